@@ -1,0 +1,256 @@
+#include "autotune/space.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <initializer_list>
+#include <set>
+
+#include "sim/graph/rewrite.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kSmallestBucket = int64_t{1} << 20;
+constexpr int64_t kLargestBucket = int64_t{256} << 20;
+// More buckets than this cost more in hand-overs than their finer grain gains.
+constexpr int64_t kMostBuckets = 1024;
+constexpr double kFlowShares[] = {0.0, 0.25, 0.5, 0.75, 1.0};
+
+std::vector<int64_t> divisors_of(int64_t number) {
+  std::vector<int64_t> divisors;
+  for (int64_t i = 1; i * i <= number; ++i) {
+    if (number % i != 0) continue;
+    divisors.push_back(i);
+    if (i != number / i) divisors.push_back(number / i);
+  }
+  std::sort(divisors.begin(), divisors.end());
+  return divisors;
+}
+
+void set_fate(ActivationPlan& plan, std::initializer_list<ModuleKind> kinds, ActivationFate fate) {
+  for (const ModuleKind kind : kinds) plan.fate[static_cast<size_t>(kind)] = fate;
+}
+
+// Appends a plan that offloads, once for every distinct number of layers that a quarter, a half,
+// three quarters and all of them come to. The last layer never leaves (sim/spec/plan.h).
+void append_shares(std::vector<ActivationChoice>& choices, const std::string& name,
+                   ActivationPlan plan, int64_t layers) {
+  std::set<int64_t> seen = {0};
+  for (const double share : {0.25, 0.5, 0.75, 1.0}) {
+    const auto asked = static_cast<int64_t>(std::ceil(share * static_cast<double>(layers)));
+    const int64_t leaving = std::min(asked, layers - 1);
+    if (!seen.insert(leaving).second) continue;
+    plan.offload_share = share;
+    choices.push_back({fmt::format("{} of {} layers", name, leaving), plan});
+  }
+}
+
+// From nothing to everything. fc2's output is the next layer's input, which recompute starts from,
+// so it is kept or offloaded.
+std::vector<ActivationChoice> activation_choices(int64_t layers, const ActivationPlan& like) {
+  using enum ModuleKind;
+  ActivationPlan keep = like;
+  keep.fate.fill(ActivationFate::kKeep);
+  keep.offload_share = 1.0;
+  ActivationPlan cheap = keep;
+  set_fate(cheap, {kNorm1, kNorm2, kActivation}, ActivationFate::kRecompute);
+  ActivationPlan selective = cheap;
+  set_fate(selective, {kCoreAttention}, ActivationFate::kRecompute);
+  ActivationPlan full = selective;
+  set_fate(full, {kQkv, kAttentionOut, kFc1}, ActivationFate::kRecompute);
+  std::vector<ActivationChoice> choices = {
+      {"keep all", keep},
+      {"recompute norms and activation", cheap},
+      {"recompute norms, activation and core attention", selective},
+      {"recompute all but layer inputs", full}};
+
+  ActivationPlan inputs = full;
+  set_fate(inputs, {kFc2}, ActivationFate::kOffload);
+  append_shares(choices, "recompute all, offload inputs", inputs, layers);
+  ActivationPlan wide = cheap;
+  set_fate(wide, {kQkv, kFc1}, ActivationFate::kOffload);
+  append_shares(choices, "recompute norms and activation, offload qkv and fc1", wide, layers);
+  ActivationPlan rest = wide;
+  set_fate(rest, {kCoreAttention, kAttentionOut, kFc2}, ActivationFate::kOffload);
+  append_shares(choices, "recompute norms and activation, offload the rest", rest, layers);
+  ActivationPlan all = keep;
+  all.fate.fill(ActivationFate::kOffload);
+  append_shares(choices, "offload all", all, layers);
+  return choices;
+}
+
+int64_t bucket_count(const std::vector<Module>& modules, Bytes bytes) {
+  OptimizerPlan optimizer;
+  optimizer.bucket_bytes = bytes;
+  optimizer.gpu_buckets = 0;
+  return static_cast<int64_t>(buckets_of(modules, optimizer).size());
+}
+
+// Powers of two that cut the model into at most kMostBuckets, each into another number of them;
+// the largest one whatever it gives.
+std::vector<Bytes> bucket_sizes(const std::vector<Module>& modules, Bytes base) {
+  std::set<int64_t> sizes = {base.count};
+  for (int64_t size = kSmallestBucket; size <= kLargestBucket; size *= 2) sizes.insert(size);
+  std::vector<Bytes> result;
+  std::set<int64_t> counts;
+  for (const int64_t size : sizes) {
+    const int64_t count = bucket_count(modules, {size});
+    const bool sensible = count <= kMostBuckets || size == kLargestBucket;
+    if (sensible && counts.insert(count).second) result.push_back({size});
+  }
+  return result;
+}
+
+// 0, 1, 2, 3, 4, 6, 8, 12, ... and all.
+std::vector<int64_t> gpu_bucket_values(int64_t count) {
+  std::vector<int64_t> values = {0};
+  for (int64_t power = 1; power < count; power *= 2) {
+    values.push_back(power);
+    if (power >= 2 && power / 2 * 3 < count) values.push_back(power / 2 * 3);
+  }
+  values.push_back(count);
+  return values;
+}
+
+bool all_on_gpu(const Space& space, const Plan& base, const Choice& choice) {
+  const BucketChoice& bucket = space.buckets[static_cast<size_t>(choice.bucket)];
+  return base.optimizer.placement == OptimizerPlacement::kGpu ||
+         bucket.gpu_buckets[static_cast<size_t>(choice.gpu_buckets)] >= bucket.count;
+}
+
+void fill_buckets(Space& space, const Model& model, const Plan& base, const Freedom& freedom) {
+  const OptimizerPlan& optimizer = base.optimizer;
+  const std::vector<Module> modules = modules_of(model);
+  std::vector<Bytes> sizes = {optimizer.bucket_bytes};
+  if (freedom.bucket_bytes) sizes = bucket_sizes(modules, optimizer.bucket_bytes);
+  for (const Bytes size : sizes) {
+    BucketChoice choice{size, bucket_count(modules, size), {0}};
+    const bool fixed = optimizer.gpu_buckets && !freedom.gpu_buckets;
+    if (fixed) choice.gpu_buckets = {*optimizer.gpu_buckets};
+    if (!fixed && optimizer.placement == OptimizerPlacement::kCpu) {
+      choice.gpu_buckets = gpu_bucket_values(choice.count);
+    }
+    space.buckets.push_back(std::move(choice));
+  }
+}
+
+void fill_sync(Space& space, const Plan& base, const Freedom& freedom) {
+  std::vector<SyncMode> modes = {base.optimizer.sync};
+  if (freedom.sync) {
+    modes = {SyncMode::kWait, SyncMode::kSpeculate};
+    if (freedom.delay || base.optimizer.sync == SyncMode::kDelay) modes.push_back(SyncMode::kDelay);
+  }
+  for (const SyncMode mode : modes) {
+    space.sync.push_back({mode, base.optimizer.undo});
+    if (mode != SyncMode::kSpeculate || !freedom.undo) continue;
+    const bool snapshot = base.optimizer.undo == UndoKind::kSnapshot;
+    space.sync.push_back({mode, snapshot ? UndoKind::kExact : UndoKind::kSnapshot});
+  }
+}
+
+}  // namespace
+
+Freedom Freedom::all() {
+  Freedom freedom;
+  freedom.micro_batch = freedom.activations = freedom.bucket_bytes = freedom.gpu_buckets = true;
+  freedom.cast = freedom.sync = freedom.undo = freedom.flow_share = true;
+  return freedom;
+}
+
+Space space_of(const Model& model, const Plan& base, const Freedom& freedom) {
+  check(base, model);
+  Space space;
+  if (base.micro_batch && !freedom.micro_batch) {
+    space.micro_batch = {*base.micro_batch};
+  } else {
+    space.micro_batch = divisors_of(div_exact(base.global_batch, base.data));
+  }
+  const ActivationPlan like = base.activations.value_or(ActivationPlan{});
+  if (base.activations && !freedom.activations) {
+    space.activations = {{"as given", like}};
+  } else {
+    space.activations = activation_choices(model.layers, like);
+  }
+  fill_buckets(space, model, base, freedom);
+  space.cast = {base.optimizer.cast};
+  if (freedom.cast && base.dtype != DType::kF32) {
+    space.cast = {CastPlacement::kGpu, CastPlacement::kCpu};
+  }
+  fill_sync(space, base, freedom);
+  if (base.weights.flow_share && !freedom.flow_share) {
+    space.flow_share = {*base.weights.flow_share};
+  } else {
+    // Shares that come to the same number of layers are one value.
+    std::set<int64_t> seen;
+    for (const double share : kFlowShares) {
+      if (seen.insert(std::llround(share * static_cast<double>(model.layers))).second) {
+        space.flow_share.push_back(share);
+      }
+    }
+  }
+  return space;
+}
+
+std::vector<Choice> choices_of(const Space& space, const Plan& base) {
+  const auto size = [](const auto& list) { return static_cast<int16_t>(list.size()); };
+  std::vector<Choice> choices;
+  Choice c;
+  const auto with_optimizer = [&] {
+    for (c.gpu_buckets = 0;
+         c.gpu_buckets < size(space.buckets[static_cast<size_t>(c.bucket)].gpu_buckets);
+         ++c.gpu_buckets) {
+      const bool nothing_moves = all_on_gpu(space, base, c);
+      const int16_t casts = nothing_moves ? int16_t{1} : size(space.cast);
+      const int16_t shares = nothing_moves ? int16_t{1} : size(space.flow_share);
+      for (c.cast = 0; c.cast < casts; ++c.cast) {
+        for (c.sync = 0; c.sync < size(space.sync); ++c.sync) {
+          for (c.flow_share = 0; c.flow_share < shares; ++c.flow_share) choices.push_back(c);
+        }
+      }
+    }
+  };
+  for (c.micro_batch = 0; c.micro_batch < size(space.micro_batch); ++c.micro_batch) {
+    for (c.activations = 0; c.activations < size(space.activations); ++c.activations) {
+      for (c.bucket = 0; c.bucket < size(space.buckets); ++c.bucket) with_optimizer();
+    }
+  }
+  return choices;
+}
+
+Plan plan_of(const Space& space, const Plan& base, const Choice& choice) {
+  const auto at = [](const auto& list, int16_t index) -> const auto& {
+    return list[static_cast<size_t>(index)];
+  };
+  Plan plan = base;
+  plan.micro_batch = at(space.micro_batch, choice.micro_batch);
+  plan.activations = at(space.activations, choice.activations).plan;
+  const BucketChoice& bucket = at(space.buckets, choice.bucket);
+  plan.optimizer.bucket_bytes = bucket.bytes;
+  plan.optimizer.gpu_buckets = at(bucket.gpu_buckets, choice.gpu_buckets);
+  plan.optimizer.cast = at(space.cast, choice.cast);
+  plan.optimizer.sync = at(space.sync, choice.sync).mode;
+  plan.optimizer.undo = at(space.sync, choice.sync).undo;
+  plan.weights.flow_share = at(space.flow_share, choice.flow_share);
+  return plan;
+}
+
+int moving_parts(const Plan& plan) {
+  int parts = 0;
+  if (plan.micro_batch && plan.accumulation() > 1) ++parts;
+  if (plan.activations) {
+    const auto& fate = plan.activations->fate;
+    const auto any = [&](ActivationFate f) {
+      return std::find(fate.begin(), fate.end(), f) != fate.end();
+    };
+    if (any(ActivationFate::kRecompute)) ++parts;
+    if (any(ActivationFate::kOffload)) ++parts;
+    if (any(ActivationFate::kOffload) && plan.activations->offload_share < 1) ++parts;
+  }
+  if (plan.weights.flow_share.value_or(0) > 0) ++parts;
+  if (plan.optimizer.gpu_buckets.value_or(0) > 0) ++parts;
+  if (plan.optimizer.sync != SyncMode::kWait) ++parts;
+  return parts;
+}
+
+}  // namespace ballast

@@ -1,0 +1,45 @@
+#include "backend/arena.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+Arena::Arena(std::string name, Bytes size) : name_(std::move(name)), size_(size) {
+  if (size.count == 0) return;
+  void* region = mmap(nullptr, static_cast<size_t>(size.count), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (region == MAP_FAILED) {
+    throw Error("arena " + name_, fmt::format("cannot reserve {:.3f} GB: {}", size.gb(), strerror(errno)),
+                "choose a plan that needs less memory");
+  }
+  base_ = static_cast<std::byte*>(region);
+  // Whole huge pages would make `resident` count memory that no tensor touched.
+  madvise(region, static_cast<size_t>(size.count), MADV_NOHUGEPAGE);
+}
+
+Arena::~Arena() {
+  if (base_ != nullptr) munmap(base_, static_cast<size_t>(size_.count));
+}
+
+Bytes Arena::resident() const {
+  if (base_ == nullptr) return {0};
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> pages(static_cast<size_t>(div_ceil(size_.count, page)));
+  if (mincore(base_, static_cast<size_t>(size_.count), pages.data()) != 0) {
+    throw Error("arena " + name_, fmt::format("cannot count resident pages: {}", strerror(errno)),
+                "report this system");
+  }
+  int64_t resident = 0;
+  for (const unsigned char flags : pages) resident += flags & 1;
+  return {resident * page};
+}
+
+}  // namespace ballast

@@ -1,0 +1,46 @@
+// Dense matrix products of the host device, one thread, in fp32 and fp64.
+//
+// The fp32 product is compiled once per instruction set (Eigen, backend/gemm/) and chosen at
+// start-up. The same arguments give the same bits on the same machine. Will not do: convert storage
+// formats, or start threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace ballast {
+
+// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + (accumulate ? C : 0), all row-major. `lda` is the
+// distance in elements between the stored rows of A: A is stored [m,k], or [k,m] if transpose_a.
+// C overlaps neither A nor B. No alignment is required.
+template <class Real>
+struct GemmArguments {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  const Real* a = nullptr;
+  int64_t lda = 0;
+  bool transpose_a = false;
+  const Real* b = nullptr;
+  int64_t ldb = 0;
+  bool transpose_b = false;
+  Real* c = nullptr;
+  int64_t ldc = 0;
+  Real alpha = 1;
+  bool accumulate = false;
+};
+
+// One compiled fp32 product.
+struct GemmTable {
+  std::string_view name;  // baseline, avx2, avx512
+  void (*gemm)(const GemmArguments<float>&);
+};
+
+// Those that this machine can run, slowest first; gemm() uses the last.
+std::span<const GemmTable> gemm_tables();
+
+void gemm(const GemmArguments<float>& arguments);
+void gemm(const GemmArguments<double>& arguments);
+
+}  // namespace ballast

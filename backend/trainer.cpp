@@ -1,0 +1,289 @@
+#include "backend/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <random>
+
+#include "backend/checkpoint.h"
+#include "backend/data.h"
+#include "backend/device_host.h"
+#include "backend/random.h"
+#include "sim/graph/build.h"
+
+namespace ballast {
+
+namespace {
+
+constexpr size_t kCheckpointsKept = 2;
+
+TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions& options) {
+  TokenOptions token_options;
+  token_options.vocab = model.vocab;
+  token_options.seed = options.seed;
+  const std::string path = options.data.empty() ? default_text_folder() : options.data;
+  TokenSource source = TokenSource::open(path, token_options);
+  if (!source.holds(Split::kTraining, plan.sequence_length)) {
+    throw Error(path, fmt::format("it has {} training tokens, fewer than a sequence of {} and its "
+                                  "last target", source.tokens(Split::kTraining),
+                                  plan.sequence_length),
+                "give more data or a shorter sequence");
+  }
+  return source;
+}
+
+HostOptions host_options(const Plan& plan, const TrainerOptions& options) {
+  HostOptions host;
+  host.optimizer_threads = options.optimizer_threads;
+  host.adam = plan.optimizer.adam;
+  host.optimizer = options.optimizer;
+  host.gradient_factor = options.gradient_factor;
+  return host;
+}
+
+// The checkpoint to go on from, if the options ask for one.
+std::optional<std::string> resumed_from(const TrainerOptions& options) {
+  if (!options.resume) return std::nullopt;
+  if (!options.checkpoint_folder) {
+    throw Error("--resume", "there is no checkpoint folder", "name it with --checkpoint DIR");
+  }
+  return newest_checkpoint(*options.checkpoint_folder);
+}
+
+void initialise_masters(const Graph& graph, const Model& model, uint64_t seed, HostDevice& device) {
+  for (size_t i = 0; i < graph.modules.size(); ++i) {
+    const Module& module = graph.modules[i];
+    if (module.count == 0) continue;
+    std::vector<float> values(static_cast<size_t>(module.count));
+    initialise(module, model, seed, values);
+    for (const Bucket& bucket : graph.buckets) {
+      for (const Bucket::Piece& piece : bucket.pieces) {
+        if (static_cast<size_t>(piece.module) != i) continue;
+        std::copy_n(values.begin() + piece.begin, piece.count,
+                    device.values<float>(bucket.master).begin() + piece.offset);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+struct Trainer::State {
+  State(const Model& m, const Plan& p, const TrainerOptions& o, const CheckpointHeader& header)
+      : model(m),
+        plan(p),
+        options(o),
+        graph(build(model, plan)),
+        data(open_data(model, plan, options)),
+        device(model, plan, graph, data, host_options(plan, options), header.control),
+        executor(graph, device),
+        next_step(static_cast<int32_t>(header.next_step)) {}
+
+  int64_t checkpoint_period() const {
+    return options.checkpoint_period_steps > 0 ? options.checkpoint_period_steps
+                                               : plan.checkpoint_period_steps;
+  }
+  void save() {
+    std::filesystem::create_directories(*options.checkpoint_folder);
+    const CheckpointHeader header{model.name, next_step, options.seed, device.control().state()};
+    save_checkpoint(graph, device, header, checkpoint_path(*options.checkpoint_folder, next_step));
+    prune_checkpoints(*options.checkpoint_folder, kCheckpointsKept);
+  }
+
+  Model model;
+  Plan plan;
+  TrainerOptions options;
+  Graph graph;
+  TokenSource data;
+  HostDevice device;
+  Executor executor;
+  int32_t next_step;
+  std::function<void()> tick;
+  std::atomic<bool> stop{false};
+};
+
+Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& options) {
+  check(options.optimizer.learning_rate);
+  const std::optional<std::string> checkpoint = resumed_from(options);
+  CheckpointHeader header;
+  TrainerOptions effective = options;
+  if (checkpoint) {
+    header = load_checkpoint_header(*checkpoint);
+    effective.seed = header.seed;
+  }
+  state_ = std::make_unique<State>(model, plan, effective, header);
+  if (checkpoint) {
+    load_checkpoint_state(state_->graph, state_->device, *checkpoint);
+    if (plan.optimizer.sync == SyncMode::kDelay) state_->device.restore_partials(state_->next_step);
+  } else {
+    initialise_masters(state_->graph, model, effective.seed, state_->device);
+    if (options.initial_weights) {
+      import_weights(state_->graph, state_->device, *options.initial_weights);
+    }
+  }
+  state_->device.spread_weights();
+}
+
+Trainer::~Trainer() = default;
+
+const Graph& Trainer::graph() const { return state_->graph; }
+
+void Trainer::request_stop() {
+  state_->stop = true;
+  state_->executor.request_stop();
+}
+
+void Trainer::set_tick(std::function<void()> tick) { state_->tick = std::move(tick); }
+
+TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRecord&)>& on_step,
+                           bool sequential) {
+  State& s = *state_;
+  if (steps > std::numeric_limits<int32_t>::max()) {
+    throw Error("--steps", fmt::format("{} is out of range", steps), "use fewer");
+  }
+  TrainResult result;
+  result.first_step = s.next_step;
+  const auto take = [&] {
+    for (const StepRecord& record : s.device.control().take_records()) {
+      result.records.push_back(record);
+      if (on_step) on_step(record);
+    }
+  };
+  int32_t saved = -1;
+  while (s.next_step < steps && !s.stop) {
+    const int64_t period = s.options.checkpoint_folder ? s.checkpoint_period() : 0;
+    const int64_t boundary = period > 0 ? (s.next_step / period + 1) * period : steps;
+    RunOptions run;
+    run.first_step = s.next_step;
+    run.last_step = static_cast<int32_t>(std::min(boundary, steps) - 1);
+    run.tick = [&] {
+      take();
+      if (s.tick) s.tick();
+    };
+    RunResult ran = sequential ? s.executor.run_sequentially(run) : s.executor.run(run);
+    s.next_step = ran.last_step + 1;
+    result.step_times.insert(result.step_times.end(), ran.step_times.begin(), ran.step_times.end());
+    result.timeline = std::move(ran.timeline);
+    result.rollbacks += ran.rollbacks;
+    take();
+    if (period > 0 && s.next_step % period == 0) {
+      s.save();
+      saved = s.next_step;
+    }
+  }
+  if (s.options.checkpoint_folder && saved != s.next_step && s.next_step > result.first_step) {
+    s.save();
+  }
+  result.next_step = s.next_step;
+  result.stopped = s.stop && s.next_step < steps;
+  for (const Place place : {Place::kHbm, Place::kDram}) {
+    const Arena& arena = s.device.arena(place);
+    result.memory.push_back({place, arena.size(), arena.resident()});
+  }
+  return result;
+}
+
+double Trainer::validation_loss(int64_t batches) {
+  State& s = *state_;
+  double sum = 0;
+  for (int64_t i = 0; i < batches; ++i) sum += s.device.evaluate(i, s.next_step);
+  return sum / static_cast<double>(batches);
+}
+
+void Trainer::export_weights(const std::string& path) const {
+  ballast::export_weights(state_->graph, state_->device, state_->model, path);
+}
+
+std::vector<float> Trainer::parameters() const {
+  std::vector<float> flat;
+  for (size_t b = state_->graph.buckets.size(); b-- > 0;) {
+    const std::span<float> master =
+        state_->device.values<float>(state_->graph.buckets[b].master);
+    flat.insert(flat.end(), master.begin(), master.end());
+  }
+  return flat;
+}
+
+namespace {
+
+Duration median_of(std::vector<Duration>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+OperationTime summarise(const Op& op, std::vector<Duration> samples) {
+  OperationTime time{op, median_of(samples), {}};
+  for (Duration& sample : samples) {
+    sample = {std::abs(sample.ps - time.median.ps)};
+  }
+  time.deviation = median_of(samples);
+  return time;
+}
+
+}  // namespace
+
+namespace {
+
+// Text whose bytes are token ids of the model, without any order.
+std::string random_text(int64_t length, int64_t vocab) {
+  std::minstd_rand random(1);
+  const auto ids = static_cast<unsigned>(std::min<int64_t>(vocab, 256));
+  std::string text(static_cast<size_t>(length), '\0');
+  for (char& character : text) character = static_cast<char>(random() % ids);
+  return text;
+}
+
+}  // namespace
+
+std::vector<OperationTime> measure_operations(const Model& model, const Plan& plan, double seconds,
+                                              const TrainerOptions& options) {
+  using Clock = std::chrono::steady_clock;
+  const Graph graph = build(model, plan);
+  TokenOptions token_options;
+  token_options.vocab = std::max<int64_t>(model.vocab, 256);
+  const TokenSource data = TokenSource::from_text(
+      random_text(64 * (plan.sequence_length + 1), model.vocab), "random tokens", token_options);
+  HostDevice device(model, plan, graph, data, host_options(plan, options), {});
+  initialise_masters(graph, model, options.seed, device);
+  device.spread_weights();
+
+  std::map<std::string, std::pair<const Op*, std::vector<Duration>>> samples;
+  const auto run = [&](const Sequence& sequence, int32_t step, bool keep) {
+    for (size_t i = 0; i < sequence.ops.size(); ++i) {
+      const Op& op = sequence.ops[i];
+      const auto begin = Clock::now();
+      if (op.kind == OpKind::kCommit) {
+        device.commit(step);
+      } else {
+        device.execute(sequence, static_cast<OpId>(i), step);
+      }
+      const std::chrono::nanoseconds spent = Clock::now() - begin;
+      if (!keep || std::holds_alternative<std::monostate>(op.work)) continue;
+      auto& [first, times] = samples[cost_key(op)];
+      if (first == nullptr) first = &op;
+      times.push_back(Duration::from_ns(spent.count()));
+    }
+  };
+  const auto start = Clock::now();
+  constexpr int32_t kWarmUp = 1;
+  constexpr int32_t kLeast = 3;
+  constexpr int32_t kMost = 50;
+  for (int32_t step = 0; step < kMost; ++step) {
+    run(graph.step, step, step >= kWarmUp);
+    const std::chrono::duration<double> spent = Clock::now() - start;
+    if (step + 1 >= kWarmUp + kLeast && spent.count() > seconds) break;
+  }
+  std::vector<OperationTime> times;
+  for (auto& [key, sample] : samples) {
+    times.push_back(summarise(*sample.first, std::move(sample.second)));
+  }
+  return times;
+}
+
+}  // namespace ballast

@@ -1,0 +1,97 @@
+#include "cli/arguments.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+std::string summary_of(const std::string& name) {
+  for (const Verb& verb : verbs()) {
+    if (verb.name == name) return std::string(verb.summary);
+  }
+  CHECK(false);
+}
+
+}  // namespace
+
+VerbParser::VerbParser(const std::string& name)
+    : name_(name), app_("ballast " + name + ": " + summary_of(name), "ballast " + name) {
+  app_.set_help_flag("--help", "Print this and stop");
+  app_.get_formatter()->column_width(36);
+  app_.get_formatter()->label("OPTIONS", "flags");
+}
+
+void VerbParser::add(OutputFlags& flags, const std::string& out_help) {
+  app_.add_flag("--json", flags.json, "Print JSON instead of text");
+  if (!out_help.empty()) app_.add_option("--out", flags.out, out_help)->type_name("FILE");
+}
+
+void VerbParser::add(PlanFlags& flags, Lists lists) {
+  const bool many = lists == Lists::kYes;
+  const std::string several = many ? "; several with commas" : "";
+  const auto limit = [&](CLI::Option* option) {
+    option->delimiter(many ? ',' : '\0')->allow_extra_args(false)->group("The plan");
+    if (!many) option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    return option;
+  };
+  limit(
+      app_.add_option("--model", flags.models, "Shipped name, config.json or its folder" + several))
+      ->type_name("NAME");
+  limit(
+      app_.add_option("--machine", flags.machines,
+                      "Shipped name, file, or 'here' (the last profile of this machine)" + several))
+      ->type_name("NAME");
+  limit(app_.add_option("--strategy", flags.strategies,
+                        "Shipped name or file [superoffload]" + several))
+      ->type_name("NAME");
+  limit(app_.add_option("--devices", flags.devices, "GPUs that train together [1]" + several))
+      ->check(CLI::PositiveNumber)
+      ->type_name("COUNT");
+  const auto size = [&](const char* name, std::optional<int64_t>& value, const char* help) {
+    app_.add_option(name, value, help)
+        ->check(CLI::PositiveNumber)
+        ->type_name("COUNT")
+        ->group("The plan");
+  };
+  size("--sequence-length", flags.sequence_length,
+       "Tokens of a sequence [2048, or what the model allows]");
+  size("--global-batch", flags.global_batch, "Sequences of a step, all devices [8 a device]");
+  size("--micro-batch", flags.micro_batch, "Sequences at once on a device [chosen]");
+  app_.add_option("--dtype", flags.dtype, "Of weights and activations: bf16, fp16, fp32 [bf16]")
+      ->type_name("NAME")
+      ->group("The plan");
+  app_.add_option("--plan", flags.plan_file, "Start from this plan; the other flags change it")
+      ->type_name("FILE")
+      ->group("The plan");
+  app_.add_option("--set", flags.set,
+                  "Change one key: plan.optimizer.cast=cpu, machine.gpu.memory_gb=80, "
+                  "model.layers=48; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE")
+      ->group("The plan");
+}
+
+void VerbParser::add(StoreFlag& flag) {
+  app_.add_option("--store", flag.path,
+                  "Where measurements are kept [$XDG_DATA_HOME/ballast/store.db]")
+      ->type_name("FILE");
+}
+
+bool VerbParser::parse(Words words) {
+  std::vector<std::string> reversed(words.rbegin(), words.rend());
+  try {
+    app_.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app_.help());
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw Error("ballast " + name_, one_line(error.what()),
+                "ballast " + name_ + " --help lists the flags");
+  }
+  return true;
+}
+
+}  // namespace ballast

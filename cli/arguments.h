@@ -1,0 +1,63 @@
+// The flags that verbs share, and the parsing of a verb's words; the only user of CLI11 besides
+// the verbs themselves.
+//
+// Will not do: read the files that flags name (cli/inputs.h).
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/verbs.h"
+
+namespace ballast {
+
+std::string program_version();
+std::string program_commit();  // of the sources; empty where unknown
+
+struct OutputFlags {
+  bool json = false;
+  std::optional<std::string> out;  // a file for the JSON
+};
+
+// What a plan is made of (PlanRequest in profiles/load.h); lists where a verb compares.
+struct PlanFlags {
+  std::vector<std::string> models;
+  std::vector<std::string> machines;
+  std::vector<std::string> strategies;
+  std::vector<int64_t> devices;
+  std::optional<int64_t> sequence_length;
+  std::optional<int64_t> global_batch;
+  std::optional<int64_t> micro_batch;
+  std::optional<std::string> dtype;
+  std::optional<std::string> plan_file;
+  std::vector<std::string> set;
+};
+
+struct StoreFlag {
+  std::optional<std::string> path;
+};
+
+// A verb's parser, with --help. `name` and `summary` are those of verbs().
+class VerbParser {
+ public:
+  explicit VerbParser(const std::string& name);
+
+  CLI::App& app() { return app_; }
+  void add(OutputFlags& flags, const std::string& out_help);
+  // Whether a flag may name several things, with commas.
+  enum class Lists { kNo, kYes };
+  void add(PlanFlags& flags, Lists lists);
+  void add(StoreFlag& flag);
+
+  // False where --help was asked for, and printed. Throws Error for words that are not flags.
+  bool parse(Words words);
+
+ private:
+  std::string name_;
+  CLI::App app_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,130 @@
+#include "cli/inputs.h"
+
+#include <algorithm>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kDefaultSequenceLength = 2048;
+constexpr int64_t kDefaultSequencesPerDevice = 8;
+constexpr const char* kDefaultStrategy = "superoffload";
+
+// At least one entry, so that the loops below run: nothing stands for "not given".
+template <class Value>
+std::vector<std::optional<Value>> or_nothing(const std::vector<Value>& values) {
+  if (values.empty()) return {std::nullopt};
+  return {values.begin(), values.end()};
+}
+
+struct Choice {
+  std::optional<std::string> model;
+  std::optional<std::string> machine;
+  std::optional<int64_t> devices;
+  std::optional<std::string> strategy;
+};
+
+Plan plan_of(const PlanFlags& flags, const Choice& choice, const Overrides& overrides) {
+  PlanRequest request;
+  request.plan_file = flags.plan_file;
+  request.model = choice.model;
+  request.machine = choice.machine;
+  request.devices = choice.devices;
+  request.strategy = choice.strategy;
+  request.sequence_length = flags.sequence_length;
+  request.global_batch = flags.global_batch;
+  request.micro_batch = flags.micro_batch;
+  request.dtype = flags.dtype;
+  request.overrides = overrides.plan;
+  if (!flags.plan_file && !request.strategy) request.strategy = kDefaultStrategy;
+  return resolve_plan(request);
+}
+
+Case case_of(const PlanFlags& flags, const Choice& choice, const Overrides& overrides,
+             const StoreFlag& store) {
+  Case result;
+  result.plan = plan_of(flags, choice, overrides);
+  if (result.plan.model.empty()) {
+    throw Error("--model", "no model is given", "name one of `ballast models`, or a config.json");
+  }
+  if (result.plan.machine.empty()) {
+    throw Error("--machine", "no machine is given", "name one of `ballast machines`, or here");
+  }
+  result.model = load_model(result.plan.model);
+  for (const Override& change : overrides.model) {
+    result.model = apply_override(result.model, change);
+  }
+  result.machine = load_machine_or_here(result.plan.machine, store);
+  for (const Override& change : overrides.machine) {
+    result.machine = apply_override(result.machine, change);
+  }
+  Plan& plan = result.plan;
+  if (plan.sequence_length == 0) {
+    plan.sequence_length = std::min(kDefaultSequenceLength, result.model.max_positions);
+  }
+  if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
+  check(result.machine);
+  check(plan, result.model);
+  return result;
+}
+
+}  // namespace
+
+std::string store_path(const StoreFlag& flag) {
+  return flag.path ? *flag.path : default_store_path();
+}
+
+Origin program_origin() { return {program_version(), program_commit()}; }
+
+Store open_store(const StoreFlag& flag) { return {store_path(flag), program_origin()}; }
+
+std::optional<Machine> profile_of_here(const StoreFlag& flag) {
+  const auto store = Store::open_if_present(store_path(flag));
+  if (!store) return std::nullopt;
+  return store->newest_machine(kHere);
+}
+
+Machine load_machine_or_here(const std::string& name, const StoreFlag& flag) {
+  if (name != kHere) return load_machine(name);
+  const std::string path = store_path(flag);
+  std::optional<Machine> machine = profile_of_here(flag);
+  if (!machine) {
+    throw Error("machine 'here'", "the store " + path + " holds no profile of this machine",
+                "run ballast profile first, or give the --store that it wrote to");
+  }
+  return *std::move(machine);
+}
+
+Host host_of(const Machine& machine) {
+  // The kernels of the host device are this program's own, so its version is the driver's.
+  return {machine.name, machine.gpu.name, "ballast " + program_version()};
+}
+
+Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
+  const auto store = Store::open_if_present(store_path(flag));
+  return store ? store->measurements(host_of(machine)) : Measurements{};
+}
+
+std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
+  const Overrides overrides = parse_overrides(flags.set);
+  std::vector<Case> cases;
+  for (const auto& model : or_nothing(flags.models)) {
+    for (const auto& machine : or_nothing(flags.machines)) {
+      for (const auto& devices : or_nothing(flags.devices)) {
+        for (const auto& strategy : or_nothing(flags.strategies)) {
+          cases.push_back(case_of(flags, {model, machine, devices, strategy}, overrides, store));
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+Case load_case(const PlanFlags& flags, const StoreFlag& store) {
+  std::vector<Case> cases = load_cases(flags, store);
+  CHECK(cases.size() == 1);
+  return std::move(cases.front());
+}
+
+}  // namespace ballast

@@ -1,0 +1,37 @@
+// What one AdamW step derives from its constants, once for all parameters.
+//
+// Everything here has internal linkage: each instruction set compiles its own copy with its own
+// flags, and a copy that the linker shared could put AVX code into a machine without AVX.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace ballast::kernels {
+namespace {
+
+struct StepConstants {
+  float beta1, one_minus_beta1, inverse_beta1;
+  float beta2, one_minus_beta2, inverse_beta2;
+  float bias_correction1, bias_correction2;
+  float epsilon, learning_rate, weight_decay, gradient_scale;
+  float undo_rate;  // learning_rate / (1 - learning_rate * weight_decay)
+};
+
+[[maybe_unused]] StepConstants step_constants(const AdamConstants& c) {
+  return {.beta1 = c.beta1,
+          .one_minus_beta1 = 1.0f - c.beta1,
+          .inverse_beta1 = 1.0f / c.beta1,
+          .beta2 = c.beta2,
+          .one_minus_beta2 = 1.0f - c.beta2,
+          .inverse_beta2 = 1.0f / c.beta2,
+          .bias_correction1 = c.bias_correction1,
+          .bias_correction2 = c.bias_correction2,
+          .epsilon = c.epsilon,
+          .learning_rate = c.learning_rate,
+          .weight_decay = c.weight_decay,
+          .gradient_scale = c.gradient_scale,
+          .undo_rate = c.learning_rate / (1.0f - c.learning_rate * c.weight_decay)};
+}
+
+}  // namespace
+}  // namespace ballast::kernels

@@ -1,0 +1,179 @@
+#include "kernels/threads.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <sched.h>
+#include <utility>
+
+#ifdef BALLAST_HWLOC
+#include <hwloc.h>
+#endif
+
+namespace ballast::kernels {
+namespace {
+
+// A multiple of the undo's tile and of every vector, and of a page in each of the streams.
+constexpr int64_t kTile = 4 * kUndoTile;
+
+#ifdef BALLAST_HWLOC
+
+// hwloc spreads over sockets and caches first, which is where the memory channels are.
+void pin(int worker, int workers) {
+  hwloc_topology_t topology = nullptr;
+  if (hwloc_topology_init(&topology) != 0) return;
+  const std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)> owner(
+      topology, hwloc_topology_destroy);
+  if (hwloc_topology_load(topology) != 0) return;
+  std::vector<hwloc_cpuset_t> sets(static_cast<size_t>(workers), nullptr);
+  hwloc_obj_t root = hwloc_get_root_obj(topology);
+  if (hwloc_distrib(topology, &root, 1, sets.data(), static_cast<unsigned>(workers), 1 << 20, 0) !=
+      0) {
+    return;
+  }
+  // A thread that cannot be pinned works all the same, only less evenly.
+  (void)hwloc_set_cpubind(topology, sets[static_cast<size_t>(worker)], HWLOC_CPUBIND_THREAD);
+  for (hwloc_cpuset_t set : sets) hwloc_bitmap_free(set);
+}
+
+#else
+
+void pin(int worker, int /*workers*/) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  const int count = CPU_COUNT(&allowed);
+  if (count == 0) return;
+  int skip = worker % count;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed) || skip-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    // A thread that cannot be pinned works all the same, only less evenly.
+    (void)sched_setaffinity(0, sizeof(one), &one);
+    return;
+  }
+}
+
+#endif
+
+}  // namespace
+
+Workers::Workers(int count, Pinning pinning) : failures_(static_cast<size_t>(count)) {
+  threads_.reserve(static_cast<size_t>(count));
+  for (int worker = 0; worker < count; ++worker) {
+    threads_.emplace_back([this, worker, count, pinning] {
+      if (pinning == Pinning::kCores) pin(worker, count);
+      serve(worker, count);
+    });
+  }
+}
+
+Workers::~Workers() {
+  stop_ = true;
+  ++generation_;
+  generation_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Workers::serve(int worker, int workers) {
+  uint32_t seen = 0;
+  while (true) {
+    generation_.wait(seen);
+    ++seen;  // jobs come one at a time, so none can be missed
+    if (stop_) return;
+    const int64_t tiles = (job_.count + job_.tile - 1) / job_.tile;
+    const int64_t begin = tiles * worker / workers * job_.tile;
+    const int64_t end = std::min(tiles * (worker + 1) / workers * job_.tile, job_.count);
+    try {
+      if (begin < end) (*job_.body)(begin, end);
+    } catch (...) {
+      failures_[static_cast<size_t>(worker)] = std::current_exception();
+    }
+    if (unfinished_.fetch_sub(1) == 1) unfinished_.notify_one();
+  }
+}
+
+void Workers::for_tiles(int64_t count, int64_t tile,
+                        const std::function<void(int64_t, int64_t)>& body) {
+  if (count <= 0) return;
+  job_ = {.count = count, .tile = tile, .body = &body};
+  unfinished_ = this->count();
+  ++generation_;
+  generation_.notify_all();
+  for (int left = unfinished_; left > 0; left = unfinished_) unfinished_.wait(left);
+  for (std::exception_ptr& failure : failures_) {
+    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+  }
+}
+
+void adam_step(Workers& workers, const Table& table, const AdamArrays& arrays,
+               const AdamConstants& constants) {
+  workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
+    table.adam_step(slice(arrays, begin, end - begin), constants);
+  });
+}
+
+void adam_step_with_undo(Workers& workers, const Table& table, const AdamArrays& arrays,
+                         const AdamConstants& constants, UndoRecord& record) {
+  workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at += kUndoTile) {
+      record.step_tile(table, arrays, constants, at / kUndoTile);
+    }
+  });
+}
+
+void adam_undo(Workers& workers, const Table& table, const AdamArrays& arrays,
+               const AdamConstants& constants, const UndoRecord& record) {
+  workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at += kUndoTile) {
+      record.undo_tile(table, arrays, constants, at / kUndoTile);
+    }
+  });
+}
+
+void cast(Workers& workers, const Table& table, const void* src, Format src_format, void* dst,
+          Format dst_format, int64_t count) {
+  workers.for_tiles(count, kTile, [&](int64_t begin, int64_t end) {
+    table.cast(static_cast<const char*>(src) + begin * bytes_of(src_format), src_format,
+               static_cast<char*>(dst) + begin * bytes_of(dst_format), dst_format, end - begin);
+  });
+}
+
+void copy_streaming(Workers& workers, const Table& table, const void* src, void* dst,
+                    int64_t bytes) {
+  workers.for_tiles(bytes, 4 * kTile, [&](int64_t begin, int64_t end) {
+    table.copy_streaming(static_cast<const char*>(src) + begin, static_cast<char*>(dst) + begin,
+                         end - begin);
+  });
+}
+
+double sum_of_squares(Workers& workers, const Table& table, const void* values, Format format,
+                      int64_t count) {
+  std::vector<double> sums(static_cast<size_t>((count + kNormBlock - 1) / kNormBlock));
+  workers.for_tiles(count, kNormBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at += kNormBlock) {
+      sums[static_cast<size_t>(at / kNormBlock)] =
+          table.sum_of_squares(static_cast<const char*>(values) + at * bytes_of(format), format,
+                               std::min(kNormBlock, end - at));
+    }
+  });
+  return sum_pairwise(sums);
+}
+
+double sum_pairwise(std::span<const double> values) {
+  if (values.empty()) return 0.0;
+  if (values.size() == 1) return values[0];
+  const size_t half = (values.size() + 1) / 2;
+  return sum_pairwise(values.first(half)) + sum_pairwise(values.subspan(half));
+}
+
+void first_touch(Workers& workers, void* values, int64_t value_bytes, int64_t count) {
+  workers.for_tiles(count, kTile, [&](int64_t begin, int64_t end) {
+    std::memset(static_cast<char*>(values) + begin * value_bytes, 0,
+                static_cast<size_t>((end - begin) * value_bytes));
+  });
+}
+
+}  // namespace ballast::kernels

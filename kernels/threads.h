@@ -1,0 +1,72 @@
+// Runs the kernels over whole buckets with a fixed set of pinned threads.
+//
+// Cuts at fixed tile boundaries, so no result depends on the number of threads. Worker k always
+// gets the same part of a bucket of the same length: memory that it touched first stays near it.
+// One call runs at a time; the caller waits and does no work itself.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kernels/undo.h"
+
+namespace ballast::kernels {
+
+// kCores spreads the threads over the cores that this process may use, one each as far as they go.
+enum class Pinning : uint8_t { kNone, kCores };
+
+class Workers {
+ public:
+  Workers(int count, Pinning pinning);  // count >= 1
+  ~Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  int count() const { return static_cast<int>(threads_.size()); }
+
+  // Cuts [0, count) at multiples of tile and calls body(begin, end) on every worker that gets a
+  // part, once. Returns when all are done; rethrows the first exception.
+  void for_tiles(int64_t count, int64_t tile,
+                 const std::function<void(int64_t begin, int64_t end)>& body);
+
+ private:
+  void serve(int worker, int workers);
+
+  struct Job {
+    int64_t count = 0;
+    int64_t tile = 1;
+    const std::function<void(int64_t, int64_t)>* body = nullptr;
+  };
+  Job job_;
+  std::atomic<uint32_t> generation_ = 0;  // one more for every job; wakes the workers
+  std::atomic<int> unfinished_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::vector<std::exception_ptr> failures_;  // one a worker
+  std::vector<std::thread> threads_;
+};
+
+// The functions of the table over whole buckets.
+void adam_step(Workers&, const Table&, const AdamArrays&, const AdamConstants&);
+void adam_step_with_undo(Workers&, const Table&, const AdamArrays&, const AdamConstants&,
+                         UndoRecord&);
+void adam_undo(Workers&, const Table&, const AdamArrays&, const AdamConstants&, const UndoRecord&);
+void cast(Workers&, const Table&, const void* src, Format src_format, void* dst, Format dst_format,
+          int64_t count);
+void copy_streaming(Workers&, const Table&, const void* src, void* dst, int64_t bytes);
+
+// Sum of squares of any number of values: blocks of kNormBlock, then their sums pairwise.
+double sum_of_squares(Workers&, const Table&, const void* values, Format format, int64_t count);
+
+// (first half) + (second half), recursively, the first half being the larger one.
+double sum_pairwise(std::span<const double> values);
+
+// Writes zeros from the threads that will use these bytes of a bucket: values of value_bytes each.
+void first_touch(Workers&, void* values, int64_t value_bytes, int64_t count);
+
+}  // namespace ballast::kernels

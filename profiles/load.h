@@ -1,0 +1,120 @@
+// Models, machines, plans and strategies from JSON, and back; the list of the shipped ones.
+//
+// Formats: a model is a Hugging Face config.json; machine, plan and strategy are ours, with the
+// unit in every key, and strict: an unknown or a missing key is an Error that names the file, the
+// key and the nearest known one. A name means a shipped file; anything with a '/' or ending in
+// ".json", and any existing folder, is a path.
+// Will not do: measure anything, look into the store (profiles/store.h), or check a plan against
+// its model (check() in sim/spec/plan.h, once the plan is complete).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/spec/machine.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+// --- Models ---------------------------------------------------------------------------------
+
+// name_or_path: a shipped name, a config.json, or the folder of one. Unknown keys are fine here,
+// for they are Hugging Face's; a missing, ill-typed or impossible one that we need is an Error.
+// Keys that Hugging Face's configuration classes let a file omit take the default of that class.
+Model load_model(const std::string& name_or_path);
+// source: names the text in messages. name: of the model.
+Model parse_model(std::string_view text, const std::string& source, const std::string& name);
+// Our record of it, one key a field (for --json; not a config.json).
+std::string model_json(const Model& model);
+
+// --- Machines -------------------------------------------------------------------------------
+
+Machine load_machine(const std::string& name_or_path);
+Machine parse_machine(std::string_view text, const std::string& source);
+std::string machine_json(const Machine& machine);
+void save_machine(const Machine& machine, const std::string& path);
+
+// --- Plans ----------------------------------------------------------------------------------
+
+// A plan file holds every knob; "auto" stands for one that autotune chooses.
+Plan load_plan(const std::string& path);
+Plan parse_plan(std::string_view text, const std::string& source);
+std::string plan_json(const Plan& plan);
+void save_plan(const Plan& plan, const std::string& path);
+
+// A strategy is a partial plan with a description and a source.
+struct Strategy {
+  std::string name;
+  std::string description;
+  std::string source;
+  std::string plan;  // JSON text of the knobs that it sets
+};
+Strategy load_strategy(const std::string& name_or_path);
+Strategy parse_strategy(std::string_view text, const std::string& file, const std::string& name);
+std::string strategy_json(const Strategy& strategy);
+
+// --- Overrides ------------------------------------------------------------------------------
+
+// "optimizer.cast" = "cpu": a dotted path inside one record, and its new value: JSON where it
+// parses as JSON, else a text.
+struct Override {
+  std::string key;
+  std::string value;
+};
+
+// Every `--set key=value`, sorted by the record that its first word names; keys without that word.
+struct Overrides {
+  std::vector<Override> machine;
+  std::vector<Override> model;
+  std::vector<Override> plan;
+};
+// Throws Error for one without '=' or without machine., model. or plan. in front.
+Overrides parse_overrides(const std::vector<std::string>& arguments);
+
+// Each throws Error for a key that the record does not have, or an impossible value. The flag
+// that the user wrote is named in the message.
+//
+// A number given for a sourced quantity replaces its value, and its source becomes the override. A
+// number given for a curve becomes the rate of its largest size, and the others scale with it.
+Machine apply_override(const Machine& machine, const Override& change);
+// hidden and heads keep head_size = hidden / heads, and kv_heads = heads, where that held before.
+Model apply_override(const Model& model, const Override& change);
+// "activations" = "recompute" (keep, offload) sets every module, and one module under "auto" makes
+// the others "keep"; "weights" = "stationary", "flow" or "auto" sets weights.flow_share.
+Plan apply_override(const Plan& plan, const Override& change);
+
+// What a command line says about a plan. Later wins: defaults (or `plan_file`), strategy, the
+// flags, the overrides.
+struct PlanRequest {
+  std::optional<std::string> plan_file;  // every knob starts from it instead of the defaults
+  std::optional<std::string> strategy;   // a name or a path
+  std::optional<std::string> model;
+  std::optional<std::string> machine;
+  std::optional<int64_t> devices;  // also sets `data`, unless an override does
+  std::optional<int64_t> sequence_length;
+  std::optional<int64_t> global_batch;
+  std::optional<int64_t> micro_batch;
+  std::optional<std::string> dtype;
+  std::vector<Override> overrides;  // Overrides::plan
+};
+Plan resolve_plan(const PlanRequest& request);
+
+// --- What is shipped ------------------------------------------------------------------------
+
+// The folder of shipped data: $BALLAST_DATA, or else that of the sources built from.
+std::string data_folder();
+
+struct Shipped {
+  std::string name;
+  std::string description;
+};
+// Sorted by name.
+std::vector<Shipped> shipped_machines();
+std::vector<Shipped> shipped_models();
+std::vector<Shipped> shipped_strategies();
+
+}  // namespace ballast

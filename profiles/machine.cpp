@@ -1,0 +1,292 @@
+// Our machine JSON, schema "ballast.machine/1". Each number is an object of value, source and
+// measured; a curve is two lists of equal length with the same two. Units are in the keys.
+#include <cmath>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "profiles/convert.h"
+#include "profiles/json_reader.h"
+#include "profiles/load.h"
+#include "profiles/shipped.h"
+#include "sim/base/atomic_file.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr const char* kSchema = "ballast.machine/1";
+// Upper ends keep every product in 64 bits; they are far beyond any machine.
+constexpr NumberRange kGigabytes{0, 1e8};
+constexpr NumberRange kRate{0, 1e8, true};  // GB/s and TFLOP/s
+constexpr NumberRange kShare{0, 1, true};
+constexpr NumberRange kMicroseconds{0, 1e9};
+constexpr NumberRange kAboveZero{0, 1e18, true};
+constexpr WholeRange kCount{1, 10'000'000};
+
+// The conversions between a key's unit and ours, once for reading and once for writing.
+Bytes from_gb(double gb) { return {std::llround(gb * 1e9)}; }
+double to_gb(Bytes bytes) { return static_cast<double>(bytes.count) / 1e9; }
+double to_gb_per_s(Bandwidth rate) { return rate.bytes_per_s / 1e9; }
+double to_tflops(FlopRate rate) { return rate.flops_per_s / 1e12; }
+double to_us(Duration time) { return static_cast<double>(time.ps) / 1e6; }
+double same(double value) { return value; }
+
+template <class Quantity>
+struct Unit {
+  NumberRange range;
+  Quantity (*read)(double);
+  double (*write)(Quantity);
+};
+constexpr Unit<Bytes> kGb{kGigabytes, from_gb, to_gb};
+constexpr Unit<Bandwidth> kGbPerS{kRate, Bandwidth::from_gb_per_s, to_gb_per_s};
+constexpr Unit<FlopRate> kTflops{kRate, FlopRate::from_tflops, to_tflops};
+constexpr Unit<Duration> kUs{kMicroseconds, Duration::from_us, to_us};
+constexpr Unit<double> kPart{kShare, same, same};
+
+// What the two lists of a curve are called, and the units of the second.
+struct CurveKeys {
+  const char* sizes;
+  const char* rates;
+  double rate_unit;
+};
+constexpr CurveKeys kCopyKeys{"bytes", "gb_per_s", 1e9};
+constexpr CurveKeys kAdamKeys{"parameters", "parameters_per_s", 1};
+constexpr CurveKeys kElementKeys{"elements", "elements_per_s", 1};
+
+std::string read_source(JsonReader& reader) {
+  const std::string source = reader.text("source");
+  if (source.empty()) reader.fail("source", "is empty", "say where the number comes from");
+  return source;
+}
+
+template <class Quantity>
+Sourced<Quantity> read_sourced(JsonReader& owner, const std::string& key,
+                               const Unit<Quantity>& unit) {
+  JsonReader reader = owner.object(key);
+  Sourced<Quantity> result;
+  result.value = unit.read(reader.number("value", unit.range));
+  result.source = read_source(reader);
+  result.measured = reader.boolean("measured");
+  reader.finish();
+  return result;
+}
+
+template <class Quantity>
+OrderedJson write_sourced(const Sourced<Quantity>& value, const Unit<Quantity>& unit) {
+  return {{"value", rounded(unit.write(value.value))},
+          {"source", value.source},
+          {"measured", value.measured}};
+}
+
+Curve read_curve(JsonReader& owner, const std::string& key, const CurveKeys& keys) {
+  JsonReader reader = owner.object(key);
+  const std::vector<double> sizes = reader.numbers(keys.sizes, kAboveZero);
+  const std::vector<double> rates = reader.numbers(keys.rates, kAboveZero);
+  if (sizes.size() != rates.size()) {
+    reader.fail(keys.rates, fmt::format("has {} numbers for {} sizes", rates.size(), sizes.size()),
+                "give one rate for each size");
+  }
+  Curve curve;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (i > 0 && sizes[i] <= sizes[i - 1]) {
+      reader.fail(keys.sizes, fmt::format("has {:g} after {:g}", sizes[i], sizes[i - 1]),
+                  "sort them, each once");
+    }
+    curve.points.push_back({sizes[i], rates[i] * keys.rate_unit});
+  }
+  curve.source = read_source(reader);
+  curve.measured = reader.boolean("measured");
+  reader.finish();
+  return curve;
+}
+
+OrderedJson write_curve(const Curve& curve, const CurveKeys& keys) {
+  std::vector<double> sizes;
+  std::vector<double> rates;
+  for (const Curve::Point& point : curve.points) {
+    sizes.push_back(rounded(point.size));
+    rates.push_back(rounded(point.rate / keys.rate_unit));
+  }
+  return {{keys.sizes, sizes},
+          {keys.rates, rates},
+          {"source", curve.source},
+          {"measured", curve.measured}};
+}
+
+// An empty curve is null: nobody has measured it, and cost computes a bound instead.
+Curve read_optional_curve(JsonReader& owner, const std::string& key, const CurveKeys& keys) {
+  if (owner.raw(key).is_null()) return {};
+  return read_curve(owner, key, keys);
+}
+
+OrderedJson write_optional_curve(const Curve& curve, const CurveKeys& keys) {
+  return curve.empty() ? OrderedJson(nullptr) : write_curve(curve, keys);
+}
+
+Gpu read_gpu(JsonReader reader) {
+  Gpu gpu;
+  gpu.name = reader.text("name");
+  gpu.memory = read_sourced(reader, "memory_gb", kGb);
+  gpu.reserved = read_sourced(reader, "reserved_gb", kGb);
+  gpu.memory_bandwidth = read_sourced(reader, "memory_bandwidth_gb_per_s", kGbPerS);
+  JsonReader matmul = reader.object("matmul_tflops");
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBf16, DType::kF16, DType::kI32}) {
+    const std::string key(to_string(dtype));
+    if (matmul.has(key)) gpu.matmul[dtype] = read_sourced(matmul, key, kTflops);
+  }
+  matmul.finish();
+  gpu.vector = read_sourced(reader, "vector_tflops", kTflops);
+  gpu.attention_efficiency = read_sourced(reader, "attention_efficiency", kPart);
+  gpu.launch = read_sourced(reader, "launch_us", kUs);
+  gpu.multiprocessors = reader.whole("multiprocessors", kCount);
+  gpu.is_host_thread = reader.boolean("is_host_thread");
+  reader.finish();
+  return gpu;
+}
+
+OrderedJson write_gpu(const Gpu& gpu) {
+  OrderedJson matmul = OrderedJson::object();
+  for (const auto& [dtype, rate] : gpu.matmul) {
+    matmul[std::string(to_string(dtype))] = write_sourced(rate, kTflops);
+  }
+  return {{"name", gpu.name},
+          {"memory_gb", write_sourced(gpu.memory, kGb)},
+          {"reserved_gb", write_sourced(gpu.reserved, kGb)},
+          {"memory_bandwidth_gb_per_s", write_sourced(gpu.memory_bandwidth, kGbPerS)},
+          {"matmul_tflops", matmul},
+          {"vector_tflops", write_sourced(gpu.vector, kTflops)},
+          {"attention_efficiency", write_sourced(gpu.attention_efficiency, kPart)},
+          {"launch_us", write_sourced(gpu.launch, kUs)},
+          {"multiprocessors", gpu.multiprocessors},
+          {"is_host_thread", gpu.is_host_thread}};
+}
+
+Cpu read_cpu(JsonReader reader) {
+  Cpu cpu;
+  cpu.name = reader.text("name");
+  cpu.cores = reader.whole("cores", kCount);
+  cpu.optimizer_threads = reader.whole("optimizer_threads", kCount);
+  cpu.memory = read_sourced(reader, "memory_gb", kGb);
+  cpu.reserved = read_sourced(reader, "reserved_gb", kGb);
+  cpu.memory_bandwidth = read_sourced(reader, "memory_bandwidth_gb_per_s", kGbPerS);
+  JsonReader adam = reader.object("adam");
+  for (const std::string& name : adam.keys()) cpu.adam[name] = read_curve(adam, name, kAdamKeys);
+  cpu.cast = read_optional_curve(reader, "cast", kElementKeys);
+  cpu.sum_of_squares = read_optional_curve(reader, "sum_of_squares", kElementKeys);
+  reader.finish();
+  return cpu;
+}
+
+OrderedJson write_cpu(const Cpu& cpu) {
+  OrderedJson adam = OrderedJson::object();
+  for (const auto& [name, curve] : cpu.adam) adam[name] = write_curve(curve, kAdamKeys);
+  return {{"name", cpu.name},
+          {"cores", cpu.cores},
+          {"optimizer_threads", cpu.optimizer_threads},
+          {"memory_gb", write_sourced(cpu.memory, kGb)},
+          {"reserved_gb", write_sourced(cpu.reserved, kGb)},
+          {"memory_bandwidth_gb_per_s", write_sourced(cpu.memory_bandwidth, kGbPerS)},
+          {"adam", adam},
+          {"cast", write_optional_curve(cpu.cast, kElementKeys)},
+          {"sum_of_squares", write_optional_curve(cpu.sum_of_squares, kElementKeys)}};
+}
+
+Link read_link(JsonReader reader) {
+  Link link;
+  const std::vector<std::string> kinds = {"c2c", "pcie", "memory"};
+  link.kind = kinds[reader.choice("kind", kinds)];
+  link.host_to_device = read_curve(reader, "host_to_device", kCopyKeys);
+  link.device_to_host = read_curve(reader, "device_to_host", kCopyKeys);
+  link.both_total = read_sourced(reader, "both_total_gb_per_s", kGbPerS);
+  link.pageable_share = read_sourced(reader, "pageable_share", kPart);
+  link.latency = read_sourced(reader, "latency_us", kUs);
+  reader.finish();
+  return link;
+}
+
+OrderedJson write_link(const Link& link) {
+  return {{"kind", link.kind},
+          {"host_to_device", write_curve(link.host_to_device, kCopyKeys)},
+          {"device_to_host", write_curve(link.device_to_host, kCopyKeys)},
+          {"both_total_gb_per_s", write_sourced(link.both_total, kGbPerS)},
+          {"pageable_share", write_sourced(link.pageable_share, kPart)},
+          {"latency_us", write_sourced(link.latency, kUs)}};
+}
+
+// null: the machine has none.
+std::optional<Interconnect> read_interconnect(JsonReader& owner, const std::string& key) {
+  if (owner.raw(key).is_null()) return std::nullopt;
+  JsonReader reader = owner.object(key);
+  Interconnect result;
+  result.bandwidth = read_sourced(reader, "bandwidth_gb_per_s", kGbPerS);
+  result.latency = read_sourced(reader, "latency_us", kUs);
+  reader.finish();
+  return result;
+}
+
+OrderedJson write_interconnect(const std::optional<Interconnect>& value) {
+  if (!value) return nullptr;
+  return {{"bandwidth_gb_per_s", write_sourced(value->bandwidth, kGbPerS)},
+          {"latency_us", write_sourced(value->latency, kUs)}};
+}
+
+}  // namespace
+
+double rounded(double value) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  return std::stod(fmt::format("{:.14g}", value));
+}
+
+Machine machine_from_json(const Json& document, const std::string& source) {
+  JsonReader reader(document, source, "");
+  reader.choice("schema", {kSchema});
+  Machine machine;
+  machine.name = reader.text("name");
+  machine.description = reader.text("description");
+  machine.devices_per_node = reader.whole("devices_per_node", kCount);
+  machine.devices = reader.whole("devices", kCount);
+  machine.gpu = read_gpu(reader.object("gpu"));
+  machine.cpu = read_cpu(reader.object("cpu"));
+  machine.link = read_link(reader.object("link"));
+  machine.node = read_interconnect(reader, "node");
+  machine.network = read_interconnect(reader, "network");
+  machine.handover = read_sourced(reader, "handover_us", kUs);
+  reader.finish();
+  try {
+    check(machine);
+  } catch (const Error& error) {
+    throw Error(source, error.what(), "the machine cannot be used");
+  }
+  return machine;
+}
+
+OrderedJson to_json(const Machine& machine) {
+  return {{"schema", kSchema},
+          {"name", machine.name},
+          {"description", machine.description},
+          {"devices_per_node", machine.devices_per_node},
+          {"devices", machine.devices},
+          {"gpu", write_gpu(machine.gpu)},
+          {"cpu", write_cpu(machine.cpu)},
+          {"link", write_link(machine.link)},
+          {"node", write_interconnect(machine.node)},
+          {"network", write_interconnect(machine.network)},
+          {"handover_us", write_sourced(machine.handover, kUs)}};
+}
+
+Machine parse_machine(std::string_view text, const std::string& source) {
+  return machine_from_json(parse_json(text, source), source);
+}
+
+Machine load_machine(const std::string& name_or_path) {
+  const Found found = find_file(name_or_path, "machines");
+  return parse_machine(read_text_file(found.path), found.path);
+}
+
+std::string machine_json(const Machine& machine) { return to_text(to_json(machine)); }
+
+void save_machine(const Machine& machine, const std::string& path) {
+  atomic_write(path, machine_json(machine) + "\n");
+}
+
+}  // namespace ballast

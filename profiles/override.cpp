@@ -1,0 +1,150 @@
+// `--set key=value`: a change by dotted path, made in the JSON of a record and read back, so that
+// an override passes the same checks as a file.
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "profiles/convert.h"
+#include "profiles/json_reader.h"
+#include "profiles/load.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+std::vector<std::string> split(const std::string& path) {
+  std::vector<std::string> words;
+  size_t begin = 0;
+  while (true) {
+    const size_t dot = path.find('.', begin);
+    words.push_back(path.substr(begin, dot - begin));
+    if (dot == std::string::npos) return words;
+    begin = dot + 1;
+  }
+}
+
+Json value_of(const std::string& text) {
+  const Json parsed = Json::parse(text, nullptr, false);
+  // Anything that is not JSON is a text; so is a number too large for JSON's reader.
+  return parsed.is_discarded() ? Json(text) : parsed;
+}
+
+std::string flag(const std::string& record, const Override& change) {
+  return fmt::format("--set {}.{}", record, change.key);
+}
+
+// The value at a path that exists. Throws Error with the nearest key at the first word unknown.
+Json& find(Json& document, const std::string& path, const std::string& source) {
+  Json* at = &document;
+  std::string walked;
+  for (const std::string& word : split(path)) {
+    if (!at->is_object()) {
+      throw Error(source, fmt::format("{} holds no keys here", in_quotes(walked)),
+                  "set it as a whole, or name another key");
+    }
+    const auto found = at->find(word);
+    if (found == at->end()) {
+      std::vector<std::string> known;
+      for (const auto& item : at->items()) known.push_back(item.key());
+      throw Error(source, fmt::format("key {} is unknown", in_quotes(word)),
+                  suggestion(word, known));
+    }
+    at = &*found;
+    walked += (walked.empty() ? "" : ".") + word;
+  }
+  return *at;
+}
+
+// The list of a curve's rates, or null.
+Json* rates_of(Json& value) {
+  for (const char* key : {"gb_per_s", "parameters_per_s", "elements_per_s"}) {
+    if (value.is_object() && value.contains(key)) return &value[key];
+  }
+  return nullptr;
+}
+
+void set_machine_value(Json& target, const Json& value, const std::string& source) {
+  Json* rates = rates_of(target);
+  const bool is_sourced = target.is_object() && target.contains("value");
+  if (!value.is_number() || (!is_sourced && rates == nullptr)) {
+    target = value;
+    return;
+  }
+  if (is_sourced) {
+    target["value"] = value;
+  } else {
+    const double scale = value.get<double>() / rates->back().get<double>();
+    for (Json& rate : *rates) rate = rounded(rate.get<double>() * scale);
+  }
+  target["source"] = source;
+  target["measured"] = false;
+}
+
+}  // namespace
+
+Overrides parse_overrides(const std::vector<std::string>& arguments) {
+  Overrides result;
+  for (const std::string& argument : arguments) {
+    const std::string where = "--set " + in_quotes(argument);
+    const size_t equals = argument.find('=');
+    const size_t dot = argument.find('.');
+    if (equals == std::string::npos) {
+      throw Error(where, "has no '='", "write --set plan.optimizer.cast=cpu");
+    }
+    if (dot == std::string::npos || dot > equals) {
+      throw Error(where, "does not say whose key it is", "begin it with machine., model. or plan.");
+    }
+    const std::string record = argument.substr(0, dot);
+    Override change{argument.substr(dot + 1, equals - dot - 1), argument.substr(equals + 1)};
+    if (record == "machine") {
+      result.machine.push_back(std::move(change));
+    } else if (record == "model") {
+      result.model.push_back(std::move(change));
+    } else if (record == "plan") {
+      result.plan.push_back(std::move(change));
+    } else {
+      throw Error(where, in_quotes(record) + " has no keys to set",
+                  suggestion(record, {"machine", "model", "plan"}));
+    }
+  }
+  return result;
+}
+
+Machine apply_override(const Machine& machine, const Override& change) {
+  const std::string source = flag("machine", change);
+  Json document = to_json(machine);
+  set_machine_value(find(document, change.key, source), value_of(change.value), source);
+  return machine_from_json(document, source);
+}
+
+Model apply_override(const Model& model, const Override& change) {
+  const std::string source = flag("model", change);
+  Json document = to_json(model);
+  find(document, change.key, source) = value_of(change.value);
+  const bool resized = change.key == "hidden" || change.key == "heads";
+  if (resized && model.heads * model.head_size == model.hidden) {
+    JsonReader reader(document, source, "model");
+    const int64_t hidden = reader.whole("hidden", {1, INT64_MAX});
+    const int64_t heads = reader.whole("heads", {1, INT64_MAX});
+    if (hidden % heads != 0) {
+      reader.fail(change.key, fmt::format("{} heads do not divide a width of {}", heads, hidden),
+                  "choose one that does");
+    }
+    document["head_size"] = hidden / heads;
+    if (model.kv_heads == model.heads) document["kv_heads"] = heads;
+  }
+  return model_from_json(document, source);
+}
+
+Plan apply_override(const Plan& plan, const Override& change) {
+  const std::string source = flag("plan", change);
+  Json changes = value_of(change.value);
+  const std::vector<std::string> words = split(change.key);
+  for (auto word = words.rbegin(); word != words.rend(); ++word) {
+    changes = Json{{*word, std::move(changes)}};
+  }
+  Json document = to_json(plan);
+  merge_plan(document, changes, source);
+  return plan_from_json(document, source);
+}
+
+}  // namespace ballast

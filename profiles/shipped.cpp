@@ -1,0 +1,75 @@
+#include "profiles/shipped.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "profiles/json_reader.h"
+#include "profiles/load.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string name_of(const fs::path& file) {
+  const fs::path whole = fs::absolute(file).lexically_normal();
+  if (whole.filename() == "config.json") return whole.parent_path().filename().string();
+  return whole.stem().string();
+}
+
+bool is_path(const std::string& text) {
+  std::error_code ignored;
+  return text.find('/') != std::string::npos || text.ends_with(".json") ||
+         fs::is_directory(text, ignored);
+}
+
+Found find_path(const std::string& text) {
+  std::error_code ignored;
+  fs::path path = text;
+  if (fs::is_directory(path, ignored)) path /= "config.json";
+  if (!fs::exists(path, ignored)) {
+    throw Error(path.string(), "there is no such file", "check the path");
+  }
+  return {path.string(), name_of(path)};
+}
+
+std::string singular(const std::string& kind) {
+  return kind == "strategies" ? "strategy" : kind.substr(0, kind.size() - 1);
+}
+
+}  // namespace
+
+std::string data_folder() {
+  const char* given = std::getenv("BALLAST_DATA");
+  return given != nullptr && *given != '\0' ? given : BALLAST_SOURCE_DIR "/profiles";
+}
+
+std::vector<std::string> shipped_names(const std::string& kind) {
+  const fs::path folder = fs::path(data_folder()) / kind;
+  std::vector<std::string> names;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(folder, code)) {
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  }
+  if (code) {
+    throw Error(folder.string(), "the shipped data cannot be read: " + code.message(),
+                "set BALLAST_DATA to the folder `profiles` of Ballast");
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Found find_file(const std::string& name_or_path, const std::string& kind) {
+  if (is_path(name_or_path)) return find_path(name_or_path);
+  const std::vector<std::string> names = shipped_names(kind);
+  if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
+    throw Error(singular(kind) + " " + in_quotes(name_or_path), "is not one of the shipped " + kind,
+                suggestion(name_or_path, names) + ", or give a path ending in .json");
+  }
+  const fs::path file = fs::path(data_folder()) / kind / (name_or_path + ".json");
+  return {file.string(), name_or_path};
+}
+
+}  // namespace ballast

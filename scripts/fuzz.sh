@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds every tests/fuzz/*_fuzz.cpp with libFuzzer and the address and undefined-behaviour
+# sanitizers, and runs each for some seconds, two at a time.
+#   scripts/fuzz.sh [SECONDS, default 60] [FOLDER, default build/fuzz] [NAME ...]
+# Exits 1 if any of them found something; the input that did it is left as FOLDER/NAME/crash-*.
+# Needs clang++ with libclang-rt (Debian: clang-14 libclang-rt-14-dev); CXX chooses another.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-60}
+folder=${2:-build/fuzz}
+shift $(($# < 2 ? $# : 2))
+jobs=2
+
+export CXX=${CXX:-$(command -v clang++ || command -v clang++-14 || true)}
+if [ -z "$CXX" ]; then
+  echo "scripts/fuzz.sh: no clang++; install clang-14 and libclang-rt-14-dev, or set CXX" >&2
+  exit 2
+fi
+export FLAGS="-std=c++20 -O1 -g -I. -ffp-contract=off -fno-omit-frame-pointer
+  -fno-sanitize-recover=all -DBALLAST_SOURCE_DIR=\"$PWD\""
+export OBJECTS=$folder/objects
+mkdir -p "$OBJECTS"
+
+names=("$@")
+if [ ${#names[@]} -eq 0 ]; then
+  for file in tests/fuzz/*_fuzz.cpp; do names+=("$(basename "$file" _fuzz.cpp)"); done
+fi
+
+# What the harnesses may call; main and the sanitizers' runtime come with each harness.
+sources=(sim/base/*.cpp sim/spec/*.cpp sim/graph/*.cpp profiles/*.cpp
+  backend/safetensors.cpp backend/flat_json.cpp backend/data.cpp backend/random.cpp)
+compile() {
+  "$CXX" $FLAGS "-fsanitize=fuzzer-no-link,address,undefined" -c "$1" \
+    -o "$OBJECTS/$(echo "${1%.cpp}" | tr / _).o"
+}
+export -f compile
+rm -f "$OBJECTS"/*.o "$OBJECTS/library.a"
+printf '%s\n' "${sources[@]}" | xargs -P $jobs -I{} bash -c 'compile {}'
+ar rcs "$OBJECTS/library.a" "$OBJECTS"/*.o
+
+seed() {  # name: real inputs to begin from
+  case $1 in
+    config) cp profiles/models/*.json "$2" ;;
+    machine) cp profiles/machines/*.json "$2" ;;
+    plan) cp profiles/strategies/*.json "$2" ;;
+    safetensors) cp tests/data/*.safetensors "$2" 2>/dev/null || true ;;
+    *) ;;
+  esac
+}
+
+run() {
+  local name=$1 here=$FOLDER/$1
+  "$CXX" $FLAGS -fsanitize=fuzzer,address,undefined "tests/fuzz/${name}_fuzz.cpp" \
+    "$OBJECTS/library.a" -lfmt -lsqlite3 -o "$here/fuzz"
+  if "$here/fuzz" -max_total_time="$SECONDS_EACH" -timeout=10 -rss_limit_mb=2048 \
+    -artifact_prefix="$here/" -print_final_stats=1 "$here/corpus" >"$here/log" 2>&1; then
+    echo "$name: nothing found ($(awk '/number_of_executed_units/ { print $2 }' "$here/log") runs)"
+  else
+    echo "$name: FAILED, see $here/log"
+    return 1
+  fi
+}
+export -f run
+export FOLDER=$folder SECONDS_EACH=$seconds
+for name in "${names[@]}"; do
+  mkdir -p "$folder/$name/corpus"
+  seed "$name" "$folder/$name/corpus"
+done
+printf '%s\n' "${names[@]}" | xargs -P $jobs -I{} bash -c 'run {}' || exit 1

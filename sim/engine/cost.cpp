@@ -1,0 +1,403 @@
+#include "sim/engine/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <unordered_map>
+
+namespace ballast {
+namespace {
+
+// Beyond this factor outside the measured sizes of a group nothing is known about the rate.
+constexpr double kReach = 2;
+
+// Two operations that must cost the same, so that each cost is computed once a table.
+struct Identity {
+  OpKind kind{};
+  Phase phase{};
+  LaneId lane = 0;
+  Work work;
+  bool operator==(const Identity&) const = default;
+};
+
+// The sizes that tell works of one kind apart; equality looks at the rest.
+struct Mixer {
+  size_t hash = 0;
+
+  // One round of multiply and shift (Fibonacci hashing, Knuth, vol. 3, section 6.4).
+  void mix(int64_t value) {
+    hash = (hash ^ static_cast<size_t>(value)) * size_t{0x9E3779B97F4A7C15};
+    hash ^= hash >> 29;
+  }
+  void operator()(std::monostate) {}
+  void operator()(const GemmWork& w) { mix(w.m), mix(w.n), mix(w.k), mix(w.accumulate); }
+  void operator()(const AttentionWork& w) { mix(w.sequences), mix(w.length), mix(w.heads); }
+  void operator()(const RowWork& w) { mix(w.rows), mix(w.columns), mix(w.moved.count); }
+  void operator()(const BucketWork& w) { mix(w.elements), mix(w.moved.count); }
+  void operator()(const CopyWork& w) { mix(w.bytes.count); }
+  void operator()(const CollectiveWork& w) { mix(w.bytes.count), mix(w.ranks); }
+};
+
+struct IdentityHash {
+  size_t operator()(const Identity& identity) const {
+    Mixer mixer;
+    mixer.mix(static_cast<int64_t>(identity.kind));
+    mixer.mix(static_cast<int64_t>(identity.phase));
+    mixer.mix(identity.lane);
+    std::visit(mixer, identity.work);
+    return mixer.hash;
+  }
+};
+
+// The number that a group's measurements are ordered by, and that their rates are of.
+double size_of_work(Flops flops, Bytes bytes) {
+  return flops.count > 0 ? flops.count : static_cast<double>(bytes.count);
+}
+
+struct GroupOfWork {
+  std::string operator()(std::monostate) const { return ""; }
+  std::string operator()(const GemmWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
+  std::string operator()(const AttentionWork& w) const {
+    return fmt::format(" head_size={} {}", w.head_size, to_string(w.dtype));
+  }
+  std::string operator()(const RowWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
+  std::string operator()(const BucketWork& w) const {
+    return fmt::format(" {} to {} on {}", to_string(w.from), to_string(w.to),
+                       w.site == Site::kGpu ? "gpu" : "cpu");
+  }
+  std::string operator()(const CopyWork& w) const {
+    const bool in = w.direction == CopyDirection::kHostToDevice;
+    return in ? " host to device" : " device to host";
+  }
+  std::string operator()(const CollectiveWork& w) const {
+    static constexpr std::string_view kNames[] = {"all-reduce", "reduce-scatter", "all-gather"};
+    return fmt::format(" {} ranks={}", kNames[static_cast<size_t>(w.kind)], w.ranks);
+  }
+};
+
+// Phases whose work differs though its sizes may not; a recomputed forward is a forward.
+std::string_view group_of(Phase phase) {
+  switch (phase) {
+    case Phase::kForward:
+    case Phase::kRecompute:
+      return " forward";
+    case Phase::kBackward:
+      return " backward";
+    case Phase::kBackwardInput:
+      return " backward_input";
+    case Phase::kBackwardWeight:
+      return " backward_weight";
+    default:
+      return "";
+  }
+}
+
+bool runs_on_cpu(const Op& op) {
+  const auto* bucket = std::get_if<BucketWork>(&op.work);
+  return bucket != nullptr && bucket->site == Site::kCpu;
+}
+
+double per_second(Bytes bytes, Duration time) {
+  return static_cast<double>(bytes.count) / time.seconds();
+}
+
+double fastest(const Curve& curve) {
+  double rate = 0;
+  for (const Curve::Point& point : curve.points) rate = std::max(rate, point.rate);
+  return rate;
+}
+
+}  // namespace
+
+std::string cost_group(const Op& op) {
+  return fmt::format("{}{}{}", to_string(op.kind), group_of(op.phase),
+                     std::visit(GroupOfWork{}, op.work));
+}
+
+Measurement measurement_of(const Op& op, const Sample& sample) {
+  Measurement result;
+  result.median = sample.median;
+  result.deviation = sample.deviation;
+  result.group = cost_group(op);
+  result.flops = flops_of(op.work);
+  result.bytes = bytes_of(op.work);
+  return result;
+}
+
+RingTime ring_time(const CollectiveWork& work, const Interconnect& interconnect) {
+  CHECK(work.ranks >= 1);
+  const int64_t rounds = work.kind == CollectiveKind::kAllReduce ? 2 : 1;
+  const int64_t messages = rounds * (work.ranks - 1);
+  const Bytes sent{div_ceil(messages * work.bytes.count, work.ranks)};
+  const Duration latency{messages * interconnect.latency.value.ps};
+  return {sent / interconnect.bandwidth.value + latency, sent};
+}
+
+CostModel::CostModel(const Machine& machine, const Measurements* measurements, std::string adam)
+    : machine_(machine), adam_(std::move(adam)) {
+  if (adam_ != "best" && !machine.cpu.adam.contains(adam_)) {
+    std::string known = "best";
+    for (const auto& [name, curve] : machine.cpu.adam) known += ", " + name;
+    throw Error("optimizer.adam", "machine " + machine.name + " has no rate of '" + adam_ + "'",
+                "use one of: " + known);
+  }
+  add_capacities();
+  if (measurements == nullptr) return;
+  for (const auto& [key, measurement] : *measurements) measured_[key] = measurement.median;
+  for (const auto& [key, measurement] : *measurements) {
+    const double size = size_of_work(measurement.flops, measurement.bytes);
+    if (measurement.group.empty() || size <= 0 || measurement.median.ps <= 0) continue;
+    groups_[measurement.group].push_back({std::log(size), size / measurement.median.seconds()});
+  }
+  group_measurements();
+}
+
+void CostModel::add_capacities() {
+  const double link_in = fastest(machine_.link.host_to_device);
+  const double link_out = fastest(machine_.link.device_to_host);
+  // In the order of CapacityIndex.
+  capacities_ = {{"hbm", machine_.gpu.memory_bandwidth.value.bytes_per_s},
+                 {"dram", machine_.cpu.memory_bandwidth.value.bytes_per_s},
+                 {"link host to device", link_in},
+                 {"link device to host", link_out},
+                 {"link total", machine_.link.both_total.value.bytes_per_s},
+                 {"cores", static_cast<double>(machine_.cpu.cores)}};
+  const auto add = [&](const char* name, const std::optional<Interconnect>& interconnect) {
+    if (!interconnect) return -1;
+    capacities_.push_back({name, interconnect->bandwidth.value.bytes_per_s});
+    return static_cast<int32_t>(capacities_.size()) - 1;
+  };
+  node_ = add("node", machine_.node);
+  network_ = add("network", machine_.network);
+}
+
+// Sorts every group by size and gives works of equal size their mean rate.
+void CostModel::group_measurements() {
+  for (auto& [name, points] : groups_) {
+    std::sort(points.begin(), points.end(), [](const GroupPoint& a, const GroupPoint& b) {
+      return std::pair(a.log_size, a.rate) < std::pair(b.log_size, b.rate);
+    });
+    std::vector<GroupPoint> merged;
+    for (size_t begin = 0; begin < points.size();) {
+      size_t end = begin;
+      double sum = 0;
+      for (; end < points.size() && points[end].log_size == points[begin].log_size; ++end) {
+        sum += points[end].rate;
+      }
+      merged.push_back({points[begin].log_size, sum / static_cast<double>(end - begin)});
+      begin = end;
+    }
+    points = std::move(merged);
+  }
+}
+
+CostTable CostModel::table(const Sequence& sequence, const Graph& graph) const {
+  CostTable table;
+  const int devices = static_cast<int>(div_ceil(graph.lanes, kLaneKinds));
+  for (int device = 0; device < devices; ++device) {
+    for (Capacity capacity : capacities_) {
+      if (devices > 1) capacity.name += fmt::format(" {}", device);
+      table.capacities.push_back(std::move(capacity));
+    }
+  }
+  std::unordered_map<Identity, OpCost, IdentityHash> known;
+  table.ops.reserve(sequence.ops.size());
+  for (const Op& op : sequence.ops) {
+    const auto [entry, is_new] = known.try_emplace({op.kind, op.phase, op.lane, op.work});
+    if (is_new) entry->second = cost_of(op);
+    table.ops.push_back(entry->second);
+  }
+  return table;
+}
+
+OpCost CostModel::cost_of(const Op& op) const {
+  OpCost cost;
+  const Alone result = alone(op);
+  cost.alone = result.time;
+  cost.provenance = result.provenance;
+  cost.handover = machine_.handover.value;
+  if (cost.alone.ps > 0) add_demands(op, cost);
+  const int32_t first = device_of(op.lane) * static_cast<int32_t>(capacities_.size());
+  for (int8_t i = 0; i < cost.demand_count; ++i) {
+    cost.demands[static_cast<size_t>(i)].capacity += first;
+  }
+  return cost;
+}
+
+CostModel::Alone CostModel::alone(const Op& op) const {
+  if (std::holds_alternative<std::monostate>(op.work)) return {};
+  if (!measured_.empty()) {
+    const auto measured = measured_.find(cost_key(op));
+    if (measured != measured_.end()) return {measured->second, Provenance::kMeasured};
+    if (const auto result = interpolated(op)) return *result;
+  }
+  return from_rates(op);
+}
+
+// Linear in log(size) between the two neighbours of its group, flat just beyond the ends.
+std::optional<CostModel::Alone> CostModel::interpolated(const Op& op) const {
+  const double size = size_of_work(flops_of(op.work), bytes_of(op.work));
+  const auto group = groups_.find(cost_group(op));
+  if (group == groups_.end() || size <= 0) return std::nullopt;
+  const std::vector<GroupPoint>& points = group->second;
+  const double at = std::log(size);
+  const double reach = std::log(kReach);
+  if (at < points.front().log_size - reach || at > points.back().log_size + reach) {
+    return std::nullopt;
+  }
+  const auto above =
+      std::find_if(points.begin(), points.end(), [&](const auto& p) { return p.log_size >= at; });
+  double rate = 0;
+  if (above == points.end()) {
+    rate = points.back().rate;
+  } else if (above == points.begin()) {
+    rate = points.front().rate;
+  } else {
+    const GroupPoint& below = *(above - 1);
+    const double share = (at - below.log_size) / (above->log_size - below.log_size);
+    rate = below.rate + share * (above->rate - below.rate);
+  }
+  return Alone{Duration::from_seconds(size / rate), Provenance::kInterpolated};
+}
+
+CostModel::Alone CostModel::from_rates(const Op& op) const {
+  const Gpu& gpu = machine_.gpu;
+  if (const auto* gemm = std::get_if<GemmWork>(&op.work)) {
+    const FlopRate rate = matmul_rate(gemm->dtype);
+    const Bandwidth memory = gpu.memory_bandwidth.value;
+    // A host thread has no tiles in flight to fill: its products are bound by rate or traffic.
+    if (gpu.is_host_thread) return gpu_memory_bound(bytes_of(op.work), flops_of(op.work) / rate);
+    return {gemm_time(*gemm, {rate, memory, gpu.multiprocessors}) + gpu.launch.value};
+  }
+  if (const auto* work = std::get_if<AttentionWork>(&op.work)) return attention(*work);
+  if (const auto* row = std::get_if<RowWork>(&op.work)) {
+    return gpu_memory_bound(row->moved, row->flops / gpu.vector.value);
+  }
+  if (const auto* bucket = std::get_if<BucketWork>(&op.work)) {
+    if (bucket->site == Site::kCpu) return on_cpu(op, *bucket);
+    return gpu_memory_bound(bucket->moved, Duration{});
+  }
+  if (const auto* work = std::get_if<CopyWork>(&op.work)) return copy(*work);
+  if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
+    return {ring_time(*collective, interconnect_of(*collective)).time + gpu.launch.value};
+  }
+  return {};
+}
+
+CostModel::Alone CostModel::gpu_memory_bound(Bytes moved, Duration arithmetic) const {
+  const Duration traffic = moved / machine_.gpu.memory_bandwidth.value;
+  return {std::max(traffic, arithmetic) + machine_.gpu.launch.value};
+}
+
+// Fused attention works on blocks of 128 queries of one head (FlashAttention-2, arXiv 2307.08691,
+// section 3.3); fewer blocks than multiprocessors leave some idle.
+CostModel::Alone CostModel::attention(const AttentionWork& work) const {
+  const Gpu& gpu = machine_.gpu;
+  double rate = matmul_rate(work.dtype).flops_per_s * gpu.attention_efficiency.value;
+  if (!gpu.is_host_thread) {
+    const int64_t blocks = work.sequences * work.heads * div_ceil(work.length, 128);
+    rate *= std::min(1.0, static_cast<double>(blocks) / static_cast<double>(gpu.multiprocessors));
+  }
+  return gpu_memory_bound(work.moved, work.flops / FlopRate{rate});
+}
+
+CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
+  const auto on_curve = [&](const Curve& curve) -> Alone {
+    const auto elements = static_cast<double>(work.elements);
+    return {Duration::from_seconds(elements / curve.rate_at(elements)),
+            curve.measured ? Provenance::kInterpolated : Provenance::kRoofline};
+  };
+  const Cpu& cpu = machine_.cpu;
+  if (op.kind == OpKind::kAdam && !cpu.adam.empty()) return adam(work);
+  if (op.kind == OpKind::kCast && !cpu.cast.empty()) return on_curve(cpu.cast);
+  if (op.kind == OpKind::kSumOfSquares && !cpu.sum_of_squares.empty()) {
+    return on_curve(cpu.sum_of_squares);
+  }
+  return {work.moved / cpu.memory_bandwidth.value};
+}
+
+CostModel::Alone CostModel::adam(const BucketWork& work) const {
+  const auto elements = static_cast<double>(work.elements);
+  const Curve* chosen = nullptr;
+  for (const auto& [name, curve] : machine_.cpu.adam) {
+    if (adam_ != "best" && name != adam_) continue;
+    if (chosen == nullptr || curve.rate_at(elements) > chosen->rate_at(elements)) chosen = &curve;
+  }
+  CHECK(chosen != nullptr);
+  return {Duration::from_seconds(elements / chosen->rate_at(elements)),
+          chosen->measured ? Provenance::kInterpolated : Provenance::kRoofline};
+}
+
+CostModel::Alone CostModel::copy(const CopyWork& work) const {
+  const Link& link = machine_.link;
+  const Curve& curve =
+      work.direction == CopyDirection::kHostToDevice ? link.host_to_device : link.device_to_host;
+  const Bandwidth rate{curve.rate_at(static_cast<double>(work.bytes.count))};
+  return {work.bytes / rate + link.latency.value,
+          curve.measured ? Provenance::kInterpolated : Provenance::kRoofline};
+}
+
+bool CostModel::crosses_nodes(const CollectiveWork& work) const {
+  return work.ranks > machine_.devices_per_node;
+}
+
+const Interconnect& CostModel::interconnect_of(const CollectiveWork& work) const {
+  const bool crosses = crosses_nodes(work);
+  const std::optional<Interconnect>& chosen = crosses ? machine_.network : machine_.node;
+  if (chosen) return *chosen;
+  throw Error("machine " + machine_.name + ": " + (crosses ? "network" : "node"),
+              "is missing, but a plan has " + std::to_string(work.ranks) + " ranks",
+              "add it to the machine's file or use fewer devices");
+}
+
+FlopRate CostModel::matmul_rate(DType dtype) const {
+  const auto rate = machine_.gpu.matmul.find(dtype);
+  if (rate != machine_.gpu.matmul.end()) return rate->second.value;
+  throw Error("machine " + machine_.name + ": gpu.matmul",
+              "has no rate for " + std::string(to_string(dtype)),
+              "add it to the machine's file or choose another dtype");
+}
+
+// An operation alone on its machine runs at full speed by definition, so it never asks for more
+// than there is (a measurement out of a cache may say so).
+void CostModel::demand(OpCost& cost, int32_t capacity, double amount) const {
+  const double most = capacities_[static_cast<size_t>(capacity)].amount;
+  CHECK(static_cast<size_t>(cost.demand_count) < cost.demands.size());
+  cost.demands[static_cast<size_t>(cost.demand_count++)] = {capacity, std::min(amount, most)};
+}
+
+void CostModel::add_demands(const Op& op, OpCost& cost) const {
+  const double moved = per_second(bytes_of(op.work), cost.alone);
+  if (runs_on_cpu(op)) {
+    const bool workers = kind_of(op.lane) == LaneKind::kCpu;
+    demand(cost, kDram, moved);
+    demand(cost, kCores, workers ? static_cast<double>(machine_.cpu.optimizer_threads) : 1.0);
+    return;
+  }
+  const auto* copy = std::get_if<CopyWork>(&op.work);
+  if (machine_.gpu.is_host_thread) {
+    // A copy reads and writes the one memory that there is.
+    demand(cost, kDram, copy != nullptr ? 2 * moved : moved);
+    demand(cost, kCores, 1);
+    return;
+  }
+  if (copy != nullptr) {
+    const bool in = copy->direction == CopyDirection::kHostToDevice;
+    demand(cost, in ? kHostToDevice : kDeviceToHost, moved);
+    demand(cost, kLinkTotal, moved);
+    demand(cost, kDram, moved);
+    demand(cost, kHbm, moved);
+    return;
+  }
+  if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
+    const RingTime ring = ring_time(*collective, interconnect_of(*collective));
+    const double sent = per_second(ring.sent, cost.alone);
+    if (sent <= 0) return;
+    demand(cost, crosses_nodes(*collective) ? network_ : node_, sent);
+    demand(cost, kHbm, 2 * sent);  // what is sent is read, what arrives is written
+    return;
+  }
+  demand(cost, kHbm, moved);
+}
+
+}  // namespace ballast

@@ -1,0 +1,39 @@
+// The virtual clock: runs the operations of a sequence, step after step, until the period of a
+// step settles, and returns when each of them ran.
+//
+//  * Every lane runs its operations in program order and wraps around to the next step. An
+//    operation starts when its lane is free and the operation of each of its edges has finished
+//    the step that the edge names; steps before the first count as finished.
+//  * An operation that its lane had to wait with, for one of another lane, starts OpCost::handover
+//    after it was released. The hand-over is not part of its span and uses no capacity.
+//  * Operations that run at the same time share capacities: each runs at its fair rate
+//    (sim/engine/fair_share.h), which changes when others start or end.
+//  * Time is whole picoseconds; events order by (time, insertion number). The same input gives
+//    the same timeline, byte for byte.
+//
+// Will not do: compute a duration (sim/engine/cost), read an operation's work or tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "sim/graph/graph.h"
+#include "sim/graph/op_cost.h"
+#include "sim/graph/timeline.h"
+
+namespace ballast {
+
+struct SimulateOptions {
+  // The run ends once the periods of three successive steps are equal within 1e-6, or here.
+  int32_t max_steps = 32;
+  int32_t record_steps = 2;  // the last ones run; at most max_steps
+};
+
+// Steady state of the sequence, whose lanes are those of the graph. Timeline::step_time is the
+// settled period (the end of the last operation of a step minus that of the step before) or, with
+// `settled` false, the mean period of the last half of the steps run. With max_steps 1 that is the
+// time of one run from a standing start. Requires linked edges and one cost per operation; a
+// sequence that waits for itself fails CHECK.
+Timeline simulate(const Sequence& sequence, const Graph& graph, const CostTable& costs,
+                  const SimulateOptions& options = {});
+
+}  // namespace ballast

@@ -1,0 +1,200 @@
+#include "sim/engine/predict.h"
+
+#include <fmt/format.h>
+
+#include "sim/engine/cost.h"
+#include "sim/engine/engine.h"
+#include "sim/graph/build.h"
+
+namespace ballast {
+namespace {
+
+std::string gib(Bytes bytes) { return fmt::format("{:.2f} GiB", bytes.gib()); }
+
+// What to change in the plan when this category is what fills the GPU.
+std::string_view gpu_remedy(Category category, const Plan& plan) {
+  const bool optimizer_on_gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
+  switch (category) {
+    case Category::kWeights:
+      return "let more weights flow (weights.flow_share) or use more devices";
+    case Category::kGradients:
+      return optimizer_on_gpu ? "move the optimizer to the CPU (optimizer.placement)"
+                              : "use more devices or a smaller model";
+    case Category::kMaster:
+    case Category::kMoments:
+      return optimizer_on_gpu ? "move the optimizer to the CPU (optimizer.placement)"
+                              : "keep fewer buckets on the GPU (optimizer.gpu_buckets)";
+    case Category::kActivations:
+      return "recompute or offload activations, or use a smaller micro_batch";
+    case Category::kStaging:
+      return "use smaller buckets (optimizer.bucket_bytes)";
+    case Category::kSnapshot:
+      return "use optimizer.undo exact or optimizer.sync wait";
+    case Category::kWorkspace:
+    case Category::kData:
+      return "use a smaller micro_batch";
+  }
+  return "";
+}
+
+// The same for the memory of the CPU.
+std::string_view cpu_remedy(Category category) {
+  switch (category) {
+    case Category::kActivations:
+      return "offload fewer activations (activations.offload_share)";
+    case Category::kStaging:
+      return "use smaller buckets (optimizer.bucket_bytes)";
+    case Category::kSnapshot:
+      return "use optimizer.undo exact or optimizer.sync wait";
+    default:
+      return "shard over more devices (data) or keep more buckets on the GPU "
+             "(optimizer.gpu_buckets)";
+  }
+}
+
+std::string too_much(const char* memory, const PlacePeak& peak, Bytes usable) {
+  std::string text = fmt::format("{} memory: {} needed, {} usable, {} too much", memory,
+                                 gib(peak.arena), gib(usable), gib(peak.arena - usable));
+  if (!peak.holders.empty()) {
+    const Holder& largest = peak.holders.front();
+    text += fmt::format("; {} fill {} of it", to_string(largest.category), gib(largest.bytes));
+  }
+  return text;
+}
+
+Category largest_of(const PlacePeak& peak) {
+  return peak.holders.empty() ? Category::kWorkspace : peak.holders.front().category;
+}
+
+std::array<double, kProvenances> provenance_of(const Graph& graph, const CostTable& costs,
+                                               const Timeline& timeline) {
+  std::array<double, kProvenances> shares{};
+  double total = 0;
+  for (const Span& span : timeline.spans) {
+    const auto op = static_cast<size_t>(span.op);
+    if (kind_of(graph.step.ops[op].lane) != LaneKind::kCompute) continue;
+    const double seconds = (span.end - span.begin).seconds();
+    shares[static_cast<size_t>(costs.ops[op].provenance)] += seconds;
+    total += seconds;
+  }
+  if (total > 0) {
+    for (double& share : shares) share /= total;
+  }
+  return shares;
+}
+
+Flops gpu_flops(const Graph& graph) {
+  Flops sum;
+  for (const Op& op : graph.step.ops) {
+    if (kind_of(op.lane) == LaneKind::kCompute) sum += flops_of(op.work);
+  }
+  return sum;
+}
+
+// The operations before the commit, to be run once from a standing start.
+Sequence prefix_of(const Graph& graph) {
+  const auto count = static_cast<size_t>(graph.commit);
+  const Sequence& step = graph.step;
+  Sequence prefix;
+  prefix.ops.assign(step.ops.begin(), step.ops.begin() + graph.commit);
+  prefix.edge_begin.push_back(0);
+  for (size_t i = 0; i < count; ++i) {
+    for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
+      const Edge& edge = step.edges[static_cast<size_t>(e)];
+      if (edge.steps_ahead == 0) prefix.edges.push_back(edge);  // others lie before the start
+    }
+    prefix.edge_begin.push_back(static_cast<int32_t>(prefix.edges.size()));
+  }
+  return prefix;
+}
+
+Duration time_once(const Sequence& sequence, const Graph& graph, const CostModel& costs) {
+  if (sequence.ops.empty()) return {};
+  const SimulateOptions once{.max_steps = 1, .record_steps = 1};
+  return simulate(sequence, graph, costs.table(sequence, graph), once).step_time;
+}
+
+std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& costs) {
+  if (graph.repair.ops.empty() || graph.commit < 0) return std::nullopt;
+  return time_once(graph.repair, graph, costs) + time_once(prefix_of(graph), graph, costs);
+}
+
+// Everything that follows from the simulated step.
+void fill_rates(Prediction& result, const Model& model, const Plan& plan, const Machine& machine) {
+  const double seconds = result.step_time.seconds();
+  const auto devices = static_cast<double>(plan.devices);
+  const auto simulated = static_cast<double>(div_ceil(result.graph.lanes, kLaneKinds));
+  result.tokens_per_s = static_cast<double>(plan.tokens_per_step()) / seconds;
+  result.tokens_per_s_per_device = result.tokens_per_s / devices;
+  const Flops model_flops =
+      model_flops_per_step(model, plan.tokens_per_step(), plan.sequence_length);
+  result.model_rate = {model_flops.count / devices / seconds};
+  result.hardware_rate = {gpu_flops(result.graph).count / simulated / seconds};
+  const auto best = machine.gpu.matmul.find(plan.dtype);
+  if (best == machine.gpu.matmul.end()) {
+    throw Error("machine " + machine.name + ": gpu.matmul",
+                "has no rate for " + std::string(to_string(plan.dtype)),
+                "add it to the machine's file or choose another dtype");
+  }
+  result.mfu = result.model_rate.flops_per_s / best->second.value.flops_per_s;
+}
+
+}  // namespace
+
+std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,
+                              const Machine& machine) {
+  const Bytes gpu = machine.gpu.memory.value - machine.gpu.reserved.value;
+  const Bytes cpu = machine.cpu.memory.value - machine.cpu.reserved.value;
+  for (const PlacePeak& peak : peaks) {
+    if (peak.place == Place::kHbm && peak.arena > gpu) {
+      return too_much("GPU", peak, gpu) + "; " + std::string(gpu_remedy(largest_of(peak), plan));
+    }
+    if (peak.place == Place::kDram && peak.arena > cpu) {
+      return too_much("CPU", peak, cpu) + "; " + std::string(cpu_remedy(largest_of(peak)));
+    }
+    if (peak.place == Place::kNvme && peak.arena.count > 0) {
+      return fmt::format(
+          "the plan keeps {} on NVMe, and the machine describes none; "
+          "set optimizer.placement to cpu",
+          gib(peak.arena));
+    }
+  }
+  return "";
+}
+
+Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
+                   const Measurements* measurements) {
+  if (plan.devices > machine.devices) {
+    Prediction result;
+    result.reason =
+        fmt::format("the plan uses {} devices, and machine {} has {}; use fewer devices",
+                    plan.devices, machine.name, machine.devices);
+    return result;
+  }
+  return predict(build(model, plan), model, plan, machine, measurements);
+}
+
+Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+                   const Measurements* measurements) {
+  Prediction result;
+  result.graph = std::move(graph);
+  result.peaks = memory_peaks(result.graph);
+  result.reason = reason_not_to_fit(result.peaks, plan, machine);
+  result.fits = result.reason.empty();
+  if (!result.fits) return result;
+
+  const CostModel costs(machine, measurements, plan.optimizer.adam);
+  result.costs = costs.table(result.graph.step, result.graph);
+  result.timeline = simulate(result.graph.step, result.graph, result.costs);
+  result.step_time = result.timeline.step_time;
+  result.settled = result.timeline.settled;
+  CHECK(result.step_time.ps > 0);
+  fill_rates(result, model, plan, machine);
+  result.lanes = lane_use(result.graph, result.timeline);
+  result.critical_path = critical_path(result.graph, result.timeline);
+  result.provenance = provenance_of(result.graph, result.costs, result.timeline);
+  result.rollback_time = rollback_time_of(result.graph, costs);
+  return result;
+}
+
+}  // namespace ballast

@@ -1,0 +1,66 @@
+// The whole prediction: will this plan fit, how long is a step, what decides its length, and what
+// fills the memory. Everything that `ballast predict` prints.
+//
+// Will not do: choose knobs (autotune), read files (profiles), or print (cli).
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/graph/graph.h"
+#include "sim/graph/memory.h"
+#include "sim/graph/op_cost.h"
+#include "sim/graph/timeline.h"
+#include "sim/spec/machine.h"
+#include "sim/spec/measurements.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+inline constexpr int kProvenances = 3;
+
+struct Prediction {
+  // An infeasible plan is not simulated: everything below `peaks` is then zero or empty.
+  bool fits = false;
+  std::string reason;  // why it does not fit, with numbers and the nearest remedy; else empty
+  std::vector<PlacePeak> peaks;
+
+  Duration step_time;
+  bool settled = false;  // else the period had not settled and step_time is a mean
+  double tokens_per_s = 0;
+  double tokens_per_s_per_device = 0;
+  FlopRate model_rate;     // per device: model FLOPs, without recompute, over step_time
+  FlopRate hardware_rate;  // per device: FLOPs of all operations of the GPU, with recompute
+  double mfu = 0;          // model_rate over the machine's best matrix rate of the plan's dtype
+  std::vector<LaneUse> lanes;
+  CriticalPath critical_path;
+  // Share of the busy time of the compute lanes by where their durations came from; sums to 1.
+  std::array<double, kProvenances> provenance{};
+  // Extra time of a step that is rolled back: the repair, and the operations before the commit
+  // once more. Empty where nothing speculates.
+  std::optional<Duration> rollback_time;
+
+  Graph graph;
+  CostTable costs;  // of graph.step
+  Timeline timeline;
+};
+
+// Requires check(model), check(machine) and check(plan, model) to pass and every knob of the plan
+// to have a value. `measurements` may be null. Throws Error where the machine lacks a number that
+// the plan needs.
+Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
+                   const Measurements* measurements);
+
+// The same for a graph that is built already, which is moved into the result.
+Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+                   const Measurements* measurements);
+
+// Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they
+// do.
+std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,
+                              const Machine& machine);
+
+}  // namespace ballast

@@ -1,0 +1,324 @@
+// Graph: one training step as operations, tensors and lanes; what both clocks run.
+//
+// A graph is a *sequential program*: run its operations one after another, in order, and you have
+// the reference result ("wait on one lane"). Concurrency comes from two things only: every lane
+// runs its own operations in program order, and `link` derives from the tensors that operations
+// read and write which operation of another lane must finish first. So a pass never writes an
+// edge: it inserts operations and says what they touch, and cannot race or deadlock.
+//
+// Lanes wrap around: the program of step s+1 follows that of step s, and edges may reach one or
+// two steps back ("steps_ahead"). A tensor that is read before it is written carries its value
+// over from the step before.
+//
+// Will not do: know a duration (sim/engine), an address (backend), or a file format (profiles).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/spec/dtype.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+using OpId = int32_t;
+using TensorId = int32_t;
+using LaneId = int32_t;
+
+// What runs in order on its own: per device a stream, a pool of threads or a queue.
+enum class LaneKind : uint8_t {
+  kCompute,  // the GPU's main stream
+  kCopyIn,   // CPU to GPU: batches, weights that flow, activations that return
+  kCopyOut,  // GPU to CPU copies, and the small kernels that pack them
+  kUpload,   // CPU to GPU: stepped weights coming home, and the kernels that unpack them; apart from
+             // kCopyIn so that a reload never queues behind a step that is still running
+  kCpu,      // the optimizer's worker threads
+  kCheck,    // one idle core: gradient norms and validation
+  kNetwork,  // collectives
+  kNvme,
+};
+inline constexpr int kLaneKinds = 8;
+std::string_view to_string(LaneKind kind);
+
+constexpr LaneId lane_of(int device, LaneKind kind) {
+  return device * kLaneKinds + static_cast<int>(kind);
+}
+constexpr LaneKind kind_of(LaneId lane) { return static_cast<LaneKind>(lane % kLaneKinds); }
+constexpr int device_of(LaneId lane) { return lane / kLaneKinds; }
+
+enum class Place : uint8_t { kHbm, kDram, kNvme };
+inline constexpr int kPlaces = 3;
+std::string_view to_string(Place place);
+
+// What a tensor is for, as the memory reports sum it.
+enum class Category : uint8_t {
+  kWeights,
+  kGradients,
+  kMaster,
+  kMoments,
+  kActivations,
+  kWorkspace,
+  kStaging,
+  kSnapshot,
+  kData,
+};
+inline constexpr int kCategories = 9;
+std::string_view to_string(Category category);
+
+// Which value a tensor holds; with its Label it identifies the tensor.
+enum class TensorKind : uint8_t {
+  kTokens,              // int32 [B, S+1]
+  kWeight,              // dtype [module.count], on the GPU
+  kGradient,            // dtype [module.count]
+  kOutput,              // dtype [T, width of the module's output]
+  kNormStatistics,      // fp32 [T, 2]: mean and reciprocal deviation (RMSNorm: 0 and that)
+  kLogSumExp,           // fp32 [B, H, S]
+  kOutputGradient,      // dtype, the gradient of the module's output
+  kHostOutput,          // an offloaded kOutput (or statistics) in DRAM
+  kPacked,              // gradients of a bucket on their way out, [bucket.count]
+  kArriving,            // weights of a bucket or module on their way in
+  kBucketGradient,      // landed gradients of a bucket, DRAM; fp32 (cast on GPU) or dtype
+  kBucketGradientFp32,  // the same after a cast on the CPU
+  kBucketWeights,       // dtype [bucket.count] in DRAM after a cast on the CPU; home of what flows
+  kMaster,              // fp32 [bucket.count]
+  kMoment1,
+  kMoment2,
+  kUndoRecord,          // what a rollback needs: a snapshot of master and moments, or their lost bits
+  kNormPartials,        // fp64 [segments of the bucket]: sums of squares
+  kDecision,            // the verdict of a step: scale and validity
+  kRepairArriving,      // staging that a rollback uploads through, GPU
+};
+
+struct Label {
+  int16_t layer = -1;
+  ModuleKind module = ModuleKind::kEmbedding;
+  int16_t micro_batch = -1;
+  int32_t bucket = -1;
+  bool operator==(const Label&) const = default;
+};
+
+struct Tensor {
+  TensorKind kind{};
+  Category category{};
+  Place place{};
+  DType dtype = DType::kF32;
+  int8_t device = 0;
+  int8_t copies = 1;  // 2: one copy for even steps, one for odd ones (see Access::step_offset)
+  Label label;
+  int64_t elements = 0;  // of one copy
+  Bytes bytes() const { return bytes_of(elements, dtype); }
+  Bytes all_bytes() const { return bytes() * copies; }
+};
+
+enum class OpKind : uint8_t {
+  kLoadBatch,
+  kEmbedding,
+  kNorm,
+  kGemm,
+  kAttention,
+  kActivation,
+  kLoss,
+  kPack,           // module gradients -> bucket, with the cast where the GPU casts
+  kUnpack,         // bucket or module arriving -> module weights, likewise
+  kCast,           // on the CPU
+  kSumOfSquares,   // gradient norm of a bucket
+  kDecide,         // all norms -> clip factor, or skip; before the step (wait, delay)
+  kCommit,         // all norms -> accept, or roll back; after a speculative step
+  kSnapshot,
+  kAdam,
+  kUndo,
+  kCopy,           // across the link
+  kCollective,
+};
+inline constexpr int kOpKinds = 18;
+std::string_view to_string(OpKind kind);
+
+enum class Phase : uint8_t {
+  kForward,
+  kRecompute,       // a forward repeated during the backward
+  kBackward,        // of modules without a matrix: all gradients at once
+  kBackwardInput,   // GEMM: gradient of the input
+  kBackwardWeight,  // GEMM: gradient of the weight and bias
+  kOptimizer,       // buckets, steps, weights coming home
+  kFetch,           // flowing weights coming in
+  kOffload,         // activations leaving
+  kReload,          // activations coming back
+};
+std::string_view to_string(Phase phase);
+
+enum class CopyDirection : uint8_t { kHostToDevice, kDeviceToHost };
+enum class Site : uint8_t { kGpu, kCpu };
+enum class CollectiveKind : uint8_t { kAllReduce, kReduceScatter, kAllGather };
+
+// m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
+// weight m=out, n=in, k=T.
+struct GemmWork {
+  int64_t m = 0, n = 0, k = 0;
+  DType dtype{};
+  bool accumulate = false;  // adds to what the output holds
+  bool operator==(const GemmWork&) const = default;
+};
+
+// Causal attention over `sequences` of `length` tokens.
+struct AttentionWork {
+  int64_t sequences = 0, length = 0, heads = 0, kv_heads = 0, head_size = 0;
+  DType dtype{};
+  Bytes moved;  // least bytes read and written, scores never stored
+  Flops flops;  // of the causal half; backward counts the recomputed scores
+  bool operator==(const AttentionWork&) const = default;
+};
+
+// Row-wise operations (norm, activation, embedding, loss): `rows` of `columns`.
+struct RowWork {
+  int64_t rows = 0, columns = 0;
+  DType dtype{};
+  Bytes moved;   // least bytes read and written
+  Flops flops;
+  bool operator==(const RowWork&) const = default;
+};
+
+// Elementwise work on a bucket (pack, unpack, cast, sum of squares, Adam, snapshot, undo).
+struct BucketWork {
+  int64_t elements = 0;
+  DType from{}, to{};
+  Site site = Site::kGpu;
+  Bytes moved;
+  bool operator==(const BucketWork&) const = default;
+};
+
+struct CopyWork {
+  Bytes bytes;
+  CopyDirection direction{};
+  bool operator==(const CopyWork&) const = default;
+};
+
+struct CollectiveWork {
+  CollectiveKind kind{};
+  Bytes bytes;  // of the full (unsharded) buffer on one rank
+  int64_t ranks = 1;
+  bool operator==(const CollectiveWork&) const = default;
+};
+
+// std::monostate: no cost of its own (decisions, commits, batch loading is a copy).
+using Work = std::variant<std::monostate, GemmWork, AttentionWork, RowWork, BucketWork, CopyWork,
+                          CollectiveWork>;
+
+// How an operation uses a tensor; the backend finds its arguments by role.
+enum class Role : uint8_t {
+  kTokens,
+  kInput,
+  kWeight,
+  kResidual,        // added to the output
+  kStatistics,      // norm statistics or log-sum-exp
+  kOutput,
+  kOutputGradient,  // gradient of the operation's output, read
+  kInputGradient,   // gradient of its input, written
+  kResidualGradient,  // added to the input gradient
+  kParameterGradient,
+  kSource,          // of copies, casts, packs
+  kDestination,
+  kMaster,
+  kMoment1,
+  kMoment2,
+  kGradient,
+  kUndoRecord,
+  kNormPartials,
+  kDecision,
+  kScratch,
+};
+
+enum class AccessMode : uint8_t { kRead, kWrite, kReadWrite };
+
+struct Access {
+  TensorId tensor = -1;
+  Role role{};
+  AccessMode mode{};
+  int8_t step_offset = 0;  // copy used: (step + step_offset) mod copies
+};
+
+struct Op {
+  OpKind kind{};
+  Phase phase{};
+  LaneId lane = 0;
+  Label label;
+  Work work;
+  std::vector<Access> accesses;
+  // A fence: later operations of the step, on every lane, wait for it (the commit).
+  bool fence = false;
+};
+
+// Must finish before an operation starts: `op` of the step `steps_ahead` steps earlier.
+struct Edge {
+  OpId op = -1;
+  int32_t steps_ahead = 0;
+  bool operator==(const Edge&) const = default;
+};
+
+// Operations in program order, and their edges once linked: those of op i are
+// edges[edge_begin[i]] .. edges[edge_begin[i+1]-1], at most one a lane.
+struct Sequence {
+  std::vector<Op> ops;
+  std::vector<Edge> edges;
+  std::vector<int32_t> edge_begin;
+};
+
+// Modules are cut into segments of this many parameters (the last one shorter). Buckets hold whole
+// segments and the gradient norm sums by segment, so that no norm depends on a plan's buckets.
+inline constexpr int64_t kSegment = 65536;
+
+// A contiguous range of the flat parameter space that is packed, moved and stepped together.
+// Bucket 0 holds the end of the space, whose gradients come first.
+struct Bucket {
+  struct Piece {
+    int32_t module = 0;   // index into Graph::modules
+    int64_t begin = 0;    // elements from the module's start, a multiple of kSegment
+    int64_t count = 0;
+    int64_t offset = 0;   // elements from the bucket's start
+  };
+  int64_t begin = 0;      // in the flat space
+  int64_t count = 0;
+  int64_t segments = 0;
+  Site site = Site::kCpu;  // where master and moments live and are stepped
+  // Its state, made by the optimizer's passes; -1 where there is none.
+  TensorId master = -1, moment1 = -1, moment2 = -1;
+  TensorId weights = -1;   // kBucketWeights, where the CPU casts
+  std::vector<Piece> pieces;
+};
+
+// Where a tensor lies in the arena of its place and device, bytes from the arena's start.
+struct ArenaPlan {
+  std::vector<int64_t> offset;             // by tensor; copies lie one after another
+  std::array<Bytes, kPlaces> size{};       // of each arena, on one device
+};
+
+struct Graph {
+  std::vector<Tensor> tensors;
+  std::vector<Module> modules;
+  std::vector<Bucket> buckets;
+  int lanes = 0;
+  Sequence step;
+  // What a failed commit runs before it lets the step go on: undo, redo, upload. After it the
+  // operations of the step before the commit are run once more. Empty where nothing speculates.
+  Sequence repair;
+  OpId commit = -1;  // index in step.ops, or -1
+  ArenaPlan arenas;  // filled by link
+};
+
+// "forward layer 3 fc1 micro-batch 0", for people and traces.
+std::string describe(const Op& op);
+std::string describe(const Tensor& tensor);
+
+// Canonical text of an operation's kind, phase and work: equal text means equal cost; the key of
+// measurements in the store. For example "gemm forward m=512 n=768 k=256 bf16".
+std::string cost_key(const Op& op);
+
+// Least arithmetic and traffic of an operation's work.
+Flops flops_of(const Work& work);
+Bytes bytes_of(const Work& work);
+
+}  // namespace ballast

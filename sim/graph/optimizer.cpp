@@ -1,0 +1,406 @@
+// Pass `optimizer`: gradients leave by bucket, are stepped, and the weights come home.
+//
+//   CPU bucket: pack -> copy out -> [cast] -> [snapshot] -> Adam -> [cast] -> upload -> [unpack]
+//   GPU bucket: Adam straight from the modules' gradients into their weights
+//
+// wait       (ZeRO-Offload, arXiv 2101.06840): all norms, one decision, then every step.
+// delay      (its one-step delayed update): the step of t-1 runs beside forward and backward of t,
+//            into a second copy of the weights.
+// speculate  (SuperOffload, arXiv 2509.21271 section 4.4): each bucket steps as it lands; the
+//            commit, before the first backward of the next step, accepts or runs `Graph::repair`.
+#include <algorithm>
+
+#include "sim/graph/build.h"
+#include "sim/graph/rewrite.h"
+
+namespace ballast {
+
+namespace {
+
+// Values of a plain snapshot: master and both moments.
+constexpr int64_t kSnapshotArrays = 3;
+
+class OptimizerPass {
+ public:
+  OptimizerPass(Graph& graph, const Plan& plan)
+      : graph_(graph), plan_(plan), flowing_(flowing_modules(graph, plan)) {
+    module_weight_.assign(graph.modules.size(), -1);
+    module_gradient_.assign(graph.modules.size(), -1);
+    index_module_tensors();
+    index_uses();
+    decision_ = dram(TensorKind::kDecision, Category::kWorkspace, DType::kF64, 4, -1);
+    if (sync() == SyncMode::kDelay) double_weights();
+    for (size_t b = 0; b < graph.buckets.size(); ++b) add_tensors(static_cast<int32_t>(b));
+  }
+
+  void run() {
+    Insertions insertions;
+    const size_t end = graph_.step.ops.size();
+    const auto count = static_cast<int32_t>(graph_.buckets.size());
+    if (sync() == SyncMode::kDelay) {
+      insertions.before(0, decide());
+      // The verdict on step t-1 sets the loss scale of step t.
+      for (Op& next : graph_.step.ops) {
+        if (next.kind == OpKind::kLoss) next.accesses.push_back(read(decision_, Role::kDecision));
+      }
+      for (int32_t b = count - 1; b >= 0; --b) {
+        for (Op& next : step_of(b)) insertions.before(0, std::move(next));
+        for (Op& next : upload(b)) insertions.before(0, std::move(next));
+      }
+    }
+    for (int32_t b = 0; b < count; ++b) {
+      const size_t ready = position_of(b).gradient + 1;
+      const size_t unused = std::max(ready, position_of(b).weight + 1);
+      for (Op& next : gradient_out(b)) insertions.before(ready, std::move(next));
+      if (sync() != SyncMode::kSpeculate) continue;
+      // A GPU bucket's step writes the weights itself, so it must wait for their last reader.
+      const bool on_gpu = bucket(b).site == Site::kGpu;
+      for (Op& next : step_of(b)) insertions.before(on_gpu ? unused : ready, std::move(next));
+      for (Op& next : upload(b)) insertions.before(unused, std::move(next));
+    }
+    if (sync() == SyncMode::kWait) {
+      insertions.before(end, decide());
+      // First layers first: the next forward begins with them.
+      for (int32_t b = count - 1; b >= 0; --b) {
+        for (Op& next : step_of(b)) insertions.before(end, std::move(next));
+        for (Op& next : upload(b)) insertions.before(end, std::move(next));
+      }
+    }
+    if (sync() == SyncMode::kSpeculate) {
+      insertions.before(first_backward(graph_.step.ops), commit());
+      repair();
+    }
+    graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+      if (graph_.step.ops[i].kind == OpKind::kCommit) graph_.commit = static_cast<OpId>(i);
+    }
+  }
+
+ private:
+  // Tensors of one bucket beside its state; -1 where the plan has no use for one.
+  struct BucketTensors {
+    TensorId packed = -1, landed = -1, gradient32 = -1, arriving = -1;
+    TensorId partials_gpu = -1, partials = -1, undo = -1;
+    int64_t stationary = 0;  // elements of the bucket whose weights live on the GPU
+  };
+  struct Positions {
+    size_t gradient = 0;  // last operation that writes a gradient of the bucket
+    size_t weight = 0;    // last one that reads a stationary weight of it
+  };
+
+  SyncMode sync() const { return plan_.optimizer.sync; }
+  const Bucket& bucket(int32_t b) const { return graph_.buckets[static_cast<size_t>(b)]; }
+  BucketTensors& tensors(int32_t b) { return bucket_tensors_[static_cast<size_t>(b)]; }
+  DType wire() const { return cast_on_gpu(plan_) ? DType::kF32 : plan_.dtype; }
+
+  void index_module_tensors() {
+    for (size_t t = 0; t < graph_.tensors.size(); ++t) {
+      const Tensor& tensor = graph_.tensors[t];
+      const bool weight = tensor.kind == TensorKind::kWeight;
+      if (!weight && tensor.kind != TensorKind::kGradient) continue;
+      for (size_t i = 0; i < graph_.modules.size(); ++i) {
+        const Module& module = graph_.modules[i];
+        if (module.kind != tensor.label.module || module.layer != tensor.label.layer) continue;
+        TensorId& slot = weight ? module_weight_[i] : module_gradient_[i];
+        if (slot < 0) slot = static_cast<TensorId>(t);  // later ones are fetched copies
+      }
+    }
+  }
+
+  void index_uses() {
+    last_gradient_.assign(graph_.tensors.size(), 0);
+    last_weight_.assign(graph_.tensors.size(), 0);
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+      for (const Access& access : graph_.step.ops[i].accesses) {
+        if (access.role == Role::kParameterGradient) {
+          last_gradient_[static_cast<size_t>(access.tensor)] = i;
+        }
+        if (access.role == Role::kWeight) last_weight_[static_cast<size_t>(access.tensor)] = i;
+      }
+    }
+  }
+
+  Positions position_of(int32_t b) const {
+    Positions positions;
+    for (const Bucket::Piece& piece : bucket(b).pieces) {
+      const auto module = static_cast<size_t>(piece.module);
+      const auto gradient = static_cast<size_t>(module_gradient_[module]);
+      const auto weight = static_cast<size_t>(module_weight_[module]);
+      positions.gradient = std::max(positions.gradient, last_gradient_[gradient]);
+      positions.weight = std::max(positions.weight, last_weight_[weight]);
+    }
+    return positions;
+  }
+
+  void double_weights() {
+    for (size_t i = 0; i < graph_.modules.size(); ++i) {
+      if (module_weight_[i] >= 0 && !flowing_[i]) {
+        graph_.tensors[static_cast<size_t>(module_weight_[i])].copies = 2;
+      }
+    }
+  }
+
+  TensorId in_place(Place place, TensorKind kind, Category category, DType dtype, int64_t elements,
+                    int32_t b) {
+    Tensor tensor;
+    tensor.kind = kind;
+    tensor.category = category;
+    tensor.place = place;
+    tensor.dtype = dtype;
+    tensor.elements = elements;
+    tensor.label.bucket = b;
+    return add_tensor(graph_, tensor);
+  }
+  TensorId dram(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b) {
+    return in_place(Place::kDram, kind, category, dtype, elements, b);
+  }
+  TensorId hbm(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b) {
+    return in_place(Place::kHbm, kind, category, dtype, elements, b);
+  }
+
+  void add_tensors(int32_t b) {
+    BucketTensors t;
+    const int64_t count = bucket(b).count;
+    for (const Bucket::Piece& piece : bucket(b).pieces) {
+      if (!flowing_[static_cast<size_t>(piece.module)]) t.stationary += piece.count;
+    }
+    t.partials = dram(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64,
+                      bucket(b).segments, b);
+    const bool on_gpu = bucket(b).site == Site::kGpu;
+    if (on_gpu) {
+      t.partials_gpu = hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64,
+                           bucket(b).segments, b);
+    } else {
+      t.packed = hbm(TensorKind::kPacked, Category::kStaging, wire(), count, b);
+      t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, wire(), count, b);
+      if (cast_on_cpu(plan_)) {
+        t.gradient32 = dram(TensorKind::kBucketGradientFp32, Category::kWorkspace, DType::kF32,
+                            count, b);
+      }
+      if (cast_on_gpu(plan_) && t.stationary > 0) {
+        t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
+      }
+    }
+    if (sync() == SyncMode::kSpeculate) {
+      t.undo = in_place(on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord,
+                        Category::kSnapshot, DType::kF32, kSnapshotArrays * count, b);
+    }
+    bucket_tensors_.push_back(t);
+  }
+
+  Op op(OpKind kind, LaneKind lane, int32_t b, Work work, std::vector<Access> accesses) const {
+    Op result;
+    result.kind = kind;
+    result.phase = Phase::kOptimizer;
+    result.lane = lane_of(0, lane);
+    result.label.bucket = b;
+    result.work = std::move(work);
+    result.accesses = std::move(accesses);
+    return result;
+  }
+  // Elementwise work over `elements`, reading `from` and writing `to`.
+  static BucketWork elementwise(int64_t elements, DType from, DType to, Site site) {
+    return {elements, from, to, site, bytes_of(elements, from) + bytes_of(elements, to)};
+  }
+
+  void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
+                      const Access& like) const {
+    for (const Bucket::Piece& piece : bucket(b).pieces) {
+      const auto module = static_cast<size_t>(piece.module);
+      const bool weights = &ids == &module_weight_;
+      if (weights && flowing_[module]) continue;
+      Access access = like;
+      access.tensor = ids[module];
+      accesses.push_back(access);
+    }
+  }
+  Access weights_home() const {
+    Access access{-1, Role::kDestination, AccessMode::kWrite, 0};
+    if (sync() == SyncMode::kDelay) access.step_offset = 1;
+    return access;
+  }
+
+  // Pack, copy out and norm; on the GPU only the norm.
+  std::vector<Op> gradient_out(int32_t b) {
+    const BucketTensors& t = tensors(b);
+    const int64_t count = bucket(b).count;
+    std::vector<Op> ops;
+    std::vector<Access> sources;
+    append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
+    if (bucket(b).site == Site::kGpu) {
+      sources.push_back(write(t.partials_gpu, Role::kNormPartials));
+      BucketWork norm{count, plan_.dtype, DType::kF64, Site::kGpu, bytes_of(count, plan_.dtype)};
+      ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
+      ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
+                       CopyWork{bytes_of(bucket(b).segments, DType::kF64),
+                                CopyDirection::kDeviceToHost},
+                       {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)}));
+      return ops;
+    }
+    sources.push_back(write(t.packed, Role::kDestination));
+    ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b,
+                     elementwise(count, plan_.dtype, wire(), Site::kGpu), std::move(sources)));
+    ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
+                     CopyWork{bytes_of(count, wire()), CopyDirection::kDeviceToHost},
+                     {read(t.packed, Role::kSource), write(t.landed, Role::kDestination)}));
+    BucketWork norm{count, wire(), DType::kF64, Site::kCpu, bytes_of(count, wire())};
+    ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCheck, b, norm,
+                     {read(t.landed, Role::kSource), write(t.partials, Role::kNormPartials)}));
+    return ops;
+  }
+
+  Op adam(int32_t b, TensorId gradient, bool decided) const {
+    const Bucket& home = bucket(b);
+    const bool on_gpu = home.site == Site::kGpu;
+    std::vector<Access> accesses = {update(home.master, Role::kMaster),
+                                    update(home.moment1, Role::kMoment1),
+                                    update(home.moment2, Role::kMoment2)};
+    // Gradient read; master and both moments read and written.
+    const DType from = on_gpu ? plan_.dtype : graph_.tensors[static_cast<size_t>(gradient)].dtype;
+    BucketWork work{home.count, from, DType::kF32, home.site,
+                    bytes_of(home.count, from) + bytes_of(6 * home.count, DType::kF32)};
+    if (on_gpu) {
+      append_modules(accesses, b, module_gradient_, read(-1, Role::kGradient));
+      append_modules(accesses, b, module_weight_, weights_home());
+      work.to = plan_.dtype;
+      work.moved += bytes_of(home.count, plan_.dtype);
+    } else {
+      accesses.push_back(read(gradient, Role::kGradient));
+    }
+    if (decided) accesses.push_back(read(decision_, Role::kDecision));
+    return op(OpKind::kAdam, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b, work,
+              std::move(accesses));
+  }
+
+  Op snapshot(int32_t b, OpKind kind) {
+    const Bucket& home = bucket(b);
+    const bool on_gpu = home.site == Site::kGpu;
+    const bool undo = kind == OpKind::kUndo;
+    const auto state = [&](TensorId id, Role role) { return undo ? update(id, role) : read(id, role); };
+    return op(kind, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b,
+              elementwise(kSnapshotArrays * home.count, DType::kF32, DType::kF32, home.site),
+              {state(home.master, Role::kMaster), state(home.moment1, Role::kMoment1),
+               state(home.moment2, Role::kMoment2),
+               undo ? read(tensors(b).undo, Role::kUndoRecord)
+                    : write(tensors(b).undo, Role::kUndoRecord)});
+  }
+
+  void append_cast_of_weights(std::vector<Op>& ops, int32_t b) const {
+    const Bucket& home = bucket(b);
+    if (home.weights < 0) return;
+    ops.push_back(op(OpKind::kCast, LaneKind::kCpu, b,
+                     elementwise(home.count, DType::kF32, plan_.dtype, Site::kCpu),
+                     {read(home.master, Role::kSource), write(home.weights, Role::kDestination)}));
+  }
+
+  // From the landed gradient to stepped master and, where the CPU casts, 16-bit weights in DRAM.
+  std::vector<Op> step_of(int32_t b) {
+    const BucketTensors& t = tensors(b);
+    std::vector<Op> ops;
+    if (t.gradient32 >= 0) {
+      ops.push_back(op(OpKind::kCast, LaneKind::kCpu, b,
+                       elementwise(bucket(b).count, plan_.dtype, DType::kF32, Site::kCpu),
+                       {read(t.landed, Role::kSource), write(t.gradient32, Role::kDestination)}));
+    }
+    if (sync() == SyncMode::kSpeculate) ops.push_back(snapshot(b, OpKind::kSnapshot));
+    ops.push_back(adam(b, t.gradient32 >= 0 ? t.gradient32 : t.landed, sync() != SyncMode::kSpeculate));
+    append_cast_of_weights(ops, b);
+    return ops;
+  }
+
+  // Stationary weights of a CPU bucket, through `staging` where the GPU casts.
+  std::vector<Op> bring_home(int32_t b, TensorId staging) {
+    const Bucket& home = bucket(b);
+    const int64_t stationary = tensors(b).stationary;
+    std::vector<Op> ops;
+    if (home.site == Site::kGpu || stationary == 0) return ops;
+    std::vector<Access> weights;
+    append_modules(weights, b, module_weight_, weights_home());
+    const TensorId source = home.weights >= 0 ? home.weights : home.master;
+    const CopyWork copy{bytes_of(stationary, wire()), CopyDirection::kHostToDevice};
+    if (staging < 0) {
+      weights.push_back(read(source, Role::kSource));
+      ops.push_back(op(OpKind::kCopy, LaneKind::kUpload, b, copy, std::move(weights)));
+      return ops;
+    }
+    ops.push_back(op(OpKind::kCopy, LaneKind::kUpload, b, copy,
+                     {read(source, Role::kSource), write(staging, Role::kDestination)}));
+    weights.push_back(read(staging, Role::kSource));
+    ops.push_back(op(OpKind::kUnpack, LaneKind::kUpload, b,
+                     elementwise(stationary, DType::kF32, plan_.dtype, Site::kGpu),
+                     std::move(weights)));
+    return ops;
+  }
+  std::vector<Op> upload(int32_t b) { return bring_home(b, tensors(b).arriving); }
+
+  void append_partials(std::vector<Access>& accesses) {
+    for (const BucketTensors& t : bucket_tensors_) {
+      accesses.push_back(read(t.partials, Role::kNormPartials));
+    }
+  }
+
+  Op decide() {
+    std::vector<Access> accesses = {write(decision_, Role::kDecision)};
+    append_partials(accesses);
+    return op(OpKind::kDecide, LaneKind::kCheck, -1, std::monostate{}, std::move(accesses));
+  }
+
+  // Waits for all norms of the step before. What a repair would need is read here, which keeps it
+  // alive (and its memory unused by others) from the step that made it.
+  Op commit() {
+    std::vector<Access> accesses = {write(decision_, Role::kDecision)};
+    append_partials(accesses);
+    int64_t largest = 0;
+    for (size_t i = 0; i < graph_.buckets.size(); ++i) {
+      const auto b = static_cast<int32_t>(i);
+      const BucketTensors& t = tensors(b);
+      accesses.push_back(read(t.undo, Role::kUndoRecord));
+      if (bucket(b).site == Site::kGpu) {
+        append_modules(accesses, b, module_gradient_, read(-1, Role::kGradient));
+      } else {
+        accesses.push_back(read(t.landed, Role::kGradient));
+        if (bucket(b).weights >= 0) accesses.push_back(read(bucket(b).weights, Role::kSource));
+      }
+      if (t.arriving >= 0) largest = std::max(largest, t.stationary);
+    }
+    if (largest > 0) {
+      repair_arriving_ = hbm(TensorKind::kRepairArriving, Category::kStaging, DType::kF32, largest, -1);
+      accesses.push_back(write(repair_arriving_, Role::kScratch));
+    }
+    Op result = op(OpKind::kCommit, LaneKind::kCompute, -1, std::monostate{}, std::move(accesses));
+    result.fence = true;
+    return result;
+  }
+
+  // Undo every bucket, redo it with the decided gradient (nothing where the step is skipped), and
+  // bring the weights home again. Redo takes the landed gradient as it is: Adam reads 16-bit too.
+  void repair() {
+    std::vector<Op>& ops = graph_.repair.ops;
+    for (size_t i = 0; i < graph_.buckets.size(); ++i) {
+      const auto b = static_cast<int32_t>(i);
+      ops.push_back(snapshot(b, OpKind::kUndo));
+      ops.push_back(adam(b, tensors(b).landed, true));
+      append_cast_of_weights(ops, b);
+      const TensorId staging = tensors(b).arriving >= 0 ? repair_arriving_ : -1;
+      for (Op& home : bring_home(b, staging)) ops.push_back(std::move(home));
+    }
+  }
+
+  Graph& graph_;
+  const Plan& plan_;
+  std::vector<bool> flowing_;
+  std::vector<TensorId> module_weight_, module_gradient_;  // by module
+  std::vector<size_t> last_gradient_, last_weight_;        // by tensor: index of an operation
+  std::vector<BucketTensors> bucket_tensors_;
+  TensorId decision_ = -1;
+  TensorId repair_arriving_ = -1;
+};
+
+}  // namespace
+
+Graph optimizer_pass(Graph graph, const Plan& plan) {
+  OptimizerPass(graph, plan).run();
+  return graph;
+}
+
+}  // namespace ballast

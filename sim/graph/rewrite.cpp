@@ -1,0 +1,141 @@
+#include "sim/graph/rewrite.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ballast {
+
+std::vector<Op> Insertions::apply(std::vector<Op> ops) {
+  std::vector<Op> result;
+  size_t inserted = 0;
+  for (const auto& [position, list] : at_) inserted += list.size();
+  result.reserve(ops.size() + inserted);
+  for (size_t position = 0; position <= ops.size(); ++position) {
+    if (const auto found = at_.find(position); found != at_.end()) {
+      for (Op& op : found->second) result.push_back(std::move(op));
+    }
+    if (position < ops.size()) result.push_back(std::move(ops[position]));
+  }
+  at_.clear();
+  return result;
+}
+
+size_t ahead_of(const std::vector<Op>& ops, size_t position, int64_t count, size_t least) {
+  while (count > 0 && position > least) {
+    --position;
+    if (kind_of(ops[position].lane) == LaneKind::kCompute) --count;
+  }
+  return position;
+}
+
+size_t first_backward(const std::vector<Op>& ops) {
+  const auto found = std::find_if(ops.begin(), ops.end(),
+                                  [](const Op& op) { return is_backward(op.phase); });
+  return static_cast<size_t>(found - ops.begin());
+}
+
+namespace {
+
+struct Segment {
+  int32_t module;
+  int64_t begin;
+  int64_t count;
+};
+
+std::vector<Segment> segments_of(const std::vector<Module>& modules) {
+  std::vector<Segment> segments;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    for (int64_t begin = 0; begin < modules[i].count; begin += kSegment) {
+      segments.push_back({static_cast<int32_t>(i), begin,
+                          std::min(kSegment, modules[i].count - begin)});
+    }
+  }
+  return segments;
+}
+
+// A bucket of the segments [first, last), neighbours of one module joined into one piece.
+Bucket bucket_of(const std::vector<Module>& modules, const std::vector<Segment>& segments,
+                 size_t first, size_t last) {
+  Bucket bucket;
+  bucket.begin = modules[static_cast<size_t>(segments[first].module)].flat_offset +
+                 segments[first].begin;
+  bucket.segments = static_cast<int64_t>(last - first);
+  for (size_t i = first; i < last; ++i) {
+    const Segment& segment = segments[i];
+    if (bucket.pieces.empty() || bucket.pieces.back().module != segment.module) {
+      bucket.pieces.push_back({segment.module, segment.begin, 0, bucket.count});
+    }
+    bucket.pieces.back().count += segment.count;
+    bucket.count += segment.count;
+  }
+  return bucket;
+}
+
+}  // namespace
+
+std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer) {
+  const std::vector<Segment> segments = segments_of(modules);
+  const int64_t most = optimizer.bucket_bytes.count / size_of(DType::kF32);
+  std::vector<Bucket> buckets;
+  size_t last = segments.size();
+  while (last > 0) {
+    size_t first = last - 1;
+    int64_t count = segments[first].count;
+    while (first > 0 && count + segments[first - 1].count <= most) count += segments[--first].count;
+    buckets.push_back(bucket_of(modules, segments, first, last));
+    last = first;
+  }
+  const auto total = static_cast<int64_t>(buckets.size());
+  const int64_t on_gpu = optimizer.placement == OptimizerPlacement::kGpu
+                             ? total
+                             : std::min(total, optimizer.gpu_buckets.value());
+  for (int64_t i = total - on_gpu; i < total; ++i) buckets[static_cast<size_t>(i)].site = Site::kGpu;
+  return buckets;
+}
+
+void add_bucket_state(Graph& graph, const Plan& plan) {
+  for (size_t i = 0; i < graph.buckets.size(); ++i) {
+    Bucket& bucket = graph.buckets[i];
+    Tensor tensor;
+    tensor.place = bucket.site == Site::kGpu ? Place::kHbm : Place::kDram;
+    tensor.elements = bucket.count;
+    tensor.label.bucket = static_cast<int32_t>(i);
+    tensor.category = Category::kMaster;
+    tensor.kind = TensorKind::kMaster;
+    bucket.master = add_tensor(graph, tensor);
+    tensor.category = Category::kMoments;
+    tensor.kind = TensorKind::kMoment1;
+    bucket.moment1 = add_tensor(graph, tensor);
+    tensor.kind = TensorKind::kMoment2;
+    bucket.moment2 = add_tensor(graph, tensor);
+    if (bucket.site == Site::kCpu && cast_on_cpu(plan)) {
+      tensor.category = Category::kWeights;
+      tensor.kind = TensorKind::kBucketWeights;
+      tensor.dtype = plan.dtype;
+      bucket.weights = add_tensor(graph, tensor);
+    }
+  }
+}
+
+std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan) {
+  std::vector<bool> flowing(graph.modules.size(), false);
+  int64_t layers = 0;
+  for (const Module& module : graph.modules) layers = std::max(layers, module.layer + 1);
+  const auto flowing_layers = static_cast<int64_t>(
+      std::llround(plan.weights.flow_share.value() * static_cast<double>(layers)));
+  for (size_t i = 0; i < graph.modules.size(); ++i) {
+    const int64_t layer = graph.modules[i].layer;
+    if (layer < 0 || graph.modules[i].count == 0) continue;
+    // Layer l flows where the running count l*share steps up: evenly spread over the depth.
+    flowing[i] = (layer + 1) * flowing_layers / layers > layer * flowing_layers / layers;
+  }
+  for (const Bucket& bucket : graph.buckets) {
+    if (bucket.site == Site::kCpu) continue;
+    for (const Bucket::Piece& piece : bucket.pieces) {
+      flowing[static_cast<size_t>(piece.module)] = false;
+    }
+  }
+  return flowing;
+}
+
+}  // namespace ballast

@@ -1,0 +1,69 @@
+// What the passes share: finding accesses, making tensors and inserting operations.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "sim/graph/graph.h"
+
+namespace ballast {
+
+inline bool reads(const Access& access) { return access.mode != AccessMode::kWrite; }
+inline bool writes(const Access& access) { return access.mode != AccessMode::kRead; }
+
+inline bool is_backward(Phase phase) {
+  return phase == Phase::kBackward || phase == Phase::kBackwardInput ||
+         phase == Phase::kBackwardWeight;
+}
+
+inline TensorId add_tensor(Graph& graph, const Tensor& tensor) {
+  graph.tensors.push_back(tensor);
+  return static_cast<TensorId>(graph.tensors.size()) - 1;
+}
+
+inline Access read(TensorId tensor, Role role) { return {tensor, role, AccessMode::kRead, 0}; }
+inline Access write(TensorId tensor, Role role) { return {tensor, role, AccessMode::kWrite, 0}; }
+inline Access update(TensorId tensor, Role role) {
+  return {tensor, role, AccessMode::kReadWrite, 0};
+}
+
+// Operations to insert into a program, by the position that they come before. Operations given
+// for the same position keep the order in which they were given.
+class Insertions {
+ public:
+  void before(size_t position, Op op) { at_[position].push_back(std::move(op)); }
+  void after(size_t position, Op op) { before(position + 1, std::move(op)); }
+  // The program with everything inserted; this object is empty afterwards.
+  std::vector<Op> apply(std::vector<Op> ops);
+
+ private:
+  std::map<size_t, std::vector<Op>> at_;
+};
+
+// The position that lies `count` compute-lane operations before `position`, not below `least`.
+size_t ahead_of(const std::vector<Op>& ops, size_t position, int64_t count, size_t least);
+
+// First operation of a backward, or ops.size().
+size_t first_backward(const std::vector<Op>& ops);
+
+// Splits the flat parameter space into buckets from its end, each as many whole segments as fit
+// `bucket_bytes` of 32-bit values (at least one); the last `gpu_buckets` of them, or all where the
+// optimizer lives there, are stepped on the GPU.
+std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer);
+
+// Master, moments and, where the CPU casts, 16-bit weights of every bucket.
+void add_bucket_state(Graph& graph, const Plan& plan);
+
+// True where 16-bit copies of CPU-stepped weights are made on the CPU.
+inline bool cast_on_cpu(const Plan& plan) {
+  return plan.dtype != DType::kF32 && plan.optimizer.cast == CastPlacement::kCpu;
+}
+inline bool cast_on_gpu(const Plan& plan) {
+  return plan.dtype != DType::kF32 && plan.optimizer.cast == CastPlacement::kGpu;
+}
+
+// Modules (by index) whose weights live in DRAM and flow in before each use: those of the flowing
+// layers, spread evenly over the depth, whose every bucket is stepped on the CPU.
+std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan);
+
+}  // namespace ballast

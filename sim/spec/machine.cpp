@@ -1,0 +1,146 @@
+#include "sim/spec/machine.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ballast {
+namespace {
+
+// Checks one machine's numbers; every complaint names the machine and the field.
+class Checker {
+ public:
+  explicit Checker(const Machine& machine) : machine_(machine) {}
+
+  void positive(const char* field, double value) const {
+    if (!std::isfinite(value) || value <= 0) fail(field, "is missing, zero or negative");
+  }
+
+  void not_negative(const char* field, double value) const {
+    if (!std::isfinite(value) || value < 0) fail(field, "is negative or not a number");
+  }
+
+  void share(const char* field, double value) const {
+    if (!(value > 0 && value <= 1)) fail(field, "is not a share above 0 and at most 1");
+  }
+
+  void curve(const std::string& field, const Curve& value) const {
+    double size_before = 0;
+    for (const Curve::Point& point : value.points) {
+      if (!std::isfinite(point.size) || point.size <= size_before) {
+        fail(field, "has sizes that are not positive and strictly ascending");
+      }
+      if (!std::isfinite(point.rate) || point.rate <= 0) {
+        fail(field, "has a rate that is zero or negative");
+      }
+      size_before = point.size;
+    }
+  }
+
+  [[noreturn]] void fail(const std::string& field, const std::string& what) const {
+    throw Error("machine " + machine_.name + ": " + field, what,
+                "correct it in the machine's file");
+  }
+
+ private:
+  const Machine& machine_;
+};
+
+void check_gpu(const Checker& checker, const Gpu& gpu) {
+  checker.positive("gpu.memory", static_cast<double>(gpu.memory.value.count));
+  checker.not_negative("gpu.reserved", static_cast<double>(gpu.reserved.value.count));
+  if (gpu.reserved.value >= gpu.memory.value) {
+    checker.fail("gpu.reserved", "leaves nothing of gpu.memory");
+  }
+  checker.positive("gpu.memory_bandwidth", gpu.memory_bandwidth.value.bytes_per_s);
+  if (gpu.matmul.empty()) checker.fail("gpu.matmul", "names no number format");
+  for (const auto& [dtype, rate] : gpu.matmul) {
+    checker.positive(("gpu.matmul." + std::string(to_string(dtype))).c_str(),
+                     rate.value.flops_per_s);
+  }
+  checker.positive("gpu.vector", gpu.vector.value.flops_per_s);
+  checker.share("gpu.attention_efficiency", gpu.attention_efficiency.value);
+  checker.not_negative("gpu.launch", static_cast<double>(gpu.launch.value.ps));
+  checker.positive("gpu.multiprocessors", static_cast<double>(gpu.multiprocessors));
+}
+
+void check_cpu(const Checker& checker, const Cpu& cpu) {
+  checker.positive("cpu.cores", static_cast<double>(cpu.cores));
+  checker.positive("cpu.optimizer_threads", static_cast<double>(cpu.optimizer_threads));
+  if (cpu.optimizer_threads > cpu.cores) {
+    checker.fail("cpu.optimizer_threads", "is larger than cpu.cores");
+  }
+  checker.positive("cpu.memory", static_cast<double>(cpu.memory.value.count));
+  checker.not_negative("cpu.reserved", static_cast<double>(cpu.reserved.value.count));
+  if (cpu.reserved.value >= cpu.memory.value) {
+    checker.fail("cpu.reserved", "leaves nothing of cpu.memory");
+  }
+  checker.positive("cpu.memory_bandwidth", cpu.memory_bandwidth.value.bytes_per_s);
+  for (const auto& [name, curve] : cpu.adam) {
+    if (curve.empty()) checker.fail("cpu.adam." + name, "has no points");
+    checker.curve("cpu.adam." + name, curve);
+  }
+  checker.curve("cpu.cast", cpu.cast);
+  checker.curve("cpu.sum_of_squares", cpu.sum_of_squares);
+}
+
+void check_link(const Checker& checker, const Link& link) {
+  if (link.host_to_device.empty()) checker.fail("link.host_to_device", "has no points");
+  if (link.device_to_host.empty()) checker.fail("link.device_to_host", "has no points");
+  checker.curve("link.host_to_device", link.host_to_device);
+  checker.curve("link.device_to_host", link.device_to_host);
+  checker.positive("link.both_total", link.both_total.value.bytes_per_s);
+  checker.share("link.pageable_share", link.pageable_share.value);
+  checker.not_negative("link.latency", static_cast<double>(link.latency.value.ps));
+}
+
+}  // namespace
+
+std::string_view to_string(Provenance value) {
+  switch (value) {
+    case Provenance::kMeasured:
+      return "measured";
+    case Provenance::kInterpolated:
+      return "interpolated";
+    case Provenance::kRoofline:
+      return "roofline";
+  }
+  return "";
+}
+
+double Curve::rate_at(double size) const {
+  CHECK(!points.empty());
+  if (size <= points.front().size) return points.front().rate;
+  if (size >= points.back().size) return points.back().rate;
+  const auto after =
+      std::upper_bound(points.begin(), points.end(), size,
+                       [](double value, const Point& point) { return value < point.size; });
+  const Point& high = *after;
+  const Point& low = *(after - 1);
+  const double share = std::log(size / low.size) / std::log(high.size / low.size);
+  return low.rate + share * (high.rate - low.rate);
+}
+
+void check(const Machine& machine) {
+  const Checker checker(machine);
+  if (machine.name.empty()) checker.fail("name", "is empty");
+  checker.positive("devices_per_node", static_cast<double>(machine.devices_per_node));
+  checker.positive("devices", static_cast<double>(machine.devices));
+  check_gpu(checker, machine.gpu);
+  check_cpu(checker, machine.cpu);
+  check_link(checker, machine.link);
+  if (machine.node) {
+    checker.positive("node.bandwidth", machine.node->bandwidth.value.bytes_per_s);
+    checker.not_negative("node.latency", static_cast<double>(machine.node->latency.value.ps));
+  } else if (machine.devices_per_node > 1) {
+    checker.fail("node", "is missing, but a node has several devices");
+  }
+  if (machine.network) {
+    checker.positive("network.bandwidth", machine.network->bandwidth.value.bytes_per_s);
+    checker.not_negative("network.latency", static_cast<double>(machine.network->latency.value.ps));
+  } else if (machine.devices > machine.devices_per_node) {
+    checker.fail("network", "is missing, but the devices are spread over several nodes");
+  }
+  checker.not_negative("handover", static_cast<double>(machine.handover.value.ps));
+}
+
+}  // namespace ballast

@@ -1,0 +1,103 @@
+// Machine: what a computer can do, each number with its source; the input of every cost.
+//
+// One record serves superchips, PCIe boxes and this very host (whose "GPU" is a compute thread).
+// Will not do: read files (profiles/load), or compute a duration (sim/engine/cost).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/spec/dtype.h"
+
+namespace ballast {
+
+// Where a number came from; every predicted second is booked under one of these.
+enum class Provenance : uint8_t {
+  kMeasured,      // this very operation was timed on this machine
+  kInterpolated,  // between measured points of the same kind
+  kRoofline,      // computed from a rate or a bound
+};
+std::string_view to_string(Provenance value);
+
+template <class Quantity>
+struct Sourced {
+  Quantity value{};
+  bool measured = false;  // else nominal (a vendor's figure) or derived
+  std::string source;
+};
+
+// Bandwidth as a function of message size, or any rate as a function of size: linear in
+// log(size) between points, flat beyond the first and last. Sizes ascend strictly.
+struct Curve {
+  struct Point {
+    double size = 0;  // bytes, or elements where the owner says so
+    double rate = 0;  // bytes per second, or elements per second
+  };
+  std::vector<Point> points;
+  std::string source;
+  bool measured = false;
+
+  bool empty() const { return points.empty(); }
+  double rate_at(double size) const;  // Requires !empty().
+};
+
+struct Gpu {
+  std::string name;
+  Sourced<Bytes> memory;             // usable for tensors and libraries
+  Sourced<Bytes> reserved;           // context and libraries, not available to tensors
+  Sourced<Bandwidth> memory_bandwidth;
+  std::map<DType, Sourced<FlopRate>> matmul;  // best achieved dense rate by storage type
+  Sourced<FlopRate> vector;          // elementwise arithmetic, fp32
+  Sourced<double> attention_efficiency;  // share of `matmul` that fused attention reaches
+  Sourced<Duration> launch;          // least time of any operation
+  int64_t multiprocessors = 132;     // tiles of a matrix product computed at the same time
+  bool is_host_thread = false;       // its lanes run on CPU cores and share them
+};
+
+struct Cpu {
+  std::string name;
+  int64_t cores = 1;
+  int64_t optimizer_threads = 1;
+  Sourced<Bytes> memory;
+  Sourced<Bytes> reserved;
+  Sourced<Bandwidth> memory_bandwidth;   // achievable, read plus write
+  std::map<std::string, Curve> adam;     // by implementation: parameters per second by parameters
+  Curve cast;                            // elements per second by elements, 16 <-> 32 bit
+  Curve sum_of_squares;                  // elements per second by elements
+};
+
+// GPU memory <-> CPU memory of one device.
+struct Link {
+  std::string kind;                      // c2c, pcie, memory (host device)
+  Curve host_to_device;                  // bytes per second by bytes, pinned
+  Curve device_to_host;
+  Sourced<Bandwidth> both_total;         // both directions at once
+  Sourced<double> pageable_share;        // of the pinned rate
+  Sourced<Duration> latency;
+};
+
+struct Interconnect {
+  Sourced<Bandwidth> bandwidth;          // per device and direction
+  Sourced<Duration> latency;
+};
+
+struct Machine {
+  std::string name;
+  std::string description;
+  int64_t devices_per_node = 1;
+  int64_t devices = 1;
+  Gpu gpu;                               // each device
+  Cpu cpu;                               // the CPU share of each device
+  Link link;
+  std::optional<Interconnect> node;      // between devices of one node
+  std::optional<Interconnect> network;   // between nodes, per device
+  Sourced<Duration> handover;            // from a finished operation to one waiting on another lane
+};
+
+// Throws Error naming the machine and the field where a number is missing, zero or negative.
+void check(const Machine& machine);
+
+}  // namespace ballast

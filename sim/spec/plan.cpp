@@ -1,0 +1,124 @@
+#include "sim/spec/plan.h"
+
+#include <fmt/format.h>
+
+namespace ballast {
+
+std::string_view to_string(OptimizerPlacement value) {
+  switch (value) {
+    case OptimizerPlacement::kGpu: return "gpu";
+    case OptimizerPlacement::kCpu: return "cpu";
+    case OptimizerPlacement::kNvme: return "nvme";
+  }
+  return "";
+}
+
+std::string_view to_string(CastPlacement value) {
+  return value == CastPlacement::kGpu ? "gpu" : "cpu";
+}
+
+std::string_view to_string(SyncMode value) {
+  switch (value) {
+    case SyncMode::kWait: return "wait";
+    case SyncMode::kDelay: return "delay";
+    case SyncMode::kSpeculate: return "speculate";
+  }
+  return "";
+}
+
+std::string_view to_string(UndoKind value) {
+  return value == UndoKind::kSnapshot ? "snapshot" : "exact";
+}
+
+std::string_view to_string(ActivationFate value) {
+  switch (value) {
+    case ActivationFate::kKeep: return "keep";
+    case ActivationFate::kRecompute: return "recompute";
+    case ActivationFate::kOffload: return "offload";
+  }
+  return "";
+}
+
+bool saves_output(ModuleKind kind) {
+  return kind >= ModuleKind::kNorm1 && kind <= ModuleKind::kFc2;
+}
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& knob, const std::string& what,
+                         const std::string& remedy) {
+  throw Error("plan, " + knob, what, remedy);
+}
+
+void require_at_least(const std::string& knob, int64_t value, int64_t least) {
+  if (value < least) {
+    refuse(knob, fmt::format("it is {}", value), fmt::format("use at least {}", least));
+  }
+}
+
+void require_share(const std::string& knob, double value) {
+  if (!(value >= 0.0 && value <= 1.0)) {
+    refuse(knob, fmt::format("it is {}", value), "use a share from 0 to 1");
+  }
+}
+
+void check_batch(const Plan& plan) {
+  require_at_least("global_batch", plan.global_batch, 1);
+  require_at_least("sequence_length", plan.sequence_length, 1);
+  if (plan.global_batch % plan.data != 0) {
+    refuse("global_batch", fmt::format("{} sequences do not divide over {} data-parallel ranks",
+                                       plan.global_batch, plan.data),
+           "use a multiple of `data`");
+  }
+  if (plan.micro_batch) {
+    require_at_least("micro_batch", *plan.micro_batch, 1);
+    const int64_t local = plan.global_batch / plan.data;
+    if (local % *plan.micro_batch != 0) {
+      refuse("micro_batch", fmt::format("{} does not divide the {} sequences of a rank",
+                                        *plan.micro_batch, local),
+             "use a divisor of it");
+    }
+  }
+}
+
+}  // namespace
+
+void check(const Plan& plan, const Model& model) {
+  check(model);
+  require_at_least("devices", plan.devices, 1);
+  require_at_least("data", plan.data, 1);
+  if (plan.data != plan.devices) {
+    refuse("data", fmt::format("{} ranks for {} devices", plan.data, plan.devices),
+           "every device is one data-parallel rank: set data = devices");
+  }
+  if (plan.zero_stage < 1 || plan.zero_stage > 2) {
+    refuse("zero_stage", fmt::format("stage {} is not known", plan.zero_stage), "use 1 or 2");
+  }
+  check_batch(plan);
+  if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
+    refuse("sequence_length", fmt::format("{} tokens exceed the model's {} learned positions",
+                                          plan.sequence_length, model.max_positions),
+           "use a shorter sequence");
+  }
+  if (plan.dtype != DType::kF32 && plan.dtype != DType::kBf16 && plan.dtype != DType::kF16) {
+    refuse("dtype", fmt::format("{} cannot be trained in", to_string(plan.dtype)),
+           "use fp32, bf16 or fp16");
+  }
+  if (plan.weights.flow_share) require_share("weights.flow_share", *plan.weights.flow_share);
+  require_at_least("weights.look_ahead", plan.weights.look_ahead, 0);
+  if (plan.optimizer.placement == OptimizerPlacement::kNvme) {
+    refuse("optimizer.placement", "nvme is not a place this version can step from",
+           "use gpu or cpu");
+  }
+  require_at_least("optimizer.bucket_bytes", plan.optimizer.bucket_bytes.count, 1);
+  if (plan.optimizer.gpu_buckets) {
+    require_at_least("optimizer.gpu_buckets", *plan.optimizer.gpu_buckets, 0);
+  }
+  if (plan.activations) {
+    require_share("activations.offload_share", plan.activations->offload_share);
+    require_at_least("activations.look_ahead", plan.activations->look_ahead, 0);
+  }
+  require_at_least("checkpoint.period_steps", plan.checkpoint_period_steps, 0);
+}
+
+}  // namespace ballast

@@ -1,0 +1,94 @@
+// Plan: what to do with a model on a machine; every knob of design.md that a graph is built from.
+//
+// A knob without a value ("auto") is chosen by autotune before a graph is built.
+// Will not do: hold hyperparameters of training (those are the trainer's), or read files.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "sim/base/units.h"
+#include "sim/spec/dtype.h"
+#include "sim/spec/model.h"
+
+namespace ballast {
+
+enum class OptimizerPlacement : uint8_t { kGpu, kCpu, kNvme };
+// Where 16-bit and 32-bit values are converted. kGpu moves 32-bit over the link, kCpu 16-bit.
+enum class CastPlacement : uint8_t { kGpu, kCpu };
+// kWait: all gradients first, then the step. kDelay: the step is applied one step late (not exact).
+// kSpeculate: step at once, validate during the next forward, roll back if it was wrong (exact).
+enum class SyncMode : uint8_t { kWait, kDelay, kSpeculate };
+enum class UndoKind : uint8_t { kSnapshot, kExact };
+// What becomes of a module's output between forward and backward.
+enum class ActivationFate : uint8_t { kKeep, kRecompute, kOffload };
+
+std::string_view to_string(OptimizerPlacement value);
+std::string_view to_string(CastPlacement value);
+std::string_view to_string(SyncMode value);
+std::string_view to_string(UndoKind value);
+std::string_view to_string(ActivationFate value);
+
+struct OptimizerPlan {
+  OptimizerPlacement placement = OptimizerPlacement::kCpu;
+  Bytes bucket_bytes{64 << 20};        // of 32-bit values
+  std::optional<int64_t> gpu_buckets;  // the last k buckets keep optimizer and master on the GPU
+  CastPlacement cast = CastPlacement::kGpu;
+  SyncMode sync = SyncMode::kSpeculate;
+  UndoKind undo = UndoKind::kSnapshot;
+  std::string adam = "best";           // a name of kernels::Table, or of a machine's Adam curves
+  bool operator==(const OptimizerPlan&) const = default;
+};
+
+struct WeightsPlan {
+  std::optional<double> flow_share;  // share of the layers whose weights live in DRAM and flow
+  int64_t look_ahead = 4;  // operations of the GPU between the fetch of a weight and its use
+  bool operator==(const WeightsPlan&) const = default;
+};
+
+// Indexed by ModuleKind; only the kinds that have a saved output are read (saves_output()).
+struct ActivationPlan {
+  std::array<ActivationFate, kModuleKinds> fate{};
+  // Of the layers (first ones first) whose kOffload is obeyed. The last layer always keeps: its
+  // backward comes before a copy could return.
+  double offload_share = 1.0;
+  int64_t look_ahead = 4;  // operations of the GPU between a reload and its use
+  bool operator==(const ActivationPlan&) const = default;
+};
+
+// Kinds whose output a backward pass reads and whose fate a plan may choose: norm1, qkv,
+// core_attention, attention_out, norm2, fc1, activation, fc2.
+bool saves_output(ModuleKind kind);
+
+struct Plan {
+  std::string model;    // a name of profiles/models or a path of a config.json
+  std::string machine;  // a name of profiles/machines, a path, or "here"
+  std::string strategy;
+  int64_t devices = 1;
+  int64_t data = 1;     // data-parallel ranks; their optimizer state is sharded (zero_stage)
+  int64_t zero_stage = 2;
+  int64_t global_batch = 0;             // sequences per step over all devices
+  std::optional<int64_t> micro_batch;   // sequences per forward on one device
+  int64_t sequence_length = 0;
+  DType dtype = DType::kBf16;
+  WeightsPlan weights;
+  OptimizerPlan optimizer;
+  std::optional<ActivationPlan> activations;
+  int64_t checkpoint_period_steps = 0;  // 0: none
+
+  // Micro-batches per step on one device. Requires micro_batch.
+  int64_t accumulation() const {
+    return div_exact(div_exact(global_batch, data), micro_batch.value());
+  }
+  int64_t tokens_per_step() const { return global_batch * sequence_length; }
+  bool operator==(const Plan&) const = default;
+};
+
+// Throws Error naming the knob if the plan cannot be run for this model: zero or negative sizes,
+// degrees that do not divide, sequence longer than learned positions. "auto" knobs pass.
+void check(const Plan& plan, const Model& model);
+
+}  // namespace ballast

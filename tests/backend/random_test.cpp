@@ -1,0 +1,157 @@
+// Random numbers are a function of their position, and parameters of their name.
+#include "backend/random.h"
+
+#include <cmath>
+#include <gtest/gtest.h>
+#include <vector>
+
+namespace ballast {
+namespace {
+
+// V=64, C=32, two layers: large enough for statistics, small enough for a test.
+Model small_gpt2() {
+  Model model;
+  model.name = "small";
+  model.architecture = "gpt2";
+  model.layers = 2;
+  model.hidden = 32;
+  model.heads = 4;
+  model.kv_heads = 4;
+  model.head_size = 8;
+  model.ffn = 128;
+  model.vocab = 64;
+  model.max_positions = 16;
+  model.layout = WeightLayout::kInOut;
+  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
+  model.tied_embeddings = true;
+  return model;
+}
+
+double deviation_of(std::span<const float> values) {
+  double sum = 0;
+  double squares = 0;
+  for (const float value : values) {
+    sum += value;
+    squares += double{value} * value;
+  }
+  const auto n = static_cast<double>(values.size());
+  return std::sqrt(squares / n - (sum / n) * (sum / n));
+}
+
+// Known answers of the authors' library Random123, tests/kat_vectors, "philox4x32 10".
+TEST(random, philox_gives_the_published_answers) {
+  EXPECT_EQ(philox4x32({{0, 0, 0, 0}}, {{0, 0}}),
+            (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox4x32({{~0u, ~0u, ~0u, ~0u}}, {{~0u, ~0u}}),
+            (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(
+      philox4x32({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, {{0xa4093822, 0x299f31d0}}),
+      (std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+// Python: statistics.NormalDist().inv_cdf((word + 0.5) / 2**32), for the centre, the middle and the
+// tail of the distribution.
+TEST(random, normal_deviates_are_the_inverse_of_the_distribution) {
+  const auto expect = [](uint32_t word, double deviate) {
+    EXPECT_NEAR(normal_deviate(word), deviate, 1e-14 * std::abs(deviate)) << word;
+  };
+  expect(0x00000000u, -6.337957754553789);
+  expect(0x00000001u, -6.166429517819749);
+  expect(0x000186A0u, -4.0722240098541675);
+  expect(0x0CCCCCCCu, -1.6448536276287282);
+  expect(0x12345678u, -1.4675657314922321);
+  expect(0x13333333u, -1.4395314704450153);
+  expect(0x7FFFFFFFu, -2.9180993729166234e-10);
+  expect(0xC0000000u, 0.6744897505624251);
+  expect(0xFFFFFFFFu, 6.337957754553789);
+}
+
+TEST(random, normal_deviates_are_symmetric) {
+  for (const uint32_t word : {0u, 1u, 12345u, 0x0CCCCCCCu, 0x7FFFFFFFu}) {
+    EXPECT_EQ(normal_deviate(word), -normal_deviate(~word)) << word;
+  }
+}
+
+TEST(random, bits_differ_with_key_row_and_column) {
+  const uint64_t bits = random_bits(1, {2, 3});
+  EXPECT_EQ(bits, random_bits(1, {2, 3}));
+  EXPECT_NE(bits, random_bits(2, {2, 3}));
+  EXPECT_NE(bits, random_bits(1, {3, 2}));
+  EXPECT_NE(bits, random_bits(1, {2, 3 + (uint64_t{1} << 32)}));
+  EXPECT_NE(bits, random_bits(1 + (uint64_t{1} << 32), {2, 3}));
+  EXPECT_NE(key_of(1, "a"), key_of(2, "a"));
+  EXPECT_NE(key_of(1, "a"), key_of(1, "b"));
+}
+
+TEST(random, a_sequence_does_not_depend_on_the_length_asked_for) {
+  std::vector<float> longer(23);
+  std::vector<float> shorter(10);
+  fill_normal(longer, 7, 1.0);
+  fill_normal(shorter, 7, 1.0);
+  for (size_t i = 0; i < shorter.size(); ++i) EXPECT_EQ(shorter[i], longer[i]) << i;
+  EXPECT_NE(longer[0], longer[4]);
+}
+
+// 100,000 values: the mean lies within 5 / sqrt(n) = 0.016, the variance within 5 sqrt(2/n) =
+// 0.022, and 4.55 % lie beyond two deviations, +- 5 sqrt(0.0455 * 0.9545 / n) = 0.33 %.
+TEST(random, a_long_sequence_is_standard_normal) {
+  std::vector<float> values(100'000);
+  fill_normal(values, 42, 1.0);
+  double sum = 0;
+  int beyond = 0;
+  for (const float value : values) {
+    sum += value;
+    beyond += std::abs(value) > 2.0f ? 1 : 0;
+  }
+  EXPECT_NEAR(sum / 1e5, 0.0, 0.016);
+  EXPECT_NEAR(deviation_of(values), 1.0, 0.011);
+  EXPECT_NEAR(beyond / 1e5, 0.0455, 0.0033);
+}
+
+// 1/sqrt(2 L) = 1/2 with two layers: residual projections have deviation 0.01. The smallest matrix
+// has 512 values: its deviation is known to 5 / sqrt(2 * 512) = 16 %.
+TEST(random, parameters_start_as_gpt2s) {
+  const Model model = small_gpt2();
+  bool saw_residual = false;
+  for (const Module& module : modules_of(model)) {
+    std::vector<float> values(static_cast<size_t>(module.count), NAN);
+    initialise(module, model, 1, values);
+    const bool residual =
+        module.kind == ModuleKind::kAttentionOut || module.kind == ModuleKind::kFc2;
+    saw_residual |= residual;
+    for (const Parameter& parameter : module.parameters) {
+      const auto part = std::span<const float>(values).subspan(
+          static_cast<size_t>(parameter.offset), static_cast<size_t>(parameter.count()));
+      if (parameter.is_matrix) {
+        const double expected = residual ? 0.01 : 0.02;
+        EXPECT_NEAR(deviation_of(part), expected, 0.16 * expected) << parameter.name;
+        continue;
+      }
+      const float expected = parameter.name.ends_with("weight") ? 1.0f : 0.0f;
+      for (const float value : part) EXPECT_EQ(value, expected) << parameter.name;
+    }
+  }
+  EXPECT_TRUE(saw_residual);
+}
+
+TEST(random, a_parameter_depends_on_its_name_and_the_seed_only) {
+  const Model model = small_gpt2();
+  Module one;
+  one.kind = ModuleKind::kFc1;
+  one.count = 24;
+  one.parameters = {{"a.weight", 2, 4, 0, true}, {"b.weight", 4, 4, 8, true}};
+  Module other = one;
+  other.parameters = {{"b.weight", 4, 4, 0, true}, {"a.weight", 2, 4, 16, true}};
+  std::vector<float> first(24);
+  std::vector<float> second(24);
+  initialise(one, model, 5, first);
+  initialise(other, model, 5, second);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(first[i], second[16 + i]);
+  for (size_t i = 0; i < 16; ++i) EXPECT_EQ(first[8 + i], second[i]);
+  EXPECT_NE(first[0], first[8]);
+  initialise(one, model, 6, second);
+  EXPECT_NE(first[0], second[0]);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,167 @@
+#include "sim/engine/predict.h"
+
+#include <gtest/gtest.h>
+#include <numeric>
+
+#include "tests/engine/tiny_machine.h"
+
+namespace ballast {
+namespace {
+
+using tests::tiny_machine;
+
+// Two layers of width 256: about 2 million parameters.
+Model tiny_model() {
+  Model model;
+  model.name = "tiny";
+  model.architecture = "gpt2";
+  model.layers = 2;
+  model.hidden = 256;
+  model.heads = model.kv_heads = 4;
+  model.head_size = 64;
+  model.ffn = 1024;
+  model.vocab = 512;
+  model.max_positions = 128;
+  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
+  model.tied_embeddings = true;
+  return model;
+}
+
+Plan tiny_plan(SyncMode sync) {
+  Plan plan;
+  plan.global_batch = 4;
+  plan.micro_batch = 2;
+  plan.sequence_length = 128;
+  plan.weights.flow_share = 0;
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  plan.optimizer.bucket_bytes = {2 << 20};
+  plan.optimizer.gpu_buckets = 0;
+  plan.optimizer.sync = sync;
+  plan.activations = ActivationPlan{};
+  return plan;
+}
+
+Prediction predict_tiny(const Plan& plan, const Machine& machine = tiny_machine()) {
+  check(plan, tiny_model());
+  return predict(tiny_model(), plan, machine, nullptr);
+}
+
+// 4 sequences of 128 tokens a step on one device; the rates are those numbers over the step time.
+TEST(Predict, rates_follow_from_the_step_time) {
+  const Prediction result = predict_tiny(tiny_plan(SyncMode::kWait));
+  ASSERT_TRUE(result.fits) << result.reason;
+  EXPECT_TRUE(result.reason.empty());
+  EXPECT_TRUE(result.settled);
+  const double seconds = result.step_time.seconds();
+  EXPECT_DOUBLE_EQ(result.tokens_per_s, 512 / seconds);
+  EXPECT_DOUBLE_EQ(result.tokens_per_s_per_device, 512 / seconds);
+  const double flops = model_flops_per_step(tiny_model(), 512, 128).count;
+  EXPECT_DOUBLE_EQ(result.model_rate.flops_per_s, flops / seconds);
+  EXPECT_DOUBLE_EQ(result.mfu, flops / seconds / 1e12);
+  EXPECT_GT(result.hardware_rate, result.model_rate);  // norms and the like come on top
+}
+
+TEST(Predict, the_critical_path_sums_to_the_step_and_shares_sum_to_one) {
+  const Prediction result = predict_tiny(tiny_plan(SyncMode::kSpeculate));
+  Duration sum = result.critical_path.waiting;
+  for (const KindTime& kind : result.critical_path.by_kind) sum += kind.time;
+  EXPECT_EQ(sum, result.step_time);
+  EXPECT_GE(result.critical_path.waiting.ps, 0);
+  EXPECT_DOUBLE_EQ(std::accumulate(result.provenance.begin(), result.provenance.end(), 0.0), 1.0);
+  EXPECT_EQ(result.provenance[static_cast<size_t>(Provenance::kRoofline)], 1.0);
+  for (const LaneUse& use : result.lanes) EXPECT_LE(use.share, 1.0 + 1e-9);
+}
+
+// Speculation hides the optimizer behind the backward and the next forward, so it is no slower
+// than waiting; only it can roll back, which costs at least the forward that is repeated.
+TEST(Predict, speculation_is_no_slower_than_waiting_and_alone_can_roll_back) {
+  const Prediction wait = predict_tiny(tiny_plan(SyncMode::kWait));
+  const Prediction speculate = predict_tiny(tiny_plan(SyncMode::kSpeculate));
+  EXPECT_LE(speculate.step_time, wait.step_time);
+  EXPECT_FALSE(wait.rollback_time.has_value());
+  ASSERT_TRUE(speculate.rollback_time.has_value());
+  Duration forward;
+  for (size_t i = 0; i < static_cast<size_t>(speculate.graph.commit); ++i) {
+    const Op& op = speculate.graph.step.ops[i];
+    if (kind_of(op.lane) == LaneKind::kCompute) forward += speculate.costs.ops[i].alone;
+  }
+  EXPECT_GT(forward.ps, 0);
+  EXPECT_GE(*speculate.rollback_time, forward);
+}
+
+// Recompute adds work for the hardware, none for the model.
+TEST(Predict, recompute_counts_as_hardware_work_only) {
+  Plan plan = tiny_plan(SyncMode::kWait);
+  const Prediction keep = predict_tiny(plan);
+  plan.activations->fate.fill(ActivationFate::kRecompute);
+  const Prediction recompute = predict_tiny(plan);
+  const auto work = [](const Prediction& p, FlopRate rate) {
+    return rate.flops_per_s * p.step_time.seconds();
+  };
+  EXPECT_GT(work(recompute, recompute.hardware_rate), 1.1 * work(keep, keep.hardware_rate));
+  EXPECT_NEAR(work(recompute, recompute.model_rate), work(keep, keep.model_rate), 1.0);
+}
+
+// The peaks do not depend on the machine; a GPU a MiB smaller than they are cannot hold them.
+TEST(Predict, a_plan_that_exceeds_memory_is_infeasible_with_numbers_and_a_remedy) {
+  const Plan plan = tiny_plan(SyncMode::kWait);
+  const Bytes needed = predict_tiny(plan).peaks[0].arena;
+  Machine machine = tiny_machine();
+  machine.gpu.memory.value = needed;
+  EXPECT_TRUE(predict_tiny(plan, machine).fits);
+  machine.gpu.reserved.value = {1 << 20};
+  const Prediction result = predict_tiny(plan, machine);
+  EXPECT_FALSE(result.fits);
+  EXPECT_EQ(result.step_time.ps, 0);
+  EXPECT_TRUE(result.timeline.spans.empty());
+  EXPECT_FALSE(result.peaks.empty());
+  EXPECT_NE(result.reason.find("GPU memory"), std::string::npos) << result.reason;
+  EXPECT_NE(result.reason.find("0.00 GiB too much"), std::string::npos) << result.reason;
+  EXPECT_NE(result.reason.find(';'), std::string::npos);
+}
+
+// 2 GiB of activations in 1 GiB: the sentence, word for word.
+TEST(Predict, the_reason_names_the_largest_holder) {
+  PlacePeak peak;
+  peak.place = Place::kHbm;
+  peak.arena = {int64_t{2} << 30};
+  peak.holders = {{Category::kActivations, {int64_t{1} << 30}}, {Category::kWeights, {1}}};
+  EXPECT_EQ(reason_not_to_fit({peak}, tiny_plan(SyncMode::kWait), tiny_machine()),
+            "GPU memory: 2.00 GiB needed, 1.00 GiB usable, 1.00 GiB too much; activations fill "
+            "1.00 GiB of it; recompute or offload activations, or use a smaller micro_batch");
+  peak.place = Place::kDram;
+  EXPECT_EQ(reason_not_to_fit({peak}, tiny_plan(SyncMode::kWait), tiny_machine()), "");
+  peak.arena = {int64_t{5} << 30};
+  EXPECT_NE(reason_not_to_fit({peak}, tiny_plan(SyncMode::kWait), tiny_machine())
+                .find("CPU memory: 5.00 GiB needed, 4.00 GiB usable"),
+            std::string::npos);
+  peak.place = Place::kNvme;
+  EXPECT_NE(reason_not_to_fit({peak}, tiny_plan(SyncMode::kWait), tiny_machine()).find("NVMe"),
+            std::string::npos);
+}
+
+TEST(Predict, more_devices_than_the_machine_has_are_infeasible) {
+  Plan plan = tiny_plan(SyncMode::kWait);
+  plan.devices = plan.data = 2;
+  const Prediction result = predict_tiny(plan);
+  EXPECT_FALSE(result.fits);
+  EXPECT_NE(result.reason.find("2 devices"), std::string::npos);
+}
+
+// A faster link cannot make a step slower, and Adam ten times slower must show.
+TEST(Predict, the_step_follows_the_machine) {
+  const Plan plan = tiny_plan(SyncMode::kWait);
+  const Duration base = predict_tiny(plan).step_time;
+  Machine machine = tiny_machine();
+  for (Curve* curve : {&machine.link.host_to_device, &machine.link.device_to_host}) {
+    for (Curve::Point& point : curve->points) point.rate *= 4;
+  }
+  machine.link.both_total.value.bytes_per_s *= 4;
+  EXPECT_LT(predict_tiny(plan, machine).step_time, base);
+  machine = tiny_machine();
+  for (auto& [name, curve] : machine.cpu.adam) curve.points[0].rate /= 10;
+  EXPECT_GT(predict_tiny(plan, machine).step_time, base);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,118 @@
+// Whole buckets: no result depends on the number of threads, failures come back to the caller.
+
+#include "kernels/threads.h"
+
+#include <atomic>
+#include <gtest/gtest.h>
+#include <stdexcept>
+
+#include "tests/kernels/adam_inputs.h"
+
+namespace ballast::kernels::testing {
+namespace {
+
+// 10 values in tiles of 4 over 3 threads: [0, 4), [4, 8), [8, 10).
+TEST(threads, every_value_is_given_to_exactly_one_worker_at_tile_boundaries) {
+  for (const int count : {1, 2, 3, 5}) {
+    Workers workers(count, Pinning::kCores);
+    std::vector<std::atomic<int>> visits(10);
+    workers.for_tiles(10, 4, [&](int64_t begin, int64_t end) {
+      EXPECT_EQ(begin % 4, 0);
+      EXPECT_TRUE(end % 4 == 0 || end == 10);
+      for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
+    });
+    for (const std::atomic<int>& visit : visits) EXPECT_EQ(visit, 1);
+  }
+}
+
+TEST(threads, thousand_jobs_in_a_row_all_run) {
+  Workers workers(2, Pinning::kNone);
+  std::atomic<int64_t> sum = 0;
+  for (int job = 0; job < 1000; ++job) {
+    workers.for_tiles(2, 1, [&](int64_t begin, int64_t) { sum += begin + 1; });
+  }
+  EXPECT_EQ(sum, 3000);
+}
+
+TEST(threads, exception_of_a_worker_reaches_the_caller_and_the_next_job_runs) {
+  Workers workers(2, Pinning::kNone);
+  const auto fail = [](int64_t begin, int64_t) {
+    if (begin == 1) throw std::runtime_error("second part");
+  };
+  EXPECT_THROW(workers.for_tiles(2, 1, fail), std::runtime_error);
+  std::atomic<int> ran = 0;
+  workers.for_tiles(2, 1, [&](int64_t, int64_t) { ++ran; });
+  EXPECT_EQ(ran, 2);
+}
+
+TEST(threads, step_and_norm_are_the_same_for_any_number_of_threads) {
+  constexpr int64_t kCount = 3 * kNormBlock + 77;
+  AdamState expected(kCount, {}, Values::kNormal, 53);
+  const AdamConstants c = constants_of_step(5, 0.1f);
+  const double norm = [&] {
+    Workers one(1, Pinning::kNone);
+    const double sum =
+        sum_of_squares(one, best(), expected.arrays().gradient, Format::kF32, kCount);
+    adam_step(one, best(), expected.arrays(), c);
+    return sum;
+  }();
+  for (const int count : {2, 3, 7}) {
+    Workers workers(count, Pinning::kCores);
+    AdamState state(kCount, {}, Values::kNormal, 53);
+    EXPECT_EQ(sum_of_squares(workers, best(), state.arrays().gradient, Format::kF32, kCount), norm);
+    adam_step(workers, best(), state.arrays(), c);
+    EXPECT_EQ(state.first_difference(expected), "") << count;
+  }
+}
+
+// ((1 + 2) + 3) + (4 + 5): halves of 3 and 2, the first of 2 and 1.
+TEST(threads, pairwise_sum_splits_in_halves) {
+  const double values[] = {1.0, 2.0, 3.0, 4.0, 5.0};
+  EXPECT_EQ(sum_pairwise(values), 15.0);
+  const double tiny[] = {1e16, 1.0, 1.0};  // (1e16 + 1) + 1: each 1 is lost
+  EXPECT_EQ(sum_pairwise(tiny), 1e16);
+  EXPECT_EQ(sum_pairwise({}), 0.0);
+}
+
+TEST(threads, streaming_copy_and_scale_equal_the_plain_ones_at_every_alignment) {
+  Source source(59);
+  for (const Table* table : available()) {
+    for (const int64_t count : lengths()) {
+      for (const int64_t shift : {0, 1, 15}) {
+        Guarded<float> from(count, shift), to(count, shift + 2);
+        for (float& value : from.values()) value = source.next(Values::kAnyBits);
+        table->copy_streaming(from.data(), to.data(), 4 * count);
+        ASSERT_EQ(std::memcmp(from.data(), to.data(), static_cast<size_t>(4 * count)), 0);
+        ASSERT_TRUE(to.guards_are_intact()) << table->name << " " << count;
+        for (const Format format : kFormats) {
+          Guarded<float> expected = from, scaled = from;
+          reference().scale(expected.data(), format, 0.3f, count);
+          table->scale(scaled.data(), format, 0.3f, count);
+          for (int64_t i = 0; i < count * bytes_of(format) / 4; ++i) {
+            ASSERT_TRUE(
+                bits_of(scaled.values()[i]) == bits_of(expected.values()[i]) ||
+                (format == Format::kF32 && same_number(scaled.values()[i], expected.values()[i])))
+                << table->name << " " << name_of(format) << " " << count << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(threads, bucket_cast_and_copy_reach_every_value) {
+  constexpr int64_t kCount = 40001;
+  Workers workers(3, Pinning::kNone);
+  std::vector<float> from(kCount, 0.75f), back(kCount);
+  std::vector<uint16_t> narrow(kCount);
+  cast(workers, best(), from.data(), Format::kF32, narrow.data(), Format::kBf16, kCount);
+  cast(workers, best(), narrow.data(), Format::kBf16, back.data(), Format::kF32, kCount);
+  EXPECT_EQ(back, from);
+  first_touch(workers, back.data(), 4, kCount);
+  EXPECT_EQ(back, std::vector<float>(kCount));
+  copy_streaming(workers, best(), from.data(), back.data(), 4 * kCount);
+  EXPECT_EQ(back, from);
+}
+
+}  // namespace
+}  // namespace ballast::kernels::testing

@@ -1,0 +1,100 @@
+// Files that appear whole or not at all.
+#include "sim/base/atomic_file.h"
+
+#include <csignal>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "tests/profiles/support.h"
+
+namespace ballast {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::error_of;
+using testing::holds;
+
+size_t files_in(const testing::TemporaryFolder& folder) {
+  return static_cast<size_t>(
+      std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator{}));
+}
+
+TEST(AtomicFile, replaces_the_whole_content) {
+  const testing::TemporaryFolder folder;
+  atomic_write(folder.file("a"), "old and long");
+  atomic_write(folder.file("a"), "new");
+  EXPECT_EQ(testing::read_file(folder.file("a")), "new");
+  EXPECT_EQ(files_in(folder), 1u);
+}
+
+TEST(AtomicFile, uncommitted_content_never_appears) {
+  const testing::TemporaryFolder folder;
+  atomic_write(folder.file("a"), "old");
+  {
+    AtomicFile file(folder.file("a"));
+    file.write("half of the n");
+    EXPECT_EQ(testing::read_file(folder.file("a")), "old");
+    AtomicFile moved = std::move(file);
+    moved.write("ew");
+  }
+  EXPECT_EQ(testing::read_file(folder.file("a")), "old");
+  EXPECT_EQ(files_in(folder), 1u);
+}
+
+TEST(AtomicFile, two_writers_of_one_target_do_not_mix) {
+  const testing::TemporaryFolder folder;
+  AtomicFile one(folder.file("a"));
+  AtomicFile two(folder.file("a"));
+  one.write("1111");
+  two.write("2222");
+  one.commit();
+  two.commit();
+  EXPECT_EQ(testing::read_file(folder.file("a")), "2222");
+}
+
+// A limit on file sizes fails the write as a full disk does.
+TEST(AtomicFile, failed_write_leaves_the_old_file_and_no_rubbish) {
+  const testing::TemporaryFolder folder;
+  atomic_write(folder.file("a"), "old");
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old_limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  const rlimit small{4096, old_limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string message =
+      error_of([&] { atomic_write(folder.file("a"), std::string(10'000, 'x')); });
+  ::setrlimit(RLIMIT_FSIZE, &old_limit);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_TRUE(holds(message, "cannot be written"));
+  EXPECT_EQ(testing::read_file(folder.file("a")), "old");
+  EXPECT_EQ(files_in(folder), 1u);
+}
+
+TEST(AtomicFile, full_device_is_an_error) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full here";
+  EXPECT_TRUE(holds(error_of([] { atomic_write("/dev/full", "x"); }), "No space left"));
+  EXPECT_TRUE(fs::is_character_file("/dev/full"));
+}
+
+TEST(AtomicFile, target_that_cannot_be_written_is_named) {
+  const testing::TemporaryFolder folder;
+  EXPECT_TRUE(holds(error_of([&] { atomic_write(folder.file("no/a"), "x"); }),
+                    "create the folder " + folder.file("no")));
+  EXPECT_TRUE(holds(error_of([&] { atomic_write(folder.path(), "x"); }), "it is a folder"));
+}
+
+TEST(AtomicFile, links_and_permissions_are_kept) {
+  const testing::TemporaryFolder folder;
+  atomic_write(folder.file("a"), "old");
+  fs::permissions(folder.file("a"), fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink(folder.file("a"), folder.file("link"));
+  atomic_write(folder.file("link"), "new");
+  EXPECT_TRUE(fs::is_symlink(folder.file("link")));
+  EXPECT_EQ(testing::read_file(folder.file("a")), "new");
+  EXPECT_EQ(fs::status(folder.file("a")).permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+}
+
+}  // namespace
+}  // namespace ballast

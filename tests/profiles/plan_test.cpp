@@ -1,0 +1,264 @@
+// Plan and strategy files, overrides, and which of them wins.
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "profiles/load.h"
+#include "tests/profiles/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+using Pointer = Json::json_pointer;
+using testing::error_of;
+using testing::holds;
+
+// Every knob away from its default.
+Plan unusual() {
+  Plan plan;
+  plan.model = "gpt2";
+  plan.machine = "here";
+  plan.strategy = "superoffload";
+  plan.devices = plan.data = 4;
+  plan.zero_stage = 1;
+  plan.global_batch = 64;
+  plan.micro_batch = 2;
+  plan.sequence_length = 512;
+  plan.dtype = DType::kF16;
+  plan.weights = {0.25, 7};
+  plan.optimizer = {OptimizerPlacement::kGpu, {1 << 20},        3,     CastPlacement::kCpu,
+                    SyncMode::kDelay,         UndoKind::kExact, "avx2"};
+  plan.activations = ActivationPlan{};
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kOffload;
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm1)] = ActivationFate::kRecompute;
+  plan.activations->offload_share = 0.5;
+  plan.activations->look_ahead = 2;
+  plan.checkpoint_period_steps = 100;
+  return plan;
+}
+
+TEST(Plans, every_knob_survives_a_round_trip) {
+  EXPECT_EQ(parse_plan(plan_json(Plan{}), "p"), Plan{});
+  EXPECT_EQ(parse_plan(plan_json(unusual()), "p"), unusual());
+  const testing::TemporaryFolder folder;
+  save_plan(unusual(), folder.file("plan.json"));
+  EXPECT_EQ(load_plan(folder.file("plan.json")), unusual());
+}
+
+TEST(Plans, absent_choices_are_written_as_auto) {
+  const Json json = Json::parse(plan_json(Plan{}));
+  EXPECT_EQ(json["micro_batch"], "auto");
+  EXPECT_EQ(json["activations"], "auto");
+  EXPECT_EQ(json["optimizer"]["gpu_buckets"], "auto");
+  EXPECT_EQ(json["weights"]["flow_share"], "auto");
+  EXPECT_EQ(json["optimizer"]["bucket_bytes"], 67108864);
+}
+
+struct Change {
+  const char* pointer;
+  Json value;
+  const char* message;
+};
+
+TEST(Plans, wrong_values_name_the_file_and_the_key) {
+  const Change changes[] = {
+      {"/schema", "ballast.machine/1", "key 'schema'"},
+      {"/optimizer/cast", "gpuu", "key 'optimizer.cast': is 'gpuu'; did you mean 'gpu'?"},
+      {"/optimizer/sync", "later", "known are wait, delay, speculate"},
+      {"/optimizer/bucket_bytes", 0, "key 'optimizer.bucket_bytes': is 0"},
+      {"/optimizer/bucket_byte", 1, "did you mean 'bucket_bytes'"},
+      {"/optimizer/gpu_buckets", "some", "must be a whole number, and is a text"},
+      {"/optimizer/gpu_buckets", -1, "key 'optimizer.gpu_buckets': is -1"},
+      {"/weights", "flow", "key 'weights': must be an object"},
+      {"/weights/flow_share", 1.5, "key 'weights.flow_share': is 1.5"},
+      {"/activations/norm1", "drop", "known are keep, recompute, offload"},
+      {"/activations/head", "keep", "key 'activations.head': is unknown"},
+      {"/micro_batch", 0, "key 'micro_batch': is 0"},
+      {"/dtype", "bf15", "did you mean 'bf16'"},
+      {"/tensor", 2, "key 'tensor': is unknown"},
+      {"/devices", 3000000000, "key 'devices'"}};
+  for (const Change& change : changes) {
+    Json json = Json::parse(plan_json(unusual()));
+    json[Pointer(change.pointer)] = change.value;
+    const std::string message = error_of([&] { parse_plan(json.dump(), "my-plan.json"); });
+    EXPECT_TRUE(holds(message, change.message)) << change.pointer;
+    EXPECT_TRUE(holds(message, "my-plan.json")) << change.pointer;
+  }
+}
+
+TEST(Plans, every_key_is_required) {
+  const Json json = Json::parse(plan_json(unusual()));
+  for (const auto& item : json.items()) {
+    Json less = json;
+    less.erase(item.key());
+    EXPECT_TRUE(holds(error_of([&] { parse_plan(less.dump(), "p"); }), "is missing")) << item.key();
+  }
+}
+
+TEST(Strategies, each_sets_its_own_switches) {
+  const auto optimizer = [](const char* name) {
+    PlanRequest request;
+    request.strategy = name;
+    return resolve_plan(request).optimizer;
+  };
+  EXPECT_EQ(optimizer("resident").placement, OptimizerPlacement::kGpu);
+  EXPECT_EQ(optimizer("zero-offload").sync, SyncMode::kWait);
+  EXPECT_EQ(optimizer("zero-offload").cast, CastPlacement::kCpu);
+  EXPECT_EQ(optimizer("zero-offload").gpu_buckets, 0);
+  EXPECT_EQ(optimizer("zero-offload-delayed").sync, SyncMode::kDelay);
+  EXPECT_EQ(optimizer("superoffload").sync, SyncMode::kSpeculate);
+  EXPECT_EQ(optimizer("superoffload").cast, CastPlacement::kGpu);
+  EXPECT_FALSE(optimizer("superoffload").gpu_buckets.has_value());
+}
+
+TEST(Strategies, unknown_knob_is_an_error_with_the_nearest_one) {
+  const char* text = R"({"schema": "ballast.strategy/1", "description": "d", "source": "s",
+                         "plan": {"optimizer": {"placment": "cpu"}}})";
+  EXPECT_TRUE(holds(error_of([&] { parse_strategy(text, "mine.json", "mine"); }),
+                    "key 'optimizer.placment': is unknown; did you mean 'placement'?"));
+  EXPECT_TRUE(holds(error_of([] { load_strategy("superofload"); }), "did you mean 'superoffload'"));
+}
+
+TEST(Strategies, strategy_may_not_name_the_model) {
+  const char* text = R"({"schema": "ballast.strategy/1", "description": "d", "source": "s",
+                         "plan": {"model": "gpt2"}})";
+  EXPECT_TRUE(holds(error_of([&] { parse_strategy(text, "mine.json", "mine"); }), "plan.model"));
+}
+
+TEST(Resolve, later_wins_defaults_strategy_flags_overrides) {
+  PlanRequest request;
+  request.strategy = "zero-offload";
+  request.model = "gpt2";
+  request.devices = 8;
+  request.global_batch = 16;
+  request.micro_batch = 2;
+  request.sequence_length = 128;
+  request.dtype = "fp32";
+  request.overrides = {{"optimizer.cast", "gpu"}, {"global_batch", "32"}};
+  const Plan plan = resolve_plan(request);
+  EXPECT_EQ(plan.strategy, "zero-offload");
+  EXPECT_EQ(plan.optimizer.sync, SyncMode::kWait) << "from the strategy";
+  EXPECT_EQ(plan.optimizer.cast, CastPlacement::kGpu) << "the override beats the strategy";
+  EXPECT_EQ(plan.global_batch, 32) << "the override beats the flag";
+  EXPECT_EQ(plan.devices, 8);
+  EXPECT_EQ(plan.data, 8) << "follows the devices";
+  EXPECT_EQ(plan.dtype, DType::kF32);
+  EXPECT_EQ(plan.optimizer.bucket_bytes.count, 64 << 20) << "the default";
+}
+
+TEST(Resolve, plan_file_takes_the_place_of_the_defaults) {
+  const testing::TemporaryFolder folder;
+  save_plan(unusual(), folder.file("plan.json"));
+  PlanRequest request;
+  request.plan_file = folder.file("plan.json");
+  EXPECT_EQ(resolve_plan(request), unusual());
+  request.devices = 2;
+  EXPECT_EQ(resolve_plan(request).data, 2);
+}
+
+TEST(Resolve, bad_flag_is_an_error) {
+  PlanRequest request;
+  request.dtype = "fp8";
+  EXPECT_TRUE(holds(error_of([&] { resolve_plan(request); }), "key 'dtype': is 'fp8'"));
+}
+
+TEST(Resolve, text_that_is_not_utf8_is_an_error) {
+  PlanRequest request;
+  request.model = "\xae";
+  EXPECT_TRUE(holds(error_of([&] { resolve_plan(request); }), "is not UTF-8"));
+  EXPECT_TRUE(holds(error_of([] {
+                      apply_override(Plan{}, {"strategy", "\xae"});
+                    }),
+                    "is not UTF-8"));
+}
+
+TEST(Overrides, are_sorted_by_the_record_they_name) {
+  const Overrides all = parse_overrides(
+      {"plan.optimizer.cast=cpu", "machine.devices=2", "model.layers=3", "plan.model=a=b"});
+  ASSERT_EQ(all.plan.size(), 2u);
+  EXPECT_EQ(all.plan[0].key, "optimizer.cast");
+  EXPECT_EQ(all.plan[1].value, "a=b");
+  EXPECT_EQ(all.machine[0].key, "devices");
+  EXPECT_EQ(all.model[0].value, "3");
+  EXPECT_TRUE(holds(error_of([] { parse_overrides({"plan.x"}); }), "no '='"));
+  EXPECT_TRUE(holds(error_of([] { parse_overrides({"layers=3"}); }), "whose key"));
+  EXPECT_TRUE(holds(error_of([] { parse_overrides({"pln.x=3"}); }), "did you mean 'plan'"));
+}
+
+TEST(Overrides, short_forms_of_a_plan_are_expanded) {
+  EXPECT_EQ(apply_override(Plan{}, {"weights", "flow"}).weights.flow_share, 1.0);
+  EXPECT_EQ(apply_override(Plan{}, {"weights", "stationary"}).weights.flow_share, 0.0);
+  const Plan all = apply_override(Plan{}, {"activations", "recompute"});
+  for (int i = 0; i < kModuleKinds; ++i) {
+    if (saves_output(static_cast<ModuleKind>(i))) {
+      EXPECT_EQ(all.activations->fate[static_cast<size_t>(i)], ActivationFate::kRecompute);
+    }
+  }
+  const Plan one = apply_override(Plan{}, {"activations.fc1", "offload"});
+  EXPECT_EQ(one.activations->fate[static_cast<size_t>(ModuleKind::kFc1)], ActivationFate::kOffload);
+  EXPECT_EQ(one.activations->fate[static_cast<size_t>(ModuleKind::kFc2)], ActivationFate::kKeep);
+  EXPECT_FALSE(apply_override(all, {"activations", "auto"}).activations.has_value());
+  EXPECT_TRUE(holds(error_of([] {
+                      apply_override(Plan{}, {"optimizer.cst", "cpu"});
+                    }),
+                    "--set plan.optimizer.cst: key 'optimizer.cst': is unknown; did you mean "
+                    "'cast'?"));
+  EXPECT_THROW(apply_override(Plan{}, {"optimizer", "cpu"}), Error);
+  EXPECT_THROW(apply_override(Plan{}, {"", "1"}), Error);
+  EXPECT_THROW(apply_override(Plan{}, {"devices.", "1"}), Error);
+  EXPECT_THROW(apply_override(Plan{}, {std::string(100'000, '.'), "1"}), Error);
+}
+
+TEST(Overrides, number_replaces_a_sourced_value_and_its_source) {
+  const Machine before = load_machine("gh200-96gb-480gb");
+  const Machine after = apply_override(before, {"cpu.memory_bandwidth_gb_per_s", "500"});
+  EXPECT_EQ(after.cpu.memory_bandwidth.value.bytes_per_s, 500e9);
+  EXPECT_FALSE(after.cpu.memory_bandwidth.measured);
+  EXPECT_EQ(after.cpu.memory_bandwidth.source, "--set machine.cpu.memory_bandwidth_gb_per_s");
+  EXPECT_TRUE(holds(error_of([&] {
+                      apply_override(before, {"cpu.memory_gib", "1"});
+                    }),
+                    "did you mean 'memory_gb'"));
+  EXPECT_TRUE(holds(error_of([&] {
+                      apply_override(before, {"node.latency_us", "1"});
+                    }),
+                    "'node' holds no keys"));
+  EXPECT_THROW(apply_override(before, {"gpu", "3"}), Error);
+  EXPECT_THROW(apply_override(before, {"gpu.memory_gb", "-3"}), Error);
+}
+
+// The plateau 377 becomes 754, so every point doubles: 50 becomes 100.
+TEST(Overrides, number_scales_a_curve_to_its_plateau) {
+  const Machine after =
+      apply_override(load_machine("gh200-96gb-480gb"), {"link.host_to_device", "754"});
+  EXPECT_NEAR(after.link.host_to_device.points[0].rate, 100e9, 1);
+  EXPECT_NEAR(after.link.host_to_device.points[1].rate, 754e9, 1);
+  EXPECT_FALSE(after.link.host_to_device.measured);
+}
+
+TEST(Overrides, width_of_a_model_keeps_its_head_count) {
+  const Model before = load_model("gpt2");
+  EXPECT_EQ(apply_override(before, {"layers", "3"}).layers, 3);
+  EXPECT_EQ(apply_override(before, {"hidden", "1536"}).head_size, 128);
+  EXPECT_EQ(apply_override(before, {"heads", "24"}).kv_heads, 24);
+  EXPECT_TRUE(holds(error_of([&] {
+                      apply_override(before, {"hidden", "1000"});
+                    }),
+                    "12 heads do not divide a width of 1000"));
+  EXPECT_TRUE(holds(error_of([&] {
+                      apply_override(before, {"layer", "3"});
+                    }),
+                    "did you mean 'layers'"));
+  EXPECT_THROW(apply_override(before, {"layers", "many"}), Error);
+}
+
+TEST(Models, our_record_of_every_shipped_model_survives_a_round_trip) {
+  for (const Shipped& shipped : shipped_models()) {
+    const Model model = load_model(shipped.name);
+    const std::string text = model_json(model);
+    EXPECT_EQ(model_json(apply_override(model, {"layers", std::to_string(model.layers)})), text);
+  }
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,225 @@
+// The store: appended rows, the newest of them, and files that are not stores.
+#include "profiles/store.h"
+
+#include <csignal>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <type_traits>
+
+#include "profiles/load.h"
+#include "tests/profiles/support.h"
+
+namespace ballast {
+namespace {
+
+using testing::error_of;
+using testing::holds;
+using testing::TemporaryFolder;
+
+const Origin kOrigin{"0.1.0", "abc123"};
+const Host kHost{"here", "H100", "535.1"};
+
+static_assert(!std::is_copy_constructible_v<Store> && std::is_move_constructible_v<Store>);
+
+Measurement measured(int64_t median_ps) {
+  Measurement value;
+  value.median = {median_ps};
+  value.deviation = {1};
+  value.group = "gemm";
+  value.flops = {2e9};
+  value.bytes = {4096};
+  return value;
+}
+
+TEST(Store, gives_back_every_field_of_a_measurement_to_the_picosecond) {
+  const TemporaryFolder folder;
+  Store(folder.file("s.db"), kOrigin).append(kHost, {{"gemm m=1", measured(123'456'789'001)}});
+  const Measurements read = Store(folder.file("s.db"), kOrigin).measurements(kHost);
+  ASSERT_EQ(read.size(), 1u);
+  const Measurement& one = read.at("gemm m=1");
+  EXPECT_EQ(one.median.ps, 123'456'789'001);
+  EXPECT_EQ(one.deviation.ps, 1);
+  EXPECT_EQ(one.group, "gemm");
+  EXPECT_EQ(one.flops.count, 2e9);
+  EXPECT_EQ(one.bytes.count, 4096);
+}
+
+TEST(Store, newest_measurement_of_an_operation_wins) {
+  const TemporaryFolder folder;
+  Store store(folder.file("s.db"), kOrigin);
+  store.append(kHost, {{"a", measured(10)}, {"b", measured(20)}});
+  store.append(kHost, {{"a", measured(30)}});
+  EXPECT_EQ(store.measurements(kHost).at("a").median.ps, 30);
+  EXPECT_EQ(store.measurements(kHost).at("b").median.ps, 20);
+}
+
+TEST(Store, other_devices_and_drivers_are_other_hosts) {
+  const TemporaryFolder folder;
+  Store store(folder.file("s.db"), kOrigin);
+  const Host newer{"here", "H100", "550.2"};
+  store.append(kHost, {{"a", measured(10)}});
+  store.append(newer, {{"a", measured(30)}});
+  EXPECT_EQ(store.measurements(kHost).at("a").median.ps, 10);
+  EXPECT_TRUE(store.measurements({"there", "H100", "535.1"}).empty());
+  EXPECT_EQ(store.hosts(), (std::vector<Host>{kHost, newer}));
+}
+
+TEST(Store, newest_profile_of_a_machine_wins) {
+  const TemporaryFolder folder;
+  Store store(folder.file("s.db"), kOrigin);
+  Machine machine = load_machine("rtx-4090-pcie");
+  machine.name = "here";
+  store.append(machine);
+  machine.description = "newer";
+  store.append(machine);
+  EXPECT_EQ(store.newest_machine("here")->description, "newer");
+  EXPECT_EQ(machine_json(*store.newest_machine("here")), machine_json(machine));
+  EXPECT_FALSE(store.newest_machine("there").has_value());
+}
+
+TEST(Store, verify_records_and_tune_results_are_kept_in_order) {
+  const TemporaryFolder folder;
+  Store store(folder.file("s.db"), kOrigin);
+  store.append(VerifyRecord{kHost, "{}", {1000}, {2000}, "{\"a\":1}", ""});
+  store.append(VerifyRecord{kHost, "{}", {3000}, {4000}, "{}", ""});
+  store.append(TuneResult{"here", "gpt2", "{}", {5000}, "[]", ""});
+  const std::vector<VerifyRecord> records = store.verify_records();
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].predicted_step.ps, 1000);
+  EXPECT_EQ(records[0].measured_step.ps, 2000);
+  EXPECT_EQ(records[0].metrics_json, "{\"a\":1}");
+  EXPECT_EQ(records[1].predicted_step.ps, 3000);
+  EXPECT_EQ(records[0].host, kHost);
+  EXPECT_EQ(records[0].created_utc.size(), std::string("2025-01-01T00:00:00Z").size());
+  ASSERT_EQ(store.tune_results().size(), 1u);
+  EXPECT_EQ(store.tune_results()[0].model, "gpt2");
+  EXPECT_EQ(store.tune_results()[0].predicted_step.ps, 5000);
+}
+
+TEST(Store, texts_are_values_and_not_sql) {
+  const TemporaryFolder folder;
+  Store store(folder.file("s.db"), kOrigin);
+  const Host odd{"'; DROP TABLE measurements; --", "\"x\"", std::string("a\0b", 3)};
+  store.append(odd, {{"'", measured(10)}});
+  EXPECT_EQ(store.measurements(odd).at("'").median.ps, 10);
+}
+
+TEST(Store, two_programs_append_to_one_file) {
+  const TemporaryFolder folder;
+  Store one(folder.file("s.db"), kOrigin);
+  Store two(folder.file("s.db"), kOrigin);
+  one.append(kHost, {{"a", measured(10)}});
+  two.append(kHost, {{"a", measured(20)}});
+  EXPECT_EQ(one.measurements(kHost).at("a").median.ps, 20);
+}
+
+TEST(Store, folders_above_the_file_are_made) {
+  const TemporaryFolder folder;
+  Store store(folder.file("a/b/s.db"), kOrigin);
+  EXPECT_TRUE(std::filesystem::exists(folder.file("a/b/s.db")));
+}
+
+TEST(Store, reading_makes_no_file_and_writes_nothing) {
+  const TemporaryFolder folder;
+  EXPECT_FALSE(Store::open_if_present(folder.file("s.db")).has_value());
+  EXPECT_FALSE(std::filesystem::exists(folder.file("s.db")));
+  Store(folder.file("s.db"), kOrigin).append(kHost, {{"a", measured(10)}});
+  std::optional<Store> store = Store::open_if_present(folder.file("s.db"));
+  ASSERT_TRUE(store.has_value());
+  EXPECT_EQ(store->measurements(kHost).size(), 1u);
+  EXPECT_TRUE(holds(error_of([&] {
+                      store->append(kHost, {{"b", measured(1)}});
+                    }),
+                    folder.file("s.db")));
+}
+
+TEST(Store, file_that_is_no_database_is_refused_and_left_alone) {
+  const TemporaryFolder folder;
+  const std::string text(8192, 'x');
+  testing::write_file(folder.file("s.db"), text);
+  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("s.db"), kOrigin); }), "is not a store"));
+  EXPECT_TRUE(
+      holds(error_of([&] { Store::open_if_present(folder.file("s.db")); }), "is not a store"));
+  EXPECT_EQ(testing::read_file(folder.file("s.db")), text);
+}
+
+// Bytes 60..63 of an SQLite file are user_version, 68..71 application_id, big-endian.
+TEST(Store, newer_schema_and_foreign_database_are_refused) {
+  const TemporaryFolder folder;
+  Store(folder.file("s.db"), kOrigin);
+  const std::string good = testing::read_file(folder.file("s.db"));
+  std::string newer = good;
+  newer[63] = 9;
+  testing::write_file(folder.file("newer.db"), newer);
+  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("newer.db"), kOrigin); }), "newer Ballast"));
+  std::string foreign = good;
+  foreign[68] = 'X';
+  testing::write_file(folder.file("foreign.db"), foreign);
+  EXPECT_TRUE(
+      holds(error_of([&] { Store(folder.file("foreign.db"), kOrigin); }), "of another program"));
+}
+
+TEST(Store, damaged_file_is_an_error_wherever_it_is_damaged) {
+  const TemporaryFolder folder;
+  Measurements many;
+  for (int i = 0; i < 500; ++i) many["operation " + std::to_string(i)] = measured(i);
+  Store(folder.file("s.db"), kOrigin).append(kHost, many);
+  const std::string good = testing::read_file(folder.file("s.db"));
+  ASSERT_GT(good.size(), 40'000u);
+  testing::write_file(folder.file("half.db"), good.substr(0, good.size() / 2));
+  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("half.db"), kOrigin); }), "is damaged"));
+  for (size_t page = 4096; page < good.size(); page += 4096) {
+    std::string bad = good;
+    for (size_t i = 0; i < 64; ++i) bad[page + i] = '\xa5';
+    testing::write_file(folder.file("bad.db"), bad);
+    EXPECT_TRUE(holds(error_of([&] { Store(folder.file("bad.db"), kOrigin).measurements(kHost); }),
+                      "is damaged"))
+        << "page at " << page;
+  }
+}
+
+TEST(Store, place_that_cannot_be_written_is_an_error) {
+  const TemporaryFolder folder;
+  testing::write_file(folder.file("plain"), "x");
+  EXPECT_TRUE(
+      holds(error_of([&] { Store(folder.file("plain/s.db"), kOrigin); }), "cannot be created"));
+  EXPECT_TRUE(holds(error_of([&] { Store(folder.path(), kOrigin); }), "cannot be opened"));
+}
+
+// A limit on file sizes fails the append as a full disk does; the rows before it stay.
+TEST(Store, full_disk_leaves_what_was_there) {
+  const TemporaryFolder folder;
+  Store store(folder.file("s.db"), kOrigin);
+  store.append(kHost, {{"a", measured(10)}});
+  const auto size = std::filesystem::file_size(folder.file("s.db"));
+  Measurements many;
+  for (int i = 0; i < 2000; ++i) many["operation " + std::to_string(i)] = measured(i);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old_limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  const rlimit small{size + 8192, old_limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string message = error_of([&] { store.append(kHost, many); });
+  ::setrlimit(RLIMIT_FSIZE, &old_limit);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_TRUE(holds(message, folder.file("s.db")));
+  EXPECT_EQ(store.measurements(kHost).size(), 1u);
+  EXPECT_EQ(Store(folder.file("s.db"), kOrigin).measurements(kHost).size(), 1u);
+}
+
+TEST(Store, default_place_follows_the_environment) {
+  const char* home = std::getenv("HOME");
+  const std::string kept = home != nullptr ? home : "";
+  ::setenv("XDG_DATA_HOME", "/data", 1);
+  EXPECT_EQ(default_store_path(), "/data/ballast/store.db");
+  ::setenv("XDG_DATA_HOME", "relative", 1);
+  ::setenv("HOME", "/home/me", 1);
+  EXPECT_EQ(default_store_path(), "/home/me/.local/share/ballast/store.db");
+  ::unsetenv("XDG_DATA_HOME");
+  ::unsetenv("HOME");
+  EXPECT_TRUE(holds(error_of([] { default_store_path(); }), "--store"));
+  ::setenv("HOME", kept.c_str(), 1);
+}
+
+}  // namespace
+}  // namespace ballast
