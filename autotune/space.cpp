@@ -74,8 +74,8 @@ std::vector<ActivationChoice> activation_choices(int64_t layers, const Activatio
   ActivationPlan rest = wide;
   set_fate(rest, {kCoreAttention, kAttentionOut, kFc2}, ActivationFate::kOffload);
   append_shares(choices, "recompute norms and activation, offload the rest", rest, layers);
-  ActivationPlan all = keep;
-  all.fate.fill(ActivationFate::kOffload);
+  ActivationPlan all = rest;
+  set_fate(all, {kNorm1, kNorm2, kActivation}, ActivationFate::kOffload);
   append_shares(choices, "offload all", all, layers);
   return choices;
 }

@@ -1,11 +1,10 @@
 #include "backend/arena.h"
 
+#include <cerrno>
+#include <cstring>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <vector>
 
 #include "sim/base/error.h"
@@ -17,7 +16,8 @@ Arena::Arena(std::string name, Bytes size) : name_(std::move(name)), size_(size)
   void* region = mmap(nullptr, static_cast<size_t>(size.count), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (region == MAP_FAILED) {
-    throw Error("arena " + name_, fmt::format("cannot reserve {:.3f} GB: {}", size.gb(), strerror(errno)),
+    throw Error("arena " + name_,
+                fmt::format("cannot reserve {:.3f} GB: {}", size.gb(), strerror(errno)),
                 "choose a plan that needs less memory");
   }
   base_ = static_cast<std::byte*>(region);

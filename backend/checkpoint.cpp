@@ -1,11 +1,10 @@
 #include "backend/checkpoint.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <fmt/format.h>
 #include <functional>
 #include <vector>
 
@@ -19,9 +18,9 @@ constexpr const char* kFormat = "ballast.checkpoint/1";
 
 // Calls `visit(bucket, offset, begin, count)` for every bucket that holds a part of a parameter:
 // `offset` elements from the bucket's start, `begin` from the parameter's.
-void for_parts(const Graph& graph, size_t module, const Parameter& parameter,
-               const std::function<void(size_t bucket, int64_t offset, int64_t begin,
-                                        int64_t count)>& visit) {
+void for_parts(
+    const Graph& graph, size_t module, const Parameter& parameter,
+    const std::function<void(size_t bucket, int64_t offset, int64_t begin, int64_t count)>& visit) {
   for (size_t b = 0; b < graph.buckets.size(); ++b) {
     for (const Bucket::Piece& piece : graph.buckets[b].pieces) {
       if (static_cast<size_t>(piece.module) != module) continue;
@@ -137,7 +136,8 @@ std::map<std::string, std::string> metadata_of(const CheckpointHeader& header) {
       {"optimizer_steps", fmt::format("{}", header.control.optimizer_steps)},
       {"loss_scale", header.control.loss_scale.to_text()}};
   if (header.control.pending_gradient) {
-    metadata["pending_loss_scale"] = fmt::format("{:a}", header.control.pending_gradient->loss_scale);
+    metadata["pending_loss_scale"] =
+        fmt::format("{:a}", header.control.pending_gradient->loss_scale);
     metadata["pending_loss"] = fmt::format("{:a}", header.control.pending_gradient->loss);
   }
   return metadata;
@@ -187,9 +187,10 @@ const StoredTensor& checked(const SafetensorsReader& reader, const std::string& 
   for (const int64_t extent : tensor->shape) count *= extent;
   if (tensor->shape.empty() || tensor->shape.back() != parameter.columns ||
       count != parameter.count()) {
-    throw Error(path, fmt::format("tensor '{}' has {} values in rows of {}, the model {} in rows of {}",
-                                  name, count, tensor->shape.empty() ? 1 : tensor->shape.back(),
-                                  parameter.count(), parameter.columns),
+    throw Error(path,
+                fmt::format("tensor '{}' has {} values in rows of {}, the model {} in rows of {}",
+                            name, count, tensor->shape.empty() ? 1 : tensor->shape.back(),
+                            parameter.count(), parameter.columns),
                 "give a file of this very model");
   }
   return *tensor;
@@ -200,7 +201,8 @@ std::vector<float> read_floats(const SafetensorsReader& reader, const StoredTens
                                const std::string& path, int64_t count) {
   const std::optional<DType> dtype = dtype_of(tensor.type);
   if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kBf16 && *dtype != DType::kF16)) {
-    throw Error(path, fmt::format("tensor '{}' is stored as {}", tensor.name, to_string(tensor.type)),
+    throw Error(path,
+                fmt::format("tensor '{}' is stored as {}", tensor.name, to_string(tensor.type)),
                 "store it in F32, BF16 or F16");
   }
   std::vector<std::byte> raw(static_cast<size_t>(count * size_of(*dtype)));
@@ -256,8 +258,9 @@ CheckpointHeader load_checkpoint_header(const std::string& path) {
   header.control.loss_scale =
       LossScale::parse(value_of(metadata, "loss_scale", path), path + ", loss_scale");
   if (metadata.contains("pending_loss_scale")) {
-    header.control.pending_gradient = ControlState::PendingGradient{
-        hexadecimal(metadata, "pending_loss_scale", path), hexadecimal(metadata, "pending_loss", path)};
+    header.control.pending_gradient =
+        ControlState::PendingGradient{hexadecimal(metadata, "pending_loss_scale", path),
+                                      hexadecimal(metadata, "pending_loss", path)};
   }
   return header;
 }
@@ -276,11 +279,12 @@ void load_checkpoint_state(const Graph& graph, HostDevice& device, const std::st
   for_parameters(graph, [&](size_t module, const Parameter& parameter) {
     const StoredTensor& tensor = checked(reader, path, "gradient." + parameter.name, parameter);
     const std::vector<float> values = read_floats(reader, tensor, path, parameter.count());
-    for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-      const GradientPart part = gradients.part(b, offset, module, parameter.offset + begin);
-      kernels::best().cast(values.data() + begin, kernels::Format::kF32, part.data,
-                           format_of(part.dtype), count);
-    });
+    for_parts(
+        graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
+          const GradientPart part = gradients.part(b, offset, module, parameter.offset + begin);
+          kernels::best().cast(values.data() + begin, kernels::Format::kF32, part.data,
+                               format_of(part.dtype), count);
+        });
   });
 }
 

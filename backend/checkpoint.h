@@ -17,8 +17,8 @@
 namespace ballast {
 
 struct CheckpointHeader {
-  std::string model;       // Model::name
-  int64_t next_step = 0;   // also the data's position: batches are a function of the step
+  std::string model;      // Model::name
+  int64_t next_step = 0;  // also the data's position: batches are a function of the step
   uint64_t seed = 0;
   ControlState control;
 };

@@ -24,9 +24,13 @@ const kernels::Table& table_named(const std::string& name) {
 
 kernels::Format format_of(DType dtype) {
   switch (dtype) {
-    case DType::kBf16: return kernels::Format::kBf16;
-    case DType::kF16: return kernels::Format::kF16;
-    default: CHECK(dtype == DType::kF32); return kernels::Format::kF32;
+    case DType::kBf16:
+      return kernels::Format::kBf16;
+    case DType::kF16:
+      return kernels::Format::kF16;
+    default:
+      CHECK(dtype == DType::kF32);
+      return kernels::Format::kF32;
   }
 }
 
@@ -43,8 +47,10 @@ HostDevice::HostDevice(const Model& model, const Plan& plan, const Graph& graph,
       control_(plan.optimizer.sync, plan.dtype, plan.accumulation(), options.optimizer, state,
                [this] { return sum_of_partials(); }) {
   if (model.qk_norm) {
-    throw Error("model " + model.name, "its heads normalise q and k (qwen3), which the host device "
-                "cannot run", "predict it, or train a model without");
+    throw Error("model " + model.name,
+                "its heads normalise q and k (qwen3), which the host device "
+                "cannot run",
+                "predict it, or train a model without");
   }
   if (plan.devices > 1) {
     throw Error("plan, devices", fmt::format("{} devices, and the host is one", plan.devices),
@@ -54,7 +60,7 @@ HostDevice::HostDevice(const Model& model, const Plan& plan, const Graph& graph,
     arenas_[place] = std::make_unique<Arena>(std::string(to_string(static_cast<Place>(place))),
                                              graph.arenas.size[place]);
   }
-  for (const Bucket& bucket : graph.buckets) runs_.push_back(runs_of(bucket));
+  for (const Bucket& bucket : graph.buckets) runs_.push_back(runs_of(graph.modules, bucket));
   find_tensors();
 }
 
@@ -69,6 +75,9 @@ void HostDevice::find_tensors() {
     if (tensor.kind == TensorKind::kNormPartials && tensor.place == Place::kDram) {
       partials_[static_cast<size_t>(tensor.label.bucket)] = static_cast<TensorId>(t);
     }
+    if (tensor.kind == TensorKind::kUndoRecord && plan_.optimizer.undo == UndoKind::kExact) {
+      find_undo_records(static_cast<TensorId>(t));
+    }
     if (tensor.kind != TensorKind::kWeight || !lives[t].carried) continue;
     for (size_t i = 0; i < graph_.modules.size(); ++i) {
       const Module& module = graph_.modules[i];
@@ -76,6 +85,23 @@ void HostDevice::find_tensors() {
         stationary_weight_[i] = static_cast<TensorId>(t);
       }
     }
+  }
+}
+
+// One record a run, one after another in the bucket's tensor.
+void HostDevice::find_undo_records(TensorId tensor) {
+  const std::span<std::byte> raw = bytes(tensor);
+  const auto bucket = static_cast<size_t>(graph_.tensors[static_cast<size_t>(tensor)].label.bucket);
+  undo_.resize(graph_.buckets.size());
+  size_t begin = 0;
+  for (const Run& run : runs_[bucket]) {
+    const int64_t size = kernels::UndoRecord::fixed_bytes(run.count, kernels::UndoForm::kRecord);
+    const auto planned = static_cast<size_t>(undo_record_bytes(run).count);
+    CHECK(static_cast<size_t>(size) <= planned && begin + planned <= raw.size());
+    undo_[bucket].emplace_back(
+        std::span(reinterpret_cast<uint8_t*>(raw.data() + begin), static_cast<size_t>(size)),
+        run.count, kernels::UndoForm::kRecord);
+    begin += planned;
   }
 }
 
@@ -115,24 +141,41 @@ std::span<std::byte> HostDevice::bytes(TensorId tensor, int copy) {
 void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
   const Op& op = sequence.ops[static_cast<size_t>(id)];
   switch (op.kind) {
-    case OpKind::kLoadBatch: return load_batch(op, step);
-    case OpKind::kEmbedding: return embedding(op, step);
-    case OpKind::kNorm: return norm(op, step);
-    case OpKind::kGemm: return gemm(op, step);
-    case OpKind::kAttention: return attention(op, step);
-    case OpKind::kActivation: return activation(op, step);
-    case OpKind::kLoss: return loss(op, step);
-    case OpKind::kPack: return pack(op, step);
-    case OpKind::kUnpack: return unpack(op, step);
-    case OpKind::kCast: return cast(op, step);
-    case OpKind::kSumOfSquares: return sum_of_squares(op, step);
-    case OpKind::kDecide: return control_.decide(step);
-    case OpKind::kSnapshot: return snapshot(op, step);
-    case OpKind::kAdam: return adam(op, step, &sequence == &graph_.repair);
-    case OpKind::kUndo: return undo(op, step);
-    case OpKind::kCopy: return copy(op, step);
+    case OpKind::kLoadBatch:
+      return load_batch(op, step);
+    case OpKind::kEmbedding:
+      return embedding(op, step);
+    case OpKind::kNorm:
+      return norm(op, step);
+    case OpKind::kGemm:
+      return gemm(op, step);
+    case OpKind::kAttention:
+      return attention(op, step);
+    case OpKind::kActivation:
+      return activation(op, step);
+    case OpKind::kLoss:
+      return loss(op, step);
+    case OpKind::kPack:
+      return pack(op, step);
+    case OpKind::kUnpack:
+      return unpack(op, step);
+    case OpKind::kCast:
+      return cast(op, step);
+    case OpKind::kSumOfSquares:
+      return sum_of_squares(op, step);
+    case OpKind::kDecide:
+      return control_.decide(step);
+    case OpKind::kSnapshot:
+      return snapshot(op, step);
+    case OpKind::kAdam:
+      return adam(op, step, &sequence == &graph_.repair);
+    case OpKind::kUndo:
+      return undo(op, step);
+    case OpKind::kCopy:
+      return copy(op, step);
     case OpKind::kCommit:
-    case OpKind::kCollective: break;
+    case OpKind::kCollective:
+      break;
   }
   CHECK(false && "not an operation of one host device");
 }

@@ -20,6 +20,7 @@
 #include "kernels/threads.h"
 #include "kernels/undo.h"
 #include "sim/graph/graph.h"
+#include "sim/graph/rewrite.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
 
@@ -69,13 +70,10 @@ class HostDevice : public Device {
     const Tensor* tensor = nullptr;
     bool adds = false;  // read and written
   };
-  // Parameters of a bucket that lie side by side and all decay, or all do not.
-  struct Run {
-    int32_t module = 0;
-    int64_t module_begin = 0;  // elements from the module's start
-    int64_t bucket_begin = 0;  // elements from the bucket's start
-    int64_t count = 0;
-    bool decays = false;
+  // The arrays of one run, as the kernels want them.
+  struct BucketArguments {
+    Argument master, moment1, moment2, undo;
+    std::vector<Argument> gradients, weights;
   };
 
   Argument argument(const Access& access, int32_t step) const;
@@ -83,7 +81,6 @@ class HostDevice : public Device {
   std::vector<Argument> all(const Op& op, Role role, int32_t step) const;
   const Bucket& bucket_of(const Op& op) const;
   const Bucket::Piece& piece_of(const Bucket& bucket, const Tensor& module_tensor) const;
-  std::vector<Run> runs_of(const Bucket& bucket) const;
 
   // Modules (device_host_modules.cpp).
   void load_batch(const Op& op, int32_t step);
@@ -102,11 +99,16 @@ class HostDevice : public Device {
   void snapshot(const Op& op, int32_t step);
   void undo(const Op& op, int32_t step);
   void adam(const Op& op, int32_t step, bool redo);
+  BucketArguments bucket_arguments(const Op& op, int32_t step) const;
+  kernels::AdamArrays arrays_of(const BucketArguments& arguments, const Run& run) const;
+  void exact_undo(const Op& op, int32_t step);
+  void restore_weights(const Op& op, int32_t step);
   void copy(const Op& op, int32_t step);
   void fetch(const std::vector<Argument>& sources, const Argument& destination);
   void copy_stationary(const Op& op, const Argument& source,
                        const std::vector<Argument>& destinations);
   void find_tensors();
+  void find_undo_records(TensorId tensor);
   double sum_of_partials() const;
 
   const Model& model_;
@@ -117,8 +119,9 @@ class HostDevice : public Device {
   const kernels::Table& table_;
   kernels::Workers workers_;
   std::array<std::unique_ptr<Arena>, kPlaces> arenas_;
-  std::vector<TensorId> partials_;           // by bucket, in DRAM
-  std::vector<std::vector<Run>> runs_;       // by bucket
+  std::vector<TensorId> partials_;                      // by bucket, in DRAM
+  std::vector<std::vector<Run>> runs_;                  // by bucket
+  std::vector<std::vector<kernels::UndoRecord>> undo_;  // by bucket and run, where undo is exact
   std::vector<TensorId> stationary_weight_;  // by module, -1: its weights flow, or it has none
   UpdateControl control_;
   Split split_ = Split::kTraining;

@@ -38,27 +38,6 @@ const Bucket::Piece& HostDevice::piece_of(const Bucket& bucket, const Tensor& mo
   return bucket.pieces.front();
 }
 
-std::vector<HostDevice::Run> HostDevice::runs_of(const Bucket& bucket) const {
-  std::vector<Run> runs;
-  for (const Bucket::Piece& piece : bucket.pieces) {
-    const Module& module = graph_.modules[static_cast<size_t>(piece.module)];
-    for (const Parameter& parameter : module.parameters) {
-      const int64_t begin = std::max(parameter.offset, piece.begin);
-      const int64_t end = std::min(parameter.offset + parameter.count(), piece.begin + piece.count);
-      if (begin >= end) continue;
-      const Run run{piece.module, begin, piece.offset + begin - piece.begin, end - begin,
-                    parameter.is_matrix};
-      Run* last = runs.empty() ? nullptr : &runs.back();
-      if (last != nullptr && last->module == run.module && last->decays == run.decays) {
-        last->count += run.count;
-      } else {
-        runs.push_back(run);
-      }
-    }
-  }
-  return runs;
-}
-
 void HostDevice::pack(const Op& op, int32_t step) {
   const Bucket& bucket = bucket_of(op);
   const Argument packed = find(op, Role::kDestination, step);
@@ -120,8 +99,8 @@ double HostDevice::sum_of_partials() const {
   double sum = 0;
   for (size_t b = graph_.buckets.size(); b-- > 0;) {  // the last bucket begins the flat space
     const int64_t offset = graph_.arenas.offset[static_cast<size_t>(partials_[b])];
-    const auto* values = reinterpret_cast<const double*>(
-        arenas_[static_cast<size_t>(Place::kDram)]->at(offset));
+    const auto* values =
+        reinterpret_cast<const double*>(arenas_[static_cast<size_t>(Place::kDram)]->at(offset));
     for (int64_t i = 0; i < graph_.buckets[b].segments; ++i) sum += values[i];
   }
   return sum;
@@ -148,6 +127,7 @@ void HostDevice::snapshot(const Op& op, int32_t step) {
 }
 
 void HostDevice::undo(const Op& op, int32_t step) {
+  if (std::get<BucketWork>(op.work).exact_undo) return exact_undo(op, step);
   const std::byte* record = find(op, Role::kUndoRecord, step).data;
   for (const Role role : {Role::kMaster, Role::kMoment1, Role::kMoment2}) {
     const Argument state = find(op, role, step);
@@ -157,38 +137,88 @@ void HostDevice::undo(const Op& op, int32_t step) {
   }
 }
 
+HostDevice::BucketArguments HostDevice::bucket_arguments(const Op& op, int32_t step) const {
+  return {find(op, Role::kMaster, step),  find(op, Role::kMoment1, step),
+          find(op, Role::kMoment2, step), find(op, Role::kUndoRecord, step),
+          all(op, Role::kGradient, step), all(op, Role::kDestination, step)};
+}
+
+kernels::AdamArrays HostDevice::arrays_of(const BucketArguments& arguments, const Run& run) const {
+  kernels::AdamArrays arrays;
+  arrays.master = reinterpret_cast<float*>(element(arguments.master, run.bucket_begin));
+  arrays.moment1 = reinterpret_cast<float*>(element(arguments.moment1, run.bucket_begin));
+  arrays.moment2 = reinterpret_cast<float*>(element(arguments.moment2, run.bucket_begin));
+  // Gradients come as one landed bucket, or as those of the modules themselves.
+  const auto piece = static_cast<size_t>(run.piece);
+  const bool packed = arguments.gradients.front().tensor->label.bucket >= 0;
+  const Argument& gradient = packed ? arguments.gradients.front() : arguments.gradients[piece];
+  arrays.gradient = element(gradient, packed ? run.bucket_begin : run.module_begin);
+  arrays.gradient_format = format_of(gradient.tensor->dtype);
+  if (!arguments.weights.empty()) {
+    arrays.weights = element(arguments.weights[piece], run.module_begin);
+    arrays.weights_format = format_of(arguments.weights[piece].tensor->dtype);
+  }
+  arrays.count = run.count;
+  return arrays;
+}
+
 void HostDevice::adam(const Op& op, int32_t step, bool redo) {
   const std::optional<kernels::AdamConstants> decided =
       redo ? control_.redo_constants() : control_.constants(step);
-  if (!decided) return;
-  const Bucket& bucket = bucket_of(op);
-  const Argument master = find(op, Role::kMaster, step);
-  const Argument moment1 = find(op, Role::kMoment1, step);
-  const Argument moment2 = find(op, Role::kMoment2, step);
-  const std::vector<Argument> gradients = all(op, Role::kGradient, step);
-  const std::vector<Argument> weights = all(op, Role::kDestination, step);
-  const bool packed = gradients.front().tensor->label.bucket >= 0;
-  for (const Run& run : runs_[static_cast<size_t>(op.label.bucket)]) {
-    size_t piece = 0;
-    while (bucket.pieces[piece].module != run.module) ++piece;
-    kernels::AdamArrays arrays;
-    arrays.master = reinterpret_cast<float*>(element(master, run.bucket_begin));
-    arrays.moment1 = reinterpret_cast<float*>(element(moment1, run.bucket_begin));
-    arrays.moment2 = reinterpret_cast<float*>(element(moment2, run.bucket_begin));
-    const Argument& gradient = packed ? gradients.front() : gradients[piece];
-    arrays.gradient = element(gradient, packed ? run.bucket_begin : run.module_begin);
-    arrays.gradient_format = format_of(gradient.tensor->dtype);
-    if (!weights.empty()) {
-      arrays.weights = element(weights[piece], run.module_begin);
-      arrays.weights_format = format_of(weights[piece].tensor->dtype);
-    }
-    arrays.count = run.count;
+  if (!decided) return restore_weights(op, step);
+  const BucketArguments arguments = bucket_arguments(op, step);
+  const auto bucket = static_cast<size_t>(op.label.bucket);
+  const bool on_gpu = bucket_of(op).site == Site::kGpu;
+  for (size_t i = 0; i < runs_[bucket].size(); ++i) {
+    const Run& run = runs_[bucket][i];
+    const kernels::AdamArrays arrays = arrays_of(arguments, run);
     kernels::AdamConstants constants = *decided;
     if (!run.decays) constants.weight_decay = 0;
-    if (bucket.site == Site::kGpu) {
-      table_.adam_step(arrays, constants);
+    if (arguments.undo.tensor == nullptr) {
+      if (on_gpu) {
+        table_.adam_step(arrays, constants);
+      } else {
+        kernels::adam_step(workers_, table_, arrays, constants);
+      }
+    } else if (on_gpu) {  // the lane's own thread, as every kernel of the "GPU"
+      kernels::UndoRecord& record = undo_[bucket][i];
+      for (int64_t tile = 0; tile < record.tiles(); ++tile) {
+        record.step_tile(table_, arrays, constants, tile);
+      }
     } else {
-      kernels::adam_step(workers_, table_, arrays, constants);
+      kernels::adam_step_with_undo(workers_, table_, arrays, constants, undo_[bucket][i]);
+    }
+  }
+}
+
+// An update that is left out still owes the GPU's weights: those of a speculative step that was
+// taken back, or the second copy of a delayed one.
+void HostDevice::restore_weights(const Op& op, int32_t step) {
+  const BucketArguments arguments = bucket_arguments(op, step);
+  if (arguments.weights.empty()) return;
+  for (const Run& run : runs_[static_cast<size_t>(op.label.bucket)]) {
+    const kernels::AdamArrays arrays = arrays_of(arguments, run);
+    table_.cast(arrays.master, kernels::Format::kF32, arrays.weights, arrays.weights_format,
+                arrays.count);
+  }
+}
+
+void HostDevice::exact_undo(const Op& op, int32_t step) {
+  const BucketArguments arguments = bucket_arguments(op, step);
+  const auto bucket = static_cast<size_t>(op.label.bucket);
+  const bool on_gpu = bucket_of(op).site == Site::kGpu;
+  for (size_t i = 0; i < runs_[bucket].size(); ++i) {
+    const Run& run = runs_[bucket][i];
+    kernels::AdamConstants constants = control_.undone_constants();
+    if (!run.decays) constants.weight_decay = 0;
+    const kernels::AdamArrays arrays = arrays_of(arguments, run);
+    const kernels::UndoRecord& record = undo_[bucket][i];
+    if (on_gpu) {
+      for (int64_t tile = 0; tile < record.tiles(); ++tile) {
+        record.undo_tile(table_, arrays, constants, tile);
+      }
+    } else {
+      kernels::adam_undo(workers_, table_, arrays, constants, record);
     }
   }
 }

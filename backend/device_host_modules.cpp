@@ -59,16 +59,16 @@ void HostDevice::norm(const Op& op, int32_t step) {
   const View statistics = view(find(op, Role::kStatistics, step), rows, 2);
   const View params = view(weight, 1, weight.tensor->elements);
   if (forward(op)) {
-    transformer::norm_forward(model_, x, params,
-                              view(find(op, Role::kOutput, step), rows, columns), statistics);
+    transformer::norm_forward(model_, x, params, view(find(op, Role::kOutput, step), rows, columns),
+                              statistics);
     return;
   }
   const Argument gradient = find(op, Role::kParameterGradient, step);
-  transformer::norm_backward(
-      model_, x, statistics, params, view(find(op, Role::kOutputGradient, step), rows, columns),
-      view(find(op, Role::kResidualGradient, step), rows, columns),
-      view(find(op, Role::kInputGradient, step), rows, columns),
-      view(gradient, 1, gradient.tensor->elements), gradient.adds);
+  transformer::norm_backward(model_, x, statistics, params,
+                             view(find(op, Role::kOutputGradient, step), rows, columns),
+                             view(find(op, Role::kResidualGradient, step), rows, columns),
+                             view(find(op, Role::kInputGradient, step), rows, columns),
+                             view(gradient, 1, gradient.tensor->elements), gradient.adds);
 }
 
 void HostDevice::gemm(const Op& op, int32_t step) {
@@ -132,8 +132,8 @@ void HostDevice::activation(const Op& op, int32_t step) {
 void HostDevice::loss(const Op& op, int32_t step) {
   const Shape shape{*plan_.micro_batch, plan_.sequence_length};
   const auto* tokens = reinterpret_cast<const int32_t*>(find(op, Role::kTokens, step).data);
-  double factor = control_.loss_scale(step) /
-                  static_cast<double>(shape.tokens() * plan_.accumulation());
+  double factor =
+      control_.loss_scale(step) / static_cast<double>(shape.tokens() * plan_.accumulation());
   if (options_.gradient_factor) factor *= options_.gradient_factor(step);
   const double mean = transformer::loss_forward_backward(
       model_, shape, tokens, view(find(op, Role::kOutput, step), shape.tokens(), model_.vocab),

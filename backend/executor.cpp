@@ -111,7 +111,8 @@ void Executor::execute(OpId id, int32_t step, LaneId lane) {
   const Instant end = now();
   records_[static_cast<size_t>(lane)].spans.push_back({id, step, begin, end});
   auto& step_end = step_end_ps_[static_cast<size_t>(step - options_.first_step)];
-  for (int64_t seen = step_end.load(); seen < end.ps && !step_end.compare_exchange_weak(seen, end.ps);) {
+  for (int64_t seen = step_end.load();
+       seen < end.ps && !step_end.compare_exchange_weak(seen, end.ps);) {
   }
 }
 

@@ -1,11 +1,10 @@
 #include "backend/trainer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fmt/format.h>
 #include <limits>
 #include <map>
 #include <random>
@@ -29,9 +28,10 @@ TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions
   const std::string path = options.data.empty() ? default_text_folder() : options.data;
   TokenSource source = TokenSource::open(path, token_options);
   if (!source.holds(Split::kTraining, plan.sequence_length)) {
-    throw Error(path, fmt::format("it has {} training tokens, fewer than a sequence of {} and its "
-                                  "last target", source.tokens(Split::kTraining),
-                                  plan.sequence_length),
+    throw Error(path,
+                fmt::format("it has {} training tokens, fewer than a sequence of {} and its "
+                            "last target",
+                            source.tokens(Split::kTraining), plan.sequence_length),
                 "give more data or a shorter sequence");
   }
   return source;
@@ -202,8 +202,7 @@ void Trainer::export_weights(const std::string& path) const {
 std::vector<float> Trainer::parameters() const {
   std::vector<float> flat;
   for (size_t b = state_->graph.buckets.size(); b-- > 0;) {
-    const std::span<float> master =
-        state_->device.values<float>(state_->graph.buckets[b].master);
+    const std::span<float> master = state_->device.values<float>(state_->graph.buckets[b].master);
     flat.insert(flat.end(), master.begin(), master.end());
   }
   return flat;

@@ -21,15 +21,15 @@
 namespace ballast {
 
 struct TrainerOptions {
-  std::string data;                   // file or folder; empty: the compiler's C++ headers
+  std::string data;  // file or folder; empty: the compiler's C++ headers
   uint64_t seed = 1;
   OptimizerOptions optimizer;
   std::optional<std::string> initial_weights;    // safetensors with Hugging Face names
   std::optional<std::string> checkpoint_folder;  // where checkpoints are kept and resumed from
   int64_t checkpoint_period_steps = 0;           // 0: only at the end, if there is a folder
-  bool resume = false;                // continue from the newest checkpoint of the folder
+  bool resume = false;  // continue from the newest checkpoint of the folder
   int optimizer_threads = 1;
-  std::string adam = "best";          // a name of kernels::Table
+  std::string adam = "best";  // a name of kernels::Table
   // Tests: a factor on the loss's gradient by step (NaN poisons it); null: 1.
   std::function<double(int32_t step)> gradient_factor;
 };
@@ -46,9 +46,9 @@ struct TrainResult {
   Timeline timeline;
   std::vector<MemoryUse> memory;
   int32_t first_step = 0;
-  int32_t next_step = 0;            // where a resumed run would go on
+  int32_t next_step = 0;  // where a resumed run would go on
   int32_t rollbacks = 0;
-  bool stopped = false;             // by request_stop
+  bool stopped = false;  // by request_stop
 };
 
 class Trainer {

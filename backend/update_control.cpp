@@ -107,6 +107,7 @@ bool UpdateControl::commit(int32_t step) {
     const Verdict verdict = judge(step - 1, pending_->loss_scale);
     accepted = verdict.finite && verdict.factor == 1;
     redo_.reset();
+    undone_ = pending_->constants;
     if (verdict.finite) {
       if (!accepted) redo_ = constants_for(step - 1, verdict.factor / pending_->loss_scale);
       ++state_.optimizer_steps;

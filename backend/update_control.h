@@ -36,12 +36,13 @@ struct OptimizerOptions {
 // What became of one step, once it is final.
 struct StepRecord {
   int32_t step = 0;
-  double loss = 0;           // nats per token, mean over the step
-  double gradient_norm = 0;  // before clipping, loss scale taken out; not finite where it overflowed
+  double loss = 0;  // nats per token, mean over the step
+  double gradient_norm =
+      0;  // before clipping, loss scale taken out; not finite where it overflowed
   double learning_rate = 0;
   double loss_scale = 1;
   bool clipped = false;
-  bool skipped = false;      // gradients were not finite
+  bool skipped = false;  // gradients were not finite
   bool rolled_back = false;
 };
 
@@ -74,6 +75,8 @@ class UpdateControl {
   std::optional<kernels::AdamConstants> constants(int32_t step) const;
   // The same for the redo after commit(step + 1) returned false.
   std::optional<kernels::AdamConstants> redo_constants() const { return redo_; }
+  // Those of the speculative Adam that is to be undone.
+  const kernels::AdamConstants& undone_constants() const { return undone_; }
 
   ControlState state() const;
   // Records that became final since the last call, in order.
@@ -104,6 +107,7 @@ class UpdateControl {
   std::array<std::vector<double>, 2> losses_;  // by parity of the step
   std::optional<kernels::AdamConstants> decided_;
   std::optional<kernels::AdamConstants> redo_;
+  kernels::AdamConstants undone_;
   std::optional<Pending> pending_;  // speculate: the step that has not been judged yet
   int32_t delayed_step_ = 0;        // delay: the step whose gradients are pending
   mutable std::mutex records_mutex_;

@@ -135,15 +135,14 @@ class Bucket {
     workers_.for_tiles(count_, 16 * kUndoTile, [&](int64_t begin, int64_t end) {
       const AdamArrays p = slice(a, begin, end - begin);
       auto* low = static_cast<uint16_t*>(p.weights);
+      const auto* g = static_cast<const float*>(p.gradient);
       if (streams_.gradient == Format::kBf16) {
         limit_28_bf16(p.master, p.moment1, p.moment2, static_cast<const uint16_t*>(p.gradient), low,
-                      p.count);
+                      kLimitRate, p.count);
       } else if (streams_.weights) {
-        limit_30(p.master, p.moment1, p.moment2, static_cast<const float*>(p.gradient), low,
-                 kLimitRate, p.count);
+        limit_30(p.master, p.moment1, p.moment2, g, low, kLimitRate, p.count);
       } else {
-        limit_28(p.master, p.moment1, p.moment2, static_cast<const float*>(p.gradient), kLimitRate,
-                 p.count);
+        limit_28(p.master, p.moment1, p.moment2, g, kLimitRate, p.count);
       }
     });
     return std::chrono::duration<double>(Clock::now() - start).count();

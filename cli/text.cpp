@@ -40,10 +40,13 @@ std::string show(FlopRate rate) {
 
 std::string show_count(double count) {
   if (std::abs(count) < 99.95) return fmt::format("{:.1f}", count);
-  std::string digits = fmt::format("{:.0f}", count);
-  const size_t first = digits[0] == '-' ? 1 : 0;
-  for (size_t at = digits.size(); at > first + 3; at -= 3) digits.insert(at - 3, ",");
-  return digits;
+  const std::string digits = fmt::format("{:.0f}", std::abs(count));
+  std::string text(count < 0 ? 1 : 0, '-');
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
 }
 
 std::string show_percent(double percent) { return fmt::format("{:.1f} %", percent); }

@@ -2,7 +2,8 @@
 //
 // Codes and escapes are those of undo_codes.h. The vector loop runs over short blocks and has no
 // branch on escapes: the step keeps the differences of a block in the first cache, and the undo
-// stores what the code 255 would decode to. A scalar pass over the block then sees to the few.
+// stores what the code 255 would decode to. A scalar pass sees to the few, one block later: at once
+// it would wait for the stores of the block to leave the store buffer.
 #pragma once
 
 #include "kernels/undo_codes.h"
@@ -127,13 +128,20 @@ template <class V, Format G, class W>
 uint8_t* step_with_undo_loop(const AdamArrays& arrays, const StepConstants& constants,
                              uint8_t* codes, uint8_t* escapes) {
   const StepConstants c = constants;
-  BlockDigits digits;
-  for (int64_t begin = 0; begin < arrays.count; begin += kUndoBlock) {
-    const AdamArrays a = block<G, W>(arrays, begin, kUndoBlock);
-    step_block<V, G, W>(a, c, codes + begin, &digits);
-    escapes = put_escapes<V>(escapes, codes + begin, a.count, digits);
+  BlockDigits digits[2];
+  int64_t begin = 0;
+  for (; begin < arrays.count; begin += kUndoBlock) {
+    BlockDigits* now = &digits[begin / kUndoBlock % 2];
+    step_block<V, G, W>(block<G, W>(arrays, begin, kUndoBlock), c, codes + begin, now);
+    if (begin > 0) {
+      const BlockDigits& before = digits[(begin / kUndoBlock + 1) % 2];
+      escapes = put_escapes<V>(escapes, codes + begin - kUndoBlock, kUndoBlock, before);
+    }
   }
-  return escapes;
+  if (begin == 0) return escapes;
+  begin -= kUndoBlock;
+  return put_escapes<V>(escapes, codes + begin, arrays.count - begin,
+                        digits[begin / kUndoBlock % 2]);
 }
 
 inline float with_added_bits(float value, uint32_t difference) {
@@ -201,11 +209,18 @@ template <class V, Format G, class W>
 void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const uint8_t* codes,
                const uint8_t* escapes) {
   const StepConstants c = constants;
-  for (int64_t begin = 0; begin < arrays.count; begin += kUndoBlock) {
-    const AdamArrays a = block<G, W>(arrays, begin, kUndoBlock);
-    undo_block<V, G, W>(a, c, codes + begin);
-    escapes = take_escapes<V, W>(escapes, codes + begin, a);
+  int64_t begin = 0;
+  for (; begin < arrays.count; begin += kUndoBlock) {
+    undo_block<V, G, W>(block<G, W>(arrays, begin, kUndoBlock), c, codes + begin);
+    if (begin > 0) {
+      const int64_t before = begin - kUndoBlock;
+      escapes =
+          take_escapes<V, W>(escapes, codes + before, block<G, W>(arrays, before, kUndoBlock));
+    }
   }
+  if (begin == 0) return;
+  begin -= kUndoBlock;
+  take_escapes<V, W>(escapes, codes + begin, block<G, W>(arrays, begin, kUndoBlock));
 }
 
 template <class V>

@@ -23,7 +23,7 @@ class Error : public std::runtime_error {
 
 }  // namespace ballast
 
-#define CHECK(condition)                                                          \
-  do {                                                                            \
-    if (!(condition)) ::ballast::check_failed(#condition, __FILE__, __LINE__);    \
+#define CHECK(condition)                                                       \
+  do {                                                                         \
+    if (!(condition)) ::ballast::check_failed(#condition, __FILE__, __LINE__); \
   } while (false)

@@ -29,7 +29,10 @@ struct Duration {
   double us() const { return static_cast<double>(ps) * 1e-6; }
 
   auto operator<=>(const Duration&) const = default;
-  Duration& operator+=(Duration other) { ps += other.ps; return *this; }
+  Duration& operator+=(Duration other) {
+    ps += other.ps;
+    return *this;
+  }
   friend Duration operator+(Duration a, Duration b) { return {a.ps + b.ps}; }
   friend Duration operator-(Duration a, Duration b) { return {a.ps - b.ps}; }
   friend Duration operator*(Duration a, double k) { return from_seconds(a.seconds() * k); }
@@ -51,8 +54,14 @@ struct Bytes {
   double gib() const { return static_cast<double>(count) / (1024.0 * 1024.0 * 1024.0); }
   double mib() const { return static_cast<double>(count) / (1024.0 * 1024.0); }
   auto operator<=>(const Bytes&) const = default;
-  Bytes& operator+=(Bytes other) { count += other.count; return *this; }
-  Bytes& operator-=(Bytes other) { count -= other.count; return *this; }
+  Bytes& operator+=(Bytes other) {
+    count += other.count;
+    return *this;
+  }
+  Bytes& operator-=(Bytes other) {
+    count -= other.count;
+    return *this;
+  }
   friend Bytes operator+(Bytes a, Bytes b) { return {a.count + b.count}; }
   friend Bytes operator-(Bytes a, Bytes b) { return {a.count - b.count}; }
   friend Bytes operator*(Bytes a, int64_t k) { return {a.count * k}; }
@@ -62,7 +71,10 @@ struct Bytes {
 struct Flops {
   double count = 0;
   auto operator<=>(const Flops&) const = default;
-  Flops& operator+=(Flops other) { count += other.count; return *this; }
+  Flops& operator+=(Flops other) {
+    count += other.count;
+    return *this;
+  }
   friend Flops operator+(Flops a, Flops b) { return {a.count + b.count}; }
 };
 

@@ -1,6 +1,7 @@
 #include "sim/graph/arena.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 namespace ballast {
@@ -68,32 +69,63 @@ int64_t aligned_bytes(const Tensor& tensor) {
   return round_up(tensor.all_bytes().count, kArenaAlignment);
 }
 
-// Plans one arena; returns its size and fills `offset` of its tensors.
-int64_t plan_one(const Graph& graph, const std::vector<Life>& lives,
-                 const std::vector<TensorId>& members, Fit fit, std::vector<int64_t>& offset) {
-  FreeSpace space(fit);
-  std::vector<TensorId> order;
-  for (const TensorId id : members) {
-    if (lives[static_cast<size_t>(id)].carried) {
-      offset[static_cast<size_t>(id)] = space.take(aligned_bytes(graph.tensors[static_cast<size_t>(id)]));
-    } else {
-      order.push_back(id);
+// When the memory of each tensor may be used again, as the number of its last operation.
+class Releases {
+ public:
+  Releases(const Graph& graph, const std::vector<Life>& lives, const std::vector<uint64_t>& lanes)
+      : lives_(lives), lanes_(lanes) {
+    int64_t computed = 0;
+    for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+      if (kind_of(graph.step.ops[i].lane) == LaneKind::kCompute) {
+        compute_.push_back(static_cast<OpId>(i));
+        ++computed;
+      }
+      computed_.push_back(computed);
     }
   }
-  std::stable_sort(order.begin(), order.end(), [&](TensorId a, TensorId b) {
-    return lives[static_cast<size_t>(a)].first < lives[static_cast<size_t>(b)].first;
-  });
-  std::multimap<OpId, TensorId> alive;  // by last operation
-  for (const TensorId id : order) {
-    const Life& life = lives[static_cast<size_t>(id)];
-    while (!alive.empty() && alive.begin()->first < life.first) {
-      const TensorId dead = alive.begin()->second;
-      space.give(offset[static_cast<size_t>(dead)],
-                 aligned_bytes(graph.tensors[static_cast<size_t>(dead)]));
+  OpId of(TensorId tensor) const {
+    const OpId last = lives_[static_cast<size_t>(tensor)].last;
+    if (std::has_single_bit(lanes_[static_cast<size_t>(tensor)])) return last;
+    const auto later =
+        static_cast<size_t>(computed_[static_cast<size_t>(last)] + kGraceOperations - 1);
+    return later < compute_.size() ? std::max(last, compute_[later]) : std::max(last, end());
+  }
+
+ private:
+  OpId end() const { return static_cast<OpId>(computed_.size()); }
+  const std::vector<Life>& lives_;
+  const std::vector<uint64_t>& lanes_;
+  std::vector<OpId> compute_;      // operations of the compute lanes
+  std::vector<int64_t> computed_;  // how many of them up to each operation
+};
+
+// Lanes that touch each tensor, as a set of bits.
+std::vector<uint64_t> lanes_of(const Graph& graph) {
+  std::vector<uint64_t> lanes(graph.tensors.size(), 0);
+  for (const Sequence* sequence : {&graph.step, &graph.repair}) {
+    for (const Op& op : sequence->ops) {
+      for (const Access& access : op.accesses) {
+        lanes[static_cast<size_t>(access.tensor)] |= uint64_t{1} << (op.lane % 64);
+      }
+    }
+  }
+  return lanes;
+}
+
+// Plans one pool of tensors in program order; returns its size and fills their `offset`.
+int64_t plan_pool(const Graph& graph, const std::vector<Life>& lives, const Releases& releases,
+                  const std::vector<TensorId>& members, Fit fit, std::vector<int64_t>& offset) {
+  FreeSpace space(fit);
+  std::multimap<OpId, TensorId> alive;  // by release
+  for (const TensorId id : members) {
+    const auto index = static_cast<size_t>(id);
+    while (!alive.empty() && alive.begin()->first < lives[index].first) {
+      const auto dead = static_cast<size_t>(alive.begin()->second);
+      space.give(offset[dead], aligned_bytes(graph.tensors[dead]));
       alive.erase(alive.begin());
     }
-    offset[static_cast<size_t>(id)] = space.take(aligned_bytes(graph.tensors[static_cast<size_t>(id)]));
-    alive.emplace(life.last, id);
+    offset[index] = space.take(aligned_bytes(graph.tensors[index]));
+    alive.emplace(releases.of(id), id);
   }
   return space.size();
 }
@@ -101,22 +133,45 @@ int64_t plan_one(const Graph& graph, const std::vector<Life>& lives,
 }  // namespace
 
 ArenaPlan plan_arenas(const Graph& graph, const std::vector<Life>& lives) {
-  std::map<std::pair<int8_t, Place>, std::vector<TensorId>> arenas;
+  using Where = std::pair<int8_t, Place>;
+  constexpr uint64_t kCarried = 0;  // no lanes: the pool of what is never released
+  const std::vector<uint64_t> lanes = lanes_of(graph);
+  std::map<std::pair<Where, uint64_t>, std::vector<TensorId>> pools;
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     if (lives[i].first < 0) continue;
-    const Tensor& tensor = graph.tensors[i];
-    arenas[{tensor.device, tensor.place}].push_back(static_cast<TensorId>(i));
+    const Where where{graph.tensors[i].device, graph.tensors[i].place};
+    pools[{where, lives[i].carried ? kCarried : lanes[i]}].push_back(static_cast<TensorId>(i));
   }
   ArenaPlan plan;
   plan.offset.assign(graph.tensors.size(), -1);
-  for (const auto& [where, members] : arenas) {
-    std::vector<int64_t> best = plan.offset;
-    std::vector<int64_t> lowest = plan.offset;
-    const int64_t best_size = plan_one(graph, lives, members, Fit::kBest, best);
-    const int64_t lowest_size = plan_one(graph, lives, members, Fit::kLowest, lowest);
-    plan.offset = best_size <= lowest_size ? std::move(best) : std::move(lowest);
+  const Releases releases(graph, lives, lanes);
+  std::map<Where, int64_t> used;
+  for (auto& [key, members] : pools) {
+    const auto& [where, touched_by] = key;
+    int64_t& base = used[where];
+    if (touched_by == kCarried) {
+      for (const TensorId id : members) {
+        plan.offset[static_cast<size_t>(id)] = base;
+        base += aligned_bytes(graph.tensors[static_cast<size_t>(id)]);
+      }
+      continue;
+    }
+    std::stable_sort(members.begin(), members.end(), [&](TensorId a, TensorId b) {
+      return lives[static_cast<size_t>(a)].first < lives[static_cast<size_t>(b)].first;
+    });
+    std::vector<int64_t> best(graph.tensors.size());
+    std::vector<int64_t> lowest(graph.tensors.size());
+    const int64_t best_size = plan_pool(graph, lives, releases, members, Fit::kBest, best);
+    const int64_t lowest_size = plan_pool(graph, lives, releases, members, Fit::kLowest, lowest);
+    const std::vector<int64_t>& chosen = best_size <= lowest_size ? best : lowest;
+    for (const TensorId id : members) {
+      plan.offset[static_cast<size_t>(id)] = base + chosen[static_cast<size_t>(id)];
+    }
+    base += std::min(best_size, lowest_size);
+  }
+  for (const auto& [where, bytes] : used) {
     Bytes& size = plan.size[static_cast<size_t>(where.second)];
-    size = std::max(size, Bytes{std::min(best_size, lowest_size)});
+    size = std::max(size, Bytes{bytes});
   }
   return plan;
 }

@@ -82,9 +82,12 @@ class PlainBuilder {
     }
     const size_t after = 1 + static_cast<size_t>(model_.layers) * 8;
     switch (label.module) {
-      case ModuleKind::kFinalNorm: return after;
-      case ModuleKind::kHead: return model_.tied_embeddings ? 0 : after + 1;
-      default: return 0;
+      case ModuleKind::kFinalNorm:
+        return after;
+      case ModuleKind::kHead:
+        return model_.tied_embeddings ? 0 : after + 1;
+      default:
+        return 0;
     }
   }
   TensorId weight(Label label) const { return weight_[module_index(label)]; }
@@ -92,8 +95,8 @@ class PlainBuilder {
   // The first writer of a gradient in a step overwrites it, the later ones add.
   Access gradient(Label label) {
     const size_t index = module_index(label);
-    const bool adds = label.micro_batch > 0 ||
-                      (label.module == ModuleKind::kEmbedding && model_.tied_embeddings);
+    const bool adds =
+        label.micro_batch > 0 || (label.module == ModuleKind::kEmbedding && model_.tied_embeddings);
     return {gradient_[index], Role::kParameterGradient,
             adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0};
   }
@@ -135,9 +138,12 @@ class PlainBuilder {
   TensorId norm_backward(Label label, Label input, TensorId x, TensorId stats, TensorId dout,
                          TensorId residual_gradient) {
     const TensorId dx = output_gradient(input, model_.hidden);
-    std::vector<Access> accesses = {
-        read(x, Role::kInput), read(stats, Role::kStatistics), read(weight(label), Role::kWeight),
-        read(dout, Role::kOutputGradient), write(dx, Role::kInputGradient), gradient(label)};
+    std::vector<Access> accesses = {read(x, Role::kInput),
+                                    read(stats, Role::kStatistics),
+                                    read(weight(label), Role::kWeight),
+                                    read(dout, Role::kOutputGradient),
+                                    write(dx, Role::kInputGradient),
+                                    gradient(label)};
     if (residual_gradient >= 0) {
       accesses.push_back(read(residual_gradient, Role::kResidualGradient));
     }
@@ -161,7 +167,8 @@ class PlainBuilder {
          GemmWork{out, in, tokens(), plan_.dtype, dw.mode == AccessMode::kReadWrite},
          {read(dy, Role::kOutputGradient), read(x, Role::kInput), dw});
     const TensorId dx = output_gradient(input, in);
-    emit(OpKind::kGemm, Phase::kBackwardInput, label, GemmWork{tokens(), in, out, plan_.dtype, false},
+    emit(OpKind::kGemm, Phase::kBackwardInput, label,
+         GemmWork{tokens(), in, out, plan_.dtype, false},
          {read(dy, Role::kOutputGradient), read(weight(label), Role::kWeight),
           write(dx, Role::kInputGradient)});
     return dx;
@@ -245,8 +252,9 @@ class PlainBuilder {
                                              label(ModuleKind::kQkv), saved, dattention);
     const TensorId dn1 = gemm_backward(label(ModuleKind::kQkv), label(ModuleKind::kNorm1),
                                        saved.norm1, c, dqkv, model_.qkv_width());
-    const Label below = layer > 0 ? Label{static_cast<int16_t>(layer - 1), ModuleKind::kFc2, micro, -1}
-                                  : Label{-1, ModuleKind::kEmbedding, micro, -1};
+    const Label below = layer > 0
+                            ? Label{static_cast<int16_t>(layer - 1), ModuleKind::kFc2, micro, -1}
+                            : Label{-1, ModuleKind::kEmbedding, micro, -1};
     return norm_backward(label(ModuleKind::kNorm1), below, saved.input, saved.statistics1, dn1,
                          dmiddle);
   }
@@ -255,8 +263,8 @@ class PlainBuilder {
     const auto label = [&](ModuleKind kind) { return Label{-1, kind, micro, -1}; };
     const int64_t c = model_.hidden;
     const int64_t ids = *plan_.micro_batch * (plan_.sequence_length + 1);
-    const TensorId batch = typed(TensorKind::kTokens, Category::kData, label(ModuleKind::kEmbedding),
-                                 ids, DType::kI32);
+    const TensorId batch = typed(TensorKind::kTokens, Category::kData,
+                                 label(ModuleKind::kEmbedding), ids, DType::kI32);
     emit(OpKind::kLoadBatch, Phase::kForward, label(ModuleKind::kEmbedding),
          CopyWork{bytes_of(ids, DType::kI32), CopyDirection::kHostToDevice},
          {write(batch, Role::kTokens)})
@@ -294,7 +302,7 @@ class PlainBuilder {
   const Model& model_;
   const Plan& plan_;
   Graph graph_;
-  std::vector<TensorId> weight_;    // by module, -1 where it has no parameters
+  std::vector<TensorId> weight_;  // by module, -1 where it has no parameters
   std::vector<TensorId> gradient_;
 };
 

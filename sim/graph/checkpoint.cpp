@@ -30,8 +30,8 @@ ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, int64_t
   if (!is_activation(tensor) || !saves_output(tensor.label.module)) return ActivationFate::kKeep;
   const ActivationFate fate = plan.fate[static_cast<size_t>(tensor.label.module)];
   if (fate != ActivationFate::kOffload) return fate;
-  const auto offloaded = static_cast<int64_t>(
-      std::ceil(plan.offload_share * static_cast<double>(layers)));
+  const auto offloaded =
+      static_cast<int64_t>(std::ceil(plan.offload_share * static_cast<double>(layers)));
   const int64_t layer = tensor.label.layer;
   return layer < offloaded && layer < layers - 1 ? fate : ActivationFate::kKeep;
 }
@@ -133,8 +133,8 @@ Op copy_op(const Graph& graph, TensorId from, TensorId to, Phase phase) {
   const bool out = phase == Phase::kOffload;
   op.lane = lane_of(0, out ? LaneKind::kCopyOut : LaneKind::kCopyIn);
   op.label = tensor.label;
-  op.work = CopyWork{tensor.bytes(),
-                     out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice};
+  op.work =
+      CopyWork{tensor.bytes(), out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice};
   op.accesses = {read(from, Role::kSource), write(to, Role::kDestination)};
   return op;
 }

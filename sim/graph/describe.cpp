@@ -36,8 +36,9 @@ struct KeyOfWork {
     return fmt::format(" rows={} columns={} {}", w.rows, w.columns, to_string(w.dtype));
   }
   std::string operator()(const BucketWork& w) const {
-    return fmt::format(" elements={} {} to {} on {}", w.elements, to_string(w.from),
-                       to_string(w.to), w.site == Site::kGpu ? "gpu" : "cpu");
+    return fmt::format(" elements={} {} to {} on {}{}", w.elements, to_string(w.from),
+                       to_string(w.to), w.site == Site::kGpu ? "gpu" : "cpu",
+                       w.exact_undo ? " exact undo" : "");
   }
   std::string operator()(const CopyWork& w) const {
     return fmt::format(

@@ -35,10 +35,10 @@ enum class LaneKind : uint8_t {
   kCompute,  // the GPU's main stream
   kCopyIn,   // CPU to GPU: batches, weights that flow, activations that return
   kCopyOut,  // GPU to CPU copies, and the small kernels that pack them
-  kUpload,   // CPU to GPU: stepped weights coming home, and the kernels that unpack them; apart from
-             // kCopyIn so that a reload never queues behind a step that is still running
-  kCpu,      // the optimizer's worker threads
-  kCheck,    // one idle core: gradient norms and validation
+  kUpload,  // CPU to GPU: stepped weights coming home, and the kernels that unpack them; apart from
+            // kCopyIn so that a reload never queues behind a step that is still running
+  kCpu,     // the optimizer's worker threads
+  kCheck,   // one idle core: gradient norms and validation
   kNetwork,  // collectives
   kNvme,
 };
@@ -88,10 +88,10 @@ enum class TensorKind : uint8_t {
   kMaster,              // fp32 [bucket.count]
   kMoment1,
   kMoment2,
-  kUndoRecord,          // what a rollback needs: a snapshot of master and moments, or their lost bits
-  kNormPartials,        // fp64 [segments of the bucket]: sums of squares
-  kDecision,            // the verdict of a step: scale and validity
-  kRepairArriving,      // staging that a rollback uploads through, GPU
+  kUndoRecord,      // what a rollback needs: a snapshot of master and moments, or their lost bits
+  kNormPartials,    // fp64 [segments of the bucket]: sums of squares
+  kDecision,        // the verdict of a step: scale and validity
+  kRepairArriving,  // staging that a rollback uploads through, GPU
 };
 
 struct Label {
@@ -123,16 +123,16 @@ enum class OpKind : uint8_t {
   kAttention,
   kActivation,
   kLoss,
-  kPack,           // module gradients -> bucket, with the cast where the GPU casts
-  kUnpack,         // bucket or module arriving -> module weights, likewise
-  kCast,           // on the CPU
-  kSumOfSquares,   // gradient norm of a bucket
-  kDecide,         // all norms -> clip factor, or skip; before the step (wait, delay)
-  kCommit,         // all norms -> accept, or roll back; after a speculative step
+  kPack,          // module gradients -> bucket, with the cast where the GPU casts
+  kUnpack,        // bucket or module arriving -> module weights, likewise
+  kCast,          // on the CPU
+  kSumOfSquares,  // gradient norm of a bucket
+  kDecide,        // all norms -> clip factor, or skip; before the step (wait, delay)
+  kCommit,        // all norms -> accept, or roll back; after a speculative step
   kSnapshot,
   kAdam,
   kUndo,
-  kCopy,           // across the link
+  kCopy,  // across the link
   kCollective,
 };
 inline constexpr int kOpKinds = 18;
@@ -177,7 +177,7 @@ struct AttentionWork {
 struct RowWork {
   int64_t rows = 0, columns = 0;
   DType dtype{};
-  Bytes moved;   // least bytes read and written
+  Bytes moved;  // least bytes read and written
   Flops flops;
   bool operator==(const RowWork&) const = default;
 };
@@ -188,6 +188,7 @@ struct BucketWork {
   DType from{}, to{};
   Site site = Site::kGpu;
   Bytes moved;
+  bool exact_undo = false;  // Adam that records what an exact undo needs, or that undo
   bool operator==(const BucketWork&) const = default;
 };
 
@@ -213,14 +214,14 @@ enum class Role : uint8_t {
   kTokens,
   kInput,
   kWeight,
-  kResidual,        // added to the output
-  kStatistics,      // norm statistics or log-sum-exp
+  kResidual,    // added to the output
+  kStatistics,  // norm statistics or log-sum-exp
   kOutput,
-  kOutputGradient,  // gradient of the operation's output, read
-  kInputGradient,   // gradient of its input, written
+  kOutputGradient,    // gradient of the operation's output, read
+  kInputGradient,     // gradient of its input, written
   kResidualGradient,  // added to the input gradient
   kParameterGradient,
-  kSource,          // of copies, casts, packs
+  kSource,  // of copies, casts, packs
   kDestination,
   kMaster,
   kMoment1,
@@ -275,25 +276,25 @@ inline constexpr int64_t kSegment = 65536;
 // Bucket 0 holds the end of the space, whose gradients come first.
 struct Bucket {
   struct Piece {
-    int32_t module = 0;   // index into Graph::modules
-    int64_t begin = 0;    // elements from the module's start, a multiple of kSegment
+    int32_t module = 0;  // index into Graph::modules
+    int64_t begin = 0;   // elements from the module's start, a multiple of kSegment
     int64_t count = 0;
-    int64_t offset = 0;   // elements from the bucket's start
+    int64_t offset = 0;  // elements from the bucket's start
   };
-  int64_t begin = 0;      // in the flat space
+  int64_t begin = 0;  // in the flat space
   int64_t count = 0;
   int64_t segments = 0;
   Site site = Site::kCpu;  // where master and moments live and are stepped
   // Its state, made by the optimizer's passes; -1 where there is none.
   TensorId master = -1, moment1 = -1, moment2 = -1;
-  TensorId weights = -1;   // kBucketWeights, where the CPU casts
+  TensorId weights = -1;  // kBucketWeights, where the CPU casts
   std::vector<Piece> pieces;
 };
 
 // Where a tensor lies in the arena of its place and device, bytes from the arena's start.
 struct ArenaPlan {
-  std::vector<int64_t> offset;             // by tensor; copies lie one after another
-  std::array<Bytes, kPlaces> size{};       // of each arena, on one device
+  std::vector<int64_t> offset;        // by tensor; copies lie one after another
+  std::array<Bytes, kPlaces> size{};  // of each arena, on one device
 };
 
 struct Graph {

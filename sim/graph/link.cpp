@@ -48,8 +48,8 @@ class LaneMarks {
 };
 
 struct CopyState {
-  LaneMarks writer;         // of the current value, at most one
-  LaneMarks readers;        // since then
+  LaneMarks writer;   // of the current value, at most one
+  LaneMarks readers;  // since then
 };
 
 class Linker {

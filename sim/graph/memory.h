@@ -31,7 +31,8 @@ struct MemoryPoint {
   Duration at;
   Bytes live;
 };
-std::vector<MemoryPoint> memory_over_time(const Graph& graph, const Timeline& timeline, Place place);
+std::vector<MemoryPoint> memory_over_time(const Graph& graph, const Timeline& timeline,
+                                          Place place);
 
 // First and last operation of the step that touch each tensor; a tensor that carries its value
 // over (read before it is written) lives through the whole step.

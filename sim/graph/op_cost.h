@@ -29,9 +29,9 @@ struct Demand {
 };
 
 struct OpCost {
-  Duration alone;                     // with nothing else running
-  Duration handover;                  // added once if it had to wait for another lane
-  std::array<Demand, 4> demands{};    // the first `demand_count` are set
+  Duration alone;                   // with nothing else running
+  Duration handover;                // added once if it had to wait for another lane
+  std::array<Demand, 4> demands{};  // the first `demand_count` are set
   int8_t demand_count = 0;
   Provenance provenance = Provenance::kRoofline;
 };

@@ -49,14 +49,25 @@ class OptimizerPass {
       }
     }
     for (int32_t b = 0; b < count; ++b) {
-      const size_t ready = position_of(b).gradient + 1;
-      const size_t unused = std::max(ready, position_of(b).weight + 1);
+      const Positions last = position_of(b);
+      const size_t ready = last.gradient + 1;
       for (Op& next : gradient_out(b)) insertions.before(ready, std::move(next));
       if (sync() != SyncMode::kSpeculate) continue;
-      // A GPU bucket's step writes the weights itself, so it must wait for their last reader.
+      // The backward must see the weights of the forward: no step before the last fetch from the
+      // bucket, no new weight (which a GPU bucket's step writes itself) before the last reader.
+      const size_t steppable = std::max(ready, last.home + 1);
+      const size_t unused = std::max(steppable, last.weight + 1);
       const bool on_gpu = bucket(b).site == Site::kGpu;
-      for (Op& next : step_of(b)) insertions.before(on_gpu ? unused : ready, std::move(next));
+      for (Op& next : step_of(b)) insertions.before(on_gpu ? unused : steppable, std::move(next));
+      if (last_gpu_sharer(b) > b) {
+        deferred.push_back(b);
+        continue;
+      }
       for (Op& next : upload(b)) insertions.before(unused, std::move(next));
+      if (deferred.empty() || last_gpu_sharer(deferred.front()) != b) continue;
+      for (const int32_t earlier : deferred) {
+        for (Op& next : upload(earlier)) insertions.before(unused, std::move(next));
+      }
     }
     if (sync() == SyncMode::kWait) {
       insertions.before(end, decide());
@@ -86,6 +97,7 @@ class OptimizerPass {
   struct Positions {
     size_t gradient = 0;  // last operation that writes a gradient of the bucket
     size_t weight = 0;    // last one that reads a stationary weight of it
+    size_t home = 0;      // last fetch of flowing weights from its state
   };
 
   SyncMode sync() const { return plan_.optimizer.sync; }
@@ -110,18 +122,27 @@ class OptimizerPass {
   void index_uses() {
     last_gradient_.assign(graph_.tensors.size(), 0);
     last_weight_.assign(graph_.tensors.size(), 0);
+    last_fetch_.assign(graph_.tensors.size(), 0);
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       for (const Access& access : graph_.step.ops[i].accesses) {
         if (access.role == Role::kParameterGradient) {
           last_gradient_[static_cast<size_t>(access.tensor)] = i;
         }
         if (access.role == Role::kWeight) last_weight_[static_cast<size_t>(access.tensor)] = i;
+        if (graph_.step.ops[i].phase == Phase::kFetch) {
+          last_fetch_[static_cast<size_t>(access.tensor)] = i;
+        }
       }
     }
   }
 
   Positions position_of(int32_t b) const {
     Positions positions;
+    for (const TensorId home : {bucket(b).master, bucket(b).weights}) {
+      if (home >= 0) {
+        positions.home = std::max(positions.home, last_fetch_[static_cast<size_t>(home)]);
+      }
+    }
     for (const Bucket::Piece& piece : bucket(b).pieces) {
       const auto module = static_cast<size_t>(piece.module);
       const auto gradient = static_cast<size_t>(module_gradient_[module]);
@@ -130,6 +151,20 @@ class OptimizerPass {
       positions.weight = std::max(positions.weight, last_weight_[weight]);
     }
     return positions;
+  }
+
+  // Where a module is cut between CPU and GPU buckets, the GPU steps its parts first: it must not
+  // stand still until the others have been to the CPU and back. The last GPU bucket that has a part
+  // of a module of this CPU bucket, or -1.
+  int32_t last_gpu_sharer(int32_t b) const {
+    if (bucket(b).site == Site::kGpu) return -1;
+    const int32_t module = bucket(b).pieces.front().module;
+    int32_t last = -1;
+    for (auto c = b + 1; c < static_cast<int32_t>(graph_.buckets.size()); ++c) {
+      if (bucket(c).pieces.back().module != module) break;
+      if (bucket(c).site == Site::kGpu) last = c;
+    }
+    return last;
   }
 
   void double_weights() {
@@ -164,18 +199,18 @@ class OptimizerPass {
     for (const Bucket::Piece& piece : bucket(b).pieces) {
       if (!flowing_[static_cast<size_t>(piece.module)]) t.stationary += piece.count;
     }
-    t.partials = dram(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64,
-                      bucket(b).segments, b);
+    t.partials =
+        dram(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
     const bool on_gpu = bucket(b).site == Site::kGpu;
     if (on_gpu) {
-      t.partials_gpu = hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64,
-                           bucket(b).segments, b);
+      t.partials_gpu =
+          hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
     } else {
       t.packed = hbm(TensorKind::kPacked, Category::kStaging, wire(), count, b);
       t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, wire(), count, b);
       if (cast_on_cpu(plan_)) {
-        t.gradient32 = dram(TensorKind::kBucketGradientFp32, Category::kWorkspace, DType::kF32,
-                            count, b);
+        t.gradient32 =
+            dram(TensorKind::kBucketGradientFp32, Category::kWorkspace, DType::kF32, count, b);
       }
       if (cast_on_gpu(plan_) && t.stationary > 0) {
         t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
@@ -183,9 +218,18 @@ class OptimizerPass {
     }
     if (sync() == SyncMode::kSpeculate) {
       t.undo = in_place(on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord,
-                        Category::kSnapshot, DType::kF32, kSnapshotArrays * count, b);
+                        Category::kSnapshot, DType::kF32,
+                        div_ceil(undo_bytes(bucket(b)).count, size_of(DType::kF32)), b);
     }
     bucket_tensors_.push_back(t);
+  }
+
+  bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
+  Bytes undo_bytes(const Bucket& home) const {
+    if (!exact_undo()) return bytes_of(kSnapshotArrays * home.count, DType::kF32);
+    Bytes bytes;
+    for (const Run& run : runs_of(graph_.modules, home)) bytes += undo_record_bytes(run);
+    return bytes;
   }
 
   Op op(OpKind kind, LaneKind lane, int32_t b, Work work, std::vector<Access> accesses) const {
@@ -231,10 +275,10 @@ class OptimizerPass {
       sources.push_back(write(t.partials_gpu, Role::kNormPartials));
       BucketWork norm{count, plan_.dtype, DType::kF64, Site::kGpu, bytes_of(count, plan_.dtype)};
       ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
-      ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
-                       CopyWork{bytes_of(bucket(b).segments, DType::kF64),
-                                CopyDirection::kDeviceToHost},
-                       {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)}));
+      ops.push_back(
+          op(OpKind::kCopy, LaneKind::kCopyOut, b,
+             CopyWork{bytes_of(bucket(b).segments, DType::kF64), CopyDirection::kDeviceToHost},
+             {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)}));
       return ops;
     }
     sources.push_back(write(t.packed, Role::kDestination));
@@ -267,16 +311,40 @@ class OptimizerPass {
     } else {
       accesses.push_back(read(gradient, Role::kGradient));
     }
-    if (decided) accesses.push_back(read(decision_, Role::kDecision));
+    if (decided) {
+      accesses.push_back(read(decision_, Role::kDecision));
+    } else if (exact_undo()) {
+      const TensorId record = bucket_tensors_[static_cast<size_t>(b)].undo;
+      accesses.push_back(write(record, Role::kUndoRecord));
+      work.exact_undo = true;
+      work.moved += undo_bytes(home);
+    }
     return op(OpKind::kAdam, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b, work,
               std::move(accesses));
+  }
+
+  // From the record that Adam left: reads it and the gradient, and takes the state back.
+  Op exact_undo_of(int32_t b) {
+    Op undo = adam(b, tensors(b).landed, true);
+    undo.kind = OpKind::kUndo;
+    std::erase_if(undo.accesses, [](const Access& access) {
+      return access.role == Role::kDecision || access.role == Role::kDestination;
+    });
+    undo.accesses.push_back(read(tensors(b).undo, Role::kUndoRecord));
+    BucketWork& work = std::get<BucketWork>(undo.work);
+    work.to = DType::kF32;
+    work.exact_undo = true;
+    work.moved += undo_bytes(bucket(b));
+    return undo;
   }
 
   Op snapshot(int32_t b, OpKind kind) {
     const Bucket& home = bucket(b);
     const bool on_gpu = home.site == Site::kGpu;
     const bool undo = kind == OpKind::kUndo;
-    const auto state = [&](TensorId id, Role role) { return undo ? update(id, role) : read(id, role); };
+    const auto state = [&](TensorId id, Role role) {
+      return undo ? update(id, role) : read(id, role);
+    };
     return op(kind, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b,
               elementwise(kSnapshotArrays * home.count, DType::kF32, DType::kF32, home.site),
               {state(home.master, Role::kMaster), state(home.moment1, Role::kMoment1),
@@ -302,8 +370,11 @@ class OptimizerPass {
                        elementwise(bucket(b).count, plan_.dtype, DType::kF32, Site::kCpu),
                        {read(t.landed, Role::kSource), write(t.gradient32, Role::kDestination)}));
     }
-    if (sync() == SyncMode::kSpeculate) ops.push_back(snapshot(b, OpKind::kSnapshot));
-    ops.push_back(adam(b, t.gradient32 >= 0 ? t.gradient32 : t.landed, sync() != SyncMode::kSpeculate));
+    if (sync() == SyncMode::kSpeculate && !exact_undo()) {
+      ops.push_back(snapshot(b, OpKind::kSnapshot));
+    }
+    ops.push_back(
+        adam(b, t.gradient32 >= 0 ? t.gradient32 : t.landed, sync() != SyncMode::kSpeculate));
     append_cast_of_weights(ops, b);
     return ops;
   }
@@ -364,7 +435,8 @@ class OptimizerPass {
       if (t.arriving >= 0) largest = std::max(largest, t.stationary);
     }
     if (largest > 0) {
-      repair_arriving_ = hbm(TensorKind::kRepairArriving, Category::kStaging, DType::kF32, largest, -1);
+      repair_arriving_ =
+          hbm(TensorKind::kRepairArriving, Category::kStaging, DType::kF32, largest, -1);
       accesses.push_back(write(repair_arriving_, Role::kScratch));
     }
     Op result = op(OpKind::kCommit, LaneKind::kCompute, -1, std::monostate{}, std::move(accesses));
@@ -378,7 +450,7 @@ class OptimizerPass {
     std::vector<Op>& ops = graph_.repair.ops;
     for (size_t i = 0; i < graph_.buckets.size(); ++i) {
       const auto b = static_cast<int32_t>(i);
-      ops.push_back(snapshot(b, OpKind::kUndo));
+      ops.push_back(exact_undo() ? exact_undo_of(b) : snapshot(b, OpKind::kUndo));
       ops.push_back(adam(b, tensors(b).landed, true));
       append_cast_of_weights(ops, b);
       const TensorId staging = tensors(b).arriving >= 0 ? repair_arriving_ : -1;
@@ -390,7 +462,8 @@ class OptimizerPass {
   const Plan& plan_;
   std::vector<bool> flowing_;
   std::vector<TensorId> module_weight_, module_gradient_;  // by module
-  std::vector<size_t> last_gradient_, last_weight_;        // by tensor: index of an operation
+  std::vector<size_t> last_gradient_, last_weight_,
+      last_fetch_;  // by tensor: index of an operation
   std::vector<BucketTensors> bucket_tensors_;
   TensorId decision_ = -1;
   TensorId repair_arriving_ = -1;

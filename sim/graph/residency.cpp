@@ -19,8 +19,7 @@ std::vector<Visit> visits_of(const std::vector<Op>& ops, TensorId weight, int64_
   for (size_t i = 0; i < ops.size(); ++i) {
     for (const Access& access : ops[i].accesses) {
       if (access.tensor != weight) continue;
-      const bool near =
-          !visits.empty() && ahead_of(ops, i, look_ahead, 0) <= visits.back().last;
+      const bool near = !visits.empty() && ahead_of(ops, i, look_ahead, 0) <= visits.back().last;
       if (near) {
         visits.back().last = i;
       } else {
@@ -67,8 +66,8 @@ void fetch(Graph& graph, const Plan& plan, int32_t index, TensorId weight, const
   copy.phase = Phase::kFetch;
   copy.lane = lane_of(0, LaneKind::kCopyIn);
   copy.label = stationary.label;
-  copy.work = CopyWork{graph.tensors[static_cast<size_t>(landing)].bytes(),
-                       CopyDirection::kHostToDevice};
+  copy.work =
+      CopyWork{graph.tensors[static_cast<size_t>(landing)].bytes(), CopyDirection::kHostToDevice};
   copy.accesses = homes_of(graph, index, plan);
   copy.accesses.push_back(write(landing, Role::kDestination));
   insertions.before(position, copy);

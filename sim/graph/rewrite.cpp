@@ -29,8 +29,8 @@ size_t ahead_of(const std::vector<Op>& ops, size_t position, int64_t count, size
 }
 
 size_t first_backward(const std::vector<Op>& ops) {
-  const auto found = std::find_if(ops.begin(), ops.end(),
-                                  [](const Op& op) { return is_backward(op.phase); });
+  const auto found =
+      std::find_if(ops.begin(), ops.end(), [](const Op& op) { return is_backward(op.phase); });
   return static_cast<size_t>(found - ops.begin());
 }
 
@@ -46,8 +46,8 @@ std::vector<Segment> segments_of(const std::vector<Module>& modules) {
   std::vector<Segment> segments;
   for (size_t i = 0; i < modules.size(); ++i) {
     for (int64_t begin = 0; begin < modules[i].count; begin += kSegment) {
-      segments.push_back({static_cast<int32_t>(i), begin,
-                          std::min(kSegment, modules[i].count - begin)});
+      segments.push_back(
+          {static_cast<int32_t>(i), begin, std::min(kSegment, modules[i].count - begin)});
     }
   }
   return segments;
@@ -57,8 +57,8 @@ std::vector<Segment> segments_of(const std::vector<Module>& modules) {
 Bucket bucket_of(const std::vector<Module>& modules, const std::vector<Segment>& segments,
                  size_t first, size_t last) {
   Bucket bucket;
-  bucket.begin = modules[static_cast<size_t>(segments[first].module)].flat_offset +
-                 segments[first].begin;
+  bucket.begin =
+      modules[static_cast<size_t>(segments[first].module)].flat_offset + segments[first].begin;
   bucket.segments = static_cast<int64_t>(last - first);
   for (size_t i = first; i < last; ++i) {
     const Segment& segment = segments[i];
@@ -89,8 +89,35 @@ std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const Optimiz
   const int64_t on_gpu = optimizer.placement == OptimizerPlacement::kGpu
                              ? total
                              : std::min(total, optimizer.gpu_buckets.value());
-  for (int64_t i = total - on_gpu; i < total; ++i) buckets[static_cast<size_t>(i)].site = Site::kGpu;
+  for (int64_t i = total - on_gpu; i < total; ++i)
+    buckets[static_cast<size_t>(i)].site = Site::kGpu;
   return buckets;
+}
+
+std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucket) {
+  std::vector<Run> runs;
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Bucket::Piece& piece = bucket.pieces[i];
+    for (const Parameter& parameter : modules[static_cast<size_t>(piece.module)].parameters) {
+      const int64_t begin = std::max(parameter.offset, piece.begin);
+      const int64_t end = std::min(parameter.offset + parameter.count(), piece.begin + piece.count);
+      if (begin >= end) continue;
+      Run* last = runs.empty() ? nullptr : &runs.back();
+      if (last != nullptr && last->module == piece.module && last->decays == parameter.is_matrix) {
+        last->count += end - begin;
+      } else {
+        runs.push_back({piece.module, static_cast<int32_t>(i), begin,
+                        piece.offset + begin - piece.begin, end - begin, parameter.is_matrix});
+      }
+    }
+  }
+  return runs;
+}
+
+Bytes undo_record_bytes(const Run& run) {
+  constexpr int64_t kTile = 4096;
+  constexpr int64_t kBytesOfTile = kTile + kTile / 8 + 4;
+  return {round_up(div_ceil(run.count, kTile) * kBytesOfTile, 64)};
 }
 
 void add_bucket_state(Graph& graph, const Plan& plan) {

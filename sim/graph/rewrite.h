@@ -51,6 +51,23 @@ size_t first_backward(const std::vector<Op>& ops);
 // optimizer lives there, are stepped on the GPU.
 std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer);
 
+// Parameters of a bucket that lie side by side and all decay (matrices), or all do not: one call
+// of an optimizer kernel.
+struct Run {
+  int32_t module = 0;
+  int32_t piece = 0;         // index into Bucket::pieces
+  int64_t module_begin = 0;  // elements from the module's start
+  int64_t bucket_begin = 0;  // elements from the bucket's start
+  int64_t count = 0;
+  bool decays = false;
+};
+std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucket);
+
+// Bytes of the record from which one run can be undone exactly: for each tile of 4096 parameters a
+// code each, a reserve of an eighth of that for escapes, and their length in 4 bytes
+// (kernels/undo.h, whose numbers a test holds against these); a multiple of 64.
+Bytes undo_record_bytes(const Run& run);
+
 // Master, moments and, where the CPU casts, 16-bit weights of every bucket.
 void add_bucket_state(Graph& graph, const Plan& plan);
 

@@ -17,8 +17,10 @@ bool is_sharded(const Tensor& tensor) {
     case TensorKind::kUndoRecord:
     case TensorKind::kBucketGradient:
     case TensorKind::kBucketGradientFp32:
-    case TensorKind::kBucketWeights: return true;
-    default: return false;
+    case TensorKind::kBucketWeights:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -66,7 +68,8 @@ class Shard {
     return true;
   }
 
-  Op collective(CollectiveKind kind, const Op& like, Bytes bytes, std::vector<Access> accesses) const {
+  Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
+                std::vector<Access> accesses) const {
     Op op;
     op.kind = OpKind::kCollective;
     op.phase = like.phase;

@@ -15,7 +15,7 @@
 namespace ballast {
 
 struct Span {
-  OpId op = -1;       // index in Graph::step.ops
+  OpId op = -1;  // index in Graph::step.ops
   int32_t step = 0;
   Instant begin;
   Instant end;
@@ -25,22 +25,22 @@ struct Timeline {
   std::vector<Span> spans;  // by (begin, lane, op); of the recorded steps only
   int32_t first_step = 0;   // recorded steps are [first_step, first_step + steps)
   int32_t steps = 0;
-  Duration step_time;       // steady state: median period of the recorded steps
-  bool settled = true;      // else the periods still differed and step_time is their mean
+  Duration step_time;   // steady state: median period of the recorded steps
+  bool settled = true;  // else the periods still differed and step_time is their mean
 };
 
 struct LaneUse {
   LaneId lane = 0;
-  Duration busy;            // per step
-  double share = 0;         // of the step time
+  Duration busy;     // per step
+  double share = 0;  // of the step time
 };
 std::vector<LaneUse> lane_use(const Graph& graph, const Timeline& timeline);
 
 struct KindTime {
   OpKind kind{};
   Phase phase{};
-  Duration time;            // summed over operations, per step
-  int64_t operations = 0;   // per step
+  Duration time;           // summed over operations, per step
+  int64_t operations = 0;  // per step
 };
 // Sorted by time, longest first.
 std::vector<KindTime> time_by_kind(const Graph& graph, const Timeline& timeline);

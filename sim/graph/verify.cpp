@@ -19,8 +19,10 @@ bool may_carry(TensorKind kind) {
     case TensorKind::kMoment2:
     case TensorKind::kUndoRecord:
     case TensorKind::kNormPartials:
-    case TensorKind::kPacked: return true;
-    default: return false;
+    case TensorKind::kPacked:
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -12,22 +12,30 @@ enum class DType : uint8_t { kF64, kF32, kBf16, kF16, kI32 };
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return 8;
+    case DType::kF64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kBf16:
-    case DType::kF16: return 2;
+    case DType::kF16:
+      return 2;
   }
   return 0;
 }
 
 constexpr std::string_view to_string(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return "fp64";
-    case DType::kF32: return "fp32";
-    case DType::kBf16: return "bf16";
-    case DType::kF16: return "fp16";
-    case DType::kI32: return "int32";
+    case DType::kF64:
+      return "fp64";
+    case DType::kF32:
+      return "fp32";
+    case DType::kBf16:
+      return "bf16";
+    case DType::kF16:
+      return "fp16";
+    case DType::kI32:
+      return "int32";
   }
   return "";
 }

@@ -46,15 +46,15 @@ struct Curve {
 
 struct Gpu {
   std::string name;
-  Sourced<Bytes> memory;             // usable for tensors and libraries
-  Sourced<Bytes> reserved;           // context and libraries, not available to tensors
+  Sourced<Bytes> memory;    // usable for tensors and libraries
+  Sourced<Bytes> reserved;  // context and libraries, not available to tensors
   Sourced<Bandwidth> memory_bandwidth;
   std::map<DType, Sourced<FlopRate>> matmul;  // best achieved dense rate by storage type
-  Sourced<FlopRate> vector;          // elementwise arithmetic, fp32
-  Sourced<double> attention_efficiency;  // share of `matmul` that fused attention reaches
-  Sourced<Duration> launch;          // least time of any operation
-  int64_t multiprocessors = 132;     // tiles of a matrix product computed at the same time
-  bool is_host_thread = false;       // its lanes run on CPU cores and share them
+  Sourced<FlopRate> vector;                   // elementwise arithmetic, fp32
+  Sourced<double> attention_efficiency;       // share of `matmul` that fused attention reaches
+  Sourced<Duration> launch;                   // least time of any operation
+  int64_t multiprocessors = 132;              // tiles of a matrix product computed at the same time
+  bool is_host_thread = false;                // its lanes run on CPU cores and share them
 };
 
 struct Cpu {
@@ -63,24 +63,24 @@ struct Cpu {
   int64_t optimizer_threads = 1;
   Sourced<Bytes> memory;
   Sourced<Bytes> reserved;
-  Sourced<Bandwidth> memory_bandwidth;   // achievable, read plus write
-  std::map<std::string, Curve> adam;     // by implementation: parameters per second by parameters
-  Curve cast;                            // elements per second by elements, 16 <-> 32 bit
-  Curve sum_of_squares;                  // elements per second by elements
+  Sourced<Bandwidth> memory_bandwidth;  // achievable, read plus write
+  std::map<std::string, Curve> adam;    // by implementation: parameters per second by parameters
+  Curve cast;                           // elements per second by elements, 16 <-> 32 bit
+  Curve sum_of_squares;                 // elements per second by elements
 };
 
 // GPU memory <-> CPU memory of one device.
 struct Link {
-  std::string kind;                      // c2c, pcie, memory (host device)
-  Curve host_to_device;                  // bytes per second by bytes, pinned
+  std::string kind;      // c2c, pcie, memory (host device)
+  Curve host_to_device;  // bytes per second by bytes, pinned
   Curve device_to_host;
-  Sourced<Bandwidth> both_total;         // both directions at once
-  Sourced<double> pageable_share;        // of the pinned rate
+  Sourced<Bandwidth> both_total;   // both directions at once
+  Sourced<double> pageable_share;  // of the pinned rate
   Sourced<Duration> latency;
 };
 
 struct Interconnect {
-  Sourced<Bandwidth> bandwidth;          // per device and direction
+  Sourced<Bandwidth> bandwidth;  // per device and direction
   Sourced<Duration> latency;
 };
 
@@ -89,12 +89,12 @@ struct Machine {
   std::string description;
   int64_t devices_per_node = 1;
   int64_t devices = 1;
-  Gpu gpu;                               // each device
-  Cpu cpu;                               // the CPU share of each device
+  Gpu gpu;  // each device
+  Cpu cpu;  // the CPU share of each device
   Link link;
-  std::optional<Interconnect> node;      // between devices of one node
-  std::optional<Interconnect> network;   // between nodes, per device
-  Sourced<Duration> handover;            // from a finished operation to one waiting on another lane
+  std::optional<Interconnect> node;     // between devices of one node
+  std::optional<Interconnect> network;  // between nodes, per device
+  Sourced<Duration> handover;           // from a finished operation to one waiting on another lane
 };
 
 // Throws Error naming the machine and the field where a number is missing, zero or negative.

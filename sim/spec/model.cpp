@@ -1,9 +1,8 @@
 #include "sim/spec/model.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cmath>
+#include <fmt/format.h>
 
 namespace ballast {
 
@@ -50,7 +49,9 @@ struct Names {
   std::string layer(int64_t i) const {
     return gpt2 ? fmt::format("transformer.h.{}.", i) : fmt::format("model.layers.{}.", i);
   }
-  std::string token() const { return gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight"; }
+  std::string token() const {
+    return gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+  }
   std::string norm1() const { return gpt2 ? "ln_1" : "input_layernorm"; }
   std::string norm2() const { return gpt2 ? "ln_2" : "post_attention_layernorm"; }
   std::string final_norm() const { return gpt2 ? "transformer.ln_f" : "model.norm"; }
@@ -95,10 +96,16 @@ Module layer_module(const Model& m, const Names& names, ModuleKind kind, int64_t
   ModuleBuilder builder(kind, layer);
   const std::string prefix = names.layer(layer);
   switch (kind) {
-    case ModuleKind::kNorm1: add_norm(builder, m, prefix + names.norm1()); break;
-    case ModuleKind::kNorm2: add_norm(builder, m, prefix + names.norm2()); break;
-    case ModuleKind::kQkv: return qkv_module(m, names, layer);
-    case ModuleKind::kFc1: return fc1_module(m, names, layer);
+    case ModuleKind::kNorm1:
+      add_norm(builder, m, prefix + names.norm1());
+      break;
+    case ModuleKind::kNorm2:
+      add_norm(builder, m, prefix + names.norm2());
+      break;
+    case ModuleKind::kQkv:
+      return qkv_module(m, names, layer);
+    case ModuleKind::kFc1:
+      return fc1_module(m, names, layer);
     case ModuleKind::kCoreAttention:
       if (m.qk_norm) {
         builder.vector(prefix + "self_attn.q_norm.weight", m.head_size);
@@ -113,7 +120,8 @@ Module layer_module(const Model& m, const Names& names, ModuleKind kind, int64_t
       builder.linear(m, prefix + (names.gpt2 ? "mlp.c_proj" : "mlp.down_proj"), m.ffn, m.hidden,
                      m.mlp_bias);
       break;
-    default: break;
+    default:
+      break;
   }
   return builder.take();
 }
@@ -129,8 +137,8 @@ void require_positive(const Model& model, const char* field, int64_t value) {
 
 std::string_view to_string(ModuleKind kind) {
   static constexpr std::array<std::string_view, kModuleKinds> names = {
-      "embedding", "norm1", "qkv", "core_attention", "attention_out", "norm2",
-      "fc1", "activation", "fc2", "final_norm", "head", "loss"};
+      "embedding", "norm1",      "qkv", "core_attention", "attention_out", "norm2",
+      "fc1",       "activation", "fc2", "final_norm",     "head",          "loss"};
   return names[static_cast<size_t>(kind)];
 }
 
@@ -157,7 +165,8 @@ void check(const Model& model) {
   constexpr int64_t kLargest = int64_t{1} << 26;
   for (const int64_t value : {model.layers, model.hidden, model.heads, model.head_size, model.ffn,
                               model.vocab, model.max_positions}) {
-    if (value > kLargest) refuse(fmt::format("a size of {} is out of range", value), "use at most 2^26");
+    if (value > kLargest)
+      refuse(fmt::format("a size of {} is out of range", value), "use at most 2^26");
   }
   if (!(model.norm_epsilon > 0 && std::isfinite(model.norm_epsilon))) {
     refuse("the norm's epsilon is not a positive number", "use for example 1e-5");
@@ -173,9 +182,9 @@ std::vector<Module> modules_of(const Model& model) {
   std::vector<Module> modules;
   modules.push_back(embedding_module(model, names));
   for (int64_t layer = 0; layer < model.layers; ++layer) {
-    for (const ModuleKind kind :
-         {ModuleKind::kNorm1, ModuleKind::kQkv, ModuleKind::kCoreAttention, ModuleKind::kAttentionOut,
-          ModuleKind::kNorm2, ModuleKind::kFc1, ModuleKind::kActivation, ModuleKind::kFc2}) {
+    for (const ModuleKind kind : {ModuleKind::kNorm1, ModuleKind::kQkv, ModuleKind::kCoreAttention,
+                                  ModuleKind::kAttentionOut, ModuleKind::kNorm2, ModuleKind::kFc1,
+                                  ModuleKind::kActivation, ModuleKind::kFc2}) {
       modules.push_back(layer_module(model, names, kind, layer));
     }
   }

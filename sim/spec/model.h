@@ -56,17 +56,17 @@ struct Model {
 
 // The modules of a decoder, in the order in which a forward pass visits them. Layer modules repeat.
 enum class ModuleKind : uint8_t {
-  kEmbedding,      // token (and learned position) vectors
+  kEmbedding,  // token (and learned position) vectors
   kNorm1,
   kQkv,
   kCoreAttention,  // RoPE, scores, softmax, values; no parameters but those of qk_norm
   kAttentionOut,   // projection and residual
   kNorm2,
   kFc1,
-  kActivation,     // GELU or SwiGLU; no parameters
-  kFc2,            // projection and residual
+  kActivation,  // GELU or SwiGLU; no parameters
+  kFc2,         // projection and residual
   kFinalNorm,
-  kHead,           // logits; without parameters where embeddings are tied
+  kHead,  // logits; without parameters where embeddings are tied
   kLoss,
 };
 inline constexpr int kModuleKinds = 12;
@@ -74,10 +74,10 @@ std::string_view to_string(ModuleKind kind);
 
 // One parameter tensor inside its module's flat array, row-major [rows, columns].
 struct Parameter {
-  std::string name;      // Hugging Face tensor name
-  int64_t rows = 0;      // 1 for vectors
+  std::string name;  // Hugging Face tensor name
+  int64_t rows = 0;  // 1 for vectors
   int64_t columns = 0;
-  int64_t offset = 0;    // elements from the start of the module
+  int64_t offset = 0;      // elements from the start of the module
   bool is_matrix = false;  // matrices decay (AdamW), vectors do not
   int64_t count() const { return rows * columns; }
 };

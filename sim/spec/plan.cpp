@@ -6,9 +6,12 @@ namespace ballast {
 
 std::string_view to_string(OptimizerPlacement value) {
   switch (value) {
-    case OptimizerPlacement::kGpu: return "gpu";
-    case OptimizerPlacement::kCpu: return "cpu";
-    case OptimizerPlacement::kNvme: return "nvme";
+    case OptimizerPlacement::kGpu:
+      return "gpu";
+    case OptimizerPlacement::kCpu:
+      return "cpu";
+    case OptimizerPlacement::kNvme:
+      return "nvme";
   }
   return "";
 }
@@ -19,9 +22,12 @@ std::string_view to_string(CastPlacement value) {
 
 std::string_view to_string(SyncMode value) {
   switch (value) {
-    case SyncMode::kWait: return "wait";
-    case SyncMode::kDelay: return "delay";
-    case SyncMode::kSpeculate: return "speculate";
+    case SyncMode::kWait:
+      return "wait";
+    case SyncMode::kDelay:
+      return "delay";
+    case SyncMode::kSpeculate:
+      return "speculate";
   }
   return "";
 }
@@ -32,9 +38,12 @@ std::string_view to_string(UndoKind value) {
 
 std::string_view to_string(ActivationFate value) {
   switch (value) {
-    case ActivationFate::kKeep: return "keep";
-    case ActivationFate::kRecompute: return "recompute";
-    case ActivationFate::kOffload: return "offload";
+    case ActivationFate::kKeep:
+      return "keep";
+    case ActivationFate::kRecompute:
+      return "recompute";
+    case ActivationFate::kOffload:
+      return "offload";
   }
   return "";
 }
@@ -66,16 +75,17 @@ void check_batch(const Plan& plan) {
   require_at_least("global_batch", plan.global_batch, 1);
   require_at_least("sequence_length", plan.sequence_length, 1);
   if (plan.global_batch % plan.data != 0) {
-    refuse("global_batch", fmt::format("{} sequences do not divide over {} data-parallel ranks",
-                                       plan.global_batch, plan.data),
+    refuse("global_batch",
+           fmt::format("{} sequences do not divide over {} data-parallel ranks", plan.global_batch,
+                       plan.data),
            "use a multiple of `data`");
   }
   if (plan.micro_batch) {
     require_at_least("micro_batch", *plan.micro_batch, 1);
     const int64_t local = plan.global_batch / plan.data;
     if (local % *plan.micro_batch != 0) {
-      refuse("micro_batch", fmt::format("{} does not divide the {} sequences of a rank",
-                                        *plan.micro_batch, local),
+      refuse("micro_batch",
+             fmt::format("{} does not divide the {} sequences of a rank", *plan.micro_batch, local),
              "use a divisor of it");
     }
   }
@@ -96,8 +106,9 @@ void check(const Plan& plan, const Model& model) {
   }
   check_batch(plan);
   if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
-    refuse("sequence_length", fmt::format("{} tokens exceed the model's {} learned positions",
-                                          plan.sequence_length, model.max_positions),
+    refuse("sequence_length",
+           fmt::format("{} tokens exceed the model's {} learned positions", plan.sequence_length,
+                       model.max_positions),
            "use a shorter sequence");
   }
   if (plan.dtype != DType::kF32 && plan.dtype != DType::kBf16 && plan.dtype != DType::kF16) {

@@ -39,7 +39,7 @@ struct OptimizerPlan {
   CastPlacement cast = CastPlacement::kGpu;
   SyncMode sync = SyncMode::kSpeculate;
   UndoKind undo = UndoKind::kSnapshot;
-  std::string adam = "best";           // a name of kernels::Table, or of a machine's Adam curves
+  std::string adam = "best";  // a name of kernels::Table, or of a machine's Adam curves
   bool operator==(const OptimizerPlan&) const = default;
 };
 
@@ -68,10 +68,10 @@ struct Plan {
   std::string machine;  // a name of profiles/machines, a path, or "here"
   std::string strategy;
   int64_t devices = 1;
-  int64_t data = 1;     // data-parallel ranks; their optimizer state is sharded (zero_stage)
+  int64_t data = 1;  // data-parallel ranks; their optimizer state is sharded (zero_stage)
   int64_t zero_stage = 2;
-  int64_t global_batch = 0;             // sequences per step over all devices
-  std::optional<int64_t> micro_batch;   // sequences per forward on one device
+  int64_t global_batch = 0;            // sequences per step over all devices
+  std::optional<int64_t> micro_batch;  // sequences per forward on one device
   int64_t sequence_length = 0;
   DType dtype = DType::kBf16;
   WeightsPlan weights;

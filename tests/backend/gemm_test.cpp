@@ -129,6 +129,37 @@ TEST(Gemm, bits_depend_on_neither_alignment_nor_repetition) {
   }
 }
 
+// Sums are where an order could creep in; the loops without sums treat every lane alike.
+TEST(RowLoops, bits_of_sums_do_not_depend_on_alignment) {
+  for (const RowLoops<float>* rows : row_loop_tables()) {
+    for (const int64_t n : {5, 33, 200, 1500}) {
+      std::vector<double> first;
+      for (size_t offset = 0; offset < 17; ++offset) {
+        std::vector<float> buffer(offset, 0.0f);
+        const std::vector<float> inside = values(static_cast<size_t>(3 * n), 9);
+        buffer.insert(buffer.end(), inside.begin(), inside.end());
+        float* x = buffer.data() + offset;
+        std::vector<double> sums;
+        sums.push_back(static_cast<double>(rows->dot(x, x + n, n)));
+        sums.push_back(static_cast<double>(rows->centred_moments(x, n).mean));
+        sums.push_back(static_cast<double>(rows->centred_moments(x, n).mean_square));
+        transformer::NormRow<float> row;
+        transformer::NormRowGradient<float> gradient;
+        row.x = x, row.weight = x + n, row.bias = x, row.mean = 0.5f, row.inverse_deviation = 2;
+        std::vector<float> parameters(static_cast<size_t>(2 * n));
+        gradient.dweight = parameters.data(), gradient.dbias = parameters.data() + n;
+        gradient.dout = x + n, gradient.dx = x + 2 * n;
+        rows->norm_gradient(row, gradient, n);
+        sums.insert(sums.end(), x + 2 * n, x + 3 * n);
+        sums.push_back(rows->softmax(x, n).sum);
+        sums.insert(sums.end(), x, x + n);
+        if (offset == 0) first = sums;
+        ASSERT_EQ(first, sums) << rows->name << " length " << n << " offset " << offset;
+      }
+    }
+  }
+}
+
 TEST(RowLoops, exponential_is_within_two_ulp_over_the_whole_range) {
   for (const RowLoops<float>* rows : row_loop_tables()) {
     std::vector<float> x;

@@ -1,0 +1,68 @@
+// Lower bounds of a plan's step time and memory, without its graph: what search discards most
+// plans by. Admissible: no simulated step is shorter and no arena smaller than its bound, so what
+// a bound rules out, simulation would have ruled out too.
+//
+// The step time is the greatest of
+//   work      time that a lane or a shared capacity is busy for in a step, at full speed;
+//   cycles    from a weight's first use, on the compute lane to the gradients, through the
+//             optimizer's operations in their order, home, and to its use in the next step. A
+//             chain that ends where it began, one step later, is no longer than a step.
+// Memory is what lives through a step and the most activations (and gradients) alive at once.
+// Will not do: overlap that shares a capacity, hand-overs, or reuse of memory.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autotune/profile.h"
+#include "autotune/space.h"
+#include "sim/engine/cost.h"
+#include "sim/graph/memory.h"
+#include "sim/spec/machine.h"
+
+namespace ballast {
+
+// Relative slack of the engine's settled period, by which a bound of time is lowered.
+inline constexpr double kBoundSlack = 1e-6;
+
+// What a step time cannot go below, and which lane or capacity says so.
+struct WorkBound {
+  Duration time;
+  std::string resource;  // "lane compute", "capacity dram"
+};
+WorkBound work_bound(const Workload& work, const std::vector<Capacity>& capacities);
+
+class Bounds {
+ public:
+  // Profiles every value of the space on `threads` threads. References must outlive this object.
+  Bounds(const Model& model, const Plan& base, const Space& space, const CostModel& costs,
+         int threads);
+
+  // Of work alone: a few sums.
+  Duration quick(const Choice& choice) const;
+  // The whole bound, never below quick().
+  Duration step_time(const Choice& choice) const;
+  // Least memory, one entry a place with its holders; `arena` is the bound itself.
+  std::vector<PlacePeak> memory(const Choice& choice) const;
+  // The same bytes, without saying who holds them.
+  std::array<Bytes, kPlaces> least_memory(const Choice& choice) const;
+
+  Workload work(const Choice& choice) const;
+
+ private:
+  const ForwardBackwardProfile& forward_backward(const Choice& choice) const;
+  const OptimizerProfile& optimizer(const Choice& choice) const;
+  int64_t cycles(const ForwardBackwardProfile& compute, const OptimizerProfile& optimizer) const;
+
+  const Space& space_;
+  // By micro_batch, activations and cast; by bucket, gpu_buckets, cast, sync and flow_share.
+  std::map<std::array<int16_t, 3>, size_t> compute_index_;
+  std::map<std::array<int16_t, 5>, size_t> optimizer_index_;
+  std::vector<ForwardBackwardProfile> compute_;
+  std::vector<OptimizerProfile> optimizer_;
+};
+
+}  // namespace ballast

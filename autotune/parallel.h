@@ -1,0 +1,16 @@
+// Runs a function for many indices on a few threads.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace ballast {
+
+// Cores of this machine, at least 1.
+int hardware_threads();
+
+// Calls work(i) once for every i in [0, count), on up to `threads` threads, and returns when all
+// are done. If calls throw, the exception of the smallest such index is thrown on.
+void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work);
+
+}  // namespace ballast

@@ -1,0 +1,92 @@
+// Search: the plan with the shortest step among all of a space that fit the machine.
+//
+// Branch and bound: plans are taken in order of their lower bound (autotune/bound) and simulated
+// by the engine until no bound is below the best step found. The result is then the plan that
+// simulating all of them would give; SearchOptions::exhaustive does that. Nothing is random and
+// work is handed out in rounds of fixed size, so the result does not depend on the threads.
+// Will not do: measure anything, or read and write files.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autotune/space.h"
+#include "sim/base/units.h"
+#include "sim/graph/graph.h"
+#include "sim/spec/machine.h"
+#include "sim/spec/measurements.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+// A plan that fits, as the engine predicts it.
+struct Candidate {
+  Plan plan;
+  std::string activations;  // the choice's name
+  Duration step_time;
+  double tokens_per_s = 0;
+  std::array<Bytes, kPlaces> memory{};  // arenas, by Place
+  Duration bound;                       // what its step time was known to be at least
+};
+
+struct InfeasibleReason {
+  std::string reason;    // "GPU memory, mostly activations"
+  int64_t count = 0;
+  Plan example;          // the plan of this reason that misses by least
+  std::string detail;    // why the example does not fit, with numbers and a remedy
+  Bytes excess;          // by how much
+};
+
+struct SearchProgress {
+  int64_t considered = 0;
+  int64_t simulated = 0;
+  std::optional<Duration> best;
+  Duration bound;  // no plan that is left is faster
+};
+
+struct SearchOptions {
+  int threads = 0;                        // 0: all cores
+  std::optional<double> deadline_s;       // stop then with the best so far
+  // Plans that can be faster than the best by less than this share are not simulated. 0: exact.
+  double tolerance = 0;
+  bool exhaustive = false;                // simulate every plan, use no bound
+  size_t ranked = 10;                     // candidates to return
+  std::function<void(const SearchProgress&)> progress;  // after every round, on this thread
+};
+
+struct SearchResult {
+  std::optional<Candidate> best;
+  // Best first: the first is `best`; the others are the next of those simulated, and one that was
+  // bounded away may lie between them.
+  std::vector<Candidate> ranked;
+  int64_t considered = 0;
+  int64_t bounded = 0;    // not simulated, for their bound is no better than the best
+  int64_t simulated = 0;
+  int64_t infeasible = 0;
+  std::vector<InfeasibleReason> reasons;  // most frequent first
+  bool complete = true;   // false if the deadline came first
+  // No plan of the space is faster than `best` by more than this share of its step time.
+  double proven_within = 0;
+  double seconds = 0;     // of wall time
+};
+
+// Requires check(model), check(machine), check(base, model) to pass. `measurements` may be null.
+SearchResult search(const Model& model, const Plan& base, const Space& space,
+                    const Machine& machine, const Measurements* measurements,
+                    const SearchOptions& options);
+
+// `plan` with every "auto" knob filled in by a search of just those knobs, to within 1 %; the plan
+// itself if it has none. Throws Error, with the most frequent reason, where nothing fits.
+Plan complete(const Model& model, const Plan& plan, const Machine& machine,
+              const Measurements* measurements);
+
+// True if a knob is "auto".
+bool has_auto(const Plan& plan);
+
+}  // namespace ballast

@@ -1,0 +1,40 @@
+#include "cli/completion.h"
+
+#include <algorithm>
+
+#include "autotune/search.h"
+#include "autotune/space.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+// The step time of a completed plan is within this share of the best.
+constexpr double kTolerance = 0.01;
+
+// The reason whose example misses by least, which is the one that a reader can do most about.
+const InfeasibleReason& nearest_miss(const std::vector<InfeasibleReason>& reasons) {
+  CHECK(!reasons.empty());
+  return *std::min_element(reasons.begin(), reasons.end(),
+                           [](const InfeasibleReason& a, const InfeasibleReason& b) {
+                             return a.excess < b.excess;
+                           });
+}
+
+}  // namespace
+
+Completed complete_case(Case of, const Measurements& measurements) {
+  const bool devices_exist = of.plan.devices <= of.machine.devices;
+  if (devices_exist && has_auto(of.plan)) {
+    const Space space = space_of(of.model, of.plan, Freedom{});
+    SearchOptions options;
+    options.tolerance = kTolerance;
+    const SearchResult found =
+        search(of.model, of.plan, space, of.machine, &measurements, options);
+    of.plan = found.best ? found.best->plan : nearest_miss(found.reasons).example;
+  }
+  Prediction prediction = predict(of.model, of.plan, of.machine, &measurements);
+  return {std::move(of), std::move(prediction)};
+}
+
+}  // namespace ballast

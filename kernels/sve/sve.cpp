@@ -1,0 +1,207 @@
+// The SVE table, for vectors of any length: Grace (Neoverse V2) has 4 pipes of 128 bits.
+//
+// Bound: memory. A step moves 28 bytes a parameter, 112 a vector of 4. A Grace core's share of
+// LPDDR5X is about 500 GB/s / 72 = 7 GB/s: 16 ns or some 50 cycles for such a vector. It issues
+// about 30 vector instructions on 4 pipes, 8 cycles, and one division and one square root of 4
+// values, each busy for up to 10 cycles on its pipe: memory is the bound by a factor of three even
+// if nothing overlapped. docs/kernels.md has the count.
+
+#include <arm_sve.h>
+
+#include "kernels/tables.h"
+#include "kernels/vector_loops.h"
+#include "kernels/vector_undo.h"
+
+namespace ballast::kernels {
+namespace {
+
+struct Sve {
+  using F = svfloat32_t;
+  using I = svuint32_t;
+  using Mask = svbool_t;
+
+  static int64_t lanes() { return static_cast<int64_t>(svcntw()); }
+  static Mask first(int64_t n) { return svwhilelt_b32(int64_t{0}, n); }
+  static Mask every() { return svptrue_b32(); }
+  static Mask mask_of(All) { return every(); }
+  static Mask mask_of(Mask k) { return k; }
+
+  template <class Lanes>
+  static F load(Lanes lanes, const float* p) {
+    return svld1_f32(mask_of(lanes), p);
+  }
+  template <class Lanes>
+  static void store(Lanes lanes, float* p, F x) {
+    svst1_f32(mask_of(lanes), p, x);
+  }
+  template <class Lanes>
+  static F load_bf16(Lanes lanes, const uint16_t* p) {
+    return floats(shift_left<16>(svld1uh_u32(mask_of(lanes), p)));
+  }
+  // A 16-bit float stands in the lower half of each 32-bit lane.
+  template <class Lanes>
+  static F load_f16(Lanes lanes, const uint16_t* p) {
+    const Mask k = mask_of(lanes);
+    return svcvt_f32_f16_x(k, svreinterpret_f16_u32(svld1uh_u32(k, p)));
+  }
+  // Nearest even: add 0x7fff, and one more where the kept part is odd. NaN: quiet bit set.
+  template <class Lanes>
+  static void store_bf16(Lanes lanes, uint16_t* p, F x) {
+    const I kept = shift_right<16>(bits(x));
+    const I odd = svand_n_u32_x(every(), kept, 1);
+    const I half = svadd_n_u32_x(every(), odd, 0x7fff);
+    const I rounded = shift_right<16>(add(bits(x), half));
+    const I quiet = svorr_n_u32_x(every(), kept, 0x40);
+    const I result = svsel_u32(svcmpuo_f32(every(), x, x), quiet, rounded);
+    svst1h_u32(mask_of(lanes), p, result);
+  }
+  template <class Lanes>
+  static void store_f16(Lanes lanes, uint16_t* p, F x) {
+    const I result = svreinterpret_u32_f16(svcvt_f16_f32_x(every(), x));
+    svst1h_u32(mask_of(lanes), p, result);
+  }
+
+  static F set(float x) { return svdup_n_f32(x); }
+  static F add(F a, F b) { return svadd_f32_x(every(), a, b); }
+  static F sub(F a, F b) { return svsub_f32_x(every(), a, b); }
+  static F mul(F a, F b) { return svmul_f32_x(every(), a, b); }
+  static F div(F a, F b) { return svdiv_f32_x(every(), a, b); }
+  static F sqrt(F a) { return svsqrt_f32_x(every(), a); }
+  static F fma(F a, F b, F c) { return svmad_f32_x(every(), a, b, c); }
+  static F select(Mask k, F yes, F no) { return svsel_f32(k, yes, no); }
+  static Mask is_finite(F x) {  // also false for NaN
+    return svaclt_n_f32(every(), x, __builtin_inff());
+  }
+
+  static Mask both(Mask a, Mask b) { return svand_b_z(every(), a, b); }
+  static I bits(F x) { return svreinterpret_u32_f32(x); }
+  static I bits_or_zero_if_nan(F x) { return keep(svcmpeq_f32(every(), x, x), bits(x)); }
+  static F floats(I x) { return svreinterpret_f32_u32(x); }
+  static I set_int(uint32_t x) { return svdup_n_u32(x); }
+  static I add(I a, I b) { return svadd_u32_x(every(), a, b); }
+  static I sub(I a, I b) { return svsub_u32_x(every(), a, b); }
+  template <int N>
+  static I shift_left(I a) {
+    return svlsl_n_u32_x(every(), a, N);
+  }
+  template <int N>
+  static I shift_right(I a) {
+    return svlsr_n_u32_x(every(), a, N);
+  }
+  static I mul_small(I a, I b) { return svmul_u32_x(every(), a, b); }
+  static I select(Mask k, I yes, I no) { return svsel_u32(k, yes, no); }
+  static I keep(Mask k, I x) { return svsel_u32(k, x, svdup_n_u32(0)); }
+  static Mask at_most(I x, I limit) { return svcmple_u32(every(), x, limit); }
+  static void store_int(uint32_t* p, I x) { svst1_u32(every(), p, x); }
+
+  template <class Lanes>
+  static void store_bytes(Lanes lanes, uint8_t* p, I x) {
+    svst1b_u32(mask_of(lanes), p, x);
+  }
+  template <class Lanes>
+  static I load_bytes(Lanes lanes, const uint8_t* p) {
+    return svld1ub_u32(mask_of(lanes), p);
+  }
+  // Bit i is set where p[i] == value, of 64 bytes. A quick look first: hits are rare.
+  static uint64_t equal_in_64(const uint8_t* p, uint8_t value) {
+    constexpr int64_t kBytes = 64;
+    uint64_t hits = 0;
+    for (int64_t i = 0; i < kBytes; i += static_cast<int64_t>(svcntb())) {
+      const Mask k = svwhilelt_b8(i, kBytes);
+      if (!svptest_any(k, svcmpeq_n_u8(k, svld1_u8(k, p + i), value))) continue;
+      const int64_t end = i + static_cast<int64_t>(svcntb());
+      for (int64_t j = i; j < end && j < kBytes; ++j) {
+        hits |= static_cast<uint64_t>(p[j] == value) << j;
+      }
+    }
+    return hits;
+  }
+  static void copy_line(const void* src, void* dst) {
+    const auto* from = static_cast<const uint8_t*>(src);
+    auto* to = static_cast<uint8_t*>(dst);
+    for (int64_t i = 0; i < 64; i += static_cast<int64_t>(svcntb())) {
+      const Mask k = svwhilelt_b8(i, int64_t{64});
+      svstnt1_u8(k, to + i, svld1_u8(k, from + i));
+    }
+  }
+  static void end_streaming() {}  // non-temporal stores keep the order of ordinary ones
+
+  // Values i, i + 1, ... as doubles, as many as k says.
+  template <Format K>
+  static svfloat64_t load_as_f64(Mask k, const void* values, int64_t i) {
+    if constexpr (K == Format::kF32) {
+      const auto* p = static_cast<const uint32_t*>(values) + i;
+      return svcvt_f64_f32_x(k, svreinterpret_f32_u64(svld1uw_u64(k, p)));
+    }
+    const svuint64_t x = svld1uh_u64(k, static_cast<const uint16_t*>(values) + i);
+    if constexpr (K == Format::kBf16) {
+      return svcvt_f64_f32_x(k, svreinterpret_f32_u64(svlsl_n_u64_x(k, x, 16)));
+    }
+    return svcvt_f64_f16_x(k, svreinterpret_f16_u64(x));
+  }
+
+  // The kNormLanes sums in 16 / kVectors doubles a vector. Vectors cannot stand in an array, so
+  // 8 have names: the first kVectors are used.
+  template <Format K, int kVectors>
+  static double sum_in_vectors(const void* values, int64_t count) {
+    constexpr int64_t kWidth = kNormLanes / kVectors;
+    svfloat64_t s0 = svdup_n_f64(0), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    for (int64_t i = 0; i < count; i += kNormLanes) {
+      const auto add_to = [&](svfloat64_t& sum, int64_t at) {
+        const int64_t left = count - at < kWidth ? count - at : kWidth;
+        const Mask k = svwhilelt_b64(int64_t{0}, left);
+        const svfloat64_t x = load_as_f64<K>(k, values, at);
+        sum = svmla_f64_m(k, sum, x, x);
+      };
+      add_to(s0, i);
+      add_to(s1, i + kWidth);
+      if constexpr (kVectors >= 4) {
+        add_to(s2, i + 2 * kWidth);
+        add_to(s3, i + 3 * kWidth);
+      }
+      if constexpr (kVectors >= 8) {
+        add_to(s4, i + 4 * kWidth);
+        add_to(s5, i + 5 * kWidth);
+        add_to(s6, i + 6 * kWidth);
+        add_to(s7, i + 7 * kWidth);
+      }
+    }
+    double sums[kNormLanes];
+    const Mask k = svwhilelt_b64(int64_t{0}, kWidth);
+    svst1_f64(k, sums, s0);
+    svst1_f64(k, sums + kWidth, s1);
+    if constexpr (kVectors >= 4) {
+      svst1_f64(k, sums + 2 * kWidth, s2);
+      svst1_f64(k, sums + 3 * kWidth, s3);
+    }
+    if constexpr (kVectors >= 8) {
+      svst1_f64(k, sums + 4 * kWidth, s4);
+      svst1_f64(k, sums + 5 * kWidth, s5);
+      svst1_f64(k, sums + 6 * kWidth, s6);
+      svst1_f64(k, sums + 7 * kWidth, s7);
+    }
+    return sum_lanes(sums);
+  }
+  template <Format K>
+  static double sum_of_squares(const void* values, int64_t count) {
+    const uint64_t doubles = svcntd();
+    if (doubles >= 8) return sum_in_vectors<K, 2>(values, count);
+    if (doubles >= 4) return sum_in_vectors<K, 4>(values, count);
+    return sum_in_vectors<K, 8>(values, count);
+  }
+};
+
+}  // namespace
+
+constinit const Table kSveTable = {
+    .name = "sve",
+    .adam_step = adam_step<Sve>,
+    .sum_of_squares = sum_of_squares<Sve>,
+    .cast = cast<Sve>,
+    .adam_step_with_undo = adam_step_with_undo<Sve>,
+    .adam_undo = adam_undo<Sve>,
+    .scale = scale<Sve>,
+    .copy_streaming = copy_streaming<Sve>,
+};
+
+}  // namespace ballast::kernels

@@ -1,0 +1,102 @@
+// What a reader may count on in every file of ours: short lines, files that can be read in one
+// sitting, headers that begin with what they are for, and nothing left undone.
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <regex>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kLongestLine = 100;
+constexpr size_t kMostLines = 600;
+
+struct Source {
+  std::string path;  // relative to the root
+  std::vector<std::string> lines;
+};
+
+std::vector<Source> sources() {
+  const fs::path root = BALLAST_SOURCE_DIR;
+  std::vector<Source> found;
+  for (const std::string folder :
+       {"sim", "profiles", "autotune", "kernels", "backend", "cli", "tests", "bench", "scripts"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+      static const std::regex kinds(".*\\.(h|cpp|cu|cuh|sh|py|css|js)");
+      const std::string path = entry.path().lexically_relative(root).string();
+      if (!entry.is_regular_file() || !std::regex_match(path, kinds)) continue;
+      Source source{path, {}};
+      std::ifstream file(entry.path());
+      for (std::string line; std::getline(file, line);) source.lines.push_back(line);
+      found.push_back(std::move(source));
+    }
+  }
+  return found;
+}
+
+// Characters, not bytes: continuation bytes of UTF-8 take no column.
+size_t columns(const std::string& line) {
+  size_t count = 0;
+  for (const char c : line) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return count;
+}
+
+TEST(Tidy, no_line_is_longer_than_100_columns) {
+  for (const Source& source : sources()) {
+    for (size_t i = 0; i < source.lines.size(); ++i) {
+      EXPECT_LE(columns(source.lines[i]), kLongestLine) << source.path << ":" << i + 1;
+    }
+  }
+}
+
+TEST(Tidy, no_file_is_longer_than_600_lines) {
+  for (const Source& source : sources()) {
+    EXPECT_LE(source.lines.size(), kMostLines) << source.path;
+  }
+}
+
+TEST(Tidy, nothing_is_left_for_later) {
+  // Written apart, so that this file passes its own test.
+  const std::regex undone(
+      "\\b(TO"
+      "DO|FIX"
+      "ME|XX"
+      "X|HA"
+      "CK)\\b");
+  for (const Source& source : sources()) {
+    for (size_t i = 0; i < source.lines.size(); ++i) {
+      EXPECT_FALSE(std::regex_search(source.lines[i], undone)) << source.path << ":" << i + 1;
+    }
+  }
+}
+
+TEST(Tidy, every_header_begins_with_what_it_is_for) {
+  int headers = 0;
+  for (const Source& source : sources()) {
+    if (!source.path.ends_with(".h")) continue;
+    ++headers;
+    ASSERT_FALSE(source.lines.empty()) << source.path;
+    EXPECT_TRUE(source.lines[0].starts_with("// ")) << source.path;
+  }
+  EXPECT_GT(headers, 30);
+}
+
+TEST(Tidy, every_script_that_the_readme_names_exists_and_can_be_run) {
+  const fs::path root = BALLAST_SOURCE_DIR;
+  std::ifstream readme(root / "README.md");
+  if (!readme) GTEST_SKIP() << "there is no README.md";
+  const std::regex script("scripts/[a-z_0-9]+\\.(sh|py)");
+  for (std::string line; std::getline(readme, line);) {
+    for (std::sregex_iterator at(line.begin(), line.end(), script), end; at != end; ++at) {
+      const fs::path path = root / at->str();
+      ASSERT_TRUE(fs::exists(path)) << path;
+      const bool runs = (fs::status(path).permissions() & fs::perms::owner_exec) != fs::perms::none;
+      EXPECT_TRUE(runs || path.extension() == ".py") << path;
+    }
+  }
+}
+
+}  // namespace
