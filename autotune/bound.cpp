@@ -60,10 +60,8 @@ Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const C
                int threads)
     : space_(space) {
   const std::vector<Choice> choices = choices_of(space, base);
-  const std::vector<Choice> computes =
-      representatives(choices, compute_key, compute_index_);
-  const std::vector<Choice> optimizers =
-      representatives(choices, optimizer_key, optimizer_index_);
+  const std::vector<Choice> computes = representatives(choices, compute_key, compute_index_);
+  const std::vector<Choice> optimizers = representatives(choices, optimizer_key, optimizer_index_);
   const bool may_flow = space.flow_share.back() > 0;
   compute_.resize(computes.size());
   parallel_for(computes.size(), threads, [&](size_t i) {
@@ -147,8 +145,8 @@ int64_t Bounds::cycles(const ForwardBackwardProfile& compute,
   for (const OptimizerProfile::Home& home : optimizer.homes) {
     const auto m = static_cast<size_t>(home.module);
     if (compute.first_use_ps[m] < 0 || compute.fetch.empty()) continue;
-    longest = std::max(longest, value[static_cast<size_t>(home.value)] +
-                                    compute.fetch[m].first_ps - compute.first_use_ps[m]);
+    longest = std::max(longest, value[static_cast<size_t>(home.value)] + compute.fetch[m].first_ps -
+                                    compute.first_use_ps[m]);
   }
   for (const int32_t read : optimizer.commit_reads) {
     longest = std::max(longest, value[static_cast<size_t>(read)] - compute.first_backward_ps);
@@ -162,10 +160,10 @@ std::array<Bytes, kPlaces> Bounds::least_memory(const Choice& choice) const {
   std::array<Bytes, kPlaces> least{};
   for (size_t p = 0; p < kPlaces; ++p) {
     const Bytes carried = sum_of(steps.carried[p]);
-    least[p] = std::max({carried + sum_of(compute.with_gradients.peak[p]),
-                         carried + steps.carried_gradients[p] +
-                             sum_of(compute.without_gradients.peak[p]),
-                         sum_of(steps.peak.peak[p])});
+    least[p] =
+        std::max({carried + sum_of(compute.with_gradients.peak[p]),
+                  carried + steps.carried_gradients[p] + sum_of(compute.without_gradients.peak[p]),
+                  sum_of(steps.peak.peak[p])});
   }
   return least;
 }

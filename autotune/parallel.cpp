@@ -9,7 +9,9 @@
 
 namespace ballast {
 
-int hardware_threads() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
+int hardware_threads() {
+  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
 
 void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work) {
   std::atomic<size_t> next{0};

@@ -100,9 +100,9 @@ std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const
   std::vector<int64_t> priced(graph.modules.size(), 0);
   for (size_t i = 0; i < fetches.ops.size(); ++i) {
     const Op& op = fetches.ops[i];
-    const auto module = static_cast<size_t>(op.label.layer) * 8 + 1 +
-                        (static_cast<size_t>(op.label.module) -
-                         static_cast<size_t>(ModuleKind::kNorm1));
+    const auto module =
+        static_cast<size_t>(op.label.layer) * 8 + 1 +
+        (static_cast<size_t>(op.label.module) - static_cast<size_t>(ModuleKind::kNorm1));
     FetchProfile& fetch = result[module];
     if (op.kind == OpKind::kCopy) ++fetch.visits;
     if (fetch.visits > 1) continue;  // they all move the same
@@ -116,8 +116,7 @@ std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const
 
 void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, double times) {
   CHECK(device_of(op.lane) == 0 && table.capacities.size() <= kMostCapacities);
-  lane[static_cast<size_t>(kind_of(op.lane))] +=
-      static_cast<int64_t>(times) * cost.alone.ps;
+  lane[static_cast<size_t>(kind_of(op.lane))] += static_cast<int64_t>(times) * cost.alone.ps;
   for (int8_t i = 0; i < cost.demand_count; ++i) {
     const Demand& demand = cost.demands[static_cast<size_t>(i)];
     const auto index = static_cast<size_t>(demand.capacity);
@@ -235,9 +234,9 @@ OptimizerProfiler::OptimizerProfiler(const Model& model, const Plan& base, const
   }
   skeleton_.step.ops = std::move(kept);
   // The bucket state comes last; every plan adds its own.
-  const auto state = std::find_if(
-      skeleton_.tensors.begin(), skeleton_.tensors.end(),
-      [](const Tensor& tensor) { return tensor.kind == TensorKind::kMaster; });
+  const auto state =
+      std::find_if(skeleton_.tensors.begin(), skeleton_.tensors.end(),
+                   [](const Tensor& tensor) { return tensor.kind == TensorKind::kMaster; });
   skeleton_.tensors.erase(state, skeleton_.tensors.end());
   skeleton_.buckets.clear();
 }

@@ -25,8 +25,8 @@ inline constexpr int kMostCapacities = 8;
 // Time that operations keep lanes and shared capacities busy for, if each ran alone. No step is
 // shorter than the busiest of them.
 struct Workload {
-  std::array<int64_t, kLaneKinds> lane{};           // picoseconds
-  std::array<double, kMostCapacities> capacity{};   // seconds, by index in CostTable::capacities
+  std::array<int64_t, kLaneKinds> lane{};          // picoseconds
+  std::array<double, kMostCapacities> capacity{};  // seconds, by index in CostTable::capacities
 
   void add(const Op& op, const OpCost& cost, const CostTable& table, double times);
   void add(const Workload& other, double times);
@@ -42,9 +42,9 @@ struct MemoryProfile {
 
 // Copies that bring one module's weights in, where they flow.
 struct FetchProfile {
-  Workload one;            // one visit
-  int64_t visits = 0;      // a step
-  int64_t first_ps = 0;    // least time from home to use
+  Workload one;          // one visit
+  int64_t visits = 0;    // a step
+  int64_t first_ps = 0;  // least time from home to use
 };
 
 struct ForwardBackwardProfile {
@@ -69,7 +69,7 @@ struct ChainOp {
   LaneKind lane{};
   bool at_end = false;  // on the compute lane, after all backward work
   int64_t ps = 0;
-  int32_t reads_begin = 0;   // in OptimizerProfile::accesses
+  int32_t reads_begin = 0;  // in OptimizerProfile::accesses
   int32_t writes_begin = 0;
   int32_t writes_end = 0;
 };
@@ -84,7 +84,7 @@ struct OptimizerProfile {
   std::vector<ChainOp> chain;
   std::vector<int32_t> commit_reads;  // values of the last step that the commit waits for
   struct Home {
-    int32_t value = 0;   // where a flowing module is fetched from
+    int32_t value = 0;  // where a flowing module is fetched from
     int32_t module = 0;
   };
   std::vector<Home> homes;

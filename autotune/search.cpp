@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 struct Outcome {
   std::optional<Duration> step_time;  // empty: it does not fit
   std::array<Bytes, kPlaces> memory{};
-  std::vector<PlacePeak> peaks;       // where it does not fit
+  std::vector<PlacePeak> peaks;  // where it does not fit
 };
 
 // The order of results: time, then fewer moving parts, then the order of choices.
@@ -74,9 +74,7 @@ class Search {
   Rank rank_of(size_t index, Duration time) const {
     return {time, moving_parts(plan(index)), index};
   }
-  bool late() const {
-    return options_.deadline_s && seconds() > *options_.deadline_s;
-  }
+  bool late() const { return options_.deadline_s && seconds() > *options_.deadline_s; }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
   void enumerate_all();
@@ -117,8 +115,9 @@ SearchResult Search::run() {
     reason.reason = "devices";
     reason.count = result_.considered;
     reason.example = plan(0);
-    reason.detail = fmt::format("the plan uses {} devices, and machine {} has {}; use fewer devices",
-                                base_.devices, machine_.name, machine_.devices);
+    reason.detail =
+        fmt::format("the plan uses {} devices, and machine {} has {}; use fewer devices",
+                    base_.devices, machine_.name, machine_.devices);
     result_.infeasible = result_.considered;
   } else if (options_.exhaustive) {
     enumerate_all();
@@ -279,8 +278,7 @@ Candidate Search::candidate(const Rank& rank) const {
   candidate.activations =
       space_.activations[static_cast<size_t>(choices_[rank.index].activations)].name;
   candidate.step_time = rank.time;
-  candidate.tokens_per_s =
-      static_cast<double>(base_.tokens_per_step()) / rank.time.seconds();
+  candidate.tokens_per_s = static_cast<double>(base_.tokens_per_step()) / rank.time.seconds();
   candidate.memory = found_.at(rank);
   candidate.bound = bound_[rank.index];
   return candidate;
@@ -328,10 +326,10 @@ Plan complete(const Model& model, const Plan& plan, const Machine& machine,
   if (result.best) return result.best->plan;
   CHECK(!result.reasons.empty());
   const InfeasibleReason& reason = result.reasons.front();
-  throw Error(fmt::format("no plan fits machine {}", machine.name),
-              fmt::format("of {} plans the nearest fails by this: {}", result.considered,
-                          reason.detail),
-              "use a larger machine, more devices, a smaller model or a shorter sequence");
+  throw Error(
+      fmt::format("no plan fits machine {}", machine.name),
+      fmt::format("of {} plans the nearest fails by this: {}", result.considered, reason.detail),
+      "use a larger machine, more devices, a smaller model or a shorter sequence");
 }
 
 }  // namespace ballast

@@ -36,11 +36,11 @@ struct Candidate {
 };
 
 struct InfeasibleReason {
-  std::string reason;    // "GPU memory, mostly activations"
+  std::string reason;  // "GPU memory, mostly activations"
   int64_t count = 0;
-  Plan example;          // the plan of this reason that misses by least
-  std::string detail;    // why the example does not fit, with numbers and a remedy
-  Bytes excess;          // by how much
+  Plan example;        // the plan of this reason that misses by least
+  std::string detail;  // why the example does not fit, with numbers and a remedy
+  Bytes excess;        // by how much
 };
 
 struct SearchProgress {
@@ -51,12 +51,12 @@ struct SearchProgress {
 };
 
 struct SearchOptions {
-  int threads = 0;                        // 0: all cores
-  std::optional<double> deadline_s;       // stop then with the best so far
+  int threads = 0;                   // 0: all cores
+  std::optional<double> deadline_s;  // stop then with the best so far
   // Plans that can be faster than the best by less than this share are not simulated. 0: exact.
   double tolerance = 0;
-  bool exhaustive = false;                // simulate every plan, use no bound
-  size_t ranked = 10;                     // candidates to return
+  bool exhaustive = false;                              // simulate every plan, use no bound
+  size_t ranked = 10;                                   // candidates to return
   std::function<void(const SearchProgress&)> progress;  // after every round, on this thread
 };
 
@@ -66,14 +66,14 @@ struct SearchResult {
   // bounded away may lie between them.
   std::vector<Candidate> ranked;
   int64_t considered = 0;
-  int64_t bounded = 0;    // not simulated, for their bound is no better than the best
+  int64_t bounded = 0;  // not simulated, for their bound is no better than the best
   int64_t simulated = 0;
   int64_t infeasible = 0;
   std::vector<InfeasibleReason> reasons;  // most frequent first
-  bool complete = true;   // false if the deadline came first
+  bool complete = true;                   // false if the deadline came first
   // No plan of the space is faster than `best` by more than this share of its step time.
   double proven_within = 0;
-  double seconds = 0;     // of wall time
+  double seconds = 0;  // of wall time
 };
 
 // Requires check(model), check(machine), check(base, model) to pass. `measurements` may be null.

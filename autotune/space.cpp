@@ -125,13 +125,46 @@ void fill_buckets(Space& space, const Model& model, const Plan& base, const Free
   std::vector<Bytes> sizes = {optimizer.bucket_bytes};
   if (freedom.bucket_bytes) sizes = bucket_sizes(modules, optimizer.bucket_bytes);
   for (const Bytes size : sizes) {
-    BucketChoice choice{size, bucket_count(modules, size), {0}};
+    BucketChoice choice{size, bucket_count(modules, size), {0}, {}};
     const bool fixed = optimizer.gpu_buckets && !freedom.gpu_buckets;
     if (fixed) choice.gpu_buckets = {*optimizer.gpu_buckets};
     if (!fixed && optimizer.placement == OptimizerPlacement::kCpu) {
       choice.gpu_buckets = gpu_bucket_values(choice.count);
     }
     space.buckets.push_back(std::move(choice));
+  }
+}
+
+// The shares that make different modules flow, for one number of buckets on the GPU.
+std::vector<int16_t> distinct_shares(const Space& space, const BucketChoice& bucket,
+                                     const Plan& base, int64_t gpu_buckets,
+                                     const std::vector<Module>& modules) {
+  Plan plan = base;
+  plan.optimizer.bucket_bytes = bucket.bytes;
+  plan.optimizer.gpu_buckets = gpu_buckets;
+  Graph graph;  // of which flowing_modules reads these two
+  graph.modules = modules;
+  graph.buckets = buckets_of(modules, plan.optimizer);
+  std::set<std::vector<bool>> seen;
+  std::vector<int16_t> shares;
+  for (size_t i = 0; i < space.flow_share.size(); ++i) {
+    plan.weights.flow_share = space.flow_share[i];
+    if (seen.insert(flowing_modules(graph, plan)).second) shares.push_back(static_cast<int16_t>(i));
+  }
+  return shares;
+}
+
+void fill_flow_shares(Space& space, const Model& model, const Plan& base, const Freedom& freedom) {
+  if (base.weights.flow_share && !freedom.flow_share) {
+    space.flow_share = {*base.weights.flow_share};
+  } else {
+    space.flow_share.assign(std::begin(kFlowShares), std::end(kFlowShares));
+  }
+  const std::vector<Module> modules = modules_of(model);
+  for (BucketChoice& bucket : space.buckets) {
+    for (const int64_t gpu_buckets : bucket.gpu_buckets) {
+      bucket.flow_shares.push_back(distinct_shares(space, bucket, base, gpu_buckets, modules));
+    }
   }
 }
 
@@ -178,17 +211,7 @@ Space space_of(const Model& model, const Plan& base, const Freedom& freedom) {
     space.cast = {CastPlacement::kGpu, CastPlacement::kCpu};
   }
   fill_sync(space, base, freedom);
-  if (base.weights.flow_share && !freedom.flow_share) {
-    space.flow_share = {*base.weights.flow_share};
-  } else {
-    // Shares that come to the same number of layers are one value.
-    std::set<int64_t> seen;
-    for (const double share : kFlowShares) {
-      if (seen.insert(std::llround(share * static_cast<double>(model.layers))).second) {
-        space.flow_share.push_back(share);
-      }
-    }
-  }
+  fill_flow_shares(space, model, base, freedom);
   return space;
 }
 
@@ -197,15 +220,15 @@ std::vector<Choice> choices_of(const Space& space, const Plan& base) {
   std::vector<Choice> choices;
   Choice c;
   const auto with_optimizer = [&] {
-    for (c.gpu_buckets = 0;
-         c.gpu_buckets < size(space.buckets[static_cast<size_t>(c.bucket)].gpu_buckets);
-         ++c.gpu_buckets) {
-      const bool nothing_moves = all_on_gpu(space, base, c);
-      const int16_t casts = nothing_moves ? int16_t{1} : size(space.cast);
-      const int16_t shares = nothing_moves ? int16_t{1} : size(space.flow_share);
+    const BucketChoice& bucket = space.buckets[static_cast<size_t>(c.bucket)];
+    for (c.gpu_buckets = 0; c.gpu_buckets < size(bucket.gpu_buckets); ++c.gpu_buckets) {
+      const int16_t casts = all_on_gpu(space, base, c) ? int16_t{1} : size(space.cast);
       for (c.cast = 0; c.cast < casts; ++c.cast) {
         for (c.sync = 0; c.sync < size(space.sync); ++c.sync) {
-          for (c.flow_share = 0; c.flow_share < shares; ++c.flow_share) choices.push_back(c);
+          for (const int16_t share : bucket.flow_shares[static_cast<size_t>(c.gpu_buckets)]) {
+            c.flow_share = share;
+            choices.push_back(c);
+          }
         }
       }
     }

@@ -24,7 +24,7 @@ struct Freedom {
   bool bucket_bytes = false;
   bool gpu_buckets = false;
   bool cast = false;
-  bool sync = false;  // wait and speculate, which give the same bits
+  bool sync = false;   // wait and speculate, which give the same bits
   bool delay = false;  // with `sync`: delay as well, which does not
   bool undo = false;
   bool flow_share = false;
@@ -42,6 +42,9 @@ struct BucketChoice {
   Bytes bytes;
   int64_t count = 0;                 // buckets that the model is cut into
   std::vector<int64_t> gpu_buckets;  // ascending; `count` means all
+  // By index of gpu_buckets: the flow shares (by index) that move different modules. A module that
+  // the GPU steps a part of never flows, so that many shares may come to the same.
+  std::vector<std::vector<int16_t>> flow_shares;
 };
 
 struct SyncChoice {

@@ -15,10 +15,9 @@ constexpr double kTolerance = 0.01;
 // The reason whose example misses by least, which is the one that a reader can do most about.
 const InfeasibleReason& nearest_miss(const std::vector<InfeasibleReason>& reasons) {
   CHECK(!reasons.empty());
-  return *std::min_element(reasons.begin(), reasons.end(),
-                           [](const InfeasibleReason& a, const InfeasibleReason& b) {
-                             return a.excess < b.excess;
-                           });
+  return *std::min_element(
+      reasons.begin(), reasons.end(),
+      [](const InfeasibleReason& a, const InfeasibleReason& b) { return a.excess < b.excess; });
 }
 
 }  // namespace
@@ -29,8 +28,7 @@ Completed complete_case(Case of, const Measurements& measurements) {
     const Space space = space_of(of.model, of.plan, Freedom{});
     SearchOptions options;
     options.tolerance = kTolerance;
-    const SearchResult found =
-        search(of.model, of.plan, space, of.machine, &measurements, options);
+    const SearchResult found = search(of.model, of.plan, space, of.machine, &measurements, options);
     of.plan = found.best ? found.best->plan : nearest_miss(found.reasons).example;
   }
   Prediction prediction = predict(of.model, of.plan, of.machine, &measurements);

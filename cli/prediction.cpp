@@ -279,8 +279,7 @@ std::string prediction_table(const std::vector<Case>& cases,
                                       std::to_string(of.plan.devices), of.plan.strategy};
     if (!prediction.fits) {
       // What to do about it takes a line of its own, which `predict` of this plan alone has.
-      cells.push_back("does not fit: " +
-                      prediction.reason.substr(0, prediction.reason.find(';')));
+      cells.push_back("does not fit: " + prediction.reason.substr(0, prediction.reason.find(';')));
     } else {
       cells.insert(cells.end(),
                    {show(prediction.step_time), show_count(prediction.tokens_per_s),

@@ -1,9 +1,9 @@
 // The step that records its undo, and the undo, over a vector type V (see vector_loops.h).
 //
-// Codes and escapes are those of undo_codes.h. The vector loop runs over short blocks and has no
-// branch on escapes: the step keeps the differences of a block in the first cache, and the undo
-// stores what the code 255 would decode to. A scalar pass sees to the few, one block later: at once
-// it would wait for the stores of the block to leave the store buffer.
+// Codes and escapes are those of undo_codes.h. The vector loops run over short blocks and have no
+// branch on escapes. The step keeps the differences of a block in the first cache and makes codes
+// of them 64 at a time, in bytes. The undo stores what the code 255 would decode to, and a scalar
+// pass sees to the escapes one block later: at once it would wait for the block's stores.
 #pragma once
 
 #include "kernels/undo_codes.h"
@@ -20,10 +20,12 @@ constexpr ThreeWords kDigitsOfEscaped = {0, 9, 4};
 static_assert(kDigitsOfEscaped.w + 3 * (kDigitsOfEscaped.v + 9 * kDigitsOfEscaped.m) ==
               kUndoEscaped);
 
-// Differences of a block's parameters, each plus the range of its digit.
-struct BlockDigits {
+// Differences of a block's parameters, old minus estimate.
+struct BlockDifferences {
   uint32_t w[kUndoBlock + kLanesMax], m[kUndoBlock + kLanesMax], v[kUndoBlock + kLanesMax];
 };
+constexpr int64_t kCodesAtOnce = 64;  // codes made in one go, one bit each of a word of escapes
+static_assert(kUndoBlock % kCodesAtOnce == 0);
 
 // The inputs of a step that both directions share: p and q are what is added to the moments.
 template <class V>
@@ -50,15 +52,6 @@ struct Estimate {
   }
 };
 
-// digit0 + 3 * (digit1 + 9 * digit2) by shifts and additions.
-template <class V>
-inline typename V::I join_digits(typename V::I digit_w, typename V::I digit_v,
-                                 typename V::I digit_m) {
-  static_assert(kUndoDigitsW == 3 && kUndoDigitsV == 9);
-  const typename V::I vm = V::add(digit_v, V::add(digit_m, V::template shift_left<3>(digit_m)));
-  return V::add(digit_w, V::add(vm, V::template shift_left<1>(vm)));
-}
-
 // Calls use(i) for every escaped code, in order.
 template <class V, class Use>
 inline void for_escaped(const uint8_t* codes, int64_t count, Use use) {
@@ -73,22 +66,32 @@ inline void for_escaped(const uint8_t* codes, int64_t count, Use use) {
   }
 }
 
+// Codes and escapes of one block of `count` parameters; returns where the next escape begins.
 template <class V>
-uint8_t* put_escapes(uint8_t* out, const uint8_t* codes, int64_t count, const BlockDigits& digits) {
-  for_escaped<V>(codes, count, [&](int64_t i) {
-    out = put_escape(
-        out, {digits.w[i] - kUndoRangeW, digits.m[i] - kUndoRangeM, digits.v[i] - kUndoRangeV});
-  });
-  return out;
+uint8_t* put_block(uint8_t* escapes, uint8_t* codes, int64_t count, const BlockDifferences& d) {
+  for (int64_t i = 0; i < count; i += kCodesAtOnce) {
+    uint8_t made[kCodesAtOnce];
+    uint64_t escaped = 0;
+    if (i + kCodesAtOnce <= count) {
+      escaped = V::make_codes(d.w + i, d.m + i, d.v + i, codes + i);
+    } else {
+      const int64_t left = count - i;
+      escaped = V::make_codes(d.w + i, d.m + i, d.v + i, made) & ((uint64_t{1} << left) - 1);
+      __builtin_memcpy(codes + i, made, static_cast<size_t>(left));
+    }
+    for (; escaped != 0; escaped &= escaped - 1) {
+      const int64_t at = i + __builtin_ctzll(escaped);
+      escapes = put_escape(escapes, {d.w[at], d.m[at], d.v[at]});
+    }
+  }
+  return escapes;
 }
 
 // One block of at most kUndoBlock parameters.
 template <class V, Format G, class W>
-inline void step_block(const AdamArrays& a, const StepConstants& c, uint8_t* codes,
-                       BlockDigits* digits) {
+inline void step_block(const AdamArrays& a, const StepConstants& c, BlockDifferences* d) {
   for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
     using F = typename V::F;
-    using I = typename V::I;
     const F g = V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
     const F w_old = V::load(lanes, a.master + i);
     const F m_old = V::load(lanes, a.moment1 + i);
@@ -106,21 +109,13 @@ inline void step_block(const AdamArrays& a, const StepConstants& c, uint8_t* cod
     V::store(lanes, a.moment2 + i, V::select(finite, v_new, v_old));
     if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
 
-    const I near_w = V::bits_or_zero_if_nan(Estimate<V>::master(c, w_new, u));
-    const I near_m = V::bits(Estimate<V>::moment1(c, m_new, p));
-    const I near_v = V::bits(Estimate<V>::moment2(c, v_new, q));
-    const I digit_w = V::add(V::sub(V::bits(w_old), near_w), V::set_int(kUndoRangeW));
-    const I digit_m = V::add(V::sub(V::bits(m_old), near_m), V::set_int(kUndoRangeM));
-    const I digit_v = V::add(V::sub(V::bits(v_old), near_v), V::set_int(kUndoRangeV));
-    V::store_int(digits->w + i, digit_w);
-    V::store_int(digits->m + i, digit_m);
-    V::store_int(digits->v + i, digit_v);
-    const auto fits = V::both(V::at_most(digit_w, V::set_int(2 * kUndoRangeW)),
-                              V::both(V::at_most(digit_v, V::set_int(2 * kUndoRangeV)),
-                                      V::at_most(digit_m, V::set_int(2 * kUndoRangeM))));
-    const I code =
-        V::select(fits, join_digits<V>(digit_w, digit_v, digit_m), V::set_int(kUndoEscaped));
-    V::store_bytes(lanes, codes + i, V::keep(finite, code));
+    const F w_near = Estimate<V>::master(c, w_new, u);
+    const F m_near = Estimate<V>::moment1(c, m_new, p);
+    const F v_near = Estimate<V>::moment2(c, v_new, q);
+    // A parameter whose gradient is not finite did not change: its difference counts as zero.
+    V::store_int(d->w + i, V::sub_or_zero(finite, V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
+    V::store_int(d->m + i, V::sub_or_zero(finite, V::bits(m_old), V::bits(m_near)));
+    V::store_int(d->v + i, V::sub_or_zero(finite, V::bits(v_old), V::bits(v_near)));
   });
 }
 
@@ -128,20 +123,13 @@ template <class V, Format G, class W>
 uint8_t* step_with_undo_loop(const AdamArrays& arrays, const StepConstants& constants,
                              uint8_t* codes, uint8_t* escapes) {
   const StepConstants c = constants;
-  BlockDigits digits[2];
-  int64_t begin = 0;
-  for (; begin < arrays.count; begin += kUndoBlock) {
-    BlockDigits* now = &digits[begin / kUndoBlock % 2];
-    step_block<V, G, W>(block<G, W>(arrays, begin, kUndoBlock), c, codes + begin, now);
-    if (begin > 0) {
-      const BlockDigits& before = digits[(begin / kUndoBlock + 1) % 2];
-      escapes = put_escapes<V>(escapes, codes + begin - kUndoBlock, kUndoBlock, before);
-    }
+  BlockDifferences d;
+  for (int64_t begin = 0; begin < arrays.count; begin += kUndoBlock) {
+    const AdamArrays a = block<G, W>(arrays, begin, kUndoBlock);
+    step_block<V, G, W>(a, c, &d);
+    escapes = put_block<V>(escapes, codes + begin, a.count, d);
   }
-  if (begin == 0) return escapes;
-  begin -= kUndoBlock;
-  return put_escapes<V>(escapes, codes + begin, arrays.count - begin,
-                        digits[begin / kUndoBlock % 2]);
+  return escapes;
 }
 
 inline float with_added_bits(float value, uint32_t difference) {

@@ -89,7 +89,6 @@ struct Avx2 {
     return _mm256_cmp_ps(_mm256_sub_ps(x, x), _mm256_setzero_ps(), _CMP_EQ_OQ);
   }
 
-  static Mask both(Mask a, Mask b) { return _mm256_and_ps(a, b); }
   static I bits(F x) { return _mm256_castps_si256(x); }
   static I bits_or_zero_if_nan(F x) {
     return bits(_mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q)));
@@ -98,35 +97,48 @@ struct Avx2 {
   static I set_int(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
   static I add(I a, I b) { return _mm256_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
-  template <int N>
-  static I shift_left(I a) {
-    return _mm256_slli_epi32(a, N);
-  }
+  static I sub_or_zero(Mask k, I a, I b) { return _mm256_and_si256(bits(k), sub(a, b)); }
   template <int N>
   static I shift_right(I a) {
     return _mm256_srli_epi32(a, N);
   }
   static I mul_small(I a, I b) { return _mm256_mullo_epi16(a, b); }
-  static I select(Mask k, I yes, I no) {
-    return bits(_mm256_blendv_ps(floats(no), floats(yes), k));
-  }
-  static I keep(Mask k, I x) { return _mm256_and_si256(bits(k), x); }
-  static Mask at_most(I x, I limit) {
-    return floats(_mm256_cmpeq_epi32(_mm256_min_epu32(x, limit), x));
-  }
   static void store_int(uint32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<I*>(p), x); }
-  static __m128i low_bytes(I x) {
-    const __m128i words =
-        _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    return _mm_packus_epi16(words, words);
+  // 32 differences as bytes, clamped to their range.
+  static I pack_bytes(const uint32_t* p) {
+    const I* from = reinterpret_cast<const I*>(p);
+    const I a = _mm256_loadu_si256(from), b = _mm256_loadu_si256(from + 1);
+    const I c = _mm256_loadu_si256(from + 2), d = _mm256_loadu_si256(from + 3);
+    return _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
   }
-  static void store_bytes(All, uint8_t* p, I x) {
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), low_bytes(x));
+  static I byte(uint32_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+  static I bytes_at_most(I x, uint32_t limit) {
+    return _mm256_cmpeq_epi8(_mm256_min_epu8(x, byte(limit)), x);
   }
-  static void store_bytes(First t, uint8_t* p, I x) {
-    uint8_t values[8];
-    store_bytes(All{}, values, x);
-    for (int64_t j = 0; j < t.n; ++j) p[j] = values[j];
+  static uint32_t make_32_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
+                                uint8_t* codes) {
+    const I digit_w = _mm256_add_epi8(pack_bytes(w), byte(kUndoRangeW));
+    const I digit_m = _mm256_add_epi8(pack_bytes(m), byte(kUndoRangeM));
+    const I digit_v = _mm256_add_epi8(pack_bytes(v), byte(kUndoRangeV));
+    const I fits = _mm256_and_si256(bytes_at_most(digit_w, 2 * kUndoRangeW),
+                                    _mm256_and_si256(bytes_at_most(digit_m, 2 * kUndoRangeM),
+                                                     bytes_at_most(digit_v, 2 * kUndoRangeV)));
+    const auto three = [](I x) { return _mm256_add_epi8(_mm256_add_epi8(x, x), x); };
+    const I vm = _mm256_add_epi8(digit_v, three(three(digit_m)));
+    const I joined = _mm256_add_epi8(digit_w, three(vm));
+    const I packed = _mm256_blendv_epi8(byte(kUndoEscaped), joined, fits);
+    // Packing went by 128-bit halves: word 4 h + k holds four values of vector k, half h.
+    const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const I result = _mm256_permutevar8x32_epi32(packed, order);
+    _mm256_storeu_si256(reinterpret_cast<I*>(codes), result);
+    return static_cast<uint32_t>(
+        _mm256_movemask_epi8(_mm256_cmpeq_epi8(result, byte(kUndoEscaped))));
+  }
+  // Writes 64 codes of undo_codes.h; returns which of them are kUndoEscaped.
+  static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
+                             uint8_t* codes) {
+    const uint64_t low = make_32_codes(w, m, v, codes);
+    return low | static_cast<uint64_t>(make_32_codes(w + 32, m + 32, v + 32, codes + 32)) << 32;
   }
   static I load_bytes(All, const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

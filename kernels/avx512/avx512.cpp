@@ -75,8 +75,6 @@ struct Avx512 {
     return static_cast<Mask>(~_mm512_fpclass_ps_mask(x, kNanOrInfinite));
   }
 
-  static Mask both(Mask a, Mask b) { return a & b; }
-
   static I bits(F x) { return _mm512_castps_si512(x); }
   static I bits_or_zero_if_nan(F x) {
     const I zero_for_nan = _mm512_set1_epi32(0x11111188);  // classes 0 and 1, the NaNs, give +0
@@ -86,23 +84,39 @@ struct Avx512 {
   static I set_int(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
   static I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
-  template <int N>
-  static I shift_left(I a) {
-    return _mm512_slli_epi32(a, N);
-  }
+  static I sub_or_zero(Mask k, I a, I b) { return _mm512_maskz_sub_epi32(k, a, b); }
   template <int N>
   static I shift_right(I a) {
     return _mm512_srli_epi32(a, N);
   }
   static I mul_small(I a, I b) { return _mm512_mullo_epi16(a, b); }
-  static I select(Mask k, I yes, I no) { return _mm512_mask_blend_epi32(k, no, yes); }
-  static I keep(Mask k, I x) { return _mm512_maskz_mov_epi32(k, x); }
-  static Mask at_most(I x, I limit) { return _mm512_cmple_epu32_mask(x, limit); }
   static void store_int(uint32_t* p, I x) { _mm512_storeu_si512(p, x); }
-  static void store_bytes(All, uint8_t* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  // 64 differences as bytes, clamped to their range.
+  static I pack_bytes(const uint32_t* p) {
+    const I a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + 16);
+    const I c = _mm512_loadu_si512(p + 32), d = _mm512_loadu_si512(p + 48);
+    return _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
   }
-  static void store_bytes(Mask k, uint8_t* p, I x) { _mm512_mask_cvtepi32_storeu_epi8(p, k, x); }
+  static I byte(uint32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+  // Writes 64 codes of undo_codes.h; returns which of them are kUndoEscaped.
+  static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
+                             uint8_t* codes) {
+    const I digit_w = _mm512_add_epi8(pack_bytes(w), byte(kUndoRangeW));
+    const I digit_m = _mm512_add_epi8(pack_bytes(m), byte(kUndoRangeM));
+    const I digit_v = _mm512_add_epi8(pack_bytes(v), byte(kUndoRangeV));
+    const __mmask64 fits = _mm512_cmple_epu8_mask(digit_w, byte(2 * kUndoRangeW)) &
+                           _mm512_cmple_epu8_mask(digit_m, byte(2 * kUndoRangeM)) &
+                           _mm512_cmple_epu8_mask(digit_v, byte(2 * kUndoRangeV));
+    const auto three = [](I x) { return _mm512_add_epi8(_mm512_add_epi8(x, x), x); };
+    const I vm = _mm512_add_epi8(digit_v, three(three(digit_m)));
+    const I joined = _mm512_add_epi8(digit_w, three(vm));
+    const I packed = _mm512_mask_blend_epi8(fits, byte(kUndoEscaped), joined);
+    // Packing went by 128-bit quarters: word 4 q + k holds four values of vector k, quarter q.
+    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const I result = _mm512_permutexvar_epi32(order, packed);
+    _mm512_storeu_si512(codes, result);
+    return _mm512_cmpeq_epi8_mask(result, byte(kUndoEscaped));
+  }
   static I load_bytes(All, const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }

@@ -89,10 +89,12 @@ int64_t adam_step_with_undo(const AdamArrays& a, const AdamConstants& constants,
     const ThreeWords old = bits_at(a, i);
     adam_step(slice(a, i, 1), constants);
     const float g = c.gradient_scale * load(a.gradient, a.gradient_format, i);
-    codes[i] = 0;
-    if (!std::isfinite(g)) continue;  // the parameter did not change
-    const ThreeWords near = estimate_old(a, c, g, i);
-    const ThreeWords d = {old.w - near.w, old.m - near.m, old.v - near.v};
+    // A parameter whose gradient is not finite did not change: its difference counts as zero.
+    ThreeWords d = {};
+    if (std::isfinite(g)) {
+      const ThreeWords near = estimate_old(a, c, g, i);
+      d = {old.w - near.w, old.m - near.m, old.v - near.v};
+    }
     if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, kUndoRangeV) && undo_fits(d.m, kUndoRangeM)) {
       codes[i] = static_cast<uint8_t>(
           (d.w + kUndoRangeW) +

@@ -75,11 +75,14 @@ struct Sve {
 
   static Mask both(Mask a, Mask b) { return svand_b_z(every(), a, b); }
   static I bits(F x) { return svreinterpret_u32_f32(x); }
-  static I bits_or_zero_if_nan(F x) { return keep(svcmpeq_f32(every(), x, x), bits(x)); }
+  static I bits_or_zero_if_nan(F x) {
+    return svsel_u32(svcmpeq_f32(every(), x, x), bits(x), svdup_n_u32(0));
+  }
   static F floats(I x) { return svreinterpret_f32_u32(x); }
   static I set_int(uint32_t x) { return svdup_n_u32(x); }
   static I add(I a, I b) { return svadd_u32_x(every(), a, b); }
   static I sub(I a, I b) { return svsub_u32_x(every(), a, b); }
+  static I sub_or_zero(Mask k, I a, I b) { return svsub_u32_z(k, a, b); }
   template <int N>
   static I shift_left(I a) {
     return svlsl_n_u32_x(every(), a, N);
@@ -89,14 +92,25 @@ struct Sve {
     return svlsr_n_u32_x(every(), a, N);
   }
   static I mul_small(I a, I b) { return svmul_u32_x(every(), a, b); }
-  static I select(Mask k, I yes, I no) { return svsel_u32(k, yes, no); }
-  static I keep(Mask k, I x) { return svsel_u32(k, x, svdup_n_u32(0)); }
-  static Mask at_most(I x, I limit) { return svcmple_u32(every(), x, limit); }
+  static Mask at_most(I x, uint32_t limit) { return svcmple_n_u32(every(), x, limit); }
   static void store_int(uint32_t* p, I x) { svst1_u32(every(), p, x); }
 
-  template <class Lanes>
-  static void store_bytes(Lanes lanes, uint8_t* p, I x) {
-    svst1b_u32(mask_of(lanes), p, x);
+  // Writes 64 codes of undo_codes.h; returns which of them are kUndoEscaped.
+  static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
+                             uint8_t* codes) {
+    for (int64_t i = 0; i < kCodesAtOnce; i += lanes()) {
+      const Mask k = svwhilelt_b32(i, kCodesAtOnce);
+      const I digit_w = svadd_n_u32_x(k, svld1_u32(k, w + i), kUndoRangeW);
+      const I digit_m = svadd_n_u32_x(k, svld1_u32(k, m + i), kUndoRangeM);
+      const I digit_v = svadd_n_u32_x(k, svld1_u32(k, v + i), kUndoRangeV);
+      const Mask fits =
+          both(at_most(digit_w, 2 * kUndoRangeW),
+               both(at_most(digit_m, 2 * kUndoRangeM), at_most(digit_v, 2 * kUndoRangeV)));
+      const I vm = svmla_n_u32_x(k, digit_v, digit_m, kUndoDigitsV);
+      const I joined = svmla_n_u32_x(k, digit_w, vm, kUndoDigitsW);
+      svst1b_u32(k, codes + i, svsel_u32(fits, joined, svdup_n_u32(kUndoEscaped)));
+    }
+    return equal_in_64(codes, kUndoEscaped);
   }
   template <class Lanes>
   static I load_bytes(Lanes lanes, const uint8_t* p) {

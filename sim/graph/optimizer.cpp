@@ -43,11 +43,13 @@ class OptimizerPass {
       for (Op& next : graph_.step.ops) {
         if (next.kind == OpKind::kLoss) next.accesses.push_back(read(decision_, Role::kDecision));
       }
-      for (int32_t b = count - 1; b >= 0; --b) {
+      // In the order in which the next gradients will want the buckets.
+      for (int32_t b = 0; b < count; ++b) {
         for (Op& next : step_of(b)) insertions.before(0, std::move(next));
         for (Op& next : upload(b)) insertions.before(0, std::move(next));
       }
     }
+    std::vector<int32_t> deferred;  // CPU buckets that come home after a GPU bucket's step
     for (int32_t b = 0; b < count; ++b) {
       const Positions last = position_of(b);
       const size_t ready = last.gradient + 1;

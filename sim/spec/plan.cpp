@@ -126,6 +126,11 @@ void check(const Plan& plan, const Model& model) {
     require_at_least("optimizer.gpu_buckets", *plan.optimizer.gpu_buckets, 0);
   }
   if (plan.activations) {
+    if (plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] ==
+        ActivationFate::kRecompute) {
+      refuse("activations.fc2", "its output is the layer input that recomputation starts from",
+             "keep or offload it");
+    }
     require_share("activations.offload_share", plan.activations->offload_share);
     require_at_least("activations.look_ahead", plan.activations->look_ahead, 0);
   }

@@ -1,0 +1,32 @@
+// One line that says how far a long job is: rewritten in place on a terminal, a plain line every
+// few seconds elsewhere. Goes to the error stream, so that --json output stays clean.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace ballast {
+
+class Progress {
+ public:
+  explicit Progress(std::string title);
+  ~Progress();  // leaves the terminal on a line of its own
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // share: of the job that is done, 0 to 1. Draws at most several times a second.
+  void show(double share, const std::string& text);
+  // The same, drawn at once: for the last state.
+  void finish(const std::string& text);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void draw(double share, const std::string& text);
+
+  std::string title_;
+  bool terminal_;
+  bool line_is_open_ = false;
+  Clock::time_point next_;
+};
+
+}  // namespace ballast

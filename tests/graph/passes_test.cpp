@@ -1,0 +1,246 @@
+// Each pass where it must act and where it must not.
+#include <gtest/gtest.h>
+
+#include "sim/graph/memory.h"
+#include "sim/graph/rewrite.h"
+#include "tests/graph/tiny_plans.h"
+
+namespace ballast {
+namespace {
+
+ActivationPlan with(ModuleKind kind, ActivationFate fate) {
+  ActivationPlan plan;
+  plan.fate[static_cast<size_t>(kind)] = fate;
+  return plan;
+}
+
+// 2 layers of 4 linear modules and the head: 9 products forward, 9 each for input and weight.
+TEST(build_plain, a_decoder_has_three_products_for_every_linear_module) {
+  const Graph graph = build_plain(tiny::model(), tiny::plan());
+  EXPECT_EQ(tiny::count(graph, OpKind::kGemm, Phase::kForward), 9);
+  EXPECT_EQ(tiny::count(graph, OpKind::kGemm, Phase::kBackwardInput), 9);
+  EXPECT_EQ(tiny::count(graph, OpKind::kGemm, Phase::kBackwardWeight), 9);
+  EXPECT_EQ(tiny::count(graph, OpKind::kNorm, Phase::kForward), 5);
+  EXPECT_EQ(tiny::count(graph, OpKind::kAttention), 4);
+}
+
+// Products of T=8 tokens. A layer: qkv 8x24, out 8x8, fc1 8x64, fc2 32x8 values of weight, 1024 in
+// all; two layers and a head of 16x8: 2176; 2 FLOPs a token and weight forward, 4 backward.
+TEST(build_plain, flops_of_the_products_are_six_a_weight_and_token) {
+  const Graph graph = build_plain(tiny::model(), tiny::plan());
+  double flops = 0;
+  for (const Op& op : graph.step.ops) {
+    if (op.kind == OpKind::kGemm) flops += flops_of(op.work).count;
+  }
+  EXPECT_EQ(flops, 6.0 * 8 * 2176);
+}
+
+TEST(build_plain, the_second_micro_batch_adds_to_the_gradients_of_the_first) {
+  Plan plan = tiny::plan();
+  plan.micro_batch = 1;
+  const Graph graph = build_plain(tiny::model(), plan);
+  int64_t writes_first = 0;
+  int64_t adds = 0;
+  for (const Op& op : graph.step.ops) {
+    for (const Access& access : op.accesses) {
+      if (access.role != Role::kParameterGradient) continue;
+      writes_first += access.mode == AccessMode::kWrite;
+      adds += access.mode == AccessMode::kReadWrite;
+      EXPECT_EQ(access.mode == AccessMode::kReadWrite, op.label.micro_batch == 1);
+    }
+  }
+  EXPECT_EQ(writes_first, adds);
+  EXPECT_EQ(writes_first, 15);  // 2 layers of 6 modules, embedding, final norm, head
+}
+
+TEST(checkpoint_pass, keeping_everything_changes_nothing) {
+  const Graph plain = build_plain(tiny::model(), tiny::plan());
+  const Graph kept = checkpoint_pass(plain, tiny::plan());
+  EXPECT_EQ(kept.step.ops.size(), plain.step.ops.size());
+  EXPECT_EQ(kept.tensors.size(), plain.tensors.size());
+}
+
+TEST(checkpoint_pass, a_recomputed_activation_is_made_once_a_layer_before_its_first_reader) {
+  Plan plan = tiny::plan();
+  plan.activations = with(ModuleKind::kActivation, ActivationFate::kRecompute);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  EXPECT_EQ(tiny::count(graph, OpKind::kActivation, Phase::kRecompute), 2);
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    if (graph.step.ops[i].phase != Phase::kRecompute) continue;
+    const Op& reader = graph.step.ops[i + 1];
+    EXPECT_EQ(reader.phase, Phase::kBackwardWeight);
+    EXPECT_EQ(reader.label.module, ModuleKind::kFc2);
+    EXPECT_EQ(reader.label.layer, graph.step.ops[i].label.layer);
+  }
+}
+
+// fc2 reads activation, which reads fc1, which reads norm2, which reads attention_out, which reads
+// core_attention and the layer's input; that reads qkv, which reads norm1: seven of them a layer.
+TEST(checkpoint_pass, full_recompute_repeats_all_of_a_layer_but_its_output) {
+  Plan plan = tiny::plan();
+  plan.activations->fate.fill(ActivationFate::kRecompute);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  int64_t repeated = 0;
+  for (const Op& op : graph.step.ops) repeated += op.phase == Phase::kRecompute;
+  EXPECT_EQ(repeated, 2 * 7);
+}
+
+TEST(checkpoint_pass,
+     an_offloaded_output_leaves_once_and_returns_once_and_the_last_layer_keeps_its) {
+  Plan plan = tiny::plan();
+  plan.activations = with(ModuleKind::kFc1, ActivationFate::kOffload);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  EXPECT_EQ(tiny::count(graph, OpKind::kCopy, Phase::kOffload), 1);
+  EXPECT_EQ(tiny::count(graph, OpKind::kCopy, Phase::kReload), 1);
+  for (const Op& op : graph.step.ops) {
+    // fc1 of SwiGLU: 8 tokens of 2 x 32 values of 2 bytes.
+    if (op.phase == Phase::kOffload) {
+      EXPECT_EQ(bytes_of(op.work).count, 8 * 64 * 2);
+    }
+    if (op.phase == Phase::kOffload) {
+      EXPECT_EQ(op.label.layer, 0);
+    }
+  }
+}
+
+TEST(residency_pass, nothing_flows_at_share_zero_and_each_visit_is_fetched_at_share_one) {
+  Plan plan = tiny::plan();
+  plan.weights.look_ahead = 0;
+  const Graph stays = residency_pass(build_plain(tiny::model(), plan), plan);
+  EXPECT_EQ(tiny::count(stays, OpKind::kCopy, Phase::kFetch), 0);
+  plan.weights.flow_share = 1;
+  const Graph flows = residency_pass(build_plain(tiny::model(), plan), plan);
+  // 2 layers of 6 modules, a visit in the forward and one in the backward.
+  EXPECT_EQ(tiny::count(flows, OpKind::kCopy, Phase::kFetch), 2 * 6 * 2);
+  EXPECT_EQ(tiny::count(flows, OpKind::kUnpack, Phase::kFetch), 2 * 6 * 2);
+  plan.optimizer.cast = CastPlacement::kCpu;  // 16-bit values come straight to their place
+  const Graph direct = residency_pass(build_plain(tiny::model(), plan), plan);
+  EXPECT_EQ(tiny::count(direct, OpKind::kUnpack, Phase::kFetch), 0);
+}
+
+TEST(buckets_of, cover_every_parameter_once_from_the_end) {
+  const std::vector<Module> modules = modules_of(tiny::model());
+  OptimizerPlan optimizer;
+  optimizer.gpu_buckets = 2;
+  optimizer.bucket_bytes = {600 * 4};
+  const std::vector<Bucket> buckets = buckets_of(modules, optimizer);
+  int64_t end = parameter_count(tiny::model());
+  for (const Bucket& bucket : buckets) {
+    EXPECT_EQ(bucket.begin + bucket.count, end);
+    end = bucket.begin;
+    EXPECT_LE(bucket.count, 600);
+  }
+  EXPECT_EQ(end, 0);
+  EXPECT_EQ(buckets.back().site, Site::kGpu);
+  EXPECT_EQ(buckets[buckets.size() - 2].site, Site::kGpu);
+  EXPECT_EQ(buckets.front().site, Site::kCpu);
+}
+
+TEST(optimizer_pass, every_bucket_leaves_steps_and_comes_home) {
+  const Graph graph = build(tiny::model(), tiny::plan());
+  const auto buckets = static_cast<int64_t>(graph.buckets.size());
+  EXPECT_EQ(buckets, 15);
+  EXPECT_EQ(tiny::count(graph, OpKind::kPack), buckets);
+  EXPECT_EQ(tiny::count(graph, OpKind::kCopy, Phase::kOptimizer), 2 * buckets);
+  EXPECT_EQ(tiny::count(graph, OpKind::kAdam), buckets);
+  EXPECT_EQ(tiny::count(graph, OpKind::kUnpack), buckets);
+  EXPECT_EQ(tiny::count(graph, OpKind::kDecide), 1);
+  EXPECT_EQ(tiny::count(graph, OpKind::kCast), 0);
+  EXPECT_EQ(graph.commit, -1);
+  EXPECT_TRUE(graph.repair.ops.empty());
+}
+
+TEST(optimizer_pass, a_cast_on_the_cpu_moves_half_the_bytes) {
+  Plan plan = tiny::plan();
+  const auto moved = [](const Graph& graph) {
+    int64_t bytes = 0;
+    for (const Op& op : graph.step.ops) {
+      if (op.kind == OpKind::kCopy) bytes += bytes_of(op.work).count;
+    }
+    return bytes;
+  };
+  const int64_t on_gpu = moved(build(tiny::model(), plan));
+  plan.optimizer.cast = CastPlacement::kCpu;
+  const Graph graph = build(tiny::model(), plan);
+  EXPECT_EQ(2 * moved(graph), on_gpu);
+  EXPECT_EQ(tiny::count(graph, OpKind::kCast), 2 * 15);
+}
+
+TEST(optimizer_pass, resident_keeps_all_of_the_optimizer_on_the_gpu) {
+  Plan plan = tiny::plan();
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  const Graph graph = build(tiny::model(), plan);
+  EXPECT_EQ(tiny::count(graph, OpKind::kPack), 0);
+  for (const Op& op : graph.step.ops) {
+    if (op.kind == OpKind::kAdam) {
+      EXPECT_EQ(op.lane, lane_of(0, LaneKind::kCompute));
+    }
+  }
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.category == Category::kMaster) {
+      EXPECT_EQ(tensor.place, Place::kHbm);
+    }
+  }
+}
+
+TEST(optimizer_pass, speculation_commits_before_the_first_backward_and_can_repair_every_bucket) {
+  Plan plan = tiny::plan();
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  plan.optimizer.gpu_buckets = 1;
+  const Graph graph = build(tiny::model(), plan);
+  ASSERT_GE(graph.commit, 0);
+  EXPECT_EQ(static_cast<size_t>(graph.commit) + 1, first_backward(graph.step.ops));
+  int64_t undone = 0;
+  for (const Op& op : graph.repair.ops) undone += op.kind == OpKind::kUndo;
+  EXPECT_EQ(undone, 15);
+}
+
+// A weight must not change between the forward and the backward of the same step.
+TEST(optimizer_pass, no_weight_is_written_between_its_forward_and_its_last_backward_reader) {
+  for (const double flow : {0.0, 0.5, 1.0}) {
+    for (const CastPlacement cast : {CastPlacement::kGpu, CastPlacement::kCpu}) {
+      Plan plan = tiny::plan();
+      plan.optimizer.sync = SyncMode::kSpeculate;
+      plan.optimizer.cast = cast;
+      plan.optimizer.gpu_buckets = 3;
+      plan.weights.flow_share = flow;
+      plan.weights.look_ahead = 0;
+      const Graph graph = build(tiny::model(), plan);
+      std::vector<OpId> last_read(graph.tensors.size(), -1);
+      std::vector<OpId> first_write(graph.tensors.size(), 1 << 30);
+      for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+        const Op& op = graph.step.ops[i];
+        for (const Access& access : op.accesses) {
+          const auto t = static_cast<size_t>(access.tensor);
+          const bool fetched = op.phase == Phase::kFetch && access.role == Role::kSource;
+          if (access.role == Role::kWeight || fetched) last_read[t] = static_cast<OpId>(i);
+          const bool stepped = op.phase == Phase::kOptimizer && writes(access);
+          if (stepped) first_write[t] = std::min(first_write[t], static_cast<OpId>(i));
+        }
+      }
+      for (size_t t = 0; t < graph.tensors.size(); ++t) {
+        EXPECT_LT(last_read[t], first_write[t]) << describe(graph.tensors[t]);
+      }
+    }
+  }
+}
+
+TEST(shard_pass, two_ranks_move_half_the_bytes_and_exchange_every_bucket) {
+  Plan plan = tiny::plan();
+  plan.devices = plan.data = 2;
+  plan.global_batch = 4;
+  const Graph graph = build(tiny::model(), plan);
+  EXPECT_EQ(tiny::count(graph, OpKind::kCollective), 2 * 15);
+  for (const Op& op : graph.step.ops) {
+    if (op.kind != OpKind::kAdam) continue;
+    const int64_t whole = graph.buckets[static_cast<size_t>(op.label.bucket)].count;
+    EXPECT_EQ(std::get<BucketWork>(op.work).elements, (whole + 1) / 2);
+  }
+  plan.devices = plan.data = 1;
+  plan.global_batch = 2;
+  EXPECT_EQ(tiny::count(build(tiny::model(), plan), OpKind::kCollective), 0);
+}
+
+}  // namespace
+}  // namespace ballast
