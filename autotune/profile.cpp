@@ -90,7 +90,7 @@ MemoryProfile sweep(const Graph& graph, const std::vector<Life>& lives, const Pr
 std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const CostModel& costs) {
   Plan flowing = plan;
   flowing.weights.flow_share = 1.0;
-  const Graph graph = residency_pass(plain, flowing);
+  const Graph graph = shard_pass(residency_pass(plain, flowing), flowing);
   Sequence fetches;
   for (const Op& op : graph.step.ops) {
     if (op.phase == Phase::kFetch) fetches.ops.push_back(op);
@@ -247,8 +247,19 @@ namespace {
 class ChainBuilder {
  public:
   ChainBuilder(const Graph& graph, OptimizerProfile& profile)
-      : graph_(graph), modules_(graph), profile_(profile), value_(graph.tensors.size(), -1) {
+      : graph_(graph),
+        modules_(graph),
+        profile_(profile),
+        value_(graph.tensors.size(), -1),
+        last_written_(graph.tensors.size(), 0) {
     profile.values = 2 * static_cast<int32_t>(graph.modules.size());
+    for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+      for (const Access& access : graph.step.ops[i].accesses) {
+        if (access.role == Role::kParameterGradient) {
+          last_written_[static_cast<size_t>(access.tensor)] = i;
+        }
+      }
+    }
   }
 
   int32_t value(TensorId tensor) {
@@ -266,14 +277,16 @@ class ChainBuilder {
     return value;
   }
 
-  void append(const Op& op, int64_t ps, bool at_end) {
+  void append(const Op& op, size_t position, int64_t ps, bool at_end) {
     ChainOp link;
     link.lane = kind_of(op.lane);
     link.at_end = at_end;
     link.ps = ps;
     link.reads_begin = static_cast<int32_t>(profile_.accesses.size());
     for (const Access& access : op.accesses) {
-      if (reads(access)) profile_.accesses.push_back(value(access.tensor));
+      if (reads(access) && !is_older(access.tensor, position)) {
+        profile_.accesses.push_back(value(access.tensor));
+      }
     }
     link.writes_begin = static_cast<int32_t>(profile_.accesses.size());
     for (const Access& access : op.accesses) {
@@ -284,10 +297,16 @@ class ChainBuilder {
   }
 
  private:
+  // A gradient read before this step has written it is that of a step before (delay).
+  bool is_older(TensorId tensor, size_t position) const {
+    return position < last_written_[static_cast<size_t>(tensor)];
+  }
+
   const Graph& graph_;
   ModuleIndex modules_;
   OptimizerProfile& profile_;
-  std::vector<int32_t> value_;  // by tensor
+  std::vector<int32_t> value_;        // by tensor
+  std::vector<size_t> last_written_;  // by tensor: the last backward operation that writes it
 };
 
 void fill_chain(const Graph& graph, const CostTable& table, OptimizerProfile& profile) {
@@ -305,7 +324,7 @@ void fill_chain(const Graph& graph, const CostTable& table, OptimizerProfile& pr
       }
       continue;
     }
-    builder.append(op, table.ops[i].alone.ps, i > last_backward);
+    builder.append(op, i, table.ops[i].alone.ps, i > last_backward);
   }
   for (const Bucket& bucket : graph.buckets) {
     for (const Bucket::Piece& piece : bucket.pieces) {

@@ -47,6 +47,7 @@ Instant Executor::now() const { return {(clock_ns() - epoch_ns_) * 1000}; }
 
 void Executor::reset(const RunOptions& options) {
   CHECK(options.last_step >= options.first_step);
+  const std::scoped_lock lock(mutex_);
   options_ = options;
   for (auto& completed : completed_) completed.store(options.first_step - 1);
   for (LaneRecord& record : records_) record.spans.clear();

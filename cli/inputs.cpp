@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/profile_host.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -97,8 +98,8 @@ Machine load_machine_or_here(const std::string& name, const StoreFlag& flag) {
 }
 
 Host host_of(const Machine& machine) {
-  // The kernels of the host device are this program's own, so its version is the driver's.
-  return {machine.name, machine.gpu.name, "ballast " + program_version()};
+  // Of other machines nothing is known but their description, which names no driver.
+  return {machine.name, machine.gpu.name, machine.name == kHere ? host_facts().system : ""};
 }
 
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {

@@ -97,27 +97,6 @@ std::string lanes_text(const Prediction& prediction) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-// "recompute norm1 activation, offload qkv of 50 % of the layers"; "keep all".
-std::string activations_text(const std::optional<ActivationPlan>& plan) {
-  if (!plan) return "auto";
-  std::vector<std::string> recomputed;
-  std::vector<std::string> offloaded;
-  for (int i = 0; i < kModuleKinds; ++i) {
-    const auto kind = static_cast<ModuleKind>(i);
-    if (!saves_output(kind)) continue;
-    const ActivationFate fate = plan->fate[static_cast<size_t>(i)];
-    if (fate == ActivationFate::kRecompute) recomputed.emplace_back(to_string(kind));
-    if (fate == ActivationFate::kOffload) offloaded.emplace_back(to_string(kind));
-  }
-  std::vector<std::string> parts;
-  if (!recomputed.empty()) parts.push_back(fmt::format("recompute {}", fmt::join(recomputed, " ")));
-  if (!offloaded.empty()) {
-    parts.push_back(fmt::format("offload {} of {:.0f} % of the layers", fmt::join(offloaded, " "),
-                                100 * plan->offload_share));
-  }
-  return parts.empty() ? "keep all" : fmt::format("{}", fmt::join(parts, ", "));
-}
-
 std::string optimizer_text(const OptimizerPlan& plan) {
   if (plan.placement == OptimizerPlacement::kGpu) {
     return fmt::format("Adam on the GPU, {}", to_string(plan.sync));
@@ -218,6 +197,26 @@ OrderedJson prediction_json(const Case& of, const Prediction& prediction) {
   json["provenance"] = provenance_json(prediction);
   json["plan"] = OrderedJson::parse(plan_json(of.plan));
   return json;
+}
+
+std::string activations_text(const std::optional<ActivationPlan>& plan) {
+  if (!plan) return "auto";
+  std::vector<std::string> recomputed;
+  std::vector<std::string> offloaded;
+  for (int i = 0; i < kModuleKinds; ++i) {
+    const auto kind = static_cast<ModuleKind>(i);
+    if (!saves_output(kind)) continue;
+    const ActivationFate fate = plan->fate[static_cast<size_t>(i)];
+    if (fate == ActivationFate::kRecompute) recomputed.emplace_back(to_string(kind));
+    if (fate == ActivationFate::kOffload) offloaded.emplace_back(to_string(kind));
+  }
+  std::vector<std::string> parts;
+  if (!recomputed.empty()) parts.push_back(fmt::format("recompute {}", fmt::join(recomputed, " ")));
+  if (!offloaded.empty()) {
+    parts.push_back(fmt::format("offload {} of {:.0f} % of the layers", fmt::join(offloaded, " "),
+                                100 * plan->offload_share));
+  }
+  return parts.empty() ? "keep all" : fmt::format("{}", fmt::join(parts, ", "));
 }
 
 std::string plan_text(const Plan& plan) {

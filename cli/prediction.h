@@ -35,6 +35,9 @@ std::string prediction_text(const Case& of, const Prediction& prediction);
 // "superoffload: 8 sequences of 2048 tokens as 4 x 2, bf16, ...": the knobs in one or two lines.
 std::string plan_text(const Plan& plan);
 
+// "recompute norm1 activation, offload qkv of 50 % of the layers"; "keep all".
+std::string activations_text(const std::optional<ActivationPlan>& plan);
+
 // One line a plan, for plans side by side.
 std::string prediction_table(const std::vector<Case>& cases,
                              const std::vector<Prediction>& predictions);

@@ -23,7 +23,9 @@ size_t terminal_width() {
 }  // namespace
 
 Progress::Progress(std::string title)
-    : title_(std::move(title)), terminal_(isatty(STDERR_FILENO) == 1), next_(Clock::now()) {}
+    : title_(std::move(title)), terminal_(isatty(STDERR_FILENO) == 1), next_(Clock::now()) {
+  std::fflush(stdout);  // what was printed before comes first where both streams are one file
+}
 
 Progress::~Progress() {
   if (line_is_open_) fmt::print(stderr, "\n");

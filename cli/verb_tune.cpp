@@ -1,5 +1,252 @@
-#include "cli/verbs.h"
+#include <algorithm>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "autotune/search.h"
+#include "cli/completion.h"
+#include "cli/host.h"
+#include "cli/prediction.h"
+#include "cli/progress.h"
+#include "cli/text.h"
+#include "cli/why.h"
+#include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
+
 namespace ballast {
-int run_tune(Words) { throw Error("tune", "soon", "wait"); }
+namespace {
+
+constexpr double kSecondsAPlan = 0.4;
+// The best plans of a search must have been timed, operation by operation, before it counts.
+constexpr size_t kTimedAtTheTop = 5;
+constexpr int kMostRounds = 4;
+constexpr size_t kReasonsShown = 3;
+
+struct TuneFlags {
+  OutputFlags output;
+  PlanFlags plan;
+  StoreFlag store;
+  std::string plan_out = "plan.json";
+  bool allow_delay = false;
+  std::optional<double> deadline_s;
+  int64_t top = 5;
+};
+
+bool parse(Words words, TuneFlags& flags) {
+  VerbParser parser("tune");
+  parser.add(flags.plan, VerbParser::Lists::kNo);
+  CLI::App& app = parser.app();
+  app.add_option("--out", flags.plan_out, "Write the best plan to this file [plan.json]")
+      ->type_name("FILE");
+  app.add_option("--deadline", flags.deadline_s, "Stop each search after this many seconds [never]")
+      ->check(CLI::PositiveNumber)
+      ->type_name("SECONDS");
+  app.add_option("--top", flags.top, "Plans to print [5]")
+      ->check(CLI::PositiveNumber)
+      ->type_name("COUNT");
+  app.add_flag("--allow-delay", flags.allow_delay,
+               "Consider updates one step late, which are not exact, as well");
+  parser.add(flags.store);
+  parser.add(flags.output, "");
+  return parser.parse(words);
+}
+
+// A strategy that was asked for keeps what it sets; otherwise everything may be chosen.
+Freedom freedom_of(const TuneFlags& flags) {
+  Freedom freedom;
+  if (flags.plan.strategies.empty()) {
+    freedom = Freedom::all();
+    freedom.delay = flags.allow_delay;
+  }
+  freedom.micro_batch = !flags.plan.micro_batch;
+  freedom.activations = true;
+  freedom.bucket_bytes = true;
+  return freedom;
+}
+
+// Choices such that every value of every knob is in at least one of them.
+std::vector<Choice> covering(const std::vector<Choice>& all) {
+  std::set<std::pair<int, int16_t>> seen;
+  std::vector<Choice> chosen;
+  // Neighbours in the list differ in their last knobs only; a long stride changes them all.
+  const size_t stride = all.size() * 5 / 8 | 1;
+  const size_t step = std::gcd(stride, all.size()) == 1 ? stride : 1;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Choice& choice = all[i * step % all.size()];
+    const std::array<int16_t, 7> values = {choice.micro_batch, choice.activations, choice.bucket,
+                                           choice.gpu_buckets, choice.cast,        choice.sync,
+                                           choice.flow_share};
+    bool is_new = false;
+    for (size_t knob = 0; knob < values.size(); ++knob) {
+      is_new = seen.emplace(static_cast<int>(knob), values[knob]).second || is_new;
+    }
+    if (is_new) chosen.push_back(choice);
+  }
+  return chosen;
+}
+
+class Tuner {
+ public:
+  Tuner(Case of, const TuneFlags& flags)
+      : of_(std::move(of)),
+        flags_(flags),
+        space_(space_of(of_.model, of_.plan, freedom_of(flags))),
+        measurements_(measurements_of(of_.machine, flags.store)) {}
+
+  SearchResult run() {
+    if (of_.plan.machine == kHere) measure_space();
+    SearchResult found = search_once();
+    for (int round = 1; round < kMostRounds && measure_top(found); ++round) found = search_once();
+    return found;
+  }
+
+  const Measurements& measurements() const { return measurements_; }
+  Case with(const Plan& plan) const { return {of_.model, of_.machine, plan}; }
+
+ private:
+  void measure_space() {
+    Progress progress("measure");
+    const std::vector<Choice> chosen = covering(choices_of(space_, of_.plan));
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      progress.show(static_cast<double>(i) / static_cast<double>(chosen.size()),
+                    fmt::format("plan {} of {}", i + 1, chosen.size()));
+      measure(plan_of(space_, of_.plan, chosen[i]));
+    }
+    progress.finish(fmt::format("{} operations are timed", measurements_.size()));
+  }
+
+  // True if anything was left to measure.
+  bool measure(const Plan& plan) {
+    const Case of = with(plan);
+    if (is_measured(of, measurements_)) return false;
+    if (!predict(of.model, of.plan, of.machine, &measurements_).fits) return false;
+    measure_plan(of, kSecondsAPlan, flags_.store, measurements_);
+    return true;
+  }
+
+  bool measure_top(const SearchResult& found) {
+    if (of_.plan.machine != kHere) return false;
+    bool any = false;
+    for (size_t i = 0; i < std::min(kTimedAtTheTop, found.ranked.size()); ++i) {
+      any = measure(found.ranked[i].plan) || any;
+    }
+    return any;
+  }
+
+  SearchResult search_once() {
+    Progress progress("search");
+    SearchOptions options;
+    options.deadline_s = flags_.deadline_s;
+    options.ranked = static_cast<size_t>(std::max<int64_t>(flags_.top, kTimedAtTheTop));
+    options.progress = [&](const SearchProgress& at) {
+      const double share = at.best ? at.bound.seconds() / at.best->seconds() : 0;
+      progress.show(share, fmt::format("{} plans, {} simulated, best {}", at.considered,
+                                       at.simulated, at.best ? show(*at.best) : "none yet"));
+    };
+    SearchResult found = search(of_.model, of_.plan, space_, of_.machine, &measurements_, options);
+    progress.finish(fmt::format("{} plans, {} simulated", found.considered, found.simulated));
+    return found;
+  }
+
+  Case of_;
+  const TuneFlags& flags_;
+  Space space_;
+  Measurements measurements_;
+};
+
+void print_infeasible(const SearchResult& found) {
+  if (found.infeasible == 0) return;
+  fmt::print("{} of {} plans do not fit:\n", show_count(static_cast<double>(found.infeasible)),
+             show_count(static_cast<double>(found.considered)));
+  for (size_t i = 0; i < std::min(kReasonsShown, found.reasons.size()); ++i) {
+    const InfeasibleReason& reason = found.reasons[i];
+    fmt::print("  {:>8}  {}; the nearest: {}\n", reason.count, reason.reason, reason.detail);
+  }
+}
+
+void print_ranking(const SearchResult& found, int64_t top) {
+  Table table({{"", true}, {"step"}, {"tokens/s"}, {"GPU memory"}, {"CPU memory"}, {"plan", true}});
+  const auto count = std::min(found.ranked.size(), static_cast<size_t>(top));
+  for (size_t i = 0; i < count; ++i) {
+    const Candidate& candidate = found.ranked[i];
+    table.add({std::to_string(i + 1), show(candidate.step_time), show_count(candidate.tokens_per_s),
+               show(candidate.memory[static_cast<size_t>(Place::kHbm)]),
+               show(candidate.memory[static_cast<size_t>(Place::kDram)]),
+               i == 0 ? "the best" : knobs_that_differ(found.ranked[0].plan, candidate.plan)});
+  }
+  fmt::print("{}", table.text());
+}
+
+OrderedJson result_json(const SearchResult& found) {
+  OrderedJson ranked = OrderedJson::array();
+  for (const Candidate& candidate : found.ranked) {
+    ranked.push_back({{"step_time_s", candidate.step_time.seconds()},
+                      {"tokens_per_s", candidate.tokens_per_s},
+                      {"gpu_bytes", candidate.memory[static_cast<size_t>(Place::kHbm)].count},
+                      {"cpu_bytes", candidate.memory[static_cast<size_t>(Place::kDram)].count},
+                      {"bound_s", candidate.bound.seconds()},
+                      {"plan", OrderedJson::parse(plan_json(candidate.plan))}});
+  }
+  OrderedJson reasons = OrderedJson::array();
+  for (const InfeasibleReason& reason : found.reasons) {
+    reasons.push_back(
+        {{"reason", reason.reason}, {"plans", reason.count}, {"nearest", reason.detail}});
+  }
+  return {{"considered", found.considered},
+          {"simulated", found.simulated},
+          {"bounded", found.bounded},
+          {"infeasible", found.infeasible},
+          {"complete", found.complete},
+          {"proven_within", found.proven_within},
+          {"seconds", found.seconds},
+          {"ranked", ranked},
+          {"reasons", reasons}};
+}
+
+void append_to_store(const TuneFlags& flags, const Case& best, const SearchResult& found,
+                     const OrderedJson& json) {
+  open_store(flags.store)
+      .append(TuneResult{best.machine.name, best.model.name, plan_json(best.plan),
+                         found.best->step_time, json.dump(), ""});
+}
+
+}  // namespace
+
+int run_tune(Words words) {
+  TuneFlags flags;
+  if (!parse(words, flags)) return kDone;
+  if (flags.plan.machines.empty() && !flags.plan.plan_file) flags.plan.machines = {kHere};
+  Case of = load_case(flags.plan, flags.store);
+  if (of.plan.devices > of.machine.devices) {
+    fmt::print("{} has {} devices, not {}\n", of.machine.name, of.machine.devices, of.plan.devices);
+    return kInfeasible;
+  }
+  if (flags.plan.strategies.empty()) of.plan.strategy = "tuned";
+  Tuner tuner(std::move(of), flags);
+  const SearchResult found = tuner.run();
+  const OrderedJson json = result_json(found);
+  if (flags.output.json) fmt::print("{}\n", json.dump(1));
+  if (!found.best) {
+    if (!flags.output.json) print_infeasible(found);
+    return kInfeasible;
+  }
+  const Case best = tuner.with(found.best->plan);
+  save_plan(best.plan, flags.plan_out);
+  append_to_store(flags, best, found, json);
+  if (flags.output.json) return kDone;
+  fmt::print("{} plans for {} on {}: {} simulated, the others ruled out by their bounds, in {}\n\n",
+             show_count(static_cast<double>(found.considered)), best.model.name, best.machine.name,
+             found.simulated, show(Duration::from_seconds(found.seconds)));
+  fmt::print("the best: {}\n\n", plan_text(best.plan));
+  print_ranking(found, flags.top);
+  if (found.ranked.size() > 1) {
+    fmt::print("\n{}\n",
+               why_it_loses(best, tuner.with(found.ranked[1].plan), tuner.measurements()));
+  }
+  print_infeasible(found);
+  fmt::print("wrote {}\n", flags.plan_out);
+  return kDone;
+}
+
 }  // namespace ballast

@@ -1,5 +1,129 @@
-#include "cli/verbs.h"
-#include "sim/base/error.h"
+#include <cmath>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/host.h"
+#include "cli/progress.h"
+#include "cli/text.h"
+#include "cli/trace.h"
+#include "cli/verification.h"
+#include "sim/base/atomic_file.h"
+
 namespace ballast {
-int run_verify(Words) { throw Error("verify", "soon", "wait"); }
+namespace {
+
+constexpr double kMeasuringSeconds = 3;
+
+struct VerifyFlags {
+  OutputFlags output;
+  PlanFlags plan;
+  StoreFlag store;
+  TrainingFlags training;
+  int64_t steps = 20;
+  std::optional<double> tolerance_percent;
+  std::optional<std::string> trace;
+};
+
+bool parse(Words words, VerifyFlags& flags) {
+  VerbParser parser("verify");
+  parser.add(flags.plan, VerbParser::Lists::kNo);
+  add_training_flags(parser, flags.training);
+  CLI::App& app = parser.app();
+  app.add_option("--steps", flags.steps, "Steps to run [20]")
+      ->check(CLI::PositiveNumber)
+      ->type_name("STEPS");
+  app.add_option("--tolerance", flags.tolerance_percent,
+                 "Exit with 1 if the step time is off by more percent [never]")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("PERCENT");
+  app.add_option("--trace", flags.trace, "Write both timelines into one Chrome trace")
+      ->type_name("FILE");
+  parser.add(flags.store);
+  parser.add(flags.output, "Write the JSON, with both timelines, to this file");
+  return parser.parse(words);
+}
+
+struct Run {
+  Graph graph;
+  TrainResult result;
+};
+
+Run run(const VerifyFlags& flags, const Case& of) {
+  Trainer trainer(of.model, of.plan, trainer_options(flags.training, of.machine, flags.steps));
+  Progress progress("verify");
+  Run run;
+  run.result = trainer.train(flags.steps, [&](const StepRecord& record) {
+    progress.show(static_cast<double>(record.step + 1) / static_cast<double>(flags.steps),
+                  fmt::format("step {}/{}", record.step + 1, flags.steps));
+  });
+  run.graph = trainer.graph();
+  return run;
+}
+
+void append_to_store(const VerifyFlags& flags, const Case& of, const Verification& verification,
+                     const OrderedJson& json) {
+  VerifyRecord record;
+  record.host = host_of(of.machine);
+  record.plan_json = plan_json(of.plan);
+  record.predicted_step = verification.predicted.step_time;
+  record.measured_step = verification.measured.step_time;
+  record.metrics_json = json.dump();
+  open_store(flags.store).append(record);
+}
+
+OrderedJson whole_json(const Completed& completed, const Run& run, const OrderedJson& comparison) {
+  OrderedJson json = {{"schema", "ballast.verify/1"},
+                      {"model", completed.of.model.name},
+                      {"machine", completed.of.machine.description},
+                      {"steps", run.result.next_step - run.result.first_step},
+                      {"plan", OrderedJson::parse(plan_json(completed.of.plan))}};
+  json.update(comparison);
+  json["prediction"] = prediction_json(completed.of, completed.prediction);
+  json["timelines"] = {
+      {"predicted", timeline_json(completed.prediction.graph, completed.prediction.timeline)},
+      {"measured", timeline_json(run.graph, run.result.timeline)}};
+  return json;
+}
+
+// What the timed operations say, and what was timed before; times operations that are missing.
+Completed predict_measured(Case of, const StoreFlag& store) {
+  Measurements measurements = measurements_of(of.machine, store);
+  Completed completed = complete_case(std::move(of), measurements);
+  if (!completed.prediction.fits || is_measured(completed.of, measurements)) return completed;
+  measure_plan(completed.of, kMeasuringSeconds, store, measurements);
+  return complete_case(std::move(completed.of), measurements);
+}
+
+}  // namespace
+
+int run_verify(Words words) {
+  VerifyFlags flags;
+  if (!parse(words, flags)) return kDone;
+  const Completed completed =
+      predict_measured(load_case_here(flags.plan, flags.store), flags.store);
+  if (!completed.prediction.fits) {
+    fmt::print("does not fit: {}\n", completed.prediction.reason);
+    return kInfeasible;
+  }
+  const Run ran = run(flags, completed.of);
+  const Verification verification = verification_of(completed.prediction, ran.graph, ran.result);
+  const OrderedJson comparison = verification_json(ran.graph, verification);
+  append_to_store(flags, completed.of, verification, comparison);
+  if (flags.trace) {
+    atomic_write(
+        *flags.trace,
+        chrome_trace({{"predicted", &completed.prediction.graph, &completed.prediction.timeline},
+                      {"measured", &ran.graph, &ran.result.timeline}}));
+  }
+  if (flags.output.json || flags.output.out) {
+    const std::string text = whole_json(completed, ran, comparison).dump() + "\n";
+    if (flags.output.out) atomic_write(*flags.output.out, text);
+    if (flags.output.json) fmt::print("{}", text);
+  }
+  if (!flags.output.json) fmt::print("{}", verification_text(ran.graph, verification));
+  const double error = comparison["error_percent"]["step_time_s"];
+  const bool off = flags.tolerance_percent && std::abs(error) > *flags.tolerance_percent;
+  return off ? kInfeasible : kDone;
+}
+
 }  // namespace ballast

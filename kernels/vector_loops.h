@@ -82,32 +82,57 @@ inline AdamArrays block(const AdamArrays& arrays, int64_t begin, int64_t size) {
   return part;
 }
 
+// Asks for the lines that the streams need 2 KiB later, once a line. Measured with 64M parameters:
+// the plain step gains up to a tenth, the recorded step and its undo, which compute more between
+// loads, a sixth; half the distance or twice as much gains less. Streaming stores of the 16-bit
+// weights or the codes gained nothing, so these streams go the ordinary way.
+template <Format G>
+inline void prefetch_streams(const AdamArrays& a, int64_t i) {
+  constexpr int64_t kAhead = 512, kLineFloats = 16;
+  if (i % kLineFloats != 0) return;
+  __builtin_prefetch(a.master + i + kAhead, 1);
+  __builtin_prefetch(a.moment1 + i + kAhead, 1);
+  __builtin_prefetch(a.moment2 + i + kAhead, 1);
+  __builtin_prefetch(static_cast<const char*>(a.gradient) + (i + kAhead) * bytes_of(G), 0);
+}
+
+// Old values in, new values out. Where g is not finite nothing changes.
+template <class V>
+inline void step_values(const StepConstants& c, typename V::F g, typename V::F& w, typename V::F& m,
+                        typename V::F& v) {
+  using F = typename V::F;
+  const F m_new = V::fma(V::set(c.beta1), m, V::mul(V::set(c.one_minus_beta1), g));
+  const F v_new = V::fma(V::set(c.beta2), v, V::mul(V::mul(V::set(c.one_minus_beta2), g), g));
+  const F u = direction<V>(c, m_new, v_new);
+  const F s = V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w, u));
+  const auto finite = V::is_finite(g);
+  w = V::select(finite, V::sub(w, s), w);
+  m = V::select(finite, m_new, m);
+  v = V::select(finite, v_new, v);
+}
+
 template <class V, Format G, class W>
 void adam_step_loop(const AdamArrays& arrays, const StepConstants& constants) {
   const AdamArrays a = arrays;        // copies, so that no store can alias them and the
   const StepConstants c = constants;  // broadcasts stay outside the loop
   for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
     using F = typename V::F;
+    prefetch_streams<G>(a, i);
     const F g = V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
-    const F w_old = V::load(lanes, a.master + i);
-    const F m_old = V::load(lanes, a.moment1 + i);
-    const F v_old = V::load(lanes, a.moment2 + i);
-    const auto finite = V::is_finite(g);
-    const F m_new = V::fma(V::set(c.beta1), m_old, V::mul(V::set(c.one_minus_beta1), g));
-    const F v_new = V::fma(V::set(c.beta2), v_old, V::mul(V::mul(V::set(c.one_minus_beta2), g), g));
-    const F u = direction<V>(c, m_new, v_new);
-    const F s = V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w_old, u));
-    const F w = V::select(finite, V::sub(w_old, s), w_old);
+    F w = V::load(lanes, a.master + i);
+    F m = V::load(lanes, a.moment1 + i);
+    F v = V::load(lanes, a.moment2 + i);
+    step_values<V>(c, g, w, m, v);
     V::store(lanes, a.master + i, w);
-    V::store(lanes, a.moment1 + i, V::select(finite, m_new, m_old));
-    V::store(lanes, a.moment2 + i, V::select(finite, v_new, v_old));
+    V::store(lanes, a.moment1 + i, m);
+    V::store(lanes, a.moment2 + i, v);
     if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
   });
 }
 
 // Calls use.template operator()<G, W>() for the formats of a.
-template <Format G, class Use>
-auto with_weights_format(const AdamArrays& a, Use use) {
+template <Format G, class Arrays, class Use>
+auto with_weights_format(const Arrays& a, Use use) {
   if (a.weights == nullptr) return use.template operator()<G, NoWeights>();
   if (a.weights_format == Format::kBf16) {
     return use.template operator()<G, WeightsAs<Format::kBf16>>();
@@ -117,8 +142,8 @@ auto with_weights_format(const AdamArrays& a, Use use) {
   }
   return use.template operator()<G, WeightsAs<Format::kF32>>();
 }
-template <class Use>
-auto with_formats(const AdamArrays& a, Use use) {
+template <class Arrays, class Use>
+auto with_formats(const Arrays& a, Use use) {
   if (a.gradient_format == Format::kBf16) return with_weights_format<Format::kBf16>(a, use);
   if (a.gradient_format == Format::kF16) return with_weights_format<Format::kF16>(a, use);
   return with_weights_format<Format::kF32>(a, use);

@@ -12,8 +12,8 @@
 namespace ballast::kernels {
 namespace {
 
-// Parameters of a block: its differences take 6 KiB, and whole vectors of every width fit.
-constexpr int64_t kUndoBlock = 512;
+// Parameters of a block: its differences take 3 KiB, and whole vectors of every width fit.
+constexpr int64_t kUndoBlock = 256;
 
 // What the digits 0 mean, for the code 255 too: 255 = 0 + 3 * (4 + 9 * 9).
 constexpr ThreeWords kDigitsOfEscaped = {0, 9, 4};
@@ -92,6 +92,7 @@ template <class V, Format G, class W>
 inline void step_block(const AdamArrays& a, const StepConstants& c, BlockDifferences* d) {
   for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
     using F = typename V::F;
+    prefetch_streams<G>(a, i);
     const F g = V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
     const F w_old = V::load(lanes, a.master + i);
     const F m_old = V::load(lanes, a.moment1 + i);
@@ -163,6 +164,7 @@ inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_
   for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
     using F = typename V::F;
     using I = typename V::I;
+    prefetch_streams<G>(a, i);
     const F g = V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
     const F w_new = V::load(lanes, a.master + i);
     const F m_new = V::load(lanes, a.moment1 + i);

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "kernels/tables.h"
+#include "kernels/vector_compact.h"
 #include "kernels/vector_loops.h"
 #include "kernels/vector_undo.h"
 
@@ -85,6 +86,21 @@ struct Avx512 {
   static I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I sub_or_zero(Mask k, I a, I b) { return _mm512_maskz_sub_epi32(k, a, b); }
+  static I mul_int(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+  static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static I min_int(I a, I b) { return _mm512_min_epu32(a, b); }
+  static I max_int(I a, I b) { return _mm512_max_epu32(a, b); }
+  static I count_up() {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+  static Mask at_most(I a, I b) { return _mm512_cmple_epu32_mask(a, b); }
+  static Mask less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static I select(Mask k, I yes, I no) { return _mm512_mask_blend_epi32(k, no, yes); }
+  template <int N>
+  static I shift_left(I a) {
+    return _mm512_slli_epi32(a, N);
+  }
   template <int N>
   static I shift_right(I a) {
     return _mm512_srli_epi32(a, N);
@@ -116,6 +132,14 @@ struct Avx512 {
     const I result = _mm512_permutexvar_epi32(order, packed);
     _mm512_storeu_si512(codes, result);
     return _mm512_cmpeq_epi8_mask(result, byte(kUndoEscaped));
+  }
+  static void store_bytes(All, uint8_t* p, I x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  }
+  static void store_bytes(Mask k, uint8_t* p, I x) { _mm512_mask_cvtepi32_storeu_epi8(p, k, x); }
+  template <class Lanes>
+  static void store_words(Lanes lanes, uint16_t* p, I x) {
+    store_16(lanes, p, _mm512_cvtepi32_epi16(x));
   }
   static I load_bytes(All, const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -155,6 +179,7 @@ struct Avx512 {
 constinit const Table kAvx512Table = {
     .name = "avx512",
     .adam_step = adam_step<Avx512>,
+    .adam_step_compact = adam_step_compact<Avx512>,
     .sum_of_squares = sum_of_squares<Avx512>,
     .cast = cast<Avx512>,
     .adam_step_with_undo = adam_step_with_undo<Avx512>,

@@ -9,6 +9,7 @@
 #include <arm_sve.h>
 
 #include "kernels/tables.h"
+#include "kernels/vector_compact.h"
 #include "kernels/vector_loops.h"
 #include "kernels/vector_undo.h"
 
@@ -83,6 +84,15 @@ struct Sve {
   static I add(I a, I b) { return svadd_u32_x(every(), a, b); }
   static I sub(I a, I b) { return svsub_u32_x(every(), a, b); }
   static I sub_or_zero(Mask k, I a, I b) { return svsub_u32_z(k, a, b); }
+  static I mul_int(I a, I b) { return svmul_u32_x(every(), a, b); }
+  static I bit_and(I a, I b) { return svand_u32_x(every(), a, b); }
+  static I bit_xor(I a, I b) { return sveor_u32_x(every(), a, b); }
+  static I min_int(I a, I b) { return svmin_u32_x(every(), a, b); }
+  static I max_int(I a, I b) { return svmax_u32_x(every(), a, b); }
+  static I count_up() { return svindex_u32(0, 1); }
+  static Mask at_most(I a, I b) { return svcmple_u32(every(), a, b); }
+  static Mask less(F a, F b) { return svcmplt_f32(every(), a, b); }
+  static I select(Mask k, I yes, I no) { return svsel_u32(k, yes, no); }
   template <int N>
   static I shift_left(I a) {
     return svlsl_n_u32_x(every(), a, N);
@@ -111,6 +121,14 @@ struct Sve {
       svst1b_u32(k, codes + i, svsel_u32(fits, joined, svdup_n_u32(kUndoEscaped)));
     }
     return equal_in_64(codes, kUndoEscaped);
+  }
+  template <class Lanes>
+  static void store_bytes(Lanes lanes, uint8_t* p, I x) {
+    svst1b_u32(mask_of(lanes), p, x);
+  }
+  template <class Lanes>
+  static void store_words(Lanes lanes, uint16_t* p, I x) {
+    svst1h_u32(mask_of(lanes), p, x);
   }
   template <class Lanes>
   static I load_bytes(Lanes lanes, const uint8_t* p) {
@@ -210,6 +228,7 @@ struct Sve {
 constinit const Table kSveTable = {
     .name = "sve",
     .adam_step = adam_step<Sve>,
+    .adam_step_compact = adam_step_compact<Sve>,
     .sum_of_squares = sum_of_squares<Sve>,
     .cast = cast<Sve>,
     .adam_step_with_undo = adam_step_with_undo<Sve>,

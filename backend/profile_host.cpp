@@ -1,0 +1,559 @@
+#include "backend/profile_host.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <fmt/format.h>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "backend/gemm.h"
+#include "backend/profile_operations.h"
+#include "backend/profile_probes.h"
+
+namespace ballast {
+
+namespace {
+
+constexpr int64_t kKiB = 1024;
+constexpr int64_t kMiB = 1024 * kKiB;
+constexpr int64_t kMillion = int64_t{1} << 20;  // of parameters
+constexpr int64_t kBytesPerParameter = 16;      // master, both moments, gradient
+
+// What an effort costs.
+struct Extent {
+  int64_t largest_copy = 0;
+  int64_t largest_bucket = 0;  // parameters
+  int64_t largest_width = 0;
+  ProbeLimits limits;
+  double together_seconds = 0;
+  double case_seconds = 0;
+};
+
+Extent extent_of(ProfileEffort effort, Bytes available) {
+  Extent extent;
+  if (effort == ProfileEffort::kQuick) {
+    extent = {256 * kKiB, 256 * kKiB, 64, {3, 20, 0.01, 0.05}, 0.02, 0.01};
+  } else {
+    extent = {256 * kMiB, 64 * kMillion, 1024, {5, 200, 0.1, 0.01}, 0.5, 0.4};
+  }
+  // Two copies' worth, and a bucket's state, must leave most of the memory to others.
+  while (extent.largest_copy > 256 * kKiB && 8 * extent.largest_copy > available.count) {
+    extent.largest_copy /= 4;
+  }
+  while (extent.largest_bucket > 64 * kKiB &&
+         4 * kBytesPerParameter * extent.largest_bucket > available.count) {
+    extent.largest_bucket /= 4;
+  }
+  return extent;
+}
+
+std::vector<int64_t> sizes_from(int64_t smallest, int64_t largest) {
+  std::vector<int64_t> sizes;
+  for (int64_t size = smallest; size <= largest; size *= 4) sizes.push_back(size);
+  return sizes;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+// Units per second.
+double rate_of(double amount, const Timing& timing) { return amount / timing.median.seconds(); }
+
+std::string percent(const Timing& timing) {
+  const double share =
+      static_cast<double>(timing.deviation.ps) / static_cast<double>(timing.median.ps);
+  return fmt::format("+-{:.1f} %", 100 * share);
+}
+
+// Two operations that ran alone and beside each other; demands in bytes per second alone, rates
+// as shares of the speed alone.
+struct Pair {
+  std::array<double, 2> demand{};
+  std::array<double, 2> rate{};
+};
+
+// The capacity with which max-min sharing comes nearest to all pairs: the least squares of log
+// rates, where a pair predicts min(1, capacity / sum of demands) for both.
+double fitted_capacity(const std::vector<Pair>& pairs, double least) {
+  double most = least;
+  for (const Pair& pair : pairs) most = std::max(most, pair.demand[0] + pair.demand[1]);
+  double best = most;
+  double least_error = std::numeric_limits<double>::infinity();
+  constexpr int kSteps = 400;
+  for (int i = kSteps; i >= 0; --i) {
+    const double capacity = least + (most - least) * i / kSteps;
+    double error = 0;
+    for (const Pair& pair : pairs) {
+      const double predicted = std::min(1.0, capacity / (pair.demand[0] + pair.demand[1]));
+      for (const double rate : pair.rate) error += std::pow(std::log(rate / predicted), 2);
+    }
+    if (error < least_error) {
+      least_error = error;
+      best = capacity;
+    }
+  }
+  return best;
+}
+
+class Profiler {
+ public:
+  explicit Profiler(const HostProfileOptions& options)
+      : options_(options),
+        facts_(host_facts()),
+        extent_(extent_of(options.effort, facts_.available)),
+        source_(fmt::format("measured {} by ballast profile",
+                            options.when.empty() ? today() : options.when)) {
+    const int64_t threads = options.optimizer_threads > 0 ? options.optimizer_threads
+                                                          : std::max<int64_t>(facts_.cores - 1, 1);
+    if (threads > facts_.cores) {
+      throw Error("--threads",
+                  fmt::format("{} optimizer threads on {} usable cores", threads, facts_.cores),
+                  "use fewer");
+    }
+    threads_ = static_cast<int>(threads);
+  }
+
+  HostProfile run();
+
+ private:
+  struct Probe {
+    std::string name;
+    std::function<std::string()> run;
+  };
+
+  std::vector<Probe> probes();
+  void describe_host();
+  void summarise_operations();
+  void fit_memory_bandwidth();
+
+  std::string copies(CopyDirection direction);
+  std::string copies_both_ways();
+  std::string adam(const kernels::Table& table);
+  std::string adam_by_threads();
+  std::string casts();
+  std::string sums();
+  std::string snapshots();
+  std::string handover();
+  std::string launch();
+  std::string adam_and_copy();
+  std::string adam_and_gemm();
+  std::string copy_and_gemm();
+  std::string operations(const OperationCase& of);
+
+  std::string beside(const char* first, const Body& one, double first_bytes, const char* second,
+                     const Body& other, double second_bytes);
+  Body gemm_body();
+  double gemm_bytes() const;
+  CopyProbe& copy_probe(CopyDirection direction);
+  OptimizerProbe& optimizer();
+  kernels::Workers& workers() {
+    if (!workers_) workers_ = std::make_unique<kernels::Workers>(threads_, kernels::Pinning::kNone);
+    return *workers_;
+  }
+  template <class Quantity>
+  Sourced<Quantity> measured(Quantity value) const {
+    return {value, true, source_};
+  }
+
+  const HostProfileOptions& options_;
+  const HostFacts facts_;
+  const Extent extent_;
+  const std::string source_;
+  int threads_ = 1;
+  HostProfile result_;
+  std::vector<Pair> pairs_;
+  // Working memory, made when first used and given back when no later probe needs it.
+  std::unique_ptr<Arena> gpu_arena_, cpu_arena_;
+  std::unique_ptr<CopyProbe> in_, out_;
+  std::unique_ptr<OptimizerProbe> optimizer_;
+  std::unique_ptr<kernels::Workers> workers_;
+  std::vector<float> gemm_a_, gemm_b_, gemm_c_;
+};
+
+HostProfile Profiler::run() {
+  describe_host();
+  const std::vector<Probe> all = probes();
+  int index = 0;
+  for (const Probe& probe : all) {
+    ProbeReport report{probe.name, ++index, static_cast<int>(all.size()), "", true};
+    try {
+      report.result = probe.run();
+    } catch (const Error& error) {
+      report.result = error.what();
+      report.ran = false;
+    }
+    if (options_.on_probe) options_.on_probe(report);
+    result_.probes.push_back(std::move(report));
+  }
+  summarise_operations();
+  fit_memory_bandwidth();
+  check(result_.machine);
+  return std::move(result_);
+}
+
+std::vector<Profiler::Probe> Profiler::probes() {
+  std::vector<Probe> all;
+  const auto add = [&](std::string name, std::function<std::string()> run) {
+    all.push_back({std::move(name), std::move(run)});
+  };
+  add("hand-over between lanes", [this] { return handover(); });
+  add("least operation", [this] { return launch(); });
+  add("copy host to device", [this] { return copies(CopyDirection::kHostToDevice); });
+  add("copy device to host", [this] { return copies(CopyDirection::kDeviceToHost); });
+  add("copy both ways at once", [this] { return copies_both_ways(); });
+  for (const kernels::Table* table : kernels::available()) {
+    add(fmt::format("Adam {}", table->name), [this, table] { return adam(*table); });
+  }
+  add("Adam by threads", [this] { return adam_by_threads(); });
+  add("cast fp32 to bf16", [this] { return casts(); });
+  add("sum of squares", [this] { return sums(); });
+  add("snapshot of optimizer state", [this] { return snapshots(); });
+  add("Adam beside a copy", [this] { return adam_and_copy(); });
+  add("Adam beside a GEMM", [this] { return adam_and_gemm(); });
+  add("copy beside a GEMM", [this] {
+    std::string text = copy_and_gemm();
+    optimizer_.reset();
+    in_.reset(), out_.reset();
+    gpu_arena_.reset(), cpu_arena_.reset();
+    return text;
+  });
+  for (OperationCase& of : operation_grid(extent_.largest_width)) {
+    std::string name = of.name;
+    add(std::move(name), [this, of = std::move(of)] { return operations(of); });
+  }
+  return all;
+}
+
+void Profiler::describe_host() {
+  Machine& machine = result_.machine;
+  machine.name = "here";
+  machine.description =
+      fmt::format("this machine: {}, {} usable cores, {:.1f} GB; one core's thread plays the GPU",
+                  facts_.processor, facts_.cores, facts_.memory.gb());
+  const double share = options_.gpu_memory_share;
+  if (!(share > 0 && share < 1)) {
+    throw Error("--gpu-memory-share", fmt::format("{} is not between 0 and 1", share),
+                "give the share of the memory that plays the GPU's, for example 0.5");
+  }
+  if (facts_.memory.count <= 0 || facts_.available.count <= 0) {
+    throw Error("/proc/meminfo", "the system does not say how much memory is available",
+                "run on Linux with /proc mounted");
+  }
+  const auto part = [&](Bytes bytes, double of_it) {
+    return measured(Bytes{static_cast<int64_t>(static_cast<double>(bytes.count) * of_it)});
+  };
+  const Bytes taken = facts_.memory - facts_.available;
+  machine.gpu.name = facts_.processor;
+  machine.gpu.is_host_thread = true;
+  machine.gpu.multiprocessors = 1;
+  machine.gpu.memory = part(facts_.memory, share);
+  machine.gpu.reserved = part(taken, share);
+  machine.cpu.name = facts_.processor;
+  machine.cpu.cores = facts_.cores;
+  machine.cpu.optimizer_threads = threads_;
+  machine.cpu.memory = part(facts_.memory, 1 - share);
+  machine.cpu.reserved = part(taken, 1 - share);
+  machine.link.kind = "memory";
+  machine.link.pageable_share = measured(1.0);  // the one memory is all pageable
+  machine.link.latency = measured(Duration{});  // part of the smallest copy's rate
+}
+
+// --- One probe each ----------------------------------------------------------------------------
+
+std::string Profiler::handover() {
+  const Timing timing =
+      time_handover({20, 200, extent_.limits.seconds * 4, extent_.limits.small_deviation});
+  result_.machine.handover = measured(timing.median);
+  return fmt::format("{:.1f} us {}", timing.median.us(), percent(timing));
+}
+
+std::string Profiler::launch() {
+  const Timing timing = time_least_operation(extent_.limits);
+  result_.machine.gpu.launch = measured(timing.median);
+  return fmt::format("{:.3f} us {}", timing.median.us(), percent(timing));
+}
+
+CopyProbe& Profiler::copy_probe(CopyDirection direction) {
+  if (!gpu_arena_) {
+    gpu_arena_ = std::make_unique<Arena>("profile hbm", Bytes{extent_.largest_copy});
+    cpu_arena_ = std::make_unique<Arena>("profile dram", Bytes{extent_.largest_copy});
+    in_ = std::make_unique<CopyProbe>(*cpu_arena_, *gpu_arena_);
+    out_ = std::make_unique<CopyProbe>(*gpu_arena_, *cpu_arena_);
+    in_->fill();
+  }
+  return direction == CopyDirection::kHostToDevice ? *in_ : *out_;
+}
+
+std::string Profiler::copies(CopyDirection direction) {
+  CopyProbe& probe = copy_probe(direction);
+  probe.fill();
+  Curve curve{{}, source_, true};
+  std::string worst;
+  for (const int64_t bytes : sizes_from(4 * kKiB, extent_.largest_copy)) {
+    int last = -1;
+    const Timing timing = time_alone(
+        [&](int repeat) {
+          probe.copy(bytes, repeat);
+          last = repeat;
+        },
+        extent_.limits);
+    if (!probe.verify(bytes, last)) {
+      throw Error("copy", fmt::format("{} bytes did not arrive", bytes), "check the memory");
+    }
+    curve.points.push_back(
+        {static_cast<double>(bytes), rate_of(static_cast<double>(bytes), timing)});
+    worst = percent(timing);
+  }
+  const std::string text =
+      fmt::format("{:.1f} GB/s at 4 KiB, {:.1f} GB/s at {} KiB {}", curve.points.front().rate / 1e9,
+                  curve.points.back().rate / 1e9, extent_.largest_copy / kKiB, worst);
+  Link& link = result_.machine.link;
+  if (direction == CopyDirection::kHostToDevice) {
+    // One thread's stream: every byte of a copy is read and written.
+    result_.machine.gpu.memory_bandwidth = measured(Bandwidth{2 * curve.points.back().rate});
+    link.host_to_device = std::move(curve);
+  } else {
+    link.device_to_host = std::move(curve);
+  }
+  return text;
+}
+
+std::string Profiler::copies_both_ways() {
+  CopyProbe& in = copy_probe(CopyDirection::kHostToDevice);
+  CopyProbe& out = copy_probe(CopyDirection::kDeviceToHost);
+  const int64_t bytes = std::min(extent_.largest_copy / 2, 16 * kMiB);
+  // Even places go in and odd ones come out: no copy writes what the other reads.
+  const Body copy_in = [&](int repeat) { in.copy(bytes, 2 * (repeat + 1)); };
+  const Body copy_out = [&](int repeat) { out.copy(bytes, 2 * (repeat + 1) + 1); };
+  const Timing in_alone = time_alone(copy_in, extent_.limits);
+  const Timing out_alone = time_alone(copy_out, extent_.limits);
+  const auto together = time_together(copy_in, copy_out, extent_.together_seconds);
+  const auto size = static_cast<double>(bytes);
+  const double total = rate_of(size, together[0]) + rate_of(size, together[1]);
+  result_.machine.link.both_total = measured(Bandwidth{total});
+  pairs_.push_back({{2 * rate_of(size, in_alone), 2 * rate_of(size, out_alone)},
+                    {in_alone.median.seconds() / together[0].median.seconds(),
+                     out_alone.median.seconds() / together[1].median.seconds()}});
+  return fmt::format("{:.1f} GB/s in all; each at {:.0f} % and {:.0f} % of its speed alone",
+                     total / 1e9, 100 * pairs_.back().rate[0], 100 * pairs_.back().rate[1]);
+}
+
+OptimizerProbe& Profiler::optimizer() {
+  if (!optimizer_) optimizer_ = std::make_unique<OptimizerProbe>(extent_.largest_bucket);
+  return *optimizer_;
+}
+
+std::string Profiler::adam(const kernels::Table& table) {
+  OptimizerProbe& probe = optimizer();
+  if (!probe.verify(table, std::min(probe.capacity(), 64 * kKiB))) {
+    throw Error(fmt::format("Adam {}", table.name), "its step differs from the reference's",
+                "use another implementation (optimizer.adam), and report this processor");
+  }
+  Curve curve{{}, source_, true};
+  std::string deviation;
+  for (const int64_t parameters : sizes_from(64 * kKiB, extent_.largest_bucket)) {
+    const Timing timing =
+        time_alone([&](int) { probe.adam(workers(), table, parameters); }, extent_.limits);
+    const auto count = static_cast<double>(parameters);
+    curve.points.push_back({count, rate_of(count, timing)});
+    deviation = percent(timing);
+  }
+  const std::string text =
+      fmt::format("{:.0f} M parameters/s at {} Ki, {:.0f} M at {} Ki {}, on {} threads",
+                  curve.points.front().rate / 1e6, 64, curve.points.back().rate / 1e6,
+                  extent_.largest_bucket / kKiB, deviation, threads_);
+  result_.machine.cpu.adam[std::string(table.name)] = std::move(curve);
+  return text;
+}
+
+// What other numbers of threads would do; the machine's curves are for the one that it uses.
+std::string Profiler::adam_by_threads() {
+  OptimizerProbe& probe = optimizer();
+  const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
+  std::string text;
+  for (int threads = 1; threads <= facts_.cores; threads *= 2) {
+    kernels::Workers some(threads, kernels::Pinning::kNone);
+    const Timing timing =
+        time_alone([&](int) { probe.adam(some, kernels::best(), parameters); }, extent_.limits);
+    text += fmt::format("{}{} thread{}: {:.0f} M parameters/s", text.empty() ? "" : ", ", threads,
+                        threads == 1 ? "" : "s",
+                        rate_of(static_cast<double>(parameters), timing) / 1e6);
+  }
+  return text;
+}
+
+std::string Profiler::casts() {
+  OptimizerProbe& probe = optimizer();
+  Curve curve{{}, source_, true};
+  for (const int64_t elements : sizes_from(64 * kKiB, extent_.largest_bucket)) {
+    const Timing timing =
+        time_alone([&](int) { probe.cast(workers(), kernels::best(), elements); }, extent_.limits);
+    const auto count = static_cast<double>(elements);
+    curve.points.push_back({count, rate_of(count, timing)});
+  }
+  const double rate = curve.points.back().rate;
+  result_.machine.cpu.cast = std::move(curve);
+  return fmt::format("{:.0f} M values/s", rate / 1e6);
+}
+
+std::string Profiler::sums() {
+  OptimizerProbe& probe = optimizer();
+  Curve curve{{}, source_, true};
+  for (const int64_t elements : sizes_from(64 * kKiB, extent_.largest_bucket)) {
+    const Timing timing =
+        time_alone([&](int) { probe.sum_of_squares(kernels::best(), elements); }, extent_.limits);
+    const auto count = static_cast<double>(elements);
+    curve.points.push_back({count, rate_of(count, timing)});
+  }
+  const double rate = curve.points.back().rate;
+  result_.machine.cpu.sum_of_squares = std::move(curve);
+  return fmt::format("{:.0f} M values/s on one thread", rate / 1e6);
+}
+
+std::string Profiler::snapshots() {
+  OptimizerProbe& probe = optimizer();
+  const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
+  const Timing timing = time_alone([&](int) { probe.snapshot(parameters); }, extent_.limits);
+  return fmt::format("{:.0f} M parameters/s {}",
+                     rate_of(static_cast<double>(parameters), timing) / 1e6, percent(timing));
+}
+
+// --- Beside each other -------------------------------------------------------------------------
+
+std::string Profiler::beside(const char* first, const Body& one, double first_bytes,
+                             const char* second, const Body& other, double second_bytes) {
+  if (facts_.cores < 2) {
+    throw Error("two at once", "only one core may be used", "grant the process two cores");
+  }
+  const Timing one_alone = time_alone(one, extent_.limits);
+  const Timing other_alone = time_alone(other, extent_.limits);
+  const auto together = time_together(one, other, extent_.together_seconds);
+  pairs_.push_back({{rate_of(first_bytes, one_alone), rate_of(second_bytes, other_alone)},
+                    {one_alone.median.seconds() / together[0].median.seconds(),
+                     other_alone.median.seconds() / together[1].median.seconds()}});
+  return fmt::format("{} at {:.0f} %, {} at {:.0f} % of the speed alone", first,
+                     100 * pairs_.back().rate[0], second, 100 * pairs_.back().rate[1]);
+}
+
+// What Adam moves: gradient read; master and both moments read and written.
+constexpr int64_t kAdamBytes = 4 + 6 * 4;
+
+std::string Profiler::adam_and_copy() {
+  const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
+  const int64_t bytes = std::min(extent_.largest_copy, 16 * kMiB);
+  CopyProbe& probe = copy_probe(CopyDirection::kHostToDevice);
+  kernels::Workers one(1, kernels::Pinning::kNone);
+  return beside(
+      "Adam", [&](int) { optimizer().adam(one, kernels::best(), parameters); },
+      static_cast<double>(kAdamBytes * parameters), "copy",
+      [&](int repeat) { probe.copy(bytes, repeat); }, static_cast<double>(2 * bytes));
+}
+
+// A product of a feed-forward layer, large enough for the full rate.
+constexpr int64_t kGemmM = 512;
+constexpr int64_t kGemmN = 1024;
+constexpr int64_t kGemmK = 256;
+
+Body Profiler::gemm_body() {
+  gemm_a_.assign(static_cast<size_t>(kGemmM * kGemmK), 0.5f);
+  gemm_b_.assign(static_cast<size_t>(kGemmK * kGemmN), 0.25f);
+  gemm_c_.assign(static_cast<size_t>(kGemmM * kGemmN), 0.0f);
+  return [this](int) {
+    GemmArguments<float> product;
+    product.m = kGemmM;
+    product.n = product.ldb = product.ldc = kGemmN;
+    product.k = product.lda = kGemmK;
+    product.a = gemm_a_.data();
+    product.b = gemm_b_.data();
+    product.c = gemm_c_.data();
+    gemm(product);
+  };
+}
+
+double Profiler::gemm_bytes() const {
+  return static_cast<double>(4 * (gemm_a_.size() + gemm_b_.size() + gemm_c_.size()));
+}
+
+std::string Profiler::adam_and_gemm() {
+  const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
+  const Body product = gemm_body();
+  kernels::Workers one(1, kernels::Pinning::kNone);
+  std::string text = beside(
+      "GEMM", product, gemm_bytes(), "Adam",
+      [&](int) { optimizer().adam(one, kernels::best(), parameters); },
+      static_cast<double>(kAdamBytes * parameters));
+  if (gemm_c_.back() != 0.5f * 0.25f * static_cast<float>(kGemmK)) {
+    throw Error("GEMM", "its result is wrong", "report this processor");
+  }
+  return text;
+}
+
+std::string Profiler::copy_and_gemm() {
+  const int64_t bytes = std::min(extent_.largest_copy, 16 * kMiB);
+  const Body product = gemm_body();
+  CopyProbe& probe = copy_probe(CopyDirection::kDeviceToHost);
+  return beside(
+      "GEMM", product, gemm_bytes(), "copy", [&](int repeat) { probe.copy(bytes, repeat); },
+      static_cast<double>(2 * bytes));
+}
+
+void Profiler::fit_memory_bandwidth() {
+  double least = result_.machine.gpu.memory_bandwidth.value.bytes_per_s;
+  for (const Pair& pair : pairs_) least = std::max({least, pair.demand[0], pair.demand[1]});
+  result_.machine.cpu.memory_bandwidth = measured(Bandwidth{fitted_capacity(pairs_, least)});
+}
+
+// --- Operations of training --------------------------------------------------------------------
+
+std::string Profiler::operations(const OperationCase& of) {
+  const std::vector<OperationTime> fresh = time_case(of, extent_.case_seconds, threads_);
+  double flops = 0;
+  double seconds = 0;
+  for (const OperationTime& time : fresh) {
+    if (time.op.kind != OpKind::kGemm) continue;
+    flops += flops_of(time.op.work).count;
+    seconds += time.median.seconds();
+  }
+  result_.operations.insert(result_.operations.end(), fresh.begin(), fresh.end());
+  return fmt::format("{} operations, GEMM at {:.1f} GFLOP/s", fresh.size(), flops / seconds / 1e9);
+}
+
+// Of equal keys the newest stays; the machine's rates are the best that any operation reached.
+void Profiler::summarise_operations() {
+  std::map<std::string, OperationTime> by_key;
+  for (OperationTime& time : result_.operations) {
+    by_key.insert_or_assign(cost_key(time.op), std::move(time));
+  }
+  result_.operations.clear();
+  Gpu& gpu = result_.machine.gpu;
+  double vector = 0;
+  double attention = 0;
+  for (auto& [key, time] : by_key) {
+    const double seconds = time.median.seconds();
+    if (seconds <= 0) continue;
+    const double rate = flops_of(time.op.work).count / seconds;
+    if (const auto* work = std::get_if<GemmWork>(&time.op.work)) {
+      Sourced<FlopRate>& best = gpu.matmul[work->dtype];
+      if (rate > best.value.flops_per_s) best = measured(FlopRate{rate});
+    }
+    if (time.op.kind == OpKind::kAttention) attention = std::max(attention, rate);
+    if (std::holds_alternative<RowWork>(time.op.work)) vector = std::max(vector, rate);
+    result_.operations.push_back(std::move(time));
+  }
+  double matmul = 0;
+  for (const auto& [dtype, rate] : gpu.matmul) matmul = std::max(matmul, rate.value.flops_per_s);
+  gpu.vector = measured(FlopRate{vector});
+  gpu.attention_efficiency = measured(matmul > 0 ? std::min(1.0, attention / matmul) : 0.0);
+}
+
+}  // namespace
+
+HostProfile profile_host(const HostProfileOptions& options) { return Profiler(options).run(); }
+
+}  // namespace ballast

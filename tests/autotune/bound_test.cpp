@@ -1,0 +1,149 @@
+#include "autotune/bound.h"
+
+#include <gtest/gtest.h>
+
+#include "sim/engine/cost.h"
+#include "tests/autotune/support.h"
+
+namespace ballast::tests {
+namespace {
+
+// A space with every knob, its bounds, and the graphs behind them, on one machine.
+class Case {
+ public:
+  Case(Machine machine, int64_t devices)
+      : machine_(std::move(machine)),
+        base_(plan(devices)),
+        space_(space_of(model_, base_, freedom())),
+        costs_(machine_, nullptr, "best"),
+        bounds_(model_, base_, space_, costs_, 2) {}
+
+  std::vector<Choice> some(size_t n) const { return every(choices_of(space_, base_), n); }
+  const Bounds& bounds() const { return bounds_; }
+  Graph graph(const Choice& choice) const { return build(model_, plan_of(space_, base_, choice)); }
+  CostTable table(const Graph& graph) const { return costs_.table(graph.step, graph); }
+
+ private:
+  static Freedom freedom() {
+    Freedom all = Freedom::all();
+    all.delay = true;
+    return all;
+  }
+  static Plan plan(int64_t devices) {
+    Plan plan = auto_plan(8 * devices);  // up to eight micro-batches
+    plan.devices = plan.data = devices;
+    return plan;
+  }
+
+  Model model_ = small_model();
+  Machine machine_;
+  Plan base_;
+  Space space_;
+  CostModel costs_;
+  Bounds bounds_;
+};
+
+void expect_work_of_the_graphs(const Case& c, size_t n) {
+  for (const Choice& choice : c.some(n)) {
+    const Graph graph = c.graph(choice);
+    const CostTable table = c.table(graph);
+    Workload expected;
+    for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+      expected.add(graph.step.ops[i], table.ops[i], table, 1);
+    }
+    const Workload work = c.bounds().work(choice);
+    ASSERT_EQ(work.lane, expected.lane);
+    for (size_t i = 0; i < work.capacity.size(); ++i) {
+      ASSERT_NEAR(work.capacity[i], expected.capacity[i], 1e-12);
+    }
+  }
+}
+
+void expect_no_step_below_its_bound(const Case& c, size_t n) {
+  for (const Choice& choice : c.some(n)) {
+    const Graph graph = c.graph(choice);
+    const Duration step_time = simulate(graph.step, graph, c.table(graph)).step_time;
+    ASSERT_LE(c.bounds().step_time(choice), step_time);
+    ASSERT_LE(c.bounds().quick(choice), c.bounds().step_time(choice));
+  }
+}
+
+void expect_no_arena_below_its_bound(const Case& c, size_t n) {
+  for (const Choice& choice : c.some(n)) {
+    const Graph graph = c.graph(choice);
+    const std::array<Bytes, kPlaces> least = c.bounds().least_memory(choice);
+    for (size_t p = 0; p < kPlaces; ++p) ASSERT_LE(least[p], graph.arenas.size[p]);
+  }
+}
+
+TEST(Bound, work_of_every_lane_and_capacity_is_that_of_the_graph) {
+  expect_work_of_the_graphs(Case(gpu_machine(), 1), 89);
+  expect_work_of_the_graphs(Case(host_machine(), 1), 97);
+}
+
+TEST(Bound, work_is_that_of_the_graph_where_ranks_share_the_optimizer) {
+  expect_work_of_the_graphs(Case(gpu_machine(), 2), 101);
+}
+
+TEST(Bound, no_simulated_step_is_shorter_on_a_gpu) {
+  expect_no_step_below_its_bound(Case(gpu_machine(), 1), 23);
+}
+
+TEST(Bound, no_simulated_step_is_shorter_on_a_host_device) {
+  expect_no_step_below_its_bound(Case(host_machine(), 1), 29);
+}
+
+TEST(Bound, no_simulated_step_is_shorter_where_ranks_share_the_optimizer) {
+  expect_no_step_below_its_bound(Case(gpu_machine(), 2), 31);
+}
+
+TEST(Bound, no_arena_is_smaller) {
+  expect_no_arena_below_its_bound(Case(gpu_machine(), 1), 37);
+  expect_no_arena_below_its_bound(Case(gpu_machine(), 2), 41);
+}
+
+TEST(Bound, holders_sum_to_the_bytes_of_the_bound) {
+  const Case c(gpu_machine(), 1);
+  for (const Choice& choice : c.some(503)) {
+    const std::array<Bytes, kPlaces> least = c.bounds().least_memory(choice);
+    for (const PlacePeak& peak : c.bounds().memory(choice)) {
+      Bytes sum;
+      for (const Holder& holder : peak.holders) sum += holder.bytes;
+      EXPECT_EQ(sum, least[static_cast<size_t>(peak.place)]);
+      EXPECT_EQ(peak.arena, sum);
+    }
+  }
+}
+
+// On a CPU that takes a thousand times as long for Adam, a step that waits for it cannot overlap:
+// the bound is the whole of Adam (860 thousand parameters at 5e5 a second: 1.7 s) and the backward.
+TEST(Bound, a_step_that_waits_adds_the_optimizer_to_the_compute) {
+  Machine machine = gpu_machine();
+  machine.cpu.adam["plain"] = flat(5e5);
+  const Plan plan = fixed_plan();
+  const Model model = small_model();
+  const Space space = space_of(model, plan, Freedom{});
+  const CostModel costs(machine, nullptr, "best");
+  const Bounds bounds(model, plan, space, costs, 1);
+  const Workload work = bounds.work(Choice{});
+  const Duration cpu{work.lane[static_cast<size_t>(LaneKind::kCpu)]};
+  EXPECT_NEAR(cpu.seconds(), static_cast<double>(parameter_count(model)) / 5e5, 1e-6);
+  EXPECT_EQ(bounds.quick(Choice{}), cpu * (1 - kBoundSlack));
+  const Duration compute{work.lane[static_cast<size_t>(LaneKind::kCompute)]};
+  EXPECT_GT(bounds.step_time(Choice{}), cpu + compute * 0.6);
+}
+
+TEST(WorkBound, the_busiest_lane_or_capacity_is_named) {
+  Workload work;
+  work.lane[static_cast<size_t>(LaneKind::kCompute)] = 3'000'000;  // 3 us
+  work.capacity[1] = 4e-6;
+  const std::vector<Capacity> capacities = {{"hbm", 1}, {"dram", 1}};
+  EXPECT_EQ(work_bound(work, capacities).resource, "capacity dram");
+  EXPECT_EQ(work_bound(work, capacities).time, Duration::from_us(4));
+  work.capacity[1] = 2e-6;
+  EXPECT_EQ(work_bound(work, capacities).resource, "lane compute");
+  EXPECT_EQ(work_bound(work, capacities).time, Duration::from_us(3));
+}
+
+}  // namespace
+}  // namespace ballast::tests

@@ -1,0 +1,258 @@
+#include "autotune/search.h"
+
+#include <gtest/gtest.h>
+
+#include "autotune/explain.h"
+#include "sim/base/error.h"
+#include "sim/engine/predict.h"
+#include "tests/autotune/support.h"
+
+namespace ballast::tests {
+namespace {
+
+// Small enough to simulate every plan: 4 micro-batches, 4 + 14 activations, and two more knobs.
+Freedom few_knobs() {
+  Freedom freedom;
+  freedom.micro_batch = freedom.activations = true;
+  return freedom;
+}
+
+void expect_same_best(const Plan& base, const Freedom& freedom, const Machine& machine) {
+  const SearchResult pruned = run_search(base, freedom, machine);
+  SearchOptions options;
+  options.exhaustive = true;
+  const SearchResult whole = run_search(base, freedom, machine, options);
+  ASSERT_TRUE(pruned.best && whole.best);
+  EXPECT_EQ(pruned.best->plan, whole.best->plan);
+  EXPECT_EQ(pruned.best->step_time, whole.best->step_time);
+  EXPECT_EQ(pruned.considered, whole.considered);
+  EXPECT_EQ(whole.simulated + whole.infeasible, whole.considered);
+  EXPECT_LT(pruned.simulated, whole.simulated);
+  EXPECT_EQ(pruned.bounded + pruned.simulated + pruned.infeasible, pruned.considered);
+}
+
+TEST(Search, bounds_leave_the_same_best_as_simulating_every_plan) {
+  expect_same_best(fixed_plan(), few_knobs(), gpu_machine());
+  expect_same_best(fixed_plan(), few_knobs(), host_machine());
+}
+
+TEST(Search, bounds_leave_the_same_best_where_the_optimizers_knobs_are_free) {
+  Freedom freedom;
+  freedom.bucket_bytes = freedom.gpu_buckets = freedom.cast = freedom.sync = true;
+  freedom.flow_share = freedom.undo = true;
+  expect_same_best(fixed_plan(), freedom, gpu_machine());
+  expect_same_best(fixed_plan(), freedom, host_machine());
+  freedom.delay = true;
+  Machine slow_link = gpu_machine();
+  slow_link.link.host_to_device = slow_link.link.device_to_host = flat(1e9);
+  expect_same_best(fixed_plan(), freedom, slow_link);
+}
+
+TEST(Search, bounds_leave_the_same_best_where_memory_is_short) {
+  Freedom freedom = few_knobs();
+  freedom.gpu_buckets = freedom.sync = true;
+  Machine machine = gpu_machine();
+  machine.gpu.memory = given(Bytes{9 << 20});
+  const SearchResult result = run_search(fixed_plan(), freedom, machine);
+  ASSERT_TRUE(result.best);
+  EXPECT_GT(result.infeasible, 0);
+  expect_same_best(fixed_plan(), freedom, machine);
+}
+
+TEST(Search, bounds_leave_the_same_best_where_ranks_share_the_optimizer) {
+  Plan base = fixed_plan();
+  base.devices = base.data = 2;
+  base.micro_batch = 2;
+  Freedom freedom;
+  freedom.micro_batch = freedom.gpu_buckets = freedom.sync = freedom.flow_share = true;
+  expect_same_best(base, freedom, gpu_machine());
+}
+
+TEST(Search, the_best_plan_takes_as_long_as_its_prediction) {
+  const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine());
+  ASSERT_TRUE(result.best);
+  const Prediction prediction = predict(small_model(), result.best->plan, gpu_machine(), nullptr);
+  EXPECT_EQ(prediction.step_time, result.best->step_time);
+  EXPECT_DOUBLE_EQ(prediction.tokens_per_s, result.best->tokens_per_s);
+  EXPECT_EQ(prediction.peaks.front().arena, result.best->memory.front());
+}
+
+TEST(Search, the_result_does_not_depend_on_the_number_of_threads) {
+  SearchOptions options;
+  options.threads = 1;
+  const SearchResult one = run_search(auto_plan(), Freedom::all(), host_machine(), options);
+  options.threads = 5;
+  const SearchResult five = run_search(auto_plan(), Freedom::all(), host_machine(), options);
+  EXPECT_EQ(one.simulated, five.simulated);
+  EXPECT_EQ(one.bounded, five.bounded);
+  ASSERT_EQ(one.ranked.size(), five.ranked.size());
+  for (size_t i = 0; i < one.ranked.size(); ++i) {
+    EXPECT_EQ(one.ranked[i].plan, five.ranked[i].plan);
+    EXPECT_EQ(one.ranked[i].step_time, five.ranked[i].step_time);
+  }
+}
+
+// Least GPU memory of the plans of a space that do, or do not, have this fate among them.
+Bytes least_gpu_memory(const Model& model, const Plan& base, ActivationFate fate, bool with) {
+  Freedom freedom;
+  freedom.activations = true;
+  const Space space = space_of(model, base, freedom);
+  std::optional<Bytes> least;
+  for (const Choice& choice : choices_of(space, base)) {
+    const Plan plan = plan_of(space, base, choice);
+    if (has_fate(plan, fate) != with) continue;
+    const Bytes arena = build(model, plan).arenas.size.front();
+    least = std::min(least.value_or(arena), arena);
+  }
+  return least.value();
+}
+
+// Searches activations alone on a machine whose GPU has this much memory.
+SearchResult search_activations(const Model& model, const Plan& base, Bytes gpu_memory) {
+  Freedom freedom;
+  freedom.activations = true;
+  Machine machine = gpu_machine();
+  machine.gpu.memory = given(gpu_memory);
+  return search(model, base, space_of(model, base, freedom), machine, nullptr, {});
+}
+
+TEST(Search, recomputes_where_memory_leaves_no_other_way) {
+  const Model model = small_model();
+  const Plan base = fixed_plan();
+  const Bytes without = least_gpu_memory(model, base, ActivationFate::kRecompute, false);
+  ASSERT_LT(least_gpu_memory(model, base, ActivationFate::kRecompute, true), without);
+  const SearchResult roomy = search_activations(model, base, without);
+  const SearchResult tight = search_activations(model, base, without - Bytes{1});
+  ASSERT_TRUE(roomy.best && tight.best);
+  EXPECT_TRUE(has_fate(tight.best->plan, ActivationFate::kRecompute));
+  EXPECT_LE(roomy.best->step_time, tight.best->step_time);
+  EXPECT_GT(tight.infeasible, roomy.infeasible);
+}
+
+// Long sequences, so that the inputs of eight layers (0.5 MiB each) outweigh what one layer needs.
+TEST(Search, offloads_where_memory_leaves_no_other_way) {
+  Model model = small_model();
+  model.layers = 8;
+  model.vocab = 64;
+  model.max_positions = 512;
+  Plan base = fixed_plan();
+  base.sequence_length = 512;
+  const Bytes without = least_gpu_memory(model, base, ActivationFate::kOffload, false);
+  ASSERT_LT(least_gpu_memory(model, base, ActivationFate::kOffload, true), without);
+  const SearchResult result = search_activations(model, base, without - Bytes{1});
+  ASSERT_TRUE(result.best);
+  EXPECT_TRUE(has_fate(result.best->plan, ActivationFate::kOffload));
+}
+
+TEST(Search, an_empty_space_says_how_many_plans_fail_for_which_reason) {
+  Machine machine = gpu_machine();
+  machine.gpu.memory = given(Bytes{1 << 20});
+  const SearchResult result = run_search(auto_plan(), Freedom::all(), machine);
+  EXPECT_FALSE(result.best);
+  EXPECT_TRUE(result.ranked.empty());
+  EXPECT_EQ(result.simulated, 0);
+  EXPECT_EQ(result.infeasible, result.considered);
+  ASSERT_FALSE(result.reasons.empty());
+  int64_t sum = 0;
+  for (const InfeasibleReason& reason : result.reasons) {
+    sum += reason.count;
+    EXPECT_NE(reason.reason.find("GPU memory"), std::string::npos);
+    EXPECT_NE(reason.detail.find("usable"), std::string::npos);
+    EXPECT_GT(reason.excess.count, 0);
+  }
+  EXPECT_EQ(sum, result.infeasible);
+  EXPECT_GE(result.reasons.front().count, result.reasons.back().count);
+}
+
+TEST(Search, more_devices_than_the_machine_has_is_a_reason) {
+  Plan base = auto_plan(8);
+  base.devices = base.data = 4;
+  const SearchResult result = run_search(base, Freedom{}, gpu_machine());
+  EXPECT_FALSE(result.best);
+  ASSERT_EQ(result.reasons.size(), 1U);
+  EXPECT_EQ(result.reasons.front().reason, "devices");
+  EXPECT_EQ(result.reasons.front().count, result.considered);
+}
+
+TEST(Search, of_plans_that_take_equally_long_the_one_with_fewer_moving_parts_comes_first) {
+  Freedom freedom;
+  freedom.micro_batch = freedom.activations = freedom.flow_share = true;
+  SearchOptions options;
+  options.exhaustive = true;
+  options.ranked = 1000;
+  const SearchResult result = run_search(fixed_plan(), freedom, gpu_machine(), options);
+  bool ties = false;
+  for (size_t i = 1; i < result.ranked.size(); ++i) {
+    const Candidate& before = result.ranked[i - 1];
+    const Candidate& after = result.ranked[i];
+    ASSERT_LE(before.step_time, after.step_time);
+    if (before.step_time != after.step_time) continue;
+    ties = true;
+    EXPECT_LE(moving_parts(before.plan), moving_parts(after.plan));
+  }
+  EXPECT_EQ(result.ranked.size(), static_cast<size_t>(result.simulated));
+  EXPECT_TRUE(ties);
+}
+
+TEST(Search, a_tolerance_saves_simulations_and_is_kept) {
+  SearchOptions options;
+  const SearchResult exact = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  options.tolerance = 0.05;
+  const SearchResult near = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  EXPECT_LE(near.simulated, exact.simulated);
+  EXPECT_LE(near.proven_within, 0.05);
+  EXPECT_LE(near.best->step_time, exact.best->step_time * 1.06);
+  EXPECT_EQ(exact.proven_within, 0);
+}
+
+TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
+  SearchOptions options;
+  options.deadline_s = 0;
+  const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  EXPECT_FALSE(result.complete);
+  EXPECT_EQ(result.simulated, 0);
+}
+
+TEST(Search, progress_never_reports_a_worse_best) {
+  SearchOptions options;
+  std::optional<Duration> best;
+  int reports = 0;
+  options.progress = [&](const SearchProgress& progress) {
+    ++reports;
+    if (best) {
+      EXPECT_LE(progress.best.value(), *best);
+    }
+    best = progress.best;
+  };
+  const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  EXPECT_GT(reports, 0);
+  EXPECT_EQ(best, result.best->step_time);
+}
+
+TEST(Complete, fills_in_auto_knobs_and_leaves_the_others) {
+  Plan plan = fixed_plan();
+  plan.weights.flow_share.reset();
+  plan.optimizer.gpu_buckets.reset();
+  const Plan whole = complete(small_model(), plan, gpu_machine(), nullptr);
+  EXPECT_FALSE(has_auto(whole));
+  EXPECT_EQ(whole.micro_batch, plan.micro_batch);
+  EXPECT_EQ(whole.activations, plan.activations);
+  EXPECT_EQ(whole.optimizer.sync, plan.optimizer.sync);
+  EXPECT_EQ(complete(small_model(), fixed_plan(), gpu_machine(), nullptr), fixed_plan());
+}
+
+TEST(Complete, says_why_where_nothing_fits) {
+  Machine machine = gpu_machine();
+  machine.cpu.memory = given(Bytes{1 << 10});
+  machine.gpu.memory = given(Bytes{1 << 10});
+  try {
+    complete(small_model(), auto_plan(), machine, nullptr);
+    FAIL() << "it must throw";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("test-gpu"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("usable"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::tests

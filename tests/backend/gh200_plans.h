@@ -1,0 +1,118 @@
+// A GH200-shaped training for the paced device: a few layers of a large model, under all knobs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backend/device_paced.h"
+#include "profiles/load.h"
+#include "sim/engine/cost.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/fair_rates.h"
+#include "sim/graph/build.h"
+
+namespace ballast::gh200 {
+
+// Layers as wide as those of a 7B model, and a short vocabulary.
+inline Model model(int64_t layers) {
+  Model model;
+  model.name = "gh200-shaped";
+  model.architecture = "gpt2";
+  model.layers = layers;
+  model.hidden = 4096;
+  model.heads = model.kv_heads = 32;
+  model.head_size = 128;
+  model.ffn = 16384;
+  model.vocab = 4096;
+  model.max_positions = 2048;
+  model.layout = WeightLayout::kInOut;
+  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
+  model.tied_embeddings = true;
+  return model;
+}
+
+struct NamedPlan {
+  std::string name;
+  Plan plan;
+};
+
+// Half of the modules' outputs are sent away or computed again, half kept.
+inline ActivationPlan mixed_activations() {
+  ActivationPlan activations;
+  const auto set = [&](ModuleKind kind, ActivationFate fate) {
+    activations.fate[static_cast<size_t>(kind)] = fate;
+  };
+  set(ModuleKind::kNorm1, ActivationFate::kRecompute);
+  set(ModuleKind::kNorm2, ActivationFate::kRecompute);
+  set(ModuleKind::kActivation, ActivationFate::kRecompute);
+  set(ModuleKind::kQkv, ActivationFate::kOffload);
+  set(ModuleKind::kFc1, ActivationFate::kOffload);
+  return activations;
+}
+
+inline Plan superoffload() {
+  Plan plan;
+  plan.global_batch = 8;
+  plan.micro_batch = 4;
+  plan.sequence_length = 2048;
+  plan.weights.flow_share = 0.5;
+  plan.optimizer.bucket_bytes = {64 << 20};
+  plan.optimizer.gpu_buckets = 1;
+  plan.optimizer.cast = CastPlacement::kGpu;
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  plan.activations = mixed_activations();
+  return plan;
+}
+
+// SuperOffload with every knob in use, and plans that differ from it in a few of them.
+inline std::vector<NamedPlan> plans() {
+  const Plan all = superoffload();
+  std::vector<NamedPlan> plans = {{"superoffload, all knobs", all}};
+  const auto add = [&](const std::string& name, const Plan& plan) {
+    plans.push_back({name, plan});
+  };
+  Plan plan = all;
+  plan.weights.flow_share = 0;
+  plan.activations = ActivationPlan{};
+  add("superoffload, weights and activations stay", plan);
+  plan = all;
+  plan.weights.flow_share = 1;
+  plan.optimizer.undo = UndoKind::kExact;
+  add("superoffload, all weights flow, exact undo", plan);
+  plan = all;
+  plan.optimizer.sync = SyncMode::kWait;
+  plan.optimizer.cast = CastPlacement::kCpu;
+  plan.optimizer.gpu_buckets = 0;
+  plan.weights.flow_share = 0;
+  add("zero-offload", plan);
+  plan.optimizer.sync = SyncMode::kDelay;
+  add("zero-offload, delayed", plan);
+  plan = all;
+  plan.optimizer.sync = SyncMode::kWait;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  plan.optimizer.gpu_buckets = 0;
+  plan.weights.flow_share = 0;
+  plan.activations = ActivationPlan{};
+  add("resident", plan);
+  return plans;
+}
+
+// A plan's graph, its prediction on a machine, and what the paced device needs to imitate it.
+struct Prepared {
+  Graph graph;
+  PacedMachine machine;
+  Timeline predicted;
+};
+
+inline Prepared prepare(const Model& model, const Plan& plan, const Machine& machine) {
+  Prepared prepared;
+  prepared.graph = build(model, plan);
+  const CostModel costs(machine, nullptr, plan.optimizer.adam);
+  prepared.machine.step = costs.table(prepared.graph.step, prepared.graph);
+  prepared.machine.repair = costs.table(prepared.graph.repair, prepared.graph);
+  prepared.machine.rates = fair_rates(prepared.machine.step.capacities);
+  prepared.predicted = simulate(prepared.graph.step, prepared.graph, prepared.machine.step);
+  return prepared;
+}
+
+}  // namespace ballast::gh200
