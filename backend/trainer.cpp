@@ -248,7 +248,12 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
   token_options.vocab = std::max<int64_t>(model.vocab, 256);
   const TokenSource data = TokenSource::from_text(
       random_text(64 * (plan.sequence_length + 1), model.vocab), "random tokens", token_options);
-  HostDevice device(model, plan, graph, data, host_options(plan, options), {});
+  // Every step is to be applied as it is: nothing clipped, nothing skipped, nothing rolled back.
+  HostOptions host = host_options(plan, options);
+  host.optimizer.clip_norm = 0;
+  ControlState control;
+  control.loss_scale = LossScale(1, 1 << 20);
+  HostDevice device(model, plan, graph, data, host, control);
   initialise_masters(graph, model, options.seed, device);
   device.spread_weights();
 

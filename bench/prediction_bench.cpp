@@ -48,9 +48,12 @@ NamedPlan varied(std::string name, Change change) {
   return result;
 }
 
+// Of every module that may have it: what a layer's recomputation starts from stays.
 void set_all(Plan& plan, ActivationFate fate) {
   for (int i = 0; i < kModuleKinds; ++i) {
-    if (saves_output(static_cast<ModuleKind>(i))) {
+    const auto kind = static_cast<ModuleKind>(i);
+    const bool starts_layer = kind == ModuleKind::kFc2 && fate == ActivationFate::kRecompute;
+    if (saves_output(kind) && !starts_layer) {
       plan.activations->fate[static_cast<size_t>(i)] = fate;
     }
   }
@@ -135,6 +138,8 @@ Outcome run(const Model& model, const Plan& plan, const Machine& machine,
             const std::vector<OperationTime>& known, int steps) {
   TrainerOptions options;
   options.optimizer_threads = static_cast<int>(machine.cpu.optimizer_threads);
+  options.optimizer.learning_rate.total_steps = steps;
+  options.optimizer.clip_norm = 0;  // the first steps would clip, and speculation roll back each
   Measurements measurements;
   const auto add = [&](const OperationTime& time) {
     measurements[cost_key(time.op)] = measurement_of(time.op, {time.median, time.deviation});

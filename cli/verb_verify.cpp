@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/host.h"
+#include "cli/paced.h"
 #include "cli/progress.h"
 #include "cli/text.h"
 #include "cli/trace.h"
@@ -20,6 +21,8 @@ struct VerifyFlags {
   StoreFlag store;
   TrainingFlags training;
   int64_t steps = 20;
+  std::string device = "host";
+  std::optional<double> slow_down;
   std::optional<double> tolerance_percent;
   std::optional<std::string> trace;
 };
@@ -32,6 +35,15 @@ bool parse(Words words, VerifyFlags& flags) {
   app.add_option("--steps", flags.steps, "Steps to run [20]")
       ->check(CLI::PositiveNumber)
       ->type_name("STEPS");
+  app.add_option("--device", flags.device,
+                 "What runs the plan: host (this machine), or paced (operations last what the "
+                 "profile of --machine says, slowed down) [host]")
+      ->check(CLI::IsMember({"host", "paced"}))
+      ->type_name("DEVICE");
+  app.add_option("--slow-down", flags.slow_down,
+                 "Paced: real seconds for a second of the machine [a mean operation takes 5 ms]")
+      ->check(CLI::PositiveNumber)
+      ->type_name("FACTOR");
   app.add_option("--tolerance", flags.tolerance_percent,
                  "Exit with 1 if the step time is off by more percent [never]")
       ->check(CLI::NonNegativeNumber)
@@ -94,21 +106,36 @@ Completed predict_measured(Case of, const StoreFlag& store) {
   return complete_case(std::move(completed.of), measurements);
 }
 
+Completed predict_elsewhere(const VerifyFlags& flags) {
+  Case of = load_case(flags.plan, flags.store);
+  const Measurements measurements = measurements_of(of.machine, flags.store);
+  return complete_case(std::move(of), measurements);
+}
+
+Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
+  const Measurements measurements = measurements_of(completed.of.machine, flags.store);
+  return {completed.prediction.graph,
+          run_paced(completed, measurements, {flags.steps, flags.slow_down})};
+}
+
 }  // namespace
 
 int run_verify(Words words) {
   VerifyFlags flags;
   if (!parse(words, flags)) return kDone;
+  const bool paced = flags.device == "paced";
   const Completed completed =
-      predict_measured(load_case_here(flags.plan, flags.store), flags.store);
+      paced ? predict_elsewhere(flags)
+            : predict_measured(load_case_here(flags.plan, flags.store), flags.store);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;
   }
-  const Run ran = run(flags, completed.of);
+  const Run ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.of);
   const Verification verification = verification_of(completed.prediction, ran.graph, ran.result);
   const OrderedJson comparison = verification_json(ran.graph, verification);
-  append_to_store(flags, completed.of, verification, comparison);
+  // What was paced was not measured.
+  if (!paced) append_to_store(flags, completed.of, verification, comparison);
   if (flags.trace) {
     atomic_write(
         *flags.trace,

@@ -77,6 +77,8 @@ struct CompactArrays {
 
 // The run of `count` parameters of arrays that begins at parameter `begin`.
 AdamArrays slice(const AdamArrays& arrays, int64_t begin, int64_t count);
+// begin must be a multiple of kMomentBlock; the seed moves along, so cuts do not change results.
+CompactArrays slice_blocks(const CompactArrays& arrays, int64_t begin, int64_t count);
 
 // Elements of one block of the gradient norm. Sums of squares are taken block by block in this
 // fixed size, so that the norm does not depend on buckets or threads.

@@ -15,6 +15,7 @@ namespace {
 
 // A multiple of the undo's tile and of every vector, and of a page in each of the streams.
 constexpr int64_t kTile = 4 * kUndoTile;
+static_assert(kTile % kMomentBlock == 0);
 
 #ifdef BALLAST_HWLOC
 
@@ -60,7 +61,9 @@ void pin(int worker, int /*workers*/) {
 
 }  // namespace
 
-Workers::Workers(int count, Pinning pinning) : failures_(static_cast<size_t>(count)) {
+Workers::Workers(int count, Pinning pinning)
+    : count_(count), failures_(static_cast<size_t>(count)) {
+  if (count == 1 && pinning == Pinning::kNone) return;
   threads_.reserve(static_cast<size_t>(count));
   for (int worker = 0; worker < count; ++worker) {
     threads_.emplace_back([this, worker, count, pinning] {
@@ -98,6 +101,7 @@ void Workers::serve(int worker, int workers) {
 void Workers::for_tiles(int64_t count, int64_t tile,
                         const std::function<void(int64_t, int64_t)>& body) {
   if (count <= 0) return;
+  if (threads_.empty()) return body(0, count);
   job_ = {.count = count, .tile = tile, .body = &body};
   unfinished_ = this->count();
   ++generation_;
@@ -112,6 +116,13 @@ void adam_step(Workers& workers, const Table& table, const AdamArrays& arrays,
                const AdamConstants& constants) {
   workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
     table.adam_step(slice(arrays, begin, end - begin), constants);
+  });
+}
+
+void adam_step_compact(Workers& workers, const Table& table, const CompactArrays& arrays,
+                       const AdamConstants& constants) {
+  workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
+    table.adam_step_compact(slice_blocks(arrays, begin, end - begin), constants);
   });
 }
 

@@ -2,7 +2,8 @@
 //
 // Cuts at fixed tile boundaries, so no result depends on the number of threads. Worker k always
 // gets the same part of a bucket of the same length: memory that it touched first stays near it.
-// One call runs at a time; the caller waits and does no work itself.
+// One call runs at a time; the caller waits and does no work itself. A single worker that need not
+// be pinned is the caller itself, which saves the hand-over there and back.
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,7 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  int count() const { return static_cast<int>(threads_.size()); }
+  int count() const { return count_; }
 
   // Cuts [0, count) at multiples of tile and calls body(begin, end) on every worker that gets a
   // part, once. Returns when all are done; rethrows the first exception.
@@ -43,6 +44,7 @@ class Workers {
     int64_t tile = 1;
     const std::function<void(int64_t, int64_t)>* body = nullptr;
   };
+  int count_;
   Job job_;
   std::atomic<uint32_t> generation_ = 0;  // one more for every job; wakes the workers
   std::atomic<int> unfinished_ = 0;
@@ -53,6 +55,7 @@ class Workers {
 
 // The functions of the table over whole buckets.
 void adam_step(Workers&, const Table&, const AdamArrays&, const AdamConstants&);
+void adam_step_compact(Workers&, const Table&, const CompactArrays&, const AdamConstants&);
 void adam_step_with_undo(Workers&, const Table&, const AdamArrays&, const AdamConstants&,
                          UndoRecord&);
 void adam_undo(Workers&, const Table&, const AdamArrays&, const AdamConstants&, const UndoRecord&);

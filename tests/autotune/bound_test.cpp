@@ -77,29 +77,29 @@ void expect_no_arena_below_its_bound(const Case& c, size_t n) {
 }
 
 TEST(Bound, work_of_every_lane_and_capacity_is_that_of_the_graph) {
-  expect_work_of_the_graphs(Case(gpu_machine(), 1), 89);
-  expect_work_of_the_graphs(Case(host_machine(), 1), 97);
+  expect_work_of_the_graphs(Case(gpu_machine(), 1), 179);
+  expect_work_of_the_graphs(Case(host_machine(), 1), 193);
 }
 
 TEST(Bound, work_is_that_of_the_graph_where_ranks_share_the_optimizer) {
-  expect_work_of_the_graphs(Case(gpu_machine(), 2), 101);
+  expect_work_of_the_graphs(Case(gpu_machine(), 2), 211);
 }
 
 TEST(Bound, no_simulated_step_is_shorter_on_a_gpu) {
-  expect_no_step_below_its_bound(Case(gpu_machine(), 1), 23);
+  expect_no_step_below_its_bound(Case(gpu_machine(), 1), 47);
 }
 
 TEST(Bound, no_simulated_step_is_shorter_on_a_host_device) {
-  expect_no_step_below_its_bound(Case(host_machine(), 1), 29);
+  expect_no_step_below_its_bound(Case(host_machine(), 1), 59);
 }
 
 TEST(Bound, no_simulated_step_is_shorter_where_ranks_share_the_optimizer) {
-  expect_no_step_below_its_bound(Case(gpu_machine(), 2), 31);
+  expect_no_step_below_its_bound(Case(gpu_machine(), 2), 61);
 }
 
 TEST(Bound, no_arena_is_smaller) {
-  expect_no_arena_below_its_bound(Case(gpu_machine(), 1), 37);
-  expect_no_arena_below_its_bound(Case(gpu_machine(), 2), 41);
+  expect_no_arena_below_its_bound(Case(gpu_machine(), 1), 73);
+  expect_no_arena_below_its_bound(Case(gpu_machine(), 2), 83);
 }
 
 TEST(Bound, holders_sum_to_the_bytes_of_the_bound) {

@@ -80,9 +80,9 @@ TEST(Search, the_best_plan_takes_as_long_as_its_prediction) {
 TEST(Search, the_result_does_not_depend_on_the_number_of_threads) {
   SearchOptions options;
   options.threads = 1;
-  const SearchResult one = run_search(auto_plan(), Freedom::all(), host_machine(), options);
+  const SearchResult one = run_search(auto_plan(), Freedom{}, host_machine(), options);
   options.threads = 5;
-  const SearchResult five = run_search(auto_plan(), Freedom::all(), host_machine(), options);
+  const SearchResult five = run_search(auto_plan(), Freedom{}, host_machine(), options);
   EXPECT_EQ(one.simulated, five.simulated);
   EXPECT_EQ(one.bounded, five.bounded);
   ASSERT_EQ(one.ranked.size(), five.ranked.size());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/threads.h"
 #include "tests/kernels/adam_inputs.h"
 
 namespace ballast::kernels::testing {
@@ -78,6 +79,26 @@ TEST(compact, every_table_gives_the_bits_of_the_reference) {
         }
       }
     }
+  }
+}
+
+TEST(compact, cutting_a_bucket_among_threads_changes_no_bit) {
+  constexpr int64_t kCount = 100'001;
+  for (const MomentFormat format : kMomentFormats) {
+    Source source(71);
+    CompactState whole(kCount, format, Format::kBf16);
+    for (int64_t i = 0; i < kCount; ++i) whole.set_gradient(i, source.next(Values::kNormal));
+    CompactState cut = whole;
+    Workers workers(3, Pinning::kNone);
+    for (uint32_t t = 1; t <= 3; ++t) {
+      best().adam_step_compact(whole.arrays(t), constants_of_step(static_cast<int>(t), 0.1f));
+      adam_step_compact(workers, best(), cut.arrays(t),
+                        constants_of_step(static_cast<int>(t), 0.1f));
+    }
+    EXPECT_EQ(cut.master, whole.master);
+    EXPECT_EQ(cut.moment1, whole.moment1);
+    EXPECT_EQ(cut.moment2, whole.moment2);
+    EXPECT_EQ(cut.exponents2, whole.exponents2);
   }
 }
 

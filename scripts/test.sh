@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Sets up, builds everything and runs every test; then the tests again under the address,
+# undefined-behaviour and thread sanitizers, the Arm build and a short fuzz, as long as the time
+# box lasts. The last line is "N passed, N failed"; exits 1 if anything failed.
+#   scripts/test.sh [--quick]      with --quick: the release build and its tests alone
+# BALLAST_TEST_MINUTES: the time box [18]. What no longer fits into it is named, not hidden.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+began=$SECONDS
+limit=$((${BALLAST_TEST_MINUTES:-18} * 60))
+passed=0
+failed=0
+skipped=0
+
+left() { echo $((limit - (SECONDS - began))); }
+say() { printf '\n== %s   (%d s)\n' "$1" $((SECONDS - began)); }
+succeed() { passed=$((passed + 1)); }
+fail() {
+  failed=$((failed + 1))
+  echo "FAILED: $1"
+}
+finish() {
+  [ "$skipped" -eq 0 ] || echo "$skipped skipped, each with its reason above"
+  echo "$passed passed, $failed failed"
+  [ "$failed" -eq 0 ]
+  exit
+}
+
+# build FOLDER SANITIZE TARGET...: configures and builds, or counts a failure.
+build() {
+  local folder=$1 sanitize=$2
+  shift 2
+  mkdir -p "$folder"
+  local launcher=()
+  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  if [ ! -f "$folder/CMakeCache.txt" ]; then
+    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSANITIZE="$sanitize" \
+      "${launcher[@]}" >"$folder/configure.log" 2>&1 ||
+      { cat "$folder/configure.log"; fail "configuring $folder"; return 1; }
+  fi
+  timeout "$(left)" cmake --build "$folder" --target "$@" >"$folder/build.log" 2>&1 && return
+  tail -n 40 "$folder/build.log"
+  fail "building $folder"
+  return 1
+}
+
+# The attribute $1 of the first line of a GoogleTest XML that has it.
+attribute() { sed -n "s/.*<testsuites[^>]* $1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
+
+# run FOLDER [ctest arguments]: runs the tests of a build and counts their cases.
+run() {
+  local folder=$1 results tests bad program
+  shift
+  results=$PWD/$folder/results
+  rm -rf "$results"
+  mkdir -p "$results"
+  GTEST_OUTPUT="xml:$results/" timeout "$(left)" ctest --test-dir "$folder" --output-on-failure \
+    -j 2 "$@" >"$folder/ctest.log" 2>&1
+  local code=$?
+  for xml in "$results"/*.xml; do
+    [ -f "$xml" ] || continue
+    tests=$(attribute tests "$xml")
+    bad=$(attribute failures "$xml")
+    local left_out
+    left_out=$(grep -c 'result="skipped"' "$xml")
+    if [ "$left_out" -gt 0 ]; then
+      echo "$left_out skipped in $(basename "$xml" .xml):"
+      grep -o '<skipped message="[^"]*' "$xml" | sed 's/^/  /' | sort | uniq -c | head -n 5
+    fi
+    skipped=$((skipped + left_out))
+    passed=$((passed + tests - bad - left_out))
+    failed=$((failed + bad))
+  done
+  if [ $code -ne 0 ]; then
+    grep -E '\[  FAILED  \]|\*\*\*|ERROR: |WARNING: ThreadSanitizer|runtime error' \
+      "$folder/ctest.log" | sort -u | head -n 40
+    # A program that died left no results: count it itself.
+    for program in $(sed -n 's/^.*[0-9]* - \([a-z_]*\) (\(SEGFAULT\|Subprocess aborted\|Timeout\|Child aborted\|SIGTRAP\|ILLEGAL\).*/\1/p' \
+      "$folder/ctest.log"); do
+      fail "$program in $folder"
+    done
+    [ "$failed" -gt 0 ] || fail "ctest in $folder (see $folder/ctest.log)"
+  fi
+}
+
+# enough SECONDS WHAT: whether a part that needs about that long may begin.
+enough() {
+  [ "$(left)" -ge "$1" ] && return
+  echo "not run: $2 needs about $1 s and $(left) s of the time box are left"
+  skipped=$((skipped + 1))
+  return 1
+}
+
+say "setup"
+scripts/setup.sh --tests || { fail "scripts/setup.sh"; finish; }
+
+say "release build"
+build build "" all || finish
+say "tests"
+run build
+[ "${1:-}" = --quick ] && finish
+
+if enough 240 "the address and undefined-behaviour sanitizers"; then
+  say "address and undefined-behaviour sanitizers"
+  build build/asan address,undefined all && run build/asan
+fi
+if enough 150 "the thread sanitizer"; then
+  say "thread sanitizer"
+  build build/tsan thread test_backend && run build/tsan -R '^backend$'
+fi
+if [ -x scripts/cross_aarch64.sh ] && enough 90 "the Arm build"; then
+  say "Arm"
+  if scripts/cross_aarch64.sh; then succeed; else fail "scripts/cross_aarch64.sh"; fi
+fi
+if command -v clang++ >/dev/null && enough 60 "the fuzzers"; then
+  say "fuzzers"
+  if scripts/fuzz.sh 10; then succeed; else fail "scripts/fuzz.sh"; fi
+fi
+say "all"
+finish
