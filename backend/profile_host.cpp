@@ -4,7 +4,6 @@
 #include <cmath>
 #include <ctime>
 #include <fmt/format.h>
-#include <limits>
 #include <map>
 #include <memory>
 
@@ -71,36 +70,6 @@ std::string percent(const Timing& timing) {
   return fmt::format("+-{:.1f} %", 100 * share);
 }
 
-// Two operations that ran alone and beside each other; demands in bytes per second alone, rates
-// as shares of the speed alone.
-struct Pair {
-  std::array<double, 2> demand{};
-  std::array<double, 2> rate{};
-};
-
-// The capacity with which max-min sharing comes nearest to all pairs: the least squares of log
-// rates, where a pair predicts min(1, capacity / sum of demands) for both.
-double fitted_capacity(const std::vector<Pair>& pairs, double least) {
-  double most = least;
-  for (const Pair& pair : pairs) most = std::max(most, pair.demand[0] + pair.demand[1]);
-  double best = most;
-  double least_error = std::numeric_limits<double>::infinity();
-  constexpr int kSteps = 400;
-  for (int i = kSteps; i >= 0; --i) {
-    const double capacity = least + (most - least) * i / kSteps;
-    double error = 0;
-    for (const Pair& pair : pairs) {
-      const double predicted = std::min(1.0, capacity / (pair.demand[0] + pair.demand[1]));
-      for (const double rate : pair.rate) error += std::pow(std::log(rate / predicted), 2);
-    }
-    if (error < least_error) {
-      least_error = error;
-      best = capacity;
-    }
-  }
-  return best;
-}
-
 class Profiler {
  public:
   explicit Profiler(const HostProfileOptions& options)
@@ -146,6 +115,13 @@ class Profiler {
   std::string copy_and_gemm();
   std::string operations(const OperationCase& of);
 
+  // Copies as short as the clock's own time are repeated more often.
+  ProbeLimits limits_for(int64_t bytes) const {
+    ProbeLimits limits = extent_.limits;
+    limits.least_repeats = static_cast<int>(
+        std::clamp<int64_t>(4 * kMiB / bytes, limits.least_repeats, limits.most_repeats));
+    return limits;
+  }
   std::string beside(const char* first, const Body& one, double first_bytes, const char* second,
                      const Body& other, double second_bytes);
   Body gemm_body();
@@ -167,7 +143,7 @@ class Profiler {
   const std::string source_;
   int threads_ = 1;
   HostProfile result_;
-  std::vector<Pair> pairs_;
+  std::vector<Beside> pairs_;
   // Working memory, made when first used and given back when no later probe needs it.
   std::unique_ptr<Arena> gpu_arena_, cpu_arena_;
   std::unique_ptr<CopyProbe> in_, out_;
@@ -302,7 +278,7 @@ std::string Profiler::copies(CopyDirection direction) {
           probe.copy(bytes, repeat);
           last = repeat;
         },
-        extent_.limits);
+        limits_for(bytes));
     if (!probe.verify(bytes, last)) {
       throw Error("copy", fmt::format("{} bytes did not arrive", bytes), "check the memory");
     }
@@ -505,8 +481,8 @@ std::string Profiler::copy_and_gemm() {
 
 void Profiler::fit_memory_bandwidth() {
   double least = result_.machine.gpu.memory_bandwidth.value.bytes_per_s;
-  for (const Pair& pair : pairs_) least = std::max({least, pair.demand[0], pair.demand[1]});
-  result_.machine.cpu.memory_bandwidth = measured(Bandwidth{fitted_capacity(pairs_, least)});
+  for (const Beside& pair : pairs_) least = std::max({least, pair.demand[0], pair.demand[1]});
+  result_.machine.cpu.memory_bandwidth = measured(Bandwidth{shared_capacity(pairs_, least)});
 }
 
 // --- Operations of training --------------------------------------------------------------------

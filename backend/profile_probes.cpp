@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <thread>
 
 namespace ballast {
@@ -118,6 +119,27 @@ std::array<Timing, 2> time_together(const Body& first, const Body& second, doubl
     if (failure) std::rethrow_exception(failure);
   }
   return {overlapping(repeats[0], repeats[1]), overlapping(repeats[1], repeats[0])};
+}
+
+double shared_capacity(const std::vector<Beside>& pairs, double least) {
+  double most = least;
+  for (const Beside& pair : pairs) most = std::max(most, pair.demand[0] + pair.demand[1]);
+  double best = most;
+  double least_error = std::numeric_limits<double>::infinity();
+  constexpr int kSteps = 400;
+  for (int i = kSteps; i >= 0; --i) {  // from above: of equal errors the larger capacity
+    const double capacity = least + (most - least) * i / kSteps;
+    double error = 0;
+    for (const Beside& pair : pairs) {
+      const double predicted = std::min(1.0, capacity / (pair.demand[0] + pair.demand[1]));
+      for (const double rate : pair.rate) error += std::pow(std::log(rate / predicted), 2);
+    }
+    if (error < least_error) {
+      least_error = error;
+      best = capacity;
+    }
+  }
+  return best;
 }
 
 // --- Copies ------------------------------------------------------------------------------------

@@ -40,6 +40,17 @@ Timing time_alone(const Body& body, const ProbeLimits& limits);
 // began and ended while the other was still at work.
 std::array<Timing, 2> time_together(const Body& first, const Body& second, double seconds);
 
+// Two operations that ran alone and beside each other.
+struct Beside {
+  std::array<double, 2> demand{};  // of the shared capacity when alone: bytes per second
+  std::array<double, 2> rate{};    // beside the other, as a share of the speed alone
+};
+
+// The capacity with which max-min sharing (sim/engine/fair_share.h) comes nearest to all pairs:
+// the least squares of log rates, where a pair predicts min(1, capacity / sum of its demands) for
+// both. At least `least`; the largest sum of demands where nothing was slowed.
+double shared_capacity(const std::vector<Beside>& pairs, double least);
+
 // --- Copies between the two arenas ------------------------------------------------------------
 
 // Walks through both arenas from repeat to repeat, as a training step does, so that small copies

@@ -59,14 +59,16 @@ void set_all(Plan& plan, ActivationFate fate) {
   }
 }
 
+// The slow Adam of `reference` makes visible whether a step waits for it.
 std::vector<NamedPlan> plans() {
   return {
-      varied("speculate, buckets of 4 MiB", [](Plan&) {}),
-      varied("wait, cast on CPU, 8 MiB",
+      varied("speculate, 4 MiB", [](Plan&) {}),
+      varied("wait, cast on CPU, 8 MiB, reference Adam",
              [](Plan& p) {
                p.optimizer.sync = SyncMode::kWait;
                p.optimizer.cast = CastPlacement::kCpu;
                p.optimizer.bucket_bytes = {8 << 20};
+               p.optimizer.adam = "reference";
              }),
       varied("wait, all on GPU, micro-batch 8",
              [](Plan& p) {
@@ -86,26 +88,30 @@ std::vector<NamedPlan> plans() {
                p.optimizer.bucket_bytes = {2 << 20};
                p.micro_batch = 2;
              }),
-      varied("speculate, half flows, cast on CPU",
+      varied("speculate, half flows, cast on CPU, micro-batch 1",
              [](Plan& p) {
                p.weights.flow_share = 0.5;
                p.optimizer.cast = CastPlacement::kCpu;
-             }),
-      varied("wait, recompute all, micro-batch 1",
-             [](Plan& p) {
-               p.optimizer.sync = SyncMode::kWait;
-               set_all(p, ActivationFate::kRecompute);
                p.micro_batch = 1;
              }),
-      varied("speculate, recompute norm and activation, micro-batch 2",
+      varied("wait, recompute all, reference Adam",
              [](Plan& p) {
-               for (const ModuleKind kind :
-                    {ModuleKind::kNorm1, ModuleKind::kNorm2, ModuleKind::kActivation}) {
-                 p.activations->fate[static_cast<size_t>(kind)] = ActivationFate::kRecompute;
-               }
+               p.optimizer.sync = SyncMode::kWait;
+               p.optimizer.adam = "reference";
+               set_all(p, ActivationFate::kRecompute);
+             }),
+      varied("speculate, recompute all, offload fc2, micro-batch 2",
+             [](Plan& p) {
+               set_all(p, ActivationFate::kRecompute);
+               p.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] =
+                   ActivationFate::kOffload;
                p.micro_batch = 2;
              }),
-      varied("speculate, offload all", [](Plan& p) { set_all(p, ActivationFate::kOffload); }),
+      varied("speculate, offload all, reference Adam",
+             [](Plan& p) {
+               p.optimizer.adam = "reference";
+               set_all(p, ActivationFate::kOffload);
+             }),
       varied("wait, offload half, half flows, micro-batch 1",
              [](Plan& p) {
                p.optimizer.sync = SyncMode::kWait;
@@ -113,11 +119,6 @@ std::vector<NamedPlan> plans() {
                p.activations->offload_share = 0.5;
                p.weights.flow_share = 0.5;
                p.micro_batch = 1;
-             }),
-      varied("wait, fp32, micro-batch 4",
-             [](Plan& p) {
-               p.optimizer.sync = SyncMode::kWait;
-               p.dtype = DType::kF32;
              }),
   };
 }

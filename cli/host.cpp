@@ -22,7 +22,10 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
       ->check(CLI::PositiveNumber);
   add("--warmup", flags.warmup_steps, "Steps of linear warm-up; a cosine follows [20]", "STEPS")
       ->check(CLI::NonNegativeNumber);
-  add("--clip", flags.clip_norm, "Largest norm of all gradients; 0 never clips [1]", "NUMBER")
+  add("--clip", flags.clip_norm,
+      flags.clip_norm > 0 ? "Largest norm of all gradients; 0 never clips [1]"
+                          : "Largest norm of all gradients; 0 never clips, nor rolls back [0]",
+      "NUMBER")
       ->check(CLI::NonNegativeNumber);
   add("--weight-decay", flags.weight_decay, "Of matrices, decoupled [0.1]", "NUMBER")
       ->check(CLI::NonNegativeNumber);

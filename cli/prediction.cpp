@@ -210,10 +210,14 @@ std::string activations_text(const std::optional<ActivationPlan>& plan) {
     if (fate == ActivationFate::kRecompute) recomputed.emplace_back(to_string(kind));
     if (fate == ActivationFate::kOffload) offloaded.emplace_back(to_string(kind));
   }
+  const auto names = [](const std::vector<std::string>& modules) {
+    constexpr size_t kAll = 8;  // kinds for which saves_output() is true
+    return modules.size() == kAll ? std::string("all") : fmt::format("{}", fmt::join(modules, " "));
+  };
   std::vector<std::string> parts;
-  if (!recomputed.empty()) parts.push_back(fmt::format("recompute {}", fmt::join(recomputed, " ")));
+  if (!recomputed.empty()) parts.push_back("recompute " + names(recomputed));
   if (!offloaded.empty()) {
-    parts.push_back(fmt::format("offload {} of {:.0f} % of the layers", fmt::join(offloaded, " "),
+    parts.push_back(fmt::format("offload {} of {:.0f} % of the layers", names(offloaded),
                                 100 * plan->offload_share));
   }
   return parts.empty() ? "keep all" : fmt::format("{}", fmt::join(parts, ", "));

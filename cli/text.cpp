@@ -51,7 +51,11 @@ std::string show_count(double count) {
 
 std::string show_percent(double percent) { return fmt::format("{:.1f} %", percent); }
 
-std::string show_signed_percent(double percent) { return fmt::format("{:+.1f} %", percent); }
+std::string show_signed_percent(double percent) {
+  // Nothing is not off in either direction.
+  if (std::abs(percent) < 0.05) return "0.0 %";
+  return fmt::format("{:+.1f} %", percent);
+}
 
 std::string Table::text() const {
   std::vector<size_t> widths;

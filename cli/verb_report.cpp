@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kMostPoints = 2000;
 
 struct ReportFlags {
+  OutputFlags output;
   PlanFlags plan;
   StoreFlag store;
   std::optional<std::string> verify_file;
@@ -40,6 +41,7 @@ bool parse(Words words, ReportFlags& flags) {
       ->type_name("FILE");
   parser.add(flags.plan, VerbParser::Lists::kNo);
   parser.add(flags.store);
+  parser.add(flags.output, "");
   return parser.parse(words);
 }
 
@@ -124,10 +126,15 @@ int run_report(Words words) {
       plan_text(parse_plan(data["plan"].dump(), flags.verify_file.value_or("the plan")));
   ReportText text;
   text.title = fmt::format("{} on {}", text_of(data["model"]), text_of(data["machine"]));
-  text.footer = fmt::format("Ballast {} {}, {:%Y-%m-%d %H:%M} UTC", program_version(),
-                            program_commit(), fmt::gmtime(std::time(nullptr)));
+  text.footer = fmt::format("Ballast {}{}{}, {:%Y-%m-%d %H:%M} UTC", program_version(),
+                            program_commit().empty() ? "" : " ", program_commit(),
+                            fmt::gmtime(std::time(nullptr)));
   atomic_write(flags.out, report_page(text, data));
-  fmt::print("wrote {}\n", flags.out);
+  if (flags.output.json) {
+    fmt::print("{}\n", data.dump(1));
+  } else {
+    fmt::print("wrote {}\n", flags.out);
+  }
   return kDone;
 }
 

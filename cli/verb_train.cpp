@@ -209,7 +209,11 @@ void print_outcome(const Completed& completed, const Outcome& outcome) {
     fmt::print("{}: {} in use, {} predicted\n", memory_name(use.place), show(use.resident),
                show(use.planned));
   }
-  if (result.rollbacks > 0) fmt::print("{} steps were rolled back and redone\n", result.rollbacks);
+  if (result.rollbacks == 0) return;
+  fmt::print("{} steps were rolled back and redone", result.rollbacks);
+  // Then guessing costs more than it hides.
+  const bool many = 5 * static_cast<size_t>(result.rollbacks) > result.records.size();
+  fmt::print("{}\n", many ? ": a larger --clip, or --set plan.optimizer.sync=wait, is faster" : "");
 }
 
 void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {

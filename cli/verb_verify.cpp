@@ -30,6 +30,8 @@ struct VerifyFlags {
 bool parse(Words words, VerifyFlags& flags) {
   VerbParser parser("verify");
   parser.add(flags.plan, VerbParser::Lists::kNo);
+  // A prediction is of steps that stand: early gradients are large, and clipping rolls them back.
+  flags.training.clip_norm = 0;
   add_training_flags(parser, flags.training);
   CLI::App& app = parser.app();
   app.add_option("--steps", flags.steps, "Steps to run [20]")
@@ -147,7 +149,13 @@ int run_verify(Words words) {
     if (flags.output.out) atomic_write(*flags.output.out, text);
     if (flags.output.json) fmt::print("{}", text);
   }
-  if (!flags.output.json) fmt::print("{}", verification_text(ran.graph, verification));
+  if (!flags.output.json) {
+    fmt::print("{}", verification_text(ran.graph, verification));
+    if (ran.result.rollbacks > 0) {
+      fmt::print("{} of the steps were rolled back, which the prediction leaves out\n",
+                 ran.result.rollbacks);
+    }
+  }
   const double error = comparison["error_percent"]["step_time_s"];
   const bool off = flags.tolerance_percent && std::abs(error) > *flags.tolerance_percent;
   return off ? kInfeasible : kDone;

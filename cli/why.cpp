@@ -54,6 +54,9 @@ std::string knobs_that_differ(const Plan& best, const Plan& other) {
   }
   for (const auto& item : its.items()) {
     if (item.key().starts_with("/activations")) continue;
+    const bool matters =
+        item.key() != "/optimizer/undo" || other.optimizer.sync == SyncMode::kSpeculate;
+    if (!matters) continue;
     const bool known = mine.contains(item.key());
     if (known && mine[item.key()] == item.value()) continue;
     std::string key = item.key().substr(1);

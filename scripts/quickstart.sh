@@ -42,7 +42,8 @@ step "3. The fastest plan for a small GPT on this machine"
 ballast tune --machine here --model quickstart-gpt --store "$store" --out "$out/plan.json"
 
 step "4. Train it by that plan, on the headers of the C++ library"
-ballast train --plan "$out/plan.json" --store "$store" --steps 200 --metrics "$out/metrics.jsonl"
+ballast train --plan "$out/plan.json" --store "$store" --steps 200 --clip 4 \
+  --metrics "$out/metrics.jsonl"
 
 step "5. Was the prediction right?"
 ballast verify --plan "$out/plan.json" --store "$store" --steps 20 --out "$out/verify.json" \

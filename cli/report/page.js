@@ -13,6 +13,7 @@ const kPlaces = {hbm: 'GPU memory', dram: 'CPU memory', nvme: 'NVMe'};
 const kSvg = 'http://www.w3.org/2000/svg';
 
 function digits(value) {
+  if (value === 0) return '0';
   const size = Math.abs(value);
   return value.toFixed(size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
 }
@@ -29,7 +30,7 @@ function bytes(value) {
 }
 function percent(value) {
   return value === null || value === undefined ? '' :
-    (value > 0 ? '+' : '') + value.toFixed(1) + ' %';
+    Math.abs(value) < 0.05 ? '0.0 %' : (value > 0 ? '+' : '') + value.toFixed(1) + ' %';
 }
 function count(value) { return Math.round(value).toLocaleString('en-US'); }
 
@@ -182,7 +183,8 @@ function drawKinds() {
 
 function drawLanes() {
   const of = (view) => view.lanes.map((lane) => [lane.lane, 100 * lane.share]);
-  pairs('lanes', of(prediction), measured ? of(measured) : [], (value) => digits(value) + ' %');
+  pairs('lanes', of(prediction), measured ? of(measured) : [],
+    (value) => Number(value.toPrecision(3)) + ' %');
 }
 
 const kCategoryColors = {
@@ -221,12 +223,20 @@ function drawMemory() {
       borderWidth: 1, data: rows.map(([place, side]) => Math.max(0, limits[place] -
         (side === 'predicted' ? peaks[place] : measured.memory_bytes[place])))});
   }
+  // Ticks at round numbers of a binary unit.
+  const roundSteps = () => {
+    const longest = Math.max(...places.map((place) => near ? Math.max(limits[place], peaks[place]) :
+      Math.max(peaks[place], measured ? measured.memory_bytes[place] || 0 : 0)));
+    const step = 2 ** Math.round(Math.log2(longest / 5));
+    return {max: Math.ceil(longest / step) * step,
+      ticks: {color: color('quiet'), callback: bytes, stepSize: step}};
+  };
   chart('memory', {
     type: 'bar', data: {labels, datasets: sets},
     options: {
       indexAxis: 'y',
       scales: {
-        x: axis('', bytes, {stacked: true}),
+        x: axis('', bytes, {stacked: true, ...roundSteps()}),
         y: {stacked: true, ticks: {color: color('text')}, grid: {display: false}},
       },
       plugins: {

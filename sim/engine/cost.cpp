@@ -62,8 +62,8 @@ struct GroupOfWork {
   }
   std::string operator()(const RowWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
   std::string operator()(const BucketWork& w) const {
-    return fmt::format(" {} to {} on {}", to_string(w.from), to_string(w.to),
-                       w.site == Site::kGpu ? "gpu" : "cpu");
+    return fmt::format(" {} to {} on {}{}", to_string(w.from), to_string(w.to),
+                       w.site == Site::kGpu ? "gpu" : "cpu", w.exact_undo ? " exact undo" : "");
   }
   std::string operator()(const CopyWork& w) const {
     const bool in = w.direction == CopyDirection::kHostToDevice;
@@ -226,7 +226,9 @@ OpCost CostModel::cost_of(const Op& op) const {
 
 CostModel::Alone CostModel::alone(const Op& op) const {
   if (std::holds_alternative<std::monostate>(op.work)) return {};
-  if (!measured_.empty()) {
+  // Measured steps are those of the fastest implementation; another one has its own curve.
+  const bool other_adam = adam_ != "best" && op.kind == OpKind::kAdam && runs_on_cpu(op);
+  if (!measured_.empty() && !other_adam) {
     const auto measured = measured_.find(cost_key(op));
     if (measured != measured_.end()) return {measured->second, Provenance::kMeasured};
     if (const auto result = interpolated(op)) return *result;

@@ -1,0 +1,161 @@
+// Whatever is wrong with the input: one line that says what, where and what to do, exit code 2
+// (1 where a plan does not fit), and nothing half-written.
+#include <gtest/gtest.h>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+const char* const kTrain =
+    "train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 --steps 1 ";
+
+class BadInput : public testing::Test {
+ protected:
+  void SetUp() override {
+    bench.write_tiny_model();
+    bench.write_store();
+    bench.write("text.txt", std::string(4000, 'a'));
+  }
+
+  // Exit code 2 and one line, from "ballast: ", with each of the words.
+  void expect_refusal(const std::string& arguments, const std::vector<std::string>& words) {
+    const Outcome outcome = bench.run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments << "\n" << outcome.output;
+    EXPECT_EQ(outcome.lines(), 1) << outcome.output;
+    EXPECT_TRUE(outcome.output.starts_with("ballast: ")) << outcome.output;
+    for (const std::string& word : words) EXPECT_TRUE(outcome.says(word)) << outcome.output;
+  }
+
+  Workbench bench;
+};
+
+const std::string kPredict = "predict --machine gh200-96gb-480gb --model ";
+
+TEST_F(BadInput, unknown_verb_flag_and_value_are_named) {
+  expect_refusal("predikt", {"predikt", "--help"});
+  expect_refusal("predict --modle gpt2", {"--modle", "ballast predict --help"});
+  expect_refusal(kPredict + "gpt2 --devices x", {"--devices"});
+  expect_refusal("predict --machine gh200-96gb-480gb", {"--model", "no model"});
+  expect_refusal("predict --model gpt2", {"--machine", "no machine"});
+  expect_refusal("models show", {"no name"});
+}
+
+TEST_F(BadInput, names_that_are_not_shipped_come_with_the_nearest) {
+  expect_refusal(kPredict + "gpt-14b", {"gpt-14b", "gpt-13b"});
+  expect_refusal("predict --model gpt2 --machine gh200", {"gh200"});
+  expect_refusal(kPredict + "gpt2 --strategy superofload", {"superofload", "superoffload"});
+}
+
+TEST_F(BadInput, missing_and_damaged_configs_are_refused) {
+  expect_refusal(kPredict + "nothing.json", {"nothing.json", "no such file"});
+  bench.write("half.json", R"({"model_type": "gpt2", "n_embd": )");
+  expect_refusal(kPredict + "half.json", {"half.json"});
+  bench.write("zero.json", R"({"model_type": "gpt2", "n_embd": 0, "n_head": 2, "n_layer": 2,
+    "n_positions": 64, "vocab_size": 256})");
+  expect_refusal(kPredict + "zero.json", {"zero.json"});
+  bench.write("negative.json", R"({"model_type": "gpt2", "n_embd": 32, "n_head": 2,
+    "n_layer": -2, "n_positions": 64, "vocab_size": 256})");
+  expect_refusal(kPredict + "negative.json", {"negative.json", "n_layer"});
+}
+
+TEST_F(BadInput, missing_damaged_and_mistyped_plans_are_refused) {
+  expect_refusal("predict --plan none.json", {"none.json"});
+  bench.write("half.json", "{\"schema\": \"ballast.plan/1\",");
+  expect_refusal("predict --plan half.json", {"half.json"});
+  bench.write("mistyped.json", R"({"schema": "ballast.plan/1", "modell": "gpt2"})");
+  expect_refusal("predict --plan mistyped.json", {"mistyped.json"});
+  expect_refusal(kPredict + "gpt2 --set plan.optimizer.cats=cpu", {"cats", "cast"});
+  expect_refusal(kPredict + "gpt2 --set optimizer.cast=cpu", {"optimizer.cast", "plan."});
+}
+
+TEST_F(BadInput, damaged_machines_and_stores_are_refused) {
+  bench.write("machine.json", R"({"schema": "ballast.machine/1", "nmae": "x"})");
+  expect_refusal("predict --model gpt2 --machine machine.json", {"machine.json"});
+  bench.write("garbage.db", std::string(5000, 'x'));
+  expect_refusal("predict --model gpt2 --machine here --store garbage.db", {"garbage.db"});
+  expect_refusal("predict --model gpt2 --machine here --store none.db",
+                 {"none.db", "ballast profile"});
+  EXPECT_FALSE(bench.exists("none.db"));
+}
+
+TEST_F(BadInput, sizes_that_are_zero_negative_or_do_not_divide_are_refused) {
+  expect_refusal(kPredict + "gpt2 --global-batch 0", {"--global-batch"});
+  expect_refusal(kPredict + "gpt2 --sequence-length -5", {"--sequence-length"});
+  expect_refusal(kPredict + "gpt2 --devices 0", {"--devices"});
+  expect_refusal(kPredict + "gpt2 --micro-batch 3 --global-batch 8", {"micro_batch", "divisor"});
+  expect_refusal(kPredict + "gpt2 --sequence-length 4096", {"sequence_length", "1024"});
+  expect_refusal(std::string(kTrain) + "--steps 0", {"--steps"});
+}
+
+TEST_F(BadInput, missing_damaged_and_short_data_is_refused) {
+  expect_refusal(std::string(kTrain) + "--data nowhere", {"nowhere"});
+  bench.write("short.txt", "abc");
+  expect_refusal(std::string(kTrain) + "--data short.txt", {"short.txt"});
+  bench.write("odd.bin", "abc");
+  expect_refusal(std::string(kTrain) + "--data odd.bin", {"odd.bin"});
+  bench.write("weights.safetensors", "not at all");
+  expect_refusal(std::string(kTrain) + "--data text.txt --import weights.safetensors",
+                 {"weights.safetensors"});
+  expect_refusal(std::string(kTrain) + "--resume", {"--resume", "--checkpoint"});
+}
+
+TEST_F(BadInput, plans_for_another_machine_are_not_trained_here) {
+  expect_refusal("train --model tiny.json --machine gh200-96gb-480gb", {"--machine here"});
+  expect_refusal("verify --model tiny.json --devices 2 --store here.db", {"--devices 1"});
+}
+
+TEST_F(BadInput, plan_that_cannot_fit_is_infeasible_with_a_reason) {
+  // 12.9 billion parameters at 16 bytes each are 192 GiB; the card has 24 GB.
+  const std::string resident =
+      "predict --model gpt-13b --machine rtx-4090-pcie --strategy resident";
+  const Outcome text = bench.run(resident);
+  EXPECT_EQ(text.code, 1);
+  EXPECT_TRUE(text.says("does not fit: GPU memory")) << text.output;
+  const Outcome json = bench.run(resident + " --json");
+  EXPECT_EQ(json.code, 1);
+  EXPECT_TRUE(json.says("\"fits\": false")) << json.output;
+  const Outcome devices = bench.run(resident + " --devices 8");
+  EXPECT_EQ(devices.code, 1);
+  EXPECT_TRUE(devices.says("8 devices")) << devices.output;
+}
+
+TEST_F(BadInput, infeasible_search_writes_no_plan_and_names_the_reason) {
+  const Outcome outcome = bench.run(
+      "tune --model llama-3-70b --machine rtx-4090-pcie --strategy zero-offload --store s.db");
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  EXPECT_TRUE(outcome.says("do not fit")) << outcome.output;
+  EXPECT_FALSE(bench.exists("plan.json"));
+}
+
+TEST_F(BadInput, full_disk_is_told_wherever_something_is_written) {
+  expect_refusal(kPredict + "gpt2 --json > /dev/full", {"standard output"});
+  expect_refusal(kPredict + "gpt2 --out /dev/full", {"/dev/full"});
+  expect_refusal(kPredict + "gpt2 --trace /dev/full", {"/dev/full"});
+  expect_refusal("report --model gpt2 --machine gh200-96gb-480gb --out /dev/full", {"/dev/full"});
+  const Outcome exported = bench.run(std::string(kTrain) + "--data text.txt --export /dev/full");
+  EXPECT_EQ(exported.code, 2) << exported.output;
+  EXPECT_TRUE(exported.says("/dev/full")) << exported.output;
+  const Outcome metrics = bench.run(std::string(kTrain) + "--data text.txt --metrics /dev/full");
+  EXPECT_EQ(metrics.code, 2) << metrics.output;
+  EXPECT_TRUE(metrics.says("--metrics /dev/full")) << metrics.output;
+}
+
+TEST_F(BadInput, failed_writes_leave_the_old_file) {
+  expect_refusal(kPredict + "gpt2 --out no/such/folder/x.json", {"no/such/folder"});
+  bench.write("old.json", "old");
+  expect_refusal(kPredict + "gpt2 --set plan.dtype=fp8 --out old.json", {"dtype"});
+  EXPECT_EQ(bench.read("old.json"), "old");
+}
+
+TEST_F(BadInput, damaged_records_are_not_reported) {
+  bench.write("verify.json", "{}");
+  expect_refusal("report --verify verify.json", {"verify.json", "ballast verify"});
+  bench.write("metrics.jsonl", "{\"step\": 0, \"loss\": 1, \"step_time_s\": 1}\n{\"step\":\n");
+  expect_refusal("report --model gpt2 --machine gh200-96gb-480gb --metrics metrics.jsonl",
+                 {"metrics.jsonl, line 2"});
+  EXPECT_FALSE(bench.exists("report.html"));
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,174 @@
+// What the verbs print and write: JSON with the promised keys, traces that a viewer accepts,
+// pages whose text cannot become markup, and a clean end on Ctrl-C.
+#include <gtest/gtest.h>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/report/page.h"
+#include "cli/text.h"
+#include "cli/verbs.h"
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kSmall = "--model gpt2 --machine gh200-96gb-480gb --sequence-length 512 ";
+
+TEST(Output, every_verb_has_help_and_json) {
+  const Workbench bench;
+  for (const Verb& verb : verbs()) {
+    const Outcome outcome = bench.run(std::string(verb.name) + " --help");
+    EXPECT_EQ(outcome.code, 0) << verb.name;
+    EXPECT_TRUE(outcome.says("--json")) << verb.name;
+    EXPECT_TRUE(outcome.says("--help")) << verb.name;
+  }
+}
+
+TEST(Output, every_shipped_thing_can_be_listed_and_shown) {
+  const Workbench bench;
+  for (const std::string verb : {"machines", "models", "strategies"}) {
+    const Json list = Json::parse(bench.run(verb + " --json").output);
+    ASSERT_FALSE(list.empty());
+    for (const Json& entry : list) {
+      const Outcome shown = bench.run(verb + " show " + entry["name"].get<std::string>());
+      EXPECT_EQ(shown.code, 0);
+      EXPECT_TRUE(Json::parse(shown.output).is_object());
+    }
+  }
+}
+
+TEST(Output, prediction_has_the_keys_of_the_design) {
+  const Workbench bench;
+  const Json json = Json::parse(bench.run("predict --json " + kSmall).output);
+  for (const char* key : {"step_time_s", "tokens_per_s", "tokens_per_s_per_device",
+                          "tflops_per_device", "hardware_tflops_per_device", "mfu_percent", "fits",
+                          "reason", "peak_gpu_bytes", "peak_cpu_bytes", "peak_nvme_bytes",
+                          "holders", "lanes", "critical_path", "provenance", "plan"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  // 8 sequences of 512 tokens a step.
+  EXPECT_NEAR(json["tokens_per_s"].get<double>() * json["step_time_s"].get<double>(), 4096, 1e-6);
+  const Json& shares = json["provenance"];
+  EXPECT_NEAR(shares["measured"].get<double>() + shares["interpolated"].get<double>() +
+                  shares["roofline"].get<double>(),
+              1, 1e-9);
+  EXPECT_FALSE(json["plan"].dump().find("auto") != std::string::npos);
+}
+
+TEST(Output, lists_become_one_row_for_each_combination) {
+  const Workbench bench;
+  const Json json =
+      Json::parse(bench
+                      .run("predict --json --model gpt2 --machine alps-gh200-quad --devices 1,4 "
+                           "--strategy resident,zero-offload --sequence-length 512")
+                      .output);
+  ASSERT_EQ(json["cases"].size(), 4u);
+  EXPECT_EQ(json["cases"][2]["devices"], 4);
+  EXPECT_EQ(json["cases"][3]["strategy"], "zero-offload");
+}
+
+// Complete events of one thread must not overlap, or viewers draw nonsense.
+TEST(Output, trace_names_its_lanes_and_their_spans_do_not_overlap) {
+  const Workbench bench;
+  ASSERT_EQ(bench.run("predict --trace trace.json " + kSmall).code, 0);
+  const Json trace = Json::parse(bench.read("trace.json"));
+  std::set<std::pair<int, int>> named;
+  std::map<std::pair<int, int>, std::vector<std::pair<double, double>>> spans;
+  for (const Json& event : trace["traceEvents"]) {
+    const std::pair<int, int> thread = {event["pid"], event["tid"]};
+    if (event["ph"] == "M" && event["name"] == "thread_name") named.insert(thread);
+    if (event["ph"] == "X") spans[thread].emplace_back(event["ts"], event["dur"]);
+  }
+  ASSERT_FALSE(spans.empty());
+  for (auto& [thread, list] : spans) {
+    EXPECT_TRUE(named.contains(thread)) << thread.second;
+    std::sort(list.begin(), list.end());
+    for (size_t i = 1; i < list.size(); ++i) {
+      EXPECT_GE(list[i].first, list[i - 1].first + list[i - 1].second - 1e-5);
+    }
+  }
+}
+
+TEST(Output, graph_can_be_replayed_from_its_json) {
+  const Workbench bench;
+  const Json graph = Json::parse(bench.run("graph --json " + kSmall).output);
+  const auto ops = static_cast<int64_t>(graph["ops"].size());
+  const auto capacities = static_cast<int64_t>(graph["capacities"].size());
+  ASSERT_GT(ops, 100);
+  for (int64_t i = 0; i < ops; ++i) {
+    const Json& op = graph["ops"][static_cast<size_t>(i)];
+    EXPECT_EQ(op["id"], i);
+    EXPECT_GE(op["alone_s"].get<double>(), 0);
+    for (const Json& demand : op["demands"]) EXPECT_LT(demand["capacity"], capacities);
+    for (const Json& edge : op["predecessors"]) {
+      // An edge within a step points back; one to an earlier step may point anywhere.
+      EXPECT_LT(edge["id"], edge["steps_ahead"] == 0 ? i : ops);
+    }
+  }
+}
+
+TEST(Output, markup_in_a_name_stays_text_on_the_page) {
+  const std::string evil = "</script><script>alert(1)</script>{{data}}&\"";
+  const std::string page = report_page({evil, "footer"}, {{"model", evil}});
+  EXPECT_EQ(page.find("<script>alert"), std::string::npos);
+  EXPECT_EQ(escaped_html("<a href=\"x\">&"), "&lt;a href=&quot;x&quot;&gt;&amp;");
+  // The JSON is what stands between its script element's tags, and reads back as what it was.
+  const std::string open = "id=\"data\">";
+  const size_t begin = page.find(open) + open.size();
+  const size_t end = page.find("</script>", begin);
+  EXPECT_EQ(Json::parse(page.substr(begin, end - begin))["model"], evil);
+}
+
+TEST(Output, report_needs_no_network) {
+  const Workbench bench;
+  ASSERT_EQ(bench.run("report --out page.html " + kSmall).code, 0);
+  const std::string page = bench.read("page.html");
+  EXPECT_EQ(page.find("src=\"http"), std::string::npos);
+  EXPECT_EQ(page.find("href=\"http"), std::string::npos);
+  EXPECT_EQ(page.find("{{"), std::string::npos);
+  EXPECT_NE(page.find("Chart.js v"), std::string::npos);
+}
+
+TEST(Output, interrupted_training_finishes_its_step_and_can_be_resumed) {
+  const Workbench bench;
+  bench.write_tiny_model();
+  bench.write_store();
+  const std::string train =
+      "train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+      "--checkpoint kept --metrics metrics.jsonl ";
+  const Outcome stopped =
+      bench.shell("$BALLAST " + train +
+                  "--steps 100000000 & pid=$!\n"
+                  "for i in $(seq 600); do [ -s metrics.jsonl ] && break; sleep 0.1; done\n"
+                  "kill -INT $pid; wait $pid");
+  EXPECT_EQ(stopped.code, 0) << stopped.output;
+  EXPECT_TRUE(stopped.says("add --resume to go on")) << stopped.output;
+  const std::string first = bench.read("metrics.jsonl");
+  const int64_t next = Json::parse(first.substr(first.rfind('\n', first.size() - 2) + 1))["step"];
+  const Outcome resumed =
+      bench.run(train + "--resume --json --steps " + std::to_string(next + 3) + " 2>/dev/null");
+  EXPECT_EQ(resumed.code, 0) << resumed.output;
+  const Json result = Json::parse(resumed.output);
+  EXPECT_EQ(result["first_step"], next + 1);
+  EXPECT_EQ(result["next_step"], next + 3);
+}
+
+TEST(Output, quantities_have_three_digits_and_a_unit) {
+  EXPECT_EQ(show(Duration::from_us(12345.6)), "12.3 ms");
+  EXPECT_EQ(show(Duration::from_seconds(0.99951)), "1.00 s");
+  EXPECT_EQ(show(Bytes{3 << 20}), "3.00 MiB");
+  EXPECT_EQ(show(Bytes{17}), "17 bytes");
+  EXPECT_EQ(show_count(1234567.8), "1,234,568");
+  EXPECT_EQ(show_count(-1000), "-1,000");
+  EXPECT_EQ(show_signed_percent(-0.01), "0.0 %");
+  Table table({{"name", true}, {"value"}});
+  table.add({"a", "10"});
+  table.add({"longer", "5"});
+  EXPECT_EQ(table.text(), "name    value\na          10\nlonger      5\n");
+}
+
+}  // namespace
+}  // namespace ballast
