@@ -235,6 +235,9 @@ Outcome run(const TrainFlags& flags, const Completed& completed) {
   Trainer trainer(completed.of.model, completed.of.plan, options);
   MetricsFile metrics(flags.metrics_file,
                       flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew);
+  if (!flags.output.json) {
+    fmt::print("{} on this machine: {}\n", completed.of.model.name, plan_text(completed.of.plan));
+  }
   Outcome outcome;
   {
     StepReport report(flags, completed, metrics);
@@ -266,9 +269,6 @@ int run_train(Words words) {
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;
-  }
-  if (!flags.output.json) {
-    fmt::print("{} on this machine: {}\n", completed.of.model.name, plan_text(completed.of.plan));
   }
   const Outcome outcome = run(flags, completed);
   if (flags.output.json) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fmt/format.h>
+#include <system_error>
 
 #include "cli/arguments.h"
 #include "sim/base/error.h"
@@ -74,7 +75,14 @@ int run_program(const std::vector<std::string>& words) {
     flush_output();
     return kDone;
   }
-  const int code = find_verb(words[0]).run(Words(words).subspan(1));
+  const Verb& verb = find_verb(words[0]);
+  int code = kDone;
+  try {
+    code = verb.run(Words(words).subspan(1));
+  } catch (const std::system_error&) {
+    flush_output();  // says so if it was the printing that failed
+    throw;
+  }
   flush_output();
   return code;
 }

@@ -24,7 +24,8 @@ DATA = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data"
 def gpt2():
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_positions=16, n_embd=40, n_layer=2, n_head=4,
-        layer_norm_epsilon=EPSILON, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+        layer_norm_epsilon=EPSILON, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=0)
     config.architectures = ["GPT2LMHeadModel"]
     config._attn_implementation = "eager"
     return transformers.GPT2LMHeadModel(config)
@@ -81,7 +82,8 @@ def write(name, model):
     path.chmod(0o644)
     config = json.dumps(model.config.to_diff_dict(), indent=2, sort_keys=True)
     (DATA / f"reference_{name}.json").write_text(config + "\n")
-    print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {loss.item():.6f}")
+    count = sum(p.numel() for p in model.parameters())
+    print(f"{name}: {count} parameters, loss {loss.item():.6f}")
 
 
 if __name__ == "__main__":

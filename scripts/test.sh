@@ -75,7 +75,8 @@ run() {
     grep -E '\[  FAILED  \]|\*\*\*|ERROR: |WARNING: ThreadSanitizer|runtime error' \
       "$folder/ctest.log" | sort -u | head -n 40
     # A program that died left no results: count it itself.
-    for program in $(sed -n 's/^.*[0-9]* - \([a-z_]*\) (\(SEGFAULT\|Subprocess aborted\|Timeout\|Child aborted\|SIGTRAP\|ILLEGAL\).*/\1/p' \
+    local deaths='SEGFAULT\|Subprocess aborted\|Child aborted\|Timeout\|ILLEGAL\|BUS_ERROR'
+    for program in $(sed -n "s/^.*[0-9] - \([a-z_]*\) (\($deaths\)).*/\1/p" \
       "$folder/ctest.log"); do
       fail "$program in $folder"
     done

@@ -6,7 +6,8 @@
 namespace ballast {
 
 void check_failed(const char* condition, const char* file, int line) {
-  std::fprintf(stderr, "ballast: internal error: CHECK(%s) failed at %s:%d\n", condition, file, line);
+  std::fprintf(stderr, "ballast: internal error: CHECK(%s) failed at %s:%d\n", condition, file,
+               line);
   std::abort();
 }
 

@@ -94,6 +94,7 @@ TEST(Predict, recompute_counts_as_hardware_work_only) {
   Plan plan = tiny_plan(SyncMode::kWait);
   const Prediction keep = predict_tiny(plan);
   plan.activations->fate.fill(ActivationFate::kRecompute);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
   const Prediction recompute = predict_tiny(plan);
   const auto work = [](const Prediction& p, FlopRate rate) {
     return rate.flops_per_s * p.step_time.seconds();
