@@ -77,7 +77,7 @@ int run_profile(Words words) {
   }
   fmt::print("{}\n", profile.machine.description);
   for (const ProbeReport& probe : profile.probes) {
-    fmt::print("  {:<38}{}{}\n", probe.name, probe.ran ? "" : "did not run: ", probe.result);
+    fmt::print("  {:<40}{}{}\n", probe.name, probe.ran ? "" : "did not run: ", probe.result);
   }
   fmt::print("{} operations timed; kept in {} as machine 'here'\n", profile.operations.size(),
              store_path(flags.store));

@@ -20,6 +20,10 @@ namespace {
 constexpr double kSecondsAPlan = 0.4;
 // The best plans of a search must have been timed, operation by operation, before it counts.
 constexpr size_t kTimedAtTheTop = 5;
+// Candidates kept behind those that are shown, and the share of a step below which two tie.
+constexpr size_t kRankedAtLeast = 200;
+constexpr size_t kRankedInJson = 20;
+constexpr double kTieShare = 2e-3;
 constexpr int kMostRounds = 4;
 constexpr size_t kReasonsShown = 3;
 
@@ -138,7 +142,8 @@ class Tuner {
     Progress progress("search");
     SearchOptions options;
     options.deadline_s = flags_.deadline_s;
-    options.ranked = static_cast<size_t>(std::max<int64_t>(flags_.top, kTimedAtTheTop));
+    // More than are shown: the next-best that is explained lies behind the ties.
+    options.ranked = kRankedAtLeast + static_cast<size_t>(flags_.top);
     options.progress = [&](const SearchProgress& at) {
       const double share = at.best ? at.bound.seconds() / at.best->seconds() : 0;
       progress.show(share, fmt::format("{} plans, {} simulated, best {}", at.considered,
@@ -165,6 +170,18 @@ void print_infeasible(const SearchResult& found) {
   }
 }
 
+// The first plan that is slower than the best by more than anyone could measure; the last one
+// ranked if all of them tie.
+size_t next_best(const SearchResult& found) {
+  size_t next = 1;
+  while (next + 1 < found.ranked.size() &&
+         found.ranked[next].step_time.seconds() <
+             (1 + kTieShare) * found.ranked.front().step_time.seconds()) {
+    ++next;
+  }
+  return next;
+}
+
 void print_ranking(const SearchResult& found, int64_t top) {
   Table table({{"", true}, {"step"}, {"tokens/s"}, {"GPU memory"}, {"CPU memory"}, {"plan", true}});
   const auto count = std::min(found.ranked.size(), static_cast<size_t>(top));
@@ -181,6 +198,7 @@ void print_ranking(const SearchResult& found, int64_t top) {
 OrderedJson result_json(const SearchResult& found) {
   OrderedJson ranked = OrderedJson::array();
   for (const Candidate& candidate : found.ranked) {
+    if (ranked.size() == kRankedInJson) break;
     ranked.push_back({{"step_time_s", candidate.step_time.seconds()},
                       {"tokens_per_s", candidate.tokens_per_s},
                       {"gpu_bytes", candidate.memory[static_cast<size_t>(Place::kHbm)].count},
@@ -241,8 +259,12 @@ int run_tune(Words words) {
   fmt::print("the best: {}\n\n", plan_text(best.plan));
   print_ranking(found, flags.top);
   if (found.ranked.size() > 1) {
+    const size_t next = next_best(found);
+    if (next > 1) {
+      fmt::print("\n{} more plans take the same time within {} %\n", next - 1, 100 * kTieShare);
+    }
     fmt::print("\n{}\n",
-               why_it_loses(best, tuner.with(found.ranked[1].plan), tuner.measurements()));
+               why_it_loses(best, tuner.with(found.ranked[next].plan), tuner.measurements()));
   }
   print_infeasible(found);
   fmt::print("wrote {}\n", flags.plan_out);

@@ -78,7 +78,7 @@ std::string why_it_loses(const Case& best, const Case& other, const Measurements
                   show_signed_percent(percent));
   // Below this the two differ by nothing that a reader could act on.
   if (longer < 1e-4 * first.step_time.seconds()) {
-    return text + ": a tie, and the best has fewer moving parts";
+    return text + ": a tie, too close to measure";
   }
   const std::vector<Change> changes = changes_of(first, second);
   if (changes.front().seconds <= 0) return text;

@@ -82,10 +82,8 @@ inline AdamArrays block(const AdamArrays& arrays, int64_t begin, int64_t size) {
   return part;
 }
 
-// Asks for the lines that the streams need 2 KiB later, once a line. Measured with 64M parameters:
-// the plain step gains up to a tenth, the recorded step and its undo, which compute more between
-// loads, a sixth; half the distance or twice as much gains less. Streaming stores of the 16-bit
-// weights or the codes gained nothing, so these streams go the ordinary way.
+// Asks for the lines that the streams need 2 KiB later, once a line: the distance that looked best
+// in short runs at 4M parameters (docs/kernels.md).
 template <Format G>
 inline void prefetch_streams(const AdamArrays& a, int64_t i) {
   constexpr int64_t kAhead = 512, kLineFloats = 16;

@@ -227,7 +227,7 @@ function drawMemory() {
   const roundSteps = () => {
     const longest = Math.max(...places.map((place) => near ? Math.max(limits[place], peaks[place]) :
       Math.max(peaks[place], measured ? measured.memory_bytes[place] || 0 : 0)));
-    const step = 2 ** Math.round(Math.log2(longest / 5));
+    const step = 2 ** Math.ceil(Math.log2(longest / 5));
     return {max: Math.ceil(longest / step) * step,
       ticks: {color: color('quiet'), callback: bytes, stepSize: step}};
   };

@@ -226,6 +226,32 @@ TEST(optimizer_pass, no_weight_is_written_between_its_forward_and_its_last_backw
   }
 }
 
+// fc1 and fc2 of C=128, F=600 have more than one segment, so buckets of one segment cut modules
+// between the two sites.
+TEST(optimizer_pass, every_bucket_of_the_cpu_comes_home_once_wherever_the_gpu_begins) {
+  Model model = tiny::model();
+  model.hidden = 128;
+  model.head_size = 64;
+  model.ffn = 600;
+  Plan plan = tiny::plan();
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  plan.optimizer.gpu_buckets = 0;
+  const auto buckets = static_cast<int64_t>(build(model, plan).buckets.size());
+  for (int64_t on_gpu = 0; on_gpu <= buckets; ++on_gpu) {
+    plan.optimizer.gpu_buckets = on_gpu;
+    const Graph graph = build(model, plan);
+    std::vector<int> uploads(graph.buckets.size(), 0);
+    for (const Op& op : graph.step.ops) {
+      if (op.kind == OpKind::kCopy && kind_of(op.lane) == LaneKind::kUpload) {
+        ++uploads[static_cast<size_t>(op.label.bucket)];
+      }
+    }
+    for (size_t b = 0; b < uploads.size(); ++b) {
+      EXPECT_EQ(uploads[b], graph.buckets[b].site == Site::kCpu ? 1 : 0) << on_gpu << " " << b;
+    }
+  }
+}
+
 TEST(shard_pass, two_ranks_move_half_the_bytes_and_exchange_every_bucket) {
   Plan plan = tiny::plan();
   plan.devices = plan.data = 2;
