@@ -94,8 +94,8 @@ struct OperationTime {
 };
 
 // Times every distinct operation (by cost_key) of the plan's graph on the host device: the program
-// is run sequentially on this thread, warm-up first, until the medians settle or `seconds` are
-// over. Tokens are random.
+// is run one operation at a time, each on the thread of its lane, warm-up first, until the medians
+// settle or `seconds` are over. Tokens are random.
 std::vector<OperationTime> measure_operations(const Model& model, const Plan& plan, double seconds,
                                               const TrainerOptions& options);
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <fmt/format.h>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -93,8 +94,8 @@ class MetricsFile {
   std::ofstream file_;
 };
 
-// Takes the steps that become final and shows them. Steps arrive several at a time, so what each
-// took is the time since the last arrival, shared out evenly.
+// Takes the steps that become final and shows them. Steps are collected several times a second, so
+// what one took is known from the last kWindow collections, shared out evenly.
 class StepReport {
  public:
   StepReport(const TrainFlags& flags, const Completed& completed, MetricsFile& metrics)
@@ -109,9 +110,12 @@ class StepReport {
   void flush() {
     if (waiting_.empty()) return;
     const Clock::time_point now = Clock::now();
-    const std::chrono::duration<double> spent = now - last_;
-    last_ = now;
-    const double seconds = std::max(spent.count(), 1e-9) / static_cast<double>(waiting_.size());
+    arrivals_.push_back({now, static_cast<int64_t>(waiting_.size())});
+    if (arrivals_.size() > kWindow + 1) arrivals_.pop_front();
+    const std::chrono::duration<double> spent = now - arrivals_.front().at;
+    int64_t steps = 0;
+    for (size_t i = 1; i < arrivals_.size(); ++i) steps += arrivals_[i].steps;
+    const double seconds = std::max(spent.count(), 1e-9) / static_cast<double>(steps);
     const std::chrono::duration<double> elapsed = now - start_;
     for (const StepRecord& record : waiting_) {
       metrics_.add({{"step", record.step},
@@ -136,7 +140,12 @@ class StepReport {
   }
 
  private:
+  static constexpr size_t kWindow = 8;
   using Clock = std::chrono::steady_clock;
+  struct Arrival {
+    Clock::time_point at;
+    int64_t steps = 0;  // that arrived then
+  };
   int64_t steps_;
   double tokens_per_step_;
   Duration predicted_;
@@ -144,7 +153,7 @@ class StepReport {
   Progress progress_;
   std::vector<StepRecord> waiting_;
   Clock::time_point start_ = Clock::now();
-  Clock::time_point last_ = start_;
+  std::deque<Arrival> arrivals_{{start_, 0}};
 };
 
 Duration median_of(std::vector<Duration> values) {

@@ -1,5 +1,6 @@
 // Checkpoints: a training that is stopped, killed or continued under another plan ends with the
 // same bits as one that never stopped.
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -43,6 +44,37 @@ std::vector<float> train_to_the_end(const Plan& plan, const std::string& folder)
   return trainer.parameters();
 }
 
+// Trains in a process of its own that is killed once its loss has been computed `steps` times, and
+// a little later. Returns whether it was killed before it ended.
+bool train_and_kill(const Plan& plan, const std::string& folder, int steps,
+                    std::chrono::microseconds later) {
+  std::array<int, 2> pipe_ends{};
+  CHECK(pipe(pipe_ends.data()) == 0);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    TrainerOptions options = options_in(folder);
+    options.gradient_factor = [&](int32_t) {  // called by every step's loss
+      const char step = 1;
+      return ::write(pipe_ends[1], &step, 1) == 1 ? 1.0 : 0.0;
+    };
+    Trainer trainer(tiny::gpt2_model(), plan, options);
+    trainer.train(kSteps, nullptr);
+    _exit(0);
+  }
+  close(pipe_ends[1]);
+  char step = 0;
+  for (int seen = 0; seen < steps && ::read(pipe_ends[0], &step, 1) == 1; ++seen) {
+  }
+  std::this_thread::sleep_for(later);
+  kill(child, SIGKILL);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  close(pipe_ends[0]);
+  EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+  return WIFSIGNALED(status);
+}
+
 TEST(resume, a_killed_training_continues_to_the_same_bits) {
   std::mt19937 random(11);
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
@@ -51,21 +83,9 @@ TEST(resume, a_killed_training_continues_to_the_same_bits) {
     const Plan plan = plan_with(sync);
     const std::vector<float> expected = train_to_the_end(plan, whole.path());
     int kills = 0;
-    for (int attempt = 0; attempt < 200; ++attempt) {
-      const pid_t child = fork();
-      ASSERT_GE(child, 0);
-      if (child == 0) {
-        train_to_the_end(plan, killed.path());
-        _exit(0);
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 150));
-      kill(child, SIGKILL);
-      int status = 0;
-      ASSERT_EQ(waitpid(child, &status, 0), child);
-      if (WIFEXITED(status)) {
-        ASSERT_EQ(WEXITSTATUS(status), 0);
-        break;
-      }
+    // Far enough to leave a checkpoint behind more often than not; every kill may hit anything.
+    while (kills < 6 && train_and_kill(plan, killed.path(), 2 + static_cast<int>(random() % 8),
+                                       std::chrono::microseconds(random() % 8000))) {
       ++kills;
     }
     EXPECT_GT(kills, 0);
@@ -77,11 +97,9 @@ TEST(resume, a_killed_training_continues_to_the_same_bits) {
 TEST(resume, another_plan_of_the_same_model_reads_the_checkpoint) {
   const TemporaryFolder whole;
   const TemporaryFolder changed;
-  const std::vector<float> expected =
-      train_to_the_end(plan_with(SyncMode::kWait), whole.path());
+  const std::vector<float> expected = train_to_the_end(plan_with(SyncMode::kWait), whole.path());
   {
-    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait),
-                    options_in(changed.path()));
+    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(changed.path()));
     trainer.train(10, nullptr);
   }
   Plan other = plan_with(SyncMode::kSpeculate);
@@ -99,8 +117,7 @@ TEST(resume, only_the_last_two_checkpoints_are_kept) {
     files += entry.is_regular_file();
   }
   EXPECT_EQ(files, 2);
-  EXPECT_EQ(newest_checkpoint(folder.path()),
-            checkpoint_path(folder.path(), kSteps));
+  EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kSteps));
 }
 
 TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
@@ -114,8 +131,7 @@ TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
     if (++seen == 3) trainer.request_stop();
   });
   EXPECT_TRUE(result.stopped || result.next_step == kSteps);
-  EXPECT_EQ(load_checkpoint_header(*newest_checkpoint(folder.path())).next_step,
-            result.next_step);
+  EXPECT_EQ(load_checkpoint_header(*newest_checkpoint(folder.path())).next_step, result.next_step);
   EXPECT_TRUE(tiny::same_bits(train_to_the_end(plan, folder.path()), expected));
 }
 
@@ -125,8 +141,7 @@ TEST(resume, a_damaged_checkpoint_is_one_clear_error) {
   const std::string newest = *newest_checkpoint(folder.path());
   std::filesystem::resize_file(newest, std::filesystem::file_size(newest) / 2);
   const std::string message = error_of([&] {
-    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait),
-                    options_in(folder.path()));
+    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
   });
   EXPECT_TRUE(mentions(message, newest)) << message;
 }
