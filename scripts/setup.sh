@@ -7,7 +7,8 @@ set -euo pipefail
 packages=(build-essential cmake ninja-build pkg-config git nlohmann-json3-dev libcli11-dev
   libsqlite3-dev libeigen3-dev libfmt-dev libhwloc-dev libjs-chart.js)
 if [ "${1:-}" = --tests ]; then
-  packages+=(libgtest-dev libbenchmark-dev clang libclang-rt-14-dev)
+  packages+=(libgtest-dev libbenchmark-dev clang libclang-rt-14-dev
+    g++-aarch64-linux-gnu qemu-user googletest)
 fi
 
 missing=()
