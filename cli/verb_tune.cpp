@@ -170,16 +170,26 @@ void print_infeasible(const SearchResult& found) {
   }
 }
 
-// The first plan that is slower than the best by more than anyone could measure; the last one
-// ranked if all of them tie.
-size_t next_best(const SearchResult& found) {
-  size_t next = 1;
-  while (next + 1 < found.ranked.size() &&
-         found.ranked[next].step_time.seconds() <
+// How many ranked plans take as long as the best, as far as anyone could measure.
+size_t ties(const SearchResult& found) {
+  size_t count = 1;
+  while (count < found.ranked.size() &&
+         found.ranked[count].step_time.seconds() <
              (1 + kTieShare) * found.ranked.front().step_time.seconds()) {
-    ++next;
+    ++count;
   }
-  return next;
+  return count;
+}
+
+// Of the plans that tie the simplest is the best: whoever runs it has least to understand.
+void prefer_simple(SearchResult& found) {
+  if (found.ranked.empty()) return;
+  std::stable_sort(found.ranked.begin(),
+                   found.ranked.begin() + static_cast<std::ptrdiff_t>(ties(found)),
+                   [](const Candidate& a, const Candidate& b) {
+                     return moving_parts(a.plan) < moving_parts(b.plan);
+                   });
+  found.best = found.ranked.front();
 }
 
 void print_ranking(const SearchResult& found, int64_t top) {
@@ -242,7 +252,8 @@ int run_tune(Words words) {
   }
   if (flags.plan.strategies.empty()) of.plan.strategy = "tuned";
   Tuner tuner(std::move(of), flags);
-  const SearchResult found = tuner.run();
+  SearchResult found = tuner.run();
+  prefer_simple(found);
   const OrderedJson json = result_json(found);
   if (flags.output.json) fmt::print("{}\n", json.dump(1));
   if (!found.best) {
@@ -259,10 +270,12 @@ int run_tune(Words words) {
   fmt::print("the best: {}\n\n", plan_text(best.plan));
   print_ranking(found, flags.top);
   if (found.ranked.size() > 1) {
-    const size_t next = next_best(found);
-    if (next > 1) {
-      fmt::print("\n{} more plans take the same time within {} %\n", next - 1, 100 * kTieShare);
+    const size_t tied = ties(found);
+    if (tied > 1) {
+      fmt::print("\n{} plans take the same time within {} %; the simplest of them is taken\n", tied,
+                 100 * kTieShare);
     }
+    const size_t next = std::min(tied, found.ranked.size() - 1);
     fmt::print("\n{}\n",
                why_it_loses(best, tuner.with(found.ranked[next].plan), tuner.measurements()));
   }

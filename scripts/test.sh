@@ -118,7 +118,8 @@ fi
 if enough 300 "the address and undefined-behaviour sanitizers"; then
   say "address and undefined-behaviour sanitizers"
   build build/asan address,undefined test_base test_spec test_graph test_engine test_profiles \
-    test_kernels test_backend && run build/asan -R '^(base|spec|graph|engine|profiles|kernels|backend)$'
+    test_kernels test_backend &&
+    run build/asan -R '^(base|spec|graph|engine|profiles|kernels|backend)$'
 fi
 # Whatever more than one thread touches: executor, lanes, pacer, trainer, workers.
 if enough 240 "the thread sanitizer"; then

@@ -19,7 +19,7 @@ std::vector<std::string> readme_lines() {
 
 TEST(Readme, every_command_it_shows_can_be_run) {
   const Workbench bench;
-  const std::string program = "$ build/ballast ";
+  const std::string program = "    $ build/ballast ";
   int commands = 0;
   for (const std::string& line : readme_lines()) {
     if (!line.starts_with(program)) continue;
