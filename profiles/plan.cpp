@@ -41,6 +41,10 @@ std::vector<ModuleKind> saving_kinds() {
   return kinds;
 }
 
+DType read_moments(JsonReader& reader) {
+  return reader.choice("moments", {"fp32", "bf16"}) == 0 ? DType::kF32 : DType::kBf16;
+}
+
 OptimizerPlan read_optimizer(JsonReader reader) {
   OptimizerPlan plan;
   plan.placement = read_choice<OptimizerPlacement>(reader, "placement", 3);
@@ -52,6 +56,8 @@ OptimizerPlan read_optimizer(JsonReader reader) {
   plan.sync = read_choice<SyncMode>(reader, "sync", 3);
   plan.undo = read_choice<UndoKind>(reader, "undo", 2);
   plan.adam = reader.text("adam");
+  if (reader.has("stream_share")) plan.stream_share = reader.number("stream_share", kShare);
+  if (reader.has("moments")) plan.moments = read_moments(reader);
   reader.finish();
   return plan;
 }
@@ -72,6 +78,7 @@ ActivationPlan read_activations(JsonReader reader) {
   }
   plan.offload_share = reader.number("offload_share", kShare);
   plan.look_ahead = reader.whole("look_ahead", kCountOrNone);
+  if (reader.has("scores")) plan.scores = read_choice<ActivationFate>(reader, "scores", 2);
   reader.finish();
   return plan;
 }
@@ -83,6 +90,7 @@ OrderedJson write_activations(const ActivationPlan& plan) {
   }
   out["offload_share"] = plan.offload_share;
   out["look_ahead"] = plan.look_ahead;
+  out["scores"] = to_string(plan.scores);
   return out;
 }
 
@@ -114,6 +122,19 @@ Json expanded(const std::string& key, const Json& change) {
   return change;
 }
 
+// Absent from plans that were written before there were several degrees: one of each.
+void read_degrees(JsonReader& reader, Plan& plan) {
+  const std::pair<const char*, int64_t*> degrees[] = {
+      {"tensor", &plan.tensor},     {"pipeline", &plan.pipeline},
+      {"sequence", &plan.sequence}, {"virtual_pipeline", &plan.virtual_pipeline},
+      {"context", &plan.context},   {"expert", &plan.expert}};
+  for (const auto& [key, degree] : degrees) {
+    if (reader.has(key)) *degree = reader.whole(key, kCount);
+  }
+  if (reader.has("tensor_sequence")) plan.tensor_sequence = reader.boolean("tensor_sequence");
+  if (reader.has("numa")) plan.numa = read_choice<NumaBinding>(reader, "numa", 2);
+}
+
 }  // namespace
 
 Plan plan_from_json(const Json& document, const std::string& source) {
@@ -125,6 +146,7 @@ Plan plan_from_json(const Json& document, const std::string& source) {
   plan.strategy = reader.text("strategy");
   plan.devices = reader.whole("devices", kCount);
   plan.data = reader.whole("data", kCount);
+  read_degrees(reader, plan);
   plan.zero_stage = reader.whole("zero_stage", {0, 3});
   plan.global_batch = reader.whole("global_batch", kCountOrNone);
   if (!is_auto(reader, "micro_batch")) plan.micro_batch = reader.whole("micro_batch", kCount);
@@ -148,6 +170,14 @@ OrderedJson to_json(const Plan& plan) {
       {"strategy", plan.strategy},
       {"devices", plan.devices},
       {"data", plan.data},
+      {"tensor", plan.tensor},
+      {"pipeline", plan.pipeline},
+      {"virtual_pipeline", plan.virtual_pipeline},
+      {"sequence", plan.sequence},
+      {"context", plan.context},
+      {"expert", plan.expert},
+      {"tensor_sequence", plan.tensor_sequence},
+      {"numa", to_string(plan.numa)},
       {"zero_stage", plan.zero_stage},
       {"global_batch", plan.global_batch},
       {"micro_batch", or_auto(plan.micro_batch)},
@@ -162,7 +192,9 @@ OrderedJson to_json(const Plan& plan) {
         {"cast", to_string(plan.optimizer.cast)},
         {"sync", to_string(plan.optimizer.sync)},
         {"undo", to_string(plan.optimizer.undo)},
-        {"adam", plan.optimizer.adam}}},
+        {"adam", plan.optimizer.adam},
+        {"stream_share", plan.optimizer.stream_share},
+        {"moments", to_string(plan.optimizer.moments)}}},
       {"activations", plan.activations ? write_activations(*plan.activations) : OrderedJson(kAuto)},
       {"checkpoint_period_steps", plan.checkpoint_period_steps}};
 }

@@ -32,6 +32,10 @@ std::string_view to_string(SyncMode value) {
   return "";
 }
 
+std::string_view to_string(NumaBinding value) {
+  return value == NumaBinding::kLocal ? "local" : "remote";
+}
+
 std::string_view to_string(UndoKind value) {
   return value == UndoKind::kSnapshot ? "snapshot" : "exact";
 }
@@ -91,19 +95,75 @@ void check_batch(const Plan& plan) {
   }
 }
 
+void require_divides(const std::string& knob, int64_t degree, int64_t count,
+                     const std::string& counted) {
+  if (count % degree != 0) {
+    refuse(knob, fmt::format("{} does not divide the {} {}", degree, count, counted),
+           "use a divisor");
+  }
+}
+
+void check_pipeline(const Plan& plan, const Model& model) {
+  const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
+  if (chunks > model.layers) {
+    refuse(plan.virtual_pipeline > 1 ? "virtual_pipeline" : "pipeline",
+           fmt::format("{} chunks for {} layers", chunks, model.layers), "use fewer");
+  }
+  if (plan.virtual_pipeline > 1) {
+    if (plan.pipeline == 1) refuse("virtual_pipeline", "there is one stage", "set pipeline");
+    require_divides("virtual_pipeline", chunks, model.layers, "layers (times pipeline)");
+    if (plan.micro_batch) {
+      require_divides("pipeline", plan.pipeline, plan.accumulation(),
+                      "micro-batches, as interleaving needs");
+    }
+  }
+  if (plan.pipeline == 1) return;
+  if (plan.zero_stage == 3) {
+    refuse("zero_stage", "stage 3 gathers weights that a pipeline keeps apart", "use at most 1");
+  }
+  if (plan.optimizer.sync != SyncMode::kWait) {
+    refuse("optimizer.sync", "a pipeline's stages wait for one norm of all gradients", "use wait");
+  }
+  if (plan.weights.flow_share.value_or(0) > 0) {
+    refuse("weights.flow_share", "weights do not flow inside a pipeline", "use 0");
+  }
+}
+
+void check_degrees(const Plan& plan, const Model& model) {
+  require_at_least("devices", plan.devices, 1);
+  const std::pair<const char*, int64_t> degrees[] = {
+      {"data", plan.data},         {"tensor", plan.tensor},
+      {"pipeline", plan.pipeline}, {"virtual_pipeline", plan.virtual_pipeline},
+      {"sequence", plan.sequence}, {"context", plan.context},
+      {"expert", plan.expert}};
+  for (const auto& [knob, degree] : degrees) require_at_least(knob, degree, 1);
+  const int64_t ranks = plan.data * plan.tensor * plan.pipeline * plan.sequence * plan.context;
+  if (ranks != plan.devices) {
+    refuse("data",
+           fmt::format("data {} x tensor {} x pipeline {} x sequence {} x context {} is {} "
+                       "ranks for {} devices",
+                       plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, ranks,
+                       plan.devices),
+           "make the product equal to devices");
+  }
+  require_divides("tensor", plan.tensor, model.heads, "attention heads");
+  require_divides("tensor", plan.tensor, model.ffn, "feed-forward columns");
+  require_divides("sequence", plan.sequence * plan.tensor, model.heads,
+                  "attention heads (times tensor)");
+  require_divides("sequence", plan.sequence * plan.context, plan.sequence_length,
+                  "tokens of a sequence (times context)");
+  require_divides("expert", plan.expert, plan.data, "data-parallel ranks");
+  if (plan.zero_stage < 0 || plan.zero_stage > 3) {
+    refuse("zero_stage", fmt::format("stage {} is not known", plan.zero_stage), "use 0 to 3");
+  }
+  check_pipeline(plan, model);
+}
+
 }  // namespace
 
 void check(const Plan& plan, const Model& model) {
   check(model);
-  require_at_least("devices", plan.devices, 1);
-  require_at_least("data", plan.data, 1);
-  if (plan.data != plan.devices) {
-    refuse("data", fmt::format("{} ranks for {} devices", plan.data, plan.devices),
-           "every device is one data-parallel rank: set data = devices");
-  }
-  if (plan.zero_stage < 1 || plan.zero_stage > 2) {
-    refuse("zero_stage", fmt::format("stage {} is not known", plan.zero_stage), "use 1 or 2");
-  }
+  check_degrees(plan, model);
   check_batch(plan);
   if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
     refuse("sequence_length",
@@ -117,9 +177,11 @@ void check(const Plan& plan, const Model& model) {
   }
   if (plan.weights.flow_share) require_share("weights.flow_share", *plan.weights.flow_share);
   require_at_least("weights.look_ahead", plan.weights.look_ahead, 0);
-  if (plan.optimizer.placement == OptimizerPlacement::kNvme) {
-    refuse("optimizer.placement", "nvme is not a place this version can step from",
-           "use gpu or cpu");
+  require_share("optimizer.stream_share", plan.optimizer.stream_share);
+  if (plan.optimizer.moments != DType::kF32 && plan.optimizer.moments != DType::kBf16) {
+    refuse("optimizer.moments",
+           fmt::format("{} is no format for them", to_string(plan.optimizer.moments)),
+           "use fp32 or bf16");
   }
   require_at_least("optimizer.bucket_bytes", plan.optimizer.bucket_bytes.count, 1);
   if (plan.optimizer.gpu_buckets) {
@@ -130,6 +192,9 @@ void check(const Plan& plan, const Model& model) {
         ActivationFate::kRecompute) {
       refuse("activations.fc2", "its output is the layer input that recomputation starts from",
              "keep or offload it");
+    }
+    if (plan.activations->scores == ActivationFate::kOffload) {
+      refuse("activations.scores", "scores are never worth a copy", "keep or recompute them");
     }
     require_share("activations.offload_share", plan.activations->offload_share);
     require_at_least("activations.look_ahead", plan.activations->look_ahead, 0);

@@ -22,6 +22,8 @@ enum class CastPlacement : uint8_t { kGpu, kCpu };
 // kWait: all gradients first, then the step. kDelay: the step is applied one step late (not exact).
 // kSpeculate: step at once, validate during the next forward, roll back if it was wrong (exact).
 enum class SyncMode : uint8_t { kWait, kDelay, kSpeculate };
+// Which CPU memory a device's threads use: that of its own chip, or another's.
+enum class NumaBinding : uint8_t { kLocal, kRemote };
 enum class UndoKind : uint8_t { kSnapshot, kExact };
 // What becomes of a module's output between forward and backward.
 enum class ActivationFate : uint8_t { kKeep, kRecompute, kOffload };
@@ -29,6 +31,7 @@ enum class ActivationFate : uint8_t { kKeep, kRecompute, kOffload };
 std::string_view to_string(OptimizerPlacement value);
 std::string_view to_string(CastPlacement value);
 std::string_view to_string(SyncMode value);
+std::string_view to_string(NumaBinding value);
 std::string_view to_string(UndoKind value);
 std::string_view to_string(ActivationFate value);
 
@@ -40,6 +43,10 @@ struct OptimizerPlan {
   SyncMode sync = SyncMode::kSpeculate;
   UndoKind undo = UndoKind::kSnapshot;
   std::string adam = "best";  // a name of kernels::Table, or of a machine's Adam curves
+  // Share of the buckets in CPU memory whose state comes to the GPU, is stepped there, and goes
+  // back (Deep-OptimizerStates, arXiv 2410.21316); spread evenly over the others.
+  double stream_share = 0;
+  DType moments = DType::kF32;  // how both moments are stored: fp32 or bf16
   bool operator==(const OptimizerPlan&) const = default;
 };
 
@@ -56,6 +63,9 @@ struct ActivationPlan {
   // backward comes before a copy could return.
   double offload_share = 1.0;
   int64_t look_ahead = 4;  // operations of the GPU between a reload and its use
+  // The scores of eager attention, which are no module's output: keep or recompute. Megatron's
+  // "selective" recompute is this one alone.
+  ActivationFate scores = ActivationFate::kKeep;
   bool operator==(const ActivationPlan&) const = default;
 };
 
@@ -67,9 +77,21 @@ struct Plan {
   std::string model;    // a name of profiles/models or a path of a config.json
   std::string machine;  // a name of profiles/machines, a path, or "here"
   std::string strategy;
+  // devices = data * tensor * pipeline * sequence * context
   int64_t devices = 1;
-  int64_t data = 1;  // data-parallel ranks; their optimizer state is sharded (zero_stage)
+  int64_t data = 1;              // ranks that see other sequences
+  int64_t tensor = 1;            // ranks that share every matrix (arXiv 1909.08053)
+  int64_t pipeline = 1;          // stages of consecutive layers, 1F1B (arXiv 2104.04473)
+  int64_t virtual_pipeline = 1;  // chunks of layers a stage, interleaved
+  int64_t sequence = 1;          // ranks that share every sequence (Ulysses, arXiv 2309.14509)
+  int64_t context = 1;           // the same by ring attention (arXiv 2310.01889)
+  int64_t expert = 1;            // of the data-parallel ranks, those that share the experts
+  // Norms and residuals split over the tensor-parallel ranks by token (arXiv 2205.05198).
+  bool tensor_sequence = false;
+  // Split over the ranks that see the same weights: 0 nothing, 1 optimizer state, 2 also
+  // gradients, 3 also weights (arXiv 1910.02054).
   int64_t zero_stage = 2;
+  NumaBinding numa = NumaBinding::kLocal;
   int64_t global_batch = 0;            // sequences per step over all devices
   std::optional<int64_t> micro_batch;  // sequences per forward on one device
   int64_t sequence_length = 0;
@@ -79,6 +101,12 @@ struct Plan {
   std::optional<ActivationPlan> activations;
   int64_t checkpoint_period_steps = 0;  // 0: none
 
+  // Ranks over which state is sharded: all that hold the same weights.
+  int64_t replicas() const { return data * sequence * context; }
+  // Tokens of a micro-batch on one device, tensor-parallel ranks apart. Requires micro_batch.
+  int64_t tokens_per_micro_batch() const {
+    return micro_batch.value() * div_ceil(sequence_length, sequence * context);
+  }
   // Micro-batches per step on one device. Requires micro_batch.
   int64_t accumulation() const {
     return div_exact(div_exact(global_batch, data), micro_batch.value());

@@ -1,0 +1,85 @@
+// Stack: how a training framework falls short of the machine it runs on.
+//
+// Two kinds of statement. Facts say what the framework does (which attention, what it keeps, what
+// it overlaps); they come from its source and papers, are never fitted, and shape the graph. The
+// six constants say how well it does it; `ballast calibrate` fits them, and only the cost model and
+// the memory sums read them. Ballast itself is a stack: the defaults here.
+// Will not do: know a machine, a model, or a single published case.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/units.h"
+
+namespace ballast {
+
+// kEager stores the scores of every query and key, kFlash never does (arXiv 2205.14135).
+enum class AttentionKind : uint8_t { kEager, kFlash };
+std::string_view to_string(AttentionKind value);
+
+// 32-bit numbers that a framework keeps although its plan trains in 16 bits.
+enum class GradientPrecision : uint8_t { kAsWeights, kF32 };
+std::string_view to_string(GradientPrecision value);
+
+// When collectives of sharded state run: beside the computation they serve, or between.
+enum class Overlap : uint8_t { kNone, kFull };
+std::string_view to_string(Overlap value);
+
+struct StackFacts {
+  // In order of preference: the first one whose memory fits is used. A model may name its own.
+  std::vector<AttentionKind> attention = {AttentionKind::kFlash};
+  bool dropout = false;                 // masks of a byte a value are kept for the backward
+  bool fuses_elementwise = true;        // bias, activation, dropout and residual in one pass each
+  bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
+  bool loss_in_fp32 = false;            // logits are copied to 32 bits, and so is their gradient
+  bool separate_unscale = false;        // a pass over the gradients of its own before the step
+  bool pinned_power_of_two = false;     // host buffers round up to a power of two (PyTorch)
+  bool copies_gradients_to_buckets = false;  // all-reduced from a second copy (PyTorch DDP)
+  // 16-bit state where one device holds everything: no fp32 master, moments in 16 bits.
+  bool pure_16_bit_on_one_device = false;
+  GradientPrecision gradients = GradientPrecision::kAsWeights;  // accumulated and stored
+  GradientPrecision reduction = GradientPrecision::kAsWeights;  // on the wire
+  Overlap gradient_overlap = Overlap::kFull;                    // reduction beside the backward
+  Overlap weight_overlap = Overlap::kFull;    // gathering beside the forward and backward
+  Overlap tensor_overlap = Overlap::kNone;    // tensor parallel traffic beside products
+  Overlap pipeline_overlap = Overlap::kFull;  // sends beside computation
+  int64_t least_zero_stage = 0;               // what a plan that names no stage may choose between
+  int64_t most_zero_stage = 3;
+  bool operator==(const StackFacts&) const = default;
+};
+
+// 1 is perfect for every share; what is not fitted keeps its default.
+struct StackConstants {
+  double gemm = 1;          // share of the machine's matrix product time model
+  double attention = 1;     // share of the machine's attention rate
+  double elementwise = 1;   // share of GPU memory bandwidth in passes that it binds
+  double collective = 1;    // share of the machine's collective bandwidth
+  Duration launch;          // of host time, added to every operation of the GPU
+  double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
+  bool operator==(const StackConstants&) const = default;
+};
+inline constexpr int kStackConstants = 6;
+// "gemm_share", ..., in the order of the members: the keys of a stack file.
+std::string_view constant_name(int index);
+// The value of one constant: a share, or microseconds for `launch_us`.
+double constant(const StackConstants& constants, int index);
+void set_constant(StackConstants& constants, int index, double value);
+
+struct Stack {
+  std::string name = "ballast";
+  std::string description;
+  std::string source;
+  StackFacts facts;
+  StackConstants constants;
+  std::vector<std::string> fitted;     // names of the constants that were fitted
+  std::vector<std::string> fitted_on;  // ids of the published cases
+};
+
+// Throws Error naming the stack and the key where a share is out of range.
+void check(const Stack& stack);
+
+}  // namespace ballast
