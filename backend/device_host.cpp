@@ -175,6 +175,9 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
       return copy(op, step);
     case OpKind::kCommit:
     case OpKind::kCollective:
+    case OpKind::kIo:
+    case OpKind::kScale:
+    case OpKind::kBlock:
       break;
   }
   CHECK(false && "not an operation of one host device");

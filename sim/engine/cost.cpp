@@ -36,6 +36,8 @@ struct Mixer {
   void operator()(const BucketWork& w) { mix(w.elements), mix(w.moved.count); }
   void operator()(const CopyWork& w) { mix(w.bytes.count); }
   void operator()(const CollectiveWork& w) { mix(w.bytes.count), mix(w.ranks); }
+  void operator()(const IoWork& w) { mix(w.bytes.count); }
+  void operator()(const BlockWork& w) { mix(w.block); }
 };
 
 struct IdentityHash {
@@ -70,9 +72,12 @@ struct GroupOfWork {
     return in ? " host to device" : " device to host";
   }
   std::string operator()(const CollectiveWork& w) const {
-    static constexpr std::string_view kNames[] = {"all-reduce", "reduce-scatter", "all-gather"};
-    return fmt::format(" {} ranks={}", kNames[static_cast<size_t>(w.kind)], w.ranks);
+    return fmt::format(" {} ranks={} stride={}", to_string(w.kind), w.ranks, w.stride);
   }
+  std::string operator()(const IoWork& w) const {
+    return w.direction == IoDirection::kRead ? " read" : " write";
+  }
+  std::string operator()(const BlockWork&) const { return ""; }
 };
 
 // Phases whose work differs though its sizes may not; a recomputed forward is a forward.

@@ -164,6 +164,12 @@ std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& p
 
 Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
                    const Measurements* measurements) {
+  return predict(model, plan, machine, Stack{}, measurements);
+}
+
+Prediction predict(const Model& model, const Plan& plan, const Machine& machine, const Stack& stack,
+                   const Measurements* measurements) {
+  check(stack);
   if (plan.devices > machine.devices) {
     Prediction result;
     result.reason =

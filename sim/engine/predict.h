@@ -17,6 +17,7 @@
 #include "sim/spec/measurements.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
@@ -27,6 +28,11 @@ struct Prediction {
   bool fits = false;
   std::string reason;  // why it does not fit, with numbers and the nearest remedy; else empty
   std::vector<PlacePeak> peaks;
+  Bytes gpu_peak;  // what a device's allocator would report: the tensors' peak and its slack
+  // Of the layers of the device that holds most of either (the first stage of a pipeline), without
+  // embeddings and head: the two quantities of arXiv 2205.05198, table 2.
+  Bytes layer_states;
+  Bytes layer_activations;
 
   Duration step_time;
   bool settled = false;  // else the period had not settled and step_time is a mean
@@ -52,6 +58,9 @@ struct Prediction {
 // to have a value. `measurements` may be null. Throws Error where the machine lacks a number that
 // the plan needs.
 Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
+                   const Measurements* measurements);
+// The same as another framework would run the plan; above it is Ballast itself.
+Prediction predict(const Model& model, const Plan& plan, const Machine& machine, const Stack& stack,
                    const Measurements* measurements);
 
 // The same for a graph that is built already, which is moved into the result.

@@ -29,8 +29,9 @@ struct KeyOfWork {
                        w.accumulate ? " accumulate" : "");
   }
   std::string operator()(const AttentionWork& w) const {
-    return fmt::format(" sequences={} length={} heads={} kv_heads={} head_size={} {}", w.sequences,
-                       w.length, w.heads, w.kv_heads, w.head_size, to_string(w.dtype));
+    return fmt::format(" sequences={} length={} heads={} kv_heads={} head_size={} {}{}",
+                       w.sequences, w.length, w.heads, w.kv_heads, w.head_size, to_string(w.dtype),
+                       w.kind == AttentionKind::kEager ? " eager" : "");
   }
   std::string operator()(const RowWork& w) const {
     return fmt::format(" rows={} columns={} {}", w.rows, w.columns, to_string(w.dtype));
@@ -46,10 +47,14 @@ struct KeyOfWork {
         w.direction == CopyDirection::kHostToDevice ? "host to device" : "device to host");
   }
   std::string operator()(const CollectiveWork& w) const {
-    static constexpr std::array<std::string_view, 3> kinds = {"all-reduce", "reduce-scatter",
-                                                              "all-gather"};
-    return fmt::format(" {} bytes={} ranks={}", name_in(kinds, w.kind), w.bytes.count, w.ranks);
+    return fmt::format(" {} bytes={} ranks={} stride={}", to_string(w.kind), w.bytes.count, w.ranks,
+                       w.stride);
   }
+  std::string operator()(const IoWork& w) const {
+    return fmt::format(" bytes={} {}", w.bytes.count,
+                       w.direction == IoDirection::kRead ? "read" : "write");
+  }
+  std::string operator()(const BlockWork& w) const { return fmt::format(" block={}", w.block); }
 };
 
 }  // namespace
@@ -74,9 +79,15 @@ std::string_view to_string(Category category) {
 
 std::string_view to_string(OpKind kind) {
   static constexpr std::array<std::string_view, kOpKinds> names = {
-      "load_batch", "embedding", "norm",   "gemm", "attention",      "activation",
-      "loss",       "pack",      "unpack", "cast", "sum_of_squares", "decide",
-      "commit",     "snapshot",  "adam",   "undo", "copy",           "collective"};
+      "load_batch", "embedding", "norm", "gemm",           "attention", "activation", "loss",
+      "pack",       "unpack",    "cast", "sum_of_squares", "decide",    "commit",     "snapshot",
+      "adam",       "undo",      "copy", "collective",     "io",        "scale",      "block"};
+  return name_in(names, kind);
+}
+
+std::string_view to_string(CollectiveKind kind) {
+  static constexpr std::array<std::string_view, 6> names = {
+      "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send-receive"};
   return name_in(names, kind);
 }
 
@@ -144,6 +155,7 @@ Bytes bytes_of(const Work& work) {
   if (const auto* bucket = std::get_if<BucketWork>(&work)) return bucket->moved;
   if (const auto* copy = std::get_if<CopyWork>(&work)) return copy->bytes;
   if (const auto* collective = std::get_if<CollectiveWork>(&work)) return collective->bytes;
+  if (const auto* io = std::get_if<IoWork>(&work)) return io->bytes;
   return {0};
 }
 

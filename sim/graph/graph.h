@@ -23,6 +23,7 @@
 #include "sim/spec/dtype.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
@@ -134,8 +135,11 @@ enum class OpKind : uint8_t {
   kUndo,
   kCopy,  // across the link
   kCollective,
+  kIo,     // between CPU memory and NVMe
+  kScale,  // gradients of a bucket multiplied in place, where that is a pass of its own
+  kBlock,  // a whole sequence of operations, run as one (see Graph::blocks)
 };
-inline constexpr int kOpKinds = 18;
+inline constexpr int kOpKinds = 21;
 std::string_view to_string(OpKind kind);
 
 enum class Phase : uint8_t {
@@ -153,7 +157,16 @@ std::string_view to_string(Phase phase);
 
 enum class CopyDirection : uint8_t { kHostToDevice, kDeviceToHost };
 enum class Site : uint8_t { kGpu, kCpu };
-enum class CollectiveKind : uint8_t { kAllReduce, kReduceScatter, kAllGather };
+enum class IoDirection : uint8_t { kRead, kWrite };
+enum class CollectiveKind : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
+  kBroadcast,
+  kSendReceive,
+};
+std::string_view to_string(CollectiveKind kind);
 
 // m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
 // weight m=out, n=in, k=T.
@@ -164,12 +177,16 @@ struct GemmWork {
   bool operator==(const GemmWork&) const = default;
 };
 
-// Causal attention over `sequences` of `length` tokens.
+// Causal attention over `sequences` of `length` tokens, heads as on one rank.
 struct AttentionWork {
   int64_t sequences = 0, length = 0, heads = 0, kv_heads = 0, head_size = 0;
   DType dtype{};
-  Bytes moved;  // least bytes read and written, scores never stored
-  Flops flops;  // of the causal half; backward counts the recomputed scores
+  // Flash: least bytes read and written, scores never stored; flops of the causal half, where a
+  // backward counts the recomputed scores. Eager: every pass over the scores; flops of the whole
+  // square.
+  Bytes moved;
+  Flops flops;
+  AttentionKind kind = AttentionKind::kFlash;
   bool operator==(const AttentionWork&) const = default;
 };
 
@@ -200,14 +217,31 @@ struct CopyWork {
 
 struct CollectiveWork {
   CollectiveKind kind{};
-  Bytes bytes;  // of the full (unsharded) buffer on one rank
+  // Of the full (unsharded) buffer on one rank; all-to-all: what a rank holds before and after;
+  // send and receive: the message.
+  Bytes bytes;
   int64_t ranks = 1;
+  // Devices from one rank of the group to the next, in the order in which devices fill nodes:
+  // tensor-parallel ranks are neighbours (stride 1), then context, sequence, data, pipeline.
+  int64_t stride = 1;
   bool operator==(const CollectiveWork&) const = default;
+};
+
+struct IoWork {
+  Bytes bytes;
+  IoDirection direction{};
+  bool operator==(const IoWork&) const = default;
+};
+
+// One run of Graph::blocks[block].
+struct BlockWork {
+  int32_t block = 0;
+  bool operator==(const BlockWork&) const = default;
 };
 
 // std::monostate: no cost of its own (decisions, commits, batch loading is a copy).
 using Work = std::variant<std::monostate, GemmWork, AttentionWork, RowWork, BucketWork, CopyWork,
-                          CollectiveWork>;
+                          CollectiveWork, IoWork, BlockWork>;
 
 // How an operation uses a tensor; the backend finds its arguments by role.
 enum class Role : uint8_t {
@@ -303,6 +337,10 @@ struct Graph {
   std::vector<Bucket> buckets;
   int lanes = 0;
   Sequence step;
+  // What operations of kind kBlock stand for: the forward or backward of one chunk of layers for
+  // one micro-batch, on the lanes of device 0 whichever device runs it. A block starts when its
+  // operation does, with nothing else running, and its tensors are its own.
+  std::vector<Sequence> blocks;
   // What a failed commit runs before it lets the step go on: undo, redo, upload. After it the
   // operations of the step before the commit are run once more. Empty where nothing speculates.
   Sequence repair;
