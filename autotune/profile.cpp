@@ -26,24 +26,25 @@ Plan sample_plan(const Plan& plan, int64_t micro_batches) {
 class ModuleIndex {
  public:
   explicit ModuleIndex(const Graph& graph) : of_tensor_(graph.tensors.size(), -1) {
-    std::unordered_map<int32_t, int32_t> by_label;
     for (size_t i = 0; i < graph.modules.size(); ++i) {
       const Module& module = graph.modules[i];
-      by_label[key(static_cast<int32_t>(module.layer), module.kind)] = static_cast<int32_t>(i);
+      by_label_[key(static_cast<int32_t>(module.layer), module.kind)] = static_cast<int32_t>(i);
     }
     for (size_t t = 0; t < graph.tensors.size(); ++t) {
       const Tensor& tensor = graph.tensors[t];
       if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
-      of_tensor_[t] = by_label.at(key(tensor.label.layer, tensor.label.module));
+      of_tensor_[t] = of(tensor.label);
     }
   }
   // Of a weight or a gradient; -1 for other tensors.
   int32_t of(TensorId tensor) const { return of_tensor_[static_cast<size_t>(tensor)]; }
+  int32_t of(Label label) const { return by_label_.at(key(label.layer, label.module)); }
 
  private:
   static int32_t key(int32_t layer, ModuleKind kind) {
     return layer * kModuleKinds + static_cast<int32_t>(kind);
   }
+  std::unordered_map<int32_t, int32_t> by_label_;
   std::vector<int32_t> of_tensor_;
 };
 
@@ -96,14 +97,12 @@ std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const
     if (op.phase == Phase::kFetch) fetches.ops.push_back(op);
   }
   const CostTable table = costs.table(fetches, graph);
+  const ModuleIndex modules(graph);
   std::vector<FetchProfile> result(graph.modules.size());
   std::vector<int64_t> priced(graph.modules.size(), 0);
   for (size_t i = 0; i < fetches.ops.size(); ++i) {
     const Op& op = fetches.ops[i];
-    const auto module =
-        static_cast<size_t>(op.label.layer) * 8 + 1 +
-        (static_cast<size_t>(op.label.module) - static_cast<size_t>(ModuleKind::kNorm1));
-    FetchProfile& fetch = result[module];
+    FetchProfile& fetch = result[static_cast<size_t>(modules.of(op.label))];
     if (op.kind == OpKind::kCopy) ++fetch.visits;
     if (fetch.visits > 1) continue;  // they all move the same
     fetch.one.add(op, table.ops[i], table, 1);
@@ -361,7 +360,7 @@ void fill_memory(const Graph& graph, OptimizerProfile& profile) {
 OptimizerProfile OptimizerProfiler::profile(const Plan& plan) const {
   Graph graph = skeleton_;
   graph.buckets = buckets_of(graph.modules, plan.optimizer);
-  add_bucket_state(graph, plan);
+  add_bucket_state(graph, plan, StackFacts{});
   OptimizerProfile profile;
   profile.flowing = flowing_modules(graph, plan);
   graph = shard_pass(optimizer_pass(std::move(graph), plan), plan);

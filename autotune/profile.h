@@ -20,7 +20,7 @@
 
 namespace ballast {
 
-inline constexpr int kMostCapacities = 8;
+inline constexpr int kMostCapacities = 9;
 
 // Time that operations keep lanes and shared capacities busy for, if each ran alone. No step is
 // shorter than the busiest of them.

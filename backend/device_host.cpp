@@ -20,6 +20,21 @@ const kernels::Table& table_named(const std::string& name) {
   return *table;
 }
 
+void refuse_what_cannot_run(const Model& model) {
+  const std::pair<bool, const char*> reasons[] = {
+      {model.qk_norm, "its heads normalise q and k (qwen3)"},
+      {model.experts > 0, "it routes tokens to experts"},
+      {model.is_latent(), "its attention is latent (deepseek_v3)"},
+      {model.attention_sinks, "its attention has sinks (gpt_oss)"},
+      {model.sliding_window > 0, "some of its layers see a window only"},
+      {model.scaled_rope, "its rotary positions are scaled (rope_scaling)"}};
+  for (const auto& [applies, reason] : reasons) {
+    if (!applies) continue;
+    throw Error("model " + model.name, fmt::format("{}, which the host device cannot run", reason),
+                "predict it, or train a model without");
+  }
+}
+
 }  // namespace
 
 kernels::Format format_of(DType dtype) {
@@ -46,12 +61,7 @@ HostDevice::HostDevice(const Model& model, const Plan& plan, const Graph& graph,
       workers_(options.optimizer_threads, kernels::Pinning::kNone),
       control_(plan.optimizer.sync, plan.dtype, plan.accumulation(), options.optimizer, state,
                [this] { return sum_of_partials(); }) {
-  if (model.qk_norm) {
-    throw Error("model " + model.name,
-                "its heads normalise q and k (qwen3), which the host device "
-                "cannot run",
-                "predict it, or train a model without");
-  }
+  refuse_what_cannot_run(model);
   if (plan.devices > 1) {
     throw Error("plan, devices", fmt::format("{} devices, and the host is one", plan.devices),
                 "set devices to 1 to run it here");

@@ -179,6 +179,8 @@ StoredType stored_type(DType dtype) {
       return StoredType::kF16;
     case DType::kI32:
       return StoredType::kI32;
+    case DType::kU8:
+      return StoredType::kU8;
   }
   CHECK(false);
 }

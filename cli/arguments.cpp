@@ -56,6 +56,21 @@ void VerbParser::add(PlanFlags& flags, Lists lists) {
         ->type_name("COUNT")
         ->group("The plan");
   };
+  size("--data", flags.degrees.data,
+       "Devices that see other sequences [devices / the other degrees]");
+  size("--tensor", flags.degrees.tensor, "Devices that share every matrix [1]");
+  size("--pipeline", flags.degrees.pipeline, "Stages of consecutive layers [1]");
+  size("--virtual-pipeline", flags.degrees.virtual_pipeline,
+       "Chunks of layers a stage, interleaved [1]");
+  size("--sequence", flags.degrees.sequence, "Devices that share every sequence (Ulysses) [1]");
+  size("--context", flags.degrees.context, "The same by ring attention [1]");
+  size("--expert", flags.degrees.expert, "Data-parallel devices that share the experts [1]");
+  app_.add_option("--zero-stage", flags.degrees.zero_stage,
+                  "What is split over devices with the same weights: 0 nothing, 1 optimizer, "
+                  "2 gradients too, 3 weights too [the strategy's, or 2]")
+      ->check(CLI::Range(0, 3))
+      ->type_name("STAGE")
+      ->group("The plan");
   size("--sequence-length", flags.sequence_length,
        "Tokens of a sequence [2048, or what the model allows]");
   size("--global-batch", flags.global_batch, "Sequences of a step, all devices [8 a device]");
@@ -78,6 +93,11 @@ void VerbParser::add(StoreFlag& flag) {
   app_.add_option("--store", flag.path,
                   "Where measurements are kept [$XDG_DATA_HOME/ballast/store.db]")
       ->type_name("FILE");
+}
+
+void VerbParser::add(StackFlag& flag) {
+  app_.add_option("--stack", flag.name, "Framework: a name of profiles/stacks, or a file [ballast]")
+      ->type_name("NAME");
 }
 
 bool VerbParser::parse(Words words) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/verbs.h"
+#include "profiles/load.h"
 
 namespace ballast {
 
@@ -28,6 +29,7 @@ struct PlanFlags {
   std::vector<std::string> machines;
   std::vector<std::string> strategies;
   std::vector<int64_t> devices;
+  DegreeFlags degrees;
   std::optional<int64_t> sequence_length;
   std::optional<int64_t> global_batch;
   std::optional<int64_t> micro_batch;
@@ -38,6 +40,11 @@ struct PlanFlags {
 
 struct StoreFlag {
   std::optional<std::string> path;
+};
+
+// Whose habits a prediction assumes: a name of profiles/stacks or a file.
+struct StackFlag {
+  std::optional<std::string> name;
 };
 
 // A verb's parser, with --help. `name` and `summary` are those of verbs().
@@ -51,6 +58,7 @@ class VerbParser {
   enum class Lists { kNo, kYes };
   void add(PlanFlags& flags, Lists lists);
   void add(StoreFlag& flag);
+  void add(StackFlag& flag);
 
   // False where --help was asked for, and printed. Throws Error for words that are not flags.
   bool parse(Words words);

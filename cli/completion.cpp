@@ -31,7 +31,7 @@ Completed complete_case(Case of, const Measurements& measurements) {
     const SearchResult found = search(of.model, of.plan, space, of.machine, &measurements, options);
     of.plan = found.best ? found.best->plan : nearest_miss(found.reasons).example;
   }
-  Prediction prediction = predict(of.model, of.plan, of.machine, &measurements);
+  Prediction prediction = predict(of.model, of.plan, of.machine, of.stack, &measurements);
   return {std::move(of), std::move(prediction)};
 }
 

@@ -12,8 +12,9 @@ struct Completed {
   Prediction prediction;
 };
 
-// Chooses the knobs that are "auto" for the shortest step that fits. Where nothing fits, the plan
-// is the one that comes nearest, and its prediction says why.
+// Chooses the knobs that are "auto" for the shortest step that fits, as Ballast would run it
+// whatever the stack. Where nothing fits, the plan is the one that comes nearest, and its
+// prediction says why.
 Completed complete_case(Case of, const Measurements& measurements);
 
 }  // namespace ballast

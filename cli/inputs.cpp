@@ -33,6 +33,7 @@ Plan plan_of(const PlanFlags& flags, const Choice& choice, const Overrides& over
   request.machine = choice.machine;
   request.devices = choice.devices;
   request.strategy = choice.strategy;
+  request.degrees = flags.degrees;
   request.sequence_length = flags.sequence_length;
   request.global_batch = flags.global_batch;
   request.micro_batch = flags.micro_batch;
@@ -106,6 +107,8 @@ Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
   const auto store = Store::open_if_present(store_path(flag));
   return store ? store->measurements(host_of(machine)) : Measurements{};
 }
+
+Stack stack_of(const StackFlag& flag) { return flag.name ? load_stack(*flag.name) : Stack{}; }
 
 std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
   const Overrides overrides = parse_overrides(flags.set);

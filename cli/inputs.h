@@ -13,6 +13,7 @@
 #include "sim/spec/machine.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
@@ -33,11 +34,15 @@ Host host_of(const Machine& machine);
 // What was measured on a machine; empty where nothing was.
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag);
 
+// The stack of a flag, or Ballast itself.
+Stack stack_of(const StackFlag& flag);
+
 // One plan and what it refers to, the overrides applied. "auto" knobs are still open.
 struct Case {
   Model model;
   Machine machine;
   Plan plan;
+  Stack stack{};  // Ballast, unless a verb is told another
 };
 
 // Every combination of the lists in `flags`, in the order model, machine, devices, strategy.

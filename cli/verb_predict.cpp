@@ -35,9 +35,11 @@ int run_predict(Words words) {
   OutputFlags output;
   PlanFlags flags;
   StoreFlag store;
+  StackFlag stack;
   std::optional<std::string> trace;
   parser.add(flags, VerbParser::Lists::kYes);
   parser.add(store);
+  parser.add(stack);
   parser.add(output, "Write the JSON to this file too");
   parser.app()
       .add_option("--trace", trace, "Write the timeline as a Chrome trace (one plan only)")
@@ -52,6 +54,7 @@ int run_predict(Words words) {
   }
   std::vector<Prediction> predictions;
   for (Case& of : cases) {
+    of.stack = stack_of(stack);
     const Measurements measurements = measurements_of(of.machine, store);
     Completed completed = complete_case(std::move(of), measurements);
     of = std::move(completed.of);

@@ -25,6 +25,7 @@ struct ReportFlags {
   StoreFlag store;
   std::optional<std::string> verify_file;
   std::optional<std::string> metrics_file;
+  std::optional<std::string> validation_file;
   std::string out = "report.html";
 };
 
@@ -36,6 +37,9 @@ bool parse(Words words, ReportFlags& flags) {
                  "without it the plan is predicted")
       ->type_name("FILE");
   app.add_option("--metrics", flags.metrics_file, "What `ballast train --metrics` wrote")
+      ->type_name("FILE");
+  app.add_option("--validation", flags.validation_file,
+                 "What `ballast validate --out` wrote: a page of that, and of no plan")
       ->type_name("FILE");
   app.add_option("--out", flags.out, "Write the page to this file [report.html]")
       ->type_name("FILE");
@@ -63,6 +67,19 @@ OrderedJson read_verify(const std::string& path) {
                           "error_percent", "prediction", "timelines"}) {
     if (json.contains(key)) continue;
     throw Error(path, fmt::format("key '{}' is missing", key), "run ballast verify --out again");
+  }
+  return json;
+}
+
+OrderedJson read_validation(const std::string& path) {
+  std::ifstream file = open_text(path);
+  OrderedJson json = OrderedJson::parse(file, nullptr, false);
+  if (!json.is_object() || json.value("schema", OrderedJson()) != "ballast.validation/1") {
+    throw Error(path, "is not what `ballast validate --out` writes", "give that file");
+  }
+  for (const char* key : {"cases", "summary", "overall", "stacks"}) {
+    if (json.contains(key)) continue;
+    throw Error(path, fmt::format("key '{}' is missing", key), "run ballast validate --out again");
   }
   return json;
 }
@@ -115,17 +132,28 @@ std::string text_of(const OrderedJson& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+OrderedJson data_of(const ReportFlags& flags) {
+  if (flags.validation_file) return {{"validation", read_validation(*flags.validation_file)}};
+  OrderedJson data = flags.verify_file ? read_verify(*flags.verify_file) : data_of_plan(flags);
+  data["metrics"] = flags.metrics_file ? read_metrics(*flags.metrics_file) : OrderedJson::array();
+  data["plan_text"] =
+      plan_text(parse_plan(data["plan"].dump(), flags.verify_file.value_or("the plan")));
+  return data;
+}
+
+std::string title_of(const OrderedJson& data) {
+  if (data.contains("validation")) return "Ballast against published measurements";
+  return fmt::format("{} on {}", text_of(data["model"]), text_of(data["machine"]));
+}
+
 }  // namespace
 
 int run_report(Words words) {
   ReportFlags flags;
   if (!parse(words, flags)) return kDone;
-  OrderedJson data = flags.verify_file ? read_verify(*flags.verify_file) : data_of_plan(flags);
-  data["metrics"] = flags.metrics_file ? read_metrics(*flags.metrics_file) : OrderedJson::array();
-  data["plan_text"] =
-      plan_text(parse_plan(data["plan"].dump(), flags.verify_file.value_or("the plan")));
+  const OrderedJson data = data_of(flags);
   ReportText text;
-  text.title = fmt::format("{} on {}", text_of(data["model"]), text_of(data["machine"]));
+  text.title = title_of(data);
   text.footer = fmt::format("Ballast {}{}{}, {:%Y-%m-%d %H:%M} UTC", program_version(),
                             program_commit().empty() ? "" : " ", program_commit(),
                             fmt::gmtime(std::time(nullptr)));

@@ -14,7 +14,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::array<Verb, 10> kVerbs = {{
+constexpr std::array<Verb, 12> kVerbs = {{
     {"machines", "machines that predictions can be made for: list, or show one", run_machines},
     {"models", "models that are shipped: list, or show one", run_models},
     {"strategies", "strategies that are shipped: list, or show one", run_strategies},
@@ -23,6 +23,8 @@ constexpr std::array<Verb, 10> kVerbs = {{
     {"tune", "find the fastest plan and write it", run_tune},
     {"train", "train a model by a plan on this machine", run_train},
     {"verify", "run a plan and compare it with its prediction", run_verify},
+    {"validate", "published measurements against their predictions", run_validate},
+    {"calibrate", "fit a stack's constants to published measurements", run_calibrate},
     {"graph", "the operations of one step, with costs and order", run_graph},
     {"report", "a page of HTML: prediction, measurement, loss", run_report},
 }};

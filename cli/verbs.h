@@ -27,6 +27,8 @@ int run_predict(Words words);
 int run_tune(Words words);
 int run_train(Words words);
 int run_verify(Words words);
+int run_validate(Words words);
+int run_calibrate(Words words);
 int run_graph(Words words);
 int run_report(Words words);
 

@@ -1,8 +1,8 @@
-// Models, machines, plans and strategies from JSON, and back; the list of the shipped ones.
+// Models, machines, plans, strategies and stacks from JSON, and back; the list of the shipped ones.
 //
-// Formats: a model is a Hugging Face config.json; machine, plan and strategy are ours, with the
-// unit in every key, and strict: an unknown or a missing key is an Error that names the file, the
-// key and the nearest known one. A name means a shipped file; anything with a '/' or ending in
+// Formats: a model is a Hugging Face config.json; machine, plan, strategy and stack are ours, with
+// the unit in every key, and strict: an unknown or a missing key is an Error that names the file,
+// the key and the nearest known one. A name means a shipped file; anything with a '/' or ending in
 // ".json", and any existing folder, is a path.
 // Will not do: measure anything, look into the store (profiles/store.h), or check a plan against
 // its model (check() in sim/spec/plan.h, once the plan is complete).
@@ -17,6 +17,7 @@
 #include "sim/spec/machine.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
@@ -52,10 +53,26 @@ struct Strategy {
   std::string description;
   std::string source;
   std::string plan;  // JSON text of the knobs that it sets
+  // The implementation of Adam that the system brings, for machines that know its rate; empty
+  // where the plan says it, or any will do.
+  std::string adam;
+  // Knobs that it sets only by default: its users choose them (a published case that does not name
+  // one leaves it to be chosen).
+  std::vector<std::string> open;
 };
 Strategy load_strategy(const std::string& name_or_path);
 Strategy parse_strategy(std::string_view text, const std::string& file, const std::string& name);
 std::string strategy_json(const Strategy& strategy);
+
+// --- Stacks ---------------------------------------------------------------------------------
+
+// Schema "ballast.stack/1": facts by the names of StackFacts (an absent one has its default), the
+// six constants by constant_name(), and which of them were fitted on which published cases. Every
+// Stack that is returned has passed its check.
+Stack load_stack(const std::string& name_or_path);
+Stack parse_stack(std::string_view text, const std::string& file, const std::string& name);
+std::string stack_json(const Stack& stack);
+void save_stack(const Stack& stack, const std::string& path);
 
 // --- Overrides ------------------------------------------------------------------------------
 
@@ -87,6 +104,18 @@ Model apply_override(const Model& model, const Override& change);
 // the others "keep"; "weights" = "stationary", "flow" or "auto" sets weights.flow_share.
 Plan apply_override(const Plan& plan, const Override& change);
 
+// Degrees and the ZeRO stage, where given.
+struct DegreeFlags {
+  std::optional<int64_t> data;
+  std::optional<int64_t> tensor;
+  std::optional<int64_t> pipeline;
+  std::optional<int64_t> virtual_pipeline;
+  std::optional<int64_t> sequence;
+  std::optional<int64_t> context;
+  std::optional<int64_t> expert;
+  std::optional<int64_t> zero_stage;
+};
+
 // What a command line says about a plan. Later wins: defaults (or `plan_file`), strategy, the
 // flags, the overrides.
 struct PlanRequest {
@@ -94,13 +123,16 @@ struct PlanRequest {
   std::optional<std::string> strategy;   // a name or a path
   std::optional<std::string> model;
   std::optional<std::string> machine;
-  std::optional<int64_t> devices;  // also sets `data`, unless an override does
+  // Where devices or a degree is given and `data` is not, data = devices / the other degrees.
+  std::optional<int64_t> devices;
+  DegreeFlags degrees;
   std::optional<int64_t> sequence_length;
   std::optional<int64_t> global_batch;
   std::optional<int64_t> micro_batch;
   std::optional<std::string> dtype;
   std::vector<Override> overrides;  // Overrides::plan
 };
+// Throws Error for flags that contradict one another, or name what is not there.
 Plan resolve_plan(const PlanRequest& request);
 
 // --- What is shipped ------------------------------------------------------------------------
@@ -116,5 +148,6 @@ struct Shipped {
 std::vector<Shipped> shipped_machines();
 std::vector<Shipped> shipped_models();
 std::vector<Shipped> shipped_strategies();
+std::vector<Shipped> shipped_stacks();
 
 }  // namespace ballast

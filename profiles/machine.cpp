@@ -1,5 +1,8 @@
 // Our machine JSON, schema "ballast.machine/1". Each number is an object of value, source and
-// measured; a curve is two lists of equal length with the same two. Units are in the keys.
+// measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
+// that not every machine has may be left out: gpu.attention_tflops, link.remote_gb_per_s, nvme, and
+// of an interconnect all but its bandwidth and latency.
+#include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -42,6 +45,7 @@ constexpr Unit<Bandwidth> kGbPerS{kRate, Bandwidth::from_gb_per_s, to_gb_per_s};
 constexpr Unit<FlopRate> kTflops{kRate, FlopRate::from_tflops, to_tflops};
 constexpr Unit<Duration> kUs{kMicroseconds, Duration::from_us, to_us};
 constexpr Unit<double> kPart{kShare, same, same};
+constexpr Unit<double> kAmount{kRate, same, same};
 
 // What the two lists of a curve are called, and the units of the second.
 struct CurveKeys {
@@ -52,6 +56,8 @@ struct CurveKeys {
 constexpr CurveKeys kCopyKeys{"bytes", "gb_per_s", 1e9};
 constexpr CurveKeys kAdamKeys{"parameters", "parameters_per_s", 1};
 constexpr CurveKeys kElementKeys{"elements", "elements_per_s", 1};
+constexpr CurveKeys kAttentionKeys{"tokens", "tflops", 1e12};
+constexpr CurveKeys kBusKeys{"bytes", "bus_gb_per_s", 1e9};
 
 std::string read_source(JsonReader& reader) {
   const std::string source = reader.text("source");
@@ -78,8 +84,14 @@ OrderedJson write_sourced(const Sourced<Quantity>& value, const Unit<Quantity>& 
           {"measured", value.measured}};
 }
 
-Curve read_curve(JsonReader& owner, const std::string& key, const CurveKeys& keys) {
-  JsonReader reader = owner.object(key);
+template <class Quantity>
+std::optional<Sourced<Quantity>> read_optional(JsonReader& owner, const std::string& key,
+                                               const Unit<Quantity>& unit) {
+  if (!owner.has(key)) return std::nullopt;
+  return read_sourced(owner, key, unit);
+}
+
+Curve read_points(JsonReader& reader, const CurveKeys& keys) {
   const std::vector<double> sizes = reader.numbers(keys.sizes, kAboveZero);
   const std::vector<double> rates = reader.numbers(keys.rates, kAboveZero);
   if (sizes.size() != rates.size()) {
@@ -96,6 +108,12 @@ Curve read_curve(JsonReader& owner, const std::string& key, const CurveKeys& key
   }
   curve.source = read_source(reader);
   curve.measured = reader.boolean("measured");
+  return curve;
+}
+
+Curve read_curve(JsonReader& owner, const std::string& key, const CurveKeys& keys) {
+  JsonReader reader = owner.object(key);
+  const Curve curve = read_points(reader, keys);
   reader.finish();
   return curve;
 }
@@ -123,6 +141,37 @@ OrderedJson write_optional_curve(const Curve& curve, const CurveKeys& keys) {
   return curve.empty() ? OrderedJson(nullptr) : write_curve(curve, keys);
 }
 
+// Keyed by head size, for example {"128": {"forward": {...}, "backward": {...}}}.
+std::vector<AttentionRates> read_attention(JsonReader reader) {
+  std::vector<AttentionRates> result;
+  for (const std::string& key : reader.keys()) {
+    const bool digits =
+        !key.empty() && key.size() <= 6 && key.find_first_not_of("0123456789") == std::string::npos;
+    JsonReader one = reader.object(key);
+    if (!digits) reader.fail(key, "is no head size", "use a number of elements, for example 128");
+    AttentionRates rates;
+    rates.head_size = std::stoll(key);
+    rates.forward = read_curve(one, "forward", kAttentionKeys);
+    rates.backward = read_curve(one, "backward", kAttentionKeys);
+    one.finish();
+    result.push_back(std::move(rates));
+  }
+  reader.finish();
+  std::sort(result.begin(), result.end(),
+            [](const auto& a, const auto& b) { return a.head_size < b.head_size; });
+  return result;
+}
+
+OrderedJson write_attention(const std::vector<AttentionRates>& attention) {
+  OrderedJson json = OrderedJson::object();
+  for (const AttentionRates& rates : attention) {
+    json[std::to_string(rates.head_size)] = {
+        {"forward", write_curve(rates.forward, kAttentionKeys)},
+        {"backward", write_curve(rates.backward, kAttentionKeys)}};
+  }
+  return json;
+}
+
 Gpu read_gpu(JsonReader reader) {
   Gpu gpu;
   gpu.name = reader.text("name");
@@ -137,6 +186,9 @@ Gpu read_gpu(JsonReader reader) {
   matmul.finish();
   gpu.vector = read_sourced(reader, "vector_tflops", kTflops);
   gpu.attention_efficiency = read_sourced(reader, "attention_efficiency", kPart);
+  if (reader.has("attention_tflops")) {
+    gpu.attention = read_attention(reader.object("attention_tflops"));
+  }
   gpu.launch = read_sourced(reader, "launch_us", kUs);
   gpu.multiprocessors = reader.whole("multiprocessors", kCount);
   gpu.is_host_thread = reader.boolean("is_host_thread");
@@ -149,16 +201,18 @@ OrderedJson write_gpu(const Gpu& gpu) {
   for (const auto& [dtype, rate] : gpu.matmul) {
     matmul[std::string(to_string(dtype))] = write_sourced(rate, kTflops);
   }
-  return {{"name", gpu.name},
-          {"memory_gb", write_sourced(gpu.memory, kGb)},
-          {"reserved_gb", write_sourced(gpu.reserved, kGb)},
-          {"memory_bandwidth_gb_per_s", write_sourced(gpu.memory_bandwidth, kGbPerS)},
-          {"matmul_tflops", matmul},
-          {"vector_tflops", write_sourced(gpu.vector, kTflops)},
-          {"attention_efficiency", write_sourced(gpu.attention_efficiency, kPart)},
-          {"launch_us", write_sourced(gpu.launch, kUs)},
-          {"multiprocessors", gpu.multiprocessors},
-          {"is_host_thread", gpu.is_host_thread}};
+  OrderedJson json = {{"name", gpu.name},
+                      {"memory_gb", write_sourced(gpu.memory, kGb)},
+                      {"reserved_gb", write_sourced(gpu.reserved, kGb)},
+                      {"memory_bandwidth_gb_per_s", write_sourced(gpu.memory_bandwidth, kGbPerS)},
+                      {"matmul_tflops", matmul},
+                      {"vector_tflops", write_sourced(gpu.vector, kTflops)},
+                      {"attention_efficiency", write_sourced(gpu.attention_efficiency, kPart)}};
+  if (!gpu.attention.empty()) json["attention_tflops"] = write_attention(gpu.attention);
+  json["launch_us"] = write_sourced(gpu.launch, kUs);
+  json["multiprocessors"] = gpu.multiprocessors;
+  json["is_host_thread"] = gpu.is_host_thread;
+  return json;
 }
 
 Cpu read_cpu(JsonReader reader) {
@@ -200,17 +254,35 @@ Link read_link(JsonReader reader) {
   link.both_total = read_sourced(reader, "both_total_gb_per_s", kGbPerS);
   link.pageable_share = read_sourced(reader, "pageable_share", kPart);
   link.latency = read_sourced(reader, "latency_us", kUs);
+  link.remote = read_optional(reader, "remote_gb_per_s", kGbPerS);
   reader.finish();
   return link;
 }
 
 OrderedJson write_link(const Link& link) {
-  return {{"kind", link.kind},
-          {"host_to_device", write_curve(link.host_to_device, kCopyKeys)},
-          {"device_to_host", write_curve(link.device_to_host, kCopyKeys)},
-          {"both_total_gb_per_s", write_sourced(link.both_total, kGbPerS)},
-          {"pageable_share", write_sourced(link.pageable_share, kPart)},
-          {"latency_us", write_sourced(link.latency, kUs)}};
+  OrderedJson json = {{"kind", link.kind},
+                      {"host_to_device", write_curve(link.host_to_device, kCopyKeys)},
+                      {"device_to_host", write_curve(link.device_to_host, kCopyKeys)},
+                      {"both_total_gb_per_s", write_sourced(link.both_total, kGbPerS)},
+                      {"pageable_share", write_sourced(link.pageable_share, kPart)},
+                      {"latency_us", write_sourced(link.latency, kUs)}};
+  if (link.remote) json["remote_gb_per_s"] = write_sourced(*link.remote, kGbPerS);
+  return json;
+}
+
+AllReduceTable read_all_reduce(JsonReader reader) {
+  AllReduceTable table;
+  table.ranks = reader.whole("ranks", kCount);
+  table.nodes = reader.whole("nodes", kCount);
+  table.bus = read_points(reader, kBusKeys);
+  reader.finish();
+  return table;
+}
+
+OrderedJson write_all_reduce(const AllReduceTable& table) {
+  OrderedJson json = {{"ranks", table.ranks}, {"nodes", table.nodes}};
+  json.update(write_curve(table.bus, kBusKeys));
+  return json;
 }
 
 // null: the machine has none.
@@ -220,14 +292,48 @@ std::optional<Interconnect> read_interconnect(JsonReader& owner, const std::stri
   Interconnect result;
   result.bandwidth = read_sourced(reader, "bandwidth_gb_per_s", kGbPerS);
   result.latency = read_sourced(reader, "latency_us", kUs);
+  result.switch_reduction = read_optional(reader, "switch_reduction_gb_per_s", kGbPerS);
+  if (reader.has("all_reduce")) result.all_reduce = read_all_reduce(reader.object("all_reduce"));
+  if (reader.has("point_to_point")) {
+    result.point_to_point = read_curve(reader, "point_to_point", kCopyKeys);
+  }
+  result.multiprocessors = read_optional(reader, "multiprocessors", kAmount);
   reader.finish();
   return result;
 }
 
 OrderedJson write_interconnect(const std::optional<Interconnect>& value) {
   if (!value) return nullptr;
-  return {{"bandwidth_gb_per_s", write_sourced(value->bandwidth, kGbPerS)},
-          {"latency_us", write_sourced(value->latency, kUs)}};
+  OrderedJson json = {{"bandwidth_gb_per_s", write_sourced(value->bandwidth, kGbPerS)},
+                      {"latency_us", write_sourced(value->latency, kUs)}};
+  if (value->switch_reduction) {
+    json["switch_reduction_gb_per_s"] = write_sourced(*value->switch_reduction, kGbPerS);
+  }
+  if (value->all_reduce) json["all_reduce"] = write_all_reduce(*value->all_reduce);
+  if (!value->point_to_point.empty()) {
+    json["point_to_point"] = write_curve(value->point_to_point, kCopyKeys);
+  }
+  if (value->multiprocessors) {
+    json["multiprocessors"] = write_sourced(*value->multiprocessors, kAmount);
+  }
+  return json;
+}
+
+Nvme read_nvme(JsonReader reader) {
+  Nvme nvme;
+  nvme.capacity = read_sourced(reader, "capacity_gb", kGb);
+  nvme.read = read_curve(reader, "read", kCopyKeys);
+  nvme.write = read_curve(reader, "write", kCopyKeys);
+  nvme.latency = read_sourced(reader, "latency_us", kUs);
+  reader.finish();
+  return nvme;
+}
+
+OrderedJson write_nvme(const Nvme& nvme) {
+  return {{"capacity_gb", write_sourced(nvme.capacity, kGb)},
+          {"read", write_curve(nvme.read, kCopyKeys)},
+          {"write", write_curve(nvme.write, kCopyKeys)},
+          {"latency_us", write_sourced(nvme.latency, kUs)}};
 }
 
 }  // namespace
@@ -250,6 +356,7 @@ Machine machine_from_json(const Json& document, const std::string& source) {
   machine.link = read_link(reader.object("link"));
   machine.node = read_interconnect(reader, "node");
   machine.network = read_interconnect(reader, "network");
+  if (reader.has("nvme")) machine.nvme = read_nvme(reader.object("nvme"));
   machine.handover = read_sourced(reader, "handover_us", kUs);
   reader.finish();
   try {
@@ -261,17 +368,19 @@ Machine machine_from_json(const Json& document, const std::string& source) {
 }
 
 OrderedJson to_json(const Machine& machine) {
-  return {{"schema", kSchema},
-          {"name", machine.name},
-          {"description", machine.description},
-          {"devices_per_node", machine.devices_per_node},
-          {"devices", machine.devices},
-          {"gpu", write_gpu(machine.gpu)},
-          {"cpu", write_cpu(machine.cpu)},
-          {"link", write_link(machine.link)},
-          {"node", write_interconnect(machine.node)},
-          {"network", write_interconnect(machine.network)},
-          {"handover_us", write_sourced(machine.handover, kUs)}};
+  OrderedJson json = {{"schema", kSchema},
+                      {"name", machine.name},
+                      {"description", machine.description},
+                      {"devices_per_node", machine.devices_per_node},
+                      {"devices", machine.devices},
+                      {"gpu", write_gpu(machine.gpu)},
+                      {"cpu", write_cpu(machine.cpu)},
+                      {"link", write_link(machine.link)},
+                      {"node", write_interconnect(machine.node)},
+                      {"network", write_interconnect(machine.network)}};
+  if (machine.nvme) json["nvme"] = write_nvme(*machine.nvme);
+  json["handover_us"] = write_sourced(machine.handover, kUs);
+  return json;
 }
 
 Machine parse_machine(std::string_view text, const std::string& source) {

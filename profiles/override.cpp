@@ -120,6 +120,8 @@ Model apply_override(const Model& model, const Override& change) {
   const std::string source = flag("model", change);
   Json document = to_json(model);
   find(document, change.key, source) = value_of(change.value);
+  // Latent attention expands keys and values to every head.
+  if (change.key == "heads" && model.is_latent()) document["kv_heads"] = document["heads"];
   const bool resized = change.key == "hidden" || change.key == "heads";
   if (resized && model.heads * model.head_size == model.hidden) {
     JsonReader reader(document, source, "model");

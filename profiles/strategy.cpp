@@ -1,5 +1,6 @@
 // Strategy files (schema "ballast.strategy/1"), and the assembly of a plan from all that speaks
 // about it. The lists of what is shipped read each file, so a broken one shows at once.
+#include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +17,34 @@ constexpr const char* kSchema = "ballast.strategy/1";
 
 bool sets(const Json& changes, const std::string& key) { return changes.contains(key); }
 
+std::vector<std::string> read_open(JsonReader& reader) {
+  const Json& list = reader.raw("open");
+  const bool texts = list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& one) {
+                       return one.is_string();
+                     });
+  if (!texts) reader.fail("open", "must be a list of knobs", "write it as [\"zero_stage\"]");
+  return list.get<std::vector<std::string>>();
+}
+
+// Knobs whose product with `data` is the number of devices, and that number.
+bool is_degree(const std::string& key) {
+  return key == "devices" || key == "tensor" || key == "pipeline" || key == "sequence" ||
+         key == "context";
+}
+
+// `data` of a plan that says nothing about it.
+int64_t data_ranks(const Plan& plan) {
+  const int64_t others = plan.tensor * plan.pipeline * plan.sequence * plan.context;
+  if (plan.devices % others != 0) {
+    throw Error("--devices",
+                fmt::format("{} devices do not divide by tensor {} x pipeline {} x sequence {} x "
+                            "context {}",
+                            plan.devices, plan.tensor, plan.pipeline, plan.sequence, plan.context),
+                fmt::format("use a multiple of {}", others));
+  }
+  return plan.devices / others;
+}
+
 }  // namespace
 
 Strategy parse_strategy(std::string_view text, const std::string& file, const std::string& name) {
@@ -26,6 +55,8 @@ Strategy parse_strategy(std::string_view text, const std::string& file, const st
   strategy.name = name;
   strategy.description = reader.text("description");
   strategy.source = reader.text("source");
+  if (reader.has("adam")) strategy.adam = reader.text("adam");
+  if (reader.has("open")) strategy.open = read_open(reader);
   reader.object("plan");
   const Json& changes = reader.raw("plan");
   reader.finish();
@@ -51,12 +82,14 @@ std::string strategy_json(const Strategy& strategy) {
                              {"name", strategy.name},
                              {"description", strategy.description},
                              {"source", strategy.source},
+                             {"adam", strategy.adam},
+                             {"open", strategy.open},
                              {"plan", OrderedJson::parse(strategy.plan)}});
 }
 
 Plan resolve_plan(const PlanRequest& request) {
   Json plan = to_json(request.plan_file ? load_plan(*request.plan_file) : Plan{});
-  bool data_is_set = request.plan_file.has_value() && !request.devices;
+  bool data_is_set = request.degrees.data.has_value();
   if (request.strategy) {
     const Strategy strategy = load_strategy(*request.strategy);
     const Json changes = Json::parse(strategy.plan);
@@ -64,19 +97,34 @@ Plan resolve_plan(const PlanRequest& request) {
     plan["strategy"] = strategy.name;
     data_is_set = data_is_set || sets(changes, "data");
   }
+  bool resized = false;
   const auto set = [&](const char* key, const auto& flag) {
     if (flag) plan[key] = *flag;
+    return flag.has_value();
   };
   set("model", request.model);
   set("machine", request.machine);
-  set("devices", request.devices);
+  resized = set("devices", request.devices) || resized;
+  const DegreeFlags& degrees = request.degrees;
+  set("data", degrees.data);
+  resized = set("tensor", degrees.tensor) || resized;
+  resized = set("pipeline", degrees.pipeline) || resized;
+  resized = set("sequence", degrees.sequence) || resized;
+  resized = set("context", degrees.context) || resized;
+  set("virtual_pipeline", degrees.virtual_pipeline);
+  set("expert", degrees.expert);
+  set("zero_stage", degrees.zero_stage);
   set("sequence_length", request.sequence_length);
   set("global_batch", request.global_batch);
   set("micro_batch", request.micro_batch);
   set("dtype", request.dtype);
-  if (request.devices && !data_is_set) plan["data"] = *request.devices;
   Plan result = plan_from_json(plan, "the plan of this command");
-  for (const Override& change : request.overrides) result = apply_override(result, change);
+  for (const Override& change : request.overrides) {
+    result = apply_override(result, change);
+    data_is_set = data_is_set || change.key == "data";
+    resized = resized || is_degree(change.key);
+  }
+  if (resized && !data_is_set) result.data = data_ranks(result);
   return result;
 }
 

@@ -43,6 +43,7 @@ seed() {  # name: real inputs to begin from
     config) cp profiles/models/*.json "$2" ;;
     machine) cp profiles/machines/*.json "$2" ;;
     plan) cp profiles/strategies/*.json "$2" ;;
+    published) cp profiles/published/*.json profiles/stacks/*.json "$2" ;;
     safetensors) cp tests/data/*.safetensors "$2" 2>/dev/null || true ;;
     *) ;;
   esac

@@ -1,4 +1,5 @@
-// Draws the page from the JSON in #data. Text only ever enters the page through textContent.
+// Draws the page from the JSON in #data: a plan's prediction, or the validation of the model.
+// Text only ever enters the page through textContent.
 'use strict';
 const data = JSON.parse(document.getElementById('data').textContent);
 const prediction = data.prediction;
@@ -306,9 +307,138 @@ function drawTable() {
   }
 }
 
+// --- Validation: a page of its own ------------------------------------------------------------
+
+const kMetricColors = {
+  step_time_s: '#2f78c4', tokens_per_s: '#2a9d7f', tokens_per_s_per_device: '#57c3a6',
+  tflops_per_device: '#dd8a1b', mfu_percent: '#b0a13a', hfu_percent: '#8a94a3',
+  peak_memory_gb: '#9b7fb8', states_gib: '#d0638f', activations_gib: '#e58fb4',
+};
+const kTolerance = 0.15;
+
+function drawScatter() {
+  const known = data.validation.cases.filter((one) => typeof one.predicted === 'number');
+  const all = known.flatMap((one) => [one.published, one.predicted]);
+  if (all.length === 0) {
+    document.getElementById('validation-section').remove();
+    return;
+  }
+  const least = Math.min(...all) / 1.5, most = Math.max(...all) * 1.5;
+  const ray = (label, factor, dash) => ({
+    label, type: 'line', borderColor: color('quiet'), backgroundColor: color('quiet'),
+    borderWidth: 1, borderDash: dash, pointRadius: 0,
+    data: [{x: least, y: least * factor}, {x: most, y: most * factor}],
+  });
+  const sets = Object.entries(kMetricColors)
+    .map(([metric, shade]) => ({
+      label: metric, backgroundColor: shade, borderColor: shade, pointRadius: 4,
+      data: known.filter((one) => one.metric === metric)
+        .map((one) => ({x: one.published, y: one.predicted, of: one})),
+    })).filter((set) => set.data.length > 0);
+  const rays = [ray('equal', 1, []), ray('15 % above', 1 + kTolerance, [5, 4]),
+    ray('15 % below', 1 - kTolerance, [5, 4])];
+  const powers = (value) => Number.isInteger(Number(Math.log10(value).toFixed(6))) ?
+    value.toLocaleString('en-US') : '';
+  chart('validation', {
+    type: 'scatter', data: {datasets: sets.concat(rays)},
+    options: {
+      scales: {
+        x: axis('published', powers, {type: 'logarithmic', min: least, max: most}),
+        y: axis('predicted', powers, {type: 'logarithmic', min: least, max: most}),
+      },
+      plugins: {
+        legend: {position: 'bottom', labels: {color: color('text'), boxWidth: 12}},
+        tooltip: {
+          filter: (item) => Boolean(item.raw.of),
+          callbacks: {label: (item) => `${item.raw.of.id}: ${digits(item.raw.y)} for ` +
+            `${digits(item.raw.x)}, ${percent(item.raw.of.error_percent)}`},
+        },
+      },
+    },
+  });
+  const near = known.filter((one) => Math.abs(one.error_percent) <= 100 * kTolerance).length;
+  document.getElementById('validation-note').textContent =
+    `${near} of ${known.length} quantities are predicted within 15 % (between the dashed lines). ` +
+    'Point at a dot to see which case it is.';
+}
+
+function tableOf(id, head, rows) {
+  const box = element('div', undefined, document.getElementById(id), 'scrolls');
+  const table = element('table', undefined, box);
+  const add = (cells, name) => {
+    const line = element('tr', undefined, table);
+    for (const cell of cells) {
+      const of = typeof cell === 'object' ? cell : {text: cell};
+      element(name, of.text, line, of.kind);
+    }
+  };
+  add(head, 'th');
+  for (const row of rows) add(row, 'td');
+}
+
+function share(value) { return value.toFixed(1) + ' %'; }
+
+function drawValidationTables() {
+  const v = data.validation;
+  const parent = document.getElementById('figures');
+  const figure = (title, value, note) => {
+    const box = element('div', undefined, parent, 'figure');
+    element('span', title, box, 'quiet');
+    element('b', value, box);
+    element('span', note, box, 'quiet');
+  };
+  const all = v.overall;
+  figure('mean absolute error', share(all.mean_error_percent), `${all.cases} quantities`);
+  figure('median', share(all.median_error_percent), 'half are nearer');
+  figure('worst', share(all.worst_error_percent), all.worst_id);
+  figure('what fits', `${all.fits_right} of ${all.fits}`, 'verdicts right');
+  if (all.failed > 0) figure('not predicted', String(all.failed), 'see the cases below');
+  tableOf('validation-files', ['file', 'quantities', 'not predicted', 'mean', 'median', 'worst',
+    'fits right', {text: 'worst case', kind: 'name'}],
+  v.summary.map((one) => {
+    const errors = one.cases > one.fits;
+    const shown = (value) => errors ? share(value) : '';
+    return [one.file, one.cases, one.failed || '', shown(one.mean_error_percent),
+      shown(one.median_error_percent), shown(one.worst_error_percent),
+      one.fits > 0 ? `${one.fits_right} of ${one.fits}` : '', {text: one.worst_id, kind: 'name'}];
+  }));
+  const value = (one, number) => number === null ? '' :
+    one.metric === 'fits' ? (number ? 'fits' : 'does not') : Number(number.toPrecision(4));
+  tableOf('validation-cases', ['case', {text: 'framework', kind: 'name'},
+    {text: 'quantity', kind: 'name'}, 'published', 'predicted', 'error'],
+  v.cases.map((one) => {
+    const wrong = one.right === false || Math.abs(one.error_percent) > 100 * kTolerance;
+    const verdict = one.error ? one.error : one.metric === 'fits' ?
+      (one.right ? 'right' : 'wrong') : percent(one.error_percent);
+    return [one.id, {text: one.stack, kind: 'name'}, {text: one.metric || '', kind: 'name'},
+      value(one, one.published), value(one, one.predicted),
+      {text: verdict, kind: wrong || one.error ? 'bad' : ''}];
+  }));
+  drawStacks(v.stacks);
+}
+
+function drawStacks(stacks) {
+  if (stacks.length === 0) {
+    remove('validation-stacks');
+    return;
+  }
+  const names = Object.keys(stacks[0].constants);
+  tableOf('validation-stacks', ['framework', ...names, {text: 'fitted on', kind: 'name'}],
+    stacks.map((one) => [one.name,
+      ...names.map((name) => ({text: Number(one.constants[name].toPrecision(3)),
+        kind: one.fitted.includes(name) ? 'fitted' : 'quiet'})),
+      {text: one.fitted_on.join(', '), kind: 'name'}]));
+}
+
+// --- Which page ---------------------------------------------------------------------------------
+
 function drawCharts() {
   for (const old of charts) old.destroy();
   charts = [];
+  if (data.validation) {
+    drawScatter();
+    return;
+  }
   drawMemory();
   if (prediction.fits) {
     drawLanes();
@@ -317,12 +447,29 @@ function drawCharts() {
   if (data.metrics.length > 0) drawTraining();
 }
 
-document.getElementById('plan').textContent = data.plan_text;
-document.getElementById('plan-json').textContent = JSON.stringify(prediction.plan, null, 2);
-drawFigures();
-drawTimelines();
-if (!prediction.fits) ['lanes', 'kinds'].forEach(remove);
-if (data.metrics.length === 0) ['loss', 'steps'].forEach(remove);
-drawCharts();
-if (prediction.fits) drawTable();
+function drawPlanPage() {
+  ['validation', 'validation-files', 'validation-stacks', 'validation-cases'].forEach(remove);
+  document.getElementById('plan').textContent = data.plan_text;
+  document.getElementById('plan-json').textContent = JSON.stringify(prediction.plan, null, 2);
+  drawFigures();
+  drawTimelines();
+  if (!prediction.fits) ['lanes', 'kinds'].forEach(remove);
+  if (data.metrics.length === 0) ['loss', 'steps'].forEach(remove);
+  drawCharts();
+  if (prediction.fits) drawTable();
+}
+
+function drawValidationPage() {
+  ['timeline', 'charts', 'table'].forEach(remove);
+  document.getElementById('plan').textContent =
+    'Measurements that others published, and what is predicted for the same runs.';
+  drawValidationTables();
+  drawCharts();
+}
+
+if (data.validation) {
+  drawValidationPage();
+} else {
+  drawPlanPage();
+}
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', drawCharts);

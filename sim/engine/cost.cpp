@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <unordered_map>
 
+#include "sim/engine/collective.h"
+
 namespace ballast {
 namespace {
 
@@ -60,7 +62,8 @@ struct GroupOfWork {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const GemmWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
   std::string operator()(const AttentionWork& w) const {
-    return fmt::format(" head_size={} {}", w.head_size, to_string(w.dtype));
+    return fmt::format(" head_size={} {}{}", w.head_size, to_string(w.dtype),
+                       w.kind == AttentionKind::kEager ? " eager" : "");
   }
   std::string operator()(const RowWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
   std::string operator()(const BucketWork& w) const {
@@ -129,22 +132,22 @@ Measurement measurement_of(const Op& op, const Sample& sample) {
   return result;
 }
 
-RingTime ring_time(const CollectiveWork& work, const Interconnect& interconnect) {
-  CHECK(work.ranks >= 1);
-  const int64_t rounds = work.kind == CollectiveKind::kAllReduce ? 2 : 1;
-  const int64_t messages = rounds * (work.ranks - 1);
-  const Bytes sent{div_ceil(messages * work.bytes.count, work.ranks)};
-  const Duration latency{messages * interconnect.latency.value.ps};
-  return {sent / interconnect.bandwidth.value + latency, sent};
-}
-
 CostModel::CostModel(const Machine& machine, const Measurements* measurements, std::string adam)
-    : machine_(machine), adam_(std::move(adam)) {
-  if (adam_ != "best" && !machine.cpu.adam.contains(adam_)) {
+    : CostModel(machine, measurements, CostOptions{std::move(adam), NumaBinding::kLocal, {}}) {}
+
+CostModel::CostModel(const Machine& machine, const Measurements* measurements, CostOptions options)
+    : machine_(machine), options_(std::move(options)) {
+  const std::string& chosen = options_.adam;
+  if (chosen != "best" && !machine.cpu.adam.contains(chosen)) {
     std::string known = "best";
     for (const auto& [name, curve] : machine.cpu.adam) known += ", " + name;
-    throw Error("optimizer.adam", "machine " + machine.name + " has no rate of '" + adam_ + "'",
+    throw Error("optimizer.adam", "machine " + machine.name + " has no rate of '" + chosen + "'",
                 "use one of: " + known);
+  }
+  if (options_.numa == NumaBinding::kRemote && !machine.link.remote) {
+    throw Error("machine " + machine.name + ": link.remote_gb_per_s",
+                "is missing, but a plan with numa remote copies to another chip's memory",
+                "add it to the machine's file or set numa to local");
   }
   add_capacities();
   if (measurements == nullptr) return;
@@ -158,15 +161,23 @@ CostModel::CostModel(const Machine& machine, const Measurements* measurements, s
 }
 
 void CostModel::add_capacities() {
-  const double link_in = fastest(machine_.link.host_to_device);
-  const double link_out = fastest(machine_.link.device_to_host);
+  double link_in = fastest(machine_.link.host_to_device);
+  double link_out = fastest(machine_.link.device_to_host);
+  double link_total = machine_.link.both_total.value.bytes_per_s;
+  if (options_.numa == NumaBinding::kRemote) {
+    const double remote = machine_.link.remote->value.bytes_per_s;
+    link_in = std::min(link_in, remote);
+    link_out = std::min(link_out, remote);
+    link_total = std::min(link_total, link_in + link_out);
+  }
   // In the order of CapacityIndex.
   capacities_ = {{"hbm", machine_.gpu.memory_bandwidth.value.bytes_per_s},
                  {"dram", machine_.cpu.memory_bandwidth.value.bytes_per_s},
                  {"link host to device", link_in},
                  {"link device to host", link_out},
-                 {"link total", machine_.link.both_total.value.bytes_per_s},
-                 {"cores", static_cast<double>(machine_.cpu.cores)}};
+                 {"link total", link_total},
+                 {"cores", static_cast<double>(machine_.cpu.cores)},
+                 {"multiprocessors", 1}};
   const auto add = [&](const char* name, const std::optional<Interconnect>& interconnect) {
     if (!interconnect) return -1;
     capacities_.push_back({name, interconnect->bandwidth.value.bytes_per_s});
@@ -232,8 +243,11 @@ OpCost CostModel::cost_of(const Op& op) const {
 CostModel::Alone CostModel::alone(const Op& op) const {
   if (std::holds_alternative<std::monostate>(op.work)) return {};
   // Measured steps are those of the fastest implementation; another one has its own curve.
-  const bool other_adam = adam_ != "best" && op.kind == OpKind::kAdam && runs_on_cpu(op);
-  if (!measured_.empty() && !other_adam) {
+  const bool other_adam = options_.adam != "best" && op.kind == OpKind::kAdam && runs_on_cpu(op);
+  // What was timed went to the device's own CPU memory.
+  const bool other_memory =
+      options_.numa == NumaBinding::kRemote && std::holds_alternative<CopyWork>(op.work);
+  if (!measured_.empty() && !other_adam && !other_memory) {
     const auto measured = measured_.find(cost_key(op));
     if (measured != measured_.end()) return {measured->second, Provenance::kMeasured};
     if (const auto result = interpolated(op)) return *result;
@@ -270,13 +284,16 @@ std::optional<CostModel::Alone> CostModel::interpolated(const Op& op) const {
 CostModel::Alone CostModel::from_rates(const Op& op) const {
   const Gpu& gpu = machine_.gpu;
   if (const auto* gemm = std::get_if<GemmWork>(&op.work)) {
-    const FlopRate rate = matmul_rate(gemm->dtype);
-    const Bandwidth memory = gpu.memory_bandwidth.value;
     // A host thread has no tiles in flight to fill: its products are bound by rate or traffic.
-    if (gpu.is_host_thread) return gpu_memory_bound(bytes_of(op.work), flops_of(op.work) / rate);
-    return {gemm_time(*gemm, {rate, memory, gpu.multiprocessors}) + gpu.launch.value};
+    if (gpu.is_host_thread) {
+      return gpu_memory_bound(bytes_of(op.work), flops_of(op.work) / matmul_rate(gemm->dtype));
+    }
+    return {launched(gemm_time(*gemm, matrix_unit(gemm->dtype)))};
   }
-  if (const auto* work = std::get_if<AttentionWork>(&op.work)) return attention(*work);
+  if (const auto* work = std::get_if<AttentionWork>(&op.work)) {
+    return work->kind == AttentionKind::kEager ? eager_attention(*work)
+                                               : flash_attention(*work, op.phase);
+  }
   if (const auto* row = std::get_if<RowWork>(&op.work)) {
     return gpu_memory_bound(row->moved, row->flops / gpu.vector.value);
   }
@@ -285,27 +302,89 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
     return gpu_memory_bound(bucket->moved, Duration{});
   }
   if (const auto* work = std::get_if<CopyWork>(&op.work)) return copy(*work);
+  if (const auto* work = std::get_if<IoWork>(&op.work)) return io(*work);
   if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
-    return {ring_time(*collective, interconnect_of(*collective)).time + gpu.launch.value};
+    const CollectiveTime result =
+        collective_time(*collective, machine_, options_.constants.collective);
+    return {result.time, result.corrected ? Provenance::kInterpolated : Provenance::kRoofline};
   }
   return {};
 }
 
+// The GPU waits for the host where an operation is shorter than the host takes to start one.
+Duration CostModel::launched(Duration time) const {
+  return std::max(time + machine_.gpu.launch.value, options_.constants.launch);
+}
+
+MatrixUnit CostModel::matrix_unit(DType dtype) const {
+  const Gpu& gpu = machine_.gpu;
+  const double rate = matmul_rate(dtype).flops_per_s * options_.constants.gemm;
+  return {FlopRate{rate}, gpu.memory_bandwidth.value, gpu.multiprocessors};
+}
+
+Duration CostModel::pass(Bytes moved) const {
+  const double rate =
+      machine_.gpu.memory_bandwidth.value.bytes_per_s * options_.constants.elementwise;
+  return moved / Bandwidth{rate};
+}
+
 CostModel::Alone CostModel::gpu_memory_bound(Bytes moved, Duration arithmetic) const {
-  const Duration traffic = moved / machine_.gpu.memory_bandwidth.value;
-  return {std::max(traffic, arithmetic) + machine_.gpu.launch.value};
+  return {launched(std::max(pass(moved), arithmetic))};
+}
+
+// Of a large grid, before the stack's share.
+FlopRate CostModel::flash_rate(const AttentionWork& work, Phase phase) const {
+  const Gpu& gpu = machine_.gpu;
+  const bool half = work.dtype == DType::kBf16 || work.dtype == DType::kF16;
+  if (gpu.attention.empty() || !half) {
+    return {matmul_rate(work.dtype).flops_per_s * gpu.attention_efficiency.value};
+  }
+  const auto rate_of = [&](const AttentionRates& rates) {
+    const Curve& curve = phase == Phase::kBackward ? rates.backward : rates.forward;
+    return curve.rate_at(static_cast<double>(work.length));
+  };
+  const std::vector<AttentionRates>& all = gpu.attention;
+  if (work.head_size <= all.front().head_size) return {rate_of(all.front())};
+  if (work.head_size >= all.back().head_size) return {rate_of(all.back())};
+  const auto above = std::find_if(all.begin(), all.end(),
+                                  [&](const auto& r) { return r.head_size >= work.head_size; });
+  const AttentionRates& below = *(above - 1);
+  const double share = static_cast<double>(work.head_size - below.head_size) /
+                       static_cast<double>(above->head_size - below.head_size);
+  return {rate_of(below) + share * (rate_of(*above) - rate_of(below))};
 }
 
 // Fused attention works on blocks of 128 queries of one head (FlashAttention-2, arXiv 2307.08691,
 // section 3.3); fewer blocks than multiprocessors leave some idle.
-CostModel::Alone CostModel::attention(const AttentionWork& work) const {
+CostModel::Alone CostModel::flash_attention(const AttentionWork& work, Phase phase) const {
   const Gpu& gpu = machine_.gpu;
-  double rate = matmul_rate(work.dtype).flops_per_s * gpu.attention_efficiency.value;
+  double rate = flash_rate(work, phase).flops_per_s * options_.constants.attention;
   if (!gpu.is_host_thread) {
     const int64_t blocks = work.sequences * work.heads * div_ceil(work.length, 128);
     rate *= std::min(1.0, static_cast<double>(blocks) / static_cast<double>(gpu.multiprocessors));
   }
   return gpu_memory_bound(work.moved, work.flops / FlopRate{rate});
+}
+
+// Batched products of every head, and the other passes over the scores, one after another. One
+// product makes scores from D (or their gradient); the others sum over the keys or queries. Each
+// writes or reads the scores once itself, which costs nothing more where it is bound by arithmetic.
+CostModel::Alone CostModel::eager_attention(const AttentionWork& work) const {
+  const int64_t batch = work.sequences * work.heads;
+  const GemmWork scores{work.length, work.length, work.head_size, work.dtype};
+  const GemmWork sums{work.length, work.head_size, work.length, work.dtype};
+  const double product_flops = flops_of(Work{scores}).count * static_cast<double>(batch);
+  const double products = std::max(std::round(work.flops.count / product_flops), 1.0);
+  const Bytes square = bytes_of(batch * work.length * work.length, work.dtype);
+  const Bytes in_products = square * static_cast<int64_t>(products);
+  const Duration passes = pass(std::max(work.moved - in_products, Bytes{}));
+  if (machine_.gpu.is_host_thread) {
+    return {launched(pass(work.moved) + work.flops / matmul_rate(work.dtype))};
+  }
+  const MatrixUnit unit = matrix_unit(work.dtype);
+  return {batched_gemm_time(scores, batch, unit) +
+          batched_gemm_time(sums, batch, unit) * (products - 1) + passes +
+          machine_.gpu.launch.value * products};
 }
 
 CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
@@ -327,34 +406,42 @@ CostModel::Alone CostModel::adam(const BucketWork& work) const {
   const auto elements = static_cast<double>(work.elements);
   const Curve* chosen = nullptr;
   for (const auto& [name, curve] : machine_.cpu.adam) {
-    if (adam_ != "best" && name != adam_) continue;
+    if (options_.adam != "best" && name != options_.adam) continue;
     if (chosen == nullptr || curve.rate_at(elements) > chosen->rate_at(elements)) chosen = &curve;
   }
   CHECK(chosen != nullptr);
-  return {Duration::from_seconds(elements / chosen->rate_at(elements)),
-          chosen->measured ? Provenance::kInterpolated : Provenance::kRoofline};
+  const Duration computed = Duration::from_seconds(elements / chosen->rate_at(elements));
+  if (chosen->measured) return {computed, Provenance::kInterpolated};
+  // A rate from elsewhere cannot move more than this memory does.
+  return {std::max(computed, work.moved / machine_.cpu.memory_bandwidth.value)};
 }
 
 CostModel::Alone CostModel::copy(const CopyWork& work) const {
   const Link& link = machine_.link;
   const Curve& curve =
       work.direction == CopyDirection::kHostToDevice ? link.host_to_device : link.device_to_host;
+  double rate = curve.rate_at(static_cast<double>(work.bytes.count));
+  bool measured = curve.measured;
+  if (options_.numa == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate) {
+    rate = link.remote->value.bytes_per_s;
+    measured = link.remote->measured;
+  }
+  return {work.bytes / Bandwidth{rate} + link.latency.value,
+          measured ? Provenance::kInterpolated : Provenance::kRoofline};
+}
+
+CostModel::Alone CostModel::io(const IoWork& work) const {
+  if (!machine_.nvme) {
+    throw Error("machine " + machine_.name + ": nvme",
+                "is missing, but a plan reads and writes state on NVMe",
+                "add it with capacity_gb, read, write and latency_us to the machine's file, or set "
+                "optimizer.placement to cpu");
+  }
+  const Nvme& nvme = *machine_.nvme;
+  const Curve& curve = work.direction == IoDirection::kRead ? nvme.read : nvme.write;
   const Bandwidth rate{curve.rate_at(static_cast<double>(work.bytes.count))};
-  return {work.bytes / rate + link.latency.value,
+  return {work.bytes / rate + nvme.latency.value,
           curve.measured ? Provenance::kInterpolated : Provenance::kRoofline};
-}
-
-bool CostModel::crosses_nodes(const CollectiveWork& work) const {
-  return work.ranks > machine_.devices_per_node;
-}
-
-const Interconnect& CostModel::interconnect_of(const CollectiveWork& work) const {
-  const bool crosses = crosses_nodes(work);
-  const std::optional<Interconnect>& chosen = crosses ? machine_.network : machine_.node;
-  if (chosen) return *chosen;
-  throw Error("machine " + machine_.name + ": " + (crosses ? "network" : "node"),
-              "is missing, but a plan has " + std::to_string(work.ranks) + " ranks",
-              "add it to the machine's file or use fewer devices");
 }
 
 FlopRate CostModel::matmul_rate(DType dtype) const {
@@ -396,15 +483,28 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
     demand(cost, kHbm, moved);
     return;
   }
+  if (std::holds_alternative<IoWork>(op.work)) {
+    demand(cost, kDram, moved);
+    return;
+  }
   if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
-    const RingTime ring = ring_time(*collective, interconnect_of(*collective));
-    const double sent = per_second(ring.sent, cost.alone);
-    if (sent <= 0) return;
-    demand(cost, crosses_nodes(*collective) ? network_ : node_, sent);
-    demand(cost, kHbm, 2 * sent);  // what is sent is read, what arrives is written
+    add_collective_demands(*collective, cost);
     return;
   }
   demand(cost, kHbm, moved);
+  demand(cost, kMultiprocessors, 1);
+}
+
+void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost) const {
+  const CollectiveTime result = collective_time(work, machine_, options_.constants.collective);
+  if (result.wires == Wires::kNone) return;
+  demand(cost, result.wires == Wires::kNetwork ? network_ : node_,
+         per_second(result.sent, cost.alone));
+  // What is sent is read, what arrives is written.
+  demand(cost, kHbm, 2 * per_second(result.passed, cost.alone));
+  // Computation beside it is left with 1 - share: both then run at 1 / (1 + demand).
+  const double share = multiprocessor_share(result.wires, machine_);
+  if (share > 0) demand(cost, kMultiprocessors, share / (1 - share));
 }
 
 }  // namespace ballast

@@ -16,6 +16,8 @@
 #include "sim/graph/op_cost.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/measurements.h"
+#include "sim/spec/plan.h"
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
@@ -32,31 +34,36 @@ Measurement measurement_of(const Op& op, const Sample& sample);
 
 // Time of a dense matrix product m x n x k that runs at `best` when it is large.
 //
-// Output tiles of 128 x 256 (the largest that the registers of an NVIDIA multiprocessor hold; the
-// shape behind the best rates of CUTLASS and cuBLAS) are computed `multiprocessors` at a time, so
-// time comes in whole waves (NVIDIA, "Matrix Multiplication Background User's Guide", sections on
-// tile and wave quantisation). k is cut in steps of 64, and starting and ending a tile costs as
-// much as kTileFill of k. Few tiles with a long k are split along k, which fills the device and
-// costs a round trip of the fp32 partial results; the fastest split is taken.
+// Output tiles are computed `multiprocessors` at a time, so time comes in whole waves (NVIDIA,
+// "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation). The
+// tile is the one, of those that libraries offer, with the least time: 128 x 256, the largest that
+// the registers of an NVIDIA multiprocessor hold, runs at the best rate, and smaller ones slower
+// because each operand that they load serves fewer products (see gemm.cpp). k is cut in steps of
+// 64, and starting and ending a tile costs as much as 64 of k. Few tiles with a long k are split
+// along k, which fills the device and costs a round trip of the fp32 partial results; the fastest
+// split is taken.
 struct MatrixUnit {
   FlopRate best;
   Bandwidth memory;
   int64_t multiprocessors = 1;
 };
 Duration gemm_time(const GemmWork& work, const MatrixUnit& unit);
+// `batch` independent products of one shape, whose tiles fill the device together.
+Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit& unit);
 
-// Ring collective: all-reduce moves 2(P-1)/P of the buffer in 2(P-1) messages, reduce-scatter and
-// all-gather half of both (Thakur, Rabenseifner and Gropp, 2005, section 4).
-struct RingTime {
-  Duration time;
-  Bytes sent;  // by each rank
+// What a plan and a stack say about how well the machine is used.
+struct CostOptions {
+  std::string adam = "best";  // a name in machine.cpu.adam, or "best": the fastest at each size
+  NumaBinding numa = NumaBinding::kLocal;
+  // Shares of the rates of the roofline; what was measured is left alone.
+  StackConstants constants;
 };
-RingTime ring_time(const CollectiveWork& work, const Interconnect& interconnect);
 
 class CostModel {
  public:
-  // `adam`: a name in machine.cpu.adam, or "best" for the fastest at each size. `measurements` may
-  // be null. The machine must outlive this object. Throws Error if no curve has that name.
+  // `measurements` may be null. The machine must outlive this object. Throws Error if no curve has
+  // the name of the Adam, or if the machine lacks the link of a remote binding.
+  CostModel(const Machine& machine, const Measurements* measurements, CostOptions options);
   CostModel(const Machine& machine, const Measurements* measurements, std::string adam);
 
   // Costs of a sequence of this graph, whose lanes say on how many devices it runs. Throws Error
@@ -72,8 +79,16 @@ class CostModel {
     double log_size = 0;
     double rate = 0;  // FLOPs or bytes per second
   };
-  // What operations of one device share; the last two exist only with an Interconnect.
-  enum CapacityIndex : int32_t { kHbm, kDram, kHostToDevice, kDeviceToHost, kLinkTotal, kCores };
+  // What operations of one device share; after these come the interconnects that there are.
+  enum CapacityIndex : int32_t {
+    kHbm,
+    kDram,
+    kHostToDevice,
+    kDeviceToHost,
+    kLinkTotal,
+    kCores,
+    kMultiprocessors,  // 1: kernels take turns, a collective keeps a share for itself
+  };
 
   void add_capacities();
   void group_measurements();
@@ -81,19 +96,24 @@ class CostModel {
   Alone alone(const Op& op) const;
   std::optional<Alone> interpolated(const Op& op) const;
   Alone from_rates(const Op& op) const;
-  Alone attention(const AttentionWork& work) const;
+  Duration launched(Duration time) const;
+  MatrixUnit matrix_unit(DType dtype) const;
+  Duration pass(Bytes moved) const;
+  FlopRate flash_rate(const AttentionWork& work, Phase phase) const;
+  Alone flash_attention(const AttentionWork& work, Phase phase) const;
+  Alone eager_attention(const AttentionWork& work) const;
   Alone gpu_memory_bound(Bytes moved, Duration arithmetic) const;
   Alone on_cpu(const Op& op, const BucketWork& work) const;
   Alone adam(const BucketWork& work) const;
   Alone copy(const CopyWork& work) const;
-  bool crosses_nodes(const CollectiveWork& work) const;
-  const Interconnect& interconnect_of(const CollectiveWork& work) const;
+  Alone io(const IoWork& work) const;
   FlopRate matmul_rate(DType dtype) const;
   void add_demands(const Op& op, OpCost& cost) const;
+  void add_collective_demands(const CollectiveWork& work, OpCost& cost) const;
   void demand(OpCost& cost, int32_t capacity, double amount) const;
 
   const Machine& machine_;
-  std::string adam_;
+  CostOptions options_;
   std::map<std::string, Duration> measured_;               // by cost_key
   std::map<std::string, std::vector<GroupPoint>> groups_;  // by cost_group, ascending size
   std::vector<Capacity> capacities_;                       // of one device

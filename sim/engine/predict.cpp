@@ -1,5 +1,7 @@
 #include "sim/engine/predict.h"
 
+#include <algorithm>
+#include <bit>
 #include <fmt/format.h>
 
 #include "sim/engine/cost.h"
@@ -83,12 +85,20 @@ std::array<double, kProvenances> provenance_of(const Graph& graph, const CostTab
   return shares;
 }
 
-Flops gpu_flops(const Graph& graph) {
+Flops gpu_flops(const Sequence& sequence, const std::vector<Flops>& blocks) {
   Flops sum;
-  for (const Op& op : graph.step.ops) {
-    if (kind_of(op.lane) == LaneKind::kCompute) sum += flops_of(op.work);
+  for (const Op& op : sequence.ops) {
+    if (kind_of(op.lane) != LaneKind::kCompute) continue;
+    const auto* block = std::get_if<BlockWork>(&op.work);
+    sum += block != nullptr ? blocks[static_cast<size_t>(block->block)] : flops_of(op.work);
   }
   return sum;
+}
+
+Flops gpu_flops(const Graph& graph) {
+  std::vector<Flops> blocks;
+  for (const Sequence& block : graph.blocks) blocks.push_back(gpu_flops(block, {}));
+  return gpu_flops(graph.step, blocks);
 }
 
 // The operations before the commit, to be run once from a standing start.
@@ -117,6 +127,118 @@ Duration time_once(const Sequence& sequence, const Graph& graph, const CostModel
 std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& costs) {
   if (graph.repair.ops.empty() || graph.commit < 0) return std::nullopt;
   return time_once(graph.repair, graph, costs) + time_once(prefix_of(graph), graph, costs);
+}
+
+// What another framework's allocators take: no planned arena, but the tensors and some slack, and
+// host buffers as its pinned allocator rounds them.
+void take_as_allocated(std::vector<PlacePeak>& peaks, const Stack& stack) {
+  if (stack.name == Stack{}.name) return;
+  for (PlacePeak& peak : peaks) {
+    peak.arena = peak.live;
+    if (peak.place == Place::kHbm) {
+      const double slack = stack.constants.memory_slack * static_cast<double>(peak.live.count);
+      peak.arena += Bytes{static_cast<int64_t>(slack)};
+    }
+    if (peak.place != Place::kDram || !stack.facts.pinned_power_of_two) continue;
+    for (const Holder& holder : peak.holders) {
+      const bool pinned =
+          holder.category == Category::kMaster || holder.category == Category::kGradients;
+      if (!pinned) continue;
+      const auto bytes = static_cast<uint64_t>(holder.bytes.count);
+      peak.arena += Bytes{static_cast<int64_t>(std::bit_ceil(bytes) - bytes)};
+    }
+  }
+}
+
+bool is_saved(const Tensor& tensor) {
+  switch (tensor.kind) {
+    case TensorKind::kOutput:
+    case TensorKind::kNormStatistics:
+    case TensorKind::kLogSumExp:
+    case TensorKind::kScores:
+    case TensorKind::kMask:
+    case TensorKind::kSaved:
+      return tensor.place == Place::kHbm;
+    default:
+      return false;
+  }
+}
+
+// Most bytes of layers' saved activations alive at once on device 0, in program order.
+Bytes layer_activations(const Graph& graph) {
+  const std::vector<Life> lives = lives_of(graph);
+  std::vector<Bytes> change(graph.step.ops.size() + 1);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    const Life& life = lives[t];
+    if (!is_saved(tensor) || tensor.label.layer < 0 || tensor.device != 0 || life.first < 0) {
+      continue;
+    }
+    // What no backward reads is not saved.
+    const Op& last = graph.step.ops[static_cast<size_t>(life.last)];
+    if (last.phase == Phase::kForward) continue;
+    change[static_cast<size_t>(life.first)] += tensor.bytes();
+    change[static_cast<size_t>(life.last) + 1] -= tensor.bytes();
+  }
+  Bytes most, now;
+  for (const Bytes& by : change) {
+    now += by;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+void fill_layer_memory(Prediction& result, const Model& model, const Plan& plan) {
+  const Graph& graph = result.graph;
+  const std::vector<Life> lives = lives_of(graph);
+  Bytes states;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    if (lives[t].first < 0 || tensor.device != 0 || tensor.place != Place::kHbm) continue;
+    switch (tensor.kind) {
+      case TensorKind::kWeight:
+      case TensorKind::kGradient:
+      case TensorKind::kReduced:
+      case TensorKind::kMaster:
+      case TensorKind::kMoment1:
+      case TensorKind::kMoment2:
+        states += tensor.all_bytes();
+        break;
+      default:
+        break;
+    }
+  }
+  int64_t in_layers = 0;
+  int64_t all = 0;
+  for (const Module& module : modules_of(rank_model(model, plan))) {
+    const bool on_device = module.layer < 0 ? module.kind == ModuleKind::kEmbedding
+                                            : module.layer < model.layers / plan.pipeline;
+    if (plan.pipeline > 1 && !on_device) continue;
+    all += module.count;
+    in_layers += module.layer < 0 ? 0 : module.count;
+  }
+  const double share = static_cast<double>(in_layers) / static_cast<double>(all);
+  result.layer_states = {static_cast<int64_t>(share * static_cast<double>(states.count))};
+  result.layer_activations = layer_activations(graph);
+}
+
+// A block lasts as long as its operations do from a standing start.
+CostTable costs_of(const Graph& graph, const CostModel& costs) {
+  CostTable table = costs.table(graph.step, graph);
+  std::vector<Duration> blocks;
+  for (const Sequence& block : graph.blocks) blocks.push_back(time_once(block, graph, costs));
+  for (size_t i = 0; i < table.ops.size(); ++i) {
+    if (const auto* work = std::get_if<BlockWork>(&graph.step.ops[i].work)) {
+      table.ops[i].alone = blocks[static_cast<size_t>(work->block)];
+    }
+  }
+  return table;
+}
+
+// A pipeline empties at the end of every step, so a few steps show its period.
+SimulateOptions options_for(const Plan& plan) {
+  if (plan.pipeline == 1) return {};
+  return {.max_steps = 4, .record_steps = 2};
 }
 
 // Everything that follows from the simulated step.
@@ -153,10 +275,16 @@ std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& p
       return too_much("CPU", peak, cpu) + "; " + std::string(cpu_remedy(largest_of(peak)));
     }
     if (peak.place == Place::kNvme && peak.arena.count > 0) {
-      return fmt::format(
-          "the plan keeps {} on NVMe, and the machine describes none; "
-          "set optimizer.placement to cpu",
-          gib(peak.arena));
+      if (!machine.nvme) {
+        return fmt::format(
+            "the plan keeps {} on NVMe, and the machine describes none; "
+            "set optimizer.placement to cpu",
+            gib(peak.arena));
+      }
+      const Bytes usable = machine.nvme->capacity.value;
+      if (peak.arena > usable) {
+        return too_much("NVMe", peak, usable) + "; shard over more devices (data)";
+      }
     }
   }
   return "";
@@ -170,28 +298,49 @@ Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
 Prediction predict(const Model& model, const Plan& plan, const Machine& machine, const Stack& stack,
                    const Measurements* measurements) {
   check(stack);
+  Prediction result;
   if (plan.devices > machine.devices) {
-    Prediction result;
     result.reason =
         fmt::format("the plan uses {} devices, and machine {} has {}; use fewer devices",
                     plan.devices, machine.name, machine.devices);
     return result;
   }
-  return predict(build(model, plan), model, plan, machine, measurements);
+  for (const AttentionKind kind : stack.facts.attention) {
+    StackFacts facts = stack.facts;
+    facts.attention = {kind};
+    result = predict(build(model, plan, facts), model, plan, machine, stack, measurements);
+    if (result.fits) break;
+  }
+  return result;
 }
 
 Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
                    const Measurements* measurements) {
+  return predict(std::move(graph), model, plan, machine, Stack{}, measurements);
+}
+
+Prediction predict_memory(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+                          const Stack& stack) {
   Prediction result;
   result.graph = std::move(graph);
   result.peaks = memory_peaks(result.graph);
+  take_as_allocated(result.peaks, stack);
+  result.gpu_peak = result.peaks.front().arena;
+  fill_layer_memory(result, model, plan);
   result.reason = reason_not_to_fit(result.peaks, plan, machine);
   result.fits = result.reason.empty();
+  return result;
+}
+
+Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+                   const Stack& stack, const Measurements* measurements) {
+  Prediction result = predict_memory(std::move(graph), model, plan, machine, stack);
   if (!result.fits) return result;
 
-  const CostModel costs(machine, measurements, plan.optimizer.adam);
-  result.costs = costs.table(result.graph.step, result.graph);
-  result.timeline = simulate(result.graph.step, result.graph, result.costs);
+  const CostModel costs(machine, measurements,
+                        CostOptions{plan.optimizer.adam, plan.numa, stack.constants});
+  result.costs = costs_of(result.graph, costs);
+  result.timeline = simulate(result.graph.step, result.graph, result.costs, options_for(plan));
   result.step_time = result.timeline.step_time;
   result.settled = result.timeline.settled;
   CHECK(result.step_time.ps > 0);

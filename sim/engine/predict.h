@@ -66,6 +66,13 @@ Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
 // The same for a graph that is built already, which is moved into the result.
 Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
                    const Measurements* measurements);
+Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+                   const Stack& stack, const Measurements* measurements);
+
+// The memory half of a prediction, which is all that a question about what fits needs: `fits`,
+// `reason`, `peaks` and the sums of memory.
+Prediction predict_memory(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+                          const Stack& stack);
 
 // Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they
 // do.

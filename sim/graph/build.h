@@ -9,14 +9,46 @@
 
 namespace ballast {
 
-// Requires check(plan, model) to pass and every auto knob to have a value.
+// Requires check(plan, model) to pass and every auto knob to have a value. `facts`: of the stack
+// that runs the plan; of its attention kinds the first is taken.
+Graph build(const Model& model, const Plan& plan, const StackFacts& facts);
+// The same as Ballast runs it.
 Graph build(const Model& model, const Plan& plan);
+
+// One rank's part of a model under tensor parallelism: heads, feed-forward columns and vocabulary
+// divided, width whole. Rounded up where they do not divide; at least one key/value head.
+Model rank_model(const Model& model, const Plan& plan);
 
 // --- the stages of build, in their order, public for tests -----------------------------------
 
 // Forward, loss and backward of every micro-batch; all tensors on the GPU; every module's weights
 // and gradients present; no optimizer.
 Graph build_plain(const Model& model, const Plan& plan);
+Graph build_plain(const Model& model, const Plan& plan, const StackFacts& facts);
+
+// Which ends of the model a run of consecutive layers has: the embedding, the head and loss.
+struct ChunkEnds {
+  bool first = true;
+  bool last = true;
+};
+// The same for such a run, without buckets. `rank`: a model with so many layers. What another
+// stage sends arrives by an operation that costs nothing.
+Graph build_chunk(const Model& rank, const Plan& plan, const StackFacts& facts, ChunkEnds ends);
+
+// pipeline.cpp: all stages of a pipeline, each a device of the graph, in blocks (Graph::blocks).
+// Linked already.
+Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts);
+
+// tensor.cpp: collectives of tensor parallelism around the products (Plan::tensor).
+Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts);
+
+// sequence.cpp: all-to-alls around attention (Plan::sequence), or keys and values passed around a
+// ring beside it (Plan::context).
+Graph sequence_pass(Graph graph, const Plan& plan);
+
+// gather.cpp: weights that are split over ranks, gathered before each use, and gradients that are
+// scattered after (ZeRO stage 3). Needs every weight's uses, so it runs after checkpoint.
+Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // checkpoint.cpp: recompute and offload of activations (Plan::activations).
 Graph checkpoint_pass(Graph graph, const Plan& plan);
@@ -27,6 +59,7 @@ Graph residency_pass(Graph graph, const Plan& plan);
 
 // optimizer.cpp: buckets, packing, copies, casts, norms, steps, and the three kinds of sync.
 Graph optimizer_pass(Graph graph, const Plan& plan);
+Graph optimizer_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // shard.cpp: reduce-scatter and all-gather of buckets over Plan::data ranks (ZeRO).
 Graph shard_pass(Graph graph, const Plan& plan);

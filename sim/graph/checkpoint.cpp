@@ -17,7 +17,12 @@ namespace {
 
 bool is_activation(const Tensor& tensor) {
   return tensor.kind == TensorKind::kOutput || tensor.kind == TensorKind::kNormStatistics ||
-         tensor.kind == TensorKind::kLogSumExp;
+         tensor.kind == TensorKind::kLogSumExp || tensor.kind == TensorKind::kMask;
+}
+
+// What an exchange leaves is used at once and never kept; a forward that is repeated repeats it.
+bool is_passing(const Tensor& tensor) {
+  return tensor.kind == TensorKind::kGathered || tensor.kind == TensorKind::kPartial;
 }
 
 int64_t layers_in(const Graph& graph) {
@@ -27,6 +32,17 @@ int64_t layers_in(const Graph& graph) {
 }
 
 ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, int64_t layers) {
+  if (is_passing(tensor)) return ActivationFate::kRecompute;
+  if (tensor.kind == TensorKind::kScores ||
+      (tensor.kind == TensorKind::kMask && tensor.label.module == ModuleKind::kCoreAttention)) {
+    return plan.scores;
+  }
+  // The last mask of a layer is remade where its neighbours are, so that the layer runs to its end.
+  if (tensor.kind == TensorKind::kMask && tensor.label.module == ModuleKind::kFc2) {
+    return plan.fate[static_cast<size_t>(ModuleKind::kActivation)] == ActivationFate::kRecompute
+               ? ActivationFate::kRecompute
+               : ActivationFate::kKeep;
+  }
   if (!is_activation(tensor) || !saves_output(tensor.label.module)) return ActivationFate::kKeep;
   const ActivationFate fate = plan.fate[static_cast<size_t>(tensor.label.module)];
   if (fate != ActivationFate::kOffload) return fate;
@@ -93,8 +109,9 @@ class Recompute {
   }
 
   bool is_recomputed(TensorId tensor) const {
-    return static_cast<size_t>(tensor) < recomputed_.size() &&
-           recomputed_[static_cast<size_t>(tensor)];
+    const auto index = static_cast<size_t>(tensor);
+    // What the backward itself makes is there when it is read.
+    return index < recomputed_.size() && recomputed_[index] && producer_[index] >= 0;
   }
 
   Graph& graph_;

@@ -103,12 +103,21 @@ std::string describe(const Op& op) {
 }
 
 std::string describe(const Tensor& tensor) {
-  static constexpr std::array<std::string_view, 20> names = {
-      "tokens",          "weight",           "gradient",        "output",
-      "norm statistics", "log-sum-exp",      "output gradient", "host output",
-      "packed gradient", "arriving weights", "bucket gradient", "bucket gradient fp32",
-      "bucket weights",  "master",           "moment1",         "moment2",
-      "undo record",     "norm partials",    "decision",        "repair staging"};
+  static constexpr std::array<std::string_view, 28> names = {
+      "tokens",          "weight",
+      "gradient",        "output",
+      "norm statistics", "log-sum-exp",
+      "output gradient", "host output",
+      "packed gradient", "arriving weights",
+      "bucket gradient", "bucket gradient fp32",
+      "bucket weights",  "master",
+      "moment1",         "moment2",
+      "undo record",     "norm partials",
+      "decision",        "repair staging",
+      "scores",          "mask",
+      "gathered",        "partial sum",
+      "full gradient",   "reduced gradient",
+      "state",           "saved"};
   return fmt::format("{}{} [{} {}] in {}", name_in(names, tensor.kind), describe(tensor.label),
                      tensor.elements, to_string(tensor.dtype), to_string(tensor.place));
 }

@@ -93,6 +93,14 @@ enum class TensorKind : uint8_t {
   kNormPartials,    // fp64 [segments of the bucket]: sums of squares
   kDecision,        // the verdict of a step: scale and validity
   kRepairArriving,  // staging that a rollback uploads through, GPU
+  kScores,          // dtype [B, H, S, S]: softmax of eager attention, and again after its dropout
+  kMask,            // bytes: which values a dropout kept, or where its random numbers began
+  kGathered,        // what ranks hold together, for the operations that need it whole
+  kPartial,         // a sum over ranks that is still to be made
+  kFullGradient,    // dtype [module.count]: of all ranks' weights, before it is scattered
+  kReduced,         // a rank's share of a bucket's gradient
+  kState,           // fp32 [3, bucket.count]: master and moments where they rest between steps
+  kSaved,           // all that a block leaves for its backward
 };
 
 struct Label {
@@ -318,7 +326,8 @@ struct Bucket {
   int64_t begin = 0;  // in the flat space
   int64_t count = 0;
   int64_t segments = 0;
-  Site site = Site::kCpu;  // where master and moments live and are stepped
+  Site site = Site::kCpu;  // where it is stepped, and where master and moments live
+  TensorId rest = -1;  // kState in DRAM or on NVMe, from which they come for the step only; or -1
   // Its state, made by the optimizer's passes; -1 where there is none.
   TensorId master = -1, moment1 = -1, moment2 = -1;
   TensorId weights = -1;  // kBucketWeights, where the CPU casts

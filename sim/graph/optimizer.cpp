@@ -22,8 +22,8 @@ constexpr int64_t kSnapshotArrays = 3;
 
 class OptimizerPass {
  public:
-  OptimizerPass(Graph& graph, const Plan& plan)
-      : graph_(graph), plan_(plan), flowing_(flowing_modules(graph, plan)) {
+  OptimizerPass(Graph& graph, const Plan& plan, const StackFacts& facts)
+      : graph_(graph), plan_(plan), facts_(facts), flowing_(flowing_modules(graph, plan)) {
     module_weight_.assign(graph.modules.size(), -1);
     module_gradient_.assign(graph.modules.size(), -1);
     index_module_tensors();
@@ -52,8 +52,11 @@ class OptimizerPass {
     std::vector<int32_t> deferred;  // CPU buckets that come home after a GPU bucket's step
     for (int32_t b = 0; b < count; ++b) {
       const Positions last = position_of(b);
-      const size_t ready = last.gradient + 1;
-      for (Op& next : gradient_out(b)) insertions.before(ready, std::move(next));
+      const size_t ready = facts_.gradient_overlap == Overlap::kNone ? end : last.gradient + 1;
+      if (reduces(b)) insertions.before(ready, reduction(b));
+      // A norm that waits for an exchange must not hold up the backward.
+      const bool norm_later = reduces(b) && sync() == SyncMode::kWait;
+      for (Op& next : gradient_out(b)) insertions.before(norm_later ? end : ready, std::move(next));
       if (sync() != SyncMode::kSpeculate) continue;
       // The backward must see the weights of the forward: no step before the last fetch from the
       // bucket, no new weight (which a GPU bucket's step writes itself) before the last reader.
@@ -83,6 +86,7 @@ class OptimizerPass {
       insertions.before(first_backward(graph_.step.ops), commit());
       repair();
     }
+    if (facts_.weight_overlap != Overlap::kFull) wait_for_weights();
     graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       if (graph_.step.ops[i].kind == OpKind::kCommit) graph_.commit = static_cast<OpId>(i);
@@ -94,7 +98,9 @@ class OptimizerPass {
   struct BucketTensors {
     TensorId packed = -1, landed = -1, gradient32 = -1, arriving = -1;
     TensorId partials_gpu = -1, partials = -1, undo = -1;
-    int64_t stationary = 0;  // elements of the bucket whose weights live on the GPU
+    TensorId reduced = -1;      // this rank's share of the gradient, where only that is kept
+    TensorId second_copy = -1;  // of the gradient, where that is what is exchanged
+    int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
   };
   struct Positions {
     size_t gradient = 0;  // last operation that writes a gradient of the bucket
@@ -204,6 +210,12 @@ class OptimizerPass {
     t.partials =
         dram(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
     const bool on_gpu = bucket(b).site == Site::kGpu;
+    if (reduces(b) && plan_.zero_stage == 2) {
+      t.reduced = hbm(TensorKind::kReduced, Category::kGradients, gradient_type(), count, b);
+    }
+    if (plan_.zero_stage == 0 && on_gpu && facts_.copies_gradients_to_buckets) {
+      t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, gradient_type(), count, b);
+    }
     if (on_gpu) {
       t.partials_gpu =
           hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
@@ -211,8 +223,10 @@ class OptimizerPass {
       t.packed = hbm(TensorKind::kPacked, Category::kStaging, wire(), count, b);
       t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, wire(), count, b);
       if (cast_on_cpu(plan_)) {
-        t.gradient32 =
-            dram(TensorKind::kBucketGradientFp32, Category::kWorkspace, DType::kF32, count, b);
+        // Kept until the step where the cast is made on arrival.
+        const Category category =
+            facts_.casts_on_arrival ? Category::kGradients : Category::kWorkspace;
+        t.gradient32 = dram(TensorKind::kBucketGradientFp32, category, DType::kF32, count, b);
       }
       if (cast_on_gpu(plan_) && t.stationary > 0) {
         t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
@@ -224,6 +238,16 @@ class OptimizerPass {
                         div_ceil(undo_bytes(bucket(b)).count, size_of(DType::kF32)), b);
     }
     bucket_tensors_.push_back(t);
+  }
+
+  // Of master and both moments, read or written once.
+  Bytes state_bytes(const Bucket& home) const {
+    const auto width = [&](TensorId id) {
+      return size_of(graph_.tensors[static_cast<size_t>(id)].dtype);
+    };
+    const bool has_master = graph_.tensors[static_cast<size_t>(home.master)].elements > 1;
+    return {home.count *
+            ((has_master ? width(home.master) : 0) + width(home.moment1) + width(home.moment2))};
   }
 
   bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
@@ -266,16 +290,66 @@ class OptimizerPass {
     return access;
   }
 
+  DType gradient_type() const { return gradient_dtype(plan_, facts_); }
+
+  // Whether ranks must exchange the gradient of a bucket that the GPU steps. (What the CPU steps is
+  // exchanged by `shard`, what is gathered layer by layer by `gather`.)
+  bool reduces(int32_t b) const {
+    return plan_.replicas() > 1 && plan_.zero_stage < 3 && bucket(b).site == Site::kGpu;
+  }
+
+  Op group_op(CollectiveKind kind, int32_t b, DType dtype, std::vector<Access> accesses) const {
+    const RankGroup group = replica_group(plan_);
+    return op(OpKind::kCollective, LaneKind::kNetwork, b,
+              CollectiveWork{kind, bytes_of(bucket(b).count, dtype), group.ranks, group.stride},
+              std::move(accesses));
+  }
+
+  // All-reduce (stage 0), or reduce-scatter in place (1) or into this rank's share (2).
+  Op reduction(int32_t b) {
+    const BucketTensors& t = tensors(b);
+    std::vector<Access> accesses;
+    const Access gradient = t.reduced >= 0 ? read(-1, Role::kSource) : update(-1, Role::kSource);
+    append_modules(accesses, b, module_gradient_, gradient);
+    if (t.reduced >= 0) accesses.push_back(write(t.reduced, Role::kDestination));
+    const CollectiveKind kind =
+        plan_.zero_stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
+    const bool wide = facts_.reduction == GradientPrecision::kF32;
+    return group_op(kind, b, wide ? DType::kF32 : gradient_type(), std::move(accesses));
+  }
+
+  // Where nothing is gathered or uploaded beside the forward, its first operation waits for all.
+  void wait_for_weights() {
+    for (Op& first : graph_.step.ops) {
+      if (kind_of(first.lane) != LaneKind::kCompute) continue;
+      for (const TensorId weight : module_weight_) {
+        if (weight >= 0) first.accesses.push_back(read(weight, Role::kScratch));
+      }
+      return;
+    }
+  }
+
+  // What reads the bucket's gradient on the GPU.
+  void append_gradient(std::vector<Access>& accesses, int32_t b, Role role) {
+    if (tensors(b).reduced >= 0) {
+      accesses.push_back(read(tensors(b).reduced, role));
+    } else {
+      append_modules(accesses, b, module_gradient_, read(-1, role));
+    }
+  }
+
   // Pack, copy out and norm; on the GPU only the norm.
   std::vector<Op> gradient_out(int32_t b) {
     const BucketTensors& t = tensors(b);
     const int64_t count = bucket(b).count;
     std::vector<Op> ops;
     std::vector<Access> sources;
-    append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
     if (bucket(b).site == Site::kGpu) {
+      append_gradient(sources, b, Role::kSource);
+      if (t.second_copy >= 0) sources.push_back(update(t.second_copy, Role::kScratch));
       sources.push_back(write(t.partials_gpu, Role::kNormPartials));
-      BucketWork norm{count, plan_.dtype, DType::kF64, Site::kGpu, bytes_of(count, plan_.dtype)};
+      const DType type = gradient_type();
+      BucketWork norm{count, type, DType::kF64, Site::kGpu, bytes_of(count, type)};
       ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
       ops.push_back(
           op(OpKind::kCopy, LaneKind::kCopyOut, b,
@@ -283,30 +357,33 @@ class OptimizerPass {
              {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)}));
       return ops;
     }
+    append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
     sources.push_back(write(t.packed, Role::kDestination));
     ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b,
-                     elementwise(count, plan_.dtype, wire(), Site::kGpu), std::move(sources)));
+                     elementwise(count, gradient_type(), wire(), Site::kGpu), std::move(sources)));
     ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
                      CopyWork{bytes_of(count, wire()), CopyDirection::kDeviceToHost},
                      {read(t.packed, Role::kSource), write(t.landed, Role::kDestination)}));
     BucketWork norm{count, wire(), DType::kF64, Site::kCpu, bytes_of(count, wire())};
     ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCheck, b, norm,
                      {read(t.landed, Role::kSource), write(t.partials, Role::kNormPartials)}));
+    if (t.gradient32 >= 0 && facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
     return ops;
   }
 
-  Op adam(int32_t b, TensorId gradient, bool decided) const {
+  Op adam(int32_t b, TensorId gradient, bool decided) {
     const Bucket& home = bucket(b);
     const bool on_gpu = home.site == Site::kGpu;
     std::vector<Access> accesses = {update(home.master, Role::kMaster),
                                     update(home.moment1, Role::kMoment1),
                                     update(home.moment2, Role::kMoment2)};
     // Gradient read; master and both moments read and written.
-    const DType from = on_gpu ? plan_.dtype : graph_.tensors[static_cast<size_t>(gradient)].dtype;
+    const DType from =
+        on_gpu ? gradient_type() : graph_.tensors[static_cast<size_t>(gradient)].dtype;
     BucketWork work{home.count, from, DType::kF32, home.site,
-                    bytes_of(home.count, from) + bytes_of(6 * home.count, DType::kF32)};
+                    bytes_of(home.count, from) + state_bytes(home) * 2};
     if (on_gpu) {
-      append_modules(accesses, b, module_gradient_, read(-1, Role::kGradient));
+      append_gradient(accesses, b, Role::kGradient);
       append_modules(accesses, b, module_weight_, weights_home());
       work.to = plan_.dtype;
       work.moved += bytes_of(home.count, plan_.dtype);
@@ -363,22 +440,64 @@ class OptimizerPass {
                      {read(home.master, Role::kSource), write(home.weights, Role::kDestination)}));
   }
 
+  Op cast_of_gradient(int32_t b) {
+    const BucketTensors& t = tensors(b);
+    return op(OpKind::kCast, LaneKind::kCpu, b,
+              elementwise(bucket(b).count, plan_.dtype, DType::kF32, Site::kCpu),
+              {read(t.landed, Role::kSource), write(t.gradient32, Role::kDestination)});
+  }
+
   // From the landed gradient to stepped master and, where the CPU casts, 16-bit weights in DRAM.
   std::vector<Op> step_of(int32_t b) {
     const BucketTensors& t = tensors(b);
     std::vector<Op> ops;
-    if (t.gradient32 >= 0) {
-      ops.push_back(op(OpKind::kCast, LaneKind::kCpu, b,
-                       elementwise(bucket(b).count, plan_.dtype, DType::kF32, Site::kCpu),
-                       {read(t.landed, Role::kSource), write(t.gradient32, Role::kDestination)}));
-    }
+    const bool rests = bucket(b).rest >= 0;
+    if (rests) ops.push_back(move_state(b, Arrival::kIn));
+    if (t.gradient32 >= 0 && !facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
     if (sync() == SyncMode::kSpeculate && !exact_undo()) {
       ops.push_back(snapshot(b, OpKind::kSnapshot));
     }
-    ops.push_back(
-        adam(b, t.gradient32 >= 0 ? t.gradient32 : t.landed, sync() != SyncMode::kSpeculate));
+    const TensorId gradient = t.gradient32 >= 0 ? t.gradient32 : t.landed;
+    if (facts_.separate_unscale && gradient >= 0) ops.push_back(unscale(b, gradient));
+    ops.push_back(adam(b, gradient, sync() != SyncMode::kSpeculate));
+    if (reduces(b) && plan_.zero_stage > 0) {
+      std::vector<Access> weights;
+      Access whole = weights_home();
+      whole.mode = AccessMode::kReadWrite;
+      append_modules(weights, b, module_weight_, whole);
+      ops.push_back(group_op(CollectiveKind::kAllGather, b, plan_.dtype, std::move(weights)));
+    }
     append_cast_of_weights(ops, b);
+    if (rests) ops.push_back(move_state(b, Arrival::kOut));
     return ops;
+  }
+
+  // The loss scale and the clip factor, in a pass of their own.
+  Op unscale(int32_t b, TensorId gradient) const {
+    const DType type = graph_.tensors[static_cast<size_t>(gradient)].dtype;
+    return op(OpKind::kScale, LaneKind::kCpu, b,
+              elementwise(bucket(b).count, type, type, Site::kCpu),
+              {update(gradient, Role::kGradient), read(decision_, Role::kDecision)});
+  }
+
+  // Master and moments between where they rest and where they are stepped.
+  enum class Arrival : uint8_t { kIn, kOut };
+  Op move_state(int32_t b, Arrival arrival) const {
+    const Bucket& home = bucket(b);
+    const bool in = arrival == Arrival::kIn;
+    const Bytes bytes = state_bytes(home);
+    std::vector<Access> accesses = {in ? read(home.rest, Role::kSource)
+                                       : write(home.rest, Role::kDestination)};
+    for (const TensorId id : {home.master, home.moment1, home.moment2}) {
+      accesses.push_back(in ? write(id, Role::kDestination) : read(id, Role::kSource));
+    }
+    if (home.site == Site::kCpu) {
+      return op(OpKind::kIo, LaneKind::kNvme, b,
+                IoWork{bytes, in ? IoDirection::kRead : IoDirection::kWrite}, std::move(accesses));
+    }
+    return op(OpKind::kCopy, in ? LaneKind::kUpload : LaneKind::kCopyOut, b,
+              CopyWork{bytes, in ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost},
+              std::move(accesses));
   }
 
   // Stationary weights of a CPU bucket, through `staging` where the GPU casts.
@@ -429,7 +548,7 @@ class OptimizerPass {
       const BucketTensors& t = tensors(b);
       accesses.push_back(read(t.undo, Role::kUndoRecord));
       if (bucket(b).site == Site::kGpu) {
-        append_modules(accesses, b, module_gradient_, read(-1, Role::kGradient));
+        append_gradient(accesses, b, Role::kGradient);
       } else {
         accesses.push_back(read(t.landed, Role::kGradient));
         if (bucket(b).weights >= 0) accesses.push_back(read(bucket(b).weights, Role::kSource));
@@ -462,6 +581,7 @@ class OptimizerPass {
 
   Graph& graph_;
   const Plan& plan_;
+  const StackFacts& facts_;
   std::vector<bool> flowing_;
   std::vector<TensorId> module_weight_, module_gradient_;  // by module
   std::vector<size_t> last_gradient_, last_weight_,
@@ -474,7 +594,11 @@ class OptimizerPass {
 }  // namespace
 
 Graph optimizer_pass(Graph graph, const Plan& plan) {
-  OptimizerPass(graph, plan).run();
+  return optimizer_pass(std::move(graph), plan, StackFacts{});
+}
+
+Graph optimizer_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  OptimizerPass(graph, plan, facts).run();
   return graph;
 }
 

@@ -98,6 +98,11 @@ std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucke
   std::vector<Run> runs;
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Bucket::Piece& piece = bucket.pieces[i];
+    // A shard's parameters are not told apart: nearly all of them are of matrices.
+    if (modules[static_cast<size_t>(piece.module)].parameters.empty()) {
+      runs.push_back(
+          {piece.module, static_cast<int32_t>(i), piece.begin, piece.offset, piece.count, true});
+    }
     for (const Parameter& parameter : modules[static_cast<size_t>(piece.module)].parameters) {
       const int64_t begin = std::max(parameter.offset, piece.begin);
       const int64_t end = std::min(parameter.offset + parameter.count(), piece.begin + piece.count);
@@ -120,16 +125,60 @@ Bytes undo_record_bytes(const Run& run) {
   return {round_up(div_ceil(run.count, kTile) * kBytesOfTile, 64)};
 }
 
-void add_bucket_state(Graph& graph, const Plan& plan) {
+Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,
+                 std::vector<Access> accesses) {
+  Op op;
+  op.kind = OpKind::kCollective;
+  op.phase = phase;
+  op.lane = lane_of(0, LaneKind::kNetwork);
+  op.label = label;
+  op.work = work;
+  op.accesses = std::move(accesses);
+  return op;
+}
+
+namespace {
+
+// Of the buckets in CPU memory, those that are stepped on the GPU, spread evenly.
+void choose_streams(Graph& graph, double share) {
+  double due = 0;
+  for (Bucket& bucket : graph.buckets) {
+    if (bucket.site != Site::kCpu) continue;
+    due += share;
+    if (due < 1 - 1e-9) continue;
+    due -= 1;
+    bucket.site = Site::kGpu;
+    bucket.rest = 0;  // given its tensor below
+  }
+}
+
+}  // namespace
+
+void add_bucket_state(Graph& graph, const Plan& plan, const StackFacts& facts) {
+  const bool pure = pure_16_bit(plan, facts);
+  const bool nvme = plan.optimizer.placement == OptimizerPlacement::kNvme;
+  if (!nvme) choose_streams(graph, plan.optimizer.stream_share);
   for (size_t i = 0; i < graph.buckets.size(); ++i) {
     Bucket& bucket = graph.buckets[i];
     Tensor tensor;
     tensor.place = bucket.site == Site::kGpu ? Place::kHbm : Place::kDram;
     tensor.elements = bucket.count;
     tensor.label.bucket = static_cast<int32_t>(i);
+    if (nvme || bucket.rest >= 0) {
+      Tensor rest = tensor;
+      rest.kind = TensorKind::kState;
+      rest.category = Category::kMaster;
+      rest.place = nvme ? Place::kNvme : Place::kDram;
+      rest.elements = 3 * bucket.count;
+      bucket.rest = add_tensor(graph, rest);
+    }
     tensor.category = Category::kMaster;
     tensor.kind = TensorKind::kMaster;
+    // Without a master of its own a bucket steps its weights: a token stands for the state.
+    if (pure) tensor.elements = 1;
     bucket.master = add_tensor(graph, tensor);
+    tensor.elements = bucket.count;
+    tensor.dtype = pure ? plan.dtype : plan.optimizer.moments;
     tensor.category = Category::kMoments;
     tensor.kind = TensorKind::kMoment1;
     bucket.moment1 = add_tensor(graph, tensor);

@@ -69,7 +69,30 @@ std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucke
 Bytes undo_record_bytes(const Run& run);
 
 // Master, moments and, where the CPU casts, 16-bit weights of every bucket.
-void add_bucket_state(Graph& graph, const Plan& plan);
+void add_bucket_state(Graph& graph, const Plan& plan, const StackFacts& facts);
+
+// True where a framework keeps no 32-bit state at all.
+inline bool pure_16_bit(const Plan& plan, const StackFacts& facts) {
+  return facts.pure_16_bit_on_one_device && plan.devices == 1 && plan.dtype != DType::kF32 &&
+         plan.optimizer.placement == OptimizerPlacement::kGpu;
+}
+
+// How a module's gradient is stored.
+inline DType gradient_dtype(const Plan& plan, const StackFacts& facts) {
+  const bool wide = facts.gradients == GradientPrecision::kF32 && !pure_16_bit(plan, facts);
+  return wide ? DType::kF32 : plan.dtype;
+}
+
+// An operation of the network lane of device 0.
+Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,
+                 std::vector<Access> accesses);
+
+// The group of ranks that hold the same weights, for collectives of sharded state.
+struct RankGroup {
+  int64_t ranks = 1;
+  int64_t stride = 1;
+};
+inline RankGroup replica_group(const Plan& plan) { return {plan.replicas(), plan.tensor}; }
 
 // True where 16-bit copies of CPU-stepped weights are made on the CPU.
 inline bool cast_on_cpu(const Plan& plan) {

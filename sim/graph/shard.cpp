@@ -1,7 +1,8 @@
 // Pass `shard`: optimizer state split over the data-parallel ranks (ZeRO stages 1 and 2,
 // arXiv 1910.02054). Ranks are symmetric, so the graph is that of one rank: gradients of a bucket
 // are reduce-scattered before they leave the GPU, every rank steps its shard, and weights are
-// all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank.
+// all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
+// GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
 #include "sim/graph/build.h"
 #include "sim/graph/rewrite.h"
 
@@ -18,6 +19,8 @@ bool is_sharded(const Tensor& tensor) {
     case TensorKind::kBucketGradient:
     case TensorKind::kBucketGradientFp32:
     case TensorKind::kBucketWeights:
+    case TensorKind::kReduced:
+    case TensorKind::kState:
       return true;
     default:
       return false;
@@ -26,7 +29,8 @@ bool is_sharded(const Tensor& tensor) {
 
 class Shard {
  public:
-  Shard(Graph& graph, int64_t ranks) : graph_(graph), ranks_(ranks) {}
+  Shard(Graph& graph, const RankGroup& group)
+      : graph_(graph), ranks_(group.ranks), stride_(group.stride) {}
 
   void run() {
     for (Tensor& tensor : graph_.tensors) {
@@ -50,7 +54,7 @@ class Shard {
                  work != nullptr && op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) {
         work->elements = div_ceil(work->elements, ranks_);
         work->moved = {div_ceil(work->moved.count, ranks_)};
-        gpu_bucket(std::move(op), result);
+        result.push_back(std::move(op));
       } else {
         result.push_back(std::move(op));
       }
@@ -75,7 +79,7 @@ class Shard {
     op.phase = like.phase;
     op.lane = lane_of(device_of(like.lane), LaneKind::kNetwork);
     op.label = like.label;
-    op.work = CollectiveWork{kind, bytes, ranks_};
+    op.work = CollectiveWork{kind, bytes, ranks_, stride_};
     op.accesses = std::move(accesses);
     return op;
   }
@@ -114,41 +118,17 @@ class Shard {
     }
   }
 
-  // A bucket stepped on the GPU: gradients are reduced in place before its norm, the stepped
-  // shard is gathered after its Adam.
-  void gpu_bucket(Op op, std::vector<Op>& result) {
-    const bool on_gpu = std::get<BucketWork>(op.work).site == Site::kGpu;
-    const bool norm = op.kind == OpKind::kSumOfSquares;
-    if (!on_gpu || (!norm && op.kind != OpKind::kAdam)) {
-      result.push_back(std::move(op));
-      return;
-    }
-    std::vector<Access> shared;
-    Bytes bytes;
-    for (const Access& access : op.accesses) {
-      if (access.role != (norm ? Role::kSource : Role::kDestination)) continue;
-      Access in_place = access;
-      in_place.mode = AccessMode::kReadWrite;
-      shared.push_back(in_place);
-    }
-    const Bucket& bucket = graph_.buckets[static_cast<size_t>(op.label.bucket)];
-    const BucketWork& work = std::get<BucketWork>(op.work);
-    bytes = bytes_of(bucket.count, norm ? work.from : work.to);
-    Op exchange = collective(norm ? CollectiveKind::kReduceScatter : CollectiveKind::kAllGather, op,
-                             bytes, std::move(shared));
-    if (norm) result.push_back(std::move(exchange));
-    result.push_back(std::move(op));
-    if (!norm) result.push_back(std::move(exchange));
-  }
-
   Graph& graph_;
   int64_t ranks_;
+  int64_t stride_;
 };
 
 }  // namespace
 
 Graph shard_pass(Graph graph, const Plan& plan) {
-  if (plan.data > 1) Shard(graph, plan.data).run();
+  const RankGroup group = replica_group(plan);
+  const bool splits = plan.zero_stage == 1 || plan.zero_stage == 2;
+  if (group.ranks > 1 && splits) Shard(graph, group).run();
   return graph;
 }
 

@@ -20,6 +20,8 @@ bool may_carry(TensorKind kind) {
     case TensorKind::kUndoRecord:
     case TensorKind::kNormPartials:
     case TensorKind::kPacked:
+    case TensorKind::kReduced:
+    case TensorKind::kState:
       return true;
     default:
       return false;

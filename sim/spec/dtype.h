@@ -8,7 +8,7 @@
 
 namespace ballast {
 
-enum class DType : uint8_t { kF64, kF32, kBf16, kF16, kI32 };
+enum class DType : uint8_t { kF64, kF32, kBf16, kF16, kI32, kU8 };
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
@@ -20,6 +20,8 @@ constexpr int64_t size_of(DType dtype) {
     case DType::kBf16:
     case DType::kF16:
       return 2;
+    case DType::kU8:
+      return 1;
   }
   return 0;
 }
@@ -36,6 +38,8 @@ constexpr std::string_view to_string(DType dtype) {
       return "fp16";
     case DType::kI32:
       return "int32";
+    case DType::kU8:
+      return "uint8";
   }
   return "";
 }

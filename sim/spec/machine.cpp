@@ -59,6 +59,15 @@ void check_gpu(const Checker& checker, const Gpu& gpu) {
   }
   checker.positive("gpu.vector", gpu.vector.value.flops_per_s);
   checker.share("gpu.attention_efficiency", gpu.attention_efficiency.value);
+  int64_t head_size_before = 0;
+  for (const AttentionRates& rates : gpu.attention) {
+    const std::string field = "gpu.attention." + std::to_string(rates.head_size);
+    if (rates.head_size <= head_size_before) checker.fail(field, "does not ascend");
+    if (rates.forward.empty() || rates.backward.empty()) checker.fail(field, "has no points");
+    checker.curve(field + ".forward", rates.forward);
+    checker.curve(field + ".backward", rates.backward);
+    head_size_before = rates.head_size;
+  }
   checker.not_negative("gpu.launch", static_cast<double>(gpu.launch.value.ps));
   checker.positive("gpu.multiprocessors", static_cast<double>(gpu.multiprocessors));
 }
@@ -91,6 +100,51 @@ void check_link(const Checker& checker, const Link& link) {
   checker.positive("link.both_total", link.both_total.value.bytes_per_s);
   checker.share("link.pageable_share", link.pageable_share.value);
   checker.not_negative("link.latency", static_cast<double>(link.latency.value.ps));
+  if (link.remote) checker.positive("link.remote", link.remote->value.bytes_per_s);
+}
+
+void check_interconnect(const Checker& checker, const std::string& name,
+                        const Interconnect& wires) {
+  const auto field = [&](const char* key) { return name + "." + key; };
+  checker.positive(field("bandwidth").c_str(), wires.bandwidth.value.bytes_per_s);
+  checker.not_negative(field("latency").c_str(), static_cast<double>(wires.latency.value.ps));
+  if (wires.switch_reduction) {
+    checker.positive(field("switch_reduction").c_str(), wires.switch_reduction->value.bytes_per_s);
+  }
+  if (wires.multiprocessors) {
+    checker.positive(field("multiprocessors").c_str(), wires.multiprocessors->value);
+  }
+  checker.curve(field("point_to_point"), wires.point_to_point);
+  if (!wires.all_reduce) return;
+  const AllReduceTable& table = *wires.all_reduce;
+  if (table.bus.empty()) checker.fail(field("all_reduce"), "has no points");
+  checker.curve(field("all_reduce"), table.bus);
+  if (table.nodes < 1 || table.ranks < 2 || table.ranks % table.nodes != 0) {
+    checker.fail(field("all_reduce"), "has ranks that cannot lie evenly on its nodes");
+  }
+}
+
+// A table of all-reduces is compared with what the formulas say of the same group, so the wires
+// of that group must be there.
+void check_tables(const Checker& checker, const Machine& machine) {
+  if (machine.node && machine.node->all_reduce && machine.node->all_reduce->nodes != 1) {
+    checker.fail("node.all_reduce", "is of several nodes");
+  }
+  if (!machine.network || !machine.network->all_reduce) return;
+  const AllReduceTable& table = *machine.network->all_reduce;
+  if (table.nodes < 2) checker.fail("network.all_reduce", "is of one node");
+  if (table.ranks > table.nodes && !machine.node) {
+    checker.fail("network.all_reduce", "has several ranks a node, but node is missing");
+  }
+}
+
+void check_nvme(const Checker& checker, const Nvme& nvme) {
+  checker.positive("nvme.capacity", static_cast<double>(nvme.capacity.value.count));
+  if (nvme.read.empty()) checker.fail("nvme.read", "has no points");
+  if (nvme.write.empty()) checker.fail("nvme.write", "has no points");
+  checker.curve("nvme.read", nvme.read);
+  checker.curve("nvme.write", nvme.write);
+  checker.not_negative("nvme.latency", static_cast<double>(nvme.latency.value.ps));
 }
 
 }  // namespace
@@ -129,17 +183,17 @@ void check(const Machine& machine) {
   check_cpu(checker, machine.cpu);
   check_link(checker, machine.link);
   if (machine.node) {
-    checker.positive("node.bandwidth", machine.node->bandwidth.value.bytes_per_s);
-    checker.not_negative("node.latency", static_cast<double>(machine.node->latency.value.ps));
+    check_interconnect(checker, "node", *machine.node);
   } else if (machine.devices_per_node > 1) {
     checker.fail("node", "is missing, but a node has several devices");
   }
   if (machine.network) {
-    checker.positive("network.bandwidth", machine.network->bandwidth.value.bytes_per_s);
-    checker.not_negative("network.latency", static_cast<double>(machine.network->latency.value.ps));
+    check_interconnect(checker, "network", *machine.network);
   } else if (machine.devices > machine.devices_per_node) {
     checker.fail("network", "is missing, but the devices are spread over several nodes");
   }
+  check_tables(checker, machine);
+  if (machine.nvme) check_nvme(checker, *machine.nvme);
   checker.not_negative("handover", static_cast<double>(machine.handover.value.ps));
 }
 

@@ -44,6 +44,14 @@ struct Curve {
   double rate_at(double size) const;  // Requires !empty().
 };
 
+// Rate of fused attention by length of the sequence, tokens, in FLOP/s as published benchmarks
+// count them: the causal half of the square, a backward 2.5 times its forward. For one head size.
+struct AttentionRates {
+  int64_t head_size = 0;
+  Curve forward;
+  Curve backward;
+};
+
 struct Gpu {
   std::string name;
   Sourced<Bytes> memory;    // usable for tensors and libraries
@@ -52,9 +60,10 @@ struct Gpu {
   std::map<DType, Sourced<FlopRate>> matmul;  // best achieved dense rate by storage type
   Sourced<FlopRate> vector;                   // elementwise arithmetic, fp32
   Sourced<double> attention_efficiency;       // share of `matmul` that fused attention reaches
-  Sourced<Duration> launch;                   // least time of any operation
-  int64_t multiprocessors = 132;              // tiles of a matrix product computed at the same time
-  bool is_host_thread = false;                // its lanes run on CPU cores and share them
+  std::vector<AttentionRates> attention;  // by head size; where given, used instead of the share
+  Sourced<Duration> launch;               // least time of any operation
+  int64_t multiprocessors = 132;          // tiles of a matrix product computed at the same time
+  bool is_host_thread = false;            // its lanes run on CPU cores and share them
 };
 
 struct Cpu {
@@ -77,10 +86,36 @@ struct Link {
   Sourced<Bandwidth> both_total;   // both directions at once
   Sourced<double> pageable_share;  // of the pinned rate
   Sourced<Duration> latency;
+  // One direction, to the CPU memory of another chip of the node: what a wrong NUMA binding uses.
+  std::optional<Sourced<Bandwidth>> remote;
 };
 
+// What nccl-tests prints for all-reduces over `ranks` devices of `nodes` nodes: bus bandwidth,
+// 2 (ranks - 1) / ranks * bytes / time, by bytes of the buffer.
+struct AllReduceTable {
+  int64_t ranks = 0;
+  int64_t nodes = 1;
+  Curve bus;
+};
+
+// Devices of one node, or the network between nodes (see sim/engine/collective.h).
 struct Interconnect {
-  Sourced<Bandwidth> bandwidth;  // per device and direction
+  // What a large ring reaches, per device and direction (a network: per network card).
+  Sourced<Bandwidth> bandwidth;
+  Sourced<Duration> latency;  // least time from one rank's memory to its neighbour's
+  // Bus bandwidth of a large all-reduce where the switch itself reduces (NVIDIA: NVLS).
+  std::optional<Sourced<Bandwidth>> switch_reduction = {};
+  std::optional<AllReduceTable> all_reduce = {};  // without it: by formula alone
+  Curve point_to_point = {};  // bytes per second by bytes of one message; empty: `bandwidth`
+  // Multiprocessors that a collective keeps from other work: one for each channel of NCCL.
+  std::optional<Sourced<double>> multiprocessors = {};
+};
+
+// The disks of a device: its share of those of its node.
+struct Nvme {
+  Sourced<Bytes> capacity;
+  Curve read;  // bytes per second by bytes
+  Curve write;
   Sourced<Duration> latency;
 };
 
@@ -94,7 +129,8 @@ struct Machine {
   Link link;
   std::optional<Interconnect> node;     // between devices of one node
   std::optional<Interconnect> network;  // between nodes, per device
-  Sourced<Duration> handover;           // from a finished operation to one waiting on another lane
+  std::optional<Nvme> nvme;
+  Sourced<Duration> handover;  // from a finished operation to one waiting on another lane
 };
 
 // Throws Error naming the machine and the field where a number is missing, zero or negative.

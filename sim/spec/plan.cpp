@@ -53,7 +53,8 @@ std::string_view to_string(ActivationFate value) {
 }
 
 bool saves_output(ModuleKind kind) {
-  return kind >= ModuleKind::kNorm1 && kind <= ModuleKind::kFc2;
+  // The router's few scores a token are always kept: fc1 and fc2 choose their experts by them.
+  return kind >= ModuleKind::kNorm1 && kind <= ModuleKind::kFc2 && kind != ModuleKind::kRouter;
 }
 
 namespace {
@@ -184,6 +185,15 @@ void check(const Plan& plan, const Model& model) {
            "use fp32 or bf16");
   }
   require_at_least("optimizer.bucket_bytes", plan.optimizer.bucket_bytes.count, 1);
+  if (plan.optimizer.placement == OptimizerPlacement::kNvme &&
+      plan.optimizer.sync != SyncMode::kWait) {
+    refuse("optimizer.sync", "a step whose state passes through from NVMe cannot be undone",
+           "use wait");
+  }
+  if (plan.optimizer.placement != OptimizerPlacement::kGpu && plan.zero_stage == 0 &&
+      plan.replicas() > 1) {
+    refuse("zero_stage", "ranks that step on their CPUs share the state", "use 1, 2 or 3");
+  }
   if (plan.optimizer.gpu_buckets) {
     require_at_least("optimizer.gpu_buckets", *plan.optimizer.gpu_buckets, 0);
   }

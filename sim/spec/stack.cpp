@@ -21,7 +21,22 @@ std::string_view to_string(GradientPrecision value) {
   return value == GradientPrecision::kF32 ? "fp32" : "as_weights";
 }
 
-std::string_view to_string(Overlap value) { return value == Overlap::kFull ? "full" : "none"; }
+std::string_view to_string(Overlap value) {
+  static constexpr std::array<std::string_view, kOverlaps> kNames = {"none", "partial", "full"};
+  return kNames.at(static_cast<size_t>(value));
+}
+
+std::string_view to_string(Fusion value) {
+  static constexpr std::array<std::string_view, kFusions> kNames = {"into_products", "one_pass",
+                                                                    "none"};
+  return kNames.at(static_cast<size_t>(value));
+}
+
+std::string_view to_string(LossPrecision value) {
+  static constexpr std::array<std::string_view, kLossPrecisions> kNames = {"in_place", "fp32",
+                                                                           "fp32_copies"};
+  return kNames.at(static_cast<size_t>(value));
+}
 
 std::string_view constant_name(int index) {
   static constexpr std::array<std::string_view, kStackConstants> kNames = {
@@ -55,6 +70,7 @@ void check(const Stack& stack) {
       stack.facts.least_zero_stage > stack.facts.most_zero_stage) {
     refuse(stack, "zero_stages", "are not an ascending pair from 0 to 3");
   }
+  if (stack.facts.loss_chunks < 1) refuse(stack, "loss_chunks", "is less than 1");
   for (int i = 0; i < kStackConstants; ++i) {
     const double value = constant(stack.constants, i);
     const bool share = i < kLaunch;

@@ -25,25 +25,43 @@ std::string_view to_string(AttentionKind value);
 enum class GradientPrecision : uint8_t { kAsWeights, kF32 };
 std::string_view to_string(GradientPrecision value);
 
-// When collectives of sharded state run: beside the computation they serve, or between.
-enum class Overlap : uint8_t { kNone, kFull };
+// When collectives run: between the computation they serve, beside what happens not to need them
+// (tensor parallel: the weight gradient), or beside the computation itself, piece by piece.
+enum class Overlap : uint8_t { kNone, kPartial, kFull };
+inline constexpr int kOverlaps = 3;
 std::string_view to_string(Overlap value);
+
+// Where bias, activation, dropout, residual and rotary embedding happen: inside the products and
+// the attention, in one pass over memory for each group of them, or in a pass for each.
+enum class Fusion : uint8_t { kIntoProducts, kOnePass, kNone };
+inline constexpr int kFusions = 3;
+std::string_view to_string(Fusion value);
+
+// Memory of the loss: the logits' gradient in their place, a 32-bit copy of the logits whose place
+// both take, or 32-bit copies of the logits and of their gradient beside them.
+enum class LossPrecision : uint8_t { kInPlace, kF32, kF32Copies };
+inline constexpr int kLossPrecisions = 3;
+std::string_view to_string(LossPrecision value);
 
 struct StackFacts {
   // In order of preference: the first one whose memory fits is used. A model may name its own.
   std::vector<AttentionKind> attention = {AttentionKind::kFlash};
-  bool dropout = false;                 // masks of a byte a value are kept for the backward
-  bool fuses_elementwise = true;        // bias, activation, dropout and residual in one pass each
+  bool dropout = false;  // masks of a byte a value are kept for the backward
+  Fusion fusion = Fusion::kIntoProducts;
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
-  bool loss_in_fp32 = false;            // logits are copied to 32 bits, and so is their gradient
-  bool separate_unscale = false;        // a pass over the gradients of its own before the step
-  bool pinned_power_of_two = false;     // host buffers round up to a power of two (PyTorch)
+  LossPrecision loss = LossPrecision::kInPlace;
+  int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
+  bool separate_unscale = false;      // a pass over the gradients of its own before the step
+  bool casts_on_arrival = false;      // gradients to 32 bits on the CPU as they land, and kept so
+  bool splits_norms_by_token = true;  // can do Plan::tensor_sequence
+  bool pinned_power_of_two = false;   // host buffers round up to a power of two (PyTorch)
   bool copies_gradients_to_buckets = false;  // all-reduced from a second copy (PyTorch DDP)
   // 16-bit state where one device holds everything: no fp32 master, moments in 16 bits.
   bool pure_16_bit_on_one_device = false;
   GradientPrecision gradients = GradientPrecision::kAsWeights;  // accumulated and stored
   GradientPrecision reduction = GradientPrecision::kAsWeights;  // on the wire
   Overlap gradient_overlap = Overlap::kFull;                    // reduction beside the backward
+  // kPartial: what stage 3 gathers, but not what a step leaves to be gathered.
   Overlap weight_overlap = Overlap::kFull;    // gathering beside the forward and backward
   Overlap tensor_overlap = Overlap::kNone;    // tensor parallel traffic beside products
   Overlap pipeline_overlap = Overlap::kFull;  // sends beside computation

@@ -44,4 +44,18 @@ inline Machine tiny_machine() {
   return machine;
 }
 
+// Nodes of four such devices: 100 GB/s and 1 us inside, a card of 10 GB/s and 5 us each between.
+inline Machine tiny_cluster() {
+  Machine machine = tiny_machine();
+  machine.devices_per_node = 4;
+  machine.devices = 256;
+  machine.node.emplace();
+  machine.node->bandwidth.value = Bandwidth::from_gb_per_s(100);
+  machine.node->latency.value = Duration::from_us(1);
+  machine.network.emplace();
+  machine.network->bandwidth.value = Bandwidth::from_gb_per_s(10);
+  machine.network->latency.value = Duration::from_us(5);
+  return machine;
+}
+
 }  // namespace ballast::tests

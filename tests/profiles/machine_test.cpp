@@ -3,6 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "profiles/load.h"
+#include "profiles/shipped.h"
+#include "sim/engine/collective.h"
+#include "sim/engine/cost.h"
 #include "tests/profiles/support.h"
 
 namespace ballast {
@@ -100,7 +103,10 @@ TEST(Machines, missing_keys_name_the_unknown_key_that_looks_like_it) {
   EXPECT_TRUE(holds(message, "key 'gpu.memory_gb': is missing; add it, or rename 'memry_gb'"));
 }
 
-TEST(Machines, every_key_is_required) {
+// What not every machine has; see the head of profiles/machine.cpp.
+bool optional(const std::string& key) { return key == "attention_tflops"; }
+
+TEST(Machines, every_key_but_the_optional_ones_is_required) {
   const Json json = document();
   for (const auto& item : json.items()) {
     Json less = json;
@@ -108,11 +114,212 @@ TEST(Machines, every_key_is_required) {
     EXPECT_TRUE(holds(error_of([&] { parse(less); }), "is missing")) << item.key();
     if (!item.value().is_object()) continue;
     for (const auto& inner : item.value().items()) {
+      if (optional(inner.key())) continue;
       less = json;
       less[item.key()].erase(inner.key());
       EXPECT_TRUE(holds(error_of([&] { parse(less); }), "is missing")) << inner.key();
     }
   }
+}
+
+TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
+  Json json = document();
+  json["gpu"].erase("attention_tflops");
+  const Machine less = parse(json);
+  EXPECT_TRUE(less.gpu.attention.empty());
+  EXPECT_FALSE(less.link.remote || less.nvme || less.node);
+  const Json number = {{"value", 4.0}, {"source", "test"}, {"measured", false}};
+  const Json curve = {
+      {"bytes", {1e6}}, {"gb_per_s", {2.0}}, {"source", "test"}, {"measured", true}};
+  json["link"]["remote_gb_per_s"] = number;
+  json["nvme"] = {
+      {"capacity_gb", number}, {"read", curve}, {"write", curve}, {"latency_us", number}};
+  Json table = {{"ranks", 8}, {"nodes", 2}, {"bytes", {1e6}}, {"bus_gb_per_s", {3.0}}};
+  table.update({{"source", "test"}, {"measured", true}});
+  json["node"] = {{"bandwidth_gb_per_s", number}, {"latency_us", number}};
+  json["network"] = {{"bandwidth_gb_per_s", number},        {"latency_us", number},
+                     {"switch_reduction_gb_per_s", number}, {"point_to_point", curve},
+                     {"multiprocessors", number},           {"all_reduce", table}};
+  const Machine more = parse(json);
+  EXPECT_EQ(more.link.remote->value.gb_per_s(), 4);
+  EXPECT_EQ(more.nvme->capacity.value.count, 4'000'000'000);
+  EXPECT_EQ(more.nvme->read.rate_at(5), 2e9);
+  EXPECT_EQ(more.network->switch_reduction->value.gb_per_s(), 4);
+  EXPECT_EQ(more.network->point_to_point.rate_at(5), 2e9);
+  EXPECT_EQ(more.network->multiprocessors->value, 4);
+  EXPECT_EQ(more.network->all_reduce->ranks, 8);
+  EXPECT_EQ(more.network->all_reduce->bus.rate_at(5), 3e9);
+  EXPECT_EQ(machine_json(parse_machine(machine_json(more), "copy")), machine_json(more));
+}
+
+TEST(Machines, wrong_optional_values_are_errors_too) {
+  const auto with = [](const char* pointer, const Json& value) {
+    Json json = Json::parse(machine_json(load_machine("alps-gh200-quad")));
+    json[Pointer(pointer)] = value;
+    return error_of([&] { parse(json); });
+  };
+  EXPECT_TRUE(holds(with("/network/all_reduce/nodes", 3), "cannot lie evenly"));
+  EXPECT_TRUE(holds(with("/network/all_reduce/nodes", 1), "is of one node"));
+  EXPECT_TRUE(holds(with("/network/latency_ms", 3), "key 'network.latency_ms': is unknown"));
+  EXPECT_TRUE(holds(with("/network/all_reduce/rank", 3), "is unknown"));
+  EXPECT_TRUE(holds(with("/gpu/attention_tflops/128/forward/tokens", Json::array({1})),
+                    "has 6 numbers for 1 sizes"));
+  const Json rates = Json::parse(machine_json(load_machine("alps-gh200-quad")))
+                         .at(Pointer("/gpu/attention_tflops/128"));
+  EXPECT_TRUE(holds(with("/gpu/attention_tflops/wide", rates), "is no head size"));
+  EXPECT_TRUE(holds(with("/link/remote_gb_per_s", 3), "must be an object"));
+}
+
+// --- the shipped machines against what was measured on them ------------------------------------
+
+// A fact of profiles/published/hardware.json.
+Json fact(const std::string& machine, const std::string& quantity) {
+  const Json facts = Json::parse(
+      testing::read_file(std::string(BALLAST_SOURCE_DIR) + "/profiles/published/hardware.json"));
+  for (const Json& one : facts.at("facts")) {
+    if (one.at("machine") == machine && one.at("quantity") == quantity) return one;
+  }
+  ADD_FAILURE() << "no fact " << quantity << " of " << machine;
+  return {};
+}
+
+double seconds_of(const CollectiveWork& work, const Machine& machine) {
+  return collective_time(work, machine, 1).time.seconds();
+}
+
+// Thirteen all-reduces over eight ranks of two nodes, within 15 %.
+TEST(Machines, alps_reproduces_its_measured_all_reduces) {
+  const Machine machine = load_machine("alps-gh200-quad");
+  const Json measured = fact("alps-gh200-quad", "nccl_all_reduce");
+  ASSERT_EQ(measured.at("bytes").size(), 13u);
+  for (size_t i = 0; i < 13; ++i) {
+    const Bytes bytes{measured.at("bytes")[i].get<int64_t>()};
+    const double seconds = measured.at("time_us")[i].get<double>() * 1e-6;
+    const double predicted = seconds_of({CollectiveKind::kAllReduce, bytes, 8}, machine);
+    EXPECT_NEAR(predicted / seconds, 1, 0.15) << bytes.count;
+  }
+}
+
+// Between two measured sizes the time lies between theirs.
+TEST(Machines, alps_interpolates_between_its_measured_all_reduces) {
+  const Machine machine = load_machine("alps-gh200-quad");
+  double before = 0;
+  for (double bytes = 65536; bytes < 2e8; bytes *= 1.3) {
+    const double seconds =
+        seconds_of({CollectiveKind::kAllReduce, Bytes{static_cast<int64_t>(bytes)}, 8}, machine);
+    EXPECT_GT(seconds, before * 0.97) << bytes;
+    before = seconds;
+  }
+}
+
+// One way between two nodes; many messages in flight, so the latency of one is left out.
+TEST(Machines, alps_reproduces_its_measured_point_to_point_bandwidth) {
+  const Machine machine = load_machine("alps-gh200-quad");
+  const Json measured = fact("alps-gh200-quad", "point_to_point_mb_per_s");
+  const auto send = [&](int64_t bytes) {
+    return seconds_of({CollectiveKind::kSendReceive, Bytes{bytes}, 2, 4}, machine);
+  };
+  for (size_t i = 0; i < measured.at("bytes").size(); ++i) {
+    const auto bytes = measured.at("bytes")[i].get<int64_t>();
+    const double rate = static_cast<double>(bytes) / (send(bytes) - send(0));
+    EXPECT_NEAR(rate / (measured.at("value")[i].get<double>() * 1e6), 1, 0.15) << bytes;
+  }
+}
+
+// Eight H200 in a node, on the NVLink and switch of a DGX H100, whose table is taken from there.
+TEST(Machines, dgx_h100_reproduces_all_reduces_measured_on_its_switch) {
+  const Machine machine = load_machine("dgx-h100-80gb");
+  const Json measured = fact("hgx-h200", "nccl_all_reduce_busbw_gb_per_s");
+  for (size_t i = 0; i < measured.at("bytes").size(); ++i) {
+    const double bytes = measured.at("bytes")[i].get<double>();
+    const double seconds =
+        seconds_of({CollectiveKind::kAllReduce, Bytes{static_cast<int64_t>(bytes)}, 8}, machine);
+    const double bus = 2 * 7.0 / 8 * bytes / seconds / 1e9;
+    EXPECT_NEAR(bus / measured.at("value")[i].get<double>(), 1, 0.15) << bytes;
+  }
+}
+
+double tflops_of_product(const std::string& name, const GemmWork& work) {
+  const Machine machine = load_machine(name);
+  const MatrixUnit unit{machine.gpu.matmul.at(DType::kBf16).value,
+                        machine.gpu.memory_bandwidth.value, machine.gpu.multiprocessors};
+  return flops_of(Work{work}).count / gemm_time(work, unit).seconds() / 1e12;
+}
+
+// 788 TFLOP/s on H200 at 8192 cubed; the best on A100 and H100 are 271.2 and 794.5.
+TEST(Machines, products_come_near_published_rates) {
+  const GemmWork cube{8192, 8192, 8192, DType::kBf16};
+  EXPECT_NEAR(tflops_of_product("hgx-h200-quad", cube) / 788, 1, 0.05);
+  EXPECT_NEAR(tflops_of_product("dgx-h100-80gb", cube) / 794.5, 1, 0.05);
+  EXPECT_NEAR(tflops_of_product("hgx-a100-80gb", cube) / 271.2, 1, 0.05);
+  for (const Shipped& shipped : shipped_machines()) {
+    const Machine machine = load_machine(shipped.name);
+    if (!machine.gpu.matmul.contains(DType::kBf16)) continue;
+    const double best = machine.gpu.matmul.at(DType::kBf16).value.tflops();
+    EXPECT_LE(tflops_of_product(shipped.name, cube), best) << shipped.name;
+  }
+}
+
+double seconds_of(const Op& op, const Machine& machine) {
+  Sequence sequence;
+  sequence.ops = {op};
+  Graph graph;
+  graph.lanes = kLaneKinds;
+  return CostModel(machine, nullptr, CostOptions{})
+      .table(sequence, graph)
+      .ops.at(0)
+      .alone.seconds();
+}
+
+// Moving 16-bit gradients and casting them on the CPU takes about twice as long as casting on the
+// GPU and moving 32-bit ones (arXiv 2509.21271, figure 9: 256 MB to 2 GB).
+TEST(Machines, casting_on_the_cpu_of_a_gh200_takes_about_twice_as_long) {
+  const Machine machine = load_machine("gh200-96gb-480gb");
+  for (const int64_t elements : {64 << 20, 256 << 20, 512 << 20}) {
+    const auto op = [&](OpKind kind, LaneKind lane, const Work& work) {
+      Op result;
+      result.kind = kind;
+      result.lane = lane_of(0, lane);
+      result.work = work;
+      return seconds_of(result, machine);
+    };
+    const auto cast = [&](Site site) {
+      return BucketWork{elements, DType::kBf16, DType::kF32, site, Bytes{6 * elements}};
+    };
+    const auto copy = [&](int64_t bytes) {
+      return op(OpKind::kCopy, LaneKind::kCopyOut,
+                CopyWork{Bytes{bytes}, CopyDirection::kDeviceToHost});
+    };
+    const double on_gpu =
+        op(OpKind::kPack, LaneKind::kCopyOut, cast(Site::kGpu)) + copy(4 * elements);
+    const double on_cpu = op(OpKind::kCast, LaneKind::kCpu, cast(Site::kCpu)) + copy(2 * elements);
+    EXPECT_GT(on_cpu / on_gpu, 1.5) << elements;
+    EXPECT_LT(on_cpu / on_gpu, 2.5) << elements;
+  }
+}
+
+// Fused attention never reaches what products do (arXiv 2307.08691, section 1).
+TEST(Machines, attention_is_slower_than_products_and_grows_with_length) {
+  for (const Shipped& shipped : shipped_machines()) {
+    const Machine machine = load_machine(shipped.name);
+    for (const AttentionRates& rates : machine.gpu.attention) {
+      const double best = machine.gpu.matmul.at(DType::kBf16).value.flops_per_s;
+      for (const Curve* curve : {&rates.forward, &rates.backward}) {
+        EXPECT_LT(curve->rate_at(16384), best) << shipped.name;
+        EXPECT_LT(curve->rate_at(512), curve->rate_at(8192)) << shipped.name;
+      }
+    }
+  }
+}
+
+// Every machine that the published cases name, and GB200, MI300A and one consumer box.
+TEST(Machines, all_machines_of_the_published_cases_are_shipped) {
+  const char* names[] = {"gh200-96gb-480gb",   "gh200-nvl2-96gb-240gb", "alps-gh200-quad",
+                         "jedi-gh200-quad",    "h100-sxm-80gb",         "dgx-h100-80gb",
+                         "hgx-h200-quad",      "selene-a100-80gb",      "hgx-a100-80gb",
+                         "hgx-a100-80gb-roce", "hgx-a100-40gb-roce",    "dgx-2-v100",
+                         "gb200-nvl72",        "mi300a-quad",           "rtx-4090-pcie"};
+  for (const char* name : names) EXPECT_EQ(load_machine(name).name, name);
 }
 
 TEST(Machines, unmeasured_curves_are_null) {

@@ -1,6 +1,7 @@
 // Plan and strategy files, overrides, and which of them wins.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "profiles/load.h"
 #include "tests/profiles/support.h"
@@ -19,20 +20,30 @@ Plan unusual() {
   plan.model = "gpt2";
   plan.machine = "here";
   plan.strategy = "superoffload";
-  plan.devices = plan.data = 4;
+  plan.devices = 128;
+  plan.data = 4;
+  plan.tensor = 2;
+  plan.pipeline = 2;
+  plan.virtual_pipeline = 3;
+  plan.sequence = 2;
+  plan.context = 4;
+  plan.expert = 2;
+  plan.tensor_sequence = true;
+  plan.numa = NumaBinding::kRemote;
   plan.zero_stage = 1;
   plan.global_batch = 64;
   plan.micro_batch = 2;
   plan.sequence_length = 512;
   plan.dtype = DType::kF16;
   plan.weights = {0.25, 7};
-  plan.optimizer = {OptimizerPlacement::kGpu, {1 << 20},        3,     CastPlacement::kCpu,
-                    SyncMode::kDelay,         UndoKind::kExact, "avx2"};
+  plan.optimizer = {OptimizerPlacement::kGpu, {1 << 20}, 3,   CastPlacement::kCpu, SyncMode::kDelay,
+                    UndoKind::kExact,         "avx2",    0.5, DType::kBf16};
   plan.activations = ActivationPlan{};
   plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kOffload;
   plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm1)] = ActivationFate::kRecompute;
   plan.activations->offload_share = 0.5;
   plan.activations->look_ahead = 2;
+  plan.activations->scores = ActivationFate::kRecompute;
   plan.checkpoint_period_steps = 100;
   return plan;
 }
@@ -75,7 +86,13 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
       {"/activations/head", "keep", "key 'activations.head': is unknown"},
       {"/micro_batch", 0, "key 'micro_batch': is 0"},
       {"/dtype", "bf15", "did you mean 'bf16'"},
-      {"/tensor", 2, "key 'tensor': is unknown"},
+      {"/tensr", 2, "key 'tensr': is unknown; did you mean 'tensor'?"},
+      {"/tensor", 0, "key 'tensor': is 0"},
+      {"/tensor_sequence", 1, "must be true or false"},
+      {"/numa", "near", "known are local, remote"},
+      {"/optimizer/stream_share", 1.5, "key 'optimizer.stream_share': is 1.5"},
+      {"/optimizer/moments", "fp16", "key 'optimizer.moments'"},
+      {"/activations/scores", "offload", "key 'activations.scores'"},
       {"/devices", 3000000000, "key 'devices'"}};
   for (const Change& change : changes) {
     Json json = Json::parse(plan_json(unusual()));
@@ -86,13 +103,28 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
   }
 }
 
-TEST(Plans, every_key_is_required) {
+// Plans that were written before there were several degrees name none of them.
+TEST(Plans, every_key_is_required_but_those_that_older_plans_lack) {
+  const std::set<std::string> newer = {"tensor",  "pipeline", "virtual_pipeline", "sequence",
+                                       "context", "expert",   "tensor_sequence",  "numa"};
   const Json json = Json::parse(plan_json(unusual()));
   for (const auto& item : json.items()) {
+    if (newer.contains(item.key())) continue;
     Json less = json;
     less.erase(item.key());
     EXPECT_TRUE(holds(error_of([&] { parse_plan(less.dump(), "p"); }), "is missing")) << item.key();
   }
+}
+
+TEST(Plans, older_plan_means_one_of_every_degree) {
+  Json json = Json::parse(plan_json(Plan{}));
+  for (const char* key : {"tensor", "pipeline", "virtual_pipeline", "sequence", "context", "expert",
+                          "tensor_sequence", "numa"}) {
+    json.erase(key);
+  }
+  json["optimizer"].erase("stream_share");
+  json["optimizer"].erase("moments");
+  EXPECT_EQ(parse_plan(json.dump(), "p"), Plan{});
 }
 
 TEST(Strategies, each_sets_its_own_switches) {
@@ -109,6 +141,16 @@ TEST(Strategies, each_sets_its_own_switches) {
   EXPECT_EQ(optimizer("superoffload").sync, SyncMode::kSpeculate);
   EXPECT_EQ(optimizer("superoffload").cast, CastPlacement::kGpu);
   EXPECT_FALSE(optimizer("superoffload").gpu_buckets.has_value());
+}
+
+TEST(Strategies, open_knobs_and_the_adam_of_a_system_are_read) {
+  EXPECT_EQ(load_strategy("zero-offload").adam, "cpu-adam");
+  EXPECT_EQ(load_strategy("megatron").open,
+            (std::vector<std::string>{"zero_stage", "tensor_sequence"}));
+  EXPECT_TRUE(load_strategy("superoffload").open.empty());
+  const char* text = R"({"schema": "ballast.strategy/1", "description": "d", "source": "s",
+                         "open": "zero_stage", "plan": {}})";
+  EXPECT_TRUE(holds(error_of([&] { parse_strategy(text, "mine.json", "mine"); }), "key 'open'"));
 }
 
 TEST(Strategies, unknown_knob_is_an_error_with_the_nearest_one) {
@@ -152,8 +194,29 @@ TEST(Resolve, plan_file_takes_the_place_of_the_defaults) {
   PlanRequest request;
   request.plan_file = folder.file("plan.json");
   EXPECT_EQ(resolve_plan(request), unusual());
-  request.devices = 2;
+  // 64 devices over tensor 2 x pipeline 2 x sequence 2 x context 4.
+  request.devices = 64;
   EXPECT_EQ(resolve_plan(request).data, 2);
+}
+
+TEST(Resolve, data_is_what_the_other_degrees_leave) {
+  PlanRequest request;
+  request.devices = 64;
+  request.degrees.tensor = 4;
+  request.degrees.pipeline = 2;
+  request.degrees.virtual_pipeline = 3;
+  request.degrees.zero_stage = 1;
+  const Plan plan = resolve_plan(request);
+  EXPECT_EQ(plan.data, 8);
+  EXPECT_EQ(plan.virtual_pipeline, 3) << "no devices of its own";
+  EXPECT_EQ(plan.zero_stage, 1);
+  request.overrides = {{"context", "2"}};
+  EXPECT_EQ(resolve_plan(request).data, 4) << "an override counts too";
+  request.degrees.data = 16;
+  EXPECT_EQ(resolve_plan(request).data, 16) << "given, and for check() to refuse";
+  request.degrees = {};
+  request.degrees.tensor = 3;
+  EXPECT_TRUE(holds(error_of([&] { resolve_plan(request); }), "use a multiple of 6"));
 }
 
 TEST(Resolve, bad_flag_is_an_error) {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "profiles/load.h"
+#include "profiles/published.h"
 #include "tests/profiles/support.h"
 
 namespace ballast {
@@ -34,14 +35,21 @@ TEST(Shipped, every_machine_loads_under_its_own_name_and_passes_its_check) {
 TEST(Shipped, every_model_loads_and_passes_its_check) {
   const std::vector<Shipped> all = shipped_models();
   EXPECT_EQ(all.size(), count_files("models"));
-  EXPECT_GE(all.size(), 12u);
-  for (const Shipped& shipped : all) EXPECT_NO_THROW(check(load_model(shipped.name)));
+  EXPECT_GE(all.size(), 20u);
+  std::set<std::string> families;
+  for (const Shipped& shipped : all) {
+    const Model model = load_model(shipped.name);
+    EXPECT_NO_THROW(check(model)) << shipped.name;
+    families.insert(model.architecture);
+  }
+  EXPECT_EQ(families, (std::set<std::string>{"deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral",
+                                             "mixtral", "qwen2", "qwen3", "qwen3_moe"}));
 }
 
 TEST(Shipped, every_strategy_gives_a_plan_that_can_be_run_for_a_model) {
   const std::vector<Shipped> all = shipped_strategies();
   EXPECT_EQ(all.size(), count_files("strategies"));
-  EXPECT_GE(all.size(), 4u);
+  EXPECT_GE(all.size(), 17u);
   for (const Shipped& shipped : all) {
     PlanRequest request;
     request.strategy = shipped.name;
@@ -51,6 +59,41 @@ TEST(Shipped, every_strategy_gives_a_plan_that_can_be_run_for_a_model) {
     EXPECT_NO_THROW(check(resolve_plan(request), load_model("gpt2"))) << shipped.name;
     EXPECT_FALSE(load_strategy(shipped.name).source.empty());
   }
+}
+
+TEST(Shipped, every_stack_that_the_published_cases_may_name_loads) {
+  std::set<std::string> names;
+  for (const Shipped& shipped : shipped_stacks()) {
+    names.insert(shipped.name);
+    EXPECT_FALSE(shipped.description.empty());
+    EXPECT_FALSE(load_stack(shipped.name).source.empty());
+  }
+  EXPECT_EQ(names.size(), count_files("stacks"));
+  for (const char* name : {"ballast", "deepspeed-gh200", "deepspeed-2024", "llm-foundry-2023",
+                           "torch-2025", "megatron-2021", "megatron-2022", "megatron-2023",
+                           "megatron-core-2024", "nemo-2025", "llmq-2025"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
+// The stack of that name is the record's defaults: what Ballast does is written once.
+TEST(Shipped, stack_of_ballast_is_the_default_one) {
+  const Stack shipped = load_stack("ballast");
+  EXPECT_EQ(shipped.facts, StackFacts{});
+  EXPECT_EQ(shipped.constants, StackConstants{});
+}
+
+TEST(Shipped, every_published_case_is_read_and_names_a_shipped_stack) {
+  size_t cases = 0;
+  for (const std::string& path : shipped_published()) {
+    for (const PublishedEntry& entry : load_published(path).entries) {
+      EXPECT_EQ(entry.error, "");
+      if (!entry.of) continue;
+      EXPECT_NO_THROW(load_stack(entry.of->stack)) << entry.id;
+      ++cases;
+    }
+  }
+  EXPECT_GE(cases, 40u);
 }
 
 // Every published case can be predicted only on a machine that is shipped.

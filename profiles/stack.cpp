@@ -1,0 +1,191 @@
+// Stack files, schema "ballast.stack/1": facts and constants of sim/spec/stack.h by name.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "profiles/convert.h"
+#include "profiles/json_reader.h"
+#include "profiles/load.h"
+#include "profiles/shipped.h"
+#include "sim/base/atomic_file.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr const char* kSchema = "ballast.stack/1";
+constexpr NumberRange kAnyConstant{0, 1000};
+
+template <class Enum>
+std::vector<std::string> names_of(int count) {
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(to_string(static_cast<Enum>(i)));
+  return names;
+}
+
+// An absent key leaves the default.
+template <class Enum>
+void read_choice(JsonReader& reader, const std::string& key, int count, Enum& value) {
+  if (reader.has(key)) value = static_cast<Enum>(reader.choice(key, names_of<Enum>(count)));
+}
+
+void read_flag(JsonReader& reader, const std::string& key, bool& value) {
+  if (reader.has(key)) value = reader.boolean(key);
+}
+
+std::vector<std::string> read_texts(JsonReader& reader, const std::string& key) {
+  std::vector<std::string> texts;
+  const Json& list = reader.raw(key);
+  if (!list.is_array()) reader.fail(key, "must be a list of texts", "write it as [\"one\"]");
+  for (const Json& one : list) {
+    if (!one.is_string()) reader.fail(key, "must hold texts only", "put each between quotes");
+    texts.push_back(one.get<std::string>());
+  }
+  return texts;
+}
+
+std::vector<AttentionKind> read_attention(JsonReader& reader) {
+  const std::vector<std::string> known = names_of<AttentionKind>(2);
+  std::vector<AttentionKind> kinds;
+  for (const std::string& name : read_texts(reader, "attention")) {
+    const auto found = std::find(known.begin(), known.end(), name);
+    if (found == known.end()) {
+      reader.fail("attention", "holds " + in_quotes(name), suggestion(name, known));
+    }
+    kinds.push_back(static_cast<AttentionKind>(found - known.begin()));
+  }
+  return kinds;
+}
+
+void read_overlaps(JsonReader& reader, StackFacts& facts) {
+  read_choice(reader, "gradient_overlap", kOverlaps, facts.gradient_overlap);
+  read_choice(reader, "weight_overlap", kOverlaps, facts.weight_overlap);
+  read_choice(reader, "tensor_overlap", kOverlaps, facts.tensor_overlap);
+  read_choice(reader, "pipeline_overlap", kOverlaps, facts.pipeline_overlap);
+}
+
+StackFacts read_facts(JsonReader reader) {
+  StackFacts facts;
+  if (reader.has("attention")) facts.attention = read_attention(reader);
+  read_flag(reader, "dropout", facts.dropout);
+  read_choice(reader, "fusion", kFusions, facts.fusion);
+  read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
+  read_choice(reader, "loss", kLossPrecisions, facts.loss);
+  if (reader.has("loss_chunks")) facts.loss_chunks = reader.whole("loss_chunks", {1, 1 << 20});
+  read_flag(reader, "casts_on_arrival", facts.casts_on_arrival);
+  read_flag(reader, "splits_norms_by_token", facts.splits_norms_by_token);
+  read_flag(reader, "separate_unscale", facts.separate_unscale);
+  read_flag(reader, "pinned_power_of_two", facts.pinned_power_of_two);
+  read_flag(reader, "copies_gradients_to_buckets", facts.copies_gradients_to_buckets);
+  read_flag(reader, "pure_16_bit_on_one_device", facts.pure_16_bit_on_one_device);
+  read_choice(reader, "gradients", 2, facts.gradients);
+  read_choice(reader, "reduction", 2, facts.reduction);
+  read_overlaps(reader, facts);
+  if (reader.has("least_zero_stage")) {
+    facts.least_zero_stage = reader.whole("least_zero_stage", {0, 3});
+  }
+  if (reader.has("most_zero_stage")) {
+    facts.most_zero_stage = reader.whole("most_zero_stage", {0, 3});
+  }
+  reader.finish();
+  return facts;
+}
+
+OrderedJson facts_json(const StackFacts& facts) {
+  OrderedJson attention = OrderedJson::array();
+  for (const AttentionKind kind : facts.attention) attention.push_back(to_string(kind));
+  return {{"attention", attention},
+          {"dropout", facts.dropout},
+          {"fusion", to_string(facts.fusion)},
+          {"recomputes_whole_layer", facts.recomputes_whole_layer},
+          {"loss", to_string(facts.loss)},
+          {"loss_chunks", facts.loss_chunks},
+          {"casts_on_arrival", facts.casts_on_arrival},
+          {"splits_norms_by_token", facts.splits_norms_by_token},
+          {"separate_unscale", facts.separate_unscale},
+          {"pinned_power_of_two", facts.pinned_power_of_two},
+          {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
+          {"pure_16_bit_on_one_device", facts.pure_16_bit_on_one_device},
+          {"gradients", to_string(facts.gradients)},
+          {"reduction", to_string(facts.reduction)},
+          {"gradient_overlap", to_string(facts.gradient_overlap)},
+          {"weight_overlap", to_string(facts.weight_overlap)},
+          {"tensor_overlap", to_string(facts.tensor_overlap)},
+          {"pipeline_overlap", to_string(facts.pipeline_overlap)},
+          {"least_zero_stage", facts.least_zero_stage},
+          {"most_zero_stage", facts.most_zero_stage}};
+}
+
+StackConstants read_constants(JsonReader reader) {
+  StackConstants constants;
+  for (int i = 0; i < kStackConstants; ++i) {
+    set_constant(constants, i, reader.number(std::string(constant_name(i)), kAnyConstant));
+  }
+  reader.finish();
+  return constants;
+}
+
+std::vector<std::string> read_fitted(JsonReader& reader) {
+  std::vector<std::string> known;
+  for (int i = 0; i < kStackConstants; ++i) known.emplace_back(constant_name(i));
+  std::vector<std::string> fitted = read_texts(reader, "fitted");
+  for (const std::string& name : fitted) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      reader.fail("fitted", "holds " + in_quotes(name), suggestion(name, known));
+    }
+  }
+  return fitted;
+}
+
+}  // namespace
+
+Stack parse_stack(std::string_view text, const std::string& file, const std::string& name) {
+  const Json document = parse_json(text, file);
+  JsonReader reader(document, file, "");
+  reader.choice("schema", {kSchema});
+  Stack stack;
+  stack.name = name;
+  stack.description = reader.text("description");
+  stack.source = reader.text("source");
+  stack.facts = read_facts(reader.object("facts"));
+  stack.constants = read_constants(reader.object("constants"));
+  stack.fitted = read_fitted(reader);
+  stack.fitted_on = read_texts(reader, "fitted_on");
+  if (reader.has("name")) reader.text("name");  // as stack_json writes it; the file's name counts
+  reader.finish();
+  check(stack);
+  return stack;
+}
+
+Stack load_stack(const std::string& name_or_path) {
+  const Found found = find_file(name_or_path, "stacks");
+  return parse_stack(read_text_file(found.path), found.path, found.name);
+}
+
+std::string stack_json(const Stack& stack) {
+  OrderedJson constants = OrderedJson::object();
+  for (int i = 0; i < kStackConstants; ++i) {
+    constants[std::string(constant_name(i))] = rounded(constant(stack.constants, i));
+  }
+  return to_text(OrderedJson{{"schema", kSchema},
+                             {"name", stack.name},
+                             {"description", stack.description},
+                             {"source", stack.source},
+                             {"facts", facts_json(stack.facts)},
+                             {"constants", constants},
+                             {"fitted", stack.fitted},
+                             {"fitted_on", stack.fitted_on}});
+}
+
+void save_stack(const Stack& stack, const std::string& path) {
+  atomic_write(path, stack_json(stack) + "\n");
+}
+
+std::vector<Shipped> shipped_stacks() {
+  std::vector<Shipped> list;
+  for (const std::string& name : shipped_names("stacks")) {
+    list.push_back({name, load_stack(name).description});
+  }
+  return list;
+}
+
+}  // namespace ballast

@@ -1,0 +1,193 @@
+// Pass `gather`: weights split over the ranks (ZeRO stage 3, arXiv 1910.02054 section 5.3; FSDP,
+// arXiv 2304.11277). What one rank keeps is its shard. Before a unit (a layer, or a module outside
+// the layers) is visited its weights are gathered, one unit ahead where the stack overlaps; after
+// the visit they are dropped. A backward leaves whole gradients, which are reduce-scattered into
+// the rank's shard, in every micro-batch.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+
+#include "sim/graph/build.h"
+#include "sim/graph/rewrite.h"
+
+namespace ballast {
+
+namespace {
+
+// Modules whose weights come together: all of one layer, or one outside the layers.
+struct Unit {
+  int16_t layer = -1;
+  ModuleKind module = ModuleKind::kEmbedding;  // read where layer < 0
+  auto operator<=>(const Unit&) const = default;
+};
+
+struct Visit {
+  Unit unit;
+  bool backward = false;
+  size_t first = 0;
+  size_t last = 0;
+  std::vector<TensorId> weights;    // sharded ones, in order of first use
+  std::vector<TensorId> gradients;  // sharded ones
+};
+
+class GatherPass {
+ public:
+  GatherPass(Graph& graph, const Plan& plan, const StackFacts& facts)
+      : graph_(graph), plan_(plan), facts_(facts), group_(replica_group(plan)) {}
+
+  void run() {
+    find_visits();
+    shard();
+    Insertions insertions;
+    for (size_t i = 0; i < visits_.size(); ++i) {
+      if (!visits_[i].weights.empty()) gather(i, insertions);
+      if (!visits_[i].gradients.empty()) scatter(visits_[i], insertions);
+    }
+    graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
+    graph_.buckets = buckets_of(graph_.modules, plan_.optimizer);
+    add_bucket_state(graph_, plan_, facts_);
+  }
+
+ private:
+  static Unit unit_of(const Tensor& tensor) {
+    return tensor.label.layer >= 0 ? Unit{tensor.label.layer} : Unit{-1, tensor.label.module};
+  }
+
+  void find_visits() {
+    std::map<std::tuple<Unit, int16_t, bool>, size_t> open;
+    const std::vector<Op>& ops = graph_.step.ops;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      for (const Access& access : ops[i].accesses) {
+        const bool weight = access.role == Role::kWeight;
+        if (!weight && access.role != Role::kParameterGradient) continue;
+        const Unit unit = unit_of(graph_.tensors[static_cast<size_t>(access.tensor)]);
+        const bool backward = ops[i].phase != Phase::kForward;
+        const auto [found, is_new] =
+            open.try_emplace({unit, ops[i].label.micro_batch, backward}, visits_.size());
+        if (is_new) visits_.push_back({unit, backward, i, i, {}, {}});
+        Visit& visit = visits_[found->second];
+        visit.last = i;
+        std::vector<TensorId>& list = weight ? visit.weights : visit.gradients;
+        if (std::find(list.begin(), list.end(), access.tensor) == list.end()) {
+          list.push_back(access.tensor);
+        }
+      }
+    }
+  }
+
+  // What a module keeps on this rank. The tables of parameters no longer apply.
+  void shard() {
+    int64_t offset = 0;
+    for (Module& module : graph_.modules) {
+      module.count = div_ceil(module.count, group_.ranks);
+      module.flat_offset = offset;
+      module.parameters.clear();
+      offset += module.count;
+    }
+    for (Tensor& tensor : graph_.tensors) {
+      if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
+      tensor.elements = div_ceil(tensor.elements, group_.ranks);
+    }
+  }
+
+  TensorId whole_of(TensorId shard, TensorKind kind, Category category) {
+    Tensor tensor = graph_.tensors[static_cast<size_t>(shard)];
+    tensor.kind = kind;
+    tensor.category = category;
+    tensor.elements *= group_.ranks;
+    return add_tensor(graph_, tensor);
+  }
+
+  void rename(const Visit& visit, const std::unordered_map<TensorId, TensorId>& whole, Role role) {
+    // Recomputed operations of a micro-batch belong to its backward, whose range this is.
+    for (size_t i = visit.first; i <= visit.last; ++i) {
+      Op& op = graph_.step.ops[i];
+      if ((op.phase != Phase::kForward) != visit.backward) continue;
+      for (Access& access : op.accesses) {
+        if (access.role != role) continue;
+        if (const auto found = whole.find(access.tensor); found != whole.end()) {
+          access.tensor = found->second;
+        }
+      }
+    }
+  }
+
+  void gather(size_t index, Insertions& insertions) {
+    const Visit& visit = visits_[index];
+    std::unordered_map<TensorId, TensorId> whole;
+    std::vector<Access> accesses;
+    Bytes bytes;
+    for (const TensorId shard : visit.weights) {
+      const TensorId here = whole_of(shard, TensorKind::kGathered, Category::kWeights);
+      whole.emplace(shard, here);
+      accesses.push_back(read(shard, Role::kWeight));
+      accesses.push_back(write(here, Role::kDestination));
+      bytes += graph_.tensors[static_cast<size_t>(here)].bytes();
+    }
+    rename(visit, whole, Role::kWeight);
+    const size_t position = index > 0 && facts_.weight_overlap != Overlap::kNone
+                                ? visits_[index - 1].first
+                                : visit.first;
+    const CollectiveWork work{CollectiveKind::kAllGather, bytes, group_.ranks, group_.stride};
+    const Label label{visit.unit.layer, visit.unit.module, -1, -1};
+    insertions.before(position, collective_op(work, Phase::kFetch, label, std::move(accesses)));
+  }
+
+  void scatter(const Visit& visit, Insertions& insertions) {
+    std::unordered_map<TensorId, TensorId> whole;
+    std::vector<Access> accesses;
+    Bytes bytes;
+    for (const TensorId shard : visit.gradients) {
+      const TensorId here = whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
+      whole.emplace(shard, here);
+      accesses.push_back(read(here, Role::kSource));
+      const bool adds = !written_.insert(shard).second;
+      accesses.push_back(
+          {shard, Role::kParameterGradient, adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0});
+      const bool wide = facts_.reduction == GradientPrecision::kF32 && !pure_16_bit(plan_, facts_);
+      const Tensor& tensor = graph_.tensors[static_cast<size_t>(here)];
+      bytes += wide ? bytes_of(tensor.elements, DType::kF32) : tensor.bytes();
+    }
+    // The first writer of this micro-batch overwrites what the one before left behind.
+    rename(visit, whole, Role::kParameterGradient);
+    overwrite_first(visit, whole);
+    const CollectiveWork work{CollectiveKind::kReduceScatter, bytes, group_.ranks, group_.stride};
+    const Label label{visit.unit.layer, visit.unit.module, -1, -1};
+    insertions.after(visit.last,
+                     collective_op(work, Phase::kOptimizer, label, std::move(accesses)));
+  }
+
+  void overwrite_first(const Visit& visit, const std::unordered_map<TensorId, TensorId>& whole) {
+    for (const auto& [shard, here] : whole) {
+      for (size_t i = visit.first; i <= visit.last; ++i) {
+        bool found = false;
+        for (Access& access : graph_.step.ops[i].accesses) {
+          if (access.tensor != here) continue;
+          access.mode = AccessMode::kWrite;
+          if (auto* gemm = std::get_if<GemmWork>(&graph_.step.ops[i].work))
+            gemm->accumulate = false;
+          found = true;
+        }
+        if (found) break;
+      }
+    }
+  }
+
+  Graph& graph_;
+  const Plan& plan_;
+  const StackFacts& facts_;
+  RankGroup group_;
+  std::vector<Visit> visits_;  // by first use
+  std::set<TensorId> written_;
+};
+
+}  // namespace
+
+Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  if (plan.zero_stage == 3 && plan.replicas() > 1) GatherPass(graph, plan, facts).run();
+  return graph;
+}
+
+}  // namespace ballast

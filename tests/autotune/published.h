@@ -1,0 +1,36 @@
+// A small published case that the tests of cases and of calibration begin from.
+#pragma once
+
+#include <string>
+
+#include "autotune/cases.h"
+#include "profiles/load.h"
+
+namespace ballast::testing {
+
+// A gpt2 of four layers of 256 on one A100 with everything on the GPU: eight sequences of 128
+// tokens a step, two at a time, nothing recomputed, flash attention. Nothing measured yet.
+inline CaseSetup small_setup(const std::string& id = "small") {
+  CaseSetup setup;
+  PublishedCase& of = setup.of;
+  of.id = id;
+  of.machine = "hgx-a100-80gb";
+  of.stack = "ballast";
+  of.model = parse_model(R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
+                             "vocab_size": 2048, "n_positions": 128})",
+                         id, id);
+  of.plan.zero_stage = 0;
+  of.plan.sequence_length = 128;
+  of.plan.global_batch = 8;
+  of.plan.micro_batch = 2;
+  of.plan.weights.flow_share = 0;
+  of.plan.optimizer.placement = OptimizerPlacement::kGpu;
+  of.plan.optimizer.gpu_buckets = 0;
+  of.plan.optimizer.sync = SyncMode::kWait;
+  of.plan.activations = ActivationPlan{};
+  setup.machine = load_machine(of.machine);
+  setup.stack = load_stack(of.stack);
+  return setup;
+}
+
+}  // namespace ballast::testing

@@ -1,0 +1,213 @@
+// Published cases: which plan each key of a run becomes, what stays open, and what is refused.
+#include "profiles/published.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "profiles/load.h"
+#include "tests/profiles/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+using testing::holds;
+
+// Four devices, four sequences of 128 tokens each.
+Json small_case() {
+  return Json::parse(R"({
+    "id": "one", "machine": "hgx-a100-80gb", "stack": "deepspeed-2024",
+    "model": {"architecture": "gpt2", "layers": 4, "hidden": 64, "heads": 4, "kv_heads": 4,
+              "ffn": 256, "vocab": 1000},
+    "run": {"devices": 4, "sequence_length": 128, "global_batch": 16, "dtype": "bf16",
+            "strategy": "zero-2"},
+    "measured": {"step_time_s": 2.0}, "read": "text"})");
+}
+
+PublishedEntry entry_of(const Json& one) {
+  const Json file = {
+      {"schema", "ballast.published/1"}, {"title", "t"}, {"source", "s"}, {"cases", {one}}};
+  return parse_published(file.dump(), "f.json").entries.at(0);
+}
+
+PublishedCase case_of(const Json& one) {
+  const PublishedEntry entry = entry_of(one);
+  EXPECT_EQ(entry.error, "");
+  return entry.of.value();
+}
+
+PublishedCase with_run(const std::string& key, const Json& value) {
+  Json one = small_case();
+  one["run"][key] = value;
+  return case_of(one);
+}
+
+ActivationFate fate(const PublishedCase& of, ModuleKind kind) {
+  return of.plan.activations.value().fate[static_cast<size_t>(kind)];
+}
+
+TEST(Published, gpt2_and_llama_get_the_parts_of_their_kind) {
+  const Model gpt = case_of(small_case()).model;
+  EXPECT_EQ(gpt.norm, NormKind::kLayerNorm);
+  EXPECT_EQ(gpt.activation, ActivationKind::kGeluTanh);
+  EXPECT_EQ(gpt.position, PositionKind::kLearned);
+  EXPECT_TRUE(gpt.qkv_bias && gpt.attention_out_bias && gpt.mlp_bias);
+  EXPECT_TRUE(gpt.tied_embeddings);
+  EXPECT_EQ(gpt.max_positions, 128) << "as many as the sequence has tokens";
+  // 1000*64 + 128*64 + 4 * (12*64*64 + 13*64) + 2*64: Hugging Face's count of such a gpt2.
+  EXPECT_EQ(parameter_count(gpt), 64000 + 8192 + 4 * (49152 + 832) + 128);
+
+  Json one = small_case();
+  one["model"]["architecture"] = "llama";
+  one["model"]["kv_heads"] = 2;
+  const Model llama = case_of(one).model;
+  EXPECT_EQ(llama.norm, NormKind::kRmsNorm);
+  EXPECT_EQ(llama.activation, ActivationKind::kSwiGlu);
+  EXPECT_FALSE(llama.qkv_bias || llama.mlp_bias || llama.tied_embeddings);
+  // 2 * 1000*64 + 4 * (64*(64+2*32) + 64*64 + 3*64*256 + 2*64) + 64.
+  EXPECT_EQ(parameter_count(llama), 128000 + 4 * (8192 + 4096 + 49152 + 128) + 64);
+}
+
+TEST(Published, what_was_not_published_stays_open) {
+  const PublishedCase of = case_of(small_case());
+  EXPECT_FALSE(of.plan.micro_batch.has_value());
+  EXPECT_FALSE(of.plan.activations.has_value());
+  EXPECT_EQ(of.plan.data, 4) << "devices over the other degrees";
+  EXPECT_FALSE(of.open.zero_stage) << "zero-2 is a stage";
+  EXPECT_FALSE(of.open.virtual_pipeline) << "there is one stage";
+  Json megatron = small_case();
+  megatron["run"]["strategy"] = "megatron";
+  megatron["run"]["tensor"] = 2;
+  megatron["run"]["pipeline"] = 2;
+  const PublishedCase open = case_of(megatron);
+  EXPECT_EQ(open.plan.data, 1);
+  EXPECT_TRUE(open.open.zero_stage && open.open.virtual_pipeline && open.open.tensor_sequence);
+  megatron["run"]["megatron_sequence_parallel"] = false;
+  megatron["run"]["zero_stage"] = 1;
+  const PublishedCase closed = case_of(megatron);
+  EXPECT_FALSE(closed.open.zero_stage || closed.open.tensor_sequence);
+  EXPECT_FALSE(closed.plan.tensor_sequence);
+  EXPECT_EQ(closed.plan.zero_stage, 1);
+}
+
+TEST(Published, recompute_says_what_becomes_of_each_module) {
+  const PublishedCase none = with_run("recompute", "none");
+  EXPECT_EQ(fate(none, ModuleKind::kFc1), ActivationFate::kKeep);
+  EXPECT_EQ(none.plan.activations->scores, ActivationFate::kKeep);
+  const PublishedCase selective = with_run("recompute", "selective");
+  EXPECT_EQ(fate(selective, ModuleKind::kFc1), ActivationFate::kKeep);
+  EXPECT_EQ(selective.plan.activations->scores, ActivationFate::kRecompute);
+  const PublishedCase full = with_run("recompute", "full");
+  EXPECT_EQ(fate(full, ModuleKind::kFc1), ActivationFate::kRecompute);
+  EXPECT_EQ(fate(full, ModuleKind::kFc2), ActivationFate::kKeep) << "recompute starts from it";
+  const PublishedCase ffn = with_run("recompute", "ffn+norm");
+  EXPECT_EQ(fate(ffn, ModuleKind::kNorm2), ActivationFate::kRecompute);
+  EXPECT_EQ(fate(ffn, ModuleKind::kQkv), ActivationFate::kKeep);
+}
+
+TEST(Published, offloaded_checkpoints_are_layer_inputs) {
+  const PublishedCase checkpoints = with_run("checkpoint_offload", true);
+  EXPECT_EQ(fate(checkpoints, ModuleKind::kFc2), ActivationFate::kOffload);
+  EXPECT_EQ(fate(checkpoints, ModuleKind::kQkv), ActivationFate::kRecompute);
+  const PublishedCase all = with_run("activation_offload", true);
+  EXPECT_EQ(fate(all, ModuleKind::kQkv), ActivationFate::kOffload);
+  EXPECT_FALSE(with_run("activation_offload", false).plan.activations.has_value());
+}
+
+TEST(Published, offloaded_state_is_stepped_by_the_gpu) {
+  const PublishedCase of = with_run("offload", {"m", "v", "residual"});
+  EXPECT_EQ(of.plan.optimizer.placement, OptimizerPlacement::kCpu);
+  EXPECT_EQ(of.plan.optimizer.stream_share, 1.0);
+  EXPECT_EQ(of.plan.optimizer.gpu_buckets, 0);
+  EXPECT_EQ(fate(of, ModuleKind::kFc2), ActivationFate::kOffload);
+}
+
+TEST(Published, optimizer_keys_become_knobs) {
+  EXPECT_EQ(with_run("optimizer_state_dtype", "bf16").plan.optimizer.moments, DType::kBf16);
+  EXPECT_EQ(with_run("adam", "pt-cpu").plan.optimizer.adam, "pt-cpu");
+  EXPECT_EQ(with_run("cast", "cpu").plan.optimizer.cast, CastPlacement::kCpu);
+  EXPECT_EQ(with_run("sync", "delay").plan.optimizer.sync, SyncMode::kDelay);
+  EXPECT_EQ(with_run("gpu_buckets", 3).plan.optimizer.gpu_buckets, 3);
+  EXPECT_FALSE(with_run("gpu_buckets", "auto").plan.optimizer.gpu_buckets.has_value());
+  // Four bytes an element.
+  EXPECT_EQ(with_run("bucket_elements", 1000).plan.optimizer.bucket_bytes.count, 4000);
+  EXPECT_EQ(with_run("offload_ratio", 0.25).optimizer_share_on_cpu, 0.25);
+  EXPECT_EQ(with_run("rollback_rate", 0.01).rollback_rate, 0.01);
+  EXPECT_EQ(with_run("numa", "remote").plan.numa, NumaBinding::kRemote);
+  EXPECT_EQ(with_run("weights", "flow").plan.weights.flow_share, 1.0);
+  EXPECT_EQ(with_run("optimizer", {{"undo", "exact"}}).plan.optimizer.undo, UndoKind::kExact);
+  EXPECT_EQ(with_run("clip", 1.0).plan, case_of(small_case()).plan) << "no prediction needs it";
+}
+
+TEST(Published, bad_case_is_an_entry_that_names_file_case_and_key) {
+  struct Change {
+    const char* pointer;
+    Json value;
+    const char* message;
+  };
+  const Change changes[] = {
+      {"/run/micro_bach", 1, "'run.micro_bach'"},
+      {"/run/micro_batch", 3, "does not divide"},
+      {"/run/dtype", "fp8", "not supported yet"},
+      {"/run/strategy", "zero-4", "did you mean 'zero-"},
+      {"/run/recompute", "some", "known are none, selective, full, ffn+norm"},
+      {"/run/offload", {"w"}, "'w'"},
+      {"/run/tensor", 3, "multiple"},
+      {"/run/data", 3, "make the product equal to devices"},
+      {"/model/heads", 5, "do not divide a width"},
+      {"/model/architecture", "bert", "'model.architecture'"},
+      {"/measured/step_time", 1, "'measured.step_time'"},
+      {"/measured/step_time_s", 0, "'measured.step_time_s'"},
+      {"/measured/tflops_per_device", 100, "'measured.tflops_counts_recompute': is missing"},
+      {"/stak", "x", "key 'stak'"},
+      {"/read", "guess", "key 'read'"}};
+  for (const Change& change : changes) {
+    Json one = small_case();
+    one[Json::json_pointer(change.pointer)] = change.value;
+    // Nested keys are named by their path in the case.
+    const PublishedEntry entry = entry_of(one);
+    EXPECT_FALSE(entry.of.has_value()) << change.pointer;
+    EXPECT_TRUE(holds(entry.error, change.message)) << change.pointer;
+    EXPECT_TRUE(holds(entry.error, "f.json: case 'one'")) << change.pointer;
+  }
+}
+
+TEST(Published, one_bad_case_does_not_hide_the_next) {
+  Json bad = small_case();
+  bad["id"] = "bad";
+  bad.erase("run");
+  const Json file = {{"schema", "ballast.published/1"},
+                     {"title", "t"},
+                     {"source", "s"},
+                     {"cases", {bad, small_case(), small_case(), 7}}};
+  const PublishedFile read = parse_published(file.dump(), "f.json");
+  ASSERT_EQ(read.entries.size(), 4u);
+  EXPECT_TRUE(holds(read.entries[0].error, "'bad'"));
+  EXPECT_TRUE(read.entries[1].of.has_value());
+  EXPECT_TRUE(holds(read.entries[2].error, "is taken"));
+  EXPECT_EQ(read.entries[3].id, "case 4");
+}
+
+TEST(Published, file_of_another_schema_is_refused_and_not_among_the_shipped) {
+  const std::string hardware = data_folder() + "/published/hardware.json";
+  EXPECT_TRUE(holds(testing::error_of([&] { load_published(hardware); }), "schema"));
+  const std::vector<std::string> shipped = shipped_published();
+  EXPECT_GT(shipped.size(), 10u);
+  EXPECT_EQ(std::count(shipped.begin(), shipped.end(), hardware), 0);
+}
+
+TEST(Published, every_metric_is_read) {
+  Json one = small_case();
+  for (int i = 0; i < kMetrics; ++i) {
+    const auto metric = static_cast<Metric>(i);
+    one["measured"][std::string(metric_name(metric))] =
+        metric == Metric::kFits ? Json(true) : Json(1.5);
+  }
+  one["measured"]["tflops_counts_recompute"] = true;
+  const PublishedCase of = case_of(one);
+  EXPECT_EQ(of.measured.size(), static_cast<size_t>(kMetrics));
+  EXPECT_TRUE(of.tflops_count_recompute);
+}
+
+}  // namespace
+}  // namespace ballast
