@@ -27,9 +27,22 @@ std::vector<int64_t> micro_batches(const Plan& plan) {
   return sizes;
 }
 
-std::vector<ActivationPlan> activation_plans(const Plan& plan, AttentionKind attention) {
-  if (plan.activations) return {*plan.activations};
+// What is cheap to make again for the memory it takes: norms and the activation function.
+ActivationPlan cheap_recompute() {
+  ActivationPlan plan;
+  for (const ModuleKind kind : {ModuleKind::kNorm1, ModuleKind::kNorm2, ModuleKind::kActivation}) {
+    plan.fate[static_cast<size_t>(kind)] = ActivationFate::kRecompute;
+  }
+  return plan;
+}
+
+std::vector<ActivationPlan> activation_plans(const CaseSetup& setup, AttentionKind attention) {
+  if (setup.of.plan.activations) return {*setup.of.plan.activations};
   std::vector<ActivationPlan> plans = {activations_of(Recompute::kNone)};
+  if (setup.stack.facts.recomputes_by_module) {
+    plans.push_back(cheap_recompute());
+    plans.push_back(activations_of(Recompute::kFfnAndNorms));
+  }
   if (attention == AttentionKind::kEager) {
     plans.push_back(activations_of(Recompute::kSelective));
   }
@@ -131,7 +144,7 @@ class WayCollector {
 
  private:
   void collect_activations(Plan plan, std::vector<std::vector<Way>>& groups, std::string& refusal) {
-    for (const ActivationPlan& activations : activation_plans(setup_.of.plan, attention_)) {
+    for (const ActivationPlan& activations : activation_plans(setup_, attention_)) {
       plan.activations = activations;
       std::vector<Way> group;
       for (const int64_t size : micro_batches(setup_.of.plan)) {

@@ -56,7 +56,8 @@ void VerbParser::add(PlanFlags& flags, Lists lists) {
         ->type_name("COUNT")
         ->group("The plan");
   };
-  size("--data", flags.degrees.data,
+  // --data is the text that train and verify read.
+  size("--data-parallel", flags.degrees.data,
        "Devices that see other sequences [devices / the other degrees]");
   size("--tensor", flags.degrees.tensor, "Devices that share every matrix [1]");
   size("--pipeline", flags.degrees.pipeline, "Stages of consecutive layers [1]");

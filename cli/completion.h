@@ -12,9 +12,10 @@ struct Completed {
   Prediction prediction;
 };
 
-// Chooses the knobs that are "auto" for the shortest step that fits, as Ballast would run it
-// whatever the stack. Where nothing fits, the plan is the one that comes nearest, and its
-// prediction says why.
+// Chooses the knobs that are "auto" for the shortest step that fits: by the tuner where Ballast
+// runs on one device or on data-parallel ones, else from a small grid (choose() in
+// autotune/capacity.h), which does not look at measurements. Where nothing fits, the plan is the
+// one that comes nearest, and its prediction says why.
 Completed complete_case(Case of, const Measurements& measurements);
 
 }  // namespace ballast

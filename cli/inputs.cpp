@@ -44,16 +44,17 @@ Plan plan_of(const PlanFlags& flags, const Choice& choice, const Overrides& over
 }
 
 Case case_of(const PlanFlags& flags, const Choice& choice, const Overrides& overrides,
-             const StoreFlag& store) {
+             const StoreFlag& store, const Model* like) {
   Case result;
   result.plan = plan_of(flags, choice, overrides);
-  if (result.plan.model.empty()) {
+  const bool named = !result.plan.model.empty();
+  if (!named && like == nullptr) {
     throw Error("--model", "no model is given", "name one of `ballast models`, or a config.json");
   }
   if (result.plan.machine.empty()) {
     throw Error("--machine", "no machine is given", "name one of `ballast machines`, or here");
   }
-  result.model = load_model(result.plan.model);
+  result.model = named ? load_model(result.plan.model) : *like;
   for (const Override& change : overrides.model) {
     result.model = apply_override(result.model, change);
   }
@@ -63,12 +64,29 @@ Case case_of(const PlanFlags& flags, const Choice& choice, const Overrides& over
   }
   Plan& plan = result.plan;
   if (plan.sequence_length == 0) {
-    plan.sequence_length = std::min(kDefaultSequenceLength, result.model.max_positions);
+    const int64_t most = named ? result.model.max_positions : kDefaultSequenceLength;
+    plan.sequence_length = std::min(kDefaultSequenceLength, most);
   }
   if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
   check(result.machine);
-  check(plan, result.model);
+  if (named) check(plan, result.model);
   return result;
+}
+
+std::vector<Case> cases_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+  const Overrides overrides = parse_overrides(flags.set);
+  std::vector<Case> cases;
+  for (const auto& model : or_nothing(flags.models)) {
+    for (const auto& machine : or_nothing(flags.machines)) {
+      for (const auto& devices : or_nothing(flags.devices)) {
+        for (const auto& strategy : or_nothing(flags.strategies)) {
+          const Choice choice = {model, machine, devices, strategy};
+          cases.push_back(case_of(flags, choice, overrides, store, like));
+        }
+      }
+    }
+  }
+  return cases;
 }
 
 }  // namespace
@@ -111,23 +129,21 @@ Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
 Stack stack_of(const StackFlag& flag) { return flag.name ? load_stack(*flag.name) : Stack{}; }
 
 std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
-  const Overrides overrides = parse_overrides(flags.set);
-  std::vector<Case> cases;
-  for (const auto& model : or_nothing(flags.models)) {
-    for (const auto& machine : or_nothing(flags.machines)) {
-      for (const auto& devices : or_nothing(flags.devices)) {
-        for (const auto& strategy : or_nothing(flags.strategies)) {
-          cases.push_back(case_of(flags, {model, machine, devices, strategy}, overrides, store));
-        }
-      }
-    }
-  }
-  return cases;
+  return cases_of(flags, store, nullptr);
 }
 
 Case load_case(const PlanFlags& flags, const StoreFlag& store) {
   std::vector<Case> cases = load_cases(flags, store);
   CHECK(cases.size() == 1);
+  return std::move(cases.front());
+}
+
+Case load_case_like(const PlanFlags& flags, const StoreFlag& store, const Model& like) {
+  std::vector<Case> cases = cases_of(flags, store, &like);
+  if (cases.size() > 1) {
+    throw Error("--model, --machine, --devices, --strategy", "there are several plans",
+                "name one of each");
+  }
   return std::move(cases.front());
 }
 

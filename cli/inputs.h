@@ -50,5 +50,8 @@ struct Case {
 std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store);
 // The same where there can be only one.
 Case load_case(const PlanFlags& flags, const StoreFlag& store);
+// Where the model is what is looked for: `like` stands for one that is not named, and is not
+// checked against the plan.
+Case load_case_like(const PlanFlags& flags, const StoreFlag& store, const Model& like);
 
 }  // namespace ballast

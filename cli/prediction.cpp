@@ -97,6 +97,24 @@ std::string lanes_text(const Prediction& prediction) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+// "data 2, tensor 4, ZeRO-1; "; empty for one device.
+std::string degrees_text(const Plan& plan) {
+  if (plan.devices == 1) return "";
+  std::vector<std::string> parts;
+  const std::pair<const char*, int64_t> degrees[] = {
+      {"data", plan.data},         {"tensor", plan.tensor},   {"pipeline", plan.pipeline},
+      {"sequence", plan.sequence}, {"context", plan.context}, {"expert", plan.expert}};
+  for (const auto& [name, degree] : degrees) {
+    if (degree > 1) parts.push_back(fmt::format("{} {}", name, degree));
+  }
+  if (plan.virtual_pipeline > 1) {
+    parts.push_back(fmt::format("{} chunks a stage", plan.virtual_pipeline));
+  }
+  if (plan.tensor_sequence) parts.emplace_back("norms split by token");
+  if (plan.replicas() > 1) parts.push_back(fmt::format("ZeRO-{}", plan.zero_stage));
+  return fmt::format("{}; ", fmt::join(parts, ", "));
+}
+
 std::string optimizer_text(const OptimizerPlan& plan) {
   if (plan.placement == OptimizerPlacement::kGpu) {
     return fmt::format("Adam on the GPU, {}", to_string(plan.sync));
@@ -168,9 +186,10 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
 }
 
 OrderedJson prediction_json(const Case& of, const Prediction& prediction) {
-  OrderedJson json = {{"model", of.model.name},       {"machine", of.machine.name},
-                      {"strategy", of.plan.strategy}, {"devices", of.plan.devices},
-                      {"fits", prediction.fits},      {"reason", prediction.reason}};
+  OrderedJson json = {{"model", of.model.name},     {"machine", of.machine.name},
+                      {"stack", of.stack.name},     {"strategy", of.plan.strategy},
+                      {"devices", of.plan.devices}, {"fits", prediction.fits},
+                      {"reason", prediction.reason}};
   const auto number = [&](double value) {
     return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
   };
@@ -232,16 +251,19 @@ std::string plan_text(const Plan& plan) {
       : *plan.weights.flow_share == 0
           ? std::string("stay")
           : fmt::format("of {:.0f} % of the layers flow", 100 * *plan.weights.flow_share);
-  return fmt::format("{} sequences of {} tokens{}, {}; {};\nweights {}; activations: {}",
-                     plan.global_batch, plan.sequence_length, batch, to_string(plan.dtype),
-                     optimizer_text(plan.optimizer), flow, activations_text(plan.activations));
+  const char* plural = plan.global_batch == 1 ? "" : "s";
+  return fmt::format("{} sequence{} of {} tokens{}, {}; {};\n{}weights {}; activations: {}",
+                     plan.global_batch, plural, plan.sequence_length, batch, to_string(plan.dtype),
+                     optimizer_text(plan.optimizer), degrees_text(plan), flow,
+                     activations_text(plan.activations));
 }
 
 std::string prediction_text(const Case& of, const Prediction& prediction) {
   std::string text =
-      fmt::format("{} on {}, {} {}, {}\n{}\n\n", of.model.name, of.machine.name, of.plan.devices,
+      fmt::format("{} on {}, {} {}, {}{}\n{}\n\n", of.model.name, of.machine.name, of.plan.devices,
                   of.plan.devices == 1 ? "device" : "devices",
-                  of.plan.strategy.empty() ? "no strategy" : of.plan.strategy, plan_text(of.plan));
+                  of.plan.strategy.empty() ? "no strategy" : of.plan.strategy,
+                  of.stack.name == Stack{}.name ? "" : ", as " + of.stack.name, plan_text(of.plan));
   if (!prediction.fits) {
     text += "does not fit: " + prediction.reason + "\n\n";
     return prediction.peaks.empty() ? text : text + memory_text(of, prediction);

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "autotune/capacity.h"
 #include "cli/completion.h"
 #include "cli/prediction.h"
+#include "cli/text.h"
 #include "cli/trace.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
@@ -28,51 +30,202 @@ void write_trace(const std::string& path, const Prediction& prediction) {
   atomic_write(path, chrome_trace({{"predicted", &prediction.graph, &prediction.timeline}}));
 }
 
-}  // namespace
-
-int run_predict(Words words) {
-  VerbParser parser("predict");
+// What `predict` was asked for.
+struct PredictFlags {
   OutputFlags output;
-  PlanFlags flags;
+  PlanFlags plan;
   StoreFlag store;
   StackFlag stack;
   std::optional<std::string> trace;
-  parser.add(flags, VerbParser::Lists::kYes);
-  parser.add(store);
-  parser.add(stack);
-  parser.add(output, "Write the JSON to this file too");
-  parser.app()
-      .add_option("--trace", trace, "Write the timeline as a Chrome trace (one plan only)")
-      ->type_name("FILE");
-  if (!parser.parse(words)) return kDone;
+  bool max_model = false;
+  bool max_sequence = false;
+};
 
-  std::vector<Case> cases = load_cases(flags, store);
-  if (trace && cases.size() > 1) {
-    throw Error("--trace " + *trace, "there are several plans",
+void add(VerbParser& parser, PredictFlags& flags) {
+  parser.add(flags.plan, VerbParser::Lists::kYes);
+  parser.add(flags.store);
+  parser.add(flags.stack);
+  parser.add(flags.output, "Write the JSON to this file too");
+  CLI::App& app = parser.app();
+  app.add_option("--trace", flags.trace, "Write the timeline as a Chrome trace (one plan only)")
+      ->type_name("FILE");
+  const char* const searches = "What fits at most";
+  CLI::Option* model =
+      app.add_flag("--max-model", flags.max_model,
+                   "Search the largest GPT that fits, or with --model most layers of that one")
+          ->group(searches);
+  CLI::Option* sequence =
+      app.add_flag("--max-sequence", flags.max_sequence,
+                   "Search the longest sequence of --model that fits, in steps of 1024 tokens "
+                   "a rank of --sequence and --context")
+          ->group(searches);
+  model->excludes(sequence);
+}
+
+struct Report {
+  std::string text;
+  OrderedJson json;
+};
+
+// Writes the JSON to a file or prints it, or else prints the text.
+void print(const Report& report, const PredictFlags& flags) {
+  const std::string json = report.json.dump(1) + "\n";
+  if (flags.output.out) atomic_write(*flags.output.out, json);
+  fmt::print("{}", flags.output.json ? json : report.text);
+}
+
+std::string size_text(const Model& model) {
+  return fmt::format("{:.2f}B parameters, {} layers of {}, {} heads",
+                     static_cast<double>(parameter_count(model)) * 1e-9, model.layers, model.hidden,
+                     model.heads);
+}
+
+OrderedJson size_json(const Model& model) {
+  return {{"parameters", parameter_count(model)},
+          {"layers", model.layers},
+          {"hidden", model.hidden},
+          {"heads", model.heads},
+          {"ffn", model.ffn},
+          {"vocab", model.vocab}};
+}
+
+// The first memory that overflows: "gpu", "cpu" or "nvme"; "devices" where there are too few.
+std::string binding(const Verdict& verdict, const Machine& machine) {
+  for (const PlacePeak& peak : verdict.peaks) {
+    if (peak.arena <= usable(machine, peak.place)) continue;
+    return peak.place == Place::kHbm ? "gpu" : peak.place == Place::kDram ? "cpu" : "nvme";
+  }
+  return "devices";
+}
+
+OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
+  OrderedJson peaks = OrderedJson::object();
+  for (const PlacePeak& peak : verdict.peaks) {
+    OrderedJson holders = OrderedJson::object();
+    for (const Holder& holder : peak.holders) {
+      holders[std::string(to_string(holder.category))] = holder.bytes.count;
+    }
+    peaks[std::string(to_string(peak.place))] = {
+        {"needed_bytes", peak.arena.count},
+        {"usable_bytes", usable(machine, peak.place).count},
+        {"holders", holders}};
+  }
+  return {{"binds", binding(verdict, machine)}, {"reason", verdict.reason}, {"memory", peaks}};
+}
+
+// Fills in the plan, and what `predict` says of it.
+Prediction complete(Case& of, const StoreFlag& store) {
+  const Measurements measurements = measurements_of(of.machine, store);
+  Completed completed = complete_case(std::move(of), measurements);
+  of = std::move(completed.of);
+  return std::move(completed.prediction);
+}
+
+int report_nothing(const std::string& what, const Verdict& verdict, const Case& of,
+                   const PredictFlags& flags) {
+  OrderedJson json = {{"fits", false}};
+  json.update(verdict_json(verdict, of.machine));
+  print({what + " does not fit: " + verdict.reason + "\n", std::move(json)}, flags);
+  return kInfeasible;
+}
+
+int run_max_model(const PredictFlags& flags) {
+  const Family gpt = gpt_family();
+  Case of = load_case_like(flags.plan, flags.store, gpt.like);
+  of.stack = stack_of(flags.stack);
+  const bool named = !of.plan.model.empty();
+  Family family = named ? family_of(of.model) : gpt;
+  family.like.vocab = of.model.vocab;  // --set model.vocab
+  const LargestModel found = largest_model({of.model, of.plan, of.machine, of.stack}, family);
+  if (!found.model) {
+    return report_nothing("the smallest model (" + size_text(found.next) + ")", found.next_verdict,
+                          of, flags);
+  }
+  of.model = *found.model;
+  of.plan = choose({of.model, of.plan, of.machine, of.stack});
+  const Prediction prediction = complete(of, flags.store);
+  OrderedJson next = size_json(found.next);
+  next.update(verdict_json(found.next_verdict, of.machine));
+  OrderedJson json = {{"max_model", size_json(of.model)},
+                      {"next", next},
+                      {"family", family.source},
+                      {"considered", found.considered}};
+  json.update(prediction_json(of, prediction));
+  const std::string text = fmt::format(
+      "the largest that fits   {}\nthe next does not       {}: {}\n"
+      "of {} models tried, shapes of {}\n\n",
+      size_text(of.model), size_text(found.next), found.next_verdict.reason, found.considered,
+      family.source);
+  print({text + prediction_text(of, prediction), std::move(json)}, flags);
+  return kDone;
+}
+
+int run_max_sequence(const PredictFlags& flags) {
+  Case of = load_case(flags.plan, flags.store);
+  of.stack = stack_of(flags.stack);
+  const LongestSequence found = longest_sequence({of.model, of.plan, of.machine, of.stack});
+  if (found.tokens == 0) {
+    return report_nothing(fmt::format("a sequence of {} tokens", found.next_tokens),
+                          found.next_verdict, of, flags);
+  }
+  const bool turned = found.model.position != of.model.position;
+  of.model = found.model;
+  of.plan.sequence_length = found.tokens;
+  of.plan = choose({of.model, of.plan, of.machine, of.stack});
+  const Prediction prediction = complete(of, flags.store);
+  OrderedJson next = {{"tokens", found.next_tokens}};
+  next.update(verdict_json(found.next_verdict, of.machine));
+  OrderedJson json = {{"max_sequence_length", found.tokens},
+                      {"next", next},
+                      {"rotary_positions", found.model.position == PositionKind::kRope},
+                      {"considered", found.considered}};
+  json.update(prediction_json(of, prediction));
+  std::string text =
+      fmt::format("the longest that fits   {} tokens\nthe next does not       {} tokens: {}\n",
+                  show_count(static_cast<double>(found.tokens)),
+                  show_count(static_cast<double>(found.next_tokens)), found.next_verdict.reason);
+  if (turned) text += "positions are rotary: the model's learned table is shorter\n";
+  print({text + "\n" + prediction_text(of, prediction), std::move(json)}, flags);
+  return kDone;
+}
+
+int run_plans(const PredictFlags& flags) {
+  std::vector<Case> cases = load_cases(flags.plan, flags.store);
+  if (flags.trace && cases.size() > 1) {
+    throw Error("--trace " + *flags.trace, "there are several plans",
                 "name one model, machine, "
                 "strategy and number of devices");
   }
   std::vector<Prediction> predictions;
   for (Case& of : cases) {
-    of.stack = stack_of(stack);
-    const Measurements measurements = measurements_of(of.machine, store);
-    Completed completed = complete_case(std::move(of), measurements);
-    of = std::move(completed.of);
-    predictions.push_back(std::move(completed.prediction));
+    of.stack = stack_of(flags.stack);
+    predictions.push_back(complete(of, flags.store));
   }
-  if (trace) write_trace(*trace, predictions[0]);
-  if (output.json || output.out) {
-    const std::string json = json_of(cases, predictions).dump(1) + "\n";
-    if (output.out) atomic_write(*output.out, json);
-    if (output.json) fmt::print("{}", json);
-  }
-  if (!output.json) {
-    fmt::print("{}", cases.size() == 1 ? prediction_text(cases[0], predictions[0])
-                                       : prediction_table(cases, predictions));
-  }
+  if (flags.trace) write_trace(*flags.trace, predictions[0]);
+  print({cases.size() == 1 ? prediction_text(cases[0], predictions[0])
+                           : prediction_table(cases, predictions),
+         json_of(cases, predictions)},
+        flags);
   const bool any = std::any_of(predictions.begin(), predictions.end(),
                                [](const Prediction& prediction) { return prediction.fits; });
   return any ? kDone : kInfeasible;
+}
+
+}  // namespace
+
+int run_predict(Words words) {
+  VerbParser parser("predict");
+  PredictFlags flags;
+  add(parser, flags);
+  if (!parser.parse(words)) return kDone;
+  const bool searches = flags.max_model || flags.max_sequence;
+  if (searches && flags.trace) {
+    throw Error("--trace " + *flags.trace, "a search has no timeline of its own",
+                "predict what it finds");
+  }
+  if (flags.max_model) return run_max_model(flags);
+  if (flags.max_sequence) return run_max_sequence(flags);
+  return run_plans(flags);
 }
 
 }  // namespace ballast

@@ -71,6 +71,9 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
   read_choice(reader, "loss", kLossPrecisions, facts.loss);
   if (reader.has("loss_chunks")) facts.loss_chunks = reader.whole("loss_chunks", {1, 1 << 20});
+  read_flag(reader, "widens_gradients", facts.widens_gradients);
+  read_flag(reader, "returns_weights_whole", facts.returns_weights_whole);
+  read_flag(reader, "recomputes_by_module", facts.recomputes_by_module);
   read_flag(reader, "casts_on_arrival", facts.casts_on_arrival);
   read_flag(reader, "splits_norms_by_token", facts.splits_norms_by_token);
   read_flag(reader, "separate_unscale", facts.separate_unscale);
@@ -99,6 +102,9 @@ OrderedJson facts_json(const StackFacts& facts) {
           {"recomputes_whole_layer", facts.recomputes_whole_layer},
           {"loss", to_string(facts.loss)},
           {"loss_chunks", facts.loss_chunks},
+          {"widens_gradients", facts.widens_gradients},
+          {"returns_weights_whole", facts.returns_weights_whole},
+          {"recomputes_by_module", facts.recomputes_by_module},
           {"casts_on_arrival", facts.casts_on_arrival},
           {"splits_norms_by_token", facts.splits_norms_by_token},
           {"separate_unscale", facts.separate_unscale},

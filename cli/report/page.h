@@ -14,8 +14,8 @@ struct ReportText {
 };
 
 // `data` has the keys that page.js reads: validation alone (what `ballast validate --json` prints),
-// or prediction, measured, error_percent, steps, timelines,
-// metrics, plan_text. Any text in it is safe: it cannot end the script that holds it.
+// or prediction, measured, error_percent, steps, timelines, metrics, plan_text. Any text in it is
+// safe: it cannot end the script that holds it.
 std::string report_page(const ReportText& text, const nlohmann::ordered_json& data);
 
 // `text` with the characters that mean something in HTML replaced.

@@ -394,12 +394,18 @@ CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
             curve.measured ? Provenance::kInterpolated : Provenance::kRoofline};
   };
   const Cpu& cpu = machine_.cpu;
-  if (op.kind == OpKind::kAdam && !cpu.adam.empty()) return adam(work);
-  if (op.kind == OpKind::kCast && !cpu.cast.empty()) return on_curve(cpu.cast);
-  if (op.kind == OpKind::kSumOfSquares && !cpu.sum_of_squares.empty()) {
-    return on_curve(cpu.sum_of_squares);
-  }
-  return {work.moved / cpu.memory_bandwidth.value};
+  const auto at_best = [&]() -> Alone {
+    if (op.kind == OpKind::kAdam && !cpu.adam.empty()) return adam(work);
+    if (op.kind == OpKind::kCast && !cpu.cast.empty()) return on_curve(cpu.cast);
+    if (op.kind == OpKind::kSumOfSquares && !cpu.sum_of_squares.empty()) {
+      return on_curve(cpu.sum_of_squares);
+    }
+    return {work.moved / cpu.memory_bandwidth.value};
+  };
+  // Inside a training step a pass over memory reaches no more of its best than elsewhere.
+  Alone result = at_best();
+  result.time = result.time * (1 / options_.constants.elementwise);
+  return result;
 }
 
 CostModel::Alone CostModel::adam(const BucketWork& work) const {

@@ -127,12 +127,32 @@ class GatherPass {
       bytes += graph_.tensors[static_cast<size_t>(here)].bytes();
     }
     rename(visit, whole, Role::kWeight);
-    const size_t position = index > 0 && facts_.weight_overlap != Overlap::kNone
-                                ? visits_[index - 1].first
-                                : visit.first;
+    const bool ahead = facts_.weight_overlap != Overlap::kNone;
+    const size_t position = index > 0 && ahead ? visits_[index - 1].first : visit.first;
+    if (ahead) wait_for_computation_before(position, accesses);
     const CollectiveWork work{CollectiveKind::kAllGather, bytes, group_.ranks, group_.stride};
     const Label label{visit.unit.layer, visit.unit.module, -1, -1};
-    insertions.before(position, collective_op(work, Phase::kFetch, label, std::move(accesses)));
+    Op made = collective_op(work, Phase::kFetch, label, std::move(accesses));
+    if (!ahead) made.lane = lane_of(0, LaneKind::kCompute);
+    insertions.before(position, std::move(made));
+  }
+
+  // Lanes are bound by what they touch, not by the order of the program: a token that the last
+  // computation before `position` leaves keeps a gather from running further ahead.
+  void wait_for_computation_before(size_t position, std::vector<Access>& accesses) {
+    for (size_t i = position; i-- > 0;) {
+      Op& before = graph_.step.ops[i];
+      if (kind_of(before.lane) != LaneKind::kCompute) continue;
+      Tensor token;
+      token.kind = TensorKind::kPartial;
+      token.category = Category::kWorkspace;
+      token.dtype = DType::kU8;
+      token.elements = 1;
+      const TensorId done = add_tensor(graph_, token);
+      before.accesses.push_back(write(done, Role::kScratch));
+      accesses.push_back(read(done, Role::kScratch));
+      return;
+    }
   }
 
   void scatter(const Visit& visit, Insertions& insertions) {
@@ -155,8 +175,9 @@ class GatherPass {
     overwrite_first(visit, whole);
     const CollectiveWork work{CollectiveKind::kReduceScatter, bytes, group_.ranks, group_.stride};
     const Label label{visit.unit.layer, visit.unit.module, -1, -1};
-    insertions.after(visit.last,
-                     collective_op(work, Phase::kOptimizer, label, std::move(accesses)));
+    Op made = collective_op(work, Phase::kOptimizer, label, std::move(accesses));
+    if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
+    insertions.after(visit.last, std::move(made));
   }
 
   void overwrite_first(const Visit& visit, const std::unordered_map<TensorId, TensorId>& whole) {

@@ -55,7 +55,8 @@ class OptimizerPass {
       const size_t ready = facts_.gradient_overlap == Overlap::kNone ? end : last.gradient + 1;
       if (reduces(b)) insertions.before(ready, reduction(b));
       // A norm that waits for an exchange must not hold up the backward.
-      const bool norm_later = reduces(b) && sync() == SyncMode::kWait;
+      const bool exchanged = plan_.replicas() > 1 && bucket(b).site == Site::kGpu;
+      const bool norm_later = exchanged && sync() == SyncMode::kWait;
       for (Op& next : gradient_out(b)) insertions.before(norm_later ? end : ready, std::move(next));
       if (sync() != SyncMode::kSpeculate) continue;
       // The backward must see the weights of the forward: no step before the last fetch from the
@@ -100,6 +101,7 @@ class OptimizerPass {
     TensorId partials_gpu = -1, partials = -1, undo = -1;
     TensorId reduced = -1;      // this rank's share of the gradient, where only that is kept
     TensorId second_copy = -1;  // of the gradient, where that is what is exchanged
+    TensorId widened = -1;      // this rank's share of the gradient in 32 bits, for the step
     int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
   };
   struct Positions {
@@ -213,6 +215,9 @@ class OptimizerPass {
     if (reduces(b) && plan_.zero_stage == 2) {
       t.reduced = hbm(TensorKind::kReduced, Category::kGradients, gradient_type(), count, b);
     }
+    if (on_gpu && facts_.widens_gradients && gradient_type() != DType::kF32) {
+      t.widened = hbm(TensorKind::kReduced, Category::kGradients, DType::kF32, count, b);
+    }
     if (plan_.zero_stage == 0 && on_gpu && facts_.copies_gradients_to_buckets) {
       t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, gradient_type(), count, b);
     }
@@ -315,7 +320,9 @@ class OptimizerPass {
     const CollectiveKind kind =
         plan_.zero_stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
     const bool wide = facts_.reduction == GradientPrecision::kF32;
-    return group_op(kind, b, wide ? DType::kF32 : gradient_type(), std::move(accesses));
+    Op made = group_op(kind, b, wide ? DType::kF32 : gradient_type(), std::move(accesses));
+    if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
+    return made;
   }
 
   // Where nothing is gathered or uploaded beside the forward, its first operation waits for all.
@@ -347,6 +354,7 @@ class OptimizerPass {
     if (bucket(b).site == Site::kGpu) {
       append_gradient(sources, b, Role::kSource);
       if (t.second_copy >= 0) sources.push_back(update(t.second_copy, Role::kScratch));
+      if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
       sources.push_back(write(t.partials_gpu, Role::kNormPartials));
       const DType type = gradient_type();
       BucketWork norm{count, type, DType::kF64, Site::kGpu, bytes_of(count, type)};
@@ -384,6 +392,7 @@ class OptimizerPass {
                     bytes_of(home.count, from) + state_bytes(home) * 2};
     if (on_gpu) {
       append_gradient(accesses, b, Role::kGradient);
+      if (tensors(b).widened >= 0) accesses.push_back(read(tensors(b).widened, Role::kScratch));
       append_modules(accesses, b, module_weight_, weights_home());
       work.to = plan_.dtype;
       work.moved += bytes_of(home.count, plan_.dtype);
@@ -512,6 +521,7 @@ class OptimizerPass {
     const CopyWork copy{bytes_of(stationary, wire()), CopyDirection::kHostToDevice};
     if (staging < 0) {
       weights.push_back(read(source, Role::kSource));
+      if (facts_.returns_weights_whole) weights.push_back(through_whole_copy());
       ops.push_back(op(OpKind::kCopy, LaneKind::kUpload, b, copy, std::move(weights)));
       return ops;
     }
@@ -522,6 +532,16 @@ class OptimizerPass {
                      elementwise(stationary, DType::kF32, plan_.dtype, Site::kGpu),
                      std::move(weights)));
     return ops;
+  }
+  // The first bucket that returns makes the copy, the last one lets it go.
+  Access through_whole_copy() {
+    const bool first = whole_copy_ < 0;
+    if (first) {
+      int64_t elements = 0;
+      for (const Bucket& all : graph_.buckets) elements += all.site == Site::kCpu ? all.count : 0;
+      whole_copy_ = hbm(TensorKind::kReduced, Category::kStaging, DType::kF32, elements, -1);
+    }
+    return {whole_copy_, Role::kScratch, first ? AccessMode::kWrite : AccessMode::kReadWrite, 0};
   }
   std::vector<Op> upload(int32_t b) { return bring_home(b, tensors(b).arriving); }
 
@@ -589,6 +609,7 @@ class OptimizerPass {
   std::vector<BucketTensors> bucket_tensors_;
   TensorId decision_ = -1;
   TensorId repair_arriving_ = -1;
+  TensorId whole_copy_ = -1;
 };
 
 }  // namespace

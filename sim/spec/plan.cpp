@@ -119,6 +119,14 @@ void check_pipeline(const Plan& plan, const Model& model) {
     }
   }
   if (plan.pipeline == 1) return;
+  constexpr int64_t kMostStages = 127;
+  if (plan.pipeline > kMostStages) {
+    refuse("pipeline", fmt::format("{} stages", plan.pipeline), "use at most 127");
+  }
+  if (plan.optimizer.placement == OptimizerPlacement::kNvme || plan.optimizer.stream_share > 0) {
+    refuse("optimizer.placement", "a pipeline's stages step where their state lives",
+           "use gpu or cpu, and stream_share 0");
+  }
   if (plan.zero_stage == 3) {
     refuse("zero_stage", "stage 3 gathers weights that a pipeline keeps apart", "use at most 1");
   }
@@ -138,12 +146,15 @@ void check_degrees(const Plan& plan, const Model& model) {
       {"sequence", plan.sequence}, {"context", plan.context},
       {"expert", plan.expert}};
   for (const auto& [knob, degree] : degrees) require_at_least(knob, degree, 1);
-  const int64_t ranks = plan.data * plan.tensor * plan.pipeline * plan.sequence * plan.context;
-  if (ranks != plan.devices) {
+  // The product of degrees that are no greater than the devices overflows no double.
+  const double product = static_cast<double>(plan.data) * static_cast<double>(plan.tensor) *
+                         static_cast<double>(plan.pipeline) * static_cast<double>(plan.sequence) *
+                         static_cast<double>(plan.context);
+  if (product != static_cast<double>(plan.devices)) {
     refuse("data",
            fmt::format("data {} x tensor {} x pipeline {} x sequence {} x context {} is {} "
                        "ranks for {} devices",
-                       plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, ranks,
+                       plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, product,
                        plan.devices),
            "make the product equal to devices");
   }
@@ -154,6 +165,12 @@ void check_degrees(const Plan& plan, const Model& model) {
   require_divides("sequence", plan.sequence * plan.context, plan.sequence_length,
                   "tokens of a sequence (times context)");
   require_divides("expert", plan.expert, plan.data, "data-parallel ranks");
+  if (model.experts > 0) {
+    require_divides("tensor", plan.tensor, model.expert_ffn, "columns of an expert");
+    require_divides("expert", plan.expert, model.experts, "experts");
+  } else if (plan.expert > 1) {
+    refuse("expert", "the model has no experts", "use 1");
+  }
   if (plan.zero_stage < 0 || plan.zero_stage > 3) {
     refuse("zero_stage", fmt::format("stage {} is not known", plan.zero_stage), "use 0 to 3");
   }

@@ -52,6 +52,11 @@ struct StackFacts {
   LossPrecision loss = LossPrecision::kInPlace;
   int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
   bool separate_unscale = false;      // a pass over the gradients of its own before the step
+  // The optimizer on the GPU steps from a 32-bit copy of this rank's share of the gradients.
+  bool widens_gradients = false;
+  // Stepped weights return from the CPU through one 32-bit copy of this rank's whole share.
+  bool returns_weights_whole = false;
+  bool recomputes_by_module = false;  // can recompute some modules of a layer and keep others
   bool casts_on_arrival = false;      // gradients to 32 bits on the CPU as they land, and kept so
   bool splits_norms_by_token = true;  // can do Plan::tensor_sequence
   bool pinned_power_of_two = false;   // host buffers round up to a power of two (PyTorch)
@@ -76,7 +81,7 @@ struct StackConstants {
   double attention = 1;     // share of the machine's attention rate
   double elementwise = 1;   // share of GPU memory bandwidth in passes that it binds
   double collective = 1;    // share of the machine's collective bandwidth
-  Duration launch;          // of host time, added to every operation of the GPU
+  Duration launch;          // of the host: no operation of the GPU is shorter
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   bool operator==(const StackConstants&) const = default;
 };

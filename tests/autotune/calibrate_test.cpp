@@ -48,7 +48,8 @@ std::vector<CaseSetup> four_cases(const StackConstants& truth) {
   wide.of.model.head_size = 256;
   CaseSetup longer = large_setup("long");
   longer.of.model.max_positions = longer.of.plan.sequence_length = 8192;
-  longer.of.plan.global_batch = longer.of.plan.micro_batch = 2;
+  longer.of.plan.global_batch = 2;
+  longer.of.plan.micro_batch = 2;
   CaseSetup small = large_setup("small");
   small.of.model.hidden = 256;
   small.of.model.head_size = 32;
@@ -70,20 +71,26 @@ bool is_fitted(const Stack& stack, int index) {
 TEST(calibrate, finds_constants_that_made_the_numbers) {
   StackConstants truth = prior_constants();
   truth.gemm = 0.7;
-  truth.launch = Duration::from_us(6);
+  truth.launch = Duration::from_us(9);
   truth.memory_slack = 0.12;
   const std::vector<CaseSetup> cases = four_cases(truth);
   const Calibration result = calibrate(cases[0].stack, cases, ignore);
   const StackConstants& found = result.stack.constants;
-  // The priors pull a little: every number is still met within two percent.
+  // The priors pull a little: every number is still met within four percent.
   EXPECT_NEAR(found.gemm, 0.7, 0.05);
-  EXPECT_NEAR(found.launch.us(), 6, 2);
+  EXPECT_NEAR(found.launch.us(), 9, 1);
   EXPECT_NEAR(found.memory_slack, 0.12, 0.02);
   ASSERT_EQ(result.rows.size(), 8u);
   for (const CalibrationRow& row : result.rows) {
-    EXPECT_LT(std::abs(row.error_percent(row.fit)), 2) << row.id << metric_name(row.metric);
+    EXPECT_LT(std::abs(row.error_percent(row.fit)), 4) << row.id << metric_name(row.metric);
     ASSERT_TRUE(row.left_out.has_value());
-    EXPECT_LT(std::abs(row.error_percent(*row.left_out)), 12) << row.id;
+    const double left_out = std::abs(row.error_percent(*row.left_out));
+    // Only the small one shows what a launch takes: nobody else can predict it.
+    if (row.id == "small" && is_time(row.metric)) {
+      EXPECT_GT(left_out, 12);
+    } else {
+      EXPECT_LT(left_out, 12) << row.id;
+    }
   }
   EXPECT_EQ(result.stack.fitted_on, (std::vector<std::string>{"wide", "long", "small", "plain"}));
 }

@@ -1,6 +1,8 @@
 // Models and plans small enough to count their operations by hand.
 #pragma once
 
+#include <vector>
+
 #include "sim/graph/build.h"
 
 namespace ballast::tiny {
@@ -48,6 +50,52 @@ inline int64_t count(const Graph& graph, OpKind kind) {
   int64_t found = 0;
   for (const Op& op : graph.step.ops) found += op.kind == kind;
   return found;
+}
+
+// What moves between ranks in a phase, in program order; inside the layers and outside.
+struct Exchanges {
+  std::vector<CollectiveWork> layers;
+  std::vector<CollectiveWork> outside;
+};
+inline Exchanges exchanges(const Graph& graph, Phase phase) {
+  Exchanges found;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work == nullptr || op.phase != phase) continue;
+    (op.label.layer >= 0 ? found.layers : found.outside).push_back(*work);
+  }
+  return found;
+}
+
+inline int64_t count(const std::vector<CollectiveWork>& works, const CollectiveWork& like) {
+  int64_t found = 0;
+  for (const CollectiveWork& work : works) found += work == like;
+  return found;
+}
+
+// Tensors of a kind that any operation of the step touches.
+inline std::vector<Tensor> used(const Graph& graph, TensorKind kind) {
+  std::vector<bool> touched(graph.tensors.size());
+  for (const Op& op : graph.step.ops) {
+    for (const Access& access : op.accesses) touched[static_cast<size_t>(access.tensor)] = true;
+  }
+  std::vector<Tensor> found;
+  for (size_t t = 0; t < touched.size(); ++t) {
+    if (touched[t] && graph.tensors[t].kind == kind) found.push_back(graph.tensors[t]);
+  }
+  return found;
+}
+
+// Sums over them, of one copy each.
+inline int64_t elements(const Graph& graph, TensorKind kind) {
+  int64_t sum = 0;
+  for (const Tensor& tensor : used(graph, kind)) sum += tensor.elements;
+  return sum;
+}
+inline Bytes bytes(const Graph& graph, TensorKind kind) {
+  Bytes sum;
+  for (const Tensor& tensor : used(graph, kind)) sum += tensor.bytes();
+  return sum;
 }
 
 inline OpId first(const Graph& graph, OpKind kind) {

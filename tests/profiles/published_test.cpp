@@ -150,7 +150,7 @@ TEST(Published, bad_case_is_an_entry_that_names_file_case_and_key) {
       {"/run/micro_batch", 3, "does not divide"},
       {"/run/dtype", "fp8", "not supported yet"},
       {"/run/strategy", "zero-4", "did you mean 'zero-"},
-      {"/run/recompute", "some", "known are none, selective, full, ffn+norm"},
+      {"/run/recompute", "some", "'run.recompute': is 'some'"},
       {"/run/offload", {"w"}, "'w'"},
       {"/run/tensor", 3, "multiple"},
       {"/run/data", 3, "make the product equal to devices"},

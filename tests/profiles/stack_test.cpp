@@ -23,7 +23,13 @@ Stack unusual() {
   stack.facts.dropout = true;
   stack.facts.fusion = Fusion::kNone;
   stack.facts.recomputes_whole_layer = true;
-  stack.facts.loss_in_fp32 = true;
+  stack.facts.loss = LossPrecision::kF32Copies;
+  stack.facts.loss_chunks = 4;
+  stack.facts.widens_gradients = true;
+  stack.facts.returns_weights_whole = true;
+  stack.facts.recomputes_by_module = true;
+  stack.facts.casts_on_arrival = true;
+  stack.facts.splits_norms_by_token = false;
   stack.facts.separate_unscale = true;
   stack.facts.pinned_power_of_two = true;
   stack.facts.copies_gradients_to_buckets = true;
@@ -71,18 +77,19 @@ TEST(Stacks, wrong_values_name_the_file_and_the_key) {
     Json value;
     const char* message;
   };
-  const Change changes[] = {{"/facts/attention", {"flesh2"}, "did you mean 'flash2'"},
-                            {"/facts/attention", "eager", "must be a list"},
-                            {"/facts/attention", Json::array(), "names no kind"},
-                            {"/facts/dropout", 1, "key 'facts.dropout'"},
-                            {"/facts/drop", true, "did you mean 'dropout'"},
-                            {"/facts/most_zero_stage", 0, "zero_stages"},
-                            {"/facts/most_zero_stage", 4, "key 'facts.most_zero_stage'"},
-                            {"/facts/gradient_overlap", "some", "known are none, partial, full"},
-                            {"/constants/gemm_share", 0, "gemm_share"},
-                            {"/constants/gem_share", 0.5, "key 'constants.gem_share'"},
-                            {"/fitted", {"gem_share"}, "did you mean 'gemm_share'"},
-                            {"/schema", "ballast.plan/1", "key 'schema'"}};
+  const Change changes[] = {
+      {"/facts/attention", {"flesh2"}, "did you mean 'flash2'"},
+      {"/facts/attention", "eager", "must be a list"},
+      {"/facts/attention", Json::array(), "names no kind"},
+      {"/facts/dropout", 1, "key 'facts.dropout'"},
+      {"/facts/dropot", true, "did you mean 'dropout'"},
+      {"/facts/most_zero_stage", 0, "zero_stages"},
+      {"/facts/most_zero_stage", 4, "key 'facts.most_zero_stage'"},
+      {"/facts/gradient_overlap", "some", "'facts.gradient_overlap': is 'some'"},
+      {"/constants/gemm_share", 0, "gemm_share"},
+      {"/constants/gem_share", 0.5, "key 'constants.gem_share'"},
+      {"/fitted", {"gem_share"}, "did you mean 'gemm_share'"},
+      {"/schema", "ballast.plan/1", "key 'schema'"}};
   for (const Change& change : changes) {
     Json json = Json::parse(stack_json(unusual()));
     json[Pointer(change.pointer)] = change.value;

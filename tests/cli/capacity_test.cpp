@@ -1,0 +1,142 @@
+// predict --max-model and --max-sequence, other stacks, and plans of many devices, as a user
+// runs them.
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kChip = "predict --machine gh200-96gb-480gb --sequence-length 512 ";
+
+// The next model has one layer more, or is the next shape, and what it lacks is CPU memory, for
+// SuperOffload keeps 16 bytes a parameter there and 2 on the GPU.
+TEST(Capacity, largest_model_comes_with_what_binds_and_the_next_one) {
+  const Workbench bench;
+  const std::string asked = kChip +
+                            "--max-model --global-batch 1 --set machine.cpu.memory_gb=30 "
+                            "--set plan.optimizer.gpu_buckets=0 ";
+  const Outcome text = bench.run(asked);
+  EXPECT_EQ(text.code, 0) << text.output;
+  EXPECT_TRUE(text.says("the largest that fits")) << text.output;
+  EXPECT_TRUE(text.says("the next does not")) << text.output;
+  EXPECT_TRUE(text.says("CPU memory")) << text.output;
+  const Json json = Json::parse(bench.run(asked + "--json").output);
+  EXPECT_EQ(json["next"]["binds"], "cpu");
+  EXPECT_GT(json["next"]["parameters"], json["max_model"]["parameters"]);
+  EXPECT_FALSE(json["next"]["reason"].get<std::string>().empty());
+  EXPECT_FALSE(json["next"]["memory"]["dram"]["holders"].empty());
+  // 14e9 bytes are usable: 16 a parameter and 1.13 of undo, in steps of a layer.
+  EXPECT_GT(json["max_model"]["parameters"].get<double>(), 14e9 / 18);
+  EXPECT_LT(json["max_model"]["parameters"].get<double>(), 14e9 / 16);
+  EXPECT_TRUE(json["fits"].get<bool>());
+  EXPECT_GT(json["step_time_s"].get<double>(), 0);
+}
+
+TEST(Capacity, largest_model_of_a_named_one_varies_its_layers) {
+  const Workbench bench;
+  const Json json = Json::parse(bench
+                                    .run(kChip + "--max-model --model gpt2 --global-batch 1 "
+                                                 "--set machine.cpu.memory_gb=20 --json "
+                                                 "--set machine.gpu.memory_gb=3")
+                                    .output);
+  EXPECT_EQ(json["max_model"]["hidden"], 768);
+  EXPECT_EQ(json["next"]["layers"].get<int64_t>(), json["max_model"]["layers"].get<int64_t>() + 1);
+}
+
+TEST(Capacity, nothing_that_fits_is_exit_code_1_and_says_why) {
+  const Workbench bench;
+  const Outcome outcome = bench.run(kChip +
+                                    "--max-model --set machine.cpu.memory_gb=16.1 "
+                                    "--set machine.gpu.memory_gb=1.1");
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  EXPECT_TRUE(outcome.says("does not fit")) << outcome.output;
+}
+
+TEST(Capacity, longest_sequence_comes_with_its_step_time_and_mfu) {
+  const Workbench bench;
+  const std::string asked =
+      "predict --machine gh200-96gb-480gb --model gpt2 --max-sequence --global-batch 1 "
+      "--set machine.gpu.memory_gb=8 --set plan.activations=keep ";
+  const Json json = Json::parse(bench.run(asked + "--json").output);
+  const auto tokens = json["max_sequence_length"].get<int64_t>();
+  EXPECT_EQ(json["next"]["tokens"], tokens + 1024);
+  EXPECT_EQ(json["plan"]["sequence_length"], tokens);
+  EXPECT_GT(json["mfu_percent"].get<double>(), 0);
+  EXPECT_EQ(json["next"]["binds"], "gpu");
+  const Outcome text = bench.run(asked);
+  EXPECT_TRUE(text.says("positions are rotary")) << text.output;
+  EXPECT_TRUE(text.says("MFU")) << text.output;
+}
+
+TEST(Capacity, two_searches_or_a_list_or_a_trace_are_refused) {
+  const Workbench bench;
+  EXPECT_EQ(bench.run(kChip + "--max-model --max-sequence --model gpt2").code, 2);
+  EXPECT_EQ(bench.run(kChip + "--max-model --strategy superoffload,zero-offload").code, 2);
+  EXPECT_EQ(bench.run(kChip + "--max-model --trace t.json").code, 2);
+  EXPECT_EQ(bench.run(kChip + "--max-sequence").code, 2) << "of which model?";
+}
+
+// Another framework is slower than Ballast at the same plan, and takes slack in memory.
+TEST(Stacks, prediction_is_as_the_named_stack_runs_it) {
+  const Workbench bench;
+  const std::string same =
+      kChip +
+      "--model gpt2-xl --strategy superoffload --global-batch 4 --micro-batch 4 --json "
+      "--set plan.activations=keep --set plan.weights=stationary "
+      "--set plan.optimizer.gpu_buckets=0 ";
+  const Json ours = Json::parse(bench.run(same).output);
+  const Json theirs = Json::parse(bench.run(same + "--stack deepspeed-gh200").output);
+  EXPECT_EQ(ours["stack"], "ballast");
+  EXPECT_EQ(theirs["stack"], "deepspeed-gh200");
+  EXPECT_GT(theirs["step_time_s"].get<double>(), ours["step_time_s"].get<double>());
+  EXPECT_EQ(bench.run(kChip + "--model gpt2 --stack nothing").code, 2);
+}
+
+TEST(Stacks, open_knobs_are_chosen_for_a_named_stack) {
+  const Workbench bench;
+  const Json json =
+      Json::parse(bench
+                      .run(kChip + "--model gpt2 --strategy zero-offload --global-batch 2 --json "
+                                   "--stack deepspeed-gh200")
+                      .output);
+  EXPECT_TRUE(json["fits"].get<bool>());
+  EXPECT_EQ(json["plan"].dump().find("auto"), std::string::npos);
+}
+
+TEST(Devices, pipeline_shows_every_stage_and_its_degrees) {
+  const Workbench bench;
+  const std::string asked =
+      "predict --model gpt2 --machine alps-gh200-quad --devices 4 --pipeline 2 --tensor 2 "
+      "--strategy megatron --global-batch 4 --sequence-length 512 ";
+  const Outcome text = bench.run(asked);
+  EXPECT_EQ(text.code, 0) << text.output;
+  EXPECT_TRUE(text.says("tensor 2, pipeline 2")) << text.output;
+  EXPECT_TRUE(text.says("0 compute")) << text.output;
+  EXPECT_TRUE(text.says("1 compute")) << text.output;
+  const Json json = Json::parse(bench.run(asked + "--json").output);
+  EXPECT_EQ(json["plan"].dump().find("auto"), std::string::npos);
+  EXPECT_EQ(json["plan"]["pipeline"], 2);
+  for (const char* key : {"step_time_s", "tokens_per_s", "tokens_per_s_per_device",
+                          "tflops_per_device", "hardware_tflops_per_device", "mfu_percent", "fits",
+                          "reason", "peak_gpu_bytes", "peak_cpu_bytes", "peak_nvme_bytes",
+                          "holders", "lanes", "critical_path", "provenance", "plan"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+}
+
+TEST(Devices, sequence_ranks_and_zero_3_are_named_and_their_knobs_chosen) {
+  const Workbench bench;
+  const Outcome text = bench.run(
+      "predict --model gpt2 --machine alps-gh200-quad --devices 4 --sequence 4 "
+      "--strategy superoffload-ulysses --global-batch 1 --sequence-length 1024");
+  EXPECT_EQ(text.code, 0) << text.output;
+  EXPECT_TRUE(text.says("sequence 4, ZeRO-3")) << text.output;
+  EXPECT_FALSE(text.says("auto")) << text.output;
+}
+
+}  // namespace
+}  // namespace ballast

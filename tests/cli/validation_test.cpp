@@ -1,0 +1,202 @@
+// validate, calibrate, and what else speaks of published cases and of frameworks.
+#include "cli/validation.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "profiles/load.h"
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+// A small gpt2 on one A100.
+Json small_case(const std::string& id, double step_time_s) {
+  return {{"id", id},
+          {"machine", "hgx-a100-80gb"},
+          {"stack", "torch-2025"},
+          {"model",
+           {{"architecture", "gpt2"},
+            {"layers", 4},
+            {"hidden", 256},
+            {"heads", 4},
+            {"kv_heads", 4},
+            {"ffn", 1024},
+            {"vocab", 2048}}},
+          {"run",
+           {{"devices", 1},
+            {"sequence_length", 128},
+            {"global_batch", 8},
+            {"micro_batch", 8},
+            {"recompute", "none"},
+            {"dtype", "bf16"},
+            {"strategy", "single"}}},
+          {"measured", {{"step_time_s", step_time_s}, {"fits", false}}},
+          {"read", "text"}};
+}
+
+std::string file_of(const std::vector<Json>& cases) {
+  return Json{{"schema", "ballast.published/1"}, {"title", "t"}, {"source", "s"}, {"cases", cases}}
+      .dump();
+}
+
+ValidationRow row(const std::string& file, double published, double predicted) {
+  return {file, "id", "m", "s", {Metric::kStepTime, published, predicted}, ""};
+}
+
+// Errors of file a: +10, -20, +60 %; mean 30, median 20, worst 60. Of b: one failure, one verdict.
+TEST(Validation, summary_is_of_absolute_errors_by_file) {
+  Validation validation;
+  validation.rows = {row("a", 10, 11), row("a", 10, 8), row("a", 10, 16), row("b", 1, 1)};
+  validation.rows[2].id = "far";
+  validation.rows[3].error = "broken";
+  validation.rows.push_back({"b", "id", "m", "s", {Metric::kFits, 1, 1}, ""});
+  validation.rows.push_back({"b", "id", "m", "s", {Metric::kFits, 0, 1}, ""});
+  const std::vector<ValidationSummary> all = summaries_of(validation);
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_NEAR(all[0].mean, 30, 1e-9);
+  EXPECT_NEAR(all[0].median, 20, 1e-9);
+  EXPECT_NEAR(all[0].worst, 60, 1e-9);
+  EXPECT_EQ(all[0].worst_id, "far");
+  EXPECT_EQ(all[1].failed, 1u);
+  EXPECT_EQ(all[1].fits, 2u);
+  EXPECT_EQ(all[1].right, 1u);
+  EXPECT_EQ(all[2].cases, 5u);
+  EXPECT_TRUE(any_failed(validation));
+}
+
+TEST(Validate, json_has_the_keys_of_the_design_and_errors_are_signed) {
+  const Workbench bench;
+  bench.write("cases.json", file_of({small_case("slow", 1000), small_case("fast", 1e-9)}));
+  const Outcome outcome = bench.run("validate cases.json --json 2>/dev/null");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  const Json json = Json::parse(outcome.output);
+  ASSERT_EQ(json["cases"].size(), 4u);
+  const Json& slow = json["cases"][0];
+  EXPECT_EQ(slow["file"], "cases");
+  EXPECT_EQ(slow["id"], "slow");
+  EXPECT_EQ(slow["metric"], "step_time_s");
+  EXPECT_EQ(slow["published"], 1000);
+  EXPECT_NEAR(slow["error_percent"].get<double>(),
+              100 * (slow["predicted"].get<double>() / 1000 - 1), 1e-9);
+  EXPECT_LT(slow["error_percent"].get<double>(), -99);
+  EXPECT_GT(json["cases"][2]["error_percent"].get<double>(), 100);
+  const Json& fits = json["cases"][1];
+  EXPECT_EQ(fits["metric"], "fits");
+  EXPECT_EQ(fits["published"], false);
+  EXPECT_EQ(fits["predicted"], true);
+  EXPECT_EQ(fits["right"], false);
+  EXPECT_TRUE(fits["error_percent"].is_null());
+  EXPECT_EQ(json["summary"][0]["file"], "cases");
+  EXPECT_EQ(json["summary"][0]["fits"], 2);
+  EXPECT_EQ(json["stacks"][0]["name"], "torch-2025");
+}
+
+TEST(Validate, bad_case_is_told_the_others_are_run_and_the_exit_code_is_one) {
+  const Workbench bench;
+  Json bad = small_case("bad", 1);
+  bad["run"]["micro_bach"] = 1;
+  Json nowhere = small_case("nowhere", 1);
+  nowhere["machine"] = "abacus";
+  bench.write("cases.json", file_of({bad, nowhere, small_case("good", 1)}));
+  const Outcome outcome = bench.run("validate cases.json --json --out v.json 2>/dev/null");
+  EXPECT_EQ(outcome.code, 1);
+  const Json json = Json::parse(bench.read("v.json"));
+  ASSERT_EQ(json["cases"].size(), 5u);
+  EXPECT_NE(json["cases"][0]["error"].get<std::string>().find("micro_bach"), std::string::npos);
+  EXPECT_NE(json["cases"][1]["error"].get<std::string>().find("abacus"), std::string::npos);
+  EXPECT_TRUE(json["cases"][3]["predicted"].is_number());
+  EXPECT_EQ(json["overall"]["failed"], 3);
+}
+
+TEST(Validate, file_of_another_schema_is_refused) {
+  const Workbench bench;
+  const Outcome outcome = bench.run("validate hardware");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(outcome.says("schema"));
+  EXPECT_EQ(bench.run("validate no-such-file").code, 2);
+}
+
+TEST(Validate, shipped_file_is_found_by_name_and_shown_with_its_constants) {
+  const Workbench bench;
+  const Outcome outcome = bench.run("validate llmq-h100-small");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.says("llmq-h100-0.5b-bf16"));
+  EXPECT_TRUE(outcome.says("gemm_share"));
+}
+
+TEST(Calibrate, writes_a_stack_that_predicts_better_and_says_what_it_fitted) {
+  const Workbench bench;
+  bench.write("cases.json", file_of({small_case("one", 0.004), small_case("two", 0.004)}));
+  const std::string command = "calibrate cases.json --stack torch-2025 --out new.json";
+  const Outcome outcome = bench.run(command + " --json 2>/dev/null");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  const Json json = Json::parse(outcome.output);
+  ASSERT_EQ(json["cases"].size(), 2u);
+  const Json& one = json["cases"][0];
+  EXPECT_LT(std::abs(one["fit_error_percent"].get<double>()),
+            std::abs(one["before_error_percent"].get<double>()));
+  EXPECT_TRUE(one["left_out_error_percent"].is_number());
+  const Stack stack = load_stack(bench.path("new.json"));
+  EXPECT_EQ(stack.fitted_on, (std::vector<std::string>{"one", "two"}));
+  EXPECT_FALSE(stack.fitted.empty());
+  EXPECT_EQ(stack.facts, load_stack("torch-2025").facts) << "facts are never fitted";
+  const Outcome text = bench.run(command);
+  EXPECT_TRUE(text.says("left out")) << text.output;
+  EXPECT_TRUE(text.says("no case depends on it")) << "one device has no collectives";
+}
+
+TEST(Calibrate, what_cannot_be_fitted_is_refused) {
+  const Workbench bench;
+  EXPECT_EQ(bench.run("calibrate").code, 2);
+  EXPECT_TRUE(bench.run("calibrate --stack torch-2024").says("torch-2025"));
+  EXPECT_TRUE(bench.run("calibrate --stack torch-2025 no-such-case").says("no-such-case"));
+  EXPECT_EQ(bench.run("calibrate --stack ballast").code, 2) << "nobody published of it";
+}
+
+TEST(ReportOfValidation, holds_the_cases_and_refuses_another_file) {
+  const Workbench bench;
+  bench.write("cases.json", file_of({small_case("the-case", 1)}));
+  ASSERT_EQ(bench.run("validate cases.json --out v.json").code, 0);
+  ASSERT_EQ(bench.run("report --validation v.json --out page.html").code, 0);
+  const std::string page = bench.read("page.html");
+  EXPECT_NE(page.find("the-case"), std::string::npos);
+  EXPECT_NE(page.find("validation-section"), std::string::npos);
+  EXPECT_EQ(bench.run("report --validation cases.json").code, 2);
+  bench.write("half.json", R"({"schema": "ballast.validation/1", "cases": []})");
+  EXPECT_TRUE(bench.run("report --validation half.json").says("'summary' is missing"));
+}
+
+TEST(PredictWithAStack, runs_as_that_framework_would) {
+  const Workbench bench;
+  const std::string predict =
+      "predict --json --model gpt2 --machine dgx-h100-80gb --strategy megatron "
+      "--sequence-length 512 --global-batch 8 --micro-batch 8 --set plan.activations=keep ";
+  const Json ours = Json::parse(bench.run(predict).output);
+  const Json theirs = Json::parse(bench.run(predict + "--stack megatron-2021").output);
+  EXPECT_GT(theirs["step_time_s"].get<double>(), 1.2 * ours["step_time_s"].get<double>())
+      << "eager attention and unfused passes";
+  EXPECT_EQ(bench.run(predict + "--stack megatron-2020").code, 2);
+}
+
+TEST(DegreeFlags, data_is_what_they_leave) {
+  const Workbench bench;
+  const Json json = Json::parse(
+      bench
+          .run("predict --json --model gpt2 --machine dgx-h100-80gb --strategy megatron "
+               "--devices 8 --tensor 2 --zero-stage 1 --sequence-length 512 --micro-batch 1 "
+               "--set plan.activations=keep")
+          .output);
+  EXPECT_EQ(json["plan"]["data"], 4);
+  EXPECT_EQ(json["plan"]["tensor"], 2);
+  EXPECT_EQ(json["plan"]["zero_stage"], 1);
+  const Outcome odd = bench.run(
+      "predict --model gpt2 --machine dgx-h100-80gb --devices 8 --tensor 3 --strategy megatron");
+  EXPECT_EQ(odd.code, 2);
+  EXPECT_TRUE(odd.says("multiple of 3"));
+}
+
+}  // namespace
+}  // namespace ballast

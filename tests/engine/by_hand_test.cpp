@@ -1,0 +1,367 @@
+// Whole steps whose time can be written down by hand, and must come out to the picosecond.
+//
+// Every matrix product of a layer takes 1 ms and every other operation of the GPU none, by
+// measurement: a layer takes 4 ms forward and 8 ms backward. Layers, and the final norm with the
+// head, have 1040 parameters each, the embedding 1032:
+//
+//   C=8, H=2, D=4, F=32, V=129
+//   layer: norm1 8 + qkv 8*24 + out 8*8 + norm2 8 + fc1 8*64 + fc2 32*8 = 1040
+//   final norm 8 + head 129*8 = 1040,  embedding 129*8 = 1032
+//
+// The link moves 4 bytes and the CPU sums 1 square a microsecond; Adam takes 2 for a parameter.
+#include <gtest/gtest.h>
+#include <optional>
+
+#include "sim/engine/cost.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/predict.h"
+#include "sim/graph/build.h"
+#include "tests/engine/tiny_machine.h"
+
+namespace ballast {
+namespace {
+
+constexpr Duration kForward{4'000'000'000};
+constexpr Duration kBackward{8'000'000'000};
+constexpr double kInstant = 1e24;  // bytes, values or FLOPs a second
+
+constexpr Duration us(int64_t count) { return {count * 1'000'000}; }
+constexpr Duration times(int64_t count, Duration one) { return {count * one.ps}; }
+
+Model model_of(int64_t layers) {
+  Model model;
+  model.name = "by hand";
+  model.architecture = "llama";
+  model.layers = layers;
+  model.hidden = 8;
+  model.heads = model.kv_heads = 2;
+  model.head_size = 4;
+  model.ffn = 32;
+  model.vocab = 129;
+  model.max_positions = 64;
+  model.norm = NormKind::kRmsNorm;
+  model.position = PositionKind::kRope;
+  model.activation = ActivationKind::kSwiGlu;
+  return model;
+}
+
+// One micro-batch of 2 x 4 tokens, a bucket a layer.
+Plan plan_of(OptimizerPlacement placement) {
+  Plan plan;
+  plan.global_batch = 2;
+  plan.micro_batch = 2;
+  plan.sequence_length = 4;
+  plan.weights.flow_share = 0;
+  plan.optimizer.placement = placement;
+  plan.optimizer.gpu_buckets = 0;
+  plan.optimizer.bucket_bytes = {1040 * 4};
+  plan.optimizer.sync = SyncMode::kWait;
+  plan.activations = ActivationPlan{};
+  return plan;
+}
+
+Machine round_machine() {
+  Machine machine = tests::tiny_cluster();
+  machine.gpu.memory_bandwidth.value = {kInstant};
+  machine.gpu.vector.value = {kInstant};
+  machine.gpu.launch.value = {};
+  machine.cpu.memory_bandwidth.value = {kInstant};
+  machine.cpu.adam.clear();
+  machine.cpu.adam["best"] = tests::flat_curve(0.5e6);
+  machine.cpu.sum_of_squares = tests::flat_curve(1e6);
+  machine.cpu.cast = tests::flat_curve(kInstant);
+  machine.link.host_to_device = machine.link.device_to_host = tests::flat_curve(4e6);
+  machine.link.both_total.value = {8e6};
+  machine.link.latency.value = {};
+  machine.handover.value = {};
+  machine.node->bandwidth.value = {1e6};
+  return machine;
+}
+
+// For what stays on the GPU: norms cross the link in no time.
+Machine without_link() {
+  Machine machine = round_machine();
+  machine.link.host_to_device = machine.link.device_to_host = tests::flat_curve(kInstant);
+  machine.link.both_total.value = {kInstant};
+  return machine;
+}
+
+std::optional<Duration> time_of(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kGemm:
+      return op.label.layer >= 0 ? us(1000) : Duration{};
+    case OpKind::kAttention:
+    case OpKind::kLoadBatch:
+      return Duration{};
+    default:
+      return std::nullopt;
+  }
+}
+
+// What `time` says of the operations of a graph; two that look alike must take the same.
+template <class Time>
+void measure(const Sequence& sequence, Time time, Measurements& measurements) {
+  for (const Op& op : sequence.ops) {
+    const std::optional<Duration> taken = time(op);
+    if (!taken) continue;
+    const auto [entry, is_new] =
+        measurements.try_emplace(cost_key(op), measurement_of(op, Sample{*taken, {}}));
+    EXPECT_EQ(entry->second.median, *taken) << cost_key(op);
+  }
+}
+
+struct Case {
+  Model model;
+  Plan plan;
+  Machine machine = round_machine();
+  Stack stack = {};
+};
+
+template <class Time>
+Duration step_of(const Case& given, Time time) {
+  const Graph graph = build(given.model, given.plan, given.stack.facts);
+  Measurements measurements;
+  measure(graph.step, time, measurements);
+  for (const Sequence& block : graph.blocks) measure(block, time, measurements);
+  const Prediction result =
+      predict(given.model, given.plan, given.machine, given.stack, &measurements);
+  EXPECT_TRUE(result.fits) << result.reason;
+  EXPECT_TRUE(result.settled);
+  return result.step_time;
+}
+Duration step_of(const Case& given) { return step_of(given, time_of); }
+
+Op copy_op(LaneKind lane, int64_t bytes) {
+  Op op;
+  op.kind = OpKind::kCopy;
+  op.phase = Phase::kOptimizer;
+  op.lane = lane_of(0, lane);
+  const bool out = lane == LaneKind::kCopyOut;
+  op.work =
+      CopyWork{Bytes{bytes}, out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice};
+  return op;
+}
+
+// When each of two copies that begin together ends.
+struct Ends {
+  Instant first, second;
+  bool operator==(const Ends&) const = default;
+};
+Ends ends_of(const Op& first, const Op& second, const Machine& machine) {
+  Graph graph;
+  graph.lanes = kLaneKinds;
+  graph.step.ops = {first, second};
+  graph.step.edge_begin = {0, 0, 0};
+  const CostModel costs(machine, nullptr, "best");
+  const Timeline timeline = simulate(graph.step, graph, costs.table(graph.step, graph),
+                                     {.max_steps = 1, .record_steps = 1});
+  Ends ends;
+  for (const Span& span : timeline.spans) (span.op == 0 ? ends.first : ends.second) = span.end;
+  return ends;
+}
+
+// --- two flows on one link -----------------------------------------------------------------------
+
+// 4 and 12 kB the same way at 4 MB/s. At 2 MB/s each the short one takes 2 ms; the other has 8 kB
+// left, at 4 MB/s 2 ms more.
+TEST(ByHand, two_copies_one_way_halve_the_link) {
+  const Ends ends = ends_of(copy_op(LaneKind::kCopyIn, 4'000), copy_op(LaneKind::kUpload, 12'000),
+                            round_machine());
+  EXPECT_EQ(ends, (Ends{{us(2000).ps}, {us(4000).ps}}));
+}
+
+// 6 kB out and 12 kB in at 4 MB/s each way but 6 MB/s in total. At 3 MB/s the copy out takes 2 ms;
+// the copy in has 6 kB left, at 4 MB/s 1.5 ms more.
+TEST(ByHand, copies_both_ways_share_what_the_link_moves_in_total) {
+  Machine machine = round_machine();
+  machine.link.both_total.value = {6e6};
+  const Ends ends =
+      ends_of(copy_op(LaneKind::kCopyOut, 6'000), copy_op(LaneKind::kCopyIn, 12'000), machine);
+  EXPECT_EQ(ends, (Ends{{us(2000).ps}, {us(3500).ps}}));
+}
+
+// --- pipelines -----------------------------------------------------------------------------------
+
+// Norms of a chunk take 1 ms and its Adam 2 ms.
+std::optional<Duration> time_with_step(const Op& op) {
+  if (op.kind == OpKind::kSumOfSquares) return us(1000);
+  if (op.kind == OpKind::kAdam) return us(2000);
+  return time_of(op);
+}
+std::optional<Duration> time_with_free_sends(const Op& op) {
+  return op.kind == OpKind::kCollective ? Duration{} : time_with_step(op);
+}
+
+struct Shape {
+  int64_t layers = 1, stages = 1, chunks = 1, micro_batches = 1;
+};
+Case pipeline(const Shape& shape) {
+  Case given{model_of(shape.layers), plan_of(OptimizerPlacement::kGpu), without_link()};
+  given.plan.devices = given.plan.pipeline = shape.stages;
+  given.plan.virtual_pipeline = shape.chunks;
+  given.plan.global_batch = 2 * shape.micro_batches;
+  return given;
+}
+
+// A layer a stage, m = 4 micro-batches, p = 2 stages, sends free (arXiv 2104.04473, section 2.2.1):
+//
+//   stage 0   F0 F1 .. B0 B0 F2 B1 B1 F3 B2 B2 .. B3 B3 norm Adam
+//   stage 1   .. F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
+//
+// (m + p - 1) (4 + 8) = 60 ms, norm 1, Adam 2.
+TEST(ByHand, a_pipeline_of_two_stages_idles_for_one_micro_batch) {
+  EXPECT_EQ(step_of(pipeline({.layers = 2, .stages = 2, .micro_batches = 4}), time_with_free_sends),
+            times(5, kForward + kBackward) + us(3000));
+}
+
+// p = 4, m = 8: (8 + 3) 12 = 132 ms, and 3.
+TEST(ByHand, a_pipeline_of_four_stages_idles_for_three_micro_batches) {
+  EXPECT_EQ(step_of(pipeline({.layers = 4, .stages = 4, .micro_batches = 8}), time_with_free_sends),
+            times(11, kForward + kBackward) + us(3000));
+}
+
+// A message has 8 tokens of 8 values, 128 B. On a link of 1 MB/s and 1 us a send takes
+// s = 8.4 + 1 + 2.9 us (Simple) + 128 us = 140.3 us. With f and b of a stage, ends of blocks:
+//
+//   stage 1   F0 2f+s          B0 2f+b+s     F1 3f+b+s (was there)   B1 3f+2b+s
+//   stage 0   B0 2f+2b+2s      F2 3f+2b+2s   B1 3f+3b+2s (arrives as F2 ends)   F3 4f+3b+2s
+//   stage 1   F2 4f+2b+3s      B2 4f+3b+3s   F3 5f+3b+3s             B3 5f+4b+3s
+//   stage 0   B2 4f+4b+4s      B3 5f+5b+4s
+//
+// A round trip of 2 s for every second micro-batch: 5 (f + b) + 4 s.
+TEST(ByHand, two_stages_wait_a_round_trip_for_every_second_micro_batch) {
+  const Duration send{140'300'000};
+  EXPECT_EQ(step_of(pipeline({.layers = 2, .stages = 2, .micro_batches = 4}), time_with_step),
+            times(5, kForward + kBackward) + times(4, send) + us(3000));
+}
+
+// Two chunks of a layer a stage: of a stage's 2 layers f + b = 24 ms. Interleaving halves the
+// bubble: 4 * 24 + (2 - 1) 24 / 2 = 108 ms (arXiv 2104.04473, section 2.2.2); two norms and Adams.
+TEST(ByHand, two_chunks_a_stage_halve_the_bubble) {
+  const Case given = pipeline({.layers = 4, .stages = 2, .chunks = 2, .micro_batches = 4});
+  EXPECT_EQ(step_of(given, time_with_free_sends),
+            times(4, times(2, kForward + kBackward)) + kForward + kBackward + us(6000));
+}
+
+// The same with p = 4, v = 2, m = 8, 8 layers: 8 * 24 + 3 * 12 = 228 ms, and 6.
+TEST(ByHand, two_chunks_on_four_stages_leave_three_halves_of_a_micro_batch) {
+  const Case given = pipeline({.layers = 8, .stages = 4, .chunks = 2, .micro_batches = 8});
+  EXPECT_EQ(step_of(given, time_with_free_sends), times(19, kForward + kBackward) + us(6000));
+}
+
+// --- a ring all-reduce ---------------------------------------------------------------------------
+
+Case data_parallel(int64_t ranks, int64_t zero_stage, int64_t layers) {
+  Case given{model_of(layers), plan_of(OptimizerPlacement::kGpu), without_link()};
+  given.plan.devices = given.plan.data = ranks;
+  given.plan.global_batch = 2 * ranks;
+  given.plan.zero_stage = zero_stage;
+  return given;
+}
+
+// 4 ranks of one node, 1 MB/s and 1 us from one to the next, all gradients in one bucket:
+// 1032 + 3 * 1040 = 4152 parameters, 8304 B. Ring: 2 * 3/4 * 8304 B = 12.456 ms; Simple adds
+// 8.4 + 6 (1 + 2.9) = 31.8 us. Forward 8, backward 16, then all of it.
+TEST(ByHand, a_ring_all_reduce_of_all_gradients_follows_the_backward) {
+  Case given = data_parallel(4, 0, 2);
+  given.plan.optimizer.bucket_bytes = {1 << 20};
+  EXPECT_EQ(step_of(given), times(2, kForward + kBackward) + Duration{12'487'800'000});
+}
+
+// A bucket a layer: 2080 B, 3.12 ms + 31.8 us = 3.1518 ms, less than a layer's backward. Only what
+// the last layer and the embedding leave is exposed; that has 2064 B: 3.096 + 0.0318 ms. Without
+// overlap all four are.
+TEST(ByHand, all_reduces_of_earlier_layers_hide_behind_the_backward) {
+  const Duration layer{3'151'800'000};
+  const Duration embedding{3'127'800'000};
+  Case given = data_parallel(4, 0, 2);
+  EXPECT_EQ(step_of(given), times(2, kForward + kBackward) + layer + embedding);
+  given.stack.facts.gradient_overlap = Overlap::kNone;
+  EXPECT_EQ(step_of(given), times(2, kForward + kBackward) + times(3, layer) + embedding);
+}
+
+// --- ZeRO-3 --------------------------------------------------------------------------------------
+
+// Nothing is exchanged outside the layers.
+std::optional<Duration> time_of_layers(const Op& op) {
+  if (op.kind == OpKind::kCollective && op.label.layer < 0) return Duration{};
+  return time_of(op);
+}
+
+// 2 ranks, 2080 B a layer: 1040 B at 1 MB/s, and Simple 8.4 + 1 + 2.9 us: g = 1.0523 ms for a
+// gather and for a scatter, less than a layer takes. Exposed are three: the first gather of the
+// forward; that of the backward, which only the final norm comes before, less 1 ms, as the first
+// product, a gradient of weights, needs none; and the last scatter.  48 + 3 g - 1 ms
+TEST(ByHand, gathers_that_are_shorter_than_a_layer_hide_behind_the_one_before) {
+  EXPECT_EQ(step_of(data_parallel(2, 3, 4), time_of_layers),
+            us(47000) + times(3, Duration{1'052'300'000}));
+}
+
+// At 0.1 MB/s g = 10.4123 ms, longer than a layer either way: the network never rests but while the
+// last layer goes forward, 4 ms, as the gather after it belongs to the backward: 12 g + 4 ms.
+//
+//   network   g0 g1 g2 g3 .. g3 g2 s3 g1 s2 g0 s1 s0
+//   compute   .. F0 F1 F2 F3 .. B3 B2 .. B1 .. B0 ..
+TEST(ByHand, gathers_that_are_longer_than_a_layer_set_the_pace) {
+  Case given = data_parallel(2, 3, 4);
+  given.machine.node->bandwidth.value = {1e5};
+  EXPECT_EQ(step_of(given, time_of_layers), times(12, Duration{10'412'300'000}) + kForward);
+}
+
+// Without overlap every gather and scatter stands between the layers: 48 + 12 * 1.0523 ms.
+TEST(ByHand, without_prefetch_every_gather_is_exposed) {
+  Case given = data_parallel(2, 3, 4);
+  given.stack.facts.weight_overlap = Overlap::kNone;
+  given.stack.facts.gradient_overlap = Overlap::kNone;
+  EXPECT_EQ(step_of(given, time_of_layers),
+            times(4, kForward + kBackward) + times(12, Duration{1'052'300'000}));
+}
+
+// --- ZeRO-Offload --------------------------------------------------------------------------------
+
+// 3 layers: 12 ms forward, 24 backward. Gradients leave beside the backward but those of the first
+// layer and of the embedding: 1.04 ms, 1.032 ms. Their squares are summed one after another from
+// 1.04 on: 1.04 + 1.04 + 1.032 = 3.112 ms after the backward. Then Adam of all, the embedding
+// first: 2.064 + 4 * 2.08 = 10.384 ms; each bucket goes home beside the next one's Adam, the last
+// one in 1.04 ms more.
+TEST(ByHand, a_zero_offload_step_that_waits_for_all_weights) {
+  Case given{model_of(3), plan_of(OptimizerPlacement::kCpu)};
+  given.stack.facts.weight_overlap = Overlap::kPartial;
+  EXPECT_EQ(step_of(given), times(3, kForward + kBackward) + us(3112) + us(10384) + us(1040));
+}
+
+// A forward that begins with the first layers that are home waits only for the embedding's Adam
+// (2.064), that of layer 0 (2.08) and its way home (1.04). The others come before they are needed.
+TEST(ByHand, a_zero_offload_step_whose_forward_begins_with_what_is_home) {
+  const Case given{model_of(3), plan_of(OptimizerPlacement::kCpu)};
+  EXPECT_EQ(step_of(given),
+            times(3, kForward + kBackward) + us(3112) + us(2064) + us(2080) + us(1040));
+}
+
+// --- SuperOffload --------------------------------------------------------------------------------
+
+// The GPU steps the last two buckets, layer 0 and the embedding, in no time.
+Case super_offload() {
+  Case given{model_of(3), plan_of(OptimizerPlacement::kCpu)};
+  given.plan.optimizer.sync = SyncMode::kSpeculate;
+  given.plan.optimizer.gpu_buckets = 2;
+  return given;
+}
+
+// The last CPU bucket, layer 1, leaves (1.04), is stepped (2.08) and comes home (1.04) in 4.16 ms,
+// while layer 0 goes backward and forward, 12 ms. Nothing but 12 + 24 ms is left.
+TEST(ByHand, a_super_offload_step_is_forward_and_backward) {
+  EXPECT_EQ(step_of(super_offload()), times(3, kForward + kBackward));
+}
+
+// Adam of 24 us a parameter: 24.96 ms a bucket. The head's gradient is there when the forward ends
+// and leaves in 1.04 ms; three Adams follow without a pause, 74.88 ms; layer 1 comes home in 1.04
+// ms and goes forward, and layer 2, 8 ms. Then the head's gradient is there again.
+TEST(ByHand, a_slow_adam_on_the_cpu_binds_a_super_offload_step) {
+  Case given = super_offload();
+  given.machine.cpu.adam["best"] = tests::flat_curve(1e6 / 24);
+  EXPECT_EQ(step_of(given), us(1040) + us(74880) + us(1040) + times(2, kForward));
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,239 @@
+// State split over two ranks, by stage of ZeRO, and where it rests. The tiny model has 128
+// parameters in the embedding, 1040 in each of 2 layers, 8 in the final norm and 128 in the head:
+// N = 2344.
+#include <gtest/gtest.h>
+
+#include "sim/graph/memory.h"
+#include "sim/graph/rewrite.h"
+#include "tests/graph/tiny_plans.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kParameters = 2344;
+
+struct Split {
+  int64_t zero_stage = 0;
+  int64_t micro_batches = 1;
+};
+
+Plan by_two(const Split& split) {
+  Plan plan = tiny::plan();
+  plan.devices = plan.data = 2;
+  plan.global_batch = 4 * split.micro_batches;
+  plan.zero_stage = split.zero_stage;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  return plan;
+}
+
+std::vector<CollectiveWork> of_kind(const Graph& graph, CollectiveKind kind) {
+  std::vector<CollectiveWork> found;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work != nullptr && work->kind == kind) found.push_back(*work);
+  }
+  return found;
+}
+
+Bytes sum(const std::vector<CollectiveWork>& works) {
+  Bytes bytes;
+  for (const CollectiveWork& work : works) bytes += work.bytes;
+  return bytes;
+}
+
+// Five units. Forward each is gathered, backward all but the embedding, whose backward reads no
+// weight. 2 bytes a parameter: 2344 and 2344 - 128.
+TEST(gather_pass, every_visit_of_a_unit_gathers_it_and_every_backward_scatters_its_gradient) {
+  for (const int64_t micro_batches : {1, 2}) {
+    const Graph graph = build(tiny::model(), by_two({3, micro_batches}));
+    const auto gathers = of_kind(graph, CollectiveKind::kAllGather);
+    const auto scatters = of_kind(graph, CollectiveKind::kReduceScatter);
+    EXPECT_EQ(static_cast<int64_t>(gathers.size()), 9 * micro_batches);
+    EXPECT_EQ(static_cast<int64_t>(scatters.size()), 5 * micro_batches);
+    EXPECT_EQ(sum(gathers), Bytes{2 * (2 * kParameters - 128)} * micro_batches);
+    EXPECT_EQ(sum(scatters), Bytes{2 * kParameters} * micro_batches);
+    const CollectiveWork layer{CollectiveKind::kAllGather, {2 * 1040}, 2, 1};
+    EXPECT_EQ(tiny::count(gathers, layer), 4 * micro_batches);
+    EXPECT_EQ(of_kind(graph, CollectiveKind::kAllReduce).size(), 0U);
+  }
+}
+
+TEST(gather_pass, a_rank_keeps_half_of_weights_gradients_and_state) {
+  const Graph graph = build(tiny::model(), by_two({3}));
+  for (const TensorKind kind :
+       {TensorKind::kWeight, TensorKind::kGradient, TensorKind::kMaster, TensorKind::kMoment1}) {
+    EXPECT_EQ(tiny::elements(graph, kind), kParameters / 2);
+  }
+}
+
+// What is gathered for one layer is dropped before the layer after the next one is gathered.
+TEST(gather_pass, gathered_weights_live_for_their_visit_and_the_one_before) {
+  Model model = tiny::model();
+  model.layers = 6;
+  const Graph graph = build(model, by_two({3}));
+  const std::vector<Life> lives = lives_of(graph);
+  std::vector<int64_t> change(graph.step.ops.size() + 1);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    if (tensor.kind != TensorKind::kGathered || tensor.label.layer < 0) continue;
+    change[static_cast<size_t>(lives[t].first)] += tensor.elements;
+    change[static_cast<size_t>(lives[t].last) + 1] -= tensor.elements;
+  }
+  int64_t alive = 0;
+  int64_t most = 0;
+  for (const int64_t by : change) most = std::max(most, alive += by);
+  EXPECT_EQ(most, 2 * 1040);
+}
+
+TEST(gather_pass, the_first_scatter_of_a_step_overwrites_the_shard_and_later_ones_add) {
+  const Graph graph = build(tiny::model(), by_two({3, 2}));
+  int64_t overwrites = 0;
+  int64_t adds = 0;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work == nullptr || work->kind != CollectiveKind::kReduceScatter) continue;
+    for (const Access& access : op.accesses) {
+      overwrites += access.mode == AccessMode::kWrite;
+      adds += access.mode == AccessMode::kReadWrite;
+    }
+  }
+  EXPECT_EQ(overwrites, 15);  // 2 layers of 6 modules, embedding, final norm, head
+  EXPECT_EQ(adds, 15);
+}
+
+TEST(gather_pass, it_leaves_stage_two_and_single_ranks_alone) {
+  const Graph two = build(tiny::model(), by_two({2}));
+  EXPECT_EQ(tiny::elements(two, TensorKind::kGathered), 0);
+  EXPECT_EQ(tiny::elements(two, TensorKind::kWeight), kParameters);
+  Plan one = tiny::plan();
+  one.zero_stage = 3;
+  EXPECT_EQ(tiny::count(build(tiny::model(), one), OpKind::kCollective), 0);
+}
+
+// --- stages 0 to 2 of what the GPU steps: 15 buckets, a module each ------------------------------
+
+TEST(optimizer_pass, stage_zero_sums_every_gradient_and_keeps_all_state) {
+  const Graph graph = build(tiny::model(), by_two({0}));
+  const auto sums = of_kind(graph, CollectiveKind::kAllReduce);
+  EXPECT_EQ(sums.size(), 15U);
+  EXPECT_EQ(sum(sums), Bytes{2 * kParameters});
+  EXPECT_EQ(tiny::count(graph, OpKind::kCollective), 15);
+  EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), kParameters);
+  for (const Op& op : graph.step.ops) {
+    if (op.kind != OpKind::kAdam) continue;
+    EXPECT_EQ(std::get<BucketWork>(op.work).elements,
+              graph.buckets[static_cast<size_t>(op.label.bucket)].count);
+  }
+}
+
+TEST(optimizer_pass, stages_one_and_two_scatter_gradients_step_half_and_gather_weights) {
+  for (const int64_t stage : {1, 2}) {
+    const Graph graph = build(tiny::model(), by_two({stage}));
+    EXPECT_EQ(sum(of_kind(graph, CollectiveKind::kReduceScatter)), Bytes{2 * kParameters});
+    EXPECT_EQ(sum(of_kind(graph, CollectiveKind::kAllGather)), Bytes{2 * kParameters});
+    EXPECT_EQ(tiny::count(graph, OpKind::kCollective), 30);
+    EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), kParameters / 2);
+    EXPECT_EQ(tiny::elements(graph, TensorKind::kMoment2), kParameters / 2);
+    EXPECT_EQ(tiny::elements(graph, TensorKind::kReduced), stage == 2 ? kParameters / 2 : 0);
+    for (const Op& op : graph.step.ops) {
+      if (op.kind != OpKind::kAdam) continue;
+      EXPECT_EQ(std::get<BucketWork>(op.work).elements,
+                graph.buckets[static_cast<size_t>(op.label.bucket)].count / 2);
+    }
+  }
+}
+
+// At stage 2 a whole gradient dies in the scatter; at stage 1 the norm and Adam read it.
+TEST(optimizer_pass, whole_gradients_live_until_the_step_only_below_stage_two) {
+  for (const int64_t stage : {0, 1, 2}) {
+    const Graph graph = build(tiny::model(), by_two({stage}));
+    const std::vector<Life> lives = lives_of(graph);
+    for (size_t t = 0; t < graph.tensors.size(); ++t) {
+      if (graph.tensors[t].kind != TensorKind::kGradient) continue;
+      EXPECT_EQ(graph.step.ops[static_cast<size_t>(lives[t].last)].kind,
+                stage == 2 ? OpKind::kCollective : OpKind::kAdam);
+    }
+  }
+}
+
+// A norm in the middle of the backward would wait for an exchange and hold up what follows it.
+TEST(optimizer_pass, no_norm_of_exchanged_gradients_stands_before_the_end_of_the_backward) {
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    const Graph graph = build(tiny::model(), by_two({stage}));
+    const OpId norm = tiny::first(graph, OpKind::kSumOfSquares);
+    ASSERT_GE(norm, 0);
+    for (size_t i = static_cast<size_t>(norm); i < graph.step.ops.size(); ++i) {
+      EXPECT_FALSE(is_backward(graph.step.ops[i].phase)) << stage;
+    }
+  }
+}
+
+// --- state that comes to the GPU for the step, or from NVMe --------------------------------------
+
+// Every second of 15 buckets, the first of them the second one: 7. Master and moments, 12 bytes a
+// parameter, come in, are stepped by the GPU and go back.
+TEST(optimizer_pass, streamed_buckets_bring_their_state_to_the_gpu_and_take_it_back) {
+  Plan plan = tiny::plan();
+  plan.optimizer.stream_share = 0.5;
+  const Graph graph = build(tiny::model(), plan);
+  int64_t streamed = 0;
+  Bytes in, out, state;
+  for (const Bucket& bucket : graph.buckets) {
+    if (bucket.rest < 0) continue;
+    ++streamed;
+    state += Bytes{12 * bucket.count};
+    EXPECT_EQ(bucket.site, Site::kGpu);
+    EXPECT_EQ(graph.tensors[static_cast<size_t>(bucket.rest)].place, Place::kDram);
+    EXPECT_EQ(graph.tensors[static_cast<size_t>(bucket.master)].place, Place::kHbm);
+  }
+  EXPECT_EQ(streamed, 7);
+  for (const Op& op : graph.step.ops) {
+    if (op.label.bucket < 0 || graph.buckets[static_cast<size_t>(op.label.bucket)].rest < 0) {
+      continue;
+    }
+    if (op.kind == OpKind::kAdam) {
+      EXPECT_EQ(op.lane, lane_of(0, LaneKind::kCompute));
+    }
+    const auto* copy = std::get_if<CopyWork>(&op.work);
+    if (copy == nullptr || copy->bytes.count < 12 * 8) continue;  // a norm leaves as 8 bytes
+    (copy->direction == CopyDirection::kHostToDevice ? in : out) += copy->bytes;
+  }
+  EXPECT_EQ(in, state);
+  EXPECT_EQ(out, state);
+  EXPECT_EQ(tiny::bytes(graph, TensorKind::kState), state);
+}
+
+TEST(optimizer_pass, nothing_streams_at_share_zero_and_all_buckets_at_share_one) {
+  Plan plan = tiny::plan();
+  EXPECT_EQ(tiny::elements(build(tiny::model(), plan), TensorKind::kState), 0);
+  plan.optimizer.stream_share = 1;
+  EXPECT_EQ(tiny::elements(build(tiny::model(), plan), TensorKind::kState), 3 * kParameters);
+}
+
+// 12 bytes a parameter rest on NVMe, are read before and written after each Adam of the CPU, whose
+// memory holds them only meanwhile.
+TEST(optimizer_pass, state_on_nvme_passes_through_cpu_memory) {
+  Plan plan = tiny::plan();
+  plan.optimizer.placement = OptimizerPlacement::kNvme;
+  const Graph graph = build(tiny::model(), plan);
+  Bytes read, written;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<IoWork>(&op.work);
+    if (work == nullptr) continue;
+    EXPECT_EQ(op.lane, lane_of(0, LaneKind::kNvme));
+    (work->direction == IoDirection::kRead ? read : written) += work->bytes;
+  }
+  EXPECT_EQ(read, Bytes{12 * kParameters});
+  EXPECT_EQ(written, Bytes{12 * kParameters});
+  const PlacePeak nvme = memory_peaks(graph)[static_cast<size_t>(Place::kNvme)];
+  EXPECT_EQ(nvme.live, Bytes{12 * kParameters});
+  const std::vector<Life> lives = lives_of(graph);
+  for (const Bucket& bucket : graph.buckets) {
+    EXPECT_EQ(bucket.site, Site::kCpu);
+    EXPECT_FALSE(lives[static_cast<size_t>(bucket.master)].carried);
+    EXPECT_TRUE(lives[static_cast<size_t>(bucket.rest)].carried);
+  }
+}
+
+}  // namespace
+}  // namespace ballast

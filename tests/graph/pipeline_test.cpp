@@ -1,0 +1,173 @@
+// Pipelines: the order of blocks on every stage, what is in flight, what is sent and stepped.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "sim/graph/memory.h"
+#include "tests/graph/tiny_plans.h"
+
+namespace ballast {
+namespace {
+
+struct Shape {
+  int64_t stages = 1, chunks = 1, micro_batches = 1;
+};
+
+// A layer a chunk.
+Model model_of(const Shape& shape) {
+  Model model = tiny::model();
+  model.layers = shape.stages * shape.chunks;
+  return model;
+}
+
+Plan plan_of(const Shape& shape) {
+  Plan plan = tiny::plan();
+  plan.devices = plan.pipeline = shape.stages;
+  plan.virtual_pipeline = shape.chunks;
+  plan.global_batch = 2 * shape.micro_batches;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  return plan;
+}
+
+Graph graph_of(const Shape& shape) { return build(model_of(shape), plan_of(shape)); }
+
+// "F0.1" is the forward of the stage's first chunk for the second micro-batch.
+std::string order_on(int stage, const Graph& graph, const Shape& shape) {
+  std::string order;
+  for (const Op& op : graph.step.ops) {
+    if (op.kind != OpKind::kBlock || device_of(op.lane) != stage) continue;
+    order += fmt::format("{}{}.{} ", op.phase == Phase::kForward ? 'F' : 'B',
+                         op.label.layer / shape.stages, op.label.micro_batch);
+  }
+  return order;
+}
+
+// Most chunks of a stage whose saved activations are alive at once.
+int64_t in_flight(int stage, const Graph& graph) {
+  const std::vector<Life> lives = lives_of(graph);
+  std::vector<int64_t> change(graph.step.ops.size() + 1);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (graph.tensors[t].kind != TensorKind::kSaved || graph.tensors[t].device != stage) continue;
+    ++change[static_cast<size_t>(lives[t].first)];
+    --change[static_cast<size_t>(lives[t].last) + 1];
+  }
+  int64_t alive = 0;
+  int64_t most = 0;
+  for (const int64_t by : change) most = std::max(most, alive += by);
+  return most;
+}
+
+// arXiv 2104.04473, figure 4.
+TEST(build_pipeline, stages_warm_up_and_then_take_turns) {
+  const Shape shape{4, 1, 8};
+  const Graph graph = graph_of(shape);
+  EXPECT_EQ(order_on(0, graph, shape),
+            "F0.0 F0.1 F0.2 F0.3 B0.0 F0.4 B0.1 F0.5 B0.2 F0.6 B0.3 F0.7 B0.4 B0.5 B0.6 B0.7 ");
+  EXPECT_EQ(order_on(2, graph, shape),
+            "F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 F0.4 B0.3 F0.5 B0.4 F0.6 B0.5 F0.7 B0.6 B0.7 ");
+  EXPECT_EQ(order_on(3, graph, shape),
+            "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F0.4 B0.4 F0.5 B0.5 F0.6 B0.6 F0.7 B0.7 ");
+}
+
+// p - s micro-batches at stage s, fewer where there are fewer.
+TEST(build_pipeline, a_stage_has_as_many_micro_batches_in_flight_as_stages_follow_it) {
+  const Graph graph = graph_of({4, 1, 8});
+  for (int stage = 0; stage < 4; ++stage) EXPECT_EQ(in_flight(stage, graph), 4 - stage);
+  EXPECT_EQ(in_flight(0, graph_of({4, 1, 2})), 2);
+}
+
+// p = 2, v = 2: the first stage runs 2 (p - 1) + (v - 1) p = 4 chunks ahead.
+TEST(build_pipeline, chunks_are_interleaved_by_groups_of_micro_batches) {
+  const Shape shape{2, 2, 4};
+  const Graph graph = graph_of(shape);
+  EXPECT_EQ(order_on(0, graph, shape),
+            "F0.0 F0.1 F1.0 F1.1 F0.2 B1.0 F0.3 B1.1 F1.2 B0.0 F1.3 B0.1 B1.2 B1.3 B0.2 B0.3 ");
+  EXPECT_EQ(order_on(1, graph, shape),
+            "F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 F0.2 B0.0 F0.3 B0.1 F1.2 B1.2 F1.3 B1.3 B0.2 B0.3 ");
+}
+
+// Of chunks of L / (p v) layers p v + p - 1: L (1 + (p - 1) / (p v)) layers (arXiv 2205.05198,
+// section 4.2.3).
+TEST(build_pipeline, interleaving_keeps_the_activations_of_more_than_all_layers) {
+  EXPECT_EQ(in_flight(0, graph_of({2, 2, 4})), 4 + 1);
+  EXPECT_EQ(in_flight(0, graph_of({4, 2, 8})), 8 + 3);
+  EXPECT_EQ(in_flight(0, graph_of({4, 3, 8})), 12 + 3);
+}
+
+// 8 tokens of 8 values of 2 bytes, split over the tensor-parallel ranks, once forward and once
+// backward over each of p v - 1 borders.
+TEST(build_pipeline, every_border_is_crossed_twice_a_micro_batch) {
+  for (const int64_t tensor : {1, 2}) {
+    const Shape shape{2, 2, 4};
+    Plan plan = plan_of(shape);
+    plan.tensor = tensor;
+    plan.devices = 2 * tensor;
+    const Graph graph = build(model_of(shape), plan);
+    int64_t sends = 0;
+    for (const Op& op : graph.step.ops) {
+      const auto* work = std::get_if<CollectiveWork>(&op.work);
+      if (work == nullptr) continue;
+      EXPECT_EQ(*work, (CollectiveWork{CollectiveKind::kSendReceive, {128 / tensor}, 2, tensor}));
+      EXPECT_EQ(kind_of(op.lane), LaneKind::kNetwork);
+      ++sends;
+    }
+    EXPECT_EQ(sends, 2 * 3 * 4);
+  }
+}
+
+TEST(build_pipeline, sends_stand_between_blocks_where_a_stack_does_not_overlap_them) {
+  const Shape shape{2, 1, 4};
+  StackFacts facts;
+  facts.pipeline_overlap = Overlap::kNone;
+  for (const Op& op : build(model_of(shape), plan_of(shape), facts).step.ops) {
+    EXPECT_NE(kind_of(op.lane), LaneKind::kNetwork);
+  }
+}
+
+// All stages together hold the model once, a tied embedding twice, and the sum of its two gradients
+// goes from the first to the last stage: 128 values.
+TEST(build_pipeline, a_tied_embedding_lies_on_both_ends) {
+  const Shape shape{2, 1, 4};
+  const int64_t layers = 2 * 1040;
+  EXPECT_EQ(tiny::elements(graph_of(shape), TensorKind::kWeight), layers + 128 + 8 + 128);
+  Model tied = model_of(shape);
+  tied.tied_embeddings = true;
+  const Graph graph = build(tied, plan_of(shape));
+  EXPECT_EQ(tiny::elements(graph, TensorKind::kWeight), layers + 128 + 8 + 128);
+  const CollectiveWork sum{CollectiveKind::kAllReduce, {128 * 2}, 2, 1};
+  EXPECT_EQ(tiny::count(tiny::exchanges(graph, Phase::kOptimizer).layers, sum), 1);
+}
+
+// 2 stages of 2 ranks each: every chunk's gradients are summed, or scattered and its weights
+// gathered. Ranks that hold the same weights are neighbours here.
+TEST(build_pipeline, replicas_exchange_the_gradients_of_every_chunk) {
+  const Shape shape{2, 2, 4};
+  Plan plan = plan_of(shape);
+  plan.data = 2;
+  plan.devices = 4;
+  plan.global_batch = 16;
+  for (const int64_t stage : {0, 1}) {
+    plan.zero_stage = stage;
+    const Graph graph = build(model_of(shape), plan);
+    const auto works = tiny::exchanges(graph, Phase::kOptimizer).layers;
+    EXPECT_EQ(works.size(), stage == 0 ? 4U : 8U);
+    Bytes bytes;
+    for (const CollectiveWork& work : works) {
+      EXPECT_EQ(work.kind == CollectiveKind::kAllReduce, stage == 0);
+      EXPECT_EQ(work.ranks, 2);
+      EXPECT_EQ(work.stride, 1);
+      bytes += work.bytes;
+    }
+    const int64_t parameters = 4 * 1040 + 128 + 8 + 128;
+    EXPECT_EQ(bytes, Bytes{2 * parameters * (stage == 0 ? 1 : 2)});
+    EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), parameters / (stage == 0 ? 1 : 2));
+  }
+}
+
+// Blocks are built once for each kind of chunk: the first, the last, and those between.
+TEST(build_pipeline, stages_alike_share_their_blocks) {
+  EXPECT_EQ(graph_of({4, 2, 8}).blocks.size(), 2U * 3U);
+  EXPECT_EQ(graph_of({2, 1, 4}).blocks.size(), 2U * 2U);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,230 @@
+// What a framework keeps in memory, held against the formulas of arXiv 2205.05198 and 1910.02054.
+//
+// A GPT of width h = 32 with a = 4 heads and a feed-forward width of 4 h, sequences of s = 16
+// tokens, b = 2 of them: s b h = 1024, and 5 a s / h = 10.
+#include <gtest/gtest.h>
+
+#include "sim/graph/rewrite.h"
+#include "tests/graph/tiny_plans.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kTokenValues = 16 * 2 * 32;  // s b h
+constexpr int64_t kScores = 10;                // 5 a s / h
+
+Model gpt() {
+  Model model;
+  model.name = "gpt";
+  model.architecture = "gpt2";
+  model.layers = 3;
+  model.hidden = 32;
+  model.heads = model.kv_heads = 4;
+  model.head_size = 8;
+  model.ffn = 128;
+  model.vocab = 64;
+  model.max_positions = 16;
+  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
+  return model;
+}
+
+Plan gpt_plan() {
+  Plan plan = tiny::plan();
+  plan.sequence_length = 16;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  return plan;
+}
+
+StackFacts megatron() {
+  StackFacts facts;
+  facts.attention = {AttentionKind::kEager};
+  facts.dropout = true;
+  return facts;
+}
+
+// Bytes that the forward of the middle layer writes for a backward. As in the paper, without the
+// two statistics of a norm's token (and the sums of exponentials that flash attention keeps).
+int64_t saved(const Plan& plan, const StackFacts& facts) {
+  const Graph graph = build(gpt(), plan, facts);
+  std::vector<bool> written(graph.tensors.size()), kept(graph.tensors.size());
+  for (const Op& op : graph.step.ops) {
+    for (const Access& access : op.accesses) {
+      const auto t = static_cast<size_t>(access.tensor);
+      if (op.phase == Phase::kForward && writes(access)) written[t] = true;
+      if (op.phase != Phase::kForward && reads(access)) kept[t] = written[t];
+    }
+  }
+  Bytes bytes;
+  for (size_t t = 0; t < kept.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    if (!kept[t] || tensor.label.layer != 1 || tensor.category != Category::kActivations) continue;
+    if (tensor.kind == TensorKind::kNormStatistics || tensor.kind == TensorKind::kLogSumExp) {
+      continue;
+    }
+    bytes += tensor.bytes();
+  }
+  return bytes.count;
+}
+
+Plan tensor_parallel(int64_t ranks) {
+  Plan plan = gpt_plan();
+  plan.devices = plan.tensor = ranks;
+  return plan;
+}
+
+// Equation 1: s b h (34 + 5 a s / h).
+TEST(StackFacts, a_layer_with_dropout_and_eager_attention_keeps_what_the_paper_says) {
+  EXPECT_EQ(saved(gpt_plan(), megatron()), kTokenValues * (34 + kScores));
+}
+
+// Equation 2: s b h (10 + 24 / t + 5 a s / (h t)).
+TEST(StackFacts, tensor_parallelism_leaves_ten_bytes_of_a_layer_whole) {
+  for (const int64_t t : {2, 4}) {
+    EXPECT_EQ(saved(tensor_parallel(t), megatron()), kTokenValues * (10 * t + 24 + kScores) / t);
+  }
+}
+
+// Equation 4: s b h / t (34 + 5 a s / h).
+TEST(StackFacts, sequence_parallelism_splits_them_too) {
+  for (const int64_t t : {2, 4}) {
+    Plan plan = tensor_parallel(t);
+    plan.tensor_sequence = true;
+    EXPECT_EQ(saved(plan, megatron()), kTokenValues * (34 + kScores) / t);
+  }
+}
+
+// Section 5: 34 s b h / t without the scores; section 4.1: 2 s b h where a layer keeps its input.
+TEST(StackFacts, selective_recompute_drops_the_scores_and_full_recompute_all_but_the_input) {
+  Plan plan = tensor_parallel(2);
+  plan.tensor_sequence = true;
+  plan.activations->scores = ActivationFate::kRecompute;
+  EXPECT_EQ(saved(plan, megatron()), kTokenValues * 34 / 2);
+  plan = gpt_plan();
+  plan.activations->scores = ActivationFate::kRecompute;
+  plan.activations->fate.fill(ActivationFate::kRecompute);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
+  EXPECT_EQ(saved(plan, megatron()), kTokenValues * 2);
+}
+
+// Flash attention keeps no scores; without dropout there are no masks of one byte, two of s b h.
+TEST(StackFacts, flash_attention_keeps_no_scores_and_no_dropout_no_masks) {
+  StackFacts facts = megatron();
+  facts.attention = {AttentionKind::kFlash};
+  EXPECT_EQ(saved(gpt_plan(), facts), kTokenValues * 34);
+  facts.dropout = false;
+  EXPECT_EQ(saved(gpt_plan(), facts), kTokenValues * 32);
+  facts.attention = {AttentionKind::kEager};  // softmax of 2 bytes alone
+  EXPECT_EQ(saved(gpt_plan(), facts), kTokenValues * (32 + kScores * 2 / 5));
+}
+
+// --- state ---------------------------------------------------------------------------------------
+
+int64_t state(const Graph& graph) {
+  int64_t bytes = 0;
+  for (const TensorKind kind : {TensorKind::kWeight, TensorKind::kGradient, TensorKind::kMaster,
+                                TensorKind::kMoment1, TensorKind::kMoment2}) {
+    bytes += tiny::bytes(graph, kind).count;
+  }
+  return bytes;
+}
+
+// Weights 2, gradients 2 or 4, master 4, moments 8 (arXiv 1910.02054, section 3.1).
+TEST(StackFacts, a_parameter_has_sixteen_bytes_of_state_and_two_more_with_wide_gradients) {
+  const int64_t parameters = parameter_count(gpt());
+  StackFacts facts;
+  EXPECT_EQ(state(build(gpt(), gpt_plan(), facts)), 16 * parameters);
+  facts.gradients = GradientPrecision::kF32;
+  EXPECT_EQ(state(build(gpt(), gpt_plan(), facts)), 18 * parameters);
+  Plan pipelined = gpt_plan();
+  pipelined.devices = pipelined.pipeline = 3;
+  EXPECT_EQ(state(build(gpt(), pipelined, facts)), 18 * parameters);
+  pipelined.optimizer.moments = DType::kBf16;
+  EXPECT_EQ(state(build(gpt(), pipelined, facts)), 14 * parameters);
+}
+
+// Weights, gradients and both moments in 2 bytes; a token of 4 stands for each bucket's master.
+TEST(StackFacts, state_in_sixteen_bits_takes_eight_bytes_on_one_device_only) {
+  StackFacts facts;
+  facts.pure_16_bit_on_one_device = true;
+  const Graph graph = build(gpt(), gpt_plan(), facts);
+  const auto buckets = static_cast<int64_t>(graph.buckets.size());
+  EXPECT_EQ(state(graph), 8 * parameter_count(gpt()) + 4 * buckets);
+  Plan two = gpt_plan();
+  two.devices = two.data = 2;
+  two.global_batch = 4;
+  two.zero_stage = 0;
+  EXPECT_EQ(state(build(gpt(), two, facts)), 16 * parameter_count(gpt()));
+}
+
+TEST(StackFacts, gradients_that_are_copied_to_buckets_lie_twice) {
+  Plan plan = gpt_plan();
+  plan.devices = plan.data = 2;
+  plan.global_batch = 4;
+  plan.zero_stage = 0;
+  StackFacts facts;
+  EXPECT_EQ(tiny::elements(build(gpt(), plan, facts), TensorKind::kPacked), 0);
+  facts.copies_gradients_to_buckets = true;
+  EXPECT_EQ(tiny::elements(build(gpt(), plan, facts), TensorKind::kPacked), parameter_count(gpt()));
+}
+
+// --- the loss ------------------------------------------------------------------------------------
+
+struct Logits {
+  int64_t bytes = 0;   // themselves
+  int64_t beside = 0;  // copies
+};
+Logits logits(const StackFacts& facts) {
+  const Graph graph = build_plain(gpt(), gpt_plan(), facts);
+  Logits found;
+  for (const Access& access :
+       graph.step.ops[static_cast<size_t>(tiny::first(graph, OpKind::kLoss))].accesses) {
+    const Tensor& tensor = graph.tensors[static_cast<size_t>(access.tensor)];
+    if (access.role == Role::kOutput) found.bytes += tensor.bytes().count;
+    if (access.role == Role::kScratch) found.beside += tensor.bytes().count;
+  }
+  return found;
+}
+
+// 32 tokens of 64 logits: 2048 of 2 bytes. A 32-bit copy in whose place they lie adds 2 a logit;
+// two copies beside them 8. In two pieces half of all that exists.
+TEST(StackFacts, a_loss_in_32_bits_takes_copies_of_the_logits) {
+  StackFacts facts;
+  EXPECT_EQ(logits(facts).bytes, 4096);
+  EXPECT_EQ(logits(facts).beside, 0);
+  facts.loss = LossPrecision::kF32;
+  EXPECT_EQ(logits(facts).beside, 4096);
+  facts.loss = LossPrecision::kF32Copies;
+  EXPECT_EQ(logits(facts).beside, 2048 * 8);
+  facts.loss_chunks = 2;
+  EXPECT_EQ(logits(facts).bytes, 2048);
+  EXPECT_EQ(logits(facts).beside, 1024 * 8);
+}
+
+// --- the step on the CPU -------------------------------------------------------------------------
+
+// A pass over the gradients of each of the buckets before its Adam.
+TEST(StackFacts, unscaling_is_a_pass_of_its_own_where_a_stack_makes_one) {
+  Plan plan = gpt_plan();
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  StackFacts facts;
+  EXPECT_EQ(tiny::count(build(gpt(), plan, facts), OpKind::kScale), 0);
+  facts.separate_unscale = true;
+  const Graph graph = build(gpt(), plan, facts);
+  EXPECT_EQ(tiny::count(graph, OpKind::kScale), static_cast<int64_t>(graph.buckets.size()));
+}
+
+TEST(StackFacts, gradients_are_cast_on_arrival_before_the_decision_or_after_it) {
+  Plan plan = gpt_plan();
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  plan.optimizer.cast = CastPlacement::kCpu;
+  for (const bool on_arrival : {false, true}) {
+    StackFacts facts;
+    facts.casts_on_arrival = on_arrival;
+    const Graph graph = build(gpt(), plan, facts);
+    const OpId decide = tiny::first(graph, OpKind::kDecide);
+    EXPECT_EQ(tiny::first(graph, OpKind::kCast) < decide, on_arrival);
+  }
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,104 @@
+// Tensor parallelism by two: T = 8 tokens of C = 8 values of 2 bytes are 128 bytes.
+#include <gtest/gtest.h>
+
+#include "tests/graph/tiny_plans.h"
+
+namespace ballast {
+namespace {
+
+constexpr CollectiveWork kSum{CollectiveKind::kAllReduce, {128}, 2, 1};
+constexpr CollectiveWork kScatter{CollectiveKind::kReduceScatter, {128}, 2, 1};
+constexpr CollectiveWork kGather{CollectiveKind::kAllGather, {128}, 2, 1};
+
+Plan by_two() {
+  Plan plan = tiny::plan();
+  plan.devices = plan.tensor = 2;
+  return plan;
+}
+
+TEST(tensor_pass, nothing_moves_on_one_rank) {
+  EXPECT_EQ(tiny::count(build(tiny::model(), tiny::plan()), OpKind::kCollective), 0);
+}
+
+// A layer: the outputs of attention_out and fc2 forward, the gradients of the inputs of fc1 and qkv
+// backward (arXiv 1909.08053, figure 4). Outside: the embedding, the head's input gradient, and of
+// each token the largest logit, the sum and the label's logit in 32 bits, 8 * 3 * 4 = 96 bytes.
+TEST(tensor_pass, a_layer_has_two_all_reduces_forward_and_two_backward) {
+  const Graph graph = build(tiny::model(), by_two());
+  const auto forward = tiny::exchanges(graph, Phase::kForward);
+  const auto backward = tiny::exchanges(graph, Phase::kBackward);
+  EXPECT_EQ(forward.layers, (std::vector<CollectiveWork>{kSum, kSum, kSum, kSum}));
+  EXPECT_EQ(backward.layers, (std::vector<CollectiveWork>{kSum, kSum, kSum, kSum}));
+  const CollectiveWork loss{CollectiveKind::kAllReduce, {96}, 2, 1};
+  EXPECT_EQ(forward.outside, (std::vector<CollectiveWork>{kSum, loss}));
+  EXPECT_EQ(backward.outside, (std::vector<CollectiveWork>{kSum}));
+  EXPECT_TRUE(tiny::exchanges(graph, Phase::kRecompute).layers.empty());
+}
+
+// Forward a gather before qkv and fc1 and a scatter after attention_out and fc2. Backward a scatter
+// of both input gradients and a gather of both output gradients; the inputs of qkv and fc1, which
+// are kept split, are gathered once more (arXiv 2205.05198, section 4.2.2).
+TEST(tensor_pass, split_norms_turn_all_reduces_into_gathers_and_scatters) {
+  Plan plan = by_two();
+  plan.tensor_sequence = true;
+  const Graph graph = build(tiny::model(), plan);
+  const auto forward = tiny::exchanges(graph, Phase::kForward).layers;
+  const auto backward = tiny::exchanges(graph, Phase::kBackward).layers;
+  const auto again = tiny::exchanges(graph, Phase::kRecompute).layers;
+  EXPECT_EQ(forward, (std::vector<CollectiveWork>{kGather, kScatter, kGather, kScatter, kGather,
+                                                  kScatter, kGather, kScatter}));
+  EXPECT_EQ(tiny::count(backward, kScatter), 4);
+  EXPECT_EQ(tiny::count(backward, kGather), 4);
+  EXPECT_EQ(backward.size(), 8U);
+  EXPECT_EQ(again, (std::vector<CollectiveWork>{kGather, kGather, kGather, kGather}));
+}
+
+// Half of every matrix: of a layer's 1040 parameters 16 are of norms, which are whole; of the
+// embedding and the head's 16 rows 8. A product has half the FLOPs.
+TEST(tensor_pass, a_rank_holds_half_of_every_matrix) {
+  const Graph one = build(tiny::model(), tiny::plan());
+  const Graph half = build(tiny::model(), by_two());
+  EXPECT_EQ(tiny::elements(one, TensorKind::kWeight), 2 * 1040 + 128 + 8 + 128);
+  EXPECT_EQ(tiny::elements(half, TensorKind::kWeight), 2 * (512 + 16) + 64 + 8 + 64);
+  const auto flops = [](const Graph& graph) {
+    double sum = 0;
+    for (const Op& op : graph.step.ops) {
+      if (op.kind == OpKind::kGemm || op.kind == OpKind::kAttention) sum += flops_of(op.work).count;
+    }
+    return sum;
+  };
+  EXPECT_EQ(2 * flops(half), flops(one));
+}
+
+// Norms of split tokens touch half the rows.
+TEST(tensor_pass, split_norms_have_half_the_tokens) {
+  for (const bool split : {false, true}) {
+    Plan plan = by_two();
+    plan.tensor_sequence = split;
+    for (const Op& op : build(tiny::model(), plan).step.ops) {
+      if (op.kind != OpKind::kNorm) continue;
+      EXPECT_EQ(std::get<RowWork>(op.work).rows, split ? 4 : 8);
+    }
+  }
+}
+
+// Partly overlapping stacks compute the gradient of the input first, and its exchange beside that
+// of the weight; fully overlapping ones cut an exchange into a piece a rank: one before or after
+// the product, the others beside it. The bytes are the same.
+TEST(tensor_pass, overlap_moves_the_same_bytes) {
+  const auto moved = [](Overlap overlap) {
+    StackFacts facts;
+    facts.tensor_overlap = overlap;
+    Bytes bytes;
+    for (const Op& op : build(tiny::model(), by_two(), facts).step.ops) {
+      if (op.kind == OpKind::kCollective) bytes += bytes_of(op.work);
+    }
+    return bytes;
+  };
+  EXPECT_EQ(moved(Overlap::kNone), Bytes{10 * 128 + 96});
+  EXPECT_EQ(moved(Overlap::kPartial), moved(Overlap::kNone));
+  EXPECT_EQ(moved(Overlap::kFull), moved(Overlap::kNone));
+}
+
+}  // namespace
+}  // namespace ballast
