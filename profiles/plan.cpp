@@ -117,6 +117,8 @@ Json expanded(const std::string& key, const Json& change) {
   if (key == "activations" && change.is_string() && change != kAuto) {
     Json all = Json::object();
     for (const ModuleKind kind : saving_kinds()) all[std::string(to_string(kind))] = change;
+    // The layer's input is what recomputing it starts from.
+    if (change == "recompute") all["fc2"] = "keep";
     return all;
   }
   return change;

@@ -131,7 +131,7 @@ std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& co
 
 // What another framework's allocators take: no planned arena, but the tensors and some slack, and
 // host buffers as its pinned allocator rounds them.
-void take_as_allocated(std::vector<PlacePeak>& peaks, const Stack& stack) {
+void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const Stack& stack) {
   if (stack.name == Stack{}.name) return;
   for (PlacePeak& peak : peaks) {
     peak.arena = peak.live;
@@ -139,7 +139,9 @@ void take_as_allocated(std::vector<PlacePeak>& peaks, const Stack& stack) {
       const double slack = stack.constants.memory_slack * static_cast<double>(peak.live.count);
       peak.arena += Bytes{static_cast<int64_t>(slack)};
     }
-    if (peak.place != Place::kDram || !stack.facts.pinned_power_of_two) continue;
+    // Steps that go by bucket have buffers of a bucket, which are powers of two already.
+    const bool whole = plan.optimizer.sync == SyncMode::kWait;
+    if (peak.place != Place::kDram || !stack.facts.pinned_power_of_two || !whole) continue;
     for (const Holder& holder : peak.holders) {
       const bool pinned =
           holder.category == Category::kMaster || holder.category == Category::kGradients;
@@ -324,7 +326,7 @@ Prediction predict_memory(Graph graph, const Model& model, const Plan& plan, con
   Prediction result;
   result.graph = std::move(graph);
   result.peaks = memory_peaks(result.graph);
-  take_as_allocated(result.peaks, stack);
+  take_as_allocated(result.peaks, plan, stack);
   result.gpu_peak = result.peaks.front().arena;
   fill_layer_memory(result, model, plan);
   result.reason = reason_not_to_fit(result.peaks, plan, machine);

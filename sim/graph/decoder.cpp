@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 
+#include "sim/graph/attention.h"
 #include "sim/graph/build.h"
 #include "sim/graph/rewrite.h"
 
@@ -163,59 +164,6 @@ class PlainBuilder {
     work.moved = bytes_of(count * values_moved, plan_.dtype);
     work.flops = {flops_per_value * static_cast<double>(count * columns)};
     return work;
-  }
-
-  // `gemms`: products of the square that are made, 2 forward and 5 backward (of which eager
-  // attention, which kept the scores, makes 4).
-  AttentionWork attention_work(double gemms, int64_t layer) const {
-    AttentionWork work;
-    work.sequences = *plan_.micro_batch;
-    work.length = plan_.sequence_length;
-    work.heads = div_ceil(model_.heads, plan_.sequence);
-    work.kv_heads = div_ceil(model_.kv_heads, plan_.sequence);
-    // Queries and keys are as wide as the values but for latent attention.
-    work.head_size = div_ceil(model_.head_size + model_.value_head_size(), 2);
-    work.dtype = plan_.dtype;
-    if (eager()) return eager_work(work, gemms > 2);
-    // A window w leaves 2wS - w^2 of the S^2 that the causal half is counted by.
-    const auto window = static_cast<double>(model_.window_of(layer));
-    const auto whole = static_cast<double>(work.length);
-    if (window > 0 && window < whole) gemms *= window * (2 * whole - window) / (whole * whole);
-    if (plan_.context > 1) gemms /= static_cast<double>(plan_.context);
-    const auto length = static_cast<double>(work.length);
-    // Each product of the causal half of [S, S] with D costs S*S*D.
-    work.flops = {gemms * length * length *
-                  static_cast<double>(work.head_size * work.heads * work.sequences)};
-    const int64_t values = tokens() * (model_.qkv_width() + model_.attention_width());
-    work.moved = bytes_of(gemms > 2 ? 2 * values + tokens() * model_.attention_width() : values,
-                          plan_.dtype);
-    // Rotary embedding as a pass of its own reads and writes queries and keys.
-    if (facts_.fusion != Fusion::kIntoProducts && model_.position == PositionKind::kRope) {
-      work.moved +=
-          bytes_of(2 * tokens() * (model_.heads + model_.kv_heads) * model_.head_size, plan_.dtype);
-    }
-    return work;
-  }
-
-  // Passes over the scores, each [B, H, S, S] read or written once. Forward: written by the first
-  // product, softmax (scale and mask with it) reads and writes, the second product reads. Backward:
-  // written, softmax reads it and the scores and writes, three products read. Dropout reads and
-  // writes once more and a byte of mask; unfused scaling and masking read and write each.
-  AttentionWork eager_work(AttentionWork work, bool backward) const {
-    work.kind = AttentionKind::kEager;
-    const auto length = static_cast<double>(work.length);
-    work.flops = {(backward ? 8 : 4) * length * length *
-                  static_cast<double>(work.head_size * work.heads * work.sequences)};
-    int64_t passes = backward ? 7 : 4;
-    if (facts_.fusion == Fusion::kNone) passes += backward ? 2 : 4;
-    const int64_t values = scores_count();
-    work.moved = bytes_of(values * passes, plan_.dtype);
-    if (facts_.dropout) work.moved += bytes_of(2 * values, plan_.dtype) + Bytes{values};
-    return work;
-  }
-  int64_t scores_count() const {
-    return *plan_.micro_batch * div_ceil(model_.heads, plan_.sequence) * plan_.sequence_length *
-           plan_.sequence_length;
   }
 
   // Passes over [T, C] in 16 bits. LayerNorm is one kernel everywhere; RMSNorm as separate PyTorch
@@ -452,18 +400,19 @@ class PlainBuilder {
       accesses.push_back(write(saved.log_sum_exp, Role::kStatistics));
     }
     if (weight(label) >= 0) accesses.push_back(read(weight(label), Role::kWeight));
-    emit(OpKind::kAttention, Phase::kForward, label, attention_work(2, label.layer),
-         std::move(accesses));
+    emit(OpKind::kAttention, Phase::kForward, label,
+         attention_work(model_, plan_, facts_, Phase::kForward, label.layer), std::move(accesses));
   }
 
   // Softmax output and, with dropout, its mask and what is left: 5 bytes a score in 16 bits
   // (arXiv 2205.05198, section 4.1).
   std::vector<TensorId> make_scores(Label label, LayerSaved& saved) {
-    saved.scores = tensor(TensorKind::kScores, Category::kActivations, label, scores_count());
+    saved.scores =
+        tensor(TensorKind::kScores, Category::kActivations, label, scores_count(model_, plan_));
     if (!facts_.dropout) return {saved.scores};
     saved.dropped_scores =
-        tensor(TensorKind::kScores, Category::kActivations, label, scores_count());
-    saved.scores_mask = mask(label, scores_count());
+        tensor(TensorKind::kScores, Category::kActivations, label, scores_count(model_, plan_));
+    saved.scores_mask = mask(label, scores_count(model_, plan_));
     return {saved.scores, saved.dropped_scores, saved.scores_mask};
   }
 
@@ -484,8 +433,8 @@ class PlainBuilder {
       accesses.push_back(read(weight(label), Role::kWeight));
       accesses.push_back(gradient(label));
     }
-    emit(OpKind::kAttention, Phase::kBackward, label, attention_work(5, label.layer),
-         std::move(accesses));
+    emit(OpKind::kAttention, Phase::kBackward, label,
+         attention_work(model_, plan_, facts_, Phase::kBackward, label.layer), std::move(accesses));
     return dqkv;
   }
 

@@ -17,9 +17,6 @@ namespace ballast {
 
 namespace {
 
-// Values of a plain snapshot: master and both moments.
-constexpr int64_t kSnapshotArrays = 3;
-
 class OptimizerPass {
  public:
   OptimizerPass(Graph& graph, const Plan& plan, const StackFacts& facts)
@@ -87,7 +84,14 @@ class OptimizerPass {
       insertions.before(first_backward(graph_.step.ops), commit());
       repair();
     }
-    if (facts_.weight_overlap != Overlap::kFull) wait_for_weights();
+    if (facts_.weight_overlap != Overlap::kFull) {
+      std::vector<TensorId> weights;
+      for (size_t i = 0; i < module_weight_.size(); ++i) {
+        // What flows has no copy on the GPU to wait for.
+        if (module_weight_[i] >= 0 && !flowing_[i]) weights.push_back(module_weight_[i]);
+      }
+      compute_after(weights, graph_.step.ops);
+    }
     graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       if (graph_.step.ops[i].kind == OpKind::kCommit) graph_.commit = static_cast<OpId>(i);
@@ -238,31 +242,16 @@ class OptimizerPass {
       }
     }
     if (sync() == SyncMode::kSpeculate) {
-      t.undo = in_place(on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord,
-                        Category::kSnapshot, DType::kF32,
-                        div_ceil(undo_bytes(bucket(b)).count, size_of(DType::kF32)), b);
+      t.undo = in_place(
+          on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord, Category::kSnapshot,
+          DType::kF32,
+          div_ceil(undo_bytes(graph_, bucket(b), plan_.optimizer.undo).count, size_of(DType::kF32)),
+          b);
     }
     bucket_tensors_.push_back(t);
   }
 
-  // Of master and both moments, read or written once.
-  Bytes state_bytes(const Bucket& home) const {
-    const auto width = [&](TensorId id) {
-      return size_of(graph_.tensors[static_cast<size_t>(id)].dtype);
-    };
-    const bool has_master = graph_.tensors[static_cast<size_t>(home.master)].elements > 1;
-    return {home.count *
-            ((has_master ? width(home.master) : 0) + width(home.moment1) + width(home.moment2))};
-  }
-
   bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
-  Bytes undo_bytes(const Bucket& home) const {
-    if (!exact_undo()) return bytes_of(kSnapshotArrays * home.count, DType::kF32);
-    Bytes bytes;
-    for (const Run& run : runs_of(graph_.modules, home)) bytes += undo_record_bytes(run);
-    return bytes;
-  }
-
   Op op(OpKind kind, LaneKind lane, int32_t b, Work work, std::vector<Access> accesses) const {
     Op result;
     result.kind = kind;
@@ -273,11 +262,6 @@ class OptimizerPass {
     result.accesses = std::move(accesses);
     return result;
   }
-  // Elementwise work over `elements`, reading `from` and writing `to`.
-  static BucketWork elementwise(int64_t elements, DType from, DType to, Site site) {
-    return {elements, from, to, site, bytes_of(elements, from) + bytes_of(elements, to)};
-  }
-
   void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
                       const Access& like) const {
     for (const Bucket::Piece& piece : bucket(b).pieces) {
@@ -323,17 +307,6 @@ class OptimizerPass {
     Op made = group_op(kind, b, wide ? DType::kF32 : gradient_type(), std::move(accesses));
     if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
     return made;
-  }
-
-  // Where nothing is gathered or uploaded beside the forward, its first operation waits for all.
-  void wait_for_weights() {
-    for (Op& first : graph_.step.ops) {
-      if (kind_of(first.lane) != LaneKind::kCompute) continue;
-      for (const TensorId weight : module_weight_) {
-        if (weight >= 0) first.accesses.push_back(read(weight, Role::kScratch));
-      }
-      return;
-    }
   }
 
   // What reads the bucket's gradient on the GPU.
@@ -389,7 +362,7 @@ class OptimizerPass {
     const DType from =
         on_gpu ? gradient_type() : graph_.tensors[static_cast<size_t>(gradient)].dtype;
     BucketWork work{home.count, from, DType::kF32, home.site,
-                    bytes_of(home.count, from) + state_bytes(home) * 2};
+                    bytes_of(home.count, from) + state_bytes(graph_, home) * 2};
     if (on_gpu) {
       append_gradient(accesses, b, Role::kGradient);
       if (tensors(b).widened >= 0) accesses.push_back(read(tensors(b).widened, Role::kScratch));
@@ -405,7 +378,7 @@ class OptimizerPass {
       const TensorId record = bucket_tensors_[static_cast<size_t>(b)].undo;
       accesses.push_back(write(record, Role::kUndoRecord));
       work.exact_undo = true;
-      work.moved += undo_bytes(home);
+      work.moved += undo_bytes(graph_, home, plan_.optimizer.undo);
     }
     return op(OpKind::kAdam, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b, work,
               std::move(accesses));
@@ -422,7 +395,7 @@ class OptimizerPass {
     BucketWork& work = std::get<BucketWork>(undo.work);
     work.to = DType::kF32;
     work.exact_undo = true;
-    work.moved += undo_bytes(bucket(b));
+    work.moved += undo_bytes(graph_, bucket(b), plan_.optimizer.undo);
     return undo;
   }
 
@@ -494,7 +467,7 @@ class OptimizerPass {
   Op move_state(int32_t b, Arrival arrival) const {
     const Bucket& home = bucket(b);
     const bool in = arrival == Arrival::kIn;
-    const Bytes bytes = state_bytes(home);
+    const Bytes bytes = state_bytes(graph_, home);
     std::vector<Access> accesses = {in ? read(home.rest, Role::kSource)
                                        : write(home.rest, Role::kDestination)};
     for (const TensorId id : {home.master, home.moment1, home.moment2}) {

@@ -125,6 +125,30 @@ Bytes undo_record_bytes(const Run& run) {
   return {round_up(div_ceil(run.count, kTile) * kBytesOfTile, 64)};
 }
 
+Bytes state_bytes(const Graph& graph, const Bucket& bucket) {
+  const auto width = [&](TensorId id) {
+    return size_of(graph.tensors[static_cast<size_t>(id)].dtype);
+  };
+  const bool has_master = graph.tensors[static_cast<size_t>(bucket.master)].elements > 1;
+  return {bucket.count * ((has_master ? width(bucket.master) : 0) + width(bucket.moment1) +
+                          width(bucket.moment2))};
+}
+
+Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind) {
+  if (kind == UndoKind::kSnapshot) return bytes_of(kSnapshotArrays * bucket.count, DType::kF32);
+  Bytes bytes;
+  for (const Run& run : runs_of(graph.modules, bucket)) bytes += undo_record_bytes(run);
+  return bytes;
+}
+
+void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops) {
+  for (Op& first : ops) {
+    if (kind_of(first.lane) != LaneKind::kCompute) continue;
+    for (const TensorId tensor : tensors) first.accesses.push_back(read(tensor, Role::kScratch));
+    return;
+  }
+}
+
 Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,
                  std::vector<Access> accesses) {
   Op op;

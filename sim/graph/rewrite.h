@@ -71,6 +71,24 @@ Bytes undo_record_bytes(const Run& run);
 // Master, moments and, where the CPU casts, 16-bit weights of every bucket.
 void add_bucket_state(Graph& graph, const Plan& plan, const StackFacts& facts);
 
+// Of master and both moments of a bucket, read or written once.
+Bytes state_bytes(const Graph& graph, const Bucket& bucket);
+
+// Values of a plain snapshot: master and both moments.
+inline constexpr int64_t kSnapshotArrays = 3;
+
+// Elementwise work over `elements`, reading `from` and writing `to`.
+inline BucketWork elementwise(int64_t elements, DType from, DType to, Site site) {
+  return {elements, from, to, site, bytes_of(elements, from) + bytes_of(elements, to)};
+}
+
+// What a rollback of a bucket needs: a copy of its state, or the bits that its step lost.
+Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind);
+
+// Makes the first computation of a step wait for these tensors, where nothing that fills them runs
+// beside it.
+void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops);
+
 // True where a framework keeps no 32-bit state at all.
 inline bool pure_16_bit(const Plan& plan, const StackFacts& facts) {
   return facts.pure_16_bit_on_one_device && plan.devices == 1 && plan.dtype != DType::kF32 &&
