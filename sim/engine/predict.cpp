@@ -139,8 +139,9 @@ void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const St
       const double slack = stack.constants.memory_slack * static_cast<double>(peak.live.count);
       peak.arena += Bytes{static_cast<int64_t>(slack)};
     }
-    // Steps that go by bucket have buffers of a bucket, which are powers of two already.
-    const bool whole = plan.optimizer.sync == SyncMode::kWait;
+    // Stages 1 and 2 that wait have one buffer for a rank's whole share. Stage 3 cuts it into
+    // groups, and steps that go by bucket have buffers of a bucket: nearly powers of two already.
+    const bool whole = plan.optimizer.sync == SyncMode::kWait && plan.zero_stage < 3;
     if (peak.place != Place::kDram || !stack.facts.pinned_power_of_two || !whole) continue;
     for (const Holder& holder : peak.holders) {
       const bool pinned =

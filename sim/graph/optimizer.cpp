@@ -219,7 +219,8 @@ class OptimizerPass {
     if (reduces(b) && plan_.zero_stage == 2) {
       t.reduced = hbm(TensorKind::kReduced, Category::kGradients, gradient_type(), count, b);
     }
-    if (on_gpu && facts_.widens_gradients && gradient_type() != DType::kF32) {
+    const bool together = on_gpu && bucket(b).rest < 0;  // what streams in is stepped alone
+    if (together && facts_.widens_gradients && gradient_type() != DType::kF32) {
       t.widened = hbm(TensorKind::kReduced, Category::kGradients, DType::kF32, count, b);
     }
     if (plan_.zero_stage == 0 && on_gpu && facts_.copies_gradients_to_buckets) {
