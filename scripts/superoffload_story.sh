@@ -105,6 +105,17 @@ for run in "1 1024" "2 1024" "4 1024" "8 1024" "16 1024" "32 1024" "1 65536" "1 
   done
   printf '%-24s %12s %12s\n' "$batch x $tokens tokens" "${row[0]}" "${row[1]}"
 done
+echo "as DeepSpeed, whose activations stay or are recomputed, one sequence:"
+for tokens in 2048 6144 8192 10240 12288 14336; do
+  row=()
+  for weights in stationary flow; do
+    # shellcheck disable=SC2086
+    row+=("$(predict $chip $as_measured --model "$work/13b.json" --strategy superoffload \
+      --sequence-length "$tokens" --global-batch 1 --set model.position=rope \
+      --set plan.optimizer.gpu_buckets=0 --set plan.weights=$weights | field step_time_s)")
+  done
+  printf '%-24s %12.3f %12.3f\n' "1 x $tokens tokens" "${row[0]}" "${row[1]}"
+done
 row=()
 for weights in stationary flow; do
   # shellcheck disable=SC2086
