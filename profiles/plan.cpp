@@ -18,28 +18,7 @@ constexpr WholeRange kCountOrNone{0, 1 << 30};
 constexpr WholeRange kBytes{1, int64_t{1} << 40};
 constexpr NumberRange kShare{0, 1};
 
-// The texts of an enumeration's first `count` values, in order.
-template <class Enum>
-std::vector<std::string> names_of(int count) {
-  std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) names.emplace_back(to_string(static_cast<Enum>(i)));
-  return names;
-}
-
-template <class Enum>
-Enum read_choice(JsonReader& reader, const std::string& key, int count) {
-  return static_cast<Enum>(reader.choice(key, names_of<Enum>(count)));
-}
-
 bool is_auto(JsonReader& reader, const std::string& key) { return reader.raw(key) == kAuto; }
-
-std::vector<ModuleKind> saving_kinds() {
-  std::vector<ModuleKind> kinds;
-  for (int i = 0; i < kModuleKinds; ++i) {
-    if (saves_output(static_cast<ModuleKind>(i))) kinds.push_back(static_cast<ModuleKind>(i));
-  }
-  return kinds;
-}
 
 DType read_moments(JsonReader& reader) {
   return reader.choice("moments", {"fp32", "bf16"}) == 0 ? DType::kF32 : DType::kBf16;
@@ -138,6 +117,14 @@ void read_degrees(JsonReader& reader, Plan& plan) {
 }
 
 }  // namespace
+
+std::vector<ModuleKind> saving_kinds() {
+  std::vector<ModuleKind> kinds;
+  for (int i = 0; i < kModuleKinds; ++i) {
+    if (saves_output(static_cast<ModuleKind>(i))) kinds.push_back(static_cast<ModuleKind>(i));
+  }
+  return kinds;
+}
 
 Plan plan_from_json(const Json& document, const std::string& source) {
   JsonReader reader(document, source, "");

@@ -24,14 +24,6 @@ constexpr int64_t kBytesPerElement = 4;  // Plan counts buckets in 32-bit values
 constexpr std::array<const char*, 7> kDegrees = {
     "data", "tensor", "pipeline", "virtual_pipeline", "sequence", "context", "expert"};
 
-std::vector<ModuleKind> saving_kinds() {
-  std::vector<ModuleKind> kinds;
-  for (int i = 0; i < kModuleKinds; ++i) {
-    if (saves_output(static_cast<ModuleKind>(i))) kinds.push_back(static_cast<ModuleKind>(i));
-  }
-  return kinds;
-}
-
 // What the two architectures of the cases have in common with their namesakes (README of the
 // published cases): gpt2 has LayerNorm, GELU, learned positions and biases; llama RMSNorm, SwiGLU,
 // RoPE and none.

@@ -15,17 +15,10 @@ namespace {
 constexpr const char* kSchema = "ballast.stack/1";
 constexpr NumberRange kAnyConstant{0, 1000};
 
-template <class Enum>
-std::vector<std::string> names_of(int count) {
-  std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) names.emplace_back(to_string(static_cast<Enum>(i)));
-  return names;
-}
-
 // An absent key leaves the default.
 template <class Enum>
 void read_choice(JsonReader& reader, const std::string& key, int count, Enum& value) {
-  if (reader.has(key)) value = static_cast<Enum>(reader.choice(key, names_of<Enum>(count)));
+  if (reader.has(key)) value = ballast::read_choice<Enum>(reader, key, count);
 }
 
 void read_flag(JsonReader& reader, const std::string& key, bool& value) {

@@ -50,14 +50,14 @@ class Shard {
       if (op.kind == OpKind::kCopy && op.phase != Phase::kOffload && op.phase != Phase::kReload &&
           moves_shard(op)) {
         shard_copy(std::move(op), result);
-      } else if (auto* work = std::get_if<BucketWork>(&op.work);
-                 work != nullptr && op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) {
+        continue;
+      }
+      auto* work = std::get_if<BucketWork>(&op.work);
+      if (work != nullptr && op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) {
         work->elements = div_ceil(work->elements, ranks_);
         work->moved = {div_ceil(work->moved.count, ranks_)};
-        result.push_back(std::move(op));
-      } else {
-        result.push_back(std::move(op));
       }
+      result.push_back(std::move(op));
     }
     return result;
   }
@@ -74,14 +74,8 @@ class Shard {
 
   Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
                 std::vector<Access> accesses) const {
-    Op op;
-    op.kind = OpKind::kCollective;
-    op.phase = like.phase;
-    op.lane = lane_of(device_of(like.lane), LaneKind::kNetwork);
-    op.label = like.label;
-    op.work = CollectiveWork{kind, bytes, ranks_, stride_};
-    op.accesses = std::move(accesses);
-    return op;
+    const CollectiveWork work{kind, bytes, ranks_, stride_};
+    return collective_op(work, like.phase, like.label, std::move(accesses));
   }
 
   // Out: reduce-scatter into a shard that is copied. In: a shard is copied, then all-gathered.
