@@ -45,8 +45,8 @@ Bytes excess_of(const Verdict& verdict, const Machine& machine) {
 Verdict verdict_of(const Setting& setting, const Way& way) {
   StackFacts facts = setting.stack.facts;
   facts.attention = {way.attention};
-  const Prediction memory = predict_memory(build(setting.model, way.plan, facts), setting.model,
-                                           way.plan, setting.machine, setting.stack);
+  const Prediction memory = predict_memory(build(setting.model, way.plan, facts), way.plan,
+                                           setting.machine, setting.stack);
   return {memory.fits, way.plan, memory.reason, memory.peaks};
 }
 

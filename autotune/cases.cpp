@@ -6,6 +6,7 @@
 
 #include "profiles/load.h"
 #include "sim/base/error.h"
+#include "sim/engine/layer_memory.h"
 #include "sim/graph/build.h"
 #include "sim/graph/rewrite.h"
 
@@ -218,10 +219,14 @@ std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Way
   switch (metric) {
     case Metric::kPeakMemory:
       return if_known(prediction.gpu_peak, prediction.gpu_peak.gb());
-    case Metric::kLayerStates:
-      return if_known(prediction.layer_states, prediction.layer_states.gib());
-    case Metric::kLayerActivations:
-      return if_known(prediction.layer_activations, prediction.layer_activations.gib());
+    case Metric::kLayerStates: {
+      const Bytes states = layer_memory(prediction.graph, setup.of.model, way.plan).states;
+      return if_known(states, states.gib());
+    }
+    case Metric::kLayerActivations: {
+      const Bytes saved = layer_memory(prediction.graph, setup.of.model, way.plan).activations;
+      return if_known(saved, saved.gib());
+    }
     case Metric::kFits:
       return prediction.fits ? 1 : 0;
     default:
@@ -334,7 +339,7 @@ CasePrediction BuiltWay::predict(const StackConstants& constants, Ask ask) {
   }
   Prediction prediction =
       ask == Ask::kMemory
-          ? predict_memory(std::move(graph_), model, way_.plan, machine, stack)
+          ? predict_memory(std::move(graph_), way_.plan, machine, stack)
           : ballast::predict(std::move(graph_), model, way_.plan, machine, stack, nullptr);
   CasePrediction result = result_of(setup_, way_, prediction);
   gpu_peak_ = prediction.gpu_peak;

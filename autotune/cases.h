@@ -13,7 +13,7 @@
 //   hfu_percent        the count with recompute, over the same.
 //   tokens, time       of a mean step: step time + rollback_rate * rollback time.
 //   peak_memory_gb     Prediction::gpu_peak: tensors and the stack's slack, in 1e9 bytes.
-//   states_gib, activations_gib   Prediction::layer_states and layer_activations, in 2^30 bytes.
+//   states_gib, activations_gib   those of the layers (sim/engine/layer_memory.h), in 2^30 bytes.
 // Will not do: read files of cases (profiles/published.h), or fit constants (autotune/calibrate.h).
 #pragma once
 

@@ -153,78 +153,6 @@ void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const St
   }
 }
 
-bool is_saved(const Tensor& tensor) {
-  switch (tensor.kind) {
-    case TensorKind::kOutput:
-    case TensorKind::kNormStatistics:
-    case TensorKind::kLogSumExp:
-    case TensorKind::kScores:
-    case TensorKind::kMask:
-    case TensorKind::kSaved:
-      return tensor.place == Place::kHbm;
-    default:
-      return false;
-  }
-}
-
-// Most bytes of layers' saved activations alive at once on device 0, in program order.
-Bytes layer_activations(const Graph& graph) {
-  const std::vector<Life> lives = lives_of(graph);
-  std::vector<Bytes> change(graph.step.ops.size() + 1);
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    const Tensor& tensor = graph.tensors[t];
-    const Life& life = lives[t];
-    if (!is_saved(tensor) || tensor.label.layer < 0 || tensor.device != 0 || life.first < 0) {
-      continue;
-    }
-    // What no backward reads is not saved.
-    const Op& last = graph.step.ops[static_cast<size_t>(life.last)];
-    if (last.phase == Phase::kForward) continue;
-    change[static_cast<size_t>(life.first)] += tensor.bytes();
-    change[static_cast<size_t>(life.last) + 1] -= tensor.bytes();
-  }
-  Bytes most, now;
-  for (const Bytes& by : change) {
-    now += by;
-    most = std::max(most, now);
-  }
-  return most;
-}
-
-void fill_layer_memory(Prediction& result, const Model& model, const Plan& plan) {
-  const Graph& graph = result.graph;
-  const std::vector<Life> lives = lives_of(graph);
-  Bytes states;
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    const Tensor& tensor = graph.tensors[t];
-    if (lives[t].first < 0 || tensor.device != 0 || tensor.place != Place::kHbm) continue;
-    switch (tensor.kind) {
-      case TensorKind::kWeight:
-      case TensorKind::kGradient:
-      case TensorKind::kReduced:
-      case TensorKind::kMaster:
-      case TensorKind::kMoment1:
-      case TensorKind::kMoment2:
-        states += tensor.all_bytes();
-        break;
-      default:
-        break;
-    }
-  }
-  int64_t in_layers = 0;
-  int64_t all = 0;
-  for (const Module& module : modules_of(rank_model(model, plan))) {
-    const bool on_device = module.layer < 0 ? module.kind == ModuleKind::kEmbedding
-                                            : module.layer < model.layers / plan.pipeline;
-    if (plan.pipeline > 1 && !on_device) continue;
-    all += module.count;
-    in_layers += module.layer < 0 ? 0 : module.count;
-  }
-  const double share = static_cast<double>(in_layers) / static_cast<double>(all);
-  result.layer_states = {static_cast<int64_t>(share * static_cast<double>(states.count))};
-  result.layer_activations = layer_activations(graph);
-}
-
 // A block lasts as long as its operations do from a standing start.
 CostTable costs_of(const Graph& graph, const CostModel& costs) {
   CostTable table = costs.table(graph.step, graph);
@@ -322,14 +250,13 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
   return predict(std::move(graph), model, plan, machine, Stack{}, measurements);
 }
 
-Prediction predict_memory(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+Prediction predict_memory(Graph graph, const Plan& plan, const Machine& machine,
                           const Stack& stack) {
   Prediction result;
   result.graph = std::move(graph);
   result.peaks = memory_peaks(result.graph);
   take_as_allocated(result.peaks, plan, stack);
   result.gpu_peak = result.peaks.front().arena;
-  fill_layer_memory(result, model, plan);
   result.reason = reason_not_to_fit(result.peaks, plan, machine);
   result.fits = result.reason.empty();
   return result;
@@ -337,7 +264,7 @@ Prediction predict_memory(Graph graph, const Model& model, const Plan& plan, con
 
 Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
                    const Stack& stack, const Measurements* measurements) {
-  Prediction result = predict_memory(std::move(graph), model, plan, machine, stack);
+  Prediction result = predict_memory(std::move(graph), plan, machine, stack);
   if (!result.fits) return result;
 
   const CostModel costs(machine, measurements,

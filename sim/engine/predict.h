@@ -29,10 +29,6 @@ struct Prediction {
   std::string reason;  // why it does not fit, with numbers and the nearest remedy; else empty
   std::vector<PlacePeak> peaks;
   Bytes gpu_peak;  // what a device's allocator would report: the tensors' peak and its slack
-  // Of the layers of the device that holds most of either (the first stage of a pipeline), without
-  // embeddings and head: the two quantities of arXiv 2205.05198, table 2.
-  Bytes layer_states;
-  Bytes layer_activations;
 
   Duration step_time;
   bool settled = false;  // else the period had not settled and step_time is a mean
@@ -71,7 +67,7 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
 
 // The memory half of a prediction, which is all that a question about what fits needs: `fits`,
 // `reason`, `peaks` and the sums of memory.
-Prediction predict_memory(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
+Prediction predict_memory(Graph graph, const Plan& plan, const Machine& machine,
                           const Stack& stack);
 
 // Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they
