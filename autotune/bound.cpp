@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "autotune/parallel.h"
+#include "sim/graph/rewrite.h"
 
 namespace ballast {
 namespace {
@@ -17,17 +18,6 @@ std::array<int16_t, 3> compute_key(const Choice& c) {
 }
 std::array<int16_t, 5> optimizer_key(const Choice& c) {
   return {c.bucket, c.gpu_buckets, c.cast, c.sync, c.flow_share};
-}
-
-// One choice for every key among all of them, and the index of each key.
-template <class Key, class KeyOf>
-std::vector<Choice> representatives(const std::vector<Choice>& choices, const KeyOf& key_of,
-                                    std::map<Key, size_t>& index) {
-  std::vector<Choice> result;
-  for (const Choice& choice : choices) {
-    if (index.emplace(key_of(choice), result.size()).second) result.push_back(choice);
-  }
-  return result;
 }
 
 Duration lowered(int64_t ps) {
@@ -56,31 +46,98 @@ WorkBound work_bound(const Workload& work, const std::vector<Capacity>& capaciti
   return bound;
 }
 
-Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const CostModel& costs,
-               int threads)
-    : space_(space) {
-  const std::vector<Choice> choices = choices_of(space, base);
-  const std::vector<Choice> computes = representatives(choices, compute_key, compute_index_);
-  const std::vector<Choice> optimizers = representatives(choices, optimizer_key, optimizer_index_);
-  const bool may_flow = space.flow_share.back() > 0;
-  compute_.resize(computes.size());
-  parallel_for(computes.size(), threads, [&](size_t i) {
-    compute_[i] =
-        forward_backward_profile(model, plan_of(space, base, computes[i]), costs, may_flow);
+Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const CostModel& costs)
+    : model_(model),
+      base_(base),
+      space_(space),
+      costs_(costs),
+      profiler_(model, plan_of(space, base, Choice{}), costs) {
+  for (const BucketChoice& bucket : space.buckets) adam_.push_back(adam_time(bucket));
+}
+
+// A step that records for an undo moves more than is counted here, and so does one of wider
+// gradients. Only where times were measured might more work take less, and nothing is counted.
+Bounds::AdamTime Bounds::adam_time(const BucketChoice& bucket) const {
+  OptimizerPlan plan = base_.optimizer;
+  plan.bucket_bytes = bucket.bytes;
+  plan.gpu_buckets = 0;
+  const std::vector<Bucket> buckets = buckets_of(profiler_.modules(), plan);
+  const bool splits = base_.zero_stage > 0 && !gathers(base_);
+  Graph graph;
+  graph.lanes = kLaneKinds;
+  for (const Site site : {Site::kGpu, Site::kCpu}) {
+    for (const Bucket& each : buckets) {
+      const int64_t count = splits ? each.count / base_.replicas() : each.count;
+      const Bytes state = bytes_of(count, DType::kF32) + bytes_of(2 * count, plan.moments);
+      Op op;
+      op.kind = OpKind::kAdam;
+      op.phase = Phase::kOptimizer;
+      op.lane = lane_of(0, site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu);
+      op.work = BucketWork{count, base_.dtype, base_.dtype, site,
+                           state * 2 + bytes_of(count, base_.dtype)};
+      graph.step.ops.push_back(std::move(op));
+    }
+  }
+  const CostTable table = costs_.table(graph.step, graph);
+  const size_t n = buckets.size();
+  AdamTime time;
+  for (const int64_t on_gpu : bucket.gpu_buckets) {
+    int64_t gpu = 0, cpu = 0;
+    Bytes state;
+    for (size_t b = 0; b < n; ++b) {
+      const bool here = base_.optimizer.placement == OptimizerPlacement::kGpu ||
+                        b + static_cast<size_t>(on_gpu) >= n;
+      (here ? gpu : cpu) += table.ops[here ? b : n + b].alone.ps;
+      const int64_t count = std::get<BucketWork>(graph.step.ops[b].work).elements;
+      if (here) state += bytes_of(count, DType::kF32) + bytes_of(2 * count, plan.moments);
+    }
+    const bool counts = !costs_.is_measured();
+    time.gpu_ps.push_back(counts ? gpu : 0);
+    time.cpu_ps.push_back(counts ? cpu : 0);
+    time.gpu_state.push_back(state);
+  }
+  return time;
+}
+
+Bytes Bounds::gpu_state(const Choice& choice) const {
+  const AdamTime& adam = adam_[static_cast<size_t>(choice.bucket)];
+  return adam.gpu_state[static_cast<size_t>(choice.gpu_buckets)];
+}
+
+void Bounds::open(const std::vector<Choice>& cells, int threads) {
+  const bool may_flow = space_.flow_share.back() > 0;
+  std::vector<std::pair<Choice, ForwardBackwardProfile*>> missing;
+  for (Choice cell : cells) {
+    cell.gpu_buckets = 0;
+    cell.bucket = cell.sync = cell.flow_share = 0;
+    for (cell.cast = 0; cell.cast < static_cast<int16_t>(space_.cast.size()); ++cell.cast) {
+      const auto [found, is_new] = compute_.try_emplace(compute_key(cell));
+      if (is_new) missing.emplace_back(cell, &found->second);
+    }
+  }
+  parallel_for(missing.size(), threads, [&](size_t i) {
+    *missing[i].second =
+        forward_backward_profile(model_, plan_of(space_, base_, missing[i].first), costs_, may_flow);
   });
-  const OptimizerProfiler profiler(model, plan_of(space, base, choices.front()), costs);
-  optimizer_.resize(optimizers.size());
-  parallel_for(optimizers.size(), threads, [&](size_t i) {
-    optimizer_[i] = profiler.profile(plan_of(space, base, optimizers[i]));
+}
+
+void Bounds::refine(const std::vector<Choice>& choices, int threads) {
+  std::vector<std::pair<const Choice*, OptimizerProfile*>> missing;
+  for (const Choice& choice : choices) {
+    const auto [found, is_new] = optimizer_.try_emplace(optimizer_key(choice));
+    if (is_new) missing.emplace_back(&choice, &found->second);
+  }
+  parallel_for(missing.size(), threads, [&](size_t i) {
+    *missing[i].second = profiler_.profile(plan_of(space_, base_, *missing[i].first));
   });
 }
 
 const ForwardBackwardProfile& Bounds::forward_backward(const Choice& choice) const {
-  return compute_[compute_index_.at(compute_key(choice))];
+  return compute_.at(compute_key(choice));
 }
 
 const OptimizerProfile& Bounds::optimizer(const Choice& choice) const {
-  return optimizer_[optimizer_index_.at(optimizer_key(choice))];
+  return optimizer_.at(optimizer_key(choice));
 }
 
 Workload Bounds::work(const Choice& choice) const {
@@ -98,15 +155,24 @@ Workload Bounds::work(const Choice& choice) const {
 }
 
 Duration Bounds::quick(const Choice& choice) const {
+  const Workload& half = forward_backward(choice).work;
+  const AdamTime& adam = adam_[static_cast<size_t>(choice.bucket)];
+  const auto on_gpu = static_cast<size_t>(choice.gpu_buckets);
+  std::array<int64_t, kLaneKinds> lane = half.lane;
+  lane[static_cast<size_t>(LaneKind::kCompute)] += adam.gpu_ps[on_gpu];
+  lane[static_cast<size_t>(LaneKind::kCpu)] += adam.cpu_ps[on_gpu];
+  const double capacity = *std::max_element(half.capacity.begin(), half.capacity.end());
+  const int64_t most = *std::max_element(lane.begin(), lane.end());
+  return lowered(std::max(most, Duration::from_seconds(capacity).ps));
+}
+
+Duration Bounds::step_time(const Choice& choice) const {
   const Workload all = work(choice);
   int64_t most = *std::max_element(all.lane.begin(), all.lane.end());
   const double capacity = *std::max_element(all.capacity.begin(), all.capacity.end());
   most = std::max(most, Duration::from_seconds(capacity).ps);
-  return lowered(most);
-}
-
-Duration Bounds::step_time(const Choice& choice) const {
-  return std::max(quick(choice), lowered(cycles(forward_backward(choice), optimizer(choice))));
+  most = std::max(most, cycles(forward_backward(choice), optimizer(choice)));
+  return std::max(quick(choice), lowered(most));
 }
 
 // The longest path from the compute lane's positions through the optimizer's operations, which

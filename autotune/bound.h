@@ -37,13 +37,20 @@ WorkBound work_bound(const Workload& work, const std::vector<Capacity>& capaciti
 
 class Bounds {
  public:
-  // Profiles every value of the space on `threads` threads. References must outlive this object.
-  Bounds(const Model& model, const Plan& base, const Space& space, const CostModel& costs,
-         int threads);
+  // References must outlive this object.
+  Bounds(const Model& model, const Plan& base, const Space& space, const CostModel& costs);
 
-  // Of work alone: a few sums.
+  // Profiles what is not known yet, on `threads` threads: forward and backward of the micro-batch
+  // and activations of these choices, with every cast; and whole choices. The optimizer's knobs of
+  // the former are not read.
+  void open(const std::vector<Choice>& cells, int threads);
+  void refine(const std::vector<Choice>& choices, int threads);
+
+  // Of the work of forward, backward and Adam alone: a few sums. Requires open().
   Duration quick(const Choice& choice) const;
-  // The whole bound, never below quick().
+  // Least bytes of master and moments on the GPU.
+  Bytes gpu_state(const Choice& choice) const;
+  // The whole bound, never below quick(). This and the following require open() and refine().
   Duration step_time(const Choice& choice) const;
   // Least memory, one entry a place with its holders; `arena` is the bound itself.
   std::vector<PlacePeak> memory(const Choice& choice) const;
@@ -53,16 +60,27 @@ class Bounds {
   Workload work(const Choice& choice) const;
 
  private:
+  // Least time of Adam, and state, of one bucket size, by index of gpu_buckets.
+  struct AdamTime {
+    std::vector<int64_t> gpu_ps;
+    std::vector<int64_t> cpu_ps;
+    std::vector<Bytes> gpu_state;
+  };
+
   const ForwardBackwardProfile& forward_backward(const Choice& choice) const;
   const OptimizerProfile& optimizer(const Choice& choice) const;
+  AdamTime adam_time(const BucketChoice& bucket) const;
   int64_t cycles(const ForwardBackwardProfile& compute, const OptimizerProfile& optimizer) const;
 
+  const Model& model_;
+  const Plan& base_;
   const Space& space_;
+  const CostModel& costs_;
+  OptimizerProfiler profiler_;
+  std::vector<AdamTime> adam_;  // by bucket choice
   // By micro_batch, activations and cast; by bucket, gpu_buckets, cast, sync and flow_share.
-  std::map<std::array<int16_t, 3>, size_t> compute_index_;
-  std::map<std::array<int16_t, 5>, size_t> optimizer_index_;
-  std::vector<ForwardBackwardProfile> compute_;
-  std::vector<OptimizerProfile> optimizer_;
+  std::map<std::array<int16_t, 3>, ForwardBackwardProfile> compute_;
+  std::map<std::array<int16_t, 5>, OptimizerProfile> optimizer_;
 };
 
 }  // namespace ballast

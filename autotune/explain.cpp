@@ -144,7 +144,7 @@ std::vector<Alternative> alternatives(const Model& model, const Plan& base, cons
     const Graph graph = build(model, plans[i]);
     result[i].reason = reason_not_to_fit(memory_peaks(graph), plans[i], machine);
     if (!result[i].reason.empty()) return;
-    result[i].step_time = simulate(graph.step, graph, costs.table(graph.step, graph)).step_time;
+    result[i].step_time = step_time_of(graph, plans[i], costs);
   });
   // Together by knob, in the order in which the knobs are listed above.
   std::vector<Alternative> ordered;

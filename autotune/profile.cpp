@@ -13,15 +13,6 @@ namespace {
 // First, middle and last micro-batch: the middle one stands for all between.
 constexpr int64_t kSampled = 3;
 
-Plan sample_plan(const Plan& plan, int64_t micro_batches) {
-  Plan sample = plan;
-  sample.global_batch = plan.data * plan.micro_batch.value() * micro_batches;
-  sample.optimizer.placement = OptimizerPlacement::kCpu;
-  sample.optimizer.bucket_bytes = {int64_t{1} << 40};
-  sample.optimizer.gpu_buckets = 0;
-  return sample;
-}
-
 // Index of the module that a label names; the head of a tied model has none of its own.
 class ModuleIndex {
  public:
@@ -32,15 +23,19 @@ class ModuleIndex {
     }
     for (size_t t = 0; t < graph.tensors.size(); ++t) {
       const Tensor& tensor = graph.tensors[t];
-      if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
+      if (!is_of_module(tensor.kind)) continue;
       of_tensor_[t] = of(tensor.label);
     }
   }
-  // Of a weight or a gradient; -1 for other tensors.
+  // Of a weight or a gradient, whole or a shard; -1 for other tensors.
   int32_t of(TensorId tensor) const { return of_tensor_[static_cast<size_t>(tensor)]; }
   int32_t of(Label label) const { return by_label_.at(key(label.layer, label.module)); }
 
  private:
+  static bool is_of_module(TensorKind kind) {
+    return kind == TensorKind::kWeight || kind == TensorKind::kGradient ||
+           kind == TensorKind::kGathered || kind == TensorKind::kFullGradient;
+  }
   static int32_t key(int32_t layer, ModuleKind kind) {
     return layer * kModuleKinds + static_cast<int32_t>(kind);
   }
@@ -94,7 +89,9 @@ std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const
   const Graph graph = shard_pass(residency_pass(plain, flowing), flowing);
   Sequence fetches;
   for (const Op& op : graph.step.ops) {
-    if (op.phase == Phase::kFetch) fetches.ops.push_back(op);
+    // Stage 3 gathers each visit's weights as well, which is work of the other half.
+    const bool gather = gathers(plan) && op.kind == OpKind::kCollective;
+    if (op.phase == Phase::kFetch && !gather) fetches.ops.push_back(op);
   }
   const CostTable table = costs.table(fetches, graph);
   const ModuleIndex modules(graph);
@@ -112,6 +109,23 @@ std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const
 }
 
 }  // namespace
+
+Plan sample_plan(const Plan& plan, int64_t micro_batches) {
+  Plan sample = plan;
+  sample.global_batch = plan.data * plan.micro_batch.value() * micro_batches;
+  sample.optimizer.placement = OptimizerPlacement::kCpu;
+  sample.optimizer.bucket_bytes = {int64_t{1} << 40};
+  sample.optimizer.gpu_buckets = 0;
+  return sample;
+}
+
+Graph forward_backward_graph(const Model& model, const Plan& plan) {
+  Graph graph = build_plain(model, plan);
+  graph = tensor_pass(std::move(graph), model, plan, StackFacts{});
+  graph = sequence_pass(std::move(graph), plan);
+  graph = checkpoint_pass(std::move(graph), plan);
+  return gather_pass(std::move(graph), plan, StackFacts{});
+}
 
 void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, double times) {
   CHECK(device_of(op.lane) == 0 && table.capacities.size() <= kMostCapacities);
@@ -136,6 +150,14 @@ Bytes sum_of(const CategoryBytes& bytes) {
 }
 
 namespace {
+
+Workload work_of(const Graph& graph, const CostTable& table) {
+  Workload work;
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    work.add(graph.step.ops[i], table.ops[i], table, 1);
+  }
+  return work;
+}
 
 // Where on the compute lane weights are first read and gradients complete.
 void fill_positions(const Graph& graph, const CostTable& table, const ModuleIndex& modules,
@@ -181,17 +203,19 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
   const int64_t micro_batches = plan.accumulation();
   const int64_t sampled = std::min(micro_batches, kSampled);
   const Plan sample = sample_plan(plan, sampled);
-  const Graph graph = checkpoint_pass(build_plain(model, sample), sample);
+  const Graph graph = forward_backward_graph(model, sample);
   const CostTable table = costs.table(graph.step, graph);
   const ModuleIndex modules(graph);
 
   ForwardBackwardProfile profile;
-  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
-    const Op& op = graph.step.ops[i];
-    CHECK(op.label.micro_batch >= 0);
-    const bool middle = sampled == kSampled && op.label.micro_batch == 1;
-    profile.work.add(op, table.ops[i], table,
-                     middle ? static_cast<double>(micro_batches - kSampled + 1) : 1.0);
+  profile.work = work_of(graph, table);
+  if (micro_batches > kSampled) {
+    const Graph fewer = forward_backward_graph(model, sample_plan(plan, kSampled - 1));
+    const Workload less = work_of(fewer, costs.table(fewer.step, fewer));
+    const Workload more = profile.work;
+    const auto others = static_cast<double>(micro_batches - kSampled);
+    profile.work.add(more, others);
+    profile.work.add(less, -others);
   }
   fill_positions(graph, table, modules, sampled - 1, profile);
 
@@ -207,7 +231,7 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
   profile.fetch = fetches_of(graph, sample, costs);
   if (micro_batches > kSampled) {
     const Plan fewer = sample_plan(plan, kSampled - 1);
-    const Graph shorter = checkpoint_pass(build_plain(model, fewer), fewer);
+    const Graph shorter = forward_backward_graph(model, fewer);
     const std::vector<FetchProfile> two = fetches_of(shorter, fewer, costs);
     for (size_t m = 0; m < two.size(); ++m) {
       const int64_t each = profile.fetch[m].visits - two[m].visits;
@@ -223,20 +247,27 @@ OptimizerProfiler::OptimizerProfiler(const Model& model, const Plan& base, const
   plan.micro_batch = 1;
   plan.global_batch = plan.data;
   plan = sample_plan(plan, 1);
-  skeleton_ = build_plain(model, plan);
+  skeleton_ = gather_pass(build_plain(model, plan), plan, StackFacts{});
   std::vector<Op> kept;
   for (Op& op : skeleton_.step.ops) {
     std::erase_if(op.accesses, [](const Access& access) {
       return access.role != Role::kWeight && access.role != Role::kParameterGradient;
     });
+    // What scatters gradients belongs to the backward, which the other half counts.
+    if (op.phase == Phase::kOptimizer) op.phase = Phase::kBackwardWeight;
     if (!op.accesses.empty()) kept.push_back(std::move(op));
   }
   skeleton_.step.ops = std::move(kept);
+  // Every profile copies the skeleton, and nothing of it asks for a parameter's name.
+  for (Module& module : skeleton_.modules) {
+    for (Parameter& parameter : module.parameters) parameter.name = {};
+  }
   // The bucket state comes last; every plan adds its own.
-  const auto state =
-      std::find_if(skeleton_.tensors.begin(), skeleton_.tensors.end(),
-                   [](const Tensor& tensor) { return tensor.kind == TensorKind::kMaster; });
-  skeleton_.tensors.erase(state, skeleton_.tensors.end());
+  TensorId last = -1;
+  for (const Op& op : skeleton_.step.ops) {
+    for (const Access& access : op.accesses) last = std::max(last, access.tensor);
+  }
+  skeleton_.tensors.resize(static_cast<size_t>(last + 1));
   skeleton_.buckets.clear();
 }
 

@@ -47,6 +47,16 @@ struct FetchProfile {
   int64_t first_ps = 0;  // least time from home to use
 };
 
+// What a plan does between two optimizer steps: all passes of build() up to those of residency and
+// optimizer. The plan's pipeline must be 1.
+Graph forward_backward_graph(const Model& model, const Plan& plan);
+
+// `plan` with so many micro-batches, and nothing of an optimizer.
+Plan sample_plan(const Plan& plan, int64_t micro_batches);
+
+// True where weights are gathered before each use.
+inline bool gathers(const Plan& plan) { return plan.zero_stage == 3 && plan.replicas() > 1; }
+
 struct ForwardBackwardProfile {
   Workload work;
   // Of the compute lane, by module: work before its weights are first read, and work up to where
@@ -103,6 +113,9 @@ class OptimizerProfiler {
   // Every knob of the plan's optimizer and its flow share must have a value. May be called from
   // several threads.
   OptimizerProfile profile(const Plan& plan) const;
+
+  // Of one rank: its part of the matrices, and under ZeRO-3 its shard.
+  const std::vector<Module>& modules() const { return skeleton_.modules; }
 
  private:
   const CostModel& costs_;

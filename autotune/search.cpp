@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <fmt/format.h>
+#include <memory>
 #include <queue>
-#include <tuple>
 
 #include "autotune/bound.h"
+#include "autotune/cell_bound.h"
+#include "autotune/layer_profile.h"
 #include "autotune/parallel.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
@@ -17,31 +19,49 @@ namespace ballast {
 namespace {
 
 // Plans handled between two looks at the best, whatever the number of threads.
+constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
 constexpr double kCompleteWithin = 0.01;
 
 using Clock = std::chrono::steady_clock;
 
-// What simulating or bounding one choice gave.
+// One layout, and the plans that it leaves open. What a search learns of it is made when needed.
+struct Region {
+  Plan base;
+  std::shared_ptr<const Space> space;
+  int64_t cell_size = 0;  // plans that share micro-batch and activations
+  std::unique_ptr<Bounds> bounds;
+};
+
+// What simulating one plan gave.
 struct Outcome {
   std::optional<Duration> step_time;  // empty: it does not fit
   std::array<Bytes, kPlaces> memory{};
   std::vector<PlacePeak> peaks;  // where it does not fit
 };
 
-// The order of results: time, then fewer moving parts, then the order of choices.
+struct PlanId {
+  int32_t region = 0;
+  Choice choice;
+  auto operator<=>(const PlanId&) const = default;
+};
+
+// The order of results: time, then fewer moving parts, then the order of layouts and choices.
 struct Rank {
   Duration time;
   int parts = 0;
-  size_t index = 0;
+  PlanId id;
   auto operator<=>(const Rank&) const = default;
 };
 
-// A choice in the queue, known by a bound so far.
+// How finely an entry of the queue is known. Of a node only region and micro_batch are read, of a
+// cell also activations.
+enum class Grain : uint8_t { kNode, kCell, kPlan, kBoundedPlan };
+
 struct Entry {
   Rank rank;
-  bool refined = false;
+  Grain grain = Grain::kNode;
 };
 struct Later {
   bool operator()(const Entry& a, const Entry& b) const { return a.rank > b.rank; }
@@ -49,76 +69,86 @@ struct Later {
 
 class Search {
  public:
-  Search(const Model& model, const Plan& base, const Space& space, const Machine& machine,
-         const Measurements* measurements, const SearchOptions& options)
+  Search(const Model& model, const Machine& machine, const Measurements* measurements,
+         const std::string& adam, const SearchOptions& options)
       : model_(model),
-        base_(base),
-        space_(space),
         machine_(machine),
         options_(options),
         threads_(options.threads > 0 ? options.threads : hardware_threads()),
-        costs_(machine, measurements, base.optimizer.adam),
-        choices_(choices_of(space, base)),
-        bound_(choices_.size()) {
-    result_.considered = static_cast<int64_t>(choices_.size());
+        costs_(machine, measurements, adam),
+        layers_(model, costs_) {
     usable_[static_cast<size_t>(Place::kHbm)] =
         machine.gpu.memory.value - machine.gpu.reserved.value;
     usable_[static_cast<size_t>(Place::kDram)] =
         machine.cpu.memory.value - machine.cpu.reserved.value;
+    if (machine.nvme) usable_[static_cast<size_t>(Place::kNvme)] = machine.nvme->capacity.value;
   }
 
+  void add(const Plan& base, std::shared_ptr<const Space> space, int64_t cell_size) {
+    const auto nodes = static_cast<int64_t>(space->micro_batch.size());
+    const auto cells = static_cast<int64_t>(space->activations.size());
+    result_.considered += nodes * cells * cell_size;
+    ++result_.layouts;
+    regions_.push_back({base, std::move(space), cell_size, nullptr});
+  }
   SearchResult run();
 
  private:
-  Plan plan(size_t index) const { return plan_of(space_, base_, choices_[index]); }
-  Rank rank_of(size_t index, Duration time) const {
-    return {time, moving_parts(plan(index)), index};
+  const Region& region(const PlanId& id) const {
+    return regions_[static_cast<size_t>(id.region)];
+  }
+  Plan plan(const PlanId& id) const {
+    return plan_of(*region(id).space, region(id).base, id.choice);
+  }
+  Plan cell_plan(const PlanId& id) const;
+  Plan node_plan(const PlanId& id) const;
+  Rank rank_of(const PlanId& id, Duration time) const {
+    return {time, moving_parts(plan(id)), id};
   }
   bool late() const { return options_.deadline_s && seconds() > *options_.deadline_s; }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
+  void refuse_for_devices();
   void enumerate_all();
   void branch_and_bound();
-  void fill_queue(const Bounds& bounds);
-  void refine(const Bounds& bounds);
-  void simulate_round();
+  void fill_queue();
+  std::vector<Rank> take(Grain grain, size_t most);
+  void cut_nodes();
+  void cut_cells();
+  void push_plans(const Rank& cell);
+  bool refuse_state(const PlanId& id, const std::vector<PlacePeak>& cell);
+  void bound_plans();
+  void simulate_plans();
   bool ruled_out(const Rank& rank) const;
   Bytes excess_of(const std::array<Bytes, kPlaces>& memory) const;
-  Outcome evaluate(size_t index) const;
-  void record(size_t index, Outcome outcome);
-  void refuse(size_t index, const std::vector<PlacePeak>& peaks);
+  Outcome evaluate(const PlanId& id) const;
+  void record(const PlanId& id, Outcome outcome);
+  void refuse(const Plan& plan, int64_t count, const std::vector<PlacePeak>& peaks);
   void report(Duration bound) const;
   void finish();
   Candidate candidate(const Rank& rank) const;
 
   const Model& model_;
-  const Plan& base_;
-  const Space& space_;
   const Machine& machine_;
   const SearchOptions& options_;
   const int threads_;
   const CostModel costs_;
-  const std::vector<Choice> choices_;
-  std::vector<Duration> bound_;  // by choice
-  std::array<Bytes, kPlaces> usable_{};
+  LayerProfiles layers_;
+  Usable usable_{};
   const Clock::time_point begin_ = Clock::now();
 
+  std::vector<Region> regions_;
   std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
   std::map<Rank, std::array<Bytes, kPlaces>> found_;  // those that fit, best first
+  std::map<PlanId, Duration> bound_;                  // of what was simulated
   std::map<std::string, InfeasibleReason> reasons_;
   SearchResult result_;
 };
 
 SearchResult Search::run() {
-  if (base_.devices > machine_.devices) {
-    InfeasibleReason& reason = reasons_["devices"];
-    reason.reason = "devices";
-    reason.count = result_.considered;
-    reason.example = plan(0);
-    reason.detail =
-        fmt::format("the plan uses {} devices, and machine {} has {}; use fewer devices",
-                    base_.devices, machine_.name, machine_.devices);
-    result_.infeasible = result_.considered;
+  CHECK(!regions_.empty());
+  if (regions_.front().base.devices > machine_.devices) {
+    refuse_for_devices();
   } else if (options_.exhaustive) {
     enumerate_all();
   } else {
@@ -128,20 +158,35 @@ SearchResult Search::run() {
   return std::move(result_);
 }
 
+void Search::refuse_for_devices() {
+  InfeasibleReason& reason = reasons_["devices"];
+  reason.reason = "devices";
+  reason.count = result_.considered;
+  reason.example = plan({});
+  reason.detail = fmt::format("the plan uses {} devices, and machine {} has {}; use fewer devices",
+                              reason.example.devices, machine_.name, machine_.devices);
+  result_.infeasible = result_.considered;
+}
+
 void Search::enumerate_all() {
-  for (size_t begin = 0; begin < choices_.size() && !late(); begin += kRefinedAtOnce) {
-    const size_t count = std::min(kRefinedAtOnce, choices_.size() - begin);
+  std::vector<PlanId> all;
+  for (size_t r = 0; r < regions_.size(); ++r) {
+    for (const Choice& choice : choices_of(*regions_[r].space, regions_[r].base)) {
+      all.push_back({static_cast<int32_t>(r), choice});
+    }
+  }
+  for (size_t begin = 0; begin < all.size() && !late(); begin += kRefinedAtOnce) {
+    const size_t count = std::min(kRefinedAtOnce, all.size() - begin);
     std::vector<Outcome> outcomes(count);
-    parallel_for(count, threads_, [&](size_t i) { outcomes[i] = evaluate(begin + i); });
-    for (size_t i = 0; i < count; ++i) record(begin + i, std::move(outcomes[i]));
+    parallel_for(count, threads_, [&](size_t i) { outcomes[i] = evaluate(all[begin + i]); });
+    for (size_t i = 0; i < count; ++i) record(all[begin + i], std::move(outcomes[i]));
     report({});
   }
   result_.complete = result_.simulated + result_.infeasible == result_.considered;
 }
 
 void Search::branch_and_bound() {
-  const Bounds bounds(model_, base_, space_, costs_, threads_);
-  fill_queue(bounds);
+  fill_queue();
   while (!queue_.empty()) {
     const Entry& next = queue_.top();
     if (ruled_out(next.rank)) break;
@@ -149,31 +194,191 @@ void Search::branch_and_bound() {
       result_.complete = false;
       break;
     }
-    if (next.refined) {
-      simulate_round();
-    } else {
-      refine(bounds);
+    switch (next.grain) {
+      case Grain::kNode:
+        cut_nodes();
+        break;
+      case Grain::kCell:
+        cut_cells();
+        break;
+      case Grain::kPlan:
+        bound_plans();
+        break;
+      case Grain::kBoundedPlan:
+        simulate_plans();
+        break;
     }
   }
-  result_.bounded = static_cast<int64_t>(queue_.size());
+  result_.bounded = result_.considered - result_.simulated - result_.infeasible;
 }
 
-// Everything that may fit, by its quick bound.
-void Search::fill_queue(const Bounds& bounds) {
-  std::vector<uint8_t> fits(choices_.size());
-  parallel_for(choices_.size(), threads_, [&](size_t i) {
-    fits[i] = excess_of(bounds.least_memory(choices_[i])).count == 0;
-    bound_[i] = bounds.quick(choices_[i]);
-  });
-  std::vector<Entry> entries;
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    if (fits[i] != 0) {
-      entries.push_back({rank_of(i, bound_[i]), false});
-    } else {
-      refuse(i, bounds.memory(choices_[i]));
+// The plan of a cell: its optimizer's knobs are those of the base, or auto.
+Plan Search::cell_plan(const PlanId& id) const {
+  Plan plan = region(id).base;
+  const Space& space = *region(id).space;
+  plan.micro_batch = space.micro_batch[static_cast<size_t>(id.choice.micro_batch)];
+  plan.activations = space.activations[static_cast<size_t>(id.choice.activations)].plan;
+  plan.weights.flow_share.reset();
+  if (space.flow_share.back() == 0) plan.weights.flow_share = 0;
+  return plan;
+}
+
+// No plan of a node computes less than one that keeps all activations.
+Plan Search::node_plan(const PlanId& id) const {
+  Plan plan = cell_plan(id);
+  plan.activations->fate.fill(ActivationFate::kKeep);
+  plan.activations->offload_share = 1;
+  plan.activations->scores = ActivationFate::kKeep;
+  return plan;
+}
+
+void Search::fill_queue() {
+  std::vector<PlanId> ids;
+  std::vector<Plan> plans;
+  for (size_t r = 0; r < regions_.size(); ++r) {
+    PlanId id{static_cast<int32_t>(r), {}};
+    const auto count = static_cast<int16_t>(regions_[r].space->micro_batch.size());
+    for (id.choice.micro_batch = 0; id.choice.micro_batch < count; ++id.choice.micro_batch) {
+      ids.push_back(id);
+      plans.push_back(node_plan(id));
     }
   }
+  layers_.prepare(plans, threads_);
+  std::vector<Entry> entries(ids.size());
+  parallel_for(ids.size(), threads_, [&](size_t i) {
+    entries[i] = {{cell_time(model_, plans[i], layers_.of(plans[i])), 0, ids[i]}, Grain::kNode};
+  });
   queue_ = decltype(queue_)(Later{}, std::move(entries));
+}
+
+// Up to `most` of the first entries, while they are of this grain and may still win.
+std::vector<Rank> Search::take(Grain grain, size_t most) {
+  std::vector<Rank> ranks;
+  while (!queue_.empty() && queue_.top().grain == grain && ranks.size() < most &&
+         !ruled_out(queue_.top().rank)) {
+    ranks.push_back(queue_.top().rank);
+    queue_.pop();
+  }
+  return ranks;
+}
+
+void Search::cut_nodes() {
+  std::vector<PlanId> cells;
+  std::vector<Plan> plans;
+  for (const Rank& node : take(Grain::kNode, kRefinedAtOnce)) {
+    PlanId id = node.id;
+    const auto count = static_cast<int16_t>(region(id).space->activations.size());
+    for (id.choice.activations = 0; id.choice.activations < count; ++id.choice.activations) {
+      cells.push_back(id);
+      plans.push_back(cell_plan(id));
+    }
+  }
+  layers_.prepare(plans, threads_);
+  std::vector<Duration> times(cells.size());
+  std::vector<std::vector<PlacePeak>> peaks(cells.size());
+  parallel_for(cells.size(), threads_, [&](size_t i) {
+    const LayerProfile& profile = layers_.of(plans[i]);
+    times[i] = cell_time(model_, plans[i], profile);
+    peaks[i] = cell_memory(model_, plans[i], profile, usable_);
+  });
+  for (size_t i = 0; i < cells.size(); ++i) {
+    std::array<Bytes, kPlaces> least{};
+    for (const PlacePeak& peak : peaks[i]) least[static_cast<size_t>(peak.place)] = peak.arena;
+    if (excess_of(least).count > 0) {
+      refuse(plan(cells[i]), region(cells[i]).cell_size, peaks[i]);
+    } else {
+      queue_.push({{times[i], 0, cells[i]}, Grain::kCell});
+    }
+  }
+}
+
+void Search::cut_cells() {
+  const std::vector<Rank> cells = take(Grain::kCell, kOpenedAtOnce);
+  std::map<int32_t, std::vector<Choice>> by_region;
+  for (const Rank& cell : cells) by_region[cell.id.region].push_back(cell.id.choice);
+  for (const auto& [index, choices] : by_region) {
+    Region& of = regions_[static_cast<size_t>(index)];
+    if (of.base.pipeline > 1) continue;
+    if (!of.bounds) of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_);
+    of.bounds->open(choices, threads_);
+  }
+  for (const Rank& cell : cells) push_plans(cell);
+}
+
+// A pipeline's plans have no bound of their own beyond their cell's.
+void Search::push_plans(const Rank& cell) {
+  const Region& of = region(cell.id);
+  Space one = *of.space;
+  one.micro_batch.resize(1);
+  one.activations.resize(1);
+  const Plan plan = cell_plan(cell.id);
+  const std::vector<PlacePeak> peaks = cell_memory(model_, plan, layers_.of(plan), usable_);
+  for (Choice choice : choices_of(one, of.base)) {
+    choice.micro_batch = cell.id.choice.micro_batch;
+    choice.activations = cell.id.choice.activations;
+    const PlanId id{cell.id.region, choice};
+    if (of.base.pipeline > 1) {
+      queue_.push({rank_of(id, cell.time), Grain::kBoundedPlan});
+      bound_[id] = cell.time;
+    } else if (!refuse_state(id, peaks)) {
+      const Rank rank = rank_of(id, std::max(cell.time, of.bounds->quick(choice)));
+      if (!ruled_out(rank)) queue_.push({rank, Grain::kPlan});
+    }
+  }
+}
+
+// Of a cell's plans, those that keep more state on the GPU than activations leave room for.
+bool Search::refuse_state(const PlanId& id, const std::vector<PlacePeak>& cell) {
+  const Region& of = region(id);
+  if (of.base.optimizer.placement != OptimizerPlacement::kCpu) return false;
+  const auto hbm = static_cast<size_t>(Place::kHbm);
+  const Bytes state = of.bounds->gpu_state(id.choice);
+  if (cell[hbm].arena + state <= usable_[hbm]) return false;
+  std::vector<PlacePeak> peaks = cell;
+  peaks[hbm].arena += state;
+  peaks[hbm].holders.push_back({Category::kMoments, state});
+  std::stable_sort(peaks[hbm].holders.begin(), peaks[hbm].holders.end(),
+                   [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  refuse(plan(id), 1, peaks);
+  return true;
+}
+
+// Gives the first plans their whole bounds, and refuses those that cannot fit.
+void Search::bound_plans() {
+  const std::vector<Rank> plans = take(Grain::kPlan, kRefinedAtOnce);
+  std::map<int32_t, std::vector<Choice>> by_region;
+  for (const Rank& each : plans) by_region[each.id.region].push_back(each.id.choice);
+  for (const auto& [index, choices] : by_region) {
+    regions_[static_cast<size_t>(index)].bounds->refine(choices, threads_);
+  }
+  std::vector<Duration> bounds(plans.size());
+  std::vector<uint8_t> fits(plans.size());
+  parallel_for(plans.size(), threads_, [&](size_t i) {
+    const PlanId& id = plans[i].id;
+    const Bounds& of = *region(id).bounds;
+    fits[i] = excess_of(of.least_memory(id.choice)).count == 0;
+    bounds[i] = std::max(plans[i].time, of.step_time(id.choice));
+  });
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const PlanId& id = plans[i].id;
+    if (fits[i] == 0) {
+      refuse(plan(id), 1, region(id).bounds->memory(id.choice));
+      continue;
+    }
+    const Rank rank = rank_of(id, bounds[i]);
+    if (ruled_out(rank)) continue;
+    bound_[id] = bounds[i];
+    queue_.push({rank, Grain::kBoundedPlan});
+  }
+}
+
+void Search::simulate_plans() {
+  const Duration bound = queue_.top().rank.time;
+  const std::vector<Rank> plans = take(Grain::kBoundedPlan, kSimulatedAtOnce);
+  std::vector<Outcome> outcomes(plans.size());
+  parallel_for(plans.size(), threads_, [&](size_t i) { outcomes[i] = evaluate(plans[i].id); });
+  for (size_t i = 0; i < plans.size(); ++i) record(plans[i].id, std::move(outcomes[i]));
+  report(bound);
 }
 
 // True if what has this bound cannot become the best.
@@ -184,65 +389,37 @@ bool Search::ruled_out(const Rank& rank) const {
   return rank > best;
 }
 
-// Gives the first of the queue their whole bounds.
-void Search::refine(const Bounds& bounds) {
-  std::vector<size_t> indices;
-  while (!queue_.empty() && !queue_.top().refined && indices.size() < kRefinedAtOnce &&
-         !ruled_out(queue_.top().rank)) {
-    indices.push_back(queue_.top().rank.index);
-    queue_.pop();
-  }
-  parallel_for(indices.size(), threads_,
-               [&](size_t i) { bound_[indices[i]] = bounds.step_time(choices_[indices[i]]); });
-  for (const size_t index : indices) queue_.push({rank_of(index, bound_[index]), true});
-}
-
-void Search::simulate_round() {
-  std::vector<size_t> indices;
-  const Duration bound = queue_.top().rank.time;
-  while (!queue_.empty() && queue_.top().refined && indices.size() < kSimulatedAtOnce &&
-         !ruled_out(queue_.top().rank)) {
-    indices.push_back(queue_.top().rank.index);
-    queue_.pop();
-  }
-  std::vector<Outcome> outcomes(indices.size());
-  parallel_for(indices.size(), threads_, [&](size_t i) { outcomes[i] = evaluate(indices[i]); });
-  for (size_t i = 0; i < indices.size(); ++i) record(indices[i], std::move(outcomes[i]));
-  report(bound);
-}
-
 Bytes Search::excess_of(const std::array<Bytes, kPlaces>& memory) const {
   Bytes excess;
   for (size_t p = 0; p < kPlaces; ++p) excess = std::max(excess, memory[p] - usable_[p]);
   return excess;
 }
 
-Outcome Search::evaluate(size_t index) const {
-  const Graph graph = build(model_, plan(index));
+Outcome Search::evaluate(const PlanId& id) const {
+  const Plan one = plan(id);
+  const Graph graph = build(model_, one);
   Outcome outcome;
   outcome.memory = graph.arenas.size;
   if (excess_of(outcome.memory).count > 0) {
     outcome.peaks = memory_peaks(graph);
     return outcome;
   }
-  const SimulateOptions options{.record_steps = 1};
-  outcome.step_time =
-      simulate(graph.step, graph, costs_.table(graph.step, graph), options).step_time;
+  outcome.step_time = step_time_of(graph, one, costs_);
   return outcome;
 }
 
-void Search::record(size_t index, Outcome outcome) {
+void Search::record(const PlanId& id, Outcome outcome) {
   if (!outcome.step_time) {
-    refuse(index, outcome.peaks);
+    refuse(plan(id), 1, outcome.peaks);
     return;
   }
   ++result_.simulated;
-  found_.emplace(rank_of(index, *outcome.step_time), outcome.memory);
+  found_.emplace(rank_of(id, *outcome.step_time), outcome.memory);
 }
 
-// Books a plan under the first memory that it overfills and what fills that most.
-void Search::refuse(size_t index, const std::vector<PlacePeak>& peaks) {
-  ++result_.infeasible;
+// Books plans under the first memory that they overfill and what fills that most.
+void Search::refuse(const Plan& plan, int64_t count, const std::vector<PlacePeak>& peaks) {
+  result_.infeasible += count;
   for (const PlacePeak& peak : peaks) {
     const Bytes excess = peak.arena - usable_[static_cast<size_t>(peak.place)];
     if (excess.count <= 0) continue;
@@ -253,9 +430,11 @@ void Search::refuse(size_t index, const std::vector<PlacePeak>& peaks) {
     }
     InfeasibleReason& reason = reasons_[name];
     reason.reason = name;
-    if (reason.count++ == 0 || excess < reason.excess) {
+    const bool first = reason.count == 0;
+    reason.count += count;
+    if (first || excess < reason.excess) {
       reason.excess = excess;
-      reason.example = plan(index);
+      reason.example = plan;
       reason.detail = reason_not_to_fit(peaks, reason.example, machine_);
     }
     return;
@@ -274,13 +453,16 @@ void Search::report(Duration bound) const {
 
 Candidate Search::candidate(const Rank& rank) const {
   Candidate candidate;
-  candidate.plan = plan(rank.index);
+  candidate.plan = plan(rank.id);
   candidate.activations =
-      space_.activations[static_cast<size_t>(choices_[rank.index].activations)].name;
+      region(rank.id).space->activations[static_cast<size_t>(rank.id.choice.activations)].name;
   candidate.step_time = rank.time;
-  candidate.tokens_per_s = static_cast<double>(base_.tokens_per_step()) / rank.time.seconds();
+  candidate.tokens_per_s =
+      static_cast<double>(candidate.plan.tokens_per_step()) / rank.time.seconds();
   candidate.memory = found_.at(rank);
-  candidate.bound = bound_[rank.index];
+  if (const auto bound = bound_.find(rank.id); bound != bound_.end()) {
+    candidate.bound = bound->second;
+  }
   return candidate;
 }
 
@@ -303,12 +485,46 @@ void Search::finish() {
   result_.seconds = seconds();
 }
 
+int64_t cell_size(const Space& space, const Plan& base) {
+  Space one = space;
+  one.micro_batch.resize(1);
+  one.activations.resize(1);
+  return static_cast<int64_t>(choices_of(one, base).size());
+}
+
+// Everything of a layout that its space depends on.
+std::string space_key(const Plan& plan) {
+  const int64_t shards = gathers(plan) ? plan.replicas() : 1;
+  const int64_t round = plan.virtual_pipeline > 1 ? plan.pipeline : 1;
+  return fmt::format("{} {} {} {} {} {} {}", plan.tensor, plan.expert, shards, plan.data, round,
+                     plan.pipeline > 1, static_cast<int>(plan.optimizer.placement));
+}
+
 }  // namespace
+
+SearchResult search(const Model& model, const SearchSpace& space, const Machine& machine,
+                    const Measurements* measurements, const SearchOptions& options) {
+  CHECK(!space.layouts.empty());
+  Search search(model, machine, measurements, space.layouts.front().optimizer.adam, options);
+  std::map<std::string, std::pair<std::shared_ptr<const Space>, int64_t>> spaces;
+  for (const Plan& layout : space.layouts) {
+    auto [found, is_new] = spaces.try_emplace(space_key(layout));
+    if (is_new) {
+      auto made = std::make_shared<const Space>(space_of(model, layout, space.freedom));
+      const int64_t size = cell_size(*made, layout);
+      found->second = {std::move(made), size};
+    }
+    search.add(layout, found->second.first, found->second.second);
+  }
+  return search.run();
+}
 
 SearchResult search(const Model& model, const Plan& base, const Space& space,
                     const Machine& machine, const Measurements* measurements,
                     const SearchOptions& options) {
-  return Search(model, base, space, machine, measurements, options).run();
+  Search search(model, machine, measurements, base.optimizer.adam, options);
+  search.add(base, std::make_shared<const Space>(space), cell_size(space, base));
+  return search.run();
 }
 
 bool has_auto(const Plan& plan) {

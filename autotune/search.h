@@ -1,7 +1,9 @@
 // Search: the plan with the shortest step among all of a space that fit the machine.
 //
-// Branch and bound: plans are taken in order of their lower bound (autotune/bound) and simulated
-// by the engine until no bound is below the best step found. The result is then the plan that
+// Branch and bound, from coarse to fine. A node is a layout and a micro-batch; it is cut into cells,
+// one for each choice of activations (autotune/cell_bound); a cell into plans, known at first by
+// the work of their halves, then by their whole bound (autotune/bound); and what has the least
+// bound is taken next, until none is below the best step found. The result is then the plan that
 // simulating all of them would give; SearchOptions::exhaustive does that. Nothing is random and
 // work is handed out in rounds of fixed size, so the result does not depend on the threads.
 // Will not do: measure anything, or read and write files.
@@ -15,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "autotune/layout.h"
 #include "autotune/space.h"
 #include "sim/base/units.h"
 #include "sim/graph/graph.h"
@@ -43,6 +46,12 @@ struct InfeasibleReason {
   Bytes excess;        // by how much
 };
 
+// What to search: for each of these layouts, every plan that the freedom leaves.
+struct SearchSpace {
+  std::vector<Plan> layouts;
+  Freedom freedom;
+};
+
 struct SearchProgress {
   int64_t considered = 0;
   int64_t simulated = 0;
@@ -65,10 +74,11 @@ struct SearchResult {
   // Best first: the first is `best`; the others are the next of those simulated, and one that was
   // bounded away may lie between them.
   std::vector<Candidate> ranked;
-  int64_t considered = 0;
-  int64_t bounded = 0;  // not simulated, for their bound is no better than the best
+  int64_t layouts = 0;
+  int64_t considered = 0;  // plans of the space: bounded + simulated + infeasible, if complete
+  int64_t bounded = 0;     // not simulated, for their bound is no better than the best
   int64_t simulated = 0;
-  int64_t infeasible = 0;
+  int64_t infeasible = 0;  // of those that were looked at more closely than by their time
   std::vector<InfeasibleReason> reasons;  // most frequent first
   bool complete = true;                   // false if the deadline came first
   // No plan of the space is faster than `best` by more than this share of its step time.
@@ -76,7 +86,11 @@ struct SearchResult {
   double seconds = 0;  // of wall time
 };
 
-// Requires check(model), check(machine), check(base, model) to pass. `measurements` may be null.
+// Requires check(model), check(machine), and check(plan, model) of every layout to pass; all have
+// the same devices and global batch. `measurements` may be null.
+SearchResult search(const Model& model, const SearchSpace& space, const Machine& machine,
+                    const Measurements* measurements, const SearchOptions& options);
+// One layout, with a space of its own.
 SearchResult search(const Model& model, const Plan& base, const Space& space,
                     const Machine& machine, const Measurements* measurements,
                     const SearchOptions& options);

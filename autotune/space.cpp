@@ -6,6 +6,8 @@
 #include <initializer_list>
 #include <set>
 
+#include "autotune/profile.h"
+#include "sim/graph/build.h"
 #include "sim/graph/rewrite.h"
 
 namespace ballast {
@@ -16,6 +18,17 @@ constexpr int64_t kLargestBucket = int64_t{256} << 20;
 // More buckets than this cost more in hand-overs than their finer grain gains.
 constexpr int64_t kMostBuckets = 1024;
 constexpr double kFlowShares[] = {0.0, 0.25, 0.5, 0.75, 1.0};
+
+// The modules whose parameters one rank steps: its part of the matrices, and under ZeRO-3 its
+// shard.
+std::vector<Module> modules_of_rank(const Model& model, const Plan& plan) {
+  if (plan.tensor == 1 && plan.expert == 1 && !gathers(plan)) return modules_of(model);
+  Plan once = plan;
+  once.micro_batch = 1;
+  once.activations = ActivationPlan{};
+  once = sample_plan(once, 1);
+  return gather_pass(build_plain(model, once), once, StackFacts{}).modules;
+}
 
 std::vector<int64_t> divisors_of(int64_t number) {
   std::vector<int64_t> divisors;
@@ -119,9 +132,9 @@ bool all_on_gpu(const Space& space, const Plan& base, const Choice& choice) {
          bucket.gpu_buckets[static_cast<size_t>(choice.gpu_buckets)] >= bucket.count;
 }
 
-void fill_buckets(Space& space, const Model& model, const Plan& base, const Freedom& freedom) {
+void fill_buckets(Space& space, const std::vector<Module>& modules, const Plan& base,
+                  const Freedom& freedom) {
   const OptimizerPlan& optimizer = base.optimizer;
-  const std::vector<Module> modules = modules_of(model);
   std::vector<Bytes> sizes = {optimizer.bucket_bytes};
   if (freedom.bucket_bytes) sizes = bucket_sizes(modules, optimizer.bucket_bytes);
   for (const Bytes size : sizes) {
@@ -154,13 +167,13 @@ std::vector<int16_t> distinct_shares(const Space& space, const BucketChoice& buc
   return shares;
 }
 
-void fill_flow_shares(Space& space, const Model& model, const Plan& base, const Freedom& freedom) {
+void fill_flow_shares(Space& space, const std::vector<Module>& modules, const Plan& base,
+                      const Freedom& freedom) {
   if (base.weights.flow_share && !freedom.flow_share) {
     space.flow_share = {*base.weights.flow_share};
   } else {
     space.flow_share.assign(std::begin(kFlowShares), std::end(kFlowShares));
   }
-  const std::vector<Module> modules = modules_of(model);
   for (BucketChoice& bucket : space.buckets) {
     for (const int64_t gpu_buckets : bucket.gpu_buckets) {
       bucket.flow_shares.push_back(distinct_shares(space, bucket, base, gpu_buckets, modules));
@@ -191,27 +204,37 @@ Freedom Freedom::all() {
   return freedom;
 }
 
-Space space_of(const Model& model, const Plan& base, const Freedom& freedom) {
+std::vector<int64_t> micro_batches_of(const Plan& base, const Freedom& freedom) {
+  if (base.micro_batch && !freedom.micro_batch) return {*base.micro_batch};
+  const int64_t local = div_exact(base.global_batch, base.data);
+  // Interleaving takes micro-batches in rounds of as many as there are stages.
+  const int64_t round = base.virtual_pipeline > 1 ? base.pipeline : 1;
+  return divisors_of(div_exact(local, round));
+}
+
+Space space_of(const Model& model, const Plan& base, const Freedom& asked) {
   check(base, model);
-  Space space;
-  if (base.micro_batch && !freedom.micro_batch) {
-    space.micro_batch = {*base.micro_batch};
-  } else {
-    space.micro_batch = divisors_of(div_exact(base.global_batch, base.data));
+  Freedom freedom = asked;
+  if (base.pipeline > 1) {
+    freedom.bucket_bytes = freedom.gpu_buckets = freedom.sync = freedom.undo = false;
+    freedom.flow_share = false;
   }
+  Space space;
+  space.micro_batch = micro_batches_of(base, freedom);
   const ActivationPlan like = base.activations.value_or(ActivationPlan{});
   if (base.activations && !freedom.activations) {
     space.activations = {{"as given", like}};
   } else {
     space.activations = activation_choices(model.layers, like);
   }
-  fill_buckets(space, model, base, freedom);
+  const std::vector<Module> modules = modules_of_rank(model, base);
+  fill_buckets(space, modules, base, freedom);
   space.cast = {base.optimizer.cast};
   if (freedom.cast && base.dtype != DType::kF32) {
     space.cast = {CastPlacement::kGpu, CastPlacement::kCpu};
   }
   fill_sync(space, base, freedom);
-  fill_flow_shares(space, model, base, freedom);
+  fill_flow_shares(space, modules, base, freedom);
   return space;
 }
 

@@ -62,8 +62,12 @@ struct Space {
   std::vector<double> flow_share;  // ascending
 };
 
-// Requires check(base, model) to pass.
+// Requires check(base, model) to pass. In a pipeline only micro-batch, activations and cast are
+// free, and flow_share and gpu_buckets must have values.
 Space space_of(const Model& model, const Plan& base, const Freedom& freedom);
+
+// The micro-batches that `base` may take, ascending.
+std::vector<int64_t> micro_batches_of(const Plan& base, const Freedom& freedom);
 
 // One value of every list, by index; gpu_buckets indexes the list of its bucket choice.
 struct Choice {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "backend/operation_arguments.h"
 #include "backend/safetensors.h"
 
 namespace ballast {
@@ -48,33 +49,39 @@ struct StateArray {
 constexpr StateArray kStateArrays[] = {
     {"master.", &Bucket::master}, {"moment1.", &Bucket::moment1}, {"moment2.", &Bucket::moment2}};
 
-std::vector<float> gather(const Graph& graph, HostDevice& device, size_t module,
+template <class T>
+std::span<T> part_of(std::span<T> values, int64_t begin, int64_t count) {
+  return values.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+}
+
+std::vector<float> gather(const Graph& graph, TrainingDevice& device, size_t module,
                           const Parameter& parameter, TensorId Bucket::*array) {
   std::vector<float> values(static_cast<size_t>(parameter.count()));
   for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    const std::span<float> state = device.values<float>(graph.buckets[b].*array);
-    std::copy_n(state.begin() + offset, count, values.begin() + begin);
+    device.read(graph.buckets[b].*array, 0, offset * size_of(DType::kF32),
+                std::as_writable_bytes(part_of(std::span(values), begin, count)));
   });
   return values;
 }
 
-void scatter(const Graph& graph, HostDevice& device, size_t module, const Parameter& parameter,
+void scatter(const Graph& graph, TrainingDevice& device, size_t module, const Parameter& parameter,
              TensorId Bucket::*array, std::span<const float> values) {
   for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    const std::span<float> state = device.values<float>(graph.buckets[b].*array);
-    std::copy_n(values.begin() + begin, count, state.begin() + offset);
+    device.write(graph.buckets[b].*array, 0, offset * size_of(DType::kF32),
+                 std::as_bytes(part_of(values, begin, count)));
   });
 }
 
 // Where the pending gradient of a part of a parameter lies: in its landed bucket, or, for buckets
 // stepped on the GPU, in the module's own gradient.
 struct GradientPart {
-  std::byte* data;
-  DType dtype;
+  TensorId tensor = -1;
+  DType dtype{};
+  int64_t begin = 0;  // bytes
 };
 class PendingGradients {
  public:
-  PendingGradients(const Graph& graph, HostDevice& device) : graph_(graph), device_(device) {
+  explicit PendingGradients(const Graph& graph) : graph_(graph) {
     landed_.assign(graph.buckets.size(), -1);
     by_module_.assign(graph.modules.size(), -1);
     for (size_t t = 0; t < graph.tensors.size(); ++t) {
@@ -92,29 +99,29 @@ class PendingGradients {
       }
     }
   }
-  GradientPart part(size_t bucket, int64_t offset, size_t module, int64_t module_offset) {
+  GradientPart part(size_t bucket, int64_t offset, size_t module, int64_t module_offset) const {
     const bool landed = landed_[bucket] >= 0;
     const TensorId id = landed ? landed_[bucket] : by_module_[module];
     const DType dtype = graph_.tensors[static_cast<size_t>(id)].dtype;
-    return {device_.bytes(id).data() + (landed ? offset : module_offset) * size_of(dtype), dtype};
+    return {id, dtype, (landed ? offset : module_offset) * size_of(dtype)};
   }
 
  private:
   const Graph& graph_;
-  HostDevice& device_;
   std::vector<TensorId> landed_, by_module_;
 };
 
-std::vector<float> gather_gradient(const Graph& graph, HostDevice& device,
-                                   PendingGradients& gradients, size_t module,
+std::vector<float> gather_gradient(const Graph& graph, TrainingDevice& device,
+                                   const PendingGradients& gradients, size_t module,
                                    const Parameter& parameter) {
   std::vector<float> values(static_cast<size_t>(parameter.count()));
   for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
     const GradientPart part = gradients.part(b, offset, module, parameter.offset + begin);
-    kernels::best().cast(part.data, format_of(part.dtype), values.data() + begin,
+    std::vector<std::byte> stored(static_cast<size_t>(count * size_of(part.dtype)));
+    device.read(part.tensor, 0, part.begin, stored);
+    kernels::best().cast(stored.data(), format_of(part.dtype), values.data() + begin,
                          kernels::Format::kF32, count);
   });
-  static_cast<void>(device);
   return values;
 }
 
@@ -214,7 +221,7 @@ std::vector<float> read_floats(const SafetensorsReader& reader, const StoredTens
 
 }  // namespace
 
-void save_checkpoint(const Graph& graph, HostDevice& device, const CheckpointHeader& header,
+void save_checkpoint(const Graph& graph, TrainingDevice& device, const CheckpointHeader& header,
                      const std::string& path) {
   const bool pending = header.control.pending_gradient.has_value();
   std::vector<TensorDeclaration> declarations;
@@ -236,7 +243,7 @@ void save_checkpoint(const Graph& graph, HostDevice& device, const CheckpointHea
     });
   }
   if (pending) {
-    PendingGradients gradients(graph, device);
+    const PendingGradients gradients(graph);
     for_parameters(graph, [&](size_t module, const Parameter& parameter) {
       const std::vector<float> values =
           gather_gradient(graph, device, gradients, module, parameter);
@@ -265,7 +272,7 @@ CheckpointHeader load_checkpoint_header(const std::string& path) {
   return header;
 }
 
-void load_checkpoint_state(const Graph& graph, HostDevice& device, const std::string& path) {
+void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path) {
   const SafetensorsReader reader(path);
   for (const StateArray& array : kStateArrays) {
     for_parameters(graph, [&](size_t module, const Parameter& parameter) {
@@ -275,15 +282,17 @@ void load_checkpoint_state(const Graph& graph, HostDevice& device, const std::st
     });
   }
   if (!reader.metadata().contains("pending_loss_scale")) return;
-  PendingGradients gradients(graph, device);
+  const PendingGradients gradients(graph);
   for_parameters(graph, [&](size_t module, const Parameter& parameter) {
     const StoredTensor& tensor = checked(reader, path, "gradient." + parameter.name, parameter);
     const std::vector<float> values = read_floats(reader, tensor, path, parameter.count());
     for_parts(
         graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
           const GradientPart part = gradients.part(b, offset, module, parameter.offset + begin);
-          kernels::best().cast(values.data() + begin, kernels::Format::kF32, part.data,
+          std::vector<std::byte> stored(static_cast<size_t>(count * size_of(part.dtype)));
+          kernels::best().cast(values.data() + begin, kernels::Format::kF32, stored.data(),
                                format_of(part.dtype), count);
+          device.write(part.tensor, 0, part.begin, stored);
         });
   });
 }
@@ -327,7 +336,7 @@ void prune_checkpoints(const std::string& folder, size_t kept) {
   }
 }
 
-void export_weights(const Graph& graph, HostDevice& device, const Model& model,
+void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
                     const std::string& path) {
   std::vector<TensorDeclaration> declarations;
   for_parameters(graph, [&](size_t, const Parameter& parameter) {
@@ -341,7 +350,7 @@ void export_weights(const Graph& graph, HostDevice& device, const Model& model,
   writer.commit();
 }
 
-void import_weights(const Graph& graph, HostDevice& device, const std::string& path) {
+void import_weights(const Graph& graph, TrainingDevice& device, const std::string& path) {
   const SafetensorsReader reader(path);
   for_parameters(graph, [&](size_t module, const Parameter& parameter) {
     std::string name = parameter.name;

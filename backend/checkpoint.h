@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "backend/device_host.h"
+#include "backend/training_device.h"
 #include "backend/update_control.h"
 #include "sim/graph/graph.h"
 
@@ -23,13 +23,13 @@ struct CheckpointHeader {
   ControlState control;
 };
 
-void save_checkpoint(const Graph& graph, HostDevice& device, const CheckpointHeader& header,
+void save_checkpoint(const Graph& graph, TrainingDevice& device, const CheckpointHeader& header,
                      const std::string& path);
 
 // Throws Error where the file is damaged or not a checkpoint.
 CheckpointHeader load_checkpoint_header(const std::string& path);
 // Fills masters, moments and pending gradients. Throws Error where the model's parameters differ.
-void load_checkpoint_state(const Graph& graph, HostDevice& device, const std::string& path);
+void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path);
 
 // "FOLDER/step-00000120.safetensors".
 std::string checkpoint_path(const std::string& folder, int64_t next_step);
@@ -39,10 +39,10 @@ std::optional<std::string> newest_checkpoint(const std::string& folder);
 void prune_checkpoints(const std::string& folder, size_t kept);
 
 // Masters by Hugging Face name, as any tool reads them.
-void export_weights(const Graph& graph, HostDevice& device, const Model& model,
+void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
                     const std::string& path);
 // Sets masters from a file with Hugging Face names in fp32, bf16 or fp16 (a "transformer." or
 // "model." in front may be missing). Throws Error for missing names and other shapes.
-void import_weights(const Graph& graph, HostDevice& device, const std::string& path);
+void import_weights(const Graph& graph, TrainingDevice& device, const std::string& path);
 
 }  // namespace ballast

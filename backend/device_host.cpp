@@ -1,184 +1,84 @@
 #include "backend/device_host.h"
 
-#include <fmt/format.h>
-
-#include "sim/graph/memory.h"
+#include <cstring>
 
 namespace ballast {
 
 namespace {
 
-const kernels::Table& table_named(const std::string& name) {
-  if (name == "best") return kernels::best();
-  const kernels::Table* table = kernels::find(name);
-  if (table == nullptr) {
-    std::string known;
-    for (const kernels::Table* t : kernels::available()) known += fmt::format(" {}", t->name);
-    throw Error("optimizer.adam", fmt::format("'{}' does not run on this processor", name),
-                "use best or one of:" + known);
+std::array<std::unique_ptr<Arena>, kPlaces> arenas_of(const Graph& graph) {
+  std::array<std::unique_ptr<Arena>, kPlaces> arenas;
+  for (size_t place = 0; place < kPlaces; ++place) {
+    arenas[place] = std::make_unique<Arena>(std::string(to_string(static_cast<Place>(place))),
+                                            graph.arenas.size[place]);
   }
-  return *table;
+  return arenas;
 }
 
-void refuse_what_cannot_run(const Model& model) {
-  const std::pair<bool, const char*> reasons[] = {
-      {model.qk_norm, "its heads normalise q and k (qwen3)"},
-      {model.experts > 0, "it routes tokens to experts"},
-      {model.is_latent(), "its attention is latent (deepseek_v3)"},
-      {model.attention_sinks, "its attention has sinks (gpt_oss)"},
-      {model.sliding_window > 0, "some of its layers see a window only"},
-      {model.scaled_rope, "its rotary positions are scaled (rope_scaling)"}};
-  for (const auto& [applies, reason] : reasons) {
-    if (!applies) continue;
-    throw Error("model " + model.name, fmt::format("{}, which the host device cannot run", reason),
-                "predict it, or train a model without");
-  }
+ArenaBases bases_of(const std::array<std::unique_ptr<Arena>, kPlaces>& arenas) {
+  ArenaBases bases;
+  for (size_t place = 0; place < kPlaces; ++place) bases[place] = arenas[place]->at(0);
+  return bases;
+}
+
+const Training& checked(const Training& training) {
+  refuse_what_cannot_run(training.model, training.plan, "host");
+  return training;
 }
 
 }  // namespace
 
-kernels::Format format_of(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return kernels::Format::kBf16;
-    case DType::kF16:
-      return kernels::Format::kF16;
-    default:
-      CHECK(dtype == DType::kF32);
-      return kernels::Format::kF32;
-  }
-}
-
-HostDevice::HostDevice(const Model& model, const Plan& plan, const Graph& graph,
-                       const TokenSource& data, const HostOptions& options,
+HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
                        const ControlState& state)
-    : model_(model),
-      plan_(plan),
-      graph_(graph),
-      data_(data),
+    : plan_(checked(training).plan),
+      graph_(training.graph),
+      data_(training.data),
       options_(options),
-      table_(table_named(options.adam)),
-      workers_(options.optimizer_threads, kernels::Pinning::kNone),
-      control_(plan.optimizer.sync, plan.dtype, plan.accumulation(), options.optimizer, state,
-               [this] { return sum_of_partials(); }) {
-  refuse_what_cannot_run(model);
-  if (plan.devices > 1) {
-    throw Error("plan, devices", fmt::format("{} devices, and the host is one", plan.devices),
-                "set devices to 1 to run it here");
-  }
-  for (size_t place = 0; place < kPlaces; ++place) {
-    arenas_[place] = std::make_unique<Arena>(std::string(to_string(static_cast<Place>(place))),
-                                             graph.arenas.size[place]);
-  }
-  for (const Bucket& bucket : graph.buckets) runs_.push_back(runs_of(graph.modules, bucket));
-  find_tensors();
-}
+      arenas_(arenas_of(graph_)),
+      arguments_(graph_, bases_of(arenas_)),
+      modules_(training.model, plan_),
+      ranges_(graph_, arguments_),
+      control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
+               [this] { return updates_.sum_of_partials(); }),
+      updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
+               options.optimizer_threads) {}
 
-// A module's weights are stationary if its kWeight tensor carries its value from step to step; the
-// copies that flow in have a life of their own.
-void HostDevice::find_tensors() {
-  partials_.assign(graph_.buckets.size(), -1);
-  stationary_weight_.assign(graph_.modules.size(), -1);
-  const std::vector<Life> lives = lives_of(graph_);
-  for (size_t t = 0; t < graph_.tensors.size(); ++t) {
-    const Tensor& tensor = graph_.tensors[t];
-    if (tensor.kind == TensorKind::kNormPartials && tensor.place == Place::kDram) {
-      partials_[static_cast<size_t>(tensor.label.bucket)] = static_cast<TensorId>(t);
-    }
-    if (tensor.kind == TensorKind::kUndoRecord && plan_.optimizer.undo == UndoKind::kExact) {
-      find_undo_records(static_cast<TensorId>(t));
-    }
-    if (tensor.kind != TensorKind::kWeight || !lives[t].carried) continue;
-    for (size_t i = 0; i < graph_.modules.size(); ++i) {
-      const Module& module = graph_.modules[i];
-      if (module.kind == tensor.label.module && module.layer == tensor.label.layer) {
-        stationary_weight_[i] = static_cast<TensorId>(t);
-      }
-    }
-  }
-}
-
-// One record a run, one after another in the bucket's tensor.
-void HostDevice::find_undo_records(TensorId tensor) {
-  const std::span<std::byte> raw = bytes(tensor);
-  const auto bucket = static_cast<size_t>(graph_.tensors[static_cast<size_t>(tensor)].label.bucket);
-  undo_.resize(graph_.buckets.size());
-  size_t begin = 0;
-  for (const Run& run : runs_[bucket]) {
-    const int64_t size = kernels::UndoRecord::fixed_bytes(run.count, kernels::UndoForm::kRecord);
-    const auto planned = static_cast<size_t>(undo_record_bytes(run).count);
-    CHECK(static_cast<size_t>(size) <= planned && begin + planned <= raw.size());
-    undo_[bucket].emplace_back(
-        std::span(reinterpret_cast<uint8_t*>(raw.data() + begin), static_cast<size_t>(size)),
-        run.count, kernels::UndoForm::kRecord);
-    begin += planned;
-  }
-}
-
-HostDevice::Argument HostDevice::argument(const Access& access, int32_t step) const {
-  const Tensor& tensor = graph_.tensors[static_cast<size_t>(access.tensor)];
-  const int64_t offset = graph_.arenas.offset[static_cast<size_t>(access.tensor)];
-  CHECK(offset >= 0);
-  const int64_t copy = (step + access.step_offset) % tensor.copies;
-  std::byte* data =
-      arenas_[static_cast<size_t>(tensor.place)]->at(offset + copy * tensor.bytes().count);
-  return {data, &tensor, access.mode == AccessMode::kReadWrite};
-}
-
-HostDevice::Argument HostDevice::find(const Op& op, Role role, int32_t step) const {
-  for (const Access& access : op.accesses) {
-    if (access.role == role) return argument(access, step);
-  }
-  return {};
-}
-
-std::vector<HostDevice::Argument> HostDevice::all(const Op& op, Role role, int32_t step) const {
-  std::vector<Argument> arguments;
-  for (const Access& access : op.accesses) {
-    if (access.role == role) arguments.push_back(argument(access, step));
-  }
-  return arguments;
-}
-
-std::span<std::byte> HostDevice::bytes(TensorId tensor, int copy) {
-  const Tensor& t = graph_.tensors[static_cast<size_t>(tensor)];
-  const int64_t offset = graph_.arenas.offset[static_cast<size_t>(tensor)];
-  CHECK(offset >= 0 && copy < t.copies);
-  return {arenas_[static_cast<size_t>(t.place)]->at(offset + copy * t.bytes().count),
-          static_cast<size_t>(t.bytes().count)};
+// Kernels of the "GPU" run on the lane's own thread.
+Crew HostDevice::crew_of(const Op& op) const {
+  const bool on_gpu = ranges_.bucket_of(op).site == Site::kGpu;
+  return on_gpu ? Crew::kCaller : Crew::kWorkers;
 }
 
 void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
+  using Program = BucketUpdates::Program;
   const Op& op = sequence.ops[static_cast<size_t>(id)];
   switch (op.kind) {
     case OpKind::kLoadBatch:
       return load_batch(op, step);
     case OpKind::kEmbedding:
-      return embedding(op, step);
     case OpKind::kNorm:
-      return norm(op, step);
     case OpKind::kGemm:
-      return gemm(op, step);
     case OpKind::kAttention:
-      return attention(op, step);
     case OpKind::kActivation:
-      return activation(op, step);
+      return modules_.module(op, arguments_, step);
     case OpKind::kLoss:
       return loss(op, step);
     case OpKind::kPack:
-      return pack(op, step);
+      return updates_.casts(ranges_.pack(op, step));
     case OpKind::kUnpack:
-      return unpack(op, step);
+      return updates_.casts(ranges_.unpack(op, step));
     case OpKind::kCast:
-      return cast(op, step);
+      return updates_.cast(ranges_.cast(op, step), Crew::kWorkers);
     case OpKind::kSumOfSquares:
-      return sum_of_squares(op, step);
+      return updates_.sums(op, step);
     case OpKind::kDecide:
       return control_.decide(step);
     case OpKind::kSnapshot:
-      return snapshot(op, step);
+      return updates_.snapshot(op, step);
     case OpKind::kAdam:
-      return adam(op, step, &sequence == &graph_.repair);
+      return updates_.adam(op, step,
+                           &sequence == &graph_.repair ? Program::kRepair : Program::kStep,
+                           crew_of(op));
     case OpKind::kUndo:
       return undo(op, step);
     case OpKind::kCopy:
@@ -191,6 +91,89 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
       break;
   }
   CHECK(false && "not an operation of one host device");
+}
+
+void HostDevice::load_batch(const Op& op, int32_t step) const {
+  const Argument tokens = arguments_.find(op, Role::kTokens, step);
+  data_.batch(batch_request(plan_, op, split_, step),
+              {reinterpret_cast<int32_t*>(tokens.data),
+               static_cast<size_t>(tokens.tensor->elements)});
+}
+
+void HostDevice::loss(const Op& op, int32_t step) {
+  double factor = control_.loss_scale(step) /
+                  static_cast<double>(plan_.tokens_per_micro_batch() * plan_.accumulation());
+  if (options_.gradient_factor) factor *= options_.gradient_factor(step);
+  const double mean = modules_.loss(op, arguments_, step, factor);
+  if (split_ == Split::kValidation) {
+    evaluated_loss_ = mean;
+  } else {
+    control_.set_loss(step, op.label.micro_batch, mean);
+  }
+}
+
+void HostDevice::undo(const Op& op, int32_t step) {
+  if (std::get<BucketWork>(op.work).exact_undo) return updates_.exact_undo(op, step, crew_of(op));
+  updates_.snapshot(op, step);
+}
+
+void HostDevice::copy(const Op& op, int32_t step) const {
+  for (const CopyRange& range : ranges_.copies(op, step)) {
+    std::memcpy(range.to, range.from, static_cast<size_t>(range.bytes));
+  }
+}
+
+void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {
+  const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
+  CHECK(static_cast<size_t>(begin) + to.size() <= bytes.size());
+  std::memcpy(to.data(), bytes.data() + begin, to.size());
+}
+
+void HostDevice::write(TensorId tensor, int copy, int64_t begin,
+                       std::span<const std::byte> from) {
+  const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
+  CHECK(static_cast<size_t>(begin) + from.size() <= bytes.size());
+  std::memcpy(bytes.data() + begin, from.data(), from.size());
+}
+
+void HostDevice::restore_partials(int32_t step) {
+  for (const Op& op : graph_.step.ops) {
+    const bool norm = op.kind == OpKind::kSumOfSquares;
+    const bool home = op.kind == OpKind::kCopy &&
+                      arguments_.find(op, Role::kSource, step).tensor->kind ==
+                          TensorKind::kNormPartials;
+    if (norm) updates_.sums(op, step);
+    if (home) copy(op, step);
+  }
+}
+
+void HostDevice::spread_weights() {
+  const kernels::Format stored = format_of(plan_.dtype);
+  for (const Bucket& bucket : graph_.buckets) {
+    const std::byte* master = arguments_.bytes(bucket.master).data();
+    if (bucket.weights >= 0) {
+      updates_.cast({master, kernels::Format::kF32, arguments_.bytes(bucket.weights).data(), stored,
+                     bucket.count},
+                    Crew::kCaller);
+    }
+    for (const BucketRanges::SpreadPiece& piece : ranges_.spread(bucket)) {
+      for (int copy = 0; copy < graph_.tensors[static_cast<size_t>(piece.weight)].copies; ++copy) {
+        std::byte* weights = arguments_.bytes(piece.weight, copy).data();
+        updates_.cast({master + piece.offset * size_of(DType::kF32), kernels::Format::kF32,
+                       weights + piece.begin * size_of(plan_.dtype), stored, piece.count},
+                      Crew::kCaller);
+      }
+    }
+  }
+}
+
+std::vector<MemoryUse> HostDevice::memory() {
+  std::vector<MemoryUse> uses;
+  for (const Place place : {Place::kHbm, Place::kDram}) {
+    const Arena& arena = *arenas_[static_cast<size_t>(place)];
+    uses.push_back({place, arena.size(), arena.resident()});
+  }
+  return uses;
 }
 
 double HostDevice::evaluate(int64_t batch, int32_t step) {

@@ -79,7 +79,7 @@ void Executor::request_stop() {
   last_step_ = std::min(last_step_, started_);
 }
 
-void Executor::wait_for_edges(OpId id, int32_t step) {
+bool Executor::wait_for_edges(OpId id, int32_t step) {
   const Sequence& sequence = graph_.step;
   const auto index = static_cast<size_t>(id);
   for (auto e = sequence.edge_begin[index]; e < sequence.edge_begin[index + 1]; ++e) {
@@ -90,6 +90,24 @@ void Executor::wait_for_edges(OpId id, int32_t step) {
          seen = completed.load(std::memory_order_acquire)) {
       completed.wait(seen, std::memory_order_acquire);
     }
+  }
+  return !aborted_;
+}
+
+// After all of wait_for_edges, so that a lane that a fence holds touches nothing while a rollback
+// uses its queue.
+void Executor::follow_edges(const Sequence& sequence, OpId id, int32_t step) {
+  const auto index = static_cast<size_t>(id);
+  const auto begin = sequence.edges.begin() + sequence.edge_begin[index];
+  const auto end = sequence.edges.begin() + sequence.edge_begin[index + 1];
+  for (auto at = begin; at != end; ++at) {
+    const Edge edge = *at;
+    if (std::find(begin, at, edge) != at) continue;  // a fence may repeat one
+    const int32_t needed = step - edge.steps_ahead;
+    const LaneId lane = sequence.ops[static_cast<size_t>(edge.op)].lane;
+    const bool before_the_run = needed < options_.first_step;  // and so done
+    if (before_the_run || !device_.queues(lane)) continue;
+    device_.follow(sequence, id, edge.op, needed);
   }
 }
 
@@ -103,17 +121,36 @@ void Executor::finish(OpId id, int32_t step) {
 
 void Executor::execute(OpId id, int32_t step, LaneId lane) {
   const Op& op = graph_.step.ops[static_cast<size_t>(id)];
+  const bool queued = device_.queues(lane);
+  const bool commits = op.kind == OpKind::kCommit;
   const Instant begin = now();
-  if (op.kind == OpKind::kCommit) {
-    judge(id, step);
+  if (commits) judge(id, step);
+  if (queued || !commits) device_.execute(graph_.step, id, step);
+  if (queued) {
+    record_finished(lane);
   } else {
-    device_.execute(graph_.step, id, step);
+    record(lane, {id, step, begin, now()});
   }
-  const Instant end = now();
-  records_[static_cast<size_t>(lane)].spans.push_back({id, step, begin, end});
-  auto& step_end = step_end_ps_[static_cast<size_t>(step - options_.first_step)];
+}
+
+void Executor::record(LaneId lane, const Span& span) {
+  records_[static_cast<size_t>(lane)].spans.push_back(span);
+  auto& step_end = step_end_ps_[static_cast<size_t>(span.step - options_.first_step)];
   for (int64_t seen = step_end.load();
-       seen < end.ps && !step_end.compare_exchange_weak(seen, end.ps);) {
+       seen < span.end.ps && !step_end.compare_exchange_weak(seen, span.end.ps);) {
+  }
+}
+
+// What a rollback ran once more is told of again, and left out: its first run counts.
+void Executor::record_finished(LaneId lane) {
+  const std::vector<Span>& spans = records_[static_cast<size_t>(lane)].spans;
+  for (const FinishedOperation& finished : device_.take_finished(lane)) {
+    const auto name = std::tuple(finished.step, finished.op);
+    if (!spans.empty() && name <= std::tuple(spans.back().step, spans.back().op)) continue;
+    record(lane, {finished.op,
+                  finished.step,
+                  {(finished.begin_ns - epoch_ns_) * 1000},
+                  {(finished.end_ns - epoch_ns_) * 1000}});
   }
 }
 
@@ -137,6 +174,7 @@ void Executor::wait_for_everything_before(OpId id, int32_t step) {
     }
   }
   if (aborted_) throw Error("rollback", "another lane has failed", "see its message");
+  device_.drain();
 }
 
 void Executor::run_once(const Sequence& sequence, OpId begin, OpId end, int32_t step) {
@@ -145,15 +183,23 @@ void Executor::run_once(const Sequence& sequence, OpId begin, OpId end, int32_t 
   std::exception_ptr failure;
   std::atomic<bool> failed{false};
   const auto lane_work = [&](LaneId lane) {
+    std::vector<OpId> followed;
     for (OpId id = begin; id < end; ++id) {
       const auto index = static_cast<size_t>(id);
       if (sequence.ops[index].lane != lane) continue;
       for (auto e = sequence.edge_begin[index]; e < sequence.edge_begin[index + 1]; ++e) {
         const Edge edge = sequence.edges[static_cast<size_t>(e)];
         const bool inside = edge.steps_ahead == 0 && edge.op >= begin && edge.op < end;
-        if (inside) done[static_cast<size_t>(edge.op)].wait(false);
+        if (!inside) continue;
+        done[static_cast<size_t>(edge.op)].wait(false);
+        followed.push_back(edge.op);
       }
       try {
+        for (const OpId before : followed) {
+          const LaneId other = sequence.ops[static_cast<size_t>(before)].lane;
+          if (!failed && device_.queues(other)) device_.follow(sequence, id, before, step);
+        }
+        followed.clear();
         if (!failed) device_.execute(sequence, id, step);
       } catch (...) {
         const std::scoped_lock lock(failure_mutex);
@@ -169,14 +215,15 @@ void Executor::run_once(const Sequence& sequence, OpId begin, OpId end, int32_t 
     for (LaneId lane = 0; lane < graph_.lanes; ++lane) threads.emplace_back(lane_work, lane);
   }
   if (failure) std::rethrow_exception(failure);
+  device_.drain();
 }
 
 void Executor::run_lane(LaneId lane) {
   const std::vector<OpId>& ops = lane_ops_[static_cast<size_t>(lane)];
   for (int32_t step = options_.first_step; begin_step(step); ++step) {
     for (const OpId id : ops) {
-      wait_for_edges(id, step);
-      if (aborted_) return;
+      if (!wait_for_edges(id, step)) return;
+      follow_edges(graph_.step, id, step);
       execute(id, step, lane);
       finish(id, step);
     }
@@ -229,10 +276,23 @@ RunResult Executor::run(const RunOptions& options) {
       lock.lock();
     }
   }
-  if (failure_) std::rethrow_exception(failure_);
+  drain_after(failure_);
   settle_last_step();
   if (options.tick) options.tick();
   return collect();
+}
+
+// The device comes to rest before anybody may free what it works on; the first failure counts.
+void Executor::drain_after(std::exception_ptr failure) {
+  try {
+    device_.drain();
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  if (failure) std::rethrow_exception(failure);
+  for (LaneId lane = 0; lane < graph_.lanes; ++lane) {
+    if (device_.queues(lane)) record_finished(lane);
+  }
 }
 
 RunResult Executor::run_sequentially(const RunOptions& options) {
@@ -241,10 +301,12 @@ RunResult Executor::run_sequentially(const RunOptions& options) {
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       const auto id = static_cast<OpId>(i);
       execute(id, step, graph_.step.ops[i].lane);
+      device_.drain();
       finish(id, step);
     }
     if (options.tick) options.tick();
   }
+  drain_after(nullptr);
   settle_last_step();
   return collect();
 }

@@ -1,8 +1,10 @@
 // Executor: the real clock. Runs the graph that the simulator ran, one thread a lane.
 //
 // Every lane takes its operations in program order, step after step, and waits for the edges of
-// each. That is all: what may overlap, does. Will not do: reorder, allocate, or know what an
-// operation means (backend/device does).
+// each. That is all: what may overlap, does. Where the device queues a lane (backend/device.h),
+// what another queued lane must wait for is handed over already, and waits there: the lane's
+// thread runs ahead. Will not do: reorder, allocate, or know what an operation means
+// (backend/device does).
 #pragma once
 
 #include <atomic>
@@ -56,8 +58,13 @@ class Executor {
   void reset(const RunOptions& options);
   bool begin_step(int32_t step);
   void run_lane(LaneId lane);
-  void wait_for_edges(OpId id, int32_t step);
+  // False where the run was aborted meanwhile.
+  bool wait_for_edges(OpId id, int32_t step);
+  void follow_edges(const Sequence& sequence, OpId id, int32_t step);
   void execute(OpId id, int32_t step, LaneId lane);
+  void record(LaneId lane, const Span& span);
+  void record_finished(LaneId lane);
+  void drain_after(std::exception_ptr failure);
   void judge(OpId id, int32_t step);
   void wait_for_everything_before(OpId id, int32_t step);
   // Runs operations [begin, end) of a sequence once, concurrently, all other lanes at rest.
@@ -71,7 +78,8 @@ class Executor {
   const Graph& graph_;
   Device& device_;
   std::vector<std::vector<OpId>> lane_ops_;            // by lane, in program order
-  std::vector<std::atomic<int32_t>> completed_;        // by operation: last step it finished
+  // By operation: the last step in which it finished or, on a queued lane, was handed over.
+  std::vector<std::atomic<int32_t>> completed_;
   std::vector<LaneRecord> records_;                    // by lane; each written by its thread only
   std::vector<std::atomic<int64_t>> step_end_ps_;      // by step of the run
   RunOptions options_;

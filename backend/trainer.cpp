@@ -12,7 +12,7 @@
 
 #include "backend/checkpoint.h"
 #include "backend/data.h"
-#include "backend/device_host.h"
+#include "backend/make_device.h"
 #include "backend/random.h"
 #include "sim/graph/build.h"
 
@@ -38,13 +38,19 @@ TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions
   return source;
 }
 
-HostOptions host_options(const Plan& plan, const TrainerOptions& options) {
-  HostOptions host;
-  host.optimizer_threads = options.optimizer_threads;
-  host.adam = plan.optimizer.adam;
-  host.optimizer = options.optimizer;
-  host.gradient_factor = options.gradient_factor;
-  return host;
+DeviceOptions device_options(const TrainerOptions& options) {
+  DeviceOptions device;
+  device.optimizer_threads = options.optimizer_threads;
+  device.optimizer = options.optimizer;
+  device.gradient_factor = options.gradient_factor;
+  device.captures = options.captures;
+  return device;
+}
+
+std::unique_ptr<TrainingDevice> open_device(const Training& training, const TrainerOptions& options,
+                                            const DeviceOptions& with, const ControlState& state) {
+  if (options.make_device) return options.make_device(training, with, state);
+  return make_device(options.device, training, with, state);
 }
 
 // The checkpoint to go on from, if the options ask for one.
@@ -56,7 +62,8 @@ std::optional<std::string> resumed_from(const TrainerOptions& options) {
   return newest_checkpoint(*options.checkpoint_folder);
 }
 
-void initialise_masters(const Graph& graph, const Model& model, uint64_t seed, HostDevice& device) {
+void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
+                        TrainingDevice& device) {
   for (size_t i = 0; i < graph.modules.size(); ++i) {
     const Module& module = graph.modules[i];
     if (module.count == 0) continue;
@@ -65,8 +72,9 @@ void initialise_masters(const Graph& graph, const Model& model, uint64_t seed, H
     for (const Bucket& bucket : graph.buckets) {
       for (const Bucket::Piece& piece : bucket.pieces) {
         if (static_cast<size_t>(piece.module) != i) continue;
-        std::copy_n(values.begin() + piece.begin, piece.count,
-                    device.values<float>(bucket.master).begin() + piece.offset);
+        const auto part = std::span(values).subspan(static_cast<size_t>(piece.begin),
+                                                    static_cast<size_t>(piece.count));
+        device.write(bucket.master, 0, piece.offset * size_of(DType::kF32), std::as_bytes(part));
       }
     }
   }
@@ -81,8 +89,9 @@ struct Trainer::State {
         options(o),
         graph(build(model, plan)),
         data(open_data(model, plan, options)),
-        device(model, plan, graph, data, host_options(plan, options), header.control),
-        executor(graph, device),
+        device(open_device({model, plan, graph, data}, options, device_options(options),
+                           header.control)),
+        executor(graph, *device),
         next_step(static_cast<int32_t>(header.next_step)) {}
 
   int64_t checkpoint_period() const {
@@ -91,8 +100,8 @@ struct Trainer::State {
   }
   void save() {
     std::filesystem::create_directories(*options.checkpoint_folder);
-    const CheckpointHeader header{model.name, next_step, options.seed, device.control().state()};
-    save_checkpoint(graph, device, header, checkpoint_path(*options.checkpoint_folder, next_step));
+    const CheckpointHeader header{model.name, next_step, options.seed, device->control().state()};
+    save_checkpoint(graph, *device, header, checkpoint_path(*options.checkpoint_folder, next_step));
     prune_checkpoints(*options.checkpoint_folder, kCheckpointsKept);
   }
 
@@ -101,7 +110,7 @@ struct Trainer::State {
   TrainerOptions options;
   Graph graph;
   TokenSource data;
-  HostDevice device;
+  std::unique_ptr<TrainingDevice> device;
   Executor executor;
   int32_t next_step;
   std::function<void()> tick;
@@ -119,15 +128,15 @@ Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& opt
   }
   state_ = std::make_unique<State>(model, plan, effective, header);
   if (checkpoint) {
-    load_checkpoint_state(state_->graph, state_->device, *checkpoint);
-    if (plan.optimizer.sync == SyncMode::kDelay) state_->device.restore_partials(state_->next_step);
+    load_checkpoint_state(state_->graph, *state_->device, *checkpoint);
+    if (plan.optimizer.sync == SyncMode::kDelay) state_->device->restore_partials(state_->next_step);
   } else {
-    initialise_masters(state_->graph, model, effective.seed, state_->device);
+    initialise_masters(state_->graph, model, effective.seed, *state_->device);
     if (options.initial_weights) {
-      import_weights(state_->graph, state_->device, *options.initial_weights);
+      import_weights(state_->graph, *state_->device, *options.initial_weights);
     }
   }
-  state_->device.spread_weights();
+  state_->device->spread_weights();
 }
 
 Trainer::~Trainer() = default;
@@ -150,7 +159,7 @@ TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRec
   TrainResult result;
   result.first_step = s.next_step;
   const auto take = [&] {
-    for (const StepRecord& record : s.device.control().take_records()) {
+    for (const StepRecord& record : s.device->control().take_records()) {
       result.records.push_back(record);
       if (on_step) on_step(record);
     }
@@ -182,28 +191,26 @@ TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRec
   }
   result.next_step = s.next_step;
   result.stopped = s.stop && s.next_step < steps;
-  for (const Place place : {Place::kHbm, Place::kDram}) {
-    const Arena& arena = s.device.arena(place);
-    result.memory.push_back({place, arena.size(), arena.resident()});
-  }
+  result.memory = s.device->memory();
   return result;
 }
 
 double Trainer::validation_loss(int64_t batches) {
   State& s = *state_;
   double sum = 0;
-  for (int64_t i = 0; i < batches; ++i) sum += s.device.evaluate(i, s.next_step);
+  for (int64_t i = 0; i < batches; ++i) sum += s.device->evaluate(i, s.next_step);
   return sum / static_cast<double>(batches);
 }
 
 void Trainer::export_weights(const std::string& path) const {
-  ballast::export_weights(state_->graph, state_->device, state_->model, path);
+  ballast::export_weights(state_->graph, *state_->device, state_->model, path);
 }
 
 std::vector<float> Trainer::parameters() const {
   std::vector<float> flat;
   for (size_t b = state_->graph.buckets.size(); b-- > 0;) {
-    const std::span<float> master = state_->device.values<float>(state_->graph.buckets[b].master);
+    const Bucket& bucket = state_->graph.buckets[b];
+    const std::vector<float> master = read_floats_of(*state_->device, bucket.master, 0, bucket.count);
     flat.insert(flat.end(), master.begin(), master.end());
   }
   return flat;
@@ -234,7 +241,7 @@ namespace {
 // data that crosses lanes crosses cores, as it does when the executor runs.
 class OneAtATime {
  public:
-  OneAtATime(const Graph& graph, HostDevice& device) : graph_(graph), device_(device) {}
+  OneAtATime(const Graph& graph, TrainingDevice& device) : graph_(graph), device_(device) {}
 
   // How long each operation of the step took.
   std::vector<Duration> run(int32_t step) {
@@ -261,7 +268,7 @@ class OneAtATime {
       const auto begin = Clock::now();
       execute(op, mine, step);
       const std::chrono::nanoseconds time = Clock::now() - begin;
-      spent[i] = Duration::from_ns(time.count());
+      spent[i] = device_.queues(lane) ? queued_time(lane) : Duration::from_ns(time.count());
       turn_ = mine + 1;
       turn_.notify_all();
     }
@@ -275,13 +282,23 @@ class OneAtATime {
       } else {
         device_.execute(graph_.step, id, step);
       }
+      device_.drain();
     } catch (...) {
       failure_ = std::current_exception();
     }
   }
 
+  // Of the operation that was just handed over, in the device's own time. None of a commit.
+  Duration queued_time(LaneId lane) {
+    Duration time;
+    for (const FinishedOperation& finished : device_.take_finished(lane)) {
+      time = Duration::from_ns(finished.end_ns - finished.begin_ns);
+    }
+    return time;
+  }
+
   const Graph& graph_;
-  HostDevice& device_;
+  TrainingDevice& device_;
   std::atomic<int32_t> turn_{0};
   std::exception_ptr failure_;  // written and read by whoever has the turn
 };
@@ -306,15 +323,17 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
   const TokenSource data = TokenSource::from_text(
       random_text(64 * (plan.sequence_length + 1), model.vocab), "random tokens", token_options);
   // Every step is to be applied as it is: nothing clipped, nothing skipped, nothing rolled back.
-  HostOptions host = host_options(plan, options);
-  host.optimizer.clip_norm = 0;
+  DeviceOptions with = device_options(options);
+  with.optimizer.clip_norm = 0;
+  with.captures = false;  // each operation is timed alone
   ControlState control;
   control.loss_scale = LossScale(1, 1 << 20);
-  HostDevice device(model, plan, graph, data, host, control);
-  initialise_masters(graph, model, options.seed, device);
-  device.spread_weights();
+  const std::unique_ptr<TrainingDevice> device =
+      open_device({model, plan, graph, data}, options, with, control);
+  initialise_masters(graph, model, options.seed, *device);
+  device->spread_weights();
 
-  OneAtATime program(graph, device);
+  OneAtATime program(graph, *device);
   const auto start = Clock::now();
   constexpr int32_t kWarmUp = 1;
   constexpr int32_t kLeast = 3;

@@ -1,4 +1,4 @@
-// Trainer: runs a plan on the host device, from data to checkpoints.
+// Trainer: runs a plan on a device, from data to checkpoints.
 //
 // Owns the graph, the arenas and the state of training; the executor moves it. Will not do: choose
 // a plan (autotune), predict (sim/engine), or print (cli).
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/executor.h"
+#include "backend/training_device.h"
 #include "backend/update_control.h"
 #include "sim/graph/graph.h"
 #include "sim/graph/timeline.h"
@@ -21,6 +22,7 @@
 namespace ballast {
 
 struct TrainerOptions {
+  std::string device = "host";  // see make_device
   std::string data;  // file or folder; empty: the compiler's C++ headers
   uint64_t seed = 1;
   OptimizerOptions optimizer;
@@ -29,15 +31,13 @@ struct TrainerOptions {
   int64_t checkpoint_period_steps = 0;           // 0: only at the end, if there is a folder
   bool resume = false;  // continue from the newest checkpoint of the folder
   int optimizer_threads = 1;
-  std::string adam = "best";  // a name of kernels::Table
+  bool captures = false;  // see DeviceOptions
+  // Tests: makes the device instead of make_device; null: it does, by name.
+  std::function<std::unique_ptr<TrainingDevice>(const Training&, const DeviceOptions&,
+                                                const ControlState&)>
+      make_device;
   // Tests: a factor on the loss's gradient by step (NaN poisons it); null: 1.
   std::function<double(int32_t step)> gradient_factor;
-};
-
-struct MemoryUse {
-  Place place{};
-  Bytes planned;   // the arena's size, as predicted
-  Bytes resident;  // what the system backed it with
 };
 
 struct TrainResult {
@@ -93,9 +93,10 @@ struct OperationTime {
   Duration deviation;  // median absolute deviation
 };
 
-// Times every distinct operation (by cost_key) of the plan's graph on the host device: the program
-// is run one operation at a time, each on the thread of its lane, warm-up first, until the medians
-// settle or `seconds` are over. Tokens are random.
+// Times every distinct operation (by cost_key) of the plan's graph on the options' device: the
+// program is run one operation at a time, each on the thread of its lane, warm-up first, until the
+// medians settle or `seconds` are over. Tokens are random. What a device queues is timed by the
+// device.
 std::vector<OperationTime> measure_operations(const Model& model, const Plan& plan, double seconds,
                                               const TrainerOptions& options);
 

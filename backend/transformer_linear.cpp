@@ -1,9 +1,9 @@
 // Linear modules: one GEMM per matrix, per piece of it where 16-bit storage is converted around it.
 
 #include <algorithm>
-#include <array>
 
 #include "backend/gemm.h"
+#include "backend/linear_layout.h"
 #include "backend/transformer.h"
 #include "backend/transformer_rows.h"
 #include "backend/transformer_views.h"
@@ -11,74 +11,8 @@
 namespace ballast::transformer {
 namespace {
 
-// One matrix of a module: its place in the flat parameters and its columns of y.
-struct Part {
-  int64_t out = 0;
-  int64_t column = 0;  // first column of y
-  int64_t weight = 0;  // element offsets in the module's array
-  int64_t bias = 0;    // if has_bias
-};
-
-// The matrices of a module in the order of its Module::parameters.
-struct Layout {
-  WeightLayout order = WeightLayout::kOutIn;
-  int64_t in = 0;
-  int64_t out = 0;  // of all parts
-  bool has_bias = false;
-  std::array<Part, 3> parts{};
-  size_t count = 0;
-  int64_t parameters = 0;
-
-  void add(int64_t width) {
-    Part part{width, out, parameters, parameters + in * width};
-    parts[count++] = part;
-    out += width;
-    parameters += in * width + (has_bias ? width : 0);
-  }
-};
-
-Layout layout_of(const Model& m, ModuleKind kind) {
-  const bool fused = m.architecture == "gpt2";
-  Layout layout;
-  layout.order = m.layout;
-  switch (kind) {
-    case ModuleKind::kQkv:
-      layout.in = m.hidden;
-      layout.has_bias = m.qkv_bias;
-      if (fused) {
-        layout.add(m.qkv_width());
-      } else {
-        layout.add(m.attention_width());
-        layout.add(m.kv_heads * m.head_size);
-        layout.add(m.kv_heads * m.head_size);
-      }
-      break;
-    case ModuleKind::kAttentionOut:
-      layout.in = m.attention_width();
-      layout.has_bias = m.attention_out_bias;
-      layout.add(m.hidden);
-      break;
-    case ModuleKind::kFc1:
-      layout.in = m.hidden;
-      layout.has_bias = m.mlp_bias;
-      layout.add(fused ? m.fc1_width() : m.ffn);
-      if (!fused) layout.add(m.ffn);
-      break;
-    case ModuleKind::kFc2:
-      layout.in = m.ffn;
-      layout.has_bias = m.mlp_bias;
-      layout.add(m.hidden);
-      break;
-    case ModuleKind::kHead:  // [V, C] in every architecture, as the token embedding is
-      layout.order = WeightLayout::kOutIn;
-      layout.in = m.hidden;
-      layout.add(m.vocab);
-      break;
-    default:
-      CHECK(false && "not a linear module");
-  }
-  return layout;
-}
+using Part = LinearPart;
+using Layout = LinearLayout;
 
 // Output features of a part that are computed at a time.
 struct Piece {
@@ -243,7 +177,7 @@ void backward_weight(const Layout& layout, ConstView dy, ConstView x, View dpara
 
 void linear_forward(const Model& model, ModuleKind kind, ConstView x, ConstView params,
                     ConstView residual, View y) {
-  const Layout layout = layout_of(model, kind);
+  const Layout layout = linear_layout(model, kind);
   CHECK(x.columns == layout.in && y.columns == layout.out && x.rows == y.rows);
   CHECK(elements(params) >= layout.parameters);
   CHECK(residual.data == nullptr || (residual.rows == y.rows && residual.columns == y.columns));
@@ -253,7 +187,7 @@ void linear_forward(const Model& model, ModuleKind kind, ConstView x, ConstView 
 
 void linear_backward_input(const Model& model, ModuleKind kind, ConstView dy, ConstView params,
                            View dx) {
-  const Layout layout = layout_of(model, kind);
+  const Layout layout = linear_layout(model, kind);
   CHECK(dx.columns == layout.in && dy.columns == layout.out && dx.rows == dy.rows);
   CHECK(elements(params) >= layout.parameters);
   if (dy.dtype == DType::kF64) return backward_input<double>(layout, dy, params, dx);
@@ -262,7 +196,7 @@ void linear_backward_input(const Model& model, ModuleKind kind, ConstView dy, Co
 
 void linear_backward_weight(const Model& model, ModuleKind kind, ConstView dy, ConstView x,
                             View dparams, bool accumulate) {
-  const Layout layout = layout_of(model, kind);
+  const Layout layout = linear_layout(model, kind);
   CHECK(x.columns == layout.in && dy.columns == layout.out && x.rows == dy.rows);
   CHECK(elements(dparams) >= layout.parameters);
   if (dy.dtype == DType::kF64) {

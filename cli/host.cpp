@@ -1,7 +1,10 @@
 #include "cli/host.h"
 
 #include <algorithm>
+#include <thread>
 
+#include "backend/cuda_runtime.h"
+#include "backend/make_device.h"
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"
 #include "sim/graph/build.h"
@@ -32,8 +35,30 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
   add("--import", flags.import_file, "Begin with these weights (safetensors)", "FILE");
 }
 
+void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice& other) {
+  const bool more = *other.name != '\0';
+  const std::string help = std::string("What runs the plan: host (this machine's CPU), cuda:0 (its "
+                                       "first GPU; cuda:N another)") +
+                           (more ? std::string(", ") + other.name + " (" + other.help + ")" : "") +
+                           " [host]";
+  parser.app()
+      .add_option("--device", device, help)
+      ->check([name = std::string(other.name)](const std::string& value) {
+        if (!name.empty() && value == name) return std::string();
+        try {
+          cuda_index_of(value);
+        } catch (const Error&) {
+          return "'" + value + "' is no device: use host" +
+                 (name.empty() ? " or cuda:0" : ", cuda:0 or " + name);
+        }
+        return std::string();
+      })
+      ->type_name("DEVICE");
+}
+
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps) {
   TrainerOptions options;
+  options.device = flags.device;
   options.data = flags.data;
   options.seed = flags.seed;
   options.initial_weights = flags.import_file;
@@ -43,14 +68,18 @@ TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machin
                                      .total_steps = steps};
   options.optimizer.clip_norm = flags.clip_norm;
   options.optimizer.weight_decay = static_cast<float>(flags.weight_decay);
-  options.optimizer_threads = static_cast<int>(machine.cpu.optimizer_threads);
+  // The profile of another machine may tell of more threads than there are.
+  const auto most = static_cast<int64_t>(std::max(std::thread::hardware_concurrency(), 1U));
+  options.optimizer_threads = static_cast<int>(std::min(machine.cpu.optimizer_threads, most));
   return options;
 }
 
-Case load_case_here(PlanFlags flags, const StoreFlag& store) {
+Case load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device) {
+  const int gpu = cuda_index_of(device);
+  if (gpu >= 0) open_cuda_runtime(gpu);  // known before anything is read or measured
   if (flags.machines.empty() && !flags.plan_file) flags.machines = {kHere};
   Case of = load_case(flags, store);
-  if (of.plan.machine != kHere) {
+  if (gpu < 0 && of.plan.machine != kHere) {
     throw Error("plan, machine", "the plan is for " + of.plan.machine + ", and this is another",
                 "add --machine here, or predict it instead");
   }
@@ -69,11 +98,14 @@ bool is_measured(const Case& of, const Measurements& measurements) {
   return true;
 }
 
-void measure_plan(const Case& of, double seconds, const StoreFlag& store,
+void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& store,
                   Measurements& measurements) {
-  const TrainerOptions options = trainer_options({}, of.machine, 1);
+  TrainingFlags flags;
+  flags.device = timing.device;
+  const TrainerOptions options = trainer_options(flags, of.machine, 1);
   Measurements fresh;
-  for (const OperationTime& time : measure_operations(of.model, of.plan, seconds, options)) {
+  for (const OperationTime& time :
+       measure_operations(of.model, of.plan, timing.seconds, options)) {
     // A key does not name the kernel: what the store knows of Adam is of the best one.
     const bool steps = time.op.kind == OpKind::kAdam || time.op.kind == OpKind::kUndo;
     if (steps && of.plan.optimizer.adam != "best") continue;

@@ -39,6 +39,7 @@ struct TrainFlags {
 bool parse(Words words, TrainFlags& flags) {
   VerbParser parser("train");
   parser.add(flags.plan, VerbParser::Lists::kNo);
+  add_device_flag(parser, flags.training.device);
   add_training_flags(parser, flags.training);
   CLI::App& app = parser.app();
   app.add_option("--steps", flags.steps, "Train up to this step [200]")
@@ -245,7 +246,9 @@ Outcome run(const TrainFlags& flags, const Completed& completed) {
   MetricsFile metrics(flags.metrics_file,
                       flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew);
   if (!flags.output.json) {
-    fmt::print("{} on this machine: {}\n", completed.of.model.name, plan_text(completed.of.plan));
+    const std::string& device = flags.training.device;
+    fmt::print("{} on {}: {}\n", completed.of.model.name,
+               device == "host" ? "this machine" : device, plan_text(completed.of.plan));
   }
   Outcome outcome;
   {
@@ -272,7 +275,7 @@ int run_train(Words words) {
   if (flags.resume && !flags.checkpoint_folder) {
     throw Error("--resume", "there is no folder to resume from", "add --checkpoint DIR");
   }
-  Case of = load_case_here(flags.plan, flags.store);
+  Case of = load_case_here(flags.plan, flags.store, flags.training.device);
   const Measurements measurements = measurements_of(of.machine, flags.store);
   const Completed completed = complete_case(std::move(of), measurements);
   if (!completed.prediction.fits) {

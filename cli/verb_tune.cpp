@@ -33,6 +33,8 @@ struct TuneFlags {
   StoreFlag store;
   std::string plan_out = "plan.json";
   bool allow_delay = false;
+  bool free_degrees = false;
+  bool exhaustive = false;
   std::optional<double> deadline_s;
   int64_t top = 5;
 };
@@ -51,6 +53,10 @@ bool parse(Words words, TuneFlags& flags) {
       ->type_name("COUNT");
   app.add_flag("--allow-delay", flags.allow_delay,
                "Consider updates one step late, which are not exact, as well");
+  app.add_flag("--free-degrees", flags.free_degrees,
+               "Search the parallel degrees even where a strategy or a plan is named");
+  app.add_flag("--exhaustive", flags.exhaustive,
+               "Simulate every plan instead of ruling out by bounds: slow, the same answer");
   parser.add(flags.store);
   parser.add(flags.output, "");
   return parser.parse(words);
@@ -67,6 +73,36 @@ Freedom freedom_of(const TuneFlags& flags) {
   freedom.activations = true;
   freedom.bucket_bytes = true;
   return freedom;
+}
+
+// Degrees that no flag names, and where the optimizer lives.
+LayoutFreedom layout_freedom_of(const TuneFlags& flags, const Plan& plan) {
+  LayoutFreedom freedom;
+  const bool named = !flags.plan.strategies.empty() || flags.plan.plan_file;
+  if (plan.machine == kHere || (named && !flags.free_degrees)) return freedom;
+  const DegreeFlags& given = flags.plan.degrees;
+  freedom = LayoutFreedom::all();
+  freedom.tensor = freedom.tensor_sequence = !given.tensor;
+  freedom.pipeline = !given.pipeline;
+  freedom.virtual_pipeline = !given.virtual_pipeline;
+  freedom.sequence = !given.sequence;
+  freedom.context = !given.context;
+  freedom.expert = !given.expert;
+  freedom.zero_stage = !given.zero_stage;
+  freedom.placement = flags.plan.strategies.empty();
+  return freedom;
+}
+
+// Layouts that leave as many ranks with data of their own as a flag asks for.
+std::vector<Plan> layouts_for(const TuneFlags& flags, const Case& of) {
+  std::vector<Plan> layouts =
+      layouts_of(of.model, of.plan, layout_freedom_of(flags, of.plan));
+  if (const auto data = flags.plan.degrees.data) {
+    std::erase_if(layouts, [&](const Plan& plan) { return plan.data != *data; });
+  }
+  if (!layouts.empty()) return layouts;
+  throw Error("tune, degrees", "no layout of the devices is legal with the degrees that were named",
+              "name fewer of them, or another global batch");
 }
 
 // Choices such that every value of every knob is in at least one of them.
@@ -95,7 +131,7 @@ class Tuner {
   Tuner(Case of, const TuneFlags& flags)
       : of_(std::move(of)),
         flags_(flags),
-        space_(space_of(of_.model, of_.plan, freedom_of(flags))),
+        space_{layouts_for(flags, of_), freedom_of(flags)},
         measurements_(measurements_of(of_.machine, flags.store)) {}
 
   SearchResult run() {
@@ -111,11 +147,12 @@ class Tuner {
  private:
   void measure_space() {
     Progress progress("measure");
-    const std::vector<Choice> chosen = covering(choices_of(space_, of_.plan));
+    const Space space = space_of(of_.model, of_.plan, space_.freedom);
+    const std::vector<Choice> chosen = covering(choices_of(space, of_.plan));
     for (size_t i = 0; i < chosen.size(); ++i) {
       progress.show(static_cast<double>(i) / static_cast<double>(chosen.size()),
                     fmt::format("plan {} of {}", i + 1, chosen.size()));
-      measure(plan_of(space_, of_.plan, chosen[i]));
+      measure(plan_of(space, of_.plan, chosen[i]));
     }
     progress.finish(fmt::format("{} operations are timed", measurements_.size()));
   }
@@ -142,6 +179,7 @@ class Tuner {
     Progress progress("search");
     SearchOptions options;
     options.deadline_s = flags_.deadline_s;
+    options.exhaustive = flags_.exhaustive;
     // More than are shown: the next-best that is explained lies behind the ties.
     options.ranked = kRankedAtLeast + static_cast<size_t>(flags_.top);
     options.progress = [&](const SearchProgress& at) {
@@ -149,14 +187,14 @@ class Tuner {
       progress.show(share, fmt::format("{} plans, {} simulated, best {}", at.considered,
                                        at.simulated, at.best ? show(*at.best) : "none yet"));
     };
-    SearchResult found = search(of_.model, of_.plan, space_, of_.machine, &measurements_, options);
+    SearchResult found = search(of_.model, space_, of_.machine, &measurements_, options);
     progress.finish(fmt::format("{} plans, {} simulated", found.considered, found.simulated));
     return found;
   }
 
   Case of_;
   const TuneFlags& flags_;
-  Space space_;
+  SearchSpace space_;
   Measurements measurements_;
 };
 
@@ -221,7 +259,8 @@ OrderedJson result_json(const SearchResult& found) {
     reasons.push_back(
         {{"reason", reason.reason}, {"plans", reason.count}, {"nearest", reason.detail}});
   }
-  return {{"considered", found.considered},
+  return {{"layouts", found.layouts},
+          {"considered", found.considered},
           {"simulated", found.simulated},
           {"bounded", found.bounded},
           {"infeasible", found.infeasible},

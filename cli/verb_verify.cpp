@@ -21,7 +21,6 @@ struct VerifyFlags {
   StoreFlag store;
   TrainingFlags training;
   int64_t steps = 20;
-  std::string device = "host";
   std::optional<double> slow_down;
   std::optional<double> tolerance_percent;
   std::optional<std::string> trace;
@@ -37,11 +36,8 @@ bool parse(Words words, VerifyFlags& flags) {
   app.add_option("--steps", flags.steps, "Steps to run [20]")
       ->check(CLI::PositiveNumber)
       ->type_name("STEPS");
-  app.add_option("--device", flags.device,
-                 "What runs the plan: host (this machine), or paced (operations last what the "
-                 "profile of --machine says, slowed down) [host]")
-      ->check(CLI::IsMember({"host", "paced"}))
-      ->type_name("DEVICE");
+  add_device_flag(parser, flags.training.device,
+                  {"paced", "operations last what the profile of --machine says, slowed down"});
   app.add_option("--slow-down", flags.slow_down,
                  "Paced: real seconds for a second of the machine [a mean operation takes 5 ms]")
       ->check(CLI::PositiveNumber)
@@ -100,11 +96,11 @@ OrderedJson whole_json(const Completed& completed, const Run& run, const Ordered
 }
 
 // What the timed operations say, and what was timed before; times operations that are missing.
-Completed predict_measured(Case of, const StoreFlag& store) {
+Completed predict_measured(Case of, const std::string& device, const StoreFlag& store) {
   Measurements measurements = measurements_of(of.machine, store);
   Completed completed = complete_case(std::move(of), measurements);
   if (!completed.prediction.fits || is_measured(completed.of, measurements)) return completed;
-  measure_plan(completed.of, kMeasuringSeconds, store, measurements);
+  measure_plan(completed.of, {kMeasuringSeconds, device}, store, measurements);
   return complete_case(std::move(completed.of), measurements);
 }
 
@@ -125,10 +121,11 @@ Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
 int run_verify(Words words) {
   VerifyFlags flags;
   if (!parse(words, flags)) return kDone;
-  const bool paced = flags.device == "paced";
+  const bool paced = flags.training.device == "paced";
   const Completed completed =
       paced ? predict_elsewhere(flags)
-            : predict_measured(load_case_here(flags.plan, flags.store), flags.store);
+            : predict_measured(load_case_here(flags.plan, flags.store, flags.training.device),
+                             flags.training.device, flags.store);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;

@@ -1,7 +1,7 @@
 // Our machine JSON, schema "ballast.machine/1". Each number is an object of value, source and
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
-// that not every machine has may be left out: gpu.attention_tflops, link.remote_gb_per_s, nvme, and
-// of an interconnect all but its bandwidth and latency.
+// that not every machine has may be left out: gpu.attention_tflops, cpu.core_bandwidth_gb_per_s,
+// link.remote_gb_per_s, nvme, and of an interconnect all but its bandwidth and latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -223,6 +223,7 @@ Cpu read_cpu(JsonReader reader) {
   cpu.memory = read_sourced(reader, "memory_gb", kGb);
   cpu.reserved = read_sourced(reader, "reserved_gb", kGb);
   cpu.memory_bandwidth = read_sourced(reader, "memory_bandwidth_gb_per_s", kGbPerS);
+  cpu.core_bandwidth = read_optional(reader, "core_bandwidth_gb_per_s", kGbPerS);
   JsonReader adam = reader.object("adam");
   for (const std::string& name : adam.keys()) cpu.adam[name] = read_curve(adam, name, kAdamKeys);
   cpu.cast = read_optional_curve(reader, "cast", kElementKeys);
@@ -234,15 +235,19 @@ Cpu read_cpu(JsonReader reader) {
 OrderedJson write_cpu(const Cpu& cpu) {
   OrderedJson adam = OrderedJson::object();
   for (const auto& [name, curve] : cpu.adam) adam[name] = write_curve(curve, kAdamKeys);
-  return {{"name", cpu.name},
-          {"cores", cpu.cores},
-          {"optimizer_threads", cpu.optimizer_threads},
-          {"memory_gb", write_sourced(cpu.memory, kGb)},
-          {"reserved_gb", write_sourced(cpu.reserved, kGb)},
-          {"memory_bandwidth_gb_per_s", write_sourced(cpu.memory_bandwidth, kGbPerS)},
-          {"adam", adam},
-          {"cast", write_optional_curve(cpu.cast, kElementKeys)},
-          {"sum_of_squares", write_optional_curve(cpu.sum_of_squares, kElementKeys)}};
+  OrderedJson json = {{"name", cpu.name},
+                      {"cores", cpu.cores},
+                      {"optimizer_threads", cpu.optimizer_threads},
+                      {"memory_gb", write_sourced(cpu.memory, kGb)},
+                      {"reserved_gb", write_sourced(cpu.reserved, kGb)},
+                      {"memory_bandwidth_gb_per_s", write_sourced(cpu.memory_bandwidth, kGbPerS)}};
+  if (cpu.core_bandwidth) {
+    json["core_bandwidth_gb_per_s"] = write_sourced(*cpu.core_bandwidth, kGbPerS);
+  }
+  json["adam"] = adam;
+  json["cast"] = write_optional_curve(cpu.cast, kElementKeys);
+  json["sum_of_squares"] = write_optional_curve(cpu.sum_of_squares, kElementKeys);
+  return json;
 }
 
 Link read_link(JsonReader reader) {

@@ -68,6 +68,12 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "returns_weights_whole", facts.returns_weights_whole);
   read_flag(reader, "recomputes_by_module", facts.recomputes_by_module);
   read_flag(reader, "casts_on_arrival", facts.casts_on_arrival);
+  read_flag(reader, "casts_through_pageable", facts.casts_through_pageable);
+  read_flag(reader, "stage3_copies_by_tensor", facts.stage3_copies_by_tensor);
+  read_flag(reader, "accumulates_on_cpu", facts.accumulates_on_cpu);
+  if (reader.has("torch_adam_threads")) {
+    facts.torch_adam_threads = reader.whole("torch_adam_threads", {0, 1 << 20});
+  }
   read_flag(reader, "splits_norms_by_token", facts.splits_norms_by_token);
   read_flag(reader, "separate_unscale", facts.separate_unscale);
   read_flag(reader, "pinned_power_of_two", facts.pinned_power_of_two);
@@ -99,6 +105,10 @@ OrderedJson facts_json(const StackFacts& facts) {
           {"returns_weights_whole", facts.returns_weights_whole},
           {"recomputes_by_module", facts.recomputes_by_module},
           {"casts_on_arrival", facts.casts_on_arrival},
+          {"casts_through_pageable", facts.casts_through_pageable},
+          {"stage3_copies_by_tensor", facts.stage3_copies_by_tensor},
+          {"accumulates_on_cpu", facts.accumulates_on_cpu},
+          {"torch_adam_threads", facts.torch_adam_threads},
           {"splits_norms_by_token", facts.splits_norms_by_token},
           {"separate_unscale", facts.separate_unscale},
           {"pinned_power_of_two", facts.pinned_power_of_two},

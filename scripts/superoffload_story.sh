@@ -74,6 +74,34 @@ adam() { printf -- '--set plan.optimizer.adam=%s' "$1"; }
   part "+ buckets on the GPU" 238.92 --set plan.weights=stationary $(adam grace-adam)
 }
 echo "published idle: 40 to 50 % of ZeRO-Offload's step, near none of SuperOffload's"
+echo "ZeRO-Offload by batch, one micro-batch and nothing recomputed:"
+for batch in 4 8 12 16 20; do
+  # shellcheck disable=SC2086
+  json=$(predict $chip $as_measured --model "$work/5b.json" --dtype fp16 --sequence-length 1024 \
+    --strategy zero-offload --global-batch "$batch" --micro-batch "$batch" \
+    --set plan.activations=keep)
+  seconds=$(field step_time_s <<<"$json")
+  if [ "$seconds" = null ]; then
+    printf '%-28s %9s\n' "$batch sequences" "does not fit"
+  else
+    printf '%-28s %9s %10s %11s %10s\n' "$batch sequences" "" \
+      "$(published_tflops 44 3072 1024 "$batch" "$seconds" 1)" "$(printf '%.3f' "$seconds")" \
+      "$(idle <<<"$json") %"
+  fi
+done
+echo "others of the paper's Fig. 10, 8 sequences, by DeepSpeed and PyTorch:"
+# other NAME PUBLISHED STRATEGY
+other() {
+  local json seconds
+  # shellcheck disable=SC2086
+  json=$(predict $chip $as_measured --model "$work/5b.json" --dtype fp16 --sequence-length 1024 \
+    --global-batch 8 --strategy "$3")
+  seconds=$(field step_time_s <<<"$json")
+  printf '%-28s %9s %10s %11s %10s\n' "$1" "$2" "$(published_tflops 44 3072 1024 8 "$seconds" 1)" \
+    "$(printf '%.3f' "$seconds")" "$(idle <<<"$json") %"
+}
+other "FSDP-Offload" "below 15" fsdp-offload
+other "ZeRO-Infinity" "below 50" zero-infinity
 
 heading "2. The link saturates at buckets of 64 MB (Fig. 7)"
 printf '%-12s %16s %16s\n' "bucket, MiB" "to the CPU, GB/s" "to the GPU, GB/s"

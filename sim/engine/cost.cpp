@@ -13,6 +13,13 @@ namespace {
 // Beyond this factor outside the measured sizes of a group nothing is known about the rate.
 constexpr double kReach = 2;
 
+// PyTorch's Adam on the CPU goes over memory tensor by tensor (torch/optim/adamw.py,
+// _single_tensor_adamw). Values of 32 bits read or written for each parameter: decay 2, lerp of the
+// first moment 3, scaling of the second 2 and its addcmul 3, square root 2, division 2 and epsilon
+// 2 of a temporary, addcdiv 4. At the rate of arXiv 2509.21271 Table 3 these are the 348 GB/s that
+// STREAM reaches on the same chip.
+constexpr Bytes kTorchAdamBytes{20 * 4};
+
 // Two operations that must cost the same, so that each cost is computed once a table.
 struct Identity {
   OpKind kind{};
@@ -36,7 +43,7 @@ struct Mixer {
   void operator()(const AttentionWork& w) { mix(w.sequences), mix(w.length), mix(w.heads); }
   void operator()(const RowWork& w) { mix(w.rows), mix(w.columns), mix(w.moved.count); }
   void operator()(const BucketWork& w) { mix(w.elements), mix(w.moved.count); }
-  void operator()(const CopyWork& w) { mix(w.bytes.count); }
+  void operator()(const CopyWork& w) { mix(w.bytes.count), mix(w.calls); }
   void operator()(const CollectiveWork& w) { mix(w.bytes.count), mix(w.ranks); }
   void operator()(const IoWork& w) { mix(w.bytes.count); }
   void operator()(const BlockWork& w) { mix(w.block); }
@@ -72,7 +79,9 @@ struct GroupOfWork {
   }
   std::string operator()(const CopyWork& w) const {
     const bool in = w.direction == CopyDirection::kHostToDevice;
-    return in ? " host to device" : " device to host";
+    std::string text = in ? " host to device" : " device to host";
+    if (w.host == HostMemory::kPageable) text += " pageable";
+    return text;
   }
   std::string operator()(const CollectiveWork& w) const {
     return fmt::format(" {} ranks={} stride={}", to_string(w.kind), w.ranks, w.stride);
@@ -416,23 +425,45 @@ CostModel::Alone CostModel::adam(const BucketWork& work) const {
     if (chosen == nullptr || curve.rate_at(elements) > chosen->rate_at(elements)) chosen = &curve;
   }
   CHECK(chosen != nullptr);
-  const Duration computed = Duration::from_seconds(elements / chosen->rate_at(elements));
+  double rate = chosen->rate_at(elements);
+  if (options_.adam == kTorchAdam) rate = std::min(rate, torch_adam_rate());
+  const Duration computed = Duration::from_seconds(elements / rate);
   if (chosen->measured) return {computed, Provenance::kInterpolated};
   // A rate from elsewhere cannot move more than this memory does.
   return {std::max(computed, work.moved / machine_.cpu.memory_bandwidth.value)};
+}
+
+// Parameters per second that its threads can bring past their cores.
+double CostModel::torch_adam_rate() const {
+  const Cpu& cpu = machine_.cpu;
+  const auto cores = static_cast<double>(cpu.cores);
+  const double whole = cpu.memory_bandwidth.value.bytes_per_s;
+  const double core = cpu.core_bandwidth ? cpu.core_bandwidth->value.bytes_per_s : whole / cores;
+  const int64_t threads =
+      options_.torch_adam_threads > 0 ? options_.torch_adam_threads : cpu.optimizer_threads;
+  return static_cast<double>(threads) * core / static_cast<double>(kTorchAdamBytes.count);
+}
+
+int64_t CostModel::threads_of(const Op& op) const {
+  if (kind_of(op.lane) != LaneKind::kCpu) return 1;
+  const bool torch = op.kind == OpKind::kAdam && options_.adam == kTorchAdam;
+  const int64_t lent = machine_.cpu.optimizer_threads;
+  return torch && options_.torch_adam_threads > 0 ? std::min(options_.torch_adam_threads, lent)
+                                                  : lent;
 }
 
 CostModel::Alone CostModel::copy(const CopyWork& work) const {
   const Link& link = machine_.link;
   const Curve& curve =
       work.direction == CopyDirection::kHostToDevice ? link.host_to_device : link.device_to_host;
-  double rate = curve.rate_at(static_cast<double>(work.bytes.count));
+  double rate = curve.rate_at(static_cast<double>(div_ceil(work.bytes.count, work.calls)));
   bool measured = curve.measured;
   if (options_.numa == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate) {
     rate = link.remote->value.bytes_per_s;
     measured = link.remote->measured;
   }
-  return {work.bytes / Bandwidth{rate} + link.latency.value,
+  if (work.host == HostMemory::kPageable) rate *= link.pageable_share.value;
+  return {work.bytes / Bandwidth{rate} + link.latency.value * static_cast<double>(work.calls),
           measured ? Provenance::kInterpolated : Provenance::kRoofline};
 }
 
@@ -469,9 +500,8 @@ void CostModel::demand(OpCost& cost, int32_t capacity, double amount) const {
 void CostModel::add_demands(const Op& op, OpCost& cost) const {
   const double moved = per_second(bytes_of(op.work), cost.alone);
   if (runs_on_cpu(op)) {
-    const bool workers = kind_of(op.lane) == LaneKind::kCpu;
     demand(cost, kDram, moved);
-    demand(cost, kCores, workers ? static_cast<double>(machine_.cpu.optimizer_threads) : 1.0);
+    demand(cost, kCores, static_cast<double>(threads_of(op)));
     return;
   }
   const auto* copy = std::get_if<CopyWork>(&op.work);

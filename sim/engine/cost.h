@@ -57,6 +57,7 @@ struct CostOptions {
   NumaBinding numa = NumaBinding::kLocal;
   // Shares of the rates of the roofline; what was measured is left alone.
   StackConstants constants;
+  int64_t torch_adam_threads = 0;  // StackFacts::torch_adam_threads
 };
 
 class CostModel {
@@ -69,6 +70,9 @@ class CostModel {
   // Costs of a sequence of this graph, whose lanes say on how many devices it runs. Throws Error
   // where the machine lacks a number that the sequence needs.
   CostTable table(const Sequence& sequence, const Graph& graph) const;
+
+  // True if any operation was timed, so that times need not grow with sizes.
+  bool is_measured() const { return !measured_.empty(); }
 
  private:
   struct Alone {
@@ -105,6 +109,8 @@ class CostModel {
   Alone gpu_memory_bound(Bytes moved, Duration arithmetic) const;
   Alone on_cpu(const Op& op, const BucketWork& work) const;
   Alone adam(const BucketWork& work) const;
+  int64_t threads_of(const Op& op) const;
+  double torch_adam_rate() const;
   Alone copy(const CopyWork& work) const;
   Alone io(const IoWork& work) const;
   FlopRate matmul_rate(DType dtype) const;

@@ -194,6 +194,12 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
 
 }  // namespace
 
+Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs) {
+  SimulateOptions options = options_for(plan);
+  options.record_steps = 1;
+  return simulate(graph.step, graph, costs_of(graph, costs), options).step_time;
+}
+
 std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,
                               const Machine& machine) {
   const Bytes gpu = machine.gpu.memory.value - machine.gpu.reserved.value;
@@ -267,8 +273,9 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
   Prediction result = predict_memory(std::move(graph), plan, machine, stack);
   if (!result.fits) return result;
 
-  const CostModel costs(machine, measurements,
-                        CostOptions{plan.optimizer.adam, plan.numa, stack.constants});
+  const CostModel costs(
+      machine, measurements,
+      CostOptions{plan.optimizer.adam, plan.numa, stack.constants, stack.facts.torch_adam_threads});
   result.costs = costs_of(result.graph, costs);
   result.timeline = simulate(result.graph.step, result.graph, result.costs, options_for(plan));
   result.step_time = result.timeline.step_time;

@@ -70,6 +70,10 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
 Prediction predict_memory(Graph graph, const Plan& plan, const Machine& machine,
                           const Stack& stack);
 
+// The step time alone, of a linked graph: what a search asks for thousands of times.
+class CostModel;
+Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs);
+
 // Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they
 // do.
 std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,

@@ -47,7 +47,11 @@ Graph build(const Model& model, const Plan& plan, const StackFacts& facts) {
   verify(graph);
   graph = optimizer_pass(std::move(graph), plan, facts);
   verify(graph);
+  graph = accumulate_pass(std::move(graph), plan, facts);
+  verify(graph);
   graph = shard_pass(std::move(graph), plan);
+  verify(graph);
+  graph = host_copies_pass(std::move(graph), plan, facts);
   verify(graph);
   link(graph);
   return graph;

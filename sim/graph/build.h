@@ -61,8 +61,16 @@ Graph residency_pass(Graph graph, const Plan& plan);
 Graph optimizer_pass(Graph graph, const Plan& plan);
 Graph optimizer_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
+// accumulate.cpp: gradients of micro-batches that the CPU steps add up in its memory, and not on
+// the GPU (StackFacts::accumulates_on_cpu).
+Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts);
+
 // shard.cpp: reduce-scatter and all-gather of buckets over Plan::data ranks (ZeRO).
 Graph shard_pass(Graph graph, const Plan& plan);
+
+// host_copies.cpp: what a framework falls short of pinned copies by bucket beside the computation:
+// pageable memory, calls tensor by tensor, a host that waits, weights that return all at once.
+Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // Every invariant of a graph; a violation is a bug and fails CHECK. Run after each pass.
 void verify(const Graph& graph);

@@ -17,6 +17,7 @@ class PlainBuilder {
   // `model`: of one rank.
   PlainBuilder(const Model& model, const Plan& plan, const StackFacts& facts, ChunkEnds ends)
       : model_(model), plan_(plan), facts_(facts), ends_(ends) {
+    facts_.dropout = facts.dropout && model.architecture == "gpt2";
     graph_.modules = modules_of(model);
     graph_.lanes = kLaneKinds;
     weight_.resize(graph_.modules.size(), -1);
@@ -581,7 +582,7 @@ class PlainBuilder {
 
   const Model& model_;
   const Plan& plan_;
-  const StackFacts& facts_;
+  StackFacts facts_;
   ChunkEnds ends_;
   Graph graph_;
   std::vector<TensorId> weight_;  // by module, -1 where it has no parameters

@@ -42,9 +42,13 @@ struct KeyOfWork {
                        w.exact_undo ? " exact undo" : "");
   }
   std::string operator()(const CopyWork& w) const {
-    return fmt::format(
+    std::string text = fmt::format(
         " bytes={} {}", w.bytes.count,
         w.direction == CopyDirection::kHostToDevice ? "host to device" : "device to host");
+    // Keys of pinned copies in one call are those of measurements in stores.
+    if (w.host == HostMemory::kPageable) text += " pageable";
+    if (w.calls > 1) text += fmt::format(" calls={}", w.calls);
+    return text;
   }
   std::string operator()(const CollectiveWork& w) const {
     return fmt::format(" {} bytes={} ranks={} stride={}", to_string(w.kind), w.bytes.count, w.ranks,

@@ -4,7 +4,9 @@
 // the visit they are dropped. A backward leaves whole gradients, which are reduce-scattered into
 // the rank's shard, in every micro-batch.
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <unordered_map>
@@ -16,10 +18,11 @@ namespace ballast {
 
 namespace {
 
-// Modules whose weights come together: all of one layer, or one outside the layers.
+// Modules whose weights or gradients go together: all of one layer, or one alone.
 struct Unit {
   int16_t layer = -1;
-  ModuleKind module = ModuleKind::kEmbedding;  // read where layer < 0
+  ModuleKind module = ModuleKind::kEmbedding;  // of a whole layer: not read
+  bool whole_layer = false;
   auto operator<=>(const Unit&) const = default;
 };
 
@@ -51,8 +54,12 @@ class GatherPass {
   }
 
  private:
-  static Unit unit_of(const Tensor& tensor) {
-    return tensor.label.layer >= 0 ? Unit{tensor.label.layer} : Unit{-1, tensor.label.module};
+  // Gradients are scattered by layer; a framework that works tensor by tensor fetches the weights
+  // of a module in a hook of that module.
+  Unit unit_of(const Tensor& tensor, Role role) const {
+    const bool alone = role == Role::kWeight && facts_.stage3_copies_by_tensor;
+    if (alone || tensor.label.layer < 0) return {tensor.label.layer, tensor.label.module, false};
+    return {tensor.label.layer, ModuleKind::kEmbedding, true};
   }
 
   void find_visits() {
@@ -62,7 +69,7 @@ class GatherPass {
       for (const Access& access : ops[i].accesses) {
         const bool weight = access.role == Role::kWeight;
         if (!weight && access.role != Role::kParameterGradient) continue;
-        const Unit unit = unit_of(graph_.tensors[static_cast<size_t>(access.tensor)]);
+        const Unit unit = unit_of(graph_.tensors[static_cast<size_t>(access.tensor)], access.role);
         const bool backward = ops[i].phase != Phase::kForward;
         const auto [found, is_new] =
             open.try_emplace({unit, ops[i].label.micro_batch, backward}, visits_.size());
@@ -134,7 +141,52 @@ class GatherPass {
     const Label label{visit.unit.layer, visit.unit.module, -1, -1};
     Op made = collective_op(work, Phase::kFetch, label, std::move(accesses));
     if (!ahead) made.lane = lane_of(0, LaneKind::kCompute);
+    std::optional<Op> joined;
+    if (facts_.stage3_copies_by_tensor) joined = join(made, visit, bytes);
     insertions.before(position, std::move(made));
+    if (joined) insertions.before(visit.first, *std::move(joined));
+  }
+
+  // The partitions of every rank arrive side by side, and are concatenated into tensors (DeepSpeed,
+  // runtime/zero/partition_parameters.py, AllGatherCoalescedHandle.wait).
+  Op join(Op& gather, const Visit& visit, Bytes bytes) {
+    Tensor partitions = graph_.tensors[static_cast<size_t>(visit.weights.front())];
+    partitions.kind = TensorKind::kArriving;
+    partitions.category = Category::kStaging;
+    partitions.elements = bytes.count / size_of(partitions.dtype);
+    const TensorId arriving = add_tensor(graph_, partitions);
+    Op op = gather;
+    op.kind = OpKind::kUnpack;
+    op.lane = lane_of(0, LaneKind::kCompute);
+    op.work = elementwise(partitions.elements, partitions.dtype, partitions.dtype, Site::kGpu);
+    op.accesses = {read(arriving, Role::kSource)};
+    const auto destination = [](const Access& access) { return access.role == Role::kDestination; };
+    std::copy_if(gather.accesses.begin(), gather.accesses.end(), std::back_inserter(op.accesses),
+                 destination);
+    std::erase_if(gather.accesses, destination);
+    gather.accesses.push_back(write(arriving, Role::kDestination));
+    return op;
+  }
+
+  // Gradients are concatenated by the rank that they go to, and divided by the number of ranks, in
+  // two passes (the same, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced).
+  Op pack(Op& scatter, const Visit& visit, Bytes bytes) {
+    Tensor partitions = graph_.tensors[static_cast<size_t>(visit.gradients.front())];
+    partitions.kind = TensorKind::kPacked;
+    partitions.category = Category::kStaging;
+    partitions.elements = bytes.count / size_of(partitions.dtype);
+    const TensorId leaving = add_tensor(graph_, partitions);
+    Op op = scatter;
+    op.kind = OpKind::kPack;
+    op.lane = lane_of(0, LaneKind::kCopyOut);
+    op.work = elementwise(2 * partitions.elements, partitions.dtype, partitions.dtype, Site::kGpu);
+    op.accesses = {write(leaving, Role::kDestination)};
+    const auto source = [](const Access& access) { return access.role == Role::kSource; };
+    std::copy_if(scatter.accesses.begin(), scatter.accesses.end(), std::back_inserter(op.accesses),
+                 source);
+    std::erase_if(scatter.accesses, source);
+    scatter.accesses.push_back(read(leaving, Role::kSource));
+    return op;
   }
 
   // Lanes are bound by what they touch, not by the order of the program: a token that the last
@@ -177,6 +229,7 @@ class GatherPass {
     const Label label{visit.unit.layer, visit.unit.module, -1, -1};
     Op made = collective_op(work, Phase::kOptimizer, label, std::move(accesses));
     if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
+    if (facts_.stage3_copies_by_tensor) insertions.after(visit.last, pack(made, visit, bytes));
     insertions.after(visit.last, std::move(made));
   }
 

@@ -164,6 +164,9 @@ enum class Phase : uint8_t {
 std::string_view to_string(Phase phase);
 
 enum class CopyDirection : uint8_t { kHostToDevice, kDeviceToHost };
+// What a copy finds on the side of the CPU. A copy from or to pageable memory goes through buffers
+// of the driver, at Link::pageable_share of the rate.
+enum class HostMemory : uint8_t { kPinned, kPageable };
 enum class Site : uint8_t { kGpu, kCpu };
 enum class IoDirection : uint8_t { kRead, kWrite };
 enum class CollectiveKind : uint8_t {
@@ -217,9 +220,13 @@ struct BucketWork {
   bool operator==(const BucketWork&) const = default;
 };
 
+// Across the link. A framework that copies tensor by tensor makes several calls, each of which
+// has the rate of its own size and starts anew.
 struct CopyWork {
-  Bytes bytes;
+  Bytes bytes;  // of all calls together
   CopyDirection direction{};
+  HostMemory host = HostMemory::kPinned;
+  int64_t calls = 1;  // of equal size, one after another
   bool operator==(const CopyWork&) const = default;
 };
 

@@ -14,7 +14,6 @@
 #include "sim/graph/rewrite.h"
 
 namespace ballast {
-
 namespace {
 
 class OptimizerPass {
@@ -441,8 +440,9 @@ class OptimizerPass {
       ops.push_back(snapshot(b, OpKind::kSnapshot));
     }
     const TensorId gradient = t.gradient32 >= 0 ? t.gradient32 : t.landed;
-    if (facts_.separate_unscale && gradient >= 0) ops.push_back(unscale(b, gradient));
-    ops.push_back(adam(b, gradient, sync() != SyncMode::kSpeculate));
+    const bool decided = sync() != SyncMode::kSpeculate;  // else no clip factor is known yet
+    if (facts_.separate_unscale && decided && gradient >= 0) ops.push_back(unscale(b, gradient));
+    ops.push_back(adam(b, gradient, decided));
     if (reduces(b) && plan_.zero_stage > 0) {
       std::vector<Access> weights;
       Access whole = weights_home();

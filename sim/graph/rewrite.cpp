@@ -36,37 +36,45 @@ size_t first_backward(const std::vector<Op>& ops) {
 
 namespace {
 
-struct Segment {
-  int32_t module;
-  int64_t begin;
-  int64_t count;
+// Where the next bucket ends: before element `end` of a module, which lies on a segment's boundary.
+struct Cursor {
+  int32_t module = 0;
+  int64_t end = 0;
 };
 
-std::vector<Segment> segments_of(const std::vector<Module>& modules) {
-  std::vector<Segment> segments;
-  for (size_t i = 0; i < modules.size(); ++i) {
-    for (int64_t begin = 0; begin < modules[i].count; begin += kSegment) {
-      segments.push_back(
-          {static_cast<int32_t>(i), begin, std::min(kSegment, modules[i].count - begin)});
-    }
-  }
-  return segments;
+// As many whole segments as `room` elements hold, from the end of what is left of a module, one at
+// the least where `must` says so. Only the last segment of a module is shorter than the others.
+enum class Take : uint8_t { kWhatFits, kOneAtLeast };
+int64_t take_segments(int64_t end, int64_t room, Take take) {
+  const int64_t tail = end % kSegment == 0 ? std::min(end, kSegment) : end % kSegment;
+  if (tail > room) return take == Take::kOneAtLeast ? tail : 0;
+  return tail + (std::min(end, room) - tail) / kSegment * kSegment;
 }
 
-// A bucket of the segments [first, last), neighbours of one module joined into one piece.
-Bucket bucket_of(const std::vector<Module>& modules, const std::vector<Segment>& segments,
-                 size_t first, size_t last) {
+// The bucket that ends at the cursor, which moves to its begin.
+Bucket bucket_before(const std::vector<Module>& modules, int64_t most, Cursor& cursor) {
   Bucket bucket;
-  bucket.begin =
-      modules[static_cast<size_t>(segments[first].module)].flat_offset + segments[first].begin;
-  bucket.segments = static_cast<int64_t>(last - first);
-  for (size_t i = first; i < last; ++i) {
-    const Segment& segment = segments[i];
-    if (bucket.pieces.empty() || bucket.pieces.back().module != segment.module) {
-      bucket.pieces.push_back({segment.module, segment.begin, 0, bucket.count});
+  while (cursor.module >= 0) {
+    const auto module = static_cast<size_t>(cursor.module);
+    const int64_t count =
+        take_segments(cursor.end, most - bucket.count,
+                      bucket.count == 0 ? Take::kOneAtLeast : Take::kWhatFits);
+    if (count == 0 && cursor.end > 0) break;
+    cursor.end -= count;
+    if (count > 0) {
+      bucket.begin = modules[module].flat_offset + cursor.end;
+      bucket.segments += div_ceil(count, kSegment);
+      bucket.pieces.push_back({cursor.module, cursor.end, count, 0});
+      bucket.count += count;
     }
-    bucket.pieces.back().count += segment.count;
-    bucket.count += segment.count;
+    if (cursor.end > 0) break;
+    if (--cursor.module >= 0) cursor.end = modules[static_cast<size_t>(cursor.module)].count;
+  }
+  std::reverse(bucket.pieces.begin(), bucket.pieces.end());
+  int64_t offset = 0;
+  for (Bucket::Piece& piece : bucket.pieces) {
+    piece.offset = offset;
+    offset += piece.count;
   }
   return bucket;
 }
@@ -74,16 +82,13 @@ Bucket bucket_of(const std::vector<Module>& modules, const std::vector<Segment>&
 }  // namespace
 
 std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer) {
-  const std::vector<Segment> segments = segments_of(modules);
   const int64_t most = optimizer.bucket_bytes.count / size_of(DType::kF32);
   std::vector<Bucket> buckets;
-  size_t last = segments.size();
-  while (last > 0) {
-    size_t first = last - 1;
-    int64_t count = segments[first].count;
-    while (first > 0 && count + segments[first - 1].count <= most) count += segments[--first].count;
-    buckets.push_back(bucket_of(modules, segments, first, last));
-    last = first;
+  Cursor cursor{static_cast<int32_t>(modules.size()) - 1,
+                modules.empty() ? 0 : modules.back().count};
+  while (cursor.module >= 0) {
+    Bucket bucket = bucket_before(modules, most, cursor);
+    if (bucket.count > 0) buckets.push_back(std::move(bucket));
   }
   const auto total = static_cast<int64_t>(buckets.size());
   const int64_t on_gpu = optimizer.placement == OptimizerPlacement::kGpu

@@ -62,8 +62,10 @@ class Shard {
     return result;
   }
 
-  // Everything but the handful of norms.
+  // Everything but the handful of norms, and sums of gradients that return to be added to: those
+  // are this rank's share already, and of it alone.
   bool moves_shard(const Op& op) const {
+    if (op.phase == Phase::kOptimizer && kind_of(op.lane) == LaneKind::kCopyIn) return false;
     for (const Access& access : op.accesses) {
       if (graph_.tensors[static_cast<size_t>(access.tensor)].kind == TensorKind::kNormPartials) {
         return false;

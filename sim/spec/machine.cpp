@@ -84,6 +84,9 @@ void check_cpu(const Checker& checker, const Cpu& cpu) {
     checker.fail("cpu.reserved", "leaves nothing of cpu.memory");
   }
   checker.positive("cpu.memory_bandwidth", cpu.memory_bandwidth.value.bytes_per_s);
+  if (cpu.core_bandwidth) {
+    checker.positive("cpu.core_bandwidth", cpu.core_bandwidth->value.bytes_per_s);
+  }
   for (const auto& [name, curve] : cpu.adam) {
     if (curve.empty()) checker.fail("cpu.adam." + name, "has no points");
     checker.curve("cpu.adam." + name, curve);

@@ -73,9 +73,11 @@ struct Cpu {
   Sourced<Bytes> memory;
   Sourced<Bytes> reserved;
   Sourced<Bandwidth> memory_bandwidth;  // achievable, read plus write
-  std::map<std::string, Curve> adam;    // by implementation: parameters per second by parameters
-  Curve cast;                           // elements per second by elements, 16 <-> 32 bit
-  Curve sum_of_squares;                 // elements per second by elements
+  // The same of one core alone; without it, as much of the whole as its share of the cores.
+  std::optional<Sourced<Bandwidth>> core_bandwidth = {};
+  std::map<std::string, Curve> adam;  // by implementation: parameters per second by parameters
+  Curve cast;                         // elements per second by elements, 16 <-> 32 bit
+  Curve sum_of_squares;               // elements per second by elements
 };
 
 // GPU memory <-> CPU memory of one device.

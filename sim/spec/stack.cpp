@@ -70,6 +70,7 @@ void check(const Stack& stack) {
       stack.facts.least_zero_stage > stack.facts.most_zero_stage) {
     refuse(stack, "zero_stages", "are not an ascending pair from 0 to 3");
   }
+  if (stack.facts.torch_adam_threads < 0) refuse(stack, "torch_adam_threads", "is negative");
   if (stack.facts.loss_chunks < 1) refuse(stack, "loss_chunks", "is less than 1");
   for (int i = 0; i < kStackConstants; ++i) {
     const double value = constant(stack.constants, i);

@@ -43,23 +43,36 @@ enum class LossPrecision : uint8_t { kInPlace, kF32, kF32Copies };
 inline constexpr int kLossPrecisions = 3;
 std::string_view to_string(LossPrecision value);
 
+// A machine's name for the rate of torch.optim's Adam on the CPU, tensor by tensor and unfused.
+inline constexpr std::string_view kTorchAdam = "pt-cpu";
+
 struct StackFacts {
   // In order of preference: the first one whose memory fits is used. A model may name its own.
   std::vector<AttentionKind> attention = {AttentionKind::kFlash};
-  bool dropout = false;  // masks of a byte a value are kept for the backward
+  bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
   LossPrecision loss = LossPrecision::kInPlace;
   int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
-  bool separate_unscale = false;      // a pass over the gradients of its own before the step
+  bool separate_unscale = false;  // a pass over the gradients of its own before the step
   // The optimizer on the GPU steps from a 32-bit copy of this rank's share of the gradients.
   bool widens_gradients = false;
-  // Stepped weights return from the CPU through one 32-bit copy of this rank's whole share.
+  // Stepped weights return from the CPU once this rank's whole share has been stepped, through one
+  // 32-bit copy of it. (A plan that does not wait returns them by bucket.)
   bool returns_weights_whole = false;
   bool recomputes_by_module = false;  // can recompute some modules of a layer and keep others
   bool casts_on_arrival = false;      // gradients to 32 bits on the CPU as they land, and kept so
-  bool splits_norms_by_token = true;  // can do Plan::tensor_sequence
-  bool pinned_power_of_two = false;   // host buffers round up to a power of two (PyTorch)
+  // Where the CPU casts, 16-bit values cross the link through pageable temporaries.
+  bool casts_through_pageable = false;
+  // Stage 3 concatenates what it gathers and what it scatters, in passes of their own. What the CPU
+  // casts crosses the link tensor by tensor, and the host launches nothing until it is there.
+  bool stage3_copies_by_tensor = false;
+  // Gradients of every micro-batch go to the CPU and add up there, instead of on the GPU.
+  bool accumulates_on_cpu = false;
+  // Threads of PyTorch's own Adam on the CPU (kTorchAdam); 0: as many as the machine lends.
+  int64_t torch_adam_threads = 0;
+  bool splits_norms_by_token = true;         // can do Plan::tensor_sequence
+  bool pinned_power_of_two = false;          // host buffers round up to a power of two (PyTorch)
   bool copies_gradients_to_buckets = false;  // all-reduced from a second copy (PyTorch DDP)
   // 16-bit state where one device holds everything: no fp32 master, moments in 16 bits.
   bool pure_16_bit_on_one_device = false;

@@ -16,7 +16,11 @@ class Case {
         base_(plan(devices)),
         space_(space_of(model_, base_, freedom())),
         costs_(machine_, nullptr, "best"),
-        bounds_(model_, base_, space_, costs_, 2) {}
+        bounds_(model_, base_, space_, costs_) {
+    const std::vector<Choice> all = choices_of(space_, base_);
+    bounds_.open(all, 2);
+    bounds_.refine(all, 2);
+  }
 
   std::vector<Choice> some(size_t n) const { return every(choices_of(space_, base_), n); }
   const Bounds& bounds() const { return bounds_; }
@@ -124,7 +128,9 @@ TEST(Bound, a_step_that_waits_adds_the_optimizer_to_the_compute) {
   const Model model = small_model();
   const Space space = space_of(model, plan, Freedom{});
   const CostModel costs(machine, nullptr, "best");
-  const Bounds bounds(model, plan, space, costs, 1);
+  Bounds bounds(model, plan, space, costs);
+  bounds.open({Choice{}}, 1);
+  bounds.refine({Choice{}}, 1);
   const Workload work = bounds.work(Choice{});
   const Duration cpu{work.lane[static_cast<size_t>(LaneKind::kCpu)]};
   EXPECT_NEAR(cpu.seconds(), static_cast<double>(parameter_count(model)) / 5e5, 1e-6);

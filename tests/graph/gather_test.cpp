@@ -58,6 +58,28 @@ TEST(gather_pass, every_visit_of_a_unit_gathers_it_and_every_backward_scatters_i
   }
 }
 
+// By tensor a unit of weights is a module: 6 of each layer's have a matrix or a norm, and 3 stand
+// outside. Each arrives as partitions, 2 bytes a parameter, and is joined on the GPU, read and
+// written once. Gradients still go by layer; what is scattered is packed and divided, in two
+// passes.
+TEST(gather_pass, a_framework_that_works_by_tensor_joins_what_it_gathers) {
+  StackFacts facts;
+  facts.stage3_copies_by_tensor = true;
+  const Graph graph = build(tiny::model(), by_two({3}), facts);
+  const auto gathers = of_kind(graph, CollectiveKind::kAllGather);
+  EXPECT_EQ(gathers.size(), 2 * (2 * 6 + 3) - 1U);  // no backward reads the embedding
+  EXPECT_EQ(sum(gathers), Bytes{2 * (2 * kParameters - 128)});
+  EXPECT_EQ(of_kind(graph, CollectiveKind::kReduceScatter).size(), 5U);
+  Bytes joined, packed;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<BucketWork>(&op.work);
+    if (op.kind == OpKind::kUnpack) joined += work->moved;
+    if (op.kind == OpKind::kPack) packed += work->moved;
+  }
+  EXPECT_EQ(joined, Bytes{2 * 2 * (2 * kParameters - 128)});
+  EXPECT_EQ(packed, Bytes{2 * 2 * 2 * kParameters});
+}
+
 TEST(gather_pass, a_rank_keeps_half_of_weights_gradients_and_state) {
   const Graph graph = build(tiny::model(), by_two({3}));
   for (const TensorKind kind :

@@ -117,6 +117,18 @@ TEST(StackFacts, flash_attention_keeps_no_scores_and_no_dropout_no_masks) {
   EXPECT_EQ(saved(gpt_plan(), facts), kTokenValues * (32 + kScores * 2 / 5));
 }
 
+// Models other than GPT-2 are trained without dropout, whatever the framework.
+TEST(StackFacts, a_model_that_is_not_gpt2_drops_nothing_out) {
+  Model llama = gpt();
+  llama.architecture = "llama";
+  const Graph with = build(llama, gpt_plan(), megatron());
+  StackFacts facts = megatron();
+  facts.dropout = false;
+  EXPECT_EQ(tiny::used(with, TensorKind::kMask).size(), 0U);
+  EXPECT_EQ(with.step.ops.size(), build(llama, gpt_plan(), facts).step.ops.size());
+  EXPECT_GT(tiny::used(build(gpt(), gpt_plan(), megatron()), TensorKind::kMask).size(), 0U);
+}
+
 // --- state ---------------------------------------------------------------------------------------
 
 int64_t state(const Graph& graph) {
@@ -211,6 +223,9 @@ TEST(StackFacts, unscaling_is_a_pass_of_its_own_where_a_stack_makes_one) {
   facts.separate_unscale = true;
   const Graph graph = build(gpt(), plan, facts);
   EXPECT_EQ(tiny::count(graph, OpKind::kScale), static_cast<int64_t>(graph.buckets.size()));
+  // Who steps before all norms are known has no factor to multiply by.
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  EXPECT_EQ(tiny::count(build(gpt(), plan, facts), OpKind::kScale), 0);
 }
 
 TEST(StackFacts, gradients_are_cast_on_arrival_before_the_decision_or_after_it) {

@@ -104,7 +104,9 @@ TEST(Machines, missing_keys_name_the_unknown_key_that_looks_like_it) {
 }
 
 // What not every machine has; see the head of profiles/machine.cpp.
-bool optional(const std::string& key) { return key == "attention_tflops"; }
+bool optional(const std::string& key) {
+  return key == "attention_tflops" || key == "core_bandwidth_gb_per_s";
+}
 
 TEST(Machines, every_key_but_the_optional_ones_is_required) {
   const Json json = document();
@@ -125,13 +127,16 @@ TEST(Machines, every_key_but_the_optional_ones_is_required) {
 TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   Json json = document();
   json["gpu"].erase("attention_tflops");
+  json["cpu"].erase("core_bandwidth_gb_per_s");
   const Machine less = parse(json);
   EXPECT_TRUE(less.gpu.attention.empty());
+  EXPECT_FALSE(less.cpu.core_bandwidth);
   EXPECT_FALSE(less.link.remote || less.nvme || less.node);
   const Json number = {{"value", 4.0}, {"source", "test"}, {"measured", false}};
   const Json curve = {
       {"bytes", {1e6}}, {"gb_per_s", {2.0}}, {"source", "test"}, {"measured", true}};
   json["link"]["remote_gb_per_s"] = number;
+  json["cpu"]["core_bandwidth_gb_per_s"] = number;
   json["nvme"] = {
       {"capacity_gb", number}, {"read", curve}, {"write", curve}, {"latency_us", number}};
   Json table = {{"ranks", 8}, {"nodes", 2}, {"bytes", {1e6}}, {"bus_gb_per_s", {3.0}}};
@@ -142,6 +147,7 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
                      {"multiprocessors", number},           {"all_reduce", table}};
   const Machine more = parse(json);
   EXPECT_EQ(more.link.remote->value.gb_per_s(), 4);
+  EXPECT_EQ(more.cpu.core_bandwidth->value.gb_per_s(), 4);
   EXPECT_EQ(more.nvme->capacity.value.count, 4'000'000'000);
   EXPECT_EQ(more.nvme->read.rate_at(5), 2e9);
   EXPECT_EQ(more.network->switch_reduction->value.gb_per_s(), 4);

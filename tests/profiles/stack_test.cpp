@@ -29,6 +29,10 @@ Stack unusual() {
   stack.facts.returns_weights_whole = true;
   stack.facts.recomputes_by_module = true;
   stack.facts.casts_on_arrival = true;
+  stack.facts.casts_through_pageable = true;
+  stack.facts.stage3_copies_by_tensor = true;
+  stack.facts.accumulates_on_cpu = true;
+  stack.facts.torch_adam_threads = 2;
   stack.facts.splits_norms_by_token = false;
   stack.facts.separate_unscale = true;
   stack.facts.pinned_power_of_two = true;

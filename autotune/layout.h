@@ -1,0 +1,42 @@
+// Layouts: the ways to spread a plan over its devices, before any knob of a single rank is chosen.
+//
+// A layout is a plan whose degrees, ZeRO stage and place of the optimizer have values. Legal ones
+// are generated, never filtered: every layout passes check(plan, model), and no two make the same
+// graph (the stage means nothing where no two ranks hold the same weights, a pipeline knows stages
+// 0 and 1 only, waits for one norm, and its weights stay). Simplest first: fewer ranks that
+// communicate in a layer, so that order breaks ties.
+// Will not do: cost anything, or choose what one rank does (autotune/space).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+// Knobs that may be changed; `data` is always what the devices leave.
+struct LayoutFreedom {
+  bool tensor = false;
+  bool tensor_sequence = false;
+  bool pipeline = false;
+  bool virtual_pipeline = false;
+  bool sequence = false;
+  bool context = false;
+  bool expert = false;
+  bool zero_stage = false;
+  bool placement = false;  // of the optimizer: gpu or cpu
+
+  static LayoutFreedom all();
+  bool any() const;
+};
+
+// Of base.devices devices; at least one, or none where the fixed degrees and the model leave no
+// legal layout. Requires check(model) to pass. Without any freedom: {base}.
+std::vector<Plan> layouts_of(const Model& model, const Plan& base, const LayoutFreedom& freedom);
+
+// "tensor 8, pipeline 4, data 2, ZeRO-1": what differs from one device; "one device".
+std::string layout_name(const Plan& plan);
+
+}  // namespace ballast

@@ -1,0 +1,17 @@
+// What a build without the CUDA toolkit has instead of cuda_runtime.cpp and gemm_cublaslt.cpp.
+#include "backend/cuda_math.h"
+#include "backend/cuda_runtime.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+
+std::unique_ptr<CudaRuntime> open_cuda_runtime(int) {
+  throw Error("no CUDA device", "this program was built without the CUDA toolkit",
+              "build it where CMake finds CUDA 13, or train with --device host");
+}
+
+std::unique_ptr<CudaMath> make_cuda_math(const Training&, CudaRuntime&) {
+  CHECK(false && "no runtime was opened");
+}
+
+}  // namespace ballast

@@ -1,0 +1,60 @@
+// Matrix products on a GPU by cuBLASLt, for row-major matrices.
+//
+// cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so A and B change places
+// and nothing is transposed. Accumulates in fp32 (for fp32 storage without TF32). The algorithm of
+// a shape is asked for once and kept, so the same shape gives the same bits as long as the library
+// is the same; none of them adds by atomics. Will not do: batches, or 8-bit formats.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/cuda_memory.h"
+#include "backend/cuda_products.h"
+#include "backend/cuda_runtime.h"
+
+namespace ballast {
+
+// What cuBLASLt's heuristic chose for a shape, in its own form; good for one version of the library
+// on one kind of GPU, both of which the key names.
+using GemmAlgorithm = std::array<uint64_t, 8>;
+
+// Keeps algorithms from one process to the next; either may be null.
+struct GemmAlgorithmStore {
+  std::function<std::optional<GemmAlgorithm>(const std::string& key)> find;
+  std::function<void(const std::string& key, const GemmAlgorithm& algorithm)> keep;
+};
+
+class CublasGemm : public CudaProducts {
+ public:
+  // Workspace is taken from the runtime, which must outlive this. Throws Error where the library
+  // does not start.
+  CublasGemm(CudaRuntime& runtime, GemmAlgorithmStore store);
+  ~CublasGemm() override;
+  CublasGemm(const CublasGemm&) = delete;
+  CublasGemm& operator=(const CublasGemm&) = delete;
+
+  // Throws Error that names shape and stream where no algorithm fits or the launch is refused.
+  void multiply(const CudaGemm& gemm, CudaStream stream) override;
+
+  // Shapes that were looked up, for tests and messages.
+  size_t cached() const { return algorithms_.size(); }
+
+ private:
+  struct Library;
+  const GemmAlgorithm& algorithm_of(const CudaGemm& gemm, const std::string& key,
+                                    CudaStream stream);
+
+  std::unique_ptr<Library> library_;
+  std::string machine_;  // GPU and version of the library
+  GemmAlgorithmStore store_;
+  CudaMemory workspace_;
+  std::map<std::string, GemmAlgorithm> algorithms_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,169 @@
+// AdamW and sums of squares, with the bits of kernels/reference.
+//
+// Bound: bytes. Adam moves 30 bytes a parameter with fp32 gradients and 16-bit weights, and 12 more
+// with a snapshot. Every operation is written as the instruction that rounds it, so no compiler may
+// contract two. A sum of squares has 16 chains of 4,096 dependent additions in double a segment
+// (the order of the CPU), about 20 us at 8 cycles each: a block stages its segment through shared
+// memory, loads of the next tile under way while 16 threads add, and many blocks run beside it.
+
+#include "kernels/cuda/values.h"
+#include "kernels/step_constants.h"
+
+namespace ballast::kernels::cuda {
+namespace {
+
+// --- Adam --------------------------------------------------------------------------------------
+
+constexpr int kAdamThreads = 256;
+constexpr int kAdamWide = 4;  // parameters of a thread: 16 bytes of each fp32 array
+
+struct AdamTask {
+  AdamArrays arrays;
+  StepConstants constants;
+  Snapshot snapshot;
+};
+
+// reference.cpp's adam_step, line by line.
+__device__ __forceinline__ void step(const StepConstants& c, float gradient, float& w, float& m,
+                                     float& v) {
+  const float g = __fmul_rn(c.gradient_scale, gradient);
+  if ((__float_as_uint(g) & 0x7fffffffu) >= 0x7f800000u) return;  // Inf or NaN: left alone
+  m = __fmaf_rn(c.beta1, m, __fmul_rn(c.one_minus_beta1, g));
+  v = __fmaf_rn(c.beta2, v, __fmul_rn(__fmul_rn(c.one_minus_beta2, g), g));
+  const float u = __fdiv_rn(__fmul_rn(c.bias_correction1, m),
+                            __fmaf_rn(__fsqrt_rn(v), c.bias_correction2, c.epsilon));
+  w = __fsub_rn(w, __fmul_rn(c.learning_rate, __fmaf_rn(c.weight_decay, w, u)));
+}
+
+template <int kCount>
+__global__ void __launch_bounds__(kAdamThreads) adam_kernel(AdamTask task) {
+  const AdamArrays& a = task.arrays;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kAdamThreads + threadIdx.x) * kCount;
+  if (at >= a.count) return;
+  float w[kCount], m[kCount], v[kCount], g[kCount];
+  load(ConstArray(a.gradient, a.gradient_format), at, g);
+  load<Format::kF32>(a.master, at, w);
+  load<Format::kF32>(a.moment1, at, m);
+  load<Format::kF32>(a.moment2, at, v);
+  if (task.snapshot.master != nullptr) {
+    store<Format::kF32>(task.snapshot.master, at, w);
+    store<Format::kF32>(task.snapshot.moment1, at, m);
+    store<Format::kF32>(task.snapshot.moment2, at, v);
+  }
+  for (int i = 0; i < kCount; ++i) step(task.constants, g[i], w[i], m[i], v[i]);
+  store<Format::kF32>(a.master, at, w);
+  store<Format::kF32>(a.moment1, at, m);
+  store<Format::kF32>(a.moment2, at, v);
+  if (a.weights != nullptr) store(Array{a.weights, a.weights_format}, at, w);
+}
+
+// The task from parameter `first` on, `count` of them.
+AdamTask part_of(AdamTask task, int64_t first, int64_t count) {
+  AdamArrays& a = task.arrays;
+  a.master += first, a.moment1 += first, a.moment2 += first;
+  a.gradient = static_cast<const char*>(a.gradient) + first * bytes_of(a.gradient_format);
+  if (a.weights != nullptr) {
+    a.weights = static_cast<char*>(a.weights) + first * bytes_of(a.weights_format);
+  }
+  a.count = count;
+  Snapshot& s = task.snapshot;
+  if (s.master != nullptr) s.master += first, s.moment1 += first, s.moment2 += first;
+  return task;
+}
+
+// --- Sums of squares ---------------------------------------------------------------------------
+
+constexpr int kSumThreads = 128;
+constexpr int kSumTile = 4096;  // values in shared memory at a time: 16 KiB
+constexpr int kPerThread = kSumTile / kSumThreads;
+
+// Values [first, first + kSumTile) of the run, zeros after `end`. Thread t holds kCount neighbours
+// at multiples of kSumThreads * kCount.
+template <Format kFormat, int kCount>
+__device__ __forceinline__ void load_tile(const void* values, int64_t first, int64_t end,
+                                          float (&to)[kPerThread / kCount][kCount]) {
+#pragma unroll
+  for (int k = 0; k < kPerThread / kCount; ++k) {
+    const int64_t at = first + (k * kSumThreads + static_cast<int>(threadIdx.x)) * kCount;
+    if (at + kCount <= end) {
+      load<kFormat>(values, at, to[k]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        float value[1] = {0};
+        if (at + i < end) load<kFormat>(values, at + i, value);
+        to[k][i] = value[0];
+      }
+    }
+  }
+}
+
+// Block x: segment x. A zero beyond the end adds +0 to a sum of squares, which changes no bit.
+template <Format kFormat, int kCount>
+__global__ void __launch_bounds__(kSumThreads) sum_of_squares_kernel(SumOfSquares d) {
+  __shared__ float tile[kSumTile];
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t begin = blockIdx.x * kNormBlock;
+  const int64_t end = smaller(begin + kNormBlock, d.count);
+  float next[kPerThread / kCount][kCount];
+  load_tile<kFormat>(d.values.data, begin, end, next);
+  double sum = 0;
+  for (int64_t first = begin; first < end; first += kSumTile) {
+    __syncthreads();  // the tile before has been added
+#pragma unroll
+    for (int k = 0; k < kPerThread / kCount; ++k) {
+      store<Format::kF32>(tile, (k * kSumThreads + lane) * kCount, next[k]);
+    }
+    __syncthreads();
+    if (first + kSumTile < end) load_tile<kFormat>(d.values.data, first + kSumTile, end, next);
+    if (lane < kNormLanes) {
+#pragma unroll 8
+      for (int i = lane; i < kSumTile; i += static_cast<int>(kNormLanes)) {
+        const auto value = static_cast<double>(tile[i]);
+        sum = __fma_rn(value, value, sum);  // the product is exact: 24 + 24 bits fit in 53
+      }
+    }
+  }
+  if (lane >= kWarp) return;
+#pragma unroll
+  for (int half = static_cast<int>(kNormLanes) / 2; half > 0; half /= 2) {
+    sum = __dadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, half));
+  }
+  if (lane == 0) d.partials[blockIdx.x] = sum;
+}
+
+}  // namespace
+
+// --- Launchers ---------------------------------------------------------------------------------
+
+Status adam_step(const AdamArrays& arrays, const AdamConstants& constants, const Snapshot& snapshot,
+                 Stream stream) {
+  const AdamTask task{arrays, step_constants(constants), snapshot};
+  bool wide = is_wide(arrays.gradient) && is_wide(arrays.weights);
+  for (const float* values : {arrays.master, arrays.moment1, arrays.moment2, snapshot.master,
+                              snapshot.moment1, snapshot.moment2}) {
+    wide = wide && is_wide(values);
+  }
+  const int64_t first = wide ? arrays.count / kAdamWide * kAdamWide : 0;
+  if (first > 0) {
+    const Grid grid{.x = div_up(first, kAdamThreads * kAdamWide), .threads = kAdamThreads};
+    BALLAST_CUDA_TRY(
+        launch("adam_step", adam_kernel<kAdamWide>, grid, stream, part_of(task, 0, first)));
+  }
+  const int64_t left = arrays.count - first;
+  const Grid grid{.x = div_up(left, kAdamThreads), .threads = kAdamThreads};
+  return launch("adam_step", adam_kernel<1>, grid, stream, part_of(task, first, left));
+}
+
+Status sum_of_squares(const SumOfSquares& d, Stream stream) {
+  const Grid grid{.x = segments_of(d.count), .threads = kSumThreads};
+  const bool wide = is_wide(d.values.data);
+  return with_format(d.values.format, [&](auto tag) {
+    constexpr Format kFormat = decltype(tag)::kValue;
+    const auto kernel =
+        wide ? sum_of_squares_kernel<kFormat, kWide> : sum_of_squares_kernel<kFormat, 1>;
+    return launch("sum_of_squares", kernel, grid, stream, d);
+  });
+}
+
+}  // namespace ballast::kernels::cuda

@@ -1,0 +1,238 @@
+#include "autotune/layout.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "autotune/cell_bound.h"
+#include "autotune/layer_profile.h"
+#include "sim/engine/cost.h"
+#include "sim/engine/predict.h"
+#include "tests/autotune/support.h"
+
+namespace ballast::tests {
+namespace {
+
+Machine many(int64_t devices) {
+  Machine machine = gpu_machine();
+  machine.devices = machine.devices_per_node = devices;
+  machine.network = Interconnect{given(Bandwidth::from_gb_per_s(2)), given(Duration::from_us(9))};
+  return machine;
+}
+
+std::string plan_name(const Plan& plan) {
+  return fmt::format("{}, {}, micro-batch {}, {} buckets of {} on the GPU, {}, {}, flow {}",
+                     layout_name(plan), to_string(plan.optimizer.placement),
+                     plan.micro_batch.value(), plan.optimizer.gpu_buckets.value(),
+                     plan.optimizer.bucket_bytes.count, to_string(plan.optimizer.cast),
+                     to_string(plan.optimizer.sync), plan.weights.flow_share.value());
+}
+
+Plan base_plan(int64_t devices) {
+  Plan plan = auto_plan(2 * devices);
+  plan.devices = plan.data = devices;
+  return plan;
+}
+
+TEST(Layouts, without_freedom_the_only_one_is_the_base) {
+  const Plan base = base_plan(4);
+  EXPECT_EQ(layouts_of(small_model(), base, {}), std::vector<Plan>{base});
+}
+
+TEST(Layouts, every_one_is_legal_and_uses_all_devices) {
+  const Model model = small_model();
+  for (const int64_t devices : {1, 2, 6, 8, 16}) {
+    const std::vector<Plan> layouts = layouts_of(model, base_plan(devices), LayoutFreedom::all());
+    ASSERT_FALSE(layouts.empty());
+    for (const Plan& plan : layouts) {
+      ASSERT_NO_THROW(check(plan, model)) << layout_name(plan);
+      EXPECT_EQ(plan.data * plan.tensor * plan.pipeline * plan.sequence * plan.context, devices);
+    }
+  }
+}
+
+TEST(Layouts, no_two_are_the_same) {
+  const std::vector<Plan> layouts =
+      layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    for (size_t j = i + 1; j < layouts.size(); ++j) EXPECT_NE(layouts[i], layouts[j]);
+  }
+}
+
+// Two devices, 4 layers, 4 heads. Alone (data 1): tensor 2 with norms whole or split, pipeline 2
+// with one or two chunks a stage, sequence 2, context 2; and data 2. State: tensor and pipeline
+// leave one rank for each weight, so 2 places; the three others share it: stages 0 to 3 on the GPU
+// and 1 to 3 on the CPU, 7 each. 2 * 2 + 2 * 2 + 3 * 7 = 29.
+TEST(Layouts, of_two_devices_are_as_many_as_by_hand) {
+  EXPECT_EQ(layouts_of(small_model(), base_plan(2), LayoutFreedom::all()).size(), 29);
+}
+
+TEST(Layouts, a_degree_that_is_not_free_keeps_its_value) {
+  Plan base = base_plan(8);
+  base.tensor = 2;
+  base.data = 4;
+  LayoutFreedom freedom = LayoutFreedom::all();
+  freedom.tensor = false;
+  for (const Plan& plan : layouts_of(small_model(), base, freedom)) EXPECT_EQ(plan.tensor, 2);
+}
+
+TEST(Layouts, those_whose_ranks_talk_least_come_first) {
+  const std::vector<Plan> layouts =
+      layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
+  EXPECT_EQ(layouts.front().data, 8);
+  EXPECT_EQ(layouts.back().data, 1);
+}
+
+// Every layout with some activation choices, simulated: no step is shorter and no memory smaller
+// than what its cell says.
+TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
+  const Model model = small_model();
+  const Machine machine = many(4);
+  const CostModel costs(machine, nullptr, "best");
+  LayerProfiles layers(model, costs);
+  const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
+  int64_t seen = 0;
+  for (const Plan& layout : layouts_of(model, base_plan(4), LayoutFreedom::all())) {
+    const Space space = space_of(model, layout, Freedom::all());
+    for (const Choice& choice : every(choices_of(space, layout), 211)) {
+      const Plan plan = plan_of(space, layout, choice);
+      layers.prepare({plan}, 1);
+      const LayerProfile& profile = layers.of(plan);
+      const Graph graph = build(model, plan);
+      const Duration step = step_time_of(graph, plan, costs);
+      ASSERT_LE(cell_time(model, plan, profile), step)
+          << layout_name(plan) << ", micro-batch " << *plan.micro_batch << ", "
+          << space.activations[static_cast<size_t>(choice.activations)].name;
+      for (const PlacePeak& peak : cell_memory(model, plan, profile, usable)) {
+        ASSERT_LE(peak.arena, graph.arenas.size[static_cast<size_t>(peak.place)])
+            << layout_name(plan) << " " << to_string(peak.place);
+      }
+      ++seen;
+    }
+  }
+  EXPECT_GT(seen, 200);
+}
+
+// Whatever is free, the search finds what simulating every plan finds.
+void expect_the_optimum(const Plan& base, const Machine& machine, const Freedom& freedom,
+                        const LayoutFreedom& layouts) {
+  const Model model = small_model();
+  const SearchSpace space{layouts_of(model, base, layouts), freedom};
+  SearchOptions options;
+  const SearchResult bounded = search(model, space, machine, nullptr, options);
+  options.exhaustive = true;
+  const SearchResult all = search(model, space, machine, nullptr, options);
+  ASSERT_TRUE(bounded.best && all.best);
+  EXPECT_EQ(plan_name(bounded.best->plan), plan_name(all.best->plan));
+  EXPECT_EQ(bounded.best->plan, all.best->plan);
+  EXPECT_EQ(bounded.best->step_time.ps, all.best->step_time.ps);
+  EXPECT_EQ(bounded.considered, all.considered);
+  EXPECT_EQ(bounded.considered, bounded.simulated + bounded.bounded + bounded.infeasible);
+  EXPECT_LT(bounded.simulated, all.simulated);
+}
+
+// A plan of which only what `freedom` and the layouts free is open: a few thousand plans in all.
+Plan narrow_plan(int64_t devices) {
+  Plan plan = base_plan(devices);
+  plan.optimizer.gpu_buckets = 1;
+  plan.weights.flow_share = 0;
+  plan.activations = ActivationPlan{};
+  return plan;
+}
+
+Freedom micro_batch_alone() {
+  Freedom freedom;
+  freedom.micro_batch = true;
+  return freedom;
+}
+
+TEST(LayoutSearch, finds_the_optimum_of_two_devices) {
+  Freedom freedom = micro_batch_alone();
+  freedom.sync = freedom.cast = true;
+  expect_the_optimum(narrow_plan(2), many(2), freedom, LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_of_activations) {
+  Plan base = narrow_plan(2);
+  base.activations.reset();
+  base.micro_batch = 2;
+  expect_the_optimum(base, many(2), Freedom{}, LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_of_weights_that_flow) {
+  Freedom freedom;
+  freedom.flow_share = freedom.gpu_buckets = true;
+  Plan base = narrow_plan(2);
+  base.micro_batch = 1;
+  expect_the_optimum(base, many(2), freedom, LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_where_gpu_memory_is_short) {
+  Machine machine = many(2);
+  machine.gpu.memory.value = Bytes{int64_t{9} << 20};
+  Plan base = narrow_plan(2);
+  base.activations.reset();
+  base.micro_batch = 2;
+  expect_the_optimum(base, machine, Freedom{}, LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_where_cpu_memory_is_short) {
+  Machine machine = many(2);
+  machine.cpu.memory.value = Bytes{int64_t{6} << 20};
+  expect_the_optimum(narrow_plan(2), machine, micro_batch_alone(), LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_on_a_slow_network) {
+  Machine machine = many(4);
+  machine.devices_per_node = 2;
+  machine.network->bandwidth.value = Bandwidth::from_gb_per_s(0.5);
+  expect_the_optimum(narrow_plan(4), machine, micro_batch_alone(), LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_on_a_slow_processor) {
+  Machine machine = many(2);
+  machine.cpu.adam["plain"] = flat(5e6);
+  Freedom freedom = micro_batch_alone();
+  freedom.gpu_buckets = true;
+  expect_the_optimum(narrow_plan(2), machine, freedom, LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_on_a_slow_link) {
+  Machine machine = many(2);
+  machine.link.host_to_device = machine.link.device_to_host = flat(1e9);
+  Freedom freedom = micro_batch_alone();
+  freedom.bucket_bytes = true;
+  expect_the_optimum(narrow_plan(2), machine, freedom, LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_of_four_devices) {
+  expect_the_optimum(narrow_plan(4), many(4), micro_batch_alone(), LayoutFreedom::all());
+}
+
+TEST(LayoutSearch, finds_the_optimum_of_pipelines) {
+  LayoutFreedom layouts;
+  layouts.pipeline = layouts.virtual_pipeline = layouts.zero_stage = layouts.placement = true;
+  Plan base = narrow_plan(4);
+  base.activations.reset();
+  expect_the_optimum(base, many(4), micro_batch_alone(), layouts);
+}
+
+TEST(LayoutSearch, does_not_depend_on_threads) {
+  const Model model = small_model();
+  const Machine machine = many(4);
+  const SearchSpace space{layouts_of(model, narrow_plan(4), LayoutFreedom::all()),
+                          micro_batch_alone()};
+  SearchOptions options;
+  options.threads = 1;
+  const SearchResult one = search(model, space, machine, nullptr, options);
+  options.threads = 3;
+  const SearchResult three = search(model, space, machine, nullptr, options);
+  EXPECT_EQ(one.simulated, three.simulated);
+  EXPECT_EQ(one.infeasible, three.infeasible);
+  ASSERT_EQ(one.ranked.size(), three.ranked.size());
+  for (size_t i = 0; i < one.ranked.size(); ++i) {
+    EXPECT_EQ(one.ranked[i].plan, three.ranked[i].plan);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::tests

@@ -1,0 +1,331 @@
+// The CUDA device with threads for streams: whole trainings give the bits of the host device, so
+// nothing runs before what it needs; and what a device allocates, pins, waits for and says.
+#include "backend/device_cuda.h"
+
+#include <gtest/gtest.h>
+#include <limits>
+#include <set>
+
+#include "backend/cuda_segments.h"
+#include "backend/make_device.h"
+#include "sim/graph/build.h"
+#include "tests/backend/cuda_training.h"
+#include "tests/backend/temporary_folder.h"
+
+namespace ballast {
+namespace {
+
+using tests::CudaCall;
+using tests::CudaLog;
+using tests::NotedCall;
+using tests::ThreadCudaOptions;
+
+constexpr int kSteps = 10;
+
+// Streams that stand still at random, so that a missing wait is seen.
+ThreadCudaOptions dawdling() {
+  ThreadCudaOptions options;
+  options.dawdle_one_in = 60;
+  return options;
+}
+
+struct NamedPlan {
+  const char* name;
+  Plan plan;
+};
+
+Plan changed(Plan plan, const std::function<void(Plan&)>& change) {
+  change(plan);
+  return plan;
+}
+
+// Every way of stepping, with CPU and GPU buckets, weights that flow and activations that leave.
+std::vector<NamedPlan> plans(DType dtype) {
+  const Plan wait = changed(tiny::wait_plan(dtype), [](Plan& p) {
+    p.optimizer.bucket_bytes = {2 * kSegment * 4};
+  });
+  const Plan speculate = changed(wait, [](Plan& p) { p.optimizer.sync = SyncMode::kSpeculate; });
+  const auto on_gpu = [](int64_t buckets) {
+    return [=](Plan& p) { p.optimizer.gpu_buckets = buckets; };
+  };
+  return {
+      {"wait, CPU buckets", wait},
+      {"wait, two GPU buckets", changed(wait, on_gpu(2))},
+      {"wait, the CPU casts",
+       changed(wait, [](Plan& p) { p.optimizer.cast = CastPlacement::kCpu; })},
+      {"wait, activations leave",
+       changed(wait,
+               [](Plan& p) { p.activations = tiny::all_activations(ActivationFate::kOffload); })},
+      {"speculate, CPU buckets", speculate},
+      {"speculate, three GPU buckets", changed(speculate, on_gpu(3))},
+      {"speculate, exact undo",
+       changed(speculate, [](Plan& p) { p.optimizer.undo = UndoKind::kExact; })},
+      {"speculate, weights flow, activations come again",
+       changed(speculate,
+               [](Plan& p) {
+                 p.weights.flow_share = 0.5;
+                 p.optimizer.cast = CastPlacement::kCpu;
+                 p.activations = tiny::all_activations(ActivationFate::kRecompute);
+               })},
+      {"speculate, all at once",
+       changed(speculate,
+               [](Plan& p) {
+                 p.weights.flow_share = 1;
+                 p.optimizer.gpu_buckets = 1;
+                 p.activations = tiny::all_activations(ActivationFate::kOffload);
+               })},
+  };
+}
+
+TEST(CudaDevice, every_plan_gives_the_bits_of_the_host_device) {
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.optimizer_threads = 2;
+  const TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
+  const tiny::Outcome reference =
+      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kSteps, true);
+  for (const auto& [name, plan] : plans(DType::kBf16)) {
+    const tiny::Outcome outcome = tiny::train(tiny::gpt2_model(), plan, cuda, kSteps, false);
+    EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters)) << name;
+    const bool speculates = plan.optimizer.sync == SyncMode::kSpeculate;
+    EXPECT_EQ(outcome.rollbacks > 0, speculates) << name;  // its first gradients are clipped
+    ASSERT_EQ(outcome.records.size(), reference.records.size()) << name;
+    for (size_t i = 0; i < outcome.records.size(); ++i) {
+      EXPECT_EQ(outcome.records[i].loss, reference.records[i].loss) << name << ", step " << i;
+      EXPECT_EQ(outcome.records[i].gradient_norm, reference.records[i].gradient_norm) << name;
+    }
+  }
+}
+
+// Clipping and poison at chosen steps.
+double disturbed(int32_t step) {
+  if (step == 2 || step == 3) return 1e4;
+  if (step == 5) return std::numeric_limits<double>::quiet_NaN();
+  return 1;
+}
+
+TEST(CudaDevice, rollbacks_leave_no_trace_whatever_the_format) {
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    TrainerOptions options = tiny::options_for(kSteps);
+    options.optimizer.clip_norm = 50;
+    options.gradient_factor = disturbed;
+    const TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
+    const tiny::Outcome reference =
+        tiny::train(tiny::llama_model(), tiny::wait_plan(dtype), options, kSteps, true);
+    for (const auto& [name, plan] : plans(dtype)) {
+      const tiny::Outcome outcome = tiny::train(tiny::llama_model(), plan, cuda, kSteps, false);
+      EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters))
+          << to_string(dtype) << " " << name;
+      EXPECT_EQ(outcome.rollbacks, plan.optimizer.sync == SyncMode::kSpeculate ? 3 : 0) << name;
+    }
+  }
+}
+
+TEST(CudaDevice, delayed_updates_and_their_checkpoints_are_those_of_the_host) {
+  const TemporaryFolder folder;
+  Plan plan = tiny::wait_plan();
+  plan.optimizer.sync = SyncMode::kDelay;
+  plan.optimizer.bucket_bytes = {2 * kSegment * 4};
+  plan.optimizer.gpu_buckets = 1;
+  const TrainerOptions options = tiny::options_for(kSteps);
+  const tiny::Outcome reference = tiny::train(tiny::gpt2_model(), plan, options, kSteps, true);
+  TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
+  cuda.checkpoint_folder = folder.path();
+  tiny::train(tiny::gpt2_model(), plan, cuda, 4, false);
+  cuda.resume = true;
+  const tiny::Outcome resumed = tiny::train(tiny::gpt2_model(), plan, cuda, kSteps, false);
+  EXPECT_TRUE(tiny::same_bits(reference.parameters, resumed.parameters));
+  ASSERT_EQ(resumed.records.size(), static_cast<size_t>(kSteps - 4));
+  for (size_t i = 0; i < resumed.records.size(); ++i) {
+    EXPECT_EQ(resumed.records[i].loss, reference.records[i + 3].loss) << "step " << i + 3;
+  }
+}
+
+TEST(CudaDevice, one_operation_after_another_gives_the_same_bits_and_losses_are_evaluated) {
+  const TrainerOptions options = tiny::options_for(kSteps);
+  const TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
+  Plan plan = tiny::wait_plan();
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  plan.weights.flow_share = 0.5;
+  Trainer host(tiny::llama_model(), plan, options);
+  Trainer gpu(tiny::llama_model(), plan, cuda);
+  host.train(4, nullptr);
+  gpu.train(4, nullptr, true);
+  EXPECT_TRUE(tiny::same_bits(host.parameters(), gpu.parameters()));
+  EXPECT_EQ(host.validation_loss(3), gpu.validation_loss(3));
+}
+
+TEST(CudaDevice, timeline_holds_every_operation_once_and_lanes_do_not_overlap_themselves) {
+  for (const auto& [name, plan] : plans(DType::kBf16)) {
+    const TrainerOptions cuda = tests::on_thread_cuda(tiny::options_for(kSteps), dawdling());
+    Trainer trainer(tiny::gpt2_model(), plan, cuda);
+    const TrainResult result = trainer.train(3, nullptr);
+    const Graph& graph = trainer.graph();
+    ASSERT_EQ(result.timeline.spans.size(), 3 * graph.step.ops.size()) << name;
+    std::map<LaneId, Instant> ends;
+    std::set<std::pair<int32_t, OpId>> seen;
+    for (const Span& span : result.timeline.spans) {
+      EXPECT_TRUE(seen.emplace(span.step, span.op).second) << name;
+      EXPECT_LE(span.begin, span.end);
+      const LaneId lane = graph.step.ops[static_cast<size_t>(span.op)].lane;
+      // Half a microsecond: what events can tell apart.
+      EXPECT_GE(span.begin.ps + 500'000, ends[lane].ps) << name << " " << lane;
+      ends[lane] = std::max(ends[lane], span.end);
+    }
+    EXPECT_EQ(result.step_times.size(), 3U);
+  }
+}
+
+TEST(CudaDevice, recorded_runs_of_kernels_give_the_same_bits_with_fewer_launches) {
+  const TrainerOptions options = tiny::options_for(kSteps);
+  const tiny::Outcome reference =
+      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kSteps, true);
+  for (const auto& [name, plan] : plans(DType::kBf16)) {
+    const auto log = std::make_shared<CudaLog>();
+    TrainerOptions cuda = tests::on_thread_cuda(options, dawdling(), log);
+    cuda.captures = true;
+    Trainer trainer(tiny::gpt2_model(), plan, cuda);
+    const TrainResult result = trainer.train(kSteps, nullptr);
+    EXPECT_TRUE(tiny::same_bits(reference.parameters, trainer.parameters())) << name;
+    // Every step but the first, which ran plain; a rollback launches its forward once more.
+    const auto segments = static_cast<int64_t>(cuda_segments(trainer.graph()).size());
+    EXPECT_GE(segments, 10) << name;
+    EXPECT_GE(log->count(CudaCall::kLaunchGraph), segments * (kSteps - 1)) << name;
+    const auto spans = static_cast<size_t>(result.timeline.steps) * trainer.graph().step.ops.size();
+    EXPECT_EQ(result.timeline.spans.size(), spans) << name;
+    trainer.validation_loss(1);
+  }
+}
+
+TEST(CudaSegments, only_the_first_waits_only_the_last_is_waited_for_and_all_are_modules) {
+  for (const auto& [name, plan] : plans(DType::kBf16)) {
+    const Graph graph = build(tiny::gpt2_model(), plan);
+    std::set<OpId> waited_for;
+    for (const Edge& edge : graph.step.edges) waited_for.insert(edge.op);
+    for (const CudaSegment& segment : cuda_segments(graph)) {
+      ASSERT_GE(segment.ops.size(), 2U);
+      for (size_t i = 0; i < segment.ops.size(); ++i) {
+        const auto op = static_cast<size_t>(segment.ops[i]);
+        const bool waits = graph.step.edge_begin[op] != graph.step.edge_begin[op + 1];
+        EXPECT_TRUE(!waits || i == 0) << name;
+        EXPECT_TRUE(!waited_for.contains(segment.ops[i]) || i + 1 == segment.ops.size()) << name;
+        EXPECT_NE(graph.step.ops[op].kind, OpKind::kLoss);  // its factor changes
+        EXPECT_NE(graph.step.ops[op].kind, OpKind::kAdam);  // so do its constants
+        if (i == 0) continue;
+        // Nothing else of the lane lies between.
+        for (OpId between = segment.ops[i - 1] + 1; between < segment.ops[i]; ++between) {
+          EXPECT_NE(graph.step.ops[static_cast<size_t>(between)].lane, graph.step.ops[op].lane);
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaDevice, memory_is_taken_once_and_events_are_made_in_the_first_steps_only) {
+  const auto log = std::make_shared<CudaLog>();
+  const TrainerOptions cuda = tests::on_thread_cuda(tiny::options_for(kSteps), {}, log);
+  Plan plan = plans(DType::kBf16).back().plan;
+  Trainer trainer(tiny::gpt2_model(), plan, cuda);
+  const Bytes hbm = trainer.graph().arenas.size[static_cast<size_t>(Place::kHbm)];
+  int arenas = 0;
+  for (const NotedCall& call : log->calls) arenas += call.bytes == hbm.count &&
+                                                     call.call == CudaCall::kAllocate;
+  EXPECT_EQ(arenas, 1);
+  EXPECT_EQ(log->count(CudaCall::kAllocate), 2);  // the arena, and the losses
+  EXPECT_EQ(log->count(CudaCall::kAllocatePinned), 2);
+  EXPECT_EQ(log->count(CudaCall::kPin), 1);
+  trainer.train(4, nullptr);
+  const int64_t events = log->count(CudaCall::kCreateEvent);
+  trainer.train(9, nullptr);
+  EXPECT_EQ(log->count(CudaCall::kCreateEvent), events);
+  EXPECT_EQ(log->count(CudaCall::kAllocate), 2);
+  EXPECT_EQ(log->count(CudaCall::kAllocatePinned), 2);
+  const std::vector<MemoryUse> memory = trainer.train(9, nullptr).memory;
+  EXPECT_EQ(memory[0].planned, hbm);
+  // Losses of two micro-batches in two steps, and one of evaluations.
+  EXPECT_EQ(memory[0].resident.count, hbm.count + 5 * 8);
+}
+
+TEST(CudaDevice, cpu_memory_stays_as_it_is_where_the_device_shares_page_tables) {
+  for (const bool superchip : {false, true}) {
+    const auto log = std::make_shared<CudaLog>();
+    ThreadCudaOptions options;
+    options.properties.addresses_pageable = true;  // Linux does that on a PCIe machine too
+    options.properties.shares_page_tables = superchip;
+    Trainer trainer(tiny::gpt2_model(), tiny::wait_plan(),
+                    tests::on_thread_cuda(tiny::options_for(kSteps), options, log));
+    EXPECT_EQ(log->count(CudaCall::kPin), superchip ? 0 : 1);
+  }
+}
+
+TEST(CudaDevice, failing_copy_names_operation_bytes_and_stream_and_stops_the_run) {
+  ThreadCudaOptions options;
+  // Copies of the set-up come first: find one of the run.
+  const auto log = std::make_shared<CudaLog>();
+  {
+    Trainer setup(tiny::gpt2_model(), tiny::wait_plan(),
+                  tests::on_thread_cuda(tiny::options_for(kSteps), options, log));
+  }
+  options.failing_copy = log->count(CudaCall::kCopy);
+  Trainer failing(tiny::gpt2_model(), tiny::wait_plan(),
+                  tests::on_thread_cuda(tiny::options_for(kSteps), options));
+  try {
+    failing.train(3, nullptr);
+    FAIL() << "the failure was swallowed";
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    // The first copy is that of a batch: 2 sequences of 12 + 1 tokens of 4 bytes.
+    EXPECT_TRUE(what.starts_with("cuda copy of 104 bytes on stream copy-in, in '")) << what;
+    EXPECT_NE(what.find("invalid argument (cudaErrorInvalidValue); run again"), std::string::npos)
+        << what;
+  }
+}
+
+std::string failure_of(const Model& model, const Plan& plan, const ThreadCudaOptions& options) {
+  try {
+    Trainer trainer(model, plan, tests::on_thread_cuda(tiny::options_for(kSteps), options));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(CudaDevice, what_cannot_run_is_refused_in_one_line) {
+  Plan exact = tiny::wait_plan();
+  exact.optimizer.sync = SyncMode::kSpeculate;
+  exact.optimizer.undo = UndoKind::kExact;
+  exact.optimizer.gpu_buckets = 1;
+  EXPECT_EQ(failure_of(tiny::gpt2_model(), exact, {}),
+            "plan, optimizer.undo: the exact undo of a bucket that the GPU steps is not built for "
+            "CUDA; set plan.optimizer.undo=snapshot, or plan.optimizer.gpu_buckets=0");
+  ThreadCudaOptions small;
+  small.free_memory = {1000};
+  const std::string text = failure_of(tiny::gpt2_model(), tiny::wait_plan(), small);
+  EXPECT_TRUE(text.starts_with("arena hbm: the plan needs ")) << text;
+  Model qk_norm = tiny::llama_model();
+  qk_norm.qk_norm = true;
+  EXPECT_NE(failure_of(qk_norm, tiny::wait_plan(), {}).find("which the CUDA device cannot run"),
+            std::string::npos);
+}
+
+TEST(MakeDevice, names_are_host_and_cuda_with_an_index) {
+  EXPECT_EQ(cuda_index_of("host"), -1);
+  EXPECT_EQ(cuda_index_of("cuda"), 0);
+  EXPECT_EQ(cuda_index_of("cuda:3"), 3);
+  for (const char* name : {"", "gpu", "cuda:", "cuda:x", "cuda:1x", "cuda:-1"}) {
+    EXPECT_THROW(cuda_index_of(name), Error) << name;
+  }
+}
+
+TEST(MakeDevice, machine_without_a_gpu_says_so) {
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.device = "cuda:63";  // no machine has that many
+  try {
+    Trainer trainer(tiny::gpt2_model(), tiny::wait_plan(), options);
+    FAIL() << "there is no such device";
+  } catch (const Error& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with("no CUDA device: ")) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace ballast

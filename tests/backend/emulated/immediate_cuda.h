@@ -1,0 +1,116 @@
+// A CUDA runtime that does everything at once, on the thread that asks: what is enqueued is done.
+// For kernels that run emulated on the caller's thread.
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "backend/cuda_products.h"
+#include "backend/cuda_runtime.h"
+#include "kernels/kernels.h"
+
+namespace ballast::tests {
+
+class ImmediateCuda : public CudaRuntime {
+ public:
+  CudaProperties properties() override { return {}; }
+  Bytes free_memory() override { return {int64_t{1} << 40}; }
+  void bind_thread() override {}
+  void* allocate(Bytes bytes, const std::string&) override {
+    void* memory = ::operator new(static_cast<size_t>(bytes.count), std::align_val_t{256});
+    std::memset(memory, 0xff, static_cast<size_t>(bytes.count));  // what nobody wrote is no number
+    return memory;
+  }
+  void free(void* memory) override { ::operator delete(memory, std::align_val_t{256}); }
+  void* allocate_pinned(Bytes bytes, const std::string& what) override {
+    return allocate(bytes, what);
+  }
+  void free_pinned(void* memory) override { free(memory); }
+  void pin(void*, Bytes, const std::string&) override {}
+  void unpin(void*) override {}
+  CudaStream create_stream(const char* name) override { return {this, name}; }
+  void destroy(CudaStream) override {}
+  CudaEvent create_event(CudaStream stream) override { return {new int64_t(0), stream.name}; }
+  void destroy(CudaEvent event) override { delete static_cast<int64_t*>(event.native); }
+  void record(CudaEvent event, CudaStream) override {
+    *static_cast<int64_t*>(event.native) =
+        std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
+  void wait(CudaStream, CudaEvent) override {}
+  bool done(CudaEvent) override { return true; }
+  void synchronize(CudaEvent) override {}
+  void synchronize(CudaStream) override {}
+  double milliseconds(CudaEvent from, CudaEvent to) override {
+    return static_cast<double>(*static_cast<int64_t*>(to.native) -
+                               *static_cast<int64_t*>(from.native)) /
+           1e6;
+  }
+  void copy(const CudaCopy& copy, CudaStream) override {
+    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes.count));
+  }
+  void clear(void* memory, Bytes bytes, CudaStream) override {
+    std::memset(memory, 0, static_cast<size_t>(bytes.count));
+  }
+  void begin_capture(CudaStream) override {}
+  CudaGraph end_capture(CudaStream) override { return {this}; }
+  void launch(CudaGraph, CudaStream) override {}
+  void destroy(CudaGraph) override {}
+  void push_range(const char*) override {}
+  void pop_range() override {}
+};
+
+// Products by three loops, in double.
+class PlainProducts : public CudaProducts {
+ public:
+  void multiply(const CudaGemm& gemm, CudaStream) override {
+    const std::vector<double> a = whole(gemm.a, gemm.m, gemm.k);
+    const std::vector<double> b = whole(gemm.b, gemm.k, gemm.n);
+    for (int64_t i = 0; i < gemm.m; ++i) {
+      for (int64_t j = 0; j < gemm.n; ++j) {
+        double sum = 0;
+        for (int64_t l = 0; l < gemm.k; ++l) {
+          sum += a[static_cast<size_t>(i * gemm.k + l)] * b[static_cast<size_t>(l * gemm.n + j)];
+        }
+        if (gemm.bias != nullptr) sum += value(gemm.bias, gemm.out_dtype, j);
+        const int64_t place = i * gemm.out_stride + j;
+        if (gemm.added != nullptr) sum += value(gemm.added, gemm.out_dtype, place);
+        const auto rounded = static_cast<float>(sum);
+        kernels::reference().cast(
+            &rounded, kernels::Format::kF32,
+            static_cast<std::byte*>(gemm.out) + place * size_of(gemm.out_dtype),
+            format(gemm.out_dtype), 1);
+      }
+    }
+  }
+
+ private:
+  static kernels::Format format(DType dtype) {
+    return dtype == DType::kBf16  ? kernels::Format::kBf16
+           : dtype == DType::kF16 ? kernels::Format::kF16
+                                  : kernels::Format::kF32;
+  }
+  static double value(const void* data, DType dtype, int64_t index) {
+    float result = 0;
+    kernels::reference().cast(static_cast<const std::byte*>(data) + index * size_of(dtype),
+                              format(dtype), &result, kernels::Format::kF32, 1);
+    return result;
+  }
+  // op(x), row by row.
+  static std::vector<double> whole(const GemmOperand& operand, int64_t rows, int64_t columns) {
+    const bool transposed = operand.orientation == Orientation::kTransposed;
+    std::vector<double> values;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        values.push_back(value(operand.data, operand.dtype,
+                               transposed ? column * operand.stride + row
+                                          : row * operand.stride + column));
+      }
+    }
+    return values;
+  }
+};
+
+}  // namespace ballast::tests

@@ -1,0 +1,262 @@
+#include "tests/backend/thread_cuda.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "backend/cuda_error.h"
+#include "kernels/kernels.h"
+#include "sim/base/error.h"
+
+namespace ballast::tests {
+
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+
+thread_local const char* range = "";
+
+int64_t clock_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+ThreadCuda::ThreadCuda(std::shared_ptr<CudaLog> log, const ThreadCudaOptions& options)
+    : log_(std::move(log)), options_(options) {}
+
+// Whoever made something has given it back.
+ThreadCuda::~ThreadCuda() { CHECK(allocated_.empty()); }
+
+Bytes ThreadCuda::free_memory() {
+  const std::scoped_lock lock(mutex_);
+  Bytes free = options_.free_memory;
+  for (const auto& [memory, bytes] : allocated_) free.count -= bytes;
+  return free;
+}
+
+void* ThreadCuda::allocate(Bytes bytes, const std::string& what) {
+  log_->add({CudaCall::kAllocate, "", nullptr, bytes.count, what, range, {}});
+  void* memory = ::operator new(static_cast<size_t>(bytes.count), kAlignment);
+  // What nobody wrote is no number.
+  std::memset(memory, 0xff, static_cast<size_t>(bytes.count));
+  const std::scoped_lock lock(mutex_);
+  allocated_[memory] = bytes.count;
+  return memory;
+}
+
+void* ThreadCuda::allocate_pinned(Bytes bytes, const std::string& what) {
+  log_->add({CudaCall::kAllocatePinned, "", nullptr, bytes.count, what, range, {}});
+  void* memory = ::operator new(static_cast<size_t>(bytes.count), kAlignment);
+  std::memset(memory, 0xff, static_cast<size_t>(bytes.count));
+  const std::scoped_lock lock(mutex_);
+  allocated_[memory] = 0;
+  return memory;
+}
+
+void ThreadCuda::free(void* memory) {
+  {
+    const std::scoped_lock lock(mutex_);
+    CHECK(allocated_.erase(memory) == 1);
+  }
+  ::operator delete(memory, kAlignment);
+}
+
+void ThreadCuda::pin(void*, Bytes bytes, const std::string& what) {
+  log_->add({CudaCall::kPin, "", nullptr, bytes.count, what, range, {}});
+}
+
+CudaStream ThreadCuda::create_stream(const char* name) {
+  auto* stream = new Stream;
+  stream->random.seed(static_cast<uint32_t>(name[0]) + static_cast<uint32_t>(name[1]));
+  stream->thread = std::thread([this, stream] { serve(*stream); });
+  return {stream, name};
+}
+
+void ThreadCuda::destroy(CudaStream stream) {
+  {
+    const std::scoped_lock lock(mutex_);
+    of(stream).stop = true;
+    changed_.notify_all();
+  }
+  of(stream).thread.join();
+  delete static_cast<Stream*>(stream.native);
+}
+
+void ThreadCuda::serve(Stream& stream) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stream.stop || !stream.queue.empty(); });
+    if (stream.queue.empty()) return;
+    const std::function<void()> work = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    stream.busy = true;
+    const bool dawdles =
+        options_.dawdle_one_in > 0 && stream.random() % options_.dawdle_one_in == 0;
+    lock.unlock();
+    if (dawdles) std::this_thread::sleep_for(std::chrono::microseconds(300));
+    work();
+    lock.lock();
+    stream.busy = false;
+    changed_.notify_all();
+  }
+}
+
+void ThreadCuda::push(CudaStream stream, std::function<void()> work) {
+  const std::scoped_lock lock(mutex_);
+  if (of(stream).capture != nullptr) {
+    of(stream).capture->push_back(std::move(work));
+    return;
+  }
+  of(stream).queue.push_back(std::move(work));
+  changed_.notify_all();
+}
+
+void ThreadCuda::enqueue(CudaStream stream, const std::string& what, std::function<void()> work) {
+  log_->add({CudaCall::kKernel, stream.name, nullptr, 0, what, range, {}});
+  push(stream, std::move(work));
+}
+
+CudaEvent ThreadCuda::create_event(CudaStream stream) {
+  auto* event = new Event;
+  log_->add({CudaCall::kCreateEvent, stream.name, event, 0, "", range, {}});
+  return {event, stream.name};
+}
+
+void ThreadCuda::destroy(CudaEvent event) { delete static_cast<Event*>(event.native); }
+
+void ThreadCuda::complete(Event& event, int64_t generation) {
+  const std::scoped_lock lock(mutex_);
+  event.completed = std::max(event.completed, generation);
+  event.time_ns = clock_ns();
+  changed_.notify_all();
+}
+
+void ThreadCuda::record(CudaEvent event, CudaStream stream) {
+  log_->add({CudaCall::kRecord, stream.name, event.native, 0, "", range, {}});
+  int64_t generation = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    generation = ++of(event).recorded;
+  }
+  push(stream, [this, event, generation] { complete(of(event), generation); });
+}
+
+void ThreadCuda::wait(CudaStream stream, CudaEvent event) {
+  log_->add({CudaCall::kWait, stream.name, event.native, 0, "", range, {}});
+  int64_t generation = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    generation = of(event).recorded;
+  }
+  push(stream, [this, event, generation] {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return of(event).completed >= generation; });
+  });
+}
+
+bool ThreadCuda::done(CudaEvent event) {
+  const std::scoped_lock lock(mutex_);
+  return of(event).completed >= of(event).recorded;
+}
+
+void ThreadCuda::synchronize(CudaEvent event) {
+  log_->add({CudaCall::kSynchronizeEvent, event.stream, event.native, 0, "", range, {}});
+  std::unique_lock lock(mutex_);
+  const int64_t generation = of(event).recorded;
+  changed_.wait(lock, [&] { return of(event).completed >= generation; });
+}
+
+void ThreadCuda::synchronize(CudaStream stream) {
+  log_->add({CudaCall::kSynchronizeStream, stream.name, nullptr, 0, "", range, {}});
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return of(stream).queue.empty() && !of(stream).busy; });
+}
+
+double ThreadCuda::milliseconds(CudaEvent from, CudaEvent to) {
+  const std::scoped_lock lock(mutex_);
+  return static_cast<double>(of(to).time_ns - of(from).time_ns) / 1e6;
+}
+
+void ThreadCuda::copy(const CudaCopy& copy, CudaStream stream) {
+  log_->add({CudaCall::kCopy, stream.name, nullptr, copy.bytes.count, "", range, {}});
+  {
+    const std::scoped_lock lock(mutex_);
+    if (copies_++ == options_.failing_copy) {
+      throw_cuda_error({"copy", copy.bytes, std::string("on stream ") + stream.name, range},
+                       "invalid argument (cudaErrorInvalidValue)", CudaFault::kOther);
+    }
+  }
+  push(stream, [copy] {
+    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes.count));
+  });
+}
+
+void ThreadCuda::clear(void* memory, Bytes bytes, CudaStream stream) {
+  log_->add({CudaCall::kClear, stream.name, nullptr, bytes.count, "", range, {}});
+  push(stream, [=] { std::memset(memory, 0, static_cast<size_t>(bytes.count)); });
+}
+
+void ThreadCuda::begin_capture(CudaStream stream) {
+  const std::scoped_lock lock(mutex_);
+  of(stream).capture = new Graph;
+}
+
+CudaGraph ThreadCuda::end_capture(CudaStream stream) {
+  const std::scoped_lock lock(mutex_);
+  return {std::exchange(of(stream).capture, nullptr)};
+}
+
+void ThreadCuda::launch(CudaGraph graph, CudaStream stream) {
+  log_->add({CudaCall::kLaunchGraph, stream.name, nullptr, 0, "", range, {}});
+  for (const auto& work : *static_cast<Graph*>(graph.native)) push(stream, work);
+}
+
+void ThreadCuda::destroy(CudaGraph graph) { delete static_cast<Graph*>(graph.native); }
+
+void ThreadCuda::push_range(const char* name) { range = name; }
+void ThreadCuda::pop_range() { range = ""; }
+
+void ThreadCudaMath::module(const Op& op, const OperationArguments& arguments, int32_t step,
+                            CudaStream stream) {
+  runtime_.enqueue(stream, "module", [this, &op, &arguments, step] {
+    const auto& before = runtime_.options().before_module;
+    if (before) before(op, step);
+    modules_.module(op, arguments, step);
+  });
+}
+
+void ThreadCudaMath::loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                          const Loss& loss, CudaStream stream) {
+  runtime_.enqueue(stream, "loss", [this, &op, &arguments, step, loss] {
+    *loss.mean = modules_.loss(op, arguments, step, loss.gradient_factor);
+  });
+}
+
+void ThreadCudaMath::cast(const CastRange& range_of_values, CudaStream stream) {
+  runtime_.enqueue(stream, "cast", [r = range_of_values] {
+    kernels::best().cast(r.from, r.from_format, r.to, r.to_format, r.count);
+  });
+}
+
+void ThreadCudaMath::sums(const SumRange& range_of_values, CudaStream stream) {
+  runtime_.enqueue(stream, "sums", [r = range_of_values] {
+    for (int64_t done = 0; done < r.count; done += kSegment) {
+      r.sums[done / kSegment] =
+          kernels::best().sum_of_squares(r.values + done * kernels::bytes_of(r.format), r.format,
+                                         std::min(kSegment, r.count - done));
+    }
+  });
+}
+
+void ThreadCudaMath::adam(const kernels::AdamArrays& arrays,
+                          const kernels::AdamConstants& constants, CudaStream stream) {
+  runtime_.enqueue(stream, "adam",
+                   [arrays, constants] { kernels::best().adam_step(arrays, constants); });
+}
+
+}  // namespace ballast::tests

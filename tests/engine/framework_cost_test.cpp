@@ -1,0 +1,102 @@
+// What a framework's copies and its own optimizer take: pageable memory, calls, threads.
+#include <gtest/gtest.h>
+
+#include "sim/engine/cost.h"
+#include "tests/engine/tiny_machine.h"
+
+namespace ballast {
+namespace {
+
+using tests::flat_curve;
+using tests::tiny_machine;
+
+struct Costed {
+  OpCost cost;
+  std::vector<Capacity> capacities;
+
+  // The demand on the capacity of this name, 0 if there is none.
+  double demand(std::string_view name) const {
+    double sum = 0;
+    for (int8_t i = 0; i < cost.demand_count; ++i) {
+      const Demand& demand = cost.demands[static_cast<size_t>(i)];
+      if (capacities[static_cast<size_t>(demand.capacity)].name == name) sum += demand.amount;
+    }
+    return sum;
+  }
+  double us() const { return cost.alone.us(); }
+};
+
+Costed cost_with(const Op& op, const Machine& machine, const CostOptions& options) {
+  Sequence sequence;
+  sequence.ops = {op};
+  Graph graph;
+  graph.lanes = kLaneKinds;
+  const CostTable table = CostModel(machine, nullptr, options).table(sequence, graph);
+  return {table.ops.at(0), table.capacities};
+}
+Costed cost(const Op& op, const Machine& machine) { return cost_with(op, machine, CostOptions{}); }
+
+Op copy_in(int64_t bytes) {
+  Op op;
+  op.kind = OpKind::kCopy;
+  op.phase = Phase::kOptimizer;
+  op.lane = lane_of(0, LaneKind::kCopyIn);
+  op.work = CopyWork{Bytes{bytes}, CopyDirection::kHostToDevice};
+  return op;
+}
+
+Op adam(int64_t elements) {
+  Op op;
+  op.kind = OpKind::kAdam;
+  op.phase = Phase::kOptimizer;
+  op.lane = lane_of(0, LaneKind::kCpu);
+  op.work = BucketWork{elements, DType::kF32, DType::kF32, Site::kCpu, Bytes{28 * elements}};
+  return op;
+}
+
+// 1 MB from pageable memory at half of 10 GB/s: 200 us, and 2 us of latency for each call.
+TEST(FrameworkCost, pageable_memory_and_every_further_call_slow_a_copy_down) {
+  Op op = copy_in(1'000'000);
+  CopyWork& work = std::get<CopyWork>(op.work);
+  work.host = HostMemory::kPageable;
+  EXPECT_NEAR(cost(op, tiny_machine()).us(), 202, 1e-6);
+  work.calls = 4;
+  EXPECT_NEAR(cost(op, tiny_machine()).us(), 208, 1e-6);
+}
+
+// 1 GB/s up to 1 kB, 10 GB/s from 1 MB: a copy of 1 MB in 1000 calls runs at the rate of 1 kB.
+TEST(FrameworkCost, a_call_has_the_rate_of_its_own_size) {
+  Machine machine = tiny_machine();
+  machine.link.host_to_device.points = {{1e3, 1e9}, {1e6, 10e9}};
+  Op op = copy_in(1'000'000);
+  EXPECT_NEAR(cost(op, machine).us(), 100 + 2, 1e-6);
+  std::get<CopyWork>(op.work).calls = 1000;
+  EXPECT_NEAR(cost(op, machine).us(), 1000 + 2000, 1e-6);
+}
+
+// PyTorch's Adam moves 80 bytes a parameter. One core of 8 GB/s steps 1e8 parameters a second: 1e6
+// take 10 ms; the two that the machine lends take 5 ms. Another implementation is bound by memory:
+// 28 bytes a parameter at 50 GB/s. Without a core's rate one of four has a quarter of 50 GB/s: 6.4
+// ms.
+TEST(FrameworkCost, pytorchs_adam_is_bound_by_its_threads) {
+  Machine machine = tiny_machine();
+  machine.cpu.adam[std::string(kTorchAdam)] = flat_curve(1e9);
+  CostOptions options;
+  options.adam = kTorchAdam;
+  options.torch_adam_threads = 1;
+  EXPECT_NEAR(cost_with(adam(1'000'000), machine, options).us(), 6400, 1e-3);
+  machine.cpu.core_bandwidth.emplace().value = Bandwidth::from_gb_per_s(8);
+  const Costed one = cost_with(adam(1'000'000), machine, options);
+  EXPECT_NEAR(one.us(), 10'000, 1e-3);
+  EXPECT_EQ(one.demand("cores"), 1);
+  options.torch_adam_threads = 0;
+  const Costed lent = cost_with(adam(1'000'000), machine, options);
+  EXPECT_NEAR(lent.us(), 5000, 1e-3);
+  EXPECT_EQ(lent.demand("cores"), 2);
+  options.adam = "quick";  // another implementation is not
+  options.torch_adam_threads = 1;
+  EXPECT_NEAR(cost_with(adam(1'000'000), machine, options).us(), 560, 1e-3);
+}
+
+}  // namespace
+}  // namespace ballast
