@@ -52,61 +52,19 @@ Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const C
       space_(space),
       costs_(costs),
       profiler_(model, plan_of(space, base, Choice{}), costs) {
-  for (const BucketChoice& bucket : space.buckets) adam_.push_back(adam_time(bucket));
-}
-
-// A step that records for an undo moves more than is counted here, and so does one of wider
-// gradients. Only where times were measured might more work take less, and nothing is counted.
-Bounds::AdamTime Bounds::adam_time(const BucketChoice& bucket) const {
-  OptimizerPlan plan = base_.optimizer;
-  plan.bucket_bytes = bucket.bytes;
-  plan.gpu_buckets = 0;
-  const std::vector<Bucket> buckets = buckets_of(profiler_.modules(), plan);
-  const bool splits = base_.zero_stage > 0 && !gathers(base_);
-  Graph graph;
-  graph.lanes = kLaneKinds;
-  for (const Site site : {Site::kGpu, Site::kCpu}) {
-    for (const Bucket& each : buckets) {
-      const int64_t count = splits ? each.count / base_.replicas() : each.count;
-      const Bytes state = bytes_of(count, DType::kF32) + bytes_of(2 * count, plan.moments);
-      Op op;
-      op.kind = OpKind::kAdam;
-      op.phase = Phase::kOptimizer;
-      op.lane = lane_of(0, site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu);
-      op.work = BucketWork{count, base_.dtype, base_.dtype, site,
-                           state * 2 + bytes_of(count, base_.dtype)};
-      graph.step.ops.push_back(std::move(op));
-    }
+  for (const BucketChoice& bucket : space.buckets) {
+    buckets_.emplace_back(profiler_.modules(), base, bucket, costs);
   }
-  const CostTable table = costs_.table(graph.step, graph);
-  const size_t n = buckets.size();
-  AdamTime time;
-  for (const int64_t on_gpu : bucket.gpu_buckets) {
-    int64_t gpu = 0, cpu = 0;
-    Bytes state;
-    for (size_t b = 0; b < n; ++b) {
-      const bool here = base_.optimizer.placement == OptimizerPlacement::kGpu ||
-                        b + static_cast<size_t>(on_gpu) >= n;
-      (here ? gpu : cpu) += table.ops[here ? b : n + b].alone.ps;
-      const int64_t count = std::get<BucketWork>(graph.step.ops[b].work).elements;
-      if (here) state += bytes_of(count, DType::kF32) + bytes_of(2 * count, plan.moments);
-    }
-    const bool counts = !costs_.is_measured();
-    time.gpu_ps.push_back(counts ? gpu : 0);
-    time.cpu_ps.push_back(counts ? cpu : 0);
-    time.gpu_state.push_back(state);
-  }
-  return time;
 }
 
 Bytes Bounds::gpu_state(const Choice& choice) const {
-  const AdamTime& adam = adam_[static_cast<size_t>(choice.bucket)];
+  const AdamBound& adam = buckets_[static_cast<size_t>(choice.bucket)].adam();
   return adam.gpu_state[static_cast<size_t>(choice.gpu_buckets)];
 }
 
 void Bounds::open(const std::vector<Choice>& cells, int threads) {
   const bool may_flow = space_.flow_share.back() > 0;
-  std::vector<std::pair<Choice, ForwardBackwardProfile*>> missing;
+  std::vector<std::pair<Choice, Half*>> missing;
   for (Choice cell : cells) {
     cell.gpu_buckets = 0;
     cell.bucket = cell.sync = cell.flow_share = 0;
@@ -116,8 +74,12 @@ void Bounds::open(const std::vector<Choice>& cells, int threads) {
     }
   }
   parallel_for(missing.size(), threads, [&](size_t i) {
-    *missing[i].second =
-        forward_backward_profile(model_, plan_of(space_, base_, missing[i].first), costs_, may_flow);
+    const auto& [cell, half] = missing[i];
+    const Plan plan = plan_of(space_, base_, cell);
+    half->profile = forward_backward_profile(model_, plan, costs_, may_flow);
+    for (const BucketBound& bucket : buckets_) {
+      half->tails.push_back(bucket.tails(half->profile, plan.optimizer.cast));
+    }
   });
 }
 
@@ -133,7 +95,7 @@ void Bounds::refine(const std::vector<Choice>& choices, int threads) {
 }
 
 const ForwardBackwardProfile& Bounds::forward_backward(const Choice& choice) const {
-  return compute_.at(compute_key(choice));
+  return compute_.at(compute_key(choice)).profile;
 }
 
 const OptimizerProfile& Bounds::optimizer(const Choice& choice) const {
@@ -155,15 +117,30 @@ Workload Bounds::work(const Choice& choice) const {
 }
 
 Duration Bounds::quick(const Choice& choice) const {
-  const Workload& half = forward_backward(choice).work;
-  const AdamTime& adam = adam_[static_cast<size_t>(choice.bucket)];
+  const Half& half = compute_.at(compute_key(choice));
+  const Workload& work = half.profile.work;
+  const auto bucket = static_cast<size_t>(choice.bucket);
   const auto on_gpu = static_cast<size_t>(choice.gpu_buckets);
-  std::array<int64_t, kLaneKinds> lane = half.lane;
+  const AdamBound& adam = buckets_[bucket].adam();
+  std::array<int64_t, kLaneKinds> lane = work.lane;
   lane[static_cast<size_t>(LaneKind::kCompute)] += adam.gpu_ps[on_gpu];
   lane[static_cast<size_t>(LaneKind::kCpu)] += adam.cpu_ps[on_gpu];
-  const double capacity = *std::max_element(half.capacity.begin(), half.capacity.end());
-  const int64_t most = *std::max_element(lane.begin(), lane.end());
-  return lowered(std::max(most, Duration::from_seconds(capacity).ps));
+  int64_t most = *std::max_element(lane.begin(), lane.end());
+  const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
+  most = std::max(most, Duration::from_seconds(capacity).ps);
+  const TailBound& tails = half.tails[bucket];
+  const bool flows = space_.flow_share[static_cast<size_t>(choice.flow_share)] > 0;
+  switch (space_.sync[static_cast<size_t>(choice.sync)].mode) {
+    case SyncMode::kWait:
+      most = std::max(most, tails.wait_ps[on_gpu]);
+      break;
+    case SyncMode::kSpeculate:
+      most = std::max(most, (flows ? tails.speculate_flowing_ps : tails.speculate_ps)[on_gpu]);
+      break;
+    case SyncMode::kDelay:
+      break;
+  }
+  return lowered(most);
 }
 
 Duration Bounds::step_time(const Choice& choice) const {

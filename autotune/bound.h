@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "autotune/bucket_bound.h"
 #include "autotune/profile.h"
 #include "autotune/space.h"
 #include "sim/engine/cost.h"
@@ -46,7 +47,7 @@ class Bounds {
   void open(const std::vector<Choice>& cells, int threads);
   void refine(const std::vector<Choice>& choices, int threads);
 
-  // Of the work of forward, backward and Adam alone: a few sums. Requires open().
+  // Of the work of forward, backward and Adam, and of buckets' tails: a few sums. Requires open().
   Duration quick(const Choice& choice) const;
   // Least bytes of master and moments on the GPU.
   Bytes gpu_state(const Choice& choice) const;
@@ -60,16 +61,13 @@ class Bounds {
   Workload work(const Choice& choice) const;
 
  private:
-  // Least time of Adam, and state, of one bucket size, by index of gpu_buckets.
-  struct AdamTime {
-    std::vector<int64_t> gpu_ps;
-    std::vector<int64_t> cpu_ps;
-    std::vector<Bytes> gpu_state;
+  struct Half {
+    ForwardBackwardProfile profile;
+    std::vector<TailBound> tails;  // by bucket choice
   };
 
   const ForwardBackwardProfile& forward_backward(const Choice& choice) const;
   const OptimizerProfile& optimizer(const Choice& choice) const;
-  AdamTime adam_time(const BucketChoice& bucket) const;
   int64_t cycles(const ForwardBackwardProfile& compute, const OptimizerProfile& optimizer) const;
 
   const Model& model_;
@@ -77,9 +75,9 @@ class Bounds {
   const Space& space_;
   const CostModel& costs_;
   OptimizerProfiler profiler_;
-  std::vector<AdamTime> adam_;  // by bucket choice
+  std::vector<BucketBound> buckets_;  // by bucket choice
   // By micro_batch, activations and cast; by bucket, gpu_buckets, cast, sync and flow_share.
-  std::map<std::array<int16_t, 3>, ForwardBackwardProfile> compute_;
+  std::map<std::array<int16_t, 3>, Half> compute_;
   std::map<std::array<int16_t, 5>, OptimizerProfile> optimizer_;
 };
 

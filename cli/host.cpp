@@ -32,6 +32,10 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
       ->check(CLI::NonNegativeNumber);
   add("--weight-decay", flags.weight_decay, "Of matrices, decoupled [0.1]", "NUMBER")
       ->check(CLI::NonNegativeNumber);
+  app.add_flag("--cuda-graphs", flags.captures,
+               "On a GPU: record runs of kernels once and launch each as one; their operations are "
+               "then timed together")
+      ->group("Training");
   add("--import", flags.import_file, "Begin with these weights (safetensors)", "FILE");
 }
 
@@ -59,6 +63,7 @@ void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice&
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps) {
   TrainerOptions options;
   options.device = flags.device;
+  options.captures = flags.captures;
   options.data = flags.data;
   options.seed = flags.seed;
   options.initial_weights = flags.import_file;

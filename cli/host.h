@@ -21,6 +21,7 @@ struct TrainingFlags {
   double clip_norm = 1.0;
   double weight_decay = 0.1;
   std::optional<std::string> import_file;
+  bool captures = false;
 };
 void add_training_flags(VerbParser& parser, TrainingFlags& flags);
 

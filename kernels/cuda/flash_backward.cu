@@ -17,6 +17,33 @@ struct BackwardKind {
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
+// The first row and column of a warp's scores, as positions.
+struct Corner {
+  int row = 0;
+  int column = 0;
+};
+
+// Turns dp, [queries, keys], into the gradients of the scores.
+template <class Shape>
+__device__ __forceinline__ void differentiate_rows(const Tiles<Shape, Shape::kColumnTiles>& scores,
+                                                   Tiles<Shape, Shape::kColumnTiles>& dp,
+                                                   const float (&log_sum_exp)[Shape::kRowTiles][2],
+                                                   const float (&delta)[Shape::kRowTiles][2],
+                                                   float scale_log2, const Corner& corner) {
+#pragma unroll
+  for (int m = 0; m < Shape::kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < Shape::kColumnTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool hidden = corner.column + column_in_tile(n, i) > corner.row + row_in_warp(m, i);
+        const float p = fast_exp2(fmaf(scores[m][n][i], scale_log2, -log_sum_exp[m][i / 2]));
+        dp[m][n][i] = hidden ? 0.0f : p * (dp[m][n][i] - delta[m][i / 2]);
+      }
+    }
+  }
+}
+
 // dq: block (x, y, z) is a tile of queries, the last ones first; a head; a sequence.
 template <Format kFormat, class Shape>
 __global__ void __launch_bounds__(kFlashThreads, 2) query_kernel(AttentionTask d) {
@@ -69,18 +96,7 @@ __global__ void __launch_bounds__(kFlashThreads, 2) query_kernel(AttentionTask d
     Tiles<Shape, Shape::kColumnTiles> scores, dp;
     multiply_rows<kFormat, Shape>(scores, q + warp_row * Shape::kStride, k + now);
     multiply_rows<kFormat, Shape>(dp, dout + warp_row * Shape::kStride, v + now);
-#pragma unroll
-    for (int m = 0; m < Shape::kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < Shape::kColumnTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const bool hidden = column + column_in_tile(n, i) > row + row_in_warp(m, i);
-          const float p = fast_exp2(fmaf(scores[m][n][i], scale_log2, -log_sum_exp[m][i / 2]));
-          dp[m][n][i] = hidden ? 0.0f : p * (dp[m][n][i] - delta[m][i / 2]);
-        }
-      }
-    }
+    differentiate_rows<Shape>(scores, dp, log_sum_exp, delta, scale_log2, {row, column});
     add_products<kFormat, Shape>(sums, dp, k + now);
   }
 

@@ -111,7 +111,24 @@ std::vector<size_t> turns(size_t count, std::mt19937& generator) {
   return result;
 }
 
-void run_block(const Launch& launch, std::mt19937& generator) {
+// Gives every fiber of [first, end) that need not wait one turn, again and again while `rounds`
+// allow and any can go on; returns how many ended.
+size_t give_turns(size_t first, size_t end, int rounds, std::mt19937& generator) {
+  size_t ended = 0;
+  for (bool going = true; going && rounds > 0; --rounds) {
+    going = false;
+    for (const size_t turn : turns(end - first, generator)) {
+      Fiber& fiber = block.fibers[first + turn];
+      if (fiber.finished || fiber.waiting_for_block || fiber.waiting_for_warp) continue;
+      going = true;
+      resume(first + turn);
+      if (fiber.finished) ++ended;
+    }
+  }
+  return ended;
+}
+
+void set_up_block(const Launch& launch) {
   const auto count = static_cast<size_t>(launch.threads);
   while (block.fibers.size() < count) block.fibers.emplace_back();
   for (size_t i = 0; i < count; ++i) reset_fiber(block.fibers[i]);
@@ -120,13 +137,20 @@ void run_block(const Launch& launch, std::mt19937& generator) {
   block.shared.assign(static_cast<size_t>(launch.shared_bytes + 15) / 16,
                       {poison, poison, poison, poison});
   block.in_barrier = 0;
+}
+
+void run_block(const Launch& launch, std::mt19937& generator) {
+  const auto count = static_cast<size_t>(launch.threads);
+  set_up_block(launch);
   for (size_t left = count; left > 0;) {
     block.progress = false;
-    for (const size_t i : turns(count, generator)) {
-      Fiber& fiber = block.fibers[i];
-      if (fiber.finished || fiber.waiting_for_block || fiber.waiting_for_warp) continue;
-      resume(i);
-      if (fiber.finished) --left;
+    if (order == Order::kRising) {
+      left -= give_turns(0, count, 1, generator);
+    } else {
+      for (const size_t warp : turns(block.warps.size(), generator)) {
+        const size_t end = std::min((warp + 1) * kLanes, count);
+        left -= give_turns(warp * kLanes, end, std::numeric_limits<int>::max(), generator);
+      }
     }
     if (left > 0 && !block.progress) fail("waits for threads that never come");
     // A thread that ended counts as arrived, as on the GPU.

@@ -34,7 +34,9 @@ struct Launch {
 // Runs body once for every thread of every block, block after block.
 void run(const Launch&, const std::function<void()>& body);
 
-// In which order the fibers of a block take their turns.
+// In which order the fibers of a block take their turns. kRising: all in step, thread 0 first.
+// kFalling: the last warp runs as far as it can before the one before it begins, its last lane
+// first. kShuffled: warps as there, warps and lanes in an order that changes.
 enum class Order { kRising, kFalling, kShuffled };
 void set_order(Order);
 
