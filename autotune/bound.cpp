@@ -53,13 +53,13 @@ Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const C
       costs_(costs),
       profiler_(model, plan_of(space, base, Choice{}), costs) {
   for (const BucketChoice& bucket : space.buckets) {
-    buckets_.emplace_back(profiler_.modules(), base, bucket, costs);
+    buckets_.emplace_back(profiler_.modules(), base, space, bucket, costs);
   }
 }
 
 Bytes Bounds::gpu_state(const Choice& choice) const {
-  const AdamBound& adam = buckets_[static_cast<size_t>(choice.bucket)].adam();
-  return adam.gpu_state[static_cast<size_t>(choice.gpu_buckets)];
+  const BucketBound& bucket = buckets_[static_cast<size_t>(choice.bucket)];
+  return bucket.gpu_state()[static_cast<size_t>(choice.gpu_buckets)];
 }
 
 void Bounds::open(const std::vector<Choice>& cells, int threads) {
@@ -78,7 +78,7 @@ void Bounds::open(const std::vector<Choice>& cells, int threads) {
     const Plan plan = plan_of(space_, base_, cell);
     half->profile = forward_backward_profile(model_, plan, costs_, may_flow);
     for (const BucketBound& bucket : buckets_) {
-      half->tails.push_back(bucket.tails(half->profile, plan.optimizer.cast));
+      half->steps.push_back(bucket.steps(half->profile, plan.optimizer.cast));
     }
   });
 }
@@ -118,29 +118,13 @@ Workload Bounds::work(const Choice& choice) const {
 
 Duration Bounds::quick(const Choice& choice) const {
   const Half& half = compute_.at(compute_key(choice));
-  const Workload& work = half.profile.work;
-  const auto bucket = static_cast<size_t>(choice.bucket);
-  const auto on_gpu = static_cast<size_t>(choice.gpu_buckets);
-  const AdamBound& adam = buckets_[bucket].adam();
-  std::array<int64_t, kLaneKinds> lane = work.lane;
-  lane[static_cast<size_t>(LaneKind::kCompute)] += adam.gpu_ps[on_gpu];
-  lane[static_cast<size_t>(LaneKind::kCpu)] += adam.cpu_ps[on_gpu];
-  int64_t most = *std::max_element(lane.begin(), lane.end());
-  const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
-  most = std::max(most, Duration::from_seconds(capacity).ps);
-  const TailBound& tails = half.tails[bucket];
+  const std::array<double, kMostCapacities>& capacity = half.profile.work.capacity;
+  const double most = *std::max_element(capacity.begin(), capacity.end());
+  const StepBound& steps = half.steps[static_cast<size_t>(choice.bucket)];
   const bool flows = space_.flow_share[static_cast<size_t>(choice.flow_share)] > 0;
-  switch (space_.sync[static_cast<size_t>(choice.sync)].mode) {
-    case SyncMode::kWait:
-      most = std::max(most, tails.wait_ps[on_gpu]);
-      break;
-    case SyncMode::kSpeculate:
-      most = std::max(most, (flows ? tails.speculate_flowing_ps : tails.speculate_ps)[on_gpu]);
-      break;
-    case SyncMode::kDelay:
-      break;
-  }
-  return lowered(most);
+  const int64_t ps = steps[static_cast<size_t>(choice.sync)]
+                          [static_cast<size_t>(choice.gpu_buckets)][flows ? 1 : 0];
+  return lowered(std::max(ps, Duration::from_seconds(most).ps));
 }
 
 Duration Bounds::step_time(const Choice& choice) const {

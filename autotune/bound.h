@@ -47,7 +47,7 @@ class Bounds {
   void open(const std::vector<Choice>& cells, int threads);
   void refine(const std::vector<Choice>& choices, int threads);
 
-  // Of the work of forward, backward and Adam, and of buckets' tails: a few sums. Requires open().
+  // Of forward, backward and single buckets (autotune/bucket_bound): looked up. Requires open().
   Duration quick(const Choice& choice) const;
   // Least bytes of master and moments on the GPU.
   Bytes gpu_state(const Choice& choice) const;
@@ -63,7 +63,7 @@ class Bounds {
  private:
   struct Half {
     ForwardBackwardProfile profile;
-    std::vector<TailBound> tails;  // by bucket choice
+    std::vector<StepBound> steps;  // by bucket choice
   };
 
   const ForwardBackwardProfile& forward_backward(const Choice& choice) const;

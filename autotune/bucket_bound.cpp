@@ -8,116 +8,215 @@
 namespace ballast {
 namespace {
 
-Op bucket_op(OpKind kind, LaneKind lane, Work work) {
-  Op op;
-  op.kind = kind;
-  op.phase = Phase::kOptimizer;
-  op.lane = lane_of(0, lane);
-  op.work = std::move(work);
-  return op;
-}
+constexpr size_t kGpuSite = 0;
+constexpr size_t kCpuSite = 1;
 
-// Adam on the GPU and on the CPU, and copies out and in, in 16 and in 32 bits.
-constexpr size_t kOpsABucket = 6;
-void append_ops(int64_t count, const Plan& plan, std::vector<Op>& ops) {
-  const Bytes state = bytes_of(count, DType::kF32) + bytes_of(2 * count, plan.optimizer.moments);
-  const Bytes moved = state * 2 + bytes_of(count, plan.dtype);
-  const auto adam = [&](Site site) { return BucketWork{count, plan.dtype, plan.dtype, site, moved}; };
-  ops.push_back(bucket_op(OpKind::kAdam, LaneKind::kCompute, adam(Site::kGpu)));
-  ops.push_back(bucket_op(OpKind::kAdam, LaneKind::kCpu, adam(Site::kCpu)));
-  for (const DType type : {plan.dtype, DType::kF32}) {
-    const Bytes bytes = bytes_of(count, type);
-    ops.push_back(bucket_op(OpKind::kCopy, LaneKind::kCopyOut,
-                            CopyWork{bytes, CopyDirection::kDeviceToHost}));
-    ops.push_back(bucket_op(OpKind::kCopy, LaneKind::kUpload,
-                            CopyWork{bytes, CopyDirection::kHostToDevice}));
+// Costs operations of buckets, in the order in which they are asked for.
+class Prices {
+ public:
+  explicit Prices(const Plan& plan) : plan_(plan) { graph_.lanes = kLaneKinds; }
+
+  void add(OpKind kind, LaneKind lane, Work work) {
+    Op op;
+    op.kind = kind;
+    op.phase = Phase::kOptimizer;
+    op.lane = lane_of(0, lane);
+    op.work = std::move(work);
+    graph_.step.ops.push_back(std::move(op));
   }
-}
+  void add_adam(int64_t count, Site site, bool exact_undo) {
+    const Bytes state = bytes_of(count, DType::kF32) + bytes_of(2 * count, plan_.optimizer.moments);
+    BucketWork work{count, plan_.dtype, plan_.dtype, site,
+                    state * 2 + bytes_of(count, plan_.dtype)};
+    work.exact_undo = exact_undo;
+    add(OpKind::kAdam, site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu, work);
+  }
+  void add_pass(OpKind kind, LaneKind lane, const BucketWork& work) { add(kind, lane, work); }
+  // What ranks that share state or gradients tell each other, in 16 bits at least.
+  void add_exchange(CollectiveKind kind, int64_t count, bool talks) {
+    const RankGroup group = replica_group(plan_);
+    Work work;
+    if (talks) work = CollectiveWork{kind, bytes_of(count, plan_.dtype), group.ranks, group.stride};
+    add(OpKind::kCollective, LaneKind::kNetwork, std::move(work));
+  }
+
+  void price(const CostModel& costs) {
+    table_ = costs.table(graph_.step, graph_);
+    next_ = 0;
+  }
+  int64_t next() { return table_.ops[next_++].alone.ps; }
+
+ private:
+  const Plan& plan_;
+  Graph graph_;
+  CostTable table_;
+  size_t next_ = 0;
+};
 
 }  // namespace
 
-BucketBound::BucketBound(const std::vector<Module>& modules, const Plan& base,
+BucketBound::BucketBound(const std::vector<Module>& modules, const Plan& base, const Space& space,
                          const BucketChoice& bucket, const CostModel& costs)
-    : base_(base), choice_(bucket) {
+    : base_(base), space_(space), choice_(bucket) {
   OptimizerPlan plan = base.optimizer;
   plan.bucket_bytes = bucket.bytes;
   plan.gpu_buckets = 0;
   buckets_ = buckets_of(modules, plan);
-  const bool splits = base.zero_stage > 0 && !gathers(base);
-  Graph graph;
-  graph.lanes = kLaneKinds;
   times_.resize(buckets_.size());
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    times_[b].elements = splits ? buckets_[b].count / base.replicas() : buckets_[b].count;
-    append_ops(times_[b].elements, base, graph.step.ops);
-  }
-  const CostTable table = costs.table(graph.step, graph);
-  for (size_t b = 0; b < buckets_.size() && !costs.is_measured(); ++b) {
-    const OpCost* op = &table.ops[b * kOpsABucket];
-    Times& t = times_[b];
-    t.adam_gpu = op[0].alone.ps;
-    t.adam_cpu = op[1].alone.ps;
-    t.out16 = op[2].alone.ps;
-    t.in16 = op[3].alone.ps;
-    t.out32 = op[4].alone.ps;
-    t.in32 = op[5].alone.ps;
-  }
+  if (!costs.is_measured()) fill_times(costs);
+  const bool splits = base.zero_stage > 0 && !gathers(base);
   for (size_t i = 0; i < bucket.gpu_buckets.size(); ++i) {
-    int64_t gpu = 0, cpu = 0, elements = 0;
-    const size_t border = on_cpu(i);
-    for (size_t b = 0; b < buckets_.size(); ++b) {
-      if (b < border) {
-        cpu += times_[b].adam_cpu;
-      } else {
-        gpu += times_[b].adam_gpu;
-        elements += times_[b].elements;
-      }
+    int64_t elements = 0;
+    for (size_t b = border_of(i); b < buckets_.size(); ++b) {
+      elements += splits ? buckets_[b].count / base.replicas() : buckets_[b].count;
     }
-    adam_.gpu_ps.push_back(gpu);
-    adam_.cpu_ps.push_back(cpu);
-    adam_.gpu_state.push_back(bytes_of(elements, DType::kF32) +
-                              bytes_of(2 * elements, plan.moments));
+    gpu_state_.push_back(bytes_of(elements, DType::kF32) + bytes_of(2 * elements, plan.moments));
+  }
+}
+
+void BucketBound::fill_times(const CostModel& costs) {
+  const bool talks = base_.replicas() > 1 && !gathers(base_);
+  const bool splits = base_.zero_stage > 0;
+  const DType types[] = {base_.dtype, DType::kF32};
+  Prices prices(base_);
+  for (const Bucket& bucket : buckets_) {
+    const int64_t whole = bucket.count;
+    const int64_t count = splits && talks ? whole / base_.replicas() : whole;
+    for (const Site site : {Site::kGpu, Site::kCpu}) {
+      for (const bool exact : {false, true}) prices.add_adam(count, site, exact);
+      const LaneKind lane = site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu;
+      prices.add_pass(OpKind::kSnapshot, lane,
+                      elementwise(kSnapshotArrays * count, DType::kF32, DType::kF32, site));
+    }
+    BucketWork norm{count, base_.dtype, DType::kF64, Site::kGpu, bytes_of(count, base_.dtype)};
+    prices.add_pass(OpKind::kSumOfSquares, LaneKind::kCompute, norm);
+    prices.add_pass(OpKind::kCast, LaneKind::kCpu,
+                    elementwise(count, DType::kF32, base_.dtype, Site::kCpu));
+    for (const DType type : types) {
+      const Bytes bytes = bytes_of(count, type);
+      prices.add_pass(OpKind::kPack, LaneKind::kCopyOut,
+                      elementwise(whole, base_.dtype, type, Site::kGpu));
+      prices.add(OpKind::kCopy, LaneKind::kCopyOut, CopyWork{bytes, CopyDirection::kDeviceToHost});
+      prices.add(OpKind::kCopy, LaneKind::kUpload, CopyWork{bytes, CopyDirection::kHostToDevice});
+    }
+    prices.add_exchange(splits ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, whole,
+                        talks);
+    prices.add_exchange(CollectiveKind::kAllGather, whole, talks && splits);
+  }
+  prices.price(costs);
+  for (Times& t : times_) {
+    for (const size_t site : {kGpuSite, kCpuSite}) {
+      t.adam[site][kNothing] = prices.next();
+      t.adam[site][kBits] = prices.next();
+      t.adam[site][kCopy] = t.adam[site][kNothing] + prices.next();
+    }
+    t.norm = prices.next();
+    t.cast = prices.next();
+    for (size_t width = 0; width < 2; ++width) {
+      t.pack[width] = prices.next();
+      t.out[width] = prices.next();
+      t.home[width] = prices.next();
+    }
+    t.reduce = prices.next();
+    t.gather = prices.next();
   }
 }
 
 // How many buckets the CPU steps: those before the last ones.
-size_t BucketBound::on_cpu(size_t index) const {
+size_t BucketBound::border_of(size_t index) const {
   if (base_.optimizer.placement == OptimizerPlacement::kGpu) return 0;
   const auto on_gpu = static_cast<size_t>(choice_.gpu_buckets[index]);
   return buckets_.size() - std::min(on_gpu, buckets_.size());
 }
 
-TailBound BucketBound::tails(const ForwardBackwardProfile& compute, CastPlacement cast) const {
-  constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 2;
-  const size_t count = buckets_.size();
-  const bool wide = cast == CastPlacement::kGpu || base_.dtype == DType::kF32;
-  const int64_t computed = compute.work.lane[static_cast<size_t>(LaneKind::kCompute)];
-  // The longest of the first buckets: entry b is of those before bucket b.
-  std::vector<int64_t> stay(count + 1, 0), flow(count + 1, 0), wait(count + 1, kNever);
-  int64_t stepped = 0;  // Adam of the buckets before
-  for (size_t b = 0; b < count; ++b) {
+// The busiest lane. Weights that flow need not come home by bucket.
+std::array<int64_t, 2> BucketBound::lanes(const ForwardBackwardProfile& compute,
+                                          const Chosen& chosen) const {
+  std::array<int64_t, kLaneKinds> lane = compute.work.lane;
+  const auto at = [&](LaneKind kind) -> int64_t& { return lane[static_cast<size_t>(kind)]; };
+  int64_t gathers_ps = 0;
+  for (size_t b = 0; b < times_.size(); ++b) {
     const Times& t = times_[b];
-    int64_t ready = 0, first = std::numeric_limits<int64_t>::max();
-    for (const Bucket::Piece& piece : buckets_[b].pieces) {
-      const auto m = static_cast<size_t>(piece.module);
-      ready = std::max(ready, compute.gradient_ready_ps[m]);
-      if (compute.first_use_ps[m] >= 0) first = std::min(first, compute.first_use_ps[m]);
+    at(LaneKind::kNetwork) += t.reduce;
+    gathers_ps += t.gather;
+    if (b >= chosen.border) {
+      at(LaneKind::kCompute) += t.adam[kGpuSite][chosen.record] + t.norm;
+      continue;
     }
-    const bool used = first != std::numeric_limits<int64_t>::max();
-    const int64_t tail = used ? ready + (wide ? t.out32 : t.out16) + t.adam_cpu - first : 0;
-    const int64_t home = wide ? t.in32 : t.in16;
-    stay[b + 1] = std::max(stay[b], tail + home);
-    flow[b + 1] = std::max(flow[b], tail);
-    wait[b + 1] = std::max(wait[b], used ? -first - stepped : kNever);
-    stepped += t.adam_cpu;
+    at(LaneKind::kCopyOut) += t.pack[chosen.width] + t.out[chosen.width];
+    at(LaneKind::kCpu) += t.adam[kCpuSite][chosen.record] + (chosen.cpu_casts ? t.cast : 0);
   }
-  TailBound bound;
-  for (size_t i = 0; i < choice_.gpu_buckets.size(); ++i) {
-    const size_t border = on_cpu(i);
-    bound.speculate_ps.push_back(stay[border]);
-    bound.speculate_flowing_ps.push_back(flow[border]);
-    const int64_t all = computed + adam_.cpu_ps[i];
-    bound.wait_ps.push_back(border > 0 ? std::max(flow[border], all + wait[border]) : 0);
+  std::array<int64_t, 2> busiest{};
+  busiest[1] = *std::max_element(lane.begin(), lane.end());
+  at(LaneKind::kNetwork) += gathers_ps;
+  for (size_t b = 0; b < chosen.border; ++b) at(LaneKind::kUpload) += times_[b].home[chosen.width];
+  busiest[0] = *std::max_element(lane.begin(), lane.end());
+  return busiest;
+}
+
+// The longest way around: gradient, CPU, weights, and the first use of these in the next step.
+std::array<int64_t, 2> BucketBound::chain(const ForwardBackwardProfile& compute,
+                                          const Chosen& chosen) const {
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kLongAgo = std::numeric_limits<int64_t>::min() / 2;
+  const auto first_use = [&](size_t b) {
+    int64_t first = kNone;
+    for (const Bucket::Piece& piece : buckets_[b].pieces) {
+      const int64_t use = compute.first_use_ps[static_cast<size_t>(piece.module)];
+      if (use >= 0) first = std::min(first, use);
+    }
+    return first;
+  };
+  std::array<int64_t, 2> longest{};
+  int64_t out = kLongAgo, cpu = kLongAgo, home = kLongAgo, landed = kLongAgo;
+  const auto step = [&](size_t b, int64_t arrived) {
+    const Times& t = times_[b];
+    // A copy of the state is made before the gradient arrives.
+    const bool copies = chosen.record == kCopy;
+    if (copies) cpu += t.adam[kCpuSite][kCopy] - t.adam[kCpuSite][kNothing];
+    cpu = std::max(cpu, arrived) + t.adam[kCpuSite][copies ? kNothing : chosen.record];
+    if (chosen.cpu_casts) cpu += t.cast;
+    home = std::max(home, cpu) + t.home[chosen.width];
+    const int64_t first = first_use(b);
+    if (first == kNone) return;
+    longest[0] = std::max(longest[0], home + t.gather - first);
+    longest[1] = std::max(longest[1], cpu - first);
+  };
+  for (size_t b = 0; b < chosen.border; ++b) {
+    const Times& t = times_[b];
+    int64_t ready = 0;
+    for (const Bucket::Piece& piece : buckets_[b].pieces) {
+      ready = std::max(ready, compute.gradient_ready_ps[static_cast<size_t>(piece.module)]);
+    }
+    out = std::max(out, ready) + t.pack[chosen.width] + t.reduce + t.out[chosen.width];
+    landed = out;
+    if (chosen.sync == SyncMode::kSpeculate) step(b, landed);
+  }
+  if (chosen.sync == SyncMode::kWait && chosen.border > 0) {
+    const auto lane = static_cast<size_t>(LaneKind::kCompute);
+    const int64_t decided = std::max(landed, compute.work.lane[lane]);
+    for (size_t b = chosen.border; b-- > 0;) step(b, decided);
+  }
+  return longest;
+}
+
+StepBound BucketBound::steps(const ForwardBackwardProfile& compute, CastPlacement cast) const {
+  StepBound bound;
+  for (const SyncChoice& sync : space_.sync) {
+    Chosen chosen;
+    chosen.sync = sync.mode;
+    chosen.cpu_casts = cast == CastPlacement::kCpu && base_.dtype != DType::kF32;
+    chosen.width = chosen.cpu_casts ? 0 : 1;
+    if (sync.mode == SyncMode::kSpeculate) {
+      chosen.record = sync.undo == UndoKind::kExact ? kBits : kCopy;
+    }
+    bound.emplace_back();
+    for (size_t i = 0; i < choice_.gpu_buckets.size(); ++i) {
+      chosen.border = border_of(i);
+      const std::array<int64_t, 2> busy = lanes(compute, chosen);
+      const std::array<int64_t, 2> around = chain(compute, chosen);
+      bound.back().push_back({std::max(busy[0], around[0]), std::max(busy[1], around[1])});
+    }
   }
   return bound;
 }

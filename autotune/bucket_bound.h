@@ -1,16 +1,17 @@
 // Lower bounds of what the optimizer adds to a step, from the times of single buckets: before any
 // optimizer pass is run for a plan.
 //
-//   Adam     all of it, on the GPU and on the CPU, for every number of buckets on the GPU
-//   tails    a bucket's gradient leaves when it is made, is stepped on the CPU, and is back before
-//            its weights are used in the next step. A plan that waits steps its first layers first,
-//            once the last gradient is made, one bucket after another.
+//   lanes    what all buckets keep each lane busy for
+//   chains   gradients leave in the order in which they are made, one after another; the CPU steps
+//            them, one after another; and a bucket is back before its weights are used in the next
+//            step. A plan that waits steps its first layers first, once all gradients have left.
 //
-// Times are those of a step that records nothing. Where times were measured, more work may take
-// less, and nothing is counted.
-// Will not do: queues, exchanges between ranks, or norms (autotune/bound follows all of these).
+// Where times were measured, more work may take less, and nothing is counted.
+// Will not do: norms of the CPU, or what flowing weights cost (autotune/bound follows all that a
+// plan does).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -20,42 +21,52 @@
 
 namespace ballast {
 
-// Of one bucket choice; every list by index of BucketChoice::gpu_buckets.
-struct AdamBound {
-  std::vector<int64_t> gpu_ps;
-  std::vector<int64_t> cpu_ps;
-  std::vector<Bytes> gpu_state;  // master and moments
-};
-
-struct TailBound {
-  std::vector<int64_t> speculate_ps;          // where weights stay
-  std::vector<int64_t> speculate_flowing_ps;  // where any flow
-  std::vector<int64_t> wait_ps;
-};
+// Least time of a step with one bucket size and one cast: by sync, by index of gpu_buckets, and
+// for weights that all stay (0) or may flow (1).
+using StepBound = std::vector<std::vector<std::array<int64_t, 2>>>;
 
 class BucketBound {
  public:
   // `modules` as one rank steps them. References must outlive this object.
-  BucketBound(const std::vector<Module>& modules, const Plan& base, const BucketChoice& bucket,
-              const CostModel& costs);
+  BucketBound(const std::vector<Module>& modules, const Plan& base, const Space& space,
+              const BucketChoice& bucket, const CostModel& costs);
 
-  const AdamBound& adam() const { return adam_; }
-  TailBound tails(const ForwardBackwardProfile& compute, CastPlacement cast) const;
+  StepBound steps(const ForwardBackwardProfile& compute, CastPlacement cast) const;
+  // Master and moments on the GPU, by index of gpu_buckets.
+  const std::vector<Bytes>& gpu_state() const { return gpu_state_; }
 
  private:
-  struct Times {  // of one bucket
-    int64_t adam_gpu = 0, adam_cpu = 0;
-    int64_t out16 = 0, out32 = 0, in16 = 0, in32 = 0;
-    int64_t elements = 0;  // this rank's
+  // How a step keeps what a rollback needs.
+  enum Record : size_t { kNothing, kBits, kCopy, kRecords };
+  struct Times {  // of one bucket, by site of the step where both can do it
+    std::array<std::array<int64_t, kRecords>, 2> adam{};
+    int64_t norm = 0;                // on the GPU
+    int64_t cast = 0;                // of weights, on the CPU
+    std::array<int64_t, 2> pack{};   // for 16 and for 32 bits
+    std::array<int64_t, 2> out{};    // the copy
+    std::array<int64_t, 2> home{};   // with the cast of what arrives
+    int64_t reduce = 0, gather = 0;  // exchanges with the ranks that hold the same weights
+  };
+  // What one choice of knobs meets in every bucket.
+  struct Chosen {
+    size_t border = 0;  // buckets before it are the CPU's
+    SyncMode sync{};
+    Record record{};
+    size_t width = 0;  // of what crosses the link: 0 for 16 bits, 1 for 32
+    bool cpu_casts = false;
   };
 
-  size_t on_cpu(size_t index) const;
+  size_t border_of(size_t index) const;
+  void fill_times(const CostModel& costs);
+  std::array<int64_t, 2> lanes(const ForwardBackwardProfile& compute, const Chosen& chosen) const;
+  std::array<int64_t, 2> chain(const ForwardBackwardProfile& compute, const Chosen& chosen) const;
 
   const Plan& base_;
+  const Space& space_;
   const BucketChoice& choice_;
   std::vector<Bucket> buckets_;
   std::vector<Times> times_;
-  AdamBound adam_;
+  std::vector<Bytes> gpu_state_;
 };
 
 }  // namespace ballast

@@ -67,8 +67,7 @@ class CellBound {
     });
     const int64_t lane = *std::max_element(work.lane.begin(), work.lane.end());
     const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
-    return plan_.accumulation() *
-           std::max({chain, lane, Duration::from_seconds(capacity).ps});
+    return plan_.accumulation() * std::max({chain, lane, Duration::from_seconds(capacity).ps});
   }
 
   struct BlockTime {
@@ -145,8 +144,7 @@ class CellBound {
     const bool pipeline = plan_.pipeline > 1;
     const bool on_gpu = plan_.optimizer.placement == OptimizerPlacement::kGpu;
     const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
-    const int64_t shard =
-        splits ? sums.parameters / plan_.replicas() : sums.parameters;
+    const int64_t shard = splits ? sums.parameters / plan_.replicas() : sums.parameters;
     const Bytes weights = bytes_of(sums.parameters, plan_.dtype);
     const Bytes state = bytes_of(shard, DType::kF32) + bytes_of(2 * shard, plan_.optimizer.moments);
     std::array<CategoryBytes, kPlaces> least{};

@@ -26,9 +26,9 @@ namespace ballast {
 
 // One micro-batch of one layer, or of one end of the model.
 struct LayerCost {
-  Workload work;            // of every lane and capacity
-  int64_t forward_ps = 0;   // chain; for the ends, work of the compute lane
-  int64_t backward_ps = 0;  // with recompute
+  Workload work;                   // of every lane and capacity
+  int64_t forward_ps = 0;          // chain; for the ends, work of the compute lane
+  int64_t backward_ps = 0;         // with recompute
   int64_t forward_compute_ps = 0;  // work of the compute lane, not above the chain
   int64_t backward_compute_ps = 0;
   std::array<Bytes, kPlaces> saved{};  // activations alive between forward and backward

@@ -60,8 +60,8 @@ class Enumeration {
 
   std::vector<int64_t> chunks_of(int64_t p) const {
     const bool free = freedom_.virtual_pipeline;
-    if (p == 1) return free || base_.virtual_pipeline == 1 ? std::vector<int64_t>{1}
-                                                           : std::vector<int64_t>{};
+    if (p == 1)
+      return free || base_.virtual_pipeline == 1 ? std::vector<int64_t>{1} : std::vector<int64_t>{};
     std::vector<int64_t> chunks;
     for (int64_t v = 1; v <= (free ? kMostChunks : base_.virtual_pipeline); ++v) {
       if (!free && v != base_.virtual_pipeline) continue;

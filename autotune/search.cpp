@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <memory>
 #include <queue>
+#include <set>
 
 #include "autotune/bound.h"
 #include "autotune/cell_bound.h"
@@ -23,6 +24,10 @@ constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
 constexpr double kCompleteWithin = 0.01;
+// Plans of the most promising cells that are tried at once, so that there is a best early: of so
+// many with the least work, those with the least bounds.
+constexpr size_t kDivedInto = 96;
+constexpr size_t kMostDives = 4;
 
 using Clock = std::chrono::steady_clock;
 
@@ -94,17 +99,13 @@ class Search {
   SearchResult run();
 
  private:
-  const Region& region(const PlanId& id) const {
-    return regions_[static_cast<size_t>(id.region)];
-  }
+  const Region& region(const PlanId& id) const { return regions_[static_cast<size_t>(id.region)]; }
   Plan plan(const PlanId& id) const {
     return plan_of(*region(id).space, region(id).base, id.choice);
   }
   Plan cell_plan(const PlanId& id) const;
   Plan node_plan(const PlanId& id) const;
-  Rank rank_of(const PlanId& id, Duration time) const {
-    return {time, moving_parts(plan(id)), id};
-  }
+  Rank rank_of(const PlanId& id, Duration time) const { return {time, moving_parts(plan(id)), id}; }
   bool late() const { return options_.deadline_s && seconds() > *options_.deadline_s; }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
@@ -116,6 +117,8 @@ class Search {
   void cut_nodes();
   void cut_cells();
   void push_plans(const Rank& cell);
+  void dive(const Rank& cell);
+  std::vector<Rank> plans_of(const Rank& cell) const;
   bool refuse_state(const PlanId& id, const std::vector<PlacePeak>& cell);
   void bound_plans();
   void simulate_plans();
@@ -141,6 +144,8 @@ class Search {
   std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
   std::map<Rank, std::array<Bytes, kPlaces>> found_;  // those that fit, best first
   std::map<PlanId, Duration> bound_;                  // of what was simulated
+  std::set<PlanId> tried_;                            // simulated, or refused, ahead of their turn
+  size_t dives_ = 0;
   std::map<std::string, InfeasibleReason> reasons_;
   SearchResult result_;
 };
@@ -302,27 +307,68 @@ void Search::cut_cells() {
     if (!of.bounds) of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_);
     of.bounds->open(choices, threads_);
   }
+  if (found_.empty() && dives_ < kMostDives) {
+    ++dives_;
+    dive(cells.front());
+  }
   for (const Rank& cell : cells) push_plans(cell);
 }
 
-// A pipeline's plans have no bound of their own beyond their cell's.
-void Search::push_plans(const Rank& cell) {
+// Simulates a few plans of a cell ahead of their turn.
+void Search::dive(const Rank& cell) {
+  const Region& of = region(cell.id);
+  std::vector<Rank> plans = plans_of(cell);
+  std::sort(plans.begin(), plans.end());
+  plans.resize(std::min(plans.size(), kDivedInto));
+  if (of.bounds) {
+    std::vector<Choice> choices;
+    for (const Rank& each : plans) choices.push_back(each.id.choice);
+    of.bounds->refine(choices, threads_);
+    std::erase_if(plans, [&](const Rank& each) {
+      return excess_of(of.bounds->least_memory(each.id.choice)).count > 0;
+    });
+    for (Rank& each : plans) each.time = of.bounds->step_time(each.id.choice);
+    std::sort(plans.begin(), plans.end());
+  }
+  plans.resize(std::min(plans.size(), kSimulatedAtOnce));
+  std::vector<Outcome> outcomes(plans.size());
+  parallel_for(plans.size(), threads_, [&](size_t i) { outcomes[i] = evaluate(plans[i].id); });
+  for (size_t i = 0; i < plans.size(); ++i) {
+    bound_[plans[i].id] = plans[i].time;
+    tried_.insert(plans[i].id);
+    record(plans[i].id, std::move(outcomes[i]));
+  }
+  report(cell.time);
+}
+
+// All plans of an opened cell, by the work of their halves. A pipeline's have no bound of their own
+// beyond their cell's.
+std::vector<Rank> Search::plans_of(const Rank& cell) const {
   const Region& of = region(cell.id);
   Space one = *of.space;
   one.micro_batch.resize(1);
   one.activations.resize(1);
-  const Plan plan = cell_plan(cell.id);
-  const std::vector<PlacePeak> peaks = cell_memory(model_, plan, layers_.of(plan), usable_);
+  std::vector<Rank> plans;
   for (Choice choice : choices_of(one, of.base)) {
     choice.micro_batch = cell.id.choice.micro_batch;
     choice.activations = cell.id.choice.activations;
-    const PlanId id{cell.id.region, choice};
-    if (of.base.pipeline > 1) {
-      queue_.push({rank_of(id, cell.time), Grain::kBoundedPlan});
-      bound_[id] = cell.time;
-    } else if (!refuse_state(id, peaks)) {
-      const Rank rank = rank_of(id, std::max(cell.time, of.bounds->quick(choice)));
-      if (!ruled_out(rank)) queue_.push({rank, Grain::kPlan});
+    const Duration own = of.bounds ? of.bounds->quick(choice) : Duration{};
+    plans.push_back(rank_of({cell.id.region, choice}, std::max(cell.time, own)));
+  }
+  return plans;
+}
+
+void Search::push_plans(const Rank& cell) {
+  const Region& of = region(cell.id);
+  const Plan plan = cell_plan(cell.id);
+  const std::vector<PlacePeak> peaks = cell_memory(model_, plan, layers_.of(plan), usable_);
+  for (const Rank& each : plans_of(cell)) {
+    if (tried_.contains(each.id)) continue;
+    if (!of.bounds) {
+      bound_[each.id] = each.time;
+      queue_.push({each, Grain::kBoundedPlan});
+    } else if (!refuse_state(each.id, peaks) && !ruled_out(each)) {
+      queue_.push({each, Grain::kPlan});
     }
   }
 }

@@ -1,11 +1,11 @@
 // Search: the plan with the shortest step among all of a space that fit the machine.
 //
-// Branch and bound, from coarse to fine. A node is a layout and a micro-batch; it is cut into cells,
-// one for each choice of activations (autotune/cell_bound); a cell into plans, known at first by
-// the work of their halves, then by their whole bound (autotune/bound); and what has the least
-// bound is taken next, until none is below the best step found. The result is then the plan that
-// simulating all of them would give; SearchOptions::exhaustive does that. Nothing is random and
-// work is handed out in rounds of fixed size, so the result does not depend on the threads.
+// Branch and bound, from coarse to fine. A node is a layout and a micro-batch; it is cut into
+// cells, one for each choice of activations (autotune/cell_bound); a cell into plans, known at
+// first by the work of their halves, then by their whole bound (autotune/bound); and what has the
+// least bound is taken next, until none is below the best step found. The result is then the plan
+// that simulating all of them would give; SearchOptions::exhaustive does that. Nothing is random
+// and work is handed out in rounds of fixed size, so the result does not depend on the threads.
 // Will not do: measure anything, or read and write files.
 #pragma once
 

@@ -98,8 +98,7 @@ CastRange BucketRanges::cast(const Op& op, int32_t step) const {
 
 std::vector<SumRange> BucketRanges::sums(const Op& op, int32_t step) const {
   const Bucket& bucket = bucket_of(op);
-  auto* sums =
-      reinterpret_cast<double*>(arguments_.find(op, Role::kNormPartials, step).data);
+  auto* sums = reinterpret_cast<double*>(arguments_.find(op, Role::kNormPartials, step).data);
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const bool packed = sources.front().tensor->label.bucket >= 0;
   std::vector<SumRange> ranges;

@@ -47,8 +47,8 @@ BucketUpdates::BucketUpdates(const Setting& setting, std::vector<Place> undo_pla
     if (tensor.kind == TensorKind::kNormPartials && tensor.place == Place::kDram) {
       partials_[static_cast<size_t>(tensor.label.bucket)] = static_cast<TensorId>(t);
     }
-    const bool kept = std::find(undo_places.begin(), undo_places.end(), tensor.place) !=
-                      undo_places.end();
+    const bool kept =
+        std::find(undo_places.begin(), undo_places.end(), tensor.place) != undo_places.end();
     if (tensor.kind == TensorKind::kUndoRecord && exact && kept) {
       find_undo_records(static_cast<TensorId>(t));
     }

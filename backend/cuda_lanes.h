@@ -97,8 +97,8 @@ class CudaLanes {
   CudaRuntime& runtime_;
   std::vector<CudaStream> streams_;  // by lane; none for the lanes of the CPU
   Tickets step_tickets_, repair_tickets_;
-  std::vector<std::string> step_names_, repair_names_;  // of operations, for profilers
-  std::vector<std::deque<InFlight>> in_flight_;    // by lane, each used by its thread
+  std::vector<std::string> step_names_, repair_names_;          // of operations, for profilers
+  std::vector<std::deque<InFlight>> in_flight_;                 // by lane, each used by its thread
   std::vector<std::vector<FinishedOperation>> finished_early_;  // by lane, likewise
   std::vector<int64_t> last_end_ns_;  // by lane, of what was taken last; likewise
   CudaClock clock_;

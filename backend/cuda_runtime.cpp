@@ -72,8 +72,7 @@ class RealRuntime : public CudaRuntime {
     found.memory = {static_cast<int64_t>(all.totalGlobalMem)};
     found.multiprocessors = all.multiProcessorCount;
     found.addresses_pageable = attribute(cudaDevAttrPageableMemoryAccess) != 0;
-    found.shares_page_tables =
-        attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables) != 0;
+    found.shares_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables) != 0;
     return found;
   }
   Bytes free_memory() override {
@@ -122,7 +121,8 @@ class RealRuntime : public CudaRuntime {
   }
   CudaEvent create_event(CudaStream stream) override {
     cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventBlockingSync), {"creation of an event", {-1}, on(stream)});
+    check(cudaEventCreateWithFlags(&event, cudaEventBlockingSync),
+          {"creation of an event", {-1}, on(stream)});
     return {event, stream.name};
   }
   void destroy(CudaEvent event) override {
@@ -150,7 +150,8 @@ class RealRuntime : public CudaRuntime {
   }
   double milliseconds(CudaEvent from, CudaEvent to) override {
     float elapsed = 0;
-    check(cudaEventElapsedTime(&elapsed, native(from), native(to)), {"time between two events", {-1}, on(to)});
+    check(cudaEventElapsedTime(&elapsed, native(from), native(to)),
+          {"time between two events", {-1}, on(to)});
     return elapsed;
   }
 

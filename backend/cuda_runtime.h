@@ -20,7 +20,7 @@ struct CudaProperties {
   std::string name;
   int major = 0;  // compute capability
   int minor = 0;
-  Bytes memory;             // of the device
+  Bytes memory;  // of the device
   int multiprocessors = 0;
   // The device can address memory that was never registered (cudaDevAttrPageableMemoryAccess) and
   // does so through the CPU's own page tables, as on a superchip: no page needs to move or to be

@@ -16,8 +16,8 @@ std::unique_ptr<CudaRuntime> checked(const Training& training,
                                      std::unique_ptr<CudaRuntime> runtime) {
   const Plan& plan = training.plan;
   refuse_what_cannot_run(training.model, plan, "CUDA");
-  const bool exact = plan.optimizer.sync == SyncMode::kSpeculate &&
-                     plan.optimizer.undo == UndoKind::kExact;
+  const bool exact =
+      plan.optimizer.sync == SyncMode::kSpeculate && plan.optimizer.undo == UndoKind::kExact;
   for (const Bucket& bucket : training.graph.buckets) {
     if (!exact || bucket.site != Site::kGpu) continue;
     throw Error("plan, optimizer.undo",
@@ -47,7 +47,9 @@ Bytes batch_bytes(const Plan& plan) {
 }
 
 // Of a step and the next one, so that no batch waits for the copy of another.
-size_t batches_at_once(const Plan& plan) { return 2 * static_cast<size_t>(plan.accumulation()) + 2; }
+size_t batches_at_once(const Plan& plan) {
+  return 2 * static_cast<size_t>(plan.accumulation()) + 2;
+}
 
 ArenaBases bases_of(const CudaMemory& hbm, Arena& dram) {
   ArenaBases bases{};
@@ -259,8 +261,7 @@ void CudaDevice::load_batch(const Op& op, int32_t step) {
 void CudaDevice::check_tokens(std::span<const int32_t> tokens) const {
   for (const int32_t id : tokens) {
     if (id >= 0 && id < model_.vocab) continue;
-    throw Error("tokens",
-                fmt::format("id {} is outside the vocabulary of {}", id, model_.vocab),
+    throw Error("tokens", fmt::format("id {} is outside the vocabulary of {}", id, model_.vocab),
                 "tokenise the data for this model");
   }
 }
@@ -272,14 +273,13 @@ void CudaDevice::loss(const Op& op, int32_t step, CudaStream stream) {
   loss.gradient_factor =
       control_.loss_scale(step) / static_cast<double>(tokens * plan_.accumulation());
   if (options_.gradient_factor) loss.gradient_factor *= options_.gradient_factor(step);
-  const int64_t place = trains ? (step & 1) * micro_batches() + op.label.micro_batch
-                               : 2 * micro_batches();
+  const int64_t place =
+      trains ? (step & 1) * micro_batches() + op.label.micro_batch : 2 * micro_batches();
   const int64_t at = place * size_of(DType::kF64);
   loss.mean = reinterpret_cast<double*>(means_.data() + at);
   math_->loss(op, arguments_, step, loss, stream);
-  runtime_->copy({losses_.data() + at, loss.mean, bytes_of(1, DType::kF64),
-                  CopyKind::kDeviceToHost},
-                 stream);
+  runtime_->copy(
+      {losses_.data() + at, loss.mean, bytes_of(1, DType::kF64), CopyKind::kDeviceToHost}, stream);
   if (trains) loss_steps_[static_cast<size_t>(step & 1)] = step;
 }
 
@@ -311,14 +311,13 @@ void CudaDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::b
   }
   runtime_->bind_thread();
   const CudaStream stream = lanes_.stream(lane_of(0, LaneKind::kCopyOut));
-  runtime_->copy({to.data(), bytes.data() + begin, {static_cast<int64_t>(to.size())},
-                  CopyKind::kDeviceToHost},
-                 stream);
+  runtime_->copy(
+      {to.data(), bytes.data() + begin, {static_cast<int64_t>(to.size())}, CopyKind::kDeviceToHost},
+      stream);
   runtime_->synchronize(stream);
 }
 
-void CudaDevice::write(TensorId tensor, int copy, int64_t begin,
-                       std::span<const std::byte> from) {
+void CudaDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) {
   const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
   CHECK(static_cast<size_t>(begin) + from.size() <= bytes.size());
   if (graph_.tensors[static_cast<size_t>(tensor)].place == Place::kDram) {
@@ -327,7 +326,9 @@ void CudaDevice::write(TensorId tensor, int copy, int64_t begin,
   }
   runtime_->bind_thread();
   const CudaStream stream = lanes_.stream(lane_of(0, LaneKind::kCopyIn));
-  runtime_->copy({bytes.data() + begin, from.data(), {static_cast<int64_t>(from.size())},
+  runtime_->copy({bytes.data() + begin,
+                  from.data(),
+                  {static_cast<int64_t>(from.size())},
                   CopyKind::kHostToDevice},
                  stream);
   runtime_->synchronize(stream);
@@ -366,9 +367,9 @@ void CudaDevice::restore_partials(int32_t step) {
   for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
     const Op& op = graph_.step.ops[i];
     const bool norm = op.kind == OpKind::kSumOfSquares;
-    const bool home = op.kind == OpKind::kCopy &&
-                      arguments_.find(op, Role::kSource, step).tensor->kind ==
-                          TensorKind::kNormPartials;
+    const bool home =
+        op.kind == OpKind::kCopy &&
+        arguments_.find(op, Role::kSource, step).tensor->kind == TensorKind::kNormPartials;
     if (norm || home) run_alone(static_cast<OpId>(i), step);
   }
 }

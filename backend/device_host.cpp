@@ -76,9 +76,8 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
     case OpKind::kSnapshot:
       return updates_.snapshot(op, step);
     case OpKind::kAdam:
-      return updates_.adam(op, step,
-                           &sequence == &graph_.repair ? Program::kRepair : Program::kStep,
-                           crew_of(op));
+      return updates_.adam(
+          op, step, &sequence == &graph_.repair ? Program::kRepair : Program::kStep, crew_of(op));
     case OpKind::kUndo:
       return undo(op, step);
     case OpKind::kCopy:
@@ -95,9 +94,9 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
 
 void HostDevice::load_batch(const Op& op, int32_t step) const {
   const Argument tokens = arguments_.find(op, Role::kTokens, step);
-  data_.batch(batch_request(plan_, op, split_, step),
-              {reinterpret_cast<int32_t*>(tokens.data),
-               static_cast<size_t>(tokens.tensor->elements)});
+  data_.batch(
+      batch_request(plan_, op, split_, step),
+      {reinterpret_cast<int32_t*>(tokens.data), static_cast<size_t>(tokens.tensor->elements)});
 }
 
 void HostDevice::loss(const Op& op, int32_t step) {
@@ -129,8 +128,7 @@ void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::b
   std::memcpy(to.data(), bytes.data() + begin, to.size());
 }
 
-void HostDevice::write(TensorId tensor, int copy, int64_t begin,
-                       std::span<const std::byte> from) {
+void HostDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) {
   const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
   CHECK(static_cast<size_t>(begin) + from.size() <= bytes.size());
   std::memcpy(bytes.data() + begin, from.data(), from.size());
@@ -139,9 +137,9 @@ void HostDevice::write(TensorId tensor, int copy, int64_t begin,
 void HostDevice::restore_partials(int32_t step) {
   for (const Op& op : graph_.step.ops) {
     const bool norm = op.kind == OpKind::kSumOfSquares;
-    const bool home = op.kind == OpKind::kCopy &&
-                      arguments_.find(op, Role::kSource, step).tensor->kind ==
-                          TensorKind::kNormPartials;
+    const bool home =
+        op.kind == OpKind::kCopy &&
+        arguments_.find(op, Role::kSource, step).tensor->kind == TensorKind::kNormPartials;
     if (norm) updates_.sums(op, step);
     if (home) copy(op, step);
   }

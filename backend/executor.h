@@ -21,16 +21,16 @@ namespace ballast {
 
 struct RunOptions {
   int32_t first_step = 0;
-  int32_t last_step = 0;        // inclusive
-  int32_t recorded_steps = 8;   // spans of this many last steps are kept
+  int32_t last_step = 0;       // inclusive
+  int32_t recorded_steps = 8;  // spans of this many last steps are kept
   // Called on the calling thread several times a second while the lanes work: progress, signals.
   std::function<void()> tick;
 };
 
 struct RunResult {
-  Timeline timeline;            // of the recorded steps; step_time is the median period of all
+  Timeline timeline;                 // of the recorded steps; step_time is the median period of all
   std::vector<Duration> step_times;  // every step's period, from the end of the one before
-  int32_t last_step = -1;       // the last step that ran: earlier than asked after request_stop
+  int32_t last_step = -1;  // the last step that ran: earlier than asked after request_stop
   int32_t rollbacks = 0;
 };
 
@@ -77,15 +77,15 @@ class Executor {
 
   const Graph& graph_;
   Device& device_;
-  std::vector<std::vector<OpId>> lane_ops_;            // by lane, in program order
+  std::vector<std::vector<OpId>> lane_ops_;  // by lane, in program order
   // By operation: the last step in which it finished or, on a queued lane, was handed over.
   std::vector<std::atomic<int32_t>> completed_;
-  std::vector<LaneRecord> records_;                    // by lane; each written by its thread only
-  std::vector<std::atomic<int64_t>> step_end_ps_;      // by step of the run
+  std::vector<LaneRecord> records_;                // by lane; each written by its thread only
+  std::vector<std::atomic<int64_t>> step_end_ps_;  // by step of the run
   RunOptions options_;
-  std::mutex mutex_;                                   // guards the five below
-  int32_t started_ = -1;                               // latest step that any lane has begun
-  int32_t last_step_ = -1;                             // latest step that lanes may begin
+  std::mutex mutex_;        // guards the five below
+  int32_t started_ = -1;    // latest step that any lane has begun
+  int32_t last_step_ = -1;  // latest step that lanes may begin
   std::exception_ptr failure_;
   std::atomic<bool> aborted_{false};
   std::atomic<bool> stop_requested_{false};

@@ -19,11 +19,10 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 constexpr Bytes kWorkspace{int64_t{32} << 20};  // what NVIDIA advises for Hopper
 
 std::string text_of(const CudaGemm& gemm) {
-  return fmt::format("{}x{}x{} {}{} {}{} to {}", gemm.m, gemm.n, gemm.k, to_string(gemm.a.dtype),
-                     gemm.a.orientation == Orientation::kTransposed ? "^T" : "",
-                     to_string(gemm.b.dtype),
-                     gemm.b.orientation == Orientation::kTransposed ? "^T" : "",
-                     to_string(gemm.out_dtype));
+  return fmt::format(
+      "{}x{}x{} {}{} {}{} to {}", gemm.m, gemm.n, gemm.k, to_string(gemm.a.dtype),
+      gemm.a.orientation == Orientation::kTransposed ? "^T" : "", to_string(gemm.b.dtype),
+      gemm.b.orientation == Orientation::kTransposed ? "^T" : "", to_string(gemm.out_dtype));
 }
 
 void check(cublasStatus_t status, const std::string& what) {
@@ -148,9 +147,7 @@ std::string key_of(const CudaGemm& gemm) {
   return fmt::format("{} strides {} {} {} aligned {} {} {}{}{}", text_of(gemm), gemm.a.stride,
                      gemm.b.stride, gemm.out_stride, alignment_of(gemm.a.data),
                      alignment_of(gemm.b.data), alignment_of(gemm.out),
-                     gemm.added == nullptr
-                         ? ""
-                         : fmt::format(" adds {}", alignment_of(gemm.added)),
+                     gemm.added == nullptr ? "" : fmt::format(" adds {}", alignment_of(gemm.added)),
                      gemm.bias == nullptr ? "" : " bias");
 }
 

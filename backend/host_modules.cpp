@@ -46,15 +46,13 @@ void HostModules::embedding(const Call& call) const {
   const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
   if (forward(op)) {
     const Argument weight = call.find(Role::kWeight);
-    transformer::embedding_forward(
-        model_, shape, tokens, view(weight, 1, weight.tensor->elements),
-        view(call.find(Role::kOutput), shape.tokens(), model_.hidden));
+    transformer::embedding_forward(model_, shape, tokens, view(weight, 1, weight.tensor->elements),
+                                   view(call.find(Role::kOutput), shape.tokens(), model_.hidden));
     return;
   }
   const Argument gradient = call.find(Role::kParameterGradient);
   transformer::embedding_backward(
-      model_, shape, tokens,
-      view(call.find(Role::kOutputGradient), shape.tokens(), model_.hidden),
+      model_, shape, tokens, view(call.find(Role::kOutputGradient), shape.tokens(), model_.hidden),
       view(gradient, 1, gradient.tensor->elements), gradient.adds);
 }
 
@@ -91,8 +89,8 @@ void HostModules::gemm(const Call& call) const {
     }
     transformer::linear_backward_weight(
         model_, kind, view(call.find(Role::kOutputGradient), work.k, work.m),
-        view(call.find(Role::kInput), work.k, work.n),
-        view(gradient, 1, gradient.tensor->elements), gradient.adds);
+        view(call.find(Role::kInput), work.k, work.n), view(gradient, 1, gradient.tensor->elements),
+        gradient.adds);
     return;
   }
   const Argument weight = call.find(Role::kWeight);
@@ -103,8 +101,8 @@ void HostModules::gemm(const Call& call) const {
         view(call.find(Role::kInputGradient), work.m, work.n));
     return;
   }
-  transformer::linear_forward(model_, kind, view(call.find(Role::kInput), work.m, work.k),
-                              params, view(call.find(Role::kResidual), work.m, work.n),
+  transformer::linear_forward(model_, kind, view(call.find(Role::kInput), work.m, work.k), params,
+                              view(call.find(Role::kResidual), work.m, work.n),
                               view(call.find(Role::kOutput), work.m, work.n));
 }
 
@@ -131,13 +129,12 @@ void HostModules::activation(const Call& call) const {
   const int64_t rows = std::get<RowWork>(op.work).rows;
   const View h = view(call.find(Role::kInput), rows, model_.fc1_width());
   if (forward(op)) {
-    transformer::activation_forward(model_, h,
-                                    view(call.find(Role::kOutput), rows, model_.ffn));
+    transformer::activation_forward(model_, h, view(call.find(Role::kOutput), rows, model_.ffn));
     return;
   }
-  transformer::activation_backward(
-      model_, h, view(call.find(Role::kOutputGradient), rows, model_.ffn),
-      view(call.find(Role::kInputGradient), rows, model_.fc1_width()));
+  transformer::activation_backward(model_, h,
+                                   view(call.find(Role::kOutputGradient), rows, model_.ffn),
+                                   view(call.find(Role::kInputGradient), rows, model_.fc1_width()));
 }
 
 double HostModules::loss(const Op& op, const OperationArguments& arguments, int32_t step,

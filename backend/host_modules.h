@@ -1,5 +1,5 @@
-// Forward and backward of the decoder's modules on the CPU: operations to backend/transformer, roles
-// of tensors to its arguments.
+// Forward and backward of the decoder's modules on the CPU: operations to backend/transformer,
+// roles of tensors to its arguments.
 //
 // Will not do: start threads, or order operations.
 #pragma once

@@ -10,7 +10,8 @@ StagingRing::StagingRing(CudaRuntime& runtime, const Size& size, CudaStream stre
   const Bytes all = each_ * static_cast<int64_t>(size.buffers);
   memory_ = static_cast<std::byte*>(runtime.allocate_pinned(all, "batches on their way"));
   for (size_t i = 0; i < size.buffers; ++i) {
-    buffers_.push_back({memory_ + static_cast<int64_t>(i) * each_.count, runtime.create_event(stream)});
+    buffers_.push_back(
+        {memory_ + static_cast<int64_t>(i) * each_.count, runtime.create_event(stream)});
   }
 }
 

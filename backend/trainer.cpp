@@ -129,7 +129,8 @@ Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& opt
   state_ = std::make_unique<State>(model, plan, effective, header);
   if (checkpoint) {
     load_checkpoint_state(state_->graph, *state_->device, *checkpoint);
-    if (plan.optimizer.sync == SyncMode::kDelay) state_->device->restore_partials(state_->next_step);
+    if (plan.optimizer.sync == SyncMode::kDelay)
+      state_->device->restore_partials(state_->next_step);
   } else {
     initialise_masters(state_->graph, model, effective.seed, *state_->device);
     if (options.initial_weights) {
@@ -210,7 +211,8 @@ std::vector<float> Trainer::parameters() const {
   std::vector<float> flat;
   for (size_t b = state_->graph.buckets.size(); b-- > 0;) {
     const Bucket& bucket = state_->graph.buckets[b];
-    const std::vector<float> master = read_floats_of(*state_->device, bucket.master, 0, bucket.count);
+    const std::vector<float> master =
+        read_floats_of(*state_->device, bucket.master, 0, bucket.count);
     flat.insert(flat.end(), master.begin(), master.end());
   }
   return flat;

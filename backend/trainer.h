@@ -23,7 +23,7 @@ namespace ballast {
 
 struct TrainerOptions {
   std::string device = "host";  // see make_device
-  std::string data;  // file or folder; empty: the compiler's C++ headers
+  std::string data;             // file or folder; empty: the compiler's C++ headers
   uint64_t seed = 1;
   OptimizerOptions optimizer;
   std::optional<std::string> initial_weights;    // safetensors with Hugging Face names

@@ -49,8 +49,7 @@ class TrainingDevice : public Device {
 
   // Bytes [begin, begin + size) of a tensor; of copy `copy` where it has two. While nothing runs.
   virtual void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) = 0;
-  virtual void write(TensorId tensor, int copy, int64_t begin,
-                     std::span<const std::byte> from) = 0;
+  virtual void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) = 0;
 
   // Writes the weights of every module that lives on the GPU, and the home of those that flow, from
   // the masters. At the start of a run, while nothing runs.

@@ -199,8 +199,8 @@ void CudaTransformer::embedding(const Call& call) {
 cuda::NormShape CudaTransformer::norm_shape(const Op& op) const {
   const RowWork& work = std::get<RowWork>(op.work);
   cuda::NormShape shape;
-  shape.kind = model_.norm == NormKind::kLayerNorm ? cuda::NormKind::kLayerNorm
-                                                   : cuda::NormKind::kRmsNorm;
+  shape.kind =
+      model_.norm == NormKind::kLayerNorm ? cuda::NormKind::kLayerNorm : cuda::NormKind::kRmsNorm;
   shape.rows = work.rows;
   shape.columns = work.columns;
   return shape;
@@ -270,10 +270,9 @@ void CudaTransformer::attention(const Call& call) {
 
 cuda::ActivationShape CudaTransformer::activation_shape(const Op& op) const {
   cuda::ActivationShape shape;
-  shape.kind = model_.activation == ActivationKind::kSwiGlu ? cuda::ActivationKind::kSwiGlu
-               : model_.activation == ActivationKind::kGeluTanh
-                   ? cuda::ActivationKind::kGeluTanh
-                   : cuda::ActivationKind::kGelu;
+  shape.kind = model_.activation == ActivationKind::kSwiGlu     ? cuda::ActivationKind::kSwiGlu
+               : model_.activation == ActivationKind::kGeluTanh ? cuda::ActivationKind::kGeluTanh
+                                                                : cuda::ActivationKind::kGelu;
   shape.rows = std::get<RowWork>(op.work).rows;
   shape.columns = model_.ffn;
   return shape;

@@ -41,8 +41,9 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
 
 void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice& other) {
   const bool more = *other.name != '\0';
-  const std::string help = std::string("What runs the plan: host (this machine's CPU), cuda:0 (its "
-                                       "first GPU; cuda:N another)") +
+  const std::string help = std::string(
+                               "What runs the plan: host (this machine's CPU), cuda:0 (its "
+                               "first GPU; cuda:N another)") +
                            (more ? std::string(", ") + other.name + " (" + other.help + ")" : "") +
                            " [host]";
   parser.app()
@@ -109,8 +110,7 @@ void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& sto
   flags.device = timing.device;
   const TrainerOptions options = trainer_options(flags, of.machine, 1);
   Measurements fresh;
-  for (const OperationTime& time :
-       measure_operations(of.model, of.plan, timing.seconds, options)) {
+  for (const OperationTime& time : measure_operations(of.model, of.plan, timing.seconds, options)) {
     // A key does not name the kernel: what the store knows of Adam is of the best one.
     const bool steps = time.op.kind == OpKind::kAdam || time.op.kind == OpKind::kUndo;
     if (steps && of.plan.optimizer.adam != "best") continue;

@@ -95,8 +95,7 @@ LayoutFreedom layout_freedom_of(const TuneFlags& flags, const Plan& plan) {
 
 // Layouts that leave as many ranks with data of their own as a flag asks for.
 std::vector<Plan> layouts_for(const TuneFlags& flags, const Case& of) {
-  std::vector<Plan> layouts =
-      layouts_of(of.model, of.plan, layout_freedom_of(flags, of.plan));
+  std::vector<Plan> layouts = layouts_of(of.model, of.plan, layout_freedom_of(flags, of.plan));
   if (const auto data = flags.plan.degrees.data) {
     std::erase_if(layouts, [&](const Plan& plan) { return plan.data != *data; });
   }

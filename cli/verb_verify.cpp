@@ -125,7 +125,7 @@ int run_verify(Words words) {
   const Completed completed =
       paced ? predict_elsewhere(flags)
             : predict_measured(load_case_here(flags.plan, flags.store, flags.training.device),
-                             flags.training.device, flags.store);
+                               flags.training.device, flags.store);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;

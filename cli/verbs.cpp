@@ -14,12 +14,13 @@
 namespace ballast {
 namespace {
 
-constexpr std::array<Verb, 12> kVerbs = {{
+constexpr auto kVerbs = std::to_array<Verb>({
     {"machines", "machines that predictions can be made for: list, or show one", run_machines},
     {"models", "models that are shipped: list, or show one", run_models},
     {"strategies", "strategies that are shipped: list, or show one", run_strategies},
     {"profile", "measure this machine and remember it", run_profile},
     {"predict", "will it fit, how fast will it train, and what limits it", run_predict},
+    {"compare", "plans, machines, models and sweeps side by side", run_compare},
     {"tune", "find the fastest plan and write it", run_tune},
     {"train", "train a model by a plan on this machine", run_train},
     {"verify", "run a plan and compare it with its prediction", run_verify},
@@ -27,7 +28,9 @@ constexpr std::array<Verb, 12> kVerbs = {{
     {"calibrate", "fit a stack's constants to published measurements", run_calibrate},
     {"graph", "the operations of one step, with costs and order", run_graph},
     {"report", "a page of HTML: prediction, measurement, loss", run_report},
-}};
+    {"export", "a plan as DeepSpeed, Megatron-LM or torchtitan configure it", run_export},
+    {"import", "a configuration of DeepSpeed or Megatron-LM as a plan", run_import},
+});
 
 void print_help() {
   fmt::print(

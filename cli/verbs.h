@@ -24,6 +24,7 @@ int run_models(Words words);
 int run_strategies(Words words);
 int run_profile(Words words);
 int run_predict(Words words);
+int run_compare(Words words);
 int run_tune(Words words);
 int run_train(Words words);
 int run_verify(Words words);
@@ -31,6 +32,8 @@ int run_validate(Words words);
 int run_calibrate(Words words);
 int run_graph(Words words);
 int run_report(Words words);
+int run_export(Words words);
+int run_import(Words words);
 
 struct Verb {
   std::string_view name;

@@ -96,7 +96,9 @@ Overrides parse_overrides(const std::vector<std::string>& arguments);
 // that the user wrote is named in the message.
 //
 // A number given for a sourced quantity replaces its value, and its source becomes the override. A
-// number given for a curve becomes the rate of its largest size, and the others scale with it.
+// number given for a curve becomes the rate of its largest size, and the others scale with it; a
+// curve may be named with its unit ("link.host_to_device_gb_per_s"). "link.gb_per_s" is the link as
+// a whole: the curve to the device so, the one back and both_total_gb_per_s in proportion.
 Machine apply_override(const Machine& machine, const Override& change);
 // hidden and heads keep head_size = hidden / heads, and kv_heads = heads, where that held before.
 Model apply_override(const Model& model, const Override& change);

@@ -1,5 +1,6 @@
 // `--set key=value`: a change by dotted path, made in the JSON of a record and read back, so that
 // an override passes the same checks as a file.
+#include <array>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,9 @@
 
 namespace ballast {
 namespace {
+
+// Not a key of a machine's file: it stands for three of them (set_link_rate).
+constexpr const char* kLinkRate = "link.gb_per_s";
 
 std::vector<std::string> split(const std::string& path) {
   std::vector<std::string> words;
@@ -54,12 +58,37 @@ Json& find(Json& document, const std::string& path, const std::string& source) {
   return *at;
 }
 
+constexpr std::array kRateKeys = {"gb_per_s", "parameters_per_s", "elements_per_s"};
+
 // The list of a curve's rates, or null.
 Json* rates_of(Json& value) {
-  for (const char* key : {"gb_per_s", "parameters_per_s", "elements_per_s"}) {
+  for (const char* key : kRateKeys) {
     if (value.is_object() && value.contains(key)) return &value[key];
   }
   return nullptr;
+}
+
+// What stands at a path, or null.
+const Json* look_up(const Json& document, const std::string& path) {
+  const Json* at = &document;
+  for (const std::string& word : split(path)) {
+    if (!at->is_object() || !at->contains(word)) return nullptr;
+    at = &(*at)[word];
+  }
+  return at;
+}
+
+// The path of a curve that was named with the unit of its rates ("link.host_to_device_gb_per_s"),
+// as the other keys of a machine are; any other path as it is.
+std::string curve_path(const Json& machine, const std::string& path) {
+  for (const std::string rate : kRateKeys) {
+    const std::string ending = "_" + rate;
+    if (!path.ends_with(ending)) continue;
+    const std::string stem = path.substr(0, path.size() - ending.size());
+    const Json* curve = look_up(machine, stem);
+    if (curve != nullptr && curve->is_object() && curve->contains(rate)) return stem;
+  }
+  return path;
 }
 
 void set_machine_value(Json& target, const Json& value, const std::string& source) {
@@ -77,6 +106,23 @@ void set_machine_value(Json& target, const Json& value, const std::string& sourc
   }
   target["source"] = source;
   target["measured"] = false;
+}
+
+// One link faster or slower as a whole: the plateau to the device becomes `value`, the way back
+// and what both carry together keep their proportion to it.
+void set_link_rate(Json& link, const Json& value, const std::string& source) {
+  if (!value.is_number() || value.get<double>() <= 0) {
+    throw Error(source, "must be a number above 0", "write machine.link.gb_per_s=400");
+  }
+  const double before = rates_of(link["host_to_device"])->back().get<double>();
+  const auto scaled = [&](const Json& rate) {
+    return Json(rounded(rate.get<double>() * value.get<double>() / before));
+  };
+  const Json back = scaled(rates_of(link["device_to_host"])->back());
+  const Json both = scaled(link["both_total_gb_per_s"]["value"]);
+  set_machine_value(link["host_to_device"], value, source);
+  set_machine_value(link["device_to_host"], back, source);
+  set_machine_value(link["both_total_gb_per_s"], both, source);
 }
 
 }  // namespace
@@ -112,7 +158,12 @@ Overrides parse_overrides(const std::vector<std::string>& arguments) {
 Machine apply_override(const Machine& machine, const Override& change) {
   const std::string source = flag("machine", change);
   Json document = to_json(machine);
-  set_machine_value(find(document, change.key, source), value_of(change.value), source);
+  if (change.key == kLinkRate) {
+    set_link_rate(document["link"], value_of(change.value), source);
+    return machine_from_json(document, source);
+  }
+  const std::string path = curve_path(document, change.key);
+  set_machine_value(find(document, path, source), value_of(change.value), source);
   return machine_from_json(document, source);
 }
 

@@ -44,6 +44,10 @@ seed() {  # name: real inputs to begin from
     machine) cp profiles/machines/*.json "$2" ;;
     plan) cp profiles/strategies/*.json "$2" ;;
     published) cp profiles/published/*.json profiles/stacks/*.json "$2" ;;
+    frameworks)
+      echo '{"train_batch_size": 8, "zero_optimization": {"stage": 3}}' >"$2/deepspeed.json"
+      echo '--micro-batch-size 1 --recompute-granularity full --bf16' >"$2/megatron.txt"
+      ;;
     safetensors) cp tests/data/*.safetensors "$2" 2>/dev/null || true ;;
     *) ;;
   esac

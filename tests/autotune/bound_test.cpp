@@ -1,5 +1,6 @@
 #include "autotune/bound.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "sim/engine/cost.h"
@@ -25,6 +26,14 @@ class Case {
   std::vector<Choice> some(size_t n) const { return every(choices_of(space_, base_), n); }
   const Bounds& bounds() const { return bounds_; }
   Graph graph(const Choice& choice) const { return build(model_, plan_of(space_, base_, choice)); }
+  std::string name(const Choice& choice) const {
+    const Plan plan = plan_of(space_, base_, choice);
+    return fmt::format("micro-batch {}, {}, {} buckets of {} on the GPU, {}, {} {}, flow {}",
+                       *plan.micro_batch, space_.activations[choice.activations].name,
+                       *plan.optimizer.gpu_buckets, plan.optimizer.bucket_bytes.count,
+                       to_string(plan.optimizer.cast), to_string(plan.optimizer.sync),
+                       to_string(plan.optimizer.undo), *plan.weights.flow_share);
+  }
   CostTable table(const Graph& graph) const { return costs_.table(graph.step, graph); }
 
  private:
@@ -67,7 +76,7 @@ void expect_no_step_below_its_bound(const Case& c, size_t n) {
   for (const Choice& choice : c.some(n)) {
     const Graph graph = c.graph(choice);
     const Duration step_time = simulate(graph.step, graph, c.table(graph)).step_time;
-    ASSERT_LE(c.bounds().step_time(choice), step_time);
+    ASSERT_LE(c.bounds().step_time(choice), step_time) << c.name(choice);
     ASSERT_LE(c.bounds().quick(choice), c.bounds().step_time(choice));
   }
 }
@@ -134,7 +143,8 @@ TEST(Bound, a_step_that_waits_adds_the_optimizer_to_the_compute) {
   const Workload work = bounds.work(Choice{});
   const Duration cpu{work.lane[static_cast<size_t>(LaneKind::kCpu)]};
   EXPECT_NEAR(cpu.seconds(), static_cast<double>(parameter_count(model)) / 5e5, 1e-6);
-  EXPECT_EQ(bounds.quick(Choice{}), cpu * (1 - kBoundSlack));
+  EXPECT_GE(bounds.quick(Choice{}), cpu * (1 - kBoundSlack));
+  EXPECT_LE(bounds.quick(Choice{}), bounds.step_time(Choice{}));
   const Duration compute{work.lane[static_cast<size_t>(LaneKind::kCompute)]};
   EXPECT_GT(bounds.step_time(Choice{}), cpu + compute * 0.6);
 }

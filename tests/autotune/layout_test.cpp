@@ -51,8 +51,7 @@ TEST(Layouts, every_one_is_legal_and_uses_all_devices) {
 }
 
 TEST(Layouts, no_two_are_the_same) {
-  const std::vector<Plan> layouts =
-      layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
+  const std::vector<Plan> layouts = layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
   for (size_t i = 0; i < layouts.size(); ++i) {
     for (size_t j = i + 1; j < layouts.size(); ++j) EXPECT_NE(layouts[i], layouts[j]);
   }
@@ -76,8 +75,7 @@ TEST(Layouts, a_degree_that_is_not_free_keeps_its_value) {
 }
 
 TEST(Layouts, those_whose_ranks_talk_least_come_first) {
-  const std::vector<Plan> layouts =
-      layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
+  const std::vector<Plan> layouts = layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
   EXPECT_EQ(layouts.front().data, 8);
   EXPECT_EQ(layouts.back().data, 1);
 }

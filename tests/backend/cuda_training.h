@@ -2,6 +2,7 @@
 // what the executor asks of it.
 #pragma once
 
+#include <fmt/format.h>
 #include <memory>
 #include <string>
 #include <utility>
@@ -44,19 +45,17 @@ class MarkedDevice : public TrainingDevice {
 
   bool queues(LaneId lane) const override { return device_->queues(lane); }
   void execute(const Sequence& sequence, OpId id, int32_t step) override {
-    const bool repair = &sequence == &graph_.repair;
-    const Mark mark(*this, (repair ? "repair " : "step ") + std::to_string(id) + " " +
-                               std::to_string(step));
+    const char* kind = &sequence == &graph_.repair ? "repair" : "step";
+    const Mark mark(*this, fmt::format("{} {} {}", kind, id, step));
     device_->execute(sequence, id, step);
   }
   void follow(const Sequence& sequence, OpId id, OpId before, int32_t step) override {
-    const bool repair = &sequence == &graph_.repair;
-    const Mark mark(*this, (repair ? "repair-follow " : "follow ") + std::to_string(id) + " " +
-                               std::to_string(before) + " " + std::to_string(step));
+    const char* kind = &sequence == &graph_.repair ? "repair-follow" : "follow";
+    const Mark mark(*this, fmt::format("{} {} {} {}", kind, id, before, step));
     device_->follow(sequence, id, before, step);
   }
   bool commit(int32_t step) override {
-    const Mark mark(*this, "commit " + std::to_string(step));
+    const Mark mark(*this, fmt::format("commit {}", step));
     return device_->commit(step);
   }
   std::vector<FinishedOperation> take_finished(LaneId lane) override {

@@ -41,9 +41,8 @@ Plan changed(Plan plan, const std::function<void(Plan&)>& change) {
 
 // Every way of stepping, with CPU and GPU buckets, weights that flow and activations that leave.
 std::vector<NamedPlan> plans(DType dtype) {
-  const Plan wait = changed(tiny::wait_plan(dtype), [](Plan& p) {
-    p.optimizer.bucket_bytes = {2 * kSegment * 4};
-  });
+  const Plan wait = changed(tiny::wait_plan(dtype),
+                            [](Plan& p) { p.optimizer.bucket_bytes = {2 * kSegment * 4}; });
   const Plan speculate = changed(wait, [](Plan& p) { p.optimizer.sync = SyncMode::kSpeculate; });
   const auto on_gpu = [](int64_t buckets) {
     return [=](Plan& p) { p.optimizer.gpu_buckets = buckets; };
@@ -67,13 +66,13 @@ std::vector<NamedPlan> plans(DType dtype) {
                  p.optimizer.cast = CastPlacement::kCpu;
                  p.activations = tiny::all_activations(ActivationFate::kRecompute);
                })},
-      {"speculate, all at once",
-       changed(speculate,
-               [](Plan& p) {
-                 p.weights.flow_share = 1;
-                 p.optimizer.gpu_buckets = 1;
-                 p.activations = tiny::all_activations(ActivationFate::kOffload);
-               })},
+      {"speculate, all at once", changed(speculate,
+                                         [](Plan& p) {
+                                           p.weights.flow_share = 1;
+                                           p.optimizer.gpu_buckets = 1;
+                                           p.activations =
+                                               tiny::all_activations(ActivationFate::kOffload);
+                                         })},
   };
 }
 
@@ -227,8 +226,8 @@ TEST(CudaDevice, memory_is_taken_once_and_events_are_made_in_the_first_steps_onl
   Trainer trainer(tiny::gpt2_model(), plan, cuda);
   const Bytes hbm = trainer.graph().arenas.size[static_cast<size_t>(Place::kHbm)];
   int arenas = 0;
-  for (const NotedCall& call : log->calls) arenas += call.bytes == hbm.count &&
-                                                     call.call == CudaCall::kAllocate;
+  for (const NotedCall& call : log->calls)
+    arenas += call.bytes == hbm.count && call.call == CudaCall::kAllocate;
   EXPECT_EQ(arenas, 1);
   EXPECT_EQ(log->count(CudaCall::kAllocate), 2);  // the arena, and the losses
   EXPECT_EQ(log->count(CudaCall::kAllocatePinned), 2);

@@ -5,6 +5,7 @@
 // some tens of roundings of 2^-24 = 6e-8; 5e-6 of a tensor's largest value bounds either.
 
 #include <cmath>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <string>
 
@@ -48,7 +49,7 @@ class Reference {
 
  private:
   static std::string path(const std::string& name) {
-    return std::string(BALLAST_SOURCE_DIR) + "/tests/data/reference_" + name;
+    return fmt::format("{}/tests/data/reference_{}", BALLAST_SOURCE_DIR, name);
   }
   template <class Value>
   std::vector<Value> read(const std::string& name) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <fmt/format.h>
 #include <new>
 #include <utility>
 
@@ -187,13 +188,11 @@ void ThreadCuda::copy(const CudaCopy& copy, CudaStream stream) {
   {
     const std::scoped_lock lock(mutex_);
     if (copies_++ == options_.failing_copy) {
-      throw_cuda_error({"copy", copy.bytes, std::string("on stream ") + stream.name, range},
+      throw_cuda_error({"copy", copy.bytes, fmt::format("on stream {}", stream.name), range},
                        "invalid argument (cudaErrorInvalidValue)", CudaFault::kOther);
     }
   }
-  push(stream, [copy] {
-    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes.count));
-  });
+  push(stream, [copy] { std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes.count)); });
 }
 
 void ThreadCuda::clear(void* memory, Bytes bytes, CudaStream stream) {

@@ -28,14 +28,14 @@ enum class CudaCall : uint8_t {
   kPin,
   kCreateEvent,
   kRecord,
-  kWait,             // of a stream for an event
+  kWait,  // of a stream for an event
   kSynchronizeEvent,
   kSynchronizeStream,
   kCopy,
   kClear,
-  kKernel,           // whatever mathematics enqueues
+  kKernel,  // whatever mathematics enqueues
   kLaunchGraph,
-  kMark,             // made by the test itself
+  kMark,  // made by the test itself
 };
 
 struct NotedCall {
@@ -43,7 +43,7 @@ struct NotedCall {
   std::string stream;
   void* event = nullptr;
   int64_t bytes = 0;
-  std::string what;  // of a kernel, an allocation or a mark
+  std::string what;   // of a kernel, an allocation or a mark
   std::string range;  // the operation that was being handed over
   std::thread::id thread;
 };

@@ -301,6 +301,36 @@ TEST(Overrides, number_scales_a_curve_to_its_plateau) {
   EXPECT_FALSE(after.link.host_to_device.measured);
 }
 
+TEST(Overrides, curve_may_be_named_with_the_unit_of_its_rates) {
+  const Machine before = load_machine("gh200-96gb-480gb");
+  const Machine after = apply_override(before, {"link.host_to_device_gb_per_s", "754"});
+  EXPECT_NEAR(after.link.host_to_device.points[0].rate, 100e9, 1);
+  EXPECT_NEAR(after.link.host_to_device.points[1].rate, 754e9, 1);
+  EXPECT_NEAR(after.link.device_to_host.points[1].rate, 297e9, 1) << "another curve";
+  EXPECT_TRUE(holds(error_of([&] {
+                      apply_override(before, {"link.host_to_device_parameters_per_s", "1"});
+                    }),
+                    "unknown"))
+      << "not its unit";
+}
+
+// To the device 377 becomes 188.5: half. So the way back becomes 297 / 2, both together 332 / 2.
+TEST(Overrides, link_as_a_whole_keeps_the_proportion_of_its_directions) {
+  const Machine before = load_machine("gh200-96gb-480gb");
+  const Machine after = apply_override(before, {"link.gb_per_s", "188.5"});
+  EXPECT_NEAR(after.link.host_to_device.points[0].rate, 25e9, 1);
+  EXPECT_NEAR(after.link.host_to_device.points[1].rate, 188.5e9, 1);
+  EXPECT_NEAR(after.link.device_to_host.points[1].rate, 148.5e9, 1);
+  EXPECT_NEAR(after.link.both_total.value.bytes_per_s, 166e9, 1);
+  EXPECT_EQ(after.link.both_total.source, "--set machine.link.gb_per_s");
+  EXPECT_FALSE(after.link.device_to_host.measured);
+  for (const char* bad : {"0", "-1", "fast"}) {
+    EXPECT_TRUE(holds(error_of([&] { apply_override(before, {"link.gb_per_s", bad}); }),
+                      "above 0"))
+        << bad;
+  }
+}
+
 TEST(Overrides, width_of_a_model_keeps_its_head_count) {
   const Model before = load_model("gpt2");
   EXPECT_EQ(apply_override(before, {"layers", "3"}).layers, 3);

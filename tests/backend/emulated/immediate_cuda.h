@@ -20,11 +20,11 @@ class ImmediateCuda : public CudaRuntime {
   Bytes free_memory() override { return {int64_t{1} << 40}; }
   void bind_thread() override {}
   void* allocate(Bytes bytes, const std::string&) override {
-    void* memory = ::operator new(static_cast<size_t>(bytes.count), std::align_val_t{256});
+    void* memory = ::operator new (static_cast<size_t>(bytes.count), std::align_val_t{256});
     std::memset(memory, 0xff, static_cast<size_t>(bytes.count));  // what nobody wrote is no number
     return memory;
   }
-  void free(void* memory) override { ::operator delete(memory, std::align_val_t{256}); }
+  void free(void* memory) override { ::operator delete (memory, std::align_val_t{256}); }
   void* allocate_pinned(Bytes bytes, const std::string& what) override {
     return allocate(bytes, what);
   }
@@ -104,9 +104,9 @@ class PlainProducts : public CudaProducts {
     std::vector<double> values;
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < columns; ++column) {
-        values.push_back(value(operand.data, operand.dtype,
-                               transposed ? column * operand.stride + row
-                                          : row * operand.stride + column));
+        values.push_back(
+            value(operand.data, operand.dtype,
+                  transposed ? column * operand.stride + row : row * operand.stride + column));
       }
     }
     return values;

@@ -90,8 +90,7 @@ TEST(EmulatedTraining, parameters_follow_those_of_the_host_device) {
       Trainer untrained(model, plan, options);
       const std::vector<float> begin = untrained.parameters();
       const tiny::Outcome host = tiny::train(model, plan, options, kSteps, true);
-      const tiny::Outcome cuda =
-          tiny::train(model, plan, on_emulated_cuda(options), kSteps, true);
+      const tiny::Outcome cuda = tiny::train(model, plan, on_emulated_cuda(options), kSteps, true);
       // Of how far training went. fp32 sums in another order: about 1e-6 a step. bf16 rounds
       // activations and gradients to 2^-9 each.
       std::vector<float> host_way(begin.size()), cuda_way(begin.size());
@@ -102,8 +101,7 @@ TEST(EmulatedTraining, parameters_follow_those_of_the_host_device) {
       EXPECT_LT(distance(cuda_way, host_way), dtype == DType::kF32 ? 1e-4 : 3e-2)
           << model.name << " " << to_string(dtype);
       for (size_t i = 0; i < host.records.size(); ++i) {
-        EXPECT_NEAR(cuda.records[i].loss, host.records[i].loss,
-                    dtype == DType::kF32 ? 1e-5 : 2e-2)
+        EXPECT_NEAR(cuda.records[i].loss, host.records[i].loss, dtype == DType::kF32 ? 1e-5 : 2e-2)
             << model.name << " step " << i;
       }
       EXPECT_LT(host.records.back().loss, host.records.front().loss);

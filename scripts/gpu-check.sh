@@ -1,0 +1,188 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, once: builds, tests, profiles, tunes, trains, verifies a ladder of
+# models and compares with PyTorch. Needs a compiler, CMake and CUDA 13; takes the dependencies from
+# .deps/ (scripts/stage_dependencies.sh) where that is there, else from the system. Leaves under
+# OUT: log.txt, summary.txt, the machine as JSON, verify records, traces and metrics.
+#   scripts/gpu-check.sh OUT [--only STEP] [--minutes N]
+# STEP: build, test, profile, tune, train, verify or pytorch. A later call goes on where an earlier
+# one ran out of time: a step that left OUT/STEP.done is not run again unless --only names it.
+# The last line is "N done, N failed, N skipped"; exits 1 if a step failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+usage() {
+  sed -n 's/^#   //p' "$0" >&2
+  exit 2
+}
+steps=(build test profile tune train verify pytorch)
+[ $# -ge 1 ] || usage
+out=$1
+shift
+only="" minutes=30
+while [ $# -gt 0 ]; do
+  case $1 in
+    --only) only=${2:?} && shift 2 ;;
+    --minutes) minutes=${2:?} && shift 2 ;;
+    *) usage ;;
+  esac
+done
+[ -z "$only" ] || [[ " ${steps[*]} " == *" $only "* ]] || usage
+mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd)
+exec > >(tee -a "$out/log.txt") 2>&1
+end=$((SECONDS + minutes * 60))
+build=${BALLAST_GPU_BUILD:-build/gpu}
+store=$out/store.db
+done_count=0 failed=0 skipped=0
+
+left() { echo $((end - SECONDS)); }
+# shown COMMAND...: prints it, and runs it for as long as the time lasts.
+shown() {
+  printf '$ %s\n' "$*"
+  [ "$(left)" -gt 0 ] || { echo "out of time"; return 124; }
+  timeout "$(left)" "$@"
+}
+has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+ballast() { shown "$build/ballast" "$@"; }
+
+step_build() {
+  command -v cmake >/dev/null || { echo "there is no cmake"; return 1; }
+  local staged_flags=() launcher=()
+  if [ -f .deps/flags.sh ]; then . .deps/flags.sh; fi
+  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  shown cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" "${staged_flags[@]}" ||
+    return 1
+  local targets=(ballast test_backend test_kernels)
+  cmake --build "$build" --target help | grep -q 'test_cuda$' && targets+=(test_cuda)
+  shown cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
+}
+
+step_test() {
+  shown "$build/test_kernels" --gtest_brief=1 || return 1
+  shown "$build/test_backend" --gtest_brief=1 || return 1
+  [ -x "$build/test_cuda" ] || { echo "test_cuda was not built: no toolkit"; return 1; }
+  shown "$build/test_cuda" --gtest_brief=1 --gtest_output="xml:$out/test_cuda.xml" || return 1
+  if ! command -v compute-sanitizer >/dev/null; then
+    echo "compute-sanitizer is not here: races and bad accesses of kernels were not looked for"
+    return 0
+  fi
+  local tool
+  for tool in memcheck racecheck; do
+    shown compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/test_cuda" \
+      --gtest_brief=1 || return 1
+  done
+  exactness
+}
+
+# Ten steps of a small model under every way of stepping: the exported weights are the same bits.
+exactness() {
+  local sync weights=()
+  for sync in wait speculate; do
+    for buckets in 0 2; do
+      local file=$out/exact-$sync-$buckets.safetensors
+      ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 10 \
+        --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
+        --set plan.optimizer.sync=$sync --set plan.optimizer.gpu_buckets=$buckets \
+        --set plan.optimizer.placement=cpu --export "$file" || return 1
+      weights+=("$file")
+    done
+  done
+  local file
+  for file in "${weights[@]}"; do
+    cmp "${weights[0]}" "$file" || { echo "$file differs from the waiting run"; return 1; }
+  done
+  echo "the same bits under every way of stepping"
+  rm -f "${weights[@]}"
+}
+
+step_profile() {
+  nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw --format=csv
+  ballast profile --device cuda:0 --store "$store" --out "$out/machine.json"
+}
+
+step_tune() {
+  ballast tune --model gpt2-xl --machine "$out/machine.json" --devices 1 --global-batch 8 \
+    --sequence-length 1024 --store "$store" --out "$out/gpt2-xl.json"
+}
+
+step_train() {
+  local plan=()
+  [ -f "$out/gpt2-xl.json" ] && plan=(--plan "$out/gpt2-xl.json")
+  [ -f "$out/gpt2-xl.json" ] || plan=(--model gpt2-xl --machine "$out/machine.json"
+    --devices 1 --global-batch 8 --sequence-length 1024)
+  ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" \
+    --metrics "$out/gpt2-xl.metrics.jsonl"
+}
+
+# The ladder: 124M, 1.5B and 8B by several plans, and the largest shipped model that fits.
+step_verify() {
+  local failed_here=0 model strategy
+  for model in gpt2 gpt2-xl llama-3.1-8b; do
+    for strategy in superoffload zero-offload resident; do
+      verify_one "$model" "$strategy" || failed_here=1
+    done
+  done
+  for model in llama-2-70b qwen3-32b gpt-22b llama-2-13b; do
+    if verify_one "$model" superoffload; then break; fi
+  done
+  return $failed_here
+}
+
+# An infeasible plan (exit code 1 of predict) is no failure: it is named and passed over.
+verify_one() {
+  local name=$1-$2 common=(--model "$1" --strategy "$2" --machine "$out/machine.json" --devices 1
+    --global-batch 8 --sequence-length 1024 --store "$store")
+  ballast predict "${common[@]}" >"$out/$name.predicted.txt" 2>&1
+  case $? in
+    0) ;;
+    1) echo "$name does not fit"; return 0 ;;
+    *) tail -n 3 "$out/$name.predicted.txt"; return 1 ;;
+  esac
+  ballast verify --device cuda:0 "${common[@]}" --steps 12 --out "$out/$name.verify.json" \
+    --trace "$out/$name.trace.json"
+}
+
+step_pytorch() {
+  local mode
+  python3 -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null ||
+    { echo "PyTorch with CUDA is not installed"; return 77; }
+  for mode in compiled fsdp-offload; do
+    shown python3 scripts/bench_torch_train.py --mode "$mode" --out "$out/torch-$mode.json" ||
+      return 1
+  done
+}
+
+run_step() {
+  local step=$1 code reason=""
+  if [ -z "$only" ] && [ -f "$out/$step.done" ]; then
+    echo "== $step: done before"
+    return
+  fi
+  printf '\n== %s   %s, commit %s\n' "$step" "$(date -u +%FT%TZ)" \
+    "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+  [ "$(left)" -gt 0 ] || reason="the time is over"
+  if [ -z "$reason" ] && [ "$step" != build ]; then
+    [ -x "$build/ballast" ] || reason="there is no build: run the step build first"
+    has_gpu || reason="there is no GPU (nvidia-smi lists none)"
+  fi
+  if [ -n "$reason" ]; then
+    echo "skipped: $reason"
+    skipped=$((skipped + 1))
+    return
+  fi
+  "step_$step"
+  code=$?
+  case $code in
+    0) touch "$out/$step.done" && done_count=$((done_count + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    124) echo "$step: out of time; call again to go on" && skipped=$((skipped + 1)) ;;
+    *) echo "FAILED: $step" && failed=$((failed + 1)) ;;
+  esac
+  echo "$step: exit code $code after $SECONDS s" >>"$out/summary.txt"
+}
+
+for step in "${steps[@]}"; do
+  if [ -z "$only" ] || [ "$only" = "$step" ]; then run_step "$step"; fi
+done
+echo "$done_count done, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

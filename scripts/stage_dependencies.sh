@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Collects what Ballast is built with into .deps/ (ignored by git, under 40 MB): headers, static
+# SQLite and GoogleTest, hwloc, and the CMake modules that find them there. A tree that carries it
+# builds where there are a compiler, CMake and perhaps CUDA, but no packages and no network:
+#   . .deps/flags.sh && cmake -S . -B build "${staged_flags[@]}"
+# Needs the packages of scripts/setup.sh --tests on this machine, of the same processor family.
+#   scripts/stage_dependencies.sh [FOLDER]     default: .deps
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${1:-.deps}
+rm -rf "$target"
+mkdir -p "$target"/{include,lib,cmake,share}
+target=$(cd "$target" && pwd)
+
+need() {
+  [ -e "$1" ] && return
+  echo "scripts/stage_dependencies.sh: $1 is missing; run scripts/setup.sh --tests first" >&2
+  exit 2
+}
+libraries=$(dirname "$(gcc -print-file-name=libsqlite3.a)")
+for header in nlohmann CLI fmt eigen3/Eigen gtest hwloc hwloc.h sqlite3.h; do
+  need "/usr/include/$header"
+  mkdir -p "$target/include/$(dirname "$header")"
+  cp -rL "/usr/include/$header" "$target/include/$header"
+done
+for library in libsqlite3.a libgtest.a libgtest_main.a; do
+  need "$libraries/$library"
+  cp -L "$libraries/$library" "$target/lib/"
+done
+# hwloc is shared, with what it needs beside the C library.
+need "$libraries/libhwloc.so.15"
+cp -L "$libraries/libhwloc.so.15" "$target/lib/"
+ldd "$libraries/libhwloc.so.15" | awk '$2 == "=>" { print $3 }' |
+  grep -vE '/(libc|libm|libpthread|libdl|librt)\.so' | while read -r used; do
+  cp -L "$used" "$target/lib/"
+done
+for chart in /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist; do
+  for name in chart.min.js Chart.min.js; do
+    [ -f "$chart/$name" ] && cp -L "$chart/$name" "$target/share/chart.min.js"
+  done
+done
+need "$target/share/chart.min.js"
+
+# header_only PACKAGE TARGET DEFINITION: a find module for a library of headers.
+header_only() {
+  cat >"$target/cmake/Find$1.cmake" <<MODULE
+if(NOT TARGET $2)
+  add_library($2 INTERFACE IMPORTED)
+  set_target_properties($2 PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "\${CMAKE_CURRENT_LIST_DIR}/../include"
+    INTERFACE_COMPILE_DEFINITIONS "$3")
+endif()
+set($1_FOUND TRUE)
+MODULE
+}
+header_only nlohmann_json nlohmann_json::nlohmann_json ""
+header_only CLI11 CLI11::CLI11 ""
+header_only fmt fmt::fmt FMT_HEADER_ONLY=1
+cat >"$target/cmake/Eigen3Config.cmake" <<'MODULE'
+if(NOT TARGET Eigen3::Eigen)
+  add_library(Eigen3::Eigen INTERFACE IMPORTED)
+  set_target_properties(Eigen3::Eigen PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}/../include/eigen3")
+endif()
+MODULE
+cat >"$target/cmake/FindPkgConfig.cmake" <<'MODULE'
+# Stands in for pkg-config, which is asked for hwloc alone.
+macro(pkg_check_modules prefix)
+  if(NOT TARGET PkgConfig::${prefix})
+    add_library(PkgConfig::${prefix} SHARED IMPORTED)
+    set_target_properties(PkgConfig::${prefix} PROPERTIES
+      IMPORTED_LOCATION "${CMAKE_CURRENT_LIST_DIR}/.deps/lib/libhwloc.so.15"
+      INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}/.deps/include")
+  endif()
+  set(${prefix}_FOUND TRUE)
+endmacro()
+set(PkgConfig_FOUND TRUE)
+MODULE
+# A macro sees the list file of its caller, so the folder is written out there.
+sed -i "s|\${CMAKE_CURRENT_LIST_DIR}/.deps|\${STAGED_DEPENDENCIES}|" \
+  "$target/cmake/FindPkgConfig.cmake"
+sed -i '1a get_filename_component(STAGED_DEPENDENCIES "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)' \
+  "$target/cmake/FindPkgConfig.cmake"
+
+# Relative to the tree, which may lie elsewhere when it is built.
+where=${target#"$PWD/"}
+if [ "${where#/}" = "$where" ]; then where="\$PWD/$where"; fi
+cat >"$target/flags.sh" <<FLAGS
+# Sourced from the root of the tree: sets staged_flags for cmake.
+staged="$where"
+staged_flags=(-DCMAKE_MODULE_PATH="\$staged/cmake" -DCMAKE_PREFIX_PATH="\$staged"
+  -DEigen3_DIR="\$staged/cmake" -DSQLite3_INCLUDE_DIR="\$staged/include"
+  -DSQLite3_LIBRARY="\$staged/lib/libsqlite3.a" -DGTEST_INCLUDE_DIR="\$staged/include"
+  -DGTEST_LIBRARY="\$staged/lib/libgtest.a" -DGTEST_MAIN_LIBRARY="\$staged/lib/libgtest_main.a"
+  -DCHART_JS="\$staged/share/chart.min.js" -DCMAKE_BUILD_RPATH="\$staged/lib"
+  -DCMAKE_EXE_LINKER_FLAGS="-Wl,-rpath-link,\$staged/lib")
+FLAGS
+size=$(du -sm "$target" | cut -f1)
+echo "$target: $size MB"
+[ "$size" -lt 40 ] || { echo "scripts/stage_dependencies.sh: more than 40 MB" >&2; exit 1; }

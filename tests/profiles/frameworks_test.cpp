@@ -1,0 +1,307 @@
+// Plans as other frameworks' configurations and back: the same prediction for every knob that the
+// framework can express, no option that it does not have, and no contradiction accepted.
+#include "profiles/frameworks.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "profiles/load.h"
+#include "sim/engine/predict.h"
+#include "tests/profiles/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+using testing::error_of;
+using testing::holds;
+
+constexpr auto kAll = {Framework::kDeepSpeed, Framework::kMegatron, Framework::kTorchtitan};
+
+struct Wish {
+  std::string model = "gpt2";
+  std::string machine = "alps-gh200-quad";
+  std::string strategy;
+  int64_t devices = 4;
+  std::vector<std::string> set;
+};
+
+// The strategy's plan with every open knob given a value.
+Plan plan_of(const Wish& wish) {
+  PlanRequest request;
+  request.model = wish.model;
+  request.machine = wish.machine;
+  request.strategy = wish.strategy;
+  request.devices = wish.devices;
+  request.global_batch = 16;
+  request.micro_batch = 1;
+  request.sequence_length = 512;
+  std::vector<std::string> set = {"plan.activations=keep", "plan.optimizer.gpu_buckets=0"};
+  if (wish.strategy == "superoffload") set.emplace_back("plan.weights.flow_share=0");
+  set.insert(set.end(), wish.set.begin(), wish.set.end());
+  request.overrides = parse_overrides(set).plan;
+  return resolve_plan(request);
+}
+
+ImportedPlan imported(const ExportedPlan& exported, const Plan& plan, Framework framework) {
+  ImportRequest request{plan.model, plan.machine, plan.devices, {}, {}, {}, {}, {}, {}};
+  const Model model = load_model(plan.model);
+  if (framework == Framework::kMegatron) {
+    return import_megatron(exported.text, "flags", model, request);
+  }
+  request.sequence_length = plan.sequence_length;
+  return import_deepspeed(exported.text, "ds.json", model, request);
+}
+
+std::set<std::string> knobs_of(const ExportedPlan& exported) {
+  std::set<std::string> knobs;
+  for (const NotExpressed& one : exported.not_expressed) knobs.insert(one.knob);
+  return knobs;
+}
+
+// The plan with what the framework cannot say set to what it says instead.
+Plan reset(const Plan& plan, const ExportedPlan& exported) {
+  Plan result = plan;
+  for (const NotExpressed& one : exported.not_expressed) {
+    if (one.knob == "sequence_length") continue;  // given beside
+    const Json value = Json::parse(one.instead);
+    result = apply_override(
+        result, {one.knob, value.is_string() ? value.get<std::string>() : value.dump()});
+  }
+  return result;
+}
+
+int64_t step_of(const Plan& plan) {
+  const Prediction prediction =
+      predict(load_model(plan.model), plan, load_machine(plan.machine), nullptr);
+  EXPECT_TRUE(prediction.fits) << prediction.reason;
+  return prediction.fits ? prediction.step_time.ps : 0;
+}
+
+TEST(Frameworks, facts_name_a_source_for_every_option_once) {
+  for (const Framework framework : kAll) {
+    const FrameworkFacts facts = framework_facts(framework);
+    EXPECT_EQ(facts.name, to_string(framework));
+    EXPECT_GT(facts.options.size(), 20u);
+    std::set<std::string> names;
+    for (const FrameworkOption& option : facts.options) {
+      EXPECT_TRUE(names.insert(option.name).second) << option.name;
+      EXPECT_NE(option.source.find('/'), std::string::npos) << option.name;
+      EXPECT_FALSE(option.version.empty() || option.type.empty()) << option.name;
+    }
+    for (const MissingKnob& missing : facts.missing) EXPECT_FALSE(missing.reason.empty());
+  }
+}
+
+// Strategies, devices and modules of all kinds; everything a framework cannot say has a reason of
+// its own, everything it says is an option that it has and a prediction that stays.
+const std::vector<Wish>& wishes() {
+  static const std::vector<Wish> all = {
+      {"gpt2", "gh200-96gb-480gb", "superoffload", 1, {}},
+      {"gpt2", "gh200-96gb-480gb", "superoffload", 1, {"plan.activations=offload"}},
+      {"gpt2",
+       "gh200-96gb-480gb",
+       "superoffload",
+       1,
+       {"plan.zero_stage=3", "plan.optimizer.gpu_buckets=3", "plan.activations=recompute"}},
+      {"gpt2", "alps-gh200-quad", "zero-offload", 4, {"plan.optimizer.bucket_bytes=33554432"}},
+      {"gpt2", "alps-gh200-quad", "zero-3", 4, {"plan.activations=recompute"}},
+      {"gpt2", "alps-gh200-quad", "zero-infinity", 4, {"plan.weights.look_ahead=6"}},
+      {"gpt2", "alps-gh200-quad", "fsdp", 4, {"plan.activations.norm1=recompute"}},
+      {"gpt2", "alps-gh200-quad", "fsdp-offload", 4, {}},
+      {"gpt2", "alps-gh200-quad", "ulysses", 4, {"plan.sequence=4"}},
+      {"gpt2", "alps-gh200-quad", "megatron", 4, {"plan.tensor=2", "plan.pipeline=2"}},
+      {"gpt2",
+       "alps-gh200-quad",
+       "megatron",
+       4,
+       {"plan.pipeline=4", "plan.virtual_pipeline=3", "plan.activations=recompute"}},
+      {"gpt2",
+       "alps-gh200-quad",
+       "megatron",
+       4,
+       {"plan.tensor=2", "plan.zero_stage=1", "plan.activations.scores=recompute",
+        "plan.activations.fc1=recompute", "plan.activations.activation=recompute",
+        "plan.activations.qkv=offload"}},
+      {"gpt2", "alps-gh200-quad", "zero-1", 4, {"plan.optimizer.moments=bf16"}}};
+  return all;
+}
+
+TEST(Frameworks, export_uses_only_options_of_the_framework_and_gives_reasons) {
+  for (const Wish& wish : wishes()) {
+    const Plan plan = plan_of(wish);
+    const Model model = load_model(plan.model);
+    for (const Framework framework : kAll) {
+      std::set<std::string> real;
+      for (const FrameworkOption& one : framework_facts(framework).options) real.insert(one.name);
+      const ExportedPlan exported = export_plan(plan, model, framework);
+      for (const std::string& option : exported.options) EXPECT_TRUE(real.contains(option));
+      for (const NotExpressed& one : exported.not_expressed) {
+        EXPECT_NE(one.reason, "it has no option for it") << to_string(framework) << one.knob;
+      }
+    }
+  }
+}
+
+TEST(Frameworks, export_then_import_predicts_the_same_step) {
+  for (const Wish& wish : wishes()) {
+    const Plan plan = plan_of(wish);
+    const Model model = load_model(plan.model);
+    for (const Framework framework : {Framework::kDeepSpeed, Framework::kMegatron}) {
+      SCOPED_TRACE(wish.strategy + " by " + std::string(to_string(framework)));
+      // DeepSpeed makes stages in code.
+      if (framework == Framework::kDeepSpeed && plan.pipeline > 1) continue;
+      const ExportedPlan exported = export_plan(plan, model, framework);
+      const ImportedPlan back = imported(exported, plan, framework);
+      for (const IgnoredOption& one : back.ignored) ADD_FAILURE() << one.option << one.reason;
+      EXPECT_EQ(step_of(back.plan), step_of(reset(plan, exported)));
+    }
+  }
+}
+
+TEST(Frameworks, what_each_framework_can_say_of_famous_plans_is_said) {
+  const auto knobs = [](const Wish& wish, Framework framework) {
+    const Plan plan = plan_of(wish);
+    return knobs_of(export_plan(plan, load_model(plan.model), framework));
+  };
+  using Knobs = std::set<std::string>;
+  const Knobs data = {"sequence_length"};
+  EXPECT_EQ(knobs(wishes()[0], Framework::kDeepSpeed), data);
+  EXPECT_EQ(knobs(wishes()[2], Framework::kDeepSpeed), data);
+  EXPECT_EQ(knobs(wishes()[3], Framework::kDeepSpeed), data);
+  EXPECT_EQ(knobs(wishes()[4], Framework::kDeepSpeed), data);
+  EXPECT_EQ(knobs(wishes()[5], Framework::kDeepSpeed), data);
+  EXPECT_EQ(knobs(wishes()[8], Framework::kDeepSpeed), data);
+  EXPECT_EQ(knobs(wishes()[9], Framework::kMegatron), Knobs{});
+  EXPECT_EQ(knobs(wishes()[10], Framework::kMegatron), Knobs{});
+  EXPECT_EQ(knobs(wishes()[11], Framework::kMegatron), Knobs{});
+  EXPECT_EQ(knobs(wishes()[8], Framework::kMegatron), Knobs{});
+  EXPECT_EQ(knobs(wishes()[7], Framework::kTorchtitan), Knobs{});
+  EXPECT_EQ(knobs(wishes()[10], Framework::kTorchtitan), Knobs{});
+  // Megatron-LM waits for all gradients.
+  EXPECT_TRUE(knobs(wishes()[0], Framework::kMegatron).contains("optimizer.sync"));
+}
+
+TEST(Frameworks, deepspeed_json_says_what_the_plan_says) {
+  // 16 sequences on 4 devices, one at a time: 16 / 4 / 1 = 4 steps of accumulation. A bucket of
+  // 32 MiB holds 2^25 / 4 = 8388608 elements.
+  const Plan plan = plan_of(wishes()[3]);
+  const Json json = Json::parse(export_plan(plan, load_model("gpt2"), Framework::kDeepSpeed).text);
+  EXPECT_EQ(json["train_batch_size"], 16);
+  EXPECT_EQ(json["gradient_accumulation_steps"], 4);
+  EXPECT_EQ(json["bf16"]["enabled"], true);
+  const Json& zero = json["zero_optimization"];
+  EXPECT_EQ(zero["stage"], 2);
+  EXPECT_EQ(zero["reduce_bucket_size"], 8388608);
+  EXPECT_EQ(zero["offload_optimizer"]["device"], "cpu");
+  EXPECT_EQ(zero["offload_optimizer"]["convert_grad_on_cpu"], true);
+  EXPECT_FALSE(zero["offload_optimizer"].contains("super_offload"));
+}
+
+ImportedPlan deepspeed(const std::string& text, int64_t devices) {
+  return import_deepspeed(text, "ds.json", load_model("gpt2"),
+                          {"gpt2", "alps-gh200-quad", devices, {}, {}, {}, {}, {}, {}});
+}
+
+ImportedPlan megatron(const std::string& text, int64_t devices) {
+  return import_megatron(text, "flags", load_model("gpt2"),
+                         {"gpt2", "alps-gh200-quad", devices, {}, {}, {}, {}, {}, {}});
+}
+
+TEST(Frameworks, hugging_face_placeholders_and_floats_are_understood) {
+  // Micro-batch 2 on 4 devices with 3 steps of accumulation: 24 sequences.
+  const Plan plan = deepspeed(R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2,
+      "gradient_accumulation_steps": 3, "bf16": {"enabled": true},
+      "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8}})",
+                              4)
+                        .plan;
+  EXPECT_EQ(plan.global_batch, 24);
+  EXPECT_EQ(plan.optimizer.bucket_bytes.count, 2'000'000'000);
+  EXPECT_EQ(plan.zero_stage, 3);
+}
+
+TEST(Frameworks, unknown_options_are_named_and_the_nearest_with_them) {
+  const ImportedPlan back = deepspeed(
+      R"({"train_batch_size": 4, "wall_clock_breakdown": true,
+          "zero_optimization": {"stage": 2, "overlap_com": true}})",
+      4);
+  ASSERT_EQ(back.ignored.size(), 2u);
+  const Json names = {back.ignored[0].option, back.ignored[1].option};
+  EXPECT_TRUE(names == Json({"wall_clock_breakdown", "zero_optimization.overlap_com"}) ||
+              names == Json({"zero_optimization.overlap_com", "wall_clock_breakdown"}));
+  for (const IgnoredOption& one : back.ignored) {
+    if (one.option == "wall_clock_breakdown") continue;
+    EXPECT_TRUE(holds(one.reason, "did you mean zero_optimization.overlap_comm?"));
+  }
+}
+
+TEST(Frameworks, contradictions_of_deepspeed_are_refused_in_one_line) {
+  const auto refused = [](const std::string& text, const std::string& part) {
+    const std::string error = error_of([&] { deepspeed(text, 4); });
+    EXPECT_TRUE(holds(error, part));
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+  };
+  refused(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
+              "gradient_accumulation_steps": 2})",
+          "8 is not micro-batch 2 x accumulation 2 x 4");
+  refused(R"({"train_batch_size": 8, "bf16": {"enabled": true}, "fp16": {"enabled": true}})",
+          "fp16 is enabled too");
+  refused(R"({"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer":
+              {"device": "cpu", "super_offload": true}}})",
+          "works with stage 3");
+  refused(R"({"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_param":
+              {"device": "cpu"}}})",
+          "stage 3 only");
+  refused(R"({"train_batch_size": 8, "sequence_parallel_size": 3})", "do not divide");
+  refused(R"({"bf16": {"enabled": true}})", "--global-batch");
+  refused(R"({"train_batch_size": "many"})", "whole number");
+}
+
+TEST(Frameworks, contradictions_of_megatron_are_refused_in_one_line) {
+  const std::string batch = "--micro-batch-size 1 --global-batch-size 16 --bf16 ";
+  const auto refused = [&](const std::string& flags, const std::string& part) {
+    EXPECT_TRUE(holds(error_of([&] { megatron(batch + flags, 4); }), part));
+  };
+  refused("--tensor-model-parallel-size 3", "do not divide");
+  refused("--fp16", "--fp16 is given too");
+  refused("--num-layers 13", "is not '12'");
+  refused("--num-layers-per-virtual-pipeline-stage 3", "there is one pipeline stage");
+  refused("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2",
+          "12 layers do not divide");
+  refused("--recompute-granularity selective --recompute-method uniform", "selective");
+  refused("--optimizer-cpu-offload", "--use-precision-aware-optimizer");
+  refused("--overlap-param-gather", "--use-distributed-optimizer");
+  refused("--micro-batch-size 2", "twice");
+  refused("--seq-length $LENGTH", "whole number");
+  refused("--offload-modules \"core_attn", "quote");
+  refused("--context-parallel-size 4 --cp-comm-type a2a+p2p", "two sizes");
+}
+
+TEST(Frameworks, a_megatron_script_is_read_as_a_shell_would) {
+  const ImportedPlan back = megatron(
+      "torchrun --nproc-per-node 4 pretrain_gpt.py \\\n"
+      "  --tensor-model-parallel-size=2 --sequence-parallel \\\n"
+      "  --micro-batch-size 2 --global-batch-size '16' # sixteen\n"
+      "  --recompute-granularity selective --recompute-modules core_attn layernorm\n",
+      4);
+  EXPECT_EQ(back.plan.tensor, 2);
+  EXPECT_TRUE(back.plan.tensor_sequence);
+  EXPECT_EQ(back.plan.data, 2);
+  EXPECT_EQ(back.plan.accumulation(), 4);
+  EXPECT_EQ(back.plan.activations->scores, ActivationFate::kRecompute);
+  EXPECT_EQ(back.plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm2)],
+            ActivationFate::kRecompute);
+  ASSERT_EQ(back.ignored.size(), 1u);
+  EXPECT_EQ(back.ignored[0].option, "--nproc-per-node");
+}
+
+TEST(Frameworks, a_plan_with_an_open_knob_is_not_exported) {
+  Plan plan = plan_of(wishes()[3]);
+  plan.micro_batch.reset();
+  EXPECT_TRUE(holds(error_of([&] { export_plan(plan, load_model("gpt2"), Framework::kMegatron); }),
+                    "auto"));
+}
+
+}  // namespace
+}  // namespace ballast
