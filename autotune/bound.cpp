@@ -59,7 +59,8 @@ Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const C
 
 Bytes Bounds::gpu_state(const Choice& choice) const {
   const BucketBound& bucket = buckets_[static_cast<size_t>(choice.bucket)];
-  return bucket.gpu_state()[static_cast<size_t>(choice.gpu_buckets)];
+  return bucket
+      .gpu_state()[static_cast<size_t>(choice.gpu_buckets)][static_cast<size_t>(choice.flow_share)];
 }
 
 void Bounds::open(const std::vector<Choice>& cells, int threads) {

@@ -49,7 +49,7 @@ class Bounds {
 
   // Of forward, backward and single buckets (autotune/bucket_bound): looked up. Requires open().
   Duration quick(const Choice& choice) const;
-  // Least bytes of master and moments on the GPU.
+  // Least bytes of master, moments and weights that live on the GPU.
   Bytes gpu_state(const Choice& choice) const;
   // The whole bound, never below quick(). This and the following require open() and refine().
   Duration step_time(const Choice& choice) const;

@@ -64,13 +64,32 @@ BucketBound::BucketBound(const std::vector<Module>& modules, const Plan& base, c
   buckets_ = buckets_of(modules, plan);
   times_.resize(buckets_.size());
   if (!costs.is_measured()) fill_times(costs);
-  const bool splits = base.zero_stage > 0 && !gathers(base);
-  for (size_t i = 0; i < bucket.gpu_buckets.size(); ++i) {
+  fill_state(modules);
+}
+
+void BucketBound::fill_state(const std::vector<Module>& modules) {
+  const bool splits = base_.zero_stage > 0 && !gathers(base_);
+  Plan plan = base_;
+  Graph graph;  // of which flowing_modules reads these two
+  graph.modules = modules;
+  graph.buckets = buckets_;
+  for (size_t i = 0; i < choice_.gpu_buckets.size(); ++i) {
     int64_t elements = 0;
     for (size_t b = border_of(i); b < buckets_.size(); ++b) {
-      elements += splits ? buckets_[b].count / base.replicas() : buckets_[b].count;
+      elements += splits ? buckets_[b].count / base_.replicas() : buckets_[b].count;
+      graph.buckets[b].site = Site::kGpu;
     }
-    gpu_state_.push_back(bytes_of(elements, DType::kF32) + bytes_of(2 * elements, plan.moments));
+    for (size_t b = 0; b < border_of(i); ++b) graph.buckets[b].site = Site::kCpu;
+    const Bytes state =
+        bytes_of(elements, DType::kF32) + bytes_of(2 * elements, base_.optimizer.moments);
+    gpu_state_.emplace_back();
+    for (const double share : space_.flow_share) {
+      plan.weights.flow_share = share;
+      const std::vector<bool> flowing = flowing_modules(graph, plan);
+      int64_t stays = 0;
+      for (size_t m = 0; m < modules.size(); ++m) stays += flowing[m] ? 0 : modules[m].count;
+      gpu_state_.back().push_back(state + bytes_of(stays, base_.dtype));
+    }
   }
 }
 

@@ -32,8 +32,9 @@ class BucketBound {
               const BucketChoice& bucket, const CostModel& costs);
 
   StepBound steps(const ForwardBackwardProfile& compute, CastPlacement cast) const;
-  // Master and moments on the GPU, by index of gpu_buckets.
-  const std::vector<Bytes>& gpu_state() const { return gpu_state_; }
+  // Least bytes of master, moments and weights that live on the GPU, by index of gpu_buckets and of
+  // Space::flow_share.
+  const std::vector<std::vector<Bytes>>& gpu_state() const { return gpu_state_; }
 
  private:
   // How a step keeps what a rollback needs.
@@ -58,6 +59,7 @@ class BucketBound {
 
   size_t border_of(size_t index) const;
   void fill_times(const CostModel& costs);
+  void fill_state(const std::vector<Module>& modules);
   std::array<int64_t, 2> lanes(const ForwardBackwardProfile& compute, const Chosen& chosen) const;
   std::array<int64_t, 2> chain(const ForwardBackwardProfile& compute, const Chosen& chosen) const;
 
@@ -66,7 +68,7 @@ class BucketBound {
   const BucketChoice& choice_;
   std::vector<Bucket> buckets_;
   std::vector<Times> times_;
-  std::vector<Bytes> gpu_state_;
+  std::vector<std::vector<Bytes>> gpu_state_;
 };
 
 }  // namespace ballast

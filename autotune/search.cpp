@@ -373,17 +373,23 @@ void Search::push_plans(const Rank& cell) {
   }
 }
 
-// Of a cell's plans, those that keep more state on the GPU than activations leave room for.
+// Of a cell's plans, those that keep more on the GPU than activations and gradients leave room for.
 bool Search::refuse_state(const PlanId& id, const std::vector<PlacePeak>& cell) {
   const Region& of = region(id);
   if (of.base.optimizer.placement != OptimizerPlacement::kCpu) return false;
   const auto hbm = static_cast<size_t>(Place::kHbm);
   const Bytes state = of.bounds->gpu_state(id.choice);
-  if (cell[hbm].arena + state <= usable_[hbm]) return false;
+  Bytes others = cell[hbm].arena;
+  for (const Holder& holder : cell[hbm].holders) {
+    if (holder.category == Category::kWeights) others -= holder.bytes;
+  }
+  if (others + state <= usable_[hbm]) return false;
   std::vector<PlacePeak> peaks = cell;
-  peaks[hbm].arena += state;
-  peaks[hbm].holders.push_back({Category::kMoments, state});
-  std::stable_sort(peaks[hbm].holders.begin(), peaks[hbm].holders.end(),
+  std::vector<Holder>& holders = peaks[hbm].holders;
+  std::erase_if(holders, [](const Holder& h) { return h.category == Category::kWeights; });
+  holders.push_back({Category::kWeights, state});
+  peaks[hbm].arena = others + state;
+  std::stable_sort(holders.begin(), holders.end(),
                    [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
   refuse(plan(id), 1, peaks);
   return true;
@@ -529,13 +535,6 @@ void Search::finish() {
       result_.reasons.begin(), result_.reasons.end(),
       [](const InfeasibleReason& a, const InfeasibleReason& b) { return a.count > b.count; });
   result_.seconds = seconds();
-}
-
-int64_t cell_size(const Space& space, const Plan& base) {
-  Space one = space;
-  one.micro_batch.resize(1);
-  one.activations.resize(1);
-  return static_cast<int64_t>(choices_of(one, base).size());
 }
 
 // Everything of a layout that its space depends on.

@@ -264,6 +264,13 @@ std::vector<Choice> choices_of(const Space& space, const Plan& base) {
   return choices;
 }
 
+int64_t cell_size(const Space& space, const Plan& base) {
+  Space one = space;
+  one.micro_batch.resize(1);
+  one.activations.resize(1);
+  return static_cast<int64_t>(choices_of(one, base).size());
+}
+
 Plan plan_of(const Space& space, const Plan& base, const Choice& choice) {
   const auto at = [](const auto& list, int16_t index) -> const auto& {
     return list[static_cast<size_t>(index)];

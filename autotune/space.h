@@ -84,6 +84,9 @@ struct Choice {
 // Every choice that means a graph of its own, in ascending order.
 std::vector<Choice> choices_of(const Space& space, const Plan& base);
 
+// How many of them share one micro-batch and one choice of activations.
+int64_t cell_size(const Space& space, const Plan& base);
+
 Plan plan_of(const Space& space, const Plan& base, const Choice& choice);
 
 // How much is going on in a plan beyond a plain resident step: one each for accumulating

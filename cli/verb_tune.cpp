@@ -18,6 +18,8 @@ namespace ballast {
 namespace {
 
 constexpr double kSecondsAPlan = 0.4;
+// A search over all degrees of many devices can take long to prove what it found early.
+constexpr double kDeadlineSeconds = 60;
 // The best plans of a search must have been timed, operation by operation, before it counts.
 constexpr size_t kTimedAtTheTop = 5;
 // Candidates kept behind those that are shown, and the share of a step below which two tie.
@@ -35,7 +37,7 @@ struct TuneFlags {
   bool allow_delay = false;
   bool free_degrees = false;
   bool exhaustive = false;
-  std::optional<double> deadline_s;
+  double deadline_s = kDeadlineSeconds;
   int64_t top = 5;
 };
 
@@ -45,7 +47,8 @@ bool parse(Words words, TuneFlags& flags) {
   CLI::App& app = parser.app();
   app.add_option("--out", flags.plan_out, "Write the best plan to this file [plan.json]")
       ->type_name("FILE");
-  app.add_option("--deadline", flags.deadline_s, "Stop each search after this many seconds [never]")
+  app.add_option("--deadline", flags.deadline_s,
+                 "Stop each search after this many seconds, with the best so far [60]")
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
   app.add_option("--top", flags.top, "Plans to print [5]")
@@ -305,6 +308,10 @@ int run_tune(Words words) {
   fmt::print("{} plans for {} on {}: {} simulated, the others ruled out by their bounds, in {}\n\n",
              show_count(static_cast<double>(found.considered)), best.model.name, best.machine.name,
              found.simulated, show(Duration::from_seconds(found.seconds)));
+  if (!found.complete) {
+    fmt::print("stopped by the deadline ({} s); no plan is faster by more than {:.1f} %\n\n",
+               flags.deadline_s, 100 * found.proven_within);
+  }
   fmt::print("the best: {}\n\n", plan_text(best.plan));
   print_ranking(found, flags.top);
   if (found.ranked.size() > 1) {

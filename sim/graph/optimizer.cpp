@@ -2,13 +2,14 @@
 //
 //   CPU bucket: pack -> copy out -> [cast] -> [snapshot] -> Adam -> [cast] -> upload -> [unpack]
 //   GPU bucket: Adam straight from the modules' gradients into their weights
-//
 // wait       (ZeRO-Offload, arXiv 2101.06840): all norms, one decision, then every step.
 // delay      (its one-step delayed update): the step of t-1 runs beside forward and backward of t,
 //            into a second copy of the weights.
 // speculate  (SuperOffload, arXiv 2509.21271 section 4.4): each bucket steps as it lands; the
 //            commit, before the first backward of the next step, accepts or runs `Graph::repair`.
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "sim/graph/build.h"
 #include "sim/graph/rewrite.h"
@@ -119,16 +120,16 @@ class OptimizerPass {
   DType wire() const { return cast_on_gpu(plan_) ? DType::kF32 : plan_.dtype; }
 
   void index_module_tensors() {
+    std::map<std::pair<int64_t, ModuleKind>, size_t> index;
+    for (const Module& module : graph_.modules) {
+      index.emplace(std::pair(module.layer, module.kind), index.size());
+    }
     for (size_t t = 0; t < graph_.tensors.size(); ++t) {
-      const Tensor& tensor = graph_.tensors[t];
-      const bool weight = tensor.kind == TensorKind::kWeight;
-      if (!weight && tensor.kind != TensorKind::kGradient) continue;
-      for (size_t i = 0; i < graph_.modules.size(); ++i) {
-        const Module& module = graph_.modules[i];
-        if (module.kind != tensor.label.module || module.layer != tensor.label.layer) continue;
-        TensorId& slot = weight ? module_weight_[i] : module_gradient_[i];
-        if (slot < 0) slot = static_cast<TensorId>(t);  // later ones are fetched copies
-      }
+      const auto& [kind, label] = std::tie(graph_.tensors[t].kind, graph_.tensors[t].label);
+      if (kind != TensorKind::kWeight && kind != TensorKind::kGradient) continue;
+      auto& slots = kind == TensorKind::kWeight ? module_weight_ : module_gradient_;
+      TensorId& slot = slots[index.at(std::pair(int64_t{label.layer}, label.module))];
+      if (slot < 0) slot = static_cast<TensorId>(t);  // later ones are fetched copies
     }
   }
 
@@ -138,13 +139,10 @@ class OptimizerPass {
     last_fetch_.assign(graph_.tensors.size(), 0);
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       for (const Access& access : graph_.step.ops[i].accesses) {
-        if (access.role == Role::kParameterGradient) {
-          last_gradient_[static_cast<size_t>(access.tensor)] = i;
-        }
-        if (access.role == Role::kWeight) last_weight_[static_cast<size_t>(access.tensor)] = i;
-        if (graph_.step.ops[i].phase == Phase::kFetch) {
-          last_fetch_[static_cast<size_t>(access.tensor)] = i;
-        }
+        const auto t = static_cast<size_t>(access.tensor);
+        if (access.role == Role::kParameterGradient) last_gradient_[t] = i;
+        if (access.role == Role::kWeight) last_weight_[t] = i;
+        if (graph_.step.ops[i].phase == Phase::kFetch) last_fetch_[t] = i;
       }
     }
   }

@@ -63,7 +63,7 @@ TEST(Export, bad_input_is_one_line_and_exit_code_2) {
   const Workbench bench;
   bench.write("ds.json", R"({"train_batch_size": 7})");
   const std::string on = " --model gpt2 --machine alps-gh200-quad --devices 4";
-  for (const std::string arguments :
+  for (const std::string& arguments :
        {std::string("export"), std::string("export --deepspeed none.json"),
         std::string("export --deepspeed a --megatron b"), "import" + on,
         "import --deepspeed ds.json" + on, "import --megatron '--bf16 --fp16'" + on,
