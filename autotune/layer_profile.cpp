@@ -114,6 +114,10 @@ void add_memory(const Graph& graph, LayerProfile& profile) {
   }
 }
 
+// The first layer stands for those whose activations leave, the last for those that stay. What the
+// one between offloads is back before the first backward, which starts from it.
+constexpr int64_t kLayersProfiled = 3;
+
 LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
   const bool alike = layers_are_alike(model);
   Model part = model;
@@ -121,7 +125,7 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
   once.devices = plan.devices / plan.pipeline;
   once.pipeline = once.virtual_pipeline = 1;
   if (alike) {
-    part.layers = 2;
+    part.layers = kLayersProfiled;
     once.activations->offload_share = 1;
   }
   const Graph graph = forward_backward_graph(part, sample_plan(once, 1));
@@ -139,7 +143,7 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
     end->forward_ps = end->forward_compute_ps;
     end->backward_ps = end->backward_compute_ps;
   }
-  if (alike) profile.alike = std::move(profile.layers);
+  if (alike) profile.alike = {profile.layers.front(), profile.layers.back()};
   return profile;
 }
 
@@ -150,7 +154,7 @@ bool layers_are_alike(const Model& model) {
     if (model.has_experts(i) != model.has_experts(0)) return false;
     if (model.window_of(i) != model.window_of(0)) return false;
   }
-  return model.layers >= 2;
+  return model.layers >= kLayersProfiled;
 }
 
 int64_t leaving_layers(const ActivationPlan& plan, int64_t layers) {

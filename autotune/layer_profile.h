@@ -1,7 +1,7 @@
 // Layer profiles: what one layer, and what lies before and after the layers, ask of a rank in one
 // micro-batch; the sums from which whole layouts are bounded before any of their graphs is built.
 //
-// Layers that are alike are profiled once, on a model of two of them, by the very passes that
+// Layers that are alike are profiled once, on a model of three of them, by the very passes that
 // build the graph. Cached by all that shapes a rank's forward and backward.
 //
 // The chain of a layer is the least time from the start of its first operation on the compute lane
@@ -69,7 +69,7 @@ class LayerProfiles {
   std::map<std::string, std::unique_ptr<LayerProfile>> profiles_;
 };
 
-// True where every layer has the same modules and shapes.
+// True where every layer has the same modules and shapes, and there are enough of them.
 bool layers_are_alike(const Model& model);
 
 // Layers whose activations leave, of `layers` of a stage.

@@ -110,6 +110,33 @@ TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
   EXPECT_GT(seen, 200);
 }
 
+// By every choice of activations: twelve layers, of which those that offload are back one by one.
+TEST(CellBound, no_memory_is_smaller_whatever_the_activations) {
+  Model model = small_model();
+  model.layers = 12;
+  const Machine machine = many(2);
+  const CostModel costs(machine, nullptr, "best");
+  LayerProfiles layers(model, costs);
+  const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
+  Plan base = base_plan(1);
+  base.global_batch = 64;
+  base.micro_batch = 64;
+  base.optimizer.gpu_buckets = 0;
+  base.weights.flow_share = 1;
+  const Space space = space_of(model, base, Freedom{});
+  const std::vector<Choice> choices = choices_of(space, base);
+  EXPECT_GE(choices.size(), 20);
+  for (const Choice& choice : choices) {
+    const Plan plan = plan_of(space, base, choice);
+    layers.prepare({plan}, 1);
+    const Graph graph = build(model, plan);
+    for (const PlacePeak& peak : cell_memory(model, plan, layers.of(plan), usable)) {
+      EXPECT_LE(peak.arena, graph.arenas.size[static_cast<size_t>(peak.place)])
+          << space.activations[static_cast<size_t>(choice.activations)].name;
+    }
+  }
+}
+
 // Whatever is free, the search finds what simulating every plan finds.
 void expect_the_optimum(const Plan& base, const Machine& machine, const Freedom& freedom,
                         const LayoutFreedom& layouts) {
