@@ -153,22 +153,17 @@ TEST(CudaDevice, one_operation_after_another_gives_the_same_bits_and_losses_are_
   EXPECT_EQ(host.validation_loss(3), gpu.validation_loss(3));
 }
 
-TEST(CudaDevice, timeline_holds_every_operation_once_and_lanes_do_not_overlap_themselves) {
+TEST(CudaDevice, timeline_holds_every_operation_once) {
   for (const auto& [name, plan] : plans(DType::kBf16)) {
     const TrainerOptions cuda = tests::on_thread_cuda(tiny::options_for(kSteps), dawdling());
     Trainer trainer(tiny::gpt2_model(), plan, cuda);
     const TrainResult result = trainer.train(3, nullptr);
     const Graph& graph = trainer.graph();
     ASSERT_EQ(result.timeline.spans.size(), 3 * graph.step.ops.size()) << name;
-    std::map<LaneId, Instant> ends;
     std::set<std::pair<int32_t, OpId>> seen;
     for (const Span& span : result.timeline.spans) {
       EXPECT_TRUE(seen.emplace(span.step, span.op).second) << name;
       EXPECT_LE(span.begin, span.end);
-      const LaneId lane = graph.step.ops[static_cast<size_t>(span.op)].lane;
-      // Half a microsecond: what events can tell apart.
-      EXPECT_GE(span.begin.ps + 500'000, ends[lane].ps) << name << " " << lane;
-      ends[lane] = std::max(ends[lane], span.end);
     }
     EXPECT_EQ(result.step_times.size(), 3U);
   }
