@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <limits>
 
 #include "autotune/parallel.h"
 #include "sim/graph/rewrite.h"
@@ -10,18 +9,11 @@
 namespace ballast {
 namespace {
 
-// Long before any step, and far enough from the least number to add durations to.
-constexpr int64_t kLongAgo = std::numeric_limits<int64_t>::min() / 2;
-
 std::array<int16_t, 3> compute_key(const Choice& c) {
   return {c.micro_batch, c.activations, c.cast};
 }
 std::array<int16_t, 5> optimizer_key(const Choice& c) {
   return {c.bucket, c.gpu_buckets, c.cast, c.sync, c.flow_share};
-}
-
-Duration lowered(int64_t ps) {
-  return {static_cast<int64_t>(static_cast<double>(ps) * (1 - kBoundSlack))};
 }
 
 CategoryBytes added(const CategoryBytes& a, const CategoryBytes& b) {
@@ -31,6 +23,10 @@ CategoryBytes added(const CategoryBytes& a, const CategoryBytes& b) {
 }
 
 }  // namespace
+
+Duration lowered(int64_t ps) {
+  return {static_cast<int64_t>(static_cast<double>(ps) * (1 - kBoundSlack))};
+}
 
 WorkBound work_bound(const Workload& work, const std::vector<Capacity>& capacities) {
   WorkBound bound;
@@ -208,15 +204,7 @@ std::vector<PlacePeak> Bounds::memory(const Choice& choice) const {
          {added(resident, compute.without_gradients.peak[p]), steps.peak.peak[p]}) {
       if (sum_of(other) > sum_of(most)) most = other;
     }
-    PlacePeak peak;
-    peak.place = static_cast<Place>(p);
-    peak.arena = peak.live = sum_of(most);
-    for (size_t c = 0; c < most.size(); ++c) {
-      if (most[c].count > 0) peak.holders.push_back({static_cast<Category>(c), most[c]});
-    }
-    std::stable_sort(peak.holders.begin(), peak.holders.end(),
-                     [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
-    peaks.push_back(std::move(peak));
+    peaks.push_back(peak_of(static_cast<Place>(p), most));
   }
   return peaks;
 }

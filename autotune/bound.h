@@ -28,6 +28,7 @@ namespace ballast {
 
 // Relative slack of the engine's settled period, by which a bound of time is lowered.
 inline constexpr double kBoundSlack = 1e-6;
+Duration lowered(int64_t ps);
 
 // What a step time cannot go below, and which lane or capacity says so.
 struct WorkBound {

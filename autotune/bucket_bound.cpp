@@ -25,13 +25,12 @@ class Prices {
     graph_.step.ops.push_back(std::move(op));
   }
   void add_adam(int64_t count, Site site, bool exact_undo) {
-    const Bytes state = bytes_of(count, DType::kF32) + bytes_of(2 * count, plan_.optimizer.moments);
+    const Bytes state = optimizer_state(count, plan_.optimizer);
     BucketWork work{count, plan_.dtype, plan_.dtype, site,
                     state * 2 + bytes_of(count, plan_.dtype)};
     work.exact_undo = exact_undo;
     add(OpKind::kAdam, site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu, work);
   }
-  void add_pass(OpKind kind, LaneKind lane, const BucketWork& work) { add(kind, lane, work); }
   // What ranks that share state or gradients tell each other, in 16 bits at least.
   void add_exchange(CollectiveKind kind, int64_t count, bool talks) {
     const RankGroup group = replica_group(plan_);
@@ -80,8 +79,7 @@ void BucketBound::fill_state(const std::vector<Module>& modules) {
       graph.buckets[b].site = Site::kGpu;
     }
     for (size_t b = 0; b < border_of(i); ++b) graph.buckets[b].site = Site::kCpu;
-    const Bytes state =
-        bytes_of(elements, DType::kF32) + bytes_of(2 * elements, base_.optimizer.moments);
+    const Bytes state = optimizer_state(elements, base_.optimizer);
     gpu_state_.emplace_back();
     for (const double share : space_.flow_share) {
       plan.weights.flow_share = share;
@@ -104,17 +102,17 @@ void BucketBound::fill_times(const CostModel& costs) {
     for (const Site site : {Site::kGpu, Site::kCpu}) {
       for (const bool exact : {false, true}) prices.add_adam(count, site, exact);
       const LaneKind lane = site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu;
-      prices.add_pass(OpKind::kSnapshot, lane,
-                      elementwise(kSnapshotArrays * count, DType::kF32, DType::kF32, site));
+      prices.add(OpKind::kSnapshot, lane,
+                 elementwise(kSnapshotArrays * count, DType::kF32, DType::kF32, site));
     }
     BucketWork norm{count, base_.dtype, DType::kF64, Site::kGpu, bytes_of(count, base_.dtype)};
-    prices.add_pass(OpKind::kSumOfSquares, LaneKind::kCompute, norm);
-    prices.add_pass(OpKind::kCast, LaneKind::kCpu,
-                    elementwise(count, DType::kF32, base_.dtype, Site::kCpu));
+    prices.add(OpKind::kSumOfSquares, LaneKind::kCompute, norm);
+    prices.add(OpKind::kCast, LaneKind::kCpu,
+               elementwise(count, DType::kF32, base_.dtype, Site::kCpu));
     for (const DType type : types) {
       const Bytes bytes = bytes_of(count, type);
-      prices.add_pass(OpKind::kPack, LaneKind::kCopyOut,
-                      elementwise(whole, base_.dtype, type, Site::kGpu));
+      prices.add(OpKind::kPack, LaneKind::kCopyOut,
+                 elementwise(whole, base_.dtype, type, Site::kGpu));
       prices.add(OpKind::kCopy, LaneKind::kCopyOut, CopyWork{bytes, CopyDirection::kDeviceToHost});
       prices.add(OpKind::kCopy, LaneKind::kUpload, CopyWork{bytes, CopyDirection::kHostToDevice});
     }
@@ -177,7 +175,6 @@ std::array<int64_t, 2> BucketBound::lanes(const ForwardBackwardProfile& compute,
 std::array<int64_t, 2> BucketBound::chain(const ForwardBackwardProfile& compute,
                                           const Chosen& chosen) const {
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  constexpr int64_t kLongAgo = std::numeric_limits<int64_t>::min() / 2;
   const auto first_use = [&](size_t b) {
     int64_t first = kNone;
     for (const Bucket::Piece& piece : buckets_[b].pieces) {

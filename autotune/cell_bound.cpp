@@ -21,7 +21,7 @@ class CellBound {
 
   Duration time() const {
     const int64_t ps = plan_.pipeline > 1 ? pipeline_ps() : one_stage_ps();
-    return {static_cast<int64_t>(static_cast<double>(ps) * (1 - kBoundSlack))};
+    return lowered(ps);
   }
 
   std::vector<PlacePeak> memory(const Usable& usable) const {
@@ -146,7 +146,7 @@ class CellBound {
     const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
     const int64_t shard = splits ? sums.parameters / plan_.replicas() : sums.parameters;
     const Bytes weights = bytes_of(sums.parameters, plan_.dtype);
-    const Bytes state = bytes_of(shard, DType::kF32) + bytes_of(2 * shard, plan_.optimizer.moments);
+    const Bytes state = optimizer_state(shard, plan_.optimizer);
     std::array<CategoryBytes, kPlaces> least{};
     const auto at = [&](Place place, Category category) -> Bytes& {
       return least[static_cast<size_t>(place)][static_cast<size_t>(category)];
@@ -166,21 +166,9 @@ class CellBound {
       if (!pipeline) room = std::max(Bytes{}, usable[hbm] - sum_of(least[hbm]));
       at(Place::kDram, Category::kMoments) = std::max(Bytes{}, state - room);
     }
-    return peaks_of(least);
-  }
-
-  static std::vector<PlacePeak> peaks_of(const std::array<CategoryBytes, kPlaces>& least) {
     std::vector<PlacePeak> peaks;
     for (size_t p = 0; p < kPlaces; ++p) {
-      PlacePeak peak;
-      peak.place = static_cast<Place>(p);
-      peak.arena = peak.live = sum_of(least[p]);
-      for (size_t c = 0; c < least[p].size(); ++c) {
-        if (least[p][c].count > 0) peak.holders.push_back({static_cast<Category>(c), least[p][c]});
-      }
-      std::stable_sort(peak.holders.begin(), peak.holders.end(),
-                       [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
-      peaks.push_back(std::move(peak));
+      peaks.push_back(peak_of(static_cast<Place>(p), least[p]));
     }
     return peaks;
   }

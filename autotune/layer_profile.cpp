@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
-#include <limits>
 #include <unordered_map>
 
 #include "autotune/parallel.h"
@@ -12,9 +11,6 @@
 
 namespace ballast {
 namespace {
-
-// Of what ran before the chain began, far enough from the least number to add durations to.
-constexpr int64_t kLongAgo = std::numeric_limits<int64_t>::min() / 2;
 
 bool is_compute(const Op& op) { return kind_of(op.lane) == LaneKind::kCompute; }
 

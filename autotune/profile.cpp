@@ -149,6 +149,22 @@ Bytes sum_of(const CategoryBytes& bytes) {
   return sum;
 }
 
+PlacePeak peak_of(Place place, const CategoryBytes& bytes) {
+  PlacePeak peak;
+  peak.place = place;
+  peak.arena = peak.live = sum_of(bytes);
+  for (size_t c = 0; c < bytes.size(); ++c) {
+    if (bytes[c].count > 0) peak.holders.push_back({static_cast<Category>(c), bytes[c]});
+  }
+  std::stable_sort(peak.holders.begin(), peak.holders.end(),
+                   [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  return peak;
+}
+
+Bytes optimizer_state(int64_t parameters, const OptimizerPlan& plan) {
+  return bytes_of(parameters, DType::kF32) + bytes_of(2 * parameters, plan.moments);
+}
+
 namespace {
 
 Workload work_of(const Graph& graph, const CostTable& table) {

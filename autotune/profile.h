@@ -11,10 +11,12 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "sim/engine/cost.h"
 #include "sim/graph/graph.h"
+#include "sim/graph/memory.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
 
@@ -34,6 +36,14 @@ struct Workload {
 
 using CategoryBytes = std::array<Bytes, kCategories>;
 Bytes sum_of(const CategoryBytes& bytes);
+// These bytes as the peak of a place, holders largest first.
+PlacePeak peak_of(Place place, const CategoryBytes& bytes);
+// Master and both moments of so many parameters.
+Bytes optimizer_state(int64_t parameters, const OptimizerPlan& plan);
+
+// Of what ran before a path began: long before any step, and far enough from the least number to
+// add durations to.
+inline constexpr int64_t kLongAgo = std::numeric_limits<int64_t>::min() / 2;
 
 // Most bytes alive at once, and what they are.
 struct MemoryProfile {

@@ -122,6 +122,7 @@ class Search {
   bool refuse_state(const PlanId& id, const std::vector<PlacePeak>& cell);
   void bound_plans();
   void simulate_plans();
+  void simulate_all(const std::vector<Rank>& plans);
   bool ruled_out(const Rank& rank) const;
   Bytes excess_of(const std::array<Bytes, kPlaces>& memory) const;
   Outcome evaluate(const PlanId& id) const;
@@ -331,13 +332,11 @@ void Search::dive(const Rank& cell) {
     std::sort(plans.begin(), plans.end());
   }
   plans.resize(std::min(plans.size(), kSimulatedAtOnce));
-  std::vector<Outcome> outcomes(plans.size());
-  parallel_for(plans.size(), threads_, [&](size_t i) { outcomes[i] = evaluate(plans[i].id); });
-  for (size_t i = 0; i < plans.size(); ++i) {
-    bound_[plans[i].id] = plans[i].time;
-    tried_.insert(plans[i].id);
-    record(plans[i].id, std::move(outcomes[i]));
+  for (const Rank& each : plans) {
+    bound_[each.id] = each.time;
+    tried_.insert(each.id);
   }
+  simulate_all(plans);
   report(cell.time);
 }
 
@@ -345,13 +344,8 @@ void Search::dive(const Rank& cell) {
 // beyond their cell's.
 std::vector<Rank> Search::plans_of(const Rank& cell) const {
   const Region& of = region(cell.id);
-  Space one = *of.space;
-  one.micro_batch.resize(1);
-  one.activations.resize(1);
   std::vector<Rank> plans;
-  for (Choice choice : choices_of(one, of.base)) {
-    choice.micro_batch = cell.id.choice.micro_batch;
-    choice.activations = cell.id.choice.activations;
+  for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
     const Duration own = of.bounds ? of.bounds->quick(choice) : Duration{};
     plans.push_back(rank_of({cell.id.region, choice}, std::max(cell.time, own)));
   }
@@ -424,12 +418,16 @@ void Search::bound_plans() {
   }
 }
 
-void Search::simulate_plans() {
-  const Duration bound = queue_.top().rank.time;
-  const std::vector<Rank> plans = take(Grain::kBoundedPlan, kSimulatedAtOnce);
+void Search::simulate_all(const std::vector<Rank>& plans) {
   std::vector<Outcome> outcomes(plans.size());
   parallel_for(plans.size(), threads_, [&](size_t i) { outcomes[i] = evaluate(plans[i].id); });
   for (size_t i = 0; i < plans.size(); ++i) record(plans[i].id, std::move(outcomes[i]));
+}
+
+void Search::simulate_plans() {
+  const Duration bound = queue_.top().rank.time;
+  const std::vector<Rank> plans = take(Grain::kBoundedPlan, kSimulatedAtOnce);
+  simulate_all(plans);
   report(bound);
 }
 
@@ -556,7 +554,7 @@ SearchResult search(const Model& model, const SearchSpace& space, const Machine&
     auto [found, is_new] = spaces.try_emplace(space_key(layout));
     if (is_new) {
       auto made = std::make_shared<const Space>(space_of(model, layout, space.freedom));
-      const int64_t size = cell_size(*made, layout);
+      const auto size = static_cast<int64_t>(choices_of_cell(*made, layout, {}).size());
       found->second = {std::move(made), size};
     }
     search.add(layout, found->second.first, found->second.second);
@@ -568,7 +566,8 @@ SearchResult search(const Model& model, const Plan& base, const Space& space,
                     const Machine& machine, const Measurements* measurements,
                     const SearchOptions& options) {
   Search search(model, machine, measurements, base.optimizer.adam, options);
-  search.add(base, std::make_shared<const Space>(space), cell_size(space, base));
+  search.add(base, std::make_shared<const Space>(space),
+             static_cast<int64_t>(choices_of_cell(space, base, {}).size()));
   return search.run();
 }
 

@@ -264,11 +264,16 @@ std::vector<Choice> choices_of(const Space& space, const Plan& base) {
   return choices;
 }
 
-int64_t cell_size(const Space& space, const Plan& base) {
+std::vector<Choice> choices_of_cell(const Space& space, const Plan& base, const Choice& cell) {
   Space one = space;
   one.micro_batch.resize(1);
   one.activations.resize(1);
-  return static_cast<int64_t>(choices_of(one, base).size());
+  std::vector<Choice> choices = choices_of(one, base);
+  for (Choice& choice : choices) {
+    choice.micro_batch = cell.micro_batch;
+    choice.activations = cell.activations;
+  }
+  return choices;
 }
 
 Plan plan_of(const Space& space, const Plan& base, const Choice& choice) {

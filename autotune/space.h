@@ -84,8 +84,8 @@ struct Choice {
 // Every choice that means a graph of its own, in ascending order.
 std::vector<Choice> choices_of(const Space& space, const Plan& base);
 
-// How many of them share one micro-batch and one choice of activations.
-int64_t cell_size(const Space& space, const Plan& base);
+// Those of one cell: with the micro-batch and the activations of `cell`.
+std::vector<Choice> choices_of_cell(const Space& space, const Plan& base, const Choice& cell);
 
 Plan plan_of(const Space& space, const Plan& base, const Choice& choice);
 

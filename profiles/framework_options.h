@@ -15,7 +15,7 @@
 
 namespace ballast {
 
-// Reads options by name; one that is null or "auto" (Hugging Face's placeholder) counts as absent.
+// Reads options by name; one that is null or "auto" (Hugging Face fills it in) counts as absent.
 // Holds references: the options must outlive it.
 class OptionReader {
  public:

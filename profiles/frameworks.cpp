@@ -132,7 +132,7 @@ std::vector<std::string> notes_of(const Plan& plan, const Model& model, Framewor
           "all gradients before it steps");
     }
     if (plan.optimizer.placement == OptimizerPlacement::kNvme) {
-      notes.emplace_back("nvme_path is a placeholder: name your folder");
+      notes.emplace_back("nvme_path is the folder of DeepSpeed's examples: name your own");
     }
     if (!same_fates(*plan.activations, ActivationPlan{})) {
       notes.emplace_back(

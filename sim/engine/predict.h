@@ -21,6 +21,8 @@
 
 namespace ballast {
 
+class CostModel;
+
 inline constexpr int kProvenances = 3;
 
 struct Prediction {
@@ -71,7 +73,6 @@ Prediction predict_memory(Graph graph, const Plan& plan, const Machine& machine,
                           const Stack& stack);
 
 // The step time alone, of a linked graph: what a search asks for thousands of times.
-class CostModel;
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs);
 
 // Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they

@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "sim/engine/fair_share.h"
+#include "tests/engine/costed.h"
 #include "tests/engine/tiny_machine.h"
 
 namespace ballast {
 namespace {
 
+using tests::cost_with;
+using tests::Costed;
 using tests::flat_curve;
 using tests::tiny_machine;
 
@@ -40,40 +43,11 @@ Op adam(int64_t elements) {
   return bucket(OpKind::kAdam, LaneKind::kCpu, Site::kCpu, elements, 28 * elements);
 }
 
-struct Costed {
-  OpCost cost;
-  std::vector<Capacity> capacities;
-
-  // The demand on the capacity of this name, 0 if there is none.
-  double demand(std::string_view name) const {
-    double sum = 0;
-    for (int8_t i = 0; i < cost.demand_count; ++i) {
-      const Demand& demand = cost.demands[static_cast<size_t>(i)];
-      if (capacities[static_cast<size_t>(demand.capacity)].name == name) sum += demand.amount;
-    }
-    return sum;
-  }
-  double us() const { return cost.alone.us(); }
-};
-
 Costed cost(const Op& op, const Machine& machine, const Measurements* measurements = nullptr,
             const std::string& implementation = "best") {
-  Sequence sequence;
-  sequence.ops = {op};
-  Graph graph;
-  graph.lanes = kLaneKinds;
-  const CostTable table = CostModel(machine, measurements, implementation).table(sequence, graph);
-  return {table.ops.at(0), table.capacities};
-}
-
-Costed cost_with(const Op& op, const Machine& machine, const CostOptions& options,
-                 const Measurements* measurements = nullptr) {
-  Sequence sequence;
-  sequence.ops = {op};
-  Graph graph;
-  graph.lanes = kLaneKinds;
-  const CostTable table = CostModel(machine, measurements, options).table(sequence, graph);
-  return {table.ops.at(0), table.capacities};
+  CostOptions options;
+  options.adam = implementation;
+  return cost_with(op, machine, options, measurements);
 }
 
 // Bytes of an operation spread over its time alone.

@@ -1,39 +1,17 @@
 // What a framework's copies and its own optimizer take: pageable memory, calls, threads.
 #include <gtest/gtest.h>
 
-#include "sim/engine/cost.h"
+#include "tests/engine/costed.h"
 #include "tests/engine/tiny_machine.h"
 
 namespace ballast {
 namespace {
 
+using tests::cost_with;
+using tests::Costed;
 using tests::flat_curve;
 using tests::tiny_machine;
 
-struct Costed {
-  OpCost cost;
-  std::vector<Capacity> capacities;
-
-  // The demand on the capacity of this name, 0 if there is none.
-  double demand(std::string_view name) const {
-    double sum = 0;
-    for (int8_t i = 0; i < cost.demand_count; ++i) {
-      const Demand& demand = cost.demands[static_cast<size_t>(i)];
-      if (capacities[static_cast<size_t>(demand.capacity)].name == name) sum += demand.amount;
-    }
-    return sum;
-  }
-  double us() const { return cost.alone.us(); }
-};
-
-Costed cost_with(const Op& op, const Machine& machine, const CostOptions& options) {
-  Sequence sequence;
-  sequence.ops = {op};
-  Graph graph;
-  graph.lanes = kLaneKinds;
-  const CostTable table = CostModel(machine, nullptr, options).table(sequence, graph);
-  return {table.ops.at(0), table.capacities};
-}
 Costed cost(const Op& op, const Machine& machine) { return cost_with(op, machine, CostOptions{}); }
 
 Op copy_in(int64_t bytes) {

@@ -1,0 +1,37 @@
+// One operation, costed alone.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "sim/engine/cost.h"
+
+namespace ballast::tests {
+
+struct Costed {
+  OpCost cost;
+  std::vector<Capacity> capacities;
+
+  // The demand on the capacity of this name, 0 if there is none.
+  double demand(std::string_view name) const {
+    double sum = 0;
+    for (int8_t i = 0; i < cost.demand_count; ++i) {
+      const Demand& demand = cost.demands[static_cast<size_t>(i)];
+      if (capacities[static_cast<size_t>(demand.capacity)].name == name) sum += demand.amount;
+    }
+    return sum;
+  }
+  double us() const { return cost.alone.us(); }
+};
+
+inline Costed cost_with(const Op& op, const Machine& machine, const CostOptions& options,
+                        const Measurements* measurements = nullptr) {
+  Sequence sequence;
+  sequence.ops = {op};
+  Graph graph;
+  graph.lanes = kLaneKinds;
+  const CostTable table = CostModel(machine, measurements, options).table(sequence, graph);
+  return {table.ops.at(0), table.capacities};
+}
+
+}  // namespace ballast::tests
