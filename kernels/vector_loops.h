@@ -83,9 +83,10 @@ inline AdamArrays block(const AdamArrays& arrays, int64_t begin, int64_t size) {
 }
 
 // Asks for the lines that the streams need 2 KiB later, once a line: the distance that looked best
-// in short runs at 4M parameters (docs/kernels.md).
+// in short runs at 4M parameters (docs/kernels.md). Always inlined: a function that does nothing
+// but prefetch looks pure to GCC, which may drop the calls.
 template <Format G>
-inline void prefetch_streams(const AdamArrays& a, int64_t i) {
+__attribute__((always_inline)) inline void prefetch_streams(const AdamArrays& a, int64_t i) {
   constexpr int64_t kAhead = 512, kLineFloats = 16;
   if (i % kLineFloats != 0) return;
   __builtin_prefetch(a.master + i + kAhead, 1);
