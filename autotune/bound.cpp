@@ -53,10 +53,13 @@ Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const C
   }
 }
 
-Bytes Bounds::gpu_state(const Choice& choice) const {
+PlacePeak Bounds::quick_memory(const Choice& choice) const {
   const BucketBound& bucket = buckets_[static_cast<size_t>(choice.bucket)];
-  return bucket
-      .gpu_state()[static_cast<size_t>(choice.gpu_buckets)][static_cast<size_t>(choice.flow_share)];
+  CategoryBytes bytes =
+      forward_backward(choice).with_gradients.peak[static_cast<size_t>(Place::kHbm)];
+  bytes[static_cast<size_t>(Category::kWeights)] +=
+      bucket.gpu_state(choice.gpu_buckets, choice.flow_share);
+  return peak_of(Place::kHbm, bytes);
 }
 
 void Bounds::open(const std::vector<Choice>& cells, int threads) {
@@ -76,6 +79,7 @@ void Bounds::open(const std::vector<Choice>& cells, int threads) {
     half->profile = forward_backward_profile(model_, plan, costs_, may_flow);
     for (const BucketBound& bucket : buckets_) {
       half->steps.push_back(bucket.steps(half->profile, plan.optimizer.cast));
+      half->flows.push_back(bucket.flows(half->profile));
     }
   });
 }
@@ -115,13 +119,12 @@ Workload Bounds::work(const Choice& choice) const {
 
 Duration Bounds::quick(const Choice& choice) const {
   const Half& half = compute_.at(compute_key(choice));
-  const std::array<double, kMostCapacities>& capacity = half.profile.work.capacity;
-  const double most = *std::max_element(capacity.begin(), capacity.end());
-  const StepBound& steps = half.steps[static_cast<size_t>(choice.bucket)];
-  const bool flows = space_.flow_share[static_cast<size_t>(choice.flow_share)] > 0;
-  const int64_t ps = steps[static_cast<size_t>(choice.sync)]
-                          [static_cast<size_t>(choice.gpu_buckets)][flows ? 1 : 0];
-  return lowered(std::max(ps, Duration::from_seconds(most).ps));
+  const auto bucket = static_cast<size_t>(choice.bucket);
+  const auto on_gpu = static_cast<size_t>(choice.gpu_buckets);
+  const auto share = static_cast<size_t>(choice.flow_share);
+  const int64_t steps = half.steps[bucket][static_cast<size_t>(choice.sync)][on_gpu]
+                                  [space_.flow_share[share] > 0 ? 1 : 0];
+  return lowered(std::max(steps, half.flows[bucket][on_gpu][share]));
 }
 
 Duration Bounds::step_time(const Choice& choice) const {

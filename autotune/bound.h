@@ -50,8 +50,8 @@ class Bounds {
 
   // Of forward, backward and single buckets (autotune/bucket_bound): looked up. Requires open().
   Duration quick(const Choice& choice) const;
-  // Least bytes of master, moments and weights that live on the GPU.
-  Bytes gpu_state(const Choice& choice) const;
+  // Least memory of the GPU, from what open() knows.
+  PlacePeak quick_memory(const Choice& choice) const;
   // The whole bound, never below quick(). This and the following require open() and refine().
   Duration step_time(const Choice& choice) const;
   // Least memory, one entry a place with its holders; `arena` is the bound itself.
@@ -64,7 +64,9 @@ class Bounds {
  private:
   struct Half {
     ForwardBackwardProfile profile;
-    std::vector<StepBound> steps;  // by bucket choice
+    // By bucket choice.
+    std::vector<StepBound> steps;
+    std::vector<std::vector<std::vector<int64_t>>> flows;
   };
 
   const ForwardBackwardProfile& forward_backward(const Choice& choice) const;

@@ -80,13 +80,16 @@ void BucketBound::fill_state(const std::vector<Module>& modules) {
     }
     for (size_t b = 0; b < border_of(i); ++b) graph.buckets[b].site = Site::kCpu;
     const Bytes state = optimizer_state(elements, base_.optimizer);
-    gpu_state_.emplace_back();
+    residences_.emplace_back();
     for (const double share : space_.flow_share) {
       plan.weights.flow_share = share;
-      const std::vector<bool> flowing = flowing_modules(graph, plan);
-      int64_t stays = 0;
-      for (size_t m = 0; m < modules.size(); ++m) stays += flowing[m] ? 0 : modules[m].count;
-      gpu_state_.back().push_back(state + bytes_of(stays, base_.dtype));
+      Residence residence;
+      residence.flowing = flowing_modules(graph, plan);
+      for (size_t m = 0; m < modules.size(); ++m) {
+        residence.staying += residence.flowing[m] ? 0 : modules[m].count;
+      }
+      residence.on_gpu = state + bytes_of(residence.staying, base_.dtype);
+      residences_.back().push_back(std::move(residence));
     }
   }
 }
@@ -169,6 +172,34 @@ std::array<int64_t, 2> BucketBound::lanes(const ForwardBackwardProfile& compute,
   for (size_t b = 0; b < chosen.border; ++b) at(LaneKind::kUpload) += times_[b].home[chosen.width];
   busiest[0] = *std::max_element(lane.begin(), lane.end());
   return busiest;
+}
+
+std::vector<std::vector<int64_t>> BucketBound::flows(const ForwardBackwardProfile& compute) const {
+  int64_t reduce = 0;
+  double gather = 0;  // picoseconds a parameter, of the bucket that takes least
+  for (size_t b = 0; b < times_.size(); ++b) {
+    reduce += times_[b].reduce;
+    const double each =
+        static_cast<double>(times_[b].gather) / static_cast<double>(buckets_[b].count);
+    gather = b == 0 ? each : std::min(gather, each);
+  }
+  std::vector<std::vector<int64_t>> least;
+  for (const std::vector<Residence>& by_share : residences_) {
+    least.emplace_back();
+    for (const Residence& residence : by_share) {
+      Workload work = compute.work;
+      for (size_t m = 0; m < compute.fetch.size(); ++m) {
+        const FetchProfile& fetch = compute.fetch[m];
+        if (residence.flowing[m]) work.add(fetch.one, static_cast<double>(fetch.visits));
+      }
+      work.lane[static_cast<size_t>(LaneKind::kNetwork)] +=
+          reduce + static_cast<int64_t>(gather * static_cast<double>(residence.staying));
+      const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
+      const int64_t lane = *std::max_element(work.lane.begin(), work.lane.end());
+      least.back().push_back(std::max(lane, Duration::from_seconds(capacity).ps));
+    }
+  }
+  return least;
 }
 
 // The longest way around: gradient, CPU, weights, and the first use of these in the next step.

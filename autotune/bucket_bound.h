@@ -32,9 +32,14 @@ class BucketBound {
               const BucketChoice& bucket, const CostModel& costs);
 
   StepBound steps(const ForwardBackwardProfile& compute, CastPlacement cast) const;
-  // Least bytes of master, moments and weights that live on the GPU, by index of gpu_buckets and of
-  // Space::flow_share.
-  const std::vector<std::vector<Bytes>>& gpu_state() const { return gpu_state_; }
+  // What lanes and capacities do at least where weights flow: forward and backward, what fetches
+  // them, gradients over the ranks and weights that stay home from them. By index of gpu_buckets
+  // and of Space::flow_share. `compute` must have its fetches if weights may flow.
+  std::vector<std::vector<int64_t>> flows(const ForwardBackwardProfile& compute) const;
+  // Least bytes of master, moments and weights that live on the GPU, by the same indices.
+  Bytes gpu_state(int16_t gpu_buckets, int16_t flow_share) const {
+    return residences_[static_cast<size_t>(gpu_buckets)][static_cast<size_t>(flow_share)].on_gpu;
+  }
 
  private:
   // How a step keeps what a rollback needs.
@@ -68,7 +73,13 @@ class BucketBound {
   const BucketChoice& choice_;
   std::vector<Bucket> buckets_;
   std::vector<Times> times_;
-  std::vector<std::vector<Bytes>> gpu_state_;
+  // Where the weights of one choice of gpu_buckets and flow_share live.
+  struct Residence {
+    std::vector<bool> flowing;  // by module
+    int64_t staying = 0;        // parameters that do not flow
+    Bytes on_gpu;
+  };
+  std::vector<std::vector<Residence>> residences_;
 };
 
 }  // namespace ballast

@@ -19,9 +19,8 @@ class CellBound {
   CellBound(const Model& model, const Plan& plan, const LayerProfile& profile)
       : model_(model), plan_(plan), profile_(profile) {}
 
-  Duration time() const {
-    const int64_t ps = plan_.pipeline > 1 ? pipeline_ps() : one_stage_ps();
-    return lowered(ps);
+  Duration time(const StepFloor& floor, const Usable& usable) const {
+    return lowered(plan_.pipeline > 1 ? pipeline_ps(floor) : one_stage_ps(floor, usable));
   }
 
   std::vector<PlacePeak> memory(const Usable& usable) const {
@@ -58,7 +57,11 @@ class CellBound {
     if (index == chunks() - 1) sum(profile_.last);
   }
 
-  int64_t one_stage_ps() const {
+  struct StageSums {
+    std::array<Bytes, kPlaces> saved{};  // all that waits for its backward
+    int64_t parameters = 0;
+  };
+  int64_t one_stage_ps(const StepFloor& floor, const Usable& usable) const {
     int64_t chain = 0;
     Workload work;
     for_parts(0, [&](const LayerCost& part) {
@@ -67,7 +70,92 @@ class CellBound {
     });
     const int64_t lane = *std::max_element(work.lane.begin(), work.lane.end());
     const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
-    return plan_.accumulation() * std::max({chain, lane, Duration::from_seconds(capacity).ps});
+    const int64_t least =
+        plan_.accumulation() * std::max({chain, lane, Duration::from_seconds(capacity).ps});
+    return with_step(least, work, floor, usable);
+  }
+
+  // Parameters that a rank steps, and those of them that the GPU steps.
+  int64_t stepped(int64_t parameters) const {
+    const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
+    return splits ? parameters / plan_.replicas() : parameters;
+  }
+
+  // The least time, not below `least`, in which every lane can do its share of the step as well.
+  // A lane has the more time the more another one takes over; what that needs in memory decides.
+  int64_t with_step(int64_t least, const Workload& work, const StepFloor& floor,
+                    const Usable& usable) const {
+    if (plan_.optimizer.placement == OptimizerPlacement::kNvme) return least;
+    const StageSums sums = sums_of(0);
+    const auto all = static_cast<double>(stepped(sums.parameters));
+    const auto weights = static_cast<double>(sums.parameters);
+    const bool gpu_alone = plan_.optimizer.placement == OptimizerPlacement::kGpu;
+    const double bytes = static_cast<double>(bytes_of(1, plan_.dtype).count);
+    const double state = static_cast<double>(optimizer_state(1, plan_.optimizer).count);
+    const double room = room_for_weights(sums, usable);
+    const FlowLimits flow = flow_limits(weights, floor);
+    const auto micro_batches = static_cast<double>(plan_.accumulation());
+    const auto busy = [&](LaneKind kind) {
+      return micro_batches * static_cast<double>(work.lane[static_cast<size_t>(kind)]);
+    };
+    const auto enough = [&](double ps) {
+      double on_gpu = all;
+      if (!gpu_alone) {
+        const double cpu = floor.cpu_adam > 0 ? ps / floor.cpu_adam : all;
+        const double time_out = std::max(0.0, ps - busy(LaneKind::kCopyOut));
+        const double out = floor.out > 0 ? time_out / floor.out : all;
+        on_gpu = std::max(0.0, all - std::min(cpu, out));
+        if (on_gpu > 0 && !floor.on_gpu) return false;
+      }
+      if (busy(LaneKind::kCompute) + on_gpu * floor.gpu_adam > ps) return false;
+      const double flowing = std::max(0.0, (state * on_gpu - room) / bytes + weights);
+      if (flowing > flow.most) return false;
+      const double twice = std::max(0.0, flowing - flow.free);
+      if (busy(LaneKind::kCopyIn) + twice * flow.visits * floor.fetch > ps) return false;
+      const double gathered = weights + twice * (flow.visits - 1);
+      return busy(LaneKind::kNetwork) + weights * floor.reduce + gathered * floor.gather <= ps;
+    };
+    auto low = static_cast<double>(least);
+    if (enough(low)) return least;
+    double high = 2 * low + 1;
+    for (int i = 0; i < 64 && !enough(high); ++i) high *= 2;
+    if (!enough(high)) return least;  // no time is enough: a matter of memory
+    while (high - low > 1e-4 * high) {
+      const double middle = (low + high) / 2;
+      (enough(middle) ? high : low) = middle;
+    }
+    return static_cast<int64_t>(low);
+  }
+
+  // Bytes of the GPU that activations and gradients leave to weights and state.
+  double room_for_weights(const StageSums& sums, const Usable& usable) const {
+    const auto hbm = static_cast<size_t>(Place::kHbm);
+    Bytes room = usable[hbm] - sums.saved[hbm];
+    if (plan_.accumulation() > 1) room -= bytes_of(sums.parameters, plan_.dtype);
+    return static_cast<double>(room.count);
+  }
+
+  // Weights of the layers flow, each once for a forward and once for a backward; those of the first
+  // and the last layer may stay between the two.
+  struct FlowLimits {
+    double most = 0;    // parameters
+    double free = 0;    // of them, those that need no second copy
+    double visits = 0;  // a step
+  };
+  FlowLimits flow_limits(double weights, const StepFloor& floor) const {
+    FlowLimits limits;
+    limits.visits = 2.0 * static_cast<double>(plan_.accumulation());
+    double layers = weights;
+    for (const LayerCost* end : {&profile_.first, &profile_.last}) {
+      layers -= static_cast<double>(end->parameters);
+    }
+    const Chunk all = chunk(0);
+    limits.free = static_cast<double>(layer(all, all.first).parameters) +
+                  static_cast<double>(layer(all, all.last - 1).parameters);
+    // Shares are rounded to whole layers.
+    limits.most = floor.most_flow > 0 ? floor.most_flow * layers + limits.free : 0;
+    limits.free = std::min(limits.free, limits.most);
+    return limits;
   }
 
   struct BlockTime {
@@ -89,7 +177,7 @@ class CellBound {
     return time;
   }
 
-  int64_t pipeline_ps() const {
+  int64_t pipeline_ps(const StepFloor& floor) const {
     std::vector<int64_t> work(static_cast<size_t>(plan_.pipeline), 0);
     std::vector<int64_t> around(work.size(), 0);  // one way to the stage and back
     for (int64_t c = 0; c < chunks(); ++c) {
@@ -104,7 +192,46 @@ class CellBound {
     for (size_t s = 0; s < work.size(); ++s) {
       longest = std::max(longest, around[s] + plan_.accumulation() * work[s]);
     }
-    return longest;
+    if (plan_.optimizer.placement == OptimizerPlacement::kNvme) return longest;
+    return longest_with_step(longest, plan_.accumulation() * work.front(), floor);
+  }
+
+  // What the first stage does between its last backward and the next forward, chunk by chunk. From
+  // the last backward of its chunk j: gradients of chunks j to 0 are reduced, which decides the
+  // step; then chunk after chunk is stepped and gathered, up to the chunk k that starts the next
+  // step's forward. Between this forward and that backward lies all that the stage computes, but
+  // for `pipeline` forwards of each chunk before k and as many backwards of each before j.
+  int64_t longest_with_step(int64_t longest, int64_t computed, const StepFloor& floor) const {
+    const bool on_cpu = plan_.optimizer.placement == OptimizerPlacement::kCpu;
+    const double step = on_cpu ? floor.out + floor.cpu_adam + floor.fetch : floor.gpu_adam;
+    struct ChunkStep {
+      int64_t forwards = 0, backwards = 0;  // of the chunks before it
+      int64_t reduced = 0, gathered = 0;    // up to this one
+    };
+    std::vector<ChunkStep> steps;
+    ChunkStep sum;
+    const int64_t round = std::min(plan_.pipeline, plan_.accumulation());
+    int64_t first_step = 0;
+    for (int64_t c = 0; c < chunks(); c += plan_.pipeline) {
+      int64_t parameters = 0;
+      for_parts(c, [&](const LayerCost& part) { parameters += part.parameters; });
+      const auto whole = static_cast<double>(parameters);
+      if (c == 0)
+        first_step = static_cast<int64_t>(static_cast<double>(stepped(parameters)) * step);
+      sum.reduced += static_cast<int64_t>(whole * floor.reduce);
+      sum.gathered += static_cast<int64_t>(whole * floor.gather);
+      steps.push_back(sum);
+      const BlockTime time = block(c);
+      sum.forwards += round * time.forward;
+      sum.backwards += round * time.backward;
+    }
+    const int64_t most = longest + steps.front().reduced + first_step + steps.front().gathered;
+    int64_t reduced = 0, gathered = 0;
+    for (const ChunkStep& each : steps) {
+      reduced = std::max(reduced, each.reduced - each.backwards);
+      gathered = std::max(gathered, each.gathered - each.forwards);
+    }
+    return std::max(most, computed + reduced + first_step + gathered);
   }
 
   // Micro-batches, or chunks of them, whose activations a stage holds at once.
@@ -118,10 +245,6 @@ class CellBound {
     return std::min(ahead + 1, total);
   }
 
-  struct StageSums {
-    std::array<Bytes, kPlaces> saved{};  // all that waits for its backward
-    int64_t parameters = 0;
-  };
   StageSums sums_of(int64_t stage) const {
     StageSums sums;
     std::array<Bytes, kPlaces> least{};  // of its chunks
@@ -143,8 +266,7 @@ class CellBound {
     const StageSums sums = sums_of(stage);
     const bool pipeline = plan_.pipeline > 1;
     const bool on_gpu = plan_.optimizer.placement == OptimizerPlacement::kGpu;
-    const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
-    const int64_t shard = splits ? sums.parameters / plan_.replicas() : sums.parameters;
+    const int64_t shard = stepped(sums.parameters);
     const Bytes weights = bytes_of(sums.parameters, plan_.dtype);
     const Bytes state = optimizer_state(shard, plan_.optimizer);
     std::array<CategoryBytes, kPlaces> least{};
@@ -180,8 +302,9 @@ class CellBound {
 
 }  // namespace
 
-Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile) {
-  return CellBound(model, plan, profile).time();
+Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile,
+                   const StepFloor& floor, const Usable& usable) {
+  return CellBound(model, plan, profile).time(floor, usable);
 }
 
 std::vector<PlacePeak> cell_memory(const Model& model, const Plan& plan,

@@ -3,9 +3,12 @@
 //
 //   time     one device: every micro-batch takes the chains of its layers, one after another
 //            (autotune/layer_profile), and keeps lanes and capacities busy.
+//            What the optimizer adds is the least over how many parameters the GPU steps and how
+//            many weights flow: each lane needs its time for its share (autotune/step_floor), and
+//            what neither leaves nor flows must find room beside the activations.
 //            A pipeline: stage s can begin when one forward has passed the stages before it, then
-//            works on all micro-batches, and the last backward passes them again; what it then
-//            steps is not counted.
+//            works on all micro-batches, and the last backward passes them again; then the first
+//            stage steps.
 //   memory   activations that wait for their backward, and the state that must be somewhere.
 //
 // Admissible like autotune/bound, whose bounds are never below these but where they look at less.
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "autotune/layer_profile.h"
+#include "autotune/step_floor.h"
 #include "sim/graph/memory.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/model.h"
@@ -22,11 +26,13 @@
 
 namespace ballast {
 
-// `plan`: every knob that a layout sets, and micro_batch and activations, have values.
-Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile);
-
 // Usable bytes by place.
 using Usable = std::array<Bytes, kPlaces>;
+
+// `plan`: every knob that a layout sets, and micro_batch and activations, have values.
+Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile,
+                   const StepFloor& floor, const Usable& usable);
+
 // Least memory of every place, with what fills it. May count on weights that flow and on buckets of
 // either place, where the plan lets them.
 std::vector<PlacePeak> cell_memory(const Model& model, const Plan& plan,

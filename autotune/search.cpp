@@ -36,6 +36,7 @@ struct Region {
   Plan base;
   std::shared_ptr<const Space> space;
   int64_t cell_size = 0;  // plans that share micro-batch and activations
+  StepFloor floor;
   std::unique_ptr<Bounds> bounds;
 };
 
@@ -81,7 +82,8 @@ class Search {
         options_(options),
         threads_(options.threads > 0 ? options.threads : hardware_threads()),
         costs_(machine, measurements, adam),
-        layers_(model, costs_) {
+        layers_(model, costs_),
+        floors_(costs_) {
     usable_[static_cast<size_t>(Place::kHbm)] =
         machine.gpu.memory.value - machine.gpu.reserved.value;
     usable_[static_cast<size_t>(Place::kDram)] =
@@ -94,7 +96,7 @@ class Search {
     const auto cells = static_cast<int64_t>(space->activations.size());
     result_.considered += nodes * cells * cell_size;
     ++result_.layouts;
-    regions_.push_back({base, std::move(space), cell_size, nullptr});
+    regions_.push_back({base, std::move(space), cell_size, {}, nullptr});
   }
   SearchResult run();
 
@@ -119,7 +121,7 @@ class Search {
   void push_plans(const Rank& cell);
   void dive(const Rank& cell);
   std::vector<Rank> plans_of(const Rank& cell) const;
-  bool refuse_state(const PlanId& id, const std::vector<PlacePeak>& cell);
+  bool refuse_state(const PlanId& id);
   void bound_plans();
   void simulate_plans();
   void simulate_all(const std::vector<Rank>& plans);
@@ -138,6 +140,7 @@ class Search {
   const int threads_;
   const CostModel costs_;
   LayerProfiles layers_;
+  StepFloors floors_;
   Usable usable_{};
   const Clock::time_point begin_ = Clock::now();
 
@@ -192,6 +195,7 @@ void Search::enumerate_all() {
 }
 
 void Search::branch_and_bound() {
+  for (Region& each : regions_) each.floor = floors_.of(each.base, *each.space);
   fill_queue();
   while (!queue_.empty()) {
     const Entry& next = queue_.top();
@@ -252,7 +256,9 @@ void Search::fill_queue() {
   layers_.prepare(plans, threads_);
   std::vector<Entry> entries(ids.size());
   parallel_for(ids.size(), threads_, [&](size_t i) {
-    entries[i] = {{cell_time(model_, plans[i], layers_.of(plans[i])), 0, ids[i]}, Grain::kNode};
+    const Duration time = cell_time(model_, plans[i], layers_.of(plans[i]), region(ids[i]).floor,
+                                    usable_);
+    entries[i] = {{time, 0, ids[i]}, Grain::kNode};
   });
   queue_ = decltype(queue_)(Later{}, std::move(entries));
 }
@@ -284,7 +290,7 @@ void Search::cut_nodes() {
   std::vector<std::vector<PlacePeak>> peaks(cells.size());
   parallel_for(cells.size(), threads_, [&](size_t i) {
     const LayerProfile& profile = layers_.of(plans[i]);
-    times[i] = cell_time(model_, plans[i], profile);
+    times[i] = cell_time(model_, plans[i], profile, region(cells[i]).floor, usable_);
     peaks[i] = cell_memory(model_, plans[i], profile, usable_);
   });
   for (size_t i = 0; i < cells.size(); ++i) {
@@ -354,38 +360,22 @@ std::vector<Rank> Search::plans_of(const Rank& cell) const {
 
 void Search::push_plans(const Rank& cell) {
   const Region& of = region(cell.id);
-  const Plan plan = cell_plan(cell.id);
-  const std::vector<PlacePeak> peaks = cell_memory(model_, plan, layers_.of(plan), usable_);
   for (const Rank& each : plans_of(cell)) {
     if (tried_.contains(each.id)) continue;
     if (!of.bounds) {
       bound_[each.id] = each.time;
       queue_.push({each, Grain::kBoundedPlan});
-    } else if (!refuse_state(each.id, peaks) && !ruled_out(each)) {
+    } else if (!refuse_state(each.id) && !ruled_out(each)) {
       queue_.push({each, Grain::kPlan});
     }
   }
 }
 
 // Of a cell's plans, those that keep more on the GPU than activations and gradients leave room for.
-bool Search::refuse_state(const PlanId& id, const std::vector<PlacePeak>& cell) {
-  const Region& of = region(id);
-  if (of.base.optimizer.placement != OptimizerPlacement::kCpu) return false;
-  const auto hbm = static_cast<size_t>(Place::kHbm);
-  const Bytes state = of.bounds->gpu_state(id.choice);
-  Bytes others = cell[hbm].arena;
-  for (const Holder& holder : cell[hbm].holders) {
-    if (holder.category == Category::kWeights) others -= holder.bytes;
-  }
-  if (others + state <= usable_[hbm]) return false;
-  std::vector<PlacePeak> peaks = cell;
-  std::vector<Holder>& holders = peaks[hbm].holders;
-  std::erase_if(holders, [](const Holder& h) { return h.category == Category::kWeights; });
-  holders.push_back({Category::kWeights, state});
-  peaks[hbm].arena = others + state;
-  std::stable_sort(holders.begin(), holders.end(),
-                   [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
-  refuse(plan(id), 1, peaks);
+bool Search::refuse_state(const PlanId& id) {
+  const PlacePeak peak = region(id).bounds->quick_memory(id.choice);
+  if (peak.arena <= usable_[static_cast<size_t>(Place::kHbm)]) return false;
+  refuse(plan(id), 1, {peak});
   return true;
 }
 

@@ -128,9 +128,14 @@ void one_plan() {
   LayerProfiles layers(model, costs);
   layers.prepare({plan}, 1);
   constexpr int kRepeats = 1000;
+  StepFloors floors(costs);
+  const StepFloor floor = floors.of(plan, space_of(model, plan, Freedom{}));
+  const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   auto begin = Clock::now();
   Duration bound;
-  for (int i = 0; i < kRepeats; ++i) bound = cell_time(model, plan, layers.of(plan));
+  for (int i = 0; i < kRepeats; ++i) {
+    bound = cell_time(model, plan, layers.of(plan), floor, usable);
+  }
   const double bounding = since(begin) / kRepeats;
   std::vector<double> times;
   Duration step;

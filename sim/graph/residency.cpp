@@ -1,6 +1,8 @@
 // Pass `residency`: weights that flow. A flowing module's weights live in DRAM (the fp32 master
 // where the GPU casts, a 16-bit copy where the CPU does); they come in before each visit and are
 // dropped after it (SuperOffload, arXiv 2509.21271 section 4.2; ZeRO-Infinity's prefetch).
+#include <map>
+
 #include "sim/graph/build.h"
 #include "sim/graph/rewrite.h"
 
@@ -14,36 +16,47 @@ struct Visit {
   size_t last = 0;
 };
 
-std::vector<Visit> visits_of(const std::vector<Op>& ops, TensorId weight, int64_t look_ahead) {
+// `uses`: the operations that read the weight, in order.
+std::vector<Visit> visits_of(const std::vector<Op>& ops, const std::vector<size_t>& uses,
+                             int64_t look_ahead) {
   std::vector<Visit> visits;
-  for (size_t i = 0; i < ops.size(); ++i) {
-    for (const Access& access : ops[i].accesses) {
-      if (access.tensor != weight) continue;
-      const bool near = !visits.empty() && ahead_of(ops, i, look_ahead, 0) <= visits.back().last;
-      if (near) {
-        visits.back().last = i;
-      } else {
-        visits.push_back({i, i});
-      }
+  for (const size_t i : uses) {
+    const bool near = !visits.empty() && ahead_of(ops, i, look_ahead, 0) <= visits.back().last;
+    if (near) {
+      visits.back().last = i;
+    } else {
+      visits.push_back({i, i});
     }
   }
   return visits;
 }
 
-// Where module `index` is read from: one tensor for each bucket that holds a piece of it.
-std::vector<Access> homes_of(const Graph& graph, int32_t index, const Plan& plan) {
-  std::vector<Access> homes;
+// By tensor: the operations that access it, for weights alone.
+std::vector<std::vector<size_t>> uses_of_weights(const Graph& graph) {
+  std::vector<std::vector<size_t>> uses(graph.tensors.size());
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    for (const Access& access : graph.step.ops[i].accesses) {
+      const auto tensor = static_cast<size_t>(access.tensor);
+      if (graph.tensors[tensor].kind == TensorKind::kWeight) uses[tensor].push_back(i);
+    }
+  }
+  return uses;
+}
+
+// By module: where it is read from, one tensor for each bucket that holds a piece of it.
+std::vector<std::vector<Access>> homes_of(const Graph& graph, const Plan& plan) {
+  std::vector<std::vector<Access>> homes(graph.modules.size());
   for (const Bucket& bucket : graph.buckets) {
     for (const Bucket::Piece& piece : bucket.pieces) {
-      if (piece.module != index) continue;
-      homes.push_back(read(cast_on_cpu(plan) ? bucket.weights : bucket.master, Role::kSource));
+      homes[static_cast<size_t>(piece.module)].push_back(
+          read(cast_on_cpu(plan) ? bucket.weights : bucket.master, Role::kSource));
     }
   }
   return homes;
 }
 
-void fetch(Graph& graph, const Plan& plan, int32_t index, TensorId weight, const Visit& visit,
-           Insertions& insertions) {
+void fetch(Graph& graph, const Plan& plan, const std::vector<Access>& homes, TensorId weight,
+           const Visit& visit, Insertions& insertions) {
   std::vector<Op>& ops = graph.step.ops;
   const Tensor stationary = graph.tensors[static_cast<size_t>(weight)];
   const TensorId here = add_tensor(graph, stationary);
@@ -68,7 +81,7 @@ void fetch(Graph& graph, const Plan& plan, int32_t index, TensorId weight, const
   copy.label = stationary.label;
   copy.work =
       CopyWork{graph.tensors[static_cast<size_t>(landing)].bytes(), CopyDirection::kHostToDevice};
-  copy.accesses = homes_of(graph, index, plan);
+  copy.accesses = homes;
   copy.accesses.push_back(write(landing, Role::kDestination));
   insertions.before(position, copy);
   if (landing == here) return;
@@ -84,20 +97,20 @@ void fetch(Graph& graph, const Plan& plan, int32_t index, TensorId weight, const
 
 Graph residency_pass(Graph graph, const Plan& plan) {
   const std::vector<bool> flowing = flowing_modules(graph, plan);
+  const std::vector<std::vector<size_t>> uses = uses_of_weights(graph);
+  const std::vector<std::vector<Access>> homes = homes_of(graph, plan);
+  std::map<std::pair<int64_t, ModuleKind>, size_t> by_label;
+  for (size_t i = 0; i < graph.modules.size(); ++i) {
+    if (flowing[i]) by_label[{graph.modules[i].layer, graph.modules[i].kind}] = i;
+  }
   Insertions insertions;
-  const size_t tensors = graph.tensors.size();
-  for (size_t t = 0; t < tensors; ++t) {
-    const Tensor tensor = graph.tensors[t];
-    if (tensor.kind != TensorKind::kWeight) continue;
-    for (size_t i = 0; i < graph.modules.size(); ++i) {
-      const Module& module = graph.modules[i];
-      if (!flowing[i] || module.kind != tensor.label.module || module.layer != tensor.label.layer) {
-        continue;
-      }
-      const auto weight = static_cast<TensorId>(t);
-      for (const Visit& visit : visits_of(graph.step.ops, weight, plan.weights.look_ahead)) {
-        fetch(graph, plan, static_cast<int32_t>(i), weight, visit, insertions);
-      }
+  for (size_t t = 0; t < uses.size(); ++t) {
+    if (graph.tensors[t].kind != TensorKind::kWeight) continue;
+    const Label label = graph.tensors[t].label;
+    const auto found = by_label.find({label.layer, label.module});
+    if (found == by_label.end()) continue;
+    for (const Visit& visit : visits_of(graph.step.ops, uses[t], plan.weights.look_ahead)) {
+      fetch(graph, plan, homes[found->second], static_cast<TensorId>(t), visit, insertions);
     }
   }
   graph.step.ops = insertions.apply(std::move(graph.step.ops));

@@ -87,6 +87,7 @@ TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
   const Machine machine = many(4);
   const CostModel costs(machine, nullptr, "best");
   LayerProfiles layers(model, costs);
+  StepFloors floors(costs);
   const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   int64_t seen = 0;
   for (const Plan& layout : layouts_of(model, base_plan(4), LayoutFreedom::all())) {
@@ -97,9 +98,12 @@ TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
       const LayerProfile& profile = layers.of(plan);
       const Graph graph = build(model, plan);
       const Duration step = step_time_of(graph, plan, costs);
-      ASSERT_LE(cell_time(model, plan, profile), step)
+      ASSERT_LE(cell_time(model, plan, profile, floors.of(layout, space), usable), step)
           << layout_name(plan) << ", micro-batch " << *plan.micro_batch << ", "
           << space.activations[static_cast<size_t>(choice.activations)].name;
+      // A machine that has just what this plan needs leaves it the time it takes.
+      ASSERT_LE(cell_time(model, plan, profile, floors.of(layout, space), graph.arenas.size), step)
+          << plan_name(plan);
       for (const PlacePeak& peak : cell_memory(model, plan, profile, usable)) {
         ASSERT_LE(peak.arena, graph.arenas.size[static_cast<size_t>(peak.place)])
             << layout_name(plan) << " " << to_string(peak.place);
