@@ -11,6 +11,7 @@
 #include "autotune/cell_bound.h"
 #include "autotune/layer_profile.h"
 #include "autotune/parallel.h"
+#include "autotune/pipeline_bound.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
@@ -119,6 +120,7 @@ class Search {
   void cut_nodes();
   void cut_cells();
   void push_plans(const Rank& cell);
+  void bound_pipelines(int32_t index, const std::vector<Choice>& cells);
   void dive(const Rank& cell);
   std::vector<Rank> plans_of(const Rank& cell) const;
   bool refuse_state(const PlanId& id);
@@ -148,7 +150,8 @@ class Search {
   std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
   std::map<Rank, std::array<Bytes, kPlaces>> found_;  // those that fit, best first
   std::map<PlanId, Duration> bound_;                  // of what was simulated
-  std::set<PlanId> tried_;                            // simulated, or refused, ahead of their turn
+  std::map<PlanId, Duration> pipeline_bound_;
+  std::set<PlanId> tried_;  // simulated, or refused, ahead of their turn
   size_t dives_ = 0;
   std::map<std::string, InfeasibleReason> reasons_;
   SearchResult result_;
@@ -256,8 +259,8 @@ void Search::fill_queue() {
   layers_.prepare(plans, threads_);
   std::vector<Entry> entries(ids.size());
   parallel_for(ids.size(), threads_, [&](size_t i) {
-    const Duration time = cell_time(model_, plans[i], layers_.of(plans[i]), region(ids[i]).floor,
-                                    usable_);
+    const Duration time =
+        cell_time(model_, plans[i], layers_.of(plans[i]), region(ids[i]).floor, usable_);
     entries[i] = {{time, 0, ids[i]}, Grain::kNode};
   });
   queue_ = decltype(queue_)(Later{}, std::move(entries));
@@ -310,7 +313,10 @@ void Search::cut_cells() {
   for (const Rank& cell : cells) by_region[cell.id.region].push_back(cell.id.choice);
   for (const auto& [index, choices] : by_region) {
     Region& of = regions_[static_cast<size_t>(index)];
-    if (of.base.pipeline > 1) continue;
+    if (of.base.pipeline > 1) {
+      bound_pipelines(index, choices);
+      continue;
+    }
     if (!of.bounds) of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_);
     of.bounds->open(choices, threads_);
   }
@@ -319,6 +325,20 @@ void Search::cut_cells() {
     dive(cells.front());
   }
   for (const Rank& cell : cells) push_plans(cell);
+}
+
+void Search::bound_pipelines(int32_t index, const std::vector<Choice>& cells) {
+  const Region& of = regions_[static_cast<size_t>(index)];
+  std::vector<PlanId> ids;
+  for (const Choice& cell : cells) {
+    for (const Choice& choice : choices_of_cell(*of.space, of.base, cell)) {
+      ids.push_back({index, choice});
+    }
+  }
+  std::vector<Duration> bounds(ids.size());
+  parallel_for(ids.size(), threads_,
+               [&](size_t i) { bounds[i] = pipeline_step_bound(model_, plan(ids[i]), costs_); });
+  for (size_t i = 0; i < ids.size(); ++i) pipeline_bound_[ids[i]] = bounds[i];
 }
 
 // Simulates a few plans of a cell ahead of their turn.
@@ -346,13 +366,13 @@ void Search::dive(const Rank& cell) {
   report(cell.time);
 }
 
-// All plans of an opened cell, by the work of their halves. A pipeline's have no bound of their own
-// beyond their cell's.
+// All plans of an opened cell, by the work of their halves or by their pipeline's blocks.
 std::vector<Rank> Search::plans_of(const Rank& cell) const {
   const Region& of = region(cell.id);
   std::vector<Rank> plans;
   for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
-    const Duration own = of.bounds ? of.bounds->quick(choice) : Duration{};
+    const Duration own =
+        of.bounds ? of.bounds->quick(choice) : pipeline_bound_.at({cell.id.region, choice});
     plans.push_back(rank_of({cell.id.region, choice}, std::max(cell.time, own)));
   }
   return plans;
@@ -363,6 +383,7 @@ void Search::push_plans(const Rank& cell) {
   for (const Rank& each : plans_of(cell)) {
     if (tried_.contains(each.id)) continue;
     if (!of.bounds) {
+      if (ruled_out(each)) continue;
       bound_[each.id] = each.time;
       queue_.push({each, Grain::kBoundedPlan});
     } else if (!refuse_state(each.id) && !ruled_out(each)) {

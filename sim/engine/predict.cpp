@@ -153,19 +153,6 @@ void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const St
   }
 }
 
-// A block lasts as long as its operations do from a standing start.
-CostTable costs_of(const Graph& graph, const CostModel& costs) {
-  CostTable table = costs.table(graph.step, graph);
-  std::vector<Duration> blocks;
-  for (const Sequence& block : graph.blocks) blocks.push_back(time_once(block, graph, costs));
-  for (size_t i = 0; i < table.ops.size(); ++i) {
-    if (const auto* work = std::get_if<BlockWork>(&graph.step.ops[i].work)) {
-      table.ops[i].alone = blocks[static_cast<size_t>(work->block)];
-    }
-  }
-  return table;
-}
-
 // A pipeline empties at the end of every step, so a few steps show its period.
 SimulateOptions options_for(const Plan& plan) {
   if (plan.pipeline == 1) return {};
@@ -193,6 +180,19 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
 }
 
 }  // namespace
+
+// A block lasts as long as its operations do from a standing start.
+CostTable costs_of(const Graph& graph, const CostModel& costs) {
+  CostTable table = costs.table(graph.step, graph);
+  std::vector<Duration> blocks;
+  for (const Sequence& block : graph.blocks) blocks.push_back(time_once(block, graph, costs));
+  for (size_t i = 0; i < table.ops.size(); ++i) {
+    if (const auto* work = std::get_if<BlockWork>(&graph.step.ops[i].work)) {
+      table.ops[i].alone = blocks[static_cast<size_t>(work->block)];
+    }
+  }
+  return table;
+}
 
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs) {
   SimulateOptions options = options_for(plan);

@@ -72,6 +72,9 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
 Prediction predict_memory(Graph graph, const Plan& plan, const Machine& machine,
                           const Stack& stack);
 
+// What the operations of graph.step take, blocks timed from a standing start.
+CostTable costs_of(const Graph& graph, const CostModel& costs);
+
 // The step time alone, of a linked graph: what a search asks for thousands of times.
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs);
 

@@ -9,6 +9,8 @@
 //
 // Will not do: overlap inside a block with anything outside it, or split a block's collectives from
 // its computation.
+#include "sim/graph/pipeline.h"
+
 #include <algorithm>
 #include <map>
 
@@ -30,8 +32,6 @@ struct ChunkKind {
   Bytes forward_workspace;  // most alive beside what is saved
   Bytes backward_workspace;
 };
-
-enum class Direction : uint8_t { kForward, kBackward };
 
 bool belongs(const Op& op, Direction direction) {
   const bool forward = op.phase == Phase::kForward || op.phase == Phase::kOffload;
@@ -92,14 +92,8 @@ void measure_memory(const Graph& graph, ChunkKind& chunk) {
   chunk.backward_workspace = std::max(Bytes{}, backward - chunk.saved);
 }
 
-// One block of a stage's program.
-struct Turn {
-  Direction direction{};
-  int64_t chunk = 0;  // of the stage
-  int64_t micro_batch = 0;
-};
+}  // namespace
 
-// The order of blocks on one stage (Megatron-LM, schedules of arXiv 2104.04473 section 2.2).
 std::vector<Turn> turns_of(int64_t stage, const Plan& plan) {
   const int64_t stages = plan.pipeline;
   const int64_t chunks = plan.virtual_pipeline;
@@ -121,6 +115,8 @@ std::vector<Turn> turns_of(int64_t stage, const Plan& plan) {
   }
   return turns;
 }
+
+namespace {
 
 class Pipeline {
  public:

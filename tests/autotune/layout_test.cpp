@@ -5,6 +5,7 @@
 
 #include "autotune/cell_bound.h"
 #include "autotune/layer_profile.h"
+#include "autotune/pipeline_bound.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
 #include "tests/autotune/support.h"
@@ -112,6 +113,35 @@ TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
     }
   }
   EXPECT_GT(seen, 200);
+}
+
+// Stages of two to four layers, one or two chunks each, on two networks: no step is shorter than
+// its pipeline's bound, and where nothing is shared but the network it is nearly that long.
+TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) {
+  Model model = small_model();
+  model.layers = 8;
+  int64_t seen = 0, near = 0;
+  for (const double gb_per_s : {0.5, 50.0}) {
+    Machine machine = many(8);
+    machine.network->bandwidth = given(Bandwidth::from_gb_per_s(gb_per_s));
+    const CostModel costs(machine, nullptr, "best");
+    Plan base = base_plan(8);
+    base.global_batch = 32;
+    for (const Plan& layout : layouts_of(model, base, LayoutFreedom::all())) {
+      if (layout.pipeline == 1) continue;
+      const Space space = space_of(model, layout, Freedom::all());
+      for (const Choice& choice : every(choices_of(space, layout), 7)) {
+        const Plan plan = plan_of(space, layout, choice);
+        const Duration step = step_time_of(build(model, plan), plan, costs);
+        const Duration bound = pipeline_step_bound(model, plan, costs);
+        ASSERT_LE(bound, step) << plan_name(plan);
+        ++seen;
+        near += bound.seconds() > 0.9 * step.seconds();
+      }
+    }
+  }
+  EXPECT_GT(seen, 100);
+  EXPECT_GT(near, seen / 2);
 }
 
 // By every choice of activations: twelve layers, of which those that offload are back one by one.
