@@ -1,58 +1,92 @@
 #!/bin/sh
-# Builds the kernels and their tests for aarch64 and runs the tests under emulation, with SVE
-# vectors of 128, 256 and 512 bits.
+# Builds `ballast` and the tests of the kernels for aarch64 and runs both under emulation: the
+# tests with SVE vectors of 128, 256 and 512 bits and without SVE, `ballast predict` for a GH200 on
+# Grace's vectors of 128 bits. What it predicts must be, byte for byte, what the native build says.
 #
-#   scripts/cross_aarch64.sh [BUILD_FOLDER]
+#   scripts/cross_aarch64.sh [BUILD_FOLDER [NATIVE_BALLAST]]     [build/aarch64 build/ballast]
 #
-# Needs (Debian): g++-aarch64-linux-gnu qemu-user googletest. About a minute on two cores.
+# Needs (Debian): g++-aarch64-linux-gnu qemu-user cmake ninja-build, and what a native build needs.
+# The arm64 libraries are unpacked into BUILD_FOLDER/sysroot; nothing is installed on the host.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=${1:-$root/build/aarch64}
-compiler=aarch64-linux-gnu-g++
-googletest=/usr/src/googletest/googletest
+native=${2:-$root/build/ballast}
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
+sysroot=$build/sysroot
 
-for tool in "$compiler" qemu-aarch64; do
+for tool in aarch64-linux-gnu-g++ qemu-aarch64 ninja; do
   if ! command -v "$tool" > /dev/null; then
-    echo "cross_aarch64: skipped, $tool is not installed" \
-      "(apt-get install g++-aarch64-linux-gnu qemu-user googletest)"
+    echo "cross_aarch64: skipped, $tool is not installed (scripts/setup.sh --tests installs it)"
     exit 0
   fi
 done
-if [ ! -d "$googletest" ]; then
-  echo "cross_aarch64: skipped, $googletest is missing (apt-get install googletest)"
+
+# Debian's packages of another architecture, without adding it to the host: that would bind the
+# versions of the host's own libraries to theirs. Lists and cache are apart for the same reason.
+fetch_sysroot() {
+  work=$build/packages
+  rm -rf "$work" "$sysroot"
+  mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
+  options="-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root
+    -o Dir::State::lists=$work/lists -o Dir::State::status=/dev/null -o Dir::Cache=$work/cache"
+  # shellcheck disable=SC2086
+  (cd "$work" && { apt-get $options update || true; } && apt-get $options download libfmt-dev \
+    libfmt9 libgtest-dev libhwloc-dev libhwloc15 libsqlite3-dev libsqlite3-0 libudev1) || return 1
+  for package in "$work"/*.deb; do
+    dpkg -x "$package" "$sysroot" || return 1
+  done
+  rm -rf "$work"
+  touch "$sysroot/complete"
+}
+if [ ! -f "$sysroot/complete" ] && ! fetch_sysroot; then
+  echo "cross_aarch64: skipped, the host's package sources gave no arm64 packages"
   exit 0
 fi
-command -v ccache > /dev/null && compiler="ccache $compiler"
 
-mkdir -p "$build"
-flags="-std=c++20 -O2 -ffp-contract=off -I$root"
-warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror"
+# -O1, as the runs are short; the SVE kernels have flags of their own. Another checkout of the same
+# sources finds in the compiler cache, if there is one, what this one compiled.
+launcher=
+command -v ccache > /dev/null && launcher=ccache
+export CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1
+cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+  -DCMAKE_CXX_COMPILER_LAUNCHER=$launcher -DCMAKE_DISABLE_FIND_PACKAGE_benchmark=ON \
+  -DCMAKE_TOOLCHAIN_FILE="$root/scripts/aarch64.toolchain.cmake" \
+  -DBALLAST_SYSROOT="$sysroot" > "$build/configure.log" ||
+  { cat "$build/configure.log"; exit 1; }
+cmake --build "$build" --parallel "$(nproc)" --target test_kernels ballast > "$build/build.log" ||
+  { tail -n 40 "$build/build.log"; exit 1; }
 
-# One line a source: object, flags, source.
-list_sources() {
-  for source in "$root"/kernels/*.cpp "$root"/kernels/reference/*.cpp; do
-    echo "kernels_$(basename "$source" .cpp).o $flags $warnings -c $source"
-  done
-  for source in "$root"/kernels/sve/*.cpp; do
-    echo "kernels_$(basename "$source" .cpp).o $flags $warnings -O3 -march=armv8.2-a+sve -c $source"
-  done
-  for source in "$root"/tests/kernels/*_test.cpp; do
-    echo "$(basename "$source" .cpp).o $flags $warnings -I$googletest/include -c $source"
-  done
-  for source in gtest-all gtest_main; do
-    echo "$source.o $flags -I$googletest/include -I$googletest -c $googletest/src/$source.cc"
-  done
+# emulate CPU PROGRAM ARGUMENT...
+emulate() {
+  cpu=$1
+  shift
+  qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$sysroot/usr/lib/aarch64-linux-gnu" \
+    -cpu "$cpu" "$@"
 }
-
-cd "$build"
-rm -f ./*.o
-list_sources | xargs -P 2 -L 1 sh -c "$compiler -o \"\$@\"" compile
-$compiler -static -o test_kernels ./*.o -lpthread
 
 for quads in 1 2 4; do
   echo "cross_aarch64: SVE of $((128 * quads)) bits"
-  qemu-aarch64 -cpu max,sve-max-vq=$quads ./test_kernels --gtest_brief=1
+  emulate "max,sve-max-vq=$quads" "$build/test_kernels" --gtest_brief=1
 done
 echo "cross_aarch64: without SVE"
-qemu-aarch64 -cpu cortex-a72 ./test_kernels --gtest_brief=1
+emulate cortex-a72 "$build/test_kernels" --gtest_brief=1
+
+# One superchip, and four with their links and network; models that an emulator plans in seconds.
+compare() {
+  name=$1
+  shift
+  set -- predict "$@" --global-batch 8 --strategy superoffload --json
+  echo "cross_aarch64: ballast $*"
+  emulate max,sve-max-vq=1 "$build/ballast" "$@" > "$build/$name.json"
+  if [ -x "$native" ]; then
+    "$native" "$@" > "$build/$name-native.json"
+    cmp "$build/$name-native.json" "$build/$name.json"
+    echo "cross_aarch64: the same $(wc -c < "$build/$name.json") bytes as the native build"
+  else
+    echo "cross_aarch64: not compared, there is no native build at $native"
+  fi
+}
+compare one --model gpt2-xl --machine gh200-96gb-480gb
+compare four --model llama-3.2-1b --machine jedi-gh200-quad --devices 4

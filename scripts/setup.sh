@@ -8,7 +8,7 @@ packages=(build-essential cmake ninja-build pkg-config git nlohmann-json3-dev li
   libsqlite3-dev libeigen3-dev libfmt-dev libhwloc-dev libjs-chart.js)
 if [ "${1:-}" = --tests ]; then
   packages+=(libgtest-dev libbenchmark-dev clang libclang-rt-14-dev
-    g++-aarch64-linux-gnu qemu-user googletest)
+    g++-aarch64-linux-gnu qemu-user)
 fi
 
 missing=()

@@ -41,7 +41,7 @@ build() {
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   if [ ! -f "$folder/CMakeCache.txt" ]; then
     cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSANITIZE="$sanitize" \
-      "${launcher[@]}" >"$folder/configure.log" 2>&1 ||
+      -DBALLAST_UNITY=ON "${launcher[@]}" >"$folder/configure.log" 2>&1 ||
       { cat "$folder/configure.log"; fail "configuring $folder"; return 1; }
   fi
   timeout "$(left)" cmake --build "$folder" --target "$@" >"$folder/build.log" 2>&1 && return
@@ -109,7 +109,7 @@ say "tests"
 run build
 [ "${1:-}" = --quick ] && finish
 
-if enough 90 "the Arm build"; then
+if enough 240 "the Arm build"; then
   say "Arm"
   if scripts/cross_aarch64.sh; then succeed; else fail "scripts/cross_aarch64.sh"; fi
 fi
