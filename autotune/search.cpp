@@ -9,6 +9,7 @@
 
 #include "autotune/bound.h"
 #include "autotune/cell_bound.h"
+#include "autotune/infeasible.h"
 #include "autotune/layer_profile.h"
 #include "autotune/parallel.h"
 #include "autotune/pipeline_bound.h"
@@ -84,7 +85,8 @@ class Search {
         threads_(options.threads > 0 ? options.threads : hardware_threads()),
         costs_(machine, measurements, adam),
         layers_(model, costs_),
-        floors_(costs_) {
+        floors_(costs_),
+        infeasible_(machine, usable_) {
     usable_[static_cast<size_t>(Place::kHbm)] =
         machine.gpu.memory.value - machine.gpu.reserved.value;
     usable_[static_cast<size_t>(Place::kDram)] =
@@ -112,7 +114,6 @@ class Search {
   bool late() const { return options_.deadline_s && seconds() > *options_.deadline_s; }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
-  void refuse_for_devices();
   void enumerate_all();
   void branch_and_bound();
   void fill_queue();
@@ -131,7 +132,6 @@ class Search {
   Bytes excess_of(const std::array<Bytes, kPlaces>& memory) const;
   Outcome evaluate(const PlanId& id) const;
   void record(const PlanId& id, Outcome outcome);
-  void refuse(const Plan& plan, int64_t count, const std::vector<PlacePeak>& peaks);
   void report(Duration bound) const;
   void finish();
   Candidate candidate(const Rank& rank) const;
@@ -153,14 +153,14 @@ class Search {
   std::map<PlanId, Duration> pipeline_bound_;
   std::set<PlanId> tried_;  // simulated, or refused, ahead of their turn
   size_t dives_ = 0;
-  std::map<std::string, InfeasibleReason> reasons_;
+  Infeasible infeasible_;
   SearchResult result_;
 };
 
 SearchResult Search::run() {
   CHECK(!regions_.empty());
   if (regions_.front().base.devices > machine_.devices) {
-    refuse_for_devices();
+    infeasible_.refuse_for_devices(plan({}), result_.considered);
   } else if (options_.exhaustive) {
     enumerate_all();
   } else {
@@ -168,16 +168,6 @@ SearchResult Search::run() {
   }
   finish();
   return std::move(result_);
-}
-
-void Search::refuse_for_devices() {
-  InfeasibleReason& reason = reasons_["devices"];
-  reason.reason = "devices";
-  reason.count = result_.considered;
-  reason.example = plan({});
-  reason.detail = fmt::format("the plan uses {} devices, and machine {} has {}; use fewer devices",
-                              reason.example.devices, machine_.name, machine_.devices);
-  result_.infeasible = result_.considered;
 }
 
 void Search::enumerate_all() {
@@ -194,7 +184,7 @@ void Search::enumerate_all() {
     for (size_t i = 0; i < count; ++i) record(all[begin + i], std::move(outcomes[i]));
     report({});
   }
-  result_.complete = result_.simulated + result_.infeasible == result_.considered;
+  result_.complete = result_.simulated + infeasible_.count() == result_.considered;
 }
 
 void Search::branch_and_bound() {
@@ -222,7 +212,7 @@ void Search::branch_and_bound() {
         break;
     }
   }
-  result_.bounded = result_.considered - result_.simulated - result_.infeasible;
+  result_.bounded = result_.considered - result_.simulated - infeasible_.count();
 }
 
 // The plan of a cell: its optimizer's knobs are those of the base, or auto.
@@ -300,7 +290,7 @@ void Search::cut_nodes() {
     std::array<Bytes, kPlaces> least{};
     for (const PlacePeak& peak : peaks[i]) least[static_cast<size_t>(peak.place)] = peak.arena;
     if (excess_of(least).count > 0) {
-      refuse(plan(cells[i]), region(cells[i]).cell_size, peaks[i]);
+      infeasible_.refuse(plan(cells[i]), region(cells[i]).cell_size, peaks[i]);
     } else {
       queue_.push({{times[i], 0, cells[i]}, Grain::kCell});
     }
@@ -396,7 +386,7 @@ void Search::push_plans(const Rank& cell) {
 bool Search::refuse_state(const PlanId& id) {
   const PlacePeak peak = region(id).bounds->quick_memory(id.choice);
   if (peak.arena <= usable_[static_cast<size_t>(Place::kHbm)]) return false;
-  refuse(plan(id), 1, {peak});
+  infeasible_.refuse(plan(id), 1, {peak});
   return true;
 }
 
@@ -419,7 +409,7 @@ void Search::bound_plans() {
   for (size_t i = 0; i < plans.size(); ++i) {
     const PlanId& id = plans[i].id;
     if (fits[i] == 0) {
-      refuse(plan(id), 1, region(id).bounds->memory(id.choice));
+      infeasible_.refuse(plan(id), 1, region(id).bounds->memory(id.choice));
       continue;
     }
     const Rank rank = rank_of(id, bounds[i]);
@@ -471,35 +461,11 @@ Outcome Search::evaluate(const PlanId& id) const {
 
 void Search::record(const PlanId& id, Outcome outcome) {
   if (!outcome.step_time) {
-    refuse(plan(id), 1, outcome.peaks);
+    infeasible_.refuse(plan(id), 1, outcome.peaks);
     return;
   }
   ++result_.simulated;
   found_.emplace(rank_of(id, *outcome.step_time), outcome.memory);
-}
-
-// Books plans under the first memory that they overfill and what fills that most.
-void Search::refuse(const Plan& plan, int64_t count, const std::vector<PlacePeak>& peaks) {
-  result_.infeasible += count;
-  for (const PlacePeak& peak : peaks) {
-    const Bytes excess = peak.arena - usable_[static_cast<size_t>(peak.place)];
-    if (excess.count <= 0) continue;
-    static constexpr std::string_view kNames[] = {"GPU memory", "CPU memory", "NVMe"};
-    std::string name(kNames[static_cast<size_t>(peak.place)]);
-    if (!peak.holders.empty()) {
-      name += fmt::format(", mostly {}", to_string(peak.holders.front().category));
-    }
-    InfeasibleReason& reason = reasons_[name];
-    reason.reason = name;
-    const bool first = reason.count == 0;
-    reason.count += count;
-    if (first || excess < reason.excess) {
-      reason.excess = excess;
-      reason.example = plan;
-      reason.detail = reason_not_to_fit(peaks, reason.example, machine_);
-    }
-    return;
-  }
 }
 
 void Search::report(Duration bound) const {
@@ -539,10 +505,8 @@ void Search::finish() {
       result_.proven_within = std::max(0.0, 1 - queue_.top().rank.time.seconds() / best);
     }
   }
-  for (auto& [name, reason] : reasons_) result_.reasons.push_back(std::move(reason));
-  std::stable_sort(
-      result_.reasons.begin(), result_.reasons.end(),
-      [](const InfeasibleReason& a, const InfeasibleReason& b) { return a.count > b.count; });
+  result_.infeasible = infeasible_.count();
+  result_.reasons = infeasible_.reasons();
   result_.seconds = seconds();
 }
 
