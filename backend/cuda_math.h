@@ -11,6 +11,7 @@
 
 #include "backend/bucket_ranges.h"
 #include "backend/cuda_runtime.h"
+#include "backend/gemm_algorithms.h"
 #include "backend/operation_arguments.h"
 #include "backend/training_device.h"
 #include "kernels/kernels.h"
@@ -40,6 +41,7 @@ class CudaMath {
 };
 
 // Allocates its scratch on `runtime` and knows the training's shapes; both must outlive it.
-std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime);
+std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
+                                         const GemmAlgorithmStore& algorithms);
 
 }  // namespace ballast

@@ -71,6 +71,12 @@ class RealRuntime : public CudaRuntime {
     found.minor = all.minor;
     found.memory = {static_cast<int64_t>(all.totalGlobalMem)};
     found.multiprocessors = all.multiProcessorCount;
+    found.l2 = {all.l2CacheSize};
+    char bus[32] = {};
+    check(cudaDeviceGetPCIBusId(bus, sizeof(bus), index_), {"query of the PCI address"});
+    found.bus = bus;
+    check(cudaDriverGetVersion(&found.driver_version), {"query of the driver's version"});
+    check(cudaRuntimeGetVersion(&found.runtime_version), {"query of the runtime's version"});
     found.addresses_pageable = attribute(cudaDevAttrPageableMemoryAccess) != 0;
     found.shares_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables) != 0;
     return found;
@@ -215,14 +221,14 @@ std::unique_ptr<CudaRuntime> open_cuda_runtime(int index) {
   if (code != cudaSuccess) {
     cudaGetLastError();
     throw Error("no CUDA device", cudaGetErrorString(code),
-                "install the GPU's driver, or train with --device host");
+                "install the GPU's driver, or use --device host");
   }
   if (count == 0) {
-    throw Error("no CUDA device", "the driver lists none", "train with --device host");
+    throw Error("no CUDA device", "the driver lists none", "use --device host");
   }
   if (index >= count) {
     throw Error("no CUDA device", fmt::format("cuda:{} of {} devices", index, count),
-                fmt::format("name one of cuda:0 to cuda:{}", count - 1));
+                fmt::format("name one of cuda:0 to cuda:{}, or use --device host", count - 1));
   }
   return std::make_unique<RealRuntime>(index);
 }

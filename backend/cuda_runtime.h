@@ -22,6 +22,10 @@ struct CudaProperties {
   int minor = 0;
   Bytes memory;  // of the device
   int multiprocessors = 0;
+  Bytes l2;                // cache between the multiprocessors and the memory
+  std::string bus;         // PCI address, as the driver's other interfaces name the device
+  int driver_version = 0;  // the newest CUDA that the driver knows: 13000 is 13.0
+  int runtime_version = 0;
   // The device can address memory that was never registered (cudaDevAttrPageableMemoryAccess) and
   // does so through the CPU's own page tables, as on a superchip: no page needs to move or to be
   // pinned (cudaDevAttrPageableMemoryAccessUsesHostPageTables). Linux's HMM on a PCIe machine sets

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cuda_math.h"
+#include "backend/profile_cuda_kernels.h"
 #include "backend/transformer_cuda.h"
 #include "sim/base/error.h"
 
@@ -219,9 +220,15 @@ void CublasGemm::multiply(const CudaGemm& gemm, CudaStream stream) {
         fmt::format("{} on stream {}", key, stream.name));
 }
 
-std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime) {
-  return std::make_unique<CudaTransformer>(
-      training, runtime, std::make_unique<CublasGemm>(runtime, GemmAlgorithmStore{}));
+std::unique_ptr<CudaProbeKernels> make_probe_kernels(CudaRuntime& runtime,
+                                                     const GemmAlgorithmStore& algorithms) {
+  return launched_kernels(std::make_unique<CublasGemm>(runtime, algorithms));
+}
+
+std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
+                                         const GemmAlgorithmStore& algorithms) {
+  return std::make_unique<CudaTransformer>(training, runtime,
+                                           std::make_unique<CublasGemm>(runtime, algorithms));
 }
 
 }  // namespace ballast

@@ -6,29 +6,17 @@
 // is the same; none of them adds by atomics. Will not do: batches, or 8-bit formats.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "backend/cuda_memory.h"
 #include "backend/cuda_products.h"
 #include "backend/cuda_runtime.h"
+#include "backend/gemm_algorithms.h"
 
 namespace ballast {
-
-// What cuBLASLt's heuristic chose for a shape, in its own form; good for one version of the library
-// on one kind of GPU, both of which the key names.
-using GemmAlgorithm = std::array<uint64_t, 8>;
-
-// Keeps algorithms from one process to the next; either may be null.
-struct GemmAlgorithmStore {
-  std::function<std::optional<GemmAlgorithm>(const std::string& key)> find;
-  std::function<void(const std::string& key, const GemmAlgorithm& algorithm)> keep;
-};
 
 class CublasGemm : public CudaProducts {
  public:

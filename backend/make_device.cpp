@@ -34,7 +34,7 @@ std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Tra
   CudaParts parts;
   parts.runtime = open_cuda_runtime(index);
   parts.free_before = parts.runtime->free_memory();
-  parts.math = make_cuda_math(training, *parts.runtime);
+  parts.math = make_cuda_math(training, *parts.runtime, options.gemm_algorithms);
   return std::make_unique<CudaDevice>(training, options, state, std::move(parts));
 }
 

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <fmt/format.h>
-#include <map>
 #include <memory>
 
 #include "backend/gemm.h"
+#include "backend/profile_cpu.h"
 #include "backend/profile_operations.h"
 #include "backend/profile_probes.h"
 
@@ -48,54 +47,21 @@ Extent extent_of(ProfileEffort effort, Bytes available) {
   return extent;
 }
 
-std::vector<int64_t> sizes_from(int64_t smallest, int64_t largest) {
-  std::vector<int64_t> sizes;
-  for (int64_t size = smallest; size <= largest; size *= 4) sizes.push_back(size);
-  return sizes;
-}
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
-}
-
-// Units per second.
-double rate_of(double amount, const Timing& timing) { return amount / timing.median.seconds(); }
-
-std::string percent(const Timing& timing) {
-  const double share =
-      static_cast<double>(timing.deviation.ps) / static_cast<double>(timing.median.ps);
-  return fmt::format("+-{:.1f} %", 100 * share);
-}
-
 class Profiler {
  public:
   explicit Profiler(const HostProfileOptions& options)
       : options_(options),
         facts_(host_facts()),
         extent_(extent_of(options.effort, facts_.available)),
-        source_(fmt::format("measured {} by ballast profile",
-                            options.when.empty() ? today() : options.when)) {
-    const int64_t threads = options.optimizer_threads > 0 ? options.optimizer_threads
-                                                          : std::max<int64_t>(facts_.cores - 1, 1);
-    if (threads > facts_.cores) {
-      throw Error("--threads",
-                  fmt::format("{} optimizer threads on {} usable cores", threads, facts_.cores),
-                  "use fewer");
-    }
-    threads_ = static_cast<int>(threads);
-  }
+        source_(measurement_source(options)),
+        threads_(optimizer_threads(options, facts_)),
+        cpu_({threads_, facts_.cores, extent_.largest_bucket, extent_.limits,
+              [this] { return source_; }},
+             result_.machine.cpu) {}
 
-  HostProfile run();
+  Profile run();
 
  private:
-  struct Probe {
-    std::string name;
-    std::function<std::string()> run;
-  };
-
   std::vector<Probe> probes();
   void describe_host();
   void summarise_operations();
@@ -103,11 +69,6 @@ class Profiler {
 
   std::string copies(CopyDirection direction);
   std::string copies_both_ways();
-  std::string adam(const kernels::Table& table);
-  std::string adam_by_threads();
-  std::string casts();
-  std::string sums();
-  std::string snapshots();
   std::string handover();
   std::string launch();
   std::string adam_and_copy();
@@ -127,11 +88,6 @@ class Profiler {
   Body gemm_body();
   double gemm_bytes() const;
   CopyProbe& copy_probe(CopyDirection direction);
-  OptimizerProbe& optimizer();
-  kernels::Workers& workers() {
-    if (!workers_) workers_ = std::make_unique<kernels::Workers>(threads_, kernels::Pinning::kNone);
-    return *workers_;
-  }
   template <class Quantity>
   Sourced<Quantity> measured(Quantity value) const {
     return {value, true, source_};
@@ -141,39 +97,26 @@ class Profiler {
   const HostFacts facts_;
   const Extent extent_;
   const std::string source_;
-  int threads_ = 1;
-  HostProfile result_;
+  const int threads_;
+  Profile result_;
+  CpuProfiler cpu_;
   std::vector<Beside> pairs_;
   // Working memory, made when first used and given back when no later probe needs it.
   std::unique_ptr<Arena> gpu_arena_, cpu_arena_;
   std::unique_ptr<CopyProbe> in_, out_;
-  std::unique_ptr<OptimizerProbe> optimizer_;
-  std::unique_ptr<kernels::Workers> workers_;
   std::vector<float> gemm_a_, gemm_b_, gemm_c_;
 };
 
-HostProfile Profiler::run() {
+Profile Profiler::run() {
   describe_host();
-  const std::vector<Probe> all = probes();
-  int index = 0;
-  for (const Probe& probe : all) {
-    ProbeReport report{probe.name, ++index, static_cast<int>(all.size()), "", true};
-    try {
-      report.result = probe.run();
-    } catch (const Error& error) {
-      report.result = error.what();
-      report.ran = false;
-    }
-    if (options_.on_probe) options_.on_probe(report);
-    result_.probes.push_back(std::move(report));
-  }
+  result_.probes = run_probes(probes(), options_.on_probe);
   summarise_operations();
   fit_memory_bandwidth();
   check(result_.machine);
   return std::move(result_);
 }
 
-std::vector<Profiler::Probe> Profiler::probes() {
+std::vector<Probe> Profiler::probes() {
   std::vector<Probe> all;
   const auto add = [&](std::string name, std::function<std::string()> run) {
     all.push_back({std::move(name), std::move(run)});
@@ -183,18 +126,12 @@ std::vector<Profiler::Probe> Profiler::probes() {
   add("copy host to device", [this] { return copies(CopyDirection::kHostToDevice); });
   add("copy device to host", [this] { return copies(CopyDirection::kDeviceToHost); });
   add("copy both ways at once", [this] { return copies_both_ways(); });
-  for (const kernels::Table* table : kernels::available()) {
-    add(fmt::format("Adam {}", table->name), [this, table] { return adam(*table); });
-  }
-  add("Adam by threads", [this] { return adam_by_threads(); });
-  add("cast fp32 to bf16", [this] { return casts(); });
-  add("sum of squares", [this] { return sums(); });
-  add("snapshot of optimizer state", [this] { return snapshots(); });
+  for (Probe& probe : cpu_.probes()) all.push_back(std::move(probe));
   add("Adam beside a copy", [this] { return adam_and_copy(); });
   add("Adam beside a GEMM", [this] { return adam_and_gemm(); });
   add("copy beside a GEMM", [this] {
     std::string text = copy_and_gemm();
-    optimizer_.reset();
+    cpu_.release();
     in_.reset(), out_.reset();
     gpu_arena_.reset(), cpu_arena_.reset();
     return text;
@@ -320,86 +257,6 @@ std::string Profiler::copies_both_ways() {
                      total / 1e9, 100 * pairs_.back().rate[0], 100 * pairs_.back().rate[1]);
 }
 
-OptimizerProbe& Profiler::optimizer() {
-  if (!optimizer_) optimizer_ = std::make_unique<OptimizerProbe>(extent_.largest_bucket);
-  return *optimizer_;
-}
-
-std::string Profiler::adam(const kernels::Table& table) {
-  OptimizerProbe& probe = optimizer();
-  if (!probe.verify(table, std::min(probe.capacity(), 64 * kKiB))) {
-    throw Error(fmt::format("Adam {}", table.name), "its step differs from the reference's",
-                "use another implementation (optimizer.adam), and report this processor");
-  }
-  Curve curve{{}, source_, true};
-  std::string deviation;
-  for (const int64_t parameters : sizes_from(64 * kKiB, extent_.largest_bucket)) {
-    const Timing timing =
-        time_alone([&](int) { probe.adam(workers(), table, parameters); }, extent_.limits);
-    const auto count = static_cast<double>(parameters);
-    curve.points.push_back({count, rate_of(count, timing)});
-    deviation = percent(timing);
-  }
-  const std::string text =
-      fmt::format("{:.0f} M parameters/s at {} Ki, {:.0f} M at {} Ki {}, on {} threads",
-                  curve.points.front().rate / 1e6, 64, curve.points.back().rate / 1e6,
-                  extent_.largest_bucket / kKiB, deviation, threads_);
-  result_.machine.cpu.adam[std::string(table.name)] = std::move(curve);
-  return text;
-}
-
-// What other numbers of threads would do; the machine's curves are for the one that it uses.
-std::string Profiler::adam_by_threads() {
-  OptimizerProbe& probe = optimizer();
-  const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
-  std::string text;
-  for (int threads = 1; threads <= facts_.cores; threads *= 2) {
-    kernels::Workers some(threads, kernels::Pinning::kNone);
-    const Timing timing =
-        time_alone([&](int) { probe.adam(some, kernels::best(), parameters); }, extent_.limits);
-    text += fmt::format("{}{} thread{}: {:.0f} M parameters/s", text.empty() ? "" : ", ", threads,
-                        threads == 1 ? "" : "s",
-                        rate_of(static_cast<double>(parameters), timing) / 1e6);
-  }
-  return text;
-}
-
-std::string Profiler::casts() {
-  OptimizerProbe& probe = optimizer();
-  Curve curve{{}, source_, true};
-  for (const int64_t elements : sizes_from(64 * kKiB, extent_.largest_bucket)) {
-    const Timing timing =
-        time_alone([&](int) { probe.cast(workers(), kernels::best(), elements); }, extent_.limits);
-    const auto count = static_cast<double>(elements);
-    curve.points.push_back({count, rate_of(count, timing)});
-  }
-  const double rate = curve.points.back().rate;
-  result_.machine.cpu.cast = std::move(curve);
-  return fmt::format("{:.0f} M values/s", rate / 1e6);
-}
-
-std::string Profiler::sums() {
-  OptimizerProbe& probe = optimizer();
-  Curve curve{{}, source_, true};
-  for (const int64_t elements : sizes_from(64 * kKiB, extent_.largest_bucket)) {
-    const Timing timing =
-        time_alone([&](int) { probe.sum_of_squares(kernels::best(), elements); }, extent_.limits);
-    const auto count = static_cast<double>(elements);
-    curve.points.push_back({count, rate_of(count, timing)});
-  }
-  const double rate = curve.points.back().rate;
-  result_.machine.cpu.sum_of_squares = std::move(curve);
-  return fmt::format("{:.0f} M values/s on one thread", rate / 1e6);
-}
-
-std::string Profiler::snapshots() {
-  OptimizerProbe& probe = optimizer();
-  const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
-  const Timing timing = time_alone([&](int) { probe.snapshot(parameters); }, extent_.limits);
-  return fmt::format("{:.0f} M parameters/s {}",
-                     rate_of(static_cast<double>(parameters), timing) / 1e6, percent(timing));
-}
-
 // --- Beside each other -------------------------------------------------------------------------
 
 std::string Profiler::beside(const char* first, const Body& one, double first_bytes,
@@ -417,16 +274,13 @@ std::string Profiler::beside(const char* first, const Body& one, double first_by
                      100 * pairs_.back().rate[0], second, 100 * pairs_.back().rate[1]);
 }
 
-// What Adam moves: gradient read; master and both moments read and written.
-constexpr int64_t kAdamBytes = 4 + 6 * 4;
-
 std::string Profiler::adam_and_copy() {
   const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
   const int64_t bytes = std::min(extent_.largest_copy, 16 * kMiB);
   CopyProbe& probe = copy_probe(CopyDirection::kHostToDevice);
   kernels::Workers one(1, kernels::Pinning::kNone);
   return beside(
-      "Adam", [&](int) { optimizer().adam(one, kernels::best(), parameters); },
+      "Adam", [&](int) { cpu_.optimizer().adam(one, kernels::best(), parameters); },
       static_cast<double>(kAdamBytes * parameters), "copy",
       [&](int repeat) { probe.copy(bytes, repeat); }, static_cast<double>(2 * bytes));
 }
@@ -462,7 +316,7 @@ std::string Profiler::adam_and_gemm() {
   kernels::Workers one(1, kernels::Pinning::kNone);
   std::string text = beside(
       "GEMM", product, gemm_bytes(), "Adam",
-      [&](int) { optimizer().adam(one, kernels::best(), parameters); },
+      [&](int) { cpu_.optimizer().adam(one, kernels::best(), parameters); },
       static_cast<double>(kAdamBytes * parameters));
   if (gemm_c_.back() != 0.5f * 0.25f * static_cast<float>(kGemmK)) {
     throw Error("GEMM", "its result is wrong", "report this processor");
@@ -488,7 +342,9 @@ void Profiler::fit_memory_bandwidth() {
 // --- Operations of training --------------------------------------------------------------------
 
 std::string Profiler::operations(const OperationCase& of) {
-  const std::vector<OperationTime> fresh = time_case(of, extent_.case_seconds, threads_);
+  TrainerOptions options;
+  options.optimizer_threads = threads_;
+  const std::vector<OperationTime> fresh = time_case(of, extent_.case_seconds, options);
   double flops = 0;
   double seconds = 0;
   for (const OperationTime& time : fresh) {
@@ -500,27 +356,21 @@ std::string Profiler::operations(const OperationCase& of) {
   return fmt::format("{} operations, GEMM at {:.1f} GFLOP/s", fresh.size(), flops / seconds / 1e9);
 }
 
-// Of equal keys the newest stays; the machine's rates are the best that any operation reached.
+// The machine's rates are the best that any operation reached.
 void Profiler::summarise_operations() {
-  std::map<std::string, OperationTime> by_key;
-  for (OperationTime& time : result_.operations) {
-    by_key.insert_or_assign(cost_key(time.op), std::move(time));
-  }
-  result_.operations.clear();
+  std::erase_if(result_.operations, [](const OperationTime& time) { return time.median.ps <= 0; });
+  keep_newest(result_.operations);
   Gpu& gpu = result_.machine.gpu;
   double vector = 0;
   double attention = 0;
-  for (auto& [key, time] : by_key) {
-    const double seconds = time.median.seconds();
-    if (seconds <= 0) continue;
-    const double rate = flops_of(time.op.work).count / seconds;
+  for (const OperationTime& time : result_.operations) {
+    const double rate = flops_of(time.op.work).count / time.median.seconds();
     if (const auto* work = std::get_if<GemmWork>(&time.op.work)) {
       Sourced<FlopRate>& best = gpu.matmul[work->dtype];
       if (rate > best.value.flops_per_s) best = measured(FlopRate{rate});
     }
     if (time.op.kind == OpKind::kAttention) attention = std::max(attention, rate);
     if (std::holds_alternative<RowWork>(time.op.work)) vector = std::max(vector, rate);
-    result_.operations.push_back(std::move(time));
   }
   double matmul = 0;
   for (const auto& [dtype, rate] : gpu.matmul) matmul = std::max(matmul, rate.value.flops_per_s);
@@ -530,6 +380,6 @@ void Profiler::summarise_operations() {
 
 }  // namespace
 
-HostProfile profile_host(const HostProfileOptions& options) { return Profiler(options).run(); }
+Profile profile_host(const HostProfileOptions& options) { return Profiler(options).run(); }
 
 }  // namespace ballast

@@ -9,7 +9,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "backend/profile_host.h"
+#include "backend/profile.h"
 
 namespace ballast {
 

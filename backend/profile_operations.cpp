@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "sim/graph/build.h"
 
 namespace ballast {
 
@@ -76,7 +81,97 @@ OperationCase make_case(Model model, const Size& size, DType dtype, const Varian
   return result;
 }
 
+// Whose operations a device has, as far as shapes go: other angles of rotation cost the same.
+bool is_plain(const Model& model) {
+  return model.experts == 0 && !model.is_latent() && !model.attention_sinks &&
+         model.sliding_window == 0;
+}
+
+bool has_bias(const Model& model) {
+  return model.qkv_bias || model.attention_out_bias || model.mlp_bias;
+}
+
+Model one_layer(Model model) {
+  model.layers = 1;
+  model.scaled_rope = false;
+  return model;
+}
+
+int64_t layer_parameters(const Model& model) {
+  int64_t count = 0;
+  for (const Module& module : modules_of(model)) {
+    if (module.layer == 0) count += module.count;
+  }
+  return count;
+}
+
+// What tells layers of models apart, but for what costs nothing.
+auto shape_of(const Model& model) {
+  return std::tuple(model.hidden, model.ffn, model.heads, model.kv_heads, model.head_size,
+                    model.norm, model.activation, has_bias(model));
+}
+
+// About as many tokens as a GPU needs to be full, in sequences of a usual length.
+Size tokens_of(const Model& model, int64_t tokens) {
+  constexpr int64_t kUsualLength = 2048;
+  Size size;
+  size.width = model.hidden;
+  size.vocab = model.vocab;
+  size.length = std::min({kUsualLength, model.max_positions, tokens});
+  size.sequences = std::max<int64_t>(tokens / size.length, 1);
+  return size;
+}
+
 }  // namespace
+
+std::vector<OperationCase> layer_grid(const std::vector<Model>& models, int64_t largest_layer) {
+  // Small layers leave the GPU as they do in offloaded training, large ones are stepped there.
+  constexpr int64_t kSmallLayer = 100'000'000;
+  constexpr Variant kMove{CastPlacement::kCpu, SyncMode::kSpeculate, UndoKind::kSnapshot, 0, 64};
+  constexpr Variant kStay{CastPlacement::kGpu, SyncMode::kWait, UndoKind::kSnapshot, 1000, 64};
+  constexpr int64_t kTokens[] = {8192, 4096, 2048};  // in turn, so that sizes differ
+  std::set<decltype(shape_of(Model{}))> seen;
+  std::vector<std::pair<int64_t, Model>> chosen;
+  for (const Model& model : models) {
+    if (!is_plain(model) || model.qk_norm || !seen.insert(shape_of(model)).second) continue;
+    Model layer = one_layer(model);
+    const int64_t parameters = layer_parameters(layer);
+    if (parameters > largest_layer) continue;
+    layer.vocab = std::min(layer.vocab, std::max<int64_t>(largest_layer / layer.hidden, 256));
+    chosen.emplace_back(parameters, std::move(layer));
+  }
+  std::stable_sort(chosen.begin(), chosen.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<OperationCase> grid;
+  for (auto& [parameters, model] : chosen) {
+    const Size size = tokens_of(model, kTokens[grid.size() % std::size(kTokens)]);
+    const std::string name =
+        fmt::format("layer of {}, {} x {} tokens, bf16", model.name, size.sequences, size.length);
+    grid.push_back(
+        make_case(std::move(model), size, DType::kBf16, parameters <= kSmallLayer ? kMove : kStay));
+    grid.back().name = name;
+  }
+  return grid;
+}
+
+std::vector<Op> product_grid(const std::vector<Model>& models, const std::vector<int64_t>& tokens) {
+  std::map<std::string, Op> by_key;
+  for (const Model& model : models) {
+    if (!is_plain(model) || has_bias(model)) continue;
+    for (const int64_t count : tokens) {
+      const OperationCase of =
+          make_case(one_layer(model), tokens_of(model, count), DType::kBf16, Variant{});
+      for (Op& op : build(of.model, of.plan).step.ops) {
+        if (op.kind == OpKind::kGemm) by_key.try_emplace(cost_key(op), std::move(op));
+      }
+    }
+  }
+  std::vector<Op> products;
+  for (auto& [key, op] : by_key) products.push_back(std::move(op));
+  std::stable_sort(products.begin(), products.end(),
+                   [](const Op& a, const Op& b) { return flops_of(a.work) < flops_of(b.work); });
+  return products;
+}
 
 std::vector<OperationCase> operation_grid(int64_t largest_width) {
   using enum CastPlacement;
@@ -113,9 +208,7 @@ std::vector<OperationCase> operation_grid(int64_t largest_width) {
 }
 
 std::vector<OperationTime> time_case(const OperationCase& of, double seconds,
-                                     int optimizer_threads) {
-  TrainerOptions options;
-  options.optimizer_threads = optimizer_threads;
+                                     const TrainerOptions& options) {
   return measure_operations(of.model, of.plan, seconds, options);
 }
 

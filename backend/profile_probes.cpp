@@ -30,12 +30,6 @@ Duration median_of(std::vector<Duration>& values) {
   return *middle;
 }
 
-bool is_enough(const std::vector<Duration>& samples, const ProbeLimits& limits) {
-  const Timing timing = summarise(samples);
-  return static_cast<double>(timing.deviation.ps) <=
-         limits.small_deviation * static_cast<double>(timing.median.ps);
-}
-
 // A multiple of the vector length of every kernel, and of the bytes that verify() looks at.
 constexpr int64_t kAlignment = 64;
 
@@ -50,6 +44,12 @@ Timing summarise(std::vector<Duration> samples) {
   return timing;
 }
 
+bool is_settled(const std::vector<Duration>& samples, const ProbeLimits& limits) {
+  const Timing timing = summarise(samples);
+  return static_cast<double>(timing.deviation.ps) <=
+         limits.small_deviation * static_cast<double>(timing.median.ps);
+}
+
 Timing time_alone(const Body& body, const ProbeLimits& limits) {
   body(-1);
   std::vector<Duration> samples;
@@ -59,7 +59,7 @@ Timing time_alone(const Body& body, const ProbeLimits& limits) {
     body(repeat);
     samples.push_back(since(begin));
     if (repeat + 1 < limits.least_repeats) continue;
-    if (seconds_since(start) > limits.seconds || is_enough(samples, limits)) break;
+    if (seconds_since(start) > limits.seconds || is_settled(samples, limits)) break;
   }
   return summarise(std::move(samples));
 }
@@ -152,15 +152,18 @@ std::byte pattern(int64_t i) { return static_cast<std::byte>(i % kPatternPeriod 
 
 }  // namespace
 
-void CopyProbe::fill() {
-  const int64_t size = source_.size().count;
-  for (int64_t i = 0; i < std::min(size, kPatternPeriod); ++i) *source_.at(i) = pattern(i);
-  for (int64_t done = kPatternPeriod; done < size;) {
-    const int64_t count = std::min(done, size - done);
+void fill_pattern(std::byte* data, int64_t bytes) {
+  for (int64_t i = 0; i < std::min(bytes, kPatternPeriod); ++i) data[i] = pattern(i);
+  for (int64_t done = kPatternPeriod; done < bytes;) {
+    const int64_t count = std::min(done, bytes - done);
     // `done` is a multiple of the period, so the beginning continues the pattern.
-    std::memcpy(source_.at(done), source_.at(0), static_cast<size_t>(count));
+    std::memcpy(data + done, data, static_cast<size_t>(count));
     done += count;
   }
+}
+
+void CopyProbe::fill() {
+  fill_pattern(source_.at(0), source_.size().count);
   std::memset(destination_.at(0), 0, static_cast<size_t>(destination_.size().count));
 }
 

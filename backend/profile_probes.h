@@ -31,6 +31,8 @@ struct Timing {
   int repeats = 0;
 };
 Timing summarise(std::vector<Duration> samples);  // Requires at least one.
+// Whether these repeats agree as well as the limits ask.
+bool is_settled(const std::vector<Duration>& samples, const ProbeLimits& limits);
 
 // One repeat of what is timed; `repeat` counts from 0 (the warm-up is -1).
 using Body = std::function<void(int repeat)>;
@@ -52,6 +54,9 @@ struct Beside {
 double shared_capacity(const std::vector<Beside>& pairs, double least);
 
 // --- Copies between the two arenas ------------------------------------------------------------
+
+// Bytes of which no two nearby ranges are equal, and none is 0.
+void fill_pattern(std::byte* data, int64_t bytes);
 
 // Walks through both arenas from repeat to repeat, as a training step does, so that small copies
 // do not stay in a cache that a step would have filled with something else.

@@ -44,6 +44,7 @@ DeviceOptions device_options(const TrainerOptions& options) {
   device.optimizer = options.optimizer;
   device.gradient_factor = options.gradient_factor;
   device.captures = options.captures;
+  device.gemm_algorithms = options.gemm_algorithms;
   return device;
 }
 
@@ -62,6 +63,19 @@ std::optional<std::string> resumed_from(const TrainerOptions& options) {
   return newest_checkpoint(*options.checkpoint_folder);
 }
 
+// Writes all parameters of a module into the masters of its buckets.
+void write_masters(const Graph& graph, size_t index, std::span<const float> values,
+                   TrainingDevice& device) {
+  for (const Bucket& bucket : graph.buckets) {
+    for (const Bucket::Piece& piece : bucket.pieces) {
+      if (static_cast<size_t>(piece.module) != index) continue;
+      const auto part =
+          values.subspan(static_cast<size_t>(piece.begin), static_cast<size_t>(piece.count));
+      device.write(bucket.master, 0, piece.offset * size_of(DType::kF32), std::as_bytes(part));
+    }
+  }
+}
+
 void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
                         TrainingDevice& device) {
   for (size_t i = 0; i < graph.modules.size(); ++i) {
@@ -69,14 +83,33 @@ void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
     if (module.count == 0) continue;
     std::vector<float> values(static_cast<size_t>(module.count));
     initialise(module, model, seed, values);
-    for (const Bucket& bucket : graph.buckets) {
-      for (const Bucket::Piece& piece : bucket.pieces) {
-        if (static_cast<size_t>(piece.module) != i) continue;
-        const auto part = std::span(values).subspan(static_cast<size_t>(piece.begin),
-                                                    static_cast<size_t>(piece.count));
-        device.write(bucket.master, 0, piece.offset * size_of(DType::kF32), std::as_bytes(part));
+    write_masters(graph, i, values, device);
+  }
+}
+
+// The like of initialise_masters for timing, where a large module's values may repeat: drawing
+// them one by one would take a minute for billions.
+void fill_masters(const Graph& graph, const Model& model, uint64_t seed, TrainingDevice& device) {
+  constexpr int64_t kPeriod = int64_t{1} << 20;
+  constexpr double kDeviation = 0.02;  // as initialise()
+  std::vector<float> tile;
+  for (size_t i = 0; i < graph.modules.size(); ++i) {
+    const Module& module = graph.modules[i];
+    if (module.count == 0) continue;
+    std::vector<float> values(static_cast<size_t>(module.count));
+    if (module.count <= kPeriod) {
+      initialise(module, model, seed, values);
+    } else {
+      if (tile.empty()) {
+        tile.resize(static_cast<size_t>(kPeriod));
+        fill_normal(tile, key_of(seed, "repeated"), kDeviation);
+      }
+      for (size_t at = 0; at < values.size(); at += tile.size()) {
+        const size_t count = std::min(tile.size(), values.size() - at);
+        std::copy_n(tile.begin(), count, values.begin() + static_cast<std::ptrdiff_t>(at));
       }
     }
+    write_masters(graph, i, values, device);
   }
 }
 
@@ -332,7 +365,7 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
   control.loss_scale = LossScale(1, 1 << 20);
   const std::unique_ptr<TrainingDevice> device =
       open_device({model, plan, graph, data}, options, with, control);
-  initialise_masters(graph, model, options.seed, *device);
+  fill_masters(graph, model, options.seed, *device);
   device->spread_weights();
 
   OneAtATime program(graph, *device);

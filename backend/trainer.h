@@ -31,7 +31,8 @@ struct TrainerOptions {
   int64_t checkpoint_period_steps = 0;           // 0: only at the end, if there is a folder
   bool resume = false;  // continue from the newest checkpoint of the folder
   int optimizer_threads = 1;
-  bool captures = false;  // see DeviceOptions
+  bool captures = false;               // see DeviceOptions
+  GemmAlgorithmStore gemm_algorithms;  // likewise
   // Tests: makes the device instead of make_device; null: it does, by name.
   std::function<std::unique_ptr<TrainingDevice>(const Training&, const DeviceOptions&,
                                                 const ControlState&)>

@@ -12,6 +12,7 @@
 
 #include "backend/data.h"
 #include "backend/device.h"
+#include "backend/gemm_algorithms.h"
 #include "backend/update_control.h"
 #include "sim/base/units.h"
 #include "sim/graph/graph.h"
@@ -27,6 +28,8 @@ struct DeviceOptions {
   std::function<double(int32_t step)> gradient_factor;
   // On a GPU: launch runs of kernels whose arguments never change as one recorded graph.
   bool captures = false;
+  // On a GPU: algorithms of matrix products that were chosen before, and where new ones go.
+  GemmAlgorithmStore gemm_algorithms;
 };
 
 // What a device is made for. All that is referred to must outlive it.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda_launch.h"
 #include "sim/base/error.h"
 #include "sim/graph/rewrite.h"
 
@@ -18,14 +19,6 @@ using transformer::LinearPart;
 
 // Products take a bias in their epilogue where it is aligned so.
 constexpr uintptr_t kBiasAlignment = 16;
-
-void check(const cuda::Status& status, CudaStream stream) {
-  if (status.ok()) return;
-  throw Error(fmt::format("cuda kernel {} on stream {}", status.kernel, stream.name),
-              fmt::format("{} ({} blocks of {} threads, {} bytes of shared memory)", status.text(),
-                          status.blocks, status.threads, status.shared_bytes),
-              "run again with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer");
-}
 
 bool is_forward(const Op& op) { return !is_backward(op.phase); }
 
@@ -183,7 +176,7 @@ void CudaTransformer::embedding(const Call& call) {
     forward.tokens = tokens;
     forward.params = input(call.find(Role::kWeight));
     forward.out = output(call.find(Role::kOutput));
-    return check(cuda::embedding_forward(forward, call.native()), call.stream);
+    return check_launch(cuda::embedding_forward(forward, call.native()), call.stream);
   }
   const Argument gradient = call.find(Role::kParameterGradient);
   cuda::EmbeddingBackward backward;
@@ -193,7 +186,7 @@ void CudaTransformer::embedding(const Call& call) {
   backward.dparams = output(gradient);
   backward.write = write_of(gradient);
   backward.scratch = scratch_.data();
-  check(cuda::embedding_backward(backward, call.native()), call.stream);
+  check_launch(cuda::embedding_backward(backward, call.native()), call.stream);
 }
 
 cuda::NormShape CudaTransformer::norm_shape(const Op& op) const {
@@ -215,7 +208,7 @@ void CudaTransformer::norm(const Call& call) {
     forward.params = input(call.find(Role::kWeight));
     forward.out = output(call.find(Role::kOutput));
     forward.statistics = floats(call.find(Role::kStatistics));
-    return check(cuda::norm_forward(forward, call.native()), call.stream);
+    return check_launch(cuda::norm_forward(forward, call.native()), call.stream);
   }
   const Argument gradient = call.find(Role::kParameterGradient);
   cuda::NormBackward backward;
@@ -229,7 +222,7 @@ void CudaTransformer::norm(const Call& call) {
   backward.dparams = output(gradient);
   backward.write = write_of(gradient);
   backward.scratch = scratch_.data();
-  check(cuda::norm_backward(backward, call.native()), call.stream);
+  check_launch(cuda::norm_backward(backward, call.native()), call.stream);
 }
 
 cuda::AttentionShape CudaTransformer::attention_shape(const Op& op) const {
@@ -253,7 +246,7 @@ void CudaTransformer::attention(const Call& call) {
     forward.out = output(call.find(Role::kOutput));
     forward.log_sum_exp = floats(call.find(Role::kStatistics));
     forward.scratch = scratch_.data();
-    return check(cuda::attention_forward(forward, call.native()), call.stream);
+    return check_launch(cuda::attention_forward(forward, call.native()), call.stream);
   }
   cuda::AttentionBackward backward;
   backward.shape = attention_shape(call.op);
@@ -265,7 +258,7 @@ void CudaTransformer::attention(const Call& call) {
   backward.dout = input(call.find(Role::kOutputGradient));
   backward.dqkv = output(call.find(Role::kInputGradient));
   backward.scratch = scratch_.data();
-  check(cuda::attention_backward(backward, call.native()), call.stream);
+  check_launch(cuda::attention_backward(backward, call.native()), call.stream);
 }
 
 cuda::ActivationShape CudaTransformer::activation_shape(const Op& op) const {
@@ -284,14 +277,14 @@ void CudaTransformer::activation(const Call& call) {
     forward.shape = activation_shape(call.op);
     forward.h = output(call.find(Role::kInput));
     forward.a = output(call.find(Role::kOutput));
-    return check(cuda::activation_forward(forward, call.native()), call.stream);
+    return check_launch(cuda::activation_forward(forward, call.native()), call.stream);
   }
   cuda::ActivationBackward backward;
   backward.shape = activation_shape(call.op);
   backward.h = input(call.find(Role::kInput));
   backward.da = input(call.find(Role::kOutputGradient));
   backward.dh = output(call.find(Role::kInputGradient));
-  check(cuda::activation_backward(backward, call.native()), call.stream);
+  check_launch(cuda::activation_backward(backward, call.native()), call.stream);
 }
 
 // Matrices of [out, in] without biases between them lie one below the other: one matrix.
@@ -343,7 +336,7 @@ void CudaTransformer::linear_forward(const Call& call) {
     added.place = columns_of(layout, part, product.m);
     added.y = output(y);
     added.bias = {bias, format_of(weight.tensor->dtype)};
-    check(cuda::add_bias(added, call.native()), call.stream);
+    check_launch(cuda::add_bias(added, call.native()), call.stream);
   }
 }
 
@@ -398,7 +391,7 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
     bias.dbias = {element(gradient, part.bias), format_of(gradient.tensor->dtype)};
     bias.write = write_of(gradient);
     bias.scratch = scratch_.data();
-    check(cuda::bias_gradient(bias, call.native()), call.stream);
+    check_launch(cuda::bias_gradient(bias, call.native()), call.stream);
   }
   // A tied head writes into the embedding module, whose positions must start from zero too.
   const int64_t rest = gradient.tensor->elements - layout.parameters;
@@ -419,9 +412,9 @@ void CudaTransformer::loss(const Op& op, const OperationArguments& arguments, in
   classifier.logits = output(call.find(Role::kOutput));
   classifier.gradient_factor = static_cast<float>(loss.gradient_factor);
   classifier.losses = reinterpret_cast<double*>(scratch_.data());
-  check(cuda::classifier(classifier, call.native()), stream);
+  check_launch(cuda::classifier(classifier, call.native()), stream);
   const cuda::MeanLoss mean{classifier.losses, classifier.rows.rows, loss.mean};
-  check(cuda::mean_loss(mean, call.native()), stream);
+  check_launch(cuda::mean_loss(mean, call.native()), stream);
 }
 
 void CudaTransformer::cast(const CastRange& range, CudaStream stream) {
@@ -429,7 +422,7 @@ void CudaTransformer::cast(const CastRange& range, CudaStream stream) {
   cast.from = {range.from, range.from_format};
   cast.to = {range.to, range.to_format};
   cast.count = range.count;
-  check(cuda::cast(cast, static_cast<cuda::Stream>(stream.native)), stream);
+  check_launch(cuda::cast(cast, static_cast<cuda::Stream>(stream.native)), stream);
 }
 
 void CudaTransformer::sums(const SumRange& range, CudaStream stream) {
@@ -438,12 +431,13 @@ void CudaTransformer::sums(const SumRange& range, CudaStream stream) {
   sum.values = {range.values, range.format};
   sum.count = range.count;
   sum.partials = range.sums;
-  check(cuda::sum_of_squares(sum, static_cast<cuda::Stream>(stream.native)), stream);
+  check_launch(cuda::sum_of_squares(sum, static_cast<cuda::Stream>(stream.native)), stream);
 }
 
 void CudaTransformer::adam(const kernels::AdamArrays& arrays,
                            const kernels::AdamConstants& constants, CudaStream stream) {
-  check(cuda::adam_step(arrays, constants, {}, static_cast<cuda::Stream>(stream.native)), stream);
+  check_launch(cuda::adam_step(arrays, constants, {}, static_cast<cuda::Stream>(stream.native)),
+               stream);
 }
 
 }  // namespace ballast

@@ -193,7 +193,7 @@ int bench(int steps) {
   options.on_probe = [](const ProbeReport& report) {
     fmt::print(stderr, "{:2}/{} {}: {}\n", report.index, report.count, report.name, report.result);
   };
-  const HostProfile profile = profile_host(options);
+  const Profile profile = profile_host(options);
   fmt::print("dram {:.1f} GB/s, hand-over {:.1f} us\n\n",
              profile.machine.cpu.memory_bandwidth.value.gb_per_s(),
              profile.machine.handover.value.us());

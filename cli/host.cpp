@@ -1,6 +1,8 @@
 #include "cli/host.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "backend/cuda_runtime.h"
@@ -61,6 +63,18 @@ void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice&
       ->type_name("DEVICE");
 }
 
+GemmAlgorithmStore stored_algorithms(const StoreFlag& store) {
+  const auto opened = std::make_shared<std::optional<Store>>();
+  const auto open = [store, opened]() -> Store& {
+    if (!*opened) opened->emplace(open_store(store));
+    return **opened;
+  };
+  return {[open](const std::string& key) { return open().algorithm(key); },
+          [open](const std::string& key, const GemmAlgorithm& algorithm) {
+            open().append_algorithm(key, algorithm);
+          }};
+}
+
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps) {
   TrainerOptions options;
   options.device = flags.device;
@@ -108,7 +122,8 @@ void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& sto
                   Measurements& measurements) {
   TrainingFlags flags;
   flags.device = timing.device;
-  const TrainerOptions options = trainer_options(flags, of.machine, 1);
+  TrainerOptions options = trainer_options(flags, of.machine, 1);
+  options.gemm_algorithms = stored_algorithms(store);
   Measurements fresh;
   for (const OperationTime& time : measure_operations(of.model, of.plan, timing.seconds, options)) {
     // A key does not name the kernel: what the store knows of Adam is of the best one.
@@ -117,7 +132,7 @@ void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& sto
     fresh[cost_key(time.op)] = measurement_of(time.op, {time.median, time.deviation});
   }
   open_store(store).append(host_of(of.machine), fresh);
-  for (auto& [key, measurement] : fresh) measurements[key] = measurement;
+  measurements = measurements_of(of.machine, store);  // as the store corrects them
 }
 
 }  // namespace ballast

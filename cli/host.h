@@ -25,6 +25,9 @@ struct TrainingFlags {
 };
 void add_training_flags(VerbParser& parser, TrainingFlags& flags);
 
+// Algorithms of a GPU's matrix products, kept in the store; opened when first asked.
+GemmAlgorithmStore stored_algorithms(const StoreFlag& store);
+
 // `steps`: length of the learning-rate schedule.
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps);
 

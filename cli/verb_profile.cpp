@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "backend/make_device.h"
+#include "backend/profile_cuda.h"
 #include "backend/profile_host.h"
 #include "cli/host.h"
 #include "cli/progress.h"
@@ -17,41 +19,68 @@ struct ProfileFlags {
   std::string device = "host";
   bool quick = false;
   int threads = 0;
-  double gpu_memory_share = 0.5;
+  std::optional<double> gpu_memory_share;
 };
 
 bool parse(Words words, ProfileFlags& flags) {
   VerbParser parser("profile");
   CLI::App& app = parser.app();
-  app.add_option("--device", flags.device, "What to measure: host, this machine's CPU [host]")
-      ->check(CLI::IsMember({"host"}))
+  app.add_option("--device", flags.device,
+                 "What to measure: host (this machine's CPU), cuda:0 (its first GPU, the link and "
+                 "the CPU beside it; cuda:N another) [host]")
       ->type_name("NAME");
   app.add_flag("--quick", flags.quick, "Few sizes and repeats: seconds in all, rough numbers");
   app.add_option("--threads", flags.threads,
-                 "Threads of the CPU's optimizer [every core but the one that plays the GPU]")
+                 "Threads of the CPU's optimizer [every core but the one that plays or feeds the "
+                 "GPU]")
       ->check(CLI::PositiveNumber)
       ->type_name("COUNT");
   app.add_option("--gpu-memory-share", flags.gpu_memory_share,
-                 "Share of the memory that plays the GPU's, above 0 and below 1 [0.5]")
+                 "Of the host: share of the memory that plays the GPU's, above 0 and below 1 [0.5]")
       ->type_name("SHARE");
   parser.add(flags.store);
   parser.add(flags.output, "Write the machine to this file too");
   return parser.parse(words);
 }
 
-HostProfile measure(const ProfileFlags& flags) {
-  HostProfileOptions options;
+void set_common(const ProfileFlags& flags, Progress& progress, ProfileOptions& options) {
   options.effort = flags.quick ? ProfileEffort::kQuick : ProfileEffort::kFull;
   options.optimizer_threads = flags.threads;
-  options.gpu_memory_share = flags.gpu_memory_share;
-  Progress progress("profile");
   options.on_probe = [&](const ProbeReport& probe) {
     progress.show(static_cast<double>(probe.index) / std::max(probe.count, 1), probe.name);
   };
+}
+
+Profile measure_host(const ProfileFlags& flags, Progress& progress) {
+  HostProfileOptions options;
+  set_common(flags, progress, options);
+  if (flags.gpu_memory_share) options.gpu_memory_share = *flags.gpu_memory_share;
   return profile_host(options);
 }
 
-void append_to_store(const ProfileFlags& flags, const HostProfile& profile) {
+Profile measure_gpu(const ProfileFlags& flags, Progress& progress) {
+  CudaProfileOptions options;
+  set_common(flags, progress, options);
+  options.device = flags.device;
+  options.algorithms = stored_algorithms(flags.store);
+  for (const Shipped& model : shipped_models()) options.models.push_back(load_model(model.name));
+  options.shipped = [](const std::string& gpu) {
+    std::vector<Machine> machines;
+    for (const Shipped& machine : shipped_machines()) {
+      machines.push_back(load_machine(machine.name));
+    }
+    return machine_with_gpu(machines, gpu);
+  };
+  return profile_cuda(options);
+}
+
+Profile measure(const ProfileFlags& flags) {
+  Progress progress("profile");
+  const bool host = cuda_index_of(flags.device) < 0;
+  return host ? measure_host(flags, progress) : measure_gpu(flags, progress);
+}
+
+void append_to_store(const ProfileFlags& flags, const Profile& profile) {
   Measurements measurements;
   for (const OperationTime& time : profile.operations) {
     measurements[cost_key(time.op)] = measurement_of(time.op, {time.median, time.deviation});
@@ -66,9 +95,15 @@ void append_to_store(const ProfileFlags& flags, const HostProfile& profile) {
 int run_profile(Words words) {
   ProfileFlags flags;
   if (!parse(words, flags)) return kDone;
-  open_store(
-      flags.store);  // a store that cannot be written is known before the minute of measuring
-  const HostProfile profile = measure(flags);
+  // Known before the minutes of measuring: a GPU that is missing, a store that cannot be written.
+  if (const int gpu = cuda_index_of(flags.device); gpu >= 0) {
+    if (flags.gpu_memory_share) {
+      throw Error("--gpu-memory-share", "a GPU has memory of its own", "leave it out");
+    }
+    open_cuda_runtime(gpu);
+  }
+  open_store(flags.store);
+  const Profile profile = measure(flags);
   append_to_store(flags, profile);
   if (flags.output.out) save_machine(profile.machine, *flags.output.out);
   if (flags.output.json) {

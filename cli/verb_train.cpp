@@ -239,6 +239,7 @@ void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
 
 Outcome run(const TrainFlags& flags, const Completed& completed) {
   TrainerOptions options = trainer_options(flags.training, completed.of.machine, flags.steps);
+  options.gemm_algorithms = stored_algorithms(flags.store);
   options.checkpoint_folder = flags.checkpoint_folder;
   options.checkpoint_period_steps = flags.checkpoint_period;
   options.resume = flags.resume;

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "autotune/search.h"
+#include "cli/closed_loop.h"
 #include "cli/completion.h"
 #include "cli/host.h"
 #include "cli/prediction.h"
@@ -39,6 +40,7 @@ struct TuneFlags {
   bool exhaustive = false;
   double deadline_s = kDeadlineSeconds;
   int64_t top = 5;
+  LoopFlags loop;
 };
 
 bool parse(Words words, TuneFlags& flags) {
@@ -60,6 +62,7 @@ bool parse(Words words, TuneFlags& flags) {
                "Search the parallel degrees even where a strategy or a plan is named");
   app.add_flag("--exhaustive", flags.exhaustive,
                "Simulate every plan instead of ruling out by bounds: slow, the same answer");
+  add_loop_flags(parser, flags.loop);
   parser.add(flags.store);
   parser.add(flags.output, "");
   return parser.parse(words);
@@ -107,6 +110,12 @@ std::vector<Plan> layouts_for(const TuneFlags& flags, const Case& of) {
               "name fewer of them, or another global batch");
 }
 
+using Values = std::array<int16_t, 7>;
+Values values_of(const Choice& choice) {
+  return {choice.micro_batch, choice.activations, choice.bucket,    choice.gpu_buckets,
+          choice.cast,        choice.sync,        choice.flow_share};
+}
+
 // Choices such that every value of every knob is in at least one of them.
 std::vector<Choice> covering(const std::vector<Choice>& all) {
   std::set<std::pair<int, int16_t>> seen;
@@ -116,9 +125,7 @@ std::vector<Choice> covering(const std::vector<Choice>& all) {
   const size_t step = std::gcd(stride, all.size()) == 1 ? stride : 1;
   for (size_t i = 0; i < all.size(); ++i) {
     const Choice& choice = all[i * step % all.size()];
-    const std::array<int16_t, 7> values = {choice.micro_batch, choice.activations, choice.bucket,
-                                           choice.gpu_buckets, choice.cast,        choice.sync,
-                                           choice.flow_share};
+    const Values values = values_of(choice);
     bool is_new = false;
     for (size_t knob = 0; knob < values.size(); ++knob) {
       is_new = seen.emplace(static_cast<int>(knob), values[knob]).second || is_new;
@@ -128,19 +135,54 @@ std::vector<Choice> covering(const std::vector<Choice>& all) {
   return chosen;
 }
 
+// Choices that differ from the one of this plan in one knob; none where it is not of the space.
+std::vector<Choice> neighbours_of(const Plan& plan, const Space& space, const Plan& base) {
+  const std::vector<Choice> all = choices_of(space, base);
+  const auto same = [&](const Choice& choice) { return plan_of(space, base, choice) == plan; };
+  const auto found = std::find_if(all.begin(), all.end(), same);
+  std::vector<Choice> neighbours;
+  if (found == all.end()) return neighbours;
+  const Values here = values_of(*found);
+  for (const Choice& choice : all) {
+    const Values there = values_of(choice);
+    int differing = 0;
+    for (size_t knob = 0; knob < here.size(); ++knob) differing += here[knob] != there[knob];
+    if (differing == 1) neighbours.push_back(choice);
+  }
+  return neighbours;
+}
+
 class Tuner {
  public:
   Tuner(Case of, const TuneFlags& flags)
       : of_(std::move(of)),
         flags_(flags),
         space_{layouts_for(flags, of_), freedom_of(flags)},
+        timed_(of_.plan.machine == kHere || flags.loop.plans),
         measurements_(measurements_of(of_.machine, flags.store)) {}
 
   SearchResult run() {
-    if (of_.plan.machine == kHere) measure_space();
+    if (timed_) measure_space();
     SearchResult found = search_once();
     for (int round = 1; round < kMostRounds && measure_top(found); ++round) found = search_once();
     return found;
+  }
+
+  // Runs the most promising plans, and ranks what was found by them.
+  MeasureResult measure_plans(SearchResult& found) {
+    add_candidates(found);
+    MeasureResult result =
+        run_closed_loop({of_, free_text(), flags_.loop, flags_.store}, found, measurements_);
+    measurements_ = result.measurements;
+    if (result.measured.empty()) return result;
+    found.ranked.clear();
+    for (const MeasuredPlan& plan : result.measured) {
+      found.ranked.push_back(candidate_of(
+          plan.run.plan, predict(of_.model, plan.run.plan, of_.machine, &measurements_)));
+    }
+    found.ranked.insert(found.ranked.end(), result.others.begin(), result.others.end());
+    found.best = found.ranked.front();
+    return result;
   }
 
   const Measurements& measurements() const { return measurements_; }
@@ -159,17 +201,57 @@ class Tuner {
     progress.finish(fmt::format("{} operations are timed", measurements_.size()));
   }
 
+  // A search that prunes well leaves few plans that it simulated. So plans that differ from the
+  // best in one knob are candidates too, and those that show every value of every knob.
+  void add_candidates(SearchResult& found) const {
+    const Space space = space_of(of_.model, of_.plan, space_.freedom);
+    std::vector<Choice> choices = neighbours_of(found.best->plan, space, of_.plan);
+    for (const Choice& choice : covering(choices_of(space, of_.plan))) choices.push_back(choice);
+    for (const Choice& choice : choices) {
+      const Plan plan = plan_of(space, of_.plan, choice);
+      const auto same = [&](const Candidate& known) { return known.plan == plan; };
+      if (std::any_of(found.ranked.begin(), found.ranked.end(), same)) continue;
+      const Prediction prediction = predict(of_.model, plan, of_.machine, &measurements_);
+      if (prediction.fits) found.ranked.push_back(candidate_of(plan, prediction));
+    }
+  }
+
+  static Candidate candidate_of(const Plan& plan, const Prediction& prediction) {
+    Candidate candidate;
+    candidate.plan = plan;
+    candidate.activations = activations_text(plan.activations);
+    candidate.step_time = prediction.step_time;
+    candidate.tokens_per_s = prediction.tokens_per_s;
+    for (const PlacePeak& peak : prediction.peaks) {
+      candidate.memory[static_cast<size_t>(peak.place)] = peak.arena;
+    }
+    return candidate;
+  }
+
+  // Which choices there are, to tell questions apart.
+  std::string free_text() const {
+    const Freedom& f = space_.freedom;
+    std::string text;
+    for (const bool free : {f.micro_batch, f.activations, f.bucket_bytes, f.gpu_buckets, f.cast,
+                            f.sync, f.delay, f.undo, f.flow_share}) {
+      text += free ? '1' : '0';
+    }
+    return fmt::format("{}, {} layouts", text, space_.layouts.size());
+  }
+
   // True if anything was left to measure.
   bool measure(const Plan& plan) {
     const Case of = with(plan);
     if (is_measured(of, measurements_)) return false;
     if (!predict(of.model, of.plan, of.machine, &measurements_).fits) return false;
-    measure_plan(of, kSecondsAPlan, flags_.store, measurements_);
+    const std::string& device = flags_.loop.training.device;
+    measure_plan(of, {kSecondsAPlan, device.empty() ? "host" : device}, flags_.store,
+                 measurements_);
     return true;
   }
 
   bool measure_top(const SearchResult& found) {
-    if (of_.plan.machine != kHere) return false;
+    if (!timed_) return false;
     bool any = false;
     for (size_t i = 0; i < std::min(kTimedAtTheTop, found.ranked.size()); ++i) {
       any = measure(found.ranked[i].plan) || any;
@@ -197,6 +279,7 @@ class Tuner {
   Case of_;
   const TuneFlags& flags_;
   SearchSpace space_;
+  bool timed_;  // operations of the device at hand
   Measurements measurements_;
 };
 
@@ -280,13 +363,40 @@ void append_to_store(const TuneFlags& flags, const Case& best, const SearchResul
                          found.best->step_time, json.dump(), ""});
 }
 
+void print_search(const TuneFlags& flags, const Case& best, const SearchResult& found) {
+  fmt::print("{} plans for {} on {}: {} simulated, the others ruled out by their bounds, in {}\n\n",
+             show_count(static_cast<double>(found.considered)), best.model.name, best.machine.name,
+             found.simulated, show(Duration::from_seconds(found.seconds)));
+  if (!found.complete) {
+    fmt::print("stopped by the deadline ({} s); no plan is faster by more than {:.1f} %\n\n",
+               flags.deadline_s, 100 * found.proven_within);
+  }
+}
+
+void print_why(const Tuner& tuner, const Case& best, const SearchResult& found) {
+  if (found.ranked.size() < 2) return;
+  const size_t tied = ties(found);
+  if (tied > 1) {
+    fmt::print("\n{} plans take the same time within {} %; the simplest of them is taken\n", tied,
+               100 * kTieShare);
+  }
+  const size_t next = std::min(tied, found.ranked.size() - 1);
+  fmt::print("\n{}\n",
+             why_it_loses(best, tuner.with(found.ranked[next].plan), tuner.measurements()));
+}
+
+Case load_case_of(TuneFlags& flags) {
+  if (flags.loop.plans) return load_case_at_hand(flags.plan, flags.store, flags.loop);
+  if (flags.plan.machines.empty() && !flags.plan.plan_file) flags.plan.machines = {kHere};
+  return load_case(flags.plan, flags.store);
+}
+
 }  // namespace
 
 int run_tune(Words words) {
   TuneFlags flags;
   if (!parse(words, flags)) return kDone;
-  if (flags.plan.machines.empty() && !flags.plan.plan_file) flags.plan.machines = {kHere};
-  Case of = load_case(flags.plan, flags.store);
+  Case of = load_case_of(flags);
   if (of.plan.devices > of.machine.devices) {
     fmt::print("{} has {} devices, not {}\n", of.machine.name, of.machine.devices, of.plan.devices);
     return kInfeasible;
@@ -295,7 +405,10 @@ int run_tune(Words words) {
   Tuner tuner(std::move(of), flags);
   SearchResult found = tuner.run();
   prefer_simple(found);
-  const OrderedJson json = result_json(found);
+  std::optional<MeasureResult> measured;
+  if (found.best && flags.loop.plans) measured = tuner.measure_plans(found);
+  OrderedJson json = result_json(found);
+  if (measured) json["measured"] = measured_json(*measured);
   if (flags.output.json) fmt::print("{}\n", json.dump(1));
   if (!found.best) {
     if (!flags.output.json) print_infeasible(found);
@@ -305,24 +418,12 @@ int run_tune(Words words) {
   save_plan(best.plan, flags.plan_out);
   append_to_store(flags, best, found, json);
   if (flags.output.json) return kDone;
-  fmt::print("{} plans for {} on {}: {} simulated, the others ruled out by their bounds, in {}\n\n",
-             show_count(static_cast<double>(found.considered)), best.model.name, best.machine.name,
-             found.simulated, show(Duration::from_seconds(found.seconds)));
-  if (!found.complete) {
-    fmt::print("stopped by the deadline ({} s); no plan is faster by more than {:.1f} %\n\n",
-               flags.deadline_s, 100 * found.proven_within);
-  }
+  print_search(flags, best, found);
+  if (measured) fmt::print("{}\n", measured_text(flags.loop, *measured));
   fmt::print("the best: {}\n\n", plan_text(best.plan));
-  print_ranking(found, flags.top);
-  if (found.ranked.size() > 1) {
-    const size_t tied = ties(found);
-    if (tied > 1) {
-      fmt::print("\n{} plans take the same time within {} %; the simplest of them is taken\n", tied,
-                 100 * kTieShare);
-    }
-    const size_t next = std::min(tied, found.ranked.size() - 1);
-    fmt::print("\n{}\n",
-               why_it_loses(best, tuner.with(found.ranked[next].plan), tuner.measurements()));
+  if (!measured || measured->measured.empty()) {
+    print_ranking(found, flags.top);
+    print_why(tuner, best, found);
   }
   print_infeasible(found);
   fmt::print("wrote {}\n", flags.plan_out);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/history.h"
 #include "cli/host.h"
 #include "cli/paced.h"
 #include "cli/progress.h"
@@ -24,6 +25,7 @@ struct VerifyFlags {
   std::optional<double> slow_down;
   std::optional<double> tolerance_percent;
   std::optional<std::string> trace;
+  bool history = false;
 };
 
 bool parse(Words words, VerifyFlags& flags) {
@@ -48,6 +50,9 @@ bool parse(Words words, VerifyFlags& flags) {
       ->type_name("PERCENT");
   app.add_option("--trace", flags.trace, "Write both timelines into one Chrome trace")
       ->type_name("FILE");
+  app.add_flag("--history", flags.history,
+               "Run nothing: list the runs that the store keeps, of --model and --machine where "
+               "they are given, with their errors in time order");
   parser.add(flags.store);
   parser.add(flags.output, "Write the JSON, with both timelines, to this file");
   return parser.parse(words);
@@ -59,7 +64,9 @@ struct Run {
 };
 
 Run run(const VerifyFlags& flags, const Case& of) {
-  Trainer trainer(of.model, of.plan, trainer_options(flags.training, of.machine, flags.steps));
+  TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
+  options.gemm_algorithms = stored_algorithms(flags.store);
+  Trainer trainer(of.model, of.plan, options);
   Progress progress("verify");
   Run run;
   run.result = trainer.train(flags.steps, [&](const StepRecord& record) {
@@ -116,11 +123,27 @@ Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
           run_paced(completed, measurements, {flags.steps, flags.slow_down})};
 }
 
+int print_history(const VerifyFlags& flags) {
+  HistoryFilter filter;
+  if (!flags.plan.machines.empty()) {
+    filter.machine = load_machine_or_here(flags.plan.machines.front(), flags.store).name;
+  }
+  if (!flags.plan.models.empty()) filter.model = flags.plan.models.front();
+  const auto store = Store::open_if_present(store_path(flags.store));
+  std::vector<HistoryEntry> entries;
+  if (store) entries = history_of(*store, filter);
+  const std::string json = history_json(entries).dump(1) + "\n";
+  if (flags.output.out) atomic_write(*flags.output.out, json);
+  fmt::print("{}", flags.output.json ? json : history_text(entries));
+  return kDone;
+}
+
 }  // namespace
 
 int run_verify(Words words) {
   VerifyFlags flags;
   if (!parse(words, flags)) return kDone;
+  if (flags.history) return print_history(flags);
   const bool paced = flags.training.device == "paced";
   const Completed completed =
       paced ? predict_elsewhere(flags)

@@ -1,5 +1,7 @@
 #include "profiles/store.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -40,6 +42,27 @@ constexpr const char* kTables = R"(
     predicted_step_ns REAL NOT NULL, result_json TEXT NOT NULL, created_utc TEXT NOT NULL,
     commit_id TEXT NOT NULL, ballast_version TEXT NOT NULL);
 )";
+// Came later: made when first written to, and empty where it is not there. Eight words in hex.
+constexpr const char* kAlgorithms = "gemm_algorithms";
+constexpr const char* kAlgorithmTable = R"(
+  CREATE TABLE gemm_algorithms (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, words TEXT NOT NULL, created_utc TEXT NOT NULL,
+    commit_id TEXT NOT NULL, ballast_version TEXT NOT NULL);
+  CREATE INDEX gemm_algorithms_by_key ON gemm_algorithms (key);
+)";
+// Likewise. `scope` is operation or group, `name` a cost key or a cost group; `profile` is the
+// newest profile of the machine (an id of machine_facts) at that time, or 0.
+constexpr const char* kCorrections = "corrections";
+constexpr const char* kCorrectionTable = R"(
+  CREATE TABLE corrections (
+    id INTEGER PRIMARY KEY, machine TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
+    scope TEXT NOT NULL, name TEXT NOT NULL, factor REAL NOT NULL, profile INTEGER NOT NULL,
+    created_utc TEXT NOT NULL, commit_id TEXT NOT NULL,
+    ballast_version TEXT NOT NULL);
+  CREATE INDEX corrections_by_host ON corrections (machine, device, driver, scope, name);
+)";
+constexpr const char* kNewestProfile =
+    "(SELECT coalesce(max(id), 0) FROM machine_facts WHERE machine = ?)";
 constexpr const char* kTableNames[] = {"measurements", "machine_facts", "verify_records",
                                        "tune_results"};
 constexpr const char* kNow = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')";
@@ -193,16 +216,36 @@ bool has_tables(sqlite3* database, const std::string& path) {
   return statement.next() && statement.whole() > 0;
 }
 
+void forbid_changes(sqlite3* database, const std::string& path, const char* table) {
+  for (const char* change : {"UPDATE", "DELETE"}) {
+    execute(database, path,
+            fmt::format("CREATE TRIGGER {0}_keeps_on_{1} BEFORE {1} ON {0} "
+                        "BEGIN SELECT RAISE(ABORT, 'rows are only appended'); END",
+                        table, change));
+  }
+}
+
+bool has_table(sqlite3* database, const std::string& path, const char* table) {
+  Statement statement(database, path,
+                      "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?");
+  statement.bind(std::string(table));
+  return statement.next() && statement.whole() > 0;
+}
+
+struct LaterTable {
+  const char* name;
+  const char* sql;
+};
+
+void add_table(sqlite3* database, const std::string& path, const LaterTable& table) {
+  if (has_table(database, path, table.name)) return;
+  execute(database, path, table.sql);
+  forbid_changes(database, path, table.name);
+}
+
 void create_tables(sqlite3* database, const std::string& path) {
   execute(database, path, kTables);
-  for (const char* table : kTableNames) {
-    for (const char* change : {"UPDATE", "DELETE"}) {
-      execute(database, path,
-              fmt::format("CREATE TRIGGER {0}_keeps_on_{1} BEFORE {1} ON {0} "
-                          "BEGIN SELECT RAISE(ABORT, 'rows are only appended'); END",
-                          table, change));
-    }
-  }
+  for (const char* table : kTableNames) forbid_changes(database, path, table);
   execute(database, path, fmt::format("PRAGMA application_id = {}", kApplication));
   execute(database, path, fmt::format("PRAGMA user_version = {}", kSchemaVersion));
 }
@@ -299,6 +342,10 @@ void Store::append(const Host& host, const Measurements& measurements) {
 }
 
 Measurements Store::measurements(const Host& host) const {
+  return corrected(timings(host), corrections(host));
+}
+
+Measurements Store::timings(const Host& host) const {
   Statement select(database_.get(), path_,
                    "SELECT operation, operation_group, flops, bytes, median_ns, deviation_ns "
                    "FROM measurements WHERE id IN (SELECT max(id) FROM measurements "
@@ -314,6 +361,45 @@ Measurements Store::measurements(const Host& host) const {
     measured.median = select.time();
     measured.deviation = select.time();
     result.emplace(operation, measured);
+  }
+  return result;
+}
+
+void Store::append(const Host& host, const Corrections& corrections) {
+  Transaction transaction(database_.get(), path_);
+  add_table(database_.get(), path_, {kCorrections, kCorrectionTable});
+  Statement insert(database_.get(), path_,
+                   fmt::format("INSERT INTO corrections (machine, device, driver, scope, name, "
+                               "factor, profile, commit_id, ballast_version, created_utc) "
+                               "VALUES (?, ?, ?, ?, ?, ?, {}, ?, ?, {})",
+                               kNewestProfile, kNow));
+  const auto add = [&](const char* scope, const std::map<std::string, double>& factors) {
+    for (const auto& [name, factor] : factors) {
+      CHECK(factor > 0 && std::isfinite(factor));
+      insert.bind(host).bind(std::string(scope)).bind(name).bind(factor);
+      insert.bind(host.machine).bind(origin_).run();
+    }
+  };
+  add("operation", corrections.operations);
+  add("group", corrections.groups);
+  transaction.commit();
+}
+
+Corrections Store::corrections(const Host& host) const {
+  Corrections result;
+  if (!has_table(database_.get(), path_, kCorrections)) return result;
+  Statement select(database_.get(), path_,
+                   fmt::format("SELECT scope, name, factor FROM corrections WHERE id IN (SELECT "
+                               "max(id) FROM corrections WHERE machine = ? AND device = ? AND "
+                               "driver = ? AND profile = {} GROUP BY scope, name)",
+                               kNewestProfile));
+  select.bind(host).bind(host.machine);
+  while (select.next()) {
+    const std::string scope = select.text();
+    const std::string name = select.text();
+    const double factor = select.number();
+    if (!(factor > 0)) fail(path_, SQLITE_CORRUPT, "a correction is no positive factor");
+    (scope == "group" ? result.groups : result.operations)[name] = factor;
   }
   return result;
 }
@@ -397,6 +483,38 @@ std::vector<TuneResult> Store::tune_results() const {
     one.created_utc = select.text();
   }
   return result;
+}
+
+void Store::append_algorithm(const std::string& key, const Algorithm& algorithm) {
+  Transaction transaction(database_.get(), path_);
+  add_table(database_.get(), path_, {kAlgorithms, kAlgorithmTable});
+  std::string words;
+  for (const uint64_t word : algorithm) words += fmt::format("{:016x}", word);
+  Statement insert(database_.get(), path_,
+                   fmt::format("INSERT INTO gemm_algorithms (key, words, commit_id, "
+                               "ballast_version, created_utc) VALUES (?, ?, ?, ?, {})",
+                               kNow));
+  insert.bind(key).bind(words).bind(origin_).run();
+  transaction.commit();
+}
+
+std::optional<Store::Algorithm> Store::algorithm(const std::string& key) const {
+  if (!has_table(database_.get(), path_, kAlgorithms)) return std::nullopt;
+  Statement select(database_.get(), path_,
+                   "SELECT words FROM gemm_algorithms WHERE key = ? ORDER BY id LIMIT 1");
+  select.bind(key);
+  if (!select.next()) return std::nullopt;
+  const std::string words = select.text();
+  constexpr size_t kDigits = 16;
+  Algorithm algorithm{};
+  for (size_t i = 0; i < algorithm.size(); ++i) {
+    const char* const begin = words.data() + std::min(words.size(), i * kDigits);
+    const char* const end = words.data() + std::min(words.size(), (i + 1) * kDigits);
+    const auto [at, code] = std::from_chars(begin, end, algorithm[i], 16);
+    const bool whole = end - begin == kDigits && code == std::errc() && at == end;
+    if (!whole) fail(path_, SQLITE_CORRUPT, "an algorithm is no eight words");
+  }
+  return algorithm;
 }
 
 }  // namespace ballast

@@ -5,11 +5,14 @@
 // Will not do: decide what a measurement is worth (autotune/calibrate, sim/engine/cost).
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "profiles/corrections.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/measurements.h"
 
@@ -68,10 +71,17 @@ class Store {
 
   // All or none of them.
   void append(const Host& host, const Measurements& measurements);
-  // The newest measurement of each operation on exactly this host.
+  // The newest measurement of each operation on exactly this host, corrected.
   Measurements measurements(const Host& host) const;
+  // The same as it was timed.
+  Measurements timings(const Host& host) const;
   // Every host that anything was measured on, sorted.
   std::vector<Host> hosts() const;
+
+  // All or none of them.
+  void append(const Host& host, const Corrections& corrections);
+  // The newest of each on this host since its machine was profiled: a new profile begins afresh.
+  Corrections corrections(const Host& host) const;
 
   // The profile of a machine that was measured, under machine.name.
   void append(const Machine& machine);
@@ -82,6 +92,12 @@ class Store {
 
   void append(const TuneResult& result);
   std::vector<TuneResult> tune_results() const;  // oldest first
+
+  // The algorithm of a matrix product, in its library's form; `key` names shape, GPU and library.
+  using Algorithm = std::array<uint64_t, 8>;
+  void append_algorithm(const std::string& key, const Algorithm& algorithm);
+  // The oldest of this key, so that results do not change with what came later.
+  std::optional<Algorithm> algorithm(const std::string& key) const;
 
   const std::string& path() const { return path_; }
 

@@ -382,6 +382,17 @@ struct TriadProbe {
 };
 Status triad_probe(const TriadProbe&, Stream);
 
+// values[i] = factor * values[i] + addend in fp32, `rounds` times, a multiple of 8 values: two
+// floating-point operations a value and round, and next to no traffic.
+struct ArithmeticProbe {
+  float* values = nullptr;
+  int64_t count = 0;
+  int32_t rounds = 0;
+  float factor = 0.5f;
+  float addend = 1.0f;
+};
+Status arithmetic_probe(const ArithmeticProbe&, Stream);
+
 // Does nothing, with one thread: its time is the latency of a launch.
 Status empty_probe(Stream);
 

@@ -1,6 +1,7 @@
-// The probes of `ballast profile`: how fast memory moves, how long a launch takes.
+// The probes of `ballast profile`: how fast memory moves and arithmetic runs, and how long a launch
+// takes.
 //
-// Bound: bytes, and nothing.
+// Bound: bytes, the fp32 units, and nothing.
 
 #include "kernels/cuda/values.h"
 
@@ -36,6 +37,20 @@ __global__ void __launch_bounds__(kThreads) triad_kernel(TriadProbe d) {
   store<Format::kF32>(d.a, at, b);
 }
 
+constexpr int kChains = 8;  // of FMAs in a thread that do not wait for one another
+
+__global__ void __launch_bounds__(kThreads) arithmetic_kernel(ArithmeticProbe d) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kChains;
+  if (at >= d.count) return;
+  float x[kChains];
+  load<Format::kF32>(d.values, at, x);
+  for (int32_t round = 0; round < d.rounds; ++round) {
+#pragma unroll
+    for (int i = 0; i < kChains; ++i) x[i] = fmaf(d.factor, x[i], d.addend);
+  }
+  store<Format::kF32>(d.values, at, x);
+}
+
 __global__ void empty_kernel() {}
 
 }  // namespace
@@ -48,6 +63,11 @@ Status copy_probe(const CopyProbe& d, Stream stream) {
 Status triad_probe(const TriadProbe& d, Stream stream) {
   const Grid grid{.x = div_up(d.count / 4, kThreads), .threads = kThreads};
   return launch("triad_probe", triad_kernel, grid, stream, d);
+}
+
+Status arithmetic_probe(const ArithmeticProbe& d, Stream stream) {
+  const Grid grid{.x = div_up(d.count / kChains, kThreads), .threads = kThreads};
+  return launch("arithmetic_probe", arithmetic_kernel, grid, stream, d);
 }
 
 Status empty_probe(Stream stream) { return launch("empty_probe", empty_kernel, Grid{}, stream); }

@@ -112,7 +112,7 @@ TEST(profile, quick_profile_is_a_complete_machine) {
   std::vector<ProbeReport> seen;
   HostProfileOptions options = quick();
   options.on_probe = [&](const ProbeReport& report) { seen.push_back(report); };
-  const HostProfile profile = profile_host(options);
+  const Profile profile = profile_host(options);
   const Machine& machine = profile.machine;
   EXPECT_NO_THROW(check(machine));
   EXPECT_EQ(machine.name, "here");

@@ -197,5 +197,16 @@ TEST_F(bits, the_probes_do_what_they_time) {
   expect_launched(empty_probe(nullptr));
 }
 
+// From 2, three times x / 2 + 1: 2, 2, 2. From 10: 6, 4, 3.
+TEST_F(bits, the_arithmetic_probe_computes_every_round_of_every_value) {
+  std::vector<float> start(2056, 2.0f);
+  start.back() = 10.0f;
+  const Values values(Format::kF32, start);
+  expect_launched(arithmetic_probe({values.floats(), 2056, 3}, nullptr));
+  std::vector<float> expected(2056, 2.0f);
+  expected.back() = 3.0f;
+  EXPECT_EQ(values.get(), expected);
+}
+
 }  // namespace
 }  // namespace ballast::kernels::cuda::testing

@@ -104,6 +104,29 @@ TEST(Store, texts_are_values_and_not_sql) {
   EXPECT_EQ(store.measurements(odd).at("'").median.ps, 10);
 }
 
+TEST(Store, algorithms_of_products_are_kept_by_their_key_and_the_first_stays) {
+  const TemporaryFolder folder;
+  const Store::Algorithm first = {1, 0, ~uint64_t{0}, 4, 5, 6, 7, 0x0123456789abcdef};
+  {
+    Store store(folder.file("s.db"), kOrigin);
+    EXPECT_FALSE(store.algorithm("8x8x8").has_value());
+    store.append_algorithm("8x8x8", first);
+    store.append_algorithm("8x8x8", {});
+    store.append_algorithm("it's 'another'", {});
+  }
+  const auto store = Store::open_if_present(folder.file("s.db"));
+  EXPECT_EQ(store->algorithm("8x8x8"), first);
+  EXPECT_EQ(store->algorithm("it's 'another'"), Store::Algorithm{});
+  EXPECT_FALSE(store->algorithm("9x9x9").has_value());
+}
+
+// A store of before there were any.
+TEST(Store, file_without_algorithms_has_none_and_can_be_read) {
+  const TemporaryFolder folder;
+  { const Store made(folder.file("s.db"), kOrigin); }
+  EXPECT_FALSE(Store::open_if_present(folder.file("s.db"))->algorithm("8x8x8").has_value());
+}
+
 TEST(Store, two_programs_append_to_one_file) {
   const TemporaryFolder folder;
   Store one(folder.file("s.db"), kOrigin);

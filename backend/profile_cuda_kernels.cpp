@@ -1,0 +1,54 @@
+#include "backend/profile_cuda_kernels.h"
+
+#include <utility>
+
+#include "backend/cuda_launch.h"
+
+namespace ballast {
+
+namespace {
+
+namespace cuda = kernels::cuda;
+
+class LaunchedKernels : public CudaProbeKernels {
+ public:
+  explicit LaunchedKernels(std::unique_ptr<CudaProducts> products)
+      : products_(std::move(products)) {}
+
+  void empty(CudaStream stream) override {
+    check_launch(cuda::empty_probe(native_stream(stream)), stream);
+  }
+  void copy(const cuda::CopyProbe& copy, CudaStream stream) override {
+    check_launch(cuda::copy_probe(copy, native_stream(stream)), stream);
+  }
+  void triad(const cuda::TriadProbe& triad, CudaStream stream) override {
+    check_launch(cuda::triad_probe(triad, native_stream(stream)), stream);
+  }
+  void arithmetic(const cuda::ArithmeticProbe& arithmetic, CudaStream stream) override {
+    check_launch(cuda::arithmetic_probe(arithmetic, native_stream(stream)), stream);
+  }
+  Bytes scratch_of(const cuda::AttentionForward& forward) override {
+    return {cuda::attention_forward_scratch_bytes(forward)};
+  }
+  Bytes scratch_of(const cuda::AttentionBackward& backward) override {
+    return {cuda::attention_backward_scratch_bytes(backward)};
+  }
+  void attention(const cuda::AttentionForward& forward, CudaStream stream) override {
+    check_launch(cuda::attention_forward(forward, native_stream(stream)), stream);
+  }
+  void attention(const cuda::AttentionBackward& backward, CudaStream stream) override {
+    check_launch(cuda::attention_backward(backward, native_stream(stream)), stream);
+  }
+  CudaProducts& products() override { return *products_; }
+
+ private:
+  std::unique_ptr<CudaProducts> products_;
+};
+
+}  // namespace
+
+std::unique_ptr<CudaProbeKernels> launched_kernels(std::unique_ptr<CudaProducts> products) {
+  return std::make_unique<LaunchedKernels>(std::move(products));
+}
+
+}  // namespace ballast

@@ -1,0 +1,35 @@
+// `ballast profile` on the command line: what it refuses, before anything is measured or written.
+#include <gtest/gtest.h>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+// Exit code 2 and one line with each of the words; no store is made.
+void expect_refusal(const std::string& arguments, const std::vector<std::string>& words) {
+  const Workbench bench;
+  const Outcome outcome = bench.run("profile --store new.db --out machine.json " + arguments);
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_EQ(outcome.lines(), 1) << outcome.output;
+  EXPECT_TRUE(outcome.output.starts_with("ballast: ")) << outcome.output;
+  for (const std::string& word : words) EXPECT_TRUE(outcome.says(word)) << outcome.output;
+  EXPECT_FALSE(bench.exists("new.db"));
+  EXPECT_FALSE(bench.exists("machine.json"));
+}
+
+TEST(ProfileVerb, gpu_that_is_not_there_is_named_in_one_line) {
+  expect_refusal("--device cuda:63", {"no CUDA device: ", "--device host"});  // none has so many
+}
+
+TEST(ProfileVerb, device_that_is_none_is_refused) {
+  expect_refusal("--device gpu", {"--device gpu", "cuda:0"});
+  expect_refusal("--device cuda:x", {"--device cuda:x"});
+}
+
+TEST(ProfileVerb, memory_of_a_gpu_is_not_shared_out) {
+  expect_refusal("--device cuda:63 --gpu-memory-share 0.5", {"--gpu-memory-share", "leave it out"});
+}
+
+}  // namespace
+}  // namespace ballast
