@@ -61,6 +61,7 @@ class CellBound {
     std::array<Bytes, kPlaces> saved{};  // all that waits for its backward
     int64_t parameters = 0;
   };
+
   int64_t one_stage_ps(const StepFloor& floor, const Usable& usable) const {
     int64_t chain = 0;
     Workload work;
@@ -75,7 +76,7 @@ class CellBound {
     return with_step(least, work, floor, usable);
   }
 
-  // Parameters that a rank steps, and those of them that the GPU steps.
+  // Of a rank's parameters, those that it steps.
   int64_t stepped(int64_t parameters) const {
     const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
     return splits ? parameters / plan_.replicas() : parameters;
@@ -135,14 +136,16 @@ class CellBound {
     return static_cast<double>(room.count);
   }
 
-  // Weights of the layers flow, each once for a forward and once for a backward; those of the first
-  // and the last layer may stay between the two.
+  // Weights of the layers flow, each once for a forward and once for a backward. Where these two,
+  // or a backward and the next micro-batch's forward, lie within the look-ahead, one fetch serves
+  // both: near the ends, by so many layers as it reaches over.
   struct FlowLimits {
     double most = 0;    // parameters
     double free = 0;    // of them, those that need no second copy
     double visits = 0;  // a step
   };
   FlowLimits flow_limits(double weights, const StepFloor& floor) const {
+    constexpr int64_t kLeastOperations = 4;  // of the GPU in a layer, forward and backward
     FlowLimits limits;
     limits.visits = 2.0 * static_cast<double>(plan_.accumulation());
     double layers = weights;
@@ -150,8 +153,12 @@ class CellBound {
       layers -= static_cast<double>(end->parameters);
     }
     const Chunk all = chunk(0);
-    limits.free = static_cast<double>(layer(all, all.first).parameters) +
-                  static_cast<double>(layer(all, all.last - 1).parameters);
+    const int64_t near =
+        std::min(all.last - all.first, 1 + plan_.weights.look_ahead / kLeastOperations);
+    for (int64_t i = 0; i < near; ++i) {
+      limits.free += static_cast<double>(layer(all, all.first + i).parameters) +
+                     static_cast<double>(layer(all, all.last - 1 - i).parameters);
+    }
     // Shares are rounded to whole layers.
     limits.most = floor.most_flow > 0 ? floor.most_flow * layers + limits.free : 0;
     limits.free = std::min(limits.free, limits.most);

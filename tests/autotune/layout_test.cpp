@@ -225,6 +225,18 @@ TEST(LayoutSearch, finds_the_optimum_of_weights_that_flow) {
   expect_the_optimum(base, many(2), freedom, LayoutFreedom::all());
 }
 
+// One fetch serves a layer's forward and backward where the look-ahead reaches over both.
+TEST(LayoutSearch, finds_the_optimum_of_weights_that_flow_with_a_long_look_ahead) {
+  Freedom freedom;
+  freedom.flow_share = freedom.gpu_buckets = true;
+  Plan base = narrow_plan(2);
+  base.micro_batch = 1;
+  base.weights.look_ahead = 64;
+  Machine machine = many(2);
+  machine.link.host_to_device = flat(0.05e9);
+  expect_the_optimum(base, machine, freedom, LayoutFreedom::all());
+}
+
 TEST(LayoutSearch, finds_the_optimum_where_gpu_memory_is_short) {
   Machine machine = many(2);
   machine.gpu.memory.value = Bytes{int64_t{9} << 20};
