@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "autotune/prices.h"
 #include "sim/graph/rewrite.h"
 
 namespace ballast {
@@ -10,47 +11,6 @@ namespace {
 
 constexpr size_t kGpuSite = 0;
 constexpr size_t kCpuSite = 1;
-
-// Costs operations of buckets, in the order in which they are asked for.
-class Prices {
- public:
-  explicit Prices(const Plan& plan) : plan_(plan) { graph_.lanes = kLaneKinds; }
-
-  void add(OpKind kind, LaneKind lane, Work work) {
-    Op op;
-    op.kind = kind;
-    op.phase = Phase::kOptimizer;
-    op.lane = lane_of(0, lane);
-    op.work = std::move(work);
-    graph_.step.ops.push_back(std::move(op));
-  }
-  void add_adam(int64_t count, Site site, bool exact_undo) {
-    const Bytes state = optimizer_state(count, plan_.optimizer);
-    BucketWork work{count, plan_.dtype, plan_.dtype, site,
-                    state * 2 + bytes_of(count, plan_.dtype)};
-    work.exact_undo = exact_undo;
-    add(OpKind::kAdam, site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu, work);
-  }
-  // What ranks that share state or gradients tell each other, in 16 bits at least.
-  void add_exchange(CollectiveKind kind, int64_t count, bool talks) {
-    const RankGroup group = replica_group(plan_);
-    Work work;
-    if (talks) work = CollectiveWork{kind, bytes_of(count, plan_.dtype), group.ranks, group.stride};
-    add(OpKind::kCollective, LaneKind::kNetwork, std::move(work));
-  }
-
-  void price(const CostModel& costs) {
-    table_ = costs.table(graph_.step, graph_);
-    next_ = 0;
-  }
-  int64_t next() { return table_.ops[next_++].alone.ps; }
-
- private:
-  const Plan& plan_;
-  Graph graph_;
-  CostTable table_;
-  size_t next_ = 0;
-};
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autotune/bound.h"
+#include "sim/graph/pipeline.h"
 #include "sim/graph/rewrite.h"
 
 namespace ballast {
@@ -42,7 +43,8 @@ class CellBound {
  private:
   int64_t chunks() const { return plan_.pipeline * plan_.virtual_pipeline; }
   Chunk chunk(int64_t index) const {
-    return {index * model_.layers / chunks(), (index + 1) * model_.layers / chunks()};
+    return {first_layer_of(index, chunks(), model_.layers),
+            first_layer_of(index + 1, chunks(), model_.layers)};
   }
   // Layers of a chunk offload as those of a model of its size.
   const LayerCost& layer(const Chunk& of, int64_t i) const {

@@ -8,6 +8,7 @@
 #include "autotune/explain.h"
 #include "autotune/parallel.h"
 #include "sim/base/error.h"
+#include "sim/base/median.h"
 #include "sim/engine/cost.h"
 
 namespace ballast {
@@ -38,12 +39,6 @@ std::set<int32_t> typical_steps(const Timeline& timeline) {
   return steps;
 }
 
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 bool costs_something(const Op& op) { return !std::holds_alternative<std::monostate>(op.work); }
 
 // A key does not name the kernel: what is known of Adam is of the best one.
@@ -60,7 +55,7 @@ struct KeySums {
   double measured_s = 0;
   std::vector<double> ratios;  // measured to simulated, of each run
   // Of the runs the median: one that was disturbed by other work does not count.
-  double ratio() const { return median_of(ratios); }
+  double ratio() const { return median(ratios); }
 };
 using Sums = std::map<std::string, KeySums>;
 

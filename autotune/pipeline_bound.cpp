@@ -50,10 +50,9 @@ class PipelineBound {
     if (sends) send_ps_ = std::max(send_ps_, ps);
   }
 
-  // Chunks begin at layers c * layers / chunks.
   int64_t chunk_of(int64_t first_layer, const Model& model) const {
     int64_t chunk = 0;
-    while (chunk * model.layers / chunks_ < first_layer) ++chunk;
+    while (first_layer_of(chunk, chunks_, model.layers) < first_layer) ++chunk;
     return chunk;
   }
 
@@ -63,24 +62,11 @@ class PipelineBound {
 
   // When every block ends, from the start of the first one.
   void follow_blocks() {
-    const auto stages = static_cast<size_t>(plan_.pipeline);
-    std::vector<std::vector<Turn>> turns;
-    for (size_t s = 0; s < stages; ++s) turns.push_back(turns_of(static_cast<int64_t>(s), plan_));
     for (auto& ends : end_ps_) {
       ends.assign(static_cast<size_t>(chunks_ * plan_.accumulation()), kUnknown);
     }
-    stage_end_ps_.assign(stages, 0);
-    std::vector<size_t> next(stages, 0);
-    for (bool progress = true; progress;) {
-      progress = false;
-      for (size_t s = 0; s < stages; ++s) {
-        while (next[s] < turns[s].size() && run(static_cast<int64_t>(s), turns[s][next[s]])) {
-          ++next[s];
-          progress = true;
-        }
-      }
-    }
-    for (size_t s = 0; s < stages; ++s) CHECK(next[s] == turns[s].size());
+    stage_end_ps_.assign(static_cast<size_t>(plan_.pipeline), 0);
+    for_turns(plan_, [this](int64_t stage, const Turn& turn) { return run(stage, turn); });
   }
 
   // False where what the block reads is not there yet.

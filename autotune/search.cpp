@@ -121,7 +121,7 @@ class Search {
   void cut_nodes();
   void cut_cells();
   void push_plans(const Rank& cell);
-  void bound_pipelines(int32_t index, const std::vector<Choice>& cells);
+  void bound_pipelines(const std::vector<Rank>& cells);
   void dive(const Rank& cell);
   std::vector<Rank> plans_of(const Rank& cell) const;
   bool refuse_state(const PlanId& id);
@@ -150,8 +150,7 @@ class Search {
   std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
   std::map<Rank, std::array<Bytes, kPlaces>> found_;  // those that fit, best first
   std::map<PlanId, Duration> bound_;                  // of what was simulated
-  std::map<PlanId, Duration> pipeline_bound_;
-  std::set<PlanId> tried_;  // simulated, or refused, ahead of their turn
+  std::set<PlanId> tried_;                            // simulated, or refused, ahead of their turn
   size_t dives_ = 0;
   Infeasible infeasible_;
   SearchResult result_;
@@ -300,13 +299,17 @@ void Search::cut_nodes() {
 void Search::cut_cells() {
   const std::vector<Rank> cells = take(Grain::kCell, kOpenedAtOnce);
   std::map<int32_t, std::vector<Choice>> by_region;
-  for (const Rank& cell : cells) by_region[cell.id.region].push_back(cell.id.choice);
+  std::vector<Rank> pipelines;
+  for (const Rank& cell : cells) {
+    if (region(cell.id).base.pipeline > 1) {
+      pipelines.push_back(cell);
+    } else {
+      by_region[cell.id.region].push_back(cell.id.choice);
+    }
+  }
+  bound_pipelines(pipelines);
   for (const auto& [index, choices] : by_region) {
     Region& of = regions_[static_cast<size_t>(index)];
-    if (of.base.pipeline > 1) {
-      bound_pipelines(index, choices);
-      continue;
-    }
     if (!of.bounds) of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_);
     of.bounds->open(choices, threads_);
   }
@@ -317,18 +320,18 @@ void Search::cut_cells() {
   for (const Rank& cell : cells) push_plans(cell);
 }
 
-void Search::bound_pipelines(int32_t index, const std::vector<Choice>& cells) {
-  const Region& of = regions_[static_cast<size_t>(index)];
+void Search::bound_pipelines(const std::vector<Rank>& cells) {
   std::vector<PlanId> ids;
-  for (const Choice& cell : cells) {
-    for (const Choice& choice : choices_of_cell(*of.space, of.base, cell)) {
-      ids.push_back({index, choice});
+  for (const Rank& cell : cells) {
+    const Region& of = region(cell.id);
+    for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
+      ids.push_back({cell.id.region, choice});
     }
   }
   std::vector<Duration> bounds(ids.size());
   parallel_for(ids.size(), threads_,
                [&](size_t i) { bounds[i] = pipeline_step_bound(model_, plan(ids[i]), costs_); });
-  for (size_t i = 0; i < ids.size(); ++i) pipeline_bound_[ids[i]] = bounds[i];
+  for (size_t i = 0; i < ids.size(); ++i) bound_[ids[i]] = bounds[i];
 }
 
 // Simulates a few plans of a cell ahead of their turn.
@@ -361,8 +364,7 @@ std::vector<Rank> Search::plans_of(const Rank& cell) const {
   const Region& of = region(cell.id);
   std::vector<Rank> plans;
   for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
-    const Duration own =
-        of.bounds ? of.bounds->quick(choice) : pipeline_bound_.at({cell.id.region, choice});
+    const Duration own = of.bounds ? of.bounds->quick(choice) : bound_.at({cell.id.region, choice});
     plans.push_back(rank_of({cell.id.region, choice}, std::max(cell.time, own)));
   }
   return plans;

@@ -16,6 +16,7 @@
 #include "backend/profile_host.h"
 #include "backend/trainer.h"
 #include "profiles/load.h"
+#include "sim/base/median.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
 
@@ -129,12 +130,6 @@ struct Outcome {
   double error_percent() const { return 100 * (predicted_ms / measured_ms - 1); }
 };
 
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 Outcome run(const Model& model, const Plan& plan, const Machine& machine,
             const std::vector<OperationTime>& known, int steps) {
   TrainerOptions options;
@@ -157,7 +152,7 @@ Outcome run(const Model& model, const Plan& plan, const Machine& machine,
   for (size_t i = kWarmUp; i < trained.step_times.size(); ++i) {
     times.push_back(trained.step_times[i].ms());
   }
-  return {prediction.step_time.ms(), median_of(std::move(times))};
+  return {prediction.step_time.ms(), median(std::move(times))};
 }
 
 // Equal values share the mean of their ranks.
@@ -209,7 +204,7 @@ int bench(int steps) {
     measured.push_back(outcome.measured_ms);
     errors.push_back(std::abs(outcome.error_percent()));
   }
-  fmt::print("\nmedian error {:.1f} %, largest {:.1f} %, Spearman {:.3f}\n", median_of(errors),
+  fmt::print("\nmedian error {:.1f} %, largest {:.1f} %, Spearman {:.3f}\n", median(errors),
              *std::max_element(errors.begin(), errors.end()), spearman(predicted, measured));
   return 0;
 }

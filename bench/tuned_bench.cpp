@@ -22,6 +22,7 @@
 #include "profiles/load.h"
 #include "profiles/store.h"
 #include "sim/base/error.h"
+#include "sim/base/median.h"
 #include "sim/engine/predict.h"
 
 namespace ballast {
@@ -72,12 +73,6 @@ void run_verb(std::vector<std::string> words, const std::vector<std::string>& mo
   if (run_program(words) != kDone) throw Error("ballast " + words[0], "failed", "see above");
 }
 
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 // What plans run on, and what is known of it.
 struct Setting {
   Model model;
@@ -101,7 +96,7 @@ double run_ms(const Plan& plan, Setting& setting) {
   for (size_t i = kWarmUp; i < trained.step_times.size(); ++i) {
     times.push_back(trained.step_times[i].ms());
   }
-  return median_of(std::move(times));
+  return median(std::move(times));
 }
 
 std::vector<Plan> plans_of(const Plan& tuned, const Setting& setting, size_t count) {
@@ -165,7 +160,7 @@ void bench(const Size& size, const std::string& shipped) {
     ratios.push_back(tuned_ms / run_ms(best, setting));
     fmt::print("again, tuned / best: {:.3f}\n", ratios.back());
   }
-  const double ratio = ratios.empty() ? 1 : median_of(ratios);
+  const double ratio = ratios.empty() ? 1 : median(ratios);
   fmt::print("checksum {:.6f}\n", setting.loss_sum);
   fmt::print("tuned / best of {} plans that ran: {:.3f}\n", size.plans, ratio);
 }

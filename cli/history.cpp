@@ -1,6 +1,5 @@
 #include "cli/history.h"
 
-#include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
 #include <map>
@@ -11,6 +10,7 @@
 #include "cli/verification.h"
 #include "cli/why.h"
 #include "profiles/load.h"
+#include "sim/base/median.h"
 
 namespace ballast {
 namespace {
@@ -21,9 +21,7 @@ constexpr size_t kLeastToCompare = 4;
 double median_error(std::span<const HistoryEntry> entries) {
   std::vector<double> errors;
   for (const HistoryEntry& entry : entries) errors.push_back(std::abs(entry.error_percent()));
-  std::sort(errors.begin(), errors.end());
-  const size_t half = errors.size() / 2;
-  return errors.size() % 2 == 1 ? errors[half] : (errors[half - 1] + errors[half]) / 2;
+  return median(std::move(errors));
 }
 
 const char* verb_of(const HistoryEntry& entry) { return entry.tuned ? "tune" : "verify"; }

@@ -11,6 +11,7 @@
 #include "autotune/parallel.h"
 #include "cli/text.h"
 #include "sim/base/error.h"
+#include "sim/base/median.h"
 
 namespace ballast {
 namespace {
@@ -96,10 +97,7 @@ ValidationSummary summary_of(const std::string& file, const std::vector<Validati
   }
   if (errors.empty()) return summary;
   summary.mean /= static_cast<double>(errors.size());
-  std::sort(errors.begin(), errors.end());
-  const size_t middle = errors.size() / 2;
-  summary.median =
-      errors.size() % 2 == 1 ? errors[middle] : (errors[middle - 1] + errors[middle]) / 2;
+  summary.median = median(std::move(errors));
   return summary;
 }
 

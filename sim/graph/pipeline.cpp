@@ -116,6 +116,23 @@ std::vector<Turn> turns_of(int64_t stage, const Plan& plan) {
   return turns;
 }
 
+void for_turns(const Plan& plan, const std::function<bool(int64_t stage, const Turn& turn)>& run) {
+  const auto stages = static_cast<size_t>(plan.pipeline);
+  std::vector<std::vector<Turn>> turns;
+  for (size_t s = 0; s < stages; ++s) turns.push_back(turns_of(static_cast<int64_t>(s), plan));
+  std::vector<size_t> next(stages, 0);
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (size_t s = 0; s < stages; ++s) {
+      while (next[s] < turns[s].size() && run(static_cast<int64_t>(s), turns[s][next[s]])) {
+        ++next[s];
+        progress = true;
+      }
+    }
+  }
+  for (size_t s = 0; s < stages; ++s) CHECK(next[s] == turns[s].size());
+}
+
 namespace {
 
 class Pipeline {
@@ -150,9 +167,8 @@ class Pipeline {
   };
 
   int64_t stage_of(int64_t chunk) const { return chunk % plan_.pipeline; }
-  int64_t layers_of(int64_t chunk) const {
-    return (chunk + 1) * model_.layers / chunks_ - chunk * model_.layers / chunks_;
-  }
+  int64_t first_layer(int64_t chunk) const { return first_layer_of(chunk, chunks_, model_.layers); }
+  int64_t layers_of(int64_t chunk) const { return first_layer(chunk + 1) - first_layer(chunk); }
   size_t at(int64_t chunk, int64_t micro) const {
     return static_cast<size_t>(chunk * plan_.accumulation() + micro);
   }
@@ -164,7 +180,7 @@ class Pipeline {
     if (found == kinds_.end()) found = kinds_.emplace(key, make_kind(layers_of(index), ends)).first;
     Chunk chunk;
     chunk.kind = found->second;
-    chunk.first_layer = index * model_.layers / chunks_;
+    chunk.first_layer = first_layer(index);
     const int64_t count = chunk.kind.parameters;
     chunk.weight = tensor(index, TensorKind::kWeight, Category::kWeights, plan_.dtype, count);
     chunk.gradient = tensor(index, TensorKind::kGradient, Category::kGradients,
@@ -205,7 +221,7 @@ class Pipeline {
     t.place = Place::kHbm;
     t.dtype = dtype;
     t.device = static_cast<int8_t>(stage_of(chunk));
-    t.label.layer = static_cast<int16_t>(chunk * model_.layers / chunks_);
+    t.label.layer = static_cast<int16_t>(first_layer(chunk));
     t.elements = std::max<int64_t>(1, elements);
     return add_tensor(graph_, t);
   }
@@ -214,28 +230,14 @@ class Pipeline {
     Op result;
     result.kind = kind;
     result.lane = lane_of(static_cast<int>(stage_of(chunk)), lane);
-    result.label.layer = static_cast<int16_t>(chunk * model_.layers / chunks_);
+    result.label.layer = static_cast<int16_t>(first_layer(chunk));
     result.label.micro_batch = static_cast<int16_t>(micro);
     return result;
   }
 
   // Stage by stage, whatever has what it needs: a valid order of all, and every lane's own order.
   void emit_blocks() {
-    const auto stages = static_cast<size_t>(plan_.pipeline);
-    std::vector<std::vector<Turn>> turns;
-    for (size_t s = 0; s < stages; ++s) turns.push_back(turns_of(static_cast<int64_t>(s), plan_));
-    std::vector<size_t> next(stages, 0);
-    bool progress = true;
-    while (progress) {
-      progress = false;
-      for (size_t s = 0; s < stages; ++s) {
-        while (next[s] < turns[s].size() && emit(static_cast<int64_t>(s), turns[s][next[s]])) {
-          ++next[s];
-          progress = true;
-        }
-      }
-    }
-    for (size_t s = 0; s < stages; ++s) CHECK(next[s] == turns[s].size());
+    for_turns(plan_, [this](int64_t stage, const Turn& turn) { return emit(stage, turn); });
   }
 
   // False where what the block reads is not there yet.
