@@ -12,10 +12,12 @@ namespace {
 
 constexpr int kSteps = 30;
 
-// The thread sanitizer makes all of this some twenty times slower; races do not depend on the type
-// or on most pairs of knobs.
+// The thread sanitizer makes all of this some twenty times slower, the address sanitizer ten times;
+// races and strays do not depend on the type or on most pairs of knobs.
 #if defined(__SANITIZE_THREAD__)
 constexpr size_t kEvery = 5;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr size_t kEvery = 3;
 #else
 constexpr size_t kEvery = 1;
 #endif
