@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "autotune/parallel.h"
 #include "sim/graph/rewrite.h"
 
 namespace ballast {
 namespace {
 
-std::array<int16_t, 3> compute_key(const Choice& c) {
-  return {c.micro_batch, c.activations, c.cast};
-}
+std::array<int16_t, 2> compute_key(const Choice& c) { return {c.micro_batch, c.activations}; }
 std::array<int16_t, 5> optimizer_key(const Choice& c) {
   return {c.bucket, c.gpu_buckets, c.cast, c.sync, c.flow_share};
 }
@@ -62,37 +59,44 @@ PlacePeak Bounds::quick_memory(const Choice& choice) const {
   return peak_of(Place::kHbm, bytes);
 }
 
-void Bounds::open(const std::vector<Choice>& cells, int threads) {
-  const bool may_flow = space_.flow_share.back() > 0;
-  std::vector<std::pair<Choice, Half*>> missing;
+void Bounds::open(const std::vector<Choice>& cells, Tasks& tasks) {
   for (Choice cell : cells) {
-    cell.gpu_buckets = 0;
-    cell.bucket = cell.sync = cell.flow_share = 0;
-    for (cell.cast = 0; cell.cast < static_cast<int16_t>(space_.cast.size()); ++cell.cast) {
-      const auto [found, is_new] = compute_.try_emplace(compute_key(cell));
-      if (is_new) missing.emplace_back(cell, &found->second);
-    }
+    cell.bucket = cell.gpu_buckets = cell.cast = cell.sync = cell.flow_share = 0;
+    const auto [found, is_new] = compute_.try_emplace(compute_key(cell));
+    if (is_new) tasks.push_back([this, cell, &half = found->second] { profile(cell, half); });
   }
-  parallel_for(missing.size(), threads, [&](size_t i) {
-    const auto& [cell, half] = missing[i];
-    const Plan plan = plan_of(space_, base_, cell);
-    half->profile = forward_backward_profile(model_, plan, costs_, may_flow);
-    for (const BucketBound& bucket : buckets_) {
-      half->steps.push_back(bucket.steps(half->profile, plan.optimizer.cast));
-      half->flows.push_back(bucket.flows(half->profile));
-    }
-  });
 }
 
-void Bounds::refine(const std::vector<Choice>& choices, int threads) {
-  std::vector<std::pair<const Choice*, OptimizerProfile*>> missing;
+void Bounds::profile(const Choice& cell, Half& half) const {
+  const bool may_flow = space_.flow_share.back() > 0;
+  const std::vector<FetchProfile> none;
+  half.profile = forward_backward_profile(model_, plan_of(space_, base_, cell), costs_,
+                                          may_flow ? space_.cast : std::vector<CastPlacement>{});
+  for (size_t cast = 0; cast < space_.cast.size(); ++cast) {
+    half.steps.emplace_back();
+    half.flows.emplace_back();
+    for (const BucketBound& bucket : buckets_) {
+      half.steps.back().push_back(bucket.steps(half.profile, space_.cast[cast]));
+      half.flows.back().push_back(
+          bucket.flows(half.profile, may_flow ? half.profile.fetch[cast] : none));
+    }
+  }
+}
+
+void Bounds::refine(const std::vector<Choice>& choices, Tasks& tasks) {
   for (const Choice& choice : choices) {
     const auto [found, is_new] = optimizer_.try_emplace(optimizer_key(choice));
-    if (is_new) missing.emplace_back(&choice, &found->second);
+    if (!is_new) continue;
+    tasks.push_back([this, choice, &profile = found->second] {
+      profile = profiler_.profile(plan_of(space_, base_, choice));
+    });
   }
-  parallel_for(missing.size(), threads, [&](size_t i) {
-    *missing[i].second = profiler_.profile(plan_of(space_, base_, *missing[i].first));
-  });
+}
+
+const std::vector<FetchProfile>& Bounds::fetch(const Choice& choice) const {
+  static const std::vector<FetchProfile> none;
+  const auto& by_cast = forward_backward(choice).fetch;
+  return by_cast.empty() ? none : by_cast[static_cast<size_t>(choice.cast)];
 }
 
 const ForwardBackwardProfile& Bounds::forward_backward(const Choice& choice) const {
@@ -108,10 +112,10 @@ Workload Bounds::work(const Choice& choice) const {
   const OptimizerProfile& steps = optimizer(choice);
   Workload work = compute.work;
   work.add(steps.work, 1);
-  for (size_t m = 0; m < compute.fetch.size(); ++m) {
-    const FetchProfile& fetch = compute.fetch[m];
-    if (steps.flowing[m] && fetch.visits > 0) {
-      work.add(fetch.one, static_cast<double>(fetch.visits));
+  const std::vector<FetchProfile>& by_module = fetch(choice);
+  for (size_t m = 0; m < by_module.size(); ++m) {
+    if (steps.flowing[m] && by_module[m].visits > 0) {
+      work.add(by_module[m].one, static_cast<double>(by_module[m].visits));
     }
   }
   return work;
@@ -119,12 +123,13 @@ Workload Bounds::work(const Choice& choice) const {
 
 Duration Bounds::quick(const Choice& choice) const {
   const Half& half = compute_.at(compute_key(choice));
+  const auto cast = static_cast<size_t>(choice.cast);
   const auto bucket = static_cast<size_t>(choice.bucket);
   const auto on_gpu = static_cast<size_t>(choice.gpu_buckets);
   const auto share = static_cast<size_t>(choice.flow_share);
-  const int64_t steps = half.steps[bucket][static_cast<size_t>(choice.sync)][on_gpu]
+  const int64_t steps = half.steps[cast][bucket][static_cast<size_t>(choice.sync)][on_gpu]
                                   [space_.flow_share[share] > 0 ? 1 : 0];
-  return lowered(std::max(steps, half.flows[bucket][on_gpu][share]));
+  return lowered(std::max(steps, half.flows[cast][bucket][on_gpu][share]));
 }
 
 Duration Bounds::step_time(const Choice& choice) const {
@@ -132,7 +137,7 @@ Duration Bounds::step_time(const Choice& choice) const {
   int64_t most = *std::max_element(all.lane.begin(), all.lane.end());
   const double capacity = *std::max_element(all.capacity.begin(), all.capacity.end());
   most = std::max(most, Duration::from_seconds(capacity).ps);
-  most = std::max(most, cycles(forward_backward(choice), optimizer(choice)));
+  most = std::max(most, cycles(choice));
   return std::max(quick(choice), lowered(most));
 }
 
@@ -140,8 +145,10 @@ Duration Bounds::step_time(const Choice& choice) const {
 // each wait for their lane and for what they read; then around to the next step. Positions are
 // counted from the step's first operation on the compute lane; a value of a step before is "long
 // ago" and constrains nothing.
-int64_t Bounds::cycles(const ForwardBackwardProfile& compute,
-                       const OptimizerProfile& optimizer) const {
+int64_t Bounds::cycles(const Choice& choice) const {
+  const ForwardBackwardProfile& compute = forward_backward(choice);
+  const OptimizerProfile& optimizer = this->optimizer(choice);
+  const std::vector<FetchProfile>& by_module = fetch(choice);
   const size_t modules = optimizer.flowing.size();
   std::vector<int64_t> value(static_cast<size_t>(optimizer.values), kLongAgo);
   std::copy(compute.gradient_ready_ps.begin(), compute.gradient_ready_ps.end(), value.begin());
@@ -171,8 +178,8 @@ int64_t Bounds::cycles(const ForwardBackwardProfile& compute,
   }
   for (const OptimizerProfile::Home& home : optimizer.homes) {
     const auto m = static_cast<size_t>(home.module);
-    if (compute.first_use_ps[m] < 0 || compute.fetch.empty()) continue;
-    longest = std::max(longest, value[static_cast<size_t>(home.value)] + compute.fetch[m].first_ps -
+    if (compute.first_use_ps[m] < 0 || by_module.empty()) continue;
+    longest = std::max(longest, value[static_cast<size_t>(home.value)] + by_module[m].first_ps -
                                     compute.first_use_ps[m]);
   }
   for (const int32_t read : optimizer.commit_reads) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "autotune/bucket_bound.h"
+#include "autotune/parallel.h"
 #include "autotune/profile.h"
 #include "autotune/space.h"
 #include "sim/engine/cost.h"
@@ -42,17 +43,18 @@ class Bounds {
   // References must outlive this object.
   Bounds(const Model& model, const Plan& base, const Space& space, const CostModel& costs);
 
-  // Profiles what is not known yet, on `threads` threads: forward and backward of the micro-batch
-  // and activations of these choices, with every cast; and whole choices. The optimizer's knobs of
-  // the former are not read.
-  void open(const std::vector<Choice>& cells, int threads);
-  void refine(const std::vector<Choice>& choices, int threads);
+  // The tasks that profile what is not known yet: forward and backward of the micro-batch and
+  // activations of these choices, with every cast; and whole choices. The optimizer's knobs of the
+  // former are not read. What they find counts once all of them have run.
+  void open(const std::vector<Choice>& cells, Tasks& tasks);
+  void refine(const std::vector<Choice>& choices, Tasks& tasks);
 
-  // Of forward, backward and single buckets (autotune/bucket_bound): looked up. Requires open().
+  // Of forward, backward and single buckets (autotune/bucket_bound): looked up. Requires the tasks
+  // of open().
   Duration quick(const Choice& choice) const;
   // Least memory of the GPU, from what open() knows.
   PlacePeak quick_memory(const Choice& choice) const;
-  // The whole bound, never below quick(). This and the following require open() and refine().
+  // The whole bound, never below quick(). This and the following require those of both.
   Duration step_time(const Choice& choice) const;
   // Least memory, one entry a place with its holders; `arena` is the bound itself.
   std::vector<PlacePeak> memory(const Choice& choice) const;
@@ -64,14 +66,17 @@ class Bounds {
  private:
   struct Half {
     ForwardBackwardProfile profile;
-    // By bucket choice.
-    std::vector<StepBound> steps;
-    std::vector<std::vector<std::vector<int64_t>>> flows;
+    // By cast and bucket choice.
+    std::vector<std::vector<StepBound>> steps;
+    std::vector<std::vector<std::vector<std::vector<int64_t>>>> flows;
   };
 
+  void profile(const Choice& cell, Half& half) const;
   const ForwardBackwardProfile& forward_backward(const Choice& choice) const;
+  // Empty where no weights may flow.
+  const std::vector<FetchProfile>& fetch(const Choice& choice) const;
   const OptimizerProfile& optimizer(const Choice& choice) const;
-  int64_t cycles(const ForwardBackwardProfile& compute, const OptimizerProfile& optimizer) const;
+  int64_t cycles(const Choice& choice) const;
 
   const Model& model_;
   const Plan& base_;
@@ -79,8 +84,8 @@ class Bounds {
   const CostModel& costs_;
   OptimizerProfiler profiler_;
   std::vector<BucketBound> buckets_;  // by bucket choice
-  // By micro_batch, activations and cast; by bucket, gpu_buckets, cast, sync and flow_share.
-  std::map<std::array<int16_t, 3>, Half> compute_;
+  // By micro_batch and activations; by bucket, gpu_buckets, cast, sync and flow_share.
+  std::map<std::array<int16_t, 2>, Half> compute_;
   std::map<std::array<int16_t, 5>, OptimizerProfile> optimizer_;
 };
 

@@ -134,7 +134,8 @@ std::array<int64_t, 2> BucketBound::lanes(const ForwardBackwardProfile& compute,
   return busiest;
 }
 
-std::vector<std::vector<int64_t>> BucketBound::flows(const ForwardBackwardProfile& compute) const {
+std::vector<std::vector<int64_t>> BucketBound::flows(const ForwardBackwardProfile& compute,
+                                                     const std::vector<FetchProfile>& fetch) const {
   int64_t reduce = 0;
   double gather = 0;  // picoseconds a parameter, of the bucket that takes least
   for (size_t b = 0; b < times_.size(); ++b) {
@@ -148,9 +149,8 @@ std::vector<std::vector<int64_t>> BucketBound::flows(const ForwardBackwardProfil
     least.emplace_back();
     for (const Residence& residence : by_share) {
       Workload work = compute.work;
-      for (size_t m = 0; m < compute.fetch.size(); ++m) {
-        const FetchProfile& fetch = compute.fetch[m];
-        if (residence.flowing[m]) work.add(fetch.one, static_cast<double>(fetch.visits));
+      for (size_t m = 0; m < fetch.size(); ++m) {
+        if (residence.flowing[m]) work.add(fetch[m].one, static_cast<double>(fetch[m].visits));
       }
       work.lane[static_cast<size_t>(LaneKind::kNetwork)] +=
           reduce + static_cast<int64_t>(gather * static_cast<double>(residence.staying));

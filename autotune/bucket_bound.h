@@ -34,8 +34,9 @@ class BucketBound {
   StepBound steps(const ForwardBackwardProfile& compute, CastPlacement cast) const;
   // What lanes and capacities do at least where weights flow: forward and backward, what fetches
   // them, gradients over the ranks and weights that stay home from them. By index of gpu_buckets
-  // and of Space::flow_share. `compute` must have its fetches if weights may flow.
-  std::vector<std::vector<int64_t>> flows(const ForwardBackwardProfile& compute) const;
+  // and of Space::flow_share. `fetch`: by module; empty where no weights may flow.
+  std::vector<std::vector<int64_t>> flows(const ForwardBackwardProfile& compute,
+                                          const std::vector<FetchProfile>& fetch) const;
   // Least bytes of master, moments and weights that live on the GPU, by the same indices.
   Bytes gpu_state(int16_t gpu_buckets, int16_t flow_share) const {
     return residences_[static_cast<size_t>(gpu_buckets)][static_cast<size_t>(flow_share)].on_gpu;

@@ -5,7 +5,6 @@
 #include <exception>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 namespace ballast {
 
@@ -37,6 +36,10 @@ void parallel_for(size_t count, int threads, const std::function<void(size_t)>& 
   run();
   for (std::thread& helper : helpers) helper.join();
   if (failure) std::rethrow_exception(failure);
+}
+
+void run_all(const Tasks& tasks, int threads) {
+  parallel_for(tasks.size(), threads, [&](size_t i) { tasks[i](); });
 }
 
 }  // namespace ballast

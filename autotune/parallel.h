@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <vector>
 
 namespace ballast {
 
@@ -12,5 +13,9 @@ int hardware_threads();
 // Calls work(i) once for every i in [0, count), on up to `threads` threads, and returns when all
 // are done. If calls throw, the exception of the smallest such index is thrown on.
 void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work);
+
+// Work of several pieces of code that runs together, in any order.
+using Tasks = std::vector<std::function<void()>>;
+void run_all(const Tasks& tasks, int threads);
 
 }  // namespace ballast

@@ -86,7 +86,12 @@ MemoryProfile sweep(const Graph& graph, const std::vector<Life>& lives, const Pr
 std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const CostModel& costs) {
   Plan flowing = plan;
   flowing.weights.flow_share = 1.0;
-  const Graph graph = shard_pass(residency_pass(plain, flowing), flowing);
+  Graph graph = residency_pass(plain, flowing);
+  // Buckets have no state here, so a fetch has no tensor to come from.
+  for (Op& op : graph.step.ops) {
+    std::erase_if(op.accesses, [](const Access& access) { return access.tensor < 0; });
+  }
+  graph = shard_pass(std::move(graph), flowing);
   Sequence fetches;
   for (const Op& op : graph.step.ops) {
     // Stage 3 gathers each visit's weights as well, which is work of the other half.
@@ -215,23 +220,24 @@ void fill_positions(const Graph& graph, const CostTable& table, const ModuleInde
 }  // namespace
 
 ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& plan,
-                                                const CostModel& costs, bool with_fetch) {
+                                                const CostModel& costs,
+                                                const std::vector<CastPlacement>& fetched) {
   const int64_t micro_batches = plan.accumulation();
   const int64_t sampled = std::min(micro_batches, kSampled);
+  const int64_t others = micro_batches - sampled;  // like the one in the middle
   const Plan sample = sample_plan(plan, sampled);
+  const Plan less = sample_plan(plan, kSampled - 1);
   const Graph graph = forward_backward_graph(model, sample);
+  const Graph fewer = others > 0 ? forward_backward_graph(model, less) : Graph{};
   const CostTable table = costs.table(graph.step, graph);
   const ModuleIndex modules(graph);
 
   ForwardBackwardProfile profile;
   profile.work = work_of(graph, table);
-  if (micro_batches > kSampled) {
-    const Graph fewer = forward_backward_graph(model, sample_plan(plan, kSampled - 1));
-    const Workload less = work_of(fewer, costs.table(fewer.step, fewer));
+  if (others > 0) {
     const Workload more = profile.work;
-    const auto others = static_cast<double>(micro_batches - kSampled);
-    profile.work.add(more, others);
-    profile.work.add(less, -others);
+    profile.work.add(more, static_cast<double>(others));
+    profile.work.add(work_of(fewer, costs.table(fewer.step, fewer)), -static_cast<double>(others));
   }
   fill_positions(graph, table, modules, sampled - 1, profile);
 
@@ -243,16 +249,19 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
   profile.with_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, true); });
   profile.without_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, false); });
 
-  if (!with_fetch) return profile;
-  profile.fetch = fetches_of(graph, sample, costs);
-  if (micro_batches > kSampled) {
-    const Plan fewer = sample_plan(plan, kSampled - 1);
-    const Graph shorter = forward_backward_graph(model, fewer);
-    const std::vector<FetchProfile> two = fetches_of(shorter, fewer, costs);
-    for (size_t m = 0; m < two.size(); ++m) {
-      const int64_t each = profile.fetch[m].visits - two[m].visits;
-      profile.fetch[m].visits += (micro_batches - kSampled) * each;
+  for (const CastPlacement cast : fetched) {
+    Plan flowing = sample;
+    flowing.optimizer.cast = cast;
+    std::vector<FetchProfile> fetch = fetches_of(graph, flowing, costs);
+    if (others > 0) {
+      flowing = less;
+      flowing.optimizer.cast = cast;
+      const std::vector<FetchProfile> two = fetches_of(fewer, flowing, costs);
+      for (size_t m = 0; m < two.size(); ++m) {
+        fetch[m].visits += others * (fetch[m].visits - two[m].visits);
+      }
     }
+    profile.fetch.push_back(std::move(fetch));
   }
   return profile;
 }

@@ -76,13 +76,15 @@ struct ForwardBackwardProfile {
   int64_t first_backward_ps = 0;  // work before the first backward
   MemoryProfile with_gradients;   // activations, batches and gradients; no weights
   MemoryProfile without_gradients;
-  std::vector<FetchProfile> fetch;  // by module; empty if not asked for
+  // By cast as asked for, then by module: what flows is as wide as the cast leaves it.
+  std::vector<std::vector<FetchProfile>> fetch;
 };
 
-// `plan`: micro_batch, activations and optimizer.cast are read. `with_fetch`: for plans whose
-// weights may flow.
+// `plan`: micro_batch and activations are read. `fetched`: where weights may flow, every cast that
+// they may have; else nothing.
 ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& plan,
-                                                const CostModel& costs, bool with_fetch);
+                                                const CostModel& costs,
+                                                const std::vector<CastPlacement>& fetched);
 
 // An optimizer's operations in program order, as the longest path through them needs them.
 struct ChainOp {

@@ -308,11 +308,19 @@ void Search::cut_cells() {
     }
   }
   bound_pipelines(pipelines);
+  Tasks regions;
   for (const auto& [index, choices] : by_region) {
     Region& of = regions_[static_cast<size_t>(index)];
-    if (!of.bounds) of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_);
-    of.bounds->open(choices, threads_);
+    if (of.bounds) continue;
+    regions.push_back(
+        [&] { of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_); });
   }
+  run_all(regions, threads_);
+  Tasks profiles;
+  for (const auto& [index, choices] : by_region) {
+    regions_[static_cast<size_t>(index)].bounds->open(choices, profiles);
+  }
+  run_all(profiles, threads_);
   if (found_.empty() && dives_ < kMostDives) {
     ++dives_;
     dive(cells.front());
@@ -343,7 +351,9 @@ void Search::dive(const Rank& cell) {
   if (of.bounds) {
     std::vector<Choice> choices;
     for (const Rank& each : plans) choices.push_back(each.id.choice);
-    of.bounds->refine(choices, threads_);
+    Tasks profiles;
+    of.bounds->refine(choices, profiles);
+    run_all(profiles, threads_);
     std::erase_if(plans, [&](const Rank& each) {
       return excess_of(of.bounds->least_memory(each.id.choice)).count > 0;
     });
@@ -397,9 +407,11 @@ void Search::bound_plans() {
   const std::vector<Rank> plans = take(Grain::kPlan, kRefinedAtOnce);
   std::map<int32_t, std::vector<Choice>> by_region;
   for (const Rank& each : plans) by_region[each.id.region].push_back(each.id.choice);
+  Tasks profiles;
   for (const auto& [index, choices] : by_region) {
-    regions_[static_cast<size_t>(index)].bounds->refine(choices, threads_);
+    regions_[static_cast<size_t>(index)].bounds->refine(choices, profiles);
   }
+  run_all(profiles, threads_);
   std::vector<Duration> bounds(plans.size());
   std::vector<uint8_t> fits(plans.size());
   parallel_for(plans.size(), threads_, [&](size_t i) {
@@ -526,15 +538,24 @@ SearchResult search(const Model& model, const SearchSpace& space, const Machine&
                     const Measurements* measurements, const SearchOptions& options) {
   CHECK(!space.layouts.empty());
   Search search(model, machine, measurements, space.layouts.front().optimizer.adam, options);
-  std::map<std::string, std::pair<std::shared_ptr<const Space>, int64_t>> spaces;
+  struct Shared {
+    std::shared_ptr<const Space> space;
+    int64_t cell_size = 0;
+  };
+  std::map<std::string, Shared> spaces;
+  Tasks tasks;
   for (const Plan& layout : space.layouts) {
-    auto [found, is_new] = spaces.try_emplace(space_key(layout));
-    if (is_new) {
-      auto made = std::make_shared<const Space>(space_of(model, layout, space.freedom));
-      const auto size = static_cast<int64_t>(choices_of_cell(*made, layout, {}).size());
-      found->second = {std::move(made), size};
-    }
-    search.add(layout, found->second.first, found->second.second);
+    const auto [found, is_new] = spaces.try_emplace(space_key(layout));
+    if (!is_new) continue;
+    tasks.push_back([&, &shared = found->second] {
+      shared.space = std::make_shared<const Space>(space_of(model, layout, space.freedom));
+      shared.cell_size = static_cast<int64_t>(choices_of_cell(*shared.space, layout, {}).size());
+    });
+  }
+  run_all(tasks, options.threads > 0 ? options.threads : hardware_threads());
+  for (const Plan& layout : space.layouts) {
+    const Shared& shared = spaces.at(space_key(layout));
+    search.add(layout, shared.space, shared.cell_size);
   }
   return search.run();
 }

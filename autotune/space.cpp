@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <initializer_list>
+#include <map>
 #include <set>
 
 #include "autotune/profile.h"
@@ -93,24 +94,31 @@ std::vector<ActivationChoice> activation_choices(int64_t layers, const Activatio
   return choices;
 }
 
-int64_t bucket_count(const std::vector<Module>& modules, Bytes bytes) {
+std::vector<Bucket> buckets_of_size(const std::vector<Module>& modules, Bytes bytes) {
   OptimizerPlan optimizer;
   optimizer.bucket_bytes = bytes;
   optimizer.gpu_buckets = 0;
-  return static_cast<int64_t>(buckets_of(modules, optimizer).size());
+  return buckets_of(modules, optimizer);
 }
 
 // Powers of two that cut the model into at most kMostBuckets, each into another number of them;
-// the largest one whatever it gives.
-std::vector<Bytes> bucket_sizes(const std::vector<Module>& modules, Bytes base) {
+// the largest one whatever it gives. With the buckets of each.
+std::map<int64_t, std::vector<Bucket>> bucket_sizes(const std::vector<Module>& modules,
+                                                    Bytes base) {
+  int64_t parameters = 0;
+  for (const Module& module : modules) parameters += module.count;
   std::set<int64_t> sizes = {base.count};
   for (int64_t size = kSmallestBucket; size <= kLargestBucket; size *= 2) sizes.insert(size);
-  std::vector<Bytes> result;
-  std::set<int64_t> counts;
+  std::map<int64_t, std::vector<Bucket>> result;
+  std::set<size_t> counts;
   for (const int64_t size : sizes) {
-    const int64_t count = bucket_count(modules, {size});
-    const bool sensible = count <= kMostBuckets || size == kLargestBucket;
-    if (sensible && counts.insert(count).second) result.push_back({size});
+    const bool largest = size == kLargestBucket;
+    // No bucket but one of a single segment holds more than its size.
+    const int64_t least = bytes_of(parameters, DType::kF32).count / size;
+    if (least > kMostBuckets && size > kSegment * size_of(DType::kF32) && !largest) continue;
+    std::vector<Bucket> buckets = buckets_of_size(modules, {size});
+    const bool sensible = buckets.size() <= static_cast<size_t>(kMostBuckets) || largest;
+    if (sensible && counts.insert(buckets.size()).second) result[size] = std::move(buckets);
   }
   return result;
 }
@@ -132,13 +140,13 @@ bool all_on_gpu(const Space& space, const Plan& base, const Choice& choice) {
          bucket.gpu_buckets[static_cast<size_t>(choice.gpu_buckets)] >= bucket.count;
 }
 
-void fill_buckets(Space& space, const std::vector<Module>& modules, const Plan& base,
+using BucketsBySize = std::map<int64_t, std::vector<Bucket>>;
+
+void fill_buckets(Space& space, const BucketsBySize& buckets, const Plan& base,
                   const Freedom& freedom) {
   const OptimizerPlan& optimizer = base.optimizer;
-  std::vector<Bytes> sizes = {optimizer.bucket_bytes};
-  if (freedom.bucket_bytes) sizes = bucket_sizes(modules, optimizer.bucket_bytes);
-  for (const Bytes size : sizes) {
-    BucketChoice choice{size, bucket_count(modules, size), {0}, {}};
+  for (const auto& [size, all] : buckets) {
+    BucketChoice choice{{size}, static_cast<int64_t>(all.size()), {0}, {}};
     const bool fixed = optimizer.gpu_buckets && !freedom.gpu_buckets;
     if (fixed) choice.gpu_buckets = {*optimizer.gpu_buckets};
     if (!fixed && optimizer.placement == OptimizerPlacement::kCpu) {
@@ -148,16 +156,8 @@ void fill_buckets(Space& space, const std::vector<Module>& modules, const Plan& 
   }
 }
 
-// The shares that make different modules flow, for one number of buckets on the GPU.
-std::vector<int16_t> distinct_shares(const Space& space, const BucketChoice& bucket,
-                                     const Plan& base, int64_t gpu_buckets,
-                                     const std::vector<Module>& modules) {
-  Plan plan = base;
-  plan.optimizer.bucket_bytes = bucket.bytes;
-  plan.optimizer.gpu_buckets = gpu_buckets;
-  Graph graph;  // of which flowing_modules reads these two
-  graph.modules = modules;
-  graph.buckets = buckets_of(modules, plan.optimizer);
+// The shares that make different modules flow, for buckets that know where they are stepped.
+std::vector<int16_t> distinct_shares(const Space& space, const Graph& graph, Plan plan) {
   std::set<std::vector<bool>> seen;
   std::vector<int16_t> shares;
   for (size_t i = 0; i < space.flow_share.size(); ++i) {
@@ -167,16 +167,24 @@ std::vector<int16_t> distinct_shares(const Space& space, const BucketChoice& buc
   return shares;
 }
 
-void fill_flow_shares(Space& space, const std::vector<Module>& modules, const Plan& base,
-                      const Freedom& freedom) {
+void fill_flow_shares(Space& space, std::vector<Module> modules, BucketsBySize buckets,
+                      const Plan& base, const Freedom& freedom) {
   if (base.weights.flow_share && !freedom.flow_share) {
     space.flow_share = {*base.weights.flow_share};
   } else {
     space.flow_share.assign(std::begin(kFlowShares), std::end(kFlowShares));
   }
+  Graph graph;  // of which flowing_modules reads these two
+  graph.modules = std::move(modules);
+  const bool all_on_gpu = base.optimizer.placement == OptimizerPlacement::kGpu;
   for (BucketChoice& bucket : space.buckets) {
+    graph.buckets = std::move(buckets.at(bucket.bytes.count));
     for (const int64_t gpu_buckets : bucket.gpu_buckets) {
-      bucket.flow_shares.push_back(distinct_shares(space, bucket, base, gpu_buckets, modules));
+      const int64_t border = all_on_gpu ? 0 : bucket.count - std::min(gpu_buckets, bucket.count);
+      for (int64_t b = 0; b < bucket.count; ++b) {
+        graph.buckets[static_cast<size_t>(b)].site = b < border ? Site::kCpu : Site::kGpu;
+      }
+      bucket.flow_shares.push_back(distinct_shares(space, graph, base));
     }
   }
 }
@@ -227,14 +235,21 @@ Space space_of(const Model& model, const Plan& base, const Freedom& asked) {
   } else {
     space.activations = activation_choices(model.layers, like);
   }
-  const std::vector<Module> modules = modules_of_rank(model, base);
-  fill_buckets(space, modules, base, freedom);
+  std::vector<Module> modules = modules_of_rank(model, base);
+  const Bytes given = base.optimizer.bucket_bytes;
+  BucketsBySize buckets;
+  if (freedom.bucket_bytes) {
+    buckets = bucket_sizes(modules, given);
+  } else {
+    buckets[given.count] = buckets_of_size(modules, given);
+  }
+  fill_buckets(space, buckets, base, freedom);
   space.cast = {base.optimizer.cast};
   if (freedom.cast && base.dtype != DType::kF32) {
     space.cast = {CastPlacement::kGpu, CastPlacement::kCpu};
   }
   fill_sync(space, base, freedom);
-  fill_flow_shares(space, modules, base, freedom);
+  fill_flow_shares(space, std::move(modules), std::move(buckets), base, freedom);
   return space;
 }
 

@@ -19,8 +19,10 @@ class Case {
         costs_(machine_, nullptr, "best"),
         bounds_(model_, base_, space_, costs_) {
     const std::vector<Choice> all = choices_of(space_, base_);
-    bounds_.open(all, 2);
-    bounds_.refine(all, 2);
+    Tasks tasks;
+    bounds_.open(all, tasks);
+    bounds_.refine(all, tasks);
+    run_all(tasks, 2);
   }
 
   std::vector<Choice> some(size_t n) const { return every(choices_of(space_, base_), n); }
@@ -138,8 +140,10 @@ TEST(Bound, a_step_that_waits_adds_the_optimizer_to_the_compute) {
   const Space space = space_of(model, plan, Freedom{});
   const CostModel costs(machine, nullptr, "best");
   Bounds bounds(model, plan, space, costs);
-  bounds.open({Choice{}}, 1);
-  bounds.refine({Choice{}}, 1);
+  Tasks tasks;
+  bounds.open({Choice{}}, tasks);
+  bounds.refine({Choice{}}, tasks);
+  run_all(tasks, 1);
   const Workload work = bounds.work(Choice{});
   const Duration cpu{work.lane[static_cast<size_t>(LaneKind::kCpu)]};
   EXPECT_NEAR(cpu.seconds(), static_cast<double>(parameter_count(model)) / 5e5, 1e-6);
