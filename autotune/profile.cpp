@@ -47,11 +47,12 @@ class ModuleIndex {
 template <class Predicate>
 MemoryProfile sweep(const Graph& graph, const std::vector<Life>& lives, const Predicate& counts) {
   struct Change {
-    size_t place, category;
+    size_t position, place, category;
     int64_t bytes;
   };
   const size_t ops = graph.step.ops.size();
-  std::vector<std::vector<Change>> changes(ops + 1);
+  std::vector<Change> changes;
+  changes.reserve(2 * graph.tensors.size());
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
     const Life& life = lives[t];
@@ -60,15 +61,19 @@ MemoryProfile sweep(const Graph& graph, const std::vector<Life>& lives, const Pr
     const size_t last = life.carried ? ops - 1 : static_cast<size_t>(life.last);
     const auto place = static_cast<size_t>(tensor.place);
     const auto category = static_cast<size_t>(tensor.category);
-    changes[first].push_back({place, category, tensor.all_bytes().count});
-    changes[last + 1].push_back({place, category, -tensor.all_bytes().count});
+    changes.push_back({first, place, category, tensor.all_bytes().count});
+    changes.push_back({last + 1, place, category, -tensor.all_bytes().count});
   }
+  std::sort(changes.begin(), changes.end(),
+            [](const Change& a, const Change& b) { return a.position < b.position; });
   MemoryProfile profile;
   std::array<CategoryBytes, kPlaces> live{};
   std::array<Bytes, kPlaces> sum{};
   std::array<Bytes, kPlaces> most{};
-  for (size_t i = 0; i < ops; ++i) {
-    for (const Change& change : changes[i]) {
+  for (size_t next = 0; next < changes.size() && changes[next].position < ops;) {
+    const size_t position = changes[next].position;
+    for (; next < changes.size() && changes[next].position == position; ++next) {
+      const Change& change = changes[next];
       live[change.place][change.category] += Bytes{change.bytes};
       sum[change.place] += Bytes{change.bytes};
     }
@@ -81,23 +86,45 @@ MemoryProfile sweep(const Graph& graph, const std::vector<Life>& lives, const Pr
   return profile;
 }
 
+// A program of the same operations that says of each only which weights it uses.
+Graph uses_of_weights(const Graph& graph) {
+  Graph uses;
+  uses.modules = graph.modules;
+  uses.buckets = graph.buckets;
+  uses.lanes = graph.lanes;
+  uses.tensors = graph.tensors;
+  uses.step.ops.reserve(graph.step.ops.size());
+  for (const Op& op : graph.step.ops) {
+    Op use;
+    use.kind = op.kind;
+    use.phase = op.phase;
+    use.lane = op.lane;
+    use.label = op.label;
+    for (const Access& access : op.accesses) {
+      const Tensor& tensor = graph.tensors[static_cast<size_t>(access.tensor)];
+      if (tensor.kind == TensorKind::kWeight) use.accesses.push_back(access);
+    }
+    uses.step.ops.push_back(std::move(use));
+  }
+  return uses;
+}
+
 // Visits of every module's weights in a program, were they all to flow; `one` and `first_ps` are
 // filled where a module has any.
-std::vector<FetchProfile> fetches_of(const Graph& plain, const Plan& plan, const CostModel& costs) {
+std::vector<FetchProfile> fetches_of(const Graph& uses, const Plan& plan, const CostModel& costs) {
   Plan flowing = plan;
   flowing.weights.flow_share = 1.0;
-  Graph graph = residency_pass(plain, flowing);
+  Graph graph = residency_pass(uses, flowing);
+  // Stage 3 gathers each visit's weights as well, which is work of the other half.
+  std::erase_if(graph.step.ops, [](const Op& op) {
+    return op.phase != Phase::kFetch || op.kind == OpKind::kCollective;
+  });
   // Buckets have no state here, so a fetch has no tensor to come from.
   for (Op& op : graph.step.ops) {
     std::erase_if(op.accesses, [](const Access& access) { return access.tensor < 0; });
   }
   graph = shard_pass(std::move(graph), flowing);
-  Sequence fetches;
-  for (const Op& op : graph.step.ops) {
-    // Stage 3 gathers each visit's weights as well, which is work of the other half.
-    const bool gather = gathers(plan) && op.kind == OpKind::kCollective;
-    if (op.phase == Phase::kFetch && !gather) fetches.ops.push_back(op);
-  }
+  const Sequence& fetches = graph.step;
   const CostTable table = costs.table(fetches, graph);
   const ModuleIndex modules(graph);
   std::vector<FetchProfile> result(graph.modules.size());
@@ -249,14 +276,17 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
   profile.with_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, true); });
   profile.without_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, false); });
 
+  if (fetched.empty()) return profile;
+  const Graph uses = uses_of_weights(graph);
+  const Graph fewer_uses = uses_of_weights(fewer);
   for (const CastPlacement cast : fetched) {
     Plan flowing = sample;
     flowing.optimizer.cast = cast;
-    std::vector<FetchProfile> fetch = fetches_of(graph, flowing, costs);
+    std::vector<FetchProfile> fetch = fetches_of(uses, flowing, costs);
     if (others > 0) {
       flowing = less;
       flowing.optimizer.cast = cast;
-      const std::vector<FetchProfile> two = fetches_of(fewer, flowing, costs);
+      const std::vector<FetchProfile> two = fetches_of(fewer_uses, flowing, costs);
       for (size_t m = 0; m < two.size(); ++m) {
         fetch[m].visits += others * (fetch[m].visits - two[m].visits);
       }

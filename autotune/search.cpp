@@ -28,7 +28,7 @@ constexpr size_t kSimulatedAtOnce = 8;
 constexpr double kCompleteWithin = 0.01;
 // Plans of the most promising cells that are tried at once, so that there is a best early: of so
 // many with the least work, those with the least bounds.
-constexpr size_t kDivedInto = 96;
+constexpr size_t kDivedInto = 32;
 constexpr size_t kMostDives = 4;
 
 using Clock = std::chrono::steady_clock;
@@ -462,13 +462,14 @@ Bytes Search::excess_of(const std::array<Bytes, kPlaces>& memory) const {
 
 Outcome Search::evaluate(const PlanId& id) const {
   const Plan one = plan(id);
-  const Graph graph = build(model_, one);
+  Graph graph = build_placed(model_, one, StackFacts{});
   Outcome outcome;
   outcome.memory = graph.arenas.size;
   if (excess_of(outcome.memory).count > 0) {
     outcome.peaks = memory_peaks(graph);
     return outcome;
   }
+  link(graph);
   outcome.step_time = step_time_of(graph, one, costs_);
   return outcome;
 }

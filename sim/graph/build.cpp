@@ -29,6 +29,14 @@ Graph build_plain(const Model& model, const Plan& plan, const StackFacts& facts)
 Graph build(const Model& model, const Plan& plan) { return build(model, plan, StackFacts{}); }
 
 Graph build(const Model& model, const Plan& plan, const StackFacts& facts) {
+  Graph graph = build_placed(model, plan, facts);
+  link(graph);
+  return graph;
+}
+
+namespace {
+
+Graph build_stages(const Model& model, const Plan& plan, const StackFacts& facts) {
   check(plan, model);
   CHECK(plan.micro_batch && plan.activations && plan.weights.flow_share &&
         plan.optimizer.gpu_buckets);
@@ -53,7 +61,14 @@ Graph build(const Model& model, const Plan& plan, const StackFacts& facts) {
   verify(graph);
   graph = host_copies_pass(std::move(graph), plan, facts);
   verify(graph);
-  link(graph);
+  return graph;
+}
+
+}  // namespace
+
+Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts) {
+  Graph graph = build_stages(model, plan, facts);
+  place(graph);
   return graph;
 }
 

@@ -1,6 +1,6 @@
 // Turns a model and a plan into the graph of one training step.
 //
-//   build = plain forward and backward  ->  passes, each in its own file  ->  link
+//   build = plain forward and backward  ->  passes, each in its own file  ->  place  ->  link
 //
 // Will not do: choose a knob (autotune does; every "auto" must be filled in), or cost anything.
 #pragma once
@@ -14,6 +14,9 @@ namespace ballast {
 Graph build(const Model& model, const Plan& plan, const StackFacts& facts);
 // The same as Ballast runs it.
 Graph build(const Model& model, const Plan& plan);
+
+// All of build but the edges: memory is known, and link() makes it the graph that runs.
+Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts);
 
 // One rank's part of a model under tensor parallelism: heads, feed-forward columns and vocabulary
 // divided, width whole. Rounded up where they do not divide; at least one key/value head.
@@ -35,8 +38,8 @@ struct ChunkEnds {
 // stage sends arrives by an operation that costs nothing.
 Graph build_chunk(const Model& rank, const Plan& plan, const StackFacts& facts, ChunkEnds ends);
 
-// pipeline.cpp: all stages of a pipeline, each a device of the graph, in blocks (Graph::blocks).
-// Linked already.
+// pipeline.cpp: all stages of a pipeline, each a device of the graph, in blocks (Graph::blocks),
+// which are linked already.
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts);
 
 // tensor.cpp: collectives of tensor parallelism around the products (Plan::tensor).
@@ -75,8 +78,10 @@ Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 // Every invariant of a graph; a violation is a bug and fails CHECK. Run after each pass.
 void verify(const Graph& graph);
 
-// link.cpp: derives lives, places tensors in the arenas, and derives the edges, those that memory
-// reuse asks for included.
+// link.cpp: derives lives and places tensors in the arenas. What memory a graph takes is known
+// then.
+void place(Graph& graph);
+// Places what is not placed, and derives the edges, those that memory reuse asks for included.
 void link(Graph& graph);
 
 }  // namespace ballast

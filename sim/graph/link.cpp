@@ -25,31 +25,63 @@ struct Mark {
   auto operator<=>(const Mark&) const = default;
 };
 
-// The latest mark on each lane that has any. Few lanes touch one tensor, so a short list does.
-class LaneMarks {
+// Sets of marks, the latest of each lane that has any. Few lanes touch one tensor, so each is a
+// short list; they share one pool, since a graph has several for every tensor.
+class MarkPool {
  public:
-  void keep_latest(LaneId lane, Mark mark) {
-    for (auto& [known, latest] : marks_) {
-      if (known == lane) {
-        latest = std::max(latest, mark);
-        return;
-      }
+  struct Set {
+    int32_t head = -1;
+  };
+
+  void keep_latest(Set& set, LaneId lane, Mark mark) {
+    for (int32_t i = set.head; i >= 0; i = at(i).next) {
+      if (at(i).lane != lane) continue;
+      at(i).mark = std::max(at(i).mark, mark);
+      return;
     }
-    marks_.emplace_back(lane, mark);
+    const Node node{lane, mark, set.head};
+    if (free_ >= 0) {
+      set.head = free_;
+      free_ = at(free_).next;
+      at(set.head) = node;
+    } else {
+      set.head = static_cast<int32_t>(nodes_.size());
+      nodes_.push_back(node);
+    }
   }
-  void merge(const LaneMarks& other) {
-    for (const auto& [lane, mark] : other.marks_) keep_latest(lane, mark);
+  void merge(Set& set, const Set& other) {
+    for (int32_t i = other.head; i >= 0; i = at(i).next) keep_latest(set, at(i).lane, at(i).mark);
   }
-  void clear() { marks_.clear(); }
-  const std::vector<std::pair<LaneId, Mark>>& all() const { return marks_; }
+  void clear(Set& set) {
+    while (set.head >= 0) {
+      const int32_t next = at(set.head).next;
+      at(set.head).next = free_;
+      free_ = set.head;
+      set.head = next;
+    }
+  }
+  template <class Visit>
+  void for_each(const Set& set, const Visit& visit) const {
+    for (int32_t i = set.head; i >= 0; i = nodes_[static_cast<size_t>(i)].next) {
+      visit(nodes_[static_cast<size_t>(i)].lane, nodes_[static_cast<size_t>(i)].mark);
+    }
+  }
 
  private:
-  std::vector<std::pair<LaneId, Mark>> marks_;
+  struct Node {
+    LaneId lane = 0;
+    Mark mark;
+    int32_t next = -1;
+  };
+  Node& at(int32_t index) { return nodes_[static_cast<size_t>(index)]; }
+
+  std::vector<Node> nodes_;
+  int32_t free_ = -1;
 };
 
 struct CopyState {
-  LaneMarks writer;   // of the current value, at most one
-  LaneMarks readers;  // since then
+  MarkPool::Set writer;   // of the current value, at most one
+  MarkPool::Set readers;  // since then
 };
 
 class Linker {
@@ -79,7 +111,7 @@ class Linker {
     for (size_t i = 0; i < sequence.ops.size(); ++i) {
       const Op& op = sequence.ops[i];
       const Mark now{step, static_cast<OpId>(i)};
-      waits_.clear();
+      marks_.clear(waits_);
       for (const Access& access : op.accesses) wait_for(access, now);
       if (record) {
         append_edges(sequence, op, now);
@@ -102,8 +134,8 @@ class Linker {
       claim(access.tensor);
     }
     CopyState& state = state_of(access, now.step);
-    waits_.merge(state.writer);
-    if (writes(access)) waits_.merge(state.readers);
+    marks_.merge(waits_, state.writer);
+    if (writes(access)) marks_.merge(waits_, state.readers);
   }
 
   // Only lives of the step's own program begin here; a repair touches what is alive already.
@@ -127,7 +159,7 @@ class Linker {
     while (at != occupied.end() && at->first < end) {
       const Occupant old = at->second;
       const int64_t old_begin = at->first;
-      waits_.merge(used_[static_cast<size_t>(old.tensor)]);
+      marks_.merge(waits_, used_[static_cast<size_t>(old.tensor)]);
       at = occupied.erase(at);
       if (old_begin < begin) occupied.emplace(old_begin, Occupant{begin, old.tensor});
       if (old.end > end) {
@@ -136,26 +168,28 @@ class Linker {
       }
     }
     occupied.emplace(begin, Occupant{end, tensor});
-    used_[static_cast<size_t>(tensor)].clear();
+    marks_.clear(used_[static_cast<size_t>(tensor)]);
   }
 
   void note(const Access& access, LaneId lane, Mark now) {
     CopyState& state = state_of(access, now.step);
     if (writes(access)) {
-      state.writer.clear();
-      state.writer.keep_latest(lane, now);
-      state.readers.clear();
+      marks_.clear(state.writer);
+      marks_.keep_latest(state.writer, lane, now);
+      marks_.clear(state.readers);
     } else {
-      state.readers.keep_latest(lane, now);
+      marks_.keep_latest(state.readers, lane, now);
     }
-    used_[static_cast<size_t>(access.tensor)].keep_latest(lane, now);
+    marks_.keep_latest(used_[static_cast<size_t>(access.tensor)], lane, now);
   }
 
   void append_edges(Sequence& sequence, const Op& op, Mark now) const {
-    for (const auto& [lane, mark] : waits_.all()) {
-      if (lane == op.lane) continue;  // the lane's order sees to it
+    marks_.for_each(waits_, [&](LaneId lane, Mark mark) {
+      if (lane == op.lane) return;  // the lane's order sees to it
       sequence.edges.push_back({mark.op, now.step - mark.step});
-    }
+    });
+    const auto begin = sequence.edges.begin() + sequence.edge_begin.back();
+    std::reverse(begin, sequence.edges.end());  // the list has the newest first
   }
 
   // After a fence the first operation of every other lane waits for it; the lane's later ones
@@ -199,17 +233,20 @@ class Linker {
   const Graph& graph_;
   const std::vector<Life>& lives_;
   std::vector<std::array<CopyState, 2>> states_;  // by tensor and copy
-  std::vector<LaneMarks> used_;                   // by tensor: latest access of its present life
+  std::vector<MarkPool::Set> used_;               // by tensor: accesses of its present life
   std::map<std::pair<int8_t, Place>, std::map<int64_t, Occupant>> occupied_;
-  LaneMarks waits_;
+  MarkPool marks_;
+  MarkPool::Set waits_;
   int32_t unrolled_ = 2;
 };
 
 }  // namespace
 
+void place(Graph& graph) { graph.arenas = plan_arenas(graph, lives_of(graph)); }
+
 void link(Graph& graph) {
   const std::vector<Life> lives = lives_of(graph);
-  graph.arenas = plan_arenas(graph, lives);
+  if (graph.arenas.offset.empty()) graph.arenas = plan_arenas(graph, lives);
   Linker(graph, lives).link_step(graph.step);
   Linker(graph, lives).link_once(graph.repair);
 }

@@ -23,7 +23,7 @@ struct PlacePeak {
   std::vector<Holder> holders;  // what is alive there, largest first; sums to `live`
 };
 
-// Requires link(graph). One entry per place, kHbm first.
+// Requires place(graph). One entry per place, kHbm first.
 std::vector<PlacePeak> memory_peaks(const Graph& graph);
 
 // Bytes alive in a place over the last recorded step, one point per change, time from step start.

@@ -155,7 +155,6 @@ class Pipeline {
     emit_blocks();
     emit_optimizer();
     verify(graph_);
-    link(graph_);
     return std::move(graph_);
   }
 

@@ -2,21 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace ballast {
 
 std::vector<Op> Insertions::apply(std::vector<Op> ops) {
+  std::vector<size_t> order(all_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return all_[a].first < all_[b].first; });
   std::vector<Op> result;
-  size_t inserted = 0;
-  for (const auto& [position, list] : at_) inserted += list.size();
-  result.reserve(ops.size() + inserted);
+  result.reserve(ops.size() + all_.size());
+  size_t next = 0;
   for (size_t position = 0; position <= ops.size(); ++position) {
-    if (const auto found = at_.find(position); found != at_.end()) {
-      for (Op& op : found->second) result.push_back(std::move(op));
+    for (; next < order.size() && all_[order[next]].first == position; ++next) {
+      result.push_back(std::move(all_[order[next]].second));
     }
     if (position < ops.size()) result.push_back(std::move(ops[position]));
   }
-  at_.clear();
+  CHECK(next == order.size());
+  all_.clear();
   return result;
 }
 
@@ -56,9 +61,8 @@ Bucket bucket_before(const std::vector<Module>& modules, int64_t most, Cursor& c
   Bucket bucket;
   while (cursor.module >= 0) {
     const auto module = static_cast<size_t>(cursor.module);
-    const int64_t count =
-        take_segments(cursor.end, most - bucket.count,
-                      bucket.count == 0 ? Take::kOneAtLeast : Take::kWhatFits);
+    const int64_t count = take_segments(cursor.end, most - bucket.count,
+                                        bucket.count == 0 ? Take::kOneAtLeast : Take::kWhatFits);
     if (count == 0 && cursor.end > 0) break;
     cursor.end -= count;
     if (count > 0) {

@@ -31,13 +31,13 @@ inline Access update(TensorId tensor, Role role) {
 // for the same position keep the order in which they were given.
 class Insertions {
  public:
-  void before(size_t position, Op op) { at_[position].push_back(std::move(op)); }
+  void before(size_t position, Op op) { all_.emplace_back(position, std::move(op)); }
   void after(size_t position, Op op) { before(position + 1, std::move(op)); }
   // The program with everything inserted; this object is empty afterwards.
   std::vector<Op> apply(std::vector<Op> ops);
 
  private:
-  std::map<size_t, std::vector<Op>> at_;
+  std::vector<std::pair<size_t, Op>> all_;  // as given
 };
 
 // The position that lies `count` compute-lane operations before `position`, not below `least`.

@@ -46,6 +46,7 @@ class Shard {
  private:
   std::vector<Op> rewrite(std::vector<Op> ops) {
     std::vector<Op> result;
+    result.reserve(ops.size() + ops.size() / 8);
     for (Op& op : ops) {
       if (op.kind == OpKind::kCopy && op.phase != Phase::kOffload && op.phase != Phase::kReload &&
           moves_shard(op)) {
