@@ -204,7 +204,53 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-enum class Pass { kLimit, kStep, kStepWithUndo, kUndo, kStepWithSnapshot };
+enum class Pass {
+  kLimit,
+  kStep,
+  kStepWithUndo,
+  kUndo,
+  kStepWithSnapshot,
+  kStepBf16Moments,
+  kStepBlock8Moments
+};
+bool is_compact(Pass pass) {
+  return pass == Pass::kStepBf16Moments || pass == Pass::kStepBlock8Moments;
+}
+
+// Moments in fewer bytes, beside the other arrays of a bucket.
+class CompactMoments {
+ public:
+  CompactMoments(Workers& workers, MomentFormat format, int64_t count)
+      : format_(format),
+        moment1_(allocate(workers, value_bytes(), count)),
+        moment2_(allocate(workers, value_bytes(), count)),
+        exponents1_(allocate(workers, 1, blocks_of(count))),
+        exponents2_(allocate(workers, 1, blocks_of(count))) {}
+
+  CompactArrays with(const AdamArrays& a) const {
+    return {.master = a.master,
+            .moment1 = moment1_.get(),
+            .moment2 = moment2_.get(),
+            .exponents1 = static_cast<uint8_t*>(exponents1_.get()),
+            .exponents2 = static_cast<uint8_t*>(exponents2_.get()),
+            .moment_format = format_,
+            .gradient = a.gradient,
+            .gradient_format = a.gradient_format,
+            .weights = a.weights,
+            .weights_format = a.weights_format,
+            .count = a.count,
+            .seed = 1};
+  }
+  // What a step moves beside gradient, master and weights.
+  int64_t bytes() const { return 4 * value_bytes(); }
+
+ private:
+  int64_t value_bytes() const { return format_ == MomentFormat::kBf16 ? 2 : 1; }
+  static int64_t blocks_of(int64_t count) { return (count + kMomentBlock - 1) / kMomentBlock; }
+
+  MomentFormat format_;
+  Memory moment1_, moment2_, exponents1_, exponents2_;
+};
 
 struct Case {
   Pass pass;
@@ -244,6 +290,31 @@ Sample sample(const Case& c, Workers& workers, const Bucket& bucket, UndoRecord&
   return s;
 }
 
+// Steps with compact moments against plain ones of the same bucket.
+void run_compact(benchmark::State& state, const Case& c) {
+  Workers workers(c.threads, Pinning::kCores);
+  const Bucket bucket(workers, c.streams, c.count);
+  const bool bf16 = c.pass == Pass::kStepBf16Moments;
+  const CompactMoments moments(workers, bf16 ? MomentFormat::kBf16 : MomentFormat::kBlock8,
+                               c.count);
+  const AdamArrays plain = bucket.arrays();
+  const CompactArrays compact = moments.with(plain);
+  std::vector<double> passes, steps;
+  adam_step_compact(workers, *c.table, compact, constants());  // warms up
+  for (auto _ : state) {
+    steps.push_back(seconds_of([&] { adam_step(workers, *c.table, plain, constants()); }));
+    passes.push_back(
+        seconds_of([&] { adam_step_compact(workers, *c.table, compact, constants()); }));
+    state.SetIterationTime(passes.back());
+  }
+  const double count = static_cast<double>(c.count);
+  const double seconds = median(passes);
+  const auto bytes = static_cast<double>(c.streams.bytes() - 16 + moments.bytes());
+  state.counters["ns_per_parameter"] = 1e9 * seconds / count;
+  state.counters["gb_per_s"] = bytes * count / seconds / 1e9;
+  state.counters["over_plain_step"] = seconds / median(steps);
+}
+
 void run(benchmark::State& state, const Case& c) {
   Workers workers(c.threads, Pinning::kCores);
   Bucket bucket(workers, c.streams, c.count);
@@ -280,8 +351,13 @@ void run(benchmark::State& state, const Case& c) {
 }
 
 std::string name_of(const Case& c) {
-  static constexpr const char* kPasses[] = {"limit", "step", "step_with_undo", "undo",
-                                            "step_with_snapshot"};
+  static constexpr const char* kPasses[] = {"limit",
+                                            "step",
+                                            "step_with_undo",
+                                            "undo",
+                                            "step_with_snapshot",
+                                            "step_bf16_moments",
+                                            "step_block8_moments"};
   const std::string table = c.pass == Pass::kLimit ? "loop" : std::string(c.table->name);
   return std::string(kPasses[static_cast<int>(c.pass)]) + "/" + table + "/" + c.streams.name +
          "/parameters:" + std::to_string(c.count) + "/threads:" + std::to_string(c.threads);
@@ -337,7 +413,14 @@ Options take_options(int& argc, char** argv) {
 }
 
 void add_case(const Case& c) {
-  benchmark::RegisterBenchmark(name_of(c).c_str(), [c](benchmark::State& state) { run(state, c); })
+  benchmark::RegisterBenchmark(name_of(c).c_str(),
+                               [c](benchmark::State& state) {
+                                 if (is_compact(c.pass)) {
+                                   run_compact(state, c);
+                                 } else {
+                                   run(state, c);
+                                 }
+                               })
       ->UseManualTime()
       ->Iterations(std::clamp<int64_t>(1'000'000'000 / c.count, 5, 30))
       ->Unit(benchmark::kMillisecond);
@@ -353,7 +436,8 @@ void add_cases(const Options& options) {
         }
       }
       for (const Table* table : options.tables) {
-        for (const Pass pass : {Pass::kStepWithUndo, Pass::kUndo, Pass::kStepWithSnapshot}) {
+        for (const Pass pass : {Pass::kStepWithUndo, Pass::kUndo, Pass::kStepWithSnapshot,
+                                Pass::kStepBf16Moments, Pass::kStepBlock8Moments}) {
           add_case({pass, table, kStreams[1], count, threads});
         }
       }
