@@ -6,6 +6,7 @@
 #include <map>
 
 #include "autotune/bound.h"
+#include "autotune/layout.h"
 #include "autotune/parallel.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
@@ -36,21 +37,6 @@ std::string fates(const ActivationPlan& plan) {
   return text.empty() ? "keep all" : text;
 }
 
-// Every knob that autotune sets, as name and text.
-std::vector<std::pair<std::string, std::string>> knobs_of(const Plan& plan) {
-  const auto number = [](const auto& value) {
-    return value ? fmt::format("{}", *value) : std::string("auto");
-  };
-  return {{"micro_batch", number(plan.micro_batch)},
-          {"activations", plan.activations ? fates(*plan.activations) : "auto"},
-          {"optimizer.bucket_bytes", fmt::format("{}", plan.optimizer.bucket_bytes.count)},
-          {"optimizer.gpu_buckets", number(plan.optimizer.gpu_buckets)},
-          {"optimizer.cast", std::string(to_string(plan.optimizer.cast))},
-          {"optimizer.sync", std::string(to_string(plan.optimizer.sync))},
-          {"optimizer.undo", std::string(to_string(plan.optimizer.undo))},
-          {"weights.flow_share", number(plan.weights.flow_share)}};
-}
-
 std::array<Bytes, kPlaces> arenas_of(const Prediction& prediction) {
   std::array<Bytes, kPlaces> memory{};
   for (const PlacePeak& peak : prediction.peaks)
@@ -75,9 +61,25 @@ Binding binding_of(const Prediction& prediction) {
   return {bound.resource, bound.time, bound.time.seconds() / prediction.step_time.seconds()};
 }
 
+std::vector<std::pair<std::string, std::string>> knob_texts(const Plan& plan) {
+  const auto number = [](const auto& value) {
+    return value ? fmt::format("{}", *value) : std::string("auto");
+  };
+  return {{"layout", layout_name(plan)},
+          {"optimizer.placement", std::string(to_string(plan.optimizer.placement))},
+          {"micro_batch", number(plan.micro_batch)},
+          {"activations", plan.activations ? fates(*plan.activations) : "auto"},
+          {"optimizer.bucket_bytes", fmt::format("{}", plan.optimizer.bucket_bytes.count)},
+          {"optimizer.gpu_buckets", number(plan.optimizer.gpu_buckets)},
+          {"optimizer.cast", std::string(to_string(plan.optimizer.cast))},
+          {"optimizer.sync", std::string(to_string(plan.optimizer.sync))},
+          {"optimizer.undo", std::string(to_string(plan.optimizer.undo))},
+          {"weights.flow_share", number(plan.weights.flow_share)}};
+}
+
 std::vector<std::string> differing_knobs(const Plan& plan, const Plan& other) {
-  const auto mine = knobs_of(plan);
-  const auto theirs = knobs_of(other);
+  const auto mine = knob_texts(plan);
+  const auto theirs = knob_texts(other);
   std::vector<std::string> result;
   for (size_t i = 0; i < mine.size(); ++i) {
     if (mine[i].second == theirs[i].second) continue;
@@ -122,12 +124,12 @@ Comparison compare(const Plan& best, const Prediction& best_prediction, const Pl
 std::vector<Alternative> alternatives(const Model& model, const Plan& base, const Space& space,
                                       const Plan& best, const Machine& machine,
                                       const Measurements* measurements, int threads) {
-  const auto mine = knobs_of(best);
+  const auto mine = knob_texts(best);
   std::vector<Plan> plans;
   std::vector<Alternative> result;
   for (const Choice& choice : choices_of(space, base)) {
     const Plan plan = plan_of(space, base, choice);
-    const auto theirs = knobs_of(plan);
+    const auto theirs = knob_texts(plan);
     size_t changed = 0;
     size_t which = 0;
     for (size_t i = 0; i < mine.size(); ++i) {

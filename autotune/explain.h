@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autotune/search.h"
@@ -21,6 +22,9 @@ struct Binding {
   double share = 0;      // of the step time; near 1: this resource sets the pace
 };
 Binding binding_of(const Prediction& prediction);
+
+// Every knob that autotune sets, as name and text, the layout first.
+std::vector<std::pair<std::string, std::string>> knob_texts(const Plan& plan);
 
 // Knobs in which two plans differ, as "optimizer.sync: speculate, not wait": the first's value,
 // not the second's.

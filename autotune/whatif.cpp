@@ -235,6 +235,10 @@ CellResult cell_of(const Prediction& prediction, const Plan& plan, const Machine
     if (peak.place == Place::kHbm) cell.gpu_memory = peak.arena;
     if (peak.place == Place::kDram) cell.cpu_memory = peak.arena;
   }
+  cell.peaks = prediction.peaks;
+  cell.usable_gpu_memory = machine.gpu.memory.value - machine.gpu.reserved.value;
+  cell.usable_cpu_memory = machine.cpu.memory.value - machine.cpu.reserved.value;
+  cell.provenance = prediction.provenance;
   if (!cell.fits) {
     cell.reason = prediction.reason;
     cell.obstacle = obstacle_of(prediction, plan, machine);

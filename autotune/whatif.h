@@ -7,6 +7,7 @@
 // Will not do: read files, or print (cli/verb_compare.cpp).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -88,6 +89,12 @@ struct CellResult {
   double mfu = 0;  // 0 to 1
   Bytes gpu_memory;
   Bytes cpu_memory;
+  std::vector<PlacePeak> peaks;  // who holds the memory; empty where the plan is illegal
+  Bytes usable_gpu_memory;       // what the machine has for tensors
+  Bytes usable_cpu_memory;
+  // Share of the busy time by where its durations came from, as Prediction has it.
+  std::array<double, kProvenances> provenance{};
+  int64_t parameters = 0;            // of the model; 0: unknown
   double price_per_device_hour = 0;  // 0: unknown
 
   // In units of the price for a million tokens. Requires fits.

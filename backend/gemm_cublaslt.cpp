@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "backend/cuda_attention.h"
 #include "backend/cuda_math.h"
+#include "backend/cudnn_attention.h"
 #include "backend/profile_cuda_kernels.h"
 #include "backend/transformer_cuda.h"
 #include "sim/base/error.h"
@@ -222,13 +224,15 @@ void CublasGemm::multiply(const CudaGemm& gemm, CudaStream stream) {
 
 std::unique_ptr<CudaProbeKernels> make_probe_kernels(CudaRuntime& runtime,
                                                      const GemmAlgorithmStore& algorithms) {
-  return launched_kernels(std::make_unique<CublasGemm>(runtime, algorithms));
+  return launched_kernels(std::make_unique<CublasGemm>(runtime, algorithms),
+                          std::make_unique<CudaAttention>(runtime, open_cudnn_attention()));
 }
 
 std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
                                          const GemmAlgorithmStore& algorithms) {
-  return std::make_unique<CudaTransformer>(training, runtime,
-                                           std::make_unique<CublasGemm>(runtime, algorithms));
+  return std::make_unique<CudaTransformer>(
+      training, runtime, std::make_unique<CublasGemm>(runtime, algorithms),
+      std::make_unique<CudaAttention>(runtime, open_cudnn_attention()));
 }
 
 }  // namespace ballast

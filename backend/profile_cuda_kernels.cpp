@@ -12,8 +12,8 @@ namespace cuda = kernels::cuda;
 
 class LaunchedKernels : public CudaProbeKernels {
  public:
-  explicit LaunchedKernels(std::unique_ptr<CudaProducts> products)
-      : products_(std::move(products)) {}
+  LaunchedKernels(std::unique_ptr<CudaProducts> products, std::unique_ptr<CudaAttention> attention)
+      : products_(std::move(products)), attention_(std::move(attention)) {}
 
   void empty(CudaStream stream) override {
     check_launch(cuda::empty_probe(native_stream(stream)), stream);
@@ -28,27 +28,29 @@ class LaunchedKernels : public CudaProbeKernels {
     check_launch(cuda::arithmetic_probe(arithmetic, native_stream(stream)), stream);
   }
   Bytes scratch_of(const cuda::AttentionForward& forward) override {
-    return {cuda::attention_forward_scratch_bytes(forward)};
+    return attention_->scratch_of(forward);
   }
   Bytes scratch_of(const cuda::AttentionBackward& backward) override {
-    return {cuda::attention_backward_scratch_bytes(backward)};
+    return attention_->scratch_of(backward);
   }
   void attention(const cuda::AttentionForward& forward, CudaStream stream) override {
-    check_launch(cuda::attention_forward(forward, native_stream(stream)), stream);
+    attention_->run(forward, stream);
   }
   void attention(const cuda::AttentionBackward& backward, CudaStream stream) override {
-    check_launch(cuda::attention_backward(backward, native_stream(stream)), stream);
+    attention_->run(backward, stream);
   }
   CudaProducts& products() override { return *products_; }
 
  private:
   std::unique_ptr<CudaProducts> products_;
+  std::unique_ptr<CudaAttention> attention_;
 };
 
 }  // namespace
 
-std::unique_ptr<CudaProbeKernels> launched_kernels(std::unique_ptr<CudaProducts> products) {
-  return std::make_unique<LaunchedKernels>(std::move(products));
+std::unique_ptr<CudaProbeKernels> launched_kernels(std::unique_ptr<CudaProducts> products,
+                                                   std::unique_ptr<CudaAttention> attention) {
+  return std::make_unique<LaunchedKernels>(std::move(products), std::move(attention));
 }
 
 }  // namespace ballast

@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "backend/cuda_attention.h"
 #include "backend/cuda_products.h"
 #include "backend/cuda_runtime.h"
 #include "backend/gemm_algorithms.h"
@@ -31,9 +32,11 @@ class CudaProbeKernels {
   virtual CudaProducts& products() = 0;
 };
 
-std::unique_ptr<CudaProbeKernels> launched_kernels(std::unique_ptr<CudaProducts> products);
+std::unique_ptr<CudaProbeKernels> launched_kernels(std::unique_ptr<CudaProducts> products,
+                                                   std::unique_ptr<CudaAttention> attention);
 
-// Those with cuBLASLt, whose workspace is taken from the runtime, which must outlive them.
+// Those with cuBLASLt, and cuDNN where it is there, as a training has them. Their workspaces are
+// taken from the runtime, which must outlive them.
 std::unique_ptr<CudaProbeKernels> make_probe_kernels(CudaRuntime& runtime,
                                                      const GemmAlgorithmStore& algorithms);
 

@@ -75,12 +75,14 @@ GemmOperand operand(const Argument& argument, int64_t column, int64_t stride,
 }  // namespace
 
 CudaTransformer::CudaTransformer(const Training& training, CudaRuntime& runtime,
-                                 std::unique_ptr<CudaProducts> products)
+                                 std::unique_ptr<CudaProducts> products,
+                                 std::unique_ptr<CudaAttention> attention)
     : model_(training.model),
       plan_(training.plan),
       graph_(training.graph),
       runtime_(runtime),
       products_(std::move(products)),
+      attention_(std::move(attention)),
       rope_(runtime, CudaMemoryKind::kDevice,
             bytes_of(rope_table(model_, plan_).values(), DType::kF32), "rotary positions"),
       scratch_(runtime, CudaMemoryKind::kDevice, largest_scratch(), "scratch of kernels") {
@@ -118,8 +120,7 @@ Bytes CudaTransformer::scratch_of(const Op& op) const {
       there.rope = back.rope = rope();
       there.rope_positions = back.rope_positions = plan_.sequence_length;
       there.qkv.format = back.qkv.format = format_of(plan_.dtype);
-      return {forward ? cuda::attention_forward_scratch_bytes(there)
-                      : cuda::attention_backward_scratch_bytes(back)};
+      return forward ? attention_->scratch_of(there) : attention_->scratch_of(back);
     }
     case OpKind::kGemm: {
       Bytes largest;
@@ -246,7 +247,7 @@ void CudaTransformer::attention(const Call& call) {
     forward.out = output(call.find(Role::kOutput));
     forward.log_sum_exp = floats(call.find(Role::kStatistics));
     forward.scratch = scratch_.data();
-    return check_launch(cuda::attention_forward(forward, call.native()), call.stream);
+    return attention_->run(forward, call.stream);
   }
   cuda::AttentionBackward backward;
   backward.shape = attention_shape(call.op);
@@ -258,7 +259,7 @@ void CudaTransformer::attention(const Call& call) {
   backward.dout = input(call.find(Role::kOutputGradient));
   backward.dqkv = output(call.find(Role::kInputGradient));
   backward.scratch = scratch_.data();
-  check_launch(cuda::attention_backward(backward, call.native()), call.stream);
+  attention_->run(backward, call.stream);
 }
 
 cuda::ActivationShape CudaTransformer::activation_shape(const Op& op) const {

@@ -1,5 +1,5 @@
-// The decoder's modules and the optimizer's kernels on a GPU: operations to kernels/cuda, and
-// matrix products to cuBLASLt (or whatever multiplies, in tests).
+// The decoder's modules and the optimizer's kernels on a GPU: operations to kernels/cuda, matrix
+// products to cuBLASLt (or whatever multiplies, in tests), attention to cuDNN where it is there.
 //
 // The same modules as backend/transformer.h, from the same roles of tensors. Products take the
 // bias, and the residual or what is accumulated, in their epilogue; where a module's matrices lie
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "backend/cuda_attention.h"
 #include "backend/cuda_math.h"
 #include "backend/cuda_memory.h"
 #include "backend/cuda_products.h"
@@ -24,7 +25,7 @@ class CudaTransformer : public CudaMath {
  public:
   // Takes its scratch from the runtime, which must outlive it.
   CudaTransformer(const Training& training, CudaRuntime& runtime,
-                  std::unique_ptr<CudaProducts> products);
+                  std::unique_ptr<CudaProducts> products, std::unique_ptr<CudaAttention> attention);
 
   void module(const Op& op, const OperationArguments& arguments, int32_t step,
               CudaStream stream) override;
@@ -72,6 +73,7 @@ class CudaTransformer : public CudaMath {
   const Graph& graph_;
   CudaRuntime& runtime_;
   std::unique_ptr<CudaProducts> products_;
+  std::unique_ptr<CudaAttention> attention_;
   CudaMemory rope_;     // empty where positions are learned
   CudaMemory scratch_;  // of the operation that runs
 };

@@ -1,6 +1,7 @@
 #include "cli/comparison.h"
 
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <map>
@@ -240,6 +241,35 @@ OrderedJson place_json(const Grid& grid, size_t cell) {
   return json;
 }
 
+OrderedJson provenance_json(const std::array<double, kProvenances>& shares) {
+  OrderedJson json = OrderedJson::object();
+  for (int p = 0; p < kProvenances; ++p) {
+    json[std::string(to_string(static_cast<Provenance>(p)))] = shares[static_cast<size_t>(p)];
+  }
+  return json;
+}
+
+// By place: bytes that tensors need and may take, and who holds how much of them at the peak.
+OrderedJson memory_json(const CellResult& cell) {
+  OrderedJson memory = OrderedJson::object();
+  for (const PlacePeak& peak : cell.peaks) {
+    if (peak.arena.count == 0) continue;
+    OrderedJson categories = OrderedJson::array();
+    for (const Holder& holder : peak.holders) {
+      categories.push_back(
+          {{"category", to_string(holder.category)}, {"bytes", holder.bytes.count}});
+    }
+    const Bytes usable = peak.place == Place::kHbm    ? cell.usable_gpu_memory
+                         : peak.place == Place::kDram ? cell.usable_cpu_memory
+                                                      : Bytes{0};
+    memory[std::string(to_string(peak.place))] = {
+        {"bytes", peak.arena.count},
+        {"usable_bytes", usable.count > 0 ? OrderedJson(usable.count) : OrderedJson(nullptr)},
+        {"categories", categories}};
+  }
+  return memory;
+}
+
 OrderedJson cell_json(const Comparison& comparison, size_t index) {
   const CellResult& cell = comparison.cells[index];
   const auto number = [&](double value) {
@@ -256,6 +286,9 @@ OrderedJson cell_json(const Comparison& comparison, size_t index) {
   json["mfu_percent"] = number(100 * cell.mfu);
   json["peak_gpu_bytes"] = number(static_cast<double>(cell.gpu_memory.count));
   json["peak_cpu_bytes"] = number(static_cast<double>(cell.cpu_memory.count));
+  json["memory"] = memory_json(cell);
+  json["parameters"] = cell.parameters > 0 ? OrderedJson(cell.parameters) : OrderedJson(nullptr);
+  json["provenance"] = cell.fits ? provenance_json(cell.provenance) : OrderedJson(nullptr);
   const bool priced = cell.fits && cell.price_per_device_hour > 0;
   json["cost_per_million_tokens"] =
       priced ? OrderedJson(cell.cost_per_million_tokens()) : OrderedJson(nullptr);
@@ -324,7 +357,8 @@ std::string comparison_csv(const Comparison& comparison) {
 
 OrderedJson comparison_json(const Comparison& comparison) {
   const Grid& grid = comparison.grid;
-  OrderedJson json = {{"metric", to_string(comparison.criterion)},
+  OrderedJson json = {{"schema", "ballast.comparison/1"},
+                      {"metric", to_string(comparison.criterion)},
                       {"unit", unit_of(comparison.criterion)}};
   json["rows"] = json["columns"] = json["cells"] = OrderedJson::array();
   json["best"] = json["crossings"] = OrderedJson::array();
@@ -348,6 +382,27 @@ OrderedJson comparison_json(const Comparison& comparison) {
     json["crossings"].push_back(crossing_json(comparison, crossing));
   }
   return json;
+}
+
+std::string comparison_title(const OrderedJson& json) {
+  std::vector<std::string> alike;
+  std::vector<std::string> crossed;
+  for (const char* key : {"columns", "rows"}) {
+    for (const OrderedJson& axis : json[key]) {
+      const std::string name = axis["name"];
+      const std::string first = axis["values"].front();
+      if (axis["values"].size() > 1) {
+        crossed.push_back(name);
+      } else if (name == "model" || name == "machine" || name == "strategy") {
+        alike.push_back(first);
+      } else {
+        alike.push_back(name + " " + first);
+      }
+    }
+  }
+  const std::string by =
+      crossed.empty() ? "One plan" : "By " + fmt::format("{}", fmt::join(crossed, " and "));
+  return alike.empty() ? by : fmt::format("{}: {}", by, fmt::join(alike, ", "));
 }
 
 }  // namespace ballast

@@ -27,7 +27,11 @@ std::string comparison_text(const Comparison& comparison);
 // One line a cell with all its numbers, after a line of titles; RFC 4180.
 std::string comparison_csv(const Comparison& comparison);
 
-// {"metric", "unit", "rows", "columns": the axes, "cells", "best": one a row, "crossings"}.
+// {"schema", "metric", "unit", "rows", "columns": the axes, "cells", "best": one a row,
+// "crossings"}. A cell has its "memory" by place: what is needed, usable, and who holds how much.
 nlohmann::ordered_json comparison_json(const Comparison& comparison);
+
+// What `json` compares, as a title.
+std::string comparison_title(const nlohmann::ordered_json& json);
 
 }  // namespace ballast

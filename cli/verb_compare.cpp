@@ -9,6 +9,7 @@
 #include "cli/comparison.h"
 #include "cli/completion.h"
 #include "cli/progress.h"
+#include "cli/report/comparison_page.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 
@@ -28,6 +29,7 @@ struct CompareFlags {
   std::vector<std::string> prices;
   std::vector<std::string> columns = {"strategy", "machine", "devices"};
   std::optional<std::string> csv;
+  std::optional<std::string> html;
 };
 
 std::vector<std::string> criterion_names() {
@@ -61,6 +63,8 @@ bool parse(Words words, CompareFlags& flags) {
       ->allow_extra_args(false)
       ->type_name("AXES");
   app.add_option("--csv", flags.csv, "Write one line a cell to this file")->type_name("FILE");
+  app.add_option("--html", flags.html, "Write a page with charts of all cells to this file")
+      ->type_name("FILE");
   parser.add(flags.store);
   parser.add(flags.stack);
   parser.add(flags.output, "Write the JSON to this file too");
@@ -346,6 +350,7 @@ class Comparer {
     const Measurements measurements =
         known != measurements_.end() ? known->second : measurements_of(of.machine, flags_.store);
     const double price = price_of(of.plan.machine);
+    const int64_t parameters = parameter_count(of.model);
     CellResult result;
     if (flags_.tune) {
       result =
@@ -355,6 +360,7 @@ class Comparer {
       result = cell_of(completed.prediction, completed.of.plan, completed.of.machine);
     }
     result.price_per_device_hour = price;
+    result.parameters = parameters;
     return result;
   }
 
@@ -380,8 +386,12 @@ int run_compare(Words words) {
   const Comparer comparer(flags);
   comparer.check_prices();
   const Comparison comparison = comparer.run();
-  const std::string json = comparison_json(comparison).dump(1) + "\n";
+  const std::string command = command_line("compare", words);
+  nlohmann::ordered_json data = comparison_json(comparison);
+  data["origin"] = origin_json(command);
+  const std::string json = data.dump(1) + "\n";
   if (flags.output.out) atomic_write(*flags.output.out, json);
+  if (flags.html) write_comparison_page({*flags.html, "", command}, data, flags.store);
   if (flags.csv) atomic_write(*flags.csv, comparison_csv(comparison));
   fmt::print("{}", flags.output.json ? json : comparison_text(comparison));
   const bool any = std::any_of(comparison.cells.begin(), comparison.cells.end(),

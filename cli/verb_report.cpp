@@ -1,16 +1,14 @@
-#include <cmath>
-#include <ctime>
 #include <filesystem>
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/completion.h"
 #include "cli/prediction.h"
-#include "cli/report/page.h"
+#include "cli/report/comparison_page.h"
+#include "cli/report/origin.h"
 #include "cli/verification.h"
-#include "sim/base/atomic_file.h"
+#include "cli/why.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -26,6 +24,8 @@ struct ReportFlags {
   std::optional<std::string> verify_file;
   std::optional<std::string> metrics_file;
   std::optional<std::string> validation_file;
+  std::optional<std::string> tune_file;
+  std::optional<std::string> compare_file;
   std::string out = "report.html";
 };
 
@@ -40,6 +40,12 @@ bool parse(Words words, ReportFlags& flags) {
       ->type_name("FILE");
   app.add_option("--validation", flags.validation_file,
                  "What `ballast validate --out` wrote: a page of that, and of no plan")
+      ->type_name("FILE");
+  app.add_option("--tune", flags.tune_file,
+                 "What `ballast tune --json` printed: a page of the search and of the best plan")
+      ->type_name("FILE");
+  app.add_option("--compare", flags.compare_file,
+                 "What `ballast compare --out` wrote: a page of all its cells")
       ->type_name("FILE");
   app.add_option("--out", flags.out, "Write the page to this file [report.html]")
       ->type_name("FILE");
@@ -57,29 +63,71 @@ std::ifstream open_text(const std::string& path) {
   return file;
 }
 
-OrderedJson read_verify(const std::string& path) {
+// What another verb wrote: its schema, the verb with its flags, and the keys that a page needs.
+struct Written {
+  const char* schema;  // empty where the file names none
+  const char* by;
+  std::vector<const char*> keys;
+};
+
+OrderedJson read_written(const std::string& path, const Written& written) {
   std::ifstream file = open_text(path);
   OrderedJson json = OrderedJson::parse(file, nullptr, false);
-  if (!json.is_object() || json.value("schema", OrderedJson()) != "ballast.verify/1") {
-    throw Error(path, "is not what `ballast verify --out` writes", "give that file");
+  const std::string command = fmt::format("ballast {}", written.by);
+  const bool named = *written.schema != '\0';
+  if (!json.is_object() || (named && json.value("schema", OrderedJson()) != written.schema)) {
+    throw Error(path, fmt::format("is not what `{}` writes", command), "give that file");
   }
-  for (const char* key : {"model", "machine", "steps", "plan", "predicted", "measured",
-                          "error_percent", "prediction", "timelines"}) {
+  for (const char* key : written.keys) {
     if (json.contains(key)) continue;
-    throw Error(path, fmt::format("key '{}' is missing", key), "run ballast verify --out again");
+    throw Error(path, fmt::format("key '{}' is missing", key),
+                fmt::format("run {} again", command));
   }
   return json;
 }
 
+OrderedJson read_verify(const std::string& path) {
+  return read_written(path, {"ballast.verify/1",
+                             "verify --out",
+                             {"model", "machine", "steps", "plan", "predicted", "measured",
+                              "error_percent", "prediction", "timelines"}});
+}
+
 OrderedJson read_validation(const std::string& path) {
-  std::ifstream file = open_text(path);
-  OrderedJson json = OrderedJson::parse(file, nullptr, false);
-  if (!json.is_object() || json.value("schema", OrderedJson()) != "ballast.validation/1") {
-    throw Error(path, "is not what `ballast validate --out` writes", "give that file");
+  return read_written(
+      path, {"ballast.validation/1", "validate --out", {"cases", "summary", "overall", "stacks"}});
+}
+
+OrderedJson read_comparison(const std::string& path) {
+  const Written written = {"ballast.comparison/1",
+                           "compare --out",
+                           {"metric", "rows", "columns", "cells", "best", "crossings"}};
+  OrderedJson json = read_written(path, written);
+  const auto refuse = [&](const char* what) {
+    throw Error(path, what, "run ballast compare --out again");
+  };
+  for (const char* key : {"rows", "columns"}) {
+    for (const OrderedJson& axis : json[key]) {
+      const bool is_axis = axis.is_object() && axis.contains("name") && axis["name"].is_string() &&
+                           axis.contains("values") && axis["values"].is_array() &&
+                           !axis["values"].empty() && axis["values"].front().is_string();
+      if (!is_axis) refuse("has an axis without a name or values");
+    }
   }
-  for (const char* key : {"cases", "summary", "overall", "stacks"}) {
-    if (json.contains(key)) continue;
-    throw Error(path, fmt::format("key '{}' is missing", key), "run ballast validate --out again");
+  for (const OrderedJson& cell : json["cells"]) {
+    if (!cell.is_object() || !cell.contains("at") || !cell.contains("plan"))
+      refuse("has a cell without 'at' or 'plan'");
+  }
+  return json;
+}
+
+OrderedJson read_tune(const std::string& path) {
+  const OrderedJson json =
+      read_written(path, {"", "tune --json", {"considered", "simulated", "ranked", "reasons"}});
+  for (const OrderedJson& one : json["ranked"]) {
+    if (one.is_object() && one.contains("plan") && one.contains("step_time_s")) continue;
+    throw Error(path, "ranks something without 'plan' or 'step_time_s'",
+                "run ballast tune --json again");
   }
   return json;
 }
@@ -132,18 +180,82 @@ std::string text_of(const OrderedJson& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// The names that a plan gives, unless flags give others (a model's file may have moved).
+Case case_of(const Plan& plan, const ReportFlags& flags) {
+  const PlanFlags& given = flags.plan;
+  Case of;
+  of.model = load_model(given.models.empty() ? plan.model : given.models.front());
+  of.machine = load_machine_or_here(given.machines.empty() ? plan.machine : given.machines.front(),
+                                    flags.store);
+  of.plan = plan;
+  check(of.plan, of.model);
+  return of;
+}
+
+// The page of a search: what it printed, the knobs in which each plan differs from the best, and,
+// where model and machine are still at hand, the prediction of the best.
+OrderedJson data_of_tune(const ReportFlags& flags) {
+  const std::string& path = *flags.tune_file;
+  OrderedJson tune = read_tune(path);
+  OrderedJson data = {{"prediction", nullptr}};
+  if (tune["ranked"].empty()) {
+    data["tune"] = std::move(tune);
+    return data;
+  }
+  const Plan best = parse_plan(tune["ranked"][0]["plan"].dump(), path);
+  for (const char* list : {"ranked", "frontier", "measured"}) {
+    if (!tune.contains(list) || !tune[list].is_array()) continue;
+    for (OrderedJson& one : tune[list]) {
+      if (!one.is_object() || !one.contains("plan") || !one["plan"].is_object()) continue;
+      one["differs"] = knobs_that_differ(best, parse_plan(one["plan"].dump(), path));
+    }
+  }
+  try {
+    const Case of = case_of(best, flags);
+    const Measurements measurements = measurements_of(of.machine, flags.store);
+    data =
+        data_of_prediction({of, predict(of.model, of.plan, of.machine, of.stack, &measurements)});
+    if (tune["ranked"].size() > 1) {
+      Case next = of;
+      next.plan = parse_plan(tune["ranked"][1]["plan"].dump(), path);
+      data["why"] = why_it_loses(of, next, measurements);
+    }
+  } catch (const Error& error) {
+    data["missing"] = error.what();
+  }
+  data["model"] = best.model;
+  data["machine"] = best.machine;
+  data["plan"] = OrderedJson::parse(plan_json(best));
+  data["tune"] = std::move(tune);
+  return data;
+}
+
 OrderedJson data_of(const ReportFlags& flags) {
   if (flags.validation_file) return {{"validation", read_validation(*flags.validation_file)}};
-  OrderedJson data = flags.verify_file ? read_verify(*flags.verify_file) : data_of_plan(flags);
+  OrderedJson data = flags.tune_file     ? data_of_tune(flags)
+                     : flags.verify_file ? read_verify(*flags.verify_file)
+                                         : data_of_plan(flags);
   data["metrics"] = flags.metrics_file ? read_metrics(*flags.metrics_file) : OrderedJson::array();
-  data["plan_text"] =
-      plan_text(parse_plan(data["plan"].dump(), flags.verify_file.value_or("the plan")));
+  if (!data.contains("plan")) return data;
+  const Plan plan = parse_plan(data["plan"].dump(), flags.verify_file.value_or("the plan"));
+  data["plan_text"] = plan_text(plan);
+  data["machines"] = machines_json({plan.machine}, flags.store);
   return data;
 }
 
 std::string title_of(const OrderedJson& data) {
   if (data.contains("validation")) return "Ballast against published measurements";
-  return fmt::format("{} on {}", text_of(data["model"]), text_of(data["machine"]));
+  if (!data.contains("model")) return "A search in which nothing fits";
+  const char* what = data.contains("tune") ? "The best plan of {} on {}" : "{} on {}";
+  return fmt::format(fmt::runtime(what), text_of(data["model"]), text_of(data["machine"]));
+}
+
+void check_one_subject(const ReportFlags& flags) {
+  const int subjects = flags.verify_file.has_value() + flags.validation_file.has_value() +
+                       flags.tune_file.has_value() + flags.compare_file.has_value();
+  if (subjects <= 1) return;
+  throw Error("report", "a page is of one of --verify, --validation, --tune and --compare",
+              "name one of them");
 }
 
 }  // namespace
@@ -151,13 +263,17 @@ std::string title_of(const OrderedJson& data) {
 int run_report(Words words) {
   ReportFlags flags;
   if (!parse(words, flags)) return kDone;
-  const OrderedJson data = data_of(flags);
-  ReportText text;
-  text.title = title_of(data);
-  text.footer = fmt::format("Ballast {}{}{}, {:%Y-%m-%d %H:%M} UTC", program_version(),
-                            program_commit().empty() ? "" : " ", program_commit(),
-                            fmt::gmtime(std::time(nullptr)));
-  atomic_write(flags.out, report_page(text, data));
+  check_one_subject(flags);
+  PageFile file{flags.out, "", command_line("report", words)};
+  OrderedJson data;
+  if (flags.compare_file) {
+    data = read_comparison(*flags.compare_file);
+    write_comparison_page(file, data, flags.store);
+  } else {
+    data = data_of(flags);
+    file.title = title_of(data);
+    write_page(file, data);
+  }
   if (flags.output.json) {
     fmt::print("{}\n", data.dump(1));
   } else {

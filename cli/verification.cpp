@@ -137,9 +137,10 @@ struct Window {
   Instant end;
 };
 
-// From the end of the last step but one to the end of the last.
+// From the end of one step to the end of the next: the last, or the last but one where three were
+// recorded, because what the step after it does beside its end belongs to the picture.
 Window last_step_of(const Timeline& timeline) {
-  const int32_t last = timeline.first_step + timeline.steps - 1;
+  const int32_t last = timeline.first_step + timeline.steps - (timeline.steps >= 3 ? 2 : 1);
   Window window{{INT64_MAX}, {0}};
   Instant before{-1};
   for (const Span& span : timeline.spans) {
@@ -149,6 +150,20 @@ Window last_step_of(const Timeline& timeline) {
   }
   if (before.ps >= 0) window.begin = before;
   return window;
+}
+
+// Where the simulator ran only one step before the last, the next one's share of the window is
+// missing. In a settled simulation it is what the last step did one period earlier. (A real run
+// records more, unless its first two steps are all there was.)
+std::vector<Span> with_next_step(const Timeline& timeline, const Window& window) {
+  std::vector<Span> spans = timeline.spans;
+  if (timeline.steps != 2 || timeline.first_step == 0 || !timeline.settled) return spans;
+  const Duration period = window.end - window.begin;
+  for (const Span& span : timeline.spans) {
+    if (span.step != timeline.first_step + 1 || span.begin + period >= window.end) continue;
+    spans.push_back({span.op, span.step + 1, span.begin + period, span.end + period});
+  }
+  return spans;
 }
 
 }  // namespace
@@ -212,7 +227,7 @@ OrderedJson timeline_json(const Graph& graph, const Timeline& timeline) {
   const Window window = last_step_of(timeline);
   OrderedJson spans = OrderedJson::array();
   std::vector<bool> used(static_cast<size_t>(graph.lanes), false);
-  for (const Span& span : timeline.spans) {
+  for (const Span& span : with_next_step(timeline, window)) {
     if (span.end <= window.begin || span.begin >= window.end) continue;
     const Op& op = graph.step.ops[static_cast<size_t>(span.op)];
     used[static_cast<size_t>(op.lane)] = true;

@@ -61,6 +61,15 @@ constexpr const char* kCorrectionTable = R"(
     ballast_version TEXT NOT NULL);
   CREATE INDEX corrections_by_host ON corrections (machine, device, driver, scope, name);
 )";
+// Likewise. `digest` finds a question, which is long; the text decides.
+constexpr const char* kSearches = "searches";
+constexpr const char* kSearchTable = R"(
+  CREATE TABLE searches (
+    id INTEGER PRIMARY KEY, digest TEXT NOT NULL, question TEXT NOT NULL,
+    answer_json TEXT NOT NULL, created_utc TEXT NOT NULL, commit_id TEXT NOT NULL,
+    ballast_version TEXT NOT NULL);
+  CREATE INDEX searches_by_digest ON searches (digest);
+)";
 constexpr const char* kNewestProfile =
     "(SELECT coalesce(max(id), 0) FROM machine_facts WHERE machine = ?)";
 constexpr const char* kTableNames[] = {"measurements", "machine_facts", "verify_records",
@@ -291,6 +300,14 @@ void make_folder_of(const std::string& path) {
 
 }  // namespace
 
+std::string digest_of(const std::string& text) {
+  uint64_t digest = 0xcbf29ce484222325;
+  for (const char letter : text) {
+    digest = (digest ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+  }
+  return fmt::format("{:016x}", digest);
+}
+
 std::string default_store_path() {
   const char* data = std::getenv("XDG_DATA_HOME");
   if (data != nullptr && data[0] == '/') return std::string(data) + "/ballast/store.db";
@@ -483,6 +500,28 @@ std::vector<TuneResult> Store::tune_results() const {
     one.created_utc = select.text();
   }
   return result;
+}
+
+void Store::append(const SearchRecord& record) {
+  Transaction transaction(database_.get(), path_);
+  add_table(database_.get(), path_, {kSearches, kSearchTable});
+  Statement insert(database_.get(), path_,
+                   fmt::format("INSERT INTO searches (digest, question, answer_json, commit_id, "
+                               "ballast_version, created_utc) VALUES (?, ?, ?, ?, ?, {})",
+                               kNow));
+  insert.bind(digest_of(record.question)).bind(record.question).bind(record.answer_json);
+  insert.bind(origin_).run();
+  transaction.commit();
+}
+
+std::optional<std::string> Store::search_answer(const std::string& question) const {
+  if (!has_table(database_.get(), path_, kSearches)) return std::nullopt;
+  Statement select(database_.get(), path_,
+                   "SELECT answer_json FROM searches WHERE digest = ? AND question = ? "
+                   "ORDER BY id DESC LIMIT 1");
+  select.bind(digest_of(question)).bind(question);
+  if (!select.next()) return std::nullopt;
+  return select.text();
 }
 
 void Store::append_algorithm(const std::string& key, const Algorithm& algorithm) {

@@ -57,6 +57,15 @@ struct TuneResult {
   std::string created_utc;  // set by the store
 };
 
+// FNV-1a of 64 bits (RFC 9923), in hex: tells long texts apart, but is no proof.
+std::string digest_of(const std::string& text);
+
+// One search that was finished, by everything that it depends on.
+struct SearchRecord {
+  std::string question;
+  std::string answer_json;
+};
+
 // Move-only. Every function throws Error, naming the file, where the file is damaged, is not a
 // store, was written by a newer version, or cannot be written.
 class Store {
@@ -92,6 +101,10 @@ class Store {
 
   void append(const TuneResult& result);
   std::vector<TuneResult> tune_results() const;  // oldest first
+
+  void append(const SearchRecord& record);
+  // The newest answer to exactly this question.
+  std::optional<std::string> search_answer(const std::string& question) const;
 
   // The algorithm of a matrix product, in its library's form; `key` names shape, GPU and library.
   using Algorithm = std::array<uint64_t, 8>;

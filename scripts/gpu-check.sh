@@ -45,6 +45,23 @@ shown() {
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
 ballast() { shown "$build/ballast" "$@"; }
 
+# Names cuDNN in BALLAST_CUDNN unless that says already which: beside the toolkit, where the loader
+# looks, or in a Python package.
+find_cudnn() {
+  [ -z "${BALLAST_CUDNN:-}" ] || return
+  local place
+  local places=("${CUDA_HOME:-/usr/local/cuda}/lib64"
+    "$(ldconfig -p 2>/dev/null | sed -n 's|.*=> \(.*\)/libcudnn\.so\.9$|\1|p' | head -n 1)"
+    "$(python3 -c 'import nvidia.cudnn as c; print(list(c.__path__)[0] + "/lib")' 2>/dev/null)")
+  for place in "${places[@]}"; do
+    [ -n "$place" ] && [ -f "$place/libcudnn.so.9" ] || continue
+    export BALLAST_CUDNN=$place/libcudnn.so.9
+    echo "attention by $BALLAST_CUDNN"
+    return
+  done
+  echo "there is no cuDNN: attention by our kernels"
+}
+
 step_build() {
   command -v cmake >/dev/null || { echo "there is no cmake"; return 1; }
   local staged_flags=() launcher=()
@@ -52,7 +69,7 @@ step_build() {
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   shown cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" "${staged_flags[@]}" ||
     return 1
-  local targets=(ballast test_backend test_kernels)
+  local targets=(ballast test_backend test_kernels test_cudnn)
   cmake --build "$build" --target help | grep -q 'test_cuda$' && targets+=(test_cuda)
   shown cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
 }
@@ -60,6 +77,8 @@ step_build() {
 step_test() {
   shown "$build/test_kernels" --gtest_brief=1 || return 1
   shown "$build/test_backend" --gtest_brief=1 || return 1
+  # Its calls; its plans for a described GPU are skipped beside a driver, for test_cuda runs them.
+  shown "$build/test_cudnn" --gtest_brief=1 || return 1
   [ -x "$build/test_cuda" ] || { echo "test_cuda was not built: no toolkit"; return 1; }
   shown "$build/test_cuda" --gtest_brief=1 --gtest_output="xml:$out/test_cuda.xml" || return 1
   if ! command -v compute-sanitizer >/dev/null; then
@@ -74,17 +93,20 @@ step_test() {
   exactness
 }
 
-# Ten steps of a small model under every way of stepping: the exported weights are the same bits.
+# Ten steps of a small model under every way of stepping, launched one by one and as CUDA graphs:
+# the exported weights are the same bits.
 exactness() {
-  local sync weights=()
+  local sync buckets launching weights=()
   for sync in wait speculate; do
     for buckets in 0 2; do
-      local file=$out/exact-$sync-$buckets.safetensors
-      ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 10 \
-        --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
-        --set plan.optimizer.sync=$sync --set plan.optimizer.gpu_buckets=$buckets \
-        --set plan.optimizer.placement=cpu --export "$file" || return 1
-      weights+=("$file")
+      for launching in "" --cuda-graphs; do
+        local file=$out/exact-$sync-$buckets$launching.safetensors
+        ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 10 \
+          --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
+          --set plan.optimizer.sync=$sync --set plan.optimizer.gpu_buckets=$buckets \
+          --set plan.optimizer.placement=cpu --export "$file" $launching || return 1
+        weights+=("$file")
+      done
     done
   done
   local file
@@ -111,7 +133,13 @@ step_train() {
   [ -f "$out/gpt2-xl.json" ] || plan=(--model gpt2-xl --machine "$out/machine.json"
     --devices 1 --global-batch 8 --sequence-length 1024)
   ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" \
-    --metrics "$out/gpt2-xl.metrics.jsonl"
+    --metrics "$out/gpt2-xl.metrics.jsonl" || return 1
+  # The same with kernels launched as CUDA graphs, and with our attention in place of cuDNN's.
+  ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" --cuda-graphs \
+    --metrics "$out/gpt2-xl.graphs.metrics.jsonl" || return 1
+  [ -n "${BALLAST_CUDNN:-}" ] || { echo "attention is ours alone: there is no cuDNN"; return 0; }
+  BALLAST_CUDNN=none ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" \
+    --metrics "$out/gpt2-xl.own-attention.metrics.jsonl"
 }
 
 # The ladder: 124M, 1.5B and 8B by several plans, and the largest shipped model that fits, of those
@@ -188,6 +216,7 @@ run_step() {
   echo "$step: exit code $code after $SECONDS s" >>"$out/summary.txt"
 }
 
+find_cudnn
 for step in "${steps[@]}"; do
   if [ -z "$only" ] || [ "$only" = "$step" ]; then run_step "$step"; fi
 done

@@ -5,10 +5,10 @@
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git nlohmann-json3-dev libcli11-dev
-  libsqlite3-dev libeigen3-dev libfmt-dev libhwloc-dev libjs-chart.js)
+  libsqlite3-dev libeigen3-dev libfmt-dev libhwloc-dev libmimalloc-dev libjs-chart.js)
 if [ "${1:-}" = --tests ]; then
   packages+=(libgtest-dev libbenchmark-dev clang libclang-rt-14-dev
-    g++-aarch64-linux-gnu qemu-user)
+    g++-aarch64-linux-gnu qemu-user chromium fonts-dejavu-core)
 fi
 
 missing=()

@@ -3,7 +3,9 @@
 # SQLite and GoogleTest, hwloc, and the CMake modules that find them there. A tree that carries it
 # builds where there are a compiler, CMake and perhaps CUDA, but no packages and no network:
 #   . .deps/flags.sh && cmake -S . -B build "${staged_flags[@]}"
-# Needs the packages of scripts/setup.sh --tests on this machine, of the same processor family.
+# Needs the Debian packages of scripts/setup.sh --tests on this machine, of the same processor
+# family; what is missing is named with its package. CUDA, cuBLASLt and cuDNN are not carried: the
+# first two are the toolkit's, and cuDNN is looked for when a training begins.
 #   scripts/stage_dependencies.sh [FOLDER]     default: .deps
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,23 +14,29 @@ rm -rf "$target"
 mkdir -p "$target"/{include,lib,cmake,share}
 target=$(cd "$target" && pwd)
 
+# need FILE PACKAGE
 need() {
   [ -e "$1" ] && return
-  echo "scripts/stage_dependencies.sh: $1 is missing; run scripts/setup.sh --tests first" >&2
+  echo "scripts/stage_dependencies.sh: $1 is missing, which is in the Debian package $2; run" \
+    "scripts/setup.sh --tests first" >&2
   exit 2
 }
 libraries=$(dirname "$(gcc -print-file-name=libsqlite3.a)")
-for header in nlohmann CLI fmt eigen3/Eigen gtest hwloc hwloc.h sqlite3.h; do
-  need "/usr/include/$header"
+for entry in nlohmann:nlohmann-json3-dev CLI:libcli11-dev fmt:libfmt-dev \
+  eigen3/Eigen:libeigen3-dev gtest:libgtest-dev hwloc:libhwloc-dev hwloc.h:libhwloc-dev \
+  sqlite3.h:libsqlite3-dev; do
+  header=${entry%:*}
+  need "/usr/include/$header" "${entry#*:}"
   mkdir -p "$target/include/$(dirname "$header")"
   cp -rL "/usr/include/$header" "$target/include/$header"
 done
-for library in libsqlite3.a libgtest.a libgtest_main.a; do
-  need "$libraries/$library"
+for entry in libsqlite3.a:libsqlite3-dev libgtest.a:libgtest-dev libgtest_main.a:libgtest-dev; do
+  library=${entry%:*}
+  need "$libraries/$library" "${entry#*:}"
   cp -L "$libraries/$library" "$target/lib/"
 done
 # hwloc is shared, with what it needs beside the C library.
-need "$libraries/libhwloc.so.15"
+need "$libraries/libhwloc.so.15" libhwloc15
 cp -L "$libraries/libhwloc.so.15" "$target/lib/"
 ldd "$libraries/libhwloc.so.15" | awk '$2 == "=>" { print $3 }' |
   grep -vE '/(libc|libm|libpthread|libdl|librt)\.so' | while read -r used; do
@@ -39,7 +47,7 @@ for chart in /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist; do
     [ -f "$chart/$name" ] && cp -L "$chart/$name" "$target/share/chart.min.js"
   done
 done
-need "$target/share/chart.min.js"
+need "$target/share/chart.min.js" libjs-chart.js
 
 # header_only PACKAGE TARGET DEFINITION: a find module for a library of headers.
 header_only() {

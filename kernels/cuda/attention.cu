@@ -14,17 +14,21 @@ constexpr int kThreads = 256;
 
 // --- Kernels -----------------------------------------------------------------------------------
 
-struct Rotate {
+// q and k of packed rows of `from_width` values to rows of `to_width`, which may be the same.
+struct Turn {
   AttentionShape shape;
-  const void* qkv = nullptr;
+  const void* from = nullptr;
+  int64_t from_width = 0;
   const float* rope = nullptr;
   int64_t rope_positions = 0;
-  void* to = nullptr;  // [T, (heads + kv_heads) * head_size]
+  void* to = nullptr;
+  int64_t to_width = 0;
+  float direction = 1.0f;  // -1: back
 };
 
 // Block x: token x, whose threads turn kCount pairs (x[i], x[i + D/2]) of a head at a time.
 template <Format kFormat, int kCount>
-__global__ void __launch_bounds__(kThreads) rotate_kernel(Rotate d) {
+__global__ void __launch_bounds__(kThreads) rotate_kernel(Turn d) {
   const int half = static_cast<int>(d.shape.head_size) / 2;
   const int heads = static_cast<int>(d.shape.heads + d.shape.kv_heads);
   const int64_t token = blockIdx.x;
@@ -32,16 +36,17 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(Rotate d) {
   for (int pair = static_cast<int>(threadIdx.x) * kCount; pair < heads * half;
        pair += kThreads * kCount) {
     const int i = pair % half, at = pair / half * 2 * half + i;
-    const int64_t from = token * d.shape.width() + at;
-    const int64_t to = token * heads * 2 * half + at;
+    const int64_t from = token * d.from_width + at;
+    const int64_t to = token * d.to_width + at;
     const float* cosines = of_token + i;
     const float* sines = cosines + d.rope_positions * half;
     float x[kCount], y[kCount];
-    load<kFormat>(d.qkv, from, x);
-    load<kFormat>(d.qkv, from + half, y);
+    load<kFormat>(d.from, from, x);
+    load<kFormat>(d.from, from + half, y);
     for (int k = 0; k < kCount; ++k) {
-      const float turned = fmaf(-y[k], sines[k], x[k] * cosines[k]);
-      y[k] = fmaf(x[k], sines[k], y[k] * cosines[k]);
+      const float sine = d.direction * sines[k];
+      const float turned = fmaf(-y[k], sine, x[k] * cosines[k]);
+      y[k] = fmaf(x[k], sine, y[k] * cosines[k]);
       x[k] = turned;
     }
     store<kFormat>(d.to, to, x);
@@ -71,15 +76,19 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Launchers ---------------------------------------------------------------------------------
 
-Status rotate(const Rotate& d, Format format, Stream stream) {
+Status turn(const Turn& d, Format format, Stream stream) {
   const int64_t half = d.shape.head_size / 2;
-  const bool wide = half % kWide == 0 && is_wide(d.qkv) && is_wide(d.to);
+  const bool wide = half % kWide == 0 && is_wide(d.from) && is_wide(d.to);
   const Grid grid{.x = d.shape.tokens(), .threads = kThreads};
   return with_format(format, [&](auto tag) {
     constexpr Format kFormat = decltype(tag)::kValue;
     const auto kernel = wide ? rotate_kernel<kFormat, kWide> : rotate_kernel<kFormat, 1>;
     return launch("rope", kernel, grid, stream, d);
   });
+}
+
+bool can_turn(const AttentionShape& shape, const float* rope) {
+  return rope != nullptr && shape.head_size % 2 == 0;
 }
 
 int64_t rotated_bytes(const AttentionShape& shape, Format format) {
@@ -143,6 +152,33 @@ void fill_rope_table(const RopeTable& d, float* table) {
   }
 }
 
+Status rotate(const Rotation& d, Stream stream) {
+  if (d.shape.tokens() == 0) return {};
+  if (!can_turn(d.shape, d.rope)) return invalid("rotate");
+  Turn there;
+  there.shape = d.shape;
+  there.from = d.qkv.data;
+  there.from_width = d.shape.width();
+  there.rope = d.rope;
+  there.rope_positions = d.rope_positions;
+  there.to = d.to;
+  there.to_width = (d.shape.heads + d.shape.kv_heads) * d.shape.head_size;
+  return turn(there, d.qkv.format, stream);
+}
+
+Status rotate_back(const RotationBack& d, Stream stream) {
+  if (d.shape.tokens() == 0) return {};
+  if (!can_turn(d.shape, d.rope)) return invalid("rotate_back");
+  Turn back;
+  back.shape = d.shape;
+  back.from = back.to = d.dqkv.data;
+  back.from_width = back.to_width = d.shape.width();
+  back.rope = d.rope;
+  back.rope_positions = d.rope_positions;
+  back.direction = -1.0f;
+  return turn(back, d.dqkv.format, stream);
+}
+
 int64_t attention_forward_scratch_bytes(const AttentionForward& d) {
   return d.rope == nullptr ? 0 : rotated_bytes(d.shape, d.qkv.format);
 }
@@ -154,8 +190,7 @@ Status attention_forward(const AttentionForward& d, Stream stream) {
   if (d.shape.tokens() == 0) return {};
   if (!is_valid(d.shape, d.qkv.format, path, d.rope)) return invalid("attention_forward");
   if (d.rope != nullptr) {
-    BALLAST_CUDA_TRY(
-        rotate({d.shape, d.qkv.data, d.rope, d.rope_positions, d.scratch}, d.qkv.format, stream));
+    BALLAST_CUDA_TRY(rotate({d.shape, d.qkv, d.rope, d.rope_positions, d.scratch}, stream));
   }
   AttentionTask task = task_of(d.shape, d.qkv, d.rope == nullptr ? nullptr : d.scratch);
   task.out = {d.out.data, d.shape.heads * d.shape.head_size};
@@ -180,8 +215,7 @@ Status attention_backward(const AttentionBackward& d, Stream stream) {
   void* rotated =
       static_cast<char*>(d.scratch) + scratch_bytes_of(shape.tokens() * shape.heads * 4);
   if (d.rope != nullptr) {
-    BALLAST_CUDA_TRY(
-        rotate({shape, d.qkv.data, d.rope, d.rope_positions, rotated}, format, stream));
+    BALLAST_CUDA_TRY(rotate({shape, d.qkv, d.rope, d.rope_positions, rotated}, stream));
   }
   const Grid grid{.x = div_up(shape.tokens() * shape.heads, kThreads / kWarp), .threads = kThreads};
   BALLAST_CUDA_TRY(with_format(format, [&](auto tag) {

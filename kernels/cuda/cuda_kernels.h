@@ -148,6 +148,7 @@ struct AttentionShape {
   int64_t head_size = 0;  // at most kHeadSizeMax; even where positions are rotary
   constexpr int64_t tokens() const { return sequences * length; }
   constexpr int64_t width() const { return (heads + 2 * kv_heads) * head_size; }
+  friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 inline constexpr int64_t kHeadSizeMax = 256;
 
@@ -168,6 +169,26 @@ struct RopeTable {
   constexpr int64_t values() const { return positions * head_size; }
 };
 void fill_rope_table(const RopeTable&, float* table);
+
+// For attention by a library, which knows no positions. q and k of packed rows, turned by their
+// positions, to rows of their own: [T, (heads + kv_heads) * head_size], in qkv's format.
+struct Rotation {
+  AttentionShape shape;
+  ConstArray qkv;
+  const float* rope = nullptr;
+  int64_t rope_positions = 0;
+  void* to = nullptr;
+};
+Status rotate(const Rotation&, Stream);
+// dq and dk of packed rows turned back where they lie: one rounding more than our backward, which
+// turns them before it rounds.
+struct RotationBack {
+  AttentionShape shape;
+  Array dqkv;
+  const float* rope = nullptr;
+  int64_t rope_positions = 0;
+};
+Status rotate_back(const RotationBack&, Stream);
 
 // rope: the table on the device, `rope_positions` (at least length) rows of it, or null where q and
 // k are not rotated. Rotated q and k go through scratch in the storage format: one rounding more

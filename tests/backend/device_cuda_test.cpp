@@ -190,6 +190,48 @@ TEST(CudaDevice, recorded_runs_of_kernels_give_the_same_bits_with_fewer_launches
   }
 }
 
+// What a training of a waiting plan runs on the compute stream, in order, and what it enqueued.
+struct Modules {
+  std::vector<std::string> ran;
+  int64_t enqueued = 0;
+  int64_t of_a_step = 0;
+  int64_t in_segments = 0;
+};
+Modules modules_of(const Plan& plan, const TrainerOptions& options) {
+  Modules modules;
+  ThreadCudaOptions runtime;
+  runtime.before_module = [&](const Op& op, int32_t) { modules.ran.push_back(describe(op)); };
+  const auto log = std::make_shared<CudaLog>();
+  Trainer trainer(tiny::gpt2_model(), plan, tests::on_thread_cuda(options, runtime, log));
+  static_cast<void>(trainer.train(kSteps, nullptr));
+  for (const NotedCall& call : log->calls) modules.enqueued += call.what == "module" ? 1 : 0;
+  modules.of_a_step = static_cast<int64_t>(modules.ran.size()) / kSteps;
+  for (const CudaSegment& segment : cuda_segments(trainer.graph())) {
+    modules.in_segments += static_cast<int64_t>(segment.ops.size());
+  }
+  return modules;
+}
+
+TEST(CudaDevice,
+     recorded_runs_are_the_same_modules_in_the_same_order_and_recorded_anew_for_a_plan) {
+  TrainerOptions plain = tiny::options_for(kSteps);
+  TrainerOptions recorded = plain;
+  recorded.captures = true;
+  const Plan wait = changed(tiny::wait_plan(), [](Plan& p) { p.optimizer.gpu_buckets = 0; });
+  const Plan again = changed(
+      wait, [](Plan& p) { p.activations = tiny::all_activations(ActivationFate::kRecompute); });
+  for (const Plan& plan : {wait, again, wait}) {
+    const Modules expected = modules_of(plan, plain);
+    const Modules actual = modules_of(plan, recorded);
+    EXPECT_EQ(actual.ran, expected.ran);
+    // Steps 0 (plain) and 1 (recorded) enqueue every module, later ones only those outside runs.
+    EXPECT_EQ(expected.enqueued, kSteps * expected.of_a_step);
+    EXPECT_EQ(actual.enqueued,
+              2 * actual.of_a_step + (kSteps - 2) * (actual.of_a_step - actual.in_segments));
+    EXPECT_GE(actual.in_segments, 20);  // ten runs of two or more, as above
+  }
+}
+
 TEST(CudaSegments, only_the_first_waits_only_the_last_is_waited_for_and_all_are_modules) {
   for (const auto& [name, plan] : plans(DType::kBf16)) {
     const Graph graph = build(tiny::gpt2_model(), plan);

@@ -1,5 +1,7 @@
 // Attention against the host's, by both paths: head sizes, formats, groups, rotation, odd lengths.
 
+#include <array>
+
 #include "backend/transformer.h"
 #include "tests/cuda/arrays.h"
 
@@ -223,6 +225,57 @@ TEST_F(attention, the_fastest_path_is_the_tensor_cores_where_they_can) {
   EXPECT_EQ(fastest_path({1, 8, 1, 1, 72}, Format::kBf16), AttentionPath::kPlain);
 }
 
+TEST_F(attention, rotation_turns_pairs_by_their_position_and_back) {
+  // D = 2: one pair a head, position p turns it by p radians. q head (3, 4), k head (1, 0).
+  const AttentionShape shape{1, 3, 1, 1, 2};
+  std::vector<float> qkv;
+  for (int token = 0; token < 3; ++token) qkv.insert(qkv.end(), {3, 4, 1, 0, 7, 9});
+  const RopeTable positions{500, 2, 5};
+  std::vector<float> table(static_cast<size_t>(positions.values()));
+  fill_rope_table(positions, table.data());
+  const Values rows(Format::kF32, qkv), rope(Format::kF32, table), turned(Format::kF32, 12);
+  expect_launched(rotate({shape, rows.array(), rope.floats(), 5, turned.data()}, nullptr));
+  for (size_t p = 0; p < 3; ++p) {
+    const double c = std::cos(static_cast<double>(p)), s = std::sin(static_cast<double>(p));
+    const std::array expected{3 * c - 4 * s, 4 * c + 3 * s, c, s};
+    for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(turned.get()[4 * p + i], expected[i], 1e-6);
+  }
+  // Back where they lie; v stays.
+  std::vector<float> packed;
+  for (size_t p = 0; p < 3; ++p) {
+    for (size_t i = 0; i < 4; ++i) packed.push_back(turned.get()[4 * p + i]);
+    packed.insert(packed.end(), {7, 9});
+  }
+  const Values again(Format::kF32, packed);
+  expect_launched(rotate_back({shape, again.array(), rope.floats(), 5}, nullptr));
+  for (size_t i = 0; i < qkv.size(); ++i) EXPECT_NEAR(again.get()[i], qkv[i], 1e-6) << i;
+}
+
+TEST_F(attention, rotation_is_what_our_kernels_do_within_a_rounding) {
+  // Our forward on rows turned beforehand, without positions, is our forward with positions.
+  for (const Format format : kFormats) {
+    const AttentionShape shape{2, 37, 6, 2, 64};
+    const Case c{shape, format, AttentionPath::kFastest, Rotary::kRotated};
+    const Arrays host = on_host(c);
+    OnDevice with(c, host);
+    with.forward();
+    const int64_t rotated_width = 8 * 64;
+    const Values turned(format, shape.tokens() * rotated_width);
+    expect_launched(
+        rotate({shape, with.qkv.array(), with.rope.floats(), 42, turned.data()}, nullptr));
+    std::vector<float> packed = with.qkv.get();
+    const std::vector<float> q_and_k = turned.get();
+    for (size_t t = 0; t < static_cast<size_t>(shape.tokens()); ++t) {
+      std::copy_n(q_and_k.begin() + static_cast<int64_t>(t) * rotated_width, rotated_width,
+                  packed.begin() + static_cast<int64_t>(t) * shape.width());
+    }
+    Arrays changed = host;
+    changed.qkv = packed;
+    OnDevice without({shape, format}, changed);
+    EXPECT_EQ(without.forward(), with.out.bytes()) << name_of(format);
+  }
+}
+
 TEST_F(attention, impossible_shapes_are_refused_and_nothing_is_launched) {
   AttentionForward d;
   d.shape = {1, 8, 3, 2, 64};  // 2 does not divide 3
@@ -233,6 +286,8 @@ TEST_F(attention, impossible_shapes_are_refused_and_nothing_is_launched) {
   d.qkv.format = Format::kBf16;
   d.path = AttentionPath::kTensorCores;
   EXPECT_FALSE(attention_forward(d, nullptr).ok());
+  const RotationBack odd{{1, 8, 1, 1, 3}, {}, nullptr, 8};
+  EXPECT_FALSE(rotate_back(odd, nullptr).ok());
 }
 
 }  // namespace

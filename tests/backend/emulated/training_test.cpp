@@ -6,6 +6,7 @@
 #include "backend/device_cuda.h"
 #include "backend/transformer_cuda.h"
 #include "tests/backend/emulated/immediate_cuda.h"
+#include "tests/backend/emulated/plain_attention.h"
 #include "tests/backend/tiny_training.h"
 
 namespace ballast {
@@ -13,12 +14,22 @@ namespace {
 
 constexpr int kSteps = 2;
 
-TrainerOptions on_emulated_cuda(TrainerOptions options) {
-  options.make_device = [](const Training& training, const DeviceOptions& with,
-                           const ControlState& state) {
+// Whose attention: our kernels', or a library's with so much workspace.
+struct Attention {
+  std::optional<Bytes> workspace;
+  std::shared_ptr<tests::AttentionRuns> runs = std::make_shared<tests::AttentionRuns>();
+};
+
+TrainerOptions on_emulated_cuda(TrainerOptions options, const Attention& attention = {}) {
+  options.make_device = [attention](const Training& training, const DeviceOptions& with,
+                                    const ControlState& state) {
     auto runtime = std::make_unique<tests::ImmediateCuda>();
-    auto math = std::make_unique<CudaTransformer>(training, *runtime,
-                                                  std::make_unique<tests::PlainProducts>());
+    std::unique_ptr<AttentionLibrary> library;
+    if (attention.workspace) library = std::make_unique<tests::PlainAttention>(attention.runs);
+    auto math = std::make_unique<CudaTransformer>(
+        training, *runtime, std::make_unique<tests::PlainProducts>(),
+        std::make_unique<CudaAttention>(*runtime, std::move(library),
+                                        attention.workspace.value_or(Bytes{})));
     return std::make_unique<CudaDevice>(
         training, with, state, CudaParts{std::move(runtime), std::move(math), {int64_t{1} << 40}});
   };
@@ -128,6 +139,57 @@ TEST(EmulatedTraining, every_knob_gives_the_bits_of_the_gpus_own_waiting_run) {
     EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters));
     EXPECT_EQ(outcome.rollbacks > 0, plan.optimizer.sync == SyncMode::kSpeculate);
   }
+}
+
+// The way of a training's parameters from where they began.
+std::vector<float> way(const Model& model, const Plan& plan, const TrainerOptions& options) {
+  Trainer untrained(model, plan, options);
+  const std::vector<float> begin = untrained.parameters();
+  std::vector<float> end = tiny::train(model, plan, options, kSteps, true).parameters;
+  for (size_t i = 0; i < end.size(); ++i) end[i] -= begin[i];
+  return end;
+}
+
+TEST(EmulatedTraining, attention_of_a_library_trains_as_ours_does) {
+  const TrainerOptions options = proportional_steps();
+  for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {
+    const Plan plan = small_plan(DType::kBf16);
+    const Attention library{Bytes{1 << 20}};
+    const std::vector<float> ours = way(model, plan, on_emulated_cuda(options));
+    const std::vector<float> its = way(model, plan, on_emulated_cuda(options, library));
+    EXPECT_LT(distance(its, ours), 3e-2) << model.name;  // bf16, as above
+    // Each step: two sequences through every layer, forward and backward.
+    EXPECT_EQ(library.runs->forward, 2 * kSteps * model.layers) << model.name;
+    EXPECT_EQ(library.runs->backward, 2 * kSteps * model.layers) << model.name;
+  }
+}
+
+TEST(EmulatedTraining, attention_in_slices_gives_the_bits_of_attention_at_once) {
+  // A backward's workspace is 2 S^2 bytes a query head: 288 of 12 tokens. gpt2 here has 2 heads of
+  // their own, so with 288 bytes each head of each sequence is a slice, with 576 both heads.
+  Model model = small_gpt2();
+  Plan plan = small_plan(DType::kBf16);
+  plan.micro_batch = 2;
+  const TrainerOptions options = proportional_steps();
+  const Attention at_once{Bytes{1 << 20}}, by_sequence{Bytes{600}}, by_head{Bytes{300}};
+  const Attention none{Bytes{100}};
+  const std::vector<float> whole = way(model, plan, on_emulated_cuda(options, at_once));
+  EXPECT_TRUE(tiny::same_bits(whole, way(model, plan, on_emulated_cuda(options, by_sequence))));
+  EXPECT_TRUE(tiny::same_bits(whole, way(model, plan, on_emulated_cuda(options, by_head))));
+  EXPECT_EQ(at_once.runs->backward, kSteps * model.layers);
+  EXPECT_EQ(by_sequence.runs->backward, 2 * kSteps * model.layers);
+  EXPECT_EQ(by_head.runs->backward, 4 * kSteps * model.layers);
+  // Too little for any slice of the backward: it is ours, the forward the library's.
+  static_cast<void>(way(model, plan, on_emulated_cuda(options, none)));
+  EXPECT_EQ(none.runs->backward, 0);
+  EXPECT_EQ(none.runs->forward, kSteps * model.layers);
+}
+
+TEST(EmulatedTraining, fp32_is_left_to_our_kernels) {
+  const Attention library{Bytes{1 << 20}};
+  static_cast<void>(
+      way(small_llama(), small_plan(DType::kF32), on_emulated_cuda(proportional_steps(), library)));
+  EXPECT_EQ(library.runs->forward + library.runs->backward, 0);
 }
 
 }  // namespace

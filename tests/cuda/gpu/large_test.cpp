@@ -1,6 +1,8 @@
 // Sizes of real models, too large for the emulation: the fast kernels against the plain ones, and
 // against sums that are known.
 
+#include "backend/cuda_attention.h"
+#include "backend/cudnn_attention.h"
 #include "tests/cuda/arrays.h"
 
 namespace ballast::kernels::cuda::testing {
@@ -48,6 +50,70 @@ TEST_F(large, tensor_cores_agree_with_fp32_on_long_sequences) {
       expect_near(fast.out, exact.out, 3 * roundoff(format), name + " out");
       expect_near(fast.log_sum_exp, exact.log_sum_exp, roundoff(format), name + " log-sum-exp");
       expect_near(fast.dqkv, exact.dqkv, 4 * roundoff(format), name + " dqkv");
+    }
+  }
+}
+
+// The same by cuDNN, in slices of the workspace.
+Passed pass_of_library(const AttentionShape& shape, Format format, Bytes workspace) {
+  const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
+  CudaAttention attention(*runtime, open_cudnn_attention(), workspace);
+  const int64_t width = shape.heads * shape.head_size;
+  const Values qkv(format, normal({0, 1, 1}, Format::kBf16, shape.tokens() * shape.width()));
+  const Values dout(format, normal({0, 1, 2}, Format::kBf16, shape.tokens() * width));
+  const Values out(format, shape.tokens() * width), dqkv(format, qkv.count());
+  const Values sums(Format::kF32, shape.tokens() * shape.heads);
+  std::vector<float> table(static_cast<size_t>(shape.length * shape.head_size));
+  fill_rope_table({10000, shape.head_size, shape.length}, table.data());
+  const Values rope(Format::kF32, table);
+  AttentionForward f{shape,       qkv.array(),   rope.floats(), shape.length,
+                     out.array(), sums.floats(), nullptr};
+  const Memory forward_scratch(attention.scratch_of(f).count);
+  f.scratch = forward_scratch.data();
+  AttentionBackward b{shape,         qkv.array(),  rope.floats(), shape.length, out.array(),
+                      sums.floats(), dout.array(), dqkv.array(),  nullptr};
+  const Memory backward_scratch(attention.scratch_of(b).count);
+  b.scratch = backward_scratch.data();
+  const CudaStream stream{nullptr, "default"};
+  for (const AttentionDirection direction :
+       {AttentionDirection::kForward, AttentionDirection::kBackward}) {
+    AttentionPass whole;
+    whole.direction = direction;
+    whole.shape = shape;
+    whole.format = format;
+    whole.query_stride = (shape.heads + shape.kv_heads) * shape.head_size;
+    EXPECT_TRUE(attention.slice_of(whole).has_value()) << "the library leaves it to our kernels";
+  }
+  same_every_time([&] {
+    attention.run(f, stream);
+    return out.bytes();
+  });
+  same_every_time([&] {
+    attention.run(b, stream);
+    return dqkv.bytes();
+  });
+  return {out.get(), sums.get(), dqkv.get()};
+}
+
+TEST_F(large, cudnn_and_our_kernels_are_the_reference_of_each_other) {
+  if (!open_cudnn_attention()) GTEST_SKIP() << cudnn_library_name() << " is not here";
+  for (const AttentionShape& shape :
+       {AttentionShape{2, 1024, 12, 12, 64}, AttentionShape{2, 1500, 8, 2, 128},
+        AttentionShape{3, 333, 6, 2, 96}, AttentionShape{1, 4096, 8, 2, 128}}) {
+    const Passed exact = pass(shape, Format::kF32, AttentionPath::kPlain);
+    for (const Format format : {Format::kBf16, Format::kF16}) {
+      const Passed ours = pass(shape, format, AttentionPath::kTensorCores);
+      // All at once where 256 MiB are enough, and in smaller slices.
+      for (const Bytes workspace : {kLibraryWorkspace, Bytes{int64_t{160} << 20}}) {
+        const Passed its = pass_of_library(shape, format, workspace);
+        const std::string name = name_of(format) + " S" + std::to_string(shape.length);
+        expect_near(its.out, exact.out, 3 * roundoff(format), name + " out");
+        expect_near(its.log_sum_exp, exact.log_sum_exp, roundoff(format), name + " sums");
+        // Turning back rounds once more than ours.
+        expect_near(its.dqkv, exact.dqkv, 5 * roundoff(format), name + " dqkv");
+        expect_near(its.out, ours.out, 4 * roundoff(format), name + " out, ours");
+        expect_near(its.dqkv, ours.dqkv, 6 * roundoff(format), name + " dqkv, ours");
+      }
     }
   }
 }

@@ -1,0 +1,95 @@
+#include "backend/cudnn_library.h"
+
+#include <array>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+namespace {
+
+template <class Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+bool find_all(void* library, CudnnFunctions& functions) {
+  return find(library, "cudnnGetVersion", functions.version) &&
+         find(library, "cudnnGetErrorString", functions.text) &&
+         find(library, "cudnnGetLastErrorString", functions.last_error) &&
+         find(library, "cudnnCreate", functions.create) &&
+         find(library, "cudnnDestroy", functions.destroy) &&
+         find(library, "cudnnSetStream", functions.set_stream) &&
+         find(library, "cudnnBackendCreateDescriptor", functions.create_descriptor) &&
+         find(library, "cudnnBackendDestroyDescriptor", functions.destroy_descriptor) &&
+         find(library, "cudnnBackendSetAttribute", functions.set) &&
+         find(library, "cudnnBackendGetAttribute", functions.get) &&
+         find(library, "cudnnBackendFinalize", functions.finalize) &&
+         find(library, "cudnnBackendExecute", functions.execute);
+}
+
+}  // namespace
+
+std::optional<CudnnFunctions> load_cudnn(const std::string& library) {
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return {};
+  CudnnFunctions functions;
+  if (!find_all(handle, functions) || functions.version() < kCudnnOldest) return {};
+  return functions;
+}
+
+std::string cudnn_library_name() {
+  const char* const named = std::getenv("BALLAST_CUDNN");
+  return named == nullptr ? "libcudnn.so.9" : named;
+}
+
+void check_cudnn(const CudnnFunctions& functions, int status, std::string_view attempt) {
+  if (status == 0) return;
+  std::array<char, 512> said{};
+  functions.last_error(said.data(), said.size());
+  throw Error(fmt::format("cuDNN, {}", attempt),
+              fmt::format("{} ({}) {}", functions.text(status), status, said.data()),
+              "train with BALLAST_CUDNN=none, which leaves attention to our kernels");
+}
+
+CudnnDescriptor::CudnnDescriptor(const CudnnFunctions& functions, cudnn::Descriptor kind)
+    : functions_(functions), kind_(kind) {
+  check_cudnn(functions_, functions_.create_descriptor(kind, &native_), "creation of a descriptor");
+}
+
+CudnnDescriptor::~CudnnDescriptor() {
+  if (native_ != nullptr) functions_.destroy_descriptor(native_);
+}
+
+CudnnDescriptor::CudnnDescriptor(CudnnDescriptor&& other) noexcept
+    : functions_(other.functions_),
+      kind_(other.kind_),
+      native_(std::exchange(other.native_, nullptr)) {}
+
+void CudnnDescriptor::set_values(cudnn::Attribute attribute, cudnn::Element element, int64_t count,
+                                 const void* values) {
+  check_cudnn(functions_, functions_.set(native_, attribute, element, count, values),
+              fmt::format("attribute {} of a descriptor {}", static_cast<int>(attribute),
+                          static_cast<int>(kind_)));
+}
+
+int64_t CudnnDescriptor::get(cudnn::Attribute attribute, cudnn::Element element, int64_t most,
+                             void* values) const {
+  int64_t count = 0;
+  check_cudnn(functions_, functions_.get(native_, attribute, element, most, &count, values),
+              fmt::format("query of attribute {} of a descriptor {}", static_cast<int>(attribute),
+                          static_cast<int>(kind_)));
+  return count;
+}
+
+void CudnnDescriptor::finalize() {
+  check_cudnn(functions_, functions_.finalize(native_),
+              fmt::format("check of a descriptor {}", static_cast<int>(kind_)));
+}
+
+}  // namespace ballast

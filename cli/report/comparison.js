@@ -1,0 +1,368 @@
+// The page of a comparison: a number of every cell by whatever was crossed, memory against the
+// capacity, what does not fit, and all cells.
+
+const comparison = data.comparison;
+const kMostFacets = 8;
+const kMostMemoryRows = 24;
+
+// The keys of a cell that can be drawn, by the name of the metric. Axes say their unit in the
+// title, so `format` may leave it out; `say` never does.
+const kCellMetrics = {
+  tokens_per_s: {key: 'tokens_per_s', title: 'tokens/s', format: count, unit: 'tokens/s',
+    say: rate},
+  tokens_per_s_per_device: {key: 'tokens_per_s_per_device', title: 'tokens/s a device',
+    format: count, unit: 'tokens/s', say: (value) => rate(value) + ' a device'},
+  step_time: {key: 'step_time_s', title: 'step time', format: seconds, unit: 's', low: true,
+    say: seconds},
+  mfu: {key: 'mfu_percent', title: 'share of the best rate (MFU)', format: share, unit: '%',
+    say: share},
+  gpu_memory: {key: 'peak_gpu_bytes', title: 'GPU memory', format: bytes, unit: 'bytes',
+    low: true, say: bytes},
+  cost_per_token: {key: 'cost_per_million_tokens', title: 'price of 10⁶ tokens', format: digits,
+    unit: 'price', low: true, say: (value) => digits(value) + ' for 10⁶ tokens'},
+};
+
+// --- What was crossed ---------------------------------------------------------------------------
+
+function crossed(axes) { return axes.filter((one) => one.values.length > 1); }
+function valueName(name, value) {
+  return ['model', 'machine', 'strategy'].includes(name) ? value :
+    name === 'devices' ? `${value} device${value === '1' ? '' : 's'}` : `${name} ${value}`;
+}
+function columnOf(cell) {
+  const parts = crossed(comparison.columns).map((one) => valueName(one.name, cell.at[one.name]));
+  if (parts.length > 0) return parts.join(', ');
+  const strategy = comparison.columns.find((one) => one.name === 'strategy');
+  return strategy ? strategy.values[0] : 'the plan';
+}
+
+// Which row axis runs along the chart: of sweeps and models the one with the most values, else the
+// first; the others divide the cells into charts of their own.
+function layoutOfCells() {
+  const rows = crossed(comparison.rows);
+  const long = rows.filter((one) => one.sweep || one.name === 'model')
+    .sort((a, b) => b.values.length - a.values.length || Number(b.sweep) - Number(a.sweep));
+  const along = long[0] || rows[0] || null;
+  const others = rows.filter((one) => one !== along);
+  const facets = new Map();
+  for (const cell of comparison.cells) {
+    const name = others.map((one) => valueName(one.name, cell.at[one.name])).join(', ');
+    if (!facets.has(name)) facets.set(name, []);
+    facets.get(name).push(cell);
+  }
+  return {along, facets, series: [...new Set(comparison.cells.map(columnOf))]};
+}
+
+// Numbers along an axis where it has some: a sweep's values, or the parameters of models.
+function numbersAlong(along, cells) {
+  if (!along) return null;
+  if (along.sweep) return {title: nameWithUnit(along.name), format: plain,
+    of: (cell) => Number(cell.at[along.name])};
+  const sizes = new Set(cells.map((cell) => cell.parameters));
+  if (along.name === 'model' && along.values.length >= 4 && sizes.size === along.values.length &&
+      [...sizes].every(isNumber)) {
+    return {title: 'parameters of the model', format: parameters, of: (cell) => cell.parameters};
+  }
+  return null;
+}
+
+function reasonOf(cell) { return `${columnOf(cell)}: does not fit. ${cell.reason}`; }
+// Tips have no room for a sentence.
+function wrappedReasons(cells) { return cells.flatMap((cell) => wrapped(reasonOf(cell), 70)); }
+
+// The axis of a metric: from zero, or logarithmic where the largest would hide the smallest; and
+// the value at its foot.
+function metricAxis(cells, metric) {
+  const all = cells.filter((cell) => cell.fits && isNumber(cell[metric.key]))
+    .map((cell) => cell[metric.key]);
+  const least = Math.min(...all), most = Math.max(...all);
+  if (!(least > 0) || most < 40 * least) {
+    return {foot: 0, scale: axis(metric.title, metric.format, {beginAtZero: true})};
+  }
+  const foot = 10 ** Math.floor(Math.log10(least * 0.9));
+  return {foot, scale: axis(metric.title + ', logarithmic', logarithmic(foot, most, metric.format),
+    {type: 'logarithmic', min: foot})};
+}
+
+// --- A metric by a number: lines ----------------------------------------------------------------
+
+function lineChart(parent, {cells, numbers, series, metric, label}) {
+  const all = [...new Set(cells.map(numbers.of))].sort((a, b) => a - b);
+  const log = all[0] > 0 && all[all.length - 1] >= 8 * all[0];
+  chart(parent, {label, height: 340}, () => {
+    const {foot, scale: y} = metricAxis(cells, metric);
+    const sets = series.map((name, i) => ({
+      label: name, borderColor: seriesColor(i), backgroundColor: seriesColor(i), borderWidth: 2,
+      borderDash: kDashes[i % kSeries], pointStyle: kMarks[i % 4], pointRadius: 4, clip: false,
+      pointHoverRadius: 6, spanGaps: false,
+      data: cells.filter((cell) => columnOf(cell) === name)
+        .map((cell) => ({x: numbers.of(cell), y: cell.fits ? cell[metric.key] : null, of: cell}))
+        .sort((a, b) => a.x - b.x),
+    }));
+    const misfits = cells.filter((cell) => !cell.fits);
+    if (misfits.length > 0) {
+      sets.push({label: 'does not fit', type: 'scatter', pointStyle: 'crossRot', pointRadius: 6,
+        pointHoverRadius: 8, pointBorderWidth: 2, clip: false, borderColor: color('bad'),
+        backgroundColor: color('bad'),
+        data: misfits.map((cell) => ({x: numbers.of(cell), y: foot, of: cell}))});
+    }
+    return {
+      type: 'line', data: {datasets: sets},
+      options: {
+        interaction: {mode: 'x', intersect: false},
+        scales: {
+          x: axis(numbers.title, undefined, {type: log ? 'logarithmic' : 'linear', min: all[0],
+            max: all[all.length - 1], ...ticksAt(all, numbers.format, log)}),
+          y,
+        },
+        plugins: {
+          legend: {labels: {usePointStyle: true}},
+          tooltip: {callbacks: {
+            title: (items) => comparison.rows.filter((one) => one.values.length > 1)
+              .map((one) => `${one.name} ${items[0].raw.of.at[one.name]}`).join(', '),
+            label: ({raw: {of}, dataset}) => of.fits ?
+              `${dataset.label} ${metric.say(of[metric.key])}${of.best ? ', the best' : ''}` :
+              wrapped(reasonOf(of), 70),
+          }},
+        },
+      },
+    };
+  });
+}
+
+// --- A metric by names: bars --------------------------------------------------------------------
+
+// Where a bar is missing, upright: why.
+const misfitMarks = {
+  id: 'misfitMarks',
+  afterDatasetsDraw(chart, _, options) {
+    const {ctx, scales: {y}} = chart;
+    ctx.save();
+    ctx.fillStyle = color('bad');
+    ctx.font = `12px ${Chart.defaults.font.family}`;
+    ctx.textBaseline = 'middle';
+    options.obstacles.forEach((list, set) => list.forEach((text, index) => {
+      const bar = chart.getDatasetMeta(set).data[index];
+      if (!text || !bar || chart.getDatasetMeta(set).hidden) return;
+      ctx.save();
+      ctx.translate(bar.x, y.bottom - 6);
+      ctx.rotate(-Math.PI / 2);
+      ctx.fillText('✕ ' + text, 0, 0);
+      ctx.restore();
+    }));
+    ctx.restore();
+  },
+};
+
+function barChart(parent, {cells, along, series, metric, label}) {
+  const values = along ? along.values : [''];
+  const sorted = along && along.name === 'model' ? [...values].sort((a, b) => {
+    const size = (value) => (cells.find((cell) => cell.at.model === value) || {}).parameters || 0;
+    return size(a) - size(b);
+  }) : values;
+  const at = (value, name) => cells.find((cell) =>
+    (!along || cell.at[along.name] === value) && columnOf(cell) === name);
+  const names = sorted.map((value) => {
+    const cell = cells.find((one) => along && one.at[along.name] === value);
+    const size = along && along.name === 'model' && cell && cell.parameters;
+    return along ? wrapped(valueName(along.name, value), 22)
+      .concat(size ? [parameters(size)] : []) : '';
+  });
+  const grid = series.map((name) => sorted.map((value) => at(value, name)));
+  chart(parent, {label, height: 340}, () => ({
+    type: 'bar', plugins: [misfitMarks],
+    data: {labels: names, datasets: series.map((name, i) => ({
+      label: name, backgroundColor: seriesColor(i), maxBarThickness: 56,
+      data: grid[i].map((cell) => cell && cell.fits ? cell[metric.key] : null)}))},
+    options: {
+      interaction: {mode: 'index', intersect: false},
+      scales: {x: {...nameAxis(), title: {display: Boolean(along), color: color('quiet'),
+        text: !along ? '' : along.name === 'model' ? 'model and its parameters' : along.name}},
+      y: metricAxis(cells, metric).scale},
+      plugins: {
+        misfitMarks: {obstacles: grid.map((list) =>
+          list.map((cell) => cell && !cell.fits ? cell.obstacle : ''))},
+        tooltip: {
+          filter: (item) => isNumber(item.raw),
+          callbacks: {
+            label: (item) => `${item.dataset.label} ${metric.say(item.raw)}` +
+              (grid[item.datasetIndex][item.dataIndex].best ? ', the best' : ''),
+            afterBody: (items) => items.length === 0 ? [] : wrappedReasons(
+              grid.map((list) => list[items[0].dataIndex]).filter((cell) => cell && !cell.fits)),
+          },
+        },
+      },
+    },
+  }));
+}
+
+function drawMetric(parent, {along, facets, series}, metric) {
+  const shown = [...facets].slice(0, kMostFacets);
+  const box = shown.length > 1 ? element('div', undefined, parent, 'columns') : parent;
+  for (const [name, cells] of shown) {
+    const part = shown.length > 1 ? element('div', undefined, box, 'facet') : box;
+    if (name) element('h3', name, part);
+    const numbers = numbersAlong(along, cells);
+    const label = `${metric.title} ${name}`;
+    if (numbers) lineChart(part, {cells, numbers, series, metric, label});
+    else barChart(part, {cells, along, series, metric, label});
+  }
+  if (facets.size > shown.length) {
+    element('p', `Drawn are ${shown.length} of ${facets.size} combinations; the table below has ` +
+      'all of them.', parent, 'quiet');
+  }
+}
+
+function drawMetrics(layout) {
+  const parent = card('metric', '');
+  const head = element('h2', undefined, parent);
+  const available = Object.entries(kCellMetrics).filter(([, metric]) =>
+    comparison.cells.some((cell) => isNumber(cell[metric.key])));
+  const known = available.some(([name]) => name === comparison.metric);
+  if (available.length === 0) {
+    parent.remove();
+    return;
+  }
+  const choice = element('label', 'Show ', parent, 'choice');
+  const select = element('select', undefined, choice);
+  for (const [name, metric] of available) element('option', metric.title, select).value = name;
+  select.value = known ? comparison.metric : available[0][0];
+  const misfits = comparison.cells.filter((cell) => !cell.fits).length;
+  if (misfits > 0) {
+    element('p', `A cross marks what does not fit (${misfits} of ${comparison.cells.length} ` +
+      'cells). Point at it to see why.', parent, 'quiet');
+  }
+  const box = element('div', undefined, parent);
+  const show = () => {
+    const metric = kCellMetrics[select.value];
+    const axes = [layout.along && layout.along.name, ...crossed(comparison.columns)
+      .map((one) => one.name)].filter(Boolean);
+    const title = metric.title[0].toUpperCase() + metric.title.slice(1);
+    head.textContent = title + (axes.length > 0 ? ' by ' + axes.join(' and ') : '');
+    for (let i = drawings.length - 1; i >= 0; --i) {
+      if (!box.contains(drawings[i].box)) continue;
+      drawings[i].chart.destroy();
+      drawings.splice(i, 1);
+    }
+    box.replaceChildren();
+    drawMetric(box, layout, metric);
+  };
+  select.addEventListener('change', show);
+  show();
+}
+
+// --- Memory -------------------------------------------------------------------------------------
+
+// Neighbours along the chart's axis that hold the same are one bar.
+function memoryGroups({along, facets, series}) {
+  const groups = [];
+  for (const [facet, cells] of facets) {
+    for (const name of series) {
+      let last = null;
+      for (const cell of cells.filter((one) => columnOf(one) === name)) {
+        const same = along && along.sweep && last && last.cell.fits === cell.fits &&
+          JSON.stringify(last.cell.memory) === JSON.stringify(cell.memory);
+        if (same) {
+          last.to = cell.at[along.name];
+          continue;
+        }
+        last = {name, facet, cell, from: along ? cell.at[along.name] : '', to: null};
+        groups.push(last);
+      }
+    }
+  }
+  return groups;
+}
+
+function drawComparedMemory(layout) {
+  const {along} = layout;
+  const groups = memoryGroups(layout).filter((one) => one.cell.memory);
+  const row = columns();
+  for (const place of ['hbm', 'dram']) {
+    const here = groups.filter((one) => one.cell.memory[place]);
+    if (here.length === 0) continue;
+    const parent = card('memory-' + place, `${kPlaces[place]} at the peak, by category`,
+      undefined, row);
+    const rows = here.slice(0, kMostMemoryRows).map(({name, facet, cell, from, to}) => {
+      const at = along ? valueName(along.name, to ? `${from} to ${to}` : from) : '';
+      const {bytes: total, usable_bytes: limit, categories} = cell.memory[place];
+      return {name: [at, facet, name].filter(Boolean).join(', ') + (cell.fits ? '' : ' ✕'), total,
+        limit, held: heldBy(categories, total)};
+    });
+    const marked = memoryChart(parent, `${kPlaces[place]} by category against the capacity`, rows);
+    element('p', (marked ? 'The upright mark is what may be used. ' : 'The capacity is ' +
+      'beyond this scale: ' + bytes(Math.max(...rows.map((one) => one.limit || 0))) + '. ') +
+      (here.some((one) => !one.cell.fits) ? '✕: does not fit. ' : '') +
+      (here.length > rows.length ? `Drawn are ${rows.length} of ${here.length} bars.` : ''),
+    parent, 'quiet');
+  }
+  if (!row.firstChild) row.remove();
+}
+
+// --- Words and the table ------------------------------------------------------------------------
+
+function drawComparisonFigures() {
+  const fitting = comparison.cells.filter((cell) => cell.fits);
+  const metric = kCellMetrics[comparison.metric] || kCellMetrics.tokens_per_s;
+  figure('cells', String(comparison.cells.length), `${fitting.length} fit`);
+  const known = fitting.filter((cell) => isNumber(cell[metric.key]));
+  if (known.length > 0) {
+    const sign = metric.low ? -1 : 1;
+    const best = known.reduce((a, b) => sign * (b[metric.key] - a[metric.key]) > 0 ? b : a);
+    const rows = crossed(comparison.rows).map((one) => valueName(one.name, best.at[one.name]));
+    figure('best of all', metric.say(best[metric.key]),
+      [columnOf(best), ...rows].join(', '));
+  }
+  const wins = new Map();
+  for (const one of comparison.best.filter(Boolean)) {
+    wins.set(one.name, (wins.get(one.name) || 0) + 1);
+  }
+  const most = [...wins].sort((a, b) => b[1] - a[1])[0];
+  if (most && comparison.best.length > 1) {
+    figure('most often the best', most[0], `in ${most[1]} of ${comparison.best.length} rows`);
+  }
+}
+
+function drawCrossings() {
+  if (comparison.crossings.length === 0) return;
+  const parent = card('crossings', 'Where the best changes');
+  const list = element('ul', undefined, parent);
+  for (const one of comparison.crossings) {
+    const varying = crossed(comparison.rows).map((axis) => axis.name);
+    const others = Object.entries(one.at).filter(([name]) => varying.includes(name))
+      .map(([name, value]) => valueName(name, value)).join(', ');
+    element('li', `${others ? others + ': ' : ''}between ${one.axis} ${plain(one.from)} and ` +
+      `${plain(one.to)} ${unitOf(one.axis)} the best changes from ` +
+      `${one.before || 'nothing that fits'} to ${one.after || 'nothing that fits'}.`, list);
+  }
+}
+
+function drawCells() {
+  const axes = [...comparison.rows, ...comparison.columns];
+  const numeric = (value) => value !== '' && isNumber(Number(value)) ? Number(value) : value;
+  const metrics = Object.values(kCellMetrics).concat([
+    {key: 'peak_cpu_bytes', title: 'CPU memory', format: bytes, unit: 'bytes'}])
+    .filter((metric) => comparison.cells.some((cell) => isNumber(cell[metric.key])));
+  const parent = card('cells', 'Every cell');
+  table(parent, [...axes.map((one) => ({title: nameWithUnit(one.name), format: plain,
+    kind: one.sweep ? undefined : 'name key'})), {title: 'best of its row', kind: 'name'},
+  ...metrics.map(({title, unit, format}) => ({title, unit, format})),
+  {title: 'why it does not fit', kind: 'name'}],
+  comparison.cells.map((cell) => [...axes.map((one) => numeric(cell.at[one.name])),
+    cell.best ? 'best' : null,
+    ...metrics.map(({key}) => isNumber(cell[key]) ?
+      {value: cell[key], kind: cell.best ? 'fitted' : ''} : null),
+    cell.fits ? null : {text: cell.reason, kind: 'bad'}]));
+}
+
+function drawComparisonPage() {
+  const words = [...comparison.rows, ...comparison.columns]
+    .filter((one) => one.values.length > 1).map((one) => `${one.values.length} × ${one.name}`);
+  subtitle(words.length > 0 ? 'Compared: ' + words.join(', ') : '');
+  const layout = layoutOfCells();
+  drawComparisonFigures();
+  drawMetrics(layout);
+  drawCrossings();
+  drawComparedMemory(layout);
+  drawCells();
+}

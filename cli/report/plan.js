@@ -1,0 +1,193 @@
+// The page of one plan: prediction, beside it the measurement where there is one, and training.
+
+const prediction = data.prediction;
+const measured = data.measured;  // null where nothing was run
+
+function drawPlanFigures() {
+  if (!prediction.fits) {
+    figure('this plan', 'does not fit', prediction.reason);
+    return;
+  }
+  const tokens = prediction.tokens_per_s * prediction.step_time_s;
+  figure('step time, predicted', seconds(prediction.step_time_s), rate(prediction.tokens_per_s));
+  if (measured) {
+    figure('step time, measured', seconds(measured.step_time_s),
+      rate(tokens / measured.step_time_s));
+    figure('error of the prediction', percent(data.error_percent.step_time_s),
+      `over ${data.steps} steps`);
+  }
+  figure('share of the GPU’s best rate', share(prediction.mfu_percent),
+    digits(prediction.tflops_per_device) + ' TFLOP/s, predicted');
+  const p = prediction.provenance;
+  figure('times known by measuring', (100 * p.measured).toFixed(0) + ' %',
+    `${(100 * p.interpolated).toFixed(0)} % interpolated, ` +
+    `${(100 * p.roofline).toFixed(0)} % computed from rates`);
+  const last = data.metrics[data.metrics.length - 1];
+  if (last) figure('loss', last.loss.toFixed(3), `nats a token, after step ${last.step + 1}`);
+}
+
+// A pair of bars for each name, from lists of [name, value].
+function pairs(parent, label, {predictedList, measuredList, format}) {
+  const names = [...new Set([...predictedList, ...measuredList].map(([key]) => key))];
+  const of = (list) => names.map((key) => (list.find(([k]) => k === key) || [key, 0])[1]);
+  const sides = measuredList.length > 0 ? 2 : 1;
+  chart(parent, {label, height: 60 + names.length * (sides === 2 ? 30 : 22)}, () => {
+    const sets = [{label: 'predicted', data: of(predictedList),
+      backgroundColor: color('predicted'), maxBarThickness: 18}];
+    if (sides === 2) {
+      sets.push({label: 'measured', data: of(measuredList), backgroundColor: color('measured'),
+        maxBarThickness: 18});
+    }
+    return {
+      type: 'bar', data: {labels: names, datasets: sets},
+      options: {
+        indexAxis: 'y', interaction: {mode: 'index', axis: 'y', intersect: false},
+        scales: {x: axis('', format, {beginAtZero: true}), y: nameAxis()},
+        plugins: {
+          legend: {display: sides === 2},
+          tooltip: {callbacks: {label: (item) => item.dataset.label + ' ' + format(item.raw)}},
+        },
+      },
+    };
+  });
+}
+
+function drawKinds() {
+  const of = (view) => view.kinds.map((kind) => [kind.kind, kind.seconds]);
+  const longest = Math.max(...of(prediction).map(([, time]) => time));
+  const shown = ([, time]) => time > longest / 200;
+  const parent = card('kinds', 'Time by kind of operation',
+    'Busy time of all lanes in one step; lanes work side by side, so it adds up to more than a ' +
+    'step. Kinds below half a percent of the longest are left out here.');
+  pairs(parent, 'Time by kind of operation', {predictedList: of(prediction).filter(shown),
+    measuredList: measured ? of(measured).filter(shown) : [], format: seconds});
+}
+
+function drawPath(parent) {
+  const path = prediction.critical_path;
+  if (!path || path.kinds.length === 0) return;
+  const box = card('path', 'What the step waits for',
+    'The chain of operations that no faster lane beside it would shorten.', parent);
+  const parts = path.kinds.filter((kind) => kind.seconds > 0.002 * prediction.step_time_s)
+    .map((kind) => [kind.kind, kind.seconds]);
+  if (path.waiting_s > 0.002 * prediction.step_time_s) parts.push(['waiting', path.waiting_s]);
+  pairs(box, 'Time on the critical path by kind',
+    {predictedList: parts, measuredList: [], format: seconds});
+}
+
+function drawPlanMemory(parent) {
+  const limits = {hbm: prediction.usable_gpu_bytes, dram: prediction.usable_cpu_bytes};
+  const peaks = {hbm: prediction.peak_gpu_bytes, dram: prediction.peak_cpu_bytes};
+  const rows = [];
+  for (const place of ['hbm', 'dram'].filter((one) => peaks[one] > 0)) {
+    rows.push({name: kPlaces[place] + (measured ? ', predicted' : ''), total: peaks[place],
+      limit: limits[place], held: heldBy(prediction.holders[place].categories, peaks[place])});
+    const found = measured && measured.memory_bytes[place];
+    if (found) {
+      rows.push({name: kPlaces[place] + ', measured', total: found, limit: limits[place], held: [],
+        measured: true});
+    }
+  }
+  if (rows.length === 0) return;
+  const box = card('memory', 'Memory at the peak', undefined, parent);
+  const marked = memoryChart(box, 'Memory by category against the capacity', rows);
+  element('p', rows.filter((row) => !row.measured).map((row) => `${row.name.split(',')[0]}: ` +
+    `${bytes(row.total)} of ${bytes(row.limit)} that may be used`).join('; ') + '.' +
+    (marked ? ' The upright mark is where memory ends.' : ''), box, 'quiet');
+}
+
+function line(parent, {label, sets, format, title}) {
+  chart(parent, {label, height: 240}, () => ({
+    type: 'line', data: {datasets: sets()},
+    options: {
+      parsing: false, normalized: true, interaction: {mode: 'nearest', axis: 'x', intersect: false},
+      scales: {x: axis('step', (value) => Number.isInteger(value) ? count(value) : '',
+        {type: 'linear'}), y: axis(title, format)},
+      plugins: {
+        legend: {display: sets().length > 1},
+        tooltip: {callbacks: {title: (items) => 'step ' + items[0].parsed.x,
+          label: (item) => `${item.dataset.label} ${format(item.parsed.y)}`}},
+      },
+    },
+  }));
+}
+function curve(label, key, name) {
+  return {
+    label, borderColor: color(name), backgroundColor: color(name), borderWidth: 1.5, pointRadius: 0,
+    data: data.metrics.map((entry) => ({x: entry.step + 1, y: entry[key]})),
+  };
+}
+
+function drawTraining() {
+  const first = data.metrics[0], last = data.metrics[data.metrics.length - 1];
+  const row = columns();
+  const loss = card('loss', 'Loss',
+    `From ${first.loss.toFixed(3)} at step ${first.step + 1} to ${last.loss.toFixed(3)} ` +
+    `at step ${last.step + 1}.`, row);
+  line(loss, {label: 'Loss by step', sets: () => [curve('loss', 'loss', 'measured')],
+    format: digits, title: 'nats a token'});
+  const times = card('steps', 'Step time during training', undefined, row);
+  line(times, {label: 'Step time by step', format: seconds, title: '', sets: () => {
+    const predicted = curve('predicted', 'step', 'predicted');
+    predicted.data = [first, last].map((entry) =>
+      ({x: entry.step + 1, y: prediction.step_time_s}));
+    predicted.borderDash = [6, 4];
+    return [curve('measured', 'step_time_s', 'measured'), predicted];
+  }});
+}
+
+function drawPlanTable() {
+  const parent = card('table', 'All figures');
+  const heads = [{title: 'quantity', kind: 'name'}, {title: 'predicted'}, {title: 'measured'},
+    {title: 'error', unit: '%', format: percent}];
+  const rows = [];
+  const errors = data.error_percent || {kinds: {}, memory_bytes: {}};
+  const add = (name, {predicted, actual, error, format}) => {
+    const shown = (value) => isNumber(value) ? {value, text: format(value)} : null;
+    rows.push([name, shown(predicted), shown(actual), isNumber(error) ? error : null]);
+  };
+  add('step time', {predicted: prediction.step_time_s,
+    actual: measured && measured.step_time_s, error: errors.step_time_s, format: seconds});
+  for (const kind of prediction.kinds || []) {
+    const other = measured && measured.kinds.find((entry) => entry.kind === kind.kind);
+    add(`${kind.kind} (${kind.operations} operations)`, {predicted: kind.seconds,
+      actual: other && other.seconds, error: errors.kinds[kind.kind], format: seconds});
+  }
+  for (const [place, key] of [['hbm', 'peak_gpu_bytes'], ['dram', 'peak_cpu_bytes']]) {
+    add(kPlaces[place], {predicted: prediction[key],
+      actual: measured && measured.memory_bytes[place], error: errors.memory_bytes[place],
+      format: bytes});
+  }
+  for (const [name, key, unit] of [['throughput', 'tokens_per_s', 'tokens/s'],
+    ['throughput of a device', 'tokens_per_s_per_device', 'tokens/s'],
+    ['model rate of a device', 'tflops_per_device', 'TFLOP/s'],
+    ['rate with recompute', 'hardware_tflops_per_device', 'TFLOP/s'],
+    ['share of the best rate (MFU)', 'mfu_percent', '%'],
+    ['rolled-back step takes more', 'rollback_time_s', 's']]) {
+    if (!isNumber(prediction[key])) continue;
+    add(name, {predicted: prediction[key],
+      format: unit === 's' ? seconds : (value) => `${digits(value)} ${unit}`});
+  }
+  table(parent, heads, rows);
+  const box = element('details', undefined, parent);
+  element('summary', 'The plan', box);
+  element('pre', JSON.stringify(prediction.plan, null, 2), box);
+}
+
+// What a plan's page and the page of a search's best have in common.
+function drawPlanSections() {
+  if (prediction.fits) drawTimelines();
+  const row = columns();
+  drawPlanMemory(row);
+  if (!prediction.fits) return;
+  drawPath(row);
+  drawKinds();
+  if (data.metrics.length > 0) drawTraining();
+  drawPlanTable();
+}
+
+function drawPlanPage() {
+  subtitle(data.plan_text);
+  drawPlanFigures();
+  drawPlanSections();
+}

@@ -1,0 +1,144 @@
+#include "cli/tune_output.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/text.h"
+#include "cli/why.h"
+
+namespace ballast {
+namespace {
+
+constexpr size_t kRankedInJson = 20;
+constexpr double kTieShare = 2e-3;   // of a step: nobody could measure it
+constexpr double kNearShare = 1e-2;  // of a step: the model's error is larger
+constexpr size_t kReasonsShown = 3;
+
+size_t count_within(const SearchResult& found, double share) {
+  const double limit = (1 + share) * found.ranked.front().step_time.seconds();
+  size_t count = 1;
+  while (count < found.ranked.size() && found.ranked[count].step_time.seconds() < limit) ++count;
+  return count;
+}
+
+Bytes memory_of(const Candidate& candidate, Place place) {
+  return candidate.memory[static_cast<size_t>(place)];
+}
+
+}  // namespace
+
+void prefer_simple(SearchResult& found) {
+  if (found.ranked.empty()) return;
+  const size_t tied = count_within(found, kTieShare);
+  std::stable_sort(found.ranked.begin(), found.ranked.begin() + static_cast<std::ptrdiff_t>(tied),
+                   [](const Candidate& a, const Candidate& b) {
+                     return moving_parts(a.plan) < moving_parts(b.plan);
+                   });
+  found.best = found.ranked.front();
+}
+
+size_t near_ties(const SearchResult& found) {
+  return found.ranked.empty() ? 0 : count_within(found, kNearShare);
+}
+
+OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory) {
+  OrderedJson json = OrderedJson::object();
+  for (int i = 0; i < kPlaces; ++i) {
+    const Bytes bytes = memory[static_cast<size_t>(i)];
+    if (bytes.count > 0) json[std::string(to_string(static_cast<Place>(i)))] = bytes.count;
+  }
+  return json;
+}
+
+OrderedJson search_json(const SearchResult& found) {
+  const size_t near = near_ties(found);
+  OrderedJson ranked = OrderedJson::array();
+  for (const Candidate& candidate : found.ranked) {
+    if (ranked.size() == kRankedInJson) break;
+    ranked.push_back({{"step_time_s", candidate.step_time.seconds()},
+                      {"tokens_per_s", candidate.tokens_per_s},
+                      {"gpu_bytes", memory_of(candidate, Place::kHbm).count},
+                      {"cpu_bytes", memory_of(candidate, Place::kDram).count},
+                      {"bound_s", candidate.bound.seconds()},
+                      {"tie", near > 1 && ranked.size() < near},
+                      {"plan", OrderedJson::parse(plan_json(candidate.plan))}});
+  }
+  OrderedJson reasons = OrderedJson::array();
+  for (const InfeasibleReason& reason : found.reasons) {
+    reasons.push_back(
+        {{"reason", reason.reason}, {"plans", reason.count}, {"nearest", reason.detail}});
+  }
+  return {{"layouts", found.layouts},
+          {"considered", found.considered},
+          {"simulated", found.simulated},
+          {"bounded", found.bounded},
+          {"infeasible", found.infeasible},
+          {"complete", found.complete},
+          {"proven_within", found.proven_within},
+          {"seconds", found.seconds},
+          {"ties", near},
+          {"ranked", ranked},
+          {"reasons", reasons}};
+}
+
+std::string search_text(const TuneFlags& flags, const Case& best, const SearchResult& found) {
+  std::string text = fmt::format(
+      "{} plans for {} on {}: {} simulated, the others ruled out by their bounds, in {}\n\n",
+      show_count(static_cast<double>(found.considered)), best.model.name, best.machine.name,
+      found.simulated, show(Duration::from_seconds(found.seconds)));
+  if (!found.complete) {
+    text +=
+        fmt::format("stopped by the deadline ({} s); no plan is faster by more than {:.1f} %\n\n",
+                    flags.deadline_s, 100 * found.proven_within);
+  }
+  return text;
+}
+
+std::string ranking_text(const SearchResult& found, int64_t top) {
+  Table table({{"", true}, {"step"}, {"tokens/s"}, {"GPU memory"}, {"CPU memory"}, {"plan", true}});
+  const auto count = std::min(found.ranked.size(), static_cast<size_t>(top));
+  for (size_t i = 0; i < count; ++i) {
+    const Candidate& candidate = found.ranked[i];
+    table.add({std::to_string(i + 1), show(candidate.step_time), show_count(candidate.tokens_per_s),
+               show(memory_of(candidate, Place::kHbm)), show(memory_of(candidate, Place::kDram)),
+               i == 0 ? "the best" : knobs_that_differ(found.ranked[0].plan, candidate.plan)});
+  }
+  std::string text = table.text();
+  if (const size_t near = near_ties(found); near > 1) {
+    text += fmt::format(
+        "\nthe first {} are within {:.0f} %: the model's error cannot tell them apart\n", near,
+        100 * kNearShare);
+  }
+  return text;
+}
+
+std::string why_text(const Case& best, const SearchResult& found,
+                     const Measurements& measurements) {
+  if (found.ranked.size() < 2) return "";
+  const size_t tied = count_within(found, kTieShare);
+  std::string text;
+  if (tied > 1) {
+    text +=
+        fmt::format("\n{} plans take the same time within {} %; the simplest of them is taken\n",
+                    tied, 100 * kTieShare);
+  }
+  Case other = best;
+  other.plan = found.ranked[std::min(tied, found.ranked.size() - 1)].plan;
+  return text + fmt::format("\n{}\n", why_it_loses(best, other, measurements));
+}
+
+std::string infeasible_text(const SearchResult& found) {
+  if (found.infeasible == 0) return "";
+  std::string text =
+      fmt::format("{} of {} plans do not fit:\n", show_count(static_cast<double>(found.infeasible)),
+                  show_count(static_cast<double>(found.considered)));
+  for (size_t i = 0; i < std::min(kReasonsShown, found.reasons.size()); ++i) {
+    const InfeasibleReason& reason = found.reasons[i];
+    text +=
+        fmt::format("  {:>8}  {}; the nearest: {}\n", reason.count, reason.reason, reason.detail);
+  }
+  return text;
+}
+
+}  // namespace ballast

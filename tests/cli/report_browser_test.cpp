@@ -1,0 +1,369 @@
+// The pages in a real browser: they draw without a complaint and without a network, show values
+// under the pointer, sort and copy their tables, keep markup in names as text, and print.
+//
+// BALLAST_SCREENSHOTS=FOLDER keeps pictures of every page, light, dark, narrow and printed: look at
+// them after a change.
+#include "tests/cli/report_browser.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kTiny =
+    " --model ./tiny.json --machine gh200-96gb-480gb --sequence-length 64 --global-batch 2 "
+    "--micro-batch 2 ";
+
+// What a search with all questions asked would print: the contents of frontier, sensitivities and
+// ablation are made up, with round numbers.
+Json searched(Json tune) {
+  Json plan = tune["ranked"][0]["plan"];
+  tune["objective"] = {{"name", "cost-per-token"}, {"value", 0.25}, {"unit", "1e-6 a token"}};
+  for (const int devices : {1, 2}) {
+    tune["frontier"].push_back({{"devices", devices},
+                                {"label", "micro-batch 2"},
+                                {"step_time_s", 0.5 / devices},
+                                {"tokens_per_s", 256 * devices},
+                                {"tokens_per_s_per_device", 256},
+                                {"memory_bytes", {{"hbm", 1 << 30}, {"dram", 0}, {"nvme", 0}}},
+                                {"cost_per_million_tokens", nullptr},
+                                {"joules_per_token", nullptr},
+                                {"plan", plan}});
+  }
+  Json points = Json::array();
+  for (const double factor : {0.5, 1.0, 2.0}) {
+    points.push_back(
+        {{"factor", factor},
+         {"value", 450 * factor},
+         {"step_time_s", 0.25 / factor},
+         {"same_plan_step_time_s", nullptr},
+         {"differs", factor < 1 ? Json::array({"optimizer.sync: wait"}) : Json::array()}});
+  }
+  tune["sensitivities"].push_back(
+      {{"key", "machine.link.gb_per_s"},
+       {"unit", "GB/s"},
+       {"value", 450},
+       {"elasticity", -1.0},
+       {"points", points},
+       {"switches_at", {{"factor", 0.5}, {"value", 225}, {"differs", {"optimizer.sync: wait"}}}}});
+  tune["ablation"] = {{"start", {{"label", "zero-offload"}, {"step_time_s", 0.75}}},
+                      {"steps",
+                       {{{"knob", "optimizer.cast"},
+                         {"from", "cpu"},
+                         {"to", "gpu"},
+                         {"step_time_s", 0.5},
+                         {"gain_s", 0.25}}}},
+                      {"best_step_time_s", 0.5}};
+  return tune;
+}
+
+// One workbench with every kind of page, and one browser, for all tests: both take seconds.
+struct Studio {
+  Workbench bench;
+  std::unique_ptr<Browser> browser;
+  std::map<std::string, std::string> pages;  // by kind: its file
+
+  void make(const std::string& kind, const std::string& arguments) {
+    const Outcome outcome = bench.run(arguments);
+    ASSERT_EQ(outcome.code, 0) << arguments << "\n" << outcome.output;
+    pages[kind] = bench.path(kind + ".html");
+    ASSERT_TRUE(bench.exists(kind + ".html")) << arguments << "\n" << outcome.output;
+  }
+
+  void make_pages() {
+    bench.write_tiny_model();
+    bench.write("metrics.jsonl", R"({"step": 0, "loss": 5.5, "step_time_s": 0.2})"
+                                 "\n"
+                                 R"({"step": 1, "loss": 5.25, "step_time_s": 0.1})"
+                                 "\n");
+    const Outcome run = bench.run(
+        "verify --device paced --steps 3 --slow-down 200 --strategy "
+        "superoffload --out verify.json" +
+        kTiny);
+    ASSERT_EQ(run.code, 0) << run.output;
+    make("verified", "report --verify verify.json --metrics metrics.jsonl --out verified.html");
+    const std::string grid = "compare" + kTiny +
+                             "--set plan.activations=keep --set plan.weights=stationary --set "
+                             "plan.optimizer.gpu_buckets=0 "
+                             "--strategy superoffload,resident ";
+    // A GPU of 1.0005 GB, of which 1 is reserved, holds none of it.
+    make("swept",
+         grid + "--set machine.gpu.memory_gb=1.0005,4,8 --out swept.json --html swept.html");
+    make("crossed", grid + "--model ./tiny.json,gpt2 --out crossed.json --html crossed.html");
+    const Outcome found = bench.run("tune --json --deadline 2 --strategy superoffload" + kTiny +
+                                    "2>/dev/null > tune.json");
+    ASSERT_EQ(found.code, 0) << found.output;
+    bench.write("tune.json", searched(Json::parse(bench.read("tune.json"))).dump());
+    make("tuned", "report --tune tune.json --model ./tiny.json --out tuned.html");
+    ASSERT_EQ(bench.run("validate llmq-h100-small --out validation.json").code, 0);
+    make("validated", "report --validation validation.json --out validated.html");
+  }
+};
+
+class ReportPages : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    const std::optional<std::string> program = installed_browser();
+    if (!program) return;
+    studio_ = std::make_unique<Studio>();
+    studio_->make_pages();
+    studio_->bench.shell("mkdir browser");
+    studio_->browser = std::make_unique<Browser>(*program, studio_->bench.path("browser"));
+  }
+  static void TearDownTestSuite() { studio_.reset(); }
+
+  void SetUp() override {
+    if (!studio_) GTEST_SKIP() << "no Chromium: scripts/setup.sh --tests installs it";
+    ASSERT_TRUE(studio_->browser) << "the pages could not be made";
+  }
+
+  static Browser& open(const std::string& kind, const Screen& screen = {}) {
+    studio_->browser->open(studio_->pages.at(kind), screen);
+    return *studio_->browser;
+  }
+  static const Workbench& bench() { return studio_->bench; }
+  static const std::map<std::string, std::string>& pages() { return studio_->pages; }
+
+  static std::unique_ptr<Studio> studio_;
+};
+std::unique_ptr<Studio> ReportPages::studio_;
+
+void keep_picture(const std::string& name, const std::string& bytes) {
+  const char* folder = std::getenv("BALLAST_SCREENSHOTS");
+  if (folder != nullptr) std::ofstream(std::string(folder) + "/" + name) << bytes;
+}
+
+// The number of canvases on which nothing was painted.
+const std::string kEmptyCharts = R"(drawings.filter(({chart}) => {
+  const {width, height} = chart.canvas;
+  const pixels = chart.ctx.getImageData(0, 0, width, height).data;
+  const shades = new Set();
+  for (let i = 0; i < pixels.length; i += 4 * 7) shades.add(pixels[i] + 256 * pixels[i + 3]);
+  return shades.size < 3;
+}).length)";
+
+// A place within chart number N where a value is drawn, in the window, scrolled to.
+std::string place_in_chart(int number) {
+  return "(() => {const {chart} = drawings[" + std::to_string(number) + R"(];
+    chart.canvas.scrollIntoView({block: 'center'});
+    const box = chart.canvas.getBoundingClientRect();
+    for (let i = 0; i < chart.data.datasets.length; ++i) {
+      if (chart.data.datasets[i].label === 'equal') continue;
+      const list = chart.getDatasetMeta(i).data;
+      for (let j = 0; j < list.length; ++j) {
+        const raw = chart.data.datasets[i].data[j];
+        const at = list[j].getCenterPoint();
+        if (raw === null || raw === 0 || raw.y === null || Number.isNaN(at.x + at.y)) continue;
+        return {x: box.left + at.x, y: box.top + at.y};
+      }
+    }})())";
+}
+
+TEST_F(ReportPages, draw_without_a_complaint_or_a_network_in_light_dark_and_narrow) {
+  const std::map<std::string, int> charts = {
+      {"verified", 5}, {"swept", 2}, {"crossed", 2}, {"tuned", 6}, {"validated", 2}};
+  for (const auto& [kind, file] : pages()) {
+    for (const auto& [name, screen] : std::map<std::string, Screen>{
+             {"light", {}}, {"dark", {1240, true}}, {"narrow", {390, false}}}) {
+      Browser& browser = open(kind, screen);
+      const std::string where = kind + ", " + name;
+      for (const std::string& complaint : browser.complaints()) {
+        ADD_FAILURE() << where << ": " << complaint;
+      }
+      EXPECT_GE(browser.evaluate("drawings.length"), charts.at(kind)) << where;
+      EXPECT_EQ(browser.evaluate(kEmptyCharts), 0) << where;
+      EXPECT_LE(browser.evaluate("document.documentElement.scrollWidth"), screen.width)
+          << where << ": the page is wider than its window";
+      EXPECT_EQ(
+          browser.evaluate("/NaN|undefined|Infinity|\\[object/.test(document.body.innerText)"),
+          false)
+          << where;
+      if (std::getenv("BALLAST_SCREENSHOTS") != nullptr)
+        keep_picture(kind + "-" + name + ".png", browser.screenshot());
+    }
+  }
+}
+
+TEST_F(ReportPages, every_chart_shows_its_values_under_the_pointer) {
+  for (const auto& [kind, file] : pages()) {
+    Browser& browser = open(kind);
+    const int count = browser.evaluate("drawings.length");
+    for (int i = 0; i < count; ++i) {
+      const std::string chart = "drawings[" + std::to_string(i) + "].chart";
+      const std::string where =
+          kind + ": " +
+          browser.evaluate("drawings[" + std::to_string(i) + "].label").get<std::string>();
+      const Json place = browser.evaluate(place_in_chart(i));
+      ASSERT_TRUE(place.is_object()) << where << " has no value";
+      browser.point_at(place);
+      ASSERT_TRUE(browser.becomes_true(chart + ".tooltip.opacity > 0")) << where;
+      const std::string text =
+          browser.evaluate("[...(" + chart + ".tooltip.title || []), ..." + chart +
+                           ".tooltip.body.flatMap(one => one.lines)].join(' | ')");
+      EXPECT_NE(text.find_first_of("0123456789"), std::string::npos) << where << ": " << text;
+    }
+    EXPECT_TRUE(browser.complaints().empty()) << kind;
+  }
+}
+
+// The page says what the JSON says: tokens a second, in whole tokens.
+TEST_F(ReportPages, value_under_the_pointer_is_that_of_the_cell) {
+  const Json json = Json::parse(bench().read("crossed.json"));
+  Browser& browser = open("crossed");
+  browser.point_at(browser.evaluate(place_in_chart(0)));
+  ASSERT_TRUE(browser.becomes_true("drawings[0].chart.tooltip.opacity > 0"));
+  const std::string text =
+      browser.evaluate("drawings[0].chart.tooltip.body.flatMap(one => one.lines).join(' | ')");
+  // Models stand in the order of their size: the tiny one, which was named first, comes first.
+  const double rate = json["cells"][0]["tokens_per_s"];
+  const std::string shown = browser.evaluate("count(" + std::to_string(rate) + ")");
+  EXPECT_NE(
+      text.find(json["cells"][0]["at"]["strategy"].get<std::string>() + " " + shown + " tokens/s"),
+      std::string::npos)
+      << text << " should have " << shown;
+}
+
+TEST_F(ReportPages, timeline_names_operations_and_idle_time_under_the_pointer) {
+  Browser& browser = open("verified");
+  for (const std::string kind : {"span", "idle"}) {
+    const Json place = browser.evaluate(
+        "(() => {const all = [...document.querySelectorAll('svg rect." + kind +
+        "')].sort((a, b) => b.getBoundingClientRect().width - a.getBoundingClientRect().width);"
+        "all[0].scrollIntoView({block: 'center'}); const box = all[0].getBoundingClientRect();"
+        "return {x: box.left + box.width / 2, y: box.top + box.height / 2};})()");
+    browser.point_at(place);
+    ASSERT_TRUE(browser.becomes_true("!tip.hidden")) << kind;
+    const std::string text = browser.evaluate("tip.textContent");
+    EXPECT_NE(text.find("s from "), std::string::npos) << text;
+    EXPECT_EQ(text.starts_with("idle, "), kind == "idle") << text;
+  }
+  // Busy and idle of a lane make up the step.
+  const Json sums = browser.evaluate(
+      "lanesOf(data.timelines.predicted).map(lane => lane.idle + lane.spans.reduce("
+      "(sum, [, begin, end]) => sum + end - begin, 0) - data.timelines.predicted.length_us)");
+  ASSERT_GE(sums.size(), 3U);
+  for (const Json& rest : sums) EXPECT_NEAR(rest.get<double>(), 0, 1e-3);
+}
+
+TEST_F(ReportPages, misfit_tells_its_reason_under_the_pointer) {
+  Browser& browser = open("swept");
+  const Json place = browser.evaluate(R"((() => {const {chart} = drawings[0];
+    const set = chart.data.datasets.findIndex((one) => one.label === 'does not fit');
+    chart.canvas.scrollIntoView({block: 'center'});
+    const box = chart.canvas.getBoundingClientRect(), at = chart.getDatasetMeta(set).data[0];
+    return {x: box.left + at.x, y: box.top + at.y};})())");
+  browser.point_at(place);
+  ASSERT_TRUE(browser.becomes_true("drawings[0].chart.tooltip.opacity > 0"));
+  const std::string text =
+      browser.evaluate("drawings[0].chart.tooltip.body.flatMap(one => one.lines).join(' ')");
+  EXPECT_NE(text.find("does not fit. GPU memory:"), std::string::npos) << text;
+}
+
+TEST_F(ReportPages, tables_sort_by_size_with_the_mouse_and_with_keys) {
+  Browser& browser = open("validated");
+  const std::string head =
+      "[...document.querySelectorAll('#validation-cases-section th')].find(one => "
+      "one.textContent === 'error')";
+  const std::string values =
+      "[...document.querySelectorAll('#validation-cases-section tbody tr')].map(line => "
+      "line.cells[line.cells.length - 1].ballastValue)";
+  browser.evaluate(head + ".querySelector('button').click()");
+  EXPECT_EQ(browser.evaluate(head + ".getAttribute('aria-sort')"), "ascending");
+  const std::vector<double> up = browser.evaluate(values);
+  ASSERT_GE(up.size(), 2U);
+  EXPECT_TRUE(std::is_sorted(up.begin(), up.end()));
+  browser.evaluate(head + ".querySelector('button').focus()");
+  browser.press("Enter");
+  EXPECT_EQ(browser.evaluate(head + ".getAttribute('aria-sort')"), "descending");
+  const std::vector<double> down = browser.evaluate(values);
+  EXPECT_TRUE(std::is_sorted(down.rbegin(), down.rend()));
+}
+
+TEST_F(ReportPages, table_is_copied_with_units_in_its_heads_and_numbers_in_full) {
+  const Json json = Json::parse(bench().read("swept.json"));
+  Browser& browser = open("swept");
+  // What would reach the clipboard: that of a headless browser belongs to the whole session.
+  browser.evaluate(
+      "Object.defineProperty(navigator, 'clipboard', {value: {writeText: "
+      "async (text) => { window.copied = text; }}})");
+  browser.evaluate("document.querySelector('#cells-section button.copy').click()");
+  ASSERT_TRUE(browser.becomes_true("window.copied"));
+  const std::string text = browser.evaluate("window.copied");
+  EXPECT_NE(text.find("\tstep time (s)\t"), std::string::npos) << text;
+  const auto held = static_cast<int64_t>(json["cells"][2]["peak_gpu_bytes"].get<double>());
+  EXPECT_NE(text.find("\t" + std::to_string(held) + "\t"), std::string::npos) << text;
+  EXPECT_EQ(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')),
+            json["cells"].size() + 1);
+  // Where the clipboard is closed, the table is left selected.
+  browser.evaluate("navigator.clipboard.writeText = async () => { throw new Error('closed'); }");
+  browser.evaluate("document.querySelector('#cells-section button.copy').click()");
+  EXPECT_TRUE(browser.becomes_true("getSelection().toString().includes('superoffload')"));
+}
+
+TEST_F(ReportPages, markup_in_names_stays_text) {
+  const std::string evil =
+      "</script><script>window.owned = 1</script><img src=x onerror='owned = 1'>{{data}}";
+  Json compared = Json::parse(bench().read("crossed.json"));
+  compared["rows"][0]["values"][0] = evil;
+  compared["cells"][0]["at"]["model"] = evil;
+  compared["cells"][0]["reason"] = evil;
+  compared["origin"]["command"] = evil;
+  bench().write("evil.json", compared.dump());
+  Json tune = Json::parse(bench().read("tune.json"));
+  tune["frontier"][0]["label"] = evil;
+  tune["sensitivities"][0]["key"] = evil;
+  tune["ablation"]["start"]["label"] = evil;
+  tune["reasons"].push_back({{"reason", evil}, {"plans", 1}, {"nearest", evil}});
+  bench().write("evil-tune.json", tune.dump());
+  for (const std::string source :
+       {"--compare evil.json", "--tune evil-tune.json --model ./tiny.json"}) {
+    ASSERT_EQ(bench().run("report " + source + " --out evil.html").code, 0);
+    Browser& browser = *studio_->browser;
+    browser.open(bench().path("evil.html"), {});
+    EXPECT_TRUE(browser.complaints().empty()) << browser.complaints().front();
+    EXPECT_EQ(browser.evaluate("typeof window.owned"), "undefined");
+    EXPECT_EQ(browser.evaluate("document.scripts.length"), 3);
+    EXPECT_EQ(browser.evaluate("document.images.length"), 0);
+    EXPECT_EQ(browser.evaluate("document.body.innerText.includes('<img src=x')"), true);
+  }
+}
+
+// On paper it is light, as wide as the paper, and nothing is folded away that was open.
+TEST_F(ReportPages, paper_is_light_and_holds_the_whole_width) {
+  for (const auto& [kind, file] : pages()) {
+    Browser& browser = open(kind, {1240, true});
+    const std::string text_color = "getComputedStyle(document.body).color";
+    const Json on_screen = browser.evaluate(text_color);
+    const std::string pdf = browser.print();
+    EXPECT_TRUE(pdf.starts_with("%PDF")) << kind;
+    EXPECT_GT(pdf.size(), 20'000U) << kind;
+    keep_picture(kind + ".pdf", pdf);
+    EXPECT_EQ(browser.evaluate(text_color), on_screen) << "as before";
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))");
+    EXPECT_EQ(browser.evaluate(text_color), "rgb(28, 36, 48)") << kind;
+    const double width = browser.evaluate("Math.max(...drawings.map(one => one.chart.width))");
+    EXPECT_LE(width, 186 / 25.4 * 96) << kind;
+    EXPECT_GT(width, 500) << kind;
+    EXPECT_LE(
+        browser.evaluate("Math.max(...[...document.querySelectorAll('table, svg')].map(one => "
+                         "one.getBoundingClientRect().right))"),
+        186 / 25.4 * 96 + 1)
+        << kind;
+    browser.evaluate("dispatchEvent(new Event('afterprint'))");
+  }
+}
+
+}  // namespace
+}  // namespace ballast

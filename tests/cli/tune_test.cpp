@@ -1,0 +1,393 @@
+// `tune` by objectives and under constraints, its studies, and what it remembers, as a user runs
+// it.
+#include <cmath>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "autotune/search.h"
+#include "cli/answers.h"
+#include "cli/tune_flags.h"
+#include "profiles/load.h"
+#include "sim/base/error.h"
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+class Tune : public testing::Test {
+ protected:
+  void SetUp() override { bench.write_tiny_model(); }
+
+  static std::string command(const std::string& flags) {
+    return "tune --model tiny.json --machine hgx-h200-quad --store s.db --sequence-length 64 " +
+           flags;
+  }
+  Outcome tune(const std::string& flags) const { return bench.run(command(flags)); }
+  Json tuned(const std::string& flags) const {
+    const Outcome outcome = tune(flags + " --json 2> /dev/null");
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    return Json::parse(outcome.output);
+  }
+  // Exit code 2 and one line with each of the words.
+  void refuses(const std::string& flags, const std::vector<std::string>& words) const {
+    const Outcome outcome = tune(flags);
+    EXPECT_EQ(outcome.code, 2) << flags << "\n" << outcome.output;
+    EXPECT_EQ(outcome.lines(), 1) << outcome.output;
+    for (const std::string& word : words) EXPECT_TRUE(outcome.says(word)) << outcome.output;
+    EXPECT_FALSE(bench.exists("plan.json"));
+    EXPECT_FALSE(bench.exists("s.db"));
+  }
+
+  Workbench bench;
+};
+
+// --- What is remembered -----------------------------------------------------------------------
+
+TEST_F(Tune, same_question_is_answered_from_the_store_and_says_so) {
+  const Json first = tuned("--devices 1");
+  EXPECT_FALSE(first["from_store"].get<bool>());
+  const Json second = tuned("--devices 1");
+  EXPECT_TRUE(second["from_store"].get<bool>());
+  for (const char* key : {"ranked", "considered", "simulated", "bounded", "infeasible", "reasons",
+                          "objective", "seconds", "proven_within"}) {
+    EXPECT_EQ(first[key], second[key]) << key;
+  }
+  EXPECT_TRUE(tune("--devices 1").says("was found before")) << tune("--devices 1").output;
+  EXPECT_FALSE(tuned("--devices 1 --again")["from_store"].get<bool>());
+}
+
+TEST_F(Tune, another_question_is_not_answered_from_the_store) {
+  tuned("--devices 1");
+  for (const std::string other :
+       {"--devices 1 --global-batch 4", "--devices 1 --exhaustive --strategy resident",
+        "--devices 1 --set machine.gpu.memory_gb=100", "--devices 1 --allow-delay",
+        "--devices 1 --headroom-gb 3", "--devices 1 --set model.layers=3", "--devices 2"}) {
+    EXPECT_FALSE(tuned(other)["from_store"].get<bool>()) << other;
+    EXPECT_TRUE(tuned(other)["from_store"].get<bool>()) << other;
+  }
+}
+
+TEST_F(Tune, studies_go_on_after_the_searches_that_were_finished) {
+  const Json some = tuned("--devices 1 --frontier --frontier-points 2");
+  const Json more = tuned("--devices 1 --frontier --frontier-points 4");
+  EXPECT_EQ(more["searches"]["from_store"].get<int>(), some["searches"]["asked"].get<int>());
+  EXPECT_GT(more["searches"]["asked"].get<int>(), some["searches"]["asked"].get<int>());
+}
+
+TEST_F(Tune, interrupted_prints_and_writes_the_best_so_far_and_keeps_no_answer) {
+  const std::string flags =
+      "tune --model gpt2 --machine gh200-96gb-480gb --store s.db --exhaustive --deadline 600 ";
+  const Outcome outcome = bench.shell(
+      "$BALLAST " + flags +
+      "--json 2> progress.txt & pid=$!\n"
+      "for i in $(seq 900); do grep -q 'best [0-9]' progress.txt && break; sleep 0.1; done\n"
+      "kill -INT $pid; wait $pid");
+  EXPECT_EQ(outcome.code, 0) << outcome.output << bench.read("progress.txt");
+  const Json json = Json::parse(outcome.output);
+  EXPECT_TRUE(json["interrupted"].get<bool>());
+  EXPECT_FALSE(json["complete"].get<bool>());
+  EXPECT_EQ(Json::parse(bench.read("plan.json")), json["ranked"][0]["plan"]);
+  // The interrupted search answers nothing.
+  const Json again =
+      Json::parse(bench
+                      .run("tune --model gpt2 --machine gh200-96gb-480gb --store s.db --exhaustive "
+                           "--deadline 1 --json 2> /dev/null")
+                      .output);
+  EXPECT_FALSE(again["from_store"].get<bool>());
+}
+
+// The deadline has passed before the first plan.
+TEST_F(Tune, what_a_deadline_stopped_answers_no_longer_search) {
+  const std::string flags = "--devices 1 --exhaustive --json --deadline ";
+  const auto ask = [&](const std::string& deadline) {
+    return Json::parse(tune(flags + deadline + " 2> /dev/null").output);
+  };
+  const Json stopped = ask("0.0001");
+  EXPECT_FALSE(stopped["complete"].get<bool>());
+  EXPECT_FALSE(stopped["from_store"].get<bool>());
+  EXPECT_TRUE(ask("0.0001")["from_store"].get<bool>());
+  const Json whole = ask("500");
+  EXPECT_FALSE(whole["from_store"].get<bool>());
+  EXPECT_TRUE(whole["complete"].get<bool>());
+  // What is complete answers whatever the deadline.
+  EXPECT_TRUE(ask("0.0001")["complete"].get<bool>());
+}
+
+TEST(Answer, that_is_written_and_read_is_the_same) {
+  Plan plan;
+  plan.model = "m";
+  plan.machine = "h";
+  plan.global_batch = 8;
+  plan.sequence_length = 128;
+  plan.micro_batch = 4;
+  SearchResult result;
+  Candidate candidate;
+  candidate.plan = plan;
+  candidate.activations = "keep";
+  candidate.step_time = {123'456'789'012'345};
+  candidate.tokens_per_s = 1.0 / 3;
+  candidate.memory = {Bytes{1}, Bytes{(int64_t{1} << 53) + 1}, Bytes{3}};
+  candidate.bound = {7};
+  result.ranked = {candidate};
+  result.best = candidate;
+  result.considered = int64_t{1} << 60;
+  result.bounded = 5;
+  result.reasons = {{"GPU memory", 4, plan, "too much", {9}}};
+  result.complete = false;
+  result.proven_within = 0.1;
+  const SearchResult back = parse_answer(answer_json(result), "test");
+  EXPECT_EQ(back.best->plan, plan);
+  EXPECT_EQ(back.best->step_time, candidate.step_time);
+  EXPECT_EQ(back.best->tokens_per_s, candidate.tokens_per_s);
+  EXPECT_EQ(back.best->memory, candidate.memory);
+  EXPECT_EQ(back.best->bound, candidate.bound);
+  EXPECT_EQ(back.considered, result.considered);
+  EXPECT_EQ(back.reasons[0].example, plan);
+  EXPECT_EQ(back.reasons[0].excess, result.reasons[0].excess);
+  EXPECT_EQ(answer_json(back), answer_json(result));
+  for (const char* broken : {"", "{}", "[1]", "{\"ranked\": [{}]}"}) {
+    EXPECT_THROW(parse_answer(broken, "test"), Error) << broken;
+  }
+}
+
+// --- Objectives -------------------------------------------------------------------------------
+
+TEST(Counts, are_lists_or_doublings) {
+  using Counts = std::vector<int64_t>;
+  const auto counts = [](const char* text) { return parse_counts({"--devices", text}); };
+  EXPECT_EQ(counts(""), Counts{});
+  EXPECT_EQ(counts("8"), Counts{8});
+  EXPECT_EQ(counts("16,8,16"), (Counts{8, 16}));
+  EXPECT_EQ(counts("8..64"), (Counts{8, 16, 32, 64}));
+  EXPECT_EQ(counts("3..20"), (Counts{3, 6, 12, 20}));
+  EXPECT_EQ(counts("4..4"), Counts{4});
+  for (const char* bad : {"0", "-1", "a", "8,", ",8", "8..4", "1..", "..4", "1...4", "1.5",
+                          "99999999999999999999", "8 ,9"}) {
+    EXPECT_THROW(counts(bad), Error) << bad;
+  }
+}
+
+// One price and power for each device: the cheapest token is the one of most tokens a device.
+TEST_F(Tune, points_of_a_list_of_devices_have_all_figures_and_the_best_is_chosen) {
+  const Json json = tuned(
+      "--objective cost-per-token --devices 1,2,4 --global-batch 16 --price-per-device-hour 3.6 "
+      "--watts-per-device 500");
+  ASSERT_EQ(json["points"].size(), 3u);
+  double cheapest = INFINITY;
+  for (const Json& point : json["points"]) {
+    const double device_seconds =
+        point["step_time_s"].get<double>() * point["devices"].get<double>() / (16 * 64);
+    EXPECT_NEAR(point["cost_per_million_tokens"], 1e6 * 3.6 / 3600 * device_seconds,
+                1e-6 * point["cost_per_million_tokens"].get<double>());
+    EXPECT_NEAR(point["joules_per_token"], 500 * device_seconds,
+                1e-6 * point["joules_per_token"].get<double>());
+    cheapest = std::min(cheapest, point["cost_per_million_tokens"].get<double>());
+  }
+  EXPECT_EQ(json["objective"]["name"], "cost-per-token");
+  EXPECT_EQ(json["objective"]["value"], cheapest);
+  EXPECT_EQ(json["ranked"][0]["plan"], Json::parse(bench.read("plan.json")));
+  EXPECT_TRUE(tune("--objective tokens-per-device --devices 1..4 --global-batch 16")
+                  .says("by tokens-per-device"));
+}
+
+TEST_F(Tune, free_batch_is_chosen_within_its_range) {
+  const Json json = tuned("--objective tokens-per-device --devices 1 --global-batch 4..32");
+  ASSERT_EQ(json["points"].size(), 4u);
+  double most = 0;
+  for (const Json& point : json["points"]) {
+    most = std::max(most, point["tokens_per_s_per_device"].get<double>());
+  }
+  EXPECT_EQ(json["objective"]["value"], most);
+}
+
+// Twice what one device does in a day needs two, and what all do in an hour none can do sooner.
+TEST_F(Tune, fewest_devices_for_a_deadline_or_the_deadline_that_would_do) {
+  const Json one = tuned("--devices 1 --global-batch 16");
+  const double rate = one["ranked"][0]["tokens_per_s"];
+  const std::string asked =
+      "--objective devices-for-deadline --devices 1,2,4 --global-batch 16 --tokens ";
+  const Json day = tuned(asked + std::to_string(0.9 * rate * 86400) + " --deadline-days 1");
+  EXPECT_EQ(day["objective"]["value"], 1);
+  EXPECT_EQ(day["points"].size(), 3u);  // 1, 2 and 4; only the first was asked
+  EXPECT_EQ(day["points"][1]["reason"], "not searched");
+  const Outcome never = tune(asked + "1e30 --deadline-days 1");
+  EXPECT_EQ(never.code, 1);
+  EXPECT_TRUE(never.says("--deadline-days of 1 days leaves nothing")) << never.output;
+}
+
+TEST_F(Tune, longest_sequence_is_a_neighbour_of_one_that_does_not_fit) {
+  const Json json = tuned(
+      "--objective longest-sequence --devices 1 --global-batch 1 --strategy resident "
+      "--set machine.gpu.memory_gb=1.2 --set plan.activations=keep");
+  const Json& found = json["objective"];
+  EXPECT_EQ(found["next"].get<double>(), found["value"].get<double>() + 1024);
+  EXPECT_EQ(json["ranked"][0]["plan"]["sequence_length"], found["value"]);
+  EXPECT_TRUE(found["proven"].get<bool>());
+  EXPECT_TRUE(found["next_reason"].get<std::string>().starts_with("GPU memory"));
+}
+
+TEST_F(Tune, largest_model_is_as_large_as_capacity_says_at_least) {
+  const std::string asked =
+      "--devices 1 --global-batch 1 --strategy resident --set machine.gpu.memory_gb=1.5 "
+      "--set model.hidden=256 ";
+  const Json json = tuned("--objective largest-model " + asked);
+  const Json predicted =
+      Json::parse(bench
+                      .run("predict --model tiny.json --machine hgx-h200-quad --sequence-length 64 "
+                           "--max-model --json " +
+                           asked + "2> /dev/null")
+                      .output);
+  const Json& found = json["objective"];
+  EXPECT_GE(found["value"], predicted["max_model"]["parameters"]);
+  EXPECT_GT(found["next"], found["value"]);
+}
+
+// --- Constraints ------------------------------------------------------------------------------
+
+TEST_F(Tune, head_room_is_kept_free) {
+  const Json json = tuned("--devices 1 --headroom-percent 50 --set machine.gpu.memory_gb=3");
+  // Half of 3e9 bytes, less what is reserved.
+  EXPECT_LT(json["ranked"][0]["gpu_bytes"].get<double>(), 1.5e9);
+}
+
+TEST_F(Tune, space_that_a_constraint_emptied_names_it_and_what_would_do) {
+  const std::string small = "--devices 1 --strategy resident --set machine.gpu.memory_gb=1.1 ";
+  const Outcome whole = tune(small);
+  ASSERT_EQ(whole.code, 0) << whole.output;
+  const Outcome outcome = tune(small + "--headroom-gb 0.09999 --json 2> /dev/null");
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  const Json emptied = Json::parse(outcome.output)["emptied_by"];
+  ASSERT_EQ(emptied.size(), 1u);
+  EXPECT_EQ(emptied[0]["constraint"], "--headroom-gb");
+  EXPECT_LT(emptied[0]["would_do"], emptied[0]["set"]);
+  const std::string enough = std::to_string(emptied[0]["would_do"].get<double>());
+  EXPECT_EQ(tune(small + "--headroom-gb " + enough).code, 0);
+
+  const Outcome memory = tune("--devices 1 --strategy resident --set machine.gpu.memory_gb=1.0001");
+  EXPECT_EQ(memory.code, 1);
+  EXPECT_TRUE(memory.says("GPU memory of 1.0001 GB leaves nothing")) << memory.output;
+  EXPECT_TRUE(memory.says("would do")) << memory.output;
+  EXPECT_TRUE(memory.says("that do not: ")) << memory.output;
+
+  const Outcome joules = tune("--devices 1 --watts-per-device 700 --most-joules-per-token 1e-9");
+  EXPECT_EQ(joules.code, 1);
+  EXPECT_TRUE(joules.says("--most-joules-per-token of 1e-09 J leaves nothing")) << joules.output;
+}
+
+// --- Studies ----------------------------------------------------------------------------------
+
+TEST_F(Tune, frontier_holds_plans_that_no_other_beats) {
+  const Json json = tuned(
+      "--objective tokens-per-device --devices 1,2 --global-batch 16 --frontier "
+      "--frontier-points 4");
+  const Json& points = json["frontier"];
+  ASSERT_GE(points.size(), 2u);
+  for (const Json& a : points) {
+    EXPECT_FALSE(a["label"].get<std::string>().empty());
+    for (const Json& b : points) {
+      const bool no_worse = a["devices"] <= b["devices"] &&
+                            a["memory_bytes"]["hbm"] <= b["memory_bytes"]["hbm"] &&
+                            a["tokens_per_s"] >= b["tokens_per_s"];
+      EXPECT_FALSE(no_worse && &a != &b) << a.dump() << b.dump();
+    }
+  }
+}
+
+TEST_F(Tune, sensitivities_come_with_points_and_in_order) {
+  const Json json = tuned("--devices 1 --strategy zero-offload --sensitivity");
+  const Json& all = json["sensitivities"];
+  ASSERT_GE(all.size(), 9u);
+  double before = INFINITY;
+  for (const Json& one : all) {
+    EXPECT_LE(std::abs(one["elasticity"].get<double>()), before);
+    before = std::abs(one["elasticity"].get<double>());
+    ASSERT_EQ(one["points"].size(), 4u);
+    for (const Json& point : one["points"]) {
+      EXPECT_NEAR(point["value"], one["value"].get<double>() * point["factor"].get<double>(),
+                  1e-9 * one["value"].get<double>());
+      EXPECT_LE(point["step_time_s"], point["same_plan_step_time_s"]);
+    }
+  }
+  EXPECT_FALSE(json["sensitivities_searched"].get<std::string>().empty());
+}
+
+TEST_F(Tune, ablation_adds_up_from_the_strategy_to_the_best) {
+  const Json json = tuned("--devices 2 --ablation");
+  const Json& ablation = json["ablation"];
+  EXPECT_EQ(ablation["start"]["label"], "zero-offload");
+  double seconds = ablation["start"]["step_time_s"];
+  for (const Json& step : ablation["steps"]) {
+    EXPECT_NE(step["from"], step["to"]);
+    seconds -= step["gain_s"].get<double>();
+  }
+  EXPECT_NEAR(seconds, ablation["best_step_time_s"], 1e-9);
+  EXPECT_EQ(ablation["best_step_time_s"], json["ranked"][0]["step_time_s"]);
+  EXPECT_EQ(tuned("--devices 1 --ablation --ablation-from resident")["ablation"]["start"]["label"],
+            "resident");
+}
+
+TEST_F(Tune, every_shipped_strategy_has_a_verdict) {
+  const Json json = tuned("--devices 1");
+  EXPECT_EQ(json["strategies"].size(), shipped_strategies().size());
+  for (const Json& one : json["strategies"]) {
+    EXPECT_EQ(one["fits"].get<bool>(), !one.contains("reason")) << one.dump();
+  }
+  const Json small = tuned("--devices 1 --set machine.gpu.memory_gb=1.0021");
+  int missing = 0;
+  for (const Json& one : small["strategies"]) {
+    if (one["fits"].get<bool>() || one["misses"].is_null()) continue;
+    ++missing;
+    EXPECT_GT(one["misses"]["bytes"], 0);
+  }
+  EXPECT_GT(missing, 0);
+}
+
+TEST_F(Tune, plans_within_one_percent_are_ties) {
+  const Json json = tuned("--devices 1");
+  const Json& ranked = json["ranked"];
+  const double best = ranked[0]["step_time_s"];
+  for (size_t i = 0; i < ranked.size(); ++i) {
+    const bool near = ranked[i]["step_time_s"].get<double>() < 1.01 * best;
+    EXPECT_EQ(ranked[i]["tie"].get<bool>(), near && json["ties"] > 1) << i;
+  }
+}
+
+// --- Bad input --------------------------------------------------------------------------------
+
+TEST_F(Tune, bad_flags_are_refused_in_one_line) {
+  refuses("--objective speed", {"--objective", "step-time"});
+  refuses("--objective cost-per-token", {"--price-per-device-hour"});
+  refuses("--objective devices-for-deadline --tokens 1e9", {"--deadline-days"});
+  refuses("--tokens 1e9 --deadline-days 2", {"devices-for-deadline"});
+  refuses("--price-per-device-hour -1", {"--price-per-device-hour"});
+  refuses("--price-per-device-hour free", {"--price-per-device-hour"});
+  refuses("--most-joules-per-token 1", {"--watts-per-device"});
+  refuses("--watts-per-device nan --most-joules-per-token 1", {"--watts-per-device"});
+  refuses("--headroom-gb 9999", {"--headroom-gb", "GB"});
+  refuses("--headroom-gb 1 --headroom-percent 1", {"--headroom"});
+  refuses("--headroom-percent 101", {"--headroom-percent"});
+  refuses("--devices 1,2", {"--devices", "tokens-per-device"});
+  refuses("--devices 0", {"--devices"});
+  refuses("--devices 1,x --objective tokens-per-device", {"--devices"});
+  refuses("--devices 4..1 --objective tokens-per-device", {"--devices"});
+  refuses("--global-batch 8..64", {"--global-batch"});
+  refuses("--global-batch two", {"--global-batch"});
+  refuses("--devices 2,4 --most-devices 1 --objective tokens-per-device",
+          {"--most-devices 1", "the least that would do is 2"});
+  refuses("--frontier-points 3", {"--frontier"});
+  refuses("--frontier --frontier-points 0", {"--frontier-points"});
+  refuses("--ablation-from resident", {"--ablation"});
+  refuses("--objective largest-model --frontier", {"largest-model"});
+  refuses("--objective largest-model --devices 1,2", {"--devices"});
+}
+
+TEST_F(Tune, ablation_from_what_is_no_strategy_is_refused) {
+  const Outcome outcome = tune("--devices 1 --ablation --ablation-from nothing 2>&1 > /dev/null");
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_TRUE(outcome.says("nothing")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace ballast
