@@ -3,11 +3,13 @@
 // The step is inverted arithmetically from its results and the gradient; the inverse misses the
 // old value by a few units in the last place. The difference of the bit patterns, old minus
 // estimate modulo 2^32, restores the old bits whatever they were, so it needs no proof, only room:
-//   code    (w + 1) + 3 * ((v + 4) + 9 * (m + 4))   |w| <= 1, |v| <= 4, |m| <= 4: 0 .. 242
+//   code    (w + 1) + 3 * ((v + 2) + 5 * (m + 8))   |w| <= 1, |v| <= 2, |m| <= 8: 0 .. 254
 //           255: the parameter has an escape; escapes follow each other in order
 //   escape  16 bits (w + 1) + 3 * ((v + 127) + 255 * (m + 42))   |w| <= 1, |v| <= 127, |m| <= 42
 //           or 65534 and 32 bits: w + 31 in 6 bits, v + 4095 and m + 4095 in 13 bits each
 //           or 65535 and the three differences
+// A first moment may nearly cancel, so that m has a long tail (2 % beyond 4 units, 1 % beyond 8);
+// a second one cannot, and from the fourth step of a run on v is hardly ever beyond 2.
 // Internal linkage throughout, as in step_constants.h.
 #pragma once
 
@@ -18,7 +20,7 @@ namespace ballast::kernels {
 namespace {
 
 constexpr uint32_t kUndoEscaped = 255;
-constexpr uint32_t kUndoRangeW = 1, kUndoRangeV = 4, kUndoRangeM = 4;
+constexpr uint32_t kUndoRangeW = 1, kUndoRangeV = 2, kUndoRangeM = 8;
 constexpr uint32_t kUndoDigitsW = 2 * kUndoRangeW + 1, kUndoDigitsV = 2 * kUndoRangeV + 1;
 static_assert(kUndoDigitsW * kUndoDigitsV * (2 * kUndoRangeM + 1) <= kUndoEscaped);
 
@@ -50,22 +52,23 @@ inline const uint8_t* take(const uint8_t* in, T* value) {
   return in + sizeof(T);
 }
 
-// Appends the escape of one parameter; returns where the next begins.
+// Appends the escape of one parameter; returns where the next begins. Which of the two shorter
+// forms it is no processor can guess, so both are made and the branch is only for the longest. May
+// write up to kEscapeMediumBytes beyond what it appends.
+constexpr int64_t kEscapeShortBytes = 2, kEscapeMediumBytes = 6;
 inline uint8_t* put_escape(uint8_t* out, const ThreeWords& d) {
-  if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, EscapeShort::kV) &&
-      undo_fits(d.m, EscapeShort::kM)) {
-    const uint32_t digits =
-        (d.w + kUndoRangeW) + kUndoDigitsW * ((d.v + EscapeShort::kV) +
-                                              (2 * EscapeShort::kV + 1) * (d.m + EscapeShort::kM));
-    return put(out, static_cast<uint16_t>(digits));
-  }
-  if (undo_fits(d.w, EscapeMedium::kW) && undo_fits(d.v, EscapeMedium::kVm) &&
-      undo_fits(d.m, EscapeMedium::kVm)) {
-    out = put(out, static_cast<uint16_t>(EscapeMedium::kMarker));
-    return put(out, (d.w + EscapeMedium::kW) | ((d.v + EscapeMedium::kVm) << 6) |
-                        ((d.m + EscapeMedium::kVm) << 19));
-  }
-  return put(put(out, static_cast<uint16_t>(kEscapeFull)), d);
+  const bool is_short = undo_fits(d.w, kUndoRangeW) & undo_fits(d.v, EscapeShort::kV) &
+                        undo_fits(d.m, EscapeShort::kM);
+  const bool is_medium = undo_fits(d.w, EscapeMedium::kW) & undo_fits(d.v, EscapeMedium::kVm) &
+                         undo_fits(d.m, EscapeMedium::kVm);
+  if (!is_medium) return put(put(out, static_cast<uint16_t>(kEscapeFull)), d);
+  const uint32_t digits =
+      (d.w + kUndoRangeW) + kUndoDigitsW * ((d.v + EscapeShort::kV) +
+                                            (2 * EscapeShort::kV + 1) * (d.m + EscapeShort::kM));
+  put(out, static_cast<uint16_t>(is_short ? digits : EscapeMedium::kMarker));
+  put(out + kEscapeShortBytes, (d.w + EscapeMedium::kW) | ((d.v + EscapeMedium::kVm) << 6) |
+                                   ((d.m + EscapeMedium::kVm) << 19));
+  return out + (is_short ? kEscapeShortBytes : kEscapeMediumBytes);
 }
 
 // Reads one escape; returns where the next begins.

@@ -12,12 +12,13 @@
 namespace ballast::kernels {
 namespace {
 
-// Parameters of a block: its differences take 3 KiB, and whole vectors of every width fit.
-constexpr int64_t kUndoBlock = 256;
+// Parameters of a block: its differences take 1.5 KiB, and whole vectors of every width fit.
+constexpr int64_t kUndoBlock = 128;
 
-// What the digits 0 mean, for the code 255 too: 255 = 0 + 3 * (4 + 9 * 9).
-constexpr ThreeWords kDigitsOfEscaped = {0, 9, 4};
-static_assert(kDigitsOfEscaped.w + 3 * (kDigitsOfEscaped.v + 9 * kDigitsOfEscaped.m) ==
+// What the digits 0 mean, for the code 255 too: 255 = 0 + 3 * (0 + 5 * 17).
+constexpr ThreeWords kDigitsOfEscaped = {0, 17, 0};
+static_assert(kDigitsOfEscaped.w +
+                  kUndoDigitsW * (kDigitsOfEscaped.v + kUndoDigitsV * kDigitsOfEscaped.m) ==
               kUndoEscaped);
 
 // Differences of a block's parameters, old minus estimate.
@@ -173,10 +174,10 @@ inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_
     const F m_near = Estimate<V>::moment1(c, m_new, Added<V>::to_moment1(c, g));
     const F v_near = Estimate<V>::moment2(c, v_new, Added<V>::to_moment2(c, g));
 
-    // code / 27 and rest / 3 by multiplication, exact below 256: 19/512 and 11/32.
+    // code / 15 and rest / 3 by multiplication, exact below 256: 137/2048, and 11/32 below 16.
     const I code = V::load_bytes(lanes, codes + i);
-    const I digit_m = V::template shift_right<9>(V::mul_small(code, V::set_int(19)));
-    const I rest = V::sub(code, V::mul_small(digit_m, V::set_int(27)));
+    const I digit_m = V::template shift_right<11>(V::mul_small(code, V::set_int(137)));
+    const I rest = V::sub(code, V::mul_small(digit_m, V::set_int(15)));
     const I digit_v = V::template shift_right<5>(V::mul_small(rest, V::set_int(11)));
     const I digit_w = V::sub(rest, V::mul_small(digit_v, V::set_int(3)));
     const I d_w = V::sub(digit_w, V::set_int(kUndoRangeW));

@@ -137,7 +137,8 @@ struct Avx2 {
                                     _mm256_and_si256(bytes_at_most(digit_m, 2 * kUndoRangeM),
                                                      bytes_at_most(digit_v, 2 * kUndoRangeV)));
     const auto three = [](I x) { return _mm256_add_epi8(_mm256_add_epi8(x, x), x); };
-    const I vm = _mm256_add_epi8(digit_v, three(three(digit_m)));
+    const I two = _mm256_add_epi8(digit_m, digit_m);
+    const I vm = _mm256_add_epi8(_mm256_add_epi8(digit_v, digit_m), _mm256_add_epi8(two, two));
     const I joined = _mm256_add_epi8(digit_w, three(vm));
     const I packed = _mm256_blendv_epi8(byte(kUndoEscaped), joined, fits);
     // Packing went by 128-bit halves: word 4 h + k holds four values of vector k, half h.

@@ -124,7 +124,8 @@ struct Avx512 {
                            _mm512_cmple_epu8_mask(digit_m, byte(2 * kUndoRangeM)) &
                            _mm512_cmple_epu8_mask(digit_v, byte(2 * kUndoRangeV));
     const auto three = [](I x) { return _mm512_add_epi8(_mm512_add_epi8(x, x), x); };
-    const I vm = _mm512_add_epi8(digit_v, three(three(digit_m)));
+    const I two = _mm512_add_epi8(digit_m, digit_m);
+    const I vm = _mm512_add_epi8(_mm512_add_epi8(digit_v, digit_m), _mm512_add_epi8(two, two));
     const I joined = _mm512_add_epi8(digit_w, three(vm));
     const I packed = _mm512_mask_blend_epi8(fits, byte(kUndoEscaped), joined);
     // Packing went by 128-bit quarters: word 4 q + k holds four values of vector k, quarter q.

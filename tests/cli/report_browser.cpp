@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr int kPatienceMs = 60'000;  // a start on a busy machine
-constexpr int kSettleTries = 100;    // of 50 ms
+constexpr int kSettleTries = 300;    // of 50 ms
 
 // DevTools reads commands from descriptor 3 and writes to 4.
 void become_browser(const std::string& program, const std::string& folder, int commands,
@@ -38,11 +38,13 @@ void become_browser(const std::string& program, const std::string& folder, int c
   dup2(in, 3);
   dup2(out, 4);
   const std::string profile = "--user-data-dir=" + folder;
-  // Without its sandbox, which containers and root lack: it opens only pages that we wrote.
+  // Without its sandbox, which containers and root lack: it opens only pages that we wrote. Without
+  // a GPU process, for which a page with canvases sometimes waits half a minute in vain.
   execl(program.c_str(), program.c_str(), "--headless", "--no-sandbox", "--disable-gpu",
-        "--remote-debugging-pipe", "--no-first-run", "--disable-extensions",
-        "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
-        profile.c_str(), static_cast<char*>(nullptr));
+        "--in-process-gpu", "--disable-accelerated-2d-canvas", "--remote-debugging-pipe",
+        "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage",
+        "--disable-background-networking", "--hide-scrollbars", profile.c_str(),
+        static_cast<char*>(nullptr));
   _exit(127);
 }
 
@@ -84,7 +86,7 @@ Browser::Browser(const std::string& program, const std::string& folder) {
   CHECK(pipe2(commands.data(), O_CLOEXEC) == 0);
   CHECK(pipe2(answers.data(), O_CLOEXEC) == 0);
   // A browser that died is an error of the next command, not of this process.
-  std::signal(SIGPIPE, SIG_IGN);
+  before_ = std::signal(SIGPIPE, SIG_IGN);
   process_ = fork();
   CHECK(process_ >= 0);
   if (process_ == 0) become_browser(program, folder, commands[0], answers[1]);
@@ -101,6 +103,7 @@ Browser::Browser(const std::string& program, const std::string& folder) {
 }
 
 Browser::~Browser() {
+  std::signal(SIGPIPE, before_);
   close(to_);  // which ends it
   close(from_);
   for (int i = 0; i < kSettleTries; ++i) {
@@ -120,10 +123,10 @@ Json Browser::receive() {
       return message;
     }
     pollfd waiting{from_, POLLIN, 0};
-    CHECK(poll(&waiting, 1, kPatienceMs) > 0);  // else the browser is silent
+    if (poll(&waiting, 1, kPatienceMs) <= 0) throw Error("browser", "is silent", "start it again");
     std::array<char, 1 << 16> part{};
     const ssize_t size = read(from_, part.data(), part.size());
-    CHECK(size > 0);  // else the browser has ended
+    if (size <= 0) throw Error("browser", "has ended", "start it again");
     received_.append(part.data(), static_cast<size_t>(size));
   }
 }
@@ -133,7 +136,9 @@ Json Browser::request(const std::string& method, const Json& parameters) {
   message["params"] = parameters.is_null() ? Json::object() : parameters;
   if (!session_.empty()) message["sessionId"] = session_;
   const std::string text = message.dump() + '\0';
-  CHECK(write(to_, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+  if (write(to_, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    throw Error("browser", "has ended", "start it again");
+  }
   while (true) {
     const Json answer = receive();
     if (answer.contains("method")) heed(answer);
@@ -150,7 +155,6 @@ Json Browser::call(const std::string& method, const Json& parameters) {
 void Browser::heed(const Json& event) {
   const std::string method = event["method"];
   const Json& about = event["params"];
-  if (method == "Page.loadEventFired") loaded_ = true;
   if (method == "Runtime.exceptionThrown") {
     complaints_.push_back("exception: " + about["exceptionDetails"].dump());
   }
@@ -174,16 +178,20 @@ void Browser::open(const std::string& path, const Screen& screen) {
        {{"features",
          {{{"name", "prefers-color-scheme"}, {"value", screen.dark ? "dark" : "light"}}}}});
   complaints_.clear();
-  loaded_ = false;
   url_ = "file://" + fs::absolute(path).string();
   call("Page.navigate", {{"url", url_}});
-  while (!loaded_) heed(receive());
+  if (!becomes_true("document.readyState === 'complete'")) {
+    throw Error(path, "does not load", "see DevTools");
+  }
   settle();
 }
 
-// Two frames: what a resize draws again is drawn, and what a scroll sets off has happened.
+// Two frames: what a resize draws again is drawn, and what a scroll sets off has happened. A page
+// in which nothing changes may be given no frame at all.
 void Browser::settle() {
-  evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))");
+  evaluate(
+      "new Promise(done => { requestAnimationFrame(() => requestAnimationFrame(done));"
+      " setTimeout(done, 500); })");
 }
 
 Json Browser::evaluate(const std::string& expression) {
@@ -198,7 +206,11 @@ Json Browser::evaluate(const std::string& expression) {
 
 bool Browser::becomes_true(const std::string& expression) {
   for (int i = 0; i < kSettleTries; ++i) {
-    if (evaluate("Boolean(" + expression + ")") == true) return true;
+    try {
+      if (evaluate("Boolean(" + expression + ")") == true) return true;
+    } catch (const Error&) {
+      // While one page gives way to another there is none to ask.
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   return false;

@@ -36,7 +36,7 @@ class Browser {
 
   // The value of an expression on the page; promises are awaited. CHECKs that it does not throw.
   nlohmann::json evaluate(const std::string& expression);
-  // Whether an expression becomes true within some seconds.
+  // Whether an expression becomes true within 15 seconds.
   bool becomes_true(const std::string& expression);
   // A move of the mouse, to {x, y} in the window in pixels, once what was scrolled is at rest.
   void point_at(const nlohmann::json& place);
@@ -62,7 +62,7 @@ class Browser {
   std::string received_;
   std::string session_;
   std::string url_;
-  bool loaded_ = false;
+  void (*before_)(int) = nullptr;  // what SIGPIPE did
   std::vector<std::string> complaints_;
 };
 
