@@ -25,7 +25,6 @@ namespace {
 constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
-constexpr double kCompleteWithin = 0.01;
 // Plans of the most promising cells that are tried at once, so that there is a best early: of so
 // many with the least work, those with the least bounds.
 constexpr size_t kDivedInto = 32;
@@ -112,6 +111,7 @@ class Search {
   Plan node_plan(const PlanId& id) const;
   Rank rank_of(const PlanId& id, Duration time) const { return {time, moving_parts(plan(id)), id}; }
   bool late() const { return options_.deadline_s && seconds() > *options_.deadline_s; }
+  bool impatient() const { return options_.patience > 0 && in_vain_ >= options_.patience; }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
   void enumerate_all();
@@ -152,6 +152,7 @@ class Search {
   std::map<PlanId, Duration> bound_;                  // of what was simulated
   std::set<PlanId> tried_;                            // simulated, or refused, ahead of their turn
   size_t dives_ = 0;
+  int64_t in_vain_ = 0;  // simulations since the best was found
   Infeasible infeasible_;
   SearchResult result_;
 };
@@ -192,7 +193,7 @@ void Search::branch_and_bound() {
   while (!queue_.empty()) {
     const Entry& next = queue_.top();
     if (ruled_out(next.rank)) break;
-    if (late()) {
+    if (late() || impatient()) {
       result_.complete = false;
       break;
     }
@@ -480,7 +481,9 @@ void Search::record(const PlanId& id, Outcome outcome) {
     return;
   }
   ++result_.simulated;
-  found_.emplace(rank_of(id, *outcome.step_time), outcome.memory);
+  const Rank rank = rank_of(id, *outcome.step_time);
+  in_vain_ = found_.empty() || rank < found_.begin()->first ? 0 : in_vain_ + 1;
+  found_.emplace(rank, outcome.memory);
 }
 
 void Search::report(Duration bound) const {
@@ -568,27 +571,6 @@ SearchResult search(const Model& model, const Plan& base, const Space& space,
   search.add(base, std::make_shared<const Space>(space),
              static_cast<int64_t>(choices_of_cell(space, base, {}).size()));
   return search.run();
-}
-
-bool has_auto(const Plan& plan) {
-  return !plan.micro_batch || !plan.activations || !plan.optimizer.gpu_buckets ||
-         !plan.weights.flow_share;
-}
-
-Plan complete(const Model& model, const Plan& plan, const Machine& machine,
-              const Measurements* measurements) {
-  if (!has_auto(plan)) return plan;
-  SearchOptions options;
-  options.tolerance = kCompleteWithin;
-  const Space space = space_of(model, plan, Freedom{});
-  const SearchResult result = search(model, plan, space, machine, measurements, options);
-  if (result.best) return result.best->plan;
-  CHECK(!result.reasons.empty());
-  const InfeasibleReason& reason = result.reasons.front();
-  throw Error(
-      fmt::format("no plan fits machine {}", machine.name),
-      fmt::format("of {} plans the nearest fails by this: {}", result.considered, reason.detail),
-      "use a larger machine, more devices, a smaller model or a shorter sequence");
 }
 
 }  // namespace ballast

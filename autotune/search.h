@@ -64,6 +64,8 @@ struct SearchOptions {
   std::optional<double> deadline_s;  // stop then with the best so far
   // Plans that can be faster than the best by less than this share are not simulated. 0: exact.
   double tolerance = 0;
+  // Stop with the best so far when so many simulations in a row brought none better. 0: never.
+  int64_t patience = 0;
   bool exhaustive = false;                              // simulate every plan, use no bound
   size_t ranked = 10;                                   // candidates to return
   std::function<void(const SearchProgress&)> progress;  // after every round, on this thread
@@ -80,7 +82,7 @@ struct SearchResult {
   int64_t simulated = 0;
   int64_t infeasible = 0;  // of those that were looked at more closely than by their time
   std::vector<InfeasibleReason> reasons;  // most frequent first
-  bool complete = true;                   // false if the deadline came first
+  bool complete = true;                   // false if the deadline or impatience came first
   // No plan of the space is faster than `best` by more than this share of its step time.
   double proven_within = 0;
   double seconds = 0;  // of wall time
@@ -94,13 +96,5 @@ SearchResult search(const Model& model, const SearchSpace& space, const Machine&
 SearchResult search(const Model& model, const Plan& base, const Space& space,
                     const Machine& machine, const Measurements* measurements,
                     const SearchOptions& options);
-
-// `plan` with every "auto" knob filled in by a search of just those knobs, to within 1 %; the plan
-// itself if it has none. Throws Error, with the most frequent reason, where nothing fits.
-Plan complete(const Model& model, const Plan& plan, const Machine& machine,
-              const Measurements* measurements);
-
-// True if a knob is "auto".
-bool has_auto(const Plan& plan);
 
 }  // namespace ballast

@@ -3,15 +3,12 @@
 #include <algorithm>
 
 #include "autotune/capacity.h"
-#include "autotune/search.h"
+#include "autotune/complete.h"
 #include "autotune/space.h"
 #include "sim/base/error.h"
 
 namespace ballast {
 namespace {
-
-// The step time of a completed plan is within this share of the best.
-constexpr double kTolerance = 0.01;
 
 // The reason whose example misses by least, which is the one that a reader can do most about.
 const InfeasibleReason& nearest_miss(const std::vector<InfeasibleReason>& reasons) {
@@ -38,9 +35,8 @@ Completed complete_case(Case of, const Measurements& measurements) {
     of.plan = choose({of.model, of.plan, of.machine, of.stack});
   } else if (devices_exist && has_auto(of.plan)) {
     const Space space = space_of(of.model, of.plan, Freedom{});
-    SearchOptions options;
-    options.tolerance = kTolerance;
-    const SearchResult found = search(of.model, of.plan, space, of.machine, &measurements, options);
+    const SearchResult found =
+        search(of.model, of.plan, space, of.machine, &measurements, completing());
     of.plan = found.best ? found.best->plan : nearest_miss(found.reasons).example;
   }
   Prediction prediction = predict(of.model, of.plan, of.machine, of.stack, &measurements);

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "autotune/complete.h"
 #include "cli/text.h"
 #include "cli/tune_output.h"
 #include "sim/base/error.h"

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "autotune/search.h"
+#include "autotune/complete.h"
 #include "cli/completion.h"
 #include "cli/prediction.h"
 #include "profiles/frameworks.h"

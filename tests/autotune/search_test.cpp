@@ -229,29 +229,18 @@ TEST(Search, progress_never_reports_a_worse_best) {
   EXPECT_EQ(best, result.best->step_time);
 }
 
-TEST(Complete, fills_in_auto_knobs_and_leaves_the_others) {
-  Plan plan = fixed_plan();
-  plan.weights.flow_share.reset();
-  plan.optimizer.gpu_buckets.reset();
-  const Plan whole = complete(small_model(), plan, gpu_machine(), nullptr);
-  EXPECT_FALSE(has_auto(whole));
-  EXPECT_EQ(whole.micro_batch, plan.micro_batch);
-  EXPECT_EQ(whole.activations, plan.activations);
-  EXPECT_EQ(whole.optimizer.sync, plan.optimizer.sync);
-  EXPECT_EQ(complete(small_model(), fixed_plan(), gpu_machine(), nullptr), fixed_plan());
-}
-
-TEST(Complete, says_why_where_nothing_fits) {
-  Machine machine = gpu_machine();
-  machine.cpu.memory = given(Bytes{1 << 10});
-  machine.gpu.memory = given(Bytes{1 << 10});
-  try {
-    complete(small_model(), auto_plan(), machine, nullptr);
-    FAIL() << "it must throw";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("test-gpu"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("usable"), std::string::npos);
-  }
+TEST(Search, impatience_ends_with_the_best_so_far_and_says_so) {
+  SearchOptions options;
+  const SearchResult whole = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  options.patience = 1;
+  const SearchResult hasty = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  ASSERT_TRUE(hasty.best);
+  EXPECT_FALSE(hasty.complete);
+  EXPECT_LT(hasty.simulated, whole.simulated);
+  EXPECT_GE(hasty.best->step_time, whole.best->step_time);
+  // What it claims to have proven holds.
+  const double least = hasty.best->step_time.seconds() * (1 - hasty.proven_within);
+  EXPECT_LE(least, whole.best->step_time.seconds() * (1 + 1e-9));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <set>
 
+#include "autotune/complete.h"
 #include "sim/graph/rewrite.h"
 #include "tests/autotune/support.h"
 

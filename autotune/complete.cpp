@@ -1,0 +1,36 @@
+#include "autotune/complete.h"
+
+#include <fmt/format.h>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+bool has_auto(const Plan& plan) {
+  return !plan.micro_batch || !plan.activations || !plan.optimizer.gpu_buckets ||
+         !plan.weights.flow_share;
+}
+
+SearchOptions completing() {
+  SearchOptions options;
+  options.tolerance = 0.01;
+  // Where memory is contended, bounds are too low to prove a best that was found at once.
+  options.patience = 256;
+  return options;
+}
+
+Plan complete(const Model& model, const Plan& plan, const Machine& machine,
+              const Measurements* measurements) {
+  if (!has_auto(plan)) return plan;
+  const Space space = space_of(model, plan, Freedom{});
+  const SearchResult result = search(model, plan, space, machine, measurements, completing());
+  if (result.best) return result.best->plan;
+  CHECK(!result.reasons.empty());
+  const InfeasibleReason& reason = result.reasons.front();
+  throw Error(
+      fmt::format("no plan fits machine {}", machine.name),
+      fmt::format("of {} plans the nearest fails by this: {}", result.considered, reason.detail),
+      "use a larger machine, more devices, a smaller model or a shorter sequence");
+}
+
+}  // namespace ballast

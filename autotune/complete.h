@@ -1,0 +1,22 @@
+// Complete: the knobs that a plan leaves open ("auto"), filled in by a search of just those.
+//
+// Will not do: search anything that the plan says (autotune/search).
+#pragma once
+
+#include "autotune/search.h"
+
+namespace ballast {
+
+// True if a knob is "auto".
+bool has_auto(const Plan& plan);
+
+// How open knobs are searched: to within 1 %, or until hundreds of plans in a row were no better
+// than the best. A prediction should not wait for a proof.
+SearchOptions completing();
+
+// `plan` with every "auto" knob filled in; the plan itself if it has none. Throws Error, with the
+// most frequent reason, where nothing fits.
+Plan complete(const Model& model, const Plan& plan, const Machine& machine,
+              const Measurements* measurements);
+
+}  // namespace ballast
