@@ -11,11 +11,14 @@ namespace ballast {
 enum class Orientation : uint8_t { kAsStored, kTransposed };
 
 // op(x)[rows, columns] of a product; stored as it is or transposed, `stride` elements between rows.
+// Both of 16 or 32 bits, or both of 8: then a is stored as it is and b transposed, every side is a
+// multiple of 16, one of them at most is kE5m2, and a stored value is worth `scale` times it.
 struct GemmOperand {
   const void* data = nullptr;
   DType dtype{};
   Orientation orientation = Orientation::kAsStored;
   int64_t stride = 0;
+  const float* scale = nullptr;  // on the device; of 8-bit formats alone
 };
 
 // out[m, n] = a[m, k] b[k, n] (+ bias[n], in every row) (+ added[m, n]).

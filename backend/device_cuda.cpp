@@ -11,11 +11,21 @@ namespace ballast {
 
 namespace {
 
+void refuse_fp8_below_ada(const Plan& plan, const CudaProperties& gpu) {
+  const bool has_fp8 = gpu.major > 8 || (gpu.major == 8 && gpu.minor >= 9);
+  if (plan.products == ProductFormat::kAsStored || has_fp8) return;
+  throw Error("plan, products",
+              fmt::format("fp8 needs a GPU of compute capability 8.9 or newer, and {} has {}.{}",
+                          gpu.name, gpu.major, gpu.minor),
+              "set plan.products=as-stored");
+}
+
 // Checks the training before anything is allocated for it.
 std::unique_ptr<CudaRuntime> checked(const Training& training,
                                      std::unique_ptr<CudaRuntime> runtime) {
   const Plan& plan = training.plan;
   refuse_what_cannot_run(training.model, plan, "CUDA");
+  refuse_fp8_below_ada(plan, runtime->properties());
   const bool exact =
       plan.optimizer.sync == SyncMode::kSpeculate && plan.optimizer.undo == UndoKind::kExact;
   for (const Bucket& bucket : training.graph.buckets) {

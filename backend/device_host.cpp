@@ -23,6 +23,10 @@ ArenaBases bases_of(const std::array<std::unique_ptr<Arena>, kPlaces>& arenas) {
 
 const Training& checked(const Training& training) {
   refuse_what_cannot_run(training.model, training.plan, "host");
+  if (training.plan.products == ProductFormat::kFp8) {
+    throw Error("plan, products", "fp8, which no CPU multiplies",
+                "train on a GPU that has it (--device cuda:0), or set plan.products=as-stored");
+  }
   return training;
 }
 

@@ -41,6 +41,10 @@ cudaDataType_t native(DType dtype) {
       return CUDA_R_16BF;
     case DType::kF16:
       return CUDA_R_16F;
+    case DType::kE4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::kE5m2:
+      return CUDA_R_8F_E5M2;
     default:
       CHECK(dtype == DType::kF32);
       return CUDA_R_32F;
@@ -98,6 +102,7 @@ class Description {
           "description of a product");
     set(CUBLASLT_MATMUL_DESC_TRANSA, native(gemm.b.orientation));
     set(CUBLASLT_MATMUL_DESC_TRANSB, native(gemm.a.orientation));
+    if (gemm.a.scale != nullptr) set_scales(gemm);
     if (gemm.bias == nullptr) return;
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias);
@@ -115,6 +120,14 @@ class Description {
   void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
     check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)),
           "attribute of a product");
+  }
+  // Scales lie on the device: the host never waits for them. Fast accumulation, which keeps fewer
+  // bits of a sum on Hopper, is off: long sums over tokens would show it.
+  void set_scales(const CudaGemm& gemm) {
+    CHECK(gemm.b.scale != nullptr);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, gemm.b.scale);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, gemm.a.scale);
+    set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
   }
   cublasLtMatmulDesc_t operation_ = nullptr;
 };
@@ -198,7 +211,7 @@ const GemmAlgorithm& CublasGemm::algorithm_of(const CudaGemm& gemm, const std::s
         fmt::format("choice of an algorithm for {} on stream {}", key, stream.name));
   if (found == 0) {
     throw Error("cuBLASLt, " + key, "the library has no algorithm for it",
-                "train with --set plan.dtype=bf16");
+                "train with --set plan.dtype=bf16 and plan.products=as-stored");
   }
   GemmAlgorithm& algorithm = algorithms_[key];
   std::memcpy(algorithm.data(), &result.algo, sizeof(result.algo));

@@ -3,7 +3,8 @@
 // cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so A and B change places
 // and nothing is transposed. Accumulates in fp32 (for fp32 storage without TF32). The algorithm of
 // a shape is asked for once and kept, so the same shape gives the same bits as long as the library
-// is the same; none of them adds by atomics. Will not do: batches, or 8-bit formats.
+// is the same; none of them adds by atomics. 8-bit operands have one scale each, and are summed
+// without fast accumulation. Will not do: batches, or rounding to 8 bits (cuda_fp8.h).
 #pragma once
 
 #include <cstdint>

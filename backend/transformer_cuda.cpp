@@ -123,7 +123,8 @@ Bytes CudaTransformer::scratch_of(const Op& op) const {
       return forward ? attention_->scratch_of(there) : attention_->scratch_of(back);
     }
     case OpKind::kGemm: {
-      Bytes largest;
+      const bool as_stored = std::get<GemmWork>(op.work).format == ProductFormat::kAsStored;
+      Bytes largest = as_stored ? Bytes{} : fp8_scratch_bytes();
       const LinearLayout layout = layout_of(op.label.module);
       const bool sums = op.phase == Phase::kBackwardWeight && layout.has_bias;
       const int64_t tokens = plan_.tokens_per_micro_batch();
@@ -310,6 +311,14 @@ void CudaTransformer::gemm(const Call& call) {
   }
 }
 
+void CudaTransformer::multiply(const Call& call, const CudaGemm& gemm, GradientFactor gradient) {
+  if (std::get<GemmWork>(call.op.work).format == ProductFormat::kAsStored) {
+    return products_->multiply(gemm, call.stream);
+  }
+  const Fp8Product product{gemm, gradient, call.find(Role::kCodes).data, scratch_.data()};
+  multiply_in_fp8(product, *products_, call.stream);
+}
+
 void CudaTransformer::linear_forward(const Call& call) {
   const LinearLayout layout = layout_of(call.op.label.module);
   const Argument x = call.find(Role::kInput);
@@ -331,7 +340,7 @@ void CudaTransformer::linear_forward(const Call& call) {
     const std::byte* bias = layout.has_bias ? element(weight, part.bias) : nullptr;
     const bool in_epilogue = reinterpret_cast<uintptr_t>(bias) % kBiasAlignment == 0;
     if (in_epilogue) product.bias = bias;
-    products_->multiply(product, call.stream);
+    multiply(call, product, GradientFactor::kNone);
     if (in_epilogue) continue;
     cuda::AddBias added;
     added.place = columns_of(layout, part, product.m);
@@ -358,7 +367,7 @@ void CudaTransformer::linear_backward_input(const Call& call) {
     product.out_dtype = dx.tensor->dtype;
     product.out_stride = layout.in;
     if (i > 0) product.added = dx.data;
-    products_->multiply(product, call.stream);
+    multiply(call, product, GradientFactor::kA);
   }
 }
 
@@ -384,7 +393,7 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
     product.out_dtype = gradient.tensor->dtype;
     product.out_stride = product.n;
     if (gradient.adds) product.added = product.out;
-    products_->multiply(product, call.stream);
+    multiply(call, product, in_out ? GradientFactor::kB : GradientFactor::kA);
     if (!layout.has_bias) continue;
     cuda::BiasGradient bias;
     bias.place = columns_of(layout, part, tokens);

@@ -3,16 +3,18 @@
 //
 // The same modules as backend/transformer.h, from the same roles of tensors. Products take the
 // bias, and the residual or what is accumulated, in their epilogue; where a module's matrices lie
-// side by side without biases between (q, k and v; gate and up) they are one product.
-// Scratch of the largest operation is taken once; all modules run on one stream. Activations are
-// operations of their own in the graph (their input and output may be kept, offloaded or computed
-// again apart), so no product computes one in its epilogue.
+// side by side without biases between (q, k and v; gate and up) they are one product. Factors of
+// products in fp8 are rounded right before (cuda_fp8.h). Scratch of the largest operation is taken
+// once; all modules run on one stream. Activations are operations of their own in the graph (their
+// input and output may be kept, offloaded or computed again apart), so no product computes one in
+// its epilogue.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "backend/cuda_attention.h"
+#include "backend/cuda_fp8.h"
 #include "backend/cuda_math.h"
 #include "backend/cuda_memory.h"
 #include "backend/cuda_products.h"
@@ -54,6 +56,7 @@ class CudaTransformer : public CudaMath {
   void attention(const Call& call);
   void activation(const Call& call);
   void gemm(const Call& call);
+  void multiply(const Call& call, const CudaGemm& gemm, GradientFactor gradient);
   void linear_forward(const Call& call);
   void linear_backward_input(const Call& call);
   void linear_backward_weight(const Call& call);

@@ -252,9 +252,10 @@ std::string plan_text(const Plan& plan) {
           ? std::string("stay")
           : fmt::format("of {:.0f} % of the layers flow", 100 * *plan.weights.flow_share);
   const char* plural = plan.global_batch == 1 ? "" : "s";
-  return fmt::format("{} sequence{} of {} tokens{}, {}; {};\n{}weights {}; activations: {}",
+  const char* products = plan.products == ProductFormat::kFp8 ? ", products in fp8" : "";
+  return fmt::format("{} sequence{} of {} tokens{}, {}{}; {};\n{}weights {}; activations: {}",
                      plan.global_batch, plural, plan.sequence_length, batch, to_string(plan.dtype),
-                     optimizer_text(plan.optimizer), degrees_text(plan), flow,
+                     products, optimizer_text(plan.optimizer), degrees_text(plan), flow,
                      activations_text(plan.activations));
 }
 

@@ -44,6 +44,7 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best) {
   const Case& base = tuner.base();
   Plan start = resolve_plan(request);
   start.tensor_sequence = best.tensor_sequence;
+  start.products = best.products;
   if (best.pipeline > 1) {
     // A pipeline waits for one norm, and its weights stay (autotune/layout.h).
     start.zero_stage = best.zero_stage;

@@ -179,7 +179,8 @@ Gpu read_gpu(JsonReader reader) {
   gpu.reserved = read_sourced(reader, "reserved_gb", kGb);
   gpu.memory_bandwidth = read_sourced(reader, "memory_bandwidth_gb_per_s", kGbPerS);
   JsonReader matmul = reader.object("matmul_tflops");
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBf16, DType::kF16, DType::kI32}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBf16, DType::kF16, DType::kI32, DType::kE4m3}) {
     const std::string key(to_string(dtype));
     if (matmul.has(key)) gpu.matmul[dtype] = read_sourced(matmul, key, kTflops);
   }

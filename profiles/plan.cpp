@@ -141,6 +141,7 @@ Plan plan_from_json(const Json& document, const std::string& source) {
   if (!is_auto(reader, "micro_batch")) plan.micro_batch = reader.whole("micro_batch", kCount);
   plan.sequence_length = reader.whole("sequence_length", kCountOrNone);
   plan.dtype = read_dtype(reader);
+  if (reader.has("products")) plan.products = read_choice<ProductFormat>(reader, "products", 2);
   plan.weights = read_weights(reader.object("weights"));
   plan.optimizer = read_optimizer(reader.object("optimizer"));
   if (!is_auto(reader, "activations")) {
@@ -172,6 +173,7 @@ OrderedJson to_json(const Plan& plan) {
       {"micro_batch", or_auto(plan.micro_batch)},
       {"sequence_length", plan.sequence_length},
       {"dtype", to_string(plan.dtype)},
+      {"products", to_string(plan.products)},
       {"weights",
        {{"flow_share", or_auto(plan.weights.flow_share)}, {"look_ahead", plan.weights.look_ahead}}},
       {"optimizer",

@@ -137,9 +137,28 @@ step_train() {
   # The same with kernels launched as CUDA graphs, and with our attention in place of cuDNN's.
   ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" --cuda-graphs \
     --metrics "$out/gpt2-xl.graphs.metrics.jsonl" || return 1
+  fp8_follows_bf16 || return 1
   [ -n "${BALLAST_CUDNN:-}" ] || { echo "attention is ours alone: there is no cuDNN"; return 0; }
   BALLAST_CUDNN=none ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" \
     --metrics "$out/gpt2-xl.own-attention.metrics.jsonl"
+}
+
+# Thirty steps with products in bf16 and in fp8 from the same weights and data: the last losses are
+# within 2 % of each other.
+fp8_follows_bf16() {
+  local products
+  for products in as-stored fp8; do
+    ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 30 \
+      --global-batch 8 --micro-batch 4 --sequence-length 1024 --store "$store" \
+      --set plan.products=$products --metrics "$out/gpt2.$products.metrics.jsonl" || return 1
+  done
+  python3 - "$out/gpt2.as-stored.metrics.jsonl" "$out/gpt2.fp8.metrics.jsonl" <<'END'
+import json, sys
+first, last = zip(*((rows[0]["loss"], rows[-1]["loss"]) for rows in (
+    [row for row in map(json.loads, open(name)) if "loss" in row] for name in sys.argv[1:])))
+print(f"loss after 30 steps: bf16 {last[0]:.4f}, fp8 {last[1]:.4f}")
+sys.exit(not (last[1] < first[1] and abs(last[1] - last[0]) < 0.02 * last[0]))
+END
 }
 
 # The ladder: 124M, 1.5B and 8B by several plans, and the largest shipped model that fits, of those

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "kernels/fp8.h"
 #include "kernels/kernels.h"
 
 struct CUstream_st;
@@ -311,6 +312,27 @@ struct Scale {
   int64_t count = 0;
 };
 Status scale(const Scale&, Stream);
+
+// A matrix [rows, columns], `stride` values between rows, rounded to 8 bits: its values times 2^p
+// (fp8_exponent of its largest magnitude), to nearest even, in rows one after another; or turned
+// over, [columns, rows]. Both sides and the address of codes are multiples of kCodesMultiple.
+// *scale becomes 2^-p, what a code is worth. The bits of fp8_of_float, but that infinity becomes
+// NaN: a product must not hide it.
+inline constexpr int64_t kCodesMultiple = 16;
+enum class CodeOrder : uint8_t { kAsStored, kTurned };
+struct RoundMatrix {
+  ConstArray from;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t stride = 0;
+  Fp8 format = Fp8::kE4m3;
+  CodeOrder order = CodeOrder::kAsStored;
+  uint8_t* codes = nullptr;
+  float* scale = nullptr;
+  void* scratch = nullptr;
+};
+int64_t round_matrix_scratch_bytes();
+Status round_matrix(const RoundMatrix&, Stream);
 
 // --- Classifier --------------------------------------------------------------------------------
 

@@ -104,6 +104,19 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return pair;
 }
 
+// Two values rounded to 8 bits, `low` in the low byte: to nearest even, what is larger than the
+// largest number becomes it.
+template <Fp8 kFormat>
+__device__ __forceinline__ uint32_t pack_fp8(float low, float high) {
+  uint16_t pair;
+  if constexpr (kFormat == Fp8::kE4m3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
 // c[16, 8] += a[16, 16] b[16, 8] of a warp; fragments as the PTX ISA lays out mma.m16n8k16.
 template <Format kFormat>
 __device__ __forceinline__ void multiply_tile(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -174,6 +187,10 @@ inline float float_from_half(uint16_t half) { return emulation::float_from_half(
 template <Format kFormat>
 uint32_t pack_pair(float low, float high) {
   return emulation::pack_pair(low, high, kFormat == Format::kBf16);
+}
+template <Fp8 kFormat>
+uint32_t pack_fp8(float low, float high) {
+  return fp8_of_float(kFormat, low) | static_cast<uint32_t>(fp8_of_float(kFormat, high)) << 8;
 }
 template <Format kFormat>
 void multiply_tile(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -39,7 +39,9 @@ struct Mixer {
     hash ^= hash >> 29;
   }
   void operator()(std::monostate) {}
-  void operator()(const GemmWork& w) { mix(w.m), mix(w.n), mix(w.k), mix(w.accumulate); }
+  void operator()(const GemmWork& w) {
+    mix(w.m), mix(w.n), mix(w.k), mix(w.accumulate), mix(static_cast<int64_t>(w.format));
+  }
   void operator()(const AttentionWork& w) { mix(w.sequences), mix(w.length), mix(w.heads); }
   void operator()(const RowWork& w) { mix(w.rows), mix(w.columns), mix(w.moved.count); }
   void operator()(const BucketWork& w) { mix(w.elements), mix(w.moved.count); }
@@ -67,7 +69,10 @@ double size_of_work(Flops flops, Bytes bytes) {
 
 struct GroupOfWork {
   std::string operator()(std::monostate) const { return ""; }
-  std::string operator()(const GemmWork& w) const { return fmt::format(" {}", to_string(w.dtype)); }
+  std::string operator()(const GemmWork& w) const {
+    const bool fp8 = w.format == ProductFormat::kFp8;
+    return fmt::format(" {}{}", to_string(w.dtype), fp8 ? " in fp8" : "");
+  }
   std::string operator()(const AttentionWork& w) const {
     return fmt::format(" head_size={} {}{}", w.head_size, to_string(w.dtype),
                        w.kind == AttentionKind::kEager ? " eager" : "");
@@ -293,6 +298,7 @@ std::optional<CostModel::Alone> CostModel::interpolated(const Op& op) const {
 CostModel::Alone CostModel::from_rates(const Op& op) const {
   const Gpu& gpu = machine_.gpu;
   if (const auto* gemm = std::get_if<GemmWork>(&op.work)) {
+    if (gemm->format == ProductFormat::kFp8) return fp8_product(*gemm);
     // A host thread has no tiles in flight to fill: its products are bound by rate or traffic.
     if (gpu.is_host_thread) {
       return gpu_memory_bound(bytes_of(op.work), flops_of(op.work) / matmul_rate(gemm->dtype));
@@ -335,6 +341,12 @@ Duration CostModel::pass(Bytes moved) const {
   const double rate =
       machine_.gpu.memory_bandwidth.value.bytes_per_s * options_.constants.elementwise;
   return moved / Bandwidth{rate};
+}
+
+// Of each operand the largest value, then its codes, then the product: five operations.
+CostModel::Alone CostModel::fp8_product(const GemmWork& work) const {
+  const Duration product = gemm_time(work, matrix_unit(DType::kE4m3));
+  return {launched(product + pass(rounding_bytes(work)) + machine_.gpu.launch.value * 4)};
 }
 
 CostModel::Alone CostModel::gpu_memory_bound(Bytes moved, Duration arithmetic) const {
@@ -484,6 +496,12 @@ CostModel::Alone CostModel::io(const IoWork& work) const {
 FlopRate CostModel::matmul_rate(DType dtype) const {
   const auto rate = machine_.gpu.matmul.find(dtype);
   if (rate != machine_.gpu.matmul.end()) return rate->second.value;
+  if (dtype == DType::kE4m3) {
+    throw Error("machine " + machine_.name + ": gpu.matmul_tflops.fp8",
+                "is missing, but a plan with products fp8 multiplies at that rate",
+                "add it to the machine's file where the GPU has fp8, or set plan.products to "
+                "as-stored");
+  }
   throw Error("machine " + machine_.name + ": gpu.matmul",
               "has no rate for " + std::string(to_string(dtype)),
               "add it to the machine's file or choose another dtype");

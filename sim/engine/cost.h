@@ -39,9 +39,9 @@ Measurement measurement_of(const Op& op, const Sample& sample);
 // tile is the one, of those that libraries offer, with the least time: 128 x 256, the largest that
 // the registers of an NVIDIA multiprocessor hold, runs at the best rate, and smaller ones slower
 // because each operand that they load serves fewer products (see gemm.cpp). k is cut in steps of
-// 64, and starting and ending a tile costs as much as 64 of k. Few tiles with a long k are split
-// along k, which fills the device and costs a round trip of the fp32 partial results; the fastest
-// split is taken.
+// 64 (128 for 8-bit factors), and starting and ending a tile costs as much as one of them. Few
+// tiles with a long k are split along k, which fills the device and costs a round trip of the fp32
+// partial results; the fastest split is taken.
 struct MatrixUnit {
   FlopRate best;
   Bandwidth memory;
@@ -103,6 +103,7 @@ class CostModel {
   Duration launched(Duration time) const;
   MatrixUnit matrix_unit(DType dtype) const;
   Duration pass(Bytes moved) const;
+  Alone fp8_product(const GemmWork& work) const;
   FlopRate flash_rate(const AttentionWork& work, Phase phase) const;
   Alone flash_attention(const AttentionWork& work, Phase phase) const;
   Alone eager_attention(const AttentionWork& work) const;

@@ -170,10 +170,11 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
       model_flops_per_step(model, plan.tokens_per_step(), plan.sequence_length);
   result.model_rate = {model_flops.count / devices / seconds};
   result.hardware_rate = {gpu_flops(result.graph).count / simulated / seconds};
-  const auto best = machine.gpu.matmul.find(plan.dtype);
+  const DType factors = plan.products == ProductFormat::kFp8 ? DType::kE4m3 : plan.dtype;
+  const auto best = machine.gpu.matmul.find(factors);
   if (best == machine.gpu.matmul.end()) {
     throw Error("machine " + machine.name + ": gpu.matmul",
-                "has no rate for " + std::string(to_string(plan.dtype)),
+                "has no rate for " + std::string(to_string(factors)),
                 "add it to the machine's file or choose another dtype");
   }
   result.mfu = result.model_rate.flops_per_s / best->second.value.flops_per_s;

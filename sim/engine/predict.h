@@ -38,7 +38,7 @@ struct Prediction {
   double tokens_per_s_per_device = 0;
   FlopRate model_rate;     // per device: model FLOPs, without recompute, over step_time
   FlopRate hardware_rate;  // per device: FLOPs of all operations of the GPU, with recompute
-  double mfu = 0;          // model_rate over the machine's best matrix rate of the plan's dtype
+  double mfu = 0;          // model_rate over the machine's best rate of the plan's products
   std::vector<LaneUse> lanes;
   CriticalPath critical_path;
   // Share of the busy time of the compute lanes by where their durations came from; sums to 1.

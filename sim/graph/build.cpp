@@ -21,6 +21,7 @@ Graph build_plain(const Model& model, const Plan& plan) {
 
 Graph build_plain(const Model& model, const Plan& plan, const StackFacts& facts) {
   Graph graph = build_chunk(rank_model(model, plan), plan, facts, {});
+  choose_product_formats(graph, plan);
   graph.buckets = buckets_of(graph.modules, plan.optimizer);
   add_bucket_state(graph, plan, facts);
   return graph;
@@ -60,6 +61,8 @@ Graph build_stages(const Model& model, const Plan& plan, const StackFacts& facts
   graph = shard_pass(std::move(graph), plan);
   verify(graph);
   graph = host_copies_pass(std::move(graph), plan, facts);
+  verify(graph);
+  graph = products_pass(std::move(graph));
   verify(graph);
   return graph;
 }

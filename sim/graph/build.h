@@ -42,6 +42,19 @@ Graph build_chunk(const Model& rank, const Plan& plan, const StackFacts& facts, 
 // which are linked already.
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts);
 
+// products.cpp: says of every product in what format it multiplies (Plan::products). Before any
+// other pass, so that what they copy or cut is right.
+void choose_product_formats(Graph& graph, const Plan& plan);
+// products.cpp: gives every 8-bit product a tensor for its operands' codes (Role::kCodes). After
+// every other pass, so that each operation has its own, for as long as it runs.
+Graph products_pass(Graph graph);
+// Where the codes of an operation's factors begin in it: m x k first, then k x n.
+struct CodesLayout {
+  Bytes second;
+  Bytes whole;
+};
+CodesLayout codes_layout(const GemmWork& work);
+
 // tensor.cpp: collectives of tensor parallelism around the products (Plan::tensor).
 Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts);
 

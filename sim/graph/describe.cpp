@@ -25,8 +25,9 @@ std::string describe(const Label& label) {
 struct KeyOfWork {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const GemmWork& w) const {
-    return fmt::format(" m={} n={} k={} {}{}", w.m, w.n, w.k, to_string(w.dtype),
-                       w.accumulate ? " accumulate" : "");
+    return fmt::format(" m={} n={} k={} {}{}{}", w.m, w.n, w.k, to_string(w.dtype),
+                       w.accumulate ? " accumulate" : "",
+                       w.format == ProductFormat::kFp8 ? " in fp8" : "");
   }
   std::string operator()(const AttentionWork& w) const {
     return fmt::format(" sequences={} length={} heads={} kv_heads={} head_size={} {}{}",
@@ -159,9 +160,20 @@ Flops flops_of(const Work& work) {
   return {0};
 }
 
+Bytes product_bytes(const GemmWork& work) {
+  const DType factors = work.format == ProductFormat::kFp8 ? DType::kE4m3 : work.dtype;
+  return bytes_of((work.m + work.n) * work.k, factors) + bytes_of(work.m * work.n, work.dtype);
+}
+
+Bytes rounding_bytes(const GemmWork& work) {
+  if (work.format != ProductFormat::kFp8) return {};
+  const int64_t operands = (work.m + work.n) * work.k;
+  return bytes_of(operands, work.dtype) * 2 + bytes_of(operands, DType::kE4m3);
+}
+
 Bytes bytes_of(const Work& work) {
   if (const auto* gemm = std::get_if<GemmWork>(&work)) {
-    return bytes_of(gemm->m * gemm->k + gemm->k * gemm->n + gemm->m * gemm->n, gemm->dtype);
+    return product_bytes(*gemm) + rounding_bytes(*gemm);
   }
   if (const auto* attention = std::get_if<AttentionWork>(&work)) return attention->moved;
   if (const auto* row = std::get_if<RowWork>(&work)) return row->moved;

@@ -101,6 +101,7 @@ enum class TensorKind : uint8_t {
   kReduced,         // a rank's share of a bucket's gradient
   kState,           // fp32 [3, bucket.count]: master and moments where they rest between steps
   kSaved,           // all that a block leaves for its backward
+  kCodes,           // bytes: the operands of a product in 8 bits
 };
 
 struct Label {
@@ -183,8 +184,9 @@ std::string_view to_string(CollectiveKind kind);
 // weight m=out, n=in, k=T.
 struct GemmWork {
   int64_t m = 0, n = 0, k = 0;
-  DType dtype{};
+  DType dtype{};            // of operands and output in memory
   bool accumulate = false;  // adds to what the output holds
+  ProductFormat format = ProductFormat::kAsStored;
   bool operator==(const GemmWork&) const = default;
 };
 
@@ -280,6 +282,7 @@ enum class Role : uint8_t {
   kNormPartials,
   kDecision,
   kScratch,
+  kCodes,  // where a product's operands are rounded to
 };
 
 enum class AccessMode : uint8_t { kRead, kWrite, kReadWrite };
@@ -375,5 +378,11 @@ std::string cost_key(const Op& op);
 // Least arithmetic and traffic of an operation's work.
 Flops flops_of(const Work& work);
 Bytes bytes_of(const Work& work);
+
+// The parts of a product's traffic: of the product itself, whose operands may have 8 bits, and of
+// what rounds them to 8 bits: one pass that reads an operand for its largest value, one that reads
+// it again and writes the codes (0 where they are multiplied as stored).
+Bytes product_bytes(const GemmWork& work);
+Bytes rounding_bytes(const GemmWork& work);
 
 }  // namespace ballast

@@ -195,9 +195,11 @@ class Pipeline {
     once.devices = plan_.devices / plan_.pipeline;
     once.global_batch = once.data * *once.micro_batch;
     Graph inside = build_chunk(part, once, facts_, ends);
+    choose_product_formats(inside, once);
     inside = tensor_pass(std::move(inside), model_, once, facts_);
     inside = sequence_pass(std::move(inside), once);
     inside = checkpoint_pass(std::move(inside), once);
+    inside = products_pass(std::move(inside));
     verify(inside);
     link(inside);
     ChunkKind kind;

@@ -177,6 +177,32 @@ void check_degrees(const Plan& plan, const Model& model) {
   check_pipeline(plan, model);
 }
 
+// Tensor cores take 8-bit factors by 16 in every direction (cuBLAS documentation, cublasLtMatmul,
+// "To use FP8 kernels").
+constexpr int64_t kFp8Multiple = 16;
+
+void check_fp8(const Plan& plan, const Model& model) {
+  if (plan.dtype != DType::kBf16) {
+    refuse("products", fmt::format("fp8 of a dtype {}", to_string(plan.dtype)),
+           "use dtype bf16, or products as-stored");
+  }
+  if (model.experts > 0 || model.is_latent()) {
+    refuse("products", "fp8 is not built for experts and latent attention", "use as-stored");
+  }
+  const std::pair<const char*, int64_t> widths[] = {
+      {"columns of the hidden state", model.hidden},
+      {"feed-forward columns of a rank", div_ceil(model.ffn, plan.tensor)},
+      {"columns of a rank's query heads", div_ceil(model.heads, plan.tensor) * model.head_size},
+      {"columns of a rank's key heads", div_ceil(model.kv_heads, plan.tensor) * model.head_size},
+      {"tokens of a rank's sequence",
+       div_ceil(plan.sequence_length, plan.sequence * plan.context)}};
+  for (const auto& [what, width] : widths) {
+    if (width % kFp8Multiple == 0) continue;
+    refuse("products", fmt::format("fp8 multiplies by sixteens, and there are {} {}", width, what),
+           "use as-stored");
+  }
+}
+
 }  // namespace
 
 void check(const Plan& plan, const Model& model) {
@@ -193,6 +219,7 @@ void check(const Plan& plan, const Model& model) {
     refuse("dtype", fmt::format("{} cannot be trained in", to_string(plan.dtype)),
            "use fp32, bf16 or fp16");
   }
+  if (plan.products == ProductFormat::kFp8) check_fp8(plan, model);
   if (plan.weights.flow_share) require_share("weights.flow_share", *plan.weights.flow_share);
   require_at_least("weights.look_ahead", plan.weights.look_ahead, 0);
   require_share("optimizer.stream_share", plan.optimizer.stream_share);

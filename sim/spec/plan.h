@@ -96,6 +96,9 @@ struct Plan {
   std::optional<int64_t> micro_batch;  // sequences per forward on one device
   int64_t sequence_length = 0;
   DType dtype = DType::kBf16;
+  // Of the matrices of layers (qkv, attention_out, fc1, fc2), forward and backward; the head and
+  // the scores of attention multiply as stored. What is stored is of `dtype` either way.
+  ProductFormat products = ProductFormat::kAsStored;
   WeightsPlan weights;
   OptimizerPlan optimizer;
   std::optional<ActivationPlan> activations;
@@ -116,7 +119,8 @@ struct Plan {
 };
 
 // Throws Error naming the knob if the plan cannot be run for this model: zero or negative sizes,
-// degrees that do not divide, sequence longer than learned positions. "auto" knobs pass.
+// degrees that do not divide, sequence longer than learned positions, 8-bit products of a dtype
+// or of widths that they do not have. "auto" knobs pass.
 void check(const Plan& plan, const Model& model);
 
 }  // namespace ballast

@@ -6,9 +6,9 @@
 namespace ballast {
 namespace {
 
-std::string refusal_of(const Model& model) {
+std::string refusal_of(const Model& model, const Plan& plan = tiny::wait_plan()) {
   try {
-    Trainer trainer(model, tiny::wait_plan(), tiny::options_for(8));
+    Trainer trainer(model, plan, tiny::options_for(8));
   } catch (const Error& error) {
     return error.what();
   }
@@ -46,6 +46,15 @@ TEST(refusals, every_family_beyond_the_host_device_is_named_with_its_reason) {
     EXPECT_NE(message.find(reason), std::string::npos) << model.architecture << ": " << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
   }
+}
+
+TEST(refusals, products_in_fp8_are_for_gpus) {
+  Plan plan = tiny::wait_plan();
+  plan.sequence_length = 16;
+  plan.products = ProductFormat::kFp8;
+  EXPECT_EQ(refusal_of(tiny::llama_model(), plan),
+            "plan, products: fp8, which no CPU multiplies; train on a GPU that has it (--device "
+            "cuda:0), or set plan.products=as-stored");
 }
 
 }  // namespace

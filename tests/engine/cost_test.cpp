@@ -66,6 +66,42 @@ TEST(Cost, a_matrix_product_takes_its_tiles_over_the_rate) {
   EXPECT_EQ(result.demand("cores"), 0);
 }
 
+Op in_fp8(Op op) {
+  std::get<GemmWork>(op.work).format = ProductFormat::kFp8;
+  return op;
+}
+
+// At 2 TFLOP/s, k = 896 and a step of 128: 2 * 128 * 256 * 1024 FLOP = 33.554 us; the product moves
+// (128 + 256) * 896 codes and 128 * 256 * 2 B = 409600 B, less. Rounding reads 2 B twice and writes
+// 1 B of each of 344064 operands: 1720320 B = 17.203 us at 100 GB/s. Five launches.
+TEST(Cost, a_product_in_fp8_pays_for_the_passes_that_round_its_operands) {
+  Machine machine = tiny_machine();
+  machine.gpu.matmul[DType::kE4m3].value = FlopRate::from_tflops(2);
+  const Costed result = cost(in_fp8(gemm(128, 256, 896)), machine);
+  EXPECT_NEAR(result.us(), 33.554 + 17.203 + 5, 0.001);
+  EXPECT_EQ(result.cost.provenance, Provenance::kRoofline);
+  EXPECT_NEAR(result.demand("hbm"), spread(409600 + 1720320, result.us()), 1e6);
+}
+
+TEST(Cost, a_machine_without_a_rate_of_fp8_names_the_key) {
+  try {
+    cost(in_fp8(gemm(128, 256, 896)), tiny_machine());
+    ADD_FAILURE() << "it was costed";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("gpu.matmul_tflops.fp8: is missing"), std::string::npos) << text;
+    EXPECT_NE(text.find("plan.products to as-stored"), std::string::npos) << text;
+  }
+}
+
+// Measurements of products in 16 bits say nothing of those in 8.
+TEST(Cost, products_in_fp8_are_measured_apart) {
+  const Op stored = gemm(128, 256, 896), rounded = in_fp8(stored);
+  EXPECT_EQ(cost_key(stored), "gemm forward m=128 n=256 k=896 bf16");
+  EXPECT_EQ(cost_key(rounded), "gemm forward m=128 n=256 k=896 bf16 in fp8");
+  EXPECT_EQ(cost_group(rounded), "gemm forward bf16 in fp8");
+}
+
 // The smallest tile with 64 rows that suits 256 columns is 64 x 128: two of them in turn, each
 // 2 * 64 * 128 * 1024 FLOP. An operand serves 42.7 products there and 85.3 in the largest tile:
 // 1 + 19.2 (1/42.7 - 1/85.3) = 1.225 times as long: 2 * 16.777 * 1.225 = 41.104 us.

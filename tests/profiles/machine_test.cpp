@@ -266,6 +266,16 @@ TEST(Machines, products_come_near_published_rates) {
   }
 }
 
+// NVIDIA's data sheets: 3958 TFLOP/s with sparsity on Hopper, half of it without; none on Ampere.
+TEST(Machines, those_with_fp8_have_its_dense_nominal_rate) {
+  for (const char* name : {"h100-sxm-80gb", "dgx-h100-80gb", "gh200-96gb-480gb", "hgx-h200-quad"}) {
+    const Sourced<FlopRate> rate = load_machine(name).gpu.matmul.at(DType::kE4m3);
+    EXPECT_EQ(rate.value.tflops(), 3958.0 / 2) << name;
+    EXPECT_FALSE(rate.measured) << name;
+  }
+  EXPECT_FALSE(load_machine("hgx-a100-80gb").gpu.matmul.contains(DType::kE4m3));
+}
+
 double seconds_of(const Op& op, const Machine& machine) {
   Sequence sequence;
   sequence.ops = {op};

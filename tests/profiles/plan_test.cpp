@@ -35,6 +35,7 @@ Plan unusual() {
   plan.micro_batch = 2;
   plan.sequence_length = 512;
   plan.dtype = DType::kF16;
+  plan.products = ProductFormat::kFp8;
   plan.weights = {0.25, 7};
   plan.optimizer = {OptimizerPlacement::kGpu, {1 << 20}, 3,   CastPlacement::kCpu, SyncMode::kDelay,
                     UndoKind::kExact,         "avx2",    0.5, DType::kBf16};
@@ -86,6 +87,7 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
       {"/activations/head", "keep", "key 'activations.head': is unknown"},
       {"/micro_batch", 0, "key 'micro_batch': is 0"},
       {"/dtype", "bf15", "did you mean 'bf16'"},
+      {"/products", "fp4", "key 'products': is 'fp4'"},
       {"/tensr", 2, "key 'tensr': is unknown; did you mean 'tensor'?"},
       {"/tensor", 0, "key 'tensor': is 0"},
       {"/tensor_sequence", 1, "must be true or false"},
@@ -105,8 +107,9 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
 
 // Plans that were written before there were several degrees name none of them.
 TEST(Plans, every_key_is_required_but_those_that_older_plans_lack) {
-  const std::set<std::string> newer = {"tensor",  "pipeline", "virtual_pipeline", "sequence",
-                                       "context", "expert",   "tensor_sequence",  "numa"};
+  const std::set<std::string> newer = {"tensor",          "pipeline", "virtual_pipeline",
+                                       "sequence",        "context",  "expert",
+                                       "tensor_sequence", "numa",     "products"};
   const Json json = Json::parse(plan_json(unusual()));
   for (const auto& item : json.items()) {
     if (newer.contains(item.key())) continue;
@@ -119,7 +122,7 @@ TEST(Plans, every_key_is_required_but_those_that_older_plans_lack) {
 TEST(Plans, older_plan_means_one_of_every_degree) {
   Json json = Json::parse(plan_json(Plan{}));
   for (const char* key : {"tensor", "pipeline", "virtual_pipeline", "sequence", "context", "expert",
-                          "tensor_sequence", "numa"}) {
+                          "tensor_sequence", "numa", "products"}) {
     json.erase(key);
   }
   json["optimizer"].erase("stream_share");
@@ -325,7 +328,9 @@ TEST(Overrides, link_as_a_whole_keeps_the_proportion_of_its_directions) {
   EXPECT_EQ(after.link.both_total.source, "--set machine.link.gb_per_s");
   EXPECT_FALSE(after.link.device_to_host.measured);
   for (const char* bad : {"0", "-1", "fast"}) {
-    EXPECT_TRUE(holds(error_of([&] { apply_override(before, {"link.gb_per_s", bad}); }),
+    EXPECT_TRUE(holds(error_of([&] {
+                        apply_override(before, {"link.gb_per_s", bad});
+                      }),
                       "above 0"))
         << bad;
   }

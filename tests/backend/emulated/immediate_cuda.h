@@ -4,19 +4,26 @@
 
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda_products.h"
 #include "backend/cuda_runtime.h"
+#include "kernels/fp8.h"
 #include "kernels/kernels.h"
 
 namespace ballast::tests {
 
 class ImmediateCuda : public CudaRuntime {
  public:
-  CudaProperties properties() override { return {}; }
+  CudaProperties properties() override {
+    CudaProperties hopper;
+    hopper.major = 9;
+    return hopper;
+  }
   Bytes free_memory() override { return {int64_t{1} << 40}; }
   void bind_thread() override {}
   void* allocate(Bytes bytes, const std::string&) override {
@@ -65,7 +72,11 @@ class ImmediateCuda : public CudaRuntime {
 // Products by three loops, in double.
 class PlainProducts : public CudaProducts {
  public:
+  // Products of 8-bit factors are counted in `fp8` where it is given.
+  explicit PlainProducts(std::shared_ptr<int64_t> fp8 = nullptr) : fp8_(std::move(fp8)) {}
+
   void multiply(const CudaGemm& gemm, CudaStream) override {
+    if (fp8_ != nullptr && gemm.a.scale != nullptr) ++*fp8_;
     const std::vector<double> a = whole(gemm.a, gemm.m, gemm.k);
     const std::vector<double> b = whole(gemm.b, gemm.k, gemm.n);
     for (int64_t i = 0; i < gemm.m; ++i) {
@@ -98,19 +109,26 @@ class PlainProducts : public CudaProducts {
                               format(dtype), &result, kernels::Format::kF32, 1);
     return result;
   }
+  static double value(const GemmOperand& operand, int64_t index) {
+    if (operand.scale == nullptr) return value(operand.data, operand.dtype, index);
+    const auto format = operand.dtype == DType::kE5m2 ? kernels::Fp8::kE5m2 : kernels::Fp8::kE4m3;
+    const uint8_t code = static_cast<const uint8_t*>(operand.data)[index];
+    return kernels::float_of_fp8(format, code) * *operand.scale;
+  }
   // op(x), row by row.
   static std::vector<double> whole(const GemmOperand& operand, int64_t rows, int64_t columns) {
     const bool transposed = operand.orientation == Orientation::kTransposed;
     std::vector<double> values;
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < columns; ++column) {
-        values.push_back(
-            value(operand.data, operand.dtype,
-                  transposed ? column * operand.stride + row : row * operand.stride + column));
+        values.push_back(value(
+            operand, transposed ? column * operand.stride + row : row * operand.stride + column));
       }
     }
     return values;
   }
+
+  std::shared_ptr<int64_t> fp8_;
 };
 
 }  // namespace ballast::tests

@@ -1,0 +1,155 @@
+// Products in fp8: which they are, their memory, and what plans cannot have them.
+#include <functional>
+#include <gtest/gtest.h>
+#include <set>
+#include <string>
+
+#include "tests/graph/tiny_plans.h"
+
+namespace ballast {
+namespace {
+
+// Widths of sixteens: C = 32, two heads of 16, F = 48; sequences of 16 tokens.
+Model model_of_sixteens() {
+  Model model = tiny::model();
+  model.hidden = 32;
+  model.head_size = 16;
+  model.ffn = 48;
+  return model;
+}
+Plan fp8_plan() {
+  Plan plan = tiny::plan();
+  plan.sequence_length = 16;
+  plan.products = ProductFormat::kFp8;
+  return plan;
+}
+
+bool is_fp8(const Op& op) {
+  const auto* work = std::get_if<GemmWork>(&op.work);
+  return work != nullptr && work->format == ProductFormat::kFp8;
+}
+
+TensorId codes_of(const Op& op) {
+  for (const Access& access : op.accesses) {
+    if (access.role == Role::kCodes) return access.tensor;
+  }
+  return -1;
+}
+
+// 2 layers of 4 matrices, forward and twice backward; the head's three products are as stored.
+TEST(products, matrices_of_layers_multiply_in_fp8_and_the_head_does_not) {
+  const Graph graph = build(model_of_sixteens(), fp8_plan());
+  int64_t fp8 = 0, as_stored = 0;
+  for (const Op& op : graph.step.ops) {
+    if (op.kind != OpKind::kGemm) continue;
+    ++(is_fp8(op) ? fp8 : as_stored);
+    EXPECT_EQ(is_fp8(op), op.label.module != ModuleKind::kHead) << describe(op);
+    EXPECT_EQ(is_fp8(op), codes_of(op) >= 0) << describe(op);
+  }
+  EXPECT_EQ(fp8, 24);
+  EXPECT_EQ(as_stored, 3);
+}
+
+// The forward of fc2: 32 tokens x 48 and 48 x 32 values, 1536 codes each: a multiple of 256.
+TEST(products, every_product_has_codes_of_its_own_for_as_long_as_it_runs) {
+  Plan plan = fp8_plan();
+  plan.activations->fate.fill(ActivationFate::kRecompute);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
+  const Graph graph = build(model_of_sixteens(), plan);
+  std::set<TensorId> seen;
+  int64_t again = 0;
+  for (const Op& op : graph.step.ops) {
+    if (!is_fp8(op)) continue;
+    EXPECT_TRUE(seen.insert(codes_of(op)).second) << describe(op);
+    again += op.phase == Phase::kRecompute;
+    const Tensor& codes = graph.tensors[static_cast<size_t>(codes_of(op))];
+    EXPECT_EQ(codes.bytes(), codes_layout(std::get<GemmWork>(op.work)).whole);
+    if (op.label.module == ModuleKind::kFc2 && op.phase == Phase::kForward) {
+      EXPECT_EQ(codes.bytes().count, 3072);
+    }
+  }
+  EXPECT_GT(again, 0);
+}
+
+// As planned memory they may lie where a value was that is not needed any more.
+TEST(products, codes_lie_in_the_arena_of_the_gpu_apart_from_all_that_the_product_touches) {
+  const Graph graph = build(model_of_sixteens(), fp8_plan());
+  const auto begin = [&](TensorId id) { return graph.arenas.offset[static_cast<size_t>(id)]; };
+  const auto end = [&](TensorId id) {
+    return begin(id) + graph.tensors[static_cast<size_t>(id)].bytes().count;
+  };
+  for (const Op& op : graph.step.ops) {
+    if (!is_fp8(op)) continue;
+    const TensorId codes = codes_of(op);
+    EXPECT_EQ(graph.tensors[static_cast<size_t>(codes)].place, Place::kHbm);
+    EXPECT_GE(begin(codes), 0);
+    EXPECT_LE(end(codes), graph.arenas.size[static_cast<size_t>(Place::kHbm)].count);
+    for (const Access& access : op.accesses) {
+      if (access.tensor == codes) continue;
+      EXPECT_TRUE(end(codes) <= begin(access.tensor) || end(access.tensor) <= begin(codes))
+          << describe(op);
+    }
+  }
+}
+
+TEST(products, without_fp8_there_are_no_codes) {
+  Plan plan = fp8_plan();
+  plan.products = ProductFormat::kAsStored;
+  for (const Tensor& tensor : build(model_of_sixteens(), plan).tensors) {
+    EXPECT_NE(tensor.kind, TensorKind::kCodes);
+  }
+}
+
+TEST(products, blocks_of_a_pipeline_multiply_in_fp8_too) {
+  Plan plan = fp8_plan();
+  plan.devices = plan.pipeline = 2;
+  plan.micro_batch = 1;
+  plan.zero_stage = 0;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  const Graph graph = build(model_of_sixteens(), plan);
+  int64_t fp8 = 0;
+  for (const Sequence& block : graph.blocks) {
+    for (const Op& op : block.ops) fp8 += is_fp8(op);
+  }
+  EXPECT_GT(fp8, 0);
+}
+
+// 32 tokens, 96 columns of q, k and v and 32 summed: 4096 codes, 3072 results of 2 bytes; rounding
+// reads 2 bytes of each twice and writes one.
+TEST(products, traffic_of_fp8_is_that_of_codes_and_of_rounding) {
+  const GemmWork work{32, 96, 32, DType::kBf16, false, ProductFormat::kFp8};
+  EXPECT_EQ(product_bytes(work).count, 4096 + 2 * 3072);
+  EXPECT_EQ(rounding_bytes(work).count, 5 * 4096);
+  EXPECT_EQ(bytes_of(Work{work}).count, 6 * 4096 + 2 * 3072);
+  const GemmWork stored{32, 96, 32, DType::kBf16};
+  EXPECT_EQ(bytes_of(Work{stored}).count, 2 * (4096 + 3072));
+  EXPECT_EQ(rounding_bytes(stored).count, 0);
+}
+
+TEST(products, plans_that_cannot_have_fp8_say_why) {
+  struct Case {
+    std::function<void(Plan&, Model&)> change;
+    const char* says;
+  };
+  const Case cases[] = {
+      {[](Plan& p, Model&) { p.dtype = DType::kF16; }, "fp8 of a dtype fp16"},
+      {[](Plan& p, Model&) { p.sequence_length = 24; }, "24 tokens"},
+      {[](Plan&, Model& m) { m.ffn = 40; }, "40 feed-forward columns"},
+      {[](Plan&, Model& m) { m.heads = m.kv_heads = 1, m.head_size = 24; }, "24 columns"}};
+  for (const Case& c : cases) {
+    Plan plan = fp8_plan();
+    Model model = model_of_sixteens();
+    c.change(plan, model);
+    try {
+      check(plan, model);
+      ADD_FAILURE() << c.says;
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find(c.says), std::string::npos) << text;
+      EXPECT_TRUE(text.starts_with("plan, products")) << text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast
