@@ -12,21 +12,14 @@ constexpr int64_t kDefaultSequenceLength = 2048;
 constexpr int64_t kDefaultSequencesPerDevice = 8;
 constexpr const char* kDefaultStrategy = "superoffload";
 
-// At least one entry, so that the loops below run: nothing stands for "not given".
-template <class Value>
-std::vector<std::optional<Value>> or_nothing(const std::vector<Value>& values) {
-  if (values.empty()) return {std::nullopt};
-  return {values.begin(), values.end()};
-}
-
-struct Choice {
+struct Named {
   std::optional<std::string> model;
   std::optional<std::string> machine;
   std::optional<int64_t> devices;
   std::optional<std::string> strategy;
 };
 
-Plan plan_of(const PlanFlags& flags, const Choice& choice, const Overrides& overrides) {
+Plan plan_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides) {
   PlanRequest request;
   request.plan_file = flags.plan_file;
   request.model = choice.model;
@@ -43,7 +36,7 @@ Plan plan_of(const PlanFlags& flags, const Choice& choice, const Overrides& over
   return resolve_plan(request);
 }
 
-Case case_of(const PlanFlags& flags, const Choice& choice, const Overrides& overrides,
+Case case_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides,
              const StoreFlag& store, const Model* like) {
   Case result;
   result.plan = plan_of(flags, choice, overrides);
@@ -80,7 +73,7 @@ std::vector<Case> cases_of(const PlanFlags& flags, const StoreFlag& store, const
     for (const auto& machine : or_nothing(flags.machines)) {
       for (const auto& devices : or_nothing(flags.devices)) {
         for (const auto& strategy : or_nothing(flags.strategies)) {
-          const Choice choice = {model, machine, devices, strategy};
+          const Named choice = {model, machine, devices, strategy};
           cases.push_back(case_of(flags, choice, overrides, store, like));
         }
       }

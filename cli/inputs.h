@@ -54,4 +54,11 @@ Case load_case(const PlanFlags& flags, const StoreFlag& store);
 // checked against the plan.
 Case load_case_like(const PlanFlags& flags, const StoreFlag& store, const Model& like);
 
+// At least one entry, so that a loop over what a flag names runs: nothing stands for "not given".
+template <class Value>
+std::vector<std::optional<Value>> or_nothing(const std::vector<Value>& values) {
+  if (values.empty()) return {std::nullopt};
+  return {values.begin(), values.end()};
+}
+
 }  // namespace ballast

@@ -318,4 +318,8 @@ std::string prediction_table(const std::vector<Case>& cases,
   return table.text();
 }
 
+OrderedJson or_null(const std::optional<double>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
+}
+
 }  // namespace ballast

@@ -42,4 +42,6 @@ std::string activations_text(const std::optional<ActivationPlan>& plan);
 std::string prediction_table(const std::vector<Case>& cases,
                              const std::vector<Prediction>& predictions);
 
+OrderedJson or_null(const std::optional<double>& value);
+
 }  // namespace ballast

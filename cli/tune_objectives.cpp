@@ -25,12 +25,6 @@ bool chooses_devices(const TuneFlags& flags) {
          objective == Objective::kDevicesForDeadline;
 }
 
-template <class Value>
-std::vector<std::optional<Value>> or_nothing(const std::vector<Value>& values) {
-  if (values.empty()) return {std::nullopt};
-  return {values.begin(), values.end()};
-}
-
 std::vector<std::optional<int64_t>> devices_of(TuneFlags& flags) {
   std::vector<int64_t> counts = parse_counts({"--devices", flags.devices});
   const auto& most = flags.constraints.most_devices;

@@ -16,9 +16,6 @@ namespace {
 constexpr auto kGpu = static_cast<size_t>(Place::kHbm);
 constexpr double kSensitivityTolerance = 0.005;
 
-OrderedJson or_null(const std::optional<double>& value) {
-  return value ? OrderedJson(*value) : OrderedJson(nullptr);
-}
 OrderedJson seconds_or_null(const std::optional<Duration>& time) {
   return time ? OrderedJson(time->seconds()) : OrderedJson(nullptr);
 }

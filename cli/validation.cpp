@@ -23,7 +23,7 @@ constexpr const char* kAllFiles = "all";
 
 std::string name_of(const std::string& path) { return std::filesystem::path(path).stem().string(); }
 
-struct Job {
+struct ValidationJob {
   std::string file;
   const PublishedEntry* entry = nullptr;
 };
@@ -33,7 +33,8 @@ struct Outcome {
   std::optional<Stack> stack;
 };
 
-std::vector<ValidationRow> rows_of(const Job& job, const std::vector<MetricPrediction>& metrics,
+std::vector<ValidationRow> rows_of(const ValidationJob& job,
+                                   const std::vector<MetricPrediction>& metrics,
                                    const std::string& error) {
   std::vector<ValidationRow> rows;
   const PublishedCase& of = *job.entry->of;
@@ -45,7 +46,7 @@ std::vector<ValidationRow> rows_of(const Job& job, const std::vector<MetricPredi
   return rows;
 }
 
-Outcome run(const Job& job) {
+Outcome run(const ValidationJob& job) {
   Outcome outcome;
   if (!job.entry->of) {
     outcome.rows = {{job.file, job.entry->id, "", "", {}, job.entry->error}};
@@ -222,7 +223,7 @@ std::string stacks_text(const std::vector<Stack>& stacks) {
 
 Validation validate(const std::vector<PublishedFile>& files,
                     const std::function<void(double share, const std::string& id)>& progress) {
-  std::vector<Job> jobs;
+  std::vector<ValidationJob> jobs;
   for (const PublishedFile& file : files) {
     for (const PublishedEntry& entry : file.entries) jobs.push_back({name_of(file.path), &entry});
   }

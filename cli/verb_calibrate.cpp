@@ -5,6 +5,7 @@
 
 #include "autotune/calibrate.h"
 #include "cli/arguments.h"
+#include "cli/prediction.h"
 #include "cli/progress.h"
 #include "cli/text.h"
 #include "profiles/load.h"
@@ -114,10 +115,6 @@ std::vector<CaseSetup> setups_of(const CalibrateFlags& flags, const Stack& stack
                 "name cases that have");
   }
   return setups;
-}
-
-OrderedJson or_null(const std::optional<double>& value) {
-  return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
 std::optional<double> left_out_error(const CalibrationRow& row) {

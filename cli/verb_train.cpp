@@ -171,12 +171,12 @@ double mean_loss(std::span<const StepRecord> records) {
   return sum / static_cast<double>(std::max<size_t>(records.size(), 1));
 }
 
-struct Outcome {
+struct TrainOutcome {
   TrainResult result;
   double validation_loss = 0;
 };
 
-OrderedJson outcome_json(const Completed& completed, const Outcome& outcome) {
+OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome) {
   const TrainResult& result = outcome.result;
   OrderedJson memory = OrderedJson::array();
   for (const MemoryUse& use : result.memory) {
@@ -196,7 +196,7 @@ OrderedJson outcome_json(const Completed& completed, const Outcome& outcome) {
           {"memory", memory}};
 }
 
-void print_outcome(const Completed& completed, const Outcome& outcome) {
+void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
   const TrainResult& result = outcome.result;
   if (result.records.empty()) {
     fmt::print("nothing to do: step {} is reached already\n", result.next_step);
@@ -237,7 +237,7 @@ void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
   }
 }
 
-Outcome run(const TrainFlags& flags, const Completed& completed) {
+TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   TrainerOptions options = trainer_options(flags.training, completed.of.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
   options.checkpoint_folder = flags.checkpoint_folder;
@@ -251,7 +251,7 @@ Outcome run(const TrainFlags& flags, const Completed& completed) {
     fmt::print("{} on {}: {}\n", completed.of.model.name,
                device == "host" ? "this machine" : device, plan_text(completed.of.plan));
   }
-  Outcome outcome;
+  TrainOutcome outcome;
   {
     StepReport report(flags, completed, metrics);
     const InterruptWatch watch;
@@ -283,7 +283,7 @@ int run_train(Words words) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;
   }
-  const Outcome outcome = run(flags, completed);
+  const TrainOutcome outcome = run(flags, completed);
   if (flags.output.json) {
     fmt::print("{}\n", outcome_json(completed, outcome).dump(1));
     return kDone;

@@ -26,7 +26,7 @@ struct Unit {
   auto operator<=>(const Unit&) const = default;
 };
 
-struct Visit {
+struct GatherVisit {
   Unit unit;
   bool backward = false;
   size_t first = 0;
@@ -74,7 +74,7 @@ class GatherPass {
         const auto [found, is_new] =
             open.try_emplace({unit, ops[i].label.micro_batch, backward}, visits_.size());
         if (is_new) visits_.push_back({unit, backward, i, i, {}, {}});
-        Visit& visit = visits_[found->second];
+        GatherVisit& visit = visits_[found->second];
         visit.last = i;
         std::vector<TensorId>& list = weight ? visit.weights : visit.gradients;
         if (std::find(list.begin(), list.end(), access.tensor) == list.end()) {
@@ -107,7 +107,8 @@ class GatherPass {
     return add_tensor(graph_, tensor);
   }
 
-  void rename(const Visit& visit, const std::unordered_map<TensorId, TensorId>& whole, Role role) {
+  void rename(const GatherVisit& visit, const std::unordered_map<TensorId, TensorId>& whole,
+              Role role) {
     // Recomputed operations of a micro-batch belong to its backward, whose range this is.
     for (size_t i = visit.first; i <= visit.last; ++i) {
       Op& op = graph_.step.ops[i];
@@ -122,7 +123,7 @@ class GatherPass {
   }
 
   void gather(size_t index, Insertions& insertions) {
-    const Visit& visit = visits_[index];
+    const GatherVisit& visit = visits_[index];
     std::unordered_map<TensorId, TensorId> whole;
     std::vector<Access> accesses;
     Bytes bytes;
@@ -149,7 +150,7 @@ class GatherPass {
 
   // The partitions of every rank arrive side by side, and are concatenated into tensors (DeepSpeed,
   // runtime/zero/partition_parameters.py, AllGatherCoalescedHandle.wait).
-  Op join(Op& gather, const Visit& visit, Bytes bytes) {
+  Op join(Op& gather, const GatherVisit& visit, Bytes bytes) {
     Tensor partitions = graph_.tensors[static_cast<size_t>(visit.weights.front())];
     partitions.kind = TensorKind::kArriving;
     partitions.category = Category::kStaging;
@@ -170,7 +171,7 @@ class GatherPass {
 
   // Gradients are concatenated by the rank that they go to, and divided by the number of ranks, in
   // two passes (the same, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced).
-  Op pack(Op& scatter, const Visit& visit, Bytes bytes) {
+  Op pack(Op& scatter, const GatherVisit& visit, Bytes bytes) {
     Tensor partitions = graph_.tensors[static_cast<size_t>(visit.gradients.front())];
     partitions.kind = TensorKind::kPacked;
     partitions.category = Category::kStaging;
@@ -207,7 +208,7 @@ class GatherPass {
     }
   }
 
-  void scatter(const Visit& visit, Insertions& insertions) {
+  void scatter(const GatherVisit& visit, Insertions& insertions) {
     std::unordered_map<TensorId, TensorId> whole;
     std::vector<Access> accesses;
     Bytes bytes;
@@ -233,7 +234,8 @@ class GatherPass {
     insertions.after(visit.last, std::move(made));
   }
 
-  void overwrite_first(const Visit& visit, const std::unordered_map<TensorId, TensorId>& whole) {
+  void overwrite_first(const GatherVisit& visit,
+                       const std::unordered_map<TensorId, TensorId>& whole) {
     for (const auto& [shard, here] : whole) {
       for (size_t i = visit.first; i <= visit.last; ++i) {
         bool found = false;
@@ -253,7 +255,7 @@ class GatherPass {
   const Plan& plan_;
   const StackFacts& facts_;
   RankGroup group_;
-  std::vector<Visit> visits_;  // by first use
+  std::vector<GatherVisit> visits_;  // by first use
   std::set<TensorId> written_;
 };
 
