@@ -30,7 +30,9 @@ echo "installing ${missing[*]} ${missing_wanted[*]}"
 become_root=()
 if [ "$(id -u)" -ne 0 ]; then
   if ! command -v sudo >/dev/null; then
-    echo "scripts/setup.sh: run it as root, or install sudo, or install: ${missing[*]}" >&2
+    echo "scripts/setup.sh: run it as root, or install sudo, or install:" \
+      "${missing[*]} ${missing_wanted[*]}" >&2
+    [ ${#missing[@]} -eq 0 ] && exit 0
     exit 2
   fi
   become_root=(sudo)
@@ -39,6 +41,6 @@ export DEBIAN_FRONTEND=noninteractive
 install() { "${become_root[@]}" apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 "${become_root[@]}" apt-get update -qq
 [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
-if [ ${#missing_wanted[@]} -gt 0 ] && ! install "${missing_wanted[@]}"; then
-  echo "scripts/setup.sh: going on without ${missing_wanted[*]}" >&2
-fi
+for package in "${missing_wanted[@]}"; do
+  install "$package" || echo "scripts/setup.sh: going on without $package" >&2
+done
