@@ -15,7 +15,6 @@ constexpr double kSecondsAnHour = 3'600;
 constexpr double kMillion = 1e6;
 // More layers than any model has ever had.
 constexpr int64_t kMostLayers = 4096;
-constexpr int64_t kMostMemoryFactor = 64;
 constexpr double kMemoryResolution = 0.01;
 
 struct ObjectiveText {

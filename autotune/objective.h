@@ -114,8 +114,11 @@ Machine with_headroom(const Machine& machine, Bytes headroom);
 // The machine with so much memory in this place (kHbm or kDram), all told.
 Machine with_memory(const Machine& machine, Place place, Bytes memory);
 
+// More memory than so many times the machine's is not asked about.
+inline constexpr int64_t kMostMemoryFactor = 64;
+
 // The least memory of this place, within 1 %, that makes any plan of the question fit; nothing
-// where 64 times as much does not, or the search was stopped.
+// where kMostMemoryFactor times as much does not, or the search was stopped.
 std::optional<Bytes> least_memory_of(const SearchQuestion& question, Place place, const Ask& ask);
 
 }  // namespace ballast

@@ -314,7 +314,7 @@ void Search::cut_cells() {
     Region& of = regions_[static_cast<size_t>(index)];
     if (of.bounds) continue;
     regions.push_back(
-        [&] { of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_); });
+        [this, &of] { of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_); });
   }
   run_all(regions, threads_);
   Tasks profiles;

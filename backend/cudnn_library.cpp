@@ -2,35 +2,29 @@
 
 #include <array>
 #include <cstdlib>
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <utility>
 
+#include "backend/shared_library.h"
 #include "sim/base/error.h"
 
 namespace ballast {
 
 namespace {
 
-template <class Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
 bool find_all(void* library, CudnnFunctions& functions) {
-  return find(library, "cudnnGetVersion", functions.version) &&
-         find(library, "cudnnGetErrorString", functions.text) &&
-         find(library, "cudnnGetLastErrorString", functions.last_error) &&
-         find(library, "cudnnCreate", functions.create) &&
-         find(library, "cudnnDestroy", functions.destroy) &&
-         find(library, "cudnnSetStream", functions.set_stream) &&
-         find(library, "cudnnBackendCreateDescriptor", functions.create_descriptor) &&
-         find(library, "cudnnBackendDestroyDescriptor", functions.destroy_descriptor) &&
-         find(library, "cudnnBackendSetAttribute", functions.set) &&
-         find(library, "cudnnBackendGetAttribute", functions.get) &&
-         find(library, "cudnnBackendFinalize", functions.finalize) &&
-         find(library, "cudnnBackendExecute", functions.execute);
+  return find_function(library, "cudnnGetVersion", functions.version) &&
+         find_function(library, "cudnnGetErrorString", functions.text) &&
+         find_function(library, "cudnnGetLastErrorString", functions.last_error) &&
+         find_function(library, "cudnnCreate", functions.create) &&
+         find_function(library, "cudnnDestroy", functions.destroy) &&
+         find_function(library, "cudnnSetStream", functions.set_stream) &&
+         find_function(library, "cudnnBackendCreateDescriptor", functions.create_descriptor) &&
+         find_function(library, "cudnnBackendDestroyDescriptor", functions.destroy_descriptor) &&
+         find_function(library, "cudnnBackendSetAttribute", functions.set) &&
+         find_function(library, "cudnnBackendGetAttribute", functions.get) &&
+         find_function(library, "cudnnBackendFinalize", functions.finalize) &&
+         find_function(library, "cudnnBackendExecute", functions.execute);
 }
 
 }  // namespace
@@ -41,6 +35,15 @@ std::optional<CudnnFunctions> load_cudnn(const std::string& library) {
   CudnnFunctions functions;
   if (!find_all(handle, functions) || functions.version() < kCudnnOldest) return {};
   return functions;
+}
+
+std::string why_no_cudnn(const std::string& library) {
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return library + " is not here";
+  decltype(CudnnFunctions::version) version = nullptr;
+  if (!find_function(handle, "cudnnGetVersion", version) || version() >= kCudnnOldest) return "";
+  return fmt::format("{} is of version {}, and {} is the oldest that serves", library, version(),
+                     kCudnnOldest);
 }
 
 std::string cudnn_library_name() {

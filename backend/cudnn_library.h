@@ -140,6 +140,10 @@ inline constexpr size_t kCudnnOldest = 90800;
 // function or is older. It stays loaded until the process ends.
 std::optional<CudnnFunctions> load_cudnn(const std::string& library);
 
+// Why there is none to load: not there, or older. Empty where there should be one: that it then
+// lacks a function, or does not start, is a fault and no reason.
+std::string why_no_cudnn(const std::string& library);
+
 // What the environment's BALLAST_CUDNN names (a path, or "none"), else libcudnn.so.9.
 std::string cudnn_library_name();
 

@@ -4,8 +4,9 @@
 #include <array>
 #include <chrono>
 #include <condition_variable>
-#include <dlfcn.h>
 #include <fmt/format.h>
+
+#include "backend/shared_library.h"
 
 namespace ballast {
 
@@ -58,22 +59,16 @@ class NvmlMonitor : public GpuMonitor {
   NvmlCalls::Device device_;
 };
 
-// False where the library does not have the function.
-template <class Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
 bool find_all(void* library, NvmlCalls& calls) {
-  return find(library, "nvmlInit_v2", calls.start) && find(library, "nvmlShutdown", calls.stop) &&
-         find(library, "nvmlErrorString", calls.error) &&
-         find(library, "nvmlDeviceGetHandleByPciBusId_v2", calls.device_by_bus) &&
-         find(library, "nvmlDeviceGetClockInfo", calls.clock) &&
-         find(library, "nvmlDeviceGetPowerUsage", calls.power) &&
-         find(library, "nvmlDeviceGetTemperature", calls.temperature) &&
-         find(library, "nvmlDeviceGetCurrentClocksThrottleReasons", calls.slow_reasons) &&
-         find(library, "nvmlSystemGetDriverVersion", calls.driver_version);
+  return find_function(library, "nvmlInit_v2", calls.start) &&
+         find_function(library, "nvmlShutdown", calls.stop) &&
+         find_function(library, "nvmlErrorString", calls.error) &&
+         find_function(library, "nvmlDeviceGetHandleByPciBusId_v2", calls.device_by_bus) &&
+         find_function(library, "nvmlDeviceGetClockInfo", calls.clock) &&
+         find_function(library, "nvmlDeviceGetPowerUsage", calls.power) &&
+         find_function(library, "nvmlDeviceGetTemperature", calls.temperature) &&
+         find_function(library, "nvmlDeviceGetCurrentClocksThrottleReasons", calls.slow_reasons) &&
+         find_function(library, "nvmlSystemGetDriverVersion", calls.driver_version);
 }
 
 }  // namespace

@@ -16,7 +16,6 @@ namespace {
 
 constexpr double kDiagnosisSeconds = 10;
 constexpr int kAllDiagnosesSeconds = 20;
-constexpr int64_t kMostMemoryFactor = 64;
 constexpr int64_t kMostDeviceFactor = 16;
 
 bool chooses_devices(const TuneFlags& flags) {
@@ -286,9 +285,6 @@ OrderedJson objective_json(const TuneFlags& flags, const Candidate& best) {
 
 OrderedJson points_json(const TuneFlags& flags, const TunedPoints& tuned) {
   OrderedJson json = OrderedJson::array();
-  const auto or_null = [](const std::optional<double>& value) {
-    return value ? OrderedJson(*value) : OrderedJson(nullptr);
-  };
   for (const ObjectivePoint& point : tuned.points) {
     OrderedJson entry = {{"devices", point.devices}, {"global_batch", point.global_batch}};
     const std::string reason = point_reason(point, flags.request);

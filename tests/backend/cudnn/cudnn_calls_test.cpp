@@ -276,6 +276,8 @@ TEST_F(CudnnCalls, a_run_that_fails_names_pass_stream_and_remedy) {
 TEST(CudnnLibrary, what_is_not_there_or_is_no_cudnn_leaves_attention_to_our_kernels) {
   EXPECT_FALSE(load_cudnn("libno-such-library.so").has_value());
   EXPECT_FALSE(load_cudnn("libm.so.6").has_value());
+  EXPECT_EQ(why_no_cudnn("libno-such-library.so"), "libno-such-library.so is not here");
+  EXPECT_EQ(why_no_cudnn("libm.so.6"), "") << "it is here, and that it is no cuDNN is a fault";
   setenv("BALLAST_CUDNN", "none", 1);
   EXPECT_EQ(cudnn_library_name(), "none");
   EXPECT_EQ(open_cudnn_attention(), nullptr);

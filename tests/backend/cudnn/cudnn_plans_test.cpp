@@ -73,24 +73,24 @@ constexpr const char* kH200 =
         "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048,
         "isTccDriver": 0, "supportCoopLaunch": 1})";
 
-// cuDNN hands what it compiles to a driver, and finds the one that is loaded already.
-std::string missing_part() {
-  if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) == nullptr) {
-    if (dlopen("libcuda.so.1", RTLD_NOW) != nullptr) {
-      return "a driver is here: on a GPU, test_cuda runs these graphs";
-    }
-    if (dlopen(BALLAST_PRETEND_DRIVER, RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
-  }
-  if (!load_cudnn(cudnn_library_name())) return cudnn_library_name() + " is not here";
-  return "";
-}
+// cuDNN hands what it compiles to a driver, and finds the one that is loaded already: ours, once it
+// was loaded, else one of the machine.
+bool any_driver_is_loaded() { return dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr; }
 
 class CudnnPlans : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string missing = missing_part();
+    if (!any_driver_is_loaded()) {
+      if (dlopen("libcuda.so.1", RTLD_NOW) != nullptr) {
+        GTEST_SKIP() << "a driver is here: on a GPU, test_cuda runs these graphs";
+      }
+      ASSERT_NE(dlopen(BALLAST_PRETEND_DRIVER, RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
+    }
+    const std::string missing = why_no_cudnn(cudnn_library_name());
     if (!missing.empty()) GTEST_SKIP() << missing;
-    library_ = std::make_unique<CudnnAttention>(*load_cudnn(cudnn_library_name()), kH200);
+    const std::optional<CudnnFunctions> functions = load_cudnn(cudnn_library_name());
+    ASSERT_TRUE(functions) << cudnn_library_name() << " is here and lacks a function";
+    library_ = std::make_unique<CudnnAttention>(*functions, kH200);
   }
   std::unique_ptr<CudnnAttention> library_;
 };

@@ -96,7 +96,9 @@ Passed pass_of_library(const AttentionShape& shape, Format format, Bytes workspa
 }
 
 TEST_F(large, cudnn_and_our_kernels_are_the_reference_of_each_other) {
-  if (!open_cudnn_attention()) GTEST_SKIP() << cudnn_library_name() << " is not here";
+  const std::string missing = why_no_cudnn(cudnn_library_name());
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  ASSERT_TRUE(open_cudnn_attention()) << cudnn_library_name() << " is here and does not serve";
   for (const AttentionShape& shape :
        {AttentionShape{2, 1024, 12, 12, 64}, AttentionShape{2, 1500, 8, 2, 128},
         AttentionShape{3, 333, 6, 2, 96}, AttentionShape{1, 4096, 8, 2, 128}}) {

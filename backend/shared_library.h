@@ -1,0 +1,15 @@
+// Functions of libraries that are loaded at run time, where they are.
+#pragma once
+
+#include <dlfcn.h>
+
+namespace ballast {
+
+// False where the library, as dlopen gave it, does not have the function.
+template <class Function>
+bool find_function(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+}  // namespace ballast
