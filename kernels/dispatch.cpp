@@ -8,6 +8,7 @@
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 namespace ballast::kernels {
@@ -33,7 +34,12 @@ Available ask_machine() {
   if (avx2) found.add(kAvx2Table);
   if (avx512) found.add(kAvx512Table);
 #elif defined(__aarch64__)
-  if ((getauxval(AT_HWCAP) & HWCAP_SVE) != 0) found.add(kSveTable);
+  // The loops cut 64 parameters into whole vectors: lengths are powers of two, as the architecture
+  // demands by now.
+  if ((getauxval(AT_HWCAP) & HWCAP_SVE) != 0) {
+    const int bytes = prctl(PR_SVE_GET_VL) & PR_SVE_VL_LEN_MASK;
+    if ((bytes & (bytes - 1)) == 0) found.add(kSveTable);
+  }
 #endif
   return found;
 }

@@ -55,7 +55,10 @@ void UndoRecord::step_tile(const Table& table, const AdamArrays& arrays,
   const int64_t used = table.adam_step_with_undo(part, constants, codes(tile), escapes.data());
   const int64_t kept = std::min(used, kUndoTileReserve);
   std::memcpy(reserve(tile), escapes.data(), static_cast<size_t>(kept));
-  overflow_[static_cast<size_t>(tile)].assign(escapes.data() + kept, escapes.data() + used);
+  // Only then: looking at the list of every tile takes a few per cent of the step.
+  if (used > kept) {
+    overflow_[static_cast<size_t>(tile)].assign(escapes.data() + kept, escapes.data() + used);
+  }
   const Length total = static_cast<Length>(used);
   std::memcpy(length(tile), &total, sizeof(total));
 }
@@ -74,20 +77,29 @@ void UndoRecord::undo_tile(const Table& table, const AdamArrays& arrays,
     }
     return;
   }
-  const std::vector<uint8_t>& overflow = overflow_[static_cast<size_t>(tile)];
-  if (overflow.empty()) {
+  if (escape_bytes(tile) <= kUndoTileReserve) {
     table.adam_undo(part, constants, codes(tile), reserve(tile));
     return;
   }
+  const std::vector<uint8_t>& overflow = overflow_[static_cast<size_t>(tile)];
   Escapes escapes;
   std::memcpy(escapes.data(), reserve(tile), kUndoTileReserve);
   std::memcpy(escapes.data() + kUndoTileReserve, overflow.data(), overflow.size());
   table.adam_undo(part, constants, codes(tile), escapes.data());
 }
 
+int64_t UndoRecord::escape_bytes(int64_t tile) const {
+  Length used = 0;
+  std::memcpy(&used, length(tile), sizeof(used));
+  return used;
+}
+
 int64_t UndoRecord::overflow_bytes() const {
+  if (form_ == UndoForm::kSnapshot) return 0;
   int64_t total = 0;
-  for (const std::vector<uint8_t>& tile : overflow_) total += std::ssize(tile);
+  for (int64_t tile = 0; tile < tiles(); ++tile) {
+    total += std::max(int64_t{0}, escape_bytes(tile) - kUndoTileReserve);
+  }
   return total;
 }
 
@@ -95,9 +107,7 @@ int64_t UndoRecord::used_bytes() const {
   if (form_ == UndoForm::kSnapshot) return fixed_bytes(count_, form_);
   int64_t total = count_;
   for (int64_t tile = 0; tile < tiles(); ++tile) {
-    Length used = 0;
-    std::memcpy(&used, length(tile), sizeof(used));
-    total += used + static_cast<int64_t>(sizeof(used));
+    total += escape_bytes(tile) + static_cast<int64_t>(sizeof(Length));
   }
   return total;
 }

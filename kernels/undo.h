@@ -54,12 +54,13 @@ class UndoRecord {
   uint8_t* codes(int64_t tile) const { return fixed_.data() + tile * kUndoTile; }
   uint8_t* reserve(int64_t tile) const;
   uint8_t* length(int64_t tile) const;
+  int64_t escape_bytes(int64_t tile) const;
   uint8_t* snapshot(int64_t tile) const { return fixed_.data() + tile * kUndoTile * 12; }
 
   std::span<uint8_t> fixed_;
   int64_t count_;
   UndoForm form_;
-  std::vector<std::vector<uint8_t>> overflow_;  // one a tile, mostly empty
+  std::vector<std::vector<uint8_t>> overflow_;  // one a tile, for those whose length says so
 };
 
 }  // namespace ballast::kernels

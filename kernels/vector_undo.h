@@ -1,9 +1,14 @@
 // The step that records its undo, and the undo, over a vector type V (see vector_loops.h).
 //
-// Codes and escapes are those of undo_codes.h. The vector loops run over short blocks and have no
-// branch on escapes. The step keeps the differences of a block in the first cache and makes codes
-// of them 64 at a time, in bytes. The undo stores what the code 255 would decode to, and a scalar
-// pass sees to the escapes one block later: at once it would wait for the block's stores.
+// Codes and escapes are those of undo_codes.h. What keeps a processor busy here is not the number
+// of operations but what waits: for a root and a quotient, some hundred cycles, and for a wrong
+// guess whether a parameter escapes. So the step takes 64 parameters at a time and
+//   - computes the directions of the next 64 before it uses those of the last: nothing waits there;
+//   - keeps the differences in the first cache, and makes codes of 64 at once in bytes;
+//   - has no branch on escapes, but looks for those of a block when the next block is through, by
+//     when its codes have long been known and the loop over them can be guessed past.
+// The undo corrects escapes one block late for another reason: at once, it would wait until the
+// block's stores have left the store buffer.
 #pragma once
 
 #include "kernels/undo_codes.h"
@@ -12,8 +17,12 @@
 namespace ballast::kernels {
 namespace {
 
-// Parameters of a block: its differences take 1.5 KiB, and whole vectors of every width fit.
+// Parameters of a block: the differences of two take 3 KiB of the first cache. In a smaller one the
+// loop over its escapes ends, which is guessed wrong, more often.
 constexpr int64_t kUndoBlock = 128;
+constexpr int64_t kCodesAtOnce = 64;  // codes made in one go, one bit each of a word of escapes
+static_assert(kUndoBlock % kCodesAtOnce == 0 && kCodesAtOnce % kLanesMax == 0);
+constexpr int64_t kWordsOfBlock = kUndoBlock / kCodesAtOnce;
 
 // What the digits 0 mean, for the code 255 too: 255 = 0 + 3 * (0 + 5 * 17).
 constexpr ThreeWords kDigitsOfEscaped = {0, 17, 0};
@@ -21,12 +30,15 @@ static_assert(kDigitsOfEscaped.w +
                   kUndoDigitsW * (kDigitsOfEscaped.v + kUndoDigitsV * kDigitsOfEscaped.m) ==
               kUndoEscaped);
 
-// Differences of a block's parameters, old minus estimate.
-struct BlockDifferences {
-  uint32_t w[kUndoBlock + kLanesMax], m[kUndoBlock + kLanesMax], v[kUndoBlock + kLanesMax];
+// A block's differences, old minus estimate, and which of its codes are kUndoEscaped.
+struct alignas(64) UndoBlock {
+  uint32_t w[kUndoBlock], m[kUndoBlock], v[kUndoBlock];
+  uint64_t escaped[kWordsOfBlock];
 };
-constexpr int64_t kCodesAtOnce = 64;  // codes made in one go, one bit each of a word of escapes
-static_assert(kUndoBlock % kCodesAtOnce == 0);
+
+inline void clear_escaped(UndoBlock& block) {
+  for (uint64_t& word : block.escaped) word = 0;
+}
 
 // The inputs of a step that both directions share: p and q are what is added to the moments.
 template <class V>
@@ -37,6 +49,12 @@ struct Added {
     return V::mul(V::mul(V::set(c.one_minus_beta2), g), g);
   }
 };
+
+// The master after the step along u.
+template <class V>
+inline typename V::F moved(const StepConstants& c, typename V::F w, typename V::F u) {
+  return V::sub(w, V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w, u)));
+}
 
 // The estimates of reference.cpp's estimate_old.
 template <class V>
@@ -49,89 +67,212 @@ struct Estimate {
     return V::mul(V::sub(v, q), V::set(c.inverse_beta2));
   }
   static F master(const StepConstants& c, F w, F u) {
-    return V::add(w, V::mul(V::set(c.undo_rate), V::fma(V::set(c.weight_decay), w, u)));
+    return V::fma(V::set(c.undo_rate), V::fma(V::set(c.weight_decay), w, u), w);
   }
 };
 
-// Calls use(i) for every escaped code, in order.
-template <class V, class Use>
-inline void for_escaped(const uint8_t* codes, int64_t count, Use use) {
-  int64_t i = 0;
-  for (; i + 64 <= count; i += 64) {
-    for (uint64_t hits = V::equal_in_64(codes + i, kUndoEscaped); hits != 0; hits &= hits - 1) {
-      use(i + __builtin_ctzll(hits));
+// Writes the positions of the set bits to `positions`, in order; returns how many. A word seldom
+// has more than two, and how many no processor can guess: two are always written, so there must be
+// room for two more than there are.
+inline int64_t positions_of(const uint64_t* words, int64_t word_count, uint16_t* positions) {
+  constexpr uint64_t kTop = uint64_t{1} << 63;  // a zero has no lowest bit
+  uint16_t* out = positions;
+  for (int64_t j = 0; j < word_count; ++j) {
+    const auto lowest = [j](uint64_t bits) {
+      return static_cast<uint16_t>(64 * j + __builtin_ctzll(bits | kTop));
+    };
+    const uint64_t first = words[j], second = first & (first - 1);
+    const int count = __builtin_popcountll(first);
+    out[0] = lowest(first);
+    out[1] = lowest(second);
+    if (__builtin_expect(count > 2, 0)) {
+      int k = 2;
+      for (uint64_t more = second & (second - 1); more != 0; more &= more - 1) {
+        out[k++] = lowest(more);
+      }
     }
+    out += count;
   }
-  for (; i < count; ++i) {
-    if (codes[i] == kUndoEscaped) use(i);
-  }
+  return out - positions;
 }
 
-// Codes and escapes of one block of `count` parameters; returns where the next escape begins.
+// Appends the escapes of a block, which then has none; returns where the next one begins.
+inline uint8_t* flush_escapes(uint8_t* out, UndoBlock& block) {
+  uint16_t positions[kUndoBlock + 2];
+  const int64_t count = positions_of(block.escaped, kWordsOfBlock, positions);
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t i = positions[k];
+    out = put_escape(out, {block.w[i], block.m[i], block.v[i]});
+  }
+  clear_escaped(block);
+  return out;
+}
+
+// Makes the codes of the 64 parameters at place `at` of the block.
 template <class V>
-uint8_t* put_block(uint8_t* escapes, uint8_t* codes, int64_t count, const BlockDifferences& d) {
-  for (int64_t i = 0; i < count; i += kCodesAtOnce) {
-    uint8_t made[kCodesAtOnce];
-    uint64_t escaped = 0;
-    if (i + kCodesAtOnce <= count) {
-      escaped = V::make_codes(d.w + i, d.m + i, d.v + i, codes + i);
-    } else {
-      const int64_t left = count - i;
-      escaped = V::make_codes(d.w + i, d.m + i, d.v + i, made) & ((uint64_t{1} << left) - 1);
-      __builtin_memcpy(codes + i, made, static_cast<size_t>(left));
-    }
-    for (; escaped != 0; escaped &= escaped - 1) {
-      const int64_t at = i + __builtin_ctzll(escaped);
-      escapes = put_escape(escapes, {d.w[at], d.m[at], d.v[at]});
-    }
-  }
-  return escapes;
+inline void put_codes(uint8_t* codes, UndoBlock& block, int64_t at) {
+  block.escaped[at / kCodesAtOnce] = V::make_codes(block.w + at, block.m + at, block.v + at, codes);
 }
 
-// One block of at most kUndoBlock parameters.
-template <class V, Format G, class W>
-inline void step_block(const AdamArrays& a, const StepConstants& c, BlockDifferences* d) {
-  for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
-    using F = typename V::F;
-    prefetch_streams<G>(a, i);
-    const F g = V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
-    const F w_old = V::load(lanes, a.master + i);
-    const F m_old = V::load(lanes, a.moment1 + i);
-    const F v_old = V::load(lanes, a.moment2 + i);
+// The gradient, times its scale.
+template <class V, Format G, class Lanes>
+inline typename V::F scaled_gradient(Lanes lanes, const AdamArrays& a, const StepConstants& c,
+                                     int64_t i) {
+  return V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
+}
+
+// One vector of the step, whatever its gradients; its differences go to place `at` of the block.
+template <class V, Format G, class W, class Lanes>
+inline void step_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
+                        UndoBlock& block, int64_t at) {
+  using F = typename V::F;
+  const F g = scaled_gradient<V, G>(lanes, a, c, i);
+  const F w_old = V::load(lanes, a.master + i);
+  const F m_old = V::load(lanes, a.moment1 + i);
+  const F v_old = V::load(lanes, a.moment2 + i);
+  const F p = Added<V>::to_moment1(c, g), q = Added<V>::to_moment2(c, g);
+  const F m_new = V::fma(V::set(c.beta1), m_old, p);
+  const F v_new = V::fma(V::set(c.beta2), v_old, q);
+  const F u = direction<V>(c, m_new, v_new);
+  const F w_new = moved<V>(c, w_old, u);
+  const auto finite = V::is_finite(g);
+  const F w = V::select(finite, w_new, w_old);
+  V::store(lanes, a.master + i, w);
+  V::store(lanes, a.moment1 + i, V::select(finite, m_new, m_old));
+  V::store(lanes, a.moment2 + i, V::select(finite, v_new, v_old));
+  if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
+
+  const F w_near = Estimate<V>::master(c, w_new, u);
+  const F m_near = Estimate<V>::moment1(c, m_new, p);
+  const F v_near = Estimate<V>::moment2(c, v_new, q);
+  // A parameter whose gradient is not finite did not change: its difference counts as zero.
+  V::store_int(block.w + at,
+               V::sub_or_zero(finite, V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
+  V::store_int(block.m + at, V::sub_or_zero(finite, V::bits(m_old), V::bits(m_near)));
+  V::store_int(block.v + at, V::sub_or_zero(finite, V::bits(v_old), V::bits(v_near)));
+}
+
+// Whether 64 scaled gradients are all finite: times zero, others give NaN.
+template <class V, Format G>
+inline bool gradients_are_finite(const AdamArrays& a, const StepConstants& c, int64_t i) {
+  typename V::F sum = V::set(0.0f);
+  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
+    sum = V::fma(V::set(0.0f), scaled_gradient<V, G>(All{}, a, c, i + j), sum);
+  }
+  return !V::has_nan(sum);
+}
+
+// Steps the moments of 64 parameters with finite gradients and keeps the directions.
+template <class V, Format G>
+inline void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i, UndoBlock& block,
+                         float* directions) {
+  using F = typename V::F;
+  const int64_t at = i % kUndoBlock;
+  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
+    prefetch_streams<G>(a, i + j);
+    const F g = scaled_gradient<V, G>(All{}, a, c, i + j);
+    const F m_old = V::load(All{}, a.moment1 + i + j);
+    const F v_old = V::load(All{}, a.moment2 + i + j);
     const F p = Added<V>::to_moment1(c, g), q = Added<V>::to_moment2(c, g);
     const F m_new = V::fma(V::set(c.beta1), m_old, p);
     const F v_new = V::fma(V::set(c.beta2), v_old, q);
-    const F u = direction<V>(c, m_new, v_new);
-    const F s = V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w_old, u));
-    const F w_new = V::sub(w_old, s);
-    const auto finite = V::is_finite(g);
-    const F w = V::select(finite, w_new, w_old);
-    V::store(lanes, a.master + i, w);
-    V::store(lanes, a.moment1 + i, V::select(finite, m_new, m_old));
-    V::store(lanes, a.moment2 + i, V::select(finite, v_new, v_old));
-    if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
-
-    const F w_near = Estimate<V>::master(c, w_new, u);
+    V::store(All{}, directions + j, direction<V>(c, m_new, v_new));
+    V::store(All{}, a.moment1 + i + j, m_new);
+    V::store(All{}, a.moment2 + i + j, v_new);
     const F m_near = Estimate<V>::moment1(c, m_new, p);
     const F v_near = Estimate<V>::moment2(c, v_new, q);
-    // A parameter whose gradient is not finite did not change: its difference counts as zero.
-    V::store_int(d->w + i, V::sub_or_zero(finite, V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
-    V::store_int(d->m + i, V::sub_or_zero(finite, V::bits(m_old), V::bits(m_near)));
-    V::store_int(d->v + i, V::sub_or_zero(finite, V::bits(v_old), V::bits(v_near)));
+    V::store_int(block.m + at + j, V::sub(V::bits(m_old), V::bits(m_near)));
+    V::store_int(block.v + at + j, V::sub(V::bits(v_old), V::bits(v_near)));
+  }
+}
+
+// Steps their master along those directions.
+template <class V, class W>
+inline void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, UndoBlock& block,
+                        const float* directions) {
+  using F = typename V::F;
+  const int64_t at = i % kUndoBlock;
+  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
+    const F u = V::load(All{}, directions + j);
+    const F w_old = V::load(All{}, a.master + i + j);
+    const F w_new = moved<V>(c, w_old, u);
+    V::store(All{}, a.master + i + j, w_new);
+    if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(All{}, a.weights, i + j, w_new);
+    const F w_near = Estimate<V>::master(c, w_new, u);
+    V::store_int(block.w + at + j, V::sub(V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
+  }
+}
+
+// The first half of 64 parameters' step: returns whether the second, step_master, is left to do.
+template <class V, Format G, class W>
+inline bool begin_step(const AdamArrays& a, const StepConstants& c, int64_t i, UndoBlock& block,
+                       float* directions) {
+  if (__builtin_expect(gradients_are_finite<V, G>(a, c, i), 1)) {
+    step_moments<V, G>(a, c, i, block, directions);
+    return true;
+  }
+  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
+    step_vector<V, G, W>(All{}, a, c, i + j, block, i % kUndoBlock + j);
+  }
+  return false;
+}
+
+// The last parameters of a step, begin .. a.count, fewer than 64.
+template <class V, Format G, class W>
+inline void step_rest(const AdamArrays& a, const StepConstants& c, int64_t begin, uint8_t* codes,
+                      UndoBlock& block) {
+  const int64_t at = begin % kUndoBlock, left = a.count - begin;
+  for_vectors<V>(left, [&](auto lanes, int64_t j) {
+    step_vector<V, G, W>(lanes, a, c, begin + j, block, at + j);
   });
+  uint8_t made[kCodesAtOnce];
+  put_codes<V>(made, block, at);
+  __builtin_memcpy(codes + begin, made, static_cast<size_t>(left));
+  block.escaped[at / kCodesAtOnce] &= (uint64_t{1} << left) - 1;
+}
+
+// Asks for the lines of the weights that will be written 512 parameters later: a store that misses
+// holds up all behind it.
+template <class W>
+__attribute__((always_inline)) inline void prefetch_weights(const AdamArrays& a, int64_t i) {
+  constexpr int64_t kAhead = 512, kLine = 64;
+  if constexpr (W::kWritten) {
+    const auto* from = static_cast<const char*>(a.weights) + (i + kAhead) * bytes_of(W::kFormat);
+    for (int64_t at = 0; at < kCodesAtOnce * bytes_of(W::kFormat); at += kLine) {
+      __builtin_prefetch(from + at, 1);
+    }
+  }
 }
 
 template <class V, Format G, class W>
 uint8_t* step_with_undo_loop(const AdamArrays& arrays, const StepConstants& constants,
                              uint8_t* codes, uint8_t* escapes) {
+  const AdamArrays a = arrays;
   const StepConstants c = constants;
-  BlockDifferences d;
-  for (int64_t begin = 0; begin < arrays.count; begin += kUndoBlock) {
-    const AdamArrays a = block<G, W>(arrays, begin, kUndoBlock);
-    step_block<V, G, W>(a, c, &d);
-    escapes = put_block<V>(escapes, codes + begin, a.count, d);
+  UndoBlock blocks[2];
+  for (UndoBlock& block : blocks) clear_escaped(block);
+  alignas(64) float directions[2][kCodesAtOnce];
+  const int64_t whole = a.count / kCodesAtOnce * kCodesAtOnce;
+  const auto block_of = [&blocks](int64_t i) -> UndoBlock& { return blocks[i / kUndoBlock % 2]; };
+  bool left = whole > 0 && begin_step<V, G, W>(a, c, 0, blocks[0], directions[0]);
+  for (int64_t i = 0, turn = 0; i < whole + kCodesAtOnce; i += kCodesAtOnce, turn = 1 - turn) {
+    const int64_t next = i + kCodesAtOnce, before = i - kCodesAtOnce;
+    bool left_of_next = false;
+    if (next < whole) {
+      if (next % kUndoBlock == 0) escapes = flush_escapes(escapes, block_of(next));
+      prefetch_weights<W>(a, next);
+      left_of_next = begin_step<V, G, W>(a, c, next, block_of(next), directions[1 - turn]);
+    }
+    if (left) step_master<V, W>(a, c, i, block_of(i), directions[turn]);
+    left = left_of_next;
+    if (before >= 0) put_codes<V>(codes + before, block_of(before), before % kUndoBlock);
   }
-  return escapes;
+  UndoBlock& last = block_of(whole);
+  if (whole % kUndoBlock == 0) escapes = flush_escapes(escapes, last);
+  if (whole < a.count) step_rest<V, G, W>(a, c, whole, codes, last);
+  V::end_streaming();
+  escapes = flush_escapes(escapes, block_of(whole + kUndoBlock));
+  return flush_escapes(escapes, last);
 }
 
 inline float with_added_bits(float value, uint32_t difference) {
@@ -142,11 +283,22 @@ inline float with_added_bits(float value, uint32_t difference) {
   return value;
 }
 
-// The block holds what code 255 decoded to where there are escapes: corrects that.
+// A block holds what code 255 decodes to where there are escapes: corrects that.
 template <class V, class W>
 const uint8_t* take_escapes(const uint8_t* in, const uint8_t* codes, const AdamArrays& arrays) {
   const AdamArrays a = arrays;
-  for_escaped<V>(codes, a.count, [&in, a](int64_t i) {
+  uint64_t escaped[kWordsOfBlock] = {};
+  int64_t j = 0;
+  for (; j + kCodesAtOnce <= a.count; j += kCodesAtOnce) {
+    escaped[j / kCodesAtOnce] = V::equal_in_64(codes + j, kUndoEscaped);
+  }
+  for (; j < a.count; ++j) {
+    escaped[j / kCodesAtOnce] |= uint64_t{codes[j] == kUndoEscaped} << (j % kCodesAtOnce);
+  }
+  uint16_t positions[kUndoBlock + 2];
+  const int64_t count = positions_of(escaped, kWordsOfBlock, positions);
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t i = positions[k];
     ThreeWords d;
     in = take_escape(in, &d);
     const float w = with_added_bits(a.master[i], d.w + kUndoRangeW - kDigitsOfEscaped.w);
@@ -156,7 +308,7 @@ const uint8_t* take_escapes(const uint8_t* in, const uint8_t* codes, const AdamA
     if constexpr (W::kWritten) {
       store_from_f32<V, W::kFormat>(V::first(1), a.weights, i, V::set(w));
     }
-  });
+  }
   return in;
 }
 

@@ -89,6 +89,8 @@ struct Avx2 {
     return _mm256_cmp_ps(_mm256_sub_ps(x, x), _mm256_setzero_ps(), _CMP_EQ_OQ);
   }
 
+  static bool has_nan(F x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+
   static I bits(F x) { return _mm256_castps_si256(x); }
   static I bits_or_zero_if_nan(F x) {
     return bits(_mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q)));
@@ -139,16 +141,22 @@ struct Avx2 {
     const auto three = [](I x) { return _mm256_add_epi8(_mm256_add_epi8(x, x), x); };
     const I two = _mm256_add_epi8(digit_m, digit_m);
     const I vm = _mm256_add_epi8(_mm256_add_epi8(digit_v, digit_m), _mm256_add_epi8(two, two));
+    static_assert(kUndoDigitsW == 3 && kUndoDigitsV == 5);
     const I joined = _mm256_add_epi8(digit_w, three(vm));
     const I packed = _mm256_blendv_epi8(byte(kUndoEscaped), joined, fits);
     // Packing went by 128-bit halves: word 4 h + k holds four values of vector k, half h.
     const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const I result = _mm256_permutevar8x32_epi32(packed, order);
-    _mm256_storeu_si256(reinterpret_cast<I*>(codes), result);
+    if (reinterpret_cast<uintptr_t>(codes) % sizeof(I) == 0) {
+      _mm256_stream_si256(reinterpret_cast<I*>(codes), result);
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<I*>(codes), result);
+    }
     return static_cast<uint32_t>(
         _mm256_movemask_epi8(_mm256_cmpeq_epi8(result, byte(kUndoEscaped))));
   }
-  // Writes 64 codes of undo_codes.h; returns which of them are kUndoEscaped.
+  // Writes 64 codes of undo_codes.h, past the caches where they fill half a line, since few steps
+  // are undone; returns which of them are kUndoEscaped.
   static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
                              uint8_t* codes) {
     const uint64_t low = make_32_codes(w, m, v, codes);

@@ -50,13 +50,17 @@ struct Avx512 {
   template <class Lanes>
   static void store_bf16(Lanes lanes, uint16_t* p, F x) {
     const I bits = _mm512_castps_si512(x);
-    const I kept = _mm512_srli_epi32(bits, 16);
-    const I odd = _mm512_and_si512(kept, _mm512_set1_epi32(1));
-    const I half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const I rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+    const Mask odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    const I half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    const I rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
     const Mask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const I result = _mm512_mask_or_epi32(rounded, nan, kept, _mm512_set1_epi32(0x40));
-    store_16(lanes, p, _mm512_cvtepi32_epi16(result));
+    const I result = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    store_16(lanes, p, upper_words(result));
+  }
+  static __m256i upper_words(I x) {
+    const I odd_words = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
+                                         0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi16(odd_words, x));
   }
   template <class Lanes>
   static void store_f16(Lanes lanes, uint16_t* p, F x) {
@@ -75,6 +79,8 @@ struct Avx512 {
     constexpr int kNanOrInfinite = 0x99;  // quiet NaN, +Inf, -Inf, signalling NaN
     return static_cast<Mask>(~_mm512_fpclass_ps_mask(x, kNanOrInfinite));
   }
+
+  static bool has_nan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 
   static I bits(F x) { return _mm512_castps_si512(x); }
   static I bits_or_zero_if_nan(F x) {
@@ -114,24 +120,30 @@ struct Avx512 {
     return _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
   }
   static I byte(uint32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
-  // Writes 64 codes of undo_codes.h; returns which of them are kUndoEscaped.
+  // Writes 64 codes of undo_codes.h, past the caches where they fill a line, since few steps are
+  // undone; returns which of them are kUndoEscaped.
   static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
                              uint8_t* codes) {
     const I digit_w = _mm512_add_epi8(pack_bytes(w), byte(kUndoRangeW));
     const I digit_m = _mm512_add_epi8(pack_bytes(m), byte(kUndoRangeM));
     const I digit_v = _mm512_add_epi8(pack_bytes(v), byte(kUndoRangeV));
-    const __mmask64 fits = _mm512_cmple_epu8_mask(digit_w, byte(2 * kUndoRangeW)) &
-                           _mm512_cmple_epu8_mask(digit_m, byte(2 * kUndoRangeM)) &
-                           _mm512_cmple_epu8_mask(digit_v, byte(2 * kUndoRangeV));
+    __mmask64 fits = _mm512_cmple_epu8_mask(digit_w, byte(2 * kUndoRangeW));
+    fits = _mm512_mask_cmple_epu8_mask(fits, digit_m, byte(2 * kUndoRangeM));
+    fits = _mm512_mask_cmple_epu8_mask(fits, digit_v, byte(2 * kUndoRangeV));
     const auto three = [](I x) { return _mm512_add_epi8(_mm512_add_epi8(x, x), x); };
     const I two = _mm512_add_epi8(digit_m, digit_m);
     const I vm = _mm512_add_epi8(_mm512_add_epi8(digit_v, digit_m), _mm512_add_epi8(two, two));
+    static_assert(kUndoDigitsW == 3 && kUndoDigitsV == 5);
     const I joined = _mm512_add_epi8(digit_w, three(vm));
     const I packed = _mm512_mask_blend_epi8(fits, byte(kUndoEscaped), joined);
     // Packing went by 128-bit quarters: word 4 q + k holds four values of vector k, quarter q.
     const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const I result = _mm512_permutexvar_epi32(order, packed);
-    _mm512_storeu_si512(codes, result);
+    if (reinterpret_cast<uintptr_t>(codes) % sizeof(I) == 0) {
+      _mm512_stream_si512(reinterpret_cast<I*>(codes), result);
+    } else {
+      _mm512_storeu_si512(codes, result);
+    }
     return _mm512_cmpeq_epi8_mask(result, byte(kUndoEscaped));
   }
   static void store_bytes(All, uint8_t* p, I x) {

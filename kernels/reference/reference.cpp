@@ -77,7 +77,7 @@ ThreeWords estimate_old(const AdamArrays& a, const StepConstants& c, float g, in
   const float w = a.master[i], m = a.moment1[i], v = a.moment2[i];
   const float m_old = (m - c.one_minus_beta1 * g) * c.inverse_beta1;
   const float v_old = (v - (c.one_minus_beta2 * g) * g) * c.inverse_beta2;
-  const float w_old = w + c.undo_rate * std::fma(c.weight_decay, w, direction(c, m, v));
+  const float w_old = std::fma(c.undo_rate, std::fma(c.weight_decay, w, direction(c, m, v)), w);
   return {std::isnan(w_old) ? 0 : std::bit_cast<uint32_t>(w_old), std::bit_cast<uint32_t>(m_old),
           std::bit_cast<uint32_t>(v_old)};
 }

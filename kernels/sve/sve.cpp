@@ -74,6 +74,8 @@ struct Sve {
     return svaclt_n_f32(every(), x, __builtin_inff());
   }
 
+  static bool has_nan(F x) { return svptest_any(every(), svcmpuo_f32(every(), x, x)); }
+
   static Mask both(Mask a, Mask b) { return svand_b_z(every(), a, b); }
   static I bits(F x) { return svreinterpret_u32_f32(x); }
   static I bits_or_zero_if_nan(F x) {
