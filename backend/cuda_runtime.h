@@ -32,6 +32,8 @@ struct CudaProperties {
   // only the first.
   bool addresses_pageable = false;
   bool shares_page_tables = false;
+  // Tensor cores multiply 8-bit floats from Ada on.
+  bool has_fp8() const { return major > 8 || (major == 8 && minor >= 9); }
 };
 
 // A queue of the device. `name` is that of its lane, for messages.

@@ -12,8 +12,7 @@ namespace ballast {
 namespace {
 
 void refuse_fp8_below_ada(const Plan& plan, const CudaProperties& gpu) {
-  const bool has_fp8 = gpu.major > 8 || (gpu.major == 8 && gpu.minor >= 9);
-  if (plan.products == ProductFormat::kAsStored || has_fp8) return;
+  if (plan.products == ProductFormat::kAsStored || gpu.has_fp8()) return;
   throw Error("plan, products",
               fmt::format("fp8 needs a GPU of compute capability 8.9 or newer, and {} has {}.{}",
                           gpu.name, gpu.major, gpu.minor),

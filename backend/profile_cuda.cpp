@@ -47,6 +47,7 @@ constexpr const char* kCopyOut = "copy device to host";
 constexpr const char* kPageable = "copies of pageable memory";
 constexpr const char* kBothWays = "copy both ways at once";
 constexpr const char* kSquares = "square products";
+constexpr const char* kSquaresFp8 = "square products in fp8";
 constexpr const char* kProducts = "products of the models";
 constexpr const char* kAttention = "attention by length";
 constexpr const char* kCpuMemory = "memory of the CPU";
@@ -73,6 +74,7 @@ class CudaProfiler {
   std::string pageable();
   std::string both_ways();
   std::string squares();
+  std::string squares_fp8();
   std::string products();
   std::string attention();
   std::string cpu_memory();
@@ -203,6 +205,7 @@ std::vector<Probe> CudaProfiler::probes() {
   add(kPageable, 8, [this] { return pageable(); });
   add(kBothWays, 2, [this] { return both_ways(); });
   add(kSquares, 5, [this] { return squares(); });
+  add(kSquaresFp8, 3, [this] { return squares_fp8(); });
   add(kProducts, 25, [this] { return products(); });
   add(kAttention, 15, [this] { return attention(); });
   for (Probe& probe : cpu_.probes()) add(probe.name, 10, std::move(probe.run));
@@ -353,6 +356,18 @@ std::string CudaProfiler::squares() {
         fmt::format("{}{} {:.1f} TFLOP/s", text.empty() ? "" : ", ", to_string(dtype), rate / 1e12);
   }
   return text;
+}
+
+std::string CudaProfiler::squares_fp8() {
+  if (!gpu_.has_fp8()) {
+    throw Error("products in fp8",
+                fmt::format("need a GPU of compute capability 8.9 or newer, and {} has {}.{}",
+                            gpu_.name, gpu_.major, gpu_.minor),
+                "train with plan.products=as-stored");
+  }
+  const double rate = compute().best_product(DType::kE4m3);
+  result_.machine.gpu.matmul[DType::kE4m3] = measured(FlopRate{rate});
+  return fmt::format("{:.1f} TFLOP/s, without rounding their factors", rate / 1e12);
 }
 
 // Every eighth shape, then those next to them, and so on: what the time does not suffice for is
@@ -511,10 +526,16 @@ void CudaProfiler::complete() {
   fill(gpu.memory_bandwidth, other.memory_bandwidth, kMemory, "gpu.memory_bandwidth_gb_per_s");
   fill(gpu.vector, other.vector, kArithmetic, "gpu.vector_tflops");
   std::erase_if(gpu.matmul, [](const auto& rate) { return rate.second.source.empty(); });
-  if (!gpu.matmul.contains(DType::kBf16)) {
-    const auto rate = other.matmul.find(DType::kBf16);
-    fill(gpu.matmul[DType::kBf16], rate == other.matmul.end() ? Sourced<FlopRate>{} : rate->second,
-         kSquares, "gpu.matmul_tflops");
+  const auto fill_rate = [&](DType dtype, const char* probe) {
+    if (gpu.matmul.contains(dtype)) return;
+    const auto rate = other.matmul.find(dtype);
+    fill(gpu.matmul[dtype], rate == other.matmul.end() ? Sourced<FlopRate>{} : rate->second, probe,
+         "gpu.matmul_tflops");
+  };
+  fill_rate(DType::kBf16, kSquares);
+  // A machine may be without it: only plans with products in fp8 need it.
+  if (gpu_.has_fp8() && other.matmul.contains(DType::kE4m3)) {
+    fill_rate(DType::kE4m3, kSquaresFp8);
   }
   fill(gpu.attention_efficiency, other.attention_efficiency, kAttention,
        "gpu.attention_efficiency");

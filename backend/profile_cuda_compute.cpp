@@ -19,16 +19,22 @@ constexpr int kMostHolds = 200;
 constexpr int64_t kBeyondCaches = int64_t{512} << 20;
 constexpr int kMostSets = 8;
 
+constexpr Bytes kScale{4};
+
+bool is_codes(const GemmWork& work) { return work.dtype == DType::kE4m3; }
+DType dtype_of_output(const GemmWork& work) { return is_codes(work) ? DType::kBf16 : work.dtype; }
+
 // What a product reads and writes, as the workspace hands it out.
 struct Footprint {
   Bytes inputs;
   Bytes output;
 };
 Footprint footprint(const GemmWork& work) {
-  const auto part = [&](int64_t rows, int64_t columns) {
-    return Bytes{round_up(bytes_of(rows * columns, work.dtype).count, 256)};
+  const auto part = [&](int64_t values, DType dtype) {
+    return Bytes{round_up(bytes_of(values, dtype).count, CudaWorkspace::kAlignment)};
   };
-  return {part(work.m, work.k) + part(work.k, work.n), part(work.m, work.n)};
+  return {part(work.m * work.k, work.dtype) + part(work.k * work.n, work.dtype),
+          part(work.m * work.n, dtype_of_output(work))};
 }
 
 // In a model whose weights are [out, in]: x W^T, dy W, dy^T x (linear modules of
@@ -43,7 +49,7 @@ CudaGemm product_of(const GemmWork& work, Phase phase) {
   gemm.k = work.k;
   gemm.a = {nullptr, work.dtype, weight ? kTransposed : kAsStored, weight ? work.m : work.k};
   gemm.b = {nullptr, work.dtype, forward ? kTransposed : kAsStored, forward ? work.k : work.n};
-  gemm.out_dtype = work.dtype;
+  gemm.out_dtype = dtype_of_output(work);
   gemm.out_stride = work.n;
   return gemm;
 }
@@ -162,6 +168,7 @@ double CudaCompute::arithmetic() {
 Timing CudaCompute::product(const Op& op, const ProbeLimits& limits) {
   const auto& work = std::get<GemmWork>(op.work);
   workspace_.reset();
+  const float* const scale = is_codes(work) ? scale_of_codes() : nullptr;
   const Footprint set = footprint(work);
   const int64_t wanted = std::clamp<int64_t>(kBeyondCaches / set.inputs.count, 1, kMostSets);
   const int64_t fitting = std::min(workspace_.inputs_left().count / set.inputs.count,
@@ -171,7 +178,8 @@ Timing CudaCompute::product(const Op& op, const ProbeLimits& limits) {
   for (CudaGemm& gemm : sets) {
     gemm.a.data = workspace_.take_input(bytes_of(work.m * work.k, work.dtype));
     gemm.b.data = workspace_.take_input(bytes_of(work.k * work.n, work.dtype));
-    gemm.out = workspace_.take_output(bytes_of(work.m * work.n, work.dtype));
+    gemm.a.scale = gemm.b.scale = scale;
+    gemm.out = workspace_.take_output(bytes_of(work.m * work.n, gemm.out_dtype));
     if (work.accumulate) gemm.added = gemm.out;
   }
   const auto body = [&](int repeat) {
@@ -181,9 +189,18 @@ Timing CudaCompute::product(const Op& op, const ProbeLimits& limits) {
   return watch_.time(body, limits);
 }
 
+const float* CudaCompute::scale_of_codes() {
+  const float one = 1;
+  std::byte* const scale = workspace_.take_input(kScale);
+  runtime_.copy({scale, &one, kScale, CopyKind::kHostToDevice}, watch_.stream());
+  runtime_.synchronize(watch_.stream());
+  return reinterpret_cast<const float*>(scale);
+}
+
 bool CudaCompute::fits(const GemmWork& work) const {
   workspace_.reset();
-  const Footprint set = footprint(work);
+  Footprint set = footprint(work);
+  if (is_codes(work)) set.inputs += Bytes{CudaWorkspace::kAlignment};
   return set.inputs <= workspace_.inputs_left() && set.output <= workspace_.outputs_left();
 }
 

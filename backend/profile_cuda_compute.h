@@ -53,7 +53,8 @@ class CudaCompute {
 
   // Product of op.work (GemmWork), its operands as op.phase has them stored in a model whose
   // weights are [out, in]. Its operands change from repeat to repeat where they would fit the
-  // caches. Fill the workspace first. Throws Error where they do not fit the workspace.
+  // caches. Fill the workspace first. Throws Error where they do not fit the workspace. A work of
+  // e4m3 is the product of codes alone, without their rounding, to bf16; forward alone.
   Timing product(const Op& op, const ProbeLimits& limits);
   bool fits(const GemmWork& work) const;
   // Of square products of this format, the best rate in FLOP/s.
@@ -69,6 +70,8 @@ class CudaCompute {
   std::vector<AttentionPoint> attention(int64_t head_size, double deadline);
 
  private:
+  // A 1 in device memory, out of the workspace's inputs: every factor of codes has a scale.
+  const float* scale_of_codes();
   // Keeps the stream busy for some milliseconds.
   void hold();
   struct AttentionCase {

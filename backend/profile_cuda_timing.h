@@ -79,15 +79,16 @@ class CudaStopwatch {
 // are apart, so that no probe reads the results of another, which would grow beyond all bounds.
 class CudaWorkspace {
  public:
+  static constexpr int64_t kAlignment = 256;  // of what is taken, bytes
   CudaWorkspace(CudaRuntime& runtime, CudaStream stream, Bytes bytes);
 
   // Normal deviates of deviation 1 (backend/random.h), the same 64 Ki again and again, in this
-  // format all over. Requires fp32, bf16 or fp16.
+  // format all over. Requires fp32, bf16, fp16 or e4m3; the last are scaled as a training does.
   void fill(DType dtype);
 
   // From here on everything may be taken again.
   void reset();
-  // 256-byte aligned. Throws Error where so much is not left.
+  // Throws Error where so much is not left.
   std::byte* take_input(Bytes bytes) { return take(bytes, inputs_); }
   std::byte* take_output(Bytes bytes) { return take(bytes, outputs_); }
   Bytes inputs_left() const { return inputs_.end - inputs_.begin; }

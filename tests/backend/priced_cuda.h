@@ -33,7 +33,7 @@ struct PricedDevice {
   double arithmetic = 50e12;
   double attention = 200e12;
   std::map<DType, double> products{
-      {DType::kBf16, 600e12}, {DType::kF16, 500e12}, {DType::kF32, 40e12}};
+      {DType::kBf16, 600e12}, {DType::kF16, 500e12}, {DType::kF32, 40e12}, {DType::kE4m3, 1100e12}};
   // Every call of this kernel, or of a "copy" of the runtime, throws; empty: none.
   std::string failing;
   // Copies to the device that the runtime reports done without doing them.

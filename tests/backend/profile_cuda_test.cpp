@@ -2,12 +2,14 @@
 // whose operations of training run on threads.
 #include "backend/profile_cuda.h"
 
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <set>
 
 #include "backend/profile_cuda_compute.h"
 #include "backend/profile_operations.h"
+#include "kernels/fp8.h"
 #include "profiles/load.h"
 #include "sim/engine/cost.h"
 #include "tests/backend/cuda_training.h"
@@ -109,6 +111,8 @@ TEST(CudaProfile, rates_of_the_device_come_out) {
   EXPECT_NEAR(machine.gpu.matmul.at(DType::kBf16).value.tflops(), 600, 0.5);
   EXPECT_NEAR(machine.gpu.matmul.at(DType::kF16).value.tflops(), 500, 0.5);
   EXPECT_NEAR(machine.gpu.matmul.at(DType::kF32).value.tflops(), 40, 0.1);
+  EXPECT_NEAR(machine.gpu.matmul.at(DType::kE4m3).value.tflops(), 1100, 1);
+  EXPECT_TRUE(machine.gpu.matmul.at(DType::kE4m3).measured);
   ASSERT_EQ(machine.gpu.attention.size(), 1U);
   ASSERT_EQ(machine.gpu.attention[0].forward.points.size(), 2U);
   EXPECT_EQ(machine.gpu.attention[0].head_size, 64);
@@ -199,16 +203,17 @@ TEST(CudaProfile, probes_come_in_the_order_in_which_they_need_one_another) {
           "memory of context and libraries", "least operation", "hand-over between streams",
           "memory of the GPU", "fp32 arithmetic", "copy host to device", "copy device to host",
           "copies of pageable memory", "copy both ways at once", "square products",
-          "products of the models", "attention by length", "cast fp32 to bf16", "sum of squares",
-          "snapshot of optimizer state", "memory of the CPU", "gpt2 width 64, 2 x 32 tokens, bf16",
-          "layer of tiny-llama, 128 x 64 tokens, bf16"}));
+          "square products in fp8", "products of the models", "attention by length",
+          "cast fp32 to bf16", "sum of squares", "snapshot of optimizer state", "memory of the CPU",
+          "gpt2 width 64, 2 x 32 tokens, bf16", "layer of tiny-llama, 128 x 64 tokens, bf16"}));
   std::vector<std::string> kernels;  // by their first call
   for (const std::string& call : seen.calls) {
     if (std::find(kernels.begin(), kernels.end(), call) == kernels.end()) kernels.push_back(call);
   }
-  EXPECT_EQ(kernels, (std::vector<std::string>{"empty", "product bf16", "copy kernel", "triad",
-                                               "arithmetic", "product fp16", "product fp32",
-                                               "attention forward", "attention backward"}));
+  EXPECT_EQ(kernels,
+            (std::vector<std::string>{"empty", "product bf16", "copy kernel", "triad", "arithmetic",
+                                      "product fp16", "product fp32", "product fp8",
+                                      "attention forward", "attention backward"}));
 }
 
 TEST(CudaProfile, operations_price_a_plan_by_measurement) {
@@ -286,6 +291,37 @@ TEST(CudaProfile, time_that_is_used_up_leaves_sizes_out_and_never_the_first) {
   const ProbeReport& layer = report(profile, "layer of tiny-llama, 128 x 64 tokens, bf16");
   EXPECT_FALSE(layer.ran);
   EXPECT_NE(layer.result.find("is used up"), std::string::npos);
+}
+
+TEST(CudaProfile, gpu_older_than_fp8_has_no_rate_of_it_and_the_probe_says_why) {
+  PricedDevice device = small_gpu();
+  device.properties.major = 8;
+  device.properties.minor = 6;
+  Seen seen;
+  CudaProfileOptions options = quick();
+  options.shipped = [](const std::string&) { return load_machine("hgx-h200-quad"); };
+  const Profile profile = profile_cuda(options, parts_of(device, &seen));
+  EXPECT_FALSE(profile.machine.gpu.matmul.contains(DType::kE4m3));
+  EXPECT_TRUE(profile.machine.gpu.matmul.at(DType::kBf16).measured);
+  EXPECT_EQ(std::count(seen.calls.begin(), seen.calls.end(), "product fp8"), 0);
+  const ProbeReport& probe = report(profile, "square products in fp8");
+  EXPECT_FALSE(probe.ran);
+  EXPECT_NE(probe.result.find("8.9 or newer, and Priced 100 has 8.6"), std::string::npos)
+      << probe.result;
+}
+
+// Products in fp8 are a choice of plans: a profile without their rate is one. The rate of a shipped
+// machine with the same GPU is named as such.
+TEST(CudaProfile, fp8_that_fails_is_left_out_or_taken_from_a_shipped_machine) {
+  PricedDevice device = small_gpu();
+  device.failing = "product fp8";
+  EXPECT_FALSE(profile_of(device).machine.gpu.matmul.contains(DType::kE4m3));
+  CudaProfileOptions options = quick();
+  options.shipped = [](const std::string&) { return load_machine("hgx-h200-quad"); };
+  const Gpu gpu = profile_cuda(options, parts_of(device)).machine.gpu;
+  const Sourced<FlopRate>& rate = gpu.matmul.at(DType::kE4m3);
+  EXPECT_FALSE(rate.measured);
+  EXPECT_TRUE(rate.source.starts_with("not measured here; machine hgx-h200-quad: "));
 }
 
 TEST(CudaProfile, gpu_without_memory_to_work_on_is_refused_with_a_reason) {
@@ -371,6 +407,44 @@ TEST(CudaProfile, products_are_asked_for_as_models_store_their_matrices) {
     EXPECT_NE(last.a.data, before.a.data);
     EXPECT_NE(last.out, before.out);
   }
+}
+
+// What cuBLASLt takes of 8 bits on Hopper: the summed side next to each other in both factors, a
+// scale for each on the device, bf16 out. The factors are numbers that spread over e4m3's range.
+TEST(CudaProfile, products_in_fp8_are_asked_for_as_the_library_takes_them) {
+  PricedCuda runtime(small_gpu());
+  NotedProducts kernels(runtime);
+  CudaStopwatch watch(runtime, [] { return 0.0; }, {4096});
+  CudaWorkspace workspace(runtime, watch.stream(), {1 << 20});
+  CudaCompute::Extent extent;
+  extent.square = 256;
+  extent.limits = {2, 4, 0.001, 0.05};
+  CudaCompute compute(runtime, kernels, watch, workspace, extent);
+  compute.best_product(DType::kE4m3);
+  ASSERT_FALSE(kernels.noted.empty());
+  std::set<int64_t> sides;
+  for (const CudaGemm& gemm : kernels.noted) {
+    sides.insert(gemm.m);
+    EXPECT_TRUE(gemm.m == gemm.n && gemm.n == gemm.k);
+    EXPECT_EQ(gemm.a.orientation, Orientation::kAsStored);
+    EXPECT_EQ(gemm.b.orientation, Orientation::kTransposed);
+    EXPECT_EQ(gemm.out_dtype, DType::kBf16);
+    for (const GemmOperand& factor : {gemm.a, gemm.b}) {
+      EXPECT_EQ(factor.dtype, DType::kE4m3);
+      EXPECT_EQ(factor.stride, gemm.k);
+      ASSERT_NE(factor.scale, nullptr);
+      EXPECT_EQ(*factor.scale, 1.0f);
+      float largest = 0;
+      const auto* codes = static_cast<const uint8_t*>(factor.data);
+      for (int64_t i = 0; i < gemm.m * gemm.k; ++i) {
+        const float value = kernels::float_of_fp8(kernels::Fp8::kE4m3, codes[i]);
+        ASSERT_TRUE(std::isfinite(value)) << i;
+        largest = std::max(largest, std::fabs(value));
+      }
+      EXPECT_GT(largest, 100);
+    }
+  }
+  EXPECT_EQ(sides, (std::set<int64_t>{64, 128, 256}));
 }
 
 // Seven products of a llama layer and the head, in three phases; q, k and v are one and so are gate
