@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Collects what Ballast is built with into .deps/ (ignored by git, under 40 MB): headers, static
-# SQLite and GoogleTest, hwloc, and the CMake modules that find them there. A tree that carries it
-# builds where there are a compiler, CMake and perhaps CUDA, but no packages and no network:
+# SQLite and GoogleTest, hwloc, mimalloc, and the CMake modules that find them there. A tree that
+# carries it builds where there are a compiler, CMake and perhaps CUDA, but no packages and no
+# network:
 #   . .deps/flags.sh && cmake -S . -B build "${staged_flags[@]}"
 # Needs the Debian packages of scripts/setup.sh --tests on this machine, of the same processor
 # family; what is missing is named with its package. CUDA, cuBLASLt and cuDNN are not carried: the
@@ -35,13 +36,25 @@ for entry in libsqlite3.a:libsqlite3-dev libgtest.a:libgtest-dev libgtest_main.a
   need "$libraries/$library" "${entry#*:}"
   cp -L "$libraries/$library" "$target/lib/"
 done
+# What hwloc was configured with differs by processor, so Debian keeps it apart from the headers.
+configuration=/usr/include/$(gcc -print-multiarch)/hwloc/autogen/config.h
+need "$configuration" libhwloc-dev
+mkdir -p "$target/include/hwloc/autogen"
+cp -L "$configuration" "$target/include/hwloc/autogen/"
 # hwloc is shared, with what it needs beside the C library.
 need "$libraries/libhwloc.so.15" libhwloc15
 cp -L "$libraries/libhwloc.so.15" "$target/lib/"
-ldd "$libraries/libhwloc.so.15" | awk '$2 == "=>" { print $3 }' |
-  grep -vE '/(libc|libm|libpthread|libdl|librt)\.so' | while read -r used; do
-  cp -L "$used" "$target/lib/"
-done
+ldd "$libraries/libhwloc.so.15" |
+  awk '$2 == "=>" && $3 !~ /\/(libc|libm|libpthread|libdl|librt)\.so/ { print $3 }' |
+  while read -r used; do cp -L "$used" "$target/lib/"; done
+# The allocator of searches is only wanted, as in scripts/setup.sh.
+mimalloc=""
+if [ -e "$libraries/libmimalloc.so.2" ]; then
+  cp -L "$libraries/libmimalloc.so.2" "$target/lib/"
+  mimalloc='-DMIMALLOC="$staged/lib/libmimalloc.so.2"'
+else
+  echo "scripts/stage_dependencies.sh: going on without libmimalloc2.0" >&2
+fi
 for chart in /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist; do
   for name in chart.min.js Chart.min.js; do
     [ -f "$chart/$name" ] && cp -L "$chart/$name" "$target/share/chart.min.js"
@@ -72,36 +85,34 @@ if(NOT TARGET Eigen3::Eigen)
 endif()
 MODULE
 cat >"$target/cmake/FindPkgConfig.cmake" <<'MODULE'
-# Stands in for pkg-config, which is asked for hwloc alone.
+# Stands in for pkg-config, which is asked for hwloc alone. A macro sees the folder of its caller,
+# so that of this file is kept.
+get_filename_component(STAGED_DEPENDENCIES "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 macro(pkg_check_modules prefix)
   if(NOT TARGET PkgConfig::${prefix})
     add_library(PkgConfig::${prefix} SHARED IMPORTED)
     set_target_properties(PkgConfig::${prefix} PROPERTIES
-      IMPORTED_LOCATION "${CMAKE_CURRENT_LIST_DIR}/.deps/lib/libhwloc.so.15"
-      INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}/.deps/include")
+      IMPORTED_LOCATION "${STAGED_DEPENDENCIES}/lib/libhwloc.so.15"
+      INTERFACE_INCLUDE_DIRECTORIES "${STAGED_DEPENDENCIES}/include")
   endif()
   set(${prefix}_FOUND TRUE)
 endmacro()
 set(PkgConfig_FOUND TRUE)
 MODULE
-# A macro sees the list file of its caller, so the folder is written out there.
-sed -i "s|\${CMAKE_CURRENT_LIST_DIR}/.deps|\${STAGED_DEPENDENCIES}|" \
-  "$target/cmake/FindPkgConfig.cmake"
-sed -i '1a get_filename_component(STAGED_DEPENDENCIES "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)' \
-  "$target/cmake/FindPkgConfig.cmake"
 
 # Relative to the tree, which may lie elsewhere when it is built.
 where=${target#"$PWD/"}
 if [ "${where#/}" = "$where" ]; then where="\$PWD/$where"; fi
 cat >"$target/flags.sh" <<FLAGS
-# Sourced from the root of the tree: sets staged_flags for cmake.
+# Sourced from the root of the tree: sets staged_flags for cmake. What hwloc needs is found by the
+# program's own path only if that is of the older kind, which serves libraries of libraries too.
 staged="$where"
 staged_flags=(-DCMAKE_MODULE_PATH="\$staged/cmake" -DCMAKE_PREFIX_PATH="\$staged"
   -DEigen3_DIR="\$staged/cmake" -DSQLite3_INCLUDE_DIR="\$staged/include"
   -DSQLite3_LIBRARY="\$staged/lib/libsqlite3.a" -DGTEST_INCLUDE_DIR="\$staged/include"
   -DGTEST_LIBRARY="\$staged/lib/libgtest.a" -DGTEST_MAIN_LIBRARY="\$staged/lib/libgtest_main.a"
   -DCHART_JS="\$staged/share/chart.min.js" -DCMAKE_BUILD_RPATH="\$staged/lib"
-  -DCMAKE_EXE_LINKER_FLAGS="-Wl,-rpath-link,\$staged/lib")
+  -DCMAKE_EXE_LINKER_FLAGS="-Wl,--disable-new-dtags,-rpath-link,\$staged/lib" $mimalloc)
 FLAGS
 size=$(du -sm "$target" | cut -f1)
 echo "$target: $size MB"
