@@ -6,6 +6,8 @@
 #   scripts/gpu-check.sh OUT [--only STEP] [--minutes N]
 # STEP: build, test, profile, tune, train, verify or pytorch. A later call goes on where an earlier
 # one ran out of time: a step that left OUT/STEP.done is not run again unless --only names it.
+# Without a GPU the steps build and test do what can be done; the others are skipped, and so is test
+# in the end. A GPU that nvidia-smi lists and no test reaches is a failure.
 # The last line is "N done, N failed, N skipped"; exits 1 if a step failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +32,7 @@ done
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 exec > >(tee -a "$out/log.txt") 2>&1
+log=$!
 end=$((SECONDS + minutes * 60))
 build=${BALLAST_GPU_BUILD:-build/gpu}
 store=$out/store.db
@@ -42,7 +45,8 @@ shown() {
   [ "$(left)" -gt 0 ] || { echo "out of time"; return 124; }
   timeout "$(left)" "$@"
 }
-has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+has_gpu() { [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; }
+no_gpu="there is no GPU (nvidia-smi lists none)"
 ballast() { shown "$build/ballast" "$@"; }
 
 # Names cuDNN in BALLAST_CUDNN unless that says already which: beside the toolkit, where the loader
@@ -51,7 +55,7 @@ find_cudnn() {
   [ -z "${BALLAST_CUDNN:-}" ] || return
   local place
   local places=("${CUDA_HOME:-/usr/local/cuda}/lib64"
-    "$(ldconfig -p 2>/dev/null | sed -n 's|.*=> \(.*\)/libcudnn\.so\.9$|\1|p' | head -n 1)"
+    "$(ldconfig -p 2>/dev/null | awk '/libcudnn\.so\.9$/ && !n++ { print $NF }' | xargs -r dirname)"
     "$(python3 -c 'import nvidia.cudnn as c; print(list(c.__path__)[0] + "/lib")' 2>/dev/null)")
   for place in "${places[@]}"; do
     [ -n "$place" ] && [ -f "$place/libcudnn.so.9" ] || continue
@@ -67,20 +71,44 @@ step_build() {
   local staged_flags=() launcher=()
   if [ -f .deps/flags.sh ]; then . .deps/flags.sh; fi
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  shown cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" "${staged_flags[@]}" ||
-    return 1
-  local targets=(ballast test_backend test_kernels test_cudnn)
-  cmake --build "$build" --target help | grep -q 'test_cuda$' && targets+=(test_cuda)
-  shown cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
+  shown cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DBALLAST_UNITY=ON "${launcher[@]}" \
+    "${staged_flags[@]}" || return
+  # "... NAME" by make, "NAME: phony" by ninja. No pipe: grep would end before its writer.
+  local named
+  named=$(cmake --build "$build" --target help)
+  grep -qE '(^| )test_cuda(:|$)' <<<"$named" ||
+    { echo "no CUDA toolkit was found: put its nvcc on the PATH"; return 1; }
+  shown cmake --build "$build" --parallel "$(nproc)" --target ballast test_backend test_kernels \
+    test_cudnn test_cuda
+}
+
+# tests PROGRAM: runs it, and tells how many of its tests passed and why others were skipped.
+tests() {
+  local xml=$out/$1.xml code ran bad left_out
+  rm -f "$xml"
+  shown "$build/$1" --gtest_brief=1 --gtest_output="xml:$xml"
+  code=$?
+  [ -f "$xml" ] || return $code
+  ran=$(awk -F'"' '/<testsuites / { print $2 }' "$xml")
+  bad=$(awk -F'"' '/<testsuites / { print $4 }' "$xml")
+  left_out=$(grep -c 'result="skipped"' "$xml")
+  echo "$1: $((ran - bad - left_out)) passed, $bad failed, $left_out skipped, at $SECONDS s"
+  grep -o '<skipped message="[^"]*' "$xml" | sed 's/.*&#x0A;/  /' | sort | uniq -c
+  return $code
 }
 
 step_test() {
-  shown "$build/test_kernels" --gtest_brief=1 || return 1
-  shown "$build/test_backend" --gtest_brief=1 || return 1
+  tests test_kernels || return
+  tests test_backend || return
   # Its calls; its plans for a described GPU are skipped beside a driver, for test_cuda runs them.
-  shown "$build/test_cudnn" --gtest_brief=1 || return 1
-  [ -x "$build/test_cuda" ] || { echo "test_cuda was not built: no toolkit"; return 1; }
-  shown "$build/test_cuda" --gtest_brief=1 --gtest_output="xml:$out/test_cuda.xml" || return 1
+  tests test_cudnn || return
+  has_gpu || { echo "skipped: $no_gpu"; return 77; }
+  tests test_cuda || return
+  if grep -q '<skipped message=.*no GPU' "$out/test_cuda.xml"; then
+    echo "nvidia-smi lists a GPU that the CUDA runtime does not reach"
+    return 1
+  fi
+  exactness || return
   if ! command -v compute-sanitizer >/dev/null; then
     echo "compute-sanitizer is not here: races and bad accesses of kernels were not looked for"
     return 0
@@ -88,9 +116,8 @@ step_test() {
   local tool
   for tool in memcheck racecheck; do
     shown compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/test_cuda" \
-      --gtest_brief=1 || return 1
+      --gtest_brief=1 || return
   done
-  exactness
 }
 
 # Ten steps of a small model under every way of stepping, launched one by one and as CUDA graphs:
@@ -104,7 +131,7 @@ exactness() {
         ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 10 \
           --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
           --set plan.optimizer.sync=$sync --set plan.optimizer.gpu_buckets=$buckets \
-          --set plan.optimizer.placement=cpu --export "$file" $launching || return 1
+          --set plan.optimizer.placement=cpu --export "$file" $launching || return
         weights+=("$file")
       done
     done
@@ -133,11 +160,11 @@ step_train() {
   [ -f "$out/gpt2-xl.json" ] || plan=(--model gpt2-xl --machine "$out/machine.json"
     --devices 1 --global-batch 8 --sequence-length 1024)
   ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" \
-    --metrics "$out/gpt2-xl.metrics.jsonl" || return 1
+    --metrics "$out/gpt2-xl.metrics.jsonl" || return
   # The same with kernels launched as CUDA graphs, and with our attention in place of cuDNN's.
   ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" --cuda-graphs \
-    --metrics "$out/gpt2-xl.graphs.metrics.jsonl" || return 1
-  fp8_follows_bf16 || return 1
+    --metrics "$out/gpt2-xl.graphs.metrics.jsonl" || return
+  fp8_follows_bf16 || return
   [ -n "${BALLAST_CUDNN:-}" ] || { echo "attention is ours alone: there is no cuDNN"; return 0; }
   BALLAST_CUDNN=none ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" \
     --metrics "$out/gpt2-xl.own-attention.metrics.jsonl"
@@ -150,15 +177,19 @@ fp8_follows_bf16() {
   for products in as-stored fp8; do
     ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 30 \
       --global-batch 8 --micro-batch 4 --sequence-length 1024 --store "$store" \
-      --set plan.products=$products --metrics "$out/gpt2.$products.metrics.jsonl" || return 1
+      --set plan.products=$products --metrics "$out/gpt2.$products.metrics.jsonl" || return
   done
-  python3 - "$out/gpt2.as-stored.metrics.jsonl" "$out/gpt2.fp8.metrics.jsonl" <<'END'
-import json, sys
-first, last = zip(*((rows[0]["loss"], rows[-1]["loss"]) for rows in (
-    [row for row in map(json.loads, open(name)) if "loss" in row] for name in sys.argv[1:])))
-print(f"loss after 30 steps: bf16 {last[0]:.4f}, fp8 {last[1]:.4f}")
-sys.exit(not (last[1] < first[1] and abs(last[1] - last[0]) < 0.02 * last[0]))
-END
+  awk 'match($0, /"loss": *[0-9.eE+-]+/) {
+      loss = substr($0, RSTART + 7, RLENGTH - 7) + 0
+      if (!(FILENAME in first)) { first[FILENAME] = loss; files[++count] = FILENAME }
+      last[FILENAME] = loss
+    }
+    END {
+      plain = last[files[1]]; narrow = last[files[2]]
+      printf "loss after 30 steps: bf16 %.4f, fp8 %.4f\n", plain, narrow
+      apart = narrow > plain ? narrow - plain : plain - narrow
+      exit !(count == 2 && narrow < first[files[2]] && apart < 0.02 * plain)
+    }' "$out/gpt2.as-stored.metrics.jsonl" "$out/gpt2.fp8.metrics.jsonl"
 }
 
 # The ladder: 124M, 1.5B and 8B by several plans, and the largest shipped model that fits, of those
@@ -168,7 +199,11 @@ step_verify() {
   for model in gpt2 gpt2-xl llama-3-8b; do
     for strategy in superoffload zero-offload resident; do
       verify_one "$model" "$strategy"
-      [[ $? =~ ^(0|3)$ ]] || failed_here=1
+      case $? in
+        0 | 3) ;;
+        124) return 124 ;;
+        *) failed_here=1 ;;
+      esac
     done
   done
   for model in qwen2.5-72b llama-2-70b gpt-22b llama-2-13b; do
@@ -176,6 +211,7 @@ step_verify() {
     case $? in
       0) break ;;
       3) ;;
+      124) return 124 ;;
       *) failed_here=1 ;;
     esac
   done
@@ -190,6 +226,7 @@ verify_one() {
   case $? in
     0) ;;
     1) echo "$name does not fit"; return 3 ;;
+    124) return 124 ;;
     *) tail -n 3 "$out/$name.predicted.txt"; return 1 ;;
   esac
   ballast verify --device cuda:0 "${common[@]}" --steps 12 --out "$out/$name.verify.json" \
@@ -202,7 +239,7 @@ step_pytorch() {
     { echo "PyTorch with CUDA is not installed"; return 77; }
   for mode in compiled fsdp-offload; do
     shown python3 scripts/bench_torch_train.py --mode "$mode" --out "$out/torch-$mode.json" ||
-      return 1
+      return
   done
 }
 
@@ -216,11 +253,12 @@ run_step() {
     "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
   [ "$(left)" -gt 0 ] || reason="the time is over"
   if [ -z "$reason" ] && [ "$step" != build ]; then
+    [ "$step" = test ] || has_gpu || reason=$no_gpu
     [ -x "$build/ballast" ] || reason="there is no build: run the step build first"
-    has_gpu || reason="there is no GPU (nvidia-smi lists none)"
   fi
   if [ -n "$reason" ]; then
     echo "skipped: $reason"
+    echo "$step: skipped, $reason" >>"$out/summary.txt"
     skipped=$((skipped + 1))
     return
   fi
@@ -240,4 +278,7 @@ for step in "${steps[@]}"; do
   if [ -z "$only" ] || [ "$only" = "$step" ]; then run_step "$step"; fi
 done
 echo "$done_count done, $failed failed, $skipped skipped"
+# The log is whole before the machine may go away.
+exec >&- 2>&-
+wait "$log"
 [ "$failed" -eq 0 ]

@@ -52,7 +52,7 @@ build() {
 }
 
 # The attribute $1 of the first line of a GoogleTest XML that has it.
-attribute() { sed -n "s/.*<testsuites[^>]* $1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
+attribute() { sed -n "/.*<testsuites/ { s/.* $1=\"\([0-9]*\)\".*/\1/p; q }" "$2"; }
 
 # run FOLDER [ctest arguments]: runs the tests of a build and counts their cases.
 run() {
@@ -73,7 +73,7 @@ run() {
     left_out=$(grep -c 'result="skipped"' "$xml")
     if [ "$left_out" -gt 0 ]; then
       echo "$left_out skipped in $(basename "$xml" .xml):"
-      grep -o '<skipped message="[^"]*' "$xml" | sed 's/^/  /' | sort | uniq -c | head -n 5
+      grep -o '<skipped message="[^"]*' "$xml" | sed 's/^/  /' | sort | uniq -c | sed -n 1,5p
     fi
     skipped=$((skipped + left_out))
     passed=$((passed + tests - bad - left_out))
@@ -81,7 +81,7 @@ run() {
   done
   if [ $code -ne 0 ]; then
     grep -E '\[  FAILED  \]|\*\*\*|ERROR: |WARNING: ThreadSanitizer|runtime error' \
-      "$folder/ctest.log" | sort -u | head -n 40
+      "$folder/ctest.log" | sort -u | sed -n 1,40p
     # A program that died left no results: count it itself.
     local deaths='SEGFAULT\|Subprocess aborted\|Child aborted\|Timeout\|ILLEGAL\|BUS_ERROR'
     for program in $(sed -n "s/^.*[0-9] - \([a-z_]*\) (\($deaths\)).*/\1/p" \

@@ -1,5 +1,6 @@
 // What a reader may count on in every file of ours: short lines, files that can be read in one
 // sitting, headers that begin with what they are for, and nothing left undone.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <gtest/gtest.h>
@@ -82,6 +83,24 @@ TEST(Tidy, every_header_begins_with_what_it_is_for) {
     EXPECT_TRUE(source.lines[0].starts_with("// ")) << source.path;
   }
   EXPECT_GT(headers, 30);
+}
+
+// Under pipefail a pipe into a command that ends before its input does is now and then a failure:
+// whoever writes is told that nobody reads.
+TEST(Tidy, no_script_under_pipefail_pipes_into_what_ends_early) {
+  const std::regex ends_early("[|] *(grep +(-[a-zA-Z]+ +)*-[a-zA-Z]*[qm]|head\\b)");
+  int scripts = 0;
+  for (const Source& source : sources()) {
+    const bool fails = std::any_of(source.lines.begin(), source.lines.end(), [](const auto& line) {
+      return line.starts_with("set -") && line.ends_with("pipefail");
+    });
+    if (!fails) continue;
+    ++scripts;
+    for (size_t i = 0; i < source.lines.size(); ++i) {
+      EXPECT_FALSE(std::regex_search(source.lines[i], ends_early)) << source.path << ":" << i + 1;
+    }
+  }
+  EXPECT_GE(scripts, 6);
 }
 
 TEST(Tidy, every_script_that_the_readme_names_exists_and_can_be_run) {
