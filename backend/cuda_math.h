@@ -14,6 +14,7 @@
 #include "backend/gemm_algorithms.h"
 #include "backend/operation_arguments.h"
 #include "backend/training_device.h"
+#include "kernels/cuda/cuda_kernels.h"
 #include "kernels/kernels.h"
 
 namespace ballast {
@@ -38,6 +39,9 @@ class CudaMath {
   virtual void sums(const SumRange& range, CudaStream stream) = 0;
   virtual void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
                     CudaStream stream) = 0;
+  // One that can be taken back exactly.
+  virtual void recorded_adam(const kernels::cuda::RecordedStep& step,
+                             kernels::cuda::RecordedPart part, CudaStream stream) = 0;
 };
 
 // Allocates its scratch on `runtime` and knows the training's shapes; both must outlive it.

@@ -11,6 +11,8 @@ namespace ballast {
 
 namespace {
 
+using Part = kernels::cuda::RecordedPart;
+
 void refuse_fp8_below_ada(const Plan& plan, const CudaProperties& gpu) {
   if (plan.products == ProductFormat::kAsStored || gpu.has_fp8()) return;
   throw Error("plan, products",
@@ -25,14 +27,6 @@ std::unique_ptr<CudaRuntime> checked(const Training& training,
   const Plan& plan = training.plan;
   refuse_what_cannot_run(training.model, plan, "CUDA");
   refuse_fp8_below_ada(plan, runtime->properties());
-  const bool exact =
-      plan.optimizer.sync == SyncMode::kSpeculate && plan.optimizer.undo == UndoKind::kExact;
-  for (const Bucket& bucket : training.graph.buckets) {
-    if (!exact || bucket.site != Site::kGpu) continue;
-    throw Error("plan, optimizer.undo",
-                "the exact undo of a bucket that the GPU steps is not built for CUDA",
-                "set plan.optimizer.undo=snapshot, or plan.optimizer.gpu_buckets=0");
-  }
   for (const Op& op : training.graph.step.ops) {
     const bool built = op.kind != OpKind::kIo && op.kind != OpKind::kScale &&
                        op.kind != OpKind::kCollective && op.kind != OpKind::kBlock;
@@ -191,8 +185,12 @@ void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream
     case OpKind::kSumOfSquares:
       for (const SumRange& range : ranges_.sums(op, step)) math_->sums(range, stream);
       return;
-    case OpKind::kSnapshot:
     case OpKind::kUndo:
+      if (std::get<BucketWork>(op.work).exact_undo) {
+        return enqueue_recorded(op, step, {Part::kUndo, control_.undone_constants()}, stream);
+      }
+      [[fallthrough]];
+    case OpKind::kSnapshot:
       return copies(ranges_.snapshot(op, step), CopyKind::kDeviceToDevice, stream);
     case OpKind::kAdam:
       return enqueue_adam(op, step, program, stream);
@@ -249,10 +247,29 @@ void CudaDevice::enqueue_adam(const Op& op, int32_t step, Program program, CudaS
   const std::vector<StepRange> ranges = ranges_.steps(op, step);
   const std::optional<kernels::AdamConstants> decided = constants_of(control_, step, program);
   if (!decided) return casts(weights_from_masters(ranges), stream);
+  if (arguments_.find(op, Role::kUndoRecord, step).tensor != nullptr) {
+    recorded_step_ = step;
+    return enqueue_recorded(op, step, {Part::kStep, *decided}, stream);
+  }
   for (const StepRange& range : ranges) {
     kernels::AdamConstants constants = *decided;
     if (!range.decays) constants.weight_decay = 0;
     math_->adam(range.arrays, constants, stream);
+  }
+}
+
+// One record a run, one after another in the bucket's tensor.
+void CudaDevice::enqueue_recorded(const Op& op, int32_t step, const RecordedAdam& adam,
+                                  CudaStream stream) {
+  const std::vector<StepRange> ranges = ranges_.steps(op, step);
+  const std::vector<Run>& runs = ranges_.runs(op.label.bucket);
+  std::byte* record = arguments_.find(op, Role::kUndoRecord, step).data;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    kernels::AdamConstants constants = adam.constants;
+    if (!ranges[i].decays) constants.weight_decay = 0;
+    math_->recorded_adam({ranges[i].arrays, constants, reinterpret_cast<uint8_t*>(record)},
+                         adam.part, stream);
+    record += undo_record_bytes(runs[i]).count;
   }
 }
 
@@ -302,7 +319,20 @@ void CudaDevice::collect_losses(int32_t step) {
 
 bool CudaDevice::commit(int32_t step) {
   collect_losses(step - 1);
-  return control_.commit(step);
+  const bool accepted = control_.commit(step);
+  if (accepted && recorded_step_ == step - 1) finish_recorded(step - 1);
+  return accepted;
+}
+
+// What the records did not hold is stepped now that nothing will be taken back: the commit, which
+// comes next on this stream, holds the gradients until then.
+void CudaDevice::finish_recorded(int32_t step) {
+  runtime_->bind_thread();
+  const CudaStream stream = lanes_.stream(lane_of(0, LaneKind::kCompute));
+  for (const Op& op : graph_.step.ops) {
+    if (op.kind != OpKind::kAdam || kind_of(op.lane) != LaneKind::kCompute) continue;
+    enqueue_recorded(op, step, {Part::kFinish, control_.undone_constants()}, stream);
+  }
 }
 
 // The losses of a delayed step are part of its state, which may be asked for next.

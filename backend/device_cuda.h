@@ -74,6 +74,13 @@ class CudaDevice : public TrainingDevice {
   // Whether the operation was or is part of a recorded run, which its first launches.
   bool launch_recorded(const Sequence& sequence, OpId id, int32_t step);
   void enqueue_adam(const Op& op, int32_t step, Program program, CudaStream stream);
+  // A part of the exact Adam of a bucket that the GPU steps.
+  struct RecordedAdam {
+    kernels::cuda::RecordedPart part{};
+    kernels::AdamConstants constants;
+  };
+  void enqueue_recorded(const Op& op, int32_t step, const RecordedAdam& adam, CudaStream stream);
+  void finish_recorded(int32_t step);
   void work_on_cpu(const Op& op, int32_t step, Program program);
   void load_batch(const Op& op, int32_t step);
   void check_tokens(std::span<const int32_t> tokens) const;
@@ -101,6 +108,7 @@ class CudaDevice : public TrainingDevice {
   CudaMemory means_;
   CudaMemory losses_;
   std::array<int32_t, 2> loss_steps_{-1, -1};  // whose losses those are, by parity
+  std::optional<int32_t> recorded_step_;       // the last whose exact Adam ran on the GPU
   OperationArguments arguments_;
   BucketRanges ranges_;
   UpdateControl control_;

@@ -312,7 +312,8 @@ RunResult Executor::run_sequentially(const RunOptions& options) {
 }
 
 void Executor::settle_last_step() {
-  if (graph_.commit < 0 || device_.commit(started_ + 1)) return;
+  if (graph_.commit < 0) return;
+  if (device_.commit(started_ + 1)) return device_.drain();
   ++rollbacks_;
   run_once(graph_.repair, 0, static_cast<OpId>(graph_.repair.ops.size()), started_);
 }

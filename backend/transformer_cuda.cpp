@@ -450,4 +450,9 @@ void CudaTransformer::adam(const kernels::AdamArrays& arrays,
                stream);
 }
 
+void CudaTransformer::recorded_adam(const cuda::RecordedStep& step, cuda::RecordedPart part,
+                                    CudaStream stream) {
+  check_launch(cuda::recorded_step(step, part, native_stream(stream)), stream);
+}
+
 }  // namespace ballast

@@ -37,8 +37,6 @@ end=$((SECONDS + minutes * 60))
 build=${BALLAST_GPU_BUILD:-build/gpu}
 store=$out/store.db
 done_count=0 failed=0 skipped=0
-# What the strategies say is exact, which the GPU does not do yet for buckets that it steps itself.
-undo=(--set plan.optimizer.undo=snapshot)
 
 left() { echo $((end - SECONDS)); }
 # shown COMMAND...: prints it, and runs it for as long as the time lasts.
@@ -125,15 +123,17 @@ step_test() {
 # Ten steps of a small model under every way of stepping, launched one by one and as CUDA graphs:
 # the exported weights are the same bits.
 exactness() {
-  local sync buckets launching weights=()
-  for sync in wait speculate; do
+  local way sync undo buckets launching weights=()
+  for way in "wait snapshot" "speculate snapshot" "speculate exact"; do
+    read -r sync undo <<<"$way"
     for buckets in 0 2; do
       for launching in "" --cuda-graphs; do
-        local file=$out/exact-$sync-$buckets$launching.safetensors
+        local file=$out/exact-$sync-$undo-$buckets$launching.safetensors
         ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 10 \
           --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
           --set plan.optimizer.sync=$sync --set plan.optimizer.gpu_buckets=$buckets \
-          --set plan.optimizer.placement=cpu "${undo[@]}" --export "$file" $launching || return
+          --set plan.optimizer.placement=cpu --set plan.optimizer.undo=$undo \
+          --export "$file" $launching || return
         weights+=("$file")
       done
     done
@@ -153,14 +153,14 @@ step_profile() {
 
 step_tune() {
   ballast tune --model gpt2-xl --machine "$out/machine.json" --devices 1 --global-batch 8 \
-    --sequence-length 1024 "${undo[@]}" --store "$store" --out "$out/gpt2-xl.json"
+    --sequence-length 1024 --store "$store" --out "$out/gpt2-xl.json"
 }
 
 step_train() {
   local plan=()
   [ -f "$out/gpt2-xl.json" ] && plan=(--plan "$out/gpt2-xl.json")
   [ -f "$out/gpt2-xl.json" ] || plan=(--model gpt2-xl --machine "$out/machine.json"
-    --devices 1 --global-batch 8 --sequence-length 1024 "${undo[@]}")
+    --devices 1 --global-batch 8 --sequence-length 1024)
   ballast train --device cuda:0 "${plan[@]}" --steps 30 --store "$store" \
     --metrics "$out/gpt2-xl.metrics.jsonl" || return
   # The same with kernels launched as CUDA graphs, and with our attention in place of cuDNN's.
@@ -179,8 +179,7 @@ fp8_follows_bf16() {
   for products in as-stored fp8; do
     ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 30 \
       --global-batch 8 --micro-batch 4 --sequence-length 1024 --store "$store" \
-      --set plan.products=$products "${undo[@]}" \
-      --metrics "$out/gpt2.$products.metrics.jsonl" || return
+      --set plan.products=$products --metrics "$out/gpt2.$products.metrics.jsonl" || return
   done
   awk 'match($0, /"loss": *[0-9.eE+-]+/) {
       loss = substr($0, RSTART + 7, RLENGTH - 7) + 0
@@ -227,7 +226,7 @@ step_verify() {
 verify_one() {
   local name=$1-$2 last=${*: -1}
   local common=(--model "$1" --strategy "$2" --machine "$out/machine.json" --devices 1
-    --global-batch 8 --sequence-length 1024 --store "$store" "${undo[@]}" "${@:3}")
+    --global-batch 8 --sequence-length 1024 --store "$store" "${@:3}")
   [ $# -le 2 ] || name+=-${last##*=}
   ballast predict "${common[@]}" >"$out/$name.predicted.txt" 2>&1
   case $? in

@@ -394,6 +394,22 @@ struct Snapshot {
 };
 Status adam_step(const AdamArrays&, const AdamConstants&, const Snapshot&, Stream);
 
+// A step that can be taken back exactly, from its results, its gradient and a record of as many
+// bytes as UndoRecord::fixed_bytes(count, kRecord) of kernels/undo.h, aligned to 64. Only an undo
+// may be without weights.
+//   kStep    as adam_step, and fills the record. A tile whose escapes do not fit is left: its
+//            weights are those of after the step, its master and moments those of before.
+//   kUndo    master, moments and weights as they were before the step
+//   kFinish  steps what was left, once nothing will be taken back; nothing where nothing was left
+// All with the same arrays, of which the gradient is not written in between, and constants.
+struct RecordedStep {
+  AdamArrays arrays;
+  AdamConstants constants;
+  uint8_t* record = nullptr;
+};
+enum class RecordedPart : uint8_t { kStep, kUndo, kFinish };
+Status recorded_step(const RecordedStep&, RecordedPart, Stream);
+
 // Sums of squares of segments of kNormBlock values from the start of the run, the last one shorter,
 // one double each, with the bits of Table::sum_of_squares. Not finite if and only if some value of
 // the segment is not.

@@ -6,8 +6,8 @@
 // (the order of the CPU), about 20 us at 8 cycles each: a block stages its segment through shared
 // memory, loads of the next tile under way while 16 threads add, and many blocks run beside it.
 
+#include "kernels/cuda/adam_step.h"
 #include "kernels/cuda/values.h"
-#include "kernels/step_constants.h"
 
 namespace ballast::kernels::cuda {
 namespace {
@@ -22,18 +22,6 @@ struct AdamTask {
   StepConstants constants;
   Snapshot snapshot;
 };
-
-// reference.cpp's adam_step, line by line.
-__device__ __forceinline__ void step(const StepConstants& c, float gradient, float& w, float& m,
-                                     float& v) {
-  const float g = __fmul_rn(c.gradient_scale, gradient);
-  if ((__float_as_uint(g) & 0x7fffffffu) >= 0x7f800000u) return;  // Inf or NaN: left alone
-  m = __fmaf_rn(c.beta1, m, __fmul_rn(c.one_minus_beta1, g));
-  v = __fmaf_rn(c.beta2, v, __fmul_rn(__fmul_rn(c.one_minus_beta2, g), g));
-  const float u = __fdiv_rn(__fmul_rn(c.bias_correction1, m),
-                            __fmaf_rn(__fsqrt_rn(v), c.bias_correction2, c.epsilon));
-  w = __fsub_rn(w, __fmul_rn(c.learning_rate, __fmaf_rn(c.weight_decay, w, u)));
-}
 
 template <int kCount>
 __global__ void __launch_bounds__(kAdamThreads) adam_kernel(AdamTask task) {

@@ -5,10 +5,12 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "backend/cuda_error.h"
 #include "kernels/kernels.h"
+#include "kernels/undo.h"
 #include "sim/base/error.h"
 
 namespace ballast::tests {
@@ -256,6 +258,66 @@ void ThreadCudaMath::adam(const kernels::AdamArrays& arrays,
                           const kernels::AdamConstants& constants, CudaStream stream) {
   runtime_.enqueue(stream, "adam",
                    [arrays, constants] { kernels::best().adam_step(arrays, constants); });
+}
+
+namespace {
+
+using kernels::cuda::RecordedPart;
+using kernels::cuda::RecordedStep;
+
+constexpr uint8_t kMark = 0xa5;  // all over a record: it must be there when the record is used
+
+std::span<uint8_t> record_of(const RecordedStep& step) {
+  const int64_t bytes =
+      kernels::UndoRecord::fixed_bytes(step.arrays.count, kernels::UndoForm::kRecord);
+  return {step.record, static_cast<size_t>(bytes)};
+}
+
+// Every other tile is left to kFinish, as if its record did not hold it: use(tile's arrays, where
+// it begins).
+template <class Use>
+void for_left_tiles(const kernels::AdamArrays& a, Use use) {
+  for (int64_t begin = 0; begin < a.count; begin += 2 * kernels::kUndoTile) {
+    use(kernels::slice(a, begin, std::min(kernels::kUndoTile, a.count - begin)), begin);
+  }
+}
+
+std::vector<float> copy_of_state(const kernels::AdamArrays& a) {
+  std::vector<float> state(a.master, a.master + a.count);
+  state.insert(state.end(), a.moment1, a.moment1 + a.count);
+  state.insert(state.end(), a.moment2, a.moment2 + a.count);
+  return state;
+}
+
+// `part` of the arrays whose state was copied whole; it begins at `begin` of them.
+void restore(const kernels::AdamArrays& part, const std::vector<float>& state, int64_t begin) {
+  const int64_t whole = std::ssize(state) / 3;
+  const float* from = state.data() + begin;
+  std::copy_n(from, part.count, part.master);
+  std::copy_n(from + whole, part.count, part.moment1);
+  std::copy_n(from + 2 * whole, part.count, part.moment2);
+}
+
+}  // namespace
+
+void ThreadCudaMath::recorded_adam(const RecordedStep& step, RecordedPart part, CudaStream stream) {
+  runtime_.enqueue(stream, "recorded adam", [this, step, part] {
+    const kernels::AdamArrays& a = step.arrays;
+    const std::span<uint8_t> record = record_of(step);
+    std::vector<float>& before = states_[step.record];
+    if (part == RecordedPart::kStep) {
+      CHECK(a.weights != nullptr);
+      std::fill(record.begin(), record.end(), kMark);
+      before = copy_of_state(a);
+      kernels::best().adam_step(a, step.constants);
+      for_left_tiles(a, [&](const auto& tile, int64_t begin) { restore(tile, before, begin); });
+      return;
+    }
+    CHECK(std::all_of(record.begin(), record.end(), [](uint8_t byte) { return byte == kMark; }));
+    if (part == RecordedPart::kUndo) return restore(a, before, 0);
+    for_left_tiles(
+        a, [&](const auto& tile, int64_t) { kernels::best().adam_step(tile, step.constants); });
+  });
 }
 
 }  // namespace ballast::tests

@@ -157,10 +157,14 @@ class ThreadCudaMath : public CudaMath {
   void sums(const SumRange& range, CudaStream stream) override;
   void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
             CudaStream stream) override;
+  // Of every other tile the step is left to kFinish, as if its record did not hold it.
+  void recorded_adam(const kernels::cuda::RecordedStep& step, kernels::cuda::RecordedPart part,
+                     CudaStream stream) override;
 
  private:
   HostModules modules_;
   ThreadCuda& runtime_;
+  std::map<const uint8_t*, std::vector<float>> states_;  // before recorded steps; of one stream
 };
 
 }  // namespace ballast::tests

@@ -1,5 +1,6 @@
 // What must have the very bits of the CPU: casts, scaling, AdamW, sums of squares. And the probes.
 
+#include "kernels/undo.h"
 #include "tests/cuda/arrays.h"
 #include "tests/kernels/adam_inputs.h"
 
@@ -145,6 +146,65 @@ TEST_F(bits, a_snapshot_is_what_was_there_before_the_step) {
     EXPECT_EQ(moment2.get(), std::vector<float>(a.moment2, a.moment2 + size));
     EXPECT_NE(device.master.get(), master.get());
   }
+}
+
+// How many tiles kept their escapes, with some among them, and how many were left to the end.
+struct Tiles {
+  int64_t with_escapes = 0;
+  int64_t left = 0;
+};
+
+// A recorded step from these values: taken back it has never been, and finished it is the host's.
+void expect_step_and_undo(const AdamState& begin, Tiles& tiles, int64_t shift,
+                          const std::string& name) {
+  AdamConstants constants = constants_of_step(3, 0.1f);
+  constants.gradient_scale = 0.7f;
+  AdamState before = begin, expected = begin;
+  reference().cast(before.arrays().master, Format::kF32, before.arrays().weights,
+                   before.arrays().weights_format, before.arrays().count);
+  reference().adam_step(expected.arrays(), constants);
+  for (const bool taken_back : {false, true}) {
+    AdamState actual = begin;
+    const AdamArrays arrays = actual.arrays();
+    const AdamOnDevice device(arrays, shift);
+    const int64_t bytes = UndoRecord::fixed_bytes(arrays.count, UndoForm::kRecord);
+    const Memory record(bytes);
+    const RecordedStep step{device.arrays, constants, static_cast<uint8_t*>(record.data())};
+    expect_launched(recorded_step(step, RecordedPart::kStep, nullptr));
+    std::vector<uint8_t> written(static_cast<size_t>(bytes));
+    copy_out(written.data(), record.data(), bytes);
+    const int64_t all = (arrays.count + kUndoTile - 1) / kUndoTile;
+    for (int64_t tile = 0; tile < all; ++tile) {
+      uint32_t length = 0;
+      std::memcpy(&length, written.data() + all * (kUndoTile + kUndoTileReserve) + 4 * tile, 4);
+      tiles.left += length == UINT32_MAX;
+      tiles.with_escapes += length > 0 && length <= kUndoTileReserve / 2;
+    }
+    const RecordedPart then = taken_back ? RecordedPart::kUndo : RecordedPart::kFinish;
+    for (int times = 0; times < (taken_back ? 1 : 2); ++times) {
+      expect_launched(recorded_step(step, then, nullptr));
+    }
+    device.get(arrays);
+    EXPECT_EQ(actual.first_difference(taken_back ? before : expected), "") << name << taken_back;
+  }
+}
+
+TEST_F(bits, a_recorded_step_is_the_hosts_and_can_be_taken_back_whatever_the_values) {
+  Tiles tiles;
+  for (const Streams& streams : all_streams()) {
+    if (streams.low == Streams::Low::kNone) continue;
+    for (const auto values :
+         {kernels::testing::Values::kNormal, kernels::testing::Values::kAdversarial,
+          kernels::testing::Values::kAnyBits}) {
+      for (const int64_t count : {5, 4096, 9001}) {
+        const AdamState begin(count, streams, values, 77);
+        const std::string name = streams.name() + " " + std::to_string(count) + " ";
+        expect_step_and_undo(begin, tiles, count == 5, name);
+      }
+    }
+  }
+  EXPECT_GT(tiles.with_escapes, 20);
+  EXPECT_GT(tiles.left, 20);
 }
 
 TEST_F(bits, sums_of_squares_by_segment_are_the_hosts) {
