@@ -36,8 +36,9 @@ Plan plan_of(const PlanFlags& flags, const Named& choice, const Overrides& overr
   return resolve_plan(request);
 }
 
-Case case_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides,
-             const StoreFlag& store, const Model* like) {
+// `like` as in load_start().
+Case start_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides,
+              const StoreFlag& store, const Model* like) {
   Case result;
   result.plan = plan_of(flags, choice, overrides);
   const bool named = !result.plan.model.empty();
@@ -62,11 +63,10 @@ Case case_of(const PlanFlags& flags, const Named& choice, const Overrides& overr
   }
   if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
   check(result.machine);
-  if (named) check(plan, result.model);
   return result;
 }
 
-std::vector<Case> cases_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+std::vector<Case> starts_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
   const Overrides overrides = parse_overrides(flags.set);
   std::vector<Case> cases;
   for (const auto& model : or_nothing(flags.models)) {
@@ -74,7 +74,7 @@ std::vector<Case> cases_of(const PlanFlags& flags, const StoreFlag& store, const
       for (const auto& devices : or_nothing(flags.devices)) {
         for (const auto& strategy : or_nothing(flags.strategies)) {
           const Named choice = {model, machine, devices, strategy};
-          cases.push_back(case_of(flags, choice, overrides, store, like));
+          cases.push_back(start_of(flags, choice, overrides, store, like));
         }
       }
     }
@@ -122,7 +122,9 @@ Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
 Stack stack_of(const StackFlag& flag) { return flag.name ? load_stack(*flag.name) : Stack{}; }
 
 std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
-  return cases_of(flags, store, nullptr);
+  std::vector<Case> cases = starts_of(flags, store, nullptr);
+  for (const Case& each : cases) check(each.plan, each.model);
+  return cases;
 }
 
 Case load_case(const PlanFlags& flags, const StoreFlag& store) {
@@ -131,8 +133,8 @@ Case load_case(const PlanFlags& flags, const StoreFlag& store) {
   return std::move(cases.front());
 }
 
-Case load_case_like(const PlanFlags& flags, const StoreFlag& store, const Model& like) {
-  std::vector<Case> cases = cases_of(flags, store, &like);
+Case load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+  std::vector<Case> cases = starts_of(flags, store, like);
   if (cases.size() > 1) {
     throw Error("--model, --machine, --devices, --strategy", "there are several plans",
                 "name one of each");

@@ -50,9 +50,9 @@ struct Case {
 std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store);
 // The same where there can be only one.
 Case load_case(const PlanFlags& flags, const StoreFlag& store);
-// Where the model is what is looked for: `like` stands for one that is not named, and is not
-// checked against the plan.
-Case load_case_like(const PlanFlags& flags, const StoreFlag& store, const Model& like);
+// Where a search starts: the plan is not checked against the model, for its degrees may change.
+// `like` stands for a model that is not named, where it is what is looked for; else null.
+Case load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like);
 
 // At least one entry, so that a loop over what a flag names runs: nothing stands for "not given".
 template <class Value>

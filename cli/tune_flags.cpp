@@ -205,19 +205,9 @@ std::vector<int64_t> doublings(int64_t first, int64_t last) {
   return counts;
 }
 
-bool is_named(const TuneFlags& flags) {
-  return !flags.plan.strategies.empty() || flags.plan.plan_file;
-}
-
 PlanFlags on_some_machine(PlanFlags plan) {
   if (plan.machines.empty() && !plan.plan_file) plan.machines = {kHere};
   return plan;
-}
-
-// As layout_freedom_of() will, before there is a plan.
-bool chooses_degrees(const TuneFlags& flags) {
-  const bool here = flags.plan.machines.empty() || flags.plan.machines.front() == kHere;
-  return !here && (!is_named(flags) || flags.free_degrees);
 }
 
 Machine limited(const TuneFlags& flags, const Machine& machine) {
@@ -288,43 +278,8 @@ std::optional<Bytes> headroom_of(const ConstraintFlags& constraints, const Machi
   return Bytes{static_cast<int64_t>(bytes)};
 }
 
-// A strategy that was asked for keeps what it sets; otherwise everything may be chosen.
-Freedom freedom_of(const TuneFlags& flags) {
-  Freedom freedom;
-  if (flags.plan.strategies.empty()) {
-    freedom = Freedom::all();
-    freedom.delay = flags.allow_delay;
-  }
-  freedom.micro_batch = !flags.plan.micro_batch;
-  freedom.activations = true;
-  freedom.bucket_bytes = true;
-  return freedom;
-}
-
-LayoutFreedom layout_freedom_of(const TuneFlags& flags, const Plan& plan) {
-  LayoutFreedom freedom;
-  if (plan.machine == kHere || (is_named(flags) && !flags.free_degrees)) return freedom;
-  const DegreeFlags& given = flags.plan.degrees;
-  freedom = LayoutFreedom::all();
-  freedom.tensor = freedom.tensor_sequence = !given.tensor;
-  freedom.pipeline = !given.pipeline;
-  freedom.virtual_pipeline = !given.virtual_pipeline;
-  freedom.sequence = !given.sequence;
-  freedom.context = !given.context;
-  freedom.expert = !given.expert;
-  freedom.zero_stage = !given.zero_stage;
-  freedom.placement = flags.plan.strategies.empty();
-  return freedom;
-}
-
-std::vector<Plan> layouts_for(const TuneFlags& flags, const Model& model, const Plan& plan) {
-  std::vector<Plan> layouts = layouts_of(model, plan, layout_freedom_of(flags, plan));
-  if (const auto data = flags.plan.degrees.data) {
-    std::erase_if(layouts, [&](const Plan& layout) { return layout.data != *data; });
-  }
-  if (!layouts.empty()) return layouts;
-  throw Error("tune, degrees", "no layout of the devices is legal with the degrees that were named",
-              "name fewer of them, or another global batch");
+SearchFreedom freedom_of(const TuneFlags& flags) {
+  return {flags.plan, {true, flags.free_degrees, flags.allow_delay}};
 }
 
 Case case_for(TuneFlags& flags, const CaseSize& size) {
@@ -336,11 +291,7 @@ Case case_for(TuneFlags& flags, const CaseSize& size) {
     of.machine = limited(flags, of.machine);
     return of;
   }
-  // Degrees that will be chosen may divide a batch that those of the flags do not.
-  const bool later = size.global_batch && chooses_degrees(flags);
-  if (later) plan.global_batch.reset();
-  Case of = load_case(on_some_machine(plan), flags.store);
-  if (later) of.plan.global_batch = *size.global_batch;
+  Case of = load_start(on_some_machine(plan), flags.store, nullptr);
   of.machine = limited(flags, of.machine);
   return of;
 }
@@ -349,10 +300,8 @@ Case case_like(const TuneFlags& flags, const Model& like) {
   PlanFlags plan = flags.plan;
   plan.devices = parse_counts({"--devices", flags.devices});
   const std::vector<int64_t> batches = parse_counts({"--global-batch", flags.global_batch});
-  const bool later = !batches.empty() && chooses_degrees(flags);
-  if (!batches.empty() && !later) plan.global_batch = batches.front();
-  Case of = load_case_like(on_some_machine(plan), flags.store, like);
-  if (later) of.plan.global_batch = batches.front();
+  if (!batches.empty()) plan.global_batch = batches.front();
+  Case of = load_start(on_some_machine(plan), flags.store, &like);
   of.machine = limited(flags, of.machine);
   return of;
 }

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "autotune/frontier.h"
-#include "autotune/layout.h"
 #include "autotune/objective.h"
 #include "cli/closed_loop.h"
 #include "cli/inputs.h"
+#include "cli/search_freedom.h"
 
 namespace ballast {
 
@@ -65,13 +65,9 @@ std::vector<int64_t> parse_counts(const CountText& counts);
 // more than there is.
 std::optional<Bytes> headroom_of(const ConstraintFlags& constraints, const Machine& machine);
 
-// What may be chosen: a strategy that was asked for keeps what it sets.
-Freedom freedom_of(const TuneFlags& flags);
-// Degrees that no flag names, and where the optimizer lives.
-LayoutFreedom layout_freedom_of(const TuneFlags& flags, const Plan& plan);
-// Layouts that leave as many ranks with data of their own as a flag asks for. Throws Error where
-// there are none.
-std::vector<Plan> layouts_for(const TuneFlags& flags, const Model& model, const Plan& plan);
+// What may be chosen: a --plan is where the search starts, and degrees that it or a strategy has
+// stay unless --free-degrees is given.
+SearchFreedom freedom_of(const TuneFlags& flags);
 
 // A case for so many devices and this batch, its machine without the head-room. Throws Error.
 struct CaseSize {

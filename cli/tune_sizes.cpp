@@ -39,8 +39,9 @@ void check_devices(const TuneFlags& flags, const Case& of) {
 std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Case& of,
                                            const std::string& label) {
   try {
+    const SearchFreedom freedom = freedom_of(flags);
     return SearchQuestion{
-        label, of.model, of.machine, {layouts_for(flags, of.model, of.plan), freedom_of(flags)}};
+        label, of.model, of.machine, {freedom.layouts(of.model, of.plan), freedom.knobs()}};
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -83,7 +84,8 @@ TunedSize tune_model(TuneFlags& flags, Answers& answers) {
   const bool named = !size.of.plan.model.empty();
   Family family = named ? family_of(size.of.model) : gpt;
   family.like.vocab = size.of.model.vocab;  // --set model.vocab
-  const bool chosen = layout_freedom_of(flags, size.of.plan).pipeline && size.of.plan.devices > 1;
+  const bool chosen = size.of.plan.machine != kHere && size.of.plan.devices > 1 &&
+                      freedom_of(flags).layout().pipeline;
   const int64_t grain =
       chosen ? kLayerGrain : size.of.plan.pipeline * size.of.plan.virtual_pipeline;
   const std::vector<Shape> shapes = shapes_of(family, grain);

@@ -87,7 +87,7 @@ Tuner::Tuner(Case of, TuneFlags& flags, Answers& answers)
     : of_(std::move(of)),
       flags_(flags),
       answers_(answers),
-      space_{layouts_for(flags, of_.model, of_.plan), freedom_of(flags)},
+      space_{freedom_of(flags).layouts(of_.model, of_.plan), freedom_of(flags).knobs()},
       timed_(of_.plan.machine == kHere || flags.loop.plans),
       measurements_(measurements_of(of_.machine, flags.store)) {}
 

@@ -10,6 +10,7 @@
 #include "cli/completion.h"
 #include "cli/progress.h"
 #include "cli/report/comparison_page.h"
+#include "cli/search_freedom.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 
@@ -207,78 +208,9 @@ PlanFlags cell_flags(const CompareFlags& flags, const Question& question, const 
   return one;
 }
 
-// What a search may change: what no flag, no --set and no strategy says.
-class CellFreedom {
- public:
-  explicit CellFreedom(const PlanFlags& flags) : flags_(flags) {
-    for (const Override& change : parse_overrides(flags.set).plan) keys_.insert(change.key);
-    is_named_ = !flags.strategies.empty() || flags.plan_file.has_value();
-    if (!flags.strategies.empty()) {
-      for (const std::string& key : load_strategy(flags.strategies.front()).open) {
-        open_.insert(key);
-      }
-    }
-  }
-
-  Freedom knobs() const {
-    Freedom freedom = is_named_ ? Freedom{} : Freedom::all();
-    freedom.micro_batch = !flags_.micro_batch && is_free("micro_batch");
-    freedom.activations = is_free("activations");
-    freedom.bucket_bytes = is_free("optimizer.bucket_bytes");
-    freedom.cast = freedom.cast && is_free("optimizer.cast");
-    freedom.sync = freedom.sync && is_free("optimizer.sync");
-    freedom.undo = freedom.undo && is_free("optimizer.undo");
-    freedom.gpu_buckets = freedom.gpu_buckets && is_free("optimizer.gpu_buckets");
-    freedom.flow_share = freedom.flow_share && is_free("weights");
-    return freedom;
-  }
-
-  LayoutFreedom layout() const {
-    const DegreeFlags& given = flags_.degrees;
-    LayoutFreedom freedom;
-    freedom.tensor = !given.tensor && is_free("tensor");
-    freedom.pipeline = !given.pipeline && is_free("pipeline");
-    freedom.virtual_pipeline = !given.virtual_pipeline && is_free("virtual_pipeline");
-    freedom.sequence = !given.sequence && is_free("sequence");
-    freedom.context = !given.context && is_free("context");
-    freedom.expert = !given.expert && is_free("expert");
-    const auto may_choose = [&](const char* key) {
-      return is_free(key) && (!is_named_ || open_.count(key) > 0);
-    };
-    freedom.tensor_sequence = may_choose("tensor_sequence");
-    freedom.zero_stage = !given.zero_stage && may_choose("zero_stage");
-    freedom.placement = may_choose("optimizer.placement");
-    return freedom;
-  }
-
-  bool data_is_given() const { return flags_.degrees.data || !is_free("data"); }
-
- private:
-  // Neither the key nor one below it was set.
-  bool is_free(const std::string& key) const {
-    return std::none_of(keys_.begin(), keys_.end(), [&](const std::string& set) {
-      return set == key || set.starts_with(key + ".");
-    });
-  }
-
-  const PlanFlags& flags_;
-  std::set<std::string> keys_;
-  std::set<std::string> open_;
-  bool is_named_ = false;
-};
-
 SearchSpace space_for(const Case& of, const PlanFlags& flags) {
-  const CellFreedom freedom(flags);
-  const LayoutFreedom layout = of.plan.machine == kHere ? LayoutFreedom{} : freedom.layout();
-  SearchSpace space{layouts_of(of.model, of.plan, layout), freedom.knobs()};
-  if (freedom.data_is_given()) {
-    std::erase_if(space.layouts, [&](const Plan& plan) { return plan.data != of.plan.data; });
-  }
-  if (space.layouts.empty()) {
-    throw Error("--tune", "no layout of the devices is legal with the degrees that were named",
-                "name fewer of them, or another global batch");
-  }
-  return space;
+  const SearchFreedom freedom(flags, {});
+  return {freedom.layouts(of.model, of.plan), freedom.knobs()};
 }
 
 class Comparer {
@@ -328,11 +260,16 @@ class Comparer {
   }
 
  private:
+  // A search checks what it makes of the plan.
+  Case load(const PlanFlags& flags) const {
+    return flags_.tune ? load_start(flags, flags_.store, nullptr) : load_case(flags, flags_.store);
+  }
+
   // Flags of which no cell can be made are bad input, told before any work is done. Throws Error.
   void check_any_loads() const {
     for (size_t i = 0; i < grid_.cells(); ++i) {
       try {
-        load_case(cell_flags(flags_, question_, grid_, i), flags_.store);
+        load(cell_flags(flags_, question_, grid_, i));
         return;
       } catch (const Error&) {
         if (i + 1 == grid_.cells()) throw;
@@ -343,7 +280,7 @@ class Comparer {
   CellResult cell(size_t index) const {
     const PlanFlags flags = cell_flags(flags_, question_, grid_, index);
     const bool any_strategy = flags.strategies.empty() && !flags.plan_file;
-    Case of = load_case(flags, flags_.store);
+    Case of = load(flags);
     of.stack = stack_of(flags_.stack);
     if (flags_.tune && any_strategy) of.plan.strategy = kAnyStrategy;
     const auto known = measurements_.find(of.plan.machine);

@@ -131,7 +131,8 @@ int report_nothing(const std::string& what, const Verdict& verdict, const Case& 
 
 int run_max_model(const PredictFlags& flags) {
   const Family gpt = gpt_family();
-  Case of = load_case_like(flags.plan, flags.store, gpt.like);
+  Case of = load_start(flags.plan, flags.store, &gpt.like);
+  if (!of.plan.model.empty()) check(of.plan, of.model);
   of.stack = stack_of(flags.stack);
   const bool named = !of.plan.model.empty();
   Family family = named ? family_of(of.model) : gpt;
