@@ -106,7 +106,9 @@ bool is_faster(const Move& one, const Move& other) {
 
 }  // namespace
 
-Ablation ablate(const AblationEnds& ends, const StepTime& step_time) {
+Ablation ablate(const AblationEnds& ends, const StepTime& step_time,
+                const std::function<bool()>& interrupted) {
+  const auto must_stop = [&] { return interrupted && interrupted(); };
   Taken taken{};
   size_t left = 0;
   for (size_t i = 0; i < kKnobs.size(); ++i) {
@@ -120,6 +122,10 @@ Ablation ablate(const AblationEnds& ends, const StepTime& step_time) {
     std::optional<Move> next;
     for (size_t i = 0; i < kKnobs.size(); ++i) {
       if (taken[i]) continue;
+      if (must_stop()) {
+        result.whole = false;
+        return result;
+      }
       Taken with = taken;
       with[i] = true;
       const Move move{i, time_of(mixture(ends, with), step_time)};

@@ -25,7 +25,8 @@ struct AblationStep {
 
 struct Ablation {
   std::optional<Duration> start;
-  std::vector<AblationStep> steps;  // the last one is the best plan
+  std::vector<AblationStep> steps;  // the last one is the best plan, if whole
+  bool whole = true;                // false where it was interrupted
 };
 
 // The step time of a plan; nothing where it does not fit. May throw Error for a plan that is not
@@ -38,7 +39,9 @@ struct AblationEnds {
 };
 // Requires that every knob of both has a value and that they train the same model on as many
 // devices. The share of the optimizer on the GPU is kept in bytes where the size of buckets changes
-// alone; how a step is undone changes with the way it is synchronised.
-Ablation ablate(const AblationEnds& ends, const StepTime& step_time);
+// alone; how a step is undone changes with the way it is synchronised. `interrupted` is asked
+// before every plan; the steps that are done by then are returned.
+Ablation ablate(const AblationEnds& ends, const StepTime& step_time,
+                const std::function<bool()>& interrupted = {});
 
 }  // namespace ballast

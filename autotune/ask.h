@@ -24,7 +24,8 @@ struct SearchQuestion {
 // Any plan that fits answers: with this tolerance nothing is looked for once one was found.
 inline constexpr double kAnyPlan = 1;
 
-// Nothing: interrupted. A result that is not complete was stopped by its deadline.
+// Nothing: interrupted before it began. A result that is not complete says what stopped it; where
+// it was interrupted, nothing more will be answered.
 using Ask = std::function<std::optional<SearchResult>(const SearchQuestion&)>;
 
 }  // namespace ballast

@@ -20,11 +20,16 @@ SearchOptions completing() {
 }
 
 Plan complete(const Model& model, const Plan& plan, const Machine& machine,
-              const Measurements* measurements) {
+              const Measurements* measurements, const std::function<bool()>& interrupted) {
   if (!has_auto(plan)) return plan;
   const Space space = space_of(model, plan, Freedom{});
-  const SearchResult result = search(model, plan, space, machine, measurements, completing());
+  SearchOptions options = completing();
+  options.interrupted = interrupted;
+  const SearchResult result = search(model, plan, space, machine, measurements, options);
   if (result.best) return result.best->plan;
+  if (!result.complete()) {
+    throw Error("the knobs that are \"auto\"", "the search of them was interrupted", "ask again");
+  }
   CHECK(!result.reasons.empty());
   const InfeasibleReason& reason = result.reasons.front();
   throw Error(

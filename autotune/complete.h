@@ -15,8 +15,9 @@ bool has_auto(const Plan& plan);
 SearchOptions completing();
 
 // `plan` with every "auto" knob filled in; the plan itself if it has none. Throws Error, with the
-// most frequent reason, where nothing fits.
+// most frequent reason, where nothing fits, or where it was interrupted (SearchOptions) before a
+// plan was found.
 Plan complete(const Model& model, const Plan& plan, const Machine& machine,
-              const Measurements* measurements);
+              const Measurements* measurements, const std::function<bool()>& interrupted = {});
 
 }  // namespace ballast

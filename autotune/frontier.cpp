@@ -40,8 +40,8 @@ bool walk(SearchQuestion question, const FrontierOptions& options, const Ask& as
     if (limit) question.machine.gpu.memory.value = *limit + reserved;
     const std::optional<SearchResult> found = ask(question);
     if (!found) return false;
-    if (!found->complete) frontier.whole = false;
-    if (!found->best) return true;
+    if (!found->complete()) frontier.whole = false;
+    if (!found->best) return found->stop != SearchStop::kInterrupt;
     const Candidate& candidate = leanest(*found);
     frontier.points.push_back({candidate.plan.devices, limit, candidate});
     limit = next_limit(candidate.memory[kGpu], options.least_step);

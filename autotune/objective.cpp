@@ -44,51 +44,66 @@ class SizeWalk {
       low = high;
       high = high == sizes_.most ? high + 1 : std::min(2 * high, sizes_.most);
     }
-    while (high - low > 1 && !stopped_) {
+    while (high - low > 1 && !interrupted_) {
       const int64_t middle = low + (high - low) / 2;
       (fits(middle) ? low : high) = middle;
     }
     result_.size = low;
-    result_.next = high <= sizes_.most ? high : 0;
-    result_.proven = result_.proven && !stopped_;
+    result_.next = std::min(high, low + 1);
+    if (result_.next > sizes_.most) result_.next = 0;
+    if (result_.next == 0) result_.next_stop = SearchStop::kNone;
+    if (interrupted_ && result_.next > 0) result_.next_stop = SearchStop::kInterrupt;
+    if (result_.next_stop != SearchStop::kNone) result_.next_reasons.clear();
     if (low > 0) find_fastest(low);
     return std::move(result_);
   }
 
  private:
+  // Whether a plan of this size was found; if none was, whether there is none is in next_stop.
   bool fits(int64_t size) {
-    if (stopped_) return false;
+    if (interrupted_) return false;
     std::optional<SearchQuestion> question = sizes_.question(size);
     if (!question) {
       result_.next_reasons.clear();
+      result_.next_stop = SearchStop::kNone;
       return false;
     }
     question->tolerance = kAnyPlan;
-    ++result_.searches;
-    std::optional<SearchResult> found = ask_(*question);
-    stopped_ = !found;
+    std::optional<SearchResult> found = ask(*question);
     if (!found) return false;
     if (found->best) {
       fallback_ = std::move(found);
       return true;
     }
-    if (!found->complete) result_.proven = false;
     result_.next_reasons = found->reasons;
+    result_.next_stop = found->stop;
     return false;
   }
 
+  std::optional<SearchResult> ask(const SearchQuestion& question) {
+    ++result_.searches;
+    std::optional<SearchResult> found = ask_(question);
+    interrupted_ = !found || found->stop == SearchStop::kInterrupt;
+    return found;
+  }
+
+  // Where that is stopped before it has a plan, the plan that showed that the size fits.
   void find_fastest(int64_t size) {
-    if (!stopped_) {
-      ++result_.searches;
-      result_.found = ask_(*sizes_.question(size));
+    SearchStop stop = SearchStop::kInterrupt;
+    if (!interrupted_) {
+      result_.found = ask(*sizes_.question(size));
+      if (result_.found) stop = result_.found->stop;
     }
-    if (!result_.found || !result_.found->best) result_.found = std::move(fallback_);
+    if (result_.found && result_.found->best) return;
+    result_.found = std::move(fallback_);
+    result_.found->stop = stop;
+    result_.found->proven_within.reset();
   }
 
   const SizeSearch& sizes_;
   const Ask& ask_;
   std::optional<SearchResult> fallback_;  // of the largest size that fits
-  bool stopped_ = false;
+  bool interrupted_ = false;
   LargestSize result_;
 };
 
@@ -164,8 +179,21 @@ bool is_allowed(const Candidate& candidate, const ObjectiveRequest& request) {
   return meets_deadline && saves_energy;
 }
 
+bool is_decided(const ObjectivePoint& point, const ObjectiveRequest& request) {
+  if (point.stop == SearchStop::kNone) return true;
+  if (!point.found || !point.found->best) return false;
+  Candidate best = *point.found->best;
+  if (is_allowed(best, request)) return true;
+  const std::optional<double>& within = point.found->proven_within;
+  if (!within || *within >= 1) return false;
+  best.step_time = best.step_time * (1 - *within);
+  best.tokens_per_s /= 1 - *within;
+  return !is_allowed(best, request);
+}
+
 void ask_points(std::vector<ObjectivePoint>& points, const ObjectiveRequest& request,
                 const Ask& ask) {
+  bool interrupted = false;
   for (size_t i = 0; i < points.size(); ++i) {
     ObjectivePoint& point = points[i];
     if (!point.question) continue;
@@ -174,8 +202,9 @@ void ask_points(std::vector<ObjectivePoint>& points, const ObjectiveRequest& req
         point.devices > points[i - 1].devices && best_point(points, request)) {
       return;
     }
-    point.found = ask(*point.question);
-    if (!point.found) return;
+    if (!interrupted) point.found = ask(*point.question);
+    point.stop = point.found ? point.found->stop : SearchStop::kInterrupt;
+    interrupted = point.stop == SearchStop::kInterrupt;
   }
 }
 

@@ -68,7 +68,8 @@ struct ObjectivePoint {
   int64_t global_batch = 0;
   std::optional<SearchQuestion> question;
   std::string refusal;
-  std::optional<SearchResult> found;  // nothing: not asked, or interrupted
+  std::optional<SearchResult> found;    // nothing: not asked
+  SearchStop stop = SearchStop::kNone;  // of its search, or what kept it from being asked
 };
 
 // Asks the questions in their order (fewest devices first) until one is interrupted; for
@@ -80,6 +81,9 @@ void ask_points(std::vector<ObjectivePoint>& points, const ObjectiveRequest& req
 double value_of(const Candidate& candidate, const ObjectiveRequest& request);
 // Whether the plan stays below most_joules_per_token and meets the deadline.
 bool is_allowed(const Candidate& candidate, const ObjectiveRequest& request);
+// Whether it is known that the point has an allowed plan or that it has none: a search that was
+// stopped decides only by the plan that it found, or by how far that can be from the optimum.
+bool is_decided(const ObjectivePoint& point, const ObjectiveRequest& request);
 // The best of the points that are allowed, of equals the first; nothing where none is.
 std::optional<size_t> best_point(const std::vector<ObjectivePoint>& points,
                                  const ObjectiveRequest& request);
@@ -90,14 +94,16 @@ std::optional<size_t> best_point(const std::vector<ObjectivePoint>& points,
 using SizedQuestion = std::function<std::optional<SearchQuestion>(int64_t size)>;
 
 struct LargestSize {
-  int64_t size = 0;                            // 0: not even the smallest fits
+  int64_t size = 0;                            // the largest known to fit; 0: none is
   std::optional<SearchResult> found;           // with the fastest plan of `size`
   int64_t next = 0;                            // the next size; 0: all that were allowed fit
   std::vector<InfeasibleReason> next_reasons;  // why it does not fit; none: no legal plan
+  // Unless kNone, whether `next` fits is not decided, for this stopped its search.
+  SearchStop next_stop = SearchStop::kNone;
   int64_t searches = 0;
-  bool proven = true;  // false if a search was stopped before it had found or excluded a plan
 };
-// Assumes that of two sizes the larger needs more; ends at a neighbouring pair.
+// Assumes that of two sizes the larger needs more; ends at a neighbouring pair. Of a size that is
+// not decided smaller ones are tried.
 struct SizeSearch {
   SizedQuestion question;
   int64_t most = 0;  // the largest size

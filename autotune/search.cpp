@@ -25,6 +25,7 @@ namespace {
 constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
+constexpr size_t kEnumeratedAtOnce = 64;
 // Plans of the most promising cells that are tried at once, so that there is a best early: of so
 // many with the least work, those with the least bounds.
 constexpr size_t kDivedInto = 32;
@@ -110,8 +111,7 @@ class Search {
   Plan cell_plan(const PlanId& id) const;
   Plan node_plan(const PlanId& id) const;
   Rank rank_of(const PlanId& id, Duration time) const { return {time, moving_parts(plan(id)), id}; }
-  bool late() const { return options_.deadline_s && seconds() > *options_.deadline_s; }
-  bool impatient() const { return options_.patience > 0 && in_vain_ >= options_.patience; }
+  bool must_stop();
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
   void enumerate_all();
@@ -121,6 +121,7 @@ class Search {
   void cut_nodes();
   void cut_cells();
   void push_plans(const Rank& cell);
+  void push(const Rank& rank, Grain grain);
   void bound_pipelines(const std::vector<Rank>& cells);
   void dive(const Rank& cell);
   std::vector<Rank> plans_of(const Rank& cell) const;
@@ -152,7 +153,8 @@ class Search {
   std::map<PlanId, Duration> bound_;                  // of what was simulated
   std::set<PlanId> tried_;                            // simulated, or refused, ahead of their turn
   size_t dives_ = 0;
-  int64_t in_vain_ = 0;  // simulations since the best was found
+  int64_t in_vain_ = 0;              // simulations since the best was found
+  std::optional<Duration> dropped_;  // the least bound of what was ruled out one by one
   Infeasible infeasible_;
   SearchResult result_;
 };
@@ -170,6 +172,19 @@ SearchResult Search::run() {
   return std::move(result_);
 }
 
+// Asked before every round; what ended the search stays.
+bool Search::must_stop() {
+  if (result_.stop != SearchStop::kNone) return true;
+  if (options_.interrupted && options_.interrupted()) {
+    result_.stop = SearchStop::kInterrupt;
+  } else if (options_.deadline_s && seconds() > *options_.deadline_s) {
+    result_.stop = SearchStop::kDeadline;
+  } else if (options_.patience > 0 && in_vain_ >= options_.patience) {
+    result_.stop = SearchStop::kPatience;
+  }
+  return result_.stop != SearchStop::kNone;
+}
+
 void Search::enumerate_all() {
   std::vector<PlanId> all;
   for (size_t r = 0; r < regions_.size(); ++r) {
@@ -177,26 +192,25 @@ void Search::enumerate_all() {
       all.push_back({static_cast<int32_t>(r), choice});
     }
   }
-  for (size_t begin = 0; begin < all.size() && !late(); begin += kRefinedAtOnce) {
-    const size_t count = std::min(kRefinedAtOnce, all.size() - begin);
+  for (size_t begin = 0; begin < all.size() && !must_stop(); begin += kEnumeratedAtOnce) {
+    const size_t count = std::min(kEnumeratedAtOnce, all.size() - begin);
     std::vector<Outcome> outcomes(count);
     parallel_for(count, threads_, [&](size_t i) { outcomes[i] = evaluate(all[begin + i]); });
     for (size_t i = 0; i < count; ++i) record(all[begin + i], std::move(outcomes[i]));
     report({});
   }
-  result_.complete = result_.simulated + infeasible_.count() == result_.considered;
 }
 
 void Search::branch_and_bound() {
-  for (Region& each : regions_) each.floor = floors_.of(each.base, *each.space);
-  fill_queue();
+  for (Region& each : regions_) {
+    if (must_stop()) break;
+    each.floor = floors_.of(each.base, *each.space);
+  }
+  if (!must_stop()) fill_queue();
   while (!queue_.empty()) {
     const Entry& next = queue_.top();
     if (ruled_out(next.rank)) break;
-    if (late() || impatient()) {
-      result_.complete = false;
-      break;
-    }
+    if (must_stop()) break;
     switch (next.grain) {
       case Grain::kNode:
         cut_nodes();
@@ -386,11 +400,9 @@ void Search::push_plans(const Rank& cell) {
   for (const Rank& each : plans_of(cell)) {
     if (tried_.contains(each.id)) continue;
     if (!of.bounds) {
-      if (ruled_out(each)) continue;
-      bound_[each.id] = each.time;
-      queue_.push({each, Grain::kBoundedPlan});
-    } else if (!refuse_state(each.id) && !ruled_out(each)) {
-      queue_.push({each, Grain::kPlan});
+      push(each, Grain::kBoundedPlan);
+    } else if (!refuse_state(each.id)) {
+      push(each, Grain::kPlan);
     }
   }
 }
@@ -427,11 +439,18 @@ void Search::bound_plans() {
       infeasible_.refuse(plan(id), 1, region(id).bounds->memory(id.choice));
       continue;
     }
-    const Rank rank = rank_of(id, bounds[i]);
-    if (ruled_out(rank)) continue;
-    bound_[id] = bounds[i];
-    queue_.push({rank, Grain::kBoundedPlan});
+    push(rank_of(id, bounds[i]), Grain::kBoundedPlan);
   }
+}
+
+// Keeps a plan that may still win.
+void Search::push(const Rank& rank, Grain grain) {
+  if (ruled_out(rank)) {
+    dropped_ = dropped_ ? std::min(*dropped_, rank.time) : rank.time;
+    return;
+  }
+  if (grain == Grain::kBoundedPlan) bound_[rank.id] = rank.time;
+  queue_.push({rank, grain});
 }
 
 void Search::simulate_all(const std::vector<Rank>& plans) {
@@ -518,9 +537,12 @@ void Search::finish() {
   }
   if (!result_.ranked.empty()) {
     result_.best = result_.ranked.front();
-    const double best = result_.best->step_time.seconds();
-    if (!queue_.empty()) {
-      result_.proven_within = std::max(0.0, 1 - queue_.top().rank.time.seconds() / best);
+    const bool any_bound = !queue_.empty() || dropped_;
+    Duration least = result_.best->step_time;
+    if (dropped_) least = std::min(least, *dropped_);
+    if (!queue_.empty()) least = std::min(least, queue_.top().rank.time);
+    if (any_bound || result_.complete()) {
+      result_.proven_within = 1 - least.seconds() / result_.best->step_time.seconds();
     }
   }
   result_.infeasible = infeasible_.count();

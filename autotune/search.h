@@ -15,6 +15,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "autotune/layout.h"
@@ -59,9 +60,18 @@ struct SearchProgress {
   Duration bound;  // no plan that is left is faster
 };
 
+// What ended a search before every plan was decided.
+enum class SearchStop : uint8_t { kNone, kDeadline, kInterrupt, kPatience };
+inline std::string_view to_string(SearchStop value) {
+  constexpr std::string_view kNames[] = {"none", "deadline", "interrupt", "patience"};
+  return kNames[static_cast<size_t>(value)];
+}
+
 struct SearchOptions {
   int threads = 0;                   // 0: all cores
   std::optional<double> deadline_s;  // stop then with the best so far
+  // The same where this says so; asked before every round of work, on this thread.
+  std::function<bool()> interrupted;
   // Plans that can be faster than the best by less than this share are not simulated. 0: exact.
   double tolerance = 0;
   // Stop with the best so far when so many simulations in a row brought none better. 0: never.
@@ -82,10 +92,14 @@ struct SearchResult {
   int64_t simulated = 0;
   int64_t infeasible = 0;  // of those that were looked at more closely than by their time
   std::vector<InfeasibleReason> reasons;  // most frequent first
-  bool complete = true;                   // false if the deadline or impatience came first
-  // No plan of the space is faster than `best` by more than this share of its step time.
-  double proven_within = 0;
+  // Unless kNone, a plan that was not looked at may fit, or be the best.
+  SearchStop stop = SearchStop::kNone;
+  // No plan of the space is faster than `best` by more than this share of its step time; nothing
+  // where that is not known, for no bound was used or none was found.
+  std::optional<double> proven_within;
   double seconds = 0;  // of wall time
+
+  bool complete() const { return stop == SearchStop::kNone; }
 };
 
 // Requires check(model), check(machine), and check(plan, model) of every layout to pass; all have

@@ -107,7 +107,7 @@ class Study {
     const Prediction prediction = predict(search.model, same, search.machine, measurements_);
     if (prediction.fits) point.same_plan = prediction.step_time;
     const std::optional<SearchResult> found = ask_(search);
-    if (!found) return std::nullopt;
+    if (!found || found->stop == SearchStop::kInterrupt) return std::nullopt;
     if (found->best) {
       point.step_time = found->best->step_time;
       point.differs = differing_knobs(found->best->plan, same);
@@ -117,6 +117,7 @@ class Study {
       point.step_time = point.same_plan;
       point.differs.clear();
     }
+    point.decided = point.step_time || found->complete();
     return point;
   }
 

@@ -33,7 +33,8 @@ Machine with_figure(const Machine& machine, const MachineFigure& figure, double 
 struct SensitivityPoint {
   double factor = 1;
   double value = 0;                   // of the figure
-  std::optional<Duration> step_time;  // of the best plan there; nothing: none fits
+  std::optional<Duration> step_time;  // of the best plan there; nothing: none fits, or is known to
+  bool decided = true;                // false where nothing was found before the search was stopped
   std::optional<Duration> same_plan;  // nothing: it does not fit
   std::vector<std::string> differs;   // knobs of the best plan there
 };

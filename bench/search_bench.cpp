@@ -97,7 +97,7 @@ void search_case(const Case& of) {
   std::printf("%-20s %7.2f s %6lld layouts %12lld plans %6lld simulated %s %5ld MiB", of.name,
               seconds, static_cast<long long>(found.layouts),
               static_cast<long long>(found.considered), static_cast<long long>(found.simulated),
-              found.complete ? "optimum " : "deadline", use.ru_maxrss / 1024);
+              found.complete() ? "optimum " : "deadline", use.ru_maxrss / 1024);
   if (found.best) {
     std::printf("  %.4g s: %s", found.best->step_time.seconds(),
                 layout_name(found.best->plan).c_str());

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/prediction.h"
 #include "cli/progress.h"
 #include "cli/text.h"
 #include "sim/base/error.h"
@@ -81,6 +82,13 @@ Candidate candidate_of(const Json& json, const std::string& source) {
   return candidate;
 }
 
+SearchStop stop_of(const std::string& name) {
+  for (const SearchStop stop : {SearchStop::kDeadline, SearchStop::kPatience}) {
+    if (to_string(stop) == name) return stop;
+  }
+  return SearchStop::kNone;
+}
+
 }  // namespace
 
 std::string freedom_text(const Freedom& f) {
@@ -110,8 +118,8 @@ std::string answer_json(const SearchResult& result) {
                      {"simulated", result.simulated},
                      {"infeasible", result.infeasible},
                      {"reasons", reasons},
-                     {"complete", result.complete},
-                     {"proven_within", result.proven_within},
+                     {"stop", to_string(result.stop)},
+                     {"proven_within", or_null(result.proven_within)},
                      {"seconds", result.seconds}};
   return json.dump();
 }
@@ -136,8 +144,10 @@ SearchResult parse_answer(const std::string& text, const std::string& source) {
                                 reason.at("detail"),
                                 {reason.at("excess_bytes").get<int64_t>()}});
     }
-    result.complete = json.at("complete");
-    result.proven_within = json.at("proven_within");
+    result.stop = stop_of(json.at("stop"));
+    if (const Json& within = json.at("proven_within"); !within.is_null()) {
+      result.proven_within = within.get<double>();
+    }
     result.seconds = json.at("seconds");
     return result;
   } catch (const Json::exception&) {
@@ -152,7 +162,7 @@ std::optional<SearchResult> Answers::known(const std::string& question) const {
   const std::optional<std::string> answer = store->search_answer(question);
   if (!answer) return std::nullopt;
   SearchResult result = parse_answer(*answer, store->path());
-  const bool as_long = result.complete || result.seconds >= options_.deadline_s;
+  const bool as_long = result.complete() || result.seconds >= options_.deadline_s;
   return as_long ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -164,12 +174,11 @@ SearchResult Answers::search_now(const SearchQuestion& question, const Measureme
   options.exhaustive = options_.exhaustive;
   options.ranked = question.ranked;
   options.tolerance = question.tolerance;
+  options.interrupted = interruption();
   options.progress = [&](const SearchProgress& at) {
     const double share = at.best ? at.bound.seconds() / at.best->seconds() : 0;
     progress.show(share, fmt::format("{}{} plans, {} simulated, best {}", where, at.considered,
                                      at.simulated, at.best ? show(*at.best) : "none yet"));
-    // A search looks at its deadline before each round; one that has passed ends it.
-    if (interrupted()) options.deadline_s = 0;
   };
   SearchResult found =
       search(question.model, question.space, question.machine, &measurements, options);
@@ -186,16 +195,15 @@ SearchResult Answers::ask(const SearchQuestion& question, const Measurements& me
     return *std::move(found);
   }
   SearchResult found = search_now(question, measurements);
-  if (!interrupted()) open_store(store_).append(SearchRecord{text, answer_json(found)});
+  if (found.stop != SearchStop::kInterrupt)
+    open_store(store_).append(SearchRecord{text, answer_json(found)});
   return found;
 }
 
 Ask Answers::asker(const Measurements& measurements) {
   return [this, &measurements](const SearchQuestion& question) -> std::optional<SearchResult> {
     if (interrupted()) return std::nullopt;
-    SearchResult found = ask(question, measurements);
-    if (interrupted()) return std::nullopt;
-    return found;
+    return ask(question, measurements);
   };
 }
 

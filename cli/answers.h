@@ -8,6 +8,7 @@
 // Will not do: search (autotune/search), or choose what to ask (cli/tune_*).
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -31,10 +32,14 @@ class Answers {
 
   // Shows progress. Where it is interrupted: the best so far, not complete.
   SearchResult ask(const SearchQuestion& question, const Measurements& measurements);
-  // The same for studies, which cannot use half a search: nothing once it is interrupted.
+  // The same for studies: nothing where it was interrupted before.
   Ask asker(const Measurements& measurements);
 
   bool interrupted() const { return interrupted_ || (watch_ && watch_->interrupted()); }
+  // That as a function, for what is not a search. This object must outlive it.
+  std::function<bool()> interruption() const {
+    return [this] { return interrupted(); };
+  }
   int64_t asked() const { return asked_; }
   int64_t from_store() const { return from_store_; }
   // Of searches from here on.

@@ -1,6 +1,7 @@
 #include "cli/arguments.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 
 #include "sim/base/error.h"
@@ -15,7 +16,26 @@ std::string summary_of(const std::string& name) {
   CHECK(false);
 }
 
+// `is_good` of a finite number; else "VALUE WHAT".
+CLI::Validator number_check(bool (*is_good)(double), const char* what) {
+  return {[is_good, what](const std::string& text) {
+            double value = 0;
+            const bool is_number = CLI::detail::lexical_cast(text, value);
+            if (is_number && std::isfinite(value) && is_good(value)) return std::string();
+            return fmt::format("{} {}", text, what);
+          },
+          ""};
+}
+
 }  // namespace
+
+CLI::Validator above_zero() {
+  return number_check([](double value) { return value > 0; }, "is no finite number above 0");
+}
+
+CLI::Validator zero_or_more() {
+  return number_check([](double value) { return value >= 0; }, "is no finite number from 0 on");
+}
 
 VerbParser::VerbParser(const std::string& name)
     : name_(name), app_("ballast " + name + ": " + summary_of(name), "ballast " + name) {
@@ -48,13 +68,10 @@ void VerbParser::add(PlanFlags& flags, Lists lists) {
                         "Shipped name or file [superoffload]" + several))
       ->type_name("NAME");
   limit(app_.add_option("--devices", flags.devices, "GPUs that train together [1]" + several))
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("COUNT");
   const auto size = [&](const char* name, std::optional<int64_t>& value, const char* help) {
-    app_.add_option(name, value, help)
-        ->check(CLI::PositiveNumber)
-        ->type_name("COUNT")
-        ->group("The plan");
+    app_.add_option(name, value, help)->check(above_zero())->type_name("COUNT")->group("The plan");
   };
   // --data is the text that train and verify read.
   size("--data-parallel", flags.degrees.data,

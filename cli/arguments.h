@@ -15,6 +15,11 @@
 
 namespace ballast {
 
+// Checks of a flag's number, whose messages say what is wrong (CLI11's own name the largest
+// double). Not a number and infinity do not pass.
+CLI::Validator above_zero();
+CLI::Validator zero_or_more();
+
 std::string program_version();
 std::string program_commit();  // of the sources; empty where unknown
 

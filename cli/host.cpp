@@ -24,16 +24,16 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
   add("--seed", flags.seed, "Of initial weights and of the order of the data [1]", "NUMBER");
   add("--lr", flags.learning_rate, "Peak learning rate, reached after the warm-up [0.001]",
       "NUMBER")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   add("--warmup", flags.warmup_steps, "Steps of linear warm-up; a cosine follows [20]", "STEPS")
-      ->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
   add("--clip", flags.clip_norm,
       flags.clip_norm > 0 ? "Largest norm of all gradients; 0 never clips [1]"
                           : "Largest norm of all gradients; 0 never clips, nor rolls back [0]",
       "NUMBER")
-      ->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
   add("--weight-decay", flags.weight_decay, "Of matrices, decoupled [0.1]", "NUMBER")
-      ->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
   app.add_flag("--cuda-graphs", flags.captures,
                "On a GPU: record runs of kernels once and launch each as one; their operations are "
                "then timed together")

@@ -21,11 +21,9 @@ void add_search_flags(CLI::App& app, TuneFlags& flags) {
       ->type_name("FILE");
   app.add_option("--deadline", flags.deadline_s,
                  "Stop each search after this many seconds, with the best so far [60]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("SECONDS");
-  app.add_option("--top", flags.top, "Plans to print [5]")
-      ->check(CLI::PositiveNumber)
-      ->type_name("COUNT");
+  app.add_option("--top", flags.top, "Plans to print [5]")->check(above_zero())->type_name("COUNT");
   app.add_flag("--allow-delay", flags.allow_delay,
                "Consider updates one step late, which are not exact, as well");
   app.add_flag("--free-degrees", flags.free_degrees,
@@ -52,7 +50,7 @@ void add_count_flags(CLI::App& app, TuneFlags& flags) {
 
 CLI::Option* add_amount(CLI::App& app, const char* name, std::optional<double>& value,
                         const char* help) {
-  return app.add_option(name, value, help)->check(CLI::PositiveNumber)->group(kObjectiveGroup);
+  return app.add_option(name, value, help)->check(above_zero())->group(kObjectiveGroup);
 }
 
 void add_objective_flags(CLI::App& app, TuneFlags& flags) {
@@ -81,7 +79,7 @@ void add_objective_flags(CLI::App& app, TuneFlags& flags) {
       ->excludes(gb)
       ->type_name("PERCENT");
   app.add_option("--most-devices", limits.most_devices, "Devices that may be used [all]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("COUNT")
       ->group(kObjectiveGroup);
   add_amount(app, "--most-joules-per-token", limits.most_joules_per_token,
@@ -142,18 +140,11 @@ void check_counts(const TuneFlags& flags) {
   }
 }
 
-// Not a number passes every comparison that CLI11 makes.
+// Not a number passes the ranges of CLI11.
 void check_amounts(const TuneFlags& flags) {
   const std::pair<const char*, std::optional<double>> amounts[] = {
-      {"--price-per-device-hour", flags.request.rates.price_per_hour},
-      {"--watts-per-device", flags.request.rates.watts},
-      {"--tokens", flags.tokens},
-      {"--deadline-days", flags.deadline_days},
-      {"--headroom-gb", flags.constraints.headroom_gb},
       {"--headroom-percent", flags.constraints.headroom_percent},
-      {"--most-joules-per-token", flags.constraints.most_joules_per_token},
-      {"--frontier-step-percent", flags.frontier_step_percent},
-      {"--deadline", flags.deadline_s}};
+      {"--frontier-step-percent", flags.frontier_step_percent}};
   for (const auto& [name, amount] : amounts) {
     if (!amount || std::isfinite(*amount)) continue;
     throw Error(name, "is no finite number", "give one");

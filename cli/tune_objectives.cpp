@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/text.h"
+#include "cli/tune_output.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -75,20 +76,25 @@ ObjectivePoint make_point(TuneFlags& flags, const CaseSize& size, Answers& answe
   return point;
 }
 
-// "fits", or why not, of one point.
+// Why a point is no answer; empty where it is one.
 std::string point_reason(const ObjectivePoint& point, const ObjectiveRequest& request) {
   if (!point.refusal.empty()) return point.refusal;
+  if (!is_decided(point, request)) return "not decided";
   if (!point.found) return "not searched";
-  if (!point.found->best) {
-    const auto& reasons = point.found->reasons;
-    return reasons.empty() ? "stopped before a plan was found"
-                           : "does not fit: " + reasons.front().detail;
-  }
+  if (!point.found->best) return "does not fit: " + point.found->reasons.front().detail;
   if (is_allowed(*point.found->best, request)) return "";
   const Economy economy = economy_of(*point.found->best, request.rates);
   const bool energy =
       request.most_joules_per_token && *economy.joules_per_token > *request.most_joules_per_token;
   return energy ? "takes too much energy" : "misses the deadline";
+}
+
+// The same, and what stopped its search.
+std::string point_remark(const TuneFlags& flags, const ObjectivePoint& point) {
+  std::string remark = point_reason(point, flags.request);
+  if (point.stop == SearchStop::kNone) return remark;
+  if (!remark.empty()) remark += ": ";
+  return remark + stop_text(point.stop, flags.deadline_s);
 }
 
 std::optional<Emptied> emptied_by_figure(const TuneFlags& flags, const TunedPoints& tuned) {
@@ -212,9 +218,8 @@ TunedPoints tune_points(TuneFlags& flags, Answers& answers) {
   const auto asked = [](const ObjectivePoint& point) { return point.question.has_value(); };
   const bool any = std::any_of(tuned.points.begin(), tuned.points.end(), asked);
   if (!any && first_refusal) std::rethrow_exception(first_refusal);
-  const bool several = tuned.points.size() > 1;
   const Ask ask = [&](const SearchQuestion& question) -> std::optional<SearchResult> {
-    if (several && answers.interrupted()) return std::nullopt;
+    if (answers.interrupted()) return std::nullopt;
     for (size_t i = 0; i < tuned.points.size(); ++i) {
       const ObjectivePoint& point = tuned.points[i];
       if (point.question && point.question->label == question.label) {
@@ -228,14 +233,16 @@ TunedPoints tune_points(TuneFlags& flags, Answers& answers) {
   return tuned;
 }
 
+bool is_decided(const TuneFlags& flags, const TunedPoints& tuned) {
+  return std::all_of(tuned.points.begin(), tuned.points.end(),
+                     [&](const ObjectivePoint& point) { return is_decided(point, flags.request); });
+}
+
 std::vector<Emptied> emptied_by(TuneFlags& flags, const TunedPoints& tuned, Answers& answers) {
-  CHECK(!tuned.best);
+  CHECK(!tuned.best && is_decided(flags, tuned));
   if (const auto figure = emptied_by_figure(flags, tuned)) return {*figure};
   const Tuner* const tuner = tuned.tuners.back().get();
   if (tuner == nullptr || answers.interrupted()) return {};
-  // What was not looked through to its end may hold a plan that fits.
-  const std::optional<SearchResult>& last = tuned.points.back().found;
-  if (!last || !last->complete) return {};
   answers.set_deadline(std::min(flags.deadline_s, kDiagnosisSeconds));
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::seconds(kAllDiagnosesSeconds);
@@ -289,7 +296,9 @@ OrderedJson points_json(const TuneFlags& flags, const TunedPoints& tuned) {
     OrderedJson entry = {{"devices", point.devices}, {"global_batch", point.global_batch}};
     const std::string reason = point_reason(point, flags.request);
     entry["allowed"] = reason.empty();
+    entry["decided"] = is_decided(point, flags.request);
     if (!reason.empty()) entry["reason"] = reason;
+    entry["stopped_by"] = stop_json(point.stop);
     if (point.found && point.found->best) {
       const Candidate& best = *point.found->best;
       const Economy economy = economy_of(best, flags.request.rates);
@@ -299,8 +308,8 @@ OrderedJson points_json(const TuneFlags& flags, const TunedPoints& tuned) {
       entry["cost_per_million_tokens"] = or_null(economy.cost_per_million_tokens);
       entry["joules_per_token"] = or_null(economy.joules_per_token);
       if (flags.request.job) entry["days"] = days_of(*flags.request.job, best);
-      entry["complete"] = point.found->complete;
-      entry["proven_within"] = point.found->proven_within;
+      entry["complete"] = point.found->complete();
+      entry["proven_within"] = or_null(point.found->proven_within);
       entry["plan"] = OrderedJson::parse(plan_json(best.plan));
     }
     json.push_back(std::move(entry));
@@ -339,7 +348,8 @@ std::string points_text(const TuneFlags& flags, const TunedPoints& tuned) {
     } else {
       cells.insert(cells.end(), 6, "-");
     }
-    cells.push_back(i == tuned.best ? "the best" : point_reason(point, request));
+    const std::string remark = point_remark(flags, point);
+    cells.push_back(i != tuned.best ? remark : remark.empty() ? "the best" : "the best; " + remark);
     table.add(std::move(cells));
   }
   return fmt::format("by {}:\n{}\n", flags.objective, table.text());

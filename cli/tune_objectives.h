@@ -24,6 +24,9 @@ struct TunedPoints {
 // are illegal.
 TunedPoints tune_points(TuneFlags& flags, Answers& answers);
 
+// Whether each point is known to have an answer or to have none.
+bool is_decided(const TuneFlags& flags, const TunedPoints& tuned);
+
 // A constraint that leaves nothing.
 struct Emptied {
   std::string constraint;  // "--headroom-gb", "GPU memory"
@@ -32,7 +35,8 @@ struct Emptied {
   std::string unit;
   std::string together_with = {};  // the other constraint that must give way; empty: this one alone
 };
-// Requires that nothing was found. Takes some 20 s at most: what would do is then less sharp.
+// Requires that nothing was found, and that this is decided. Takes some 20 s at most: what would do
+// is then less sharp.
 std::vector<Emptied> emptied_by(TuneFlags& flags, const TunedPoints& tuned, Answers& answers);
 OrderedJson emptied_json(const std::vector<Emptied>& emptied);
 std::string emptied_text(const std::vector<Emptied>& emptied);

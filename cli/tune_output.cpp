@@ -6,6 +6,7 @@
 
 #include "cli/text.h"
 #include "cli/why.h"
+#include "sim/base/error.h"
 
 namespace ballast {
 namespace {
@@ -74,23 +75,50 @@ OrderedJson search_json(const SearchResult& found) {
           {"simulated", found.simulated},
           {"bounded", found.bounded},
           {"infeasible", found.infeasible},
-          {"complete", found.complete},
-          {"proven_within", found.proven_within},
+          {"complete", found.complete()},
+          {"stopped_by", stop_json(found.stop)},
+          {"proven_within", or_null(found.proven_within)},
           {"seconds", found.seconds},
           {"ties", near},
           {"ranked", ranked},
           {"reasons", reasons}};
 }
 
+OrderedJson stop_json(SearchStop stop) {
+  if (stop == SearchStop::kNone) return nullptr;
+  return std::string(to_string(stop));
+}
+
+std::string stop_text(SearchStop stop, double deadline_s) {
+  CHECK(stop != SearchStop::kNone);
+  if (stop == SearchStop::kInterrupt) return "interrupted";
+  if (stop == SearchStop::kDeadline) {
+    return fmt::format("stopped by the deadline ({:g} s, --deadline)", deadline_s);
+  }
+  return fmt::format("stopped by {}", to_string(stop));
+}
+
 std::string search_text(const TuneFlags& flags, const Case& best, const SearchResult& found) {
   std::string text = fmt::format(
-      "{} plans for {} on {}: {} simulated, the others ruled out by their bounds, in {}\n\n",
+      "{} plans for {} on {}: {} simulated, the others {}, in {}\n\n",
       show_count(static_cast<double>(found.considered)), best.model.name, best.machine.name,
-      found.simulated, show(Duration::from_seconds(found.seconds)));
-  if (!found.complete) {
-    text +=
-        fmt::format("stopped by the deadline ({} s); no plan is faster by more than {:.1f} %\n\n",
-                    flags.deadline_s, 100 * found.proven_within);
+      found.simulated,
+      found.complete() ? "ruled out by their bounds" : "ruled out by their bounds or left",
+      show(Duration::from_seconds(found.seconds)));
+  if (found.complete()) return text;
+  const double within = found.proven_within.value_or(1);
+  text += stop_text(found.stop, flags.deadline_s);
+  if (within < 1) {
+    const auto faster = [](const Candidate& a, const Candidate& b) {
+      return a.step_time < b.step_time;
+    };
+    const Duration least =
+        std::min_element(found.ranked.begin(), found.ranked.end(), faster)->step_time *
+        (1 - within);
+    text += fmt::format("; no plan takes less than {}, {:.1f} % less than the best so far\n\n",
+                        show(least), 100 * within);
+  } else {
+    text += "; how much faster another plan can be is not known\n\n";
   }
   return text;
 }

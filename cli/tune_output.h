@@ -21,6 +21,10 @@ OrderedJson search_json(const SearchResult& found);
 // {"hbm": bytes, ...} of the places that hold anything.
 OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory);
 
+// "stopped by the deadline (60 s)", "interrupted". Requires a search that was stopped.
+std::string stop_text(SearchStop stop, double deadline_s);
+// The same as JSON: "deadline", or null.
+OrderedJson stop_json(SearchStop stop);
 std::string search_text(const TuneFlags& flags, const Case& best, const SearchResult& found);
 // The first `top` plans, and how many cannot be told apart.
 std::string ranking_text(const SearchResult& found, int64_t top);

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/text.h"
+#include "cli/tune_output.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -128,7 +129,8 @@ OrderedJson size_json(const TuneFlags& flags, const TunedSize& size) {
                       {"next", size.next_value > 0 ? OrderedJson(size.next_value) : nullptr},
                       {"tried", size.grain},
                       {"searches", size.found.searches},
-                      {"proven", size.found.proven},
+                      {"proven", size.found.next_stop == SearchStop::kNone},
+                      {"stopped_by", stop_json(size.found.next_stop)},
                       {"layers", size.of.model.layers},
                       {"hidden", size.of.model.hidden},
                       {"heads", size.of.model.heads}};
@@ -144,21 +146,22 @@ std::string size_text(const TuneFlags& flags, const TunedSize& size) {
     return sequence ? show_count(value) + " tokens"
                     : fmt::format("{:.2f}B parameters", value * 1e-9);
   };
+  const bool decided = size.found.next_stop == SearchStop::kNone;
   std::string text;
   if (size.found.size > 0) {
-    text += fmt::format("the longest or largest that fits   {} ({} layers of {})\n",
+    text += fmt::format("{}   {} ({} layers of {})\n",
+                        decided ? "the longest or largest that fits" : "fits, a larger one may too",
                         amount(size.value), size.of.model.layers, size.of.model.hidden);
   }
-  if (size.next_value > 0) {
+  if (size.next_value > 0 && decided) {
     const auto& reasons = size.found.next_reasons;
     text += fmt::format("the next does not                  {}: {}\n", amount(size.next_value),
                         reasons.empty() ? "no layout of it is legal" : reasons.front().detail);
+  } else if (size.next_value > 0) {
+    text += fmt::format("not decided: {}; {}\n", amount(size.next_value),
+                        stop_text(size.found.next_stop, flags.deadline_s));
   }
-  text += fmt::format("of {}, by {} searches\n", size.grain, size.found.searches);
-  if (!size.found.proven) {
-    text += "a search was stopped before it had decided: a larger one may fit (--deadline)\n";
-  }
-  return text;
+  return text + fmt::format("of {}, by {} searches\n", size.grain, size.found.searches);
 }
 
 }  // namespace ballast

@@ -20,6 +20,9 @@ OrderedJson seconds_or_null(const std::optional<Duration>& time) {
   return time ? OrderedJson(time->seconds()) : OrderedJson(nullptr);
 }
 std::string show_or_dash(const std::optional<Duration>& time) { return time ? show(*time) : "-"; }
+std::string show_point(const SensitivityPoint& point) {
+  return point.decided ? show_or_dash(point.step_time) : "not decided";
+}
 
 std::string label_of(const FrontierPoint& point) {
   return fmt::format("{} device{}, {}", point.devices, point.devices == 1 ? "" : "s",
@@ -27,7 +30,8 @@ std::string label_of(const FrontierPoint& point) {
 }
 
 // With the degrees of the best plan, and knobs that are open chosen for it.
-Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best) {
+Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
+              const Answers& answers) {
   PlanRequest request;
   request.strategy = flags.ablation_from;
   request.model = best.model;
@@ -51,9 +55,9 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best) {
   }
   check(start, base.model);
   try {
-    return complete(base.model, start, base.machine, &tuner.measurements());
+    return complete(base.model, start, base.machine, &tuner.measurements(), answers.interruption());
   } catch (const Error&) {
-    // It does not fit, whatever is chosen.
+    // It does not fit, whatever is chosen; or nobody waits for the choice.
     if (!start.micro_batch) start.micro_batch = best.micro_batch;
     if (!start.activations) start.activations = best.activations;
     if (!start.optimizer.gpu_buckets) start.optimizer.gpu_buckets = 0;
@@ -160,6 +164,7 @@ OrderedJson sensitivity_json(const SensitivityStudy& study) {
       points.push_back({{"factor", point.factor},
                         {"value", point.value},
                         {"step_time_s", seconds_or_null(point.step_time)},
+                        {"decided", point.decided},
                         {"same_plan_step_time_s", seconds_or_null(point.same_plan)},
                         {"differs", point.differs}});
     }
@@ -192,7 +197,7 @@ std::string sensitivity_text(const SensitivityStudy& study) {
     std::vector<std::string> cells = {one.figure.name,
                                       fmt::format("{:.4g} {}", one.figure.value, one.figure.unit),
                                       fmt::format("{:+.2f} %", one.elasticity)};
-    for (const SensitivityPoint& point : one.points) cells.push_back(show_or_dash(point.step_time));
+    for (const SensitivityPoint& point : one.points) cells.push_back(show_point(point));
     cells.push_back(one.switches_at
                         ? fmt::format("{:.4g} {}: {}", one.switches_at->value, one.figure.unit,
                                       fmt::join(one.switches_at->differs, "; "))
@@ -203,15 +208,17 @@ std::string sensitivity_text(const SensitivityStudy& study) {
                      study.searched, table.text());
 }
 
-AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const Candidate& best) {
-  const Plan start = start_of(flags, tuner, best.plan);
+AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const Candidate& best,
+                             const Answers& answers) {
+  const Plan start = start_of(flags, tuner, best.plan, answers);
   const Case& base = tuner.base();
   const StepTime step_time = [&](const Plan& plan) -> std::optional<Duration> {
     check(plan, base.model);
     const Prediction prediction = predict(base.model, plan, base.machine, &tuner.measurements());
     return prediction.fits ? std::optional(prediction.step_time) : std::nullopt;
   };
-  return {flags.ablation_from, ablate({start, best.plan}, step_time), best.step_time};
+  return {flags.ablation_from, ablate({start, best.plan}, step_time, answers.interruption()),
+          best.step_time};
 }
 
 OrderedJson ablation_json(const AblationStudy& study) {
@@ -226,6 +233,7 @@ OrderedJson ablation_json(const AblationStudy& study) {
   return {
       {"start", {{"label", study.start}, {"step_time_s", seconds_or_null(study.ablation.start)}}},
       {"steps", steps},
+      {"whole", study.ablation.whole},
       {"best_step_time_s", study.best.seconds()}};
 }
 
@@ -237,14 +245,23 @@ std::string ablation_text(const AblationStudy& study) {
     table.add({step.knob, show_or_dash(step.step_time), show_or_dash(step.gain),
                fmt::format("{} (was {})", step.to, step.from)});
   }
-  return table.text() + "- : does not fit, or is not legal, so far\n";
+  std::string text = table.text() + "- : does not fit, or is not legal, so far\n";
+  if (!study.ablation.whole) text += "interrupted: of the other knobs nothing is decided\n";
+  return text;
 }
 
-std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best) {
+std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best,
+                                              const Answers& answers) {
   std::vector<StrategyVerdict> verdicts;
   for (const Shipped& shipped : shipped_strategies()) {
     StrategyVerdict verdict;
     verdict.name = shipped.name;
+    verdict.decided = !answers.interrupted();
+    if (!verdict.decided) {
+      verdict.reason = "not decided: interrupted";
+      verdicts.push_back(std::move(verdict));
+      continue;
+    }
     try {
       PlanRequest request;
       request.strategy = shipped.name;
@@ -272,7 +289,8 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case
 OrderedJson strategies_json(const std::vector<StrategyVerdict>& verdicts) {
   OrderedJson json = OrderedJson::array();
   for (const StrategyVerdict& verdict : verdicts) {
-    OrderedJson entry = {{"name", verdict.name}, {"fits", verdict.fits}};
+    OrderedJson entry = {{"name", verdict.name},
+                         {"fits", verdict.decided ? OrderedJson(verdict.fits) : nullptr}};
     if (!verdict.fits) {
       entry["reason"] = verdict.reason;
       entry["misses"] = verdict.excess ? OrderedJson{{"memory", verdict.missing},
@@ -288,8 +306,11 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts) {
   std::vector<std::string> fitting;
   std::vector<std::string> missing;
   std::vector<std::string> illegal;
+  std::vector<std::string> open;
   for (const StrategyVerdict& verdict : verdicts) {
-    if (verdict.fits) {
+    if (!verdict.decided) {
+      open.push_back(verdict.name);
+    } else if (verdict.fits) {
       fitting.push_back(verdict.name);
     } else if (verdict.excess) {
       missing.push_back(
@@ -306,6 +327,7 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts) {
   if (!illegal.empty()) {
     text += fmt::format("not for these devices: {}\n", fmt::join(illegal, ", "));
   }
+  if (!open.empty()) text += fmt::format("not decided: {}\n", fmt::join(open, ", "));
   return text;
 }
 

@@ -35,7 +35,8 @@ struct AblationStudy {
 };
 // The strategy runs in the best plan's layout; knobs that it leaves open are chosen for it. Throws
 // Error where it is not one, or not legal in this layout.
-AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const Candidate& best);
+AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const Candidate& best,
+                             const Answers& answers);
 OrderedJson ablation_json(const AblationStudy& study);
 std::string ablation_text(const AblationStudy& study);
 
@@ -43,12 +44,14 @@ std::string ablation_text(const AblationStudy& study);
 struct StrategyVerdict {
   std::string name;
   bool fits = false;
+  bool decided = true;          // false: interrupted before it was known
   std::string reason;           // why not
   std::string missing;          // "GPU memory"; empty where it fits or is not legal
   std::optional<Bytes> excess;  // of that memory
 };
 // By memory alone, open knobs taking what needs least of it.
-std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best);
+std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best,
+                                              const Answers& answers);
 OrderedJson strategies_json(const std::vector<StrategyVerdict>& verdicts);
 std::string strategies_text(const std::vector<StrategyVerdict>& verdicts);
 

@@ -101,7 +101,13 @@ SearchResult Tuner::run(const std::string& label) {
   if (timed_) measure_space();
   SearchResult found = answers_.ask(question(label), measurements_);
   for (int round = 1; round < kMostRounds && measure_top(found); ++round) {
-    found = answers_.ask(question(label), measurements_);
+    SearchResult again = answers_.ask(question(label), measurements_);
+    if (again.best || !found.best) {
+      found = std::move(again);
+    } else {
+      found.stop = again.stop;
+      found.proven_within.reset();
+    }
   }
   return found;
 }
@@ -165,7 +171,8 @@ bool Tuner::measure(const Plan& plan) {
 bool Tuner::measure_top(const SearchResult& found) {
   if (!timed_ || answers_.interrupted()) return false;
   bool any = false;
-  for (size_t i = 0; i < std::min(kTimedAtTheTop, found.ranked.size()); ++i) {
+  const size_t most = std::min(kTimedAtTheTop, found.ranked.size());
+  for (size_t i = 0; i < most && !answers_.interrupted(); ++i) {
     any = measure(found.ranked[i].plan) || any;
   }
   return any;

@@ -33,7 +33,7 @@ bool parse(Words words, ProfileFlags& flags) {
   app.add_option("--threads", flags.threads,
                  "Threads of the CPU's optimizer [every core but the one that plays or feeds the "
                  "GPU]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("COUNT");
   app.add_option("--gpu-memory-share", flags.gpu_memory_share,
                  "Of the host: share of the memory that plays the GPU's, above 0 and below 1 [0.5]")

@@ -245,7 +245,10 @@ OrderedJson data_of(const ReportFlags& flags) {
 
 std::string title_of(const OrderedJson& data) {
   if (data.contains("validation")) return "Ballast against published measurements";
-  if (!data.contains("model")) return "A search in which nothing fits";
+  if (!data.contains("model")) {
+    const bool decided = data.at("tune").value("complete", true);
+    return decided ? "A search in which nothing fits" : "A search that was stopped undecided";
+  }
   const char* what = data.contains("tune") ? "The best plan of {} on {}" : "{} on {}";
   return fmt::format(fmt::runtime(what), text_of(data["model"]), text_of(data["machine"]));
 }

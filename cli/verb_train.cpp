@@ -43,7 +43,7 @@ bool parse(Words words, TrainFlags& flags) {
   add_training_flags(parser, flags.training);
   CLI::App& app = parser.app();
   app.add_option("--steps", flags.steps, "Train up to this step [200]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("STEPS")
       ->group("Training");
   app.add_option("--checkpoint", flags.checkpoint_folder,
@@ -52,7 +52,7 @@ bool parse(Words words, TrainFlags& flags) {
       ->group("Training");
   app.add_option("--checkpoint-period", flags.checkpoint_period,
                  "Steps between checkpoints [only at the end]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("STEPS")
       ->group("Training");
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint of --checkpoint")

@@ -35,10 +35,11 @@ Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Cand
     studies.json["sensitivities_searched"] = study.searched;
   }
   if (flags.ablation) {
-    const AblationStudy study = study_ablation(flags, tuner, best);
+    const AblationStudy study = study_ablation(flags, tuner, best, answers);
     studies.add("ablation", ablation_json(study), ablation_text(study));
   }
-  const std::vector<StrategyVerdict> verdicts = study_strategies(flags, tuner.with(best.plan));
+  const std::vector<StrategyVerdict> verdicts =
+      study_strategies(flags, tuner.with(best.plan), answers);
   studies.add("strategies", strategies_json(verdicts), strategies_text(verdicts));
   return studies;
 }
@@ -51,9 +52,10 @@ OrderedJson memory_of_answers(const Answers& answers) {
 
 std::string text_of_answers(const Answers& answers) {
   std::string text;
-  if (answers.interrupted())
+  if (answers.interrupted()) {
     text += "interrupted: this is the best so far; the same call goes on\n";
-  if (answers.from_store() == answers.asked()) {
+  }
+  if (answers.asked() > 0 && answers.from_store() == answers.asked()) {
     text += "all of this was found before, and is in the store; --again searches anew\n";
   } else if (answers.from_store() > 0) {
     text += fmt::format("{} of {} searches were found before, and are in the store\n",
@@ -77,11 +79,40 @@ const SearchResult* nearest_of(const TunedPoints& tuned) {
   return nullptr;
 }
 
+// What stopped the first search that did not decide its point.
+SearchStop stop_of(const TunedPoints& tuned) {
+  for (const ObjectivePoint& point : tuned.points) {
+    if (point.stop != SearchStop::kNone) return point.stop;
+  }
+  return SearchStop::kNone;
+}
+
+// A search that was stopped says nothing about what fits.
+int report_undecided(const TuneFlags& flags, const TunedPoints& tuned, const Answers& answers) {
+  const SearchResult* const nearest = nearest_of(tuned);
+  SearchResult found = nearest ? *nearest : SearchResult{};
+  found.stop = stop_of(tuned);
+  if (flags.output.json) {
+    OrderedJson json = search_json(found);
+    json.update(memory_of_answers(answers));
+    json["points"] = points_json(flags, tuned);
+    fmt::print("{}\n", json.dump(1));
+    return kUndecided;
+  }
+  if (tuned.points.size() > 1) fmt::print("{}", points_text(flags, tuned));
+  fmt::print("{} before a plan was found that will do; whether there is one is not decided\n",
+             stop_text(found.stop, flags.deadline_s));
+  return kUndecided;
+}
+
 int report_nothing(TuneFlags& flags, const TunedPoints& tuned, Answers& answers) {
+  if (!is_decided(flags, tuned)) return report_undecided(flags, tuned, answers);
   const SearchResult* const nearest = nearest_of(tuned);
   const std::vector<Emptied> emptied = emptied_by(flags, tuned, answers);
   std::vector<StrategyVerdict> verdicts;
-  if (const auto& tuner = tuned.tuners.back()) verdicts = study_strategies(flags, tuner->base());
+  if (const auto& tuner = tuned.tuners.back()) {
+    verdicts = study_strategies(flags, tuner->base(), answers);
+  }
   if (flags.output.json) {
     OrderedJson json = search_json(nearest ? *nearest : SearchResult{});
     json.update(memory_of_answers(answers));
@@ -96,10 +127,6 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, Answers& answers)
   } else {
     fmt::print("{}", points_text(flags, tuned));
   }
-  if (nearest && !nearest->best && !nearest->complete) {
-    fmt::print("{} before a plan that fits was found\n",
-               answers.interrupted() ? "interrupted" : "stopped by the deadline (--deadline)");
-  }
   if (nearest && !nearest->best) fmt::print("{}", infeasible_text(*nearest));
   fmt::print("{}{}", emptied_text(emptied), strategies_text(verdicts));
   return kInfeasible;
@@ -108,7 +135,10 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, Answers& answers)
 int run_sized(TuneFlags& flags, Answers& answers) {
   const TunedSize size = tune_size(flags, answers);
   const bool any = size.found.found && size.found.found->best;
-  OrderedJson json = search_json(any ? *size.found.found : SearchResult{});
+  SearchResult nothing;
+  nothing.stop = size.found.next_stop;
+  const int without = nothing.complete() ? kInfeasible : kUndecided;
+  OrderedJson json = search_json(any ? *size.found.found : nothing);
   json.update(memory_of_answers(answers));
   json["objective"] = size_json(flags, size);
   if (any) {
@@ -117,10 +147,10 @@ int run_sized(TuneFlags& flags, Answers& answers) {
   }
   if (flags.output.json) {
     fmt::print("{}\n", json.dump(1));
-    return any ? kDone : kInfeasible;
+    return any ? kDone : without;
   }
   fmt::print("{}", size_text(flags, size));
-  if (!any) return kInfeasible;
+  if (!any) return without;
   fmt::print("\n{}the best: {}\n\n{}", search_text(flags, size.of, *size.found.found),
              plan_text(size.of.plan), ranking_text(*size.found.found, flags.top));
   fmt::print("{}wrote {}\n", text_of_answers(answers), flags.plan_out);

@@ -36,17 +36,17 @@ bool parse(Words words, VerifyFlags& flags) {
   add_training_flags(parser, flags.training);
   CLI::App& app = parser.app();
   app.add_option("--steps", flags.steps, "Steps to run [20]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("STEPS");
   add_device_flag(parser, flags.training.device,
                   {"paced", "operations last what the profile of --machine says, slowed down"});
   app.add_option("--slow-down", flags.slow_down,
                  "Paced: real seconds for a second of the machine [a mean operation takes 5 ms]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("FACTOR");
   app.add_option("--tolerance", flags.tolerance_percent,
                  "Exit with 1 if the step time is off by more percent [never]")
-      ->check(CLI::NonNegativeNumber)
+      ->check(zero_or_more())
       ->type_name("PERCENT");
   app.add_option("--trace", flags.trace, "Write both timelines into one Chrome trace")
       ->type_name("FILE");

@@ -4,10 +4,20 @@
 
 const tune = data.tune;
 
+// What ended a search before every plan was decided.
+function stopWords() {
+  if (tune.stopped_by === 'interrupt') return 'interrupted';
+  return tune.stopped_by ? `stopped by the ${tune.stopped_by}` : 'stopped';
+}
+
 function drawTuneFigures() {
   const best = tune.ranked[0];
   if (!best) {
-    figure('plans that fit', 'none', `of ${count(tune.considered)} considered`);
+    if (tune.complete === false) {
+      figure('plans that fit', 'not decided', stopWords());
+    } else {
+      figure('plans that fit', 'none', `of ${count(tune.considered)} considered`);
+    }
     return;
   }
   figure('step time of the best', seconds(best.step_time_s), rate(best.tokens_per_s));
@@ -26,7 +36,8 @@ function drawTuneFigures() {
   if (tune.complete) {
     figure('proof', 'optimal', 'no plan of the space is faster');
   } else {
-    figure('proof', 'within ' + share(100 * tune.proven_within), 'stopped by the deadline');
+    const known = isNumber(tune.proven_within) && tune.proven_within < 1;
+    figure('proof', known ? 'within ' + share(100 * tune.proven_within) : 'none', stopWords());
   }
 }
 
@@ -64,8 +75,9 @@ function drawStrategies() {
     'Whether each strategy that is shipped fits, and if not why.'),
   [{title: 'strategy', kind: 'name key'}, {title: 'fits', kind: 'name'},
     {title: 'step', unit: 's', format: seconds}, {title: 'reason', kind: 'name'}],
-  tune.strategies.map((one) => [one.name, {text: one.fits ? 'yes' : 'no',
-    kind: one.fits ? '' : 'bad'}, isNumber(one.step_time_s) ? one.step_time_s : null,
+  tune.strategies.map((one) => [one.name, {
+    text: one.fits === null ? 'not decided' : one.fits ? 'yes' : 'no',
+    kind: one.fits === false ? 'bad' : ''}, isNumber(one.step_time_s) ? one.step_time_s : null,
   one.reason || null]));
 }
 

@@ -55,6 +55,19 @@ TEST(Ablation, takes_the_largest_gain_first_and_ends_at_the_best) {
   EXPECT_EQ(ablation.steps.back().step_time, Duration::from_us(54));
 }
 
+// Four plans are tried for the first step, three for the second.
+TEST(Ablation, interrupted_keeps_the_steps_that_are_done) {
+  for (int plans = 0; plans <= 10; ++plans) {
+    int asked = 0;
+    const Ablation ablation = ablate(
+        {slow_plan(), fast_plan()}, [](const Plan& plan) { return by_hand(plan); },
+        [&] { return asked++ == plans; });
+    const size_t done = plans < 4 ? 0 : plans < 7 ? 1 : plans < 9 ? 2 : plans < 10 ? 3 : 4;
+    EXPECT_EQ(ablation.steps.size(), done);
+    EXPECT_EQ(ablation.whole, done == 4);
+  }
+}
+
 // The start does not fit until its micro-batch is 4.
 TEST(Ablation, of_a_start_that_does_not_fit_first_takes_what_makes_it_fit) {
   const Ablation ablation =

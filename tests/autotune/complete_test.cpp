@@ -33,5 +33,14 @@ TEST(Complete, says_why_where_nothing_fits) {
   }
 }
 
+TEST(Complete, interrupted_before_a_plan_was_found_does_not_say_that_nothing_fits) {
+  try {
+    complete(small_model(), auto_plan(), gpu_machine(), nullptr, [] { return true; });
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("interrupted"), std::string::npos) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace ballast::tests

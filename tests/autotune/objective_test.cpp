@@ -109,6 +109,49 @@ TEST(Objective, fewest_devices_for_a_deadline_are_found_without_asking_for_more)
   EXPECT_FALSE(best_point(ladder.points, request));
 }
 
+// Two devices meet the deadline; that one does not is known only where its search was not stopped,
+// or where the optimum cannot be so far away: 150 tokens/s are 1.5 times what was found.
+TEST(Objective, point_whose_search_was_stopped_is_not_decided) {
+  ObjectiveRequest request;
+  request.objective = Objective::kDevicesForDeadline;
+  request.job = Job{12.96e6, 1};
+  const auto first = [&](SearchStop stop, std::optional<double> within) {
+    Ladder ladder;
+    const Ask ask = [&](const SearchQuestion& question) {
+      std::optional<SearchResult> found = ladder.ask(question);
+      found->stop = stop;
+      found->proven_within = within;
+      return found;
+    };
+    ask_points(ladder.points, request, ask);
+    EXPECT_EQ(ladder.points[0].stop, stop);
+    return is_decided(ladder.points[0], request);
+  };
+  EXPECT_TRUE(first(SearchStop::kNone, 0));
+  EXPECT_FALSE(first(SearchStop::kDeadline, std::nullopt));
+  EXPECT_FALSE(first(SearchStop::kDeadline, 1));
+  EXPECT_FALSE(first(SearchStop::kDeadline, 0.34));  // 100 / 0.66 = 151.5
+  EXPECT_TRUE(first(SearchStop::kDeadline, 0.33));   // 149.3
+}
+
+TEST(Objective, after_an_interruption_nothing_is_asked_and_nothing_decided) {
+  Ladder ladder;
+  const Ask ask = [&](const SearchQuestion& question) {
+    std::optional<SearchResult> found = ladder.ask(question);
+    if (ladder.asked == 2) {
+      found->best.reset();
+      found->stop = SearchStop::kInterrupt;
+    }
+    return found;
+  };
+  ask_points(ladder.points, {}, ask);
+  EXPECT_EQ(ladder.asked, 2);
+  EXPECT_TRUE(is_decided(ladder.points[0], {}));
+  EXPECT_FALSE(is_decided(ladder.points[1], {}));
+  EXPECT_FALSE(is_decided(ladder.points[2], {}));
+  EXPECT_EQ(ladder.points[2].stop, SearchStop::kInterrupt);
+}
+
 // Sizes up to the limit fit: every limit is found, and with about 2 log2 searches.
 TEST(LargestSize, is_found_wherever_the_limit_is) {
   for (int64_t limit = 0; limit <= 40; ++limit) {
@@ -131,8 +174,75 @@ TEST(LargestSize, is_found_wherever_the_limit_is) {
     EXPECT_EQ(largest.size, expected);
     EXPECT_EQ(largest.next, limit < 33 ? limit + 1 : 0);
     EXPECT_LE(largest.searches, 14);
-    EXPECT_TRUE(largest.proven);
+    EXPECT_EQ(largest.next_stop, SearchStop::kNone);
     if (expected > 0) EXPECT_EQ(largest.found->best->plan.micro_batch, expected);
+  }
+}
+
+// Layers up to `fit` fit, from `undecided` on deadlines stop every search, and the search after
+// `answers` is interrupted.
+struct Limits {
+  int64_t fit = 0;
+  int64_t undecided = INT64_MAX;
+  int64_t answers = INT64_MAX;
+};
+
+LargestSize largest_within(const Limits& limits) {
+  int64_t asked = 0;
+  const Ask ask = [&](const SearchQuestion& question) -> std::optional<SearchResult> {
+    if (asked++ >= limits.answers) return std::nullopt;
+    SearchResult found;
+    const int64_t layers = question.model.layers;
+    if (layers >= limits.undecided) {
+      found.stop = SearchStop::kDeadline;
+    } else if (layers <= limits.fit) {
+      found.best.emplace();
+      found.best->plan.micro_batch = layers;
+    } else {
+      found.reasons.push_back({"GPU memory", 1, {}, "too large", {1}});
+    }
+    return found;
+  };
+  SizeSearch sizes;
+  sizes.most = 33;
+  sizes.question = [](int64_t size) {
+    SearchQuestion question;
+    question.model.layers = size;
+    return question;
+  };
+  return largest_size(sizes, ask);
+}
+
+TEST(LargestSize, says_of_a_size_whose_search_was_stopped_that_it_is_not_decided) {
+  for (int64_t undecided = 1; undecided <= 20; ++undecided) {
+    const LargestSize largest = largest_within({20, undecided});
+    EXPECT_EQ(largest.size, undecided - 1);
+    EXPECT_EQ(largest.next, undecided);
+    EXPECT_EQ(largest.next_stop, SearchStop::kDeadline);
+    EXPECT_TRUE(largest.next_reasons.empty());
+  }
+  // Larger sizes that are not decided do not matter where a smaller one is known not to fit.
+  for (int64_t undecided = 22; undecided <= 33; ++undecided) {
+    const LargestSize largest = largest_within({20, undecided});
+    EXPECT_EQ(largest.size, 20);
+    EXPECT_EQ(largest.next_stop, SearchStop::kNone);
+    EXPECT_EQ(largest.next_reasons.size(), 1U);
+  }
+}
+
+TEST(LargestSize, that_is_interrupted_never_says_that_the_next_does_not_fit) {
+  const int64_t whole = largest_within({20}).searches;
+  for (int64_t answers = 0; answers < whole; ++answers) {
+    const LargestSize largest = largest_within({20, INT64_MAX, answers});
+    EXPECT_LE(largest.size, 20);
+    const bool last =
+        answers + 1 == whole;  // all sizes were decided, the fastest plan is not known
+    EXPECT_EQ(largest.next, largest.size + 1);
+    EXPECT_EQ(largest.next_stop, last ? SearchStop::kNone : SearchStop::kInterrupt);
+    if (largest.size == 0) continue;
+    EXPECT_EQ(largest.found->best->plan.micro_batch, largest.size);
+    EXPECT_EQ(largest.found->stop, SearchStop::kInterrupt);
+    EXPECT_FALSE(largest.found->proven_within);
   }
 }
 

@@ -200,17 +200,70 @@ TEST(Search, a_tolerance_saves_simulations_and_is_kept) {
   options.tolerance = 0.05;
   const SearchResult near = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
   EXPECT_LE(near.simulated, exact.simulated);
-  EXPECT_LE(near.proven_within, 0.05);
+  EXPECT_LE(near.proven_within.value(), 0.05);
   EXPECT_LE(near.best->step_time, exact.best->step_time * 1.06);
   EXPECT_EQ(exact.proven_within, 0);
+  // What was ruled out within the tolerance counts in what is proven.
+  for (const double tolerance : {0.02, 0.1, 0.3, 0.9}) {
+    options.tolerance = tolerance;
+    const SearchResult one = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+    EXPECT_LE(one.best->step_time.seconds() * (1 - one.proven_within.value()),
+              exact.best->step_time.seconds() * (1 + 1e-9))
+        << tolerance;
+  }
 }
 
 TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
   SearchOptions options;
   options.deadline_s = 0;
   const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
-  EXPECT_FALSE(result.complete);
+  EXPECT_EQ(result.stop, SearchStop::kDeadline);
+  EXPECT_FALSE(result.complete());
   EXPECT_EQ(result.simulated, 0);
+  EXPECT_FALSE(result.proven_within);
+}
+
+// Asked so many times before it is interrupted, a search stops there, asks no more, and what it
+// claims to have proven by then holds.
+TEST(Search, interruption_is_seen_before_every_round_and_leaves_the_best_so_far) {
+  const SearchResult whole = run_search(auto_plan(), Freedom::all(), gpu_machine(), {});
+  int64_t simulated = 0;
+  int with_a_best = 0;
+  for (int rounds = 0;; ++rounds) {
+    ASSERT_LT(rounds, 1000);
+    int asked = 0;
+    SearchOptions options;
+    options.interrupted = [&] { return asked++ == rounds; };
+    const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+    EXPECT_GE(result.simulated, simulated);
+    simulated = result.simulated;
+    if (result.complete()) {
+      EXPECT_EQ(asked, rounds);
+      break;
+    }
+    EXPECT_EQ(result.stop, SearchStop::kInterrupt);
+    EXPECT_EQ(asked, rounds + 1);
+    if (!result.best || !result.proven_within) continue;
+    ++with_a_best;
+    EXPECT_LE(result.best->step_time.seconds() * (1 - *result.proven_within),
+              whole.best->step_time.seconds() * (1 + 1e-9));
+  }
+  EXPECT_EQ(simulated, whole.simulated);
+  EXPECT_GT(with_a_best, 3);
+}
+
+// It used no bound, so it has proven nothing.
+TEST(Search, exhaustive_one_that_is_interrupted_proves_nothing) {
+  for (const int rounds : {0, 1}) {
+    int asked = 0;
+    SearchOptions options;
+    options.exhaustive = true;
+    options.interrupted = [&] { return asked++ == rounds; };
+    const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+    EXPECT_EQ(result.stop, SearchStop::kInterrupt);
+    EXPECT_EQ(result.best.has_value(), rounds > 0);
+    EXPECT_FALSE(result.proven_within);
+  }
 }
 
 TEST(Search, progress_never_reports_a_worse_best) {
@@ -235,11 +288,11 @@ TEST(Search, impatience_ends_with_the_best_so_far_and_says_so) {
   options.patience = 1;
   const SearchResult hasty = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
   ASSERT_TRUE(hasty.best);
-  EXPECT_FALSE(hasty.complete);
+  EXPECT_EQ(hasty.stop, SearchStop::kPatience);
   EXPECT_LT(hasty.simulated, whole.simulated);
   EXPECT_GE(hasty.best->step_time, whole.best->step_time);
   // What it claims to have proven holds.
-  const double least = hasty.best->step_time.seconds() * (1 - hasty.proven_within);
+  const double least = hasty.best->step_time.seconds() * (1 - hasty.proven_within.value());
   EXPECT_LE(least, whole.best->step_time.seconds() * (1 + 1e-9));
 }
 

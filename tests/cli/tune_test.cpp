@@ -201,6 +201,59 @@ TEST_F(Tune, interrupted_prints_and_writes_the_best_so_far_and_keeps_no_answer) 
   EXPECT_FALSE(again["from_store"].get<bool>());
 }
 
+// 70e9 parameters need 16 bytes each and find 576e9: no plan fits, but nobody has waited to see.
+TEST_F(Tune, interrupted_without_a_plan_does_not_say_that_nothing_fits) {
+  const std::string call =
+      "$BALLAST tune --model llama-3-70b --machine gh200-96gb-480gb --store s.db --exhaustive "
+      "--deadline 600 ";
+  const auto interrupted = [&](const std::string& flags) {
+    // What an earlier call wrote would be seen before this one listens.
+    return bench.shell("rm -f progress.txt; " + call + flags +
+                       " 2> progress.txt & pid=$!\n"
+                       "for i in $(seq 900); do grep -qs plans progress.txt && break; sleep 0.1; "
+                       "done\nkill -INT $pid; wait $pid");
+  };
+  const Outcome text = interrupted("");
+  EXPECT_EQ(text.code, 3) << text.output << bench.read("progress.txt");
+  EXPECT_TRUE(text.says("interrupted before a plan was found")) << text.output;
+  EXPECT_FALSE(text.says("fit")) << text.output;
+  const Outcome outcome = interrupted("--json");
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
+  const Json json = Json::parse(outcome.output);
+  EXPECT_FALSE(json["complete"].get<bool>());
+  EXPECT_EQ(json["stopped_by"], "interrupt");
+  EXPECT_FALSE(json["points"][0]["decided"].get<bool>());
+  EXPECT_EQ(json["points"][0]["reason"], "not decided");
+  EXPECT_FALSE(json.contains("emptied_by"));
+  bench.write("tune.json", outcome.output);
+  ASSERT_EQ(bench.run("report --tune tune.json --out page.html").code, 0);
+  const std::string page = bench.read("page.html");
+  EXPECT_NE(page.find("<title>A search that was stopped undecided"), std::string::npos);
+  EXPECT_EQ(page.find("nothing fits"), std::string::npos);
+}
+
+TEST_F(Tune, point_that_a_deadline_stopped_says_so_and_is_not_decided) {
+  const std::string flags =
+      "--objective tokens-per-device --devices 1,2 --global-batch 16 --exhaustive --deadline 1e-9 ";
+  const Outcome text = tune(flags);
+  EXPECT_EQ(text.code, 3) << text.output;
+  EXPECT_TRUE(text.says("not decided: stopped by the deadline (1e-09 s")) << text.output;
+  EXPECT_FALSE(text.says("does not fit")) << text.output;
+  const Json json = Json::parse(tune(flags + "--json 2> /dev/null").output);
+  for (const Json& point : json["points"]) EXPECT_EQ(point["stopped_by"], "deadline");
+  EXPECT_TRUE(json["proven_within"].is_null());
+}
+
+TEST_F(Tune, size_that_a_deadline_stopped_is_not_decided) {
+  const std::string flags = "--objective longest-sequence --devices 1 --deadline 1e-9 ";
+  const Outcome text = tune(flags);
+  EXPECT_EQ(text.code, 3) << text.output;
+  EXPECT_TRUE(text.says("not decided: 1,024 tokens; stopped by the deadline")) << text.output;
+  const Json json = Json::parse(tune(flags + "--json 2> /dev/null").output);
+  EXPECT_FALSE(json["objective"]["proven"].get<bool>());
+  EXPECT_FALSE(json["complete"].get<bool>());
+}
+
 // The deadline has passed before the first plan.
 TEST_F(Tune, what_a_deadline_stopped_answers_no_longer_search) {
   const std::string flags = "--devices 1 --exhaustive --json --deadline ";
@@ -238,7 +291,7 @@ TEST(Answer, that_is_written_and_read_is_the_same) {
   result.considered = int64_t{1} << 60;
   result.bounded = 5;
   result.reasons = {{"GPU memory", 4, plan, "too much", {9}}};
-  result.complete = false;
+  result.stop = SearchStop::kDeadline;
   result.proven_within = 0.1;
   const SearchResult back = parse_answer(answer_json(result), "test");
   EXPECT_EQ(back.best->plan, plan);
@@ -249,7 +302,11 @@ TEST(Answer, that_is_written_and_read_is_the_same) {
   EXPECT_EQ(back.considered, result.considered);
   EXPECT_EQ(back.reasons[0].example, plan);
   EXPECT_EQ(back.reasons[0].excess, result.reasons[0].excess);
+  EXPECT_EQ(back.stop, result.stop);
+  EXPECT_EQ(back.proven_within, result.proven_within);
   EXPECT_EQ(answer_json(back), answer_json(result));
+  result.proven_within.reset();
+  EXPECT_FALSE(parse_answer(answer_json(result), "test").proven_within);
   for (const char* broken : {"", "{}", "[1]", "{\"ranked\": [{}]}"}) {
     EXPECT_THROW(parse_answer(broken, "test"), Error) << broken;
   }
@@ -469,6 +526,9 @@ TEST_F(Tune, bad_flags_are_refused_in_one_line) {
   refuses("--most-joules-per-token 1", {"--watts-per-device"});
   refuses("--watts-per-device nan --most-joules-per-token 1", {"--watts-per-device"});
   refuses("--headroom-gb 9999", {"--headroom-gb", "GB"});
+  for (const char* number : {"0", "-1", "nan", "inf", "soon"}) {
+    refuses(std::string("--deadline ") + number, {"--deadline", "is no finite number above 0"});
+  }
   refuses("--headroom-gb 1 --headroom-percent 1", {"--headroom"});
   refuses("--headroom-percent 101", {"--headroom-percent"});
   refuses("--devices 1,2", {"--devices", "tokens-per-device"});
