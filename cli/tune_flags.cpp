@@ -63,7 +63,7 @@ void add_objective_flags(CLI::App& app, TuneFlags& flags) {
              "Price of a device for an hour, in any currency")
       ->type_name("PRICE");
   add_amount(app, "--watts-per-device", rates.watts,
-             "Power that a device draws, with its share of the node")
+             "Power that a device draws, with its share of the node [power_watts of the machine]")
       ->type_name("WATTS");
   add_amount(app, "--tokens", flags.tokens, "Tokens to train on, for devices-for-deadline")
       ->type_name("TOKENS");
@@ -83,7 +83,7 @@ void add_objective_flags(CLI::App& app, TuneFlags& flags) {
       ->type_name("COUNT")
       ->group(kObjectiveGroup);
   add_amount(app, "--most-joules-per-token", limits.most_joules_per_token,
-             "Energy that a token may take; needs --watts-per-device [any]")
+             "Energy that a token may take, at the power of a device [any]")
       ->type_name("JOULES");
 }
 
@@ -165,10 +165,7 @@ void check_request(TuneFlags& flags) {
     throw Error("--objective cost-per-token", "needs the price of a device",
                 "give --price-per-device-hour");
   }
-  if (request.most_joules_per_token && !request.rates.watts) {
-    throw Error("--most-joules-per-token", "no profile of a machine knows its power",
-                "give --watts-per-device");
-  }
+  if (request.rates.watts) flags.watts_source = "--watts-per-device";
   const bool sized = request.objective == Objective::kLongestSequence ||
                      request.objective == Objective::kLargestModel;
   if (sized && (flags.loop.plans || flags.frontier || flags.sensitivity || flags.ablation)) {
@@ -204,6 +201,20 @@ PlanFlags on_some_machine(PlanFlags plan) {
 Machine limited(const TuneFlags& flags, const Machine& machine) {
   const std::optional<Bytes> headroom = headroom_of(flags.constraints, machine);
   return headroom ? with_headroom(machine, *headroom) : machine;
+}
+
+// The power of a device, where no flag says it. Throws Error where it is needed and not known.
+void note_power(TuneFlags& flags, const Machine& machine) {
+  ObjectiveRequest& request = flags.request;
+  if (request.rates.watts) return;
+  if (machine.power_watts) {
+    request.rates.watts = machine.power_watts->value;
+    flags.watts_source = fmt::format("{}: {}", machine.name, machine.power_watts->source);
+  } else if (request.most_joules_per_token) {
+    throw Error("--most-joules-per-token",
+                fmt::format("the profile of {} does not know its power", machine.name),
+                "give --watts-per-device");
+  }
 }
 
 }  // namespace
@@ -279,10 +290,12 @@ Case case_for(TuneFlags& flags, const CaseSize& size) {
   plan.global_batch = size.global_batch;
   if (flags.loop.plans) {
     Case of = load_case_at_hand(plan, flags.store, flags.loop);
+    note_power(flags, of.machine);
     of.machine = limited(flags, of.machine);
     return of;
   }
   Case of = load_start(on_some_machine(plan), flags.store, nullptr);
+  note_power(flags, of.machine);
   of.machine = limited(flags, of.machine);
   return of;
 }

@@ -36,7 +36,8 @@ struct TuneFlags {
   LoopFlags loop;
 
   std::string objective = "step-time";
-  ObjectiveRequest request;  // of the flags below
+  ObjectiveRequest request;  // of the flags below; its power is the machine's once there is a case
+  std::string watts_source;  // of request.rates.watts
   std::optional<double> tokens;
   std::optional<double> deadline_days;
   ConstraintFlags constraints;
@@ -74,7 +75,8 @@ struct CaseSize {
   std::optional<int64_t> devices;
   std::optional<int64_t> global_batch;
 };
-// With --measure: for the device at hand, whose name it puts into flags.loop.
+// With --measure: for the device at hand, whose name it puts into flags.loop. Notes the power of a
+// device in `flags`; throws Error where energy is limited and nobody knows it.
 Case case_for(TuneFlags& flags, const CaseSize& size);
 // The same where the model is looked for.
 Case case_like(const TuneFlags& flags, const Model& like);

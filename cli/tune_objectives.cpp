@@ -287,7 +287,9 @@ std::string emptied_text(const std::vector<Emptied>& emptied) {
 OrderedJson objective_json(const TuneFlags& flags, const Candidate& best) {
   return {{"name", flags.objective},
           {"value", value_of(best, flags.request)},
-          {"unit", std::string(unit_of(flags.request.objective))}};
+          {"unit", std::string(unit_of(flags.request.objective))},
+          {"watts_per_device", or_null(flags.request.rates.watts)},
+          {"watts_source", flags.watts_source}};
 }
 
 OrderedJson points_json(const TuneFlags& flags, const TunedPoints& tuned) {
@@ -352,7 +354,11 @@ std::string points_text(const TuneFlags& flags, const TunedPoints& tuned) {
     cells.push_back(i != tuned.best ? remark : remark.empty() ? "the best" : "the best; " + remark);
     table.add(std::move(cells));
   }
-  return fmt::format("by {}:\n{}\n", flags.objective, table.text());
+  std::string text = fmt::format("by {}:\n{}", flags.objective, table.text());
+  if (const auto watts = request.rates.watts) {
+    text += fmt::format("J/token at {:g} W a device ({})\n", *watts, flags.watts_source);
+  }
+  return text + "\n";
 }
 
 }  // namespace ballast

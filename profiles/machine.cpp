@@ -1,7 +1,8 @@
 // Our machine JSON, schema "ballast.machine/1". Each number is an object of value, source and
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
-// that not every machine has may be left out: gpu.attention_tflops, cpu.core_bandwidth_gb_per_s,
-// link.remote_gb_per_s, nvme, and of an interconnect all but its bandwidth and latency.
+// that not every machine has may be left out: power_watts, gpu.attention_tflops,
+// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, and of an interconnect all but its
+// bandwidth and latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -357,6 +358,7 @@ Machine machine_from_json(const Json& document, const std::string& source) {
   machine.description = reader.text("description");
   machine.devices_per_node = reader.whole("devices_per_node", kCount);
   machine.devices = reader.whole("devices", kCount);
+  machine.power_watts = read_optional(reader, "power_watts", kAmount);
   machine.gpu = read_gpu(reader.object("gpu"));
   machine.cpu = read_cpu(reader.object("cpu"));
   machine.link = read_link(reader.object("link"));
@@ -378,12 +380,13 @@ OrderedJson to_json(const Machine& machine) {
                       {"name", machine.name},
                       {"description", machine.description},
                       {"devices_per_node", machine.devices_per_node},
-                      {"devices", machine.devices},
-                      {"gpu", write_gpu(machine.gpu)},
-                      {"cpu", write_cpu(machine.cpu)},
-                      {"link", write_link(machine.link)},
-                      {"node", write_interconnect(machine.node)},
-                      {"network", write_interconnect(machine.network)}};
+                      {"devices", machine.devices}};
+  if (machine.power_watts) json["power_watts"] = write_sourced(*machine.power_watts, kAmount);
+  json["gpu"] = write_gpu(machine.gpu);
+  json["cpu"] = write_cpu(machine.cpu);
+  json["link"] = write_link(machine.link);
+  json["node"] = write_interconnect(machine.node);
+  json["network"] = write_interconnect(machine.network);
   if (machine.nvme) json["nvme"] = write_nvme(*machine.nvme);
   json["handover_us"] = write_sourced(machine.handover, kUs);
   return json;

@@ -182,6 +182,7 @@ void check(const Machine& machine) {
   if (machine.name.empty()) checker.fail("name", "is empty");
   checker.positive("devices_per_node", static_cast<double>(machine.devices_per_node));
   checker.positive("devices", static_cast<double>(machine.devices));
+  if (machine.power_watts) checker.positive("power_watts", machine.power_watts->value);
   check_gpu(checker, machine.gpu);
   check_cpu(checker, machine.cpu);
   check_link(checker, machine.link);

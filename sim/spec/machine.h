@@ -126,6 +126,8 @@ struct Machine {
   std::string description;
   int64_t devices_per_node = 1;
   int64_t devices = 1;
+  // Drawn by a device at most; what of its node that counts is said by the source.
+  std::optional<Sourced<double>> power_watts = {};
   Gpu gpu;  // each device
   Cpu cpu;  // the CPU share of each device
   Link link;

@@ -352,6 +352,41 @@ TEST_F(Tune, points_of_a_list_of_devices_have_all_figures_and_the_best_is_chosen
                   .says("by tokens-per-device"));
 }
 
+// The machine says 700 W; a token takes that for the time of a device. Another figure by --set or
+// by the flag, which is above both.
+TEST_F(Tune, power_is_that_of_the_machine_unless_a_flag_says_another) {
+  const auto check = [&](const std::string& flags, double watts, const std::string& source) {
+    const Json json = tuned("--devices 2 --global-batch 16 " + flags);
+    EXPECT_EQ(json["objective"]["watts_per_device"], watts) << flags;
+    EXPECT_NE(json["objective"]["watts_source"].get<std::string>().find(source), std::string::npos)
+        << json["objective"];
+    const double joules = watts * 2 * json["ranked"][0]["step_time_s"].get<double>() / (16 * 64);
+    EXPECT_NEAR(json["points"][0]["joules_per_token"], joules, 1e-6 * joules) << flags;
+  };
+  check("", 700, "hgx-h200-quad: nominal: NVIDIA H200 SXM data sheet");
+  check("--set machine.power_watts=500", 500, "--set machine.power_watts");
+  check("--set machine.power_watts=500 --watts-per-device 300", 300, "--watts-per-device");
+  EXPECT_TRUE(tune("--objective tokens-per-device --devices 1,2 --global-batch 16")
+                  .says("J/token at 700 W a device (hgx-h200-quad: nominal: NVIDIA H200"));
+  const Outcome joules = tune("--devices 1 --most-joules-per-token 1e-9");
+  EXPECT_EQ(joules.code, 1);
+  EXPECT_TRUE(joules.says("--most-joules-per-token of 1e-09 J leaves nothing")) << joules.output;
+}
+
+TEST_F(Tune, energy_on_a_machine_of_unknown_power_is_refused_in_one_line) {
+  const std::string call =
+      "tune --model tiny.json --machine mi300a-quad --devices 1 --sequence-length 64 --store s.db ";
+  const Outcome outcome = bench.run(call + "--most-joules-per-token 1");
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_EQ(outcome.lines(), 1) << outcome.output;
+  for (const char* words : {"--most-joules-per-token", "mi300a-quad", "--watts-per-device"}) {
+    EXPECT_TRUE(outcome.says(words)) << outcome.output;
+  }
+  EXPECT_EQ(bench.run(call + "--most-joules-per-token 1 --watts-per-device 550").code, 0);
+  const Json json = Json::parse(bench.run(call + "--json 2> /dev/null").output);
+  EXPECT_TRUE(json["points"][0]["joules_per_token"].is_null());
+}
+
 TEST_F(Tune, free_batch_is_chosen_within_its_range) {
   const Json json = tuned("--objective tokens-per-device --devices 1 --global-batch 4..32");
   ASSERT_EQ(json["points"].size(), 4u);
@@ -523,7 +558,6 @@ TEST_F(Tune, bad_flags_are_refused_in_one_line) {
   refuses("--tokens 1e9 --deadline-days 2", {"devices-for-deadline"});
   refuses("--price-per-device-hour -1", {"--price-per-device-hour"});
   refuses("--price-per-device-hour free", {"--price-per-device-hour"});
-  refuses("--most-joules-per-token 1", {"--watts-per-device"});
   refuses("--watts-per-device nan --most-joules-per-token 1", {"--watts-per-device"});
   refuses("--headroom-gb 9999", {"--headroom-gb", "GB"});
   for (const char* number : {"0", "-1", "nan", "inf", "soon"}) {

@@ -1,5 +1,6 @@
 // Machine files: strict keys, units, round trips.
 #include <gtest/gtest.h>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "profiles/load.h"
@@ -64,6 +65,7 @@ TEST(Machines, wrong_values_name_the_file_and_the_key) {
   const Change changes[] = {
       {"/schema", "ballast.machine/2", "key 'schema'"},
       {"/gpu/memory_gb/value", -1, "key 'gpu.memory_gb.value': is -1"},
+      {"/power_watts/value", 0, "key 'power_watts.value': is 0"},
       {"/gpu/memory_gb", 96, "key 'gpu.memory_gb': must be an object"},
       {"/gpu/memory_gb/source", "", "key 'gpu.memory_gb.source': is empty"},
       {"/gpu/memory_gb/measured", "no", "key 'gpu.memory_gb.measured': must be true or false"},
@@ -103,14 +105,30 @@ TEST(Machines, missing_keys_name_the_unknown_key_that_looks_like_it) {
   EXPECT_TRUE(holds(message, "key 'gpu.memory_gb': is missing; add it, or rename 'memry_gb'"));
 }
 
+// Of the same card the same design power, whoever built the node; and none where it is not known.
+TEST(Machines, know_the_power_of_a_device_where_a_data_sheet_says_it) {
+  const std::map<std::string, double> watts = {
+      {"h100-sxm-80gb", 700},   {"dgx-h100-80gb", 700},    {"hgx-h200-quad", 700},
+      {"hgx-a100-80gb", 400},   {"selene-a100-80gb", 400}, {"dgx-2-v100", 350},
+      {"jedi-gh200-quad", 680}, {"gh200-96gb-480gb", 1000}};
+  for (const auto& [name, power] : watts) {
+    const Machine machine = load_machine(name);
+    ASSERT_TRUE(machine.power_watts) << name;
+    EXPECT_EQ(machine.power_watts->value, power) << name;
+    EXPECT_FALSE(machine.power_watts->measured) << name;
+  }
+  EXPECT_FALSE(load_machine("mi300a-quad").power_watts);
+}
+
 // What not every machine has; see the head of profiles/machine.cpp.
 bool optional(const std::string& key) {
-  return key == "attention_tflops" || key == "core_bandwidth_gb_per_s";
+  return key == "attention_tflops" || key == "core_bandwidth_gb_per_s" || key == "power_watts";
 }
 
 TEST(Machines, every_key_but_the_optional_ones_is_required) {
   const Json json = document();
   for (const auto& item : json.items()) {
+    if (optional(item.key())) continue;
     Json less = json;
     less.erase(item.key());
     EXPECT_TRUE(holds(error_of([&] { parse(less); }), "is missing")) << item.key();
@@ -126,15 +144,18 @@ TEST(Machines, every_key_but_the_optional_ones_is_required) {
 
 TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   Json json = document();
+  json.erase("power_watts");
   json["gpu"].erase("attention_tflops");
   json["cpu"].erase("core_bandwidth_gb_per_s");
   const Machine less = parse(json);
+  EXPECT_FALSE(less.power_watts);
   EXPECT_TRUE(less.gpu.attention.empty());
   EXPECT_FALSE(less.cpu.core_bandwidth);
   EXPECT_FALSE(less.link.remote || less.nvme || less.node);
   const Json number = {{"value", 4.0}, {"source", "test"}, {"measured", false}};
   const Json curve = {
       {"bytes", {1e6}}, {"gb_per_s", {2.0}}, {"source", "test"}, {"measured", true}};
+  json["power_watts"] = number;
   json["link"]["remote_gb_per_s"] = number;
   json["cpu"]["core_bandwidth_gb_per_s"] = number;
   json["nvme"] = {
@@ -146,6 +167,7 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
                      {"switch_reduction_gb_per_s", number}, {"point_to_point", curve},
                      {"multiprocessors", number},           {"all_reduce", table}};
   const Machine more = parse(json);
+  EXPECT_EQ(more.power_watts->value, 4);
   EXPECT_EQ(more.link.remote->value.gb_per_s(), 4);
   EXPECT_EQ(more.cpu.core_bandwidth->value.gb_per_s(), 4);
   EXPECT_EQ(more.nvme->capacity.value.count, 4'000'000'000);
