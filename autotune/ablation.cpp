@@ -49,7 +49,7 @@ std::string sync_text(const Plan& plan) {
   return fmt::format("{}, undone by {}", sync, to_string(plan.optimizer.undo));
 }
 
-constexpr std::array<Knob, 9> kKnobs = {{
+constexpr std::array<Knob, 10> kKnobs = {{
     {"layout", text_at<0>, copy_layout},
     {"optimizer.placement", text_at<1>, copy_placement},
     {"micro_batch", text_at<2>,
@@ -65,6 +65,8 @@ constexpr std::array<Knob, 9> kKnobs = {{
     {"optimizer.sync", sync_text, copy_sync},
     {"weights.flow_share", text_at<9>,
      [](Plan& to, const Plan& from) { to.weights = from.weights; }},
+    {"memory_reuse", text_at<10>,
+     [](Plan& to, const Plan& from) { to.memory_reuse = from.memory_reuse; }},
 }};
 constexpr size_t kGpuBuckets = 5;
 

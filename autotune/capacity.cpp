@@ -60,7 +60,8 @@ std::vector<ActivationPlan> offloads() {
   return {inputs, attention};
 }
 
-// The plans that need least memory: open knobs of activations at their least.
+// The plans that need least memory: open knobs of activations at their least; last those that also
+// reuse it at once.
 std::vector<Way> lean_ways(const Setting& setting) {
   CaseSetup setup = setup_of(setting);
   Plan& plan = setup.of.plan;
@@ -81,6 +82,13 @@ std::vector<Way> lean_ways(const Setting& setting) {
     for (std::vector<Way>& group : ways_of(setup)) {
       ways.insert(ways.end(), group.begin(), group.end());
     }
+  }
+  // Other frameworks have allocators, and no places that are planned.
+  if (plan.memory_reuse || setting.stack.name != Stack{}.name) return ways;
+  const size_t apart = ways.size();
+  for (size_t i = 0; i < apart; ++i) {
+    ways.push_back(ways[i]);
+    ways.back().plan.memory_reuse = MemoryReuse::kAtOnce;
   }
   return ways;
 }

@@ -19,13 +19,22 @@ SearchOptions completing() {
   return options;
 }
 
+SearchResult search_open(const Model& model, const Plan& plan, const Machine& machine,
+                         const Measurements* measurements, const SearchOptions& options) {
+  Freedom freedom;
+  SearchResult result =
+      search(model, plan, space_of(model, plan, freedom), machine, measurements, options);
+  if (result.best || !result.complete() || plan.memory_reuse) return result;
+  freedom.memory_reuse = true;
+  return search(model, plan, space_of(model, plan, freedom), machine, measurements, options);
+}
+
 Plan complete(const Model& model, const Plan& plan, const Machine& machine,
               const Measurements* measurements, const std::function<bool()>& interrupted) {
   if (!has_auto(plan)) return plan;
-  const Space space = space_of(model, plan, Freedom{});
   SearchOptions options = completing();
   options.interrupted = interrupted;
-  const SearchResult result = search(model, plan, space, machine, measurements, options);
+  const SearchResult result = search_open(model, plan, machine, measurements, options);
   if (result.best) return result.best->plan;
   if (!result.complete()) {
     throw Error("the knobs that are \"auto\"", "the search of them was interrupted", "ask again");

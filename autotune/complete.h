@@ -14,6 +14,10 @@ bool has_auto(const Plan& plan);
 // than the best. A prediction should not wait for a proof.
 SearchOptions completing();
 
+// The plans that "auto" knobs leave; where none fits, those that reuse memory at once.
+SearchResult search_open(const Model& model, const Plan& plan, const Machine& machine,
+                         const Measurements* measurements, const SearchOptions& options);
+
 // `plan` with every "auto" knob filled in; the plan itself if it has none. Throws Error, with the
 // most frequent reason, where nothing fits, or where it was interrupted (SearchOptions) before a
 // plan was found.

@@ -65,16 +65,18 @@ std::vector<std::pair<std::string, std::string>> knob_texts(const Plan& plan) {
   const auto number = [](const auto& value) {
     return value ? fmt::format("{}", *value) : std::string("auto");
   };
-  return {{"layout", layout_name(plan)},
-          {"optimizer.placement", std::string(to_string(plan.optimizer.placement))},
-          {"micro_batch", number(plan.micro_batch)},
-          {"activations", plan.activations ? fates(*plan.activations) : "auto"},
-          {"optimizer.bucket_bytes", fmt::format("{}", plan.optimizer.bucket_bytes.count)},
-          {"optimizer.gpu_buckets", number(plan.optimizer.gpu_buckets)},
-          {"optimizer.cast", std::string(to_string(plan.optimizer.cast))},
-          {"optimizer.sync", std::string(to_string(plan.optimizer.sync))},
-          {"optimizer.undo", std::string(to_string(plan.optimizer.undo))},
-          {"weights.flow_share", number(plan.weights.flow_share)}};
+  return {
+      {"layout", layout_name(plan)},
+      {"optimizer.placement", std::string(to_string(plan.optimizer.placement))},
+      {"micro_batch", number(plan.micro_batch)},
+      {"activations", plan.activations ? fates(*plan.activations) : "auto"},
+      {"optimizer.bucket_bytes", fmt::format("{}", plan.optimizer.bucket_bytes.count)},
+      {"optimizer.gpu_buckets", number(plan.optimizer.gpu_buckets)},
+      {"optimizer.cast", std::string(to_string(plan.optimizer.cast))},
+      {"optimizer.sync", std::string(to_string(plan.optimizer.sync))},
+      {"optimizer.undo", std::string(to_string(plan.optimizer.undo))},
+      {"weights.flow_share", number(plan.weights.flow_share)},
+      {"memory_reuse", std::string(to_string(plan.memory_reuse.value_or(MemoryReuse::kApart)))}};
 }
 
 std::vector<std::string> differing_knobs(const Plan& plan, const Plan& other) {
@@ -128,7 +130,8 @@ std::vector<Alternative> alternatives(const Model& model, const Plan& base, cons
   std::vector<Plan> plans;
   std::vector<Alternative> result;
   for (const Choice& choice : choices_of(space, base)) {
-    const Plan plan = plan_of(space, base, choice);
+    Plan plan = plan_of(space, base, choice);
+    plan.memory_reuse = best.memory_reuse;
     const auto theirs = knob_texts(plan);
     size_t changed = 0;
     size_t which = 0;

@@ -9,6 +9,7 @@
 
 #include "autotune/bound.h"
 #include "autotune/cell_bound.h"
+#include "autotune/evaluate.h"
 #include "autotune/infeasible.h"
 #include "autotune/layer_profile.h"
 #include "autotune/parallel.h"
@@ -40,13 +41,6 @@ struct Region {
   int64_t cell_size = 0;  // plans that share micro-batch and activations
   StepFloor floor;
   std::unique_ptr<Bounds> bounds;
-};
-
-// What simulating one plan gave.
-struct Outcome {
-  std::optional<Duration> step_time;  // empty: it does not fit
-  std::array<Bytes, kPlaces> memory{};
-  std::vector<PlacePeak> peaks;  // where it does not fit
 };
 
 struct PlanId {
@@ -149,9 +143,9 @@ class Search {
 
   std::vector<Region> regions_;
   std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
-  std::map<Rank, std::array<Bytes, kPlaces>> found_;  // those that fit, best first
-  std::map<PlanId, Duration> bound_;                  // of what was simulated
-  std::set<PlanId> tried_;                            // simulated, or refused, ahead of their turn
+  std::map<Rank, Outcome> found_;     // those that fit, best first
+  std::map<PlanId, Duration> bound_;  // of what was simulated
+  std::set<PlanId> tried_;            // simulated, or refused, ahead of their turn
   size_t dives_ = 0;
   int64_t in_vain_ = 0;              // simulations since the best was found
   std::optional<Duration> dropped_;  // the least bound of what was ruled out one by one
@@ -475,34 +469,24 @@ bool Search::ruled_out(const Rank& rank) const {
 }
 
 Bytes Search::excess_of(const std::array<Bytes, kPlaces>& memory) const {
-  Bytes excess;
-  for (size_t p = 0; p < kPlaces; ++p) excess = std::max(excess, memory[p] - usable_[p]);
-  return excess;
+  return ballast::excess_of(memory, usable_);
 }
 
 Outcome Search::evaluate(const PlanId& id) const {
-  const Plan one = plan(id);
-  Graph graph = build_placed(model_, one, StackFacts{});
-  Outcome outcome;
-  outcome.memory = graph.arenas.size;
-  if (excess_of(outcome.memory).count > 0) {
-    outcome.peaks = memory_peaks(graph);
-    return outcome;
-  }
-  link(graph);
-  outcome.step_time = step_time_of(graph, one, costs_);
-  return outcome;
+  return ballast::evaluate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_);
 }
 
 void Search::record(const PlanId& id, Outcome outcome) {
   if (!outcome.step_time) {
-    infeasible_.refuse(plan(id), 1, outcome.peaks);
+    Plan refused = plan(id);
+    refused.memory_reuse = outcome.memory_reuse;
+    infeasible_.refuse(refused, 1, outcome.peaks);
     return;
   }
   ++result_.simulated;
   const Rank rank = rank_of(id, *outcome.step_time);
   in_vain_ = found_.empty() || rank < found_.begin()->first ? 0 : in_vain_ + 1;
-  found_.emplace(rank, outcome.memory);
+  found_.emplace(rank, std::move(outcome));
 }
 
 void Search::report(Duration bound) const {
@@ -523,7 +507,8 @@ Candidate Search::candidate(const Rank& rank) const {
   candidate.step_time = rank.time;
   candidate.tokens_per_s =
       static_cast<double>(candidate.plan.tokens_per_step()) / rank.time.seconds();
-  candidate.memory = found_.at(rank);
+  candidate.memory = found_.at(rank).memory;
+  candidate.plan.memory_reuse = found_.at(rank).memory_reuse;
   if (const auto bound = bound_.find(rank.id); bound != bound_.end()) {
     candidate.bound = bound->second;
   }
@@ -531,7 +516,7 @@ Candidate Search::candidate(const Rank& rank) const {
 }
 
 void Search::finish() {
-  for (const auto& [rank, memory] : found_) {
+  for (const auto& [rank, outcome] : found_) {
     if (result_.ranked.size() == std::max<size_t>(options_.ranked, 1)) break;
     result_.ranked.push_back(candidate(rank));
   }

@@ -209,6 +209,7 @@ Freedom Freedom::all() {
   Freedom freedom;
   freedom.micro_batch = freedom.activations = freedom.bucket_bytes = freedom.gpu_buckets = true;
   freedom.cast = freedom.sync = freedom.undo = freedom.flow_share = true;
+  freedom.memory_reuse = true;
   return freedom;
 }
 
@@ -249,6 +250,10 @@ Space space_of(const Model& model, const Plan& base, const Freedom& asked) {
     space.cast = {CastPlacement::kGpu, CastPlacement::kCpu};
   }
   fill_sync(space, base, freedom);
+  space.memory_reuse = {base.memory_reuse.value_or(MemoryReuse::kApart)};
+  if (!base.memory_reuse && freedom.memory_reuse) {
+    space.memory_reuse.push_back(MemoryReuse::kAtOnce);
+  }
   fill_flow_shares(space, std::move(modules), std::move(buckets), base, freedom);
   return space;
 }

@@ -28,6 +28,9 @@ struct Freedom {
   bool delay = false;  // with `sync`: delay as well, which does not
   bool undo = false;
   bool flow_share = false;
+  // Of plans that do not fit otherwise, and say "auto": memory is reused at once. Not free, "auto"
+  // is apart.
+  bool memory_reuse = false;
 
   // Every knob, without `delay`.
   static Freedom all();
@@ -60,6 +63,8 @@ struct Space {
   std::vector<CastPlacement> cast;
   std::vector<SyncChoice> sync;
   std::vector<double> flow_share;  // ascending
+  // No choice among plans: of these a plan takes the first with which it fits.
+  std::vector<MemoryReuse> memory_reuse;
 };
 
 // Requires check(base, model) to pass. In a pipeline only micro-batch, activations and cast are

@@ -94,7 +94,7 @@ SearchStop stop_of(const std::string& name) {
 std::string freedom_text(const Freedom& f) {
   std::string text;
   for (const bool free : {f.micro_batch, f.activations, f.bucket_bytes, f.gpu_buckets, f.cast,
-                          f.sync, f.delay, f.undo, f.flow_share}) {
+                          f.sync, f.delay, f.undo, f.flow_share, f.memory_reuse}) {
     text += free ? '1' : '0';
   }
   return text;

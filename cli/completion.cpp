@@ -34,12 +34,22 @@ Completed complete_case(Case of, const Measurements& measurements) {
   if (has_auto(of.plan) && !tuner_applies(of)) {
     of.plan = choose({of.model, of.plan, of.machine, of.stack});
   } else if (devices_exist && has_auto(of.plan)) {
-    const Space space = space_of(of.model, of.plan, Freedom{});
     const SearchResult found =
-        search(of.model, of.plan, space, of.machine, &measurements, completing());
+        search_open(of.model, of.plan, of.machine, &measurements, completing());
     of.plan = found.best ? found.best->plan : nearest_miss(found.reasons).example;
   }
   Prediction prediction = predict(of.model, of.plan, of.machine, of.stack, &measurements);
+  const bool fixed = of.plan.memory_reuse || of.stack.name != Stack{}.name;
+  if (!prediction.fits && devices_exist && !fixed) {
+    Plan lean = of.plan;
+    lean.memory_reuse = MemoryReuse::kAtOnce;
+    Prediction less = predict(of.model, lean, of.machine, of.stack, &measurements);
+    if (less.fits) {
+      of.plan = lean;
+      prediction = std::move(less);
+    }
+  }
+  if (!of.plan.memory_reuse) of.plan.memory_reuse = MemoryReuse::kApart;
   return {std::move(of), std::move(prediction)};
 }
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kTimelineWidth = 84;
 constexpr size_t kHoldersShown = 3;
+constexpr double kHeldShown = 0.01;  // of a memory: less is not worth a word
 
 const PlacePeak* peak_at(const Prediction& prediction, Place place) {
   for (const PlacePeak& peak : prediction.peaks) {
@@ -69,6 +70,12 @@ std::string memory_text(const Case& of, const Prediction& prediction) {
     for (const Holder& holder : peak.holders) {
       if (holders.size() == kHoldersShown) break;
       holders.push_back(fmt::format("{} {}", to_string(holder.category), show(holder.bytes)));
+    }
+    const Bytes held = peak.arena - peak.live;
+    const bool by_plan = of.stack.name == Stack{}.name;  // other frameworks' slack is no reuse
+    if (by_plan &&
+        static_cast<double>(held.count) > kHeldShown * static_cast<double>(peak.arena.count)) {
+      holders.push_back("held for reuse " + show(held));
     }
     table.add({memory_name(peak.place), show(peak.arena), show(usable(of.machine, peak.place)),
                fmt::format("{}", fmt::join(holders, ", "))});
@@ -253,10 +260,11 @@ std::string plan_text(const Plan& plan) {
           : fmt::format("of {:.0f} % of the layers flow", 100 * *plan.weights.flow_share);
   const char* plural = plan.global_batch == 1 ? "" : "s";
   const char* products = plan.products == ProductFormat::kFp8 ? ", products in fp8" : "";
-  return fmt::format("{} sequence{} of {} tokens{}, {}{}; {};\n{}weights {}; activations: {}",
+  const char* reuse = plan.memory_reuse == MemoryReuse::kAtOnce ? "; memory reused at once" : "";
+  return fmt::format("{} sequence{} of {} tokens{}, {}{}; {};\n{}weights {}; activations: {}{}",
                      plan.global_batch, plural, plan.sequence_length, batch, to_string(plan.dtype),
                      products, optimizer_text(plan.optimizer), degrees_text(plan), flow,
-                     activations_text(plan.activations));
+                     activations_text(plan.activations), reuse);
 }
 
 std::string prediction_text(const Case& of, const Prediction& prediction) {

@@ -92,6 +92,7 @@ Freedom SearchFreedom::knobs() const {
   freedom.delay = freedom.sync && rules_.delay;
   freedom.undo = may_choose("optimizer.undo");
   freedom.flow_share = may_choose("weights.flow_share");
+  freedom.memory_reuse = is_open("memory_reuse");
   return freedom;
 }
 

@@ -45,7 +45,8 @@ std::vector<Choice> covering(const std::vector<Choice>& all) {
 }
 
 // Choices that differ from the one of this plan in one knob; none where it is not of the space.
-std::vector<Choice> neighbours_of(const Plan& plan, const Space& space, const Plan& base) {
+std::vector<Choice> neighbours_of(Plan plan, const Space& space, const Plan& base) {
+  plan.memory_reuse = base.memory_reuse;  // which is no choice
   const std::vector<Choice> all = choices_of(space, base);
   const auto same = [&](const Choice& choice) { return plan_of(space, base, choice) == plan; };
   const auto found = std::find_if(all.begin(), all.end(), same);

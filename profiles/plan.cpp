@@ -147,6 +147,10 @@ Plan plan_from_json(const Json& document, const std::string& source) {
   if (!is_auto(reader, "activations")) {
     plan.activations = read_activations(reader.object("activations"));
   }
+  // Absent from plans that were written before there was a choice.
+  if (reader.has("memory_reuse") && !is_auto(reader, "memory_reuse")) {
+    plan.memory_reuse = read_choice<MemoryReuse>(reader, "memory_reuse", 2);
+  }
   plan.checkpoint_period_steps = reader.whole("checkpoint_period_steps", kCountOrNone);
   reader.finish();
   return plan;
@@ -186,6 +190,8 @@ OrderedJson to_json(const Plan& plan) {
         {"adam", plan.optimizer.adam},
         {"stream_share", plan.optimizer.stream_share},
         {"moments", to_string(plan.optimizer.moments)}}},
+      {"memory_reuse",
+       plan.memory_reuse ? std::string(to_string(*plan.memory_reuse)) : std::string(kAuto)},
       {"activations", plan.activations ? write_activations(*plan.activations) : OrderedJson(kAuto)},
       {"checkpoint_period_steps", plan.checkpoint_period_steps}};
 }

@@ -73,7 +73,7 @@ int64_t aligned_bytes(const Tensor& tensor) {
 class Releases {
  public:
   Releases(const Graph& graph, const std::vector<Life>& lives, const std::vector<uint64_t>& lanes)
-      : lives_(lives), lanes_(lanes) {
+      : lives_(lives), lanes_(lanes), at_once_(graph.reuse == MemoryReuse::kAtOnce) {
     int64_t computed = 0;
     for (size_t i = 0; i < graph.step.ops.size(); ++i) {
       if (kind_of(graph.step.ops[i].lane) == LaneKind::kCompute) {
@@ -85,7 +85,7 @@ class Releases {
   }
   OpId of(TensorId tensor) const {
     const OpId last = lives_[static_cast<size_t>(tensor)].last;
-    if (std::has_single_bit(lanes_[static_cast<size_t>(tensor)])) return last;
+    if (at_once_ || std::has_single_bit(lanes_[static_cast<size_t>(tensor)])) return last;
     const auto later =
         static_cast<size_t>(computed_[static_cast<size_t>(last)] + kGraceOperations - 1);
     return later < compute_.size() ? std::max(last, compute_[later]) : std::max(last, end());
@@ -95,6 +95,7 @@ class Releases {
   OpId end() const { return static_cast<OpId>(computed_.size()); }
   const std::vector<Life>& lives_;
   const std::vector<uint64_t>& lanes_;
+  bool at_once_;
   std::vector<OpId> compute_;      // operations of the compute lanes
   std::vector<int64_t> computed_;  // how many of them up to each operation
 };
@@ -135,12 +136,17 @@ int64_t plan_pool(const Graph& graph, const std::vector<Life>& lives, const Rele
 ArenaPlan plan_arenas(const Graph& graph, const std::vector<Life>& lives) {
   using Where = std::pair<int8_t, Place>;
   constexpr uint64_t kCarried = 0;  // no lanes: the pool of what is never released
+  constexpr uint64_t kAny = 1;      // the one pool where memory is reused at once
+  const bool at_once = graph.reuse == MemoryReuse::kAtOnce;
   const std::vector<uint64_t> lanes = lanes_of(graph);
   std::map<std::pair<Where, uint64_t>, std::vector<TensorId>> pools;
   for (size_t i = 0; i < graph.tensors.size(); ++i) {
     if (lives[i].first < 0) continue;
     const Where where{graph.tensors[i].device, graph.tensors[i].place};
-    pools[{where, lives[i].carried ? kCarried : lanes[i]}].push_back(static_cast<TensorId>(i));
+    pools[{where, lives[i].carried ? kCarried
+                  : at_once        ? kAny
+                                   : lanes[i]}]
+        .push_back(static_cast<TensorId>(i));
   }
   ArenaPlan plan;
   plan.offset.assign(graph.tensors.size(), -1);

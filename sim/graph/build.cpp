@@ -71,6 +71,7 @@ Graph build_stages(const Model& model, const Plan& plan, const StackFacts& facts
 
 Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts) {
   Graph graph = build_stages(model, plan, facts);
+  graph.reuse = plan.memory_reuse.value_or(MemoryReuse::kApart);
   place(graph);
   return graph;
 }

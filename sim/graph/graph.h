@@ -364,6 +364,7 @@ struct Graph {
   // operations of the step before the commit are run once more. Empty where nothing speculates.
   Sequence repair;
   OpId commit = -1;  // index in step.ops, or -1
+  MemoryReuse reuse = MemoryReuse::kApart;
   ArenaPlan arenas;  // filled by link
 };
 

@@ -36,6 +36,10 @@ std::string_view to_string(NumaBinding value) {
   return value == NumaBinding::kLocal ? "local" : "remote";
 }
 
+std::string_view to_string(MemoryReuse value) {
+  return value == MemoryReuse::kAtOnce ? "at-once" : "apart";
+}
+
 std::string_view to_string(UndoKind value) {
   return value == UndoKind::kSnapshot ? "snapshot" : "exact";
 }

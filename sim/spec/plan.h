@@ -73,6 +73,12 @@ struct ActivationPlan {
 // core_attention, attention_out, norm2, fc1, activation, fc2.
 bool saves_output(ModuleKind kind);
 
+// When memory that tensors have left may be used again. At once it takes least, and lanes may wait
+// for one another; apart they do not: tensors share memory only with those that the same lanes
+// touch, and what two lanes touched is left alone for a while (sim/graph/arena.h).
+enum class MemoryReuse : uint8_t { kApart, kAtOnce };
+std::string_view to_string(MemoryReuse value);  // "apart", "at-once"
+
 struct Plan {
   std::string model;    // a name of profiles/models or a path of a config.json
   std::string machine;  // a name of profiles/machines, a path, or "here"
@@ -102,6 +108,8 @@ struct Plan {
   WeightsPlan weights;
   OptimizerPlan optimizer;
   std::optional<ActivationPlan> activations;
+  // "auto" is apart; a search, or a prediction of what else does not fit, makes it at once.
+  std::optional<MemoryReuse> memory_reuse;
   int64_t checkpoint_period_steps = 0;  // 0: none
 
   // Ranks over which state is sharded: all that hold the same weights.

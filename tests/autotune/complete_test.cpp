@@ -1,5 +1,6 @@
 #include "autotune/complete.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 
 #include "sim/base/error.h"
@@ -18,6 +19,26 @@ TEST(Complete, fills_in_auto_knobs_and_leaves_the_others) {
   EXPECT_EQ(whole.activations, plan.activations);
   EXPECT_EQ(whole.optimizer.sync, plan.optimizer.sync);
   EXPECT_EQ(complete(small_model(), fixed_plan(), gpu_machine(), nullptr), fixed_plan());
+}
+
+TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
+  Plan plan = fixed_plan();
+  plan.micro_batch.reset();
+  Machine machine = gpu_machine();
+  // What the plan that takes least would need apart.
+  Bytes least = machine.gpu.memory.value;
+  SearchOptions options;
+  options.exhaustive = true;
+  options.ranked = 1000;
+  for (const Candidate& one : run_search(plan, Freedom{}, machine, options).ranked) {
+    least = std::min(least, one.memory[static_cast<size_t>(Place::kHbm)]);
+  }
+  machine.gpu.memory = given(least);
+  EXPECT_FALSE(complete(small_model(), plan, machine, nullptr).memory_reuse);
+  machine.gpu.memory = given(least - Bytes{1});
+  EXPECT_EQ(complete(small_model(), plan, machine, nullptr).memory_reuse, MemoryReuse::kAtOnce);
+  plan.memory_reuse = MemoryReuse::kApart;
+  EXPECT_THROW(complete(small_model(), plan, machine, nullptr), Error);
 }
 
 TEST(Complete, says_why_where_nothing_fits) {

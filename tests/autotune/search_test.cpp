@@ -48,6 +48,50 @@ TEST(Search, bounds_leave_the_same_best_where_the_optimizers_knobs_are_free) {
   expect_same_best(fixed_plan(), freedom, slow_link);
 }
 
+// Offloads everything, so that two lanes touch most of its memory.
+Plan offloading_plan() {
+  Plan plan = fixed_plan();
+  for (int i = 0; i < kModuleKinds; ++i) {
+    if (!saves_output(static_cast<ModuleKind>(i))) continue;
+    plan.activations->fate[static_cast<size_t>(i)] = ActivationFate::kOffload;
+  }
+  return plan;
+}
+
+// A byte less than the plan takes apart is enough where memory is reused at once: only then is it,
+// and only where nobody says otherwise.
+TEST(Search, memory_is_reused_at_once_only_where_a_plan_does_not_fit_otherwise) {
+  Freedom freedom;
+  freedom.memory_reuse = true;
+  const SearchResult ample = run_search(offloading_plan(), freedom, gpu_machine());
+  EXPECT_FALSE(ample.best->plan.memory_reuse);
+  const Bytes apart = ample.best->memory[static_cast<size_t>(Place::kHbm)];
+  Machine machine = gpu_machine();
+  machine.gpu.memory = given(apart - Bytes{1});
+  const SearchResult tight = run_search(offloading_plan(), freedom, machine);
+  ASSERT_TRUE(tight.best);
+  EXPECT_EQ(tight.best->plan.memory_reuse, MemoryReuse::kAtOnce);
+  EXPECT_LT(tight.best->memory[static_cast<size_t>(Place::kHbm)], apart);
+  // The plan that is returned is the one that was simulated.
+  const Prediction again = predict(small_model(), tight.best->plan, machine, nullptr);
+  EXPECT_TRUE(again.fits);
+  EXPECT_EQ(again.step_time, tight.best->step_time);
+  EXPECT_FALSE(run_search(offloading_plan(), Freedom{}, machine).best);
+  Plan said = offloading_plan();
+  said.memory_reuse = MemoryReuse::kApart;
+  EXPECT_FALSE(run_search(said, freedom, machine).best);
+}
+
+TEST(Search, bounds_leave_the_same_best_where_memory_is_short_and_reused_at_once) {
+  Freedom freedom = few_knobs();
+  freedom.gpu_buckets = freedom.sync = freedom.memory_reuse = true;
+  for (const int64_t mib : {7, 8, 9}) {
+    Machine machine = gpu_machine();
+    machine.gpu.memory = given(Bytes{mib << 20});
+    expect_same_best(fixed_plan(), freedom, machine);
+  }
+}
+
 TEST(Search, bounds_leave_the_same_best_where_memory_is_short) {
   Freedom freedom = few_knobs();
   freedom.gpu_buckets = freedom.sync = true;

@@ -68,6 +68,8 @@ Plan plan_of(const Combination& c, DType dtype) {
   plan.weights.flow_share = flow[static_cast<size_t>(c[5])];
   plan.activations = activation_choice(c[6]);
   plan.weights.look_ahead = plan.activations->look_ahead = c[7] == 0 ? 0 : 4;
+  // With every choice of buckets and of activations, one way or the other.
+  plan.memory_reuse = (c[3] + c[6]) % 2 == 0 ? MemoryReuse::kAtOnce : MemoryReuse::kApart;
   return plan;
 }
 

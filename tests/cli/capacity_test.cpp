@@ -138,5 +138,28 @@ TEST(Devices, sequence_ranks_and_zero_3_are_named_and_their_knobs_chosen) {
   EXPECT_FALSE(text.says("auto")) << text.output;
 }
 
+// Apart, copies hold a layer's outputs until the GPU is past them: twice what is alive, of 65,536
+// tokens 73 GiB. In 40 GB of memory the same plan runs where memory is reused at once, in 29 GiB.
+TEST(Reuse, plan_that_fits_only_where_memory_is_reused_at_once_is_predicted_so) {
+  const Workbench bench;
+  const std::string asked =
+      "predict --model llama-3-8b --machine gh200-96gb-480gb --sequence-length 65536 "
+      "--set model.max_positions=65536 --global-batch 1 --micro-batch 1 "
+      "--set plan.activations=offload --set plan.weights=flow --set plan.optimizer.gpu_buckets=0 ";
+  const Outcome ample = bench.run(asked);
+  EXPECT_EQ(ample.code, 0) << ample.output;
+  EXPECT_TRUE(ample.says("held for reuse")) << ample.output;
+  EXPECT_FALSE(ample.says("reused at once")) << ample.output;
+  const std::string small = asked + "--set machine.gpu.memory_gb=40 ";
+  const Outcome tight = bench.run(small);
+  EXPECT_EQ(tight.code, 0) << tight.output;
+  EXPECT_TRUE(tight.says("memory reused at once")) << tight.output;
+  const Outcome json = bench.run(small + "--json");
+  EXPECT_TRUE(json.says("\"memory_reuse\": \"at-once\"")) << json.output;
+  const Outcome apart = bench.run(small + "--set plan.memory_reuse=apart");
+  EXPECT_EQ(apart.code, 1) << apart.output;
+  EXPECT_TRUE(apart.says("does not fit")) << apart.output;
+}
+
 }  // namespace
 }  // namespace ballast

@@ -83,6 +83,8 @@ TEST_F(Tune, knob_that_a_set_names_keeps_its_value_in_every_plan) {
                               {"data", "2"},
                               {"tensor_sequence", "true"},
                               {"zero_stage", "1"},
+                              {"memory_reuse", "\"apart\""},
+                              {"memory_reuse", "\"at-once\""},
                               {"zero_stage", "3"}};
   for (const auto& [key, value] : settings) {
     const std::string set = std::string(key) + "=" + value;

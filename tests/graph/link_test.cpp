@@ -116,8 +116,39 @@ Plan random_plan(std::mt19937& random) {
 }
 
 TEST(link, no_two_lanes_touch_the_same_bytes_out_of_order) {
-  std::mt19937 random(7);
-  for (int i = 0; i < 12; ++i) expect_no_race(build(tiny::model(), random_plan(random)));
+  for (const MemoryReuse reuse : {MemoryReuse::kApart, MemoryReuse::kAtOnce}) {
+    std::mt19937 random(7);
+    for (int i = 0; i < 12; ++i) {
+      Plan plan = random_plan(random);
+      plan.memory_reuse = reuse;
+      expect_no_race(build(tiny::model(), plan));
+    }
+  }
+}
+
+// Whatever the plan: nothing is held back that has been used for the last time, and the only gaps
+// are those that tensors of different sizes leave.
+TEST(link, memory_that_is_reused_at_once_is_less_and_at_least_what_is_alive) {
+  std::mt19937 random(11);
+  Bytes apart;
+  Bytes at_once;
+  Bytes live;
+  for (int i = 0; i < 20; ++i) {
+    Plan plan = random_plan(random);
+    const auto peak = [&](MemoryReuse reuse) {
+      plan.memory_reuse = reuse;
+      return memory_peaks(build(tiny::model(), plan)).front();
+    };
+    const PlacePeak held = peak(MemoryReuse::kApart);
+    const PlacePeak tight = peak(MemoryReuse::kAtOnce);
+    EXPECT_EQ(held.live, tight.live);
+    EXPECT_GE(tight.arena, tight.live);
+    apart += held.arena;
+    at_once += tight.arena;
+    live += tight.live;
+  }
+  // Of what is held beyond the live bytes most is given up.
+  EXPECT_LT(2 * (at_once - live).count, (apart - live).count);
 }
 
 TEST(link, the_check_above_sees_a_missing_edge) {

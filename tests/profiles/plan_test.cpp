@@ -45,6 +45,7 @@ Plan unusual() {
   plan.activations->offload_share = 0.5;
   plan.activations->look_ahead = 2;
   plan.activations->scores = ActivationFate::kRecompute;
+  plan.memory_reuse = MemoryReuse::kAtOnce;
   plan.checkpoint_period_steps = 100;
   return plan;
 }
@@ -61,6 +62,7 @@ TEST(Plans, absent_choices_are_written_as_auto) {
   const Json json = Json::parse(plan_json(Plan{}));
   EXPECT_EQ(json["micro_batch"], "auto");
   EXPECT_EQ(json["activations"], "auto");
+  EXPECT_EQ(json["memory_reuse"], "auto");
   EXPECT_EQ(json["optimizer"]["gpu_buckets"], "auto");
   EXPECT_EQ(json["weights"]["flow_share"], "auto");
   EXPECT_EQ(json["optimizer"]["bucket_bytes"], 67108864);
@@ -92,6 +94,7 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
       {"/tensor", 0, "key 'tensor': is 0"},
       {"/tensor_sequence", 1, "must be true or false"},
       {"/numa", "near", "known are local, remote"},
+      {"/memory_reuse", "never", "known are apart, at-once"},
       {"/optimizer/stream_share", 1.5, "key 'optimizer.stream_share': is 1.5"},
       {"/optimizer/moments", "fp16", "key 'optimizer.moments'"},
       {"/activations/scores", "offload", "key 'activations.scores'"},
@@ -107,9 +110,9 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
 
 // Plans that were written before there were several degrees name none of them.
 TEST(Plans, every_key_is_required_but_those_that_older_plans_lack) {
-  const std::set<std::string> newer = {"tensor",          "pipeline", "virtual_pipeline",
-                                       "sequence",        "context",  "expert",
-                                       "tensor_sequence", "numa",     "products"};
+  const std::set<std::string> newer = {"tensor",   "pipeline",    "virtual_pipeline", "sequence",
+                                       "context",  "expert",      "tensor_sequence",  "numa",
+                                       "products", "memory_reuse"};
   const Json json = Json::parse(plan_json(unusual()));
   for (const auto& item : json.items()) {
     if (newer.contains(item.key())) continue;
@@ -122,7 +125,7 @@ TEST(Plans, every_key_is_required_but_those_that_older_plans_lack) {
 TEST(Plans, older_plan_means_one_of_every_degree) {
   Json json = Json::parse(plan_json(Plan{}));
   for (const char* key : {"tensor", "pipeline", "virtual_pipeline", "sequence", "context", "expert",
-                          "tensor_sequence", "numa", "products"}) {
+                          "tensor_sequence", "numa", "products", "memory_reuse"}) {
     json.erase(key);
   }
   json["optimizer"].erase("stream_share");
