@@ -8,6 +8,7 @@
 #include "autotune/bound.h"
 #include "autotune/layout.h"
 #include "autotune/parallel.h"
+#include "autotune/ties.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
 #include "sim/graph/build.h"
@@ -208,10 +209,10 @@ std::string explain(const SearchResult& result, const Model& model, const Machin
   const Candidate& best = *result.best;
   const Prediction first = predict(model, best.plan, machine, measurements);
   text = describe("best", binding_of(first), best.step_time);
-  if (result.ranked.size() < 2) return text;
-  const Candidate& next = result.ranked[1];
-  const Prediction second = predict(model, next.plan, machine, measurements);
-  return text + describe_difference(compare(best.plan, first, next.plan, second), best, next);
+  const Candidate* const next = next_best(result);
+  if (next == nullptr) return text;
+  const Prediction second = predict(model, next->plan, machine, measurements);
+  return text + describe_difference(compare(best.plan, first, next->plan, second), best, *next);
 }
 
 }  // namespace ballast

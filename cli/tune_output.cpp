@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "autotune/ties.h"
 #include "cli/text.h"
 #include "cli/why.h"
 #include "sim/base/error.h"
@@ -12,16 +13,7 @@ namespace ballast {
 namespace {
 
 constexpr size_t kRankedInJson = 20;
-constexpr double kTieShare = 2e-3;   // of a step: nobody could measure it
-constexpr double kNearShare = 1e-2;  // of a step: the model's error is larger
 constexpr size_t kReasonsShown = 3;
-
-size_t count_within(const SearchResult& found, double share) {
-  const double limit = (1 + share) * found.ranked.front().step_time.seconds();
-  size_t count = 1;
-  while (count < found.ranked.size() && found.ranked[count].step_time.seconds() < limit) ++count;
-  return count;
-}
 
 Bytes memory_of(const Candidate& candidate, Place place) {
   return candidate.memory[static_cast<size_t>(place)];
@@ -29,19 +21,7 @@ Bytes memory_of(const Candidate& candidate, Place place) {
 
 }  // namespace
 
-void prefer_simple(SearchResult& found) {
-  if (found.ranked.empty()) return;
-  const size_t tied = count_within(found, kTieShare);
-  std::stable_sort(found.ranked.begin(), found.ranked.begin() + static_cast<std::ptrdiff_t>(tied),
-                   [](const Candidate& a, const Candidate& b) {
-                     return moving_parts(a.plan) < moving_parts(b.plan);
-                   });
-  found.best = found.ranked.front();
-}
-
-size_t near_ties(const SearchResult& found) {
-  return found.ranked.empty() ? 0 : count_within(found, kNearShare);
-}
+size_t near_ties(const SearchResult& found) { return count_within(found, kNearShare); }
 
 OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory) {
   OrderedJson json = OrderedJson::object();
@@ -50,6 +30,15 @@ OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory) {
     if (bytes.count > 0) json[std::string(to_string(static_cast<Place>(i)))] = bytes.count;
   }
   return json;
+}
+
+// What the best is explained against; null where there is no other plan.
+OrderedJson next_json(const SearchResult& found) {
+  const Candidate* const next = next_best(found);
+  if (next == nullptr) return nullptr;
+  return {{"rank", next - found.ranked.data() + 1},
+          {"step_time_s", next->step_time.seconds()},
+          {"plan", OrderedJson::parse(plan_json(next->plan))}};
 }
 
 OrderedJson search_json(const SearchResult& found) {
@@ -80,6 +69,7 @@ OrderedJson search_json(const SearchResult& found) {
           {"proven_within", or_null(found.proven_within)},
           {"seconds", found.seconds},
           {"ties", near},
+          {"next_best", next_json(found)},
           {"ranked", ranked},
           {"reasons", reasons}};
 }
@@ -143,7 +133,8 @@ std::string ranking_text(const SearchResult& found, int64_t top) {
 
 std::string why_text(const Case& best, const SearchResult& found,
                      const Measurements& measurements) {
-  if (found.ranked.size() < 2) return "";
+  const Candidate* const next = next_best(found);
+  if (next == nullptr) return "";
   const size_t tied = count_within(found, kTieShare);
   std::string text;
   if (tied > 1) {
@@ -152,7 +143,7 @@ std::string why_text(const Case& best, const SearchResult& found,
                     tied, 100 * kTieShare);
   }
   Case other = best;
-  other.plan = found.ranked[std::min(tied, found.ranked.size() - 1)].plan;
+  other.plan = next->plan;
   return text + fmt::format("\n{}\n", why_it_loses(best, other, measurements));
 }
 

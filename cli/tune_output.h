@@ -10,9 +10,6 @@
 
 namespace ballast {
 
-// Of the plans that tie within what anyone could measure, the simplest becomes the best: whoever
-// runs it has least to understand.
-void prefer_simple(SearchResult& found);
 // Ranked plans, the best among them, within 1 % of the best: the model's error is larger.
 size_t near_ties(const SearchResult& found);
 

@@ -215,9 +215,9 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
     const Measurements measurements = measurements_of(of.machine, flags.store);
     data =
         data_of_prediction({of, predict(of.model, of.plan, of.machine, of.stack, &measurements)});
-    if (tune["ranked"].size() > 1) {
+    if (tune.contains("next_best") && tune["next_best"].is_object()) {
       Case next = of;
-      next.plan = parse_plan(tune["ranked"][1]["plan"].dump(), path);
+      next.plan = parse_plan(tune["next_best"].at("plan").dump(), path);
       data["why"] = why_it_loses(of, next, measurements);
     }
   } catch (const Error& error) {

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "autotune/ties.h"
 #include "cli/tune_objectives.h"
 #include "cli/tune_output.h"
 #include "cli/tune_sizes.h"

@@ -1,152 +1,16 @@
 // `tune` by objectives and under constraints, its studies, and what it remembers, as a user runs
 // it.
 #include <cmath>
-#include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "autotune/search.h"
 #include "cli/answers.h"
-#include "cli/search_freedom.h"
 #include "cli/tune_flags.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
-#include "tests/cli/support.h"
+#include "tests/cli/tune_bench.h"
 
 namespace ballast {
 namespace {
-
-using Json = nlohmann::json;
-
-class Tune : public testing::Test {
- protected:
-  void SetUp() override { bench.write_tiny_model(); }
-
-  static std::string command(const std::string& flags) {
-    return "tune --model tiny.json --machine hgx-h200-quad --store s.db --sequence-length 64 " +
-           flags;
-  }
-  Outcome tune(const std::string& flags) const { return bench.run(command(flags)); }
-  Json tuned(const std::string& flags) const {
-    const Outcome outcome = tune(flags + " --json 2> /dev/null");
-    EXPECT_EQ(outcome.code, 0) << outcome.output;
-    return Json::parse(outcome.output);
-  }
-  // Exit code 2 and one line with each of the words.
-  void refuses(const std::string& flags, const std::vector<std::string>& words) const {
-    const Outcome outcome = tune(flags);
-    EXPECT_EQ(outcome.code, 2) << flags << "\n" << outcome.output;
-    EXPECT_EQ(outcome.lines(), 1) << outcome.output;
-    for (const std::string& word : words) EXPECT_TRUE(outcome.says(word)) << outcome.output;
-    EXPECT_FALSE(bench.exists("plan.json"));
-    EXPECT_FALSE(bench.exists("s.db"));
-  }
-
-  Workbench bench;
-};
-
-// --- What is left to choose -------------------------------------------------------------------
-
-// The value at a dotted path of a plan.
-Json value_at(Json at, const std::string& key) {
-  std::istringstream words(key);
-  for (std::string word; std::getline(words, word, '.');) at = Json(at.at(word));
-  return at;
-}
-
-struct Setting {
-  const char* key;
-  const char* value;
-};
-
-// Each is another value than the one that the search of everything chooses here, or than the
-// default, so that a search which does not keep it is seen.
-TEST_F(Tune, knob_that_a_set_names_keeps_its_value_in_every_plan) {
-  const Setting settings[] = {{"micro_batch", "2"},
-                              {"activations.fc1", "\"offload\""},
-                              {"optimizer.bucket_bytes", "3145728"},
-                              {"optimizer.gpu_buckets", "1"},
-                              {"optimizer.cast", "\"cpu\""},
-                              {"optimizer.cast", "\"gpu\""},
-                              {"optimizer.sync", "\"wait\""},
-                              {"optimizer.sync", "\"speculate\""},
-                              {"optimizer.sync", "\"delay\""},
-                              {"optimizer.undo", "\"snapshot\""},
-                              {"optimizer.undo", "\"exact\""},
-                              {"optimizer.placement", "\"cpu\""},
-                              {"optimizer.placement", "\"gpu\""},
-                              {"weights.flow_share", "0.5"},
-                              {"tensor", "2"},
-                              {"pipeline", "2"},
-                              {"sequence", "2"},
-                              {"context", "2"},
-                              {"data", "2"},
-                              {"tensor_sequence", "true"},
-                              {"zero_stage", "1"},
-                              {"memory_reuse", "\"apart\""},
-                              {"memory_reuse", "\"at-once\""},
-                              {"zero_stage", "3"}};
-  for (const auto& [key, value] : settings) {
-    const std::string set = std::string(key) + "=" + value;
-    const Json json = tuned("--devices 4 --global-batch 8 --again --set 'plan." + set + "'");
-    ASSERT_FALSE(json["ranked"].empty()) << set;
-    for (const Json& one : json["ranked"]) {
-      EXPECT_EQ(value_at(one["plan"], key), Json::parse(value)) << set;
-    }
-  }
-}
-
-TEST_F(Tune, what_cannot_be_kept_is_refused) {
-  refuses("--devices 4 --set plan.data=3", {"4 devices", "data"});
-  refuses("--devices 4 --pipeline 2 --set plan.optimizer.sync=speculate", {"pipeline", "sync"});
-  refuses("--devices 4 --set plan.pipeline=2 --set plan.zero_stage=3", {"zero_stage"});
-  refuses("--devices 1 --micro-batch 3", {"micro_batch", "3"});
-}
-
-// The plan to start from speculates, which no pipeline can; that is for the search to change.
-TEST_F(Tune, flag_of_a_degree_leaves_knobs_that_go_with_it_to_the_search) {
-  const Json json = tuned("--devices 4 --pipeline 2");
-  for (const Json& one : json["ranked"]) EXPECT_EQ(one["plan"]["pipeline"], 2);
-}
-
-// A strategy keeps what it sets, whatever degrees are searched; what it opens may be chosen.
-TEST(SearchFreedom, of_a_strategy_is_what_it_opens_and_how_much_at_once) {
-  PlanFlags flags;
-  flags.strategies = {"zero-offload"};
-  const SearchFreedom named(flags, {});
-  EXPECT_TRUE(named.knobs().micro_batch && named.knobs().activations);
-  EXPECT_FALSE(named.knobs().sync || named.knobs().gpu_buckets || named.knobs().flow_share);
-  EXPECT_TRUE(named.layout().tensor);
-  EXPECT_FALSE(named.layout().placement || named.layout().zero_stage);
-  EXPECT_FALSE(SearchFreedom(flags, {.degrees_of_named = false}).layout().any());
-  flags.strategies = {"megatron"};
-  EXPECT_TRUE(SearchFreedom(flags, {}).layout().zero_stage);
-  flags.set = {"plan.zero_stage=1"};
-  EXPECT_FALSE(SearchFreedom(flags, {}).layout().zero_stage);
-}
-
-TEST(SearchFreedom, of_a_plan_is_all_of_it_where_it_is_a_start) {
-  PlanFlags flags;
-  flags.plan_file = "plan.json";
-  EXPECT_FALSE(SearchFreedom(flags, {}).knobs().sync);
-  EXPECT_TRUE(SearchFreedom(flags, {.file_is_start = true}).knobs().sync);
-  EXPECT_FALSE(SearchFreedom(flags, {.file_is_start = true}).knobs().delay);
-  EXPECT_TRUE(SearchFreedom(flags, {.file_is_start = true, .delay = true}).knobs().delay);
-}
-
-// A key names what lies below it, and the whole that it is a part of.
-TEST(SearchFreedom, keeps_a_knob_that_is_named_in_whole_or_in_part) {
-  const auto knobs = [](const std::string& set) {
-    PlanFlags flags;
-    flags.set = {set};
-    return SearchFreedom(flags, {}).knobs();
-  };
-  EXPECT_FALSE(knobs("plan.weights=stationary").flow_share);
-  EXPECT_FALSE(knobs("plan.activations.fc1=offload").activations);
-  EXPECT_TRUE(knobs("plan.weights.look_ahead=2").flow_share);
-  EXPECT_TRUE(knobs("machine.gpu.memory_gb=2").activations);
-  EXPECT_TRUE(knobs("plan.optimizer.cast=cpu").sync);
-}
 
 // --- What is remembered -----------------------------------------------------------------------
 
@@ -539,6 +403,25 @@ TEST_F(Tune, every_shipped_strategy_has_a_verdict) {
     EXPECT_GT(one["misses"]["bytes"], 0);
   }
   EXPECT_GT(missing, 0);
+}
+
+// The plan that the text explains is the one that JSON names and the page draws.
+TEST_F(Tune, next_best_is_the_same_in_text_json_and_page) {
+  const Outcome outcome = tune("--devices 1 --json 2> /dev/null");
+  const Json json = Json::parse(outcome.output);
+  const Json& next = json["next_best"];
+  ASSERT_GT(next["rank"].get<int>(), 2) << "nothing ties, so that this test shows nothing";
+  EXPECT_GT(next["step_time_s"].get<double>(), json["ranked"][0]["step_time_s"].get<double>());
+  const auto why = [](const std::string& text) {
+    const size_t begin = text.find("why the next-best loses");
+    return begin == std::string::npos ? "" : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  const std::string told = why(tune("--devices 1").output);
+  EXPECT_FALSE(told.empty());
+  bench.write("tune.json", outcome.output);
+  const Json page = Json::parse(
+      bench.run("report --tune tune.json --model ./tiny.json --out page.html --json").output);
+  EXPECT_EQ(page["why"], told);
 }
 
 TEST_F(Tune, plans_within_one_percent_are_ties) {

@@ -1,0 +1,114 @@
+// What flags and --set leave a search to choose: that it keeps what is named, and refuses what it
+// cannot keep.
+#include "cli/search_freedom.h"
+
+#include <sstream>
+
+#include "tests/cli/tune_bench.h"
+
+namespace ballast {
+namespace {
+
+// The value at a dotted path of a plan.
+Json value_at(Json at, const std::string& key) {
+  std::istringstream words(key);
+  for (std::string word; std::getline(words, word, '.');) at = Json(at.at(word));
+  return at;
+}
+
+struct Setting {
+  const char* key;
+  const char* value;
+};
+
+// Each is another value than the one that the search of everything chooses here, or than the
+// default, so that a search which does not keep it is seen.
+TEST_F(Tune, knob_that_a_set_names_keeps_its_value_in_every_plan) {
+  const Setting settings[] = {{"micro_batch", "2"},
+                              {"activations.fc1", "\"offload\""},
+                              {"optimizer.bucket_bytes", "3145728"},
+                              {"optimizer.gpu_buckets", "1"},
+                              {"optimizer.cast", "\"cpu\""},
+                              {"optimizer.cast", "\"gpu\""},
+                              {"optimizer.sync", "\"wait\""},
+                              {"optimizer.sync", "\"speculate\""},
+                              {"optimizer.sync", "\"delay\""},
+                              {"optimizer.undo", "\"snapshot\""},
+                              {"optimizer.undo", "\"exact\""},
+                              {"optimizer.placement", "\"cpu\""},
+                              {"optimizer.placement", "\"gpu\""},
+                              {"weights.flow_share", "0.5"},
+                              {"tensor", "2"},
+                              {"pipeline", "2"},
+                              {"sequence", "2"},
+                              {"context", "2"},
+                              {"data", "2"},
+                              {"tensor_sequence", "true"},
+                              {"zero_stage", "1"},
+                              {"memory_reuse", "\"apart\""},
+                              {"memory_reuse", "\"at-once\""},
+                              {"zero_stage", "3"}};
+  for (const auto& [key, value] : settings) {
+    const std::string set = std::string(key) + "=" + value;
+    const Json json = tuned("--devices 4 --global-batch 8 --again --set 'plan." + set + "'");
+    ASSERT_FALSE(json["ranked"].empty()) << set;
+    for (const Json& one : json["ranked"]) {
+      EXPECT_EQ(value_at(one["plan"], key), Json::parse(value)) << set;
+    }
+  }
+}
+
+TEST_F(Tune, what_cannot_be_kept_is_refused) {
+  refuses("--devices 4 --set plan.data=3", {"4 devices", "data"});
+  refuses("--devices 4 --pipeline 2 --set plan.optimizer.sync=speculate", {"pipeline", "sync"});
+  refuses("--devices 4 --set plan.pipeline=2 --set plan.zero_stage=3", {"zero_stage"});
+  refuses("--devices 1 --micro-batch 3", {"micro_batch", "3"});
+}
+
+// The plan to start from speculates, which no pipeline can; that is for the search to change.
+TEST_F(Tune, flag_of_a_degree_leaves_knobs_that_go_with_it_to_the_search) {
+  const Json json = tuned("--devices 4 --pipeline 2");
+  for (const Json& one : json["ranked"]) EXPECT_EQ(one["plan"]["pipeline"], 2);
+}
+
+// A strategy keeps what it sets, whatever degrees are searched; what it opens may be chosen.
+TEST(SearchFreedom, of_a_strategy_is_what_it_opens_and_how_much_at_once) {
+  PlanFlags flags;
+  flags.strategies = {"zero-offload"};
+  const SearchFreedom named(flags, {});
+  EXPECT_TRUE(named.knobs().micro_batch && named.knobs().activations);
+  EXPECT_FALSE(named.knobs().sync || named.knobs().gpu_buckets || named.knobs().flow_share);
+  EXPECT_TRUE(named.layout().tensor);
+  EXPECT_FALSE(named.layout().placement || named.layout().zero_stage);
+  EXPECT_FALSE(SearchFreedom(flags, {.degrees_of_named = false}).layout().any());
+  flags.strategies = {"megatron"};
+  EXPECT_TRUE(SearchFreedom(flags, {}).layout().zero_stage);
+  flags.set = {"plan.zero_stage=1"};
+  EXPECT_FALSE(SearchFreedom(flags, {}).layout().zero_stage);
+}
+
+TEST(SearchFreedom, of_a_plan_is_all_of_it_where_it_is_a_start) {
+  PlanFlags flags;
+  flags.plan_file = "plan.json";
+  EXPECT_FALSE(SearchFreedom(flags, {}).knobs().sync);
+  EXPECT_TRUE(SearchFreedom(flags, {.file_is_start = true}).knobs().sync);
+  EXPECT_FALSE(SearchFreedom(flags, {.file_is_start = true}).knobs().delay);
+  EXPECT_TRUE(SearchFreedom(flags, {.file_is_start = true, .delay = true}).knobs().delay);
+}
+
+// A key names what lies below it, and the whole that it is a part of.
+TEST(SearchFreedom, keeps_a_knob_that_is_named_in_whole_or_in_part) {
+  const auto knobs = [](const std::string& set) {
+    PlanFlags flags;
+    flags.set = {set};
+    return SearchFreedom(flags, {}).knobs();
+  };
+  EXPECT_FALSE(knobs("plan.weights=stationary").flow_share);
+  EXPECT_FALSE(knobs("plan.activations.fc1=offload").activations);
+  EXPECT_TRUE(knobs("plan.weights.look_ahead=2").flow_share);
+  EXPECT_TRUE(knobs("machine.gpu.memory_gb=2").activations);
+  EXPECT_TRUE(knobs("plan.optimizer.cast=cpu").sync);
+}
+
+}  // namespace
+}  // namespace ballast
