@@ -168,7 +168,7 @@ std::optional<SearchResult> Answers::known(const std::string& question) const {
 
 SearchResult Answers::search_now(const SearchQuestion& question, const Measurements& measurements) {
   Progress progress("search");
-  const std::string where = question.label.empty() ? "" : question.label + ": ";
+  const std::string where = standing_ + (question.label.empty() ? "" : question.label + ": ");
   SearchOptions options;
   options.deadline_s = options_.deadline_s;
   options.exhaustive = options_.exhaustive;

@@ -42,6 +42,8 @@ class Answers {
   }
   int64_t asked() const { return asked_; }
   int64_t from_store() const { return from_store_; }
+  // Shown in front of the progress of searches from here on: where a call with several stands.
+  void set_standing(const std::string& standing) { standing_ = standing; }
   // Of searches from here on.
   void set_deadline(double seconds) { options_.deadline_s = seconds; }
   // Signals end the program again, or are watched by others. Remembers whether one came.
@@ -54,6 +56,7 @@ class Answers {
   AnswerOptions options_;
   const StoreFlag& store_;
   std::optional<InterruptWatch> watch_;
+  std::string standing_;
   bool interrupted_ = false;
   int64_t asked_ = 0;
   int64_t from_store_ = 0;

@@ -218,6 +218,18 @@ TEST_F(Tune, points_of_a_list_of_devices_have_all_figures_and_the_best_is_chosen
                   .says("by tokens-per-device"));
 }
 
+// A long list says where it stands before each search: after the first, what is the best of it.
+TEST_F(Tune, list_of_points_shows_the_best_so_far) {
+  const Outcome outcome = tune(
+      "--objective cost-per-token --devices 1,2,4 --global-batch 16 --price-per-device-hour 3.6 "
+      "2>&1 > answer.txt");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.says("1 of 3; 1 device, batch 16")) << outcome.output;
+  EXPECT_TRUE(outcome.says("2 of 3, best so far 1 device, batch 16, ")) << outcome.output;
+  EXPECT_TRUE(outcome.says(" price of 1e6 tokens; 2 devices, batch 16")) << outcome.output;
+  EXPECT_TRUE(outcome.says("3 of 3, best so far ")) << outcome.output;
+}
+
 // The machine says 700 W; a token takes that for the time of a device. Another figure by --set or
 // by the flag, which is above both.
 TEST_F(Tune, power_is_that_of_the_machine_unless_a_flag_says_another) {
