@@ -15,8 +15,17 @@ struct ImportFlags {
   StoreFlag store;
   std::optional<std::string> deepspeed;
   std::optional<std::string> megatron;
+  std::optional<std::string> dtype;
   ImportRequest request;
 };
+
+std::optional<DType> dtype_of(const std::optional<std::string>& name) {
+  if (!name) return std::nullopt;
+  for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
+    if (*name == to_string(dtype)) return dtype;
+  }
+  throw Error("--dtype", "'" + one_line(*name) + "' is not known", "use bf16, fp16 or fp32");
+}
 
 bool parse(Words words, ImportFlags& flags) {
   VerbParser parser("import");
@@ -49,9 +58,15 @@ bool parse(Words words, ImportFlags& flags) {
   size("--pipeline", request.pipeline, "Stages that DeepSpeed's code makes [1]");
   size("--context", request.context, "Devices that share every sequence by ring attention [1]");
   size("--expert", request.expert, "Devices that share the experts, by DeepSpeed's code [1]");
+  app.add_option("--dtype", flags.dtype,
+                 "Of weights and activations: bf16, fp16, fp32 [the one that is \"auto\"]")
+      ->type_name("NAME")
+      ->group("Where the configuration does not say it");
   parser.add(flags.store);
   parser.add(flags.output, "Write the plan to this file instead of the output");
-  return parser.parse(words);
+  if (!parser.parse(words)) return false;
+  request.dtype = dtype_of(flags.dtype);
+  return true;
 }
 
 // The flags of Megatron-LM are written out, or stand in a file.
@@ -76,9 +91,11 @@ ImportedPlan import_plan(const ImportFlags& flags, const Model& model) {
   return import_megatron(read_configuration(path), path, model, flags.request);
 }
 
-OrderedJson ignored_json(const std::vector<IgnoredOption>& ignored) {
+// Of assumed or ignored ones.
+template <class Option>
+OrderedJson options_json(const std::vector<Option>& options) {
   OrderedJson list = OrderedJson::array();
-  for (const IgnoredOption& one : ignored) {
+  for (const Option& one : options) {
     list.push_back(
         {{"option", one.option}, {"value", OrderedJson::parse(one.value)}, {"reason", one.reason}});
   }
@@ -98,7 +115,8 @@ int run_import(Words words) {
   if (flags.output.out) atomic_write(*flags.output.out, plan + "\n");
   if (flags.output.json) {
     const OrderedJson json = {{"plan", OrderedJson::parse(plan)},
-                              {"ignored", ignored_json(imported.ignored)}};
+                              {"assumed", options_json(imported.assumed)},
+                              {"ignored", options_json(imported.ignored)}};
     fmt::print("{}\n", json.dump(1));
     return kDone;
   }
@@ -109,6 +127,9 @@ int run_import(Words words) {
     fmt::print("{}\n", plan);
   }
   std::fflush(stdout);
+  for (const AssumedOption& one : imported.assumed) {
+    fmt::print(stderr, "assumed: {} {}: {}\n", one_line(one.option), one.value, one.reason);
+  }
   for (const IgnoredOption& one : imported.ignored) {
     fmt::print(stderr, "ignored: {} {}: {}\n", one_line(one.option), one_line(one.value),
                one.reason);

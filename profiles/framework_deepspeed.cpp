@@ -13,6 +13,9 @@ namespace {
 constexpr int64_t kReduceBucket = 500'000'000;
 constexpr int64_t kSubGroup = 1'000'000'000;
 constexpr int64_t kPrefetchBucket = 50'000'000;
+// What Hugging Face's Trainer fills in for "auto" (transformers/integrations/deepspeed.py).
+constexpr int64_t kTrainerAccumulation = 1;
+constexpr double kTrainerPrefetch = 0.9;  // of hidden x hidden elements
 // Modules of a layer that the GPU visits: what a look-ahead of operations counts, on average.
 constexpr int64_t kOpsOfLayer = 8;
 
@@ -115,14 +118,28 @@ void write_adam(OrderedJson& out, const Plan& plan) {
 
 // --- Reading --------------------------------------------------------------------------------
 
+// A size that the file says, or else the flag. "auto" is the flag's to say.
+std::optional<int64_t> read_size(OptionReader& reader, const std::string& name,
+                                 const std::string& flag, std::optional<int64_t> said) {
+  if (reader.is_auto(name)) return said;
+  const auto size = reader.whole_if_present(name, kOptionCount);
+  if (size) check_said_once(reader, name, *size, flag, said);
+  return size ? size : said;
+}
+
 // train_batch_size = micro-batch x accumulation x ranks with other data; any two give the third.
-void read_batch(OptionReader& reader, Plan& plan) {
-  const auto all = reader.whole_if_present("train_batch_size", kOptionCount);
-  auto micro = reader.whole_if_present("train_micro_batch_size_per_gpu", kOptionCount);
-  auto steps = reader.whole_if_present("gradient_accumulation_steps", kOptionCount);
-  if (!micro) micro = plan.micro_batch;
-  std::optional<int64_t> total = all;
-  if (!total && plan.global_batch > 0) total = plan.global_batch;
+void read_batch(OptionReader& reader, Plan& plan, const ImportRequest& request) {
+  auto total = read_size(reader, "train_batch_size", "--global-batch", request.global_batch);
+  const auto micro =
+      read_size(reader, "train_micro_batch_size_per_gpu", "--micro-batch", request.micro_batch);
+  auto steps = read_size(reader, "gradient_accumulation_steps", "", std::nullopt);
+  if (!steps && total.has_value() != micro.has_value() &&
+      reader.is_auto("gradient_accumulation_steps")) {
+    steps = kTrainerAccumulation;
+    reader.assume("gradient_accumulation_steps", "1",
+                  "the Trainer's --gradient_accumulation_steps decides, whose default it is; give "
+                  "both --global-batch and --micro-batch for another");
+  }
   // Each factor is at most 2^20.
   if (total && micro && steps) {
     if (*micro * *steps * plan.data != *total) {
@@ -134,7 +151,8 @@ void read_batch(OptionReader& reader, Plan& plan) {
   } else if (micro && !total) {
     total = *micro * steps.value_or(1) * plan.data;
   } else if (!total) {
-    reader.fail("train_batch_size", "neither it nor train_micro_batch_size_per_gpu is given",
+    reader.fail("train_batch_size",
+                "neither it nor train_micro_batch_size_per_gpu is given as a number",
                 "give --global-batch and --micro-batch");
   }
   const int64_t pieces = micro ? *micro : steps.value_or(1);
@@ -148,13 +166,61 @@ void read_batch(OptionReader& reader, Plan& plan) {
   plan.micro_batch = micro ? *micro : *total / (pieces * plan.data);
 }
 
-void read_dtype(OptionReader& reader, Plan& plan) {
-  const bool bf16 = reader.flag("bf16.enabled");
-  const bool fp16 = reader.flag("fp16.enabled");
+void read_dtype(OptionReader& reader, Plan& plan, std::optional<DType> said) {
+  const bool open_bf16 = reader.is_auto("bf16.enabled");
+  const bool open_fp16 = reader.is_auto("fp16.enabled");
+  const bool bf16 = !open_bf16 && reader.flag("bf16.enabled");
+  const bool fp16 = !open_fp16 && reader.flag("fp16.enabled");
   if (bf16 && fp16) {
     reader.fail("bf16.enabled", "fp16 is enabled too", "enable one of them");
   }
-  plan.dtype = bf16 ? DType::kBf16 : fp16 ? DType::kF16 : DType::kF32;
+  const std::string open = open_bf16 ? "bf16.enabled" : "fp16.enabled";
+  if (bf16 || fp16 || !(open_bf16 || open_fp16)) {
+    plan.dtype = bf16 ? DType::kBf16 : fp16 ? DType::kF16 : DType::kF32;
+    if (said && *said != plan.dtype) {
+      reader.fail(bf16 ? "bf16.enabled" : "fp16.enabled",
+                  fmt::format("the configuration trains in {}, --dtype says {}",
+                              to_string(plan.dtype), to_string(*said)),
+                  "leave out --dtype, or correct the option");
+    }
+    return;
+  }
+  plan.dtype = said.value_or(open_bf16 ? DType::kBf16 : DType::kF16);
+  if (said) return;
+  reader.assume(open, "true",
+                fmt::format("the Trainer's --bf16 and --fp16 decide; give --dtype, here or to "
+                            "predict, for another than {}",
+                            to_string(plan.dtype)));
+}
+
+// Elements of a bucket; `filled` is what the Trainer writes for "auto".
+int64_t read_elements(OptionReader& reader, const std::string& name, int64_t otherwise,
+                      double filled) {
+  constexpr WholeRange kRange{0, kOptionElements.most};
+  if (!reader.is_auto(name)) return reader.whole(name, kRange, otherwise);
+  const auto elements = static_cast<int64_t>(filled);
+  reader.assume(name, std::to_string(elements),
+                "the Trainer takes it from the width of the hidden state");
+  return elements;
+}
+
+void read_buckets(OptionReader& reader, Plan& plan, const Model& model) {
+  const double square = static_cast<double>(model.hidden) * static_cast<double>(model.hidden);
+  const std::string reduce = kZero + "reduce_bucket_size";
+  const std::string step = kZero + "sub_group_size";
+  const int64_t reduced = read_elements(reader, reduce, kReduceBucket, square);
+  int64_t stepped = reader.whole(step, {0, kOptionElements.most}, kSubGroup);
+  const bool by_sub_group =
+      plan.zero_stage == 3 && plan.optimizer.placement != OptimizerPlacement::kGpu;
+  if (by_sub_group && stepped == 0) {
+    stepped = static_cast<int64_t>(square);
+    reader.assume(step, std::to_string(stepped),
+                  "0 steps every parameter tensor by itself, a plan buckets of one size");
+  }
+  if (!by_sub_group && reduced == 0) {
+    reader.fail(reduce, "0 elements are no bucket", "write a whole number from 1");
+  }
+  plan.optimizer.bucket_bytes = {kOptionElementBytes * (by_sub_group ? stepped : reduced)};
 }
 
 OptimizerPlacement read_placement(OptionReader& reader) {
@@ -171,7 +237,6 @@ OptimizerPlacement read_placement(OptionReader& reader) {
 
 void read_steps(OptionReader& reader, Plan& plan, const Model& model) {
   OptimizerPlan& optimizer = plan.optimizer;
-  optimizer.placement = read_placement(reader);
   const bool on_cpu = optimizer.placement == OptimizerPlacement::kCpu;
   const bool super = reader.flag(kOptimizer + "super_offload");
   if (super && (plan.zero_stage != 3 || !on_cpu)) {
@@ -192,7 +257,7 @@ void read_steps(OptionReader& reader, Plan& plan, const Model& model) {
   if (ratio < 1 && !(on_cpu && plan.zero_stage == 3)) {
     reader.ignore(kOptimizer + "ratio", "only stage 3 with device cpu obeys it");
   }
-  if (reader.has("optimizer.params.torch_adam")) {
+  if (!reader.is_auto("optimizer.params.torch_adam") && reader.has("optimizer.params.torch_adam")) {
     optimizer.adam = reader.flag("optimizer.params.torch_adam") ? "pt-cpu" : "cpu-adam";
   }
 }
@@ -207,8 +272,9 @@ void read_weights(OptionReader& reader, Plan& plan, const Model& model) {
     reader.ignore(kWeights + "device", "a plan's weights flow from CPU memory, not from NVMe");
   }
   plan.weights.flow_share = device > 0 ? 1 : 0;
-  const int64_t ahead = reader.whole(kZero + "stage3_prefetch_bucket_size",
-                                     {0, kOptionElements.most}, kPrefetchBucket);
+  const double square = static_cast<double>(model.hidden) * static_cast<double>(model.hidden);
+  const int64_t ahead = read_elements(reader, kZero + "stage3_prefetch_bucket_size",
+                                      kPrefetchBucket, kTrainerPrefetch * square);
   if (device > 0) plan.weights.look_ahead = look_ahead_of(ahead, model);
 }
 
@@ -248,15 +314,11 @@ Plan read_deepspeed(OptionReader& reader, const Model& model, const ImportReques
   plan.tensor =
       std::max<int64_t>(1, reader.whole("tensor_parallel.autotp_size", {0, kOptionCount.most}, 0));
   set_data_ranks(plan, reader, "sequence_parallel_size, tensor_parallel.autotp_size");
-  read_batch(reader, plan);
-  read_dtype(reader, plan);
+  read_batch(reader, plan, request);
+  read_dtype(reader, plan, request.dtype);
   plan.zero_stage = reader.whole(kZero + "stage", {0, 3}, 0);
-  const int64_t reduced =
-      reader.whole(kZero + "reduce_bucket_size", kOptionElements, kReduceBucket);
-  const int64_t stepped = reader.whole(kZero + "sub_group_size", kOptionElements, kSubGroup);
-  const bool on_gpu = read_placement(reader) == OptimizerPlacement::kGpu;
-  const bool by_sub_group = plan.zero_stage == 3 && !on_gpu;
-  plan.optimizer.bucket_bytes = {kOptionElementBytes * (by_sub_group ? stepped : reduced)};
+  plan.optimizer.placement = read_placement(reader);
+  read_buckets(reader, plan, model);
   read_steps(reader, plan, model);
   read_weights(reader, plan, model);
   read_activations(reader, plan);

@@ -13,6 +13,8 @@ namespace {
 
 using Fate = ActivationFate;
 
+const std::string kFp8Format = "--fp8-format";
+
 // Elements of a bucket where no flag says so: DistributedDataParallel of Megatron Core.
 constexpr int64_t kLeastBucket = 40'000'000;
 constexpr int64_t kBucketOfRank = 1'000'000;
@@ -249,8 +251,16 @@ void read_interleaving(OptionReader& reader, Plan& plan, const Model& model) {
   }
 }
 
-void read_context(OptionReader& reader, Plan& plan) {
-  const int64_t shared = reader.whole("--context-parallel-size", kOptionCount, 1);
+// A size that the flags say, else the request's, else 1.
+int64_t read_size(OptionReader& reader, const std::string& name, const std::string& flag,
+                  std::optional<int64_t> said) {
+  const int64_t size = reader.whole(name, kOptionCount, said.value_or(1));
+  check_said_once(reader, name, size, flag, said);
+  return size;
+}
+
+void read_context(OptionReader& reader, Plan& plan, const ImportRequest& request) {
+  const int64_t shared = read_size(reader, "--context-parallel-size", "--context", request.context);
   const size_t kind = reader.choice("--cp-comm-type", {"p2p", "a2a", "allgather", "a2a+p2p"}, 0);
   plan.context = kind == 1 ? 1 : shared;
   plan.sequence = kind == 1 ? shared : 1;
@@ -272,12 +282,14 @@ void read_context(OptionReader& reader, Plan& plan) {
   plan.context = outer;
 }
 
-void read_degrees(OptionReader& reader, Plan& plan, const Model& model) {
+void read_degrees(OptionReader& reader, Plan& plan, const Model& model,
+                  const ImportRequest& request) {
   plan.tensor = reader.whole("--tensor-model-parallel-size", kOptionCount, 1);
-  plan.pipeline = reader.whole("--pipeline-model-parallel-size", kOptionCount, 1);
+  plan.pipeline =
+      read_size(reader, "--pipeline-model-parallel-size", "--pipeline", request.pipeline);
   read_interleaving(reader, plan, model);
-  read_context(reader, plan);
-  plan.expert = reader.whole("--expert-model-parallel-size", kOptionCount, 1);
+  read_context(reader, plan, request);
+  plan.expert = read_size(reader, "--expert-model-parallel-size", "--expert", request.expert);
   if (plan.expert > 1 && model.experts == 0) {
     reader.fail("--expert-model-parallel-size", "the model has no experts", "use 1");
   }
@@ -291,19 +303,78 @@ void read_degrees(OptionReader& reader, Plan& plan, const Model& model) {
   set_data_ranks(plan, reader, "--tensor-model-parallel-size");
 }
 
-void read_batch(OptionReader& reader, Plan& plan) {
+void read_batch(OptionReader& reader, Plan& plan, const ImportRequest& request) {
   plan.sequence_length = reader.whole("--seq-length", {1, 1 << 30}, plan.sequence_length);
+  check_said_once(reader, "--seq-length", plan.sequence_length, "--sequence-length",
+                  request.sequence_length);
   const auto micro = reader.whole_if_present("--micro-batch-size", kOptionCount);
   plan.micro_batch = micro ? micro : plan.micro_batch;
   if (!plan.micro_batch) reader.fail("--micro-batch-size", "is missing", "give it");
+  check_said_once(reader, "--micro-batch-size", *plan.micro_batch, "--micro-batch",
+                  request.micro_batch);
   const int64_t one_step = *plan.micro_batch * plan.data;  // at most 2^40
   const int64_t asked = plan.global_batch > 0 ? plan.global_batch : one_step;
   plan.global_batch = reader.whole("--global-batch-size", kOptionCount, asked);
+  check_said_once(reader, "--global-batch-size", plan.global_batch, "--global-batch",
+                  request.global_batch);
   if (plan.global_batch % one_step != 0) {
     reader.fail("--global-batch-size",
                 fmt::format("{} does not divide into micro-batches of {} on {} data-parallel ranks",
                             plan.global_batch, *plan.micro_batch, plan.data),
                 "correct one of them, or --devices");
+  }
+}
+
+void read_dtype(OptionReader& reader, Plan& plan, std::optional<DType> said) {
+  const bool bf16 = reader.flag("--bf16");
+  const bool fp16 = reader.flag("--fp16");
+  if (bf16 && fp16) reader.fail("--bf16", "--fp16 is given too", "give one of them");
+  plan.dtype = bf16 ? DType::kBf16 : fp16 ? DType::kF16 : DType::kF32;
+  if (said && *said != plan.dtype) {
+    reader.fail(bf16   ? "--bf16"
+                : fp16 ? "--fp16"
+                       : "--bf16, --fp16",
+                fmt::format("the flags train in {}, --dtype says {}", to_string(plan.dtype),
+                            to_string(*said)),
+                "leave out --dtype, or correct the flags");
+  }
+}
+
+// Transformer Engine's 8-bit products of layers. A plan has one scale for each factor, taken from
+// the values at hand, and gradients of outputs in e5m2: --fp8-format hybrid --fp8-recipe
+// tensorwise. Others take as long but for how they find their scales.
+void read_products(OptionReader& reader, Plan& plan) {
+  reader.accept(
+      {"--fp8-margin", "--fp8-interval", "--fp8-amax-history-len", "--fp8-amax-compute-algo"});
+  const std::string recipe = "--fp8-recipe";
+  const std::vector<std::string> recipes = {"delayed", "tensorwise", "mxfp8", "blockwise",
+                                            "custom"};
+  const size_t how = reader.choice(recipe, recipes, 0);
+  const bool wide_gradients = reader.flag("--no-fp8-wgrad");
+  const bool gathers = reader.flag("--fp8-param-gather");
+  const bool ends = reader.flag("--first-last-layers-bf16");
+  const size_t format = reader.choice(kFp8Format, {"none", "e4m3", "hybrid"}, 0);
+  if (format == 0) return;
+  plan.products = ProductFormat::kFp8;
+  if (format == 1) {
+    reader.ignore(kFp8Format,
+                  "a plan's gradients of outputs are e5m2 (hybrid), not e4m3, which "
+                  "takes as long");
+  }
+  if (how == 0) {
+    reader.ignore(kFp8Format,
+                  "its scales come from steps before (--fp8-recipe delayed), a "
+                  "plan's from the values at hand (tensorwise), which reads them "
+                  "once more");
+  } else if (how > 1) {
+    reader.ignore(recipe, "a plan has one scale for each factor (tensorwise)");
+  }
+  if (wide_gradients) {
+    reader.ignore("--no-fp8-wgrad", "a plan multiplies in 8 bits forward and backward");
+  }
+  if (gathers) reader.ignore("--fp8-param-gather", "a plan gathers weights as they are stored");
+  if (ends) {
+    reader.ignore("--first-last-layers-bf16", "a plan multiplies in 8 bits in every layer");
   }
 }
 
@@ -461,6 +532,10 @@ OrderedJson write_megatron(const Plan& plan, const Model& model) {
   out["--max-position-embeddings"] = std::max(plan.sequence_length, model.max_positions);
   if (plan.dtype == DType::kBf16) out["--bf16"] = true;
   if (plan.dtype == DType::kF16) out["--fp16"] = true;
+  if (plan.products == ProductFormat::kFp8) {
+    out[kFp8Format] = "hybrid";
+    out["--fp8-recipe"] = "tensorwise";
+  }
   write_model(out, model);
   write_state(out, plan, model);
   write_activations(out, plan, model);
@@ -471,12 +546,10 @@ OrderedJson write_megatron(const Plan& plan, const Model& model) {
 Plan read_megatron(OptionReader& reader, const Model& model, const ImportRequest& request) {
   Plan plan = plan_of_request(request, model, Framework::kMegatron);
   check_model(reader, model);
-  read_degrees(reader, plan, model);
-  read_batch(reader, plan);
-  const bool bf16 = reader.flag("--bf16");
-  const bool fp16 = reader.flag("--fp16");
-  if (bf16 && fp16) reader.fail("--bf16", "--fp16 is given too", "give one of them");
-  plan.dtype = bf16 ? DType::kBf16 : fp16 ? DType::kF16 : DType::kF32;
+  read_degrees(reader, plan, model, request);
+  read_batch(reader, plan, request);
+  read_dtype(reader, plan, request.dtype);
+  read_products(reader, plan);
   read_optimizer(reader, plan, model);
   read_recomputation(reader, *plan.activations);
   read_offloading(reader, plan, model);

@@ -11,6 +11,7 @@ namespace ballast {
 namespace {
 
 constexpr int64_t kDefaultSequenceLength = 2048;
+constexpr const char* kAuto = "auto";
 // No framework has as many; a text that holds more is something else.
 constexpr size_t kMostOptions = 2000;
 
@@ -102,8 +103,17 @@ bool is_flag(const std::string& word) { return word.size() > 2 && word.starts_wi
 const OrderedJson* OptionReader::find(const std::string& name) {
   known_.insert(name);
   const auto found = options_.find(name);
-  if (found == options_.end() || found->is_null() || *found == "auto") return nullptr;
+  if (found == options_.end() || found->is_null()) return nullptr;
+  if (*found == kAuto) {
+    fail(name, "is \"auto\": a plan needs what a script fills in there", "write the value");
+  }
   return &*found;
+}
+
+bool OptionReader::is_auto(const std::string& name) {
+  known_.insert(name);
+  const auto found = options_.find(name);
+  return found != options_.end() && *found == kAuto;
 }
 
 void OptionReader::fail(const std::string& name, const std::string& what,
@@ -191,6 +201,12 @@ void OptionReader::ignore(const std::string& name, const std::string& reason) {
       {name, value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace), reason});
 }
 
+void OptionReader::assume(const std::string& name, const std::string& value,
+                          const std::string& reason) {
+  known_.insert(name);
+  assumed_.push_back({name, value, reason});
+}
+
 std::vector<IgnoredOption> OptionReader::ignored(const FrameworkFacts& facts) const {
   std::vector<std::string> names;
   for (const FrameworkOption& option : facts.options) names.push_back(option.name);
@@ -233,6 +249,13 @@ Plan plan_of_request(const ImportRequest& request, const Model& model, Framework
   plan.optimizer.sync = SyncMode::kWait;
   plan.activations = ActivationPlan{};
   return plan;
+}
+
+void check_said_once(const OptionReader& reader, const std::string& option, int64_t value,
+                     const std::string& flag, std::optional<int64_t> said) {
+  if (!said || *said == value) return;
+  reader.fail(option, fmt::format("{} is not the {} of {}", value, *said, flag),
+              "leave out " + flag + ", or correct the option");
 }
 
 void set_data_ranks(Plan& plan, const OptionReader& reader, const std::string& option) {

@@ -15,7 +15,8 @@
 
 namespace ballast {
 
-// Reads options by name; one that is null or "auto" (Hugging Face fills it in) counts as absent.
+// Reads options by name; one that is null counts as absent. "auto" is what a script fills in: no
+// value, so that reading one throws. Ask is_auto() first where it is known what scripts do.
 // Holds references: the options must outlive it.
 class OptionReader {
  public:
@@ -24,6 +25,7 @@ class OptionReader {
       : options_(options), source_(std::move(source)) {}
 
   bool has(const std::string& name);
+  bool is_auto(const std::string& name);
   // Each throws Error where the value is of another type or out of range. A whole number may be
   // written as 5e8.
   int64_t whole(const std::string& name, WholeRange range, int64_t otherwise);
@@ -40,6 +42,9 @@ class OptionReader {
   void accept(const std::vector<std::string>& names);
   // An option that was read but is not obeyed as it stands.
   void ignore(const std::string& name, const std::string& reason);
+  // An option that is "auto", taken for `value` (as JSON).
+  void assume(const std::string& name, const std::string& value, const std::string& reason);
+  const std::vector<AssumedOption>& assumed() const { return assumed_; }
   // Everything that was ignored, and everything that nobody asked for.
   std::vector<IgnoredOption> ignored(const FrameworkFacts& facts) const;
 
@@ -52,6 +57,7 @@ class OptionReader {
   const OrderedJson& options_;
   std::string source_;
   std::set<std::string> known_;
+  std::vector<AssumedOption> assumed_;
   std::vector<IgnoredOption> ignored_;
 };
 
@@ -62,6 +68,9 @@ inline constexpr int64_t kOptionElementBytes = 4;
 
 // A plan with the request's names and sizes, data not yet known.
 Plan plan_of_request(const ImportRequest& request, const Model& model, Framework framework);
+// Throws where an option and a flag both say a size, and not the same; `flag` is the flag's name.
+void check_said_once(const OptionReader& reader, const std::string& option, int64_t value,
+                     const std::string& flag, std::optional<int64_t> said);
 // Sets data = devices / the other degrees; `fail` names the option in the message.
 void set_data_ranks(Plan& plan, const OptionReader& reader, const std::string& option);
 

@@ -20,6 +20,18 @@ const std::map<std::string, std::string>& flavors() {
   return names;
 }
 
+// The converter of Linear modules to torchao's 8-bit products.
+const std::string kConverter = "float8";
+
+// One scale for each factor, e4m3 forward and e5m2 for gradients of outputs, as a plan has it; the
+// head as it is stored.
+void write_products(OrderedJson& out, const Plan& plan) {
+  if (plan.products != ProductFormat::kFp8) return;
+  out["model.converters"] = {kConverter};
+  out["float8.recipe_name"] = "tensorwise";
+  out["float8.filter_fqns"] = {"output"};
+}
+
 bool offloads(const Plan& plan) { return plan.optimizer.placement != OptimizerPlacement::kGpu; }
 
 // Ranks that share the sequence always shard the state, and so does enable_cpu_offload.
@@ -36,6 +48,7 @@ OrderedJson write_torchtitan(const Plan& plan, const Model& model) {
     out["model.name"] = "llama3";
     out["model.flavor"] = flavor->second;
   }
+  write_products(out, plan);
   const bool stages = plan.pipeline > 1;
   out[kTraining + "local_batch_size"] = stages ? plan.global_batch / plan.data : *plan.micro_batch;
   out[kTraining + "global_batch_size"] = plan.global_batch;
@@ -100,6 +113,9 @@ Plan read_torchtitan(OptionReader& reader, const Model& model, const ImportReque
     plan.optimizer.placement = OptimizerPlacement::kCpu;
     plan.optimizer.cast = CastPlacement::kGpu;
     plan.optimizer.adam = std::string(kTorchAdam);
+  }
+  for (const std::string& converter : reader.list("model.converters")) {
+    if (converter == kConverter) plan.products = ProductFormat::kFp8;
   }
   if (reader.text("activation_checkpoint.mode", "none") == "full") {
     plan.activations = all_recomputed();

@@ -146,6 +146,10 @@ std::vector<std::string> notes_of(const Plan& plan, const Model& model, Framewor
           "export CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell, but not with "
           "--use-megatron-fsdp");
     }
+    if (plan.products == ProductFormat::kFp8) {
+      notes.emplace_back(
+          "--fp8-recipe tensorwise needs a Transformer Engine that has Float8CurrentScaling");
+    }
     if (model.sliding_window > 0 || model.attention_sinks) {
       notes.emplace_back("the model's window and sinks of attention are not among the flags");
     }
@@ -155,6 +159,11 @@ std::vector<std::string> notes_of(const Plan& plan, const Model& model, Framewor
     notes.emplace_back(
         "add the data set, tokenizer, learning rate and steps; [model] names a "
         "flavor only where torchtitan ships one");
+    if (plan.products == ProductFormat::kFp8) {
+      notes.emplace_back(
+          "the float8 converter needs torchao and a GPU of compute capability 8.9; set "
+          "training.compile, or rounding costs more than the products gain");
+    }
   }
   return notes;
 }
@@ -187,6 +196,7 @@ ImportedPlan import_options(const OrderedJson& options, const std::string& sourc
   OptionReader reader(options, source);
   ImportedPlan imported;
   imported.plan = dialect_of(framework).read(reader, model, request);
+  imported.assumed = reader.assumed();
   imported.ignored = reader.ignored(framework_facts(framework));
   return imported;
 }

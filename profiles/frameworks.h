@@ -81,6 +81,14 @@ struct ImportRequest {
   std::optional<int64_t> pipeline;
   std::optional<int64_t> context;
   std::optional<int64_t> expert;
+  std::optional<DType> dtype;  // where a configuration leaves it to a script, else bf16
+};
+
+// A value that a script fills in ("auto"), and what was taken for it.
+struct AssumedOption {
+  std::string option;
+  std::string value;   // as JSON
+  std::string reason;  // whose value it is, and what says otherwise
 };
 
 struct IgnoredOption {
@@ -91,6 +99,7 @@ struct IgnoredOption {
 
 struct ImportedPlan {
   Plan plan;  // not yet checked against the model
+  std::vector<AssumedOption> assumed;
   std::vector<IgnoredOption> ignored;
 };
 
@@ -98,8 +107,9 @@ struct ImportedPlan {
 std::string read_configuration(const std::string& path);
 
 // `source` names the text in messages. Options that a plan has no knob for, and unknown ones, are
-// returned as ignored. Throws Error for values of the wrong type and for options that contradict
-// one another, the request, or (Megatron) the shape of the model.
+// returned as ignored. Throws Error for values of the wrong type, for options that contradict one
+// another, the request, or (Megatron) the shape of the model, and for "auto" where a plan needs a
+// value and no script is known to have one of its own.
 ImportedPlan import_deepspeed(std::string_view text, const std::string& source, const Model& model,
                               const ImportRequest& request);
 // The text is a command line or a file of flags: quotes, backslashes at ends of lines and comments

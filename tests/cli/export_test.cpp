@@ -59,6 +59,21 @@ TEST(Export, flags_may_stand_on_the_command_line) {
   EXPECT_EQ(json["ignored"][0]["option"], "--frobnicate");
 }
 
+TEST(Export, what_is_assumed_for_auto_is_printed) {
+  const Workbench bench;
+  bench.write("ds.json", R"({"bf16": {"enabled": "auto"}, "train_batch_size": 8})");
+  const std::string line =
+      "import --deepspeed ds.json --model gpt2 --machine alps-gh200-quad --devices 4 --out p.json";
+  const Outcome outcome = bench.run(line);
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.says("assumed: bf16.enabled true: the Trainer's --bf16 and --fp16 decide"));
+  EXPECT_TRUE(outcome.says("bf16"));
+  const Outcome said = bench.run(line + " --dtype fp16 --json");
+  const Json json = Json::parse(said.output);
+  EXPECT_EQ(json["plan"]["dtype"], "fp16");
+  EXPECT_TRUE(json["assumed"].empty());
+}
+
 TEST(Export, bad_input_is_one_line_and_exit_code_2) {
   const Workbench bench;
   bench.write("ds.json", R"({"train_batch_size": 7})");
@@ -67,7 +82,8 @@ TEST(Export, bad_input_is_one_line_and_exit_code_2) {
        {std::string("export"), std::string("export --deepspeed none.json"),
         std::string("export --deepspeed a --megatron b"), "import" + on,
         "import --deepspeed ds.json" + on, "import --megatron '--bf16 --fp16'" + on,
-        "import --megatron none.txt" + on}) {
+        "import --megatron none.txt" + on,
+        "import --deepspeed ds.json --global-batch 8 --dtype int8" + on}) {
     const Outcome outcome = bench.run(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
     EXPECT_EQ(outcome.lines(), 1) << outcome.output;

@@ -3,6 +3,7 @@
 #include "profiles/frameworks.h"
 
 #include <gtest/gtest.h>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -45,7 +46,7 @@ Plan plan_of(const Wish& wish) {
 }
 
 ImportedPlan imported(const ExportedPlan& exported, const Plan& plan, Framework framework) {
-  ImportRequest request{plan.model, plan.machine, plan.devices, {}, {}, {}, {}, {}, {}};
+  ImportRequest request{plan.model, plan.machine, plan.devices, {}, {}, {}, {}, {}, {}, {}};
   const Model model = load_model(plan.model);
   if (framework == Framework::kMegatron) {
     return import_megatron(exported.text, "flags", model, request);
@@ -203,12 +204,12 @@ TEST(Frameworks, deepspeed_json_says_what_the_plan_says) {
 
 ImportedPlan deepspeed(const std::string& text, int64_t devices) {
   return import_deepspeed(text, "ds.json", load_model("gpt2"),
-                          {"gpt2", "alps-gh200-quad", devices, {}, {}, {}, {}, {}, {}});
+                          {"gpt2", "alps-gh200-quad", devices, {}, {}, {}, {}, {}, {}, {}});
 }
 
 ImportedPlan megatron(const std::string& text, int64_t devices) {
   return import_megatron(text, "flags", load_model("gpt2"),
-                         {"gpt2", "alps-gh200-quad", devices, {}, {}, {}, {}, {}, {}});
+                         {"gpt2", "alps-gh200-quad", devices, {}, {}, {}, {}, {}, {}, {}});
 }
 
 TEST(Frameworks, hugging_face_placeholders_and_floats_are_understood) {
@@ -221,6 +222,130 @@ TEST(Frameworks, hugging_face_placeholders_and_floats_are_understood) {
   EXPECT_EQ(plan.global_batch, 24);
   EXPECT_EQ(plan.optimizer.bucket_bytes.count, 2'000'000'000);
   EXPECT_EQ(plan.zero_stage, 3);
+}
+
+// What Hugging Face's documentation shows: everything "auto".
+const char* const kTrainerJson =
+    R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_clipping": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": "auto"}},
+        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "sub_group_size": 1e9,
+          "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+          "offload_optimizer": {"device": "none"}, "offload_param": {"device": "cpu"}}})";
+
+std::map<std::string, std::string> assumed_of(const ImportedPlan& imported) {
+  std::map<std::string, std::string> values;
+  for (const AssumedOption& one : imported.assumed) {
+    EXPECT_FALSE(one.reason.empty());
+    EXPECT_TRUE(values.emplace(one.option, one.value).second) << one.option;
+  }
+  return values;
+}
+
+TEST(Frameworks, what_the_trainer_fills_in_is_assumed_aloud) {
+  ImportRequest request{"gpt2", "alps-gh200-quad", 4, {}, 16, {}, {}, {}, {}, {}};
+  const Model model = load_model("gpt2");
+  const ImportedPlan imported = import_deepspeed(kTrainerJson, "ds.json", model, request);
+  // 16 sequences on 4 devices, without accumulation: 4 at once. The Trainer's buckets are the
+  // square of the hidden state's 768 columns, 589824 elements of 4 bytes, and 0.9 of it.
+  EXPECT_EQ(imported.plan.dtype, DType::kBf16);
+  EXPECT_EQ(imported.plan.micro_batch, 4);
+  EXPECT_EQ(imported.plan.optimizer.bucket_bytes.count, 4 * 589824);
+  const std::map<std::string, std::string> expected = {
+      {"bf16.enabled", "true"},
+      {"gradient_accumulation_steps", "1"},
+      {"zero_optimization.reduce_bucket_size", "589824"},
+      {"zero_optimization.stage3_prefetch_bucket_size", "530841"}};
+  EXPECT_EQ(assumed_of(imported), expected);
+  // Flags leave nothing to assume of what they say: micro-batch 2, so 16 / 4 / 2 = 2 steps.
+  request.micro_batch = 2;
+  request.dtype = DType::kF16;
+  const ImportedPlan said = import_deepspeed(kTrainerJson, "ds.json", model, request);
+  EXPECT_EQ(said.plan.dtype, DType::kF16);
+  EXPECT_EQ(said.plan.accumulation(), 2);
+  EXPECT_EQ(assumed_of(said).size(), 2u);
+}
+
+TEST(Frameworks, auto_where_nobody_knows_a_value_is_refused) {
+  const auto refused = [](const std::string& text, const std::string& part) {
+    const std::string error = error_of([&] { deepspeed(text, 4); });
+    EXPECT_TRUE(holds(error, part)) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+  };
+  refused(kTrainerJson, "give --global-batch and --micro-batch");
+  refused(R"({"train_batch_size": 8, "zero_optimization": {"stage": "auto"}})",
+          "zero_optimization.stage: is \"auto\"");
+  refused(R"({"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer":
+              {"device": "auto"}}})",
+          "offload_optimizer.device: is \"auto\"");
+  EXPECT_TRUE(
+      holds(error_of([] { megatron("--micro-batch-size 1 --context-parallel-size auto", 4); }),
+            "is \"auto\""));
+}
+
+TEST(Frameworks, a_flag_against_the_configuration_is_refused) {
+  const Model model = load_model("gpt2");
+  const std::string text = R"({"train_batch_size": 8, "bf16": {"enabled": true}})";
+  ImportRequest request{"gpt2", "alps-gh200-quad", 4, {}, 16, {}, {}, {}, {}, {}};
+  EXPECT_TRUE(holds(error_of([&] { import_deepspeed(text, "ds.json", model, request); }),
+                    "8 is not the 16 of --global-batch"));
+  request.global_batch.reset();
+  request.dtype = DType::kF16;
+  EXPECT_TRUE(holds(error_of([&] { import_deepspeed(text, "ds.json", model, request); }),
+                    "--dtype says fp16"));
+  const std::string flags = "--micro-batch-size 1 --bf16 --seq-length 512";
+  EXPECT_TRUE(holds(error_of([&] { import_megatron(flags, "flags", model, request); }),
+                    "--dtype says fp16"));
+  request.dtype.reset();
+  request.sequence_length = 256;
+  EXPECT_TRUE(holds(error_of([&] { import_megatron(flags, "flags", model, request); }),
+                    "512 is not the 256 of --sequence-length"));
+  // What the flags leave out, the request says.
+  request.sequence_length.reset();
+  request.pipeline = 2;
+  EXPECT_EQ(import_megatron(flags, "flags", model, request).plan.pipeline, 2);
+}
+
+TEST(Frameworks, products_in_fp8_go_where_a_framework_has_them) {
+  Plan plan = plan_of(wishes()[9]);
+  plan.products = ProductFormat::kFp8;
+  const Model model = load_model("gpt2");
+  const ExportedPlan flags = export_plan(plan, model, Framework::kMegatron);
+  EXPECT_TRUE(holds(flags.text, "--fp8-format hybrid\n--fp8-recipe tensorwise\n"));
+  EXPECT_EQ(knobs_of(flags).count("products"), 0u);
+  const ImportedPlan back = imported(flags, plan, Framework::kMegatron);
+  EXPECT_EQ(back.plan.products, ProductFormat::kFp8);
+  EXPECT_TRUE(back.ignored.empty());
+  EXPECT_EQ(step_of(back.plan), step_of(plan));
+  const ExportedPlan job = export_plan(plan, model, Framework::kTorchtitan);
+  EXPECT_TRUE(holds(job.text, "converters = [\"float8\"]"));
+  EXPECT_TRUE(holds(job.text, "recipe_name = \"tensorwise\"\nfilter_fqns = [\"output\"]"));
+  EXPECT_EQ(knobs_of(job).count("products"), 0u);
+  EXPECT_EQ(knobs_of(export_plan(plan, model, Framework::kDeepSpeed)).count("products"), 1u);
+  // A plan without them has none of their options.
+  plan.products = ProductFormat::kAsStored;
+  EXPECT_FALSE(holds(export_plan(plan, model, Framework::kMegatron).text, "fp8"));
+  EXPECT_FALSE(holds(export_plan(plan, model, Framework::kTorchtitan).text, "float8"));
+}
+
+TEST(Frameworks, recipes_of_fp8_that_differ_from_a_plan_say_how) {
+  const auto reasons = [](const std::string& flags) {
+    const ImportedPlan plan = megatron("--micro-batch-size 1 --bf16 " + flags, 4);
+    EXPECT_EQ(plan.plan.products, ProductFormat::kFp8);
+    std::string text;
+    for (const IgnoredOption& one : plan.ignored) text += one.option + " " + one.reason + "\n";
+    return text;
+  };
+  EXPECT_TRUE(holds(reasons("--fp8-format e4m3 --fp8-recipe tensorwise"), "not e4m3"));
+  EXPECT_TRUE(holds(reasons("--fp8-format hybrid"), "--fp8-format its scales come from steps"));
+  EXPECT_TRUE(holds(reasons("--fp8-format hybrid --fp8-recipe mxfp8"), "one scale for each"));
+  EXPECT_TRUE(holds(reasons("--fp8-format hybrid --fp8-recipe tensorwise --no-fp8-wgrad"),
+                    "--no-fp8-wgrad"));
+  EXPECT_EQ(megatron("--micro-batch-size 1 --bf16 --fp8-recipe delayed", 4).plan.products,
+            ProductFormat::kAsStored);
+  EXPECT_TRUE(holds(error_of([] { megatron("--micro-batch-size 1 --fp8-format e5m2", 4); }),
+                    "'e5m2' is not known"));
 }
 
 TEST(Frameworks, unknown_options_are_named_and_the_nearest_with_them) {
