@@ -22,6 +22,11 @@ CaseSize size_of(const TuneFlags& flags) {
   return size;
 }
 
+// As in every other search, no strategy is named where all knobs were free.
+void name_strategy(const TuneFlags& flags, Case& of) {
+  if (flags.plan.strategies.empty() && !flags.plan.plan_file) of.plan.strategy = "tuned";
+}
+
 void check_devices(const TuneFlags& flags, const Case& of) {
   const auto& most = flags.constraints.most_devices;
   if (most && of.plan.devices > *most) {
@@ -61,6 +66,7 @@ Case with_tokens(const Case& of, int64_t tokens) {
 TunedSize tune_sequence(TuneFlags& flags, Answers& answers) {
   TunedSize size;
   size.of = case_for(flags, size_of(flags));
+  name_strategy(flags, size.of);
   check_devices(flags, size.of);
   const Measurements measurements = measurements_of(size.of.machine, flags.store);
   SizeSearch sizes;
@@ -81,6 +87,7 @@ TunedSize tune_model(TuneFlags& flags, Answers& answers) {
   const Family gpt = gpt_family();
   TunedSize size;
   size.of = case_like(flags, gpt.like);
+  name_strategy(flags, size.of);
   check_devices(flags, size.of);
   const bool named = !size.of.plan.model.empty();
   Family family = named ? family_of(size.of.model) : gpt;

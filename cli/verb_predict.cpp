@@ -4,6 +4,7 @@
 
 #include "autotune/capacity.h"
 #include "cli/completion.h"
+#include "cli/found_model.h"
 #include "cli/prediction.h"
 #include "cli/text.h"
 #include "cli/trace.h"
@@ -37,6 +38,7 @@ struct PredictFlags {
   StoreFlag store;
   StackFlag stack;
   std::optional<std::string> trace;
+  std::optional<std::string> plan_out;
   bool max_model = false;
   bool max_sequence = false;
 };
@@ -48,6 +50,10 @@ void add(VerbParser& parser, PredictFlags& flags) {
   parser.add(flags.output, "Write the JSON to this file too");
   CLI::App& app = parser.app();
   app.add_option("--trace", flags.trace, "Write the timeline as a Chrome trace (one plan only)")
+      ->type_name("FILE");
+  app.add_option("--plan-out", flags.plan_out,
+                 "Write the plan with every knob filled in, and beside it the model that a search "
+                 "found (one plan only)")
       ->type_name("FILE");
   const char* const searches = "What fits at most";
   CLI::Option* model =
@@ -121,6 +127,17 @@ Prediction complete(Case& of, const StoreFlag& store) {
   return std::move(completed.prediction);
 }
 
+// What was found as files, where they were asked for; and what to say of them.
+std::string write_plan(Case& of, const PredictFlags& flags, OrderedJson& json) {
+  if (!flags.plan_out) return "";
+  const FoundFiles files =
+      write_found(of, {*flags.plan_out, flags.plan.set, flags.store, flags.stack});
+  json["plan"]["model"] = of.plan.model;
+  json["model_file"] = files.model;
+  json["predict"] = files.predict;
+  return "\n" + text_of(files);
+}
+
 int report_nothing(const std::string& what, const Verdict& verdict, const Case& of,
                    const PredictFlags& flags) {
   OrderedJson json = {{"fits", false}};
@@ -152,12 +169,13 @@ int run_max_model(const PredictFlags& flags) {
                       {"family", family.source},
                       {"considered", found.considered}};
   json.update(prediction_json(of, prediction));
+  const std::string files = write_plan(of, flags, json);
   const std::string text = fmt::format(
       "the largest that fits   {}\nthe next does not       {}: {}\n"
       "of {} models tried, shapes of {}\n\n",
       size_text(of.model), size_text(found.next), found.next_verdict.reason, found.considered,
       family.source);
-  print({text + prediction_text(of, prediction), std::move(json)}, flags);
+  print({text + prediction_text(of, prediction) + files, std::move(json)}, flags);
   return kDone;
 }
 
@@ -186,7 +204,8 @@ int run_max_sequence(const PredictFlags& flags) {
                   show_count(static_cast<double>(found.tokens)),
                   show_count(static_cast<double>(found.next_tokens)), found.next_verdict.reason);
   if (turned) text += "positions are rotary: the model's learned table is shorter\n";
-  print({text + "\n" + prediction_text(of, prediction), std::move(json)}, flags);
+  const std::string files = write_plan(of, flags, json);
+  print({text + "\n" + prediction_text(of, prediction) + files, std::move(json)}, flags);
   return kDone;
 }
 
@@ -197,16 +216,22 @@ int run_plans(const PredictFlags& flags) {
                 "name one model, machine, "
                 "strategy and number of devices");
   }
+  if (flags.plan_out && cases.size() > 1) {
+    throw Error("--plan-out " + *flags.plan_out, "there are several plans",
+                "name one model, machine, strategy and number of devices");
+  }
   std::vector<Prediction> predictions;
   for (Case& of : cases) {
     of.stack = stack_of(flags.stack);
     predictions.push_back(complete(of, flags.store));
   }
   if (flags.trace) write_trace(*flags.trace, predictions[0]);
-  print({cases.size() == 1 ? prediction_text(cases[0], predictions[0])
-                           : prediction_table(cases, predictions),
-         json_of(cases, predictions)},
-        flags);
+  Report report{cases.size() == 1 ? prediction_text(cases[0], predictions[0])
+                                  : prediction_table(cases, predictions),
+                json_of(cases, predictions)};
+  if (cases.size() == 1 && predictions[0].fits)
+    report.text += write_plan(cases[0], flags, report.json);
+  print(report, flags);
   const bool any = std::any_of(predictions.begin(), predictions.end(),
                                [](const Prediction& prediction) { return prediction.fits; });
   return any ? kDone : kInfeasible;

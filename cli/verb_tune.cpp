@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/ties.h"
+#include "cli/found_model.h"
 #include "cli/tune_objectives.h"
 #include "cli/tune_output.h"
 #include "cli/tune_sizes.h"
@@ -134,8 +135,13 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, Answers& answers)
 }
 
 int run_sized(TuneFlags& flags, Answers& answers) {
-  const TunedSize size = tune_size(flags, answers);
+  TunedSize size = tune_size(flags, answers);
   const bool any = size.found.found && size.found.found->best;
+  FoundFiles files;
+  if (any) {
+    files = write_found(size.of, {flags.plan_out, flags.plan.set, flags.store});
+    for (Candidate& one : size.found.found->ranked) one.plan.model = size.of.plan.model;
+  }
   SearchResult nothing;
   nothing.stop = size.found.next_stop;
   const int without = nothing.complete() ? kInfeasible : kUndecided;
@@ -143,7 +149,8 @@ int run_sized(TuneFlags& flags, Answers& answers) {
   json.update(memory_of_answers(answers));
   json["objective"] = size_json(flags, size);
   if (any) {
-    save_plan(size.of.plan, flags.plan_out);
+    json["objective"]["model_file"] = files.model;
+    json["objective"]["predict"] = files.predict;
     append_to_store(flags, size.of, *size.found.found->best, json);
   }
   if (flags.output.json) {
@@ -154,7 +161,7 @@ int run_sized(TuneFlags& flags, Answers& answers) {
   if (!any) return without;
   fmt::print("\n{}the best: {}\n\n{}", search_text(flags, size.of, *size.found.found),
              plan_text(size.of.plan), ranking_text(*size.found.found, flags.top));
-  fmt::print("{}wrote {}\n", text_of_answers(answers), flags.plan_out);
+  fmt::print("{}{}", text_of_answers(answers), text_of(files));
   return kDone;
 }
 

@@ -31,6 +31,12 @@ Model load_model(const std::string& name_or_path);
 Model parse_model(std::string_view text, const std::string& source, const std::string& name);
 // Our record of it, one key a field (for --json; not a config.json).
 std::string model_json(const Model& model);
+// The config.json of `name_or_path` with the sizes of `model` in place of its own: layers, widths,
+// heads, vocabulary and positions. Every other key stays as it is.
+std::string config_like(const std::string& name_or_path, const Model& model);
+// The keys of model_json() but the name in which `to` is another than `from`, as --set model. takes
+// them: "position=rope".
+std::vector<std::string> differences(const Model& from, const Model& to);
 
 // --- Machines -------------------------------------------------------------------------------
 

@@ -72,6 +72,63 @@ TEST(Capacity, longest_sequence_comes_with_its_step_time_and_mfu) {
   EXPECT_TRUE(text.says("MFU")) << text.output;
 }
 
+// The command that an answer prints, run.
+Json predicted(const Workbench& bench, const Json& answer) {
+  std::string command = answer.get<std::string>();
+  const std::string program = "ballast ";
+  EXPECT_EQ(command.rfind(program, 0), 0u) << command;
+  const Outcome outcome = bench.run(command.substr(program.size()) + " --json");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  return Json::parse(outcome.output);
+}
+
+TEST(Capacity, largest_model_comes_as_files_that_predict_the_same) {
+  const Workbench bench;
+  const std::string machine =
+      "--machine gh200-96gb-480gb --sequence-length 512 --global-batch 1 "
+      "--set machine.gpu.memory_gb=4 --set machine.cpu.memory_gb=24 ";
+  const Json found =
+      Json::parse(bench.run("predict --max-model --plan-out p.json --json " + machine).output);
+  EXPECT_TRUE(bench.exists(found["model_file"].get<std::string>()));
+  EXPECT_EQ(found["plan"]["model"], found["model_file"]);
+  EXPECT_EQ(predicted(bench, found["predict"])["step_time_s"], found["step_time_s"]);
+
+  const Outcome tuned = bench.run(
+      "tune --objective largest-model --model gpt2 --json --out t.json 2>/dev/null --store s.db " +
+      machine);
+  const Json answer = Json::parse(tuned.output);
+  const Json& objective = answer["objective"];
+  EXPECT_TRUE(bench.exists(objective["model_file"].get<std::string>()));
+  EXPECT_EQ(answer["ranked"][0]["plan"]["model"], objective["model_file"]);
+  EXPECT_EQ(predicted(bench, objective["predict"])["step_time_s"],
+            answer["ranked"][0]["step_time_s"]);
+  // Other verbs take the plan as it is.
+  EXPECT_EQ(bench.run("export --megatron t.json --out flags.txt").code, 0);
+}
+
+// Beyond the table of gpt2's positions they are rotary, which no config.json of gpt2 says.
+TEST(Capacity, longest_sequence_comes_as_files_that_predict_the_same) {
+  const Workbench bench;
+  const Json found = Json::parse(
+      bench
+          .run("predict --max-sequence --plan-out folder.json --json --model gpt2 "
+               "--machine gh200-96gb-480gb --global-batch 1 --set machine.gpu.memory_gb=4")
+          .output);
+  EXPECT_NE(found["predict"].get<std::string>().find("model.position=rope"), std::string::npos);
+  EXPECT_EQ(predicted(bench, found["predict"])["step_time_s"], found["step_time_s"]);
+}
+
+TEST(Capacity, a_plan_to_write_is_one_plan) {
+  const Workbench bench;
+  const std::string plan = kChip + "--model gpt2 --plan-out p.json ";
+  EXPECT_EQ(bench.run(plan + "--strategy superoffload,zero-offload").code, 2);
+  EXPECT_EQ(bench.run(plan + "--set machine.gpu.memory_gb=1.2").code, 1);
+  EXPECT_FALSE(bench.exists("p.json"));
+  EXPECT_EQ(bench.run(plan).code, 0);
+  EXPECT_EQ(bench.run("predict --plan p.json").code, 0);
+  EXPECT_EQ(bench.read("p.json").find("auto"), std::string::npos);
+}
+
 TEST(Capacity, two_searches_or_a_list_or_a_trace_are_refused) {
   const Workbench bench;
   EXPECT_EQ(bench.run(kChip + "--max-model --max-sequence --model gpt2").code, 2);

@@ -325,6 +325,32 @@ TEST(Models, records_of_shipped_models_read_back_as_they_were) {
   }
 }
 
+// A model that a search made larger goes into a file that Hugging Face's classes read.
+TEST(Models, a_config_with_other_sizes_reads_back_as_the_model_of_those_sizes) {
+  for (const Shipped& shipped : shipped_models()) {
+    const Model model = load_model(shipped.name);
+    const Model more = apply_override(model, {"layers", std::to_string(2 * model.layers)});
+    const std::string text = config_like(shipped.name, more);
+    const Model again = parse_model(text, "config.json", model.name);
+    EXPECT_EQ(model_json(again), model_json(more)) << shipped.name;
+    EXPECT_TRUE(differences(again, more).empty());
+    EXPECT_EQ(Json::parse(text)["model_type"], model.architecture);
+  }
+}
+
+TEST(Models, what_no_config_says_is_a_difference) {
+  const Model gpt2 = load_model("gpt2");
+  Model other = gpt2;
+  other.position = PositionKind::kRope;
+  other.hidden = 1024;
+  other.heads = other.kv_heads = 16;
+  other.ffn = 4096;
+  other.max_positions = 4096;
+  const Model again = parse_model(config_like("gpt2", other), "config.json", "gpt2");
+  EXPECT_EQ(differences(again, other), std::vector<std::string>{"position=rope"});
+  EXPECT_EQ(differences(gpt2, other).size(), 6u);
+}
+
 TEST(Models, fields_of_experts_and_latents_can_be_overridden) {
   const Model deepseek = load_model("deepseek-v3");
   EXPECT_EQ(apply_override(deepseek, {"layers", "2"}).has_experts(1), false);
