@@ -83,7 +83,7 @@ function logarithmic(least, most, format) {
 // Ticks at exactly these ascending values; a label that would run into the one before is left out.
 function ticksAt(values, format, log) {
   const place = (value) => log ? Math.log(value) : value;
-  const room = (innerWidth < 600 ? 0.16 : 0.09) *
+  const room = (isNarrow() ? 0.2 : 0.09) *
     (place(values[values.length - 1]) - place(values[0]));
   const shown = new Set();
   let last = -Infinity;
@@ -98,9 +98,10 @@ function ticksAt(values, format, log) {
       callback: (value) => shown.has(value) ? format(value) : ''},
   };
 }
+function isNarrow() { return innerWidth < 600; }
 // Ticks of a linear axis of bytes at round numbers of a binary unit.
 function byteSteps(most) {
-  const step = 2 ** Math.ceil(Math.log2(most / 5));
+  const step = 2 ** Math.ceil(Math.log2(most / (isNarrow() ? 2 : 5)));
   return {max: Math.ceil(most / step) * step, stepSize: step};
 }
 

@@ -14,8 +14,8 @@ const kCellMetrics = {
     format: count, unit: 'tokens/s', say: (value) => rate(value) + ' a device'},
   step_time: {key: 'step_time_s', title: 'step time', format: seconds, unit: 's', low: true,
     say: seconds},
-  mfu: {key: 'mfu_percent', title: 'share of the best rate (MFU)', format: share, unit: '%',
-    say: share},
+  mfu: {key: 'mfu_percent', title: 'share of the best rate (MFU)', head: 'MFU',
+    format: share, unit: '%', say: share},
   gpu_memory: {key: 'peak_gpu_bytes', title: 'GPU memory', format: bytes, unit: 'bytes',
     low: true, say: bytes},
   cost_per_token: {key: 'cost_per_million_tokens', title: 'price of 10⁶ tokens', format: digits,
@@ -27,7 +27,7 @@ const kCellMetrics = {
 function crossed(axes) { return axes.filter((one) => one.values.length > 1); }
 function valueName(name, value) {
   return ['model', 'machine', 'strategy'].includes(name) ? value :
-    name === 'devices' ? `${value} device${value === '1' ? '' : 's'}` : `${name} ${value}`;
+    name === 'devices' ? `${value} device${value === '1' ? '' : 's'}` : valueWithUnit(name, value);
 }
 function columnOf(cell) {
   const parts = crossed(comparison.columns).map((one) => valueName(one.name, cell.at[one.name]));
@@ -61,7 +61,9 @@ function numbersAlong(along, cells) {
   const sizes = new Set(cells.map((cell) => cell.parameters));
   if (along.name === 'model' && along.values.length >= 4 && sizes.size === along.values.length &&
       [...sizes].every(isNumber)) {
-    return {title: 'parameters of the model', format: parameters, of: (cell) => cell.parameters};
+    const names = new Map(cells.map((cell) => [cell.parameters, cell.at.model]));
+    return {title: 'model and its parameters', of: (cell) => cell.parameters,
+      format: (value) => [shortened(names.get(value), 16), parameters(value)]};
   }
   return null;
 }
@@ -119,7 +121,7 @@ function lineChart(parent, {cells, numbers, series, metric, label}) {
           legend: {labels: {usePointStyle: true}},
           tooltip: {callbacks: {
             title: (items) => comparison.rows.filter((one) => one.values.length > 1)
-              .map((one) => `${one.name} ${items[0].raw.of.at[one.name]}`).join(', '),
+              .map((one) => valueName(one.name, items[0].raw.of.at[one.name])).join(', '),
             label: ({raw: {of}, dataset}) => of.fits ?
               `${dataset.label} ${metric.say(of[metric.key])}${of.best ? ', the best' : ''}` :
               wrapped(reasonOf(of), 70),
@@ -286,7 +288,7 @@ function drawComparedMemory(layout) {
     const rows = here.slice(0, kMostMemoryRows).map(({name, facet, cell, from, to}) => {
       const at = along ? valueName(along.name, to ? `${from} to ${to}` : from) : '';
       const {bytes: total, usable_bytes: limit, categories} = cell.memory[place];
-      return {name: [at, facet, name].filter(Boolean).join(', ') + (cell.fits ? '' : ' ✕'), total,
+      return {name: (cell.fits ? '' : '✕ ') + [at, facet, name].filter(Boolean).join(', '), total,
         limit, held: heldBy(categories, total)};
     });
     const marked = memoryChart(parent, `${kPlaces[place]} by category against the capacity`, rows);
@@ -314,8 +316,8 @@ function drawComparisonFigures() {
       [columnOf(best), ...rows].join(', '));
   }
   const wins = new Map();
-  for (const one of comparison.best.filter(Boolean)) {
-    wins.set(one.name, (wins.get(one.name) || 0) + 1);
+  for (const name of comparison.cells.filter((cell) => cell.best).map(columnOf)) {
+    wins.set(name, (wins.get(name) || 0) + 1);
   }
   const most = [...wins].sort((a, b) => b[1] - a[1])[0];
   if (most && comparison.best.length > 1) {
@@ -337,22 +339,39 @@ function drawCrossings() {
   }
 }
 
-function drawCells() {
-  const axes = [...comparison.rows, ...comparison.columns];
+// The axes of cells as columns of a table: those that were crossed, for what is the same everywhere
+// stands in the title.
+function axisColumns() {
+  const all = [...comparison.rows, ...comparison.columns];
+  const axes = crossed(all).length > 0 ? crossed(all) : all;
   const numeric = (value) => value !== '' && isNumber(Number(value)) ? Number(value) : value;
+  return {heads: axes.map((one) => ({title: nameWithUnit(one.name), format: plain,
+    kind: one.sweep ? undefined : 'name key'})),
+  of: (cell) => axes.map((one) => numeric(cell.at[one.name]))};
+}
+
+function drawMisfits() {
+  const misfits = comparison.cells.filter((cell) => !cell.fits);
+  if (misfits.length === 0) return;
+  const {heads, of} = axisColumns();
+  table(card('misfits', 'What does not fit'), [...heads, {title: 'why', kind: 'name'}],
+    misfits.map((cell) => [...of(cell), {text: cell.reason, kind: 'bad'}]));
+}
+
+function drawCells() {
+  const {heads, of} = axisColumns();
   const metrics = Object.values(kCellMetrics).concat([
     {key: 'peak_cpu_bytes', title: 'CPU memory', format: bytes, unit: 'bytes'}])
     .filter((metric) => comparison.cells.some((cell) => isNumber(cell[metric.key])));
   const parent = card('cells', 'Every cell');
-  table(parent, [...axes.map((one) => ({title: nameWithUnit(one.name), format: plain,
-    kind: one.sweep ? undefined : 'name key'})), {title: 'best of its row', kind: 'name'},
-  ...metrics.map(({title, unit, format}) => ({title, unit, format})),
-  {title: 'why it does not fit', kind: 'name'}],
-  comparison.cells.map((cell) => [...axes.map((one) => numeric(cell.at[one.name])),
-    cell.best ? 'best' : null,
+  table(parent, [...heads,
+    ...metrics.map(({head, title, unit, format}) => ({title: head || title, unit, format})),
+    {title: 'of its row', kind: 'name'}],
+  comparison.cells.map((cell) => [...of(cell),
     ...metrics.map(({key}) => isNumber(cell[key]) ?
       {value: cell[key], kind: cell.best ? 'fitted' : ''} : null),
-    cell.fits ? null : {text: cell.reason, kind: 'bad'}]));
+    cell.best ? 'the best' : cell.fits ? null :
+      {text: `does not fit: ${cell.obstacle}`, kind: 'bad'}]));
 }
 
 function drawComparisonPage() {
@@ -364,5 +383,6 @@ function drawComparisonPage() {
   drawMetrics(layout);
   drawCrossings();
   drawComparedMemory(layout);
+  drawMisfits();
   drawCells();
 }

@@ -70,6 +70,16 @@ function nameWithUnit(key) {
   const unit = unitOf(key);
   return unit ? `${key} (${unit})` : key;
 }
+// "machine.link.gb_per_s" and 64 as "link 64 GB/s", "plan.micro_batch" and 2 as "micro_batch 2
+// sequences".
+function valueWithUnit(key, value) {
+  const bare = key.replace(/^(machine|model|plan)\./, '');
+  const unit = unitOf(key);
+  if (!unit || unit === 'of 1' || bare.endsWith(unit)) return `${bare} ${value}`;
+  const [end] = kUnits.find(([one]) => ('_' + bare.split('.').pop()).endsWith(one)) || [''];
+  const name = end.startsWith('_') ? bare.slice(0, Math.max(0, bare.length - end.length)) : bare;
+  return `${name || bare} ${value} ${unit}`;
+}
 
 // --- Elements -----------------------------------------------------------------------------------
 
@@ -79,6 +89,13 @@ function element(name, text, parent, className) {
   if (className) made.className = className;
   if (parent) parent.append(made);
   return made;
+}
+// Text that may go on in the next line after a mark within a name, without a letter more.
+function breakable(parent, text) {
+  String(text).split(/(?<=[,:_=.])/).forEach((part, i) => {
+    if (i > 0) element('wbr', undefined, parent);
+    parent.append(part);
+  });
 }
 function shape(name, attributes, parent, text) {
   const made = document.createElementNS(kSvg, name);
@@ -105,7 +122,8 @@ function figure(title, value, note) {
   }
   const box = element('div', undefined, figures, 'figure');
   element('span', title, box, 'quiet');
-  element('b', value, box);
+  if (value.length > 20) breakable(element('b', undefined, box, 'words'), value);
+  else element('b', value, box);
   if (note) element('span', note, box, 'quiet');
 }
 

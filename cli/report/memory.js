@@ -44,8 +44,11 @@ function memoryChart(parent, label, rows) {
   // A limit far away would squeeze the bars to nothing: it is then told in words alone.
   const limits = rows.map((row) => isNumber(row.limit) && row.limit < 8 * most ? row.limit : null);
   const longest = Math.max(most, ...limits.filter(isNumber)) * 1.01;
-  chart(parent, {label, height: 74 + 30 * Math.max(rows.length, 2) +
-    (names.length > 4 ? 24 : 0)}, () => {
+  const labels = rows.map((row) => wrapped(row.name, isNarrow() ? 20 : 26));
+  // Of the text's lines, which are 15 pixels apart.
+  const bar = Math.max(30, 8 + 15 * Math.max(...labels.map((lines) => lines.length)));
+  chart(parent, {label, height: 74 + bar * Math.max(rows.length, 2) +
+    (names.length > 4 ? 24 : 0) + (isNarrow() ? 48 : 0)}, () => {
     const sets = names.map((name) => ({
       label: name, backgroundColor: kCategoryColors[name], maxBarThickness: 22,
       data: rows.map((row) => (row.held.find(([key]) => key === name) || [name, 0])[1]),
@@ -57,7 +60,7 @@ function memoryChart(parent, label, rows) {
     const steps = byteSteps(longest);
     return {
       type: 'bar', plugins: [capacityMarks],
-      data: {labels: rows.map((row) => wrapped(row.name, 26)), datasets: sets},
+      data: {labels, datasets: sets},
       options: {
         indexAxis: 'y',
         scales: {

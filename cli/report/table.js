@@ -38,7 +38,8 @@ function sortRows(body, column, direction) {
 function headOf(column, table, index) {
   const cell = element('th', undefined, table.tHead.rows[0], column.kind);
   cell.scope = 'col';
-  const button = element('button', column.title || '\u00a0', cell, 'sort');
+  const button = element('button', undefined, cell, 'sort');
+  breakable(button, column.title || '\u00a0');
   button.type = 'button';
   button.title = 'Sort by this column';
   button.addEventListener('click', () => {

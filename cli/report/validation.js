@@ -1,13 +1,18 @@
 // The page of the model's validation: what others published beside what is predicted for it.
 
 const kMetrics = {
-  step_time_s: ['#2f78c4', 's'], tokens_per_s: ['#2a9d7f', 'tokens/s'],
-  tokens_per_s_per_device: ['#57c3a6', 'tokens/s'], tflops_per_device: ['#dd8a1b', 'TFLOP/s'],
-  mfu_percent: ['#b0a13a', '%'], hfu_percent: ['#8a94a3', '%'], peak_memory_gb: ['#9b7fb8', 'GB'],
-  states_gib: ['#d0638f', 'GiB'], activations_gib: ['#e58fb4', 'GiB'],
+  step_time_s: ['#2f78c4', 's', 'step time (s)'],
+  tokens_per_s: ['#2a9d7f', 'tokens/s', 'tokens/s'],
+  tokens_per_s_per_device: ['#57c3a6', 'tokens/s', 'tokens/s a device'],
+  tflops_per_device: ['#dd8a1b', 'TFLOP/s', 'TFLOP/s a device'],
+  mfu_percent: ['#b0a13a', '%', 'MFU (%)'], hfu_percent: ['#8a94a3', '%', 'HFU (%)'],
+  peak_memory_gb: ['#9b7fb8', 'GB', 'peak memory (GB)'],
+  states_gib: ['#d0638f', 'GiB', 'weights and optimizer (GiB)'],
+  activations_gib: ['#e58fb4', 'GiB', 'activations (GiB)'],
 };
 const kTolerance = 0.15;
 
+function metricName(metric) { return (kMetrics[metric] || ['', '', metric])[2]; }
 function withUnit(metric, value) {
   const unit = (kMetrics[metric] || ['', ''])[1];
   return digits(value) + (unit ? ' ' + unit : '');
@@ -20,7 +25,7 @@ function scatterSets(known, least, most) {
     data: [{x: least, y: least * factor}, {x: most, y: most * factor}],
   });
   const sets = Object.entries(kMetrics).map(([metric, [shade]], i) => ({
-    label: metric, backgroundColor: shade, borderColor: shade, pointRadius: 4.5,
+    label: metricName(metric), backgroundColor: shade, borderColor: shade, pointRadius: 4.5,
     pointHoverRadius: 6, pointStyle: ['circle', 'rect', 'triangle', 'rectRot'][i % 4],
     data: known.filter((one) => one.metric === metric)
       .map((one) => ({x: one.published, y: one.predicted, of: one})),
@@ -83,14 +88,15 @@ function drawErrors() {
       scales: {x: {ticks: {display: false}, grid: {display: false}},
         y: axis('error', (value) => value + ' %')},
       plugins: {legend: {display: false}, tooltip: {callbacks: {label: (item) =>
-        `${known[item.dataIndex].metric}: ${percent(item.raw)}`}}},
+        `${metricName(known[item.dataIndex].metric)}: ${percent(item.raw)}`}}},
     },
   }));
 }
 
 function drawValidationFigures() {
   const all = data.validation.overall;
-  figure('mean absolute error', share(all.mean_error_percent), `${all.cases} quantities`);
+  const known = data.validation.cases.filter((one) => isNumber(one.error_percent));
+  figure('mean absolute error', share(all.mean_error_percent), `${known.length} quantities`);
   figure('median', share(all.median_error_percent), 'half are nearer');
   figure('worst', share(all.worst_error_percent), all.worst_id);
   figure('what fits', `${all.fits_right} of ${all.fits}`, 'verdicts right');
@@ -125,7 +131,7 @@ function drawCases() {
     const kind = wrong || one.error ? 'bad' : '';
     const verdict = one.error ? {text: one.error, kind} : one.metric === 'fits' ?
       {text: one.right ? 'right' : 'wrong', kind} : {value: one.error_percent, kind};
-    return [one.id, one.machine || null, one.stack, one.metric || null,
+    return [one.id, one.machine || null, one.stack, one.metric ? metricName(one.metric) : null,
       shown(one, one.published), shown(one, one.predicted), verdict];
   }));
 }

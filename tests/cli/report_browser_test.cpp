@@ -101,6 +101,12 @@ struct Studio {
     // A GPU of 1.0005 GB, of which 1 is reserved, holds none of it.
     make("swept",
          grid + "--set machine.gpu.memory_gb=1.0005,4,8 --out swept.json --html swept.html");
+    // Names of several lines.
+    make("named", "compare" + kTiny +
+                      "--set plan.activations=keep --set plan.weights=stationary "
+                      "--strategy superoffload:devices=1:optimizer.gpu_buckets=0,"
+                      "resident:devices=1:zero_stage=2,zero-offload:devices=1:zero_stage=1 "
+                      "--set machine.link.gb_per_s=16..256:log:3 --html named.html");
     make("crossed", grid + "--model ./tiny.json,gpt2 --out crossed.json --html crossed.html");
     const Outcome found = bench.run("tune --json --deadline 2 --strategy superoffload" + kTiny +
                                     "2>/dev/null > tune.json");
@@ -172,8 +178,8 @@ std::string place_in_chart(int number) {
 }
 
 TEST_F(ReportPages, draw_without_a_complaint_or_a_network_in_light_dark_and_narrow) {
-  const std::map<std::string, int> charts = {
-      {"verified", 5}, {"swept", 2}, {"crossed", 2}, {"tuned", 6}, {"validated", 2}};
+  const std::map<std::string, int> charts = {{"verified", 5}, {"swept", 2}, {"named", 2},
+                                             {"crossed", 2},  {"tuned", 6}, {"validated", 2}};
   for (const auto& [kind, file] : pages()) {
     for (const auto& [name, screen] : std::map<std::string, Screen>{
              {"light", {}}, {"dark", {1240, true}}, {"narrow", {390, false}}}) {
@@ -193,6 +199,45 @@ TEST_F(ReportPages, draw_without_a_complaint_or_a_network_in_light_dark_and_narr
       if (std::getenv("BALLAST_SCREENSHOTS") != nullptr)
         keep_picture(kind + "-" + name + ".png", browser.screenshot());
     }
+  }
+}
+
+// Labels of axes that touch: below a chart by the width of their text, beside it by its lines.
+const std::string kOverlaps = R"(drawings.flatMap(({chart, label}) =>
+  Object.values(chart.scales).filter((scale) => scale.options.display !== false &&
+    scale.options.ticks.display !== false).map((scale) => {
+    const font = Chart.defaults.font;
+    chart.ctx.font = `${font.size}px ${font.family}`;
+    const across = scale.isHorizontal();
+    const boxes = scale.ticks.map((tick, i) => {
+      const lines = [tick.label].flat().filter(Boolean);
+      const size = across ? Math.max(0, ...lines.map((line) => chart.ctx.measureText(line).width)) :
+        lines.length * font.size * 1.2;
+      return {middle: scale.getPixelForTick(i), size, text: lines.join(' ')};
+    }).filter((box) => box.size > 0).sort((a, b) => a.middle - b.middle);
+    const touching = boxes.filter((box, i) => i > 0 &&
+      box.middle - boxes[i - 1].middle < (box.size + boxes[i - 1].size) / 2);
+    return touching.map((box) => `${label}: ${box.text}`);
+  })).flat())";
+
+TEST_F(ReportPages, labels_of_axes_do_not_touch) {
+  for (const auto& [kind, file] : pages()) {
+    for (const Screen& screen : {Screen{}, Screen{390, false}}) {
+      Browser& browser = open(kind, screen);
+      const Json overlaps = browser.evaluate(kOverlaps);
+      EXPECT_TRUE(overlaps.empty()) << kind << ", " << screen.width << " wide: " << overlaps;
+    }
+  }
+}
+
+// What a table holds is seen without scrolling on a usual screen.
+TEST_F(ReportPages, tables_of_a_comparison_are_no_wider_than_the_page) {
+  for (const std::string kind : {"swept", "crossed", "named"}) {
+    Browser& browser = open(kind);
+    EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('.scrolls')].filter(one => "
+                               "one.scrollWidth > one.clientWidth).length"),
+              0)
+        << kind;
   }
 }
 
