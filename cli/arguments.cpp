@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fmt/format.h>
 
+#include "profiles/store.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -27,6 +29,48 @@ CLI::Validator number_check(bool (*is_good)(double), const char* what) {
           ""};
 }
 
+namespace fs = std::filesystem;
+
+// A flag and a file that it names.
+struct NamedFile {
+  std::string flag;
+  std::string path;
+};
+
+// Pipes and terminals take what several write.
+bool can_be_lost(const std::string& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  return !path.empty() && (!fs::exists(status) || fs::is_regular_file(status));
+}
+
+bool is_one_file(const std::string& a, const std::string& b) {
+  std::error_code code;
+  if (fs::equivalent(a, b, code) && !code) return true;
+  const fs::path first = fs::weakly_canonical(fs::absolute(a), code);
+  return !code && first == fs::weakly_canonical(fs::absolute(b), code) && !code;
+}
+
+// The files that a flag for inputs names; what is no path is a shipped name.
+std::vector<NamedFile> files_read(const CLI::Option& option) {
+  std::vector<NamedFile> files;
+  for (std::string path : option.results()) {
+    std::error_code ignored;
+    if (fs::is_directory(path, ignored)) path += "/config.json";
+    const bool is_path = path.find('/') != std::string::npos || path.ends_with(".json");
+    if (is_path || option.get_type_name() != "NAME") files.push_back({option.get_name(), path});
+  }
+  return files;
+}
+
+std::string store_by_default() {
+  try {
+    return default_store_path();
+  } catch (const Error&) {
+    return "";
+  }
+}
+
 }  // namespace
 
 CLI::Validator above_zero() {
@@ -46,7 +90,8 @@ VerbParser::VerbParser(const std::string& name)
 
 void VerbParser::add(OutputFlags& flags, const std::string& out_help) {
   app_.add_flag("--json", flags.json, "Print JSON instead of text");
-  if (!out_help.empty()) app_.add_option("--out", flags.out, out_help)->type_name("FILE");
+  if (out_help.empty()) return;
+  writes(app_.add_option("--out", flags.out, out_help)->type_name("FILE"));
 }
 
 void VerbParser::add(PlanFlags& flags, Lists lists) {
@@ -57,16 +102,14 @@ void VerbParser::add(PlanFlags& flags, Lists lists) {
     if (!many) option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     return option;
   };
-  limit(
-      app_.add_option("--model", flags.models, "Shipped name, config.json or its folder" + several))
-      ->type_name("NAME");
-  limit(
-      app_.add_option("--machine", flags.machines,
-                      "Shipped name, file, or 'here' (the last profile of this machine)" + several))
-      ->type_name("NAME");
-  limit(app_.add_option("--strategy", flags.strategies,
-                        "Shipped name or file [superoffload]" + several))
-      ->type_name("NAME");
+  const auto names = [&](const char* name, std::vector<std::string>& value,
+                         const std::string& help) {
+    reads(limit(app_.add_option(name, value, help + several))->type_name("NAME"));
+  };
+  names("--model", flags.models, "Shipped name, config.json or its folder");
+  names("--machine", flags.machines,
+        "Shipped name, file, or 'here' (the last profile of this machine)");
+  names("--strategy", flags.strategies, "Shipped name or file [superoffload]");
   limit(app_.add_option("--devices", flags.devices, "GPUs that train together [1]" + several))
       ->check(above_zero())
       ->type_name("COUNT");
@@ -96,9 +139,10 @@ void VerbParser::add(PlanFlags& flags, Lists lists) {
   app_.add_option("--dtype", flags.dtype, "Of weights and activations: bf16, fp16, fp32 [bf16]")
       ->type_name("NAME")
       ->group("The plan");
-  app_.add_option("--plan", flags.plan_file, "Start from this plan; the other flags change it")
-      ->type_name("FILE")
-      ->group("The plan");
+  reads(
+      app_.add_option("--plan", flags.plan_file, "Start from this plan; the other flags change it")
+          ->type_name("FILE")
+          ->group("The plan"));
   app_.add_option("--set", flags.set,
                   "Change one key: plan.optimizer.cast=cpu, machine.gpu.memory_gb=80, "
                   "model.layers=48; may be repeated")
@@ -108,14 +152,51 @@ void VerbParser::add(PlanFlags& flags, Lists lists) {
 }
 
 void VerbParser::add(StoreFlag& flag) {
-  app_.add_option("--store", flag.path,
-                  "Where measurements are kept [$XDG_DATA_HOME/ballast/store.db]")
-      ->type_name("FILE");
+  writes(app_.add_option("--store", flag.path,
+                         "Where measurements are kept [$XDG_DATA_HOME/ballast/store.db]")
+             ->type_name("FILE"),
+         {.otherwise = store_by_default()});
 }
 
 void VerbParser::add(StackFlag& flag) {
-  app_.add_option("--stack", flag.name, "Framework: a name of profiles/stacks, or a file [ballast]")
-      ->type_name("NAME");
+  reads(app_.add_option("--stack", flag.name,
+                        "Framework: a name of profiles/stacks, or a file [ballast]")
+            ->type_name("NAME"));
+}
+
+CLI::Option* VerbParser::writes(CLI::Option* option, Written how) {
+  outputs_.push_back({option, std::move(how)});
+  return option;
+}
+
+CLI::Option* VerbParser::reads(CLI::Option* option) {
+  inputs_.push_back(option);
+  return option;
+}
+
+void VerbParser::check_files() const {
+  std::vector<NamedFile> written;
+  for (const auto& [option, how] : outputs_) {
+    const std::string path = option->count() > 0 ? option->results().back() : how.otherwise;
+    if (!can_be_lost(path)) continue;
+    const std::string flag = option->get_name() + (option->count() > 0 ? "" : " (by default)");
+    for (const NamedFile& other : written) {
+      if (!is_one_file(other.path, path)) continue;
+      throw Error("ballast " + name_,
+                  fmt::format("{} and {} would both write {}", other.flag, flag, path),
+                  "name a file for each");
+    }
+    written.push_back({flag, path});
+    for (const CLI::Option* input : inputs_) {
+      if (input->get_name() == how.replaces) continue;
+      for (const NamedFile& read : files_read(*input)) {
+        if (!is_one_file(read.path, path)) continue;
+        throw Error("ballast " + name_,
+                    fmt::format("{} would overwrite {}, which {} reads", flag, path, read.flag),
+                    "name another file to write");
+      }
+    }
+  }
 }
 
 bool VerbParser::parse(Words words) {
@@ -129,6 +210,7 @@ bool VerbParser::parse(Words words) {
     throw Error("ballast " + name_, one_line(error.what()),
                 "ballast " + name_ + " --help lists the flags");
   }
+  check_files();
   return true;
 }
 

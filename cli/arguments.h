@@ -52,6 +52,12 @@ struct StackFlag {
   std::optional<std::string> name;
 };
 
+// What else is to be known of a file that a verb writes.
+struct Written {
+  std::string otherwise{};  // the file where the flag is not given
+  std::string replaces{};   // a flag of a file that it may replace: a plan, with a better one
+};
+
 // A verb's parser, with --help. `name` and `summary` are those of verbs().
 class VerbParser {
  public:
@@ -65,12 +71,26 @@ class VerbParser {
   void add(StoreFlag& flag);
   void add(StackFlag& flag);
 
+  // Marks a flag as that of a file which the verb writes, or reads (a model, machine or strategy
+  // may be a name instead). A file to be written twice, or read and then written, would be lost
+  // without a word: parse() refuses it.
+  CLI::Option* writes(CLI::Option* option, Written how = {});
+  CLI::Option* reads(CLI::Option* option);
+
   // False where --help was asked for, and printed. Throws Error for words that are not flags.
   bool parse(Words words);
 
  private:
+  struct Output {
+    CLI::Option* option = nullptr;
+    Written how;
+  };
+  void check_files() const;
+
   std::string name_;
   CLI::App app_;
+  std::vector<Output> outputs_;
+  std::vector<CLI::Option*> inputs_;
 };
 
 }  // namespace ballast

@@ -199,6 +199,7 @@ void add_loop_flags(VerbParser& parser, LoopFlags& flags) {
       ->type_name("PATH")
       ->needs(plans)
       ->group(group);
+  parser.reads(app.get_option("--data"));
   app.add_flag("--again", flags.again, "Run plans again that ran before")
       ->needs(plans)
       ->group(group);

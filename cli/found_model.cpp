@@ -13,7 +13,7 @@ namespace {
 // Whose config.json is filled in where no model was named: the family of sizes is GPT-3's.
 constexpr const char* kFamilyModel = "gpt2";
 
-std::string file_name(const Case& of, const Model& named) {
+std::string file_name(const Case& of, const Model& named, const std::string& plan_file) {
   const Model& model = of.model;
   std::string name = model.name;
   if (name == named.name) {
@@ -24,7 +24,9 @@ std::string file_name(const Case& of, const Model& named) {
                 : " changed";
   }
   std::replace(name.begin(), name.end(), ' ', '-');
-  return name + ".json";
+  // Not the plan's own.
+  const bool taken = std::filesystem::path(plan_file).filename() == name + ".json";
+  return name + (taken ? "-model.json" : ".json");
 }
 
 std::filesystem::path folder_of(const std::string& plan_file) {
@@ -45,7 +47,7 @@ FoundFiles write_found(Case& of, const FoundBy& by) {
   files.plan = by.plan_file;
   std::vector<std::string> words = {"--plan", by.plan_file};
   if (family || !differences(named, of.model).empty()) {
-    files.model = (folder_of(by.plan_file) / file_name(of, named)).string();
+    files.model = (folder_of(by.plan_file) / file_name(of, named, by.plan_file)).string();
     const std::string config = config_like(base, of.model);
     const Model written = parse_model(config, files.model, of.model.name);
     atomic_write(files.model, config);

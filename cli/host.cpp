@@ -18,9 +18,10 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
   const auto add = [&](const char* name, auto& value, const char* help, const char* type) {
     return app.add_option(name, value, help)->type_name(type)->group("Training");
   };
-  add("--data", flags.data,
-      "Text file or folder (read as bytes), or token files *.bin [the compiler's C++ headers]",
-      "PATH");
+  parser.reads(
+      add("--data", flags.data,
+          "Text file or folder (read as bytes), or token files *.bin [the compiler's C++ headers]",
+          "PATH"));
   add("--seed", flags.seed, "Of initial weights and of the order of the data [1]", "NUMBER");
   add("--lr", flags.learning_rate, "Peak learning rate, reached after the warm-up [0.001]",
       "NUMBER")
@@ -38,7 +39,8 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
                "On a GPU: record runs of kernels once and launch each as one; their operations are "
                "then timed together")
       ->group("Training");
-  add("--import", flags.import_file, "Begin with these weights (safetensors)", "FILE");
+  parser.reads(
+      add("--import", flags.import_file, "Begin with these weights (safetensors)", "FILE"));
 }
 
 void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice& other) {

@@ -16,9 +16,12 @@ constexpr const char* kObjectiveGroup = "Objective and constraints";
 constexpr const char* kStudyGroup = "Studies";
 constexpr size_t kMostCounts = 64;
 
-void add_search_flags(CLI::App& app, TuneFlags& flags) {
-  app.add_option("--out", flags.plan_out, "Write the best plan to this file [plan.json]")
-      ->type_name("FILE");
+void add_search_flags(VerbParser& parser, TuneFlags& flags) {
+  CLI::App& app = parser.app();
+  parser.writes(
+      app.add_option("--out", flags.plan_out, "Write the best plan to this file [plan.json]")
+          ->type_name("FILE"),
+      {.otherwise = flags.plan_out, .replaces = "--plan"});
   app.add_option("--deadline", flags.deadline_s,
                  "Stop each search after this many seconds, with the best so far [60]")
       ->check(above_zero())
@@ -223,7 +226,7 @@ bool parse_tune(Words words, TuneFlags& flags) {
   VerbParser parser("tune");
   parser.add(flags.plan, VerbParser::Lists::kNo);
   CLI::App& app = parser.app();
-  add_search_flags(app, flags);
+  add_search_flags(parser, flags);
   add_count_flags(app, flags);
   add_objective_flags(app, flags);
   add_study_flags(app, flags);

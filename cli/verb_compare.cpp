@@ -63,9 +63,11 @@ bool parse(Words words, CompareFlags& flags) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("AXES");
-  app.add_option("--csv", flags.csv, "Write one line a cell to this file")->type_name("FILE");
-  app.add_option("--html", flags.html, "Write a page with charts of all cells to this file")
-      ->type_name("FILE");
+  parser.writes(
+      app.add_option("--csv", flags.csv, "Write one line a cell to this file")->type_name("FILE"));
+  parser.writes(
+      app.add_option("--html", flags.html, "Write a page with charts of all cells to this file")
+          ->type_name("FILE"));
   parser.add(flags.store);
   parser.add(flags.stack);
   parser.add(flags.output, "Write the JSON to this file too");

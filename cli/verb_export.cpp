@@ -27,9 +27,9 @@ bool parse(Words words, ExportFlags& flags) {
   VerbParser parser("export");
   CLI::App& app = parser.app();
   const auto add = [&](Framework framework, const std::string& help) {
-    app.add_option("--" + std::string(to_string(framework)),
-                   flags.plans[static_cast<size_t>(framework)], help)
-        ->type_name("PLAN");
+    parser.reads(app.add_option("--" + std::string(to_string(framework)),
+                                flags.plans[static_cast<size_t>(framework)], help)
+                     ->type_name("PLAN"));
   };
   add(Framework::kDeepSpeed, "A plan file as DeepSpeed's JSON configuration");
   add(Framework::kMegatron, "A plan file as Megatron-LM's flags, one a line");

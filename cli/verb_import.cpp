@@ -30,18 +30,18 @@ std::optional<DType> dtype_of(const std::optional<std::string>& name) {
 bool parse(Words words, ImportFlags& flags) {
   VerbParser parser("import");
   CLI::App& app = parser.app();
-  app.add_option("--deepspeed", flags.deepspeed, "DeepSpeed's JSON configuration")
-      ->type_name("FILE");
-  app.add_option("--megatron", flags.megatron,
-                 "Megatron-LM's flags: a file, or the flags themselves in quotes")
-      ->type_name("FILE");
+  parser.reads(app.add_option("--deepspeed", flags.deepspeed, "DeepSpeed's JSON configuration")
+                   ->type_name("FILE"));
+  parser.reads(app.add_option("--megatron", flags.megatron,
+                              "Megatron-LM's flags: a file, or the flags themselves in quotes")
+                   ->type_name("FILE"));
   ImportRequest& request = flags.request;
-  app.add_option("--model", request.model, "Shipped name, config.json or its folder")
-      ->required()
-      ->type_name("NAME");
-  app.add_option("--machine", request.machine, "Shipped name, file, or 'here'")
-      ->required()
-      ->type_name("NAME");
+  parser.reads(app.add_option("--model", request.model, "Shipped name, config.json or its folder")
+                   ->required()
+                   ->type_name("NAME"));
+  parser.reads(app.add_option("--machine", request.machine, "Shipped name, file, or 'here'")
+                   ->required()
+                   ->type_name("NAME"));
   app.add_option("--devices", request.devices, "GPUs that train together [1]")
       ->check(CLI::PositiveNumber)
       ->type_name("COUNT");

@@ -49,12 +49,14 @@ void add(VerbParser& parser, PredictFlags& flags) {
   parser.add(flags.stack);
   parser.add(flags.output, "Write the JSON to this file too");
   CLI::App& app = parser.app();
-  app.add_option("--trace", flags.trace, "Write the timeline as a Chrome trace (one plan only)")
-      ->type_name("FILE");
-  app.add_option("--plan-out", flags.plan_out,
-                 "Write the plan with every knob filled in, and beside it the model that a search "
-                 "found (one plan only)")
-      ->type_name("FILE");
+  parser.writes(
+      app.add_option("--trace", flags.trace, "Write the timeline as a Chrome trace (one plan only)")
+          ->type_name("FILE"));
+  parser.writes(app.add_option("--plan-out", flags.plan_out,
+                               "Write the plan with every knob filled in, and beside it the model "
+                               "that a search found (one plan only)")
+                    ->type_name("FILE"),
+                {.replaces = "--plan"});
   const char* const searches = "What fits at most";
   CLI::Option* model =
       app.add_flag("--max-model", flags.max_model,

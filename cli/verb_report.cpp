@@ -32,23 +32,22 @@ struct ReportFlags {
 bool parse(Words words, ReportFlags& flags) {
   VerbParser parser("report");
   CLI::App& app = parser.app();
-  app.add_option("--verify", flags.verify_file,
-                 "What `ballast verify --out` wrote: prediction and measurement; "
-                 "without it the plan is predicted")
-      ->type_name("FILE");
-  app.add_option("--metrics", flags.metrics_file, "What `ballast train --metrics` wrote")
-      ->type_name("FILE");
-  app.add_option("--validation", flags.validation_file,
-                 "What `ballast validate --out` wrote: a page of that, and of no plan")
-      ->type_name("FILE");
-  app.add_option("--tune", flags.tune_file,
-                 "What `ballast tune --json` printed: a page of the search and of the best plan")
-      ->type_name("FILE");
-  app.add_option("--compare", flags.compare_file,
-                 "What `ballast compare --out` wrote: a page of all its cells")
-      ->type_name("FILE");
-  app.add_option("--out", flags.out, "Write the page to this file [report.html]")
-      ->type_name("FILE");
+  const auto reads = [&](const char* name, std::optional<std::string>& file, const char* help) {
+    parser.reads(app.add_option(name, file, help)->type_name("FILE"));
+  };
+  reads("--verify", flags.verify_file,
+        "What `ballast verify --out` wrote: prediction and measurement; "
+        "without it the plan is predicted");
+  reads("--metrics", flags.metrics_file, "What `ballast train --metrics` wrote");
+  reads("--validation", flags.validation_file,
+        "What `ballast validate --out` wrote: a page of that, and of no plan");
+  reads("--tune", flags.tune_file,
+        "What `ballast tune --json` printed: a page of the search and of the best plan");
+  reads("--compare", flags.compare_file,
+        "What `ballast compare --out` wrote: a page of all its cells");
+  parser.writes(app.add_option("--out", flags.out, "Write the page to this file [report.html]")
+                    ->type_name("FILE"),
+                {.otherwise = flags.out});
   parser.add(flags.plan, VerbParser::Lists::kNo);
   parser.add(flags.store);
   parser.add(flags.output, "");

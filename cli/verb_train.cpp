@@ -57,11 +57,11 @@ bool parse(Words words, TrainFlags& flags) {
       ->group("Training");
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint of --checkpoint")
       ->group("Training");
-  app.add_option("--export", flags.export_file,
-                 "Write the weights (safetensors, fp32, Hugging Face names)")
-      ->type_name("FILE");
-  app.add_option("--metrics", flags.metrics_file, "Write one JSON object a step")
-      ->type_name("FILE");
+  parser.writes(app.add_option("--export", flags.export_file,
+                               "Write the weights (safetensors, fp32, Hugging Face names)")
+                    ->type_name("FILE"));
+  parser.writes(app.add_option("--metrics", flags.metrics_file, "Write one JSON object a step")
+                    ->type_name("FILE"));
   parser.add(flags.store);
   parser.add(flags.output, "");
   return parser.parse(words);

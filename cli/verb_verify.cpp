@@ -48,8 +48,8 @@ bool parse(Words words, VerifyFlags& flags) {
                  "Exit with 1 if the step time is off by more percent [never]")
       ->check(zero_or_more())
       ->type_name("PERCENT");
-  app.add_option("--trace", flags.trace, "Write both timelines into one Chrome trace")
-      ->type_name("FILE");
+  parser.writes(app.add_option("--trace", flags.trace, "Write both timelines into one Chrome trace")
+                    ->type_name("FILE"));
   app.add_flag("--history", flags.history,
                "Run nothing: list the runs that the store keeps, of --model and --machine where "
                "they are given, with their errors in time order");

@@ -148,6 +148,38 @@ TEST_F(BadInput, failed_writes_leave_the_old_file) {
   EXPECT_EQ(bench.read("old.json"), "old");
 }
 
+TEST_F(BadInput, one_file_for_two_outputs_is_refused_and_nothing_is_written) {
+  const std::string grid =
+      "compare --model gpt2 --machine gh200-96gb-480gb --strategy superoffload,resident ";
+  expect_refusal(grid + "--csv x --html ./x", {"--csv", "--html", "x"});
+  expect_refusal(grid + "--out x --csv x", {"--out", "--csv"});
+  EXPECT_FALSE(bench.exists("x"));
+  expect_refusal(kPredict + "gpt2 --out p.json --plan-out p.json", {"--out", "--plan-out"});
+  expect_refusal(kPredict + "gpt2 --trace p.json --store p.json", {"--trace", "--store"});
+  expect_refusal("tune --model gpt2 --machine gh200-96gb-480gb --store plan.json",
+                 {"--store", "--out (by default)", "plan.json"});
+  bench.shell("ln -s weights metrics");
+  bench.write("weights", "old");
+  expect_refusal(std::string(kTrain) + "--data text.txt --export weights --metrics metrics",
+                 {"--export", "--metrics"});
+  EXPECT_EQ(bench.read("weights"), "old");
+  // Pipes and terminals take what several write.
+  EXPECT_EQ(bench.run(grid + "--csv /dev/null --html /dev/null").code, 0);
+}
+
+TEST_F(BadInput, a_file_that_is_read_is_not_overwritten) {
+  EXPECT_EQ(bench.run(kPredict + "gpt2 --plan-out plan.json").code, 0);
+  const std::string plan = bench.read("plan.json");
+  expect_refusal("export --deepspeed plan.json --out plan.json", {"--out", "--deepspeed"});
+  expect_refusal("predict --plan plan.json --trace ./plan.json", {"--trace", "--plan"});
+  expect_refusal("report --plan plan.json --out plan.json", {"--out", "--plan"});
+  expect_refusal(kPredict + "tiny.json --out tiny.json --sequence-length 16", {"--out", "--model"});
+  expect_refusal(std::string(kTrain) + "--data text.txt --metrics text.txt", {"--data"});
+  EXPECT_EQ(bench.read("plan.json"), plan);
+  // A plan gives way to a better one.
+  EXPECT_EQ(bench.run("predict --plan plan.json --plan-out plan.json").code, 0);
+}
+
 TEST_F(BadInput, damaged_records_are_not_reported) {
   bench.write("verify.json", "{}");
   expect_refusal("report --verify verify.json", {"verify.json", "ballast verify"});
