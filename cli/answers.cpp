@@ -157,7 +157,7 @@ SearchResult parse_answer(const std::string& text, const std::string& source) {
 
 std::optional<SearchResult> Answers::known(const std::string& question) const {
   if (options_.again) return std::nullopt;
-  const auto store = Store::open_if_present(store_path(store_));
+  const auto store = open_store_if_present(store_);
   if (!store) return std::nullopt;
   const std::optional<std::string> answer = store->search_answer(question);
   if (!answer) return std::nullopt;
@@ -187,6 +187,15 @@ SearchResult Answers::search_now(const SearchQuestion& question, const Measureme
   return found;
 }
 
+// The store spares later calls the search; this one has its answer either way.
+void Answers::keep(const SearchRecord& record) const {
+  try {
+    open_store(store_).append(record);
+  } catch (const Error& error) {
+    fmt::print(stderr, "this search is not kept: {}\n", one_line(error.what()));
+  }
+}
+
 SearchResult Answers::ask(const SearchQuestion& question, const Measurements& measurements) {
   const std::string text = question_text(question, measurements, options_);
   ++asked_;
@@ -195,8 +204,7 @@ SearchResult Answers::ask(const SearchQuestion& question, const Measurements& me
     return *std::move(found);
   }
   SearchResult found = search_now(question, measurements);
-  if (found.stop != SearchStop::kInterrupt)
-    open_store(store_).append(SearchRecord{text, answer_json(found)});
+  if (found.stop != SearchStop::kInterrupt) keep({text, answer_json(found)});
   return found;
 }
 

@@ -51,6 +51,7 @@ class Answers {
 
  private:
   std::optional<SearchResult> known(const std::string& question) const;
+  void keep(const SearchRecord& record) const;
   SearchResult search_now(const SearchQuestion& question, const Measurements& measurements);
 
   AnswerOptions options_;

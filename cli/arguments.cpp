@@ -44,6 +44,20 @@ bool can_be_lost(const std::string& path) {
   return !path.empty() && (!fs::exists(status) || fs::is_regular_file(status));
 }
 
+// What would only be known when the work is done.
+void check_folder(const NamedFile& file) {
+  std::error_code ignored;
+  const fs::path folder = fs::absolute(file.path, ignored).parent_path();
+  if (!fs::exists(folder, ignored)) {
+    throw Error(file.flag + " " + file.path, "there is no folder " + folder.string(),
+                "make it, or name another file");
+  }
+  if (!fs::is_directory(folder, ignored)) {
+    throw Error(file.flag + " " + file.path, folder.string() + " is no folder",
+                "name another file");
+  }
+}
+
 bool is_one_file(const std::string& a, const std::string& b) {
   std::error_code code;
   if (fs::equivalent(a, b, code) && !code) return true;
@@ -155,7 +169,7 @@ void VerbParser::add(StoreFlag& flag) {
   writes(app_.add_option("--store", flag.path,
                          "Where measurements are kept [$XDG_DATA_HOME/ballast/store.db]")
              ->type_name("FILE"),
-         {.otherwise = store_by_default()});
+         {.otherwise = store_by_default(), .makes_folder = true});
 }
 
 void VerbParser::add(StackFlag& flag) {
@@ -175,11 +189,16 @@ CLI::Option* VerbParser::reads(CLI::Option* option) {
 }
 
 void VerbParser::check_files() const {
+  std::error_code ignored;
   std::vector<NamedFile> written;
   for (const auto& [option, how] : outputs_) {
     const std::string path = option->count() > 0 ? option->results().back() : how.otherwise;
+    if (fs::is_directory(path, ignored)) {
+      throw Error(option->get_name() + " " + path, "is a folder", "name a file");
+    }
     if (!can_be_lost(path)) continue;
     const std::string flag = option->get_name() + (option->count() > 0 ? "" : " (by default)");
+    if (!how.makes_folder) check_folder({option->get_name(), path});
     for (const NamedFile& other : written) {
       if (!is_one_file(other.path, path)) continue;
       throw Error("ballast " + name_,

@@ -56,6 +56,7 @@ struct StackFlag {
 struct Written {
   std::string otherwise{};  // the file where the flag is not given
   std::string replaces{};   // a flag of a file that it may replace: a plan, with a better one
+  bool makes_folder = false;
 };
 
 // A verb's parser, with --help. `name` and `summary` are those of verbs().
@@ -73,7 +74,7 @@ class VerbParser {
 
   // Marks a flag as that of a file which the verb writes, or reads (a model, machine or strategy
   // may be a name instead). A file to be written twice, or read and then written, would be lost
-  // without a word: parse() refuses it.
+  // without a word, and one in no folder after all the work: parse() refuses them.
   CLI::Option* writes(CLI::Option* option, Written how = {});
   CLI::Option* reads(CLI::Option* option);
 

@@ -61,7 +61,7 @@ std::array<Bytes, kPlaces> memory_of(const OrderedJson& json) {
 }
 
 Knowledge knowledge_of(const Question& question) {
-  const auto store = Store::open_if_present(store_path(question.store));
+  const auto store = open_store_if_present(question.store);
   if (!store) return {};
   const Host host = host_of(question.of.machine);
   return {store->timings(host), store->corrections(host)};
@@ -69,7 +69,7 @@ Knowledge knowledge_of(const Question& question) {
 
 // What earlier calls left of this question: of each plan its newest run.
 std::vector<PlanRun> known_runs(const Question& question, const Measurements& measurements) {
-  const auto store = Store::open_if_present(store_path(question.store));
+  const auto store = open_store_if_present(question.store);
   if (!store) return {};
   const OrderedJson identity = identity_of(question);
   const Host host = host_of(question.of.machine);

@@ -1,6 +1,7 @@
 #include "cli/inputs.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "backend/profile_host.h"
 #include "sim/base/error.h"
@@ -11,6 +12,18 @@ namespace {
 constexpr int64_t kDefaultSequenceLength = 2048;
 constexpr int64_t kDefaultSequencesPerDevice = 8;
 constexpr const char* kDefaultStrategy = "superoffload";
+constexpr std::chrono::milliseconds kAppendingWait{60'000};
+
+Patience patience_of(std::chrono::milliseconds most) {
+  Patience patience;
+  patience.most = most;
+  patience.waiting = [most](const std::string& path, std::chrono::milliseconds so_far) {
+    fmt::print(stderr,
+               "waiting for the store {}: another program is writing to it ({:.0f} of {} s)\n",
+               one_line(path), static_cast<double>(so_far.count()) * 1e-3, most.count() / 1000);
+  };
+  return patience;
+}
 
 struct Named {
   std::optional<std::string> model;
@@ -90,10 +103,16 @@ std::string store_path(const StoreFlag& flag) {
 
 Origin program_origin() { return {program_version(), program_commit()}; }
 
-Store open_store(const StoreFlag& flag) { return {store_path(flag), program_origin()}; }
+Store open_store(const StoreFlag& flag) {
+  return {store_path(flag), program_origin(), patience_of(kAppendingWait)};
+}
+
+std::optional<Store> open_store_if_present(const StoreFlag& flag) {
+  return Store::open_if_present(store_path(flag), patience_of(Patience{}.most));
+}
 
 std::optional<Machine> profile_of_here(const StoreFlag& flag) {
-  const auto store = Store::open_if_present(store_path(flag));
+  const auto store = open_store_if_present(flag);
   if (!store) return std::nullopt;
   return store->newest_machine(kHere);
 }
@@ -115,7 +134,7 @@ Host host_of(const Machine& machine) {
 }
 
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
-  const auto store = Store::open_if_present(store_path(flag));
+  const auto store = open_store_if_present(flag);
   return store ? store->measurements(host_of(machine)) : Measurements{};
 }
 

@@ -21,7 +21,10 @@ namespace ballast {
 inline constexpr const char* kHere = "here";
 
 std::string store_path(const StoreFlag& flag);
-Store open_store(const StoreFlag& flag);  // for appending
+// For appending: what was found is worth a minute of waiting for another program.
+Store open_store(const StoreFlag& flag);
+// For reading, where there is one. Both say on the error output when they wait.
+std::optional<Store> open_store_if_present(const StoreFlag& flag);
 Origin program_origin();
 
 // The newest profile of this machine, or nothing.

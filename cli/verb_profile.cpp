@@ -104,16 +104,17 @@ int run_profile(Words words) {
   }
   open_store(flags.store);
   const Profile profile = measure(flags);
-  append_to_store(flags, profile);
   if (flags.output.out) save_machine(profile.machine, *flags.output.out);
   if (flags.output.json) {
     fmt::print("{}\n", machine_json(profile.machine));
+    append_to_store(flags, profile);
     return kDone;
   }
   fmt::print("{}\n", profile.machine.description);
   for (const ProbeReport& probe : profile.probes) {
     fmt::print("  {:<40}{}{}\n", probe.name, probe.ran ? "" : "did not run: ", probe.result);
   }
+  append_to_store(flags, profile);
   fmt::print("{} operations timed; kept in {} as machine 'here'\n", profile.operations.size(),
              store_path(flags.store));
   return kDone;

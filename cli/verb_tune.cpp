@@ -66,6 +66,7 @@ std::string text_of_answers(const Answers& answers) {
   return text;
 }
 
+// Last of all: where it fails, the answer is written and printed.
 void append_to_store(const TuneFlags& flags, const Case& best, const Candidate& candidate,
                      const OrderedJson& json) {
   open_store(flags.store)
@@ -151,17 +152,15 @@ int run_sized(TuneFlags& flags, Answers& answers) {
   if (any) {
     json["objective"]["model_file"] = files.model;
     json["objective"]["predict"] = files.predict;
-    append_to_store(flags, size.of, *size.found.found->best, json);
   }
-  if (flags.output.json) {
-    fmt::print("{}\n", json.dump(1));
-    return any ? kDone : without;
-  }
-  fmt::print("{}", size_text(flags, size));
+  fmt::print("{}", flags.output.json ? json.dump(1) + "\n" : size_text(flags, size));
   if (!any) return without;
-  fmt::print("\n{}the best: {}\n\n{}", search_text(flags, size.of, *size.found.found),
-             plan_text(size.of.plan), ranking_text(*size.found.found, flags.top));
-  fmt::print("{}{}", text_of_answers(answers), text_of(files));
+  if (!flags.output.json) {
+    fmt::print("\n{}the best: {}\n\n{}{}{}", search_text(flags, size.of, *size.found.found),
+               plan_text(size.of.plan), ranking_text(*size.found.found, flags.top),
+               text_of_answers(answers), text_of(files));
+  }
+  append_to_store(flags, size.of, *size.found.found->best, json);
   return kDone;
 }
 
@@ -191,9 +190,9 @@ int run_tune(Words words) {
   const Studies studies = run_studies(flags, tuned, *found.best, answers);
   json.update(studies.json);
   json.update(memory_of_answers(answers));
-  append_to_store(flags, best, *found.best, json);
   if (flags.output.json) {
     fmt::print("{}\n", json.dump(1));
+    append_to_store(flags, best, *found.best, json);
     return kDone;
   }
   fmt::print("{}{}", points_text(flags, tuned), search_text(flags, best, found));
@@ -204,6 +203,7 @@ int run_tune(Words words) {
   }
   fmt::print("{}{}\n{}wrote {}\n", infeasible_text(found), studies.text, text_of_answers(answers),
              flags.plan_out);
+  append_to_store(flags, best, *found.best, json);
   return kDone;
 }
 

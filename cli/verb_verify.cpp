@@ -129,7 +129,7 @@ int print_history(const VerifyFlags& flags) {
     filter.machine = load_machine_or_here(flags.plan.machines.front(), flags.store).name;
   }
   if (!flags.plan.models.empty()) filter.model = flags.plan.models.front();
-  const auto store = Store::open_if_present(store_path(flags.store));
+  const auto store = open_store_if_present(flags.store);
   std::vector<HistoryEntry> entries;
   if (store) entries = history_of(*store, filter);
   const std::string json = history_json(entries).dump(1) + "\n";
@@ -156,8 +156,6 @@ int run_verify(Words words) {
   const Run ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.of);
   const Verification verification = verification_of(completed.prediction, ran.graph, ran.result);
   const OrderedJson comparison = verification_json(ran.graph, verification);
-  // What was paced was not measured.
-  if (!paced) append_to_store(flags, completed.of, verification, comparison);
   if (flags.trace) {
     atomic_write(
         *flags.trace,
@@ -176,6 +174,8 @@ int run_verify(Words words) {
                  ran.result.rollbacks);
     }
   }
+  // What was paced was not measured. Last of all: a store that fails takes nothing else with it.
+  if (!paced) append_to_store(flags, completed.of, verification, comparison);
   const double error = comparison["error_percent"]["step_time_s"];
   const bool off = flags.tolerance_percent && std::abs(error) > *flags.tolerance_percent;
   return off ? kInfeasible : kDone;

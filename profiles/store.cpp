@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <sqlite3.h>
+#include <thread>
 #include <utility>
 
 #include "profiles/load.h"
@@ -18,8 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSchemaVersion = 1;
-constexpr int kApplication = 0x42414c53;  // "BALS" in the file's header
-constexpr int kBusyMs = 10'000;           // how long to wait for another program's transaction
+constexpr int kApplication = 0x42414c53;               // "BALS" in the file's header
+constexpr auto kPoll = std::chrono::milliseconds(20);  // between two looks at a store in use
+constexpr int kNoticeEvery = 10;                       // times Patience::notice
 
 // Appending is enforced by triggers, added per table below.
 constexpr const char* kTables = R"(
@@ -86,7 +88,8 @@ constexpr const char* kNow = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')";
       throw Error(path, "cannot grow: the disk is full", "free some space");
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
-      throw Error(path, "is in use by another program", "wait for it to end, and run it again");
+      throw Error(path, "the store is in use: another program has been writing to it all the while",
+                  "wait for that program to end and run this again, or give another --store");
     case SQLITE_READONLY:
     case SQLITE_PERM:
     case SQLITE_CANTOPEN:
@@ -284,7 +287,6 @@ sqlite3* open_database(const std::string& path, int flags) {
     fail(path, code, message);
   }
   sqlite3_extended_result_codes(raw, 1);
-  sqlite3_busy_timeout(raw, kBusyMs);
   return raw;
 }
 
@@ -318,11 +320,44 @@ std::string default_store_path() {
   return std::string(home) + "/.local/share/ballast/store.db";
 }
 
-void Store::Closer::operator()(sqlite3* database) const { sqlite3_close(database); }
+struct Store::Wait {
+  using Clock = std::chrono::steady_clock;
+  std::string path;
+  Patience patience;
+  Clock::time_point begin{};
+  std::chrono::milliseconds next{};
 
-Store::Store(const std::string& path, Origin origin) : path_(path), origin_(std::move(origin)) {
+  // SQLite's busy handler: 0 gives up.
+  static int again(void* self, int times) {
+    auto& wait = *static_cast<Wait*>(self);
+    if (times == 0) {
+      wait.begin = Clock::now();
+      wait.next = wait.patience.notice;
+    }
+    const auto so_far =
+        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - wait.begin);
+    if (so_far >= wait.patience.most) return 0;
+    if (so_far >= wait.next && wait.patience.waiting) {
+      wait.patience.waiting(wait.path, so_far);
+      wait.next = so_far + kNoticeEvery * wait.patience.notice;
+    }
+    std::this_thread::sleep_for(kPoll);
+    return 1;
+  }
+};
+
+void Store::Closer::operator()(sqlite3* database) const { sqlite3_close(database); }
+Store::Store(Store&&) noexcept = default;
+Store& Store::operator=(Store&&) noexcept = default;
+Store::~Store() = default;
+
+Store::Store(const std::string& path, Origin origin, Patience patience)
+    : path_(path),
+      origin_(std::move(origin)),
+      wait_(std::make_unique<Wait>(Wait{path, std::move(patience)})) {
   make_folder_of(path_);
   database_.reset(open_database(path_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
+  sqlite3_busy_handler(database_.get(), &Wait::again, wait_.get());
   // Inside one transaction, so that two programs that start together make it once.
   Transaction transaction(database_.get(), path_);
   if (!has_tables(database_.get(), path_)) create_tables(database_.get(), path_);
@@ -330,15 +365,17 @@ Store::Store(const std::string& path, Origin origin) : path_(path), origin_(std:
   transaction.commit();
 }
 
-Store::Store(const std::string& path, ReadOnly) : path_(path) {
+Store::Store(const std::string& path, ReadOnly, Patience patience)
+    : path_(path), wait_(std::make_unique<Wait>(Wait{path, std::move(patience)})) {
   database_.reset(open_database(path_, SQLITE_OPEN_READONLY));
+  sqlite3_busy_handler(database_.get(), &Wait::again, wait_.get());
   check_is_store(database_.get(), path_);
 }
 
-std::optional<Store> Store::open_if_present(const std::string& path) {
+std::optional<Store> Store::open_if_present(const std::string& path, Patience patience) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;
-  return Store(path, ReadOnly{});
+  return Store(path, ReadOnly{}, std::move(patience));
 }
 
 void Store::append(const Host& host, const Measurements& measurements) {

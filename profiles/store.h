@@ -6,7 +6,9 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -66,17 +68,26 @@ struct SearchRecord {
   std::string answer_json;
 };
 
+// While another program writes to the store, every function waits, and throws Error after `most`.
+// `waiting` is told so after `notice`, and again whenever so long has passed ten times.
+struct Patience {
+  std::chrono::milliseconds most{10'000};
+  std::chrono::milliseconds notice{500};
+  std::function<void(const std::string& path, std::chrono::milliseconds so_far)> waiting{};
+};
+
 // Move-only. Every function throws Error, naming the file, where the file is damaged, is not a
 // store, was written by a newer version, or cannot be written.
 class Store {
  public:
   // Opens the file for appending; makes it, and the folders above it, where there is none.
-  Store(const std::string& path, Origin origin);
+  Store(const std::string& path, Origin origin, Patience patience = {});
   // For reading only; nothing where there is no such file. Appending to it throws Error.
-  static std::optional<Store> open_if_present(const std::string& path);
+  static std::optional<Store> open_if_present(const std::string& path, Patience patience = {});
 
-  Store(Store&&) noexcept = default;
-  Store& operator=(Store&&) noexcept = default;
+  Store(Store&&) noexcept;
+  Store& operator=(Store&&) noexcept;
+  ~Store();
 
   // All or none of them.
   void append(const Host& host, const Measurements& measurements);
@@ -119,10 +130,12 @@ class Store {
     void operator()(sqlite3* database) const;
   };
   struct ReadOnly {};
-  Store(const std::string& path, ReadOnly);
+  struct Wait;  // for another program's transaction
+  Store(const std::string& path, ReadOnly, Patience patience);
 
   std::string path_;
   Origin origin_;
+  std::unique_ptr<Wait> wait_;  // outlives the connection, which calls it
   std::unique_ptr<sqlite3, Closer> database_;
 };
 

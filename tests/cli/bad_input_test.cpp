@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cli/support.h"
+#include "tests/profiles/held_store.h"
 
 namespace ballast {
 namespace {
@@ -146,6 +147,28 @@ TEST_F(BadInput, failed_writes_leave_the_old_file) {
   bench.write("old.json", "old");
   expect_refusal(kPredict + "gpt2 --set plan.dtype=fp8 --out old.json", {"dtype"});
   EXPECT_EQ(bench.read("old.json"), "old");
+}
+
+TEST_F(BadInput, a_store_in_use_is_waited_for_aloud) {
+  HeldStore held(bench.path("here.db"));
+  const Outcome outcome = bench.shell(
+      "$BALLAST predict --model tiny.json --machine here --store here.db --sequence-length 16 "
+      "--global-batch 2 2> errors.txt & pid=$!\n"
+      "for i in $(seq 600); do grep -qs 'waiting for the store' errors.txt && break; sleep 0.05; "
+      "done\nkill -KILL " +
+      std::to_string(held.holder()) + "\nwait $pid");
+  EXPECT_EQ(outcome.code, 0) << outcome.output << bench.read("errors.txt");
+  EXPECT_TRUE(outcome.says("step")) << outcome.output;
+  EXPECT_EQ(bench.read("errors.txt").find("waiting for the store here.db"), 0u)
+      << bench.read("errors.txt");
+}
+
+TEST_F(BadInput, outputs_without_a_folder_are_refused_before_the_work) {
+  expect_refusal("profile --store here.db --out none/machine.json", {"--out", "none"});
+  expect_refusal(std::string(kTrain) + "--data text.txt --export none/weights", {"--export"});
+  expect_refusal("tune --model gpt2 --machine gh200-96gb-480gb --store s.db --out .",
+                 {"--out", "folder"});
+  EXPECT_FALSE(bench.exists("s.db"));
 }
 
 TEST_F(BadInput, one_file_for_two_outputs_is_refused_and_nothing_is_written) {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "profiles/load.h"
+#include "tests/profiles/held_store.h"
 #include "tests/profiles/support.h"
 
 namespace ballast {
@@ -42,6 +43,27 @@ TEST(Store, gives_back_every_field_of_a_measurement_to_the_picosecond) {
   EXPECT_EQ(one.group, "gemm");
   EXPECT_EQ(one.flops.count, 2e9);
   EXPECT_EQ(one.bytes.count, 4096);
+}
+
+TEST(Store, says_that_it_waits_for_another_program_and_then_gives_up) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("s.db");
+  Store(path, kOrigin).append(kHost, {{"a", measured(10)}});
+  Patience patience;
+  patience.most = std::chrono::milliseconds(100);
+  patience.notice = std::chrono::milliseconds(1);
+  int told = 0;
+  patience.waiting = [&](const std::string& name, std::chrono::milliseconds) {
+    EXPECT_EQ(name, path);
+    ++told;
+  };
+  HeldStore held(path);
+  const std::string reading = error_of([&] { Store::open_if_present(path, patience); });
+  EXPECT_TRUE(holds(reading, "in use")) << reading;
+  EXPECT_GT(told, 0);
+  EXPECT_TRUE(holds(error_of([&] { Store(path, kOrigin, patience); }), "in use"));
+  held.release();
+  EXPECT_EQ(Store::open_if_present(path, patience)->measurements(kHost).size(), 1u);
 }
 
 TEST(Store, newest_measurement_of_an_operation_wins) {
