@@ -28,17 +28,7 @@ CaseSetup setup_of(const Setting& setting) {
 // What a verdict lacks, summed over the memories.
 Bytes excess_of(const Verdict& verdict, const Machine& machine) {
   Bytes excess;
-  for (const PlacePeak& peak : verdict.peaks) {
-    Bytes usable;
-    if (peak.place == Place::kHbm) {
-      usable = machine.gpu.memory.value - machine.gpu.reserved.value;
-    } else if (peak.place == Place::kDram) {
-      usable = machine.cpu.memory.value - machine.cpu.reserved.value;
-    } else if (machine.nvme) {
-      usable = machine.nvme->capacity.value;
-    }
-    excess += std::max(Bytes{}, peak.arena - usable);
-  }
+  for (const Shortfall& one : shortfalls(verdict.peaks, machine)) excess += one.lacking();
   return excess;
 }
 

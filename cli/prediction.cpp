@@ -160,18 +160,6 @@ std::string memory_name(Place place) {
   return "";
 }
 
-Bytes usable(const Machine& machine, Place place) {
-  switch (place) {
-    case Place::kHbm:
-      return machine.gpu.memory.value - machine.gpu.reserved.value;
-    case Place::kDram:
-      return machine.cpu.memory.value - machine.cpu.reserved.value;
-    case Place::kNvme:
-      return {0};
-  }
-  return {0};
-}
-
 OrderedJson kinds_json(const std::vector<KindTime>& kinds) {
   OrderedJson list = OrderedJson::array();
   for (const KindTime& kind : kinds) {

@@ -20,8 +20,6 @@ std::string name_of(const KindTime& kind);
 std::string lane_name(const Graph& graph, LaneId lane);
 // "GPU memory", "CPU memory", "NVMe".
 std::string memory_name(Place place);
-// Bytes of a place that tensors may take on this machine.
-Bytes usable(const Machine& machine, Place place);
 
 // [{"kind", "seconds", "operations"}], longest first.
 OrderedJson kinds_json(const std::vector<KindTime>& kinds);

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/complete.h"
+#include "cli/completion.h"
 #include "cli/text.h"
 #include "cli/tune_output.h"
 #include "sim/base/error.h"
@@ -66,15 +67,12 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
   }
 }
 
-// The memory that a verdict lacks first.
-void name_missing(const Verdict& verdict, const Machine& machine, StrategyVerdict& result) {
-  for (const PlacePeak& peak : verdict.peaks) {
-    const Bytes limit = usable(machine, peak.place);
-    if (peak.arena <= limit) continue;
-    result.missing = memory_name(peak.place);
-    result.excess = peak.arena - limit;
-    return;
-  }
+// What `predict` says of it, in full.
+void name_missing(Case of, const Measurements& measurements, StrategyVerdict& verdict) {
+  const Completed completed = complete_case(std::move(of), measurements);
+  verdict.fits = completed.prediction.fits;
+  verdict.reason = completed.prediction.reason;
+  verdict.lacks = shortfalls(completed.prediction.peaks, completed.of.machine);
 }
 
 }  // namespace
@@ -252,6 +250,7 @@ std::string ablation_text(const AblationStudy& study) {
 
 std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best,
                                               const Answers& answers) {
+  const Measurements measurements = measurements_of(best.machine, flags.store);
   std::vector<StrategyVerdict> verdicts;
   for (const Shipped& shipped : shipped_strategies()) {
     StrategyVerdict verdict;
@@ -271,13 +270,13 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case
       request.degrees = flags.plan.degrees;
       request.sequence_length = best.plan.sequence_length;
       request.global_batch = best.plan.global_batch;
+      request.micro_batch = flags.plan.micro_batch;
       request.dtype = std::string(to_string(best.plan.dtype));
-      const Plan plan = resolve_plan(request);
-      check(plan, best.model);
-      const Verdict least = least_memory({best.model, plan, best.machine, Stack{}});
-      verdict.fits = least.fits;
-      verdict.reason = least.reason;
-      if (!least.fits) name_missing(least, best.machine, verdict);
+      Case of = best;
+      of.plan = resolve_plan(request);
+      check(of.plan, of.model);
+      verdict.fits = least_memory({of.model, of.plan, of.machine, of.stack}).fits;
+      if (!verdict.fits) name_missing(std::move(of), measurements, verdict);
     } catch (const Error& error) {
       verdict.reason = error.what();
     }
@@ -293,9 +292,11 @@ OrderedJson strategies_json(const std::vector<StrategyVerdict>& verdicts) {
                          {"fits", verdict.decided ? OrderedJson(verdict.fits) : nullptr}};
     if (!verdict.fits) {
       entry["reason"] = verdict.reason;
-      entry["misses"] = verdict.excess ? OrderedJson{{"memory", verdict.missing},
-                                                     {"bytes", verdict.excess->count}}
-                                       : OrderedJson(nullptr);
+      entry["misses"] = OrderedJson();
+      if (!verdict.lacks.empty()) {
+        const Shortfall& first = verdict.lacks.front();
+        entry["misses"] = {{"memory", memory_name(first.place)}, {"bytes", first.lacking().count}};
+      }
     }
     json.push_back(std::move(entry));
   }
@@ -312,9 +313,12 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts) {
       open.push_back(verdict.name);
     } else if (verdict.fits) {
       fitting.push_back(verdict.name);
-    } else if (verdict.excess) {
-      missing.push_back(
-          fmt::format("{} (lacks {} of {})", verdict.name, show(*verdict.excess), verdict.missing));
+    } else if (!verdict.lacks.empty()) {
+      std::vector<std::string> parts;
+      for (const Shortfall& one : verdict.lacks) {
+        parts.push_back(memory_name(one.place) + " " + lacking_text(one));
+      }
+      missing.push_back(fmt::format("{} ({})", verdict.name, fmt::join(parts, ", ")));
     } else {
       illegal.push_back(verdict.name);
     }
@@ -325,7 +329,7 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts) {
                   fitting.empty() ? "none" : fmt::format("{}", fmt::join(fitting, ", ")));
   if (!missing.empty()) text += fmt::format("that do not: {}\n", fmt::join(missing, ", "));
   if (!illegal.empty()) {
-    text += fmt::format("not for these devices: {}\n", fmt::join(illegal, ", "));
+    text += fmt::format("not legal on this machine: {}\n", fmt::join(illegal, ", "));
   }
   if (!open.empty()) text += fmt::format("not decided: {}\n", fmt::join(open, ", "));
   return text;

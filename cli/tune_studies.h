@@ -44,12 +44,12 @@ std::string ablation_text(const AblationStudy& study);
 struct StrategyVerdict {
   std::string name;
   bool fits = false;
-  bool decided = true;          // false: interrupted before it was known
-  std::string reason;           // why not
-  std::string missing;          // "GPU memory"; empty where it fits or is not legal
-  std::optional<Bytes> excess;  // of that memory
+  bool decided = true;           // false: interrupted before it was known
+  std::string reason;            // why not, as `predict` of it says
+  std::vector<Shortfall> lacks;  // empty where it fits or is not legal
 };
-// By memory alone, open knobs taking what needs least of it.
+// Whether it fits with open knobs at their least; where it does not, by how much, as `predict`
+// fills them in.
 std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best,
                                               const Answers& answers);
 OrderedJson strategies_json(const std::vector<StrategyVerdict>& verdicts);

@@ -99,11 +99,10 @@ OrderedJson size_json(const Model& model) {
 
 // The first memory that overflows: "gpu", "cpu" or "nvme"; "devices" where there are too few.
 std::string binding(const Verdict& verdict, const Machine& machine) {
-  for (const PlacePeak& peak : verdict.peaks) {
-    if (peak.arena <= usable(machine, peak.place)) continue;
-    return peak.place == Place::kHbm ? "gpu" : peak.place == Place::kDram ? "cpu" : "nvme";
-  }
-  return "devices";
+  const std::vector<Shortfall> missing = shortfalls(verdict.peaks, machine);
+  if (missing.empty()) return "devices";
+  const Place place = missing.front().place;
+  return place == Place::kHbm ? "gpu" : place == Place::kDram ? "cpu" : "nvme";
 }
 
 OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {

@@ -54,9 +54,9 @@ std::string_view cpu_remedy(Category category) {
   }
 }
 
-std::string too_much(const char* memory, const PlacePeak& peak, Bytes usable) {
-  std::string text = fmt::format("{} memory: {} needed, {} usable, {} too much", memory,
-                                 gib(peak.arena), gib(usable), gib(peak.arena - usable));
+std::string too_much(const char* memory, const PlacePeak& peak, const Shortfall& shortfall) {
+  std::string text = fmt::format("{}: {} needed, {} usable, {}", memory, gib(shortfall.needed),
+                                 gib(shortfall.usable), lacking_text(shortfall));
   if (!peak.holders.empty()) {
     const Holder& largest = peak.holders.front();
     text += fmt::format("; {} fill {} of it", to_string(largest.category), gib(largest.bytes));
@@ -201,29 +201,50 @@ Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& cos
   return simulate(graph.step, graph, costs_of(graph, costs), options).step_time;
 }
 
+Bytes usable(const Machine& machine, Place place) {
+  switch (place) {
+    case Place::kHbm:
+      return machine.gpu.memory.value - machine.gpu.reserved.value;
+    case Place::kDram:
+      return machine.cpu.memory.value - machine.cpu.reserved.value;
+    case Place::kNvme:
+      return machine.nvme ? machine.nvme->capacity.value : Bytes{};
+  }
+  return {};
+}
+
+std::vector<Shortfall> shortfalls(const std::vector<PlacePeak>& peaks, const Machine& machine) {
+  std::vector<Shortfall> list;
+  for (const PlacePeak& peak : peaks) {
+    const Bytes limit = usable(machine, peak.place);
+    if (peak.arena > limit) list.push_back({peak.place, peak.arena, limit});
+  }
+  return list;
+}
+
+std::string lacking_text(const Shortfall& shortfall) {
+  return gib(shortfall.lacking()) + " too much";
+}
+
 std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,
                               const Machine& machine) {
-  const Bytes gpu = machine.gpu.memory.value - machine.gpu.reserved.value;
-  const Bytes cpu = machine.cpu.memory.value - machine.cpu.reserved.value;
-  for (const PlacePeak& peak : peaks) {
-    if (peak.place == Place::kHbm && peak.arena > gpu) {
-      return too_much("GPU", peak, gpu) + "; " + std::string(gpu_remedy(largest_of(peak), plan));
-    }
-    if (peak.place == Place::kDram && peak.arena > cpu) {
-      return too_much("CPU", peak, cpu) + "; " + std::string(cpu_remedy(largest_of(peak)));
-    }
-    if (peak.place == Place::kNvme && peak.arena.count > 0) {
-      if (!machine.nvme) {
-        return fmt::format(
-            "the plan keeps {} on NVMe, and the machine describes none; "
-            "set optimizer.placement to cpu",
-            gib(peak.arena));
-      }
-      const Bytes usable = machine.nvme->capacity.value;
-      if (peak.arena > usable) {
-        return too_much("NVMe", peak, usable) + "; shard over more devices (data)";
-      }
-    }
+  const std::vector<Shortfall> missing = shortfalls(peaks, machine);
+  if (missing.empty()) return "";
+  const Shortfall& first = missing.front();
+  const PlacePeak& peak = *std::find_if(
+      peaks.begin(), peaks.end(), [&](const PlacePeak& one) { return one.place == first.place; });
+  switch (first.place) {
+    case Place::kHbm:
+      return too_much("GPU memory", peak, first) + "; " +
+             std::string(gpu_remedy(largest_of(peak), plan));
+    case Place::kDram:
+      return too_much("CPU memory", peak, first) + "; " + std::string(cpu_remedy(largest_of(peak)));
+    case Place::kNvme:
+      if (machine.nvme) return too_much("NVMe", peak, first) + "; shard over more devices (data)";
+      return fmt::format(
+          "the plan keeps {} on NVMe, and the machine describes none; "
+          "set optimizer.placement to cpu",
+          gib(peak.arena));
   }
   return "";
 }

@@ -78,6 +78,23 @@ CostTable costs_of(const Graph& graph, const CostModel& costs);
 // The step time alone, of a linked graph: what a search asks for thousands of times.
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs);
 
+// Bytes of a memory that tensors may take: what the machine has less what is reserved; none of the
+// NVMe that it does not describe.
+Bytes usable(const Machine& machine, Place place);
+
+// A memory that is overfilled.
+struct Shortfall {
+  Place place = Place::kHbm;
+  Bytes needed;
+  Bytes usable;
+  Bytes lacking() const { return needed - usable; }
+};
+// Every memory that these peaks overfill, in their order; none where they fit. Whatever says how
+// much a plan lacks says this.
+std::vector<Shortfall> shortfalls(const std::vector<PlacePeak>& peaks, const Machine& machine);
+// "241.56 GiB too much".
+std::string lacking_text(const Shortfall& shortfall);
+
 // Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they
 // do.
 std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,

@@ -408,13 +408,39 @@ TEST_F(Tune, every_shipped_strategy_has_a_verdict) {
     EXPECT_EQ(one["fits"].get<bool>(), !one.contains("reason")) << one.dump();
   }
   const Json small = tuned("--devices 1 --set machine.gpu.memory_gb=1.0021");
-  int missing = 0;
+  int refused = 0;
   for (const Json& one : small["strategies"]) {
-    if (one["fits"].get<bool>() || one["misses"].is_null()) continue;
-    ++missing;
-    EXPECT_GT(one["misses"]["bytes"], 0);
+    if (one["fits"].get<bool>()) continue;
+    ++refused;
+    EXPECT_FALSE(one["reason"].get<std::string>().empty());
+    if (!one["misses"].is_null()) EXPECT_GT(one["misses"]["bytes"], 0);
   }
-  EXPECT_GT(missing, 0);
+  EXPECT_GT(refused, 0);  // there is no NVMe
+}
+
+// 480 GB would hold the optimizer, 40 do not, and 8 GB of the GPU do not hold the rest.
+TEST_F(Tune, what_a_strategy_lacks_is_what_predict_says) {
+  const std::string on =
+      "--model gpt2-xl --machine gh200-96gb-480gb --devices 1 --global-batch 8 "
+      "--set machine.gpu.memory_gb=8 --set machine.cpu.memory_gb=30 ";
+  const Json json =
+      Json::parse(bench.run("tune --json --store s.db --deadline 5 " + on + "2> /dev/null").output);
+  int compared = 0;
+  for (const Json& one : json["strategies"]) {
+    if (one["fits"].get<bool>() || one["misses"].is_null()) continue;
+    const std::string name = one["name"];
+    if (name != "resident" && name != "zero-offload" && name != "superoffload") continue;
+    ++compared;
+    const Json predicted =
+        Json::parse(bench.run("predict --json --store s.db --strategy " + name + " " + on).output);
+    EXPECT_EQ(one["reason"], predicted["reason"]) << name;
+    const bool gpu = one["misses"]["memory"] == "GPU memory";
+    const auto of = [&](const std::string& key) {
+      return predicted[key + (gpu ? "_gpu_bytes" : "_cpu_bytes")].get<int64_t>();
+    };
+    EXPECT_EQ(one["misses"]["bytes"], of("peak") - of("usable")) << name;
+  }
+  EXPECT_GE(compared, 2);
 }
 
 // The plan that the text explains is the one that JSON names and the page draws.
