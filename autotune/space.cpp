@@ -218,7 +218,9 @@ std::vector<int64_t> micro_batches_of(const Plan& base, const Freedom& freedom) 
   const int64_t local = div_exact(base.global_batch, base.data);
   // Interleaving takes micro-batches in rounds of as many as there are stages.
   const int64_t round = base.virtual_pipeline > 1 ? base.pipeline : 1;
-  return divisors_of(div_exact(local, round));
+  std::vector<int64_t> sizes = divisors_of(div_exact(local, round));
+  std::erase_if(sizes, [&](int64_t size) { return local / size > kMostAccumulation; });
+  return sizes;
 }
 
 Space space_of(const Model& model, const Plan& base, const Freedom& asked) {

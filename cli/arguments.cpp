@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
 
@@ -61,8 +62,35 @@ void check_folder(const NamedFile& file) {
 bool is_one_file(const std::string& a, const std::string& b) {
   std::error_code code;
   if (fs::equivalent(a, b, code) && !code) return true;
-  const fs::path first = fs::weakly_canonical(fs::absolute(a), code);
-  return !code && first == fs::weakly_canonical(fs::absolute(b), code) && !code;
+  const auto whole = [&](const std::string& path) {
+    const fs::path absolute = fs::absolute(path, code);
+    return code ? fs::path() : fs::weakly_canonical(absolute, code);
+  };
+  const fs::path first = whole(a);
+  return !code && first == whole(b) && !code;
+}
+
+// CLI11 tells the range of an unbounded number by the largest of all.
+std::string shorter(const std::string& message) {
+  const size_t range = message.find(" not in range 0.000000 to 1797");
+  return range == std::string::npos ? message
+                                    : message.substr(0, range) + " is too small, or no number";
+}
+
+// What a number's flag may be given and no formula takes.
+void check_finite(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type == "NAME" || type == "FILE" || type == "DIR" || type == "PATH" || type == "PLAN") {
+      continue;
+    }
+    for (const std::string& text : option->results()) {
+      char* end = nullptr;
+      const double value = std::strtod(text.c_str(), &end);
+      if (end == text.c_str() || *end != '\0' || std::isfinite(value)) continue;
+      throw Error(option->get_name() + " " + text, "is no finite number", "give one");
+    }
+  }
 }
 
 // The files that a flag for inputs names; what is no path is a shipped name.
@@ -226,9 +254,10 @@ bool VerbParser::parse(Words words) {
     fmt::print("{}", app_.help());
     return false;
   } catch (const CLI::ParseError& error) {
-    throw Error("ballast " + name_, one_line(error.what()),
+    throw Error("ballast " + name_, shorter(one_line(error.what())),
                 "ballast " + name_ + " --help lists the flags");
   }
+  check_finite(app_);
   check_files();
   return true;
 }

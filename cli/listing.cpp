@@ -24,7 +24,11 @@ int run_listing(const std::string& verb, Words words, const Listing& listing, St
     fmt::print("{}\n", listing.show(*name));
     return kDone;
   }
-  if (action != "list" || name) {
+  if (action == "list" && name) {
+    throw Error("ballast " + verb + " list", "takes no name, and is given '" + *name + "'",
+                "write ballast " + verb + " show " + *name);
+  }
+  if (action != "list") {
     throw Error("ballast " + verb, "'" + action + "' is not list or show",
                 "write ballast " + verb + " show NAME");
   }

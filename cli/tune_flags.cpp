@@ -176,6 +176,7 @@ void check_request(TuneFlags& flags) {
                 "finds a size; --measure and studies are of one that is known",
                 "tune that size in a second call");
   }
+  if (flags.ablation) load_strategy(flags.ablation_from);  // known before the search
   if (sized && request.most_joules_per_token) {
     throw Error("--most-joules-per-token", "says nothing about what fits", "leave it out");
   }

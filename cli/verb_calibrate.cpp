@@ -73,6 +73,12 @@ class CaseFinder {
         if (ids_.erase(entry.id) > 0) found.push_back(readable(entry));
       }
     }
+    for (const std::string& id : flags_.except) {
+      if (!knows(id)) {
+        throw Error("--except '" + one_line(id) + "'", "is not the id of a case here",
+                    "leave it out, or correct it");
+      }
+    }
     if (!ids_.empty()) {
       throw Error("case '" + one_line(*ids_.begin()) + "'", "is not one of the shipped cases",
                   "give an id of a file in profiles/published, or a file ending in .json");
@@ -81,6 +87,15 @@ class CaseFinder {
   }
 
  private:
+  bool knows(const std::string& id) const {
+    const auto holds = [&](const PublishedFile& file) {
+      return std::any_of(file.entries.begin(), file.entries.end(),
+                         [&](const PublishedEntry& entry) { return entry.id == id; });
+    };
+    return std::any_of(files_.begin(), files_.end(), holds) ||
+           std::any_of(shipped_.begin(), shipped_.end(), holds);
+  }
+
   void take(const PublishedFile& file, const std::string& stack,
             std::vector<PublishedCase>& found) const {
     for (const PublishedEntry& entry : file.entries) {

@@ -71,7 +71,7 @@ bool parse(Words words, ImportFlags& flags) {
 
 // The flags of Megatron-LM are written out, or stand in a file.
 bool are_flags(const std::string& text) {
-  return text.starts_with("-") || text.find(' ') != std::string::npos;
+  return text.empty() || text.starts_with("-") || text.find(' ') != std::string::npos;
 }
 
 ImportedPlan import_plan(const ImportFlags& flags, const Model& model) {

@@ -310,6 +310,14 @@ OrderedJson write_deepspeed(const Plan& plan, const Model& model) {
 
 Plan read_deepspeed(OptionReader& reader, const Model& model, const ImportRequest& request) {
   Plan plan = plan_of_request(request, model, Framework::kDeepSpeed);
+  for (const std::string section : {"bf16", "fp16", "zero_optimization", "activation_checkpointing",
+                                    "zero_optimization.offload_optimizer",
+                                    "zero_optimization.offload_param", "tensor_parallel"}) {
+    if (reader.has(section)) {
+      reader.fail(section, "is a value, and DeepSpeed has a section there",
+                  "write it as {\"...\": ...}");
+    }
+  }
   plan.sequence = reader.whole("sequence_parallel_size", kOptionCount, 1);
   plan.tensor =
       std::max<int64_t>(1, reader.whole("tensor_parallel.autotp_size", {0, kOptionCount.most}, 0));

@@ -149,7 +149,9 @@ double OptionReader::number(const std::string& name, NumberRange range, double o
   if (value == nullptr) return otherwise;
   const double number = value->is_number() ? value->get<double>() : NAN;
   if (!(number >= range.least && number <= range.most)) {
-    fail(name, "is not possible",
+    fail(name,
+         in_quotes(value->dump(-1, ' ', false, OrderedJson::error_handler_t::replace)) +
+             " is not possible",
          fmt::format("write a number from {} to {}", range.least, range.most));
   }
   return number;

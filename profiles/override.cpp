@@ -94,6 +94,10 @@ std::string curve_path(const Json& machine, const std::string& path) {
 void set_machine_value(Json& target, const Json& value, const std::string& source) {
   Json* rates = rates_of(target);
   const bool is_sourced = target.is_object() && target.contains("value");
+  if ((is_sourced || rates != nullptr) && !value.is_structured() && !value.is_number()) {
+    throw Error(source, "must be a number, and is " + in_quotes(value.dump()),
+                "write it in the key's unit, as in machine.gpu.memory_gb=80");
+  }
   if (!value.is_number() || (!is_sourced && rates == nullptr)) {
     target = value;
     return;

@@ -36,7 +36,8 @@ Found find_path(const std::string& text) {
 }
 
 std::string singular(const std::string& kind) {
-  return kind == "strategies" ? "strategy" : kind.substr(0, kind.size() - 1);
+  if (kind == "strategies") return "strategy";
+  return kind == "published" ? "published file" : kind.substr(0, kind.size() - 1);
 }
 
 }  // namespace

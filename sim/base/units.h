@@ -13,13 +13,16 @@
 
 namespace ballast {
 
+// Throws Error: a rate or a size that was given makes a time that no clock here holds.
+[[noreturn]] void refuse_seconds(double seconds);
+
 // A length of time, picoseconds. May be negative as a difference.
 struct Duration {
   int64_t ps = 0;
 
-  // Rounds to the nearest picosecond. Requires |seconds| < 9.2e6 (106 days).
+  // Rounds to the nearest picosecond. Throws Error unless |seconds| < 9.2e6 (106 days).
   static Duration from_seconds(double seconds) {
-    CHECK(std::isfinite(seconds) && std::abs(seconds) < 9.2e6);
+    if (!(std::abs(seconds) < 9.2e6)) refuse_seconds(seconds);
     return {static_cast<int64_t>(std::llround(seconds * 1e12))};
   }
   static Duration from_us(double us) { return from_seconds(us * 1e-6); }

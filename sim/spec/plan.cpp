@@ -97,6 +97,13 @@ void check_batch(const Plan& plan) {
              fmt::format("{} does not divide the {} sequences of a rank", *plan.micro_batch, local),
              "use a divisor of it");
     }
+    if (local / *plan.micro_batch > kMostAccumulation) {
+      refuse("micro_batch",
+             fmt::format("{} micro-batches of a step on one device", local / *plan.micro_batch),
+             fmt::format("use a larger micro_batch, more devices or a smaller global_batch: at "
+                         "most {}",
+                         kMostAccumulation));
+    }
   }
 }
 

@@ -126,6 +126,9 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
+// Micro-batches of a step on one device: more are not worth the memory of their graph.
+inline constexpr int64_t kMostAccumulation = 1 << 14;
+
 // Throws Error naming the knob if the plan cannot be run for this model: zero or negative sizes,
 // degrees that do not divide, sequence longer than learned positions, 8-bit products of a dtype
 // or of widths that they do not have. "auto" knobs pass.

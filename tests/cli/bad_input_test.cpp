@@ -203,6 +203,30 @@ TEST_F(BadInput, a_file_that_is_read_is_not_overwritten) {
   EXPECT_EQ(bench.run("predict --plan plan.json --plan-out plan.json").code, 0);
 }
 
+TEST_F(BadInput, numbers_that_no_formula_takes_are_refused) {
+  const std::string paced = "verify --model tiny.json --machine gh200-96gb-480gb --device paced ";
+  expect_refusal(paced + "--slow-down nan", {"--slow-down nan", "finite"});
+  expect_refusal(std::string(kTrain) + "--data text.txt --lr nan", {"--lr nan", "finite"});
+  const Outcome negative = bench.run("tune --model gpt2 --deadline -1");
+  EXPECT_EQ(negative.code, 2);
+  EXPECT_LT(negative.output.size(), 120U) << negative.output;
+  expect_refusal(kPredict + "gpt2 --set machine.link.gb_per_s=1e-300", {"106 days"});
+  expect_refusal(kPredict + "gpt2 --set machine.gpu.memory_gb=nan", {"must be a number"});
+  // Every micro-batch has its operations in the graph.
+  expect_refusal(kPredict + "gpt2 --global-batch 100000000 --micro-batch 1",
+                 {"100000000 micro-batches", "16384"});
+}
+
+TEST_F(BadInput, words_that_name_nothing_are_refused) {
+  expect_refusal("import --megatron '' --model gpt2 --machine gh200-96gb-480gb", {"no flags"});
+  expect_refusal("calibrate --stack torch-2025 --except nope", {"--except 'nope'"});
+  expect_refusal("validate nope", {"published file 'nope'"});
+  expect_refusal("strategies list resident", {"show resident"});
+  expect_refusal("verify --history --store none.db", {"none.db", "no such store"});
+  expect_refusal("tune --model gpt2 --machine gh200-96gb-480gb --ablation --ablation-from nope",
+                 {"nope"});
+}
+
 TEST_F(BadInput, damaged_records_are_not_reported) {
   bench.write("verify.json", "{}");
   expect_refusal("report --verify verify.json", {"verify.json", "ballast verify"});

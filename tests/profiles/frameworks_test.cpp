@@ -383,6 +383,8 @@ TEST(Frameworks, contradictions_of_deepspeed_are_refused_in_one_line) {
   refused(R"({"train_batch_size": 8, "sequence_parallel_size": 3})", "do not divide");
   refused(R"({"bf16": {"enabled": true}})", "--global-batch");
   refused(R"({"train_batch_size": "many"})", "whole number");
+  refused(R"({"train_batch_size": 8, "bf16": true})", "bf16: is a value");
+  refused(R"({"train_batch_size": 8, "zero_optimization": 3})", "zero_optimization: is a value");
 }
 
 TEST(Frameworks, contradictions_of_megatron_are_refused_in_one_line) {
