@@ -61,8 +61,8 @@ ObjectivePoint make_point(TuneFlags& flags, const CaseSize& size, Answers& answe
   point.global_batch = of.plan.global_batch;
   const auto& most = flags.constraints.most_devices;
   if (of.plan.devices > of.machine.devices) {
-    point.refusal = fmt::format("{} has {} devices, not {}", of.machine.name, of.machine.devices,
-                                of.plan.devices);
+    point.refusal = fmt::format("{} has {} device{}, not {}", of.machine.name, of.machine.devices,
+                                of.machine.devices == 1 ? "" : "s", of.plan.devices);
     return point;
   }
   if (most && of.plan.devices > *most) {

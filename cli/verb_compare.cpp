@@ -142,7 +142,23 @@ void check_names(const CompareFlags& flags) {
   }
 }
 
+// Where a key and a flag say the same thing, the cells of one would be told by the other's name.
+void check_said_once(const CompareFlags& flags) {
+  const std::pair<const char*, bool> axes[] = {{"model", !flags.plan.models.empty()},
+                                               {"machine", !flags.plan.machines.empty()},
+                                               {"strategy", !flags.plan.strategies.empty()},
+                                               {"devices", !flags.plan.devices.empty()}};
+  for (const std::string& argument : flags.plan.set) {
+    for (const auto& [name, given] : axes) {
+      if (!given || !argument.starts_with(fmt::format("plan.{}=", name))) continue;
+      throw Error("--set '" + argument + "'", fmt::format("--{} is given too", name),
+                  "leave out one of the two");
+    }
+  }
+}
+
 Question question_of(const CompareFlags& flags) {
+  check_said_once(flags);
   Question question;
   const auto add = [&](const char* name, const std::vector<std::string>& values) {
     if (!values.empty()) question.axes.push_back(make_axis(name, values));
