@@ -225,7 +225,6 @@ TEST_F(BadInput, words_that_name_nothing_are_refused) {
   expect_refusal(
       "compare --model gpt2 --machine gh200-96gb-480gb --devices 1,2 --set plan.devices=1,2",
       {"plan.devices=1,2", "--devices"});
-  expect_refusal("verify --history --store none.db", {"none.db", "no such store"});
   expect_refusal("tune --model gpt2 --machine gh200-96gb-480gb --ablation --ablation-from nope",
                  {"nope"});
 }
