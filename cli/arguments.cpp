@@ -70,13 +70,6 @@ bool is_one_file(const std::string& a, const std::string& b) {
   return !code && first == whole(b) && !code;
 }
 
-// CLI11 tells the range of an unbounded number by the largest of all.
-std::string shorter(const std::string& message) {
-  const size_t range = message.find(" not in range 0.000000 to 1797");
-  return range == std::string::npos ? message
-                                    : message.substr(0, range) + " is too small, or no number";
-}
-
 // What a number's flag may be given and no formula takes.
 void check_finite(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
@@ -254,7 +247,7 @@ bool VerbParser::parse(Words words) {
     fmt::print("{}", app_.help());
     return false;
   } catch (const CLI::ParseError& error) {
-    throw Error("ballast " + name_, shorter(one_line(error.what())),
+    throw Error("ballast " + name_, one_line(error.what()),
                 "ballast " + name_ + " --help lists the flags");
   }
   check_finite(app_);

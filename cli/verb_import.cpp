@@ -43,11 +43,11 @@ bool parse(Words words, ImportFlags& flags) {
                    ->required()
                    ->type_name("NAME"));
   app.add_option("--devices", request.devices, "GPUs that train together [1]")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->type_name("COUNT");
   const auto size = [&](const char* name, std::optional<int64_t>& value, const char* help) {
     app.add_option(name, value, help)
-        ->check(CLI::PositiveNumber)
+        ->check(above_zero())
         ->type_name("COUNT")
         ->group("Where the configuration does not say it");
   };

@@ -3,8 +3,8 @@
 // Bound: memory. By LLVM's model of V2 a vector of 4 parameters with f32 gradients and bf16 weights
 // takes 12.2 cycles, 9 of them for square root and division: at 3.4 GHz 1.12 parameters/ns a core,
 // 80 on 72 cores. It moves 120 bytes, and 329 GB/s of LPDDR5X (profiles/machines/
-// gh200-96gb-480gb.json) carry 11 parameters/ns, 500 nominal 17. The recorded step takes 24.2
-// cycles, 40 parameters/ns, against 10.6. docs/kernels.md has the commands.
+// gh200-96gb-480gb.json) carry 11 parameters/ns, 500 nominal 17. The recorded step takes 22.9
+// cycles, 43 parameters/ns, against 10.6. docs/kernels.md has the commands.
 
 #include <arm_sve.h>
 
