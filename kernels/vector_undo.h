@@ -96,14 +96,33 @@ inline int64_t positions_of(const uint64_t* words, int64_t word_count, uint16_t*
   return out - positions;
 }
 
+// Appends the escape of the parameter at place i; returns where the next one begins.
+inline uint8_t* put_escape_of(uint8_t* out, const UndoBlock& block, int64_t i) {
+  return put_escape(out, {block.w[i], block.m[i], block.v[i]});
+}
+
 // Appends the escapes of a block, which then has none; returns where the next one begins.
 inline uint8_t* flush_escapes(uint8_t* out, UndoBlock& block) {
   uint16_t positions[kUndoBlock + 2];
   const int64_t count = positions_of(block.escaped, kWordsOfBlock, positions);
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t i = positions[k];
-    out = put_escape(out, {block.w[i], block.m[i], block.v[i]});
+  for (int64_t k = 0; k < count; ++k) out = put_escape_of(out, block, positions[k]);
+  clear_escaped(block);
+  return out;
+}
+
+// The same for a block that is whole and not the last, so that there is room for more than it
+// appends. How many escape no processor can guess, but seldom more than three do: three are written
+// whether they count or not.
+inline uint8_t* flush_whole_block(uint8_t* out, UndoBlock& block) {
+  constexpr int64_t kUsual = 3;
+  uint16_t positions[kUndoBlock + 2];
+  for (int64_t k = 0; k < kUsual; ++k) positions[k] = 0;
+  const int64_t count = positions_of(block.escaped, kWordsOfBlock, positions);
+  for (int64_t k = 0; k < kUsual; ++k) {
+    uint8_t* next = put_escape_of(out, block, positions[k]);
+    out = k < count ? next : out;
   }
+  for (int64_t k = kUsual; k < count; ++k) out = put_escape_of(out, block, positions[k]);
   clear_escaped(block);
   return out;
 }
@@ -259,7 +278,9 @@ uint8_t* step_with_undo_loop(const AdamArrays& arrays, const StepConstants& cons
     const int64_t next = i + kCodesAtOnce, before = i - kCodesAtOnce;
     bool left_of_next = false;
     if (next < whole) {
-      if (next % kUndoBlock == 0) escapes = flush_escapes(escapes, block_of(next));
+      if (next >= 2 * kUndoBlock && next % kUndoBlock == 0) {
+        escapes = flush_whole_block(escapes, block_of(next));
+      }
       prefetch_weights<W>(a, next);
       left_of_next = begin_step<V, G, W>(a, c, next, block_of(next), directions[1 - turn]);
     }
