@@ -72,14 +72,15 @@ std::string why_it_loses(const Case& best, const Case& other, const Measurements
   const Prediction second = predict(other.model, other.plan, other.machine, &measurements);
   const double longer = second.step_time.seconds() - first.step_time.seconds();
   const double percent = 100 * longer / first.step_time.seconds();
-  std::string text =
-      fmt::format("why the next-best loses: with {} a step takes {} more ({})",
-                  knobs_that_differ(best.plan, other.plan), show(Duration::from_seconds(longer)),
-                  show_signed_percent(percent));
+  const std::string knobs = knobs_that_differ(best.plan, other.plan);
   // Below this the two differ by nothing that a reader could act on.
   if (longer < 1e-4 * first.step_time.seconds()) {
-    return text + ": a tie, too close to measure";
+    return fmt::format("the next-best, with {}, takes no longer ({}): a tie, too close to measure",
+                       knobs, show_signed_percent(percent));
   }
+  std::string text =
+      fmt::format("why the next-best loses: with {} a step takes {} more ({})", knobs,
+                  show(Duration::from_seconds(longer)), show_signed_percent(percent));
   const std::vector<Change> changes = changes_of(first, second);
   if (changes.front().seconds <= 0) return text;
   text += fmt::format("; its critical path has {} more of {}",

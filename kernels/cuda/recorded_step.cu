@@ -12,6 +12,7 @@
 #include "kernels/cuda/adam_step.h"
 #include "kernels/cuda/values.h"
 #include "kernels/undo.h"
+#include "kernels/undo_codes.h"
 
 namespace ballast::kernels::cuda {
 namespace {
@@ -28,15 +29,15 @@ struct Words {
   uint32_t w, m, v;
 };
 
-constexpr uint32_t kEscaped = 255, kRangeW = 1, kRangeV = 2, kRangeM = 8;
-constexpr uint32_t kDigitsW = 2 * kRangeW + 1, kDigitsV = 2 * kRangeV + 1;
-static_assert(kDigitsW * kDigitsV * (2 * kRangeM + 1) <= kEscaped);
+constexpr uint32_t kEscaped = kUndoEscaped;
+constexpr uint32_t kRangeW = kUndoRangeW, kRangeV = kUndoRangeV, kRangeM = kUndoRangeM;
+constexpr uint32_t kDigitsW = kUndoDigitsW, kDigitsV = kUndoDigitsV;
 
 // Heads of 16 bits: all of a short one, or the name of a longer form.
-constexpr uint32_t kMedium = 65534, kFull = 65535;
-constexpr uint32_t kShortV = 127, kShortM = 42, kMediumW = 31, kMediumVm = 4095;
+constexpr uint32_t kMedium = EscapeMedium::kMarker, kFull = kEscapeFull;
+constexpr uint32_t kShortV = EscapeShort::kV, kShortM = EscapeShort::kM;
+constexpr uint32_t kMediumW = EscapeMedium::kW, kMediumVm = EscapeMedium::kVm;
 constexpr uint32_t kDigitsShortV = 2 * kShortV + 1;
-static_assert(kDigitsW * kDigitsShortV * (2 * kShortM + 1) <= kMedium);
 
 // d in [-range, range], as a two's complement difference.
 __device__ __forceinline__ bool fits(uint32_t d, uint32_t range) { return d + range <= 2 * range; }
