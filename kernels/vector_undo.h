@@ -339,7 +339,7 @@ inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_
     using F = typename V::F;
     using I = typename V::I;
     prefetch_streams<G>(a, i);
-    const F g = V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
+    const F g = scaled_gradient<V, G>(lanes, a, c, i);
     const F w_new = V::load(lanes, a.master + i);
     const F m_new = V::load(lanes, a.moment1 + i);
     const F v_new = V::load(lanes, a.moment2 + i);
