@@ -134,9 +134,7 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
       kernels::adam_step_with_undo(workers_, table_, arrays, constants, record);
       continue;
     }
-    for (int64_t tile = 0; tile < record.tiles(); ++tile) {
-      record.step_tile(table_, arrays, constants, tile);
-    }
+    record.step_tiles(table_, arrays, constants, 0, record.tiles());
   }
 }
 
@@ -156,9 +154,7 @@ void BucketUpdates::exact_undo(const Op& op, int32_t step, Crew crew) {
       kernels::adam_undo(workers_, table_, ranges[i].arrays, constants, record);
       continue;
     }
-    for (int64_t tile = 0; tile < record.tiles(); ++tile) {
-      record.undo_tile(table_, ranges[i].arrays, constants, tile);
-    }
+    record.undo_tiles(table_, ranges[i].arrays, constants, 0, record.tiles());
   }
 }
 

@@ -88,6 +88,9 @@ inline constexpr int64_t kNormBlock = 65536;
 // after the other; then the lanes are added in halves, lane j to lane j + 8, + 4, + 2, + 1.
 inline constexpr int64_t kNormLanes = 16;
 
+// Parameters of a tile of an undo record: its 28 bytes a parameter fit the second cache.
+inline constexpr int64_t kUndoTile = 4096;
+
 // Most bytes that one parameter can take in the escapes of an undo record.
 inline constexpr int64_t kUndoEscapeBytesMax = 14;
 
@@ -113,10 +116,11 @@ struct Table {
   void (*cast)(const void* src, Format src_format, void* dst, Format dst_format, int64_t count);
 
   // adam_step, which also writes what adam_undo needs: one byte a parameter to codes, and rare
-  // escapes, of which there is room for count * kUndoEscapeBytesMax bytes; returns the bytes
-  // written there. undo.h keeps such records for whole buckets.
-  int64_t (*adam_step_with_undo)(const AdamArrays&, const AdamConstants&, uint8_t* codes,
-                                 uint8_t* escapes);
+  // escapes, of which there is room for count * kUndoEscapeBytesMax bytes. ends[k] receives where
+  // those of the k-th kUndoTile parameters end, in bytes from `escapes`; the last tile may be
+  // shorter. undo.h keeps such records for whole buckets.
+  void (*adam_step_with_undo)(const AdamArrays&, const AdamConstants&, uint8_t* codes,
+                              uint8_t* escapes, int64_t* ends);
 
   // Restores master and both moments of before the step bit for bit, whatever they were, from the
   // same gradient, the same constants and the record, written by the same table. weights, if not

@@ -17,6 +17,9 @@ namespace {
 constexpr int64_t kTile = 4 * kUndoTile;
 static_assert(kTile % kMomentBlock == 0);
 
+// Tiles up to the one that ends at parameter `end`, or is cut off there.
+int64_t undo_tiles_to(int64_t end) { return (end + kUndoTile - 1) / kUndoTile; }
+
 #ifdef BALLAST_HWLOC
 
 // hwloc spreads over sockets and caches first, which is where the memory channels are.
@@ -129,18 +132,14 @@ void adam_step_compact(Workers& workers, const Table& table, const CompactArrays
 void adam_step_with_undo(Workers& workers, const Table& table, const AdamArrays& arrays,
                          const AdamConstants& constants, UndoRecord& record) {
   workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += kUndoTile) {
-      record.step_tile(table, arrays, constants, at / kUndoTile);
-    }
+    record.step_tiles(table, arrays, constants, begin / kUndoTile, undo_tiles_to(end));
   });
 }
 
 void adam_undo(Workers& workers, const Table& table, const AdamArrays& arrays,
                const AdamConstants& constants, const UndoRecord& record) {
   workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += kUndoTile) {
-      record.undo_tile(table, arrays, constants, at / kUndoTile);
-    }
+    record.undo_tiles(table, arrays, constants, begin / kUndoTile, undo_tiles_to(end));
   });
 }
 

@@ -7,14 +7,20 @@
 namespace ballast::kernels {
 namespace {
 
-using Escapes = std::array<uint8_t, static_cast<size_t>(kUndoTile* kUndoEscapeBytesMax)>;
 using Length = uint32_t;
+
+// Tiles of one call of a table: where a call begins and ends its pipeline stands empty, which costs
+// as much as some hundred parameters. Their escapes at worst, 224 KiB, still fit a stack.
+constexpr int64_t kTilesAtOnce = 4;
+
+template <int64_t kTiles>
+using Escapes = std::array<uint8_t, static_cast<size_t>(kTiles* kUndoTile* kUndoEscapeBytesMax)>;
 
 int64_t tiles_of(int64_t count) { return (count + kUndoTile - 1) / kUndoTile; }
 
-AdamArrays tile_of(const AdamArrays& arrays, int64_t tile) {
-  const int64_t begin = tile * kUndoTile;
-  return slice(arrays, begin, std::min(kUndoTile, arrays.count - begin));
+AdamArrays tiles_of(const AdamArrays& arrays, int64_t begin, int64_t end) {
+  const int64_t first = begin * kUndoTile;
+  return slice(arrays, first, std::min(end * kUndoTile, arrays.count) - first);
 }
 
 }  // namespace
@@ -40,33 +46,58 @@ uint8_t* UndoRecord::length(int64_t tile) const {
          tile * static_cast<int64_t>(sizeof(Length));
 }
 
-void UndoRecord::step_tile(const Table& table, const AdamArrays& arrays,
-                           const AdamConstants& constants, int64_t tile) {
-  const AdamArrays part = tile_of(arrays, tile);
-  if (form_ == UndoForm::kSnapshot) {
+void UndoRecord::step_tiles(const Table& table, const AdamArrays& arrays,
+                            const AdamConstants& constants, int64_t begin, int64_t end) {
+  const int64_t at_once = form_ == UndoForm::kSnapshot ? 1 : kTilesAtOnce;
+  for (int64_t tile = begin; tile < end; tile += at_once) {
+    const int64_t next = std::min(tile + at_once, end);
+    if (form_ == UndoForm::kRecord) {
+      record_tiles(table, arrays, constants, tile, next);
+      continue;
+    }
+    const AdamArrays part = tiles_of(arrays, tile, next);
     const int64_t bytes = 4 * part.count;
     table.copy_streaming(part.master, snapshot(tile), bytes);
     table.copy_streaming(part.moment1, snapshot(tile) + bytes, bytes);
     table.copy_streaming(part.moment2, snapshot(tile) + 2 * bytes, bytes);
     table.adam_step(part, constants);
-    return;
   }
-  Escapes escapes;
-  const int64_t used = table.adam_step_with_undo(part, constants, codes(tile), escapes.data());
-  const int64_t kept = std::min(used, kUndoTileReserve);
-  std::memcpy(reserve(tile), escapes.data(), static_cast<size_t>(kept));
+}
+
+// At most kTilesAtOnce.
+void UndoRecord::record_tiles(const Table& table, const AdamArrays& arrays,
+                              const AdamConstants& constants, int64_t begin, int64_t end) {
+  Escapes<kTilesAtOnce> escapes;
+  std::array<int64_t, kTilesAtOnce> ends;
+  table.adam_step_with_undo(tiles_of(arrays, begin, end), constants, codes(begin), escapes.data(),
+                            ends.data());
+  for (int64_t tile = begin, from = 0; tile < end; ++tile) {
+    const int64_t to = ends[static_cast<size_t>(tile - begin)];
+    keep_escapes(tile, {escapes.data() + from, escapes.data() + to});
+    from = to;
+  }
+}
+
+void UndoRecord::keep_escapes(int64_t tile, std::span<const uint8_t> escapes) {
+  const size_t kept = std::min(escapes.size(), static_cast<size_t>(kUndoTileReserve));
+  std::memcpy(reserve(tile), escapes.data(), kept);
   // Only then: looking at the list of every tile takes a few per cent of the step.
-  if (used > kept) {
-    overflow_[static_cast<size_t>(tile)].assign(escapes.data() + kept, escapes.data() + used);
+  if (escapes.size() > kept) {
+    overflow_[static_cast<size_t>(tile)].assign(escapes.begin() + static_cast<std::ptrdiff_t>(kept),
+                                                escapes.end());
   }
-  const Length total = static_cast<Length>(used);
+  const Length total = static_cast<Length>(escapes.size());
   std::memcpy(length(tile), &total, sizeof(total));
 }
 
-void UndoRecord::undo_tile(const Table& table, const AdamArrays& arrays,
-                           const AdamConstants& constants, int64_t tile) const {
-  const AdamArrays part = tile_of(arrays, tile);
-  if (form_ == UndoForm::kSnapshot) {
+void UndoRecord::undo_tiles(const Table& table, const AdamArrays& arrays,
+                            const AdamConstants& constants, int64_t begin, int64_t end) const {
+  for (int64_t tile = begin; tile < end; ++tile) {
+    if (form_ == UndoForm::kRecord) {
+      undo_recorded_tile(table, arrays, constants, tile);
+      continue;
+    }
+    const AdamArrays part = tiles_of(arrays, tile, tile + 1);
     const int64_t bytes = 4 * part.count;
     const auto size = static_cast<size_t>(bytes);
     std::memcpy(part.master, snapshot(tile), size);
@@ -75,14 +106,18 @@ void UndoRecord::undo_tile(const Table& table, const AdamArrays& arrays,
     if (part.weights != nullptr) {
       table.cast(part.master, Format::kF32, part.weights, part.weights_format, part.count);
     }
-    return;
   }
+}
+
+void UndoRecord::undo_recorded_tile(const Table& table, const AdamArrays& arrays,
+                                    const AdamConstants& constants, int64_t tile) const {
+  const AdamArrays part = tiles_of(arrays, tile, tile + 1);
   if (escape_bytes(tile) <= kUndoTileReserve) {
     table.adam_undo(part, constants, codes(tile), reserve(tile));
     return;
   }
   const std::vector<uint8_t>& overflow = overflow_[static_cast<size_t>(tile)];
-  Escapes escapes;
+  Escapes<1> escapes;
   std::memcpy(escapes.data(), reserve(tile), kUndoTileReserve);
   std::memcpy(escapes.data() + kUndoTileReserve, overflow.data(), overflow.size());
   table.adam_undo(part, constants, codes(tile), escapes.data());

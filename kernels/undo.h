@@ -17,10 +17,6 @@ namespace ballast::kernels {
 // moments, 12 bytes a parameter, which needs neither the gradient nor the constants to undo.
 enum class UndoForm : uint8_t { kRecord, kSnapshot };
 
-// Parameters of a tile: its 28 bytes a parameter fit the second cache, and the worst case of its
-// escapes (56 KiB) fits a stack.
-inline constexpr int64_t kUndoTile = 4096;
-
 // Bytes for escapes that the fixed part holds for a tile: 1/8 byte a parameter. From the third step
 // on Gaussian gradients need 0.03 to 0.15; the second step of a run 0.5, the rest of which
 // overflows.
@@ -37,12 +33,12 @@ class UndoRecord {
   int64_t tiles() const;
   UndoForm form() const { return form_; }
 
-  // One tile of table.adam_step, recorded; one tile of its undo, from the same arguments.
-  // arrays are those of the whole bucket.
-  void step_tile(const Table& table, const AdamArrays& arrays, const AdamConstants& constants,
-                 int64_t tile);
-  void undo_tile(const Table& table, const AdamArrays& arrays, const AdamConstants& constants,
-                 int64_t tile) const;
+  // Tiles begin .. end - 1 of table.adam_step, recorded; those of its undo, from the same
+  // arguments. arrays are those of the whole bucket.
+  void step_tiles(const Table& table, const AdamArrays& arrays, const AdamConstants& constants,
+                  int64_t begin, int64_t end);
+  void undo_tiles(const Table& table, const AdamArrays& arrays, const AdamConstants& constants,
+                  int64_t begin, int64_t end) const;
 
   // Bytes of escapes that did not fit the fixed part, over all tiles.
   int64_t overflow_bytes() const;
@@ -50,6 +46,11 @@ class UndoRecord {
   int64_t used_bytes() const;
 
  private:
+  void record_tiles(const Table& table, const AdamArrays& arrays, const AdamConstants& constants,
+                    int64_t begin, int64_t end);
+  void keep_escapes(int64_t tile, std::span<const uint8_t> escapes);
+  void undo_recorded_tile(const Table& table, const AdamArrays& arrays,
+                          const AdamConstants& constants, int64_t tile) const;
   // The fixed part of kRecord: a code a parameter, whole tiles; a reserve a tile; a length a tile.
   uint8_t* codes(int64_t tile) const { return fixed_.data() + tile * kUndoTile; }
   uint8_t* reserve(int64_t tile) const;

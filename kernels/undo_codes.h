@@ -5,12 +5,15 @@
 // estimate modulo 2^32, restores the old bits whatever they were, so it needs no proof, only room:
 //   code    (w + 1) + 3 * ((v + 2) + 5 * (m + 8))   |w| <= 1, |v| <= 2, |m| <= 8: 0 .. 254
 //           255: the parameter has an escape; escapes follow each other in order
-//   escape  16 bits (w + 1) + 3 * ((v + 127) + 255 * (m + 42))   |w| <= 1, |v| <= 127, |m| <= 42
+//   escape  16 bits, the usual form: as a code, with |m| <= 1023 in place of 8
+//                    or the wide one: 30705 + (w + 1) + 3 * ((v + 127) + 255 * (m + 22)),
+//                    |w| <= 1, |v| <= 127, |m| <= 22
 //           or 65534 and 32 bits: w + 31 in 6 bits, v + 4095 and m + 4095 in 13 bits each
 //           or 65535 and the three differences
-// A first moment may nearly cancel, so that m has a long tail (2 % beyond 4 units, 1 % beyond 8);
-// a second one cannot, and from the fourth step of a run on v is hardly ever beyond 2.
-// Internal linkage throughout, as in step_constants.h.
+// A first moment may nearly cancel, so that m has a long tail (2 % beyond 4 units, 1 % beyond 8,
+// and as 1/m from there on): the usual form reaches far there, and comes from the same sum as the
+// code. A second moment cannot cancel, and from the fourth step of a run on v is hardly ever
+// beyond 2. Internal linkage throughout, as in step_constants.h.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +35,21 @@ struct ThreeWords {
 // d in [-range, range], as a two's complement difference.
 inline bool undo_fits(uint32_t d, uint32_t range) { return d + range <= 2 * range; }
 
+// Of the two forms of 16 bits the usual one has the digits of a code, with a longer one for the
+// first moment; the wide one is for second moments that grew.
+struct EscapeUsual {
+  static constexpr uint32_t kM = 1023;
+  static constexpr uint32_t kEnd = kUndoDigitsW * kUndoDigitsV * (2 * kM + 1);
+};
+struct EscapeWide {
+  static constexpr uint32_t kV = 127, kM = 22;
+  static constexpr uint32_t kDigitsV = 2 * kV + 1;
+  static constexpr uint32_t kEnd = EscapeUsual::kEnd + kUndoDigitsW * kDigitsV * (2 * kM + 1);
+};
 struct EscapeMedium {
   static constexpr uint32_t kMarker = 65534, kW = 31, kVm = 4095;
 };
-struct EscapeShort {
-  static constexpr uint32_t kV = 127, kM = 42;
-  static_assert(3 * (2 * kV + 1) * (2 * kM + 1) <= EscapeMedium::kMarker);
-};
+static_assert(EscapeWide::kEnd <= EscapeMedium::kMarker);
 constexpr uint32_t kEscapeFull = 65535;
 
 template <class T>
@@ -52,23 +63,35 @@ inline const uint8_t* take(const uint8_t* in, T* value) {
   return in + sizeof(T);
 }
 
-// Appends the escape of one parameter; returns where the next begins. Which of the two shorter
-// forms it is no processor can guess, so both are made and the branch is only for the longest. May
-// write up to kEscapeMediumBytes beyond what it appends.
-constexpr int64_t kEscapeShortBytes = 2, kEscapeMediumBytes = 6;
+// The code of differences within its ranges; the usual escape is that much above it.
+constexpr uint32_t undo_code(const ThreeWords& d) {
+  return (d.w + kUndoRangeW) +
+         kUndoDigitsW * ((d.v + kUndoRangeV) + kUndoDigitsV * (d.m + kUndoRangeM));
+}
+constexpr uint32_t kUsualAboveCode = kUndoDigitsW * kUndoDigitsV * (EscapeUsual::kM - kUndoRangeM);
+
+constexpr int64_t kEscapeShortBytes = 2;  // of the usual and the wide form
+
+// Appends the escape of one parameter; returns where the next begins.
 inline uint8_t* put_escape(uint8_t* out, const ThreeWords& d) {
-  const bool is_short = undo_fits(d.w, kUndoRangeW) & undo_fits(d.v, EscapeShort::kV) &
-                        undo_fits(d.m, EscapeShort::kM);
-  const bool is_medium = undo_fits(d.w, EscapeMedium::kW) & undo_fits(d.v, EscapeMedium::kVm) &
-                         undo_fits(d.m, EscapeMedium::kVm);
-  if (!is_medium) return put(put(out, static_cast<uint16_t>(kEscapeFull)), d);
-  const uint32_t digits =
-      (d.w + kUndoRangeW) + kUndoDigitsW * ((d.v + EscapeShort::kV) +
-                                            (2 * EscapeShort::kV + 1) * (d.m + EscapeShort::kM));
-  put(out, static_cast<uint16_t>(is_short ? digits : EscapeMedium::kMarker));
-  put(out + kEscapeShortBytes, (d.w + EscapeMedium::kW) | ((d.v + EscapeMedium::kVm) << 6) |
-                                   ((d.m + EscapeMedium::kVm) << 19));
-  return out + (is_short ? kEscapeShortBytes : kEscapeMediumBytes);
+  const auto head = [out](uint32_t value) { return put(out, static_cast<uint16_t>(value)); };
+  if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, kUndoRangeV) &&
+      undo_fits(d.m, EscapeUsual::kM)) {
+    return head(undo_code(d) + kUsualAboveCode);
+  }
+  if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, EscapeWide::kV) &&
+      undo_fits(d.m, EscapeWide::kM)) {
+    return head(EscapeUsual::kEnd + (d.w + kUndoRangeW) +
+                kUndoDigitsW *
+                    ((d.v + EscapeWide::kV) + EscapeWide::kDigitsV * (d.m + EscapeWide::kM)));
+  }
+  if (undo_fits(d.w, EscapeMedium::kW) && undo_fits(d.v, EscapeMedium::kVm) &&
+      undo_fits(d.m, EscapeMedium::kVm)) {
+    return put(head(EscapeMedium::kMarker), (d.w + EscapeMedium::kW) |
+                                                ((d.v + EscapeMedium::kVm) << 6) |
+                                                ((d.m + EscapeMedium::kVm) << 19));
+  }
+  return put(head(kEscapeFull), d);
 }
 
 // Reads one escape; returns where the next begins.
@@ -84,10 +107,12 @@ inline const uint8_t* take_escape(const uint8_t* in, ThreeWords* d) {
     d->m = (packed >> 19) - EscapeMedium::kVm;
     return in;
   }
-  const uint32_t above_w = head / kUndoDigitsW;
-  d->w = head % kUndoDigitsW - kUndoRangeW;
-  d->v = above_w % (2 * EscapeShort::kV + 1) - EscapeShort::kV;
-  d->m = above_w / (2 * EscapeShort::kV + 1) - EscapeShort::kM;
+  const bool wide = head >= EscapeUsual::kEnd;
+  const uint32_t digits = wide ? head - EscapeUsual::kEnd : head;
+  const uint32_t digits_v = wide ? EscapeWide::kDigitsV : kUndoDigitsV;
+  d->w = digits % kUndoDigitsW - kUndoRangeW;
+  d->v = digits / kUndoDigitsW % digits_v - (wide ? EscapeWide::kV : kUndoRangeV);
+  d->m = digits / kUndoDigitsW / digits_v - (wide ? EscapeWide::kM : EscapeUsual::kM);
   return in;
 }
 

@@ -4,9 +4,9 @@
 // of operations but what waits: for a root and a quotient, some hundred cycles, and for a wrong
 // guess whether a parameter escapes. So the step takes 64 parameters at a time and
 //   - computes the directions of the next 64 before it uses those of the last: nothing waits there;
-//   - keeps the differences in the first cache, and makes codes of 64 at once in bytes;
-//   - has no branch on escapes, but looks for those of a block when the next block is through, by
-//     when its codes have long been known and the loop over them can be guessed past.
+//   - keeps the differences in the first cache, and makes codes of 64 at once in words;
+//   - makes the usual escape of all 64 with their codes, and picks those that count: without a
+//     branch on how many there are, unless they are many, or one has another form.
 // The undo corrects escapes one block late for another reason: at once, it would wait until the
 // block's stores have left the store buffer.
 #pragma once
@@ -17,12 +17,11 @@
 namespace ballast::kernels {
 namespace {
 
-// Parameters of a block: the differences of two take 3 KiB of the first cache. In a smaller one the
-// loop over its escapes ends, which is guessed wrong, more often.
-constexpr int64_t kUndoBlock = 128;
+constexpr int64_t kUndoBlock = 128;   // parameters that the undo corrects at once
 constexpr int64_t kCodesAtOnce = 64;  // codes made in one go, one bit each of a word of escapes
 static_assert(kUndoBlock % kCodesAtOnce == 0 && kCodesAtOnce % kLanesMax == 0);
 constexpr int64_t kWordsOfBlock = kUndoBlock / kCodesAtOnce;
+constexpr uint64_t kTopBit = uint64_t{1} << 63;  // set it, as a zero has no lowest bit
 
 // What the digits 0 mean, for the code 255 too: 255 = 0 + 3 * (0 + 5 * 17).
 constexpr ThreeWords kDigitsOfEscaped = {0, 17, 0};
@@ -30,15 +29,17 @@ static_assert(kDigitsOfEscaped.w +
                   kUndoDigitsW * (kDigitsOfEscaped.v + kUndoDigitsV * kDigitsOfEscaped.m) ==
               kUndoEscaped);
 
-// A block's differences, old minus estimate, and which of its codes are kUndoEscaped.
-struct alignas(64) UndoBlock {
-  uint32_t w[kUndoBlock], m[kUndoBlock], v[kUndoBlock];
-  uint64_t escaped[kWordsOfBlock];
+// Differences, old minus estimate.
+struct alignas(64) Differences {
+  uint32_t w[kCodesAtOnce], m[kCodesAtOnce], v[kCodesAtOnce];
 };
 
-inline void clear_escaped(UndoBlock& block) {
-  for (uint64_t& word : block.escaped) word = 0;
-}
+// What V::make_codes tells of 64 parameters: which have kUndoEscaped for a code, and whether all of
+// these have the usual escape.
+struct MadeCodes {
+  uint64_t escaped;
+  bool usual;
+};
 
 // The inputs of a step that both directions share: p and q are what is added to the moments.
 template <class V>
@@ -75,11 +76,10 @@ struct Estimate {
 // has more than two, and how many no processor can guess: two are always written, so there must be
 // room for two more than there are.
 inline int64_t positions_of(const uint64_t* words, int64_t word_count, uint16_t* positions) {
-  constexpr uint64_t kTop = uint64_t{1} << 63;  // a zero has no lowest bit
   uint16_t* out = positions;
   for (int64_t j = 0; j < word_count; ++j) {
     const auto lowest = [j](uint64_t bits) {
-      return static_cast<uint16_t>(64 * j + __builtin_ctzll(bits | kTop));
+      return static_cast<uint16_t>(64 * j + __builtin_ctzll(bits | kTopBit));
     };
     const uint64_t first = words[j], second = first & (first - 1);
     const int count = __builtin_popcountll(first);
@@ -96,41 +96,36 @@ inline int64_t positions_of(const uint64_t* words, int64_t word_count, uint16_t*
   return out - positions;
 }
 
-// Appends the escape of the parameter at place i; returns where the next one begins.
-inline uint8_t* put_escape_of(uint8_t* out, const UndoBlock& block, int64_t i) {
-  return put_escape(out, {block.w[i], block.m[i], block.v[i]});
-}
-
-// Appends the escapes of a block, which then has none; returns where the next one begins.
-inline uint8_t* flush_escapes(uint8_t* out, UndoBlock& block) {
-  uint16_t positions[kUndoBlock + 2];
-  const int64_t count = positions_of(block.escaped, kWordsOfBlock, positions);
-  for (int64_t k = 0; k < count; ++k) out = put_escape_of(out, block, positions[k]);
-  clear_escaped(block);
-  return out;
-}
-
-// The same for a block that is whole and not the last, so that there is room for more than it
-// appends. How many escape no processor can guess, but seldom more than three do: three are written
-// whether they count or not.
-inline uint8_t* flush_whole_block(uint8_t* out, UndoBlock& block) {
-  constexpr int64_t kUsual = 3;
-  uint16_t positions[kUndoBlock + 2];
-  for (int64_t k = 0; k < kUsual; ++k) positions[k] = 0;
-  const int64_t count = positions_of(block.escaped, kWordsOfBlock, positions);
-  for (int64_t k = 0; k < kUsual; ++k) {
-    uint8_t* next = put_escape_of(out, block, positions[k]);
-    out = k < count ? next : out;
+// Appends escapes of any form, of the parameters whose bit is set; returns where the next begins.
+inline uint8_t* put_escapes(uint8_t* out, uint64_t escaped, const Differences& d) {
+  for (; escaped != 0; escaped &= escaped - 1) {
+    const int i = __builtin_ctzll(escaped);
+    out = put_escape(out, {d.w[i], d.m[i], d.v[i]});
   }
-  for (int64_t k = kUsual; k < count; ++k) out = put_escape_of(out, block, positions[k]);
-  clear_escaped(block);
   return out;
 }
 
-// Makes the codes of the 64 parameters at place `at` of the block.
+// Writes the codes of 64 parameters and appends their escapes; returns where the next one begins.
+// How many escape no processor can guess, but seldom more than six do: six are always written, for
+// which there is room, as the 64 might all have had the longest form.
 template <class V>
-inline void put_codes(uint8_t* codes, UndoBlock& block, int64_t at) {
-  block.escaped[at / kCodesAtOnce] = V::make_codes(block.w + at, block.m + at, block.v + at, codes);
+inline uint8_t* put_codes(uint8_t* codes, uint8_t* out, const Differences& d) {
+  constexpr int kAlways = 6;
+  alignas(64) uint16_t escapes[kCodesAtOnce];
+  const MadeCodes made = V::make_codes(d, codes, escapes);
+  if (__builtin_expect(!made.usual, 0)) return put_escapes(out, made.escaped, d);
+  const int count = __builtin_popcountll(made.escaped);
+  uint64_t left = made.escaped;
+  const auto next = [&escapes, &left] {
+    const uint16_t escape = escapes[__builtin_ctzll(left | kTopBit)];
+    left &= left - 1;
+    return escape;
+  };
+  for (int k = 0; k < kAlways; ++k) put(out + kEscapeShortBytes * k, next());
+  if (__builtin_expect(count > kAlways, 0)) {
+    for (int k = kAlways; k < count; ++k) put(out + kEscapeShortBytes * k, next());
+  }
+  return out + kEscapeShortBytes * count;
 }
 
 // The gradient, times its scale.
@@ -143,7 +138,7 @@ inline typename V::F scaled_gradient(Lanes lanes, const AdamArrays& a, const Ste
 // One vector of the step, whatever its gradients; its differences go to place `at` of the block.
 template <class V, Format G, class W, class Lanes>
 inline void step_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
-                        UndoBlock& block, int64_t at) {
+                        Differences& d, int64_t at) {
   using F = typename V::F;
   const F g = scaled_gradient<V, G>(lanes, a, c, i);
   const F w_old = V::load(lanes, a.master + i);
@@ -165,10 +160,9 @@ inline void step_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c
   const F m_near = Estimate<V>::moment1(c, m_new, p);
   const F v_near = Estimate<V>::moment2(c, v_new, q);
   // A parameter whose gradient is not finite did not change: its difference counts as zero.
-  V::store_int(block.w + at,
-               V::sub_or_zero(finite, V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
-  V::store_int(block.m + at, V::sub_or_zero(finite, V::bits(m_old), V::bits(m_near)));
-  V::store_int(block.v + at, V::sub_or_zero(finite, V::bits(v_old), V::bits(v_near)));
+  V::store_int(d.w + at, V::sub_or_zero(finite, V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
+  V::store_int(d.m + at, V::sub_or_zero(finite, V::bits(m_old), V::bits(m_near)));
+  V::store_int(d.v + at, V::sub_or_zero(finite, V::bits(v_old), V::bits(v_near)));
 }
 
 // Whether 64 scaled gradients are all finite: times zero, others give NaN.
@@ -183,10 +177,9 @@ inline bool gradients_are_finite(const AdamArrays& a, const StepConstants& c, in
 
 // Steps the moments of 64 parameters with finite gradients and keeps the directions.
 template <class V, Format G>
-inline void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i, UndoBlock& block,
+inline void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i, Differences& d,
                          float* directions) {
   using F = typename V::F;
-  const int64_t at = i % kUndoBlock;
   for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
     prefetch_streams<G>(a, i + j);
     const F g = scaled_gradient<V, G>(All{}, a, c, i + j);
@@ -200,17 +193,16 @@ inline void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i,
     V::store(All{}, a.moment2 + i + j, v_new);
     const F m_near = Estimate<V>::moment1(c, m_new, p);
     const F v_near = Estimate<V>::moment2(c, v_new, q);
-    V::store_int(block.m + at + j, V::sub(V::bits(m_old), V::bits(m_near)));
-    V::store_int(block.v + at + j, V::sub(V::bits(v_old), V::bits(v_near)));
+    V::store_int(d.m + j, V::sub(V::bits(m_old), V::bits(m_near)));
+    V::store_int(d.v + j, V::sub(V::bits(v_old), V::bits(v_near)));
   }
 }
 
 // Steps their master along those directions.
 template <class V, class W>
-inline void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, UndoBlock& block,
+inline void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, Differences& d,
                         const float* directions) {
   using F = typename V::F;
-  const int64_t at = i % kUndoBlock;
   for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
     const F u = V::load(All{}, directions + j);
     const F w_old = V::load(All{}, a.master + i + j);
@@ -218,36 +210,37 @@ inline void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, 
     V::store(All{}, a.master + i + j, w_new);
     if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(All{}, a.weights, i + j, w_new);
     const F w_near = Estimate<V>::master(c, w_new, u);
-    V::store_int(block.w + at + j, V::sub(V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
+    V::store_int(d.w + j, V::sub(V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
   }
 }
 
 // The first half of 64 parameters' step: returns whether the second, step_master, is left to do.
 template <class V, Format G, class W>
-inline bool begin_step(const AdamArrays& a, const StepConstants& c, int64_t i, UndoBlock& block,
+inline bool begin_step(const AdamArrays& a, const StepConstants& c, int64_t i, Differences& d,
                        float* directions) {
   if (__builtin_expect(gradients_are_finite<V, G>(a, c, i), 1)) {
-    step_moments<V, G>(a, c, i, block, directions);
+    step_moments<V, G>(a, c, i, d, directions);
     return true;
   }
   for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
-    step_vector<V, G, W>(All{}, a, c, i + j, block, i % kUndoBlock + j);
+    step_vector<V, G, W>(All{}, a, c, i + j, d, j);
   }
   return false;
 }
 
 // The last parameters of a step, begin .. a.count, fewer than 64.
 template <class V, Format G, class W>
-inline void step_rest(const AdamArrays& a, const StepConstants& c, int64_t begin, uint8_t* codes,
-                      UndoBlock& block) {
-  const int64_t at = begin % kUndoBlock, left = a.count - begin;
-  for_vectors<V>(left, [&](auto lanes, int64_t j) {
-    step_vector<V, G, W>(lanes, a, c, begin + j, block, at + j);
-  });
+inline uint8_t* step_rest(const AdamArrays& a, const StepConstants& c, int64_t begin,
+                          uint8_t* codes, uint8_t* out) {
+  Differences d;
+  const int64_t left = a.count - begin;
+  for_vectors<V>(
+      left, [&](auto lanes, int64_t j) { step_vector<V, G, W>(lanes, a, c, begin + j, d, j); });
   uint8_t made[kCodesAtOnce];
-  put_codes<V>(made, block, at);
+  uint16_t escapes[kCodesAtOnce];
+  const uint64_t escaped = V::make_codes(d, made, escapes).escaped;
   __builtin_memcpy(codes + begin, made, static_cast<size_t>(left));
-  block.escaped[at / kCodesAtOnce] &= (uint64_t{1} << left) - 1;
+  return put_escapes(out, escaped & ((uint64_t{1} << left) - 1), d);
 }
 
 // Asks for the lines of the weights that will be written 512 parameters later: a store that misses
@@ -264,36 +257,37 @@ __attribute__((always_inline)) inline void prefetch_weights(const AdamArrays& a,
 }
 
 template <class V, Format G, class W>
-uint8_t* step_with_undo_loop(const AdamArrays& arrays, const StepConstants& constants,
-                             uint8_t* codes, uint8_t* escapes) {
+void step_with_undo_loop(const AdamArrays& arrays, const StepConstants& constants, uint8_t* codes,
+                         uint8_t* escapes, int64_t* ends) {
   const AdamArrays a = arrays;
   const StepConstants c = constants;
-  UndoBlock blocks[2];
-  for (UndoBlock& block : blocks) clear_escaped(block);
+  Differences differences[4];  // of three runs of 64 at a time
   alignas(64) float directions[2][kCodesAtOnce];
   const int64_t whole = a.count / kCodesAtOnce * kCodesAtOnce;
-  const auto block_of = [&blocks](int64_t i) -> UndoBlock& { return blocks[i / kUndoBlock % 2]; };
-  bool left = whole > 0 && begin_step<V, G, W>(a, c, 0, blocks[0], directions[0]);
+  const auto of = [&differences](int64_t i) -> Differences& {
+    return differences[i / kCodesAtOnce % 4];
+  };
+  uint8_t* out = escapes;
+  bool left = whole > 0 && begin_step<V, G, W>(a, c, 0, of(0), directions[0]);
   for (int64_t i = 0, turn = 0; i < whole + kCodesAtOnce; i += kCodesAtOnce, turn = 1 - turn) {
     const int64_t next = i + kCodesAtOnce, before = i - kCodesAtOnce;
     bool left_of_next = false;
     if (next < whole) {
-      if (next >= 2 * kUndoBlock && next % kUndoBlock == 0) {
-        escapes = flush_whole_block(escapes, block_of(next));
-      }
       prefetch_weights<W>(a, next);
-      left_of_next = begin_step<V, G, W>(a, c, next, block_of(next), directions[1 - turn]);
+      left_of_next = begin_step<V, G, W>(a, c, next, of(next), directions[1 - turn]);
     }
-    if (left) step_master<V, W>(a, c, i, block_of(i), directions[turn]);
+    if (left) step_master<V, W>(a, c, i, of(i), directions[turn]);
     left = left_of_next;
-    if (before >= 0) put_codes<V>(codes + before, block_of(before), before % kUndoBlock);
+    if (before >= 0) {
+      out = put_codes<V>(codes + before, out, of(before));
+      ends[before / kUndoTile] = out - escapes;
+    }
   }
-  UndoBlock& last = block_of(whole);
-  if (whole % kUndoBlock == 0) escapes = flush_escapes(escapes, last);
-  if (whole < a.count) step_rest<V, G, W>(a, c, whole, codes, last);
+  if (whole < a.count) {
+    out = step_rest<V, G, W>(a, c, whole, codes, out);
+    ends[whole / kUndoTile] = out - escapes;
+  }
   V::end_streaming();
-  escapes = flush_escapes(escapes, block_of(whole + kUndoBlock));
-  return flush_escapes(escapes, last);
 }
 
 inline float with_added_bits(float value, uint32_t difference) {
@@ -388,12 +382,11 @@ void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const u
 }
 
 template <class V>
-int64_t adam_step_with_undo(const AdamArrays& a, const AdamConstants& constants, uint8_t* codes,
-                            uint8_t* escapes) {
+void adam_step_with_undo(const AdamArrays& a, const AdamConstants& constants, uint8_t* codes,
+                         uint8_t* escapes, int64_t* ends) {
   const StepConstants c = step_constants(constants);
-  return with_formats(a, [&]<Format G, class W>() {
-    return step_with_undo_loop<V, G, W>(a, c, codes, escapes) - escapes;
-  });
+  with_formats(
+      a, [&]<Format G, class W>() { step_with_undo_loop<V, G, W>(a, c, codes, escapes, ends); });
 }
 
 template <class V>

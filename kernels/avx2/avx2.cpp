@@ -119,48 +119,59 @@ struct Avx2 {
   }
   static I mul_small(I a, I b) { return _mm256_mullo_epi16(a, b); }
   static void store_int(uint32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<I*>(p), x); }
-  // 32 differences as bytes, clamped to their range.
-  static I pack_bytes(const uint32_t* p) {
+  static I word(uint32_t x) { return _mm256_set1_epi16(static_cast<short>(x)); }
+  // 16 differences as words, clamped to their range, in the order that packing gives.
+  static I pack_words(const uint32_t* p) {
     const I* from = reinterpret_cast<const I*>(p);
-    const I a = _mm256_loadu_si256(from), b = _mm256_loadu_si256(from + 1);
-    const I c = _mm256_loadu_si256(from + 2), d = _mm256_loadu_si256(from + 3);
-    return _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    return _mm256_packs_epi32(_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1));
   }
-  static I byte(uint32_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
-  static I bytes_at_most(I x, uint32_t limit) {
-    return _mm256_cmpeq_epi8(_mm256_min_epu8(x, byte(limit)), x);
+  static I words_fit(I x, uint32_t range) {
+    const I digit = _mm256_add_epi16(x, word(range));
+    return _mm256_cmpeq_epi16(_mm256_min_epu16(digit, word(2 * range)), digit);
   }
-  static uint32_t make_32_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
-                                uint8_t* codes) {
-    const I digit_w = _mm256_add_epi8(pack_bytes(w), byte(kUndoRangeW));
-    const I digit_m = _mm256_add_epi8(pack_bytes(m), byte(kUndoRangeM));
-    const I digit_v = _mm256_add_epi8(pack_bytes(v), byte(kUndoRangeV));
-    const I fits = _mm256_and_si256(bytes_at_most(digit_w, 2 * kUndoRangeW),
-                                    _mm256_and_si256(bytes_at_most(digit_m, 2 * kUndoRangeM),
-                                                     bytes_at_most(digit_v, 2 * kUndoRangeV)));
-    const auto three = [](I x) { return _mm256_add_epi8(_mm256_add_epi8(x, x), x); };
-    const I two = _mm256_add_epi8(digit_m, digit_m);
-    const I vm = _mm256_add_epi8(_mm256_add_epi8(digit_v, digit_m), _mm256_add_epi8(two, two));
-    static_assert(kUndoDigitsW == 3 && kUndoDigitsV == 5);
-    const I joined = _mm256_add_epi8(digit_w, three(vm));
-    const I packed = _mm256_blendv_epi8(byte(kUndoEscaped), joined, fits);
-    // Packing went by 128-bit halves: word 4 h + k holds four values of vector k, half h.
+  // Of 16 parameters: the codes as words, in the order that packing gives, and to memory the usual
+  // escapes, in theirs. Returns which have a code or the usual escape.
+  static I make_words(const uint32_t* w, const uint32_t* m, const uint32_t* v, uint16_t* escapes,
+                      I* codes) {
+    const I w16 = pack_words(w), m16 = pack_words(m), v16 = pack_words(v);
+    const I usual = _mm256_and_si256(
+        words_fit(w16, kUndoRangeW),
+        _mm256_and_si256(words_fit(v16, kUndoRangeV), words_fit(m16, EscapeUsual::kM)));
+    const I of_v = _mm256_mullo_epi16(v16, word(kUndoDigitsW));
+    const I of_m = _mm256_mullo_epi16(m16, word(kUndoDigitsW * kUndoDigitsV));
+    const I code = _mm256_add_epi16(_mm256_add_epi16(w16, word(undo_code({0, 0, 0}))),
+                                    _mm256_add_epi16(of_v, of_m));
+    // Packing went by 128-bit halves: four values of one vector, four of the other.
+    const I escape = _mm256_add_epi16(code, word(kUsualAboveCode));
+    _mm256_storeu_si256(reinterpret_cast<I*>(escapes), _mm256_permute4x64_epi64(escape, 0xd8));
+    *codes = _mm256_min_epu16(_mm256_or_si256(code, _mm256_xor_si256(usual, word(0xffff))),
+                              word(kUndoEscaped));
+    return usual;
+  }
+  static MadeCodes make_32_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
+                                 uint8_t* codes, uint16_t* escapes) {
+    I low, high;
+    const I usual_low = make_words(w, m, v, escapes, &low);
+    const I usual_high = make_words(w + 16, m + 16, v + 16, escapes + 16, &high);
+    // Word 4 h + k holds four values of vector k, half h.
     const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const I result = _mm256_permutevar8x32_epi32(packed, order);
+    const I result = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
     if (reinterpret_cast<uintptr_t>(codes) % sizeof(I) == 0) {
       _mm256_stream_si256(reinterpret_cast<I*>(codes), result);
     } else {
       _mm256_storeu_si256(reinterpret_cast<I*>(codes), result);
     }
-    return static_cast<uint32_t>(
-        _mm256_movemask_epi8(_mm256_cmpeq_epi8(result, byte(kUndoEscaped))));
+    const I escaped = _mm256_set1_epi8(static_cast<char>(kUndoEscaped));
+    const int which = _mm256_movemask_epi8(_mm256_cmpeq_epi8(result, escaped));
+    return {static_cast<uint32_t>(which),
+            _mm256_movemask_epi8(_mm256_and_si256(usual_low, usual_high)) == -1};
   }
   // Writes 64 codes of undo_codes.h, past the caches where they fill half a line, since few steps
-  // are undone; returns which of them are kUndoEscaped.
-  static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
-                             uint8_t* codes) {
-    const uint64_t low = make_32_codes(w, m, v, codes);
-    return low | static_cast<uint64_t>(make_32_codes(w + 32, m + 32, v + 32, codes + 32)) << 32;
+  // are undone, and what each parameter's usual escape would be.
+  static MadeCodes make_codes(const Differences& d, uint8_t* codes, uint16_t* escapes) {
+    const MadeCodes low = make_32_codes(d.w, d.m, d.v, codes, escapes);
+    const MadeCodes high = make_32_codes(d.w + 32, d.m + 32, d.v + 32, codes + 32, escapes + 32);
+    return {low.escaped | high.escaped << 32, low.usual && high.usual};
   }
   static __m128i low_words(I x) {
     return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

@@ -20,6 +20,7 @@ struct Avx512 {
   using F = __m512;
   using I = __m512i;
   using Mask = __mmask16;
+  using Mask32 = __mmask32;
 
   static constexpr int64_t lanes() { return 16; }
   static Mask first(int64_t n) { return static_cast<Mask>((1u << n) - 1u); }
@@ -113,38 +114,49 @@ struct Avx512 {
   }
   static I mul_small(I a, I b) { return _mm512_mullo_epi16(a, b); }
   static void store_int(uint32_t* p, I x) { _mm512_storeu_si512(p, x); }
-  // 64 differences as bytes, clamped to their range.
-  static I pack_bytes(const uint32_t* p) {
-    const I a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + 16);
-    const I c = _mm512_loadu_si512(p + 32), d = _mm512_loadu_si512(p + 48);
-    return _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+  static I word(uint32_t x) { return _mm512_set1_epi16(static_cast<short>(x)); }
+  // 32 differences as words, clamped to their range, in the order that packing gives.
+  static I pack_words(const uint32_t* p) {
+    return _mm512_packs_epi32(_mm512_loadu_si512(p), _mm512_loadu_si512(p + 16));
   }
-  static I byte(uint32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+  static Mask32 words_fit(Mask32 k, I x, uint32_t range) {
+    return _mm512_mask_cmple_epu16_mask(k, _mm512_add_epi16(x, word(range)), word(2 * range));
+  }
+  // Of 32 parameters: the codes as words, in the order that packing gives, and to memory the usual
+  // escapes, in theirs. Returns which have a code or the usual escape.
+  static Mask32 make_words(const uint32_t* w, const uint32_t* m, const uint32_t* v,
+                           uint16_t* escapes, I* codes) {
+    const I w16 = pack_words(w), m16 = pack_words(m), v16 = pack_words(v);
+    const Mask32 usual = words_fit(
+        words_fit(words_fit(~Mask32{0}, w16, kUndoRangeW), v16, kUndoRangeV), m16, EscapeUsual::kM);
+    const I of_v = _mm512_mullo_epi16(v16, word(kUndoDigitsW));
+    const I of_m = _mm512_mullo_epi16(m16, word(kUndoDigitsW * kUndoDigitsV));
+    const I code = _mm512_add_epi16(_mm512_add_epi16(w16, word(undo_code({0, 0, 0}))),
+                                    _mm512_add_epi16(of_v, of_m));
+    // Packing went by 128-bit quarters: four values of one vector, four of the other.
+    const I order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const I escape = _mm512_add_epi16(code, word(kUsualAboveCode));
+    _mm512_storeu_si512(escapes, _mm512_permutexvar_epi64(order, escape));
+    const I escaped = word(kUndoEscaped);
+    *codes = _mm512_mask_min_epu16(escaped, usual, escaped, code);
+    return usual;
+  }
   // Writes 64 codes of undo_codes.h, past the caches where they fill a line, since few steps are
-  // undone; returns which of them are kUndoEscaped.
-  static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
-                             uint8_t* codes) {
-    const I digit_w = _mm512_add_epi8(pack_bytes(w), byte(kUndoRangeW));
-    const I digit_m = _mm512_add_epi8(pack_bytes(m), byte(kUndoRangeM));
-    const I digit_v = _mm512_add_epi8(pack_bytes(v), byte(kUndoRangeV));
-    __mmask64 fits = _mm512_cmple_epu8_mask(digit_w, byte(2 * kUndoRangeW));
-    fits = _mm512_mask_cmple_epu8_mask(fits, digit_m, byte(2 * kUndoRangeM));
-    fits = _mm512_mask_cmple_epu8_mask(fits, digit_v, byte(2 * kUndoRangeV));
-    const auto three = [](I x) { return _mm512_add_epi8(_mm512_add_epi8(x, x), x); };
-    const I two = _mm512_add_epi8(digit_m, digit_m);
-    const I vm = _mm512_add_epi8(_mm512_add_epi8(digit_v, digit_m), _mm512_add_epi8(two, two));
-    static_assert(kUndoDigitsW == 3 && kUndoDigitsV == 5);
-    const I joined = _mm512_add_epi8(digit_w, three(vm));
-    const I packed = _mm512_mask_blend_epi8(fits, byte(kUndoEscaped), joined);
-    // Packing went by 128-bit quarters: word 4 q + k holds four values of vector k, quarter q.
+  // undone, and what each parameter's usual escape would be.
+  static MadeCodes make_codes(const Differences& d, uint8_t* codes, uint16_t* escapes) {
+    I low, high;
+    const Mask32 usual_low = make_words(d.w, d.m, d.v, escapes, &low);
+    const Mask32 usual_high = make_words(d.w + 32, d.m + 32, d.v + 32, escapes + 32, &high);
+    // Word 4 q + k holds four values of vector k, quarter q.
     const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const I result = _mm512_permutexvar_epi32(order, packed);
+    const I result = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
     if (reinterpret_cast<uintptr_t>(codes) % sizeof(I) == 0) {
       _mm512_stream_si512(reinterpret_cast<I*>(codes), result);
     } else {
       _mm512_storeu_si512(codes, result);
     }
-    return _mm512_cmpeq_epi8_mask(result, byte(kUndoEscaped));
+    const I escaped = _mm512_set1_epi8(static_cast<char>(kUndoEscaped));
+    return {_mm512_cmpeq_epi8_mask(result, escaped), (usual_low & usual_high) == ~Mask32{0}};
   }
   static void store_bytes(All, uint8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));

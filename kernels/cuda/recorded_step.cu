@@ -35,9 +35,10 @@ constexpr uint32_t kDigitsW = kUndoDigitsW, kDigitsV = kUndoDigitsV;
 
 // Heads of 16 bits: all of a short one, or the name of a longer form.
 constexpr uint32_t kMedium = EscapeMedium::kMarker, kFull = kEscapeFull;
-constexpr uint32_t kShortV = EscapeShort::kV, kShortM = EscapeShort::kM;
+constexpr uint32_t kUsualM = EscapeUsual::kM, kUsualEnd = EscapeUsual::kEnd;
+constexpr uint32_t kWideV = EscapeWide::kV, kWideM = EscapeWide::kM;
 constexpr uint32_t kMediumW = EscapeMedium::kW, kMediumVm = EscapeMedium::kVm;
-constexpr uint32_t kDigitsShortV = 2 * kShortV + 1;
+constexpr uint32_t kDigitsWideV = EscapeWide::kDigitsV;
 
 // d in [-range, range], as a two's complement difference.
 __device__ __forceinline__ bool fits(uint32_t d, uint32_t range) { return d + range <= 2 * range; }
@@ -51,16 +52,24 @@ __device__ __forceinline__ Words words_of_code(uint32_t code) {
           code / kDigitsW % kDigitsV - kRangeV};
 }
 __device__ __forceinline__ uint32_t head_of(const Words& d) {
-  if (fits(d.w, kRangeW) && fits(d.v, kShortV) && fits(d.m, kShortM)) {
-    return (d.w + kRangeW) + kDigitsW * ((d.v + kShortV) + kDigitsShortV * (d.m + kShortM));
+  if (fits(d.w, kRangeW) && fits(d.v, kRangeV) && fits(d.m, kUsualM)) {
+    return (d.w + kRangeW) + kDigitsW * ((d.v + kRangeV) + kDigitsV * (d.m + kUsualM));
+  }
+  if (fits(d.w, kRangeW) && fits(d.v, kWideV) && fits(d.m, kWideM)) {
+    return kUsualEnd + (d.w + kRangeW) +
+           kDigitsW * ((d.v + kWideV) + kDigitsWideV * (d.m + kWideM));
   }
   const bool medium = fits(d.w, kMediumW) && fits(d.v, kMediumVm) && fits(d.m, kMediumVm);
   return medium ? kMedium : kFull;
 }
 __device__ __forceinline__ Words words_of_head(uint32_t head) {
+  if (head >= kUsualEnd) {
+    const uint32_t digits = head - kUsualEnd, above = digits / kDigitsW;
+    return {digits % kDigitsW - kRangeW, above / kDigitsWideV - kWideM,
+            above % kDigitsWideV - kWideV};
+  }
   const uint32_t above = head / kDigitsW;
-  return {head % kDigitsW - kRangeW, above / kDigitsShortV - kShortM,
-          above % kDigitsShortV - kShortV};
+  return {head % kDigitsW - kRangeW, above / kDigitsV - kUsualM, above % kDigitsV - kRangeV};
 }
 // Of what follows a head, in units of 16 bits.
 __device__ __forceinline__ uint32_t rest_of(uint32_t head) {

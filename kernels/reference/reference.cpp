@@ -82,8 +82,8 @@ ThreeWords estimate_old(const AdamArrays& a, const StepConstants& c, float g, in
           std::bit_cast<uint32_t>(v_old)};
 }
 
-int64_t adam_step_with_undo(const AdamArrays& a, const AdamConstants& constants, uint8_t* codes,
-                            uint8_t* escapes) {
+void adam_step_with_undo(const AdamArrays& a, const AdamConstants& constants, uint8_t* codes,
+                         uint8_t* escapes, int64_t* ends) {
   const StepConstants c = step_constants(constants);
   uint8_t* out = escapes;
   for (int64_t i = 0; i < a.count; ++i) {
@@ -97,15 +97,13 @@ int64_t adam_step_with_undo(const AdamArrays& a, const AdamConstants& constants,
       d = {old.w - near.w, old.m - near.m, old.v - near.v};
     }
     if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, kUndoRangeV) && undo_fits(d.m, kUndoRangeM)) {
-      codes[i] = static_cast<uint8_t>(
-          (d.w + kUndoRangeW) +
-          kUndoDigitsW * ((d.v + kUndoRangeV) + kUndoDigitsV * (d.m + kUndoRangeM)));
+      codes[i] = static_cast<uint8_t>(undo_code(d));
     } else {
       codes[i] = kUndoEscaped;
       out = put_escape(out, d);
     }
+    ends[i / kUndoTile] = out - escapes;
   }
-  return out - escapes;
 }
 
 void adam_undo(const AdamArrays& a, const AdamConstants& constants, const uint8_t* codes,

@@ -107,22 +107,26 @@ struct Sve {
   static Mask at_most(I x, uint32_t limit) { return svcmple_n_u32(every(), x, limit); }
   static void store_int(uint32_t* p, I x) { svst1_u32(every(), p, x); }
 
-  // Writes 64 codes of undo_codes.h; returns which of them are kUndoEscaped.
-  static uint64_t make_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
-                             uint8_t* codes) {
+  // Writes 64 codes of undo_codes.h, and what each parameter's usual escape would be.
+  static MadeCodes make_codes(const Differences& d, uint8_t* codes, uint16_t* escapes) {
+    Mask unusual = svpfalse_b();
     for (int64_t i = 0; i < kCodesAtOnce; i += lanes()) {
       const Mask k = svwhilelt_b32(i, kCodesAtOnce);
-      const I digit_w = svadd_n_u32_x(k, svld1_u32(k, w + i), kUndoRangeW);
-      const I digit_m = svadd_n_u32_x(k, svld1_u32(k, m + i), kUndoRangeM);
-      const I digit_v = svadd_n_u32_x(k, svld1_u32(k, v + i), kUndoRangeV);
-      const Mask fits =
-          both(at_most(digit_w, 2 * kUndoRangeW),
-               both(at_most(digit_m, 2 * kUndoRangeM), at_most(digit_v, 2 * kUndoRangeV)));
+      const I digit_w = svadd_n_u32_x(k, svld1_u32(k, d.w + i), kUndoRangeW);
+      const I digit_v = svadd_n_u32_x(k, svld1_u32(k, d.v + i), kUndoRangeV);
+      const I digit_m = svadd_n_u32_x(k, svld1_u32(k, d.m + i), EscapeUsual::kM);
+      const Mask usual =
+          both(at_most(digit_m, 2 * EscapeUsual::kM),
+               both(at_most(digit_w, 2 * kUndoRangeW), at_most(digit_v, 2 * kUndoRangeV)));
       const I vm = svmla_n_u32_x(k, digit_v, digit_m, kUndoDigitsV);
-      const I joined = svmla_n_u32_x(k, digit_w, vm, kUndoDigitsW);
-      svst1b_u32(k, codes + i, svsel_u32(fits, joined, svdup_n_u32(kUndoEscaped)));
+      const I escape = svmla_n_u32_x(k, digit_w, vm, kUndoDigitsW);
+      svst1h_u32(k, escapes + i, escape);
+      const I code = svsub_n_u32_x(k, escape, kUsualAboveCode);
+      const I escaped = svdup_n_u32(kUndoEscaped);
+      svst1b_u32(k, codes + i, svsel_u32(usual, min_int(code, escaped), escaped));
+      unusual = svorn_b_z(k, unusual, usual);
     }
-    return equal_in_64(codes, kUndoEscaped);
+    return {equal_in_64(codes, kUndoEscaped), !svptest_any(every(), unusual)};
   }
   template <class Lanes>
   static void store_bytes(Lanes lanes, uint8_t* p, I x) {

@@ -102,8 +102,8 @@ int64_t differing(const Table& table, uint64_t begin, uint64_t end, uint64_t str
     }
     const std::vector<float> w0 = w, m0 = m, v0 = v;
     const AdamConstants c = constants_of_chunk(chunk / static_cast<uint64_t>(Kind::kCount));
-    record.step_tile(table, a, c, 0);
-    record.undo_tile(table, a, c, 0);
+    record.step_tiles(table, a, c, 0, record.tiles());
+    record.undo_tiles(table, a, c, 0, record.tiles());
     const size_t bytes = kChunk * sizeof(float);
     if (std::memcmp(w.data(), w0.data(), bytes) == 0 &&
         std::memcmp(m.data(), m0.data(), bytes) == 0 &&

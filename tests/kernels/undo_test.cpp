@@ -33,15 +33,16 @@ struct Copy {
 
 struct Raw {
   std::vector<uint8_t> codes, escapes;
-  int64_t used = 0;
+  std::vector<int64_t> ends;
 };
 
 Raw step_with_undo(const Table& table, const AdamArrays& a, const AdamConstants& c) {
   Raw raw;
   raw.codes.resize(static_cast<size_t>(a.count));
   raw.escapes.resize(static_cast<size_t>(a.count * kUndoEscapeBytesMax));
-  raw.used = table.adam_step_with_undo(a, c, raw.codes.data(), raw.escapes.data());
-  raw.escapes.resize(static_cast<size_t>(raw.used));
+  raw.ends.resize(static_cast<size_t>((a.count + kUndoTile - 1) / kUndoTile));
+  table.adam_step_with_undo(a, c, raw.codes.data(), raw.escapes.data(), raw.ends.data());
+  raw.escapes.resize(raw.ends.empty() ? 0 : static_cast<size_t>(raw.ends.back()));
   return raw;
 }
 
@@ -53,7 +54,8 @@ AdamConstants constants_of(Values values, int64_t count) {
 }
 
 TEST(undo, every_escape_form_comes_back) {
-  const uint32_t differences[] = {0, 1, 2, 31, 32, 42, 43, 127, 128, 4095, 4096, 0x7fffffffu};
+  const uint32_t differences[] = {0,   1,   2,    3,    22,   23,   31,         32,
+                                  127, 128, 1023, 1024, 4095, 4096, 0x7fffffffu};
   for (const uint32_t dw : differences) {
     for (const uint32_t dv : differences) {
       for (const uint32_t dm : differences) {
@@ -109,14 +111,17 @@ TEST(undo, every_bit_comes_back_in_every_format_at_every_length) {
 
 // Codes and escapes are part of what the tables agree on, as far as numbers are finite.
 TEST(undo, every_table_writes_the_record_of_the_reference) {
+  std::vector<int64_t> counts = lengths();
+  for (const int64_t over : {-1, 0, 1, 64, 100}) counts.push_back(2 * kUndoTile + over);
   for (const Table* table : vector_tables()) {
-    for (const int64_t count : lengths()) {
+    for (const int64_t count : counts) {
       AdamState a(count, {}, Values::kNormal, 31), b(count, {}, Values::kNormal, 31);
       const AdamConstants c = constants_of_step(2, 0.01f);
       const Raw expected = step_with_undo(reference(), a.arrays(), c);
       const Raw got = step_with_undo(*table, b.arrays(), c);
       ASSERT_EQ(got.codes, expected.codes) << table->name << " " << count;
       ASSERT_EQ(got.escapes, expected.escapes) << table->name << " " << count;
+      ASSERT_EQ(got.ends, expected.ends) << table->name << " " << count;
     }
   }
 }
@@ -132,7 +137,7 @@ TEST(undo, step_on_gradients_that_are_not_finite_is_undone_without_escapes) {
     a.gradient = g.data();
     const Copy before(a);
     const Raw raw = step_with_undo(*table, a, {});
-    EXPECT_EQ(raw.used, 0);
+    EXPECT_EQ(raw.escapes.size(), 0u);
     table->adam_undo(a, {}, raw.codes.data(), raw.escapes.data());
     EXPECT_EQ(before.different_bits(a), 0) << table->name;
   }
@@ -158,9 +163,7 @@ TEST(undo, record_takes_little_more_than_a_byte_on_gaussian_gradients) {
   double sum = 0;
   for (int t = 1; t <= kSteps; ++t) {
     for (size_t i = 0; i < g.size(); ++i) g[i] = scale[i] * source.next(Values::kNormal);
-    for (int64_t tile = 0; tile < record.tiles(); ++tile) {
-      record.step_tile(best(), a, constants_of_step(t, 0.01f), tile);
-    }
+    record.step_tiles(best(), a, constants_of_step(t, 0.01f), 0, record.tiles());
     const double bytes = static_cast<double>(record.used_bytes()) / kCount;
     RecordProperty("bytes_per_parameter_step_" + std::to_string(t), std::to_string(bytes));
     sum += bytes;
