@@ -46,8 +46,12 @@ CudaClock::CudaClock(CudaRuntime& runtime, CudaStream stream)
 }
 
 CudaClock::~CudaClock() {
-  runtime_.destroy(anchor_);
-  runtime_.destroy(next_);
+  try {
+    runtime_.destroy(anchor_);
+    runtime_.destroy(next_);
+  } catch (const Error&) {
+    // The device has failed, which whoever used it was told.
+  }
 }
 
 // The event lies between two readings of the host's clock. What the clock said so far stands as

@@ -321,6 +321,24 @@ TEST(CudaDevice, failing_copy_names_operation_bytes_and_stream_and_stops_the_run
   }
 }
 
+// A device that has failed refuses everything from then on, events that nobody needs any more too.
+class FailedEvents : public tests::ThreadCuda {
+ public:
+  using ThreadCuda::destroy;
+  using ThreadCuda::ThreadCuda;
+  void destroy(CudaEvent event) override {
+    ThreadCuda::destroy(event);
+    throw Error("cuda destruction of an event", "an illegal memory access", "none");
+  }
+};
+
+TEST(CudaDevice, clock_of_a_device_that_has_failed_lets_the_failure_pass) {
+  FailedEvents runtime(std::make_shared<CudaLog>(), {});
+  const CudaStream stream = runtime.create_stream("compute");
+  EXPECT_NO_THROW(CudaClock(runtime, stream));
+  runtime.destroy(stream);
+}
+
 std::string failure_of(const Model& model, const Plan& plan, const ThreadCudaOptions& options) {
   try {
     Trainer trainer(model, plan, tests::on_thread_cuda(tiny::options_for(kSteps), options));
