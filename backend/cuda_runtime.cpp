@@ -144,7 +144,10 @@ class RealRuntime : public CudaRuntime {
   }
   bool done(CudaEvent event) override {
     const cudaError_t code = cudaEventQuery(native(event));
-    if (code == cudaErrorNotReady) return false;
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();  // else, in some versions, the next launch would report it
+      return false;
+    }
     check(code, {"query of an event", {-1}, on(event)});
     return true;
   }
