@@ -4,16 +4,22 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "sim/base/units.h"
 
 namespace ballast {
 
+enum class ArenaBacking : uint8_t {
+  kWhereTouched,  // page by page
+  kWhole,         // at once, by all cores, in huge pages where the system gives them
+};
+
 class Arena {
  public:
-  // Reserves `size` bytes of zeros, backed only where touched. Throws Error if the system refuses.
-  Arena(std::string name, Bytes size);
+  // Reserves `size` bytes of zeros. Throws Error if the system refuses.
+  Arena(std::string name, Bytes size, ArenaBacking backing = ArenaBacking::kWhereTouched);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

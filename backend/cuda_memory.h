@@ -48,14 +48,14 @@ class CudaMemory {
   void* data_ = nullptr;
 };
 
-// Pins host memory that lives longer than this, unless the device reads it as it is.
+// Pins host memory that lives longer than this. Where the device shares the CPU's page tables the
+// driver only backs it, which it must be: a page that the device were the first to touch would come
+// to lie in the device's own memory.
 class CudaPin {
  public:
   CudaPin(CudaRuntime& runtime, void* memory, Bytes bytes, const std::string& what)
       : runtime_(runtime) {
-    const CudaProperties device = runtime.properties();
-    const bool superchip = device.addresses_pageable && device.shares_page_tables;
-    if (superchip || bytes.count == 0) return;
+    if (bytes.count == 0) return;
     runtime.pin(memory, bytes, what);
     memory_ = memory;
   }

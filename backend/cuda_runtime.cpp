@@ -77,7 +77,6 @@ class RealRuntime : public CudaRuntime {
     found.bus = bus;
     check(cudaDriverGetVersion(&found.driver_version), {"query of the driver's version"});
     check(cudaRuntimeGetVersion(&found.runtime_version), {"query of the runtime's version"});
-    found.addresses_pageable = attribute(cudaDevAttrPageableMemoryAccess) != 0;
     found.shares_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables) != 0;
     return found;
   }

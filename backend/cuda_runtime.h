@@ -26,11 +26,8 @@ struct CudaProperties {
   std::string bus;         // PCI address, as the driver's other interfaces name the device
   int driver_version = 0;  // the newest CUDA that the driver knows: 13000 is 13.0
   int runtime_version = 0;
-  // The device can address memory that was never registered (cudaDevAttrPageableMemoryAccess) and
-  // does so through the CPU's own page tables, as on a superchip: no page needs to move or to be
-  // pinned (cudaDevAttrPageableMemoryAccessUsesHostPageTables). Linux's HMM on a PCIe machine sets
-  // only the first.
-  bool addresses_pageable = false;
+  // The device addresses the CPU's memory through the CPU's own page tables, as on a superchip
+  // (cudaDevAttrPageableMemoryAccessUsesHostPageTables).
   bool shares_page_tables = false;
   // Tensor cores multiply 8-bit floats from Ada on.
   bool has_fp8() const { return major > 8 || (major == 8 && minor >= 9); }
@@ -74,7 +71,7 @@ class CudaRuntime {
   // Host memory that the device copies to and from at full speed.
   virtual void* allocate_pinned(Bytes bytes, const std::string& what) = 0;
   virtual void free_pinned(void* memory) = 0;
-  // The same for memory that is there already, whole pages.
+  // The same for memory that is there already, whole pages; backs what was never touched.
   virtual void pin(void* memory, Bytes bytes, const std::string& what) = 0;
   virtual void unpin(void* memory) = 0;
 

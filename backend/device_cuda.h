@@ -1,5 +1,5 @@
 // The CUDA device: the lanes of the GPU are streams, those of the CPU threads; the arena of the
-// GPU is one allocation, that of the CPU memory pinned for copies (or, on a superchip, plain).
+// GPU is one allocation, that of the CPU memory pinned for copies.
 //
 // Threads hand operations over ahead of time: between streams events keep the graph's edges. Only
 // what depends on work of the CPU (a step of its buckets, a decision, a commit) is handed over when

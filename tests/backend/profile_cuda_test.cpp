@@ -163,7 +163,7 @@ TEST(CudaProfile, machine_can_be_written_and_read_and_is_measured_throughout) {
 
 TEST(CudaProfile, memory_that_is_shared_makes_a_coherent_link) {
   PricedDevice device = small_gpu();
-  device.properties.addresses_pageable = device.properties.shares_page_tables = true;
+  device.properties.shares_page_tables = true;
   EXPECT_EQ(profile_of(device).machine.link.kind, "c2c");
 }
 
