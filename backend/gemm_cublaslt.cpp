@@ -138,6 +138,9 @@ class Preference {
     check(cublasLtMatmulPreferenceCreate(&preference_), "preference");
     const auto most = static_cast<uint64_t>(kWorkspace.count);
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most);
+    // Parts of a long sum are added up in fp32: other schemes would round each to the output first.
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(gemm.b.data));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(gemm.a.data));
     const void* added = gemm.added == nullptr ? gemm.out : gemm.added;
