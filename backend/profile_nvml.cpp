@@ -67,7 +67,10 @@ bool find_all(void* library, NvmlCalls& calls) {
          find_function(library, "nvmlDeviceGetClockInfo", calls.clock) &&
          find_function(library, "nvmlDeviceGetPowerUsage", calls.power) &&
          find_function(library, "nvmlDeviceGetTemperature", calls.temperature) &&
-         find_function(library, "nvmlDeviceGetCurrentClocksThrottleReasons", calls.slow_reasons) &&
+         // The first is its name from driver 535 on.
+         (find_function(library, "nvmlDeviceGetCurrentClocksEventReasons", calls.slow_reasons) ||
+          find_function(library, "nvmlDeviceGetCurrentClocksThrottleReasons",
+                        calls.slow_reasons)) &&
          find_function(library, "nvmlSystemGetDriverVersion", calls.driver_version);
 }
 

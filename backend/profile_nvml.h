@@ -53,7 +53,7 @@ struct NvmlCalls {
   int (*clock)(Device, int which, unsigned* mhz) = nullptr;         // nvmlDeviceGetClockInfo
   int (*power)(Device, unsigned* milliwatts) = nullptr;             // nvmlDeviceGetPowerUsage
   int (*temperature)(Device, int sensor, unsigned*) = nullptr;      // nvmlDeviceGetTemperature
-  int (*slow_reasons)(Device, unsigned long long* bits) = nullptr;  // ...CurrentClocksThrottle...
+  int (*slow_reasons)(Device, unsigned long long* bits) = nullptr;  // ...CurrentClocksEventReasons
   int (*driver_version)(char* text, unsigned length) = nullptr;     // nvmlSystemGetDriverVersion
 };
 
