@@ -131,13 +131,20 @@ CudaAttention::CudaAttention(CudaRuntime& runtime, std::unique_ptr<AttentionLibr
       workspace_(runtime, CudaMemoryKind::kDevice, library_ ? workspace : Bytes{},
                  "the workspace of attention") {}
 
-// All at once, else as many whole sequences as fit, else as many heads of one.
+// All at once, else as many whole sequences as fit, else as many heads of one. A workspace grows
+// with sequences and heads, and never faster than they do: what by that is too large needs no
+// asking, as an answer takes the library a second or two.
 std::optional<AttentionPass> CudaAttention::found(AttentionPass pass) {
   if (!library_ || !is_for_libraries(pass.shape, pass.format)) return {};
+  double least_of_one = 0;  // bytes, of one head of one sequence
   const auto fits = [&](int64_t sequences, int64_t kv_heads) {
     pass.sequences = sequences;
     pass.kv_heads = kv_heads;
+    const auto slice = static_cast<double>(sequences * kv_heads);
+    const auto most = static_cast<double>(workspace_.bytes().count);
+    if (slice * least_of_one > most) return false;
     const std::optional<Bytes> needed = library_->workspace(pass);
+    if (needed) least_of_one = static_cast<double>(needed->count) / slice;
     return needed && *needed <= workspace_.bytes();
   };
   for (int64_t sequences = pass.shape.sequences; sequences > 0; --sequences) {

@@ -18,6 +18,7 @@ namespace ballast::tests {
 struct AttentionRuns {
   int64_t forward = 0;
   int64_t backward = 0;
+  int64_t asked = 0;  // for a workspace
 };
 
 class PlainAttention : public AttentionLibrary {
@@ -26,6 +27,7 @@ class PlainAttention : public AttentionLibrary {
 
   std::string name() const override { return "plain"; }
   std::optional<Bytes> workspace(const AttentionPass& pass) override {
+    ++runs_->asked;
     if (pass.direction == AttentionDirection::kForward) return Bytes{};
     return Bytes{2 * pass.sequences * pass.kv_heads * pass.group() * pass.shape.length *
                  pass.shape.length};

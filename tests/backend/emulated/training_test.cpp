@@ -198,10 +198,14 @@ TEST(EmulatedTraining, attention_in_slices_gives_the_bits_of_attention_at_once) 
   EXPECT_EQ(at_once.runs->backward, kSteps * model.layers);
   EXPECT_EQ(by_sequence.runs->backward, 2 * kSteps * model.layers);
   EXPECT_EQ(by_head.runs->backward, 4 * kSteps * model.layers);
+  // By each of two devices: the forward once, the backward for the whole and for the slice. What by
+  // the whole's workspace is too large is not asked for.
+  EXPECT_EQ(by_head.runs->asked, 2 * 3);
   // Too little for any slice of the backward: it is ours, the forward the library's.
   static_cast<void>(way(model, plan, on_emulated_cuda(options, none)));
   EXPECT_EQ(none.runs->backward, 0);
   EXPECT_EQ(none.runs->forward, kSteps * model.layers);
+  EXPECT_EQ(none.runs->asked, 2 * 2);
 }
 
 TEST(EmulatedTraining, fp32_is_left_to_our_kernels) {
