@@ -68,7 +68,7 @@ class CudaRuntime {
   // Device memory, 256-byte aligned; `what` it is for, for messages.
   virtual void* allocate(Bytes bytes, const std::string& what) = 0;
   virtual void free(void* memory) = 0;
-  // Host memory that the device copies to and from at full speed.
+  // Host memory that the device copies to and from at full speed, and that kernels may write.
   virtual void* allocate_pinned(Bytes bytes, const std::string& what) = 0;
   virtual void free_pinned(void* memory) = 0;
   // The same for memory that is there already, whole pages; backs what was never touched.

@@ -66,6 +66,29 @@ CopyKind kind_of_copy(const Op& op) {
   return in ? CopyKind::kHostToDevice : CopyKind::kDeviceToHost;
 }
 
+// Of the step: what the GPU steps so that it can be taken back exactly.
+std::vector<OpId> recorded_adams(const Graph& graph) {
+  std::vector<OpId> found;
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    if (op.kind != OpKind::kAdam || kind_of(op.lane) != LaneKind::kCompute) continue;
+    if (std::get<BucketWork>(op.work).exact_undo) found.push_back(static_cast<OpId>(i));
+  }
+  return found;
+}
+
+// By bucket, and how many there are in all at the end.
+std::vector<int64_t> first_runs(const Graph& graph) {
+  std::vector<int64_t> first{0};
+  for (const Bucket& bucket : graph.buckets) {
+    first.push_back(first.back() + std::ssize(runs_of(graph.modules, bucket)));
+  }
+  return first;
+}
+
+// No step has the mark 0.
+uint32_t mark_of(int32_t step) { return static_cast<uint32_t>(step) + 1; }
+
 constexpr size_t index_of(Place place) { return static_cast<size_t>(place); }
 
 }  // namespace
@@ -88,6 +111,11 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
              "losses"),
       losses_(*runtime_, CudaMemoryKind::kPinned, bytes_of(2 * micro_batches() + 1, DType::kF64),
               "losses"),
+      recorded_adams_(recorded_adams(graph_)),
+      first_run_(first_runs(graph_)),
+      left_(*runtime_, CudaMemoryKind::kPinned,
+            recorded_adams_.empty() ? Bytes{} : bytes_of(first_run_.back(), DType::kI32),
+            "what records did not hold"),
       arguments_(graph_, bases_of(hbm_, dram_)),
       ranges_(graph_, arguments_),
       control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
@@ -99,6 +127,7 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
                lanes_.stream(lane_of(0, LaneKind::kCopyIn))) {
   runtime_->clear(hbm_.data(), hbm_.bytes(), lanes_.stream(lane_of(0, LaneKind::kCompute)));
   drain();
+  std::fill_n(left_.data(), left_.bytes().count, std::byte{});
   recorded_of_.assign(graph_.step.ops.size(), -1);
   if (!options.captures) return;
   for (CudaSegment& segment : cuda_segments(graph_)) {
@@ -197,7 +226,8 @@ void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream
     case OpKind::kCopy:
       return copies(ranges_.copies(op, step), kind_of_copy(op), stream);
     case OpKind::kCommit:
-      return;  // judged by the host; its place in the stream is what others follow
+      // Judged by the host; its place in the stream is what others follow.
+      return finish_recorded(stream);
     case OpKind::kCast:
     case OpKind::kDecide:
     case OpKind::kCollective:
@@ -258,6 +288,11 @@ void CudaDevice::enqueue_adam(const Op& op, int32_t step, Program program, CudaS
   }
 }
 
+uint32_t* CudaDevice::left_of(const Op& op) const {
+  auto* const all = reinterpret_cast<uint32_t*>(left_.data());
+  return all + first_run_[static_cast<size_t>(op.label.bucket)];
+}
+
 // One record a run, one after another in the bucket's tensor.
 void CudaDevice::enqueue_recorded(const Op& op, int32_t step, const RecordedAdam& adam,
                                   CudaStream stream) {
@@ -265,10 +300,14 @@ void CudaDevice::enqueue_recorded(const Op& op, int32_t step, const RecordedAdam
   const std::vector<Run>& runs = ranges_.runs(op.label.bucket);
   std::byte* record = arguments_.find(op, Role::kUndoRecord, step).data;
   for (size_t i = 0; i < ranges.size(); ++i) {
+    uint32_t* const left = left_of(op) + i;
     kernels::AdamConstants constants = adam.constants;
     if (!ranges[i].decays) constants.weight_decay = 0;
-    math_->recorded_adam({ranges[i].arrays, constants, reinterpret_cast<uint8_t*>(record)},
-                         adam.part, stream);
+    if (adam.part != Part::kFinish || *left == mark_of(step)) {
+      math_->recorded_adam(
+          {ranges[i].arrays, constants, reinterpret_cast<uint8_t*>(record), left, mark_of(step)},
+          adam.part, stream);
+    }
     record += undo_record_bytes(runs[i]).count;
   }
 }
@@ -320,23 +359,29 @@ void CudaDevice::collect_losses(int32_t step) {
 bool CudaDevice::commit(int32_t step) {
   collect_losses(step - 1);
   const bool accepted = control_.commit(step);
-  if (accepted && recorded_step_ == step - 1) finish_recorded(step - 1);
+  if (accepted && recorded_step_ == step - 1) {
+    // It tells by run whether something was left. The forward behind it keeps the GPU busy.
+    lanes_.follow(graph_.step, graph_.commit, recorded_adams_.back(), step - 1);
+    unfinished_ = recorded_step_;
+  }
   return accepted;
 }
 
-// What the records did not hold is stepped now that nothing will be taken back: the commit, which
-// comes next on this stream, holds the gradients until then.
-void CudaDevice::finish_recorded(int32_t step) {
-  runtime_->bind_thread();
-  const CudaStream stream = lanes_.stream(lane_of(0, LaneKind::kCompute));
-  for (const Op& op : graph_.step.ops) {
-    if (op.kind != OpKind::kAdam || kind_of(op.lane) != LaneKind::kCompute) continue;
-    enqueue_recorded(op, step, {Part::kFinish, control_.undone_constants()}, stream);
+// What the records did not hold is stepped now that nothing will be taken back: as part of the
+// commit, which holds the gradients until then.
+void CudaDevice::finish_recorded(CudaStream stream) {
+  if (!unfinished_) return;
+  const int32_t step = *std::exchange(unfinished_, {});
+  for (const OpId id : recorded_adams_) {
+    enqueue_recorded(graph_.step.ops[static_cast<size_t>(id)], step,
+                     {Part::kFinish, control_.undone_constants()}, stream);
   }
 }
 
-// The losses of a delayed step are part of its state, which may be asked for next.
+// The losses of a delayed step are part of its state, which may be asked for next. The last step of
+// a run is accepted without a commit on the stream.
 void CudaDevice::drain() {
+  finish_recorded(lanes_.stream(lane_of(0, LaneKind::kCompute)));
   lanes_.drain();
   for (const int32_t step : loss_steps_) collect_losses(step);
 }

@@ -74,13 +74,15 @@ class CudaDevice : public TrainingDevice {
   // Whether the operation was or is part of a recorded run, which its first launches.
   bool launch_recorded(const Sequence& sequence, OpId id, int32_t step);
   void enqueue_adam(const Op& op, int32_t step, Program program, CudaStream stream);
-  // A part of the exact Adam of a bucket that the GPU steps.
+  // A part of the exact Adam of a bucket that the GPU steps; of kFinish, only the runs of which
+  // kStep left something.
   struct RecordedAdam {
     kernels::cuda::RecordedPart part{};
     kernels::AdamConstants constants;
   };
   void enqueue_recorded(const Op& op, int32_t step, const RecordedAdam& adam, CudaStream stream);
-  void finish_recorded(int32_t step);
+  uint32_t* left_of(const Op& op) const;  // by run
+  void finish_recorded(CudaStream stream);
   void work_on_cpu(const Op& op, int32_t step, Program program);
   void load_batch(const Op& op, int32_t step);
   void check_tokens(std::span<const int32_t> tokens) const;
@@ -108,7 +110,13 @@ class CudaDevice : public TrainingDevice {
   CudaMemory means_;
   CudaMemory losses_;
   std::array<int32_t, 2> loss_steps_{-1, -1};  // whose losses those are, by parity
-  std::optional<int32_t> recorded_step_;       // the last whose exact Adam ran on the GPU
+  // The operations of the exact Adam on the GPU, in program order; by bucket, which of all runs is
+  // its first; and by run, the mark of the last step whose records did not hold all of it.
+  std::vector<OpId> recorded_adams_;
+  std::vector<int64_t> first_run_;
+  CudaMemory left_;
+  std::optional<int32_t> recorded_step_;  // the last whose exact Adam ran on the GPU
+  std::optional<int32_t> unfinished_;     // the one that was accepted and is to be finished
   OperationArguments arguments_;
   BucketRanges ranges_;
   UpdateControl control_;

@@ -398,7 +398,8 @@ Status adam_step(const AdamArrays&, const AdamConstants&, const Snapshot&, Strea
 // bytes as UndoRecord::fixed_bytes(count, kRecord) of kernels/undo.h, aligned to 64. Only an undo
 // may be without weights.
 //   kStep    as adam_step, and fills the record. A tile whose escapes do not fit is left: its
-//            weights are those of after the step, its master and moments those of before.
+//            weights are those of after the step, its master and moments those of before; *left
+//            becomes `mark`, and is not written where there is none.
 //   kUndo    master, moments and weights as they were before the step
 //   kFinish  steps what was left, once nothing will be taken back; nothing where nothing was left
 // All with the same arrays, of which the gradient is not written in between, and constants.
@@ -406,6 +407,8 @@ struct RecordedStep {
   AdamArrays arrays;
   AdamConstants constants;
   uint8_t* record = nullptr;
+  uint32_t* left = nullptr;  // null: nobody asks; may be pinned memory of the host
+  uint32_t mark = 0;
 };
 enum class RecordedPart : uint8_t { kStep, kUndo, kFinish };
 Status recorded_step(const RecordedStep&, RecordedPart, Stream);

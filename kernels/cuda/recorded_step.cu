@@ -109,6 +109,8 @@ struct Task {
   AdamArrays arrays;
   StepConstants constants;
   uint8_t* record = nullptr;
+  uint32_t* left = nullptr;
+  uint32_t mark = 0;
   int64_t first_tile = 0;  // of the launch
 };
 
@@ -246,7 +248,11 @@ __global__ void __launch_bounds__(kThreads) recorded_step_kernel(Task task) {
   const bool holds = 2 * (escapes + rests_of(sums.all)) <= kUndoTileReserve;
   store_weights<kCount>(a, tile.first, held);
   if (threadIdx.x == 0) *tile.length = holds ? escapes : kTileIsLeft;
-  if (!holds) return;
+  if (!holds) {
+    // Every block that leaves its tile writes the same.
+    if (threadIdx.x == 0 && task.left != nullptr) *task.left = task.mark;
+    return;
+  }
   store_state<kCount>(a, tile.first, held);
   uint16_t* head = tile.reserve + escapes_of(sums.before);
   uint16_t* rest = tile.reserve + escapes + rests_of(sums.before);
@@ -334,7 +340,7 @@ Status launch_tiles(const char* name, void (*by_fours)(Task), void (*one_by_one)
 }  // namespace
 
 Status recorded_step(const RecordedStep& d, RecordedPart part, Stream stream) {
-  const Task task{d.arrays, step_constants(d.constants), d.record, 0};
+  const Task task{d.arrays, step_constants(d.constants), d.record, d.left, d.mark, 0};
   switch (part) {
     case RecordedPart::kStep:
       return launch_tiles("recorded_step", recorded_step_kernel<kQuad>, recorded_step_kernel<1>,

@@ -9,6 +9,7 @@
 #include "backend/cuda_segments.h"
 #include "backend/make_device.h"
 #include "sim/graph/build.h"
+#include "sim/graph/rewrite.h"
 #include "tests/backend/cuda_training.h"
 #include "tests/backend/temporary_folder.h"
 
@@ -142,6 +143,39 @@ TEST(CudaDevice, delayed_updates_and_their_checkpoints_are_those_of_the_host) {
   for (size_t i = 0; i < resumed.records.size(); ++i) {
     EXPECT_EQ(resumed.records[i].loss, reference.records[i + 3].loss) << "step " << i + 3;
   }
+}
+
+// Exact undo on the GPU: a kernel a run in each of eight steps. The runtime's kernels leave tiles
+// in six of them, whose marks are 1, 2, 4, 5, 7 and 8; a kernel a run finishes them within the
+// commit of the step after, or, those of the last, when the run is over.
+TEST(CudaDevice, what_records_did_not_hold_is_finished_in_the_span_of_the_commit_and_only_then) {
+  constexpr int kEight = 8;
+  const Plan plan = changed(tiny::wait_plan(), [](Plan& p) {
+    p.optimizer.bucket_bytes = {2 * kSegment * 4};
+    p.optimizer.sync = SyncMode::kSpeculate;
+    p.optimizer.undo = UndoKind::kExact;
+    p.optimizer.gpu_buckets = 3;
+  });
+  TrainerOptions options = tiny::options_for(kEight);
+  options.optimizer.clip_norm = 0;  // nothing is rolled back
+  const auto log = std::make_shared<CudaLog>();
+  Trainer trainer(tiny::gpt2_model(), plan, tests::on_thread_cuda(options, dawdling(), log));
+  EXPECT_EQ(trainer.train(kEight, nullptr).rollbacks, 0);
+  const Graph& graph = trainer.graph();
+  const std::string commit = describe(graph.step.ops[static_cast<size_t>(graph.commit)]);
+  int64_t runs = 0;
+  for (const Bucket& bucket : graph.buckets) {
+    if (bucket.site == Site::kGpu) runs += std::ssize(runs_of(graph.modules, bucket));
+  }
+  int64_t steps = 0, within = 0, after = 0;
+  for (const NotedCall& call : log->calls) {
+    if (call.call != CudaCall::kKernel || call.what != "recorded adam") continue;
+    ++(call.range.empty() ? after : call.range == commit ? within : steps);
+  }
+  ASSERT_GT(runs, 1);
+  EXPECT_EQ(steps, kEight * runs);
+  EXPECT_EQ(within, 5 * runs);
+  EXPECT_EQ(after, runs);
 }
 
 TEST(CudaDevice, one_operation_after_another_gives_the_same_bits_and_losses_are_evaluated) {

@@ -157,7 +157,8 @@ class ThreadCudaMath : public CudaMath {
   void sums(const SumRange& range, CudaStream stream) override;
   void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
             CudaStream stream) override;
-  // Of every other tile the step is left to kFinish, as if its record did not hold it.
+  // Of every other tile the step is left to kFinish, as if its record did not hold it; but nothing
+  // in every third step.
   void recorded_adam(const kernels::cuda::RecordedStep& step, kernels::cuda::RecordedPart part,
                      CudaStream stream) override;
 

@@ -169,17 +169,22 @@ void expect_step_and_undo(const AdamState& begin, Tiles& tiles, int64_t shift,
     const AdamOnDevice device(arrays, shift);
     const int64_t bytes = UndoRecord::fixed_bytes(arrays.count, UndoForm::kRecord);
     const Memory record(bytes);
-    const RecordedStep step{device.arrays, constants, static_cast<uint8_t*>(record.data())};
+    const Memory left(4);  // begins as what no step has for a mark
+    const RecordedStep step{device.arrays, constants, static_cast<uint8_t*>(record.data()),
+                            static_cast<uint32_t*>(left.data()), 7};
     expect_launched(recorded_step(step, RecordedPart::kStep, nullptr));
+    int64_t left_here = 0;
     std::vector<uint8_t> written(static_cast<size_t>(bytes));
     copy_out(written.data(), record.data(), bytes);
     const int64_t all = (arrays.count + kUndoTile - 1) / kUndoTile;
     for (int64_t tile = 0; tile < all; ++tile) {
       uint32_t length = 0;
       std::memcpy(&length, written.data() + all * (kUndoTile + kUndoTileReserve) + 4 * tile, 4);
-      tiles.left += length == UINT32_MAX;
+      left_here += length == UINT32_MAX;
       tiles.with_escapes += length > 0 && length <= kUndoTileReserve / 2;
     }
+    tiles.left += left_here;
+    EXPECT_EQ(left.get_as<uint32_t>()[0], left_here > 0 ? 7 : UINT32_MAX) << name;
     const RecordedPart then = taken_back ? RecordedPart::kUndo : RecordedPart::kFinish;
     for (int times = 0; times < (taken_back ? 1 : 2); ++times) {
       expect_launched(recorded_step(step, then, nullptr));
