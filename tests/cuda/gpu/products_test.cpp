@@ -1,0 +1,147 @@
+// Matrix products by cuBLASLt against three loops, in every orientation, with everything that they
+// add. Of small integers: sums are exact, so what is rounded once has the very bits.
+
+#include <fmt/format.h>
+
+#include "backend/cuda_fp8.h"
+#include "backend/gemm_cublaslt.h"
+#include "sim/graph/build.h"
+#include "tests/backend/emulated/immediate_cuda.h"
+#include "tests/cuda/arrays.h"
+
+namespace ballast::kernels::cuda::testing {
+namespace {
+
+class products : public OnMachine {};
+
+// Integers from -most to most, in no order.
+std::vector<float> integers(int64_t count, int64_t most, int64_t seed) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    values[static_cast<size_t>(i)] =
+        static_cast<float>((i * i * 31 + i * 7919 + seed) % (2 * most + 1) - most);
+  }
+  return values;
+}
+
+// The same values on the GPU and on the host.
+struct Both {
+  Both(Format format, const std::vector<float>& values)
+      : device(format, values), host(device.bytes()) {}
+  Values device;
+  std::vector<unsigned char> host;
+};
+
+struct Shape {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t gap = 0;  // beyond the end of each row
+};
+
+GemmOperand operand(const Shape& s, DType dtype, Orientation orientation, bool left) {
+  const int64_t rows = left ? s.m : s.k;
+  const int64_t columns = left ? s.k : s.n;
+  const bool turned = orientation == Orientation::kTransposed;
+  return {nullptr, dtype, orientation, (turned ? rows : columns) + s.gap, nullptr};
+}
+int64_t values_of(const GemmOperand& operand, int64_t rows, int64_t columns) {
+  const bool turned = operand.orientation == Orientation::kTransposed;
+  return operand.stride * (turned ? columns : rows);
+}
+
+enum class Adds : uint8_t { kNothing, kBias, kItself, kAnotherAndBias };
+
+class Case {
+ public:
+  Case(const Shape& shape, Format format, int64_t most)
+      : shape_(shape), format_(format), most_(most) {}
+
+  // One product by `ours`, where it comes from, and the same by loops.
+  template <class Multiply>
+  void expect_exact(Orientation of_a, Orientation of_b, Adds adds, const Multiply& multiply) {
+    const DType dtype = dtype_of(format_);
+    CudaGemm gemm;
+    gemm.m = shape_.m, gemm.n = shape_.n, gemm.k = shape_.k;
+    gemm.a = operand(shape_, dtype, of_a, true);
+    gemm.b = operand(shape_, dtype, of_b, false);
+    gemm.out_dtype = dtype;
+    gemm.out_stride = shape_.n + shape_.gap;
+    const int64_t outputs = shape_.m * gemm.out_stride;
+    const Both a(format_, integers(values_of(gemm.a, shape_.m, shape_.k), most_, 1));
+    const Both b(format_, integers(values_of(gemm.b, shape_.k, shape_.n), most_, 5));
+    const Both bias(format_, integers(shape_.n, 50, 9));
+    const Both another(format_, integers(outputs, 50, 11));
+    Both out(format_, integers(outputs, 50, 13));
+    const bool has_bias = adds == Adds::kBias || adds == Adds::kAnotherAndBias;
+    const auto bind = [&](const auto& place, auto* to) {
+      gemm.a.data = place(a), gemm.b.data = place(b), gemm.out = to;
+      gemm.bias = has_bias ? place(bias) : nullptr;
+      gemm.added = adds == Adds::kItself           ? to
+                   : adds == Adds::kAnotherAndBias ? place(another)
+                                                   : nullptr;
+    };
+    bind([](const Both& both) -> const void* { return both.device.data(); }, out.device.data());
+    multiply(gemm);
+    const std::vector<unsigned char> found = out.device.bytes();
+    bind([](const Both& both) -> const void* { return both.host.data(); },
+         static_cast<void*>(out.host.data()));
+    tests::PlainProducts().multiply(gemm, {});
+    EXPECT_TRUE(found == out.host) << fmt::format(
+        "{} {}x{}x{}, orientations {} {}, adds {}: other bits", name_of(format_), shape_.m,
+        shape_.n, shape_.k, static_cast<int>(of_a), static_cast<int>(of_b), static_cast<int>(adds));
+  }
+
+ private:
+  Shape shape_;
+  Format format_;
+  int64_t most_;
+};
+
+constexpr Orientation kOrientations[] = {Orientation::kAsStored, Orientation::kTransposed};
+constexpr Adds kAdds[] = {Adds::kNothing, Adds::kBias, Adds::kItself, Adds::kAnotherAndBias};
+const CudaStream kDefault{nullptr, "default"};
+
+TEST_F(products, are_exact_in_every_orientation_whatever_they_add) {
+  const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
+  CublasGemm ours(*runtime, {});
+  // Rows that are aligned; rows that are not; a sum so long that it may be divided.
+  for (const Shape& shape : {Shape{96, 80, 64, 8}, Shape{70, 53, 65, 0}, Shape{64, 64, 8192, 0}}) {
+    for (const Format format : kFormats) {
+      Case of(shape, format, 2);
+      for (const Orientation of_a : kOrientations) {
+        for (const Orientation of_b : kOrientations) {
+          for (const Adds adds : kAdds) {
+            of.expect_exact(of_a, of_b, adds,
+                            [&](const CudaGemm& gemm) { ours.multiply(gemm, kDefault); });
+          }
+        }
+      }
+    }
+  }
+}
+
+// e4m3 holds integers to 16, e5m2 to 8.
+TEST_F(products, of_8_bits_are_exact_too) {
+  const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
+  if (!runtime->properties().has_fp8()) GTEST_SKIP() << "the GPU has no 8-bit floats";
+  CublasGemm ours(*runtime, {});
+  const Shape shape{96, 80, 64, 16};
+  const Memory codes(codes_layout({shape.m, shape.n, shape.k}).whole.count);
+  const Memory scratch(fp8_scratch_bytes().count);
+  for (const GradientFactor gradient :
+       {GradientFactor::kNone, GradientFactor::kA, GradientFactor::kB}) {
+    for (const Orientation of_a : kOrientations) {
+      for (const Orientation of_b : kOrientations) {
+        for (const Adds adds : kAdds) {
+          Case(shape, Format::kBf16, 8).expect_exact(of_a, of_b, adds, [&](const CudaGemm& gemm) {
+            multiply_in_fp8({gemm, gradient, static_cast<std::byte*>(codes.data()),
+                             static_cast<std::byte*>(scratch.data())},
+                            ours, kDefault);
+          });
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::kernels::cuda::testing
