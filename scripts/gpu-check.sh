@@ -4,8 +4,11 @@
 # .deps/ (scripts/stage_dependencies.sh) where that is there, else from the system. Leaves under
 # OUT: log.txt, summary.txt, the machine as JSON, verify records, traces and metrics.
 #   scripts/gpu-check.sh OUT [--only STEP] [--minutes N]
-# STEP: build, test, profile, tune, train, verify or pytorch. A later call goes on where an earlier
-# one ran out of time: a step that left OUT/STEP.done is not run again unless --only names it.
+# STEP: build, test, profile, tune, train, verify, pytorch or sanitize. A later call goes on where
+# an earlier one ran out of time: a step that left OUT/STEP.done is not run again unless --only
+# names it, and of verify, pytorch and sanitize no run that left its record. By estimate, on an H200
+# beside 16 cores: build 2 minutes, test 4, profile 3, tune 1, train 2, verify 8, pytorch 4, and
+# sanitize what is left: three calls of 10 minutes do all but the end of it.
 # Without a GPU the steps build and test do what can be done; the others are skipped, and so is test
 # in the end. A GPU that nvidia-smi lists and no test reaches is a failure.
 # The last line is "N done, N failed, N skipped"; exits 1 if a step failed.
@@ -16,7 +19,7 @@ usage() {
   sed -n 's/^#   //p' "$0" >&2
   exit 2
 }
-steps=(build test profile tune train verify pytorch)
+steps=(build test profile tune train verify pytorch sanitize)
 [ $# -ge 1 ] || usage
 out=$1
 shift
@@ -43,7 +46,10 @@ left() { echo $((end - SECONDS)); }
 shown() {
   printf '$ %s\n' "$*"
   [ "$(left)" -gt 0 ] || { echo "out of time"; return 124; }
-  timeout "$(left)" "$@"
+  timeout --kill-after=10 "$(left)" "$@"
+  local code=$?
+  [ $code -ne 137 ] || [ "$(left)" -gt 0 ] || code=124  # it had to be killed
+  return $code
 }
 has_gpu() { [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; }
 no_gpu="there is no GPU (nvidia-smi lists none)"
@@ -66,8 +72,39 @@ find_cudnn() {
   echo "there is no cuDNN: attention by our kernels"
 }
 
+# A toolkit may be a compiler alone, and the libraries those of Python packages (PyTorch brings them
+# under nvidia/), whose files lack the names that a linker looks for: those are made.
+find_libraries() {
+  local nvcc toolkit site name file borrowed
+  nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+  toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  site=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null) || return 0
+  mkdir -p "$build/borrowed"
+  borrowed=$(cd "$build/borrowed" && pwd)
+  for name in libcudart libcublasLt; do
+    [ -z "$(find -L "$toolkit" -name "$name.so" -print -quit 2>/dev/null)" ] || continue
+    file=$(find -L "$site" -name "$name.so.13" -print -quit)
+    [ -n "$file" ] || continue
+    ln -sf "$file" "$borrowed/$name.so"
+    ln -sf "$file" "$borrowed/$name.so.13"
+    export CMAKE_LIBRARY_PATH=$borrowed
+    echo "$name of $file"
+  done
+  for name in cublasLt.h nvtx3/nvToolsExt.h; do
+    [ -z "$(find -L "$toolkit" -path "*/include/$name" -print -quit 2>/dev/null)" ] || continue
+    file=$(find -L "$site" -path "*/include/$name" -print -quit)
+    [ -n "$file" ] || continue
+    export CPLUS_INCLUDE_PATH=${file%"/$name"}${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
+    echo "$name of $file"
+  done
+}
+
 step_build() {
   command -v cmake >/dev/null || { echo "there is no cmake"; return 1; }
+  find_libraries
+  if [ ! -f "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then
+    export CMAKE_GENERATOR=Ninja
+  fi
   local staged_flags=() launcher=()
   if [ -f .deps/flags.sh ]; then . .deps/flags.sh; fi
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
@@ -108,15 +145,27 @@ step_test() {
     echo "nvidia-smi lists a GPU that the CUDA runtime does not reach"
     return 1
   fi
-  exactness || return
-  if ! command -v compute-sanitizer >/dev/null; then
-    echo "compute-sanitizer is not here: races and bad accesses of kernels were not looked for"
-    return 0
+  exactness
+}
+
+# Races and bad accesses of our kernels, at the sizes of the emulation: every access takes a hundred
+# times as long, and products are the library's.
+step_sanitize() {
+  command -v compute-sanitizer >/dev/null || { echo "skipped: no compute-sanitizer"; return 77; }
+  # Some virtual machines do not let it have the device.
+  if ! timeout 120 compute-sanitizer --error-exitcode 9 "$build/test_cuda" --gtest_brief=1 \
+    --gtest_filter=bits.the_probes_do_what_they_time >"$out/sanitizer.txt" 2>&1; then
+    tail -n 5 "$out/sanitizer.txt"
+    ! grep -qiE 'not supported|error 999|failed to initialize' "$out/sanitizer.txt" || return 77
+    return 1
   fi
   local tool
+  [ ! -f "$out/sanitize.done" ] || rm -f "$out"/{memcheck,racecheck}.done
   for tool in memcheck racecheck; do
+    [ ! -f "$out/$tool.done" ] || continue
     shown compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/test_cuda" \
-      --gtest_brief=1 || return
+      --gtest_brief=1 --gtest_filter=-large.*:products.* || return
+    touch "$out/$tool.done"
   done
 }
 
@@ -147,6 +196,7 @@ exactness() {
 }
 
 step_profile() {
+  free -g
   nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw --format=csv
   ballast profile --device cuda:0 --store "$store" --out "$out/machine.json"
 }
@@ -198,8 +248,11 @@ fp8_follows_bf16() {
 # model that fits, of those that the device can run.
 step_verify() {
   local failed_here=0 model plan
+  [ ! -f "$out/verify.done" ] || rm -f "$out/verify.done" "$out"/*.verify.json
   for model in gpt2 gpt2-xl llama-3-8b; do
-    for plan in superoffload zero-offload resident "superoffload --set plan.products=fp8"; do
+    # SuperOffload leaves to a large GPU all that fits it: once with every bucket on the CPU too.
+    for plan in superoffload zero-offload resident "superoffload --set plan.products=fp8" \
+      "superoffload --set plan.optimizer.gpu_buckets=0"; do
       # shellcheck disable=SC2086  # a strategy, and perhaps flags
       verify_one "$model" $plan
       case $? in
@@ -222,12 +275,18 @@ step_verify() {
 }
 
 # verify_one MODEL STRATEGY [FLAG...]: returns 3 where the plan is infeasible (exit code 1 of
-# predict): that is named and is no failure.
+# predict): that is named and is no failure. Nothing to do where an earlier call did it.
 verify_one() {
-  local name=$1-$2 last=${*: -1}
+  local name=$1-$2 last=${*: -1} reserved
+  # What is in use, and 8 GB for what a training keeps beside its arena and while it begins: a plan
+  # that fits to the last byte would be killed.
+  reserved=$(awk '/^MemTotal:/ { all = $2 } /^MemAvailable:/ { free = $2 }
+    END { printf "%.1f", (all - free) * 1024 / 1e9 + 8 }' /proc/meminfo)
   local common=(--model "$1" --strategy "$2" --machine "$out/machine.json" --devices 1
-    --global-batch 8 --sequence-length 1024 --store "$store" "${@:3}")
-  [ $# -le 2 ] || name+=-${last##*=}
+    --global-batch 8 --sequence-length 1024 --store "$store"
+    --set "machine.cpu.reserved_gb=$reserved" "${@:3}")
+  [ $# -le 2 ] || name+=-$(tr = - <<<"${last##*.}")
+  [ ! -f "$out/$name.verify.json" ] || { echo "$name: done before"; return 0; }
   ballast predict "${common[@]}" >"$out/$name.predicted.txt" 2>&1
   case $? in
     0) ;;
@@ -244,6 +303,7 @@ step_pytorch() {
   python3 -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null ||
     { echo "PyTorch with CUDA is not installed"; return 77; }
   for mode in compiled fsdp-offload; do
+    [ ! -f "$out/torch-$mode.json" ] || [ -f "$out/pytorch.done" ] || continue
     shown python3 scripts/bench_torch_train.py --mode "$mode" --out "$out/torch-$mode.json" ||
       return
   done
@@ -251,6 +311,8 @@ step_pytorch() {
 
 run_step() {
   local step=$1 code reason=""
+  # OUT may have come here from another machine, and the build not.
+  [ "$step" != build ] || [ -x "$build/ballast" ] || rm -f "$out/build.done"
   if [ -z "$only" ] && [ -f "$out/$step.done" ]; then
     echo "== $step: done before"
     return
