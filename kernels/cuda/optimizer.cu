@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_tile(const void* values, int64_t first, int
 // Block x: segment x. A zero beyond the end adds +0 to a sum of squares, which changes no bit.
 template <Format kFormat, int kCount>
 __global__ void __launch_bounds__(kSumThreads) sum_of_squares_kernel(SumOfSquares d) {
-  __shared__ float tile[kSumTile];
+  alignas(16) __shared__ float tile[kSumTile];  // written by fours
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t begin = blockIdx.x * kNormBlock;
   const int64_t end = smaller(begin + kNormBlock, d.count);
