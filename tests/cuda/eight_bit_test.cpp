@@ -96,6 +96,17 @@ TEST_F(eight_bit, codes_are_the_hosts_for_any_shape_stride_alignment_and_format)
   }
 }
 
+// 33 x 32 tiles of 64 x 64 and 1,024 blocks: some blocks take a second tile, over what they wrote of
+// the first. As one row it is 2.06 times what all blocks take at once.
+TEST_F(eight_bit, codes_are_the_hosts_where_blocks_take_more_than_one_turn) {
+  Matrix m{Format::kBf16, 2112, 2048, 2048, 0, {}};
+  m.values = normal({0.1f, 0.02f, 9}, m.format, m.rows * m.stride);
+  for (const CodeOrder order : kOrdersOfCodes) {
+    const Rounded actual = on_machine(m, Fp8::kE4m3, order);
+    EXPECT_TRUE(actual == on_host(m, Fp8::kE4m3, order)) << static_cast<int>(order);
+  }
+}
+
 TEST_F(eight_bit, the_same_codes_come_every_time) {
   Matrix m{Format::kBf16, 96, 112, 128, 0, {}};
   m.values = normal({0, 1, 3}, m.format, m.rows * m.stride);
