@@ -128,6 +128,15 @@ if enough 240 "the thread sanitizer"; then
   build build/tsan thread test_backend && run build/tsan -R '^backend$'
   unset GTEST_FILTER
 fi
+# The CUDA kernels, emulated: one test for every barrier of theirs.
+if enough 400 "the CUDA kernels under the thread sanitizer"; then
+  say "CUDA kernels under the thread sanitizer"
+  GTEST_FILTER='attention.heads*:attention.large*:attention.rotation*:rows.a_norms*:rows.a_bias*'
+  GTEST_FILTER+=':tokens.a*:tokens.two*:bits.a_rec*:bits.sums*:eight_bit.codes*'
+  export GTEST_FILTER
+  build build/tsan thread test_cuda_emulated && run build/tsan -R '^cuda_emulated$'
+  unset GTEST_FILTER
+fi
 if enough 100 "the fuzzers"; then
   say "fuzzers"
   if scripts/fuzz.sh 5; then succeed; else fail "scripts/fuzz.sh"; fi

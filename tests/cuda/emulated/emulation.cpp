@@ -11,6 +11,18 @@
 
 #include "kernels/reference/convert.h"
 
+// The thread sanitizer's, null where it does not run. This file itself is not instrumented
+// (CMakeLists.txt): how fibers take turns is no business of the kernels.
+extern "C" {
+[[gnu::weak]] void* __tsan_get_current_fiber();
+[[gnu::weak]] void* __tsan_create_fiber(unsigned flags);
+[[gnu::weak]] void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+[[gnu::weak]] void __tsan_acquire(void* place);
+[[gnu::weak]] void __tsan_release(void* place);
+[[gnu::weak]] void __tsan_read_range(void* memory, unsigned long bytes);
+[[gnu::weak]] void __tsan_write_range(void* memory, unsigned long bytes);
+}
+
 namespace emulation {
 
 Dimensions thread_index, block_index, block_dimensions, grid_dimensions;
@@ -19,6 +31,24 @@ namespace {
 
 constexpr size_t kLanes = 32;
 constexpr size_t kStackBytes = 128 * 1024;
+
+// What happened before each release() of a place is seen after each acquire() of it that follows.
+void release(char& place) {
+  if (__tsan_release != nullptr) __tsan_release(&place);
+}
+void acquire(char& place) {
+  if (__tsan_acquire != nullptr) __tsan_acquire(&place);
+}
+void note_read(const void* memory, size_t bytes) {
+  if (__tsan_read_range != nullptr) __tsan_read_range(const_cast<void*>(memory), bytes);
+}
+void note_write(void* memory, size_t bytes) {
+  if (__tsan_write_range != nullptr) __tsan_write_range(memory, bytes);
+}
+void become(void* thread) {
+  constexpr unsigned kOrdersNothing = 1;
+  if (thread != nullptr) __tsan_switch_to_fiber(thread, kOrdersNothing);
+}
 
 // A copy that was started and not yet waited for.
 struct Copy {
@@ -37,15 +67,18 @@ struct Fiber {
   bool finished = false;
   bool waiting_for_block = false;
   bool waiting_for_warp = false;
+  uint64_t block_phase = 0;
   uint64_t warp_phase = 0;
   std::vector<std::vector<Copy>> groups;  // closed, oldest first
   std::vector<Copy> open;
+  void* watched = nullptr;  // the sanitizer's thread
 };
 
 // What the lanes of a warp pass each other; two sets, because a lane may be one exchange ahead.
 struct Warp {
   uint64_t values[2][kLanes] = {};
   size_t arrived = 0;
+  char ordered[2] = {};  // places for the sanitizer, by phase
 };
 
 struct Block {
@@ -57,6 +90,8 @@ struct Block {
   bool progress = false;
   const std::function<void()>* body = nullptr;
   jmp_buf scheduler;
+  void* watched = nullptr;  // the sanitizer's thread of the scheduler
+  char begun = 0, ended = 0, ordered[2] = {};  // places for the sanitizer
 };
 
 Block block;
@@ -70,14 +105,21 @@ Order order = Order::kRising;
 
 Fiber& current() { return block.fibers[block.current]; }
 
+[[noreturn]] void return_to_scheduler() {
+  become(block.watched);
+  _longjmp(block.scheduler, 1);
+}
+
 void yield() {
-  if (_setjmp(current().state) == 0) _longjmp(block.scheduler, 1);
+  if (_setjmp(current().state) == 0) return_to_scheduler();
 }
 
 void enter() {
+  acquire(block.begun);
   (*block.body)();
+  release(block.ended);
   current().finished = true;
-  _longjmp(block.scheduler, 1);
+  return_to_scheduler();
 }
 
 void resume(size_t index) {
@@ -86,6 +128,7 @@ void resume(size_t index) {
   Fiber& fiber = block.fibers[index];
   block.progress = true;
   if (_setjmp(block.scheduler) != 0) return;
+  become(fiber.watched);
   if (fiber.started) _longjmp(fiber.state, 1);
   fiber.started = true;
   getcontext(&fiber.context);
@@ -99,7 +142,7 @@ void resume(size_t index) {
 void reset_fiber(Fiber& fiber) {
   fiber.started = fiber.finished = false;
   fiber.waiting_for_block = fiber.waiting_for_warp = false;
-  fiber.warp_phase = 0;
+  fiber.block_phase = fiber.warp_phase = 0;
   fiber.groups.clear();
   fiber.open.clear();
 }
@@ -130,7 +173,10 @@ size_t give_turns(size_t first, size_t end, int rounds, std::mt19937& generator)
 
 void set_up_block(const Launch& launch) {
   const auto count = static_cast<size_t>(launch.threads);
-  while (block.fibers.size() < count) block.fibers.emplace_back();
+  while (block.fibers.size() < count) {
+    block.fibers.emplace_back();
+    if (__tsan_create_fiber != nullptr) block.fibers.back().watched = __tsan_create_fiber(0);
+  }
   for (size_t i = 0; i < count; ++i) reset_fiber(block.fibers[i]);
   block.warps.assign((count + kLanes - 1) / kLanes, {});
   const uint32_t poison = 0xffffffffu;  // NaN in every format
@@ -142,6 +188,7 @@ void set_up_block(const Launch& launch) {
 void run_block(const Launch& launch, std::mt19937& generator) {
   const auto count = static_cast<size_t>(launch.threads);
   set_up_block(launch);
+  release(block.begun);
   for (size_t left = count; left > 0;) {
     block.progress = false;
     if (order == Order::kRising) {
@@ -159,12 +206,16 @@ void run_block(const Launch& launch, std::mt19937& generator) {
       for (size_t i = 0; i < count; ++i) block.fibers[i].waiting_for_block = false;
     }
   }
+  acquire(block.ended);
   for (size_t i = 0; i < count; ++i) {
     if (!block.fibers[i].open.empty()) fail("ends with copies that were never closed");
   }
 }
 
+// Until here the copy may have been done at any time since it was started.
 void finish(const Copy& copy) {
+  note_read(copy.from, copy.bytes);
+  note_write(copy.to, 16);
   std::memset(copy.to, 0, 16);
   if (copy.bytes > 0) std::memcpy(copy.to, copy.from, copy.bytes);
 }
@@ -177,6 +228,7 @@ float float_of(uint32_t bits, bool bf16) {
 // The 8 x 8 matrices that the warp's lanes point at.
 void gather(const void* row, uint16_t (&matrices)[4][8][8]) {
   if (reinterpret_cast<uintptr_t>(row) % 16 != 0) fail("a row of ldmatrix is not aligned to 16");
+  note_read(row, 16);
   const uint64_t* rows = exchange(reinterpret_cast<uint64_t>(row));
   for (size_t lane = 0; lane < kLanes; ++lane) {
     std::memcpy(matrices[lane / 8][lane % 8], reinterpret_cast<const void*>(rows[lane]), 16);
@@ -194,6 +246,7 @@ void run(const Launch& launch, const std::function<void()>& body) {
   }
   std::mt19937 generator(12345);
   block.body = &body;
+  if (__tsan_get_current_fiber != nullptr) block.watched = __tsan_get_current_fiber();
   block_dimensions = {static_cast<unsigned>(launch.threads), 1, 1};
   grid_dimensions = {static_cast<unsigned>(launch.x), static_cast<unsigned>(launch.y),
                      static_cast<unsigned>(launch.z)};
@@ -209,8 +262,19 @@ void run(const Launch& launch, const std::function<void()>& body) {
 
 void barrier() {
   ++block.in_barrier;
-  current().waiting_for_block = true;
+  Fiber& fiber = current();
+  char& place = block.ordered[fiber.block_phase++ % 2];
+  release(place);
+  fiber.waiting_for_block = true;
   yield();
+  acquire(place);
+}
+
+void barrier_of_warp() {
+  char& place = block.warps[block.current / kLanes].ordered[current().warp_phase % 2];
+  release(place);
+  exchange(0);
+  acquire(place);
 }
 
 const uint64_t* exchange(uint64_t value) {
@@ -302,6 +366,7 @@ void start_copy(void* shared, const void* from, uint32_t bytes) {
   const auto base = reinterpret_cast<uintptr_t>(block.shared.data());
   if (to % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("a copy is not aligned");
   if (to < base || to + 16 > base + 16 * block.shared.size()) fail("a copy misses shared memory");
+  note_write(shared, 16);
   std::memset(shared, 0xff, 16);  // NaN in every format, until the copy is waited for
   current().open.push_back({shared, from, bytes});
 }

@@ -9,10 +9,15 @@
 // for (until then their destination holds NaN), dynamic shared memory that is read before it is
 // written (NaN too). Will not do: caches, timing, other blocks at the same time.
 //
+// Under the thread sanitizer each thread of a block is a thread to it too, which nothing orders but
+// barriers, __syncwarp and the block's begin and end: what only the order of turns keeps apart is
+// reported as a race. Shuffles, mma and ldmatrix order no memory on a GPU, and so none here.
+//
 // Include before a .cu file, which then compiles as C++.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -44,6 +49,7 @@ void set_order(Order);
 extern Dimensions thread_index, block_index, block_dimensions, grid_dimensions;
 
 void barrier();
+void barrier_of_warp();
 // Passes 8 bytes to the 32 lanes of the warp and returns what they all passed.
 const uint64_t* exchange(uint64_t value);
 
@@ -111,7 +117,7 @@ inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 inline void __syncthreads() { emulation::barrier(); }
-inline void __syncwarp() { emulation::exchange(0); }
+inline void __syncwarp() { emulation::barrier_of_warp(); }
 template <class T>
 T __shfl_xor_sync(uint32_t, T value, int distance) {
   return emulation::shuffle_xor(value, distance);
@@ -121,9 +127,7 @@ T __shfl_sync(uint32_t, T value, int lane) {
   return emulation::shuffle(value, lane);
 }
 inline int atomicAdd(int* address, int value) {
-  const int before = *address;
-  *address += value;
-  return before;
+  return std::atomic_ref<int>(*address).fetch_add(value, std::memory_order_relaxed);
 }
 
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
