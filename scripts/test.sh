@@ -84,7 +84,7 @@ run() {
       "$folder/ctest.log" | sort -u | sed -n 1,40p
     # A program that died left no results: count it itself.
     local deaths='SEGFAULT\|Subprocess aborted\|Child aborted\|Timeout\|ILLEGAL\|BUS_ERROR'
-    for program in $(sed -n "s/^.*[0-9] - \([a-z_]*\) (\($deaths\)).*/\1/p" \
+    for program in $(sed -n "s/^.*[0-9] - \([a-z_0-9]*\) (\($deaths\)).*/\1/p" \
       "$folder/ctest.log"); do
       fail "$program in $folder"
     done
@@ -119,13 +119,13 @@ if enough 300 "the address and undefined-behaviour sanitizers"; then
   say "address and undefined-behaviour sanitizers"
   build build/asan address,undefined test_base test_spec test_graph test_engine test_profiles \
     test_kernels test_backend &&
-    run build/asan -R '^(base|spec|graph|engine|profiles|kernels|backend)$'
+    run build/asan -R '^(base|spec|graph|engine|profiles|kernels|backend)(_[0-9])?$'
 fi
 # Whatever more than one thread touches: executor, lanes, pacer, trainer, workers.
 if enough 240 "the thread sanitizer"; then
   say "thread sanitizer"
   export GTEST_FILTER='exact*:*xecutor*:*aced*:*acer*:resume.a_req*:weights*:*hreads*'
-  build build/tsan thread test_backend && run build/tsan -R '^backend$'
+  build build/tsan thread test_backend && run build/tsan -R '^backend_[0-9]$'
   unset GTEST_FILTER
 fi
 # The CUDA kernels, emulated: one test for every barrier of theirs.
@@ -134,7 +134,7 @@ if enough 400 "the CUDA kernels under the thread sanitizer"; then
   GTEST_FILTER='attention.heads*:attention.large*:attention.rotation*:rows.a_norms*:rows.a_bias*'
   GTEST_FILTER+=':tokens.a*:tokens.two*:bits.a_rec*:bits.sums*:eight_bit.codes*'
   export GTEST_FILTER
-  build build/tsan thread test_cuda_emulated && run build/tsan -R '^cuda_emulated$'
+  build build/tsan thread test_cuda_emulated && run build/tsan -R '^cuda_emulated_[0-9]$'
   unset GTEST_FILTER
 fi
 if enough 100 "the fuzzers"; then
