@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "autotune/cases.h"
+#include "autotune/complete.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
@@ -13,6 +14,8 @@ namespace {
 
 // More layers than any model has ever had; ends the search on a machine without limits.
 constexpr int64_t kMostLayers = 4096;
+
+bool is_ballast(const Stack& stack) { return stack.name == Stack{}.name; }
 
 CaseSetup setup_of(const Setting& setting) {
   CaseSetup setup;
@@ -50,8 +53,25 @@ std::vector<ActivationPlan> offloads() {
   return {inputs, attention};
 }
 
-// The plans that need least memory: open knobs of activations at their least; last those that also
-// reuse it at once.
+void append_ways(const CaseSetup& setup, std::vector<Way>& ways) {
+  for (std::vector<Way>& group : ways_of(setup)) {
+    ways.insert(ways.end(), group.begin(), group.end());
+  }
+}
+
+// The same plans with memory reused at once, behind those that are there.
+void append_at_once(const Setting& setting, std::vector<Way>& ways) {
+  // Other frameworks have allocators, and no places that are planned.
+  if (setting.plan.memory_reuse || !is_ballast(setting.stack)) return;
+  const size_t apart = ways.size();
+  for (size_t i = 0; i < apart; ++i) {
+    ways.push_back(ways[i]);
+    ways.back().plan.memory_reuse = MemoryReuse::kAtOnce;
+  }
+}
+
+// The plans that most often need least memory: open knobs of activations at their least; last those
+// that also reuse it at once.
 std::vector<Way> lean_ways(const Setting& setting) {
   CaseSetup setup = setup_of(setting);
   Plan& plan = setup.of.plan;
@@ -69,17 +89,24 @@ std::vector<Way> lean_ways(const Setting& setting) {
   std::vector<Way> ways;
   for (const ActivationPlan& choice : activations) {
     plan.activations = choice;
-    for (std::vector<Way>& group : ways_of(setup)) {
-      ways.insert(ways.end(), group.begin(), group.end());
+    append_ways(setup, ways);
+  }
+  append_at_once(setting, ways);
+  return ways;
+}
+
+// Every plan that choose() may come to.
+std::vector<Way> all_ways(const Setting& setting) {
+  CaseSetup setup = setup_of(setting);
+  std::vector<Way> ways;
+  append_ways(setup, ways);
+  if (!setting.plan.activations) {
+    for (const ActivationPlan& offload : offloads()) {
+      setup.of.plan.activations = offload;
+      append_ways(setup, ways);
     }
   }
-  // Other frameworks have allocators, and no places that are planned.
-  if (plan.memory_reuse || setting.stack.name != Stack{}.name) return ways;
-  const size_t apart = ways.size();
-  for (size_t i = 0; i < apart; ++i) {
-    ways.push_back(ways[i]);
-    ways.back().plan.memory_reuse = MemoryReuse::kAtOnce;
-  }
+  append_at_once(setting, ways);
   return ways;
 }
 
@@ -93,6 +120,67 @@ Setting with_model(const Setting& setting, Model model) {
   Setting result = setting;
   result.model = std::move(model);
   return result;
+}
+
+// Collects what does not fit until something does: that, or else what misses by least.
+class Nearest {
+ public:
+  explicit Nearest(const Setting& setting) : setting_(setting) {}
+
+  // True where the way fits.
+  bool offer(const Way& way) {
+    try {
+      Verdict verdict = verdict_of(setting_, way);
+      const Bytes excess = excess_of(verdict, setting_.machine);
+      if (verdict.fits || !verdict_ || excess < excess_) {
+        excess_ = excess;
+        verdict_ = std::move(verdict);
+      }
+      return verdict_->fits;
+    } catch (const Error& error) {
+      if (refusal_.empty()) refusal_ = error.what();
+      return false;
+    }
+  }
+  bool offer(const std::vector<Way>& ways) {
+    return std::any_of(ways.begin(), ways.end(), [&](const Way& way) { return offer(way); });
+  }
+  // Throws Error where no way could be built.
+  Verdict take() {
+    if (verdict_) return *std::move(verdict_);
+    throw Error("model " + setting_.model.name, "none of its plans can be built: " + refusal_,
+                "name other degrees or knobs");
+  }
+
+ private:
+  const Setting& setting_;
+  std::optional<Verdict> verdict_;
+  Bytes excess_;
+  std::string refusal_;
+};
+
+// Asks the search for any plan that fits; true where there is one. What it refuses it refuses by a
+// bound of memory or by the arena itself, so that nothing is left out.
+bool offer_space(const Setting& setting, Nearest& nearest) {
+  Plan plan = setting.plan;
+  if (plan.pipeline > 1) {
+    plan.weights.flow_share = plan.weights.flow_share.value_or(0);
+    plan.optimizer.gpu_buckets = plan.optimizer.gpu_buckets.value_or(0);
+  }
+  Freedom freedom;
+  freedom.memory_reuse = true;
+  SearchOptions any;
+  any.tolerance = 1;
+  any.ranked = 1;
+  const SearchResult found = search(setting.model, plan, space_of(setting.model, plan, freedom),
+                                    setting.machine, nullptr, any);
+  const AttentionKind attention = setting.stack.facts.attention.front();
+  if (found.best) return nearest.offer(Way{found.best->plan, attention});
+  // What the bounds say is missing is less than what is: as an example only the placed plan counts.
+  for (const InfeasibleReason& reason : found.reasons) {
+    nearest.offer(Way{reason.example, attention});
+  }
+  return false;
 }
 
 bool is_legal(const Plan& plan, const Model& model) {
@@ -136,7 +224,7 @@ class FamilyWalk {
   // Records the verdict on one side or the other.
   bool try_shape(const Shape& shape) {
     Model candidate = model(shape);
-    Verdict verdict = least_memory(with_model(setting_, candidate));
+    Verdict verdict = feasibility(with_model(setting_, candidate));
     ++result_.considered;
     const bool fits = verdict.fits;
     if (fits) {
@@ -197,33 +285,20 @@ Model with_positions(Model model, int64_t tokens) {
 
 }  // namespace
 
-Verdict least_memory(const Setting& setting) {
-  const std::vector<Way> ways = lean_ways(setting);
+Verdict feasibility(const Setting& setting) {
+  const std::vector<Way> lean = lean_ways(setting);
   if (setting.plan.devices > setting.machine.devices) {
-    return {false, ways.front().plan, too_many_devices(setting), {}};
+    return {false, lean.front().plan, too_many_devices(setting), {}};
   }
-  std::optional<Verdict> nearest;
-  std::string refusal;
-  for (const Way& way : ways) {
-    try {
-      Verdict verdict = verdict_of(setting, way);
-      if (verdict.fits) return verdict;
-      const bool nearer =
-          !nearest || excess_of(verdict, setting.machine) < excess_of(*nearest, setting.machine);
-      if (nearer) nearest = std::move(verdict);
-    } catch (const Error& error) {
-      if (refusal.empty()) refusal = error.what();
-    }
-  }
-  if (!nearest) {
-    throw Error("model " + setting.model.name, "none of its plans can be built: " + refusal,
-                "name other degrees or knobs");
-  }
-  return *std::move(nearest);
+  Nearest nearest(setting);
+  if (nearest.offer(lean) || !has_auto(setting.plan)) return nearest.take();
+  if (is_ballast(setting.stack) && offer_space(setting, nearest)) return nearest.take();
+  if (!search_completes(setting.plan, setting.stack)) nearest.offer(all_ways(setting));
+  return nearest.take();
 }
 
 Plan choose(const Setting& setting) {
-  if (setting.plan.devices > setting.machine.devices) return least_memory(setting).plan;
+  if (setting.plan.devices > setting.machine.devices) return feasibility(setting).plan;
   CaseSetup setup = setup_of(setting);
   CasePrediction best = predict_case(setup, setup.stack.constants);
   if (!best.fits && !setting.plan.activations) {
@@ -234,7 +309,7 @@ Plan choose(const Setting& setting) {
       if (better) best = std::move(one);
     }
   }
-  return best.fits ? best.way.plan : least_memory(setting).plan;
+  return best.fits ? best.way.plan : feasibility(setting).plan;
 }
 
 Family gpt_family() {
@@ -289,7 +364,7 @@ LongestSequence longest_sequence(const Setting& setting) {
     Setting at = setting;
     at.plan.sequence_length = grains * grain;
     at.model = with_positions(setting.model, at.plan.sequence_length);
-    Verdict verdict = least_memory(at);
+    Verdict verdict = feasibility(at);
     ++result.considered;
     const bool fitting = verdict.fits;
     (fitting ? result.tokens : result.next_tokens) = at.plan.sequence_length;

@@ -1,12 +1,13 @@
 // Capacity: the largest model of a family, and the longest sequence of a model, that fit a machine.
 //
-// Questions about what fits are answered by memory alone (predict_memory); nothing is simulated
-// until choose() asks for the fastest of the plans that fit. Knobs that the plan leaves "auto" are
-// free: first they take what needs least memory (micro-batch 1, everything recomputed but the
-// layers' inputs, those offloaded too if need be, weights that stay or flow, an eighth, a
-// quarter, ... of the buckets on the GPU).
-// Both searches assume that memory grows with layers, width and tokens, and end at a neighbouring
-// pair: one that fits, and the next one, which does not.
+// Knobs that the plan leaves "auto" are free. First they take what most often needs least memory
+// (micro-batch 1, everything recomputed but the layers' inputs, those offloaded too if need be,
+// weights that stay or flow, an eighth, a quarter, ... of the buckets on the GPU), and memory alone
+// decides (predict_memory). Where none of these fits, every plan that the open knobs leave is
+// refused by a bound of its memory or placed (autotune/search): no plan of a size that is declared
+// too large fits.
+// Both searches assume that memory grows with layers, width and tokens, so that beyond a size that
+// does not fit none does, and end at a neighbouring pair: one that fits, and the next one.
 // Will not do: change a degree of parallelism or a ZeRO stage (the plan names them), read files.
 #pragma once
 
@@ -39,13 +40,15 @@ struct Verdict {
   std::vector<PlacePeak> peaks;  // one a place; empty where the machine has too few devices
 };
 
-// The first way to fill in the plan that fits, taking those that need least memory first, or else
-// the one that misses by least. Throws Error where no way is legal.
-Verdict least_memory(const Setting& setting);
+// Whether any plan that the open knobs leave fits: a plan that does, or else, of those that need
+// little, the one that misses by least. Open knobs have the values of search_open()
+// (autotune/complete.h) where Ballast runs the plan, and those of choose() where that fills it in.
+// Throws Error where no way is legal.
+Verdict feasibility(const Setting& setting);
 
 // The plan with every "auto" knob filled in: the fastest of ways_of() (autotune/cases.h) that
 // fits; where none does, of those that recompute and offload the layers' inputs, or the outputs of
-// attention too; or else that of least_memory(). Throws Error where no way is legal.
+// attention too; or else that of feasibility(). Throws Error where no way is legal.
 Plan choose(const Setting& setting);
 
 // Layers and width of a GPT; heads divide the width, the feed-forward is four times as wide.

@@ -11,6 +11,12 @@ bool has_auto(const Plan& plan) {
          !plan.weights.flow_share;
 }
 
+bool search_completes(const Plan& plan, const Stack& stack) {
+  const bool split = plan.tensor * plan.pipeline * plan.sequence * plan.context * plan.expert > 1;
+  const bool state_is_shared = plan.zero_stage == 1 || plan.zero_stage == 2;
+  return stack.name == Stack{}.name && !split && (plan.replicas() == 1 || state_is_shared);
+}
+
 SearchOptions completing() {
   SearchOptions options;
   options.tolerance = 0.01;

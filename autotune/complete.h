@@ -4,11 +4,17 @@
 #pragma once
 
 #include "autotune/search.h"
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
 // True if a knob is "auto".
 bool has_auto(const Plan& plan);
+
+// Whether open knobs are filled in by search_open(): the space and the bounds are made for Ballast
+// on one device, or on devices that share nothing but the state of the optimizer. Else by choose()
+// (autotune/capacity.h).
+bool search_completes(const Plan& plan, const Stack& stack);
 
 // How open knobs are searched: to within 1 %, or until hundreds of plans in a row were no better
 // than the best. A prediction should not wait for a proof.

@@ -18,20 +18,11 @@ const InfeasibleReason& nearest_miss(const std::vector<InfeasibleReason>& reason
       [](const InfeasibleReason& a, const InfeasibleReason& b) { return a.excess < b.excess; });
 }
 
-// The tuner's space and bounds are made for Ballast on one device, or on devices that share
-// nothing but the state of the optimizer.
-bool tuner_applies(const Case& of) {
-  const Plan& plan = of.plan;
-  const bool split = plan.tensor * plan.pipeline * plan.sequence * plan.context * plan.expert > 1;
-  const bool state_is_shared = plan.zero_stage == 1 || plan.zero_stage == 2;
-  return of.stack.name == Stack{}.name && !split && (plan.replicas() == 1 || state_is_shared);
-}
-
 }  // namespace
 
 Completed complete_case(Case of, const Measurements& measurements) {
   const bool devices_exist = of.plan.devices <= of.machine.devices;
-  if (has_auto(of.plan) && !tuner_applies(of)) {
+  if (has_auto(of.plan) && !search_completes(of.plan, of.stack)) {
     of.plan = choose({of.model, of.plan, of.machine, of.stack});
   } else if (devices_exist && has_auto(of.plan)) {
     const SearchResult found =

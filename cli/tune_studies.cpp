@@ -275,7 +275,7 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case
       Case of = best;
       of.plan = resolve_plan(request);
       check(of.plan, of.model);
-      verdict.fits = least_memory({of.model, of.plan, of.machine, of.stack}).fits;
+      verdict.fits = feasibility({of.model, of.plan, of.machine, of.stack}).fits;
       if (!verdict.fits) name_missing(std::move(of), measurements, verdict);
     } catch (const Error& error) {
       verdict.reason = error.what();

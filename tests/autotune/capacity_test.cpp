@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 
 #include "autotune/cases.h"
+#include "autotune/space.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
+#include "sim/graph/build.h"
+#include "tests/autotune/support.h"
 
 namespace ballast {
 namespace {
@@ -55,7 +58,7 @@ TEST(capacity, twenty_five_billion_parameters_fit_one_chip_at_17_bytes_each) {
   const Setting setting = with_shape(superoffload({"gh200-96gb-480gb"}), {55, 6144, 48});
   const auto parameters = static_cast<double>(parameter_count(setting.model));
   EXPECT_NEAR(parameters, 25.2e9, 0.1e9);
-  const Verdict verdict = least_memory(setting);
+  const Verdict verdict = feasibility(setting);
   ASSERT_TRUE(verdict.fits) << verdict.reason;
   const PlacePeak& cpu = peak_at(verdict, Place::kDram);
   EXPECT_NEAR(static_cast<double>(held(cpu, Category::kMaster).count), 4 * parameters, 1e9);
@@ -70,7 +73,7 @@ TEST(capacity, twenty_five_billion_parameters_do_not_fit_the_gpu_alone) {
   setting.plan.optimizer.placement = OptimizerPlacement::kGpu;
   setting.plan.optimizer.sync = SyncMode::kWait;
   setting.plan.optimizer.gpu_buckets = 0;
-  const Verdict verdict = least_memory(setting);
+  const Verdict verdict = feasibility(setting);
   EXPECT_FALSE(verdict.fits);
   EXPECT_NE(verdict.reason.find("GPU memory"), std::string::npos) << verdict.reason;
   EXPECT_GT(peak_at(verdict, Place::kHbm).arena.count, 16 * 25'000'000'000);
@@ -82,13 +85,13 @@ TEST(capacity, fifty_billion_fit_four_chips_and_two_hundred_billion_sixteen) {
   const std::string nodes = "gh200-nvl2-96gb-240gb";
   const Setting four = with_shape(superoffload({nodes, 4, 3}), {62, 8192, 64});
   EXPECT_NEAR(static_cast<double>(parameter_count(four.model)), 50.3e9, 0.1e9);
-  EXPECT_TRUE(least_memory(four).fits) << least_memory(four).reason;
+  EXPECT_TRUE(feasibility(four).fits) << feasibility(four).reason;
   const Setting sixteen = with_shape(superoffload({nodes, 16, 3}), {110, 12288, 96});
   EXPECT_NEAR(static_cast<double>(parameter_count(sixteen.model)), 199.9e9, 0.2e9);
-  EXPECT_TRUE(least_memory(sixteen).fits) << least_memory(sixteen).reason;
+  EXPECT_TRUE(feasibility(sixteen).fits) << feasibility(sixteen).reason;
   // Half as many chips would hold 25.0e9 each: 428e9 bytes of 224e9.
   const Setting eight = with_shape(superoffload({nodes, 8, 3}), {110, 12288, 96});
-  EXPECT_FALSE(least_memory(eight).fits);
+  EXPECT_FALSE(feasibility(eight).fits);
 }
 
 // The layers' inputs of 13B at a million tokens, an eighth each: 40 * 131072 * 5120 * 2 = 54e9
@@ -101,12 +104,58 @@ TEST(capacity, million_tokens_of_13b_fit_eight_chips_that_share_the_sequence) {
   setting.model = load_model("gpt-13b");
   setting.model.position = PositionKind::kRope;
   setting.model.max_positions = setting.plan.sequence_length = 1 << 20;
-  const Verdict verdict = least_memory(setting);
+  const Verdict verdict = feasibility(setting);
   ASSERT_TRUE(verdict.fits) << verdict.reason;
   // One layer of the forty keeps its input.
   const auto inputs =
       static_cast<double>(held(peak_at(verdict, Place::kDram), Category::kActivations).count);
   EXPECT_NEAR(inputs, 54e9 * 39 / 40, 1.5e9);
+}
+
+// GPU memory of every plan that the open knobs leave, memory reused either way; the least of them.
+Bytes least_of_all(const Setting& setting) {
+  Freedom freedom;
+  freedom.memory_reuse = true;
+  const Space space = space_of(setting.model, setting.plan, freedom);
+  Bytes least{INT64_MAX};
+  for (const Choice& choice : choices_of(space, setting.plan)) {
+    for (const MemoryReuse reuse : space.memory_reuse) {
+      Plan plan = plan_of(space, setting.plan, choice);
+      plan.memory_reuse = reuse;
+      const Prediction memory =
+          predict_memory(build(setting.model, plan), plan, setting.machine, setting.stack);
+      for (const PlacePeak& peak : memory.peaks) {
+        if (peak.place == Place::kHbm) least = std::min(least, peak.arena);
+      }
+    }
+  }
+  return least;
+}
+
+// The least of eight micro-batches may be that of all sequences at once, whose gradients need not
+// add up on the GPU: what is lean for one model is not for another, so every plan must be asked.
+TEST(feasibility, is_denied_only_where_no_plan_of_the_space_fits) {
+  for (const int64_t layers : {2, 4}) {
+    for (const int64_t tokens : {16, 64}) {
+      Setting setting{tests::small_model(), tests::fixed_plan(), tests::gpu_machine(), {}};
+      setting.model.layers = layers;
+      Plan& plan = setting.plan;
+      plan.sequence_length = tokens;
+      plan.global_batch = 4;
+      plan.micro_batch.reset();
+      plan.activations.reset();
+      plan.weights.flow_share.reset();
+      plan.optimizer.gpu_buckets.reset();
+      plan.optimizer.bucket_bytes = {1 << 20};
+      const Bytes least = least_of_all(setting);
+      setting.machine.gpu.memory.value = least;
+      const Verdict verdict = feasibility(setting);
+      EXPECT_TRUE(verdict.fits) << layers << " layers, " << tokens << " tokens: " << verdict.reason;
+      EXPECT_EQ(peak_at(verdict, Place::kHbm).arena, least);
+      setting.machine.gpu.memory.value = least - Bytes{1};
+      EXPECT_FALSE(feasibility(setting).fits);
+    }
+  }
 }
 
 // Tflops of the rows of table 2 (arXiv 2509.21271): 116.2, 128.23, 144.49, 209.36, 238.92.
@@ -173,7 +222,7 @@ TEST(largest_model, neighbours_are_one_layer_apart_and_only_the_smaller_fits) {
   for (int64_t layers = 1; layers <= found.next.layers; ++layers) {
     const Setting one = {model_of(family, {layers, 768, 12}, 128), setting.plan, setting.machine,
                          setting.stack};
-    EXPECT_EQ(least_memory(one).fits, layers <= found.model->layers) << layers;
+    EXPECT_EQ(feasibility(one).fits, layers <= found.model->layers) << layers;
   }
 }
 
