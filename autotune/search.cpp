@@ -128,6 +128,7 @@ class Search {
   Outcome evaluate(const PlanId& id) const;
   void record(const PlanId& id, Outcome outcome);
   void report(Duration bound) const;
+  int64_t undecided();
   void finish();
   Candidate candidate(const Rank& rank) const;
 
@@ -146,6 +147,7 @@ class Search {
   std::map<Rank, Outcome> found_;     // those that fit, best first
   std::map<PlanId, Duration> bound_;  // of what was simulated
   std::set<PlanId> tried_;            // simulated, or refused, ahead of their turn
+  bool filled_ = false;               // the queue, with every plan that bounds may rule out
   size_t dives_ = 0;
   int64_t in_vain_ = 0;              // simulations since the best was found
   std::optional<Duration> dropped_;  // the least bound of what was ruled out one by one
@@ -200,7 +202,10 @@ void Search::branch_and_bound() {
     if (must_stop()) break;
     each.floor = floors_.of(each.base, *each.space);
   }
-  if (!must_stop()) fill_queue();
+  if (!must_stop()) {
+    fill_queue();
+    filled_ = true;
+  }
   while (!queue_.empty()) {
     const Entry& next = queue_.top();
     if (ruled_out(next.rank)) break;
@@ -220,7 +225,19 @@ void Search::branch_and_bound() {
         break;
     }
   }
-  result_.bounded = result_.considered - result_.simulated - infeasible_.count();
+}
+
+// Plans of what waits in the queue and may still win.
+int64_t Search::undecided() {
+  int64_t count = 0;
+  for (; !queue_.empty() && !ruled_out(queue_.top().rank); queue_.pop()) {
+    const Entry& entry = queue_.top();
+    const Region& of = region(entry.rank.id);
+    const bool one = entry.grain == Grain::kPlan || entry.grain == Grain::kBoundedPlan;
+    const auto cells = static_cast<int64_t>(of.space->activations.size());
+    count += one ? 1 : of.cell_size * (entry.grain == Grain::kNode ? cells : 1);
+  }
+  return count;
 }
 
 // The plan of a cell: its optimizer's knobs are those of the base, or auto.
@@ -531,6 +548,9 @@ void Search::finish() {
     }
   }
   result_.infeasible = infeasible_.count();
+  const int64_t left = result_.considered - result_.simulated - result_.infeasible;
+  result_.not_looked_at = result_.complete() ? 0 : filled_ ? undecided() : left;
+  result_.bounded = left - result_.not_looked_at;
   result_.reasons = infeasible_.reasons();
   result_.seconds = seconds();
 }

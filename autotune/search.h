@@ -87,10 +87,13 @@ struct SearchResult {
   // bounded away may lie between them.
   std::vector<Candidate> ranked;
   int64_t layouts = 0;
-  int64_t considered = 0;  // plans of the space: bounded + simulated + infeasible, if complete
-  int64_t bounded = 0;     // not simulated, for their bound is no better than the best
+  // Plans of the space: bounded + simulated + infeasible + not_looked_at.
+  int64_t considered = 0;
+  int64_t bounded = 0;  // not simulated, for their bound is no better than the best
   int64_t simulated = 0;
   int64_t infeasible = 0;  // of those that were looked at more closely than by their time
+  // Where the search was stopped: those that no bound rules out and nobody simulated.
+  int64_t not_looked_at = 0;
   std::vector<InfeasibleReason> reasons;  // most frequent first
   // Unless kNone, a plan that was not looked at may fit, or be the best.
   SearchStop stop = SearchStop::kNone;

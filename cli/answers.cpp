@@ -117,6 +117,7 @@ std::string answer_json(const SearchResult& result) {
                      {"bounded", result.bounded},
                      {"simulated", result.simulated},
                      {"infeasible", result.infeasible},
+                     {"not_looked_at", result.not_looked_at},
                      {"reasons", reasons},
                      {"stop", to_string(result.stop)},
                      {"proven_within", or_null(result.proven_within)},
@@ -137,6 +138,7 @@ SearchResult parse_answer(const std::string& text, const std::string& source) {
     result.bounded = json.at("bounded");
     result.simulated = json.at("simulated");
     result.infeasible = json.at("infeasible");
+    result.not_looked_at = json.at("not_looked_at");
     for (const Json& reason : json.at("reasons")) {
       result.reasons.push_back({reason.at("reason"),
                                 reason.at("plans"),

@@ -19,6 +19,19 @@ Bytes memory_of(const Candidate& candidate, Place place) {
   return candidate.memory[static_cast<size_t>(place)];
 }
 
+std::string plans_text(int64_t plans) {
+  return plans < 100 ? std::to_string(plans) : show_count(static_cast<double>(plans));
+}
+
+// What became of all plans.
+std::string counts_text(const SearchResult& found) {
+  std::string text = fmt::format("{} simulated, {} ruled out by their bounds, {} do not fit",
+                                 plans_text(found.simulated), plans_text(found.bounded),
+                                 plans_text(found.infeasible));
+  if (!found.complete()) text += fmt::format(", {} not looked at", plans_text(found.not_looked_at));
+  return text;
+}
+
 }  // namespace
 
 size_t near_ties(const SearchResult& found) { return count_within(found, kNearShare); }
@@ -64,6 +77,7 @@ OrderedJson search_json(const SearchResult& found) {
           {"simulated", found.simulated},
           {"bounded", found.bounded},
           {"infeasible", found.infeasible},
+          {"not_looked_at", found.not_looked_at},
           {"complete", found.complete()},
           {"stopped_by", stop_json(found.stop)},
           {"proven_within", or_null(found.proven_within)},
@@ -89,12 +103,10 @@ std::string stop_text(SearchStop stop, double deadline_s) {
 }
 
 std::string search_text(const TuneFlags& flags, const Case& best, const SearchResult& found) {
-  std::string text = fmt::format(
-      "{} plans for {} on {}: {} simulated, the others {}, in {}\n\n",
-      show_count(static_cast<double>(found.considered)), best.model.name, best.machine.name,
-      found.simulated,
-      found.complete() ? "ruled out by their bounds" : "ruled out by their bounds or left",
-      show(Duration::from_seconds(found.seconds)));
+  std::string text = fmt::format("{} plans for {} on {}: {}, in {}\n\n",
+                                 show_count(static_cast<double>(found.considered)), best.model.name,
+                                 best.machine.name, counts_text(found),
+                                 show(Duration::from_seconds(found.seconds)));
   if (found.complete()) return text;
   const double within = found.proven_within.value_or(1);
   text += stop_text(found.stop, flags.deadline_s);

@@ -106,8 +106,11 @@ SearchResult Tuner::run(const std::string& label) {
     if (again.best || !found.best) {
       found = std::move(again);
     } else {
-      found.stop = again.stop;
-      found.proven_within.reset();
+      // It was stopped too early to rank anything: what the search before it found is left.
+      again.best = std::move(found.best);
+      again.ranked = std::move(found.ranked);
+      again.proven_within.reset();
+      found = std::move(again);
     }
   }
   return found;

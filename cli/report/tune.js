@@ -10,6 +10,14 @@ function stopWords() {
   return tune.stopped_by ? `stopped by the ${tune.stopped_by}` : 'stopped';
 }
 
+// What became of all plans that were considered.
+function countWords() {
+  const parts = [[tune.simulated, 'simulated'], [tune.bounded, 'ruled out by bounds'],
+    [tune.infeasible, 'do not fit'], [tune.not_looked_at, 'not looked at']];
+  return parts.filter(([plans]) => plans > 0)
+    .map(([plans, words]) => `${count(plans)} ${words}`).join(', ');
+}
+
 function drawTuneFigures() {
   const best = tune.ranked[0];
   if (!best) {
@@ -31,7 +39,7 @@ function drawTuneFigures() {
     figure('share of the GPU’s best rate', share(prediction.mfu_percent),
       digits(prediction.tflops_per_device) + ' TFLOP/s');
   }
-  figure('plans considered', count(tune.considered), `${count(tune.simulated)} simulated, in ` +
+  figure('plans considered', count(tune.considered), `${countWords()}, in ` +
     seconds(tune.seconds));
   if (tune.complete) {
     figure('proof', 'optimal', 'no plan of the space is faster');

@@ -264,6 +264,7 @@ TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
   EXPECT_EQ(result.stop, SearchStop::kDeadline);
   EXPECT_FALSE(result.complete());
   EXPECT_EQ(result.simulated, 0);
+  EXPECT_EQ(result.not_looked_at, result.considered);
   EXPECT_FALSE(result.proven_within);
 }
 
@@ -281,6 +282,11 @@ TEST(Search, interruption_is_seen_before_every_round_and_leaves_the_best_so_far)
     const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
     EXPECT_GE(result.simulated, simulated);
     simulated = result.simulated;
+    EXPECT_EQ(result.considered,
+              result.bounded + result.simulated + result.infeasible + result.not_looked_at);
+    // Nothing is ruled out before there is a best.
+    if (!result.best) EXPECT_EQ(result.bounded, 0);
+    EXPECT_EQ(result.not_looked_at > 0, !result.complete());
     if (result.complete()) {
       EXPECT_EQ(asked, rounds);
       break;
@@ -307,6 +313,8 @@ TEST(Search, exhaustive_one_that_is_interrupted_proves_nothing) {
     EXPECT_EQ(result.stop, SearchStop::kInterrupt);
     EXPECT_EQ(result.best.has_value(), rounds > 0);
     EXPECT_FALSE(result.proven_within);
+    EXPECT_EQ(result.bounded, 0);
+    EXPECT_EQ(result.not_looked_at, result.considered - result.simulated - result.infeasible);
   }
 }
 
@@ -333,6 +341,8 @@ TEST(Search, impatience_ends_with_the_best_so_far_and_says_so) {
   const SearchResult hasty = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
   ASSERT_TRUE(hasty.best);
   EXPECT_EQ(hasty.stop, SearchStop::kPatience);
+  EXPECT_GT(hasty.not_looked_at, 0);
+  EXPECT_LT(hasty.bounded, whole.bounded);
   EXPECT_LT(hasty.simulated, whole.simulated);
   EXPECT_GE(hasty.best->step_time, whole.best->step_time);
   // What it claims to have proven holds.

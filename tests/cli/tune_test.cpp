@@ -57,6 +57,10 @@ TEST_F(Tune, interrupted_prints_and_writes_the_best_so_far_and_keeps_no_answer) 
   const Json json = Json::parse(outcome.output);
   EXPECT_TRUE(json["interrupted"].get<bool>());
   EXPECT_FALSE(json["complete"].get<bool>());
+  const auto plans = [&](const char* key) { return json[key].get<int64_t>(); };
+  EXPECT_GT(plans("not_looked_at"), 0);
+  EXPECT_EQ(plans("bounded"), 0) << "--exhaustive uses no bound";
+  EXPECT_EQ(plans("considered"), plans("simulated") + plans("infeasible") + plans("not_looked_at"));
   EXPECT_EQ(Json::parse(bench.read("plan.json")), json["ranked"][0]["plan"]);
   // The interrupted search answers nothing.
   const Json again =
@@ -156,6 +160,7 @@ TEST(Answer, that_is_written_and_read_is_the_same) {
   result.best = candidate;
   result.considered = int64_t{1} << 60;
   result.bounded = 5;
+  result.not_looked_at = 6;
   result.reasons = {{"GPU memory", 4, plan, "too much", {9}}};
   result.stop = SearchStop::kDeadline;
   result.proven_within = 0.1;
@@ -166,6 +171,7 @@ TEST(Answer, that_is_written_and_read_is_the_same) {
   EXPECT_EQ(back.best->memory, candidate.memory);
   EXPECT_EQ(back.best->bound, candidate.bound);
   EXPECT_EQ(back.considered, result.considered);
+  EXPECT_EQ(back.not_looked_at, result.not_looked_at);
   EXPECT_EQ(back.reasons[0].example, plan);
   EXPECT_EQ(back.reasons[0].excess, result.reasons[0].excess);
   EXPECT_EQ(back.stop, result.stop);
