@@ -56,6 +56,8 @@ bool matters(const Plan& plan, const std::string& knob) {
     return plan.replicas() > 1;
   }
   if (knob == "tensor_sequence") return plan.tensor > 1;
+  // Apart is what "auto" is.
+  if (knob == "memory_reuse") return plan.memory_reuse == MemoryReuse::kAtOnce;
   if (knob == "optimizer.undo") return optimizer.sync == SyncMode::kSpeculate;
   if (knob == "weights.look_ahead") return plan.weights.flow_share.value_or(0) > 0;
   if (knob == "activations.offload_share" || knob == "activations.look_ahead") {

@@ -129,7 +129,8 @@ const std::vector<Wish>& wishes() {
        {"plan.tensor=2", "plan.zero_stage=1", "plan.activations.scores=recompute",
         "plan.activations.fc1=recompute", "plan.activations.activation=recompute",
         "plan.activations.qkv=offload"}},
-      {"gpt2", "alps-gh200-quad", "zero-1", 4, {"plan.optimizer.moments=bf16"}}};
+      {"gpt2", "alps-gh200-quad", "zero-1", 4, {"plan.optimizer.moments=bf16"}},
+      {"gpt2", "gh200-96gb-480gb", "superoffload", 1, {"plan.memory_reuse=at-once"}}};
   return all;
 }
 
@@ -184,6 +185,29 @@ TEST(Frameworks, what_each_framework_can_say_of_famous_plans_is_said) {
   EXPECT_EQ(knobs(wishes()[10], Framework::kTorchtitan), Knobs{});
   // Megatron-LM waits for all gradients.
   EXPECT_TRUE(knobs(wishes()[0], Framework::kMegatron).contains("optimizer.sync"));
+}
+
+// No framework chooses when its allocator gives memory out again. Apart is what Ballast does where
+// nobody says otherwise, so that nothing is lost.
+TEST(Frameworks, memory_that_is_reused_at_once_is_not_expressed_and_apart_needs_not_be) {
+  const auto reuse_in = [](const char* value, Framework framework) {
+    const Plan plan = plan_of(
+        {"gpt2", "alps-gh200-quad", "zero-1", 4, {std::string("plan.memory_reuse=") + value}});
+    const ExportedPlan exported = export_plan(plan, load_model("gpt2"), framework);
+    std::optional<NotExpressed> reuse;
+    for (const NotExpressed& one : exported.not_expressed) {
+      if (one.knob == "memory_reuse") reuse = one;
+    }
+    return reuse;
+  };
+  for (const Framework framework : kAll) {
+    const std::optional<NotExpressed> at_once = reuse_in("at-once", framework);
+    ASSERT_TRUE(at_once) << to_string(framework);
+    EXPECT_EQ(at_once->instead, "\"auto\"");
+    EXPECT_NE(at_once->reason.find("allocator"), std::string::npos) << at_once->reason;
+    EXPECT_FALSE(reuse_in("apart", framework)) << to_string(framework);
+    EXPECT_FALSE(reuse_in("auto", framework)) << to_string(framework);
+  }
 }
 
 TEST(Frameworks, deepspeed_json_says_what_the_plan_says) {
