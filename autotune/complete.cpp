@@ -22,6 +22,7 @@ SearchOptions completing() {
   options.tolerance = 0.01;
   // Where memory is contended, bounds are too low to prove a best that was found at once.
   options.patience = 256;
+  options.estimates = true;
   return options;
 }
 

@@ -14,10 +14,8 @@
 #include "autotune/layer_profile.h"
 #include "autotune/parallel.h"
 #include "autotune/pipeline_bound.h"
+#include "autotune/search_queue.h"
 #include "sim/engine/cost.h"
-#include "sim/engine/engine.h"
-#include "sim/engine/predict.h"
-#include "sim/graph/build.h"
 
 namespace ballast {
 namespace {
@@ -33,41 +31,6 @@ constexpr size_t kDivedInto = 32;
 constexpr size_t kMostDives = 4;
 
 using Clock = std::chrono::steady_clock;
-
-// One layout, and the plans that it leaves open. What a search learns of it is made when needed.
-struct Region {
-  Plan base;
-  std::shared_ptr<const Space> space;
-  int64_t cell_size = 0;  // plans that share micro-batch and activations
-  StepFloor floor;
-  std::unique_ptr<Bounds> bounds;
-};
-
-struct PlanId {
-  int32_t region = 0;
-  Choice choice;
-  auto operator<=>(const PlanId&) const = default;
-};
-
-// The order of results: time, then fewer moving parts, then the order of layouts and choices.
-struct Rank {
-  Duration time;
-  int parts = 0;
-  PlanId id;
-  auto operator<=>(const Rank&) const = default;
-};
-
-// How finely an entry of the queue is known. Of a node only region and micro_batch are read, of a
-// cell also activations.
-enum class Grain : uint8_t { kNode, kCell, kPlan, kBoundedPlan };
-
-struct Entry {
-  Rank rank;
-  Grain grain = Grain::kNode;
-};
-struct Later {
-  bool operator()(const Entry& a, const Entry& b) const { return a.rank > b.rank; }
-};
 
 class Search {
  public:
@@ -110,6 +73,8 @@ class Search {
 
   void enumerate_all();
   void branch_and_bound();
+  void work_off_queue();
+  bool settle_best();
   void fill_queue();
   std::vector<Rank> take(Grain grain, size_t most);
   void cut_nodes();
@@ -206,6 +171,29 @@ void Search::branch_and_bound() {
     fill_queue();
     filled_ = true;
   }
+  do {
+    work_off_queue();
+  } while (settle_best());
+}
+
+// What is the best, or may be, is simulated as a whole; true where that was not done before, so
+// that another may win.
+bool Search::settle_best() {
+  if (found_.empty()) return false;
+  const Duration last = found_.begin()->first.time * (1 + kUncertain);
+  auto doubted = found_.begin();
+  while (doubted != found_.end() && doubted->first.time <= last && !doubted->second.extrapolated) {
+    ++doubted;
+  }
+  if (doubted == found_.end() || doubted->first.time > last) return false;
+  const PlanId id = doubted->first.id;
+  found_.erase(doubted);
+  --result_.simulated;
+  record(id, ballast::evaluate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_));
+  return true;
+}
+
+void Search::work_off_queue() {
   while (!queue_.empty()) {
     const Entry& next = queue_.top();
     if (ruled_out(next.rank)) break;
@@ -490,7 +478,15 @@ Bytes Search::excess_of(const std::array<Bytes, kPlaces>& memory) const {
 }
 
 Outcome Search::evaluate(const PlanId& id) const {
-  return ballast::evaluate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_);
+  const Plan one = plan(id);
+  const std::vector<MemoryReuse>& ways = region(id).space->memory_reuse;
+  if (!options_.estimates) return ballast::evaluate(model_, one, ways, usable_, costs_);
+  Outcome outcome = estimate(model_, one, ways, usable_, costs_);
+  // Below what a step takes at least no line leads to it.
+  const auto bound = bound_.find(id);
+  const bool too_short =
+      outcome.extrapolated && bound != bound_.end() && *outcome.step_time < bound->second;
+  return too_short ? ballast::evaluate(model_, one, ways, usable_, costs_) : outcome;
 }
 
 void Search::record(const PlanId& id, Outcome outcome) {

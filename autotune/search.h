@@ -76,7 +76,10 @@ struct SearchOptions {
   double tolerance = 0;
   // Stop with the best so far when so many simulations in a row brought none better. 0: never.
   int64_t patience = 0;
-  bool exhaustive = false;                              // simulate every plan, use no bound
+  bool exhaustive = false;  // simulate every plan, use no bound
+  // Steps of very many micro-batches are told by shorter ones, but for those within 0.3 % of the
+  // best (autotune/evaluate.h): the result is then no proof.
+  bool estimates = false;
   size_t ranked = 10;                                   // candidates to return
   std::function<void(const SearchProgress&)> progress;  // after every round, on this thread
 };

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "autotune/evaluate.h"
 #include "autotune/explain.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
@@ -255,6 +256,41 @@ TEST(Search, a_tolerance_saves_simulations_and_is_kept) {
               exact.best->step_time.seconds() * (1 + 1e-9))
         << tolerance;
   }
+}
+
+// 64 micro-batches where the space is simulated as a whole, a dozen where they are alike: the line
+// through the short steps leads to the long one, and the best is the one that all simulations give.
+TEST(Search, long_steps_are_told_by_short_ones_and_the_best_is_simulated_as_a_whole) {
+  const Model model = small_model();
+  const Machine machine = gpu_machine();
+  Plan base = auto_plan(64);
+  base.micro_batch = 1;
+  SearchOptions all;
+  all.exhaustive = true;
+  base.optimizer.gpu_buckets = 0;
+  const Freedom freedom;
+  const SearchResult whole = run_search(base, freedom, machine, all);
+  SearchOptions short_steps;
+  short_steps.estimates = true;
+  const SearchResult quick = run_search(base, freedom, machine, short_steps);
+  ASSERT_TRUE(whole.best && quick.best);
+  EXPECT_EQ(quick.best->plan, whole.best->plan);
+  EXPECT_EQ(quick.best->step_time, whole.best->step_time);
+
+  const CostModel costs(machine, nullptr, base.optimizer.adam);
+  const Usable usable = {machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
+  const Space space = space_of(model, base, freedom);
+  int extrapolated = 0;
+  for (const Choice& choice : every(choices_of(space, base), 7)) {
+    const Plan plan = plan_of(space, base, choice);
+    const Outcome told = estimate(model, plan, space.memory_reuse, usable, costs);
+    const Outcome simulated = evaluate(model, plan, space.memory_reuse, usable, costs);
+    ASSERT_EQ(told.step_time.has_value(), simulated.step_time.has_value());
+    if (!told.step_time) continue;
+    extrapolated += told.extrapolated ? 1 : 0;
+    EXPECT_NEAR(told.step_time->seconds() / simulated.step_time->seconds(), 1, kUncertain);
+  }
+  EXPECT_GT(extrapolated, 5);
 }
 
 TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
