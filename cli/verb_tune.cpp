@@ -181,12 +181,13 @@ int run_tune(Words words) {
   prefer_simple(found);
   std::optional<MeasureResult> measured;
   if (flags.loop.plans) measured = tuner.measure_plans(found);
-  const Case best = tuner.with(found.best->plan);
+  Case best = tuner.with(found.best->plan);
   OrderedJson json = search_json(found);
   if (measured) json["measured"] = measured_json(*measured);
   json["objective"] = objective_json(flags, *found.best);
   json["points"] = points_json(flags, tuned);
-  save_plan(best.plan, flags.plan_out);
+  const FoundFiles files = write_found(best, {flags.plan_out, flags.plan.set, flags.store});
+  json["predict"] = files.predict;
   const Studies studies = run_studies(flags, tuned, *found.best, answers);
   json.update(studies.json);
   json.update(memory_of_answers(answers));
@@ -201,8 +202,8 @@ int run_tune(Words words) {
   if (!measured || measured->measured.empty()) {
     fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
   }
-  fmt::print("{}{}\n{}wrote {}\n", infeasible_text(found), studies.text, text_of_answers(answers),
-             flags.plan_out);
+  fmt::print("{}{}\n{}{}", infeasible_text(found), studies.text, text_of_answers(answers),
+             text_of(files));
   append_to_store(flags, best, *found.best, json);
   return kDone;
 }

@@ -106,6 +106,20 @@ TEST(Capacity, largest_model_comes_as_files_that_predict_the_same) {
   EXPECT_EQ(bench.run("export --megatron t.json --out flags.txt").code, 0);
 }
 
+// A plan names its machine and model: what --set changed of them is said beside it.
+TEST(Capacity, tuned_plan_comes_with_the_command_that_predicts_the_same) {
+  const Workbench bench;
+  const Json answer = Json::parse(
+      bench
+          .run("tune --model gpt2 --machine gh200-96gb-480gb --json --out t.json --store s.db "
+               "--global-batch 4 --set machine.gpu.memory_bandwidth_gb_per_s=2000 "
+               "--set model.layers=10 2>/dev/null")
+          .output);
+  const std::string predict = answer["predict"];
+  EXPECT_NE(predict.find("machine.gpu.memory_bandwidth_gb_per_s=2000"), std::string::npos);
+  EXPECT_EQ(predicted(bench, predict)["step_time_s"], answer["ranked"][0]["step_time_s"]);
+}
+
 // Beyond the table of gpt2's positions they are rotary, which no config.json of gpt2 says.
 TEST(Capacity, longest_sequence_comes_as_files_that_predict_the_same) {
   const Workbench bench;

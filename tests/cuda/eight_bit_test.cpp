@@ -96,8 +96,8 @@ TEST_F(eight_bit, codes_are_the_hosts_for_any_shape_stride_alignment_and_format)
   }
 }
 
-// 33 x 32 tiles of 64 x 64 and 1,024 blocks: some blocks take a second tile, over what they wrote of
-// the first. As one row it is 2.06 times what all blocks take at once.
+// 33 x 32 tiles of 64 x 64 and 1,024 blocks: some blocks take a second tile, over what they wrote
+// of the first. As one row it is 2.06 times what all blocks take at once.
 TEST_F(eight_bit, codes_are_the_hosts_where_blocks_take_more_than_one_turn) {
   Matrix m{Format::kBf16, 2112, 2048, 2048, 0, {}};
   m.values = normal({0.1f, 0.02f, 9}, m.format, m.rows * m.stride);

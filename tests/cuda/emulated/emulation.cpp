@@ -90,7 +90,7 @@ struct Block {
   bool progress = false;
   const std::function<void()>* body = nullptr;
   jmp_buf scheduler;
-  void* watched = nullptr;  // the sanitizer's thread of the scheduler
+  void* watched = nullptr;                     // the sanitizer's thread of the scheduler
   char begun = 0, ended = 0, ordered[2] = {};  // places for the sanitizer
 };
 
