@@ -46,11 +46,12 @@ CudaClock::CudaClock(CudaRuntime& runtime, CudaStream stream)
 }
 
 CudaClock::~CudaClock() {
-  try {
-    runtime_.destroy(anchor_);
-    runtime_.destroy(next_);
-  } catch (const Error&) {
-    // The device has failed, which whoever used it was told.
+  for (const CudaEvent& event : {anchor_, next_}) {
+    try {
+      runtime_.destroy(event);
+    } catch (const Error&) {
+      // The device has failed, which whoever used it was told.
+    }
   }
 }
 
