@@ -6,6 +6,7 @@
 
 #include "kernels/compact_codes.h"
 #include "kernels/vector_loops.h"
+#include "kernels/vector_step.h"
 
 namespace ballast::kernels {
 namespace {

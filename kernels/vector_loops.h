@@ -50,12 +50,6 @@ inline void for_vectors(int64_t count, Body body) {
   if (i < count) body(V::first(count - i), i);
 }
 
-template <class V>
-inline typename V::F direction(const StepConstants& c, typename V::F m, typename V::F v) {
-  return V::div(V::mul(V::set(c.bias_correction1), m),
-                V::fma(V::sqrt(v), V::set(c.bias_correction2), V::set(c.epsilon)));
-}
-
 // What the 16-bit stream of a step is: absent, or one of the formats.
 template <Format K>
 struct WeightsAs {
@@ -95,40 +89,6 @@ __attribute__((always_inline)) inline void prefetch_streams(const AdamArrays& a,
   __builtin_prefetch(static_cast<const char*>(a.gradient) + (i + kAhead) * bytes_of(G), 0);
 }
 
-// Old values in, new values out. Where g is not finite nothing changes.
-template <class V>
-inline void step_values(const StepConstants& c, typename V::F g, typename V::F& w, typename V::F& m,
-                        typename V::F& v) {
-  using F = typename V::F;
-  const F m_new = V::fma(V::set(c.beta1), m, V::mul(V::set(c.one_minus_beta1), g));
-  const F v_new = V::fma(V::set(c.beta2), v, V::mul(V::mul(V::set(c.one_minus_beta2), g), g));
-  const F u = direction<V>(c, m_new, v_new);
-  const F s = V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w, u));
-  const auto finite = V::is_finite(g);
-  w = V::select(finite, V::sub(w, s), w);
-  m = V::select(finite, m_new, m);
-  v = V::select(finite, v_new, v);
-}
-
-template <class V, Format G, class W>
-void adam_step_loop(const AdamArrays& arrays, const StepConstants& constants) {
-  const AdamArrays a = arrays;        // copies, so that no store can alias them and the
-  const StepConstants c = constants;  // broadcasts stay outside the loop
-  for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
-    using F = typename V::F;
-    prefetch_streams<G>(a, i);
-    const F g = V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
-    F w = V::load(lanes, a.master + i);
-    F m = V::load(lanes, a.moment1 + i);
-    F v = V::load(lanes, a.moment2 + i);
-    step_values<V>(c, g, w, m, v);
-    V::store(lanes, a.master + i, w);
-    V::store(lanes, a.moment1 + i, m);
-    V::store(lanes, a.moment2 + i, v);
-    if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
-  });
-}
-
 // Calls use.template operator()<G, W>() for the formats of a.
 template <Format G, class Arrays, class Use>
 auto with_weights_format(const Arrays& a, Use use) {
@@ -146,12 +106,6 @@ auto with_formats(const Arrays& a, Use use) {
   if (a.gradient_format == Format::kBf16) return with_weights_format<Format::kBf16>(a, use);
   if (a.gradient_format == Format::kF16) return with_weights_format<Format::kF16>(a, use);
   return with_weights_format<Format::kF32>(a, use);
-}
-
-template <class V>
-void adam_step(const AdamArrays& a, const AdamConstants& constants) {
-  const StepConstants c = step_constants(constants);
-  with_formats(a, [&]<Format G, class W>() { adam_step_loop<V, G, W>(a, c); });
 }
 
 // Adds up the lanes in the order of kNormLanes.

@@ -13,14 +13,14 @@
 
 #include "kernels/undo_codes.h"
 #include "kernels/vector_loops.h"
+#include "kernels/vector_step.h"
 
 namespace ballast::kernels {
 namespace {
 
-constexpr int64_t kUndoBlock = 128;   // parameters that the undo corrects at once
-constexpr int64_t kCodesAtOnce = 64;  // codes made in one go, one bit each of a word of escapes
-static_assert(kUndoBlock % kCodesAtOnce == 0 && kCodesAtOnce % kLanesMax == 0);
-constexpr int64_t kWordsOfBlock = kUndoBlock / kCodesAtOnce;
+constexpr int64_t kUndoBlock = 128;  // parameters that the undo corrects at once
+static_assert(kUndoBlock % kAtOnce == 0);
+constexpr int64_t kWordsOfBlock = kUndoBlock / kAtOnce;
 constexpr uint64_t kTopBit = uint64_t{1} << 63;  // set it, as a zero has no lowest bit
 
 // What the digits 0 mean, for the code 255 too: 255 = 0 + 3 * (0 + 5 * 17).
@@ -29,47 +29,11 @@ static_assert(kDigitsOfEscaped.w +
                   kUndoDigitsW * (kDigitsOfEscaped.v + kUndoDigitsV * kDigitsOfEscaped.m) ==
               kUndoEscaped);
 
-// Differences, old minus estimate.
-struct alignas(64) Differences {
-  uint32_t w[kCodesAtOnce], m[kCodesAtOnce], v[kCodesAtOnce];
-};
-
 // What V::make_codes tells of 64 parameters: which have kUndoEscaped for a code, and whether all of
 // these have the usual escape.
 struct MadeCodes {
   uint64_t escaped;
   bool usual;
-};
-
-// The inputs of a step that both directions share: p and q are what is added to the moments.
-template <class V>
-struct Added {
-  using F = typename V::F;
-  static F to_moment1(const StepConstants& c, F g) { return V::mul(V::set(c.one_minus_beta1), g); }
-  static F to_moment2(const StepConstants& c, F g) {
-    return V::mul(V::mul(V::set(c.one_minus_beta2), g), g);
-  }
-};
-
-// The master after the step along u.
-template <class V>
-inline typename V::F moved(const StepConstants& c, typename V::F w, typename V::F u) {
-  return V::sub(w, V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w, u)));
-}
-
-// The estimates of reference.cpp's estimate_old.
-template <class V>
-struct Estimate {
-  using F = typename V::F;
-  static F moment1(const StepConstants& c, F m, F p) {
-    return V::mul(V::sub(m, p), V::set(c.inverse_beta1));
-  }
-  static F moment2(const StepConstants& c, F v, F q) {
-    return V::mul(V::sub(v, q), V::set(c.inverse_beta2));
-  }
-  static F master(const StepConstants& c, F w, F u) {
-    return V::fma(V::set(c.undo_rate), V::fma(V::set(c.weight_decay), w, u), w);
-  }
 };
 
 // Writes the positions of the set bits to `positions`, in order; returns how many. A word seldom
@@ -111,7 +75,7 @@ inline uint8_t* put_escapes(uint8_t* out, uint64_t escaped, const Differences& d
 template <class V>
 inline uint8_t* put_codes(uint8_t* codes, uint8_t* out, const Differences& d) {
   constexpr int kAlways = 6;
-  alignas(64) uint16_t escapes[kCodesAtOnce];
+  alignas(64) uint16_t escapes[kAtOnce];
   const MadeCodes made = V::make_codes(d, codes, escapes);
   if (__builtin_expect(!made.usual, 0)) return put_escapes(out, made.escaped, d);
   const int count = __builtin_popcountll(made.escaped);
@@ -128,106 +92,6 @@ inline uint8_t* put_codes(uint8_t* codes, uint8_t* out, const Differences& d) {
   return out + kEscapeShortBytes * count;
 }
 
-// The gradient, times its scale.
-template <class V, Format G, class Lanes>
-inline typename V::F scaled_gradient(Lanes lanes, const AdamArrays& a, const StepConstants& c,
-                                     int64_t i) {
-  return V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
-}
-
-// One vector of the step, whatever its gradients; its differences go to place `at` of the block.
-template <class V, Format G, class W, class Lanes>
-inline void step_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
-                        Differences& d, int64_t at) {
-  using F = typename V::F;
-  const F g = scaled_gradient<V, G>(lanes, a, c, i);
-  const F w_old = V::load(lanes, a.master + i);
-  const F m_old = V::load(lanes, a.moment1 + i);
-  const F v_old = V::load(lanes, a.moment2 + i);
-  const F p = Added<V>::to_moment1(c, g), q = Added<V>::to_moment2(c, g);
-  const F m_new = V::fma(V::set(c.beta1), m_old, p);
-  const F v_new = V::fma(V::set(c.beta2), v_old, q);
-  const F u = direction<V>(c, m_new, v_new);
-  const F w_new = moved<V>(c, w_old, u);
-  const auto finite = V::is_finite(g);
-  const F w = V::select(finite, w_new, w_old);
-  V::store(lanes, a.master + i, w);
-  V::store(lanes, a.moment1 + i, V::select(finite, m_new, m_old));
-  V::store(lanes, a.moment2 + i, V::select(finite, v_new, v_old));
-  if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
-
-  const F w_near = Estimate<V>::master(c, w_new, u);
-  const F m_near = Estimate<V>::moment1(c, m_new, p);
-  const F v_near = Estimate<V>::moment2(c, v_new, q);
-  // A parameter whose gradient is not finite did not change: its difference counts as zero.
-  V::store_int(d.w + at, V::sub_or_zero(finite, V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
-  V::store_int(d.m + at, V::sub_or_zero(finite, V::bits(m_old), V::bits(m_near)));
-  V::store_int(d.v + at, V::sub_or_zero(finite, V::bits(v_old), V::bits(v_near)));
-}
-
-// Whether 64 scaled gradients are all finite: times zero, others give NaN.
-template <class V, Format G>
-inline bool gradients_are_finite(const AdamArrays& a, const StepConstants& c, int64_t i) {
-  typename V::F sum = V::set(0.0f);
-  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
-    sum = V::fma(V::set(0.0f), scaled_gradient<V, G>(All{}, a, c, i + j), sum);
-  }
-  return !V::has_nan(sum);
-}
-
-// Steps the moments of 64 parameters with finite gradients and keeps the directions.
-template <class V, Format G>
-inline void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i, Differences& d,
-                         float* directions) {
-  using F = typename V::F;
-  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
-    prefetch_streams<G>(a, i + j);
-    const F g = scaled_gradient<V, G>(All{}, a, c, i + j);
-    const F m_old = V::load(All{}, a.moment1 + i + j);
-    const F v_old = V::load(All{}, a.moment2 + i + j);
-    const F p = Added<V>::to_moment1(c, g), q = Added<V>::to_moment2(c, g);
-    const F m_new = V::fma(V::set(c.beta1), m_old, p);
-    const F v_new = V::fma(V::set(c.beta2), v_old, q);
-    V::store(All{}, directions + j, direction<V>(c, m_new, v_new));
-    V::store(All{}, a.moment1 + i + j, m_new);
-    V::store(All{}, a.moment2 + i + j, v_new);
-    const F m_near = Estimate<V>::moment1(c, m_new, p);
-    const F v_near = Estimate<V>::moment2(c, v_new, q);
-    V::store_int(d.m + j, V::sub(V::bits(m_old), V::bits(m_near)));
-    V::store_int(d.v + j, V::sub(V::bits(v_old), V::bits(v_near)));
-  }
-}
-
-// Steps their master along those directions.
-template <class V, class W>
-inline void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, Differences& d,
-                        const float* directions) {
-  using F = typename V::F;
-  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
-    const F u = V::load(All{}, directions + j);
-    const F w_old = V::load(All{}, a.master + i + j);
-    const F w_new = moved<V>(c, w_old, u);
-    V::store(All{}, a.master + i + j, w_new);
-    if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(All{}, a.weights, i + j, w_new);
-    const F w_near = Estimate<V>::master(c, w_new, u);
-    V::store_int(d.w + j, V::sub(V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
-  }
-}
-
-// The first half of 64 parameters' step: returns whether the second, step_master, is left to do.
-template <class V, Format G, class W>
-inline bool begin_step(const AdamArrays& a, const StepConstants& c, int64_t i, Differences& d,
-                       float* directions) {
-  if (__builtin_expect(gradients_are_finite<V, G>(a, c, i), 1)) {
-    step_moments<V, G>(a, c, i, d, directions);
-    return true;
-  }
-  for (int64_t j = 0; j < kCodesAtOnce; j += V::lanes()) {
-    step_vector<V, G, W>(All{}, a, c, i + j, d, j);
-  }
-  return false;
-}
-
 // The last parameters of a step, begin .. a.count, fewer than 64.
 template <class V, Format G, class W>
 inline uint8_t* step_rest(const AdamArrays& a, const StepConstants& c, int64_t begin,
@@ -236,8 +100,8 @@ inline uint8_t* step_rest(const AdamArrays& a, const StepConstants& c, int64_t b
   const int64_t left = a.count - begin;
   for_vectors<V>(
       left, [&](auto lanes, int64_t j) { step_vector<V, G, W>(lanes, a, c, begin + j, d, j); });
-  uint8_t made[kCodesAtOnce];
-  uint16_t escapes[kCodesAtOnce];
+  uint8_t made[kAtOnce];
+  uint16_t escapes[kAtOnce];
   const uint64_t escaped = V::make_codes(d, made, escapes).escaped;
   __builtin_memcpy(codes + begin, made, static_cast<size_t>(left));
   return put_escapes(out, escaped & ((uint64_t{1} << left) - 1), d);
@@ -250,7 +114,7 @@ __attribute__((always_inline)) inline void prefetch_weights(const AdamArrays& a,
   constexpr int64_t kAhead = 512, kLine = 64;
   if constexpr (W::kWritten) {
     const auto* from = static_cast<const char*>(a.weights) + (i + kAhead) * bytes_of(W::kFormat);
-    for (int64_t at = 0; at < kCodesAtOnce * bytes_of(W::kFormat); at += kLine) {
+    for (int64_t at = 0; at < kAtOnce * bytes_of(W::kFormat); at += kLine) {
       __builtin_prefetch(from + at, 1);
     }
   }
@@ -262,15 +126,15 @@ void step_with_undo_loop(const AdamArrays& arrays, const StepConstants& constant
   const AdamArrays a = arrays;
   const StepConstants c = constants;
   Differences differences[4];  // of three runs of 64 at a time
-  alignas(64) float directions[2][kCodesAtOnce];
-  const int64_t whole = a.count / kCodesAtOnce * kCodesAtOnce;
+  alignas(64) float directions[2][kAtOnce];
+  const int64_t whole = a.count / kAtOnce * kAtOnce;
   const auto of = [&differences](int64_t i) -> Differences& {
-    return differences[i / kCodesAtOnce % 4];
+    return differences[i / kAtOnce % 4];
   };
   uint8_t* out = escapes;
   bool left = whole > 0 && begin_step<V, G, W>(a, c, 0, of(0), directions[0]);
-  for (int64_t i = 0, turn = 0; i < whole + kCodesAtOnce; i += kCodesAtOnce, turn = 1 - turn) {
-    const int64_t next = i + kCodesAtOnce, before = i - kCodesAtOnce;
+  for (int64_t i = 0, turn = 0; i < whole + kAtOnce; i += kAtOnce, turn = 1 - turn) {
+    const int64_t next = i + kAtOnce, before = i - kAtOnce;
     bool left_of_next = false;
     if (next < whole) {
       prefetch_weights<W>(a, next);
@@ -304,11 +168,11 @@ const uint8_t* take_escapes(const uint8_t* in, const uint8_t* codes, const AdamA
   const AdamArrays a = arrays;
   uint64_t escaped[kWordsOfBlock] = {};
   int64_t j = 0;
-  for (; j + kCodesAtOnce <= a.count; j += kCodesAtOnce) {
-    escaped[j / kCodesAtOnce] = V::equal_in_64(codes + j, kUndoEscaped);
+  for (; j + kAtOnce <= a.count; j += kAtOnce) {
+    escaped[j / kAtOnce] = V::equal_in_64(codes + j, kUndoEscaped);
   }
   for (; j < a.count; ++j) {
-    escaped[j / kCodesAtOnce] |= uint64_t{codes[j] == kUndoEscaped} << (j % kCodesAtOnce);
+    escaped[j / kAtOnce] |= uint64_t{codes[j] == kUndoEscaped} << (j % kAtOnce);
   }
   uint16_t positions[kUndoBlock + 2];
   const int64_t count = positions_of(escaped, kWordsOfBlock, positions);
@@ -327,17 +191,27 @@ const uint8_t* take_escapes(const uint8_t* in, const uint8_t* codes, const AdamA
   return in;
 }
 
+// The directions of the step that is undone, by its results.
+template <class V, Format G>
+inline void begin_undo(const AdamArrays& a, const StepConstants& c, float* directions) {
+  for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
+    prefetch_streams<G>(a, i);
+    const auto m = V::load(lanes, a.moment1 + i), v = V::load(lanes, a.moment2 + i);
+    V::store(lanes, directions + i, direction<V>(c, m, v));
+  });
+}
+
 template <class V, Format G, class W>
-inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_t* codes) {
+inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_t* codes,
+                       const float* directions) {
   for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
     using F = typename V::F;
     using I = typename V::I;
-    prefetch_streams<G>(a, i);
     const F g = scaled_gradient<V, G>(lanes, a, c, i);
     const F w_new = V::load(lanes, a.master + i);
     const F m_new = V::load(lanes, a.moment1 + i);
     const F v_new = V::load(lanes, a.moment2 + i);
-    const F w_near = Estimate<V>::master(c, w_new, direction<V>(c, m_new, v_new));
+    const F w_near = Estimate<V>::master(c, w_new, V::load(lanes, directions + i));
     const F m_near = Estimate<V>::moment1(c, m_new, Added<V>::to_moment1(c, g));
     const F v_near = Estimate<V>::moment2(c, v_new, Added<V>::to_moment2(c, g));
 
@@ -367,18 +241,15 @@ template <class V, Format G, class W>
 void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const uint8_t* codes,
                const uint8_t* escapes) {
   const StepConstants c = constants;
-  int64_t begin = 0;
-  for (; begin < arrays.count; begin += kUndoBlock) {
-    undo_block<V, G, W>(block<G, W>(arrays, begin, kUndoBlock), c, codes + begin);
-    if (begin > 0) {
-      const int64_t before = begin - kUndoBlock;
-      escapes =
-          take_escapes<V, W>(escapes, codes + before, block<G, W>(arrays, before, kUndoBlock));
-    }
+  const auto block_at = [&arrays](int64_t i) { return block<G, W>(arrays, i, kUndoBlock); };
+  alignas(64) float directions[2][kUndoBlock];
+  if (arrays.count > 0) begin_undo<V, G>(block_at(0), c, directions[0]);
+  for (int64_t i = 0, turn = 0; i < arrays.count + kUndoBlock; i += kUndoBlock, turn = 1 - turn) {
+    const int64_t next = i + kUndoBlock, before = i - kUndoBlock;
+    if (next < arrays.count) begin_undo<V, G>(block_at(next), c, directions[1 - turn]);
+    if (i < arrays.count) undo_block<V, G, W>(block_at(i), c, codes + i, directions[turn]);
+    if (before >= 0) escapes = take_escapes<V, W>(escapes, codes + before, block_at(before));
   }
-  if (begin == 0) return;
-  begin -= kUndoBlock;
-  take_escapes<V, W>(escapes, codes + begin, block<G, W>(arrays, begin, kUndoBlock));
 }
 
 template <class V>

@@ -110,8 +110,8 @@ struct Sve {
   // Writes 64 codes of undo_codes.h, and what each parameter's usual escape would be.
   static MadeCodes make_codes(const Differences& d, uint8_t* codes, uint16_t* escapes) {
     Mask unusual = svpfalse_b();
-    for (int64_t i = 0; i < kCodesAtOnce; i += lanes()) {
-      const Mask k = svwhilelt_b32(i, kCodesAtOnce);
+    for (int64_t i = 0; i < kAtOnce; i += lanes()) {
+      const Mask k = svwhilelt_b32(i, kAtOnce);
       const I digit_w = svadd_n_u32_x(k, svld1_u32(k, d.w + i), kUndoRangeW);
       const I digit_v = svadd_n_u32_x(k, svld1_u32(k, d.v + i), kUndoRangeV);
       const I digit_m = svadd_n_u32_x(k, svld1_u32(k, d.m + i), EscapeUsual::kM);
