@@ -94,10 +94,21 @@ inline uint8_t* put_escape(uint8_t* out, const ThreeWords& d) {
   return put(head(kEscapeFull), d);
 }
 
-// Reads one escape; returns where the next begins.
+// What differences with digits of w and v, and one of m above them, stand for.
+constexpr ThreeWords of_digits(uint32_t digits, uint32_t range_v, uint32_t range_m) {
+  const uint32_t above_w = digits / kUndoDigitsW, digits_v = 2 * range_v + 1;
+  return {digits % kUndoDigitsW - kUndoRangeW, above_w / digits_v - range_m,
+          above_w % digits_v - range_v};
+}
+
+// Reads one escape; returns where the next begins. Nearly all are of the usual form.
 inline const uint8_t* take_escape(const uint8_t* in, ThreeWords* d) {
   uint16_t head = 0;
   in = take(in, &head);
+  if (__builtin_expect(head < EscapeUsual::kEnd, 1)) {
+    *d = of_digits(head, kUndoRangeV, EscapeUsual::kM);
+    return in;
+  }
   if (head == kEscapeFull) return take(in, d);
   if (head == EscapeMedium::kMarker) {
     uint32_t packed = 0;
@@ -107,12 +118,7 @@ inline const uint8_t* take_escape(const uint8_t* in, ThreeWords* d) {
     d->m = (packed >> 19) - EscapeMedium::kVm;
     return in;
   }
-  const bool wide = head >= EscapeUsual::kEnd;
-  const uint32_t digits = wide ? head - EscapeUsual::kEnd : head;
-  const uint32_t digits_v = wide ? EscapeWide::kDigitsV : kUndoDigitsV;
-  d->w = digits % kUndoDigitsW - kUndoRangeW;
-  d->v = digits / kUndoDigitsW % digits_v - (wide ? EscapeWide::kV : kUndoRangeV);
-  d->m = digits / kUndoDigitsW / digits_v - (wide ? EscapeWide::kM : EscapeUsual::kM);
+  *d = of_digits(head - EscapeUsual::kEnd, EscapeWide::kV, EscapeWide::kM);
   return in;
 }
 

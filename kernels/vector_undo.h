@@ -191,27 +191,17 @@ const uint8_t* take_escapes(const uint8_t* in, const uint8_t* codes, const AdamA
   return in;
 }
 
-// The directions of the step that is undone, by its results.
-template <class V, Format G>
-inline void begin_undo(const AdamArrays& a, const StepConstants& c, float* directions) {
-  for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
-    prefetch_streams<G>(a, i);
-    const auto m = V::load(lanes, a.moment1 + i), v = V::load(lanes, a.moment2 + i);
-    V::store(lanes, directions + i, direction<V>(c, m, v));
-  });
-}
-
 template <class V, Format G, class W>
-inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_t* codes,
-                       const float* directions) {
+inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_t* codes) {
   for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
     using F = typename V::F;
     using I = typename V::I;
+    prefetch_streams<G>(a, i);
     const F g = scaled_gradient<V, G>(lanes, a, c, i);
     const F w_new = V::load(lanes, a.master + i);
     const F m_new = V::load(lanes, a.moment1 + i);
     const F v_new = V::load(lanes, a.moment2 + i);
-    const F w_near = Estimate<V>::master(c, w_new, V::load(lanes, directions + i));
+    const F w_near = Estimate<V>::master(c, w_new, direction<V>(c, m_new, v_new));
     const F m_near = Estimate<V>::moment1(c, m_new, Added<V>::to_moment1(c, g));
     const F v_near = Estimate<V>::moment2(c, v_new, Added<V>::to_moment2(c, g));
 
@@ -241,15 +231,18 @@ template <class V, Format G, class W>
 void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const uint8_t* codes,
                const uint8_t* escapes) {
   const StepConstants c = constants;
-  const auto block_at = [&arrays](int64_t i) { return block<G, W>(arrays, i, kUndoBlock); };
-  alignas(64) float directions[2][kUndoBlock];
-  if (arrays.count > 0) begin_undo<V, G>(block_at(0), c, directions[0]);
-  for (int64_t i = 0, turn = 0; i < arrays.count + kUndoBlock; i += kUndoBlock, turn = 1 - turn) {
-    const int64_t next = i + kUndoBlock, before = i - kUndoBlock;
-    if (next < arrays.count) begin_undo<V, G>(block_at(next), c, directions[1 - turn]);
-    if (i < arrays.count) undo_block<V, G, W>(block_at(i), c, codes + i, directions[turn]);
-    if (before >= 0) escapes = take_escapes<V, W>(escapes, codes + before, block_at(before));
+  int64_t begin = 0;
+  for (; begin < arrays.count; begin += kUndoBlock) {
+    undo_block<V, G, W>(block<G, W>(arrays, begin, kUndoBlock), c, codes + begin);
+    if (begin > 0) {
+      const int64_t before = begin - kUndoBlock;
+      escapes =
+          take_escapes<V, W>(escapes, codes + before, block<G, W>(arrays, before, kUndoBlock));
+    }
   }
+  if (begin == 0) return;
+  begin -= kUndoBlock;
+  take_escapes<V, W>(escapes, codes + begin, block<G, W>(arrays, begin, kUndoBlock));
 }
 
 template <class V>
