@@ -102,6 +102,21 @@ inline void store_bf16_at_random(Lanes lanes, uint16_t* out, typename V::F x,
   V::store_words(lanes, out, V::template shift_right<16>(V::add(V::bits(x), rounding)));
 }
 
+// Old values in, new values out. Where g is not finite nothing changes.
+template <class V>
+inline void step_values(const StepConstants& c, typename V::F g, typename V::F& w, typename V::F& m,
+                        typename V::F& v) {
+  using F = typename V::F;
+  const F m_new = V::fma(V::set(c.beta1), m, V::mul(V::set(c.one_minus_beta1), g));
+  const F v_new = V::fma(V::set(c.beta2), v, V::mul(V::mul(V::set(c.one_minus_beta2), g), g));
+  const F u = direction<V>(c, m_new, v_new);
+  const F s = V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w, u));
+  const auto finite = V::is_finite(g);
+  w = V::select(finite, V::sub(w, s), w);
+  m = V::select(finite, m_new, m);
+  v = V::select(finite, v_new, v);
+}
+
 // One block: its arrays and where its parameters stand in the run.
 template <class V, Format G, class W>
 void compact_block(const CompactArrays& a, const StepConstants& c, int64_t begin, int64_t count) {

@@ -62,21 +62,6 @@ struct Estimate {
   }
 };
 
-// Old values in, new values out. Where g is not finite nothing changes.
-template <class V>
-inline void step_values(const StepConstants& c, typename V::F g, typename V::F& w, typename V::F& m,
-                        typename V::F& v) {
-  using F = typename V::F;
-  const F m_new = V::fma(V::set(c.beta1), m, V::mul(V::set(c.one_minus_beta1), g));
-  const F v_new = V::fma(V::set(c.beta2), v, V::mul(V::mul(V::set(c.one_minus_beta2), g), g));
-  const F u = direction<V>(c, m_new, v_new);
-  const F s = V::mul(V::set(c.learning_rate), V::fma(V::set(c.weight_decay), w, u));
-  const auto finite = V::is_finite(g);
-  w = V::select(finite, V::sub(w, s), w);
-  m = V::select(finite, m_new, m);
-  v = V::select(finite, v_new, v);
-}
-
 // The gradient, times its scale.
 template <class V, Format G, class Lanes>
 inline typename V::F scaled_gradient(Lanes lanes, const AdamArrays& a, const StepConstants& c,
