@@ -15,7 +15,20 @@ struct StepConstants {
   float bias_correction1, bias_correction2;
   float epsilon, learning_rate, weight_decay, gradient_scale;
   float undo_rate;  // learning_rate / (1 - learning_rate * weight_decay)
+  // Gradients whose magnitude has fewer bits than that stay finite under the scale: most, if they
+  // are finite themselves.
+  uint32_t finite_gradients;
 };
+
+[[maybe_unused]] uint32_t finite_gradients(float scale) {
+  constexpr float kLargest = 3.40282347e+38f;
+  const float magnitude = scale < 0.0f ? -scale : scale;
+  if (!(magnitude <= kLargest)) return 0;  // none: times an infinite scale 0 is not finite either
+  const float largest = magnitude <= 1.0f ? kLargest : kLargest / magnitude;
+  uint32_t bits = 0;
+  __builtin_memcpy(&bits, &largest, sizeof(bits));
+  return magnitude <= 1.0f ? bits + 1 : bits;  // the quotient itself may have been rounded up
+}
 
 [[maybe_unused]] StepConstants step_constants(const AdamConstants& c) {
   return {.beta1 = c.beta1,
@@ -30,7 +43,8 @@ struct StepConstants {
           .learning_rate = c.learning_rate,
           .weight_decay = c.weight_decay,
           .gradient_scale = c.gradient_scale,
-          .undo_rate = c.learning_rate / (1.0f - c.learning_rate * c.weight_decay)};
+          .undo_rate = c.learning_rate / (1.0f - c.learning_rate * c.weight_decay),
+          .finite_gradients = finite_gradients(c.gradient_scale)};
 }
 
 }  // namespace

@@ -72,13 +72,15 @@ constexpr uint32_t kUsualAboveCode = kUndoDigitsW * kUndoDigitsV * (EscapeUsual:
 
 constexpr int64_t kEscapeShortBytes = 2;  // of the usual and the wide form
 
+inline bool escape_is_usual(const ThreeWords& d) {
+  return undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, kUndoRangeV) &&
+         undo_fits(d.m, EscapeUsual::kM);
+}
+
 // Appends the escape of one parameter; returns where the next begins.
 inline uint8_t* put_escape(uint8_t* out, const ThreeWords& d) {
   const auto head = [out](uint32_t value) { return put(out, static_cast<uint16_t>(value)); };
-  if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, kUndoRangeV) &&
-      undo_fits(d.m, EscapeUsual::kM)) {
-    return head(undo_code(d) + kUsualAboveCode);
-  }
+  if (escape_is_usual(d)) return head(undo_code(d) + kUsualAboveCode);
   if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, EscapeWide::kV) &&
       undo_fits(d.m, EscapeWide::kM)) {
     return head(EscapeUsual::kEnd + (d.w + kUndoRangeW) +
@@ -99,6 +101,14 @@ constexpr ThreeWords of_digits(uint32_t digits, uint32_t range_v, uint32_t range
   const uint32_t above_w = digits / kUndoDigitsW, digits_v = 2 * range_v + 1;
   return {digits % kUndoDigitsW - kUndoRangeW, above_w / digits_v - range_m,
           above_w % digits_v - range_v};
+}
+
+// The differences of w and v by what a code leaves when divided by 15; 15 itself counts as 0.
+constexpr int8_t w_of_left(int left) {
+  return static_cast<int8_t>(left % 15 % 3 - static_cast<int>(kUndoRangeW));
+}
+constexpr int8_t v_of_left(int left) {
+  return static_cast<int8_t>(left % 15 / 3 - static_cast<int>(kUndoRangeV));
 }
 
 // Reads one escape; returns where the next begins. Nearly all are of the usual form.

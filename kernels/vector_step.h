@@ -2,8 +2,8 @@
 // undo record is made of.
 //
 // What keeps a processor busy here is not the number of operations but what waits behind a root and
-// a quotient, some hundred cycles. So the step takes 64 parameters at a time and computes the
-// directions of the next 64 before it uses those of the last: nothing waits there.
+// a quotient, some hundred cycles. So the step computes the direction of a parameter while it moves
+// the one 64 before it along its own: nothing waits there.
 #pragma once
 
 #include "kernels/vector_loops.h"
@@ -11,13 +11,18 @@
 namespace ballast::kernels {
 namespace {
 
+// What would otherwise be called and find its constants in memory.
+#define BALLAST_INLINE __attribute__((always_inline)) inline
+
 constexpr int64_t kAtOnce = 64;
 static_assert(kAtOnce % kLanesMax == 0);
 
-// Differences, old minus estimate.
-struct alignas(64) Differences {
+// Where the differences, old minus estimate, of a run of parameters go.
+struct Differences {
   static constexpr bool kKept = true;
-  uint32_t w[kAtOnce], m[kAtOnce], v[kAtOnce];
+  uint32_t* w;
+  uint32_t* m;
+  uint32_t* v;
 };
 
 // Of a step that is not recorded.
@@ -58,7 +63,8 @@ struct Estimate {
     return V::mul(V::sub(v, q), V::set(c.inverse_beta2));
   }
   static F master(const StepConstants& c, F w, F u) {
-    return V::fma(V::set(c.undo_rate), V::fma(V::set(c.weight_decay), w, u), w);
+    return V::number_or_minus_infinity(
+        V::fma(V::set(c.undo_rate), V::fma(V::set(c.weight_decay), w, u), w));
   }
 };
 
@@ -69,9 +75,18 @@ inline typename V::F scaled_gradient(Lanes lanes, const AdamArrays& a, const Ste
   return V::mul(V::set(c.gradient_scale), load_as_f32<V, G>(lanes, a.gradient, i));
 }
 
+template <class V, class W, class Lanes>
+inline void store_state(Lanes lanes, const AdamArrays& a, int64_t i, typename V::F w,
+                        typename V::F m, typename V::F v) {
+  V::store(lanes, a.master + i, w);
+  V::store(lanes, a.moment1 + i, m);
+  V::store(lanes, a.moment2 + i, v);
+  if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
+}
+
 // One vector of the step, whatever its gradients; its differences go to place `at`.
 template <class V, Format G, class W, class D, class Lanes>
-inline void step_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i, D& d,
+inline void step_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i, D d,
                         int64_t at) {
   using F = typename V::F;
   const F g = scaled_gradient<V, G>(lanes, a, c, i);
@@ -84,107 +99,140 @@ inline void step_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c
   const F u = direction<V>(c, m_new, v_new);
   const F w_new = moved<V>(c, w_old, u);
   const auto finite = V::is_finite(g);
-  const F w = V::select(finite, w_new, w_old);
-  V::store(lanes, a.master + i, w);
-  V::store(lanes, a.moment1 + i, V::select(finite, m_new, m_old));
-  V::store(lanes, a.moment2 + i, V::select(finite, v_new, v_old));
-  if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
+  store_state<V, W>(lanes, a, i, V::select(finite, w_new, w_old), V::select(finite, m_new, m_old),
+                    V::select(finite, v_new, v_old));
 
   if constexpr (D::kKept) {
     const F w_near = Estimate<V>::master(c, w_new, u);
     const F m_near = Estimate<V>::moment1(c, m_new, p);
     const F v_near = Estimate<V>::moment2(c, v_new, q);
     // A parameter whose gradient is not finite did not change: its difference counts as zero.
-    V::store_int(d.w + at, V::sub_or_zero(finite, V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
+    V::store_int(d.w + at, V::sub_or_zero(finite, V::bits(w_old), V::bits(w_near)));
     V::store_int(d.m + at, V::sub_or_zero(finite, V::bits(m_old), V::bits(m_near)));
     V::store_int(d.v + at, V::sub_or_zero(finite, V::bits(v_old), V::bits(v_near)));
   }
 }
 
-// Whether 64 scaled gradients are all finite: times zero, others give NaN.
+// Whether 64 gradients are all finite once scaled. It may deny it of some that are.
 template <class V, Format G>
-inline bool gradients_are_finite(const AdamArrays& a, const StepConstants& c, int64_t i) {
-  typename V::F sum = V::set(0.0f);
+BALLAST_INLINE bool gradients_are_finite(const AdamArrays& a, const StepConstants& c, int64_t i) {
+  typename V::I largest = V::set_int(0);
   for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    sum = V::fma(V::set(0.0f), scaled_gradient<V, G>(All{}, a, c, i + j), sum);
+    const typename V::I gradient = V::bits(load_as_f32<V, G>(All{}, a.gradient, i + j));
+    largest = V::max_int(largest, V::bit_and(gradient, V::set_int(0x7fffffff)));
   }
-  return !V::has_nan(sum);
+  return V::all_below(largest, c.finite_gradients);
 }
 
-// Steps the moments of 64 parameters with finite gradients and keeps the directions.
+// Steps the moments of one vector with finite gradients and keeps the direction. at: its place
+// among 64.
 template <class V, Format G, class D>
-inline void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i, D& d,
-                         float* directions) {
+BALLAST_INLINE void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
+                                 float* directions, int64_t at) {
   using F = typename V::F;
-  for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    prefetch_streams<G>(a, i + j);
-    const F g = scaled_gradient<V, G>(All{}, a, c, i + j);
-    const F m_old = V::load(All{}, a.moment1 + i + j);
-    const F v_old = V::load(All{}, a.moment2 + i + j);
-    const F p = Added<V>::to_moment1(c, g), q = Added<V>::to_moment2(c, g);
-    const F m_new = V::fma(V::set(c.beta1), m_old, p);
-    const F v_new = V::fma(V::set(c.beta2), v_old, q);
-    V::store(All{}, directions + j, direction<V>(c, m_new, v_new));
-    V::store(All{}, a.moment1 + i + j, m_new);
-    V::store(All{}, a.moment2 + i + j, v_new);
-    if constexpr (D::kKept) {
-      const F m_near = Estimate<V>::moment1(c, m_new, p);
-      const F v_near = Estimate<V>::moment2(c, v_new, q);
-      V::store_int(d.m + j, V::sub(V::bits(m_old), V::bits(m_near)));
-      V::store_int(d.v + j, V::sub(V::bits(v_old), V::bits(v_near)));
-    }
+  prefetch_streams<G>(a, i);
+  const F g = scaled_gradient<V, G>(All{}, a, c, i);
+  const F m_old = V::load(All{}, a.moment1 + i);
+  const F v_old = V::load(All{}, a.moment2 + i);
+  const F p = Added<V>::to_moment1(c, g), q = Added<V>::to_moment2(c, g);
+  const F m_new = V::fma(V::set(c.beta1), m_old, p);
+  const F v_new = V::fma(V::set(c.beta2), v_old, q);
+  V::store(All{}, directions + at, direction<V>(c, m_new, v_new));
+  V::store(All{}, a.moment1 + i, m_new);
+  V::store(All{}, a.moment2 + i, v_new);
+  if constexpr (D::kKept) {
+    const F m_near = Estimate<V>::moment1(c, m_new, p);
+    const F v_near = Estimate<V>::moment2(c, v_new, q);
+    V::store_int(d.m + at, V::sub(V::bits(m_old), V::bits(m_near)));
+    V::store_int(d.v + at, V::sub(V::bits(v_old), V::bits(v_near)));
   }
 }
 
-// Steps their master along those directions.
+// Asks for the line of the weights that will be written 512 parameters later, once a line: a store
+// that misses holds up all behind it.
+template <class W>
+BALLAST_INLINE void prefetch_weights(const AdamArrays& a, int64_t i) {
+  constexpr int64_t kAhead = 512, kLine = 64;
+  if constexpr (W::kWritten) {
+    constexpr int64_t kBytes = bytes_of(W::kFormat);
+    if (i % (kLine / kBytes) != 0) return;
+    __builtin_prefetch(static_cast<const char*>(a.weights) + (i + kAhead) * kBytes, 1);
+  }
+}
+
+// Steps the master of one vector along its direction u.
 template <class V, class W, class D>
-inline void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, D& d,
-                        const float* directions) {
+BALLAST_INLINE void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
+                                typename V::F u, int64_t at) {
   using F = typename V::F;
-  for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    const F u = V::load(All{}, directions + j);
-    const F w_old = V::load(All{}, a.master + i + j);
-    const F w_new = moved<V>(c, w_old, u);
-    V::store(All{}, a.master + i + j, w_new);
-    if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(All{}, a.weights, i + j, w_new);
-    if constexpr (D::kKept) {
-      const F w_near = Estimate<V>::master(c, w_new, u);
-      V::store_int(d.w + j, V::sub(V::bits(w_old), V::bits_or_zero_if_nan(w_near)));
-    }
+  if constexpr (D::kKept) prefetch_weights<W>(a, i);
+  const F w_old = V::load(All{}, a.master + i);
+  const F w_new = moved<V>(c, w_old, u);
+  V::store(All{}, a.master + i, w_new);
+  if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(All{}, a.weights, i, w_new);
+  if constexpr (D::kKept) {
+    const F w_near = Estimate<V>::master(c, w_new, u);
+    V::store_int(d.w + at, V::sub(V::bits(w_old), V::bits(w_near)));
   }
 }
 
-// The first half of 64 parameters' step: returns whether the second, step_master, is left to do.
-template <class V, Format G, class W, class D>
-inline bool begin_step(const AdamArrays& a, const StepConstants& c, int64_t i, D& d,
-                       float* directions) {
-  if (__builtin_expect(gradients_are_finite<V, G>(a, c, i), 1)) {
-    step_moments<V, G>(a, c, i, d, directions);
-    return true;
-  }
+// Steps the masters of 64 parameters.
+template <class V, class W, class D>
+void step_masters(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
+                  const float* directions) {
   for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    step_vector<V, G, W>(All{}, a, c, i + j, d, j);
+    step_master<V, W>(a, c, i + j, d, V::load(All{}, directions + j), j);
   }
-  return false;
+}
+
+// Steps parameters 0 .. whole - 1, a multiple of 64. differences_at(i) says where those of 64 go;
+// done(i) is called once 64 are done, in order.
+template <class V, Format G, class W, class DifferencesAt, class Done>
+BALLAST_INLINE void step_by_64(const AdamArrays& a, const StepConstants& c, int64_t whole,
+                               DifferencesAt differences_at, Done done) {
+  alignas(64) float directions[kAtOnce];
+  bool left = false;  // whether only the moments of the last 64 are done
+  for (int64_t i = 0; i < whole; i += kAtOnce) {
+    const int64_t before = i - kAtOnce;
+    const auto d = differences_at(i);
+    const bool finite = gradients_are_finite<V, G>(a, c, i);
+    if (__builtin_expect(left && finite, 1)) {
+      const auto d_before = differences_at(before);
+      for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
+        const typename V::F u = V::load(All{}, directions + j);
+        step_moments<V, G>(a, c, i + j, d, directions, j);
+        step_master<V, W>(a, c, before + j, d_before, u, j);
+      }
+    } else {
+      if (left) step_masters<V, W>(a, c, before, differences_at(before), directions);
+      if (finite) {
+        for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
+          step_moments<V, G>(a, c, i + j, d, directions, j);
+        }
+      } else {
+        for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
+          step_vector<V, G, W>(All{}, a, c, i + j, d, j);
+        }
+      }
+      left = finite;
+    }
+    if (before >= 0) done(before);
+  }
+  if (whole == 0) return;
+  const int64_t last = whole - kAtOnce;
+  if (left) step_masters<V, W>(a, c, last, differences_at(last), directions);
+  done(last);
 }
 
 template <class V, Format G, class W>
 void adam_step_loop(const AdamArrays& arrays, const StepConstants& constants) {
   const AdamArrays a = arrays;        // copies, so that no store can alias them and the
   const StepConstants c = constants;  // broadcasts stay outside the loops
-  NoDifferences none;
-  alignas(64) float directions[2][kAtOnce];
   const int64_t whole = a.count / kAtOnce * kAtOnce;
-  bool left = whole > 0 && begin_step<V, G, W>(a, c, 0, none, directions[0]);
-  for (int64_t i = 0, turn = 0; i < whole; i += kAtOnce, turn = 1 - turn) {
-    const int64_t next = i + kAtOnce;
-    const bool left_of_next =
-        next < whole && begin_step<V, G, W>(a, c, next, none, directions[1 - turn]);
-    if (left) step_master<V, W>(a, c, i, none, directions[turn]);
-    left = left_of_next;
-  }
+  step_by_64<V, G, W>(
+      a, c, whole, [](int64_t) { return NoDifferences{}; }, [](int64_t) {});
   for_vectors<V>(a.count - whole, [&](auto lanes, int64_t j) {
-    step_vector<V, G, W>(lanes, a, c, whole + j, none, j);
+    step_vector<V, G, W>(lanes, a, c, whole + j, NoDifferences{}, j);
   });
 }
 

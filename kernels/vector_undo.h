@@ -1,14 +1,12 @@
 // The step that records its undo, and the undo, over a vector type V (see vector_loops.h).
 //
-// Codes and escapes are those of undo_codes.h. What keeps a processor busy here is not the number
-// of operations but what waits: for a root and a quotient, some hundred cycles, and for a wrong
-// guess whether a parameter escapes. So the step takes 64 parameters at a time and
-//   - computes the directions of the next 64 before it uses those of the last: nothing waits there;
-//   - keeps the differences in the first cache, and makes codes of 64 at once in words;
-//   - makes the usual escape of all 64 with their codes, and picks those that count: without a
-//     branch on how many there are, unless they are many, or one has another form.
-// The undo corrects escapes one block late for another reason: at once, it would wait until the
-// block's stores have left the store buffer.
+// Codes and escapes are those of undo_codes.h. The step (vector_step.h) leaves differences in the
+// first cache; 64 at a time they become codes, in bytes, and a bit each that says who escapes. What
+// costs a processor more than the arithmetic is what it cannot guess, how many escape, and what it
+// must wait for: so nothing is looked at when it was just computed (RecordWriter), and escapes are
+// put and taken in runs. The undo takes what a code was taken for from all parameters and corrects
+// those that escaped one run later: at once, that would wait until the run's stores have left the
+// store buffer.
 #pragma once
 
 #include "kernels/undo_codes.h"
@@ -18,139 +16,143 @@
 namespace ballast::kernels {
 namespace {
 
-constexpr int64_t kUndoBlock = 128;  // parameters that the undo corrects at once
-static_assert(kUndoBlock % kAtOnce == 0);
-constexpr int64_t kWordsOfBlock = kUndoBlock / kAtOnce;
+// Escapes are put and taken in runs of so many parameters. Nobody can guess how many a run has, so
+// that each run costs a wrong guess; but the undo corrects parameters that must not have left the
+// first cache by then.
+constexpr int64_t kPutRun = 512, kTakeRun = 128;
+static_assert(kPutRun % kAtOnce == 0 && kUndoTile % kPutRun == 0);
+static_assert(kTakeRun % kAtOnce == 0 && kTakeRun <= kPutRun);
+
 constexpr uint64_t kTopBit = uint64_t{1} << 63;  // set it, as a zero has no lowest bit
 
-// What the digits 0 mean, for the code 255 too: 255 = 0 + 3 * (0 + 5 * 17).
-constexpr ThreeWords kDigitsOfEscaped = {0, 17, 0};
-static_assert(kDigitsOfEscaped.w +
-                  kUndoDigitsW * (kDigitsOfEscaped.v + kUndoDigitsV * kDigitsOfEscaped.m) ==
-              kUndoEscaped);
+// Positions of the parameters of one run that escape, in order.
+class Positions {
+ public:
+  // Adds the set bits, as positions from `begin` on. A word seldom has more than three: three are
+  // always written.
+  void add(uint64_t bits, int64_t begin) {
+    const int count = __builtin_popcountll(bits);
+    uint16_t* out = at_ + count_;
+    for (int k = 0; k < kAlways; ++k) out[k] = next(bits, begin);
+    if (__builtin_expect(count > kAlways, 0)) {
+      for (int k = kAlways; k < count; ++k) out[k] = next(bits, begin);
+    }
+    count_ += count;
+  }
+  void clear() { count_ = 0; }
+  const uint16_t* begin() const { return at_; }
+  const uint16_t* end() const { return at_ + count_; }
 
-// What V::make_codes tells of 64 parameters: which have kUndoEscaped for a code, and whether all of
-// these have the usual escape.
-struct MadeCodes {
-  uint64_t escaped;
-  bool usual;
+ private:
+  static constexpr int kAlways = 3;
+  static uint16_t next(uint64_t& bits, int64_t begin) {
+    const int lowest = __builtin_ctzll(bits | kTopBit);
+    bits &= bits - 1;
+    return static_cast<uint16_t>(begin + lowest);
+  }
+  uint16_t at_[kPutRun + kAlways];
+  int64_t count_ = 0;
 };
 
-// Writes the positions of the set bits to `positions`, in order; returns how many. A word seldom
-// has more than two, and how many no processor can guess: two are always written, so there must be
-// room for two more than there are.
-inline int64_t positions_of(const uint64_t* words, int64_t word_count, uint16_t* positions) {
-  uint16_t* out = positions;
-  for (int64_t j = 0; j < word_count; ++j) {
-    const auto lowest = [j](uint64_t bits) {
-      return static_cast<uint16_t>(64 * j + __builtin_ctzll(bits | kTopBit));
-    };
-    const uint64_t first = words[j], second = first & (first - 1);
-    const int count = __builtin_popcountll(first);
-    out[0] = lowest(first);
-    out[1] = lowest(second);
-    if (__builtin_expect(count > 2, 0)) {
-      int k = 2;
-      for (uint64_t more = second & (second - 1); more != 0; more &= more - 1) {
-        out[k++] = lowest(more);
-      }
-    }
-    out += count;
-  }
-  return out - positions;
-}
+// The differences of the last parameters, at their position modulo kLength.
+struct alignas(64) RecentDifferences {
+  // At least those of a run and of 384 parameters more: 128 are being stepped, and codes and
+  // escapes are looked at 128 parameters late each (RecordWriter).
+  static constexpr int64_t kLength = 1024;
+  static_assert(kLength >= kPutRun + 6 * kAtOnce);
+  static int64_t place(int64_t i) { return i & (kLength - 1); }
+  Differences at(int64_t i) { return {w + place(i), m + place(i), v + place(i)}; }
+  ThreeWords words(int64_t i) const { return {w[place(i)], m[place(i)], v[place(i)]}; }
+  // Apart by odd numbers of lines: where low bits of addresses agree, loads wait for stores.
+  uint32_t w[kLength + 16], m[kLength + 16], v[kLength + 16];
+};
 
-// Appends escapes of any form, of the parameters whose bit is set; returns where the next begins.
-inline uint8_t* put_escapes(uint8_t* out, uint64_t escaped, const Differences& d) {
-  for (; escaped != 0; escaped &= escaped - 1) {
-    const int i = __builtin_ctzll(escaped);
-    out = put_escape(out, {d.w[i], d.m[i], d.v[i]});
+// Appends the escapes of a run that begins at `begin`; returns where the next begins.
+inline uint8_t* put_escapes(uint8_t* out, const Positions& escaped, const RecentDifferences& d,
+                            int64_t begin) {
+  for (const uint16_t i : escaped) {
+    const ThreeWords words = d.words(begin + i);
+    if (__builtin_expect(escape_is_usual(words), 1)) {
+      out = put(out, static_cast<uint16_t>(undo_code(words) + kUsualAboveCode));
+    } else {
+      out = put_escape(out, words);
+    }
   }
   return out;
 }
 
-// Writes the codes of 64 parameters and appends their escapes; returns where the next one begins.
-// How many escape no processor can guess, but seldom more than six do: six are always written, for
-// which there is room, as the 64 might all have had the longest form.
+// Makes codes and escapes of the differences, 64 parameters at a time and in order.
+//
+// Nothing is looked at when it was just computed. Codes are made of differences that have left the
+// store buffer, 128 parameters later, and another 128 later is counted which of them escape: a
+// processor that guessed a count wrong throws away all it began since, and learns of it only when
+// the count is there, which at once would be behind all that waits for roots and quotients.
 template <class V>
-inline uint8_t* put_codes(uint8_t* codes, uint8_t* out, const Differences& d) {
-  constexpr int kAlways = 6;
-  alignas(64) uint16_t escapes[kAtOnce];
-  const MadeCodes made = V::make_codes(d, codes, escapes);
-  if (__builtin_expect(!made.usual, 0)) return put_escapes(out, made.escaped, d);
-  const int count = __builtin_popcountll(made.escaped);
-  uint64_t left = made.escaped;
-  const auto next = [&escapes, &left] {
-    const uint16_t escape = escapes[__builtin_ctzll(left | kTopBit)];
-    left &= left - 1;
-    return escape;
-  };
-  for (int k = 0; k < kAlways; ++k) put(out + kEscapeShortBytes * k, next());
-  if (__builtin_expect(count > kAlways, 0)) {
-    for (int k = kAlways; k < count; ++k) put(out + kEscapeShortBytes * k, next());
+class RecordWriter {
+ public:
+  RecordWriter(uint8_t* codes, uint8_t* escapes, int64_t* ends)
+      : codes_(codes), escapes_(escapes), out_(escapes), ends_(ends) {}
+
+  // Of parameters i .. i + 63, after those before.
+  BALLAST_INLINE void put(int64_t i) {
+    if (i >= kLate) make(i - kLate);
   }
-  return out + kEscapeShortBytes * count;
-}
-
-// The last parameters of a step, begin .. a.count, fewer than 64.
-template <class V, Format G, class W>
-inline uint8_t* step_rest(const AdamArrays& a, const StepConstants& c, int64_t begin,
-                          uint8_t* codes, uint8_t* out) {
-  Differences d;
-  const int64_t left = a.count - begin;
-  for_vectors<V>(
-      left, [&](auto lanes, int64_t j) { step_vector<V, G, W>(lanes, a, c, begin + j, d, j); });
-  uint8_t made[kAtOnce];
-  uint16_t escapes[kAtOnce];
-  const uint64_t escaped = V::make_codes(d, made, escapes).escaped;
-  __builtin_memcpy(codes + begin, made, static_cast<size_t>(left));
-  return put_escapes(out, escaped & ((uint64_t{1} << left) - 1), d);
-}
-
-// Asks for the lines of the weights that will be written 512 parameters later: a store that misses
-// holds up all behind it.
-template <class W>
-__attribute__((always_inline)) inline void prefetch_weights(const AdamArrays& a, int64_t i) {
-  constexpr int64_t kAhead = 512, kLine = 64;
-  if constexpr (W::kWritten) {
-    const auto* from = static_cast<const char*>(a.weights) + (i + kAhead) * bytes_of(W::kFormat);
-    for (int64_t at = 0; at < kAtOnce * bytes_of(W::kFormat); at += kLine) {
-      __builtin_prefetch(from + at, 1);
+  // Of the last ones, fewer than 64 or none. count: of all parameters.
+  void end(int64_t count) {
+    const int64_t whole = count / kAtOnce * kAtOnce, left = count - whole;
+    for (int64_t i = late(whole); i < whole; i += kAtOnce) make(i);
+    if (left > 0) {
+      uint8_t codes[kAtOnce];
+      which(whole) = V::make_codes(recent.at(whole), codes) & ((uint64_t{1} << left) - 1);
+      __builtin_memcpy(codes_ + whole, codes, static_cast<size_t>(left));
     }
+    for (int64_t i = late(whole); i < count; i += kAtOnce) count_escapes(i);
+    if (count % kPutRun != 0) end_run(count - 1);
   }
-}
+
+  RecentDifferences recent;
+
+ private:
+  static constexpr int64_t kLate = 2 * kAtOnce;
+
+  static int64_t late(int64_t i) { return i < kLate ? 0 : i - kLate; }
+  uint64_t& which(int64_t i) { return which_[i / kAtOnce % 4]; }
+  BALLAST_INLINE void make(int64_t i) {
+    which(i) = V::make_codes(recent.at(i), codes_ + i);
+    if (i >= kLate) count_escapes(i - kLate);
+  }
+  void count_escapes(int64_t i) {
+    escaped_.add(which(i), i % kPutRun);
+    if ((i + kAtOnce) % kPutRun == 0) end_run(i);
+  }
+  // i: any parameter of the run.
+  void end_run(int64_t i) {
+    out_ = put_escapes(out_, escaped_, recent, i / kPutRun * kPutRun);
+    escaped_.clear();
+    ends_[i / kUndoTile] = out_ - escapes_;
+  }
+
+  uint8_t* codes_;
+  uint8_t* escapes_;
+  uint8_t* out_;
+  int64_t* ends_;
+  Positions escaped_;
+  uint64_t which_[4];  // of the last 256 parameters: those that escape
+};
 
 template <class V, Format G, class W>
 void step_with_undo_loop(const AdamArrays& arrays, const StepConstants& constants, uint8_t* codes,
                          uint8_t* escapes, int64_t* ends) {
   const AdamArrays a = arrays;
   const StepConstants c = constants;
-  Differences differences[4];  // of three runs of 64 at a time
-  alignas(64) float directions[2][kAtOnce];
+  RecordWriter<V> record(codes, escapes, ends);
+  const auto differences_at = [&record](int64_t i) { return record.recent.at(i); };
   const int64_t whole = a.count / kAtOnce * kAtOnce;
-  const auto of = [&differences](int64_t i) -> Differences& {
-    return differences[i / kAtOnce % 4];
-  };
-  uint8_t* out = escapes;
-  bool left = whole > 0 && begin_step<V, G, W>(a, c, 0, of(0), directions[0]);
-  for (int64_t i = 0, turn = 0; i < whole + kAtOnce; i += kAtOnce, turn = 1 - turn) {
-    const int64_t next = i + kAtOnce, before = i - kAtOnce;
-    bool left_of_next = false;
-    if (next < whole) {
-      prefetch_weights<W>(a, next);
-      left_of_next = begin_step<V, G, W>(a, c, next, of(next), directions[1 - turn]);
-    }
-    if (left) step_master<V, W>(a, c, i, of(i), directions[turn]);
-    left = left_of_next;
-    if (before >= 0) {
-      out = put_codes<V>(codes + before, out, of(before));
-      ends[before / kUndoTile] = out - escapes;
-    }
-  }
-  if (whole < a.count) {
-    out = step_rest<V, G, W>(a, c, whole, codes, out);
-    ends[whole / kUndoTile] = out - escapes;
-  }
+  step_by_64<V, G, W>(a, c, whole, differences_at, [&record](int64_t i) { record.put(i); });
+  for_vectors<V>(a.count - whole, [&](auto lanes, int64_t j) {
+    step_vector<V, G, W>(lanes, a, c, whole + j, differences_at(whole), j);
+  });
+  record.end(a.count);
   V::end_streaming();
 }
 
@@ -162,28 +164,19 @@ inline float with_added_bits(float value, uint32_t difference) {
   return value;
 }
 
-// A block holds what code 255 decodes to where there are escapes: corrects that.
+// Parameters that escaped hold what their code was taken for: corrects them.
 template <class V, class W>
-const uint8_t* take_escapes(const uint8_t* in, const uint8_t* codes, const AdamArrays& arrays) {
+const uint8_t* take_escapes(const uint8_t* in, const Positions& escaped, const AdamArrays& arrays,
+                            int64_t begin) {
   const AdamArrays a = arrays;
-  uint64_t escaped[kWordsOfBlock] = {};
-  int64_t j = 0;
-  for (; j + kAtOnce <= a.count; j += kAtOnce) {
-    escaped[j / kAtOnce] = V::equal_in_64(codes + j, kUndoEscaped);
-  }
-  for (; j < a.count; ++j) {
-    escaped[j / kAtOnce] |= uint64_t{codes[j] == kUndoEscaped} << (j % kAtOnce);
-  }
-  uint16_t positions[kUndoBlock + 2];
-  const int64_t count = positions_of(escaped, kWordsOfBlock, positions);
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t i = positions[k];
+  for (const uint16_t position : escaped) {
+    const int64_t i = begin + position;
     ThreeWords d;
     in = take_escape(in, &d);
-    const float w = with_added_bits(a.master[i], d.w + kUndoRangeW - kDigitsOfEscaped.w);
+    const float w = with_added_bits(a.master[i], d.w + kUndoRangeW);
     a.master[i] = w;
-    a.moment1[i] = with_added_bits(a.moment1[i], d.m + kUndoRangeM - kDigitsOfEscaped.m);
-    a.moment2[i] = with_added_bits(a.moment2[i], d.v + kUndoRangeV - kDigitsOfEscaped.v);
+    a.moment1[i] = with_added_bits(a.moment1[i], d.m + kUndoRangeM - V::kEscapedDigitM);
+    a.moment2[i] = with_added_bits(a.moment2[i], d.v + kUndoRangeV);
     if constexpr (W::kWritten) {
       store_from_f32<V, W::kFormat>(V::first(1), a.weights, i, V::set(w));
     }
@@ -191,58 +184,83 @@ const uint8_t* take_escapes(const uint8_t* in, const uint8_t* codes, const AdamA
   return in;
 }
 
-template <class V, Format G, class W>
-inline void undo_block(const AdamArrays& a, const StepConstants& c, const uint8_t* codes) {
-  for_vectors<V>(a.count, [=](auto lanes, int64_t i) {
-    using F = typename V::F;
-    using I = typename V::I;
-    prefetch_streams<G>(a, i);
-    const F g = scaled_gradient<V, G>(lanes, a, c, i);
-    const F w_new = V::load(lanes, a.master + i);
-    const F m_new = V::load(lanes, a.moment1 + i);
-    const F v_new = V::load(lanes, a.moment2 + i);
-    const F w_near = Estimate<V>::master(c, w_new, direction<V>(c, m_new, v_new));
-    const F m_near = Estimate<V>::moment1(c, m_new, Added<V>::to_moment1(c, g));
-    const F v_near = Estimate<V>::moment2(c, v_new, Added<V>::to_moment2(c, g));
+// The differences of 64 parameters as their codes tell them.
+struct alignas(64) Digits {
+  int8_t w[kAtOnce], m[kAtOnce], v[kAtOnce];
+};
 
-    // code / 15 and rest / 3 by multiplication, exact below 256: 137/2048, and 11/32 below 16.
-    const I code = V::load_bytes(lanes, codes + i);
-    const I digit_m = V::template shift_right<11>(V::mul_small(code, V::set_int(137)));
-    const I rest = V::sub(code, V::mul_small(digit_m, V::set_int(15)));
-    const I digit_v = V::template shift_right<5>(V::mul_small(rest, V::set_int(11)));
-    const I digit_w = V::sub(rest, V::mul_small(digit_v, V::set_int(3)));
-    const I d_w = V::sub(digit_w, V::set_int(kUndoRangeW));
-    const I d_m = V::sub(digit_m, V::set_int(kUndoRangeM));
-    const I d_v = V::sub(digit_v, V::set_int(kUndoRangeV));
-    const F w_old = V::floats(V::add(V::bits_or_zero_if_nan(w_near), d_w));
-    const F m_old = V::floats(V::add(V::bits(m_near), d_m));
-    const F v_old = V::floats(V::add(V::bits(v_near), d_v));
-
+// Takes one vector back. kFinite: all its gradients are.
+template <class V, Format G, class W, bool kFinite, class Lanes>
+inline void undo_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
+                        const Digits& digits, int64_t at) {
+  using F = typename V::F;
+  const F g = scaled_gradient<V, G>(lanes, a, c, i);
+  const F w_new = V::load(lanes, a.master + i);
+  const F m_new = V::load(lanes, a.moment1 + i);
+  const F v_new = V::load(lanes, a.moment2 + i);
+  const F w_near = Estimate<V>::master(c, w_new, direction<V>(c, m_new, v_new));
+  const F m_near = Estimate<V>::moment1(c, m_new, Added<V>::to_moment1(c, g));
+  const F v_near = Estimate<V>::moment2(c, v_new, Added<V>::to_moment2(c, g));
+  const F w_old = V::floats(V::add(V::bits(w_near), V::load_signed_bytes(digits.w + at)));
+  const F m_old = V::floats(V::add(V::bits(m_near), V::load_signed_bytes(digits.m + at)));
+  const F v_old = V::floats(V::add(V::bits(v_near), V::load_signed_bytes(digits.v + at)));
+  if constexpr (kFinite) {
+    store_state<V, W>(lanes, a, i, w_old, m_old, v_old);
+  } else {
     const auto finite = V::is_finite(g);
-    const F w = V::select(finite, w_old, w_new);
-    V::store(lanes, a.master + i, w);
-    V::store(lanes, a.moment1 + i, V::select(finite, m_old, m_new));
-    V::store(lanes, a.moment2 + i, V::select(finite, v_old, v_new));
-    if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(lanes, a.weights, i, w);
-  });
+    store_state<V, W>(lanes, a, i, V::select(finite, w_old, w_new), V::select(finite, m_old, m_new),
+                      V::select(finite, v_old, v_new));
+  }
+}
+
+template <class V, Format G, class W>
+inline void undo_64(const AdamArrays& a, const StepConstants& c, int64_t i, const Digits& digits) {
+  if (__builtin_expect(gradients_are_finite<V, G>(a, c, i), 1)) {
+    for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
+      prefetch_streams<G>(a, i + j);
+      undo_vector<V, G, W, true>(All{}, a, c, i + j, digits, j);
+    }
+    return;
+  }
+  for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
+    undo_vector<V, G, W, false>(All{}, a, c, i + j, digits, j);
+  }
 }
 
 template <class V, Format G, class W>
 void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const uint8_t* codes,
                const uint8_t* escapes) {
+  const AdamArrays a = arrays;
   const StepConstants c = constants;
-  int64_t begin = 0;
-  for (; begin < arrays.count; begin += kUndoBlock) {
-    undo_block<V, G, W>(block<G, W>(arrays, begin, kUndoBlock), c, codes + begin);
-    if (begin > 0) {
-      const int64_t before = begin - kUndoBlock;
-      escapes =
-          take_escapes<V, W>(escapes, codes + before, block<G, W>(arrays, before, kUndoBlock));
+  Positions escaped[2];  // of this run, and of the one before
+  const auto of_run = [&escaped](int64_t run) -> Positions& { return escaped[run % 2]; };
+  for (int64_t begin = 0, run = 0; begin < a.count; begin += kTakeRun, ++run) {
+    Positions& here = of_run(run);
+    here.clear();
+    const int64_t end = begin + kTakeRun < a.count ? begin + kTakeRun : a.count;
+    for (int64_t i = begin; i < end; i += kAtOnce) {
+      Digits digits;
+      if (i + kAtOnce <= end) {
+        here.add(V::take_digits(codes + i, digits), i - begin);
+        undo_64<V, G, W>(a, c, i, digits);
+        continue;
+      }
+      const int64_t left = end - i;
+      uint8_t last[kAtOnce] = {};
+      __builtin_memcpy(last, codes + i, static_cast<size_t>(left));
+      here.add(V::take_digits(last, digits), i - begin);
+      for_vectors<V>(left, [&](auto lanes, int64_t j) {
+        undo_vector<V, G, W, false>(lanes, a, c, i + j, digits, j);
+      });
+    }
+    // One run late: at once, it would wait until the run's stores have left the store buffer.
+    if (run > 0) {
+      escapes = take_escapes<V, W>(escapes, of_run(run - 1), a, begin - kTakeRun);
     }
   }
-  if (begin == 0) return;
-  begin -= kUndoBlock;
-  take_escapes<V, W>(escapes, codes + begin, block<G, W>(arrays, begin, kUndoBlock));
+  if (a.count == 0) return;
+  const int64_t last_run = (a.count - 1) / kTakeRun;
+  take_escapes<V, W>(escapes, of_run(last_run), a, last_run * kTakeRun);
 }
 
 template <class V>

@@ -89,12 +89,14 @@ struct Avx2 {
     return _mm256_cmp_ps(_mm256_sub_ps(x, x), _mm256_setzero_ps(), _CMP_EQ_OQ);
   }
 
-  static bool has_nan(F x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+  static F number_or_minus_infinity(F x) {  // a maximum with a NaN is the second operand
+    return _mm256_max_ps(x, _mm256_set1_ps(-__builtin_inff()));
+  }
+  static bool all_below(I x, uint32_t end) {  // neither above 2^31
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi32(set_int(end), x)) == -1;
+  }
 
   static I bits(F x) { return _mm256_castps_si256(x); }
-  static I bits_or_zero_if_nan(F x) {
-    return bits(_mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q)));
-  }
   static F floats(I x) { return _mm256_castsi256_ps(x); }
   static I set_int(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
   static I add(I a, I b) { return _mm256_add_epi32(a, b); }
@@ -117,61 +119,76 @@ struct Avx2 {
   static I shift_right(I a) {
     return _mm256_srli_epi32(a, N);
   }
-  static I mul_small(I a, I b) { return _mm256_mullo_epi16(a, b); }
   static void store_int(uint32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<I*>(p), x); }
-  static I word(uint32_t x) { return _mm256_set1_epi16(static_cast<short>(x)); }
-  // 16 differences as words, clamped to their range, in the order that packing gives.
-  static I pack_words(const uint32_t* p) {
+  static I byte(uint32_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+  // 32 differences plus `range` as bytes, in the order that packing gives, whose halves hold four
+  // values of one vector, four of the next. Those below -range or above range exceed 2 * range.
+  static I pack_digits(const uint32_t* p, uint32_t range) {
     const I* from = reinterpret_cast<const I*>(p);
-    return _mm256_packs_epi32(_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1));
+    const I low = _mm256_packs_epi32(_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1));
+    const I high = _mm256_packs_epi32(_mm256_loadu_si256(from + 2), _mm256_loadu_si256(from + 3));
+    return _mm256_add_epi8(_mm256_packs_epi16(low, high), byte(range));
   }
-  static I words_fit(I x, uint32_t range) {
-    const I digit = _mm256_add_epi16(x, word(range));
-    return _mm256_cmpeq_epi16(_mm256_min_epu16(digit, word(2 * range)), digit);
-  }
-  // Of 16 parameters: the codes as words, in the order that packing gives, and to memory the usual
-  // escapes, in theirs. Returns which have a code or the usual escape.
-  static I make_words(const uint32_t* w, const uint32_t* m, const uint32_t* v, uint16_t* escapes,
-                      I* codes) {
-    const I w16 = pack_words(w), m16 = pack_words(m), v16 = pack_words(v);
-    const I usual = _mm256_and_si256(
-        words_fit(w16, kUndoRangeW),
-        _mm256_and_si256(words_fit(v16, kUndoRangeV), words_fit(m16, EscapeUsual::kM)));
-    const I of_v = _mm256_mullo_epi16(v16, word(kUndoDigitsW));
-    const I of_m = _mm256_mullo_epi16(m16, word(kUndoDigitsW * kUndoDigitsV));
-    const I code = _mm256_add_epi16(_mm256_add_epi16(w16, word(undo_code({0, 0, 0}))),
-                                    _mm256_add_epi16(of_v, of_m));
-    // Packing went by 128-bit halves: four values of one vector, four of the other.
-    const I escape = _mm256_add_epi16(code, word(kUsualAboveCode));
-    _mm256_storeu_si256(reinterpret_cast<I*>(escapes), _mm256_permute4x64_epi64(escape, 0xd8));
-    *codes = _mm256_min_epu16(_mm256_or_si256(code, _mm256_xor_si256(usual, word(0xffff))),
-                              word(kUndoEscaped));
-    return usual;
-  }
-  static MadeCodes make_32_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
-                                 uint8_t* codes, uint16_t* escapes) {
-    I low, high;
-    const I usual_low = make_words(w, m, v, escapes, &low);
-    const I usual_high = make_words(w + 16, m + 16, v + 16, escapes + 16, &high);
-    // Word 4 h + k holds four values of vector k, half h.
+  static uint32_t make_32_codes(const uint32_t* w, const uint32_t* m, const uint32_t* v,
+                                uint8_t* codes) {
+    const I digit_w = pack_digits(w, kUndoRangeW);
+    const I digit_v = pack_digits(v, kUndoRangeV);
+    const I digit_m = pack_digits(m, kUndoRangeM);
+    const I beyond = _mm256_or_si256(_mm256_adds_epu8(digit_w, byte(127 - 2 * kUndoRangeW)),
+                                     _mm256_adds_epu8(digit_v, byte(127 - 2 * kUndoRangeV)));
+    // The sum saturates at kUndoEscaped, and it does so where digit_m exceeds its range.
+    const I m2 = _mm256_adds_epu8(digit_m, digit_m);
+    const I m5 = _mm256_adds_epu8(_mm256_adds_epu8(m2, m2), digit_m);
+    const I vm = _mm256_adds_epu8(m5, digit_v);
+    const I vm3 = _mm256_adds_epu8(_mm256_adds_epu8(vm, vm), vm);
+    const I code = _mm256_adds_epu8(vm3, digit_w);
     const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const I result = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+    const I escaped = byte(kUndoEscaped);
+    const I result = _mm256_permutevar8x32_epi32(_mm256_blendv_epi8(code, escaped, beyond), order);
     if (reinterpret_cast<uintptr_t>(codes) % sizeof(I) == 0) {
       _mm256_stream_si256(reinterpret_cast<I*>(codes), result);
     } else {
       _mm256_storeu_si256(reinterpret_cast<I*>(codes), result);
     }
-    const I escaped = _mm256_set1_epi8(static_cast<char>(kUndoEscaped));
-    const int which = _mm256_movemask_epi8(_mm256_cmpeq_epi8(result, escaped));
-    return {static_cast<uint32_t>(which),
-            _mm256_movemask_epi8(_mm256_and_si256(usual_low, usual_high)) == -1};
+    return static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(result, escaped)));
   }
   // Writes 64 codes of undo_codes.h, past the caches where they fill half a line, since few steps
-  // are undone, and what each parameter's usual escape would be.
-  static MadeCodes make_codes(const Differences& d, uint8_t* codes, uint16_t* escapes) {
-    const MadeCodes low = make_32_codes(d.w, d.m, d.v, codes, escapes);
-    const MadeCodes high = make_32_codes(d.w + 32, d.m + 32, d.v + 32, codes + 32, escapes + 32);
-    return {low.escaped | high.escaped << 32, low.usual && high.usual};
+  // are undone. Bit i of the result is set where parameter i escapes.
+  static uint64_t make_codes(Differences d, uint8_t* codes) {
+    static_assert(15 * (2 * kUndoRangeM + 1) == kUndoEscaped);
+    const uint64_t low = make_32_codes(d.w, d.m, d.v, codes);
+    const uint64_t high = make_32_codes(d.w + 32, d.m + 32, d.v + 32, codes + 32);
+    return low | high << 32;
+  }
+  // 16 h + l = 15 h + (h + l): what is left of h + l by 15 stands for the digits of w and v.
+  static uint32_t take_32_digits(const uint8_t* codes, int8_t* w, int8_t* m, int8_t* v) {
+    const auto table = [](int8_t (*of)(int)) {
+      int8_t values[32];
+      for (int k = 0; k < 32; ++k) values[k] = of(k % 16);
+      return _mm256_loadu_si256(reinterpret_cast<const I*>(values));
+    };
+    const auto store = [](int8_t* p, I x) { _mm256_store_si256(reinterpret_cast<I*>(p), x); };
+    const I code = _mm256_loadu_si256(reinterpret_cast<const I*>(codes));
+    const I high = _mm256_and_si256(_mm256_srli_epi16(code, 4), byte(15));
+    const I sum = _mm256_add_epi8(_mm256_and_si256(code, byte(15)), high);
+    const I carry = _mm256_cmpgt_epi8(sum, byte(14));  // -1 where there is one
+    const I left = _mm256_sub_epi8(sum, carry);        // its low half: sum - 15
+    store(m, _mm256_sub_epi8(_mm256_sub_epi8(high, byte(kUndoRangeM)), carry));
+    store(w, _mm256_shuffle_epi8(table([](int k) { return w_of_left(k); }), left));
+    store(v, _mm256_shuffle_epi8(table([](int k) { return v_of_left(k); }), left));
+    const I escaped = _mm256_cmpeq_epi8(code, byte(kUndoEscaped));
+    return static_cast<uint32_t>(_mm256_movemask_epi8(escaped));
+  }
+  // What take_digits makes of kUndoEscaped, with those of w and v 0.
+  static constexpr uint32_t kEscapedDigitM = 16;
+  // The differences that 64 codes stand for. Bit i of the result is set where parameter i escaped.
+  static uint64_t take_digits(const uint8_t* codes, Digits& d) {
+    const uint64_t low = take_32_digits(codes, d.w, d.m, d.v);
+    const uint64_t high = take_32_digits(codes + 32, d.w + 32, d.m + 32, d.v + 32);
+    return low | high << 32;
+  }
+  static I load_signed_bytes(const int8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
   static __m128i low_words(I x) {
     return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
@@ -196,14 +213,6 @@ struct Avx2 {
     uint8_t values[8] = {};
     for (int64_t j = 0; j < t.n; ++j) values[j] = p[j];
     return load_bytes(All{}, values);
-  }
-  static uint64_t equal_in_64(const uint8_t* p, uint8_t value) {
-    const I wanted = _mm256_set1_epi8(static_cast<char>(value));
-    const I* from = reinterpret_cast<const I*>(p);
-    const I low = _mm256_cmpeq_epi8(_mm256_loadu_si256(from), wanted);
-    const I high = _mm256_cmpeq_epi8(_mm256_loadu_si256(from + 1), wanted);
-    return static_cast<uint32_t>(_mm256_movemask_epi8(low)) |
-           static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_epi8(high))) << 32;
   }
   static void copy_line(const void* src, void* dst) {
     const I* from = static_cast<const I*>(src);

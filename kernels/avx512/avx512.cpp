@@ -20,7 +20,6 @@ struct Avx512 {
   using F = __m512;
   using I = __m512i;
   using Mask = __mmask16;
-  using Mask32 = __mmask32;
 
   static constexpr int64_t lanes() { return 16; }
   static Mask first(int64_t n) { return static_cast<Mask>((1u << n) - 1u); }
@@ -81,13 +80,12 @@ struct Avx512 {
     return static_cast<Mask>(~_mm512_fpclass_ps_mask(x, kNanOrInfinite));
   }
 
-  static bool has_nan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+  static F number_or_minus_infinity(F x) {  // a maximum with a NaN is the second operand
+    return _mm512_max_ps(x, _mm512_set1_ps(-__builtin_inff()));
+  }
+  static bool all_below(I x, uint32_t end) { return _mm512_cmpge_epu32_mask(x, set_int(end)) == 0; }
 
   static I bits(F x) { return _mm512_castps_si512(x); }
-  static I bits_or_zero_if_nan(F x) {
-    const I zero_for_nan = _mm512_set1_epi32(0x11111188);  // classes 0 and 1, the NaNs, give +0
-    return bits(_mm512_fixupimm_ps(x, x, zero_for_nan, 0));
-  }
   static F floats(I x) { return _mm512_castsi512_ps(x); }
   static I set_int(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
   static I add(I a, I b) { return _mm512_add_epi32(a, b); }
@@ -112,51 +110,65 @@ struct Avx512 {
   static I shift_right(I a) {
     return _mm512_srli_epi32(a, N);
   }
-  static I mul_small(I a, I b) { return _mm512_mullo_epi16(a, b); }
   static void store_int(uint32_t* p, I x) { _mm512_storeu_si512(p, x); }
-  static I word(uint32_t x) { return _mm512_set1_epi16(static_cast<short>(x)); }
-  // 32 differences as words, clamped to their range, in the order that packing gives.
-  static I pack_words(const uint32_t* p) {
-    return _mm512_packs_epi32(_mm512_loadu_si512(p), _mm512_loadu_si512(p + 16));
-  }
-  static Mask32 words_fit(Mask32 k, I x, uint32_t range) {
-    return _mm512_mask_cmple_epu16_mask(k, _mm512_add_epi16(x, word(range)), word(2 * range));
-  }
-  // Of 32 parameters: the codes as words, in the order that packing gives, and to memory the usual
-  // escapes, in theirs. Returns which have a code or the usual escape.
-  static Mask32 make_words(const uint32_t* w, const uint32_t* m, const uint32_t* v,
-                           uint16_t* escapes, I* codes) {
-    const I w16 = pack_words(w), m16 = pack_words(m), v16 = pack_words(v);
-    const Mask32 usual = words_fit(
-        words_fit(words_fit(~Mask32{0}, w16, kUndoRangeW), v16, kUndoRangeV), m16, EscapeUsual::kM);
-    const I of_v = _mm512_mullo_epi16(v16, word(kUndoDigitsW));
-    const I of_m = _mm512_mullo_epi16(m16, word(kUndoDigitsW * kUndoDigitsV));
-    const I code = _mm512_add_epi16(_mm512_add_epi16(w16, word(undo_code({0, 0, 0}))),
-                                    _mm512_add_epi16(of_v, of_m));
-    // Packing went by 128-bit quarters: four values of one vector, four of the other.
-    const I order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-    const I escape = _mm512_add_epi16(code, word(kUsualAboveCode));
-    _mm512_storeu_si512(escapes, _mm512_permutexvar_epi64(order, escape));
-    const I escaped = word(kUndoEscaped);
-    *codes = _mm512_mask_min_epu16(escaped, usual, escaped, code);
-    return usual;
+  static I byte(uint32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+  // 64 differences plus `range` as bytes, in the order that packing gives, whose quarters hold four
+  // values of one vector, four of the next. Those below -range or above range exceed 2 * range.
+  static I pack_digits(const uint32_t* p, uint32_t range) {
+    const I low = _mm512_packs_epi32(_mm512_loadu_si512(p), _mm512_loadu_si512(p + 16));
+    const I high = _mm512_packs_epi32(_mm512_loadu_si512(p + 32), _mm512_loadu_si512(p + 48));
+    return _mm512_add_epi8(_mm512_packs_epi16(low, high), byte(range));
   }
   // Writes 64 codes of undo_codes.h, past the caches where they fill a line, since few steps are
-  // undone, and what each parameter's usual escape would be.
-  static MadeCodes make_codes(const Differences& d, uint8_t* codes, uint16_t* escapes) {
-    I low, high;
-    const Mask32 usual_low = make_words(d.w, d.m, d.v, escapes, &low);
-    const Mask32 usual_high = make_words(d.w + 32, d.m + 32, d.v + 32, escapes + 32, &high);
+  // undone. Bit i of the result is set where parameter i escapes.
+  static uint64_t make_codes(Differences d, uint8_t* codes) {
+    static_assert(15 * (2 * kUndoRangeM + 1) == kUndoEscaped);
+    const I digit_w = pack_digits(d.w, kUndoRangeW);
+    const I digit_v = pack_digits(d.v, kUndoRangeV);
+    const I digit_m = pack_digits(d.m, kUndoRangeM);
+    const __mmask64 fits = _mm512_mask_cmple_epu8_mask(
+        _mm512_cmple_epu8_mask(digit_w, byte(2 * kUndoRangeW)), digit_v, byte(2 * kUndoRangeV));
+    // The sum saturates at kUndoEscaped, and it does so where digit_m exceeds its range.
+    const I m2 = _mm512_adds_epu8(digit_m, digit_m);
+    const I m5 = _mm512_adds_epu8(_mm512_adds_epu8(m2, m2), digit_m);
+    const I vm = _mm512_adds_epu8(m5, digit_v);
+    const I vm3 = _mm512_adds_epu8(_mm512_adds_epu8(vm, vm), vm);
+    const I escaped = byte(kUndoEscaped);
+    const I code = _mm512_mask_adds_epu8(escaped, fits, vm3, digit_w);
     // Word 4 q + k holds four values of vector k, quarter q.
     const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const I result = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
+    const I result = _mm512_permutexvar_epi32(order, code);
     if (reinterpret_cast<uintptr_t>(codes) % sizeof(I) == 0) {
       _mm512_stream_si512(reinterpret_cast<I*>(codes), result);
     } else {
       _mm512_storeu_si512(codes, result);
     }
-    const I escaped = _mm512_set1_epi8(static_cast<char>(kUndoEscaped));
-    return {_mm512_cmpeq_epi8_mask(result, escaped), (usual_low & usual_high) == ~Mask32{0}};
+    return _mm512_cmpeq_epi8_mask(result, escaped);
+  }
+  // What take_digits makes of kUndoEscaped, with those of w and v 0.
+  static constexpr uint32_t kEscapedDigitM = 16;
+  // The differences that 64 codes stand for. Bit i of the result is set where parameter i escaped.
+  // 16 h + l = 15 h + (h + l): what is left of h + l by 15 stands for the digits of w and v.
+  static uint64_t take_digits(const uint8_t* codes, Digits& d) {
+    const auto table = [](int8_t (*of)(int)) {
+      int8_t values[64];
+      for (int k = 0; k < 64; ++k) values[k] = of(k % 16);
+      return _mm512_loadu_si512(values);
+    };
+    const I code = _mm512_loadu_si512(codes);
+    const I high = _mm512_and_si512(_mm512_srli_epi16(code, 4), byte(15));
+    const I sum = _mm512_add_epi8(_mm512_and_si512(code, byte(15)), high);
+    const __mmask64 carry = _mm512_cmpgt_epi8_mask(sum, byte(14));
+    const I left = _mm512_mask_sub_epi8(sum, carry, sum, byte(15));
+    const I without_carry = _mm512_sub_epi8(high, byte(kUndoRangeM));
+    _mm512_store_si512(d.m,
+                       _mm512_mask_sub_epi8(without_carry, carry, high, byte(kUndoRangeM - 1)));
+    _mm512_store_si512(d.w, _mm512_shuffle_epi8(table([](int k) { return w_of_left(k); }), left));
+    _mm512_store_si512(d.v, _mm512_shuffle_epi8(table([](int k) { return v_of_left(k); }), left));
+    return _mm512_cmpeq_epi8_mask(code, byte(kUndoEscaped));
+  }
+  static I load_signed_bytes(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
   static void store_bytes(All, uint8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
@@ -171,10 +183,6 @@ struct Avx512 {
   }
   static I load_bytes(Mask k, const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(k, p));
-  }
-  static uint64_t equal_in_64(const uint8_t* p, uint8_t value) {
-    return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p),
-                                  _mm512_set1_epi8(static_cast<char>(value)));
   }
   static void copy_line(const void* src, void* dst) {
     _mm512_stream_si512(static_cast<__m512i*>(dst), _mm512_loadu_si512(src));

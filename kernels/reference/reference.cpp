@@ -72,13 +72,14 @@ void adam_step(const AdamArrays& a, const AdamConstants& constants) {
 // The values of before the step up to a few units in the last place, from those of after it. The
 // subtracted terms of the moments are those that the step added, to the bit, and so is that of the
 // master without decay: moments and masters that were zero come out as zero. A master estimated as
-// NaN counts as 0: which NaN comes out depends on the order of operands.
+// NaN counts as -Inf: which NaN comes out depends on the order of operands.
 ThreeWords estimate_old(const AdamArrays& a, const StepConstants& c, float g, int64_t i) {
   const float w = a.master[i], m = a.moment1[i], v = a.moment2[i];
   const float m_old = (m - c.one_minus_beta1 * g) * c.inverse_beta1;
   const float v_old = (v - (c.one_minus_beta2 * g) * g) * c.inverse_beta2;
-  const float w_old = std::fma(c.undo_rate, std::fma(c.weight_decay, w, direction(c, m, v)), w);
-  return {std::isnan(w_old) ? 0 : std::bit_cast<uint32_t>(w_old), std::bit_cast<uint32_t>(m_old),
+  const float near = std::fma(c.undo_rate, std::fma(c.weight_decay, w, direction(c, m, v)), w);
+  const float w_old = std::isnan(near) ? -std::numeric_limits<float>::infinity() : near;
+  return {std::bit_cast<uint32_t>(w_old), std::bit_cast<uint32_t>(m_old),
           std::bit_cast<uint32_t>(v_old)};
 }
 

@@ -74,13 +74,12 @@ struct Sve {
     return svaclt_n_f32(every(), x, __builtin_inff());
   }
 
-  static bool has_nan(F x) { return svptest_any(every(), svcmpuo_f32(every(), x, x)); }
-
-  static Mask both(Mask a, Mask b) { return svand_b_z(every(), a, b); }
-  static I bits(F x) { return svreinterpret_u32_f32(x); }
-  static I bits_or_zero_if_nan(F x) {
-    return svsel_u32(svcmpeq_f32(every(), x, x), bits(x), svdup_n_u32(0));
+  static F number_or_minus_infinity(F x) { return svmaxnm_n_f32_x(every(), x, -__builtin_inff()); }
+  static bool all_below(I x, uint32_t end) {
+    return !svptest_any(every(), svcmpge_n_u32(every(), x, end));
   }
+
+  static I bits(F x) { return svreinterpret_u32_f32(x); }
   static F floats(I x) { return svreinterpret_f32_u32(x); }
   static I set_int(uint32_t x) { return svdup_n_u32(x); }
   static I add(I a, I b) { return svadd_u32_x(every(), a, b); }
@@ -103,30 +102,47 @@ struct Sve {
   static I shift_right(I a) {
     return svlsr_n_u32_x(every(), a, N);
   }
-  static I mul_small(I a, I b) { return svmul_u32_x(every(), a, b); }
-  static Mask at_most(I x, uint32_t limit) { return svcmple_n_u32(every(), x, limit); }
   static void store_int(uint32_t* p, I x) { svst1_u32(every(), p, x); }
 
-  // Writes 64 codes of undo_codes.h, and what each parameter's usual escape would be.
-  static MadeCodes make_codes(const Differences& d, uint8_t* codes, uint16_t* escapes) {
-    Mask unusual = svpfalse_b();
+  // Writes 64 codes of undo_codes.h. Bit i of the result is set where parameter i escapes.
+  static uint64_t make_codes(Differences d, uint8_t* codes) {
     for (int64_t i = 0; i < kAtOnce; i += lanes()) {
       const Mask k = svwhilelt_b32(i, kAtOnce);
       const I digit_w = svadd_n_u32_x(k, svld1_u32(k, d.w + i), kUndoRangeW);
       const I digit_v = svadd_n_u32_x(k, svld1_u32(k, d.v + i), kUndoRangeV);
-      const I digit_m = svadd_n_u32_x(k, svld1_u32(k, d.m + i), EscapeUsual::kM);
-      const Mask usual =
-          both(at_most(digit_m, 2 * EscapeUsual::kM),
-               both(at_most(digit_w, 2 * kUndoRangeW), at_most(digit_v, 2 * kUndoRangeV)));
+      const I digit_m = svadd_n_u32_x(k, svld1_u32(k, d.m + i), kUndoRangeM);
+      const Mask fit = svcmple_n_u32(
+          svcmple_n_u32(svcmple_n_u32(k, digit_w, 2 * kUndoRangeW), digit_v, 2 * kUndoRangeV),
+          digit_m, 2 * kUndoRangeM);
       const I vm = svmla_n_u32_x(k, digit_v, digit_m, kUndoDigitsV);
-      const I escape = svmla_n_u32_x(k, digit_w, vm, kUndoDigitsW);
-      svst1h_u32(k, escapes + i, escape);
-      const I code = svsub_n_u32_x(k, escape, kUsualAboveCode);
-      const I escaped = svdup_n_u32(kUndoEscaped);
-      svst1b_u32(k, codes + i, svsel_u32(usual, min_int(code, escaped), escaped));
-      unusual = svorn_b_z(k, unusual, usual);
+      const I code = svmla_n_u32_x(k, digit_w, vm, kUndoDigitsW);
+      svst1b_u32(k, codes + i, svsel_u32(fit, code, svdup_n_u32(kUndoEscaped)));
     }
-    return {equal_in_64(codes, kUndoEscaped), !svptest_any(every(), unusual)};
+    return equal_in_64(codes, kUndoEscaped);
+  }
+  // What take_digits makes of kUndoEscaped, with those of w and v 0.
+  static constexpr uint32_t kEscapedDigitM = 17;
+  // The differences that 64 codes stand for. Bit i of the result is set where parameter i escaped.
+  // code / 15 and rest / 3 by multiplication, exact below 256: 137/2048, and 11/32 below 16.
+  static uint64_t take_digits(const uint8_t* codes, Digits& d) {
+    for (int64_t i = 0; i < kAtOnce; i += lanes()) {
+      const Mask k = svwhilelt_b32(i, kAtOnce);
+      const I code = svld1ub_u32(k, codes + i);
+      const I digit_m = shift_right<11>(svmul_n_u32_x(k, code, 137));
+      const I rest = svmls_n_u32_x(k, code, digit_m, 15);
+      const I digit_v = shift_right<5>(svmul_n_u32_x(k, rest, 11));
+      const I digit_w = svmls_n_u32_x(k, rest, digit_v, 3);
+      store_signed_bytes(k, d.w + i, svsub_n_u32_x(k, digit_w, kUndoRangeW));
+      store_signed_bytes(k, d.m + i, svsub_n_u32_x(k, digit_m, kUndoRangeM));
+      store_signed_bytes(k, d.v + i, svsub_n_u32_x(k, digit_v, kUndoRangeV));
+    }
+    return equal_in_64(codes, kUndoEscaped);
+  }
+  static void store_signed_bytes(Mask k, int8_t* p, I x) {
+    svst1b_s32(k, p, svreinterpret_s32_u32(x));
+  }
+  static I load_signed_bytes(const int8_t* p) {
+    return svreinterpret_u32_s32(svld1sb_s32(every(), p));
   }
   template <class Lanes>
   static void store_bytes(Lanes lanes, uint8_t* p, I x) {

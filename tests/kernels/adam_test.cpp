@@ -89,6 +89,56 @@ TEST(adam, gradient_that_is_not_finite_leaves_its_parameter_alone) {
   }
 }
 
+// Vector tables look at 64 gradients before they scale them: at the edge, that look must not let
+// one pass that overflows once scaled. One of 192 is at the edge.
+TEST(adam, every_table_agrees_with_the_reference_where_the_scale_makes_gradients_overflow) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float scales[] = {1.0f,
+                          0.5f,
+                          1.0000001f,
+                          3.0f,
+                          -7.0f,
+                          1e10f,
+                          kMost,
+                          1e-40f,
+                          0.0f,
+                          kInfinity,
+                          std::numeric_limits<float>::quiet_NaN()};
+  int64_t left_alone = 0, stepped = 0;
+  for (const float scale : scales) {
+    std::vector<float> edges = {0.0f, 1.0f, kMost, -kInfinity};
+    float up = std::min(kMost, kMost / std::abs(scale)), down = up;
+    for (int k = 0; k < 4 && !std::isnan(scale); ++k) {
+      edges.push_back(up);
+      edges.push_back(-down);
+      up = std::nextafter(up, kInfinity);
+      down = std::nextafter(down, 0.0f);
+    }
+    for (const float edge : edges) {
+      AdamConstants c = constants_of_step(3, 0.1f);
+      c.gradient_scale = scale;
+      const auto step = [&c, edge](const Table& table) {
+        AdamState state(192, {}, Values::kNormal, 23);
+        for (int64_t i = 0; i < 192; ++i) {
+          static_cast<float*>(const_cast<void*>(state.arrays().gradient))[i] = 0.0f;
+        }
+        static_cast<float*>(const_cast<void*>(state.arrays().gradient))[70] = edge;
+        table.adam_step(state.arrays(), c);
+        return state;
+      };
+      const AdamState expected = step(reference());
+      (std::isfinite(scale * edge) ? stepped : left_alone) += 1;
+      for (const Table* table : vector_tables()) {
+        ASSERT_EQ(step(*table).first_difference(expected), "")
+            << table->name << " scale " << scale << " gradient " << edge;
+      }
+    }
+  }
+  EXPECT_GT(stepped, 20);
+  EXPECT_GT(left_alone, 20);
+}
+
 TEST(adam, every_table_gives_the_bits_of_the_reference) {
   for (const Table* table : vector_tables()) {
     for (const Values values : {Values::kNormal, Values::kAdversarial, Values::kAnyBits}) {
