@@ -148,41 +148,47 @@ BALLAST_INLINE void step_moments(const AdamArrays& a, const StepConstants& c, in
   }
 }
 
-// Asks for the line of the weights that will be written 512 parameters later, once a line: a store
-// that misses holds up all behind it.
-template <class W>
-BALLAST_INLINE void prefetch_weights(const AdamArrays& a, int64_t i) {
-  constexpr int64_t kAhead = 512, kLine = 64;
+// Writes the weights of 64 parameters from their masters. Asks for the lines of those 512
+// parameters later: a store that misses holds up all behind it.
+template <class V, class W>
+BALLAST_INLINE void store_weights(const AdamArrays& a, int64_t i) {
   if constexpr (W::kWritten) {
+    constexpr int64_t kAhead = 512, kLine = 64;
     constexpr int64_t kBytes = bytes_of(W::kFormat);
-    if (i % (kLine / kBytes) != 0) return;
-    __builtin_prefetch(static_cast<const char*>(a.weights) + (i + kAhead) * kBytes, 1);
+    const auto* ahead = static_cast<const char*>(a.weights) + (i + kAhead) * kBytes;
+    for (int64_t at = 0; at < kAtOnce * kBytes; at += kLine) __builtin_prefetch(ahead + at, 1);
+    if constexpr (W::kFormat == Format::kBf16) {
+      V::store_64_bf16(static_cast<uint16_t*>(a.weights) + i, a.master + i);
+    } else {
+      for (int64_t j = i; j < i + kAtOnce; j += V::lanes()) {
+        store_from_f32<V, W::kFormat>(All{}, a.weights, j, V::load(All{}, a.master + j));
+      }
+    }
   }
 }
 
 // Steps the master of one vector along its direction u.
-template <class V, class W, class D>
+template <class V, class D>
 BALLAST_INLINE void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
                                 typename V::F u, int64_t at) {
   using F = typename V::F;
-  if constexpr (D::kKept) prefetch_weights<W>(a, i);
   const F w_old = V::load(All{}, a.master + i);
   const F w_new = moved<V>(c, w_old, u);
   V::store(All{}, a.master + i, w_new);
-  if constexpr (W::kWritten) store_from_f32<V, W::kFormat>(All{}, a.weights, i, w_new);
   if constexpr (D::kKept) {
     const F w_near = Estimate<V>::master(c, w_new, u);
     V::store_int(d.w + at, V::sub(V::bits(w_old), V::bits(w_near)));
   }
 }
 
-// Steps the masters of 64 parameters.
+// Steps the masters of 64 parameters, and their weights.
 template <class V, class W, class D>
 void step_masters(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
                   const float* directions) {
   for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    step_master<V, W>(a, c, i + j, d, V::load(All{}, directions + j), j);
+    step_master<V>(a, c, i + j, d, V::load(All{}, directions + j), j);
   }
+  store_weights<V, W>(a, i);
 }
 
 // Steps parameters 0 .. whole - 1, a multiple of 64. differences_at(i) says where those of 64 go;
@@ -201,8 +207,9 @@ BALLAST_INLINE void step_by_64(const AdamArrays& a, const StepConstants& c, int6
       for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
         const typename V::F u = V::load(All{}, directions + j);
         step_moments<V, G>(a, c, i + j, d, directions, j);
-        step_master<V, W>(a, c, before + j, d_before, u, j);
+        step_master<V>(a, c, before + j, d_before, u, j);
       }
+      store_weights<V, W>(a, before);
     } else {
       if (left) step_masters<V, W>(a, c, before, differences_at(before), directions);
       if (finite) {

@@ -189,7 +189,7 @@ struct alignas(64) Digits {
   int8_t w[kAtOnce], m[kAtOnce], v[kAtOnce];
 };
 
-// Takes one vector back. kFinite: all its gradients are.
+// Takes one vector back. kFinite: all its gradients are, and weights are left to the caller.
 template <class V, Format G, class W, bool kFinite, class Lanes>
 inline void undo_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
                         const Digits& digits, int64_t at) {
@@ -205,7 +205,7 @@ inline void undo_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c
   const F m_old = V::floats(V::add(V::bits(m_near), V::load_signed_bytes(digits.m + at)));
   const F v_old = V::floats(V::add(V::bits(v_near), V::load_signed_bytes(digits.v + at)));
   if constexpr (kFinite) {
-    store_state<V, W>(lanes, a, i, w_old, m_old, v_old);
+    store_state<V, NoWeights>(lanes, a, i, w_old, m_old, v_old);
   } else {
     const auto finite = V::is_finite(g);
     store_state<V, W>(lanes, a, i, V::select(finite, w_old, w_new), V::select(finite, m_old, m_new),
@@ -220,6 +220,7 @@ inline void undo_64(const AdamArrays& a, const StepConstants& c, int64_t i, cons
       prefetch_streams<G>(a, i + j);
       undo_vector<V, G, W, true>(All{}, a, c, i + j, digits, j);
     }
+    store_weights<V, W>(a, i);
     return;
   }
   for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {

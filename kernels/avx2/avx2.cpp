@@ -72,6 +72,24 @@ struct Avx2 {
     const I result = _mm256_blendv_epi8(rounded, quiet, nan);
     store_16(lanes, p, low_words(result));
   }
+  // 64 values, two vectors at a time and taking none for NaN: their sum says if one was.
+  static void store_64_bf16(uint16_t* to, const float* from) {
+    const auto rounded = [](F x) {
+      const I odd = _mm256_and_si256(_mm256_srli_epi32(bits(x), 16), _mm256_set1_epi32(1));
+      const I half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+      return _mm256_srli_epi32(_mm256_add_epi32(bits(x), half), 16);
+    };
+    F sum = set(0.0f);
+    for (int64_t i = 0; i < 64; i += 16) {
+      const F low = load(All{}, from + i), high = load(All{}, from + i + 8);
+      sum = add(add(sum, low), high);
+      const I words = _mm256_packus_epi32(rounded(low), rounded(high));
+      _mm256_storeu_si256(reinterpret_cast<I*>(to + i), _mm256_permute4x64_epi64(words, 0xd8));
+    }
+    if (__builtin_expect(_mm256_movemask_ps(is_finite(sum)) != 0xff, 0)) {
+      for (int64_t i = 0; i < 64; i += lanes()) store_bf16(All{}, to + i, load(All{}, from + i));
+    }
+  }
   template <class Lanes>
   static void store_f16(Lanes lanes, uint16_t* p, F x) {
     store_16(lanes, p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
