@@ -148,33 +148,41 @@ BALLAST_INLINE void step_moments(const AdamArrays& a, const StepConstants& c, in
   }
 }
 
-// Writes the weights of 64 parameters from their masters. Asks for the lines of those 512
-// parameters later: a store that misses holds up all behind it.
+// Where V rounds 64 masters at once for less, weights are written apart from the masters.
+template <class V, class W>
+constexpr bool weights_stand_apart() {
+  return W::kWritten && W::kFormat == Format::kBf16 && V::kRoundsManyAtOnce;
+}
 template <class V, class W>
 BALLAST_INLINE void store_weights(const AdamArrays& a, int64_t i) {
+  if constexpr (weights_stand_apart<V, W>()) {
+    V::store_64_bf16(static_cast<uint16_t*>(a.weights) + i, a.master + i);
+  }
+}
+
+// Asks for the lines of the weights that will be written 512 parameters later than 64: a store that
+// misses holds up all behind it.
+template <class W>
+BALLAST_INLINE void prefetch_weights(const AdamArrays& a, int64_t i) {
+  constexpr int64_t kAhead = 512, kLine = 64;
   if constexpr (W::kWritten) {
-    constexpr int64_t kAhead = 512, kLine = 64;
     constexpr int64_t kBytes = bytes_of(W::kFormat);
     const auto* ahead = static_cast<const char*>(a.weights) + (i + kAhead) * kBytes;
     for (int64_t at = 0; at < kAtOnce * kBytes; at += kLine) __builtin_prefetch(ahead + at, 1);
-    if constexpr (W::kFormat == Format::kBf16) {
-      V::store_64_bf16(static_cast<uint16_t*>(a.weights) + i, a.master + i);
-    } else {
-      for (int64_t j = i; j < i + kAtOnce; j += V::lanes()) {
-        store_from_f32<V, W::kFormat>(All{}, a.weights, j, V::load(All{}, a.master + j));
-      }
-    }
   }
 }
 
 // Steps the master of one vector along its direction u.
-template <class V, class D>
+template <class V, class W, class D>
 BALLAST_INLINE void step_master(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
                                 typename V::F u, int64_t at) {
   using F = typename V::F;
   const F w_old = V::load(All{}, a.master + i);
   const F w_new = moved<V>(c, w_old, u);
   V::store(All{}, a.master + i, w_new);
+  if constexpr (W::kWritten && !weights_stand_apart<V, W>()) {
+    store_from_f32<V, W::kFormat>(All{}, a.weights, i, w_new);
+  }
   if constexpr (D::kKept) {
     const F w_near = Estimate<V>::master(c, w_new, u);
     V::store_int(d.w + at, V::sub(V::bits(w_old), V::bits(w_near)));
@@ -186,7 +194,7 @@ template <class V, class W, class D>
 void step_masters(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
                   const float* directions) {
   for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    step_master<V>(a, c, i + j, d, V::load(All{}, directions + j), j);
+    step_master<V, W>(a, c, i + j, d, V::load(All{}, directions + j), j);
   }
   store_weights<V, W>(a, i);
 }
@@ -204,10 +212,11 @@ BALLAST_INLINE void step_by_64(const AdamArrays& a, const StepConstants& c, int6
     const bool finite = gradients_are_finite<V, G>(a, c, i);
     if (__builtin_expect(left && finite, 1)) {
       const auto d_before = differences_at(before);
+      if constexpr (decltype(d)::kKept) prefetch_weights<W>(a, before);
       for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
         const typename V::F u = V::load(All{}, directions + j);
         step_moments<V, G>(a, c, i + j, d, directions, j);
-        step_master<V>(a, c, before + j, d_before, u, j);
+        step_master<V, W>(a, c, before + j, d_before, u, j);
       }
       store_weights<V, W>(a, before);
     } else {

@@ -9,6 +9,8 @@
 // store buffer.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/undo_codes.h"
 #include "kernels/vector_loops.h"
 #include "kernels/vector_step.h"
@@ -189,7 +191,7 @@ struct alignas(64) Digits {
   int8_t w[kAtOnce], m[kAtOnce], v[kAtOnce];
 };
 
-// Takes one vector back. kFinite: all its gradients are, and weights are left to the caller.
+// Takes one vector back. kFinite: all its gradients are, and weights apart are the caller's.
 template <class V, Format G, class W, bool kFinite, class Lanes>
 inline void undo_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
                         const Digits& digits, int64_t at) {
@@ -205,7 +207,8 @@ inline void undo_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c
   const F m_old = V::floats(V::add(V::bits(m_near), V::load_signed_bytes(digits.m + at)));
   const F v_old = V::floats(V::add(V::bits(v_near), V::load_signed_bytes(digits.v + at)));
   if constexpr (kFinite) {
-    store_state<V, NoWeights>(lanes, a, i, w_old, m_old, v_old);
+    using Here = std::conditional_t<weights_stand_apart<V, W>(), NoWeights, W>;
+    store_state<V, Here>(lanes, a, i, w_old, m_old, v_old);
   } else {
     const auto finite = V::is_finite(g);
     store_state<V, W>(lanes, a, i, V::select(finite, w_old, w_new), V::select(finite, m_old, m_new),

@@ -72,6 +72,7 @@ struct Avx2 {
     const I result = _mm256_blendv_epi8(rounded, quiet, nan);
     store_16(lanes, p, low_words(result));
   }
+  static constexpr bool kRoundsManyAtOnce = true;
   // 64 values, two vectors at a time and taking none for NaN: their sum says if one was.
   static void store_64_bf16(uint16_t* to, const float* from) {
     const auto rounded = [](F x) {

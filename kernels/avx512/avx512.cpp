@@ -62,9 +62,7 @@ struct Avx512 {
                                          0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
     return _mm512_castsi512_si256(_mm512_permutexvar_epi16(odd_words, x));
   }
-  static void store_64_bf16(uint16_t* to, const float* from) {
-    for (int64_t i = 0; i < 64; i += lanes()) store_bf16(All{}, to + i, load(All{}, from + i));
-  }
+  static constexpr bool kRoundsManyAtOnce = false;
   template <class Lanes>
   static void store_f16(Lanes lanes, uint16_t* p, F x) {
     store_16(lanes, p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -56,9 +56,7 @@ struct Sve {
     const I result = svsel_u32(svcmpuo_f32(every(), x, x), quiet, rounded);
     svst1h_u32(mask_of(lanes), p, result);
   }
-  static void store_64_bf16(uint16_t* to, const float* from) {
-    for (int64_t i = 0; i < 64; i += lanes()) store_bf16(All{}, to + i, load(All{}, from + i));
-  }
+  static constexpr bool kRoundsManyAtOnce = false;
   template <class Lanes>
   static void store_f16(Lanes lanes, uint16_t* p, F x) {
     const I result = svreinterpret_u32_f16(svcvt_f16_f32_x(every(), x));
