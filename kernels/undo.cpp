@@ -3,18 +3,23 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 
 namespace ballast::kernels {
 namespace {
 
 using Length = uint32_t;
 
-// Tiles of one call of a table: where a call begins and ends its pipeline stands empty, which costs
-// as much as some hundred parameters. Their escapes at worst, 224 KiB, still fit a stack.
-constexpr int64_t kTilesAtOnce = 4;
+// Tiles of one call of a table: where a call begins and ends its pipeline stands empty, and its
+// stores past the caches must have arrived, which costs as much as some hundred parameters.
+constexpr int64_t kTilesAtOnce = 16;
 
-template <int64_t kTiles>
-using Escapes = std::array<uint8_t, static_cast<size_t>(kTiles* kUndoTile* kUndoEscapeBytesMax)>;
+// The escapes of that many tiles at worst, 896 KiB, of which a call touches a few. One a thread.
+uint8_t* escapes_of_call() {
+  constexpr auto kBytes = static_cast<size_t>(kTilesAtOnce * kUndoTile * kUndoEscapeBytesMax);
+  static thread_local const std::unique_ptr<uint8_t[]> room(new uint8_t[kBytes]);
+  return room.get();
+}
 
 int64_t tiles_of(int64_t count) { return (count + kUndoTile - 1) / kUndoTile; }
 
@@ -67,13 +72,13 @@ void UndoRecord::step_tiles(const Table& table, const AdamArrays& arrays,
 // At most kTilesAtOnce.
 void UndoRecord::record_tiles(const Table& table, const AdamArrays& arrays,
                               const AdamConstants& constants, int64_t begin, int64_t end) {
-  Escapes<kTilesAtOnce> escapes;
+  uint8_t* escapes = escapes_of_call();
   std::array<int64_t, kTilesAtOnce> ends;
-  table.adam_step_with_undo(tiles_of(arrays, begin, end), constants, codes(begin), escapes.data(),
+  table.adam_step_with_undo(tiles_of(arrays, begin, end), constants, codes(begin), escapes,
                             ends.data());
   for (int64_t tile = begin, from = 0; tile < end; ++tile) {
     const int64_t to = ends[static_cast<size_t>(tile - begin)];
-    keep_escapes(tile, {escapes.data() + from, escapes.data() + to});
+    keep_escapes(tile, {escapes + from, escapes + to});
     from = to;
   }
 }
@@ -117,7 +122,7 @@ void UndoRecord::undo_recorded_tile(const Table& table, const AdamArrays& arrays
     return;
   }
   const std::vector<uint8_t>& overflow = overflow_[static_cast<size_t>(tile)];
-  Escapes<1> escapes;
+  std::array<uint8_t, static_cast<size_t>(kUndoTile * kUndoEscapeBytesMax)> escapes;
   std::memcpy(escapes.data(), reserve(tile), kUndoTileReserve);
   std::memcpy(escapes.data() + kUndoTileReserve, overflow.data(), overflow.size());
   table.adam_undo(part, constants, codes(tile), escapes.data());
