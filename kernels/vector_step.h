@@ -1,10 +1,9 @@
 // The AdamW step over a vector type V (see vector_loops.h), plain or with the differences that an
 // undo record is made of.
 //
-// What keeps a processor busy here is not the number of operations but how long one vector's take,
-// some hundred cycles behind root and quotient, while it can hold only so many operations that are
-// not done. So the step goes in three stages, each 64 parameters behind the one before: moments,
-// directions, masters. What a vector waits for within a stage is a third of that.
+// What keeps a processor busy here is not the number of operations but what waits behind a root and
+// a quotient, some hundred cycles. So the step computes the direction of a parameter while it moves
+// the one 64 before it along its own: nothing waits there.
 #pragma once
 
 #include "kernels/vector_loops.h"
@@ -125,10 +124,11 @@ BALLAST_INLINE bool gradients_are_finite(const AdamArrays& a, const StepConstant
   return V::all_below(largest, c.finite_gradients);
 }
 
-// Steps the moments of one vector with finite gradients. at: its place among 64.
+// Steps the moments of one vector with finite gradients and keeps the direction. at: its place
+// among 64.
 template <class V, Format G, class D>
 BALLAST_INLINE void step_moments(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
-                                 int64_t at) {
+                                 float* directions, int64_t at) {
   using F = typename V::F;
   prefetch_streams<G>(a, i);
   const F g = scaled_gradient<V, G>(All{}, a, c, i);
@@ -137,6 +137,7 @@ BALLAST_INLINE void step_moments(const AdamArrays& a, const StepConstants& c, in
   const F p = Added<V>::to_moment1(c, g), q = Added<V>::to_moment2(c, g);
   const F m_new = V::fma(V::set(c.beta1), m_old, p);
   const F v_new = V::fma(V::set(c.beta2), v_old, q);
+  V::store(All{}, directions + at, direction<V>(c, m_new, v_new));
   V::store(All{}, a.moment1 + i, m_new);
   V::store(All{}, a.moment2 + i, v_new);
   if constexpr (D::kKept) {
@@ -145,14 +146,6 @@ BALLAST_INLINE void step_moments(const AdamArrays& a, const StepConstants& c, in
     V::store_int(d.m + at, V::sub(V::bits(m_old), V::bits(m_near)));
     V::store_int(d.v + at, V::sub(V::bits(v_old), V::bits(v_near)));
   }
-}
-
-// Where one vector will move, from its new moments.
-template <class V>
-BALLAST_INLINE void make_direction(const AdamArrays& a, const StepConstants& c, int64_t i,
-                                   float* direction_of) {
-  const typename V::F m = V::load(All{}, a.moment1 + i), v = V::load(All{}, a.moment2 + i);
-  V::store(All{}, direction_of, direction<V>(c, m, v));
 }
 
 // Where V rounds 64 masters at once for less, weights are written apart from the masters.
@@ -196,35 +189,14 @@ BALLAST_INLINE void step_master(const AdamArrays& a, const StepConstants& c, int
   }
 }
 
-// What is seldom done stands outside the loops: within, it would cost them registers. It takes
-// copies, as what it had the address of, the loops would have to read again.
-#define BALLAST_APART __attribute__((noinline))
-
-// The stages of 64 parameters apart: the last one, the middle one, the first or, where a gradient
-// is not finite, all of them.
+// Steps the masters of 64 parameters, and their weights.
 template <class V, class W, class D>
-BALLAST_APART void step_masters(AdamArrays a, StepConstants c, int64_t i, D d,
-                                const float* directions) {
+void step_masters(const AdamArrays& a, const StepConstants& c, int64_t i, D d,
+                  const float* directions) {
   for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
     step_master<V, W>(a, c, i + j, d, V::load(All{}, directions + j), j);
   }
   store_weights<V, W>(a, i);
-}
-template <class V>
-BALLAST_APART void make_directions(AdamArrays a, StepConstants c, int64_t i, float* directions) {
-  for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    make_direction<V>(a, c, i + j, directions + j);
-  }
-}
-template <class V, Format G, class W, class D>
-BALLAST_APART void begin_step(AdamArrays a, StepConstants c, int64_t i, D d, bool finite) {
-  for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    if (finite) {
-      step_moments<V, G>(a, c, i + j, d, j);
-    } else {
-      step_vector<V, G, W>(All{}, a, c, i + j, d, j);
-    }
-  }
 }
 
 // Steps parameters 0 .. whole - 1, a multiple of 64. differences_at(i) says where those of 64 go;
@@ -233,30 +205,39 @@ template <class V, Format G, class W, class DifferencesAt, class Done>
 BALLAST_INLINE void step_by_64(const AdamArrays& a, const StepConstants& c, int64_t whole,
                                DifferencesAt differences_at, Done done) {
   alignas(64) float directions[kAtOnce];
-  // Whether directions of the last 64, and masters of the 64 before, are left to do.
-  bool undirected = false, unmoved = false;
-  for (int64_t i = 0; i < whole + 2 * kAtOnce; i += kAtOnce) {
-    const int64_t second = i - kAtOnce, third = second - kAtOnce;
-    const bool finite = i < whole && gradients_are_finite<V, G>(a, c, i);
-    if (__builtin_expect(finite && undirected && unmoved, 1)) {
-      const auto d = differences_at(i), d_third = differences_at(third);
-      if constexpr (decltype(d)::kKept) prefetch_weights<W>(a, third);
+  bool left = false;  // whether only the moments of the last 64 are done
+  for (int64_t i = 0; i < whole; i += kAtOnce) {
+    const int64_t before = i - kAtOnce;
+    const auto d = differences_at(i);
+    const bool finite = gradients_are_finite<V, G>(a, c, i);
+    if (__builtin_expect(left && finite, 1)) {
+      const auto d_before = differences_at(before);
+      if constexpr (decltype(d)::kKept) prefetch_weights<W>(a, before);
       for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-        step_moments<V, G>(a, c, i + j, d, j);
         const typename V::F u = V::load(All{}, directions + j);
-        make_direction<V>(a, c, second + j, directions + j);
-        step_master<V, W>(a, c, third + j, d_third, u, j);
+        step_moments<V, G>(a, c, i + j, d, directions, j);
+        step_master<V, W>(a, c, before + j, d_before, u, j);
       }
-      store_weights<V, W>(a, third);
+      store_weights<V, W>(a, before);
     } else {
-      if (unmoved) step_masters<V, W>(a, c, third, differences_at(third), directions);
-      if (undirected) make_directions<V>(a, c, second, directions);
-      if (i < whole) begin_step<V, G, W>(a, c, i, differences_at(i), finite);
+      if (left) step_masters<V, W>(a, c, before, differences_at(before), directions);
+      if (finite) {
+        for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
+          step_moments<V, G>(a, c, i + j, d, directions, j);
+        }
+      } else {
+        for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
+          step_vector<V, G, W>(All{}, a, c, i + j, d, j);
+        }
+      }
+      left = finite;
     }
-    unmoved = undirected;
-    undirected = finite;
-    if (third >= 0) done(third);
+    if (before >= 0) done(before);
   }
+  if (whole == 0) return;
+  const int64_t last = whole - kAtOnce;
+  if (left) step_masters<V, W>(a, c, last, differences_at(last), directions);
+  done(last);
 }
 
 template <class V, Format G, class W>

@@ -58,10 +58,10 @@ class Positions {
 
 // The differences of the last parameters, at their position modulo kLength.
 struct alignas(64) RecentDifferences {
-  // At least those of a run and of 448 parameters more: 192 are being stepped, and codes and
+  // At least those of a run and of 384 parameters more: 128 are being stepped, and codes and
   // escapes are looked at 128 parameters late each (RecordWriter).
   static constexpr int64_t kLength = 1024;
-  static_assert(kLength >= kPutRun + 7 * kAtOnce);
+  static_assert(kLength >= kPutRun + 6 * kAtOnce);
   static int64_t place(int64_t i) { return i & (kLength - 1); }
   Differences at(int64_t i) { return {w + place(i), m + place(i), v + place(i)}; }
   ThreeWords words(int64_t i) const { return {w[place(i)], m[place(i)], v[place(i)]}; }
@@ -191,17 +191,16 @@ struct alignas(64) Digits {
   int8_t w[kAtOnce], m[kAtOnce], v[kAtOnce];
 };
 
-// Takes one vector back that went along u. kFinite: all its gradients are finite, and weights apart
-// are the caller's.
+// Takes one vector back. kFinite: all its gradients are, and weights apart are the caller's.
 template <class V, Format G, class W, bool kFinite, class Lanes>
-BALLAST_INLINE void undo_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
-                                typename V::F u, const Digits& digits, int64_t at) {
+inline void undo_vector(Lanes lanes, const AdamArrays& a, const StepConstants& c, int64_t i,
+                        const Digits& digits, int64_t at) {
   using F = typename V::F;
   const F g = scaled_gradient<V, G>(lanes, a, c, i);
   const F w_new = V::load(lanes, a.master + i);
   const F m_new = V::load(lanes, a.moment1 + i);
   const F v_new = V::load(lanes, a.moment2 + i);
-  const F w_near = Estimate<V>::master(c, w_new, u);
+  const F w_near = Estimate<V>::master(c, w_new, direction<V>(c, m_new, v_new));
   const F m_near = Estimate<V>::moment1(c, m_new, Added<V>::to_moment1(c, g));
   const F v_near = Estimate<V>::moment2(c, v_new, Added<V>::to_moment2(c, g));
   const F w_old = V::floats(V::add(V::bits(w_near), V::load_signed_bytes(digits.w + at)));
@@ -217,26 +216,19 @@ BALLAST_INLINE void undo_vector(Lanes lanes, const AdamArrays& a, const StepCons
   }
 }
 
-// Takes 64 parameters back along their directions, and makes those of the next 64, if there are.
 template <class V, Format G, class W>
-BALLAST_INLINE void undo_64(const AdamArrays& a, const StepConstants& c, int64_t i, int64_t whole,
-                            float* directions, const Digits& digits) {
-  const int64_t next = i + kAtOnce;
-  if (__builtin_expect(next < whole && gradients_are_finite<V, G>(a, c, i), 1)) {
+inline void undo_64(const AdamArrays& a, const StepConstants& c, int64_t i, const Digits& digits) {
+  if (__builtin_expect(gradients_are_finite<V, G>(a, c, i), 1)) {
     for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-      prefetch_streams<G>(a, next + j);
-      const typename V::F u = V::load(All{}, directions + j);
-      make_direction<V>(a, c, next + j, directions + j);
-      undo_vector<V, G, W, true>(All{}, a, c, i + j, u, digits, j);
+      prefetch_streams<G>(a, i + j);
+      undo_vector<V, G, W, true>(All{}, a, c, i + j, digits, j);
     }
     store_weights<V, W>(a, i);
     return;
   }
   for (int64_t j = 0; j < kAtOnce; j += V::lanes()) {
-    const typename V::F u = V::load(All{}, directions + j);
-    undo_vector<V, G, W, false>(All{}, a, c, i + j, u, digits, j);
+    undo_vector<V, G, W, false>(All{}, a, c, i + j, digits, j);
   }
-  if (next < whole) make_directions<V>(a, c, next, directions);
 }
 
 template <class V, Format G, class W>
@@ -244,9 +236,6 @@ void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const u
                const uint8_t* escapes) {
   const AdamArrays a = arrays;
   const StepConstants c = constants;
-  const int64_t whole = a.count / kAtOnce * kAtOnce;
-  alignas(64) float directions[kAtOnce];
-  if (whole > 0) make_directions<V>(a, c, 0, directions);
   Positions escaped[2];  // of this run, and of the one before
   const auto of_run = [&escaped](int64_t run) -> Positions& { return escaped[run % 2]; };
   for (int64_t begin = 0, run = 0; begin < a.count; begin += kTakeRun, ++run) {
@@ -255,9 +244,9 @@ void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const u
     const int64_t end = begin + kTakeRun < a.count ? begin + kTakeRun : a.count;
     for (int64_t i = begin; i < end; i += kAtOnce) {
       Digits digits;
-      if (i < whole) {
+      if (i + kAtOnce <= end) {
         here.add(V::take_digits(codes + i, digits), i - begin);
-        undo_64<V, G, W>(a, c, i, whole, directions, digits);
+        undo_64<V, G, W>(a, c, i, digits);
         continue;
       }
       const int64_t left = end - i;
@@ -265,9 +254,7 @@ void undo_loop(const AdamArrays& arrays, const StepConstants& constants, const u
       __builtin_memcpy(last, codes + i, static_cast<size_t>(left));
       here.add(V::take_digits(last, digits), i - begin);
       for_vectors<V>(left, [&](auto lanes, int64_t j) {
-        const typename V::F u =
-            direction<V>(c, V::load(lanes, a.moment1 + i + j), V::load(lanes, a.moment2 + i + j));
-        undo_vector<V, G, W, false>(lanes, a, c, i + j, u, digits, j);
+        undo_vector<V, G, W, false>(lanes, a, c, i + j, digits, j);
       });
     }
     // One run late: at once, it would wait until the run's stores have left the store buffer.

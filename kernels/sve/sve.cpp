@@ -1,8 +1,8 @@
 // The SVE table, for vectors of any length: Grace (Neoverse V2) has 4 pipes of 128 bits.
 //
 // Bound: memory. By LLVM's model of V2 a vector of 4 parameters with f32 gradients and bf16 weights
-// takes 12.8 cycles, 9 of them for square root and division: at 3.4 GHz 1.06 parameters/ns a core,
-// 76 on 72 cores. It moves 120 bytes, and 329 GB/s of LPDDR5X (profiles/machines/
+// takes 13.0 cycles, 9 of them for square root and division: at 3.4 GHz 1.05 parameters/ns a core,
+// 75 on 72 cores. It moves 120 bytes, and 329 GB/s of LPDDR5X (profiles/machines/
 // gh200-96gb-480gb.json) carry 11 parameters/ns, 500 nominal 17. The recorded step takes 21.5
 // cycles, 46 parameters/ns, against 10.6. docs/kernels.md has the commands.
 
