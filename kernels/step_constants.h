@@ -15,8 +15,8 @@ struct StepConstants {
   float bias_correction1, bias_correction2;
   float epsilon, learning_rate, weight_decay, gradient_scale;
   float undo_rate;  // learning_rate / (1 - learning_rate * weight_decay)
-  // Gradients whose magnitude has fewer bits than that stay finite under the scale: most, if they
-  // are finite themselves.
+  // Gradients whose magnitude, read as an integer, is below that stay finite once scaled; a few
+  // more may. 0: none is known to.
   uint32_t finite_gradients;
 };
 
