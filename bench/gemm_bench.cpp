@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/gemm.h"
-#include "backend/transformer_rows.h"
+#include "backend/host/gemm.h"
+#include "backend/host/transformer_rows.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <benchmark/benchmark.h>
 #include <cstdlib>
 
-#include "backend/executor.h"
+#include "backend/execute/executor.h"
 #include "tests/backend/gh200_plans.h"
 
 namespace ballast {

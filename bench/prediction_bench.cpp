@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/profile_host.h"
-#include "backend/trainer.h"
+#include "backend/measure/profile_host.h"
+#include "backend/train/trainer.h"
 #include "profiles/load.h"
 #include "sim/base/median.h"
 #include "sim/engine/cost.h"

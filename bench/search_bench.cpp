@@ -12,10 +12,10 @@
 #include <sys/resource.h>
 #include <vector>
 
-#include "autotune/cell_bound.h"
-#include "autotune/layer_profile.h"
-#include "autotune/layout.h"
-#include "autotune/search.h"
+#include "autotune/bounds/cell_bound.h"
+#include "autotune/bounds/layer_costs.h"
+#include "autotune/search/search.h"
+#include "autotune/space/layout.h"
 #include "profiles/load.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"

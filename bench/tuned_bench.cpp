@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "autotune/search.h"
-#include "autotune/space.h"
-#include "backend/trainer.h"
-#include "cli/verbs.h"
+#include "autotune/search/search.h"
+#include "autotune/space/space.h"
+#include "backend/train/trainer.h"
+#include "cli/verbs/verbs.h"
 #include "profiles/load.h"
 #include "profiles/store.h"
 #include "sim/base/error.h"

@@ -6,8 +6,8 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
-#include "profiles/convert.h"
 #include "profiles/json_reader.h"
+#include "profiles/json_records.h"
 #include "profiles/load.h"
 #include "profiles/shipped.h"
 #include "sim/base/error.h"

@@ -1,7 +1,7 @@
 // A model's sizes written into another's config.json.
 #include <nlohmann/json.hpp>
 
-#include "profiles/convert.h"
+#include "profiles/json_records.h"
 #include "profiles/load.h"
 #include "profiles/shipped.h"
 

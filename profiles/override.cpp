@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "profiles/convert.h"
 #include "profiles/json_reader.h"
+#include "profiles/json_records.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 

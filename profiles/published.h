@@ -2,7 +2,7 @@
 //
 // A case says on which machine, with which framework, which model was trained how, and what was
 // measured. What was published becomes a plan; what was not stays open, to be chosen
-// (autotune/cases.h).
+// (autotune/calibrate/published_cases.h).
 // Will not do: load the machine or the stack, fill in what is open, or predict.
 #pragma once
 

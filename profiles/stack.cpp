@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "profiles/convert.h"
 #include "profiles/json_reader.h"
+#include "profiles/json_records.h"
 #include "profiles/load.h"
 #include "profiles/shipped.h"
 #include "sim/base/atomic_file.h"

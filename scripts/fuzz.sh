@@ -27,8 +27,8 @@ if [ ${#names[@]} -eq 0 ]; then
 fi
 
 # What the harnesses may call; main and the sanitizers' runtime come with each harness.
-sources=(sim/base/*.cpp sim/spec/*.cpp sim/graph/*.cpp profiles/*.cpp
-  backend/safetensors.cpp backend/flat_json.cpp backend/data.cpp backend/random.cpp)
+sources=(sim/{base,spec,graph}/*.cpp sim/graph/*/*.cpp profiles/*.cpp profiles/*/*.cpp
+  backend/formats/*.cpp backend/train/{data,random}.cpp)
 compile() {
   "$CXX" $FLAGS "-fsanitize=fuzzer-no-link,address,undefined" -c "$1" \
     -o "$OBJECTS/$(echo "${1%.cpp}" | tr / _).o"

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <new>
 
-#include "cli/verbs.h"
+#include "cli/verbs/verbs.h"
 #include "sim/base/error.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/comparison.h"
+#include "cli/text/comparison.h"
 
 namespace ballast {
 

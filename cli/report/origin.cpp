@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/arguments.h"
+#include "cli/flags/arguments.h"
 #include "cli/report/page.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/inputs.h"
-#include "cli/verbs.h"
+#include "cli/flags/inputs.h"
+#include "cli/verbs/verbs.h"
 
 namespace ballast {
 

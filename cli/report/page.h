@@ -1,6 +1,6 @@
 // The HTML report: one file that needs no network, from JSON that the page's script draws.
 //
-// Will not do: read files or decide what is shown (cli/verb_report.cpp, page.js).
+// Will not do: read files or decide what is shown (cli/verbs/report.cpp, page.js).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -3,8 +3,8 @@
 // Plain C++: whoever includes this needs no CUDA header, only a stream. Every function starts its
 // kernels on the stream and returns at once; it owns and allocates nothing (the caller brings
 // scratch of the size that the function beside it tells), copies nothing to or from the host, and
-// throws nothing: it returns a Status. Kernels are the same modules as backend/transformer.h and
-// the same optimizer as kernels.h, of which each has the meaning, layouts and formats (rows are
+// throws nothing: it returns a Status. Kernels are the same modules as backend/host/transformer.h
+// and the same optimizer as kernels.h, of which each has the meaning, layouts and formats (rows are
 // tokens, T = sequences * length; statistics and log-sum-exp are fp32; storage of any Format,
 // arithmetic in fp32). What holds for all:
 //   * results depend on the arguments alone: there are no atomics on floats, and the order of a

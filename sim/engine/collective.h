@@ -20,7 +20,7 @@
 
 #include <string_view>
 
-#include "sim/graph/graph.h"
+#include "sim/graph/core/graph.h"
 #include "sim/spec/machine.h"
 
 namespace ballast {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/graph/graph.h"
-#include "sim/graph/op_cost.h"
+#include "sim/graph/core/graph.h"
+#include "sim/graph/core/op_cost.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/measurements.h"
 #include "sim/spec/plan.h"

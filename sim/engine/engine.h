@@ -16,9 +16,9 @@
 
 #include <cstdint>
 
-#include "sim/graph/graph.h"
-#include "sim/graph/op_cost.h"
-#include "sim/graph/timeline.h"
+#include "sim/graph/core/graph.h"
+#include "sim/graph/core/op_cost.h"
+#include "sim/graph/report/timeline.h"
 
 namespace ballast {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/graph/op_cost.h"
+#include "sim/graph/core/op_cost.h"
 
 namespace ballast {
 

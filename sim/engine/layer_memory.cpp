@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "sim/graph/build.h"
-#include "sim/graph/memory.h"
+#include "sim/graph/report/memory.h"
 
 namespace ballast {
 namespace {

@@ -1,7 +1,7 @@
 // Memory of the layers alone, as papers count it; for validation, not for what fits.
 #pragma once
 
-#include "sim/graph/graph.h"
+#include "sim/graph/core/graph.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "sim/graph/graph.h"
-#include "sim/graph/memory.h"
-#include "sim/graph/op_cost.h"
-#include "sim/graph/timeline.h"
+#include "sim/graph/core/graph.h"
+#include "sim/graph/core/op_cost.h"
+#include "sim/graph/report/memory.h"
+#include "sim/graph/report/timeline.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/measurements.h"
 #include "sim/spec/model.h"

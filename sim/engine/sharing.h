@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "sim/engine/fair_share.h"
-#include "sim/graph/op_cost.h"
+#include "sim/graph/core/op_cost.h"
 
 namespace ballast {
 

@@ -1,6 +1,6 @@
 #include "sim/graph/build.h"
 
-#include "sim/graph/rewrite.h"
+#include "sim/graph/core/edit.h"
 
 namespace ballast {
 

@@ -5,7 +5,7 @@
 // Will not do: choose a knob (autotune does; every "auto" must be filled in), or cost anything.
 #pragma once
 
-#include "sim/graph/graph.h"
+#include "sim/graph/core/graph.h"
 
 namespace ballast {
 

@@ -19,7 +19,7 @@ struct Measurement {
   Bytes bytes;
 };
 
-// Keyed by cost_key(op) (sim/graph/graph.h).
+// Keyed by cost_key(op) (sim/graph/core/graph.h).
 using Measurements = std::map<std::string, Measurement>;
 
 }  // namespace ballast

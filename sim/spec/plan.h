@@ -75,7 +75,7 @@ bool saves_output(ModuleKind kind);
 
 // When memory that tensors have left may be used again. At once it takes least, and lanes may wait
 // for one another; apart they do not: tensors share memory only with those that the same lanes
-// touch, and what two lanes touched is left alone for a while (sim/graph/arena.h).
+// touch, and what two lanes touched is left alone for a while (sim/graph/core/arena.h).
 enum class MemoryReuse : uint8_t { kApart, kAtOnce };
 std::string_view to_string(MemoryReuse value);  // "apart", "at-once"
 

@@ -1,5 +1,5 @@
 // Ablations of plans whose knobs add up by hand, and of real predictions.
-#include "autotune/ablation.h"
+#include "autotune/studies/ablation.h"
 
 #include <gtest/gtest.h>
 

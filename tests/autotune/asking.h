@@ -1,7 +1,7 @@
 // Questions of many searches, answered by searching at once.
 #pragma once
 
-#include "autotune/ask.h"
+#include "autotune/search/search_question.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {

@@ -1,4 +1,4 @@
-#include "autotune/bound.h"
+#include "autotune/bounds/bound.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Calibration: constants that made the numbers are found again, those that no number depends on
 // stay at their priors, and a case that is left out is predicted without itself.
-#include "autotune/calibrate.h"
+#include "autotune/calibrate/calibrate.h"
 
 #include <gtest/gtest.h>
 

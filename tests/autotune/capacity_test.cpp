@@ -1,11 +1,11 @@
 // What fits: the capacity claims of SuperOffload by bytes a parameter, the order of its parts, and
 // searches that end between a model that fits and the next one, which does not.
-#include "autotune/capacity.h"
+#include "autotune/calibrate/capacity.h"
 
 #include <gtest/gtest.h>
 
-#include "autotune/cases.h"
-#include "autotune/space.h"
+#include "autotune/calibrate/published_cases.h"
+#include "autotune/space/space.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"

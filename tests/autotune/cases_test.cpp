@@ -1,10 +1,9 @@
 // Published cases as plans: what stays open takes every legal value and the best is taken, and
 // predictions come in the quantities that were published.
-#include "autotune/cases.h"
-
 #include <gtest/gtest.h>
 #include <set>
 
+#include "autotune/calibrate/published_cases.h"
 #include "tests/autotune/published.h"
 
 namespace ballast {

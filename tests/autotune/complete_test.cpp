@@ -1,4 +1,4 @@
-#include "autotune/complete.h"
+#include "autotune/search/complete.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>

@@ -1,10 +1,10 @@
-#include "autotune/explain.h"
+#include "autotune/studies/explain.h"
 
 #include <atomic>
 #include <gtest/gtest.h>
 #include <stdexcept>
 
-#include "autotune/parallel.h"
+#include "autotune/search/parallel.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {

@@ -1,5 +1,5 @@
 // The front against all plans of small spaces, simulated.
-#include "autotune/frontier.h"
+#include "autotune/studies/frontier.h"
 
 #include <gtest/gtest.h>
 #include <set>

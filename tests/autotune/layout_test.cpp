@@ -1,11 +1,11 @@
-#include "autotune/layout.h"
+#include "autotune/space/layout.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "autotune/cell_bound.h"
-#include "autotune/layer_profile.h"
-#include "autotune/pipeline_bound.h"
+#include "autotune/bounds/cell_bound.h"
+#include "autotune/bounds/layer_costs.h"
+#include "autotune/bounds/pipeline_bound.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
 #include "tests/autotune/support.h"

@@ -1,10 +1,9 @@
 // The closed loop with a world that differs from the profile in a known way: the engine plays it,
 // on the timings times a factor by kind of operation.
-#include "autotune/measure.h"
-
 #include <cmath>
 #include <gtest/gtest.h>
 
+#include "autotune/calibrate/closed_loop.h"
 #include "sim/engine/cost.h"
 #include "tests/autotune/support.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "autotune/cases.h"
+#include "autotune/calibrate/published_cases.h"
 #include "profiles/load.h"
 
 namespace ballast::testing {

@@ -1,9 +1,9 @@
-#include "autotune/search.h"
+#include "autotune/search/search.h"
 
 #include <gtest/gtest.h>
 
-#include "autotune/evaluate.h"
-#include "autotune/explain.h"
+#include "autotune/search/evaluate.h"
+#include "autotune/studies/explain.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
 #include "tests/autotune/support.h"

@@ -1,5 +1,5 @@
 // Sensitivities against exhaustive searches on machines that were changed by hand.
-#include "autotune/sensitivity.h"
+#include "autotune/studies/sensitivity.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,10 @@
-#include "autotune/space.h"
+#include "autotune/space/space.h"
 
 #include <gtest/gtest.h>
 #include <set>
 
-#include "autotune/complete.h"
-#include "sim/graph/rewrite.h"
+#include "autotune/search/complete.h"
+#include "sim/graph/core/edit.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {

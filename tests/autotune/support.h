@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "autotune/search.h"
-#include "autotune/space.h"
+#include "autotune/search/search.h"
+#include "autotune/space/space.h"
 #include "sim/engine/engine.h"
 #include "sim/graph/build.h"
 

@@ -1,5 +1,5 @@
 // Ties by hand: steps of whole milliseconds, so that shares are read off.
-#include "autotune/ties.h"
+#include "autotune/search/ties.h"
 
 #include <gtest/gtest.h>
 

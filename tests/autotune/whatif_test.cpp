@@ -1,5 +1,5 @@
 // Sweeps, grids of cells, the best column of a row, and where it changes.
-#include "autotune/whatif.h"
+#include "autotune/studies/whatif.h"
 
 #include <gtest/gtest.h>
 

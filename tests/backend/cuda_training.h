@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "backend/device_cuda.h"
+#include "backend/cuda/device_cuda.h"
 #include "tests/backend/thread_cuda.h"
 #include "tests/backend/tiny_training.h"
 

@@ -1,6 +1,6 @@
 // Token sources: formats, folders, batches that depend on the step only, and every kind of bad
 // data.
-#include "backend/data.h"
+#include "backend/train/data.h"
 
 #include <array>
 #include <cmath>

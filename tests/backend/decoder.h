@@ -1,4 +1,5 @@
-// A whole decoder composed from the modules of backend/transformer.h, and arrays to test them with.
+// A whole decoder composed from the modules of backend/host/transformer.h, and arrays to test them
+// with.
 //
 // Forward keeps what backward reads; nothing is shared, recomputed or fast. Test programs only.
 #pragma once
@@ -7,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/transformer.h"
+#include "backend/host/transformer.h"
 #include "sim/spec/dtype.h"
 #include "sim/spec/model.h"
 

@@ -1,15 +1,15 @@
 // The CUDA device with threads for streams: whole trainings give the bits of the host device, so
 // nothing runs before what it needs; and what a device allocates, pins, waits for and says.
-#include "backend/device_cuda.h"
+#include "backend/cuda/device_cuda.h"
 
 #include <gtest/gtest.h>
 #include <limits>
 #include <set>
 
-#include "backend/cuda_segments.h"
-#include "backend/make_device.h"
+#include "backend/cuda/cuda_segments.h"
+#include "backend/train/make_device.h"
 #include "sim/graph/build.h"
-#include "sim/graph/rewrite.h"
+#include "sim/graph/core/edit.h"
 #include "tests/backend/cuda_training.h"
 #include "tests/backend/temporary_folder.h"
 

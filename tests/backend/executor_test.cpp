@@ -1,5 +1,5 @@
 // The executor alone: hand-made programs on a device that only notes what it is asked to do.
-#include "backend/executor.h"
+#include "backend/execute/executor.h"
 
 #include <chrono>
 #include <condition_variable>

@@ -3,7 +3,7 @@
 // Sizes straddle the vector widths (4, 8, 16) and the register tiles, starts are misaligned, and
 // what lies beyond a row is NaN, so that a stray read poisons the result.
 
-#include "backend/gemm.h"
+#include "backend/host/gemm.h"
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/transformer_rows.h"
+#include "backend/host/transformer_rows.h"
 
 namespace ballast {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/device_paced.h"
+#include "backend/paced/device_paced.h"
 #include "profiles/load.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <limits>
 
-#include "backend/transformer.h"
+#include "backend/host/transformer.h"
 #include "tests/backend/decoder.h"
 
 namespace ballast::transformer {

@@ -10,7 +10,7 @@
 #include <map>
 #include <thread>
 
-#include "backend/executor.h"
+#include "backend/execute/executor.h"
 #include "sim/engine/predict.h"
 #include "tests/backend/gh200_plans.h"
 #include "tests/engine/tiny_graph.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda_error.h"
-#include "backend/profile_cuda.h"
+#include "backend/cuda/cuda_error.h"
+#include "backend/measure/cuda/profile_cuda.h"
 #include "sim/base/error.h"
 
 namespace ballast::tests {

@@ -1,14 +1,14 @@
 // The profile of a GPU, on a device whose times can be worked out by hand (priced_cuda.h), and
 // whose operations of training run on threads.
-#include "backend/profile_cuda.h"
+#include "backend/measure/cuda/profile_cuda.h"
 
 #include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <set>
 
-#include "backend/profile_cuda_compute.h"
-#include "backend/profile_operations.h"
+#include "backend/measure/cuda/profile_cuda_compute.h"
+#include "backend/measure/profile_operations.h"
 #include "kernels/fp8.h"
 #include "profiles/load.h"
 #include "sim/engine/cost.h"

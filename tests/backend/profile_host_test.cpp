@@ -1,10 +1,10 @@
-#include "backend/profile_host.h"
+#include "backend/measure/profile_host.h"
 
 #include <gtest/gtest.h>
 #include <set>
 
-#include "backend/profile_operations.h"
-#include "backend/profile_probes.h"
+#include "backend/measure/profile_operations.h"
+#include "backend/measure/profile_probes.h"
 #include "sim/engine/cost.h"
 
 namespace ballast {

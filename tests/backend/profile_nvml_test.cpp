@@ -1,5 +1,5 @@
 // What NVML says, with functions of our own in its place: units, and what is said where it is not.
-#include "backend/profile_nvml.h"
+#include "backend/measure/cuda/profile_nvml.h"
 
 #include <cstring>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Random numbers are a function of their position, and parameters of their name.
-#include "backend/random.h"
+#include "backend/train/random.h"
 
 #include <cmath>
 #include <gtest/gtest.h>

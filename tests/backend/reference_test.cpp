@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <string>
 
-#include "backend/safetensors.h"
-#include "backend/transformer.h"
+#include "backend/formats/safetensors.h"
+#include "backend/host/transformer.h"
 #include "profiles/load.h"
 #include "tests/backend/decoder.h"
 

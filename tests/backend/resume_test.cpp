@@ -11,7 +11,7 @@
 #include <thread>
 #include <unistd.h>
 
-#include "backend/checkpoint.h"
+#include "backend/train/checkpoint.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
 

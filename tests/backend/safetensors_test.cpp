@@ -1,12 +1,12 @@
 // The weight files: round trip, and every way in which a file can be damaged is an Error that says
 // where.
-#include "backend/safetensors.h"
+#include "backend/formats/safetensors.h"
 
 #include <cstring>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "backend/flat_json.h"
+#include "backend/formats/flat_json.h"
 #include "tests/backend/temporary_folder.h"
 
 namespace ballast {

@@ -1,9 +1,8 @@
 // Learning rate and loss scale, by hand arithmetic.
-#include "backend/schedule.h"
-
 #include <cmath>
 #include <gtest/gtest.h>
 
+#include "backend/train/training_schedule.h"
 #include "tests/backend/temporary_folder.h"
 
 namespace ballast {

@@ -1,11 +1,11 @@
-#include "backend/staging_ring.h"
+#include "backend/cuda/staging_ring.h"
 
 #include <chrono>
 #include <cstring>
 #include <gtest/gtest.h>
 #include <thread>
 
-#include "backend/cuda_memory.h"
+#include "backend/cuda/cuda_memory.h"
 #include "tests/backend/thread_cuda.h"
 
 namespace ballast {

@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "backend/cuda_error.h"
+#include "backend/cuda/cuda_error.h"
 #include "kernels/kernels.h"
 #include "kernels/undo.h"
 #include "sim/base/error.h"

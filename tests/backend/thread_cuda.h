@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda_math.h"
-#include "backend/cuda_runtime.h"
-#include "backend/host_modules.h"
+#include "backend/cuda/cuda_math.h"
+#include "backend/cuda/cuda_runtime.h"
+#include "backend/host/host_modules.h"
 
 namespace ballast::tests {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/trainer.h"
+#include "backend/train/trainer.h"
 
 namespace ballast::tiny {
 

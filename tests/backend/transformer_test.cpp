@@ -1,7 +1,7 @@
 // The decoder's modules where gradients and references do not reach: storage formats, odd sizes,
 // repetition, tiles and pieces, and bad input.
 
-#include "backend/transformer.h"
+#include "backend/host/transformer.h"
 
 #include <cmath>
 #include <gtest/gtest.h>

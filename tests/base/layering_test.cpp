@@ -35,7 +35,7 @@ struct Library {
 const std::vector<Library> kLibraries = {
     {std::regex("nlohmann/.*"), {"profiles/", "cli/"}},
     {std::regex("sqlite3\\.h"), {"profiles/store.cpp"}},
-    {std::regex("Eigen/.*"), {"autotune/calibrate", "backend/gemm", "backend/device_host"}},
+    {std::regex("Eigen/.*"), {"autotune/calibrate", "backend/gemm", "backend/host/device_host"}},
     {std::regex("CLI/.*"), {"cli/"}},
     {std::regex("hwloc\\.h"), {"backend/", "kernels/threads.cpp"}},
     {std::regex("(cuda|cublas|nccl).*"), {"kernels/cuda/", "backend/"}},
@@ -44,7 +44,7 @@ const std::vector<Library> kLibraries = {
      {"kernels/avx2/", "kernels/avx512/", "kernels/sve/", "kernels/vector", "backend/gemm"}},
 };
 
-// "sim/graph" of "sim/graph/link.cpp", "kernels" of "kernels/avx2/avx2.cpp".
+// "sim/graph" of "sim/graph/core/link.cpp", "kernels" of "kernels/avx2/avx2.cpp".
 std::string folder_of(const std::string& path) {
   const size_t first = path.find('/');
   if (first == std::string::npos) return "";

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "cli/report/page.h"
-#include "cli/text.h"
-#include "cli/verbs.h"
+#include "cli/text/tables.h"
+#include "cli/verbs/verbs.h"
 #include "tests/cli/support.h"
 
 namespace ballast {

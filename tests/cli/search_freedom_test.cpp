@@ -1,9 +1,8 @@
 // What flags and --set leave a search to choose: that it keeps what is named, and refuses what it
 // cannot keep.
-#include "cli/search_freedom.h"
-
 #include <sstream>
 
+#include "cli/flags/open_knobs.h"
 #include "tests/cli/tune_bench.h"
 
 namespace ballast {

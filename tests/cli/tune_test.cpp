@@ -2,9 +2,9 @@
 // it.
 #include <cmath>
 
-#include "autotune/search.h"
-#include "cli/answers.h"
-#include "cli/tune_flags.h"
+#include "autotune/search/search.h"
+#include "cli/flags/tune_flags.h"
+#include "cli/tune/search_cache.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "tests/cli/tune_bench.h"

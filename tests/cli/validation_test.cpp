@@ -1,5 +1,5 @@
 // validate, calibrate, and what else speaks of published cases and of frameworks.
-#include "cli/validation.h"
+#include "cli/text/validation.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

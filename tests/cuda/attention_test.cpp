@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "backend/transformer.h"
+#include "backend/host/transformer.h"
 #include "tests/cuda/arrays.h"
 
 namespace ballast::kernels::cuda::testing {

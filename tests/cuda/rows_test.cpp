@@ -1,6 +1,6 @@
 // Norms, activations, biases and their gradients against the host's.
 
-#include "backend/transformer.h"
+#include "backend/host/transformer.h"
 #include "tests/cuda/arrays.h"
 
 namespace ballast::kernels::cuda::testing {

@@ -1,6 +1,6 @@
 // What begins and ends with token ids: the embedding and the classifier, against the host's.
 
-#include "backend/transformer.h"
+#include "backend/host/transformer.h"
 #include "tests/cuda/arrays.h"
 
 namespace ballast::kernels::cuda::testing {

@@ -4,9 +4,9 @@
 #include <initializer_list>
 #include <vector>
 
-#include "sim/graph/graph.h"
-#include "sim/graph/op_cost.h"
-#include "sim/graph/timeline.h"
+#include "sim/graph/core/graph.h"
+#include "sim/graph/core/op_cost.h"
+#include "sim/graph/report/timeline.h"
 
 namespace ballast::tests {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "profiles/frameworks.h"
+#include "profiles/frameworks/frameworks.h"
 #include "profiles/load.h"
 
 namespace {

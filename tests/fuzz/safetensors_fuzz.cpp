@@ -1,6 +1,7 @@
 // libFuzzer harness: any bytes as a safetensors file give a header that tiles the file, or an
 // Error. Build: clang++ -std=c++20 -fsanitize=fuzzer,address,undefined -I. with
-// backend/safetensors.cpp, backend/flat_json.cpp, sim/base/atomic_file.cpp and sim/base/error.cpp.
+// backend/formats/safetensors.cpp, backend/formats/flat_json.cpp, sim/base/atomic_file.cpp and
+// sim/base/error.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -8,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/safetensors.h"
+#include "backend/formats/safetensors.h"
 
 namespace {
 

@@ -1,13 +1,13 @@
 // libFuzzer harness: any bytes as a token file give a source whose batches lie inside the file and
 // the vocabulary, or an Error. The first three bytes choose vocabulary, held-out share and length.
-// Build: clang++ -std=c++20 -fsanitize=fuzzer,address,undefined -I. with backend/data.cpp,
-// backend/random.cpp and sim/base/error.cpp.
+// Build: clang++ -std=c++20 -fsanitize=fuzzer,address,undefined -I. with backend/train/data.cpp,
+// backend/train/random.cpp and sim/base/error.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "backend/data.h"
+#include "backend/train/data.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // parameters; gradients take 2 bytes each.
 #include <gtest/gtest.h>
 
-#include "sim/graph/memory.h"
+#include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {

@@ -3,8 +3,8 @@
 // N = 2344.
 #include <gtest/gtest.h>
 
-#include "sim/graph/memory.h"
-#include "sim/graph/rewrite.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {

@@ -1,7 +1,7 @@
 // How a framework's copies of state fall short of pinned buckets beside the computation.
 #include <gtest/gtest.h>
 
-#include "sim/graph/rewrite.h"
+#include "sim/graph/core/edit.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {

@@ -5,8 +5,8 @@
 #include <random>
 #include <set>
 
-#include "sim/graph/memory.h"
-#include "sim/graph/rewrite.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {

@@ -1,4 +1,4 @@
-#include "sim/graph/memory.h"
+#include "sim/graph/report/memory.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // Each pass where it must act and where it must not.
 #include <gtest/gtest.h>
 
-#include "sim/graph/memory.h"
-#include "sim/graph/rewrite.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "sim/graph/memory.h"
+#include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {

@@ -4,7 +4,7 @@
 // tokens, b = 2 of them: s b h = 1024, and 5 a s / h = 10.
 #include <gtest/gtest.h>
 
-#include "sim/graph/rewrite.h"
+#include "sim/graph/core/edit.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {

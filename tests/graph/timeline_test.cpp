@@ -1,4 +1,4 @@
-#include "sim/graph/timeline.h"
+#include "sim/graph/report/timeline.h"
 
 #include <gtest/gtest.h>
 

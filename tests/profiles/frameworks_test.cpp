@@ -1,6 +1,6 @@
 // Plans as other frameworks' configurations and back: the same prediction for every knob that the
 // framework can express, no option that it does not have, and no contradiction accepted.
-#include "profiles/frameworks.h"
+#include "profiles/frameworks/frameworks.h"
 
 #include <gtest/gtest.h>
 #include <map>

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <map>
 
-#include "backend/cudnn_attention.h"
+#include "backend/cuda/libraries/cudnn_attention.h"
 #include "sim/base/error.h"
 
 namespace ballast {

@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include "backend/cudnn_attention.h"
+#include "backend/cuda/libraries/cudnn_attention.h"
 #include "sim/base/error.h"
 
 #if __has_include(<cudnn_graph.h>)

@@ -2,8 +2,8 @@
 // is the very product.
 #include <gtest/gtest.h>
 
-#include "backend/cuda_fp8.h"
-#include "backend/cuda_memory.h"
+#include "backend/cuda/cuda_fp8.h"
+#include "backend/cuda/cuda_memory.h"
 #include "sim/graph/build.h"
 #include "tests/backend/emulated/immediate_cuda.h"
 

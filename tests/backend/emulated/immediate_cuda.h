@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda_products.h"
-#include "backend/cuda_runtime.h"
+#include "backend/cuda/cuda_products.h"
+#include "backend/cuda/cuda_runtime.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/attention_library.h"
+#include "backend/cuda/libraries/attention_library.h"
 #include "kernels/kernels.h"
 
 namespace ballast::tests {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <gtest/gtest.h>
 
-#include "backend/device_cuda.h"
-#include "backend/transformer_cuda.h"
+#include "backend/cuda/device_cuda.h"
+#include "backend/cuda/transformer_cuda.h"
 #include "tests/backend/emulated/immediate_cuda.h"
 #include "tests/backend/emulated/plain_attention.h"
 #include "tests/backend/tiny_training.h"

@@ -1,8 +1,8 @@
 // Sizes of real models, too large for the emulation: the fast kernels against the plain ones, and
 // against sums that are known.
 
-#include "backend/cuda_attention.h"
-#include "backend/cudnn_attention.h"
+#include "backend/cuda/libraries/cuda_attention.h"
+#include "backend/cuda/libraries/cudnn_attention.h"
 #include "tests/cuda/arrays.h"
 
 namespace ballast::kernels::cuda::testing {

@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
-#include "backend/cuda_fp8.h"
-#include "backend/gemm_cublaslt.h"
+#include "backend/cuda/cuda_fp8.h"
+#include "backend/cuda/libraries/gemm_cublaslt.h"
 #include "sim/graph/build.h"
 #include "tests/backend/emulated/immediate_cuda.h"
 #include "tests/cuda/arrays.h"

@@ -1,0 +1,324 @@
+#include "autotune/bounds/cell_bound.h"
+
+#include <algorithm>
+
+#include "autotune/bounds/bound.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/schedules/pipeline.h"
+
+namespace ballast {
+namespace {
+
+// Layers [first, last) of a pipeline's chunk.
+struct Chunk {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+
+class CellBound {
+ public:
+  CellBound(const Model& model, const Plan& plan, const LayerProfile& profile)
+      : model_(model), plan_(plan), profile_(profile) {}
+
+  Duration time(const StepFloor& floor, const Usable& usable) const {
+    return lowered(plan_.pipeline > 1 ? pipeline_ps(floor) : one_stage_ps(floor, usable));
+  }
+
+  std::vector<PlacePeak> memory(const Usable& usable) const {
+    std::vector<PlacePeak> worst;
+    Bytes most{-1};
+    for (int64_t stage = 0; stage < plan_.pipeline; ++stage) {
+      std::vector<PlacePeak> peaks = memory_of(stage, usable);
+      Bytes excess;
+      for (size_t p = 0; p < kPlaces; ++p) {
+        excess = std::max(excess, peaks[p].arena - usable[p]);
+      }
+      if (excess <= most) continue;
+      most = excess;
+      worst = std::move(peaks);
+    }
+    return worst;
+  }
+
+ private:
+  int64_t chunks() const { return plan_.pipeline * plan_.virtual_pipeline; }
+  Chunk chunk(int64_t index) const {
+    return {first_layer_of(index, chunks(), model_.layers),
+            first_layer_of(index + 1, chunks(), model_.layers)};
+  }
+  // Layers of a chunk offload as those of a model of its size.
+  const LayerCost& layer(const Chunk& of, int64_t i) const {
+    const int64_t leaving = leaving_layers(plan_.activations.value(), of.last - of.first);
+    return profile_.layer(i, of.first + leaving);
+  }
+  template <class Sum>
+  void for_parts(int64_t index, const Sum& sum) const {
+    const Chunk of = chunk(index);
+    for (int64_t i = of.first; i < of.last; ++i) sum(layer(of, i));
+    if (index == 0) sum(profile_.first);
+    if (index == chunks() - 1) sum(profile_.last);
+  }
+
+  struct StageSums {
+    std::array<Bytes, kPlaces> saved{};  // all that waits for its backward
+    int64_t parameters = 0;
+  };
+
+  int64_t one_stage_ps(const StepFloor& floor, const Usable& usable) const {
+    int64_t chain = 0;
+    Workload work;
+    for_parts(0, [&](const LayerCost& part) {
+      chain += part.forward_ps + part.backward_ps;
+      work.add(part.work, 1);
+    });
+    const int64_t lane = *std::max_element(work.lane.begin(), work.lane.end());
+    const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
+    const int64_t least =
+        plan_.accumulation() * std::max({chain, lane, Duration::from_seconds(capacity).ps});
+    return with_step(least, work, floor, usable);
+  }
+
+  // Of a rank's parameters, those that it steps.
+  int64_t stepped(int64_t parameters) const {
+    const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
+    return splits ? parameters / plan_.replicas() : parameters;
+  }
+
+  // The least time, not below `least`, in which every lane can do its share of the step as well.
+  // A lane has the more time the more another one takes over; what that needs in memory decides.
+  int64_t with_step(int64_t least, const Workload& work, const StepFloor& floor,
+                    const Usable& usable) const {
+    if (plan_.optimizer.placement == OptimizerPlacement::kNvme) return least;
+    const StageSums sums = sums_of(0);
+    const auto all = static_cast<double>(stepped(sums.parameters));
+    const auto weights = static_cast<double>(sums.parameters);
+    const bool gpu_alone = plan_.optimizer.placement == OptimizerPlacement::kGpu;
+    const double bytes = static_cast<double>(bytes_of(1, plan_.dtype).count);
+    const double state = static_cast<double>(optimizer_state(1, plan_.optimizer).count);
+    const double room = room_for_weights(sums, usable);
+    const FlowLimits flow = flow_limits(weights, floor);
+    const auto micro_batches = static_cast<double>(plan_.accumulation());
+    const auto busy = [&](LaneKind kind) {
+      return micro_batches * static_cast<double>(work.lane[static_cast<size_t>(kind)]);
+    };
+    const auto enough = [&](double ps) {
+      double on_gpu = all;
+      if (!gpu_alone) {
+        const double cpu = floor.cpu_adam > 0 ? ps / floor.cpu_adam : all;
+        const double time_out = std::max(0.0, ps - busy(LaneKind::kCopyOut));
+        const double out = floor.out > 0 ? time_out / floor.out : all;
+        on_gpu = std::max(0.0, all - std::min(cpu, out));
+        if (on_gpu > 0 && !floor.on_gpu) return false;
+      }
+      if (busy(LaneKind::kCompute) + on_gpu * floor.gpu_adam > ps) return false;
+      const double flowing = std::max(0.0, (state * on_gpu - room) / bytes + weights);
+      if (flowing > flow.most) return false;
+      const double twice = std::max(0.0, flowing - flow.free);
+      if (busy(LaneKind::kCopyIn) + twice * flow.visits * floor.fetch > ps) return false;
+      const double gathered = weights + twice * (flow.visits - 1);
+      return busy(LaneKind::kNetwork) + weights * floor.reduce + gathered * floor.gather <= ps;
+    };
+    auto low = static_cast<double>(least);
+    if (enough(low)) return least;
+    double high = 2 * low + 1;
+    for (int i = 0; i < 64 && !enough(high); ++i) high *= 2;
+    if (!enough(high)) return least;  // no time is enough: a matter of memory
+    while (high - low > 1e-4 * high) {
+      const double middle = (low + high) / 2;
+      (enough(middle) ? high : low) = middle;
+    }
+    return static_cast<int64_t>(low);
+  }
+
+  // Bytes of the GPU that activations and gradients leave to weights and state.
+  double room_for_weights(const StageSums& sums, const Usable& usable) const {
+    const auto hbm = static_cast<size_t>(Place::kHbm);
+    Bytes room = usable[hbm] - sums.saved[hbm];
+    if (plan_.accumulation() > 1) room -= bytes_of(sums.parameters, plan_.dtype);
+    return static_cast<double>(room.count);
+  }
+
+  // Weights of the layers flow, each once for a forward and once for a backward. Where these two,
+  // or a backward and the next micro-batch's forward, lie within the look-ahead, one fetch serves
+  // both: near the ends, by so many layers as it reaches over.
+  struct FlowLimits {
+    double most = 0;    // parameters
+    double free = 0;    // of them, those that need no second copy
+    double visits = 0;  // a step
+  };
+  FlowLimits flow_limits(double weights, const StepFloor& floor) const {
+    constexpr int64_t kLeastOperations = 4;  // of the GPU in a layer, forward and backward
+    FlowLimits limits;
+    limits.visits = 2.0 * static_cast<double>(plan_.accumulation());
+    double layers = weights;
+    for (const LayerCost* end : {&profile_.first, &profile_.last}) {
+      layers -= static_cast<double>(end->parameters);
+    }
+    const Chunk all = chunk(0);
+    const int64_t near =
+        std::min(all.last - all.first, 1 + plan_.weights.look_ahead / kLeastOperations);
+    for (int64_t i = 0; i < near; ++i) {
+      limits.free += static_cast<double>(layer(all, all.first + i).parameters) +
+                     static_cast<double>(layer(all, all.last - 1 - i).parameters);
+    }
+    // Shares are rounded to whole layers.
+    limits.most = floor.most_flow > 0 ? floor.most_flow * layers + limits.free : 0;
+    limits.free = std::min(limits.free, limits.most);
+    return limits;
+  }
+
+  struct BlockTime {
+    int64_t forward = 0;
+    int64_t backward = 0;
+  };
+  // The last layer's collectives may end after its block has computed.
+  BlockTime block(int64_t index) const {
+    BlockTime time;
+    int64_t forward_tail = 0, backward_tail = 0;
+    for_parts(index, [&](const LayerCost& part) {
+      time.forward += part.forward_ps;
+      time.backward += part.backward_ps;
+      forward_tail = std::max(forward_tail, part.forward_ps - part.forward_compute_ps);
+      backward_tail = std::max(backward_tail, part.backward_ps - part.backward_compute_ps);
+    });
+    time.forward -= forward_tail;
+    time.backward -= backward_tail;
+    return time;
+  }
+
+  int64_t pipeline_ps(const StepFloor& floor) const {
+    std::vector<int64_t> work(static_cast<size_t>(plan_.pipeline), 0);
+    std::vector<int64_t> around(work.size(), 0);  // one way to the stage and back
+    for (int64_t c = 0; c < chunks(); ++c) {
+      const BlockTime time = block(c);
+      work[static_cast<size_t>(c % plan_.pipeline)] += time.forward + time.backward;
+      if (c + 1 < plan_.pipeline) {
+        const auto s = static_cast<size_t>(c);
+        around[s + 1] = around[s] + time.forward + time.backward;
+      }
+    }
+    int64_t longest = 0;
+    for (size_t s = 0; s < work.size(); ++s) {
+      longest = std::max(longest, around[s] + plan_.accumulation() * work[s]);
+    }
+    if (plan_.optimizer.placement == OptimizerPlacement::kNvme) return longest;
+    return longest_with_step(longest, plan_.accumulation() * work.front(), floor);
+  }
+
+  // What the first stage does between its last backward and the next forward, chunk by chunk. From
+  // the last backward of its chunk j: gradients of chunks j to 0 are reduced, which decides the
+  // step; then chunk after chunk is stepped and gathered, up to the chunk k that starts the next
+  // step's forward. Between this forward and that backward lies all that the stage computes, but
+  // for `pipeline` forwards of each chunk before k and as many backwards of each before j.
+  int64_t longest_with_step(int64_t longest, int64_t computed, const StepFloor& floor) const {
+    const bool on_cpu = plan_.optimizer.placement == OptimizerPlacement::kCpu;
+    const double step = on_cpu ? floor.out + floor.cpu_adam + floor.fetch : floor.gpu_adam;
+    struct ChunkStep {
+      int64_t forwards = 0, backwards = 0;  // of the chunks before it
+      int64_t reduced = 0, gathered = 0;    // up to this one
+    };
+    std::vector<ChunkStep> steps;
+    ChunkStep sum;
+    const int64_t round = std::min(plan_.pipeline, plan_.accumulation());
+    int64_t first_step = 0;
+    for (int64_t c = 0; c < chunks(); c += plan_.pipeline) {
+      int64_t parameters = 0;
+      for_parts(c, [&](const LayerCost& part) { parameters += part.parameters; });
+      const auto whole = static_cast<double>(parameters);
+      if (c == 0)
+        first_step = static_cast<int64_t>(static_cast<double>(stepped(parameters)) * step);
+      sum.reduced += static_cast<int64_t>(whole * floor.reduce);
+      sum.gathered += static_cast<int64_t>(whole * floor.gather);
+      steps.push_back(sum);
+      const BlockTime time = block(c);
+      sum.forwards += round * time.forward;
+      sum.backwards += round * time.backward;
+    }
+    const int64_t most = longest + steps.front().reduced + first_step + steps.front().gathered;
+    int64_t reduced = 0, gathered = 0;
+    for (const ChunkStep& each : steps) {
+      reduced = std::max(reduced, each.reduced - each.backwards);
+      gathered = std::max(gathered, each.gathered - each.forwards);
+    }
+    return std::max(most, computed + reduced + first_step + gathered);
+  }
+
+  // Micro-batches, or chunks of them, whose activations a stage holds at once.
+  int64_t in_flight(int64_t stage) const {
+    if (plan_.pipeline == 1) return 1;
+    const int64_t total = plan_.accumulation() * plan_.virtual_pipeline;
+    int64_t ahead = plan_.pipeline - stage - 1;
+    if (plan_.virtual_pipeline > 1) {
+      ahead = 2 * ahead + (plan_.virtual_pipeline - 1) * plan_.pipeline;
+    }
+    return std::min(ahead + 1, total);
+  }
+
+  StageSums sums_of(int64_t stage) const {
+    StageSums sums;
+    std::array<Bytes, kPlaces> least{};  // of its chunks
+    for (int64_t c = stage; c < chunks(); c += plan_.pipeline) {
+      std::array<Bytes, kPlaces> saved{};
+      for_parts(c, [&](const LayerCost& part) {
+        sums.parameters += part.parameters;
+        for (size_t p = 0; p < kPlaces; ++p) saved[p] += part.saved[p];
+      });
+      for (size_t p = 0; p < kPlaces; ++p) {
+        least[p] = c == stage ? saved[p] : std::min(least[p], saved[p]);
+      }
+    }
+    for (size_t p = 0; p < kPlaces; ++p) sums.saved[p] = least[p] * in_flight(stage);
+    return sums;
+  }
+
+  std::vector<PlacePeak> memory_of(int64_t stage, const Usable& usable) const {
+    const StageSums sums = sums_of(stage);
+    const bool pipeline = plan_.pipeline > 1;
+    const bool on_gpu = plan_.optimizer.placement == OptimizerPlacement::kGpu;
+    const int64_t shard = stepped(sums.parameters);
+    const Bytes weights = bytes_of(sums.parameters, plan_.dtype);
+    const Bytes state = optimizer_state(shard, plan_.optimizer);
+    std::array<CategoryBytes, kPlaces> least{};
+    const auto at = [&](Place place, Category category) -> Bytes& {
+      return least[static_cast<size_t>(place)][static_cast<size_t>(category)];
+    };
+    for (size_t p = 0; p < kPlaces; ++p) {
+      at(static_cast<Place>(p), Category::kActivations) = sums.saved[p];
+    }
+    const bool stays = on_gpu || plan_.weights.flow_share == 0.0;
+    if (stays) at(Place::kHbm, Category::kWeights) = weights;
+    // Of several micro-batches they add up; a single one's may leave as soon as they are made.
+    if (pipeline || plan_.accumulation() > 1) at(Place::kHbm, Category::kGradients) = weights;
+    if (on_gpu) {
+      at(Place::kHbm, Category::kMoments) = state;
+    } else if (plan_.optimizer.placement == OptimizerPlacement::kCpu) {
+      Bytes room;
+      const auto hbm = static_cast<size_t>(Place::kHbm);
+      if (!pipeline) room = std::max(Bytes{}, usable[hbm] - sum_of(least[hbm]));
+      at(Place::kDram, Category::kMoments) = std::max(Bytes{}, state - room);
+    }
+    std::vector<PlacePeak> peaks;
+    for (size_t p = 0; p < kPlaces; ++p) {
+      peaks.push_back(peak_of(static_cast<Place>(p), least[p]));
+    }
+    return peaks;
+  }
+
+  const Model& model_;
+  const Plan& plan_;
+  const LayerProfile& profile_;
+};
+
+}  // namespace
+
+Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile,
+                   const StepFloor& floor, const Usable& usable) {
+  return CellBound(model, plan, profile).time(floor, usable);
+}
+
+std::vector<PlacePeak> cell_memory(const Model& model, const Plan& plan,
+                                   const LayerProfile& profile, const Usable& usable) {
+  return CellBound(model, plan, profile).memory(usable);
+}
+
+}  // namespace ballast

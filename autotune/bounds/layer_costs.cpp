@@ -1,0 +1,196 @@
+#include "autotune/bounds/layer_costs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <unordered_map>
+
+#include "autotune/search/parallel.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/report/memory.h"
+
+namespace ballast {
+namespace {
+
+bool is_compute(const Op& op) { return kind_of(op.lane) == LaneKind::kCompute; }
+
+bool goes_back(Phase phase) { return is_backward(phase) || phase == Phase::kRecompute; }
+
+// Follows the longest path through some operations of a program, from the first of them on the
+// compute lane. What none of them made was there long ago.
+class Chain {
+ public:
+  Chain() { free_.fill(kLongAgo); }
+
+  void append(const Op& op, int64_t ps) {
+    const int64_t start = start_of(op);
+    auto& free = free_[static_cast<size_t>(kind_of(op.lane))];
+    free = start == kLongAgo ? kLongAgo : start + ps;
+    for (const Access& access : op.accesses) {
+      if (writes(access)) made_[access.tensor] = free;
+    }
+  }
+
+  // When an operation of the compute lane could start that comes next.
+  int64_t start_of(const Op& op) const {
+    int64_t start = free_[static_cast<size_t>(kind_of(op.lane))];
+    if (is_compute(op)) start = std::max<int64_t>(start, 0);
+    for (const Access& access : op.accesses) {
+      if (!reads(access)) continue;
+      if (const auto found = made_.find(access.tensor); found != made_.end()) {
+        start = std::max(start, found->second);
+      }
+    }
+    return start;
+  }
+
+  int64_t computed() const {
+    return std::max<int64_t>(0, free_[static_cast<size_t>(LaneKind::kCompute)]);
+  }
+
+ private:
+  std::array<int64_t, kLaneKinds> free_{};
+  std::unordered_map<TensorId, int64_t> made_;
+};
+
+enum class Direction : uint8_t { kForward, kBackward };
+
+bool belongs(const Op& op, int64_t layer, Direction direction) {
+  if (op.label.layer != layer) return false;
+  return direction == Direction::kForward ? op.phase == Phase::kForward : goes_back(op.phase);
+}
+
+int64_t chain_of(const Graph& graph, const CostTable& table, int64_t layer, Direction direction) {
+  const std::vector<Op>& ops = graph.step.ops;
+  Chain chain;
+  size_t last = ops.size();  // of the compute lane
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (!belongs(ops[i], layer, direction)) continue;
+    if (is_compute(ops[i])) last = i;
+    // A collective before the layer's first computation belongs to what came before.
+    if (last < ops.size()) chain.append(ops[i], table.ops[i].alone.ps);
+  }
+  if (last == ops.size()) return 0;
+  for (size_t i = last + 1; i < ops.size(); ++i) {
+    if (is_compute(ops[i])) return std::max(chain.computed(), chain.start_of(ops[i]));
+  }
+  return chain.computed();
+}
+
+LayerCost& part_of(LayerProfile& profile, const Label& label) {
+  if (label.layer >= 0) return profile.layers[static_cast<size_t>(label.layer)];
+  return label.module == ModuleKind::kEmbedding ? profile.first : profile.last;
+}
+
+void add_operations(const Graph& graph, const CostTable& table, LayerProfile& profile) {
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    LayerCost& part = part_of(profile, op.label);
+    part.work.add(op, table.ops[i], table, 1);
+    if (!is_compute(op)) continue;
+    int64_t& compute = goes_back(op.phase) ? part.backward_compute_ps : part.forward_compute_ps;
+    compute += table.ops[i].alone.ps;
+  }
+}
+
+void add_memory(const Graph& graph, LayerProfile& profile) {
+  const auto middle = static_cast<OpId>(first_backward(graph.step.ops));
+  const std::vector<Life> lives = lives_of(graph);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    LayerCost& part = part_of(profile, tensor.label);
+    if (tensor.kind == TensorKind::kWeight) part.parameters += tensor.elements;
+    const bool state =
+        tensor.category == Category::kWeights || tensor.category == Category::kGradients;
+    const Life& life = lives[t];
+    if (state || life.first < 0 || life.carried || life.first >= middle || life.last < middle) {
+      continue;
+    }
+    part.saved[static_cast<size_t>(tensor.place)] += tensor.all_bytes();
+  }
+}
+
+// The first layer stands for those whose activations leave, the last for those that stay. What the
+// one between offloads is back before the first backward, which starts from it.
+constexpr int64_t kLayersProfiled = 3;
+
+LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
+  const bool alike = layers_are_alike(model);
+  Model part = model;
+  Plan once = plan;
+  once.devices = plan.devices / plan.pipeline;
+  once.pipeline = once.virtual_pipeline = 1;
+  if (alike) {
+    part.layers = kLayersProfiled;
+    once.activations->offload_share = 1;
+  }
+  const Graph graph = forward_backward_graph(part, sample_plan(once, 1));
+  const CostTable table = costs.table(graph.step, graph);
+  LayerProfile profile;
+  profile.layers.resize(static_cast<size_t>(part.layers));
+  add_operations(graph, table, profile);
+  add_memory(graph, profile);
+  for (int64_t i = 0; i < part.layers; ++i) {
+    LayerCost& layer = profile.layers[static_cast<size_t>(i)];
+    layer.forward_ps = chain_of(graph, table, i, Direction::kForward);
+    layer.backward_ps = chain_of(graph, table, i, Direction::kBackward);
+  }
+  for (LayerCost* end : {&profile.first, &profile.last}) {
+    end->forward_ps = end->forward_compute_ps;
+    end->backward_ps = end->backward_compute_ps;
+  }
+  if (alike) profile.alike = {profile.layers.front(), profile.layers.back()};
+  return profile;
+}
+
+}  // namespace
+
+bool layers_are_alike(const Model& model) {
+  for (int64_t i = 1; i < model.layers; ++i) {
+    if (model.has_experts(i) != model.has_experts(0)) return false;
+    if (model.window_of(i) != model.window_of(0)) return false;
+  }
+  return model.layers >= kLayersProfiled;
+}
+
+int64_t leaving_layers(const ActivationPlan& plan, int64_t layers) {
+  const auto offloads = [](ActivationFate fate) { return fate == ActivationFate::kOffload; };
+  if (std::none_of(plan.fate.begin(), plan.fate.end(), offloads)) return 0;
+  const double share = plan.offload_share * static_cast<double>(layers);
+  return std::min(static_cast<int64_t>(std::ceil(share)), layers - 1);
+}
+
+LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs)
+    : model_(model), costs_(costs), alike_(layers_are_alike(model)) {}
+
+std::string LayerProfiles::key_of(const Plan& plan) const {
+  const ActivationPlan& activations = plan.activations.value();
+  std::string key;
+  for (const ActivationFate fate : activations.fate) key += static_cast<char>('0' + int(fate));
+  // Gathers, and experts' all-to-alls, go over the ranks that see other sequences.
+  const bool data = gathers(plan) || plan.expert > 1;
+  key += fmt::format(" {} {} {} {} {} {} {} {} {}", static_cast<int>(activations.scores),
+                     plan.micro_batch.value(), plan.tensor, plan.tensor_sequence, plan.sequence,
+                     plan.context, plan.expert, gathers(plan), data ? plan.data : 0);
+  if (!alike_) key += fmt::format(" {}", activations.offload_share);
+  return key;
+}
+
+void LayerProfiles::prepare(const std::vector<Plan>& plans, int threads) {
+  std::vector<std::pair<LayerProfile*, const Plan*>> missing;
+  for (const Plan& plan : plans) {
+    const auto [found, is_new] = profiles_.try_emplace(key_of(plan));
+    if (!is_new) continue;
+    found->second = std::make_unique<LayerProfile>();
+    missing.emplace_back(found->second.get(), &plan);
+  }
+  parallel_for(missing.size(), threads, [&](size_t i) {
+    *missing[i].first = profile_layers(model_, *missing[i].second, costs_);
+  });
+}
+
+const LayerProfile& LayerProfiles::of(const Plan& plan) const {
+  return *profiles_.at(key_of(plan));
+}
+
+}  // namespace ballast

@@ -1,0 +1,78 @@
+// Layer profiles: what one layer, and what lies before and after the layers, ask of a rank in one
+// micro-batch; the sums from which whole layouts are bounded before any of their graphs is built.
+//
+// Layers that are alike are profiled once, on a model of three of them, by the very passes that
+// build the graph. Cached by all that shapes a rank's forward and backward.
+//
+// The chain of a layer is the least time from the start of its first operation on the compute lane
+// to the start of the next layer's: the longest path through what it computes and the collectives
+// that this computation itself asks for. What could have run before (copies and gathers ahead of
+// use) counts as done, so no step is faster than the sum of its chains.
+// Will not do: optimizers, or time outside the chain (autotune/bounds/cell_bound adds them up).
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autotune/bounds/part_costs.h"
+#include "sim/engine/cost.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+// One micro-batch of one layer, or of one end of the model.
+struct LayerCost {
+  Workload work;                   // of every lane and capacity
+  int64_t forward_ps = 0;          // chain; for the ends, work of the compute lane
+  int64_t backward_ps = 0;         // with recompute
+  int64_t forward_compute_ps = 0;  // work of the compute lane, not above the chain
+  int64_t backward_compute_ps = 0;
+  std::array<Bytes, kPlaces> saved{};  // activations alive between forward and backward
+  int64_t parameters = 0;              // of weights that live through the step on this rank
+};
+
+struct LayerProfile {
+  LayerCost first;  // embedding
+  LayerCost last;   // final norm, head and loss
+  std::vector<LayerCost> layers;
+  std::vector<LayerCost> alike;  // where all layers are alike: one that offloads, one that stays
+
+  // Layer i of a model of which the first `leaving` layers offload.
+  const LayerCost& layer(int64_t i, int64_t leaving) const {
+    if (!alike.empty()) return alike[i < leaving ? 0 : 1];
+    return layers[static_cast<size_t>(i)];
+  }
+};
+
+class LayerProfiles {
+ public:
+  // References must outlive this object.
+  LayerProfiles(const Model& model, const CostModel& costs);
+
+  // Profiles all of these that are not known yet, on `threads` threads. micro_batch and
+  // activations of every plan must have values.
+  void prepare(const std::vector<Plan>& plans, int threads);
+
+  // Requires prepare() of an equal plan.
+  const LayerProfile& of(const Plan& plan) const;
+
+ private:
+  std::string key_of(const Plan& plan) const;
+
+  const Model& model_;
+  const CostModel& costs_;
+  const bool alike_;
+  std::map<std::string, std::unique_ptr<LayerProfile>> profiles_;
+};
+
+// True where every layer has the same modules and shapes, and there are enough of them.
+bool layers_are_alike(const Model& model);
+
+// Layers whose activations leave, of `layers` of a stage.
+int64_t leaving_layers(const ActivationPlan& plan, int64_t layers);
+
+}  // namespace ballast

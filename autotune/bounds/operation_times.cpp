@@ -1,0 +1,40 @@
+#include "autotune/bounds/operation_times.h"
+
+#include <utility>
+
+#include "autotune/bounds/part_costs.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+Prices::Prices(const Plan& plan) : plan_(plan) { graph_.lanes = kLaneKinds; }
+
+void Prices::add(OpKind kind, LaneKind lane, Work work) {
+  Op op;
+  op.kind = kind;
+  op.phase = Phase::kOptimizer;
+  op.lane = lane_of(0, lane);
+  op.work = std::move(work);
+  graph_.step.ops.push_back(std::move(op));
+}
+
+void Prices::add_adam(int64_t count, Site site, bool exact_undo) {
+  const Bytes state = optimizer_state(count, plan_.optimizer);
+  BucketWork work{count, plan_.dtype, plan_.dtype, site, state * 2 + bytes_of(count, plan_.dtype)};
+  work.exact_undo = exact_undo;
+  add(OpKind::kAdam, site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu, work);
+}
+
+void Prices::add_exchange(CollectiveKind kind, int64_t count, bool talks) {
+  const RankGroup group = replica_group(plan_);
+  Work work;
+  if (talks) work = CollectiveWork{kind, bytes_of(count, plan_.dtype), group.ranks, group.stride};
+  add(OpKind::kCollective, LaneKind::kNetwork, std::move(work));
+}
+
+void Prices::price(const CostModel& costs) {
+  table_ = costs.table(graph_.step, graph_);
+  next_ = 0;
+}
+
+}  // namespace ballast

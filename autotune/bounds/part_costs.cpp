@@ -1,0 +1,466 @@
+#include "autotune/bounds/part_costs.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/report/memory.h"
+
+namespace ballast {
+namespace {
+
+// First, middle and last micro-batch: the middle one stands for all between.
+constexpr int64_t kSampled = 3;
+
+// Index of the module that a label names; the head of a tied model has none of its own.
+class ModuleIndex {
+ public:
+  explicit ModuleIndex(const Graph& graph) : of_tensor_(graph.tensors.size(), -1) {
+    for (size_t i = 0; i < graph.modules.size(); ++i) {
+      const Module& module = graph.modules[i];
+      by_label_[key(static_cast<int32_t>(module.layer), module.kind)] = static_cast<int32_t>(i);
+    }
+    for (size_t t = 0; t < graph.tensors.size(); ++t) {
+      const Tensor& tensor = graph.tensors[t];
+      if (!is_of_module(tensor.kind)) continue;
+      of_tensor_[t] = of(tensor.label);
+    }
+  }
+  // Of a weight or a gradient, whole or a shard; -1 for other tensors.
+  int32_t of(TensorId tensor) const { return of_tensor_[static_cast<size_t>(tensor)]; }
+  int32_t of(Label label) const { return by_label_.at(key(label.layer, label.module)); }
+
+ private:
+  static bool is_of_module(TensorKind kind) {
+    return kind == TensorKind::kWeight || kind == TensorKind::kGradient ||
+           kind == TensorKind::kGathered || kind == TensorKind::kFullGradient;
+  }
+  static int32_t key(int32_t layer, ModuleKind kind) {
+    return layer * kModuleKinds + static_cast<int32_t>(kind);
+  }
+  std::unordered_map<int32_t, int32_t> by_label_;
+  std::vector<int32_t> of_tensor_;
+};
+
+// Peak of the tensors that `counts` admits, in program order.
+template <class Predicate>
+MemoryProfile sweep(const Graph& graph, const std::vector<Life>& lives, const Predicate& counts) {
+  struct Change {
+    size_t position, place, category;
+    int64_t bytes;
+  };
+  const size_t ops = graph.step.ops.size();
+  std::vector<Change> changes;
+  changes.reserve(2 * graph.tensors.size());
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    const Life& life = lives[t];
+    if (life.first < 0 || !counts(t)) continue;
+    const size_t first = life.carried ? 0 : static_cast<size_t>(life.first);
+    const size_t last = life.carried ? ops - 1 : static_cast<size_t>(life.last);
+    const auto place = static_cast<size_t>(tensor.place);
+    const auto category = static_cast<size_t>(tensor.category);
+    changes.push_back({first, place, category, tensor.all_bytes().count});
+    changes.push_back({last + 1, place, category, -tensor.all_bytes().count});
+  }
+  std::sort(changes.begin(), changes.end(),
+            [](const Change& a, const Change& b) { return a.position < b.position; });
+  MemoryProfile profile;
+  std::array<CategoryBytes, kPlaces> live{};
+  std::array<Bytes, kPlaces> sum{};
+  std::array<Bytes, kPlaces> most{};
+  for (size_t next = 0; next < changes.size() && changes[next].position < ops;) {
+    const size_t position = changes[next].position;
+    for (; next < changes.size() && changes[next].position == position; ++next) {
+      const Change& change = changes[next];
+      live[change.place][change.category] += Bytes{change.bytes};
+      sum[change.place] += Bytes{change.bytes};
+    }
+    for (size_t p = 0; p < kPlaces; ++p) {
+      if (sum[p] <= most[p]) continue;
+      most[p] = sum[p];
+      profile.peak[p] = live[p];
+    }
+  }
+  return profile;
+}
+
+// A program of the same operations that says of each only which weights it uses.
+Graph uses_of_weights(const Graph& graph) {
+  Graph uses;
+  uses.modules = graph.modules;
+  uses.buckets = graph.buckets;
+  uses.lanes = graph.lanes;
+  uses.tensors = graph.tensors;
+  uses.step.ops.reserve(graph.step.ops.size());
+  for (const Op& op : graph.step.ops) {
+    Op use;
+    use.kind = op.kind;
+    use.phase = op.phase;
+    use.lane = op.lane;
+    use.label = op.label;
+    for (const Access& access : op.accesses) {
+      const Tensor& tensor = graph.tensors[static_cast<size_t>(access.tensor)];
+      if (tensor.kind == TensorKind::kWeight) use.accesses.push_back(access);
+    }
+    uses.step.ops.push_back(std::move(use));
+  }
+  return uses;
+}
+
+// Visits of every module's weights in a program, were they all to flow; `one` and `first_ps` are
+// filled where a module has any.
+std::vector<FetchProfile> fetches_of(const Graph& uses, const Plan& plan, const CostModel& costs) {
+  Plan flowing = plan;
+  flowing.weights.flow_share = 1.0;
+  Graph graph = residency_pass(uses, flowing);
+  // Stage 3 gathers each visit's weights as well, which is work of the other half.
+  std::erase_if(graph.step.ops, [](const Op& op) {
+    return op.phase != Phase::kFetch || op.kind == OpKind::kCollective;
+  });
+  // Buckets have no state here, so a fetch has no tensor to come from.
+  for (Op& op : graph.step.ops) {
+    std::erase_if(op.accesses, [](const Access& access) { return access.tensor < 0; });
+  }
+  graph = shard_pass(std::move(graph), flowing);
+  const Sequence& fetches = graph.step;
+  const CostTable table = costs.table(fetches, graph);
+  const ModuleIndex modules(graph);
+  std::vector<FetchProfile> result(graph.modules.size());
+  std::vector<int64_t> priced(graph.modules.size(), 0);
+  for (size_t i = 0; i < fetches.ops.size(); ++i) {
+    const Op& op = fetches.ops[i];
+    FetchProfile& fetch = result[static_cast<size_t>(modules.of(op.label))];
+    if (op.kind == OpKind::kCopy) ++fetch.visits;
+    if (fetch.visits > 1) continue;  // they all move the same
+    fetch.one.add(op, table.ops[i], table, 1);
+    fetch.first_ps += table.ops[i].alone.ps;
+  }
+  return result;
+}
+
+}  // namespace
+
+Plan sample_plan(const Plan& plan, int64_t micro_batches) {
+  Plan sample = plan;
+  sample.global_batch = plan.data * plan.micro_batch.value() * micro_batches;
+  sample.optimizer.placement = OptimizerPlacement::kCpu;
+  sample.optimizer.bucket_bytes = {int64_t{1} << 40};
+  sample.optimizer.gpu_buckets = 0;
+  return sample;
+}
+
+Graph forward_backward_graph(const Model& model, const Plan& plan) {
+  Graph graph = build_plain(model, plan);
+  graph = tensor_pass(std::move(graph), model, plan, StackFacts{});
+  graph = sequence_pass(std::move(graph), plan);
+  graph = checkpoint_pass(std::move(graph), plan);
+  return gather_pass(std::move(graph), plan, StackFacts{});
+}
+
+void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, double times) {
+  CHECK(device_of(op.lane) == 0 && table.capacities.size() <= kMostCapacities);
+  lane[static_cast<size_t>(kind_of(op.lane))] += static_cast<int64_t>(times) * cost.alone.ps;
+  for (int8_t i = 0; i < cost.demand_count; ++i) {
+    const Demand& demand = cost.demands[static_cast<size_t>(i)];
+    const auto index = static_cast<size_t>(demand.capacity);
+    capacity[index] +=
+        times * cost.alone.seconds() * demand.amount / table.capacities[index].amount;
+  }
+}
+
+void Workload::add(const Workload& other, double times) {
+  for (size_t i = 0; i < lane.size(); ++i) lane[i] += static_cast<int64_t>(times) * other.lane[i];
+  for (size_t i = 0; i < capacity.size(); ++i) capacity[i] += times * other.capacity[i];
+}
+
+Bytes sum_of(const CategoryBytes& bytes) {
+  Bytes sum;
+  for (const Bytes part : bytes) sum += part;
+  return sum;
+}
+
+PlacePeak peak_of(Place place, const CategoryBytes& bytes) {
+  PlacePeak peak;
+  peak.place = place;
+  peak.arena = peak.live = sum_of(bytes);
+  for (size_t c = 0; c < bytes.size(); ++c) {
+    if (bytes[c].count > 0) peak.holders.push_back({static_cast<Category>(c), bytes[c]});
+  }
+  std::stable_sort(peak.holders.begin(), peak.holders.end(),
+                   [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  return peak;
+}
+
+Bytes optimizer_state(int64_t parameters, const OptimizerPlan& plan) {
+  return bytes_of(parameters, DType::kF32) + bytes_of(2 * parameters, plan.moments);
+}
+
+namespace {
+
+Workload work_of(const Graph& graph, const CostTable& table) {
+  Workload work;
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    work.add(graph.step.ops[i], table.ops[i], table, 1);
+  }
+  return work;
+}
+
+// Where on the compute lane weights are first read and gradients complete.
+void fill_positions(const Graph& graph, const CostTable& table, const ModuleIndex& modules,
+                    int64_t last_micro_batch, ForwardBackwardProfile& profile) {
+  const size_t count = graph.modules.size();
+  profile.first_use_ps.assign(count, -1);
+  std::vector<int64_t> left(count, 0);  // work after the gradient's last writer
+  int64_t before = 0;                   // in the first micro-batch
+  int64_t last_total = 0;               // in the last one
+  bool backward = false;
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    if (kind_of(op.lane) != LaneKind::kCompute) continue;
+    const int64_t ps = table.ops[i].alone.ps;
+    if (op.label.micro_batch == 0) {
+      if (!backward && is_backward(op.phase)) profile.first_backward_ps = before;
+      backward = backward || is_backward(op.phase);
+      for (const Access& access : op.accesses) {
+        if (access.role != Role::kWeight) continue;
+        int64_t& first = profile.first_use_ps[static_cast<size_t>(modules.of(access.tensor))];
+        if (first < 0) first = before;
+      }
+      before += ps;
+    }
+    if (op.label.micro_batch != last_micro_batch) continue;
+    last_total += ps;
+    for (const Access& access : op.accesses) {
+      if (access.role != Role::kParameterGradient) continue;
+      left[static_cast<size_t>(modules.of(access.tensor))] = last_total;
+    }
+  }
+  const int64_t total = profile.work.lane[static_cast<size_t>(LaneKind::kCompute)];
+  profile.gradient_ready_ps.resize(count);
+  for (size_t m = 0; m < count; ++m) {
+    profile.gradient_ready_ps[m] = total - (last_total - left[m]);
+  }
+}
+
+}  // namespace
+
+ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& plan,
+                                                const CostModel& costs,
+                                                const std::vector<CastPlacement>& fetched) {
+  const int64_t micro_batches = plan.accumulation();
+  const int64_t sampled = std::min(micro_batches, kSampled);
+  const int64_t others = micro_batches - sampled;  // like the one in the middle
+  const Plan sample = sample_plan(plan, sampled);
+  const Plan less = sample_plan(plan, kSampled - 1);
+  const Graph graph = forward_backward_graph(model, sample);
+  const Graph fewer = others > 0 ? forward_backward_graph(model, less) : Graph{};
+  const CostTable table = costs.table(graph.step, graph);
+  const ModuleIndex modules(graph);
+
+  ForwardBackwardProfile profile;
+  profile.work = work_of(graph, table);
+  if (others > 0) {
+    const Workload more = profile.work;
+    profile.work.add(more, static_cast<double>(others));
+    profile.work.add(work_of(fewer, costs.table(fewer.step, fewer)), -static_cast<double>(others));
+  }
+  fill_positions(graph, table, modules, sampled - 1, profile);
+
+  const std::vector<Life> lives = lives_of(graph);
+  const auto counts = [&](size_t t, bool gradients) {
+    const Category category = graph.tensors[t].category;
+    return category != Category::kWeights && (gradients || category != Category::kGradients);
+  };
+  profile.with_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, true); });
+  profile.without_gradients = sweep(graph, lives, [&](size_t t) { return counts(t, false); });
+
+  if (fetched.empty()) return profile;
+  const Graph uses = uses_of_weights(graph);
+  const Graph fewer_uses = uses_of_weights(fewer);
+  for (const CastPlacement cast : fetched) {
+    Plan flowing = sample;
+    flowing.optimizer.cast = cast;
+    std::vector<FetchProfile> fetch = fetches_of(uses, flowing, costs);
+    if (others > 0) {
+      flowing = less;
+      flowing.optimizer.cast = cast;
+      const std::vector<FetchProfile> two = fetches_of(fewer_uses, flowing, costs);
+      for (size_t m = 0; m < two.size(); ++m) {
+        fetch[m].visits += others * (fetch[m].visits - two[m].visits);
+      }
+    }
+    profile.fetch.push_back(std::move(fetch));
+  }
+  return profile;
+}
+
+OptimizerProfiler::OptimizerProfiler(const Model& model, const Plan& base, const CostModel& costs)
+    : costs_(costs) {
+  Plan plan = base;
+  plan.micro_batch = 1;
+  plan.global_batch = plan.data;
+  plan = sample_plan(plan, 1);
+  skeleton_ = gather_pass(build_plain(model, plan), plan, StackFacts{});
+  std::vector<Op> kept;
+  for (Op& op : skeleton_.step.ops) {
+    std::erase_if(op.accesses, [](const Access& access) {
+      return access.role != Role::kWeight && access.role != Role::kParameterGradient;
+    });
+    // What scatters gradients belongs to the backward, which the other half counts.
+    if (op.phase == Phase::kOptimizer) op.phase = Phase::kBackwardWeight;
+    if (!op.accesses.empty()) kept.push_back(std::move(op));
+  }
+  skeleton_.step.ops = std::move(kept);
+  // Every profile copies the skeleton, and nothing of it asks for a parameter's name.
+  for (Module& module : skeleton_.modules) {
+    for (Parameter& parameter : module.parameters) parameter.name = {};
+  }
+  // The bucket state comes last; every plan adds its own.
+  TensorId last = -1;
+  for (const Op& op : skeleton_.step.ops) {
+    for (const Access& access : op.accesses) last = std::max(last, access.tensor);
+  }
+  skeleton_.tensors.resize(static_cast<size_t>(last + 1));
+  skeleton_.buckets.clear();
+}
+
+namespace {
+
+// Numbers the values that optimizer operations pass on, and records who reads and writes them.
+class ChainBuilder {
+ public:
+  ChainBuilder(const Graph& graph, OptimizerProfile& profile)
+      : graph_(graph),
+        modules_(graph),
+        profile_(profile),
+        value_(graph.tensors.size(), -1),
+        last_written_(graph.tensors.size(), 0) {
+    profile.values = 2 * static_cast<int32_t>(graph.modules.size());
+    for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+      for (const Access& access : graph.step.ops[i].accesses) {
+        if (access.role == Role::kParameterGradient) {
+          last_written_[static_cast<size_t>(access.tensor)] = i;
+        }
+      }
+    }
+  }
+
+  int32_t value(TensorId tensor) {
+    int32_t& value = value_[static_cast<size_t>(tensor)];
+    if (value >= 0) return value;
+    const int32_t module = modules_.of(tensor);
+    const TensorKind kind = graph_.tensors[static_cast<size_t>(tensor)].kind;
+    if (module >= 0 && kind == TensorKind::kGradient) {
+      value = module;
+    } else if (module >= 0) {
+      value = static_cast<int32_t>(graph_.modules.size()) + module;
+    } else {
+      value = profile_.values++;
+    }
+    return value;
+  }
+
+  void append(const Op& op, size_t position, int64_t ps, bool at_end) {
+    ChainOp link;
+    link.lane = kind_of(op.lane);
+    link.at_end = at_end;
+    link.ps = ps;
+    link.reads_begin = static_cast<int32_t>(profile_.accesses.size());
+    for (const Access& access : op.accesses) {
+      if (reads(access) && !is_older(access.tensor, position)) {
+        profile_.accesses.push_back(value(access.tensor));
+      }
+    }
+    link.writes_begin = static_cast<int32_t>(profile_.accesses.size());
+    for (const Access& access : op.accesses) {
+      if (writes(access)) profile_.accesses.push_back(value(access.tensor));
+    }
+    link.writes_end = static_cast<int32_t>(profile_.accesses.size());
+    profile_.chain.push_back(link);
+  }
+
+ private:
+  // A gradient read before this step has written it is that of a step before (delay).
+  bool is_older(TensorId tensor, size_t position) const {
+    return position < last_written_[static_cast<size_t>(tensor)];
+  }
+
+  const Graph& graph_;
+  ModuleIndex modules_;
+  OptimizerProfile& profile_;
+  std::vector<int32_t> value_;        // by tensor
+  std::vector<size_t> last_written_;  // by tensor: the last backward operation that writes it
+};
+
+void fill_chain(const Graph& graph, const CostTable& table, OptimizerProfile& profile) {
+  size_t last_backward = 0;
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    if (graph.step.ops[i].phase != Phase::kOptimizer) last_backward = i;
+  }
+  ChainBuilder builder(graph, profile);
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    if (op.phase != Phase::kOptimizer) continue;
+    if (op.kind == OpKind::kCommit) {
+      for (const Access& access : op.accesses) {
+        if (reads(access)) profile.commit_reads.push_back(builder.value(access.tensor));
+      }
+      continue;
+    }
+    builder.append(op, i, table.ops[i].alone.ps, i > last_backward);
+  }
+  for (const Bucket& bucket : graph.buckets) {
+    for (const Bucket::Piece& piece : bucket.pieces) {
+      if (!profile.flowing[static_cast<size_t>(piece.module)]) continue;
+      const TensorId home = bucket.weights >= 0 ? bucket.weights : bucket.master;
+      profile.homes.push_back({builder.value(home), piece.module});
+    }
+  }
+}
+
+void fill_memory(const Graph& graph, OptimizerProfile& profile) {
+  const std::vector<Life> lives = lives_of(graph);
+  const ModuleIndex modules(graph);
+  // Weights that flow are not there but during a visit.
+  const auto stays = [&](size_t t) {
+    if (graph.tensors[t].kind != TensorKind::kWeight) return true;
+    return !profile.flowing[static_cast<size_t>(modules.of(static_cast<TensorId>(t)))];
+  };
+  profile.peak = sweep(graph, lives, stays);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    if (!lives[t].carried || !stays(t)) continue;
+    const auto place = static_cast<size_t>(tensor.place);
+    if (tensor.category == Category::kGradients && tensor.place == Place::kHbm) {
+      profile.carried_gradients[place] += tensor.all_bytes();
+    } else {
+      profile.carried[place][static_cast<size_t>(tensor.category)] += tensor.all_bytes();
+    }
+  }
+}
+
+}  // namespace
+
+OptimizerProfile OptimizerProfiler::profile(const Plan& plan) const {
+  Graph graph = skeleton_;
+  graph.buckets = buckets_of(graph.modules, plan.optimizer);
+  add_bucket_state(graph, plan, StackFacts{});
+  OptimizerProfile profile;
+  profile.flowing = flowing_modules(graph, plan);
+  graph = shard_pass(optimizer_pass(std::move(graph), plan), plan);
+  // Forward and backward cost nothing here.
+  for (Op& op : graph.step.ops) {
+    if (op.phase != Phase::kOptimizer) op.work = std::monostate{};
+  }
+  const CostTable table = costs_.table(graph.step, graph);
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    profile.work.add(graph.step.ops[i], table.ops[i], table, 1);
+  }
+  fill_chain(graph, table, profile);
+  fill_memory(graph, profile);
+  return profile;
+}
+
+}  // namespace ballast

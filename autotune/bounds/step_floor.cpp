@@ -1,0 +1,63 @@
+#include "autotune/bounds/step_floor.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <vector>
+
+#include "autotune/bounds/operation_times.h"
+#include "autotune/bounds/part_costs.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+namespace {
+
+constexpr double kMargin = 0.99;
+constexpr int kLeastSize = 20, kLargestSize = 32;  // powers of two, bytes in 16 bits
+
+StepFloor rates_of(const Plan& layout, bool talks, const CostModel& costs) {
+  StepFloor rates;
+  if (costs.is_measured()) return rates;
+  const bool splits = layout.zero_stage > 0;
+  Prices prices(layout);
+  std::vector<int64_t> counts;
+  for (int power = kLeastSize; power <= kLargestSize; ++power) {
+    const Bytes bytes{int64_t{1} << power};
+    const int64_t count = bytes.count / size_of(layout.dtype);
+    counts.push_back(count);
+    prices.add_adam(count, Site::kGpu, false);
+    prices.add_adam(count, Site::kCpu, false);
+    prices.add(OpKind::kCopy, LaneKind::kCopyOut, CopyWork{bytes, CopyDirection::kDeviceToHost});
+    prices.add(OpKind::kCopy, LaneKind::kCopyIn, CopyWork{bytes, CopyDirection::kHostToDevice});
+    prices.add_exchange(splits ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, count,
+                        talks);
+    prices.add_exchange(CollectiveKind::kAllGather, count, talks && splits);
+  }
+  prices.price(costs);
+  for (const int64_t count : counts) {
+    for (double* rate : {&rates.gpu_adam, &rates.cpu_adam, &rates.out, &rates.fetch, &rates.reduce,
+                         &rates.gather}) {
+      const double each = kMargin * static_cast<double>(prices.next()) / static_cast<double>(count);
+      *rate = count == counts.front() ? each : std::min(*rate, each);
+    }
+  }
+  return rates;
+}
+
+}  // namespace
+
+StepFloor StepFloors::of(const Plan& layout, const Space& space) {
+  const bool talks = layout.replicas() > 1 && !gathers(layout);
+  const RankGroup group = replica_group(layout);
+  const std::string key =
+      fmt::format("{} {} {} {}", talks ? group.ranks : 0, talks ? group.stride : 0,
+                  layout.zero_stage > 0, static_cast<int>(layout.optimizer.moments));
+  const auto [found, is_new] = rates_.try_emplace(key);
+  if (is_new) found->second = rates_of(layout, talks, costs_);
+  StepFloor floor = found->second;
+  floor.most_flow = space.flow_share.back();
+  floor.on_gpu = std::any_of(space.buckets.begin(), space.buckets.end(),
+                             [](const BucketChoice& b) { return b.gpu_buckets.back() > 0; });
+  return floor;
+}
+
+}  // namespace ballast

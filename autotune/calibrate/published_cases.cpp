@@ -1,0 +1,418 @@
+#include "autotune/calibrate/published_cases.h"
+
+#include <algorithm>
+#include <array>
+#include <fmt/format.h>
+
+#include "profiles/load.h"
+#include "sim/base/error.h"
+#include "sim/engine/layer_memory.h"
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kLargestMicroBatch = 64;
+constexpr int64_t kMostChunks = 6;
+constexpr Bytes kUnlimitedMemory{int64_t{1} << 60};
+
+std::vector<int64_t> micro_batches(const Plan& plan) {
+  if (plan.micro_batch) return {*plan.micro_batch};
+  const int64_t local = plan.global_batch / plan.data;
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size <= std::min(local, kLargestMicroBatch); size *= 2) {
+    if (local % size == 0) sizes.push_back(size);
+  }
+  if (sizes.back() != local) sizes.push_back(local);
+  return sizes;
+}
+
+// What is cheap to make again for the memory it takes: norms and the activation function.
+ActivationPlan cheap_recompute() {
+  ActivationPlan plan;
+  for (const ModuleKind kind : {ModuleKind::kNorm1, ModuleKind::kNorm2, ModuleKind::kActivation}) {
+    plan.fate[static_cast<size_t>(kind)] = ActivationFate::kRecompute;
+  }
+  return plan;
+}
+
+std::vector<ActivationPlan> activation_plans(const CaseSetup& setup, AttentionKind attention) {
+  if (setup.of.plan.activations) return {*setup.of.plan.activations};
+  std::vector<ActivationPlan> plans = {activations_of(Recompute::kNone)};
+  if (setup.stack.facts.recomputes_by_module) {
+    plans.push_back(cheap_recompute());
+    plans.push_back(activations_of(Recompute::kFfnAndNorms));
+  }
+  if (attention == AttentionKind::kEager) {
+    plans.push_back(activations_of(Recompute::kSelective));
+  }
+  plans.push_back(activations_of(Recompute::kFull));
+  return plans;
+}
+
+std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
+  const Plan& plan = setup.of.plan;
+  if (!setup.of.open.virtual_pipeline) return {plan.virtual_pipeline};
+  std::vector<int64_t> counts = {1};
+  if (setup.of.model.layers % plan.pipeline != 0) return counts;
+  const int64_t layers = setup.of.model.layers / plan.pipeline;
+  for (int64_t chunks = 2; chunks <= std::min(kMostChunks, layers); ++chunks) {
+    if (layers % chunks == 0) counts.push_back(chunks);
+  }
+  return counts;
+}
+
+std::vector<int64_t> zero_stages(const CaseSetup& setup) {
+  const Plan& plan = setup.of.plan;
+  if (!setup.of.open.zero_stage) return {plan.zero_stage};
+  const StackFacts& facts = setup.stack.facts;
+  if (plan.replicas() == 1) return {facts.least_zero_stage};
+  std::vector<int64_t> stages;
+  for (int64_t stage = facts.least_zero_stage; stage <= facts.most_zero_stage; ++stage) {
+    if (plan.pipeline == 1 || stage < 3) stages.push_back(stage);
+  }
+  return stages;
+}
+
+int64_t bucket_count(const CaseSetup& setup) {
+  OptimizerPlan optimizer = setup.of.plan.optimizer;
+  optimizer.gpu_buckets = 0;
+  const auto count = static_cast<int64_t>(buckets_of(modules_of(setup.of.model), optimizer).size());
+  // Every tensor- and pipeline-parallel rank holds its part of the model.
+  return std::max<int64_t>(1, count / (setup.of.plan.tensor * setup.of.plan.pipeline));
+}
+
+std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup) {
+  const OptimizerPlan& optimizer = setup.of.plan.optimizer;
+  if (setup.of.optimizer_share_on_cpu) {
+    const double kept = 1 - *setup.of.optimizer_share_on_cpu;
+    return {std::llround(kept * static_cast<double>(bucket_count(setup)))};
+  }
+  if (optimizer.gpu_buckets) return {*optimizer.gpu_buckets};
+  if (optimizer.placement == OptimizerPlacement::kGpu) return {0};
+  const int64_t all = bucket_count(setup);
+  std::vector<int64_t> counts = {0};
+  for (const int64_t part : {16, 8, 4, 2, 1}) {
+    if (all / part > counts.back()) counts.push_back(all / part);
+  }
+  return counts;
+}
+
+std::vector<double> flow_shares(const Plan& plan) {
+  if (plan.weights.flow_share) return {*plan.weights.flow_share};
+  const bool stays = plan.pipeline > 1 || plan.optimizer.placement == OptimizerPlacement::kGpu;
+  return stays ? std::vector<double>{0} : std::vector<double>{0, 1};
+}
+
+// What the case leaves open and has only one best value.
+Plan base_plan(const CaseSetup& setup) {
+  Plan plan = setup.of.plan;
+  if (setup.of.open.tensor_sequence)
+    plan.tensor_sequence = plan.tensor > 1 && setup.stack.facts.splits_norms_by_token;
+  const auto& rates = setup.machine.cpu.adam;
+  if (setup.of.open.adam && rates.contains(setup.of.strategy_adam)) {
+    plan.optimizer.adam = setup.of.strategy_adam;
+  }
+  return plan;
+}
+
+// Collects the legal plans of one kind of attention.
+class WayCollector {
+ public:
+  WayCollector(const CaseSetup& setup, AttentionKind attention)
+      : setup_(setup), attention_(attention) {}
+
+  void collect(std::vector<std::vector<Way>>& groups, std::string& refusal) {
+    Plan plan = base_plan(setup_);
+    const std::vector<int64_t> buckets = gpu_bucket_counts(setup_);
+    for (const int64_t stage : zero_stages(setup_)) {
+      plan.zero_stage = stage;
+      for (const int64_t chunks : chunk_counts(setup_)) {
+        plan.virtual_pipeline = chunks;
+        for (const double share : flow_shares(setup_.of.plan)) {
+          plan.weights.flow_share = share;
+          for (const int64_t count : buckets) {
+            // What the GPU steps does not flow, so that nothing would.
+            if (share > 0 && buckets.size() > 1 && count == buckets.back()) continue;
+            plan.optimizer.gpu_buckets = count;
+            collect_activations(plan, groups, refusal);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  void collect_activations(Plan plan, std::vector<std::vector<Way>>& groups, std::string& refusal) {
+    for (const ActivationPlan& activations : activation_plans(setup_, attention_)) {
+      plan.activations = activations;
+      std::vector<Way> group;
+      for (const int64_t size : micro_batches(setup_.of.plan)) {
+        plan.micro_batch = size;
+        try {
+          check(plan, setup_.of.model);
+          group.push_back({plan, attention_});
+        } catch (const Error& error) {
+          if (refusal.empty()) refusal = error.what();
+        }
+      }
+      if (!group.empty()) groups.push_back(std::move(group));
+    }
+  }
+
+  const CaseSetup& setup_;
+  AttentionKind attention_;
+};
+
+std::vector<AttentionKind> attention_kinds(const CaseSetup& setup) {
+  if (setup.of.attention) return {*setup.of.attention};
+  return setup.stack.facts.attention;
+}
+
+Stack stack_of(const CaseSetup& setup, const StackConstants& constants, AttentionKind attention) {
+  Stack stack = setup.stack;
+  stack.facts.attention = {attention};
+  stack.constants = constants;
+  return stack;
+}
+
+Duration mean_step(const CaseSetup& setup, const Prediction& prediction) {
+  if (!prediction.rollback_time) return prediction.step_time;
+  return prediction.step_time + *prediction.rollback_time * setup.of.rollback_rate;
+}
+
+std::optional<double> if_known(Bytes bytes, double value) {
+  return bytes.count > 0 ? std::optional(value) : std::nullopt;
+}
+
+std::optional<double> time_metric(Metric metric, const CaseSetup& setup, const Way& way,
+                                  Duration step) {
+  if (step.ps == 0) return std::nullopt;
+  const double seconds = step.seconds();
+  const auto devices = static_cast<double>(way.plan.devices);
+  const double tokens = static_cast<double>(way.plan.tokens_per_step()) / seconds;
+  const auto rate = [&](CountRecompute recompute) {
+    return published_flops(setup.of.model, way.plan, recompute).count / seconds / devices;
+  };
+  switch (metric) {
+    case Metric::kStepTime:
+      return seconds;
+    case Metric::kTokensPerS:
+      return tokens;
+    case Metric::kTokensPerDevice:
+      return tokens / devices;
+    case Metric::kTflopsPerDevice:
+      return rate(setup.of.tflops_count_recompute ? CountRecompute::kYes : CountRecompute::kNo) *
+             1e-12;
+    case Metric::kMfu:
+      return 100 * rate(CountRecompute::kNo) / nominal_peak(setup.machine).flops_per_s;
+    case Metric::kHfu:
+      return 100 * rate(CountRecompute::kYes) / nominal_peak(setup.machine).flops_per_s;
+    default:
+      CHECK(false);
+  }
+}
+
+std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Way& way,
+                                const Prediction& prediction) {
+  switch (metric) {
+    case Metric::kPeakMemory:
+      return if_known(prediction.gpu_peak, prediction.gpu_peak.gb());
+    case Metric::kLayerStates: {
+      const Bytes states = layer_memory(prediction.graph, setup.of.model, way.plan).states;
+      return if_known(states, states.gib());
+    }
+    case Metric::kLayerActivations: {
+      const Bytes saved = layer_memory(prediction.graph, setup.of.model, way.plan).activations;
+      return if_known(saved, saved.gib());
+    }
+    case Metric::kFits:
+      return prediction.fits ? 1 : 0;
+    default:
+      return time_metric(metric, setup, way, mean_step(setup, prediction));
+  }
+}
+
+CasePrediction result_of(const CaseSetup& setup, const Way& way, const Prediction& prediction) {
+  CasePrediction result;
+  result.fits = prediction.fits;
+  result.reason = prediction.reason;
+  result.way = way;
+  result.considered = 1;
+  if (prediction.step_time.ps > 0) result.step_time = mean_step(setup, prediction);
+  for (const Measured& measured : setup.of.measured) {
+    result.metrics.push_back(
+        {measured.metric, measured.value, metric_of(measured.metric, setup, way, prediction)});
+  }
+  return result;
+}
+
+// The best of those seen: the fastest that fits, or else the smallest.
+class Best {
+ public:
+  void offer(CasePrediction offered, Bytes gpu_peak) {
+    ++considered_;
+    if (best_ && !is_better(offered, gpu_peak)) return;
+    best_ = std::move(offered);
+    gpu_peak_ = gpu_peak;
+  }
+  std::optional<CasePrediction> take() {
+    if (best_) best_->considered = considered_;
+    return std::move(best_);
+  }
+
+ private:
+  bool is_better(const CasePrediction& offered, Bytes gpu_peak) const {
+    if (offered.fits != best_->fits) return offered.fits;
+    return offered.fits ? offered.step_time < best_->step_time : gpu_peak < gpu_peak_;
+  }
+
+  std::optional<CasePrediction> best_;
+  Bytes gpu_peak_;
+  int64_t considered_ = 0;
+};
+
+bool asks_only_whether_it_fits(const CaseSetup& setup) {
+  return std::all_of(setup.of.measured.begin(), setup.of.measured.end(),
+                     [](const Measured& measured) { return measured.metric == Metric::kFits; });
+}
+
+bool asks_for_time(const CaseSetup& setup) {
+  return std::any_of(setup.of.measured.begin(), setup.of.measured.end(),
+                     [](const Measured& measured) { return is_time(measured.metric); });
+}
+
+CasePrediction too_many_devices(const CaseSetup& setup) {
+  CasePrediction result;
+  result.reason = fmt::format("the case uses {} devices, and machine {} has {}",
+                              setup.of.plan.devices, setup.machine.name, setup.machine.devices);
+  for (const Measured& measured : setup.of.measured) {
+    const bool verdict = measured.metric == Metric::kFits;
+    result.metrics.push_back(
+        {measured.metric, measured.value, verdict ? std::optional<double>(0) : std::nullopt});
+  }
+  return result;
+}
+
+// FLOPs of the products of one layer for one token, forward: two a parameter of a matrix.
+double layer_products(const Model& model) {
+  const auto hidden = static_cast<double>(model.hidden);
+  const double attention =
+      hidden * static_cast<double>(model.qkv_width() + model.attention_width());
+  const double feed_forward = hidden * static_cast<double>(model.fc1_width() + model.ffn);
+  return 2 * (attention + feed_forward);
+}
+
+}  // namespace
+
+CaseSetup set_up(const PublishedCase& of) {
+  CaseSetup setup{of, load_machine(of.machine), load_stack(of.stack)};
+  check(setup.machine);
+  return setup;
+}
+
+std::vector<std::vector<Way>> ways_of(const CaseSetup& setup) {
+  std::vector<std::vector<Way>> groups;
+  std::string refusal;
+  for (const AttentionKind attention : attention_kinds(setup)) {
+    WayCollector(setup, attention).collect(groups, refusal);
+  }
+  if (groups.empty()) {
+    throw Error("case " + setup.of.id, "has no legal plan: " + refusal, "correct its run");
+  }
+  return groups;
+}
+
+BuiltWay::BuiltWay(const CaseSetup& setup, Way way) : setup_(setup), way_(std::move(way)) {
+  const Stack stack = stack_of(setup, setup.stack.constants, way_.attention);
+  graph_ = build(setup.of.model, way_.plan, stack.facts);
+}
+
+CasePrediction BuiltWay::predict(const StackConstants& constants, Ask ask) {
+  const Stack stack = stack_of(setup_, constants, way_.attention);
+  const Model& model = setup_.of.model;
+  Machine machine = setup_.machine;
+  if (ask == Ask::kUnlimited) {
+    machine.gpu.memory.value = machine.cpu.memory.value = kUnlimitedMemory;
+    if (machine.nvme) machine.nvme->capacity.value = kUnlimitedMemory;
+  }
+  Prediction prediction =
+      ask == Ask::kMemory
+          ? predict_memory(std::move(graph_), way_.plan, machine, stack)
+          : ballast::predict(std::move(graph_), model, way_.plan, machine, stack, nullptr);
+  CasePrediction result = result_of(setup_, way_, prediction);
+  gpu_peak_ = prediction.gpu_peak;
+  graph_ = std::move(prediction.graph);
+  return result;
+}
+
+CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants) {
+  if (setup.of.plan.devices > setup.machine.devices) return too_many_devices(setup);
+  const std::vector<std::vector<Way>> groups = ways_of(setup);
+  const bool one_way = groups.size() == 1 && groups.front().size() == 1;
+  const bool first_fit_is_enough = asks_only_whether_it_fits(setup);
+  const auto ask = first_fit_is_enough || (one_way && !asks_for_time(setup))
+                       ? BuiltWay::Ask::kMemory
+                       : BuiltWay::Ask::kAll;
+  Best best;
+  std::string refusal;
+  std::optional<AttentionKind> settled;
+  for (const std::vector<Way>& group : groups) {
+    if (settled && group.front().attention != *settled) break;
+    for (const Way& way : group) {
+      try {
+        BuiltWay built(setup, way);
+        CasePrediction prediction = built.predict(constants, ask);
+        const bool fits = prediction.fits;
+        best.offer(std::move(prediction), built.gpu_peak());
+        if (!fits) break;
+        settled = way.attention;
+        if (first_fit_is_enough) return *best.take();
+      } catch (const Error& error) {
+        if (refusal.empty()) refusal = error.what();
+      }
+    }
+  }
+  std::optional<CasePrediction> result = best.take();
+  if (!result) {
+    throw Error("case " + setup.of.id, "none of its plans can be predicted: " + refusal,
+                "correct its run");
+  }
+  return *std::move(result);
+}
+
+Flops published_flops(const Model& model, const Plan& plan, CountRecompute recompute) {
+  // A backward is two forwards, and recompute one more; the logits are not recomputed.
+  const double passes = recompute == CountRecompute::kYes ? 4 : 3;
+  const auto layers = static_cast<double>(model.layers);
+  const auto width = static_cast<double>(model.attention_width());
+  const double scores = 4 * width * static_cast<double>(plan.sequence_length);
+  const double logits = 2 * static_cast<double>(model.hidden) * static_cast<double>(model.vocab);
+  const double per_token = passes * layers * (layer_products(model) + scores) + 3 * logits;
+  return {per_token * static_cast<double>(plan.tokens_per_step())};
+}
+
+FlopRate nominal_peak(const Machine& machine) {
+  // Data sheets of NVIDIA, dense: V100 (125), A100 (312), H100 SXM, H200 and GH200 (989.4),
+  // GeForce RTX 4090 (165.2, fp32 accumulation).
+  struct Family {
+    const char* name;
+    double tflops;
+  };
+  static constexpr std::array<Family, 6> kFamilies = {{{"V100", 125},
+                                                       {"A100", 312},
+                                                       {"GH200", 989.4},
+                                                       {"H200", 989.4},
+                                                       {"H100", 989.4},
+                                                       {"RTX 4090", 165.2}}};
+  for (const Family& family : kFamilies) {
+    if (machine.gpu.name.find(family.name) != std::string::npos) {
+      return FlopRate::from_tflops(family.tflops);
+    }
+  }
+  throw Error("machine " + machine.name, "its GPU '" + machine.gpu.name + "' has no known peak",
+              "publish a rate instead of a utilisation");
+}
+
+}  // namespace ballast

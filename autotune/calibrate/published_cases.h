@@ -1,0 +1,113 @@
+// Published cases, predicted: which way of running one its source leaves open, what that way gives,
+// and the prediction in the quantities that were published.
+//
+// Conventions of the published quantities:
+//   tflops_per_device  full-square attention whatever the kernel skips. With recompute: 96 B S L
+//   h^2
+//                      (1 + S/6h + V/16Lh) FLOPs a step, Narayanan et al. (SC21, arXiv 2104.04473),
+//                      eq. 3; without: 72 B S L h^2 (1 + S/6h + V/12Lh). For other shapes than
+//                      GPT's both are the same count made by parameter: 6 FLOPs a token for every
+//                      parameter of a matrix (8 with recompute, except for the logits, which are
+//                      not recomputed) and 12 L h S for attention (16 with recompute).
+//   mfu_percent        the count without recompute, over the vendor's dense 16-bit peak.
+//   hfu_percent        the count with recompute, over the same.
+//   tokens, time       of a mean step: step time + rollback_rate * rollback time.
+//   peak_memory_gb     Prediction::gpu_peak: tensors and the stack's slack, in 1e9 bytes.
+//   states_gib, activations_gib   those of the layers (sim/engine/layer_memory.h), in 2^30 bytes.
+// Will not do: read files of cases (profiles/published.h), or fit constants
+// (autotune/calibrate/calibrate.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "profiles/published.h"
+#include "sim/engine/predict.h"
+#include "sim/spec/machine.h"
+#include "sim/spec/stack.h"
+
+namespace ballast {
+
+// A case and what it names.
+struct CaseSetup {
+  PublishedCase of;
+  Machine machine;
+  Stack stack;
+};
+// Loads the machine and the stack that a case names. Throws Error where one is not shipped.
+CaseSetup set_up(const PublishedCase& of);
+
+// One way to run a case: every knob has a value.
+struct Way {
+  Plan plan;
+  AttentionKind attention{};
+};
+
+// Every legal way, in groups of one kind of attention (in the order of preference of the stack) and
+// of plans that differ in micro_batch alone, smallest first: where one of a group does not fit,
+// no later one does. What was published is in all of them. Open knobs take these values:
+//   micro_batch        powers of two up to 64 that divide a rank's sequences, and all of those
+//   recompute          none, selective (where attention is eager), full
+//   virtual_pipeline   divisors of a stage's layers up to 6
+//   tensor_sequence    true where there are tensor-parallel ranks
+//   zero_stage         what the stack allows, where several ranks hold the same weights
+//   gpu_buckets        none, 1/16, 1/8, 1/4, 1/2 and all of the buckets
+//   flow_share         0 or 1
+// Throws Error, with the first reason, where no way is legal.
+std::vector<std::vector<Way>> ways_of(const CaseSetup& setup);
+
+struct MetricPrediction {
+  Metric metric{};
+  double published = 0;
+  std::optional<double> predicted;  // absent where nothing fits, or the graph does not know it
+
+  // 100 (predicted / published - 1). Requires predicted and a metric other than kFits.
+  double error_percent() const { return 100 * (*predicted / published - 1); }
+  // Whether a predicted kFits is what was published.
+  bool right() const { return *predicted == published; }
+};
+
+struct CasePrediction {
+  bool fits = false;
+  std::string reason;  // why the way that comes nearest does not fit; else empty
+  Way way;             // the fastest that fits, or the one that needs least GPU memory
+  int64_t considered = 0;
+  Duration step_time;  // with rollbacks; zero where nothing fits
+  std::vector<MetricPrediction> metrics;
+};
+
+// The fastest legal way that fits, with these constants in place of those of setup.stack. Throws
+// Error where no way is legal or the graph refuses them all.
+CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants);
+
+// One way whose graph is built: the constants of a stack do not shape it, so it serves many.
+class BuiltWay {
+ public:
+  // `setup` must outlive this object. Throws Error where the graph refuses the plan.
+  BuiltWay(const CaseSetup& setup, Way way);
+
+  // kMemory: nothing is simulated, so there are no times. kUnlimited: on a machine whose memories
+  // hold anything, so there always are.
+  enum class Ask : uint8_t { kMemory, kAll, kUnlimited };
+  CasePrediction predict(const StackConstants& constants, Ask ask);
+  // Bytes of GPU memory that the last prediction asked for.
+  Bytes gpu_peak() const { return gpu_peak_; }
+
+ private:
+  const CaseSetup& setup_;
+  Way way_;
+  Graph graph_;
+  Bytes gpu_peak_;
+};
+
+// Model FLOPs of one step by the convention above, over all devices.
+enum class CountRecompute : uint8_t { kNo, kYes };
+Flops published_flops(const Model& model, const Plan& plan, CountRecompute recompute);
+
+// Dense 16-bit peak of one device in its data sheet, which published utilisations refer to (the
+// machine's own rates are achieved ones). Throws Error for a GPU that is not in the table.
+FlopRate nominal_peak(const Machine& machine);
+
+}  // namespace ballast

@@ -1,0 +1,96 @@
+#include "autotune/search/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/base/error.h"
+#include "sim/engine/predict.h"
+#include "sim/graph/build.h"
+
+namespace ballast {
+namespace {
+
+// Slopes that differ by more are no line.
+constexpr double kMostBend = 5e-4;
+// Micro-batches of the shortest of three steps: 4, 6 and 8; where these show no line 16, 24 and 32.
+constexpr int64_t kShortest[] = {4, 16};
+
+// Whether what the optimizer does lies at the ends of a step: before the first backward and after
+// the last one. What is stepped late, or comes from NVMe, lies beside many micro-batches.
+bool has_even_middle(const Plan& plan) {
+  return plan.pipeline == 1 && plan.optimizer.sync != SyncMode::kDelay &&
+         plan.optimizer.placement != OptimizerPlacement::kNvme;
+}
+
+// Makes the last of three steps one of `beyond` micro-batches more, if all lie on a line.
+bool extrapolate(std::array<Outcome, 3>& steps, int64_t spacing, int64_t beyond) {
+  const int64_t first = steps[1].step_time->ps - steps[0].step_time->ps;
+  const int64_t second = steps[2].step_time->ps - steps[1].step_time->ps;
+  if (second <= 0) return false;
+  const double bend = std::abs(static_cast<double>(first - second)) / static_cast<double>(second);
+  if (bend > kMostBend) return false;
+  Outcome& last = steps[2];
+  last.step_time->ps += beyond / spacing * second + beyond % spacing * second / spacing;
+  last.extrapolated = true;
+  return true;
+}
+
+}  // namespace
+
+Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable) {
+  Bytes excess;
+  for (size_t p = 0; p < kPlaces; ++p) excess = std::max(excess, memory[p] - usable[p]);
+  return excess;
+}
+
+Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& ways,
+                 const Usable& usable, const CostModel& costs) {
+  CHECK(!ways.empty() && ways.front() == plan.memory_reuse.value_or(MemoryReuse::kApart));
+  Graph graph = build_placed(model, plan, StackFacts{});
+  Outcome outcome;
+  outcome.memory_reuse = plan.memory_reuse;
+  for (size_t way = 1;; ++way) {
+    outcome.memory = graph.arenas.size;
+    if (excess_of(outcome.memory, usable).count <= 0) break;
+    if (way == ways.size()) {
+      outcome.peaks = memory_peaks(graph);
+      return outcome;
+    }
+    outcome.memory_reuse = graph.reuse = ways[way];
+    place(graph);
+  }
+  link(graph);
+  outcome.step_time = step_time_of(graph, plan, costs);
+  return outcome;
+}
+
+Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& ways,
+                 const Usable& usable, const CostModel& costs) {
+  const int64_t micro_batches = plan.accumulation();
+  if (micro_batches <= kFewMicroBatches || !has_even_middle(plan)) {
+    return evaluate(model, plan, ways, usable, costs);
+  }
+  for (const int64_t shortest : kShortest) {
+    const int64_t spacing = shortest / 2;
+    const int64_t longest = shortest + 2 * spacing;
+    if (longest >= micro_batches) break;
+    std::array<Outcome, 3> steps;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      Plan less = plan;
+      const int64_t count = shortest + static_cast<int64_t>(i) * spacing;
+      less.global_batch = count * *plan.micro_batch * plan.data;
+      steps[i] = evaluate(model, less, ways, usable, costs);
+    }
+    Outcome& last = steps.back();
+    // A longer step needs no less.
+    const bool any_fits = steps[0].step_time || steps[1].step_time || last.step_time;
+    if (!any_fits) return std::move(last);
+    const bool same_memory =
+        steps[0].memory == last.memory && steps[1].memory == last.memory && last.step_time;
+    if (!same_memory) continue;
+    if (extrapolate(steps, spacing, micro_batches - longest)) return std::move(last);
+  }
+  return evaluate(model, plan, ways, usable, costs);
+}
+
+}  // namespace ballast

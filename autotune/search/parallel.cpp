@@ -1,0 +1,45 @@
+#include "autotune/search/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace ballast {
+
+int hardware_threads() {
+  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
+void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  size_t failed = count;
+  const auto run = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < failed) {
+          failed = i;
+          failure = std::current_exception();
+        }
+      }
+    }
+  };
+  std::vector<std::thread> helpers;
+  const size_t wanted = std::min(count, static_cast<size_t>(std::max(threads, 1)));
+  for (size_t t = 1; t < wanted; ++t) helpers.emplace_back(run);
+  run();
+  for (std::thread& helper : helpers) helper.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void run_all(const Tasks& tasks, int threads) {
+  parallel_for(tasks.size(), threads, [&](size_t i) { tasks[i](); });
+}
+
+}  // namespace ballast

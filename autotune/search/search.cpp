@@ -1,0 +1,599 @@
+#include "autotune/search/search.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fmt/format.h>
+#include <memory>
+#include <queue>
+#include <set>
+
+#include "autotune/bounds/bound.h"
+#include "autotune/bounds/cell_bound.h"
+#include "autotune/bounds/layer_costs.h"
+#include "autotune/bounds/pipeline_bound.h"
+#include "autotune/search/evaluate.h"
+#include "autotune/search/infeasible.h"
+#include "autotune/search/parallel.h"
+#include "autotune/search/search_queue.h"
+#include "sim/engine/cost.h"
+
+namespace ballast {
+namespace {
+
+// Plans handled between two looks at the best, whatever the number of threads.
+constexpr size_t kOpenedAtOnce = 8;
+constexpr size_t kRefinedAtOnce = 512;
+constexpr size_t kSimulatedAtOnce = 8;
+constexpr size_t kEnumeratedAtOnce = 64;
+// Plans of the most promising cells that are tried at once, so that there is a best early: of so
+// many with the least work, those with the least bounds.
+constexpr size_t kDivedInto = 32;
+constexpr size_t kMostDives = 4;
+
+using Clock = std::chrono::steady_clock;
+
+class Search {
+ public:
+  Search(const Model& model, const Machine& machine, const Measurements* measurements,
+         const std::string& adam, const SearchOptions& options)
+      : model_(model),
+        machine_(machine),
+        options_(options),
+        threads_(options.threads > 0 ? options.threads : hardware_threads()),
+        costs_(machine, measurements, adam),
+        layers_(model, costs_),
+        floors_(costs_),
+        infeasible_(machine, usable_) {
+    usable_[static_cast<size_t>(Place::kHbm)] =
+        machine.gpu.memory.value - machine.gpu.reserved.value;
+    usable_[static_cast<size_t>(Place::kDram)] =
+        machine.cpu.memory.value - machine.cpu.reserved.value;
+    if (machine.nvme) usable_[static_cast<size_t>(Place::kNvme)] = machine.nvme->capacity.value;
+  }
+
+  void add(const Plan& base, std::shared_ptr<const Space> space, int64_t cell_size) {
+    const auto nodes = static_cast<int64_t>(space->micro_batch.size());
+    const auto cells = static_cast<int64_t>(space->activations.size());
+    result_.considered += nodes * cells * cell_size;
+    ++result_.layouts;
+    regions_.push_back({base, std::move(space), cell_size, {}, nullptr});
+  }
+  SearchResult run();
+
+ private:
+  const Region& region(const PlanId& id) const { return regions_[static_cast<size_t>(id.region)]; }
+  Plan plan(const PlanId& id) const {
+    return plan_of(*region(id).space, region(id).base, id.choice);
+  }
+  Plan cell_plan(const PlanId& id) const;
+  Plan node_plan(const PlanId& id) const;
+  Rank rank_of(const PlanId& id, Duration time) const { return {time, moving_parts(plan(id)), id}; }
+  bool must_stop();
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+
+  void enumerate_all();
+  void branch_and_bound();
+  void work_off_queue();
+  bool settle_best();
+  void fill_queue();
+  std::vector<Rank> take(Grain grain, size_t most);
+  void cut_nodes();
+  void cut_cells();
+  void push_plans(const Rank& cell);
+  void push(const Rank& rank, Grain grain);
+  void bound_pipelines(const std::vector<Rank>& cells);
+  void dive(const Rank& cell);
+  std::vector<Rank> plans_of(const Rank& cell) const;
+  bool refuse_state(const PlanId& id);
+  void bound_plans();
+  void simulate_plans();
+  void simulate_all(const std::vector<Rank>& plans);
+  bool ruled_out(const Rank& rank) const;
+  Bytes excess_of(const std::array<Bytes, kPlaces>& memory) const;
+  Outcome evaluate(const PlanId& id) const;
+  void record(const PlanId& id, Outcome outcome);
+  void report(Duration bound) const;
+  int64_t undecided();
+  void finish();
+  Candidate candidate(const Rank& rank) const;
+
+  const Model& model_;
+  const Machine& machine_;
+  const SearchOptions& options_;
+  const int threads_;
+  const CostModel costs_;
+  LayerProfiles layers_;
+  StepFloors floors_;
+  Usable usable_{};
+  const Clock::time_point begin_ = Clock::now();
+
+  std::vector<Region> regions_;
+  std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
+  std::map<Rank, Outcome> found_;     // those that fit, best first
+  std::map<PlanId, Duration> bound_;  // of what was simulated
+  std::set<PlanId> tried_;            // simulated, or refused, ahead of their turn
+  bool filled_ = false;               // the queue, with every plan that bounds may rule out
+  size_t dives_ = 0;
+  int64_t in_vain_ = 0;              // simulations since the best was found
+  std::optional<Duration> dropped_;  // the least bound of what was ruled out one by one
+  Infeasible infeasible_;
+  SearchResult result_;
+};
+
+SearchResult Search::run() {
+  CHECK(!regions_.empty());
+  if (regions_.front().base.devices > machine_.devices) {
+    infeasible_.refuse_for_devices(plan({}), result_.considered);
+  } else if (options_.exhaustive) {
+    enumerate_all();
+  } else {
+    branch_and_bound();
+  }
+  finish();
+  return std::move(result_);
+}
+
+// Asked before every round; what ended the search stays.
+bool Search::must_stop() {
+  if (result_.stop != SearchStop::kNone) return true;
+  if (options_.interrupted && options_.interrupted()) {
+    result_.stop = SearchStop::kInterrupt;
+  } else if (options_.deadline_s && seconds() > *options_.deadline_s) {
+    result_.stop = SearchStop::kDeadline;
+  } else if (options_.patience > 0 && in_vain_ >= options_.patience) {
+    result_.stop = SearchStop::kPatience;
+  }
+  return result_.stop != SearchStop::kNone;
+}
+
+void Search::enumerate_all() {
+  std::vector<PlanId> all;
+  for (size_t r = 0; r < regions_.size(); ++r) {
+    for (const Choice& choice : choices_of(*regions_[r].space, regions_[r].base)) {
+      all.push_back({static_cast<int32_t>(r), choice});
+    }
+  }
+  for (size_t begin = 0; begin < all.size() && !must_stop(); begin += kEnumeratedAtOnce) {
+    const size_t count = std::min(kEnumeratedAtOnce, all.size() - begin);
+    std::vector<Outcome> outcomes(count);
+    parallel_for(count, threads_, [&](size_t i) { outcomes[i] = evaluate(all[begin + i]); });
+    for (size_t i = 0; i < count; ++i) record(all[begin + i], std::move(outcomes[i]));
+    report({});
+  }
+}
+
+void Search::branch_and_bound() {
+  for (Region& each : regions_) {
+    if (must_stop()) break;
+    each.floor = floors_.of(each.base, *each.space);
+  }
+  if (!must_stop()) {
+    fill_queue();
+    filled_ = true;
+  }
+  do {
+    work_off_queue();
+  } while (settle_best());
+}
+
+// What is the best, or may be, is simulated as a whole; true where that was not done before, so
+// that another may win.
+bool Search::settle_best() {
+  if (found_.empty()) return false;
+  const Duration last = found_.begin()->first.time * (1 + kUncertain);
+  auto doubted = found_.begin();
+  while (doubted != found_.end() && doubted->first.time <= last && !doubted->second.extrapolated) {
+    ++doubted;
+  }
+  if (doubted == found_.end() || doubted->first.time > last) return false;
+  const PlanId id = doubted->first.id;
+  found_.erase(doubted);
+  --result_.simulated;
+  record(id, ballast::evaluate(model_, plan(id), region(id).space->memory_reuse, usable_, costs_));
+  return true;
+}
+
+void Search::work_off_queue() {
+  while (!queue_.empty()) {
+    const Entry& next = queue_.top();
+    if (ruled_out(next.rank)) break;
+    if (must_stop()) break;
+    switch (next.grain) {
+      case Grain::kNode:
+        cut_nodes();
+        break;
+      case Grain::kCell:
+        cut_cells();
+        break;
+      case Grain::kPlan:
+        bound_plans();
+        break;
+      case Grain::kBoundedPlan:
+        simulate_plans();
+        break;
+    }
+  }
+}
+
+// Plans of what waits in the queue and may still win.
+int64_t Search::undecided() {
+  int64_t count = 0;
+  for (; !queue_.empty() && !ruled_out(queue_.top().rank); queue_.pop()) {
+    const Entry& entry = queue_.top();
+    const Region& of = region(entry.rank.id);
+    const bool one = entry.grain == Grain::kPlan || entry.grain == Grain::kBoundedPlan;
+    const auto cells = static_cast<int64_t>(of.space->activations.size());
+    count += one ? 1 : of.cell_size * (entry.grain == Grain::kNode ? cells : 1);
+  }
+  return count;
+}
+
+// The plan of a cell: its optimizer's knobs are those of the base, or auto.
+Plan Search::cell_plan(const PlanId& id) const {
+  Plan plan = region(id).base;
+  const Space& space = *region(id).space;
+  plan.micro_batch = space.micro_batch[static_cast<size_t>(id.choice.micro_batch)];
+  plan.activations = space.activations[static_cast<size_t>(id.choice.activations)].plan;
+  plan.weights.flow_share.reset();
+  if (space.flow_share.back() == 0) plan.weights.flow_share = 0;
+  return plan;
+}
+
+// No plan of a node computes less than one that keeps all activations.
+Plan Search::node_plan(const PlanId& id) const {
+  Plan plan = cell_plan(id);
+  plan.activations->fate.fill(ActivationFate::kKeep);
+  plan.activations->offload_share = 1;
+  plan.activations->scores = ActivationFate::kKeep;
+  return plan;
+}
+
+void Search::fill_queue() {
+  std::vector<PlanId> ids;
+  std::vector<Plan> plans;
+  for (size_t r = 0; r < regions_.size(); ++r) {
+    PlanId id{static_cast<int32_t>(r), {}};
+    const auto count = static_cast<int16_t>(regions_[r].space->micro_batch.size());
+    for (id.choice.micro_batch = 0; id.choice.micro_batch < count; ++id.choice.micro_batch) {
+      ids.push_back(id);
+      plans.push_back(node_plan(id));
+    }
+  }
+  layers_.prepare(plans, threads_);
+  std::vector<Entry> entries(ids.size());
+  parallel_for(ids.size(), threads_, [&](size_t i) {
+    const Duration time =
+        cell_time(model_, plans[i], layers_.of(plans[i]), region(ids[i]).floor, usable_);
+    entries[i] = {{time, 0, ids[i]}, Grain::kNode};
+  });
+  queue_ = decltype(queue_)(Later{}, std::move(entries));
+}
+
+// Up to `most` of the first entries, while they are of this grain and may still win.
+std::vector<Rank> Search::take(Grain grain, size_t most) {
+  std::vector<Rank> ranks;
+  while (!queue_.empty() && queue_.top().grain == grain && ranks.size() < most &&
+         !ruled_out(queue_.top().rank)) {
+    ranks.push_back(queue_.top().rank);
+    queue_.pop();
+  }
+  return ranks;
+}
+
+void Search::cut_nodes() {
+  std::vector<PlanId> cells;
+  std::vector<Plan> plans;
+  for (const Rank& node : take(Grain::kNode, kRefinedAtOnce)) {
+    PlanId id = node.id;
+    const auto count = static_cast<int16_t>(region(id).space->activations.size());
+    for (id.choice.activations = 0; id.choice.activations < count; ++id.choice.activations) {
+      cells.push_back(id);
+      plans.push_back(cell_plan(id));
+    }
+  }
+  layers_.prepare(plans, threads_);
+  std::vector<Duration> times(cells.size());
+  std::vector<std::vector<PlacePeak>> peaks(cells.size());
+  parallel_for(cells.size(), threads_, [&](size_t i) {
+    const LayerProfile& profile = layers_.of(plans[i]);
+    times[i] = cell_time(model_, plans[i], profile, region(cells[i]).floor, usable_);
+    peaks[i] = cell_memory(model_, plans[i], profile, usable_);
+  });
+  for (size_t i = 0; i < cells.size(); ++i) {
+    std::array<Bytes, kPlaces> least{};
+    for (const PlacePeak& peak : peaks[i]) least[static_cast<size_t>(peak.place)] = peak.arena;
+    if (excess_of(least).count > 0) {
+      infeasible_.refuse(plan(cells[i]), region(cells[i]).cell_size, peaks[i]);
+    } else {
+      queue_.push({{times[i], 0, cells[i]}, Grain::kCell});
+    }
+  }
+}
+
+void Search::cut_cells() {
+  const std::vector<Rank> cells = take(Grain::kCell, kOpenedAtOnce);
+  std::map<int32_t, std::vector<Choice>> by_region;
+  std::vector<Rank> pipelines;
+  for (const Rank& cell : cells) {
+    if (region(cell.id).base.pipeline > 1) {
+      pipelines.push_back(cell);
+    } else {
+      by_region[cell.id.region].push_back(cell.id.choice);
+    }
+  }
+  bound_pipelines(pipelines);
+  Tasks regions;
+  for (const auto& [index, choices] : by_region) {
+    Region& of = regions_[static_cast<size_t>(index)];
+    if (of.bounds) continue;
+    regions.push_back(
+        [this, &of] { of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_); });
+  }
+  run_all(regions, threads_);
+  Tasks profiles;
+  for (const auto& [index, choices] : by_region) {
+    regions_[static_cast<size_t>(index)].bounds->open(choices, profiles);
+  }
+  run_all(profiles, threads_);
+  if (found_.empty() && dives_ < kMostDives) {
+    ++dives_;
+    dive(cells.front());
+  }
+  for (const Rank& cell : cells) push_plans(cell);
+}
+
+void Search::bound_pipelines(const std::vector<Rank>& cells) {
+  std::vector<PlanId> ids;
+  for (const Rank& cell : cells) {
+    const Region& of = region(cell.id);
+    for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
+      ids.push_back({cell.id.region, choice});
+    }
+  }
+  std::vector<Duration> bounds(ids.size());
+  parallel_for(ids.size(), threads_,
+               [&](size_t i) { bounds[i] = pipeline_step_bound(model_, plan(ids[i]), costs_); });
+  for (size_t i = 0; i < ids.size(); ++i) bound_[ids[i]] = bounds[i];
+}
+
+// Simulates a few plans of a cell ahead of their turn.
+void Search::dive(const Rank& cell) {
+  const Region& of = region(cell.id);
+  std::vector<Rank> plans = plans_of(cell);
+  std::sort(plans.begin(), plans.end());
+  plans.resize(std::min(plans.size(), kDivedInto));
+  if (of.bounds) {
+    std::vector<Choice> choices;
+    for (const Rank& each : plans) choices.push_back(each.id.choice);
+    Tasks profiles;
+    of.bounds->refine(choices, profiles);
+    run_all(profiles, threads_);
+    std::erase_if(plans, [&](const Rank& each) {
+      return excess_of(of.bounds->least_memory(each.id.choice)).count > 0;
+    });
+    for (Rank& each : plans) each.time = of.bounds->step_time(each.id.choice);
+    std::sort(plans.begin(), plans.end());
+  }
+  plans.resize(std::min(plans.size(), kSimulatedAtOnce));
+  for (const Rank& each : plans) {
+    bound_[each.id] = each.time;
+    tried_.insert(each.id);
+  }
+  simulate_all(plans);
+  report(cell.time);
+}
+
+// All plans of an opened cell, by the work of their halves or by their pipeline's blocks.
+std::vector<Rank> Search::plans_of(const Rank& cell) const {
+  const Region& of = region(cell.id);
+  std::vector<Rank> plans;
+  for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
+    const Duration own = of.bounds ? of.bounds->quick(choice) : bound_.at({cell.id.region, choice});
+    plans.push_back(rank_of({cell.id.region, choice}, std::max(cell.time, own)));
+  }
+  return plans;
+}
+
+void Search::push_plans(const Rank& cell) {
+  const Region& of = region(cell.id);
+  for (const Rank& each : plans_of(cell)) {
+    if (tried_.contains(each.id)) continue;
+    if (!of.bounds) {
+      push(each, Grain::kBoundedPlan);
+    } else if (!refuse_state(each.id)) {
+      push(each, Grain::kPlan);
+    }
+  }
+}
+
+// Of a cell's plans, those that keep more on the GPU than activations and gradients leave room for.
+bool Search::refuse_state(const PlanId& id) {
+  const PlacePeak peak = region(id).bounds->quick_memory(id.choice);
+  if (peak.arena <= usable_[static_cast<size_t>(Place::kHbm)]) return false;
+  infeasible_.refuse(plan(id), 1, {peak});
+  return true;
+}
+
+// Gives the first plans their whole bounds, and refuses those that cannot fit.
+void Search::bound_plans() {
+  const std::vector<Rank> plans = take(Grain::kPlan, kRefinedAtOnce);
+  std::map<int32_t, std::vector<Choice>> by_region;
+  for (const Rank& each : plans) by_region[each.id.region].push_back(each.id.choice);
+  Tasks profiles;
+  for (const auto& [index, choices] : by_region) {
+    regions_[static_cast<size_t>(index)].bounds->refine(choices, profiles);
+  }
+  run_all(profiles, threads_);
+  std::vector<Duration> bounds(plans.size());
+  std::vector<uint8_t> fits(plans.size());
+  parallel_for(plans.size(), threads_, [&](size_t i) {
+    const PlanId& id = plans[i].id;
+    const Bounds& of = *region(id).bounds;
+    fits[i] = excess_of(of.least_memory(id.choice)).count == 0;
+    bounds[i] = std::max(plans[i].time, of.step_time(id.choice));
+  });
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const PlanId& id = plans[i].id;
+    if (fits[i] == 0) {
+      infeasible_.refuse(plan(id), 1, region(id).bounds->memory(id.choice));
+      continue;
+    }
+    push(rank_of(id, bounds[i]), Grain::kBoundedPlan);
+  }
+}
+
+// Keeps a plan that may still win.
+void Search::push(const Rank& rank, Grain grain) {
+  if (ruled_out(rank)) {
+    dropped_ = dropped_ ? std::min(*dropped_, rank.time) : rank.time;
+    return;
+  }
+  if (grain == Grain::kBoundedPlan) bound_[rank.id] = rank.time;
+  queue_.push({rank, grain});
+}
+
+void Search::simulate_all(const std::vector<Rank>& plans) {
+  std::vector<Outcome> outcomes(plans.size());
+  parallel_for(plans.size(), threads_, [&](size_t i) { outcomes[i] = evaluate(plans[i].id); });
+  for (size_t i = 0; i < plans.size(); ++i) record(plans[i].id, std::move(outcomes[i]));
+}
+
+void Search::simulate_plans() {
+  const Duration bound = queue_.top().rank.time;
+  const std::vector<Rank> plans = take(Grain::kBoundedPlan, kSimulatedAtOnce);
+  simulate_all(plans);
+  report(bound);
+}
+
+// True if what has this bound cannot become the best.
+bool Search::ruled_out(const Rank& rank) const {
+  if (found_.empty()) return false;
+  Rank best = found_.begin()->first;
+  best.time = best.time * (1 - options_.tolerance);
+  return rank > best;
+}
+
+Bytes Search::excess_of(const std::array<Bytes, kPlaces>& memory) const {
+  return ballast::excess_of(memory, usable_);
+}
+
+Outcome Search::evaluate(const PlanId& id) const {
+  const Plan one = plan(id);
+  const std::vector<MemoryReuse>& ways = region(id).space->memory_reuse;
+  if (!options_.estimates) return ballast::evaluate(model_, one, ways, usable_, costs_);
+  Outcome outcome = estimate(model_, one, ways, usable_, costs_);
+  // Below what a step takes at least no line leads to it.
+  const auto bound = bound_.find(id);
+  const bool too_short =
+      outcome.extrapolated && bound != bound_.end() && *outcome.step_time < bound->second;
+  return too_short ? ballast::evaluate(model_, one, ways, usable_, costs_) : outcome;
+}
+
+void Search::record(const PlanId& id, Outcome outcome) {
+  if (!outcome.step_time) {
+    Plan refused = plan(id);
+    refused.memory_reuse = outcome.memory_reuse;
+    infeasible_.refuse(refused, 1, outcome.peaks);
+    return;
+  }
+  ++result_.simulated;
+  const Rank rank = rank_of(id, *outcome.step_time);
+  in_vain_ = found_.empty() || rank < found_.begin()->first ? 0 : in_vain_ + 1;
+  found_.emplace(rank, std::move(outcome));
+}
+
+void Search::report(Duration bound) const {
+  if (!options_.progress) return;
+  SearchProgress progress;
+  progress.considered = result_.considered;
+  progress.simulated = result_.simulated;
+  if (!found_.empty()) progress.best = found_.begin()->first.time;
+  progress.bound = bound;
+  options_.progress(progress);
+}
+
+Candidate Search::candidate(const Rank& rank) const {
+  Candidate candidate;
+  candidate.plan = plan(rank.id);
+  candidate.activations =
+      region(rank.id).space->activations[static_cast<size_t>(rank.id.choice.activations)].name;
+  candidate.step_time = rank.time;
+  candidate.tokens_per_s =
+      static_cast<double>(candidate.plan.tokens_per_step()) / rank.time.seconds();
+  candidate.memory = found_.at(rank).memory;
+  candidate.plan.memory_reuse = found_.at(rank).memory_reuse;
+  if (const auto bound = bound_.find(rank.id); bound != bound_.end()) {
+    candidate.bound = bound->second;
+  }
+  return candidate;
+}
+
+void Search::finish() {
+  for (const auto& [rank, outcome] : found_) {
+    if (result_.ranked.size() == std::max<size_t>(options_.ranked, 1)) break;
+    result_.ranked.push_back(candidate(rank));
+  }
+  if (!result_.ranked.empty()) {
+    result_.best = result_.ranked.front();
+    const bool any_bound = !queue_.empty() || dropped_;
+    Duration least = result_.best->step_time;
+    if (dropped_) least = std::min(least, *dropped_);
+    if (!queue_.empty()) least = std::min(least, queue_.top().rank.time);
+    if (any_bound || result_.complete()) {
+      result_.proven_within = 1 - least.seconds() / result_.best->step_time.seconds();
+    }
+  }
+  result_.infeasible = infeasible_.count();
+  const int64_t left = result_.considered - result_.simulated - result_.infeasible;
+  result_.not_looked_at = result_.complete() ? 0 : filled_ ? undecided() : left;
+  result_.bounded = left - result_.not_looked_at;
+  result_.reasons = infeasible_.reasons();
+  result_.seconds = seconds();
+}
+
+// Everything of a layout that its space depends on.
+std::string space_key(const Plan& plan) {
+  const int64_t shards = gathers(plan) ? plan.replicas() : 1;
+  const int64_t round = plan.virtual_pipeline > 1 ? plan.pipeline : 1;
+  return fmt::format("{} {} {} {} {} {} {}", plan.tensor, plan.expert, shards, plan.data, round,
+                     plan.pipeline > 1, static_cast<int>(plan.optimizer.placement));
+}
+
+}  // namespace
+
+SearchResult search(const Model& model, const SearchSpace& space, const Machine& machine,
+                    const Measurements* measurements, const SearchOptions& options) {
+  CHECK(!space.layouts.empty());
+  Search search(model, machine, measurements, space.layouts.front().optimizer.adam, options);
+  struct Shared {
+    std::shared_ptr<const Space> space;
+    int64_t cell_size = 0;
+  };
+  std::map<std::string, Shared> spaces;
+  Tasks tasks;
+  for (const Plan& layout : space.layouts) {
+    const auto [found, is_new] = spaces.try_emplace(space_key(layout));
+    if (!is_new) continue;
+    tasks.push_back([&, &shared = found->second] {
+      shared.space = std::make_shared<const Space>(space_of(model, layout, space.freedom));
+      shared.cell_size = static_cast<int64_t>(choices_of_cell(*shared.space, layout, {}).size());
+    });
+  }
+  run_all(tasks, options.threads > 0 ? options.threads : hardware_threads());
+  for (const Plan& layout : space.layouts) {
+    const Shared& shared = spaces.at(space_key(layout));
+    search.add(layout, shared.space, shared.cell_size);
+  }
+  return search.run();
+}
+
+SearchResult search(const Model& model, const Plan& base, const Space& space,
+                    const Machine& machine, const Measurements* measurements,
+                    const SearchOptions& options) {
+  Search search(model, machine, measurements, base.optimizer.adam, options);
+  search.add(base, std::make_shared<const Space>(space),
+             static_cast<int64_t>(choices_of_cell(space, base, {}).size()));
+  return search.run();
+}
+
+}  // namespace ballast

@@ -1,0 +1,36 @@
+#include "autotune/search/ties.h"
+
+#include <algorithm>
+
+namespace ballast {
+
+size_t count_within(const SearchResult& found, double share) {
+  const auto& ranked = found.ranked;
+  if (ranked.empty()) return 0;
+  const auto faster = [](const Candidate& a, const Candidate& b) {
+    return a.step_time < b.step_time;
+  };
+  const double least = std::min_element(ranked.begin(), ranked.end(), faster)->step_time.seconds();
+  const auto behind = [&](const Candidate& one) {
+    return one.step_time.seconds() >= (1 + share) * least;
+  };
+  return static_cast<size_t>(std::find_if(ranked.begin() + 1, ranked.end(), behind) -
+                             ranked.begin());
+}
+
+void prefer_simple(SearchResult& found) {
+  if (found.ranked.empty()) return;
+  const auto tied = static_cast<std::ptrdiff_t>(count_within(found, kTieShare));
+  std::stable_sort(found.ranked.begin(), found.ranked.begin() + tied,
+                   [](const Candidate& a, const Candidate& b) {
+                     return moving_parts(a.plan) < moving_parts(b.plan);
+                   });
+  found.best = found.ranked.front();
+}
+
+const Candidate* next_best(const SearchResult& found) {
+  if (found.ranked.size() < 2) return nullptr;
+  return &found.ranked[std::min(count_within(found, kTieShare), found.ranked.size() - 1)];
+}
+
+}  // namespace ballast

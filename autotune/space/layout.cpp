@@ -1,0 +1,187 @@
+#include "autotune/space/layout.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <numeric>
+
+namespace ballast {
+namespace {
+
+// More chunks a stage than this only add messages; Megatron's largest published runs use six.
+constexpr int64_t kMostChunks = 8;
+constexpr int64_t kMostStages = 127;
+
+// Divisors of `number` that `legal` admits, ascending; or the fixed value alone, if it is one.
+template <class Legal>
+std::vector<int64_t> degrees(int64_t number, int64_t fixed, bool free, const Legal& legal) {
+  std::vector<int64_t> result;
+  for (int64_t degree = 1; degree <= number; ++degree) {
+    if (number % degree != 0 || (!free && degree != fixed)) continue;
+    if (legal(degree)) result.push_back(degree);
+  }
+  return result;
+}
+
+// Fills one knob after the other, each from what those before it leave.
+class Enumeration {
+ public:
+  Enumeration(const Model& model, const Plan& base, const LayoutFreedom& freedom)
+      : model_(model), base_(base), freedom_(freedom), plan_(base) {}
+
+  std::vector<Plan> run() {
+    for (const int64_t p : degrees(base_.devices, base_.pipeline, freedom_.pipeline,
+                                   [&](int64_t d) { return fits_pipeline(d); })) {
+      plan_.pipeline = p;
+      for (const int64_t v : chunks_of(p)) {
+        plan_.virtual_pipeline = v;
+        const int64_t left = base_.devices / p;
+        for (const int64_t t : degrees(left, base_.tensor, freedom_.tensor,
+                                       [&](int64_t d) { return fits_tensor(d); })) {
+          plan_.tensor = t;
+          with_sequence(left / t);
+        }
+      }
+    }
+    std::stable_sort(found_.begin(), found_.end(), [](const Plan& a, const Plan& b) {
+      return ranks_that_talk(a) < ranks_that_talk(b);
+    });
+    return std::move(found_);
+  }
+
+ private:
+  static int64_t ranks_that_talk(const Plan& plan) {
+    return plan.tensor * plan.pipeline * plan.sequence * plan.context;
+  }
+
+  bool fits_pipeline(int64_t p) const {
+    if (p > std::min(model_.layers, kMostStages)) return false;
+    return p == 1 || base_.optimizer.placement != OptimizerPlacement::kNvme;
+  }
+
+  std::vector<int64_t> chunks_of(int64_t p) const {
+    const bool free = freedom_.virtual_pipeline;
+    if (p == 1)
+      return free || base_.virtual_pipeline == 1 ? std::vector<int64_t>{1} : std::vector<int64_t>{};
+    std::vector<int64_t> chunks;
+    for (int64_t v = 1; v <= (free ? kMostChunks : base_.virtual_pipeline); ++v) {
+      if (!free && v != base_.virtual_pipeline) continue;
+      if (v == 1 || model_.layers % (p * v) == 0) chunks.push_back(v);
+    }
+    return chunks;
+  }
+
+  bool fits_tensor(int64_t t) const {
+    if (model_.heads % t != 0 || model_.ffn % t != 0) return false;
+    return model_.experts == 0 || model_.expert_ffn % t == 0;
+  }
+
+  void with_sequence(int64_t left) {
+    const int64_t tensor = plan_.tensor;
+    for (const int64_t s : degrees(left, base_.sequence, freedom_.sequence, [&](int64_t d) {
+           return model_.heads % (d * tensor) == 0 && base_.sequence_length % d == 0;
+         })) {
+      plan_.sequence = s;
+      for (const int64_t c : degrees(left / s, base_.context, freedom_.context, [&](int64_t d) {
+             return base_.sequence_length % (s * d) == 0;
+           })) {
+        plan_.context = c;
+        with_data(left / s / c);
+      }
+    }
+  }
+
+  void with_data(int64_t data) {
+    if (base_.global_batch % data != 0) return;
+    plan_.data = data;
+    if (plan_.virtual_pipeline > 1 && base_.global_batch / data % plan_.pipeline != 0) return;
+    for (const int64_t e : degrees(data, base_.expert, freedom_.expert, [&](int64_t d) {
+           return d == 1 || (model_.experts > 0 && model_.experts % d == 0);
+         })) {
+      plan_.expert = e;
+      for (const bool split : norm_splits()) {
+        plan_.tensor_sequence = split;
+        with_state();
+      }
+    }
+  }
+
+  std::vector<bool> norm_splits() const {
+    if (!freedom_.tensor_sequence) return {base_.tensor_sequence};
+    return plan_.tensor > 1 ? std::vector<bool>{false, true} : std::vector<bool>{false};
+  }
+
+  void with_state() {
+    std::vector<OptimizerPlacement> places = {base_.optimizer.placement};
+    if (freedom_.placement && base_.optimizer.placement != OptimizerPlacement::kNvme) {
+      places = {OptimizerPlacement::kGpu, OptimizerPlacement::kCpu};
+    }
+    for (const OptimizerPlacement place : places) {
+      for (const int64_t stage : stages(place)) add(place, stage);
+    }
+  }
+
+  std::vector<int64_t> stages(OptimizerPlacement place) const {
+    const bool alone = plan_.replicas() == 1;
+    const int64_t least = place == OptimizerPlacement::kGpu || alone ? 0 : 1;
+    const int64_t most = alone ? 0 : plan_.pipeline > 1 ? 1 : 3;
+    std::vector<int64_t> result;
+    for (int64_t stage = least; stage <= most; ++stage) result.push_back(stage);
+    if (freedom_.zero_stage) return result;
+    // A stage that was asked for means itself where it can be told from others.
+    const int64_t fixed = std::clamp(base_.zero_stage, least, std::max(least, most));
+    return {alone ? base_.zero_stage : fixed};
+  }
+
+  void add(OptimizerPlacement place, int64_t stage) {
+    Plan plan = plan_;
+    plan.zero_stage = plan.pipeline > 1 ? std::min<int64_t>(stage, 2) : stage;
+    plan.optimizer.placement = place;
+    if (plan.pipeline > 1) {
+      plan.optimizer.sync = SyncMode::kWait;
+      plan.optimizer.stream_share = 0;
+      plan.optimizer.gpu_buckets = 0;
+      plan.weights.flow_share = 0;
+    }
+    found_.push_back(std::move(plan));
+  }
+
+  const Model& model_;
+  const Plan& base_;
+  const LayoutFreedom& freedom_;
+  Plan plan_;
+  std::vector<Plan> found_;
+};
+
+}  // namespace
+
+LayoutFreedom LayoutFreedom::all() {
+  return {true, true, true, true, true, true, true, true, true};
+}
+
+bool LayoutFreedom::any() const {
+  return tensor || tensor_sequence || pipeline || virtual_pipeline || sequence || context ||
+         expert || zero_stage || placement;
+}
+
+std::vector<Plan> layouts_of(const Model& model, const Plan& base, const LayoutFreedom& freedom) {
+  if (!freedom.any()) return {base};
+  return Enumeration(model, base, freedom).run();
+}
+
+std::string layout_name(const Plan& plan) {
+  std::vector<std::string> parts;
+  const auto add = [&](const char* name, int64_t degree) {
+    if (degree > 1) parts.push_back(fmt::format("{} {}", name, degree));
+  };
+  add("tensor", plan.tensor);
+  add("pipeline", plan.pipeline);
+  add("virtual", plan.virtual_pipeline);
+  add("sequence", plan.sequence);
+  add("context", plan.context);
+  add("expert", plan.expert);
+  add("data", plan.data);
+  if (plan.replicas() > 1) parts.push_back(fmt::format("ZeRO-{}", plan.zero_stage));
+  return parts.empty() ? "one device" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace ballast

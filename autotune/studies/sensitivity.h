@@ -1,0 +1,75 @@
+// Sensitivity: what a machine's figures are worth to a step, and how far one would have to change
+// for another plan to win.
+//
+// A figure is multiplied and the space is searched again; the same plan is predicted beside it, so
+// that the gain of the figure and that of adapting to it are told apart.
+// Will not do: search (it asks), or change a time that was measured: where operations were timed,
+// figures act on the others only.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autotune/search/search_question.h"
+#include "sim/spec/dtype.h"
+
+namespace ballast {
+
+// A number of a machine. The key is that of --set where there is one for all that is multiplied.
+struct MachineFigure {
+  std::string key;   // "machine.link.host_to_device_gb_per_s"
+  std::string name;  // "link to the GPU"
+  std::string unit;  // "GB/s"
+  double value = 0;
+};
+// Rates of matrix products (of this type, attention with them), bandwidths and memories of GPU and
+// CPU, Adam of the CPU, the link to the CPU, disks, the interconnect of a node, the network: what
+// this machine has.
+std::vector<MachineFigure> machine_figures(const Machine& machine, DType dtype);
+// Curves are multiplied at every size. Requires a key of machine_figures() and factor > 0.
+Machine with_figure(const Machine& machine, const MachineFigure& figure, double factor);
+
+struct SensitivityPoint {
+  double factor = 1;
+  double value = 0;                   // of the figure
+  std::optional<Duration> step_time;  // of the best plan there; nothing: none fits, or is known to
+  bool decided = true;                // false where nothing was found before the search was stopped
+  std::optional<Duration> same_plan;  // nothing: it does not fit
+  std::vector<std::string> differs;   // knobs of the best plan there
+};
+
+struct PlanSwitch {
+  double factor = 1;
+  double value = 0;
+  std::vector<std::string> differs;
+};
+
+struct Sensitivity {
+  MachineFigure figure;
+  // d ln(step time) / d ln(value), over the factors next to 1 on both sides: -0.5 means that 1 %
+  // more makes a step 0.5 % shorter. 0 where no factor has a plan.
+  double elasticity = 0;
+  std::vector<SensitivityPoint> points;  // ascending factors, without 1
+  // The factor nearest to 1, between the least and the greatest, from which on another plan is
+  // faster than this one by more than `lead`.
+  std::optional<PlanSwitch> switches_at;
+};
+
+struct SensitivityOptions {
+  std::vector<double> factors = {0.5, 1 / 1.4, 1.4, 2};  // ascending, on both sides of 1
+  double lead = 0.01;                                    // what the model's error cannot hide
+  double resolution = 1.03;                              // of switches_at, a ratio
+};
+
+struct SensitivityQuestion {
+  SearchQuestion search;
+  Candidate best;  // of that search
+};
+// Largest |elasticity| first. Ends with what is done where it is interrupted. `measurements` may be
+// null.
+std::vector<Sensitivity> sensitivities(const SensitivityQuestion& question,
+                                       const Measurements* measurements,
+                                       const SensitivityOptions& options, const Ask& ask);
+
+}  // namespace ballast

@@ -1,0 +1,160 @@
+// What-if: a grid of cells, each a plan somewhere, with its best column in every row and the places
+// along a sweep where another column becomes the best.
+//
+// An axis is a list of values: models, machines, devices, strategies, or what a sweep sets a key
+// to. Rows are what may happen, columns what one may choose: `best` compares the columns of a row,
+// `crossings` neighbouring rows.
+// Will not do: read files, or print (cli/verbs/compare.cpp).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "autotune/calibrate/capacity.h"
+#include "autotune/search/search.h"
+#include "sim/engine/predict.h"
+
+namespace ballast {
+
+// --- Axes and their grid ----------------------------------------------------------------------
+
+struct Axis {
+  std::string name;                 // "model", "machine", "devices", "strategy", or a key
+  std::vector<std::string> values;  // as they are written; at least one
+  // The values as numbers, where all are and they rise or fall throughout; else empty.
+  std::vector<double> numbers;
+
+  // Whether it makes sense to ask between which two values something changes.
+  bool is_sweep() const { return numbers.size() > 1; }
+};
+
+// An axis of these values.
+Axis make_axis(const std::string& name, std::vector<std::string> values);
+
+// Cells of one comparison at most; values of one sweep at most.
+inline constexpr size_t kMostCells = 10'000;
+
+// "KEY=A,B,C" and "KEY=FROM..TO:lin|log:COUNT": COUNT values from FROM to TO, both included, in
+// equal steps or equal ratios. Values between whole ends are whole where they stay at least 1
+// apart; else they have four digits. Commas inside brackets or quotes divide nothing. Nothing for
+// an argument with one value. Throws Error for a range that is malformed, empty, a single point, or
+// logarithmic through 0, and for an empty value.
+std::optional<Axis> parse_sweep(const std::string& argument);
+
+class Grid {
+ public:
+  // Without rows there is one row, without columns one column. Throws Error for more than
+  // kMostCells cells.
+  Grid(std::vector<Axis> rows, std::vector<Axis> columns);
+
+  const std::vector<Axis>& row_axes() const { return row_axes_; }
+  const std::vector<Axis>& column_axes() const { return column_axes_; }
+  size_t rows() const { return rows_; }
+  size_t columns() const { return columns_; }
+  size_t cells() const { return rows_ * columns_; }
+  size_t cell(size_t row, size_t column) const { return row * columns_ + column; }
+
+  // For every row axis the index of its value; the last axis varies fastest.
+  std::vector<size_t> row_at(size_t row) const;
+  std::vector<size_t> column_at(size_t column) const;
+  // The value that an axis has in a cell. Throws nothing; requires that the axis exists.
+  const std::string& value(size_t cell, std::string_view axis) const;
+
+ private:
+  std::vector<Axis> row_axes_;
+  std::vector<Axis> column_axes_;
+  size_t rows_ = 1;
+  size_t columns_ = 1;
+};
+
+// --- Cells ------------------------------------------------------------------------------------
+
+// Why a cell has no number, in a word.
+enum class Obstacle : uint8_t { kNone, kGpu, kCpu, kNvme, kDevices, kIllegal };
+std::string_view to_string(Obstacle value);  // "GPU memory", ..., "devices", "illegal"
+
+struct CellResult {
+  bool fits = false;
+  Obstacle obstacle = Obstacle::kNone;
+  std::string reason;  // why it does not fit, with numbers; else empty
+  Plan plan;           // as it was predicted; empty where it is illegal
+  Duration step_time;
+  double tokens_per_s = 0;
+  double tokens_per_s_per_device = 0;
+  double mfu = 0;  // 0 to 1
+  Bytes gpu_memory;
+  Bytes cpu_memory;
+  std::vector<PlacePeak> peaks;  // who holds the memory; empty where the plan is illegal
+  Bytes usable_gpu_memory;       // what the machine has for tensors
+  Bytes usable_cpu_memory;
+  // Share of the busy time by where its durations came from, as Prediction has it.
+  std::array<double, kProvenances> provenance{};
+  int64_t parameters = 0;            // of the model; 0: unknown
+  double price_per_device_hour = 0;  // 0: unknown
+
+  // In units of the price for a million tokens. Requires fits.
+  double cost_per_million_tokens() const;
+};
+
+// What a prediction of this plan on this machine says.
+CellResult cell_of(const Prediction& prediction, const Plan& plan, const Machine& machine);
+// A plan that cannot be built.
+CellResult illegal_cell(const std::string& reason);
+// The fastest plan of a space on setting.machine, one thread. setting.plan is not read.
+CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
+                      const Measurements& measurements);
+
+// Calls `cell` once for every index below `count`, on all cores, and `done` (one thread at a time)
+// with how many are done. A cell that throws Error is illegal; if all do, the first Error is
+// thrown.
+struct CellWork {
+  size_t count = 0;
+  std::function<CellResult(size_t)> cell;
+  std::function<void(size_t)> done;
+};
+std::vector<CellResult> compute_cells(const CellWork& work);
+
+// --- Answers ----------------------------------------------------------------------------------
+
+enum class Criterion : uint8_t {
+  kStepTime,
+  kTokensPerS,
+  kTokensPerSPerDevice,
+  kMfu,
+  kGpuMemory,
+  kCostPerToken
+};
+inline constexpr int kCriteria = 6;
+std::string_view to_string(Criterion value);  // "step_time", "tokens_per_s", ...
+bool is_better_low(Criterion value);
+
+// Seconds, tokens a second, 0 to 1, bytes, or price of a million tokens. Requires fits.
+double value_of(const CellResult& cell, Criterion criterion);
+
+// The best column of a row and how far ahead it is.
+struct Winner {
+  size_t column = 0;
+  // By how much better than the next column that fits, as a share of that one; absent if it is
+  // alone.
+  std::optional<double> lead;
+};
+// For every row; nothing where no cell fits. Of equals the first column wins.
+std::vector<std::optional<Winner>> winners(const Grid& grid, const std::vector<CellResult>& cells,
+                                           Criterion criterion);
+
+// Between two neighbouring values of a sweep the best column changes.
+struct Crossing {
+  size_t axis = 0;  // of grid.row_axes()
+  size_t row_before = 0;
+  size_t row_after = 0;
+};
+// Along every row axis that is a sweep, for each combination of the other row axes; also where from
+// or up to some value nothing fits.
+std::vector<Crossing> crossings(const Grid& grid, const std::vector<std::optional<Winner>>& best);
+
+}  // namespace ballast

@@ -1,0 +1,235 @@
+#include "backend/cuda/cuda_lanes.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+namespace ballast {
+
+namespace {
+
+// Events tell floats of milliseconds: within two seconds those are exact to a quarter microsecond.
+constexpr int64_t kNear = 1'000'000'000;
+
+int64_t clock_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+std::vector<CudaStream> streams_of(const Graph& graph, CudaRuntime& runtime) {
+  runtime.bind_thread();
+  std::vector<CudaStream> streams(static_cast<size_t>(graph.lanes));
+  for (LaneId lane = 0; lane < graph.lanes; ++lane) {
+    if (!CudaLanes::queues(lane)) continue;
+    // The names of lane kinds are literals.
+    streams[static_cast<size_t>(lane)] = runtime.create_stream(to_string(kind_of(lane)).data());
+  }
+  return streams;
+}
+
+// Work of the host that stands on a queued lane, or on a lane of the CPU.
+bool is_of_the_host(const Op& op) {
+  return op.kind == OpKind::kCommit || !CudaLanes::queues(op.lane);
+}
+
+}  // namespace
+
+CudaClock::CudaClock(CudaRuntime& runtime, CudaStream stream)
+    : runtime_(runtime),
+      stream_(stream),
+      anchor_(runtime.create_event(stream)),
+      next_(runtime.create_event(stream)) {
+  set();
+}
+
+CudaClock::~CudaClock() {
+  for (const CudaEvent& event : {anchor_, next_}) {
+    try {
+      runtime_.destroy(event);
+    } catch (const Error&) {
+      // The device has failed, which whoever used it was told.
+    }
+  }
+}
+
+// The event lies between two readings of the host's clock. What the clock said so far stands as
+// long as it agrees with that, so that times do not jump by what a wake-up happened to take.
+void CudaClock::set() {
+  const std::scoped_lock lock(mutex_);
+  const int64_t before = clock_ns();
+  runtime_.record(next_, stream_);
+  runtime_.synchronize(next_);
+  const int64_t after = clock_ns();
+  const int64_t expected =
+      is_set_ ? anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, next_) * 1e6)
+              : std::midpoint(before, after);
+  std::swap(anchor_, next_);
+  anchor_ns_ = std::clamp(expected, before, after);
+  noted_ns_ = after;
+  next_pending_ = false;
+  is_set_ = true;
+}
+
+void CudaClock::keep_near() {
+  const std::scoped_lock lock(mutex_);
+  if (next_pending_ || clock_ns() - noted_ns_ < kNear) return;
+  runtime_.record(next_, stream_);
+  noted_ns_ = clock_ns();
+  next_pending_ = true;
+}
+
+int64_t CudaClock::time_of(CudaEvent event) {
+  const std::scoped_lock lock(mutex_);
+  if (next_pending_ && runtime_.done(next_)) {
+    anchor_ns_ += std::llround(runtime_.milliseconds(anchor_, next_) * 1e6);
+    std::swap(anchor_, next_);
+    next_pending_ = false;
+  }
+  return anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, event) * 1e6);
+}
+
+CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime)
+    : graph_(graph),
+      runtime_(runtime),
+      streams_(streams_of(graph, runtime)),
+      step_tickets_(graph.step.ops.size()),
+      repair_tickets_(graph.repair.ops.size()),
+      in_flight_(static_cast<size_t>(graph.lanes)),
+      finished_early_(static_cast<size_t>(graph.lanes)),
+      last_end_ns_(static_cast<size_t>(graph.lanes)),
+      clock_(runtime, streams_[static_cast<size_t>(lane_of(0, LaneKind::kCompute))]) {
+  for (const Op& op : graph.step.ops) step_names_.push_back(describe(op));
+  for (const Op& op : graph.repair.ops) repair_names_.push_back(describe(op));
+}
+
+CudaLanes::~CudaLanes() {
+  try {
+    runtime_.bind_thread();
+    drain();
+    for (Tickets* tickets : {&step_tickets_, &repair_tickets_}) {
+      for (auto& of_op : *tickets) {
+        for (const Ticket& ticket : of_op) {
+          if (ticket.begin.native == nullptr) continue;
+          runtime_.destroy(ticket.begin);
+          runtime_.destroy(ticket.end);
+        }
+      }
+    }
+    for (const CudaStream stream : streams_) {
+      if (stream.native != nullptr) runtime_.destroy(stream);
+    }
+  } catch (const Error&) {
+    // The device has failed, which whoever used it was told; its driver frees the rest.
+  }
+}
+
+bool CudaLanes::queues(LaneId lane) {
+  switch (kind_of(lane)) {
+    case LaneKind::kCompute:
+    case LaneKind::kCopyIn:
+    case LaneKind::kCopyOut:
+    case LaneKind::kUpload:
+    case LaneKind::kNetwork:
+      return true;
+    case LaneKind::kCpu:
+    case LaneKind::kCheck:
+    case LaneKind::kNvme:
+      return false;
+  }
+  return false;
+}
+
+CudaLanes::Ticket& CudaLanes::ticket(const Sequence& sequence, OpId id, int32_t step) {
+  Tickets& tickets = is_repair(sequence) ? repair_tickets_ : step_tickets_;
+  return tickets[static_cast<size_t>(id)][static_cast<size_t>(step % kSteps)];
+}
+
+CudaStream CudaLanes::begin(const Sequence& sequence, OpId id, int32_t step) {
+  runtime_.bind_thread();
+  const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
+  Ticket& mine = ticket(sequence, id, step);
+  // A rollback runs the step's beginning again, before its first times were asked for.
+  while (mine.in_flight) {
+    const InFlight& first = in_flight_[static_cast<size_t>(lane)].front();
+    if (first.ticket != nullptr) runtime_.synchronize(first.ticket->end);
+    take_first(lane, finished_early_[static_cast<size_t>(lane)]);
+  }
+  if (mine.begin.native == nullptr) {
+    mine.begin = runtime_.create_event(stream(lane));
+    mine.end = runtime_.create_event(stream(lane));
+  }
+  mine.step = step;
+  const std::vector<std::string>& names = is_repair(sequence) ? repair_names_ : step_names_;
+  runtime_.push_range(names[static_cast<size_t>(id)].c_str());
+  runtime_.record(mine.begin, stream(lane));
+  return stream(lane);
+}
+
+void CudaLanes::end(const Sequence& sequence, OpId id, int32_t step) {
+  const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
+  Ticket& mine = ticket(sequence, id, step);
+  runtime_.record(mine.end, stream(lane));
+  runtime_.pop_range();
+  if (is_repair(sequence)) return;
+  mine.in_flight = true;
+  in_flight_[static_cast<size_t>(lane)].push_back({id, step, &mine});
+  if (kind_of(lane) == LaneKind::kCompute) clock_.keep_near();
+}
+
+void CudaLanes::follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before) {
+  runtime_.bind_thread();
+  const Ticket& other = ticket(sequence, before, step_of_before);
+  CHECK(other.step == step_of_before);
+  const Op& op = sequence.ops[static_cast<size_t>(id)];
+  if (is_of_the_host(op)) {
+    runtime_.synchronize(other.end);
+  } else {
+    runtime_.wait(stream(op.lane), other.end);
+  }
+}
+
+void CudaLanes::pass(const Sequence& sequence, OpId id, int32_t step) {
+  CHECK(!is_repair(sequence));
+  const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
+  in_flight_[static_cast<size_t>(lane)].push_back({id, step, nullptr});
+}
+
+void CudaLanes::take_first(LaneId lane, std::vector<FinishedOperation>& finished) {
+  std::deque<InFlight>& queue = in_flight_[static_cast<size_t>(lane)];
+  int64_t& last_end = last_end_ns_[static_cast<size_t>(lane)];
+  const InFlight first = queue.front();
+  queue.pop_front();
+  if (first.ticket == nullptr) {
+    finished.push_back({first.op, first.step, last_end, last_end});
+    return;
+  }
+  first.ticket->in_flight = false;
+  last_end = clock_.time_of(first.ticket->end);
+  finished.push_back({first.op, first.step, clock_.time_of(first.ticket->begin), last_end});
+}
+
+std::vector<FinishedOperation> CudaLanes::take_finished(LaneId lane) {
+  runtime_.bind_thread();
+  std::vector<FinishedOperation> finished =
+      std::exchange(finished_early_[static_cast<size_t>(lane)], {});
+  const std::deque<InFlight>& queue = in_flight_[static_cast<size_t>(lane)];
+  while (!queue.empty()) {
+    const Ticket* first = queue.front().ticket;
+    if (first != nullptr && !runtime_.done(first->end)) break;
+    take_first(lane, finished);
+  }
+  return finished;
+}
+
+void CudaLanes::drain() {
+  runtime_.bind_thread();
+  for (const CudaStream stream : streams_) {
+    if (stream.native != nullptr) runtime_.synchronize(stream);
+  }
+  clock_.set();
+}
+
+}  // namespace ballast

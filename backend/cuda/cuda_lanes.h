@@ -1,0 +1,107 @@
+// The lanes of a GPU as streams: what orders operations between them, and tells when they ran.
+//
+// Every operation on a stream stands between two events of its own. Another stream follows it by
+// waiting for the second; the host's threads wait for that one too; the time between both is the
+// operation's. Streams of lanes: compute, copy-in, copy-out, upload and network; the others are
+// threads of the CPU.
+// Will not do: launch anything between the events (device_cuda), or decide what follows what
+// (the graph's edges do, as the executor asks).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/cuda_runtime.h"
+#include "backend/execute/device.h"
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+// Times of events on the host's steady clock. The two clocks are set against each other whenever
+// the device is idle; between, they part by a few microseconds a second at most.
+class CudaClock {
+ public:
+  // `stream` is used to note the time.
+  CudaClock(CudaRuntime& runtime, CudaStream stream);
+  ~CudaClock();
+  CudaClock(const CudaClock&) = delete;
+  CudaClock& operator=(const CudaClock&) = delete;
+
+  // While the device is idle.
+  void set();
+  // Now and then, on the thread of the stream: events that are far apart lose precision.
+  void keep_near();
+  // Of an event that is done; nanoseconds.
+  int64_t time_of(CudaEvent event);
+
+ private:
+  CudaRuntime& runtime_;
+  CudaStream stream_;
+  std::mutex mutex_;  // guards all below
+  CudaEvent anchor_, next_;
+  int64_t anchor_ns_ = 0;
+  int64_t noted_ns_ = 0;  // when the last of both was recorded
+  bool next_pending_ = false;
+  bool is_set_ = false;
+};
+
+class CudaLanes {
+ public:
+  // Both must outlive this.
+  CudaLanes(const Graph& graph, CudaRuntime& runtime);
+  ~CudaLanes();
+  CudaLanes(const CudaLanes&) = delete;
+  CudaLanes& operator=(const CudaLanes&) = delete;
+
+  static bool queues(LaneId lane);
+  CudaStream stream(LaneId lane) const { return streams_[static_cast<size_t>(lane)]; }
+
+  // Between both the operation is enqueued on the stream that begin() returns.
+  CudaStream begin(const Sequence& sequence, OpId id, int32_t step);
+  void end(const Sequence& sequence, OpId id, int32_t step);
+  // Instead of both, for an operation that ran as part of the one before it on the stream: it takes
+  // no time of its own, and nothing follows it.
+  void pass(const Sequence& sequence, OpId id, int32_t step);
+
+  // As Device says.
+  void follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before);
+  std::vector<FinishedOperation> take_finished(LaneId lane);
+  void drain();
+
+ private:
+  // An operation's run in one step.
+  struct Ticket {
+    CudaEvent begin, end;
+    int32_t step = -1;
+    bool in_flight = false;  // its times have not been taken
+  };
+  // Steps whose tickets are kept: the edges of a graph reach two steps back at most.
+  static constexpr int32_t kSteps = 4;
+  using Tickets = std::vector<std::array<Ticket, kSteps>>;
+
+  struct InFlight {
+    OpId op = -1;
+    int32_t step = 0;
+    Ticket* ticket = nullptr;  // null: it passed
+  };
+
+  bool is_repair(const Sequence& sequence) const { return &sequence == &graph_.repair; }
+  Ticket& ticket(const Sequence& sequence, OpId id, int32_t step);
+  void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
+
+  const Graph& graph_;
+  CudaRuntime& runtime_;
+  std::vector<CudaStream> streams_;  // by lane; none for the lanes of the CPU
+  Tickets step_tickets_, repair_tickets_;
+  std::vector<std::string> step_names_, repair_names_;          // of operations, for profilers
+  std::vector<std::deque<InFlight>> in_flight_;                 // by lane, each used by its thread
+  std::vector<std::vector<FinishedOperation>> finished_early_;  // by lane, likewise
+  std::vector<int64_t> last_end_ns_;  // by lane, of what was taken last; likewise
+  CudaClock clock_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,51 @@
+// What a GPU computes for the CUDA device: the modules of the decoder and the optimizer's path, on
+// streams. One real (transformer_cuda.cpp), one in the tests that notes what it is asked to do.
+//
+// Every call enqueues and returns; what is read and written are device addresses. Throws Error that
+// names the operation and the stream where a launch is refused. One call at a time on a stream;
+// several streams at once. Will not do: copies (cuda_runtime.h), or know the executor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "backend/cuda/cuda_runtime.h"
+#include "backend/cuda/libraries/gemm_algorithms.h"
+#include "backend/execute/bucket_ranges.h"
+#include "backend/execute/operation_arguments.h"
+#include "backend/train/training_device.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/kernels.h"
+
+namespace ballast {
+
+class CudaMath {
+ public:
+  virtual ~CudaMath() = default;
+
+  // A forward or backward of a module (embedding, norm, matrix product, attention, activation).
+  virtual void module(const Op& op, const OperationArguments& arguments, int32_t step,
+                      CudaStream stream) = 0;
+
+  struct Loss {
+    double gradient_factor = 1;  // on the gradient of each token's loss
+    double* mean = nullptr;      // where the mean loss goes, on the device
+  };
+  // Replaces logits by their gradient.
+  virtual void loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                    const Loss& loss, CudaStream stream) = 0;
+
+  virtual void cast(const CastRange& range, CudaStream stream) = 0;
+  virtual void sums(const SumRange& range, CudaStream stream) = 0;
+  virtual void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
+                    CudaStream stream) = 0;
+  // One that can be taken back exactly.
+  virtual void recorded_adam(const kernels::cuda::RecordedStep& step,
+                             kernels::cuda::RecordedPart part, CudaStream stream) = 0;
+};
+
+// Allocates its scratch on `runtime` and knows the training's shapes; both must outlive it.
+std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
+                                         const GemmAlgorithmStore& algorithms);
+
+}  // namespace ballast

@@ -1,0 +1,483 @@
+#include "backend/cuda/device_cuda.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+namespace {
+
+using Part = kernels::cuda::RecordedPart;
+
+void refuse_fp8_below_ada(const Plan& plan, const CudaProperties& gpu) {
+  if (plan.products == ProductFormat::kAsStored || gpu.has_fp8()) return;
+  throw Error("plan, products",
+              fmt::format("fp8 needs a GPU of compute capability 8.9 or newer, and {} has {}.{}",
+                          gpu.name, gpu.major, gpu.minor),
+              "set plan.products=as-stored");
+}
+
+// Checks the training before anything is allocated for it.
+std::unique_ptr<CudaRuntime> checked(const Training& training,
+                                     std::unique_ptr<CudaRuntime> runtime) {
+  const Plan& plan = training.plan;
+  refuse_what_cannot_run(training.model, plan, "CUDA");
+  refuse_fp8_below_ada(plan, runtime->properties());
+  for (const Op& op : training.graph.step.ops) {
+    const bool built = op.kind != OpKind::kIo && op.kind != OpKind::kScale &&
+                       op.kind != OpKind::kCollective && op.kind != OpKind::kBlock;
+    if (built) continue;
+    throw Error("plan", fmt::format("'{}' is not built for CUDA", describe(op)),
+                "predict it, or choose a plan without");
+  }
+  const Bytes needed = training.graph.arenas.size[static_cast<size_t>(Place::kHbm)];
+  const Bytes available = runtime->free_memory();
+  if (needed > available) {
+    throw Error("arena hbm",
+                fmt::format("the plan needs {:.3f} GB and {:.3f} GB of the GPU are free",
+                            needed.gb(), available.gb()),
+                "choose a plan that needs less memory, or end what else uses the GPU");
+  }
+  return runtime;
+}
+
+Bytes batch_bytes(const Plan& plan) {
+  return bytes_of(*plan.micro_batch * (plan.sequence_length + 1), DType::kI32);
+}
+
+// Of a step and the next one, so that no batch waits for the copy of another.
+size_t batches_at_once(const Plan& plan) {
+  return 2 * static_cast<size_t>(plan.accumulation()) + 2;
+}
+
+ArenaBases bases_of(const CudaMemory& hbm, Arena& dram) {
+  ArenaBases bases{};
+  bases[static_cast<size_t>(Place::kHbm)] = hbm.data();
+  bases[static_cast<size_t>(Place::kDram)] = dram.at(0);
+  return bases;
+}
+
+CopyKind kind_of_copy(const Op& op) {
+  const bool in = std::get<CopyWork>(op.work).direction == CopyDirection::kHostToDevice;
+  return in ? CopyKind::kHostToDevice : CopyKind::kDeviceToHost;
+}
+
+// Of the step: what the GPU steps so that it can be taken back exactly.
+std::vector<OpId> recorded_adams(const Graph& graph) {
+  std::vector<OpId> found;
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    if (op.kind != OpKind::kAdam || kind_of(op.lane) != LaneKind::kCompute) continue;
+    if (std::get<BucketWork>(op.work).exact_undo) found.push_back(static_cast<OpId>(i));
+  }
+  return found;
+}
+
+// By bucket, and how many there are in all at the end.
+std::vector<int64_t> first_runs(const Graph& graph) {
+  std::vector<int64_t> first{0};
+  for (const Bucket& bucket : graph.buckets) {
+    first.push_back(first.back() + std::ssize(runs_of(graph.modules, bucket)));
+  }
+  return first;
+}
+
+// No step has the mark 0.
+uint32_t mark_of(int32_t step) { return static_cast<uint32_t>(step) + 1; }
+
+constexpr size_t index_of(Place place) { return static_cast<size_t>(place); }
+
+}  // namespace
+
+CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
+                       const ControlState& state, CudaParts parts)
+    : model_(training.model),
+      plan_(training.plan),
+      graph_(training.graph),
+      data_(training.data),
+      options_(options),
+      runtime_(checked(training, std::move(parts.runtime))),
+      math_(std::move(parts.math)),
+      free_before_(parts.free_before),
+      hbm_(*runtime_, CudaMemoryKind::kDevice, graph_.arenas.size[index_of(Place::kHbm)],
+           "the arena"),
+      dram_("dram", graph_.arenas.size[index_of(Place::kDram)], ArenaBacking::kWhole),
+      pin_(*runtime_, dram_.at(0), dram_.size(), "the arena of the CPU"),
+      means_(*runtime_, CudaMemoryKind::kDevice, bytes_of(2 * micro_batches() + 1, DType::kF64),
+             "losses"),
+      losses_(*runtime_, CudaMemoryKind::kPinned, bytes_of(2 * micro_batches() + 1, DType::kF64),
+              "losses"),
+      recorded_adams_(recorded_adams(graph_)),
+      first_run_(first_runs(graph_)),
+      left_(*runtime_, CudaMemoryKind::kPinned,
+            recorded_adams_.empty() ? Bytes{} : bytes_of(first_run_.back(), DType::kI32),
+            "what records did not hold"),
+      arguments_(graph_, bases_of(hbm_, dram_)),
+      ranges_(graph_, arguments_),
+      control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
+               [this] { return updates_.sum_of_partials(); }),
+      updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kDram},
+               options.optimizer_threads),
+      lanes_(graph_, *runtime_),
+      batches_(*runtime_, {batches_at_once(plan_), batch_bytes(plan_)},
+               lanes_.stream(lane_of(0, LaneKind::kCopyIn))) {
+  runtime_->clear(hbm_.data(), hbm_.bytes(), lanes_.stream(lane_of(0, LaneKind::kCompute)));
+  drain();
+  std::fill_n(left_.data(), left_.bytes().count, std::byte{});
+  recorded_of_.assign(graph_.step.ops.size(), -1);
+  if (!options.captures) return;
+  for (CudaSegment& segment : cuda_segments(graph_)) {
+    for (const OpId id : segment.ops) {
+      recorded_of_[static_cast<size_t>(id)] = static_cast<int32_t>(recorded_.size());
+    }
+    recorded_.push_back({std::move(segment), 0, {}});
+  }
+}
+
+CudaDevice::~CudaDevice() {
+  try {
+    lanes_.drain();
+    for (const Recorded& recorded : recorded_) {
+      if (recorded.graph.native != nullptr) runtime_->destroy(recorded.graph);
+    }
+  } catch (const Error&) {
+    // The device has failed, which whoever used it was told.
+  }
+}
+
+void CudaDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
+  const Op& op = sequence.ops[static_cast<size_t>(id)];
+  const Program program = &sequence == &graph_.repair ? Program::kRepair : Program::kStep;
+  if (!queues(op.lane)) return work_on_cpu(op, step, program);
+  if (launch_recorded(sequence, id, step)) return;
+  const CudaStream stream = lanes_.begin(sequence, id, step);
+  enqueue(op, step, program, stream);
+  lanes_.end(sequence, id, step);
+}
+
+// The first operation of a run stands for all; the last is there to be followed.
+bool CudaDevice::launch_recorded(const Sequence& sequence, OpId id, int32_t step) {
+  const bool repairs = &sequence == &graph_.repair;
+  const int32_t index = repairs ? -1 : recorded_of_[static_cast<size_t>(id)];
+  if (index < 0 || split_ != Split::kTraining) return false;
+  Recorded& recorded = recorded_[static_cast<size_t>(index)];
+  const std::vector<OpId>& ops = recorded.segment.ops;
+  if (id == ops.front()) ++recorded.runs;
+  if (recorded.runs < 2) return false;
+  if (id != ops.front() && id != ops.back()) {
+    lanes_.pass(sequence, id, step);
+    return true;
+  }
+  const CudaStream stream = lanes_.begin(sequence, id, step);
+  if (id == ops.front()) {
+    if (recorded.graph.native == nullptr) {
+      runtime_->begin_capture(stream);
+      for (const OpId each : ops) {
+        enqueue(sequence.ops[static_cast<size_t>(each)], step, Program::kStep, stream);
+      }
+      recorded.graph = runtime_->end_capture(stream);
+    }
+    runtime_->launch(recorded.graph, stream);
+  }
+  lanes_.end(sequence, id, step);
+  return true;
+}
+
+void CudaDevice::follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before) {
+  lanes_.follow(sequence, id, before, step_of_before);
+}
+
+std::vector<FinishedOperation> CudaDevice::take_finished(LaneId lane) {
+  return lanes_.take_finished(lane);
+}
+
+void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream stream) {
+  switch (op.kind) {
+    case OpKind::kLoadBatch:
+      return load_batch(op, step);
+    case OpKind::kEmbedding:
+    case OpKind::kNorm:
+    case OpKind::kGemm:
+    case OpKind::kAttention:
+    case OpKind::kActivation:
+      return math_->module(op, arguments_, step, stream);
+    case OpKind::kLoss:
+      return loss(op, step, stream);
+    case OpKind::kPack:
+      return casts(ranges_.pack(op, step), stream);
+    case OpKind::kUnpack:
+      return casts(ranges_.unpack(op, step), stream);
+    case OpKind::kSumOfSquares:
+      for (const SumRange& range : ranges_.sums(op, step)) math_->sums(range, stream);
+      return;
+    case OpKind::kUndo:
+      if (std::get<BucketWork>(op.work).exact_undo) {
+        return enqueue_recorded(op, step, {Part::kUndo, control_.undone_constants()}, stream);
+      }
+      [[fallthrough]];
+    case OpKind::kSnapshot:
+      return copies(ranges_.snapshot(op, step), CopyKind::kDeviceToDevice, stream);
+    case OpKind::kAdam:
+      return enqueue_adam(op, step, program, stream);
+    case OpKind::kCopy:
+      return copies(ranges_.copies(op, step), kind_of_copy(op), stream);
+    case OpKind::kCommit:
+      // Judged by the host; its place in the stream is what others follow.
+      return finish_recorded(stream);
+    case OpKind::kCast:
+    case OpKind::kDecide:
+    case OpKind::kCollective:
+    case OpKind::kIo:
+    case OpKind::kScale:
+    case OpKind::kBlock:
+      break;
+  }
+  CHECK(false && "not an operation of one CUDA device");
+}
+
+void CudaDevice::work_on_cpu(const Op& op, int32_t step, Program program) {
+  switch (op.kind) {
+    case OpKind::kCast:
+      return updates_.cast(ranges_.cast(op, step), Crew::kWorkers);
+    case OpKind::kSumOfSquares:
+      return updates_.sums(op, step);
+    case OpKind::kDecide:
+      collect_losses(plan_.optimizer.sync == SyncMode::kDelay ? step - 1 : step);
+      return control_.decide(step);
+    case OpKind::kSnapshot:
+      return updates_.snapshot(op, step);
+    case OpKind::kAdam:
+      return updates_.adam(op, step, program, Crew::kWorkers);
+    case OpKind::kUndo:
+      if (std::get<BucketWork>(op.work).exact_undo) {
+        return updates_.exact_undo(op, step, Crew::kWorkers);
+      }
+      return updates_.snapshot(op, step);
+    default:
+      break;
+  }
+  CHECK(false && "not an operation of the CPU");
+}
+
+void CudaDevice::casts(const std::vector<CastRange>& ranges, CudaStream stream) {
+  for (const CastRange& range : ranges) math_->cast(range, stream);
+}
+
+void CudaDevice::copies(const std::vector<CopyRange>& ranges, CopyKind kind, CudaStream stream) {
+  for (const CopyRange& range : ranges) {
+    runtime_->copy({range.to, range.from, {range.bytes}, kind}, stream);
+  }
+}
+
+void CudaDevice::enqueue_adam(const Op& op, int32_t step, Program program, CudaStream stream) {
+  const std::vector<StepRange> ranges = ranges_.steps(op, step);
+  const std::optional<kernels::AdamConstants> decided = constants_of(control_, step, program);
+  if (!decided) return casts(weights_from_masters(ranges), stream);
+  if (arguments_.find(op, Role::kUndoRecord, step).tensor != nullptr) {
+    recorded_step_ = step;
+    return enqueue_recorded(op, step, {Part::kStep, *decided}, stream);
+  }
+  for (const StepRange& range : ranges) {
+    kernels::AdamConstants constants = *decided;
+    if (!range.decays) constants.weight_decay = 0;
+    math_->adam(range.arrays, constants, stream);
+  }
+}
+
+uint32_t* CudaDevice::left_of(const Op& op) const {
+  auto* const all = reinterpret_cast<uint32_t*>(left_.data());
+  return all + first_run_[static_cast<size_t>(op.label.bucket)];
+}
+
+// One record a run, one after another in the bucket's tensor.
+void CudaDevice::enqueue_recorded(const Op& op, int32_t step, const RecordedAdam& adam,
+                                  CudaStream stream) {
+  const std::vector<StepRange> ranges = ranges_.steps(op, step);
+  const std::vector<Run>& runs = ranges_.runs(op.label.bucket);
+  std::byte* record = arguments_.find(op, Role::kUndoRecord, step).data;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    uint32_t* const left = left_of(op) + i;
+    kernels::AdamConstants constants = adam.constants;
+    if (!ranges[i].decays) constants.weight_decay = 0;
+    if (adam.part != Part::kFinish || *left == mark_of(step)) {
+      math_->recorded_adam(
+          {ranges[i].arrays, constants, reinterpret_cast<uint8_t*>(record), left, mark_of(step)},
+          adam.part, stream);
+    }
+    record += undo_record_bytes(runs[i]).count;
+  }
+}
+
+void CudaDevice::load_batch(const Op& op, int32_t step) {
+  const Argument tokens = arguments_.find(op, Role::kTokens, step);
+  const std::span<std::byte> buffer = batches_.take();
+  const std::span<int32_t> ids(reinterpret_cast<int32_t*>(buffer.data()),
+                               static_cast<size_t>(tokens.tensor->elements));
+  data_.batch(batch_request(plan_, op, split_, step), ids);
+  check_tokens(ids);
+  batches_.send(tokens.data, tokens.tensor->bytes());
+}
+
+// The GPU's kernels cannot say that an id is wrong.
+void CudaDevice::check_tokens(std::span<const int32_t> tokens) const {
+  for (const int32_t id : tokens) {
+    if (id >= 0 && id < model_.vocab) continue;
+    throw Error("tokens", fmt::format("id {} is outside the vocabulary of {}", id, model_.vocab),
+                "tokenise the data for this model");
+  }
+}
+
+void CudaDevice::loss(const Op& op, int32_t step, CudaStream stream) {
+  const int64_t tokens = plan_.tokens_per_micro_batch();
+  const bool trains = split_ == Split::kTraining;
+  CudaMath::Loss loss;
+  loss.gradient_factor =
+      control_.loss_scale(step) / static_cast<double>(tokens * plan_.accumulation());
+  if (options_.gradient_factor) loss.gradient_factor *= options_.gradient_factor(step);
+  const int64_t place =
+      trains ? (step & 1) * micro_batches() + op.label.micro_batch : 2 * micro_batches();
+  const int64_t at = place * size_of(DType::kF64);
+  loss.mean = reinterpret_cast<double*>(means_.data() + at);
+  math_->loss(op, arguments_, step, loss, stream);
+  runtime_->copy(
+      {losses_.data() + at, loss.mean, bytes_of(1, DType::kF64), CopyKind::kDeviceToHost}, stream);
+  if (trains) loss_steps_[static_cast<size_t>(step & 1)] = step;
+}
+
+// Of a step whose gradients have come, and its losses before them.
+void CudaDevice::collect_losses(int32_t step) {
+  if (step < 0 || loss_steps_[static_cast<size_t>(step & 1)] != step) return;
+  const auto* losses =
+      reinterpret_cast<const double*>(losses_.data()) + (step & 1) * micro_batches();
+  for (int64_t i = 0; i < micro_batches(); ++i) control_.set_loss(step, i, losses[i]);
+}
+
+bool CudaDevice::commit(int32_t step) {
+  collect_losses(step - 1);
+  const bool accepted = control_.commit(step);
+  if (accepted && recorded_step_ == step - 1) {
+    // It tells by run whether something was left. The forward behind it keeps the GPU busy.
+    lanes_.follow(graph_.step, graph_.commit, recorded_adams_.back(), step - 1);
+    unfinished_ = recorded_step_;
+  }
+  return accepted;
+}
+
+// What the records did not hold is stepped now that nothing will be taken back: as part of the
+// commit, which holds the gradients until then.
+void CudaDevice::finish_recorded(CudaStream stream) {
+  if (!unfinished_) return;
+  const int32_t step = *std::exchange(unfinished_, {});
+  for (const OpId id : recorded_adams_) {
+    enqueue_recorded(graph_.step.ops[static_cast<size_t>(id)], step,
+                     {Part::kFinish, control_.undone_constants()}, stream);
+  }
+}
+
+// The losses of a delayed step are part of its state, which may be asked for next. The last step of
+// a run is accepted without a commit on the stream.
+void CudaDevice::drain() {
+  finish_recorded(lanes_.stream(lane_of(0, LaneKind::kCompute)));
+  lanes_.drain();
+  for (const int32_t step : loss_steps_) collect_losses(step);
+}
+
+void CudaDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {
+  const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
+  CHECK(static_cast<size_t>(begin) + to.size() <= bytes.size());
+  if (graph_.tensors[static_cast<size_t>(tensor)].place == Place::kDram) {
+    std::memcpy(to.data(), bytes.data() + begin, to.size());
+    return;
+  }
+  runtime_->bind_thread();
+  const CudaStream stream = lanes_.stream(lane_of(0, LaneKind::kCopyOut));
+  runtime_->copy(
+      {to.data(), bytes.data() + begin, {static_cast<int64_t>(to.size())}, CopyKind::kDeviceToHost},
+      stream);
+  runtime_->synchronize(stream);
+}
+
+void CudaDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) {
+  const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
+  CHECK(static_cast<size_t>(begin) + from.size() <= bytes.size());
+  if (graph_.tensors[static_cast<size_t>(tensor)].place == Place::kDram) {
+    std::memcpy(bytes.data() + begin, from.data(), from.size());
+    return;
+  }
+  runtime_->bind_thread();
+  const CudaStream stream = lanes_.stream(lane_of(0, LaneKind::kCopyIn));
+  runtime_->copy({bytes.data() + begin,
+                  from.data(),
+                  {static_cast<int64_t>(from.size())},
+                  CopyKind::kHostToDevice},
+                 stream);
+  runtime_->synchronize(stream);
+}
+
+void CudaDevice::spread_weights() {
+  const kernels::Format stored = format_of(plan_.dtype);
+  for (const Bucket& bucket : graph_.buckets) {
+    const std::vector<float> master = read_floats_of(*this, bucket.master, 0, bucket.count);
+    const auto* values = reinterpret_cast<const std::byte*>(master.data());
+    if (bucket.weights >= 0) {
+      updates_.cast({values, kernels::Format::kF32, arguments_.bytes(bucket.weights).data(), stored,
+                     bucket.count},
+                    Crew::kWorkers);
+    }
+    for (const BucketRanges::SpreadPiece& piece : ranges_.spread(bucket)) {
+      std::vector<std::byte> weights(static_cast<size_t>(piece.count * size_of(plan_.dtype)));
+      updates_.cast({values + piece.offset * size_of(DType::kF32), kernels::Format::kF32,
+                     weights.data(), stored, piece.count},
+                    Crew::kWorkers);
+      for (int copy = 0; copy < graph_.tensors[static_cast<size_t>(piece.weight)].copies; ++copy) {
+        write(piece.weight, copy, piece.begin * size_of(plan_.dtype), weights);
+      }
+    }
+  }
+}
+
+void CudaDevice::run_alone(OpId id, int32_t step) {
+  execute(graph_.step, id, step);
+  drain();
+  const LaneId lane = graph_.step.ops[static_cast<size_t>(id)].lane;
+  if (queues(lane)) static_cast<void>(take_finished(lane));
+}
+
+void CudaDevice::restore_partials(int32_t step) {
+  for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+    const Op& op = graph_.step.ops[i];
+    const bool norm = op.kind == OpKind::kSumOfSquares;
+    const bool home =
+        op.kind == OpKind::kCopy &&
+        arguments_.find(op, Role::kSource, step).tensor->kind == TensorKind::kNormPartials;
+    if (norm || home) run_alone(static_cast<OpId>(i), step);
+  }
+}
+
+double CudaDevice::evaluate(int64_t batch, int32_t step) {
+  split_ = Split::kValidation;
+  const std::vector<Op>& ops = graph_.step.ops;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const bool forward = ops[i].phase == Phase::kForward || ops[i].phase == Phase::kFetch;
+    if (!forward || ops[i].label.micro_batch > 0) continue;
+    if (ops[i].kind == OpKind::kLoadBatch) {
+      load_batch(ops[i], static_cast<int32_t>(batch));
+      drain();
+    } else {
+      run_alone(static_cast<OpId>(i), step);
+    }
+  }
+  split_ = Split::kTraining;
+  return reinterpret_cast<const double*>(losses_.data())[2 * micro_batches()];
+}
+
+std::vector<MemoryUse> CudaDevice::memory() {
+  return {{Place::kHbm, hbm_.bytes(), {free_before_.count - runtime_->free_memory().count}},
+          {Place::kDram, dram_.size(), dram_.resident()}};
+}
+
+}  // namespace ballast

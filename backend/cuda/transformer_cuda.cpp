@@ -1,0 +1,458 @@
+#include "backend/cuda/transformer_cuda.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/cuda_launch.h"
+#include "sim/base/error.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+namespace {
+
+namespace cuda = kernels::cuda;
+using transformer::LinearLayout;
+using transformer::LinearPart;
+
+// Products take a bias in their epilogue where it is aligned so.
+constexpr uintptr_t kBiasAlignment = 16;
+
+bool is_forward(const Op& op) { return !is_backward(op.phase); }
+
+cuda::ConstArray input(const Argument& argument) {
+  if (argument.tensor == nullptr) return {};
+  return {argument.data, format_of(argument.tensor->dtype)};
+}
+cuda::Array output(const Argument& argument) {
+  return {argument.data, format_of(argument.tensor->dtype)};
+}
+float* floats(const Argument& argument) { return reinterpret_cast<float*>(argument.data); }
+
+cuda::Write write_of(const Argument& gradient) {
+  return gradient.adds ? cuda::Write::kAdd : cuda::Write::kOverwrite;
+}
+
+cuda::RopeTable rope_table(const Model& model, const Plan& plan) {
+  cuda::RopeTable table;
+  table.theta = model.rope_theta;
+  table.head_size = model.head_size;
+  table.positions = model.position == PositionKind::kRope ? plan.sequence_length : 0;
+  return table;
+}
+
+// Columns of a linear module's output that one of its matrices makes.
+cuda::Columns columns_of(const LinearLayout& layout, const LinearPart& part, int64_t rows) {
+  cuda::Columns columns;
+  columns.rows = rows;
+  columns.stride = layout.out;
+  columns.first = part.column;
+  columns.columns = part.out;
+  return columns;
+}
+
+// A weight [in, out] as the right factor of x W, or transposed as that of dy W^T.
+enum class Factor : uint8_t { kOfInput, kOfGradient };
+GemmOperand weight_of(const LinearLayout& layout, const LinearPart& part, const Argument& weight,
+                      Factor factor) {
+  const bool in_out = layout.order == WeightLayout::kInOut;
+  const bool backward = factor == Factor::kOfGradient;
+  GemmOperand operand;
+  operand.data = element(weight, part.weight);
+  operand.dtype = weight.tensor->dtype;
+  operand.stride = in_out ? part.out : layout.in;
+  operand.orientation = in_out == backward ? Orientation::kTransposed : Orientation::kAsStored;
+  return operand;
+}
+
+GemmOperand operand(const Argument& argument, int64_t column, int64_t stride,
+                    Orientation orientation) {
+  return {element(argument, column), argument.tensor->dtype, orientation, stride};
+}
+
+}  // namespace
+
+CudaTransformer::CudaTransformer(const Training& training, CudaRuntime& runtime,
+                                 std::unique_ptr<CudaProducts> products,
+                                 std::unique_ptr<CudaAttention> attention)
+    : model_(training.model),
+      plan_(training.plan),
+      graph_(training.graph),
+      runtime_(runtime),
+      products_(std::move(products)),
+      attention_(std::move(attention)),
+      rope_(runtime, CudaMemoryKind::kDevice,
+            bytes_of(rope_table(model_, plan_).values(), DType::kF32), "rotary positions"),
+      scratch_(runtime, CudaMemoryKind::kDevice, largest_scratch(), "scratch of kernels") {
+  fill_rope();
+}
+
+void CudaTransformer::fill_rope() {
+  if (rope_.data() == nullptr) return;
+  const cuda::RopeTable table = rope_table(model_, plan_);
+  std::vector<float> values(static_cast<size_t>(table.values()));
+  cuda::fill_rope_table(table, values.data());
+  const CudaStream stream = runtime_.create_stream("set-up");
+  runtime_.copy({rope_.data(), values.data(), rope_.bytes(), CopyKind::kHostToDevice}, stream);
+  runtime_.synchronize(stream);
+  runtime_.destroy(stream);
+}
+
+Bytes CudaTransformer::largest_scratch() const {
+  Bytes largest;
+  for (const Op& op : graph_.step.ops) largest = std::max(largest, scratch_of(op));
+  return largest;
+}
+
+Bytes CudaTransformer::scratch_of(const Op& op) const {
+  const bool forward = is_forward(op);
+  switch (op.kind) {
+    case OpKind::kEmbedding:
+      return {forward ? 0 : cuda::embedding_backward_scratch_bytes(embedding_shape())};
+    case OpKind::kNorm:
+      return {forward ? 0 : cuda::norm_backward_scratch_bytes(norm_shape(op))};
+    case OpKind::kAttention: {
+      cuda::AttentionForward there;
+      cuda::AttentionBackward back;
+      there.shape = back.shape = attention_shape(op);
+      there.rope = back.rope = rope();
+      there.rope_positions = back.rope_positions = plan_.sequence_length;
+      there.qkv.format = back.qkv.format = format_of(plan_.dtype);
+      return forward ? attention_->scratch_of(there) : attention_->scratch_of(back);
+    }
+    case OpKind::kGemm: {
+      const bool as_stored = std::get<GemmWork>(op.work).format == ProductFormat::kAsStored;
+      Bytes largest = as_stored ? Bytes{} : fp8_scratch_bytes();
+      const LinearLayout layout = layout_of(op.label.module);
+      const bool sums = op.phase == Phase::kBackwardWeight && layout.has_bias;
+      const int64_t tokens = plan_.tokens_per_micro_batch();
+      for (size_t i = 0; sums && i < layout.count; ++i) {
+        const cuda::Columns place = columns_of(layout, layout.parts[i], tokens);
+        largest = std::max(largest, Bytes{cuda::bias_gradient_scratch_bytes(place)});
+      }
+      return largest;
+    }
+    case OpKind::kLoss:
+      return bytes_of(plan_.tokens_per_micro_batch(), DType::kF64);
+    default:
+      return {};
+  }
+}
+
+void CudaTransformer::module(const Op& op, const OperationArguments& arguments, int32_t step,
+                             CudaStream stream) {
+  const Call call{op, arguments, step, stream};
+  switch (op.kind) {
+    case OpKind::kEmbedding:
+      return embedding(call);
+    case OpKind::kNorm:
+      return norm(call);
+    case OpKind::kGemm:
+      return gemm(call);
+    case OpKind::kAttention:
+      return attention(call);
+    case OpKind::kActivation:
+      return activation(call);
+    default:
+      CHECK(false && "not a module");
+  }
+}
+
+cuda::EmbeddingShape CudaTransformer::embedding_shape() const {
+  cuda::EmbeddingShape shape;
+  shape.sequences = *plan_.micro_batch;
+  shape.length = plan_.sequence_length;
+  shape.width = model_.hidden;
+  shape.vocab = model_.vocab;
+  shape.positions = model_.position == PositionKind::kLearned ? model_.max_positions : 0;
+  return shape;
+}
+
+void CudaTransformer::embedding(const Call& call) {
+  const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
+  if (is_forward(call.op)) {
+    cuda::EmbeddingForward forward;
+    forward.shape = embedding_shape();
+    forward.tokens = tokens;
+    forward.params = input(call.find(Role::kWeight));
+    forward.out = output(call.find(Role::kOutput));
+    return check_launch(cuda::embedding_forward(forward, call.native()), call.stream);
+  }
+  const Argument gradient = call.find(Role::kParameterGradient);
+  cuda::EmbeddingBackward backward;
+  backward.shape = embedding_shape();
+  backward.tokens = tokens;
+  backward.dout = input(call.find(Role::kOutputGradient));
+  backward.dparams = output(gradient);
+  backward.write = write_of(gradient);
+  backward.scratch = scratch_.data();
+  check_launch(cuda::embedding_backward(backward, call.native()), call.stream);
+}
+
+cuda::NormShape CudaTransformer::norm_shape(const Op& op) const {
+  const RowWork& work = std::get<RowWork>(op.work);
+  cuda::NormShape shape;
+  shape.kind =
+      model_.norm == NormKind::kLayerNorm ? cuda::NormKind::kLayerNorm : cuda::NormKind::kRmsNorm;
+  shape.rows = work.rows;
+  shape.columns = work.columns;
+  return shape;
+}
+
+void CudaTransformer::norm(const Call& call) {
+  if (is_forward(call.op)) {
+    cuda::NormForward forward;
+    forward.shape = norm_shape(call.op);
+    forward.epsilon = static_cast<float>(model_.norm_epsilon);
+    forward.x = input(call.find(Role::kInput));
+    forward.params = input(call.find(Role::kWeight));
+    forward.out = output(call.find(Role::kOutput));
+    forward.statistics = floats(call.find(Role::kStatistics));
+    return check_launch(cuda::norm_forward(forward, call.native()), call.stream);
+  }
+  const Argument gradient = call.find(Role::kParameterGradient);
+  cuda::NormBackward backward;
+  backward.shape = norm_shape(call.op);
+  backward.x = input(call.find(Role::kInput));
+  backward.statistics = floats(call.find(Role::kStatistics));
+  backward.params = input(call.find(Role::kWeight));
+  backward.dout = input(call.find(Role::kOutputGradient));
+  backward.residual_gradient = input(call.find(Role::kResidualGradient));
+  backward.dx = output(call.find(Role::kInputGradient));
+  backward.dparams = output(gradient);
+  backward.write = write_of(gradient);
+  backward.scratch = scratch_.data();
+  check_launch(cuda::norm_backward(backward, call.native()), call.stream);
+}
+
+cuda::AttentionShape CudaTransformer::attention_shape(const Op& op) const {
+  const AttentionWork& work = std::get<AttentionWork>(op.work);
+  cuda::AttentionShape shape;
+  shape.sequences = work.sequences;
+  shape.length = work.length;
+  shape.heads = work.heads;
+  shape.kv_heads = work.kv_heads;
+  shape.head_size = work.head_size;
+  return shape;
+}
+
+void CudaTransformer::attention(const Call& call) {
+  if (is_forward(call.op)) {
+    cuda::AttentionForward forward;
+    forward.shape = attention_shape(call.op);
+    forward.qkv = input(call.find(Role::kInput));
+    forward.rope = rope();
+    forward.rope_positions = plan_.sequence_length;
+    forward.out = output(call.find(Role::kOutput));
+    forward.log_sum_exp = floats(call.find(Role::kStatistics));
+    forward.scratch = scratch_.data();
+    return attention_->run(forward, call.stream);
+  }
+  cuda::AttentionBackward backward;
+  backward.shape = attention_shape(call.op);
+  backward.qkv = input(call.find(Role::kInput));
+  backward.rope = rope();
+  backward.rope_positions = plan_.sequence_length;
+  backward.out = input(call.find(Role::kOutput));
+  backward.log_sum_exp = floats(call.find(Role::kStatistics));
+  backward.dout = input(call.find(Role::kOutputGradient));
+  backward.dqkv = output(call.find(Role::kInputGradient));
+  backward.scratch = scratch_.data();
+  attention_->run(backward, call.stream);
+}
+
+cuda::ActivationShape CudaTransformer::activation_shape(const Op& op) const {
+  cuda::ActivationShape shape;
+  shape.kind = model_.activation == ActivationKind::kSwiGlu     ? cuda::ActivationKind::kSwiGlu
+               : model_.activation == ActivationKind::kGeluTanh ? cuda::ActivationKind::kGeluTanh
+                                                                : cuda::ActivationKind::kGelu;
+  shape.rows = std::get<RowWork>(op.work).rows;
+  shape.columns = model_.ffn;
+  return shape;
+}
+
+void CudaTransformer::activation(const Call& call) {
+  if (is_forward(call.op)) {
+    cuda::ActivationForward forward;
+    forward.shape = activation_shape(call.op);
+    forward.h = output(call.find(Role::kInput));
+    forward.a = output(call.find(Role::kOutput));
+    return check_launch(cuda::activation_forward(forward, call.native()), call.stream);
+  }
+  cuda::ActivationBackward backward;
+  backward.shape = activation_shape(call.op);
+  backward.h = input(call.find(Role::kInput));
+  backward.da = input(call.find(Role::kOutputGradient));
+  backward.dh = output(call.find(Role::kInputGradient));
+  check_launch(cuda::activation_backward(backward, call.native()), call.stream);
+}
+
+// Matrices of [out, in] without biases between them lie one below the other: one matrix.
+LinearLayout CudaTransformer::layout_of(ModuleKind kind) const {
+  const LinearLayout layout = transformer::linear_layout(model_, kind);
+  if (layout.count == 1 || layout.has_bias || layout.order != WeightLayout::kOutIn) return layout;
+  LinearLayout whole;
+  whole.order = layout.order;
+  whole.in = layout.in;
+  whole.add(layout.out);
+  return whole;
+}
+
+void CudaTransformer::gemm(const Call& call) {
+  switch (call.op.phase) {
+    case Phase::kBackwardWeight:
+      return linear_backward_weight(call);
+    case Phase::kBackwardInput:
+      return linear_backward_input(call);
+    default:
+      return linear_forward(call);
+  }
+}
+
+void CudaTransformer::multiply(const Call& call, const CudaGemm& gemm, GradientFactor gradient) {
+  if (std::get<GemmWork>(call.op.work).format == ProductFormat::kAsStored) {
+    return products_->multiply(gemm, call.stream);
+  }
+  const Fp8Product product{gemm, gradient, call.find(Role::kCodes).data, scratch_.data()};
+  multiply_in_fp8(product, *products_, call.stream);
+}
+
+void CudaTransformer::linear_forward(const Call& call) {
+  const LinearLayout layout = layout_of(call.op.label.module);
+  const Argument x = call.find(Role::kInput);
+  const Argument weight = call.find(Role::kWeight);
+  const Argument residual = call.find(Role::kResidual);
+  const Argument y = call.find(Role::kOutput);
+  for (size_t i = 0; i < layout.count; ++i) {
+    const LinearPart& part = layout.parts[i];
+    CudaGemm product;
+    product.m = std::get<GemmWork>(call.op.work).m;
+    product.n = part.out;
+    product.k = layout.in;
+    product.a = operand(x, 0, layout.in, Orientation::kAsStored);
+    product.b = weight_of(layout, part, weight, Factor::kOfInput);
+    product.out = element(y, part.column);
+    product.out_dtype = y.tensor->dtype;
+    product.out_stride = layout.out;
+    if (residual.tensor != nullptr) product.added = element(residual, part.column);
+    const std::byte* bias = layout.has_bias ? element(weight, part.bias) : nullptr;
+    const bool in_epilogue = reinterpret_cast<uintptr_t>(bias) % kBiasAlignment == 0;
+    if (in_epilogue) product.bias = bias;
+    multiply(call, product, GradientFactor::kNone);
+    if (in_epilogue) continue;
+    cuda::AddBias added;
+    added.place = columns_of(layout, part, product.m);
+    added.y = output(y);
+    added.bias = {bias, format_of(weight.tensor->dtype)};
+    check_launch(cuda::add_bias(added, call.native()), call.stream);
+  }
+}
+
+void CudaTransformer::linear_backward_input(const Call& call) {
+  const LinearLayout layout = layout_of(call.op.label.module);
+  const Argument dy = call.find(Role::kOutputGradient);
+  const Argument weight = call.find(Role::kWeight);
+  const Argument dx = call.find(Role::kInputGradient);
+  for (size_t i = 0; i < layout.count; ++i) {
+    const LinearPart& part = layout.parts[i];
+    CudaGemm product;
+    product.m = std::get<GemmWork>(call.op.work).m;
+    product.n = layout.in;
+    product.k = part.out;
+    product.a = operand(dy, part.column, layout.out, Orientation::kAsStored);
+    product.b = weight_of(layout, part, weight, Factor::kOfGradient);
+    product.out = dx.data;
+    product.out_dtype = dx.tensor->dtype;
+    product.out_stride = layout.in;
+    if (i > 0) product.added = dx.data;
+    multiply(call, product, GradientFactor::kA);
+  }
+}
+
+void CudaTransformer::linear_backward_weight(const Call& call) {
+  const LinearLayout layout = layout_of(call.op.label.module);
+  const int64_t tokens = std::get<GemmWork>(call.op.work).k;
+  const Argument dy = call.find(Role::kOutputGradient);
+  const Argument x = call.find(Role::kInput);
+  const Argument gradient = call.find(Role::kParameterGradient);
+  for (size_t i = 0; i < layout.count; ++i) {
+    const LinearPart& part = layout.parts[i];
+    const bool in_out = layout.order == WeightLayout::kInOut;
+    CudaGemm product;  // [out, in]: dy^T x; [in, out]: x^T dy
+    product.m = in_out ? layout.in : part.out;
+    product.n = in_out ? part.out : layout.in;
+    product.k = tokens;
+    const GemmOperand dy_part = operand(dy, part.column, layout.out, Orientation::kTransposed);
+    const GemmOperand x_whole = operand(x, 0, layout.in, Orientation::kTransposed);
+    product.a = in_out ? x_whole : dy_part;
+    product.b = in_out ? dy_part : x_whole;
+    product.b.orientation = Orientation::kAsStored;
+    product.out = element(gradient, part.weight);
+    product.out_dtype = gradient.tensor->dtype;
+    product.out_stride = product.n;
+    if (gradient.adds) product.added = product.out;
+    multiply(call, product, in_out ? GradientFactor::kB : GradientFactor::kA);
+    if (!layout.has_bias) continue;
+    cuda::BiasGradient bias;
+    bias.place = columns_of(layout, part, tokens);
+    bias.dy = input(dy);
+    bias.dbias = {element(gradient, part.bias), format_of(gradient.tensor->dtype)};
+    bias.write = write_of(gradient);
+    bias.scratch = scratch_.data();
+    check_launch(cuda::bias_gradient(bias, call.native()), call.stream);
+  }
+  // A tied head writes into the embedding module, whose positions must start from zero too.
+  const int64_t rest = gradient.tensor->elements - layout.parameters;
+  if (gradient.adds || rest <= 0) return;
+  runtime_.clear(element(gradient, layout.parameters), bytes_of(rest, gradient.tensor->dtype),
+                 call.stream);
+}
+
+void CudaTransformer::loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                           const Loss& loss, CudaStream stream) {
+  const Call call{op, arguments, step, stream};
+  cuda::Classifier classifier;
+  classifier.rows.sequences = *plan_.micro_batch;
+  classifier.rows.length = plan_.sequence_length;
+  classifier.rows.rows = plan_.tokens_per_micro_batch();
+  classifier.vocab = model_.vocab;
+  classifier.tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
+  classifier.logits = output(call.find(Role::kOutput));
+  classifier.gradient_factor = static_cast<float>(loss.gradient_factor);
+  classifier.losses = reinterpret_cast<double*>(scratch_.data());
+  check_launch(cuda::classifier(classifier, call.native()), stream);
+  const cuda::MeanLoss mean{classifier.losses, classifier.rows.rows, loss.mean};
+  check_launch(cuda::mean_loss(mean, call.native()), stream);
+}
+
+void CudaTransformer::cast(const CastRange& range, CudaStream stream) {
+  cuda::Cast cast;
+  cast.from = {range.from, range.from_format};
+  cast.to = {range.to, range.to_format};
+  cast.count = range.count;
+  check_launch(cuda::cast(cast, static_cast<cuda::Stream>(stream.native)), stream);
+}
+
+void CudaTransformer::sums(const SumRange& range, CudaStream stream) {
+  static_assert(kernels::kNormBlock == kSegment);
+  cuda::SumOfSquares sum;
+  sum.values = {range.values, range.format};
+  sum.count = range.count;
+  sum.partials = range.sums;
+  check_launch(cuda::sum_of_squares(sum, static_cast<cuda::Stream>(stream.native)), stream);
+}
+
+void CudaTransformer::adam(const kernels::AdamArrays& arrays,
+                           const kernels::AdamConstants& constants, CudaStream stream) {
+  check_launch(cuda::adam_step(arrays, constants, {}, static_cast<cuda::Stream>(stream.native)),
+               stream);
+}
+
+void CudaTransformer::recorded_adam(const cuda::RecordedStep& step, cuda::RecordedPart part,
+                                    CudaStream stream) {
+  check_launch(cuda::recorded_step(step, part, native_stream(stream)), stream);
+}
+
+}  // namespace ballast

@@ -1,0 +1,86 @@
+// The decoder's modules and the optimizer's kernels on a GPU: operations to kernels/cuda, matrix
+// products to cuBLASLt (or whatever multiplies, in tests), attention to cuDNN where it is there.
+//
+// The same modules as backend/host/transformer.h, from the same roles of tensors. Products take the
+// bias, and the residual or what is accumulated, in their epilogue; where a module's matrices lie
+// side by side without biases between (q, k and v; gate and up) they are one product. Factors of
+// products in fp8 are rounded right before (cuda_fp8.h). Scratch of the largest operation is taken
+// once; all modules run on one stream. Activations are operations of their own in the graph (their
+// input and output may be kept, offloaded or computed again apart), so no product computes one in
+// its epilogue.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "backend/cuda/cuda_fp8.h"
+#include "backend/cuda/cuda_math.h"
+#include "backend/cuda/cuda_memory.h"
+#include "backend/cuda/cuda_products.h"
+#include "backend/cuda/libraries/cuda_attention.h"
+#include "backend/host/linear_layout.h"
+#include "kernels/cuda/cuda_kernels.h"
+
+namespace ballast {
+
+class CudaTransformer : public CudaMath {
+ public:
+  // Takes its scratch from the runtime, which must outlive it.
+  CudaTransformer(const Training& training, CudaRuntime& runtime,
+                  std::unique_ptr<CudaProducts> products, std::unique_ptr<CudaAttention> attention);
+
+  void module(const Op& op, const OperationArguments& arguments, int32_t step,
+              CudaStream stream) override;
+  void loss(const Op& op, const OperationArguments& arguments, int32_t step, const Loss& loss,
+            CudaStream stream) override;
+  void cast(const CastRange& range, CudaStream stream) override;
+  void sums(const SumRange& range, CudaStream stream) override;
+  void recorded_adam(const kernels::cuda::RecordedStep& step, kernels::cuda::RecordedPart part,
+                     CudaStream stream) override;
+  void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
+            CudaStream stream) override;
+
+ private:
+  // An operation with its arguments at hand.
+  struct Call {
+    const Op& op;
+    const OperationArguments& arguments;
+    int32_t step;
+    CudaStream stream;
+    Argument find(Role role) const { return arguments.find(op, role, step); }
+    kernels::cuda::Stream native() const {
+      return static_cast<kernels::cuda::Stream>(stream.native);
+    }
+  };
+
+  void embedding(const Call& call);
+  void norm(const Call& call);
+  void attention(const Call& call);
+  void activation(const Call& call);
+  void gemm(const Call& call);
+  void multiply(const Call& call, const CudaGemm& gemm, GradientFactor gradient);
+  void linear_forward(const Call& call);
+  void linear_backward_input(const Call& call);
+  void linear_backward_weight(const Call& call);
+
+  kernels::cuda::EmbeddingShape embedding_shape() const;
+  kernels::cuda::NormShape norm_shape(const Op& op) const;
+  kernels::cuda::AttentionShape attention_shape(const Op& op) const;
+  kernels::cuda::ActivationShape activation_shape(const Op& op) const;
+  transformer::LinearLayout layout_of(ModuleKind kind) const;
+  Bytes scratch_of(const Op& op) const;
+  Bytes largest_scratch() const;
+  void fill_rope();
+  const float* rope() const { return reinterpret_cast<const float*>(rope_.data()); }
+
+  const Model& model_;
+  const Plan& plan_;
+  const Graph& graph_;
+  CudaRuntime& runtime_;
+  std::unique_ptr<CudaProducts> products_;
+  std::unique_ptr<CudaAttention> attention_;
+  CudaMemory rope_;     // empty where positions are learned
+  CudaMemory scratch_;  // of the operation that runs
+};
+
+}  // namespace ballast

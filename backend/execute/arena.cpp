@@ -1,0 +1,77 @@
+#include "backend/execute/arena.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+// Where the kernel does not know this advice (before Linux 5.14), whoever touches or pins the
+// memory backs it, one page after another.
+void back_whole(std::byte* base, Bytes size) {
+#ifdef MADV_POPULATE_WRITE
+  const int64_t threads = std::max(1U, std::thread::hardware_concurrency());
+  const int64_t each = round_up(div_ceil(size.count, threads), kHugePage);
+  std::vector<std::jthread> crew;
+  for (int64_t begin = 0; begin < size.count; begin += each) {
+    const auto bytes = static_cast<size_t>(std::min(each, size.count - begin));
+    crew.emplace_back(
+        [=] { static_cast<void>(madvise(base + begin, bytes, MADV_POPULATE_WRITE)); });
+  }
+#else
+  static_cast<void>(base);
+  static_cast<void>(size);
+#endif
+}
+
+}  // namespace
+
+Arena::Arena(std::string name, Bytes size, ArenaBacking backing)
+    : name_(std::move(name)), size_(size) {
+  if (size.count == 0) return;
+  void* region = mmap(nullptr, static_cast<size_t>(size.count), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (region == MAP_FAILED) {
+    throw Error("arena " + name_,
+                fmt::format("cannot reserve {:.3f} GB: {}", size.gb(), strerror(errno)),
+                "choose a plan that needs less memory");
+  }
+  base_ = static_cast<std::byte*>(region);
+  if (backing == ArenaBacking::kWhole) {
+    madvise(region, static_cast<size_t>(size.count), MADV_HUGEPAGE);
+    back_whole(base_, size);
+    return;
+  }
+  // Whole huge pages would make `resident` count memory that no tensor touched.
+  madvise(region, static_cast<size_t>(size.count), MADV_NOHUGEPAGE);
+}
+
+Arena::~Arena() {
+  if (base_ != nullptr) munmap(base_, static_cast<size_t>(size_.count));
+}
+
+Bytes Arena::resident() const {
+  if (base_ == nullptr) return {0};
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> pages(static_cast<size_t>(div_ceil(size_.count, page)));
+  if (mincore(base_, static_cast<size_t>(size_.count), pages.data()) != 0) {
+    throw Error("arena " + name_, fmt::format("cannot count resident pages: {}", strerror(errno)),
+                "report this system");
+  }
+  int64_t resident = 0;
+  for (const unsigned char flags : pages) resident += flags & 1;
+  return {resident * page};
+}
+
+}  // namespace ballast

@@ -1,0 +1,215 @@
+#include "backend/execute/bucket_ranges.h"
+
+#include "sim/graph/report/memory.h"
+
+namespace ballast {
+
+namespace {
+
+// `count` values from element `from_index` on, to element `to_index` on.
+CastRange cast_range(const Argument& from, int64_t from_index, const Argument& to, int64_t to_index,
+                     int64_t count) {
+  return {element(from, from_index), format_of(from.tensor->dtype), element(to, to_index),
+          format_of(to.tensor->dtype), count};
+}
+
+CopyRange copy_range(const Argument& from, int64_t from_index, const Argument& to, int64_t to_index,
+                     int64_t count) {
+  return {element(from, from_index), element(to, to_index), count * size_of(from.tensor->dtype)};
+}
+
+}  // namespace
+
+BucketRanges::BucketRanges(const Graph& graph, const OperationArguments& arguments)
+    : graph_(graph), arguments_(arguments) {
+  for (const Bucket& bucket : graph.buckets) runs_.push_back(runs_of(graph.modules, bucket));
+  find_stationary_weights();
+}
+
+// A module's weights are stationary if its kWeight tensor carries its value from step to step; the
+// copies that flow in have a life of their own.
+void BucketRanges::find_stationary_weights() {
+  stationary_weight_.assign(graph_.modules.size(), -1);
+  const std::vector<Life> lives = lives_of(graph_);
+  for (size_t t = 0; t < graph_.tensors.size(); ++t) {
+    const Tensor& tensor = graph_.tensors[t];
+    if (tensor.kind != TensorKind::kWeight || !lives[t].carried) continue;
+    for (size_t i = 0; i < graph_.modules.size(); ++i) {
+      const Module& module = graph_.modules[i];
+      if (module.kind == tensor.label.module && module.layer == tensor.label.layer) {
+        stationary_weight_[i] = static_cast<TensorId>(t);
+      }
+    }
+  }
+}
+
+const Bucket& BucketRanges::bucket_of(const Op& op) const {
+  CHECK(op.label.bucket >= 0);
+  return graph_.buckets[static_cast<size_t>(op.label.bucket)];
+}
+
+// The piece of the bucket that belongs to the module of this weight or gradient.
+const Bucket::Piece& BucketRanges::piece_of(const Bucket& bucket,
+                                            const Tensor& module_tensor) const {
+  for (const Bucket::Piece& piece : bucket.pieces) {
+    const Module& module = graph_.modules[static_cast<size_t>(piece.module)];
+    if (module.kind == module_tensor.label.module && module.layer == module_tensor.label.layer) {
+      return piece;
+    }
+  }
+  CHECK(false && "the bucket has no piece of this module");
+  return bucket.pieces.front();
+}
+
+std::vector<CastRange> BucketRanges::pack(const Op& op, int32_t step) const {
+  const Bucket& bucket = bucket_of(op);
+  const Argument packed = arguments_.find(op, Role::kDestination, step);
+  std::vector<CastRange> ranges;
+  for (const Argument& gradient : arguments_.all(op, Role::kSource, step)) {
+    const Bucket::Piece& piece = piece_of(bucket, *gradient.tensor);
+    ranges.push_back(cast_range(gradient, piece.begin, packed, piece.offset, piece.count));
+  }
+  return ranges;
+}
+
+std::vector<CastRange> BucketRanges::unpack(const Op& op, int32_t step) const {
+  const Argument source = arguments_.find(op, Role::kSource, step);
+  const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
+  if (op.phase == Phase::kFetch) {
+    const Argument& weight = destinations.front();
+    return {cast_range(source, 0, weight, 0, weight.tensor->elements)};
+  }
+  const Bucket& bucket = bucket_of(op);
+  std::vector<CastRange> ranges;
+  int64_t begin = 0;  // stationary pieces lie one after another in what arrived
+  for (const Argument& weight : destinations) {
+    const Bucket::Piece& piece = piece_of(bucket, *weight.tensor);
+    ranges.push_back(cast_range(source, begin, weight, piece.begin, piece.count));
+    begin += piece.count;
+  }
+  return ranges;
+}
+
+CastRange BucketRanges::cast(const Op& op, int32_t step) const {
+  const Argument source = arguments_.find(op, Role::kSource, step);
+  const Argument destination = arguments_.find(op, Role::kDestination, step);
+  return cast_range(source, 0, destination, 0, destination.tensor->elements);
+}
+
+std::vector<SumRange> BucketRanges::sums(const Op& op, int32_t step) const {
+  const Bucket& bucket = bucket_of(op);
+  auto* sums = reinterpret_cast<double*>(arguments_.find(op, Role::kNormPartials, step).data);
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const bool packed = sources.front().tensor->label.bucket >= 0;
+  std::vector<SumRange> ranges;
+  int64_t segment = 0;
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Bucket::Piece& piece = bucket.pieces[i];
+    const Argument& source = packed ? sources.front() : sources[i];
+    ranges.push_back({element(source, packed ? piece.offset : piece.begin),
+                      format_of(source.tensor->dtype), piece.count, sums + segment});
+    segment += div_ceil(piece.count, kSegment);
+  }
+  CHECK(segment == bucket.segments);
+  return ranges;
+}
+
+std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
+  if (op.phase == Phase::kFetch) return fetches(sources, destinations.front());
+  const bool home = kind_of(op.lane) == LaneKind::kUpload;
+  if (home) return homecoming(op, sources.front(), destinations);
+  const Argument& source = sources.front();
+  return {copy_range(source, 0, destinations.front(), 0, source.tensor->elements)};
+}
+
+// A flowing module, gathered from the buckets that hold it.
+std::vector<CopyRange> BucketRanges::fetches(const std::vector<Argument>& sources,
+                                             const Argument& destination) const {
+  std::vector<CopyRange> ranges;
+  for (const Argument& source : sources) {
+    const Bucket& bucket = graph_.buckets[static_cast<size_t>(source.tensor->label.bucket)];
+    const Bucket::Piece& piece = piece_of(bucket, *destination.tensor);
+    CHECK(source.tensor->dtype == destination.tensor->dtype);
+    ranges.push_back(copy_range(source, piece.offset, destination, piece.begin, piece.count));
+  }
+  return ranges;
+}
+
+// Stepped weights of a bucket, those that flow left out: into the staging area one after another,
+// or straight to where each module keeps them.
+std::vector<CopyRange> BucketRanges::homecoming(const Op& op, const Argument& source,
+                                                const std::vector<Argument>& destinations) const {
+  const Bucket& bucket = bucket_of(op);
+  std::vector<CopyRange> ranges;
+  if (destinations.front().tensor->kind == TensorKind::kWeight) {
+    for (const Argument& weight : destinations) {
+      const Bucket::Piece& piece = piece_of(bucket, *weight.tensor);
+      ranges.push_back(copy_range(source, piece.offset, weight, piece.begin, piece.count));
+    }
+    return ranges;
+  }
+  int64_t begin = 0;
+  for (const Bucket::Piece& piece : bucket.pieces) {
+    if (stationary_weight_[static_cast<size_t>(piece.module)] < 0) continue;
+    ranges.push_back(copy_range(source, piece.offset, destinations.front(), begin, piece.count));
+    begin += piece.count;
+  }
+  return ranges;
+}
+
+std::vector<CopyRange> BucketRanges::snapshot(const Op& op, int32_t step) const {
+  std::byte* record = arguments_.find(op, Role::kUndoRecord, step).data;
+  std::vector<CopyRange> ranges;
+  for (const Role role : {Role::kMaster, Role::kMoment1, Role::kMoment2}) {
+    const Argument state = arguments_.find(op, role, step);
+    const int64_t bytes = state.tensor->bytes().count;
+    if (op.kind == OpKind::kUndo) {
+      ranges.push_back({record, state.data, bytes});
+    } else {
+      ranges.push_back({state.data, record, bytes});
+    }
+    record += bytes;
+  }
+  return ranges;
+}
+
+std::vector<StepRange> BucketRanges::steps(const Op& op, int32_t step) const {
+  const Argument master = arguments_.find(op, Role::kMaster, step);
+  const Argument moment1 = arguments_.find(op, Role::kMoment1, step);
+  const Argument moment2 = arguments_.find(op, Role::kMoment2, step);
+  const std::vector<Argument> gradients = arguments_.all(op, Role::kGradient, step);
+  const std::vector<Argument> weights = arguments_.all(op, Role::kDestination, step);
+  // Gradients come as one landed bucket, or as those of the modules themselves.
+  const bool packed = gradients.front().tensor->label.bucket >= 0;
+  std::vector<StepRange> ranges;
+  for (const Run& run : runs(op.label.bucket)) {
+    const auto piece = static_cast<size_t>(run.piece);
+    const Argument& gradient = packed ? gradients.front() : gradients[piece];
+    kernels::AdamArrays arrays;
+    arrays.master = reinterpret_cast<float*>(element(master, run.bucket_begin));
+    arrays.moment1 = reinterpret_cast<float*>(element(moment1, run.bucket_begin));
+    arrays.moment2 = reinterpret_cast<float*>(element(moment2, run.bucket_begin));
+    arrays.gradient = element(gradient, packed ? run.bucket_begin : run.module_begin);
+    arrays.gradient_format = format_of(gradient.tensor->dtype);
+    if (!weights.empty()) {
+      arrays.weights = element(weights[piece], run.module_begin);
+      arrays.weights_format = format_of(weights[piece].tensor->dtype);
+    }
+    arrays.count = run.count;
+    ranges.push_back({arrays, run.decays});
+  }
+  return ranges;
+}
+
+std::vector<BucketRanges::SpreadPiece> BucketRanges::spread(const Bucket& bucket) const {
+  std::vector<SpreadPiece> pieces;
+  for (const Bucket::Piece& piece : bucket.pieces) {
+    const TensorId weight = stationary_weight_[static_cast<size_t>(piece.module)];
+    if (weight >= 0) pieces.push_back({piece.offset, piece.count, weight, piece.begin});
+  }
+  return pieces;
+}
+
+}  // namespace ballast

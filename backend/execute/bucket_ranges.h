@@ -1,0 +1,93 @@
+// What the operations on buckets do, as plain ranges of memory: copy these bytes, cast those
+// values, sum these squares, step those parameters. Every device carries out the same ranges, on
+// its CPU threads or on its GPU.
+//
+// Will not do: touch the memory, or know where it lies.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/execute/operation_arguments.h"
+#include "kernels/kernels.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/core/graph.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+struct CopyRange {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
+};
+
+struct CastRange {
+  const std::byte* from = nullptr;
+  kernels::Format from_format{};
+  std::byte* to = nullptr;
+  kernels::Format to_format{};
+  int64_t count = 0;  // values
+};
+
+// One partial sum a segment (kSegment) of `count` values, the first at `sums`.
+struct SumRange {
+  const std::byte* values = nullptr;
+  kernels::Format format{};
+  int64_t count = 0;
+  double* sums = nullptr;
+};
+
+// One run of parameters of an optimizer step.
+struct StepRange {
+  kernels::AdamArrays arrays;  // weights null where the operation writes none
+  bool decays = false;
+};
+
+class BucketRanges {
+ public:
+  // The graph must outlive this.
+  BucketRanges(const Graph& graph, const OperationArguments& arguments);
+
+  const Bucket& bucket_of(const Op& op) const;
+  // By bucket: what one call of an optimizer kernel steps.
+  const std::vector<Run>& runs(int32_t bucket) const { return runs_[static_cast<size_t>(bucket)]; }
+
+  std::vector<CastRange> pack(const Op& op, int32_t step) const;
+  std::vector<CastRange> unpack(const Op& op, int32_t step) const;
+  CastRange cast(const Op& op, int32_t step) const;
+  // Of a gradient norm, in the order of the bucket.
+  std::vector<SumRange> sums(const Op& op, int32_t step) const;
+  // Copies across the link: of gradients, activations and partial sums, of flowing weights out of
+  // the buckets that hold them, and of stepped weights, those that flow left out.
+  std::vector<CopyRange> copies(const Op& op, int32_t step) const;
+  // Master and both moments into the snapshot (kSnapshot) or back from it (kUndo).
+  std::vector<CopyRange> snapshot(const Op& op, int32_t step) const;
+  // Of kAdam and of an exact kUndo, in the order of runs().
+  std::vector<StepRange> steps(const Op& op, int32_t step) const;
+
+  // A piece of a bucket's master and where its module's weights live on the GPU, by copy.
+  struct SpreadPiece {
+    int64_t offset = 0;  // elements from the bucket's start
+    int64_t count = 0;
+    TensorId weight = -1;
+    int64_t begin = 0;  // elements from the module's start
+  };
+  // The pieces whose weights are stationary.
+  std::vector<SpreadPiece> spread(const Bucket& bucket) const;
+
+ private:
+  const Bucket::Piece& piece_of(const Bucket& bucket, const Tensor& module_tensor) const;
+  std::vector<CopyRange> fetches(const std::vector<Argument>& sources,
+                                 const Argument& destination) const;
+  std::vector<CopyRange> homecoming(const Op& op, const Argument& source,
+                                    const std::vector<Argument>& destinations) const;
+  void find_stationary_weights();
+
+  const Graph& graph_;
+  OperationArguments arguments_;
+  std::vector<std::vector<Run>> runs_;       // by bucket
+  std::vector<TensorId> stationary_weight_;  // by module, -1: its weights flow, or it has none
+};
+
+}  // namespace ballast

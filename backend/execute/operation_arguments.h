@@ -1,0 +1,54 @@
+// The arguments of operations: addresses of tensors in the arenas, found by role.
+//
+// Knows addresses, never what lies there: those of a GPU's arena are found the same way. Will not
+// do: allocate, or read what it points at.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+// One tensor argument: where it is and what it holds. tensor null: the operation has none.
+struct Argument {
+  std::byte* data = nullptr;
+  const Tensor* tensor = nullptr;
+  bool adds = false;  // read and written
+};
+
+// Where the arena of each place begins; null where a place holds nothing.
+using ArenaBases = std::array<std::byte*, kPlaces>;
+
+class OperationArguments {
+ public:
+  // The graph must outlive this. Requires link(graph).
+  OperationArguments(const Graph& graph, const ArenaBases& bases) : graph_(graph), bases_(bases) {}
+
+  Argument at(const Access& access, int32_t step) const;
+  // The first access of a role, or an empty argument; all of them, in order.
+  Argument find(const Op& op, Role role, int32_t step) const;
+  std::vector<Argument> all(const Op& op, Role role, int32_t step) const;
+
+  // The bytes of a tensor; of copy `copy` where it has two.
+  std::span<std::byte> bytes(TensorId tensor, int copy = 0) const;
+
+ private:
+  const Graph& graph_;
+  ArenaBases bases_;
+};
+
+// The storage format of the kernels for a dtype. Requires fp32, bf16 or fp16.
+kernels::Format format_of(DType dtype);
+
+// Address of element `index` of a tensor.
+inline std::byte* element(const Argument& argument, int64_t index) {
+  return argument.data + index * size_of(argument.tensor->dtype);
+}
+
+}  // namespace ballast

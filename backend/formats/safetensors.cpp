@@ -1,0 +1,375 @@
+#include "backend/formats/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <limits>
+#include <set>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include "backend/formats/flat_json.h"
+
+namespace ballast {
+namespace {
+
+// Data is written as it lies in memory, and the format is little-endian.
+static_assert(std::endian::native == std::endian::little);
+
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kMaxHeaderBytes = 100'000'000;
+constexpr int64_t kDataAlignment = 64;
+constexpr std::string_view kMetadataKey = "__metadata__";
+constexpr char kRewrite[] = "the file is damaged or cut short; write or download it again";
+
+struct TypeRow {
+  StoredType type;
+  std::string_view name;
+  int64_t size;
+};
+constexpr std::array<TypeRow, 15> kTypes = {{
+    {StoredType::kF64, "F64", 8},
+    {StoredType::kF32, "F32", 4},
+    {StoredType::kF16, "F16", 2},
+    {StoredType::kBf16, "BF16", 2},
+    {StoredType::kF8E4M3, "F8_E4M3", 1},
+    {StoredType::kF8E5M2, "F8_E5M2", 1},
+    {StoredType::kI64, "I64", 8},
+    {StoredType::kI32, "I32", 4},
+    {StoredType::kI16, "I16", 2},
+    {StoredType::kI8, "I8", 1},
+    {StoredType::kU64, "U64", 8},
+    {StoredType::kU32, "U32", 4},
+    {StoredType::kU16, "U16", 2},
+    {StoredType::kU8, "U8", 1},
+    {StoredType::kBool, "BOOL", 1},
+}};
+
+const TypeRow& row_of(StoredType type) {
+  const auto found = std::ranges::find(kTypes, type, &TypeRow::type);
+  CHECK(found != kTypes.end());
+  return *found;
+}
+
+std::string place(const std::string& file, std::string_view tensor) {
+  return file + ":" + std::string(tensor);
+}
+
+// Bytes of an array, or nothing where 63 bits do not hold the number.
+std::optional<int64_t> array_bytes(const std::vector<int64_t>& shape, StoredType type) {
+  int64_t bytes = size_of(type);
+  if (std::ranges::find(shape, 0) != shape.end()) return 0;
+  for (const int64_t extent : shape) {
+    if (extent > std::numeric_limits<int64_t>::max() / bytes) return std::nullopt;
+    bytes *= extent;
+  }
+  return bytes;
+}
+
+StoredType parse_type(JsonCursor& json, const std::string& where) {
+  const std::string name = json.string();
+  const auto found = std::ranges::find(kTypes, name, &TypeRow::name);
+  if (found == kTypes.end()) {
+    throw Error(where, "unknown dtype \"" + name + "\"",
+                "convert the tensor to F32, F16 or BF16 and write the file again");
+  }
+  return found->type;
+}
+
+// One tensor's {dtype, shape, data_offsets}; offsets are checked against the file afterwards.
+StoredTensor parse_tensor(JsonCursor& json, std::string name, const std::string& file) {
+  StoredTensor tensor;
+  tensor.name = std::move(name);
+  const std::string where = place(file, tensor.name);
+  std::set<std::string> seen;
+  std::vector<int64_t> offsets;
+  json.object([&](const std::string& key) {
+    if (!seen.insert(key).second) throw Error(where, "\"" + key + "\" stands twice", kRewrite);
+    if (key == "dtype") {
+      tensor.type = parse_type(json, where);
+    } else if (key == "shape") {
+      json.array([&] { tensor.shape.push_back(json.whole_number()); });
+    } else if (key == "data_offsets") {
+      json.array([&] { offsets.push_back(json.whole_number()); });
+    } else {
+      throw Error(where, "unknown key \"" + key + "\"", kRewrite);
+    }
+  });
+  if (seen.size() != 3) throw Error(where, "dtype, shape or data_offsets is missing", kRewrite);
+  if (offsets.size() != 2 || offsets[0] > offsets[1]) {
+    throw Error(where, "data_offsets is not a pair [begin, end]", kRewrite);
+  }
+  const std::optional<int64_t> bytes = array_bytes(tensor.shape, tensor.type);
+  if (!bytes || *bytes != offsets[1] - offsets[0]) {
+    throw Error(where,
+                "data_offsets span " + std::to_string(offsets[1] - offsets[0]) +
+                    " bytes, shape and dtype need " + (bytes ? std::to_string(*bytes) : "2^63"),
+                kRewrite);
+  }
+  tensor.begin = offsets[0];
+  tensor.bytes = *bytes;
+  return tensor;
+}
+
+// Sorts the tensors by offset and requires that they tile [0, data_bytes) exactly. Offsets become
+// file offsets.
+void place_tensors(SafetensorsHeader& header, int64_t data_bytes, const std::string& file) {
+  std::ranges::stable_sort(header.tensors, {}, [](const StoredTensor& tensor) {
+    return std::pair(tensor.begin, tensor.bytes);
+  });
+  int64_t covered = 0;
+  for (StoredTensor& tensor : header.tensors) {
+    if (tensor.begin != covered) {
+      throw Error(place(file, tensor.name),
+                  "data begins at byte " + std::to_string(tensor.begin) + " of the data, " +
+                      (tensor.begin < covered ? "inside the tensor before it, which ends at "
+                                              : "after a gap that starts at ") +
+                      std::to_string(covered),
+                  kRewrite);
+    }
+    if (tensor.bytes > data_bytes - covered) {
+      throw Error(place(file, tensor.name),
+                  "data ends at byte " + std::to_string(tensor.begin + tensor.bytes) +
+                      " of the data, of which the file holds " + std::to_string(data_bytes),
+                  kRewrite);
+    }
+    covered += tensor.bytes;
+    tensor.begin += header.data_begin;
+  }
+  if (covered != data_bytes) {
+    throw Error(file, std::to_string(data_bytes - covered) + " bytes after the last tensor",
+                kRewrite);
+  }
+}
+
+// Reads exactly out.size() bytes at `offset`.
+void read_exactly(int descriptor, int64_t offset, std::span<std::byte> out,
+                  const std::string& where) {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor, out.data(), out.size(), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      throw Error(where, std::string("cannot be read: ") + std::strerror(errno),
+                  "check the disk and the file");
+    }
+    if (got == 0) throw Error(where, "the file ends early", kRewrite);
+    offset += got;
+    out = out.subspan(static_cast<size_t>(got));
+  }
+}
+
+}  // namespace
+
+int64_t size_of(StoredType type) { return row_of(type).size; }
+std::string_view to_string(StoredType type) { return row_of(type).name; }
+
+StoredType stored_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return StoredType::kF64;
+    case DType::kF32:
+      return StoredType::kF32;
+    case DType::kBf16:
+      return StoredType::kBf16;
+    case DType::kF16:
+      return StoredType::kF16;
+    case DType::kI32:
+      return StoredType::kI32;
+    case DType::kU8:
+      return StoredType::kU8;
+    case DType::kE4m3:
+    case DType::kE5m2:
+      break;  // factors of products, which no file holds
+  }
+  CHECK(false);
+}
+
+std::optional<DType> dtype_of(StoredType type) {
+  switch (type) {
+    case StoredType::kF64:
+      return DType::kF64;
+    case StoredType::kF32:
+      return DType::kF32;
+    case StoredType::kBf16:
+      return DType::kBf16;
+    case StoredType::kF16:
+      return DType::kF16;
+    case StoredType::kI32:
+      return DType::kI32;
+    default:
+      return std::nullopt;
+  }
+}
+
+int64_t safetensors_header_bytes(std::span<const std::byte> first_bytes, int64_t file_bytes,
+                                 const std::string& where) {
+  if (first_bytes.size() < kLengthBytes || file_bytes < kLengthBytes) {
+    throw Error(where, "too short for a safetensors file", kRewrite);
+  }
+  uint64_t length = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    length |= std::to_integer<uint64_t>(first_bytes[i]) << (8 * i);
+  }
+  if (length > kMaxHeaderBytes) {
+    throw Error(where, "not a safetensors file: header of " + std::to_string(length) + " bytes",
+                "name a .safetensors file");
+  }
+  if (static_cast<int64_t>(length) > file_bytes - kLengthBytes) {
+    throw Error(
+        where,
+        "header of " + std::to_string(length) + " bytes in a file of " + std::to_string(file_bytes),
+        kRewrite);
+  }
+  return static_cast<int64_t>(length);
+}
+
+SafetensorsHeader parse_safetensors(std::string_view json_text, int64_t file_bytes,
+                                    const std::string& where) {
+  const auto header_bytes = static_cast<int64_t>(json_text.size());
+  CHECK(file_bytes - kLengthBytes >= header_bytes);
+  SafetensorsHeader header;
+  header.data_begin = kLengthBytes + header_bytes;
+  std::set<std::string> names;
+  JsonCursor json(json_text, where);
+  json.object([&](const std::string& name) {
+    if (!names.insert(name).second) throw Error(place(where, name), "stands twice", kRewrite);
+    if (name != kMetadataKey) {
+      header.tensors.push_back(parse_tensor(json, name, where));
+      return;
+    }
+    json.object([&](const std::string& key) {
+      if (!header.metadata.emplace(key, json.string()).second) {
+        throw Error(place(where, name), "\"" + key + "\" stands twice", kRewrite);
+      }
+    });
+  });
+  json.end();
+  place_tensors(header, file_bytes - header.data_begin, where);
+  return header;
+}
+
+SafetensorsReader::SafetensorsReader(const std::string& path) : path_(path) {
+  // Without O_NONBLOCK opening a named pipe would wait for a writer.
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) {
+    throw Error(path, std::string("cannot be opened: ") + std::strerror(errno),
+                "check the path and its permissions");
+  }
+  try {
+    struct stat status = {};
+    if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      throw Error(path, "not a regular file", "name a .safetensors file");
+    }
+    const int64_t file_bytes = status.st_size;
+    std::array<std::byte, kLengthBytes> first = {};
+    if (file_bytes >= kLengthBytes) read_exactly(descriptor_, 0, first, path);
+    const int64_t header_bytes = safetensors_header_bytes(first, file_bytes, path);
+    std::string json(static_cast<size_t>(header_bytes), '\0');
+    read_exactly(descriptor_, kLengthBytes, std::as_writable_bytes(std::span(json)), path);
+    header_ = parse_safetensors(json, file_bytes, path);
+    for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_[header_.tensors[i].name] = i;
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+SafetensorsReader::~SafetensorsReader() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+SafetensorsReader::SafetensorsReader(SafetensorsReader&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      header_(std::move(other.header_)),
+      by_name_(std::move(other.by_name_)) {}
+
+const StoredTensor* SafetensorsReader::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
+}
+
+const StoredTensor& SafetensorsReader::at(std::string_view name) const {
+  const StoredTensor* tensor = find(name);
+  if (tensor == nullptr) {
+    throw Error(place(path_, name), "no such tensor in the file",
+                "use weights of the same model and architecture");
+  }
+  return *tensor;
+}
+
+void SafetensorsReader::read(const StoredTensor& tensor, int64_t first_byte,
+                             std::span<std::byte> out) const {
+  const auto bytes = static_cast<int64_t>(out.size());
+  CHECK(first_byte >= 0 && bytes <= tensor.bytes && first_byte <= tensor.bytes - bytes);
+  read_exactly(descriptor_, tensor.begin + first_byte, out, place(path_, tensor.name));
+}
+
+std::string safetensors_preamble(std::span<const TensorDeclaration> tensors,
+                                 const StoredMetadata& metadata) {
+  std::string json = "{";
+  if (!metadata.empty()) {
+    json += json_quoted(kMetadataKey) + ":{";
+    for (const auto& [key, value] : metadata) {
+      if (json.back() != '{') json += ',';
+      json += json_quoted(key) + ":" + json_quoted(value);
+    }
+    json += '}';
+  }
+  std::set<std::string_view> names = {kMetadataKey};
+  int64_t offset = 0;
+  for (const TensorDeclaration& tensor : tensors) {
+    CHECK(names.insert(tensor.name).second);
+    CHECK(offset % size_of(tensor.type) == 0);
+    const std::optional<int64_t> bytes = array_bytes(tensor.shape, tensor.type);
+    CHECK(bytes && *bytes <= std::numeric_limits<int64_t>::max() - offset);
+    if (json.size() > 1) json += ',';
+    json += json_quoted(tensor.name) + ":{\"dtype\":\"" + std::string(to_string(tensor.type)) +
+            "\",\"shape\":[";
+    for (const int64_t extent : tensor.shape) {
+      CHECK(extent >= 0);
+      if (json.back() != '[') json += ',';
+      json += std::to_string(extent);
+    }
+    json += "],\"data_offsets\":[" + std::to_string(offset) + "," +
+            std::to_string(offset + *bytes) + "]}";
+    offset += *bytes;
+  }
+  json += '}';
+  const int64_t padded = round_up(kLengthBytes + std::ssize(json), kDataAlignment) - kLengthBytes;
+  CHECK(padded <= kMaxHeaderBytes);
+  json.resize(static_cast<size_t>(padded), ' ');
+  std::string length;
+  for (int i = 0; i < kLengthBytes; ++i) {
+    length.push_back(static_cast<char>((padded >> (8 * i)) & 0xFF));
+  }
+  return length + json;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path,
+                                     std::span<const TensorDeclaration> tensors,
+                                     const StoredMetadata& metadata)
+    : file_(path) {
+  const std::string preamble = safetensors_preamble(tensors, metadata);
+  for (const TensorDeclaration& tensor : tensors) {
+    bytes_left_ += *array_bytes(tensor.shape, tensor.type);
+  }
+  file_.write(std::string_view(preamble));
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+  CHECK(std::ssize(bytes) <= bytes_left_);
+  file_.write(bytes);
+  bytes_left_ -= std::ssize(bytes);
+}
+
+void SafetensorsWriter::commit() {
+  CHECK(bytes_left_ == 0);
+  file_.commit();
+}
+
+}  // namespace ballast

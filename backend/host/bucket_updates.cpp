@@ -1,0 +1,161 @@
+#include "backend/host/bucket_updates.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+
+namespace ballast {
+
+const kernels::Table& adam_table(const std::string& name) {
+  if (name == "best") return kernels::best();
+  const kernels::Table* table = kernels::find(name);
+  if (table == nullptr) {
+    std::string known;
+    for (const kernels::Table* t : kernels::available()) known += fmt::format(" {}", t->name);
+    throw Error("optimizer.adam", fmt::format("'{}' does not run on this processor", name),
+                "use best or one of:" + known);
+  }
+  return *table;
+}
+
+std::optional<kernels::AdamConstants> constants_of(const UpdateControl& control, int32_t step,
+                                                   BucketUpdates::Program program) {
+  const bool repairs = program == BucketUpdates::Program::kRepair;
+  return repairs ? control.redo_constants() : control.constants(step);
+}
+
+std::vector<CastRange> weights_from_masters(const std::vector<StepRange>& steps) {
+  std::vector<CastRange> ranges;
+  for (const StepRange& range : steps) {
+    const kernels::AdamArrays& arrays = range.arrays;
+    if (arrays.weights == nullptr) continue;
+    ranges.push_back({reinterpret_cast<const std::byte*>(arrays.master), kernels::Format::kF32,
+                      static_cast<std::byte*>(arrays.weights), arrays.weights_format,
+                      arrays.count});
+  }
+  return ranges;
+}
+
+BucketUpdates::BucketUpdates(const Setting& setting, std::vector<Place> undo_places, int threads)
+    : at_(setting),
+      table_(adam_table(setting.plan.optimizer.adam)),
+      workers_(threads, kernels::Pinning::kNone) {
+  partials_.assign(at_.graph.buckets.size(), -1);
+  const bool exact = at_.plan.optimizer.undo == UndoKind::kExact;
+  for (size_t t = 0; t < at_.graph.tensors.size(); ++t) {
+    const Tensor& tensor = at_.graph.tensors[t];
+    if (tensor.kind == TensorKind::kNormPartials && tensor.place == Place::kDram) {
+      partials_[static_cast<size_t>(tensor.label.bucket)] = static_cast<TensorId>(t);
+    }
+    const bool kept =
+        std::find(undo_places.begin(), undo_places.end(), tensor.place) != undo_places.end();
+    if (tensor.kind == TensorKind::kUndoRecord && exact && kept) {
+      find_undo_records(static_cast<TensorId>(t));
+    }
+  }
+}
+
+// One record a run, one after another in the bucket's tensor.
+void BucketUpdates::find_undo_records(TensorId tensor) {
+  const std::span<std::byte> raw = at_.arguments.bytes(tensor);
+  const int32_t bucket = at_.graph.tensors[static_cast<size_t>(tensor)].label.bucket;
+  undo_.resize(at_.graph.buckets.size());
+  size_t begin = 0;
+  for (const Run& run : at_.ranges.runs(bucket)) {
+    const int64_t size = kernels::UndoRecord::fixed_bytes(run.count, kernels::UndoForm::kRecord);
+    const auto planned = static_cast<size_t>(undo_record_bytes(run).count);
+    CHECK(static_cast<size_t>(size) <= planned && begin + planned <= raw.size());
+    undo_[static_cast<size_t>(bucket)].emplace_back(
+        std::span(reinterpret_cast<uint8_t*>(raw.data() + begin), static_cast<size_t>(size)),
+        run.count, kernels::UndoForm::kRecord);
+    begin += planned;
+  }
+}
+
+void BucketUpdates::cast(const CastRange& range, Crew crew) {
+  if (crew == Crew::kWorkers) {
+    kernels::cast(workers_, table_, range.from, range.from_format, range.to, range.to_format,
+                  range.count);
+  } else {
+    table_.cast(range.from, range.from_format, range.to, range.to_format, range.count);
+  }
+}
+
+void BucketUpdates::casts(const std::vector<CastRange>& ranges) {
+  for (const CastRange& range : ranges) cast(range, Crew::kCaller);
+}
+
+void BucketUpdates::sums(const Op& op, int32_t step) const {
+  for (const SumRange& range : at_.ranges.sums(op, step)) {
+    int64_t segment = 0;
+    for (int64_t done = 0; done < range.count; done += kSegment) {
+      const int64_t count = std::min(kSegment, range.count - done);
+      range.sums[segment++] = table_.sum_of_squares(
+          range.values + done * kernels::bytes_of(range.format), range.format, count);
+    }
+  }
+}
+
+double BucketUpdates::sum_of_partials() const {
+  double sum = 0;
+  for (size_t b = at_.graph.buckets.size(); b-- > 0;) {  // the last bucket begins the flat space
+    const auto* values = reinterpret_cast<const double*>(at_.arguments.bytes(partials_[b]).data());
+    for (int64_t i = 0; i < at_.graph.buckets[b].segments; ++i) sum += values[i];
+  }
+  return sum;
+}
+
+void BucketUpdates::snapshot(const Op& op, int32_t step) const {
+  for (const CopyRange& range : at_.ranges.snapshot(op, step)) {
+    std::memcpy(range.to, range.from, static_cast<size_t>(range.bytes));
+  }
+}
+
+void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew) {
+  const std::optional<kernels::AdamConstants> decided = constants_of(at_.control, step, program);
+  if (!decided) return restore_weights(op, step);
+  const bool records = at_.arguments.find(op, Role::kUndoRecord, step).tensor != nullptr;
+  const std::vector<StepRange> ranges = at_.ranges.steps(op, step);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const kernels::AdamArrays& arrays = ranges[i].arrays;
+    kernels::AdamConstants constants = *decided;
+    if (!ranges[i].decays) constants.weight_decay = 0;
+    const bool alone = crew == Crew::kCaller;
+    if (!records) {
+      if (alone) {
+        table_.adam_step(arrays, constants);
+      } else {
+        kernels::adam_step(workers_, table_, arrays, constants);
+      }
+      continue;
+    }
+    kernels::UndoRecord& record = undo_[static_cast<size_t>(op.label.bucket)][i];
+    if (!alone) {
+      kernels::adam_step_with_undo(workers_, table_, arrays, constants, record);
+      continue;
+    }
+    record.step_tiles(table_, arrays, constants, 0, record.tiles());
+  }
+}
+
+void BucketUpdates::restore_weights(const Op& op, int32_t step) const {
+  for (const CastRange& range : weights_from_masters(at_.ranges.steps(op, step))) {
+    table_.cast(range.from, range.from_format, range.to, range.to_format, range.count);
+  }
+}
+
+void BucketUpdates::exact_undo(const Op& op, int32_t step, Crew crew) {
+  const std::vector<StepRange> ranges = at_.ranges.steps(op, step);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    kernels::AdamConstants constants = at_.control.undone_constants();
+    if (!ranges[i].decays) constants.weight_decay = 0;
+    const kernels::UndoRecord& record = undo_[static_cast<size_t>(op.label.bucket)][i];
+    if (crew == Crew::kWorkers) {
+      kernels::adam_undo(workers_, table_, ranges[i].arrays, constants, record);
+      continue;
+    }
+    record.undo_tiles(table_, ranges[i].arrays, constants, 0, record.tiles());
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,73 @@
+// The CPU's share of the optimizer: casts, gradient norms, snapshots, steps and their undoing on
+// buckets in memory that this process can address. The host device runs all of them here, a GPU's
+// device those of its CPU buckets.
+//
+// Will not do: order operations (executor), or decide what a step is worth (update_control).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/execute/bucket_ranges.h"
+#include "backend/execute/update_control.h"
+#include "kernels/threads.h"
+#include "kernels/undo.h"
+
+namespace ballast {
+
+// Who does the work of a call: the pool of the optimizer's threads, or the calling thread.
+enum class Crew : uint8_t { kWorkers, kCaller };
+
+// By name of a kernels::Table, "best" being the fastest. Throws Error for one that this processor
+// cannot run.
+const kernels::Table& adam_table(const std::string& name);
+
+class BucketUpdates {
+ public:
+  struct Setting {
+    const Graph& graph;
+    const Plan& plan;
+    const BucketRanges& ranges;
+    const OperationArguments& arguments;
+    const UpdateControl& control;
+  };
+  // What the setting refers to must outlive this. `undo_places`: where tensors lie whose exact undo
+  // records this keeps.
+  BucketUpdates(const Setting& setting, std::vector<Place> undo_places, int threads);
+
+  const kernels::Table& table() const { return table_; }
+
+  void cast(const CastRange& range, Crew crew);
+  void casts(const std::vector<CastRange>& ranges);  // on the calling thread
+  void sums(const Op& op, int32_t step) const;
+  void snapshot(const Op& op, int32_t step) const;  // and its undo
+  // As kAdam of the step's program (redo false: with the constants of `step`), or of a repair.
+  enum class Program : uint8_t { kStep, kRepair };
+  void adam(const Op& op, int32_t step, Program program, Crew crew);
+  void exact_undo(const Op& op, int32_t step, Crew crew);
+
+  // Sum of the squares of all gradients: the partial sums in DRAM, in the flat order.
+  double sum_of_partials() const;
+
+ private:
+  void find_undo_records(TensorId tensor);
+  void restore_weights(const Op& op, int32_t step) const;
+
+  Setting at_;
+  const kernels::Table& table_;
+  kernels::Workers workers_;
+  std::vector<TensorId> partials_;                      // by bucket, in DRAM
+  std::vector<std::vector<kernels::UndoRecord>> undo_;  // by bucket and run, where undo is exact
+};
+
+// The constants of an Adam of this program: empty where the update is to be left out.
+std::optional<kernels::AdamConstants> constants_of(const UpdateControl& control, int32_t step,
+                                                   BucketUpdates::Program program);
+
+// The casts that bring masters into the weights that an Adam would have written: an update that is
+// left out still owes the GPU's weights, those of a speculative step that was taken back or the
+// second copy of a delayed one.
+std::vector<CastRange> weights_from_masters(const std::vector<StepRange>& steps);
+
+}  // namespace ballast

@@ -1,0 +1,197 @@
+#include "backend/host/device_host.h"
+
+#include <cstring>
+
+namespace ballast {
+
+namespace {
+
+std::array<std::unique_ptr<Arena>, kPlaces> arenas_of(const Graph& graph) {
+  std::array<std::unique_ptr<Arena>, kPlaces> arenas;
+  for (size_t place = 0; place < kPlaces; ++place) {
+    arenas[place] = std::make_unique<Arena>(std::string(to_string(static_cast<Place>(place))),
+                                            graph.arenas.size[place]);
+  }
+  return arenas;
+}
+
+ArenaBases bases_of(const std::array<std::unique_ptr<Arena>, kPlaces>& arenas) {
+  ArenaBases bases;
+  for (size_t place = 0; place < kPlaces; ++place) bases[place] = arenas[place]->at(0);
+  return bases;
+}
+
+const Training& checked(const Training& training) {
+  refuse_what_cannot_run(training.model, training.plan, "host");
+  if (training.plan.products == ProductFormat::kFp8) {
+    throw Error("plan, products", "fp8, which no CPU multiplies",
+                "train on a GPU that has it (--device cuda:0), or set plan.products=as-stored");
+  }
+  return training;
+}
+
+}  // namespace
+
+HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
+                       const ControlState& state)
+    : plan_(checked(training).plan),
+      graph_(training.graph),
+      data_(training.data),
+      options_(options),
+      arenas_(arenas_of(graph_)),
+      arguments_(graph_, bases_of(arenas_)),
+      modules_(training.model, plan_),
+      ranges_(graph_, arguments_),
+      control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
+               [this] { return updates_.sum_of_partials(); }),
+      updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
+               options.optimizer_threads) {}
+
+// Kernels of the "GPU" run on the lane's own thread.
+Crew HostDevice::crew_of(const Op& op) const {
+  const bool on_gpu = ranges_.bucket_of(op).site == Site::kGpu;
+  return on_gpu ? Crew::kCaller : Crew::kWorkers;
+}
+
+void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
+  using Program = BucketUpdates::Program;
+  const Op& op = sequence.ops[static_cast<size_t>(id)];
+  switch (op.kind) {
+    case OpKind::kLoadBatch:
+      return load_batch(op, step);
+    case OpKind::kEmbedding:
+    case OpKind::kNorm:
+    case OpKind::kGemm:
+    case OpKind::kAttention:
+    case OpKind::kActivation:
+      return modules_.module(op, arguments_, step);
+    case OpKind::kLoss:
+      return loss(op, step);
+    case OpKind::kPack:
+      return updates_.casts(ranges_.pack(op, step));
+    case OpKind::kUnpack:
+      return updates_.casts(ranges_.unpack(op, step));
+    case OpKind::kCast:
+      return updates_.cast(ranges_.cast(op, step), Crew::kWorkers);
+    case OpKind::kSumOfSquares:
+      return updates_.sums(op, step);
+    case OpKind::kDecide:
+      return control_.decide(step);
+    case OpKind::kSnapshot:
+      return updates_.snapshot(op, step);
+    case OpKind::kAdam:
+      return updates_.adam(
+          op, step, &sequence == &graph_.repair ? Program::kRepair : Program::kStep, crew_of(op));
+    case OpKind::kUndo:
+      return undo(op, step);
+    case OpKind::kCopy:
+      return copy(op, step);
+    case OpKind::kCommit:
+    case OpKind::kCollective:
+    case OpKind::kIo:
+    case OpKind::kScale:
+    case OpKind::kBlock:
+      break;
+  }
+  CHECK(false && "not an operation of one host device");
+}
+
+void HostDevice::load_batch(const Op& op, int32_t step) const {
+  const Argument tokens = arguments_.find(op, Role::kTokens, step);
+  data_.batch(
+      batch_request(plan_, op, split_, step),
+      {reinterpret_cast<int32_t*>(tokens.data), static_cast<size_t>(tokens.tensor->elements)});
+}
+
+void HostDevice::loss(const Op& op, int32_t step) {
+  double factor = control_.loss_scale(step) /
+                  static_cast<double>(plan_.tokens_per_micro_batch() * plan_.accumulation());
+  if (options_.gradient_factor) factor *= options_.gradient_factor(step);
+  const double mean = modules_.loss(op, arguments_, step, factor);
+  if (split_ == Split::kValidation) {
+    evaluated_loss_ = mean;
+  } else {
+    control_.set_loss(step, op.label.micro_batch, mean);
+  }
+}
+
+void HostDevice::undo(const Op& op, int32_t step) {
+  if (std::get<BucketWork>(op.work).exact_undo) return updates_.exact_undo(op, step, crew_of(op));
+  updates_.snapshot(op, step);
+}
+
+void HostDevice::copy(const Op& op, int32_t step) const {
+  for (const CopyRange& range : ranges_.copies(op, step)) {
+    std::memcpy(range.to, range.from, static_cast<size_t>(range.bytes));
+  }
+}
+
+void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {
+  const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
+  CHECK(static_cast<size_t>(begin) + to.size() <= bytes.size());
+  std::memcpy(to.data(), bytes.data() + begin, to.size());
+}
+
+void HostDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) {
+  const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
+  CHECK(static_cast<size_t>(begin) + from.size() <= bytes.size());
+  std::memcpy(bytes.data() + begin, from.data(), from.size());
+}
+
+void HostDevice::restore_partials(int32_t step) {
+  for (const Op& op : graph_.step.ops) {
+    const bool norm = op.kind == OpKind::kSumOfSquares;
+    const bool home =
+        op.kind == OpKind::kCopy &&
+        arguments_.find(op, Role::kSource, step).tensor->kind == TensorKind::kNormPartials;
+    if (norm) updates_.sums(op, step);
+    if (home) copy(op, step);
+  }
+}
+
+void HostDevice::spread_weights() {
+  const kernels::Format stored = format_of(plan_.dtype);
+  for (const Bucket& bucket : graph_.buckets) {
+    const std::byte* master = arguments_.bytes(bucket.master).data();
+    if (bucket.weights >= 0) {
+      updates_.cast({master, kernels::Format::kF32, arguments_.bytes(bucket.weights).data(), stored,
+                     bucket.count},
+                    Crew::kCaller);
+    }
+    for (const BucketRanges::SpreadPiece& piece : ranges_.spread(bucket)) {
+      for (int copy = 0; copy < graph_.tensors[static_cast<size_t>(piece.weight)].copies; ++copy) {
+        std::byte* weights = arguments_.bytes(piece.weight, copy).data();
+        updates_.cast({master + piece.offset * size_of(DType::kF32), kernels::Format::kF32,
+                       weights + piece.begin * size_of(plan_.dtype), stored, piece.count},
+                      Crew::kCaller);
+      }
+    }
+  }
+}
+
+std::vector<MemoryUse> HostDevice::memory() {
+  std::vector<MemoryUse> uses;
+  for (const Place place : {Place::kHbm, Place::kDram}) {
+    const Arena& arena = *arenas_[static_cast<size_t>(place)];
+    uses.push_back({place, arena.size(), arena.resident()});
+  }
+  return uses;
+}
+
+double HostDevice::evaluate(int64_t batch, int32_t step) {
+  split_ = Split::kValidation;
+  const std::vector<Op>& ops = graph_.step.ops;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const bool forward = ops[i].phase == Phase::kForward || ops[i].phase == Phase::kFetch;
+    if (!forward || ops[i].label.micro_batch > 0) continue;
+    if (ops[i].kind == OpKind::kLoadBatch) {
+      load_batch(ops[i], static_cast<int32_t>(batch));
+    } else {
+      execute(graph_.step, static_cast<OpId>(i), step);
+    }
+  }
+  split_ = Split::kTraining;
+  return evaluated_loss_;
+}
+
+}  // namespace ballast

@@ -1,0 +1,61 @@
+// The host device: the "GPU" is the threads of its lanes with an arena of their own, the "CPU" the
+// optimizer's workers with another; copies between the two are real copies.
+//
+// Carries out every kind of operation by the roles of its tensors. Will not do: order operations
+// (executor), or judge gradients (update_control).
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/execute/arena.h"
+#include "backend/execute/bucket_ranges.h"
+#include "backend/execute/operation_arguments.h"
+#include "backend/execute/update_control.h"
+#include "backend/host/bucket_updates.h"
+#include "backend/host/host_modules.h"
+#include "backend/train/training_device.h"
+
+namespace ballast {
+
+class HostDevice : public TrainingDevice {
+ public:
+  // Arenas begin as zeros. Throws Error where the arenas do not fit, the Adam is unknown here, or
+  // the model needs a module that is not written yet.
+  HostDevice(const Training& training, const DeviceOptions& options, const ControlState& state);
+
+  void execute(const Sequence& sequence, OpId id, int32_t step) override;
+  bool commit(int32_t step) override { return control_.commit(step); }
+
+  UpdateControl& control() override { return control_; }
+  void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) override;
+  void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) override;
+  void spread_weights() override;
+  void restore_partials(int32_t step) override;
+  double evaluate(int64_t batch, int32_t step) override;
+  std::vector<MemoryUse> memory() override;
+
+ private:
+  void load_batch(const Op& op, int32_t step) const;
+  void loss(const Op& op, int32_t step);
+  Crew crew_of(const Op& op) const;
+  void copy(const Op& op, int32_t step) const;
+  void undo(const Op& op, int32_t step);
+
+  const Plan& plan_;
+  const Graph& graph_;
+  const TokenSource& data_;
+  DeviceOptions options_;
+  std::array<std::unique_ptr<Arena>, kPlaces> arenas_;
+  OperationArguments arguments_;
+  HostModules modules_;
+  BucketRanges ranges_;
+  UpdateControl control_;
+  BucketUpdates updates_;
+  Split split_ = Split::kTraining;
+  double evaluated_loss_ = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,45 @@
+// Forward and backward of the decoder's modules on the CPU: operations to backend/host/transformer,
+// roles of tensors to its arguments.
+//
+// Will not do: start threads, or order operations.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/execute/operation_arguments.h"
+#include "sim/graph/core/graph.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+class HostModules {
+ public:
+  // Both must outlive this.
+  HostModules(const Model& model, const Plan& plan) : model_(model), plan_(plan) {}
+
+  // Embedding, norm, matrix product, attention or activation.
+  void module(const Op& op, const OperationArguments& arguments, int32_t step) const;
+  // Mean loss in nats; logits become their gradient times the factor.
+  double loss(const Op& op, const OperationArguments& arguments, int32_t step,
+              double gradient_factor) const;
+
+ private:
+  // An operation with its arguments at hand.
+  struct Call {
+    const Op& op;
+    const OperationArguments& arguments;
+    int32_t step;
+    Argument find(Role role) const { return arguments.find(op, role, step); }
+  };
+  void embedding(const Call& call) const;
+  void norm(const Call& call) const;
+  void gemm(const Call& call) const;
+  void attention(const Call& call) const;
+  void activation(const Call& call) const;
+
+  const Model& model_;
+  const Plan& plan_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,192 @@
+// The modules that work row by row: norms, activations and the loss.
+
+#include "backend/host/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "backend/host/transformer_rows.h"
+#include "backend/host/transformer_views.h"
+#include "sim/base/error.h"
+
+namespace ballast::transformer {
+namespace {
+
+// Weight and, for LayerNorm, bias of a norm module.
+template <class Real>
+NormRow<Real> norm_parameters(const Model& model, ConstView params) {
+  const int64_t count = model.norm == NormKind::kLayerNorm ? 2 * model.hidden : model.hidden;
+  NormRow<Real> row;
+  row.weight = load<Real>(params, 0, count, Slot::kParameters);
+  if (model.norm == NormKind::kLayerNorm) row.bias = row.weight + model.hidden;
+  return row;
+}
+
+template <class Real>
+void norm_forward_rows(const Model& model, ConstView x, ConstView params, View out,
+                       View statistics) {
+  const RowLoops<Real>& rows = row_loops<Real>();
+  const int64_t n = x.columns;
+  NormRow<Real> row = norm_parameters<Real>(model, params);
+  auto* pairs = reinterpret_cast<Real*>(address(statistics, 0));
+  for (int64_t i = 0; i < x.rows; ++i) {
+    row.x = load<Real>(x, i * n, n, Slot::kInput);
+    const Moments<Real> moments = model.norm == NormKind::kLayerNorm
+                                      ? rows.centred_moments(row.x, n)
+                                      : rows.plain_moments(row.x, n);
+    row.mean = moments.mean;
+    row.inverse_deviation =
+        Real(1) / std::sqrt(moments.mean_square + static_cast<Real>(model.norm_epsilon));
+    pairs[2 * i] = row.mean;
+    pairs[2 * i + 1] = row.inverse_deviation;
+    Real* to = target<Real>(out, i * n, n, Slot::kOutput);
+    rows.norm(row, to, n);
+    finish(to, out, i * n, n);
+  }
+}
+
+template <class Real>
+void norm_backward_rows(const Model& model, ConstView x, ConstView statistics, ConstView params,
+                        ConstView dout, ConstView residual_gradient, View dx, View dparams,
+                        bool accumulate) {
+  const int64_t n = x.columns;
+  NormRow<Real> row = norm_parameters<Real>(model, params);
+  const int64_t count = row.bias == nullptr ? n : 2 * n;
+  NormRowGradient<Real> gradient;
+  gradient.dweight = scratch<Real>(Slot::kSums, count);
+  gradient.dbias = row.bias == nullptr ? nullptr : gradient.dweight + n;
+  std::fill_n(gradient.dweight, count, Real(0));
+  const auto* pairs = reinterpret_cast<const Real*>(address(statistics, 0));
+  for (int64_t i = 0; i < x.rows; ++i) {
+    row.x = load<Real>(x, i * n, n, Slot::kInput);
+    row.mean = pairs[2 * i];
+    row.inverse_deviation = pairs[2 * i + 1];
+    gradient.dout = load<Real>(dout, i * n, n, Slot::kGradient);
+    if (residual_gradient.data != nullptr) {
+      gradient.residual = load<Real>(residual_gradient, i * n, n, Slot::kResidual);
+    }
+    gradient.dx = target<Real>(dx, i * n, n, Slot::kOutput);
+    row_loops<Real>().norm_gradient(row, gradient, n);
+    finish(gradient.dx, dx, i * n, n);
+  }
+  write_sums(gradient.dweight, dparams, 0, count, accumulate);
+}
+
+template <class Real>
+void activation_forward_rows(ActivationKind kind, ConstView h, View a) {
+  const RowLoops<Real>& rows = row_loops<Real>();
+  const auto activate = kind == ActivationKind::kSwiGlu     ? rows.swiglu
+                        : kind == ActivationKind::kGeluTanh ? rows.gelu_tanh
+                                                            : rows.gelu;
+  for (int64_t i = 0; i < h.rows; ++i) {
+    const Real* from = load<Real>(h, i * h.columns, h.columns, Slot::kInput);
+    Real* to = target<Real>(a, i * a.columns, a.columns, Slot::kOutput);
+    activate(from, to, a.columns);
+    finish(to, a, i * a.columns, a.columns);
+  }
+}
+
+template <class Real>
+void activation_backward_rows(ActivationKind kind, ConstView h, ConstView da, View dh) {
+  const RowLoops<Real>& rows = row_loops<Real>();
+  const auto differentiate = kind == ActivationKind::kSwiGlu     ? rows.swiglu_gradient
+                             : kind == ActivationKind::kGeluTanh ? rows.gelu_tanh_gradient
+                                                                 : rows.gelu_gradient;
+  for (int64_t i = 0; i < h.rows; ++i) {
+    const Real* from = load<Real>(h, i * h.columns, h.columns, Slot::kInput);
+    const Real* gradient = load<Real>(da, i * da.columns, da.columns, Slot::kGradient);
+    Real* to = target<Real>(dh, i * dh.columns, dh.columns, Slot::kOutput);
+    differentiate(from, gradient, to, da.columns);
+    finish(to, dh, i * dh.columns, dh.columns);
+  }
+}
+
+// The loss of one token, whose logits become factor * (softmax - one at the target).
+template <class Real>
+double loss_row(Real* logits, int64_t vocab, int64_t target_id, double factor) {
+  const RowLoops<Real>& rows = row_loops<Real>();
+  const double logit = static_cast<double>(logits[target_id]);
+  const SoftmaxSums<Real> sums = rows.softmax(logits, vocab);
+  rows.scale(static_cast<Real>(factor / sums.sum), logits, vocab);
+  logits[target_id] -= static_cast<Real>(factor);
+  return std::log(sums.sum) + static_cast<double>(sums.maximum) - logit;
+}
+
+template <class Real>
+double loss_rows(Shape shape, const int32_t* tokens, View logits, double factor) {
+  const int64_t vocab = logits.columns;
+  double total = 0;
+  for (int64_t token = 0; token < shape.tokens(); ++token) {
+    const int64_t sequence = token / shape.length;
+    const int64_t id = tokens[token + sequence + 1];  // rows of S+1 ids
+    if (id < 0 || id >= vocab) {
+      throw Error(
+          "tokens",
+          "target " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(vocab),
+          "tokenise the data for this model");
+    }
+    const int64_t first = token * vocab;
+    Real* row = target<Real>(logits, first, vocab, Slot::kOutput);
+    if (logits.dtype != kStored<Real>) copy_in(ConstView(logits), first, vocab, row);
+    total += loss_row(row, vocab, id, factor);
+    finish(row, logits, first, vocab);
+  }
+  return total / static_cast<double>(shape.tokens());
+}
+
+void check_statistics(ConstView x, ConstView statistics) {
+  CHECK(statistics.rows == x.rows && statistics.columns == 2);
+  CHECK(statistics.dtype == (x.dtype == DType::kF64 ? DType::kF64 : DType::kF32));
+}
+
+void check_activation(const Model& model, ConstView h, ConstView a) {
+  CHECK(h.columns == model.fc1_width() && a.columns == model.ffn && h.rows == a.rows);
+}
+
+}  // namespace
+
+void norm_forward(const Model& model, ConstView x, ConstView params, View out, View statistics) {
+  check_statistics(x, statistics);
+  CHECK(x.columns == model.hidden && out.rows == x.rows && out.columns == x.columns);
+  if (x.dtype == DType::kF64) return norm_forward_rows<double>(model, x, params, out, statistics);
+  norm_forward_rows<float>(model, x, params, out, statistics);
+}
+
+void norm_backward(const Model& model, ConstView x, ConstView statistics, ConstView params,
+                   ConstView dout, ConstView residual_gradient, View dx, View dparams,
+                   bool accumulate) {
+  check_statistics(x, statistics);
+  CHECK(x.columns == model.hidden && dout.rows == x.rows && dout.columns == x.columns);
+  CHECK(dx.rows == x.rows && dx.columns == x.columns);
+  if (x.dtype == DType::kF64) {
+    return norm_backward_rows<double>(model, x, statistics, params, dout, residual_gradient, dx,
+                                      dparams, accumulate);
+  }
+  norm_backward_rows<float>(model, x, statistics, params, dout, residual_gradient, dx, dparams,
+                            accumulate);
+}
+
+void activation_forward(const Model& model, ConstView h, View a) {
+  check_activation(model, h, a);
+  if (h.dtype == DType::kF64) return activation_forward_rows<double>(model.activation, h, a);
+  activation_forward_rows<float>(model.activation, h, a);
+}
+
+void activation_backward(const Model& model, ConstView h, ConstView da, View dh) {
+  check_activation(model, h, da);
+  CHECK(dh.rows == h.rows && dh.columns == h.columns);
+  if (h.dtype == DType::kF64) return activation_backward_rows<double>(model.activation, h, da, dh);
+  activation_backward_rows<float>(model.activation, h, da, dh);
+}
+
+double loss_forward_backward(const Model& model, Shape shape, const int32_t* tokens, View logits,
+                             double gradient_factor) {
+  CHECK(logits.rows == shape.tokens() && logits.columns == model.vocab);
+  if (logits.dtype == DType::kF64) {
+    return loss_rows<double>(shape, tokens, logits, gradient_factor);
+  }
+  return loss_rows<float>(shape, tokens, logits, gradient_factor);
+}
+
+}  // namespace ballast::transformer

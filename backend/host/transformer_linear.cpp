@@ -1,0 +1,212 @@
+// Linear modules: one GEMM per matrix, per piece of it where 16-bit storage is converted around it.
+
+#include <algorithm>
+
+#include "backend/host/gemm.h"
+#include "backend/host/linear_layout.h"
+#include "backend/host/transformer.h"
+#include "backend/host/transformer_rows.h"
+#include "backend/host/transformer_views.h"
+
+namespace ballast::transformer {
+namespace {
+
+using Part = LinearPart;
+using Layout = LinearLayout;
+
+// Output features of a part that are computed at a time.
+struct Piece {
+  int64_t column = 0;  // first column of y
+  int64_t width = 0;
+  int64_t weight = 0;  // offset of its weights
+  int64_t bias = 0;    // offset of its bias
+};
+
+// Calls body(piece) for each piece. Storage of Real is used in place, whole parts at a time. What
+// must be converted goes through scratch of at most kScratch elements an array (16 MiB), which
+// matters for a head of 150k columns; a piece of [in, out] weights would not be contiguous.
+template <class Real, class Body>
+void for_pieces(const Layout& layout, int64_t tokens, bool in_place, Body body) {
+  constexpr int64_t kScratch = int64_t{1} << 22;
+  constexpr int64_t kGranule = 64;
+  const int64_t most = std::max(kScratch / std::max(layout.in, tokens) / kGranule, int64_t{1});
+  for (size_t i = 0; i < layout.count; ++i) {
+    const Part& part = layout.parts[i];
+    const bool whole = in_place || layout.order == WeightLayout::kInOut;
+    const int64_t step = whole ? part.out : most * kGranule;
+    for (int64_t first = 0; first < part.out; first += step) {
+      body(Piece{part.column + first, std::min(step, part.out - first),
+                 part.weight + first * layout.in, part.bias + first});
+    }
+  }
+}
+
+// Columns [column, column + width) of every row: in place where stored as Real, else a packed copy.
+template <class Real>
+struct Columns {
+  const Real* data = nullptr;
+  int64_t stride = 0;
+};
+
+template <class Real>
+Columns<Real> load_columns(const ConstView& view, int64_t column, int64_t width, Slot slot) {
+  if (view.dtype == kStored<Real>) {
+    return {reinterpret_cast<const Real*>(address(view, column)), view.columns};
+  }
+  Real* copy = scratch<Real>(slot, view.rows * width);
+  for (int64_t row = 0; row < view.rows; ++row) {
+    copy_in(view, row * view.columns + column, width, copy + row * width);
+  }
+  return {copy, width};
+}
+
+// Rows of y before the product is added: the residual, the bias, or their sum.
+template <class Real>
+void start_output(const ConstView& residual, const Real* bias, const Piece& piece, int64_t rows,
+                  Real* y, int64_t stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    Real* to = y + row * stride;
+    if (residual.data == nullptr) {
+      std::copy_n(bias, piece.width, to);
+      continue;
+    }
+    const int64_t first = row * residual.columns + piece.column;
+    const bool same = residual.dtype == kStored<Real> &&
+                      address(residual, first) == reinterpret_cast<const std::byte*>(to);
+    if (!same) copy_in(residual, first, piece.width, to);
+    if (bias != nullptr) row_loops<Real>().add(bias, to, piece.width);
+  }
+}
+
+template <class Real>
+void forward(const Layout& layout, ConstView x, ConstView params, ConstView residual, View y) {
+  const Real* input = load<Real>(x, 0, elements(x), Slot::kInput);
+  const bool y_in_place = y.dtype == kStored<Real>;
+  const bool in_place = y_in_place && params.dtype == kStored<Real>;
+  for_pieces<Real>(layout, x.rows, in_place, [&](const Piece& piece) {
+    const Real* weight =
+        load<Real>(params, piece.weight, layout.in * piece.width, Slot::kParameters);
+    const Real* bias =
+        layout.has_bias ? load<Real>(params, piece.bias, piece.width, Slot::kBiasSums) : nullptr;
+    Real* out = y_in_place ? reinterpret_cast<Real*>(address(y, piece.column))
+                           : scratch<Real>(Slot::kOutput, x.rows * piece.width);
+    const int64_t stride = y_in_place ? y.columns : piece.width;
+    const bool started = residual.data != nullptr || bias != nullptr;
+    if (started) start_output(residual, bias, piece, x.rows, out, stride);
+
+    GemmArguments<Real> g;
+    g.m = x.rows, g.n = piece.width, g.k = layout.in;
+    g.a = input, g.lda = layout.in;
+    g.b = weight, g.transpose_b = layout.order == WeightLayout::kOutIn;
+    g.ldb = g.transpose_b ? layout.in : piece.width;
+    g.c = out, g.ldc = stride;
+    g.accumulate = started;
+    gemm(g);
+    if (y_in_place) return;
+    for (int64_t row = 0; row < x.rows; ++row) {
+      copy_out(out + row * piece.width, y, row * y.columns + piece.column, piece.width);
+    }
+  });
+}
+
+template <class Real>
+void backward_input(const Layout& layout, ConstView dy, ConstView params, View dx) {
+  const bool in_place = dy.dtype == kStored<Real> && params.dtype == kStored<Real>;
+  Real* out = target<Real>(dx, 0, elements(dx), Slot::kOutput);
+  bool started = false;
+  for_pieces<Real>(layout, dy.rows, in_place, [&](const Piece& piece) {
+    const Columns<Real> from = load_columns<Real>(dy, piece.column, piece.width, Slot::kGradient);
+    GemmArguments<Real> g;
+    g.m = dy.rows, g.n = layout.in, g.k = piece.width;
+    g.a = from.data, g.lda = from.stride;
+    g.b = load<Real>(params, piece.weight, layout.in * piece.width, Slot::kParameters);
+    g.transpose_b = layout.order == WeightLayout::kInOut;
+    g.ldb = g.transpose_b ? piece.width : layout.in;
+    g.c = out, g.ldc = layout.in;
+    g.accumulate = started;
+    gemm(g);
+    started = true;
+  });
+  finish(out, dx, 0, elements(dx));
+}
+
+template <class Real>
+void add_bias_gradient(const Columns<Real>& dy, int64_t rows, const Piece& piece, View dparams,
+                       bool accumulate) {
+  Real* sums = scratch<Real>(Slot::kBiasSums, piece.width);
+  std::fill_n(sums, piece.width, Real(0));
+  for (int64_t row = 0; row < rows; ++row) {
+    row_loops<Real>().add(dy.data + row * dy.stride, sums, piece.width);
+  }
+  write_sums(sums, dparams, piece.bias, piece.width, accumulate);
+}
+
+template <class Real>
+void backward_weight(const Layout& layout, ConstView dy, ConstView x, View dparams,
+                     bool accumulate) {
+  const Real* input = load<Real>(x, 0, elements(x), Slot::kInput);
+  const bool in_place = dy.dtype == kStored<Real> && dparams.dtype == kStored<Real>;
+  for_pieces<Real>(layout, dy.rows, in_place, [&](const Piece& piece) {
+    const int64_t count = layout.in * piece.width;
+    const Columns<Real> from = load_columns<Real>(dy, piece.column, piece.width, Slot::kGradient);
+    Real* out = target<Real>(dparams, piece.weight, count, Slot::kOutput);
+    if (accumulate && dparams.dtype != kStored<Real>) copy_in(dparams, piece.weight, count, out);
+
+    GemmArguments<Real> g;  // [out, in]: dy^T x; [in, out]: x^T dy
+    g.transpose_a = true;
+    g.k = dy.rows;
+    g.c = out;
+    g.accumulate = accumulate;
+    if (layout.order == WeightLayout::kOutIn) {
+      g.m = piece.width, g.n = layout.in;
+      g.a = from.data, g.lda = from.stride;
+      g.b = input, g.ldb = layout.in;
+    } else {
+      g.m = layout.in, g.n = piece.width;
+      g.a = input, g.lda = layout.in;
+      g.b = from.data, g.ldb = from.stride;
+    }
+    g.ldc = g.n;
+    gemm(g);
+    finish(out, dparams, piece.weight, count);
+    if (layout.has_bias) add_bias_gradient(from, dy.rows, piece, dparams, accumulate);
+  });
+}
+
+}  // namespace
+
+void linear_forward(const Model& model, ModuleKind kind, ConstView x, ConstView params,
+                    ConstView residual, View y) {
+  const Layout layout = linear_layout(model, kind);
+  CHECK(x.columns == layout.in && y.columns == layout.out && x.rows == y.rows);
+  CHECK(elements(params) >= layout.parameters);
+  CHECK(residual.data == nullptr || (residual.rows == y.rows && residual.columns == y.columns));
+  if (x.dtype == DType::kF64) return forward<double>(layout, x, params, residual, y);
+  forward<float>(layout, x, params, residual, y);
+}
+
+void linear_backward_input(const Model& model, ModuleKind kind, ConstView dy, ConstView params,
+                           View dx) {
+  const Layout layout = linear_layout(model, kind);
+  CHECK(dx.columns == layout.in && dy.columns == layout.out && dx.rows == dy.rows);
+  CHECK(elements(params) >= layout.parameters);
+  if (dy.dtype == DType::kF64) return backward_input<double>(layout, dy, params, dx);
+  backward_input<float>(layout, dy, params, dx);
+}
+
+void linear_backward_weight(const Model& model, ModuleKind kind, ConstView dy, ConstView x,
+                            View dparams, bool accumulate) {
+  const Layout layout = linear_layout(model, kind);
+  CHECK(x.columns == layout.in && dy.columns == layout.out && x.rows == dy.rows);
+  CHECK(elements(dparams) >= layout.parameters);
+  if (dy.dtype == DType::kF64) {
+    backward_weight<double>(layout, dy, x, dparams, accumulate);
+  } else {
+    backward_weight<float>(layout, dy, x, dparams, accumulate);
+  }
+  // A tied head writes into the embedding module, whose positions must start from zero too.
+  const int64_t rest = elements(dparams) - layout.parameters;
+  if (!accumulate && rest > 0) clear(dparams, layout.parameters, rest);
+}
+
+}  // namespace ballast::transformer

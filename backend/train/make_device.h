@@ -1,0 +1,21 @@
+// Devices by name: "host", "cuda" (the first GPU) or "cuda:N".
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/execute/update_control.h"
+#include "backend/train/training_device.h"
+
+namespace ballast {
+
+// Index of the GPU that a device's name means, or -1 for the host. Throws Error for other names.
+int cuda_index_of(const std::string& device);
+
+// Throws Error "no CUDA device: ..." where the GPU is not there or CUDA was not built in, and where
+// the device cannot run this training.
+std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Training& training,
+                                            const DeviceOptions& options,
+                                            const ControlState& state);
+
+}  // namespace ballast

@@ -1,0 +1,104 @@
+// Trainer: runs a plan on a device, from data to checkpoints.
+//
+// Owns the graph, the arenas and the state of training; the executor moves it. Will not do: choose
+// a plan (autotune), predict (sim/engine), or print (cli).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/execute/executor.h"
+#include "backend/execute/update_control.h"
+#include "backend/train/training_device.h"
+#include "sim/graph/core/graph.h"
+#include "sim/graph/report/timeline.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+struct TrainerOptions {
+  std::string device = "host";  // see make_device
+  std::string data;             // file or folder; empty: the compiler's C++ headers
+  uint64_t seed = 1;
+  OptimizerOptions optimizer;
+  std::optional<std::string> initial_weights;    // safetensors with Hugging Face names
+  std::optional<std::string> checkpoint_folder;  // where checkpoints are kept and resumed from
+  int64_t checkpoint_period_steps = 0;           // 0: only at the end, if there is a folder
+  bool resume = false;  // continue from the newest checkpoint of the folder
+  int optimizer_threads = 1;
+  bool captures = false;               // see DeviceOptions
+  GemmAlgorithmStore gemm_algorithms;  // likewise
+  // Tests: makes the device instead of make_device; null: it does, by name.
+  std::function<std::unique_ptr<TrainingDevice>(const Training&, const DeviceOptions&,
+                                                const ControlState&)>
+      make_device;
+  // Tests: a factor on the loss's gradient by step (NaN poisons it); null: 1.
+  std::function<double(int32_t step)> gradient_factor;
+};
+
+struct TrainResult {
+  std::vector<StepRecord> records;  // of every step that became final in this run
+  std::vector<Duration> step_times;
+  Timeline timeline;
+  std::vector<MemoryUse> memory;
+  int32_t first_step = 0;
+  int32_t next_step = 0;  // where a resumed run would go on
+  int32_t rollbacks = 0;
+  bool stopped = false;  // by request_stop
+};
+
+class Trainer {
+ public:
+  // Builds the graph, allocates and initialises. Throws Error for bad data, weights, checkpoints.
+  Trainer(const Model& model, const Plan& plan, const TrainerOptions& options);
+  ~Trainer();
+
+  const Graph& graph() const;
+
+  // Trains until step `steps` (counted from the beginning of the training, so a resumed run does
+  // the rest), writing checkpoints as the options say. on_step is called on the calling thread for
+  // every step that has become final. `sequential` runs every operation on one thread in program
+  // order, the reference of exactness.
+  TrainResult train(int64_t steps, const std::function<void(const StepRecord&)>& on_step,
+                    bool sequential = false);
+
+  // Ends train() after the steps that have begun. Safe from any thread and from tests; a signal
+  // handler sets a flag that the caller's on_tick turns into this call.
+  void request_stop();
+  // Called several times a second during train() on its thread.
+  void set_tick(std::function<void()> tick);
+
+  // Mean loss over `batches` held-out batches of the plan's micro-batch, with the present weights.
+  double validation_loss(int64_t batches);
+
+  // The fp32 master weights by Hugging Face name, in safetensors.
+  void export_weights(const std::string& path) const;
+  // All parameters in flat order, for comparison.
+  std::vector<float> parameters() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// An operation of the graph (the first with its cost key) and how long it takes with nothing else
+// running.
+struct OperationTime {
+  Op op;
+  Duration median;
+  Duration deviation;  // median absolute deviation
+};
+
+// Times every distinct operation (by cost_key) of the plan's graph on the options' device: the
+// program is run one operation at a time, each on the thread of its lane, warm-up first, until the
+// medians settle or `seconds` are over. Tokens are random. What a device queues is timed by the
+// device.
+std::vector<OperationTime> measure_operations(const Model& model, const Plan& plan, double seconds,
+                                              const TrainerOptions& options);
+
+}  // namespace ballast

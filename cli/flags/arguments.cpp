@@ -1,0 +1,258 @@
+#include "cli/flags/arguments.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fmt/format.h>
+
+#include "profiles/store.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+std::string summary_of(const std::string& name) {
+  for (const Verb& verb : verbs()) {
+    if (verb.name == name) return std::string(verb.summary);
+  }
+  CHECK(false);
+}
+
+// `is_good` of a finite number; else "VALUE WHAT".
+CLI::Validator number_check(bool (*is_good)(double), const char* what) {
+  return {[is_good, what](const std::string& text) {
+            double value = 0;
+            const bool is_number = CLI::detail::lexical_cast(text, value);
+            if (is_number && std::isfinite(value) && is_good(value)) return std::string();
+            return fmt::format("{} {}", text, what);
+          },
+          ""};
+}
+
+namespace fs = std::filesystem;
+
+// A flag and a file that it names.
+struct NamedFile {
+  std::string flag;
+  std::string path;
+};
+
+// Pipes and terminals take what several write.
+bool can_be_lost(const std::string& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  return !path.empty() && (!fs::exists(status) || fs::is_regular_file(status));
+}
+
+// What would only be known when the work is done.
+void check_folder(const NamedFile& file) {
+  std::error_code ignored;
+  const fs::path folder = fs::absolute(file.path, ignored).parent_path();
+  if (!fs::exists(folder, ignored)) {
+    throw Error(file.flag + " " + file.path, "there is no folder " + folder.string(),
+                "make it, or name another file");
+  }
+  if (!fs::is_directory(folder, ignored)) {
+    throw Error(file.flag + " " + file.path, folder.string() + " is no folder",
+                "name another file");
+  }
+}
+
+bool is_one_file(const std::string& a, const std::string& b) {
+  std::error_code code;
+  if (fs::equivalent(a, b, code) && !code) return true;
+  const auto whole = [&](const std::string& path) {
+    const fs::path absolute = fs::absolute(path, code);
+    return code ? fs::path() : fs::weakly_canonical(absolute, code);
+  };
+  const fs::path first = whole(a);
+  return !code && first == whole(b) && !code;
+}
+
+// What a number's flag may be given and no formula takes.
+void check_finite(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type == "NAME" || type == "FILE" || type == "DIR" || type == "PATH" || type == "PLAN") {
+      continue;
+    }
+    for (const std::string& text : option->results()) {
+      char* end = nullptr;
+      const double value = std::strtod(text.c_str(), &end);
+      if (end == text.c_str() || *end != '\0' || std::isfinite(value)) continue;
+      throw Error(option->get_name() + " " + text, "is no finite number", "give one");
+    }
+  }
+}
+
+// The files that a flag for inputs names; what is no path is a shipped name.
+std::vector<NamedFile> files_read(const CLI::Option& option) {
+  std::vector<NamedFile> files;
+  for (std::string path : option.results()) {
+    std::error_code ignored;
+    if (fs::is_directory(path, ignored)) path += "/config.json";
+    const bool is_path = path.find('/') != std::string::npos || path.ends_with(".json");
+    if (is_path || option.get_type_name() != "NAME") files.push_back({option.get_name(), path});
+  }
+  return files;
+}
+
+std::string store_by_default() {
+  try {
+    return default_store_path();
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+}  // namespace
+
+CLI::Validator above_zero() {
+  return number_check([](double value) { return value > 0; }, "is no finite number above 0");
+}
+
+CLI::Validator zero_or_more() {
+  return number_check([](double value) { return value >= 0; }, "is no finite number from 0 on");
+}
+
+VerbParser::VerbParser(const std::string& name)
+    : name_(name), app_("ballast " + name + ": " + summary_of(name), "ballast " + name) {
+  app_.set_help_flag("--help", "Print this and stop");
+  app_.get_formatter()->column_width(36);
+  app_.get_formatter()->label("OPTIONS", "flags");
+}
+
+void VerbParser::add(OutputFlags& flags, const std::string& out_help) {
+  app_.add_flag("--json", flags.json, "Print JSON instead of text");
+  if (out_help.empty()) return;
+  writes(app_.add_option("--out", flags.out, out_help)->type_name("FILE"));
+}
+
+void VerbParser::add(PlanFlags& flags, Lists lists) {
+  const bool many = lists == Lists::kYes;
+  const std::string several = many ? "; several with commas" : "";
+  const auto limit = [&](CLI::Option* option) {
+    option->delimiter(many ? ',' : '\0')->allow_extra_args(false)->group("The plan");
+    if (!many) option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    return option;
+  };
+  const auto names = [&](const char* name, std::vector<std::string>& value,
+                         const std::string& help) {
+    reads(limit(app_.add_option(name, value, help + several))->type_name("NAME"));
+  };
+  names("--model", flags.models, "Shipped name, config.json or its folder");
+  names("--machine", flags.machines,
+        "Shipped name, file, or 'here' (the last profile of this machine)");
+  names("--strategy", flags.strategies, "Shipped name or file [superoffload]");
+  limit(app_.add_option("--devices", flags.devices, "GPUs that train together [1]" + several))
+      ->check(above_zero())
+      ->type_name("COUNT");
+  const auto size = [&](const char* name, std::optional<int64_t>& value, const char* help) {
+    app_.add_option(name, value, help)->check(above_zero())->type_name("COUNT")->group("The plan");
+  };
+  // --data is the text that train and verify read.
+  size("--data-parallel", flags.degrees.data,
+       "Devices that see other sequences [devices / the other degrees]");
+  size("--tensor", flags.degrees.tensor, "Devices that share every matrix [1]");
+  size("--pipeline", flags.degrees.pipeline, "Stages of consecutive layers [1]");
+  size("--virtual-pipeline", flags.degrees.virtual_pipeline,
+       "Chunks of layers a stage, interleaved [1]");
+  size("--sequence", flags.degrees.sequence, "Devices that share every sequence (Ulysses) [1]");
+  size("--context", flags.degrees.context, "The same by ring attention [1]");
+  size("--expert", flags.degrees.expert, "Data-parallel devices that share the experts [1]");
+  app_.add_option("--zero-stage", flags.degrees.zero_stage,
+                  "What is split over devices with the same weights: 0 nothing, 1 optimizer, "
+                  "2 gradients too, 3 weights too [the strategy's, or 2]")
+      ->check(CLI::Range(0, 3))
+      ->type_name("STAGE")
+      ->group("The plan");
+  size("--sequence-length", flags.sequence_length,
+       "Tokens of a sequence [2048, or what the model allows]");
+  size("--global-batch", flags.global_batch, "Sequences of a step, all devices [8 a device]");
+  size("--micro-batch", flags.micro_batch, "Sequences at once on a device [chosen]");
+  app_.add_option("--dtype", flags.dtype, "Of weights and activations: bf16, fp16, fp32 [bf16]")
+      ->type_name("NAME")
+      ->group("The plan");
+  reads(
+      app_.add_option("--plan", flags.plan_file, "Start from this plan; the other flags change it")
+          ->type_name("FILE")
+          ->group("The plan"));
+  app_.add_option("--set", flags.set,
+                  "Change one key: plan.optimizer.cast=cpu, machine.gpu.memory_gb=80, "
+                  "model.layers=48; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE")
+      ->group("The plan");
+}
+
+void VerbParser::add(StoreFlag& flag) {
+  writes(app_.add_option("--store", flag.path,
+                         "Where measurements are kept [$XDG_DATA_HOME/ballast/store.db]")
+             ->type_name("FILE"),
+         {.otherwise = store_by_default(), .makes_folder = true});
+}
+
+void VerbParser::add(StackFlag& flag) {
+  reads(app_.add_option("--stack", flag.name,
+                        "Framework: a name of profiles/stacks, or a file [ballast]")
+            ->type_name("NAME"));
+}
+
+CLI::Option* VerbParser::writes(CLI::Option* option, Written how) {
+  outputs_.push_back({option, std::move(how)});
+  return option;
+}
+
+CLI::Option* VerbParser::reads(CLI::Option* option) {
+  inputs_.push_back(option);
+  return option;
+}
+
+void VerbParser::check_files() const {
+  std::error_code ignored;
+  std::vector<NamedFile> written;
+  for (const auto& [option, how] : outputs_) {
+    const std::string path = option->count() > 0 ? option->results().back() : how.otherwise;
+    if (fs::is_directory(path, ignored)) {
+      throw Error(option->get_name() + " " + path, "is a folder", "name a file");
+    }
+    if (!can_be_lost(path)) continue;
+    const std::string flag = option->get_name() + (option->count() > 0 ? "" : " (by default)");
+    if (!how.makes_folder) check_folder({option->get_name(), path});
+    for (const NamedFile& other : written) {
+      if (!is_one_file(other.path, path)) continue;
+      throw Error("ballast " + name_,
+                  fmt::format("{} and {} would both write {}", other.flag, flag, path),
+                  "name a file for each");
+    }
+    written.push_back({flag, path});
+    for (const CLI::Option* input : inputs_) {
+      if (input->get_name() == how.replaces) continue;
+      for (const NamedFile& read : files_read(*input)) {
+        if (!is_one_file(read.path, path)) continue;
+        throw Error("ballast " + name_,
+                    fmt::format("{} would overwrite {}, which {} reads", flag, path, read.flag),
+                    "name another file to write");
+      }
+    }
+  }
+}
+
+bool VerbParser::parse(Words words) {
+  std::vector<std::string> reversed(words.rbegin(), words.rend());
+  try {
+    app_.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app_.help());
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw Error("ballast " + name_, one_line(error.what()),
+                "ballast " + name_ + " --help lists the flags");
+  }
+  check_finite(app_);
+  check_files();
+  return true;
+}
+
+}  // namespace ballast

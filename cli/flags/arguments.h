@@ -1,0 +1,97 @@
+// The flags that verbs share, and the parsing of a verb's words; the only user of CLI11 besides
+// the verbs themselves.
+//
+// Will not do: read the files that flags name (cli/flags/inputs.h).
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/verbs/verbs.h"
+#include "profiles/load.h"
+
+namespace ballast {
+
+// Checks of a flag's number, whose messages say what is wrong (CLI11's own name the largest
+// double). Not a number and infinity do not pass.
+CLI::Validator above_zero();
+CLI::Validator zero_or_more();
+
+std::string program_version();
+std::string program_commit();  // of the sources; empty where unknown
+
+struct OutputFlags {
+  bool json = false;
+  std::optional<std::string> out;  // a file for the JSON
+};
+
+// What a plan is made of (PlanRequest in profiles/load.h); lists where a verb compares.
+struct PlanFlags {
+  std::vector<std::string> models;
+  std::vector<std::string> machines;
+  std::vector<std::string> strategies;
+  std::vector<int64_t> devices;
+  DegreeFlags degrees;
+  std::optional<int64_t> sequence_length;
+  std::optional<int64_t> global_batch;
+  std::optional<int64_t> micro_batch;
+  std::optional<std::string> dtype;
+  std::optional<std::string> plan_file;
+  std::vector<std::string> set;
+};
+
+struct StoreFlag {
+  std::optional<std::string> path;
+};
+
+// Whose habits a prediction assumes: a name of profiles/stacks or a file.
+struct StackFlag {
+  std::optional<std::string> name;
+};
+
+// What else is to be known of a file that a verb writes.
+struct Written {
+  std::string otherwise{};  // the file where the flag is not given
+  std::string replaces{};   // a flag of a file that it may replace: a plan, with a better one
+  bool makes_folder = false;
+};
+
+// A verb's parser, with --help. `name` and `summary` are those of verbs().
+class VerbParser {
+ public:
+  explicit VerbParser(const std::string& name);
+
+  CLI::App& app() { return app_; }
+  void add(OutputFlags& flags, const std::string& out_help);
+  // Whether a flag may name several things, with commas.
+  enum class Lists { kNo, kYes };
+  void add(PlanFlags& flags, Lists lists);
+  void add(StoreFlag& flag);
+  void add(StackFlag& flag);
+
+  // Marks a flag as that of a file which the verb writes, or reads (a model, machine or strategy
+  // may be a name instead). A file to be written twice, or read and then written, would be lost
+  // without a word, and one in no folder after all the work: parse() refuses them.
+  CLI::Option* writes(CLI::Option* option, Written how = {});
+  CLI::Option* reads(CLI::Option* option);
+
+  // False where --help was asked for, and printed. Throws Error for words that are not flags.
+  bool parse(Words words);
+
+ private:
+  struct Output {
+    CLI::Option* option = nullptr;
+    Written how;
+  };
+  void check_files() const;
+
+  std::string name_;
+  CLI::App app_;
+  std::vector<Output> outputs_;
+  std::vector<CLI::Option*> inputs_;
+};
+
+}  // namespace ballast

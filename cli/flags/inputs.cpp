@@ -1,0 +1,164 @@
+#include "cli/flags/inputs.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "backend/measure/profile_host.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kDefaultSequenceLength = 2048;
+constexpr int64_t kDefaultSequencesPerDevice = 8;
+constexpr const char* kDefaultStrategy = "superoffload";
+constexpr std::chrono::milliseconds kAppendingWait{60'000};
+
+Patience patience_of(std::chrono::milliseconds most) {
+  Patience patience;
+  patience.most = most;
+  patience.waiting = [most](const std::string& path, std::chrono::milliseconds so_far) {
+    fmt::print(stderr,
+               "waiting for the store {}: another program is writing to it ({:.0f} of {} s)\n",
+               one_line(path), static_cast<double>(so_far.count()) * 1e-3, most.count() / 1000);
+  };
+  return patience;
+}
+
+struct Named {
+  std::optional<std::string> model;
+  std::optional<std::string> machine;
+  std::optional<int64_t> devices;
+  std::optional<std::string> strategy;
+};
+
+Plan plan_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides) {
+  PlanRequest request;
+  request.plan_file = flags.plan_file;
+  request.model = choice.model;
+  request.machine = choice.machine;
+  request.devices = choice.devices;
+  request.strategy = choice.strategy;
+  request.degrees = flags.degrees;
+  request.sequence_length = flags.sequence_length;
+  request.global_batch = flags.global_batch;
+  request.micro_batch = flags.micro_batch;
+  request.dtype = flags.dtype;
+  request.overrides = overrides.plan;
+  if (!flags.plan_file && !request.strategy) request.strategy = kDefaultStrategy;
+  return resolve_plan(request);
+}
+
+// `like` as in load_start().
+Case start_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides,
+              const StoreFlag& store, const Model* like) {
+  Case result;
+  result.plan = plan_of(flags, choice, overrides);
+  const bool named = !result.plan.model.empty();
+  if (!named && like == nullptr) {
+    throw Error("--model", "no model is given", "name one of `ballast models`, or a config.json");
+  }
+  if (result.plan.machine.empty()) {
+    throw Error("--machine", "no machine is given", "name one of `ballast machines`, or here");
+  }
+  result.model = named ? load_model(result.plan.model) : *like;
+  for (const Override& change : overrides.model) {
+    result.model = apply_override(result.model, change);
+  }
+  result.machine = load_machine_or_here(result.plan.machine, store);
+  for (const Override& change : overrides.machine) {
+    result.machine = apply_override(result.machine, change);
+  }
+  Plan& plan = result.plan;
+  if (plan.sequence_length == 0) {
+    const int64_t most = named ? result.model.max_positions : kDefaultSequenceLength;
+    plan.sequence_length = std::min(kDefaultSequenceLength, most);
+  }
+  if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
+  check(result.machine);
+  return result;
+}
+
+std::vector<Case> starts_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+  const Overrides overrides = parse_overrides(flags.set);
+  std::vector<Case> cases;
+  for (const auto& model : or_nothing(flags.models)) {
+    for (const auto& machine : or_nothing(flags.machines)) {
+      for (const auto& devices : or_nothing(flags.devices)) {
+        for (const auto& strategy : or_nothing(flags.strategies)) {
+          const Named choice = {model, machine, devices, strategy};
+          cases.push_back(start_of(flags, choice, overrides, store, like));
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+std::string store_path(const StoreFlag& flag) {
+  return flag.path ? *flag.path : default_store_path();
+}
+
+Origin program_origin() { return {program_version(), program_commit()}; }
+
+Store open_store(const StoreFlag& flag) {
+  return {store_path(flag), program_origin(), patience_of(kAppendingWait)};
+}
+
+std::optional<Store> open_store_if_present(const StoreFlag& flag) {
+  return Store::open_if_present(store_path(flag), patience_of(Patience{}.most));
+}
+
+std::optional<Machine> profile_of_here(const StoreFlag& flag) {
+  const auto store = open_store_if_present(flag);
+  if (!store) return std::nullopt;
+  return store->newest_machine(kHere);
+}
+
+Machine load_machine_or_here(const std::string& name, const StoreFlag& flag) {
+  if (name != kHere) return load_machine(name);
+  const std::string path = store_path(flag);
+  std::optional<Machine> machine = profile_of_here(flag);
+  if (!machine) {
+    throw Error("machine 'here'", "the store " + path + " holds no profile of this machine",
+                "run ballast profile first, or give the --store that it wrote to");
+  }
+  return *std::move(machine);
+}
+
+Host host_of(const Machine& machine) {
+  // Of other machines nothing is known but their description, which names no driver.
+  return {machine.name, machine.gpu.name, machine.name == kHere ? host_facts().system : ""};
+}
+
+Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
+  const auto store = open_store_if_present(flag);
+  return store ? store->measurements(host_of(machine)) : Measurements{};
+}
+
+Stack stack_of(const StackFlag& flag) { return flag.name ? load_stack(*flag.name) : Stack{}; }
+
+std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
+  std::vector<Case> cases = starts_of(flags, store, nullptr);
+  for (const Case& each : cases) check(each.plan, each.model);
+  return cases;
+}
+
+Case load_case(const PlanFlags& flags, const StoreFlag& store) {
+  std::vector<Case> cases = load_cases(flags, store);
+  CHECK(cases.size() == 1);
+  return std::move(cases.front());
+}
+
+Case load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+  std::vector<Case> cases = starts_of(flags, store, like);
+  if (cases.size() > 1) {
+    throw Error("--model, --machine, --devices, --strategy", "there are several plans",
+                "name one of each");
+  }
+  return std::move(cases.front());
+}
+
+}  // namespace ballast

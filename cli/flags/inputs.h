@@ -1,0 +1,67 @@
+// From flags to records: the model, machine, plan and measurements that a verb works on.
+//
+// Will not do: choose knobs (autotune) or predict (sim/engine).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/flags/arguments.h"
+#include "profiles/load.h"
+#include "profiles/store.h"
+#include "sim/spec/machine.h"
+#include "sim/spec/model.h"
+#include "sim/spec/plan.h"
+#include "sim/spec/stack.h"
+
+namespace ballast {
+
+// The name under which `profile` stores the machine it runs on.
+inline constexpr const char* kHere = "here";
+
+std::string store_path(const StoreFlag& flag);
+// For appending: what was found is worth a minute of waiting for another program.
+Store open_store(const StoreFlag& flag);
+// For reading, where there is one. Both say on the error output when they wait.
+std::optional<Store> open_store_if_present(const StoreFlag& flag);
+Origin program_origin();
+
+// The newest profile of this machine, or nothing.
+std::optional<Machine> profile_of_here(const StoreFlag& flag);
+// A shipped name, a file, or kHere. Throws Error where this machine has not been measured.
+Machine load_machine_or_here(const std::string& name, const StoreFlag& flag);
+
+// Under which host the measurements of a machine are kept.
+Host host_of(const Machine& machine);
+// What was measured on a machine; empty where nothing was.
+Measurements measurements_of(const Machine& machine, const StoreFlag& flag);
+
+// The stack of a flag, or Ballast itself.
+Stack stack_of(const StackFlag& flag);
+
+// One plan and what it refers to, the overrides applied. "auto" knobs are still open.
+struct Case {
+  Model model;
+  Machine machine;
+  Plan plan;
+  Stack stack{};  // Ballast, unless a verb is told another
+};
+
+// Every combination of the lists in `flags`, in the order model, machine, devices, strategy.
+// Throws Error for flags that name no model or no machine.
+std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store);
+// The same where there can be only one.
+Case load_case(const PlanFlags& flags, const StoreFlag& store);
+// Where a search starts: the plan is not checked against the model, for its degrees may change.
+// `like` stands for a model that is not named, where it is what is looked for; else null.
+Case load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like);
+
+// At least one entry, so that a loop over what a flag names runs: nothing stands for "not given".
+template <class Value>
+std::vector<std::optional<Value>> or_nothing(const std::vector<Value>& values) {
+  if (values.empty()) return {std::nullopt};
+  return {values.begin(), values.end()};
+}
+
+}  // namespace ballast

@@ -1,0 +1,140 @@
+#include "cli/flags/training_flags.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "backend/cuda/cuda_runtime.h"
+#include "backend/train/make_device.h"
+#include "sim/base/error.h"
+#include "sim/engine/cost.h"
+#include "sim/graph/build.h"
+
+namespace ballast {
+
+void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
+  CLI::App& app = parser.app();
+  const auto add = [&](const char* name, auto& value, const char* help, const char* type) {
+    return app.add_option(name, value, help)->type_name(type)->group("Training");
+  };
+  parser.reads(
+      add("--data", flags.data,
+          "Text file or folder (read as bytes), or token files *.bin [the compiler's C++ headers]",
+          "PATH"));
+  add("--seed", flags.seed, "Of initial weights and of the order of the data [1]", "NUMBER");
+  add("--lr", flags.learning_rate, "Peak learning rate, reached after the warm-up [0.001]",
+      "NUMBER")
+      ->check(above_zero());
+  add("--warmup", flags.warmup_steps, "Steps of linear warm-up; a cosine follows [20]", "STEPS")
+      ->check(zero_or_more());
+  add("--clip", flags.clip_norm,
+      flags.clip_norm > 0 ? "Largest norm of all gradients; 0 never clips [1]"
+                          : "Largest norm of all gradients; 0 never clips, nor rolls back [0]",
+      "NUMBER")
+      ->check(zero_or_more());
+  add("--weight-decay", flags.weight_decay, "Of matrices, decoupled [0.1]", "NUMBER")
+      ->check(zero_or_more());
+  app.add_flag("--cuda-graphs", flags.captures,
+               "On a GPU: record runs of kernels once and launch each as one; their operations are "
+               "then timed together")
+      ->group("Training");
+  parser.reads(
+      add("--import", flags.import_file, "Begin with these weights (safetensors)", "FILE"));
+}
+
+void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice& other) {
+  const bool more = *other.name != '\0';
+  const std::string help = std::string(
+                               "What runs the plan: host (this machine's CPU), cuda:0 (its "
+                               "first GPU; cuda:N another)") +
+                           (more ? std::string(", ") + other.name + " (" + other.help + ")" : "") +
+                           " [host]";
+  parser.app()
+      .add_option("--device", device, help)
+      ->check([name = std::string(other.name)](const std::string& value) {
+        if (!name.empty() && value == name) return std::string();
+        try {
+          cuda_index_of(value);
+        } catch (const Error&) {
+          return "'" + value + "' is no device: use host" +
+                 (name.empty() ? " or cuda:0" : ", cuda:0 or " + name);
+        }
+        return std::string();
+      })
+      ->type_name("DEVICE");
+}
+
+GemmAlgorithmStore stored_algorithms(const StoreFlag& store) {
+  const auto opened = std::make_shared<std::optional<Store>>();
+  const auto open = [store, opened]() -> Store& {
+    if (!*opened) opened->emplace(open_store(store));
+    return **opened;
+  };
+  return {[open](const std::string& key) { return open().algorithm(key); },
+          [open](const std::string& key, const GemmAlgorithm& algorithm) {
+            open().append_algorithm(key, algorithm);
+          }};
+}
+
+TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps) {
+  TrainerOptions options;
+  options.device = flags.device;
+  options.captures = flags.captures;
+  options.data = flags.data;
+  options.seed = flags.seed;
+  options.initial_weights = flags.import_file;
+  options.optimizer.learning_rate = {.peak = flags.learning_rate,
+                                     .floor = flags.learning_rate / 10,
+                                     .warmup_steps = std::min(flags.warmup_steps, steps),
+                                     .total_steps = steps};
+  options.optimizer.clip_norm = flags.clip_norm;
+  options.optimizer.weight_decay = static_cast<float>(flags.weight_decay);
+  // The profile of another machine may tell of more threads than there are.
+  const auto most = static_cast<int64_t>(std::max(std::thread::hardware_concurrency(), 1U));
+  options.optimizer_threads = static_cast<int>(std::min(machine.cpu.optimizer_threads, most));
+  return options;
+}
+
+Case load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device) {
+  const int gpu = cuda_index_of(device);
+  if (gpu >= 0) open_cuda_runtime(gpu);  // known before anything is read or measured
+  if (flags.machines.empty() && !flags.plan_file) flags.machines = {kHere};
+  Case of = load_case(flags, store);
+  if (gpu < 0 && of.plan.machine != kHere) {
+    throw Error("plan, machine", "the plan is for " + of.plan.machine + ", and this is another",
+                "add --machine here, or predict it instead");
+  }
+  if (of.plan.devices != 1) {
+    throw Error("plan, devices", "this machine plays one device", "add --devices 1");
+  }
+  return of;
+}
+
+bool is_measured(const Case& of, const Measurements& measurements) {
+  const Graph graph = build(of.model, of.plan);
+  for (const Op& op : graph.step.ops) {
+    if (std::holds_alternative<std::monostate>(op.work)) continue;
+    if (!measurements.contains(cost_key(op))) return false;
+  }
+  return true;
+}
+
+void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& store,
+                  Measurements& measurements) {
+  TrainingFlags flags;
+  flags.device = timing.device;
+  TrainerOptions options = trainer_options(flags, of.machine, 1);
+  options.gemm_algorithms = stored_algorithms(store);
+  Measurements fresh;
+  for (const OperationTime& time : measure_operations(of.model, of.plan, timing.seconds, options)) {
+    // A key does not name the kernel: what the store knows of Adam is of the best one.
+    const bool steps = time.op.kind == OpKind::kAdam || time.op.kind == OpKind::kUndo;
+    if (steps && of.plan.optimizer.adam != "best") continue;
+    fresh[cost_key(time.op)] = measurement_of(time.op, {time.median, time.deviation});
+  }
+  open_store(store).append(host_of(of.machine), fresh);
+  measurements = measurements_of(of.machine, store);  // as the store corrects them
+}
+
+}  // namespace ballast

@@ -1,0 +1,60 @@
+// Running plans on the machine at hand: what train, verify and tune share.
+//
+// Will not do: train (backend/train/trainer), or choose plans (autotune).
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "backend/train/trainer.h"
+#include "cli/flags/inputs.h"
+
+namespace ballast {
+
+// The flags of a training run.
+struct TrainingFlags {
+  std::string device = "host";  // a name of make_device, or "paced" where a verb has that
+  std::string data;
+  uint64_t seed = 1;
+  double learning_rate = 1e-3;
+  int64_t warmup_steps = 20;
+  double clip_norm = 1.0;
+  double weight_decay = 0.1;
+  std::optional<std::string> import_file;
+  bool captures = false;
+};
+void add_training_flags(VerbParser& parser, TrainingFlags& flags);
+
+// Algorithms of a GPU's matrix products, kept in the store; opened when first asked.
+GemmAlgorithmStore stored_algorithms(const StoreFlag& store);
+
+// `steps`: length of the learning-rate schedule.
+TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps);
+
+// The flag --device of a verb that trains. `others`: names beside those of make_device, with their
+// help, for instance "paced".
+struct OtherDevice {
+  const char* name = "";
+  const char* help = "";
+};
+void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice& other = {});
+
+// The one case of `flags` for the device at hand: for the host this machine's own ("here", the
+// default; throws Error for others), for a GPU that of any profile, "here" being the default.
+// Throws Error "no CUDA device: ..." where the GPU is missing.
+Case load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device);
+
+// Whether every operation of the plan's graph has been timed.
+bool is_measured(const Case& of, const Measurements& measurements);
+// Times the plan's operations on the device for some seconds, appends them to the store and to
+// `measurements`.
+struct PlanTiming {
+  PlanTiming(double for_seconds, std::string on_device = "host")
+      : seconds(for_seconds), device(std::move(on_device)) {}
+  double seconds;
+  std::string device;
+};
+void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& store,
+                  Measurements& measurements);
+
+}  // namespace ballast

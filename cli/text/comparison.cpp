@@ -1,0 +1,408 @@
+#include "cli/text/comparison.h"
+
+#include <algorithm>
+#include <array>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/text/tables.h"
+#include "profiles/load.h"
+
+namespace ballast {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+std::string show_value(const CellResult& cell, Criterion criterion) {
+  switch (criterion) {
+    case Criterion::kStepTime:
+      return show(cell.step_time);
+    case Criterion::kTokensPerS:
+    case Criterion::kTokensPerSPerDevice:
+      return show_count(value_of(cell, criterion));
+    case Criterion::kMfu:
+      return show_percent(100 * cell.mfu);
+    case Criterion::kGpuMemory:
+      return show(cell.gpu_memory);
+    case Criterion::kCostPerToken:
+      return fmt::format("{:.3g}", cell.cost_per_million_tokens());
+  }
+  return "";
+}
+
+// For people.
+std::string title_of(Criterion criterion) {
+  switch (criterion) {
+    case Criterion::kStepTime:
+      return "time of a step, less is better";
+    case Criterion::kTokensPerS:
+      return "tokens a second, more is better";
+    case Criterion::kTokensPerSPerDevice:
+      return "tokens a second and device, more is better";
+    case Criterion::kMfu:
+      return "MFU, more is better";
+    case Criterion::kGpuMemory:
+      return "GPU memory of the fastest plan, less is better";
+    case Criterion::kCostPerToken:
+      return "price of a million tokens, less is better";
+  }
+  return "";
+}
+
+std::string unit_of(Criterion criterion) {
+  switch (criterion) {
+    case Criterion::kStepTime:
+      return "s";
+    case Criterion::kTokensPerS:
+    case Criterion::kTokensPerSPerDevice:
+      return "tokens/s";
+    case Criterion::kMfu:
+      return "1";
+    case Criterion::kGpuMemory:
+      return "bytes";
+    case Criterion::kCostPerToken:
+      return "price of a million tokens";
+  }
+  return "";
+}
+
+std::string column_name(const Grid& grid, size_t column) {
+  const std::vector<size_t> at = grid.column_at(column);
+  std::vector<std::string> words;
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Axis& axis = grid.column_axes()[i];
+    if (axis.values.size() == 1) continue;
+    const std::string& value = axis.values[at[i]];
+    const bool speaks_for_itself =
+        axis.name == "strategy" || axis.name == "machine" || axis.name == "model";
+    if (speaks_for_itself) {
+      words.push_back(value);
+    } else if (axis.name == "devices") {
+      words.push_back(value + (value == "1" ? " device" : " devices"));
+    } else {
+      words.push_back(axis.name + " " + value);
+    }
+  }
+  if (!words.empty()) return fmt::format("{}", fmt::join(words, ", "));
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Axis& axis = grid.column_axes()[i];
+    if (axis.name == "strategy") return axis.values.front();
+  }
+  return "the plan";
+}
+
+// "model gpt2, devices 2": the axes of a row that have several values, but for one.
+std::string row_name(const Grid& grid, size_t row, std::optional<size_t> without) {
+  const std::vector<size_t> at = grid.row_at(row);
+  std::vector<std::string> words;
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Axis& axis = grid.row_axes()[i];
+    if (axis.values.size() > 1 && i != without)
+      words.push_back(axis.name + " " + axis.values[at[i]]);
+  }
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+// What all cells have in common.
+std::string heading(const Comparison& comparison) {
+  std::vector<std::string> words;
+  for (const auto* axes : {&comparison.grid.row_axes(), &comparison.grid.column_axes()}) {
+    for (const Axis& axis : *axes) {
+      if (axis.values.size() == 1) words.push_back(axis.name + " " + axis.values.front());
+    }
+  }
+  const std::string title = title_of(comparison.criterion);
+  return words.empty() ? title : fmt::format("{}: {}", fmt::join(words, ", "), title);
+}
+
+std::string table_text(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  std::vector<Table::Column> columns;
+  for (const Axis& axis : grid.row_axes()) {
+    if (axis.values.size() > 1) columns.push_back({axis.name, !axis.is_sweep()});
+  }
+  if (columns.empty()) columns.push_back({"", true});
+  // A mark of two characters stands behind every number, so that the numbers line up.
+  for (size_t i = 0; i < grid.columns(); ++i) columns.push_back({column_name(grid, i) + "  "});
+  if (grid.columns() > 1) columns.push_back({"ahead by"});
+  Table table(columns);
+  for (size_t row = 0; row < grid.rows(); ++row) {
+    std::vector<std::string> cells;
+    const std::vector<size_t> at = grid.row_at(row);
+    for (size_t i = 0; i < at.size(); ++i) {
+      const Axis& axis = grid.row_axes()[i];
+      if (axis.values.size() > 1) cells.push_back(axis.values[at[i]]);
+    }
+    if (cells.empty()) cells.emplace_back();
+    const std::optional<Winner>& best = comparison.best[row];
+    for (size_t column = 0; column < grid.columns(); ++column) {
+      const CellResult& cell = comparison.cells[grid.cell(row, column)];
+      const bool is_best = grid.columns() > 1 && best && best->column == column;
+      cells.push_back(cell.fits ? show_value(cell, comparison.criterion) + (is_best ? " *" : "  ")
+                                : std::string(to_string(cell.obstacle)) + "  ");
+    }
+    if (grid.columns() > 1) {
+      cells.push_back(best && best->lead ? show_percent(100 * *best->lead)
+                      : best             ? "alone"
+                                         : "nothing");
+    }
+    table.add(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string winner_name(const Comparison& comparison, size_t row) {
+  const std::optional<Winner>& best = comparison.best[row];
+  return best ? column_name(comparison.grid, best->column) : "nothing that fits";
+}
+
+std::string crossings_text(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  if (grid.columns() == 1) return "";
+  std::string text;
+  for (const Crossing& crossing : comparison.crossings) {
+    const Axis& axis = grid.row_axes()[crossing.axis];
+    const auto value = [&](size_t row) { return axis.values[grid.row_at(row)[crossing.axis]]; };
+    const std::string others = row_name(grid, crossing.row_before, crossing.axis);
+    text += fmt::format("{}between {} {} and {} the best changes from {} to {}\n",
+                        others.empty() ? "" : others + ": ", axis.name, value(crossing.row_before),
+                        value(crossing.row_after), winner_name(comparison, crossing.row_before),
+                        winner_name(comparison, crossing.row_after));
+  }
+  const bool swept = std::any_of(grid.row_axes().begin(), grid.row_axes().end(),
+                                 [](const Axis& axis) { return axis.is_sweep(); });
+  if (text.empty() && swept && grid.row_axes().size() > 0) {
+    const bool everywhere = std::all_of(
+        comparison.best.begin(), comparison.best.end(),
+        [&](const auto& best) { return best && best->column == comparison.best.front()->column; });
+    if (everywhere) text = "the best is " + winner_name(comparison, 0) + " at every value\n";
+  }
+  return text;
+}
+
+std::string reasons_text(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  struct Group {
+    size_t count = 0;
+    size_t first = 0;
+  };
+  std::map<std::pair<size_t, Obstacle>, Group> groups;  // by column
+  for (size_t row = 0; row < grid.rows(); ++row) {
+    for (size_t column = 0; column < grid.columns(); ++column) {
+      const size_t cell = grid.cell(row, column);
+      if (comparison.cells[cell].fits) continue;
+      Group& group = groups[{column, comparison.cells[cell].obstacle}];
+      if (group.count++ == 0) group.first = cell;
+    }
+  }
+  std::string text;
+  for (const auto& [key, group] : groups) {
+    const std::string where = row_name(grid, group.first / grid.columns(), std::nullopt);
+    const std::string which = group.count == 1
+                                  ? (where.empty() ? "" : " at " + where)
+                                  : fmt::format(" in {} rows, first at {}", group.count, where);
+    text += fmt::format("{}{}: {}\n", column_name(grid, key.first), which,
+                        comparison.cells[group.first].reason);
+  }
+  return text.empty() ? "" : "what does not fit:\n" + text;
+}
+
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+std::string csv_line(const std::vector<std::string>& fields) {
+  std::vector<std::string> quoted;
+  for (const std::string& field : fields) quoted.push_back(csv_field(field));
+  return fmt::format("{}\r\n", fmt::join(quoted, ","));
+}
+
+bool is_best(const Comparison& comparison, size_t cell) {
+  const size_t columns = comparison.grid.columns();
+  const std::optional<Winner>& best = comparison.best[cell / columns];
+  return best && best->column == cell % columns;
+}
+
+OrderedJson axis_json(const Axis& axis) {
+  return {{"name", axis.name}, {"values", axis.values}, {"sweep", axis.is_sweep()}};
+}
+
+// The value of every axis, rows first.
+OrderedJson place_json(const Grid& grid, size_t cell) {
+  OrderedJson json = OrderedJson::object();
+  for (const auto* axes : {&grid.row_axes(), &grid.column_axes()}) {
+    for (const Axis& axis : *axes) json[axis.name] = grid.value(cell, axis.name);
+  }
+  return json;
+}
+
+OrderedJson provenance_json(const std::array<double, kProvenances>& shares) {
+  OrderedJson json = OrderedJson::object();
+  for (int p = 0; p < kProvenances; ++p) {
+    json[std::string(to_string(static_cast<Provenance>(p)))] = shares[static_cast<size_t>(p)];
+  }
+  return json;
+}
+
+// By place: bytes that tensors need and may take, and who holds how much of them at the peak.
+OrderedJson memory_json(const CellResult& cell) {
+  OrderedJson memory = OrderedJson::object();
+  for (const PlacePeak& peak : cell.peaks) {
+    if (peak.arena.count == 0) continue;
+    OrderedJson categories = OrderedJson::array();
+    for (const Holder& holder : peak.holders) {
+      categories.push_back(
+          {{"category", to_string(holder.category)}, {"bytes", holder.bytes.count}});
+    }
+    const Bytes usable = peak.place == Place::kHbm    ? cell.usable_gpu_memory
+                         : peak.place == Place::kDram ? cell.usable_cpu_memory
+                                                      : Bytes{0};
+    memory[std::string(to_string(peak.place))] = {
+        {"bytes", peak.arena.count},
+        {"usable_bytes", usable.count > 0 ? OrderedJson(usable.count) : OrderedJson(nullptr)},
+        {"categories", categories}};
+  }
+  return memory;
+}
+
+OrderedJson cell_json(const Comparison& comparison, size_t index) {
+  const CellResult& cell = comparison.cells[index];
+  const auto number = [&](double value) {
+    return cell.fits ? OrderedJson(value) : OrderedJson(nullptr);
+  };
+  OrderedJson json = {{"at", place_json(comparison.grid, index)},
+                      {"fits", cell.fits},
+                      {"best", is_best(comparison, index)},
+                      {"obstacle", to_string(cell.obstacle)},
+                      {"reason", cell.reason}};
+  json["step_time_s"] = number(cell.step_time.seconds());
+  json["tokens_per_s"] = number(cell.tokens_per_s);
+  json["tokens_per_s_per_device"] = number(cell.tokens_per_s_per_device);
+  json["mfu_percent"] = number(100 * cell.mfu);
+  json["peak_gpu_bytes"] = number(static_cast<double>(cell.gpu_memory.count));
+  json["peak_cpu_bytes"] = number(static_cast<double>(cell.cpu_memory.count));
+  json["memory"] = memory_json(cell);
+  json["parameters"] = cell.parameters > 0 ? OrderedJson(cell.parameters) : OrderedJson(nullptr);
+  json["provenance"] = cell.fits ? provenance_json(cell.provenance) : OrderedJson(nullptr);
+  const bool priced = cell.fits && cell.price_per_device_hour > 0;
+  json["cost_per_million_tokens"] =
+      priced ? OrderedJson(cell.cost_per_million_tokens()) : OrderedJson(nullptr);
+  json["plan"] =
+      cell.plan.model.empty() ? OrderedJson(nullptr) : OrderedJson::parse(plan_json(cell.plan));
+  return json;
+}
+
+OrderedJson crossing_json(const Comparison& comparison, const Crossing& crossing) {
+  const Grid& grid = comparison.grid;
+  const Axis& axis = grid.row_axes()[crossing.axis];
+  const auto winner = [&](size_t row) {
+    const std::optional<Winner>& best = comparison.best[row];
+    return best ? OrderedJson(column_name(grid, best->column)) : OrderedJson(nullptr);
+  };
+  OrderedJson others = OrderedJson::object();
+  const std::vector<size_t> at = grid.row_at(crossing.row_before);
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Axis& other = grid.row_axes()[i];
+    if (i != crossing.axis) others[other.name] = other.values[at[i]];
+  }
+  return {{"axis", axis.name},
+          {"from", axis.numbers[grid.row_at(crossing.row_before)[crossing.axis]]},
+          {"to", axis.numbers[grid.row_at(crossing.row_after)[crossing.axis]]},
+          {"at", others},
+          {"before", winner(crossing.row_before)},
+          {"after", winner(crossing.row_after)}};
+}
+
+}  // namespace
+
+std::string comparison_text(const Comparison& comparison) {
+  std::string text = heading(comparison) + "\n\n" + table_text(comparison);
+  for (const std::string& part : {crossings_text(comparison), reasons_text(comparison)}) {
+    if (!part.empty()) text += "\n" + part;
+  }
+  return text;
+}
+
+std::string comparison_csv(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  std::vector<std::string> titles;
+  for (const auto* axes : {&grid.row_axes(), &grid.column_axes()}) {
+    for (const Axis& axis : *axes) titles.push_back(axis.name);
+  }
+  const size_t axes = titles.size();
+  for (const char* title :
+       {"fits", "best", "obstacle", "step_time_s", "tokens_per_s", "tokens_per_s_per_device",
+        "mfu_percent", "peak_gpu_bytes", "peak_cpu_bytes", "cost_per_million_tokens", "reason"}) {
+    titles.emplace_back(title);
+  }
+  std::string text = csv_line(titles);
+  for (size_t i = 0; i < comparison.cells.size(); ++i) {
+    const OrderedJson cell = cell_json(comparison, i);
+    std::vector<std::string> fields;
+    for (size_t title = 0; title < titles.size(); ++title) {
+      const OrderedJson& value = title < axes ? cell["at"][titles[title]] : cell[titles[title]];
+      fields.push_back(value.is_string() ? value.get<std::string>()
+                       : value.is_null() ? std::string()
+                                         : value.dump());
+    }
+    text += csv_line(fields);
+  }
+  return text;
+}
+
+OrderedJson comparison_json(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  OrderedJson json = {{"schema", "ballast.comparison/1"},
+                      {"metric", to_string(comparison.criterion)},
+                      {"unit", unit_of(comparison.criterion)}};
+  json["rows"] = json["columns"] = json["cells"] = OrderedJson::array();
+  json["best"] = json["crossings"] = OrderedJson::array();
+  for (const Axis& axis : grid.row_axes()) json["rows"].push_back(axis_json(axis));
+  for (const Axis& axis : grid.column_axes()) json["columns"].push_back(axis_json(axis));
+  for (size_t i = 0; i < comparison.cells.size(); ++i) {
+    json["cells"].push_back(cell_json(comparison, i));
+  }
+  for (size_t row = 0; row < grid.rows(); ++row) {
+    const std::optional<Winner>& best = comparison.best[row];
+    if (!best) {
+      json["best"].push_back(nullptr);
+      continue;
+    }
+    json["best"].push_back(
+        {{"at", place_json(grid, grid.cell(row, best->column))},
+         {"name", column_name(grid, best->column)},
+         {"lead", best->lead ? OrderedJson(*best->lead) : OrderedJson(nullptr)}});
+  }
+  for (const Crossing& crossing : comparison.crossings) {
+    json["crossings"].push_back(crossing_json(comparison, crossing));
+  }
+  return json;
+}
+
+std::string comparison_title(const OrderedJson& json) {
+  std::vector<std::string> alike;
+  std::vector<std::string> crossed;
+  for (const char* key : {"columns", "rows"}) {
+    for (const OrderedJson& axis : json[key]) {
+      const std::string name = axis["name"];
+      const std::string first = axis["values"].front();
+      if (axis["values"].size() > 1) {
+        crossed.push_back(name);
+      } else if (name == "model" || name == "machine" || name == "strategy") {
+        alike.push_back(first);
+      } else {
+        alike.push_back(name + " " + first);
+      }
+    }
+  }
+  const std::string by =
+      crossed.empty() ? "One plan" : "By " + fmt::format("{}", fmt::join(crossed, " and "));
+  return alike.empty() ? by : fmt::format("{}: {}", by, fmt::join(alike, ", "));
+}
+
+}  // namespace ballast

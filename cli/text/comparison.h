@@ -1,0 +1,37 @@
+// What `compare` says about a grid of cells: as text, as CSV and as JSON.
+//
+// Will not do: compute cells or decide which is best (autotune/studies/whatif.h).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autotune/studies/whatif.h"
+
+namespace ballast {
+
+struct Comparison {
+  Grid grid;
+  std::vector<CellResult> cells;  // by Grid::cell()
+  Criterion criterion{};
+  std::vector<std::optional<Winner>> best;  // of every row
+  std::vector<Crossing> crossings;
+};
+
+// Rows by columns, the best of a row marked; where the best changes; why what does not fit does
+// not.
+std::string comparison_text(const Comparison& comparison);
+
+// One line a cell with all its numbers, after a line of titles; RFC 4180.
+std::string comparison_csv(const Comparison& comparison);
+
+// {"schema", "metric", "unit", "rows", "columns": the axes, "cells", "best": one a row,
+// "crossings"}. A cell has its "memory" by place: what is needed, usable, and who holds how much.
+nlohmann::ordered_json comparison_json(const Comparison& comparison);
+
+// What `json` compares, as a title.
+std::string comparison_title(const nlohmann::ordered_json& json);
+
+}  // namespace ballast

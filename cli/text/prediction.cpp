@@ -1,0 +1,321 @@
+#include "cli/text/prediction.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/text/tables.h"
+
+namespace ballast {
+namespace {
+
+constexpr int kTimelineWidth = 84;
+constexpr size_t kHoldersShown = 3;
+constexpr double kHeldShown = 0.01;  // of a memory: less is not worth a word
+
+const PlacePeak* peak_at(const Prediction& prediction, Place place) {
+  for (const PlacePeak& peak : prediction.peaks) {
+    if (peak.place == place) return &peak;
+  }
+  return nullptr;
+}
+
+int64_t arena_bytes(const Prediction& prediction, Place place) {
+  const PlacePeak* peak = peak_at(prediction, place);
+  return peak == nullptr ? 0 : peak->arena.count;
+}
+
+OrderedJson holders_json(const Prediction& prediction) {
+  OrderedJson all = OrderedJson::object();
+  for (const PlacePeak& peak : prediction.peaks) {
+    OrderedJson list = OrderedJson::array();
+    for (const Holder& holder : peak.holders) {
+      list.push_back({{"category", to_string(holder.category)}, {"bytes", holder.bytes.count}});
+    }
+    all[std::string(to_string(peak.place))] = {
+        {"live_bytes", peak.live.count},
+        {"at", peak.at < 0 ? OrderedJson(nullptr)
+                           : OrderedJson(describe(
+                                 prediction.graph.step.ops[static_cast<size_t>(peak.at)]))},
+        {"categories", list}};
+  }
+  return all;
+}
+
+OrderedJson provenance_json(const Prediction& prediction) {
+  OrderedJson shares = OrderedJson::object();
+  for (int p = 0; p < kProvenances; ++p) {
+    shares[std::string(to_string(static_cast<Provenance>(p)))] =
+        prediction.provenance[static_cast<size_t>(p)];
+  }
+  return shares;
+}
+
+std::string provenance_text(const Prediction& prediction) {
+  std::vector<std::string> parts;
+  for (int p = 0; p < kProvenances; ++p) {
+    const double share = prediction.provenance[static_cast<size_t>(p)];
+    if (share < 0.0005) continue;
+    parts.push_back(
+        fmt::format("{} {}", show_percent(100 * share), to_string(static_cast<Provenance>(p))));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string memory_text(const Case& of, const Prediction& prediction) {
+  Table table({{"memory", true}, {"needed"}, {"usable"}, {"", true}});
+  for (const PlacePeak& peak : prediction.peaks) {
+    if (peak.arena.count == 0) continue;
+    std::vector<std::string> holders;
+    for (const Holder& holder : peak.holders) {
+      if (holders.size() == kHoldersShown) break;
+      holders.push_back(fmt::format("{} {}", to_string(holder.category), show(holder.bytes)));
+    }
+    const Bytes held = peak.arena - peak.live;
+    const bool by_plan = of.stack.name == Stack{}.name;  // other frameworks' slack is no reuse
+    if (by_plan &&
+        static_cast<double>(held.count) > kHeldShown * static_cast<double>(peak.arena.count)) {
+      holders.push_back("held for reuse " + show(held));
+    }
+    table.add({memory_name(peak.place), show(peak.arena), show(usable(of.machine, peak.place)),
+               fmt::format("{}", fmt::join(holders, ", "))});
+  }
+  return table.text();
+}
+
+std::string kinds_text(const CriticalPath& path, Duration step) {
+  std::vector<std::string> parts;
+  const auto add = [&](const std::string& name, Duration time) {
+    const double share = time.seconds() / step.seconds();
+    if (share < 0.005) return;
+    parts.push_back(fmt::format("{} {:.0f} %", name, 100 * share));
+  };
+  for (const KindTime& kind : path.by_kind) add(name_of(kind), kind.time);
+  add("waiting", path.waiting);
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string lanes_text(const Prediction& prediction) {
+  std::vector<std::string> parts;
+  for (const LaneUse& use : prediction.lanes) {
+    parts.push_back(
+        fmt::format("{} {:.0f} %", lane_name(prediction.graph, use.lane), 100 * use.share));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+// "data 2, tensor 4, ZeRO-1; "; empty for one device.
+std::string degrees_text(const Plan& plan) {
+  if (plan.devices == 1) return "";
+  std::vector<std::string> parts;
+  const std::pair<const char*, int64_t> degrees[] = {
+      {"data", plan.data},         {"tensor", plan.tensor},   {"pipeline", plan.pipeline},
+      {"sequence", plan.sequence}, {"context", plan.context}, {"expert", plan.expert}};
+  for (const auto& [name, degree] : degrees) {
+    if (degree > 1) parts.push_back(fmt::format("{} {}", name, degree));
+  }
+  if (plan.virtual_pipeline > 1) {
+    parts.push_back(fmt::format("{} chunks a stage", plan.virtual_pipeline));
+  }
+  if (plan.tensor_sequence) parts.emplace_back("norms split by token");
+  if (plan.replicas() > 1) parts.push_back(fmt::format("ZeRO-{}", plan.zero_stage));
+  return fmt::format("{}; ", fmt::join(parts, ", "));
+}
+
+std::string optimizer_text(const OptimizerPlan& plan) {
+  if (plan.placement == OptimizerPlacement::kGpu) {
+    return fmt::format("Adam on the GPU, {}", to_string(plan.sync));
+  }
+  const std::string on_gpu = plan.gpu_buckets ? std::to_string(*plan.gpu_buckets) : "auto";
+  return fmt::format("Adam on the {}, buckets of {} ({} on the GPU), cast on the {}, {}",
+                     plan.placement == OptimizerPlacement::kCpu ? "CPU" : "NVMe",
+                     show(plan.bucket_bytes), on_gpu,
+                     plan.cast == CastPlacement::kGpu ? "GPU" : "CPU", to_string(plan.sync));
+}
+
+}  // namespace
+
+std::string name_of(const KindTime& kind) {
+  std::string name(to_string(kind.kind));
+  const bool says_more = kind.phase != Phase::kOptimizer || kind.kind == OpKind::kCopy;
+  if (says_more) name += " " + std::string(to_string(kind.phase));
+  return name;
+}
+
+std::string lane_name(const Graph& graph, LaneId lane) {
+  std::string name(to_string(kind_of(lane)));
+  if (graph.lanes <= kLaneKinds) return name;
+  return fmt::format("{} {}", device_of(lane), name);
+}
+
+std::string memory_name(Place place) {
+  switch (place) {
+    case Place::kHbm:
+      return "GPU memory";
+    case Place::kDram:
+      return "CPU memory";
+    case Place::kNvme:
+      return "NVMe";
+  }
+  return "";
+}
+
+OrderedJson kinds_json(const std::vector<KindTime>& kinds) {
+  OrderedJson list = OrderedJson::array();
+  for (const KindTime& kind : kinds) {
+    list.push_back({{"kind", name_of(kind)},
+                    {"seconds", kind.time.seconds()},
+                    {"operations", kind.operations}});
+  }
+  return list;
+}
+
+OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
+  OrderedJson list = OrderedJson::array();
+  for (const LaneUse& use : lanes) {
+    list.push_back({{"lane", lane_name(graph, use.lane)},
+                    {"busy_s", use.busy.seconds()},
+                    {"share", use.share}});
+  }
+  return list;
+}
+
+OrderedJson prediction_json(const Case& of, const Prediction& prediction) {
+  OrderedJson json = {{"model", of.model.name},     {"machine", of.machine.name},
+                      {"stack", of.stack.name},     {"strategy", of.plan.strategy},
+                      {"devices", of.plan.devices}, {"fits", prediction.fits},
+                      {"reason", prediction.reason}};
+  const auto number = [&](double value) {
+    return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
+  };
+  json["step_time_s"] = number(prediction.step_time.seconds());
+  json["settled"] = prediction.settled;
+  json["tokens_per_s"] = number(prediction.tokens_per_s);
+  json["tokens_per_s_per_device"] = number(prediction.tokens_per_s_per_device);
+  json["tflops_per_device"] = number(prediction.model_rate.tflops());
+  json["hardware_tflops_per_device"] = number(prediction.hardware_rate.tflops());
+  json["mfu_percent"] = number(100 * prediction.mfu);
+  json["rollback_time_s"] = prediction.rollback_time
+                                ? OrderedJson(prediction.rollback_time->seconds())
+                                : OrderedJson(nullptr);
+  json["peak_gpu_bytes"] = arena_bytes(prediction, Place::kHbm);
+  json["peak_cpu_bytes"] = arena_bytes(prediction, Place::kDram);
+  json["peak_nvme_bytes"] = arena_bytes(prediction, Place::kNvme);
+  json["usable_gpu_bytes"] = usable(of.machine, Place::kHbm).count;
+  json["usable_cpu_bytes"] = usable(of.machine, Place::kDram).count;
+  json["holders"] = holders_json(prediction);
+  json["lanes"] = lanes_json(prediction.graph, prediction.lanes);
+  json["kinds"] = kinds_json(time_by_kind(prediction.graph, prediction.timeline));
+  json["critical_path"] = {{"kinds", kinds_json(prediction.critical_path.by_kind)},
+                           {"waiting_s", prediction.critical_path.waiting.seconds()}};
+  json["provenance"] = provenance_json(prediction);
+  json["plan"] = OrderedJson::parse(plan_json(of.plan));
+  return json;
+}
+
+std::string activations_text(const std::optional<ActivationPlan>& plan) {
+  if (!plan) return "auto";
+  std::vector<std::string> recomputed;
+  std::vector<std::string> offloaded;
+  for (int i = 0; i < kModuleKinds; ++i) {
+    const auto kind = static_cast<ModuleKind>(i);
+    if (!saves_output(kind)) continue;
+    const ActivationFate fate = plan->fate[static_cast<size_t>(i)];
+    if (fate == ActivationFate::kRecompute) recomputed.emplace_back(to_string(kind));
+    if (fate == ActivationFate::kOffload) offloaded.emplace_back(to_string(kind));
+  }
+  const auto names = [](const std::vector<std::string>& modules) {
+    constexpr size_t kAll = 8;  // kinds for which saves_output() is true
+    return modules.size() == kAll ? std::string("all") : fmt::format("{}", fmt::join(modules, " "));
+  };
+  std::vector<std::string> parts;
+  if (!recomputed.empty()) parts.push_back("recompute " + names(recomputed));
+  if (!offloaded.empty()) {
+    parts.push_back(fmt::format("offload {} of {:.0f} % of the layers", names(offloaded),
+                                100 * plan->offload_share));
+  }
+  return parts.empty() ? "keep all" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string plan_text(const Plan& plan) {
+  const std::string batch = plan.micro_batch ? fmt::format(", {} x {} on a device",
+                                                           plan.accumulation(), *plan.micro_batch)
+                                             : std::string(", micro-batch auto");
+  const std::string flow =
+      !plan.weights.flow_share ? std::string("auto")
+      : *plan.weights.flow_share == 0
+          ? std::string("stay")
+          : fmt::format("of {:.0f} % of the layers flow", 100 * *plan.weights.flow_share);
+  const char* plural = plan.global_batch == 1 ? "" : "s";
+  const char* products = plan.products == ProductFormat::kFp8 ? ", products in fp8" : "";
+  const char* reuse = plan.memory_reuse == MemoryReuse::kAtOnce ? "; memory reused at once" : "";
+  return fmt::format("{} sequence{} of {} tokens{}, {}{}; {};\n{}weights {}; activations: {}{}",
+                     plan.global_batch, plural, plan.sequence_length, batch, to_string(plan.dtype),
+                     products, optimizer_text(plan.optimizer), degrees_text(plan), flow,
+                     activations_text(plan.activations), reuse);
+}
+
+std::string prediction_text(const Case& of, const Prediction& prediction) {
+  std::string text =
+      fmt::format("{} on {}, {} {}, {}{}\n{}\n\n", of.model.name, of.machine.name, of.plan.devices,
+                  of.plan.devices == 1 ? "device" : "devices",
+                  of.plan.strategy.empty() ? "no strategy" : of.plan.strategy,
+                  of.stack.name == Stack{}.name ? "" : ", as " + of.stack.name, plan_text(of.plan));
+  if (!prediction.fits) {
+    text += "does not fit: " + prediction.reason + "\n\n";
+    return prediction.peaks.empty() ? text : text + memory_text(of, prediction);
+  }
+  text += fmt::format("step {}   {} tokens/s   {} a device ({} with recompute)   MFU {}\n",
+                      show(prediction.step_time), show_count(prediction.tokens_per_s),
+                      show(prediction.model_rate), show(prediction.hardware_rate),
+                      show_percent(100 * prediction.mfu));
+  if (prediction.rollback_time) {
+    text +=
+        fmt::format("a step that is rolled back takes {} more\n", show(*prediction.rollback_time));
+  }
+  if (!prediction.settled) text += "the step time had not settled: it is a mean\n";
+  text += "\n" + memory_text(of, prediction) + "\n";
+  text += text_timeline(prediction.graph, prediction.timeline, kTimelineWidth) + "\n";
+  text += "lanes in use    " + lanes_text(prediction) + "\n";
+  text += "critical path   " + kinds_text(prediction.critical_path, prediction.step_time) + "\n";
+  text += "times are       " + provenance_text(prediction) + "\n";
+  return text;
+}
+
+std::string prediction_table(const std::vector<Case>& cases,
+                             const std::vector<Prediction>& predictions) {
+  Table table({{"model", true},
+               {"machine", true},
+               {"GPUs"},
+               {"strategy", true},
+               {"step"},
+               {"tokens/s"},
+               {"TFLOP/s a GPU"},
+               {"MFU"},
+               {"GPU memory"},
+               {"CPU memory"}});
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& of = cases[i];
+    const Prediction& prediction = predictions[i];
+    std::vector<std::string> cells = {of.model.name, of.machine.name,
+                                      std::to_string(of.plan.devices), of.plan.strategy};
+    if (!prediction.fits) {
+      // What to do about it takes a line of its own, which `predict` of this plan alone has.
+      cells.push_back("does not fit: " + prediction.reason.substr(0, prediction.reason.find(';')));
+    } else {
+      cells.insert(cells.end(),
+                   {show(prediction.step_time), show_count(prediction.tokens_per_s),
+                    show_count(prediction.model_rate.tflops()), show_percent(100 * prediction.mfu),
+                    show(Bytes{arena_bytes(prediction, Place::kHbm)}),
+                    show(Bytes{arena_bytes(prediction, Place::kDram)})});
+    }
+    table.add(std::move(cells));
+  }
+  return table.text();
+}
+
+OrderedJson or_null(const std::optional<double>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
+}
+
+}  // namespace ballast

@@ -1,0 +1,9 @@
+// Apart, because the commit changes with every build and nothing else needs to follow it.
+#include "cli/flags/arguments.h"
+
+namespace ballast {
+
+std::string program_version() { return BALLAST_VERSION; }
+std::string program_commit() { return BALLAST_COMMIT; }
+
+}  // namespace ballast

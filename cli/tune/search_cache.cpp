@@ -1,0 +1,225 @@
+#include "cli/tune/search_cache.h"
+
+#include <filesystem>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/text/prediction.h"
+#include "cli/text/progress.h"
+#include "cli/text/tables.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string text_of(const Measurements& measurements) {
+  std::string text;
+  for (const auto& [operation, measured] : measurements) {
+    text += fmt::format("{} {} {}\n", operation, measured.median.ps, measured.deviation.ps);
+  }
+  return text;
+}
+
+std::string text_of(const std::vector<Plan>& layouts) {
+  std::string text;
+  for (const Plan& layout : layouts) text += plan_json(layout);
+  return text;
+}
+
+// Sources that changed since their commit make another program, which may find something else.
+std::string program_text() {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const fs::path program = fs::read_symlink("/proc/self/exe", failed);
+  std::string file;
+  if (!failed) {
+    const auto size = fs::file_size(program, failed);
+    const auto time = fs::last_write_time(program, failed).time_since_epoch().count();
+    file = fmt::format(" {} {}", size, time);
+  }
+  return program_version() + " " + program_commit() + file;
+}
+
+std::string question_text(const SearchQuestion& question, const Measurements& measurements,
+                          const AnswerOptions& options) {
+  const SearchSpace& space = question.space;
+  const Json json = {{"program", program_text()},
+                     {"model", Json::parse(model_json(question.model))},
+                     {"machine", Json::parse(machine_json(question.machine))},
+                     {"measurements", digest_of(text_of(measurements))},
+                     {"plan", Json::parse(plan_json(space.layouts.front()))},
+                     {"layouts", {space.layouts.size(), digest_of(text_of(space.layouts))}},
+                     {"free", freedom_text(space.freedom)},
+                     {"tolerance", question.tolerance},
+                     {"exhaustive", options.exhaustive},
+                     {"ranked", question.ranked}};
+  return json.dump();
+}
+
+Json candidate_json(const Candidate& candidate) {
+  Json memory = Json::array();
+  for (const Bytes bytes : candidate.memory) memory.push_back(bytes.count);
+  return {{"plan", Json::parse(plan_json(candidate.plan))},
+          {"activations", candidate.activations},
+          {"step_time_ps", candidate.step_time.ps},
+          {"tokens_per_s", candidate.tokens_per_s},
+          {"memory_bytes", memory},
+          {"bound_ps", candidate.bound.ps}};
+}
+
+Candidate candidate_of(const Json& json, const std::string& source) {
+  Candidate candidate;
+  candidate.plan = parse_plan(json.at("plan").dump(), source);
+  candidate.activations = json.at("activations");
+  candidate.step_time.ps = json.at("step_time_ps");
+  candidate.tokens_per_s = json.at("tokens_per_s");
+  for (size_t i = 0; i < candidate.memory.size(); ++i) {
+    candidate.memory[i].count = json.at("memory_bytes").at(i);
+  }
+  candidate.bound.ps = json.at("bound_ps");
+  return candidate;
+}
+
+SearchStop stop_of(const std::string& name) {
+  for (const SearchStop stop : {SearchStop::kDeadline, SearchStop::kPatience}) {
+    if (to_string(stop) == name) return stop;
+  }
+  return SearchStop::kNone;
+}
+
+}  // namespace
+
+std::string freedom_text(const Freedom& f) {
+  std::string text;
+  for (const bool free : {f.micro_batch, f.activations, f.bucket_bytes, f.gpu_buckets, f.cast,
+                          f.sync, f.delay, f.undo, f.flow_share, f.memory_reuse}) {
+    text += free ? '1' : '0';
+  }
+  return text;
+}
+
+std::string answer_json(const SearchResult& result) {
+  Json ranked = Json::array();
+  for (const Candidate& candidate : result.ranked) ranked.push_back(candidate_json(candidate));
+  Json reasons = Json::array();
+  for (const InfeasibleReason& reason : result.reasons) {
+    reasons.push_back({{"reason", reason.reason},
+                       {"plans", reason.count},
+                       {"example", Json::parse(plan_json(reason.example))},
+                       {"detail", reason.detail},
+                       {"excess_bytes", reason.excess.count}});
+  }
+  const Json json = {{"ranked", ranked},
+                     {"layouts", result.layouts},
+                     {"considered", result.considered},
+                     {"bounded", result.bounded},
+                     {"simulated", result.simulated},
+                     {"infeasible", result.infeasible},
+                     {"not_looked_at", result.not_looked_at},
+                     {"reasons", reasons},
+                     {"stop", to_string(result.stop)},
+                     {"proven_within", or_null(result.proven_within)},
+                     {"seconds", result.seconds}};
+  return json.dump();
+}
+
+SearchResult parse_answer(const std::string& text, const std::string& source) {
+  try {
+    const Json json = Json::parse(text);
+    SearchResult result;
+    for (const Json& candidate : json.at("ranked")) {
+      result.ranked.push_back(candidate_of(candidate, source));
+    }
+    if (!result.ranked.empty()) result.best = result.ranked.front();
+    result.layouts = json.at("layouts");
+    result.considered = json.at("considered");
+    result.bounded = json.at("bounded");
+    result.simulated = json.at("simulated");
+    result.infeasible = json.at("infeasible");
+    result.not_looked_at = json.at("not_looked_at");
+    for (const Json& reason : json.at("reasons")) {
+      result.reasons.push_back({reason.at("reason"),
+                                reason.at("plans"),
+                                parse_plan(reason.at("example").dump(), source),
+                                reason.at("detail"),
+                                {reason.at("excess_bytes").get<int64_t>()}});
+    }
+    result.stop = stop_of(json.at("stop"));
+    if (const Json& within = json.at("proven_within"); !within.is_null()) {
+      result.proven_within = within.get<double>();
+    }
+    result.seconds = json.at("seconds");
+    return result;
+  } catch (const Json::exception&) {
+    throw Error(source, "holds a search that cannot be read", "ask with --again");
+  }
+}
+
+std::optional<SearchResult> Answers::known(const std::string& question) const {
+  if (options_.again) return std::nullopt;
+  const auto store = open_store_if_present(store_);
+  if (!store) return std::nullopt;
+  const std::optional<std::string> answer = store->search_answer(question);
+  if (!answer) return std::nullopt;
+  SearchResult result = parse_answer(*answer, store->path());
+  const bool as_long = result.complete() || result.seconds >= options_.deadline_s;
+  return as_long ? std::optional(std::move(result)) : std::nullopt;
+}
+
+SearchResult Answers::search_now(const SearchQuestion& question, const Measurements& measurements) {
+  Progress progress("search");
+  const std::string where = standing_ + (question.label.empty() ? "" : question.label + ": ");
+  SearchOptions options;
+  options.deadline_s = options_.deadline_s;
+  options.exhaustive = options_.exhaustive;
+  options.ranked = question.ranked;
+  options.tolerance = question.tolerance;
+  options.interrupted = interruption();
+  options.progress = [&](const SearchProgress& at) {
+    const double share = at.best ? at.bound.seconds() / at.best->seconds() : 0;
+    progress.show(share, fmt::format("{}{} plans, {} simulated, best {}", where, at.considered,
+                                     at.simulated, at.best ? show(*at.best) : "none yet"));
+  };
+  SearchResult found =
+      search(question.model, question.space, question.machine, &measurements, options);
+  progress.finish(
+      fmt::format("{}{} plans, {} simulated", where, found.considered, found.simulated));
+  return found;
+}
+
+// The store spares later calls the search; this one has its answer either way.
+void Answers::keep(const SearchRecord& record) const {
+  try {
+    open_store(store_).append(record);
+  } catch (const Error& error) {
+    fmt::print(stderr, "this search is not kept: {}\n", one_line(error.what()));
+  }
+}
+
+SearchResult Answers::ask(const SearchQuestion& question, const Measurements& measurements) {
+  const std::string text = question_text(question, measurements, options_);
+  ++asked_;
+  if (std::optional<SearchResult> found = known(text)) {
+    ++from_store_;
+    return *std::move(found);
+  }
+  SearchResult found = search_now(question, measurements);
+  if (found.stop != SearchStop::kInterrupt) keep({text, answer_json(found)});
+  return found;
+}
+
+Ask Answers::asker(const Measurements& measurements) {
+  return [this, &measurements](const SearchQuestion& question) -> std::optional<SearchResult> {
+    if (interrupted()) return std::nullopt;
+    return ask(question, measurements);
+  };
+}
+
+void Answers::stop_watching() {
+  interrupted_ = interrupted();
+  watch_.reset();
+}
+
+}  // namespace ballast

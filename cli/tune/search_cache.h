@@ -1,0 +1,74 @@
+// Answers: searches that are remembered. What was found for a question is kept in the store, so a
+// call that was interrupted goes on after the searches that it had finished, and the same question
+// asked again is answered at once.
+//
+// A question is everything that the result depends on: model, machine, what was measured on it,
+// layouts, free knobs, options, and the very program. Searches that were interrupted are not kept;
+// one that its deadline stopped answers only those that would have stopped no later.
+// Will not do: search (autotune/search), or choose what to ask (cli/tune_*).
+#pragma once
+
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "autotune/search/search_question.h"
+#include "cli/flags/inputs.h"
+#include "cli/text/interrupt.h"
+
+namespace ballast {
+
+struct AnswerOptions {
+  double deadline_s = 60;  // of each search
+  bool exhaustive = false;
+  bool again = false;  // search even what the store knows
+};
+
+class Answers {
+ public:
+  Answers(const AnswerOptions& options, const StoreFlag& store)
+      : options_(options), store_(store), watch_(std::in_place) {}
+
+  // Shows progress. Where it is interrupted: the best so far, not complete.
+  SearchResult ask(const SearchQuestion& question, const Measurements& measurements);
+  // The same for studies: nothing where it was interrupted before.
+  Ask asker(const Measurements& measurements);
+
+  bool interrupted() const { return interrupted_ || (watch_ && watch_->interrupted()); }
+  // That as a function, for what is not a search. This object must outlive it.
+  std::function<bool()> interruption() const {
+    return [this] { return interrupted(); };
+  }
+  int64_t asked() const { return asked_; }
+  int64_t from_store() const { return from_store_; }
+  // Shown in front of the progress of searches from here on: where a call with several stands.
+  void set_standing(const std::string& standing) { standing_ = standing; }
+  // Of searches from here on.
+  void set_deadline(double seconds) { options_.deadline_s = seconds; }
+  // Signals end the program again, or are watched by others. Remembers whether one came.
+  void stop_watching();
+
+ private:
+  std::optional<SearchResult> known(const std::string& question) const;
+  void keep(const SearchRecord& record) const;
+  SearchResult search_now(const SearchQuestion& question, const Measurements& measurements);
+
+  AnswerOptions options_;
+  const StoreFlag& store_;
+  std::optional<InterruptWatch> watch_;
+  std::string standing_;
+  bool interrupted_ = false;
+  int64_t asked_ = 0;
+  int64_t from_store_ = 0;
+};
+
+// Which knobs are free, as text to tell questions apart.
+std::string freedom_text(const Freedom& freedom);
+
+// The whole result as JSON, and back: equal to what went in.
+std::string answer_json(const SearchResult& result);
+// Throws Error, naming `source`, for text that is no answer.
+SearchResult parse_answer(const std::string& text, const std::string& source);
+
+}  // namespace ballast

@@ -1,0 +1,185 @@
+#include "cli/tune/tuner.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <numeric>
+#include <set>
+
+#include "cli/flags/training_flags.h"
+#include "cli/text/prediction.h"
+#include "cli/text/progress.h"
+
+namespace ballast {
+namespace {
+
+constexpr double kSecondsAPlan = 0.4;
+// The best plans of a search must have been timed, operation by operation, before it counts.
+constexpr size_t kTimedAtTheTop = 5;
+constexpr int kMostRounds = 4;
+// Candidates kept behind those that are shown: the next-best that is explained lies behind ties.
+constexpr size_t kRankedAtLeast = 200;
+
+using Values = std::array<int16_t, 7>;
+Values values_of(const Choice& choice) {
+  return {choice.micro_batch, choice.activations, choice.bucket,    choice.gpu_buckets,
+          choice.cast,        choice.sync,        choice.flow_share};
+}
+
+// Choices such that every value of every knob is in at least one of them.
+std::vector<Choice> covering(const std::vector<Choice>& all) {
+  std::set<std::pair<int, int16_t>> seen;
+  std::vector<Choice> chosen;
+  // Neighbours in the list differ in their last knobs only; a long stride changes them all.
+  const size_t stride = all.size() * 5 / 8 | 1;
+  const size_t step = std::gcd(stride, all.size()) == 1 ? stride : 1;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Choice& choice = all[i * step % all.size()];
+    const Values values = values_of(choice);
+    bool is_new = false;
+    for (size_t knob = 0; knob < values.size(); ++knob) {
+      is_new = seen.emplace(static_cast<int>(knob), values[knob]).second || is_new;
+    }
+    if (is_new) chosen.push_back(choice);
+  }
+  return chosen;
+}
+
+// Choices that differ from the one of this plan in one knob; none where it is not of the space.
+std::vector<Choice> neighbours_of(Plan plan, const Space& space, const Plan& base) {
+  plan.memory_reuse = base.memory_reuse;  // which is no choice
+  const std::vector<Choice> all = choices_of(space, base);
+  const auto same = [&](const Choice& choice) { return plan_of(space, base, choice) == plan; };
+  const auto found = std::find_if(all.begin(), all.end(), same);
+  std::vector<Choice> neighbours;
+  if (found == all.end()) return neighbours;
+  const Values here = values_of(*found);
+  for (const Choice& choice : all) {
+    const Values there = values_of(choice);
+    int differing = 0;
+    for (size_t knob = 0; knob < here.size(); ++knob) differing += here[knob] != there[knob];
+    if (differing == 1) neighbours.push_back(choice);
+  }
+  return neighbours;
+}
+
+Candidate candidate_of(const Plan& plan, const Prediction& prediction) {
+  Candidate candidate;
+  candidate.plan = plan;
+  candidate.activations = activations_text(plan.activations);
+  candidate.step_time = prediction.step_time;
+  candidate.tokens_per_s = prediction.tokens_per_s;
+  for (const PlacePeak& peak : prediction.peaks) {
+    candidate.memory[static_cast<size_t>(peak.place)] = peak.arena;
+  }
+  return candidate;
+}
+
+}  // namespace
+
+AnswerOptions answer_options(const TuneFlags& flags) {
+  AnswerOptions options;
+  options.deadline_s = flags.deadline_s;
+  options.exhaustive = flags.exhaustive;
+  options.again = flags.loop.again;
+  return options;
+}
+
+Tuner::Tuner(Case of, TuneFlags& flags, Answers& answers)
+    : of_(std::move(of)),
+      flags_(flags),
+      answers_(answers),
+      space_{freedom_of(flags).layouts(of_.model, of_.plan), freedom_of(flags).knobs()},
+      timed_(of_.plan.machine == kHere || flags.loop.plans),
+      measurements_(measurements_of(of_.machine, flags.store)) {}
+
+SearchQuestion Tuner::question(const std::string& label) const {
+  SearchQuestion question{label, of_.model, of_.machine, space_};
+  question.ranked = kRankedAtLeast + static_cast<size_t>(flags_.top);
+  return question;
+}
+
+SearchResult Tuner::run(const std::string& label) {
+  if (timed_) measure_space();
+  SearchResult found = answers_.ask(question(label), measurements_);
+  for (int round = 1; round < kMostRounds && measure_top(found); ++round) {
+    SearchResult again = answers_.ask(question(label), measurements_);
+    if (again.best || !found.best) {
+      found = std::move(again);
+    } else {
+      // It was stopped too early to rank anything: what the search before it found is left.
+      again.best = std::move(found.best);
+      again.ranked = std::move(found.ranked);
+      again.proven_within.reset();
+      found = std::move(again);
+    }
+  }
+  return found;
+}
+
+MeasureResult Tuner::measure_plans(SearchResult& found) {
+  answers_.stop_watching();
+  add_candidates(found);
+  MeasureResult result = run_closed_loop(
+      {of_, fmt::format("{}, {} layouts", freedom_text(space_.freedom), space_.layouts.size()),
+       flags_.loop, flags_.store},
+      found, measurements_);
+  measurements_ = result.measurements;
+  if (result.measured.empty()) return result;
+  found.ranked.clear();
+  for (const MeasuredPlan& plan : result.measured) {
+    found.ranked.push_back(candidate_of(
+        plan.run.plan, predict(of_.model, plan.run.plan, of_.machine, &measurements_)));
+  }
+  found.ranked.insert(found.ranked.end(), result.others.begin(), result.others.end());
+  found.best = found.ranked.front();
+  return result;
+}
+
+void Tuner::measure_space() {
+  Progress progress("measure");
+  const Space space = space_of(of_.model, of_.plan, space_.freedom);
+  const std::vector<Choice> chosen = covering(choices_of(space, of_.plan));
+  for (size_t i = 0; i < chosen.size() && !answers_.interrupted(); ++i) {
+    progress.show(static_cast<double>(i) / static_cast<double>(chosen.size()),
+                  fmt::format("plan {} of {}", i + 1, chosen.size()));
+    measure(plan_of(space, of_.plan, chosen[i]));
+  }
+  progress.finish(fmt::format("{} operations are timed", measurements_.size()));
+}
+
+// A search that prunes well leaves few plans that it simulated. So plans that differ from the
+// best in one knob are candidates too, and those that show every value of every knob.
+void Tuner::add_candidates(SearchResult& found) const {
+  const Space space = space_of(of_.model, of_.plan, space_.freedom);
+  std::vector<Choice> choices = neighbours_of(found.best->plan, space, of_.plan);
+  for (const Choice& choice : covering(choices_of(space, of_.plan))) choices.push_back(choice);
+  for (const Choice& choice : choices) {
+    const Plan plan = plan_of(space, of_.plan, choice);
+    const auto same = [&](const Candidate& known) { return known.plan == plan; };
+    if (std::any_of(found.ranked.begin(), found.ranked.end(), same)) continue;
+    const Prediction prediction = predict(of_.model, plan, of_.machine, &measurements_);
+    if (prediction.fits) found.ranked.push_back(candidate_of(plan, prediction));
+  }
+}
+
+// True if anything was left to measure.
+bool Tuner::measure(const Plan& plan) {
+  const Case of = with(plan);
+  if (is_measured(of, measurements_)) return false;
+  if (!predict(of.model, of.plan, of.machine, &measurements_).fits) return false;
+  const std::string& device = flags_.loop.training.device;
+  measure_plan(of, {kSecondsAPlan, device.empty() ? "host" : device}, flags_.store, measurements_);
+  return true;
+}
+
+bool Tuner::measure_top(const SearchResult& found) {
+  if (!timed_ || answers_.interrupted()) return false;
+  bool any = false;
+  const size_t most = std::min(kTimedAtTheTop, found.ranked.size());
+  for (size_t i = 0; i < most && !answers_.interrupted(); ++i) {
+    any = measure(found.ranked[i].plan) || any;
+  }
+  return any;
+}
+
+}  // namespace ballast

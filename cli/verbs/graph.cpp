@@ -1,0 +1,109 @@
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/run/completion.h"
+#include "cli/text/prediction.h"
+#include "cli/text/tables.h"
+#include "sim/base/atomic_file.h"
+
+namespace ballast {
+namespace {
+
+// Operation `i` of the step with its cost, enough to replay it on another simulator.
+OrderedJson op_json(const Prediction& prediction, size_t i) {
+  const Sequence& step = prediction.graph.step;
+  const Op& op = step.ops[i];
+  const OpCost& cost = prediction.costs.ops[i];
+  OrderedJson demands = OrderedJson::array();
+  for (int d = 0; d < cost.demand_count; ++d) {
+    const Demand& demand = cost.demands[static_cast<size_t>(d)];
+    demands.push_back({{"capacity", demand.capacity}, {"units_per_s", demand.amount}});
+  }
+  OrderedJson predecessors = OrderedJson::array();
+  for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
+    const Edge& edge = step.edges[static_cast<size_t>(e)];
+    predecessors.push_back({{"id", edge.op}, {"steps_ahead", edge.steps_ahead}});
+  }
+  return {{"id", i},
+          {"kind", to_string(op.kind)},
+          {"phase", to_string(op.phase)},
+          {"lane", lane_name(prediction.graph, op.lane)},
+          {"label", describe(op)},
+          {"alone_s", cost.alone.seconds()},
+          {"handover_s", cost.handover.seconds()},
+          {"provenance", to_string(cost.provenance)},
+          {"flops", flops_of(op.work).count},
+          {"bytes", bytes_of(op.work).count},
+          {"demands", demands},
+          {"predecessors", predecessors}};
+}
+
+OrderedJson graph_json(const Completed& completed) {
+  const Prediction& prediction = completed.prediction;
+  OrderedJson ops = OrderedJson::array();
+  for (size_t i = 0; i < prediction.graph.step.ops.size(); ++i) {
+    ops.push_back(op_json(prediction, i));
+  }
+  OrderedJson capacities = OrderedJson::array();
+  for (size_t c = 0; c < prediction.costs.capacities.size(); ++c) {
+    const Capacity& capacity = prediction.costs.capacities[c];
+    capacities.push_back({{"id", c}, {"name", capacity.name}, {"units_per_s", capacity.amount}});
+  }
+  return {{"schema", "ballast.graph/1"},
+          {"rules",
+           "A lane runs its operations in the order of their ids and then begins the next step. "
+           "An operation starts when its lane is free and every predecessor has finished the "
+           "step steps_ahead steps before its own; if it had to wait for another lane, "
+           "handover_s later. Operations that run together share capacities by max-min fairness: "
+           "the rate of each is the share of its demands that it gets, at most 1."},
+          {"step_time_s", prediction.step_time.seconds()},
+          {"plan", OrderedJson::parse(plan_json(completed.of.plan))},
+          {"capacities", capacities},
+          {"ops", ops}};
+}
+
+std::string graph_text(const Prediction& prediction) {
+  Table table({{"id", true}, {"lane", true}, {"alone"}, {"after"}, {"operation", true}});
+  const Sequence& step = prediction.graph.step;
+  for (size_t i = 0; i < step.ops.size(); ++i) {
+    std::vector<std::string> after;
+    for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
+      const Edge& edge = step.edges[static_cast<size_t>(e)];
+      after.push_back(fmt::format("{}{:'<{}}", edge.op, "", edge.steps_ahead));
+    }
+    table.add({std::to_string(i), lane_name(prediction.graph, step.ops[i].lane),
+               show(prediction.costs.ops[i].alone), fmt::format("{}", fmt::join(after, " ")),
+               describe(step.ops[i])});
+  }
+  return table.text() + "after: what must finish first, on other lanes; a ' is one step earlier\n";
+}
+
+}  // namespace
+
+int run_graph(Words words) {
+  VerbParser parser("graph");
+  OutputFlags output;
+  PlanFlags flags;
+  StoreFlag store;
+  parser.add(flags, VerbParser::Lists::kNo);
+  parser.add(store);
+  parser.add(output, "Write the JSON to this file");
+  if (!parser.parse(words)) return kDone;
+
+  Case of = load_case(flags, store);
+  const Measurements measurements = measurements_of(of.machine, store);
+  const Completed completed = complete_case(std::move(of), measurements);
+  if (!completed.prediction.fits) {
+    fmt::print("does not fit: {}\n", completed.prediction.reason);
+    return kInfeasible;
+  }
+  if (output.json || output.out) {
+    const std::string json = graph_json(completed).dump(1) + "\n";
+    if (output.out) atomic_write(*output.out, json);
+    if (output.json) fmt::print("{}", json);
+  }
+  if (!output.json && !output.out) fmt::print("{}", graph_text(completed.prediction));
+  return kDone;
+}
+
+}  // namespace ballast

@@ -1,0 +1,258 @@
+#include <algorithm>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "autotune/calibrate/capacity.h"
+#include "cli/run/completion.h"
+#include "cli/text/prediction.h"
+#include "cli/text/tables.h"
+#include "cli/text/trace.h"
+#include "cli/tune/found_model.h"
+#include "sim/base/atomic_file.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+OrderedJson json_of(const std::vector<Case>& cases, const std::vector<Prediction>& predictions) {
+  if (cases.size() == 1) return prediction_json(cases[0], predictions[0]);
+  OrderedJson list = OrderedJson::array();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    list.push_back(prediction_json(cases[i], predictions[i]));
+  }
+  return {{"cases", list}};
+}
+
+void write_trace(const std::string& path, const Prediction& prediction) {
+  if (!prediction.fits) {
+    throw Error("--trace " + path, "the plan does not fit, so there is no timeline",
+                "change the plan, or leave --trace out");
+  }
+  atomic_write(path, chrome_trace({{"predicted", &prediction.graph, &prediction.timeline}}));
+}
+
+// What `predict` was asked for.
+struct PredictFlags {
+  OutputFlags output;
+  PlanFlags plan;
+  StoreFlag store;
+  StackFlag stack;
+  std::optional<std::string> trace;
+  std::optional<std::string> plan_out;
+  bool max_model = false;
+  bool max_sequence = false;
+};
+
+void add(VerbParser& parser, PredictFlags& flags) {
+  parser.add(flags.plan, VerbParser::Lists::kYes);
+  parser.add(flags.store);
+  parser.add(flags.stack);
+  parser.add(flags.output, "Write the JSON to this file too");
+  CLI::App& app = parser.app();
+  parser.writes(
+      app.add_option("--trace", flags.trace, "Write the timeline as a Chrome trace (one plan only)")
+          ->type_name("FILE"));
+  parser.writes(app.add_option("--plan-out", flags.plan_out,
+                               "Write the plan with every knob filled in, and beside it the model "
+                               "that a search found (one plan only)")
+                    ->type_name("FILE"),
+                {.replaces = "--plan"});
+  const char* const searches = "What fits at most";
+  CLI::Option* model =
+      app.add_flag("--max-model", flags.max_model,
+                   "Search the largest GPT that fits, or with --model most layers of that one")
+          ->group(searches);
+  CLI::Option* sequence =
+      app.add_flag("--max-sequence", flags.max_sequence,
+                   "Search the longest sequence of --model that fits, in steps of 1024 tokens "
+                   "a rank of --sequence and --context")
+          ->group(searches);
+  model->excludes(sequence);
+}
+
+struct Report {
+  std::string text;
+  OrderedJson json;
+};
+
+// Writes the JSON to a file or prints it, or else prints the text.
+void print(const Report& report, const PredictFlags& flags) {
+  const std::string json = report.json.dump(1) + "\n";
+  if (flags.output.out) atomic_write(*flags.output.out, json);
+  fmt::print("{}", flags.output.json ? json : report.text);
+}
+
+std::string size_text(const Model& model) {
+  return fmt::format("{:.2f}B parameters, {} layers of {}, {} heads",
+                     static_cast<double>(parameter_count(model)) * 1e-9, model.layers, model.hidden,
+                     model.heads);
+}
+
+OrderedJson size_json(const Model& model) {
+  return {{"parameters", parameter_count(model)},
+          {"layers", model.layers},
+          {"hidden", model.hidden},
+          {"heads", model.heads},
+          {"ffn", model.ffn},
+          {"vocab", model.vocab}};
+}
+
+// The first memory that overflows: "gpu", "cpu" or "nvme"; "devices" where there are too few.
+std::string binding(const Verdict& verdict, const Machine& machine) {
+  const std::vector<Shortfall> missing = shortfalls(verdict.peaks, machine);
+  if (missing.empty()) return "devices";
+  const Place place = missing.front().place;
+  return place == Place::kHbm ? "gpu" : place == Place::kDram ? "cpu" : "nvme";
+}
+
+OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
+  OrderedJson peaks = OrderedJson::object();
+  for (const PlacePeak& peak : verdict.peaks) {
+    OrderedJson holders = OrderedJson::object();
+    for (const Holder& holder : peak.holders) {
+      holders[std::string(to_string(holder.category))] = holder.bytes.count;
+    }
+    peaks[std::string(to_string(peak.place))] = {
+        {"needed_bytes", peak.arena.count},
+        {"usable_bytes", usable(machine, peak.place).count},
+        {"holders", holders}};
+  }
+  return {{"binds", binding(verdict, machine)}, {"reason", verdict.reason}, {"memory", peaks}};
+}
+
+// Fills in the plan, and what `predict` says of it.
+Prediction complete(Case& of, const StoreFlag& store) {
+  const Measurements measurements = measurements_of(of.machine, store);
+  Completed completed = complete_case(std::move(of), measurements);
+  of = std::move(completed.of);
+  return std::move(completed.prediction);
+}
+
+// What was found as files, where they were asked for; and what to say of them.
+std::string write_plan(Case& of, const PredictFlags& flags, OrderedJson& json) {
+  if (!flags.plan_out) return "";
+  const FoundFiles files =
+      write_found(of, {*flags.plan_out, flags.plan.set, flags.store, flags.stack});
+  json["plan"]["model"] = of.plan.model;
+  json["model_file"] = files.model;
+  json["predict"] = files.predict;
+  return "\n" + text_of(files);
+}
+
+int report_nothing(const std::string& what, const Verdict& verdict, const Case& of,
+                   const PredictFlags& flags) {
+  OrderedJson json = {{"fits", false}};
+  json.update(verdict_json(verdict, of.machine));
+  print({what + " does not fit: " + verdict.reason + "\n", std::move(json)}, flags);
+  return kInfeasible;
+}
+
+int run_max_model(const PredictFlags& flags) {
+  const Family gpt = gpt_family();
+  Case of = load_start(flags.plan, flags.store, &gpt.like);
+  if (!of.plan.model.empty()) check(of.plan, of.model);
+  of.stack = stack_of(flags.stack);
+  const bool named = !of.plan.model.empty();
+  Family family = named ? family_of(of.model) : gpt;
+  family.like.vocab = of.model.vocab;  // --set model.vocab
+  const LargestModel found = largest_model({of.model, of.plan, of.machine, of.stack}, family);
+  if (!found.model) {
+    return report_nothing("the smallest model (" + size_text(found.next) + ")", found.next_verdict,
+                          of, flags);
+  }
+  of.model = *found.model;
+  of.plan = choose({of.model, of.plan, of.machine, of.stack});
+  const Prediction prediction = complete(of, flags.store);
+  OrderedJson next = size_json(found.next);
+  next.update(verdict_json(found.next_verdict, of.machine));
+  OrderedJson json = {{"max_model", size_json(of.model)},
+                      {"next", next},
+                      {"family", family.source},
+                      {"considered", found.considered}};
+  json.update(prediction_json(of, prediction));
+  const std::string files = write_plan(of, flags, json);
+  const std::string text = fmt::format(
+      "the largest that fits   {}\nthe next does not       {}: {}\n"
+      "of {} models tried, shapes of {}\n\n",
+      size_text(of.model), size_text(found.next), found.next_verdict.reason, found.considered,
+      family.source);
+  print({text + prediction_text(of, prediction) + files, std::move(json)}, flags);
+  return kDone;
+}
+
+int run_max_sequence(const PredictFlags& flags) {
+  Case of = load_case(flags.plan, flags.store);
+  of.stack = stack_of(flags.stack);
+  const LongestSequence found = longest_sequence({of.model, of.plan, of.machine, of.stack});
+  if (found.tokens == 0) {
+    return report_nothing(fmt::format("a sequence of {} tokens", found.next_tokens),
+                          found.next_verdict, of, flags);
+  }
+  const bool turned = found.model.position != of.model.position;
+  of.model = found.model;
+  of.plan.sequence_length = found.tokens;
+  of.plan = choose({of.model, of.plan, of.machine, of.stack});
+  const Prediction prediction = complete(of, flags.store);
+  OrderedJson next = {{"tokens", found.next_tokens}};
+  next.update(verdict_json(found.next_verdict, of.machine));
+  OrderedJson json = {{"max_sequence_length", found.tokens},
+                      {"next", next},
+                      {"rotary_positions", found.model.position == PositionKind::kRope},
+                      {"considered", found.considered}};
+  json.update(prediction_json(of, prediction));
+  std::string text =
+      fmt::format("the longest that fits   {} tokens\nthe next does not       {} tokens: {}\n",
+                  show_count(static_cast<double>(found.tokens)),
+                  show_count(static_cast<double>(found.next_tokens)), found.next_verdict.reason);
+  if (turned) text += "positions are rotary: the model's learned table is shorter\n";
+  const std::string files = write_plan(of, flags, json);
+  print({text + "\n" + prediction_text(of, prediction) + files, std::move(json)}, flags);
+  return kDone;
+}
+
+int run_plans(const PredictFlags& flags) {
+  std::vector<Case> cases = load_cases(flags.plan, flags.store);
+  if (flags.trace && cases.size() > 1) {
+    throw Error("--trace " + *flags.trace, "there are several plans",
+                "name one model, machine, "
+                "strategy and number of devices");
+  }
+  if (flags.plan_out && cases.size() > 1) {
+    throw Error("--plan-out " + *flags.plan_out, "there are several plans",
+                "name one model, machine, strategy and number of devices");
+  }
+  std::vector<Prediction> predictions;
+  for (Case& of : cases) {
+    of.stack = stack_of(flags.stack);
+    predictions.push_back(complete(of, flags.store));
+  }
+  if (flags.trace) write_trace(*flags.trace, predictions[0]);
+  Report report{cases.size() == 1 ? prediction_text(cases[0], predictions[0])
+                                  : prediction_table(cases, predictions),
+                json_of(cases, predictions)};
+  if (cases.size() == 1 && predictions[0].fits)
+    report.text += write_plan(cases[0], flags, report.json);
+  print(report, flags);
+  const bool any = std::any_of(predictions.begin(), predictions.end(),
+                               [](const Prediction& prediction) { return prediction.fits; });
+  return any ? kDone : kInfeasible;
+}
+
+}  // namespace
+
+int run_predict(Words words) {
+  VerbParser parser("predict");
+  PredictFlags flags;
+  add(parser, flags);
+  if (!parser.parse(words)) return kDone;
+  const bool searches = flags.max_model || flags.max_sequence;
+  if (searches && flags.trace) {
+    throw Error("--trace " + *flags.trace, "a search has no timeline of its own",
+                "predict what it finds");
+  }
+  if (flags.max_model) return run_max_model(flags);
+  if (flags.max_sequence) return run_max_sequence(flags);
+  return run_plans(flags);
+}
+
+}  // namespace ballast

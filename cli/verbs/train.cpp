@@ -1,0 +1,296 @@
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <fmt/format.h>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "backend/train/trainer.h"
+#include "cli/flags/training_flags.h"
+#include "cli/run/completion.h"
+#include "cli/text/interrupt.h"
+#include "cli/text/prediction.h"
+#include "cli/text/progress.h"
+#include "cli/text/tables.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kValidationBatches = 8;
+
+struct TrainFlags {
+  OutputFlags output;
+  PlanFlags plan;
+  StoreFlag store;
+  TrainingFlags training;
+  int64_t steps = 200;
+  std::optional<std::string> checkpoint_folder;
+  int64_t checkpoint_period = 0;
+  bool resume = false;
+  std::optional<std::string> export_file;
+  std::optional<std::string> metrics_file;
+};
+
+bool parse(Words words, TrainFlags& flags) {
+  VerbParser parser("train");
+  parser.add(flags.plan, VerbParser::Lists::kNo);
+  add_device_flag(parser, flags.training.device);
+  add_training_flags(parser, flags.training);
+  CLI::App& app = parser.app();
+  app.add_option("--steps", flags.steps, "Train up to this step [200]")
+      ->check(above_zero())
+      ->type_name("STEPS")
+      ->group("Training");
+  app.add_option("--checkpoint", flags.checkpoint_folder,
+                 "Keep the last two checkpoints in this folder")
+      ->type_name("DIR")
+      ->group("Training");
+  app.add_option("--checkpoint-period", flags.checkpoint_period,
+                 "Steps between checkpoints [only at the end]")
+      ->check(above_zero())
+      ->type_name("STEPS")
+      ->group("Training");
+  app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint of --checkpoint")
+      ->group("Training");
+  parser.writes(app.add_option("--export", flags.export_file,
+                               "Write the weights (safetensors, fp32, Hugging Face names)")
+                    ->type_name("FILE"));
+  parser.writes(app.add_option("--metrics", flags.metrics_file, "Write one JSON object a step")
+                    ->type_name("FILE"));
+  parser.add(flags.store);
+  parser.add(flags.output, "");
+  return parser.parse(words);
+}
+
+// Metrics as JSON lines. Each is on its way to the disk when its step is shown.
+class MetricsFile {
+ public:
+  enum class Mode : uint8_t { kNew, kContinue };
+  MetricsFile(const std::optional<std::string>& path, Mode mode) : path_(path.value_or("")) {
+    if (!path) return;
+    file_.open(path_, mode == Mode::kContinue ? std::ios::app : std::ios::trunc);
+    check_file();
+  }
+
+  void add(const OrderedJson& line) {
+    if (path_.empty()) return;
+    file_ << line.dump() << '\n';
+    file_.flush();
+    check_file();
+  }
+
+ private:
+  void check_file() {
+    if (file_) return;
+    throw Error("--metrics " + path_, std::string("cannot be written: ") + std::strerror(errno),
+                "give a file in a folder that exists, on a disk with space");
+  }
+
+  std::string path_;
+  std::ofstream file_;
+};
+
+// Takes the steps that become final and shows them. Steps are collected several times a second, so
+// what one took is known from the last kWindow collections, shared out evenly.
+class StepReport {
+ public:
+  StepReport(const TrainFlags& flags, const Completed& completed, MetricsFile& metrics)
+      : steps_(flags.steps),
+        tokens_per_step_(static_cast<double>(completed.of.plan.tokens_per_step())),
+        predicted_(completed.prediction.step_time),
+        metrics_(metrics),
+        progress_("train") {}
+
+  void add(const StepRecord& record) { waiting_.push_back(record); }
+
+  void flush() {
+    if (waiting_.empty()) return;
+    const Clock::time_point now = Clock::now();
+    arrivals_.push_back({now, static_cast<int64_t>(waiting_.size())});
+    if (arrivals_.size() > kWindow + 1) arrivals_.pop_front();
+    const std::chrono::duration<double> spent = now - arrivals_.front().at;
+    int64_t steps = 0;
+    for (size_t i = 1; i < arrivals_.size(); ++i) steps += arrivals_[i].steps;
+    const double seconds = std::max(spent.count(), 1e-9) / static_cast<double>(steps);
+    const std::chrono::duration<double> elapsed = now - start_;
+    for (const StepRecord& record : waiting_) {
+      metrics_.add({{"step", record.step},
+                    {"loss", record.loss},
+                    {"gradient_norm", record.gradient_norm},
+                    {"learning_rate", record.learning_rate},
+                    {"loss_scale", record.loss_scale},
+                    {"clipped", record.clipped},
+                    {"skipped", record.skipped},
+                    {"rolled_back", record.rolled_back},
+                    {"step_time_s", seconds},
+                    {"tokens_per_s", tokens_per_step_ / seconds},
+                    {"elapsed_s", elapsed.count()}});
+    }
+    const StepRecord last = waiting_.back();
+    waiting_.clear();
+    progress_.show(
+        static_cast<double>(last.step + 1) / static_cast<double>(steps_),
+        fmt::format("step {}/{}  loss {:.3f}  {} tokens/s  {} a step, predicted {}", last.step + 1,
+                    steps_, last.loss, show_count(tokens_per_step_ / seconds),
+                    ballast::show(Duration::from_seconds(seconds)), ballast::show(predicted_)));
+  }
+
+ private:
+  static constexpr size_t kWindow = 8;
+  using Clock = std::chrono::steady_clock;
+  struct Arrival {
+    Clock::time_point at;
+    int64_t steps = 0;  // that arrived then
+  };
+  int64_t steps_;
+  double tokens_per_step_;
+  Duration predicted_;
+  MetricsFile& metrics_;
+  Progress progress_;
+  std::vector<StepRecord> waiting_;
+  Clock::time_point start_ = Clock::now();
+  std::deque<Arrival> arrivals_{{start_, 0}};
+};
+
+Duration median_of(std::vector<Duration> values) {
+  if (values.empty()) return {};
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Mean loss of the first or last steps, which single batches are too noisy for.
+double mean_loss(std::span<const StepRecord> records) {
+  double sum = 0;
+  for (const StepRecord& record : records) sum += record.loss;
+  return sum / static_cast<double>(std::max<size_t>(records.size(), 1));
+}
+
+struct TrainOutcome {
+  TrainResult result;
+  double validation_loss = 0;
+};
+
+OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome) {
+  const TrainResult& result = outcome.result;
+  OrderedJson memory = OrderedJson::array();
+  for (const MemoryUse& use : result.memory) {
+    memory.push_back({{"place", to_string(use.place)},
+                      {"predicted_bytes", use.planned.count},
+                      {"measured_bytes", use.resident.count}});
+  }
+  return {{"first_step", result.first_step},
+          {"next_step", result.next_step},
+          {"stopped", result.stopped},
+          {"rollbacks", result.rollbacks},
+          {"last_loss",
+           result.records.empty() ? OrderedJson(nullptr) : OrderedJson(result.records.back().loss)},
+          {"validation_loss", outcome.validation_loss},
+          {"step_time_s", median_of(result.step_times).seconds()},
+          {"predicted_step_time_s", completed.prediction.step_time.seconds()},
+          {"memory", memory}};
+}
+
+void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
+  const TrainResult& result = outcome.result;
+  if (result.records.empty()) {
+    fmt::print("nothing to do: step {} is reached already\n", result.next_step);
+    return;
+  }
+  const size_t tenth = std::max<size_t>(result.records.size() / 10, 1);
+  const std::span<const StepRecord> records = result.records;
+  const Duration step = median_of(result.step_times);
+  const Duration predicted = completed.prediction.step_time;
+  fmt::print("steps {} to {}: loss {:.3f} to {:.3f} nats a token; held-out {:.3f}\n",
+             result.first_step, result.next_step, mean_loss(records.first(tenth)),
+             mean_loss(records.last(tenth)), outcome.validation_loss);
+  if (step.ps > 0) {
+    fmt::print(
+        "step time {} (median), predicted {}, error {}; {} tokens/s\n", show(step), show(predicted),
+        show_signed_percent(100 * (predicted.seconds() / step.seconds() - 1)),
+        show_count(static_cast<double>(completed.of.plan.tokens_per_step()) / step.seconds()));
+  }
+  for (const MemoryUse& use : result.memory) {
+    fmt::print("{}: {} in use, {} predicted\n", memory_name(use.place), show(use.resident),
+               show(use.planned));
+  }
+  if (result.rollbacks == 0) return;
+  fmt::print("{} steps were rolled back and redone", result.rollbacks);
+  // Then guessing costs more than it hides.
+  const bool many = 5 * static_cast<size_t>(result.rollbacks) > result.records.size();
+  fmt::print("{}\n", many ? ": a larger --clip, or --set plan.optimizer.sync=wait, is faster" : "");
+}
+
+void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
+  if (!result.stopped) return;
+  if (flags.checkpoint_folder) {
+    fmt::print("stopped after step {}; its checkpoint is in {}: add --resume to go on\n",
+               result.next_step, *flags.checkpoint_folder);
+  } else {
+    fmt::print("stopped after step {}; nothing was kept, for there is no --checkpoint DIR\n",
+               result.next_step);
+  }
+}
+
+TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
+  TrainerOptions options = trainer_options(flags.training, completed.of.machine, flags.steps);
+  options.gemm_algorithms = stored_algorithms(flags.store);
+  options.checkpoint_folder = flags.checkpoint_folder;
+  options.checkpoint_period_steps = flags.checkpoint_period;
+  options.resume = flags.resume;
+  Trainer trainer(completed.of.model, completed.of.plan, options);
+  MetricsFile metrics(flags.metrics_file,
+                      flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew);
+  if (!flags.output.json) {
+    const std::string& device = flags.training.device;
+    fmt::print("{} on {}: {}\n", completed.of.model.name,
+               device == "host" ? "this machine" : device, plan_text(completed.of.plan));
+  }
+  TrainOutcome outcome;
+  {
+    StepReport report(flags, completed, metrics);
+    const InterruptWatch watch;
+    trainer.set_tick([&] {
+      report.flush();
+      if (watch.interrupted()) trainer.request_stop();
+    });
+    outcome.result =
+        trainer.train(flags.steps, [&](const StepRecord& record) { report.add(record); });
+    report.flush();
+  }
+  outcome.validation_loss = trainer.validation_loss(kValidationBatches);
+  if (flags.export_file) trainer.export_weights(*flags.export_file);
+  return outcome;
+}
+
+}  // namespace
+
+int run_train(Words words) {
+  TrainFlags flags;
+  if (!parse(words, flags)) return kDone;
+  if (flags.resume && !flags.checkpoint_folder) {
+    throw Error("--resume", "there is no folder to resume from", "add --checkpoint DIR");
+  }
+  Case of = load_case_here(flags.plan, flags.store, flags.training.device);
+  const Measurements measurements = measurements_of(of.machine, flags.store);
+  const Completed completed = complete_case(std::move(of), measurements);
+  if (!completed.prediction.fits) {
+    fmt::print("does not fit: {}\n", completed.prediction.reason);
+    return kInfeasible;
+  }
+  const TrainOutcome outcome = run(flags, completed);
+  if (flags.output.json) {
+    fmt::print("{}\n", outcome_json(completed, outcome).dump(1));
+    return kDone;
+  }
+  print_outcome(completed, outcome);
+  print_where_to_resume(flags, outcome.result);
+  return kDone;
+}
+
+}  // namespace ballast

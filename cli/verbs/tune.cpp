@@ -1,0 +1,211 @@
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "autotune/search/ties.h"
+#include "cli/tune/found_model.h"
+#include "cli/tune/tune_objectives.h"
+#include "cli/tune/tune_output.h"
+#include "cli/tune/tune_sizes.h"
+#include "cli/tune/tune_studies.h"
+
+namespace ballast {
+namespace {
+
+// What the studies of a best plan found, as JSON and as text.
+struct Studies {
+  OrderedJson json = OrderedJson::object();
+  std::string text;
+
+  void add(const char* key, OrderedJson value, const std::string& words) {
+    json[key] = std::move(value);
+    text += "\n" + words;
+  }
+};
+
+Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Candidate& best,
+                    Answers& answers) {
+  const Tuner& tuner = *tuned.tuners[*tuned.best];
+  Studies studies;
+  if (flags.frontier) {
+    const Frontier frontier = study_frontier(flags, tuned, answers);
+    studies.add("frontier", frontier_json(flags, frontier), frontier_text(flags, frontier));
+    studies.json["frontier_whole"] = frontier.whole;
+  }
+  if (flags.sensitivity) {
+    const SensitivityStudy study = study_sensitivity(tuner, best, answers);
+    studies.add("sensitivities", sensitivity_json(study), sensitivity_text(study));
+    studies.json["sensitivities_searched"] = study.searched;
+  }
+  if (flags.ablation) {
+    const AblationStudy study = study_ablation(flags, tuner, best, answers);
+    studies.add("ablation", ablation_json(study), ablation_text(study));
+  }
+  const std::vector<StrategyVerdict> verdicts =
+      study_strategies(flags, tuner.with(best.plan), answers);
+  studies.add("strategies", strategies_json(verdicts), strategies_text(verdicts));
+  return studies;
+}
+
+OrderedJson memory_of_answers(const Answers& answers) {
+  return {{"from_store", answers.asked() > 0 && answers.from_store() == answers.asked()},
+          {"searches", {{"asked", answers.asked()}, {"from_store", answers.from_store()}}},
+          {"interrupted", answers.interrupted()}};
+}
+
+std::string text_of_answers(const Answers& answers) {
+  std::string text;
+  if (answers.interrupted()) {
+    text += "interrupted: this is the best so far; the same call goes on\n";
+  }
+  if (answers.asked() > 0 && answers.from_store() == answers.asked()) {
+    text += "all of this was found before, and is in the store; --again searches anew\n";
+  } else if (answers.from_store() > 0) {
+    text += fmt::format("{} of {} searches were found before, and are in the store\n",
+                        answers.from_store(), answers.asked());
+  }
+  return text;
+}
+
+// Last of all: where it fails, the answer is written and printed.
+void append_to_store(const TuneFlags& flags, const Case& best, const Candidate& candidate,
+                     const OrderedJson& json) {
+  open_store(flags.store)
+      .append(TuneResult{best.machine.name, best.model.name, plan_json(best.plan),
+                         candidate.step_time, json.dump(), ""});
+}
+
+// The search that says most about why there is no best plan.
+const SearchResult* nearest_of(const TunedPoints& tuned) {
+  for (auto point = tuned.points.rbegin(); point != tuned.points.rend(); ++point) {
+    if (point->found) return &*point->found;
+  }
+  return nullptr;
+}
+
+// What stopped the first search that did not decide its point.
+SearchStop stop_of(const TunedPoints& tuned) {
+  for (const ObjectivePoint& point : tuned.points) {
+    if (point.stop != SearchStop::kNone) return point.stop;
+  }
+  return SearchStop::kNone;
+}
+
+// A search that was stopped says nothing about what fits.
+int report_undecided(const TuneFlags& flags, const TunedPoints& tuned, const Answers& answers) {
+  const SearchResult* const nearest = nearest_of(tuned);
+  SearchResult found = nearest ? *nearest : SearchResult{};
+  found.stop = stop_of(tuned);
+  if (flags.output.json) {
+    OrderedJson json = search_json(found);
+    json.update(memory_of_answers(answers));
+    json["points"] = points_json(flags, tuned);
+    fmt::print("{}\n", json.dump(1));
+    return kUndecided;
+  }
+  if (tuned.points.size() > 1) fmt::print("{}", points_text(flags, tuned));
+  fmt::print("{} before a plan was found that will do; whether there is one is not decided\n",
+             stop_text(found.stop, flags.deadline_s));
+  return kUndecided;
+}
+
+int report_nothing(TuneFlags& flags, const TunedPoints& tuned, Answers& answers) {
+  if (!is_decided(flags, tuned)) return report_undecided(flags, tuned, answers);
+  const SearchResult* const nearest = nearest_of(tuned);
+  const std::vector<Emptied> emptied = emptied_by(flags, tuned, answers);
+  std::vector<StrategyVerdict> verdicts;
+  if (const auto& tuner = tuned.tuners.back()) {
+    verdicts = study_strategies(flags, tuner->base(), answers);
+  }
+  if (flags.output.json) {
+    OrderedJson json = search_json(nearest ? *nearest : SearchResult{});
+    json.update(memory_of_answers(answers));
+    json["points"] = points_json(flags, tuned);
+    json["emptied_by"] = emptied_json(emptied);
+    json["strategies"] = strategies_json(verdicts);
+    fmt::print("{}\n", json.dump(1));
+    return kInfeasible;
+  }
+  if (tuned.points.size() == 1 && !tuned.points.front().refusal.empty()) {
+    fmt::print("{}\n", tuned.points.front().refusal);
+  } else {
+    fmt::print("{}", points_text(flags, tuned));
+  }
+  if (nearest && !nearest->best) fmt::print("{}", infeasible_text(*nearest));
+  fmt::print("{}{}", emptied_text(emptied), strategies_text(verdicts));
+  return kInfeasible;
+}
+
+int run_sized(TuneFlags& flags, Answers& answers) {
+  TunedSize size = tune_size(flags, answers);
+  const bool any = size.found.found && size.found.found->best;
+  FoundFiles files;
+  if (any) {
+    files = write_found(size.of, {flags.plan_out, flags.plan.set, flags.store});
+    for (Candidate& one : size.found.found->ranked) one.plan.model = size.of.plan.model;
+  }
+  SearchResult nothing;
+  nothing.stop = size.found.next_stop;
+  const int without = nothing.complete() ? kInfeasible : kUndecided;
+  OrderedJson json = search_json(any ? *size.found.found : nothing);
+  json.update(memory_of_answers(answers));
+  json["objective"] = size_json(flags, size);
+  if (any) {
+    json["objective"]["model_file"] = files.model;
+    json["objective"]["predict"] = files.predict;
+  }
+  fmt::print("{}", flags.output.json ? json.dump(1) + "\n" : size_text(flags, size));
+  if (!any) return without;
+  if (!flags.output.json) {
+    fmt::print("\n{}the best: {}\n\n{}{}{}", search_text(flags, size.of, *size.found.found),
+               plan_text(size.of.plan), ranking_text(*size.found.found, flags.top),
+               text_of_answers(answers), text_of(files));
+  }
+  append_to_store(flags, size.of, *size.found.found->best, json);
+  return kDone;
+}
+
+}  // namespace
+
+int run_tune(Words words) {
+  TuneFlags flags;
+  if (!parse_tune(words, flags)) return kDone;
+  Answers answers(answer_options(flags), flags.store);
+  const Objective objective = flags.request.objective;
+  if (objective == Objective::kLongestSequence || objective == Objective::kLargestModel) {
+    return run_sized(flags, answers);
+  }
+  TunedPoints tuned = tune_points(flags, answers);
+  if (!tuned.best) return report_nothing(flags, tuned, answers);
+  Tuner& tuner = *tuned.tuners[*tuned.best];
+  SearchResult found = *tuned.points[*tuned.best].found;
+  prefer_simple(found);
+  std::optional<MeasureResult> measured;
+  if (flags.loop.plans) measured = tuner.measure_plans(found);
+  Case best = tuner.with(found.best->plan);
+  OrderedJson json = search_json(found);
+  if (measured) json["measured"] = measured_json(*measured);
+  json["objective"] = objective_json(flags, *found.best);
+  json["points"] = points_json(flags, tuned);
+  const FoundFiles files = write_found(best, {flags.plan_out, flags.plan.set, flags.store});
+  json["predict"] = files.predict;
+  const Studies studies = run_studies(flags, tuned, *found.best, answers);
+  json.update(studies.json);
+  json.update(memory_of_answers(answers));
+  if (flags.output.json) {
+    fmt::print("{}\n", json.dump(1));
+    append_to_store(flags, best, *found.best, json);
+    return kDone;
+  }
+  fmt::print("{}{}", points_text(flags, tuned), search_text(flags, best, found));
+  if (measured) fmt::print("{}\n", measured_text(flags.loop, *measured));
+  fmt::print("the best: {}\n\n", plan_text(best.plan));
+  if (!measured || measured->measured.empty()) {
+    fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
+  }
+  fmt::print("{}{}\n{}{}", infeasible_text(found), studies.text, text_of_answers(answers),
+             text_of(files));
+  append_to_store(flags, best, *found.best, json);
+  return kDone;
+}
+
+}  // namespace ballast

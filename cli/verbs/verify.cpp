@@ -1,0 +1,184 @@
+#include <cmath>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/flags/training_flags.h"
+#include "cli/run/paced.h"
+#include "cli/text/history.h"
+#include "cli/text/progress.h"
+#include "cli/text/tables.h"
+#include "cli/text/trace.h"
+#include "cli/text/verification.h"
+#include "sim/base/atomic_file.h"
+
+namespace ballast {
+namespace {
+
+constexpr double kMeasuringSeconds = 3;
+
+struct VerifyFlags {
+  OutputFlags output;
+  PlanFlags plan;
+  StoreFlag store;
+  TrainingFlags training;
+  int64_t steps = 20;
+  std::optional<double> slow_down;
+  std::optional<double> tolerance_percent;
+  std::optional<std::string> trace;
+  bool history = false;
+};
+
+bool parse(Words words, VerifyFlags& flags) {
+  VerbParser parser("verify");
+  parser.add(flags.plan, VerbParser::Lists::kNo);
+  // A prediction is of steps that stand: early gradients are large, and clipping rolls them back.
+  flags.training.clip_norm = 0;
+  add_training_flags(parser, flags.training);
+  CLI::App& app = parser.app();
+  app.add_option("--steps", flags.steps, "Steps to run [20]")
+      ->check(above_zero())
+      ->type_name("STEPS");
+  add_device_flag(parser, flags.training.device,
+                  {"paced", "operations last what the profile of --machine says, slowed down"});
+  app.add_option("--slow-down", flags.slow_down,
+                 "Paced: real seconds for a second of the machine [a mean operation takes 5 ms]")
+      ->check(above_zero())
+      ->type_name("FACTOR");
+  app.add_option("--tolerance", flags.tolerance_percent,
+                 "Exit with 1 if the step time is off by more percent [never]")
+      ->check(zero_or_more())
+      ->type_name("PERCENT");
+  parser.writes(app.add_option("--trace", flags.trace, "Write both timelines into one Chrome trace")
+                    ->type_name("FILE"));
+  app.add_flag("--history", flags.history,
+               "Run nothing: list the runs that the store keeps, of --model and --machine where "
+               "they are given, with their errors in time order");
+  parser.add(flags.store);
+  parser.add(flags.output, "Write the JSON, with both timelines, to this file");
+  return parser.parse(words);
+}
+
+struct Run {
+  Graph graph;
+  TrainResult result;
+};
+
+Run run(const VerifyFlags& flags, const Case& of) {
+  TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
+  options.gemm_algorithms = stored_algorithms(flags.store);
+  Trainer trainer(of.model, of.plan, options);
+  Progress progress("verify");
+  Run run;
+  run.result = trainer.train(flags.steps, [&](const StepRecord& record) {
+    progress.show(static_cast<double>(record.step + 1) / static_cast<double>(flags.steps),
+                  fmt::format("step {}/{}", record.step + 1, flags.steps));
+  });
+  run.graph = trainer.graph();
+  return run;
+}
+
+void append_to_store(const VerifyFlags& flags, const Case& of, const Verification& verification,
+                     const OrderedJson& json) {
+  VerifyRecord record;
+  record.host = host_of(of.machine);
+  record.plan_json = plan_json(of.plan);
+  record.predicted_step = verification.predicted.step_time;
+  record.measured_step = verification.measured.step_time;
+  record.metrics_json = json.dump();
+  open_store(flags.store).append(record);
+}
+
+OrderedJson whole_json(const Completed& completed, const Run& run, const OrderedJson& comparison) {
+  OrderedJson json = {{"schema", "ballast.verify/1"},
+                      {"model", completed.of.model.name},
+                      {"machine", completed.of.machine.description},
+                      {"steps", run.result.next_step - run.result.first_step},
+                      {"plan", OrderedJson::parse(plan_json(completed.of.plan))}};
+  json.update(comparison);
+  json["prediction"] = prediction_json(completed.of, completed.prediction);
+  json["timelines"] = {
+      {"predicted", timeline_json(completed.prediction.graph, completed.prediction.timeline)},
+      {"measured", timeline_json(run.graph, run.result.timeline)}};
+  return json;
+}
+
+// What the timed operations say, and what was timed before; times operations that are missing.
+Completed predict_measured(Case of, const std::string& device, const StoreFlag& store) {
+  Measurements measurements = measurements_of(of.machine, store);
+  Completed completed = complete_case(std::move(of), measurements);
+  if (!completed.prediction.fits || is_measured(completed.of, measurements)) return completed;
+  measure_plan(completed.of, {kMeasuringSeconds, device}, store, measurements);
+  return complete_case(std::move(completed.of), measurements);
+}
+
+Completed predict_elsewhere(const VerifyFlags& flags) {
+  Case of = load_case(flags.plan, flags.store);
+  const Measurements measurements = measurements_of(of.machine, flags.store);
+  return complete_case(std::move(of), measurements);
+}
+
+Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
+  const Measurements measurements = measurements_of(completed.of.machine, flags.store);
+  return {completed.prediction.graph,
+          run_paced(completed, measurements, {flags.steps, flags.slow_down})};
+}
+
+int print_history(const VerifyFlags& flags) {
+  HistoryFilter filter;
+  if (!flags.plan.machines.empty()) {
+    filter.machine = load_machine_or_here(flags.plan.machines.front(), flags.store).name;
+  }
+  if (!flags.plan.models.empty()) filter.model = flags.plan.models.front();
+  const auto store = open_store_if_present(flags.store);
+  std::vector<HistoryEntry> entries;
+  if (store) entries = history_of(*store, filter);
+  const std::string json = history_json(entries).dump(1) + "\n";
+  if (flags.output.out) atomic_write(*flags.output.out, json);
+  fmt::print("{}", flags.output.json ? json : history_text(entries));
+  return kDone;
+}
+
+}  // namespace
+
+int run_verify(Words words) {
+  VerifyFlags flags;
+  if (!parse(words, flags)) return kDone;
+  if (flags.history) return print_history(flags);
+  const bool paced = flags.training.device == "paced";
+  const Completed completed =
+      paced ? predict_elsewhere(flags)
+            : predict_measured(load_case_here(flags.plan, flags.store, flags.training.device),
+                               flags.training.device, flags.store);
+  if (!completed.prediction.fits) {
+    fmt::print("does not fit: {}\n", completed.prediction.reason);
+    return kInfeasible;
+  }
+  const Run ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.of);
+  const Verification verification = verification_of(completed.prediction, ran.graph, ran.result);
+  const OrderedJson comparison = verification_json(ran.graph, verification);
+  if (flags.trace) {
+    atomic_write(
+        *flags.trace,
+        chrome_trace({{"predicted", &completed.prediction.graph, &completed.prediction.timeline},
+                      {"measured", &ran.graph, &ran.result.timeline}}));
+  }
+  if (flags.output.json || flags.output.out) {
+    const std::string text = whole_json(completed, ran, comparison).dump() + "\n";
+    if (flags.output.out) atomic_write(*flags.output.out, text);
+    if (flags.output.json) fmt::print("{}", text);
+  }
+  if (!flags.output.json) {
+    fmt::print("{}", verification_text(ran.graph, verification));
+    if (ran.result.rollbacks > 0) {
+      fmt::print("{} of the steps were rolled back, which the prediction leaves out\n",
+                 ran.result.rollbacks);
+    }
+  }
+  // What was paced was not measured. Last of all: a store that fails takes nothing else with it.
+  if (!paced) append_to_store(flags, completed.of, verification, comparison);
+  const double error = comparison["error_percent"]["step_time_s"];
+  const bool off = flags.tolerance_percent && std::abs(error) > *flags.tolerance_percent;
+  return off ? kInfeasible : kDone;
+}
+
+}  // namespace ballast

@@ -1,0 +1,185 @@
+#include "sim/graph/core/arena.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+namespace ballast {
+
+namespace {
+
+enum class Fit : uint8_t { kBest, kLowest };
+
+// Free space of one arena as disjoint ranges; the last one has no end.
+class FreeSpace {
+ public:
+  explicit FreeSpace(Fit fit) : fit_(fit) {}
+
+  int64_t take(int64_t bytes) {
+    auto chosen = free_.end();
+    for (auto range = free_.begin(); range != free_.end(); ++range) {
+      if (range->second < bytes) continue;
+      if (chosen == free_.end() || range->second < chosen->second) chosen = range;
+      if (fit_ == Fit::kLowest) break;
+    }
+    if (chosen == free_.end()) return grow(bytes);
+    const int64_t offset = chosen->first;
+    const int64_t left = chosen->second - bytes;
+    free_.erase(chosen);
+    if (left > 0) free_.emplace(offset + bytes, left);
+    return offset;
+  }
+
+  void give(int64_t offset, int64_t bytes) {
+    auto at = free_.emplace(offset, bytes).first;
+    if (const auto next = std::next(at); next != free_.end() && offset + bytes == next->first) {
+      at->second += next->second;
+      free_.erase(next);
+    }
+    if (at == free_.begin()) return;
+    if (const auto before = std::prev(at); before->first + before->second == at->first) {
+      before->second += at->second;
+      free_.erase(at);
+    }
+  }
+
+  int64_t size() const { return size_; }
+
+ private:
+  // Extends the arena, using a free range at its end if there is one.
+  int64_t grow(int64_t bytes) {
+    int64_t offset = size_;
+    if (!free_.empty()) {
+      const auto last = std::prev(free_.end());
+      if (last->first + last->second == size_) {
+        offset = last->first;
+        free_.erase(last);
+      }
+    }
+    size_ = offset + bytes;
+    return offset;
+  }
+
+  Fit fit_;
+  std::map<int64_t, int64_t> free_;  // offset -> bytes
+  int64_t size_ = 0;
+};
+
+int64_t aligned_bytes(const Tensor& tensor) {
+  return round_up(tensor.all_bytes().count, kArenaAlignment);
+}
+
+// When the memory of each tensor may be used again, as the number of its last operation.
+class Releases {
+ public:
+  Releases(const Graph& graph, const std::vector<Life>& lives, const std::vector<uint64_t>& lanes)
+      : lives_(lives), lanes_(lanes), at_once_(graph.reuse == MemoryReuse::kAtOnce) {
+    int64_t computed = 0;
+    for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+      if (kind_of(graph.step.ops[i].lane) == LaneKind::kCompute) {
+        compute_.push_back(static_cast<OpId>(i));
+        ++computed;
+      }
+      computed_.push_back(computed);
+    }
+  }
+  OpId of(TensorId tensor) const {
+    const OpId last = lives_[static_cast<size_t>(tensor)].last;
+    if (at_once_ || std::has_single_bit(lanes_[static_cast<size_t>(tensor)])) return last;
+    const auto later =
+        static_cast<size_t>(computed_[static_cast<size_t>(last)] + kGraceOperations - 1);
+    return later < compute_.size() ? std::max(last, compute_[later]) : std::max(last, end());
+  }
+
+ private:
+  OpId end() const { return static_cast<OpId>(computed_.size()); }
+  const std::vector<Life>& lives_;
+  const std::vector<uint64_t>& lanes_;
+  bool at_once_;
+  std::vector<OpId> compute_;      // operations of the compute lanes
+  std::vector<int64_t> computed_;  // how many of them up to each operation
+};
+
+// Lanes that touch each tensor, as a set of bits.
+std::vector<uint64_t> lanes_of(const Graph& graph) {
+  std::vector<uint64_t> lanes(graph.tensors.size(), 0);
+  for (const Sequence* sequence : {&graph.step, &graph.repair}) {
+    for (const Op& op : sequence->ops) {
+      for (const Access& access : op.accesses) {
+        lanes[static_cast<size_t>(access.tensor)] |= uint64_t{1} << (op.lane % 64);
+      }
+    }
+  }
+  return lanes;
+}
+
+// Plans one pool of tensors in program order; returns its size and fills their `offset`.
+int64_t plan_pool(const Graph& graph, const std::vector<Life>& lives, const Releases& releases,
+                  const std::vector<TensorId>& members, Fit fit, std::vector<int64_t>& offset) {
+  FreeSpace space(fit);
+  std::multimap<OpId, TensorId> alive;  // by release
+  for (const TensorId id : members) {
+    const auto index = static_cast<size_t>(id);
+    while (!alive.empty() && alive.begin()->first < lives[index].first) {
+      const auto dead = static_cast<size_t>(alive.begin()->second);
+      space.give(offset[dead], aligned_bytes(graph.tensors[dead]));
+      alive.erase(alive.begin());
+    }
+    offset[index] = space.take(aligned_bytes(graph.tensors[index]));
+    alive.emplace(releases.of(id), id);
+  }
+  return space.size();
+}
+
+}  // namespace
+
+ArenaPlan plan_arenas(const Graph& graph, const std::vector<Life>& lives) {
+  using Where = std::pair<int8_t, Place>;
+  constexpr uint64_t kCarried = 0;  // no lanes: the pool of what is never released
+  constexpr uint64_t kAny = 1;      // the one pool where memory is reused at once
+  const bool at_once = graph.reuse == MemoryReuse::kAtOnce;
+  const std::vector<uint64_t> lanes = lanes_of(graph);
+  std::map<std::pair<Where, uint64_t>, std::vector<TensorId>> pools;
+  for (size_t i = 0; i < graph.tensors.size(); ++i) {
+    if (lives[i].first < 0) continue;
+    const Where where{graph.tensors[i].device, graph.tensors[i].place};
+    pools[{where, lives[i].carried ? kCarried
+                  : at_once        ? kAny
+                                   : lanes[i]}]
+        .push_back(static_cast<TensorId>(i));
+  }
+  ArenaPlan plan;
+  plan.offset.assign(graph.tensors.size(), -1);
+  const Releases releases(graph, lives, lanes);
+  std::map<Where, int64_t> used;
+  for (auto& [key, members] : pools) {
+    const auto& [where, touched_by] = key;
+    int64_t& base = used[where];
+    if (touched_by == kCarried) {
+      for (const TensorId id : members) {
+        plan.offset[static_cast<size_t>(id)] = base;
+        base += aligned_bytes(graph.tensors[static_cast<size_t>(id)]);
+      }
+      continue;
+    }
+    std::stable_sort(members.begin(), members.end(), [&](TensorId a, TensorId b) {
+      return lives[static_cast<size_t>(a)].first < lives[static_cast<size_t>(b)].first;
+    });
+    std::vector<int64_t> best(graph.tensors.size());
+    std::vector<int64_t> lowest(graph.tensors.size());
+    const int64_t best_size = plan_pool(graph, lives, releases, members, Fit::kBest, best);
+    const int64_t lowest_size = plan_pool(graph, lives, releases, members, Fit::kLowest, lowest);
+    const std::vector<int64_t>& chosen = best_size <= lowest_size ? best : lowest;
+    for (const TensorId id : members) {
+      plan.offset[static_cast<size_t>(id)] = base + chosen[static_cast<size_t>(id)];
+    }
+    base += std::min(best_size, lowest_size);
+  }
+  for (const auto& [where, bytes] : used) {
+    Bytes& size = plan.size[static_cast<size_t>(where.second)];
+    size = std::max(size, Bytes{bytes});
+  }
+  return plan;
+}
+
+}  // namespace ballast

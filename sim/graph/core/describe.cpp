@@ -1,0 +1,187 @@
+#include <fmt/format.h>
+
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+namespace {
+
+template <size_t N, class Enum>
+std::string_view name_in(const std::array<std::string_view, N>& names, Enum value) {
+  const auto index = static_cast<size_t>(value);
+  CHECK(index < N);
+  return names[index];
+}
+
+std::string describe(const Label& label) {
+  std::string text;
+  if (label.bucket >= 0) return fmt::format(" bucket {}", label.bucket);
+  if (label.layer >= 0) text += fmt::format(" layer {}", label.layer);
+  text += fmt::format(" {}", to_string(label.module));
+  if (label.micro_batch >= 0) text += fmt::format(" micro-batch {}", label.micro_batch);
+  return text;
+}
+
+struct KeyOfWork {
+  std::string operator()(std::monostate) const { return ""; }
+  std::string operator()(const GemmWork& w) const {
+    return fmt::format(" m={} n={} k={} {}{}{}", w.m, w.n, w.k, to_string(w.dtype),
+                       w.accumulate ? " accumulate" : "",
+                       w.format == ProductFormat::kFp8 ? " in fp8" : "");
+  }
+  std::string operator()(const AttentionWork& w) const {
+    return fmt::format(" sequences={} length={} heads={} kv_heads={} head_size={} {}{}",
+                       w.sequences, w.length, w.heads, w.kv_heads, w.head_size, to_string(w.dtype),
+                       w.kind == AttentionKind::kEager ? " eager" : "");
+  }
+  std::string operator()(const RowWork& w) const {
+    return fmt::format(" rows={} columns={} {}", w.rows, w.columns, to_string(w.dtype));
+  }
+  std::string operator()(const BucketWork& w) const {
+    return fmt::format(" elements={} {} to {} on {}{}", w.elements, to_string(w.from),
+                       to_string(w.to), w.site == Site::kGpu ? "gpu" : "cpu",
+                       w.exact_undo ? " exact undo" : "");
+  }
+  std::string operator()(const CopyWork& w) const {
+    std::string text = fmt::format(
+        " bytes={} {}", w.bytes.count,
+        w.direction == CopyDirection::kHostToDevice ? "host to device" : "device to host");
+    // Keys of pinned copies in one call are those of measurements in stores.
+    if (w.host == HostMemory::kPageable) text += " pageable";
+    if (w.calls > 1) text += fmt::format(" calls={}", w.calls);
+    return text;
+  }
+  std::string operator()(const CollectiveWork& w) const {
+    return fmt::format(" {} bytes={} ranks={} stride={}", to_string(w.kind), w.bytes.count, w.ranks,
+                       w.stride);
+  }
+  std::string operator()(const IoWork& w) const {
+    return fmt::format(" bytes={} {}", w.bytes.count,
+                       w.direction == IoDirection::kRead ? "read" : "write");
+  }
+  std::string operator()(const BlockWork& w) const { return fmt::format(" block={}", w.block); }
+};
+
+}  // namespace
+
+std::string_view to_string(LaneKind kind) {
+  static constexpr std::array<std::string_view, kLaneKinds> names = {
+      "compute", "copy-in", "copy-out", "upload", "cpu", "check", "network", "nvme"};
+  return name_in(names, kind);
+}
+
+std::string_view to_string(Place place) {
+  static constexpr std::array<std::string_view, kPlaces> names = {"hbm", "dram", "nvme"};
+  return name_in(names, place);
+}
+
+std::string_view to_string(Category category) {
+  static constexpr std::array<std::string_view, kCategories> names = {
+      "weights",   "gradients", "master",   "moments", "activations",
+      "workspace", "staging",   "snapshot", "data"};
+  return name_in(names, category);
+}
+
+std::string_view to_string(OpKind kind) {
+  static constexpr std::array<std::string_view, kOpKinds> names = {
+      "load_batch", "embedding", "norm", "gemm",           "attention", "activation", "loss",
+      "pack",       "unpack",    "cast", "sum_of_squares", "decide",    "commit",     "snapshot",
+      "adam",       "undo",      "copy", "collective",     "io",        "scale",      "block"};
+  return name_in(names, kind);
+}
+
+std::string_view to_string(CollectiveKind kind) {
+  static constexpr std::array<std::string_view, 6> names = {
+      "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send-receive"};
+  return name_in(names, kind);
+}
+
+std::string_view to_string(Phase phase) {
+  static constexpr std::array<std::string_view, 9> names = {
+      "forward",   "recompute", "backward", "backward_input", "backward_weight",
+      "optimizer", "fetch",     "offload",  "reload"};
+  return name_in(names, phase);
+}
+
+std::string describe(const Op& op) {
+  return fmt::format("{} {}{}", to_string(op.kind), to_string(op.phase), describe(op.label));
+}
+
+std::string describe(const Tensor& tensor) {
+  static constexpr std::array<std::string_view, 28> names = {
+      "tokens",          "weight",
+      "gradient",        "output",
+      "norm statistics", "log-sum-exp",
+      "output gradient", "host output",
+      "packed gradient", "arriving weights",
+      "bucket gradient", "bucket gradient fp32",
+      "bucket weights",  "master",
+      "moment1",         "moment2",
+      "undo record",     "norm partials",
+      "decision",        "repair staging",
+      "scores",          "mask",
+      "gathered",        "partial sum",
+      "full gradient",   "reduced gradient",
+      "state",           "saved"};
+  return fmt::format("{}{} [{} {}] in {}", name_in(names, tensor.kind), describe(tensor.label),
+                     tensor.elements, to_string(tensor.dtype), to_string(tensor.place));
+}
+
+std::string cost_key(const Op& op) {
+  // A recomputed forward costs what the forward costs; whose bucket is moved does not matter.
+  std::string key(to_string(op.kind));
+  switch (op.phase) {
+    case Phase::kForward:
+    case Phase::kRecompute:
+      key += " forward";
+      break;
+    case Phase::kBackward:
+      key += " backward";
+      break;
+    case Phase::kBackwardInput:
+      key += " backward_input";
+      break;
+    case Phase::kBackwardWeight:
+      key += " backward_weight";
+      break;
+    default:
+      break;
+  }
+  return key + std::visit(KeyOfWork{}, op.work);
+}
+
+Flops flops_of(const Work& work) {
+  if (const auto* gemm = std::get_if<GemmWork>(&work)) {
+    return {2.0 * static_cast<double>(gemm->m) * static_cast<double>(gemm->n) *
+            static_cast<double>(gemm->k)};
+  }
+  if (const auto* attention = std::get_if<AttentionWork>(&work)) return attention->flops;
+  if (const auto* row = std::get_if<RowWork>(&work)) return row->flops;
+  return {0};
+}
+
+Bytes product_bytes(const GemmWork& work) {
+  const DType factors = work.format == ProductFormat::kFp8 ? DType::kE4m3 : work.dtype;
+  return bytes_of((work.m + work.n) * work.k, factors) + bytes_of(work.m * work.n, work.dtype);
+}
+
+Bytes rounding_bytes(const GemmWork& work) {
+  if (work.format != ProductFormat::kFp8) return {};
+  const int64_t operands = (work.m + work.n) * work.k;
+  return bytes_of(operands, work.dtype) * 2 + bytes_of(operands, DType::kE4m3);
+}
+
+Bytes bytes_of(const Work& work) {
+  if (const auto* gemm = std::get_if<GemmWork>(&work)) {
+    return product_bytes(*gemm) + rounding_bytes(*gemm);
+  }
+  if (const auto* attention = std::get_if<AttentionWork>(&work)) return attention->moved;
+  if (const auto* row = std::get_if<RowWork>(&work)) return row->moved;
+  if (const auto* bucket = std::get_if<BucketWork>(&work)) return bucket->moved;
+  if (const auto* copy = std::get_if<CopyWork>(&work)) return copy->bytes;
+  if (const auto* collective = std::get_if<CollectiveWork>(&work)) return collective->bytes;
+  if (const auto* io = std::get_if<IoWork>(&work)) return io->bytes;
+  return {0};
+}
+
+}  // namespace ballast

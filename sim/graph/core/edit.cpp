@@ -1,0 +1,250 @@
+#include "sim/graph/core/edit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace ballast {
+
+std::vector<Op> Insertions::apply(std::vector<Op> ops) {
+  std::vector<size_t> order(all_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return all_[a].first < all_[b].first; });
+  std::vector<Op> result;
+  result.reserve(ops.size() + all_.size());
+  size_t next = 0;
+  for (size_t position = 0; position <= ops.size(); ++position) {
+    for (; next < order.size() && all_[order[next]].first == position; ++next) {
+      result.push_back(std::move(all_[order[next]].second));
+    }
+    if (position < ops.size()) result.push_back(std::move(ops[position]));
+  }
+  CHECK(next == order.size());
+  all_.clear();
+  return result;
+}
+
+size_t ahead_of(const std::vector<Op>& ops, size_t position, int64_t count, size_t least) {
+  while (count > 0 && position > least) {
+    --position;
+    if (kind_of(ops[position].lane) == LaneKind::kCompute) --count;
+  }
+  return position;
+}
+
+size_t first_backward(const std::vector<Op>& ops) {
+  const auto found =
+      std::find_if(ops.begin(), ops.end(), [](const Op& op) { return is_backward(op.phase); });
+  return static_cast<size_t>(found - ops.begin());
+}
+
+namespace {
+
+// Where the next bucket ends: before element `end` of a module, which lies on a segment's boundary.
+struct Cursor {
+  int32_t module = 0;
+  int64_t end = 0;
+};
+
+// As many whole segments as `room` elements hold, from the end of what is left of a module, one at
+// the least where `must` says so. Only the last segment of a module is shorter than the others.
+enum class Take : uint8_t { kWhatFits, kOneAtLeast };
+int64_t take_segments(int64_t end, int64_t room, Take take) {
+  const int64_t tail = end % kSegment == 0 ? std::min(end, kSegment) : end % kSegment;
+  if (tail > room) return take == Take::kOneAtLeast ? tail : 0;
+  return tail + (std::min(end, room) - tail) / kSegment * kSegment;
+}
+
+// The bucket that ends at the cursor, which moves to its begin.
+Bucket bucket_before(const std::vector<Module>& modules, int64_t most, Cursor& cursor) {
+  Bucket bucket;
+  while (cursor.module >= 0) {
+    const auto module = static_cast<size_t>(cursor.module);
+    const int64_t count = take_segments(cursor.end, most - bucket.count,
+                                        bucket.count == 0 ? Take::kOneAtLeast : Take::kWhatFits);
+    if (count == 0 && cursor.end > 0) break;
+    cursor.end -= count;
+    if (count > 0) {
+      bucket.begin = modules[module].flat_offset + cursor.end;
+      bucket.segments += div_ceil(count, kSegment);
+      bucket.pieces.push_back({cursor.module, cursor.end, count, 0});
+      bucket.count += count;
+    }
+    if (cursor.end > 0) break;
+    if (--cursor.module >= 0) cursor.end = modules[static_cast<size_t>(cursor.module)].count;
+  }
+  std::reverse(bucket.pieces.begin(), bucket.pieces.end());
+  int64_t offset = 0;
+  for (Bucket::Piece& piece : bucket.pieces) {
+    piece.offset = offset;
+    offset += piece.count;
+  }
+  return bucket;
+}
+
+}  // namespace
+
+std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer) {
+  const int64_t most = optimizer.bucket_bytes.count / size_of(DType::kF32);
+  std::vector<Bucket> buckets;
+  Cursor cursor{static_cast<int32_t>(modules.size()) - 1,
+                modules.empty() ? 0 : modules.back().count};
+  while (cursor.module >= 0) {
+    Bucket bucket = bucket_before(modules, most, cursor);
+    if (bucket.count > 0) buckets.push_back(std::move(bucket));
+  }
+  const auto total = static_cast<int64_t>(buckets.size());
+  const int64_t on_gpu = optimizer.placement == OptimizerPlacement::kGpu
+                             ? total
+                             : std::min(total, optimizer.gpu_buckets.value());
+  for (int64_t i = total - on_gpu; i < total; ++i)
+    buckets[static_cast<size_t>(i)].site = Site::kGpu;
+  return buckets;
+}
+
+std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucket) {
+  std::vector<Run> runs;
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Bucket::Piece& piece = bucket.pieces[i];
+    // A shard's parameters are not told apart: nearly all of them are of matrices.
+    if (modules[static_cast<size_t>(piece.module)].parameters.empty()) {
+      runs.push_back(
+          {piece.module, static_cast<int32_t>(i), piece.begin, piece.offset, piece.count, true});
+    }
+    for (const Parameter& parameter : modules[static_cast<size_t>(piece.module)].parameters) {
+      const int64_t begin = std::max(parameter.offset, piece.begin);
+      const int64_t end = std::min(parameter.offset + parameter.count(), piece.begin + piece.count);
+      if (begin >= end) continue;
+      Run* last = runs.empty() ? nullptr : &runs.back();
+      if (last != nullptr && last->module == piece.module && last->decays == parameter.is_matrix) {
+        last->count += end - begin;
+      } else {
+        runs.push_back({piece.module, static_cast<int32_t>(i), begin,
+                        piece.offset + begin - piece.begin, end - begin, parameter.is_matrix});
+      }
+    }
+  }
+  return runs;
+}
+
+Bytes undo_record_bytes(const Run& run) {
+  constexpr int64_t kTile = 4096;
+  constexpr int64_t kBytesOfTile = kTile + kTile / 8 + 4;
+  return {round_up(div_ceil(run.count, kTile) * kBytesOfTile, 64)};
+}
+
+Bytes state_bytes(const Graph& graph, const Bucket& bucket) {
+  const auto width = [&](TensorId id) {
+    return size_of(graph.tensors[static_cast<size_t>(id)].dtype);
+  };
+  const bool has_master = graph.tensors[static_cast<size_t>(bucket.master)].elements > 1;
+  return {bucket.count * ((has_master ? width(bucket.master) : 0) + width(bucket.moment1) +
+                          width(bucket.moment2))};
+}
+
+Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind) {
+  if (kind == UndoKind::kSnapshot) return bytes_of(kSnapshotArrays * bucket.count, DType::kF32);
+  Bytes bytes;
+  for (const Run& run : runs_of(graph.modules, bucket)) bytes += undo_record_bytes(run);
+  return bytes;
+}
+
+void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops) {
+  for (Op& first : ops) {
+    if (kind_of(first.lane) != LaneKind::kCompute) continue;
+    for (const TensorId tensor : tensors) first.accesses.push_back(read(tensor, Role::kScratch));
+    return;
+  }
+}
+
+Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,
+                 std::vector<Access> accesses) {
+  Op op;
+  op.kind = OpKind::kCollective;
+  op.phase = phase;
+  op.lane = lane_of(0, LaneKind::kNetwork);
+  op.label = label;
+  op.work = work;
+  op.accesses = std::move(accesses);
+  return op;
+}
+
+namespace {
+
+// Of the buckets in CPU memory, those that are stepped on the GPU, spread evenly.
+void choose_streams(Graph& graph, double share) {
+  double due = 0;
+  for (Bucket& bucket : graph.buckets) {
+    if (bucket.site != Site::kCpu) continue;
+    due += share;
+    if (due < 1 - 1e-9) continue;
+    due -= 1;
+    bucket.site = Site::kGpu;
+    bucket.rest = 0;  // given its tensor below
+  }
+}
+
+}  // namespace
+
+void add_bucket_state(Graph& graph, const Plan& plan, const StackFacts& facts) {
+  const bool pure = pure_16_bit(plan, facts);
+  const bool nvme = plan.optimizer.placement == OptimizerPlacement::kNvme;
+  if (!nvme) choose_streams(graph, plan.optimizer.stream_share);
+  for (size_t i = 0; i < graph.buckets.size(); ++i) {
+    Bucket& bucket = graph.buckets[i];
+    Tensor tensor;
+    tensor.place = bucket.site == Site::kGpu ? Place::kHbm : Place::kDram;
+    tensor.elements = bucket.count;
+    tensor.label.bucket = static_cast<int32_t>(i);
+    if (nvme || bucket.rest >= 0) {
+      Tensor rest = tensor;
+      rest.kind = TensorKind::kState;
+      rest.category = Category::kMaster;
+      rest.place = nvme ? Place::kNvme : Place::kDram;
+      rest.elements = 3 * bucket.count;
+      bucket.rest = add_tensor(graph, rest);
+    }
+    tensor.category = Category::kMaster;
+    tensor.kind = TensorKind::kMaster;
+    // Without a master of its own a bucket steps its weights: a token stands for the state.
+    if (pure) tensor.elements = 1;
+    bucket.master = add_tensor(graph, tensor);
+    tensor.elements = bucket.count;
+    tensor.dtype = pure ? plan.dtype : plan.optimizer.moments;
+    tensor.category = Category::kMoments;
+    tensor.kind = TensorKind::kMoment1;
+    bucket.moment1 = add_tensor(graph, tensor);
+    tensor.kind = TensorKind::kMoment2;
+    bucket.moment2 = add_tensor(graph, tensor);
+    if (bucket.site == Site::kCpu && cast_on_cpu(plan)) {
+      tensor.category = Category::kWeights;
+      tensor.kind = TensorKind::kBucketWeights;
+      tensor.dtype = plan.dtype;
+      bucket.weights = add_tensor(graph, tensor);
+    }
+  }
+}
+
+std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan) {
+  std::vector<bool> flowing(graph.modules.size(), false);
+  int64_t layers = 0;
+  for (const Module& module : graph.modules) layers = std::max(layers, module.layer + 1);
+  const auto flowing_layers = static_cast<int64_t>(
+      std::llround(plan.weights.flow_share.value() * static_cast<double>(layers)));
+  for (size_t i = 0; i < graph.modules.size(); ++i) {
+    const int64_t layer = graph.modules[i].layer;
+    if (layer < 0 || graph.modules[i].count == 0) continue;
+    // Layer l flows where the running count l*share steps up: evenly spread over the depth.
+    flowing[i] = (layer + 1) * flowing_layers / layers > layer * flowing_layers / layers;
+  }
+  for (const Bucket& bucket : graph.buckets) {
+    if (bucket.site == Site::kCpu) continue;
+    for (const Bucket::Piece& piece : bucket.pieces) {
+      flowing[static_cast<size_t>(piece.module)] = false;
+    }
+  }
+  return flowing;
+}
+
+}  // namespace ballast

@@ -1,0 +1,127 @@
+// What the passes share: finding accesses, making tensors and inserting operations.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+inline bool reads(const Access& access) { return access.mode != AccessMode::kWrite; }
+inline bool writes(const Access& access) { return access.mode != AccessMode::kRead; }
+
+inline bool is_backward(Phase phase) {
+  return phase == Phase::kBackward || phase == Phase::kBackwardInput ||
+         phase == Phase::kBackwardWeight;
+}
+
+inline TensorId add_tensor(Graph& graph, const Tensor& tensor) {
+  graph.tensors.push_back(tensor);
+  return static_cast<TensorId>(graph.tensors.size()) - 1;
+}
+
+inline Access read(TensorId tensor, Role role) { return {tensor, role, AccessMode::kRead, 0}; }
+inline Access write(TensorId tensor, Role role) { return {tensor, role, AccessMode::kWrite, 0}; }
+inline Access update(TensorId tensor, Role role) {
+  return {tensor, role, AccessMode::kReadWrite, 0};
+}
+
+// Operations to insert into a program, by the position that they come before. Operations given
+// for the same position keep the order in which they were given.
+class Insertions {
+ public:
+  void before(size_t position, Op op) { all_.emplace_back(position, std::move(op)); }
+  void after(size_t position, Op op) { before(position + 1, std::move(op)); }
+  // The program with everything inserted; this object is empty afterwards.
+  std::vector<Op> apply(std::vector<Op> ops);
+
+ private:
+  std::vector<std::pair<size_t, Op>> all_;  // as given
+};
+
+// The position that lies `count` compute-lane operations before `position`, not below `least`.
+size_t ahead_of(const std::vector<Op>& ops, size_t position, int64_t count, size_t least);
+
+// First operation of a backward, or ops.size().
+size_t first_backward(const std::vector<Op>& ops);
+
+// Splits the flat parameter space into buckets from its end, each as many whole segments as fit
+// `bucket_bytes` of 32-bit values (at least one); the last `gpu_buckets` of them, or all where the
+// optimizer lives there, are stepped on the GPU.
+std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer);
+
+// Parameters of a bucket that lie side by side and all decay (matrices), or all do not: one call
+// of an optimizer kernel.
+struct Run {
+  int32_t module = 0;
+  int32_t piece = 0;         // index into Bucket::pieces
+  int64_t module_begin = 0;  // elements from the module's start
+  int64_t bucket_begin = 0;  // elements from the bucket's start
+  int64_t count = 0;
+  bool decays = false;
+};
+std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucket);
+
+// Bytes of the record from which one run can be undone exactly: for each tile of 4096 parameters a
+// code each, a reserve of an eighth of that for escapes, and their length in 4 bytes
+// (kernels/undo.h, whose numbers a test holds against these); a multiple of 64.
+Bytes undo_record_bytes(const Run& run);
+
+// Master, moments and, where the CPU casts, 16-bit weights of every bucket.
+void add_bucket_state(Graph& graph, const Plan& plan, const StackFacts& facts);
+
+// Of master and both moments of a bucket, read or written once.
+Bytes state_bytes(const Graph& graph, const Bucket& bucket);
+
+// Values of a plain snapshot: master and both moments.
+inline constexpr int64_t kSnapshotArrays = 3;
+
+// Elementwise work over `elements`, reading `from` and writing `to`.
+inline BucketWork elementwise(int64_t elements, DType from, DType to, Site site) {
+  return {elements, from, to, site, bytes_of(elements, from) + bytes_of(elements, to)};
+}
+
+// What a rollback of a bucket needs: a copy of its state, or the bits that its step lost.
+Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind);
+
+// Makes the first computation of a step wait for these tensors, where nothing that fills them runs
+// beside it.
+void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops);
+
+// True where a framework keeps no 32-bit state at all.
+inline bool pure_16_bit(const Plan& plan, const StackFacts& facts) {
+  return facts.pure_16_bit_on_one_device && plan.devices == 1 && plan.dtype != DType::kF32 &&
+         plan.optimizer.placement == OptimizerPlacement::kGpu;
+}
+
+// How a module's gradient is stored.
+inline DType gradient_dtype(const Plan& plan, const StackFacts& facts) {
+  const bool wide = facts.gradients == GradientPrecision::kF32 && !pure_16_bit(plan, facts);
+  return wide ? DType::kF32 : plan.dtype;
+}
+
+// An operation of the network lane of device 0.
+Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,
+                 std::vector<Access> accesses);
+
+// The group of ranks that hold the same weights, for collectives of sharded state.
+struct RankGroup {
+  int64_t ranks = 1;
+  int64_t stride = 1;
+};
+inline RankGroup replica_group(const Plan& plan) { return {plan.replicas(), plan.tensor}; }
+
+// True where 16-bit copies of CPU-stepped weights are made on the CPU.
+inline bool cast_on_cpu(const Plan& plan) {
+  return plan.dtype != DType::kF32 && plan.optimizer.cast == CastPlacement::kCpu;
+}
+inline bool cast_on_gpu(const Plan& plan) {
+  return plan.dtype != DType::kF32 && plan.optimizer.cast == CastPlacement::kGpu;
+}
+
+// Modules (by index) whose weights live in DRAM and flow in before each use: those of the flowing
+// layers, spread evenly over the depth, whose every bucket is stepped on the CPU.
+std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan);
+
+}  // namespace ballast

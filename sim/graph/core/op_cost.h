@@ -1,0 +1,45 @@
+// Durations of a graph's operations as plain data: what the virtual clock runs on, and what the
+// paced device plays back in real time. Computed by sim/engine/cost, or by anyone else.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/graph/core/graph.h"
+#include "sim/spec/machine.h"
+
+namespace ballast {
+
+using CapacityId = int32_t;
+
+// Something that operations running at the same time share: bytes per second of DRAM or of a link,
+// CPU cores. `amount` is in units per second (cores: core-seconds per second).
+struct Capacity {
+  std::string name;
+  double amount = 0;
+};
+
+// While it runs at full speed an operation uses `amount` units per second of the capacity.
+struct Demand {
+  CapacityId capacity = -1;
+  double amount = 0;
+};
+
+struct OpCost {
+  Duration alone;                   // with nothing else running
+  Duration handover;                // added once if it had to wait for another lane
+  std::array<Demand, 4> demands{};  // the first `demand_count` are set
+  int8_t demand_count = 0;
+  Provenance provenance = Provenance::kRoofline;
+};
+
+// Costs of every operation of a sequence, in its order, and the capacities they refer to.
+struct CostTable {
+  std::vector<Capacity> capacities;
+  std::vector<OpCost> ops;
+};
+
+}  // namespace ballast

@@ -1,0 +1,196 @@
+// Pass `accumulate`: gradients of a step's micro-batches that add up in CPU memory (ZeRO-Offload,
+// arXiv 2101.06840; DeepSpeed, runtime/zero/stage_1_and_2.py,
+// async_accumulate_grad_in_cpu_via_gpu). What the CPU steps then needs room on the GPU for the
+// gradients on their way only.
+//
+//   first micro-batch    pack -> copy out -> sum
+//   those between        sum -> copy in -> pack (adds) -> copy out -> sum
+//   last                 sum -> copy in -> pack (adds) -> as without this pass
+//
+// The sum has the type of the weights and adds up on the GPU: only copies touch CPU memory.
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+namespace {
+
+class Accumulate {
+ public:
+  Accumulate(Graph& graph, const Plan& plan)
+      : graph_(graph), plan_(plan), last_(static_cast<int16_t>(plan.accumulation() - 1)) {}
+
+  void run() {
+    find_gradients();
+    for (int16_t m = 0; m <= last_; ++m) separate(m);
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+      const Op& op = graph_.step.ops[i];
+      if (op.kind == OpKind::kPack && op.label.bucket >= 0) extend(i);
+    }
+    graph_.step.ops = insertions_.apply(std::move(graph_.step.ops));
+  }
+
+ private:
+  // Gradients of modules that the CPU steps whole. A module that is cut between CPU and GPU adds up
+  // on the GPU, where its parts are stepped together.
+  void find_gradients() {
+    std::vector<bool> on_cpu(graph_.modules.size(), true);
+    for (const Bucket& bucket : graph_.buckets) {
+      if (bucket.site == Site::kCpu) continue;
+      for (const Bucket::Piece& piece : bucket.pieces) {
+        on_cpu[static_cast<size_t>(piece.module)] = false;
+      }
+    }
+    for (size_t t = 0; t < graph_.tensors.size(); ++t) {
+      const Tensor& tensor = graph_.tensors[t];
+      if (tensor.kind != TensorKind::kGradient) continue;
+      for (size_t i = 0; i < graph_.modules.size(); ++i) {
+        const Module& module = graph_.modules[i];
+        if (module.kind == tensor.label.module && module.layer == tensor.label.layer && on_cpu[i]) {
+          parts_[static_cast<TensorId>(t)] = {};
+        }
+      }
+    }
+  }
+
+  // A micro-batch's own gradients: written anew by its first operation, and but for the last
+  // micro-batch in tensors of their own.
+  void separate(int16_t micro_batch) {
+    std::unordered_map<TensorId, bool> begun;
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+      Op& op = graph_.step.ops[i];
+      if (op.label.micro_batch != micro_batch || op.kind == OpKind::kPack) continue;
+      for (Access& access : op.accesses) {
+        const auto found = parts_.find(access.tensor);
+        if (found == parts_.end() || access.role != Role::kParameterGradient) continue;
+        std::vector<Part>& parts = found->second;
+        if (parts.size() <= static_cast<size_t>(micro_batch)) {
+          parts.push_back({micro_batch == last_ ? access.tensor : copy_of(access.tensor), i});
+        }
+        parts.back().last = i;
+        access.tensor = parts.back().tensor;
+        if (begun[found->first]) continue;
+        begun[found->first] = true;
+        access.mode = AccessMode::kWrite;
+        if (auto* gemm = std::get_if<GemmWork>(&op.work)) gemm->accumulate = false;
+      }
+    }
+  }
+
+  TensorId copy_of(TensorId gradient) {
+    return add_tensor(graph_, graph_.tensors[static_cast<size_t>(gradient)]);
+  }
+
+  // The chains of the earlier micro-batches of one bucket, from its pack of the last one.
+  void extend(size_t pack) {
+    const Op original = graph_.step.ops[pack];
+    const auto copy = std::find_if(
+        graph_.step.ops.begin() + static_cast<std::ptrdiff_t>(pack), graph_.step.ops.end(),
+        [&](const Op& op) { return op.kind == OpKind::kCopy && op.label == original.label; });
+    const bool adds_up =
+        std::all_of(original.accesses.begin(), original.accesses.end(), [&](const Access& access) {
+          return access.role != Role::kSource || parts_.contains(access.tensor);
+        });
+    if (copy == graph_.step.ops.end() || !adds_up) return;
+    const TensorId sum = sum_of(original.label.bucket);
+    for (int16_t m = 0; m < last_; ++m) {
+      size_t position = 0;
+      Op packed = original;
+      for (Access& access : packed.accesses) {
+        if (access.role != Role::kSource) continue;
+        const Part& part = parts_.at(access.tensor)[static_cast<size_t>(m)];
+        access.tensor = part.tensor;
+        position = std::max(position, part.last + 1);
+      }
+      const TensorId staging = leaving_of(original.label.bucket);
+      for (Access& access : packed.accesses) {
+        if (access.role == Role::kDestination) access.tensor = staging;
+      }
+      // Sums keep the type of the weights until the last micro-batch.
+      BucketWork& work = std::get<BucketWork>(packed.work);
+      work = elementwise(work.elements, work.from, plan_.dtype, Site::kGpu);
+      if (m > 0) insertions_.before(position, bring(sum, packed));
+      insertions_.before(position, packed);
+      Op out = *copy;
+      std::get<CopyWork>(out.work).bytes = bytes_of(work.elements, plan_.dtype);
+      out.accesses = {read(staging, Role::kSource), write(sum, Role::kDestination)};
+      insertions_.before(position, std::move(out));
+    }
+    Op in = bring(sum, graph_.step.ops[pack]);
+    insertions_.before(pack, std::move(in));
+  }
+
+  // The copy of the sum to the GPU, which `pack` then reads as well.
+  Op bring(TensorId sum, Op& pack) {
+    const TensorId arriving = arriving_of(pack.label.bucket);
+    Op in = pack;
+    in.kind = OpKind::kCopy;
+    in.lane = lane_of(0, LaneKind::kCopyIn);
+    in.work = CopyWork{graph_.tensors[static_cast<size_t>(arriving)].bytes(),
+                       CopyDirection::kHostToDevice};
+    in.accesses = {read(sum, Role::kSource), write(arriving, Role::kDestination)};
+    pack.accesses.push_back(read(arriving, Role::kScratch));
+    std::get<BucketWork>(pack.work).moved += graph_.tensors[static_cast<size_t>(arriving)].bytes();
+    return in;
+  }
+
+  // Of one bucket, in the type of the weights. The whole of it leaves; `shard` divides the sum.
+  Tensor part_of(int32_t bucket) const {
+    Tensor tensor;
+    tensor.dtype = plan_.dtype;
+    tensor.label.bucket = bucket;
+    tensor.elements = graph_.buckets[static_cast<size_t>(bucket)].count;
+    return tensor;
+  }
+  TensorId leaving_of(int32_t bucket) {
+    Tensor tensor = part_of(bucket);
+    tensor.kind = TensorKind::kPacked;
+    tensor.category = Category::kStaging;
+    return add_tensor(graph_, tensor);
+  }
+  // What comes back is this rank's share.
+  TensorId arriving_of(int32_t bucket) {
+    const bool shared = plan_.zero_stage == 1 || plan_.zero_stage == 2;
+    Tensor tensor = part_of(bucket);
+    tensor.kind = TensorKind::kArriving;
+    tensor.category = Category::kStaging;
+    if (shared) tensor.elements = div_ceil(tensor.elements, plan_.replicas());
+    return add_tensor(graph_, tensor);
+  }
+  TensorId sum_of(int32_t bucket) {
+    Tensor tensor = part_of(bucket);
+    tensor.kind = TensorKind::kBucketGradient;
+    tensor.category = Category::kGradients;
+    tensor.place = Place::kDram;
+    return add_tensor(graph_, tensor);
+  }
+
+  struct Part {
+    TensorId tensor = -1;
+    size_t last = 0;  // operation that writes it
+  };
+
+  Graph& graph_;
+  const Plan& plan_;
+  int16_t last_;
+  std::map<TensorId, std::vector<Part>> parts_;  // by gradient, of every micro-batch
+  Insertions insertions_;
+};
+
+}  // namespace
+
+Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  // Stage 3 over several ranks scatters gradients layer by layer, into shards on the GPU.
+  const bool scattered = plan.zero_stage == 3 && plan.replicas() > 1;
+  const bool on_cpu = plan.optimizer.placement != OptimizerPlacement::kGpu;
+  if (facts.accumulates_on_cpu && on_cpu && !scattered && plan.accumulation() > 1) {
+    Accumulate(graph, plan).run();
+  }
+  return graph;
+}
+
+}  // namespace ballast

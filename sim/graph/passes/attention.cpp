@@ -1,0 +1,65 @@
+#include "sim/graph/passes/attention.h"
+
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+namespace {
+
+// Passes over the scores, each [B, H, S, S] read or written once. Forward: written by the first
+// product, softmax (scale and mask with it) reads and writes, the second product reads. Backward:
+// written, softmax reads it and the scores and writes, three products read. Dropout reads and
+// writes once more and a byte of mask; unfused scaling and masking read and write each.
+void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Phase phase) {
+  const bool backward = is_backward(phase);
+  work.kind = AttentionKind::kEager;
+  const auto length = static_cast<double>(work.length);
+  work.flops = {(backward ? 8 : 4) * length * length *
+                static_cast<double>(work.head_size * work.heads * work.sequences)};
+  int64_t passes = backward ? 7 : 4;
+  if (facts.fusion == Fusion::kNone) passes += backward ? 2 : 4;
+  work.moved = bytes_of(values * passes, work.dtype);
+  if (facts.dropout) work.moved += bytes_of(2 * values, work.dtype) + Bytes{values};
+}
+
+}  // namespace
+
+int64_t scores_count(const Model& rank, const Plan& plan) {
+  return *plan.micro_batch * div_ceil(rank.heads, plan.sequence) * plan.sequence_length *
+         plan.sequence_length;
+}
+
+AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFacts& facts,
+                             Phase phase, int64_t layer) {
+  const bool backward = is_backward(phase);
+  AttentionWork work;
+  work.sequences = *plan.micro_batch;
+  work.length = plan.sequence_length;
+  work.heads = div_ceil(rank.heads, plan.sequence);
+  work.kv_heads = div_ceil(rank.kv_heads, plan.sequence);
+  // Queries and keys are as wide as the values but for latent attention.
+  work.head_size = div_ceil(rank.head_size + rank.value_head_size(), 2);
+  work.dtype = plan.dtype;
+  if (facts.attention.front() == AttentionKind::kEager) {
+    make_eager(work, scores_count(rank, plan), facts, phase);
+    return work;
+  }
+  const auto length = static_cast<double>(work.length);
+  const auto window = static_cast<double>(rank.window_of(layer));
+  // Each product of the causal half of [S, S] with D costs S*S*D. A window w leaves 2wS - w^2 of
+  // the S^2 that the half is counted by.
+  double products = (backward ? 5 : 2) / static_cast<double>(plan.context);
+  if (window > 0 && window < length) products *= window * (2 * length - window) / (length * length);
+  work.flops = {products * length * length *
+                static_cast<double>(work.head_size * work.heads * work.sequences)};
+  const int64_t tokens = plan.tokens_per_micro_batch();
+  const int64_t values = tokens * (rank.qkv_width() + rank.attention_width());
+  work.moved =
+      bytes_of(backward ? 2 * values + tokens * rank.attention_width() : values, plan.dtype);
+  // Rotary embedding as a pass of its own reads and writes queries and keys.
+  if (facts.fusion != Fusion::kIntoProducts && rank.position == PositionKind::kRope) {
+    work.moved += bytes_of(2 * tokens * (rank.heads + rank.kv_heads) * rank.head_size, plan.dtype);
+  }
+  return work;
+}
+
+}  // namespace ballast

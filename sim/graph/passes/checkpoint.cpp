@@ -1,0 +1,204 @@
+// Pass `checkpoint`: what becomes of saved activations between forward and backward.
+//
+// Recompute: the forward operation is repeated right before the first backward operation that
+// reads its output (Chen et al., arXiv 1604.06174); what it reads is recomputed first where that
+// was not kept either. Offload: the output leaves after its last forward use and returns
+// `look_ahead` operations before its first backward use (Megatron-Core's fine-grained activation
+// offload, four waits; here they all follow from the tensors).
+#include <cmath>
+#include <unordered_map>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+namespace {
+
+bool is_activation(const Tensor& tensor) {
+  return tensor.kind == TensorKind::kOutput || tensor.kind == TensorKind::kNormStatistics ||
+         tensor.kind == TensorKind::kLogSumExp || tensor.kind == TensorKind::kMask;
+}
+
+// What an exchange leaves is used at once and never kept; a forward that is repeated repeats it.
+bool is_passing(const Tensor& tensor) {
+  return tensor.kind == TensorKind::kGathered || tensor.kind == TensorKind::kPartial;
+}
+
+int64_t layers_in(const Graph& graph) {
+  int64_t layers = 0;
+  for (const Module& module : graph.modules) layers = std::max(layers, module.layer + 1);
+  return layers;
+}
+
+ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, int64_t layers) {
+  if (is_passing(tensor)) return ActivationFate::kRecompute;
+  if (tensor.kind == TensorKind::kScores ||
+      (tensor.kind == TensorKind::kMask && tensor.label.module == ModuleKind::kCoreAttention)) {
+    return plan.scores;
+  }
+  // The last mask of a layer is remade where its neighbours are, so that the layer runs to its end.
+  if (tensor.kind == TensorKind::kMask && tensor.label.module == ModuleKind::kFc2) {
+    return plan.fate[static_cast<size_t>(ModuleKind::kActivation)] == ActivationFate::kRecompute
+               ? ActivationFate::kRecompute
+               : ActivationFate::kKeep;
+  }
+  if (!is_activation(tensor) || !saves_output(tensor.label.module)) return ActivationFate::kKeep;
+  const ActivationFate fate = plan.fate[static_cast<size_t>(tensor.label.module)];
+  if (fate != ActivationFate::kOffload) return fate;
+  const auto offloaded =
+      static_cast<int64_t>(std::ceil(plan.offload_share * static_cast<double>(layers)));
+  const int64_t layer = tensor.label.layer;
+  return layer < offloaded && layer < layers - 1 ? fate : ActivationFate::kKeep;
+}
+
+// Walks the backward, puts a copy of the producing forward before the first reader of every
+// output that is to be recomputed, and points the backward's reads at what the copies write.
+class Recompute {
+ public:
+  Recompute(Graph& graph, const ActivationPlan& plan) : graph_(graph) {
+    const int64_t layers = layers_in(graph);
+    producer_.assign(graph.tensors.size(), -1);
+    recomputed_.assign(graph.tensors.size(), false);
+    for (size_t i = 0; i < graph.tensors.size(); ++i) {
+      recomputed_[i] = fate_of(graph.tensors[i], plan, layers) == ActivationFate::kRecompute;
+    }
+    for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+      const Op& op = graph.step.ops[i];
+      if (op.phase != Phase::kForward) continue;
+      for (const Access& access : op.accesses) {
+        if (access.mode == AccessMode::kWrite) {
+          producer_[static_cast<size_t>(access.tensor)] = static_cast<OpId>(i);
+        }
+      }
+    }
+  }
+
+  void run() {
+    std::vector<Op>& ops = graph_.step.ops;
+    Insertions insertions;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (is_backward(ops[i].phase)) resolve(ops[i], ops, i, insertions);
+    }
+    ops = insertions.apply(std::move(ops));
+  }
+
+ private:
+  // Makes every input of `op` available before `position`, and renames it to its new copy.
+  void resolve(Op& op, const std::vector<Op>& ops, size_t position, Insertions& insertions) {
+    for (Access& access : op.accesses) {
+      if (!reads(access) || !is_recomputed(access.tensor)) continue;
+      if (!copy_of_.contains(access.tensor)) {
+        repeat(ops[static_cast<size_t>(producer_[static_cast<size_t>(access.tensor)])], ops,
+               position, insertions);
+      }
+      access.tensor = copy_of_.at(access.tensor);
+    }
+  }
+
+  void repeat(Op op, const std::vector<Op>& ops, size_t position, Insertions& insertions) {
+    op.phase = Phase::kRecompute;
+    resolve(op, ops, position, insertions);
+    for (Access& access : op.accesses) {
+      if (access.mode != AccessMode::kWrite) continue;
+      const TensorId copy = add_tensor(graph_, graph_.tensors[static_cast<size_t>(access.tensor)]);
+      copy_of_.emplace(access.tensor, copy);
+      access.tensor = copy;
+    }
+    insertions.before(position, std::move(op));
+  }
+
+  bool is_recomputed(TensorId tensor) const {
+    const auto index = static_cast<size_t>(tensor);
+    // What the backward itself makes is there when it is read.
+    return index < recomputed_.size() && recomputed_[index] && producer_[index] >= 0;
+  }
+
+  Graph& graph_;
+  std::vector<OpId> producer_;
+  std::vector<bool> recomputed_;
+  std::unordered_map<TensorId, TensorId> copy_of_;
+};
+
+struct Uses {
+  size_t last_forward = 0;
+  size_t first_backward = 0;  // 0: the backward does not read it
+};
+
+// Uses of each tensor, by the forward on one side and by backward and recompute on the other.
+std::vector<Uses> uses_of(const Graph& graph) {
+  std::vector<Uses> uses(graph.tensors.size());
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    for (const Access& access : op.accesses) {
+      Uses& use = uses[static_cast<size_t>(access.tensor)];
+      if (op.phase == Phase::kForward) {
+        use.last_forward = i;
+      } else if (use.first_backward == 0) {
+        use.first_backward = i;
+      }
+    }
+  }
+  return uses;
+}
+
+Op copy_op(const Graph& graph, TensorId from, TensorId to, Phase phase) {
+  const Tensor& tensor = graph.tensors[static_cast<size_t>(from)];
+  Op op;
+  op.kind = OpKind::kCopy;
+  op.phase = phase;
+  const bool out = phase == Phase::kOffload;
+  op.lane = lane_of(0, out ? LaneKind::kCopyOut : LaneKind::kCopyIn);
+  op.label = tensor.label;
+  op.work =
+      CopyWork{tensor.bytes(), out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice};
+  op.accesses = {read(from, Role::kSource), write(to, Role::kDestination)};
+  return op;
+}
+
+void offload(Graph& graph, const ActivationPlan& plan) {
+  const int64_t layers = layers_in(graph);
+  const std::vector<Uses> uses = uses_of(graph);
+  std::vector<Op>& ops = graph.step.ops;
+  Insertions insertions;
+  std::unordered_map<TensorId, TensorId> returned;
+  const size_t tensors = graph.tensors.size();
+  for (size_t i = 0; i < tensors; ++i) {
+    const Uses use = uses[i];
+    const bool recomputed_copy = use.last_forward == 0;
+    if (recomputed_copy || use.first_backward == 0 ||
+        fate_of(graph.tensors[i], plan, layers) != ActivationFate::kOffload) {
+      continue;
+    }
+    const auto id = static_cast<TensorId>(i);
+    Tensor host = graph.tensors[i];
+    host.place = Place::kDram;
+    host.kind = TensorKind::kHostOutput;
+    const TensorId away = add_tensor(graph, host);
+    const TensorId back = add_tensor(graph, graph.tensors[i]);
+    insertions.after(use.last_forward, copy_op(graph, id, away, Phase::kOffload));
+    const size_t least = use.last_forward + 1;
+    insertions.before(ahead_of(ops, use.first_backward, plan.look_ahead, least),
+                      copy_op(graph, away, back, Phase::kReload));
+    returned.emplace(id, back);
+  }
+  for (Op& op : ops) {
+    if (op.phase == Phase::kForward) continue;
+    for (Access& access : op.accesses) {
+      if (const auto found = returned.find(access.tensor); found != returned.end()) {
+        access.tensor = found->second;
+      }
+    }
+  }
+  ops = insertions.apply(std::move(ops));
+}
+
+}  // namespace
+
+Graph checkpoint_pass(Graph graph, const Plan& plan) {
+  Recompute(graph, *plan.activations).run();
+  offload(graph, *plan.activations);
+  return graph;
+}
+
+}  // namespace ballast

@@ -1,0 +1,269 @@
+// Pass `gather`: weights split over the ranks (ZeRO stage 3, arXiv 1910.02054 section 5.3; FSDP,
+// arXiv 2304.11277). What one rank keeps is its shard. Before a unit (a layer, or a module outside
+// the layers) is visited its weights are gathered, one unit ahead where the stack overlaps; after
+// the visit they are dropped. A backward leaves whole gradients, which are reduce-scattered into
+// the rank's shard, in every micro-batch.
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+namespace {
+
+// Modules whose weights or gradients go together: all of one layer, or one alone.
+struct Unit {
+  int16_t layer = -1;
+  ModuleKind module = ModuleKind::kEmbedding;  // of a whole layer: not read
+  bool whole_layer = false;
+  auto operator<=>(const Unit&) const = default;
+};
+
+struct GatherVisit {
+  Unit unit;
+  bool backward = false;
+  size_t first = 0;
+  size_t last = 0;
+  std::vector<TensorId> weights;    // sharded ones, in order of first use
+  std::vector<TensorId> gradients;  // sharded ones
+};
+
+class GatherPass {
+ public:
+  GatherPass(Graph& graph, const Plan& plan, const StackFacts& facts)
+      : graph_(graph), plan_(plan), facts_(facts), group_(replica_group(plan)) {}
+
+  void run() {
+    find_visits();
+    shard();
+    Insertions insertions;
+    for (size_t i = 0; i < visits_.size(); ++i) {
+      if (!visits_[i].weights.empty()) gather(i, insertions);
+      if (!visits_[i].gradients.empty()) scatter(visits_[i], insertions);
+    }
+    graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
+    graph_.buckets = buckets_of(graph_.modules, plan_.optimizer);
+    add_bucket_state(graph_, plan_, facts_);
+  }
+
+ private:
+  // Gradients are scattered by layer; a framework that works tensor by tensor fetches the weights
+  // of a module in a hook of that module.
+  Unit unit_of(const Tensor& tensor, Role role) const {
+    const bool alone = role == Role::kWeight && facts_.stage3_copies_by_tensor;
+    if (alone || tensor.label.layer < 0) return {tensor.label.layer, tensor.label.module, false};
+    return {tensor.label.layer, ModuleKind::kEmbedding, true};
+  }
+
+  void find_visits() {
+    std::map<std::tuple<Unit, int16_t, bool>, size_t> open;
+    const std::vector<Op>& ops = graph_.step.ops;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      for (const Access& access : ops[i].accesses) {
+        const bool weight = access.role == Role::kWeight;
+        if (!weight && access.role != Role::kParameterGradient) continue;
+        const Unit unit = unit_of(graph_.tensors[static_cast<size_t>(access.tensor)], access.role);
+        const bool backward = ops[i].phase != Phase::kForward;
+        const auto [found, is_new] =
+            open.try_emplace({unit, ops[i].label.micro_batch, backward}, visits_.size());
+        if (is_new) visits_.push_back({unit, backward, i, i, {}, {}});
+        GatherVisit& visit = visits_[found->second];
+        visit.last = i;
+        std::vector<TensorId>& list = weight ? visit.weights : visit.gradients;
+        if (std::find(list.begin(), list.end(), access.tensor) == list.end()) {
+          list.push_back(access.tensor);
+        }
+      }
+    }
+  }
+
+  // What a module keeps on this rank. The tables of parameters no longer apply.
+  void shard() {
+    int64_t offset = 0;
+    for (Module& module : graph_.modules) {
+      module.count = div_ceil(module.count, group_.ranks);
+      module.flat_offset = offset;
+      module.parameters.clear();
+      offset += module.count;
+    }
+    for (Tensor& tensor : graph_.tensors) {
+      if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
+      tensor.elements = div_ceil(tensor.elements, group_.ranks);
+    }
+  }
+
+  TensorId whole_of(TensorId shard, TensorKind kind, Category category) {
+    Tensor tensor = graph_.tensors[static_cast<size_t>(shard)];
+    tensor.kind = kind;
+    tensor.category = category;
+    tensor.elements *= group_.ranks;
+    return add_tensor(graph_, tensor);
+  }
+
+  void rename(const GatherVisit& visit, const std::unordered_map<TensorId, TensorId>& whole,
+              Role role) {
+    // Recomputed operations of a micro-batch belong to its backward, whose range this is.
+    for (size_t i = visit.first; i <= visit.last; ++i) {
+      Op& op = graph_.step.ops[i];
+      if ((op.phase != Phase::kForward) != visit.backward) continue;
+      for (Access& access : op.accesses) {
+        if (access.role != role) continue;
+        if (const auto found = whole.find(access.tensor); found != whole.end()) {
+          access.tensor = found->second;
+        }
+      }
+    }
+  }
+
+  void gather(size_t index, Insertions& insertions) {
+    const GatherVisit& visit = visits_[index];
+    std::unordered_map<TensorId, TensorId> whole;
+    std::vector<Access> accesses;
+    Bytes bytes;
+    for (const TensorId shard : visit.weights) {
+      const TensorId here = whole_of(shard, TensorKind::kGathered, Category::kWeights);
+      whole.emplace(shard, here);
+      accesses.push_back(read(shard, Role::kWeight));
+      accesses.push_back(write(here, Role::kDestination));
+      bytes += graph_.tensors[static_cast<size_t>(here)].bytes();
+    }
+    rename(visit, whole, Role::kWeight);
+    const bool ahead = facts_.weight_overlap != Overlap::kNone;
+    const size_t position = index > 0 && ahead ? visits_[index - 1].first : visit.first;
+    if (ahead) wait_for_computation_before(position, accesses);
+    const CollectiveWork work{CollectiveKind::kAllGather, bytes, group_.ranks, group_.stride};
+    const Label label{visit.unit.layer, visit.unit.module, -1, -1};
+    Op made = collective_op(work, Phase::kFetch, label, std::move(accesses));
+    if (!ahead) made.lane = lane_of(0, LaneKind::kCompute);
+    std::optional<Op> joined;
+    if (facts_.stage3_copies_by_tensor) joined = join(made, visit, bytes);
+    insertions.before(position, std::move(made));
+    if (joined) insertions.before(visit.first, *std::move(joined));
+  }
+
+  // The partitions of every rank arrive side by side, and are concatenated into tensors (DeepSpeed,
+  // runtime/zero/partition_parameters.py, AllGatherCoalescedHandle.wait).
+  Op join(Op& gather, const GatherVisit& visit, Bytes bytes) {
+    Tensor partitions = graph_.tensors[static_cast<size_t>(visit.weights.front())];
+    partitions.kind = TensorKind::kArriving;
+    partitions.category = Category::kStaging;
+    partitions.elements = bytes.count / size_of(partitions.dtype);
+    const TensorId arriving = add_tensor(graph_, partitions);
+    Op op = gather;
+    op.kind = OpKind::kUnpack;
+    op.lane = lane_of(0, LaneKind::kCompute);
+    op.work = elementwise(partitions.elements, partitions.dtype, partitions.dtype, Site::kGpu);
+    op.accesses = {read(arriving, Role::kSource)};
+    const auto destination = [](const Access& access) { return access.role == Role::kDestination; };
+    std::copy_if(gather.accesses.begin(), gather.accesses.end(), std::back_inserter(op.accesses),
+                 destination);
+    std::erase_if(gather.accesses, destination);
+    gather.accesses.push_back(write(arriving, Role::kDestination));
+    return op;
+  }
+
+  // Gradients are concatenated by the rank that they go to, and divided by the number of ranks, in
+  // two passes (the same, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced).
+  Op pack(Op& scatter, const GatherVisit& visit, Bytes bytes) {
+    Tensor partitions = graph_.tensors[static_cast<size_t>(visit.gradients.front())];
+    partitions.kind = TensorKind::kPacked;
+    partitions.category = Category::kStaging;
+    partitions.elements = bytes.count / size_of(partitions.dtype);
+    const TensorId leaving = add_tensor(graph_, partitions);
+    Op op = scatter;
+    op.kind = OpKind::kPack;
+    op.lane = lane_of(0, LaneKind::kCopyOut);
+    op.work = elementwise(2 * partitions.elements, partitions.dtype, partitions.dtype, Site::kGpu);
+    op.accesses = {write(leaving, Role::kDestination)};
+    const auto source = [](const Access& access) { return access.role == Role::kSource; };
+    std::copy_if(scatter.accesses.begin(), scatter.accesses.end(), std::back_inserter(op.accesses),
+                 source);
+    std::erase_if(scatter.accesses, source);
+    scatter.accesses.push_back(read(leaving, Role::kSource));
+    return op;
+  }
+
+  // Lanes are bound by what they touch, not by the order of the program: a token that the last
+  // computation before `position` leaves keeps a gather from running further ahead.
+  void wait_for_computation_before(size_t position, std::vector<Access>& accesses) {
+    for (size_t i = position; i-- > 0;) {
+      Op& before = graph_.step.ops[i];
+      if (kind_of(before.lane) != LaneKind::kCompute) continue;
+      Tensor token;
+      token.kind = TensorKind::kPartial;
+      token.category = Category::kWorkspace;
+      token.dtype = DType::kU8;
+      token.elements = 1;
+      const TensorId done = add_tensor(graph_, token);
+      before.accesses.push_back(write(done, Role::kScratch));
+      accesses.push_back(read(done, Role::kScratch));
+      return;
+    }
+  }
+
+  void scatter(const GatherVisit& visit, Insertions& insertions) {
+    std::unordered_map<TensorId, TensorId> whole;
+    std::vector<Access> accesses;
+    Bytes bytes;
+    for (const TensorId shard : visit.gradients) {
+      const TensorId here = whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
+      whole.emplace(shard, here);
+      accesses.push_back(read(here, Role::kSource));
+      const bool adds = !written_.insert(shard).second;
+      accesses.push_back(
+          {shard, Role::kParameterGradient, adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0});
+      const bool wide = facts_.reduction == GradientPrecision::kF32 && !pure_16_bit(plan_, facts_);
+      const Tensor& tensor = graph_.tensors[static_cast<size_t>(here)];
+      bytes += wide ? bytes_of(tensor.elements, DType::kF32) : tensor.bytes();
+    }
+    // The first writer of this micro-batch overwrites what the one before left behind.
+    rename(visit, whole, Role::kParameterGradient);
+    overwrite_first(visit, whole);
+    const CollectiveWork work{CollectiveKind::kReduceScatter, bytes, group_.ranks, group_.stride};
+    const Label label{visit.unit.layer, visit.unit.module, -1, -1};
+    Op made = collective_op(work, Phase::kOptimizer, label, std::move(accesses));
+    if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
+    if (facts_.stage3_copies_by_tensor) insertions.after(visit.last, pack(made, visit, bytes));
+    insertions.after(visit.last, std::move(made));
+  }
+
+  void overwrite_first(const GatherVisit& visit,
+                       const std::unordered_map<TensorId, TensorId>& whole) {
+    for (const auto& [shard, here] : whole) {
+      for (size_t i = visit.first; i <= visit.last; ++i) {
+        bool found = false;
+        for (Access& access : graph_.step.ops[i].accesses) {
+          if (access.tensor != here) continue;
+          access.mode = AccessMode::kWrite;
+          if (auto* gemm = std::get_if<GemmWork>(&graph_.step.ops[i].work))
+            gemm->accumulate = false;
+          found = true;
+        }
+        if (found) break;
+      }
+    }
+  }
+
+  Graph& graph_;
+  const Plan& plan_;
+  const StackFacts& facts_;
+  RankGroup group_;
+  std::vector<GatherVisit> visits_;  // by first use
+  std::set<TensorId> written_;
+};
+
+}  // namespace
+
+Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  if (plan.zero_stage == 3 && plan.replicas() > 1) GatherPass(graph, plan, facts).run();
+  return graph;
+}
+
+}  // namespace ballast

@@ -1,0 +1,92 @@
+// Pass `host_copies`: how a framework's copies between CPU and GPU fall short of pinned buckets
+// that cross the link beside the computation (arXiv 2509.21271 section 4.5, on casts on the CPU).
+// It changes no value of the graph, only how and when copies of state run. Activations that leave
+// and return are not touched.
+#include <algorithm>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+namespace {
+
+bool holds_norms(const Graph& graph, const Op& op) {
+  return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+    return graph.tensors[static_cast<size_t>(access.tensor)].kind == TensorKind::kNormPartials;
+  });
+}
+
+// A copy of weights or gradients, but not of the state that a streaming optimizer moves.
+bool moves_parameters(const Graph& graph, const Op& op) {
+  const bool phase = op.phase == Phase::kOptimizer || op.phase == Phase::kFetch;
+  if (op.kind != OpKind::kCopy || !phase || holds_norms(graph, op)) return false;
+  return std::none_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+    return graph.tensors[static_cast<size_t>(access.tensor)].kind == TensorKind::kState;
+  });
+}
+
+// A fetch brings one module; a bucket holds pieces of several.
+int64_t tensors_in(const Graph& graph, const Op& op) {
+  if (op.label.bucket < 0) return 1;
+  const Bucket& bucket = graph.buckets[static_cast<size_t>(op.label.bucket)];
+  return static_cast<int64_t>(bucket.pieces.size());
+}
+
+// The computation that follows in the program starts when `op` is done.
+void hold_up_computation(Graph& graph, size_t op) {
+  std::vector<Op>& ops = graph.step.ops;
+  const auto next =
+      std::find_if(ops.begin() + static_cast<std::ptrdiff_t>(op) + 1, ops.end(),
+                   [](const Op& other) { return kind_of(other.lane) == LaneKind::kCompute; });
+  if (next == ops.end()) return;
+  Tensor token;
+  token.kind = TensorKind::kPartial;
+  token.category = Category::kWorkspace;
+  token.dtype = DType::kU8;
+  token.elements = 1;
+  const TensorId done = add_tensor(graph, token);
+  ops[op].accesses.push_back(write(done, Role::kScratch));
+  next->accesses.push_back(read(done, Role::kScratch));
+}
+
+// Uploads of stepped weights go behind the last step and read what it leaves.
+void return_whole(Graph& graph) {
+  std::vector<Op>& ops = graph.step.ops;
+  TensorId last = -1;
+  for (const Op& op : ops) {
+    if (op.kind != OpKind::kAdam || kind_of(op.lane) != LaneKind::kCpu) continue;
+    last = graph.buckets[static_cast<size_t>(op.label.bucket)].master;
+  }
+  if (last < 0) return;
+  const auto decide =
+      std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::kDecide; });
+  const auto uploads = std::stable_partition(decide, ops.end(), [](const Op& op) {
+    const bool upload = kind_of(op.lane) == LaneKind::kUpload;
+    return !upload && op.kind != OpKind::kCollective;
+  });
+  for (auto op = uploads; op != ops.end(); ++op) {
+    if (op->kind == OpKind::kCopy) op->accesses.push_back(read(last, Role::kScratch));
+  }
+}
+
+}  // namespace
+
+Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  const bool by_tensor = facts.stage3_copies_by_tensor && plan.zero_stage == 3;
+  const bool pageable = cast_on_cpu(plan) && (facts.casts_through_pageable || by_tensor);
+  for (size_t i = 0; pageable && i < graph.step.ops.size(); ++i) {
+    Op& op = graph.step.ops[i];
+    if (!moves_parameters(graph, op)) continue;
+    CopyWork& work = std::get<CopyWork>(op.work);
+    work.host = HostMemory::kPageable;
+    if (!by_tensor) continue;
+    work.calls = tensors_in(graph, op);
+    hold_up_computation(graph, i);
+  }
+  const bool waits = plan.optimizer.sync == SyncMode::kWait;
+  if (facts.returns_weights_whole && waits && plan.zero_stage < 3) return_whole(graph);
+  return graph;
+}
+
+}  // namespace ballast

@@ -1,0 +1,132 @@
+// Pass `shard`: optimizer state split over the data-parallel ranks (ZeRO stages 1 and 2,
+// arXiv 1910.02054). Ranks are symmetric, so the graph is that of one rank: gradients of a bucket
+// are reduce-scattered before they leave the GPU, every rank steps its shard, and weights are
+// all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
+// GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+namespace {
+
+bool is_sharded(const Tensor& tensor) {
+  switch (tensor.kind) {
+    case TensorKind::kMaster:
+    case TensorKind::kMoment1:
+    case TensorKind::kMoment2:
+    case TensorKind::kUndoRecord:
+    case TensorKind::kBucketGradient:
+    case TensorKind::kBucketGradientFp32:
+    case TensorKind::kBucketWeights:
+    case TensorKind::kReduced:
+    case TensorKind::kState:
+      return true;
+    default:
+      return false;
+  }
+}
+
+class Shard {
+ public:
+  Shard(Graph& graph, const RankGroup& group)
+      : graph_(graph), ranks_(group.ranks), stride_(group.stride) {}
+
+  void run() {
+    for (Tensor& tensor : graph_.tensors) {
+      if (is_sharded(tensor)) tensor.elements = div_ceil(tensor.elements, ranks_);
+    }
+    graph_.step.ops = rewrite(std::move(graph_.step.ops));
+    graph_.repair.ops = rewrite(std::move(graph_.repair.ops));
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+      if (graph_.step.ops[i].kind == OpKind::kCommit) graph_.commit = static_cast<OpId>(i);
+    }
+  }
+
+ private:
+  std::vector<Op> rewrite(std::vector<Op> ops) {
+    std::vector<Op> result;
+    result.reserve(ops.size() + ops.size() / 8);
+    for (Op& op : ops) {
+      if (op.kind == OpKind::kCopy && op.phase != Phase::kOffload && op.phase != Phase::kReload &&
+          moves_shard(op)) {
+        shard_copy(std::move(op), result);
+        continue;
+      }
+      auto* work = std::get_if<BucketWork>(&op.work);
+      if (work != nullptr && op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) {
+        work->elements = div_ceil(work->elements, ranks_);
+        work->moved = {div_ceil(work->moved.count, ranks_)};
+      }
+      result.push_back(std::move(op));
+    }
+    return result;
+  }
+
+  // Everything but the handful of norms, and sums of gradients that return to be added to: those
+  // are this rank's share already, and of it alone.
+  bool moves_shard(const Op& op) const {
+    if (op.phase == Phase::kOptimizer && kind_of(op.lane) == LaneKind::kCopyIn) return false;
+    for (const Access& access : op.accesses) {
+      if (graph_.tensors[static_cast<size_t>(access.tensor)].kind == TensorKind::kNormPartials) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
+                std::vector<Access> accesses) const {
+    const CollectiveWork work{kind, bytes, ranks_, stride_};
+    return collective_op(work, like.phase, like.label, std::move(accesses));
+  }
+
+  // Out: reduce-scatter into a shard that is copied. In: a shard is copied, then all-gathered.
+  void shard_copy(Op op, std::vector<Op>& result) {
+    CopyWork& work = std::get<CopyWork>(op.work);
+    const Bytes whole = work.bytes;
+    work.bytes = {div_ceil(whole.count, ranks_)};
+    const bool out = work.direction == CopyDirection::kDeviceToHost;
+    std::vector<Access> far;
+    for (Access& access : op.accesses) {
+      if (access.role == (out ? Role::kSource : Role::kDestination)) far.push_back(access);
+    }
+    std::erase_if(op.accesses, [&](const Access& access) {
+      return access.role == (out ? Role::kSource : Role::kDestination);
+    });
+    Tensor staging = graph_.tensors[static_cast<size_t>(far.front().tensor)];
+    staging.category = Category::kStaging;
+    staging.kind = out ? TensorKind::kPacked : TensorKind::kArriving;
+    staging.copies = 1;
+    staging.label = op.label;
+    staging.elements = div_ceil(work.bytes.count, size_of(staging.dtype));
+    const TensorId shard = add_tensor(graph_, staging);
+    if (out) {
+      far.push_back(write(shard, Role::kDestination));
+      result.push_back(collective(CollectiveKind::kReduceScatter, op, whole, std::move(far)));
+      op.accesses.push_back(read(shard, Role::kSource));
+      result.push_back(std::move(op));
+    } else {
+      op.accesses.push_back(write(shard, Role::kDestination));
+      far.push_back(read(shard, Role::kSource));
+      Op gather = collective(CollectiveKind::kAllGather, op, whole, std::move(far));
+      result.push_back(std::move(op));
+      result.push_back(std::move(gather));
+    }
+  }
+
+  Graph& graph_;
+  int64_t ranks_;
+  int64_t stride_;
+};
+
+}  // namespace
+
+Graph shard_pass(Graph graph, const Plan& plan) {
+  const RankGroup group = replica_group(plan);
+  const bool splits = plan.zero_stage == 1 || plan.zero_stage == 2;
+  if (group.ranks > 1 && splits) Shard(graph, group).run();
+  return graph;
+}
+
+}  // namespace ballast

@@ -1,0 +1,206 @@
+// Pass `tensor`: the collectives of tensor parallelism (Megatron, arXiv 1909.08053, section 3).
+// The plain graph is that of one rank already, with its share of every matrix; here partial sums
+// are made whole.
+//
+//   column parallel (qkv, fc1, head)      backward: gradients of the input are partial sums
+//   row parallel (attention_out, fc2)     forward: outputs are partial sums; so is the embedding's
+//
+// A partial sum is all-reduced. With Plan::tensor_sequence it is reduce-scattered by token instead,
+// and what a product reads is all-gathered before it, in the backward once more (arXiv 2205.05198,
+// section 4.2.2). Gradients of norms, tiny, are not exchanged here.
+#include <optional>
+#include <unordered_map>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+namespace {
+
+bool is_column(ModuleKind kind) {
+  return kind == ModuleKind::kQkv || kind == ModuleKind::kFc1 || kind == ModuleKind::kHead;
+}
+bool is_row(ModuleKind kind) {
+  return kind == ModuleKind::kAttentionOut || kind == ModuleKind::kFc2;
+}
+
+class TensorPass {
+ public:
+  TensorPass(Graph& graph, const Model& model, const Plan& plan, const StackFacts& facts)
+      : graph_(graph), model_(model), plan_(plan), facts_(facts) {}
+
+  void run() {
+    std::vector<Op> result;
+    result.reserve(graph_.step.ops.size() * 3 / 2);
+    for (Op& op : graph_.step.ops) {
+      if (pending_ >= 0 && kind_of(op.lane) == LaneKind::kCompute) {
+        op.accesses.push_back(read(pending_, Role::kScratch));
+        pending_ = -1;
+      }
+      rewrite(std::move(op), result);
+    }
+    graph_.step.ops = std::move(result);
+  }
+
+ private:
+  void rewrite(Op op, std::vector<Op>& result) {
+    const ModuleKind module = op.label.module;
+    const bool forward = op.phase == Phase::kForward;
+    if (op.kind == OpKind::kEmbedding) return embedding(std::move(op), result);
+    if (op.kind == OpKind::kLoss) return loss(std::move(op), result);
+    if (op.kind != OpKind::kGemm || (!is_column(module) && !is_row(module))) {
+      result.push_back(std::move(op));
+      return;
+    }
+    if (is_column(module)) {
+      if (forward) return product(std::move(op), Role::kInput, std::nullopt, result);
+      if (op.phase == Phase::kBackwardInput) {
+        return product(std::move(op), std::nullopt, Role::kInputGradient, result);
+      }
+      return product(std::move(op), Role::kInput, std::nullopt, result);
+    }
+    if (forward) return product(std::move(op), std::nullopt, Role::kOutput, result);
+    product(std::move(op), Role::kOutputGradient, std::nullopt, result);
+  }
+
+  // `gathered`: the access that a product needs whole; `partial`: the one whose sum it leaves open.
+  void product(Op op, std::optional<Role> gathered, std::optional<Role> partial,
+               std::vector<Op>& result) {
+    if (gathered && plan_.tensor_sequence) gather(op, *gathered, result);
+    const TensorId beside = partial ? reduce_beside(op, *partial, result) : -1;
+    result.push_back(std::move(op));
+    if (partial) reduce(*partial, beside, result);
+  }
+
+  Access& access_of(Op& op, Role role) {
+    for (Access& access : op.accesses) {
+      if (access.role == role) return access;
+    }
+    CHECK(false && "a product without this access");
+    return op.accesses.front();
+  }
+
+  TensorId workspace(TensorId like, TensorKind kind, int64_t elements) {
+    Tensor tensor = graph_.tensors[static_cast<size_t>(like)];
+    tensor.kind = kind;
+    tensor.category = Category::kWorkspace;
+    tensor.elements = elements;
+    return add_tensor(graph_, tensor);
+  }
+
+  // Whole rows of what lies split by token; both products of a backward share one gathering.
+  void gather(Op& op, Role role, std::vector<Op>& result) {
+    Access& access = access_of(op, role);
+    const TensorId split = access.tensor;
+    const bool reused = op.phase != Phase::kForward && gathered_.contains(split);
+    if (!reused) {
+      const int64_t whole = graph_.tensors[static_cast<size_t>(split)].elements * plan_.tensor;
+      const TensorId here = workspace(split, TensorKind::kGathered, whole);
+      gathered_[split] = here;
+      result.push_back(exchange(CollectiveKind::kAllGather, here, op,
+                                {read(split, Role::kSource), write(here, Role::kDestination)}));
+      if (overlaps()) {
+        pending_ = token(here);
+        result.push_back(rest_of(
+            result.back(), {read(split, Role::kSource), write(pending_, Role::kDestination)}));
+      }
+    }
+    access.tensor = gathered_.at(split);
+  }
+
+  // Where the exchange is cut into a piece a rank, all but one run beside the product.
+  bool overlaps() const { return facts_.tensor_overlap == Overlap::kFull; }
+  TensorId token(TensorId like) { return workspace(like, TensorKind::kPartial, 1); }
+  Op rest_of(const Op& piece, std::vector<Access> accesses) const {
+    Op rest = piece;
+    CollectiveWork& work = std::get<CollectiveWork>(rest.work);
+    work.bytes = work.bytes * (plan_.tensor - 1);
+    rest.accesses = std::move(accesses);
+    return rest;
+  }
+  // The pieces of a product's sum that are exchanged while it runs; -1 where there are none.
+  TensorId reduce_beside(Op& op, Role role, std::vector<Op>& result) {
+    if (!overlaps()) return -1;
+    const TensorId sum = access_of(op, role).tensor;
+    const int64_t elements = graph_.tensors[static_cast<size_t>(sum)].elements;
+    const TensorId whole = workspace(sum, TensorKind::kPartial,
+                                     plan_.tensor_sequence ? elements * plan_.tensor : elements);
+    const TensorId done = token(sum);
+    const CollectiveKind kind =
+        plan_.tensor_sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    std::vector<Access> accesses;
+    for (const Access& access : op.accesses) {
+      if (reads(access)) accesses.push_back(read(access.tensor, Role::kSource));
+    }
+    accesses.push_back(write(done, Role::kDestination));
+    result.push_back(rest_of(exchange(kind, whole, op, {}), std::move(accesses)));
+    return done;
+  }
+
+  // Turns what the last operation wrote into a sum over all ranks. `beside`: the end of the pieces
+  // that were exchanged already, or -1.
+  void reduce(Role role, TensorId beside, std::vector<Op>& result) {
+    Op& op = result.back();
+    Access& access = access_of(op, role);
+    const TensorId sum = access.tensor;
+    const int64_t elements = graph_.tensors[static_cast<size_t>(sum)].elements;
+    const TensorId open = workspace(sum, TensorKind::kPartial,
+                                    plan_.tensor_sequence ? elements * plan_.tensor : elements);
+    access.tensor = open;
+    const CollectiveKind kind =
+        plan_.tensor_sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    Op made = exchange(kind, open, op, {read(open, Role::kSource), write(sum, Role::kDestination)});
+    if (beside >= 0) made.accesses.push_back(read(beside, Role::kScratch));
+    result.push_back(std::move(made));
+  }
+
+  Op exchange(CollectiveKind kind, TensorId whole, const Op& beside, std::vector<Access> accesses) {
+    CollectiveWork work{kind, graph_.tensors[static_cast<size_t>(whole)].bytes(), plan_.tensor, 1};
+    if (overlaps()) {
+      work.bytes = {div_ceil(work.bytes.count, plan_.tensor)};
+    }
+    const Phase phase = beside.phase == Phase::kForward ? Phase::kForward : Phase::kBackward;
+    return collective_op(work, phase, beside.label, std::move(accesses));
+  }
+
+  // Each rank looks up its part of the vocabulary and leaves zeros elsewhere.
+  void embedding(Op op, std::vector<Op>& result) {
+    if (op.phase == Phase::kForward)
+      return product(std::move(op), std::nullopt, Role::kOutput, result);
+    product(std::move(op), Role::kOutputGradient, std::nullopt, result);
+  }
+
+  // Largest logit, sum of exponentials and the label's logit of every token, over all ranks.
+  void loss(Op op, std::vector<Op>& result) {
+    const TensorId logits = access_of(op, Role::kOutput).tensor;
+    Tensor sums = graph_.tensors[static_cast<size_t>(logits)];
+    sums.kind = TensorKind::kPartial;
+    sums.category = Category::kWorkspace;
+    sums.dtype = DType::kF32;
+    sums.elements = 3 * div_ceil(sums.elements, div_ceil(model_.vocab, plan_.tensor));
+    const TensorId shared = add_tensor(graph_, sums);
+    const CollectiveWork work{CollectiveKind::kAllReduce, sums.bytes(), plan_.tensor, 1};
+    result.push_back(
+        collective_op(work, Phase::kForward, op.label,
+                      {read(logits, Role::kSource), write(shared, Role::kDestination)}));
+    op.accesses.push_back(read(shared, Role::kStatistics));
+    result.push_back(std::move(op));
+  }
+
+  Graph& graph_;
+  const Model& model_;
+  const Plan& plan_;
+  const StackFacts& facts_;
+  std::unordered_map<TensorId, TensorId> gathered_;  // split -> whole
+  TensorId pending_ = -1;                            // what the next computation must wait for
+};
+
+}  // namespace
+
+Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts) {
+  if (plan.tensor > 1) TensorPass(graph, model, plan, facts).run();
+  return graph;
+}
+
+}  // namespace ballast

@@ -1,0 +1,218 @@
+#include "sim/graph/report/memory.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+namespace {
+
+int devices_of(const Graph& graph) {
+  return std::max(1, static_cast<int>(div_ceil(graph.lanes, kLaneKinds)));
+}
+
+bool lies_in(const Tensor& tensor, Place place, int device) {
+  return tensor.place == place && tensor.device == device;
+}
+
+// Bytes alive in one place of one device, operation by operation.
+struct ProgramSweep {
+  Bytes live;
+  OpId at = -1;
+};
+
+bool alive_at(const Life& life, OpId op) {
+  return life.carried || (life.first >= 0 && life.first <= op && op <= life.last);
+}
+
+ProgramSweep sweep(const Graph& graph, const std::vector<Life>& lives, Place place, int device) {
+  const size_t ops = graph.step.ops.size();
+  std::vector<Bytes> change(ops + 1);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    const Life& life = lives[t];
+    if (!lies_in(tensor, place, device) || life.first < 0) continue;
+    const size_t first = life.carried ? 0 : static_cast<size_t>(life.first);
+    const size_t last = life.carried ? ops - 1 : static_cast<size_t>(life.last);
+    change[first] += tensor.all_bytes();
+    change[last + 1] -= tensor.all_bytes();
+  }
+  ProgramSweep peak;
+  Bytes live;
+  for (size_t i = 0; i < ops; ++i) {
+    live += change[i];
+    if (live > peak.live) peak = {live, static_cast<OpId>(i)};
+  }
+  return peak;
+}
+
+// The device whose peak is highest, the first of equals.
+struct DevicePeak {
+  int device = 0;
+  ProgramSweep peak;
+};
+
+DevicePeak highest(const Graph& graph, const std::vector<Life>& lives, Place place) {
+  DevicePeak result;
+  for (int device = 0; device < devices_of(graph); ++device) {
+    const ProgramSweep peak = sweep(graph, lives, place, device);
+    if (peak.live > result.peak.live) result = {device, peak};
+  }
+  return result;
+}
+
+std::vector<Holder> holders_at(const Graph& graph, const std::vector<Life>& lives, Place place,
+                               const DevicePeak& peak) {
+  std::array<Bytes, kCategories> held{};
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    if (!lies_in(tensor, place, peak.device) || lives[t].first < 0) continue;
+    if (!alive_at(lives[t], peak.peak.at)) continue;
+    held[static_cast<size_t>(tensor.category)] += tensor.all_bytes();
+  }
+  std::vector<Holder> holders;
+  for (size_t c = 0; c < held.size(); ++c) {
+    if (held[c].count > 0) holders.push_back({static_cast<Category>(c), held[c]});
+  }
+  std::stable_sort(holders.begin(), holders.end(),
+                   [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  return holders;
+}
+
+// Extends lives by what one operation touches; `at` is its place in the step.
+void touch(const Op& op, OpId at, std::vector<Life>& lives) {
+  for (const Access& access : op.accesses) {
+    Life& life = lives[static_cast<size_t>(access.tensor)];
+    if (life.first < 0) {
+      life.first = at;
+      life.carried = reads(access);
+    }
+    // A copy of another step is read or written: this one's value waits for that step.
+    if (access.step_offset != 0) life.carried = true;
+    life.last = std::max(life.last, at);
+  }
+}
+
+// When each tensor is in use in the last recorded step, from the spans of what touches it.
+struct Use {
+  std::optional<Instant> begin;
+  Instant end;
+};
+
+struct StepUses {
+  std::vector<Use> uses;  // by tensor
+  Instant begin;          // end of the step before, or the step's own beginning
+  Instant end;
+};
+
+StepUses uses_of_last_step(const Graph& graph, const Timeline& timeline) {
+  CHECK(timeline.steps > 0);
+  const int32_t step = timeline.first_step + timeline.steps - 1;
+  StepUses result;
+  result.uses.resize(graph.tensors.size());
+  std::optional<Instant> before;
+  std::optional<Instant> first;
+  for (const Span& span : timeline.spans) {
+    if (span.step == step - 1) before = std::max(before.value_or(span.end), span.end);
+    if (span.step != step) continue;
+    first = std::min(first.value_or(span.begin), span.begin);
+    result.end = std::max(result.end, span.end);
+    for (const Access& access : graph.step.ops[static_cast<size_t>(span.op)].accesses) {
+      Use& use = result.uses[static_cast<size_t>(access.tensor)];
+      use.begin = std::min(use.begin.value_or(span.begin), span.begin);
+      use.end = std::max(use.end, span.end);
+    }
+  }
+  if (first) result.begin = before.value_or(*first);
+  return result;
+}
+
+struct Change {
+  Duration at;
+  Bytes by;
+};
+
+// Adds a tensor's time in memory, clipped to the step. What the step used before its beginning,
+// while the step before was still ending, the next step uses again before this one ends.
+void add_use(const StepUses& step, const Use& use, Bytes bytes, std::vector<Change>& changes) {
+  const Duration length = step.end - step.begin;
+  const auto add = [&](Duration begin, Duration end) {
+    begin = std::max(begin, Duration{});
+    end = std::min(end, length);
+    if (begin >= end) return;
+    changes.push_back({begin, bytes});
+    changes.push_back({end, Bytes{} - bytes});
+  };
+  const Duration begin = *use.begin - step.begin;
+  const Duration end = use.end - step.begin;
+  if (length.ps <= 0) return;
+  for (Duration shift{}; begin + shift < length; shift += length) add(begin + shift, end + shift);
+}
+
+}  // namespace
+
+std::vector<Life> lives_of(const Graph& graph) {
+  std::vector<Life> lives(graph.tensors.size());
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const auto at = static_cast<OpId>(i);
+    // A rollback runs in the middle of the commit, and must find what it needs.
+    if (at == graph.commit) {
+      for (const Op& op : graph.repair.ops) touch(op, at, lives);
+    }
+    touch(graph.step.ops[i], at, lives);
+  }
+  return lives;
+}
+
+std::vector<PlacePeak> memory_peaks(const Graph& graph) {
+  const std::vector<Life> lives = lives_of(graph);
+  std::vector<PlacePeak> peaks;
+  for (int p = 0; p < kPlaces; ++p) {
+    PlacePeak result;
+    result.place = static_cast<Place>(p);
+    result.arena = graph.arenas.size[static_cast<size_t>(p)];
+    const DevicePeak peak = highest(graph, lives, result.place);
+    result.live = peak.peak.live;
+    result.at = peak.peak.at;
+    if (result.at >= 0) result.holders = holders_at(graph, lives, result.place, peak);
+    peaks.push_back(std::move(result));
+  }
+  return peaks;
+}
+
+std::vector<MemoryPoint> memory_over_time(const Graph& graph, const Timeline& timeline,
+                                          Place place) {
+  if (timeline.spans.empty()) return {};
+  const std::vector<Life> lives = lives_of(graph);
+  const int device = highest(graph, lives, place).device;
+  const StepUses step = uses_of_last_step(graph, timeline);
+  Bytes always;
+  std::vector<Change> changes;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    if (!lies_in(tensor, place, device) || lives[t].first < 0) continue;
+    if (lives[t].carried) {
+      always += tensor.all_bytes();
+    } else if (step.uses[t].begin) {
+      add_use(step, step.uses[t], tensor.all_bytes(), changes);
+    }
+  }
+  std::stable_sort(changes.begin(), changes.end(),
+                   [](const Change& a, const Change& b) { return a.at < b.at; });
+  std::vector<MemoryPoint> points = {{Duration{}, always}};
+  Bytes live = always;
+  for (const Change& change : changes) {
+    live += change.by;
+    if (points.back().at == change.at) {
+      points.back().live = live;
+    } else {
+      points.push_back({change.at, live});
+    }
+  }
+  const auto same = [](const MemoryPoint& a, const MemoryPoint& b) { return a.live == b.live; };
+  points.erase(std::unique(points.begin(), points.end(), same), points.end());
+  return points;
+}
+
+}  // namespace ballast
