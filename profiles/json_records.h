@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "profiles/json_reader.h"
+#include "sim/spec/knobs.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
@@ -40,9 +41,6 @@ template <class Enum>
 Enum read_choice(JsonReader& reader, const std::string& key, int count) {
   return static_cast<Enum>(reader.choice(key, names_of<Enum>(count)));
 }
-
-// The modules whose fate a plan names, in order: those of saves_output().
-std::vector<ModuleKind> saving_kinds();
 
 // The nearest decimal number of 14 digits: what a file shows for a rate converted from SI units.
 double rounded(double value);

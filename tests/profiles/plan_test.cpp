@@ -1,10 +1,12 @@
 // Plan and strategy files, overrides, and which of them wins.
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "profiles/load.h"
 #include "tests/profiles/support.h"
+#include "tests/spec/knob_values.h"
 
 namespace ballast {
 namespace {
@@ -56,6 +58,60 @@ TEST(Plans, every_knob_survives_a_round_trip) {
   const testing::TemporaryFolder folder;
   save_plan(unusual(), folder.file("plan.json"));
   EXPECT_EQ(load_plan(folder.file("plan.json")), unusual());
+}
+
+// The keys of a file in which two plans differ, dotted.
+std::vector<std::string> keys_that_differ(const Plan& a, const Plan& b) {
+  std::vector<std::string> keys;
+  for (const Json& change : Json::diff(Json::parse(plan_json(a)), Json::parse(plan_json(b)))) {
+    std::string key = change["path"].get<std::string>().substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    keys.push_back(key);
+  }
+  return keys;
+}
+
+TEST(Plans, each_knob_of_the_table_is_a_key_of_its_own_and_can_be_set) {
+  for (const Knob& knob : knobs()) {
+    if (knob.type == KnobType::kGroup) continue;
+    const Plan before = testing::with_values();
+    for (const KnobValue& value : testing::other_values(knob)) {
+      Plan plan = before;
+      knob.set(plan, value);
+      if (plan == before) continue;
+      EXPECT_EQ(parse_plan(plan_json(plan), "p"), plan) << knob.path;
+      const std::vector<std::string> keys = keys_that_differ(before, plan);
+      if (knob.type == KnobType::kFates) {
+        EXPECT_EQ(keys.size(), saving_kinds().size());
+        continue;
+      }
+      EXPECT_EQ(keys, std::vector<std::string>{std::string(knob.path)});
+      const Override change{std::string(knob.path), text_of(knob, value)};
+      EXPECT_EQ(apply_override(before, change), plan) << knob.path;
+    }
+    if (!knob.may_be_auto) continue;
+    Plan open = before;
+    knob.set(open, {});
+    EXPECT_EQ(parse_plan(plan_json(open), "p"), open) << knob.path;
+    EXPECT_EQ(apply_override(before, {std::string(knob.path), "auto"}), open) << knob.path;
+  }
+}
+
+TEST(Plans, knobs_that_older_files_lack_have_their_defaults) {
+  for (const Knob& knob : knobs()) {
+    if (knob.type == KnobType::kGroup || knob.type == KnobType::kFates) continue;
+    Plan plan = testing::with_values();
+    Json json = Json::parse(plan_json(plan));
+    Json& object = knob.object().empty() ? json : json[std::string(knob.object())];
+    object.erase(std::string(knob.key()));
+    if (knob.may_be_absent) {
+      knob.set(plan, default_of(knob));
+      EXPECT_EQ(parse_plan(json.dump(), "p"), plan) << knob.path;
+    } else {
+      const std::string message = error_of([&] { parse_plan(json.dump(), "p"); });
+      EXPECT_TRUE(holds(message, "'" + std::string(knob.path) + "': is missing")) << message;
+    }
+  }
 }
 
 TEST(Plans, absent_choices_are_written_as_auto) {

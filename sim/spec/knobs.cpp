@@ -1,0 +1,491 @@
+#include "sim/spec/knobs.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "sim/spec/knob_access.h"
+
+namespace ballast {
+namespace {
+
+template <auto... kValues>
+inline constexpr int64_t kChoices[] = {static_cast<int64_t>(kValues)...};
+
+constexpr int64_t kMost = 1 << 30;
+constexpr int64_t kMostBytes = int64_t{1} << 40;
+
+bool steps_on_cpu(const Plan& plan) { return plan.optimizer.placement != OptimizerPlacement::kGpu; }
+bool offloads(const Plan& plan) {
+  const Fates& fates = plan.activations.value().fate;
+  return std::any_of(saving_kinds().begin(), saving_kinds().end(), [&](ModuleKind kind) {
+    return fates[static_cast<size_t>(kind)] == ActivationFate::kOffload;
+  });
+}
+bool never(const Plan&) { return false; }
+
+using knob_access::knob;
+using enum KnobGroup;
+using Fate = ActivationFate;
+
+constexpr Knob kTable[] = {
+    knob<&Plan::model>(
+        {.id = KnobId::kModel,
+         .path = "model",
+         .group = kNames,
+         .help = "What is trained: a shipped name, a config.json or its folder",
+         .matters = "as the name of it only",
+         .matters_in = never,
+         .flag = {"--model", "Shipped name, config.json or its folder", "NAME", true}}),
+    knob<&Plan::machine>(
+        {.id = KnobId::kMachine,
+         .path = "machine",
+         .group = kNames,
+         .help = "What it is trained on: a shipped name, a file, or here",
+         .matters = "as the name of it only",
+         .matters_in = never,
+         .flag = {"--machine", "Shipped name, file, or 'here' (the last profile of this machine)",
+                  "NAME", true}}),
+    knob<&Plan::strategy>(
+        {.id = KnobId::kStrategy,
+         .path = "strategy",
+         .group = kNames,
+         .help = "The strategy that the plan began with",
+         .matters = "as the name of it only",
+         .matters_in = never,
+         .flag = {"--strategy", "Shipped name or file [superoffload]", "NAME", true}}),
+    knob<&Plan::devices>({.id = KnobId::kDevices,
+                          .path = "devices",
+                          .group = kParallelism,
+                          .unit = "devices",
+                          .least = 1,
+                          .most = kMost,
+                          .is_degree = true,
+                          .help = "GPUs that train together: data x tensor x pipeline x sequence x "
+                                  "context",
+                          .flag = {"--devices", "GPUs that train together [1]", "COUNT", true}}),
+    knob<&Plan::data>(
+        {.id = KnobId::kData,
+         .path = "data",
+         .group = kParallelism,
+         .unit = "ranks",
+         .least = 1,
+         .most = kMost,
+         .help = "Ranks that see other sequences",
+         // --data is the text that train and verify read.
+         .flag = {"--data-parallel",
+                  "Devices that see other sequences [devices / the other degrees]", "COUNT"}}),
+    knob<&Plan::tensor>({.id = KnobId::kTensor,
+                         .path = "tensor",
+                         .group = kParallelism,
+                         .unit = "ranks",
+                         .least = 1,
+                         .most = kMost,
+                         .may_be_absent = true,
+                         .search = KnobSearch::kLayout,
+                         .tuned_under_strategy = true,
+                         .is_degree = true,
+                         .help = "Ranks that share every matrix (arXiv 1909.08053)",
+                         .flag = {"--tensor", "Devices that share every matrix [1]", "COUNT"}}),
+    knob<&Plan::pipeline>({.id = KnobId::kPipeline,
+                           .path = "pipeline",
+                           .group = kParallelism,
+                           .unit = "stages",
+                           .least = 1,
+                           .most = kMost,
+                           .may_be_absent = true,
+                           .search = KnobSearch::kLayout,
+                           .tuned_under_strategy = true,
+                           .is_degree = true,
+                           .help = "Stages of consecutive layers, 1F1B (arXiv 2104.04473)",
+                           .flag = {"--pipeline", "Stages of consecutive layers [1]", "COUNT"}}),
+    knob<&Plan::virtual_pipeline>(
+        {.id = KnobId::kVirtualPipeline,
+         .path = "virtual_pipeline",
+         .group = kParallelism,
+         .unit = "chunks",
+         .least = 1,
+         .most = kMost,
+         .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .tuned_under_strategy = true,
+         .help = "Chunks of layers a stage, interleaved",
+         .matters = "with pipeline above 1",
+         .flag = {"--virtual-pipeline", "Chunks of layers a stage, interleaved [1]", "COUNT"}}),
+    knob<&Plan::sequence>(
+        {.id = KnobId::kSequence,
+         .path = "sequence",
+         .group = kParallelism,
+         .unit = "ranks",
+         .least = 1,
+         .most = kMost,
+         .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .tuned_under_strategy = true,
+         .is_degree = true,
+         .help = "Ranks that share every sequence (Ulysses, arXiv 2309.14509)",
+         .flag = {"--sequence", "Devices that share every sequence (Ulysses) [1]", "COUNT"}}),
+    knob<&Plan::context>({.id = KnobId::kContext,
+                          .path = "context",
+                          .group = kParallelism,
+                          .unit = "ranks",
+                          .least = 1,
+                          .most = kMost,
+                          .may_be_absent = true,
+                          .search = KnobSearch::kLayout,
+                          .tuned_under_strategy = true,
+                          .is_degree = true,
+                          .help = "Ranks that share every sequence by ring attention (arXiv "
+                                  "2310.01889)",
+                          .flag = {"--context", "The same by ring attention [1]", "COUNT"}}),
+    knob<&Plan::expert>(
+        {.id = KnobId::kExpert,
+         .path = "expert",
+         .group = kParallelism,
+         .unit = "ranks",
+         .least = 1,
+         .most = kMost,
+         .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .tuned_under_strategy = true,
+         .help = "Of the data-parallel ranks, those that share the experts",
+         .matters = "where the model has experts",
+         .flag = {"--expert", "Data-parallel devices that share the experts [1]", "COUNT"}}),
+    knob<&Plan::tensor_sequence>(
+        {.id = KnobId::kTensorSequence,
+         .path = "tensor_sequence",
+         .group = kParallelism,
+         .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .help = "Norms and residuals split over the tensor-parallel ranks by token (arXiv "
+                 "2205.05198)",
+         .matters = "with tensor above 1",
+         .matters_in = [](const Plan& plan) { return plan.tensor > 1; }}),
+    knob<&Plan::numa>({.id = KnobId::kNuma,
+                       .path = "numa",
+                       .group = kParallelism,
+                       .choices = kChoices<NumaBinding::kLocal, NumaBinding::kRemote>,
+                       .may_be_absent = true,
+                       .help = "Which CPU memory a device's threads use: its own chip's, or "
+                               "another's"}),
+    knob<&Plan::zero_stage>(
+        {.id = KnobId::kZeroStage,
+         .path = "zero_stage",
+         .group = kParallelism,
+         .least = 0,
+         .most = 3,
+         .search = KnobSearch::kLayout,
+         .help = "Split over ranks with the same weights: 0 nothing, 1 optimizer state, 2 also "
+                 "gradients, 3 also weights (arXiv 1910.02054)",
+         .matters = "where ranks hold the same weights",
+         .matters_in = [](const Plan& plan) { return plan.replicas() > 1; },
+         .flag = {"--zero-stage",
+                  "What is split over devices with the same weights: 0 nothing, 1 optimizer, 2 "
+                  "gradients too, 3 weights too [the strategy's, or 2]",
+                  "STAGE"}}),
+    knob<&Plan::global_batch>(
+        {.id = KnobId::kGlobalBatch,
+         .path = "global_batch",
+         .group = kBatch,
+         .unit = "sequences",
+         .least = 0,
+         .most = kMost,
+         .help = "Sequences of a step over all devices; 0 in a file: 8 a "
+                 "device",
+         .flag = {"--global-batch", "Sequences of a step, all devices [8 a device]", "COUNT"}}),
+    knob<&Plan::micro_batch>(
+        {.id = KnobId::kMicroBatch,
+         .path = "micro_batch",
+         .group = kBatch,
+         .unit = "sequences",
+         .least = 1,
+         .most = kMost,
+         .search = KnobSearch::kRank,
+         .tuned_under_strategy = true,
+         .help = "Sequences of one forward pass on one device",
+         .flag = {"--micro-batch", "Sequences at once on a device [chosen]", "COUNT"}}),
+    knob<&Plan::sequence_length>(
+        {.id = KnobId::kSequenceLength,
+         .path = "sequence_length",
+         .group = kBatch,
+         .unit = "tokens",
+         .least = 0,
+         .most = kMost,
+         .help = "Tokens of a sequence; 0 in a file: 2048, or what the model allows",
+         .flag = {"--sequence-length", "Tokens of a sequence [2048, or what the model allows]",
+                  "COUNT"}}),
+    knob<&Plan::dtype>(
+        {.id = KnobId::kDtype,
+         .path = "dtype",
+         .group = kFormats,
+         .choices = kChoices<DType::kF32, DType::kBf16, DType::kF16>,
+         .help = "Format of weights and activations",
+         .flag = {"--dtype", "Of weights and activations: bf16, fp16, fp32 [bf16]", "NAME"}}),
+    knob<&Plan::products>({.id = KnobId::kProducts,
+                           .path = "products",
+                           .group = kFormats,
+                           .choices = kChoices<ProductFormat::kAsStored, ProductFormat::kFp8>,
+                           .may_be_absent = true,
+                           .help =
+                               "What the matrix products of layers multiply: values as they are "
+                               "stored, or rounded to 8 bits"}),
+    knob<&WeightsPlan::flow_share>(
+        {.id = KnobId::kFlowShare,
+         .path = "weights.flow_share",
+         .group = kWeights,
+         .search = KnobSearch::kRank,
+         .help = "Share of the layers whose weights live in CPU memory and are fetched before use",
+         .matters = "where some optimizer steps off the GPU"}),
+    knob<&WeightsPlan::look_ahead>(
+        {.id = KnobId::kWeightsLookAhead,
+         .path = "weights.look_ahead",
+         .group = kWeights,
+         .unit = "operations",
+         .least = 0,
+         .most = kMost,
+         .help = "Operations of the GPU between the fetch of a weight and its use",
+         .matters = "with weights.flow_share above 0",
+         .matters_in = [](const Plan& plan) { return plan.weights.flow_share.value_or(0) > 0; }}),
+    knob<&OptimizerPlan::placement>(
+        {.id = KnobId::kPlacement,
+         .path = "optimizer.placement",
+         .group = kOptimizer,
+         .choices = kChoices<OptimizerPlacement::kGpu, OptimizerPlacement::kCpu,
+                             OptimizerPlacement::kNvme>,
+         .search = KnobSearch::kLayout,
+         .help = "Where optimizer state and master weights live"}),
+    knob<&OptimizerPlan::bucket_bytes>({.id = KnobId::kBucketBytes,
+                                        .path = "optimizer.bucket_bytes",
+                                        .group = kOptimizer,
+                                        .unit = "bytes",
+                                        .least = 1,
+                                        .most = kMostBytes,
+                                        .search = KnobSearch::kRank,
+                                        .tuned_under_strategy = true,
+                                        .help = "Size of a bucket, counted in 32-bit values"}),
+    knob<&OptimizerPlan::gpu_buckets>(
+        {.id = KnobId::kGpuBuckets,
+         .path = "optimizer.gpu_buckets",
+         .group = kOptimizer,
+         .unit = "buckets",
+         .least = 0,
+         .most = kMost,
+         .search = KnobSearch::kRank,
+         .help = "The last so many buckets keep optimizer and master weights on the GPU",
+         .matters = "with optimizer.placement cpu or nvme",
+         .matters_in = steps_on_cpu}),
+    knob<&OptimizerPlan::cast>(
+        {.id = KnobId::kCast,
+         .path = "optimizer.cast",
+         .group = kOptimizer,
+         .choices = kChoices<CastPlacement::kGpu, CastPlacement::kCpu>,
+         .search = KnobSearch::kRank,
+         .help = "Where 16-bit and 32-bit values are converted: gpu moves 32 "
+                 "bits over the link, cpu 16",
+         .matters = "with optimizer.placement cpu or nvme, and dtype not fp32",
+         .matters_in = steps_on_cpu}),
+    knob<&OptimizerPlan::sync>(
+        {.id = KnobId::kSync,
+         .path = "optimizer.sync",
+         .group = kOptimizer,
+         .choices = kChoices<SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate>,
+         .search = KnobSearch::kRank,
+         .help = "wait for all gradients; delay the step by one, which changes results; or "
+                 "speculate, and undo what was wrong",
+         .matters = "with optimizer.placement cpu or nvme",
+         .matters_in = steps_on_cpu}),
+    knob<&OptimizerPlan::undo>(
+        {.id = KnobId::kUndo,
+         .path = "optimizer.undo",
+         .group = kOptimizer,
+         .choices = kChoices<UndoKind::kSnapshot, UndoKind::kExact>,
+         .search = KnobSearch::kRank,
+         .help = "How a step that was wrong is undone: from a copy, or by a record of codes",
+         .matters = "with optimizer.sync speculate",
+         .matters_in =
+             [](const Plan& plan) { return plan.optimizer.sync == SyncMode::kSpeculate; }}),
+    knob<&OptimizerPlan::adam>({.id = KnobId::kAdam,
+                                .path = "optimizer.adam",
+                                .group = kOptimizer,
+                                .help = "The CPU's Adam: a kernel table or a curve of the machine; "
+                                        "best is the fastest",
+                                .matters = "with optimizer.placement cpu or nvme",
+                                .matters_in = steps_on_cpu}),
+    knob<&OptimizerPlan::stream_share>(
+        {.id = KnobId::kStreamShare,
+         .path = "optimizer.stream_share",
+         .group = kOptimizer,
+         .may_be_absent = true,
+         .help = "Share of the CPU's buckets whose state comes to the GPU to be stepped (arXiv "
+                 "2410.21316)",
+         .matters = "with optimizer.placement cpu",
+         .matters_in = steps_on_cpu}),
+    knob<&OptimizerPlan::moments>({.id = KnobId::kMoments,
+                                   .path = "optimizer.moments",
+                                   .group = kOptimizer,
+                                   .choices = kChoices<DType::kF32, DType::kBf16>,
+                                   .may_be_absent = true,
+                                   .help = "How both moments are stored"}),
+    knob<&Plan::memory_reuse>(
+        {.id = KnobId::kMemoryReuse,
+         .path = "memory_reuse",
+         .group = kMemory,
+         .choices = kChoices<MemoryReuse::kApart, MemoryReuse::kAtOnce>,
+         .may_be_absent = true,
+         .search = KnobSearch::kRank,
+         .tuned_under_strategy = true,
+         .help = "When memory that tensors have left is used again: apart lanes never wait for it, "
+                 "at-once takes least",
+         // Apart is what "auto" is.
+         .matters_in = [](const Plan& plan) { return plan.memory_reuse == MemoryReuse::kAtOnce; }}),
+    knob<&Plan::activations>({.id = KnobId::kActivations,
+                              .path = "activations",
+                              .group = kActivations,
+                              .search = KnobSearch::kRank,
+                              .tuned_under_strategy = true,
+                              .help =
+                                  "What becomes of modules' outputs between forward and backward: "
+                                  "the four below, or auto"}),
+    knob<&ActivationPlan::fate>({.id = KnobId::kFates,
+                                 .path = "activations.fate",
+                                 .group = kActivations,
+                                 .choices = kChoices<Fate::kKeep, Fate::kRecompute, Fate::kOffload>,
+                                 .help =
+                                     "One key for each kind of module that saves its output: keep "
+                                     "it, recompute it, or offload it"}),
+    knob<&ActivationPlan::offload_share>(
+        {.id = KnobId::kOffloadShare,
+         .path = "activations.offload_share",
+         .group = kActivations,
+         .help = "Share of the layers, first ones first, whose offload is obeyed; the last layer "
+                 "always keeps",
+         .matters = "where a module's output is offloaded",
+         .matters_in = offloads}),
+    knob<&ActivationPlan::look_ahead>({.id = KnobId::kActivationsLookAhead,
+                                       .path = "activations.look_ahead",
+                                       .group = kActivations,
+                                       .unit = "operations",
+                                       .least = 0,
+                                       .most = kMost,
+                                       .help = "Operations of the GPU between a reload and its use",
+                                       .matters = "where a module's output is offloaded",
+                                       .matters_in = offloads}),
+    knob<&ActivationPlan::scores>({.id = KnobId::kScores,
+                                   .path = "activations.scores",
+                                   .group = kActivations,
+                                   .choices = kChoices<Fate::kKeep, Fate::kRecompute>,
+                                   .may_be_absent = true,
+                                   .help = "The scores of eager attention: keep, or recompute "
+                                           "(Megatron's selective)",
+                                   .matters = "with eager attention"}),
+    knob<&Plan::checkpoint_period_steps>(
+        {.id = KnobId::kCheckpointPeriodSteps,
+         .path = "checkpoint_period_steps",
+         .group = kCheckpoint,
+         .unit = "steps",
+         .least = 0,
+         .most = kMost,
+         .help = "Steps from one checkpoint to the next; 0: none"}),
+};
+static_assert(std::size(kTable) == kKnobs);
+constexpr bool is_in_order() {
+  for (size_t i = 0; i < kKnobs; ++i) {
+    if (static_cast<size_t>(kTable[i].id) != i) return false;
+  }
+  return true;
+}
+static_assert(is_in_order(), "rows stand in the order of KnobId");
+
+}  // namespace
+
+std::span<const Knob> knobs() { return kTable; }
+
+const Knob& knob_of(KnobId id) { return kTable[static_cast<size_t>(id)]; }
+
+const Knob* find_knob(std::string_view path) {
+  const Knob* found = std::find_if(std::begin(kTable), std::end(kTable),
+                                   [&](const Knob& knob) { return knob.path == path; });
+  return found == std::end(kTable) ? nullptr : found;
+}
+
+KnobValue default_of(const Knob& knob) {
+  Plan plan;
+  if (knob.object() == "activations") plan.activations.emplace();
+  return knob.get(plan);
+}
+
+std::string text_of(const Knob& knob, const KnobValue& value) {
+  if (std::holds_alternative<std::monostate>(value)) return "auto";
+  if (const bool* is_set = std::get_if<bool>(&value)) return *is_set ? "true" : "false";
+  if (const int64_t* whole = std::get_if<int64_t>(&value)) {
+    return knob.type == KnobType::kChoice ? std::string(knob.name_of(*whole))
+                                          : fmt::format("{}", *whole);
+  }
+  if (const double* share = std::get_if<double>(&value)) return fmt::format("{}", *share);
+  if (const std::string* text = std::get_if<std::string>(&value)) return *text;
+  const Fates& fates = std::get<Fates>(value);
+  std::string text;
+  for (const ModuleKind kind : saving_kinds()) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", to_string(kind),
+                        to_string(fates[static_cast<size_t>(kind)]));
+  }
+  return text;
+}
+
+const std::vector<ModuleKind>& saving_kinds() {
+  static const std::vector<ModuleKind> kinds = [] {
+    std::vector<ModuleKind> all;
+    for (int i = 0; i < kModuleKinds; ++i) {
+      if (saves_output(static_cast<ModuleKind>(i))) all.push_back(static_cast<ModuleKind>(i));
+    }
+    return all;
+  }();
+  return kinds;
+}
+
+std::string_view to_string(KnobType type) {
+  constexpr std::string_view kNamesOfTypes[] = {"text",  "true or false", "whole number", "bytes",
+                                                "share", "choice",        "choices",      "group"};
+  return kNamesOfTypes[static_cast<size_t>(type)];
+}
+
+std::string_view to_string(KnobGroup group) {
+  constexpr std::string_view kNamesOfGroups[kKnobGroups] = {
+      "names",     "parallelism", "batch",       "number formats", "weights",
+      "optimizer", "memory",      "activations", "checkpoints"};
+  return kNamesOfGroups[static_cast<size_t>(group)];
+}
+
+KnobSet knobs_of(KnobSearch search) {
+  KnobSet set;
+  for (const Knob& knob : knobs()) set.set(knob.id, knob.search == search);
+  return set;
+}
+
+std::string text_of(const KnobSet& set) {
+  std::string text;
+  for (const Knob& knob : knobs()) {
+    if (!set.has(knob.id)) continue;
+    if (!text.empty()) text += ", ";
+    text += knob.path;
+  }
+  return text;
+}
+
+std::string plan_key(const Plan& plan, const KnobSet& apart) {
+  std::string key;
+  key.reserve(256);
+  for (const Knob& knob : knobs()) {
+    if (!apart.has(knob.id)) knob.append_key(key, plan);
+  }
+  return key;
+}
+
+std::vector<const Knob*> differing(const Plan& a, const Plan& b) {
+  std::vector<const Knob*> list;
+  for (const Knob& knob : knobs()) {
+    if (!knob.same(a, b)) list.push_back(&knob);
+  }
+  return list;
+}
+
+}  // namespace ballast

@@ -1,0 +1,66 @@
+// Values of every knob other than its default, for tests of what each knob does.
+#pragma once
+
+#include <vector>
+
+#include "sim/spec/knobs.h"
+
+namespace ballast::testing {
+
+// Every choice of an enumeration but the default; of anything else two legal values ("auto" is not
+// among them). Legal for a plan file; a model and the other knobs may still refuse one.
+inline std::vector<KnobValue> other_values(const Knob& knob) {
+  const KnobValue usual = default_of(knob);
+  std::vector<KnobValue> values;
+  const auto add = [&](const KnobValue& value) {
+    if (value != usual) values.push_back(value);
+  };
+  switch (knob.type) {
+    case KnobType::kText:
+      add(std::string("one"));
+      add(std::string("another"));
+      break;
+    case KnobType::kBool:
+      add(true);
+      add(false);
+      break;
+    case KnobType::kWhole:
+    case KnobType::kBytes:
+      for (int64_t value = knob.least; value <= knob.most && values.size() < 2; ++value) add(value);
+      break;
+    case KnobType::kShare:
+      add(0.25);
+      add(0.5);
+      break;
+    case KnobType::kChoice:
+      for (const int64_t choice : knob.choices) add(choice);
+      break;
+    case KnobType::kFates:
+      for (const int64_t choice : knob.choices) {
+        Fates fates{};
+        for (const ModuleKind kind : saving_kinds()) {
+          fates[static_cast<size_t>(kind)] = static_cast<ActivationFate>(choice);
+        }
+        add(fates);
+      }
+      break;
+    case KnobType::kGroup:
+      add(true);
+      break;
+  }
+  return values;
+}
+
+// A plan in which every knob has a value, each its default where it has one.
+inline Plan with_values() {
+  Plan plan;
+  plan.activations.emplace();
+  for (const Knob& knob : knobs()) {
+    if (knob.may_be_auto && knob.type != KnobType::kGroup) {
+      knob.set(plan, other_values(knob).front());
+    }
+  }
+  return plan;
+}
+
+}  // namespace ballast::testing
