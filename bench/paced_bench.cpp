@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "backend/execute/executor.h"
+#include "sim/base/median.h"
 #include "tests/backend/gh200_plans.h"
 
 namespace ballast {
@@ -34,8 +35,7 @@ double slow_down_for(const CostTable& costs) {
 
 Duration median_after_warm_up(std::vector<Duration> times) {
   times.erase(times.begin(), times.begin() + kWarmUpSteps);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return median(std::move(times));
 }
 
 void paced(benchmark::State& state, const gh200::NamedPlan& named, Duration forgiven) {

@@ -124,7 +124,7 @@ void one_plan() {
   plan.optimizer.sync = SyncMode::kWait;
   plan.optimizer.gpu_buckets = 0;
   plan.weights.flow_share = 0;
-  const CostModel costs(machine, nullptr, "best");
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   LayerProfiles layers(model, costs);
   layers.prepare({plan}, 1);
   constexpr int kRepeats = 1000;

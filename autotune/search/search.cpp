@@ -16,6 +16,7 @@
 #include "autotune/search/parallel.h"
 #include "autotune/search/search_queue.h"
 #include "sim/engine/cost.h"
+#include "sim/engine/predict.h"
 
 namespace ballast {
 namespace {
@@ -35,20 +36,18 @@ using Clock = std::chrono::steady_clock;
 class Search {
  public:
   Search(const Model& model, const Machine& machine, const Measurements* measurements,
-         const std::string& adam, const SearchOptions& options)
+         const Plan& plan, const SearchOptions& options)
       : model_(model),
         machine_(machine),
         options_(options),
         threads_(options.threads > 0 ? options.threads : hardware_threads()),
-        costs_(machine, measurements, adam),
+        costs_(machine, plan, Stack{}, measurements),
         layers_(model, costs_),
         floors_(costs_),
         infeasible_(machine, usable_) {
-    usable_[static_cast<size_t>(Place::kHbm)] =
-        machine.gpu.memory.value - machine.gpu.reserved.value;
-    usable_[static_cast<size_t>(Place::kDram)] =
-        machine.cpu.memory.value - machine.cpu.reserved.value;
-    if (machine.nvme) usable_[static_cast<size_t>(Place::kNvme)] = machine.nvme->capacity.value;
+    for (int p = 0; p < kPlaces; ++p) {
+      usable_[static_cast<size_t>(p)] = usable(machine, static_cast<Place>(p));
+    }
   }
 
   void add(const Plan& base, std::shared_ptr<const Space> space, int64_t cell_size) {
@@ -564,7 +563,7 @@ std::string space_key(const Plan& plan) {
 SearchResult search(const Model& model, const SearchSpace& space, const Machine& machine,
                     const Measurements* measurements, const SearchOptions& options) {
   CHECK(!space.layouts.empty());
-  Search search(model, machine, measurements, space.layouts.front().optimizer.adam, options);
+  Search search(model, machine, measurements, space.layouts.front(), options);
   struct Shared {
     std::shared_ptr<const Space> space;
     int64_t cell_size = 0;
@@ -590,7 +589,7 @@ SearchResult search(const Model& model, const SearchSpace& space, const Machine&
 SearchResult search(const Model& model, const Plan& base, const Space& space,
                     const Machine& machine, const Measurements* measurements,
                     const SearchOptions& options) {
-  Search search(model, machine, measurements, base.optimizer.adam, options);
+  Search search(model, machine, measurements, base, options);
   search.add(base, std::make_shared<const Space>(space),
              static_cast<int64_t>(choices_of_cell(space, base, {}).size()));
   return search.run();

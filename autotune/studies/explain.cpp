@@ -145,7 +145,7 @@ std::vector<Alternative> alternatives(const Model& model, const Plan& base, cons
     plans.push_back(plan);
     result.push_back({theirs[which].first, theirs[which].second, std::nullopt, ""});
   }
-  const CostModel costs(machine, measurements, base.optimizer.adam);
+  const CostModel costs(machine, best, Stack{}, measurements);
   parallel_for(plans.size(), threads > 0 ? threads : hardware_threads(), [&](size_t i) {
     const Graph graph = build(model, plans[i]);
     result[i].reason = reason_not_to_fit(memory_peaks(graph), plans[i], machine);

@@ -7,6 +7,8 @@
 #include <thread>
 #include <tuple>
 
+#include "sim/base/median.h"
+
 namespace ballast {
 
 namespace {
@@ -20,13 +22,6 @@ int64_t clock_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-Duration median(std::vector<Duration> values) {
-  if (values.empty()) return {};
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace
@@ -331,7 +326,7 @@ RunResult Executor::collect() const {
   Timeline& timeline = result.timeline;
   timeline.steps = std::min(options_.recorded_steps, started_ - options_.first_step + 1);
   timeline.first_step = started_ - timeline.steps + 1;
-  timeline.step_time = median(result.step_times);
+  if (!result.step_times.empty()) timeline.step_time = median(result.step_times);
   for (const LaneRecord& record : records_) {
     for (const Span& span : record.spans) {
       if (span.step >= timeline.first_step) timeline.spans.push_back(span);

@@ -10,6 +10,8 @@
 #include <limits>
 #include <thread>
 
+#include "sim/base/median.h"
+
 namespace ballast {
 
 namespace {
@@ -23,13 +25,6 @@ Duration since(Clock::time_point begin) {
 
 double seconds_since(Clock::time_point begin) { return since(begin).seconds(); }
 
-Duration median_of(std::vector<Duration>& values) {
-  CHECK(!values.empty());
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // A multiple of the vector length of every kernel, and of the bytes that verify() looks at.
 constexpr int64_t kAlignment = 64;
 
@@ -38,9 +33,9 @@ constexpr int64_t kAlignment = 64;
 Timing summarise(std::vector<Duration> samples) {
   Timing timing;
   timing.repeats = static_cast<int>(samples.size());
-  timing.median = median_of(samples);
+  timing.median = median(samples);
   for (Duration& sample : samples) sample = {std::abs(sample.ps - timing.median.ps)};
-  timing.deviation = median_of(samples);
+  timing.deviation = median(samples);
   return timing;
 }
 

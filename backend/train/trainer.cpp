@@ -14,6 +14,7 @@
 #include "backend/train/data.h"
 #include "backend/train/make_device.h"
 #include "backend/train/random.h"
+#include "sim/base/median.h"
 #include "sim/graph/build.h"
 
 namespace ballast {
@@ -253,18 +254,12 @@ std::vector<float> Trainer::parameters() const {
 
 namespace {
 
-Duration median_of(std::vector<Duration>& values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 OperationTime summarise(const Op& op, std::vector<Duration> samples) {
-  OperationTime time{op, median_of(samples), {}};
+  OperationTime time{op, median(samples), {}};
   for (Duration& sample : samples) {
     sample = {std::abs(sample.ps - time.median.ps)};
   }
-  time.deviation = median_of(samples);
+  time.deviation = median(samples);
   return time;
 }
 

@@ -24,7 +24,7 @@ double slow_down_of(const CostTable& costs, const PacedRun& run) {
 
 PacedMachine machine_of(const Completed& completed, const Measurements& measurements) {
   const Graph& graph = completed.prediction.graph;
-  const CostModel costs(completed.of.machine, &measurements, completed.of.plan.optimizer.adam);
+  const CostModel costs(completed.of.machine, completed.of.plan, completed.of.stack, &measurements);
   return {completed.prediction.costs, costs.table(graph.repair, graph),
           fair_rates(completed.prediction.costs.capacities)};
 }

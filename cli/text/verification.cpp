@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/text/tables.h"
+#include "sim/base/median.h"
 
 namespace ballast {
 namespace {
@@ -16,9 +17,7 @@ Duration steady_step(const TrainResult& result) {
   std::vector<Duration> times = result.step_times;
   CHECK(!times.empty());
   if (times.size() > 2 * kWarmUpSteps) times.erase(times.begin(), times.begin() + kWarmUpSteps);
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return median(std::move(times));
 }
 
 // The timeline with the mean period of the steps that it recorded, which its lanes were busy for;

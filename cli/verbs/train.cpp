@@ -17,6 +17,7 @@
 #include "cli/text/progress.h"
 #include "cli/text/tables.h"
 #include "sim/base/error.h"
+#include "sim/base/median.h"
 
 namespace ballast {
 namespace {
@@ -157,11 +158,9 @@ class StepReport {
   std::deque<Arrival> arrivals_{{start_, 0}};
 };
 
-Duration median_of(std::vector<Duration> values) {
-  if (values.empty()) return {};
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+// None where training stopped before its first step.
+Duration step_time_of(const TrainResult& result) {
+  return result.step_times.empty() ? Duration{} : median(result.step_times);
 }
 
 // Mean loss of the first or last steps, which single batches are too noisy for.
@@ -191,7 +190,7 @@ OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome
           {"last_loss",
            result.records.empty() ? OrderedJson(nullptr) : OrderedJson(result.records.back().loss)},
           {"validation_loss", outcome.validation_loss},
-          {"step_time_s", median_of(result.step_times).seconds()},
+          {"step_time_s", step_time_of(result).seconds()},
           {"predicted_step_time_s", completed.prediction.step_time.seconds()},
           {"memory", memory}};
 }
@@ -204,7 +203,7 @@ void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
   }
   const size_t tenth = std::max<size_t>(result.records.size() / 10, 1);
   const std::span<const StepRecord> records = result.records;
-  const Duration step = median_of(result.step_times);
+  const Duration step = step_time_of(result);
   const Duration predicted = completed.prediction.step_time;
   fmt::print("steps {} to {}: loss {:.3f} to {:.3f} nats a token; held-out {:.3f}\n",
              result.first_step, result.next_step, mean_loss(records.first(tenth)),

@@ -146,19 +146,20 @@ Measurement measurement_of(const Op& op, const Sample& sample) {
   return result;
 }
 
-CostModel::CostModel(const Machine& machine, const Measurements* measurements, std::string adam)
-    : CostModel(machine, measurements, CostOptions{std::move(adam), NumaBinding::kLocal, {}}) {}
-
-CostModel::CostModel(const Machine& machine, const Measurements* measurements, CostOptions options)
-    : machine_(machine), options_(std::move(options)) {
-  const std::string& chosen = options_.adam;
-  if (chosen != "best" && !machine.cpu.adam.contains(chosen)) {
+CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
+                     const Measurements* measurements)
+    : machine_(machine),
+      adam_(plan.optimizer.adam),
+      numa_(plan.numa),
+      constants_(stack.constants),
+      torch_adam_threads_(stack.facts.torch_adam_threads) {
+  if (adam_ != "best" && !machine.cpu.adam.contains(adam_)) {
     std::string known = "best";
     for (const auto& [name, curve] : machine.cpu.adam) known += ", " + name;
-    throw Error("optimizer.adam", "machine " + machine.name + " has no rate of '" + chosen + "'",
+    throw Error("optimizer.adam", "machine " + machine.name + " has no rate of '" + adam_ + "'",
                 "use one of: " + known);
   }
-  if (options_.numa == NumaBinding::kRemote && !machine.link.remote) {
+  if (numa_ == NumaBinding::kRemote && !machine.link.remote) {
     throw Error("machine " + machine.name + ": link.remote_gb_per_s",
                 "is missing, but a plan with numa remote copies to another chip's memory",
                 "add it to the machine's file or set numa to local");
@@ -178,7 +179,7 @@ void CostModel::add_capacities() {
   double link_in = fastest(machine_.link.host_to_device);
   double link_out = fastest(machine_.link.device_to_host);
   double link_total = machine_.link.both_total.value.bytes_per_s;
-  if (options_.numa == NumaBinding::kRemote) {
+  if (numa_ == NumaBinding::kRemote) {
     const double remote = machine_.link.remote->value.bytes_per_s;
     link_in = std::min(link_in, remote);
     link_out = std::min(link_out, remote);
@@ -257,10 +258,10 @@ OpCost CostModel::cost_of(const Op& op) const {
 CostModel::Alone CostModel::alone(const Op& op) const {
   if (std::holds_alternative<std::monostate>(op.work)) return {};
   // Measured steps are those of the fastest implementation; another one has its own curve.
-  const bool other_adam = options_.adam != "best" && op.kind == OpKind::kAdam && runs_on_cpu(op);
+  const bool other_adam = adam_ != "best" && op.kind == OpKind::kAdam && runs_on_cpu(op);
   // What was timed went to the device's own CPU memory.
   const bool other_memory =
-      options_.numa == NumaBinding::kRemote && std::holds_alternative<CopyWork>(op.work);
+      numa_ == NumaBinding::kRemote && std::holds_alternative<CopyWork>(op.work);
   if (!measured_.empty() && !other_adam && !other_memory) {
     const auto measured = measured_.find(cost_key(op));
     if (measured != measured_.end()) return {measured->second, Provenance::kMeasured};
@@ -319,8 +320,7 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
   if (const auto* work = std::get_if<CopyWork>(&op.work)) return copy(*work);
   if (const auto* work = std::get_if<IoWork>(&op.work)) return io(*work);
   if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
-    const CollectiveTime result =
-        collective_time(*collective, machine_, options_.constants.collective);
+    const CollectiveTime result = collective_time(*collective, machine_, constants_.collective);
     return {result.time, result.corrected ? Provenance::kInterpolated : Provenance::kRoofline};
   }
   return {};
@@ -328,18 +328,17 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
 
 // The GPU waits for the host where an operation is shorter than the host takes to start one.
 Duration CostModel::launched(Duration time) const {
-  return std::max(time + machine_.gpu.launch.value, options_.constants.launch);
+  return std::max(time + machine_.gpu.launch.value, constants_.launch);
 }
 
 MatrixUnit CostModel::matrix_unit(DType dtype) const {
   const Gpu& gpu = machine_.gpu;
-  const double rate = matmul_rate(dtype).flops_per_s * options_.constants.gemm;
+  const double rate = matmul_rate(dtype).flops_per_s * constants_.gemm;
   return {FlopRate{rate}, gpu.memory_bandwidth.value, gpu.multiprocessors};
 }
 
 Duration CostModel::pass(Bytes moved) const {
-  const double rate =
-      machine_.gpu.memory_bandwidth.value.bytes_per_s * options_.constants.elementwise;
+  const double rate = machine_.gpu.memory_bandwidth.value.bytes_per_s * constants_.elementwise;
   return moved / Bandwidth{rate};
 }
 
@@ -379,7 +378,7 @@ FlopRate CostModel::flash_rate(const AttentionWork& work, Phase phase) const {
 // section 3.3); fewer blocks than multiprocessors leave some idle.
 CostModel::Alone CostModel::flash_attention(const AttentionWork& work, Phase phase) const {
   const Gpu& gpu = machine_.gpu;
-  double rate = flash_rate(work, phase).flops_per_s * options_.constants.attention;
+  double rate = flash_rate(work, phase).flops_per_s * constants_.attention;
   if (!gpu.is_host_thread) {
     const int64_t blocks = work.sequences * work.heads * div_ceil(work.length, 128);
     rate *= std::min(1.0, static_cast<double>(blocks) / static_cast<double>(gpu.multiprocessors));
@@ -425,7 +424,7 @@ CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
   };
   // Inside a training step a pass over memory reaches no more of its best than elsewhere.
   Alone result = at_best();
-  result.time = result.time * (1 / options_.constants.elementwise);
+  result.time = result.time * (1 / constants_.elementwise);
   return result;
 }
 
@@ -433,12 +432,12 @@ CostModel::Alone CostModel::adam(const BucketWork& work) const {
   const auto elements = static_cast<double>(work.elements);
   const Curve* chosen = nullptr;
   for (const auto& [name, curve] : machine_.cpu.adam) {
-    if (options_.adam != "best" && name != options_.adam) continue;
+    if (adam_ != "best" && name != adam_) continue;
     if (chosen == nullptr || curve.rate_at(elements) > chosen->rate_at(elements)) chosen = &curve;
   }
   CHECK(chosen != nullptr);
   double rate = chosen->rate_at(elements);
-  if (options_.adam == kTorchAdam) rate = std::min(rate, torch_adam_rate());
+  if (adam_ == kTorchAdam) rate = std::min(rate, torch_adam_rate());
   const Duration computed = Duration::from_seconds(elements / rate);
   if (chosen->measured) return {computed, Provenance::kInterpolated};
   // A rate from elsewhere cannot move more than this memory does.
@@ -451,17 +450,15 @@ double CostModel::torch_adam_rate() const {
   const auto cores = static_cast<double>(cpu.cores);
   const double whole = cpu.memory_bandwidth.value.bytes_per_s;
   const double core = cpu.core_bandwidth ? cpu.core_bandwidth->value.bytes_per_s : whole / cores;
-  const int64_t threads =
-      options_.torch_adam_threads > 0 ? options_.torch_adam_threads : cpu.optimizer_threads;
+  const int64_t threads = torch_adam_threads_ > 0 ? torch_adam_threads_ : cpu.optimizer_threads;
   return static_cast<double>(threads) * core / static_cast<double>(kTorchAdamBytes.count);
 }
 
 int64_t CostModel::threads_of(const Op& op) const {
   if (kind_of(op.lane) != LaneKind::kCpu) return 1;
-  const bool torch = op.kind == OpKind::kAdam && options_.adam == kTorchAdam;
+  const bool torch = op.kind == OpKind::kAdam && adam_ == kTorchAdam;
   const int64_t lent = machine_.cpu.optimizer_threads;
-  return torch && options_.torch_adam_threads > 0 ? std::min(options_.torch_adam_threads, lent)
-                                                  : lent;
+  return torch && torch_adam_threads_ > 0 ? std::min(torch_adam_threads_, lent) : lent;
 }
 
 CostModel::Alone CostModel::copy(const CopyWork& work) const {
@@ -470,7 +467,7 @@ CostModel::Alone CostModel::copy(const CopyWork& work) const {
       work.direction == CopyDirection::kHostToDevice ? link.host_to_device : link.device_to_host;
   double rate = curve.rate_at(static_cast<double>(div_ceil(work.bytes.count, work.calls)));
   bool measured = curve.measured;
-  if (options_.numa == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate) {
+  if (numa_ == NumaBinding::kRemote && link.remote->value.bytes_per_s < rate) {
     rate = link.remote->value.bytes_per_s;
     measured = link.remote->measured;
   }
@@ -550,7 +547,7 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
 }
 
 void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost) const {
-  const CollectiveTime result = collective_time(work, machine_, options_.constants.collective);
+  const CollectiveTime result = collective_time(work, machine_, constants_.collective);
   if (result.wires == Wires::kNone) return;
   demand(cost, result.wires == Wires::kNetwork ? network_ : node_,
          per_second(result.sent, cost.alone));

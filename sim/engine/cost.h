@@ -51,21 +51,15 @@ Duration gemm_time(const GemmWork& work, const MatrixUnit& unit);
 // `batch` independent products of one shape, whose tiles fill the device together.
 Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit& unit);
 
-// What a plan and a stack say about how well the machine is used.
-struct CostOptions {
-  std::string adam = "best";  // a name in machine.cpu.adam, or "best": the fastest at each size
-  NumaBinding numa = NumaBinding::kLocal;
-  // Shares of the rates of the roofline; what was measured is left alone.
-  StackConstants constants;
-  int64_t torch_adam_threads = 0;  // StackFacts::torch_adam_threads
-};
-
 class CostModel {
  public:
-  // `measurements` may be null. The machine must outlive this object. Throws Error if no curve has
-  // the name of the Adam, or if the machine lacks the link of a remote binding.
-  CostModel(const Machine& machine, const Measurements* measurements, CostOptions options);
-  CostModel(const Machine& machine, const Measurements* measurements, std::string adam);
+  // Of the plan only what says how the machine is used is read: which Adam of the CPU steps
+  // (optimizer.adam) and which memory it is bound to (numa). The constants of the stack are shares
+  // of the rates of the roofline; what was measured is left alone. `measurements` may be null. The
+  // machine must outlive this object. Throws Error if no curve has the name of the Adam, or if the
+  // machine lacks the link of a remote binding.
+  CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
+            const Measurements* measurements);
 
   // Costs of a sequence of this graph, whose lanes say on how many devices it runs. Throws Error
   // where the machine lacks a number that the sequence needs.
@@ -120,7 +114,10 @@ class CostModel {
   void demand(OpCost& cost, int32_t capacity, double amount) const;
 
   const Machine& machine_;
-  CostOptions options_;
+  const std::string adam_;  // a name in machine.cpu.adam, or "best": the fastest at each size
+  const NumaBinding numa_;
+  const StackConstants constants_;
+  const int64_t torch_adam_threads_;                       // StackFacts::torch_adam_threads
   std::map<std::string, Duration> measured_;               // by cost_key
   std::map<std::string, std::vector<GroupPoint>> groups_;  // by cost_group, ascending size
   std::vector<Capacity> capacities_;                       // of one device

@@ -295,9 +295,7 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
   Prediction result = predict_memory(std::move(graph), plan, machine, stack);
   if (!result.fits) return result;
 
-  const CostModel costs(
-      machine, measurements,
-      CostOptions{plan.optimizer.adam, plan.numa, stack.constants, stack.facts.torch_adam_threads});
+  const CostModel costs(machine, plan, stack, measurements);
   result.costs = costs_of(result.graph, costs);
   result.timeline = simulate(result.graph.step, result.graph, result.costs, options_for(plan));
   result.step_time = result.timeline.step_time;

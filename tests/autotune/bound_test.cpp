@@ -16,7 +16,7 @@ class Case {
       : machine_(std::move(machine)),
         base_(plan(devices)),
         space_(space_of(model_, base_, freedom())),
-        costs_(machine_, nullptr, "best"),
+        costs_(machine_, Plan{}, Stack{}, nullptr),
         bounds_(model_, base_, space_, costs_) {
     const std::vector<Choice> all = choices_of(space_, base_);
     Tasks tasks;
@@ -138,7 +138,7 @@ TEST(Bound, a_step_that_waits_adds_the_optimizer_to_the_compute) {
   const Plan plan = fixed_plan();
   const Model model = small_model();
   const Space space = space_of(model, plan, Freedom{});
-  const CostModel costs(machine, nullptr, "best");
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   Bounds bounds(model, plan, space, costs);
   Tasks tasks;
   bounds.open({Choice{}}, tasks);

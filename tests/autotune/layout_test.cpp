@@ -86,7 +86,7 @@ TEST(Layouts, those_whose_ranks_talk_least_come_first) {
 TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
   const Model model = small_model();
   const Machine machine = many(4);
-  const CostModel costs(machine, nullptr, "best");
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   LayerProfiles layers(model, costs);
   StepFloors floors(costs);
   const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
@@ -124,7 +124,7 @@ TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) {
   for (const double gb_per_s : {0.5, 50.0}) {
     Machine machine = many(8);
     machine.network->bandwidth = given(Bandwidth::from_gb_per_s(gb_per_s));
-    const CostModel costs(machine, nullptr, "best");
+    const CostModel costs(machine, Plan{}, Stack{}, nullptr);
     Plan base = base_plan(8);
     base.global_batch = 32;
     for (const Plan& layout : layouts_of(model, base, LayoutFreedom::all())) {
@@ -149,7 +149,7 @@ TEST(CellBound, no_memory_is_smaller_whatever_the_activations) {
   Model model = small_model();
   model.layers = 12;
   const Machine machine = many(2);
-  const CostModel costs(machine, nullptr, "best");
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   LayerProfiles layers(model, costs);
   const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   Plan base = base_plan(1);

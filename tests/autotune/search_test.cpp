@@ -277,7 +277,7 @@ TEST(Search, long_steps_are_told_by_short_ones_and_the_best_is_simulated_as_a_wh
   EXPECT_EQ(quick.best->plan, whole.best->plan);
   EXPECT_EQ(quick.best->step_time, whole.best->step_time);
 
-  const CostModel costs(machine, nullptr, base.optimizer.adam);
+  const CostModel costs(machine, base, Stack{}, nullptr);
   const Usable usable = {machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   const Space space = space_of(model, base, freedom);
   int extrapolated = 0;
@@ -291,6 +291,26 @@ TEST(Search, long_steps_are_told_by_short_ones_and_the_best_is_simulated_as_a_wh
     EXPECT_NEAR(told.step_time->seconds() / simulated.step_time->seconds(), 1, kUncertain);
   }
   EXPECT_GT(extrapolated, 5);
+}
+
+// A plan bound to another chip's memory copies over the slower link between the chips, and one that
+// names an Adam steps at its rate: to the search as to the prediction.
+TEST(Search, prices_the_machine_that_the_prediction_prices) {
+  Machine machine = gpu_machine();
+  machine.link.remote = given(Bandwidth::from_gb_per_s(1));
+  machine.cpu.adam["slow"] = flat(1e7);
+  for (const NumaBinding numa : {NumaBinding::kLocal, NumaBinding::kRemote}) {
+    for (const char* adam : {"best", "slow"}) {
+      Plan plan = fixed_plan();
+      plan.numa = numa;
+      plan.optimizer.adam = adam;
+      const SearchResult found = run_search(plan, Freedom{}, machine);
+      ASSERT_TRUE(found.best);
+      EXPECT_EQ(found.best->step_time.ps,
+                predict(small_model(), plan, machine, nullptr).step_time.ps)
+          << to_string(numa) << " " << adam;
+    }
+  }
 }
 
 TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {

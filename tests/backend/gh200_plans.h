@@ -107,7 +107,7 @@ struct Prepared {
 inline Prepared prepare(const Model& model, const Plan& plan, const Machine& machine) {
   Prepared prepared;
   prepared.graph = build(model, plan);
-  const CostModel costs(machine, nullptr, plan.optimizer.adam);
+  const CostModel costs(machine, plan, Stack{}, nullptr);
   prepared.machine.step = costs.table(prepared.graph.step, prepared.graph);
   prepared.machine.repair = costs.table(prepared.graph.repair, prepared.graph);
   prepared.machine.rates = fair_rates(prepared.machine.step.capacities);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "backend/execute/executor.h"
+#include "sim/base/median.h"
 #include "sim/engine/predict.h"
 #include "tests/backend/gh200_plans.h"
 #include "tests/engine/tiny_graph.h"
@@ -137,8 +138,7 @@ double slow_down_for(const CostTable& costs) {
 
 Duration median_after(size_t warm_up_steps, std::vector<Duration> times) {
   times.erase(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(warm_up_steps));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return median(std::move(times));
 }
 
 // Every operation in every step once, lanes in program order, edges respected, and no lane done

@@ -152,7 +152,7 @@ Ends ends_of(const Op& first, const Op& second, const Machine& machine) {
   graph.lanes = kLaneKinds;
   graph.step.ops = {first, second};
   graph.step.edge_begin = {0, 0, 0};
-  const CostModel costs(machine, nullptr, "best");
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   const Timeline timeline = simulate(graph.step, graph, costs.table(graph.step, graph),
                                      {.max_steps = 1, .record_steps = 1});
   Ends ends;

@@ -45,9 +45,9 @@ Op adam(int64_t elements) {
 
 Costed cost(const Op& op, const Machine& machine, const Measurements* measurements = nullptr,
             const std::string& implementation = "best") {
-  CostOptions options;
-  options.adam = implementation;
-  return cost_with(op, machine, options, measurements);
+  tests::Usage usage;
+  usage.plan.optimizer.adam = implementation;
+  return cost_with(op, machine, usage, measurements);
 }
 
 // Bytes of an operation spread over its time alone.
@@ -399,14 +399,14 @@ TEST(Cost, a_collective_without_an_interconnect_is_an_error) {
 // what binds: 100 us at the device's own 10 GB/s.
 TEST(Cost, a_remote_binding_copies_over_the_remote_link) {
   Machine machine = tiny_machine();
-  CostOptions options;
-  options.numa = NumaBinding::kRemote;
+  tests::Usage usage;
+  usage.plan.numa = NumaBinding::kRemote;
   machine.link.remote.emplace().value = Bandwidth::from_gb_per_s(4);
-  const Costed slow = cost_with(copy_in(1'000'000), machine, options);
+  const Costed slow = cost_with(copy_in(1'000'000), machine, usage);
   EXPECT_NEAR(slow.us(), 252, 1e-6);
   EXPECT_NEAR(slow.capacities.at(4).amount, 8e9, 1);  // link total: 4 GB/s each way
   machine.link.remote.emplace().value = Bandwidth::from_gb_per_s(40);
-  EXPECT_NEAR(cost_with(copy_in(1'000'000), machine, options).us(), 102, 1e-6);
+  EXPECT_NEAR(cost_with(copy_in(1'000'000), machine, usage).us(), 102, 1e-6);
 }
 
 std::string complaint_of(const std::function<void()>& call) {
@@ -419,9 +419,10 @@ std::string complaint_of(const std::function<void()>& call) {
 }
 
 TEST(Cost, a_remote_binding_without_a_remote_link_names_the_key) {
-  CostOptions options;
-  options.numa = NumaBinding::kRemote;
-  const std::string text = complaint_of([&] { CostModel(tiny_machine(), nullptr, options); });
+  tests::Usage usage;
+  usage.plan.numa = NumaBinding::kRemote;
+  const std::string text =
+      complaint_of([&] { CostModel(tiny_machine(), usage.plan, usage.stack, nullptr); });
   EXPECT_NE(text.find("link.remote_gb_per_s"), std::string::npos) << text;
   EXPECT_NE(text.find("numa remote"), std::string::npos) << text;
 }
@@ -457,12 +458,12 @@ TEST(Cost, nvme_that_a_machine_lacks_is_an_error_that_names_the_key) {
 // attention's: 3 * 2000 us; 1 us more for each launch. What is shorter than the host takes to start
 // it, 5 us, lasts so long. A copy is not a kernel: unchanged.
 TEST(Cost, the_constants_of_a_stack_scale_the_roofline) {
-  CostOptions options;
-  options.constants.gemm = 0.5;
-  options.constants.elementwise = 0.25;
-  options.constants.attention = 1.0 / 3;
-  options.constants.launch = Duration::from_us(5);
-  const auto us = [&](const Op& op) { return cost_with(op, tiny_machine(), options).us(); };
+  tests::Usage usage;
+  usage.stack.constants.gemm = 0.5;
+  usage.stack.constants.elementwise = 0.25;
+  usage.stack.constants.attention = 1.0 / 3;
+  usage.stack.constants.launch = Duration::from_us(5);
+  const auto us = [&](const Op& op) { return cost_with(op, tiny_machine(), usage).us(); };
   EXPECT_NEAR(us(gemm(128, 256, 960)), 2 * 67.109 + 1, 0.001);
   EXPECT_NEAR(us(op_of(OpKind::kNorm, Phase::kForward, LaneKind::kCompute,
                        RowWork{1, 1, DType::kBf16, Bytes{1'000'000}, Flops{1e3}})),
@@ -477,13 +478,13 @@ TEST(Cost, the_constants_of_a_stack_scale_the_roofline) {
 
 // What was measured already falls short as it does.
 TEST(Cost, the_constants_of_a_stack_leave_measurements_alone) {
-  CostOptions options;
-  options.constants.gemm = 0.5;
-  options.constants.launch = Duration::from_us(5);
+  tests::Usage usage;
+  usage.stack.constants.gemm = 0.5;
+  usage.stack.constants.launch = Duration::from_us(5);
   Measurements known;
   known[cost_key(gemm(128, 256, 960))] =
       measurement_of(gemm(128, 256, 960), {Duration::from_us(123), Duration{}});
-  EXPECT_NEAR(cost_with(gemm(128, 256, 960), tiny_machine(), options, &known).us(), 123, 1e-9);
+  EXPECT_NEAR(cost_with(gemm(128, 256, 960), tiny_machine(), usage, &known).us(), 123, 1e-9);
 }
 
 // Decisions and the like have no work and take no time.
@@ -554,7 +555,7 @@ TEST(Cost, every_device_has_capacities_of_its_own) {
   sequence.ops[1].lane = lane_of(1, LaneKind::kCopyIn);
   Graph graph;
   graph.lanes = 2 * kLaneKinds;
-  const CostTable table = CostModel(machine, nullptr, "best").table(sequence, graph);
+  const CostTable table = CostModel(machine, Plan{}, Stack{}, nullptr).table(sequence, graph);
   ASSERT_EQ(table.capacities.size(), 14u);
   EXPECT_EQ(table.ops[1].demands[0].capacity, table.ops[0].demands[0].capacity + 7);
 }

@@ -24,13 +24,20 @@ struct Costed {
   double us() const { return cost.alone.us(); }
 };
 
-inline Costed cost_with(const Op& op, const Machine& machine, const CostOptions& options,
+// What a plan and a stack say about how well the machine is used.
+struct Usage {
+  Plan plan;
+  Stack stack;
+};
+
+inline Costed cost_with(const Op& op, const Machine& machine, const Usage& usage,
                         const Measurements* measurements = nullptr) {
   Sequence sequence;
   sequence.ops = {op};
   Graph graph;
   graph.lanes = kLaneKinds;
-  const CostTable table = CostModel(machine, measurements, options).table(sequence, graph);
+  const CostTable table =
+      CostModel(machine, usage.plan, usage.stack, measurements).table(sequence, graph);
   return {table.ops.at(0), table.capacities};
 }
 

@@ -12,7 +12,7 @@ using tests::Costed;
 using tests::flat_curve;
 using tests::tiny_machine;
 
-Costed cost(const Op& op, const Machine& machine) { return cost_with(op, machine, CostOptions{}); }
+Costed cost(const Op& op, const Machine& machine) { return cost_with(op, machine, tests::Usage{}); }
 
 Op copy_in(int64_t bytes) {
   Op op;
@@ -59,21 +59,21 @@ TEST(FrameworkCost, a_call_has_the_rate_of_its_own_size) {
 TEST(FrameworkCost, pytorchs_adam_is_bound_by_its_threads) {
   Machine machine = tiny_machine();
   machine.cpu.adam[std::string(kTorchAdam)] = flat_curve(1e9);
-  CostOptions options;
-  options.adam = kTorchAdam;
-  options.torch_adam_threads = 1;
-  EXPECT_NEAR(cost_with(adam(1'000'000), machine, options).us(), 6400, 1e-3);
+  tests::Usage usage;
+  usage.plan.optimizer.adam = kTorchAdam;
+  usage.stack.facts.torch_adam_threads = 1;
+  EXPECT_NEAR(cost_with(adam(1'000'000), machine, usage).us(), 6400, 1e-3);
   machine.cpu.core_bandwidth.emplace().value = Bandwidth::from_gb_per_s(8);
-  const Costed one = cost_with(adam(1'000'000), machine, options);
+  const Costed one = cost_with(adam(1'000'000), machine, usage);
   EXPECT_NEAR(one.us(), 10'000, 1e-3);
   EXPECT_EQ(one.demand("cores"), 1);
-  options.torch_adam_threads = 0;
-  const Costed lent = cost_with(adam(1'000'000), machine, options);
+  usage.stack.facts.torch_adam_threads = 0;
+  const Costed lent = cost_with(adam(1'000'000), machine, usage);
   EXPECT_NEAR(lent.us(), 5000, 1e-3);
   EXPECT_EQ(lent.demand("cores"), 2);
-  options.adam = "quick";  // another implementation is not
-  options.torch_adam_threads = 1;
-  EXPECT_NEAR(cost_with(adam(1'000'000), machine, options).us(), 560, 1e-3);
+  usage.plan.optimizer.adam = "quick";  // another implementation is not
+  usage.stack.facts.torch_adam_threads = 1;
+  EXPECT_NEAR(cost_with(adam(1'000'000), machine, usage).us(), 560, 1e-3);
 }
 
 }  // namespace

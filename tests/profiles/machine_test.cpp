@@ -303,7 +303,7 @@ double seconds_of(const Op& op, const Machine& machine) {
   sequence.ops = {op};
   Graph graph;
   graph.lanes = kLaneKinds;
-  return CostModel(machine, nullptr, CostOptions{})
+  return CostModel(machine, Plan{}, Stack{}, nullptr)
       .table(sequence, graph)
       .ops.at(0)
       .alone.seconds();
