@@ -212,53 +212,7 @@ double median_ratio(const std::vector<double>& above, const std::vector<double>&
   return median(ratios);
 }
 
-enum class Pass {
-  kLimit,
-  kStep,
-  kStepWithUndo,
-  kUndo,
-  kStepWithSnapshot,
-  kStepBf16Moments,
-  kStepBlock8Moments
-};
-bool is_compact(Pass pass) {
-  return pass == Pass::kStepBf16Moments || pass == Pass::kStepBlock8Moments;
-}
-
-// Moments in fewer bytes, beside the other arrays of a bucket.
-class CompactMoments {
- public:
-  CompactMoments(Workers& workers, MomentFormat format, int64_t count)
-      : format_(format),
-        moment1_(allocate(workers, value_bytes(), count)),
-        moment2_(allocate(workers, value_bytes(), count)),
-        exponents1_(allocate(workers, 1, blocks_of(count))),
-        exponents2_(allocate(workers, 1, blocks_of(count))) {}
-
-  CompactArrays with(const AdamArrays& a) const {
-    return {.master = a.master,
-            .moment1 = moment1_.get(),
-            .moment2 = moment2_.get(),
-            .exponents1 = static_cast<uint8_t*>(exponents1_.get()),
-            .exponents2 = static_cast<uint8_t*>(exponents2_.get()),
-            .moment_format = format_,
-            .gradient = a.gradient,
-            .gradient_format = a.gradient_format,
-            .weights = a.weights,
-            .weights_format = a.weights_format,
-            .count = a.count,
-            .seed = 1};
-  }
-  // What a step moves beside gradient, master and weights.
-  int64_t bytes() const { return 4 * value_bytes(); }
-
- private:
-  int64_t value_bytes() const { return format_ == MomentFormat::kBf16 ? 2 : 1; }
-  static int64_t blocks_of(int64_t count) { return (count + kMomentBlock - 1) / kMomentBlock; }
-
-  MomentFormat format_;
-  Memory moment1_, moment2_, exponents1_, exponents2_;
-};
+enum class Pass { kLimit, kStep, kStepWithUndo, kUndo, kStepWithSnapshot, kStepBf16Moments };
 
 struct Case {
   Pass pass;
@@ -298,26 +252,29 @@ Sample sample(const Case& c, Workers& workers, const Bucket& bucket, UndoRecord&
   return s;
 }
 
-// Steps with compact moments against plain ones of the same bucket.
-void run_compact(benchmark::State& state, const Case& c) {
+// Steps with moments in bf16 against plain ones of the same bucket.
+void run_bf16_moments(benchmark::State& state, const Case& c) {
   Workers workers(c.threads, Pinning::kCores);
   const Bucket bucket(workers, c.streams, c.count);
-  const bool bf16 = c.pass == Pass::kStepBf16Moments;
-  const CompactMoments moments(workers, bf16 ? MomentFormat::kBf16 : MomentFormat::kBlock8,
-                               c.count);
-  const AdamArrays plain = bucket.arrays();
-  const CompactArrays compact = moments.with(plain);
+  const Memory moment1 = allocate(workers, 2, c.count);
+  const Memory moment2 = allocate(workers, 2, c.count);
+  const Bf16Moments moments = {static_cast<uint16_t*>(moment1.get()),
+                               static_cast<uint16_t*>(moment2.get())};
+  const AdamArrays arrays = bucket.arrays();
+  const auto step = [&] {
+    adam_step_bf16_moments(workers, *c.table, arrays, moments, constants());
+  };
   std::vector<double> passes, steps;
-  adam_step_compact(workers, *c.table, compact, constants());  // warms up
+  step();  // warms up
   for (auto _ : state) {
-    steps.push_back(seconds_of([&] { adam_step(workers, *c.table, plain, constants()); }));
-    passes.push_back(
-        seconds_of([&] { adam_step_compact(workers, *c.table, compact, constants()); }));
+    steps.push_back(seconds_of([&] { adam_step(workers, *c.table, arrays, constants()); }));
+    passes.push_back(seconds_of(step));
     state.SetIterationTime(passes.back());
   }
   const double count = static_cast<double>(c.count);
   const double seconds = median(passes);
-  const auto bytes = static_cast<double>(c.streams.bytes() - 16 + moments.bytes());
+  constexpr int64_t kFp32Moments = 16, kBf16 = 8;  // bytes a parameter, read and written
+  const auto bytes = static_cast<double>(c.streams.bytes() - kFp32Moments + kBf16);
   state.counters["ns_per_parameter"] = 1e9 * seconds / count;
   state.counters["gb_per_s"] = bytes * count / seconds / 1e9;
   state.counters["over_plain_step"] = median_ratio(passes, steps);
@@ -359,13 +316,8 @@ void run(benchmark::State& state, const Case& c) {
 }
 
 std::string name_of(const Case& c) {
-  static constexpr const char* kPasses[] = {"limit",
-                                            "step",
-                                            "step_with_undo",
-                                            "undo",
-                                            "step_with_snapshot",
-                                            "step_bf16_moments",
-                                            "step_block8_moments"};
+  static constexpr const char* kPasses[] = {
+      "limit", "step", "step_with_undo", "undo", "step_with_snapshot", "step_bf16_moments"};
   const std::string table = c.pass == Pass::kLimit ? "loop" : std::string(c.table->name);
   return std::string(kPasses[static_cast<int>(c.pass)]) + "/" + table + "/" + c.streams.name +
          "/parameters:" + std::to_string(c.count) + "/threads:" + std::to_string(c.threads);
@@ -423,8 +375,8 @@ Options take_options(int& argc, char** argv) {
 void add_case(const Case& c) {
   benchmark::RegisterBenchmark(name_of(c).c_str(),
                                [c](benchmark::State& state) {
-                                 if (is_compact(c.pass)) {
-                                   run_compact(state, c);
+                                 if (c.pass == Pass::kStepBf16Moments) {
+                                   run_bf16_moments(state, c);
                                  } else {
                                    run(state, c);
                                  }
@@ -444,8 +396,8 @@ void add_cases(const Options& options) {
         }
       }
       for (const Table* table : options.tables) {
-        for (const Pass pass : {Pass::kStepWithUndo, Pass::kUndo, Pass::kStepWithSnapshot,
-                                Pass::kStepBf16Moments, Pass::kStepBlock8Moments}) {
+        for (const Pass pass :
+             {Pass::kStepWithUndo, Pass::kUndo, Pass::kStepWithSnapshot, Pass::kStepBf16Moments}) {
           add_case({pass, table, kStreams[1], count, threads});
         }
       }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/measure/operation_times.h"
 #include "backend/measure/profile_host.h"
 #include "backend/train/trainer.h"
 #include "profiles/load.h"

@@ -44,17 +44,6 @@ Available ask_machine() {
   return found;
 }
 
-// What both kinds of runs have: master, gradient, weights and count.
-template <class Arrays>
-void move_common(Arrays& part, int64_t begin, int64_t count) {
-  part.master += begin;
-  part.gradient = static_cast<const char*>(part.gradient) + begin * bytes_of(part.gradient_format);
-  if (part.weights != nullptr) {
-    part.weights = static_cast<char*>(part.weights) + begin * bytes_of(part.weights_format);
-  }
-  part.count = count;
-}
-
 }  // namespace
 
 std::span<const Table* const> available() {
@@ -64,24 +53,15 @@ std::span<const Table* const> available() {
 
 AdamArrays slice(const AdamArrays& arrays, int64_t begin, int64_t count) {
   AdamArrays part = arrays;
-  move_common(part, begin, count);
+  part.master += begin;
   part.moment1 += begin;
   part.moment2 += begin;
-  return part;
-}
-
-CompactArrays slice_blocks(const CompactArrays& arrays, int64_t begin, int64_t count) {
-  CompactArrays part = arrays;
-  move_common(part, begin, count);
-  const bool bytes = arrays.moment_format == MomentFormat::kBlock8;
-  const int64_t moment_bytes = begin * (bytes ? 1 : 2);
-  part.moment1 = static_cast<char*>(arrays.moment1) + moment_bytes;
-  part.moment2 = static_cast<char*>(arrays.moment2) + moment_bytes;
-  if (bytes) {
-    part.exponents1 += begin / kMomentBlock;
-    part.exponents2 += begin / kMomentBlock;
+  part.gradient =
+      static_cast<const char*>(arrays.gradient) + begin * bytes_of(arrays.gradient_format);
+  if (arrays.weights != nullptr) {
+    part.weights = static_cast<char*>(arrays.weights) + begin * bytes_of(arrays.weights_format);
   }
-  part.seed += static_cast<uint32_t>(begin);
+  part.count = count;
   return part;
 }
 

@@ -45,40 +45,8 @@ struct AdamArrays {
   int64_t count = 0;
 };
 
-// Moments in fewer bits, rounded at random so that on average nothing is lost: a second moment
-// changes by a thousandth of itself a step, which rounding to nearest would drop for ever.
-//   kBf16    2 bytes a value; error below 2^-7 of the value
-//   kBlock8  1 byte a value and 1 byte a block of kMomentBlock values, the exponent of its largest;
-//            3 bits of fraction: error below 1/8 of the value, and nothing above the largest's
-//            binade. moment1 keeps 2^-14 of that binade (sign, 4 bits of exponent), moment2 2^-30
-//            (5 bits, no sign). Below, moment1 becomes 0 or the smallest value at random, moment2
-//            the smallest value: a moment2 of 0 would make the update infinite.
-// Errors of single steps add up to a random walk about the true value: after 300 steps on a noisy
-// valley the masters are off those of f32 moments by 1 % of their way (kBf16), a fifth (kBlock8).
-enum class MomentFormat : uint8_t { kBf16, kBlock8 };
-inline constexpr int64_t kMomentBlock = 256;
-
-// As AdamArrays, with moments of moment_format: count values each, and for kBlock8 an exponent for
-// each kMomentBlock parameters, rounded up, from the start of the run. All zero bytes is zero.
-struct CompactArrays {
-  float* master = nullptr;
-  void* moment1 = nullptr;
-  void* moment2 = nullptr;
-  uint8_t* exponents1 = nullptr;  // kBlock8 only
-  uint8_t* exponents2 = nullptr;  // kBlock8 only
-  MomentFormat moment_format = MomentFormat::kBf16;
-  const void* gradient = nullptr;
-  Format gradient_format = Format::kF32;
-  void* weights = nullptr;
-  Format weights_format = Format::kBf16;
-  int64_t count = 0;
-  uint32_t seed = 0;  // of the rounding: another for every step and bucket
-};
-
 // The run of `count` parameters of arrays that begins at parameter `begin`.
 AdamArrays slice(const AdamArrays& arrays, int64_t begin, int64_t count);
-// begin must be a multiple of kMomentBlock; the seed moves along, so cuts do not change results.
-CompactArrays slice_blocks(const CompactArrays& arrays, int64_t begin, int64_t count);
 
 // Elements of one block of the gradient norm. Sums of squares are taken block by block in this
 // fixed size, so that the norm does not depend on buckets or threads.
@@ -104,9 +72,6 @@ struct Table {
   //   u  = (bias_correction1 * m') / fma(sqrt(v'), bias_correction2, epsilon)
   //   w' = w - learning_rate * fma(weight_decay, w, u)
   void (*adam_step)(const AdamArrays&, const AdamConstants&);
-
-  // The same step with compact moments.
-  void (*adam_step_compact)(const CompactArrays&, const AdamConstants&);
 
   // Sum of squares of count <= kNormBlock values, in double, in a fixed order. It is not finite
   // if and only if some value is not.

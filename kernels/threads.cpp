@@ -15,7 +15,6 @@ namespace {
 
 // A multiple of the undo's tile and of every vector, and of a page in each of the streams.
 constexpr int64_t kTile = 4 * kUndoTile;
-static_assert(kTile % kMomentBlock == 0);
 
 // Tiles up to the one that ends at parameter `end`, or is cut off there.
 int64_t undo_tiles_to(int64_t end) { return (end + kUndoTile - 1) / kUndoTile; }
@@ -122,10 +121,11 @@ void adam_step(Workers& workers, const Table& table, const AdamArrays& arrays,
   });
 }
 
-void adam_step_compact(Workers& workers, const Table& table, const CompactArrays& arrays,
-                       const AdamConstants& constants) {
+void adam_step_bf16_moments(Workers& workers, const Table& table, const AdamArrays& arrays,
+                            const Bf16Moments& moments, const AdamConstants& constants) {
   workers.for_tiles(arrays.count, kTile, [&](int64_t begin, int64_t end) {
-    table.adam_step_compact(slice_blocks(arrays, begin, end - begin), constants);
+    adam_step_bf16_moments(table, slice_without_moments(arrays, begin, end - begin),
+                           {moments.moment1 + begin, moments.moment2 + begin}, constants);
   });
 }
 

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/bf16_moments.h"
 #include "kernels/kernels.h"
 #include "kernels/undo.h"
 
@@ -55,7 +56,8 @@ class Workers {
 
 // The functions of the table over whole buckets.
 void adam_step(Workers&, const Table&, const AdamArrays&, const AdamConstants&);
-void adam_step_compact(Workers&, const Table&, const CompactArrays&, const AdamConstants&);
+void adam_step_bf16_moments(Workers&, const Table&, const AdamArrays&, const Bf16Moments&,
+                            const AdamConstants&);
 void adam_step_with_undo(Workers&, const Table&, const AdamArrays&, const AdamConstants&,
                          UndoRecord&);
 void adam_undo(Workers&, const Table&, const AdamArrays&, const AdamConstants&, const UndoRecord&);

@@ -282,5 +282,18 @@ void adam_undo(const AdamArrays& a, const AdamConstants& constants, const uint8_
   with_formats(a, [&]<Format G, class W>() { undo_loop<V, G, W>(a, c, codes, escapes); });
 }
 
+// The table of an instruction set: every function over its vector type.
+template <class V>
+constexpr Table table_of(std::string_view name) {
+  return {.name = name,
+          .adam_step = adam_step<V>,
+          .sum_of_squares = sum_of_squares<V>,
+          .cast = cast<V>,
+          .adam_step_with_undo = adam_step_with_undo<V>,
+          .adam_undo = adam_undo<V>,
+          .scale = scale<V>,
+          .copy_streaming = copy_streaming<V>};
+}
+
 }  // namespace
 }  // namespace ballast::kernels

@@ -18,6 +18,7 @@
 #include "autotune/calibrate/capacity.h"
 #include "autotune/search/search.h"
 #include "sim/engine/predict.h"
+#include "sim/graph/core/capabilities.h"
 
 namespace ballast {
 
@@ -96,6 +97,8 @@ struct CellResult {
   std::array<double, kProvenances> provenance{};
   int64_t parameters = 0;            // of the model; 0: unknown
   double price_per_device_hour = 0;  // 0: unknown
+  // Whether a program that runs plans can run this one; left empty by those that only predict.
+  std::vector<DeviceVerdict> runs_on;
 
   // In units of the price for a million tokens. Requires fits.
   double cost_per_million_tokens() const;

@@ -6,6 +6,8 @@
 
 namespace ballast {
 
+bool cuda_is_built() { return false; }
+
 std::unique_ptr<CudaRuntime> open_cuda_runtime(int) {
   throw Error("no CUDA device", "this program was built without the CUDA toolkit",
               "build it where CMake finds CUDA 13, or use --device host");

@@ -112,4 +112,7 @@ class CudaRuntime {
 // driver is missing or too old, or where Ballast was built without the CUDA toolkit.
 std::unique_ptr<CudaRuntime> open_cuda_runtime(int index);
 
+// Whether Ballast was built with it.
+bool cuda_is_built();
+
 }  // namespace ballast

@@ -13,27 +13,10 @@ namespace {
 
 using Part = kernels::cuda::RecordedPart;
 
-void refuse_fp8_below_ada(const Plan& plan, const CudaProperties& gpu) {
-  if (plan.products == ProductFormat::kAsStored || gpu.has_fp8()) return;
-  throw Error("plan, products",
-              fmt::format("fp8 needs a GPU of compute capability 8.9 or newer, and {} has {}.{}",
-                          gpu.name, gpu.major, gpu.minor),
-              "set plan.products=as-stored");
-}
-
 // Checks the training before anything is allocated for it.
 std::unique_ptr<CudaRuntime> checked(const Training& training,
                                      std::unique_ptr<CudaRuntime> runtime) {
-  const Plan& plan = training.plan;
-  refuse_what_cannot_run(training.model, plan, "CUDA");
-  refuse_fp8_below_ada(plan, runtime->properties());
-  for (const Op& op : training.graph.step.ops) {
-    const bool built = op.kind != OpKind::kIo && op.kind != OpKind::kScale &&
-                       op.kind != OpKind::kCollective && op.kind != OpKind::kBlock;
-    if (built) continue;
-    throw Error("plan", fmt::format("'{}' is not built for CUDA", describe(op)),
-                "predict it, or choose a plan without");
-  }
+  require(cuda_capabilities(runtime->properties()), training);
   const Bytes needed = training.graph.arenas.size[static_cast<size_t>(Place::kHbm)];
   const Bytes available = runtime->free_memory();
   if (needed > available) {
@@ -93,6 +76,25 @@ constexpr size_t index_of(Place place) { return static_cast<size_t>(place); }
 
 }  // namespace
 
+namespace {
+
+Capabilities with_fp8(Capabilities all) {
+  return all.also(OpKind::kGemm, {{{Role::kCodes}, {DType::kU8}}}, {WorkVariant::kFp8Product});
+}
+
+}  // namespace
+
+const Capabilities& cuda_capabilities() {
+  static const Capabilities kTable = with_fp8(training_capabilities("cuda", "the CUDA device"));
+  return kTable;
+}
+
+Capabilities cuda_capabilities(const CudaProperties& gpu) {
+  Capabilities all = training_capabilities(
+      "cuda", fmt::format("{} (compute capability {}.{})", gpu.name, gpu.major, gpu.minor));
+  return gpu.has_fp8() ? with_fp8(std::move(all)) : all;
+}
+
 CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
                        const ControlState& state, CudaParts parts)
     : model_(training.model),
@@ -101,6 +103,7 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
       data_(training.data),
       options_(options),
       runtime_(checked(training, std::move(parts.runtime))),
+      capabilities_(cuda_capabilities(runtime_->properties())),
       math_(std::move(parts.math)),
       free_before_(parts.free_before),
       hbm_(*runtime_, CudaMemoryKind::kDevice, graph_.arenas.size[index_of(Place::kHbm)],
@@ -151,6 +154,7 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
   const Op& op = sequence.ops[static_cast<size_t>(id)];
+  CHECK(capabilities_.carry_out(op, graph_));
   const Program program = &sequence == &graph_.repair ? Program::kRepair : Program::kStep;
   if (!queues(op.lane)) return work_on_cpu(op, step, program);
   if (launch_recorded(sequence, id, step)) return;
@@ -244,7 +248,7 @@ void CudaDevice::work_on_cpu(const Op& op, int32_t step, Program program) {
     case OpKind::kCast:
       return updates_.cast(ranges_.cast(op, step), Crew::kWorkers);
     case OpKind::kSumOfSquares:
-      return updates_.sums(op, step);
+      return updates_.sums(op, step, Crew::kWorkers);
     case OpKind::kDecide:
       collect_losses(plan_.optimizer.sync == SyncMode::kDelay ? step - 1 : step);
       return control_.decide(step);
@@ -418,27 +422,7 @@ void CudaDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const
   runtime_->synchronize(stream);
 }
 
-void CudaDevice::spread_weights() {
-  const kernels::Format stored = format_of(plan_.dtype);
-  for (const Bucket& bucket : graph_.buckets) {
-    const std::vector<float> master = read_floats_of(*this, bucket.master, 0, bucket.count);
-    const auto* values = reinterpret_cast<const std::byte*>(master.data());
-    if (bucket.weights >= 0) {
-      updates_.cast({values, kernels::Format::kF32, arguments_.bytes(bucket.weights).data(), stored,
-                     bucket.count},
-                    Crew::kWorkers);
-    }
-    for (const BucketRanges::SpreadPiece& piece : ranges_.spread(bucket)) {
-      std::vector<std::byte> weights(static_cast<size_t>(piece.count * size_of(plan_.dtype)));
-      updates_.cast({values + piece.offset * size_of(DType::kF32), kernels::Format::kF32,
-                     weights.data(), stored, piece.count},
-                    Crew::kWorkers);
-      for (int copy = 0; copy < graph_.tensors[static_cast<size_t>(piece.weight)].copies; ++copy) {
-        write(piece.weight, copy, piece.begin * size_of(plan_.dtype), weights);
-      }
-    }
-  }
-}
+void CudaDevice::spread_weights() { ballast::spread_weights(*this, graph_, ranges_, plan_.dtype); }
 
 void CudaDevice::run_alone(OpId id, int32_t step) {
   execute(graph_.step, id, step);
@@ -448,29 +432,12 @@ void CudaDevice::run_alone(OpId id, int32_t step) {
 }
 
 void CudaDevice::restore_partials(int32_t step) {
-  for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
-    const Op& op = graph_.step.ops[i];
-    const bool norm = op.kind == OpKind::kSumOfSquares;
-    const bool home =
-        op.kind == OpKind::kCopy &&
-        arguments_.find(op, Role::kSource, step).tensor->kind == TensorKind::kNormPartials;
-    if (norm || home) run_alone(static_cast<OpId>(i), step);
-  }
+  run_norms(graph_, [&](OpId id) { run_alone(id, step); });
 }
 
 double CudaDevice::evaluate(int64_t batch, int32_t step) {
   split_ = Split::kValidation;
-  const std::vector<Op>& ops = graph_.step.ops;
-  for (size_t i = 0; i < ops.size(); ++i) {
-    const bool forward = ops[i].phase == Phase::kForward || ops[i].phase == Phase::kFetch;
-    if (!forward || ops[i].label.micro_batch > 0) continue;
-    if (ops[i].kind == OpKind::kLoadBatch) {
-      load_batch(ops[i], static_cast<int32_t>(batch));
-      drain();
-    } else {
-      run_alone(static_cast<OpId>(i), step);
-    }
-  }
+  run_forward(graph_, batch, step, [&](OpId id, int32_t at) { run_alone(id, at); });
   split_ = Split::kTraining;
   return reinterpret_cast<const double*>(losses_.data())[2 * micro_batches()];
 }

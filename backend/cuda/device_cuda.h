@@ -36,6 +36,11 @@ struct CudaParts {
   Bytes free_before;  // on the GPU, before `math` took its scratch
 };
 
+// All that this device carries out, on a GPU of compute capability 8.9 or newer and on a given one.
+// Known also where it is not built.
+const Capabilities& cuda_capabilities();
+Capabilities cuda_capabilities(const CudaProperties& gpu);
+
 class CudaDevice : public TrainingDevice {
  public:
   // Arenas begin as zeros. Throws Error where they do not fit, the CPU's Adam is unknown here, or
@@ -100,6 +105,7 @@ class CudaDevice : public TrainingDevice {
   const TokenSource& data_;
   DeviceOptions options_;
   std::unique_ptr<CudaRuntime> runtime_;
+  Capabilities capabilities_;
   std::unique_ptr<CudaMath> math_;
   Bytes free_before_;
   CudaMemory hbm_;

@@ -14,6 +14,7 @@ namespace ballast {
 enum class ArenaBacking : uint8_t {
   kWhereTouched,  // page by page
   kWhole,         // at once, by all cores, in huge pages where the system gives them
+  kFile,          // a file without a name in the folder for temporary files, allocated at once
 };
 
 class Arena {

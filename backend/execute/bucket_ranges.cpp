@@ -117,6 +117,8 @@ std::vector<SumRange> BucketRanges::sums(const Op& op, int32_t step) const {
 std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
+  const auto rests = [](const Argument& one) { return one.tensor->kind == TensorKind::kState; };
+  if (rests(sources.front()) || rests(destinations.front())) return moves_of_state(op, step);
   if (op.phase == Phase::kFetch) return fetches(sources, destinations.front());
   const bool home = kind_of(op.lane) == LaneKind::kUpload;
   if (home) return homecoming(op, sources.front(), destinations);
@@ -159,6 +161,26 @@ std::vector<CopyRange> BucketRanges::homecoming(const Op& op, const Argument& so
   return ranges;
 }
 
+// What rests holds the arrays one after another, in the order of their accesses (home_of).
+std::vector<CopyRange> BucketRanges::moves_of_state(const Op& op, int32_t step) const {
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
+  const bool in = sources.front().tensor->kind == TensorKind::kState;
+  const Argument& rest = in ? sources.front() : destinations.front();
+  CHECK(rest.tensor->kind == TensorKind::kState);
+  std::vector<CopyRange> ranges;
+  int64_t begin = 0;
+  for (const Argument& array : in ? destinations : sources) {
+    const int64_t bytes = array.tensor->bytes().count;
+    std::byte* const resting = rest.data + begin;
+    ranges.push_back(in ? CopyRange{resting, array.data, bytes}
+                        : CopyRange{array.data, resting, bytes});
+    begin += bytes;
+  }
+  CHECK(begin <= rest.tensor->bytes().count);
+  return ranges;
+}
+
 std::vector<CopyRange> BucketRanges::snapshot(const Op& op, int32_t step) const {
   std::byte* record = arguments_.find(op, Role::kUndoRecord, step).data;
   std::vector<CopyRange> ranges;
@@ -183,14 +205,24 @@ std::vector<StepRange> BucketRanges::steps(const Op& op, int32_t step) const {
   const std::vector<Argument> weights = arguments_.all(op, Role::kDestination, step);
   // Gradients come as one landed bucket, or as those of the modules themselves.
   const bool packed = gradients.front().tensor->label.bucket >= 0;
+  const bool bf16 = moment1.tensor->dtype == DType::kBf16;
+  CHECK(moment1.tensor->dtype == moment2.tensor->dtype);
+  CHECK(bf16 || moment1.tensor->dtype == DType::kF32);
   std::vector<StepRange> ranges;
   for (const Run& run : runs(op.label.bucket)) {
     const auto piece = static_cast<size_t>(run.piece);
     const Argument& gradient = packed ? gradients.front() : gradients[piece];
     kernels::AdamArrays arrays;
     arrays.master = reinterpret_cast<float*>(element(master, run.bucket_begin));
-    arrays.moment1 = reinterpret_cast<float*>(element(moment1, run.bucket_begin));
-    arrays.moment2 = reinterpret_cast<float*>(element(moment2, run.bucket_begin));
+    kernels::Bf16Moments narrow;
+    std::byte* const first = element(moment1, run.bucket_begin);
+    std::byte* const second = element(moment2, run.bucket_begin);
+    if (bf16) {
+      narrow = {reinterpret_cast<uint16_t*>(first), reinterpret_cast<uint16_t*>(second)};
+    } else {
+      arrays.moment1 = reinterpret_cast<float*>(first);
+      arrays.moment2 = reinterpret_cast<float*>(second);
+    }
     arrays.gradient = element(gradient, packed ? run.bucket_begin : run.module_begin);
     arrays.gradient_format = format_of(gradient.tensor->dtype);
     if (!weights.empty()) {
@@ -198,7 +230,7 @@ std::vector<StepRange> BucketRanges::steps(const Op& op, int32_t step) const {
       arrays.weights_format = format_of(weights[piece].tensor->dtype);
     }
     arrays.count = run.count;
-    ranges.push_back({arrays, run.decays});
+    ranges.push_back({arrays, narrow, run.decays});
   }
   return ranges;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/execute/operation_arguments.h"
+#include "kernels/bf16_moments.h"
 #include "kernels/kernels.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/core/graph.h"
@@ -40,7 +41,9 @@ struct SumRange {
 
 // One run of parameters of an optimizer step.
 struct StepRange {
-  kernels::AdamArrays arrays;  // weights null where the operation writes none
+  // weights null where the operation writes none; moments null where they are stored in bf16.
+  kernels::AdamArrays arrays;
+  kernels::Bf16Moments bf16_moments;  // null where they are stored in fp32
   bool decays = false;
 };
 
@@ -61,6 +64,9 @@ class BucketRanges {
   // Copies across the link: of gradients, activations and partial sums, of flowing weights out of
   // the buckets that hold them, and of stepped weights, those that flow left out.
   std::vector<CopyRange> copies(const Op& op, int32_t step) const;
+  // Master and both moments between where they rest and where they are stepped (kIo, and those
+  // copies that take a kState).
+  std::vector<CopyRange> moves_of_state(const Op& op, int32_t step) const;
   // Master and both moments into the snapshot (kSnapshot) or back from it (kUndo).
   std::vector<CopyRange> snapshot(const Op& op, int32_t step) const;
   // Of kAdam and of an exact kUndo, in the order of runs().

@@ -1,21 +1,22 @@
 #include "backend/host/bucket_updates.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <fmt/format.h>
+
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
-const kernels::Table& adam_table(const std::string& name) {
-  if (name == "best") return kernels::best();
-  const kernels::Table* table = kernels::find(name);
-  if (table == nullptr) {
-    std::string known;
-    for (const kernels::Table* t : kernels::available()) known += fmt::format(" {}", t->name);
-    throw Error("optimizer.adam", fmt::format("'{}' does not run on this processor", name),
-                "use best or one of:" + known);
-  }
-  return *table;
+bool is_adam_of_another_program(std::string_view name) {
+  constexpr std::array kOthers = {kTorchAdam, std::string_view("cpu-adam"),
+                                  std::string_view("grace-adam")};
+  return std::find(kOthers.begin(), kOthers.end(), name) != kOthers.end();
+}
+
+const kernels::Table* adam_table(std::string_view name) {
+  if (name == "best" || is_adam_of_another_program(name)) return &kernels::best();
+  return kernels::find(name);
 }
 
 std::optional<kernels::AdamConstants> constants_of(const UpdateControl& control, int32_t step,
@@ -38,8 +39,9 @@ std::vector<CastRange> weights_from_masters(const std::vector<StepRange>& steps)
 
 BucketUpdates::BucketUpdates(const Setting& setting, std::vector<Place> undo_places, int threads)
     : at_(setting),
-      table_(adam_table(setting.plan.optimizer.adam)),
-      workers_(threads, kernels::Pinning::kNone) {
+      table_(*adam_table(setting.plan.optimizer.adam)),
+      workers_(threads, kernels::Pinning::kNone),
+      norm_workers_(threads, kernels::Pinning::kNone) {
   partials_.assign(at_.graph.buckets.size(), -1);
   const bool exact = at_.plan.optimizer.undo == UndoKind::kExact;
   for (size_t t = 0; t < at_.graph.tensors.size(); ++t) {
@@ -85,13 +87,19 @@ void BucketUpdates::casts(const std::vector<CastRange>& ranges) {
   for (const CastRange& range : ranges) cast(range, Crew::kCaller);
 }
 
-void BucketUpdates::sums(const Op& op, int32_t step) const {
+void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
   for (const SumRange& range : at_.ranges.sums(op, step)) {
-    int64_t segment = 0;
-    for (int64_t done = 0; done < range.count; done += kSegment) {
-      const int64_t count = std::min(kSegment, range.count - done);
-      range.sums[segment++] = table_.sum_of_squares(
-          range.values + done * kernels::bytes_of(range.format), range.format, count);
+    const auto sum = [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; at += kSegment) {
+        range.sums[at / kSegment] =
+            table_.sum_of_squares(range.values + at * kernels::bytes_of(range.format), range.format,
+                                  std::min(kSegment, end - at));
+      }
+    };
+    if (crew == Crew::kWorkers) {
+      norm_workers_.for_tiles(range.count, kSegment, sum);
+    } else {
+      sum(0, range.count);
     }
   }
 }
@@ -121,6 +129,11 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
     kernels::AdamConstants constants = *decided;
     if (!ranges[i].decays) constants.weight_decay = 0;
     const bool alone = crew == Crew::kCaller;
+    if (ranges[i].bf16_moments.moment1 != nullptr) {
+      CHECK(!records);
+      step_bf16(ranges[i], constants, crew);
+      continue;
+    }
     if (!records) {
       if (alone) {
         table_.adam_step(arrays, constants);
@@ -135,6 +148,15 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
       continue;
     }
     record.step_tiles(table_, arrays, constants, 0, record.tiles());
+  }
+}
+
+void BucketUpdates::step_bf16(const StepRange& range, const kernels::AdamConstants& constants,
+                              Crew crew) {
+  if (crew == Crew::kCaller) {
+    kernels::adam_step_bf16_moments(table_, range.arrays, range.bf16_moments, constants);
+  } else {
+    kernels::adam_step_bf16_moments(workers_, table_, range.arrays, range.bf16_moments, constants);
   }
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/execute/bucket_ranges.h"
@@ -19,9 +19,11 @@ namespace ballast {
 // Who does the work of a call: the pool of the optimizer's threads, or the calling thread.
 enum class Crew : uint8_t { kWorkers, kCaller };
 
-// By name of a kernels::Table, "best" being the fastest. Throws Error for one that this processor
-// cannot run.
-const kernels::Table& adam_table(const std::string& name);
+// By name of a kernels::Table, "best" being the fastest; null for one that this processor cannot
+// run. An Adam of another program, whose rate machines' files know, takes the same step: here as
+// the fastest.
+const kernels::Table* adam_table(std::string_view name);
+bool is_adam_of_another_program(std::string_view name);
 
 class BucketUpdates {
  public:
@@ -40,7 +42,9 @@ class BucketUpdates {
 
   void cast(const CastRange& range, Crew crew);
   void casts(const std::vector<CastRange>& ranges);  // on the calling thread
-  void sums(const Op& op, int32_t step) const;
+  // Segment by segment: on the calling thread, or on as many threads as the optimizer has, which
+  // are threads of their own since norms run beside steps.
+  void sums(const Op& op, int32_t step, Crew crew);
   void snapshot(const Op& op, int32_t step) const;  // and its undo
   // As kAdam of the step's program (redo false: with the constants of `step`), or of a repair.
   enum class Program : uint8_t { kStep, kRepair };
@@ -52,11 +56,13 @@ class BucketUpdates {
 
  private:
   void find_undo_records(TensorId tensor);
+  void step_bf16(const StepRange& range, const kernels::AdamConstants& constants, Crew crew);
   void restore_weights(const Op& op, int32_t step) const;
 
   Setting at_;
   const kernels::Table& table_;
   kernels::Workers workers_;
+  kernels::Workers norm_workers_;
   std::vector<TensorId> partials_;                      // by bucket, in DRAM
   std::vector<std::vector<kernels::UndoRecord>> undo_;  // by bucket and run, where undo is exact
 };

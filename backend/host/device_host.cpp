@@ -9,8 +9,10 @@ namespace {
 std::array<std::unique_ptr<Arena>, kPlaces> arenas_of(const Graph& graph) {
   std::array<std::unique_ptr<Arena>, kPlaces> arenas;
   for (size_t place = 0; place < kPlaces; ++place) {
-    arenas[place] = std::make_unique<Arena>(std::string(to_string(static_cast<Place>(place))),
-                                            graph.arenas.size[place]);
+    const bool on_disk = static_cast<Place>(place) == Place::kNvme;
+    arenas[place] = std::make_unique<Arena>(
+        std::string(to_string(static_cast<Place>(place))), graph.arenas.size[place],
+        on_disk ? ArenaBacking::kFile : ArenaBacking::kWhereTouched);
   }
   return arenas;
 }
@@ -22,15 +24,24 @@ ArenaBases bases_of(const std::array<std::unique_ptr<Arena>, kPlaces>& arenas) {
 }
 
 const Training& checked(const Training& training) {
-  refuse_what_cannot_run(training.model, training.plan, "host");
-  if (training.plan.products == ProductFormat::kFp8) {
-    throw Error("plan, products", "fp8, which no CPU multiplies",
-                "train on a GPU that has it (--device cuda:0), or set plan.products=as-stored");
-  }
+  require(host_capabilities(), training);
   return training;
 }
 
 }  // namespace
+
+const Capabilities& host_capabilities() {
+  constexpr DTypes kFloats = {DType::kF32, DType::kBf16, DType::kF16};
+  constexpr DTypes kMoments = {DType::kF32, DType::kBf16};
+  static constexpr std::initializer_list<Role> kBothMoments = {Role::kMoment1, Role::kMoment2};
+  static const Capabilities kTable =
+      training_capabilities("host")
+          .also(OpKind::kAdam, {{kBothMoments, kMoments}}, {WorkVariant::kExactRestingUndo})
+          .also(OpKind::kSnapshot, {{kBothMoments, kMoments}})
+          .also(OpKind::kUndo, {{kBothMoments, kMoments}}, {WorkVariant::kExactRestingUndo})
+          .carries_out(OpKind::kIo, {{{Role::kSource, Role::kDestination}, kFloats}});
+  return kTable;
+}
 
 HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
                        const ControlState& state)
@@ -56,6 +67,7 @@ Crew HostDevice::crew_of(const Op& op) const {
 void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
   using Program = BucketUpdates::Program;
   const Op& op = sequence.ops[static_cast<size_t>(id)];
+  CHECK(host_capabilities().carry_out(op, graph_));
   switch (op.kind) {
     case OpKind::kLoadBatch:
       return load_batch(op, step);
@@ -74,7 +86,7 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
     case OpKind::kCast:
       return updates_.cast(ranges_.cast(op, step), Crew::kWorkers);
     case OpKind::kSumOfSquares:
-      return updates_.sums(op, step);
+      return updates_.sums(op, step, crew_of(op));
     case OpKind::kDecide:
       return control_.decide(step);
     case OpKind::kSnapshot:
@@ -85,10 +97,11 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
     case OpKind::kUndo:
       return undo(op, step);
     case OpKind::kCopy:
-      return copy(op, step);
+      return copy(ranges_.copies(op, step));
+    case OpKind::kIo:
+      return copy(ranges_.moves_of_state(op, step));
     case OpKind::kCommit:
     case OpKind::kCollective:
-    case OpKind::kIo:
     case OpKind::kScale:
     case OpKind::kBlock:
       break;
@@ -120,8 +133,8 @@ void HostDevice::undo(const Op& op, int32_t step) {
   updates_.snapshot(op, step);
 }
 
-void HostDevice::copy(const Op& op, int32_t step) const {
-  for (const CopyRange& range : ranges_.copies(op, step)) {
+void HostDevice::copy(const std::vector<CopyRange>& ranges) {
+  for (const CopyRange& range : ranges) {
     std::memcpy(range.to, range.from, static_cast<size_t>(range.bytes));
   }
 }
@@ -139,35 +152,10 @@ void HostDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const
 }
 
 void HostDevice::restore_partials(int32_t step) {
-  for (const Op& op : graph_.step.ops) {
-    const bool norm = op.kind == OpKind::kSumOfSquares;
-    const bool home =
-        op.kind == OpKind::kCopy &&
-        arguments_.find(op, Role::kSource, step).tensor->kind == TensorKind::kNormPartials;
-    if (norm) updates_.sums(op, step);
-    if (home) copy(op, step);
-  }
+  run_norms(graph_, [&](OpId id) { execute(graph_.step, id, step); });
 }
 
-void HostDevice::spread_weights() {
-  const kernels::Format stored = format_of(plan_.dtype);
-  for (const Bucket& bucket : graph_.buckets) {
-    const std::byte* master = arguments_.bytes(bucket.master).data();
-    if (bucket.weights >= 0) {
-      updates_.cast({master, kernels::Format::kF32, arguments_.bytes(bucket.weights).data(), stored,
-                     bucket.count},
-                    Crew::kCaller);
-    }
-    for (const BucketRanges::SpreadPiece& piece : ranges_.spread(bucket)) {
-      for (int copy = 0; copy < graph_.tensors[static_cast<size_t>(piece.weight)].copies; ++copy) {
-        std::byte* weights = arguments_.bytes(piece.weight, copy).data();
-        updates_.cast({master + piece.offset * size_of(DType::kF32), kernels::Format::kF32,
-                       weights + piece.begin * size_of(plan_.dtype), stored, piece.count},
-                      Crew::kCaller);
-      }
-    }
-  }
-}
+void HostDevice::spread_weights() { ballast::spread_weights(*this, graph_, ranges_, plan_.dtype); }
 
 std::vector<MemoryUse> HostDevice::memory() {
   std::vector<MemoryUse> uses;
@@ -180,16 +168,7 @@ std::vector<MemoryUse> HostDevice::memory() {
 
 double HostDevice::evaluate(int64_t batch, int32_t step) {
   split_ = Split::kValidation;
-  const std::vector<Op>& ops = graph_.step.ops;
-  for (size_t i = 0; i < ops.size(); ++i) {
-    const bool forward = ops[i].phase == Phase::kForward || ops[i].phase == Phase::kFetch;
-    if (!forward || ops[i].label.micro_batch > 0) continue;
-    if (ops[i].kind == OpKind::kLoadBatch) {
-      load_batch(ops[i], static_cast<int32_t>(batch));
-    } else {
-      execute(graph_.step, static_cast<OpId>(i), step);
-    }
-  }
+  run_forward(graph_, batch, step, [&](OpId id, int32_t at) { execute(graph_.step, id, at); });
   split_ = Split::kTraining;
   return evaluated_loss_;
 }

@@ -20,6 +20,9 @@
 
 namespace ballast {
 
+// All that this device carries out. NVMe is a file of the system's folder for temporary files.
+const Capabilities& host_capabilities();
+
 class HostDevice : public TrainingDevice {
  public:
   // Arenas begin as zeros. Throws Error where the arenas do not fit, the Adam is unknown here, or
@@ -41,7 +44,7 @@ class HostDevice : public TrainingDevice {
   void load_batch(const Op& op, int32_t step) const;
   void loss(const Op& op, int32_t step);
   Crew crew_of(const Op& op) const;
-  void copy(const Op& op, int32_t step) const;
+  static void copy(const std::vector<CopyRange>& ranges);
   void undo(const Op& op, int32_t step);
 
   const Plan& plan_;

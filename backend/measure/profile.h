@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/measure/operation_times.h"
 #include "backend/measure/profile_probes.h"
-#include "backend/train/trainer.h"
 #include "sim/base/units.h"
 #include "sim/spec/machine.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/train/trainer.h"
+#include "backend/measure/operation_times.h"
 
 namespace ballast {
 

@@ -7,6 +7,11 @@
 
 namespace ballast {
 
+const Capabilities& paced_capabilities() {
+  static const Capabilities kTable = Capabilities("paced").carries_out_everything();
+  return kTable;
+}
+
 PacedDevice::PacedDevice(const Graph& graph, PacedMachine machine, PacedOptions options)
     : graph_(graph),
       machine_(std::move(machine)),
@@ -64,6 +69,7 @@ Instant PacedDevice::begin_of(const Sequence& sequence, OpId id, int32_t step, D
 
 void PacedDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
   const auto index = static_cast<size_t>(id);
+  CHECK(paced_capabilities().carry_out(sequence.ops[index], graph_));
   const CostTable& costs = &sequence == &graph_.repair ? machine_.repair : machine_.step;
   const OpCost& cost = costs.ops[index];
   const LaneId lane = sequence.ops[index].lane;

@@ -23,6 +23,7 @@
 
 #include "backend/execute/device.h"
 #include "backend/paced/pacer.h"
+#include "sim/graph/core/capabilities.h"
 #include "sim/graph/core/graph.h"
 #include "sim/graph/core/op_cost.h"
 #include "sim/graph/report/timeline.h"
@@ -50,6 +51,9 @@ struct Lateness {
   int64_t charged_operations = 0;  // later than forgiven, the first of a run included
   Duration charged;                // what those were late, in sum
 };
+
+// Everything: it computes nothing.
+const Capabilities& paced_capabilities();
 
 class PacedDevice : public Device {
  public:

@@ -41,13 +41,19 @@ void for_parameters(const Graph& graph,
   }
 }
 
-// The fp32 state arrays of a bucket that a checkpoint holds, by the prefix of their names.
-struct StateArray {
-  const char* prefix;
-  TensorId Bucket::*tensor;
-};
-constexpr StateArray kStateArrays[] = {
-    {"master.", &Bucket::master}, {"moment1.", &Bucket::moment1}, {"moment2.", &Bucket::moment2}};
+// Whose names in a checkpoint begin so. All are written in fp32, whatever they are kept in: moments
+// in fewer bits come back as they were.
+std::string prefix_of(StateArray array) {
+  switch (array) {
+    case StateArray::kMaster:
+      return "master.";
+    case StateArray::kMoment1:
+      return "moment1.";
+    case StateArray::kMoment2:
+      return "moment2.";
+  }
+  return "";
+}
 
 template <class T>
 std::span<T> part_of(std::span<T> values, int64_t begin, int64_t count) {
@@ -55,20 +61,20 @@ std::span<T> part_of(std::span<T> values, int64_t begin, int64_t count) {
 }
 
 std::vector<float> gather(const Graph& graph, TrainingDevice& device, size_t module,
-                          const Parameter& parameter, TensorId Bucket::*array) {
+                          const Parameter& parameter, StateArray array) {
   std::vector<float> values(static_cast<size_t>(parameter.count()));
   for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    device.read(graph.buckets[b].*array, 0, offset * size_of(DType::kF32),
-                std::as_writable_bytes(part_of(std::span(values), begin, count)));
+    const std::vector<float> part =
+        read_state(device, graph, graph.buckets[b], array, offset, count);
+    std::copy(part.begin(), part.end(), values.begin() + begin);
   });
   return values;
 }
 
 void scatter(const Graph& graph, TrainingDevice& device, size_t module, const Parameter& parameter,
-             TensorId Bucket::*array, std::span<const float> values) {
+             StateArray array, std::span<const float> values) {
   for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    device.write(graph.buckets[b].*array, 0, offset * size_of(DType::kF32),
-                 std::as_bytes(part_of(values, begin, count)));
+    write_state(device, graph, graph.buckets[b], array, offset, part_of(values, begin, count));
   });
 }
 
@@ -225,9 +231,9 @@ void save_checkpoint(const Graph& graph, TrainingDevice& device, const Checkpoin
                      const std::string& path) {
   const bool pending = header.control.pending_gradient.has_value();
   std::vector<TensorDeclaration> declarations;
-  for (const StateArray& array : kStateArrays) {
+  for (const StateArray array : kStateArrays) {
     for_parameters(graph, [&](size_t, const Parameter& parameter) {
-      declarations.push_back(declare(parameter, array.prefix));
+      declarations.push_back(declare(parameter, prefix_of(array)));
     });
   }
   if (pending) {
@@ -236,9 +242,9 @@ void save_checkpoint(const Graph& graph, TrainingDevice& device, const Checkpoin
     });
   }
   SafetensorsWriter writer(path, declarations, metadata_of(header));
-  for (const StateArray& array : kStateArrays) {
+  for (const StateArray array : kStateArrays) {
     for_parameters(graph, [&](size_t module, const Parameter& parameter) {
-      const std::vector<float> values = gather(graph, device, module, parameter, array.tensor);
+      const std::vector<float> values = gather(graph, device, module, parameter, array);
       writer.write(std::as_bytes(std::span(values)));
     });
   }
@@ -274,10 +280,11 @@ CheckpointHeader load_checkpoint_header(const std::string& path) {
 
 void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path) {
   const SafetensorsReader reader(path);
-  for (const StateArray& array : kStateArrays) {
+  for (const StateArray array : kStateArrays) {
     for_parameters(graph, [&](size_t module, const Parameter& parameter) {
-      const StoredTensor& tensor = checked(reader, path, array.prefix + parameter.name, parameter);
-      scatter(graph, device, module, parameter, array.tensor,
+      const StoredTensor& tensor =
+          checked(reader, path, prefix_of(array) + parameter.name, parameter);
+      scatter(graph, device, module, parameter, array,
               read_floats(reader, tensor, path, parameter.count()));
     });
   }
@@ -344,7 +351,7 @@ void export_weights(const Graph& graph, TrainingDevice& device, const Model& mod
   });
   SafetensorsWriter writer(path, declarations, {{"format", "pt"}, {"ballast.model", model.name}});
   for_parameters(graph, [&](size_t module, const Parameter& parameter) {
-    const std::vector<float> values = gather(graph, device, module, parameter, &Bucket::master);
+    const std::vector<float> values = gather(graph, device, module, parameter, StateArray::kMaster);
     writer.write(std::as_bytes(std::span(values)));
   });
   writer.commit();
@@ -359,7 +366,7 @@ void import_weights(const Graph& graph, TrainingDevice& device, const std::strin
       name = name.substr(dot + 1);
     }
     const StoredTensor& tensor = checked(reader, path, name, parameter);
-    scatter(graph, device, module, parameter, &Bucket::master,
+    scatter(graph, device, module, parameter, StateArray::kMaster,
             read_floats(reader, tensor, path, parameter.count()));
   });
 }

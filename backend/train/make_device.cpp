@@ -7,6 +7,7 @@
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/device_cuda.h"
 #include "backend/host/device_host.h"
+#include "sim/graph/build.h"
 
 namespace ballast {
 
@@ -24,6 +25,36 @@ int cuda_index_of(const std::string& device) {
     throw Error("--device " + device, "no such device", "use host, or cuda:0 for the first GPU");
   }
   return index;
+}
+
+namespace {
+
+bool has_open_knobs(const Plan& plan) {
+  return !plan.micro_batch || !plan.activations || !plan.weights.flow_share ||
+         !plan.optimizer.gpu_buckets;
+}
+
+}  // namespace
+
+std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
+  std::vector<DeviceVerdict> verdicts;
+  std::optional<Graph> graph;  // made for the first device that has what model and plan ask for
+  for (const Capabilities* all : {&host_capabilities(), &cuda_capabilities()}) {
+    std::optional<Missing> missing = first_missing(model, plan, *all);
+    if (!missing && has_open_knobs(plan)) {
+      missing = Missing{"its knobs are not chosen yet", "plan", "choose those that are auto"};
+    }
+    if (!missing) {
+      if (!graph) graph = build_placed(model, plan, StackFacts{});
+      missing = first_missing(*graph, model, plan, *all);
+    }
+    if (!missing && all == &cuda_capabilities() && !cuda_is_built()) {
+      missing = Missing{"this program was built without the CUDA toolkit", "build",
+                        "build it where CMake finds CUDA 13"};
+    }
+    verdicts.push_back({all->device(), std::move(missing)});
+  }
+  return verdicts;
 }
 
 std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Training& training,

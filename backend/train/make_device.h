@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/execute/update_control.h"
 #include "backend/train/training_device.h"
@@ -17,5 +18,10 @@ int cuda_index_of(const std::string& device);
 std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Training& training,
                                             const DeviceOptions& options,
                                             const ControlState& state);
+
+// Whether this build can run a plan, on each kind of device that there is: host, and cuda where a
+// GPU is. Says nothing of memory, or whether a GPU is here. The plan's knobs must have values, else
+// that is what is missing.
+std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan);
 
 }  // namespace ballast

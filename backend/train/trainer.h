@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -86,19 +87,12 @@ class Trainer {
   std::unique_ptr<State> state_;
 };
 
-// An operation of the graph (the first with its cost key) and how long it takes with nothing else
-// running.
-struct OperationTime {
-  Op op;
-  Duration median;
-  Duration deviation;  // median absolute deviation
-};
-
-// Times every distinct operation (by cost_key) of the plan's graph on the options' device: the
-// program is run one operation at a time, each on the thread of its lane, warm-up first, until the
-// medians settle or `seconds` are over. Tokens are random. What a device queues is timed by the
-// device.
-std::vector<OperationTime> measure_operations(const Model& model, const Plan& plan, double seconds,
-                                              const TrainerOptions& options);
+// What a trainer and a measurement of operations make of the options.
+DeviceOptions device_options(const TrainerOptions& options);
+std::unique_ptr<TrainingDevice> open_device(const Training& training, const TrainerOptions& options,
+                                            const DeviceOptions& with, const ControlState& state);
+// Writes all parameters of a module (an index into Graph::modules) to their masters.
+void write_masters(const Graph& graph, size_t module, std::span<const float> values,
+                   TrainingDevice& device);
 
 }  // namespace ballast

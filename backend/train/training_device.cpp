@@ -1,30 +1,85 @@
 #include "backend/train/training_device.h"
 
-#include <fmt/format.h>
-#include <utility>
-
+#include "backend/host/bucket_updates.h"
 #include "sim/base/error.h"
 
 namespace ballast {
 
-void refuse_what_cannot_run(const Model& model, const Plan& plan, const std::string& device) {
-  const std::pair<bool, const char*> reasons[] = {
-      {model.qk_norm, "its heads normalise q and k (qwen3)"},
-      {model.experts > 0, "it routes tokens to experts"},
-      {model.is_latent(), "its attention is latent (deepseek_v3)"},
-      {model.attention_sinks, "its attention has sinks (gpt_oss)"},
-      {model.sliding_window > 0, "some of its layers see a window only"},
-      {model.scaled_rope, "its rotary positions are scaled (rope_scaling)"}};
-  for (const auto& [applies, reason] : reasons) {
-    if (!applies) continue;
-    throw Error("model " + model.name,
-                fmt::format("{}, which the {} device cannot run", reason, device),
-                "predict it, or train a model without");
-  }
-  if (plan.devices > 1) {
-    throw Error("plan, devices", fmt::format("{} devices, and the {} is one", plan.devices, device),
-                "set devices to 1 to run it here");
-  }
+namespace {
+
+constexpr DTypes kFloats = {DType::kF32, DType::kBf16, DType::kF16};
+constexpr DTypes kF32 = {DType::kF32};
+constexpr DTypes kF64 = {DType::kF64};
+constexpr DTypes kTokenIds = {DType::kI32};
+
+void add_modules(Capabilities& all) {
+  all.carries_out(OpKind::kLoadBatch, {{{Role::kTokens}, kTokenIds}})
+      .carries_out(
+          OpKind::kEmbedding,
+          {{{Role::kTokens}, kTokenIds},
+           {{Role::kWeight, Role::kOutput, Role::kOutputGradient, Role::kParameterGradient},
+            kFloats}})
+      .carries_out(OpKind::kNorm,
+                   {{{Role::kInput, Role::kWeight, Role::kOutput, Role::kOutputGradient,
+                      Role::kInputGradient, Role::kResidualGradient, Role::kParameterGradient},
+                     kFloats},
+                    {{Role::kStatistics}, kF32}})
+      .carries_out(OpKind::kGemm,
+                   {{{Role::kInput, Role::kWeight, Role::kResidual, Role::kOutput,
+                      Role::kOutputGradient, Role::kInputGradient, Role::kParameterGradient},
+                     kFloats}})
+      .carries_out(
+          OpKind::kAttention,
+          {{{Role::kInput, Role::kOutput, Role::kOutputGradient, Role::kInputGradient}, kFloats},
+           {{Role::kStatistics}, kF32}})
+      .carries_out(
+          OpKind::kActivation,
+          {{{Role::kInput, Role::kOutput, Role::kOutputGradient, Role::kInputGradient}, kFloats}})
+      .carries_out(
+          OpKind::kLoss,
+          {{{Role::kTokens}, kTokenIds}, {{Role::kOutput}, kFloats}, {{Role::kDecision}, kF64}});
+}
+
+// Of state: master and moments in fp32.
+void add_updates(Capabilities& all) {
+  static constexpr std::initializer_list<Role> kState = {Role::kMaster, Role::kMoment1,
+                                                         Role::kMoment2};
+  all.carries_out(OpKind::kPack, {{{Role::kSource, Role::kDestination}, kFloats}})
+      .carries_out(OpKind::kUnpack, {{{Role::kSource, Role::kDestination}, kFloats}})
+      .carries_out(OpKind::kCast, {{{Role::kSource, Role::kDestination}, kFloats}})
+      .carries_out(OpKind::kSumOfSquares,
+                   {{{Role::kSource}, kFloats}, {{Role::kNormPartials}, kF64}})
+      .carries_out(OpKind::kDecide, {{{Role::kNormPartials, Role::kDecision}, kF64}})
+      .carries_out(OpKind::kCommit, {{{Role::kNormPartials, Role::kDecision}, kF64},
+                                     {{Role::kUndoRecord, Role::kScratch}, kF32},
+                                     {{Role::kGradient, Role::kSource}, kFloats}})
+      .carries_out(OpKind::kSnapshot, {{kState, kF32}, {{Role::kUndoRecord}, kF32}})
+      .carries_out(OpKind::kUndo,
+                   {{kState, kF32}, {{Role::kUndoRecord}, kF32}, {{Role::kGradient}, kFloats}},
+                   {WorkVariant::kExactUndo})
+      .carries_out(OpKind::kAdam,
+                   {{kState, kF32},
+                    {{Role::kUndoRecord}, kF32},
+                    {{Role::kGradient, Role::kDestination}, kFloats},
+                    {{Role::kDecision}, kF64}},
+                   {WorkVariant::kExactUndo})
+      .carries_out(OpKind::kCopy, {{{Role::kSource, Role::kDestination}, kFloats | kF64}},
+                   {WorkVariant::kStateStream});
+}
+
+}  // namespace
+
+Capabilities training_capabilities(const std::string& device, const std::string& described) {
+  Capabilities all(device, described);
+  add_modules(all);
+  add_updates(all);
+  all.knows_adams([](std::string_view name) { return adam_table(name) != nullptr; });
+  return all;
+}
+
+void require(const Capabilities& capabilities, const Training& training) {
+  const auto missing = first_missing(training.graph, training.model, training.plan, capabilities);
+  if (missing) throw missing->error();
 }
 
 BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step) {
@@ -37,12 +92,69 @@ BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t 
   return request;
 }
 
-std::vector<float> read_floats_of(TrainingDevice& device, TensorId tensor, int64_t begin,
-                                  int64_t count) {
+std::vector<float> read_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
+                              StateArray array, int64_t begin, int64_t count) {
+  const StateHome home = home_of(graph, bucket, array);
+  const int64_t size = size_of(home.dtype);
+  std::vector<std::byte> stored(static_cast<size_t>(count * size));
+  device.read(home.tensor, 0, home.begin + begin * size, stored);
   std::vector<float> values(static_cast<size_t>(count));
-  device.read(tensor, 0, begin * static_cast<int64_t>(sizeof(float)),
-              std::as_writable_bytes(std::span(values)));
+  kernels::best().cast(stored.data(), format_of(home.dtype), values.data(), kernels::Format::kF32,
+                       count);
   return values;
+}
+
+void write_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket, StateArray array,
+                 int64_t begin, std::span<const float> values) {
+  const StateHome home = home_of(graph, bucket, array);
+  const int64_t size = size_of(home.dtype);
+  std::vector<std::byte> stored(values.size() * static_cast<size_t>(size));
+  kernels::best().cast(values.data(), kernels::Format::kF32, stored.data(), format_of(home.dtype),
+                       std::ssize(values));
+  device.write(home.tensor, 0, home.begin + begin * size, stored);
+}
+
+void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,
+                    DType dtype) {
+  for (const Bucket& bucket : graph.buckets) {
+    const std::vector<float> master =
+        read_state(device, graph, bucket, StateArray::kMaster, 0, bucket.count);
+    std::vector<std::byte> weights(static_cast<size_t>(bucket.count * size_of(dtype)));
+    kernels::best().cast(master.data(), kernels::Format::kF32, weights.data(), format_of(dtype),
+                         bucket.count);
+    if (bucket.weights >= 0) device.write(bucket.weights, 0, 0, weights);
+    for (const BucketRanges::SpreadPiece& piece : ranges.spread(bucket)) {
+      const auto part =
+          std::span(weights).subspan(static_cast<size_t>(piece.offset * size_of(dtype)),
+                                     static_cast<size_t>(piece.count * size_of(dtype)));
+      for (int copy = 0; copy < graph.tensors[static_cast<size_t>(piece.weight)].copies; ++copy) {
+        device.write(piece.weight, copy, piece.begin * size_of(dtype), part);
+      }
+    }
+  }
+}
+
+void run_forward(const Graph& graph, int64_t batch, int32_t step,
+                 const std::function<void(OpId id, int32_t step)>& run) {
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    const bool forward = op.phase == Phase::kForward || op.phase == Phase::kFetch;
+    if (!forward || op.label.micro_batch > 0) continue;
+    const bool loads = op.kind == OpKind::kLoadBatch;
+    run(static_cast<OpId>(i), loads ? static_cast<int32_t>(batch) : step);
+  }
+}
+
+void run_norms(const Graph& graph, const std::function<void(OpId id)>& run) {
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    bool home = false;
+    for (const Access& access : op.accesses) {
+      const Tensor& tensor = graph.tensors[static_cast<size_t>(access.tensor)];
+      home = home || (op.kind == OpKind::kCopy && tensor.kind == TensorKind::kNormPartials);
+    }
+    if (op.kind == OpKind::kSumOfSquares || home) run(static_cast<OpId>(i));
+  }
 }
 
 }  // namespace ballast

@@ -11,10 +11,13 @@
 #include <vector>
 
 #include "backend/cuda/libraries/gemm_algorithms.h"
+#include "backend/execute/bucket_ranges.h"
 #include "backend/execute/device.h"
+#include "backend/execute/optimizer_state.h"
 #include "backend/execute/update_control.h"
 #include "backend/train/data.h"
 #include "sim/base/units.h"
+#include "sim/graph/core/capabilities.h"
 #include "sim/graph/core/graph.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
@@ -67,15 +70,32 @@ class TrainingDevice : public Device {
   virtual std::vector<MemoryUse> memory() = 0;
 };
 
-// Throws Error where the model needs a module that no device has yet, or the plan more devices than
-// one. `device`: its name for the message.
-void refuse_what_cannot_run(const Model& model, const Plan& plan, const std::string& device);
+// What every training device carries out: the decoder's modules and the updates of buckets, on one
+// device. Each begins its own table with this one and adds or takes away beside its switch.
+Capabilities training_capabilities(const std::string& device, const std::string& described = "");
+
+// Throws Error that names the knob if the device lacks something that the training asks for.
+void require(const Capabilities& capabilities, const Training& training);
 
 // The batch that a kLoadBatch of `step` loads.
 BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step);
 
-// fp32 values [begin, begin + count) of a tensor.
-std::vector<float> read_floats_of(TrainingDevice& device, TensorId tensor, int64_t begin,
-                                  int64_t count);
+// Elements [begin, begin + values.size()) of an array of a bucket's optimizer state, wherever it
+// rests, from and to how it is stored. While nothing runs.
+std::vector<float> read_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
+                              StateArray array, int64_t begin, int64_t count);
+void write_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket, StateArray array,
+                 int64_t begin, std::span<const float> values);
+
+// What TrainingDevice::spread_weights does, by reading and writing.
+void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,
+                    DType dtype);
+
+// Calls `run` for the operations of one forward of the first micro-batch, in order: the batch is
+// loaded as that of step `batch`, everything else runs as of `step`.
+void run_forward(const Graph& graph, int64_t batch, int32_t step,
+                 const std::function<void(OpId id, int32_t step)>& run);
+// Calls `run` for the operations that make the norm partials of a step and bring them to the CPU.
+void run_norms(const Graph& graph, const std::function<void(OpId id)>& run);
 
 }  // namespace ballast

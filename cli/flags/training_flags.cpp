@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "backend/cuda/cuda_runtime.h"
+#include "backend/measure/operation_times.h"
 #include "backend/train/make_device.h"
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"

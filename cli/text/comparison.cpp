@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
 #include "profiles/load.h"
 
@@ -209,6 +210,24 @@ std::string reasons_text(const Comparison& comparison) {
   return text.empty() ? "" : "what does not fit:\n" + text;
 }
 
+// One line a column: what this build runs of it.
+std::string running_text(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  std::string text;
+  for (size_t column = 0; column < grid.columns(); ++column) {
+    std::map<std::string, size_t> rows;
+    for (size_t row = 0; row < grid.rows(); ++row) {
+      const CellResult& cell = comparison.cells[grid.cell(row, column)];
+      if (cell.fits) ++rows[runs_on_text(cell.runs_on)];
+    }
+    for (const auto& [said, count] : rows) {
+      const std::string where = rows.size() == 1 ? "" : fmt::format(" in {} rows", count);
+      text += fmt::format("{}{}: {}\n", column_name(grid, column), where, said);
+    }
+  }
+  return text.empty() ? "" : "to run it:\n" + text;
+}
+
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string quoted = "\"";
@@ -292,6 +311,7 @@ OrderedJson cell_json(const Comparison& comparison, size_t index) {
   const bool priced = cell.fits && cell.price_per_device_hour > 0;
   json["cost_per_million_tokens"] =
       priced ? OrderedJson(cell.cost_per_million_tokens()) : OrderedJson(nullptr);
+  json["runs_on"] = runs_on_json(cell.runs_on);
   json["plan"] =
       cell.plan.model.empty() ? OrderedJson(nullptr) : OrderedJson::parse(plan_json(cell.plan));
   return json;
@@ -322,7 +342,8 @@ OrderedJson crossing_json(const Comparison& comparison, const Crossing& crossing
 
 std::string comparison_text(const Comparison& comparison) {
   std::string text = heading(comparison) + "\n\n" + table_text(comparison);
-  for (const std::string& part : {crossings_text(comparison), reasons_text(comparison)}) {
+  for (const std::string& part :
+       {crossings_text(comparison), reasons_text(comparison), running_text(comparison)}) {
     if (!part.empty()) text += "\n" + part;
   }
   return text;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
 
 namespace ballast {
@@ -209,6 +210,7 @@ OrderedJson prediction_json(const Case& of, const Prediction& prediction) {
   json["critical_path"] = {{"kinds", kinds_json(prediction.critical_path.by_kind)},
                            {"waiting_s", prediction.critical_path.waiting.seconds()}};
   json["provenance"] = provenance_json(prediction);
+  json["runs_on"] = runs_on_json(runs_on(of.model, of.plan, of.stack));
   json["plan"] = OrderedJson::parse(plan_json(of.plan));
   return json;
 }
@@ -279,6 +281,7 @@ std::string prediction_text(const Case& of, const Prediction& prediction) {
   text += "lanes in use    " + lanes_text(prediction) + "\n";
   text += "critical path   " + kinds_text(prediction.critical_path, prediction.step_time) + "\n";
   text += "times are       " + provenance_text(prediction) + "\n";
+  text += "to run it       " + runs_on_text(runs_on(of.model, of.plan, of.stack)) + "\n";
   return text;
 }
 

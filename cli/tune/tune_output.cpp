@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/search/ties.h"
+#include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
 #include "cli/text/why_slower.h"
 #include "sim/base/error.h"
@@ -54,18 +55,21 @@ OrderedJson next_json(const SearchResult& found) {
           {"plan", OrderedJson::parse(plan_json(next->plan))}};
 }
 
-OrderedJson search_json(const SearchResult& found) {
+OrderedJson search_json(const SearchResult& found, const Model* model) {
   const size_t near = near_ties(found);
   OrderedJson ranked = OrderedJson::array();
   for (const Candidate& candidate : found.ranked) {
     if (ranked.size() == kRankedInJson) break;
-    ranked.push_back({{"step_time_s", candidate.step_time.seconds()},
-                      {"tokens_per_s", candidate.tokens_per_s},
-                      {"gpu_bytes", memory_of(candidate, Place::kHbm).count},
-                      {"cpu_bytes", memory_of(candidate, Place::kDram).count},
-                      {"bound_s", candidate.bound.seconds()},
-                      {"tie", near > 1 && ranked.size() < near},
-                      {"plan", OrderedJson::parse(plan_json(candidate.plan))}});
+    ranked.push_back(
+        {{"step_time_s", candidate.step_time.seconds()},
+         {"tokens_per_s", candidate.tokens_per_s},
+         {"gpu_bytes", memory_of(candidate, Place::kHbm).count},
+         {"cpu_bytes", memory_of(candidate, Place::kDram).count},
+         {"bound_s", candidate.bound.seconds()},
+         {"tie", near > 1 && ranked.size() < near},
+         {"runs_on", model == nullptr ? OrderedJson::array()
+                                      : runs_on_json(runs_on(*model, candidate.plan, Stack{}))},
+         {"plan", OrderedJson::parse(plan_json(candidate.plan))}});
   }
   OrderedJson reasons = OrderedJson::array();
   for (const InfeasibleReason& reason : found.reasons) {

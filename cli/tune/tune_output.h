@@ -13,8 +13,9 @@ namespace ballast {
 // Ranked plans, the best among them, within 1 % of the best: the model's error is larger.
 size_t near_ties(const SearchResult& found);
 
-// {"layouts", "considered", "simulated", ..., "ranked": up to 20 plans, "reasons"}.
-OrderedJson search_json(const SearchResult& found);
+// {"layouts", "considered", "simulated", ..., "ranked": up to 20 plans, "reasons"}. `model`: of the
+// plans; null where none was found.
+OrderedJson search_json(const SearchResult& found, const Model* model = nullptr);
 // {"hbm": bytes, ...} of the places that hold anything.
 OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory);
 

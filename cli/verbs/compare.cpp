@@ -11,6 +11,7 @@
 #include "cli/run/completion.h"
 #include "cli/text/comparison.h"
 #include "cli/text/progress.h"
+#include "cli/text/runs_on.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 
@@ -310,9 +311,12 @@ class Comparer {
     if (flags_.tune) {
       result =
           tuned_cell({of.model, of.plan, of.machine, of.stack}, space_for(of, flags), measurements);
+      if (result.fits) result.runs_on = runs_on(of.model, result.plan, of.stack);
     } else {
       const Completed completed = complete_case(std::move(of), measurements);
-      result = cell_of(completed.prediction, completed.of.plan, completed.of.machine);
+      const Case& of_cell = completed.of;
+      result = cell_of(completed.prediction, of_cell.plan, of_cell.machine);
+      result.runs_on = runs_on(of_cell.model, of_cell.plan, of_cell.stack);
     }
     result.price_per_device_hour = price;
     result.parameters = parameters;

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/search/ties.h"
+#include "cli/text/runs_on.h"
 #include "cli/tune/found_model.h"
 #include "cli/tune/tune_objectives.h"
 #include "cli/tune/tune_output.h"
@@ -146,7 +147,7 @@ int run_sized(TuneFlags& flags, Answers& answers) {
   SearchResult nothing;
   nothing.stop = size.found.next_stop;
   const int without = nothing.complete() ? kInfeasible : kUndecided;
-  OrderedJson json = search_json(any ? *size.found.found : nothing);
+  OrderedJson json = any ? search_json(*size.found.found, &size.of.model) : search_json(nothing);
   json.update(memory_of_answers(answers));
   json["objective"] = size_json(flags, size);
   if (any) {
@@ -156,9 +157,10 @@ int run_sized(TuneFlags& flags, Answers& answers) {
   fmt::print("{}", flags.output.json ? json.dump(1) + "\n" : size_text(flags, size));
   if (!any) return without;
   if (!flags.output.json) {
-    fmt::print("\n{}the best: {}\n\n{}{}{}", search_text(flags, size.of, *size.found.found),
-               plan_text(size.of.plan), ranking_text(*size.found.found, flags.top),
-               text_of_answers(answers), text_of(files));
+    fmt::print("\n{}the best: {}\n{}\n\n{}{}{}", search_text(flags, size.of, *size.found.found),
+               plan_text(size.of.plan), runs_on_text(runs_on(size.of.model, size.of.plan, Stack{})),
+               ranking_text(*size.found.found, flags.top), text_of_answers(answers),
+               text_of(files));
   }
   append_to_store(flags, size.of, *size.found.found->best, json);
   return kDone;
@@ -182,7 +184,7 @@ int run_tune(Words words) {
   std::optional<MeasureResult> measured;
   if (flags.loop.plans) measured = tuner.measure_plans(found);
   Case best = tuner.with(found.best->plan);
-  OrderedJson json = search_json(found);
+  OrderedJson json = search_json(found, &best.model);
   if (measured) json["measured"] = measured_json(*measured);
   json["objective"] = objective_json(flags, *found.best);
   json["points"] = points_json(flags, tuned);
@@ -198,7 +200,8 @@ int run_tune(Words words) {
   }
   fmt::print("{}{}", points_text(flags, tuned), search_text(flags, best, found));
   if (measured) fmt::print("{}\n", measured_text(flags.loop, *measured));
-  fmt::print("the best: {}\n\n", plan_text(best.plan));
+  fmt::print("the best: {}\n{}\n\n", plan_text(best.plan),
+             runs_on_text(runs_on(best.model, best.plan, Stack{})));
   if (!measured || measured->measured.empty()) {
     fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
   }

@@ -6,7 +6,6 @@
 #include <immintrin.h>
 
 #include "kernels/tables.h"
-#include "kernels/vector_compact.h"
 #include "kernels/vector_loops.h"
 #include "kernels/vector_undo.h"
 
@@ -272,16 +271,6 @@ struct Avx2 {
 
 }  // namespace
 
-constinit const Table kAvx2Table = {
-    .name = "avx2",
-    .adam_step = adam_step<Avx2>,
-    .adam_step_compact = adam_step_compact<Avx2>,
-    .sum_of_squares = sum_of_squares<Avx2>,
-    .cast = cast<Avx2>,
-    .adam_step_with_undo = adam_step_with_undo<Avx2>,
-    .adam_undo = adam_undo<Avx2>,
-    .scale = scale<Avx2>,
-    .copy_streaming = copy_streaming<Avx2>,
-};
+constinit const Table kAvx2Table = table_of<Avx2>("avx2");
 
 }  // namespace ballast::kernels

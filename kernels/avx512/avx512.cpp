@@ -9,7 +9,6 @@
 #include <immintrin.h>
 
 #include "kernels/tables.h"
-#include "kernels/vector_compact.h"
 #include "kernels/vector_loops.h"
 #include "kernels/vector_undo.h"
 
@@ -210,16 +209,6 @@ struct Avx512 {
 
 }  // namespace
 
-constinit const Table kAvx512Table = {
-    .name = "avx512",
-    .adam_step = adam_step<Avx512>,
-    .adam_step_compact = adam_step_compact<Avx512>,
-    .sum_of_squares = sum_of_squares<Avx512>,
-    .cast = cast<Avx512>,
-    .adam_step_with_undo = adam_step_with_undo<Avx512>,
-    .adam_undo = adam_undo<Avx512>,
-    .scale = scale<Avx512>,
-    .copy_streaming = copy_streaming<Avx512>,
-};
+constinit const Table kAvx512Table = table_of<Avx512>("avx512");
 
 }  // namespace ballast::kernels

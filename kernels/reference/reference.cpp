@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "kernels/kernels.h"
-#include "kernels/reference/compact.h"
 #include "kernels/reference/convert.h"
 #include "kernels/step_constants.h"
 #include "kernels/tables.h"
@@ -161,7 +160,6 @@ void copy(const void* src, void* dst, int64_t bytes) {
 constinit const Table kReferenceTable = {
     .name = "reference",
     .adam_step = adam_step,
-    .adam_step_compact = adam_step_compact_reference,
     .sum_of_squares = sum_of_squares,
     .cast = cast,
     .adam_step_with_undo = adam_step_with_undo,

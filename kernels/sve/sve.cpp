@@ -9,7 +9,6 @@
 #include <arm_sve.h>
 
 #include "kernels/tables.h"
-#include "kernels/vector_compact.h"
 #include "kernels/vector_loops.h"
 #include "kernels/vector_undo.h"
 
@@ -248,16 +247,6 @@ struct Sve {
 
 }  // namespace
 
-constinit const Table kSveTable = {
-    .name = "sve",
-    .adam_step = adam_step<Sve>,
-    .adam_step_compact = adam_step_compact<Sve>,
-    .sum_of_squares = sum_of_squares<Sve>,
-    .cast = cast<Sve>,
-    .adam_step_with_undo = adam_step_with_undo<Sve>,
-    .adam_undo = adam_undo<Sve>,
-    .scale = scale<Sve>,
-    .copy_streaming = copy_streaming<Sve>,
-};
+constinit const Table kSveTable = table_of<Sve>("sve");
 
 }  // namespace ballast::kernels

@@ -18,21 +18,23 @@ kernels::Format format_of(DType dtype) {
 // Offsets and sizes of one module in the flat parameters, and its arrays of one layer.
 class Step {
  public:
-  Step(const Model& model, Shape shape, std::span<const int32_t> tokens, const Array& parameters)
+  Step(const Model& model, Shape shape, std::span<const int32_t> tokens, const Array& parameters,
+       const GradientsSoFar& so_far)
       : model_(model),
         shape_(shape),
         tokens_(tokens),
         parameters_(parameters),
         modules_(modules_of(model)),
         type_(parameters.dtype),
-        gradients_(zeros(type_, 1, parameters.count())) {}
+        factor_(so_far.factor),
+        adds_(so_far.before != nullptr),
+        gradients_(adds_ ? *so_far.before : zeros(type_, 1, parameters.count())) {}
 
   StepResult run() {
     StepResult result;
     forward();
     result.logits = logits_;
-    const double factor = 1.0 / static_cast<double>(shape_.tokens());
-    result.loss = loss_forward_backward(model_, shape_, tokens_.data(), logits_.view(), factor);
+    result.loss = loss_forward_backward(model_, shape_, tokens_.data(), logits_.view(), factor_);
     backward();
     result.gradients = std::move(gradients_);
     return result;
@@ -116,7 +118,7 @@ class Step {
 
   // Gradient of a linear module's parameters, and of its input.
   Array backward_linear(ModuleKind kind, int64_t layer, const Array& dy, const Array& x) {
-    linear_backward_weight(model_, kind, dy.view(), x.view(), gradients(kind, layer), false);
+    linear_backward_weight(model_, kind, dy.view(), x.view(), gradients(kind, layer), adds_);
     Array dx = tokens_by(x.columns);
     linear_backward_input(model_, kind, dy.view(), parameters(kind, layer), dx.view());
     return dx;
@@ -126,10 +128,10 @@ class Step {
     Array dx = backward_linear(ModuleKind::kHead, -1, logits_, final_norm_);
     norm_backward(model_, final_input_.view(), final_statistics_.view(),
                   parameters(ModuleKind::kFinalNorm), dx.view(), {}, dx.view(),
-                  gradients(ModuleKind::kFinalNorm), false);
+                  gradients(ModuleKind::kFinalNorm), adds_);
     for (int64_t i = model_.layers - 1; i >= 0; --i) backward_layer(i, dx);
     embedding_backward(model_, shape_, tokens_.data(), dx.view(), gradients(ModuleKind::kEmbedding),
-                       model_.tied_embeddings);
+                       adds_ || model_.tied_embeddings);
   }
 
   // dx: gradient by the layer's output, replaced by that of its input.
@@ -141,7 +143,7 @@ class Step {
     const Array dnorm2 = backward_linear(ModuleKind::kFc1, i, dh, layer.norm2);
     norm_backward(model_, layer.middle.view(), layer.statistics2.view(),
                   parameters(ModuleKind::kNorm2, i), dnorm2.view(), dx.view(), dx.view(),
-                  gradients(ModuleKind::kNorm2, i), false);
+                  gradients(ModuleKind::kNorm2, i), adds_);
     const Array dattention = backward_linear(ModuleKind::kAttentionOut, i, dx, layer.attention);
     Array dqkv = tokens_by(model_.qkv_width());
     attention_backward(model_, shape_, layer.qkv.view(), layer.attention.view(),
@@ -149,7 +151,7 @@ class Step {
     const Array dnorm1 = backward_linear(ModuleKind::kQkv, i, dqkv, layer.norm1);
     norm_backward(model_, layer.input.view(), layer.statistics1.view(),
                   parameters(ModuleKind::kNorm1, i), dnorm1.view(), dx.view(), dx.view(),
-                  gradients(ModuleKind::kNorm1, i), false);
+                  gradients(ModuleKind::kNorm1, i), adds_);
   }
 
   const Model& model_;
@@ -158,6 +160,8 @@ class Step {
   const Array& parameters_;
   std::vector<Module> modules_;
   DType type_;
+  double factor_;
+  bool adds_;
   Array gradients_;
   std::vector<Layer> layers_;
   Array final_input_, final_norm_, final_statistics_, logits_;
@@ -273,7 +277,13 @@ Array some_parameters(const Model& model, DType dtype) {
 
 StepResult run_step(const Model& model, Shape shape, std::span<const int32_t> tokens,
                     const Array& parameters) {
-  return Step(model, shape, tokens, parameters).run();
+  return run_step(model, shape, tokens, parameters,
+                  {1.0 / static_cast<double>(shape.tokens()), nullptr});
+}
+
+StepResult run_step(const Model& model, Shape shape, std::span<const int32_t> tokens,
+                    const Array& parameters, const GradientsSoFar& gradients) {
+  return Step(model, shape, tokens, parameters, gradients).run();
 }
 
 }  // namespace ballast::transformer

@@ -61,5 +61,13 @@ struct StepResult {
 // Forward and backward of one micro-batch with every array of parameters.dtype.
 StepResult run_step(const Model& model, Shape shape, std::span<const int32_t> tokens,
                     const Array& parameters);
+// The same with a factor on the gradient of a token's loss in place of 1 / tokens; adds to the
+// gradients of micro-batches before, if there are any.
+struct GradientsSoFar {
+  double factor = 1;
+  const Array* before = nullptr;
+};
+StepResult run_step(const Model& model, Shape shape, std::span<const int32_t> tokens,
+                    const Array& parameters, const GradientsSoFar& gradients);
 
 }  // namespace ballast::transformer

@@ -38,8 +38,8 @@ TEST(refusals, every_family_beyond_the_host_device_is_named_with_its_reason) {
   latent.rope_size = 4;
   latent.value_size = 8;
   const std::pair<Model, const char*> refused[] = {
-      {qwen3, "normalise q and k"},           {llama3, "rotary positions are scaled"},
-      {latent, "attention is latent"},        {with_experts("mixtral"), "experts"},
+      {qwen3, "normalise q and k"},           {llama3, "scaled rotary positions"},
+      {latent, "latent attention"},           {with_experts("mixtral"), "experts"},
       {with_experts("qwen3_moe"), "experts"}, {with_experts("gpt_oss"), "experts"}};
   for (const auto& [model, reason] : refused) {
     const std::string message = refusal_of(model);
@@ -52,9 +52,11 @@ TEST(refusals, products_in_fp8_are_for_gpus) {
   Plan plan = tiny::wait_plan();
   plan.sequence_length = 16;
   plan.products = ProductFormat::kFp8;
-  EXPECT_EQ(refusal_of(tiny::llama_model(), plan),
-            "plan, products: fp8, which no CPU multiplies; train on a GPU that has it (--device "
-            "cuda:0), or set plan.products=as-stored");
+  EXPECT_EQ(
+      refusal_of(tiny::llama_model(), plan),
+      "plan.products: matrix products in fp8, which the host device does not carry out; train "
+      "on a GPU of compute capability 8.9 or newer (--device cuda:0), or set "
+      "plan.products=as-stored");
 }
 
 }  // namespace

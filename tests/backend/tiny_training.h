@@ -64,7 +64,7 @@ inline Plan wait_plan(DType dtype = DType::kBf16) {
 inline TrainerOptions options_for(int64_t steps) {
   TrainerOptions options;
   // Not the sources themselves: what a step's gradients are must not change with every commit.
-  options.data = std::string(BALLAST_SOURCE_DIR) + "/tests/data/training_text.txt";
+  options.data = BALLAST_SOURCE_DIR "/tests/data/training_text.txt";
   options.optimizer.learning_rate = {3e-3, 3e-4, 3, steps};
   options.optimizer.clip_norm = 1.0;
   return options;

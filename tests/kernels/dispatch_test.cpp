@@ -19,7 +19,6 @@ TEST(dispatch, every_table_is_found_by_its_name_and_has_every_function) {
   for (const Table* table : available()) {
     EXPECT_EQ(find(table->name), table);
     EXPECT_NE(table->adam_step, nullptr);
-    EXPECT_NE(table->adam_step_compact, nullptr);
     EXPECT_NE(table->sum_of_squares, nullptr);
     EXPECT_NE(table->cast, nullptr);
     EXPECT_NE(table->adam_step_with_undo, nullptr);

@@ -8,7 +8,7 @@
 
 #include "backend/execute/arena.h"
 #include "backend/measure/cuda/profile_cuda_timing.h"
-#include "backend/train/trainer.h"
+#include "backend/measure/operation_times.h"
 #include "sim/graph/core/graph.h"
 
 namespace ballast {
