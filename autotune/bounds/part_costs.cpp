@@ -1,10 +1,11 @@
 #include "autotune/bounds/part_costs.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/module_index.h"
+#include "sim/graph/passes/passes.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
@@ -13,75 +14,16 @@ namespace {
 // First, middle and last micro-batch: the middle one stands for all between.
 constexpr int64_t kSampled = 3;
 
-// Index of the module that a label names; the head of a tied model has none of its own.
-class ModuleIndex {
- public:
-  explicit ModuleIndex(const Graph& graph) : of_tensor_(graph.tensors.size(), -1) {
-    for (size_t i = 0; i < graph.modules.size(); ++i) {
-      const Module& module = graph.modules[i];
-      by_label_[key(static_cast<int32_t>(module.layer), module.kind)] = static_cast<int32_t>(i);
-    }
-    for (size_t t = 0; t < graph.tensors.size(); ++t) {
-      const Tensor& tensor = graph.tensors[t];
-      if (!is_of_module(tensor.kind)) continue;
-      of_tensor_[t] = of(tensor.label);
-    }
-  }
-  // Of a weight or a gradient, whole or a shard; -1 for other tensors.
-  int32_t of(TensorId tensor) const { return of_tensor_[static_cast<size_t>(tensor)]; }
-  int32_t of(Label label) const { return by_label_.at(key(label.layer, label.module)); }
-
- private:
-  static bool is_of_module(TensorKind kind) {
-    return kind == TensorKind::kWeight || kind == TensorKind::kGradient ||
-           kind == TensorKind::kGathered || kind == TensorKind::kFullGradient;
-  }
-  static int32_t key(int32_t layer, ModuleKind kind) {
-    return layer * kModuleKinds + static_cast<int32_t>(kind);
-  }
-  std::unordered_map<int32_t, int32_t> by_label_;
-  std::vector<int32_t> of_tensor_;
-};
-
-// Peak of the tensors that `counts` admits, in program order.
+// Peaks of the tensors that `counts` admits, in program order.
 template <class Predicate>
 MemoryProfile sweep(const Graph& graph, const std::vector<Life>& lives, const Predicate& counts) {
-  struct Change {
-    size_t position, place, category;
-    int64_t bytes;
-  };
-  const size_t ops = graph.step.ops.size();
-  std::vector<Change> changes;
-  changes.reserve(2 * graph.tensors.size());
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    const Tensor& tensor = graph.tensors[t];
-    const Life& life = lives[t];
-    if (life.first < 0 || !counts(t)) continue;
-    const size_t first = life.carried ? 0 : static_cast<size_t>(life.first);
-    const size_t last = life.carried ? ops - 1 : static_cast<size_t>(life.last);
-    const auto place = static_cast<size_t>(tensor.place);
-    const auto category = static_cast<size_t>(tensor.category);
-    changes.push_back({first, place, category, tensor.all_bytes().count});
-    changes.push_back({last + 1, place, category, -tensor.all_bytes().count});
-  }
-  std::sort(changes.begin(), changes.end(),
-            [](const Change& a, const Change& b) { return a.position < b.position; });
   MemoryProfile profile;
-  std::array<CategoryBytes, kPlaces> live{};
-  std::array<Bytes, kPlaces> sum{};
-  std::array<Bytes, kPlaces> most{};
-  for (size_t next = 0; next < changes.size() && changes[next].position < ops;) {
-    const size_t position = changes[next].position;
-    for (; next < changes.size() && changes[next].position == position; ++next) {
-      const Change& change = changes[next];
-      live[change.place][change.category] += Bytes{change.bytes};
-      sum[change.place] += Bytes{change.bytes};
-    }
-    for (size_t p = 0; p < kPlaces; ++p) {
-      if (sum[p] <= most[p]) continue;
-      most[p] = sum[p];
-      profile.peak[p] = live[p];
-    }
+  for (size_t p = 0; p < kPlaces; ++p) {
+    const auto here = [&](size_t t) {
+      return static_cast<size_t>(graph.tensors[t].place) == p && counts(t);
+    };
+    const LivePeak peak = peak_of(live_bytes(graph, lives, here));
+    if (peak.at >= 0) profile.peak[p] = held_at(peak.at, graph, lives, here);
   }
   return profile;
 }
@@ -111,10 +53,13 @@ Graph uses_of_weights(const Graph& graph) {
 
 // Visits of every module's weights in a program, were they all to flow; `one` and `first_ps` are
 // filled where a module has any.
-std::vector<FetchProfile> fetches_of(const Graph& uses, const Plan& plan, const CostModel& costs) {
+std::vector<FetchProfile> fetches_of(const Graph& uses, const Model& model, const Plan& plan,
+                                     const CostModel& costs) {
   Plan flowing = plan;
   flowing.weights.flow_share = 1.0;
-  Graph graph = residency_pass(uses, flowing);
+  const StackFacts facts;
+  const PassContext context{model, flowing, facts};
+  Graph graph = run_passes(uses, context, "residency", "residency", Program::kCutDown);
   // Stage 3 gathers each visit's weights as well, which is work of the other half.
   std::erase_if(graph.step.ops, [](const Op& op) {
     return op.phase != Phase::kFetch || op.kind == OpKind::kCollective;
@@ -123,10 +68,10 @@ std::vector<FetchProfile> fetches_of(const Graph& uses, const Plan& plan, const 
   for (Op& op : graph.step.ops) {
     std::erase_if(op.accesses, [](const Access& access) { return access.tensor < 0; });
   }
-  graph = shard_pass(std::move(graph), flowing);
+  graph = run_passes(std::move(graph), context, "shard", "shard", Program::kCutDown);
   const Sequence& fetches = graph.step;
   const CostTable table = costs.table(fetches, graph);
-  const ModuleIndex modules(graph);
+  const ModuleIndex modules(graph.modules);
   std::vector<FetchProfile> result(graph.modules.size());
   std::vector<int64_t> priced(graph.modules.size(), 0);
   for (size_t i = 0; i < fetches.ops.size(); ++i) {
@@ -152,11 +97,8 @@ Plan sample_plan(const Plan& plan, int64_t micro_batches) {
 }
 
 Graph forward_backward_graph(const Model& model, const Plan& plan) {
-  Graph graph = build_plain(model, plan);
-  graph = tensor_pass(std::move(graph), model, plan, StackFacts{});
-  graph = sequence_pass(std::move(graph), plan);
-  graph = checkpoint_pass(std::move(graph), plan);
-  return gather_pass(std::move(graph), plan, StackFacts{});
+  const StackFacts facts;
+  return run_passes({}, {model, plan, facts}, "plain", "gather");
 }
 
 void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, double times) {
@@ -208,7 +150,7 @@ Workload work_of(const Graph& graph, const CostTable& table) {
 }
 
 // Where on the compute lane weights are first read and gradients complete.
-void fill_positions(const Graph& graph, const CostTable& table, const ModuleIndex& modules,
+void fill_positions(const Graph& graph, const CostTable& table, const std::vector<int32_t>& modules,
                     int64_t last_micro_batch, ForwardBackwardProfile& profile) {
   const size_t count = graph.modules.size();
   profile.first_use_ps.assign(count, -1);
@@ -225,7 +167,8 @@ void fill_positions(const Graph& graph, const CostTable& table, const ModuleInde
       backward = backward || is_backward(op.phase);
       for (const Access& access : op.accesses) {
         if (access.role != Role::kWeight) continue;
-        int64_t& first = profile.first_use_ps[static_cast<size_t>(modules.of(access.tensor))];
+        int64_t& first =
+            profile.first_use_ps[static_cast<size_t>(modules[static_cast<size_t>(access.tensor)])];
         if (first < 0) first = before;
       }
       before += ps;
@@ -234,7 +177,7 @@ void fill_positions(const Graph& graph, const CostTable& table, const ModuleInde
     last_total += ps;
     for (const Access& access : op.accesses) {
       if (access.role != Role::kParameterGradient) continue;
-      left[static_cast<size_t>(modules.of(access.tensor))] = last_total;
+      left[static_cast<size_t>(modules[static_cast<size_t>(access.tensor)])] = last_total;
     }
   }
   const int64_t total = profile.work.lane[static_cast<size_t>(LaneKind::kCompute)];
@@ -257,7 +200,7 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
   const Graph graph = forward_backward_graph(model, sample);
   const Graph fewer = others > 0 ? forward_backward_graph(model, less) : Graph{};
   const CostTable table = costs.table(graph.step, graph);
-  const ModuleIndex modules(graph);
+  const std::vector<int32_t> modules = ModuleIndex(graph.modules).by_tensor(graph);
 
   ForwardBackwardProfile profile;
   profile.work = work_of(graph, table);
@@ -282,11 +225,11 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
   for (const CastPlacement cast : fetched) {
     Plan flowing = sample;
     flowing.optimizer.cast = cast;
-    std::vector<FetchProfile> fetch = fetches_of(uses, flowing, costs);
+    std::vector<FetchProfile> fetch = fetches_of(uses, model, flowing, costs);
     if (others > 0) {
       flowing = less;
       flowing.optimizer.cast = cast;
-      const std::vector<FetchProfile> two = fetches_of(fewer_uses, flowing, costs);
+      const std::vector<FetchProfile> two = fetches_of(fewer_uses, model, flowing, costs);
       for (size_t m = 0; m < two.size(); ++m) {
         fetch[m].visits += others * (fetch[m].visits - two[m].visits);
       }
@@ -297,12 +240,13 @@ ForwardBackwardProfile forward_backward_profile(const Model& model, const Plan& 
 }
 
 OptimizerProfiler::OptimizerProfiler(const Model& model, const Plan& base, const CostModel& costs)
-    : costs_(costs) {
+    : model_(model), costs_(costs) {
   Plan plan = base;
   plan.micro_batch = 1;
   plan.global_batch = plan.data;
   plan = sample_plan(plan, 1);
-  skeleton_ = gather_pass(build_plain(model, plan), plan, StackFacts{});
+  const StackFacts facts;
+  skeleton_ = run_passes(build_plain(model, plan), {model, plan, facts}, "gather", "gather");
   std::vector<Op> kept;
   for (Op& op : skeleton_.step.ops) {
     std::erase_if(op.accesses, [](const Access& access) {
@@ -333,7 +277,7 @@ class ChainBuilder {
  public:
   ChainBuilder(const Graph& graph, OptimizerProfile& profile)
       : graph_(graph),
-        modules_(graph),
+        modules_(ModuleIndex(graph.modules).by_tensor(graph)),
         profile_(profile),
         value_(graph.tensors.size(), -1),
         last_written_(graph.tensors.size(), 0) {
@@ -350,7 +294,7 @@ class ChainBuilder {
   int32_t value(TensorId tensor) {
     int32_t& value = value_[static_cast<size_t>(tensor)];
     if (value >= 0) return value;
-    const int32_t module = modules_.of(tensor);
+    const int32_t module = modules_[static_cast<size_t>(tensor)];
     const TensorKind kind = graph_.tensors[static_cast<size_t>(tensor)].kind;
     if (module >= 0 && kind == TensorKind::kGradient) {
       value = module;
@@ -388,7 +332,7 @@ class ChainBuilder {
   }
 
   const Graph& graph_;
-  ModuleIndex modules_;
+  std::vector<int32_t> modules_;  // by tensor
   OptimizerProfile& profile_;
   std::vector<int32_t> value_;        // by tensor
   std::vector<size_t> last_written_;  // by tensor: the last backward operation that writes it
@@ -422,11 +366,11 @@ void fill_chain(const Graph& graph, const CostTable& table, OptimizerProfile& pr
 
 void fill_memory(const Graph& graph, OptimizerProfile& profile) {
   const std::vector<Life> lives = lives_of(graph);
-  const ModuleIndex modules(graph);
+  const std::vector<int32_t> modules = ModuleIndex(graph.modules).by_tensor(graph);
   // Weights that flow are not there but during a visit.
   const auto stays = [&](size_t t) {
     if (graph.tensors[t].kind != TensorKind::kWeight) return true;
-    return !profile.flowing[static_cast<size_t>(modules.of(static_cast<TensorId>(t)))];
+    return !profile.flowing[static_cast<size_t>(modules[t])];
   };
   profile.peak = sweep(graph, lives, stays);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
@@ -449,7 +393,9 @@ OptimizerProfile OptimizerProfiler::profile(const Plan& plan) const {
   add_bucket_state(graph, plan, StackFacts{});
   OptimizerProfile profile;
   profile.flowing = flowing_modules(graph, plan);
-  graph = shard_pass(optimizer_pass(std::move(graph), plan), plan);
+  const StackFacts facts;
+  graph =
+      run_passes(std::move(graph), {model_, plan, facts}, "optimizer", "shard", Program::kCutDown);
   // Forward and backward cost nothing here.
   for (Op& op : graph.step.ops) {
     if (op.phase != Phase::kOptimizer) op.work = std::monostate{};

@@ -130,6 +130,7 @@ class OptimizerProfiler {
   const std::vector<Module>& modules() const { return skeleton_.modules; }
 
  private:
+  const Model& model_;
   const CostModel& costs_;
   Graph skeleton_;  // uses of weights and gradients alone
 };

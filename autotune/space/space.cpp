@@ -10,6 +10,7 @@
 #include "autotune/bounds/part_costs.h"
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/passes/passes.h"
 
 namespace ballast {
 namespace {
@@ -28,7 +29,8 @@ std::vector<Module> modules_of_rank(const Model& model, const Plan& plan) {
   once.micro_batch = 1;
   once.activations = ActivationPlan{};
   once = sample_plan(once, 1);
-  return gather_pass(build_plain(model, once), once, StackFacts{}).modules;
+  const StackFacts facts;
+  return run_passes(build_plain(model, once), {model, once, facts}, "gather", "gather").modules;
 }
 
 std::vector<int64_t> divisors_of(int64_t number) {

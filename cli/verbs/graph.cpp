@@ -5,6 +5,7 @@
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 #include "sim/base/atomic_file.h"
+#include "sim/graph/passes/passes.h"
 
 namespace ballast {
 namespace {
@@ -78,6 +79,38 @@ std::string graph_text(const Prediction& prediction) {
   return table.text() + "after: what must finish first, on other lanes; a ' is one step earlier\n";
 }
 
+// Which passes apply to a plan; every one may, where none is given.
+std::string passes_text(const PassContext* context) {
+  Table table({{"pass", true}, {"applies", true}, {"file", true}, {"does", true}});
+  for (const Pass& pass : passes()) {
+    const std::string applies = context == nullptr ? "" : pass.applies(*context) ? "yes" : "no";
+    table.add({std::string(pass.name), applies, std::string(pass.file), std::string(pass.does)});
+  }
+  return table.text();
+}
+
+OrderedJson passes_json(const PassContext* context) {
+  OrderedJson list = OrderedJson::array();
+  for (const Pass& pass : passes()) {
+    OrderedJson one = {
+        {"name", pass.name}, {"file", "sim/graph/" + std::string(pass.file)}, {"does", pass.does}};
+    if (context != nullptr) one["applies"] = pass.applies(*context);
+    list.push_back(std::move(one));
+  }
+  return {{"schema", "ballast.passes/1"}, {"passes", list}};
+}
+
+void write_json(const OutputFlags& output, const OrderedJson& value) {
+  const std::string json = value.dump(1) + "\n";
+  if (output.out) atomic_write(*output.out, json);
+  if (output.json) fmt::print("{}", json);
+}
+
+void print_passes(const OutputFlags& output, const PassContext* context) {
+  write_json(output, passes_json(context));
+  if (!output.json && !output.out) fmt::print("{}", passes_text(context));
+}
+
 }  // namespace
 
 int run_graph(Words words) {
@@ -88,20 +121,31 @@ int run_graph(Words words) {
   parser.add(flags, VerbParser::Lists::kNo);
   parser.add(store);
   parser.add(output, "Write the JSON to this file");
+  bool show_passes = false;
+  parser.app().add_flag(
+      "--passes", show_passes,
+      "Print the passes that make the graph, and with a plan which of them apply");
   if (!parser.parse(words)) return kDone;
+  const bool names_plan =
+      !flags.models.empty() || !flags.machines.empty() || flags.plan_file.has_value();
+  if (show_passes && !names_plan) {
+    print_passes(output, nullptr);
+    return kDone;
+  }
 
   Case of = load_case(flags, store);
   const Measurements measurements = measurements_of(of.machine, store);
   const Completed completed = complete_case(std::move(of), measurements);
+  if (show_passes) {
+    const PassContext context{completed.of.model, completed.of.plan, completed.of.stack.facts};
+    print_passes(output, &context);
+    return kDone;
+  }
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;
   }
-  if (output.json || output.out) {
-    const std::string json = graph_json(completed).dump(1) + "\n";
-    if (output.out) atomic_write(*output.out, json);
-    if (output.json) fmt::print("{}", json);
-  }
+  if (output.json || output.out) write_json(output, graph_json(completed));
   if (!output.json && !output.out) fmt::print("{}", graph_text(completed.prediction));
   return kDone;
 }

@@ -54,27 +54,20 @@ double share_of_layers(const Model& model, const Plan& plan) {
 
 LayerMemory layer_memory(const Graph& graph, const Model& model, const Plan& plan) {
   const std::vector<Life> lives = lives_of(graph);
-  Bytes states;
-  std::vector<Bytes> change(graph.step.ops.size() + 1);
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+  const auto on_gpu = [&](size_t t) {
     const Tensor& tensor = graph.tensors[t];
-    const Life& life = lives[t];
-    if (life.first < 0 || tensor.device != 0 || tensor.place != Place::kHbm) continue;
-    if (is_state(tensor)) states += tensor.all_bytes();
-    // What no backward reads is not saved.
-    if (!is_saved(tensor) ||
-        graph.step.ops[static_cast<size_t>(life.last)].phase == Phase::kForward) {
-      continue;
-    }
-    change[static_cast<size_t>(life.first)] += tensor.bytes();
-    change[static_cast<size_t>(life.last) + 1] -= tensor.bytes();
+    return lives[t].first >= 0 && tensor.device == 0 && tensor.place == Place::kHbm;
+  };
+  Bytes states;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (on_gpu(t) && is_state(graph.tensors[t])) states += graph.tensors[t].all_bytes();
   }
   LayerMemory memory;
-  Bytes now;
-  for (const Bytes& by : change) {
-    now += by;
-    memory.activations = std::max(memory.activations, now);
-  }
+  memory.activations = peak_of(live_bytes(graph, lives, [&](size_t t) {
+                         // What no backward reads is not saved.
+                         return on_gpu(t) && is_saved(graph.tensors[t]) &&
+                                graph.op(lives[t].last).phase != Phase::kForward;
+                       })).live;
   memory.states = {
       static_cast<int64_t>(share_of_layers(model, plan) * static_cast<double>(states.count))};
   return memory;

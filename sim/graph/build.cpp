@@ -1,6 +1,7 @@
 #include "sim/graph/build.h"
 
 #include "sim/graph/core/edit.h"
+#include "sim/graph/passes/passes.h"
 
 namespace ballast {
 
@@ -21,7 +22,6 @@ Graph build_plain(const Model& model, const Plan& plan) {
 
 Graph build_plain(const Model& model, const Plan& plan, const StackFacts& facts) {
   Graph graph = build_chunk(rank_model(model, plan), plan, facts, {});
-  choose_product_formats(graph, plan);
   graph.buckets = buckets_of(graph.modules, plan.optimizer);
   add_bucket_state(graph, plan, facts);
   return graph;
@@ -29,51 +29,26 @@ Graph build_plain(const Model& model, const Plan& plan, const StackFacts& facts)
 
 Graph build(const Model& model, const Plan& plan) { return build(model, plan, StackFacts{}); }
 
-Graph build(const Model& model, const Plan& plan, const StackFacts& facts) {
-  Graph graph = build_placed(model, plan, facts);
-  link(graph);
-  return graph;
-}
-
 namespace {
 
-Graph build_stages(const Model& model, const Plan& plan, const StackFacts& facts) {
+Graph build_up_to(std::string_view last, const Model& model, const Plan& plan,
+                  const StackFacts& facts) {
   check(plan, model);
   CHECK(plan.micro_batch && plan.activations && plan.weights.flow_share &&
         plan.optimizer.gpu_buckets);
-  if (plan.pipeline > 1) return build_pipeline(model, plan, facts);
-  Graph graph = build_plain(model, plan, facts);
-  verify(graph);
-  graph = tensor_pass(std::move(graph), model, plan, facts);
-  verify(graph);
-  graph = sequence_pass(std::move(graph), plan);
-  verify(graph);
-  graph = checkpoint_pass(std::move(graph), plan);
-  verify(graph);
-  graph = gather_pass(std::move(graph), plan, facts);
-  verify(graph);
-  graph = residency_pass(std::move(graph), plan);
-  verify(graph);
-  graph = optimizer_pass(std::move(graph), plan, facts);
-  verify(graph);
-  graph = accumulate_pass(std::move(graph), plan, facts);
-  verify(graph);
-  graph = shard_pass(std::move(graph), plan);
-  verify(graph);
-  graph = host_copies_pass(std::move(graph), plan, facts);
-  verify(graph);
-  graph = products_pass(std::move(graph));
-  verify(graph);
-  return graph;
+  const PassContext context{model, plan, facts};
+  if (plan.pipeline == 1) return run_passes({}, context, "plain", last);
+  return run_passes(build_pipeline(model, plan, facts), context, "place", last);
 }
 
 }  // namespace
 
+Graph build(const Model& model, const Plan& plan, const StackFacts& facts) {
+  return build_up_to("link", model, plan, facts);
+}
+
 Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts) {
-  Graph graph = build_stages(model, plan, facts);
-  graph.reuse = plan.memory_reuse.value_or(MemoryReuse::kApart);
-  place(graph);
-  return graph;
+  return build_up_to("place", model, plan, facts);
 }
 
 }  // namespace ballast

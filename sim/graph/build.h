@@ -1,6 +1,6 @@
 // Turns a model and a plan into the graph of one training step.
 //
-//   build = plain forward and backward  ->  passes, each in its own file  ->  place  ->  link
+//   build = the passes of sim/graph/passes/passes.h, in the order of that table
 //
 // Will not do: choose a knob (autotune does; every "auto" must be filled in), or cost anything.
 #pragma once
@@ -22,7 +22,7 @@ Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts
 // divided, width whole. Rounded up where they do not divide; at least one key/value head.
 Model rank_model(const Model& model, const Plan& plan);
 
-// --- the stages of build, in their order, public for tests -----------------------------------
+// --- what the table of passes is made of -----------------------------------------------------
 
 // Forward, loss and backward of every micro-batch; all tensors on the GPU; every module's weights
 // and gradients present; no optimizer.
@@ -42,11 +42,11 @@ Graph build_chunk(const Model& rank, const Plan& plan, const StackFacts& facts, 
 // which are linked already.
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts);
 
-// products.cpp: says of every product in what format it multiplies (Plan::products). Before any
+// gemm_formats.cpp: says of every product in what format it multiplies (Plan::products). Before any
 // other pass, so that what they copy or cut is right.
 void choose_product_formats(Graph& graph, const Plan& plan);
-// products.cpp: gives every 8-bit product a tensor for its operands' codes (Role::kCodes). After
-// every other pass, so that each operation has its own, for as long as it runs.
+// gemm_formats.cpp: gives every 8-bit product a tensor for its operands' codes (Role::kCodes).
+// After every other pass, so that each operation has its own, for as long as it runs.
 Graph products_pass(Graph graph);
 // Where the codes of an operation's factors begin in it: m x k first, then k x n.
 struct CodesLayout {
@@ -79,7 +79,7 @@ Graph optimizer_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // accumulate.cpp: gradients of micro-batches that the CPU steps add up in its memory, and not on
 // the GPU (StackFacts::accumulates_on_cpu).
-Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts);
+Graph accumulate_pass(Graph graph, const Plan& plan);
 
 // shard.cpp: reduce-scatter and all-gather of buckets over Plan::data ranks (ZeRO).
 Graph shard_pass(Graph graph, const Plan& plan);

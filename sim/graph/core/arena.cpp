@@ -158,7 +158,7 @@ ArenaPlan plan_arenas(const Graph& graph, const std::vector<Life>& lives) {
     if (touched_by == kCarried) {
       for (const TensorId id : members) {
         plan.offset[static_cast<size_t>(id)] = base;
-        base += aligned_bytes(graph.tensors[static_cast<size_t>(id)]);
+        base += aligned_bytes(graph.tensor(id));
       }
       continue;
     }

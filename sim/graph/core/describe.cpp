@@ -6,11 +6,19 @@ namespace ballast {
 
 namespace {
 
-template <size_t N, class Enum>
-std::string_view name_in(const std::array<std::string_view, N>& names, Enum value) {
+// The name of an enumeration's value, from the names of all in their order. With a name too few or
+// too many it does not compile.
+template <int kValues, class Enum, size_t kNames>
+std::string_view name_in(const std::array<std::string_view, kNames>& names, Enum value) {
+  static_assert(kNames == static_cast<size_t>(kValues), "one name for every value");
   const auto index = static_cast<size_t>(value);
-  CHECK(index < N);
+  CHECK(index < kNames);
   return names[index];
+}
+
+template <class... Text>
+constexpr std::array<std::string_view, sizeof...(Text)> names_of(const Text&... names) {
+  return {names...};
 }
 
 std::string describe(const Label& label) {
@@ -65,42 +73,51 @@ struct KeyOfWork {
 }  // namespace
 
 std::string_view to_string(LaneKind kind) {
-  static constexpr std::array<std::string_view, kLaneKinds> names = {
-      "compute", "copy-in", "copy-out", "upload", "cpu", "check", "network", "nvme"};
-  return name_in(names, kind);
+  static constexpr auto names =
+      names_of("compute", "copy-in", "copy-out", "upload", "cpu", "check", "network", "nvme");
+  return name_in<kLaneKinds>(names, kind);
 }
 
 std::string_view to_string(Place place) {
-  static constexpr std::array<std::string_view, kPlaces> names = {"hbm", "dram", "nvme"};
-  return name_in(names, place);
+  static constexpr auto names = names_of("hbm", "dram", "nvme");
+  return name_in<kPlaces>(names, place);
 }
 
 std::string_view to_string(Category category) {
-  static constexpr std::array<std::string_view, kCategories> names = {
-      "weights",   "gradients", "master",   "moments", "activations",
-      "workspace", "staging",   "snapshot", "data"};
-  return name_in(names, category);
+  static constexpr auto names = names_of("weights", "gradients", "master", "moments", "activations",
+                                         "workspace", "staging", "snapshot", "data");
+  return name_in<kCategories>(names, category);
 }
 
 std::string_view to_string(OpKind kind) {
-  static constexpr std::array<std::string_view, kOpKinds> names = {
-      "load_batch", "embedding", "norm", "gemm",           "attention", "activation", "loss",
-      "pack",       "unpack",    "cast", "sum_of_squares", "decide",    "commit",     "snapshot",
-      "adam",       "undo",      "copy", "collective",     "io",        "scale",      "block"};
-  return name_in(names, kind);
+  static constexpr auto names =
+      names_of("load_batch", "embedding", "norm", "gemm", "attention", "activation", "loss", "pack",
+               "unpack", "cast", "sum_of_squares", "decide", "commit", "snapshot", "adam", "undo",
+               "copy", "collective", "io", "scale", "block");
+  return name_in<kOpKinds>(names, kind);
 }
 
 std::string_view to_string(CollectiveKind kind) {
-  static constexpr std::array<std::string_view, 6> names = {
-      "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send-receive"};
-  return name_in(names, kind);
+  static constexpr auto names = names_of("all-reduce", "reduce-scatter", "all-gather", "all-to-all",
+                                         "broadcast", "send-receive");
+  return name_in<kCollectiveKinds>(names, kind);
 }
 
 std::string_view to_string(Phase phase) {
-  static constexpr std::array<std::string_view, 9> names = {
-      "forward",   "recompute", "backward", "backward_input", "backward_weight",
-      "optimizer", "fetch",     "offload",  "reload"};
-  return name_in(names, phase);
+  static constexpr auto names =
+      names_of("forward", "recompute", "backward", "backward_input", "backward_weight", "optimizer",
+               "fetch", "offload", "reload");
+  return name_in<kPhases>(names, phase);
+}
+
+std::string_view to_string(TensorKind kind) {
+  static constexpr auto names = names_of(
+      "tokens", "weight", "gradient", "output", "norm statistics", "log-sum-exp", "output gradient",
+      "host output", "packed gradient", "arriving weights", "bucket gradient",
+      "bucket gradient fp32", "bucket weights", "master", "moment1", "moment2", "undo record",
+      "norm partials", "decision", "repair staging", "scores", "mask", "gathered", "partial sum",
+      "full gradient", "reduced gradient", "state", "saved", "codes");
+  return name_in<kTensorKinds>(names, kind);
 }
 
 std::string describe(const Op& op) {
@@ -108,22 +125,7 @@ std::string describe(const Op& op) {
 }
 
 std::string describe(const Tensor& tensor) {
-  static constexpr std::array<std::string_view, 28> names = {
-      "tokens",          "weight",
-      "gradient",        "output",
-      "norm statistics", "log-sum-exp",
-      "output gradient", "host output",
-      "packed gradient", "arriving weights",
-      "bucket gradient", "bucket gradient fp32",
-      "bucket weights",  "master",
-      "moment1",         "moment2",
-      "undo record",     "norm partials",
-      "decision",        "repair staging",
-      "scores",          "mask",
-      "gathered",        "partial sum",
-      "full gradient",   "reduced gradient",
-      "state",           "saved"};
-  return fmt::format("{}{} [{} {}] in {}", name_in(names, tensor.kind), describe(tensor.label),
+  return fmt::format("{}{} [{} {}] in {}", to_string(tensor.kind), describe(tensor.label),
                      tensor.elements, to_string(tensor.dtype), to_string(tensor.place));
 }
 

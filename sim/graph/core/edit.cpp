@@ -135,10 +135,8 @@ Bytes undo_record_bytes(const Run& run) {
 }
 
 Bytes state_bytes(const Graph& graph, const Bucket& bucket) {
-  const auto width = [&](TensorId id) {
-    return size_of(graph.tensors[static_cast<size_t>(id)].dtype);
-  };
-  const bool has_master = graph.tensors[static_cast<size_t>(bucket.master)].elements > 1;
+  const auto width = [&](TensorId id) { return size_of(graph.tensor(id).dtype); };
+  const bool has_master = graph.tensor(bucket.master).elements > 1;
   return {bucket.count * ((has_master ? width(bucket.master) : 0) + width(bucket.moment1) +
                           width(bucket.moment2))};
 }
@@ -156,6 +154,21 @@ void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops) {
     for (const TensorId tensor : tensors) first.accesses.push_back(read(tensor, Role::kScratch));
     return;
   }
+}
+
+TensorId add_token(Graph& graph, Tensor like) {
+  like.kind = TensorKind::kPartial;
+  like.category = Category::kWorkspace;
+  like.elements = 1;
+  return add_tensor(graph, like);
+}
+
+void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after) {
+  Tensor byte;
+  byte.dtype = DType::kU8;
+  const TensorId done = add_token(graph, byte);
+  before.push_back(write(done, Role::kScratch));
+  after.push_back(read(done, Role::kScratch));
 }
 
 Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,

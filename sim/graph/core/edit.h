@@ -89,6 +89,28 @@ Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind);
 // beside it.
 void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops);
 
+// A tensor of one element, in kind and place like another, that stands for "this is done": no edge
+// is ever written, so what only has to wait is made to read what the other writes.
+TensorId add_token(Graph& graph, Tensor like);
+
+// Makes the operation with the accesses `after` wait for the one with `before`.
+void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after);
+
+// Makes the next computation of a program that is walked operation by operation wait for a tensor.
+class NextComputation {
+ public:
+  void wait_for(TensorId tensor) { tensor_ = tensor; }
+  // To be called for every operation, in program order.
+  void meet(Op& op) {
+    if (tensor_ < 0 || kind_of(op.lane) != LaneKind::kCompute) return;
+    op.accesses.push_back(read(tensor_, Role::kScratch));
+    tensor_ = -1;
+  }
+
+ private:
+  TensorId tensor_ = -1;
+};
+
 // True where a framework keeps no 32-bit state at all.
 inline bool pure_16_bit(const Plan& plan, const StackFacts& facts) {
   return facts.pure_16_bit_on_one_device && plan.devices == 1 && plan.dtype != DType::kF32 &&

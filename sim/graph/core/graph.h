@@ -43,7 +43,7 @@ enum class LaneKind : uint8_t {
   kNetwork,  // collectives
   kNvme,
 };
-inline constexpr int kLaneKinds = 8;
+inline constexpr int kLaneKinds = static_cast<int>(LaneKind::kNvme) + 1;
 std::string_view to_string(LaneKind kind);
 
 constexpr LaneId lane_of(int device, LaneKind kind) {
@@ -53,7 +53,7 @@ constexpr LaneKind kind_of(LaneId lane) { return static_cast<LaneKind>(lane % kL
 constexpr int device_of(LaneId lane) { return lane / kLaneKinds; }
 
 enum class Place : uint8_t { kHbm, kDram, kNvme };
-inline constexpr int kPlaces = 3;
+inline constexpr int kPlaces = static_cast<int>(Place::kNvme) + 1;
 std::string_view to_string(Place place);
 
 // What a tensor is for, as the memory reports sum it.
@@ -68,7 +68,7 @@ enum class Category : uint8_t {
   kSnapshot,
   kData,
 };
-inline constexpr int kCategories = 9;
+inline constexpr int kCategories = static_cast<int>(Category::kData) + 1;
 std::string_view to_string(Category category);
 
 // Which value a tensor holds; with its Label it identifies the tensor.
@@ -103,6 +103,8 @@ enum class TensorKind : uint8_t {
   kSaved,           // all that a block leaves for its backward
   kCodes,           // bytes: the operands of a product in 8 bits
 };
+inline constexpr int kTensorKinds = static_cast<int>(TensorKind::kCodes) + 1;
+std::string_view to_string(TensorKind kind);
 
 struct Label {
   int16_t layer = -1;
@@ -148,7 +150,7 @@ enum class OpKind : uint8_t {
   kScale,  // gradients of a bucket multiplied in place, where that is a pass of its own
   kBlock,  // a whole sequence of operations, run as one (see Graph::blocks)
 };
-inline constexpr int kOpKinds = 21;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::kBlock) + 1;
 std::string_view to_string(OpKind kind);
 
 enum class Phase : uint8_t {
@@ -162,6 +164,7 @@ enum class Phase : uint8_t {
   kOffload,         // activations leaving
   kReload,          // activations coming back
 };
+inline constexpr int kPhases = static_cast<int>(Phase::kReload) + 1;
 std::string_view to_string(Phase phase);
 
 enum class CopyDirection : uint8_t { kHostToDevice, kDeviceToHost };
@@ -178,6 +181,7 @@ enum class CollectiveKind : uint8_t {
   kBroadcast,
   kSendReceive,
 };
+inline constexpr int kCollectiveKinds = static_cast<int>(CollectiveKind::kSendReceive) + 1;
 std::string_view to_string(CollectiveKind kind);
 
 // m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
@@ -366,6 +370,14 @@ struct Graph {
   OpId commit = -1;  // index in step.ops, or -1
   MemoryReuse reuse = MemoryReuse::kApart;
   ArenaPlan arenas;  // filled by link
+
+  // By id; for a label's module see sim/graph/core/module_index.h.
+  const Tensor& tensor(TensorId id) const { return tensors[static_cast<size_t>(id)]; }
+  Tensor& tensor(TensorId id) { return tensors[static_cast<size_t>(id)]; }
+  const Op& op(OpId id) const { return step.ops[static_cast<size_t>(id)]; }
+  Op& op(OpId id) { return step.ops[static_cast<size_t>(id)]; }
+  const Bucket& bucket(int32_t index) const { return buckets[static_cast<size_t>(index)]; }
+  const Module& module(int32_t index) const { return modules[static_cast<size_t>(index)]; }
 };
 
 // "forward layer 3 fc1 micro-batch 0", for people and traces.

@@ -122,7 +122,7 @@ class Linker {
   }
 
   CopyState& state_of(const Access& access, int32_t step) {
-    const int8_t copies = graph_.tensors[static_cast<size_t>(access.tensor)].copies;
+    const int8_t copies = graph_.tensor(access.tensor).copies;
     const int copy = (step + access.step_offset) % copies;
     return states_[static_cast<size_t>(access.tensor)][static_cast<size_t>(copy)];
   }
@@ -150,7 +150,7 @@ class Linker {
 
   // Takes over the memory of a tensor whose life begins: waits for all who used it before.
   void claim(TensorId tensor) {
-    const Tensor& t = graph_.tensors[static_cast<size_t>(tensor)];
+    const Tensor& t = graph_.tensor(tensor);
     const int64_t begin = graph_.arenas.offset[static_cast<size_t>(tensor)];
     const int64_t end = begin + t.all_bytes().count;
     auto& occupied = occupied_[{t.device, t.place}];

@@ -32,7 +32,7 @@ void verify_op(const Graph& graph, const Op& op) {
   CHECK(op.lane >= 0 && op.lane < graph.lanes);
   for (const Access& access : op.accesses) {
     CHECK(access.tensor >= 0 && static_cast<size_t>(access.tensor) < graph.tensors.size());
-    const Tensor& tensor = graph.tensors[static_cast<size_t>(access.tensor)];
+    const Tensor& tensor = graph.tensor(access.tensor);
     CHECK(tensor.elements > 0);
     CHECK(tensor.copies == 1 || tensor.copies == 2);
     CHECK(access.step_offset >= 0 && access.step_offset < tensor.copies);
@@ -63,7 +63,7 @@ void verify(const Graph& graph) {
     CHECK(count == bucket.count);
   }
   if (graph.commit >= 0) {
-    const Op& commit = graph.step.ops[static_cast<size_t>(graph.commit)];
+    const Op& commit = graph.op(graph.commit);
     CHECK(commit.kind == OpKind::kCommit && commit.fence);
     CHECK(static_cast<size_t>(graph.commit) < first_backward(graph.step.ops));
   }

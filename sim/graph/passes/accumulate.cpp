@@ -14,6 +14,7 @@
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/module_index.h"
 
 namespace ballast {
 
@@ -45,15 +46,12 @@ class Accumulate {
         on_cpu[static_cast<size_t>(piece.module)] = false;
       }
     }
+    const ModuleIndex modules(graph_.modules);
     for (size_t t = 0; t < graph_.tensors.size(); ++t) {
       const Tensor& tensor = graph_.tensors[t];
       if (tensor.kind != TensorKind::kGradient) continue;
-      for (size_t i = 0; i < graph_.modules.size(); ++i) {
-        const Module& module = graph_.modules[i];
-        if (module.kind == tensor.label.module && module.layer == tensor.label.layer && on_cpu[i]) {
-          parts_[static_cast<TensorId>(t)] = {};
-        }
-      }
+      const int32_t module = modules.of(tensor.label);
+      if (module >= 0 && on_cpu[static_cast<size_t>(module)]) parts_[static_cast<TensorId>(t)] = {};
     }
   }
 
@@ -81,9 +79,7 @@ class Accumulate {
     }
   }
 
-  TensorId copy_of(TensorId gradient) {
-    return add_tensor(graph_, graph_.tensors[static_cast<size_t>(gradient)]);
-  }
+  TensorId copy_of(TensorId gradient) { return add_tensor(graph_, graph_.tensor(gradient)); }
 
   // The chains of the earlier micro-batches of one bucket, from its pack of the last one.
   void extend(size_t pack) {
@@ -130,11 +126,10 @@ class Accumulate {
     Op in = pack;
     in.kind = OpKind::kCopy;
     in.lane = lane_of(0, LaneKind::kCopyIn);
-    in.work = CopyWork{graph_.tensors[static_cast<size_t>(arriving)].bytes(),
-                       CopyDirection::kHostToDevice};
+    in.work = CopyWork{graph_.tensor(arriving).bytes(), CopyDirection::kHostToDevice};
     in.accesses = {read(sum, Role::kSource), write(arriving, Role::kDestination)};
     pack.accesses.push_back(read(arriving, Role::kScratch));
-    std::get<BucketWork>(pack.work).moved += graph_.tensors[static_cast<size_t>(arriving)].bytes();
+    std::get<BucketWork>(pack.work).moved += graph_.tensor(arriving).bytes();
     return in;
   }
 
@@ -143,7 +138,7 @@ class Accumulate {
     Tensor tensor;
     tensor.dtype = plan_.dtype;
     tensor.label.bucket = bucket;
-    tensor.elements = graph_.buckets[static_cast<size_t>(bucket)].count;
+    tensor.elements = graph_.bucket(bucket).count;
     return tensor;
   }
   TensorId leaving_of(int32_t bucket) {
@@ -183,13 +178,8 @@ class Accumulate {
 
 }  // namespace
 
-Graph accumulate_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
-  // Stage 3 over several ranks scatters gradients layer by layer, into shards on the GPU.
-  const bool scattered = plan.zero_stage == 3 && plan.replicas() > 1;
-  const bool on_cpu = plan.optimizer.placement != OptimizerPlacement::kGpu;
-  if (facts.accumulates_on_cpu && on_cpu && !scattered && plan.accumulation() > 1) {
-    Accumulate(graph, plan).run();
-  }
+Graph accumulate_pass(Graph graph, const Plan& plan) {
+  Accumulate(graph, plan).run();
   return graph;
 }
 

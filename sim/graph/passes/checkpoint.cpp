@@ -101,7 +101,7 @@ class Recompute {
     resolve(op, ops, position, insertions);
     for (Access& access : op.accesses) {
       if (access.mode != AccessMode::kWrite) continue;
-      const TensorId copy = add_tensor(graph_, graph_.tensors[static_cast<size_t>(access.tensor)]);
+      const TensorId copy = add_tensor(graph_, graph_.tensor(access.tensor));
       copy_of_.emplace(access.tensor, copy);
       access.tensor = copy;
     }
@@ -143,7 +143,7 @@ std::vector<Uses> uses_of(const Graph& graph) {
 }
 
 Op copy_op(const Graph& graph, TensorId from, TensorId to, Phase phase) {
-  const Tensor& tensor = graph.tensors[static_cast<size_t>(from)];
+  const Tensor& tensor = graph.tensor(from);
   Op op;
   op.kind = OpKind::kCopy;
   op.phase = phase;

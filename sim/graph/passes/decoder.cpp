@@ -1,55 +1,18 @@
 // The decoder of one rank, forward and backward, operation by operation: what the passes rewrite.
-#include <map>
-#include <set>
-
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/attention.h"
+#include "sim/graph/passes/decoder_ops.h"
 
 namespace ballast {
 
 namespace {
 
-// Emits the plain forward and backward. Tensors are made by shape, operations by module; the
-// letters of the shapes are those of sim/spec/model.h.
-class PlainBuilder {
+// Emits the plain forward and backward of a run of layers.
+class Decoder : private DecoderOps {
  public:
-  // `model`: of one rank.
-  PlainBuilder(const Model& model, const Plan& plan, const StackFacts& facts, ChunkEnds ends)
-      : model_(model), plan_(plan), facts_(facts), ends_(ends) {
-    facts_.dropout = facts.dropout && model.architecture == "gpt2";
-    graph_.modules = modules_of(model);
-    graph_.lanes = kLaneKinds;
-    weight_.resize(graph_.modules.size(), -1);
-    gradient_.resize(graph_.modules.size(), -1);
-    for (size_t i = 0; i < graph_.modules.size(); ++i) {
-      Module& module = graph_.modules[i];
-      if (plan_.expert > 1) keep_own_experts(module);
-      index_[{module.layer, module.kind}] = i;
-      if (module.count == 0 || !holds(module)) continue;
-      const Label label{static_cast<int16_t>(module.layer), module.kind, -1, -1};
-      weight_[i] = tensor(TensorKind::kWeight, Category::kWeights, label, module.count);
-      gradient_[i] =
-          typed(TensorKind::kGradient, Category::kGradients, label, module.count, gradient_type());
-    }
-  }
-
-  // Of a module's experts a rank holds its share.
-  void keep_own_experts(Module& module) const {
-    int64_t routed = 0;
-    for (const Product& product : products_of(model_, module.kind, module.layer)) {
-      if (product.copies > 1) routed += product.in * product.out * product.copies;
-    }
-    module.count -= routed - div_ceil(routed, plan_.expert);
-    if (routed > 0) module.parameters.clear();
-  }
-
-  // Whether a chunk with these ends has the module's weights.
-  bool holds(const Module& module) const {
-    if (module.layer >= 0) return true;
-    if (module.kind != ModuleKind::kEmbedding) return ends_.last;
-    return ends_.first || (ends_.last && model_.tied_embeddings);
-  }
+  Decoder(const Model& rank, const Plan& plan, const StackFacts& facts, ChunkEnds ends)
+      : DecoderOps(rank, plan, facts, ends) {}
 
   Graph run() {
     for (int64_t i = 0; i < plan_.accumulation(); ++i) micro_batch(static_cast<int16_t>(i));
@@ -66,216 +29,6 @@ class PlainBuilder {
     TensorId attention_mask = -1, output_mask = -1;
   };
 
-  int64_t tokens() const { return plan_.tokens_per_micro_batch(); }
-  // Of norms and residuals on one rank.
-  int64_t split_tokens() const {
-    return plan_.tensor_sequence ? div_ceil(tokens(), plan_.tensor) : tokens();
-  }
-  bool eager() const { return facts_.attention.front() == AttentionKind::kEager; }
-  DType gradient_type() const { return gradient_dtype(plan_, facts_); }
-  // Passes over [T, C] that bias, dropout and residual take after a product.
-  int64_t residual_passes() const {
-    switch (facts_.fusion) {
-      case Fusion::kIntoProducts:
-        return 0;
-      case Fusion::kOnePass:
-        return 3;  // reads the product and the residual, writes the sum
-      case Fusion::kNone:
-        return facts_.dropout ? 7 : 5;  // bias in and out, dropout in and out, residual
-    }
-    return 0;
-  }
-
-  TensorId tensor(TensorKind kind, Category category, Label label, int64_t elements) {
-    return typed(kind, category, label, elements, plan_.dtype);
-  }
-  TensorId typed(TensorKind kind, Category category, Label label, int64_t elements, DType dtype) {
-    Tensor t;
-    t.kind = kind;
-    t.category = category;
-    t.place = Place::kHbm;
-    t.dtype = dtype;
-    t.label = label;
-    t.elements = elements;
-    return add_tensor(graph_, t);
-  }
-  // What lies between tensor-parallel regions: norms and residuals.
-  static bool is_split(ModuleKind kind) {
-    return kind == ModuleKind::kEmbedding || kind == ModuleKind::kNorm1 ||
-           kind == ModuleKind::kAttentionOut || kind == ModuleKind::kNorm2 ||
-           kind == ModuleKind::kFc2 || kind == ModuleKind::kFinalNorm;
-  }
-  int64_t tokens_of(ModuleKind kind) const { return is_split(kind) ? split_tokens() : tokens(); }
-  TensorId output(Label label, int64_t width) {
-    return tensor(TensorKind::kOutput, Category::kActivations, label,
-                  tokens_of(label.module) * width);
-  }
-  TensorId output_gradient(Label label, int64_t width) {
-    return tensor(TensorKind::kOutputGradient, Category::kActivations, label,
-                  tokens_of(label.module) * width);
-  }
-  TensorId statistics(Label label) {
-    return typed(TensorKind::kNormStatistics, Category::kActivations, label, split_tokens() * 2,
-                 DType::kF32);
-  }
-  // A dropout's mask of `elements` bytes, or -1 where nothing is dropped.
-  TensorId mask(Label label, int64_t elements) {
-    if (!facts_.dropout) return -1;
-    return typed(TensorKind::kMask, Category::kActivations, label, elements, DType::kU8);
-  }
-
-  Op& emit(OpKind kind, Phase phase, Label label, Work work, std::vector<Access> accesses) {
-    Op op;
-    op.kind = kind;
-    op.phase = phase;
-    op.lane = lane_of(0, LaneKind::kCompute);
-    op.label = label;
-    op.work = std::move(work);
-    op.accesses = std::move(accesses);
-    graph_.step.ops.push_back(std::move(op));
-    return graph_.step.ops.back();
-  }
-
-  // Index of a module; the head of a tied model is the embedding.
-  size_t module_index(Label label) const {
-    if (label.module == ModuleKind::kHead && model_.tied_embeddings) return 0;
-    const auto found = index_.find({label.layer, label.module});
-    return found != index_.end() ? found->second : 0;
-  }
-  TensorId weight(Label label) const { return weight_[module_index(label)]; }
-
-  // The first writer of a gradient in a step overwrites it, the later ones add.
-  Access gradient(Label label) {
-    const size_t index = module_index(label);
-    const bool adds =
-        label.micro_batch > 0 || (label.module == ModuleKind::kEmbedding && model_.tied_embeddings);
-    return {gradient_[index], Role::kParameterGradient,
-            adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0};
-  }
-
-  RowWork rows(int64_t columns, int64_t values_moved, double flops_per_value) const {
-    return rows_of(tokens(), columns, values_moved, flops_per_value);
-  }
-  RowWork rows_of(int64_t count, int64_t columns, int64_t values_moved,
-                  double flops_per_value) const {
-    RowWork work;
-    work.rows = count;
-    work.columns = columns;
-    work.dtype = plan_.dtype;
-    work.moved = bytes_of(count * values_moved, plan_.dtype);
-    work.flops = {flops_per_value * static_cast<double>(count * columns)};
-    return work;
-  }
-
-  // Passes over [T, C] in 16 bits. LayerNorm is one kernel everywhere; RMSNorm as separate PyTorch
-  // operations casts up (3), squares (4), takes the mean (2), scales (4), casts down (3) and
-  // multiplies by the weight (2).
-  int64_t norm_passes() const {
-    return facts_.fusion == Fusion::kNone && model_.norm == NormKind::kRmsNorm ? 18 : 2;
-  }
-  // Every norm reads the sum of a residual and a product but the very first.
-  static bool follows_residual(Label label) {
-    return label.module != ModuleKind::kNorm1 || label.layer > 0;
-  }
-
-  void norm(Label label, TensorId x, TensorId out, TensorId stats) {
-    const int64_t passes = norm_passes() + (follows_residual(label) ? residual_passes() : 0);
-    emit(OpKind::kNorm, Phase::kForward, label,
-         rows_of(split_tokens(), model_.hidden, passes * model_.hidden, 8),
-         {read(x, Role::kInput), read(weight(label), Role::kWeight), write(out, Role::kOutput),
-          write(stats, Role::kStatistics)});
-  }
-  // The gradient of the norm's input, the residual's gradient added.
-  TensorId norm_backward(Label label, Label input, TensorId x, TensorId stats, TensorId dout,
-                         TensorId residual_gradient) {
-    const TensorId dx = output_gradient(input, model_.hidden);
-    std::vector<Access> accesses = {read(x, Role::kInput),
-                                    read(stats, Role::kStatistics),
-                                    read(weight(label), Role::kWeight),
-                                    read(dout, Role::kOutputGradient),
-                                    write(dx, Role::kInputGradient),
-                                    gradient(label)};
-    if (residual_gradient >= 0) {
-      accesses.push_back(read(residual_gradient, Role::kResidualGradient));
-    }
-    // The backward of the residual before: dropout and bias gradients read and write again.
-    const int64_t passes = 2 * norm_passes() + (follows_residual(label) && facts_.dropout ? 3 : 0);
-    emit(OpKind::kNorm, Phase::kBackward, label,
-         rows_of(split_tokens(), model_.hidden, passes * model_.hidden, 14), std::move(accesses));
-    return dx;
-  }
-
-  // Products of a module for one token, and how many tokens pass them: several for experts and
-  // latent attention.
-  std::vector<Product> products(Label label, int64_t in, int64_t out) const {
-    const bool several = (label.module == ModuleKind::kQkv && model_.is_latent()) ||
-                         (has_experts(label) && is_routed(label.module));
-    return several ? products_of(model_, label.module, label.layer)
-                   : std::vector<Product>{{in, out}};
-  }
-  static bool is_routed(ModuleKind kind) {
-    return kind == ModuleKind::kRouter || kind == ModuleKind::kFc1 || kind == ModuleKind::kFc2;
-  }
-  bool has_experts(Label label) const {
-    return label.layer >= 0 && model_.has_experts(label.layer);
-  }
-
-  void gemm(Label label, TensorId x, int64_t in, TensorId y, int64_t out, TensorId residual,
-            TensorId kept = -1) {
-    Access result = write(y, Role::kOutput);
-    for (const Product& product : products(label, in, out)) {
-      std::vector<Access> accesses = {read(x, Role::kInput), read(weight(label), Role::kWeight),
-                                      result};
-      if (residual >= 0) accesses.push_back(read(residual, Role::kResidual));
-      if (kept >= 0) accesses.push_back(write(kept, Role::kStatistics));
-      emit(OpKind::kGemm, Phase::kForward, label,
-           GemmWork{tokens() * product.active, product.out, product.in, plan_.dtype, false},
-           std::move(accesses));
-      result.mode = AccessMode::kReadWrite;
-      residual = kept = -1;
-    }
-  }
-
-  struct BackwardOf {
-    Label label;
-    TensorId x = -1, dy = -1, dx = -1;
-    TensorId kept = -1;
-  };
-  // The gradient of the input, which is made here.
-  TensorId gemm_backward(Label label, Label input, TensorId x, int64_t in, TensorId dy, int64_t out,
-                         TensorId kept = -1) {
-    const BackwardOf of{label, x, dy, output_gradient(input, in), kept};
-    for (const Product& product : products(label, in, out)) product_backward(of, product);
-    return of.dx;
-  }
-
-  // Weight gradient first: it is what the optimizer waits for. But where ranks exchange gradients
-  // of inputs, those first: the exchange runs beside the weight gradient.
-  void product_backward(const BackwardOf& of, const Product& product) {
-    const Access dw = gradient(of.label);
-    const int64_t rows = tokens() * product.active;
-    std::vector<Access> accesses = {read(of.dy, Role::kOutputGradient), read(of.x, Role::kInput),
-                                    dw};
-    if (of.kept >= 0) accesses.push_back(read(of.kept, Role::kStatistics));
-    const auto weight_gradient = [&] {
-      emit(OpKind::kGemm, Phase::kBackwardWeight, of.label,
-           GemmWork{product.out, product.in, rows, plan_.dtype, dw.mode == AccessMode::kReadWrite},
-           accesses);
-    };
-    const bool exchanges = plan_.tensor > 1 && facts_.tensor_overlap != Overlap::kNone;
-    if (!exchanges) weight_gradient();
-    emit(OpKind::kGemm, Phase::kBackwardInput, of.label,
-         GemmWork{rows, product.in, product.out, plan_.dtype, false},
-         {read(of.dy, Role::kOutputGradient),
-          read(weight(of.label), Role::kWeight),
-          {of.dx, Role::kInputGradient, first_write(of.dx), 0}});
-    if (exchanges) weight_gradient();
-  }
-  // Several products of a module add up in one gradient.
-  AccessMode first_write(TensorId id) {
-    return written_.insert(id).second ? AccessMode::kWrite : AccessMode::kReadWrite;
-  }
-
   // --- layers with experts -------------------------------------------------------------------
 
   // Tokens times the experts that each is sent to, the shared ones not counted.
@@ -286,9 +39,8 @@ class PlainBuilder {
   // To the ranks that hold the experts, or back.
   TensorId exchange(TensorId from, Phase phase, Label label) {
     if (plan_.expert == 1) return from;
-    const TensorId to = add_tensor(graph_, graph_.tensors[static_cast<size_t>(from)]);
-    const CollectiveWork work{CollectiveKind::kAllToAll,
-                              graph_.tensors[static_cast<size_t>(from)].bytes(), plan_.expert,
+    const TensorId to = add_tensor(graph_, graph_.tensor(from));
+    const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(), plan_.expert,
                               plan_.tensor * plan_.sequence * plan_.context};
     graph_.step.ops.push_back(collective_op(
         work, phase, label, {read(from, Role::kSource), write(to, Role::kDestination)}));
@@ -579,22 +331,12 @@ class PlainBuilder {
         .lane = lane_of(0, LaneKind::kCopyIn);
     return batch;
   }
-
-  const Model& model_;
-  const Plan& plan_;
-  StackFacts facts_;
-  ChunkEnds ends_;
-  Graph graph_;
-  std::vector<TensorId> weight_;  // by module, -1 where it has no parameters
-  std::vector<TensorId> gradient_;
-  std::map<std::pair<int64_t, ModuleKind>, size_t> index_;
-  std::set<TensorId> written_;  // gradients of inputs that have had their first writer
 };
 
 }  // namespace
 
 Graph build_chunk(const Model& rank, const Plan& plan, const StackFacts& facts, ChunkEnds ends) {
-  return PlainBuilder(rank, plan, facts, ends).run();
+  return Decoder(rank, plan, facts, ends).run();
 }
 
 }  // namespace ballast

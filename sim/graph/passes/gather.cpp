@@ -69,7 +69,7 @@ class GatherPass {
       for (const Access& access : ops[i].accesses) {
         const bool weight = access.role == Role::kWeight;
         if (!weight && access.role != Role::kParameterGradient) continue;
-        const Unit unit = unit_of(graph_.tensors[static_cast<size_t>(access.tensor)], access.role);
+        const Unit unit = unit_of(graph_.tensor(access.tensor), access.role);
         const bool backward = ops[i].phase != Phase::kForward;
         const auto [found, is_new] =
             open.try_emplace({unit, ops[i].label.micro_batch, backward}, visits_.size());
@@ -100,7 +100,7 @@ class GatherPass {
   }
 
   TensorId whole_of(TensorId shard, TensorKind kind, Category category) {
-    Tensor tensor = graph_.tensors[static_cast<size_t>(shard)];
+    Tensor tensor = graph_.tensor(shard);
     tensor.kind = kind;
     tensor.category = category;
     tensor.elements *= group_.ranks;
@@ -132,7 +132,7 @@ class GatherPass {
       whole.emplace(shard, here);
       accesses.push_back(read(shard, Role::kWeight));
       accesses.push_back(write(here, Role::kDestination));
-      bytes += graph_.tensors[static_cast<size_t>(here)].bytes();
+      bytes += graph_.tensor(here).bytes();
     }
     rename(visit, whole, Role::kWeight);
     const bool ahead = facts_.weight_overlap != Overlap::kNone;
@@ -151,7 +151,7 @@ class GatherPass {
   // The partitions of every rank arrive side by side, and are concatenated into tensors (DeepSpeed,
   // runtime/zero/partition_parameters.py, AllGatherCoalescedHandle.wait).
   Op join(Op& gather, const GatherVisit& visit, Bytes bytes) {
-    Tensor partitions = graph_.tensors[static_cast<size_t>(visit.weights.front())];
+    Tensor partitions = graph_.tensor(visit.weights.front());
     partitions.kind = TensorKind::kArriving;
     partitions.category = Category::kStaging;
     partitions.elements = bytes.count / size_of(partitions.dtype);
@@ -172,7 +172,7 @@ class GatherPass {
   // Gradients are concatenated by the rank that they go to, and divided by the number of ranks, in
   // two passes (the same, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced).
   Op pack(Op& scatter, const GatherVisit& visit, Bytes bytes) {
-    Tensor partitions = graph_.tensors[static_cast<size_t>(visit.gradients.front())];
+    Tensor partitions = graph_.tensor(visit.gradients.front());
     partitions.kind = TensorKind::kPacked;
     partitions.category = Category::kStaging;
     partitions.elements = bytes.count / size_of(partitions.dtype);
@@ -196,14 +196,7 @@ class GatherPass {
     for (size_t i = position; i-- > 0;) {
       Op& before = graph_.step.ops[i];
       if (kind_of(before.lane) != LaneKind::kCompute) continue;
-      Tensor token;
-      token.kind = TensorKind::kPartial;
-      token.category = Category::kWorkspace;
-      token.dtype = DType::kU8;
-      token.elements = 1;
-      const TensorId done = add_tensor(graph_, token);
-      before.accesses.push_back(write(done, Role::kScratch));
-      accesses.push_back(read(done, Role::kScratch));
+      hand_token(graph_, before.accesses, accesses);
       return;
     }
   }
@@ -220,7 +213,7 @@ class GatherPass {
       accesses.push_back(
           {shard, Role::kParameterGradient, adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0});
       const bool wide = facts_.reduction == GradientPrecision::kF32 && !pure_16_bit(plan_, facts_);
-      const Tensor& tensor = graph_.tensors[static_cast<size_t>(here)];
+      const Tensor& tensor = graph_.tensor(here);
       bytes += wide ? bytes_of(tensor.elements, DType::kF32) : tensor.bytes();
     }
     // The first writer of this micro-batch overwrites what the one before left behind.
@@ -262,7 +255,7 @@ class GatherPass {
 }  // namespace
 
 Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
-  if (plan.zero_stage == 3 && plan.replicas() > 1) GatherPass(graph, plan, facts).run();
+  GatherPass(graph, plan, facts).run();
   return graph;
 }
 

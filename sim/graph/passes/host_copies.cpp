@@ -13,7 +13,7 @@ namespace {
 
 bool holds_norms(const Graph& graph, const Op& op) {
   return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
-    return graph.tensors[static_cast<size_t>(access.tensor)].kind == TensorKind::kNormPartials;
+    return graph.tensor(access.tensor).kind == TensorKind::kNormPartials;
   });
 }
 
@@ -22,14 +22,14 @@ bool moves_parameters(const Graph& graph, const Op& op) {
   const bool phase = op.phase == Phase::kOptimizer || op.phase == Phase::kFetch;
   if (op.kind != OpKind::kCopy || !phase || holds_norms(graph, op)) return false;
   return std::none_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
-    return graph.tensors[static_cast<size_t>(access.tensor)].kind == TensorKind::kState;
+    return graph.tensor(access.tensor).kind == TensorKind::kState;
   });
 }
 
 // A fetch brings one module; a bucket holds pieces of several.
 int64_t tensors_in(const Graph& graph, const Op& op) {
   if (op.label.bucket < 0) return 1;
-  const Bucket& bucket = graph.buckets[static_cast<size_t>(op.label.bucket)];
+  const Bucket& bucket = graph.bucket(op.label.bucket);
   return static_cast<int64_t>(bucket.pieces.size());
 }
 
@@ -40,14 +40,7 @@ void hold_up_computation(Graph& graph, size_t op) {
       std::find_if(ops.begin() + static_cast<std::ptrdiff_t>(op) + 1, ops.end(),
                    [](const Op& other) { return kind_of(other.lane) == LaneKind::kCompute; });
   if (next == ops.end()) return;
-  Tensor token;
-  token.kind = TensorKind::kPartial;
-  token.category = Category::kWorkspace;
-  token.dtype = DType::kU8;
-  token.elements = 1;
-  const TensorId done = add_tensor(graph, token);
-  ops[op].accesses.push_back(write(done, Role::kScratch));
-  next->accesses.push_back(read(done, Role::kScratch));
+  hand_token(graph, ops[op].accesses, next->accesses);
 }
 
 // Uploads of stepped weights go behind the last step and read what it leaves.
@@ -56,7 +49,7 @@ void return_whole(Graph& graph) {
   TensorId last = -1;
   for (const Op& op : ops) {
     if (op.kind != OpKind::kAdam || kind_of(op.lane) != LaneKind::kCpu) continue;
-    last = graph.buckets[static_cast<size_t>(op.label.bucket)].master;
+    last = graph.bucket(op.label.bucket).master;
   }
   if (last < 0) return;
   const auto decide =

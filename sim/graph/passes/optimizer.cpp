@@ -8,11 +8,10 @@
 // speculate  (SuperOffload, arXiv 2509.21271 section 4.4): each bucket steps as it lands; the
 //            commit, before the first backward of the next step, accepts or runs `Graph::repair`.
 #include <algorithm>
-#include <map>
-#include <tuple>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/passes/bucket_ops.h"
 
 namespace ballast {
 namespace {
@@ -20,117 +19,120 @@ namespace {
 class OptimizerPass {
  public:
   OptimizerPass(Graph& graph, const Plan& plan, const StackFacts& facts)
-      : graph_(graph), plan_(plan), facts_(facts), flowing_(flowing_modules(graph, plan)) {
-    module_weight_.assign(graph.modules.size(), -1);
-    module_gradient_.assign(graph.modules.size(), -1);
-    index_module_tensors();
+      : graph_(graph),
+        plan_(plan),
+        facts_(facts),
+        ops_(graph, plan, facts),
+        end_(graph.step.ops.size()),
+        buckets_(static_cast<int32_t>(graph.buckets.size())) {
     index_uses();
-    decision_ = dram(TensorKind::kDecision, Category::kWorkspace, DType::kF64, 4, -1);
-    if (sync() == SyncMode::kDelay) double_weights();
-    for (size_t b = 0; b < graph.buckets.size(); ++b) add_tensors(static_cast<int32_t>(b));
   }
 
   void run() {
-    Insertions insertions;
-    const size_t end = graph_.step.ops.size();
-    const auto count = static_cast<int32_t>(graph_.buckets.size());
-    if (sync() == SyncMode::kDelay) {
-      insertions.before(0, decide());
-      // The verdict on step t-1 sets the loss scale of step t.
-      for (Op& next : graph_.step.ops) {
-        if (next.kind == OpKind::kLoss) next.accesses.push_back(read(decision_, Role::kDecision));
-      }
-      // In the order in which the next gradients will want the buckets.
-      for (int32_t b = 0; b < count; ++b) {
-        for (Op& next : step_of(b)) insertions.before(0, std::move(next));
-        for (Op& next : upload(b)) insertions.before(0, std::move(next));
-      }
+    switch (plan_.optimizer.sync) {
+      case SyncMode::kWait:
+        wait();
+        break;
+      case SyncMode::kDelay:
+        delay();
+        break;
+      case SyncMode::kSpeculate:
+        speculate();
+        break;
     }
-    std::vector<int32_t> deferred;  // CPU buckets that come home after a GPU bucket's step
-    for (int32_t b = 0; b < count; ++b) {
-      const Positions last = position_of(b);
-      const size_t ready = facts_.gradient_overlap == Overlap::kNone ? end : last.gradient + 1;
-      if (reduces(b)) insertions.before(ready, reduction(b));
-      // A norm that waits for an exchange must not hold up the backward.
-      const bool exchanged = plan_.replicas() > 1 && bucket(b).site == Site::kGpu;
-      const bool norm_later = exchanged && sync() == SyncMode::kWait;
-      for (Op& next : gradient_out(b)) insertions.before(norm_later ? end : ready, std::move(next));
-      if (sync() != SyncMode::kSpeculate) continue;
-      // The backward must see the weights of the forward: no step before the last fetch from the
-      // bucket, no new weight (which a GPU bucket's step writes itself) before the last reader.
-      const size_t steppable = std::max(ready, last.home + 1);
-      const size_t unused = std::max(steppable, last.weight + 1);
-      const bool on_gpu = bucket(b).site == Site::kGpu;
-      for (Op& next : step_of(b)) insertions.before(on_gpu ? unused : steppable, std::move(next));
-      if (last_gpu_sharer(b) > b) {
-        deferred.push_back(b);
-        continue;
-      }
-      for (Op& next : upload(b)) insertions.before(unused, std::move(next));
-      if (deferred.empty() || last_gpu_sharer(deferred.front()) != b) continue;
-      for (const int32_t earlier : deferred) {
-        for (Op& next : upload(earlier)) insertions.before(unused, std::move(next));
-      }
-    }
-    if (sync() == SyncMode::kWait) {
-      insertions.before(end, decide());
-      // First layers first: the next forward begins with them.
-      for (int32_t b = count - 1; b >= 0; --b) {
-        for (Op& next : step_of(b)) insertions.before(end, std::move(next));
-        for (Op& next : upload(b)) insertions.before(end, std::move(next));
-      }
-    }
-    if (sync() == SyncMode::kSpeculate) {
-      insertions.before(first_backward(graph_.step.ops), commit());
-      repair();
-    }
-    if (facts_.weight_overlap != Overlap::kFull) {
-      std::vector<TensorId> weights;
-      for (size_t i = 0; i < module_weight_.size(); ++i) {
-        // What flows has no copy on the GPU to wait for.
-        if (module_weight_[i] >= 0 && !flowing_[i]) weights.push_back(module_weight_[i]);
-      }
-      compute_after(weights, graph_.step.ops);
-    }
-    graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
+    if (facts_.weight_overlap != Overlap::kFull) hold_up_forward();
+    graph_.step.ops = insertions_.apply(std::move(graph_.step.ops));
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       if (graph_.step.ops[i].kind == OpKind::kCommit) graph_.commit = static_cast<OpId>(i);
     }
   }
 
  private:
-  // Tensors of one bucket beside its state; -1 where the plan has no use for one.
-  struct BucketTensors {
-    TensorId packed = -1, landed = -1, gradient32 = -1, arriving = -1;
-    TensorId partials_gpu = -1, partials = -1, undo = -1;
-    TensorId reduced = -1;      // this rank's share of the gradient, where only that is kept
-    TensorId second_copy = -1;  // of the gradient, where that is what is exchanged
-    TensorId widened = -1;      // this rank's share of the gradient in 32 bits, for the step
-    int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
-  };
   struct Positions {
     size_t gradient = 0;  // last operation that writes a gradient of the bucket
     size_t weight = 0;    // last one that reads a stationary weight of it
     size_t home = 0;      // last fetch of flowing weights from its state
   };
 
-  SyncMode sync() const { return plan_.optimizer.sync; }
-  const Bucket& bucket(int32_t b) const { return graph_.buckets[static_cast<size_t>(b)]; }
-  BucketTensors& tensors(int32_t b) { return bucket_tensors_[static_cast<size_t>(b)]; }
-  DType wire() const { return cast_on_gpu(plan_) ? DType::kF32 : plan_.dtype; }
+  // --- the three ways to step ----------------------------------------------------------------
 
-  void index_module_tensors() {
-    std::map<std::pair<int64_t, ModuleKind>, size_t> index;
-    for (const Module& module : graph_.modules) {
-      index.emplace(std::pair(module.layer, module.kind), index.size());
+  void wait() {
+    for (int32_t b = 0; b < buckets_; ++b) {
+      // A norm that waits for an exchange must not hold up the backward.
+      const bool exchanged = plan_.replicas() > 1 && graph_.bucket(b).site == Site::kGpu;
+      gradient_leaves(b, exchanged ? end_ : ready_at(b));
     }
-    for (size_t t = 0; t < graph_.tensors.size(); ++t) {
-      const auto& [kind, label] = std::tie(graph_.tensors[t].kind, graph_.tensors[t].label);
-      if (kind != TensorKind::kWeight && kind != TensorKind::kGradient) continue;
-      auto& slots = kind == TensorKind::kWeight ? module_weight_ : module_gradient_;
-      TensorId& slot = slots[index.at(std::pair(int64_t{label.layer}, label.module))];
-      if (slot < 0) slot = static_cast<TensorId>(t);  // later ones are fetched copies
+    insertions_.before(end_, ops_.decide());
+    // First layers first: the next forward begins with them.
+    for (int32_t b = buckets_ - 1; b >= 0; --b) {
+      insert(end_, ops_.step_of(b));
+      insert(end_, ops_.upload(b));
     }
+  }
+
+  void delay() {
+    insertions_.before(0, ops_.decide());
+    // The verdict on step t-1 sets the loss scale of step t.
+    for (Op& next : graph_.step.ops) {
+      if (next.kind != OpKind::kLoss) continue;
+      next.accesses.push_back(read(ops_.decision(), Role::kDecision));
+    }
+    // In the order in which the next gradients will want the buckets.
+    for (int32_t b = 0; b < buckets_; ++b) {
+      insert(0, ops_.step_of(b));
+      insert(0, ops_.upload(b));
+    }
+    for (int32_t b = 0; b < buckets_; ++b) gradient_leaves(b, ready_at(b));
+  }
+
+  void speculate() {
+    std::vector<int32_t> deferred;  // CPU buckets that come home after a GPU bucket's step
+    for (int32_t b = 0; b < buckets_; ++b) {
+      gradient_leaves(b, ready_at(b));
+      const Positions last = position_of(b);
+      // The backward must see the weights of the forward: no step before the last fetch from the
+      // bucket, no new weight (which a GPU bucket's step writes itself) before the last reader.
+      const size_t steppable = std::max(ready_at(b), last.home + 1);
+      const size_t unused = std::max(steppable, last.weight + 1);
+      const bool on_gpu = graph_.bucket(b).site == Site::kGpu;
+      insert(on_gpu ? unused : steppable, ops_.step_of(b));
+      if (last_gpu_sharer(b) > b) {
+        deferred.push_back(b);
+        continue;
+      }
+      insert(unused, ops_.upload(b));
+      if (deferred.empty() || last_gpu_sharer(deferred.front()) != b) continue;
+      for (const int32_t earlier : deferred) insert(unused, ops_.upload(earlier));
+    }
+    insertions_.before(first_backward(graph_.step.ops), ops_.commit());
+    ops_.repair();
+  }
+
+  // --- what they share -----------------------------------------------------------------------
+
+  void insert(size_t position, std::vector<Op> ops) {
+    for (Op& next : ops) insertions_.before(position, std::move(next));
+  }
+
+  // Where the whole gradient of a bucket has been written.
+  size_t ready_at(int32_t b) const {
+    return facts_.gradient_overlap == Overlap::kNone ? end_ : position_of(b).gradient + 1;
+  }
+
+  // Exchanged between ranks as soon as it is there, and then out and summed.
+  void gradient_leaves(int32_t b, size_t position) {
+    if (ops_.reduces(b)) insertions_.before(ready_at(b), ops_.reduction(b));
+    insert(position, ops_.gradient_out(b));
+  }
+
+  // The first computation of a step waits until every weight that stays on the GPU is home.
+  void hold_up_forward() {
+    std::vector<TensorId> weights;
+    for (size_t i = 0; i < graph_.modules.size(); ++i) {
+      const TensorId weight = ops_.module_weights()[i];
+      if (weight >= 0 && !ops_.flowing()[i]) weights.push_back(weight);
+    }
+    compute_after(weights, graph_.step.ops);
   }
 
   void index_uses() {
@@ -149,15 +151,15 @@ class OptimizerPass {
 
   Positions position_of(int32_t b) const {
     Positions positions;
-    for (const TensorId home : {bucket(b).master, bucket(b).weights}) {
+    for (const TensorId home : {graph_.bucket(b).master, graph_.bucket(b).weights}) {
       if (home >= 0) {
         positions.home = std::max(positions.home, last_fetch_[static_cast<size_t>(home)]);
       }
     }
-    for (const Bucket::Piece& piece : bucket(b).pieces) {
+    for (const Bucket::Piece& piece : graph_.bucket(b).pieces) {
       const auto module = static_cast<size_t>(piece.module);
-      const auto gradient = static_cast<size_t>(module_gradient_[module]);
-      const auto weight = static_cast<size_t>(module_weight_[module]);
+      const auto gradient = static_cast<size_t>(ops_.module_gradients()[module]);
+      const auto weight = static_cast<size_t>(ops_.module_weights()[module]);
       positions.gradient = std::max(positions.gradient, last_gradient_[gradient]);
       positions.weight = std::max(positions.weight, last_weight_[weight]);
     }
@@ -168,420 +170,24 @@ class OptimizerPass {
   // stand still until the others have been to the CPU and back. The last GPU bucket that has a part
   // of a module of this CPU bucket, or -1.
   int32_t last_gpu_sharer(int32_t b) const {
-    if (bucket(b).site == Site::kGpu) return -1;
-    const int32_t module = bucket(b).pieces.front().module;
+    if (graph_.bucket(b).site == Site::kGpu) return -1;
+    const int32_t module = graph_.bucket(b).pieces.front().module;
     int32_t last = -1;
     for (auto c = b + 1; c < static_cast<int32_t>(graph_.buckets.size()); ++c) {
-      if (bucket(c).pieces.back().module != module) break;
-      if (bucket(c).site == Site::kGpu) last = c;
+      if (graph_.bucket(c).pieces.back().module != module) break;
+      if (graph_.bucket(c).site == Site::kGpu) last = c;
     }
     return last;
-  }
-
-  void double_weights() {
-    for (size_t i = 0; i < graph_.modules.size(); ++i) {
-      if (module_weight_[i] >= 0 && !flowing_[i]) {
-        graph_.tensors[static_cast<size_t>(module_weight_[i])].copies = 2;
-      }
-    }
-  }
-
-  TensorId in_place(Place place, TensorKind kind, Category category, DType dtype, int64_t elements,
-                    int32_t b) {
-    Tensor tensor;
-    tensor.kind = kind;
-    tensor.category = category;
-    tensor.place = place;
-    tensor.dtype = dtype;
-    tensor.elements = elements;
-    tensor.label.bucket = b;
-    return add_tensor(graph_, tensor);
-  }
-  TensorId dram(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b) {
-    return in_place(Place::kDram, kind, category, dtype, elements, b);
-  }
-  TensorId hbm(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b) {
-    return in_place(Place::kHbm, kind, category, dtype, elements, b);
-  }
-
-  void add_tensors(int32_t b) {
-    BucketTensors t;
-    const int64_t count = bucket(b).count;
-    for (const Bucket::Piece& piece : bucket(b).pieces) {
-      if (!flowing_[static_cast<size_t>(piece.module)]) t.stationary += piece.count;
-    }
-    t.partials =
-        dram(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
-    const bool on_gpu = bucket(b).site == Site::kGpu;
-    if (reduces(b) && plan_.zero_stage == 2) {
-      t.reduced = hbm(TensorKind::kReduced, Category::kGradients, gradient_type(), count, b);
-    }
-    const bool together = on_gpu && bucket(b).rest < 0;  // what streams in is stepped alone
-    if (together && facts_.widens_gradients && gradient_type() != DType::kF32) {
-      t.widened = hbm(TensorKind::kReduced, Category::kGradients, DType::kF32, count, b);
-    }
-    if (plan_.zero_stage == 0 && on_gpu && facts_.copies_gradients_to_buckets) {
-      t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, gradient_type(), count, b);
-    }
-    if (on_gpu) {
-      t.partials_gpu =
-          hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
-    } else {
-      t.packed = hbm(TensorKind::kPacked, Category::kStaging, wire(), count, b);
-      t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, wire(), count, b);
-      if (cast_on_cpu(plan_)) {
-        // Kept until the step where the cast is made on arrival.
-        const Category category =
-            facts_.casts_on_arrival ? Category::kGradients : Category::kWorkspace;
-        t.gradient32 = dram(TensorKind::kBucketGradientFp32, category, DType::kF32, count, b);
-      }
-      if (cast_on_gpu(plan_) && t.stationary > 0) {
-        t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
-      }
-    }
-    if (sync() == SyncMode::kSpeculate) {
-      t.undo = in_place(
-          on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord, Category::kSnapshot,
-          DType::kF32,
-          div_ceil(undo_bytes(graph_, bucket(b), plan_.optimizer.undo).count, size_of(DType::kF32)),
-          b);
-    }
-    bucket_tensors_.push_back(t);
-  }
-
-  bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
-  Op op(OpKind kind, LaneKind lane, int32_t b, Work work, std::vector<Access> accesses) const {
-    Op result;
-    result.kind = kind;
-    result.phase = Phase::kOptimizer;
-    result.lane = lane_of(0, lane);
-    result.label.bucket = b;
-    result.work = std::move(work);
-    result.accesses = std::move(accesses);
-    return result;
-  }
-  void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
-                      const Access& like) const {
-    for (const Bucket::Piece& piece : bucket(b).pieces) {
-      const auto module = static_cast<size_t>(piece.module);
-      const bool weights = &ids == &module_weight_;
-      if (weights && flowing_[module]) continue;
-      Access access = like;
-      access.tensor = ids[module];
-      accesses.push_back(access);
-    }
-  }
-  Access weights_home() const {
-    Access access{-1, Role::kDestination, AccessMode::kWrite, 0};
-    if (sync() == SyncMode::kDelay) access.step_offset = 1;
-    return access;
-  }
-
-  DType gradient_type() const { return gradient_dtype(plan_, facts_); }
-
-  // Whether ranks must exchange the gradient of a bucket that the GPU steps. (What the CPU steps is
-  // exchanged by `shard`, what is gathered layer by layer by `gather`.)
-  bool reduces(int32_t b) const {
-    return plan_.replicas() > 1 && plan_.zero_stage < 3 && bucket(b).site == Site::kGpu;
-  }
-
-  Op group_op(CollectiveKind kind, int32_t b, DType dtype, std::vector<Access> accesses) const {
-    const RankGroup group = replica_group(plan_);
-    return op(OpKind::kCollective, LaneKind::kNetwork, b,
-              CollectiveWork{kind, bytes_of(bucket(b).count, dtype), group.ranks, group.stride},
-              std::move(accesses));
-  }
-
-  // All-reduce (stage 0), or reduce-scatter in place (1) or into this rank's share (2).
-  Op reduction(int32_t b) {
-    const BucketTensors& t = tensors(b);
-    std::vector<Access> accesses;
-    const Access gradient = t.reduced >= 0 ? read(-1, Role::kSource) : update(-1, Role::kSource);
-    append_modules(accesses, b, module_gradient_, gradient);
-    if (t.reduced >= 0) accesses.push_back(write(t.reduced, Role::kDestination));
-    const CollectiveKind kind =
-        plan_.zero_stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
-    const bool wide = facts_.reduction == GradientPrecision::kF32;
-    Op made = group_op(kind, b, wide ? DType::kF32 : gradient_type(), std::move(accesses));
-    if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
-    return made;
-  }
-
-  // What reads the bucket's gradient on the GPU.
-  void append_gradient(std::vector<Access>& accesses, int32_t b, Role role) {
-    if (tensors(b).reduced >= 0) {
-      accesses.push_back(read(tensors(b).reduced, role));
-    } else {
-      append_modules(accesses, b, module_gradient_, read(-1, role));
-    }
-  }
-
-  // Pack, copy out and norm; on the GPU only the norm.
-  std::vector<Op> gradient_out(int32_t b) {
-    const BucketTensors& t = tensors(b);
-    const int64_t count = bucket(b).count;
-    std::vector<Op> ops;
-    std::vector<Access> sources;
-    if (bucket(b).site == Site::kGpu) {
-      append_gradient(sources, b, Role::kSource);
-      if (t.second_copy >= 0) sources.push_back(update(t.second_copy, Role::kScratch));
-      if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
-      sources.push_back(write(t.partials_gpu, Role::kNormPartials));
-      const DType type = gradient_type();
-      BucketWork norm{count, type, DType::kF64, Site::kGpu, bytes_of(count, type)};
-      ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
-      ops.push_back(
-          op(OpKind::kCopy, LaneKind::kCopyOut, b,
-             CopyWork{bytes_of(bucket(b).segments, DType::kF64), CopyDirection::kDeviceToHost},
-             {read(t.partials_gpu, Role::kSource), write(t.partials, Role::kDestination)}));
-      return ops;
-    }
-    append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
-    sources.push_back(write(t.packed, Role::kDestination));
-    ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b,
-                     elementwise(count, gradient_type(), wire(), Site::kGpu), std::move(sources)));
-    ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
-                     CopyWork{bytes_of(count, wire()), CopyDirection::kDeviceToHost},
-                     {read(t.packed, Role::kSource), write(t.landed, Role::kDestination)}));
-    BucketWork norm{count, wire(), DType::kF64, Site::kCpu, bytes_of(count, wire())};
-    ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCheck, b, norm,
-                     {read(t.landed, Role::kSource), write(t.partials, Role::kNormPartials)}));
-    if (t.gradient32 >= 0 && facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
-    return ops;
-  }
-
-  Op adam(int32_t b, TensorId gradient, bool decided) {
-    const Bucket& home = bucket(b);
-    const bool on_gpu = home.site == Site::kGpu;
-    std::vector<Access> accesses = {update(home.master, Role::kMaster),
-                                    update(home.moment1, Role::kMoment1),
-                                    update(home.moment2, Role::kMoment2)};
-    // Gradient read; master and both moments read and written.
-    const DType from =
-        on_gpu ? gradient_type() : graph_.tensors[static_cast<size_t>(gradient)].dtype;
-    BucketWork work{home.count, from, DType::kF32, home.site,
-                    bytes_of(home.count, from) + state_bytes(graph_, home) * 2};
-    if (on_gpu) {
-      append_gradient(accesses, b, Role::kGradient);
-      if (tensors(b).widened >= 0) accesses.push_back(read(tensors(b).widened, Role::kScratch));
-      append_modules(accesses, b, module_weight_, weights_home());
-      work.to = plan_.dtype;
-      work.moved += bytes_of(home.count, plan_.dtype);
-    } else {
-      accesses.push_back(read(gradient, Role::kGradient));
-    }
-    if (decided) {
-      accesses.push_back(read(decision_, Role::kDecision));
-    } else if (exact_undo()) {
-      const TensorId record = bucket_tensors_[static_cast<size_t>(b)].undo;
-      accesses.push_back(write(record, Role::kUndoRecord));
-      work.exact_undo = true;
-      work.moved += undo_bytes(graph_, home, plan_.optimizer.undo);
-    }
-    return op(OpKind::kAdam, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b, work,
-              std::move(accesses));
-  }
-
-  // From the record that Adam left: reads it and the gradient, and takes the state back.
-  Op exact_undo_of(int32_t b) {
-    Op undo = adam(b, tensors(b).landed, true);
-    undo.kind = OpKind::kUndo;
-    std::erase_if(undo.accesses, [](const Access& access) {
-      return access.role == Role::kDecision || access.role == Role::kDestination;
-    });
-    undo.accesses.push_back(read(tensors(b).undo, Role::kUndoRecord));
-    BucketWork& work = std::get<BucketWork>(undo.work);
-    work.to = DType::kF32;
-    work.exact_undo = true;
-    work.moved += undo_bytes(graph_, bucket(b), plan_.optimizer.undo);
-    return undo;
-  }
-
-  Op snapshot(int32_t b, OpKind kind) {
-    const Bucket& home = bucket(b);
-    const bool on_gpu = home.site == Site::kGpu;
-    const bool undo = kind == OpKind::kUndo;
-    const auto state = [&](TensorId id, Role role) {
-      return undo ? update(id, role) : read(id, role);
-    };
-    return op(kind, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b,
-              elementwise(kSnapshotArrays * home.count, DType::kF32, DType::kF32, home.site),
-              {state(home.master, Role::kMaster), state(home.moment1, Role::kMoment1),
-               state(home.moment2, Role::kMoment2),
-               undo ? read(tensors(b).undo, Role::kUndoRecord)
-                    : write(tensors(b).undo, Role::kUndoRecord)});
-  }
-
-  void append_cast_of_weights(std::vector<Op>& ops, int32_t b) const {
-    const Bucket& home = bucket(b);
-    if (home.weights < 0) return;
-    ops.push_back(op(OpKind::kCast, LaneKind::kCpu, b,
-                     elementwise(home.count, DType::kF32, plan_.dtype, Site::kCpu),
-                     {read(home.master, Role::kSource), write(home.weights, Role::kDestination)}));
-  }
-
-  Op cast_of_gradient(int32_t b) {
-    const BucketTensors& t = tensors(b);
-    return op(OpKind::kCast, LaneKind::kCpu, b,
-              elementwise(bucket(b).count, plan_.dtype, DType::kF32, Site::kCpu),
-              {read(t.landed, Role::kSource), write(t.gradient32, Role::kDestination)});
-  }
-
-  // From the landed gradient to stepped master and, where the CPU casts, 16-bit weights in DRAM.
-  std::vector<Op> step_of(int32_t b) {
-    const BucketTensors& t = tensors(b);
-    std::vector<Op> ops;
-    const bool rests = bucket(b).rest >= 0;
-    if (rests) ops.push_back(move_state(b, Arrival::kIn));
-    if (t.gradient32 >= 0 && !facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
-    if (sync() == SyncMode::kSpeculate && !exact_undo()) {
-      ops.push_back(snapshot(b, OpKind::kSnapshot));
-    }
-    const TensorId gradient = t.gradient32 >= 0 ? t.gradient32 : t.landed;
-    const bool decided = sync() != SyncMode::kSpeculate;  // else no clip factor is known yet
-    if (facts_.separate_unscale && decided && gradient >= 0) ops.push_back(unscale(b, gradient));
-    ops.push_back(adam(b, gradient, decided));
-    if (reduces(b) && plan_.zero_stage > 0) {
-      std::vector<Access> weights;
-      Access whole = weights_home();
-      whole.mode = AccessMode::kReadWrite;
-      append_modules(weights, b, module_weight_, whole);
-      ops.push_back(group_op(CollectiveKind::kAllGather, b, plan_.dtype, std::move(weights)));
-    }
-    append_cast_of_weights(ops, b);
-    if (rests) ops.push_back(move_state(b, Arrival::kOut));
-    return ops;
-  }
-
-  // The loss scale and the clip factor, in a pass of their own.
-  Op unscale(int32_t b, TensorId gradient) const {
-    const DType type = graph_.tensors[static_cast<size_t>(gradient)].dtype;
-    return op(OpKind::kScale, LaneKind::kCpu, b,
-              elementwise(bucket(b).count, type, type, Site::kCpu),
-              {update(gradient, Role::kGradient), read(decision_, Role::kDecision)});
-  }
-
-  // Master and moments between where they rest and where they are stepped.
-  enum class Arrival : uint8_t { kIn, kOut };
-  Op move_state(int32_t b, Arrival arrival) const {
-    const Bucket& home = bucket(b);
-    const bool in = arrival == Arrival::kIn;
-    const Bytes bytes = state_bytes(graph_, home);
-    std::vector<Access> accesses = {in ? read(home.rest, Role::kSource)
-                                       : write(home.rest, Role::kDestination)};
-    for (const TensorId id : {home.master, home.moment1, home.moment2}) {
-      accesses.push_back(in ? write(id, Role::kDestination) : read(id, Role::kSource));
-    }
-    if (home.site == Site::kCpu) {
-      return op(OpKind::kIo, LaneKind::kNvme, b,
-                IoWork{bytes, in ? IoDirection::kRead : IoDirection::kWrite}, std::move(accesses));
-    }
-    return op(OpKind::kCopy, in ? LaneKind::kUpload : LaneKind::kCopyOut, b,
-              CopyWork{bytes, in ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost},
-              std::move(accesses));
-  }
-
-  // Stationary weights of a CPU bucket, through `staging` where the GPU casts.
-  std::vector<Op> bring_home(int32_t b, TensorId staging) {
-    const Bucket& home = bucket(b);
-    const int64_t stationary = tensors(b).stationary;
-    std::vector<Op> ops;
-    if (home.site == Site::kGpu || stationary == 0) return ops;
-    std::vector<Access> weights;
-    append_modules(weights, b, module_weight_, weights_home());
-    const TensorId source = home.weights >= 0 ? home.weights : home.master;
-    const CopyWork copy{bytes_of(stationary, wire()), CopyDirection::kHostToDevice};
-    if (staging < 0) {
-      weights.push_back(read(source, Role::kSource));
-      if (facts_.returns_weights_whole) weights.push_back(through_whole_copy());
-      ops.push_back(op(OpKind::kCopy, LaneKind::kUpload, b, copy, std::move(weights)));
-      return ops;
-    }
-    ops.push_back(op(OpKind::kCopy, LaneKind::kUpload, b, copy,
-                     {read(source, Role::kSource), write(staging, Role::kDestination)}));
-    weights.push_back(read(staging, Role::kSource));
-    ops.push_back(op(OpKind::kUnpack, LaneKind::kUpload, b,
-                     elementwise(stationary, DType::kF32, plan_.dtype, Site::kGpu),
-                     std::move(weights)));
-    return ops;
-  }
-  // The first bucket that returns makes the copy, the last one lets it go.
-  Access through_whole_copy() {
-    const bool first = whole_copy_ < 0;
-    if (first) {
-      int64_t elements = 0;
-      for (const Bucket& all : graph_.buckets) elements += all.site == Site::kCpu ? all.count : 0;
-      whole_copy_ = hbm(TensorKind::kReduced, Category::kStaging, DType::kF32, elements, -1);
-    }
-    return {whole_copy_, Role::kScratch, first ? AccessMode::kWrite : AccessMode::kReadWrite, 0};
-  }
-  std::vector<Op> upload(int32_t b) { return bring_home(b, tensors(b).arriving); }
-
-  void append_partials(std::vector<Access>& accesses) {
-    for (const BucketTensors& t : bucket_tensors_) {
-      accesses.push_back(read(t.partials, Role::kNormPartials));
-    }
-  }
-
-  Op decide() {
-    std::vector<Access> accesses = {write(decision_, Role::kDecision)};
-    append_partials(accesses);
-    return op(OpKind::kDecide, LaneKind::kCheck, -1, std::monostate{}, std::move(accesses));
-  }
-
-  // Waits for all norms of the step before. What a repair would need is read here, which keeps it
-  // alive (and its memory unused by others) from the step that made it.
-  Op commit() {
-    std::vector<Access> accesses = {write(decision_, Role::kDecision)};
-    append_partials(accesses);
-    int64_t largest = 0;
-    for (size_t i = 0; i < graph_.buckets.size(); ++i) {
-      const auto b = static_cast<int32_t>(i);
-      const BucketTensors& t = tensors(b);
-      accesses.push_back(read(t.undo, Role::kUndoRecord));
-      if (bucket(b).site == Site::kGpu) {
-        append_gradient(accesses, b, Role::kGradient);
-      } else {
-        accesses.push_back(read(t.landed, Role::kGradient));
-        if (bucket(b).weights >= 0) accesses.push_back(read(bucket(b).weights, Role::kSource));
-      }
-      if (t.arriving >= 0) largest = std::max(largest, t.stationary);
-    }
-    if (largest > 0) {
-      repair_arriving_ =
-          hbm(TensorKind::kRepairArriving, Category::kStaging, DType::kF32, largest, -1);
-      accesses.push_back(write(repair_arriving_, Role::kScratch));
-    }
-    Op result = op(OpKind::kCommit, LaneKind::kCompute, -1, std::monostate{}, std::move(accesses));
-    result.fence = true;
-    return result;
-  }
-
-  // Undo every bucket, redo it with the decided gradient (nothing where the step is skipped), and
-  // bring the weights home again. Redo takes the landed gradient as it is: Adam reads 16-bit too.
-  void repair() {
-    std::vector<Op>& ops = graph_.repair.ops;
-    for (size_t i = 0; i < graph_.buckets.size(); ++i) {
-      const auto b = static_cast<int32_t>(i);
-      ops.push_back(exact_undo() ? exact_undo_of(b) : snapshot(b, OpKind::kUndo));
-      ops.push_back(adam(b, tensors(b).landed, true));
-      append_cast_of_weights(ops, b);
-      const TensorId staging = tensors(b).arriving >= 0 ? repair_arriving_ : -1;
-      for (Op& home : bring_home(b, staging)) ops.push_back(std::move(home));
-    }
   }
 
   Graph& graph_;
   const Plan& plan_;
   const StackFacts& facts_;
-  std::vector<bool> flowing_;
-  std::vector<TensorId> module_weight_, module_gradient_;  // by module
-  std::vector<size_t> last_gradient_, last_weight_,
-      last_fetch_;  // by tensor: index of an operation
-  std::vector<BucketTensors> bucket_tensors_;
-  TensorId decision_ = -1;
-  TensorId repair_arriving_ = -1;
-  TensorId whole_copy_ = -1;
+  BucketOps ops_;
+  const size_t end_;
+  const int32_t buckets_;
+  Insertions insertions_;
+  std::vector<size_t> last_gradient_, last_weight_, last_fetch_;  // by tensor: an operation's index
 };
 
 }  // namespace

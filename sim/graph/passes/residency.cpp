@@ -1,10 +1,9 @@
 // Pass `residency`: weights that flow. A flowing module's weights live in DRAM (the fp32 master
 // where the GPU casts, a 16-bit copy where the CPU does); they come in before each visit and are
 // dropped after it (SuperOffload, arXiv 2509.21271 section 4.2; ZeRO-Infinity's prefetch).
-#include <map>
-
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/module_index.h"
 
 namespace ballast {
 
@@ -58,7 +57,7 @@ std::vector<std::vector<Access>> homes_of(const Graph& graph, const Plan& plan) 
 void fetch(Graph& graph, const Plan& plan, const std::vector<Access>& homes, TensorId weight,
            const Visit& visit, Insertions& insertions) {
   std::vector<Op>& ops = graph.step.ops;
-  const Tensor stationary = graph.tensors[static_cast<size_t>(weight)];
+  const Tensor stationary = graph.tensor(weight);
   const TensorId here = add_tensor(graph, stationary);
   for (size_t i = visit.first; i <= visit.last; ++i) {
     for (Access& access : ops[i].accesses) {
@@ -79,8 +78,7 @@ void fetch(Graph& graph, const Plan& plan, const std::vector<Access>& homes, Ten
   copy.phase = Phase::kFetch;
   copy.lane = lane_of(0, LaneKind::kCopyIn);
   copy.label = stationary.label;
-  copy.work =
-      CopyWork{graph.tensors[static_cast<size_t>(landing)].bytes(), CopyDirection::kHostToDevice};
+  copy.work = CopyWork{graph.tensor(landing).bytes(), CopyDirection::kHostToDevice};
   copy.accesses = homes;
   copy.accesses.push_back(write(landing, Role::kDestination));
   insertions.before(position, copy);
@@ -99,18 +97,15 @@ Graph residency_pass(Graph graph, const Plan& plan) {
   const std::vector<bool> flowing = flowing_modules(graph, plan);
   const std::vector<std::vector<size_t>> uses = uses_of_weights(graph);
   const std::vector<std::vector<Access>> homes = homes_of(graph, plan);
-  std::map<std::pair<int64_t, ModuleKind>, size_t> by_label;
-  for (size_t i = 0; i < graph.modules.size(); ++i) {
-    if (flowing[i]) by_label[{graph.modules[i].layer, graph.modules[i].kind}] = i;
-  }
+  const ModuleIndex modules(graph.modules);
   Insertions insertions;
   for (size_t t = 0; t < uses.size(); ++t) {
     if (graph.tensors[t].kind != TensorKind::kWeight) continue;
-    const Label label = graph.tensors[t].label;
-    const auto found = by_label.find({label.layer, label.module});
-    if (found == by_label.end()) continue;
+    const int32_t module = modules.of(graph.tensors[t].label);
+    if (module < 0 || !flowing[static_cast<size_t>(module)]) continue;
     for (const Visit& visit : visits_of(graph.step.ops, uses[t], plan.weights.look_ahead)) {
-      fetch(graph, plan, homes[found->second], static_cast<TensorId>(t), visit, insertions);
+      fetch(graph, plan, homes[static_cast<size_t>(module)], static_cast<TensorId>(t), visit,
+            insertions);
     }
   }
   graph.step.ops = insertions.apply(std::move(graph.step.ops));

@@ -23,10 +23,7 @@ class SequencePass {
     result.reserve(graph_.step.ops.size() * 5 / 4);
     for (Op& op : graph_.step.ops) {
       rename(op);
-      if (pending_ >= 0 && kind_of(op.lane) == LaneKind::kCompute) {
-        op.accesses.push_back(read(pending_, Role::kScratch));
-        pending_ = -1;
-      }
+      next_computation_.meet(op);
       if (op.kind != OpKind::kAttention) {
         result.push_back(std::move(op));
         continue;
@@ -52,16 +49,13 @@ class SequencePass {
   }
 
   Op exchange(TensorId from, TensorId to, const Op& beside) const {
-    const CollectiveWork work{CollectiveKind::kAllToAll,
-                              graph_.tensors[static_cast<size_t>(from)].bytes(), plan_.sequence,
-                              plan_.tensor * plan_.context};
+    const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(),
+                              plan_.sequence, plan_.tensor * plan_.context};
     return collective_op(work, beside.phase, beside.label,
                          {read(from, Role::kSource), write(to, Role::kDestination)});
   }
 
-  TensorId same_as(TensorId id) {
-    return add_tensor(graph_, graph_.tensors[static_cast<size_t>(id)]);
-  }
+  TensorId same_as(TensorId id) { return add_tensor(graph_, graph_.tensor(id)); }
 
   void all_to_all(Op op, std::vector<Op>& result) {
     const bool forward = op.phase == Phase::kForward;
@@ -95,29 +89,30 @@ class SequencePass {
     for (const Access& access : op.accesses) {
       if (access.role == Role::kInput) source = access.tensor;
     }
-    Tensor arrived = graph_.tensors[static_cast<size_t>(source)];
+    Tensor arrived = graph_.tensor(source);
     arrived.kind = TensorKind::kGathered;
     arrived.category = Category::kWorkspace;
     arrived.elements = (forward ? 2 : 4) * pair;  // one pair in use, one on its way
-    pending_ = add_tensor(graph_, arrived);
+    const TensorId pairs = add_tensor(graph_, arrived);
+    next_computation_.wait_for(pairs);
     const int64_t rounds = plan_.context - 1;
     const CollectiveWork message{CollectiveKind::kSendReceive,
                                  bytes_of(rounds * pair * (forward ? 1 : 2), work.dtype),
                                  plan_.context, plan_.tensor};
     return collective_op(message, op.phase, op.label,
-                         {read(source, Role::kSource), write(pending_, Role::kDestination)});
+                         {read(source, Role::kSource), write(pairs, Role::kDestination)});
   }
 
   Graph& graph_;
   const Plan& plan_;
   std::unordered_map<TensorId, TensorId> by_head_;
-  TensorId pending_ = -1;  // what the next computation must wait for
+  NextComputation next_computation_;
 };
 
 }  // namespace
 
 Graph sequence_pass(Graph graph, const Plan& plan) {
-  if (plan.sequence > 1 || plan.context > 1) SequencePass(graph, plan).run();
+  SequencePass(graph, plan).run();
   return graph;
 }
 

@@ -68,7 +68,7 @@ class Shard {
   bool moves_shard(const Op& op) const {
     if (op.phase == Phase::kOptimizer && kind_of(op.lane) == LaneKind::kCopyIn) return false;
     for (const Access& access : op.accesses) {
-      if (graph_.tensors[static_cast<size_t>(access.tensor)].kind == TensorKind::kNormPartials) {
+      if (graph_.tensor(access.tensor).kind == TensorKind::kNormPartials) {
         return false;
       }
     }
@@ -94,7 +94,7 @@ class Shard {
     std::erase_if(op.accesses, [&](const Access& access) {
       return access.role == (out ? Role::kSource : Role::kDestination);
     });
-    Tensor staging = graph_.tensors[static_cast<size_t>(far.front().tensor)];
+    Tensor staging = graph_.tensor(far.front().tensor);
     staging.category = Category::kStaging;
     staging.kind = out ? TensorKind::kPacked : TensorKind::kArriving;
     staging.copies = 1;
@@ -123,9 +123,7 @@ class Shard {
 }  // namespace
 
 Graph shard_pass(Graph graph, const Plan& plan) {
-  const RankGroup group = replica_group(plan);
-  const bool splits = plan.zero_stage == 1 || plan.zero_stage == 2;
-  if (group.ranks > 1 && splits) Shard(graph, group).run();
+  Shard(graph, replica_group(plan)).run();
   return graph;
 }
 

@@ -34,10 +34,7 @@ class TensorPass {
     std::vector<Op> result;
     result.reserve(graph_.step.ops.size() * 3 / 2);
     for (Op& op : graph_.step.ops) {
-      if (pending_ >= 0 && kind_of(op.lane) == LaneKind::kCompute) {
-        op.accesses.push_back(read(pending_, Role::kScratch));
-        pending_ = -1;
-      }
+      next_computation_.meet(op);
       rewrite(std::move(op), result);
     }
     graph_.step.ops = std::move(result);
@@ -82,7 +79,7 @@ class TensorPass {
   }
 
   TensorId workspace(TensorId like, TensorKind kind, int64_t elements) {
-    Tensor tensor = graph_.tensors[static_cast<size_t>(like)];
+    Tensor tensor = graph_.tensor(like);
     tensor.kind = kind;
     tensor.category = Category::kWorkspace;
     tensor.elements = elements;
@@ -95,15 +92,16 @@ class TensorPass {
     const TensorId split = access.tensor;
     const bool reused = op.phase != Phase::kForward && gathered_.contains(split);
     if (!reused) {
-      const int64_t whole = graph_.tensors[static_cast<size_t>(split)].elements * plan_.tensor;
+      const int64_t whole = graph_.tensor(split).elements * plan_.tensor;
       const TensorId here = workspace(split, TensorKind::kGathered, whole);
       gathered_[split] = here;
       result.push_back(exchange(CollectiveKind::kAllGather, here, op,
                                 {read(split, Role::kSource), write(here, Role::kDestination)}));
       if (overlaps()) {
-        pending_ = token(here);
-        result.push_back(rest_of(
-            result.back(), {read(split, Role::kSource), write(pending_, Role::kDestination)}));
+        const TensorId done = token(here);
+        next_computation_.wait_for(done);
+        result.push_back(
+            rest_of(result.back(), {read(split, Role::kSource), write(done, Role::kDestination)}));
       }
     }
     access.tensor = gathered_.at(split);
@@ -111,7 +109,7 @@ class TensorPass {
 
   // Where the exchange is cut into a piece a rank, all but one run beside the product.
   bool overlaps() const { return facts_.tensor_overlap == Overlap::kFull; }
-  TensorId token(TensorId like) { return workspace(like, TensorKind::kPartial, 1); }
+  TensorId token(TensorId like) { return add_token(graph_, graph_.tensor(like)); }
   Op rest_of(const Op& piece, std::vector<Access> accesses) const {
     Op rest = piece;
     CollectiveWork& work = std::get<CollectiveWork>(rest.work);
@@ -123,7 +121,7 @@ class TensorPass {
   TensorId reduce_beside(Op& op, Role role, std::vector<Op>& result) {
     if (!overlaps()) return -1;
     const TensorId sum = access_of(op, role).tensor;
-    const int64_t elements = graph_.tensors[static_cast<size_t>(sum)].elements;
+    const int64_t elements = graph_.tensor(sum).elements;
     const TensorId whole = workspace(sum, TensorKind::kPartial,
                                      plan_.tensor_sequence ? elements * plan_.tensor : elements);
     const TensorId done = token(sum);
@@ -144,7 +142,7 @@ class TensorPass {
     Op& op = result.back();
     Access& access = access_of(op, role);
     const TensorId sum = access.tensor;
-    const int64_t elements = graph_.tensors[static_cast<size_t>(sum)].elements;
+    const int64_t elements = graph_.tensor(sum).elements;
     const TensorId open = workspace(sum, TensorKind::kPartial,
                                     plan_.tensor_sequence ? elements * plan_.tensor : elements);
     access.tensor = open;
@@ -156,7 +154,7 @@ class TensorPass {
   }
 
   Op exchange(CollectiveKind kind, TensorId whole, const Op& beside, std::vector<Access> accesses) {
-    CollectiveWork work{kind, graph_.tensors[static_cast<size_t>(whole)].bytes(), plan_.tensor, 1};
+    CollectiveWork work{kind, graph_.tensor(whole).bytes(), plan_.tensor, 1};
     if (overlaps()) {
       work.bytes = {div_ceil(work.bytes.count, plan_.tensor)};
     }
@@ -174,7 +172,7 @@ class TensorPass {
   // Largest logit, sum of exponentials and the label's logit of every token, over all ranks.
   void loss(Op op, std::vector<Op>& result) {
     const TensorId logits = access_of(op, Role::kOutput).tensor;
-    Tensor sums = graph_.tensors[static_cast<size_t>(logits)];
+    Tensor sums = graph_.tensor(logits);
     sums.kind = TensorKind::kPartial;
     sums.category = Category::kWorkspace;
     sums.dtype = DType::kF32;
@@ -193,13 +191,13 @@ class TensorPass {
   const Plan& plan_;
   const StackFacts& facts_;
   std::unordered_map<TensorId, TensorId> gathered_;  // split -> whole
-  TensorId pending_ = -1;                            // what the next computation must wait for
+  NextComputation next_computation_;
 };
 
 }  // namespace
 
 Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts) {
-  if (plan.tensor > 1) TensorPass(graph, model, plan, facts).run();
+  TensorPass(graph, model, plan, facts).run();
   return graph;
 }
 

@@ -16,47 +16,17 @@ bool lies_in(const Tensor& tensor, Place place, int device) {
   return tensor.place == place && tensor.device == device;
 }
 
-// Bytes alive in one place of one device, operation by operation.
-struct ProgramSweep {
-  Bytes live;
-  OpId at = -1;
-};
-
-bool alive_at(const Life& life, OpId op) {
-  return life.carried || (life.first >= 0 && life.first <= op && op <= life.last);
-}
-
-ProgramSweep sweep(const Graph& graph, const std::vector<Life>& lives, Place place, int device) {
-  const size_t ops = graph.step.ops.size();
-  std::vector<Bytes> change(ops + 1);
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    const Tensor& tensor = graph.tensors[t];
-    const Life& life = lives[t];
-    if (!lies_in(tensor, place, device) || life.first < 0) continue;
-    const size_t first = life.carried ? 0 : static_cast<size_t>(life.first);
-    const size_t last = life.carried ? ops - 1 : static_cast<size_t>(life.last);
-    change[first] += tensor.all_bytes();
-    change[last + 1] -= tensor.all_bytes();
-  }
-  ProgramSweep peak;
-  Bytes live;
-  for (size_t i = 0; i < ops; ++i) {
-    live += change[i];
-    if (live > peak.live) peak = {live, static_cast<OpId>(i)};
-  }
-  return peak;
-}
-
 // The device whose peak is highest, the first of equals.
 struct DevicePeak {
   int device = 0;
-  ProgramSweep peak;
+  LivePeak peak;
 };
 
 DevicePeak highest(const Graph& graph, const std::vector<Life>& lives, Place place) {
   DevicePeak result;
   for (int device = 0; device < devices_of(graph); ++device) {
-    const ProgramSweep peak = sweep(graph, lives, place, device);
+    const LivePeak peak = peak_of(live_bytes(
+        graph, lives, [&](size_t t) { return lies_in(graph.tensors[t], place, device); }));
     if (peak.live > result.peak.live) result = {device, peak};
   }
   return result;
@@ -64,13 +34,9 @@ DevicePeak highest(const Graph& graph, const std::vector<Life>& lives, Place pla
 
 std::vector<Holder> holders_at(const Graph& graph, const std::vector<Life>& lives, Place place,
                                const DevicePeak& peak) {
-  std::array<Bytes, kCategories> held{};
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    const Tensor& tensor = graph.tensors[t];
-    if (!lies_in(tensor, place, peak.device) || lives[t].first < 0) continue;
-    if (!alive_at(lives[t], peak.peak.at)) continue;
-    held[static_cast<size_t>(tensor.category)] += tensor.all_bytes();
-  }
+  const auto held = held_at(peak.peak.at, graph, lives, [&](size_t t) {
+    return lies_in(graph.tensors[t], place, peak.device);
+  });
   std::vector<Holder> holders;
   for (size_t c = 0; c < held.size(); ++c) {
     if (held[c].count > 0) holders.push_back({static_cast<Category>(c), held[c]});
@@ -118,7 +84,7 @@ StepUses uses_of_last_step(const Graph& graph, const Timeline& timeline) {
     if (span.step != step) continue;
     first = std::min(first.value_or(span.begin), span.begin);
     result.end = std::max(result.end, span.end);
-    for (const Access& access : graph.step.ops[static_cast<size_t>(span.op)].accesses) {
+    for (const Access& access : graph.op(span.op).accesses) {
       Use& use = result.uses[static_cast<size_t>(access.tensor)];
       use.begin = std::min(use.begin.value_or(span.begin), span.begin);
       use.end = std::max(use.end, span.end);
@@ -163,6 +129,14 @@ std::vector<Life> lives_of(const Graph& graph) {
     touch(graph.step.ops[i], at, lives);
   }
   return lives;
+}
+
+LivePeak peak_of(const std::vector<Bytes>& live) {
+  LivePeak peak;
+  for (size_t i = 0; i < live.size(); ++i) {
+    if (live[i] > peak.live) peak = {live[i], static_cast<OpId>(i)};
+  }
+  return peak;
 }
 
 std::vector<PlacePeak> memory_peaks(const Graph& graph) {

@@ -9,9 +9,7 @@ namespace {
 
 size_t op_count(const Graph& graph) { return graph.step.ops.size(); }
 
-const Op& op_of(const Graph& graph, const Span& span) {
-  return graph.step.ops[static_cast<size_t>(span.op)];
-}
+const Op& op_of(const Graph& graph, const Span& span) { return graph.op(span.op); }
 
 Duration length(const Span& span) { return span.end - span.begin; }
 

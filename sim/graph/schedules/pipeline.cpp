@@ -16,6 +16,7 @@
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/passes/passes.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
@@ -65,28 +66,24 @@ Sequence part_of(const Graph& graph, Direction direction) {
 void measure_memory(const Graph& graph, ChunkKind& chunk) {
   const std::vector<Op>& ops = graph.step.ops;
   const std::vector<Life> lives = lives_of(graph);
-  std::vector<Bytes> change(ops.size() + 1);
+  const auto counts = [&](size_t t) {
+    return lives[t].first >= 0 && !lives[t].carried &&
+           graph.tensors[t].kind != TensorKind::kGradient;
+  };
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
-    const Life& life = lives[t];
-    if (life.first < 0 || life.carried || tensor.kind == TensorKind::kGradient) continue;
-    const auto first = static_cast<size_t>(life.first);
-    const auto last = static_cast<size_t>(life.last);
-    const bool spans =
-        belongs(ops[first], Direction::kForward) && belongs(ops[last], Direction::kBackward);
-    if (tensor.place == Place::kDram) {
-      if (spans) chunk.saved_on_host += tensor.all_bytes();
+    if (!counts(t) || !belongs(graph.op(lives[t].first), Direction::kForward) ||
+        !belongs(graph.op(lives[t].last), Direction::kBackward)) {
       continue;
     }
-    if (spans) chunk.saved += tensor.all_bytes();
-    change[first] += tensor.all_bytes();
-    change[last + 1] -= tensor.all_bytes();
+    (tensor.place == Place::kDram ? chunk.saved_on_host : chunk.saved) += tensor.all_bytes();
   }
-  Bytes live, forward, backward;
+  const std::vector<Bytes> live = live_bytes(
+      graph, lives, [&](size_t t) { return counts(t) && graph.tensors[t].place != Place::kDram; });
+  Bytes forward, backward;
   for (size_t i = 0; i < ops.size(); ++i) {
-    live += change[i];
     Bytes& peak = belongs(ops[i], Direction::kForward) ? forward : backward;
-    peak = std::max(peak, live);
+    peak = std::max(peak, live[i]);
   }
   chunk.forward_workspace = std::max(Bytes{}, forward - chunk.saved);
   chunk.backward_workspace = std::max(Bytes{}, backward - chunk.saved);
@@ -194,13 +191,10 @@ class Pipeline {
     once.pipeline = once.virtual_pipeline = 1;
     once.devices = plan_.devices / plan_.pipeline;
     once.global_batch = once.data * *once.micro_batch;
+    const PassContext context{model_, once, facts_};
     Graph inside = build_chunk(part, once, facts_, ends);
-    choose_product_formats(inside, once);
-    inside = tensor_pass(std::move(inside), model_, once, facts_);
-    inside = sequence_pass(std::move(inside), once);
-    inside = checkpoint_pass(std::move(inside), once);
-    inside = products_pass(std::move(inside));
-    verify(inside);
+    inside = run_passes(std::move(inside), context, "gemm formats", "checkpoint");
+    inside = run_passes(std::move(inside), context, "gemm codes", "gemm codes");
     link(inside);
     ChunkKind kind;
     for (const Tensor& tensor : inside.tensors) {
@@ -285,7 +279,7 @@ class Pipeline {
       if (chunk.kind.saved_on_host.count > 0) {
         const TensorId away = tensor(index, TensorKind::kHostOutput, Category::kActivations,
                                      DType::kU8, chunk.kind.saved_on_host.count);
-        graph_.tensors[static_cast<size_t>(away)].place = Place::kDram;
+        graph_.tensor(away).place = Place::kDram;
         on_host_[place] = away;
         block.accesses.push_back(write(away, Role::kStatistics));
       }
@@ -312,8 +306,7 @@ class Pipeline {
     Op sending = op(OpKind::kCollective, overlaps ? LaneKind::kNetwork : LaneKind::kCompute, from,
                     turn.micro_batch);
     sending.phase = turn.direction == Direction::kForward ? Phase::kForward : Phase::kBackward;
-    sending.work = CollectiveWork{CollectiveKind::kSendReceive,
-                                  graph_.tensors[static_cast<size_t>(made)].bytes(), 2,
+    sending.work = CollectiveWork{CollectiveKind::kSendReceive, graph_.tensor(made).bytes(), 2,
                                   plan_.devices / plan_.pipeline};
     const TensorId arrived = message(to);
     sending.accesses = {read(made, Role::kSource), write(arrived, Role::kDestination)};
@@ -359,7 +352,7 @@ class Pipeline {
     State state;
     const auto add = [&](TensorKind kind, Category category, DType dtype) {
       const TensorId id = tensor(c, kind, category, dtype, shard);
-      if (on_cpu()) graph_.tensors[static_cast<size_t>(id)].place = Place::kDram;
+      if (on_cpu()) graph_.tensor(id).place = Place::kDram;
       return id;
     };
     state.master = add(TensorKind::kMaster, Category::kMaster, DType::kF32);
@@ -390,7 +383,7 @@ class Pipeline {
     result.phase = Phase::kOptimizer;
     const Chunk& first = all_.front();
     const Chunk& last = all_.back();
-    const DType dtype = graph_.tensors[static_cast<size_t>(first.gradient)].dtype;
+    const DType dtype = graph_.tensor(first.gradient).dtype;
     const int64_t stride = plan_.devices / plan_.pipeline * (plan_.pipeline - 1);
     result.work = CollectiveWork{CollectiveKind::kAllReduce,
                                  bytes_of(rank_.vocab * rank_.hidden, dtype), 2, stride};
@@ -401,8 +394,7 @@ class Pipeline {
   void emit_reduction(int64_t c) {
     const Chunk& chunk = all_[static_cast<size_t>(c)];
     const bool wide = facts_.reduction == GradientPrecision::kF32;
-    const DType dtype =
-        wide ? DType::kF32 : graph_.tensors[static_cast<size_t>(chunk.gradient)].dtype;
+    const DType dtype = wide ? DType::kF32 : graph_.tensor(chunk.gradient).dtype;
     const CollectiveKind kind =
         plan_.zero_stage > 0 ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     Op reduction = group_op(kind, c, dtype, update(chunk.gradient, Role::kSource));
@@ -418,7 +410,7 @@ class Pipeline {
 
   void emit_norm(int64_t c, const State& state) {
     const Chunk& chunk = all_[static_cast<size_t>(c)];
-    const DType dtype = graph_.tensors[static_cast<size_t>(chunk.gradient)].dtype;
+    const DType dtype = graph_.tensor(chunk.gradient).dtype;
     const int64_t shard = shard_of(chunk.kind.parameters);
     Op norm = op(OpKind::kSumOfSquares, LaneKind::kCompute, c, -1);
     norm.phase = Phase::kOptimizer;
@@ -429,8 +421,7 @@ class Pipeline {
     if (on_cpu()) {
       Op out = op(OpKind::kCopy, LaneKind::kCopyOut, c, -1);
       out.phase = Phase::kOptimizer;
-      out.work = CopyWork{graph_.tensors[static_cast<size_t>(state.landed)].bytes(),
-                          CopyDirection::kDeviceToHost};
+      out.work = CopyWork{graph_.tensor(state.landed).bytes(), CopyDirection::kDeviceToHost};
       out.accesses = {read(chunk.gradient, Role::kSource), write(state.landed, Role::kDestination)};
       graph_.step.ops.push_back(std::move(out));
     }
@@ -439,7 +430,7 @@ class Pipeline {
   void emit_step(int64_t c, const State& state, TensorId decision) {
     const Chunk& chunk = all_[static_cast<size_t>(c)];
     const TensorId gradient = on_cpu() ? state.landed : chunk.gradient;
-    const DType from = graph_.tensors[static_cast<size_t>(gradient)].dtype;
+    const DType from = graph_.tensor(gradient).dtype;
     const int64_t shard = shard_of(chunk.kind.parameters);
     const Bytes moments = bytes_of(4 * shard, plan_.optimizer.moments);
     Op adam = op(OpKind::kAdam, on_cpu() ? LaneKind::kCpu : LaneKind::kCompute, c, -1);

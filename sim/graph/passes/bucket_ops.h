@@ -1,0 +1,103 @@
+// The operations of the optimizer, bucket by bucket: what the pass `optimizer` puts in order.
+//
+//   CPU bucket: pack -> copy out -> [cast] -> [snapshot] -> Adam -> [cast] -> upload -> [unpack]
+//   GPU bucket: Adam straight from the modules' gradients into their weights
+//
+// Will not do: say where in the program an operation stands (sim/graph/passes/optimizer.cpp).
+#pragma once
+
+#include <vector>
+
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+class BucketOps {
+ public:
+  // Adds to the graph the tensors that its buckets need for a step. References must outlive this.
+  BucketOps(Graph& graph, const Plan& plan, const StackFacts& facts);
+
+  // Whether ranks must exchange the gradient of a bucket that the GPU steps. (What the CPU steps is
+  // exchanged by `shard`, what is gathered layer by layer by `gather`.)
+  bool reduces(int32_t b) const;
+  // All-reduce (stage 0), or reduce-scatter in place (1) or into this rank's share (2).
+  Op reduction(int32_t b);
+  // Pack, copy out and norm; on the GPU only the norm.
+  std::vector<Op> gradient_out(int32_t b);
+  // From the landed gradient to stepped master and, where the CPU casts, 16-bit weights in DRAM.
+  std::vector<Op> step_of(int32_t b);
+  std::vector<Op> upload(int32_t b) { return bring_home(b, tensors(b).arriving); }
+  Op decide();
+  // Waits for all norms of the step before. What a repair would need is read here, which keeps it
+  // alive (and its memory unused by others) from the step that made it.
+  Op commit();
+  // Undo every bucket, redo it with the decided gradient (nothing where the step is skipped), and
+  // bring the weights home again. Redo takes the landed gradient as it is: Adam reads 16-bit too.
+  void repair();
+  // The verdict on all gradients (kDecision).
+  TensorId decision() const { return decision_; }
+  // By module: whether its weights flow, and its weights and gradient on the GPU, or -1.
+  const std::vector<bool>& flowing() const { return flowing_; }
+  const std::vector<TensorId>& module_weights() const { return module_weight_; }
+  const std::vector<TensorId>& module_gradients() const { return module_gradient_; }
+
+ private:
+  // Tensors of one bucket beside its state; -1 where the plan has no use for one.
+  struct BucketTensors {
+    TensorId packed = -1, landed = -1, gradient32 = -1, arriving = -1;
+    TensorId partials_gpu = -1, partials = -1, undo = -1;
+    TensorId reduced = -1;      // this rank's share of the gradient, where only that is kept
+    TensorId second_copy = -1;  // of the gradient, where that is what is exchanged
+    TensorId widened = -1;      // this rank's share of the gradient in 32 bits, for the step
+    int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
+  };
+
+  SyncMode sync() const { return plan_.optimizer.sync; }
+  const Bucket& bucket(int32_t b) const { return graph_.bucket(b); }
+  BucketTensors& tensors(int32_t b) { return bucket_tensors_[static_cast<size_t>(b)]; }
+  void index_module_tensors();
+  void double_weights();
+  TensorId in_place(Place place, TensorKind kind, Category category, DType dtype, int64_t elements,
+                    int32_t b);
+  TensorId dram(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b);
+  TensorId hbm(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b);
+  void add_tensors(int32_t b);
+  bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
+  Op op(OpKind kind, LaneKind lane, int32_t b, Work work, std::vector<Access> accesses) const;
+  void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
+                      const Access& like) const;
+  Access weights_home() const;
+  Op group_op(CollectiveKind kind, int32_t b, DType dtype, std::vector<Access> accesses) const;
+  // What reads the bucket's gradient on the GPU.
+  void append_gradient(std::vector<Access>& accesses, int32_t b, Role role);
+  Op adam(int32_t b, TensorId gradient, bool decided);
+  // From the record that Adam left: reads it and the gradient, and takes the state back.
+  Op exact_undo_of(int32_t b);
+  Op snapshot(int32_t b, OpKind kind);
+  void append_cast_of_weights(std::vector<Op>& ops, int32_t b) const;
+  Op cast_of_gradient(int32_t b);
+  // The loss scale and the clip factor, in a pass of their own.
+  Op unscale(int32_t b, TensorId gradient) const;
+  // Master and moments between where they rest and where they are stepped.
+  enum class Arrival : uint8_t { kIn, kOut };
+  Op move_state(int32_t b, Arrival arrival) const;
+  // Stationary weights of a CPU bucket, through `staging` where the GPU casts.
+  std::vector<Op> bring_home(int32_t b, TensorId staging);
+  // The first bucket that returns makes the copy, the last one lets it go.
+  Access through_whole_copy();
+  void append_partials(std::vector<Access>& accesses);
+  DType gradient_type() const;
+  DType wire() const;  // of what crosses the link
+
+  Graph& graph_;
+  const Plan& plan_;
+  const StackFacts& facts_;
+  std::vector<bool> flowing_;
+  std::vector<TensorId> module_weight_, module_gradient_;  // by module
+  std::vector<BucketTensors> bucket_tensors_;
+  TensorId decision_ = -1;
+  TensorId repair_arriving_ = -1;
+  TensorId whole_copy_ = -1;
+};
+
+}  // namespace ballast

@@ -1,0 +1,249 @@
+#include "sim/graph/passes/decoder_ops.h"
+
+#include <algorithm>
+
+namespace ballast {
+namespace {
+
+Graph empty_graph(const Model& model) {
+  Graph graph;
+  graph.modules = modules_of(model);
+  graph.lanes = kLaneKinds;
+  return graph;
+}
+
+}  // namespace
+
+DecoderOps::DecoderOps(const Model& model, const Plan& plan, const StackFacts& facts,
+                       ChunkEnds ends)
+    : model_(model),
+      plan_(plan),
+      facts_(facts),
+      ends_(ends),
+      graph_(empty_graph(model)),
+      index_(graph_.modules) {
+  facts_.dropout = facts.dropout && model.architecture == "gpt2";
+  weight_.resize(graph_.modules.size(), -1);
+  gradient_.resize(graph_.modules.size(), -1);
+  for (size_t i = 0; i < graph_.modules.size(); ++i) {
+    Module& module = graph_.modules[i];
+    if (plan_.expert > 1) keep_own_experts(module);
+    if (module.count == 0 || !holds(module)) continue;
+    const Label label{static_cast<int16_t>(module.layer), module.kind, -1, -1};
+    weight_[i] = tensor(TensorKind::kWeight, Category::kWeights, label, module.count);
+    gradient_[i] =
+        typed(TensorKind::kGradient, Category::kGradients, label, module.count, gradient_type());
+  }
+}
+
+void DecoderOps::keep_own_experts(Module& module) const {
+  int64_t routed = 0;
+  for (const Product& product : products_of(model_, module.kind, module.layer)) {
+    if (product.copies > 1) routed += product.in * product.out * product.copies;
+  }
+  module.count -= routed - div_ceil(routed, plan_.expert);
+  if (routed > 0) module.parameters.clear();
+}
+
+bool DecoderOps::holds(const Module& module) const {
+  if (module.layer >= 0) return true;
+  if (module.kind != ModuleKind::kEmbedding) return ends_.last;
+  return ends_.first || (ends_.last && model_.tied_embeddings);
+}
+
+int64_t DecoderOps::split_tokens() const {
+  return plan_.tensor_sequence ? div_ceil(tokens(), plan_.tensor) : tokens();
+}
+
+int64_t DecoderOps::residual_passes() const {
+  switch (facts_.fusion) {
+    case Fusion::kIntoProducts:
+      return 0;
+    case Fusion::kOnePass:
+      return 3;  // reads the product and the residual, writes the sum
+    case Fusion::kNone:
+      return facts_.dropout ? 7 : 5;  // bias in and out, dropout in and out, residual
+  }
+  return 0;
+}
+
+TensorId DecoderOps::tensor(TensorKind kind, Category category, Label label, int64_t elements) {
+  return typed(kind, category, label, elements, plan_.dtype);
+}
+
+TensorId DecoderOps::typed(TensorKind kind, Category category, Label label, int64_t elements,
+                           DType dtype) {
+  Tensor t;
+  t.kind = kind;
+  t.category = category;
+  t.place = Place::kHbm;
+  t.dtype = dtype;
+  t.label = label;
+  t.elements = elements;
+  return add_tensor(graph_, t);
+}
+
+bool DecoderOps::is_split(ModuleKind kind) {
+  return kind == ModuleKind::kEmbedding || kind == ModuleKind::kNorm1 ||
+         kind == ModuleKind::kAttentionOut || kind == ModuleKind::kNorm2 ||
+         kind == ModuleKind::kFc2 || kind == ModuleKind::kFinalNorm;
+}
+
+TensorId DecoderOps::output(Label label, int64_t width) {
+  return tensor(TensorKind::kOutput, Category::kActivations, label,
+                tokens_of(label.module) * width);
+}
+
+TensorId DecoderOps::output_gradient(Label label, int64_t width) {
+  return tensor(TensorKind::kOutputGradient, Category::kActivations, label,
+                tokens_of(label.module) * width);
+}
+
+TensorId DecoderOps::statistics(Label label) {
+  return typed(TensorKind::kNormStatistics, Category::kActivations, label, split_tokens() * 2,
+               DType::kF32);
+}
+
+TensorId DecoderOps::mask(Label label, int64_t elements) {
+  if (!facts_.dropout) return -1;
+  return typed(TensorKind::kMask, Category::kActivations, label, elements, DType::kU8);
+}
+
+Op& DecoderOps::emit(OpKind kind, Phase phase, Label label, Work work,
+                     std::vector<Access> accesses) {
+  Op op;
+  op.kind = kind;
+  op.phase = phase;
+  op.lane = lane_of(0, LaneKind::kCompute);
+  op.label = label;
+  op.work = std::move(work);
+  op.accesses = std::move(accesses);
+  graph_.step.ops.push_back(std::move(op));
+  return graph_.step.ops.back();
+}
+
+size_t DecoderOps::module_index(Label label) const {
+  if (label.module == ModuleKind::kHead && model_.tied_embeddings) return 0;
+  return static_cast<size_t>(std::max(0, index_.of(label)));
+}
+
+Access DecoderOps::gradient(Label label) {
+  const size_t index = module_index(label);
+  const bool adds =
+      label.micro_batch > 0 || (label.module == ModuleKind::kEmbedding && model_.tied_embeddings);
+  return {gradient_[index], Role::kParameterGradient,
+          adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0};
+}
+
+RowWork DecoderOps::rows(int64_t columns, int64_t values_moved, double flops_per_value) const {
+  return rows_of(tokens(), columns, values_moved, flops_per_value);
+}
+
+RowWork DecoderOps::rows_of(int64_t count, int64_t columns, int64_t values_moved,
+                            double flops_per_value) const {
+  RowWork work;
+  work.rows = count;
+  work.columns = columns;
+  work.dtype = plan_.dtype;
+  work.moved = bytes_of(count * values_moved, plan_.dtype);
+  work.flops = {flops_per_value * static_cast<double>(count * columns)};
+  return work;
+}
+
+int64_t DecoderOps::norm_passes() const {
+  return facts_.fusion == Fusion::kNone && model_.norm == NormKind::kRmsNorm ? 18 : 2;
+}
+
+bool DecoderOps::follows_residual(Label label) {
+  return label.module != ModuleKind::kNorm1 || label.layer > 0;
+}
+
+void DecoderOps::norm(Label label, TensorId x, TensorId out, TensorId stats) {
+  const int64_t passes = norm_passes() + (follows_residual(label) ? residual_passes() : 0);
+  emit(OpKind::kNorm, Phase::kForward, label,
+       rows_of(split_tokens(), model_.hidden, passes * model_.hidden, 8),
+       {read(x, Role::kInput), read(weight(label), Role::kWeight), write(out, Role::kOutput),
+        write(stats, Role::kStatistics)});
+}
+
+TensorId DecoderOps::norm_backward(Label label, Label input, TensorId x, TensorId stats,
+                                   TensorId dout, TensorId residual_gradient) {
+  const TensorId dx = output_gradient(input, model_.hidden);
+  std::vector<Access> accesses = {read(x, Role::kInput),
+                                  read(stats, Role::kStatistics),
+                                  read(weight(label), Role::kWeight),
+                                  read(dout, Role::kOutputGradient),
+                                  write(dx, Role::kInputGradient),
+                                  gradient(label)};
+  if (residual_gradient >= 0) {
+    accesses.push_back(read(residual_gradient, Role::kResidualGradient));
+  }
+  // The backward of the residual before: dropout and bias gradients read and write again.
+  const int64_t passes = 2 * norm_passes() + (follows_residual(label) && facts_.dropout ? 3 : 0);
+  emit(OpKind::kNorm, Phase::kBackward, label,
+       rows_of(split_tokens(), model_.hidden, passes * model_.hidden, 14), std::move(accesses));
+  return dx;
+}
+
+std::vector<Product> DecoderOps::products(Label label, int64_t in, int64_t out) const {
+  const bool several = (label.module == ModuleKind::kQkv && model_.is_latent()) ||
+                       (has_experts(label) && is_routed(label.module));
+  return several ? products_of(model_, label.module, label.layer) : std::vector<Product>{{in, out}};
+}
+
+bool DecoderOps::is_routed(ModuleKind kind) {
+  return kind == ModuleKind::kRouter || kind == ModuleKind::kFc1 || kind == ModuleKind::kFc2;
+}
+
+bool DecoderOps::has_experts(Label label) const {
+  return label.layer >= 0 && model_.has_experts(label.layer);
+}
+
+void DecoderOps::gemm(Label label, TensorId x, int64_t in, TensorId y, int64_t out,
+                      TensorId residual, TensorId kept) {
+  Access result = write(y, Role::kOutput);
+  for (const Product& product : products(label, in, out)) {
+    std::vector<Access> accesses = {read(x, Role::kInput), read(weight(label), Role::kWeight),
+                                    result};
+    if (residual >= 0) accesses.push_back(read(residual, Role::kResidual));
+    if (kept >= 0) accesses.push_back(write(kept, Role::kStatistics));
+    emit(OpKind::kGemm, Phase::kForward, label,
+         GemmWork{tokens() * product.active, product.out, product.in, plan_.dtype, false},
+         std::move(accesses));
+    result.mode = AccessMode::kReadWrite;
+    residual = kept = -1;
+  }
+}
+
+TensorId DecoderOps::gemm_backward(Label label, Label input, TensorId x, int64_t in, TensorId dy,
+                                   int64_t out, TensorId kept) {
+  const BackwardOf of{label, x, dy, output_gradient(input, in), kept};
+  for (const Product& product : products(label, in, out)) product_backward(of, product);
+  return of.dx;
+}
+
+void DecoderOps::product_backward(const BackwardOf& of, const Product& product) {
+  const Access dw = gradient(of.label);
+  const int64_t rows = tokens() * product.active;
+  std::vector<Access> accesses = {read(of.dy, Role::kOutputGradient), read(of.x, Role::kInput), dw};
+  if (of.kept >= 0) accesses.push_back(read(of.kept, Role::kStatistics));
+  const auto weight_gradient = [&] {
+    emit(OpKind::kGemm, Phase::kBackwardWeight, of.label,
+         GemmWork{product.out, product.in, rows, plan_.dtype, dw.mode == AccessMode::kReadWrite},
+         accesses);
+  };
+  const bool exchanges = plan_.tensor > 1 && facts_.tensor_overlap != Overlap::kNone;
+  if (!exchanges) weight_gradient();
+  emit(OpKind::kGemm, Phase::kBackwardInput, of.label,
+       GemmWork{rows, product.in, product.out, plan_.dtype, false},
+       {read(of.dy, Role::kOutputGradient),
+        read(weight(of.label), Role::kWeight),
+        {of.dx, Role::kInputGradient, first_write(of.dx), 0}});
+  if (exchanges) weight_gradient();
+}
+
+AccessMode DecoderOps::first_write(TensorId id) {
+  return written_.insert(id).second ? AccessMode::kWrite : AccessMode::kReadWrite;
+}
+
+}  // namespace ballast

@@ -1,0 +1,93 @@
+// The operations and tensors that a decoder is made of: norms, products and their gradients.
+//
+// Tensors are made by shape, operations by module; the letters of the shapes are those of
+// sim/spec/model.h. Will not do: say in what order they stand (sim/graph/passes/decoder.cpp).
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+#include "sim/graph/core/module_index.h"
+
+namespace ballast {
+
+class DecoderOps {
+ protected:
+  // `model`: of one rank. References must outlive this object.
+  DecoderOps(const Model& model, const Plan& plan, const StackFacts& facts, ChunkEnds ends);
+
+  // Of a module's experts a rank holds its share.
+  void keep_own_experts(Module& module) const;
+  // Whether a chunk with these ends has the module's weights.
+  bool holds(const Module& module) const;
+  int64_t tokens() const { return plan_.tokens_per_micro_batch(); }
+  // Of norms and residuals on one rank.
+  int64_t split_tokens() const;
+  bool eager() const { return facts_.attention.front() == AttentionKind::kEager; }
+  DType gradient_type() const { return gradient_dtype(plan_, facts_); }
+  // Passes over [T, C] that bias, dropout and residual take after a product.
+  int64_t residual_passes() const;
+  TensorId tensor(TensorKind kind, Category category, Label label, int64_t elements);
+  TensorId typed(TensorKind kind, Category category, Label label, int64_t elements, DType dtype);
+  // What lies between tensor-parallel regions: norms and residuals.
+  static bool is_split(ModuleKind kind);
+  int64_t tokens_of(ModuleKind kind) const { return is_split(kind) ? split_tokens() : tokens(); }
+  TensorId output(Label label, int64_t width);
+  TensorId output_gradient(Label label, int64_t width);
+  TensorId statistics(Label label);
+  // A dropout's mask of `elements` bytes, or -1 where nothing is dropped.
+  TensorId mask(Label label, int64_t elements);
+  Op& emit(OpKind kind, Phase phase, Label label, Work work, std::vector<Access> accesses);
+  // Index of a module; the head of a tied model is the embedding.
+  size_t module_index(Label label) const;
+  TensorId weight(Label label) const { return weight_[module_index(label)]; }
+  // The first writer of a gradient in a step overwrites it, the later ones add.
+  Access gradient(Label label);
+  RowWork rows(int64_t columns, int64_t values_moved, double flops_per_value) const;
+  RowWork rows_of(int64_t count, int64_t columns, int64_t values_moved,
+                  double flops_per_value) const;
+  // Passes over [T, C] in 16 bits. LayerNorm is one kernel everywhere; RMSNorm as separate PyTorch
+  // operations casts up (3), squares (4), takes the mean (2), scales (4), casts down (3) and
+  // multiplies by the weight (2).
+  int64_t norm_passes() const;
+  // Every norm reads the sum of a residual and a product but the very first.
+  static bool follows_residual(Label label);
+  void norm(Label label, TensorId x, TensorId out, TensorId stats);
+  // The gradient of the norm's input, the residual's gradient added.
+  TensorId norm_backward(Label label, Label input, TensorId x, TensorId stats, TensorId dout,
+                         TensorId residual_gradient);
+  // Products of a module for one token, and how many tokens pass them: several for experts and
+  // latent attention.
+  std::vector<Product> products(Label label, int64_t in, int64_t out) const;
+  static bool is_routed(ModuleKind kind);
+  bool has_experts(Label label) const;
+  void gemm(Label label, TensorId x, int64_t in, TensorId y, int64_t out, TensorId residual,
+            TensorId kept = -1);
+  struct BackwardOf {
+    Label label;
+    TensorId x = -1, dy = -1, dx = -1;
+    TensorId kept = -1;
+  };
+  // The gradient of the input, which is made here.
+  TensorId gemm_backward(Label label, Label input, TensorId x, int64_t in, TensorId dy, int64_t out,
+                         TensorId kept = -1);
+  // Weight gradient first: it is what the optimizer waits for. But where ranks exchange gradients
+  // of inputs, those first: the exchange runs beside the weight gradient.
+  void product_backward(const BackwardOf& of, const Product& product);
+  // Several products of a module add up in one gradient.
+  AccessMode first_write(TensorId id);
+
+  const Model& model_;
+  const Plan& plan_;
+  StackFacts facts_;
+  ChunkEnds ends_;
+  Graph graph_;
+  std::vector<TensorId> weight_;  // by module, -1 where it has no parameters
+  std::vector<TensorId> gradient_;
+  ModuleIndex index_;
+  std::set<TensorId> written_;  // gradients of inputs that have had their first writer
+};
+
+}  // namespace ballast

@@ -1,0 +1,121 @@
+#include "sim/graph/passes/passes.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+namespace {
+
+bool always(const PassContext&) { return true; }
+
+bool shards_state(const PassContext& of) {
+  return of.plan.replicas() > 1 && (of.plan.zero_stage == 1 || of.plan.zero_stage == 2);
+}
+
+bool gathers_weights(const PassContext& of) {
+  return of.plan.replicas() > 1 && of.plan.zero_stage == 3;
+}
+
+// Stage 3 over several ranks scatters gradients layer by layer, into shards on the GPU.
+bool adds_up_on_cpu(const PassContext& of) {
+  return of.facts.accumulates_on_cpu && !gathers_weights(of) && of.plan.accumulation() > 1 &&
+         of.plan.optimizer.placement != OptimizerPlacement::kGpu;
+}
+
+bool multiplies_in_8_bits(const PassContext& of) {
+  return of.plan.products != ProductFormat::kAsStored;
+}
+
+constexpr Pass kPasses[] = {
+    {"plain", "passes/decoder.cpp",
+     "forward, loss and backward of every micro-batch of one rank, everything on its GPU", always,
+     [](Graph, const PassContext& of) { return build_plain(of.model, of.plan, of.facts); }},
+    {"gemm formats", "passes/gemm_formats.cpp", "which GEMMs multiply 8-bit factors",
+     multiplies_in_8_bits,
+     [](Graph graph, const PassContext& of) {
+       choose_product_formats(graph, of.plan);
+       return graph;
+     }},
+    {"tensor", "passes/tensor.cpp",
+     "all-reduces, or gather and scatter by token, around GEMMs split over ranks",
+     [](const PassContext& of) { return of.plan.tensor > 1; },
+     [](Graph graph, const PassContext& of) {
+       return tensor_pass(std::move(graph), of.model, of.plan, of.facts);
+     }},
+    {"sequence", "passes/sequence.cpp",
+     "all-to-alls around attention (Ulysses), keys and values around a ring beside it",
+     [](const PassContext& of) { return of.plan.sequence > 1 || of.plan.context > 1; },
+     [](Graph graph, const PassContext& of) { return sequence_pass(std::move(graph), of.plan); }},
+    {"checkpoint", "passes/checkpoint.cpp", "recompute or offload of activations, by module",
+     always,
+     [](Graph graph, const PassContext& of) { return checkpoint_pass(std::move(graph), of.plan); }},
+    {"gather", "passes/gather.cpp",
+     "ZeRO-3 and FSDP: weights gathered for each visit, gradients scattered after", gathers_weights,
+     [](Graph graph, const PassContext& of) {
+       return gather_pass(std::move(graph), of.plan, of.facts);
+     }},
+    {"residency", "passes/residency.cpp", "weights that flow in before each use",
+     [](const PassContext& of) { return *of.plan.weights.flow_share > 0; },
+     [](Graph graph, const PassContext& of) { return residency_pass(std::move(graph), of.plan); }},
+    {"optimizer", "passes/optimizer.cpp",
+     "buckets, casts, norms, Adam, uploads; wait, delay, speculate; state that streams in", always,
+     [](Graph graph, const PassContext& of) {
+       return optimizer_pass(std::move(graph), of.plan, of.facts);
+     }},
+    {"accumulate", "passes/accumulate.cpp",
+     "gradients of micro-batches that add up in CPU memory, where a framework does that",
+     adds_up_on_cpu,
+     [](Graph graph, const PassContext& of) { return accumulate_pass(std::move(graph), of.plan); }},
+    {"shard", "passes/shard.cpp", "ZeRO-1 and 2: a rank's share of what is stepped", shards_state,
+     [](Graph graph, const PassContext& of) { return shard_pass(std::move(graph), of.plan); }},
+    {"host copies", "passes/host_copies.cpp",
+     "pageable memory, calls tensor by tensor, a host that waits, where a framework does so",
+     [](const PassContext& of) {
+       return of.facts.stage3_copies_by_tensor || of.facts.casts_through_pageable ||
+              of.facts.returns_weights_whole;
+     },
+     [](Graph graph, const PassContext& of) {
+       return host_copies_pass(std::move(graph), of.plan, of.facts);
+     }},
+    {"gemm codes", "passes/gemm_formats.cpp", "memory for the 8-bit codes of factors",
+     multiplies_in_8_bits,
+     [](Graph graph, const PassContext&) { return products_pass(std::move(graph)); }},
+    {"place", "core/arena.cpp", "lives, and an address for every tensor", always,
+     [](Graph graph, const PassContext& of) {
+       graph.reuse = of.plan.memory_reuse.value_or(MemoryReuse::kApart);
+       place(graph);
+       return graph;
+     }},
+    {"link", "core/link.cpp", "the edges between lanes", always,
+     [](Graph graph, const PassContext&) {
+       link(graph);
+       return graph;
+     }},
+};
+
+}  // namespace
+
+std::span<const Pass> passes() { return kPasses; }
+
+size_t pass_at(std::string_view name) {
+  const auto found = std::find_if(std::begin(kPasses), std::end(kPasses),
+                                  [&](const Pass& pass) { return pass.name == name; });
+  CHECK(found != std::end(kPasses) && "no pass of this name");
+  return static_cast<size_t>(found - std::begin(kPasses));
+}
+
+Graph run_passes(Graph graph, const PassContext& context, std::string_view first,
+                 std::string_view last, Program program) {
+  const size_t end = pass_at(last) + 1;
+  for (size_t i = pass_at(first); i < end; ++i) {
+    if (!kPasses[i].applies(context)) continue;
+    graph = kPasses[i].run(std::move(graph), context);
+    if (program == Program::kWhole) verify(graph);
+  }
+  return graph;
+}
+
+}  // namespace ballast
