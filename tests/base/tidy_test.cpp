@@ -201,4 +201,53 @@ TEST(Tidy, every_script_that_the_readme_names_exists_and_can_be_run) {
   EXPECT_GE(scripts, 2);
 }
 
+// The pages that a reader begins with.
+std::vector<fs::path> pages() {
+  const fs::path root = BALLAST_SOURCE_DIR;
+  std::vector<fs::path> found = {root / "README.md"};
+  for (const auto& entry : fs::recursive_directory_iterator(root / "docs")) {
+    if (entry.path().extension() == ".md") found.push_back(entry.path());
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(root / "bench")) {
+    if (entry.path().extension() == ".md") found.push_back(entry.path());
+  }
+  return found;
+}
+
+// Whether a word of a page names a file or folder of ours: by its path, or a source by its name.
+bool names_a_file(const std::string& word) {
+  static const std::regex path(
+      "(sim|profiles|autotune|kernels|backend|cli|tests|bench|scripts|docs)/[A-Za-z0-9_./-]*");
+  static const std::regex name("[a-z_0-9]+\\.(h|cpp|cu|cuh|sh|py)");
+  return std::regex_match(word, path) || std::regex_match(word, name);
+}
+
+TEST(Tidy, every_file_that_a_page_names_exists) {
+  const fs::path root = BALLAST_SOURCE_DIR;
+  std::set<std::string> names;
+  for (const Source& source : sources()) names.insert(fs::path(source.path).filename());
+  // Files of CUDA, Megatron-LM and DeepSpeed.
+  names.insert({"cuda_runtime_api.h", "pretrain_gpt.py", "superoffload_stage3.py"});
+  int named = 0;
+  const std::regex words("[A-Za-z0-9_./{}*,-]*[A-Za-z0-9_/]");
+  for (const fs::path& page : pages()) {
+    std::ifstream file(page);
+    size_t number = 0;
+    for (std::string line; std::getline(file, line);) {
+      ++number;
+      for (std::sregex_iterator at(line.begin(), line.end(), words), end; at != end; ++at) {
+        const std::string word = at->str();
+        if (!names_a_file(word)) continue;
+        ++named;
+        // A pair of header and source may be named by what they share.
+        const bool exists = fs::exists(root / word) || fs::exists(root / (word + ".h")) ||
+                            fs::exists(root / (word + ".cpp")) || names.contains(word);
+        EXPECT_TRUE(exists) << page.lexically_relative(root).string() << ":" << number << ": "
+                            << word;
+      }
+    }
+  }
+  EXPECT_GT(named, 100);
+}
+
 }  // namespace
