@@ -50,6 +50,14 @@ NamedPlan varied(std::string name, Change change) {
   return result;
 }
 
+template <class Change>
+NamedPlan waiting(std::string name, Change change) {
+  return varied(std::move(name), [&](Plan& plan) {
+    plan.optimizer.sync = SyncMode::kWait;
+    change(plan);
+  });
+}
+
 // Of every module that may have it: what a layer's recomputation starts from stays.
 void set_all(Plan& plan, ActivationFate fate) {
   for (int i = 0; i < kModuleKinds; ++i) {
@@ -65,19 +73,17 @@ void set_all(Plan& plan, ActivationFate fate) {
 std::vector<NamedPlan> plans() {
   return {
       varied("speculate, 4 MiB", [](Plan&) {}),
-      varied("wait, cast on CPU, 8 MiB, reference Adam",
-             [](Plan& p) {
-               p.optimizer.sync = SyncMode::kWait;
-               p.optimizer.cast = CastPlacement::kCpu;
-               p.optimizer.bucket_bytes = {8 << 20};
-               p.optimizer.adam = "reference";
-             }),
-      varied("wait, all on GPU, micro-batch 8",
-             [](Plan& p) {
-               p.optimizer.sync = SyncMode::kWait;
-               p.optimizer.gpu_buckets = 100;
-               p.micro_batch = 8;
-             }),
+      waiting("wait, cast on CPU, 8 MiB, reference Adam",
+              [](Plan& p) {
+                p.optimizer.cast = CastPlacement::kCpu;
+                p.optimizer.bucket_bytes = {8 << 20};
+                p.optimizer.adam = "reference";
+              }),
+      waiting("wait, all on GPU, micro-batch 8",
+              [](Plan& p) {
+                p.optimizer.gpu_buckets = 100;
+                p.micro_batch = 8;
+              }),
       varied("speculate, exact undo, 2 on GPU, 1 MiB",
              [](Plan& p) {
                p.optimizer.undo = UndoKind::kExact;
@@ -96,12 +102,11 @@ std::vector<NamedPlan> plans() {
                p.optimizer.cast = CastPlacement::kCpu;
                p.micro_batch = 1;
              }),
-      varied("wait, recompute all, reference Adam",
-             [](Plan& p) {
-               p.optimizer.sync = SyncMode::kWait;
-               p.optimizer.adam = "reference";
-               set_all(p, ActivationFate::kRecompute);
-             }),
+      waiting("wait, recompute all, reference Adam",
+              [](Plan& p) {
+                p.optimizer.adam = "reference";
+                set_all(p, ActivationFate::kRecompute);
+              }),
       varied("speculate, recompute all, offload fc2, micro-batch 2",
              [](Plan& p) {
                set_all(p, ActivationFate::kRecompute);
@@ -114,14 +119,13 @@ std::vector<NamedPlan> plans() {
                p.optimizer.adam = "reference";
                set_all(p, ActivationFate::kOffload);
              }),
-      varied("wait, offload half, half flows, micro-batch 1",
-             [](Plan& p) {
-               p.optimizer.sync = SyncMode::kWait;
-               set_all(p, ActivationFate::kOffload);
-               p.activations->offload_share = 0.5;
-               p.weights.flow_share = 0.5;
-               p.micro_batch = 1;
-             }),
+      waiting("wait, offload half, half flows, micro-batch 1",
+              [](Plan& p) {
+                set_all(p, ActivationFate::kOffload);
+                p.activations->offload_share = 0.5;
+                p.weights.flow_share = 0.5;
+                p.micro_batch = 1;
+              }),
   };
 }
 

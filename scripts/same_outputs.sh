@@ -2,7 +2,7 @@
 # What two builds of ballast print of the same questions, byte for byte: for changes of structure,
 # which must not change a figure. Prints each question whose answer differs, with the beginning of
 # the difference; the last line counts. Exits 1 where any differs.
-#   scripts/same_outputs.sh BEFORE AFTER [FOLDER]    two programs; answers stay in FOLDER [temporary]
+#   scripts/same_outputs.sh BEFORE AFTER [FOLDER]   two programs; answers stay in FOLDER, if given
 set -uo pipefail
 [ $# -ge 2 ] || { sed -n '2,5s/^# *//p' "$0"; exit 2; }
 before=$(realpath "$1") after=$(realpath "$2")
@@ -22,10 +22,12 @@ questions() {
     echo "graph-one-$strategy graph --json --model gpt2 $gh200 --strategy $strategy"
     echo "predict-$strategy predict --json --model llama-3-8b $dgx --devices 8 --strategy $strategy"
   done
-  echo "graph-pipeline graph --json --model gpt2-xl $dgx --devices 8 --pipeline 4 --strategy megatron"
+  echo "graph-pipeline graph --json --model gpt2-xl $dgx --devices 8 --pipeline 4" \
+    "--strategy megatron"
   echo "predict-pipeline predict --json --model gpt3-175b $dgx --devices 512 --pipeline 8" \
     "--tensor 8 --virtual-pipeline 2 --strategy megatron --micro-batch 1 --global-batch 512"
-  echo "predict-experts predict --json --model mixtral-8x7b $dgx --devices 64 --expert 8 --zero-stage 3"
+  echo "predict-experts predict --json --model mixtral-8x7b $dgx --devices 64 --expert 8" \
+    "--zero-stage 3"
   echo "predict-infinity predict --json --model gpt-13b $gh200 --strategy zero-infinity"
   echo "tune-1 tune --json --model gpt-13b $gh200 --global-batch 8"
   echo "tune-2 tune --json --model gpt2-xl $gh200 --global-batch 16 --allow-delay"
@@ -35,7 +37,8 @@ questions() {
   echo "tune-6 tune --json --model gpt-22b $quad --devices 4 --strategy zero-infinity"
   echo "tune-7 tune --json --model gpt-22b $dgx --devices 16 --strategy megatron --pipeline 4" \
     "--tensor 4 --zero-stage 1"
-  echo "tune-8 tune --json --model qwen3-8b $gh200 --sequence-length 8192 --global-batch 4 --ablation"
+  echo "tune-8 tune --json --model qwen3-8b $gh200 --sequence-length 8192 --global-batch 4" \
+    "--ablation"
   echo "tune-9 tune --json --model llama-3.2-1b $gh200 --sensitivity"
   echo "tune-10 tune --json --model mixtral-8x7b $dgx --devices 32 --strategy zero-3 --expert 8"
   echo "compare compare --json --model llama-3-8b,gpt-13b $quad --devices 4" \

@@ -10,7 +10,6 @@
 #include "backend/train/data.h"
 #include "backend/train/make_device.h"
 #include "backend/train/random.h"
-#include "sim/base/median.h"
 #include "sim/graph/build.h"
 
 namespace ballast {

@@ -44,6 +44,26 @@ __device__ __forceinline__ void differentiate_rows(const Tiles<Shape, Shape::kCo
   }
 }
 
+// Loads log_sum_exp (times log2(e)) and delta of this lane's rows. Rows beyond the end of the
+// sequence get what makes their probability 0.
+template <class Shape>
+__device__ __forceinline__ void load_statistics(const AttentionTask& d, int64_t sequence,
+                                                int64_t head, int row,
+                                                float (&log_sum_exp)[Shape::kRowTiles][2],
+                                                float (&delta)[Shape::kRowTiles][2]) {
+  const int length = static_cast<int>(d.shape.length);
+  const int64_t statistics = (sequence * d.shape.heads + head) * length;
+#pragma unroll
+  for (int m = 0; m < Shape::kRowTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int at = row + row_in_warp(m, 2 * r);
+      log_sum_exp[m][r] = at < length ? d.log_sum_exp[statistics + at] * kLog2E : infinity();
+      delta[m][r] = at < length ? d.delta[statistics + at] : 0.0f;
+    }
+  }
+}
+
 // dq: block (x, y, z) is a tile of queries, the last ones first; a head; a sequence.
 template <Format kFormat, class Shape>
 __global__ void __launch_bounds__(kFlashThreads, 2) query_kernel(AttentionTask d) {
@@ -66,18 +86,8 @@ __global__ void __launch_bounds__(kFlashThreads, 2) query_kernel(AttentionTask d
   start_tile<Shape, Shape::kColumns>(k, keys, 0, length);
   start_tile<Shape, Shape::kColumns>(v, values, 0, length);
   close_copies();
-  // Of this lane's rows; those beyond the end have probability 0.
   float log_sum_exp[Shape::kRowTiles][2], delta[Shape::kRowTiles][2];
-  const int64_t statistics = (sequence * d.shape.heads + head) * length;
-#pragma unroll
-  for (int m = 0; m < Shape::kRowTiles; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int at = row + row_in_warp(m, 2 * r);
-      log_sum_exp[m][r] = at < length ? d.log_sum_exp[statistics + at] * kLog2E : infinity();
-      delta[m][r] = at < length ? d.delta[statistics + at] : 0.0f;
-    }
-  }
+  load_statistics<Shape>(d, sequence, head, row, log_sum_exp, delta);
   Tiles<Shape, Shape::kHeadTiles> sums = {};
   const float scale_log2 = d.score_scale * kLog2E;
   const int tiles = static_cast<int>(keys_seen(first, Shape::kRows, length, Shape::kColumns).last);

@@ -1,10 +1,13 @@
-// What a reader may count on in every file of ours: short lines, files that can be read in one
-// sitting, headers that begin with what they are for, and nothing left undone.
+// What a reader may count on in every file of ours: short lines, functions and files that can be
+// read in one sitting, folders that can be surveyed, headers that begin with what they are for,
+// pages that name what exists, and nothing left undone.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <gtest/gtest.h>
+#include <map>
 #include <regex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +17,8 @@ namespace fs = std::filesystem;
 
 constexpr size_t kLongestLine = 100;
 constexpr size_t kMostLines = 600;
+constexpr size_t kLongestFunction = 60;
+constexpr int kMostSourcesInAFolder = 25;
 
 struct Source {
   std::string path;  // relative to the root
@@ -56,6 +61,81 @@ TEST(Tidy, no_line_is_longer_than_100_columns) {
 TEST(Tidy, no_file_is_longer_than_600_lines) {
   for (const Source& source : sources()) {
     EXPECT_LE(source.lines.size(), kMostLines) << source.path;
+  }
+}
+
+// A function, as clang-format leaves it: its head begins at indent 0 (or 2, in a class), a line of
+// it ends in "{", and its body ends with "}" at the indent of the head.
+struct Function {
+  size_t first = 0;  // lines of the file
+  size_t last = 0;
+};
+
+size_t indent_of(const std::string& line) {
+  return std::min(line.find_first_not_of(' '), line.size());
+}
+
+// Types, namespaces and statements have bodies too, and so have initial values, which stand behind
+// a
+// "=" before any parameter.
+bool may_begin_function(const std::string& line) {
+  static const std::regex others(
+      " *((namespace|class|struct|enum|union|if|else|for|while|do|switch|case|return)\\b|[}#/"
+      ":]).*");
+  if (indent_of(line) != 0 && indent_of(line) != 2) return false;
+  if (std::regex_match(line, others)) return false;
+  const size_t parameters = line.find('(');
+  return parameters != std::string::npos && parameters < line.find(" = ");
+}
+
+std::vector<Function> functions_of(const Source& source) {
+  std::vector<Function> found;
+  const auto& lines = source.lines;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (!may_begin_function(lines[i])) continue;
+    size_t open = i;
+    while (open < lines.size() && !lines[open].ends_with("{") && !lines[open].ends_with(";") &&
+           !lines[open].ends_with("}") && !lines[open].empty()) {
+      ++open;
+    }
+    if (open == lines.size() || !lines[open].ends_with("{")) continue;
+    const std::string end = std::string(indent_of(lines[i]), ' ') + "}";
+    size_t last = open + 1;
+    while (last < lines.size() && !lines[last].starts_with(end)) ++last;
+    found.push_back({i, last});
+    i = last;  // what stands in a function is part of it
+  }
+  return found;
+}
+
+bool is_code(const std::string& path) {
+  static const std::regex kinds(".*\\.(h|cpp|cu|cuh)");
+  return std::regex_match(path, kinds);
+}
+
+TEST(Tidy, no_function_is_longer_than_60_lines) {
+  size_t functions = 0;
+  for (const Source& source : sources()) {
+    if (!is_code(source.path)) continue;
+    const std::vector<Function> found = functions_of(source);
+    functions += found.size();
+    for (const Function& function : found) {
+      EXPECT_LE(function.last - function.first + 1, kLongestFunction)
+          << source.path << ":" << function.first + 1 << ": " << source.lines[function.first];
+    }
+  }
+  EXPECT_GT(functions, 3000u);  // else they are no longer found
+}
+
+// Tests mirror the folders above them, so that theirs is another measure.
+TEST(Tidy, no_folder_holds_more_than_25_sources) {
+  std::map<std::string, int> count;
+  for (const Source& source : sources()) {
+    if (!source.path.starts_with("tests/")) ++count[fs::path(source.path).parent_path().string()];
+  }
+  EXPECT_GT(count.size(), 20u);
+  for (const auto& [folder, sources_in_it] : count) {
+    EXPECT_LE(sources_in_it, kMostSourcesInAFolder) << folder;
   }
 }
 
@@ -119,6 +199,55 @@ TEST(Tidy, every_script_that_the_readme_names_exists_and_can_be_run) {
     }
   }
   EXPECT_GE(scripts, 2);
+}
+
+// The pages that a reader begins with.
+std::vector<fs::path> pages() {
+  const fs::path root = BALLAST_SOURCE_DIR;
+  std::vector<fs::path> found = {root / "README.md"};
+  for (const auto& entry : fs::recursive_directory_iterator(root / "docs")) {
+    if (entry.path().extension() == ".md") found.push_back(entry.path());
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(root / "bench")) {
+    if (entry.path().extension() == ".md") found.push_back(entry.path());
+  }
+  return found;
+}
+
+// Whether a word of a page names a file or folder of ours: by its path, or a source by its name.
+bool names_a_file(const std::string& word) {
+  static const std::regex path(
+      "(sim|profiles|autotune|kernels|backend|cli|tests|bench|scripts|docs)/[A-Za-z0-9_./-]*");
+  static const std::regex name("[a-z_0-9]+\\.(h|cpp|cu|cuh|sh|py)");
+  return std::regex_match(word, path) || std::regex_match(word, name);
+}
+
+TEST(Tidy, every_file_that_a_page_names_exists) {
+  const fs::path root = BALLAST_SOURCE_DIR;
+  std::set<std::string> names;
+  for (const Source& source : sources()) names.insert(fs::path(source.path).filename());
+  // Files of CUDA, Megatron-LM and DeepSpeed.
+  names.insert({"cuda_runtime_api.h", "pretrain_gpt.py", "superoffload_stage3.py"});
+  int named = 0;
+  const std::regex words("[A-Za-z0-9_./{}*,-]*[A-Za-z0-9_/]");
+  for (const fs::path& page : pages()) {
+    std::ifstream file(page);
+    size_t number = 0;
+    for (std::string line; std::getline(file, line);) {
+      ++number;
+      for (std::sregex_iterator at(line.begin(), line.end(), words), end; at != end; ++at) {
+        const std::string word = at->str();
+        if (!names_a_file(word)) continue;
+        ++named;
+        // A pair of header and source may be named by what they share.
+        const bool exists = fs::exists(root / word) || fs::exists(root / (word + ".h")) ||
+                            fs::exists(root / (word + ".cpp")) || names.contains(word);
+        EXPECT_TRUE(exists) << page.lexically_relative(root).string() << ":" << number << ": "
+                            << word;
+      }
+    }
+  }
+  EXPECT_GT(named, 100);
 }
 
 }  // namespace

@@ -196,7 +196,7 @@ TEST(link, every_lane_waits_for_the_fence) {
   }
 }
 
-// 100 bytes, freed, then 60: the 60 go where the 100 were.
+// The GPU's arena is smaller than its tensors together, and no smaller than what lives at once.
 TEST(arenas, reuse_memory_whose_tensor_is_dead) {
   const Graph graph = build(tiny::model(), tiny::plan());
   int64_t sum = 0;

@@ -97,8 +97,6 @@ TEST(checkpoint_pass,
     // fc1 of SwiGLU: 8 tokens of 2 x 32 values of 2 bytes.
     if (op.phase == Phase::kOffload) {
       EXPECT_EQ(bytes_of(op.work).count, 8 * 64 * 2);
-    }
-    if (op.phase == Phase::kOffload) {
       EXPECT_EQ(op.label.layer, 0);
     }
   }
