@@ -6,11 +6,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
-#include <sqlite3.h>
 #include <thread>
 #include <utility>
 
 #include "profiles/load.h"
+#include "profiles/store_sqlite.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -78,155 +78,7 @@ constexpr const char* kTableNames[] = {"measurements", "machine_facts", "verify_
                                        "tune_results"};
 constexpr const char* kNow = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')";
 
-[[noreturn]] void fail(const std::string& path, int code, const std::string& message) {
-  switch (code & 0xff) {
-    case SQLITE_NOTADB:
-      throw Error(path, "is not a store (not an SQLite file)", "give another --store, or move it");
-    case SQLITE_CORRUPT:
-      throw Error(path, "is damaged: " + message, "move it away; a new one is made in its place");
-    case SQLITE_FULL:
-      throw Error(path, "cannot grow: the disk is full", "free some space");
-    case SQLITE_BUSY:
-    case SQLITE_LOCKED:
-      throw Error(path, "the store is in use: another program has been writing to it all the while",
-                  "wait for that program to end and run this again, or give another --store");
-    case SQLITE_READONLY:
-    case SQLITE_PERM:
-    case SQLITE_CANTOPEN:
-      throw Error(path, "cannot be opened for this: " + message,
-                  "check the permissions of the file and its folder, or give another --store");
-    default:
-      throw Error(path, "the store failed: " + message, "give another --store, or move it away");
-  }
-}
-
 double to_ns(Duration time) { return static_cast<double>(time.ps) / 1000.0; }
-
-// One prepared statement; reset is not needed, for each is used once or stepped to its end.
-class Statement {
- public:
-  Statement(sqlite3* database, const std::string& path, const std::string& sql)
-      : database_(database), path_(path) {
-    sqlite3_stmt* raw = nullptr;
-    const int code = sqlite3_prepare_v2(database, sql.c_str(), -1, &raw, nullptr);
-    handle_.reset(raw);
-    require(code == SQLITE_OK, code);
-  }
-
-  Statement& bind(const std::string& text) {
-    const int code = sqlite3_bind_text(handle_.get(), ++bound_, text.data(),
-                                       static_cast<int>(text.size()), SQLITE_TRANSIENT);
-    require(code == SQLITE_OK, code);
-    return *this;
-  }
-  Statement& bind(double value) {
-    const int code = sqlite3_bind_double(handle_.get(), ++bound_, value);
-    require(code == SQLITE_OK, code);
-    return *this;
-  }
-  Statement& bind(int64_t value) {
-    const int code = sqlite3_bind_int64(handle_.get(), ++bound_, value);
-    require(code == SQLITE_OK, code);
-    return *this;
-  }
-  Statement& bind(const Host& host) {
-    return bind(host.machine).bind(host.device).bind(host.driver);
-  }
-  Statement& bind(const Origin& origin) { return bind(origin.commit_id).bind(origin.version); }
-
-  // Goes to the next row; false at the end.
-  bool next() {
-    const int code = sqlite3_step(handle_.get());
-    require(code == SQLITE_ROW || code == SQLITE_DONE, code);
-    column_ = 0;
-    return code == SQLITE_ROW;
-  }
-  // Runs it to its end and makes it ready for other values.
-  void run() {
-    while (next()) {
-    }
-    sqlite3_reset(handle_.get());
-    bound_ = 0;
-  }
-
-  // The columns of the row, from left to right.
-  std::string text() {
-    const int column = column_++;
-    const auto* data = reinterpret_cast<const char*>(sqlite3_column_text(handle_.get(), column));
-    const int size = sqlite3_column_bytes(handle_.get(), column);
-    return data == nullptr ? std::string() : std::string(data, static_cast<size_t>(size));
-  }
-  double number() {
-    const double value = sqlite3_column_double(handle_.get(), column_++);
-    if (!std::isfinite(value)) fail(path_, SQLITE_CORRUPT, "a number is not finite");
-    return value;
-  }
-  int64_t whole() { return sqlite3_column_int64(handle_.get(), column_++); }
-  Duration time() {
-    const double ns = number();
-    if (!(ns >= 0 && ns < 9e15)) fail(path_, SQLITE_CORRUPT, "a time is out of range");
-    return {std::llround(ns * 1000.0)};
-  }
-  Host host() {
-    Host host;
-    host.machine = text();
-    host.device = text();
-    host.driver = text();
-    return host;
-  }
-
- private:
-  struct Finalizer {
-    void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
-  };
-
-  void require(bool fine, int code) const {
-    if (!fine) fail(path_, code, sqlite3_errmsg(database_));
-  }
-
-  sqlite3* database_;
-  const std::string& path_;
-  std::unique_ptr<sqlite3_stmt, Finalizer> handle_;
-  int bound_ = 0;
-  int column_ = 0;
-};
-
-void execute(sqlite3* database, const std::string& path, const std::string& sql) {
-  const int code = sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr);
-  if (code != SQLITE_OK) fail(path, code, sqlite3_errmsg(database));
-}
-
-// Undone, unless committed.
-class Transaction {
- public:
-  Transaction(sqlite3* database, const std::string& path) : database_(database), path_(path) {
-    execute(database, path, "BEGIN IMMEDIATE");
-  }
-  Transaction(const Transaction&) = delete;
-  Transaction& operator=(const Transaction&) = delete;
-  ~Transaction() {
-    if (!committed_) sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
-  }
-  void commit() {
-    execute(database_, path_, "COMMIT");
-    committed_ = true;
-  }
-
- private:
-  sqlite3* database_;
-  const std::string& path_;
-  bool committed_ = false;
-};
-
-int64_t pragma(sqlite3* database, const std::string& path, const std::string& name) {
-  Statement statement(database, path, "PRAGMA " + name);
-  return statement.next() ? statement.whole() : 0;
-}
-
-bool has_tables(sqlite3* database, const std::string& path) {
-  Statement statement(database, path, "SELECT count(*) FROM sqlite_master");
-  return statement.next() && statement.whole() > 0;
-}
 
 void forbid_changes(sqlite3* database, const std::string& path, const char* table) {
   for (const char* change : {"UPDATE", "DELETE"}) {
@@ -235,13 +87,6 @@ void forbid_changes(sqlite3* database, const std::string& path, const char* tabl
                         "BEGIN SELECT RAISE(ABORT, 'rows are only appended'); END",
                         table, change));
   }
-}
-
-bool has_table(sqlite3* database, const std::string& path, const char* table) {
-  Statement statement(database, path,
-                      "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?");
-  statement.bind(std::string(table));
-  return statement.next() && statement.whole() > 0;
 }
 
 struct LaterTable {
@@ -275,19 +120,7 @@ void check_is_store(sqlite3* database, const std::string& path) {
   }
   Statement sound(database, path, "PRAGMA quick_check(1)");
   const std::string verdict = sound.next() ? sound.text() : "no answer";
-  if (verdict != "ok") fail(path, SQLITE_CORRUPT, verdict);
-}
-
-sqlite3* open_database(const std::string& path, int flags) {
-  sqlite3* raw = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &raw, flags, nullptr);
-  if (code != SQLITE_OK) {
-    const std::string message = raw != nullptr ? sqlite3_errmsg(raw) : "out of memory";
-    sqlite3_close(raw);
-    fail(path, code, message);
-  }
-  sqlite3_extended_result_codes(raw, 1);
-  return raw;
+  if (verdict != "ok") fail_as_damaged(path, verdict);
 }
 
 void make_folder_of(const std::string& path) {
@@ -346,7 +179,7 @@ struct Store::Wait {
   }
 };
 
-void Store::Closer::operator()(sqlite3* database) const { sqlite3_close(database); }
+void Store::Closer::operator()(sqlite3* database) const { close_database(database); }
 Store::Store(Store&&) noexcept = default;
 Store& Store::operator=(Store&&) noexcept = default;
 Store::~Store() = default;
@@ -356,8 +189,7 @@ Store::Store(const std::string& path, Origin origin, Patience patience)
       origin_(std::move(origin)),
       wait_(std::make_unique<Wait>(Wait{path, std::move(patience)})) {
   make_folder_of(path_);
-  database_.reset(open_database(path_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
-  sqlite3_busy_handler(database_.get(), &Wait::again, wait_.get());
+  database_.reset(open_to_append(path_, {&Wait::again, wait_.get()}));
   // Inside one transaction, so that two programs that start together make it once.
   Transaction transaction(database_.get(), path_);
   if (!has_tables(database_.get(), path_)) create_tables(database_.get(), path_);
@@ -367,15 +199,17 @@ Store::Store(const std::string& path, Origin origin, Patience patience)
 
 Store::Store(const std::string& path, ReadOnly, Patience patience)
     : path_(path), wait_(std::make_unique<Wait>(Wait{path, std::move(patience)})) {
-  database_.reset(open_database(path_, SQLITE_OPEN_READONLY));
-  sqlite3_busy_handler(database_.get(), &Wait::again, wait_.get());
-  check_is_store(database_.get(), path_);
+  database_.reset(open_to_read(path_, {&Wait::again, wait_.get()}));
+  if (has_tables(database_.get(), path_)) check_is_store(database_.get(), path_);
 }
 
 std::optional<Store> Store::open_if_present(const std::string& path, Patience patience) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;
-  return Store(path, ReadOnly{}, std::move(patience));
+  Store store(path, ReadOnly{}, std::move(patience));
+  // A file that was made and not written to holds nothing yet, which is no store either.
+  if (!has_tables(store.database_.get(), path)) return std::nullopt;
+  return store;
 }
 
 void Store::append(const Host& host, const Measurements& measurements) {
@@ -388,8 +222,10 @@ void Store::append(const Host& host, const Measurements& measurements) {
                                kNow));
   for (const auto& [operation, measured] : measurements) {
     CHECK(measured.median.ps >= 0 && measured.deviation.ps >= 0);
+    // What was too short for the clock took some time all the same: rates are work over it.
+    const Duration median{std::max<int64_t>(1, measured.median.ps)};
     insert.bind(host).bind(operation).bind(measured.group).bind(measured.flops.count);
-    insert.bind(measured.bytes.count).bind(to_ns(measured.median)).bind(to_ns(measured.deviation));
+    insert.bind(measured.bytes.count).bind(to_ns(median)).bind(to_ns(measured.deviation));
     insert.bind(origin_).run();
   }
   transaction.commit();
@@ -414,6 +250,8 @@ Measurements Store::timings(const Host& host) const {
     measured.bytes = {select.whole()};
     measured.median = select.time();
     measured.deviation = select.time();
+    // Rates are made of it: work over this time.
+    if (measured.median.ps == 0) fail_as_damaged(path_, "the time of an operation is 0");
     result.emplace(operation, measured);
   }
   return result;
@@ -452,7 +290,7 @@ Corrections Store::corrections(const Host& host) const {
     const std::string scope = select.text();
     const std::string name = select.text();
     const double factor = select.number();
-    if (!(factor > 0)) fail(path_, SQLITE_CORRUPT, "a correction is no positive factor");
+    if (!(factor > 0)) fail_as_damaged(path_, "a correction is no positive factor");
     (scope == "group" ? result.groups : result.operations)[name] = factor;
   }
   return result;
@@ -588,7 +426,7 @@ std::optional<Store::Algorithm> Store::algorithm(const std::string& key) const {
     const char* const end = words.data() + std::min(words.size(), (i + 1) * kDigits);
     const auto [at, code] = std::from_chars(begin, end, algorithm[i], 16);
     const bool whole = end - begin == kDigits && code == std::errc() && at == end;
-    if (!whole) fail(path_, SQLITE_CORRUPT, "an algorithm is no eight words");
+    if (!whole) fail_as_damaged(path_, "an algorithm is no eight words");
   }
   return algorithm;
 }

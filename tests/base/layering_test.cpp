@@ -34,7 +34,7 @@ struct Library {
 };
 const std::vector<Library> kLibraries = {
     {std::regex("nlohmann/.*"), {"profiles/", "cli/"}},
-    {std::regex("sqlite3\\.h"), {"profiles/store.cpp"}},
+    {std::regex("sqlite3\\.h"), {"profiles/store_sqlite.cpp"}},
     {std::regex("Eigen/.*"), {"autotune/calibrate/", "backend/host/gemm/"}},
     {std::regex("CLI/.*"), {"cli/"}},
     {std::regex("hwloc\\.h"), {"kernels/threads.cpp"}},

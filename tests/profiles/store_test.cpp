@@ -3,8 +3,11 @@
 
 #include <csignal>
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <type_traits>
+#include <unistd.h>
 
 #include "profiles/load.h"
 #include "tests/profiles/held_store.h"
@@ -221,6 +224,75 @@ TEST(Store, damaged_file_is_an_error_wherever_it_is_damaged) {
                       "is damaged"))
         << "page at " << page;
   }
+}
+
+// A child process changes pages that SQLite has written out already, and dies: its journal, from
+// which the change is undone, stays. The cache of one page makes SQLite write early.
+void die_in_mid_change(const std::string& path) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    sqlite3* database = nullptr;
+    bool fine = sqlite3_open(path.c_str(), &database) == SQLITE_OK;
+    for (const char* sql : {"PRAGMA cache_size = 1", "PRAGMA cache_spill = 1", "BEGIN IMMEDIATE",
+                            "CREATE TABLE junk (text TEXT)",
+                            "INSERT INTO junk WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT "
+                            "i + 1 FROM n WHERE i < 2000) SELECT hex(randomblob(200)) FROM n"}) {
+      fine = fine && sqlite3_exec(database, sql, nullptr, nullptr, nullptr) == SQLITE_OK;
+    }
+    _exit(fine ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST(Store, what_a_program_that_died_had_begun_is_undone_by_whoever_reads_next) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("s.db");
+  Store(path, kOrigin).append(kHost, {{"a", measured(10)}});
+  die_in_mid_change(path);
+  ASSERT_TRUE(std::filesystem::exists(path + "-journal"));
+  const std::optional<Store> read = Store::open_if_present(path);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->measurements(kHost).at("a").median.ps, 10);
+  EXPECT_FALSE(std::filesystem::exists(path + "-journal"));
+}
+
+TEST(Store, an_empty_file_is_a_store_that_nothing_was_written_to) {
+  const TemporaryFolder folder;
+  testing::write_file(folder.file("s.db"), "");
+  EXPECT_FALSE(Store::open_if_present(folder.file("s.db")).has_value());
+  Store(folder.file("s.db"), kOrigin).append(kHost, {{"a", measured(10)}});
+  EXPECT_EQ(Store::open_if_present(folder.file("s.db"))->measurements(kHost).size(), 1u);
+}
+
+// Triggers of the store refuse updates, so a row that is wrong is one that was inserted so.
+TEST(Store, a_time_of_zero_and_a_text_for_a_number_are_damage) {
+  for (const char* median : {"0", "'soon'", "-1", "1e300"}) {
+    const TemporaryFolder folder;
+    const std::string path = folder.file("s.db");
+    Store(path, kOrigin);
+    sqlite3* database = nullptr;
+    ASSERT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
+    const std::string insert =
+        "INSERT INTO measurements (machine, device, driver, operation, operation_group, flops, "
+        "bytes, median_ns, deviation_ns, created_utc, commit_id, ballast_version) VALUES "
+        "('here', 'H100', '535.1', 'a', 'g', 1, 1, " +
+        std::string(median) + ", 0, '', '', '')";
+    ASSERT_EQ(sqlite3_exec(database, insert.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
+    sqlite3_close(database);
+    const std::string message =
+        error_of([&] { Store::open_if_present(path)->measurements(kHost); });
+    EXPECT_TRUE(holds(message, "is damaged")) << median << ": " << message;
+  }
+}
+
+TEST(Store, an_operation_that_was_too_short_for_the_clock_is_kept_as_very_short) {
+  const TemporaryFolder folder;
+  Store store(folder.file("s.db"), kOrigin);
+  store.append(kHost, {{"a", measured(0)}});
+  EXPECT_EQ(store.measurements(kHost).at("a").median.ps, 1);
 }
 
 TEST(Store, place_that_cannot_be_written_is_an_error) {

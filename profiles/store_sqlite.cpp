@@ -1,0 +1,223 @@
+#include "profiles/store_sqlite.h"
+
+#include <cmath>
+#include <sqlite3.h>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+[[noreturn]] void fail(const std::string& path, int code, const std::string& message) {
+  if (code == SQLITE_READONLY_ROLLBACK) {
+    throw Error(path, "the program that wrote to it last died, and what it began cannot be undone",
+                "allow writing to the file and its folder once, or give another --store");
+  }
+  switch (code & 0xff) {
+    case SQLITE_NOTADB:
+      throw Error(path, "is not a store (not an SQLite file)", "give another --store, or move it");
+    case SQLITE_CORRUPT:
+      fail_as_damaged(path, message);
+    case SQLITE_FULL:
+      throw Error(path, "cannot grow: the disk is full", "free some space");
+    case SQLITE_IOERR:
+      throw Error(path, "the disk failed: " + message,
+                  "see whether the disk is well and run this again; the store is kept as it is");
+    case SQLITE_NOMEM:
+      throw Error(path, "there is not enough memory to read it", "free some and run this again");
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      throw Error(path, "the store is in use: another program has been writing to it all the while",
+                  "wait for that program to end and run this again, or give another --store");
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_CANTOPEN:
+      throw Error(path, "cannot be opened for this: " + message,
+                  "check the permissions of the file and its folder, or give another --store");
+    default:
+      throw Error(path, "the store failed: " + message, "run this again, or give another --store");
+  }
+}
+
+[[noreturn]] void fail_as_damaged(const std::string& path, const std::string& message) {
+  throw Error(path, "is damaged: " + message, "move it away; a new one is made in its place");
+}
+
+Statement::Statement(sqlite3* database, const std::string& path, const std::string& sql)
+    : database_(database), path_(path) {
+  sqlite3_stmt* raw = nullptr;
+  const int code = sqlite3_prepare_v2(database, sql.c_str(), -1, &raw, nullptr);
+  handle_.reset(raw);
+  require(code == SQLITE_OK, code);
+}
+
+void Statement::Finalizer::operator()(sqlite3_stmt* statement) const {
+  sqlite3_finalize(statement);
+}
+
+void Statement::require(bool fine, int code) const {
+  if (!fine) fail(path_, code, sqlite3_errmsg(database_));
+}
+
+Statement& Statement::bind(const std::string& text) {
+  const int code = sqlite3_bind_text(handle_.get(), ++bound_, text.data(),
+                                     static_cast<int>(text.size()), SQLITE_TRANSIENT);
+  require(code == SQLITE_OK, code);
+  return *this;
+}
+
+Statement& Statement::bind(double value) {
+  const int code = sqlite3_bind_double(handle_.get(), ++bound_, value);
+  require(code == SQLITE_OK, code);
+  return *this;
+}
+
+Statement& Statement::bind(int64_t value) {
+  const int code = sqlite3_bind_int64(handle_.get(), ++bound_, value);
+  require(code == SQLITE_OK, code);
+  return *this;
+}
+
+Statement& Statement::bind(const Host& host) {
+  return bind(host.machine).bind(host.device).bind(host.driver);
+}
+
+Statement& Statement::bind(const Origin& origin) {
+  return bind(origin.commit_id).bind(origin.version);
+}
+
+bool Statement::next() {
+  const int code = sqlite3_step(handle_.get());
+  require(code == SQLITE_ROW || code == SQLITE_DONE, code);
+  column_ = 0;
+  return code == SQLITE_ROW;
+}
+
+void Statement::run() {
+  while (next()) {
+  }
+  sqlite3_reset(handle_.get());
+  bound_ = 0;
+}
+
+int Statement::next_column(bool is_number) {
+  const int column = column_++;
+  const int type = sqlite3_column_type(handle_.get(), column);
+  if (is_number && type != SQLITE_INTEGER && type != SQLITE_FLOAT) {
+    fail_as_damaged(path_, "a text stands where a number should");
+  }
+  return column;
+}
+
+std::string Statement::text() {
+  const int column = next_column(false);
+  const auto* data = reinterpret_cast<const char*>(sqlite3_column_text(handle_.get(), column));
+  const int size = sqlite3_column_bytes(handle_.get(), column);
+  return data == nullptr ? std::string() : std::string(data, static_cast<size_t>(size));
+}
+
+double Statement::number() {
+  const double value = sqlite3_column_double(handle_.get(), next_column(true));
+  if (!std::isfinite(value)) fail_as_damaged(path_, "a number is not finite");
+  return value;
+}
+
+int64_t Statement::whole() { return sqlite3_column_int64(handle_.get(), next_column(true)); }
+
+Duration Statement::time() {
+  const double ns = number();
+  if (!(ns >= 0 && ns < 9e15)) fail_as_damaged(path_, "a time is out of range");
+  return {std::llround(ns * 1000.0)};
+}
+
+Host Statement::host() {
+  Host host;
+  host.machine = text();
+  host.device = text();
+  host.driver = text();
+  return host;
+}
+
+void execute(sqlite3* database, const std::string& path, const std::string& sql) {
+  const int code = sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr);
+  if (code != SQLITE_OK) fail(path, code, sqlite3_errmsg(database));
+}
+
+Transaction::Transaction(sqlite3* database, const std::string& path)
+    : database_(database), path_(path) {
+  execute(database, path, "BEGIN IMMEDIATE");
+}
+
+Transaction::~Transaction() {
+  if (!committed_) sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+}
+
+void Transaction::commit() {
+  execute(database_, path_, "COMMIT");
+  committed_ = true;
+}
+
+int64_t pragma(sqlite3* database, const std::string& path, const std::string& name) {
+  Statement statement(database, path, "PRAGMA " + name);
+  return statement.next() ? statement.whole() : 0;
+}
+
+bool has_tables(sqlite3* database, const std::string& path) {
+  Statement statement(database, path, "SELECT count(*) FROM sqlite_master");
+  return statement.next() && statement.whole() > 0;
+}
+
+bool has_table(sqlite3* database, const std::string& path, const char* table) {
+  Statement statement(database, path,
+                      "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?");
+  statement.bind(std::string(table));
+  return statement.next() && statement.whole() > 0;
+}
+
+namespace {
+
+struct Closer {
+  void operator()(sqlite3* database) const { close_database(database); }
+};
+using Database = std::unique_ptr<sqlite3, Closer>;
+
+Database open_database(const std::string& path, int flags, const Waiting& waiting) {
+  sqlite3* raw = nullptr;
+  const int code = sqlite3_open_v2(path.c_str(), &raw, flags, nullptr);
+  Database database(raw);
+  if (code != SQLITE_OK) {
+    fail(path, code, raw != nullptr ? sqlite3_errmsg(raw) : "out of memory");
+  }
+  sqlite3_extended_result_codes(raw, 1);
+  sqlite3_busy_handler(raw, waiting.handler, waiting.context);
+  return database;
+}
+
+// SQLite's code of a first look at the file.
+int first_look(sqlite3* database) {
+  return sqlite3_exec(database, "PRAGMA schema_version", nullptr, nullptr, nullptr);
+}
+
+}  // namespace
+
+void close_database(sqlite3* database) { sqlite3_close(database); }
+
+sqlite3* open_to_append(const std::string& path, const Waiting& waiting) {
+  return open_database(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, waiting).release();
+}
+
+sqlite3* open_to_read(const std::string& path, const Waiting& waiting) {
+  Database database = open_database(path, SQLITE_OPEN_READONLY, waiting);
+  int code = first_look(database.get());
+  if (code == SQLITE_READONLY_ROLLBACK) {
+    // Only a connection that may write can take an unfinished change back; looking is enough.
+    const Database repairing = open_database(path, SQLITE_OPEN_READWRITE, waiting);
+    code = first_look(repairing.get());
+    if (code != SQLITE_OK) fail(path, SQLITE_READONLY_ROLLBACK, "");
+    database = open_database(path, SQLITE_OPEN_READONLY, waiting);
+  } else if (code != SQLITE_OK) {
+    fail(path, code, sqlite3_errmsg(database.get()));
+  }
+  return database.release();
+}
+
+}  // namespace ballast
