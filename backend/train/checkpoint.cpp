@@ -196,8 +196,8 @@ const StoredTensor& checked(const SafetensorsReader& reader, const std::string& 
   if (tensor == nullptr) {
     throw Error(path, "it has no tensor '" + name + "'", "give a file of this very model");
   }
-  int64_t count = 1;
-  for (const int64_t extent : tensor->shape) count *= extent;
+  // Not the product of the shape: beside an extent of 0 the others may be of any size.
+  const int64_t count = tensor->elements();
   if (tensor->shape.empty() || tensor->shape.back() != parameter.columns ||
       count != parameter.count()) {
     throw Error(path,

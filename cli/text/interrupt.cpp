@@ -15,15 +15,14 @@ void note(int signal_number) {
 
 }  // namespace
 
+// SIGHUP is what a program gets whose terminal is closed, where what it did is worth as much.
 InterruptWatch::InterruptWatch() {
   g_interrupted = 0;
-  std::signal(SIGINT, note);
-  std::signal(SIGTERM, note);
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) watch(signal_number);
 }
 
 InterruptWatch::~InterruptWatch() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) restore(signal_number);
 }
 
 bool InterruptWatch::interrupted() const { return g_interrupted != 0; }

@@ -1,5 +1,5 @@
-// Ctrl-C (and SIGTERM) as a question that a running job asks from time to time. A second one ends
-// the program at once.
+// Ctrl-C (and SIGTERM, SIGHUP) as a question that a running job asks from time to time. A second
+// one ends the program at once.
 #pragma once
 
 namespace ballast {

@@ -10,4 +10,9 @@ void refuse_seconds(double seconds) {
               "give faster rates, or a smaller model or batch");
 }
 
+void refuse_sum() {
+  throw Error("time", "a step is longer than the 106 days that are simulated",
+              "give faster rates, or a smaller model or batch");
+}
+
 }  // namespace ballast

@@ -2,7 +2,8 @@
 //
 // Will not do: parse or print JSON, or hold a "no value" sentinel ("never" is an empty optional).
 // Simulated time is a whole number of picoseconds in 64 bits (106 days): sums are exact, events
-// have a total order, and the same input gives the same bytes.
+// have a total order, and the same input gives the same bytes. A sum beyond that is an Error, never
+// a wrong time.
 #pragma once
 
 #include <cmath>
@@ -15,6 +16,20 @@ namespace ballast {
 
 // Throws Error: a rate or a size that was given makes a time that no clock here holds.
 [[noreturn]] void refuse_seconds(double seconds);
+// The same for a sum of times of which each can be held.
+[[noreturn]] void refuse_sum();
+
+// Throws Error where the sum (difference) of two times in picoseconds is beyond 106 days.
+inline int64_t checked_sum(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) refuse_sum();
+  return sum;
+}
+inline int64_t checked_difference(int64_t a, int64_t b) {
+  int64_t difference = 0;
+  if (__builtin_sub_overflow(a, b, &difference)) refuse_sum();
+  return difference;
+}
 
 // A length of time, picoseconds. May be negative as a difference.
 struct Duration {
@@ -33,11 +48,11 @@ struct Duration {
 
   auto operator<=>(const Duration&) const = default;
   Duration& operator+=(Duration other) {
-    ps += other.ps;
+    ps = checked_sum(ps, other.ps);
     return *this;
   }
-  friend Duration operator+(Duration a, Duration b) { return {a.ps + b.ps}; }
-  friend Duration operator-(Duration a, Duration b) { return {a.ps - b.ps}; }
+  friend Duration operator+(Duration a, Duration b) { return {checked_sum(a.ps, b.ps)}; }
+  friend Duration operator-(Duration a, Duration b) { return {checked_difference(a.ps, b.ps)}; }
   friend Duration operator*(Duration a, double k) { return from_seconds(a.seconds() * k); }
 };
 
@@ -46,8 +61,8 @@ struct Instant {
   int64_t ps = 0;
   double seconds() const { return static_cast<double>(ps) * 1e-12; }
   auto operator<=>(const Instant&) const = default;
-  friend Instant operator+(Instant t, Duration d) { return {t.ps + d.ps}; }
-  friend Duration operator-(Instant a, Instant b) { return {a.ps - b.ps}; }
+  friend Instant operator+(Instant t, Duration d) { return {checked_sum(t.ps, d.ps)}; }
+  friend Duration operator-(Instant a, Instant b) { return {checked_difference(a.ps, b.ps)}; }
 };
 
 // An amount of memory or traffic. GB is 1e9 bytes, GiB is 2^30.

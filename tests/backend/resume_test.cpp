@@ -159,5 +159,22 @@ TEST(weights, exported_and_imported_are_the_same_training) {
   EXPECT_EQ(first.validation_loss(2), second.validation_loss(2));
 }
 
+// Beside an extent of 0 the others may be of any size: their product is no number of 63 bits.
+TEST(weights, a_shape_whose_product_no_number_holds_is_an_error) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "weights.safetensors";
+  const std::string header =
+      R"({"model.embed_tokens.weight":{"dtype":"F32","shape":[4611686018427387904,4,0],)"
+      R"("data_offsets":[0,0]}})";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  std::ofstream(path, std::ios::binary) << file << header;
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.initial_weights = path;
+  const std::string message =
+      error_of([&] { Trainer trainer(tiny::llama_model(), tiny::wait_plan(), options); });
+  EXPECT_TRUE(mentions(message, "has 0 values")) << message;
+}
+
 }  // namespace
 }  // namespace ballast
