@@ -457,7 +457,9 @@ double CostModel::torch_adam_rate() const {
 }
 
 int64_t CostModel::threads_of(const Op& op) const {
-  if (kind_of(op.lane) != LaneKind::kCpu) return 1;
+  // Norms have a lane of their own, and as many threads as the steps that they run beside.
+  const bool pooled = kind_of(op.lane) == LaneKind::kCpu || op.kind == OpKind::kSumOfSquares;
+  if (!pooled) return 1;
   const bool torch = op.kind == OpKind::kAdam && options_.adam == kTorchAdam;
   const int64_t lent = machine_.cpu.optimizer_threads;
   return torch && options_.torch_adam_threads > 0 ? std::min(options_.torch_adam_threads, lent)
