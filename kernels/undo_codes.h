@@ -33,7 +33,7 @@ struct ThreeWords {
 };
 
 // d in [-range, range], as a two's complement difference.
-inline bool undo_fits(uint32_t d, uint32_t range) { return d + range <= 2 * range; }
+constexpr bool undo_fits(uint32_t d, uint32_t range) { return d + range <= 2 * range; }
 
 // Of the two forms of 16 bits the usual one has the digits of a code, with a longer one for the
 // first moment; the wide one is for second moments that grew.
@@ -72,28 +72,40 @@ constexpr uint32_t kUsualAboveCode = kUndoDigitsW * kUndoDigitsV * (EscapeUsual:
 
 constexpr int64_t kEscapeShortBytes = 2;  // of the usual and the wide form
 
-inline bool escape_is_usual(const ThreeWords& d) {
+constexpr bool escape_is_usual(const ThreeWords& d) {
   return undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, kUndoRangeV) &&
          undo_fits(d.m, EscapeUsual::kM);
 }
 
-// Appends the escape of one parameter; returns where the next begins.
-inline uint8_t* put_escape(uint8_t* out, const ThreeWords& d) {
-  const auto head = [out](uint32_t value) { return put(out, static_cast<uint16_t>(value)); };
-  if (escape_is_usual(d)) return head(undo_code(d) + kUsualAboveCode);
+// The 16 bits that an escape begins with: all of a short one, or the name of a longer form.
+constexpr uint32_t escape_head(const ThreeWords& d) {
+  if (escape_is_usual(d)) return undo_code(d) + kUsualAboveCode;
   if (undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, EscapeWide::kV) &&
       undo_fits(d.m, EscapeWide::kM)) {
-    return head(EscapeUsual::kEnd + (d.w + kUndoRangeW) +
-                kUndoDigitsW *
-                    ((d.v + EscapeWide::kV) + EscapeWide::kDigitsV * (d.m + EscapeWide::kM)));
+    return EscapeUsual::kEnd + (d.w + kUndoRangeW) +
+           kUndoDigitsW * ((d.v + EscapeWide::kV) + EscapeWide::kDigitsV * (d.m + EscapeWide::kM));
   }
-  if (undo_fits(d.w, EscapeMedium::kW) && undo_fits(d.v, EscapeMedium::kVm) &&
-      undo_fits(d.m, EscapeMedium::kVm)) {
-    return put(head(EscapeMedium::kMarker), (d.w + EscapeMedium::kW) |
-                                                ((d.v + EscapeMedium::kVm) << 6) |
-                                                ((d.m + EscapeMedium::kVm) << 19));
-  }
-  return put(head(kEscapeFull), d);
+  const bool medium = undo_fits(d.w, EscapeMedium::kW) && undo_fits(d.v, EscapeMedium::kVm) &&
+                      undo_fits(d.m, EscapeMedium::kVm);
+  return medium ? EscapeMedium::kMarker : kEscapeFull;
+}
+
+// The 32 bits that follow the head of the medium form, and back.
+constexpr uint32_t pack_medium(const ThreeWords& d) {
+  return (d.w + EscapeMedium::kW) | ((d.v + EscapeMedium::kVm) << 6) |
+         ((d.m + EscapeMedium::kVm) << 19);
+}
+constexpr ThreeWords unpack_medium(uint32_t packed) {
+  return {(packed & 63u) - EscapeMedium::kW, (packed >> 19) - EscapeMedium::kVm,
+          ((packed >> 6) & 8191u) - EscapeMedium::kVm};
+}
+
+// Appends the escape of one parameter; returns where the next begins.
+inline uint8_t* put_escape(uint8_t* out, const ThreeWords& d) {
+  const uint32_t head = escape_head(d);
+  out = put(out, static_cast<uint16_t>(head));
+  if (head == EscapeMedium::kMarker) return put(out, pack_medium(d));
+  return head == kEscapeFull ? put(out, d) : out;
 }
 
 // What differences with digits of w and v, and one of m above them, stand for.
@@ -101,6 +113,12 @@ constexpr ThreeWords of_digits(uint32_t digits, uint32_t range_v, uint32_t range
   const uint32_t above_w = digits / kUndoDigitsW, digits_v = 2 * range_v + 1;
   return {digits % kUndoDigitsW - kUndoRangeW, above_w / digits_v - range_m,
           above_w % digits_v - range_v};
+}
+
+// What a head stands for that is all of its escape.
+constexpr ThreeWords of_short_head(uint32_t head) {
+  if (head < EscapeUsual::kEnd) return of_digits(head, kUndoRangeV, EscapeUsual::kM);
+  return of_digits(head - EscapeUsual::kEnd, EscapeWide::kV, EscapeWide::kM);
 }
 
 // The differences of w and v by what a code leaves when divided by 15; 15 itself counts as 0.
@@ -123,12 +141,10 @@ inline const uint8_t* take_escape(const uint8_t* in, ThreeWords* d) {
   if (head == EscapeMedium::kMarker) {
     uint32_t packed = 0;
     in = take(in, &packed);
-    d->w = (packed & 63u) - EscapeMedium::kW;
-    d->v = ((packed >> 6) & 8191u) - EscapeMedium::kVm;
-    d->m = (packed >> 19) - EscapeMedium::kVm;
+    *d = unpack_medium(packed);
     return in;
   }
-  *d = of_digits(head - EscapeUsual::kEnd, EscapeWide::kV, EscapeWide::kM);
+  *d = of_short_head(head);
   return in;
 }
 

@@ -253,14 +253,14 @@ void CudaDevice::work_on_cpu(const Op& op, int32_t step, Program program) {
       collect_losses(plan_.optimizer.sync == SyncMode::kDelay ? step - 1 : step);
       return control_.decide(step);
     case OpKind::kSnapshot:
-      return updates_.snapshot(op, step);
+      return updates_.snapshot(op, step, Crew::kWorkers);
     case OpKind::kAdam:
       return updates_.adam(op, step, program, Crew::kWorkers);
     case OpKind::kUndo:
       if (std::get<BucketWork>(op.work).exact_undo) {
         return updates_.exact_undo(op, step, Crew::kWorkers);
       }
-      return updates_.snapshot(op, step);
+      return updates_.snapshot(op, step, Crew::kWorkers);
     default:
       break;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_launch.h"
+#include "backend/execute/module_dispatch.h"
 #include "sim/base/error.h"
 #include "sim/graph/core/edit.h"
 
@@ -144,20 +145,9 @@ Bytes CudaTransformer::scratch_of(const Op& op) const {
 void CudaTransformer::module(const Op& op, const OperationArguments& arguments, int32_t step,
                              CudaStream stream) {
   const Call call{op, arguments, step, stream};
-  switch (op.kind) {
-    case OpKind::kEmbedding:
-      return embedding(call);
-    case OpKind::kNorm:
-      return norm(call);
-    case OpKind::kGemm:
-      return gemm(call);
-    case OpKind::kAttention:
-      return attention(call);
-    case OpKind::kActivation:
-      return activation(call);
-    default:
-      CHECK(false && "not a module");
-  }
+  dispatch_module(
+      op.kind, [&] { embedding(call); }, [&] { norm(call); }, [&] { gemm(call); },
+      [&] { attention(call); }, [&] { activation(call); });
 }
 
 cuda::EmbeddingShape CudaTransformer::embedding_shape() const {

@@ -113,9 +113,13 @@ double BucketUpdates::sum_of_partials() const {
   return sum;
 }
 
-void BucketUpdates::snapshot(const Op& op, int32_t step) const {
+void BucketUpdates::snapshot(const Op& op, int32_t step, Crew crew) {
   for (const CopyRange& range : at_.ranges.snapshot(op, step)) {
-    std::memcpy(range.to, range.from, static_cast<size_t>(range.bytes));
+    if (crew == Crew::kWorkers) {
+      kernels::copy_streaming(workers_, table_, range.from, range.to, range.bytes);
+    } else {
+      std::memcpy(range.to, range.from, static_cast<size_t>(range.bytes));
+    }
   }
 }
 

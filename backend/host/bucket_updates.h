@@ -45,7 +45,7 @@ class BucketUpdates {
   // Segment by segment: on the calling thread, or on as many threads as the optimizer has, which
   // are threads of their own since norms run beside steps.
   void sums(const Op& op, int32_t step, Crew crew);
-  void snapshot(const Op& op, int32_t step) const;  // and its undo
+  void snapshot(const Op& op, int32_t step, Crew crew);  // and its undo
   // As kAdam of the step's program (redo false: with the constants of `step`), or of a repair.
   enum class Program : uint8_t { kStep, kRepair };
   void adam(const Op& op, int32_t step, Program program, Crew crew);

@@ -90,7 +90,7 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
     case OpKind::kDecide:
       return control_.decide(step);
     case OpKind::kSnapshot:
-      return updates_.snapshot(op, step);
+      return updates_.snapshot(op, step, crew_of(op));
     case OpKind::kAdam:
       return updates_.adam(
           op, step, &sequence == &graph_.repair ? Program::kRepair : Program::kStep, crew_of(op));
@@ -130,7 +130,7 @@ void HostDevice::loss(const Op& op, int32_t step) {
 
 void HostDevice::undo(const Op& op, int32_t step) {
   if (std::get<BucketWork>(op.work).exact_undo) return updates_.exact_undo(op, step, crew_of(op));
-  updates_.snapshot(op, step);
+  updates_.snapshot(op, step, crew_of(op));
 }
 
 void HostDevice::copy(const std::vector<CopyRange>& ranges) {

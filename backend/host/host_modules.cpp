@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backend/execute/module_dispatch.h"
 #include "backend/host/transformer.h"
 #include "sim/graph/core/edit.h"
 
@@ -24,20 +25,9 @@ View view(const Argument& argument, int64_t rows, int64_t columns) {
 
 void HostModules::module(const Op& op, const OperationArguments& arguments, int32_t step) const {
   const Call call{op, arguments, step};
-  switch (op.kind) {
-    case OpKind::kEmbedding:
-      return embedding(call);
-    case OpKind::kNorm:
-      return norm(call);
-    case OpKind::kGemm:
-      return gemm(call);
-    case OpKind::kAttention:
-      return attention(call);
-    case OpKind::kActivation:
-      return activation(call);
-    default:
-      CHECK(false && "not a module");
-  }
+  dispatch_module(
+      op.kind, [&] { embedding(call); }, [&] { norm(call); }, [&] { gemm(call); },
+      [&] { attention(call); }, [&] { activation(call); });
 }
 
 void HostModules::embedding(const Call& call) const {

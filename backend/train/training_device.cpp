@@ -1,5 +1,6 @@
 #include "backend/train/training_device.h"
 
+#include "backend/execute/bucket_ranges.h"
 #include "backend/host/bucket_updates.h"
 #include "sim/base/error.h"
 

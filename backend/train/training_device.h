@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "backend/cuda/libraries/gemm_algorithms.h"
-#include "backend/execute/bucket_ranges.h"
 #include "backend/execute/device.h"
 #include "backend/execute/optimizer_state.h"
 #include "backend/execute/update_control.h"
@@ -23,6 +22,8 @@
 #include "sim/spec/plan.h"
 
 namespace ballast {
+
+class BucketRanges;
 
 struct DeviceOptions {
   int optimizer_threads = 1;

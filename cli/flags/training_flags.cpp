@@ -1,11 +1,15 @@
 #include "cli/flags/training_flags.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 #include <memory>
 #include <optional>
 #include <thread>
 
 #include "backend/cuda/cuda_runtime.h"
+#include "backend/cuda/device_cuda.h"
+#include "backend/host/bucket_updates.h"
+#include "backend/host/device_host.h"
 #include "backend/measure/operation_times.h"
 #include "backend/train/make_device.h"
 #include "sim/base/error.h"
@@ -106,8 +110,15 @@ Case load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& 
     throw Error("plan, machine", "the plan is for " + of.plan.machine + ", and this is another",
                 "add --machine here, or predict it instead");
   }
-  if (of.plan.devices != 1) {
-    throw Error("plan, devices", "this machine plays one device", "add --devices 1");
+  const Capabilities& all = gpu < 0 ? host_capabilities() : cuda_capabilities();
+  if (const auto missing = first_missing(of.model, of.plan, all)) throw missing->error();
+  std::string& adam = of.plan.optimizer.adam;
+  if (is_adam_of_another_program(adam) && !of.machine.cpu.adam.contains(adam)) {
+    fmt::print(stderr,
+               "plan.optimizer.adam={} is another program's Adam: the same step runs here as "
+               "'best'\n",
+               adam);
+    adam = "best";
   }
   return of;
 }

@@ -24,52 +24,15 @@ constexpr uint32_t kTileIsLeft = 0xffffffffu;                  // as a length
 
 // --- What a parameter's record is made of ------------------------------------------------------
 
-// Bit patterns of master and moments, or differences of such.
-struct Words {
-  uint32_t w, m, v;
-};
-
+// Codes and heads are those of undo_codes.h, whose functions are constexpr and run here too.
+using Words = ThreeWords;
 constexpr uint32_t kEscaped = kUndoEscaped;
-constexpr uint32_t kRangeW = kUndoRangeW, kRangeV = kUndoRangeV, kRangeM = kUndoRangeM;
-constexpr uint32_t kDigitsW = kUndoDigitsW, kDigitsV = kUndoDigitsV;
-
-// Heads of 16 bits: all of a short one, or the name of a longer form.
 constexpr uint32_t kMedium = EscapeMedium::kMarker, kFull = kEscapeFull;
-constexpr uint32_t kUsualM = EscapeUsual::kM, kUsualEnd = EscapeUsual::kEnd;
-constexpr uint32_t kWideV = EscapeWide::kV, kWideM = EscapeWide::kM;
-constexpr uint32_t kMediumW = EscapeMedium::kW, kMediumVm = EscapeMedium::kVm;
-constexpr uint32_t kDigitsWideV = EscapeWide::kDigitsV;
-
-// d in [-range, range], as a two's complement difference.
-__device__ __forceinline__ bool fits(uint32_t d, uint32_t range) { return d + range <= 2 * range; }
 
 __device__ __forceinline__ uint32_t code_of(const Words& d) {
-  if (!fits(d.w, kRangeW) || !fits(d.v, kRangeV) || !fits(d.m, kRangeM)) return kEscaped;
-  return (d.w + kRangeW) + kDigitsW * ((d.v + kRangeV) + kDigitsV * (d.m + kRangeM));
-}
-__device__ __forceinline__ Words words_of_code(uint32_t code) {
-  return {code % kDigitsW - kRangeW, code / (kDigitsW * kDigitsV) - kRangeM,
-          code / kDigitsW % kDigitsV - kRangeV};
-}
-__device__ __forceinline__ uint32_t head_of(const Words& d) {
-  if (fits(d.w, kRangeW) && fits(d.v, kRangeV) && fits(d.m, kUsualM)) {
-    return (d.w + kRangeW) + kDigitsW * ((d.v + kRangeV) + kDigitsV * (d.m + kUsualM));
-  }
-  if (fits(d.w, kRangeW) && fits(d.v, kWideV) && fits(d.m, kWideM)) {
-    return kUsualEnd + (d.w + kRangeW) +
-           kDigitsW * ((d.v + kWideV) + kDigitsWideV * (d.m + kWideM));
-  }
-  const bool medium = fits(d.w, kMediumW) && fits(d.v, kMediumVm) && fits(d.m, kMediumVm);
-  return medium ? kMedium : kFull;
-}
-__device__ __forceinline__ Words words_of_head(uint32_t head) {
-  if (head >= kUsualEnd) {
-    const uint32_t digits = head - kUsualEnd, above = digits / kDigitsW;
-    return {digits % kDigitsW - kRangeW, above / kDigitsWideV - kWideM,
-            above % kDigitsWideV - kWideV};
-  }
-  const uint32_t above = head / kDigitsW;
-  return {head % kDigitsW - kRangeW, above / kDigitsV - kUsualM, above % kDigitsV - kRangeV};
+  const bool fits =
+      undo_fits(d.w, kUndoRangeW) && undo_fits(d.v, kUndoRangeV) && undo_fits(d.m, kUndoRangeM);
+  return fits ? undo_code(d) : kEscaped;
 }
 // Of what follows a head, in units of 16 bits.
 __device__ __forceinline__ uint32_t rest_of(uint32_t head) {
@@ -90,17 +53,14 @@ __device__ __forceinline__ uint32_t take(const uint16_t* from) {
 }
 __device__ __forceinline__ void put_rest(uint16_t* to, uint32_t head, const Words& d) {
   if (head == kMedium) {
-    put(to, (d.w + kMediumW) | (d.v + kMediumVm) << 6 | (d.m + kMediumVm) << 19);
+    put(to, pack_medium(d));
   } else if (head == kFull) {
     put(to, d.w), put(to + 2, d.m), put(to + 4, d.v);
   }
 }
 __device__ __forceinline__ Words words_of_escape(uint32_t head, const uint16_t* rest) {
   if (head == kFull) return {take(rest), take(rest + 2), take(rest + 4)};
-  if (head != kMedium) return words_of_head(head);
-  const uint32_t packed = take(rest);
-  return {(packed & 63u) - kMediumW, (packed >> 19) - kMediumVm,
-          ((packed >> 6) & 8191u) - kMediumVm};
+  return head == kMedium ? unpack_medium(take(rest)) : of_short_head(head);
 }
 
 // --- A tile ------------------------------------------------------------------------------------
@@ -241,7 +201,7 @@ __global__ void __launch_bounds__(kThreads) recorded_step_kernel(Task task) {
   for (int i = 0; i < kEach; ++i) {
     differences[i] = stepped(task.constants, held, i);
     codes[i] = code_of(differences[i]);
-    if (codes[i] == kEscaped) mine += 1 + kOneRest * rest_of(head_of(differences[i]));
+    if (codes[i] == kEscaped) mine += 1 + kOneRest * rest_of(escape_head(differences[i]));
   }
   const Sums sums = sums_of(mine);
   const uint32_t escapes = escapes_of(sums.all);
@@ -260,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) recorded_step_kernel(Task task) {
   for (int i = 0; i < kEach; ++i) {
     tile.codes[i] = static_cast<uint8_t>(codes[i]);
     if (codes[i] != kEscaped) continue;
-    const uint32_t its_head = head_of(differences[i]);
+    const uint32_t its_head = escape_head(differences[i]);
     *head++ = static_cast<uint16_t>(its_head);
     put_rest(rest, its_head, differences[i]);
     rest += rest_of(its_head);
@@ -289,7 +249,7 @@ __global__ void __launch_bounds__(kThreads) undo_kernel(Task task) {
   uint32_t next = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    Words d = words_of_code(codes[i]);
+    Words d = of_digits(codes[i], kUndoRangeV, kUndoRangeM);
     if (codes[i] == kEscaped) {
       const uint32_t its_head = head[next++];
       d = words_of_escape(its_head, rest);

@@ -455,7 +455,9 @@ double CostModel::torch_adam_rate() const {
 }
 
 int64_t CostModel::threads_of(const Op& op) const {
-  if (kind_of(op.lane) != LaneKind::kCpu) return 1;
+  // Norms have a lane of their own, and as many threads as the steps that they run beside.
+  const bool pooled = kind_of(op.lane) == LaneKind::kCpu || op.kind == OpKind::kSumOfSquares;
+  if (!pooled) return 1;
   const bool torch = op.kind == OpKind::kAdam && adam_ == kTorchAdam;
   const int64_t lent = machine_.cpu.optimizer_threads;
   return torch && torch_adam_threads_ > 0 ? std::min(torch_adam_threads_, lent) : lent;

@@ -176,5 +176,35 @@ TEST(weights, a_shape_whose_product_no_number_holds_is_an_error) {
   EXPECT_TRUE(mentions(message, "has 0 values")) << message;
 }
 
+// Streamed state rests in CPU memory and that of NVMe in a file; moments in bf16 come back as they
+// were.
+TEST(resume, state_that_rests_elsewhere_or_in_fewer_bits_goes_on_with_the_same_bits) {
+  std::vector<Plan> plans;
+  for (const double share : {0.5, 1.0}) {
+    plans.push_back(plan_with(SyncMode::kWait));
+    plans.back().optimizer.stream_share = share;
+  }
+  plans.push_back(plan_with(SyncMode::kWait));
+  plans.back().optimizer.placement = OptimizerPlacement::kNvme;
+  plans.back().optimizer.gpu_buckets = 0;
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
+    plans.push_back(plan_with(sync));
+    plans.back().optimizer.moments = DType::kBf16;
+  }
+  plans.push_back(plans.front());
+  plans.back().optimizer.moments = DType::kBf16;
+  for (const Plan& plan : plans) {
+    const TemporaryFolder whole, parts;
+    const std::vector<float> straight = train_to_the_end(plan, whole.path());
+    {
+      Trainer trainer(tiny::gpt2_model(), plan, options_in(parts.path()));
+      trainer.train(kSteps / 2 + 1, nullptr);
+    }
+    EXPECT_TRUE(tiny::same_bits(straight, train_to_the_end(plan, parts.path())))
+        << to_string(plan.optimizer.sync) << " " << to_string(plan.optimizer.moments) << " "
+        << plan.optimizer.stream_share;
+  }
+}
+
 }  // namespace
 }  // namespace ballast

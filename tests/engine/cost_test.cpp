@@ -314,7 +314,7 @@ TEST(Cost, bucket_operations_on_the_cpu_use_their_curves_or_the_memory) {
   EXPECT_NEAR(us(OpKind::kSnapshot, LaneKind::kCpu), 160, 1e-6);
   const Costed check = cost(
       bucket(OpKind::kSumOfSquares, LaneKind::kCheck, Site::kCpu, 1'000'000, 4'000'000), machine);
-  EXPECT_EQ(check.demand("cores"), 1);
+  EXPECT_EQ(check.demand("cores"), 2);  // the threads that the rate of its curve is of
 }
 
 // --- copies and collectives --------------------------------------------------------------------

@@ -215,7 +215,9 @@ void add_bucket_state(Graph& graph, const Plan& plan, const StackFacts& facts) {
       rest.kind = TensorKind::kState;
       rest.category = Category::kMaster;
       rest.place = nvme ? Place::kNvme : Place::kDram;
-      rest.elements = 3 * bucket.count;
+      // In 32-bit values: the master, and both moments as they are stored.
+      const int64_t width = size_of(DType::kF32) + 2 * size_of(plan.optimizer.moments);
+      rest.elements = bucket.count * width / size_of(DType::kF32);
       bucket.rest = add_tensor(graph, rest);
     }
     tensor.category = Category::kMaster;

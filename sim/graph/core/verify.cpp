@@ -13,6 +13,7 @@ bool may_carry(TensorKind kind) {
     case TensorKind::kWeight:
     case TensorKind::kGradient:
     case TensorKind::kBucketGradient:
+    case TensorKind::kBucketGradientFp32:
     case TensorKind::kBucketWeights:
     case TensorKind::kMaster:
     case TensorKind::kMoment1:

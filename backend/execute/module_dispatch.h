@@ -1,0 +1,29 @@
+// Which of a device's modules carries out an operation: the one place that lists their kinds.
+#pragma once
+
+#include "sim/base/error.h"
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+// Calls the one of five that the kind asks for. Requires an operation of a module.
+template <class Embedding, class Norm, class Gemm, class Attention, class Activation>
+void dispatch_module(OpKind kind, Embedding embedding, Norm norm, Gemm gemm, Attention attention,
+                     Activation activation) {
+  switch (kind) {
+    case OpKind::kEmbedding:
+      return embedding();
+    case OpKind::kNorm:
+      return norm();
+    case OpKind::kGemm:
+      return gemm();
+    case OpKind::kAttention:
+      return attention();
+    case OpKind::kActivation:
+      return activation();
+    default:
+      CHECK(false && "not a module");
+  }
+}
+
+}  // namespace ballast
