@@ -311,7 +311,7 @@ class Comparer {
       result =
           tuned_cell({of.model, of.plan, of.machine, of.stack}, space_for(of, flags), measurements);
     } else {
-      const Completed completed = complete_case(std::move(of), measurements);
+      const CompletedCase completed = complete_case(std::move(of), measurements);
       result = cell_of(completed.prediction, completed.of.plan, completed.of.machine);
     }
     result.price_per_device_hour = price;
