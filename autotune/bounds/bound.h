@@ -19,8 +19,8 @@
 
 #include "autotune/bounds/bucket_bound.h"
 #include "autotune/bounds/part_costs.h"
-#include "autotune/search/parallel.h"
 #include "autotune/space/space.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/cost.h"
 #include "sim/graph/report/memory.h"
 #include "sim/spec/machine.h"

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <unordered_map>
 
-#include "autotune/search/parallel.h"
+#include "sim/base/parallel.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/report/memory.h"
 

@@ -8,8 +8,8 @@
 #include <memory>
 #include <set>
 
-#include "autotune/search/parallel.h"
 #include "sim/base/error.h"
+#include "sim/base/parallel.h"
 
 namespace ballast {
 namespace {

@@ -5,10 +5,10 @@
 #include <set>
 #include <utility>
 
-#include "autotune/search/parallel.h"
 #include "autotune/studies/explain.h"
 #include "sim/base/error.h"
 #include "sim/base/median.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/cost.h"
 
 namespace ballast {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autotune/space/memory_reuse.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
@@ -43,32 +44,34 @@ Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable) 
   return excess;
 }
 
-Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& ways,
+Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs) {
-  CHECK(!ways.empty() && ways.front() == plan.memory_reuse.value_or(MemoryReuse::kApart));
+  CHECK(!reuses.empty() && reuses.front() == plan.memory_reuse.value_or(MemoryReuse::kApart));
   Graph graph = build_placed(model, plan, StackFacts{});
   Outcome outcome;
   outcome.memory_reuse = plan.memory_reuse;
-  for (size_t way = 1;; ++way) {
-    outcome.memory = graph.arenas.size;
-    if (excess_of(outcome.memory, usable).count <= 0) break;
-    if (way == ways.size()) {
-      outcome.peaks = memory_peaks(graph);
-      return outcome;
+  const bool fits = any_reuse_fits(reuses, [&](MemoryReuse reuse) {
+    if (reuse != reuses.front()) {
+      outcome.memory_reuse = graph.reuse = reuse;
+      place(graph);  // the graph is the same but for its addresses
     }
-    outcome.memory_reuse = graph.reuse = ways[way];
-    place(graph);
+    outcome.memory = graph.arenas.size;
+    return excess_of(outcome.memory, usable).count <= 0;
+  });
+  if (!fits) {
+    outcome.peaks = memory_peaks(graph);
+    return outcome;
   }
   link(graph);
   outcome.step_time = step_time_of(graph, plan, costs);
   return outcome;
 }
 
-Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& ways,
+Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs) {
   const int64_t micro_batches = plan.accumulation();
   if (micro_batches <= kFewMicroBatches || !has_even_middle(plan)) {
-    return evaluate(model, plan, ways, usable, costs);
+    return evaluate(model, plan, reuses, usable, costs);
   }
   for (const int64_t shortest : kShortest) {
     const int64_t spacing = shortest / 2;
@@ -79,7 +82,7 @@ Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryR
       Plan less = plan;
       const int64_t count = shortest + static_cast<int64_t>(i) * spacing;
       less.global_batch = count * *plan.micro_batch * plan.data;
-      steps[i] = evaluate(model, less, ways, usable, costs);
+      steps[i] = evaluate(model, less, reuses, usable, costs);
     }
     Outcome& last = steps.back();
     // A longer step needs no less.
@@ -90,7 +93,7 @@ Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryR
     if (!same_memory) continue;
     if (extrapolate(steps, spacing, micro_batches - longest)) return std::move(last);
   }
-  return evaluate(model, plan, ways, usable, costs);
+  return evaluate(model, plan, reuses, usable, costs);
 }
 
 }  // namespace ballast

@@ -28,7 +28,7 @@ Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable);
 
 // The plan as it is, or, where that does not fit, with the next way to reuse memory. Requires at
 // least one way, and that the first is the plan's.
-Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& ways,
+Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs);
 
 // Steps of so many micro-batches, or fewer, are simulated as they are.
@@ -40,7 +40,7 @@ inline constexpr double kUncertain = 3e-3;
 // The same for what is compared with many others. The micro-batches in the middle of a long step
 // are alike: once one more adds the same time again and no memory, so do all others, and a step of
 // a dozen tells what one of thousands takes. Where that does not show, the whole step is simulated.
-Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& ways,
+Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs);
 
 }  // namespace ballast

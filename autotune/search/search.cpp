@@ -13,8 +13,8 @@
 #include "autotune/bounds/pipeline_bound.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/search/infeasible.h"
-#include "autotune/search/parallel.h"
 #include "autotune/search/search_queue.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
 

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "autotune/bounds/bound.h"
-#include "autotune/search/parallel.h"
+#include "sim/base/parallel.h"
 #include "autotune/search/ties.h"
 #include "autotune/space/layout.h"
 #include "sim/engine/cost.h"

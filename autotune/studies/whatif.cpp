@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <mutex>
 
-#include "autotune/search/parallel.h"
 #include "sim/base/error.h"
+#include "sim/base/parallel.h"
 
 namespace ballast {
 namespace {

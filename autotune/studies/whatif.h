@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
-#include "autotune/calibrate/capacity.h"
 #include "autotune/search/search.h"
+#include "autotune/studies/capacity.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/core/capabilities.h"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "autotune/search/objective.h"
 #include "autotune/studies/frontier.h"
+#include "autotune/studies/objective.h"
 #include "cli/flags/inputs.h"
 #include "cli/flags/open_knobs.h"
 #include "cli/tune/closed_loop.h"

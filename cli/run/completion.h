@@ -7,15 +7,12 @@
 
 namespace ballast {
 
-struct Completed {
+struct CompletedCase {
   Case of;  // every knob has a value
   Prediction prediction;
 };
 
-// Chooses the knobs that are "auto" for the shortest step that fits: by the tuner where Ballast
-// runs on one device or on data-parallel ones, else from a small grid (choose() in
-// autotune/calibrate/capacity.h), which does not look at measurements. Where nothing fits, the plan
-// is the one that comes nearest, and its prediction says why.
-Completed complete_case(Case of, const Measurements& measurements);
+// The case with the plan of complete() (autotune/complete/complete.h).
+CompletedCase complete_case(Case of, const Measurements& measurements);
 
 }  // namespace ballast

@@ -22,7 +22,7 @@ double slow_down_of(const CostTable& costs, const PacedRun& run) {
   return kMeanOperation.seconds() * static_cast<double>(costs.ops.size()) / sum.seconds();
 }
 
-PacedMachine machine_of(const Completed& completed, const Measurements& measurements) {
+PacedMachine machine_of(const CompletedCase& completed, const Measurements& measurements) {
   const Graph& graph = completed.prediction.graph;
   const CostModel costs(completed.of.machine, completed.of.plan, completed.of.stack, &measurements);
   return {completed.prediction.costs, costs.table(graph.repair, graph),
@@ -31,7 +31,7 @@ PacedMachine machine_of(const Completed& completed, const Measurements& measurem
 
 }  // namespace
 
-TrainResult run_paced(const Completed& completed, const Measurements& measurements,
+TrainResult run_paced(const CompletedCase& completed, const Measurements& measurements,
                       const PacedRun& run) {
   const Graph& graph = completed.prediction.graph;
   PacedOptions options;

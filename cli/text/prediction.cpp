@@ -73,7 +73,7 @@ std::string memory_text(const Case& of, const Prediction& prediction) {
       holders.push_back(fmt::format("{} {}", to_string(holder.category), show(holder.bytes)));
     }
     const Bytes held = peak.arena - peak.live;
-    const bool by_plan = of.stack.name == Stack{}.name;  // other frameworks' slack is no reuse
+    const bool by_plan = of.stack.is_ballast();  // other frameworks' slack is no reuse
     if (by_plan &&
         static_cast<double>(held.count) > kHeldShown * static_cast<double>(peak.arena.count)) {
       holders.push_back("held for reuse " + show(held));
@@ -262,7 +262,7 @@ std::string prediction_text(const Case& of, const Prediction& prediction) {
       fmt::format("{} on {}, {} {}, {}{}\n{}\n\n", of.model.name, of.machine.name, of.plan.devices,
                   of.plan.devices == 1 ? "device" : "devices",
                   of.plan.strategy.empty() ? "no strategy" : of.plan.strategy,
-                  of.stack.name == Stack{}.name ? "" : ", as " + of.stack.name, plan_text(of.plan));
+                  of.stack.is_ballast() ? "" : ", as " + of.stack.name, plan_text(of.plan));
   if (!prediction.fits) {
     text += "does not fit: " + prediction.reason + "\n\n";
     return prediction.peaks.empty() ? text : text + memory_text(of, prediction);

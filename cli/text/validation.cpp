@@ -8,10 +8,10 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "autotune/search/parallel.h"
 #include "cli/text/tables.h"
 #include "sim/base/error.h"
 #include "sim/base/median.h"
+#include "sim/base/parallel.h"
 
 namespace ballast {
 namespace {

@@ -5,7 +5,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "autotune/search/complete.h"
+#include "autotune/complete/complete.h"
 #include "cli/run/completion.h"
 #include "cli/text/tables.h"
 #include "cli/tune/tune_output.h"
@@ -56,20 +56,22 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
   }
   check(start, base.model);
   try {
-    return complete(base.model, start, base.machine, &tuner.measurements(), answers.interruption());
+    Completed completed = complete({base.model, start, base.machine, base.stack},
+                                   &tuner.measurements(), answers.interruption());
+    if (completed.prediction.fits) return std::move(completed.plan);
   } catch (const Error&) {
-    // It does not fit, whatever is chosen; or nobody waits for the choice.
-    if (!start.micro_batch) start.micro_batch = best.micro_batch;
-    if (!start.activations) start.activations = best.activations;
-    if (!start.optimizer.gpu_buckets) start.optimizer.gpu_buckets = 0;
-    if (!start.weights.flow_share) start.weights.flow_share = 0;
-    return start;
+    // Nobody waits for the choice, or none of a list is legal.
   }
+  if (!start.micro_batch) start.micro_batch = best.micro_batch;
+  if (!start.activations) start.activations = best.activations;
+  if (!start.optimizer.gpu_buckets) start.optimizer.gpu_buckets = 0;
+  if (!start.weights.flow_share) start.weights.flow_share = 0;
+  return start;
 }
 
 // What `predict` says of it, in full.
 void name_missing(Case of, const Measurements& measurements, StrategyVerdict& verdict) {
-  const Completed completed = complete_case(std::move(of), measurements);
+  const CompletedCase completed = complete_case(std::move(of), measurements);
   verdict.fits = completed.prediction.fits;
   verdict.reason = completed.prediction.reason;
   verdict.lacks = shortfalls(completed.prediction.peaks, completed.of.machine);

@@ -313,7 +313,7 @@ class Comparer {
           tuned_cell({of.model, of.plan, of.machine, of.stack}, space_for(of, flags), measurements);
       if (result.fits) result.runs_on = runs_on(of.model, result.plan, of.stack);
     } else {
-      const Completed completed = complete_case(std::move(of), measurements);
+      const CompletedCase completed = complete_case(std::move(of), measurements);
       const Case& of_cell = completed.of;
       result = cell_of(completed.prediction, of_cell.plan, of_cell.machine);
       result.runs_on = runs_on(of_cell.model, of_cell.plan, of_cell.stack);

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "autotune/search/complete.h"
+#include "autotune/complete/complete.h"
 #include "cli/run/completion.h"
 #include "cli/text/prediction.h"
 #include "profiles/frameworks/frameworks.h"
@@ -94,7 +94,7 @@ int run_export(Words words) {
   plan_flags.plan_file = request.plan;
   Case of = load_case(plan_flags, flags.store);
   if (has_auto(of.plan)) {
-    Completed completed = complete_case(of, measurements_of(of.machine, flags.store));
+    CompletedCase completed = complete_case(of, measurements_of(of.machine, flags.store));
     if (!completed.prediction.fits) {
       fmt::print(stderr, "the plan does not fit: {}\n", completed.prediction.reason);
       return kInfeasible;

@@ -39,7 +39,7 @@ OrderedJson op_json(const Prediction& prediction, size_t i) {
           {"predecessors", predecessors}};
 }
 
-OrderedJson graph_json(const Completed& completed) {
+OrderedJson graph_json(const CompletedCase& completed) {
   const Prediction& prediction = completed.prediction;
   OrderedJson ops = OrderedJson::array();
   for (size_t i = 0; i < prediction.graph.step.ops.size(); ++i) {
@@ -135,7 +135,7 @@ int run_graph(Words words) {
 
   Case of = load_case(flags, store);
   const Measurements measurements = measurements_of(of.machine, store);
-  const Completed completed = complete_case(std::move(of), measurements);
+  const CompletedCase completed = complete_case(std::move(of), measurements);
   if (show_passes) {
     const PassContext context{completed.of.model, completed.of.plan, completed.of.stack.facts};
     print_passes(output, &context);

@@ -2,7 +2,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "autotune/calibrate/capacity.h"
+#include "autotune/complete/complete.h"
+#include "autotune/studies/capacity.h"
 #include "cli/run/completion.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
@@ -123,7 +124,7 @@ OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
 // Fills in the plan, and what `predict` says of it.
 Prediction complete(Case& of, const StoreFlag& store) {
   const Measurements measurements = measurements_of(of.machine, store);
-  Completed completed = complete_case(std::move(of), measurements);
+  CompletedCase completed = complete_case(std::move(of), measurements);
   of = std::move(completed.of);
   return std::move(completed.prediction);
 }

@@ -157,7 +157,7 @@ OrderedJson read_metrics(const std::string& path) {
   return kept;
 }
 
-OrderedJson data_of_prediction(const Completed& completed) {
+OrderedJson data_of_prediction(const CompletedCase& completed) {
   const Prediction& prediction = completed.prediction;
   return {{"model", completed.of.model.name},
           {"machine", completed.of.machine.description},

@@ -100,7 +100,7 @@ class MetricsFile {
 // what one took is known from the last kWindow collections, shared out evenly.
 class StepReport {
  public:
-  StepReport(const TrainFlags& flags, const Completed& completed, MetricsFile& metrics)
+  StepReport(const TrainFlags& flags, const CompletedCase& completed, MetricsFile& metrics)
       : steps_(flags.steps),
         tokens_per_step_(static_cast<double>(completed.of.plan.tokens_per_step())),
         predicted_(completed.prediction.step_time),
@@ -175,7 +175,7 @@ struct TrainOutcome {
   double validation_loss = 0;
 };
 
-OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome) {
+OrderedJson outcome_json(const CompletedCase& completed, const TrainOutcome& outcome) {
   const TrainResult& result = outcome.result;
   OrderedJson memory = OrderedJson::array();
   for (const MemoryUse& use : result.memory) {
@@ -195,7 +195,7 @@ OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome
           {"memory", memory}};
 }
 
-void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
+void print_outcome(const CompletedCase& completed, const TrainOutcome& outcome) {
   const TrainResult& result = outcome.result;
   if (result.records.empty()) {
     fmt::print("nothing to do: step {} is reached already\n", result.next_step);
@@ -236,7 +236,7 @@ void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
   }
 }
 
-TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
+TrainOutcome run(const TrainFlags& flags, const CompletedCase& completed) {
   TrainerOptions options = trainer_options(flags.training, completed.of.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
   options.checkpoint_folder = flags.checkpoint_folder;
@@ -277,7 +277,7 @@ int run_train(Words words) {
   }
   Case of = load_case_here(flags.plan, flags.store, flags.training.device);
   const Measurements measurements = measurements_of(of.machine, flags.store);
-  const Completed completed = complete_case(std::move(of), measurements);
+  const CompletedCase completed = complete_case(std::move(of), measurements);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;

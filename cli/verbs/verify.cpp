@@ -88,7 +88,8 @@ void append_to_store(const VerifyFlags& flags, const Case& of, const Verificatio
   open_store(flags.store).append(record);
 }
 
-OrderedJson whole_json(const Completed& completed, const Run& run, const OrderedJson& comparison) {
+OrderedJson whole_json(const CompletedCase& completed, const Run& run,
+                       const OrderedJson& comparison) {
   OrderedJson json = {{"schema", "ballast.verify/1"},
                       {"model", completed.of.model.name},
                       {"machine", completed.of.machine.description},
@@ -103,21 +104,21 @@ OrderedJson whole_json(const Completed& completed, const Run& run, const Ordered
 }
 
 // What the timed operations say, and what was timed before; times operations that are missing.
-Completed predict_measured(Case of, const std::string& device, const StoreFlag& store) {
+CompletedCase predict_measured(Case of, const std::string& device, const StoreFlag& store) {
   Measurements measurements = measurements_of(of.machine, store);
-  Completed completed = complete_case(std::move(of), measurements);
+  CompletedCase completed = complete_case(std::move(of), measurements);
   if (!completed.prediction.fits || is_measured(completed.of, measurements)) return completed;
   measure_plan(completed.of, {kMeasuringSeconds, device}, store, measurements);
   return complete_case(std::move(completed.of), measurements);
 }
 
-Completed predict_elsewhere(const VerifyFlags& flags) {
+CompletedCase predict_elsewhere(const VerifyFlags& flags) {
   Case of = load_case(flags.plan, flags.store);
   const Measurements measurements = measurements_of(of.machine, flags.store);
   return complete_case(std::move(of), measurements);
 }
 
-Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
+Run run_elsewhere(const VerifyFlags& flags, const CompletedCase& completed) {
   const Measurements measurements = measurements_of(completed.of.machine, flags.store);
   return {completed.prediction.graph,
           run_paced(completed, measurements, {flags.steps, flags.slow_down})};
@@ -145,7 +146,7 @@ int run_verify(Words words) {
   if (!parse(words, flags)) return kDone;
   if (flags.history) return print_history(flags);
   const bool paced = flags.training.device == "paced";
-  const Completed completed =
+  const CompletedCase completed =
       paced ? predict_elsewhere(flags)
             : predict_measured(load_case_here(flags.plan, flags.store, flags.training.device),
                                flags.training.device, flags.store);

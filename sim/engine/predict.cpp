@@ -132,7 +132,7 @@ std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& co
 // What another framework's allocators take: no planned arena, but the tensors and some slack, and
 // host buffers as its pinned allocator rounds them.
 void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const Stack& stack) {
-  if (stack.name == Stack{}.name) return;
+  if (stack.is_ballast()) return;
   for (PlacePeak& peak : peaks) {
     peak.arena = peak.live;
     if (peak.place == Place::kHbm) {

@@ -113,6 +113,9 @@ struct Stack {
   StackConstants constants;
   std::vector<std::string> fitted;     // names of the constants that were fitted
   std::vector<std::string> fitted_on;  // ids of the published cases
+
+  // Whether Ballast itself runs the plan: its memory is planned, and every knob means what it says.
+  bool is_ballast() const { return name == "ballast"; }
 };
 
 // Throws Error naming the stack and the key where a share is out of range.

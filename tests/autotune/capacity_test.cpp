@@ -1,10 +1,12 @@
 // What fits: the capacity claims of SuperOffload by bytes a parameter, the order of its parts, and
 // searches that end between a model that fits and the next one, which does not.
-#include "autotune/calibrate/capacity.h"
+#include "autotune/studies/capacity.h"
 
 #include <gtest/gtest.h>
 
 #include "autotune/calibrate/published_cases.h"
+#include "autotune/complete/complete.h"
+#include "autotune/complete/feasibility.h"
 #include "autotune/space/space.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"

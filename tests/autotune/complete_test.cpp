@@ -1,24 +1,32 @@
-#include "autotune/search/complete.h"
+#include "autotune/complete/complete.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>
 
+#include "autotune/search/search.h"
 #include "sim/base/error.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {
 namespace {
 
+// As Ballast runs it, nothing measured.
+Completed completed(const Plan& plan, const Machine& machine) {
+  return complete({small_model(), plan, machine, Stack{}}, nullptr);
+}
+
 TEST(Complete, fills_in_auto_knobs_and_leaves_the_others) {
   Plan plan = fixed_plan();
   plan.weights.flow_share.reset();
   plan.optimizer.gpu_buckets.reset();
-  const Plan whole = complete(small_model(), plan, gpu_machine(), nullptr);
+  const Plan whole = completed(plan, gpu_machine()).plan;
   EXPECT_FALSE(has_auto(whole));
   EXPECT_EQ(whole.micro_batch, plan.micro_batch);
   EXPECT_EQ(whole.activations, plan.activations);
   EXPECT_EQ(whole.optimizer.sync, plan.optimizer.sync);
-  EXPECT_EQ(complete(small_model(), fixed_plan(), gpu_machine(), nullptr), fixed_plan());
+  Plan same = fixed_plan();
+  same.memory_reuse = MemoryReuse::kApart;
+  EXPECT_EQ(completed(fixed_plan(), gpu_machine()).plan, same);
 }
 
 TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
@@ -34,29 +42,28 @@ TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
     least = std::min(least, one.memory[static_cast<size_t>(Place::kHbm)]);
   }
   machine.gpu.memory = given(least);
-  EXPECT_FALSE(complete(small_model(), plan, machine, nullptr).memory_reuse);
+  EXPECT_EQ(completed(plan, machine).plan.memory_reuse, MemoryReuse::kApart);
   machine.gpu.memory = given(least - Bytes{1});
-  EXPECT_EQ(complete(small_model(), plan, machine, nullptr).memory_reuse, MemoryReuse::kAtOnce);
+  EXPECT_EQ(completed(plan, machine).plan.memory_reuse, MemoryReuse::kAtOnce);
+  EXPECT_TRUE(completed(plan, machine).prediction.fits);
   plan.memory_reuse = MemoryReuse::kApart;
-  EXPECT_THROW(complete(small_model(), plan, machine, nullptr), Error);
+  EXPECT_FALSE(completed(plan, machine).prediction.fits);
 }
 
 TEST(Complete, says_why_where_nothing_fits) {
   Machine machine = gpu_machine();
   machine.cpu.memory = given(Bytes{1 << 10});
   machine.gpu.memory = given(Bytes{1 << 10});
-  try {
-    complete(small_model(), auto_plan(), machine, nullptr);
-    FAIL() << "it must throw";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("test-gpu"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("usable"), std::string::npos);
-  }
+  const Completed nearest = completed(auto_plan(), machine);
+  EXPECT_FALSE(nearest.prediction.fits);
+  EXPECT_NE(nearest.prediction.reason.find("usable"), std::string::npos)
+      << nearest.prediction.reason;
+  EXPECT_FALSE(has_auto(nearest.plan));
 }
 
 TEST(Complete, interrupted_before_a_plan_was_found_does_not_say_that_nothing_fits) {
   try {
-    complete(small_model(), auto_plan(), gpu_machine(), nullptr, [] { return true; });
+    complete({small_model(), auto_plan(), gpu_machine(), Stack{}}, nullptr, [] { return true; });
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("interrupted"), std::string::npos) << error.what();

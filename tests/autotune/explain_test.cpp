@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdexcept>
 
-#include "autotune/search/parallel.h"
+#include "sim/base/parallel.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {

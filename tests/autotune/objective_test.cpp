@@ -1,5 +1,5 @@
 // Objectives by hand arithmetic, and sizes and limits against exhaustive searches.
-#include "autotune/search/objective.h"
+#include "autotune/studies/objective.h"
 
 #include <algorithm>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <set>
 
-#include "autotune/search/complete.h"
+#include "autotune/complete/complete.h"
 #include "sim/graph/core/edit.h"
 #include "tests/autotune/support.h"
 

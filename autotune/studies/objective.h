@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "autotune/calibrate/capacity.h"
 #include "autotune/search/search_question.h"
+#include "autotune/studies/capacity.h"
 
 namespace ballast {
 

@@ -1,4 +1,4 @@
-#include "autotune/search/objective.h"
+#include "autotune/studies/objective.h"
 
 #include <algorithm>
 #include <array>

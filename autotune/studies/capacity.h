@@ -1,11 +1,7 @@
 // Capacity: the largest model of a family, and the longest sequence of a model, that fit a machine.
 //
-// Knobs that the plan leaves "auto" are free. First they take what most often needs least memory
-// (micro-batch 1, everything recomputed but the layers' inputs, those offloaded too if need be,
-// weights that stay or flow, an eighth, a quarter, ... of the buckets on the GPU), and memory alone
-// decides (predict_memory). Where none of these fits, every plan that the open knobs leave is
-// refused by a bound of its memory or placed (autotune/search): no plan of a size that is declared
-// too large fits.
+// Knobs that the plan leaves "auto" are free, and memory alone decides
+// (autotune/complete/feasibility.h): no plan of a size that is declared too large fits.
 // Both searches assume that memory grows with layers, width and tokens, so that beyond a size that
 // does not fit none does, and end at a neighbouring pair: one that fits, and the next one.
 // Will not do: change a degree of parallelism or a ZeRO stage (the plan names them), read files.
@@ -16,41 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "sim/graph/report/memory.h"
-#include "sim/spec/machine.h"
-#include "sim/spec/model.h"
-#include "sim/spec/plan.h"
-#include "sim/spec/stack.h"
+#include "autotune/complete/feasibility.h"
 
 namespace ballast {
-
-// What is to be run, where and by whom.
-struct Setting {
-  Model model;
-  Plan plan;
-  Machine machine;
-  Stack stack;
-};
-
-// One plan without "auto" knobs, and whether it fits.
-struct Verdict {
-  bool fits = false;
-  Plan plan;
-  std::string reason;            // why not, with numbers and a remedy; else empty
-  std::vector<PlacePeak> peaks;  // one a place; empty where the machine has too few devices
-};
-
-// Whether any plan that the open knobs leave fits: a plan that does, or else, of those that need
-// little, the one that misses by least. Open knobs have the values of search_open()
-// (autotune/search/complete.h) where Ballast runs the plan, and those of choose() where that fills
-// it in. Throws Error where no way is legal.
-Verdict feasibility(const Setting& setting);
-
-// The plan with every "auto" knob filled in: the fastest of ways_of()
-// (autotune/calibrate/published_cases.h) that fits; where none does, of those that recompute and
-// offload the layers' inputs, or the outputs of attention too; or else that of feasibility().
-// Throws Error where no way is legal.
-Plan choose(const Setting& setting);
 
 // Layers and width of a GPT; heads divide the width, the feed-forward is four times as wide.
 struct Shape {

@@ -1,4 +1,4 @@
-#include "autotune/search/parallel.h"
+#include "sim/base/parallel.h"
 
 #include <algorithm>
 #include <atomic>

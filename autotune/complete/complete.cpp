@@ -1,0 +1,103 @@
+#include "autotune/complete/complete.h"
+
+#include <algorithm>
+
+#include "autotune/complete/feasibility.h"
+#include "autotune/complete/way_lists.h"
+#include "autotune/search/search.h"
+#include "autotune/space/memory_reuse.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+SearchOptions completing() {
+  SearchOptions options;
+  options.tolerance = 0.01;
+  // Where memory is contended, bounds are too low to prove a best that was found at once.
+  options.patience = 256;
+  options.estimates = true;
+  return options;
+}
+
+// The plans that open knobs leave; where none fits, those that reuse memory at once.
+SearchResult search_open(const Setting& setting, const Measurements* measurements,
+                         const SearchOptions& options) {
+  SearchResult result;
+  any_reuse_fits(memory_reuses(setting.plan, setting.stack), [&](auto reuse) {
+    Freedom freedom;
+    freedom.memory_reuse = reuse != setting.plan.memory_reuse;
+    result = search(setting.model, setting.plan, space_of(setting.model, setting.plan, freedom),
+                    setting.machine, measurements, options);
+    return result.best || !result.complete();
+  });
+  return result;
+}
+
+// The reason whose example misses by least, which is the one that a reader can do most about.
+const InfeasibleReason& nearest_miss(const std::vector<InfeasibleReason>& reasons) {
+  CHECK(!reasons.empty());
+  return *std::min_element(
+      reasons.begin(), reasons.end(),
+      [](const InfeasibleReason& a, const InfeasibleReason& b) { return a.excess < b.excess; });
+}
+
+Plan searched(const Setting& setting, const Measurements* measurements,
+              const std::function<bool()>& interrupted) {
+  SearchOptions options = completing();
+  options.interrupted = interrupted;
+  const SearchResult found = search_open(setting, measurements, options);
+  if (found.best) return found.best->plan;
+  if (found.stop == SearchStop::kInterrupt) {
+    throw Error("the knobs that are \"auto\"", "the search of them was interrupted", "ask again");
+  }
+  return nearest_miss(found.reasons).example;
+}
+
+// As it is, or with memory reused at once where only that fits.
+Completed predict_reusing(const Setting& setting, Plan plan, const Measurements* measurements) {
+  Completed result;
+  bool first = true;
+  any_reuse_fits(memory_reuses(plan, setting.stack), [&](auto reuse) {
+    plan.memory_reuse = reuse;
+    Prediction prediction =
+        predict(setting.model, plan, setting.machine, setting.stack, measurements);
+    const bool fits = prediction.fits;
+    if (first || fits) result = {plan, std::move(prediction)};
+    first = false;
+    return fits || plan.devices > setting.machine.devices;
+  });
+  if (!result.plan.memory_reuse) result.plan.memory_reuse = MemoryReuse::kApart;
+  return result;
+}
+
+}  // namespace
+
+Completed complete(const Setting& setting, const Measurements* measurements,
+                   const std::function<bool()>& interrupted) {
+  Plan plan = setting.plan;
+  const bool devices_exist = plan.devices <= setting.machine.devices;
+  if (has_auto(plan) && !is_searched(plan, setting.stack)) {
+    plan = choose(setting);
+  } else if (has_auto(plan) && devices_exist) {
+    plan = searched(setting, measurements, interrupted);
+  }
+  return predict_reusing(setting, std::move(plan), measurements);
+}
+
+Plan choose(const Setting& setting) {
+  if (setting.plan.devices > setting.machine.devices) return feasibility(setting).plan;
+  CaseSetup setup = setup_of(setting);
+  CasePrediction best = predict_case(setup, setup.stack.constants);
+  if (!best.fits && !setting.plan.activations) {
+    for (const ActivationPlan& offload : offloads()) {
+      setup.of.plan.activations = offload;
+      CasePrediction one = predict_case(setup, setup.stack.constants);
+      const bool better = one.fits && (!best.fits || one.step_time < best.step_time);
+      if (better) best = std::move(one);
+    }
+  }
+  return best.fits ? best.way.plan : feasibility(setting).plan;
+}
+
+}  // namespace ballast

@@ -1,0 +1,36 @@
+// Complete: the knobs that a plan leaves open ("auto"), filled in for the shortest step that fits.
+// Whoever needs a whole plan asks here: predict, compare, graph, train, verify, export, studies.
+//
+// Will not do: change anything that the plan says, or prove that nothing is faster
+// (autotune/search).
+#pragma once
+
+#include <functional>
+
+#include "autotune/complete/setting.h"
+#include "sim/engine/predict.h"
+#include "sim/spec/measurements.h"
+
+namespace ballast {
+
+struct Completed {
+  Plan plan;  // every knob has a value
+  Prediction prediction;
+};
+
+// Open knobs are searched where is_searched(), to within 1 % or until hundreds of plans in a row
+// were no better than the best: a prediction should not wait for a proof. Else the fastest of a
+// list is taken (choose()), which does not look at measurements. A memory_reuse that is open
+// becomes kApart, or kAtOnce where only that fits. Where nothing fits, the plan is the one that
+// comes nearest, and its prediction says why. `measurements` may be null. Throws Error where no
+// plan is legal, or where a search was interrupted before it found one.
+Completed complete(const Setting& setting, const Measurements* measurements,
+                   const std::function<bool()>& interrupted = {});
+
+// The plan with every "auto" knob filled in: the fastest of ways_of()
+// (autotune/calibrate/published_cases.h) that fits; where none does, of those that recompute and
+// offload the layers' inputs, or the outputs of attention too; or else that of feasibility().
+// Throws Error where no way is legal.
+Plan choose(const Setting& setting);
+
+}  // namespace ballast

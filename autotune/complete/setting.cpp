@@ -1,0 +1,16 @@
+#include "autotune/complete/setting.h"
+
+namespace ballast {
+
+bool has_auto(const Plan& plan) {
+  return !plan.micro_batch || !plan.activations || !plan.optimizer.gpu_buckets ||
+         !plan.weights.flow_share;
+}
+
+bool is_searched(const Plan& plan, const Stack& stack) {
+  const bool split = plan.tensor * plan.pipeline * plan.sequence * plan.context * plan.expert > 1;
+  const bool state_is_shared = plan.zero_stage == 1 || plan.zero_stage == 2;
+  return stack.is_ballast() && !split && (plan.replicas() == 1 || state_is_shared);
+}
+
+}  // namespace ballast

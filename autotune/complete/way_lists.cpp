@@ -1,0 +1,70 @@
+#include "autotune/complete/way_lists.h"
+
+#include <algorithm>
+
+namespace ballast {
+namespace {
+
+void append_ways(const CaseSetup& setup, std::vector<Way>& ways) {
+  for (std::vector<Way>& group : ways_of(setup)) {
+    ways.insert(ways.end(), group.begin(), group.end());
+  }
+}
+
+}  // namespace
+
+CaseSetup setup_of(const Setting& setting) {
+  CaseSetup setup;
+  setup.of.id = setting.model.name;
+  setup.of.model = setting.model;
+  setup.of.plan = setting.plan;
+  setup.of.measured = {{Metric::kStepTime, 1}};
+  setup.machine = setting.machine;
+  setup.stack = setting.stack;
+  return setup;
+}
+
+std::vector<ActivationPlan> offloads() {
+  ActivationPlan inputs = activations_of(Recompute::kFull);
+  inputs.fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kOffload;
+  ActivationPlan attention = inputs;
+  attention.fate[static_cast<size_t>(ModuleKind::kCoreAttention)] = ActivationFate::kOffload;
+  return {inputs, attention};
+}
+
+std::vector<Way> lean_ways(const Setting& setting) {
+  CaseSetup setup = setup_of(setting);
+  Plan& plan = setup.of.plan;
+  if (!plan.micro_batch) plan.micro_batch = 1;
+  const auto& kinds = setting.stack.facts.attention;
+  if (std::find(kinds.begin(), kinds.end(), AttentionKind::kFlash) != kinds.end()) {
+    setup.of.attention = AttentionKind::kFlash;
+  }
+  std::vector<ActivationPlan> activations;
+  if (plan.activations) {
+    activations = {*plan.activations};
+  } else {
+    activations = {activations_of(Recompute::kFull), offloads().front()};
+  }
+  std::vector<Way> ways;
+  for (const ActivationPlan& choice : activations) {
+    plan.activations = choice;
+    append_ways(setup, ways);
+  }
+  return ways;
+}
+
+std::vector<Way> all_ways(const Setting& setting) {
+  CaseSetup setup = setup_of(setting);
+  std::vector<Way> ways;
+  append_ways(setup, ways);
+  if (!setting.plan.activations) {
+    for (const ActivationPlan& offload : offloads()) {
+      setup.of.plan.activations = offload;
+      append_ways(setup, ways);
+    }
+  }
+  return ways;
+}
+
+}  // namespace ballast

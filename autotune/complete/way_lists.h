@@ -1,0 +1,28 @@
+// Lists of ways to fill in the open knobs of a setting, for what is not searched: the ways of a
+// published case, and beyond them ways that offload.
+//
+// Will not do: tell which way fits (autotune/complete/feasibility.h) or is the fastest.
+#pragma once
+
+#include <vector>
+
+#include "autotune/calibrate/published_cases.h"
+#include "autotune/complete/setting.h"
+
+namespace ballast {
+
+// The setting as a published case that asks for its step time.
+CaseSetup setup_of(const Setting& setting);
+
+// Beyond recomputing everything: the layers' inputs leave, which needs least memory; and the
+// output of attention with them, whose recompute is what hurts in long sequences.
+std::vector<ActivationPlan> offloads();
+
+// The plans that most often need least memory: open knobs of activations at their least. Throws
+// Error where no way is legal.
+std::vector<Way> lean_ways(const Setting& setting);
+
+// Every plan that a list may come to. Throws Error where no way is legal.
+std::vector<Way> all_ways(const Setting& setting);
+
+}  // namespace ballast
