@@ -16,7 +16,7 @@ if [ -z "$CXX" ]; then
   echo "scripts/fuzz.sh: no clang++; install clang-14 and libclang-rt-14-dev, or set CXX" >&2
   exit 2
 fi
-export FLAGS="-std=c++20 -O1 -g -I. -ffp-contract=off -fno-omit-frame-pointer
+export FLAGS="-std=c++20 -O1 -gline-tables-only -I. -ffp-contract=off -fno-omit-frame-pointer
   -fno-sanitize-recover=all -DBALLAST_SOURCE_DIR=\"$PWD\""
 export OBJECTS=$folder/objects
 mkdir -p "$OBJECTS"
@@ -26,15 +26,22 @@ if [ ${#names[@]} -eq 0 ]; then
   for file in tests/fuzz/*_fuzz.cpp; do names+=("$(basename "$file" _fuzz.cpp)"); done
 fi
 
-# What the harnesses may call; main and the sanitizers' runtime come with each harness.
-sources=(sim/{base,spec,graph}/*.cpp sim/graph/*/*.cpp profiles/*.cpp profiles/*/*.cpp
+# What the harnesses may call; main and the sanitizers' runtime come with each harness. A folder of
+# sim is compiled as one, as in the unity build of CMakeLists.txt: its headers are read once.
+rm -f "$OBJECTS"/*.o "$OBJECTS"/*.cpp "$OBJECTS/library.a"
+for in_folder in sim/{base,spec,graph} sim/graph/*/; do
+  unit=$OBJECTS/$(echo "${in_folder%/}" | tr / _)_folder.cpp
+  for source in "${in_folder%/}"/*.cpp; do
+    [ ! -f "$source" ] || echo "#include \"$source\""
+  done >"$unit"
+done
+sources=("$OBJECTS"/*.cpp profiles/*.cpp profiles/*/*.cpp
   backend/formats/*.cpp backend/train/{data,random}.cpp)
 compile() {
   "$CXX" $FLAGS "-fsanitize=fuzzer-no-link,address,undefined" -c "$1" \
     -o "$OBJECTS/$(echo "${1%.cpp}" | tr / _).o"
 }
 export -f compile
-rm -f "$OBJECTS"/*.o "$OBJECTS/library.a"
 printf '%s\n' "${sources[@]}" | xargs -P $jobs -I{} bash -c 'compile {}'
 ar rcs "$OBJECTS/library.a" "$OBJECTS"/*.o
 

@@ -24,8 +24,11 @@ ballast() {
 step "0. Build"
 scripts/setup.sh
 if [ ! -f build/CMakeCache.txt ]; then
-  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >"$out/configure.log" ||
-    { cat "$out/configure.log"; exit 2; }
+  # Where there is no GPU, the CUDA device would refuse; its kernels are for scripts/test.sh.
+  cuda=OFF
+  nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null && cuda=AUTO
+  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBALLAST_UNITY=ON \
+    -DBALLAST_CUDA=$cuda >"$out/configure.log" || { cat "$out/configure.log"; exit 2; }
 fi
 cmake --build build --target ballast
 

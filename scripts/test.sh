@@ -125,6 +125,7 @@ fi
 if enough 240 "the thread sanitizer"; then
   say "thread sanitizer"
   export GTEST_FILTER='exact*:*xecutor*:*aced*:*acer*:resume.a_req*:weights*:*hreads*'
+  GTEST_FILTER+=':CudaDevice.every_plan*:CudaDevice.rollbacks*'
   build build/tsan thread test_backend && run build/tsan -R '^backend_[0-9]$'
   unset GTEST_FILTER
 fi

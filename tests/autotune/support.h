@@ -7,61 +7,39 @@
 #include "autotune/space/space.h"
 #include "sim/engine/engine.h"
 #include "sim/graph/build.h"
+#include "tests/tiny.h"
 
 namespace ballast::tests {
 
-template <class Quantity>
-Sourced<Quantity> given(Quantity value) {
-  return {value, false, "test"};
-}
-
-inline Curve flat(double rate) { return {{{1, rate}, {1e9, rate}}, "test", false}; }
+using tiny::flat;
+using tiny::given;
 
 // 4 layers of width 128: 0.86 million parameters, five buckets of 1 MiB.
 inline Model small_model() {
-  Model model;
-  model.name = "small";
-  model.architecture = "gpt2";
-  model.layers = 4;
-  model.hidden = 128;
-  model.heads = 4;
-  model.kv_heads = 4;
-  model.head_size = 32;
-  model.ffn = 512;
-  model.vocab = 512;
-  model.max_positions = 64;
-  model.tied_embeddings = true;
+  Model model = tiny::gpt2({.layers = 4,
+                            .hidden = 128,
+                            .heads = 4,
+                            .kv_heads = 4,
+                            .head_size = 32,
+                            .ffn = 512,
+                            .vocab = 512,
+                            .positions = 64});
+  model.layout = Model{}.layout;
+  model.qkv_bias = model.attention_out_bias = model.mlp_bias = false;
   return model;
 }
 
 // A GPU of 1 TFLOP/s with 100 GB/s, a CPU with 20 GB/s, and a link of 10 GB/s.
 inline Machine gpu_machine() {
-  Machine machine;
-  machine.name = "test-gpu";
+  Machine machine = tiny::machine("test-gpu");
   machine.devices = machine.devices_per_node = 2;
-  machine.gpu.name = "gpu";
-  machine.gpu.memory = given(Bytes{int64_t{1} << 30});
-  machine.gpu.reserved = given(Bytes{0});
-  machine.gpu.memory_bandwidth = given(Bandwidth::from_gb_per_s(100));
-  for (const DType type : {DType::kF32, DType::kBf16, DType::kF16}) {
-    machine.gpu.matmul[type] = given(FlopRate::from_tflops(1));
-  }
-  machine.gpu.vector = given(FlopRate::from_tflops(0.1));
-  machine.gpu.attention_efficiency = given(0.5);
-  machine.gpu.launch = given(Duration::from_us(1));
+  machine.gpu.matmul[DType::kF32] = machine.gpu.matmul[DType::kF16] =
+      machine.gpu.matmul[DType::kBf16];
   machine.gpu.multiprocessors = 4;
-  machine.cpu.name = "cpu";
-  machine.cpu.cores = 4;
   machine.cpu.optimizer_threads = 3;
   machine.cpu.memory = given(Bytes{int64_t{1} << 30});
-  machine.cpu.reserved = given(Bytes{0});
   machine.cpu.memory_bandwidth = given(Bandwidth::from_gb_per_s(20));
   machine.cpu.adam["plain"] = flat(5e8);
-  machine.link.kind = "pcie";
-  machine.link.host_to_device = flat(10e9);
-  machine.link.device_to_host = flat(10e9);
-  machine.link.both_total = given(Bandwidth::from_gb_per_s(15));
-  machine.link.pageable_share = given(0.5);
   machine.link.latency = given(Duration::from_us(5));
   machine.node = Interconnect{given(Bandwidth::from_gb_per_s(5)), given(Duration::from_us(2))};
   machine.handover = given(Duration::from_us(2));

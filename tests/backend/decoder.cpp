@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "sim/base/error.h"
+#include "tests/tiny.h"
 
 namespace ballast::transformer {
 namespace {
@@ -220,33 +221,12 @@ double largest_magnitude(std::span<const double> values) {
   return largest;
 }
 
-Model gpt2_like() {
-  Model m;
-  m.name = m.architecture = "gpt2";
-  m.layers = 2, m.hidden = 8, m.heads = m.kv_heads = 2, m.head_size = 4;
-  m.ffn = 12, m.vocab = 11, m.max_positions = 7;
-  m.layout = WeightLayout::kInOut;
-  m.qkv_bias = m.attention_out_bias = m.mlp_bias = m.tied_embeddings = true;
-  return m;
-}
+Model gpt2_like() { return tiny::gpt2({.ffn = 12, .vocab = 11, .positions = 7}); }
 
-Model llama_like() {
-  Model m;
-  m.name = m.architecture = "llama";
-  m.layers = 2, m.hidden = 8, m.heads = 4, m.kv_heads = 2, m.head_size = 4;
-  m.ffn = 12, m.vocab = 11, m.max_positions = 7;
-  m.norm = NormKind::kRmsNorm;
-  m.position = PositionKind::kRope;
-  m.activation = ActivationKind::kSwiGlu;
-  return m;
-}
-
-Model qwen2_like() {
-  Model m = llama_like();
-  m.name = m.architecture = "qwen2";
-  m.qkv_bias = m.tied_embeddings = true;
-  return m;
-}
+constexpr tiny::Widths kGrouped = {
+    .hidden = 8, .heads = 4, .kv_heads = 2, .head_size = 4, .ffn = 12, .vocab = 11, .positions = 7};
+Model llama_like() { return tiny::llama(kGrouped); }
+Model qwen2_like() { return tiny::qwen2(kGrouped); }
 
 std::vector<int32_t> some_tokens(const Model& model, Shape shape) {
   std::vector<int32_t> tokens(static_cast<size_t>(shape.sequences * (shape.length + 1)));

@@ -10,25 +10,20 @@
 #include "sim/engine/engine.h"
 #include "sim/engine/fair_rates.h"
 #include "sim/graph/build.h"
+#include "tests/tiny.h"
 
 namespace ballast::gh200 {
 
 // Layers as wide as those of a 7B model, and a short vocabulary.
 inline Model model(int64_t layers) {
-  Model model;
-  model.name = "gh200-shaped";
-  model.architecture = "gpt2";
-  model.layers = layers;
-  model.hidden = 4096;
-  model.heads = model.kv_heads = 32;
-  model.head_size = 128;
-  model.ffn = 16384;
-  model.vocab = 4096;
-  model.max_positions = 2048;
-  model.layout = WeightLayout::kInOut;
-  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
-  model.tied_embeddings = true;
-  return model;
+  return tiny::gpt2({.layers = layers,
+                     .hidden = 4096,
+                     .heads = 32,
+                     .kv_heads = 32,
+                     .head_size = 128,
+                     .ffn = 16384,
+                     .vocab = 4096,
+                     .positions = 2048});
 }
 
 struct NamedPlan {

@@ -5,26 +5,20 @@
 #include <gtest/gtest.h>
 #include <vector>
 
+#include "tests/tiny.h"
+
 namespace ballast {
 namespace {
 
 // V=64, C=32, two layers: large enough for statistics, small enough for a test.
 Model small_gpt2() {
-  Model model;
-  model.name = "small";
-  model.architecture = "gpt2";
-  model.layers = 2;
-  model.hidden = 32;
-  model.heads = 4;
-  model.kv_heads = 4;
-  model.head_size = 8;
-  model.ffn = 128;
-  model.vocab = 64;
-  model.max_positions = 16;
-  model.layout = WeightLayout::kInOut;
-  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
-  model.tied_embeddings = true;
-  return model;
+  return tiny::gpt2({.hidden = 32,
+                     .heads = 4,
+                     .kv_heads = 4,
+                     .head_size = 8,
+                     .ffn = 128,
+                     .vocab = 64,
+                     .positions = 16});
 }
 
 double deviation_of(std::span<const float> values) {

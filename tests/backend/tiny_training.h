@@ -7,57 +7,35 @@
 #include <vector>
 
 #include "backend/train/trainer.h"
+#include "tests/tiny.h"
 
 namespace ballast::tiny {
 
 // Two gpt2 layers; fc1 and fc2 have more than kSegment parameters, so buckets cut through them.
 inline Model gpt2_model() {
-  Model model;
-  model.name = "tiny-gpt2";
-  model.architecture = "gpt2";
-  model.layers = 2;
-  model.hidden = 128;
-  model.heads = model.kv_heads = 4;
-  model.head_size = 32;
-  model.ffn = 640;
-  model.vocab = 256;
-  model.max_positions = 16;
-  model.layout = WeightLayout::kInOut;
-  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
-  model.tied_embeddings = true;
-  return model;
+  return gpt2({.hidden = 128,
+               .heads = 4,
+               .kv_heads = 4,
+               .head_size = 32,
+               .ffn = 640,
+               .vocab = 256,
+               .positions = 16});
 }
 
 inline Model llama_model() {
-  Model model;
-  model.name = "tiny-llama";
-  model.architecture = "llama";
-  model.layers = 3;
-  model.hidden = 64;
-  model.heads = 4;
-  model.kv_heads = 2;
-  model.head_size = 16;
-  model.ffn = 160;
-  model.vocab = 256;
-  model.max_positions = 64;
-  model.norm = NormKind::kRmsNorm;
-  model.position = PositionKind::kRope;
-  model.activation = ActivationKind::kSwiGlu;
-  return model;
+  return llama({.layers = 3,
+                .hidden = 64,
+                .heads = 4,
+                .kv_heads = 2,
+                .head_size = 16,
+                .ffn = 160,
+                .vocab = 256});
 }
 
 // Waits, one bucket, everything kept: the reference of exactness.
 inline Plan wait_plan(DType dtype = DType::kBf16) {
-  Plan plan;
-  plan.global_batch = 4;
-  plan.micro_batch = 2;
-  plan.sequence_length = 12;
+  Plan plan = waiting_plan({.sequences = 4, .micro_batch = 2, .tokens = 12}, int64_t{1} << 30);
   plan.dtype = dtype;
-  plan.weights.flow_share = 0;
-  plan.optimizer.gpu_buckets = 0;
-  plan.optimizer.bucket_bytes = {int64_t{1} << 30};
-  plan.optimizer.sync = SyncMode::kWait;
-  plan.activations = ActivationPlan{};
   return plan;
 }
 

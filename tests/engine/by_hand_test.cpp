@@ -28,35 +28,12 @@ constexpr double kInstant = 1e24;  // bytes, values or FLOPs a second
 constexpr Duration us(int64_t count) { return {count * 1'000'000}; }
 constexpr Duration times(int64_t count, Duration one) { return {count * one.ps}; }
 
-Model model_of(int64_t layers) {
-  Model model;
-  model.name = "by hand";
-  model.architecture = "llama";
-  model.layers = layers;
-  model.hidden = 8;
-  model.heads = model.kv_heads = 2;
-  model.head_size = 4;
-  model.ffn = 32;
-  model.vocab = 129;
-  model.max_positions = 64;
-  model.norm = NormKind::kRmsNorm;
-  model.position = PositionKind::kRope;
-  model.activation = ActivationKind::kSwiGlu;
-  return model;
-}
+Model model_of(int64_t layers) { return tiny::llama({.layers = layers, .vocab = 129}); }
 
 // One micro-batch of 2 x 4 tokens, a bucket a layer.
 Plan plan_of(OptimizerPlacement placement) {
-  Plan plan;
-  plan.global_batch = 2;
-  plan.micro_batch = 2;
-  plan.sequence_length = 4;
-  plan.weights.flow_share = 0;
+  Plan plan = tiny::waiting_plan({}, 1040 * 4);
   plan.optimizer.placement = placement;
-  plan.optimizer.gpu_buckets = 0;
-  plan.optimizer.bucket_bytes = {1040 * 4};
-  plan.optimizer.sync = SyncMode::kWait;
-  plan.activations = ActivationPlan{};
   return plan;
 }
 
@@ -67,10 +44,10 @@ Machine round_machine() {
   machine.gpu.launch.value = {};
   machine.cpu.memory_bandwidth.value = {kInstant};
   machine.cpu.adam.clear();
-  machine.cpu.adam["best"] = tests::flat_curve(0.5e6);
-  machine.cpu.sum_of_squares = tests::flat_curve(1e6);
-  machine.cpu.cast = tests::flat_curve(kInstant);
-  machine.link.host_to_device = machine.link.device_to_host = tests::flat_curve(4e6);
+  machine.cpu.adam["best"] = tests::flat(0.5e6);
+  machine.cpu.sum_of_squares = tests::flat(1e6);
+  machine.cpu.cast = tests::flat(kInstant);
+  machine.link.host_to_device = machine.link.device_to_host = tests::flat(4e6);
   machine.link.both_total.value = {8e6};
   machine.link.latency.value = {};
   machine.handover.value = {};
@@ -81,7 +58,7 @@ Machine round_machine() {
 // For what stays on the GPU: norms cross the link in no time.
 Machine without_link() {
   Machine machine = round_machine();
-  machine.link.host_to_device = machine.link.device_to_host = tests::flat_curve(kInstant);
+  machine.link.host_to_device = machine.link.device_to_host = tests::flat(kInstant);
   machine.link.both_total.value = {kInstant};
   return machine;
 }
@@ -359,7 +336,7 @@ TEST(ByHand, a_super_offload_step_is_forward_and_backward) {
 // ms and goes forward, and layer 2, 8 ms. Then the head's gradient is there again.
 TEST(ByHand, a_slow_adam_on_the_cpu_binds_a_super_offload_step) {
   Case given = super_offload();
-  given.machine.cpu.adam["best"] = tests::flat_curve(1e6 / 24);
+  given.machine.cpu.adam["best"] = tests::flat(1e6 / 24);
   EXPECT_EQ(step_of(given), us(1040) + us(74880) + us(1040) + times(2, kForward));
 }
 

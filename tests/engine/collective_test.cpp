@@ -7,7 +7,7 @@
 namespace ballast {
 namespace {
 
-using tests::flat_curve;
+using tests::flat;
 using tests::tiny_cluster;
 
 constexpr int64_t kMega = 1'000'000;
@@ -124,7 +124,7 @@ TEST(Collective, a_send_takes_the_wires_between_its_ends) {
   EXPECT_NEAR(us_of(CollectiveKind::kSendReceive, 10 * kMega, 2, 2), 112.3, 1e-6);
   EXPECT_NEAR(us_of(CollectiveKind::kSendReceive, 10 * kMega, 2, 4), 1020.3, 1e-6);
   Machine machine = tiny_cluster();
-  machine.network->point_to_point = flat_curve(5e9);
+  machine.network->point_to_point = flat(5e9);
   machine.network->point_to_point.measured = true;
   const CollectiveTime result =
       time_of({CollectiveKind::kSendReceive, Bytes{10 * kMega}, 2, 4}, machine);

@@ -12,7 +12,7 @@ namespace {
 
 using tests::cost_with;
 using tests::Costed;
-using tests::flat_curve;
+using tests::flat;
 using tests::tiny_machine;
 
 Op op_of(OpKind kind, Phase phase, LaneKind lane, Work work) {
@@ -210,7 +210,7 @@ TEST(Cost, attention_has_rates_by_phase_head_size_and_length) {
     result.points = {{1024, scale * 0.2e12}, {4096, scale * 0.4e12}};
     return result;
   };
-  machine.gpu.attention = {{64, curve(1), flat_curve(0.1e12)}, {128, curve(2), flat_curve(0.2e12)}};
+  machine.gpu.attention = {{64, curve(1), flat(0.1e12)}, {128, curve(2), flat(0.2e12)}};
   const auto us = [&](Phase phase, int64_t head_size) {
     const AttentionWork work{1, 2048, 1, 1, head_size, DType::kBf16, Bytes{1000}, Flops{1e9}};
     return cost(attention(phase, work), machine).us();
@@ -437,8 +437,8 @@ TEST(Cost, nvme_reads_and_writes_on_its_curves) {
   Machine machine = tiny_machine();
   Nvme& nvme = machine.nvme.emplace();
   nvme.capacity.value = Bytes{1'000'000'000};
-  nvme.read = flat_curve(4e9);
-  nvme.write = flat_curve(2e9);
+  nvme.read = flat(4e9);
+  nvme.write = flat(2e9);
   nvme.latency.value = Duration::from_us(10);
   check(machine);
   const Costed read = cost(io(IoDirection::kRead), machine);

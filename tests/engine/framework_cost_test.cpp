@@ -9,7 +9,7 @@ namespace {
 
 using tests::cost_with;
 using tests::Costed;
-using tests::flat_curve;
+using tests::flat;
 using tests::tiny_machine;
 
 Costed cost(const Op& op, const Machine& machine) { return cost_with(op, machine, tests::Usage{}); }
@@ -58,7 +58,7 @@ TEST(FrameworkCost, a_call_has_the_rate_of_its_own_size) {
 // ms.
 TEST(FrameworkCost, pytorchs_adam_is_bound_by_its_threads) {
   Machine machine = tiny_machine();
-  machine.cpu.adam[std::string(kTorchAdam)] = flat_curve(1e9);
+  machine.cpu.adam[std::string(kTorchAdam)] = flat(1e9);
   tests::Usage usage;
   usage.plan.optimizer.adam = kTorchAdam;
   usage.stack.facts.torch_adam_threads = 1;

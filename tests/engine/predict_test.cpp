@@ -12,32 +12,19 @@ using tests::tiny_machine;
 
 // Two layers of width 256: about 2 million parameters.
 Model tiny_model() {
-  Model model;
-  model.name = "tiny";
-  model.architecture = "gpt2";
-  model.layers = 2;
-  model.hidden = 256;
-  model.heads = model.kv_heads = 4;
-  model.head_size = 64;
-  model.ffn = 1024;
-  model.vocab = 512;
-  model.max_positions = 128;
-  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
-  model.tied_embeddings = true;
-  return model;
+  return tiny::gpt2({.hidden = 256,
+                     .heads = 4,
+                     .kv_heads = 4,
+                     .head_size = 64,
+                     .ffn = 1024,
+                     .vocab = 512,
+                     .positions = 128});
 }
 
 Plan tiny_plan(SyncMode sync) {
-  Plan plan;
-  plan.global_batch = 4;
-  plan.micro_batch = 2;
-  plan.sequence_length = 128;
-  plan.weights.flow_share = 0;
+  Plan plan = tiny::waiting_plan({.sequences = 4, .micro_batch = 2, .tokens = 128}, 2 << 20);
   plan.optimizer.placement = OptimizerPlacement::kCpu;
-  plan.optimizer.bucket_bytes = {2 << 20};
-  plan.optimizer.gpu_buckets = 0;
   plan.optimizer.sync = sync;
-  plan.activations = ActivationPlan{};
   return plan;
 }
 

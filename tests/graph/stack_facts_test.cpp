@@ -14,17 +14,15 @@ constexpr int64_t kTokenValues = 16 * 2 * 32;  // s b h
 constexpr int64_t kScores = 10;                // 5 a s / h
 
 Model gpt() {
-  Model model;
-  model.name = "gpt";
-  model.architecture = "gpt2";
-  model.layers = 3;
-  model.hidden = 32;
-  model.heads = model.kv_heads = 4;
-  model.head_size = 8;
-  model.ffn = 128;
-  model.vocab = 64;
-  model.max_positions = 16;
-  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
+  Model model = tiny::gpt2({.layers = 3,
+                            .hidden = 32,
+                            .heads = 4,
+                            .kv_heads = 4,
+                            .head_size = 8,
+                            .ffn = 128,
+                            .vocab = 64,
+                            .positions = 16});
+  model.tied_embeddings = false;
   return model;
 }
 

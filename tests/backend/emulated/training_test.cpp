@@ -40,31 +40,12 @@ TrainerOptions on_emulated_cuda(TrainerOptions options, const Attention& attenti
 // Models so small that emulation takes seconds, with every kind of layout: one fused matrix with
 // biases; several without; several with (qwen2's q, k and v).
 Model small_gpt2() {
-  Model model = tiny::gpt2_model();
-  model.hidden = 32;
-  model.heads = model.kv_heads = 2;
-  model.head_size = 16;
-  model.ffn = 64;
-  model.vocab = 256;
-  return model;
+  return tiny::gpt2({.hidden = 32, .head_size = 16, .ffn = 64, .vocab = 256, .positions = 16});
 }
-Model small_llama() {
-  Model model = tiny::llama_model();
-  model.layers = 2;
-  model.hidden = 32;
-  model.heads = 2;
-  model.kv_heads = 1;
-  model.head_size = 16;
-  model.ffn = 48;
-  return model;
-}
-Model small_qwen2() {
-  Model model = small_llama();
-  model.architecture = "qwen2";
-  model.qkv_bias = true;
-  model.tied_embeddings = true;
-  return model;
-}
+constexpr tiny::Widths kSmall = {
+    .hidden = 32, .heads = 2, .kv_heads = 1, .head_size = 16, .ffn = 48, .vocab = 256};
+Model small_llama() { return tiny::llama(kSmall); }
+Model small_qwen2() { return tiny::qwen2(kSmall); }
 
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double difference = 0;
