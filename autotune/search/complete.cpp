@@ -28,12 +28,12 @@ SearchOptions completing() {
 
 SearchResult search_open(const Model& model, const Plan& plan, const Machine& machine,
                          const Measurements* measurements, const SearchOptions& options) {
-  Freedom freedom;
+  OpenKnobs open;
   SearchResult result =
-      search(model, plan, space_of(model, plan, freedom), machine, measurements, options);
+      search(model, plan, space_of(model, plan, open), machine, measurements, options);
   if (result.best || !result.complete() || plan.memory_reuse) return result;
-  freedom.memory_reuse = true;
-  return search(model, plan, space_of(model, plan, freedom), machine, measurements, options);
+  open.add(KnobId::kMemoryReuse);
+  return search(model, plan, space_of(model, plan, open), machine, measurements, options);
 }
 
 Plan complete(const Model& model, const Plan& plan, const Machine& machine,
