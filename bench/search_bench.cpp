@@ -79,15 +79,15 @@ void search_case(const Case& of) {
   const Model model = model_named(of.model);
   const Machine machine = load_machine(of.machine);
   const Plan base = base_plan(of);
-  LayoutFreedom layouts = LayoutFreedom::all();
-  Freedom freedom = Freedom::all();
+  KnobSet layouts = knobs_of(KnobSearch::kLayout);
+  OpenKnobs open = OpenKnobs::all();
   if (of.megatron) {
-    layouts.sequence = layouts.context = layouts.placement = false;
-    freedom = {};
-    freedom.micro_batch = freedom.activations = true;
+    layouts.remove(KnobId::kSequence).remove(KnobId::kContext).remove(KnobId::kPlacement);
+    open = {};
+    open.add(KnobId::kMicroBatch).add(KnobId::kActivations);
   }
   const auto begin = Clock::now();
-  const SearchSpace space{layouts_of(model, base, layouts), freedom};
+  const SearchSpace space{layouts_of(model, base, layouts), open};
   SearchOptions options;
   options.deadline_s = 120;
   const SearchResult found = search(model, space, machine, nullptr, options);
@@ -129,7 +129,7 @@ void one_plan() {
   layers.prepare({plan}, 1);
   constexpr int kRepeats = 1000;
   StepFloors floors(costs);
-  const StepFloor floor = floors.of(plan, space_of(model, plan, Freedom{}));
+  const StepFloor floor = floors.of(plan, space_of(model, plan, OpenKnobs{}));
   const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   auto begin = Clock::now();
   Duration bound;

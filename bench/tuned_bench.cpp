@@ -100,7 +100,7 @@ double run_ms(const Plan& plan, Setting& setting) {
 }
 
 std::vector<Plan> plans_of(const Plan& tuned, const Setting& setting, size_t count) {
-  const Space space = space_of(setting.model, tuned, Freedom::all());
+  const Space space = space_of(setting.model, tuned, OpenKnobs::all());
   SearchOptions options;
   options.ranked = count / 2;
   const SearchResult found =

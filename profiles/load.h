@@ -9,11 +9,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
+#include "sim/spec/knobs.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
@@ -112,32 +115,19 @@ Model apply_override(const Model& model, const Override& change);
 // the others "keep"; "weights" = "stationary", "flow" or "auto" sets weights.flow_share.
 Plan apply_override(const Plan& plan, const Override& change);
 
-// Degrees and the ZeRO stage, where given.
-struct DegreeFlags {
-  std::optional<int64_t> data;
-  std::optional<int64_t> tensor;
-  std::optional<int64_t> pipeline;
-  std::optional<int64_t> virtual_pipeline;
-  std::optional<int64_t> sequence;
-  std::optional<int64_t> context;
-  std::optional<int64_t> expert;
-  std::optional<int64_t> zero_stage;
-};
+// Knobs that a command line gives, as a plan file would hold them: a whole number, or the text of a
+// name or a choice.
+using GivenKnobs = std::map<KnobId, std::variant<int64_t, std::string>>;
+// Those of `set` as `plan` has them. Requires whole numbers, names and choices that have values.
+GivenKnobs given_by(const Plan& plan, const KnobSet& set);
 
 // What a command line says about a plan. Later wins: defaults (or `plan_file`), strategy, the
 // flags, the overrides.
 struct PlanRequest {
   std::optional<std::string> plan_file;  // every knob starts from it instead of the defaults
   std::optional<std::string> strategy;   // a name or a path
-  std::optional<std::string> model;
-  std::optional<std::string> machine;
   // Where devices or a degree is given and `data` is not, data = devices / the other degrees.
-  std::optional<int64_t> devices;
-  DegreeFlags degrees;
-  std::optional<int64_t> sequence_length;
-  std::optional<int64_t> global_batch;
-  std::optional<int64_t> micro_batch;
-  std::optional<std::string> dtype;
+  GivenKnobs knobs;
   std::vector<Override> overrides;  // Overrides::plan
 };
 // Throws Error for flags that contradict one another, or name what is not there.

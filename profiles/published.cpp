@@ -93,16 +93,20 @@ class RunReader {
     result_.plan = plan_from_json(plan, source);
     result_.strategy_adam = strategy.adam;
     result_.plan.data = data_;
-    const auto is_open = [&](const char* knob) {
+    const auto is_open = [&](KnobId id) {
+      const std::string knob(knob_of(id).path);
       const bool set =
           of_strategy.contains(knob) &&
           std::find(strategy.open.begin(), strategy.open.end(), knob) == strategy.open.end();
       return !changes_.contains(knob) && !set;
     };
-    result_.open.virtual_pipeline = is_open("virtual_pipeline") && result_.plan.pipeline > 1;
-    result_.open.tensor_sequence = is_open("tensor_sequence") && result_.plan.tensor > 1;
-    result_.open.zero_stage = is_open("zero_stage");
-    result_.open.adam = result_.plan.optimizer.adam == "best";
+    const Plan& plan_of_run = result_.plan;
+    result_.open.set(KnobId::kVirtualPipeline,
+                     is_open(KnobId::kVirtualPipeline) && plan_of_run.pipeline > 1);
+    result_.open.set(KnobId::kTensorSequence,
+                     is_open(KnobId::kTensorSequence) && plan_of_run.tensor > 1);
+    result_.open.set(KnobId::kZeroStage, is_open(KnobId::kZeroStage));
+    result_.open.set(KnobId::kAdam, plan_of_run.optimizer.adam == "best");
     if (!changes_.contains("tensor_sequence") && result_.plan.tensor == 1) {
       result_.plan.tensor_sequence = false;
     }

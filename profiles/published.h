@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/spec/knobs.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
 #include "sim/spec/stack.h"
@@ -48,14 +49,6 @@ struct Measured {
 enum class Recompute : uint8_t { kNone, kSelective, kFull, kFfnAndNorms };
 ActivationPlan activations_of(Recompute recompute);
 
-// Knobs that were not published and that a plan has no "auto" for.
-struct OpenKnobs {
-  bool virtual_pipeline = false;
-  bool tensor_sequence = false;
-  bool zero_stage = false;
-  bool adam = false;
-};
-
 struct PublishedCase {
   std::string id;
   std::string machine;  // name of a machine
@@ -65,7 +58,9 @@ struct PublishedCase {
   // What was published of the run, on top of the strategy. micro_batch, activations, gpu_buckets
   // and flow_share are "auto" where it was not.
   Plan plan;
-  OpenKnobs open;
+  // Knobs that were not published and that a plan has no "auto" for: of virtual_pipeline,
+  // tensor_sequence, zero_stage and optimizer.adam.
+  KnobSet open;
   // The implementation of Adam that the strategy brings (Strategy::adam).
   std::string strategy_adam;
   std::optional<double> optimizer_share_on_cpu;  // decides gpu_buckets

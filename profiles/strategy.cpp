@@ -26,10 +26,10 @@ std::vector<std::string> read_open(JsonReader& reader) {
   return list.get<std::vector<std::string>>();
 }
 
-// Knobs whose product with `data` is the number of devices, and that number.
-bool is_degree(const std::string& key) {
-  return key == "devices" || key == "tensor" || key == "pipeline" || key == "sequence" ||
-         key == "context";
+// Sets the key of a plan's document at the path of a knob.
+void set_key(Json& plan, const Knob& knob, const std::variant<int64_t, std::string>& value) {
+  Json& object = knob.object().empty() ? plan : plan[std::string(knob.object())];
+  std::visit([&](const auto& given) { object[std::string(knob.key())] = given; }, value);
 }
 
 // `data` of a plan that says nothing about it.
@@ -60,10 +60,14 @@ Strategy parse_strategy(std::string_view text, const std::string& file, const st
   reader.object("plan");
   const Json& changes = reader.raw("plan");
   reader.finish();
-  for (const char* key : {"schema", "model", "machine", "strategy"}) {
+  const auto refuse_key = [&](const std::string& key) {
     if (sets(changes, key)) {
-      reader.fail(std::string("plan.") + key, "is not for a strategy to set", "remove it");
+      reader.fail("plan." + key, "is not for a strategy to set", "remove it");
     }
+  };
+  refuse_key("schema");
+  for (const Knob& knob : knobs()) {
+    if (knob.group == KnobGroup::kNames) refuse_key(std::string(knob.path));
   }
   Json plan = to_json(Plan{});
   merge_plan(plan, changes, file + ": plan");
@@ -87,9 +91,23 @@ std::string strategy_json(const Strategy& strategy) {
                              {"plan", OrderedJson::parse(strategy.plan)}});
 }
 
+GivenKnobs given_by(const Plan& plan, const KnobSet& set) {
+  GivenKnobs given;
+  for (const Knob& knob : knobs()) {
+    if (!set.has(knob.id)) continue;
+    const KnobValue value = knob.get(plan);
+    if (knob.type == KnobType::kWhole || knob.type == KnobType::kBytes) {
+      given[knob.id] = std::get<int64_t>(value);
+    } else {
+      given[knob.id] = text_of(knob, value);
+    }
+  }
+  return given;
+}
+
 Plan resolve_plan(const PlanRequest& request) {
   Json plan = to_json(request.plan_file ? load_plan(*request.plan_file) : Plan{});
-  bool data_is_set = request.degrees.data.has_value();
+  bool data_is_set = request.knobs.contains(KnobId::kData);
   if (request.strategy) {
     const Strategy strategy = load_strategy(*request.strategy);
     const Json changes = Json::parse(strategy.plan);
@@ -98,31 +116,16 @@ Plan resolve_plan(const PlanRequest& request) {
     data_is_set = data_is_set || sets(changes, "data");
   }
   bool resized = false;
-  const auto set = [&](const char* key, const auto& flag) {
-    if (flag) plan[key] = *flag;
-    return flag.has_value();
-  };
-  set("model", request.model);
-  set("machine", request.machine);
-  resized = set("devices", request.devices) || resized;
-  const DegreeFlags& degrees = request.degrees;
-  set("data", degrees.data);
-  resized = set("tensor", degrees.tensor) || resized;
-  resized = set("pipeline", degrees.pipeline) || resized;
-  resized = set("sequence", degrees.sequence) || resized;
-  resized = set("context", degrees.context) || resized;
-  set("virtual_pipeline", degrees.virtual_pipeline);
-  set("expert", degrees.expert);
-  set("zero_stage", degrees.zero_stage);
-  set("sequence_length", request.sequence_length);
-  set("global_batch", request.global_batch);
-  set("micro_batch", request.micro_batch);
-  set("dtype", request.dtype);
+  for (const auto& [id, value] : request.knobs) {
+    set_key(plan, knob_of(id), value);
+    resized = resized || knob_of(id).is_degree;
+  }
   Plan result = plan_from_json(plan, "the plan of this command");
   for (const Override& change : request.overrides) {
     result = apply_override(result, change);
     data_is_set = data_is_set || change.key == "data";
-    resized = resized || is_degree(change.key);
+    const Knob* knob = find_knob(change.key);
+    resized = resized || (knob != nullptr && knob->is_degree);
   }
   if (resized && !data_is_set) result.data = data_ranks(result);
   return result;

@@ -8,6 +8,7 @@
 #include "sim/base/parallel.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/report/memory.h"
+#include "sim/spec/knobs.h"
 
 namespace ballast {
 namespace {
@@ -164,16 +165,37 @@ LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs)
     : model_(model), costs_(costs), alike_(layers_are_alike(model)) {}
 
 std::string LayerProfiles::key_of(const Plan& plan) const {
-  const ActivationPlan& activations = plan.activations.value();
-  std::string key;
-  for (const ActivationFate fate : activations.fate) key += static_cast<char>('0' + int(fate));
+  CHECK(plan.activations && plan.micro_batch);
+  // What no operation of a layer's two halves depends on: how often they run, what the optimizer
+  // does, and where weights and memory are. A knob that is not named here is part of the key.
+  static const KnobSet apart = {KnobId::kModel,
+                                KnobId::kMachine,
+                                KnobId::kStrategy,
+                                KnobId::kDevices,
+                                KnobId::kData,
+                                KnobId::kPipeline,
+                                KnobId::kVirtualPipeline,
+                                KnobId::kZeroStage,
+                                KnobId::kGlobalBatch,
+                                KnobId::kFlowShare,
+                                KnobId::kWeightsLookAhead,
+                                KnobId::kPlacement,
+                                KnobId::kBucketBytes,
+                                KnobId::kGpuBuckets,
+                                KnobId::kCast,
+                                KnobId::kSync,
+                                KnobId::kUndo,
+                                KnobId::kAdam,
+                                KnobId::kStreamShare,
+                                KnobId::kMoments,
+                                KnobId::kMemoryReuse,
+                                KnobId::kActivationsLookAhead,
+                                KnobId::kCheckpointPeriodSteps};
+  static const KnobSet apart_if_alike = KnobSet(apart).add(KnobId::kOffloadShare);
   // Gathers, and experts' all-to-alls, go over the ranks that see other sequences.
   const bool data = gathers(plan) || plan.expert > 1;
-  key += fmt::format(" {} {} {} {} {} {} {} {} {}", static_cast<int>(activations.scores),
-                     plan.micro_batch.value(), plan.tensor, plan.tensor_sequence, plan.sequence,
-                     plan.context, plan.expert, gathers(plan), data ? plan.data : 0);
-  if (!alike_) key += fmt::format(" {}", activations.offload_share);
-  return key;
+  return plan_key(plan, alike_ ? apart_if_alike : apart) +
+         fmt::format("{} {}", gathers(plan), data ? plan.data : 0);
 }
 
 void LayerProfiles::prepare(const std::vector<Plan>& plans, int threads) {

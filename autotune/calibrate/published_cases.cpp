@@ -53,7 +53,7 @@ std::vector<ActivationPlan> activation_plans(const CaseSetup& setup, AttentionKi
 
 std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
   const Plan& plan = setup.of.plan;
-  if (!setup.of.open.virtual_pipeline) return {plan.virtual_pipeline};
+  if (!setup.of.open.has(KnobId::kVirtualPipeline)) return {plan.virtual_pipeline};
   std::vector<int64_t> counts = {1};
   if (setup.of.model.layers % plan.pipeline != 0) return counts;
   const int64_t layers = setup.of.model.layers / plan.pipeline;
@@ -65,7 +65,7 @@ std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
 
 std::vector<int64_t> zero_stages(const CaseSetup& setup) {
   const Plan& plan = setup.of.plan;
-  if (!setup.of.open.zero_stage) return {plan.zero_stage};
+  if (!setup.of.open.has(KnobId::kZeroStage)) return {plan.zero_stage};
   const StackFacts& facts = setup.stack.facts;
   if (plan.replicas() == 1) return {facts.least_zero_stage};
   std::vector<int64_t> stages;
@@ -108,10 +108,10 @@ std::vector<double> flow_shares(const Plan& plan) {
 // What the case leaves open and has only one best value.
 Plan base_plan(const CaseSetup& setup) {
   Plan plan = setup.of.plan;
-  if (setup.of.open.tensor_sequence)
+  if (setup.of.open.has(KnobId::kTensorSequence))
     plan.tensor_sequence = plan.tensor > 1 && setup.stack.facts.splits_norms_by_token;
   const auto& rates = setup.machine.cpu.adam;
-  if (setup.of.open.adam && rates.contains(setup.of.strategy_adam)) {
+  if (setup.of.open.has(KnobId::kAdam) && rates.contains(setup.of.strategy_adam)) {
     plan.optimizer.adam = setup.of.strategy_adam;
   }
   return plan;

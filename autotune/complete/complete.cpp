@@ -25,9 +25,9 @@ SearchResult search_open(const Setting& setting, const Measurements* measurement
                          const SearchOptions& options) {
   SearchResult result;
   any_reuse_fits(memory_reuses(setting.plan, setting.stack), [&](auto reuse) {
-    Freedom freedom;
-    freedom.memory_reuse = reuse != setting.plan.memory_reuse;
-    result = search(setting.model, setting.plan, space_of(setting.model, setting.plan, freedom),
+    OpenKnobs open;
+    open.set(KnobId::kMemoryReuse, reuse != setting.plan.memory_reuse);
+    result = search(setting.model, setting.plan, space_of(setting.model, setting.plan, open),
                     setting.machine, measurements, options);
     return result.best || !result.complete();
   });

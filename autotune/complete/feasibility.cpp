@@ -87,12 +87,12 @@ bool offer_space(const Setting& setting, Nearest& nearest) {
     plan.weights.flow_share = plan.weights.flow_share.value_or(0);
     plan.optimizer.gpu_buckets = plan.optimizer.gpu_buckets.value_or(0);
   }
-  Freedom freedom;
-  freedom.memory_reuse = true;
+  OpenKnobs open;
+  open.add(KnobId::kMemoryReuse);
   SearchOptions any;
   any.tolerance = 1;
   any.ranked = 1;
-  const SearchResult found = search(setting.model, plan, space_of(setting.model, plan, freedom),
+  const SearchResult found = search(setting.model, plan, space_of(setting.model, plan, open),
                                     setting.machine, nullptr, any);
   const AttentionKind attention = setting.stack.facts.attention.front();
   if (found.best) return nearest.offer(Way{found.best->plan, attention});

@@ -17,6 +17,7 @@
 #include "sim/base/parallel.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
+#include "sim/spec/knobs.h"
 
 namespace ballast {
 namespace {
@@ -550,12 +551,13 @@ void Search::finish() {
   result_.seconds = seconds();
 }
 
-// Everything of a layout that its space depends on.
+// Everything of a layout that its space depends on: of degrees and stage only what follows here.
 std::string space_key(const Plan& plan) {
+  static const KnobSet apart = {KnobId::kPipeline, KnobId::kVirtualPipeline, KnobId::kSequence,
+                                KnobId::kContext,  KnobId::kTensorSequence,  KnobId::kZeroStage};
   const int64_t shards = gathers(plan) ? plan.replicas() : 1;
   const int64_t round = plan.virtual_pipeline > 1 ? plan.pipeline : 1;
-  return fmt::format("{} {} {} {} {} {} {}", plan.tensor, plan.expert, shards, plan.data, round,
-                     plan.pipeline > 1, static_cast<int>(plan.optimizer.placement));
+  return plan_key(plan, apart) + fmt::format("{} {} {}", shards, round, plan.pipeline > 1);
 }
 
 }  // namespace
@@ -574,7 +576,7 @@ SearchResult search(const Model& model, const SearchSpace& space, const Machine&
     const auto [found, is_new] = spaces.try_emplace(space_key(layout));
     if (!is_new) continue;
     tasks.push_back([&, &shared = found->second] {
-      shared.space = std::make_shared<const Space>(space_of(model, layout, space.freedom));
+      shared.space = std::make_shared<const Space>(space_of(model, layout, space.open));
       shared.cell_size = static_cast<int64_t>(choices_of_cell(*shared.space, layout, {}).size());
     });
   }

@@ -47,10 +47,10 @@ struct InfeasibleReason {
   Bytes excess;        // by how much
 };
 
-// What to search: for each of these layouts, every plan that the freedom leaves.
+// What to search: for each of these layouts, every plan that the open knobs leave.
 struct SearchSpace {
   std::vector<Plan> layouts;
-  Freedom freedom;
+  OpenKnobs open;
 };
 
 struct SearchProgress {

@@ -25,17 +25,17 @@ std::vector<int64_t> degrees(int64_t number, int64_t fixed, bool free, const Leg
 // Fills one knob after the other, each from what those before it leave.
 class Enumeration {
  public:
-  Enumeration(const Model& model, const Plan& base, const LayoutFreedom& freedom)
-      : model_(model), base_(base), freedom_(freedom), plan_(base) {}
+  Enumeration(const Model& model, const Plan& base, const KnobSet& open)
+      : model_(model), base_(base), open_(open), plan_(base) {}
 
   std::vector<Plan> run() {
-    for (const int64_t p : degrees(base_.devices, base_.pipeline, freedom_.pipeline,
+    for (const int64_t p : degrees(base_.devices, base_.pipeline, open_.has(KnobId::kPipeline),
                                    [&](int64_t d) { return fits_pipeline(d); })) {
       plan_.pipeline = p;
       for (const int64_t v : chunks_of(p)) {
         plan_.virtual_pipeline = v;
         const int64_t left = base_.devices / p;
-        for (const int64_t t : degrees(left, base_.tensor, freedom_.tensor,
+        for (const int64_t t : degrees(left, base_.tensor, open_.has(KnobId::kTensor),
                                        [&](int64_t d) { return fits_tensor(d); })) {
           plan_.tensor = t;
           with_sequence(left / t);
@@ -59,7 +59,7 @@ class Enumeration {
   }
 
   std::vector<int64_t> chunks_of(int64_t p) const {
-    const bool free = freedom_.virtual_pipeline;
+    const bool free = open_.has(KnobId::kVirtualPipeline);
     if (p == 1)
       return free || base_.virtual_pipeline == 1 ? std::vector<int64_t>{1} : std::vector<int64_t>{};
     std::vector<int64_t> chunks;
@@ -77,13 +77,14 @@ class Enumeration {
 
   void with_sequence(int64_t left) {
     const int64_t tensor = plan_.tensor;
-    for (const int64_t s : degrees(left, base_.sequence, freedom_.sequence, [&](int64_t d) {
+    for (const int64_t s :
+         degrees(left, base_.sequence, open_.has(KnobId::kSequence), [&](int64_t d) {
            return model_.heads % (d * tensor) == 0 && base_.sequence_length % d == 0;
          })) {
       plan_.sequence = s;
-      for (const int64_t c : degrees(left / s, base_.context, freedom_.context, [&](int64_t d) {
-             return base_.sequence_length % (s * d) == 0;
-           })) {
+      for (const int64_t c :
+           degrees(left / s, base_.context, open_.has(KnobId::kContext),
+                   [&](int64_t d) { return base_.sequence_length % (s * d) == 0; })) {
         plan_.context = c;
         with_data(left / s / c);
       }
@@ -94,7 +95,7 @@ class Enumeration {
     if (base_.global_batch % data != 0) return;
     plan_.data = data;
     if (plan_.virtual_pipeline > 1 && base_.global_batch / data % plan_.pipeline != 0) return;
-    for (const int64_t e : degrees(data, base_.expert, freedom_.expert, [&](int64_t d) {
+    for (const int64_t e : degrees(data, base_.expert, open_.has(KnobId::kExpert), [&](int64_t d) {
            return d == 1 || (model_.experts > 0 && model_.experts % d == 0);
          })) {
       plan_.expert = e;
@@ -106,14 +107,17 @@ class Enumeration {
   }
 
   std::vector<bool> norm_splits() const {
-    if (!freedom_.tensor_sequence) return {base_.tensor_sequence};
+    if (!open_.has(KnobId::kTensorSequence)) return {base_.tensor_sequence};
     return plan_.tensor > 1 ? std::vector<bool>{false, true} : std::vector<bool>{false};
   }
 
   void with_state() {
     std::vector<OptimizerPlacement> places = {base_.optimizer.placement};
-    if (freedom_.placement && base_.optimizer.placement != OptimizerPlacement::kNvme) {
-      places = {OptimizerPlacement::kGpu, OptimizerPlacement::kCpu};
+    if (open_.has(KnobId::kPlacement) && base_.optimizer.placement != OptimizerPlacement::kNvme) {
+      places.clear();
+      for (const int64_t place : knob_of(KnobId::kPlacement).tried) {
+        places.push_back(static_cast<OptimizerPlacement>(place));
+      }
     }
     for (const OptimizerPlacement place : places) {
       for (const int64_t stage : stages(place)) add(place, stage);
@@ -126,7 +130,7 @@ class Enumeration {
     const int64_t most = alone ? 0 : plan_.pipeline > 1 ? 1 : 3;
     std::vector<int64_t> result;
     for (int64_t stage = least; stage <= most; ++stage) result.push_back(stage);
-    if (freedom_.zero_stage) return result;
+    if (open_.has(KnobId::kZeroStage)) return result;
     // A stage that was asked for means itself where it can be told from others.
     const int64_t fixed = std::clamp(base_.zero_stage, least, std::max(least, most));
     return {alone ? base_.zero_stage : fixed};
@@ -147,25 +151,16 @@ class Enumeration {
 
   const Model& model_;
   const Plan& base_;
-  const LayoutFreedom& freedom_;
+  const KnobSet& open_;
   Plan plan_;
   std::vector<Plan> found_;
 };
 
 }  // namespace
 
-LayoutFreedom LayoutFreedom::all() {
-  return {true, true, true, true, true, true, true, true, true};
-}
-
-bool LayoutFreedom::any() const {
-  return tensor || tensor_sequence || pipeline || virtual_pipeline || sequence || context ||
-         expert || zero_stage || placement;
-}
-
-std::vector<Plan> layouts_of(const Model& model, const Plan& base, const LayoutFreedom& freedom) {
-  if (!freedom.any()) return {base};
-  return Enumeration(model, base, freedom).run();
+std::vector<Plan> layouts_of(const Model& model, const Plan& base, const KnobSet& open) {
+  if ((open & knobs_of(KnobSearch::kLayout)).empty()) return {base};
+  return Enumeration(model, base, open).run();
 }
 
 std::string layout_name(const Plan& plan) {

@@ -11,30 +11,16 @@
 #include <string>
 #include <vector>
 
+#include "sim/spec/knobs.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
 
 namespace ballast {
 
-// Knobs that may be changed; `data` is always what the devices leave.
-struct LayoutFreedom {
-  bool tensor = false;
-  bool tensor_sequence = false;
-  bool pipeline = false;
-  bool virtual_pipeline = false;
-  bool sequence = false;
-  bool context = false;
-  bool expert = false;
-  bool zero_stage = false;
-  bool placement = false;  // of the optimizer: gpu or cpu
-
-  static LayoutFreedom all();
-  bool any() const;
-};
-
-// Of base.devices devices; at least one, or none where the fixed degrees and the model leave no
-// legal layout. Requires check(model) to pass. Without any freedom: {base}.
-std::vector<Plan> layouts_of(const Model& model, const Plan& base, const LayoutFreedom& freedom);
+// `open` are the knobs that may be changed, of those with KnobSearch::kLayout; `data` is always
+// what the devices leave. Of base.devices devices; at least one, or none where the fixed degrees
+// and the model leave no legal layout. Requires check(model) to pass. Where none is open: {base}.
+std::vector<Plan> layouts_of(const Model& model, const Plan& base, const KnobSet& open);
 
 // "tensor 8, pipeline 4, data 2, ZeRO-1": what differs from one device; "one device".
 std::string layout_name(const Plan& plan);

@@ -19,7 +19,6 @@ constexpr int64_t kSmallestBucket = int64_t{1} << 20;
 constexpr int64_t kLargestBucket = int64_t{256} << 20;
 // More buckets than this cost more in hand-overs than their finer grain gains.
 constexpr int64_t kMostBuckets = 1024;
-constexpr double kFlowShares[] = {0.0, 0.25, 0.5, 0.75, 1.0};
 
 // The modules whose parameters one rank steps: its part of the matrices, and under ZeRO-3 its
 // shard.
@@ -31,6 +30,14 @@ std::vector<Module> modules_of_rank(const Model& model, const Plan& plan) {
   once = sample_plan(once, 1);
   const StackFacts facts;
   return run_passes(build_plain(model, once), {model, once, facts}, "gather", "gather").modules;
+}
+
+// The choices that the table gives to a search.
+template <class Enum>
+std::vector<Enum> tried(KnobId id) {
+  std::vector<Enum> choices;
+  for (const int64_t value : knob_of(id).tried) choices.push_back(static_cast<Enum>(value));
+  return choices;
 }
 
 std::vector<int64_t> divisors_of(int64_t number) {
@@ -145,11 +152,11 @@ bool all_on_gpu(const Space& space, const Plan& base, const Choice& choice) {
 using BucketsBySize = std::map<int64_t, std::vector<Bucket>>;
 
 void fill_buckets(Space& space, const BucketsBySize& buckets, const Plan& base,
-                  const Freedom& freedom) {
+                  const OpenKnobs& open) {
   const OptimizerPlan& optimizer = base.optimizer;
   for (const auto& [size, all] : buckets) {
     BucketChoice choice{{size}, static_cast<int64_t>(all.size()), {0}, {}};
-    const bool fixed = optimizer.gpu_buckets && !freedom.gpu_buckets;
+    const bool fixed = optimizer.gpu_buckets && !open.has(KnobId::kGpuBuckets);
     if (fixed) choice.gpu_buckets = {*optimizer.gpu_buckets};
     if (!fixed && optimizer.placement == OptimizerPlacement::kCpu) {
       choice.gpu_buckets = gpu_bucket_values(choice.count);
@@ -170,11 +177,12 @@ std::vector<int16_t> distinct_shares(const Space& space, const Graph& graph, Pla
 }
 
 void fill_flow_shares(Space& space, std::vector<Module> modules, BucketsBySize buckets,
-                      const Plan& base, const Freedom& freedom) {
-  if (base.weights.flow_share && !freedom.flow_share) {
+                      const Plan& base, const OpenKnobs& open) {
+  if (base.weights.flow_share && !open.has(KnobId::kFlowShare)) {
     space.flow_share = {*base.weights.flow_share};
   } else {
-    space.flow_share.assign(std::begin(kFlowShares), std::end(kFlowShares));
+    const auto shares = knob_of(KnobId::kFlowShare).tried_shares;
+    space.flow_share.assign(shares.begin(), shares.end());
   }
   Graph graph;  // of which flowing_modules reads these two
   graph.modules = std::move(modules);
@@ -191,32 +199,36 @@ void fill_flow_shares(Space& space, std::vector<Module> modules, BucketsBySize b
   }
 }
 
-void fill_sync(Space& space, const Plan& base, const Freedom& freedom) {
+void fill_sync(Space& space, const Plan& base, const OpenKnobs& open) {
   std::vector<SyncMode> modes = {base.optimizer.sync};
-  if (freedom.sync) {
-    modes = {SyncMode::kWait, SyncMode::kSpeculate};
-    if (freedom.delay || base.optimizer.sync == SyncMode::kDelay) modes.push_back(SyncMode::kDelay);
+  if (open.has(KnobId::kSync)) {
+    modes = tried<SyncMode>(KnobId::kSync);
+    if (open.delay || base.optimizer.sync == SyncMode::kDelay) modes.push_back(SyncMode::kDelay);
   }
   for (const SyncMode mode : modes) {
     space.sync.push_back({mode, base.optimizer.undo});
-    if (mode != SyncMode::kSpeculate || !freedom.undo) continue;
-    const bool snapshot = base.optimizer.undo == UndoKind::kSnapshot;
-    space.sync.push_back({mode, snapshot ? UndoKind::kExact : UndoKind::kSnapshot});
+    if (mode != SyncMode::kSpeculate || !open.has(KnobId::kUndo)) continue;
+    for (const UndoKind undo : tried<UndoKind>(KnobId::kUndo)) {
+      if (undo != base.optimizer.undo) space.sync.push_back({mode, undo});
+    }
   }
 }
 
 }  // namespace
 
-Freedom Freedom::all() {
-  Freedom freedom;
-  freedom.micro_batch = freedom.activations = freedom.bucket_bytes = freedom.gpu_buckets = true;
-  freedom.cast = freedom.sync = freedom.undo = freedom.flow_share = true;
-  freedom.memory_reuse = true;
-  return freedom;
+OpenKnobs OpenKnobs::all() {
+  OpenKnobs open;
+  static_cast<KnobSet&>(open) = knobs_of(KnobSearch::kRank);
+  return open;
 }
 
-std::vector<int64_t> micro_batches_of(const Plan& base, const Freedom& freedom) {
-  if (base.micro_batch && !freedom.micro_batch) return {*base.micro_batch};
+std::string text_of(const OpenKnobs& open) {
+  const std::string text = text_of(open & knobs_of(KnobSearch::kRank));
+  return open.delay ? text + " with delay" : text;
+}
+
+std::vector<int64_t> micro_batches_of(const Plan& base, const OpenKnobs& open) {
+  if (base.micro_batch && !open.has(KnobId::kMicroBatch)) return {*base.micro_batch};
   const int64_t local = div_exact(base.global_batch, base.data);
   // Interleaving takes micro-batches in rounds of as many as there are stages.
   const int64_t round = base.virtual_pipeline > 1 ? base.pipeline : 1;
@@ -225,17 +237,20 @@ std::vector<int64_t> micro_batches_of(const Plan& base, const Freedom& freedom) 
   return sizes;
 }
 
-Space space_of(const Model& model, const Plan& base, const Freedom& asked) {
+Space space_of(const Model& model, const Plan& base, const OpenKnobs& asked) {
   check(base, model);
-  Freedom freedom = asked;
+  OpenKnobs open = asked;
   if (base.pipeline > 1) {
-    freedom.bucket_bytes = freedom.gpu_buckets = freedom.sync = freedom.undo = false;
-    freedom.flow_share = false;
+    open.remove(KnobId::kBucketBytes)
+        .remove(KnobId::kGpuBuckets)
+        .remove(KnobId::kSync)
+        .remove(KnobId::kUndo);
+    open.remove(KnobId::kFlowShare);
   }
   Space space;
-  space.micro_batch = micro_batches_of(base, freedom);
+  space.micro_batch = micro_batches_of(base, open);
   const ActivationPlan like = base.activations.value_or(ActivationPlan{});
-  if (base.activations && !freedom.activations) {
+  if (base.activations && !open.has(KnobId::kActivations)) {
     space.activations = {{"as given", like}};
   } else {
     space.activations = activation_choices(model.layers, like);
@@ -243,22 +258,22 @@ Space space_of(const Model& model, const Plan& base, const Freedom& asked) {
   std::vector<Module> modules = modules_of_rank(model, base);
   const Bytes given = base.optimizer.bucket_bytes;
   BucketsBySize buckets;
-  if (freedom.bucket_bytes) {
+  if (open.has(KnobId::kBucketBytes)) {
     buckets = bucket_sizes(modules, given);
   } else {
     buckets[given.count] = buckets_of_size(modules, given);
   }
-  fill_buckets(space, buckets, base, freedom);
+  fill_buckets(space, buckets, base, open);
   space.cast = {base.optimizer.cast};
-  if (freedom.cast && base.dtype != DType::kF32) {
-    space.cast = {CastPlacement::kGpu, CastPlacement::kCpu};
+  if (open.has(KnobId::kCast) && base.dtype != DType::kF32) {
+    space.cast = tried<CastPlacement>(KnobId::kCast);
   }
-  fill_sync(space, base, freedom);
+  fill_sync(space, base, open);
   space.memory_reuse = {base.memory_reuse.value_or(MemoryReuse::kApart)};
-  if (!base.memory_reuse && freedom.memory_reuse) {
-    space.memory_reuse.push_back(MemoryReuse::kAtOnce);
+  if (!base.memory_reuse && open.has(KnobId::kMemoryReuse)) {
+    space.memory_reuse = tried<MemoryReuse>(KnobId::kMemoryReuse);
   }
-  fill_flow_shares(space, std::move(modules), std::move(buckets), base, freedom);
+  fill_flow_shares(space, std::move(modules), std::move(buckets), base, open);
   return space;
 }
 

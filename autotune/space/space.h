@@ -11,30 +11,27 @@
 #include <string>
 #include <vector>
 
+#include "sim/spec/knobs.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
 
 namespace ballast {
 
-// Knobs that may be changed. Those that a plan leaves "auto" (micro_batch, activations,
-// gpu_buckets, flow_share) are free whatever is said here.
-struct Freedom {
-  bool micro_batch = false;
-  bool activations = false;
-  bool bucket_bytes = false;
-  bool gpu_buckets = false;
-  bool cast = false;
-  bool sync = false;   // wait and speculate, which give the same bits
-  bool delay = false;  // with `sync`: delay as well, which does not
-  bool undo = false;
-  bool flow_share = false;
-  // Of plans that do not fit otherwise, and say "auto": memory is reused at once. Not free, "auto"
-  // is apart.
-  bool memory_reuse = false;
+// Knobs that a search may change; a space reads those of KnobSearch::kRank. Those that a plan
+// leaves "auto" (micro_batch, activations, gpu_buckets, flow_share) are open whatever is said here;
+// but memory_reuse "auto" is apart, and where it is open, plans that do not fit so reuse it at
+// once.
+struct OpenKnobs : KnobSet {
+  using KnobSet::KnobSet;
+  // With optimizer.sync, of which wait and speculate give the same bits: delay too, which does not.
+  bool delay = false;
 
-  // Every knob, without `delay`.
-  static Freedom all();
+  // Every knob that a space reads, without `delay`.
+  static OpenKnobs all();
+  bool operator==(const OpenKnobs&) const = default;
 };
+// "micro_batch, optimizer.sync with delay": what a space reads of them.
+std::string text_of(const OpenKnobs& open);
 
 struct ActivationChoice {
   std::string name;  // "recompute norms and activation", for people
@@ -55,7 +52,7 @@ struct SyncChoice {
   UndoKind undo{};
 };
 
-// No list is empty. A knob that is not free has the one value of the base plan.
+// No list is empty. A knob that is not open has the one value of the base plan.
 struct Space {
   std::vector<int64_t> micro_batch;  // ascending
   std::vector<ActivationChoice> activations;
@@ -68,11 +65,11 @@ struct Space {
 };
 
 // Requires check(base, model) to pass. In a pipeline only micro-batch, activations and cast are
-// free, and flow_share and gpu_buckets must have values.
-Space space_of(const Model& model, const Plan& base, const Freedom& freedom);
+// open, and flow_share and gpu_buckets must have values.
+Space space_of(const Model& model, const Plan& base, const OpenKnobs& open);
 
 // The micro-batches that `base` may take, ascending.
-std::vector<int64_t> micro_batches_of(const Plan& base, const Freedom& freedom);
+std::vector<int64_t> micro_batches_of(const Plan& base, const OpenKnobs& open);
 
 // One value of every list, by index; gpu_buckets indexes the list of its bucket choice.
 struct Choice {

@@ -16,7 +16,7 @@
 namespace ballast {
 
 struct AblationStep {
-  std::string knob;  // a name of knob_texts()
+  std::string knob;  // a name of studied_knobs()
   std::string from;
   std::string to;
   std::optional<Duration> step_time;  // nothing: does not fit, or is not legal, so far

@@ -8,7 +8,7 @@
 #include "autotune/bounds/bound.h"
 #include "sim/base/parallel.h"
 #include "autotune/search/ties.h"
-#include "autotune/space/layout.h"
+#include "autotune/studies/studied_knobs.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
 #include "sim/graph/build.h"
@@ -18,25 +18,6 @@ namespace ballast {
 namespace {
 
 constexpr size_t kKindsShown = 4;
-
-std::string fates(const ActivationPlan& plan) {
-  std::string text;
-  for (const ActivationFate fate : {ActivationFate::kRecompute, ActivationFate::kOffload}) {
-    std::string names;
-    for (int k = 0; k < kModuleKinds; ++k) {
-      const auto kind = static_cast<ModuleKind>(k);
-      if (!saves_output(kind) || plan.fate[static_cast<size_t>(k)] != fate) continue;
-      names += fmt::format(" {}", to_string(kind));
-    }
-    if (names.empty()) continue;
-    if (!text.empty()) text += ", ";
-    text += fmt::format("{}{}", to_string(fate), names);
-    if (fate == ActivationFate::kOffload) {
-      text += fmt::format(" of {:.0f} % of the layers", 100 * plan.offload_share);
-    }
-  }
-  return text.empty() ? "keep all" : text;
-}
 
 std::array<Bytes, kPlaces> arenas_of(const Prediction& prediction) {
   std::array<Bytes, kPlaces> memory{};
@@ -62,32 +43,12 @@ Binding binding_of(const Prediction& prediction) {
   return {bound.resource, bound.time, bound.time.seconds() / prediction.step_time.seconds()};
 }
 
-std::vector<std::pair<std::string, std::string>> knob_texts(const Plan& plan) {
-  const auto number = [](const auto& value) {
-    return value ? fmt::format("{}", *value) : std::string("auto");
-  };
-  return {
-      {"layout", layout_name(plan)},
-      {"optimizer.placement", std::string(to_string(plan.optimizer.placement))},
-      {"micro_batch", number(plan.micro_batch)},
-      {"activations", plan.activations ? fates(*plan.activations) : "auto"},
-      {"optimizer.bucket_bytes", fmt::format("{}", plan.optimizer.bucket_bytes.count)},
-      {"optimizer.gpu_buckets", number(plan.optimizer.gpu_buckets)},
-      {"optimizer.cast", std::string(to_string(plan.optimizer.cast))},
-      {"optimizer.sync", std::string(to_string(plan.optimizer.sync))},
-      {"optimizer.undo", std::string(to_string(plan.optimizer.undo))},
-      {"weights.flow_share", number(plan.weights.flow_share)},
-      {"memory_reuse", std::string(to_string(plan.memory_reuse.value_or(MemoryReuse::kApart)))}};
-}
-
 std::vector<std::string> differing_knobs(const Plan& plan, const Plan& other) {
-  const auto mine = knob_texts(plan);
-  const auto theirs = knob_texts(other);
   std::vector<std::string> result;
-  for (size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i].second == theirs[i].second) continue;
-    result.push_back(
-        fmt::format("{}: {}, not {}", mine[i].first, mine[i].second, theirs[i].second));
+  for (const StudiedKnob& knob : studied_knobs()) {
+    const std::string mine = knob.text(plan);
+    const std::string its = knob.text(other);
+    if (mine != its) result.push_back(fmt::format("{}: {}, not {}", knob.name, mine, its));
   }
   return result;
 }
@@ -127,23 +88,21 @@ Comparison compare(const Plan& best, const Prediction& best_prediction, const Pl
 std::vector<Alternative> alternatives(const Model& model, const Plan& base, const Space& space,
                                       const Plan& best, const Machine& machine,
                                       const Measurements* measurements, int threads) {
-  const auto mine = knob_texts(best);
   std::vector<Plan> plans;
   std::vector<Alternative> result;
   for (const Choice& choice : choices_of(space, base)) {
     Plan plan = plan_of(space, base, choice);
     plan.memory_reuse = best.memory_reuse;
-    const auto theirs = knob_texts(plan);
     size_t changed = 0;
-    size_t which = 0;
-    for (size_t i = 0; i < mine.size(); ++i) {
-      if (mine[i].second == theirs[i].second) continue;
+    const StudiedKnob* which = nullptr;
+    for (const StudiedKnob& knob : studied_knobs()) {
+      if (knob.text(best) == knob.text(plan)) continue;
       ++changed;
-      which = i;
+      which = &knob;
     }
     if (changed != 1) continue;
     plans.push_back(plan);
-    result.push_back({theirs[which].first, theirs[which].second, std::nullopt, ""});
+    result.push_back({std::string(which->name), which->text(plan), std::nullopt, ""});
   }
   const CostModel costs(machine, best, Stack{}, measurements);
   parallel_for(plans.size(), threads > 0 ? threads : hardware_threads(), [&](size_t i) {
@@ -154,9 +113,9 @@ std::vector<Alternative> alternatives(const Model& model, const Plan& base, cons
   });
   // Together by knob, in the order in which the knobs are listed above.
   std::vector<Alternative> ordered;
-  for (const auto& [knob, value] : mine) {
+  for (const StudiedKnob& knob : studied_knobs()) {
     for (const Alternative& alternative : result) {
-      if (alternative.knob == knob) ordered.push_back(alternative);
+      if (alternative.knob == knob.name) ordered.push_back(alternative);
     }
   }
   return ordered;

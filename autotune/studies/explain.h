@@ -23,9 +23,6 @@ struct Binding {
 };
 Binding binding_of(const Prediction& prediction);
 
-// Every knob that autotune sets, as name and text, the layout first.
-std::vector<std::pair<std::string, std::string>> knob_texts(const Plan& plan);
-
 // Knobs in which two plans differ, as "optimizer.sync: speculate, not wait": the first's value,
 // not the second's.
 std::vector<std::string> differing_knobs(const Plan& plan, const Plan& other);
@@ -60,7 +57,7 @@ struct Alternative {
   std::optional<Duration> step_time;  // empty if it does not fit
   std::string reason;                 // why not
 };
-// Every other value of every free knob, one at a time, in the order of the space; equal graphs are
+// Every other value of every open knob, one at a time, in the order of the space; equal graphs are
 // left out. Requires that `best` is a plan of this space.
 std::vector<Alternative> alternatives(const Model& model, const Plan& base, const Space& space,
                                       const Plan& best, const Machine& machine,

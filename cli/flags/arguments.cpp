@@ -98,6 +98,13 @@ std::vector<NamedFile> files_read(const CLI::Option& option) {
   return files;
 }
 
+// Where the names of a knob are kept that may be several; null for one of which there is one.
+std::vector<std::string>* names_of(PlanFlags& flags, KnobId id) {
+  if (id == KnobId::kModel) return &flags.models;
+  if (id == KnobId::kMachine) return &flags.machines;
+  return id == KnobId::kStrategy ? &flags.strategies : nullptr;
+}
+
 std::string store_by_default() {
   try {
     return default_store_path();
@@ -129,51 +136,36 @@ void VerbParser::add(OutputFlags& flags, const std::string& out_help) {
   writes(app_.add_option("--out", flags.out, out_help)->type_name("FILE"));
 }
 
-void VerbParser::add(PlanFlags& flags, Lists lists) {
-  const bool many = lists == Lists::kYes;
-  const std::string several = many ? "; several with commas" : "";
-  const auto limit = [&](CLI::Option* option) {
-    option->delimiter(many ? ',' : '\0')->allow_extra_args(false)->group("The plan");
+void VerbParser::add(PlanFlags& flags, const Knob& knob, Lists lists) {
+  const KnobFlag& flag = knob.flag;
+  const std::string name(flag.name);
+  const std::string help(flag.help);
+  const auto store = [&flags, id = knob.id](const auto& value) { flags.knobs[id] = value; };
+  CLI::Option* option = nullptr;
+  if (flag.one_of_many) {
+    const bool many = lists == Lists::kYes;
+    const std::string text = help + (many ? "; several with commas" : "");
+    std::vector<std::string>* names = names_of(flags, knob.id);
+    option = names != nullptr ? reads(app_.add_option(name, *names, text))
+                              : app_.add_option(name, flags.devices, text);
+    option->delimiter(many ? ',' : '\0')->allow_extra_args(false);
     if (!many) option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    return option;
-  };
-  const auto names = [&](const char* name, std::vector<std::string>& value,
-                         const std::string& help) {
-    reads(limit(app_.add_option(name, value, help + several))->type_name("NAME"));
-  };
-  names("--model", flags.models, "Shipped name, config.json or its folder");
-  names("--machine", flags.machines,
-        "Shipped name, file, or 'here' (the last profile of this machine)");
-  names("--strategy", flags.strategies, "Shipped name or file [superoffload]");
-  limit(app_.add_option("--devices", flags.devices, "GPUs that train together [1]" + several))
-      ->check(above_zero())
-      ->type_name("COUNT");
-  const auto size = [&](const char* name, std::optional<int64_t>& value, const char* help) {
-    app_.add_option(name, value, help)->check(above_zero())->type_name("COUNT")->group("The plan");
-  };
-  // --data is the text that train and verify read.
-  size("--data-parallel", flags.degrees.data,
-       "Devices that see other sequences [devices / the other degrees]");
-  size("--tensor", flags.degrees.tensor, "Devices that share every matrix [1]");
-  size("--pipeline", flags.degrees.pipeline, "Stages of consecutive layers [1]");
-  size("--virtual-pipeline", flags.degrees.virtual_pipeline,
-       "Chunks of layers a stage, interleaved [1]");
-  size("--sequence", flags.degrees.sequence, "Devices that share every sequence (Ulysses) [1]");
-  size("--context", flags.degrees.context, "The same by ring attention [1]");
-  size("--expert", flags.degrees.expert, "Data-parallel devices that share the experts [1]");
-  app_.add_option("--zero-stage", flags.degrees.zero_stage,
-                  "What is split over devices with the same weights: 0 nothing, 1 optimizer, "
-                  "2 gradients too, 3 weights too [the strategy's, or 2]")
-      ->check(CLI::Range(0, 3))
-      ->type_name("STAGE")
-      ->group("The plan");
-  size("--sequence-length", flags.sequence_length,
-       "Tokens of a sequence [2048, or what the model allows]");
-  size("--global-batch", flags.global_batch, "Sequences of a step, all devices [8 a device]");
-  size("--micro-batch", flags.micro_batch, "Sequences at once on a device [chosen]");
-  app_.add_option("--dtype", flags.dtype, "Of weights and activations: bf16, fp16, fp32 [bf16]")
-      ->type_name("NAME")
-      ->group("The plan");
+  } else if (knob.type == KnobType::kWhole) {
+    option = app_.add_option_function<int64_t>(name, store, help);
+  } else {
+    option = app_.add_option_function<std::string>(name, store, help);
+  }
+  if (knob.type == KnobType::kWhole) {
+    // A count in a plan file may be 0, for "not said yet"; one that is said is not.
+    option->check(flag.unit == "COUNT" ? above_zero() : CLI::Range(knob.least, knob.most));
+  }
+  option->type_name(std::string(flag.unit))->group("The plan");
+}
+
+void VerbParser::add(PlanFlags& flags, Lists lists) {
+  for (const Knob& knob : knobs()) {
+    if (!knob.flag.name.empty()) add(flags, knob, lists);
+  }
   reads(
       app_.add_option("--plan", flags.plan_file, "Start from this plan; the other flags change it")
           ->type_name("FILE")

@@ -34,11 +34,7 @@ struct PlanFlags {
   std::vector<std::string> machines;
   std::vector<std::string> strategies;
   std::vector<int64_t> devices;
-  DegreeFlags degrees;
-  std::optional<int64_t> sequence_length;
-  std::optional<int64_t> global_batch;
-  std::optional<int64_t> micro_batch;
-  std::optional<std::string> dtype;
+  GivenKnobs knobs;  // of the flags that name one value
   std::optional<std::string> plan_file;
   std::vector<std::string> set;
 };
@@ -86,6 +82,7 @@ class VerbParser {
     CLI::Option* option = nullptr;
     Written how;
   };
+  void add(PlanFlags& flags, const Knob& knob, Lists lists);
   void check_files() const;
 
   std::string name_;

@@ -35,15 +35,11 @@ struct Named {
 Plan plan_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides) {
   PlanRequest request;
   request.plan_file = flags.plan_file;
-  request.model = choice.model;
-  request.machine = choice.machine;
-  request.devices = choice.devices;
   request.strategy = choice.strategy;
-  request.degrees = flags.degrees;
-  request.sequence_length = flags.sequence_length;
-  request.global_batch = flags.global_batch;
-  request.micro_batch = flags.micro_batch;
-  request.dtype = flags.dtype;
+  request.knobs = flags.knobs;
+  if (choice.model) request.knobs[KnobId::kModel] = *choice.model;
+  if (choice.machine) request.knobs[KnobId::kMachine] = *choice.machine;
+  if (choice.devices) request.knobs[KnobId::kDevices] = *choice.devices;
   request.overrides = overrides.plan;
   if (!flags.plan_file && !request.strategy) request.strategy = kDefaultStrategy;
   return resolve_plan(request);

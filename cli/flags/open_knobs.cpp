@@ -20,22 +20,13 @@ bool leads_to(const std::string& path, const std::string& key) {
   return key == path || key.starts_with(path + ".");
 }
 
-// Flags of a plan that stand for one key of it.
+// Keys of a plan that flags and --set name, of those that a layout may change.
 std::set<std::string> keys_of(const PlanFlags& flags) {
   std::set<std::string> keys;
-  const auto add = [&](const auto& value, const char* key) {
-    if (value) keys.insert(key);
-  };
-  const DegreeFlags& degrees = flags.degrees;
-  add(degrees.data, "data");
-  add(degrees.tensor, "tensor");
-  add(degrees.pipeline, "pipeline");
-  add(degrees.virtual_pipeline, "virtual_pipeline");
-  add(degrees.sequence, "sequence");
-  add(degrees.context, "context");
-  add(degrees.expert, "expert");
-  add(degrees.zero_stage, "zero_stage");
-  add(flags.micro_batch, "micro_batch");
+  for (const auto& [id, value] : flags.knobs) {
+    const Knob& knob = knob_of(id);
+    if (knob.search != KnobSearch::kNone || id == KnobId::kData) keys.emplace(knob.path);
+  }
   for (const Override& change : parse_overrides(flags.set).plan) keys.insert(change.key);
   return keys;
 }
@@ -60,7 +51,7 @@ bool keeps(const Json& value, const Json& named) {
 
 }  // namespace
 
-SearchFreedom::SearchFreedom(const PlanFlags& flags, const FreedomRules& rules)
+OpenKnobsOfFlags::OpenKnobsOfFlags(const PlanFlags& flags, const OpenRules& rules)
     : flags_(flags), rules_(rules), named_(keys_of(flags)) {
   keeps_knobs_ = !flags.strategies.empty() || (flags.plan_file && !rules.file_is_start);
   if (flags.strategies.empty()) return;
@@ -69,52 +60,28 @@ SearchFreedom::SearchFreedom(const PlanFlags& flags, const FreedomRules& rules)
   }
 }
 
-// Neither the key, nor one below or above it, is named.
-bool SearchFreedom::is_open(const std::string& key) const {
-  return std::none_of(named_.begin(), named_.end(), [&](const std::string& named) {
-    return leads_to(key, named) || leads_to(named, key);
+bool OpenKnobsOfFlags::is_open(const Knob& knob) const {
+  const std::string path(knob.path);
+  // Neither the knob, nor one below or above it, is named.
+  const bool is_named = std::any_of(named_.begin(), named_.end(), [&](const std::string& named) {
+    return leads_to(path, named) || leads_to(named, path);
   });
+  if (is_named || knob.search == KnobSearch::kNone) return false;
+  const bool any_named = !flags_.strategies.empty() || flags_.plan_file;
+  if (knob.search == KnobSearch::kLayout && any_named && !rules_.degrees_of_named) return false;
+  return knob.tuned_under_strategy || !keeps_knobs_ || open_of_strategy_.contains(path);
 }
 
-bool SearchFreedom::may_choose(const std::string& key) const {
-  return is_open(key) && (!keeps_knobs_ || open_of_strategy_.contains(key));
+OpenKnobs OpenKnobsOfFlags::knobs() const {
+  OpenKnobs open;
+  for (const Knob& knob : ballast::knobs()) open.set(knob.id, is_open(knob));
+  open.delay = open.has(KnobId::kSync) && rules_.delay;
+  return open;
 }
 
-Freedom SearchFreedom::knobs() const {
-  Freedom freedom;
-  // A strategy is about where things are and when they move; how much at once is tuned to a model.
-  freedom.micro_batch = is_open("micro_batch");
-  freedom.activations = is_open("activations");
-  freedom.bucket_bytes = is_open("optimizer.bucket_bytes");
-  freedom.gpu_buckets = may_choose("optimizer.gpu_buckets");
-  freedom.cast = may_choose("optimizer.cast");
-  freedom.sync = may_choose("optimizer.sync");
-  freedom.delay = freedom.sync && rules_.delay;
-  freedom.undo = may_choose("optimizer.undo");
-  freedom.flow_share = may_choose("weights.flow_share");
-  freedom.memory_reuse = is_open("memory_reuse");
-  return freedom;
-}
-
-LayoutFreedom SearchFreedom::layout() const {
-  LayoutFreedom freedom;
-  const bool named = !flags_.strategies.empty() || flags_.plan_file;
-  if (named && !rules_.degrees_of_named) return freedom;
-  freedom.tensor = is_open("tensor");
-  freedom.pipeline = is_open("pipeline");
-  freedom.virtual_pipeline = is_open("virtual_pipeline");
-  freedom.sequence = is_open("sequence");
-  freedom.context = is_open("context");
-  freedom.expert = is_open("expert");
-  freedom.tensor_sequence = may_choose("tensor_sequence");
-  freedom.zero_stage = may_choose("zero_stage");
-  freedom.placement = may_choose("optimizer.placement");
-  return freedom;
-}
-
-std::vector<Plan> SearchFreedom::layouts(const Model& model, const Plan& plan) const {
+std::vector<Plan> OpenKnobsOfFlags::layouts(const Model& model, const Plan& plan) const {
   // What runs at hand is one device.
-  const LayoutFreedom freedom = plan.machine == kHere ? LayoutFreedom{} : layout();
+  const KnobSet open = plan.machine == kHere ? KnobSet{} : knobs();
   std::optional<Error> refusal;
   const auto is_illegal = [&](const Plan& one) {
     try {
@@ -126,7 +93,7 @@ std::vector<Plan> SearchFreedom::layouts(const Model& model, const Plan& plan) c
     }
   };
   const Json before = Json::parse(plan_json(plan));
-  std::vector<Plan> layouts = layouts_of(model, plan, freedom);
+  std::vector<Plan> layouts = layouts_of(model, plan, open);
   std::erase_if(layouts, [&](const Plan& one) {
     if (is_illegal(one)) return true;
     const Json after = Json::parse(plan_json(one));

@@ -16,30 +16,28 @@
 namespace ballast {
 
 // What a verb adds to the flags of a plan.
-struct FreedomRules {
+struct OpenRules {
   bool file_is_start = false;    // a --plan is where the search starts; else it keeps its values
   bool degrees_of_named = true;  // degrees may change even where a strategy or a plan is named
   bool delay = false;            // with the other ways to synchronise: one step late as well
 };
 
-class SearchFreedom {
+class OpenKnobsOfFlags {
  public:
   // `flags` must outlive this object. Throws Error for a strategy or an override that is unknown.
-  SearchFreedom(const PlanFlags& flags, const FreedomRules& rules);
+  OpenKnobsOfFlags(const PlanFlags& flags, const OpenRules& rules);
 
-  Freedom knobs() const;
-  // Degrees, ZeRO stage and place of the optimizer.
-  LayoutFreedom layout() const;
+  // Those of one rank, and of layouts.
+  OpenKnobs knobs() const;
   // Every legal layout of the plan's devices that leaves alone what is named. Throws Error where
   // there is none. Requires a plan that these flags made.
   std::vector<Plan> layouts(const Model& model, const Plan& plan) const;
 
  private:
-  bool is_open(const std::string& key) const;
-  bool may_choose(const std::string& key) const;
+  bool is_open(const Knob& knob) const;
 
   const PlanFlags& flags_;
-  const FreedomRules rules_;
+  const OpenRules rules_;
   std::set<std::string> named_;             // keys of a plan, "optimizer.cast"
   std::set<std::string> open_of_strategy_;  // keys that the strategy opens
   bool keeps_knobs_ = false;                // a strategy, or a plan that is no start

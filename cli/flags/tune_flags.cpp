@@ -284,14 +284,14 @@ std::optional<Bytes> headroom_of(const ConstraintFlags& constraints, const Machi
   return Bytes{static_cast<int64_t>(bytes)};
 }
 
-SearchFreedom freedom_of(const TuneFlags& flags) {
+OpenKnobsOfFlags open_knobs_of(const TuneFlags& flags) {
   return {flags.plan, {true, flags.free_degrees, flags.allow_delay}};
 }
 
 Case case_for(TuneFlags& flags, const CaseSize& size) {
   PlanFlags plan = flags.plan;
   if (size.devices) plan.devices = {*size.devices};
-  plan.global_batch = size.global_batch;
+  if (size.global_batch) plan.knobs[KnobId::kGlobalBatch] = *size.global_batch;
   if (flags.loop.plans) {
     Case of = load_case_at_hand(plan, flags.store, flags.loop);
     note_power(flags, of.machine);
@@ -308,7 +308,7 @@ Case case_like(const TuneFlags& flags, const Model& like) {
   PlanFlags plan = flags.plan;
   plan.devices = parse_counts({"--devices", flags.devices});
   const std::vector<int64_t> batches = parse_counts({"--global-batch", flags.global_batch});
-  if (!batches.empty()) plan.global_batch = batches.front();
+  if (!batches.empty()) plan.knobs[KnobId::kGlobalBatch] = batches.front();
   Case of = load_start(on_some_machine(plan), flags.store, &like);
   of.machine = limited(flags, of.machine);
   return of;

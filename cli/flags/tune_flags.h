@@ -68,7 +68,7 @@ std::optional<Bytes> headroom_of(const ConstraintFlags& constraints, const Machi
 
 // What may be chosen: a --plan is where the search starts, and degrees that it or a strategy has
 // stay unless --free-degrees is given.
-SearchFreedom freedom_of(const TuneFlags& flags);
+OpenKnobsOfFlags open_knobs_of(const TuneFlags& flags);
 
 // A case for so many devices and this batch, its machine without the head-room. Throws Error.
 struct CaseSize {

@@ -3,17 +3,22 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 #include "sim/engine/predict.h"
+#include "sim/spec/knobs.h"
 
 namespace ballast {
 namespace {
 
-std::string without_quotes(const OrderedJson& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
+// As a plan file shows it, without quotes.
+std::string value_text(const Knob& knob, const Plan& plan) {
+  const KnobValue value = knob.get(plan);
+  std::string text = text_of(knob, value);
+  const bool is_share = std::holds_alternative<double>(value);
+  if (is_share && text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
 }
 
 // Seconds of the critical path by kind of operation; waiting is one of them.
@@ -45,24 +50,15 @@ std::vector<Change> changes_of(const Prediction& best, const Prediction& other) 
 }  // namespace
 
 std::string knobs_that_differ(const Plan& best, const Plan& other) {
-  const OrderedJson mine = OrderedJson::parse(plan_json(best)).flatten();
-  const OrderedJson its = OrderedJson::parse(plan_json(other)).flatten();
   std::vector<std::string> texts;
   if (best.activations != other.activations) {
     texts.push_back(fmt::format("activations: {} (not {})", activations_text(other.activations),
                                 activations_text(best.activations)));
   }
-  for (const auto& item : its.items()) {
-    if (item.key().starts_with("/activations")) continue;
-    const bool matters =
-        item.key() != "/optimizer/undo" || other.optimizer.sync == SyncMode::kSpeculate;
-    if (!matters) continue;
-    const bool known = mine.contains(item.key());
-    if (known && mine[item.key()] == item.value()) continue;
-    std::string key = item.key().substr(1);
-    std::replace(key.begin(), key.end(), '/', '.');
-    texts.push_back(fmt::format("{} {} (not {})", key, without_quotes(item.value()),
-                                known ? without_quotes(mine[item.key()]) : "set"));
+  for (const Knob* knob : differing(best, other)) {
+    if (knob->group == KnobGroup::kActivations || !knob->matters_to(other)) continue;
+    texts.push_back(fmt::format("{} {} (not {})", knob->path, value_text(*knob, other),
+                                value_text(*knob, best)));
   }
   return fmt::format("{}", fmt::join(texts, ", "));
 }

@@ -51,7 +51,7 @@ std::string question_text(const SearchQuestion& question, const Measurements& me
                      {"measurements", digest_of(text_of(measurements))},
                      {"plan", Json::parse(plan_json(space.layouts.front()))},
                      {"layouts", {space.layouts.size(), digest_of(text_of(space.layouts))}},
-                     {"free", freedom_text(space.freedom)},
+                     {"free", text_of(space.open)},
                      {"tolerance", question.tolerance},
                      {"exhaustive", options.exhaustive},
                      {"ranked", question.ranked}};
@@ -90,15 +90,6 @@ SearchStop stop_of(const std::string& name) {
 }
 
 }  // namespace
-
-std::string freedom_text(const Freedom& f) {
-  std::string text;
-  for (const bool free : {f.micro_batch, f.activations, f.bucket_bytes, f.gpu_buckets, f.cast,
-                          f.sync, f.delay, f.undo, f.flow_share, f.memory_reuse}) {
-    text += free ? '1' : '0';
-  }
-  return text;
-}
 
 std::string answer_json(const SearchResult& result) {
   Json ranked = Json::array();

@@ -3,7 +3,7 @@
 // asked again is answered at once.
 //
 // A question is everything that the result depends on: model, machine, what was measured on it,
-// layouts, free knobs, options, and the very program. Searches that were interrupted are not kept;
+// layouts, open knobs, options, and the very program. Searches that were interrupted are not kept;
 // one that its deadline stopped answers only those that would have stopped no later.
 // Will not do: search (autotune/search), or choose what to ask (cli/tune_*).
 #pragma once
@@ -62,9 +62,6 @@ class Answers {
   int64_t asked_ = 0;
   int64_t from_store_ = 0;
 };
-
-// Which knobs are free, as text to tell questions apart.
-std::string freedom_text(const Freedom& freedom);
 
 // The whole result as JSON, and back: equal to what went in.
 std::string answer_json(const SearchResult& result);

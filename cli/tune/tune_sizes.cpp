@@ -45,9 +45,9 @@ void check_devices(const TuneFlags& flags, const Case& of) {
 std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Case& of,
                                            const std::string& label) {
   try {
-    const SearchFreedom freedom = freedom_of(flags);
+    const OpenKnobsOfFlags open = open_knobs_of(flags);
     return SearchQuestion{
-        label, of.model, of.machine, {freedom.layouts(of.model, of.plan), freedom.knobs()}};
+        label, of.model, of.machine, {open.layouts(of.model, of.plan), open.knobs()}};
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -93,7 +93,7 @@ TunedSize tune_model(TuneFlags& flags, Answers& answers) {
   Family family = named ? family_of(size.of.model) : gpt;
   family.like.vocab = size.of.model.vocab;  // --set model.vocab
   const bool chosen = size.of.plan.machine != kHere && size.of.plan.devices > 1 &&
-                      freedom_of(flags).layout().pipeline;
+                      open_knobs_of(flags).knobs().has(KnobId::kPipeline);
   const int64_t grain =
       chosen ? kLayerGrain : size.of.plan.pipeline * size.of.plan.virtual_pipeline;
   const std::vector<Shape> shapes = shapes_of(family, grain);

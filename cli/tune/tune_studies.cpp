@@ -30,19 +30,24 @@ std::string label_of(const FrontierPoint& point) {
                      show(point.candidate.memory[kGpu]));
 }
 
+// What plans that are compared have in common.
+KnobSet what_is_trained() {
+  return {KnobId::kModel,          KnobId::kMachine,     KnobId::kDevices,
+          KnobId::kSequenceLength, KnobId::kGlobalBatch, KnobId::kDtype};
+}
+
 // With the degrees of the best plan, and knobs that are open chosen for it.
 Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
               const Answers& answers) {
   PlanRequest request;
   request.strategy = flags.ablation_from;
-  request.model = best.model;
-  request.machine = best.machine;
-  request.devices = best.devices;
-  request.degrees = {best.data,     best.tensor,  best.pipeline, best.virtual_pipeline,
-                     best.sequence, best.context, best.expert,   std::nullopt};
-  request.sequence_length = best.sequence_length;
-  request.global_batch = best.global_batch;
-  request.dtype = std::string(to_string(best.dtype));
+  KnobSet kept = what_is_trained();
+  for (const KnobId id :
+       {KnobId::kData, KnobId::kTensor, KnobId::kPipeline, KnobId::kVirtualPipeline,
+        KnobId::kSequence, KnobId::kContext, KnobId::kExpert}) {
+    kept.add(id);
+  }
+  request.knobs = given_by(best, kept);
   const Case& base = tuner.base();
   Plan start = resolve_plan(request);
   start.tensor_sequence = best.tensor_sequence;
@@ -142,7 +147,7 @@ SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, An
   SensitivityQuestion question{tuner.question(""), best};
   question.search.tolerance = kSensitivityTolerance;
   question.search.ranked = SearchQuestion{}.ranked;
-  question.search.space.freedom.bucket_bytes = false;
+  question.search.space.open.remove(KnobId::kBucketBytes);
   for (Plan& layout : question.search.space.layouts) {
     layout.optimizer.bucket_bytes = best.plan.optimizer.bucket_bytes;
   }
@@ -266,14 +271,8 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case
     try {
       PlanRequest request;
       request.strategy = shipped.name;
-      request.model = best.plan.model;
-      request.machine = best.plan.machine;
-      request.devices = best.plan.devices;
-      request.degrees = flags.plan.degrees;
-      request.sequence_length = best.plan.sequence_length;
-      request.global_batch = best.plan.global_batch;
-      request.micro_batch = flags.plan.micro_batch;
-      request.dtype = std::string(to_string(best.plan.dtype));
+      request.knobs = given_by(best.plan, what_is_trained());
+      request.knobs.insert(flags.plan.knobs.begin(), flags.plan.knobs.end());
       Case of = best;
       of.plan = resolve_plan(request);
       check(of.plan, of.model);

@@ -88,7 +88,7 @@ Tuner::Tuner(Case of, TuneFlags& flags, Answers& answers)
     : of_(std::move(of)),
       flags_(flags),
       answers_(answers),
-      space_{freedom_of(flags).layouts(of_.model, of_.plan), freedom_of(flags).knobs()},
+      space_{open_knobs_of(flags).layouts(of_.model, of_.plan), open_knobs_of(flags).knobs()},
       timed_(of_.plan.machine == kHere || flags.loop.plans),
       measurements_(measurements_of(of_.machine, flags.store)) {}
 
@@ -120,8 +120,8 @@ MeasureResult Tuner::measure_plans(SearchResult& found) {
   answers_.stop_watching();
   add_candidates(found);
   MeasureResult result = run_closed_loop(
-      {of_, fmt::format("{}, {} layouts", freedom_text(space_.freedom), space_.layouts.size()),
-       flags_.loop, flags_.store},
+      {of_, fmt::format("{}, {} layouts", text_of(space_.open), space_.layouts.size()), flags_.loop,
+       flags_.store},
       found, measurements_);
   measurements_ = result.measurements;
   if (result.measured.empty()) return result;
@@ -137,7 +137,7 @@ MeasureResult Tuner::measure_plans(SearchResult& found) {
 
 void Tuner::measure_space() {
   Progress progress("measure");
-  const Space space = space_of(of_.model, of_.plan, space_.freedom);
+  const Space space = space_of(of_.model, of_.plan, space_.open);
   const std::vector<Choice> chosen = covering(choices_of(space, of_.plan));
   for (size_t i = 0; i < chosen.size() && !answers_.interrupted(); ++i) {
     progress.show(static_cast<double>(i) / static_cast<double>(chosen.size()),
@@ -150,7 +150,7 @@ void Tuner::measure_space() {
 // A search that prunes well leaves few plans that it simulated. So plans that differ from the
 // best in one knob are candidates too, and those that show every value of every knob.
 void Tuner::add_candidates(SearchResult& found) const {
-  const Space space = space_of(of_.model, of_.plan, space_.freedom);
+  const Space space = space_of(of_.model, of_.plan, space_.open);
   std::vector<Choice> choices = neighbours_of(found.best->plan, space, of_.plan);
   for (const Choice& choice : covering(choices_of(space, of_.plan))) choices.push_back(choice);
   for (const Choice& choice : choices) {

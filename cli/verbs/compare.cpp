@@ -18,7 +18,7 @@
 namespace ballast {
 namespace {
 
-// The column where every knob is free.
+// The column where every knob is open.
 constexpr const char* kAnyStrategy = "tuned";
 
 struct CompareFlags {
@@ -228,8 +228,8 @@ PlanFlags cell_flags(const CompareFlags& flags, const Question& question, const 
 }
 
 SearchSpace space_for(const Case& of, const PlanFlags& flags) {
-  const SearchFreedom freedom(flags, {});
-  return {freedom.layouts(of.model, of.plan), freedom.knobs()};
+  const OpenKnobsOfFlags open(flags, {});
+  return {open.layouts(of.model, of.plan), open.knobs()};
 }
 
 class Comparer {

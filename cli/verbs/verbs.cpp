@@ -18,6 +18,7 @@ constexpr auto kVerbs = std::to_array<Verb>({
     {"machines", "machines that predictions can be made for: list, or show one", run_machines},
     {"models", "models that are shipped: list, or show one", run_models},
     {"strategies", "strategies that are shipped: list, or show one", run_strategies},
+    {"knobs", "what a plan says: list its knobs, or show one", run_knobs},
     {"profile", "measure this machine and remember it", run_profile},
     {"predict", "will it fit, how fast will it train, and what limits it", run_predict},
     {"compare", "plans, machines, models and sweeps side by side", run_compare},

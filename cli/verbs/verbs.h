@@ -1,4 +1,4 @@
-// The verbs of the program: one function and one source file (verb_NAME.cpp) each.
+// The verbs of the program: one function and one source file (NAME.cpp) each.
 //
 // A verb parses its own flags, prints to the standard output, and returns an exit code; bad input
 // and failed environments leave it as Error, which main turns into one line and kBadInput.
@@ -23,6 +23,7 @@ using Words = std::span<const std::string>;
 int run_machines(Words words);
 int run_models(Words words);
 int run_strategies(Words words);
+int run_knobs(Words words);
 int run_profile(Words words);
 int run_predict(Words words);
 int run_compare(Words words);

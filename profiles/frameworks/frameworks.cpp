@@ -48,29 +48,14 @@ std::vector<Value> read_list(JsonReader& reader, const std::string& key, const s
   return values;
 }
 
-// Whether the knob changes anything in this plan.
-bool matters(const Plan& plan, const std::string& knob) {
-  const OptimizerPlan& optimizer = plan.optimizer;
-  if (knob == "strategy" || knob == "model" || knob == "machine") return false;
-  if (knob == "zero_stage") {
-    return plan.replicas() > 1;
-  }
-  if (knob == "tensor_sequence") return plan.tensor > 1;
+// Whether the knob changes anything in this plan that a framework could do otherwise.
+bool matters(const Plan& plan, const std::string& path) {
+  const Knob* knob = find_knob(path);
+  CHECK(knob != nullptr);
+  if (knob->group == KnobGroup::kNames) return false;
   // Apart is what "auto" is.
-  if (knob == "memory_reuse") return plan.memory_reuse == MemoryReuse::kAtOnce;
-  if (knob == "optimizer.undo") return optimizer.sync == SyncMode::kSpeculate;
-  if (knob == "weights.look_ahead") return plan.weights.flow_share.value_or(0) > 0;
-  if (knob == "activations.offload_share" || knob == "activations.look_ahead") {
-    const std::vector<ModuleKind> kinds = saving_kinds();
-    return std::any_of(kinds.begin(), kinds.end(), [&](ModuleKind kind) {
-      return fate_of(*plan.activations, kind) == ActivationFate::kOffload;
-    });
-  }
-  if (optimizer.placement == OptimizerPlacement::kGpu) {
-    return knob != "optimizer.cast" && knob != "optimizer.adam" && knob != "optimizer.sync" &&
-           knob != "optimizer.gpu_buckets" && knob != "optimizer.stream_share";
-  }
-  return true;
+  if (knob->id == KnobId::kMemoryReuse) return plan.memory_reuse == MemoryReuse::kAtOnce;
+  return knob->matters_to(plan);
 }
 
 std::string reason_of(const FrameworkFacts& facts, const std::string& knob) {

@@ -11,17 +11,18 @@ namespace {
 template <auto... kValues>
 inline constexpr int64_t kChoices[] = {static_cast<int64_t>(kValues)...};
 
+constexpr double kQuarters[] = {0.0, 0.25, 0.5, 0.75, 1.0};
 constexpr int64_t kMost = 1 << 30;
 constexpr int64_t kMostBytes = int64_t{1} << 40;
 
 bool steps_on_cpu(const Plan& plan) { return plan.optimizer.placement != OptimizerPlacement::kGpu; }
 bool offloads(const Plan& plan) {
-  const Fates& fates = plan.activations.value().fate;
+  if (!plan.activations) return true;  // what is chosen for it may
+  const Fates& fates = plan.activations->fate;
   return std::any_of(saving_kinds().begin(), saving_kinds().end(), [&](ModuleKind kind) {
     return fates[static_cast<size_t>(kind)] == ActivationFate::kOffload;
   });
 }
-bool never(const Plan&) { return false; }
 
 using knob_access::knob;
 using enum KnobGroup;
@@ -33,16 +34,12 @@ constexpr Knob kTable[] = {
          .path = "model",
          .group = kNames,
          .help = "What is trained: a shipped name, a config.json or its folder",
-         .matters = "as the name of it only",
-         .matters_in = never,
          .flag = {"--model", "Shipped name, config.json or its folder", "NAME", true}}),
     knob<&Plan::machine>(
         {.id = KnobId::kMachine,
          .path = "machine",
          .group = kNames,
          .help = "What it is trained on: a shipped name, a file, or here",
-         .matters = "as the name of it only",
-         .matters_in = never,
          .flag = {"--machine", "Shipped name, file, or 'here' (the last profile of this machine)",
                   "NAME", true}}),
     knob<&Plan::strategy>(
@@ -50,8 +47,6 @@ constexpr Knob kTable[] = {
          .path = "strategy",
          .group = kNames,
          .help = "The strategy that the plan began with",
-         .matters = "as the name of it only",
-         .matters_in = never,
          .flag = {"--strategy", "Shipped name or file [superoffload]", "NAME", true}}),
     knob<&Plan::devices>({.id = KnobId::kDevices,
                           .path = "devices",
@@ -70,6 +65,7 @@ constexpr Knob kTable[] = {
          .unit = "ranks",
          .least = 1,
          .most = kMost,
+         .studied_with = "layout",
          .help = "Ranks that see other sequences",
          // --data is the text that train and verify read.
          .flag = {"--data-parallel",
@@ -82,7 +78,9 @@ constexpr Knob kTable[] = {
                          .most = kMost,
                          .may_be_absent = true,
                          .search = KnobSearch::kLayout,
+                         .tried_text = "divisors of what the degrees before it leave",
                          .tuned_under_strategy = true,
+                         .studied_with = "layout",
                          .is_degree = true,
                          .help = "Ranks that share every matrix (arXiv 1909.08053)",
                          .flag = {"--tensor", "Devices that share every matrix [1]", "COUNT"}}),
@@ -94,7 +92,9 @@ constexpr Knob kTable[] = {
                            .most = kMost,
                            .may_be_absent = true,
                            .search = KnobSearch::kLayout,
+                           .tried_text = "divisors of what the degrees before it leave",
                            .tuned_under_strategy = true,
+                           .studied_with = "layout",
                            .is_degree = true,
                            .help = "Stages of consecutive layers, 1F1B (arXiv 2104.04473)",
                            .flag = {"--pipeline", "Stages of consecutive layers [1]", "COUNT"}}),
@@ -107,7 +107,9 @@ constexpr Knob kTable[] = {
          .most = kMost,
          .may_be_absent = true,
          .search = KnobSearch::kLayout,
+         .tried_text = "1 to 8, where layers divide",
          .tuned_under_strategy = true,
+         .studied_with = "layout",
          .help = "Chunks of layers a stage, interleaved",
          .matters = "with pipeline above 1",
          .flag = {"--virtual-pipeline", "Chunks of layers a stage, interleaved [1]", "COUNT"}}),
@@ -120,7 +122,9 @@ constexpr Knob kTable[] = {
          .most = kMost,
          .may_be_absent = true,
          .search = KnobSearch::kLayout,
+         .tried_text = "divisors of what the degrees before it leave",
          .tuned_under_strategy = true,
+         .studied_with = "layout",
          .is_degree = true,
          .help = "Ranks that share every sequence (Ulysses, arXiv 2309.14509)",
          .flag = {"--sequence", "Devices that share every sequence (Ulysses) [1]", "COUNT"}}),
@@ -132,7 +136,9 @@ constexpr Knob kTable[] = {
                           .most = kMost,
                           .may_be_absent = true,
                           .search = KnobSearch::kLayout,
+                          .tried_text = "divisors of what the degrees before it leave",
                           .tuned_under_strategy = true,
+                          .studied_with = "layout",
                           .is_degree = true,
                           .help = "Ranks that share every sequence by ring attention (arXiv "
                                   "2310.01889)",
@@ -146,7 +152,9 @@ constexpr Knob kTable[] = {
          .most = kMost,
          .may_be_absent = true,
          .search = KnobSearch::kLayout,
+         .tried_text = "divisors of what the degrees before it leave",
          .tuned_under_strategy = true,
+         .studied_with = "layout",
          .help = "Of the data-parallel ranks, those that share the experts",
          .matters = "where the model has experts",
          .flag = {"--expert", "Data-parallel devices that share the experts [1]", "COUNT"}}),
@@ -156,6 +164,8 @@ constexpr Knob kTable[] = {
          .group = kParallelism,
          .may_be_absent = true,
          .search = KnobSearch::kLayout,
+         .tried_text = "both, with tensor above 1",
+         .studied_with = "layout",
          .help = "Norms and residuals split over the tensor-parallel ranks by token (arXiv "
                  "2205.05198)",
          .matters = "with tensor above 1",
@@ -165,6 +175,7 @@ constexpr Knob kTable[] = {
                        .group = kParallelism,
                        .choices = kChoices<NumaBinding::kLocal, NumaBinding::kRemote>,
                        .may_be_absent = true,
+                       .studied_with = "layout",
                        .help = "Which CPU memory a device's threads use: its own chip's, or "
                                "another's"}),
     knob<&Plan::zero_stage>(
@@ -174,6 +185,8 @@ constexpr Knob kTable[] = {
          .least = 0,
          .most = 3,
          .search = KnobSearch::kLayout,
+         .tried_text = "all that the degrees and optimizer.placement allow",
+         .studied_with = "layout",
          .help = "Split over ranks with the same weights: 0 nothing, 1 optimizer state, 2 also "
                  "gradients, 3 also weights (arXiv 1910.02054)",
          .matters = "where ranks hold the same weights",
@@ -200,6 +213,7 @@ constexpr Knob kTable[] = {
          .least = 1,
          .most = kMost,
          .search = KnobSearch::kRank,
+         .tried_text = "divisors of the sequences of a rank",
          .tuned_under_strategy = true,
          .help = "Sequences of one forward pass on one device",
          .flag = {"--micro-batch", "Sequences at once on a device [chosen]", "COUNT"}}),
@@ -233,6 +247,7 @@ constexpr Knob kTable[] = {
          .path = "weights.flow_share",
          .group = kWeights,
          .search = KnobSearch::kRank,
+         .tried_shares = kQuarters,
          .help = "Share of the layers whose weights live in CPU memory and are fetched before use",
          .matters = "where some optimizer steps off the GPU"}),
     knob<&WeightsPlan::look_ahead>(
@@ -242,6 +257,7 @@ constexpr Knob kTable[] = {
          .unit = "operations",
          .least = 0,
          .most = kMost,
+         .studied_with = "weights.flow_share",
          .help = "Operations of the GPU between the fetch of a weight and its use",
          .matters = "with weights.flow_share above 0",
          .matters_in = [](const Plan& plan) { return plan.weights.flow_share.value_or(0) > 0; }}),
@@ -252,16 +268,20 @@ constexpr Knob kTable[] = {
          .choices = kChoices<OptimizerPlacement::kGpu, OptimizerPlacement::kCpu,
                              OptimizerPlacement::kNvme>,
          .search = KnobSearch::kLayout,
+         .tried = kChoices<OptimizerPlacement::kGpu, OptimizerPlacement::kCpu>,
          .help = "Where optimizer state and master weights live"}),
-    knob<&OptimizerPlan::bucket_bytes>({.id = KnobId::kBucketBytes,
-                                        .path = "optimizer.bucket_bytes",
-                                        .group = kOptimizer,
-                                        .unit = "bytes",
-                                        .least = 1,
-                                        .most = kMostBytes,
-                                        .search = KnobSearch::kRank,
-                                        .tuned_under_strategy = true,
-                                        .help = "Size of a bucket, counted in 32-bit values"}),
+    knob<&OptimizerPlan::bucket_bytes>(
+        {.id = KnobId::kBucketBytes,
+         .path = "optimizer.bucket_bytes",
+         .group = kOptimizer,
+         .unit = "bytes",
+         .least = 1,
+         .most = kMostBytes,
+         .search = KnobSearch::kRank,
+         .tried_text =
+             "powers of two from 1 MiB to 256 MiB that cut the model into other numbers of buckets",
+         .tuned_under_strategy = true,
+         .help = "Size of a bucket, counted in 32-bit values"}),
     knob<&OptimizerPlan::gpu_buckets>(
         {.id = KnobId::kGpuBuckets,
          .path = "optimizer.gpu_buckets",
@@ -270,6 +290,7 @@ constexpr Knob kTable[] = {
          .least = 0,
          .most = kMost,
          .search = KnobSearch::kRank,
+         .tried_text = "0, 1, 2, 3, 4, 6, 8, 12, ... and all",
          .help = "The last so many buckets keep optimizer and master weights on the GPU",
          .matters = "with optimizer.placement cpu or nvme",
          .matters_in = steps_on_cpu}),
@@ -279,6 +300,7 @@ constexpr Knob kTable[] = {
          .group = kOptimizer,
          .choices = kChoices<CastPlacement::kGpu, CastPlacement::kCpu>,
          .search = KnobSearch::kRank,
+         .tried = kChoices<CastPlacement::kGpu, CastPlacement::kCpu>,
          .help = "Where 16-bit and 32-bit values are converted: gpu moves 32 "
                  "bits over the link, cpu 16",
          .matters = "with optimizer.placement cpu or nvme, and dtype not fp32",
@@ -289,6 +311,8 @@ constexpr Knob kTable[] = {
          .group = kOptimizer,
          .choices = kChoices<SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate>,
          .search = KnobSearch::kRank,
+         .tried = kChoices<SyncMode::kWait, SyncMode::kSpeculate>,
+         .tried_text = "delay too with --allow-delay",
          .help = "wait for all gradients; delay the step by one, which changes results; or "
                  "speculate, and undo what was wrong",
          .matters = "with optimizer.placement cpu or nvme",
@@ -299,6 +323,7 @@ constexpr Knob kTable[] = {
          .group = kOptimizer,
          .choices = kChoices<UndoKind::kSnapshot, UndoKind::kExact>,
          .search = KnobSearch::kRank,
+         .tried = kChoices<UndoKind::kSnapshot, UndoKind::kExact>,
          .help = "How a step that was wrong is undone: from a copy, or by a record of codes",
          .matters = "with optimizer.sync speculate",
          .matters_in =
@@ -315,6 +340,7 @@ constexpr Knob kTable[] = {
          .path = "optimizer.stream_share",
          .group = kOptimizer,
          .may_be_absent = true,
+         .studied_with = "optimizer.placement",
          .help = "Share of the CPU's buckets whose state comes to the GPU to be stepped (arXiv "
                  "2410.21316)",
          .matters = "with optimizer.placement cpu",
@@ -324,31 +350,36 @@ constexpr Knob kTable[] = {
                                    .group = kOptimizer,
                                    .choices = kChoices<DType::kF32, DType::kBf16>,
                                    .may_be_absent = true,
+                                   .studied_with = "optimizer.placement",
                                    .help = "How both moments are stored"}),
-    knob<&Plan::memory_reuse>(
-        {.id = KnobId::kMemoryReuse,
-         .path = "memory_reuse",
-         .group = kMemory,
-         .choices = kChoices<MemoryReuse::kApart, MemoryReuse::kAtOnce>,
-         .may_be_absent = true,
+    knob<&Plan::memory_reuse>({
+        .id = KnobId::kMemoryReuse,
+        .path = "memory_reuse",
+        .group = kMemory,
+        .choices = kChoices<MemoryReuse::kApart, MemoryReuse::kAtOnce>,
+        .may_be_absent = true,
+        .search = KnobSearch::kRank,
+        .tried = kChoices<MemoryReuse::kApart, MemoryReuse::kAtOnce>,
+        .tried_text = "the first with which a plan fits",
+        .tuned_under_strategy = true,
+        .help = "When memory that tensors have left is used again: apart lanes never wait for it, "
+                "at-once takes least",
+    }),
+    knob<&Plan::activations>(
+        {.id = KnobId::kActivations,
+         .path = "activations",
+         .group = kActivations,
          .search = KnobSearch::kRank,
+         .tried_text =
+             "from keeping all to recomputing or offloading all, offload_share in quarters",
          .tuned_under_strategy = true,
-         .help = "When memory that tensors have left is used again: apart lanes never wait for it, "
-                 "at-once takes least",
-         // Apart is what "auto" is.
-         .matters_in = [](const Plan& plan) { return plan.memory_reuse == MemoryReuse::kAtOnce; }}),
-    knob<&Plan::activations>({.id = KnobId::kActivations,
-                              .path = "activations",
-                              .group = kActivations,
-                              .search = KnobSearch::kRank,
-                              .tuned_under_strategy = true,
-                              .help =
-                                  "What becomes of modules' outputs between forward and backward: "
-                                  "the four below, or auto"}),
+         .help = "What becomes of modules' outputs between forward and backward: "
+                 "the four below, or auto"}),
     knob<&ActivationPlan::fate>({.id = KnobId::kFates,
                                  .path = "activations.fate",
                                  .group = kActivations,
                                  .choices = kChoices<Fate::kKeep, Fate::kRecompute, Fate::kOffload>,
+                                 .studied_with = "activations",
                                  .help =
                                      "One key for each kind of module that saves its output: keep "
                                      "it, recompute it, or offload it"}),
@@ -356,6 +387,7 @@ constexpr Knob kTable[] = {
         {.id = KnobId::kOffloadShare,
          .path = "activations.offload_share",
          .group = kActivations,
+         .studied_with = "activations",
          .help = "Share of the layers, first ones first, whose offload is obeyed; the last layer "
                  "always keeps",
          .matters = "where a module's output is offloaded",
@@ -366,6 +398,7 @@ constexpr Knob kTable[] = {
                                        .unit = "operations",
                                        .least = 0,
                                        .most = kMost,
+                                       .studied_with = "activations",
                                        .help = "Operations of the GPU between a reload and its use",
                                        .matters = "where a module's output is offloaded",
                                        .matters_in = offloads}),
@@ -374,6 +407,7 @@ constexpr Knob kTable[] = {
                                    .group = kActivations,
                                    .choices = kChoices<Fate::kKeep, Fate::kRecompute>,
                                    .may_be_absent = true,
+                                   .studied_with = "activations",
                                    .help = "The scores of eager attention: keep, or recompute "
                                            "(Megatron's selective)",
                                    .matters = "with eager attention"}),
@@ -404,7 +438,14 @@ const Knob& knob_of(KnobId id) { return kTable[static_cast<size_t>(id)]; }
 const Knob* find_knob(std::string_view path) {
   const Knob* found = std::find_if(std::begin(kTable), std::end(kTable),
                                    [&](const Knob& knob) { return knob.path == path; });
-  return found == std::end(kTable) ? nullptr : found;
+  if (found != std::end(kTable)) return found;
+  const Knob& fates = knob_of(KnobId::kFates);
+  const size_t dot = fates.object().size();
+  if (path.size() <= dot || path[dot] != '.' || !path.starts_with(fates.object())) return nullptr;
+  const bool is_fate =
+      std::any_of(saving_kinds().begin(), saving_kinds().end(),
+                  [&](ModuleKind kind) { return to_string(kind) == path.substr(dot + 1); });
+  return is_fate ? &fates : nullptr;
 }
 
 KnobValue default_of(const Knob& knob) {
@@ -478,6 +519,16 @@ std::string plan_key(const Plan& plan, const KnobSet& apart) {
     if (!apart.has(knob.id)) knob.append_key(key, plan);
   }
   return key;
+}
+
+void copy_knobs(Plan& to, const Plan& from, const KnobSet& set) {
+  for (const Knob& knob : knobs()) {
+    if (!set.has(knob.id)) continue;
+    const KnobValue value = knob.get(from);
+    // A member of a group that is "auto" has no value to copy.
+    const bool is_auto = std::holds_alternative<std::monostate>(value);
+    if (!is_auto || knob.may_be_auto) knob.set(to, value);
+  }
 }
 
 std::vector<const Knob*> differing(const Plan& a, const Plan& b) {

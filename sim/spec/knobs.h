@@ -116,15 +116,23 @@ struct Knob {
   bool may_be_absent = false;
 
   KnobSearch search = KnobSearch::kNone;
+  // What a search tries, least first: choices, shares, or where they follow from model and plan, in
+  // words.
+  std::span<const int64_t> tried{};
+  std::span<const double> tried_shares{};
+  std::string_view tried_text{};
   // A strategy that is named says where things are and when they move, not how much at once: this
   // one is searched even then.
   bool tuned_under_strategy = false;
+  // The step of an ablation in which it changes: "layout", or the path of another knob; empty: its
+  // own, if it is searched, else none.
+  std::string_view studied_with{};
   // With the others that are, the product of the ranks: `data` follows from it.
   bool is_degree = false;
 
   std::string_view help{};                         // one line, no full stop
   std::string_view matters{};                      // when; empty: always
-  bool (*matters_in)(const Plan& plan) = nullptr;  // null: always. Requires complete activations.
+  bool (*matters_in)(const Plan& plan) = nullptr;  // null: always
   KnobFlag flag{};
 
   // Made from the field. set() of a member of a group that is "auto" gives the group its defaults
@@ -150,7 +158,7 @@ struct Knob {
 // Every knob, in the order of KnobId.
 std::span<const Knob> knobs();
 const Knob& knob_of(KnobId id);
-// Null for a path that is none.
+// Null for a path that is none; the fate of one kind of module is that of all.
 const Knob* find_knob(std::string_view path);
 // Of a plan that says nothing; of a member of a group, once the group has a value.
 KnobValue default_of(const Knob& knob);
@@ -175,6 +183,11 @@ class KnobSet {
     return *this;
   }
   bool empty() const { return bits_.none(); }
+  KnobSet operator&(const KnobSet& other) const {
+    KnobSet both = *this;
+    both.bits_ &= other.bits_;
+    return both;
+  }
   bool operator==(const KnobSet&) const = default;
 
  private:
@@ -188,6 +201,9 @@ std::string text_of(const KnobSet& set);
 // Bytes that are the same for two plans exactly where every knob but those of `apart` is. Keys of
 // caches are made by it: leave out what provably does not matter, so that a new knob is in.
 std::string plan_key(const Plan& plan, const KnobSet& apart = {});
+
+// Gives `to` the values that these knobs have in `from`.
+void copy_knobs(Plan& to, const Plan& from, const KnobSet& set);
 
 // Those in which two plans differ, in order; of a group only its members, unless one is "auto".
 std::vector<const Knob*> differing(const Plan& a, const Plan& b);

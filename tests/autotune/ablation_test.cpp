@@ -125,7 +125,7 @@ TEST(Ablation, of_predictions_adds_up_to_the_difference_of_its_ends) {
   Plan start = slow_plan();
   start.activations->fate.fill(ActivationFate::kRecompute);
   start.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
-  const SearchResult found = run_search(auto_plan(), Freedom::all(), machine);
+  const SearchResult found = run_search(auto_plan(), OpenKnobs::all(), machine);
   const Ablation ablation = ablate({start, found.best->plan}, predicted);
   Duration gains;
   for (const AblationStep& step : ablation.steps) gains += step.gain.value();

@@ -24,8 +24,8 @@ inline SearchQuestion small_question(const Plan& base, const Machine& machine) {
   question.model = small_model();
   question.machine = machine;
   question.space.layouts = {base};
-  question.space.freedom.micro_batch = question.space.freedom.activations = true;
-  question.space.freedom.gpu_buckets = true;
+  question.space.open.add(KnobId::kMicroBatch).add(KnobId::kActivations);
+  question.space.open.add(KnobId::kGpuBuckets);
   return question;
 }
 

@@ -15,7 +15,7 @@ class Case {
   Case(Machine machine, int64_t devices)
       : machine_(std::move(machine)),
         base_(plan(devices)),
-        space_(space_of(model_, base_, freedom())),
+        space_(space_of(model_, base_, open())),
         costs_(machine_, Plan{}, Stack{}, nullptr),
         bounds_(model_, base_, space_, costs_) {
     const std::vector<Choice> all = choices_of(space_, base_);
@@ -39,8 +39,8 @@ class Case {
   CostTable table(const Graph& graph) const { return costs_.table(graph.step, graph); }
 
  private:
-  static Freedom freedom() {
-    Freedom all = Freedom::all();
+  static OpenKnobs open() {
+    OpenKnobs all = OpenKnobs::all();
     all.delay = true;
     return all;
   }
@@ -137,7 +137,7 @@ TEST(Bound, a_step_that_waits_adds_the_optimizer_to_the_compute) {
   machine.cpu.adam["plain"] = flat(5e5);
   const Plan plan = fixed_plan();
   const Model model = small_model();
-  const Space space = space_of(model, plan, Freedom{});
+  const Space space = space_of(model, plan, OpenKnobs{});
   const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   Bounds bounds(model, plan, space, costs);
   Tasks tasks;

@@ -27,10 +27,10 @@ struct Cluster {
 Setting superoffload(const Cluster& cluster) {
   PlanRequest request;
   request.strategy = "superoffload";
-  request.devices = cluster.chips;
-  request.degrees.zero_stage = cluster.zero_stage;
-  request.sequence_length = 1024;
-  request.global_batch = cluster.chips;
+  request.knobs[KnobId::kDevices] = cluster.chips;
+  request.knobs[KnobId::kZeroStage] = cluster.zero_stage;
+  request.knobs[KnobId::kSequenceLength] = 1024;
+  request.knobs[KnobId::kGlobalBatch] = cluster.chips;
   return {{}, resolve_plan(request), load_machine(cluster.machine), {}};
 }
 
@@ -116,9 +116,9 @@ TEST(capacity, million_tokens_of_13b_fit_eight_chips_that_share_the_sequence) {
 
 // GPU memory of every plan that the open knobs leave, memory reused either way; the least of them.
 Bytes least_of_all(const Setting& setting) {
-  Freedom freedom;
-  freedom.memory_reuse = true;
-  const Space space = space_of(setting.model, setting.plan, freedom);
+  OpenKnobs open;
+  open.add(KnobId::kMemoryReuse);
+  const Space space = space_of(setting.model, setting.plan, open);
   Bytes least{INT64_MAX};
   for (const Choice& choice : choices_of(space, setting.plan)) {
     for (const MemoryReuse reuse : space.memory_reuse) {

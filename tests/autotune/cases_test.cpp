@@ -124,8 +124,8 @@ TEST(ways_of, open_chunks_divide_a_stage_and_stages_of_zero_are_the_stacks) {
   setup.of.plan.data = 2;
   setup.of.plan.pipeline = 2;
   setup.of.plan.global_batch = 16;
-  setup.of.open.virtual_pipeline = true;
-  setup.of.open.zero_stage = true;
+  setup.of.open.add(KnobId::kVirtualPipeline);
+  setup.of.open.add(KnobId::kZeroStage);
   setup.stack.facts.most_zero_stage = 1;
   std::set<int64_t> chunks;
   std::set<int64_t> stages;

@@ -38,7 +38,7 @@ TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
   SearchOptions options;
   options.exhaustive = true;
   options.ranked = 1000;
-  for (const Candidate& one : run_search(plan, Freedom{}, machine, options).ranked) {
+  for (const Candidate& one : run_search(plan, OpenKnobs{}, machine, options).ranked) {
     least = std::min(least, one.memory[static_cast<size_t>(Place::kHbm)]);
   }
   machine.gpu.memory = given(least);

@@ -53,7 +53,7 @@ TEST(Explain, a_slow_cpu_is_what_binds_a_step_that_waits_for_it) {
 TEST(Explain, every_alternative_changes_one_knob_and_none_beats_the_best) {
   const Model model = small_model();
   const Plan base = auto_plan();
-  const Space space = space_of(model, base, Freedom::all());
+  const Space space = space_of(model, base, OpenKnobs::all());
   const SearchResult result = search(model, base, space, gpu_machine(), nullptr, {});
   const std::vector<Alternative> all =
       alternatives(model, base, space, result.best->plan, gpu_machine(), nullptr, 2);
@@ -65,7 +65,7 @@ TEST(Explain, every_alternative_changes_one_knob_and_none_beats_the_best) {
 }
 
 TEST(Explain, the_text_says_what_binds_the_best_and_what_the_next_loses) {
-  const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine());
+  const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine());
   const std::string text = explain(result, small_model(), gpu_machine(), nullptr);
   EXPECT_EQ(text.find("best: "), 0U);
   EXPECT_NE(text.find("the next-best plan loses"), std::string::npos);
@@ -75,7 +75,7 @@ TEST(Explain, the_text_says_what_binds_the_best_and_what_the_next_loses) {
 TEST(Explain, the_text_lists_the_reasons_where_nothing_fits) {
   Machine machine = gpu_machine();
   machine.gpu.memory = given(Bytes{1 << 10});
-  const SearchResult result = run_search(auto_plan(), Freedom{}, machine);
+  const SearchResult result = run_search(auto_plan(), OpenKnobs{}, machine);
   const std::string text = explain(result, small_model(), machine, nullptr);
   EXPECT_NE(text.find("fits test-gpu"), std::string::npos);
   EXPECT_NE(text.find("GPU memory"), std::string::npos);

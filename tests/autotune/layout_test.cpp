@@ -42,7 +42,8 @@ TEST(Layouts, without_freedom_the_only_one_is_the_base) {
 TEST(Layouts, every_one_is_legal_and_uses_all_devices) {
   const Model model = small_model();
   for (const int64_t devices : {1, 2, 6, 8, 16}) {
-    const std::vector<Plan> layouts = layouts_of(model, base_plan(devices), LayoutFreedom::all());
+    const std::vector<Plan> layouts =
+        layouts_of(model, base_plan(devices), knobs_of(KnobSearch::kLayout));
     ASSERT_FALSE(layouts.empty());
     for (const Plan& plan : layouts) {
       ASSERT_NO_THROW(check(plan, model)) << layout_name(plan);
@@ -52,7 +53,8 @@ TEST(Layouts, every_one_is_legal_and_uses_all_devices) {
 }
 
 TEST(Layouts, no_two_are_the_same) {
-  const std::vector<Plan> layouts = layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
+  const std::vector<Plan> layouts =
+      layouts_of(small_model(), base_plan(8), knobs_of(KnobSearch::kLayout));
   for (size_t i = 0; i < layouts.size(); ++i) {
     for (size_t j = i + 1; j < layouts.size(); ++j) EXPECT_NE(layouts[i], layouts[j]);
   }
@@ -63,20 +65,21 @@ TEST(Layouts, no_two_are_the_same) {
 // leave one rank for each weight, so 2 places; the three others share it: stages 0 to 3 on the GPU
 // and 1 to 3 on the CPU, 7 each. 2 * 2 + 2 * 2 + 3 * 7 = 29.
 TEST(Layouts, of_two_devices_are_as_many_as_by_hand) {
-  EXPECT_EQ(layouts_of(small_model(), base_plan(2), LayoutFreedom::all()).size(), 29);
+  EXPECT_EQ(layouts_of(small_model(), base_plan(2), knobs_of(KnobSearch::kLayout)).size(), 29);
 }
 
 TEST(Layouts, a_degree_that_is_not_free_keeps_its_value) {
   Plan base = base_plan(8);
   base.tensor = 2;
   base.data = 4;
-  LayoutFreedom freedom = LayoutFreedom::all();
-  freedom.tensor = false;
-  for (const Plan& plan : layouts_of(small_model(), base, freedom)) EXPECT_EQ(plan.tensor, 2);
+  KnobSet open = knobs_of(KnobSearch::kLayout);
+  open.remove(KnobId::kTensor);
+  for (const Plan& plan : layouts_of(small_model(), base, open)) EXPECT_EQ(plan.tensor, 2);
 }
 
 TEST(Layouts, those_whose_ranks_talk_least_come_first) {
-  const std::vector<Plan> layouts = layouts_of(small_model(), base_plan(8), LayoutFreedom::all());
+  const std::vector<Plan> layouts =
+      layouts_of(small_model(), base_plan(8), knobs_of(KnobSearch::kLayout));
   EXPECT_EQ(layouts.front().data, 8);
   EXPECT_EQ(layouts.back().data, 1);
 }
@@ -91,8 +94,8 @@ TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
   StepFloors floors(costs);
   const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   int64_t seen = 0;
-  for (const Plan& layout : layouts_of(model, base_plan(4), LayoutFreedom::all())) {
-    const Space space = space_of(model, layout, Freedom::all());
+  for (const Plan& layout : layouts_of(model, base_plan(4), knobs_of(KnobSearch::kLayout))) {
+    const Space space = space_of(model, layout, OpenKnobs::all());
     for (const Choice& choice : every(choices_of(space, layout), 211)) {
       const Plan plan = plan_of(space, layout, choice);
       layers.prepare({plan}, 1);
@@ -127,9 +130,9 @@ TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) {
     const CostModel costs(machine, Plan{}, Stack{}, nullptr);
     Plan base = base_plan(8);
     base.global_batch = 32;
-    for (const Plan& layout : layouts_of(model, base, LayoutFreedom::all())) {
+    for (const Plan& layout : layouts_of(model, base, knobs_of(KnobSearch::kLayout))) {
       if (layout.pipeline == 1) continue;
-      const Space space = space_of(model, layout, Freedom::all());
+      const Space space = space_of(model, layout, OpenKnobs::all());
       for (const Choice& choice : every(choices_of(space, layout), 7)) {
         const Plan plan = plan_of(space, layout, choice);
         const Duration step = step_time_of(build(model, plan), plan, costs);
@@ -157,7 +160,7 @@ TEST(CellBound, no_memory_is_smaller_whatever_the_activations) {
   base.micro_batch = 64;
   base.optimizer.gpu_buckets = 0;
   base.weights.flow_share = 1;
-  const Space space = space_of(model, base, Freedom{});
+  const Space space = space_of(model, base, OpenKnobs{});
   const std::vector<Choice> choices = choices_of(space, base);
   EXPECT_GE(choices.size(), 20);
   for (const Choice& choice : choices) {
@@ -172,10 +175,10 @@ TEST(CellBound, no_memory_is_smaller_whatever_the_activations) {
 }
 
 // Whatever is free, the search finds what simulating every plan finds.
-void expect_the_optimum(const Plan& base, const Machine& machine, const Freedom& freedom,
-                        const LayoutFreedom& layouts) {
+void expect_the_optimum(const Plan& base, const Machine& machine, const OpenKnobs& open,
+                        const KnobSet& layouts) {
   const Model model = small_model();
-  const SearchSpace space{layouts_of(model, base, layouts), freedom};
+  const SearchSpace space{layouts_of(model, base, layouts), open};
   SearchOptions options;
   const SearchResult bounded = search(model, space, machine, nullptr, options);
   options.exhaustive = true;
@@ -198,43 +201,43 @@ Plan narrow_plan(int64_t devices) {
   return plan;
 }
 
-Freedom micro_batch_alone() {
-  Freedom freedom;
-  freedom.micro_batch = true;
-  return freedom;
+OpenKnobs micro_batch_alone() {
+  OpenKnobs open;
+  open.add(KnobId::kMicroBatch);
+  return open;
 }
 
 TEST(LayoutSearch, finds_the_optimum_of_two_devices) {
-  Freedom freedom = micro_batch_alone();
-  freedom.sync = freedom.cast = true;
-  expect_the_optimum(narrow_plan(2), many(2), freedom, LayoutFreedom::all());
+  OpenKnobs open = micro_batch_alone();
+  open.add(KnobId::kSync).add(KnobId::kCast);
+  expect_the_optimum(narrow_plan(2), many(2), open, knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_of_activations) {
   Plan base = narrow_plan(2);
   base.activations.reset();
   base.micro_batch = 2;
-  expect_the_optimum(base, many(2), Freedom{}, LayoutFreedom::all());
+  expect_the_optimum(base, many(2), OpenKnobs{}, knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_of_weights_that_flow) {
-  Freedom freedom;
-  freedom.flow_share = freedom.gpu_buckets = true;
+  OpenKnobs open;
+  open.add(KnobId::kFlowShare).add(KnobId::kGpuBuckets);
   Plan base = narrow_plan(2);
   base.micro_batch = 1;
-  expect_the_optimum(base, many(2), freedom, LayoutFreedom::all());
+  expect_the_optimum(base, many(2), open, knobs_of(KnobSearch::kLayout));
 }
 
 // One fetch serves a layer's forward and backward where the look-ahead reaches over both.
 TEST(LayoutSearch, finds_the_optimum_of_weights_that_flow_with_a_long_look_ahead) {
-  Freedom freedom;
-  freedom.flow_share = freedom.gpu_buckets = true;
+  OpenKnobs open;
+  open.add(KnobId::kFlowShare).add(KnobId::kGpuBuckets);
   Plan base = narrow_plan(2);
   base.micro_batch = 1;
   base.weights.look_ahead = 64;
   Machine machine = many(2);
   machine.link.host_to_device = flat(0.05e9);
-  expect_the_optimum(base, machine, freedom, LayoutFreedom::all());
+  expect_the_optimum(base, machine, open, knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_where_gpu_memory_is_short) {
@@ -243,45 +246,48 @@ TEST(LayoutSearch, finds_the_optimum_where_gpu_memory_is_short) {
   Plan base = narrow_plan(2);
   base.activations.reset();
   base.micro_batch = 2;
-  expect_the_optimum(base, machine, Freedom{}, LayoutFreedom::all());
+  expect_the_optimum(base, machine, OpenKnobs{}, knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_where_cpu_memory_is_short) {
   Machine machine = many(2);
   machine.cpu.memory.value = Bytes{int64_t{6} << 20};
-  expect_the_optimum(narrow_plan(2), machine, micro_batch_alone(), LayoutFreedom::all());
+  expect_the_optimum(narrow_plan(2), machine, micro_batch_alone(), knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_on_a_slow_network) {
   Machine machine = many(4);
   machine.devices_per_node = 2;
   machine.network->bandwidth.value = Bandwidth::from_gb_per_s(0.5);
-  expect_the_optimum(narrow_plan(4), machine, micro_batch_alone(), LayoutFreedom::all());
+  expect_the_optimum(narrow_plan(4), machine, micro_batch_alone(), knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_on_a_slow_processor) {
   Machine machine = many(2);
   machine.cpu.adam["plain"] = flat(5e6);
-  Freedom freedom = micro_batch_alone();
-  freedom.gpu_buckets = true;
-  expect_the_optimum(narrow_plan(2), machine, freedom, LayoutFreedom::all());
+  OpenKnobs open = micro_batch_alone();
+  open.add(KnobId::kGpuBuckets);
+  expect_the_optimum(narrow_plan(2), machine, open, knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_on_a_slow_link) {
   Machine machine = many(2);
   machine.link.host_to_device = machine.link.device_to_host = flat(1e9);
-  Freedom freedom = micro_batch_alone();
-  freedom.bucket_bytes = true;
-  expect_the_optimum(narrow_plan(2), machine, freedom, LayoutFreedom::all());
+  OpenKnobs open = micro_batch_alone();
+  open.add(KnobId::kBucketBytes);
+  expect_the_optimum(narrow_plan(2), machine, open, knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_of_four_devices) {
-  expect_the_optimum(narrow_plan(4), many(4), micro_batch_alone(), LayoutFreedom::all());
+  expect_the_optimum(narrow_plan(4), many(4), micro_batch_alone(), knobs_of(KnobSearch::kLayout));
 }
 
 TEST(LayoutSearch, finds_the_optimum_of_pipelines) {
-  LayoutFreedom layouts;
-  layouts.pipeline = layouts.virtual_pipeline = layouts.zero_stage = layouts.placement = true;
+  KnobSet layouts;
+  layouts.add(KnobId::kPipeline)
+      .add(KnobId::kVirtualPipeline)
+      .add(KnobId::kZeroStage)
+      .add(KnobId::kPlacement);
   Plan base = narrow_plan(4);
   base.activations.reset();
   expect_the_optimum(base, many(4), micro_batch_alone(), layouts);
@@ -290,7 +296,7 @@ TEST(LayoutSearch, finds_the_optimum_of_pipelines) {
 TEST(LayoutSearch, does_not_depend_on_threads) {
   const Model model = small_model();
   const Machine machine = many(4);
-  const SearchSpace space{layouts_of(model, narrow_plan(4), LayoutFreedom::all()),
+  const SearchSpace space{layouts_of(model, narrow_plan(4), knobs_of(KnobSearch::kLayout)),
                           micro_batch_alone()};
   SearchOptions options;
   options.threads = 1;

@@ -252,7 +252,7 @@ TEST(LargestSize, of_layers_is_that_of_simulating_every_plan_of_every_size) {
   const auto question_of = [&](int64_t layers) {
     SearchQuestion question = small_question(fixed_plan(), machine);
     question.model.layers = layers;
-    question.space.freedom.gpu_buckets = false;
+    question.space.open.remove(KnobId::kGpuBuckets);
     return question;
   };
   int64_t by_hand = 0;

@@ -12,17 +12,17 @@ namespace ballast::tests {
 namespace {
 
 // Small enough to simulate every plan: 4 micro-batches, 4 + 14 activations, and two more knobs.
-Freedom few_knobs() {
-  Freedom freedom;
-  freedom.micro_batch = freedom.activations = true;
-  return freedom;
+OpenKnobs few_knobs() {
+  OpenKnobs open;
+  open.add(KnobId::kMicroBatch).add(KnobId::kActivations);
+  return open;
 }
 
-void expect_same_best(const Plan& base, const Freedom& freedom, const Machine& machine) {
-  const SearchResult pruned = run_search(base, freedom, machine);
+void expect_same_best(const Plan& base, const OpenKnobs& open, const Machine& machine) {
+  const SearchResult pruned = run_search(base, open, machine);
   SearchOptions options;
   options.exhaustive = true;
-  const SearchResult whole = run_search(base, freedom, machine, options);
+  const SearchResult whole = run_search(base, open, machine, options);
   ASSERT_TRUE(pruned.best && whole.best);
   EXPECT_EQ(pruned.best->plan, whole.best->plan);
   EXPECT_EQ(pruned.best->step_time, whole.best->step_time);
@@ -38,15 +38,15 @@ TEST(Search, bounds_leave_the_same_best_as_simulating_every_plan) {
 }
 
 TEST(Search, bounds_leave_the_same_best_where_the_optimizers_knobs_are_free) {
-  Freedom freedom;
-  freedom.bucket_bytes = freedom.gpu_buckets = freedom.cast = freedom.sync = true;
-  freedom.flow_share = freedom.undo = true;
-  expect_same_best(fixed_plan(), freedom, gpu_machine());
-  expect_same_best(fixed_plan(), freedom, host_machine());
-  freedom.delay = true;
+  OpenKnobs open;
+  open.add(KnobId::kBucketBytes).add(KnobId::kGpuBuckets).add(KnobId::kCast).add(KnobId::kSync);
+  open.add(KnobId::kFlowShare).add(KnobId::kUndo);
+  expect_same_best(fixed_plan(), open, gpu_machine());
+  expect_same_best(fixed_plan(), open, host_machine());
+  open.delay = true;
   Machine slow_link = gpu_machine();
   slow_link.link.host_to_device = slow_link.link.device_to_host = flat(1e9);
-  expect_same_best(fixed_plan(), freedom, slow_link);
+  expect_same_best(fixed_plan(), open, slow_link);
 }
 
 // Offloads everything, so that two lanes touch most of its memory.
@@ -62,14 +62,14 @@ Plan offloading_plan() {
 // A byte less than the plan takes apart is enough where memory is reused at once: only then is it,
 // and only where nobody says otherwise.
 TEST(Search, memory_is_reused_at_once_only_where_a_plan_does_not_fit_otherwise) {
-  Freedom freedom;
-  freedom.memory_reuse = true;
-  const SearchResult ample = run_search(offloading_plan(), freedom, gpu_machine());
+  OpenKnobs open;
+  open.add(KnobId::kMemoryReuse);
+  const SearchResult ample = run_search(offloading_plan(), open, gpu_machine());
   EXPECT_FALSE(ample.best->plan.memory_reuse);
   const Bytes apart = ample.best->memory[static_cast<size_t>(Place::kHbm)];
   Machine machine = gpu_machine();
   machine.gpu.memory = given(apart - Bytes{1});
-  const SearchResult tight = run_search(offloading_plan(), freedom, machine);
+  const SearchResult tight = run_search(offloading_plan(), open, machine);
   ASSERT_TRUE(tight.best);
   EXPECT_EQ(tight.best->plan.memory_reuse, MemoryReuse::kAtOnce);
   EXPECT_LT(tight.best->memory[static_cast<size_t>(Place::kHbm)], apart);
@@ -77,44 +77,44 @@ TEST(Search, memory_is_reused_at_once_only_where_a_plan_does_not_fit_otherwise) 
   const Prediction again = predict(small_model(), tight.best->plan, machine, nullptr);
   EXPECT_TRUE(again.fits);
   EXPECT_EQ(again.step_time, tight.best->step_time);
-  EXPECT_FALSE(run_search(offloading_plan(), Freedom{}, machine).best);
+  EXPECT_FALSE(run_search(offloading_plan(), OpenKnobs{}, machine).best);
   Plan said = offloading_plan();
   said.memory_reuse = MemoryReuse::kApart;
-  EXPECT_FALSE(run_search(said, freedom, machine).best);
+  EXPECT_FALSE(run_search(said, open, machine).best);
 }
 
 TEST(Search, bounds_leave_the_same_best_where_memory_is_short_and_reused_at_once) {
-  Freedom freedom = few_knobs();
-  freedom.gpu_buckets = freedom.sync = freedom.memory_reuse = true;
+  OpenKnobs open = few_knobs();
+  open.add(KnobId::kGpuBuckets).add(KnobId::kSync).add(KnobId::kMemoryReuse);
   for (const int64_t mib : {7, 8, 9}) {
     Machine machine = gpu_machine();
     machine.gpu.memory = given(Bytes{mib << 20});
-    expect_same_best(fixed_plan(), freedom, machine);
+    expect_same_best(fixed_plan(), open, machine);
   }
 }
 
 TEST(Search, bounds_leave_the_same_best_where_memory_is_short) {
-  Freedom freedom = few_knobs();
-  freedom.gpu_buckets = freedom.sync = true;
+  OpenKnobs open = few_knobs();
+  open.add(KnobId::kGpuBuckets).add(KnobId::kSync);
   Machine machine = gpu_machine();
   machine.gpu.memory = given(Bytes{9 << 20});
-  const SearchResult result = run_search(fixed_plan(), freedom, machine);
+  const SearchResult result = run_search(fixed_plan(), open, machine);
   ASSERT_TRUE(result.best);
   EXPECT_GT(result.infeasible, 0);
-  expect_same_best(fixed_plan(), freedom, machine);
+  expect_same_best(fixed_plan(), open, machine);
 }
 
 TEST(Search, bounds_leave_the_same_best_where_ranks_share_the_optimizer) {
   Plan base = fixed_plan();
   base.devices = base.data = 2;
   base.micro_batch = 2;
-  Freedom freedom;
-  freedom.micro_batch = freedom.gpu_buckets = freedom.sync = freedom.flow_share = true;
-  expect_same_best(base, freedom, gpu_machine());
+  OpenKnobs open;
+  open.add(KnobId::kMicroBatch).add(KnobId::kGpuBuckets).add(KnobId::kSync).add(KnobId::kFlowShare);
+  expect_same_best(base, open, gpu_machine());
 }
 
 TEST(Search, the_best_plan_takes_as_long_as_its_prediction) {
-  const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine());
+  const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine());
   ASSERT_TRUE(result.best);
   const Prediction prediction = predict(small_model(), result.best->plan, gpu_machine(), nullptr);
   EXPECT_EQ(prediction.step_time, result.best->step_time);
@@ -125,9 +125,9 @@ TEST(Search, the_best_plan_takes_as_long_as_its_prediction) {
 TEST(Search, the_result_does_not_depend_on_the_number_of_threads) {
   SearchOptions options;
   options.threads = 1;
-  const SearchResult one = run_search(auto_plan(), Freedom{}, host_machine(), options);
+  const SearchResult one = run_search(auto_plan(), OpenKnobs{}, host_machine(), options);
   options.threads = 5;
-  const SearchResult five = run_search(auto_plan(), Freedom{}, host_machine(), options);
+  const SearchResult five = run_search(auto_plan(), OpenKnobs{}, host_machine(), options);
   EXPECT_EQ(one.simulated, five.simulated);
   EXPECT_EQ(one.bounded, five.bounded);
   ASSERT_EQ(one.ranked.size(), five.ranked.size());
@@ -139,9 +139,9 @@ TEST(Search, the_result_does_not_depend_on_the_number_of_threads) {
 
 // Least GPU memory of the plans of a space that do, or do not, have this fate among them.
 Bytes least_gpu_memory(const Model& model, const Plan& base, ActivationFate fate, bool with) {
-  Freedom freedom;
-  freedom.activations = true;
-  const Space space = space_of(model, base, freedom);
+  OpenKnobs open;
+  open.add(KnobId::kActivations);
+  const Space space = space_of(model, base, open);
   std::optional<Bytes> least;
   for (const Choice& choice : choices_of(space, base)) {
     const Plan plan = plan_of(space, base, choice);
@@ -154,11 +154,11 @@ Bytes least_gpu_memory(const Model& model, const Plan& base, ActivationFate fate
 
 // Searches activations alone on a machine whose GPU has this much memory.
 SearchResult search_activations(const Model& model, const Plan& base, Bytes gpu_memory) {
-  Freedom freedom;
-  freedom.activations = true;
+  OpenKnobs open;
+  open.add(KnobId::kActivations);
   Machine machine = gpu_machine();
   machine.gpu.memory = given(gpu_memory);
-  return search(model, base, space_of(model, base, freedom), machine, nullptr, {});
+  return search(model, base, space_of(model, base, open), machine, nullptr, {});
 }
 
 TEST(Search, recomputes_where_memory_leaves_no_other_way) {
@@ -192,7 +192,7 @@ TEST(Search, offloads_where_memory_leaves_no_other_way) {
 TEST(Search, an_empty_space_says_how_many_plans_fail_for_which_reason) {
   Machine machine = gpu_machine();
   machine.gpu.memory = given(Bytes{1 << 20});
-  const SearchResult result = run_search(auto_plan(), Freedom::all(), machine);
+  const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), machine);
   EXPECT_FALSE(result.best);
   EXPECT_TRUE(result.ranked.empty());
   EXPECT_EQ(result.simulated, 0);
@@ -212,7 +212,7 @@ TEST(Search, an_empty_space_says_how_many_plans_fail_for_which_reason) {
 TEST(Search, more_devices_than_the_machine_has_is_a_reason) {
   Plan base = auto_plan(8);
   base.devices = base.data = 4;
-  const SearchResult result = run_search(base, Freedom{}, gpu_machine());
+  const SearchResult result = run_search(base, OpenKnobs{}, gpu_machine());
   EXPECT_FALSE(result.best);
   ASSERT_EQ(result.reasons.size(), 1U);
   EXPECT_EQ(result.reasons.front().reason, "devices");
@@ -220,12 +220,12 @@ TEST(Search, more_devices_than_the_machine_has_is_a_reason) {
 }
 
 TEST(Search, of_plans_that_take_equally_long_the_one_with_fewer_moving_parts_comes_first) {
-  Freedom freedom;
-  freedom.micro_batch = freedom.activations = freedom.flow_share = true;
+  OpenKnobs open;
+  open.add(KnobId::kMicroBatch).add(KnobId::kActivations).add(KnobId::kFlowShare);
   SearchOptions options;
   options.exhaustive = true;
   options.ranked = 1000;
-  const SearchResult result = run_search(fixed_plan(), freedom, gpu_machine(), options);
+  const SearchResult result = run_search(fixed_plan(), open, gpu_machine(), options);
   bool ties = false;
   for (size_t i = 1; i < result.ranked.size(); ++i) {
     const Candidate& before = result.ranked[i - 1];
@@ -241,9 +241,9 @@ TEST(Search, of_plans_that_take_equally_long_the_one_with_fewer_moving_parts_com
 
 TEST(Search, a_tolerance_saves_simulations_and_is_kept) {
   SearchOptions options;
-  const SearchResult exact = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  const SearchResult exact = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
   options.tolerance = 0.05;
-  const SearchResult near = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  const SearchResult near = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
   EXPECT_LE(near.simulated, exact.simulated);
   EXPECT_LE(near.proven_within.value(), 0.05);
   EXPECT_LE(near.best->step_time, exact.best->step_time * 1.06);
@@ -251,7 +251,7 @@ TEST(Search, a_tolerance_saves_simulations_and_is_kept) {
   // What was ruled out within the tolerance counts in what is proven.
   for (const double tolerance : {0.02, 0.1, 0.3, 0.9}) {
     options.tolerance = tolerance;
-    const SearchResult one = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+    const SearchResult one = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
     EXPECT_LE(one.best->step_time.seconds() * (1 - one.proven_within.value()),
               exact.best->step_time.seconds() * (1 + 1e-9))
         << tolerance;
@@ -268,18 +268,18 @@ TEST(Search, long_steps_are_told_by_short_ones_and_the_best_is_simulated_as_a_wh
   SearchOptions all;
   all.exhaustive = true;
   base.optimizer.gpu_buckets = 0;
-  const Freedom freedom;
-  const SearchResult whole = run_search(base, freedom, machine, all);
+  const OpenKnobs open;
+  const SearchResult whole = run_search(base, open, machine, all);
   SearchOptions short_steps;
   short_steps.estimates = true;
-  const SearchResult quick = run_search(base, freedom, machine, short_steps);
+  const SearchResult quick = run_search(base, open, machine, short_steps);
   ASSERT_TRUE(whole.best && quick.best);
   EXPECT_EQ(quick.best->plan, whole.best->plan);
   EXPECT_EQ(quick.best->step_time, whole.best->step_time);
 
   const CostModel costs(machine, base, Stack{}, nullptr);
   const Usable usable = {machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
-  const Space space = space_of(model, base, freedom);
+  const Space space = space_of(model, base, open);
   int extrapolated = 0;
   for (const Choice& choice : every(choices_of(space, base), 7)) {
     const Plan plan = plan_of(space, base, choice);
@@ -304,7 +304,7 @@ TEST(Search, prices_the_machine_that_the_prediction_prices) {
       Plan plan = fixed_plan();
       plan.numa = numa;
       plan.optimizer.adam = adam;
-      const SearchResult found = run_search(plan, Freedom{}, machine);
+      const SearchResult found = run_search(plan, OpenKnobs{}, machine);
       ASSERT_TRUE(found.best);
       EXPECT_EQ(found.best->step_time.ps,
                 predict(small_model(), plan, machine, nullptr).step_time.ps)
@@ -316,7 +316,7 @@ TEST(Search, prices_the_machine_that_the_prediction_prices) {
 TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
   SearchOptions options;
   options.deadline_s = 0;
-  const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
   EXPECT_EQ(result.stop, SearchStop::kDeadline);
   EXPECT_FALSE(result.complete());
   EXPECT_EQ(result.simulated, 0);
@@ -327,7 +327,7 @@ TEST(Search, a_deadline_that_has_passed_leaves_the_rest_unproven) {
 // Asked so many times before it is interrupted, a search stops there, asks no more, and what it
 // claims to have proven by then holds.
 TEST(Search, interruption_is_seen_before_every_round_and_leaves_the_best_so_far) {
-  const SearchResult whole = run_search(auto_plan(), Freedom::all(), gpu_machine(), {});
+  const SearchResult whole = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), {});
   int64_t simulated = 0;
   int with_a_best = 0;
   for (int rounds = 0;; ++rounds) {
@@ -335,7 +335,7 @@ TEST(Search, interruption_is_seen_before_every_round_and_leaves_the_best_so_far)
     int asked = 0;
     SearchOptions options;
     options.interrupted = [&] { return asked++ == rounds; };
-    const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+    const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
     EXPECT_GE(result.simulated, simulated);
     simulated = result.simulated;
     EXPECT_EQ(result.considered,
@@ -365,7 +365,7 @@ TEST(Search, exhaustive_one_that_is_interrupted_proves_nothing) {
     SearchOptions options;
     options.exhaustive = true;
     options.interrupted = [&] { return asked++ == rounds; };
-    const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+    const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
     EXPECT_EQ(result.stop, SearchStop::kInterrupt);
     EXPECT_EQ(result.best.has_value(), rounds > 0);
     EXPECT_FALSE(result.proven_within);
@@ -385,16 +385,16 @@ TEST(Search, progress_never_reports_a_worse_best) {
     }
     best = progress.best;
   };
-  const SearchResult result = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  const SearchResult result = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
   EXPECT_GT(reports, 0);
   EXPECT_EQ(best, result.best->step_time);
 }
 
 TEST(Search, impatience_ends_with_the_best_so_far_and_says_so) {
   SearchOptions options;
-  const SearchResult whole = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  const SearchResult whole = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
   options.patience = 1;
-  const SearchResult hasty = run_search(auto_plan(), Freedom::all(), gpu_machine(), options);
+  const SearchResult hasty = run_search(auto_plan(), OpenKnobs::all(), gpu_machine(), options);
   ASSERT_TRUE(hasty.best);
   EXPECT_EQ(hasty.stop, SearchStop::kPatience);
   EXPECT_GT(hasty.not_looked_at, 0);

@@ -13,7 +13,7 @@ namespace {
 
 SensitivityQuestion question_on(const Machine& machine) {
   SearchQuestion search = small_question(fixed_plan(), machine);
-  search.space.freedom.micro_batch = false;
+  search.space.open.remove(KnobId::kMicroBatch);
   return {search, *searching()(search)->best};
 }
 

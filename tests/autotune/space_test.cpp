@@ -13,24 +13,24 @@ namespace {
 TEST(Space, micro_batches_are_the_divisors_of_a_ranks_sequences) {
   Plan plan = auto_plan(24);
   plan.devices = plan.data = 2;  // 12 sequences on each
-  const Space space = space_of(small_model(), plan, Freedom{});
+  const Space space = space_of(small_model(), plan, OpenKnobs{});
   EXPECT_EQ(space.micro_batch, (std::vector<int64_t>{1, 2, 3, 4, 6, 12}));
 }
 
 TEST(Space, knobs_with_a_value_keep_it_unless_they_are_freed) {
-  const Space fixed = space_of(small_model(), fixed_plan(), Freedom{});
+  const Space fixed = space_of(small_model(), fixed_plan(), OpenKnobs{});
   const std::vector<Choice> only = choices_of(fixed, fixed_plan());
   ASSERT_EQ(only.size(), 1U);
   EXPECT_EQ(plan_of(fixed, fixed_plan(), only.front()), fixed_plan());
 
-  Freedom cast;
+  OpenKnobs cast;
   cast.cast = true;
   EXPECT_EQ(choices_of(space_of(small_model(), fixed_plan(), cast), fixed_plan()).size(), 2U);
 }
 
 TEST(Space, every_choice_is_a_legal_plan_without_auto_knobs) {
   const Plan base = auto_plan();
-  const Space space = space_of(small_model(), base, Freedom::all());
+  const Space space = space_of(small_model(), base, OpenKnobs::all());
   for (const Choice& choice : choices_of(space, base)) {
     const Plan plan = plan_of(space, base, choice);
     ASSERT_NO_THROW(check(plan, small_model()));
@@ -40,7 +40,7 @@ TEST(Space, every_choice_is_a_legal_plan_without_auto_knobs) {
 
 TEST(Space, no_two_choices_are_the_same_plan) {
   const Plan base = auto_plan();
-  const Space space = space_of(small_model(), base, Freedom::all());
+  const Space space = space_of(small_model(), base, OpenKnobs::all());
   const std::vector<Choice> choices = choices_of(space, base);
   const std::set<Choice> distinct(choices.begin(), choices.end());
   EXPECT_EQ(distinct.size(), choices.size());
@@ -49,7 +49,7 @@ TEST(Space, no_two_choices_are_the_same_plan) {
 
 TEST(Space, nothing_is_cast_elsewhere_or_flows_where_every_bucket_steps_on_the_gpu) {
   const Plan base = auto_plan();
-  const Space space = space_of(small_model(), base, Freedom::all());
+  const Space space = space_of(small_model(), base, OpenKnobs::all());
   std::set<std::pair<int16_t, int16_t>> seen;  // cast and flow share of all on the GPU
   for (const Choice& choice : choices_of(space, base)) {
     const BucketChoice& bucket = space.buckets[static_cast<size_t>(choice.bucket)];
@@ -61,7 +61,7 @@ TEST(Space, nothing_is_cast_elsewhere_or_flows_where_every_bucket_steps_on_the_g
 
 TEST(Space, flow_shares_that_move_the_same_modules_are_one_value) {
   const Plan base = auto_plan();
-  const Space space = space_of(small_model(), base, Freedom::all());
+  const Space space = space_of(small_model(), base, OpenKnobs::all());
   const std::vector<Module> modules = modules_of(small_model());
   for (const BucketChoice& bucket : space.buckets) {
     for (size_t k = 0; k < bucket.gpu_buckets.size(); ++k) {
@@ -81,7 +81,7 @@ TEST(Space, flow_shares_that_move_the_same_modules_are_one_value) {
 }
 
 TEST(Space, layer_inputs_are_never_recomputed) {
-  const Space space = space_of(small_model(), auto_plan(), Freedom{});
+  const Space space = space_of(small_model(), auto_plan(), OpenKnobs{});
   for (const ActivationChoice& choice : space.activations) {
     EXPECT_NE(choice.plan.fate[static_cast<size_t>(ModuleKind::kFc2)], ActivationFate::kRecompute);
   }
@@ -90,7 +90,7 @@ TEST(Space, layer_inputs_are_never_recomputed) {
 TEST(Space, a_model_of_one_layer_has_nothing_to_offload) {
   Model model = small_model();
   model.layers = 1;
-  for (const ActivationChoice& choice : space_of(model, auto_plan(), Freedom{}).activations) {
+  for (const ActivationChoice& choice : space_of(model, auto_plan(), OpenKnobs{}).activations) {
     Plan plan;
     plan.activations = choice.plan;
     EXPECT_FALSE(has_fate(plan, ActivationFate::kOffload)) << choice.name;
@@ -100,9 +100,9 @@ TEST(Space, a_model_of_one_layer_has_nothing_to_offload) {
 // Segments of 64 Ki values into 256 Ki: each of four layers (197 thousand) fills a bucket, and the
 // first segment of the embedding a fifth. Into 512 Ki: two. Into 1024 Ki: all 862 thousand in one.
 TEST(Space, bucket_sizes_each_cut_the_model_into_another_number_of_buckets) {
-  Freedom freedom;
-  freedom.bucket_bytes = true;
-  const Space space = space_of(small_model(), auto_plan(), freedom);
+  OpenKnobs open;
+  open.add(KnobId::kBucketBytes);
+  const Space space = space_of(small_model(), auto_plan(), open);
   ASSERT_EQ(space.buckets.size(), 3U);
   EXPECT_EQ(space.buckets[0].bytes.count, 1 << 20);
   EXPECT_EQ(space.buckets[0].count, 5);
@@ -118,14 +118,14 @@ TEST(Space, delay_is_tried_only_where_it_is_allowed) {
     }
     return false;
   };
-  Freedom freedom = Freedom::all();
-  EXPECT_FALSE(has_delay(space_of(small_model(), auto_plan(), freedom)));
-  freedom.delay = true;
-  EXPECT_TRUE(has_delay(space_of(small_model(), auto_plan(), freedom)));
+  OpenKnobs open = OpenKnobs::all();
+  EXPECT_FALSE(has_delay(space_of(small_model(), auto_plan(), open)));
+  open.delay = true;
+  EXPECT_TRUE(has_delay(space_of(small_model(), auto_plan(), open)));
 }
 
 TEST(Space, what_to_undo_matters_only_where_something_speculates) {
-  const Space space = space_of(small_model(), auto_plan(), Freedom::all());
+  const Space space = space_of(small_model(), auto_plan(), OpenKnobs::all());
   ASSERT_EQ(space.sync.size(), 3U);  // wait, speculate with either undo
   EXPECT_EQ(space.sync[0].mode, SyncMode::kWait);
   EXPECT_NE(space.sync[1].undo, space.sync[2].undo);

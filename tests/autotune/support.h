@@ -78,10 +78,10 @@ inline Plan fixed_plan() {
   return plan;
 }
 
-inline SearchResult run_search(const Plan& base, const Freedom& freedom, const Machine& machine,
+inline SearchResult run_search(const Plan& base, const OpenKnobs& open, const Machine& machine,
                                const SearchOptions& options = {}) {
   const Model model = small_model();
-  return search(model, base, space_of(model, base, freedom), machine, nullptr, options);
+  return search(model, base, space_of(model, base, open), machine, nullptr, options);
 }
 
 // Every n-th choice of a space.

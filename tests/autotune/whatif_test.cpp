@@ -187,9 +187,9 @@ TEST(TunedCell, is_the_optimum_of_the_search_or_says_which_memory_is_too_small) 
   plan.machine = machine.name;
   plan.global_batch = 4;
   plan.sequence_length = 32;
-  Freedom freedom;
-  freedom.micro_batch = true;
-  const SearchSpace space{{plan}, freedom};
+  OpenKnobs open;
+  open.add(KnobId::kMicroBatch);
+  const SearchSpace space{{plan}, open};
   const CellResult cell = tuned_cell({model, plan, machine, {}}, space, {});
   ASSERT_TRUE(cell.fits) << cell.reason;
   SearchOptions options;
@@ -202,7 +202,7 @@ TEST(TunedCell, is_the_optimum_of_the_search_or_says_which_memory_is_too_small) 
   EXPECT_EQ(tight.obstacle, Obstacle::kGpu);
   EXPECT_NE(tight.reason.find("GPU memory"), std::string::npos);
   plan.devices = plan.data = 4;
-  const CellResult many = tuned_cell({model, plan, machine, {}}, {{plan}, freedom}, {});
+  const CellResult many = tuned_cell({model, plan, machine, {}}, {{plan}, open}, {});
   EXPECT_EQ(many.obstacle, Obstacle::kDevices);
 }
 

@@ -2,6 +2,7 @@
 // framework can express, no option that it does not have, and no contradiction accepted.
 #include "profiles/frameworks/frameworks.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "profiles/load.h"
 #include "sim/engine/predict.h"
 #include "tests/profiles/support.h"
+#include "tests/spec/knob_values.h"
 
 namespace ballast {
 namespace {
@@ -31,18 +33,27 @@ struct Wish {
 // The strategy's plan with every open knob given a value.
 Plan plan_of(const Wish& wish) {
   PlanRequest request;
-  request.model = wish.model;
-  request.machine = wish.machine;
+  request.knobs[KnobId::kModel] = wish.model;
+  request.knobs[KnobId::kMachine] = wish.machine;
   request.strategy = wish.strategy;
-  request.devices = wish.devices;
-  request.global_batch = 16;
-  request.micro_batch = 1;
-  request.sequence_length = 512;
+  request.knobs[KnobId::kDevices] = wish.devices;
+  request.knobs[KnobId::kGlobalBatch] = 16;
+  request.knobs[KnobId::kMicroBatch] = 1;
+  request.knobs[KnobId::kSequenceLength] = 512;
   std::vector<std::string> set = {"plan.activations=keep", "plan.optimizer.gpu_buckets=0"};
   if (wish.strategy == "superoffload") set.emplace_back("plan.weights.flow_share=0");
   set.insert(set.end(), wish.set.begin(), wish.set.end());
   request.overrides = parse_overrides(set).plan;
   return resolve_plan(request);
+}
+
+bool is_legal(const Plan& plan, const Model& model) {
+  try {
+    check(plan, model);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 ImportedPlan imported(const ExportedPlan& exported, const Plan& plan, Framework framework) {
@@ -189,6 +200,36 @@ TEST(Frameworks, what_each_framework_can_say_of_famous_plans_is_said) {
 
 // No framework chooses when its allocator gives memory out again. Apart is what Ballast does where
 // nobody says otherwise, so that nothing is lost.
+// Every knob away from its value, of plans that are still legal: the configuration says it, or the
+// export says that it does not, and why.
+TEST(Frameworks, a_knob_is_either_said_or_listed_with_a_reason) {
+  for (const Framework framework : kAll) {
+    const Plan before = plan_of({.strategy = "zero-offload", .set = {"plan.weights.flow_share=0"}});
+    const Model model = load_model(before.model);
+    const std::string usual = export_plan(before, model, framework).text;
+    int compared = 0;
+    for (const Knob& knob : knobs()) {
+      if (knob.group == KnobGroup::kNames || knob.type == KnobType::kGroup) continue;
+      for (const KnobValue& value : testing::other_values(knob)) {
+        Plan plan = before;
+        knob.set(plan, value);
+        if (plan == before || !is_legal(plan, model) || !knob.matters_to(plan)) continue;
+        if (plan.memory_reuse == MemoryReuse::kApart) continue;  // as "auto" is
+        ++compared;
+        const ExportedPlan exported = export_plan(plan, model, framework);
+        const bool is_listed =
+            std::any_of(exported.not_expressed.begin(), exported.not_expressed.end(),
+                        [&](const NotExpressed& one) {
+                          return find_knob(one.knob) == &knob && !one.reason.empty();
+                        });
+        EXPECT_TRUE(exported.text != usual || is_listed)
+            << to_string(framework) << " " << knob.path << " " << text_of(knob, value);
+      }
+    }
+    EXPECT_GT(compared, 15) << to_string(framework);
+  }
+}
+
 TEST(Frameworks, memory_that_is_reused_at_once_is_not_expressed_and_apart_needs_not_be) {
   const auto reuse_in = [](const char* value, Framework framework) {
     const Plan plan = plan_of(

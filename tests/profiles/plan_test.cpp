@@ -232,12 +232,12 @@ TEST(Strategies, strategy_may_not_name_the_model) {
 TEST(Resolve, later_wins_defaults_strategy_flags_overrides) {
   PlanRequest request;
   request.strategy = "zero-offload";
-  request.model = "gpt2";
-  request.devices = 8;
-  request.global_batch = 16;
-  request.micro_batch = 2;
-  request.sequence_length = 128;
-  request.dtype = "fp32";
+  request.knobs[KnobId::kModel] = "gpt2";
+  request.knobs[KnobId::kDevices] = 8;
+  request.knobs[KnobId::kGlobalBatch] = 16;
+  request.knobs[KnobId::kMicroBatch] = 2;
+  request.knobs[KnobId::kSequenceLength] = 128;
+  request.knobs[KnobId::kDtype] = "fp32";
   request.overrides = {{"optimizer.cast", "gpu"}, {"global_batch", "32"}};
   const Plan plan = resolve_plan(request);
   EXPECT_EQ(plan.strategy, "zero-offload");
@@ -257,39 +257,38 @@ TEST(Resolve, plan_file_takes_the_place_of_the_defaults) {
   request.plan_file = folder.file("plan.json");
   EXPECT_EQ(resolve_plan(request), unusual());
   // 64 devices over tensor 2 x pipeline 2 x sequence 2 x context 4.
-  request.devices = 64;
+  request.knobs[KnobId::kDevices] = 64;
   EXPECT_EQ(resolve_plan(request).data, 2);
 }
 
 TEST(Resolve, data_is_what_the_other_degrees_leave) {
   PlanRequest request;
-  request.devices = 64;
-  request.degrees.tensor = 4;
-  request.degrees.pipeline = 2;
-  request.degrees.virtual_pipeline = 3;
-  request.degrees.zero_stage = 1;
+  request.knobs[KnobId::kDevices] = 64;
+  request.knobs[KnobId::kTensor] = 4;
+  request.knobs[KnobId::kPipeline] = 2;
+  request.knobs[KnobId::kVirtualPipeline] = 3;
+  request.knobs[KnobId::kZeroStage] = 1;
   const Plan plan = resolve_plan(request);
   EXPECT_EQ(plan.data, 8);
   EXPECT_EQ(plan.virtual_pipeline, 3) << "no devices of its own";
   EXPECT_EQ(plan.zero_stage, 1);
   request.overrides = {{"context", "2"}};
   EXPECT_EQ(resolve_plan(request).data, 4) << "an override counts too";
-  request.degrees.data = 16;
+  request.knobs[KnobId::kData] = 16;
   EXPECT_EQ(resolve_plan(request).data, 16) << "given, and for check() to refuse";
-  request.degrees = {};
-  request.degrees.tensor = 3;
+  request.knobs = {{KnobId::kDevices, 64}, {KnobId::kTensor, 3}};
   EXPECT_TRUE(holds(error_of([&] { resolve_plan(request); }), "use a multiple of 6"));
 }
 
 TEST(Resolve, bad_flag_is_an_error) {
   PlanRequest request;
-  request.dtype = "fp8";
+  request.knobs[KnobId::kDtype] = "fp8";
   EXPECT_TRUE(holds(error_of([&] { resolve_plan(request); }), "key 'dtype': is 'fp8'"));
 }
 
 TEST(Resolve, text_that_is_not_utf8_is_an_error) {
   PlanRequest request;
-  request.model = "\xae";
+  request.knobs[KnobId::kModel] = "\xae";
   EXPECT_TRUE(holds(error_of([&] { resolve_plan(request); }), "is not UTF-8"));
   EXPECT_TRUE(holds(error_of([] {
                       apply_override(Plan{}, {"strategy", "\xae"});

@@ -73,19 +73,20 @@ TEST(Published, what_was_not_published_stays_open) {
   EXPECT_FALSE(of.plan.micro_batch.has_value());
   EXPECT_FALSE(of.plan.activations.has_value());
   EXPECT_EQ(of.plan.data, 4) << "devices over the other degrees";
-  EXPECT_FALSE(of.open.zero_stage) << "zero-2 is a stage";
-  EXPECT_FALSE(of.open.virtual_pipeline) << "there is one stage";
+  EXPECT_FALSE(of.open.has(KnobId::kZeroStage)) << "zero-2 is a stage";
+  EXPECT_FALSE(of.open.has(KnobId::kVirtualPipeline)) << "there is one stage";
   Json megatron = small_case();
   megatron["run"]["strategy"] = "megatron";
   megatron["run"]["tensor"] = 2;
   megatron["run"]["pipeline"] = 2;
   const PublishedCase open = case_of(megatron);
   EXPECT_EQ(open.plan.data, 1);
-  EXPECT_TRUE(open.open.zero_stage && open.open.virtual_pipeline && open.open.tensor_sequence);
+  EXPECT_TRUE(open.open.has(KnobId::kZeroStage) && open.open.has(KnobId::kVirtualPipeline) &&
+              open.open.has(KnobId::kTensorSequence));
   megatron["run"]["megatron_sequence_parallel"] = false;
   megatron["run"]["zero_stage"] = 1;
   const PublishedCase closed = case_of(megatron);
-  EXPECT_FALSE(closed.open.zero_stage || closed.open.tensor_sequence);
+  EXPECT_FALSE(closed.open.has(KnobId::kZeroStage) || closed.open.has(KnobId::kTensorSequence));
   EXPECT_FALSE(closed.plan.tensor_sequence);
   EXPECT_EQ(closed.plan.zero_stage, 1);
 }

@@ -53,9 +53,9 @@ TEST(Shipped, every_strategy_gives_a_plan_that_can_be_run_for_a_model) {
   for (const Shipped& shipped : all) {
     PlanRequest request;
     request.strategy = shipped.name;
-    request.devices = 2;
-    request.global_batch = 8;
-    request.sequence_length = 128;
+    request.knobs[KnobId::kDevices] = 2;
+    request.knobs[KnobId::kGlobalBatch] = 8;
+    request.knobs[KnobId::kSequenceLength] = 128;
     EXPECT_NO_THROW(check(resolve_plan(request), load_model("gpt2"))) << shipped.name;
     EXPECT_FALSE(load_strategy(shipped.name).source.empty());
   }

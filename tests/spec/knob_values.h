@@ -24,8 +24,11 @@ inline std::vector<KnobValue> other_values(const Knob& knob) {
       add(true);
       add(false);
       break;
+    case KnobType::kBytes:  // a few bytes would be legal, and hold no element
+      add(int64_t{1} << 20);
+      add(int64_t{1} << 21);
+      break;
     case KnobType::kWhole:
-    case KnobType::kBytes:
       for (int64_t value = knob.least; value <= knob.most && values.size() < 2; ++value) add(value);
       break;
     case KnobType::kShare:

@@ -1,8 +1,9 @@
 // What flags and --set leave a search to choose: that it keeps what is named, and refuses what it
 // cannot keep.
+#include "cli/flags/open_knobs.h"
+
 #include <sstream>
 
-#include "cli/flags/open_knobs.h"
 #include "tests/cli/tune_bench.h"
 
 namespace ballast {
@@ -71,42 +72,43 @@ TEST_F(Tune, flag_of_a_degree_leaves_knobs_that_go_with_it_to_the_search) {
 }
 
 // A strategy keeps what it sets, whatever degrees are searched; what it opens may be chosen.
-TEST(SearchFreedom, of_a_strategy_is_what_it_opens_and_how_much_at_once) {
+TEST(OpenKnobsOfFlags, of_a_strategy_is_what_it_opens_and_how_much_at_once) {
   PlanFlags flags;
   flags.strategies = {"zero-offload"};
-  const SearchFreedom named(flags, {});
-  EXPECT_TRUE(named.knobs().micro_batch && named.knobs().activations);
-  EXPECT_FALSE(named.knobs().sync || named.knobs().gpu_buckets || named.knobs().flow_share);
-  EXPECT_TRUE(named.layout().tensor);
-  EXPECT_FALSE(named.layout().placement || named.layout().zero_stage);
-  EXPECT_FALSE(SearchFreedom(flags, {.degrees_of_named = false}).layout().any());
+  const OpenKnobsOfFlags named(flags, {});
+  EXPECT_TRUE(named.knobs().has(KnobId::kMicroBatch) && named.knobs().has(KnobId::kActivations));
+  EXPECT_FALSE(named.knobs().has(KnobId::kSync) || named.knobs().has(KnobId::kGpuBuckets) ||
+               named.knobs().has(KnobId::kFlowShare));
+  EXPECT_TRUE(named.knobs().has(KnobId::kTensor));
+  EXPECT_FALSE(named.knobs().has(KnobId::kPlacement) || named.knobs().has(KnobId::kZeroStage));
+  EXPECT_FALSE(OpenKnobsOfFlags(flags, {.degrees_of_named = false}).knobs().has(KnobId::kTensor));
   flags.strategies = {"megatron"};
-  EXPECT_TRUE(SearchFreedom(flags, {}).layout().zero_stage);
+  EXPECT_TRUE(OpenKnobsOfFlags(flags, {}).knobs().has(KnobId::kZeroStage));
   flags.set = {"plan.zero_stage=1"};
-  EXPECT_FALSE(SearchFreedom(flags, {}).layout().zero_stage);
+  EXPECT_FALSE(OpenKnobsOfFlags(flags, {}).knobs().has(KnobId::kZeroStage));
 }
 
-TEST(SearchFreedom, of_a_plan_is_all_of_it_where_it_is_a_start) {
+TEST(OpenKnobsOfFlags, of_a_plan_is_all_of_it_where_it_is_a_start) {
   PlanFlags flags;
   flags.plan_file = "plan.json";
-  EXPECT_FALSE(SearchFreedom(flags, {}).knobs().sync);
-  EXPECT_TRUE(SearchFreedom(flags, {.file_is_start = true}).knobs().sync);
-  EXPECT_FALSE(SearchFreedom(flags, {.file_is_start = true}).knobs().delay);
-  EXPECT_TRUE(SearchFreedom(flags, {.file_is_start = true, .delay = true}).knobs().delay);
+  EXPECT_FALSE(OpenKnobsOfFlags(flags, {}).knobs().has(KnobId::kSync));
+  EXPECT_TRUE(OpenKnobsOfFlags(flags, {.file_is_start = true}).knobs().has(KnobId::kSync));
+  EXPECT_FALSE(OpenKnobsOfFlags(flags, {.file_is_start = true}).knobs().delay);
+  EXPECT_TRUE(OpenKnobsOfFlags(flags, {.file_is_start = true, .delay = true}).knobs().delay);
 }
 
 // A key names what lies below it, and the whole that it is a part of.
-TEST(SearchFreedom, keeps_a_knob_that_is_named_in_whole_or_in_part) {
+TEST(OpenKnobsOfFlags, keeps_a_knob_that_is_named_in_whole_or_in_part) {
   const auto knobs = [](const std::string& set) {
     PlanFlags flags;
     flags.set = {set};
-    return SearchFreedom(flags, {}).knobs();
+    return OpenKnobsOfFlags(flags, {}).knobs();
   };
-  EXPECT_FALSE(knobs("plan.weights=stationary").flow_share);
-  EXPECT_FALSE(knobs("plan.activations.fc1=offload").activations);
-  EXPECT_TRUE(knobs("plan.weights.look_ahead=2").flow_share);
-  EXPECT_TRUE(knobs("machine.gpu.memory_gb=2").activations);
-  EXPECT_TRUE(knobs("plan.optimizer.cast=cpu").sync);
+  EXPECT_FALSE(knobs("plan.weights=stationary").has(KnobId::kFlowShare));
+  EXPECT_FALSE(knobs("plan.activations.fc1=offload").has(KnobId::kActivations));
+  EXPECT_TRUE(knobs("plan.weights.look_ahead=2").has(KnobId::kFlowShare));
+  EXPECT_TRUE(knobs("machine.gpu.memory_gb=2").has(KnobId::kActivations));
+  EXPECT_TRUE(knobs("plan.optimizer.cast=cpu").has(KnobId::kSync));
 }
 
 }  // namespace
