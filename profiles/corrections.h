@@ -1,5 +1,5 @@
 // Corrections: how much longer operations take in the steps of real training than they did when
-// each was timed alone, as factors; found by `tune --measure` (autotune/calibrate/closed_loop),
+// each was timed alone, as factors; found by `tune --measure` (autotune/studies/closed_loop),
 // kept beside the timings in the store, which stay as they were measured.
 #pragma once
 

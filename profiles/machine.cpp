@@ -1,8 +1,8 @@
 // Our machine JSON, schema "ballast.machine/1". Each number is an object of value, source and
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
-// that not every machine has may be left out: power_watts, gpu.attention_tflops,
-// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, and of an interconnect all but its
-// bandwidth and latency.
+// that not every machine has may be left out: power_watts, gpu.nominal_matmul_tflops,
+// gpu.attention_tflops, cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, and of an
+// interconnect all but its bandwidth and latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -186,6 +186,7 @@ Gpu read_gpu(JsonReader reader) {
     if (matmul.has(key)) gpu.matmul[dtype] = read_sourced(matmul, key, kTflops);
   }
   matmul.finish();
+  gpu.nominal_matmul = read_optional(reader, "nominal_matmul_tflops", kTflops);
   gpu.vector = read_sourced(reader, "vector_tflops", kTflops);
   gpu.attention_efficiency = read_sourced(reader, "attention_efficiency", kPart);
   if (reader.has("attention_tflops")) {
@@ -207,9 +208,12 @@ OrderedJson write_gpu(const Gpu& gpu) {
                       {"memory_gb", write_sourced(gpu.memory, kGb)},
                       {"reserved_gb", write_sourced(gpu.reserved, kGb)},
                       {"memory_bandwidth_gb_per_s", write_sourced(gpu.memory_bandwidth, kGbPerS)},
-                      {"matmul_tflops", matmul},
-                      {"vector_tflops", write_sourced(gpu.vector, kTflops)},
-                      {"attention_efficiency", write_sourced(gpu.attention_efficiency, kPart)}};
+                      {"matmul_tflops", matmul}};
+  if (gpu.nominal_matmul) {
+    json["nominal_matmul_tflops"] = write_sourced(*gpu.nominal_matmul, kTflops);
+  }
+  json["vector_tflops"] = write_sourced(gpu.vector, kTflops);
+  json["attention_efficiency"] = write_sourced(gpu.attention_efficiency, kPart);
   if (!gpu.attention.empty()) json["attention_tflops"] = write_attention(gpu.attention);
   json["launch_us"] = write_sourced(gpu.launch, kUs);
   json["multiprocessors"] = gpu.multiprocessors;

@@ -11,6 +11,7 @@
 #include "profiles/load.h"
 #include "profiles/shipped.h"
 #include "sim/base/error.h"
+#include "sim/spec/model_family.h"
 
 namespace ballast {
 namespace {
@@ -23,28 +24,10 @@ constexpr NumberRange kTheta{0, 1e12, true};
 constexpr WholeRange kNoneOrCount{0, 1 << 14};
 constexpr WholeRange kNoneOrWidth{0, 1 << 22};
 
-const std::vector<std::string> kSupported = {
-    "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"};
-
-// What a configuration class puts in for a key that the file leaves out. kv_heads 0 and head_size 0
-// stand for the number of heads, and for hidden / heads.
-struct Defaults {
-  int64_t kv_heads = 0;
-  int64_t head_size = 0;
-  double norm_epsilon = 1e-6;
-  double rope_theta = 10000;
-};
-
-Defaults defaults_of(const std::string& architecture) {
-  if (architecture == "mistral") return {.kv_heads = 8};
-  if (architecture == "qwen2") return {.kv_heads = 32};
-  if (architecture == "qwen3") return {.kv_heads = 32, .head_size = 128};
-  if (architecture == "mixtral") return {.kv_heads = 8, .norm_epsilon = 1e-5, .rope_theta = 1e6};
-  if (architecture == "qwen3_moe") return {.kv_heads = 4};
-  if (architecture == "gpt_oss") {
-    return {.kv_heads = 8, .head_size = 64, .norm_epsilon = 1e-5, .rope_theta = 150000};
-  }
-  return {};
+std::vector<std::string> supported_families() {
+  std::vector<std::string> names;
+  for (const ModelFamily& family : model_families()) names.emplace_back(family.name);
+  return names;
 }
 
 // Left out, which stands for the class's default; null often stands for "none".
@@ -106,9 +89,9 @@ void read_gpt2(JsonReader& reader, Model& model) {
 }
 
 // Newer files hold rotary settings in `rope_parameters`, older ones beside the rest.
-void read_rotary(JsonReader& reader, Model& model, double theta) {
+void read_rotary(JsonReader& reader, Model& model, const ModelFamily& family) {
   model.position = PositionKind::kRope;
-  model.rope_theta = number_or(reader, "rope_theta", kTheta, theta);
+  model.rope_theta = number_or(reader, "rope_theta", kTheta, family.rope_theta);
   bool given = false;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!reader.has(key)) continue;
@@ -119,19 +102,18 @@ void read_rotary(JsonReader& reader, Model& model, double theta) {
       if (inner.has(type) && inner.text(type) != "default") model.scaled_rope = true;
     }
   }
-  if (model.architecture == "gpt_oss" && !given) model.scaled_rope = true;  // GptOssConfig: yarn
+  if (family.scaled_rope && !given) model.scaled_rope = true;
 }
 
 // Attention over the whole sequence is the same up to the window's length. So a model whose layers
 // all have a window counts as one of that many positions.
-void limit_to_window(JsonReader& reader, Model& model) {
-  const bool mistral = model.architecture == "mistral";
-  const bool always = mistral || model.architecture == "mixtral";
-  if (!always && !boolean_or(reader, "use_sliding_window", false)) return;
-  // MistralConfig has a window of 4096 unless the file says null, MixtralConfig has none.
+void limit_to_window(JsonReader& reader, Model& model, const ModelFamily& family) {
+  const bool by_switch = family.window == WindowRule::kWhereSwitchedOn;
+  if (by_switch && !boolean_or(reader, "use_sliding_window", false)) return;
   const bool omitted = is_absent(reader, "sliding_window");
-  if (omitted ? model.architecture == "mixtral" : !reader.has("sliding_window")) return;
-  const int64_t window = whole_or(reader, "sliding_window", kTable, 4096);
+  const bool none_where_omitted = family.window == WindowRule::kWhereGiven;
+  if (omitted ? none_where_omitted : !reader.has("sliding_window")) return;
+  const int64_t window = whole_or(reader, "sliding_window", kTable, family.window_tokens);
   model.max_positions = std::min(model.max_positions, window);
 }
 
@@ -170,15 +152,15 @@ void read_layer_windows(JsonReader& reader, Model& model) {
   }
 }
 
-void read_attention_sizes(JsonReader& reader, Model& model, const Defaults& defaults) {
+void read_attention_sizes(JsonReader& reader, Model& model, const ModelFamily& family) {
   model.heads = reader.whole("num_attention_heads", kCount);
-  const bool class_default = is_absent(reader, "num_key_value_heads") && defaults.kv_heads > 0;
+  const bool class_default = is_absent(reader, "num_key_value_heads") && family.kv_heads > 0;
   model.kv_heads = whole_or(reader, "num_key_value_heads", kCount,
-                            class_default ? defaults.kv_heads : model.heads);
+                            class_default ? family.kv_heads : model.heads);
   if (reader.has("head_dim")) {
     model.head_size = reader.whole("head_dim", kCount);
-  } else if (defaults.head_size > 0 && is_absent(reader, "head_dim")) {
-    model.head_size = defaults.head_size;
+  } else if (family.head_size > 0 && is_absent(reader, "head_dim")) {
+    model.head_size = family.head_size;
   } else {
     model.head_size = even_head_size(reader, model, "num_attention_heads");
   }
@@ -223,30 +205,32 @@ void read_dense_layers(JsonReader& reader, const std::string& key, Model& model)
 }
 
 // Mixtral and gpt_oss: experts in every layer, of the width intermediate_size.
-void read_experts_everywhere(JsonReader& reader, Model& model) {
-  const bool mixtral = model.architecture == "mixtral";
-  model.experts =
-      experts_or(reader, {"num_local_experts", "num_experts"}, kCount, mixtral ? 8 : 128);
-  model.experts_per_token =
-      experts_or(reader, {"num_experts_per_tok", "experts_per_token"}, kCount, mixtral ? 2 : 4);
+void read_experts_everywhere(JsonReader& reader, Model& model, const ModelFamily& family) {
+  model.experts = experts_or(reader, {"num_local_experts", "num_experts"}, kCount, family.experts);
+  model.experts_per_token = experts_or(reader, {"num_experts_per_tok", "experts_per_token"}, kCount,
+                                       family.experts_per_token);
   model.expert_ffn = model.ffn;
-  if (mixtral) return;
+  if (!family.alternating_windows) return;
   model.mlp_bias = model.router_bias = model.attention_sinks = true;
   read_layer_windows(reader, model);
 }
 
-void read_qwen3_experts(JsonReader& reader, Model& model) {
-  model.experts = experts_or(reader, {"num_experts", "num_local_experts"}, kNoneOrCount, 128);
+void read_qwen3_experts(JsonReader& reader, Model& model, const ModelFamily& family) {
+  model.experts =
+      experts_or(reader, {"num_experts", "num_local_experts"}, kNoneOrCount, family.experts);
   model.sparse_step = whole_or(reader, "decoder_sparse_step", kCount, 1);
   read_dense_layers(reader, "mlp_only_layers", model);
-  model.experts_per_token = whole_or(reader, "num_experts_per_tok", kCount, 8);
-  model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, 768);
+  model.experts_per_token =
+      whole_or(reader, "num_experts_per_tok", kCount, family.experts_per_token);
+  model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, family.expert_ffn);
 }
 
-void read_deepseek_experts(JsonReader& reader, Model& model) {
-  model.experts = experts_or(reader, {"n_routed_experts", "num_local_experts"}, kCount, 256);
-  model.experts_per_token = whole_or(reader, "num_experts_per_tok", kCount, 8);
-  model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, 2048);
+void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& family) {
+  model.experts =
+      experts_or(reader, {"n_routed_experts", "num_local_experts"}, kCount, family.experts);
+  model.experts_per_token =
+      whole_or(reader, "num_experts_per_tok", kCount, family.experts_per_token);
+  model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, family.expert_ffn);
   const bool omitted = is_absent(reader, "n_shared_experts");
   model.shared_experts = whole_or(reader, "n_shared_experts", kNoneOrCount, omitted ? 1 : 0);
   model.first_dense_layers = whole_or(reader, "first_k_dense_replace", kNoneOrCount, 3);
@@ -262,42 +246,43 @@ void read_deepseek_experts(JsonReader& reader, Model& model) {
   }
 }
 
-void read_biases(JsonReader& reader, Model& model) {
-  const std::string& architecture = model.architecture;
-  if (architecture == "qwen2") {
+void read_biases(JsonReader& reader, Model& model, const ModelFamily& family) {
+  if (family.attention_bias == AttentionBias::kQkv) {
     model.qkv_bias = true;
-  } else if (architecture != "mistral" && architecture != "mixtral") {
+  } else if (family.attention_bias == AttentionBias::kByKey) {
     model.qkv_bias = model.attention_out_bias =
-        boolean_or(reader, "attention_bias", architecture == "gpt_oss");
+        boolean_or(reader, "attention_bias", family.attention_bias_default);
   }
-  if (architecture == "llama") model.mlp_bias = boolean_or(reader, "mlp_bias", false);
+  if (family.mlp_bias_key) model.mlp_bias = boolean_or(reader, "mlp_bias", false);
 }
 
-void read_llama_like(JsonReader& reader, Model& model) {
-  const Defaults defaults = defaults_of(model.architecture);
+void read_llama_like(JsonReader& reader, Model& model, const ModelFamily& family) {
   model.layers = reader.whole("num_hidden_layers", kCount);
   model.hidden = reader.whole("hidden_size", kWidth);
-  const bool latent = model.architecture == "deepseek_v3";
-  latent ? read_latent_attention(reader, model) : read_attention_sizes(reader, model, defaults);
+  family.latent_attention ? read_latent_attention(reader, model)
+                          : read_attention_sizes(reader, model, family);
   model.ffn = reader.whole("intermediate_size", kWidth);
   model.vocab = reader.whole("vocab_size", kTable);
   model.max_positions = reader.whole("max_position_embeddings", kTable);
   model.norm = NormKind::kRmsNorm;
-  model.norm_epsilon = number_or(reader, "rms_norm_eps", kEpsilon, defaults.norm_epsilon);
-  read_rotary(reader, model, defaults.rope_theta);
-  limit_to_window(reader, model);
+  model.norm_epsilon = number_or(reader, "rms_norm_eps", kEpsilon, family.norm_epsilon);
+  read_rotary(reader, model, family);
+  limit_to_window(reader, model, family);
   model.activation = ActivationKind::kSwiGlu;
   if (reader.has("hidden_act")) reader.choice("hidden_act", {"silu"});
   model.layout = WeightLayout::kOutIn;
   model.tied_embeddings = boolean_or(reader, "tie_word_embeddings", false);
-  model.qk_norm = model.architecture == "qwen3" || model.architecture == "qwen3_moe";
-  read_biases(reader, model);
-  if (model.architecture == "mixtral" || model.architecture == "gpt_oss") {
-    read_experts_everywhere(reader, model);
-  } else if (model.architecture == "qwen3_moe") {
-    read_qwen3_experts(reader, model);
-  } else if (latent) {
-    read_deepseek_experts(reader, model);
+  model.qk_norm = family.qk_norm;
+  read_biases(reader, model, family);
+  switch (family.expert_keys) {
+    case ExpertKeys::kNone:
+      return;
+    case ExpertKeys::kEveryLayer:
+      return read_experts_everywhere(reader, model, family);
+    case ExpertKeys::kQwen3:
+      return read_qwen3_experts(reader, model, family);
+    case ExpertKeys::kDeepseek:
+      return read_deepseek_experts(reader, model, family);
   }
 }
 
@@ -317,11 +302,12 @@ Model parse_model(std::string_view text, const std::string& source, const std::s
   Model model;
   model.name = name;
   model.architecture = reader.text("model_type");
-  if (std::find(kSupported.begin(), kSupported.end(), model.architecture) == kSupported.end()) {
+  const ModelFamily& family = model_family(model.architecture);
+  if (family.name.empty()) {
     reader.fail("model_type", fmt::format("{} is not supported", in_quotes(model.architecture)),
-                suggestion(model.architecture, kSupported));
+                suggestion(model.architecture, supported_families()));
   }
-  model.architecture == "gpt2" ? read_gpt2(reader, model) : read_llama_like(reader, model);
+  family.gpt2_names ? read_gpt2(reader, model) : read_llama_like(reader, model, family);
   refuse_impossible(model, source);
   return model;
 }
@@ -411,7 +397,8 @@ Model model_from_json(const Json& document, const std::string& source) {
   JsonReader reader(document, source, "model");
   Model model;
   model.name = reader.text("name");
-  model.architecture = kSupported[reader.choice("architecture", kSupported)];
+  const std::vector<std::string> families = supported_families();
+  model.architecture = families[reader.choice("architecture", families)];
   model.layers = reader.whole("layers", kCount);
   model.hidden = reader.whole("hidden", kWidth);
   model.heads = reader.whole("heads", kCount);

@@ -4,6 +4,7 @@
 #include "profiles/json_records.h"
 #include "profiles/load.h"
 #include "profiles/shipped.h"
+#include "sim/spec/model_family.h"
 
 namespace ballast {
 namespace {
@@ -40,7 +41,7 @@ std::string config_like(const std::string& name_or_path, const Model& model) {
   const OrderedJson before = to_json(parse_model(text, found.path, found.name));
   const OrderedJson after = to_json(model);
   OrderedJson config = OrderedJson::parse(text);
-  const bool gpt2 = before["architecture"] == "gpt2";
+  const bool gpt2 = model_family(before["architecture"].get<std::string>()).gpt2_names;
   for (const SizeKey& key : kSizeKeys) {
     const char* const name = gpt2 ? key.gpt2 : key.llama;
     if (name != nullptr && before[key.record] != after[key.record])

@@ -11,6 +11,7 @@
 #include "profiles/load.h"
 #include "profiles/shipped.h"
 #include "sim/base/error.h"
+#include "sim/spec/model_family.h"
 
 namespace ballast {
 namespace {
@@ -28,7 +29,7 @@ constexpr std::array<const char*, 7> kDegrees = {
 // published cases): gpt2 has LayerNorm, GELU, learned positions and biases; llama RMSNorm, SwiGLU,
 // RoPE and none.
 void set_architecture(Model& model) {
-  const bool gpt = model.architecture == "gpt2";
+  const bool gpt = model_family(model.architecture).gpt2_names;
   model.norm = gpt ? NormKind::kLayerNorm : NormKind::kRmsNorm;
   model.position = gpt ? PositionKind::kLearned : PositionKind::kRope;
   model.activation = gpt ? ActivationKind::kGeluTanh : ActivationKind::kSwiGlu;
@@ -59,8 +60,9 @@ NamedModel read_model(JsonReader reader, const std::string& id) {
   }
   model.head_size = model.hidden / model.heads;
   set_architecture(model);
-  model.tied_embeddings = reader.has("tied_embeddings") ? reader.boolean("tied_embeddings")
-                                                        : model.architecture == "gpt2";
+  model.tied_embeddings = reader.has("tied_embeddings")
+                              ? reader.boolean("tied_embeddings")
+                              : model_family(model.architecture).gpt2_names;
   if (reader.has("attention")) {
     const size_t kind = reader.choice("attention", {"eager", "flash2"});
     named.attention = static_cast<AttentionKind>(kind);

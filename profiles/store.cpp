@@ -339,13 +339,8 @@ std::vector<VerifyRecord> Store::verify_records() const {
                    "measured_step_ns, metrics_json, created_utc FROM verify_records ORDER BY id");
   std::vector<VerifyRecord> result;
   while (select.next()) {
-    VerifyRecord& record = result.emplace_back();
-    record.host = select.host();
-    record.plan_json = select.text();
-    record.predicted_step = select.time();
-    record.measured_step = select.time();
-    record.metrics_json = select.text();
-    record.created_utc = select.text();
+    result.push_back(
+        {select.host(), select.text(), select.time(), select.time(), select.text(), select.text()});
   }
   return result;
 }
@@ -366,13 +361,8 @@ std::vector<TuneResult> Store::tune_results() const {
                    "created_utc FROM tune_results ORDER BY id");
   std::vector<TuneResult> result;
   while (select.next()) {
-    TuneResult& one = result.emplace_back();
-    one.machine = select.text();
-    one.model = select.text();
-    one.plan_json = select.text();
-    one.predicted_step = select.time();
-    one.result_json = select.text();
-    one.created_utc = select.text();
+    result.push_back(
+        {select.text(), select.text(), select.text(), select.time(), select.text(), select.text()});
   }
   return result;
 }

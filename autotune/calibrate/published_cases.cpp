@@ -1,7 +1,6 @@
 #include "autotune/calibrate/published_cases.h"
 
 #include <algorithm>
-#include <array>
 #include <fmt/format.h>
 
 #include "profiles/load.h"
@@ -394,23 +393,7 @@ Flops published_flops(const Model& model, const Plan& plan, CountRecompute recom
 }
 
 FlopRate nominal_peak(const Machine& machine) {
-  // Data sheets of NVIDIA, dense: V100 (125), A100 (312), H100 SXM, H200 and GH200 (989.4),
-  // GeForce RTX 4090 (165.2, fp32 accumulation).
-  struct Family {
-    const char* name;
-    double tflops;
-  };
-  static constexpr std::array<Family, 6> kFamilies = {{{"V100", 125},
-                                                       {"A100", 312},
-                                                       {"GH200", 989.4},
-                                                       {"H200", 989.4},
-                                                       {"H100", 989.4},
-                                                       {"RTX 4090", 165.2}}};
-  for (const Family& family : kFamilies) {
-    if (machine.gpu.name.find(family.name) != std::string::npos) {
-      return FlopRate::from_tflops(family.tflops);
-    }
-  }
+  if (machine.gpu.nominal_matmul) return machine.gpu.nominal_matmul->value;
   throw Error("machine " + machine.name, "its GPU '" + machine.gpu.name + "' has no known peak",
               "publish a rate instead of a utilisation");
 }

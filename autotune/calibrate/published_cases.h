@@ -107,7 +107,8 @@ enum class CountRecompute : uint8_t { kNo, kYes };
 Flops published_flops(const Model& model, const Plan& plan, CountRecompute recompute);
 
 // Dense 16-bit peak of one device in its data sheet, which published utilisations refer to (the
-// machine's own rates are achieved ones). Throws Error for a GPU that is not in the table.
+// machine's own rates are achieved ones). Throws Error for a machine whose file has none
+// (gpu.nominal_matmul_tflops).
 FlopRate nominal_peak(const Machine& machine);
 
 }  // namespace ballast

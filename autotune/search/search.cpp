@@ -29,8 +29,8 @@ constexpr size_t kSimulatedAtOnce = 8;
 constexpr size_t kEnumeratedAtOnce = 64;
 // Plans of the most promising cells that are tried at once, so that there is a best early: of so
 // many with the least work, those with the least bounds.
-constexpr size_t kDivedInto = 32;
-constexpr size_t kMostDives = 4;
+constexpr size_t kPlansOfAProbe = 32;
+constexpr size_t kMostProbes = 4;
 
 using Clock = std::chrono::steady_clock;
 
@@ -76,13 +76,13 @@ class Search {
   void work_off_queue();
   bool settle_best();
   void fill_queue();
-  std::vector<Rank> take(Grain grain, size_t most);
+  std::vector<Rank> take(Granularity granularity, size_t most);
   void cut_nodes();
   void cut_cells();
   void push_plans(const Rank& cell);
-  void push(const Rank& rank, Grain grain);
+  void push(const Rank& rank, Granularity granularity);
   void bound_pipelines(const std::vector<Rank>& cells);
-  void dive(const Rank& cell);
+  void probe(const Rank& cell);
   std::vector<Rank> plans_of(const Rank& cell) const;
   bool refuse_state(const PlanId& id);
   void bound_plans();
@@ -113,8 +113,8 @@ class Search {
   std::map<PlanId, Duration> bound_;  // of what was simulated
   std::set<PlanId> tried_;            // simulated, or refused, ahead of their turn
   bool filled_ = false;               // the queue, with every plan that bounds may rule out
-  size_t dives_ = 0;
-  int64_t in_vain_ = 0;              // simulations since the best was found
+  size_t probes_ = 0;
+  int64_t stalled_ = 0;              // simulations since the best was found
   std::optional<Duration> dropped_;  // the least bound of what was ruled out one by one
   Infeasible infeasible_;
   SearchResult result_;
@@ -140,7 +140,7 @@ bool Search::must_stop() {
     result_.stop = SearchStop::kInterrupt;
   } else if (options_.deadline_s && seconds() > *options_.deadline_s) {
     result_.stop = SearchStop::kDeadline;
-  } else if (options_.patience > 0 && in_vain_ >= options_.patience) {
+  } else if (options_.patience > 0 && stalled_ >= options_.patience) {
     result_.stop = SearchStop::kPatience;
   }
   return result_.stop != SearchStop::kNone;
@@ -198,17 +198,17 @@ void Search::work_off_queue() {
     const Entry& next = queue_.top();
     if (ruled_out(next.rank)) break;
     if (must_stop()) break;
-    switch (next.grain) {
-      case Grain::kNode:
+    switch (next.granularity) {
+      case Granularity::kNode:
         cut_nodes();
         break;
-      case Grain::kCell:
+      case Granularity::kCell:
         cut_cells();
         break;
-      case Grain::kPlan:
+      case Granularity::kPlan:
         bound_plans();
         break;
-      case Grain::kBoundedPlan:
+      case Granularity::kBoundedPlan:
         simulate_plans();
         break;
     }
@@ -221,9 +221,10 @@ int64_t Search::undecided() {
   for (; !queue_.empty() && !ruled_out(queue_.top().rank); queue_.pop()) {
     const Entry& entry = queue_.top();
     const Region& of = region(entry.rank.id);
-    const bool one = entry.grain == Grain::kPlan || entry.grain == Grain::kBoundedPlan;
+    const bool one =
+        entry.granularity == Granularity::kPlan || entry.granularity == Granularity::kBoundedPlan;
     const auto cells = static_cast<int64_t>(of.space->activations.size());
-    count += one ? 1 : of.cell_size * (entry.grain == Grain::kNode ? cells : 1);
+    count += one ? 1 : of.cell_size * (entry.granularity == Granularity::kNode ? cells : 1);
   }
   return count;
 }
@@ -264,15 +265,15 @@ void Search::fill_queue() {
   parallel_for(ids.size(), threads_, [&](size_t i) {
     const Duration time =
         cell_time(model_, plans[i], layers_.of(plans[i]), region(ids[i]).floor, usable_);
-    entries[i] = {{time, 0, ids[i]}, Grain::kNode};
+    entries[i] = {{time, 0, ids[i]}, Granularity::kNode};
   });
   queue_ = decltype(queue_)(Later{}, std::move(entries));
 }
 
-// Up to `most` of the first entries, while they are of this grain and may still win.
-std::vector<Rank> Search::take(Grain grain, size_t most) {
+// Up to `most` of the first entries, while they are of this granularity and may still win.
+std::vector<Rank> Search::take(Granularity granularity, size_t most) {
   std::vector<Rank> ranks;
-  while (!queue_.empty() && queue_.top().grain == grain && ranks.size() < most &&
+  while (!queue_.empty() && queue_.top().granularity == granularity && ranks.size() < most &&
          !ruled_out(queue_.top().rank)) {
     ranks.push_back(queue_.top().rank);
     queue_.pop();
@@ -283,7 +284,7 @@ std::vector<Rank> Search::take(Grain grain, size_t most) {
 void Search::cut_nodes() {
   std::vector<PlanId> cells;
   std::vector<Plan> plans;
-  for (const Rank& node : take(Grain::kNode, kRefinedAtOnce)) {
+  for (const Rank& node : take(Granularity::kNode, kRefinedAtOnce)) {
     PlanId id = node.id;
     const auto count = static_cast<int16_t>(region(id).space->activations.size());
     for (id.choice.activations = 0; id.choice.activations < count; ++id.choice.activations) {
@@ -305,13 +306,13 @@ void Search::cut_nodes() {
     if (excess_of(least).count > 0) {
       infeasible_.refuse(plan(cells[i]), region(cells[i]).cell_size, peaks[i]);
     } else {
-      queue_.push({{times[i], 0, cells[i]}, Grain::kCell});
+      queue_.push({{times[i], 0, cells[i]}, Granularity::kCell});
     }
   }
 }
 
 void Search::cut_cells() {
-  const std::vector<Rank> cells = take(Grain::kCell, kOpenedAtOnce);
+  const std::vector<Rank> cells = take(Granularity::kCell, kOpenedAtOnce);
   std::map<int32_t, std::vector<Choice>> by_region;
   std::vector<Rank> pipelines;
   for (const Rank& cell : cells) {
@@ -335,9 +336,9 @@ void Search::cut_cells() {
     regions_[static_cast<size_t>(index)].bounds->open(choices, profiles);
   }
   run_all(profiles, threads_);
-  if (found_.empty() && dives_ < kMostDives) {
-    ++dives_;
-    dive(cells.front());
+  if (found_.empty() && probes_ < kMostProbes) {
+    ++probes_;
+    probe(cells.front());
   }
   for (const Rank& cell : cells) push_plans(cell);
 }
@@ -357,11 +358,11 @@ void Search::bound_pipelines(const std::vector<Rank>& cells) {
 }
 
 // Simulates a few plans of a cell ahead of their turn.
-void Search::dive(const Rank& cell) {
+void Search::probe(const Rank& cell) {
   const Region& of = region(cell.id);
   std::vector<Rank> plans = plans_of(cell);
   std::sort(plans.begin(), plans.end());
-  plans.resize(std::min(plans.size(), kDivedInto));
+  plans.resize(std::min(plans.size(), kPlansOfAProbe));
   if (of.bounds) {
     std::vector<Choice> choices;
     for (const Rank& each : plans) choices.push_back(each.id.choice);
@@ -399,9 +400,9 @@ void Search::push_plans(const Rank& cell) {
   for (const Rank& each : plans_of(cell)) {
     if (tried_.contains(each.id)) continue;
     if (!of.bounds) {
-      push(each, Grain::kBoundedPlan);
+      push(each, Granularity::kBoundedPlan);
     } else if (!refuse_state(each.id)) {
-      push(each, Grain::kPlan);
+      push(each, Granularity::kPlan);
     }
   }
 }
@@ -416,7 +417,7 @@ bool Search::refuse_state(const PlanId& id) {
 
 // Gives the first plans their whole bounds, and refuses those that cannot fit.
 void Search::bound_plans() {
-  const std::vector<Rank> plans = take(Grain::kPlan, kRefinedAtOnce);
+  const std::vector<Rank> plans = take(Granularity::kPlan, kRefinedAtOnce);
   std::map<int32_t, std::vector<Choice>> by_region;
   for (const Rank& each : plans) by_region[each.id.region].push_back(each.id.choice);
   Tasks profiles;
@@ -438,18 +439,18 @@ void Search::bound_plans() {
       infeasible_.refuse(plan(id), 1, region(id).bounds->memory(id.choice));
       continue;
     }
-    push(rank_of(id, bounds[i]), Grain::kBoundedPlan);
+    push(rank_of(id, bounds[i]), Granularity::kBoundedPlan);
   }
 }
 
 // Keeps a plan that may still win.
-void Search::push(const Rank& rank, Grain grain) {
+void Search::push(const Rank& rank, Granularity granularity) {
   if (ruled_out(rank)) {
     dropped_ = dropped_ ? std::min(*dropped_, rank.time) : rank.time;
     return;
   }
-  if (grain == Grain::kBoundedPlan) bound_[rank.id] = rank.time;
-  queue_.push({rank, grain});
+  if (granularity == Granularity::kBoundedPlan) bound_[rank.id] = rank.time;
+  queue_.push({rank, granularity});
 }
 
 void Search::simulate_all(const std::vector<Rank>& plans) {
@@ -460,7 +461,7 @@ void Search::simulate_all(const std::vector<Rank>& plans) {
 
 void Search::simulate_plans() {
   const Duration bound = queue_.top().rank.time;
-  const std::vector<Rank> plans = take(Grain::kBoundedPlan, kSimulatedAtOnce);
+  const std::vector<Rank> plans = take(Granularity::kBoundedPlan, kSimulatedAtOnce);
   simulate_all(plans);
   report(bound);
 }
@@ -498,7 +499,7 @@ void Search::record(const PlanId& id, Outcome outcome) {
   }
   ++result_.simulated;
   const Rank rank = rank_of(id, *outcome.step_time);
-  in_vain_ = found_.empty() || rank < found_.begin()->first ? 0 : in_vain_ + 1;
+  stalled_ = found_.empty() || rank < found_.begin()->first ? 0 : stalled_ + 1;
   found_.emplace(rank, std::move(outcome));
 }
 

@@ -40,11 +40,11 @@ struct Rank {
 
 // How finely an entry of the queue is known. Of a node only region and micro_batch are read, of a
 // cell also activations.
-enum class Grain : uint8_t { kNode, kCell, kPlan, kBoundedPlan };
+enum class Granularity : uint8_t { kNode, kCell, kPlan, kBoundedPlan };
 
 struct Entry {
   Rank rank;
-  Grain grain = Grain::kNode;
+  Granularity granularity = Granularity::kNode;
 };
 struct Later {
   bool operator()(const Entry& a, const Entry& b) const { return a.rank > b.rank; }

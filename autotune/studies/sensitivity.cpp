@@ -51,29 +51,79 @@ void scale_adam(Machine& machine, double factor) {
   for (auto& [name, curve] : machine.cpu.adam) scale(curve, factor);
 }
 
-constexpr const char* kMatmul = "machine.gpu.matmul_tflops.";
-constexpr const char* kGpuBandwidth = "machine.gpu.memory_bandwidth_gb_per_s";
-constexpr const char* kGpuMemory = "machine.gpu.memory_gb";
-constexpr const char* kLink = "machine.link.gb_per_s";
-constexpr const char* kToDevice = "machine.link.host_to_device_gb_per_s";
-constexpr const char* kToHost = "machine.link.device_to_host_gb_per_s";
-constexpr const char* kCpuBandwidth = "machine.cpu.memory_bandwidth_gb_per_s";
-constexpr const char* kCpuMemory = "machine.cpu.memory_gb";
-constexpr const char* kAdam = "machine.cpu.adam";
-constexpr const char* kNvmeRead = "machine.nvme.read_gb_per_s";
-constexpr const char* kNode = "machine.node.bandwidth_gb_per_s";
-constexpr const char* kNetwork = "machine.network.bandwidth_gb_per_s";
+constexpr const char* kMatmul = "machine.gpu.matmul_tflops.";  // and the number format
 
 double gb(double bytes) { return bytes * 1e-9; }
 double plateau(const Curve& curve) { return curve.empty() ? 0 : gb(curve.points.back().rate); }
 
-double fastest_adam(const Machine& machine) {
+std::optional<double> fastest_adam(const Machine& machine) {
   double rate = 0;
   for (const auto& [name, curve] : machine.cpu.adam) {
     if (!curve.empty()) rate = std::max(rate, curve.points.back().rate);
   }
+  if (rate <= 0) return std::nullopt;
   return gb(rate);
 }
+
+// A figure that a machine has at most once: what it is worth, where the machine has it, and the
+// machine with it changed.
+struct FigureRow {
+  const char* key;
+  const char* name;
+  const char* unit;
+  std::optional<double> (*value)(const Machine& machine);
+  void (*scale)(Machine& machine, double factor);
+};
+
+const FigureRow kFigures[] = {
+    {"machine.gpu.memory_bandwidth_gb_per_s", "GPU memory bandwidth", "GB/s",
+     [](const Machine& m) -> std::optional<double> {
+       return m.gpu.memory_bandwidth.value.gb_per_s();
+     },
+     [](Machine& m, double factor) { scale(m.gpu.memory_bandwidth, factor); }},
+    {"machine.gpu.memory_gb", "GPU memory", "GB",
+     [](const Machine& m) -> std::optional<double> { return m.gpu.memory.value.gb(); },
+     [](Machine& m, double factor) { scale(m.gpu.memory, factor); }},
+    {"machine.link.gb_per_s", "link, both ways", "GB/s",
+     [](const Machine& m) -> std::optional<double> { return plateau(m.link.host_to_device); },
+     scale_link},
+    {"machine.link.host_to_device_gb_per_s", "link to the GPU", "GB/s",
+     [](const Machine& m) -> std::optional<double> { return plateau(m.link.host_to_device); },
+     [](Machine& m, double factor) { scale(m.link.host_to_device, factor); }},
+    {"machine.link.device_to_host_gb_per_s", "link to the CPU", "GB/s",
+     [](const Machine& m) -> std::optional<double> { return plateau(m.link.device_to_host); },
+     [](Machine& m, double factor) { scale(m.link.device_to_host, factor); }},
+    {"machine.cpu.memory_bandwidth_gb_per_s", "CPU memory bandwidth", "GB/s",
+     [](const Machine& m) -> std::optional<double> {
+       return m.cpu.memory_bandwidth.value.gb_per_s();
+     },
+     scale_cpu_bandwidth},
+    {"machine.cpu.memory_gb", "CPU memory", "GB",
+     [](const Machine& m) -> std::optional<double> { return m.cpu.memory.value.gb(); },
+     [](Machine& m, double factor) { scale(m.cpu.memory, factor); }},
+    {"machine.cpu.adam", "Adam on the CPU", "1e9 parameters/s", fastest_adam, scale_adam},
+    {"machine.nvme.read_gb_per_s", "NVMe, both ways", "GB/s",
+     [](const Machine& m) -> std::optional<double> {
+       if (!m.nvme) return std::nullopt;
+       return plateau(m.nvme->read);
+     },
+     [](Machine& m, double factor) {
+       scale(m.nvme->read, factor);
+       scale(m.nvme->write, factor);
+     }},
+    {"machine.node.bandwidth_gb_per_s", "node", "GB/s",
+     [](const Machine& m) -> std::optional<double> {
+       if (!m.node || m.devices_per_node <= 1) return std::nullopt;
+       return m.node->bandwidth.value.gb_per_s();
+     },
+     [](Machine& m, double factor) { scale(*m.node, factor); }},
+    {"machine.network.bandwidth_gb_per_s", "network", "GB/s",
+     [](const Machine& m) -> std::optional<double> {
+       if (!m.network || m.devices <= m.devices_per_node) return std::nullopt;
+       return m.network->bandwidth.value.gb_per_s();
+     },
+     [](Machine& m, double factor) { scale(*m.network, factor); }},
+};
 
 class Study {
  public:
@@ -184,33 +234,15 @@ class Study {
 }  // namespace
 
 std::vector<MachineFigure> machine_figures(const Machine& machine, DType dtype) {
-  const Gpu& gpu = machine.gpu;
-  const Cpu& cpu = machine.cpu;
   std::vector<MachineFigure> figures;
-  if (const auto rate = gpu.matmul.find(dtype); rate != gpu.matmul.end()) {
+  const auto& matmul = machine.gpu.matmul;
+  if (const auto rate = matmul.find(dtype); rate != matmul.end()) {
     figures.push_back({kMatmul + std::string(to_string(dtype)), "GPU matrix products", "TFLOP/s",
                        rate->second.value.tflops()});
   }
-  figures.push_back(
-      {kGpuBandwidth, "GPU memory bandwidth", "GB/s", gpu.memory_bandwidth.value.gb_per_s()});
-  figures.push_back({kGpuMemory, "GPU memory", "GB", gpu.memory.value.gb()});
-  figures.push_back({kLink, "link, both ways", "GB/s", plateau(machine.link.host_to_device)});
-  figures.push_back({kToDevice, "link to the GPU", "GB/s", plateau(machine.link.host_to_device)});
-  figures.push_back({kToHost, "link to the CPU", "GB/s", plateau(machine.link.device_to_host)});
-  figures.push_back(
-      {kCpuBandwidth, "CPU memory bandwidth", "GB/s", cpu.memory_bandwidth.value.gb_per_s()});
-  figures.push_back({kCpuMemory, "CPU memory", "GB", cpu.memory.value.gb()});
-  if (const double rate = fastest_adam(machine); rate > 0) {
-    figures.push_back({kAdam, "Adam on the CPU", "1e9 parameters/s", rate});
-  }
-  if (machine.nvme) {
-    figures.push_back({kNvmeRead, "NVMe, both ways", "GB/s", plateau(machine.nvme->read)});
-  }
-  if (machine.node && machine.devices_per_node > 1) {
-    figures.push_back({kNode, "node", "GB/s", machine.node->bandwidth.value.gb_per_s()});
-  }
-  if (machine.network && machine.devices > machine.devices_per_node) {
-    figures.push_back({kNetwork, "network", "GB/s", machine.network->bandwidth.value.gb_per_s()});
+  for (const FigureRow& row : kFigures) {
+    const std::optional<double> value = row.value(machine);
+    if (value) figures.push_back({row.key, row.name, row.unit, *value});
   }
   return figures;
 }
@@ -218,35 +250,14 @@ std::vector<MachineFigure> machine_figures(const Machine& machine, DType dtype) 
 Machine with_figure(const Machine& machine, const MachineFigure& figure, double factor) {
   CHECK(factor > 0);
   Machine result = machine;
-  const std::string& key = figure.key;
-  if (key == kGpuBandwidth) {
-    scale(result.gpu.memory_bandwidth, factor);
-  } else if (key == kGpuMemory) {
-    scale(result.gpu.memory, factor);
-  } else if (key == kLink) {
-    scale_link(result, factor);
-  } else if (key == kToDevice) {
-    scale(result.link.host_to_device, factor);
-  } else if (key == kToHost) {
-    scale(result.link.device_to_host, factor);
-  } else if (key == kCpuBandwidth) {
-    scale_cpu_bandwidth(result, factor);
-  } else if (key == kCpuMemory) {
-    scale(result.cpu.memory, factor);
-  } else if (key == kAdam) {
-    scale_adam(result, factor);
-  } else if (key == kNvmeRead) {
-    scale(result.nvme->read, factor);
-    scale(result.nvme->write, factor);
-  } else if (key == kNode) {
-    scale(*result.node, factor);
-  } else if (key == kNetwork) {
-    scale(*result.network, factor);
-  } else {
-    CHECK(key.starts_with(kMatmul));
-    for (auto& [dtype, rate] : machine.gpu.matmul) {
-      if (key == kMatmul + std::string(to_string(dtype))) scale_matmul(result, dtype, factor);
-    }
+  for (const FigureRow& row : kFigures) {
+    if (figure.key != row.key) continue;
+    row.scale(result, factor);
+    return result;
+  }
+  CHECK(figure.key.starts_with(kMatmul));
+  for (const auto& [dtype, rate] : machine.gpu.matmul) {
+    if (figure.key == kMatmul + std::string(to_string(dtype))) scale_matmul(result, dtype, factor);
   }
   return result;
 }

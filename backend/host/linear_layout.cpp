@@ -1,6 +1,7 @@
 #include "backend/host/linear_layout.h"
 
 #include "sim/base/error.h"
+#include "sim/spec/model_family.h"
 
 namespace ballast::transformer {
 
@@ -11,7 +12,7 @@ void LinearLayout::add(int64_t width) {
 }
 
 LinearLayout linear_layout(const Model& m, ModuleKind kind) {
-  const bool fused = m.architecture == "gpt2";
+  const bool fused = model_family(m.architecture).gpt2_names;
   LinearLayout layout;
   layout.order = m.layout;
   switch (kind) {

@@ -33,40 +33,20 @@ std::string show_value(const CellResult& cell, Criterion criterion) {
   return "";
 }
 
-// For people.
-std::string title_of(Criterion criterion) {
-  switch (criterion) {
-    case Criterion::kStepTime:
-      return "time of a step, less is better";
-    case Criterion::kTokensPerS:
-      return "tokens a second, more is better";
-    case Criterion::kTokensPerSPerDevice:
-      return "tokens a second and device, more is better";
-    case Criterion::kMfu:
-      return "MFU, more is better";
-    case Criterion::kGpuMemory:
-      return "GPU memory of the fastest plan, less is better";
-    case Criterion::kCostPerToken:
-      return "price of a million tokens, less is better";
-  }
-  return "";
-}
-
-std::string unit_of(Criterion criterion) {
-  switch (criterion) {
-    case Criterion::kStepTime:
-      return "s";
-    case Criterion::kTokensPerS:
-    case Criterion::kTokensPerSPerDevice:
-      return "tokens/s";
-    case Criterion::kMfu:
-      return "1";
-    case Criterion::kGpuMemory:
-      return "bytes";
-    case Criterion::kCostPerToken:
-      return "price of a million tokens";
-  }
-  return "";
+// What a criterion is called for people, and its unit; in the order of Criterion.
+struct CriterionWords {
+  const char* title;
+  const char* unit;
+};
+constexpr std::array<CriterionWords, kCriteria> kCriterionWords = {
+    {{"time of a step, less is better", "s"},
+     {"tokens a second, more is better", "tokens/s"},
+     {"tokens a second and device, more is better", "tokens/s"},
+     {"MFU, more is better", "1"},
+     {"GPU memory of the fastest plan, less is better", "bytes"},
+     {"price of a million tokens, less is better", "price of a million tokens"}}};
+const CriterionWords& words_of(Criterion criterion) {
+  return kCriterionWords[static_cast<size_t>(criterion)];
 }
 
 std::string column_name(const Grid& grid, size_t column) {
@@ -114,7 +94,7 @@ std::string heading(const Comparison& comparison) {
       if (axis.values.size() == 1) words.push_back(axis.name + " " + axis.values.front());
     }
   }
-  const std::string title = title_of(comparison.criterion);
+  const std::string title = words_of(comparison.criterion).title;
   return words.empty() ? title : fmt::format("{}: {}", fmt::join(words, ", "), title);
 }
 
@@ -380,7 +360,7 @@ OrderedJson comparison_json(const Comparison& comparison) {
   const Grid& grid = comparison.grid;
   OrderedJson json = {{"schema", "ballast.comparison/1"},
                       {"metric", to_string(comparison.criterion)},
-                      {"unit", unit_of(comparison.criterion)}};
+                      {"unit", words_of(comparison.criterion).unit}};
   json["rows"] = json["columns"] = json["cells"] = OrderedJson::array();
   json["best"] = json["crossings"] = OrderedJson::array();
   for (const Axis& axis : grid.row_axes()) json["rows"].push_back(axis_json(axis));

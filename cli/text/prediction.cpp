@@ -136,13 +136,6 @@ std::string optimizer_text(const OptimizerPlan& plan) {
 
 }  // namespace
 
-std::string name_of(const KindTime& kind) {
-  std::string name(to_string(kind.kind));
-  const bool says_more = kind.phase != Phase::kOptimizer || kind.kind == OpKind::kCopy;
-  if (says_more) name += " " + std::string(to_string(kind.phase));
-  return name;
-}
-
 std::string lane_name(const Graph& graph, LaneId lane) {
   std::string name(to_string(kind_of(lane)));
   if (graph.lanes <= kLaneKinds) return name;

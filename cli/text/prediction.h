@@ -14,8 +14,6 @@ namespace ballast {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// "gemm backward_input", "copy reload", "adam".
-std::string name_of(const KindTime& kind);
 // "compute", or "2 compute" where several devices are simulated.
 std::string lane_name(const Graph& graph, LaneId lane);
 // "GPU memory", "CPU memory", "NVMe".

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "backend/train/trainer.h"
-#include "cli/run/completion.h"
 #include "cli/text/prediction.h"
+#include "sim/engine/predict.h"
 
 namespace ballast {
 

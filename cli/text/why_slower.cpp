@@ -1,9 +1,8 @@
 #include "cli/text/why_slower.h"
 
-#include <algorithm>
 #include <fmt/format.h>
-#include <map>
 
+#include "autotune/studies/why_slower.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 #include "sim/engine/predict.h"
@@ -19,32 +18,6 @@ std::string value_text(const Knob& knob, const Plan& plan) {
   const bool is_share = std::holds_alternative<double>(value);
   if (is_share && text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
-}
-
-// Seconds of the critical path by kind of operation; waiting is one of them.
-std::map<std::string, double> path_of(const Prediction& prediction) {
-  std::map<std::string, double> seconds;
-  for (const KindTime& kind : prediction.critical_path.by_kind) {
-    seconds[name_of(kind)] += kind.time.seconds();
-  }
-  seconds["waiting"] += prediction.critical_path.waiting.seconds();
-  return seconds;
-}
-
-struct Change {
-  std::string name;
-  double seconds = 0;
-};
-
-// What the critical path has more (or, negative, less) of, largest first.
-std::vector<Change> changes_of(const Prediction& best, const Prediction& other) {
-  std::map<std::string, double> difference = path_of(other);
-  for (const auto& [name, seconds] : path_of(best)) difference[name] -= seconds;
-  std::vector<Change> changes;
-  for (const auto& [name, seconds] : difference) changes.push_back({name, seconds});
-  std::sort(changes.begin(), changes.end(),
-            [](const Change& a, const Change& b) { return a.seconds > b.seconds; });
-  return changes;
 }
 
 }  // namespace
@@ -64,26 +37,23 @@ std::string knobs_that_differ(const Plan& best, const Plan& other) {
 }
 
 std::string why_it_loses(const Case& best, const Case& other, const Measurements& measurements) {
-  const Prediction first = predict(best.model, best.plan, best.machine, &measurements);
-  const Prediction second = predict(other.model, other.plan, other.machine, &measurements);
-  const double longer = second.step_time.seconds() - first.step_time.seconds();
-  const double percent = 100 * longer / first.step_time.seconds();
+  const SlowerStep slower =
+      why_slower(predict(best.model, best.plan, best.machine, &measurements),
+                 predict(other.model, other.plan, other.machine, &measurements));
+  const std::string percent = show_signed_percent(100 * slower.share);
   const std::string knobs = knobs_that_differ(best.plan, other.plan);
-  // Below this the two differ by nothing that a reader could act on.
-  if (longer < 1e-4 * first.step_time.seconds()) {
+  if (slower.is_tie()) {
     return fmt::format("the next-best, with {}, takes no longer ({}): a tie, too close to measure",
-                       knobs, show_signed_percent(percent));
+                       knobs, percent);
   }
-  std::string text =
-      fmt::format("why the next-best loses: with {} a step takes {} more ({})", knobs,
-                  show(Duration::from_seconds(longer)), show_signed_percent(percent));
-  const std::vector<Change> changes = changes_of(first, second);
-  if (changes.front().seconds <= 0) return text;
-  text += fmt::format("; its critical path has {} more of {}",
-                      show(Duration::from_seconds(changes.front().seconds)), changes.front().name);
-  if (changes.back().seconds < 0) {
-    text += fmt::format(" and {} less of {}", show(Duration::from_seconds(-changes.back().seconds)),
-                        changes.back().name);
+  std::string text = fmt::format("why the next-best loses: with {} a step takes {} more ({})",
+                                 knobs, show(slower.longer), percent);
+  const PathChange& most = slower.path.front();
+  const PathChange& least = slower.path.back();
+  if (most.more.ps <= 0) return text;
+  text += fmt::format("; its critical path has {} more of {}", show(most.more), most.name);
+  if (least.more.ps < 0) {
+    text += fmt::format(" and {} less of {}", show(Duration{-least.more.ps}), least.name);
   }
   return text;
 }

@@ -1,4 +1,6 @@
-// Why one plan is slower than another: the knobs that differ, and where the time goes.
+// Why one plan is slower than another, in words: the knobs that differ, and where the time goes.
+//
+// Will not do: find that out (autotune/studies/why_slower.h).
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // `tune --measure`: runs the plans that the closed loop asks for on the device at hand, keeps every
 // run in the store as a record of `verify`, and finds the runs of an interrupted call there again.
 //
-// Will not do: choose what to run, or refit (autotune/calibrate/closed_loop).
+// Will not do: choose what to run, or refit (autotune/studies/closed_loop).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "autotune/calibrate/closed_loop.h"
+#include "autotune/studies/closed_loop.h"
 #include "cli/flags/inputs.h"
 #include "cli/flags/training_flags.h"
 #include "cli/text/prediction.h"

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <numeric>
-#include <set>
 
+#include "autotune/studies/experiments.h"
 #include "cli/flags/training_flags.h"
 #include "cli/text/prediction.h"
 #include "cli/text/progress.h"
@@ -18,49 +17,6 @@ constexpr size_t kTimedAtTheTop = 5;
 constexpr int kMostRounds = 4;
 // Candidates kept behind those that are shown: the next-best that is explained lies behind ties.
 constexpr size_t kRankedAtLeast = 200;
-
-using Values = std::array<int16_t, 7>;
-Values values_of(const Choice& choice) {
-  return {choice.micro_batch, choice.activations, choice.bucket,    choice.gpu_buckets,
-          choice.cast,        choice.sync,        choice.flow_share};
-}
-
-// Choices such that every value of every knob is in at least one of them.
-std::vector<Choice> covering(const std::vector<Choice>& all) {
-  std::set<std::pair<int, int16_t>> seen;
-  std::vector<Choice> chosen;
-  // Neighbours in the list differ in their last knobs only; a long stride changes them all.
-  const size_t stride = all.size() * 5 / 8 | 1;
-  const size_t step = std::gcd(stride, all.size()) == 1 ? stride : 1;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const Choice& choice = all[i * step % all.size()];
-    const Values values = values_of(choice);
-    bool is_new = false;
-    for (size_t knob = 0; knob < values.size(); ++knob) {
-      is_new = seen.emplace(static_cast<int>(knob), values[knob]).second || is_new;
-    }
-    if (is_new) chosen.push_back(choice);
-  }
-  return chosen;
-}
-
-// Choices that differ from the one of this plan in one knob; none where it is not of the space.
-std::vector<Choice> neighbours_of(Plan plan, const Space& space, const Plan& base) {
-  plan.memory_reuse = base.memory_reuse;  // which is no choice
-  const std::vector<Choice> all = choices_of(space, base);
-  const auto same = [&](const Choice& choice) { return plan_of(space, base, choice) == plan; };
-  const auto found = std::find_if(all.begin(), all.end(), same);
-  std::vector<Choice> neighbours;
-  if (found == all.end()) return neighbours;
-  const Values here = values_of(*found);
-  for (const Choice& choice : all) {
-    const Values there = values_of(choice);
-    int differing = 0;
-    for (size_t knob = 0; knob < here.size(); ++knob) differing += here[knob] != there[knob];
-    if (differing == 1) neighbours.push_back(choice);
-  }
-  return neighbours;
-}
 
 Candidate candidate_of(const Plan& plan, const Prediction& prediction) {
   Candidate candidate;
@@ -138,23 +94,18 @@ MeasureResult Tuner::measure_plans(SearchResult& found) {
 void Tuner::measure_space() {
   Progress progress("measure");
   const Space space = space_of(of_.model, of_.plan, space_.open);
-  const std::vector<Choice> chosen = covering(choices_of(space, of_.plan));
+  const std::vector<Plan> chosen = covering_plans(space, of_.plan);
   for (size_t i = 0; i < chosen.size() && !answers_.interrupted(); ++i) {
     progress.show(static_cast<double>(i) / static_cast<double>(chosen.size()),
                   fmt::format("plan {} of {}", i + 1, chosen.size()));
-    measure(plan_of(space, of_.plan, chosen[i]));
+    measure(chosen[i]);
   }
   progress.finish(fmt::format("{} operations are timed", measurements_.size()));
 }
 
-// A search that prunes well leaves few plans that it simulated. So plans that differ from the
-// best in one knob are candidates too, and those that show every value of every knob.
 void Tuner::add_candidates(SearchResult& found) const {
   const Space space = space_of(of_.model, of_.plan, space_.open);
-  std::vector<Choice> choices = neighbours_of(found.best->plan, space, of_.plan);
-  for (const Choice& choice : covering(choices_of(space, of_.plan))) choices.push_back(choice);
-  for (const Choice& choice : choices) {
-    const Plan plan = plan_of(space, of_.plan, choice);
+  for (const Plan& plan : rival_plans(found.best->plan, space, of_.plan)) {
     const auto same = [&](const Candidate& known) { return known.plan == plan; };
     if (std::any_of(found.ranked.begin(), found.ranked.end(), same)) continue;
     const Prediction prediction = predict(of_.model, plan, of_.machine, &measurements_);

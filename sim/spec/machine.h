@@ -58,8 +58,11 @@ struct Gpu {
   Sourced<Bytes> reserved;  // context and libraries, not available to tensors
   Sourced<Bandwidth> memory_bandwidth;
   std::map<DType, Sourced<FlopRate>> matmul;  // best achieved dense rate by storage type
-  Sourced<FlopRate> vector;                   // elementwise arithmetic, fp32
-  Sourced<double> attention_efficiency;       // share of `matmul` that fused attention reaches
+  // Dense 16-bit peak of the data sheet, which published utilisations refer to; nothing computes
+  // with it.
+  std::optional<Sourced<FlopRate>> nominal_matmul;
+  Sourced<FlopRate> vector;               // elementwise arithmetic, fp32
+  Sourced<double> attention_efficiency;   // share of `matmul` that fused attention reaches
   std::vector<AttentionRates> attention;  // by head size; where given, used instead of the share
   Sourced<Duration> launch;               // least time of any operation
   int64_t multiprocessors = 132;          // tiles of a matrix product computed at the same time

@@ -4,6 +4,8 @@
 #include <array>
 #include <fmt/format.h>
 
+#include "sim/spec/model_family.h"
+
 namespace ballast {
 
 namespace {
@@ -51,25 +53,23 @@ void add_norm(ModuleBuilder& builder, const Model& model, const std::string& nam
 // Hugging Face names: gpt2 as GPT2LMHeadModel, the others as LlamaForCausalLM and its kin, in the
 // spelling of their checkpoints (which transformers 5 renames while it loads them).
 struct Names {
-  explicit Names(const std::string& architecture)
-      : gpt2(architecture == "gpt2"), stacks_experts(architecture == "gpt_oss") {
-    if (architecture == "mixtral") {
-      experts_block = "block_sparse_moe.";
-      gate = "w1";
-      down = "w2";
-      up = "w3";
-    }
-    if (stacks_experts) router = "mlp.router";
-    if (architecture == "deepseek_v3") router_bias = "e_score_correction_bias";
-  }
+  explicit Names(const ModelFamily& family)
+      : gpt2(family.gpt2_names),
+        stacks_experts(family.stacks_experts),
+        experts_block(family.experts_block),
+        gate(family.gate),
+        up(family.up),
+        down(family.down),
+        router(family.router),
+        router_bias(family.router_bias) {}
   bool gpt2;
   bool stacks_experts;
-  std::string experts_block = "mlp.";
-  std::string gate = "gate_proj";
-  std::string up = "up_proj";
-  std::string down = "down_proj";
+  std::string experts_block;
+  std::string gate;
+  std::string up;
+  std::string down;
   std::string router;  // empty: "gate" in the block of experts
-  std::string router_bias = "bias";
+  std::string router_bias;
 
   std::string layer(int64_t i) const {
     return gpt2 ? fmt::format("transformer.h.{}.", i) : fmt::format("model.layers.{}.", i);
@@ -314,7 +314,7 @@ std::vector<int64_t> Parameter::shape() const {
 
 std::vector<Module> modules_of(const Model& model) {
   check(model);
-  const Names names(model.architecture);
+  const Names names(model_family(model.architecture));
   std::vector<Module> modules;
   modules.push_back(embedding_module(model, names));
   for (int64_t layer = 0; layer < model.layers; ++layer) append_layer(modules, model, names, layer);
@@ -370,7 +370,7 @@ std::vector<Product> products_of(const Model& m, ModuleKind kind, int64_t layer)
 
 int64_t parameter_count(const Model& model) {
   check(model);
-  const Names names(model.architecture);
+  const Names names(model_family(model.architecture));
   const LayerSorts sorts = layer_sorts(model);
   const auto count_of = [](const std::vector<Module>& modules) {
     int64_t count = 0;

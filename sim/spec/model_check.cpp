@@ -3,10 +3,10 @@
 #include <array>
 #include <cmath>
 #include <fmt/format.h>
-#include <initializer_list>
 #include <optional>
 
 #include "sim/spec/model.h"
+#include "sim/spec/model_family.h"
 
 namespace ballast {
 namespace {
@@ -27,9 +27,13 @@ void require_at_least(const Model& model, const char* field, int64_t value, int6
   }
 }
 
-bool is_one_of(const Model& model, std::initializer_list<std::string_view> architectures) {
-  return std::find(architectures.begin(), architectures.end(), model.architecture) !=
-         architectures.end();
+// "deepseek_v3": the families that this holds of.
+std::string names_of(bool ModelFamily::*trait) {
+  std::vector<std::string_view> names;
+  for (const ModelFamily& family : model_families()) {
+    if (family.*trait) names.push_back(family.name);
+  }
+  return fmt::format("{}", fmt::join(names, " and "));
 }
 
 void check_sizes(const Model& model) {
@@ -76,9 +80,9 @@ void check_attention(const Model& model) {
     refuse(model, fmt::format("head_size {} is odd", model.head_size),
            "rotary positions need it even");
   }
-  if (model.is_latent() != (model.architecture == "deepseek_v3")) {
+  if (model.is_latent() != model_family(model.architecture).latent_attention) {
     refuse(model, fmt::format("kv_rank is {}", model.kv_rank),
-           "deepseek_v3 needs one above 0, all others 0");
+           names_of(&ModelFamily::latent_attention) + " needs one above 0, all others 0");
   }
   if (!model.is_latent()) {
     if (model.query_rank > 0 || model.rope_size > 0 || model.value_size > 0) {
@@ -104,12 +108,13 @@ void check_attention(const Model& model) {
 }
 
 void check_experts(const Model& model) {
-  const bool in_every_layer = is_one_of(model, {"mixtral", "gpt_oss"});
+  const ModelFamily& family = model_family(model.architecture);
+  const bool in_every_layer = family.has_experts_everywhere();
   if (model.experts == 0) {
     if (in_every_layer) refuse(model, "experts is 0", model.architecture + " needs at least 1");
     return;
   }
-  if (!in_every_layer && !is_one_of(model, {"qwen3_moe", "deepseek_v3"})) {
+  if (family.expert_keys == ExpertKeys::kNone) {
     refuse(model,
            fmt::format("{} has no experts, and experts is {}", model.architecture, model.experts),
            "set it to 0");
@@ -134,9 +139,9 @@ void check_experts(const Model& model) {
     refuse(model, "first_dense_layers, sparse_step or dense_layers is set",
            model.architecture + " has experts in every layer; set them to 0, 1 and []");
   }
-  if (model.shared_experts > 0 && model.architecture != "deepseek_v3") {
+  if (model.shared_experts > 0 && !family.shared_experts) {
     refuse(model, fmt::format("shared_experts is {}", model.shared_experts),
-           "only deepseek_v3 has them; set it to 0");
+           "only " + names_of(&ModelFamily::shared_experts) + " has them; set it to 0");
   }
 }
 

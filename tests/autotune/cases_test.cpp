@@ -76,8 +76,26 @@ TEST(nominal_peak, is_the_vendors_and_not_the_achieved_rate) {
   EXPECT_EQ(nominal_peak(load_machine("hgx-h200-quad")).tflops(), 989.4);
   EXPECT_EQ(nominal_peak(load_machine("dgx-2-v100")).tflops(), 125);
   Machine unknown = load_machine("dgx-2-v100");
-  unknown.gpu.name = "a GPU of tomorrow";
+  unknown.gpu.nominal_matmul.reset();
   EXPECT_THROW(nominal_peak(unknown), Error);
+}
+
+// Above what is achieved: a utilisation of the best rate is below 100 %, or at it where the file's
+// rate is the vendor's.
+TEST(nominal_peak, is_known_of_every_shipped_machine) {
+  int machines = 0;
+  for (const Shipped& shipped : shipped_machines()) {
+    const Machine machine = load_machine(shipped.name);
+    const double peak = nominal_peak(machine).tflops();
+    for (const DType dtype : {DType::kBf16, DType::kF16}) {
+      const auto rate = machine.gpu.matmul.find(dtype);
+      if (rate != machine.gpu.matmul.end()) {
+        EXPECT_GE(peak, rate->second.value.tflops()) << shipped.name;
+      }
+    }
+    ++machines;
+  }
+  EXPECT_GE(machines, 15);
 }
 
 // 24 sequences on one rank: 1, 2, 4, 8 divide them, 16 and more do not, and 24 is all of them.

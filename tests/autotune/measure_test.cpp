@@ -3,7 +3,7 @@
 #include <cmath>
 #include <gtest/gtest.h>
 
-#include "autotune/calibrate/closed_loop.h"
+#include "autotune/studies/closed_loop.h"
 #include "sim/engine/cost.h"
 #include "tests/autotune/support.h"
 

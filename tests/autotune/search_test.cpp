@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "autotune/search/evaluate.h"
-#include "autotune/studies/explain.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
 #include "tests/autotune/support.h"

@@ -256,6 +256,13 @@ std::vector<LaneUse> lane_use(const Graph& graph, const Timeline& timeline) {
   return result;
 }
 
+std::string name_of(const KindTime& kind) {
+  std::string name(to_string(kind.kind));
+  const bool says_more = kind.phase != Phase::kOptimizer || kind.kind == OpKind::kCopy;
+  if (says_more) name += " " + std::string(to_string(kind.phase));
+  return name;
+}
+
 std::vector<KindTime> time_by_kind(const Graph& graph, const Timeline& timeline) {
   KindSums sums;
   for (const Span& span : timeline.spans) sums.add(op_of(graph, span), length(span), 1);

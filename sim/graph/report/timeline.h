@@ -42,6 +42,8 @@ struct KindTime {
   Duration time;           // summed over operations, per step
   int64_t operations = 0;  // per step
 };
+// "gemm forward", "adam".
+std::string name_of(const KindTime& kind);
 // Sorted by time, longest first.
 std::vector<KindTime> time_by_kind(const Graph& graph, const Timeline& timeline);
 

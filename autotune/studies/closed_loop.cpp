@@ -1,4 +1,4 @@
-#include "autotune/calibrate/closed_loop.h"
+#include "autotune/studies/closed_loop.h"
 
 #include <algorithm>
 #include <cmath>
