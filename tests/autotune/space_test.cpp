@@ -24,7 +24,7 @@ TEST(Space, knobs_with_a_value_keep_it_unless_they_are_freed) {
   EXPECT_EQ(plan_of(fixed, fixed_plan(), only.front()), fixed_plan());
 
   OpenKnobs cast;
-  cast.cast = true;
+  cast.add(KnobId::kCast);
   EXPECT_EQ(choices_of(space_of(small_model(), fixed_plan(), cast), fixed_plan()).size(), 2U);
 }
 
