@@ -289,7 +289,8 @@ std::string prediction_table(const std::vector<Case>& cases,
                {"TFLOP/s a GPU"},
                {"MFU"},
                {"GPU memory"},
-               {"CPU memory"}});
+               {"CPU memory"},
+               {"runs on", true}});
   for (size_t i = 0; i < cases.size(); ++i) {
     const Case& of = cases[i];
     const Prediction& prediction = predictions[i];
@@ -303,7 +304,8 @@ std::string prediction_table(const std::vector<Case>& cases,
                    {show(prediction.step_time), show_count(prediction.tokens_per_s),
                     show_count(prediction.model_rate.tflops()), show_percent(100 * prediction.mfu),
                     show(Bytes{arena_bytes(prediction, Place::kHbm)}),
-                    show(Bytes{arena_bytes(prediction, Place::kDram)})});
+                    show(Bytes{arena_bytes(prediction, Place::kDram)}),
+                    runs_on_cell(runs_on(of.model, of.plan, of.stack))});
     }
     table.add(std::move(cells));
   }

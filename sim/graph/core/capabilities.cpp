@@ -161,14 +161,6 @@ std::optional<Missing> first_missing(const Op& op, const Graph& graph,
 
 }  // namespace
 
-std::string_view to_string(WorkVariant variant) {
-  constexpr std::array<std::string_view, kWorkVariants> kNames = {
-      "eager attention",  "fp8 product",        "exact undo",        "state stream",
-      "resting rollback", "exact resting undo", "exact narrow undo", "pageable copy",
-      "copy in pieces",   "no master",          "several ranks"};
-  return kNames[static_cast<size_t>(variant)];
-}
-
 std::string_view to_string(Role role) {
   constexpr std::array<std::string_view, kRoles> kNames = {
       "tokens",   "input",           "weight",         "residual",          "statistics",

@@ -93,7 +93,6 @@ using WorkVariants = SetOf<WorkVariant>;
 inline constexpr int kRoles = static_cast<int>(Role::kCodes) + 1;
 inline constexpr int kDTypes = static_cast<int>(DType::kE5m2) + 1;
 
-std::string_view to_string(WorkVariant variant);
 std::string_view to_string(Role role);
 
 // The roles that share a set of types.

@@ -39,7 +39,7 @@ enum class LaneKind : uint8_t {
   kUpload,  // CPU to GPU: stepped weights coming home, and the kernels that unpack them; apart from
             // kCopyIn so that a reload never queues behind a step that is still running
   kCpu,     // the optimizer's worker threads
-  kCheck,   // one idle core: gradient norms and validation
+  kCheck,   // norms of CPU buckets, by threads of their own, as many as the optimizer has; verdicts
   kNetwork,  // collectives
   kNvme,
 };
@@ -99,7 +99,7 @@ enum class TensorKind : uint8_t {
   kPartial,         // a sum over ranks that is still to be made
   kFullGradient,    // dtype [module.count]: of all ranks' weights, before it is scattered
   kReduced,         // a rank's share of a bucket's gradient
-  kState,           // fp32 [3, bucket.count]: master and moments where they rest between steps
+  kState,           // master and moments where they rest between steps, one after another
   kSaved,           // all that a block leaves for its backward
   kCodes,           // bytes: the operands of a product in 8 bits
 };
