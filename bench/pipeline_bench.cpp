@@ -3,7 +3,7 @@
 //   pipeline_bench            a few stages of each, well under a second: so that it never rots
 //   pipeline_bench --real     as published:
 //     gpt-1t        1 trillion parameters on 3072 A100, tensor 8, pipeline 64, data 6, batch 3072
-//                   (arXiv 2104.04473, table 1, last row): 512 micro-batches, 130,242 operations.
+//                   (arXiv 2104.04473, table 1, last row): 512 micro-batches, 160,362 operations.
 //                   Goal: 2 s on one core, 2 GiB.
 //     llama-3-70b   64 H100, tensor 8, pipeline 4, data 2, 16 micro-batches. Goal: 5 ms.
 //

@@ -194,14 +194,20 @@ class CellBound {
       work[static_cast<size_t>(c % plan_.pipeline)] += time.forward + time.backward;
       if (c + 1 < plan_.pipeline) {
         const auto s = static_cast<size_t>(c);
-        around[s + 1] = around[s] + time.forward + time.backward;
+        // What a spread backward recomputes, no more than a forward, need not wait for its turn.
+        const int64_t back = overlaps_inside(plan_)
+                                 ? std::max<int64_t>(0, time.backward - time.forward)
+                                 : time.backward;
+        around[s + 1] = around[s] + time.forward + back;
       }
     }
     int64_t longest = 0;
     for (size_t s = 0; s < work.size(); ++s) {
       longest = std::max(longest, around[s] + plan_.accumulation() * work[s]);
     }
-    if (plan_.optimizer.placement == OptimizerPlacement::kNvme) return longest;
+    // A step that does not wait runs beside the next forward, and the first chunk of a spread stage
+    // begins before all of its weights are there.
+    if (overlaps_inside(plan_)) return longest;
     return longest_with_step(longest, plan_.accumulation() * work.front(), floor);
   }
 
@@ -212,7 +218,9 @@ class CellBound {
   // for `pipeline` forwards of each chunk before k and as many backwards of each before j.
   int64_t longest_with_step(int64_t longest, int64_t computed, const StepFloor& floor) const {
     const bool on_cpu = plan_.optimizer.placement == OptimizerPlacement::kCpu;
-    const double step = on_cpu ? floor.out + floor.cpu_adam + floor.fetch : floor.gpu_adam;
+    // Bucket after bucket: what one bucket waits for runs beside the next one's, so that only the
+    // slowest part is sure. What the CPU steps is out before the decision.
+    const double step = on_cpu ? floor.out + std::max(floor.cpu_adam, floor.fetch) : floor.gpu_adam;
     struct ChunkStep {
       int64_t forwards = 0, backwards = 0;  // of the chunks before it
       int64_t reduced = 0, gathered = 0;    // up to this one
@@ -234,13 +242,14 @@ class CellBound {
       sum.forwards += round * time.forward;
       sum.backwards += round * time.backward;
     }
-    const int64_t most = longest + steps.front().reduced + first_step + steps.front().gathered;
+    const int64_t most =
+        longest + steps.front().reduced + std::max(first_step, steps.front().gathered);
     int64_t reduced = 0, gathered = 0;
     for (const ChunkStep& each : steps) {
       reduced = std::max(reduced, each.reduced - each.backwards);
       gathered = std::max(gathered, each.gathered - each.forwards);
     }
-    return std::max(most, computed + reduced + first_step + gathered);
+    return std::max(most, computed + reduced + std::max(first_step, gathered));
   }
 
   // Micro-batches, or chunks of them, whose activations a stage holds at once.
@@ -252,6 +261,14 @@ class CellBound {
       ahead = 2 * ahead + (plan_.virtual_pipeline - 1) * plan_.pipeline;
     }
     return std::min(ahead + 1, total);
+  }
+
+  // Whether a stage holds as many activations once more when every gradient has been begun: its
+  // first chunk's, which comes last, after a round of each of the others.
+  bool fills_again(int64_t stage) const {
+    if (plan_.pipeline == 1) return true;
+    const int64_t total = plan_.accumulation() * plan_.virtual_pipeline;
+    return total > in_flight(stage) + (plan_.virtual_pipeline - 1) * plan_.pipeline;
   }
 
   StageSums sums_of(int64_t stage) const {
@@ -287,14 +304,22 @@ class CellBound {
     }
     const bool stays = on_gpu || plan_.weights.flow_share == 0.0;
     if (stays) at(Place::kHbm, Category::kWeights) = weights;
-    // Of several micro-batches they add up; a single one's may leave as soon as they are made.
-    if (pipeline || plan_.accumulation() > 1) at(Place::kHbm, Category::kGradients) = weights;
+    // Of several micro-batches gradients add up; a single one's may leave as soon as they are made.
+    const Bytes gradients = plan_.accumulation() > 1 ? weights : Bytes{};
+    Bytes& activations = at(Place::kHbm, Category::kActivations);
+    if (fills_again(stage)) {
+      at(Place::kHbm, Category::kGradients) = gradients;
+    } else if (gradients > activations) {
+      activations = {};
+      at(Place::kHbm, Category::kGradients) = gradients;
+    }
     if (on_gpu) {
       at(Place::kHbm, Category::kMoments) = state;
     } else if (plan_.optimizer.placement == OptimizerPlacement::kCpu) {
-      Bytes room;
+      Bytes room;  // on the GPU, for the state of what it steps
+      const bool some_on_gpu = !pipeline || plan_.optimizer.gpu_buckets.value_or(1) > 0;
       const auto hbm = static_cast<size_t>(Place::kHbm);
-      if (!pipeline) room = std::max(Bytes{}, usable[hbm] - sum_of(least[hbm]));
+      if (some_on_gpu) room = std::max(Bytes{}, usable[hbm] - sum_of(least[hbm]));
       at(Place::kDram, Category::kMoments) = std::max(Bytes{}, state - room);
     }
     std::vector<PlacePeak> peaks;

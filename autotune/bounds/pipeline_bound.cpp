@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "autotune/bounds/bound.h"
 #include "sim/engine/predict.h"
-#include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/schedules/pipeline.h"
 
@@ -25,35 +25,62 @@ class PipelineBound {
   PipelineBound(const Model& model, const Plan& plan, const CostModel& costs)
       : plan_(plan),
         chunks_(plan.pipeline * plan.virtual_pipeline),
-        graph_(build(model, with_few_micro_batches(plan))),
+        layers_(model.layers),
+        folded_(is_folded(model, plan, StackFacts{})),
+        graph_(build_pipeline(model, with_few_micro_batches(plan), StackFacts{}, Folding::kOn)),
         table_(costs_of(graph_, costs)) {
     for (auto& times : block_ps_) times.assign(static_cast<size_t>(chunks_), 0);
-    for (size_t i = 0; i < graph_.step.ops.size(); ++i) read_times(graph_.step.ops[i], i, model);
+    recompute_ps_.assign(static_cast<size_t>(chunks_), 0);
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) read_times(graph_.step.ops[i], i, costs);
   }
 
   int64_t step_ps() {
     follow_blocks();
+    // A step that does not wait runs beside the next forward.
+    if (plan_.optimizer.sync != SyncMode::kWait) return stage_end_ps_.front();
     return follow_optimizer();
   }
 
  private:
   static size_t index(Direction direction) { return direction == Direction::kForward ? 0 : 1; }
 
-  void read_times(const Op& op, size_t i, const Model& model) {
+  void read_times(const Op& op, size_t i, const CostModel& costs) {
     const int64_t ps = table_.ops[i].alone.ps;
     if (op.kind == OpKind::kBlock) {
       const Direction direction =
           op.phase == Phase::kForward ? Direction::kForward : Direction::kBackward;
-      block_ps_[index(direction)][static_cast<size_t>(chunk_of(op.label.layer, model))] = ps;
+      const auto chunk = static_cast<size_t>(chunk_of(op.label));
+      int64_t& block = block_ps_[index(direction)][chunk];
+      if (folded_) {
+        block = ps;
+      } else if (block == 0) {
+        block = computed_in(std::get<BlockWork>(op.work), costs, recompute_ps_[chunk]);
+      }
     }
     const bool sends = op.kind == OpKind::kCollective && op.phase != Phase::kOptimizer;
     if (sends) send_ps_ = std::max(send_ps_, ps);
   }
 
-  int64_t chunk_of(int64_t first_layer, const Model& model) const {
-    int64_t chunk = 0;
-    while (first_layer_of(chunk, chunks_, model.layers) < first_layer) ++chunk;
-    return chunk;
+  // Of a spread turn only what its stage computes is sure to come one after another; and what a
+  // backward recomputes before its first gradient need not wait for the message (`recompute_ps`).
+  int64_t computed_in(const BlockWork& work, const CostModel& costs, int64_t& recompute_ps) const {
+    const Sequence& block = graph_.blocks[static_cast<size_t>(work.block)];
+    const CostTable table = costs.table(block, graph_);
+    int64_t ps = 0;
+    bool recomputes = true;
+    for (size_t i = 0; i < block.ops.size(); ++i) {
+      if (kind_of(block.ops[i].lane) != LaneKind::kCompute) continue;
+      recomputes = recomputes && block.ops[i].phase == Phase::kRecompute;
+      if (recomputes) recompute_ps += table.ops[i].alone.ps;
+      ps += table.ops[i].alone.ps;
+    }
+    return ps;
+  }
+
+  // Of what lies outside of the layers the first chunk has the embedding, the last one the rest.
+  int64_t chunk_of(const Label& label, int device = 0) const {
+    if (label.layer >= 0) return chunk_of_layer(label.layer, chunks_, layers_);
+    return device == 0 ? 0 : chunks_ - 1;
   }
 
   size_t at(int64_t chunk, int64_t micro_batch) const {
@@ -74,63 +101,81 @@ class PipelineBound {
     const bool forward = turn.direction == Direction::kForward;
     const int64_t chunk = turn.chunk * plan_.pipeline + stage;
     const int64_t from = forward ? chunk - 1 : chunk + 1;
-    int64_t start = stage_end_ps_[static_cast<size_t>(stage)];
+    const int64_t block_ps = block_ps_[index(turn.direction)][static_cast<size_t>(chunk)];
+    int64_t end = stage_end_ps_[static_cast<size_t>(stage)] + block_ps;
     std::vector<int64_t>& ends = end_ps_[index(turn.direction)];
     if (from >= 0 && from < chunks_) {
       const int64_t sent = ends[at(from, turn.micro_batch)];
       if (sent == kUnknown) return false;
-      start = std::max(start, sent + send_ps_);
+      const int64_t before = forward ? 0 : recompute_ps_[static_cast<size_t>(chunk)];
+      end = std::max(end, sent + send_ps_ + block_ps - before);
     }
     if (!forward && end_ps_[0][at(chunk, turn.micro_batch)] == kUnknown) return false;
-    const int64_t end = start + block_ps_[index(turn.direction)][static_cast<size_t>(chunk)];
     ends[at(chunk, turn.micro_batch)] = end;
     stage_end_ps_[static_cast<size_t>(stage)] = end;
     return true;
   }
 
   // The optimizer's operations in their order, each after its lane and what it reads, up to where
-  // the first chunk's weights are there again.
+  // the first chunk can begin again. What the compute lane does between its turns may
+  // fill a gap between them, so that only what follows the last one is sure to come after it.
   int64_t follow_optimizer() const {
     std::vector<int64_t> ready(graph_.tensors.size(), 0);
     std::vector<int64_t> lane(static_cast<size_t>(graph_.lanes), 0);
-    for (size_t s = 0; s < stage_end_ps_.size(); ++s) {
-      lane[static_cast<size_t>(lane_of(static_cast<int>(s), LaneKind::kCompute))] =
-          stage_end_ps_[s];
-    }
-    TensorId first_weight = -1;
-    int64_t chunk = 0;  // of which the weights and gradients come in this order
+    std::vector<bool> is_first(graph_.tensors.size(), false);  // weights of the first chunk
     for (size_t t = 0; t < graph_.tensors.size(); ++t) {
       const Tensor& tensor = graph_.tensors[t];
-      if (tensor.kind == TensorKind::kWeight && first_weight < 0) {
-        first_weight = static_cast<TensorId>(t);
-      }
+      if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
+      const int64_t chunk = chunk_of(tensor.label, tensor.device);
+      is_first[t] = tensor.kind == TensorKind::kWeight && chunk == 0;
       if (tensor.kind != TensorKind::kGradient) continue;
-      ready[t] = end_ps_[1][at(chunk++, plan_.accumulation() - 1)];
+      ready[t] = end_ps_[1][at(chunk, plan_.accumulation() - 1)];
+      // Of a spread turn gradients leave one after another, the first of them at once.
+      if (!folded_) ready[t] -= block_ps_[1][static_cast<size_t>(chunk)];
     }
-    CHECK(chunk == chunks_ && first_weight >= 0);
+    std::vector<size_t> last_turn(static_cast<size_t>(graph_.lanes), 0);
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+      const Op& op = graph_.step.ops[i];
+      if (op.kind == OpKind::kBlock) last_turn[static_cast<size_t>(op.lane)] = i;
+    }
+    // A spread forward begins with its first weights, whichever they are; a folded one with all.
+    std::optional<int64_t> first_home;
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       const Op& op = graph_.step.ops[i];
       if (op.phase != Phase::kOptimizer) continue;
-      int64_t start = lane[static_cast<size_t>(op.lane)];
+      const auto on = static_cast<size_t>(op.lane);
+      const bool computes = kind_of(op.lane) == LaneKind::kCompute;
+      const bool between = computes && i < last_turn[on];
+      int64_t start = between ? 0 : lane[on];
+      if (computes && !between) {
+        start = std::max(start, stage_end_ps_[static_cast<size_t>(device_of(op.lane))]);
+      }
       for (const Access& access : op.accesses) {
-        start = std::max(start, ready[static_cast<size_t>(access.tensor)]);
+        if (reads(access)) start = std::max(start, ready[static_cast<size_t>(access.tensor)]);
       }
       const int64_t end = start + table_.ops[i].alone.ps;
-      lane[static_cast<size_t>(op.lane)] = end;
+      if (!between) lane[on] = end;
       for (const Access& access : op.accesses) {
-        if (writes(access)) ready[static_cast<size_t>(access.tensor)] = end;
+        if (!writes(access)) continue;
+        ready[static_cast<size_t>(access.tensor)] = end;
+        if (!is_first[static_cast<size_t>(access.tensor)]) continue;
+        const int64_t before = first_home.value_or(end);
+        first_home = folded_ ? std::max(before, end) : std::min(before, end);
       }
     }
-    return std::max(ready[static_cast<size_t>(first_weight)], stage_end_ps_.front());
+    return std::max(first_home.value_or(0), stage_end_ps_.front());
   }
 
   static constexpr int64_t kUnknown = -1;
 
   const Plan& plan_;
   const int64_t chunks_;
+  const int64_t layers_;
+  const bool folded_;
   const Graph graph_;
   const CostTable table_;
   std::array<std::vector<int64_t>, 2> block_ps_;  // by direction and chunk
+  std::vector<int64_t> recompute_ps_;             // by chunk: what a spread backward begins with
   int64_t send_ps_ = 0;
   std::array<std::vector<int64_t>, 2> end_ps_;  // by direction, chunk and micro-batch
   std::vector<int64_t> stage_end_ps_;

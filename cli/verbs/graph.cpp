@@ -6,6 +6,7 @@
 #include "cli/text/tables.h"
 #include "sim/base/atomic_file.h"
 #include "sim/graph/passes/passes.h"
+#include "sim/graph/schedules/pipeline.h"
 
 namespace ballast {
 namespace {
@@ -79,6 +80,16 @@ std::string graph_text(const Prediction& prediction) {
   return table.text() + "after: what must finish first, on other lanes; a ' is one step earlier\n";
 }
 
+// As `predict` does, of a pipeline in the form that was asked for.
+Prediction predict_folded(const Case& of, Folding folding, const Measurements& measurements) {
+  if (of.plan.pipeline == 1) throw Error("--coarsen", "the plan has no pipeline", "leave it out");
+  StackFacts facts = of.stack.facts;
+  facts.attention = {facts.attention.front()};
+  Graph graph = build_pipeline(of.model, of.plan, facts, folding);
+  graph = run_passes(std::move(graph), {of.model, of.plan, facts}, "place", "link");
+  return predict(std::move(graph), of.model, of.plan, of.machine, of.stack, &measurements);
+}
+
 // Which passes apply to a plan; every one may, where none is given.
 std::string passes_text(const PassContext* context) {
   Table table({{"pass", true}, {"applies", true}, {"file", true}, {"does", true}});
@@ -121,6 +132,12 @@ int run_graph(Words words) {
   parser.add(flags, VerbParser::Lists::kNo);
   parser.add(store);
   parser.add(output, "Write the JSON to this file");
+  std::string folded;
+  parser.app()
+      .add_option("--coarsen", folded,
+                  "A pipeline's turns as one operation each: on, off [on, unless the plan asks for "
+                  "overlap with their inside and is of moderate size]")
+      ->check(CLI::IsMember({"on", "off"}));
   bool show_passes = false;
   parser.app().add_flag(
       "--passes", show_passes,
@@ -135,7 +152,11 @@ int run_graph(Words words) {
 
   Case of = load_case(flags, store);
   const Measurements measurements = measurements_of(of.machine, store);
-  const CompletedCase completed = complete_case(std::move(of), measurements);
+  CompletedCase completed = complete_case(std::move(of), measurements);
+  if (!folded.empty()) {
+    const Folding folding = folded == "on" ? Folding::kOn : Folding::kOff;
+    completed.prediction = predict_folded(completed.of, folding, measurements);
+  }
   if (show_passes) {
     const PassContext context{completed.of.model, completed.of.plan, completed.of.stack.facts};
     print_passes(output, &context);

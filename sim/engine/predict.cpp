@@ -153,9 +153,9 @@ void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const St
   }
 }
 
-// A pipeline empties at the end of every step, so a few steps show its period.
+// A pipeline that waits empties at the end of every step, so a few steps show its period.
 SimulateOptions options_for(const Plan& plan) {
-  if (plan.pipeline == 1) return {};
+  if (plan.pipeline == 1 || plan.optimizer.sync != SyncMode::kWait) return {};
   return {.max_steps = 4, .record_steps = 2};
 }
 

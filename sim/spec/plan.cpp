@@ -139,13 +139,7 @@ void check_pipeline(const Plan& plan, const Model& model) {
            "use gpu or cpu, and stream_share 0");
   }
   if (plan.zero_stage == 3) {
-    refuse("zero_stage", "stage 3 gathers weights that a pipeline keeps apart", "use at most 1");
-  }
-  if (plan.optimizer.sync != SyncMode::kWait) {
-    refuse("optimizer.sync", "a pipeline's stages wait for one norm of all gradients", "use wait");
-  }
-  if (plan.weights.flow_share.value_or(0) > 0) {
-    refuse("weights.flow_share", "weights do not flow inside a pipeline", "use 0");
+    refuse("zero_stage", "stage 3 gathers weights that a pipeline keeps apart", "use at most 2");
   }
 }
 

@@ -8,6 +8,7 @@
 #include "autotune/bounds/pipeline_bound.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
+#include "sim/graph/schedules/pipeline.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {
@@ -123,7 +124,7 @@ TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
 TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) {
   Model model = small_model();
   model.layers = 8;
-  int64_t seen = 0, near = 0;
+  int64_t seen = 0, folded = 0, near = 0;
   for (const double gb_per_s : {0.5, 50.0}) {
     Machine machine = many(8);
     machine.network->bandwidth = given(Bandwidth::from_gb_per_s(gb_per_s));
@@ -133,18 +134,22 @@ TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) {
     for (const Plan& layout : layouts_of(model, base, knobs_of(KnobSearch::kLayout))) {
       if (layout.pipeline == 1) continue;
       const Space space = space_of(model, layout, OpenKnobs::all());
-      for (const Choice& choice : every(choices_of(space, layout), 7)) {
+      for (const Choice& choice : every(choices_of(space, layout), 29)) {
         const Plan plan = plan_of(space, layout, choice);
         const Duration step = step_time_of(build(model, plan), plan, costs);
         const Duration bound = pipeline_step_bound(model, plan, costs);
         ASSERT_LE(bound, step) << plan_name(plan);
         ++seen;
+        // What a spread stage copies in or out is not in its bound.
+        if (overlaps_inside(plan)) continue;
+        ++folded;
         near += bound.seconds() > 0.9 * step.seconds();
       }
     }
   }
   EXPECT_GT(seen, 100);
-  EXPECT_GT(near, seen / 2);
+  EXPECT_GT(folded, 100);
+  EXPECT_GT(near, folded / 2);
 }
 
 // By every choice of activations: twelve layers, of which those that offload are back one by one.

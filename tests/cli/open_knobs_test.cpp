@@ -65,7 +65,8 @@ TEST_F(Tune, what_cannot_be_kept_is_refused) {
   refuses("--devices 1 --micro-batch 3", {"micro_batch", "3"});
 }
 
-// The plan to start from speculates, which no pipeline can; that is for the search to change.
+// The plan to start from speculates, and of pipelines the search tries only what waits; that is for
+// it to change.
 TEST_F(Tune, flag_of_a_degree_leaves_knobs_that_go_with_it_to_the_search) {
   const Json json = tuned("--devices 4 --pipeline 2");
   for (const Json& one : json["ranked"]) EXPECT_EQ(one["plan"]["pipeline"], 2);

@@ -1,6 +1,11 @@
 // Pipelines: the order of blocks on every stage, what is in flight, what is sent and stepped.
+#include "sim/graph/schedules/pipeline.h"
+
+#include <algorithm>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <map>
+#include <set>
 
 #include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
@@ -134,12 +139,12 @@ TEST(build_pipeline, a_tied_embedding_lies_on_both_ends) {
   const Graph graph = build(tied, plan_of(shape));
   EXPECT_EQ(tiny::elements(graph, TensorKind::kWeight), layers + 128 + 8 + 128);
   const CollectiveWork sum{CollectiveKind::kAllReduce, {128 * 2}, 2, 1};
-  EXPECT_EQ(tiny::count(tiny::exchanges(graph, Phase::kOptimizer).layers, sum), 1);
+  EXPECT_EQ(tiny::count(tiny::exchanges(graph, Phase::kOptimizer).outside, sum), 1);
 }
 
-// 2 stages of 2 ranks each: every chunk's gradients are summed, or scattered and its weights
+// 2 stages of 2 ranks each: every bucket's gradients are summed, or scattered and its weights
 // gathered. Ranks that hold the same weights are neighbours here.
-TEST(build_pipeline, replicas_exchange_the_gradients_of_every_chunk) {
+TEST(build_pipeline, replicas_exchange_the_gradients_of_every_bucket) {
   const Shape shape{2, 2, 4};
   Plan plan = plan_of(shape);
   plan.data = 2;
@@ -148,8 +153,8 @@ TEST(build_pipeline, replicas_exchange_the_gradients_of_every_chunk) {
   for (const int64_t stage : {0, 1}) {
     plan.zero_stage = stage;
     const Graph graph = build(model_of(shape), plan);
-    const auto works = tiny::exchanges(graph, Phase::kOptimizer).layers;
-    EXPECT_EQ(works.size(), stage == 0 ? 4U : 8U);
+    const auto works = tiny::exchanges(graph, Phase::kOptimizer).outside;
+    EXPECT_EQ(works.size(), graph.buckets.size() * (stage == 0 ? 1 : 2));
     Bytes bytes;
     for (const CollectiveWork& work : works) {
       EXPECT_EQ(work.kind == CollectiveKind::kAllReduce, stage == 0);
@@ -160,6 +165,131 @@ TEST(build_pipeline, replicas_exchange_the_gradients_of_every_chunk) {
     const int64_t parameters = 4 * 1040 + 128 + 8 + 128;
     EXPECT_EQ(bytes, Bytes{2 * parameters * (stage == 0 ? 1 : 2)});
     EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), parameters / (stage == 0 ? 1 : 2));
+  }
+}
+
+// --- the two forms ----------------------------------------------------------------------------
+
+std::vector<std::string> sorted(std::vector<std::string> list) {
+  std::sort(list.begin(), list.end());
+  return list;
+}
+
+// What a graph does outside of its turns, each with the device that does it.
+std::vector<std::string> outside_of_turns(const Graph& graph) {
+  std::vector<std::string> list;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    const bool message = work != nullptr && work->kind == CollectiveKind::kSendReceive;
+    if (op.phase != Phase::kOptimizer && !message) continue;
+    list.push_back(fmt::format("{} {}{} bucket {}", device_of(op.lane), to_string(op.kind),
+                               cost_key(op), op.label.bucket));
+  }
+  return sorted(std::move(list));
+}
+
+// What each turn does with weights and gradients: "1 F chunk 3 micro-batch 0: tensors".
+std::map<std::string, std::set<std::string>> state_of_turns(const Graph& graph, int64_t layers,
+                                                            int64_t chunks) {
+  std::map<std::string, std::set<std::string>> turns;
+  // The embedding lies in the first chunk, the head in the last; only layers are told apart here.
+  for (const Op& op : graph.step.ops) {
+    const bool computes = kind_of(op.lane) == LaneKind::kCompute && op.label.layer >= 0;
+    if (!computes || op.phase == Phase::kOptimizer) continue;
+    const std::string turn =
+        fmt::format("{} {} chunk {} micro-batch {}", device_of(op.lane),
+                    op.phase == Phase::kForward ? 'F' : 'B',
+                    chunk_of_layer(op.label.layer, chunks, layers), op.label.micro_batch);
+    for (const Access& access : op.accesses) {
+      const Tensor& tensor = graph.tensor(access.tensor);
+      const bool state = tensor.kind == TensorKind::kWeight || tensor.kind == TensorKind::kGradient;
+      if (state && tensor.label.layer >= 0) turns[turn].insert(describe(tensor));
+    }
+  }
+  return turns;
+}
+
+// Folding a turn changes nothing but that it is one: the same messages, the same work on the same
+// buckets, the same weights read and gradients written by the same turns.
+TEST(build_pipeline, both_forms_do_the_same_work) {
+  int64_t compared = 0;
+  for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 1, 8}, Shape{2, 2, 4}}) {
+    for (const auto placement : {OptimizerPlacement::kGpu, OptimizerPlacement::kCpu}) {
+      for (const int64_t ranks : {1, 2}) {
+        for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
+          Plan plan = plan_of(shape);
+          plan.optimizer.placement = placement;
+          plan.optimizer.sync = sync;
+          plan.data = ranks;
+          plan.devices *= ranks;
+          plan.global_batch *= ranks;
+          plan.zero_stage = ranks > 1 ? 1 : 0;
+          Model model = model_of(shape);
+          model.tied_embeddings = ranks > 1;
+          const Graph folded = build_pipeline(model, plan, {}, Folding::kOn);
+          const Graph spread = build_pipeline(model, plan, {}, Folding::kOff);
+          EXPECT_EQ(outside_of_turns(folded), outside_of_turns(spread));
+          const int64_t chunks = shape.stages * shape.chunks;
+          EXPECT_EQ(state_of_turns(folded, model.layers, chunks),
+                    state_of_turns(spread, model.layers, chunks));
+          EXPECT_GT(spread.step.ops.size(), folded.step.ops.size());
+          ++compared;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(compared, 36);
+}
+
+// Merged in the order of one thread: `verify` says that everything is written before it is read,
+// and edges never point forward. Weights that flow and activations that leave are copies of every
+// stage.
+TEST(build_pipeline, spread_stages_offload_and_stream_like_a_graph_of_one) {
+  Plan plan = plan_of({2, 1, 4});
+  Model model = model_of({2, 1, 4});
+  model.layers = 4;
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  plan.optimizer.gpu_buckets = 1;
+  plan.weights.flow_share = 1;
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kOffload;
+  plan.activations->offload_share = 1;
+  const Graph graph = build(model, plan);
+  EXPECT_TRUE(graph.blocks.empty());
+  for (int device = 0; device < 2; ++device) {
+    int64_t fetched = 0, left = 0, stepped_on_gpu = 0;
+    for (const Op& op : graph.step.ops) {
+      if (device_of(op.lane) != device) continue;
+      fetched += op.phase == Phase::kFetch;
+      left += op.phase == Phase::kOffload;
+      stepped_on_gpu += op.kind == OpKind::kAdam && kind_of(op.lane) == LaneKind::kCompute;
+    }
+    EXPECT_GT(fetched, 0);
+    EXPECT_GT(left, 0);
+    EXPECT_EQ(stepped_on_gpu, 1);
+  }
+  ASSERT_GE(graph.commit, 0);
+  EXPECT_FALSE(graph.repair.ops.empty());
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    for (int32_t e = graph.step.edge_begin[i]; e < graph.step.edge_begin[i + 1]; ++e) {
+      const Edge& edge = graph.step.edges[static_cast<size_t>(e)];
+      if (edge.steps_ahead == 0 && !graph.op(edge.op).fence) {
+        EXPECT_LT(static_cast<size_t>(edge.op), i);
+      }
+    }
+  }
+}
+
+TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {
+  for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 2, 8}}) {
+    const Plan plan = plan_of(shape);
+    EXPECT_EQ(std::count_if(schedules().begin(), schedules().end(),
+                            [&](const Schedule& each) { return each.applies(plan); }),
+              1);
+    for (int64_t stage = 0; stage < shape.stages; ++stage) {
+      EXPECT_EQ(schedule_of(plan).turns(stage, plan).size(),
+                static_cast<size_t>(2 * shape.chunks * shape.micro_batches));
+    }
   }
 }
 

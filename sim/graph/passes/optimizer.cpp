@@ -16,6 +16,12 @@
 namespace ballast {
 namespace {
 
+// The loss itself, or the block of a pipeline that it lies in.
+bool computes_loss(const Op& op) {
+  return op.kind == OpKind::kLoss ||
+         (op.kind == OpKind::kBlock && op.label.module == ModuleKind::kLoss);
+}
+
 class OptimizerPass {
  public:
   OptimizerPass(Graph& graph, const Plan& plan, const StackFacts& facts)
@@ -74,7 +80,7 @@ class OptimizerPass {
     insertions_.before(0, ops_.decide());
     // The verdict on step t-1 sets the loss scale of step t.
     for (Op& next : graph_.step.ops) {
-      if (next.kind != OpKind::kLoss) continue;
+      if (!computes_loss(next)) continue;
       next.accesses.push_back(read(ops_.decision(), Role::kDecision));
     }
     // In the order in which the next gradients will want the buckets.

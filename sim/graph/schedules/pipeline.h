@@ -1,36 +1,25 @@
-// The order in which the stages of a pipeline run their blocks.
+// A pipeline's graph, and the choice between its two forms.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <vector>
-
-#include "sim/spec/plan.h"
+#include "sim/graph/build.h"
+#include "sim/graph/schedules/schedule.h"
 
 namespace ballast {
 
-enum class Direction : uint8_t { kForward, kBackward };
+// Whether a turn of a chunk is one operation (a block, Graph::blocks) or all that it is made of.
+// Folded, a step of a trillion parameters on 3,072 GPUs is 160,362 operations, but nothing
+// inside of a turn overlaps with anything outside of it. By itself a plan is spread where it asks
+// for such overlap (activations that leave, weights that flow, a step that does not wait) and has
+// at most so many operations; beyond, it is folded, and what leaves or flows holds up its own turn.
+enum class Folding : uint8_t { kAuto, kOn, kOff };
+inline constexpr int64_t kMostSpreadOperations = 50'000;
 
-// One block of a stage's program.
-struct Turn {
-  Direction direction{};
-  int64_t chunk =
-      0;  // of the stage: chunk c of the pipeline is chunk c / stages of stage c % stages
-  int64_t micro_batch = 0;
-};
-
-// 1F1B, interleaved where a stage has several chunks (Megatron-LM, schedules of arXiv 2104.04473
-// section 2.2).
-std::vector<Turn> turns_of(int64_t stage, const Plan& plan);
-
-// Calls run(stage, turn) for every turn of every stage, in an order in which each block comes after
-// what it reads. `run` says false, and is asked again later, where that is not there yet.
-void for_turns(const Plan& plan, const std::function<bool(int64_t stage, const Turn& turn)>& run);
-
-// The layers of a model, cut into chunks: where the one of this index begins. Of index `chunks`:
-// where the last one ends.
-inline int64_t first_layer_of(int64_t chunk, int64_t chunks, int64_t layers) {
-  return chunk * layers / chunks;
-}
+Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts,
+                     Folding folding);
+// True where a plan asks, or with open knobs may ask, for overlap between the inside of a turn and
+// what is outside of it.
+bool overlaps_inside(const Plan& plan);
+// Whether a plan is folded where nobody says how.
+bool is_folded(const Model& model, const Plan& plan, const StackFacts& facts);
 
 }  // namespace ballast

@@ -1,0 +1,322 @@
+#include "sim/graph/schedules/stage_program.h"
+
+#include <algorithm>
+
+#include "sim/graph/core/edit.h"
+#include "sim/graph/core/module_index.h"
+
+namespace ballast {
+namespace {
+
+class StageBuilder {
+ public:
+  StageBuilder(int64_t stage, const PipelineContext& context, Turns turns)
+      : stage_(stage), context_(context), plan_(context.plan), turns_(turns) {}
+
+  Graph run() {
+    graph_.lanes = kLaneKinds;
+    for (int64_t c = stage_; c < context_.chunks(); c += plan_.pipeline) add_chunk(c);
+    place_modules();
+    for (const Turn& turn : schedule_of(plan_).turns(stage_, plan_)) emit(turn);
+    sum_tied_gradient();
+    graph_.buckets = buckets_of(graph_.modules, plan_.optimizer);
+    add_bucket_state(graph_, plan_, context_.facts);
+    return std::move(graph_);
+  }
+
+ private:
+  // A chunk of this stage.
+  struct Chunk {
+    int64_t index = 0;  // in the pipeline
+    const ChunkKind* kind = nullptr;
+    // By tensor of kind->inside: the same in this program, -1 where each turn has its own.
+    std::vector<TensorId> shared;
+    std::vector<Access> forward, backward;  // of weights and gradients
+  };
+  // What the forward of a chunk leaves for its backward, by micro-batch.
+  struct Saved {
+    TensorId on_gpu = -1, on_host = -1;  // folded
+    std::vector<TensorId> tensors;       // spread: by tensor of kind->inside
+  };
+
+  void add_chunk(int64_t index) {
+    Chunk chunk;
+    chunk.index = index;
+    chunk.kind = context_.kind_of_chunk[static_cast<size_t>(index)];
+    const Graph& inside = chunk.kind->inside;
+    chunk.shared.assign(inside.tensors.size(), -1);
+    const ModuleIndex modules(inside.modules);
+    for (size_t t = 0; t < inside.tensors.size(); ++t) {
+      Tensor tensor = inside.tensors[t];
+      if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
+      move(tensor.label, index, -1);
+      chunk.shared[t] = add_tensor(graph_, tensor);
+      if (tensor.kind != TensorKind::kWeight) continue;
+      Module module = inside.module(modules.of(inside.tensors[t].label));
+      module.layer = tensor.label.layer;
+      graph_.modules.push_back(std::move(module));
+    }
+    chunk.forward = state_accesses(chunk, Direction::kForward);
+    chunk.backward = state_accesses(chunk, Direction::kBackward);
+    chunks_.push_back(std::move(chunk));
+    saved_.emplace_back(static_cast<size_t>(plan_.accumulation()));
+  }
+
+  // The matrix of a tied embedding on the last stage is that of the head, whose gradient comes
+  // first, so it stands at the end of the flat space.
+  void place_modules() {
+    if (stage_ > 0) {
+      std::stable_partition(graph_.modules.begin(), graph_.modules.end(), [](const Module& module) {
+        return module.kind != ModuleKind::kEmbedding;
+      });
+    }
+    int64_t offset = 0;
+    for (Module& module : graph_.modules) {
+      module.flat_offset = offset;
+      offset += module.count;
+    }
+  }
+
+  // A label of a chunk's inside, as it stands in this program.
+  void move(Label& label, int64_t chunk, int64_t micro_batch) const {
+    if (label.layer >= 0) {
+      label.layer = static_cast<int16_t>(label.layer + context_.first_layer(chunk));
+    }
+    label.micro_batch = static_cast<int16_t>(micro_batch);
+  }
+
+  // What turns of a direction do with the stage's weights and gradients, each once.
+  std::vector<Access> state_accesses(const Chunk& chunk, Direction direction) const {
+    std::vector<Access> accesses;
+    std::vector<bool> seen(chunk.shared.size(), false);
+    for (const Op& op : chunk.kind->inside.step.ops) {
+      if (!belongs(op, direction)) continue;
+      for (const Access& access : op.accesses) {
+        const auto t = static_cast<size_t>(access.tensor);
+        if (chunk.shared[t] < 0 || seen[t]) continue;
+        seen[t] = true;
+        accesses.push_back({chunk.shared[t], access.role, access.mode, 0});
+      }
+    }
+    return accesses;
+  }
+
+  TensorId tensor(int64_t chunk, TensorKind kind, Category category, DType dtype,
+                  int64_t elements) {
+    Tensor t;
+    t.kind = kind;
+    t.category = category;
+    t.dtype = dtype;
+    t.label.layer = static_cast<int16_t>(context_.first_layer(chunk));
+    t.elements = std::max<int64_t>(1, elements);
+    return add_tensor(graph_, t);
+  }
+
+  Op op_of(const Turn& turn, int64_t chunk, OpKind kind, LaneKind lane) const {
+    Op op;
+    op.kind = kind;
+    op.phase = turn.direction == Direction::kForward ? Phase::kForward : Phase::kBackward;
+    op.lane = lane_of(0, lane);
+    op.label.layer = static_cast<int16_t>(context_.first_layer(chunk));
+    op.label.micro_batch = static_cast<int16_t>(turn.micro_batch);
+    return op;
+  }
+
+  void emit(const Turn& turn) {
+    if (turns_ == Turns::kFolded) return fold(turn);
+    spread(turn);
+  }
+
+  // Later micro-batches add to the gradients of the first.
+  static void accumulate(const Turn& turn, Access& access) {
+    const bool adds = access.role == Role::kParameterGradient && turn.micro_batch > 0;
+    if (adds) access.mode = AccessMode::kReadWrite;
+  }
+
+  // --- a turn as one operation ---------------------------------------------------------------
+
+  void fold(const Turn& turn) {
+    const bool forward = turn.direction == Direction::kForward;
+    const Chunk& chunk = chunks_[static_cast<size_t>(turn.chunk)];
+    const ChunkKind& kind = *chunk.kind;
+    Op block = op_of(turn, chunk.index, OpKind::kBlock, LaneKind::kCompute);
+    const int32_t first = context_.block_of_chunk[static_cast<size_t>(chunk.index)];
+    block.work = BlockWork{forward ? first : first + 1};
+    if (forward && kind.output < 0) block.label.module = ModuleKind::kLoss;
+    block.accesses = forward ? chunk.forward : chunk.backward;
+    for (Access& access : block.accesses) accumulate(turn, access);
+    if ((forward ? kind.input : kind.output_gradient) >= 0) {
+      const TensorId arrived = message(chunk.index);
+      receive(turn, chunk.index, arrived);
+      block.accesses.push_back(read(arrived, Role::kInput));
+    }
+    const Bytes workspace = forward ? kind.forward_workspace : kind.backward_workspace;
+    if (workspace.count > 0) {
+      const TensorId scratch = tensor(chunk.index, TensorKind::kPartial, Category::kWorkspace,
+                                      DType::kU8, workspace.count);
+      block.accesses.push_back(write(scratch, Role::kScratch));
+    }
+    keep_or_use_saved(turn, chunk, block);
+    TensorId made = -1;
+    if ((forward ? kind.output : kind.input_gradient) >= 0) {
+      made = message(chunk.index);
+      block.accesses.push_back(write(made, Role::kOutput));
+    }
+    graph_.step.ops.push_back(std::move(block));
+    if (made >= 0) send(turn, chunk.index, made);
+  }
+
+  void keep_or_use_saved(const Turn& turn, const Chunk& chunk, Op& block) {
+    Saved& saved = saved_of(turn);
+    const ChunkKind& kind = *chunk.kind;
+    if (turn.direction == Direction::kBackward) {
+      block.accesses.push_back(read(saved.on_gpu, Role::kStatistics));
+      if (saved.on_host >= 0) block.accesses.push_back(read(saved.on_host, Role::kStatistics));
+      return;
+    }
+    saved.on_gpu = tensor(chunk.index, TensorKind::kSaved, Category::kActivations, DType::kU8,
+                          kind.saved.count);
+    block.accesses.push_back(write(saved.on_gpu, Role::kStatistics));
+    if (kind.saved_on_host.count == 0) return;
+    saved.on_host = tensor(chunk.index, TensorKind::kHostOutput, Category::kActivations, DType::kU8,
+                           kind.saved_on_host.count);
+    graph_.tensor(saved.on_host).place = Place::kDram;
+    block.accesses.push_back(write(saved.on_host, Role::kStatistics));
+  }
+
+  Saved& saved_of(const Turn& turn) {
+    return saved_[static_cast<size_t>(turn.chunk)][static_cast<size_t>(turn.micro_batch)];
+  }
+
+  // --- a turn as all its operations ----------------------------------------------------------
+
+  void spread(const Turn& turn) {
+    const bool forward = turn.direction == Direction::kForward;
+    const Chunk& chunk = chunks_[static_cast<size_t>(turn.chunk)];
+    const ChunkKind& kind = *chunk.kind;
+    Saved& saved = saved_of(turn);
+    if (saved.tensors.empty()) saved.tensors = chunk.shared;
+    for (const Op& like : kind.inside.step.ops) {
+      if (!belongs(like, turn.direction)) continue;
+      Op op = like;
+      move(op.label, chunk.index, turn.micro_batch);
+      for (Access& access : op.accesses) {
+        access.tensor = here(access.tensor, chunk, turn, saved);
+        accumulate(turn, access);
+        auto* gemm = std::get_if<GemmWork>(&op.work);
+        if (gemm != nullptr && access.role == Role::kParameterGradient) {
+          gemm->accumulate = access.mode == AccessMode::kReadWrite;
+        }
+      }
+      if (is_receive(op)) {
+        receive(turn, chunk.index, op.accesses.front().tensor);
+      } else {
+        graph_.step.ops.push_back(std::move(op));
+      }
+    }
+    const TensorId made = forward ? kind.output : kind.input_gradient;
+    if (made >= 0) send(turn, chunk.index, saved.tensors[static_cast<size_t>(made)]);
+    if (!forward) saved.tensors = {};
+  }
+
+  TensorId here(TensorId inside, const Chunk& chunk, const Turn& turn, Saved& saved) {
+    TensorId& id = saved.tensors[static_cast<size_t>(inside)];
+    if (id < 0) {
+      Tensor tensor = chunk.kind->inside.tensor(inside);
+      move(tensor.label, chunk.index, turn.micro_batch);
+      id = add_tensor(graph_, tensor);
+    }
+    return id;
+  }
+
+  // --- what crosses between stages -----------------------------------------------------------
+
+  // A rank's share of [tokens, C]: tensor-parallel ranks send a part each.
+  int64_t message_elements() const {
+    return div_ceil(plan_.tokens_per_micro_batch() * context_.model.hidden, plan_.tensor);
+  }
+  TensorId message(int64_t chunk) {
+    return tensor(chunk, TensorKind::kOutput, Category::kStaging, plan_.dtype, message_elements());
+  }
+
+  void receive(const Turn& turn, int64_t chunk, TensorId arrived) {
+    Op op = op_of(turn, chunk, OpKind::kCollective, LaneKind::kNetwork);
+    op.accesses = {write(arrived, Role::kDestination)};
+    graph_.step.ops.push_back(std::move(op));
+  }
+
+  void send(const Turn& turn, int64_t chunk, TensorId made) {
+    const bool overlaps = context_.facts.pipeline_overlap != Overlap::kNone;
+    Op op =
+        op_of(turn, chunk, OpKind::kCollective, overlaps ? LaneKind::kNetwork : LaneKind::kCompute);
+    op.work =
+        CollectiveWork{CollectiveKind::kSendReceive, bytes_of(message_elements(), plan_.dtype), 2,
+                       plan_.devices / plan_.pipeline};
+    op.accesses = {read(made, Role::kSource)};
+    graph_.step.ops.push_back(std::move(op));
+  }
+
+  // The first and the last stage hold the same matrix and add up its gradients, after all turns.
+  void sum_tied_gradient() {
+    const bool holds = stage_ == 0 || stage_ == plan_.pipeline - 1;
+    if (!context_.model.tied_embeddings || !holds) return;
+    Op op;
+    op.kind = OpKind::kCollective;
+    op.phase = Phase::kOptimizer;
+    op.lane = lane_of(0, LaneKind::kNetwork);
+    for (size_t t = 0; t < graph_.tensors.size(); ++t) {
+      const Tensor& tensor = graph_.tensors[t];
+      if (tensor.kind != TensorKind::kGradient || tensor.label.module != ModuleKind::kEmbedding) {
+        continue;
+      }
+      const int64_t stride = plan_.devices / plan_.pipeline * (plan_.pipeline - 1);
+      // Of learned positions, which lie in the same module, there is one table.
+      const Model rank = rank_model(context_.model, plan_);
+      op.work = CollectiveWork{CollectiveKind::kAllReduce,
+                               bytes_of(rank.vocab * rank.hidden, tensor.dtype), 2, stride};
+      op.accesses = {update(static_cast<TensorId>(t), Role::kParameterGradient)};
+    }
+    CHECK(!op.accesses.empty());
+    graph_.step.ops.push_back(std::move(op));
+  }
+
+  const int64_t stage_;
+  const PipelineContext& context_;
+  const Plan& plan_;
+  const Turns turns_;
+  Graph graph_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::vector<Saved>> saved_;  // by chunk of the stage and micro-batch
+};
+
+}  // namespace
+
+Graph stage_program(int64_t stage, const PipelineContext& context, Turns turns) {
+  return StageBuilder(stage, context, turns).run();
+}
+
+bool is_receive(const Op& op) {
+  return op.kind == OpKind::kCollective && std::holds_alternative<std::monostate>(op.work);
+}
+
+bool is_send(const Op& op) {
+  const auto* work = std::get_if<CollectiveWork>(&op.work);
+  return work != nullptr && work->kind == CollectiveKind::kSendReceive && op.accesses.size() == 1;
+}
+
+Message message_of(const Op& op, const PipelineContext& context) {
+  Message message;
+  message.direction = op.phase == Phase::kForward ? Direction::kForward : Direction::kBackward;
+  message.from = chunk_of_layer(op.label.layer, context.chunks(), context.model.layers);
+  if (is_receive(op)) message.from += message.direction == Direction::kForward ? -1 : 1;
+  message.micro_batch = op.label.micro_batch;
+  return message;
+}
+
+bool sums_tied_gradient(const Op& op) {
+  const auto* work = std::get_if<CollectiveWork>(&op.work);
+  return work != nullptr && op.phase == Phase::kOptimizer && op.accesses.size() == 1 &&
+         op.accesses.front().role == Role::kParameterGradient;
+}
+
+}  // namespace ballast

@@ -1,0 +1,95 @@
+// The two forms of a pipeline on the virtual clock: a turn as one operation, and as all of it.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "sim/engine/cost.h"
+#include "sim/engine/predict.h"
+#include "sim/graph/passes/passes.h"
+#include "sim/graph/schedules/pipeline.h"
+#include "tests/engine/tiny_machine.h"
+
+namespace ballast {
+namespace {
+
+struct Shape {
+  int64_t stages = 1, chunks = 1, micro_batches = 1;
+};
+
+Model model_of(const Shape& shape) {
+  Model model;
+  model.name = "small";
+  model.architecture = "llama";
+  model.layers = 2 * shape.stages * shape.chunks;
+  model.hidden = 512;
+  model.heads = model.kv_heads = 4;
+  model.head_size = 128;
+  model.ffn = 1024;
+  model.vocab = 1024;
+  model.max_positions = 1024;
+  model.norm = NormKind::kRmsNorm;
+  model.position = PositionKind::kRope;
+  model.activation = ActivationKind::kSwiGlu;
+  return model;
+}
+
+Plan plan_of(const Shape& shape) {
+  Plan plan;
+  plan.devices = plan.pipeline = shape.stages;
+  plan.virtual_pipeline = shape.chunks;
+  plan.global_batch = 4 * shape.micro_batches;
+  plan.micro_batch = 4;
+  plan.sequence_length = 1024;
+  plan.weights.flow_share = 0;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  plan.optimizer.gpu_buckets = 0;
+  plan.optimizer.bucket_bytes = {int64_t{1} << 22};
+  plan.optimizer.sync = SyncMode::kWait;
+  plan.activations = ActivationPlan{};
+  return plan;
+}
+
+double step_of(const Model& model, const Plan& plan, Folding folding,
+               const Machine& machine = tests::tiny_cluster()) {
+  const StackFacts facts;
+  Graph graph = build_pipeline(model, plan, facts, folding);
+  graph = run_passes(std::move(graph), {model, plan, facts}, "place", "link");
+  const CostModel costs(machine, nullptr, "best");
+  return step_time_of(graph, plan, costs).seconds();
+}
+
+const Shape kShapes[] = {{2, 1, 4}, {4, 1, 8}, {2, 2, 4}, {4, 2, 8}};
+
+// Where all is kept, nothing is exchanged and one decision stands between the backward and the
+// step, there is nothing to overlap but a norm that lies between two turns and fills a gap, or,
+// spread, lies inside of one and does not: less than a hundredth.
+TEST(pipeline_forms, take_the_same_time_where_there_is_nothing_to_overlap) {
+  for (const Shape& shape : kShapes) {
+    const Model model = model_of(shape);
+    const Plan plan = plan_of(shape);
+    const double folded = step_of(model, plan, Folding::kOn);
+    const double spread = step_of(model, plan, Folding::kOff);
+    EXPECT_NEAR(spread / folded, 1, 0.01)
+        << shape.stages << " " << shape.chunks << ": " << folded << " and " << spread;
+  }
+}
+
+// On a slow link a folded turn ends with its copies; spread, they run beside the turns that follow.
+TEST(pipeline_forms, spread_turns_hide_what_folded_ones_cannot) {
+  Machine machine = tests::tiny_cluster();
+  machine.link.host_to_device = machine.link.device_to_host = tests::flat_curve(0.2e9);
+  for (const Shape& shape : kShapes) {
+    const Model model = model_of(shape);
+    Plan plan = plan_of(shape);
+    for (const ModuleKind module : {ModuleKind::kFc1, ModuleKind::kActivation}) {
+      plan.activations->fate[static_cast<size_t>(module)] = ActivationFate::kOffload;
+    }
+    plan.activations->offload_share = 1;
+    const double folded = step_of(model, plan, Folding::kOn, machine);
+    const double spread = step_of(model, plan, Folding::kOff, machine);
+    EXPECT_LT(spread, 0.95 * folded) << shape.stages << " " << shape.chunks;
+    EXPECT_EQ(step_of(model, plan, Folding::kAuto, machine), spread);
+  }
+}
+
+}  // namespace
+}  // namespace ballast
