@@ -32,8 +32,8 @@ Plan plan_with(int64_t bucket_bytes) {
 void show_norms(const Model& model, const Machine& machine, int64_t bucket_bytes) {
   TrainerOptions options;
   options.optimizer_threads = static_cast<int>(machine.cpu.optimizer_threads);
-  const CostModel costs(machine, nullptr, CostOptions{"best", NumaBinding::kLocal, {}});
   const Plan plan = plan_with(bucket_bytes);
+  const CostModel costs(machine, plan, Stack{}, nullptr);
   const Graph graph = build(model, plan);
   for (const OperationTime& time : measure_operations(model, plan, 2.0, options)) {
     if (time.op.kind != OpKind::kSumOfSquares) continue;

@@ -49,10 +49,13 @@ questions() {
 answer() {
   local program=$1 file=$folder/$2/$3
   shift 3
-  "$program" "$@" --store "$file.db" $([ "$1" = tune ] && echo "--out $file.plan") \
-    >"$file.raw" 2>"$file.errors"
+  local more=(--store "$file.db")
+  [ "$1" = validate ] && more=()
+  [ "$1" = tune ] && more+=(--out "$file.plan" --deadline 600)
+  "$program" "$@" "${more[@]}" >"$file.raw" 2>"$file.errors"
   echo "exit $?" >>"$file.raw"
-  cat "$file.errors" >>"$file.raw"
+  # Lines of progress tell how fast the machine is; errors begin with the program's name.
+  grep '^ballast: ' "$file.errors" >>"$file.raw"
   sed -E -e "s#$folder/(before|after)#FOLDER#g" -e '/"(search_)?seconds"|"commit"|"took_s"/d' \
     "$file.raw" >"$file.txt"
   rm -f "$file".db* "$file.raw" "$file.errors"

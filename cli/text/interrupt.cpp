@@ -13,16 +13,23 @@ void note(int signal_number) {
   std::signal(signal_number, SIG_DFL);
 }
 
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+// What the program was told to ignore (nohup) stays ignored.
+void set_handler(int signal_number, void (*handler)(int)) {
+  if (std::signal(signal_number, handler) == SIG_IGN) std::signal(signal_number, SIG_IGN);
+}
+
 }  // namespace
 
 // SIGHUP is what a program gets whose terminal is closed, where what it did is worth as much.
 InterruptWatch::InterruptWatch() {
   g_interrupted = 0;
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) watch(signal_number);
+  for (const int signal_number : kSignals) set_handler(signal_number, note);
 }
 
 InterruptWatch::~InterruptWatch() {
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) restore(signal_number);
+  for (const int signal_number : kSignals) set_handler(signal_number, SIG_DFL);
 }
 
 bool InterruptWatch::interrupted() const { return g_interrupted != 0; }

@@ -9,7 +9,7 @@
 namespace ballast::tests {
 namespace {
 
-Space whole_space(const Plan& base) { return space_of(small_model(), base, Freedom::all()); }
+Space whole_space(const Plan& base) { return space_of(small_model(), base, OpenKnobs::all()); }
 
 // Every size of a micro-batch, of a bucket and of the share that flows, and every choice of
 // activations, cast and sync is in one of few plans.
