@@ -53,7 +53,7 @@ double step_of(const Model& model, const Plan& plan, Folding folding,
   const StackFacts facts;
   Graph graph = build_pipeline(model, plan, facts, folding);
   graph = run_passes(std::move(graph), {model, plan, facts}, "place", "link");
-  const CostModel costs(machine, nullptr, "best");
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   return step_time_of(graph, plan, costs).seconds();
 }
 
@@ -76,7 +76,7 @@ TEST(pipeline_forms, take_the_same_time_where_there_is_nothing_to_overlap) {
 // On a slow link a folded turn ends with its copies; spread, they run beside the turns that follow.
 TEST(pipeline_forms, spread_turns_hide_what_folded_ones_cannot) {
   Machine machine = tests::tiny_cluster();
-  machine.link.host_to_device = machine.link.device_to_host = tests::flat_curve(0.2e9);
+  machine.link.host_to_device = machine.link.device_to_host = tests::flat(0.2e9);
   for (const Shape& shape : kShapes) {
     const Model model = model_of(shape);
     Plan plan = plan_of(shape);
