@@ -52,9 +52,8 @@ class Search {
   }
 
   void add(const Plan& base, std::shared_ptr<const Space> space, int64_t cell_size) {
-    const auto nodes = static_cast<int64_t>(space->micro_batch.size());
-    const auto cells = static_cast<int64_t>(space->activations.size());
-    result_.considered += nodes * cells * cell_size;
+    const size_t cells = space->micro_batch.size() * space->activations.size();
+    result_.considered += static_cast<int64_t>(cells) * cell_size;
     ++result_.layouts;
     regions_.push_back({base, std::move(space), cell_size, {}, nullptr});
   }

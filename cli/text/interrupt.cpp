@@ -15,14 +15,14 @@ void note(int signal_number) {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
-// What the program was told to ignore (nohup) stays ignored.
+// A terminal that is closed asks the same, unless the program was told to go on without it (nohup).
 void set_handler(int signal_number, void (*handler)(int)) {
-  if (std::signal(signal_number, handler) == SIG_IGN) std::signal(signal_number, SIG_IGN);
+  const bool ignored = std::signal(signal_number, handler) == SIG_IGN;
+  if (ignored && signal_number == SIGHUP) std::signal(signal_number, SIG_IGN);
 }
 
 }  // namespace
 
-// SIGHUP is what a program gets whose terminal is closed, where what it did is worth as much.
 InterruptWatch::InterruptWatch() {
   g_interrupted = 0;
   for (const int signal_number : kSignals) set_handler(signal_number, note);
