@@ -8,8 +8,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "profiles/tables/fabrics.h"
 #include "profiles/json_reader.h"
 #include "profiles/json_records.h"
+#include "profiles/tables/kernels.h"
 #include "profiles/load.h"
 #include "profiles/shipped.h"
 #include "sim/base/atomic_file.h"
@@ -173,12 +175,32 @@ OrderedJson write_attention(const std::vector<AttentionRates>& attention) {
   return json;
 }
 
+// The tables of a generation, and of the GPU what its part there says unless its own file does.
+void read_kernels(JsonReader reader, Gpu& gpu) {
+  gpu.kernels.generation = reader.text("generation");
+  gpu.kernels.model = load_kernels(gpu.kernels.generation);
+  const KernelTables& tables = gpu.kernels.model->tables();
+  std::vector<std::string> names;
+  for (const KernelPart& part : tables.parts) names.push_back(part.name);
+  const KernelPart& part = tables.parts[reader.choice("part", names)];
+  gpu.kernels.part = part.name;
+  for (const auto& [dtype, rate] : part.matmul) {
+    gpu.matmul.try_emplace(dtype, Sourced<FlopRate>{rate, part.measured, part.source});
+  }
+  if (gpu.memory_bandwidth.source.empty())
+    gpu.memory_bandwidth = {part.memory, part.measured, part.source};
+  reader.finish();
+}
+
 Gpu read_gpu(JsonReader reader) {
   Gpu gpu;
   gpu.name = reader.text("name");
   gpu.memory = read_sourced(reader, "memory_gb", kGb);
   gpu.reserved = read_sourced(reader, "reserved_gb", kGb);
-  gpu.memory_bandwidth = read_sourced(reader, "memory_bandwidth_gb_per_s", kGbPerS);
+  const bool tables = reader.has("kernels");
+  if (!tables || reader.has("memory_bandwidth_gb_per_s")) {
+    gpu.memory_bandwidth = read_sourced(reader, "memory_bandwidth_gb_per_s", kGbPerS);
+  }
   JsonReader matmul = reader.object("matmul_tflops");
   for (const DType dtype :
        {DType::kF64, DType::kF32, DType::kBf16, DType::kF16, DType::kI32, DType::kE4m3}) {
@@ -186,6 +208,7 @@ Gpu read_gpu(JsonReader reader) {
     if (matmul.has(key)) gpu.matmul[dtype] = read_sourced(matmul, key, kTflops);
   }
   matmul.finish();
+  if (tables) read_kernels(reader.object("kernels"), gpu);
   gpu.nominal_matmul = read_optional(reader, "nominal_matmul_tflops", kTflops);
   gpu.vector = read_sourced(reader, "vector_tflops", kTflops);
   gpu.attention_efficiency = read_sourced(reader, "attention_efficiency", kPart);
@@ -204,11 +227,14 @@ OrderedJson write_gpu(const Gpu& gpu) {
   for (const auto& [dtype, rate] : gpu.matmul) {
     matmul[std::string(to_string(dtype))] = write_sourced(rate, kTflops);
   }
-  OrderedJson json = {{"name", gpu.name},
-                      {"memory_gb", write_sourced(gpu.memory, kGb)},
-                      {"reserved_gb", write_sourced(gpu.reserved, kGb)},
-                      {"memory_bandwidth_gb_per_s", write_sourced(gpu.memory_bandwidth, kGbPerS)},
-                      {"matmul_tflops", matmul}};
+  OrderedJson json = {{"name", gpu.name}};
+  if (!gpu.kernels.generation.empty()) {
+    json["kernels"] = {{"generation", gpu.kernels.generation}, {"part", gpu.kernels.part}};
+  }
+  json["memory_gb"] = write_sourced(gpu.memory, kGb);
+  json["reserved_gb"] = write_sourced(gpu.reserved, kGb);
+  json["memory_bandwidth_gb_per_s"] = write_sourced(gpu.memory_bandwidth, kGbPerS);
+  json["matmul_tflops"] = matmul;
   if (gpu.nominal_matmul) {
     json["nominal_matmul_tflops"] = write_sourced(*gpu.nominal_matmul, kTflops);
   }
@@ -308,6 +334,10 @@ std::optional<Interconnect> read_interconnect(JsonReader& owner, const std::stri
   if (reader.has("point_to_point")) {
     result.point_to_point = read_curve(reader, "point_to_point", kCopyKeys);
   }
+  if (reader.has("fabric")) {
+    result.fabric = reader.text("fabric");
+    result.fabric_model = load_fabric(result.fabric);
+  }
   result.multiprocessors = read_optional(reader, "multiprocessors", kAmount);
   reader.finish();
   return result;
@@ -320,6 +350,7 @@ OrderedJson write_interconnect(const std::optional<Interconnect>& value) {
   if (value->switch_reduction) {
     json["switch_reduction_gb_per_s"] = write_sourced(*value->switch_reduction, kGbPerS);
   }
+  if (!value->fabric.empty()) json["fabric"] = value->fabric;
   if (value->all_reduce) json["all_reduce"] = write_all_reduce(*value->all_reduce);
   if (!value->point_to_point.empty()) {
     json["point_to_point"] = write_curve(value->point_to_point, kCopyKeys);

@@ -29,14 +29,17 @@ enum class Metric : uint8_t {
   kMfu,               // percent of the vendor's peak, without recompute
   kHfu,               // the same with recompute
   kPeakMemory,        // GB (1e9), most of any GPU
+  kMemoryShare,       // the same in percent of the GPU's memory
   kLayerStates,       // GiB, of the layers of one GPU: weights, gradients and optimizer
   kLayerActivations,  // GiB, of the layers of one GPU
   kFits,              // 1 or 0
 };
-inline constexpr int kMetrics = 10;
+inline constexpr int kMetrics = 11;
 std::string_view metric_name(Metric metric);  // "step_time_s", ...
 // Follows from the step time; else from memory.
 bool is_time(Metric metric);
+// Of those that follow from it: all but the step time itself, which alone grows as speed falls.
+bool is_rate(Metric metric);
 
 struct Measured {
   Metric metric{};
@@ -45,16 +48,39 @@ struct Measured {
 
 // What is recomputed in the backward, in the words of the sources. kSelective: the scores of eager
 // attention (arXiv 2205.05198). kFull: everything but the input of each layer. kFfnAndNorms: both
-// norms, the first product of the feed-forward and its activation.
-enum class Recompute : uint8_t { kNone, kSelective, kFull, kFfnAndNorms };
+// norms, the first product of the feed-forward and its activation. kNormsAndActivation: the same
+// without the product.
+enum class Recompute : uint8_t { kNone, kSelective, kFull, kFfnAndNorms, kNormsAndActivation };
 ActivationPlan activations_of(Recompute recompute);
+
+// What a source counts as a FLOP of the model, beside the products of its layers.
+struct FlopsConvention {
+  bool attention = true;        // scores and values
+  bool half_attention = false;  // of them only what lies below the diagonal
+  bool logits = true;
+  double peak_tflops = 0;  // that a utilisation refers to; 0: the data sheet's
+  bool operator==(const FlopsConvention&) const = default;
+};
+// Those that a source may mean by these words, likeliest first; what the words leave open stands
+// there in every form. Of no words the whole square of attention comes before half of it.
+std::vector<FlopsConvention> conventions_of(const std::string& formula);
+
+// What a run's framework does other than its stack says (sim/spec/stack.h, StackFacts).
+struct CaseFacts {
+  std::optional<int64_t> loss_chunks;
+  std::optional<GradientPrecision> gradients;
+  std::optional<GradientPrecision> reduction;
+  std::optional<Overlap> tensor_overlap;
+  std::optional<Overlap> expert_overlap;
+};
 
 struct PublishedCase {
   std::string id;
   std::string machine;  // name of a machine
   std::string stack;    // name of a stack
   Model model;          // with as many positions as the run's sequences have tokens
-  std::optional<AttentionKind> attention;  // where the case overrides its stack
+  std::optional<AttentionKind> attention;           // where the case overrides its stack
+  std::optional<AttentionKernel> attention_kernel;  // the same
   // What was published of the run, on top of the strategy. micro_batch, activations, gpu_buckets
   // and flow_share are "auto" where it was not.
   Plan plan;
@@ -65,9 +91,20 @@ struct PublishedCase {
   std::string strategy_adam;
   std::optional<double> optimizer_share_on_cpu;  // decides gpu_buckets
   double rollback_rate = 0;                      // share of the steps that roll back
+  CaseFacts facts;
+  // What these mean the machine or the stack says (set_up in autotune/calibrate/published_cases.h):
+  bool shards_by_node = false;  // state is shared by the ranks of a node, and replicated beyond
+  bool offloads_state = false;  // optimizer state is in CPU memory; who steps it is not said
+  bool state_may_be_anywhere = false;  // nothing was said of where optimizer state is
+  // Documents share a sequence, and attention does not cross them. How long they are is not
+  // published; sequence_length is taken for the longest that attention sees.
+  bool packed = false;
   bool tflops_count_recompute = false;
+  std::string mfu_formula;              // in the source's words; empty: not named
+  std::optional<double> step_time_p10;  // s; spread over steps or runs
+  std::optional<double> step_time_p90;
   std::vector<Measured> measured;  // in the order of Metric
-  std::string read;                // text, figure or derived: how it was taken from the source
+  std::string read;  // how it was taken from the source: text, table, figure, log, csv, derived
   std::string note;
 };
 
@@ -82,6 +119,7 @@ struct PublishedFile {
   std::string path;
   std::string title;
   std::string source;
+  std::vector<std::string> notes;
   std::vector<PublishedEntry> entries;
 };
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* kSchema = "ballast.stack/1";
 constexpr NumberRange kAnyConstant{0, 1000};
+constexpr NumberRange kSpread{0, 10};  // of a logarithm
 
 // An absent key leaves the default.
 template <class Enum>
@@ -36,17 +37,37 @@ std::vector<std::string> read_texts(JsonReader& reader, const std::string& key) 
   return texts;
 }
 
-std::vector<AttentionKind> read_attention(JsonReader& reader) {
-  const std::vector<std::string> known = names_of<AttentionKind>(2);
-  std::vector<AttentionKind> kinds;
+// "eager", or the kernel of an attention that stores no scores. Of kernels a stack has one.
+void read_attention(JsonReader& reader, StackFacts& facts) {
+  std::vector<std::string> known = names_of<AttentionKernel>(kAttentionKernels);
+  known.insert(known.begin(), std::string(to_string(AttentionKind::kEager)));
+  facts.attention.clear();
   for (const std::string& name : read_texts(reader, "attention")) {
     const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end()) {
       reader.fail("attention", "holds " + in_quotes(name), suggestion(name, known));
     }
-    kinds.push_back(static_cast<AttentionKind>(found - known.begin()));
+    const bool eager = found == known.begin();
+    const AttentionKind kind = eager ? AttentionKind::kEager : AttentionKind::kFlash;
+    if (std::find(facts.attention.begin(), facts.attention.end(), kind) != facts.attention.end()) {
+      reader.fail("attention", "holds " + in_quotes(name) + " beside another of its kind",
+                  "name one kernel, and others by generation in attention_on");
+    }
+    facts.attention.push_back(kind);
+    if (!eager) facts.attention_kernel = static_cast<AttentionKernel>(found - known.begin() - 1);
   }
-  return kinds;
+}
+
+void read_attention_on(JsonReader reader, StackFacts& facts) {
+  const std::vector<std::string> known = shipped_names("kernels");
+  for (const std::string& generation : reader.keys()) {
+    if (std::find(known.begin(), known.end(), generation) == known.end()) {
+      reader.fail(generation, "is no generation of GPUs", suggestion(generation, known));
+    }
+    facts.attention_kernel_on[generation] = static_cast<AttentionKernel>(
+        reader.choice(generation, names_of<AttentionKernel>(kAttentionKernels)));
+  }
+  reader.finish();
 }
 
 void read_overlaps(JsonReader& reader, StackFacts& facts) {
@@ -54,11 +75,14 @@ void read_overlaps(JsonReader& reader, StackFacts& facts) {
   read_choice(reader, "weight_overlap", kOverlaps, facts.weight_overlap);
   read_choice(reader, "tensor_overlap", kOverlaps, facts.tensor_overlap);
   read_choice(reader, "pipeline_overlap", kOverlaps, facts.pipeline_overlap);
+  read_choice(reader, "expert_overlap", kOverlaps, facts.expert_overlap);
 }
 
 StackFacts read_facts(JsonReader reader) {
   StackFacts facts;
-  if (reader.has("attention")) facts.attention = read_attention(reader);
+  facts.attention_kernel = AttentionKernel::kFlash2;
+  if (reader.has("attention")) read_attention(reader, facts);
+  if (reader.has("attention_on")) read_attention_on(reader.object("attention_on"), facts);
   read_flag(reader, "dropout", facts.dropout);
   read_choice(reader, "fusion", kFusions, facts.fusion);
   read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
@@ -88,14 +112,27 @@ StackFacts read_facts(JsonReader reader) {
   if (reader.has("most_zero_stage")) {
     facts.most_zero_stage = reader.whole("most_zero_stage", {0, 3});
   }
+  read_choice(reader, "fp8_scaling", kScalings8, facts.fp8_scaling);
+  read_choice(reader, "fp8_weights", kWeights8, facts.fp8_weights);
+  read_flag(reader, "fp8_saves_codes", facts.fp8_saves_codes);
+  read_flag(reader, "steps_offloaded_state_on_cpu", facts.steps_offloaded_state_on_cpu);
+  read_flag(reader, "may_stream_state", facts.may_stream_state);
   reader.finish();
   return facts;
 }
 
 OrderedJson facts_json(const StackFacts& facts) {
   OrderedJson attention = OrderedJson::array();
-  for (const AttentionKind kind : facts.attention) attention.push_back(to_string(kind));
+  for (const AttentionKind kind : facts.attention) {
+    const bool eager = kind == AttentionKind::kEager;
+    attention.push_back(eager ? to_string(kind) : to_string(facts.attention_kernel));
+  }
+  OrderedJson on = OrderedJson::object();
+  for (const auto& [generation, kernel] : facts.attention_kernel_on) {
+    on[generation] = to_string(kernel);
+  }
   return {{"attention", attention},
+          {"attention_on", on},
           {"dropout", facts.dropout},
           {"fusion", to_string(facts.fusion)},
           {"recomputes_whole_layer", facts.recomputes_whole_layer},
@@ -121,7 +158,13 @@ OrderedJson facts_json(const StackFacts& facts) {
           {"tensor_overlap", to_string(facts.tensor_overlap)},
           {"pipeline_overlap", to_string(facts.pipeline_overlap)},
           {"least_zero_stage", facts.least_zero_stage},
-          {"most_zero_stage", facts.most_zero_stage}};
+          {"most_zero_stage", facts.most_zero_stage},
+          {"expert_overlap", to_string(facts.expert_overlap)},
+          {"fp8_scaling", to_string(facts.fp8_scaling)},
+          {"fp8_weights", to_string(facts.fp8_weights)},
+          {"fp8_saves_codes", facts.fp8_saves_codes},
+          {"steps_offloaded_state_on_cpu", facts.steps_offloaded_state_on_cpu},
+          {"may_stream_state", facts.may_stream_state}};
 }
 
 StackConstants read_constants(JsonReader reader) {
@@ -131,6 +174,38 @@ StackConstants read_constants(JsonReader reader) {
   }
   reader.finish();
   return constants;
+}
+
+StackUncertainty read_uncertainty(JsonReader reader) {
+  StackUncertainty uncertainty;
+  uncertainty.time = reader.number("time", kSpread);
+  uncertainty.memory = reader.number("memory", kSpread);
+  const Json& rows = reader.raw("covariance");
+  const auto refuse = [&] {
+    reader.fail("covariance", "must be a square table of numbers, a row for each constant",
+                "write it as [[1, 0], [0, 1]]");
+  };
+  if (!rows.is_array() || rows.size() != static_cast<size_t>(kStackConstants)) refuse();
+  for (const Json& row : rows) {
+    if (!row.is_array() || row.size() != rows.size()) refuse();
+    for (const Json& one : row) {
+      if (!one.is_number()) refuse();
+      uncertainty.covariance.push_back(one.get<double>());
+    }
+  }
+  reader.finish();
+  return uncertainty;
+}
+
+OrderedJson uncertainty_json(const StackUncertainty& uncertainty) {
+  OrderedJson rows = OrderedJson::array();
+  for (size_t i = 0; i < uncertainty.covariance.size(); ++i) {
+    if (i % kStackConstants == 0) rows.push_back(OrderedJson::array());
+    rows.back().push_back(rounded(uncertainty.covariance[i]));
+  }
+  return {{"time", rounded(uncertainty.time)},
+          {"memory", rounded(uncertainty.memory)},
+          {"covariance", rows}};
 }
 
 std::vector<std::string> read_fitted(JsonReader& reader) {
@@ -159,6 +234,9 @@ Stack parse_stack(std::string_view text, const std::string& file, const std::str
   stack.constants = read_constants(reader.object("constants"));
   stack.fitted = read_fitted(reader);
   stack.fitted_on = read_texts(reader, "fitted_on");
+  if (reader.has("uncertainty")) {
+    stack.uncertainty = read_uncertainty(reader.object("uncertainty"));
+  }
   if (reader.has("name")) reader.text("name");  // as stack_json writes it; the file's name counts
   reader.finish();
   check(stack);
@@ -175,14 +253,16 @@ std::string stack_json(const Stack& stack) {
   for (int i = 0; i < kStackConstants; ++i) {
     constants[std::string(constant_name(i))] = rounded(constant(stack.constants, i));
   }
-  return to_text(OrderedJson{{"schema", kSchema},
-                             {"name", stack.name},
-                             {"description", stack.description},
-                             {"source", stack.source},
-                             {"facts", facts_json(stack.facts)},
-                             {"constants", constants},
-                             {"fitted", stack.fitted},
-                             {"fitted_on", stack.fitted_on}});
+  OrderedJson json = {{"schema", kSchema},
+                      {"name", stack.name},
+                      {"description", stack.description},
+                      {"source", stack.source},
+                      {"facts", facts_json(stack.facts)},
+                      {"constants", constants},
+                      {"fitted", stack.fitted},
+                      {"fitted_on", stack.fitted_on}};
+  if (stack.uncertainty) json["uncertainty"] = uncertainty_json(*stack.uncertainty);
+  return to_text(json);
 }
 
 void save_stack(const Stack& stack, const std::string& path) {

@@ -29,7 +29,7 @@ fi
 # What the harnesses may call; main and the sanitizers' runtime come with each harness. A folder of
 # sim is compiled as one, as in the unity build of CMakeLists.txt: its headers are read once.
 rm -f "$OBJECTS"/*.o "$OBJECTS"/*.cpp "$OBJECTS/library.a"
-for in_folder in sim/{base,spec,graph} sim/graph/*/; do
+for in_folder in sim/{base,spec,graph} sim/graph/*/ sim/engine/tables; do
   unit=$OBJECTS/$(echo "${in_folder%/}" | tr / _)_folder.cpp
   for source in "${in_folder%/}"/*.cpp; do
     [ ! -f "$source" ] || echo "#include \"$source\""

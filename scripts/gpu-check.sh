@@ -285,7 +285,7 @@ verify_one() {
     --set "machine.cpu.reserved_gb=$reserved" "${@:3}")
   [ $# -le 2 ] || name+=-$(tr = - <<<"${last##*.}")
   [ ! -f "$out/$name.verify.json" ] || { echo "$name: done before"; return 0; }
-  ballast predict "${common[@]}" >"$out/$name.predicted.txt" 2>&1
+  ballast predict --stack ballast "${common[@]}" >"$out/$name.predicted.txt" 2>&1
   case $? in
     0) ;;
     1) echo "$name does not fit"; return 3 ;;

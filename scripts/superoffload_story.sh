@@ -19,12 +19,25 @@ model() {
  "vocab_size": 50432, "tie_word_embeddings": true}
 JSON
 }
-# predict FLAGS: the JSON of a prediction, fitting or not.
-predict() { "$ballast" predict --json "$@" || [ $? -eq 1 ]; }
-# field KEY: of the JSON on the input, the first value of the key, without quotes.
+# predict FLAGS: the JSON of a prediction, fitting or not; as Ballast's own backend where they name
+# no stack.
+predict() {
+  case " $* " in
+    *" --stack "*) ;;
+    *) set -- "$@" --stack ballast ;;
+  esac
+  "$ballast" predict --json "$@" || [ $? -eq 1 ]
+}
+# field KEY: of the JSON on the input, the first value of the key that is no list and not null
+# (intervals have the same keys), without quotes; null where there is no other.
 # The input is read to its end, or its writer would fail.
 field() {
-  awk -v key="\"$1\":" '$1 == key && !found { v = $2; gsub(/[",]/, "", v); print v; found = 1 }'
+  awk -v key="\"$1\":" '
+    $1 == key && $2 !~ /^\[/ && (best == "" || best == "null") {
+      best = $2
+      gsub(/[",]/, "", best)
+    }
+    END { if (best != "") print best }'
 }
 # idle: percent of the step in which the GPU computes nothing.
 idle() {

@@ -65,8 +65,11 @@ void BucketBound::fill_times(const CostModel& costs) {
     for (const Site site : {Site::kGpu, Site::kCpu}) {
       for (const bool exact : {false, true}) prices.add_adam(count, site, exact);
       const LaneKind lane = site == Site::kGpu ? LaneKind::kCompute : LaneKind::kCpu;
-      prices.add(OpKind::kSnapshot, lane,
-                 elementwise(kSnapshotArrays * count, DType::kF32, DType::kF32, site));
+      const Bytes snapshot = bytes_of(count, DType::kF32) +
+                             bytes_of((kSnapshotArrays - 1) * count, base_.optimizer.moments);
+      prices.add(
+          OpKind::kSnapshot, lane,
+          elementwise(snapshot.count / size_of(DType::kF32), DType::kF32, DType::kF32, site));
     }
     BucketWork norm{count, base_.dtype, DType::kF64, Site::kGpu, bytes_of(count, base_.dtype)};
     prices.add(OpKind::kSumOfSquares, LaneKind::kCompute, norm);
@@ -117,7 +120,7 @@ std::array<int64_t, 2> BucketBound::lanes(const ForwardBackwardProfile& compute,
   int64_t gathers_ps = 0;
   for (size_t b = 0; b < times_.size(); ++b) {
     const Times& t = times_[b];
-    at(LaneKind::kNetwork) += t.reduce;
+    at(LaneKind::kDataNetwork) += t.reduce;
     gathers_ps += t.gather;
     if (b >= chosen.border) {
       at(LaneKind::kCompute) += t.adam[kGpuSite][chosen.record] + t.norm;
@@ -128,7 +131,7 @@ std::array<int64_t, 2> BucketBound::lanes(const ForwardBackwardProfile& compute,
   }
   std::array<int64_t, 2> busiest{};
   busiest[1] = *std::max_element(lane.begin(), lane.end());
-  at(LaneKind::kNetwork) += gathers_ps;
+  at(LaneKind::kDataNetwork) += gathers_ps;
   for (size_t b = 0; b < chosen.border; ++b) at(LaneKind::kUpload) += times_[b].home[chosen.width];
   busiest[0] = *std::max_element(lane.begin(), lane.end());
   return busiest;
@@ -152,7 +155,7 @@ std::vector<std::vector<int64_t>> BucketBound::flows(const ForwardBackwardProfil
       for (size_t m = 0; m < fetch.size(); ++m) {
         if (residence.flowing[m]) work.add(fetch[m].one, static_cast<double>(fetch[m].visits));
       }
-      work.lane[static_cast<size_t>(LaneKind::kNetwork)] +=
+      work.lane[static_cast<size_t>(LaneKind::kDataNetwork)] +=
           reduce + static_cast<int64_t>(gather * static_cast<double>(residence.staying));
       const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
       const int64_t lane = *std::max_element(work.lane.begin(), work.lane.end());

@@ -48,7 +48,9 @@ class CellBound {
   }
   // Layers of a chunk offload as those of a model of its size.
   const LayerCost& layer(const Chunk& of, int64_t i) const {
-    const int64_t leaving = leaving_layers(plan_.activations.value(), of.last - of.first);
+    const bool ends_model = of.last == model_.layers;
+    const int64_t leaving =
+        leaving_layers(plan_.activations.value(), of.last - of.first, ends_model);
     return profile_.layer(i, of.first + leaving);
   }
   template <class Sum>
@@ -116,7 +118,7 @@ class CellBound {
       const double twice = std::max(0.0, flowing - flow.free);
       if (busy(LaneKind::kCopyIn) + twice * flow.visits * floor.fetch > ps) return false;
       const double gathered = weights + twice * (flow.visits - 1);
-      return busy(LaneKind::kNetwork) + weights * floor.reduce + gathered * floor.gather <= ps;
+      return busy(LaneKind::kDataNetwork) + weights * floor.reduce + gathered * floor.gather <= ps;
     };
     auto low = static_cast<double>(least);
     if (enough(low)) return least;

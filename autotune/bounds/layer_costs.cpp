@@ -125,12 +125,21 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
     part.layers = kLayersProfiled;
     once.activations->offload_share = 1;
   }
+  // Where some layers recompute and some keep, none counts as repeating anything, and (below) none
+  // as keeping.
+  const double share = once.activations->recompute_share;
+  if (share < 1) once.activations->recompute_share = 0;
   const Graph graph = forward_backward_graph(part, sample_plan(once, 1));
   const CostTable table = costs.table(graph.step, graph);
   LayerProfile profile;
   profile.layers.resize(static_cast<size_t>(part.layers));
   add_operations(graph, table, profile);
-  add_memory(graph, profile);
+  if (share < 1) {
+    once.activations->recompute_share = 1;
+    add_memory(forward_backward_graph(part, sample_plan(once, 1)), profile);
+  } else {
+    add_memory(graph, profile);
+  }
   for (int64_t i = 0; i < part.layers; ++i) {
     LayerCost& layer = profile.layers[static_cast<size_t>(i)];
     layer.forward_ps = chain_of(graph, table, i, Direction::kForward);
@@ -154,11 +163,11 @@ bool layers_are_alike(const Model& model) {
   return model.layers >= kLayersProfiled;
 }
 
-int64_t leaving_layers(const ActivationPlan& plan, int64_t layers) {
+int64_t leaving_layers(const ActivationPlan& plan, int64_t layers, bool ends_model) {
   const auto offloads = [](ActivationFate fate) { return fate == ActivationFate::kOffload; };
   if (std::none_of(plan.fate.begin(), plan.fate.end(), offloads)) return 0;
   const double share = plan.offload_share * static_cast<double>(layers);
-  return std::min(static_cast<int64_t>(std::ceil(share)), layers - 1);
+  return std::min(static_cast<int64_t>(std::ceil(share)), ends_model ? layers - 1 : layers);
 }
 
 LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs)

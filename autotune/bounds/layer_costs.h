@@ -72,7 +72,7 @@ class LayerProfiles {
 // True where every layer has the same modules and shapes, and there are enough of them.
 bool layers_are_alike(const Model& model);
 
-// Layers whose activations leave, of `layers` of a stage.
-int64_t leaving_layers(const ActivationPlan& plan, int64_t layers);
+// Layers whose activations leave, of `layers` of a chunk; of the model's last chunk the last stays.
+int64_t leaving_layers(const ActivationPlan& plan, int64_t layers, bool ends_model);
 
 }  // namespace ballast

@@ -29,7 +29,7 @@ void Prices::add_exchange(CollectiveKind kind, int64_t count, bool talks) {
   const RankGroup group = replica_group(plan_);
   Work work;
   if (talks) work = CollectiveWork{kind, bytes_of(count, plan_.dtype), group.ranks, group.stride};
-  add(OpKind::kCollective, LaneKind::kNetwork, std::move(work));
+  add(OpKind::kCollective, LaneKind::kDataNetwork, std::move(work));
 }
 
 void Prices::price(const CostModel& costs) {

@@ -172,6 +172,10 @@ std::vector<AttentionKind> attention_kinds(const CaseSetup& setup) {
 Stack stack_of(const CaseSetup& setup, const StackConstants& constants, AttentionKind attention) {
   Stack stack = setup.stack;
   stack.facts.attention = {attention};
+  if (setup.of.attention_kernel) {
+    stack.facts.attention_kernel = *setup.of.attention_kernel;
+    stack.facts.attention_kernel_on.clear();
+  }
   stack.constants = constants;
   return stack;
 }
@@ -191,9 +195,6 @@ std::optional<double> time_metric(Metric metric, const CaseSetup& setup, const W
   const double seconds = step.seconds();
   const auto devices = static_cast<double>(way.plan.devices);
   const double tokens = static_cast<double>(way.plan.tokens_per_step()) / seconds;
-  const auto rate = [&](CountRecompute recompute) {
-    return published_flops(setup.of.model, way.plan, recompute).count / seconds / devices;
-  };
   switch (metric) {
     case Metric::kStepTime:
       return seconds;
@@ -202,12 +203,9 @@ std::optional<double> time_metric(Metric metric, const CaseSetup& setup, const W
     case Metric::kTokensPerDevice:
       return tokens / devices;
     case Metric::kTflopsPerDevice:
-      return rate(setup.of.tflops_count_recompute ? CountRecompute::kYes : CountRecompute::kNo) *
-             1e-12;
     case Metric::kMfu:
-      return 100 * rate(CountRecompute::kNo) / nominal_peak(setup.machine).flops_per_s;
     case Metric::kHfu:
-      return 100 * rate(CountRecompute::kYes) / nominal_peak(setup.machine).flops_per_s;
+      return flops_metric(metric, setup, settled_convention(setup), 1 / seconds);
     default:
       CHECK(false);
   }
@@ -218,6 +216,9 @@ std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Way
   switch (metric) {
     case Metric::kPeakMemory:
       return if_known(prediction.gpu_peak, prediction.gpu_peak.gb());
+    case Metric::kMemoryShare:
+      return if_known(prediction.gpu_peak,
+                      100 * prediction.gpu_peak.gb() / setup.machine.gpu.memory.value.gb());
     case Metric::kLayerStates: {
       const Bytes states = layer_memory(prediction.graph, setup.of.model, way.plan).states;
       return if_known(states, states.gib());
@@ -237,6 +238,7 @@ CasePrediction result_of(const CaseSetup& setup, const Way& way, const Predictio
   CasePrediction result;
   result.fits = prediction.fits;
   result.reason = prediction.reason;
+  result.peaks = prediction.peaks;
   result.way = way;
   result.considered = 1;
   if (prediction.step_time.ps > 0) result.step_time = mean_step(setup, prediction);
@@ -294,19 +296,38 @@ CasePrediction too_many_devices(const CaseSetup& setup) {
   return result;
 }
 
-// FLOPs of the products of one layer for one token, forward: two a parameter of a matrix.
-double layer_products(const Model& model) {
-  const auto hidden = static_cast<double>(model.hidden);
-  const double attention =
-      hidden * static_cast<double>(model.qkv_width() + model.attention_width());
-  const double feed_forward = hidden * static_cast<double>(model.fc1_width() + model.ffn);
-  return 2 * (attention + feed_forward);
+void override_facts(const CaseFacts& of, StackFacts& facts) {
+  const auto set = [](const auto& from, auto& to) {
+    if (from) to = *from;
+  };
+  set(of.loss_chunks, facts.loss_chunks);
+  set(of.gradients, facts.gradients);
+  set(of.reduction, facts.reduction);
+  set(of.tensor_overlap, facts.tensor_overlap);
+  set(of.expert_overlap, facts.expert_overlap);
+}
+
+// Where optimizer state is and who shares it, as far as the machine and the stack say it.
+void resolve_state(CaseSetup& setup) {
+  Plan& plan = setup.of.plan;
+  const int64_t in_node = setup.machine.devices_per_node / plan.tensor;
+  if (setup.of.shards_by_node && in_node > 1 && in_node < plan.replicas()) {
+    plan.zero_group = in_node;
+  }
+  if (setup.of.offloads_state && setup.stack.facts.steps_offloaded_state_on_cpu) {
+    plan.optimizer.stream_share = 0;
+    plan.optimizer.cast = CastPlacement::kCpu;
+    if (setup.of.strategy_adam.empty()) setup.of.strategy_adam = "cpu-adam";
+    setup.of.open.set(KnobId::kAdam, plan.optimizer.adam == "best");
+  }
 }
 
 }  // namespace
 
 CaseSetup set_up(const PublishedCase& of) {
   CaseSetup setup{of, load_machine(of.machine), load_stack(of.stack)};
+  override_facts(of.facts, setup.stack.facts);
+  resolve_state(setup);
   check(setup.machine);
   return setup;
 }
@@ -316,6 +337,16 @@ std::vector<std::vector<Way>> ways_of(const CaseSetup& setup) {
   std::string refusal;
   for (const AttentionKind attention : attention_kinds(setup)) {
     WayCollector(setup, attention).collect(groups, refusal);
+    if (!setup.of.state_may_be_anywhere || !setup.stack.facts.may_stream_state) continue;
+    CaseSetup streamed = setup;
+    OptimizerPlan& optimizer = streamed.of.plan.optimizer;
+    optimizer.placement = OptimizerPlacement::kCpu;
+    optimizer.gpu_buckets = 0;
+    optimizer.stream_share = 1;
+    optimizer.cast = CastPlacement::kGpu;
+    optimizer.sync = SyncMode::kWait;
+    streamed.of.plan.weights.flow_share = 0;
+    WayCollector(streamed, attention).collect(groups, refusal);
   }
   if (groups.empty()) {
     throw Error("case " + setup.of.id, "has no legal plan: " + refusal, "correct its run");
@@ -374,28 +405,21 @@ CasePrediction predict_case(const CaseSetup& setup, const StackConstants& consta
     }
   }
   std::optional<CasePrediction> result = best.take();
+  // What was timed did run: its time is that of a machine with memory enough, and that none of its
+  // plans was predicted to fit stays said.
+  if (result && !result->fits && asks_for_time(setup)) {
+    BuiltWay built(setup, result->way);
+    CasePrediction timed = built.predict(constants, BuiltWay::Ask::kUnlimited);
+    for (size_t i = 0; i < timed.metrics.size(); ++i) {
+      if (is_time(timed.metrics[i].metric)) result->metrics[i] = timed.metrics[i];
+    }
+    result->step_time = timed.step_time;
+  }
   if (!result) {
     throw Error("case " + setup.of.id, "none of its plans can be predicted: " + refusal,
                 "correct its run");
   }
   return *std::move(result);
-}
-
-Flops published_flops(const Model& model, const Plan& plan, CountRecompute recompute) {
-  // A backward is two forwards, and recompute one more; the logits are not recomputed.
-  const double passes = recompute == CountRecompute::kYes ? 4 : 3;
-  const auto layers = static_cast<double>(model.layers);
-  const auto width = static_cast<double>(model.attention_width());
-  const double scores = 4 * width * static_cast<double>(plan.sequence_length);
-  const double logits = 2 * static_cast<double>(model.hidden) * static_cast<double>(model.vocab);
-  const double per_token = passes * layers * (layer_products(model) + scores) + 3 * logits;
-  return {per_token * static_cast<double>(plan.tokens_per_step())};
-}
-
-FlopRate nominal_peak(const Machine& machine) {
-  if (machine.gpu.nominal_matmul) return machine.gpu.nominal_matmul->value;
-  throw Error("machine " + machine.name, "its GPU '" + machine.gpu.name + "' has no known peak",
-              "publish a rate instead of a utilisation");
 }
 
 }  // namespace ballast

@@ -9,7 +9,11 @@
 //                      GPT's both are the same count made by parameter: 6 FLOPs a token for every
 //                      parameter of a matrix (8 with recompute, except for the logits, which are
 //                      not recomputed) and 12 L h S for attention (16 with recompute).
-//   mfu_percent        the count without recompute, over the vendor's dense 16-bit peak.
+//                      A source that counts otherwise says so (mfu_formula), or its own figures
+//                      do: of the forms that its words leave open that one is taken which agrees
+//                      best with the time that it gives beside.
+//   mfu_percent        the count without recompute, over the vendor's dense 16-bit peak, or the
+//                      peak that the formula names.
 //   hfu_percent        the count with recompute, over the same.
 //   tokens, time       of a mean step: step time + rollback_rate * rollback time.
 //   peak_memory_gb     Prediction::gpu_peak: tensors and the stack's slack, in 1e9 bytes.
@@ -36,7 +40,8 @@ struct CaseSetup {
   Machine machine;
   Stack stack;
 };
-// Loads the machine and the stack that a case names. Throws Error where one is not shipped.
+// Loads the machine and the stack that a case names, and settles what they decide of its plan.
+// Throws Error where one is not shipped.
 CaseSetup set_up(const PublishedCase& of);
 
 // One way to run a case: every knob has a value.
@@ -55,6 +60,7 @@ struct Way {
 //   zero_stage         what the stack allows, where several ranks hold the same weights
 //   gpu_buckets        none, 1/16, 1/8, 1/4, 1/2 and all of the buckets
 //   flow_share         0 or 1
+//   optimizer state    on the GPU, or (where the stack may) in CPU memory and stepped by the GPU
 // Throws Error, with the first reason, where no way is legal.
 std::vector<std::vector<Way>> ways_of(const CaseSetup& setup);
 
@@ -74,11 +80,13 @@ struct CasePrediction {
   std::string reason;  // why the way that comes nearest does not fit; else empty
   Way way;             // the fastest that fits, or the one that needs least GPU memory
   int64_t considered = 0;
-  Duration step_time;  // with rollbacks; zero where nothing fits
+  Duration step_time;            // with rollbacks; zero where nothing fits
+  std::vector<PlacePeak> peaks;  // of that way
   std::vector<MetricPrediction> metrics;
 };
 
-// The fastest legal way that fits, with these constants in place of those of setup.stack. Throws
+// The fastest legal way that fits, with these constants in place of those of setup.stack. Where
+// none fits and a time was published, that of the one which needs least, were there memory. Throws
 // Error where no way is legal or the graph refuses them all.
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants);
 
@@ -104,7 +112,16 @@ class BuiltWay {
 
 // Model FLOPs of one step by the convention above, over all devices.
 enum class CountRecompute : uint8_t { kNo, kYes };
-Flops published_flops(const Model& model, const Plan& plan, CountRecompute recompute);
+Flops published_flops(const Model& model, const Plan& plan, CountRecompute recompute,
+                      const FlopsConvention& convention = {});
+
+// One of kTflopsPerDevice, kMfu and kHfu, where so many steps are made in a second.
+double flops_metric(Metric metric, const CaseSetup& setup, const FlopsConvention& convention,
+                    double steps_per_s);
+
+// The convention by which a case counts (see above): the only one that its words allow, or that
+// which agrees best with the time that it gives, or else the likeliest.
+FlopsConvention settled_convention(const CaseSetup& setup);
 
 // Dense 16-bit peak of one device in its data sheet, which published utilisations refer to (the
 // machine's own rates are achieved ones). Throws Error for a machine whose file has none

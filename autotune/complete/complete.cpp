@@ -51,38 +51,44 @@ Plan searched(const Setting& setting, const Measurements* measurements,
   if (found.stop == SearchStop::kInterrupt) {
     throw Error("the knobs that are \"auto\"", "the search of them was interrupted", "ask again");
   }
-  return nearest_miss(found.reasons).example;
+  // The search may end, out of patience, before it meets a plan that fits; one that memory alone
+  // was asked of is then better than the nearest that does not.
+  const Verdict possible = feasibility(setting);
+  return possible.fits ? possible.plan : nearest_miss(found.reasons).example;
 }
 
 // As it is, or with memory reused at once where only that fits.
-Completed predict_reusing(const Setting& setting, Plan plan, const Measurements* measurements) {
-  Completed result;
+Completed predict_reusing(Setting setting, const Measurements* measurements) {
+  std::optional<MemoryReuse> kept;
+  Prediction prediction;
+  Plan& plan = setting.plan;
   bool first = true;
   any_reuse_fits(memory_reuses(plan, setting.stack), [&](auto reuse) {
     plan.memory_reuse = reuse;
-    Prediction prediction =
-        predict(setting.model, plan, setting.machine, setting.stack, measurements);
-    const bool fits = prediction.fits;
-    if (first || fits) result = {plan, std::move(prediction)};
+    Prediction one = predict(setting.model, plan, setting.machine, setting.stack, measurements);
+    const bool fits = one.fits;
+    if (first || fits) {
+      kept = reuse;
+      prediction = std::move(one);
+    }
     first = false;
     return fits || plan.devices > setting.machine.devices;
   });
-  if (!result.plan.memory_reuse) result.plan.memory_reuse = MemoryReuse::kApart;
-  return result;
+  plan.memory_reuse = kept.value_or(MemoryReuse::kApart);
+  return {std::move(setting), std::move(prediction)};
 }
 
 }  // namespace
 
-Completed complete(const Setting& setting, const Measurements* measurements,
+Completed complete(Setting setting, const Measurements* measurements,
                    const std::function<bool()>& interrupted) {
-  Plan plan = setting.plan;
-  const bool devices_exist = plan.devices <= setting.machine.devices;
-  if (has_auto(plan) && !is_searched(plan, setting.stack)) {
-    plan = choose(setting);
-  } else if (has_auto(plan) && devices_exist) {
-    plan = searched(setting, measurements, interrupted);
+  const bool devices_exist = setting.plan.devices <= setting.machine.devices;
+  if (has_auto(setting.plan) && !is_searched(setting.plan, setting.stack)) {
+    setting.plan = choose(setting);
+  } else if (has_auto(setting.plan) && devices_exist) {
+    setting.plan = searched(setting, measurements, interrupted);
   }
-  return predict_reusing(setting, std::move(plan), measurements);
+  return predict_reusing(std::move(setting), measurements);
 }
 
 Plan choose(const Setting& setting) {

@@ -14,7 +14,7 @@
 namespace ballast {
 
 struct Completed {
-  Plan plan;  // every knob has a value
+  Setting setting;  // every knob of the plan has a value
   Prediction prediction;
 };
 
@@ -24,7 +24,7 @@ struct Completed {
 // becomes kApart, or kAtOnce where only that fits. Where nothing fits, the plan is the one that
 // comes nearest, and its prediction says why. `measurements` may be null. Throws Error where no
 // plan is legal, or where a search was interrupted before it found one.
-Completed complete(const Setting& setting, const Measurements* measurements,
+Completed complete(Setting setting, const Measurements* measurements,
                    const std::function<bool()>& interrupted = {});
 
 // The plan with every "auto" knob filled in: the fastest of ways_of()

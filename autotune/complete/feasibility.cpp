@@ -112,7 +112,7 @@ Verdict feasibility(const Setting& setting) {
   }
   Nearest nearest(setting);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
-  if (setting.stack.is_ballast() && offer_space(setting, nearest)) return nearest.take();
+  if (setting.stack.memory_is_planned() && offer_space(setting, nearest)) return nearest.take();
   if (!is_searched(setting.plan, setting.stack)) nearest.offer_with_reuses(all_ways(setting));
   return nearest.take();
 }

@@ -10,7 +10,7 @@ bool has_auto(const Plan& plan) {
 bool is_searched(const Plan& plan, const Stack& stack) {
   const bool split = plan.tensor * plan.pipeline * plan.sequence * plan.context * plan.expert > 1;
   const bool state_is_shared = plan.zero_stage == 1 || plan.zero_stage == 2;
-  return stack.is_ballast() && !split && (plan.replicas() == 1 || state_is_shared);
+  return stack.memory_is_planned() && !split && (plan.replicas() == 1 || state_is_shared);
 }
 
 }  // namespace ballast

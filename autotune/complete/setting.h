@@ -14,7 +14,7 @@ struct Setting {
   Model model;
   Plan plan;
   Machine machine;
-  Stack stack;
+  Stack stack{};
 };
 
 // True if a knob is "auto".

@@ -10,8 +10,7 @@
 
 namespace ballast {
 
-inline constexpr double kTieShare = 2e-3;   // of a step: nobody could measure it
-inline constexpr double kNearShare = 1e-2;  // of a step: the model's error is larger
+inline constexpr double kTieShare = 2e-3;  // of a step: nobody could measure it
 
 // Ranked plans, the first among them, within this share of the shortest step; 0 where none is
 // ranked. The same before and after prefer_simple().

@@ -7,10 +7,6 @@
 namespace ballast {
 namespace {
 
-// More chunks a stage than this only add messages; Megatron's largest published runs use six.
-constexpr int64_t kMostChunks = 8;
-constexpr int64_t kMostStages = 127;
-
 // Divisors of `number` that `legal` admits, ascending; or the fixed value alone, if it is one.
 template <class Legal>
 std::vector<int64_t> degrees(int64_t number, int64_t fixed, bool free, const Legal& legal) {
@@ -54,7 +50,7 @@ class Enumeration {
   }
 
   bool fits_pipeline(int64_t p) const {
-    if (p > std::min(model_.layers, kMostStages)) return false;
+    if (p > std::min(model_.layers, knob_of(KnobId::kPipeline).most)) return false;
     return p == 1 || base_.optimizer.placement != OptimizerPlacement::kNvme;
   }
 
@@ -63,8 +59,10 @@ class Enumeration {
     if (p == 1)
       return free || base_.virtual_pipeline == 1 ? std::vector<int64_t>{1} : std::vector<int64_t>{};
     std::vector<int64_t> chunks;
-    for (int64_t v = 1; v <= (free ? kMostChunks : base_.virtual_pipeline); ++v) {
-      if (!free && v != base_.virtual_pipeline) continue;
+    std::vector<int64_t> asked = {base_.virtual_pipeline};
+    const auto tried = knob_of(KnobId::kVirtualPipeline).tried;
+    if (free) asked.assign(tried.begin(), tried.end());
+    for (const int64_t v : asked) {
       if (v == 1 || model_.layers % (p * v) == 0) chunks.push_back(v);
     }
     return chunks;
@@ -127,7 +125,7 @@ class Enumeration {
   std::vector<int64_t> stages(OptimizerPlacement place) const {
     const bool alone = plan_.replicas() == 1;
     const int64_t least = place == OptimizerPlacement::kGpu || alone ? 0 : 1;
-    const int64_t most = alone ? 0 : plan_.pipeline > 1 ? 1 : 3;
+    const int64_t most = alone ? 0 : plan_.pipeline > 1 ? 1 : knob_of(KnobId::kZeroStage).most;
     std::vector<int64_t> result;
     for (int64_t stage = least; stage <= most; ++stage) result.push_back(stage);
     if (open_.has(KnobId::kZeroStage)) return result;

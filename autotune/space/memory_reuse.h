@@ -16,7 +16,7 @@ namespace ballast {
 // Values of Plan::memory_reuse, in the order in which they are tried; the first is the plan's own.
 // Other frameworks have allocators, and no places that are planned: they have nothing to try.
 inline std::vector<std::optional<MemoryReuse>> memory_reuses(const Plan& plan, const Stack& stack) {
-  if (plan.memory_reuse || !stack.is_ballast()) return {plan.memory_reuse};
+  if (plan.memory_reuse || !stack.memory_is_planned()) return {plan.memory_reuse};
   return {std::nullopt, MemoryReuse::kAtOnce};
 }
 

@@ -15,8 +15,6 @@
 namespace ballast {
 namespace {
 
-constexpr int64_t kSmallestBucket = int64_t{1} << 20;
-constexpr int64_t kLargestBucket = int64_t{256} << 20;
 // More buckets than this cost more in hand-overs than their finer grain gains.
 constexpr int64_t kMostBuckets = 1024;
 
@@ -55,12 +53,12 @@ void set_fate(ActivationPlan& plan, std::initializer_list<ModuleKind> kinds, Act
   for (const ModuleKind kind : kinds) plan.fate[static_cast<size_t>(kind)] = fate;
 }
 
-// Appends a plan that offloads, once for every distinct number of layers that a quarter, a half,
-// three quarters and all of them come to. The last layer never leaves (sim/spec/plan.h).
+// Appends a plan that offloads, once for every distinct number of layers that the shares of the
+// table come to. The last layer never leaves (sim/spec/plan.h).
 void append_shares(std::vector<ActivationChoice>& choices, const std::string& name,
                    ActivationPlan plan, int64_t layers) {
   std::set<int64_t> seen = {0};
-  for (const double share : {0.25, 0.5, 0.75, 1.0}) {
+  for (const double share : knob_of(KnobId::kOffloadShare).tried_shares) {
     const auto asked = static_cast<int64_t>(std::ceil(share * static_cast<double>(layers)));
     const int64_t leaving = std::min(asked, layers - 1);
     if (!seen.insert(leaving).second) continue;
@@ -110,18 +108,19 @@ std::vector<Bucket> buckets_of_size(const std::vector<Module>& modules, Bytes by
   return buckets_of(modules, optimizer);
 }
 
-// Powers of two that cut the model into at most kMostBuckets, each into another number of them;
-// the largest one whatever it gives. With the buckets of each.
+// The sizes of the table that cut the model into at most kMostBuckets, each into another number of
+// them; the largest one whatever it gives. With the buckets of each.
 std::map<int64_t, std::vector<Bucket>> bucket_sizes(const std::vector<Module>& modules,
                                                     Bytes base) {
   int64_t parameters = 0;
   for (const Module& module : modules) parameters += module.count;
   std::set<int64_t> sizes = {base.count};
-  for (int64_t size = kSmallestBucket; size <= kLargestBucket; size *= 2) sizes.insert(size);
+  const auto tried_sizes = knob_of(KnobId::kBucketBytes).tried;
+  sizes.insert(tried_sizes.begin(), tried_sizes.end());
   std::map<int64_t, std::vector<Bucket>> result;
   std::set<size_t> counts;
   for (const int64_t size : sizes) {
-    const bool largest = size == kLargestBucket;
+    const bool largest = size == tried_sizes.back();
     // No bucket but one of a single segment holds more than its size.
     const int64_t least = bytes_of(parameters, DType::kF32).count / size;
     if (least > kMostBuckets && size > kSegment * size_of(DType::kF32) && !largest) continue;

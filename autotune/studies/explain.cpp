@@ -3,17 +3,34 @@
 #include <fmt/format.h>
 
 #include "autotune/studies/studied_knobs.h"
+#include "sim/spec/knobs.h"
 
 namespace ballast {
+namespace {
+
+// As a plan file shows it, without quotes.
+std::string value_text(const Knob& knob, const Plan& plan) {
+  const KnobValue value = knob.get(plan);
+  std::string text = text_of(knob, value);
+  const bool is_share = std::holds_alternative<double>(value);
+  if (is_share && text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+}  // namespace
 
 std::vector<std::string> differing_knobs(const Plan& plan, const Plan& other) {
-  std::vector<std::string> result;
-  for (const StudiedKnob& knob : studied_knobs()) {
-    const std::string mine = knob.text(plan);
-    const std::string its = knob.text(other);
-    if (mine != its) result.push_back(fmt::format("{}: {}, not {}", knob.name, mine, its));
+  std::vector<std::string> texts;
+  if (plan.activations != other.activations) {
+    texts.push_back(fmt::format("activations: {} (not {})", activations_text(plan.activations),
+                                activations_text(other.activations)));
   }
-  return result;
+  for (const Knob* knob : differing(other, plan)) {
+    if (knob->group == KnobGroup::kActivations || !knob->matters_to(plan)) continue;
+    texts.push_back(fmt::format("{} {} (not {})", knob->path, value_text(*knob, plan),
+                                value_text(*knob, other)));
+  }
+  return texts;
 }
 
 }  // namespace ballast

@@ -10,8 +10,8 @@
 
 namespace ballast {
 
-// Knobs in which two plans differ, as "optimizer.sync: speculate, not wait": the first's value,
-// not the second's.
+// Knobs in which two plans differ, where they matter to `plan`, as "optimizer.sync speculate (not
+// wait)": its value, not the other's. What becomes of activations is one of them.
 std::vector<std::string> differing_knobs(const Plan& plan, const Plan& other);
 
 }  // namespace ballast

@@ -22,25 +22,6 @@ constexpr std::string_view kOrder[] = {"layout",
                                        "optimizer.undo",
                                        "weights.flow_share"};
 
-std::string activations_text(const Plan& plan) {
-  if (!plan.activations) return "auto";
-  std::string text;
-  for (const ActivationFate fate : {ActivationFate::kRecompute, ActivationFate::kOffload}) {
-    std::string names;
-    for (const ModuleKind kind : saving_kinds()) {
-      if (plan.activations->fate[static_cast<size_t>(kind)] != fate) continue;
-      names += fmt::format(" {}", to_string(kind));
-    }
-    if (names.empty()) continue;
-    if (!text.empty()) text += ", ";
-    text += fmt::format("{}{}", to_string(fate), names);
-    if (fate == ActivationFate::kOffload) {
-      text += fmt::format(" of {:.0f} % of the layers", 100 * plan.activations->offload_share);
-    }
-  }
-  return text.empty() ? "keep all" : text;
-}
-
 // Where nothing is said, memory is kept apart.
 std::string reuse_text(const Plan& plan) {
   return std::string(to_string(plan.memory_reuse.value_or(MemoryReuse::kApart)));
@@ -48,11 +29,32 @@ std::string reuse_text(const Plan& plan) {
 
 std::string (*special_text(std::string_view name))(const Plan& plan) {
   if (name == "layout") return layout_name;
-  if (name == "activations") return activations_text;
+  if (name == "activations") {
+    return [](const Plan& plan) { return activations_text(plan.activations); };
+  }
   return name == "memory_reuse" ? reuse_text : nullptr;
 }
 
 }  // namespace
+
+std::string activations_text(const std::optional<ActivationPlan>& plan) {
+  if (!plan) return "auto";
+  std::string text;
+  for (const ActivationFate fate : {ActivationFate::kRecompute, ActivationFate::kOffload}) {
+    std::vector<std::string_view> names;
+    for (const ModuleKind kind : saving_kinds()) {
+      if (plan->fate[static_cast<size_t>(kind)] == fate) names.push_back(to_string(kind));
+    }
+    if (names.empty()) continue;
+    if (names.size() == saving_kinds().size()) names = {"all"};
+    text +=
+        fmt::format("{}{} {}", text.empty() ? "" : ", ", to_string(fate), fmt::join(names, " "));
+    if (fate == ActivationFate::kOffload) {
+      text += fmt::format(" of {:.0f} % of the layers", 100 * plan->offload_share);
+    }
+  }
+  return text.empty() ? "keep all" : text;
+}
 
 std::string StudiedKnob::text(const Plan& plan) const {
   if (special != nullptr) return special(plan);

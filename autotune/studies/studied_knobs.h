@@ -5,6 +5,7 @@
 // Will not do: cost a plan.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,9 @@ struct StudiedKnob {
   // "8", "recompute norm1", "tensor 8, data 2": the same where two plans do not differ.
   std::string text(const Plan& plan) const;
 };
+
+// "recompute norm1 norm2, offload all of 50 % of the layers", "keep all", "auto".
+std::string activations_text(const std::optional<ActivationPlan>& plan);
 
 // The layout first.
 const std::vector<StudiedKnob>& studied_knobs();

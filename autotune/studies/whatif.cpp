@@ -6,7 +6,6 @@
 #include <cmath>
 #include <exception>
 #include <fmt/format.h>
-#include <mutex>
 
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
@@ -227,8 +226,13 @@ double CellResult::cost_per_million_tokens() const {
   return price_per_device_hour / kSecondsAnHour / tokens_per_s_per_device * 1e6;
 }
 
-CellResult cell_of(const Prediction& prediction, const Plan& plan, const Machine& machine) {
+CellResult cell_of(const Prediction& prediction, const Setting& setting,
+                   const Measurements& measurements) {
+  const Plan& plan = setting.plan;
+  const Machine& machine = setting.machine;
   CellResult cell;
+  cell.stack = setting.stack.name;
+  cell.confidence = confidence_of(prediction, plan, machine, setting.stack, &measurements);
   cell.fits = prediction.fits;
   cell.plan = plan;
   for (const PlacePeak& peak : prediction.peaks) {
@@ -283,25 +287,32 @@ CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
                             })
                ->example;
   }
-  return cell_of(predict(setting.model, plan, machine, setting.stack, &measurements), plan,
-                 machine);
+  Setting chosen = setting;
+  chosen.plan = plan;
+  return cell_of(predict(setting.model, plan, machine, setting.stack, &measurements), chosen,
+                 measurements);
+}
+
+bool are_alike(const CellResult& one, const CellResult& other, Criterion criterion) {
+  if (!one.fits || !other.fits || one.stack != other.stack) return false;
+  if (criterion == Criterion::kGpuMemory) return false;
+  const double ratio = value_of(one, criterion) / value_of(other, criterion);
+  return cannot_be_told_apart(Duration::from_seconds(ratio), Duration::from_seconds(1));
 }
 
 std::vector<CellResult> compute_cells(const CellWork& work) {
   std::vector<CellResult> cells(work.count);
   std::vector<std::exception_ptr> errors(work.count);
-  std::mutex mutex;
-  size_t done = 0;
-  parallel_for(work.count, hardware_threads(), [&](size_t i) {
+  const auto compute = [&](size_t i) {
     try {
       cells[i] = work.cell(i);
     } catch (const Error& error) {
       cells[i] = illegal_cell(error.what());
       errors[i] = std::current_exception();
     }
-    const std::lock_guard lock(mutex);
-    ++done;
-    if (work.done) work.done(done);
+  };
+  parallel_for(work.count, hardware_threads(), compute, [&](size_t, size_t finished) {
+    if (work.done) work.done(finished);
   });
   const bool any_legal = std::any_of(errors.begin(), errors.end(),
                                      [](const std::exception_ptr& error) { return !error; });

@@ -17,6 +17,7 @@
 
 #include "autotune/search/search.h"
 #include "autotune/studies/capacity.h"
+#include "sim/engine/interval.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/core/capabilities.h"
 
@@ -97,6 +98,9 @@ struct CellResult {
   std::array<double, kProvenances> provenance{};
   int64_t parameters = 0;            // of the model; 0: unknown
   double price_per_device_hour = 0;  // 0: unknown
+  std::string stack;                 // whose habits were assumed; empty where the plan is illegal
+  // How sure the numbers are; absent where the stack was never held against anything.
+  std::optional<Confidence> confidence;
   // Whether a program that runs plans can run this one; left empty by those that only predict.
   std::vector<DeviceVerdict> runs_on;
 
@@ -104,8 +108,9 @@ struct CellResult {
   double cost_per_million_tokens() const;
 };
 
-// What a prediction of this plan on this machine says.
-CellResult cell_of(const Prediction& prediction, const Plan& plan, const Machine& machine);
+// What a prediction of setting.plan says.
+CellResult cell_of(const Prediction& prediction, const Setting& setting,
+                   const Measurements& measurements);
 // A plan that cannot be built.
 CellResult illegal_cell(const std::string& reason);
 // The fastest plan of a space on setting.machine, one thread. setting.plan is not read.
@@ -156,6 +161,11 @@ struct Crossing {
   size_t row_before = 0;
   size_t row_after = 0;
 };
+// Whether nobody can tell two cells apart by this criterion: their stack is the same, and their
+// step times are too near (cannot_be_told_apart). Memory has no such rule: what differs between two
+// plans there was counted.
+bool are_alike(const CellResult& one, const CellResult& other, Criterion criterion);
+
 // Along every row axis that is a sweep, for each combination of the other row axes; also where from
 // or up to some value nothing fits.
 std::vector<Crossing> crossings(const Grid& grid, const std::vector<std::optional<Winner>>& best);

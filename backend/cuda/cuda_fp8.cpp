@@ -15,7 +15,7 @@ constexpr Bytes kScales{256};
 constexpr int64_t kSecondScale = 128;
 
 // What one factor becomes: its rows along the summed side, codes next to each other.
-struct Rounding {
+struct RoundedFactor {
   const GemmOperand& from;
   int64_t rows = 0;     // of the codes
   int64_t columns = 0;  // of the codes: what is summed over
@@ -28,7 +28,7 @@ struct Place {
   std::byte* scale = nullptr;
 };
 
-GemmOperand rounded(const Rounding& rounding, const Place& place, CudaStream stream) {
+GemmOperand rounded(const RoundedFactor& rounding, const Place& place, CudaStream stream) {
   const bool turns = rounding.from.orientation != rounding.wanted;
   cuda::RoundMatrix matrix;
   matrix.from = {rounding.from.data, format_of(rounding.from.dtype)};
@@ -58,9 +58,9 @@ void multiply_in_fp8(const Fp8Product& product, CudaProducts& products, CudaStre
   CudaGemm gemm = product.gemm;
   const CodesLayout layout = codes_layout({gemm.m, gemm.n, gemm.k});
   std::byte* const scales = product.scratch + cuda::round_matrix_scratch_bytes();
-  const Rounding a{product.gemm.a, gemm.m, gemm.k, Orientation::kAsStored,
+  const RoundedFactor a{product.gemm.a, gemm.m, gemm.k, Orientation::kAsStored,
                    product.gradient == GradientFactor::kA};
-  const Rounding b{product.gemm.b, gemm.n, gemm.k, Orientation::kTransposed,
+  const RoundedFactor b{product.gemm.b, gemm.n, gemm.k, Orientation::kTransposed,
                    product.gradient == GradientFactor::kB};
   gemm.a = rounded(a, {product.codes, product.scratch, scales}, stream);
   gemm.b = rounded(b, {product.codes + layout.second.count, product.scratch, scales + kSecondScale},

@@ -132,7 +132,11 @@ bool CudaLanes::queues(LaneId lane) {
     case LaneKind::kCopyIn:
     case LaneKind::kCopyOut:
     case LaneKind::kUpload:
-    case LaneKind::kNetwork:
+    case LaneKind::kTensorNetwork:
+    case LaneKind::kSequenceNetwork:
+    case LaneKind::kExpertNetwork:
+    case LaneKind::kDataNetwork:
+    case LaneKind::kPipelineNetwork:
       return true;
     case LaneKind::kCpu:
     case LaneKind::kCheck:

@@ -2,8 +2,8 @@
 //
 // Every operation on a stream stands between two events of its own. Another stream follows it by
 // waiting for the second; the host's threads wait for that one too; the time between both is the
-// operation's. Streams of lanes: compute, copy-in, copy-out, upload and network; the others are
-// threads of the CPU.
+// operation's. Streams of lanes: compute, copy-in, copy-out, upload and communicators; the others
+// are threads of the CPU.
 // Will not do: launch anything between the events (device_cuda), or decide what follows what
 // (the graph's edges do, as the executor asks).
 #pragma once

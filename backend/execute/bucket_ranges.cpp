@@ -21,7 +21,7 @@ CopyRange copy_range(const Argument& from, int64_t from_index, const Argument& t
 }  // namespace
 
 BucketRanges::BucketRanges(const Graph& graph, const OperationArguments& arguments)
-    : graph_(graph), arguments_(arguments) {
+    : graph_(graph), arguments_(arguments), modules_(graph.modules) {
   for (const Bucket& bucket : graph.buckets) runs_.push_back(runs_of(graph.modules, bucket));
   find_stationary_weights();
 }
@@ -34,12 +34,8 @@ void BucketRanges::find_stationary_weights() {
   for (size_t t = 0; t < graph_.tensors.size(); ++t) {
     const Tensor& tensor = graph_.tensors[t];
     if (tensor.kind != TensorKind::kWeight || !lives[t].carried) continue;
-    for (size_t i = 0; i < graph_.modules.size(); ++i) {
-      const Module& module = graph_.modules[i];
-      if (module.kind == tensor.label.module && module.layer == tensor.label.layer) {
-        stationary_weight_[i] = static_cast<TensorId>(t);
-      }
-    }
+    const int32_t module = modules_.of(tensor.label);
+    if (module >= 0) stationary_weight_[static_cast<size_t>(module)] = static_cast<TensorId>(t);
   }
 }
 
@@ -51,11 +47,9 @@ const Bucket& BucketRanges::bucket_of(const Op& op) const {
 // The piece of the bucket that belongs to the module of this weight or gradient.
 const Bucket::Piece& BucketRanges::piece_of(const Bucket& bucket,
                                             const Tensor& module_tensor) const {
+  const int32_t module = modules_.of(module_tensor.label);
   for (const Bucket::Piece& piece : bucket.pieces) {
-    const Module& module = graph_.modules[static_cast<size_t>(piece.module)];
-    if (module.kind == module_tensor.label.module && module.layer == module_tensor.label.layer) {
-      return piece;
-    }
+    if (piece.module == module) return piece;
   }
   CHECK(false && "the bucket has no piece of this module");
   return bucket.pieces.front();

@@ -187,7 +187,8 @@ void VerbParser::add(StoreFlag& flag) {
 
 void VerbParser::add(StackFlag& flag) {
   reads(app_.add_option("--stack", flag.name,
-                        "Framework: a name of profiles/stacks, or a file [ballast]")
+                        "Framework: a name of profiles/stacks, or a file [typical; ballast "
+                        "on the machine that was measured]")
             ->type_name("NAME"));
 }
 

@@ -46,9 +46,9 @@ Plan plan_of(const PlanFlags& flags, const Named& choice, const Overrides& overr
 }
 
 // `like` as in load_start().
-Case start_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides,
-              const StoreFlag& store, const Model* like) {
-  Case result;
+Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides,
+                 const StoreFlag& store, const Model* like) {
+  Setting result;
   result.plan = plan_of(flags, choice, overrides);
   const bool named = !result.plan.model.empty();
   if (!named && like == nullptr) {
@@ -75,9 +75,9 @@ Case start_of(const PlanFlags& flags, const Named& choice, const Overrides& over
   return result;
 }
 
-std::vector<Case> starts_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+std::vector<Setting> starts_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
   const Overrides overrides = parse_overrides(flags.set);
-  std::vector<Case> cases;
+  std::vector<Setting> cases;
   for (const auto& model : or_nothing(flags.models)) {
     for (const auto& machine : or_nothing(flags.machines)) {
       for (const auto& devices : or_nothing(flags.devices)) {
@@ -134,22 +134,34 @@ Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
   return store ? store->measurements(host_of(machine)) : Measurements{};
 }
 
-Stack stack_of(const StackFlag& flag) { return flag.name ? load_stack(*flag.name) : Stack{}; }
+std::string_view default_stack(const Machine& machine) {
+  const bool ours = machine.name == kHere || machine.gpu.is_host_thread;
+  return ours ? kBallastStack : kTypicalStack;
+}
 
-std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
-  std::vector<Case> cases = starts_of(flags, store, nullptr);
-  for (const Case& each : cases) check(each.plan, each.model);
+Stack stack_of(const StackFlag& flag, const Machine& machine) {
+  return load_stack(flag.name ? *flag.name : std::string(default_stack(machine)));
+}
+
+StackFlag flag_for_ballast(const Machine& machine) {
+  if (default_stack(machine) == kBallastStack) return {};
+  return {std::string(kBallastStack)};
+}
+
+std::vector<Setting> load_cases(const PlanFlags& flags, const StoreFlag& store) {
+  std::vector<Setting> cases = starts_of(flags, store, nullptr);
+  for (const Setting& each : cases) check(each.plan, each.model);
   return cases;
 }
 
-Case load_case(const PlanFlags& flags, const StoreFlag& store) {
-  std::vector<Case> cases = load_cases(flags, store);
+Setting load_case(const PlanFlags& flags, const StoreFlag& store) {
+  std::vector<Setting> cases = load_cases(flags, store);
   CHECK(cases.size() == 1);
   return std::move(cases.front());
 }
 
-Case load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
-  std::vector<Case> cases = starts_of(flags, store, like);
+Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+  std::vector<Setting> cases = starts_of(flags, store, like);
   if (cases.size() > 1) {
     throw Error("--model, --machine, --devices, --strategy", "there are several plans",
                 "name one of each");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "autotune/complete/setting.h"
 #include "cli/flags/arguments.h"
 #include "profiles/load.h"
 #include "profiles/store.h"
@@ -37,25 +38,26 @@ Host host_of(const Machine& machine);
 // What was measured on a machine; empty where nothing was.
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag);
 
-// The stack of a flag, or Ballast itself.
-Stack stack_of(const StackFlag& flag);
+// Whose habits are assumed where no flag names a stack: those of our own backend on the machine
+// that it measured, and on CPUs that stand for GPUs, where nothing else trains; elsewhere those of
+// the typical framework.
+std::string_view default_stack(const Machine& machine);
+// The stack of a flag, or that default.
+Stack stack_of(const StackFlag& flag, const Machine& machine);
+// What a plan that was found as Ballast runs it needs beside it to be predicted so again: nothing
+// where that is the default. (A plan file does not hold a stack.)
+StackFlag flag_for_ballast(const Machine& machine);
 
-// One plan and what it refers to, the overrides applied. "auto" knobs are still open.
-struct Case {
-  Model model;
-  Machine machine;
-  Plan plan;
-  Stack stack{};  // Ballast, unless a verb is told another
-};
-
-// Every combination of the lists in `flags`, in the order model, machine, devices, strategy.
+// Every combination of the lists in `flags`, in the order model, machine, devices, strategy: a plan
+// and what it refers to, the overrides applied. "auto" knobs are still open, and the stack is
+// Ballast's, unless a verb is told another.
 // Throws Error for flags that name no model or no machine.
-std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store);
+std::vector<Setting> load_cases(const PlanFlags& flags, const StoreFlag& store);
 // The same where there can be only one.
-Case load_case(const PlanFlags& flags, const StoreFlag& store);
+Setting load_case(const PlanFlags& flags, const StoreFlag& store);
 // Where a search starts: the plan is not checked against the model, for its degrees may change.
 // `like` stands for a model that is not named, where it is what is looked for; else null.
-Case load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like);
+Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like);
 
 // At least one entry, so that a loop over what a flag names runs: nothing stands for "not given".
 template <class Value>

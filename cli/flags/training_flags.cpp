@@ -101,11 +101,11 @@ TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machin
   return options;
 }
 
-Case load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device) {
+Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device) {
   const int gpu = cuda_index_of(device);
   if (gpu >= 0) open_cuda_runtime(gpu);  // known before anything is read or measured
   if (flags.machines.empty() && !flags.plan_file) flags.machines = {kHere};
-  Case of = load_case(flags, store);
+  Setting of = load_case(flags, store);
   if (gpu < 0 && of.plan.machine != kHere) {
     throw Error("plan, machine", "the plan is for " + of.plan.machine + ", and this is another",
                 "add --machine here, or predict it instead");
@@ -123,7 +123,7 @@ Case load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& 
   return of;
 }
 
-bool is_measured(const Case& of, const Measurements& measurements) {
+bool is_measured(const Setting& of, const Measurements& measurements) {
   const Graph graph = build(of.model, of.plan);
   for (const Op& op : graph.step.ops) {
     if (std::holds_alternative<std::monostate>(op.work)) continue;
@@ -132,7 +132,7 @@ bool is_measured(const Case& of, const Measurements& measurements) {
   return true;
 }
 
-void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& store,
+void measure_plan(const Setting& of, const PlanTiming& timing, const StoreFlag& store,
                   Measurements& measurements) {
   TrainingFlags flags;
   flags.device = timing.device;

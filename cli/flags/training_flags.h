@@ -42,10 +42,10 @@ void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice&
 // The one case of `flags` for the device at hand: for the host this machine's own ("here", the
 // default; throws Error for others), for a GPU that of any profile, "here" being the default.
 // Throws Error "no CUDA device: ..." where the GPU is missing.
-Case load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device);
+Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device);
 
 // Whether every operation of the plan's graph has been timed.
-bool is_measured(const Case& of, const Measurements& measurements);
+bool is_measured(const Setting& of, const Measurements& measurements);
 // Times the plan's operations on the device for some seconds, appends them to the store and to
 // `measurements`.
 struct PlanTiming {
@@ -54,7 +54,7 @@ struct PlanTiming {
   double seconds;
   std::string device;
 };
-void measure_plan(const Case& of, const PlanTiming& timing, const StoreFlag& store,
+void measure_plan(const Setting& of, const PlanTiming& timing, const StoreFlag& store,
                   Measurements& measurements);
 
 }  // namespace ballast

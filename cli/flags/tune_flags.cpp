@@ -288,28 +288,28 @@ OpenKnobsOfFlags open_knobs_of(const TuneFlags& flags) {
   return {flags.plan, {true, flags.free_degrees, flags.allow_delay}};
 }
 
-Case case_for(TuneFlags& flags, const CaseSize& size) {
+Setting case_for(TuneFlags& flags, const CaseSize& size) {
   PlanFlags plan = flags.plan;
   if (size.devices) plan.devices = {*size.devices};
   if (size.global_batch) plan.knobs[KnobId::kGlobalBatch] = *size.global_batch;
   if (flags.loop.plans) {
-    Case of = load_case_at_hand(plan, flags.store, flags.loop);
+    Setting of = load_case_at_hand(plan, flags.store, flags.loop);
     note_power(flags, of.machine);
     of.machine = limited(flags, of.machine);
     return of;
   }
-  Case of = load_start(on_some_machine(plan), flags.store, nullptr);
+  Setting of = load_start(on_some_machine(plan), flags.store, nullptr);
   note_power(flags, of.machine);
   of.machine = limited(flags, of.machine);
   return of;
 }
 
-Case case_like(const TuneFlags& flags, const Model& like) {
+Setting case_like(const TuneFlags& flags, const Model& like) {
   PlanFlags plan = flags.plan;
   plan.devices = parse_counts({"--devices", flags.devices});
   const std::vector<int64_t> batches = parse_counts({"--global-batch", flags.global_batch});
   if (!batches.empty()) plan.knobs[KnobId::kGlobalBatch] = batches.front();
-  Case of = load_start(on_some_machine(plan), flags.store, &like);
+  Setting of = load_start(on_some_machine(plan), flags.store, &like);
   of.machine = limited(flags, of.machine);
   return of;
 }

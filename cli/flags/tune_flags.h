@@ -77,8 +77,8 @@ struct CaseSize {
 };
 // With --measure: for the device at hand, whose name it puts into flags.loop. Notes the power of a
 // device in `flags`; throws Error where energy is limited and nobody knows it.
-Case case_for(TuneFlags& flags, const CaseSize& size);
+Setting case_for(TuneFlags& flags, const CaseSize& size);
 // The same where the model is looked for.
-Case case_like(const TuneFlags& flags, const Model& like);
+Setting case_like(const TuneFlags& flags, const Model& like);
 
 }  // namespace ballast

@@ -14,7 +14,7 @@ const kCellMetrics = {
     format: count, unit: 'tokens/s', say: (value) => rate(value) + ' a device'},
   step_time: {key: 'step_time_s', title: 'step time', format: seconds, unit: 's', low: true,
     say: seconds},
-  mfu: {key: 'mfu_percent', title: 'share of the best rate (MFU)', head: 'MFU',
+  mfu: {key: 'mfu_percent', title: 'share of the nominal peak (MFU)', head: 'MFU',
     format: share, unit: '%', say: share},
   gpu_memory: {key: 'peak_gpu_bytes', title: 'GPU memory', format: bytes, unit: 'bytes',
     low: true, say: bytes},

@@ -16,7 +16,7 @@ function drawPlanFigures() {
     figure('error of the prediction', percent(data.error_percent.step_time_s),
       `over ${data.steps} steps`);
   }
-  figure('share of the GPU’s best rate', share(prediction.mfu_percent),
+  figure('share of the GPU’s nominal peak (MFU)', share(prediction.mfu_percent),
     digits(prediction.tflops_per_device) + ' TFLOP/s, predicted');
   const p = prediction.provenance;
   figure('times known by measuring', (100 * p.measured).toFixed(0) + ' %',
@@ -162,7 +162,7 @@ function drawPlanTable() {
     ['throughput of a device', 'tokens_per_s_per_device', 'tokens/s'],
     ['model rate of a device', 'tflops_per_device', 'TFLOP/s'],
     ['rate with recompute', 'hardware_tflops_per_device', 'TFLOP/s'],
-    ['share of the best rate (MFU)', 'mfu_percent', '%'],
+    ['share of the nominal peak (MFU)', 'mfu_percent', '%'],
     ['rolled-back step takes more', 'rollback_time_s', 's']]) {
     if (!isNumber(prediction[key])) continue;
     add(name, {predicted: prediction[key],

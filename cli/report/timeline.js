@@ -5,7 +5,7 @@ const kGroups = {
   copy: 'copy', other: 'cast, pack, check',
 };
 // In units of the drawing, which is as wide as the page.
-const kTimeline = {row: 20, left: 92, right: 78, width: 1120, top: 26};
+const kTimeline = {row: 20, left: 128, right: 78, width: 1120, top: 26};
 
 // Spans too short to see are drawn together with their neighbours of the same group: thousands of
 // boxes would make the page slow and say no more. An entry is [begin, end, group, text, busy].

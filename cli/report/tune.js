@@ -36,7 +36,7 @@ function drawTuneFigures() {
   if (prediction && prediction.fits) {
     figure('GPU memory', bytes(best.gpu_bytes), `of ${bytes(prediction.usable_gpu_bytes)}`);
     figure('CPU memory', bytes(best.cpu_bytes), `of ${bytes(prediction.usable_cpu_bytes)}`);
-    figure('share of the GPU’s best rate', share(prediction.mfu_percent),
+    figure('share of the GPU’s nominal peak (MFU)', share(prediction.mfu_percent),
       digits(prediction.tflops_per_device) + ' TFLOP/s');
   }
   figure('plans considered', count(tune.considered), `${countWords()}, in ` +

@@ -7,7 +7,7 @@
 #include "backend/paced/device_paced.h"
 #include "cli/text/progress.h"
 #include "sim/engine/cost.h"
-#include "sim/engine/fair_rates.h"
+#include "sim/engine/sharing/fair_rates.h"
 
 namespace ballast {
 namespace {
@@ -22,16 +22,17 @@ double slow_down_of(const CostTable& costs, const PacedRun& run) {
   return kMeanOperation.seconds() * static_cast<double>(costs.ops.size()) / sum.seconds();
 }
 
-PacedMachine machine_of(const CompletedCase& completed, const Measurements& measurements) {
+PacedMachine machine_of(const Completed& completed, const Measurements& measurements) {
   const Graph& graph = completed.prediction.graph;
-  const CostModel costs(completed.of.machine, completed.of.plan, completed.of.stack, &measurements);
+  const CostModel costs(completed.setting.machine, completed.setting.plan, completed.setting.stack,
+                        &measurements);
   return {completed.prediction.costs, costs.table(graph.repair, graph),
           fair_rates(completed.prediction.costs.capacities)};
 }
 
 }  // namespace
 
-TrainResult run_paced(const CompletedCase& completed, const Measurements& measurements,
+TrainResult run_paced(const Completed& completed, const Measurements& measurements,
                       const PacedRun& run) {
   const Graph& graph = completed.prediction.graph;
   PacedOptions options;

@@ -6,8 +6,8 @@
 
 #include <optional>
 
+#include "autotune/complete/complete.h"
 #include "backend/train/trainer.h"
-#include "cli/run/completion.h"
 
 namespace ballast {
 
@@ -20,7 +20,7 @@ struct PacedRun {
 
 // Times are those of the machine (real ones over the slow-down). The memory is empty: a paced
 // device holds none. Requires a plan that fits.
-TrainResult run_paced(const CompletedCase& completed, const Measurements& measurements,
+TrainResult run_paced(const Completed& completed, const Measurements& measurements,
                       const PacedRun& run);
 
 }  // namespace ballast

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/text/confidence.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
 #include "profiles/load.h"
@@ -16,21 +18,38 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string show_value(const CellResult& cell, Criterion criterion) {
+// In the units of value_of().
+std::string show_value(double value, Criterion criterion) {
   switch (criterion) {
     case Criterion::kStepTime:
-      return show(cell.step_time);
+      return show(Duration::from_seconds(value));
     case Criterion::kTokensPerS:
     case Criterion::kTokensPerSPerDevice:
-      return show_count(value_of(cell, criterion));
+      return show_count(value);
     case Criterion::kMfu:
-      return show_percent(100 * cell.mfu);
+      return show_percent(100 * value);
     case Criterion::kGpuMemory:
-      return show(cell.gpu_memory);
+      return show(Bytes{std::llround(value)});
     case Criterion::kCostPerToken:
-      return fmt::format("{:.3g}", cell.cost_per_million_tokens());
+      return fmt::format("{:.3g}", value);
   }
   return "";
+}
+
+// "1.20 to 1.50 s"; empty where nothing is known. All but memory go with the time of the step,
+// whose interval is even in logarithms.
+std::string show_interval(const CellResult& cell, Criterion criterion) {
+  if (!cell.fits || !cell.confidence) return "";
+  const double value = value_of(cell, criterion);
+  double factor = 1;
+  if (criterion == Criterion::kGpuMemory) {
+    if (!cell.confidence->gpu_peak) return "";
+    factor = static_cast<double>(cell.confidence->gpu_peak->high.count) / value;
+  } else {
+    if (!cell.confidence->step_time) return "";
+    factor = cell.confidence->step_time->high.seconds() / cell.step_time.seconds();
+  }
+  return between(show_value(value / factor, criterion), show_value(value * factor, criterion));
 }
 
 // What a criterion is called for people, and its unit; in the order of Criterion.
@@ -98,6 +117,30 @@ std::string heading(const Comparison& comparison) {
   return words.empty() ? title : fmt::format("{}: {}", fmt::join(words, ", "), title);
 }
 
+// Whether another column of a row may be the best as well.
+bool is_too_near(const Comparison& comparison, size_t row) {
+  const std::optional<Winner>& best = comparison.best[row];
+  if (!best) return false;
+  const CellResult& first = comparison.cells[comparison.grid.cell(row, best->column)];
+  for (size_t column = 0; column < comparison.grid.columns(); ++column) {
+    const CellResult& other = comparison.cells[comparison.grid.cell(row, column)];
+    if (column != best->column && are_alike(first, other, comparison.criterion)) return true;
+  }
+  return false;
+}
+
+std::string lead_text(const Comparison& comparison, size_t row) {
+  const std::optional<Winner>& best = comparison.best[row];
+  if (!best) return "nothing";
+  if (!best->lead) return "alone";
+  return show_percent(100 * *best->lead) + (is_too_near(comparison, row) ? ", too near" : "");
+}
+
+bool knows_intervals(const Comparison& comparison) {
+  return std::any_of(comparison.cells.begin(), comparison.cells.end(),
+                     [](const CellResult& cell) { return cell.confidence.has_value(); });
+}
+
 std::string table_text(const Comparison& comparison) {
   const Grid& grid = comparison.grid;
   std::vector<Table::Column> columns;
@@ -108,6 +151,8 @@ std::string table_text(const Comparison& comparison) {
   // A mark of two characters stands behind every number, so that the numbers line up.
   for (size_t i = 0; i < grid.columns(); ++i) columns.push_back({column_name(grid, i) + "  "});
   if (grid.columns() > 1) columns.push_back({"ahead by"});
+  const bool intervals = knows_intervals(comparison);
+  if (intervals) columns.push_back({grid.columns() > 1 ? "80 % of the best" : "80 %"});
   Table table(columns);
   for (size_t row = 0; row < grid.rows(); ++row) {
     std::vector<std::string> cells;
@@ -121,13 +166,16 @@ std::string table_text(const Comparison& comparison) {
     for (size_t column = 0; column < grid.columns(); ++column) {
       const CellResult& cell = comparison.cells[grid.cell(row, column)];
       const bool is_best = grid.columns() > 1 && best && best->column == column;
-      cells.push_back(cell.fits ? show_value(cell, comparison.criterion) + (is_best ? " *" : "  ")
-                                : std::string(to_string(cell.obstacle)) + "  ");
+      cells.push_back(cell.fits
+                          ? show_value(value_of(cell, comparison.criterion), comparison.criterion) +
+                                (is_best ? " *" : "  ")
+                          : std::string(to_string(cell.obstacle)) + "  ");
     }
-    if (grid.columns() > 1) {
-      cells.push_back(best && best->lead ? show_percent(100 * *best->lead)
-                      : best             ? "alone"
-                                         : "nothing");
+    if (grid.columns() > 1) cells.push_back(lead_text(comparison, row));
+    if (intervals) {
+      cells.push_back(
+          best ? show_interval(comparison.cells[grid.cell(row, best->column)], comparison.criterion)
+               : "");
     }
     table.add(std::move(cells));
   }
@@ -159,6 +207,35 @@ std::string crossings_text(const Comparison& comparison) {
         comparison.best.begin(), comparison.best.end(),
         [&](const auto& best) { return best && best->column == comparison.best.front()->column; });
     if (everywhere) text = "the best is " + winner_name(comparison, 0) + " at every value\n";
+  }
+  return text;
+}
+
+// Whose habits the cells assume, and which plans and verdicts that leaves open.
+std::string assumed_text(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  std::map<std::string, size_t> stacks;
+  for (const CellResult& cell : comparison.cells) {
+    if (!cell.stack.empty()) ++stacks[cell.stack];
+  }
+  std::string text;
+  for (const auto& [name, count] : stacks) {
+    const std::string where = stacks.size() == 1 ? "" : fmt::format("{} cells ", count);
+    text += where + stack_text(name) + "\n";
+  }
+  bool any_near = false;
+  for (size_t row = 0; row < grid.rows(); ++row) any_near |= is_too_near(comparison, row);
+  if (any_near) {
+    text += fmt::format("too near: within {:.1f} % of each other, plans cannot be told apart\n",
+                        100 * told_apart_from());
+  }
+  for (size_t i = 0; i < comparison.cells.size(); ++i) {
+    const CellResult& cell = comparison.cells[i];
+    if (!is_close(cell.confidence)) continue;
+    const std::string where = row_name(grid, i / grid.columns(), std::nullopt);
+    text +=
+        fmt::format("{}{} is {}\n", column_name(grid, i % grid.columns()),
+                    where.empty() ? "" : " at " + where, verdict_text(cell.fits, cell.confidence));
   }
   return text;
 }
@@ -279,6 +356,9 @@ OrderedJson cell_json(const Comparison& comparison, size_t index) {
                       {"best", is_best(comparison, index)},
                       {"obstacle", to_string(cell.obstacle)},
                       {"reason", cell.reason}};
+  json["stack"] = cell.stack.empty() ? OrderedJson(nullptr) : OrderedJson(cell.stack);
+  json["confidence"] = confidence_json(cell.stack, cell.confidence,
+                                       cell.stack.empty() ? 0 : cell.plan.tokens_per_step());
   json["step_time_s"] = number(cell.step_time.seconds());
   json["tokens_per_s"] = number(cell.tokens_per_s);
   json["tokens_per_s_per_device"] = number(cell.tokens_per_s_per_device);
@@ -322,8 +402,8 @@ OrderedJson crossing_json(const Comparison& comparison, const Crossing& crossing
 
 std::string comparison_text(const Comparison& comparison) {
   std::string text = heading(comparison) + "\n\n" + table_text(comparison);
-  for (const std::string& part :
-       {crossings_text(comparison), reasons_text(comparison), running_text(comparison)}) {
+  for (const std::string& part : {assumed_text(comparison), crossings_text(comparison),
+                                  reasons_text(comparison), running_text(comparison)}) {
     if (!part.empty()) text += "\n" + part;
   }
   return text;
@@ -336,9 +416,9 @@ std::string comparison_csv(const Comparison& comparison) {
     for (const Axis& axis : *axes) titles.push_back(axis.name);
   }
   const size_t axes = titles.size();
-  for (const char* title :
-       {"fits", "best", "obstacle", "step_time_s", "tokens_per_s", "tokens_per_s_per_device",
-        "mfu_percent", "peak_gpu_bytes", "peak_cpu_bytes", "cost_per_million_tokens", "reason"}) {
+  for (const char* title : {"fits", "best", "obstacle", "step_time_s", "tokens_per_s",
+                            "tokens_per_s_per_device", "mfu_percent", "peak_gpu_bytes",
+                            "peak_cpu_bytes", "cost_per_million_tokens", "stack", "reason"}) {
     titles.emplace_back(title);
   }
   std::string text = csv_line(titles);
@@ -374,10 +454,10 @@ OrderedJson comparison_json(const Comparison& comparison) {
       json["best"].push_back(nullptr);
       continue;
     }
-    json["best"].push_back(
-        {{"at", place_json(grid, grid.cell(row, best->column))},
-         {"name", column_name(grid, best->column)},
-         {"lead", best->lead ? OrderedJson(*best->lead) : OrderedJson(nullptr)}});
+    json["best"].push_back({{"at", place_json(grid, grid.cell(row, best->column))},
+                            {"name", column_name(grid, best->column)},
+                            {"lead", best->lead ? OrderedJson(*best->lead) : OrderedJson(nullptr)},
+                            {"told_apart", !is_too_near(comparison, row)}});
   }
   for (const Crossing& crossing : comparison.crossings) {
     json["crossings"].push_back(crossing_json(comparison, crossing));

@@ -79,7 +79,7 @@ std::string history_text(const std::vector<HistoryEntry>& entries) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const HistoryEntry& entry = entries[i];
     const auto [known, is_new] = first.try_emplace(entry.plan.model, &entry.plan);
-    const std::string knobs = is_new ? "the first" : knobs_that_differ(*known->second, entry.plan);
+    const std::string knobs = is_new ? "the first" : differing_text(entry.plan, *known->second);
     table.add({std::to_string(i + 1), entry.record.created_utc, entry.plan.model, verb_of(entry),
                show(entry.record.predicted_step), show(entry.record.measured_step),
                show_signed_percent(entry.error_percent()), knobs.empty() ? "as the first" : knobs});

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "autotune/studies/studied_knobs.h"
+#include "cli/text/confidence.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
 
@@ -63,17 +65,22 @@ std::string provenance_text(const Prediction& prediction) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-std::string memory_text(const Case& of, const Prediction& prediction) {
+std::string memory_text(const Predicted& predicted) {
+  const auto& [of, prediction, confidence] = predicted;
   Table table({{"memory", true}, {"needed"}, {"usable"}, {"", true}});
   for (const PlacePeak& peak : prediction.peaks) {
     if (peak.arena.count == 0) continue;
     std::vector<std::string> holders;
+    if (peak.place == Place::kHbm && confidence) {
+      holders.push_back(interval_text(confidence->gpu_peak));
+    }
+    const size_t most = kHoldersShown + holders.size();
     for (const Holder& holder : peak.holders) {
-      if (holders.size() == kHoldersShown) break;
+      if (holders.size() == most) break;
       holders.push_back(fmt::format("{} {}", to_string(holder.category), show(holder.bytes)));
     }
     const Bytes held = peak.arena - peak.live;
-    const bool by_plan = of.stack.is_ballast();  // other frameworks' slack is no reuse
+    const bool by_plan = of.stack.memory_is_planned();  // other frameworks' slack is no reuse
     if (by_plan &&
         static_cast<double>(held.count) > kHeldShown * static_cast<double>(peak.arena.count)) {
       holders.push_back("held for reuse " + show(held));
@@ -121,6 +128,22 @@ std::string degrees_text(const Plan& plan) {
   if (plan.tensor_sequence) parts.emplace_back("norms split by token");
   if (plan.replicas() > 1) parts.push_back(fmt::format("ZeRO-{}", plan.zero_stage));
   return fmt::format("{}; ", fmt::join(parts, ", "));
+}
+
+// The intervals stand behind what they are of, and take a line of their own.
+std::string rates_text(const Predicted& predicted) {
+  const auto& [of, prediction, confidence] = predicted;
+  const std::string device =
+      fmt::format("{} a device ({} with recompute)   MFU {}\n", show(prediction.model_rate),
+                  show(prediction.hardware_rate), show_percent(100 * prediction.mfu));
+  if (!confidence) {
+    return fmt::format("step {}   {} tokens/s   {}", show(prediction.step_time),
+                       show_count(prediction.tokens_per_s), device);
+  }
+  return fmt::format("step {} {}   {} tokens/s {}\n{}", show(prediction.step_time),
+                     interval_text(confidence->step_time), show_count(prediction.tokens_per_s),
+                     tokens_interval_text(confidence->step_time, of.plan.tokens_per_step()),
+                     device);
 }
 
 std::string optimizer_text(const OptimizerPlan& plan) {
@@ -174,11 +197,22 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
   return list;
 }
 
-OrderedJson prediction_json(const Case& of, const Prediction& prediction) {
+Predicted judged(Setting of, Prediction prediction, const Measurements& measurements) {
+  auto confidence = confidence_of(prediction, of.plan, of.machine, of.stack, &measurements);
+  return {std::move(of), std::move(prediction), std::move(confidence)};
+}
+
+OrderedJson prediction_json(const Predicted& predicted) {
+  return prediction_json(predicted.of, predicted.prediction, predicted.confidence);
+}
+
+OrderedJson prediction_json(const Setting& of, const Prediction& prediction,
+                            const std::optional<Confidence>& confidence) {
   OrderedJson json = {{"model", of.model.name},     {"machine", of.machine.name},
                       {"stack", of.stack.name},     {"strategy", of.plan.strategy},
                       {"devices", of.plan.devices}, {"fits", prediction.fits},
                       {"reason", prediction.reason}};
+  json["confidence"] = confidence_json(of.stack.name, confidence, of.plan.tokens_per_step());
   const auto number = [&](double value) {
     return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
   };
@@ -208,30 +242,6 @@ OrderedJson prediction_json(const Case& of, const Prediction& prediction) {
   return json;
 }
 
-std::string activations_text(const std::optional<ActivationPlan>& plan) {
-  if (!plan) return "auto";
-  std::vector<std::string> recomputed;
-  std::vector<std::string> offloaded;
-  for (int i = 0; i < kModuleKinds; ++i) {
-    const auto kind = static_cast<ModuleKind>(i);
-    if (!saves_output(kind)) continue;
-    const ActivationFate fate = plan->fate[static_cast<size_t>(i)];
-    if (fate == ActivationFate::kRecompute) recomputed.emplace_back(to_string(kind));
-    if (fate == ActivationFate::kOffload) offloaded.emplace_back(to_string(kind));
-  }
-  const auto names = [](const std::vector<std::string>& modules) {
-    constexpr size_t kAll = 8;  // kinds for which saves_output() is true
-    return modules.size() == kAll ? std::string("all") : fmt::format("{}", fmt::join(modules, " "));
-  };
-  std::vector<std::string> parts;
-  if (!recomputed.empty()) parts.push_back("recompute " + names(recomputed));
-  if (!offloaded.empty()) {
-    parts.push_back(fmt::format("offload {} of {:.0f} % of the layers", names(offloaded),
-                                100 * plan->offload_share));
-  }
-  return parts.empty() ? "keep all" : fmt::format("{}", fmt::join(parts, ", "));
-}
-
 std::string plan_text(const Plan& plan) {
   const std::string batch = plan.micro_batch ? fmt::format(", {} x {} on a device",
                                                            plan.accumulation(), *plan.micro_batch)
@@ -250,26 +260,24 @@ std::string plan_text(const Plan& plan) {
                      activations_text(plan.activations), reuse);
 }
 
-std::string prediction_text(const Case& of, const Prediction& prediction) {
-  std::string text =
-      fmt::format("{} on {}, {} {}, {}{}\n{}\n\n", of.model.name, of.machine.name, of.plan.devices,
-                  of.plan.devices == 1 ? "device" : "devices",
-                  of.plan.strategy.empty() ? "no strategy" : of.plan.strategy,
-                  of.stack.is_ballast() ? "" : ", as " + of.stack.name, plan_text(of.plan));
+std::string prediction_text(const Predicted& predicted) {
+  const auto& [of, prediction, confidence] = predicted;
+  std::string text = fmt::format("{} on {}, {} {}, {}\n{}\n{}\n\n", of.model.name, of.machine.name,
+                                 of.plan.devices, of.plan.devices == 1 ? "device" : "devices",
+                                 of.plan.strategy.empty() ? "no strategy" : of.plan.strategy,
+                                 stack_text(of.stack.name), plan_text(of.plan));
+  text += verdict_text(prediction.fits, confidence);
   if (!prediction.fits) {
-    text += "does not fit: " + prediction.reason + "\n\n";
-    return prediction.peaks.empty() ? text : text + memory_text(of, prediction);
+    text += ": " + prediction.reason + "\n\n";
+    return prediction.peaks.empty() ? text : text + memory_text(predicted);
   }
-  text += fmt::format("step {}   {} tokens/s   {} a device ({} with recompute)   MFU {}\n",
-                      show(prediction.step_time), show_count(prediction.tokens_per_s),
-                      show(prediction.model_rate), show(prediction.hardware_rate),
-                      show_percent(100 * prediction.mfu));
+  text += "\n" + rates_text(predicted);
   if (prediction.rollback_time) {
     text +=
         fmt::format("a step that is rolled back takes {} more\n", show(*prediction.rollback_time));
   }
   if (!prediction.settled) text += "the step time had not settled: it is a mean\n";
-  text += "\n" + memory_text(of, prediction) + "\n";
+  text += "\n" + memory_text(predicted) + "\n";
   text += text_timeline(prediction.graph, prediction.timeline, kTimelineWidth) + "\n";
   text += "lanes in use    " + lanes_text(prediction) + "\n";
   text += "critical path   " + kinds_text(prediction.critical_path, prediction.step_time) + "\n";
@@ -278,12 +286,12 @@ std::string prediction_text(const Case& of, const Prediction& prediction) {
   return text;
 }
 
-std::string prediction_table(const std::vector<Case>& cases,
-                             const std::vector<Prediction>& predictions) {
+std::string prediction_table(const std::vector<Predicted>& cases) {
   Table table({{"model", true},
                {"machine", true},
                {"GPUs"},
                {"strategy", true},
+               {"as", true},
                {"step"},
                {"tokens/s"},
                {"TFLOP/s a GPU"},
@@ -291,14 +299,14 @@ std::string prediction_table(const std::vector<Case>& cases,
                {"GPU memory"},
                {"CPU memory"},
                {"runs on", true}});
-  for (size_t i = 0; i < cases.size(); ++i) {
-    const Case& of = cases[i];
-    const Prediction& prediction = predictions[i];
+  for (const auto& [of, prediction, confidence] : cases) {
     std::vector<std::string> cells = {of.model.name, of.machine.name,
-                                      std::to_string(of.plan.devices), of.plan.strategy};
+                                      std::to_string(of.plan.devices), of.plan.strategy,
+                                      of.stack.name};
     if (!prediction.fits) {
       // What to do about it takes a line of its own, which `predict` of this plan alone has.
-      cells.push_back("does not fit: " + prediction.reason.substr(0, prediction.reason.find(';')));
+      cells.push_back(verdict_text(false, confidence) + ": " +
+                      prediction.reason.substr(0, prediction.reason.find(';')));
     } else {
       cells.insert(cells.end(),
                    {show(prediction.step_time), show_count(prediction.tokens_per_s),

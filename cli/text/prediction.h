@@ -1,6 +1,6 @@
 // What `predict` says about one plan, as JSON and as text; `verify` and `report` use parts of it.
 //
-// Will not do: predict (sim/engine), or choose knobs (cli/run/completion.h).
+// Will not do: predict (sim/engine), or choose knobs (autotune/complete/complete.h).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/flags/inputs.h"
+#include "sim/engine/interval.h"
 #include "sim/engine/predict.h"
 
 namespace ballast {
@@ -23,20 +24,28 @@ std::string memory_name(Place place);
 OrderedJson kinds_json(const std::vector<KindTime>& kinds);
 OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes);
 
+// A plan that was predicted, and how sure that is; no confidence where its stack was never held
+// against anything.
+struct Predicted {
+  Setting of;
+  Prediction prediction;
+  std::optional<Confidence> confidence;
+};
+// `prediction` must be of these arguments.
+Predicted judged(Setting of, Prediction prediction, const Measurements& measurements);
+
 // The keys of design.md. Rates and lanes are null where the plan does not fit.
-OrderedJson prediction_json(const Case& of, const Prediction& prediction);
+OrderedJson prediction_json(const Setting& of, const Prediction& prediction,
+                            const std::optional<Confidence>& confidence);
+OrderedJson prediction_json(const Predicted& predicted);
 
 // Everything about one plan, for a terminal of 100 columns.
-std::string prediction_text(const Case& of, const Prediction& prediction);
+std::string prediction_text(const Predicted& predicted);
 // "superoffload: 8 sequences of 2048 tokens as 4 x 2, bf16, ...": the knobs in one or two lines.
 std::string plan_text(const Plan& plan);
 
-// "recompute norm1 activation, offload qkv of 50 % of the layers"; "keep all".
-std::string activations_text(const std::optional<ActivationPlan>& plan);
-
 // One line a plan, for plans side by side.
-std::string prediction_table(const std::vector<Case>& cases,
-                             const std::vector<Prediction>& predictions);
+std::string prediction_table(const std::vector<Predicted>& cases);
 
 OrderedJson or_null(const std::optional<double>& value);
 

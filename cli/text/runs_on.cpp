@@ -10,21 +10,21 @@ namespace ballast {
 
 std::vector<DeviceVerdict> runs_on(const Model& model, const Plan& plan, const Stack& stack) {
   std::vector<DeviceVerdict> verdicts = which_run(model, plan);
-  if (stack.name == Stack{}.name) return verdicts;
+  // What is assumed where no stack is named, and the roofline, say nothing against our own backend.
+  if (stack.memory_is_planned() || stack.name == kTypicalStack) return verdicts;
   for (DeviceVerdict& verdict : verdicts) {
     verdict.missing = Missing{"stack " + stack.name + " is predicted, not run", "stack",
-                              "leave --stack out to run the plan as Ballast does"};
+                              "name --stack ballast to predict the plan as Ballast runs it"};
   }
   return verdicts;
 }
 
 nlohmann::ordered_json runs_on_json(const std::vector<DeviceVerdict>& verdicts) {
-  using OrderedJson = nlohmann::ordered_json;
-  OrderedJson list = OrderedJson::array();
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const DeviceVerdict& verdict : verdicts) {
     const std::optional<Missing>& missing = verdict.missing;
     const auto said = [&](const std::string Missing::*part) {
-      return missing ? OrderedJson((*missing).*part) : OrderedJson(nullptr);
+      return missing ? nlohmann::ordered_json((*missing).*part) : nlohmann::ordered_json(nullptr);
     };
     list.push_back({{"device", verdict.device},
                     {"runs", !missing},

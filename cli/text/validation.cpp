@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "cli/text/tables.h"
@@ -228,14 +227,12 @@ Validation validate(const std::vector<PublishedFile>& files,
     for (const PublishedEntry& entry : file.entries) jobs.push_back({name_of(file.path), &entry});
   }
   std::vector<Outcome> outcomes(jobs.size());
-  std::mutex mutex;
-  size_t done = 0;
-  parallel_for(jobs.size(), hardware_threads(), [&](size_t i) {
-    outcomes[i] = run(jobs[i]);
-    const std::lock_guard lock(mutex);
-    ++done;
-    progress(static_cast<double>(done) / static_cast<double>(jobs.size()), jobs[i].entry->id);
-  });
+  parallel_for(
+      jobs.size(), hardware_threads(), [&](size_t i) { outcomes[i] = run(jobs[i]); },
+      [&](size_t i, size_t finished) {
+        const double share = static_cast<double>(finished) / static_cast<double>(jobs.size());
+        progress(share, jobs[i].entry->id);
+      });
   Validation validation;
   std::map<std::string, Stack> stacks;
   for (Outcome& outcome : outcomes) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "autotune/calibrate/protocol.h"
 #include "autotune/calibrate/published_cases.h"
 #include "profiles/published.h"
 
@@ -34,6 +35,17 @@ struct Validation {
 // `progress`: after each case, the share that is done and the id.
 Validation validate(const std::vector<PublishedFile>& files,
                     const std::function<void(double share, const std::string& id)>& progress);
+
+// The protocol (autotune/calibrate/protocol.h) over the cases of the files.
+struct LeftOutValidation {
+  std::vector<SourcedCase> cases;
+  std::vector<Refusal> refused;  // could not be read: they count as failed
+  std::vector<JudgedFigure> figures;
+};
+LeftOutValidation validate_left_out(const std::vector<PublishedFile>& files,
+                                    const CalibrationProgress& progress);
+nlohmann::ordered_json left_out_json(const LeftOutValidation& validation);
+std::string left_out_text(const LeftOutValidation& validation);
 
 // Rows of one file and of one kind of quantity.
 struct ValidationSummary {

@@ -2,46 +2,25 @@
 
 #include <fmt/format.h>
 
+#include "autotune/studies/explain.h"
 #include "autotune/studies/why_slower.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 #include "sim/engine/predict.h"
-#include "sim/spec/knobs.h"
 
 namespace ballast {
-namespace {
 
-// As a plan file shows it, without quotes.
-std::string value_text(const Knob& knob, const Plan& plan) {
-  const KnobValue value = knob.get(plan);
-  std::string text = text_of(knob, value);
-  const bool is_share = std::holds_alternative<double>(value);
-  if (is_share && text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
+std::string differing_text(const Plan& plan, const Plan& other) {
+  return fmt::format("{}", fmt::join(differing_knobs(plan, other), ", "));
 }
 
-}  // namespace
-
-std::string knobs_that_differ(const Plan& best, const Plan& other) {
-  std::vector<std::string> texts;
-  if (best.activations != other.activations) {
-    texts.push_back(fmt::format("activations: {} (not {})", activations_text(other.activations),
-                                activations_text(best.activations)));
-  }
-  for (const Knob* knob : differing(best, other)) {
-    if (knob->group == KnobGroup::kActivations || !knob->matters_to(other)) continue;
-    texts.push_back(fmt::format("{} {} (not {})", knob->path, value_text(*knob, other),
-                                value_text(*knob, best)));
-  }
-  return fmt::format("{}", fmt::join(texts, ", "));
-}
-
-std::string why_it_loses(const Case& best, const Case& other, const Measurements& measurements) {
+std::string why_it_loses(const Setting& best, const Setting& other,
+                         const Measurements& measurements) {
   const SlowerStep slower =
       why_slower(predict(best.model, best.plan, best.machine, &measurements),
                  predict(other.model, other.plan, other.machine, &measurements));
   const std::string percent = show_signed_percent(100 * slower.share);
-  const std::string knobs = knobs_that_differ(best.plan, other.plan);
+  const std::string knobs = differing_text(other.plan, best.plan);
   if (slower.is_tie()) {
     return fmt::format("the next-best, with {}, takes no longer ({}): a tie, too close to measure",
                        knobs, percent);

@@ -9,10 +9,11 @@
 
 namespace ballast {
 
-// "micro_batch 4 (not 8), optimizer.sync wait (not speculate)": the knobs of `other` that differ.
-std::string knobs_that_differ(const Plan& best, const Plan& other);
+// "micro_batch 4 (not 8), optimizer.sync wait (not speculate)": differing_knobs() with commas.
+std::string differing_text(const Plan& plan, const Plan& other);
 
 // One or two sentences. Both plans fit.
-std::string why_it_loses(const Case& best, const Case& other, const Measurements& measurements);
+std::string why_it_loses(const Setting& best, const Setting& other,
+                         const Measurements& measurements);
 
 }  // namespace ballast

@@ -87,7 +87,7 @@ std::vector<PlanRun> known_runs(const Question& question, const Measurements& me
     run.operations = operations_of(metrics["tune"].at("operations"));
     std::erase_if(runs, [&](const PlanRun& older) { return older.plan == run.plan; });
     // A newer profile may know of less memory.
-    const Case& of = question.of;
+    const Setting& of = question.of;
     if (predict(of.model, run.plan, of.machine, &measurements).fits) runs.push_back(std::move(run));
   }
   return runs;
@@ -102,7 +102,7 @@ class Runner {
   std::optional<PlanRun> run(const Plan& plan, const Prediction& prediction) {
     if (watch_.interrupted()) return std::nullopt;
     const LoopFlags& flags = question_.flags;
-    const Case& of = question_.of;
+    const Setting& of = question_.of;
     TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
     options.gemm_algorithms = stored_algorithms(question_.store);
     Trainer trainer(of.model, plan, options);
@@ -205,10 +205,10 @@ void add_loop_flags(VerbParser& parser, LoopFlags& flags) {
       ->group(group);
 }
 
-Case load_case_at_hand(const PlanFlags& plan, const StoreFlag& store, LoopFlags& flags) {
+Setting load_case_at_hand(const PlanFlags& plan, const StoreFlag& store, LoopFlags& flags) {
   std::string& device = flags.training.device;
   if (device.empty()) device = "host";
-  Case of = load_case_here(plan, store, device);
+  Setting of = load_case_here(plan, store, device);
   const bool host = cuda_index_of(device) < 0;
   if (host == of.machine.gpu.is_host_thread) {
     TokenOptions tokens;
@@ -281,7 +281,7 @@ std::string measured_text(const LoopFlags& flags, const MeasureResult& result) {
     table.add({std::to_string(i + 1), show(plan.run.predicted), show(plan.run.step_time),
                percent(plan.error_before()), show(plan.predicted_after),
                percent(plan.error_after()),
-               (i == 0 ? "the best" : knobs_that_differ(best, plan.run.plan)) +
+               (i == 0 ? "the best" : differing_text(plan.run.plan, best)) +
                    (plan.known ? ", ran before" : "")});
   }
   text += table.text();
@@ -300,7 +300,7 @@ std::string measured_text(const LoopFlags& flags, const MeasureResult& result) {
          fmt::format(
              "{} is predicted now for a plan that did not run ({}): --measure {} "
              "tells\n",
-             show(next.step_time), knobs_that_differ(best, next.plan),
+             show(next.step_time), differing_text(next.plan, best),
              std::max<int64_t>(*flags.plans, static_cast<int64_t>(result.measured.size())) + 1);
 }
 

@@ -27,12 +27,12 @@ void add_loop_flags(VerbParser& parser, LoopFlags& flags);
 
 // The one case of `plan` on the device at hand, and that device in flags.training. Throws Error
 // where the machine of the plan is not the one at hand, or the device is missing.
-Case load_case_at_hand(const PlanFlags& plan, const StoreFlag& store, LoopFlags& flags);
+Setting load_case_at_hand(const PlanFlags& plan, const StoreFlag& store, LoopFlags& flags);
 
 // What is asked: as long as it is the same, runs that the store holds answer it.
 struct Question {
-  const Case& of;    // "auto" knobs still open
-  std::string free;  // which knobs, degrees and places may be chosen, as text
+  const Setting& of;  // "auto" knobs still open
+  std::string free;   // which knobs, degrees and places may be chosen, as text
   const LoopFlags& flags;
   const StoreFlag& store;
 };

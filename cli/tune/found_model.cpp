@@ -13,7 +13,7 @@ namespace {
 // Whose config.json is filled in where no model was named: the family of sizes is GPT-3's.
 constexpr const char* kFamilyModel = "gpt2";
 
-std::string file_name(const Case& of, const Model& named, const std::string& plan_file) {
+std::string file_name(const Setting& of, const Model& named, const std::string& plan_file) {
   const Model& model = of.model;
   std::string name = model.name;
   if (name == named.name) {
@@ -39,7 +39,7 @@ std::filesystem::path folder_of(const std::string& plan_file) {
 
 }  // namespace
 
-FoundFiles write_found(Case& of, const FoundBy& by) {
+FoundFiles write_found(Setting& of, const FoundBy& by) {
   const bool family = of.plan.model.empty();
   const std::string base = family ? kFamilyModel : of.plan.model;
   const Model named = load_model(base);

@@ -43,7 +43,7 @@ std::string program_text() {
 }
 
 std::string question_text(const SearchQuestion& question, const Measurements& measurements,
-                          const AnswerOptions& options) {
+                          const SearchCacheOptions& options) {
   const SearchSpace& space = question.space;
   const Json json = {{"program", program_text()},
                      {"model", Json::parse(model_json(question.model))},
@@ -148,7 +148,7 @@ SearchResult parse_answer(const std::string& text, const std::string& source) {
   }
 }
 
-std::optional<SearchResult> Answers::known(const std::string& question) const {
+std::optional<SearchResult> SearchCache::known(const std::string& question) const {
   if (options_.again) return std::nullopt;
   const auto store = open_store_if_present(store_);
   if (!store) return std::nullopt;
@@ -159,7 +159,8 @@ std::optional<SearchResult> Answers::known(const std::string& question) const {
   return as_long ? std::optional(std::move(result)) : std::nullopt;
 }
 
-SearchResult Answers::search_now(const SearchQuestion& question, const Measurements& measurements) {
+SearchResult SearchCache::search_now(const SearchQuestion& question,
+                                     const Measurements& measurements) {
   Progress progress("search");
   const std::string where = standing_ + (question.label.empty() ? "" : question.label + ": ");
   SearchOptions options;
@@ -181,7 +182,7 @@ SearchResult Answers::search_now(const SearchQuestion& question, const Measureme
 }
 
 // The store spares later calls the search; this one has its answer either way.
-void Answers::keep(const SearchRecord& record) const {
+void SearchCache::keep(const SearchRecord& record) const {
   try {
     open_store(store_).append(record);
   } catch (const Error& error) {
@@ -189,7 +190,7 @@ void Answers::keep(const SearchRecord& record) const {
   }
 }
 
-SearchResult Answers::ask(const SearchQuestion& question, const Measurements& measurements) {
+SearchResult SearchCache::ask(const SearchQuestion& question, const Measurements& measurements) {
   const std::string text = question_text(question, measurements, options_);
   ++asked_;
   if (std::optional<SearchResult> found = known(text)) {
@@ -201,14 +202,14 @@ SearchResult Answers::ask(const SearchQuestion& question, const Measurements& me
   return found;
 }
 
-Ask Answers::asker(const Measurements& measurements) {
+Ask SearchCache::asker(const Measurements& measurements) {
   return [this, &measurements](const SearchQuestion& question) -> std::optional<SearchResult> {
     if (interrupted()) return std::nullopt;
     return ask(question, measurements);
   };
 }
 
-void Answers::stop_watching() {
+void SearchCache::stop_watching() {
   interrupted_ = interrupted();
   watch_.reset();
 }

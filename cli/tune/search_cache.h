@@ -1,6 +1,6 @@
-// Answers: searches that are remembered. What was found for a question is kept in the store, so a
-// call that was interrupted goes on after the searches that it had finished, and the same question
-// asked again is answered at once.
+// SearchCache: searches that are remembered. What was found for a question is kept in the store, so
+// a call that was interrupted goes on after the searches that it had finished, and the same
+// question asked again is answered at once.
 //
 // A question is everything that the result depends on: model, machine, what was measured on it,
 // layouts, open knobs, options, and the very program. Searches that were interrupted are not kept;
@@ -19,15 +19,15 @@
 
 namespace ballast {
 
-struct AnswerOptions {
+struct SearchCacheOptions {
   double deadline_s = 60;  // of each search
   bool exhaustive = false;
   bool again = false;  // search even what the store knows
 };
 
-class Answers {
+class SearchCache {
  public:
-  Answers(const AnswerOptions& options, const StoreFlag& store)
+  SearchCache(const SearchCacheOptions& options, const StoreFlag& store)
       : options_(options), store_(store), watch_(std::in_place) {}
 
   // Shows progress. Where it is interrupted: the best so far, not complete.
@@ -54,7 +54,7 @@ class Answers {
   void keep(const SearchRecord& record) const;
   SearchResult search_now(const SearchQuestion& question, const Measurements& measurements);
 
-  AnswerOptions options_;
+  SearchCacheOptions options_;
   const StoreFlag& store_;
   std::optional<InterruptWatch> watch_;
   std::string standing_;

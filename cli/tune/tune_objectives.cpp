@@ -51,12 +51,12 @@ std::string label_of(const ObjectivePoint& point) {
 }
 
 // One point; without a question where the machine has too few devices. Throws Error where illegal.
-ObjectivePoint make_point(TuneFlags& flags, const CaseSize& size, Answers& answers,
+ObjectivePoint make_point(TuneFlags& flags, const CaseSize& size, SearchCache& cache,
                           std::unique_ptr<Tuner>& tuner) {
   ObjectivePoint point;
   point.devices = size.devices.value_or(0);
   point.global_batch = size.global_batch.value_or(0);
-  Case of = case_for(flags, size);
+  Setting of = case_for(flags, size);
   point.devices = of.plan.devices;
   point.global_batch = of.plan.global_batch;
   const auto& most = flags.constraints.most_devices;
@@ -71,7 +71,7 @@ ObjectivePoint make_point(TuneFlags& flags, const CaseSize& size, Answers& answe
     return point;
   }
   if (flags.plan.strategies.empty()) of.plan.strategy = "tuned";
-  tuner = std::make_unique<Tuner>(std::move(of), flags, answers);
+  tuner = std::make_unique<Tuner>(std::move(of), flags, cache);
   point.question = tuner->question(label_of(point));
   return point;
 }
@@ -185,17 +185,17 @@ std::vector<Emptied> emptied_by_memory(const TuneFlags& flags, const SearchQuest
 
 // The next doubling of devices that has a plan, where the machine has more.
 std::optional<Emptied> emptied_by_devices(TuneFlags& flags, const TunedPoints& tuned,
-                                          Answers& answers, const Ask& ask) {
+                                          SearchCache& cache, const Ask& ask) {
   const ObjectivePoint& last = tuned.points.back();
   if (flags.plan.plan_file || tuned.tuners.back() == nullptr) return std::nullopt;
-  const Case& of = tuned.tuners.back()->base();
+  const Setting& of = tuned.tuners.back()->base();
   const int64_t most = std::min(of.machine.devices, kMostDeviceFactor * last.devices);
   for (int64_t count = 2 * last.devices; count <= most; count *= 2) {
     CaseSize size{count, {}};
     if (!flags.global_batch.empty()) size.global_batch = last.global_batch;
     std::unique_ptr<Tuner> tuner;
     try {
-      ObjectivePoint point = make_point(flags, size, answers, tuner);
+      ObjectivePoint point = make_point(flags, size, cache, tuner);
       if (!point.question) return std::nullopt;
       point.question->tolerance = kAnyPlan;
       const std::optional<SearchResult> found = ask(*point.question);
@@ -211,7 +211,7 @@ std::optional<Emptied> emptied_by_devices(TuneFlags& flags, const TunedPoints& t
 
 }  // namespace
 
-TunedPoints tune_points(TuneFlags& flags, Answers& answers) {
+TunedPoints tune_points(TuneFlags& flags, SearchCache& cache) {
   const std::vector<int64_t> batches = parse_counts({"--global-batch", flags.global_batch});
   TunedPoints tuned;
   std::exception_ptr first_refusal;
@@ -219,7 +219,7 @@ TunedPoints tune_points(TuneFlags& flags, Answers& answers) {
     for (const auto& batch : or_nothing(batches)) {
       std::unique_ptr<Tuner> tuner;
       try {
-        tuned.points.push_back(make_point(flags, {devices, batch}, answers, tuner));
+        tuned.points.push_back(make_point(flags, {devices, batch}, cache, tuner));
       } catch (const Error& error) {
         if (!first_refusal) first_refusal = std::current_exception();
         ObjectivePoint illegal;
@@ -235,8 +235,8 @@ TunedPoints tune_points(TuneFlags& flags, Answers& answers) {
   const bool any = std::any_of(tuned.points.begin(), tuned.points.end(), asked);
   if (!any && first_refusal) std::rethrow_exception(first_refusal);
   const Ask ask = [&](const SearchQuestion& question) -> std::optional<SearchResult> {
-    if (answers.interrupted()) return std::nullopt;
-    answers.set_standing(standing_of(flags, tuned.points));
+    if (cache.interrupted()) return std::nullopt;
+    cache.set_standing(standing_of(flags, tuned.points));
     for (size_t i = 0; i < tuned.points.size(); ++i) {
       const ObjectivePoint& point = tuned.points[i];
       if (point.question && point.question->label == question.label) {
@@ -246,7 +246,7 @@ TunedPoints tune_points(TuneFlags& flags, Answers& answers) {
     CHECK(false);
   };
   ask_points(tuned.points, flags.request, ask);
-  answers.set_standing("");
+  cache.set_standing("");
   tuned.best = best_point(tuned.points, flags.request);
   return tuned;
 }
@@ -256,15 +256,15 @@ bool is_decided(const TuneFlags& flags, const TunedPoints& tuned) {
                      [&](const ObjectivePoint& point) { return is_decided(point, flags.request); });
 }
 
-std::vector<Emptied> emptied_by(TuneFlags& flags, const TunedPoints& tuned, Answers& answers) {
+std::vector<Emptied> emptied_by(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache) {
   CHECK(!tuned.best && is_decided(flags, tuned));
   if (const auto figure = emptied_by_figure(flags, tuned)) return {*figure};
   const Tuner* const tuner = tuned.tuners.back().get();
-  if (tuner == nullptr || answers.interrupted()) return {};
-  answers.set_deadline(std::min(flags.deadline_s, kDiagnosisSeconds));
+  if (tuner == nullptr || cache.interrupted()) return {};
+  cache.set_deadline(std::min(flags.deadline_s, kDiagnosisSeconds));
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::seconds(kAllDiagnosesSeconds);
-  const Ask ask = [&, asker = answers.asker(tuner->measurements())](
+  const Ask ask = [&, asker = cache.asker(tuner->measurements())](
                       const SearchQuestion& each) -> std::optional<SearchResult> {
     // What would do is then less sharp, or not known.
     return Clock::now() < end ? asker(each) : std::nullopt;
@@ -272,7 +272,7 @@ std::vector<Emptied> emptied_by(TuneFlags& flags, const TunedPoints& tuned, Answ
   SearchQuestion question = tuner->question("what would fit");
   question.ranked = SearchQuestion{}.ranked;
   std::vector<Emptied> emptied = emptied_by_memory(flags, question, ask);
-  if (const auto devices = emptied_by_devices(flags, tuned, answers, ask)) {
+  if (const auto devices = emptied_by_devices(flags, tuned, cache, ask)) {
     emptied.push_back(*devices);
   }
   return emptied;

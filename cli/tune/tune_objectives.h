@@ -23,7 +23,7 @@ struct TunedPoints {
 };
 // All numbers of devices and batches that the flags name or leave. Throws Error where all of them
 // are illegal.
-TunedPoints tune_points(TuneFlags& flags, Answers& answers);
+TunedPoints tune_points(TuneFlags& flags, SearchCache& cache);
 
 // Whether each point is known to have an answer or to have none.
 bool is_decided(const TuneFlags& flags, const TunedPoints& tuned);
@@ -38,7 +38,7 @@ struct Emptied {
 };
 // Requires that nothing was found, and that this is decided. Takes some 20 s at most: what would do
 // is then less sharp.
-std::vector<Emptied> emptied_by(TuneFlags& flags, const TunedPoints& tuned, Answers& answers);
+std::vector<Emptied> emptied_by(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache);
 OrderedJson emptied_json(const std::vector<Emptied>& emptied);
 std::string emptied_text(const std::vector<Emptied>& emptied);
 

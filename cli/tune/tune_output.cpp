@@ -9,6 +9,7 @@
 #include "cli/text/tables.h"
 #include "cli/text/why_slower.h"
 #include "sim/base/error.h"
+#include "sim/engine/interval.h"
 
 namespace ballast {
 namespace {
@@ -35,7 +36,7 @@ std::string counts_text(const SearchResult& found) {
 
 }  // namespace
 
-size_t near_ties(const SearchResult& found) { return count_within(found, kNearShare); }
+size_t near_ties(const SearchResult& found) { return count_within(found, told_apart_from()); }
 
 OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory) {
   OrderedJson json = OrderedJson::object();
@@ -76,7 +77,8 @@ OrderedJson search_json(const SearchResult& found, const Model* model) {
     reasons.push_back(
         {{"reason", reason.reason}, {"plans", reason.count}, {"nearest", reason.detail}});
   }
-  return {{"layouts", found.layouts},
+  return {{"stack", kBallastStack},
+          {"layouts", found.layouts},
           {"considered", found.considered},
           {"simulated", found.simulated},
           {"bounded", found.bounded},
@@ -106,11 +108,14 @@ std::string stop_text(SearchStop stop, double deadline_s) {
   return fmt::format("stopped by {}", to_string(stop));
 }
 
-std::string search_text(const TuneFlags& flags, const Case& best, const SearchResult& found) {
+std::string search_text(const TuneFlags& flags, const Setting& best, const SearchResult& found) {
   std::string text = fmt::format("{} plans for {} on {}: {}, in {}\n\n",
                                  show_count(static_cast<double>(found.considered)), best.model.name,
                                  best.machine.name, counts_text(found),
                                  show(Duration::from_seconds(found.seconds)));
+  // Bounds are those of Ballast's own graphs, so that a search knows no other stack.
+  text.pop_back();
+  text += "as Ballast's own backend, whose plans these are (predict --stack tells of others)\n\n";
   if (found.complete()) return text;
   const double within = found.proven_within.value_or(1);
   text += stop_text(found.stop, flags.deadline_s);
@@ -136,18 +141,17 @@ std::string ranking_text(const SearchResult& found, int64_t top) {
     const Candidate& candidate = found.ranked[i];
     table.add({std::to_string(i + 1), show(candidate.step_time), show_count(candidate.tokens_per_s),
                show(memory_of(candidate, Place::kHbm)), show(memory_of(candidate, Place::kDram)),
-               i == 0 ? "the best" : knobs_that_differ(found.ranked[0].plan, candidate.plan)});
+               i == 0 ? "the best" : differing_text(candidate.plan, found.ranked[0].plan)});
   }
   std::string text = table.text();
   if (const size_t near = near_ties(found); near > 1) {
-    text += fmt::format(
-        "\nthe first {} are within {:.0f} %: the model's error cannot tell them apart\n", near,
-        100 * kNearShare);
+    text += fmt::format("\nthe first {} are within {:.1f} % of each other: cannot be told apart\n",
+                        near, 100 * told_apart_from());
   }
   return text;
 }
 
-std::string why_text(const Case& best, const SearchResult& found,
+std::string why_text(const Setting& best, const SearchResult& found,
                      const Measurements& measurements) {
   const Candidate* const next = next_best(found);
   if (next == nullptr) return "";
@@ -158,7 +162,7 @@ std::string why_text(const Case& best, const SearchResult& found,
         fmt::format("\n{} plans take the same time within {} %; the simplest of them is taken\n",
                     tied, 100 * kTieShare);
   }
-  Case other = best;
+  Setting other = best;
   other.plan = next->plan;
   return text + fmt::format("\n{}\n", why_it_loses(best, other, measurements));
 }

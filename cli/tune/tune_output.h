@@ -10,7 +10,8 @@
 
 namespace ballast {
 
-// Ranked plans, the best among them, within 1 % of the best: the model's error is larger.
+// Ranked plans, the best among them, that cannot be told apart from the best
+// (sim/engine/interval.h).
 size_t near_ties(const SearchResult& found);
 
 // {"layouts", "considered", "simulated", ..., "ranked": up to 20 plans, "reasons"}. `model`: of the
@@ -23,11 +24,12 @@ OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory);
 std::string stop_text(SearchStop stop, double deadline_s);
 // The same as JSON: "deadline", or null.
 OrderedJson stop_json(SearchStop stop);
-std::string search_text(const TuneFlags& flags, const Case& best, const SearchResult& found);
+std::string search_text(const TuneFlags& flags, const Setting& best, const SearchResult& found);
 // The first `top` plans, and how many cannot be told apart.
 std::string ranking_text(const SearchResult& found, int64_t top);
 // How many tie, and why the first that does not is slower. Empty where there is only one plan.
-std::string why_text(const Case& best, const SearchResult& found, const Measurements& measurements);
+std::string why_text(const Setting& best, const SearchResult& found,
+                     const Measurements& measurements);
 // By reason, the nearest of each; empty where all plans fit.
 std::string infeasible_text(const SearchResult& found);
 

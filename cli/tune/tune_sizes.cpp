@@ -23,11 +23,11 @@ CaseSize size_of(const TuneFlags& flags) {
 }
 
 // As in every other search, no strategy is named where all knobs were free.
-void name_strategy(const TuneFlags& flags, Case& of) {
+void name_strategy(const TuneFlags& flags, Setting& of) {
   if (flags.plan.strategies.empty() && !flags.plan.plan_file) of.plan.strategy = "tuned";
 }
 
-void check_devices(const TuneFlags& flags, const Case& of) {
+void check_devices(const TuneFlags& flags, const Setting& of) {
   const auto& most = flags.constraints.most_devices;
   if (most && of.plan.devices > *most) {
     throw Error(fmt::format("--most-devices {}", *most),
@@ -42,7 +42,7 @@ void check_devices(const TuneFlags& flags, const Case& of) {
 }
 
 // The space of one size; nothing where no layout of it is legal.
-std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Case& of,
+std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Setting& of,
                                            const std::string& label) {
   try {
     const OpenKnobsOfFlags open = open_knobs_of(flags);
@@ -54,8 +54,8 @@ std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Case& o
 }
 
 // `of` with sequences of so many tokens, and positions for them.
-Case with_tokens(const Case& of, int64_t tokens) {
-  Case longer = of;
+Setting with_tokens(const Setting& of, int64_t tokens) {
+  Setting longer = of;
   longer.plan.sequence_length = tokens;
   const Model& model = of.model;
   longer.model = model_of(family_of(model), {model.layers, model.hidden, model.heads}, tokens);
@@ -63,7 +63,7 @@ Case with_tokens(const Case& of, int64_t tokens) {
   return longer;
 }
 
-TunedSize tune_sequence(TuneFlags& flags, Answers& answers) {
+TunedSize tune_sequence(TuneFlags& flags, SearchCache& cache) {
   TunedSize size;
   size.of = case_for(flags, size_of(flags));
   name_strategy(flags, size.of);
@@ -75,7 +75,7 @@ TunedSize tune_sequence(TuneFlags& flags, Answers& answers) {
     const int64_t tokens = grains * kSequenceGrain;
     return question_for(flags, with_tokens(size.of, tokens), fmt::format("{} tokens", tokens));
   };
-  size.found = largest_size(sizes, answers.asker(measurements));
+  size.found = largest_size(sizes, cache.asker(measurements));
   size.value = static_cast<double>(size.found.size * kSequenceGrain);
   size.next_value = static_cast<double>(size.found.next * kSequenceGrain);
   size.grain = fmt::format("multiples of {} tokens", kSequenceGrain);
@@ -83,7 +83,7 @@ TunedSize tune_sequence(TuneFlags& flags, Answers& answers) {
   return size;
 }
 
-TunedSize tune_model(TuneFlags& flags, Answers& answers) {
+TunedSize tune_model(TuneFlags& flags, SearchCache& cache) {
   const Family gpt = gpt_family();
   TunedSize size;
   size.of = case_like(flags, gpt.like);
@@ -99,17 +99,17 @@ TunedSize tune_model(TuneFlags& flags, Answers& answers) {
   const std::vector<Shape> shapes = shapes_of(family, grain);
   const Measurements measurements = measurements_of(size.of.machine, flags.store);
   const auto case_at = [&](int64_t index) {
-    Case of = size.of;
+    Setting of = size.of;
     of.model = model_of(family, shapes[static_cast<size_t>(index - 1)], of.plan.sequence_length);
     return of;
   };
   SizeSearch sizes;
   sizes.most = static_cast<int64_t>(shapes.size());
   sizes.question = [&](int64_t index) {
-    const Case of = case_at(index);
+    const Setting of = case_at(index);
     return question_for(flags, of, of.model.name);
   };
-  size.found = largest_size(sizes, answers.asker(measurements));
+  size.found = largest_size(sizes, cache.asker(measurements));
   const auto parameters = [&](int64_t index) {
     return index > 0 ? static_cast<double>(parameter_count(case_at(index).model)) : 0;
   };
@@ -122,9 +122,9 @@ TunedSize tune_model(TuneFlags& flags, Answers& answers) {
 
 }  // namespace
 
-TunedSize tune_size(TuneFlags& flags, Answers& answers) {
+TunedSize tune_size(TuneFlags& flags, SearchCache& cache) {
   const bool sequence = flags.request.objective == Objective::kLongestSequence;
-  TunedSize size = sequence ? tune_sequence(flags, answers) : tune_model(flags, answers);
+  TunedSize size = sequence ? tune_sequence(flags, cache) : tune_model(flags, cache);
   if (size.found.found && size.found.found->best) size.of.plan = size.found.found->best->plan;
   return size;
 }

@@ -15,13 +15,13 @@ namespace ballast {
 
 // What --objective longest-sequence and largest-model find.
 struct TunedSize {
-  Case of;  // of the size that fits, its plan the fastest
+  Setting of;  // of the size that fits, its plan the fastest
   LargestSize found;
   double value = 0;       // tokens, or parameters
   double next_value = 0;  // 0: all that are allowed fit
   std::string grain;      // in which steps sizes were tried
 };
-TunedSize tune_size(TuneFlags& flags, Answers& answers);
+TunedSize tune_size(TuneFlags& flags, SearchCache& cache);
 OrderedJson size_json(const TuneFlags& flags, const TunedSize& size);
 std::string size_text(const TuneFlags& flags, const TunedSize& size);
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/complete/complete.h"
-#include "cli/run/completion.h"
+#include "autotune/studies/studied_knobs.h"
 #include "cli/text/tables.h"
 #include "cli/tune/tune_output.h"
 #include "sim/base/error.h"
@@ -38,7 +38,7 @@ KnobSet what_is_trained() {
 
 // With the degrees of the best plan, and knobs that are open chosen for it.
 Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
-              const Answers& answers) {
+              const SearchCache& cache) {
   PlanRequest request;
   request.strategy = flags.ablation_from;
   KnobSet kept = what_is_trained();
@@ -48,7 +48,7 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
     kept.add(id);
   }
   request.knobs = given_by(best, kept);
-  const Case& base = tuner.base();
+  const Setting& base = tuner.base();
   Plan start = resolve_plan(request);
   start.tensor_sequence = best.tensor_sequence;
   start.products = best.products;
@@ -62,8 +62,8 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
   check(start, base.model);
   try {
     Completed completed = complete({base.model, start, base.machine, base.stack},
-                                   &tuner.measurements(), answers.interruption());
-    if (completed.prediction.fits) return std::move(completed.plan);
+                                   &tuner.measurements(), cache.interruption());
+    if (completed.prediction.fits) return std::move(completed.setting.plan);
   } catch (const Error&) {
     // Nobody waits for the choice, or none of a list is legal.
   }
@@ -75,21 +75,21 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
 }
 
 // What `predict` says of it, in full.
-void name_missing(Case of, const Measurements& measurements, StrategyVerdict& verdict) {
-  const CompletedCase completed = complete_case(std::move(of), measurements);
+void name_missing(Setting of, const Measurements& measurements, StrategyVerdict& verdict) {
+  const Completed completed = complete(std::move(of), &measurements);
   verdict.fits = completed.prediction.fits;
   verdict.reason = completed.prediction.reason;
-  verdict.lacks = shortfalls(completed.prediction.peaks, completed.of.machine);
+  verdict.lacks = shortfalls(completed.prediction.peaks, completed.setting.machine);
 }
 
 }  // namespace
 
-Frontier study_frontier(const TuneFlags& flags, const TunedPoints& tuned, Answers& answers) {
+Frontier study_frontier(const TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache) {
   std::vector<SearchQuestion> questions;
   for (const ObjectivePoint& point : tuned.points) {
     if (point.question) questions.push_back(*point.question);
   }
-  const Ask ask = answers.asker(tuned.tuners[*tuned.best]->measurements());
+  const Ask ask = cache.asker(tuned.tuners[*tuned.best]->measurements());
   return frontier_of(questions, flags.frontier_options, ask);
 }
 
@@ -143,7 +143,7 @@ std::string frontier_text(const TuneFlags& flags, const Frontier& frontier) {
   return text;
 }
 
-SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, Answers& answers) {
+SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, SearchCache& cache) {
   SensitivityQuestion question{tuner.question(""), best};
   question.search.tolerance = kSensitivityTolerance;
   question.search.ranked = SearchQuestion{}.ranked;
@@ -157,7 +157,7 @@ SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, An
                                show(best.plan.optimizer.bucket_bytes), 100 * kSensitivityTolerance);
   const Measurements& measurements = tuner.measurements();
   if (!measurements.empty()) study.searched += "; operations that were timed keep their times";
-  study.figures = sensitivities(question, &measurements, {}, answers.asker(measurements));
+  study.figures = sensitivities(question, &measurements, {}, cache.asker(measurements));
   return study;
 }
 
@@ -214,15 +214,15 @@ std::string sensitivity_text(const SensitivityStudy& study) {
 }
 
 AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const Candidate& best,
-                             const Answers& answers) {
-  const Plan start = start_of(flags, tuner, best.plan, answers);
-  const Case& base = tuner.base();
+                             const SearchCache& cache) {
+  const Plan start = start_of(flags, tuner, best.plan, cache);
+  const Setting& base = tuner.base();
   const StepTime step_time = [&](const Plan& plan) -> std::optional<Duration> {
     check(plan, base.model);
     const Prediction prediction = predict(base.model, plan, base.machine, &tuner.measurements());
     return prediction.fits ? std::optional(prediction.step_time) : std::nullopt;
   };
-  return {flags.ablation_from, ablate({start, best.plan}, step_time, answers.interruption()),
+  return {flags.ablation_from, ablate({start, best.plan}, step_time, cache.interruption()),
           best.step_time};
 }
 
@@ -255,14 +255,14 @@ std::string ablation_text(const AblationStudy& study) {
   return text;
 }
 
-std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best,
-                                              const Answers& answers) {
+std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Setting& best,
+                                              const SearchCache& cache) {
   const Measurements measurements = measurements_of(best.machine, flags.store);
   std::vector<StrategyVerdict> verdicts;
   for (const Shipped& shipped : shipped_strategies()) {
     StrategyVerdict verdict;
     verdict.name = shipped.name;
-    verdict.decided = !answers.interrupted();
+    verdict.decided = !cache.interrupted();
     if (!verdict.decided) {
       verdict.reason = "not decided: interrupted";
       verdicts.push_back(std::move(verdict));
@@ -273,10 +273,10 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case
       request.strategy = shipped.name;
       request.knobs = given_by(best.plan, what_is_trained());
       request.knobs.insert(flags.plan.knobs.begin(), flags.plan.knobs.end());
-      Case of = best;
+      Setting of = best;
       of.plan = resolve_plan(request);
       check(of.plan, of.model);
-      verdict.fits = feasibility({of.model, of.plan, of.machine, of.stack}).fits;
+      verdict.fits = feasibility(of).fits;
       if (!verdict.fits) name_missing(std::move(of), measurements, verdict);
     } catch (const Error& error) {
       verdict.reason = error.what();

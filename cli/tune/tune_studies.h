@@ -16,7 +16,7 @@
 
 namespace ballast {
 
-Frontier study_frontier(const TuneFlags& flags, const TunedPoints& tuned, Answers& answers);
+Frontier study_frontier(const TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache);
 OrderedJson frontier_json(const TuneFlags& flags, const Frontier& frontier);
 std::string frontier_text(const TuneFlags& flags, const Frontier& frontier);
 
@@ -24,7 +24,7 @@ struct SensitivityStudy {
   std::vector<Sensitivity> figures;
   std::string searched;  // which space
 };
-SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, Answers& answers);
+SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, SearchCache& cache);
 OrderedJson sensitivity_json(const SensitivityStudy& study);
 std::string sensitivity_text(const SensitivityStudy& study);
 
@@ -36,7 +36,7 @@ struct AblationStudy {
 // The strategy runs in the best plan's layout; knobs that it leaves open are chosen for it. Throws
 // Error where it is not one, or not legal in this layout.
 AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const Candidate& best,
-                             const Answers& answers);
+                             const SearchCache& cache);
 OrderedJson ablation_json(const AblationStudy& study);
 std::string ablation_text(const AblationStudy& study);
 
@@ -50,8 +50,8 @@ struct StrategyVerdict {
 };
 // Whether it fits with open knobs at their least; where it does not, by how much, as `predict`
 // fills them in.
-std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Case& best,
-                                              const Answers& answers);
+std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Setting& best,
+                                              const SearchCache& cache);
 OrderedJson strategies_json(const std::vector<StrategyVerdict>& verdicts);
 std::string strategies_text(const std::vector<StrategyVerdict>& verdicts);
 

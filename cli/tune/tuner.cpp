@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "autotune/studies/experiments.h"
+#include "autotune/studies/studied_knobs.h"
 #include "cli/flags/training_flags.h"
 #include "cli/text/prediction.h"
 #include "cli/text/progress.h"
@@ -32,18 +33,18 @@ Candidate candidate_of(const Plan& plan, const Prediction& prediction) {
 
 }  // namespace
 
-AnswerOptions answer_options(const TuneFlags& flags) {
-  AnswerOptions options;
+SearchCacheOptions search_cache_options(const TuneFlags& flags) {
+  SearchCacheOptions options;
   options.deadline_s = flags.deadline_s;
   options.exhaustive = flags.exhaustive;
   options.again = flags.loop.again;
   return options;
 }
 
-Tuner::Tuner(Case of, TuneFlags& flags, Answers& answers)
+Tuner::Tuner(Setting of, TuneFlags& flags, SearchCache& cache)
     : of_(std::move(of)),
       flags_(flags),
-      answers_(answers),
+      cache_(cache),
       space_{open_knobs_of(flags).layouts(of_.model, of_.plan), open_knobs_of(flags).knobs()},
       timed_(of_.plan.machine == kHere || flags.loop.plans),
       measurements_(measurements_of(of_.machine, flags.store)) {}
@@ -56,9 +57,9 @@ SearchQuestion Tuner::question(const std::string& label) const {
 
 SearchResult Tuner::run(const std::string& label) {
   if (timed_) measure_space();
-  SearchResult found = answers_.ask(question(label), measurements_);
+  SearchResult found = cache_.ask(question(label), measurements_);
   for (int round = 1; round < kMostRounds && measure_top(found); ++round) {
-    SearchResult again = answers_.ask(question(label), measurements_);
+    SearchResult again = cache_.ask(question(label), measurements_);
     if (again.best || !found.best) {
       found = std::move(again);
     } else {
@@ -73,7 +74,7 @@ SearchResult Tuner::run(const std::string& label) {
 }
 
 MeasureResult Tuner::measure_plans(SearchResult& found) {
-  answers_.stop_watching();
+  cache_.stop_watching();
   add_candidates(found);
   MeasureResult result = run_closed_loop(
       {of_, fmt::format("{}, {} layouts", text_of(space_.open), space_.layouts.size()), flags_.loop,
@@ -95,7 +96,7 @@ void Tuner::measure_space() {
   Progress progress("measure");
   const Space space = space_of(of_.model, of_.plan, space_.open);
   const std::vector<Plan> chosen = covering_plans(space, of_.plan);
-  for (size_t i = 0; i < chosen.size() && !answers_.interrupted(); ++i) {
+  for (size_t i = 0; i < chosen.size() && !cache_.interrupted(); ++i) {
     progress.show(static_cast<double>(i) / static_cast<double>(chosen.size()),
                   fmt::format("plan {} of {}", i + 1, chosen.size()));
     measure(chosen[i]);
@@ -115,7 +116,7 @@ void Tuner::add_candidates(SearchResult& found) const {
 
 // True if anything was left to measure.
 bool Tuner::measure(const Plan& plan) {
-  const Case of = with(plan);
+  const Setting of = with(plan);
   if (is_measured(of, measurements_)) return false;
   if (!predict(of.model, of.plan, of.machine, &measurements_).fits) return false;
   const std::string& device = flags_.loop.training.device;
@@ -124,10 +125,10 @@ bool Tuner::measure(const Plan& plan) {
 }
 
 bool Tuner::measure_top(const SearchResult& found) {
-  if (!timed_ || answers_.interrupted()) return false;
+  if (!timed_ || cache_.interrupted()) return false;
   bool any = false;
   const size_t most = std::min(kTimedAtTheTop, found.ranked.size());
-  for (size_t i = 0; i < most && !answers_.interrupted(); ++i) {
+  for (size_t i = 0; i < most && !cache_.interrupted(); ++i) {
     any = measure(found.ranked[i].plan) || any;
   }
   return any;

@@ -15,7 +15,7 @@ namespace ballast {
 class Tuner {
  public:
   // References must outlive this object. Throws Error where no layout is legal.
-  Tuner(Case of, TuneFlags& flags, Answers& answers);
+  Tuner(Setting of, TuneFlags& flags, SearchCache& cache);
 
   SearchQuestion question(const std::string& label) const;
   // Searches; on the device at hand until the plans at the top have been timed.
@@ -23,9 +23,9 @@ class Tuner {
   // Runs the most promising plans, and ranks what was found by them. Requires a best plan.
   MeasureResult measure_plans(SearchResult& found);
 
-  const Case& base() const { return of_; }
+  const Setting& base() const { return of_; }
   const Measurements& measurements() const { return measurements_; }
-  Case with(const Plan& plan) const { return {of_.model, of_.machine, plan}; }
+  Setting with(const Plan& plan) const { return {of_.model, plan, of_.machine, of_.stack}; }
 
  private:
   void measure_space();
@@ -33,15 +33,15 @@ class Tuner {
   bool measure(const Plan& plan);
   bool measure_top(const SearchResult& found);
 
-  Case of_;
+  Setting of_;
   TuneFlags& flags_;
-  Answers& answers_;
+  SearchCache& cache_;
   SearchSpace space_;
   bool timed_;  // operations of the device at hand
   Measurements measurements_;
 };
 
 // The options of every search that these flags ask for.
-AnswerOptions answer_options(const TuneFlags& flags);
+SearchCacheOptions search_cache_options(const TuneFlags& flags);
 
 }  // namespace ballast

@@ -1,6 +1,8 @@
 #include "autotune/calibrate/calibrate.h"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -21,177 +23,142 @@ using OrderedJson = nlohmann::ordered_json;
 struct CalibrateFlags {
   OutputFlags output;
   StackFlag stack;
-  std::vector<std::string> words;  // files, or ids of shipped cases
+  std::vector<std::string> files;  // beside those that are shipped
   std::vector<std::string> except;
+  std::optional<std::string> folder;
 };
 
 bool parse(Words words, CalibrateFlags& flags) {
   VerbParser parser("calibrate");
   CLI::App& app = parser.app();
-  app.add_option("CASE", flags.words,
-                 "Files of published cases, or ids of shipped ones; of files those of the stack "
-                 "are taken [all shipped cases of the stack]");
+  app.add_option("FILE", flags.files,
+                 "Files of published cases (ballast.published/1) beside the shipped ones");
   app.add_option("--except", flags.except, "Leave out the case of this id; may be repeated")
       ->allow_extra_args(false)
       ->type_name("ID");
   parser.add(flags.stack);
-  parser.add(flags.output, "Write the stack with its new constants to this file");
+  app.add_option("--out-folder", flags.folder,
+                 "Write every stack with its new constants, and the typical one, to this folder")
+      ->type_name("FOLDER");
+  parser.add(flags.output, "Write the --stack with its new constants to this file");
   return parser.parse(words);
 }
 
-bool is_file(const std::string& word) {
-  return word.find('/') != std::string::npos || word.ends_with(".json");
+std::vector<PublishedFile> files_of(const CalibrateFlags& flags) {
+  std::vector<PublishedFile> files;
+  for (const std::string& path : shipped_published()) files.push_back(load_published(path));
+  for (const std::string& path : flags.files) files.push_back(load_published(path));
+  return files;
 }
 
-const PublishedCase& readable(const PublishedEntry& entry) {
-  if (!entry.of) throw Error("calibrate", entry.error, "correct the case, or --except it");
-  return *entry.of;
+void leave_out(std::vector<PublishedFile>& files, const std::vector<std::string>& except) {
+  std::set<std::string> left(except.begin(), except.end());
+  for (PublishedFile& file : files) {
+    std::erase_if(file.entries, [&](const PublishedEntry& entry) {
+      const bool out = std::find(except.begin(), except.end(), entry.id) != except.end();
+      if (out) left.erase(entry.id);
+      return out;
+    });
+  }
+  if (left.empty()) return;
+  throw Error("--except '" + one_line(*left.begin()) + "'", "is not the id of a case here",
+              "leave it out, or correct it");
 }
 
-// The cases that the words name, in the order of their files.
-class CaseFinder {
- public:
-  explicit CaseFinder(const CalibrateFlags& flags) : flags_(flags) {
-    const std::vector<std::string> shipped = shipped_published();
-    for (const std::string& word : flags.words) {
-      if (is_file(word)) {
-        files_.push_back(load_published(word));
-      } else {
-        ids_.insert(word);
-      }
-    }
-    if (flags.words.empty() || !ids_.empty()) {
-      for (const std::string& path : shipped) shipped_.push_back(load_published(path));
-    }
-  }
-
-  std::vector<PublishedCase> find(const std::string& stack) {
-    std::vector<PublishedCase> found;
-    for (const PublishedFile& file : files_) take(file, stack, found);
-    for (const PublishedFile& file : shipped_) {
-      if (flags_.words.empty()) take(file, stack, found);
-      for (const PublishedEntry& entry : file.entries) {
-        if (ids_.erase(entry.id) > 0) found.push_back(readable(entry));
-      }
-    }
-    for (const std::string& id : flags_.except) {
-      if (!knows(id)) {
-        throw Error("--except '" + one_line(id) + "'", "is not the id of a case here",
-                    "leave it out, or correct it");
-      }
-    }
-    if (!ids_.empty()) {
-      throw Error("case '" + one_line(*ids_.begin()) + "'", "is not one of the shipped cases",
-                  "give an id of a file in profiles/published, or a file ending in .json");
-    }
-    return found;
-  }
-
- private:
-  bool knows(const std::string& id) const {
-    const auto holds = [&](const PublishedFile& file) {
-      return std::any_of(file.entries.begin(), file.entries.end(),
-                         [&](const PublishedEntry& entry) { return entry.id == id; });
-    };
-    return std::any_of(files_.begin(), files_.end(), holds) ||
-           std::any_of(shipped_.begin(), shipped_.end(), holds);
-  }
-
-  void take(const PublishedFile& file, const std::string& stack,
-            std::vector<PublishedCase>& found) const {
-    for (const PublishedEntry& entry : file.entries) {
-      const bool excepted =
-          std::find(flags_.except.begin(), flags_.except.end(), entry.id) != flags_.except.end();
-      if (!excepted && readable(entry).stack == stack) found.push_back(*entry.of);
-    }
-  }
-
-  const CalibrateFlags& flags_;
-  std::vector<PublishedFile> files_;
-  std::vector<PublishedFile> shipped_;
-  std::set<std::string> ids_;
-};
-
-bool can_be_fitted_to(const PublishedCase& of) {
-  return std::any_of(of.measured.begin(), of.measured.end(), [](const Measured& one) {
-    return is_time(one.metric) || one.metric == Metric::kPeakMemory;
-  });
-}
-
-std::vector<CaseSetup> setups_of(const CalibrateFlags& flags, const Stack& stack) {
-  std::vector<CaseSetup> setups;
-  for (const PublishedCase& of : CaseFinder(flags).find(stack.name)) {
-    if (!can_be_fitted_to(of)) continue;
-    Machine machine = load_machine(of.machine);
-    check(machine);
-    setups.push_back({of, std::move(machine), stack});
-  }
-  if (setups.empty()) {
-    throw Error("stack " + stack.name, "no case has a time or a memory peak to fit",
-                "name cases that have");
-  }
-  return setups;
-}
-
-std::optional<double> left_out_error(const CalibrationRow& row) {
-  if (!row.left_out) return std::nullopt;
-  return row.error_percent(*row.left_out);
-}
-
-OrderedJson json_of(const Calibration& calibration) {
+OrderedJson json_of(const Calibration& calibration, const std::vector<const Stack*>& stacks) {
   OrderedJson cases = OrderedJson::array();
   for (const CalibrationRow& row : calibration.rows) {
     cases.push_back({{"id", row.id},
+                     {"stack", row.stack},
                      {"metric", metric_name(row.metric)},
                      {"published", row.published},
                      {"before", row.before},
                      {"fit", row.fit},
-                     {"left_out", or_null(row.left_out)},
                      {"before_error_percent", row.error_percent(row.before)},
-                     {"fit_error_percent", row.error_percent(row.fit)},
-                     {"left_out_error_percent", or_null(left_out_error(row))}});
+                     {"fit_error_percent", row.error_percent(row.fit)}});
   }
-  return {{"schema", "ballast.calibration/1"},
-          {"stack", OrderedJson::parse(stack_json(calibration.stack))},
-          {"cases", cases}};
+  OrderedJson refused = OrderedJson::array();
+  for (const Refusal& one : calibration.refused) {
+    refused.push_back({{"file", one.file}, {"id", one.id}, {"why", one.why}});
+  }
+  OrderedJson fitted = OrderedJson::array();
+  for (const Stack* stack : stacks) fitted.push_back(OrderedJson::parse(stack_json(*stack)));
+  return {{"schema", "ballast.calibration/2"},
+          {"stacks", fitted},
+          {"cases", cases},
+          {"refused", refused}};
 }
 
-std::string text_of(const Stack& before, const Calibration& calibration) {
-  const Stack& stack = calibration.stack;
-  Table constants({{"constant", true}, {"prior"}, {"before"}, {"now"}, {"", true}});
-  for (int i = 0; i < kStackConstants; ++i) {
-    const std::string name(constant_name(i));
-    const bool fitted =
-        std::find(stack.fitted.begin(), stack.fitted.end(), name) != stack.fitted.end();
-    constants.add({name, fmt::format("{:.3g}", prior_of(i).value),
-                   fmt::format("{:.3g}", constant(before.constants, i)),
-                   fmt::format("{:.3g}", constant(stack.constants, i)),
-                   fitted ? "fitted" : "no case depends on it"});
+std::string constants_text(const std::vector<const Stack*>& stacks) {
+  std::vector<Table::Column> columns = {{"stack", true}};
+  for (int i = 0; i < kStackConstants; ++i) columns.push_back({std::string(constant_name(i))});
+  columns.push_back({"cases"});
+  Table table(columns);
+  for (const Stack* stack : stacks) {
+    std::vector<std::string> cells = {stack->name};
+    for (int i = 0; i < kStackConstants; ++i) {
+      const std::string name(constant_name(i));
+      const bool fitted =
+          std::find(stack->fitted.begin(), stack->fitted.end(), name) != stack->fitted.end();
+      cells.push_back(fmt::format("{:.3g}{}", constant(stack->constants, i), fitted ? "*" : ""));
+    }
+    cells.push_back(std::to_string(stack->fitted_on.size()));
+    table.add(std::move(cells));
   }
-  Table rows({{"case", true},
+  return table.text() + "* determined by cases; the others lie near what is typical\n";
+}
+
+std::string rows_text(const Calibration& calibration) {
+  Table rows({{"stack", true},
+              {"case", true},
               {"quantity", true},
               {"published"},
               {"fit"},
               {"before"},
-              {"fitted"},
-              {"left out"}});
-  double mean_fit = 0;
-  double mean_left_out = 0;
+              {"fitted"}});
+  double mean = 0;
   for (const CalibrationRow& row : calibration.rows) {
-    const auto left_out = left_out_error(row);
-    mean_fit += std::abs(row.error_percent(row.fit));
-    mean_left_out += std::abs(left_out.value_or(0));
-    rows.add({row.id, std::string(metric_name(row.metric)), fmt::format("{:.4g}", row.published),
-              fmt::format("{:.4g}", row.fit), show_signed_percent(row.error_percent(row.before)),
-              show_signed_percent(row.error_percent(row.fit)),
-              left_out ? show_signed_percent(*left_out) : "only case"});
+    mean += std::abs(row.error_percent(row.fit));
+    rows.add({row.stack, row.id, std::string(metric_name(row.metric)),
+              fmt::format("{:.4g}", row.published), fmt::format("{:.4g}", row.fit),
+              show_signed_percent(row.error_percent(row.before)),
+              show_signed_percent(row.error_percent(row.fit))});
   }
-  const auto count = static_cast<double>(calibration.rows.size());
-  const bool several = calibration.stack.fitted_on.size() > 1;
-  return fmt::format("{}\n{}\n{}mean absolute error: {} fitted, {}\n", stack.name + ":",
-                     constants.text(), rows.text(), show_percent(mean_fit / count),
-                     several ? show_percent(mean_left_out / count) + " left out"
-                             : "none left out: there is one case only");
+  const auto count = static_cast<double>(std::max<size_t>(calibration.rows.size(), 1));
+  return fmt::format(
+      "{}mean absolute error of what was fitted: {} (what that is worth elsewhere: "
+      "ballast validate)\n",
+      rows.text(), show_percent(mean / count));
+}
+
+std::string text_of(const Calibration& calibration, const std::vector<const Stack*>& stacks) {
+  std::string text = rows_text(calibration) + "\n" + constants_text(stacks);
+  for (const Refusal& one : calibration.refused) {
+    text += fmt::format("not used: {}: {}\n", one.id, one.why);
+  }
+  return text;
+}
+
+std::vector<const Stack*> chosen_stacks(const Calibration& calibration, const StackFlag& flag,
+                                        const std::optional<Stack>& named) {
+  std::vector<const Stack*> chosen;
+  for (const Stack& stack : calibration.stacks) {
+    if (!named || stack.name == named->name) chosen.push_back(&stack);
+  }
+  if (!named) chosen.push_back(&calibration.typical);
+  if (chosen.empty()) {
+    throw Error("--stack '" + one_line(*flag.name) + "'",
+                "no case has a time or a memory peak to fit", "name a file with cases of it");
+  }
+  return chosen;
+}
+
+void save(const std::vector<const Stack*>& stacks, const CalibrateFlags& flags) {
+  if (flags.output.out) save_stack(*stacks.front(), *flags.output.out);
+  if (!flags.folder) return;
+  for (const Stack* stack : stacks) {
+    save_stack(*stack, (std::filesystem::path(*flags.folder) / (stack->name + ".json")).string());
+  }
 }
 
 }  // namespace
@@ -199,24 +166,31 @@ std::string text_of(const Stack& before, const Calibration& calibration) {
 int run_calibrate(Words words) {
   CalibrateFlags flags;
   if (!parse(words, flags)) return kDone;
-  if (!flags.stack.name) {
-    throw Error("--stack", "no stack is given", "name one of profiles/stacks, or a file");
+  if (flags.output.out && !flags.stack.name) {
+    throw Error("--out", "is the file of one stack, and none is named",
+                "add --stack, or write all of them with --out-folder");
   }
-  const Stack before = load_stack(*flags.stack.name);
-  const std::vector<CaseSetup> setups = setups_of(flags, before);
+  std::vector<PublishedFile> files = files_of(flags);
+  leave_out(files, flags.except);
+  std::optional<Stack> named;
+  if (flags.stack.name) named = load_stack(*flags.stack.name);
+  const LoadedCases loaded =
+      load_published_cases(files, named ? std::vector<Stack>{*named} : std::vector<Stack>{});
   Calibration calibration;
   {
     Progress progress("calibrate");
-    calibration = calibrate(before, setups, [&](const CalibrationProgress& at) {
-      progress.show(at.share, one_line(at.text));
-    });
-    progress.finish(fmt::format("{} cases", setups.size()));
+    calibration = calibrate(
+        loaded.cases, load_stack(std::string(kTypicalStack)),
+        [&](double share, const std::string& text) { progress.show(share, one_line(text)); });
+    progress.finish(fmt::format("{} cases", loaded.cases.size()));
   }
-  if (flags.output.out) save_stack(calibration.stack, *flags.output.out);
+  std::copy(loaded.refused.begin(), loaded.refused.end(), std::back_inserter(calibration.refused));
+  const std::vector<const Stack*> stacks = chosen_stacks(calibration, flags.stack, named);
+  save(stacks, flags);
   if (flags.output.json) {
-    fmt::print("{}\n", json_of(calibration).dump(1));
+    fmt::print("{}\n", json_of(calibration, stacks).dump(1));
   } else {
-    fmt::print("{}", text_of(before, calibration));
+    fmt::print("{}", text_of(calibration, stacks));
     if (flags.output.out) fmt::print("wrote {}\n", *flags.output.out);
   }
   return kDone;

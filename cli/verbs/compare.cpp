@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "autotune/complete/complete.h"
 #include "autotune/studies/whatif.h"
 #include "cli/flags/open_knobs.h"
 #include "cli/report/comparison_page.h"
-#include "cli/run/completion.h"
 #include "cli/text/comparison.h"
 #include "cli/text/progress.h"
 #include "cli/text/runs_on.h"
@@ -124,7 +124,7 @@ Variant variant_of(const std::string& text) {
 }
 
 // Everything that is compared: axes, and what all cells share.
-struct Question {
+struct ComparisonQuestion {
   std::vector<Axis> axes;
   std::vector<std::string> sweeps;    // the names of those axes that set a key
   std::vector<std::string> settings;  // --set of one value
@@ -158,9 +158,9 @@ void check_said_once(const CompareFlags& flags) {
   }
 }
 
-Question question_of(const CompareFlags& flags) {
+ComparisonQuestion question_of(const CompareFlags& flags) {
   check_said_once(flags);
-  Question question;
+  ComparisonQuestion question;
   const auto add = [&](const char* name, const std::vector<std::string>& values) {
     if (!values.empty()) question.axes.push_back(make_axis(name, values));
   };
@@ -190,7 +190,7 @@ Question question_of(const CompareFlags& flags) {
   return question;
 }
 
-Grid grid_of(const CompareFlags& flags, const Question& question) {
+Grid grid_of(const CompareFlags& flags, const ComparisonQuestion& question) {
   std::set<std::string> columns(flags.columns.begin(), flags.columns.end());
   std::vector<Axis> rows;
   std::vector<Axis> chosen;
@@ -209,8 +209,8 @@ Grid grid_of(const CompareFlags& flags, const Question& question) {
 }
 
 // The flags of one cell, as `predict` would get them.
-PlanFlags cell_flags(const CompareFlags& flags, const Question& question, const Grid& grid,
-                     size_t cell) {
+PlanFlags cell_flags(const CompareFlags& flags, const ComparisonQuestion& question,
+                     const Grid& grid, size_t cell) {
   PlanFlags one = flags.plan;
   if (!one.models.empty()) one.models = {grid.value(cell, "model")};
   if (!one.machines.empty()) one.machines = {grid.value(cell, "machine")};
@@ -227,7 +227,7 @@ PlanFlags cell_flags(const CompareFlags& flags, const Question& question, const 
   return one;
 }
 
-SearchSpace space_for(const Case& of, const PlanFlags& flags) {
+SearchSpace space_for(const Setting& of, const PlanFlags& flags) {
   const OpenKnobsOfFlags open(flags, {});
   return {open.layouts(of.model, of.plan), open.knobs()};
 }
@@ -239,7 +239,7 @@ class Comparer {
         prices_(prices_of(flags)),
         question_(question_of(flags)),
         grid_(grid_of(flags, question_)) {
-    if (flags.tune && flags.stack.name) {
+    if (flags.tune && flags.stack.name.value_or(std::string(kBallastStack)) != kBallastStack) {
       throw Error("--tune", "searches plans of Ballast itself, not of another stack",
                   "leave --stack or --tune out");
     }
@@ -280,7 +280,7 @@ class Comparer {
 
  private:
   // A search checks what it makes of the plan.
-  Case load(const PlanFlags& flags) const {
+  Setting load(const PlanFlags& flags) const {
     return flags_.tune ? load_start(flags, flags_.store, nullptr) : load_case(flags, flags_.store);
   }
 
@@ -299,8 +299,9 @@ class Comparer {
   CellResult cell(size_t index) const {
     const PlanFlags flags = cell_flags(flags_, question_, grid_, index);
     const bool any_strategy = flags.strategies.empty() && !flags.plan_file;
-    Case of = load(flags);
-    of.stack = stack_of(flags_.stack);
+    Setting of = load(flags);
+    // Bounds are those of Ballast's own graphs: a search knows no other stack.
+    of.stack = flags_.tune ? Stack{} : stack_of(flags_.stack, of.machine);
     if (flags_.tune && any_strategy) of.plan.strategy = kAnyStrategy;
     const auto known = measurements_.find(of.plan.machine);
     const Measurements measurements =
@@ -309,13 +310,12 @@ class Comparer {
     const int64_t parameters = parameter_count(of.model);
     CellResult result;
     if (flags_.tune) {
-      result =
-          tuned_cell({of.model, of.plan, of.machine, of.stack}, space_for(of, flags), measurements);
+      result = tuned_cell(of, space_for(of, flags), measurements);
       if (result.fits) result.runs_on = runs_on(of.model, result.plan, of.stack);
     } else {
-      const CompletedCase completed = complete_case(std::move(of), measurements);
-      const Case& of_cell = completed.of;
-      result = cell_of(completed.prediction, of_cell.plan, of_cell.machine);
+      const Completed completed = complete(std::move(of), &measurements);
+      const Setting& of_cell = completed.setting;
+      result = cell_of(completed.prediction, of_cell, measurements);
       result.runs_on = runs_on(of_cell.model, of_cell.plan, of_cell.stack);
     }
     result.price_per_device_hour = price;
@@ -332,7 +332,7 @@ class Comparer {
 
   const CompareFlags& flags_;
   std::map<std::string, double> prices_;
-  Question question_;
+  ComparisonQuestion question_;
   Grid grid_;
   std::map<std::string, Measurements> measurements_;
 };

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/complete/complete.h"
-#include "cli/run/completion.h"
 #include "cli/text/prediction.h"
 #include "profiles/frameworks/frameworks.h"
 #include "sim/base/atomic_file.h"
@@ -92,14 +91,15 @@ int run_export(Words words) {
   const Request request = request_of(flags);
   PlanFlags plan_flags;
   plan_flags.plan_file = request.plan;
-  Case of = load_case(plan_flags, flags.store);
+  Setting of = load_case(plan_flags, flags.store);
   if (has_auto(of.plan)) {
-    CompletedCase completed = complete_case(of, measurements_of(of.machine, flags.store));
+    const Measurements measurements = measurements_of(of.machine, flags.store);
+    Completed completed = complete(of, &measurements);
     if (!completed.prediction.fits) {
       fmt::print(stderr, "the plan does not fit: {}\n", completed.prediction.reason);
       return kInfeasible;
     }
-    of = std::move(completed.of);
+    of = std::move(completed.setting);
   }
   const FrameworkFacts facts = framework_facts(request.framework);
   const ExportedPlan exported = export_plan(of.plan, of.model, request.framework);

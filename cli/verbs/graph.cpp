@@ -1,7 +1,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/run/completion.h"
+#include "autotune/complete/complete.h"
+#include "cli/text/confidence.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 #include "sim/base/atomic_file.h"
@@ -20,6 +21,7 @@ OrderedJson op_json(const Prediction& prediction, size_t i) {
   for (int d = 0; d < cost.demand_count; ++d) {
     const Demand& demand = cost.demands[static_cast<size_t>(d)];
     demands.push_back({{"capacity", demand.capacity}, {"units_per_s", demand.amount}});
+    if (demand.held) demands.back()["held"] = true;
   }
   OrderedJson predecessors = OrderedJson::array();
   for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
@@ -40,7 +42,7 @@ OrderedJson op_json(const Prediction& prediction, size_t i) {
           {"predecessors", predecessors}};
 }
 
-OrderedJson graph_json(const CompletedCase& completed) {
+OrderedJson graph_json(const Completed& completed) {
   const Prediction& prediction = completed.prediction;
   OrderedJson ops = OrderedJson::array();
   for (size_t i = 0; i < prediction.graph.step.ops.size(); ++i) {
@@ -59,7 +61,8 @@ OrderedJson graph_json(const CompletedCase& completed) {
            "handover_s later. Operations that run together share capacities by max-min fairness: "
            "the rate of each is the share of its demands that it gets, at most 1."},
           {"step_time_s", prediction.step_time.seconds()},
-          {"plan", OrderedJson::parse(plan_json(completed.of.plan))},
+          {"stack", completed.setting.stack.name},
+          {"plan", OrderedJson::parse(plan_json(completed.setting.plan))},
           {"capacities", capacities},
           {"ops", ops}};
 }
@@ -77,11 +80,12 @@ std::string graph_text(const Prediction& prediction) {
                show(prediction.costs.ops[i].alone), fmt::format("{}", fmt::join(after, " ")),
                describe(step.ops[i])});
   }
-  return table.text() + "after: what must finish first, on other lanes; a ' is one step earlier\n";
+  return "after: what must finish first, on other lanes; a ' is one step earlier\n\n" +
+         table.text();
 }
 
 // As `predict` does, of a pipeline in the form that was asked for.
-Prediction predict_folded(const Case& of, Folding folding, const Measurements& measurements) {
+Prediction predict_folded(const Setting& of, Folding folding, const Measurements& measurements) {
   if (of.plan.pipeline == 1) throw Error("--coarsen", "the plan has no pipeline", "leave it out");
   StackFacts facts = of.stack.facts;
   facts.attention = {facts.attention.front()};
@@ -129,8 +133,10 @@ int run_graph(Words words) {
   OutputFlags output;
   PlanFlags flags;
   StoreFlag store;
+  StackFlag stack;
   parser.add(flags, VerbParser::Lists::kNo);
   parser.add(store);
+  parser.add(stack);
   parser.add(output, "Write the JSON to this file");
   std::string folded;
   parser.app()
@@ -150,15 +156,17 @@ int run_graph(Words words) {
     return kDone;
   }
 
-  Case of = load_case(flags, store);
+  Setting of = load_case(flags, store);
+  of.stack = stack_of(stack, of.machine);
   const Measurements measurements = measurements_of(of.machine, store);
-  CompletedCase completed = complete_case(std::move(of), measurements);
+  Completed completed = complete(std::move(of), &measurements);
   if (!folded.empty()) {
     const Folding folding = folded == "on" ? Folding::kOn : Folding::kOff;
-    completed.prediction = predict_folded(completed.of, folding, measurements);
+    completed.prediction = predict_folded(completed.setting, folding, measurements);
   }
   if (show_passes) {
-    const PassContext context{completed.of.model, completed.of.plan, completed.of.stack.facts};
+    const PassContext context{completed.setting.model, completed.setting.plan,
+                              completed.setting.stack.facts};
     print_passes(output, &context);
     return kDone;
   }
@@ -167,7 +175,10 @@ int run_graph(Words words) {
     return kInfeasible;
   }
   if (output.json || output.out) write_json(output, graph_json(completed));
-  if (!output.json && !output.out) fmt::print("{}", graph_text(completed.prediction));
+  if (!output.json && !output.out) {
+    fmt::print("{}\n{}", stack_text(completed.setting.stack.name),
+               graph_text(completed.prediction));
+  }
   return kDone;
 }
 

@@ -59,7 +59,9 @@ std::string default_text(const Knob& knob) {
 std::string tried_text(const Knob& knob) {
   if (knob.search == KnobSearch::kNone) return "-";
   std::vector<std::string> parts;
-  if (!knob.tried.empty()) {
+  if (!knob.tried.empty() && knob.choices.empty()) {
+    parts.push_back(fmt::format("{} to {}", knob.tried.front(), knob.tried.back()));
+  } else if (!knob.tried.empty()) {
     parts.push_back(fmt::format("{}", fmt::join(names_of(knob, knob.tried), ", ")));
   }
   if (!knob.tried_shares.empty()) {

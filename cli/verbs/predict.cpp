@@ -4,10 +4,9 @@
 
 #include "autotune/complete/complete.h"
 #include "autotune/studies/capacity.h"
-#include "cli/run/completion.h"
+#include "cli/report/trace.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
-#include "cli/text/trace.h"
 #include "cli/tune/found_model.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
@@ -15,12 +14,10 @@
 namespace ballast {
 namespace {
 
-OrderedJson json_of(const std::vector<Case>& cases, const std::vector<Prediction>& predictions) {
-  if (cases.size() == 1) return prediction_json(cases[0], predictions[0]);
+OrderedJson json_of(const std::vector<Predicted>& cases) {
+  if (cases.size() == 1) return prediction_json(cases[0]);
   OrderedJson list = OrderedJson::array();
-  for (size_t i = 0; i < cases.size(); ++i) {
-    list.push_back(prediction_json(cases[i], predictions[i]));
-  }
+  for (const Predicted& one : cases) list.push_back(prediction_json(one));
   return {{"cases", list}};
 }
 
@@ -122,15 +119,14 @@ OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
 }
 
 // Fills in the plan, and what `predict` says of it.
-Prediction complete(Case& of, const StoreFlag& store) {
+Predicted complete_and_predict(Setting of, const StoreFlag& store) {
   const Measurements measurements = measurements_of(of.machine, store);
-  CompletedCase completed = complete_case(std::move(of), measurements);
-  of = std::move(completed.of);
-  return std::move(completed.prediction);
+  Completed completed = complete(std::move(of), &measurements);
+  return judged(std::move(completed.setting), std::move(completed.prediction), measurements);
 }
 
 // What was found as files, where they were asked for; and what to say of them.
-std::string write_plan(Case& of, const PredictFlags& flags, OrderedJson& json) {
+std::string write_plan(Setting& of, const PredictFlags& flags, OrderedJson& json) {
   if (!flags.plan_out) return "";
   const FoundFiles files =
       write_found(of, {*flags.plan_out, flags.plan.set, flags.store, flags.stack});
@@ -140,7 +136,7 @@ std::string write_plan(Case& of, const PredictFlags& flags, OrderedJson& json) {
   return "\n" + text_of(files);
 }
 
-int report_nothing(const std::string& what, const Verdict& verdict, const Case& of,
+int report_nothing(const std::string& what, const Verdict& verdict, const Setting& of,
                    const PredictFlags& flags) {
   OrderedJson json = {{"fits", false}};
   json.update(verdict_json(verdict, of.machine));
@@ -150,41 +146,40 @@ int report_nothing(const std::string& what, const Verdict& verdict, const Case& 
 
 int run_max_model(const PredictFlags& flags) {
   const Family gpt = gpt_family();
-  Case of = load_start(flags.plan, flags.store, &gpt.like);
+  Setting of = load_start(flags.plan, flags.store, &gpt.like);
   if (!of.plan.model.empty()) check(of.plan, of.model);
-  of.stack = stack_of(flags.stack);
+  of.stack = stack_of(flags.stack, of.machine);
   const bool named = !of.plan.model.empty();
   Family family = named ? family_of(of.model) : gpt;
   family.like.vocab = of.model.vocab;  // --set model.vocab
-  const LargestModel found = largest_model({of.model, of.plan, of.machine, of.stack}, family);
+  const LargestModel found = largest_model(of, family);
   if (!found.model) {
     return report_nothing("the smallest model (" + size_text(found.next) + ")", found.next_verdict,
                           of, flags);
   }
   of.model = *found.model;
-  of.plan = choose({of.model, of.plan, of.machine, of.stack});
-  const Prediction prediction = complete(of, flags.store);
+  Predicted predicted = complete_and_predict(std::move(of), flags.store);
   OrderedJson next = size_json(found.next);
-  next.update(verdict_json(found.next_verdict, of.machine));
-  OrderedJson json = {{"max_model", size_json(of.model)},
+  next.update(verdict_json(found.next_verdict, predicted.of.machine));
+  OrderedJson json = {{"max_model", size_json(predicted.of.model)},
                       {"next", next},
                       {"family", family.source},
                       {"considered", found.considered}};
-  json.update(prediction_json(of, prediction));
-  const std::string files = write_plan(of, flags, json);
+  json.update(prediction_json(predicted));
+  const std::string files = write_plan(predicted.of, flags, json);
   const std::string text = fmt::format(
       "the largest that fits   {}\nthe next does not       {}: {}\n"
       "of {} models tried, shapes of {}\n\n",
-      size_text(of.model), size_text(found.next), found.next_verdict.reason, found.considered,
-      family.source);
-  print({text + prediction_text(of, prediction) + files, std::move(json)}, flags);
+      size_text(predicted.of.model), size_text(found.next), found.next_verdict.reason,
+      found.considered, family.source);
+  print({text + prediction_text(predicted) + files, std::move(json)}, flags);
   return kDone;
 }
 
 int run_max_sequence(const PredictFlags& flags) {
-  Case of = load_case(flags.plan, flags.store);
-  of.stack = stack_of(flags.stack);
-  const LongestSequence found = longest_sequence({of.model, of.plan, of.machine, of.stack});
+  Setting of = load_case(flags.plan, flags.store);
+  of.stack = stack_of(flags.stack, of.machine);
+  const LongestSequence found = longest_sequence(of);
   if (found.tokens == 0) {
     return report_nothing(fmt::format("a sequence of {} tokens", found.next_tokens),
                           found.next_verdict, of, flags);
@@ -192,27 +187,26 @@ int run_max_sequence(const PredictFlags& flags) {
   const bool turned = found.model.position != of.model.position;
   of.model = found.model;
   of.plan.sequence_length = found.tokens;
-  of.plan = choose({of.model, of.plan, of.machine, of.stack});
-  const Prediction prediction = complete(of, flags.store);
+  Predicted predicted = complete_and_predict(std::move(of), flags.store);
   OrderedJson next = {{"tokens", found.next_tokens}};
-  next.update(verdict_json(found.next_verdict, of.machine));
+  next.update(verdict_json(found.next_verdict, predicted.of.machine));
   OrderedJson json = {{"max_sequence_length", found.tokens},
                       {"next", next},
                       {"rotary_positions", found.model.position == PositionKind::kRope},
                       {"considered", found.considered}};
-  json.update(prediction_json(of, prediction));
+  json.update(prediction_json(predicted));
   std::string text =
       fmt::format("the longest that fits   {} tokens\nthe next does not       {} tokens: {}\n",
                   show_count(static_cast<double>(found.tokens)),
                   show_count(static_cast<double>(found.next_tokens)), found.next_verdict.reason);
   if (turned) text += "positions are rotary: the model's learned table is shorter\n";
-  const std::string files = write_plan(of, flags, json);
-  print({text + "\n" + prediction_text(of, prediction) + files, std::move(json)}, flags);
+  const std::string files = write_plan(predicted.of, flags, json);
+  print({text + "\n" + prediction_text(predicted) + files, std::move(json)}, flags);
   return kDone;
 }
 
 int run_plans(const PredictFlags& flags) {
-  std::vector<Case> cases = load_cases(flags.plan, flags.store);
+  std::vector<Setting> cases = load_cases(flags.plan, flags.store);
   if (flags.trace && cases.size() > 1) {
     throw Error("--trace " + *flags.trace, "there are several plans",
                 "name one model, machine, "
@@ -222,20 +216,21 @@ int run_plans(const PredictFlags& flags) {
     throw Error("--plan-out " + *flags.plan_out, "there are several plans",
                 "name one model, machine, strategy and number of devices");
   }
-  std::vector<Prediction> predictions;
-  for (Case& of : cases) {
-    of.stack = stack_of(flags.stack);
-    predictions.push_back(complete(of, flags.store));
+  std::vector<Predicted> predicted;
+  for (Setting& of : cases) {
+    of.stack = stack_of(flags.stack, of.machine);
+    predicted.push_back(complete_and_predict(std::move(of), flags.store));
   }
-  if (flags.trace) write_trace(*flags.trace, predictions[0]);
-  Report report{cases.size() == 1 ? prediction_text(cases[0], predictions[0])
-                                  : prediction_table(cases, predictions),
-                json_of(cases, predictions)};
-  if (cases.size() == 1 && predictions[0].fits)
-    report.text += write_plan(cases[0], flags, report.json);
+  if (flags.trace) write_trace(*flags.trace, predicted[0].prediction);
+  const bool one = predicted.size() == 1;
+  Report report{one ? prediction_text(predicted[0]) : prediction_table(predicted),
+                json_of(predicted)};
+  if (one && predicted[0].prediction.fits) {
+    report.text += write_plan(predicted[0].of, flags, report.json);
+  }
   print(report, flags);
-  const bool any = std::any_of(predictions.begin(), predictions.end(),
-                               [](const Prediction& prediction) { return prediction.fits; });
+  const bool any = std::any_of(predicted.begin(), predicted.end(),
+                               [](const Predicted& each) { return each.prediction.fits; });
   return any ? kDone : kInfeasible;
 }
 

@@ -3,9 +3,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "autotune/complete/complete.h"
 #include "cli/report/comparison_page.h"
 #include "cli/report/origin.h"
-#include "cli/run/completion.h"
 #include "cli/text/prediction.h"
 #include "cli/text/verification.h"
 #include "cli/text/why_slower.h"
@@ -21,6 +21,7 @@ struct ReportFlags {
   OutputFlags output;
   PlanFlags plan;
   StoreFlag store;
+  StackFlag stack;
   std::optional<std::string> verify_file;
   std::optional<std::string> metrics_file;
   std::optional<std::string> validation_file;
@@ -40,7 +41,7 @@ bool parse(Words words, ReportFlags& flags) {
         "without it the plan is predicted");
   reads("--metrics", flags.metrics_file, "What `ballast train --metrics` wrote");
   reads("--validation", flags.validation_file,
-        "What `ballast validate --out` wrote: a page of that, and of no plan");
+        "What `ballast validate FILE --out` wrote: a page of that, and of no plan");
   reads("--tune", flags.tune_file,
         "What `ballast tune --json` printed: a page of the search and of the best plan");
   reads("--compare", flags.compare_file,
@@ -50,6 +51,7 @@ bool parse(Words words, ReportFlags& flags) {
                 {.otherwise = flags.out});
   parser.add(flags.plan, VerbParser::Lists::kNo);
   parser.add(flags.store);
+  parser.add(flags.stack);
   parser.add(flags.output, "");
   return parser.parse(words);
 }
@@ -94,7 +96,8 @@ OrderedJson read_verify(const std::string& path) {
 
 OrderedJson read_validation(const std::string& path) {
   return read_written(
-      path, {"ballast.validation/1", "validate --out", {"cases", "summary", "overall", "stacks"}});
+      path,
+      {"ballast.validation/1", "validate FILE --out", {"cases", "summary", "overall", "stacks"}});
 }
 
 OrderedJson read_comparison(const std::string& path) {
@@ -157,12 +160,14 @@ OrderedJson read_metrics(const std::string& path) {
   return kept;
 }
 
-OrderedJson data_of_prediction(const CompletedCase& completed) {
+OrderedJson data_of_prediction(const Completed& completed, const Measurements& measurements) {
   const Prediction& prediction = completed.prediction;
-  return {{"model", completed.of.model.name},
-          {"machine", completed.of.machine.description},
-          {"plan", OrderedJson::parse(plan_json(completed.of.plan))},
-          {"prediction", prediction_json(completed.of, prediction)},
+  const Setting& of = completed.setting;
+  const auto confidence = confidence_of(prediction, of.plan, of.machine, of.stack, &measurements);
+  return {{"model", completed.setting.model.name},
+          {"machine", completed.setting.machine.description},
+          {"plan", OrderedJson::parse(plan_json(completed.setting.plan))},
+          {"prediction", prediction_json(of, prediction, confidence)},
           {"measured", nullptr},
           {"timelines",
            {{"predicted", timeline_json(prediction.graph, prediction.timeline)},
@@ -170,9 +175,10 @@ OrderedJson data_of_prediction(const CompletedCase& completed) {
 }
 
 OrderedJson data_of_plan(const ReportFlags& flags) {
-  Case of = load_case(flags.plan, flags.store);
+  Setting of = load_case(flags.plan, flags.store);
+  of.stack = stack_of(flags.stack, of.machine);
   const Measurements measurements = measurements_of(of.machine, flags.store);
-  return data_of_prediction(complete_case(std::move(of), measurements));
+  return data_of_prediction(complete(std::move(of), &measurements), measurements);
 }
 
 std::string text_of(const OrderedJson& value) {
@@ -180,9 +186,9 @@ std::string text_of(const OrderedJson& value) {
 }
 
 // The names that a plan gives, unless flags give others (a model's file may have moved).
-Case case_of(const Plan& plan, const ReportFlags& flags) {
+Setting case_of(const Plan& plan, const ReportFlags& flags) {
   const PlanFlags& given = flags.plan;
-  Case of;
+  Setting of;
   of.model = load_model(given.models.empty() ? plan.model : given.models.front());
   of.machine = load_machine_or_here(given.machines.empty() ? plan.machine : given.machines.front(),
                                     flags.store);
@@ -206,16 +212,16 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
     if (!tune.contains(list) || !tune[list].is_array()) continue;
     for (OrderedJson& one : tune[list]) {
       if (!one.is_object() || !one.contains("plan") || !one["plan"].is_object()) continue;
-      one["differs"] = knobs_that_differ(best, parse_plan(one["plan"].dump(), path));
+      one["differs"] = differing_text(parse_plan(one["plan"].dump(), path), best);
     }
   }
   try {
-    const Case of = case_of(best, flags);
+    const Setting of = case_of(best, flags);
     const Measurements measurements = measurements_of(of.machine, flags.store);
-    data =
-        data_of_prediction({of, predict(of.model, of.plan, of.machine, of.stack, &measurements)});
+    data = data_of_prediction({of, predict(of.model, of.plan, of.machine, of.stack, &measurements)},
+                              measurements);
     if (tune.contains("next_best") && tune["next_best"].is_object()) {
-      Case next = of;
+      Setting next = of;
       next.plan = parse_plan(tune["next_best"].at("plan").dump(), path);
       data["why"] = why_it_loses(of, next, measurements);
     }

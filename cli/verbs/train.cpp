@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "autotune/complete/complete.h"
 #include "backend/train/trainer.h"
 #include "cli/flags/training_flags.h"
-#include "cli/run/completion.h"
 #include "cli/text/interrupt.h"
 #include "cli/text/prediction.h"
 #include "cli/text/progress.h"
@@ -100,9 +100,9 @@ class MetricsFile {
 // what one took is known from the last kWindow collections, shared out evenly.
 class StepReport {
  public:
-  StepReport(const TrainFlags& flags, const CompletedCase& completed, MetricsFile& metrics)
+  StepReport(const TrainFlags& flags, const Completed& completed, MetricsFile& metrics)
       : steps_(flags.steps),
-        tokens_per_step_(static_cast<double>(completed.of.plan.tokens_per_step())),
+        tokens_per_step_(static_cast<double>(completed.setting.plan.tokens_per_step())),
         predicted_(completed.prediction.step_time),
         metrics_(metrics),
         progress_("train") {}
@@ -175,7 +175,7 @@ struct TrainOutcome {
   double validation_loss = 0;
 };
 
-OrderedJson outcome_json(const CompletedCase& completed, const TrainOutcome& outcome) {
+OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome) {
   const TrainResult& result = outcome.result;
   OrderedJson memory = OrderedJson::array();
   for (const MemoryUse& use : result.memory) {
@@ -195,7 +195,7 @@ OrderedJson outcome_json(const CompletedCase& completed, const TrainOutcome& out
           {"memory", memory}};
 }
 
-void print_outcome(const CompletedCase& completed, const TrainOutcome& outcome) {
+void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
   const TrainResult& result = outcome.result;
   if (result.records.empty()) {
     fmt::print("nothing to do: step {} is reached already\n", result.next_step);
@@ -212,7 +212,7 @@ void print_outcome(const CompletedCase& completed, const TrainOutcome& outcome) 
     fmt::print(
         "step time {} (median), predicted {}, error {}; {} tokens/s\n", show(step), show(predicted),
         show_signed_percent(100 * (predicted.seconds() / step.seconds() - 1)),
-        show_count(static_cast<double>(completed.of.plan.tokens_per_step()) / step.seconds()));
+        show_count(static_cast<double>(completed.setting.plan.tokens_per_step()) / step.seconds()));
   }
   for (const MemoryUse& use : result.memory) {
     fmt::print("{}: {} in use, {} predicted\n", memory_name(use.place), show(use.resident),
@@ -236,19 +236,19 @@ void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
   }
 }
 
-TrainOutcome run(const TrainFlags& flags, const CompletedCase& completed) {
-  TrainerOptions options = trainer_options(flags.training, completed.of.machine, flags.steps);
+TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
+  TrainerOptions options = trainer_options(flags.training, completed.setting.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
   options.checkpoint_folder = flags.checkpoint_folder;
   options.checkpoint_period_steps = flags.checkpoint_period;
   options.resume = flags.resume;
-  Trainer trainer(completed.of.model, completed.of.plan, options);
+  Trainer trainer(completed.setting.model, completed.setting.plan, options);
   MetricsFile metrics(flags.metrics_file,
                       flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew);
   if (!flags.output.json) {
     const std::string& device = flags.training.device;
-    fmt::print("{} on {}: {}\n", completed.of.model.name,
-               device == "host" ? "this machine" : device, plan_text(completed.of.plan));
+    fmt::print("{} on {}: {}\n", completed.setting.model.name,
+               device == "host" ? "this machine" : device, plan_text(completed.setting.plan));
   }
   TrainOutcome outcome;
   {
@@ -275,9 +275,17 @@ int run_train(Words words) {
   if (flags.resume && !flags.checkpoint_folder) {
     throw Error("--resume", "there is no folder to resume from", "add --checkpoint DIR");
   }
-  Case of = load_case_here(flags.plan, flags.store, flags.training.device);
+  if (flags.checkpoint_period > 0 && !flags.checkpoint_folder) {
+    throw Error("--checkpoint-period", "there is no folder for checkpoints",
+                "add --checkpoint DIR");
+  }
+  Setting of = load_case_here(flags.plan, flags.store, flags.training.device);
+  if (of.plan.checkpoint_period_steps > 0 && !flags.checkpoint_folder) {
+    throw Error("plan.checkpoint_period_steps", "there is no folder for checkpoints",
+                "add --checkpoint DIR, or --set plan.checkpoint_period_steps=0");
+  }
   const Measurements measurements = measurements_of(of.machine, flags.store);
-  const CompletedCase completed = complete_case(std::move(of), measurements);
+  const Completed completed = complete(std::move(of), &measurements);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;

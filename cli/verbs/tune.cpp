@@ -24,51 +24,51 @@ struct Studies {
 };
 
 Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Candidate& best,
-                    Answers& answers) {
+                    SearchCache& cache) {
   const Tuner& tuner = *tuned.tuners[*tuned.best];
   Studies studies;
   if (flags.frontier) {
-    const Frontier frontier = study_frontier(flags, tuned, answers);
+    const Frontier frontier = study_frontier(flags, tuned, cache);
     studies.add("frontier", frontier_json(flags, frontier), frontier_text(flags, frontier));
     studies.json["frontier_whole"] = frontier.whole;
   }
   if (flags.sensitivity) {
-    const SensitivityStudy study = study_sensitivity(tuner, best, answers);
+    const SensitivityStudy study = study_sensitivity(tuner, best, cache);
     studies.add("sensitivities", sensitivity_json(study), sensitivity_text(study));
     studies.json["sensitivities_searched"] = study.searched;
   }
   if (flags.ablation) {
-    const AblationStudy study = study_ablation(flags, tuner, best, answers);
+    const AblationStudy study = study_ablation(flags, tuner, best, cache);
     studies.add("ablation", ablation_json(study), ablation_text(study));
   }
   const std::vector<StrategyVerdict> verdicts =
-      study_strategies(flags, tuner.with(best.plan), answers);
+      study_strategies(flags, tuner.with(best.plan), cache);
   studies.add("strategies", strategies_json(verdicts), strategies_text(verdicts));
   return studies;
 }
 
-OrderedJson memory_of_answers(const Answers& answers) {
-  return {{"from_store", answers.asked() > 0 && answers.from_store() == answers.asked()},
-          {"searches", {{"asked", answers.asked()}, {"from_store", answers.from_store()}}},
-          {"interrupted", answers.interrupted()}};
+OrderedJson counts_of(const SearchCache& cache) {
+  return {{"from_store", cache.asked() > 0 && cache.from_store() == cache.asked()},
+          {"searches", {{"asked", cache.asked()}, {"from_store", cache.from_store()}}},
+          {"interrupted", cache.interrupted()}};
 }
 
-std::string text_of_answers(const Answers& answers) {
+std::string text_of_cache(const SearchCache& cache) {
   std::string text;
-  if (answers.interrupted()) {
+  if (cache.interrupted()) {
     text += "interrupted: this is the best so far; the same call goes on\n";
   }
-  if (answers.asked() > 0 && answers.from_store() == answers.asked()) {
+  if (cache.asked() > 0 && cache.from_store() == cache.asked()) {
     text += "all of this was found before, and is in the store; --again searches anew\n";
-  } else if (answers.from_store() > 0) {
+  } else if (cache.from_store() > 0) {
     text += fmt::format("{} of {} searches were found before, and are in the store\n",
-                        answers.from_store(), answers.asked());
+                        cache.from_store(), cache.asked());
   }
   return text;
 }
 
 // Last of all: where it fails, the answer is written and printed.
-void append_to_store(const TuneFlags& flags, const Case& best, const Candidate& candidate,
+void append_to_store(const TuneFlags& flags, const Setting& best, const Candidate& candidate,
                      const OrderedJson& json) {
   open_store(flags.store)
       .append(TuneResult{best.machine.name, best.model.name, plan_json(best.plan),
@@ -92,13 +92,13 @@ SearchStop stop_of(const TunedPoints& tuned) {
 }
 
 // A search that was stopped says nothing about what fits.
-int report_undecided(const TuneFlags& flags, const TunedPoints& tuned, const Answers& answers) {
+int report_undecided(const TuneFlags& flags, const TunedPoints& tuned, const SearchCache& cache) {
   const SearchResult* const nearest = nearest_of(tuned);
   SearchResult found = nearest ? *nearest : SearchResult{};
   found.stop = stop_of(tuned);
   if (flags.output.json) {
     OrderedJson json = search_json(found);
-    json.update(memory_of_answers(answers));
+    json.update(counts_of(cache));
     json["points"] = points_json(flags, tuned);
     fmt::print("{}\n", json.dump(1));
     return kUndecided;
@@ -109,17 +109,17 @@ int report_undecided(const TuneFlags& flags, const TunedPoints& tuned, const Ans
   return kUndecided;
 }
 
-int report_nothing(TuneFlags& flags, const TunedPoints& tuned, Answers& answers) {
-  if (!is_decided(flags, tuned)) return report_undecided(flags, tuned, answers);
+int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache) {
+  if (!is_decided(flags, tuned)) return report_undecided(flags, tuned, cache);
   const SearchResult* const nearest = nearest_of(tuned);
-  const std::vector<Emptied> emptied = emptied_by(flags, tuned, answers);
+  const std::vector<Emptied> emptied = emptied_by(flags, tuned, cache);
   std::vector<StrategyVerdict> verdicts;
   if (const auto& tuner = tuned.tuners.back()) {
-    verdicts = study_strategies(flags, tuner->base(), answers);
+    verdicts = study_strategies(flags, tuner->base(), cache);
   }
   if (flags.output.json) {
     OrderedJson json = search_json(nearest ? *nearest : SearchResult{});
-    json.update(memory_of_answers(answers));
+    json.update(counts_of(cache));
     json["points"] = points_json(flags, tuned);
     json["emptied_by"] = emptied_json(emptied);
     json["strategies"] = strategies_json(verdicts);
@@ -136,19 +136,20 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, Answers& answers)
   return kInfeasible;
 }
 
-int run_sized(TuneFlags& flags, Answers& answers) {
-  TunedSize size = tune_size(flags, answers);
+int run_sized(TuneFlags& flags, SearchCache& cache) {
+  TunedSize size = tune_size(flags, cache);
   const bool any = size.found.found && size.found.found->best;
   FoundFiles files;
   if (any) {
-    files = write_found(size.of, {flags.plan_out, flags.plan.set, flags.store});
+    files = write_found(
+        size.of, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(size.of.machine)});
     for (Candidate& one : size.found.found->ranked) one.plan.model = size.of.plan.model;
   }
   SearchResult nothing;
   nothing.stop = size.found.next_stop;
   const int without = nothing.complete() ? kInfeasible : kUndecided;
   OrderedJson json = any ? search_json(*size.found.found, &size.of.model) : search_json(nothing);
-  json.update(memory_of_answers(answers));
+  json.update(counts_of(cache));
   json["objective"] = size_json(flags, size);
   if (any) {
     json["objective"]["model_file"] = files.model;
@@ -159,8 +160,7 @@ int run_sized(TuneFlags& flags, Answers& answers) {
   if (!flags.output.json) {
     fmt::print("\n{}the best: {}\n{}\n\n{}{}{}", search_text(flags, size.of, *size.found.found),
                plan_text(size.of.plan), runs_on_text(runs_on(size.of.model, size.of.plan, Stack{})),
-               ranking_text(*size.found.found, flags.top), text_of_answers(answers),
-               text_of(files));
+               ranking_text(*size.found.found, flags.top), text_of_cache(cache), text_of(files));
   }
   append_to_store(flags, size.of, *size.found.found->best, json);
   return kDone;
@@ -171,28 +171,29 @@ int run_sized(TuneFlags& flags, Answers& answers) {
 int run_tune(Words words) {
   TuneFlags flags;
   if (!parse_tune(words, flags)) return kDone;
-  Answers answers(answer_options(flags), flags.store);
+  SearchCache cache(search_cache_options(flags), flags.store);
   const Objective objective = flags.request.objective;
   if (objective == Objective::kLongestSequence || objective == Objective::kLargestModel) {
-    return run_sized(flags, answers);
+    return run_sized(flags, cache);
   }
-  TunedPoints tuned = tune_points(flags, answers);
-  if (!tuned.best) return report_nothing(flags, tuned, answers);
+  TunedPoints tuned = tune_points(flags, cache);
+  if (!tuned.best) return report_nothing(flags, tuned, cache);
   Tuner& tuner = *tuned.tuners[*tuned.best];
   SearchResult found = *tuned.points[*tuned.best].found;
   prefer_simple(found);
   std::optional<MeasureResult> measured;
   if (flags.loop.plans) measured = tuner.measure_plans(found);
-  Case best = tuner.with(found.best->plan);
+  Setting best = tuner.with(found.best->plan);
   OrderedJson json = search_json(found, &best.model);
   if (measured) json["measured"] = measured_json(*measured);
   json["objective"] = objective_json(flags, *found.best);
   json["points"] = points_json(flags, tuned);
-  const FoundFiles files = write_found(best, {flags.plan_out, flags.plan.set, flags.store});
+  const FoundFiles files = write_found(
+      best, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(best.machine)});
   json["predict"] = files.predict;
-  const Studies studies = run_studies(flags, tuned, *found.best, answers);
+  const Studies studies = run_studies(flags, tuned, *found.best, cache);
   json.update(studies.json);
-  json.update(memory_of_answers(answers));
+  json.update(counts_of(cache));
   if (flags.output.json) {
     fmt::print("{}\n", json.dump(1));
     append_to_store(flags, best, *found.best, json);
@@ -205,7 +206,7 @@ int run_tune(Words words) {
   if (!measured || measured->measured.empty()) {
     fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
   }
-  fmt::print("{}{}\n{}{}", infeasible_text(found), studies.text, text_of_answers(answers),
+  fmt::print("{}{}\n{}{}", infeasible_text(found), studies.text, text_of_cache(cache),
              text_of(files));
   append_to_store(flags, best, *found.best, json);
   return kDone;

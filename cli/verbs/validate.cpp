@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -8,6 +9,33 @@
 
 namespace ballast {
 
+namespace {
+
+void show(const OutputFlags& output, const nlohmann::ordered_json& json, const std::string& text) {
+  const std::string dump =
+      json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (output.out) atomic_write(*output.out, dump);
+  fmt::print("{}", output.json ? dump : text);
+}
+
+int print_left_out(const std::vector<PublishedFile>& files, const OutputFlags& output) {
+  LeftOutValidation validation;
+  {
+    Progress progress("validate");
+    validation = validate_left_out(files, [&](double share, const std::string& what) {
+      progress.show(share, one_line(what));
+    });
+    progress.finish(fmt::format("{} figures", validation.figures.size()));
+  }
+  show(output, left_out_json(validation), left_out_text(validation));
+  const bool failed = !validation.refused.empty() ||
+                      std::any_of(validation.figures.begin(), validation.figures.end(),
+                                  [](const JudgedFigure& figure) { return !figure.error.empty(); });
+  return failed ? kInfeasible : kDone;
+}
+
+}  // namespace
+
 int run_validate(Words words) {
   VerbParser parser("validate");
   OutputFlags output;
@@ -15,12 +43,20 @@ int run_validate(Words words) {
   parser.app().add_option("FILE", paths,
                           "Files of published cases (ballast.published/1), or names of shipped "
                           "ones [all that are shipped]");
+  bool left_out = false;
+  parser.app().add_flag("--left-out", left_out,
+                        "Also predict every case without its source and without its framework "
+                        "(always done where no FILE is given)");
   parser.add(output, "Write the JSON to this file too");
   if (!parser.parse(words)) return kDone;
 
-  if (paths.empty()) paths = shipped_published();
+  if (paths.empty()) {
+    paths = shipped_published();
+    left_out = true;
+  }
   std::vector<PublishedFile> files;
   for (const std::string& path : paths) files.push_back(load_published(path));
+  if (left_out) return print_left_out(files, output);
   Validation validation;
   {
     Progress progress("validate");
@@ -28,15 +64,7 @@ int run_validate(Words words) {
         files, [&](double share, const std::string& id) { progress.show(share, one_line(id)); });
     progress.finish(fmt::format("{} quantities", validation.rows.size()));
   }
-  if (output.json || output.out) {
-    const std::string json =
-        validation_json(validation)
-            .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
-        "\n";
-    if (output.out) atomic_write(*output.out, json);
-    if (output.json) fmt::print("{}", json);
-  }
-  if (!output.json) fmt::print("{}", validation_text(validation));
+  show(output, validation_json(validation), validation_text(validation));
   return any_failed(validation) ? kInfeasible : kDone;
 }
 

@@ -3,11 +3,11 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/flags/training_flags.h"
+#include "cli/report/trace.h"
 #include "cli/run/paced.h"
 #include "cli/text/history.h"
 #include "cli/text/progress.h"
 #include "cli/text/tables.h"
-#include "cli/text/trace.h"
 #include "cli/text/verification.h"
 #include "sim/base/atomic_file.h"
 
@@ -63,7 +63,7 @@ struct Run {
   TrainResult result;
 };
 
-Run run(const VerifyFlags& flags, const Case& of) {
+Run run(const VerifyFlags& flags, const Setting& of) {
   TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
   Trainer trainer(of.model, of.plan, options);
@@ -77,7 +77,7 @@ Run run(const VerifyFlags& flags, const Case& of) {
   return run;
 }
 
-void append_to_store(const VerifyFlags& flags, const Case& of, const Verification& verification,
+void append_to_store(const VerifyFlags& flags, const Setting& of, const Verification& verification,
                      const OrderedJson& json) {
   VerifyRecord record;
   record.host = host_of(of.machine);
@@ -88,15 +88,19 @@ void append_to_store(const VerifyFlags& flags, const Case& of, const Verificatio
   open_store(flags.store).append(record);
 }
 
-OrderedJson whole_json(const CompletedCase& completed, const Run& run,
+OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const Run& run,
                        const OrderedJson& comparison) {
+  const Measurements measurements = measurements_of(completed.setting.machine, store);
+  const auto confidence =
+      confidence_of(completed.prediction, completed.setting.plan, completed.setting.machine,
+                    completed.setting.stack, &measurements);
   OrderedJson json = {{"schema", "ballast.verify/1"},
-                      {"model", completed.of.model.name},
-                      {"machine", completed.of.machine.description},
+                      {"model", completed.setting.model.name},
+                      {"machine", completed.setting.machine.description},
                       {"steps", run.result.next_step - run.result.first_step},
-                      {"plan", OrderedJson::parse(plan_json(completed.of.plan))}};
+                      {"plan", OrderedJson::parse(plan_json(completed.setting.plan))}};
   json.update(comparison);
-  json["prediction"] = prediction_json(completed.of, completed.prediction);
+  json["prediction"] = prediction_json(completed.setting, completed.prediction, confidence);
   json["timelines"] = {
       {"predicted", timeline_json(completed.prediction.graph, completed.prediction.timeline)},
       {"measured", timeline_json(run.graph, run.result.timeline)}};
@@ -104,22 +108,22 @@ OrderedJson whole_json(const CompletedCase& completed, const Run& run,
 }
 
 // What the timed operations say, and what was timed before; times operations that are missing.
-CompletedCase predict_measured(Case of, const std::string& device, const StoreFlag& store) {
+Completed predict_measured(Setting of, const std::string& device, const StoreFlag& store) {
   Measurements measurements = measurements_of(of.machine, store);
-  CompletedCase completed = complete_case(std::move(of), measurements);
-  if (!completed.prediction.fits || is_measured(completed.of, measurements)) return completed;
-  measure_plan(completed.of, {kMeasuringSeconds, device}, store, measurements);
-  return complete_case(std::move(completed.of), measurements);
+  Completed completed = complete(std::move(of), &measurements);
+  if (!completed.prediction.fits || is_measured(completed.setting, measurements)) return completed;
+  measure_plan(completed.setting, {kMeasuringSeconds, device}, store, measurements);
+  return complete(std::move(completed.setting), &measurements);
 }
 
-CompletedCase predict_elsewhere(const VerifyFlags& flags) {
-  Case of = load_case(flags.plan, flags.store);
+Completed predict_elsewhere(const VerifyFlags& flags) {
+  Setting of = load_case(flags.plan, flags.store);
   const Measurements measurements = measurements_of(of.machine, flags.store);
-  return complete_case(std::move(of), measurements);
+  return complete(std::move(of), &measurements);
 }
 
-Run run_elsewhere(const VerifyFlags& flags, const CompletedCase& completed) {
-  const Measurements measurements = measurements_of(completed.of.machine, flags.store);
+Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
+  const Measurements measurements = measurements_of(completed.setting.machine, flags.store);
   return {completed.prediction.graph,
           run_paced(completed, measurements, {flags.steps, flags.slow_down})};
 }
@@ -146,7 +150,7 @@ int run_verify(Words words) {
   if (!parse(words, flags)) return kDone;
   if (flags.history) return print_history(flags);
   const bool paced = flags.training.device == "paced";
-  const CompletedCase completed =
+  const Completed completed =
       paced ? predict_elsewhere(flags)
             : predict_measured(load_case_here(flags.plan, flags.store, flags.training.device),
                                flags.training.device, flags.store);
@@ -154,7 +158,7 @@ int run_verify(Words words) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;
   }
-  const Run ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.of);
+  const Run ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.setting);
   const Verification verification = verification_of(completed.prediction, ran.graph, ran.result);
   const OrderedJson comparison = verification_json(ran.graph, verification);
   if (flags.trace) {
@@ -164,7 +168,7 @@ int run_verify(Words words) {
                       {"measured", &ran.graph, &ran.result.timeline}}));
   }
   if (flags.output.json || flags.output.out) {
-    const std::string text = whole_json(completed, ran, comparison).dump() + "\n";
+    const std::string text = whole_json(completed, flags.store, ran, comparison).dump() + "\n";
     if (flags.output.out) atomic_write(*flags.output.out, text);
     if (flags.output.json) fmt::print("{}", text);
   }
@@ -176,7 +180,7 @@ int run_verify(Words words) {
     }
   }
   // What was paced was not measured. Last of all: a store that fails takes nothing else with it.
-  if (!paced) append_to_store(flags, completed.of, verification, comparison);
+  if (!paced) append_to_store(flags, completed.setting, verification, comparison);
   const double error = comparison["error_percent"]["step_time_s"];
   const bool off = flags.tolerance_percent && std::abs(error) > *flags.tolerance_percent;
   return off ? kInfeasible : kDone;

@@ -120,23 +120,10 @@ struct Avx2 {
   static I add(I a, I b) { return _mm256_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I sub_or_zero(Mask k, I a, I b) { return _mm256_and_si256(bits(k), sub(a, b)); }
-  static I mul_int(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
-  static I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
-  static I min_int(I a, I b) { return _mm256_min_epu32(a, b); }
   static I max_int(I a, I b) { return _mm256_max_epu32(a, b); }
-  static I count_up() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
-  static Mask at_most(I a, I b) { return floats(_mm256_cmpeq_epi32(_mm256_min_epu32(a, b), a)); }
   static Mask less(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   static I select(Mask k, I yes, I no) { return _mm256_blendv_epi8(no, yes, bits(k)); }
-  template <int N>
-  static I shift_left(I a) {
-    return _mm256_slli_epi32(a, N);
-  }
-  template <int N>
-  static I shift_right(I a) {
-    return _mm256_srli_epi32(a, N);
-  }
   static void store_int(uint32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<I*>(p), x); }
   static I byte(uint32_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
   // 32 differences plus `range` as bytes, in the order that packing gives, whose halves hold four
@@ -210,27 +197,6 @@ struct Avx2 {
   }
   static __m128i low_words(I x) {
     return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  }
-  static void store_bytes(All, uint8_t* p, I x) {
-    const __m128i words = low_words(x);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
-  }
-  static void store_bytes(First t, uint8_t* p, I x) {
-    uint8_t values[8];
-    store_bytes(All{}, values, x);
-    for (int64_t j = 0; j < t.n; ++j) p[j] = values[j];
-  }
-  template <class Lanes>
-  static void store_words(Lanes lanes, uint16_t* p, I x) {
-    store_16(lanes, p, low_words(x));
-  }
-  static I load_bytes(All, const uint8_t* p) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  }
-  static I load_bytes(First t, const uint8_t* p) {
-    uint8_t values[8] = {};
-    for (int64_t j = 0; j < t.n; ++j) values[j] = p[j];
-    return load_bytes(All{}, values);
   }
   static void copy_line(const void* src, void* dst) {
     const I* from = static_cast<const I*>(src);

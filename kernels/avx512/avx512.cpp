@@ -91,25 +91,10 @@ struct Avx512 {
   static I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I sub_or_zero(Mask k, I a, I b) { return _mm512_maskz_sub_epi32(k, a, b); }
-  static I mul_int(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
-  static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
-  static I min_int(I a, I b) { return _mm512_min_epu32(a, b); }
   static I max_int(I a, I b) { return _mm512_max_epu32(a, b); }
-  static I count_up() {
-    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  }
-  static Mask at_most(I a, I b) { return _mm512_cmple_epu32_mask(a, b); }
   static Mask less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static I select(Mask k, I yes, I no) { return _mm512_mask_blend_epi32(k, no, yes); }
-  template <int N>
-  static I shift_left(I a) {
-    return _mm512_slli_epi32(a, N);
-  }
-  template <int N>
-  static I shift_right(I a) {
-    return _mm512_srli_epi32(a, N);
-  }
   static void store_int(uint32_t* p, I x) { _mm512_storeu_si512(p, x); }
   static I byte(uint32_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
   // 64 differences plus `range` as bytes, in the order that packing gives, whose quarters hold four
@@ -169,20 +154,6 @@ struct Avx512 {
   }
   static I load_signed_bytes(const int8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
-  static void store_bytes(All, uint8_t* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
-  }
-  static void store_bytes(Mask k, uint8_t* p, I x) { _mm512_mask_cvtepi32_storeu_epi8(p, k, x); }
-  template <class Lanes>
-  static void store_words(Lanes lanes, uint16_t* p, I x) {
-    store_16(lanes, p, _mm512_cvtepi32_epi16(x));
-  }
-  static I load_bytes(All, const uint8_t* p) {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
-  static I load_bytes(Mask k, const uint8_t* p) {
-    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(k, p));
   }
   static void copy_line(const void* src, void* dst) {
     _mm512_stream_si512(static_cast<__m512i*>(dst), _mm512_loadu_si512(src));

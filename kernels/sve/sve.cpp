@@ -85,13 +85,8 @@ struct Sve {
   static I add(I a, I b) { return svadd_u32_x(every(), a, b); }
   static I sub(I a, I b) { return svsub_u32_x(every(), a, b); }
   static I sub_or_zero(Mask k, I a, I b) { return svsub_u32_z(k, a, b); }
-  static I mul_int(I a, I b) { return svmul_u32_x(every(), a, b); }
   static I bit_and(I a, I b) { return svand_u32_x(every(), a, b); }
-  static I bit_xor(I a, I b) { return sveor_u32_x(every(), a, b); }
-  static I min_int(I a, I b) { return svmin_u32_x(every(), a, b); }
   static I max_int(I a, I b) { return svmax_u32_x(every(), a, b); }
-  static I count_up() { return svindex_u32(0, 1); }
-  static Mask at_most(I a, I b) { return svcmple_u32(every(), a, b); }
   static Mask less(F a, F b) { return svcmplt_f32(every(), a, b); }
   static I select(Mask k, I yes, I no) { return svsel_u32(k, yes, no); }
   template <int N>
@@ -143,18 +138,6 @@ struct Sve {
   }
   static I load_signed_bytes(const int8_t* p) {
     return svreinterpret_u32_s32(svld1sb_s32(every(), p));
-  }
-  template <class Lanes>
-  static void store_bytes(Lanes lanes, uint8_t* p, I x) {
-    svst1b_u32(mask_of(lanes), p, x);
-  }
-  template <class Lanes>
-  static void store_words(Lanes lanes, uint16_t* p, I x) {
-    svst1h_u32(mask_of(lanes), p, x);
-  }
-  template <class Lanes>
-  static I load_bytes(Lanes lanes, const uint8_t* p) {
-    return svld1ub_u32(mask_of(lanes), p);
   }
   // Bit i is set where p[i] == value, of 64 bytes. A quick look first: hits are rare.
   static uint64_t equal_in_64(const uint8_t* p, uint8_t value) {

@@ -80,7 +80,7 @@ void write_zero(OrderedJson& out, const Plan& plan, const Model& model) {
   const int64_t stage = stage_of(plan);
   out[kZero + "stage"] = stage;
   if (stage > 0) out[kZero + "overlap_comm"] = true;
-  const int64_t elements = plan.optimizer.bucket_bytes.count / kOptionElementBytes;
+  const int64_t elements = elements_of_bucket(plan);
   out[kZero + "reduce_bucket_size"] = elements;
   const bool flows = plan.weights.flow_share.value_or(0) >= 0.5;
   if (stage == 1 || stage == 2) out[kZero + "allgather_bucket_size"] = elements;

@@ -131,7 +131,7 @@ void write_state(OrderedJson& out, const Plan& plan, const Model& model) {
     out["--overlap-grad-reduce"] = true;
     if (stage > 0) out["--overlap-param-gather"] = true;
   }
-  out["--ddp-bucket-size"] = optimizer.bucket_bytes.count / kOptionElementBytes;
+  out["--ddp-bucket-size"] = elements_of_bucket(plan);
   if (offloads || narrow) out["--use-precision-aware-optimizer"] = true;
   if (narrow) {
     out["--exp-avg-dtype"] = "bf16";

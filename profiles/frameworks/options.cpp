@@ -275,6 +275,16 @@ void set_data_ranks(Plan& plan, const OptionReader& reader, const std::string& o
   plan.data = static_cast<int64_t>(data);
 }
 
+int64_t elements_of_bucket(const Plan& plan) {
+  const int64_t bytes = plan.optimizer.bucket_bytes.count;
+  if (bytes < kOptionElementBytes) {
+    throw Error("plan.optimizer.bucket_bytes",
+                fmt::format("{} bytes hold no element, by which frameworks size buckets", bytes),
+                fmt::format("use at least {}", kOptionElementBytes));
+  }
+  return bytes / kOptionElementBytes;
+}
+
 int64_t buckets_of_rank(const Plan& plan, const Model& model) {
   double ranks = static_cast<double>(plan.tensor) * static_cast<double>(plan.pipeline);
   if (plan.zero_stage == 3) ranks *= static_cast<double>(plan.replicas());

@@ -65,6 +65,8 @@ inline constexpr WholeRange kOptionCount{1, 1 << 20};
 // Elements of 4 bytes: a plan's buckets hold at most 2^40 bytes.
 inline constexpr WholeRange kOptionElements{1, int64_t{1} << 38};
 inline constexpr int64_t kOptionElementBytes = 4;
+// Those of a bucket of the plan. Throws Error for one that holds none: no framework has such.
+int64_t elements_of_bucket(const Plan& plan);
 
 // A plan with the request's names and sizes, data not yet known.
 Plan plan_of_request(const ImportRequest& request, const Model& model, Framework framework);

@@ -38,6 +38,17 @@ void parallel_for(size_t count, int threads, const std::function<void(size_t)>& 
   if (failure) std::rethrow_exception(failure);
 }
 
+void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work,
+                  const std::function<void(size_t index, size_t finished)>& done) {
+  std::mutex mutex;
+  size_t finished = 0;
+  parallel_for(count, threads, [&](size_t i) {
+    work(i);
+    const std::lock_guard lock(mutex);
+    done(i, ++finished);
+  });
+}
+
 void run_all(const Tasks& tasks, int threads) {
   parallel_for(tasks.size(), threads, [&](size_t i) { tasks[i](); });
 }

@@ -13,6 +13,10 @@ int hardware_threads();
 // Calls work(i) once for every i in [0, count), on up to `threads` threads, and returns when all
 // are done. If calls throw, the exception of the smallest such index is thrown on.
 void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work);
+// The same; after each work(i) that returned, `done` hears of i and of how many have, one at a
+// time.
+void parallel_for(size_t count, int threads, const std::function<void(size_t)>& work,
+                  const std::function<void(size_t index, size_t finished)>& done);
 
 // Work of several pieces of code that runs together, in any order.
 using Tasks = std::vector<std::function<void()>>;

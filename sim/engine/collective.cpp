@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <optional>
 
+#include "sim/engine/tables/fabric_model.h"
+
 namespace ballast {
 namespace {
 
@@ -30,13 +32,6 @@ constexpr const Protocol& kSimple = kProtocols[2];
 // part.
 constexpr double kSwitchLatencyUs = 25;
 
-// Where the ranks of a group lie.
-struct Layout {
-  int64_t ranks = 1;
-  int64_t per_node = 1;
-  int64_t nodes = 1;
-};
-
 Layout layout_of(const CollectiveWork& work, const Machine& machine) {
   CHECK(work.ranks >= 1 && work.stride >= 1);
   const int64_t per_node =
@@ -59,22 +54,22 @@ Bytes scaled(Bytes bytes, double factor) {
 // The formulas, on the wires of one group.
 class Formulas {
  public:
-  Formulas(const Machine& machine, const Layout& layout, double share)
-      : machine_(machine), layout_(layout), share_(share) {}
+  Formulas(const Wiring& wiring, const Layout& layout, double share)
+      : wiring_(wiring), layout_(layout), share_(share) {}
 
-  CollectiveTime best(const CollectiveWork& work) const {
-    switch (work.kind) {
+  CollectiveTime best(CollectiveKind kind, Bytes bytes) const {
+    switch (kind) {
       case CollectiveKind::kAllReduce:
-        return all_reduce(work.bytes);
+        return all_reduce(bytes);
       case CollectiveKind::kReduceScatter:
       case CollectiveKind::kAllGather:
-        return ring(work.bytes, {1, share_sent(layout_, 1)});
+        return ring(bytes, {1, share_sent(layout_, 1)});
       case CollectiveKind::kBroadcast:
-        return ring(work.bytes, {1, 1.0});
+        return ring(bytes, {1, 1.0});
       case CollectiveKind::kAllToAll:
-        return all_to_all(work.bytes);
+        return all_to_all(bytes);
       case CollectiveKind::kSendReceive:
-        return send(work.bytes);
+        return send(bytes);
     }
     CHECK(false);
     return {};
@@ -86,7 +81,7 @@ class Formulas {
       if (other.time < best.time) best = other;
     };
     if (layout_.nodes > 1) consider(tree(bytes));
-    if (layout_.nodes == 1 && machine_.node->switch_reduction) consider(in_switch(bytes));
+    if (layout_.nodes == 1 && wiring_.node->switch_reduction) consider(in_switch(bytes));
     return best;
   }
 
@@ -98,14 +93,14 @@ class Formulas {
 
   bool crosses() const { return layout_.nodes > 1; }
   Wires wires() const { return crosses() ? Wires::kNetwork : Wires::kNode; }
-  double node_us() const { return machine_.node ? machine_.node->latency.value.us() : 0; }
-  double network_us() const { return machine_.network ? machine_.network->latency.value.us() : 0; }
+  double node_us() const { return wiring_.node ? wiring_.node->latency.value.us() : 0; }
+  double network_us() const { return wiring_.network ? wiring_.network->latency.value.us() : 0; }
 
   // Bytes per second that all network cards of the group's ranks in one node carry.
   double cards() const {
-    return static_cast<double>(layout_.per_node) * machine_.network->bandwidth.value.bytes_per_s;
+    return static_cast<double>(layout_.per_node) * wiring_.network->bandwidth.value.bytes_per_s;
   }
-  double node_rate() const { return machine_.node->bandwidth.value.bytes_per_s; }
+  double node_rate() const { return wiring_.node->bandwidth.value.bytes_per_s; }
   // Bus bandwidth of a ring through all ranks.
   double ring_rate() const {
     if (!crosses()) return node_rate();
@@ -152,7 +147,7 @@ class Formulas {
   }
 
   CollectiveTime in_switch(Bytes bytes) const {
-    const double rate = machine_.node->switch_reduction->value.bytes_per_s * share_;
+    const double rate = wiring_.node->switch_reduction->value.bytes_per_s * share_;
     const Duration time = Duration::from_us(kSwitchLatencyUs) +
                           scaled(bytes, share_sent(layout_, 2)) / Bandwidth{rate};
     // The switch reads every rank's buffer and sends each rank the sums that it stores.
@@ -174,14 +169,14 @@ class Formulas {
     const Bytes near = message * (layout_.per_node - 1);
     const Bytes far = message * (layout_.ranks - layout_.per_node);
     Duration time;
-    if (near.count > 0) time = near / message_rate(*machine_.node, message);
-    if (crosses()) time = std::max(time, far / message_rate(*machine_.network, message));
+    if (near.count > 0) time = near / message_rate(*wiring_.node, message);
+    if (crosses()) time = std::max(time, far / message_rate(*wiring_.network, message));
     return {time + hop(), crosses() ? far : near, near + far, wires(),
             CollectiveAlgorithm::kDirect};
   }
 
   CollectiveTime send(Bytes bytes) const {
-    const Interconnect& used = crosses() ? *machine_.network : *machine_.node;
+    const Interconnect& used = crosses() ? *wiring_.network : *wiring_.node;
     return {bytes / message_rate(used, bytes) + hop(), bytes, bytes, wires(),
             CollectiveAlgorithm::kDirect};
   }
@@ -193,20 +188,25 @@ class Formulas {
     return Duration::from_us(kSimple.ring_base_us + us);
   }
 
-  const Machine& machine_;
+  const Wiring& wiring_;
   const Layout& layout_;
   double share_;
 };
 
+Wiring wiring_of(const Machine& machine) {
+  return {machine.node ? &*machine.node : nullptr, machine.network ? &*machine.network : nullptr};
+}
+
 // Measured over computed time of an all-reduce of `bytes`, where the machine has a table.
 double correction(const AllReduceTable& table, const Machine& machine, Bytes bytes) {
   const Layout layout{table.ranks, div_exact(table.ranks, table.nodes), table.nodes};
-  const Formulas formulas(machine, layout, 1);
   Curve ratio;
   for (const Curve::Point& point : table.bus.points) {
     const Bytes size{std::llround(point.size)};
     const double measured = point.size * share_sent(layout, 2) / point.rate;
-    ratio.points.push_back({point.size, measured / formulas.all_reduce(size).time.seconds()});
+    const CollectiveTime formula =
+        formula_time(CollectiveKind::kAllReduce, size, layout, wiring_of(machine), 1);
+    ratio.points.push_back({point.size, measured / formula.time.seconds()});
   }
   return ratio.rate_at(static_cast<double>(bytes.count));
 }
@@ -235,21 +235,36 @@ std::string_view to_string(CollectiveAlgorithm value) {
   return names.at(static_cast<size_t>(value));
 }
 
+CollectiveTime formula_time(CollectiveKind kind, Bytes bytes, const Layout& layout,
+                            const Wiring& wiring, double share) {
+  return Formulas(wiring, layout, share).best(kind, bytes);
+}
+
 CollectiveTime collective_time(const CollectiveWork& work, const Machine& machine, double share) {
   CHECK(share > 0 && share <= 1);
   if (work.ranks == 1) return {};
   const Layout layout = layout_of(work, machine);
   check_wires(work, layout, machine);
-  CollectiveTime result = Formulas(machine, layout, share).best(work);
+  CollectiveTime result = formula_time(work.kind, work.bytes, layout, wiring_of(machine), share);
+  const Interconnect& wires = layout.nodes > 1 ? *machine.network : *machine.node;
+  if (wires.fabric_model) {
+    const Wiring wiring = wiring_of(machine);
+    const auto measured = wires.fabric_model->time(work.kind, work.bytes, layout, wiring);
+    if (measured) {
+      // A share of the bandwidth leaves the latency.
+      const Duration whole = formula_time(work.kind, work.bytes, layout, wiring, 1).time;
+      result.time = *measured * (result.time.seconds() / whole.seconds());
+      result.corrected = true;
+      return result;
+    }
+  }
   if (result.algorithm == CollectiveAlgorithm::kDirect) {
-    const Interconnect& used = layout.nodes > 1 ? *machine.network : *machine.node;
-    result.corrected = used.point_to_point.measured;
+    result.corrected = wires.point_to_point.measured;
     return result;
   }
-  const Interconnect& used = layout.nodes > 1 ? *machine.network : *machine.node;
-  if (used.all_reduce) {
-    result.time = result.time * correction(*used.all_reduce, machine, work.bytes);
-    result.corrected = used.all_reduce->bus.measured;
+  if (wires.all_reduce) {
+    result.time = result.time * correction(*wires.all_reduce, machine, work.bytes);
+    result.corrected = wires.all_reduce->bus.measured;
   }
   return result;
 }

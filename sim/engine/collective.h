@@ -15,7 +15,7 @@
 // Each of the first two runs under one of three protocols (LL, LL128, Simple), which trade latency
 // for bandwidth. The least time wins, as in ncclTopoTuneModel (NCCL 2.10, src/graph/tuning.cc),
 // whose tables are the source of the constants too.
-// Will not do: share a link between collectives (sim/engine/fair_share).
+// Will not do: share a link between collectives (sim/engine/sharing/fair_share).
 #pragma once
 
 #include <string_view>
@@ -37,6 +37,23 @@ struct CollectiveTime {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kNone;
   bool corrected = false;  // by a measured table of these wires
 };
+
+// Where the ranks of a group lie.
+struct Layout {
+  int64_t ranks = 1;
+  int64_t per_node = 1;
+  int64_t nodes = 1;
+};
+
+// The wires of a machine; null where there are none.
+struct Wiring {
+  const Interconnect* node = nullptr;
+  const Interconnect* network = nullptr;
+};
+
+// The formulas alone, before anything measured. Requires the wires between the ranks.
+CollectiveTime formula_time(CollectiveKind kind, Bytes bytes, const Layout& layout,
+                            const Wiring& wiring, double share);
 
 // `share`: of the machine's bandwidth that is reached, above 0 and at most 1. A group of one takes
 // no time. Throws Error naming the operation and the key of the machine's file if the machine has

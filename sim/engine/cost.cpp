@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "sim/engine/collective.h"
+#include "sim/engine/kernels.h"
 
 namespace ballast {
 namespace {
@@ -17,7 +18,7 @@ constexpr double kReach = 2;
 // _single_tensor_adamw). Values of 32 bits read or written for each parameter: decay 2, lerp of the
 // first moment 3, scaling of the second 2 and its addcmul 3, square root 2, division 2 and epsilon
 // 2 of a temporary, addcdiv 4. At the rate of arXiv 2509.21271 Table 3 these are the 348 GB/s that
-// STREAM reaches on the same chip.
+// STREAM reaches on the same chip; on x86 the rate of a core is derived from a step by this count.
 constexpr Bytes kTorchAdamBytes{20 * 4};
 
 // Two operations that must cost the same, so that each cost is computed once a table.
@@ -152,6 +153,9 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       adam_(plan.optimizer.adam),
       numa_(plan.numa),
       constants_(stack.constants),
+      launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch),
+      reads_norms_(plan.optimizer.sync == SyncMode::kWait),
+      attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),
       torch_adam_threads_(stack.facts.torch_adam_threads) {
   if (adam_ != "best" && !machine.cpu.adam.contains(adam_)) {
     std::string known = "best";
@@ -247,6 +251,11 @@ OpCost CostModel::cost_of(const Op& op) const {
   cost.alone = result.time;
   cost.provenance = result.provenance;
   cost.handover = machine_.handover.value;
+  const int64_t kernels = kernels_of(op);
+  cost.host = {launch_.ps * kernels};
+  if (kernels > 0) cost.host_first = launch_;
+  // Where a step waits the host reads the norms to say how to go on; else the CPU's threads do.
+  cost.host_waits = reads_norms_ && op.kind == OpKind::kDecide;
   if (cost.alone.ps > 0) add_demands(op, cost);
   const int32_t first = device_of(op.lane) * static_cast<int32_t>(capacities_.size());
   for (int8_t i = 0; i < cost.demand_count; ++i) {
@@ -304,14 +313,16 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
     if (gpu.is_host_thread) {
       return gpu_memory_bound(bytes_of(op.work), flops_of(op.work) / matmul_rate(gemm->dtype));
     }
-    return {launched(gemm_time(*gemm, matrix_unit(gemm->dtype)))};
+    return {launched(product_time(*gemm, 1)), of_tables(gemm->dtype)};
   }
   if (const auto* work = std::get_if<AttentionWork>(&op.work)) {
     return work->kind == AttentionKind::kEager ? eager_attention(*work)
                                                : flash_attention(*work, op.phase);
   }
   if (const auto* row = std::get_if<RowWork>(&op.work)) {
-    return gpu_memory_bound(row->moved, row->flops / gpu.vector.value);
+    const Alone one = gpu_memory_bound(row->moved, row->flops / gpu.vector.value);
+    const int64_t kernels = gpu.is_host_thread ? 1 : kernels_of(op);
+    return {std::max(one.time, Duration{gpu.launch.value.ps * kernels})};
   }
   if (const auto* bucket = std::get_if<BucketWork>(&op.work)) {
     if (bucket->site == Site::kCpu) return on_cpu(op, *bucket);
@@ -326,10 +337,7 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
   return {};
 }
 
-// The GPU waits for the host where an operation is shorter than the host takes to start one.
-Duration CostModel::launched(Duration time) const {
-  return std::max(time + machine_.gpu.launch.value, constants_.launch);
-}
+Duration CostModel::launched(Duration time) const { return time + machine_.gpu.launch.value; }
 
 MatrixUnit CostModel::matrix_unit(DType dtype) const {
   const Gpu& gpu = machine_.gpu;
@@ -342,69 +350,16 @@ Duration CostModel::pass(Bytes moved) const {
   return moved / Bandwidth{rate};
 }
 
-// Of each operand the largest value, then its codes, then the product: five operations.
+// The passes over its operands, then the product.
 CostModel::Alone CostModel::fp8_product(const GemmWork& work) const {
-  const Duration product = gemm_time(work, matrix_unit(DType::kE4m3));
-  return {launched(product + pass(rounding_bytes(work)) + machine_.gpu.launch.value * 4)};
+  const Duration product = product_time(work, 1);
+  const auto passes = static_cast<double>(rounding_passes(work));
+  return {launched(product + pass(rounding_bytes(work)) + machine_.gpu.launch.value * passes),
+          of_tables(work.dtype)};
 }
 
 CostModel::Alone CostModel::gpu_memory_bound(Bytes moved, Duration arithmetic) const {
   return {launched(std::max(pass(moved), arithmetic))};
-}
-
-// Of a large grid, before the stack's share.
-FlopRate CostModel::flash_rate(const AttentionWork& work, Phase phase) const {
-  const Gpu& gpu = machine_.gpu;
-  const bool half = work.dtype == DType::kBf16 || work.dtype == DType::kF16;
-  if (gpu.attention.empty() || !half) {
-    return {matmul_rate(work.dtype).flops_per_s * gpu.attention_efficiency.value};
-  }
-  const auto rate_of = [&](const AttentionRates& rates) {
-    const Curve& curve = phase == Phase::kBackward ? rates.backward : rates.forward;
-    return curve.rate_at(static_cast<double>(work.length));
-  };
-  const std::vector<AttentionRates>& all = gpu.attention;
-  if (work.head_size <= all.front().head_size) return {rate_of(all.front())};
-  if (work.head_size >= all.back().head_size) return {rate_of(all.back())};
-  const auto above = std::find_if(all.begin(), all.end(),
-                                  [&](const auto& r) { return r.head_size >= work.head_size; });
-  const AttentionRates& below = *(above - 1);
-  const double share = static_cast<double>(work.head_size - below.head_size) /
-                       static_cast<double>(above->head_size - below.head_size);
-  return {rate_of(below) + share * (rate_of(*above) - rate_of(below))};
-}
-
-// Fused attention works on blocks of 128 queries of one head (FlashAttention-2, arXiv 2307.08691,
-// section 3.3); fewer blocks than multiprocessors leave some idle.
-CostModel::Alone CostModel::flash_attention(const AttentionWork& work, Phase phase) const {
-  const Gpu& gpu = machine_.gpu;
-  double rate = flash_rate(work, phase).flops_per_s * constants_.attention;
-  if (!gpu.is_host_thread) {
-    const int64_t blocks = work.sequences * work.heads * div_ceil(work.length, 128);
-    rate *= std::min(1.0, static_cast<double>(blocks) / static_cast<double>(gpu.multiprocessors));
-  }
-  return gpu_memory_bound(work.moved, work.flops / FlopRate{rate});
-}
-
-// Batched products of every head, and the other passes over the scores, one after another. One
-// product makes scores from D (or their gradient); the others sum over the keys or queries. Each
-// writes or reads the scores once itself, which costs nothing more where it is bound by arithmetic.
-CostModel::Alone CostModel::eager_attention(const AttentionWork& work) const {
-  const int64_t batch = work.sequences * work.heads;
-  const GemmWork scores{work.length, work.length, work.head_size, work.dtype};
-  const GemmWork sums{work.length, work.head_size, work.length, work.dtype};
-  const double product_flops = flops_of(Work{scores}).count * static_cast<double>(batch);
-  const double products = std::max(std::round(work.flops.count / product_flops), 1.0);
-  const Bytes square = bytes_of(batch * work.length * work.length, work.dtype);
-  const Bytes in_products = square * static_cast<int64_t>(products);
-  const Duration passes = pass(std::max(work.moved - in_products, Bytes{}));
-  if (machine_.gpu.is_host_thread) {
-    return {launched(pass(work.moved) + work.flops / matmul_rate(work.dtype))};
-  }
-  const MatrixUnit unit = matrix_unit(work.dtype);
-  return {batched_gemm_time(scores, batch, unit) +
-          batched_gemm_time(sums, batch, unit) * (products - 1) + passes +
-          machine_.gpu.launch.value * products};
 }
 
 CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
@@ -422,9 +377,9 @@ CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
     }
     return {work.moved / cpu.memory_bandwidth.value};
   };
-  // Inside a training step a pass over memory reaches no more of its best than elsewhere.
+  // Rates are those of the kernels alone; a framework's own loops and threads reach a share.
   Alone result = at_best();
-  result.time = result.time * (1 / constants_.elementwise);
+  result.time = result.time * (1 / constants_.cpu);
   return result;
 }
 
@@ -555,9 +510,11 @@ void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost)
          per_second(result.sent, cost.alone));
   // What is sent is read, what arrives is written.
   demand(cost, kHbm, 2 * per_second(result.passed, cost.alone));
-  // Computation beside it is left with 1 - share: both then run at 1 / (1 + demand).
+  // Its channels are blocks that stay on their multiprocessors until it is done.
   const double share = multiprocessor_share(result.wires, machine_);
-  if (share > 0) demand(cost, kMultiprocessors, share / (1 - share));
+  if (share <= 0) return;
+  demand(cost, kMultiprocessors, share);
+  cost.demands[static_cast<size_t>(cost.demand_count) - 1].held = true;
 }
 
 }  // namespace ballast

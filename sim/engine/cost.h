@@ -32,7 +32,8 @@ struct Sample {
 };
 Measurement measurement_of(const Op& op, const Sample& sample);
 
-// Time of a dense matrix product m x n x k that runs at `best` when it is large.
+// Time of a dense matrix product m x n x k that runs at `best` when it is large, on a GPU that
+// names no device tables (sim/engine/tables/kernel_model.h has those).
 //
 // Output tiles are computed `multiprocessors` at a time, so time comes in whole waves (NVIDIA,
 // "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation). The
@@ -85,7 +86,7 @@ class CostModel {
     kDeviceToHost,
     kLinkTotal,
     kCores,
-    kMultiprocessors,  // 1: kernels take turns, a collective keeps a share for itself
+    kMultiprocessors,  // 1: kernels take turns on what collectives do not hold
   };
 
   void add_capacities();
@@ -96,6 +97,11 @@ class CostModel {
   Alone from_rates(const Op& op) const;
   Duration launched(Duration time) const;
   MatrixUnit matrix_unit(DType dtype) const;
+  // `batch` products of one shape, from the tables of the GPU's generation where it has any.
+  Duration product_time(const GemmWork& work, int64_t batch) const;
+  Duration without_start(Duration time) const;
+  Provenance of_tables(DType dtype) const;
+  double kernel_rate(DType dtype) const;
   Duration pass(Bytes moved) const;
   Alone fp8_product(const GemmWork& work) const;
   FlopRate flash_rate(const AttentionWork& work, Phase phase) const;
@@ -117,6 +123,9 @@ class CostModel {
   const std::string adam_;  // a name in machine.cpu.adam, or "best": the fastest at each size
   const NumaBinding numa_;
   const StackConstants constants_;
+  const Duration launch_;   // of the host, for a kernel
+  const bool reads_norms_;  // the host, before it enqueues the optimizer
+  const AttentionKernel attention_kernel_;
   const int64_t torch_adam_threads_;                       // StackFacts::torch_adam_threads
   std::map<std::string, Duration> measured_;               // by cost_key
   std::map<std::string, std::vector<GroupPoint>> groups_;  // by cost_group, ascending size

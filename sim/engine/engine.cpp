@@ -4,8 +4,9 @@
 #include <cmath>
 #include <span>
 
+#include "sim/engine/host_queue.h"
 #include "sim/engine/next_event.h"
-#include "sim/engine/sharing.h"
+#include "sim/engine/sharing/sharing.h"
 
 namespace ballast {
 namespace {
@@ -82,7 +83,7 @@ struct LanePrograms {
   }
 };
 
-enum class LaneState : uint8_t { kFree, kHandover, kRunning };
+enum class LaneState : uint8_t { kFree, kStarting, kRunning };
 
 struct Lane {
   // Its place in the program.
@@ -113,6 +114,10 @@ class Engine {
  private:
   void handle_events_at(Instant now);
   void look_ahead(int32_t lane);
+  bool done(const Edge& edge, int32_t step) const {
+    return done_[static_cast<size_t>(edge.op)] > step - edge.steps_ahead;
+  }
+  void wait_for(int32_t lane, OpId op);
   void begin(int32_t lane);
   void finish(int32_t lane);
   void complete_operation_of(int32_t step);
@@ -131,6 +136,7 @@ class Engine {
   std::vector<Lane> lanes_;
   NextEvent events_;
   Sharing sharing_;
+  HostQueue host_;
   Recorder recorder_;
   std::vector<int32_t> done_;     // by operation: steps that it has finished
   std::vector<int32_t> waiters_;  // by operation: first lane that waits for it, or -1
@@ -153,6 +159,7 @@ Engine::Engine(const Sequence& sequence, int32_t lanes, const CostTable& costs,
       lanes_(static_cast<size_t>(lanes)),
       events_(lanes),
       sharing_(costs.capacities, lanes),
+      host_(sequence, lanes, costs, options.max_steps),
       recorder_(sequence.ops.size(), options),
       done_(sequence.ops.size(), 0),
       waiters_(sequence.ops.size(), -1),
@@ -192,7 +199,7 @@ void Engine::handle_events_at(Instant now) {
     const std::optional<int32_t> next = events_.first();
     if (!next.has_value() || events_.time_of(*next) > now) break;
     events_.clear(*next);
-    if (lanes_[static_cast<size_t>(*next)].state == LaneState::kHandover) {
+    if (lanes_[static_cast<size_t>(*next)].state == LaneState::kStarting) {
       begin(*next);
     } else {
       sharing_.end(*next);
@@ -202,22 +209,37 @@ void Engine::handle_events_at(Instant now) {
   settle_rates();
 }
 
-// The lane is free: start its operation, or wait for the first edge that is not finished.
+void Engine::wait_for(int32_t index, OpId op) {
+  lanes_[static_cast<size_t>(index)].next_waiter = waiters_[static_cast<size_t>(op)];
+  waiters_[static_cast<size_t>(op)] = index;
+}
+
+// The lane is free: start its operation, or wait for the first edge that is not finished, or for
+// the host.
 void Engine::look_ahead(int32_t index) {
   Lane& lane = lanes_[static_cast<size_t>(index)];
   const int32_t end = sequence_.edge_begin[static_cast<size_t>(lane.op) + 1];
   for (; lane.edge < end; ++lane.edge) {
     const Edge& edge = sequence_.edges[static_cast<size_t>(lane.edge)];
-    const auto other = static_cast<size_t>(edge.op);
-    if (done_[other] > lane.step - edge.steps_ahead) continue;
-    lane.next_waiter = waiters_[other];
-    waiters_[other] = index;
+    if (done(edge, lane.step)) continue;
+    wait_for(index, edge.op);
     return;
   }
-  const Duration handover = costs_.ops[static_cast<size_t>(lane.op)].handover;
-  if (now_ > lane.free_since && handover.ps > 0) {
-    lane.state = LaneState::kHandover;
-    schedule(index, now_ + handover);
+  Instant start = now_;
+  if (now_ > lane.free_since) {
+    start = start + costs_.ops[static_cast<size_t>(lane.op)].handover;
+  }
+  if (!host_.empty()) {
+    const Edge wait = host_.wait_before(lane.op, lane.step);
+    if (wait.op >= 0 && !done(wait, lane.step)) {
+      wait_for(index, wait.op);
+      return;
+    }
+    start = std::max(start, host_.enqueued(lane.op, lane.step));
+  }
+  if (start > now_) {
+    lane.state = LaneState::kStarting;
+    schedule(index, start);
   } else {
     begin(index);
   }
@@ -246,6 +268,7 @@ void Engine::finish(int32_t index) {
   lane.state = LaneState::kFree;
   lane.free_since = now_;
   ++done_[op];
+  if (!host_.empty() && costs_.ops[op].host_waits) host_.waited(lane.op, lane.step, now_);
   for (int32_t waiter = waiters_[op]; waiter >= 0;) {
     ready_.push_back(waiter);
     waiter = lanes_[static_cast<size_t>(waiter)].next_waiter;

@@ -2,17 +2,11 @@
 #include <array>
 
 #include "sim/engine/cost.h"
+#include "sim/engine/tables/tile.h"
 
 namespace ballast {
 namespace {
 
-struct Tile {
-  int64_t m = 0;
-  int64_t n = 0;
-
-  // Products that a loaded operand serves, on average.
-  constexpr double reuse() const { return static_cast<double>(m * n) / static_cast<double>(m + n); }
-};
 // The tiles of CUTLASS and cuBLAS for 16-bit operands.
 constexpr std::array<Tile, 8> kTiles = {
     {{128, 256}, {256, 128}, {128, 192}, {192, 128}, {128, 128}, {64, 128}, {128, 64}, {64, 64}}};
@@ -23,12 +17,6 @@ constexpr double kLoad = 19.2;
 // stage is the latency before the first and after the last.
 constexpr int64_t kStepOfK = 64;
 constexpr int64_t kStepOfK8Bit = 128;
-constexpr int64_t kLeastSplit = 512;  // k below which a part does not repay starting its tile
-constexpr int64_t kMostParts = 64;
-
-double share_of_best(const Tile& tile) {
-  return 1 / (1 + kLoad * (1 / tile.reuse() - 1 / kTiles.front().reuse()));
-}
 
 }  // namespace
 
@@ -45,7 +33,8 @@ Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit
     const int64_t waves = div_ceil(tiles * parts, unit.multiprocessors);
     const int64_t k = round_up(div_ceil(work.k, parts), step) + step;
     const double flops = 2.0 * static_cast<double>(waves * tile.m * tile.n * k);
-    const Duration compute = Flops{flops} / FlopRate{multiprocessor * share_of_best(tile)};
+    const Duration compute =
+        Flops{flops} / FlopRate{multiprocessor * tile.share_of(kTiles.front(), kLoad)};
     const Bytes partial{parts > 1 ? 2 * parts * batch * work.m * work.n * size_of(DType::kF32) : 0};
     return std::max(compute, traffic) + partial / unit.memory;
   };

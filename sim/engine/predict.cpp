@@ -124,6 +124,25 @@ Duration time_once(const Sequence& sequence, const Graph& graph, const CostModel
   return simulate(sequence, graph, costs.table(sequence, graph), once).step_time;
 }
 
+struct BlockCost {
+  Duration alone, host, host_first;
+};
+
+// A block lasts as long as its operations do from a standing start. The host enqueues them ahead,
+// as it does those of an operation of many kernels.
+BlockCost block_cost(const Sequence& block, const Graph& graph, const CostModel& costs) {
+  BlockCost sum;
+  if (block.ops.empty()) return sum;
+  CostTable table = costs.table(block, graph);
+  for (OpCost& cost : table.ops) {
+    sum.host += cost.host;
+    sum.host_first = std::max(sum.host_first, cost.host_first);
+    cost.host = cost.host_first = {};
+  }
+  sum.alone = simulate(block, graph, table, {.max_steps = 1, .record_steps = 1}).step_time;
+  return sum;
+}
+
 std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& costs) {
   if (graph.repair.ops.empty() || graph.commit < 0) return std::nullopt;
   return time_once(graph.repair, graph, costs) + time_once(prefix_of(graph), graph, costs);
@@ -132,7 +151,7 @@ std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& co
 // What another framework's allocators take: no planned arena, but the tensors and some slack, and
 // host buffers as its pinned allocator rounds them.
 void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const Stack& stack) {
-  if (stack.is_ballast()) return;
+  if (stack.memory_is_planned()) return;
   for (PlacePeak& peak : peaks) {
     peak.arena = peak.live;
     if (peak.place == Place::kHbm) {
@@ -159,6 +178,19 @@ SimulateOptions options_for(const Plan& plan) {
   return {.max_steps = 4, .record_steps = 2};
 }
 
+// What Prediction::mfu divides by.
+FlopRate peak_of_mfu(const Plan& plan, const Machine& machine) {
+  if (machine.gpu.nominal_matmul) return machine.gpu.nominal_matmul->value;
+  const DType factors = plan.products == ProductFormat::kFp8 ? DType::kE4m3 : plan.dtype;
+  const auto best = machine.gpu.matmul.find(factors);
+  if (best == machine.gpu.matmul.end()) {
+    throw Error("machine " + machine.name + ": gpu.matmul",
+                "has no rate for " + std::string(to_string(factors)),
+                "add it to the machine's file or choose another dtype");
+  }
+  return best->second.value;
+}
+
 // Everything that follows from the simulated step.
 void fill_rates(Prediction& result, const Model& model, const Plan& plan, const Machine& machine) {
   const double seconds = result.step_time.seconds();
@@ -170,27 +202,22 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
       model_flops_per_step(model, plan.tokens_per_step(), plan.sequence_length);
   result.model_rate = {model_flops.count / devices / seconds};
   result.hardware_rate = {gpu_flops(result.graph).count / simulated / seconds};
-  const DType factors = plan.products == ProductFormat::kFp8 ? DType::kE4m3 : plan.dtype;
-  const auto best = machine.gpu.matmul.find(factors);
-  if (best == machine.gpu.matmul.end()) {
-    throw Error("machine " + machine.name + ": gpu.matmul",
-                "has no rate for " + std::string(to_string(factors)),
-                "add it to the machine's file or choose another dtype");
-  }
-  result.mfu = result.model_rate.flops_per_s / best->second.value.flops_per_s;
+  result.mfu = result.model_rate.flops_per_s / peak_of_mfu(plan, machine).flops_per_s;
 }
 
 }  // namespace
 
-// A block lasts as long as its operations do from a standing start.
 CostTable costs_of(const Graph& graph, const CostModel& costs) {
   CostTable table = costs.table(graph.step, graph);
-  std::vector<Duration> blocks;
-  for (const Sequence& block : graph.blocks) blocks.push_back(time_once(block, graph, costs));
+  std::vector<BlockCost> blocks;
+  for (const Sequence& block : graph.blocks) blocks.push_back(block_cost(block, graph, costs));
   for (size_t i = 0; i < table.ops.size(); ++i) {
-    if (const auto* work = std::get_if<BlockWork>(&graph.step.ops[i].work)) {
-      table.ops[i].alone = blocks[static_cast<size_t>(work->block)];
-    }
+    const auto* work = std::get_if<BlockWork>(&graph.step.ops[i].work);
+    if (work == nullptr) continue;
+    const BlockCost& block = blocks[static_cast<size_t>(work->block)];
+    table.ops[i].alone = block.alone;
+    table.ops[i].host = block.host;
+    table.ops[i].host_first = block.host_first;
   }
   return table;
 }

@@ -38,7 +38,10 @@ struct Prediction {
   double tokens_per_s_per_device = 0;
   FlopRate model_rate;     // per device: model FLOPs, without recompute, over step_time
   FlopRate hardware_rate;  // per device: FLOPs of all operations of the GPU, with recompute
-  double mfu = 0;          // model_rate over the machine's best rate of the plan's products
+  // model_rate over the GPU's nominal dense 16-bit peak, as published MFUs are counted: also where
+  // products are in 8 bits, so that it may then be above 1. Over the machine's best rate of the
+  // plan's products where it names no nominal peak.
+  double mfu = 0;
   std::vector<LaneUse> lanes;
   CriticalPath critical_path;
   // Share of the busy time of the compute lanes by where their durations came from; sums to 1.

@@ -44,7 +44,7 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
 
 // gemm_formats.cpp: says of every product in what format it multiplies (Plan::products). Before any
 // other pass, so that what they copy or cut is right.
-void choose_product_formats(Graph& graph, const Plan& plan);
+void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& facts);
 // gemm_formats.cpp: gives every 8-bit product a tensor for its operands' codes (Role::kCodes).
 // After every other pass, so that each operation has its own, for as long as it runs.
 Graph products_pass(Graph graph);

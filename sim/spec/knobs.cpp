@@ -14,6 +14,13 @@ inline constexpr int64_t kChoices[] = {static_cast<int64_t>(kValues)...};
 constexpr double kQuarters[] = {0.0, 0.25, 0.5, 0.75, 1.0};
 constexpr int64_t kMost = 1 << 30;
 constexpr int64_t kMostBytes = int64_t{1} << 40;
+// More chunks a stage than these only add messages; Megatron's largest published runs use six.
+constexpr int64_t kChunksTried[] = {1, 2, 3, 4, 5, 6, 7, 8};
+// Powers of two from 1 MiB to 256 MiB.
+constexpr int64_t kBucketsTried[] = {1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24,
+                                     1 << 25, 1 << 26, 1 << 27, 1 << 28};
+// A stage is a number of 8 bits in a program.
+constexpr int64_t kMostStages = 127;
 
 bool steps_on_cpu(const Plan& plan) { return plan.optimizer.placement != OptimizerPlacement::kGpu; }
 bool offloads(const Plan& plan) {
@@ -24,7 +31,30 @@ bool offloads(const Plan& plan) {
   });
 }
 
+bool recomputes(const Plan& plan) {
+  if (!plan.activations) return true;  // what is chosen for it may
+  const Fates& fates = plan.activations->fate;
+  return plan.activations->scores == ActivationFate::kRecompute ||
+         std::any_of(saving_kinds().begin(), saving_kinds().end(), [&](ModuleKind kind) {
+           return fates[static_cast<size_t>(kind)] == ActivationFate::kRecompute;
+         });
+}
+
 using knob_access::knob;
+
+// A row of a degree of parallelism that layouts choose, with what all of them share.
+constexpr Knob degree(Knob row) {
+  row.group = KnobGroup::kParallelism;
+  row.least = 1;
+  if (row.most == 0) row.most = kMost;
+  row.may_be_absent = true;
+  row.search = KnobSearch::kLayout;
+  if (row.tried_text.empty()) row.tried_text = "divisors of what the degrees before it leave";
+  row.tuned_under_strategy = true;
+  row.studied_with = "layout";
+  return row;
+}
+
 using enum KnobGroup;
 using Fate = ActivationFate;
 
@@ -70,94 +100,52 @@ constexpr Knob kTable[] = {
          // --data is the text that train and verify read.
          .flag = {"--data-parallel",
                   "Devices that see other sequences [devices / the other degrees]", "COUNT"}}),
-    knob<&Plan::tensor>({.id = KnobId::kTensor,
-                         .path = "tensor",
-                         .group = kParallelism,
-                         .unit = "ranks",
-                         .least = 1,
-                         .most = kMost,
-                         .may_be_absent = true,
-                         .search = KnobSearch::kLayout,
-                         .tried_text = "divisors of what the degrees before it leave",
-                         .tuned_under_strategy = true,
-                         .studied_with = "layout",
-                         .is_degree = true,
-                         .help = "Ranks that share every matrix (arXiv 1909.08053)",
-                         .flag = {"--tensor", "Devices that share every matrix [1]", "COUNT"}}),
-    knob<&Plan::pipeline>({.id = KnobId::kPipeline,
-                           .path = "pipeline",
-                           .group = kParallelism,
-                           .unit = "stages",
-                           .least = 1,
-                           .most = kMost,
-                           .may_be_absent = true,
-                           .search = KnobSearch::kLayout,
-                           .tried_text = "divisors of what the degrees before it leave",
-                           .tuned_under_strategy = true,
-                           .studied_with = "layout",
-                           .is_degree = true,
-                           .help = "Stages of consecutive layers, 1F1B (arXiv 2104.04473)",
-                           .flag = {"--pipeline", "Stages of consecutive layers [1]", "COUNT"}}),
-    knob<&Plan::virtual_pipeline>(
+    knob<&Plan::tensor>(
+        degree({.id = KnobId::kTensor,
+                .path = "tensor",
+                .unit = "ranks",
+                .is_degree = true,
+                .help = "Ranks that share every matrix (arXiv 1909.08053)",
+                .flag = {"--tensor", "Devices that share every matrix [1]", "COUNT"}})),
+    knob<&Plan::pipeline>(
+        degree({.id = KnobId::kPipeline,
+                .path = "pipeline",
+                .unit = "stages",
+                .most = kMostStages,
+                .is_degree = true,
+                .help = "Stages of consecutive layers, 1F1B (arXiv 2104.04473)",
+                .flag = {"--pipeline", "Stages of consecutive layers [1]", "COUNT"}})),
+    knob<&Plan::virtual_pipeline>(degree(
         {.id = KnobId::kVirtualPipeline,
          .path = "virtual_pipeline",
-         .group = kParallelism,
          .unit = "chunks",
-         .least = 1,
-         .most = kMost,
-         .may_be_absent = true,
-         .search = KnobSearch::kLayout,
-         .tried_text = "1 to 8, where layers divide",
-         .tuned_under_strategy = true,
-         .studied_with = "layout",
+         .tried = kChunksTried,
+         .tried_text = "where layers divide",
          .help = "Chunks of layers a stage, interleaved",
          .matters = "with pipeline above 1",
-         .flag = {"--virtual-pipeline", "Chunks of layers a stage, interleaved [1]", "COUNT"}}),
-    knob<&Plan::sequence>(
+         .flag = {"--virtual-pipeline", "Chunks of layers a stage, interleaved [1]", "COUNT"}})),
+    knob<&Plan::sequence>(degree(
         {.id = KnobId::kSequence,
          .path = "sequence",
-         .group = kParallelism,
          .unit = "ranks",
-         .least = 1,
-         .most = kMost,
-         .may_be_absent = true,
-         .search = KnobSearch::kLayout,
-         .tried_text = "divisors of what the degrees before it leave",
-         .tuned_under_strategy = true,
-         .studied_with = "layout",
          .is_degree = true,
          .help = "Ranks that share every sequence (Ulysses, arXiv 2309.14509)",
-         .flag = {"--sequence", "Devices that share every sequence (Ulysses) [1]", "COUNT"}}),
-    knob<&Plan::context>({.id = KnobId::kContext,
-                          .path = "context",
-                          .group = kParallelism,
-                          .unit = "ranks",
-                          .least = 1,
-                          .most = kMost,
-                          .may_be_absent = true,
-                          .search = KnobSearch::kLayout,
-                          .tried_text = "divisors of what the degrees before it leave",
-                          .tuned_under_strategy = true,
-                          .studied_with = "layout",
-                          .is_degree = true,
-                          .help = "Ranks that share every sequence by ring attention (arXiv "
-                                  "2310.01889)",
-                          .flag = {"--context", "The same by ring attention [1]", "COUNT"}}),
-    knob<&Plan::expert>(
+         .flag = {"--sequence", "Devices that share every sequence (Ulysses) [1]", "COUNT"}})),
+    knob<&Plan::context>(
+        degree({.id = KnobId::kContext,
+                .path = "context",
+                .unit = "ranks",
+                .is_degree = true,
+                .help = "Ranks that share every sequence by ring attention (arXiv "
+                        "2310.01889)",
+                .flag = {"--context", "The same by ring attention [1]", "COUNT"}})),
+    knob<&Plan::expert>(degree(
         {.id = KnobId::kExpert,
          .path = "expert",
-         .group = kParallelism,
          .unit = "ranks",
-         .least = 1,
-         .most = kMost,
-         .may_be_absent = true,
-         .search = KnobSearch::kLayout,
-         .tried_text = "divisors of what the degrees before it leave",
-         .tuned_under_strategy = true,
-         .studied_with = "layout",
          .help = "Of the data-parallel ranks, those that share the experts",
          .matters = "where the model has experts",
-         .flag = {"--expert", "Data-parallel devices that share the experts [1]", "COUNT"}}),
+         .flag = {"--expert", "Data-parallel devices that share the experts [1]", "COUNT"}})),
     knob<&Plan::tensor_sequence>(
         {.id = KnobId::kTensorSequence,
          .path = "tensor_sequence",
@@ -178,6 +166,14 @@ constexpr Knob kTable[] = {
                        .studied_with = "layout",
                        .help = "Which CPU memory a device's threads use: its own chip's, or "
                                "another's"}),
+    knob<&Plan::cuda_graphs>(
+        {.id = KnobId::kCudaGraphs,
+         .path = "cuda_graphs",
+         .group = kParallelism,
+         .may_be_absent = true,
+         .only_predicted = "a whole step recorded as CUDA graphs",
+         .help =
+             "Kernels are recorded once and launched as graphs, at next to no cost to the host"}),
     knob<&Plan::zero_stage>(
         {.id = KnobId::kZeroStage,
          .path = "zero_stage",
@@ -195,6 +191,20 @@ constexpr Knob kTable[] = {
                   "What is split over devices with the same weights: 0 nothing, 1 optimizer, 2 "
                   "gradients too, 3 weights too [the strategy's, or 2]",
                   "STAGE"}}),
+    knob<&Plan::zero_group>(
+        {.id = KnobId::kZeroGroup,
+         .path = "zero_group",
+         .group = kParallelism,
+         .unit = "ranks",
+         .least = 0,
+         .most = kMost,
+         .may_be_absent = true,
+         .studied_with = "layout",
+         .help = "Ranks that split what zero_stage says; beyond them it is replicated (arXiv "
+                 "2205.00119); 0: all that hold the same weights",
+         .matters = "with zero_stage above 0, where ranks hold the same weights",
+         .matters_in =
+             [](const Plan& plan) { return plan.zero_stage > 0 && plan.replicas() > 1; }}),
     knob<&Plan::global_batch>(
         {.id = KnobId::kGlobalBatch,
          .path = "global_batch",
@@ -278,8 +288,8 @@ constexpr Knob kTable[] = {
          .least = 1,
          .most = kMostBytes,
          .search = KnobSearch::kRank,
-         .tried_text =
-             "powers of two from 1 MiB to 256 MiB that cut the model into other numbers of buckets",
+         .tried = kBucketsTried,
+         .tried_text = "powers of two that cut the model into other numbers of buckets",
          .tuned_under_strategy = true,
          .help = "Size of a bucket, counted in 32-bit values"}),
     knob<&OptimizerPlan::gpu_buckets>(
@@ -352,6 +362,18 @@ constexpr Knob kTable[] = {
                                    .may_be_absent = true,
                                    .studied_with = "optimizer.placement",
                                    .help = "How both moments are stored"}),
+    knob<&Plan::ffn_tiles>(
+        {.id = KnobId::kFfnTiles,
+         .path = "ffn_tiles",
+         .group = kMemory,
+         .unit = "pieces",
+         .least = 1,
+         .most = 1 << 20,
+         .may_be_absent = true,
+         .only_predicted = "feed-forwards over a piece of the tokens after another",
+         .help = "Pieces of a micro-batch's tokens that pass a feed-forward one after another "
+                 "(arXiv 2506.13996)",
+         .matters = "where fc1 and activation are recomputed"}),
     knob<&Plan::memory_reuse>({
         .id = KnobId::kMemoryReuse,
         .path = "memory_reuse",
@@ -387,11 +409,31 @@ constexpr Knob kTable[] = {
         {.id = KnobId::kOffloadShare,
          .path = "activations.offload_share",
          .group = kActivations,
+         .tried_shares = kQuarters,
          .studied_with = "activations",
          .help = "Share of the layers, first ones first, whose offload is obeyed; the last layer "
                  "always keeps",
          .matters = "where a module's output is offloaded",
          .matters_in = offloads}),
+    knob<&ActivationPlan::offload_part>(
+        {.id = KnobId::kOffloadPart,
+         .path = "activations.offload_part",
+         .group = kActivations,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .only_predicted = "outputs of which a part leaves and a part stays",
+         .help = "Of every output that is offloaded, the part that leaves (arXiv 2406.08756)",
+         .matters = "where a module's output is offloaded",
+         .matters_in = offloads}),
+    knob<&ActivationPlan::recompute_share>(
+        {.id = KnobId::kRecomputeShare,
+         .path = "activations.recompute_share",
+         .group = kActivations,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .help = "Share of the layers, spread evenly over them, whose recompute is obeyed",
+         .matters = "where something is recomputed",
+         .matters_in = recomputes}),
     knob<&ActivationPlan::look_ahead>({.id = KnobId::kActivationsLookAhead,
                                        .path = "activations.look_ahead",
                                        .group = kActivations,

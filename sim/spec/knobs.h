@@ -37,7 +37,9 @@ enum class KnobId : uint8_t {
   kExpert,
   kTensorSequence,
   kNuma,
+  kCudaGraphs,
   kZeroStage,
+  kZeroGroup,
   kGlobalBatch,
   kMicroBatch,
   kSequenceLength,
@@ -54,10 +56,13 @@ enum class KnobId : uint8_t {
   kAdam,
   kStreamShare,
   kMoments,
+  kFfnTiles,
   kMemoryReuse,
   kActivations,
   kFates,
   kOffloadShare,
+  kOffloadPart,
+  kRecomputeShare,
   kActivationsLookAhead,
   kScores,
   kCheckpointPeriodSteps,
@@ -129,6 +134,11 @@ struct Knob {
   std::string_view studied_with{};
   // With the others that are, the product of the ranks: `data` follows from it.
   bool is_degree = false;
+
+  // What a device would have to do for it, where none does and no operation of a graph shows it:
+  // a plan that gives it another value than its default is predicted, and refused where it would be
+  // run. Empty: the capability contract knows better (sim/graph/core/capabilities).
+  std::string_view only_predicted{};
 
   std::string_view help{};                         // one line, no full stop
   std::string_view matters{};                      // when; empty: always

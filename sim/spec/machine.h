@@ -5,6 +5,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@
 #include "sim/spec/dtype.h"
 
 namespace ballast {
+
+class FabricModel;  // sim/engine/tables/fabric_model.h
+class KernelModel;  // sim/engine/tables/kernel_model.h
 
 // Where a number came from; every predicted second is booked under one of these.
 enum class Provenance : uint8_t {
@@ -52,14 +56,22 @@ struct AttentionRates {
   Curve backward;
 };
 
+// The device tables that a GPU's kernels are timed by (sim/spec/kernels.h): "hopper" and "h100".
+struct Kernels {
+  std::string generation;  // empty: none, and the formulas of sim/engine/cost time every kernel
+  std::string part;
+  std::shared_ptr<const KernelModel> model;  // shared by all machines of the generation
+};
+
 struct Gpu {
   std::string name;
+  Kernels kernels = {};
   Sourced<Bytes> memory;    // usable for tensors and libraries
   Sourced<Bytes> reserved;  // context and libraries, not available to tensors
   Sourced<Bandwidth> memory_bandwidth;
   std::map<DType, Sourced<FlopRate>> matmul;  // best achieved dense rate by storage type
-  // Dense 16-bit peak of the data sheet, which published utilisations refer to; nothing computes
-  // with it.
+  // Dense 16-bit peak of the data sheet, which utilisations (MFU) refer to; no duration is computed
+  // from it.
   std::optional<Sourced<FlopRate>> nominal_matmul;
   Sourced<FlopRate> vector;               // elementwise arithmetic, fp32
   Sourced<double> attention_efficiency;   // share of `matmul` that fused attention reaches
@@ -112,6 +124,10 @@ struct Interconnect {
   std::optional<Sourced<Bandwidth>> switch_reduction = {};
   std::optional<AllReduceTable> all_reduce = {};  // without it: by formula alone
   Curve point_to_point = {};  // bytes per second by bytes of one message; empty: `bandwidth`
+  // Collectives as they were measured on the same wires (profiles/fabrics), by the fabric's name;
+  // they go before `all_reduce` and the formulas of their kind.
+  std::string fabric = {};
+  std::shared_ptr<const FabricModel> fabric_model = {};
   // Multiprocessors that a collective keeps from other work: one for each channel of NCCL.
   std::optional<Sourced<double>> multiprocessors = {};
 };

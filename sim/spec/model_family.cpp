@@ -6,7 +6,7 @@ namespace ballast {
 namespace {
 
 constexpr ModelFamily kFamilies[] = {
-    {.name = "gpt2", .gpt2_names = true},
+    {.name = "gpt2", .gpt2_names = true, .has_dropout = true},
     {.name = "llama", .mlp_bias_key = true},
     {.name = "mistral",
      .kv_heads = 8,
@@ -55,6 +55,13 @@ constexpr ModelFamily kFamilies[] = {
      .experts_per_token = 4,
      .stacks_experts = true,
      .router = "mlp.router"},
+    // No family of the Hub: llama whose layers may have experts, as published measurements describe
+    // models by their sizes alone.
+    {.name = "llama_moe",
+     .expert_keys = ExpertKeys::kDeepseek,
+     .experts = 8,
+     .experts_per_token = 2,
+     .shared_experts = true},
 };
 constexpr ModelFamily kUnknown{};
 

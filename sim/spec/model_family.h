@@ -26,10 +26,11 @@ enum class ExpertKeys : uint8_t { kNone, kEveryLayer, kQwen3, kDeepseek };
 // Defaults are those of LlamaConfig; values of keys are what the configuration class puts in for a
 // key that the file leaves out.
 struct ModelFamily {
-  std::string_view name;    // model_type
-  bool gpt2_names = false;  // of keys and parameters: as GPT2LMHeadModel, else as LlamaForCausalLM
-  int64_t kv_heads = 0;     // 0: as many as heads
-  int64_t head_size = 0;    // 0: hidden / heads
+  std::string_view name;     // model_type
+  bool gpt2_names = false;   // of keys and parameters: as GPT2LMHeadModel, else as LlamaForCausalLM
+  bool has_dropout = false;  // the class drops values while it trains, as its file says by default
+  int64_t kv_heads = 0;      // 0: as many as heads
+  int64_t head_size = 0;     // 0: hidden / heads
   double norm_epsilon = 1e-6;
   double rope_theta = 10000;
   bool scaled_rope = false;  // where the file says nothing of rotary positions

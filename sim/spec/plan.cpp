@@ -1,6 +1,9 @@
 #include "sim/spec/plan.h"
 
+#include <algorithm>
 #include <fmt/format.h>
+
+#include "sim/spec/knobs.h"
 
 namespace ballast {
 
@@ -74,13 +77,38 @@ void require_at_least(const std::string& knob, int64_t value, int64_t least) {
   }
 }
 
-void require_share(const std::string& knob, double value) {
-  if (!(value >= 0.0 && value <= 1.0)) {
-    refuse(knob, fmt::format("it is {}", value), "use a share from 0 to 1");
+void require_choice(const Knob& knob, int64_t value) {
+  if (std::find(knob.choices.begin(), knob.choices.end(), value) != knob.choices.end()) return;
+  std::string names;
+  for (const int64_t choice : knob.choices) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", knob.name_of(choice));
+  }
+  refuse(std::string(knob.path), fmt::format("it is {}", knob.name_of(value)), "use " + names);
+}
+
+// A number or a choice that the table of knobs does not have.
+void require_in_domain(const Knob& knob, const Plan& plan) {
+  if (knob.type == KnobType::kText) return;
+  const KnobValue value = knob.get(plan);
+  const std::string path(knob.path);
+  if (const int64_t* whole = std::get_if<int64_t>(&value)) {
+    if (knob.type == KnobType::kChoice) return require_choice(knob, *whole);
+    require_at_least(path, *whole, knob.least);
+    if (*whole > knob.most) {
+      refuse(path, fmt::format("it is {}", *whole), fmt::format("use at most {}", knob.most));
+    }
+  } else if (const double* share = std::get_if<double>(&value)) {
+    if (*share >= 0.0 && *share <= 1.0) return;
+    refuse(path, fmt::format("it is {}", *share), "use a share from 0 to 1");
+  } else if (const Fates* fates = std::get_if<Fates>(&value)) {
+    for (const ModuleKind kind : saving_kinds()) {
+      require_choice(knob, static_cast<int64_t>((*fates)[static_cast<size_t>(kind)]));
+    }
   }
 }
 
 void check_batch(const Plan& plan) {
+  // 0 stands for a default in a file, which is gone by now.
   require_at_least("global_batch", plan.global_batch, 1);
   require_at_least("sequence_length", plan.sequence_length, 1);
   if (plan.global_batch % plan.data != 0) {
@@ -90,7 +118,6 @@ void check_batch(const Plan& plan) {
            "use a multiple of `data`");
   }
   if (plan.micro_batch) {
-    require_at_least("micro_batch", *plan.micro_batch, 1);
     const int64_t local = plan.global_batch / plan.data;
     if (local % *plan.micro_batch != 0) {
       refuse("micro_batch",
@@ -123,17 +150,12 @@ void check_pipeline(const Plan& plan, const Model& model) {
   }
   if (plan.virtual_pipeline > 1) {
     if (plan.pipeline == 1) refuse("virtual_pipeline", "there is one stage", "set pipeline");
-    require_divides("virtual_pipeline", chunks, model.layers, "layers (times pipeline)");
     if (plan.micro_batch) {
       require_divides("pipeline", plan.pipeline, plan.accumulation(),
                       "micro-batches, as interleaving needs");
     }
   }
   if (plan.pipeline == 1) return;
-  constexpr int64_t kMostStages = 127;
-  if (plan.pipeline > kMostStages) {
-    refuse("pipeline", fmt::format("{} stages", plan.pipeline), "use at most 127");
-  }
   if (plan.optimizer.placement == OptimizerPlacement::kNvme || plan.optimizer.stream_share > 0) {
     refuse("optimizer.placement", "a pipeline's stages step where their state lives",
            "use gpu or cpu, and stream_share 0");
@@ -144,13 +166,6 @@ void check_pipeline(const Plan& plan, const Model& model) {
 }
 
 void check_degrees(const Plan& plan, const Model& model) {
-  require_at_least("devices", plan.devices, 1);
-  const std::pair<const char*, int64_t> degrees[] = {
-      {"data", plan.data},         {"tensor", plan.tensor},
-      {"pipeline", plan.pipeline}, {"virtual_pipeline", plan.virtual_pipeline},
-      {"sequence", plan.sequence}, {"context", plan.context},
-      {"expert", plan.expert}};
-  for (const auto& [knob, degree] : degrees) require_at_least(knob, degree, 1);
   // The product of degrees that are no greater than the devices overflows no double.
   const double product = static_cast<double>(plan.data) * static_cast<double>(plan.tensor) *
                          static_cast<double>(plan.pipeline) * static_cast<double>(plan.sequence) *
@@ -176,10 +191,13 @@ void check_degrees(const Plan& plan, const Model& model) {
   } else if (plan.expert > 1) {
     refuse("expert", "the model has no experts", "use 1");
   }
-  if (plan.zero_stage < 0 || plan.zero_stage > 3) {
-    refuse("zero_stage", fmt::format("stage {} is not known", plan.zero_stage), "use 0 to 3");
-  }
   check_pipeline(plan, model);
+  if (plan.zero_group > 0) {
+    require_divides("zero_group", plan.zero_group, plan.replicas(), "ranks with the same weights");
+    if (plan.zero_group == 1 && plan.zero_stage > 0 && plan.replicas() > 1) {
+      refuse("zero_group", "one rank shares nothing", "use zero_stage 0, or more ranks");
+    }
+  }
 }
 
 // Tensor cores take 8-bit factors by 16 in every direction (cuBLAS documentation, cublasLtMatmul,
@@ -191,12 +209,13 @@ void check_fp8(const Plan& plan, const Model& model) {
     refuse("products", fmt::format("fp8 of a dtype {}", to_string(plan.dtype)),
            "use dtype bf16, or products as-stored");
   }
-  if (model.experts > 0 || model.is_latent()) {
-    refuse("products", "fp8 is not built for experts and latent attention", "use as-stored");
+  if (model.is_latent()) {
+    refuse("products", "fp8 is not built for latent attention", "use as-stored");
   }
   const std::pair<const char*, int64_t> widths[] = {
       {"columns of the hidden state", model.hidden},
       {"feed-forward columns of a rank", div_ceil(model.ffn, plan.tensor)},
+      {"columns of an expert", div_ceil(model.expert_ffn, plan.tensor)},
       {"columns of a rank's query heads", div_ceil(model.heads, plan.tensor) * model.head_size},
       {"columns of a rank's key heads", div_ceil(model.kv_heads, plan.tensor) * model.head_size},
       {"tokens of a rank's sequence",
@@ -208,10 +227,17 @@ void check_fp8(const Plan& plan, const Model& model) {
   }
 }
 
+bool recomputes_feed_forward(const ActivationPlan& plan) {
+  return plan.recompute_share == 1 &&
+         plan.fate[static_cast<size_t>(ModuleKind::kFc1)] == ActivationFate::kRecompute &&
+         plan.fate[static_cast<size_t>(ModuleKind::kActivation)] == ActivationFate::kRecompute;
+}
+
 }  // namespace
 
 void check(const Plan& plan, const Model& model) {
   check(model);
+  for (const Knob& knob : knobs()) require_in_domain(knob, plan);
   check_degrees(plan, model);
   check_batch(plan);
   if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
@@ -220,20 +246,7 @@ void check(const Plan& plan, const Model& model) {
                        model.max_positions),
            "use a shorter sequence");
   }
-  if (plan.dtype != DType::kF32 && plan.dtype != DType::kBf16 && plan.dtype != DType::kF16) {
-    refuse("dtype", fmt::format("{} cannot be trained in", to_string(plan.dtype)),
-           "use fp32, bf16 or fp16");
-  }
   if (plan.products == ProductFormat::kFp8) check_fp8(plan, model);
-  if (plan.weights.flow_share) require_share("weights.flow_share", *plan.weights.flow_share);
-  require_at_least("weights.look_ahead", plan.weights.look_ahead, 0);
-  require_share("optimizer.stream_share", plan.optimizer.stream_share);
-  if (plan.optimizer.moments != DType::kF32 && plan.optimizer.moments != DType::kBf16) {
-    refuse("optimizer.moments",
-           fmt::format("{} is no format for them", to_string(plan.optimizer.moments)),
-           "use fp32 or bf16");
-  }
-  require_at_least("optimizer.bucket_bytes", plan.optimizer.bucket_bytes.count, 1);
   if (plan.optimizer.placement == OptimizerPlacement::kNvme &&
       plan.optimizer.sync != SyncMode::kWait) {
     refuse("optimizer.sync", "a step whose state passes through from NVMe cannot be undone",
@@ -243,22 +256,17 @@ void check(const Plan& plan, const Model& model) {
       plan.replicas() > 1) {
     refuse("zero_stage", "ranks that step on their CPUs share the state", "use 1, 2 or 3");
   }
-  if (plan.optimizer.gpu_buckets) {
-    require_at_least("optimizer.gpu_buckets", *plan.optimizer.gpu_buckets, 0);
-  }
   if (plan.activations) {
     if (plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] ==
         ActivationFate::kRecompute) {
       refuse("activations.fc2", "its output is the layer input that recomputation starts from",
              "keep or offload it");
     }
-    if (plan.activations->scores == ActivationFate::kOffload) {
-      refuse("activations.scores", "scores are never worth a copy", "keep or recompute them");
+    if (plan.ffn_tiles > 1 && !recomputes_feed_forward(*plan.activations)) {
+      refuse("ffn_tiles", "the whole of fc1 or activation is kept for the backward",
+             "recompute both, or use 1");
     }
-    require_share("activations.offload_share", plan.activations->offload_share);
-    require_at_least("activations.look_ahead", plan.activations->look_ahead, 0);
   }
-  require_at_least("checkpoint.period_steps", plan.checkpoint_period_steps, 0);
 }
 
 }  // namespace ballast

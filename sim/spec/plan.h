@@ -62,6 +62,10 @@ struct ActivationPlan {
   // Of the layers (first ones first) whose kOffload is obeyed. The last layer always keeps: its
   // backward comes before a copy could return.
   double offload_share = 1.0;
+  // Of every output that leaves, the part that does; the rest stays on the GPU.
+  double offload_part = 1.0;
+  // Of the layers, spread evenly over them, whose kRecompute is obeyed; the others keep.
+  double recompute_share = 1.0;
   int64_t look_ahead = 4;  // operations of the GPU between a reload and its use
   // The scores of eager attention, which are no module's output: keep or recompute. Megatron's
   // "selective" recompute is this one alone.
@@ -97,7 +101,14 @@ struct Plan {
   // Split over the ranks that see the same weights: 0 nothing, 1 optimizer state, 2 also
   // gradients, 3 also weights (arXiv 1910.02054).
   int64_t zero_stage = 2;
+  // Ranks, next to one another, that split what zero_stage says between them; beyond them it is
+  // replicated, and gradients are summed over the replicas (MiCS, arXiv 2205.00119; FSDP's hybrid
+  // sharding, arXiv 2304.11277). 0: all that see the same weights.
+  int64_t zero_group = 0;
   NumaBinding numa = NumaBinding::kLocal;
+  // A step's kernels are recorded once and launched as few graphs, which costs the host next to
+  // nothing (CUDA programming guide, section CUDA Graphs).
+  bool cuda_graphs = false;
   int64_t global_batch = 0;            // sequences per step over all devices
   std::optional<int64_t> micro_batch;  // sequences per forward on one device
   int64_t sequence_length = 0;
@@ -105,6 +116,9 @@ struct Plan {
   // Of the matrices of layers (qkv, attention_out, fc1, fc2), forward and backward; the head and
   // the scores of attention multiply as stored. What is stored is of `dtype` either way.
   ProductFormat products = ProductFormat::kAsStored;
+  // Pieces of a micro-batch's tokens that pass a feed-forward one after another, so that of its
+  // hidden columns only a piece exists at a time (arXiv 2506.13996, section 3.1).
+  int64_t ffn_tiles = 1;
   WeightsPlan weights;
   OptimizerPlan optimizer;
   std::optional<ActivationPlan> activations;
@@ -112,8 +126,10 @@ struct Plan {
   std::optional<MemoryReuse> memory_reuse;
   int64_t checkpoint_period_steps = 0;  // 0: none
 
-  // Ranks over which state is sharded: all that hold the same weights.
+  // Ranks that see the same weights.
   int64_t replicas() const { return data * sequence * context; }
+  // Of them, those over which state is sharded.
+  int64_t sharing() const { return zero_group > 0 && zero_stage > 0 ? zero_group : replicas(); }
   // Tokens of a micro-batch on one device, tensor-parallel ranks apart. Requires micro_batch.
   int64_t tokens_per_micro_batch() const {
     return micro_batch.value() * div_ceil(sequence_length, sequence * context);

@@ -5,8 +5,6 @@
 namespace ballast {
 namespace {
 
-constexpr int kLaunch = 4;
-
 [[noreturn]] void refuse(const Stack& stack, const std::string& key, const std::string& what) {
   throw Error("stack " + stack.name + ": " + key, what, "correct it in the stack's file");
 }
@@ -14,11 +12,26 @@ constexpr int kLaunch = 4;
 }  // namespace
 
 std::string_view to_string(AttentionKind value) {
-  return value == AttentionKind::kEager ? "eager" : "flash2";
+  return value == AttentionKind::kEager ? "eager" : "flash";
+}
+
+std::string_view to_string(AttentionKernel value) {
+  static constexpr std::array<std::string_view, kAttentionKernels> kNames = {
+      "flash1", "triton", "flash2", "flash3", "flash4", "cudnn"};
+  return kNames.at(static_cast<size_t>(value));
 }
 
 std::string_view to_string(GradientPrecision value) {
   return value == GradientPrecision::kF32 ? "fp32" : "as_weights";
+}
+
+std::string_view to_string(Scaling8 value) {
+  return value == Scaling8::kDelayed ? "delayed" : "just_in_time";
+}
+
+std::string_view to_string(Weights8 value) {
+  static constexpr std::array<std::string_view, kWeights8> kNames = {"each_use", "kept", "stored"};
+  return kNames.at(static_cast<size_t>(value));
 }
 
 std::string_view to_string(Overlap value) {
@@ -38,32 +51,76 @@ std::string_view to_string(LossPrecision value) {
   return kNames.at(static_cast<size_t>(value));
 }
 
-std::string_view constant_name(int index) {
-  static constexpr std::array<std::string_view, kStackConstants> kNames = {
-      "gemm_share",       "attention_share", "elementwise_share",
-      "collective_share", "launch_us",       "memory_slack_share"};
-  return kNames.at(static_cast<size_t>(index));
-}
+namespace {
+
+struct ConstantRow {
+  std::string_view name;
+  ConstantKind kind;
+  double StackConstants::*place;  // null: the launch, which is a Duration
+};
+constexpr std::array<ConstantRow, kStackConstants> kConstants = {{
+    {"gemm_share", ConstantKind::kShare, &StackConstants::gemm},
+    {"attention_share", ConstantKind::kShare, &StackConstants::attention},
+    {"elementwise_share", ConstantKind::kShare, &StackConstants::elementwise},
+    {"collective_share", ConstantKind::kShare, &StackConstants::collective},
+    {"launch_us", ConstantKind::kMicroseconds, nullptr},
+    {"memory_slack_share", ConstantKind::kSlack, &StackConstants::memory_slack},
+    {"cpu_share", ConstantKind::kShare, &StackConstants::cpu},
+}};
+
+const ConstantRow& row_of(int index) { return kConstants.at(static_cast<size_t>(index)); }
+
+}  // namespace
+
+ConstantKind constant_kind(int index) { return row_of(index).kind; }
+
+std::string_view constant_name(int index) { return row_of(index).name; }
 
 double constant(const StackConstants& constants, int index) {
-  const std::array<double, kStackConstants> values = {
-      constants.gemm,       constants.attention,   constants.elementwise,
-      constants.collective, constants.launch.us(), constants.memory_slack};
-  return values.at(static_cast<size_t>(index));
+  const ConstantRow& row = row_of(index);
+  return row.place == nullptr ? constants.launch.us() : constants.*row.place;
 }
 
 void set_constant(StackConstants& constants, int index, double value) {
-  if (index == kLaunch) {
+  const ConstantRow& row = row_of(index);
+  if (row.place == nullptr) {
     constants.launch = Duration::from_us(value);
-    return;
+  } else {
+    constants.*row.place = value;
   }
-  const std::array<double*, kStackConstants> places = {
-      &constants.gemm, &constants.attention,   &constants.elementwise, &constants.collective,
-      nullptr,         &constants.memory_slack};
-  *places.at(static_cast<size_t>(index)) = value;
+}
+
+namespace {
+
+void check(const Stack& stack, const StackUncertainty& uncertainty) {
+  const auto is_spread = [](double value) { return std::isfinite(value) && value >= 0; };
+  const auto size = static_cast<size_t>(kStackConstants * kStackConstants);
+  if (uncertainty.covariance.size() != size) {
+    refuse(stack, "uncertainty.covariance",
+           "has " + std::to_string(uncertainty.covariance.size()) + " numbers instead of " +
+               std::to_string(size));
+  }
+  for (const double value : uncertainty.covariance) {
+    if (!std::isfinite(value)) refuse(stack, "uncertainty.covariance", "holds no number");
+  }
+  if (!is_spread(uncertainty.time)) refuse(stack, "uncertainty.time", "is no spread");
+  if (!is_spread(uncertainty.memory)) refuse(stack, "uncertainty.memory", "is no spread");
+}
+
+}  // namespace
+
+double coordinate(const StackConstants& constants, int index) {
+  const double value = constant(constants, index);
+  return constant_kind(index) == ConstantKind::kSlack ? value : std::log(value);
+}
+
+void set_coordinate(StackConstants& constants, int index, double coordinate) {
+  const bool slack = constant_kind(index) == ConstantKind::kSlack;
+  set_constant(constants, index, slack ? coordinate : std::exp(coordinate));
 }
 
 void check(const Stack& stack) {
+  if (stack.uncertainty) check(stack, *stack.uncertainty);
   if (stack.name.empty()) refuse(stack, "name", "is empty");
   if (stack.facts.attention.empty()) refuse(stack, "attention", "names no kind");
   if (stack.facts.least_zero_stage < 0 || stack.facts.most_zero_stage > 3 ||
@@ -74,7 +131,7 @@ void check(const Stack& stack) {
   if (stack.facts.loss_chunks < 1) refuse(stack, "loss_chunks", "is less than 1");
   for (int i = 0; i < kStackConstants; ++i) {
     const double value = constant(stack.constants, i);
-    const bool share = i < kLaunch;
+    const bool share = constant_kind(i) == ConstantKind::kShare;
     // A share above 1 says that the machine's own rate was underestimated; twice is a mistake.
     const bool legal = share ? value > 0 && value <= 2 : value >= 0 && value <= 1000;
     if (!std::isfinite(value) || !legal) {

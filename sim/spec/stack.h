@@ -2,18 +2,21 @@
 //
 // Two kinds of statement. Facts say what the framework does (which attention, what it keeps, what
 // it overlaps); they come from its source and papers, are never fitted, and shape the graph. The
-// six constants say how well it does it; `ballast calibrate` fits them, and only the cost model and
+// constants say how well it does it; `ballast calibrate` fits them, and only the cost model and
 // the memory sums read them. Ballast itself is a stack: the defaults here.
 // Will not do: know a machine, a model, or a single published case.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "sim/base/units.h"
+#include "sim/spec/attention_kernel.h"
 
 namespace ballast {
 
@@ -24,6 +27,18 @@ std::string_view to_string(AttentionKind value);
 // 32-bit numbers that a framework keeps although its plan trains in 16 bits.
 enum class GradientPrecision : uint8_t { kAsWeights, kF32 };
 std::string_view to_string(GradientPrecision value);
+
+// By which scale values are rounded to 8 bits: the largest of them, which takes a pass to find, or
+// one that earlier steps left.
+enum class Scaling8 : uint8_t { kJustInTime, kDelayed };
+inline constexpr int kScalings8 = 2;
+std::string_view to_string(Scaling8 value);
+
+// Weights of 8-bit products: rounded before each use, rounded once a step and kept beside the
+// 16-bit ones, or stored and gathered in 8 bits alone.
+enum class Weights8 : uint8_t { kEachUse, kKept, kStored };
+inline constexpr int kWeights8 = 3;
+std::string_view to_string(Weights8 value);
 
 // When collectives run: between the computation they serve, beside what happens not to need them
 // (tensor parallel: the weight gradient), or beside the computation itself, piece by piece.
@@ -46,9 +61,21 @@ std::string_view to_string(LossPrecision value);
 // A machine's name for the rate of torch.optim's Adam on the CPU, tensor by tensor and unfused.
 inline constexpr std::string_view kTorchAdam = "pt-cpu";
 
+// The stack of what nobody has measured (profiles/stacks/typical.json).
+inline constexpr std::string_view kTypicalStack = "typical";
+// Ballast's own backend, and the roofline: what its plans would take if every kernel and wire did
+// what the machine is said to do (profiles/stacks/ideal.json).
+inline constexpr std::string_view kBallastStack = "ballast";
+inline constexpr std::string_view kIdealStack = "ideal";
+
 struct StackFacts {
   // In order of preference: the first one whose memory fits is used. A model may name its own.
   std::vector<AttentionKind> attention = {AttentionKind::kFlash};
+  // Which kernel computes kFlash: no graph depends on it, its time does. The default is our own
+  // backend's (docs/cuda.md); a stack file that names none has kFlash2.
+  AttentionKernel attention_kernel = AttentionKernel::kCudnn;
+  // On generations of GPUs where it is another ("hopper": FlashAttention 3 runs there alone).
+  std::map<std::string, AttentionKernel> attention_kernel_on = {};
   bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
@@ -85,6 +112,23 @@ struct StackFacts {
   Overlap pipeline_overlap = Overlap::kFull;  // sends beside computation
   int64_t least_zero_stage = 0;               // what a plan that names no stage may choose between
   int64_t most_zero_stage = 3;
+  // Products in 8 bits (Plan::products).
+  Scaling8 fp8_scaling = Scaling8::kJustInTime;
+  Weights8 fp8_weights = Weights8::kEachUse;
+  // Norms and activations write codes, and what is kept of a product's input for its weight's
+  // gradient are codes.
+  bool fp8_saves_codes = false;
+  Overlap expert_overlap = Overlap::kNone;  // all-to-alls of experts beside computation
+  // Optimizer state that a source says is in CPU memory: the CPU steps it. (Else it comes to the
+  // GPU and goes back.)
+  bool steps_offloaded_state_on_cpu = false;
+  // May keep optimizer state in CPU memory and step it on the GPU, where a source does not say.
+  bool may_stream_state = false;
+  // On a generation of GPUs, or "" where a machine names none.
+  AttentionKernel attention_kernel_of(const std::string& generation) const {
+    const auto other = attention_kernel_on.find(generation);
+    return other == attention_kernel_on.end() ? attention_kernel : other->second;
+  }
   bool operator==(const StackFacts&) const = default;
 };
 
@@ -94,28 +138,48 @@ struct StackConstants {
   double attention = 1;     // share of the machine's attention rate
   double elementwise = 1;   // share of GPU memory bandwidth in passes that it binds
   double collective = 1;    // share of the machine's collective bandwidth
-  Duration launch;          // of the host: no operation of the GPU is shorter
+  Duration launch;          // of the host, for each kernel that it enqueues
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
+  double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer
   bool operator==(const StackConstants&) const = default;
 };
-inline constexpr int kStackConstants = 6;
-// "gemm_share", ..., in the order of the members: the keys of a stack file.
+inline constexpr int kStackConstants = 7;
+// By index, in the order of the members.
+enum class ConstantKind : uint8_t { kShare, kMicroseconds, kSlack };
+ConstantKind constant_kind(int index);
+// "gemm_share", ...: the keys of a stack file.
 std::string_view constant_name(int index);
 // The value of one constant: a share, or microseconds for `launch_us`.
 double constant(const StackConstants& constants, int index);
 void set_constant(StackConstants& constants, int index, double value);
+// Constants are fitted, and their uncertainty is told, in these coordinates: the logarithm of a
+// share or a time, the slack as it is (it may be zero).
+double coordinate(const StackConstants& constants, int index);
+void set_coordinate(StackConstants& constants, int index, double coordinate);
+
+// What the constants leave open, so that predictions can say how sure they are.
+struct StackUncertainty {
+  // Of the coordinates of the constants, row by row: kStackConstants squared numbers.
+  std::vector<double> covariance;
+  // Standard deviations of log(predicted / measured) that no constant explains, in a source that
+  // is new.
+  double time = 0;
+  double memory = 0;
+};
 
 struct Stack {
-  std::string name = "ballast";
+  std::string name{kBallastStack};
   std::string description;
   std::string source;
   StackFacts facts;
   StackConstants constants;
-  std::vector<std::string> fitted;     // names of the constants that were fitted
-  std::vector<std::string> fitted_on;  // ids of the published cases
+  std::vector<std::string> fitted;              // names of the constants that were fitted
+  std::vector<std::string> fitted_on;           // ids of the published cases
+  std::optional<StackUncertainty> uncertainty;  // absent: nothing was ever held against it
 
-  // Whether Ballast itself runs the plan: its memory is planned, and every knob means what it says.
-  bool is_ballast() const { return name == "ballast"; }
+  // Whether places in memory are planned, as Ballast does, instead of left to an allocator, and
+  // every knob means what it says. The roofline is that of Ballast's graphs.
+  bool memory_is_planned() const { return name == kBallastStack || name == kIdealStack; }
 };
 
 // Throws Error naming the stack and the key where a share is out of range.

@@ -1,66 +1,26 @@
-// Calibration: constants that made the numbers are found again, those that no number depends on
-// stay at their priors, and a case that is left out is predicted without itself.
+// Calibration of published cases: constants that made the numbers are found again, those that no
+// number depends on stay where frameworks lie, and sources are told apart.
 #include "autotune/calibrate/calibrate.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 
-#include "tests/autotune/published.h"
+#include "autotune/calibrate/priors.h"
+#include "sim/base/error.h"
+#include "tests/autotune/calibrated.h"
 
 namespace ballast {
 namespace {
 
-using testing::small_setup;
+using testing::four_cases;
+using testing::kCollective;
+using testing::kGemm;
+using testing::kSlack;
+using testing::large_setup;
+using testing::publish;
 
-constexpr int kGemm = 0, kAttention = 1, kElementwise = 2, kCollective = 3, kLaunch = 4, kSlack = 5;
-
-void ignore(const CalibrationProgress&) {}
-
-// A case large enough that products decide its time: 1024 wide, 16 sequences of 512 tokens at once.
-CaseSetup large_setup(const std::string& id) {
-  CaseSetup setup = small_setup(id);
-  setup.of.stack = setup.stack.name = "synthetic";
-  setup.of.model.hidden = 1024;
-  setup.of.model.heads = setup.of.model.kv_heads = 8;
-  setup.of.model.head_size = 128;
-  setup.of.model.ffn = 4096;
-  setup.of.model.max_positions = 512;
-  setup.of.plan.sequence_length = 512;
-  setup.of.plan.global_batch = 16;
-  setup.of.plan.micro_batch = 16;
-  return setup;
-}
-
-// Publishes what would be measured if these constants were true.
-CaseSetup publish(CaseSetup setup, std::vector<Metric> metrics, const StackConstants& truth) {
-  for (const Metric metric : metrics) setup.of.measured.push_back({metric, 1});
-  const CasePrediction prediction = predict_case(setup, truth);
-  for (size_t i = 0; i < metrics.size(); ++i) {
-    setup.of.measured[i].value = prediction.metrics[i].predicted.value();
-  }
-  return setup;
-}
-
-// Four shapes: wide, long (attention counts), many small (launches count), and accumulating.
-std::vector<CaseSetup> four_cases(const StackConstants& truth) {
-  CaseSetup wide = large_setup("wide");
-  wide.of.model.hidden = 2048;
-  wide.of.model.ffn = 8192;
-  wide.of.model.head_size = 256;
-  CaseSetup longer = large_setup("long");
-  longer.of.model.max_positions = longer.of.plan.sequence_length = 8192;
-  longer.of.plan.global_batch = 2;
-  longer.of.plan.micro_batch = 2;
-  CaseSetup small = large_setup("small");
-  small.of.model.hidden = 256;
-  small.of.model.head_size = 32;
-  small.of.model.ffn = 1024;
-  small.of.plan.micro_batch = 1;
-  CaseSetup plain = large_setup("plain");
-  std::vector<CaseSetup> cases;
-  for (CaseSetup* one : {&wide, &longer, &small, &plain}) {
-    cases.push_back(publish(*one, {Metric::kStepTime, Metric::kPeakMemory}, truth));
-  }
-  return cases;
+Calibration calibrate(const std::vector<SourcedCase>& cases) {
+  return ballast::calibrate(cases, load_stack(std::string(kTypicalStack)), testing::ignore);
 }
 
 bool is_fitted(const Stack& stack, int index) {
@@ -68,90 +28,168 @@ bool is_fitted(const Stack& stack, int index) {
          stack.fitted.end();
 }
 
-TEST(calibrate, finds_constants_that_made_the_numbers) {
+TEST(Calibrate, finds_the_constants_of_two_stacks_that_made_the_numbers) {
+  StackConstants slow = prior_constants();
+  slow.gemm = 0.7;
+  slow.launch = Duration::from_us(12);
+  slow.memory_slack = 0.12;
+  StackConstants fast = prior_constants();
+  fast.gemm = 1.0;
+  fast.launch = Duration::from_us(7);
+  fast.memory_slack = 0.02;
+  std::vector<SourcedCase> cases = four_cases("slow", slow);
+  for (SourcedCase& one : four_cases("fast", fast)) cases.push_back(std::move(one));
+  const Calibration result = calibrate(cases);
+  ASSERT_EQ(result.stacks.size(), 2u);
+  const StackConstants& of_slow = result.stacks[0].constants;
+  const StackConstants& of_fast = result.stacks[1].constants;
+  EXPECT_EQ(result.stacks[0].name, "slow");
+  EXPECT_EQ(result.stacks[1].name, "fast");
+  // What relatives do pulls each a little: not more than a quarter of the way.
+  EXPECT_NEAR(of_slow.gemm, slow.gemm, 0.06);
+  EXPECT_NEAR(of_fast.gemm, fast.gemm, 0.06);
+  EXPECT_NEAR(of_slow.launch.us(), 12, 1.5);
+  EXPECT_NEAR(of_fast.launch.us(), 7, 1);
+  EXPECT_NEAR(of_slow.memory_slack, 0.12, 0.025);
+  EXPECT_NEAR(of_fast.memory_slack, 0.02, 0.025);
+  const StackConstants& typical = result.typical.constants;
+  EXPECT_GT(typical.gemm, of_slow.gemm);
+  EXPECT_LT(typical.gemm, of_fast.gemm);
+  EXPECT_EQ(result.typical.name, kTypicalStack);
+  EXPECT_EQ(result.stacks[0].fitted_on,
+            (std::vector<std::string>{"slow-wide", "slow-long", "slow-small", "slow-plain"}));
+  EXPECT_EQ(result.typical.fitted_on.size(), 8u);
+  EXPECT_TRUE(result.refused.empty());
+}
+
+// Rows are to first order at the last linearisation, where nothing moved any more.
+TEST(Calibrate, rows_tell_what_the_constants_before_and_after_predict) {
   StackConstants truth = prior_constants();
-  truth.gemm = 0.7;
-  truth.launch = Duration::from_us(9);
-  truth.memory_slack = 0.12;
-  const std::vector<CaseSetup> cases = four_cases(truth);
-  const Calibration result = calibrate(cases[0].stack, cases, ignore);
-  const StackConstants& found = result.stack.constants;
-  // The priors pull a little: every number is still met within four percent.
-  EXPECT_NEAR(found.gemm, 0.7, 0.05);
-  EXPECT_NEAR(found.launch.us(), 9, 1);
-  EXPECT_NEAR(found.memory_slack, 0.12, 0.02);
+  truth.gemm = 0.75;
+  truth.memory_slack = 0.1;
+  const std::vector<SourcedCase> cases = four_cases("one", truth);
+  const Calibration result = calibrate(cases);
   ASSERT_EQ(result.rows.size(), 8u);
-  for (const CalibrationRow& row : result.rows) {
+  for (size_t i = 0; i < result.rows.size(); ++i) {
+    const CalibrationRow& row = result.rows[i];
+    const CaseSetup& setup = cases[i / 2].setup;
+    const CasePrediction fitted = predict_case(setup, result.stacks[0].constants);
+    const double predicted = *fitted.metrics[i % 2].predicted;
+    EXPECT_NEAR(row.fit, predicted, 0.01 * predicted) << row.id << metric_name(row.metric);
+    EXPECT_LT(std::abs(row.error_percent(row.fit)), std::abs(row.error_percent(row.before)));
     EXPECT_LT(std::abs(row.error_percent(row.fit)), 4) << row.id << metric_name(row.metric);
-    ASSERT_TRUE(row.left_out.has_value());
-    const double left_out = std::abs(row.error_percent(*row.left_out));
-    // Only the small one shows what a launch takes: nobody else can predict it.
-    if (row.id == "small" && is_time(row.metric)) {
-      EXPECT_GT(left_out, 12);
-    } else {
-      EXPECT_LT(left_out, 12) << row.id;
-    }
   }
-  EXPECT_EQ(result.stack.fitted_on, (std::vector<std::string>{"wide", "long", "small", "plain"}));
 }
 
 // One device sends nothing, and a time says nothing about memory.
-TEST(calibrate, constant_that_no_case_sees_keeps_its_prior_and_is_not_listed) {
+TEST(Calibrate, constant_that_no_case_sees_keeps_its_prior_and_is_not_listed) {
   StackConstants truth = prior_constants();
-  truth.gemm = 0.75;
-  const CaseSetup only = publish(large_setup("only"), {Metric::kStepTime}, truth);
-  const Calibration result = calibrate(only.stack, {only}, ignore);
-  EXPECT_TRUE(is_fitted(result.stack, kGemm));
-  EXPECT_FALSE(is_fitted(result.stack, kCollective));
-  EXPECT_FALSE(is_fitted(result.stack, kSlack));
-  EXPECT_DOUBLE_EQ(result.stack.constants.collective, prior_of(kCollective).value);
-  EXPECT_DOUBLE_EQ(result.stack.constants.memory_slack, prior_of(kSlack).value);
-  EXPECT_LT(result.stack.constants.gemm, prior_of(kGemm).value);
-  EXPECT_FALSE(result.rows[0].left_out.has_value()) << "there is no other case";
+  truth.gemm = 0.7;
+  std::vector<SourcedCase> cases;
+  for (int i = 0; i < 8; ++i) {
+    CaseSetup setup = large_setup("case-" + std::to_string(i), "one");
+    setup.of.plan.global_batch = 16 * (i + 1);
+    cases.push_back(publish(std::move(setup), {Metric::kStepTime}, truth));
+  }
+  const Calibration result = calibrate(cases);
+  const Stack& stack = result.stacks[0];
+  EXPECT_TRUE(is_fitted(stack, kGemm));
+  EXPECT_FALSE(is_fitted(stack, kCollective));
+  EXPECT_FALSE(is_fitted(stack, kSlack));
+  EXPECT_NEAR(stack.constants.collective, prior_of(kCollective).value, 1e-9);
+  EXPECT_NEAR(stack.constants.memory_slack, prior_of(kSlack).value, 1e-9);
+  EXPECT_LT(stack.constants.gemm, prior_of(kGemm).value);
+  ASSERT_TRUE(stack.uncertainty.has_value());
+  const std::vector<double>& covariance = stack.uncertainty->covariance;
+  ASSERT_EQ(covariance.size(), static_cast<size_t>(kStackConstants * kStackConstants));
+  EXPECT_LT(covariance[0], result.typical.uncertainty->covariance[0]);
 }
 
-TEST(calibrate, numbers_of_the_priors_leave_the_priors) {
-  const Calibration result =
-      calibrate(large_setup("x").stack, four_cases(prior_constants()), ignore);
+TEST(Calibrate, numbers_of_the_priors_leave_the_priors) {
+  const Calibration result = calibrate(four_cases("one", prior_constants()));
   for (int i = 0; i < kStackConstants; ++i) {
-    EXPECT_NEAR(constant(result.stack.constants, i), prior_of(i).value, 1e-3 * prior_of(i).value)
-        << constant_name(i);
+    const double prior = prior_of(i).value;
+    EXPECT_NEAR(constant(result.stacks[0].constants, i), prior, 2e-3 * prior) << constant_name(i);
+    EXPECT_NEAR(constant(result.typical.constants, i), prior, 2e-3 * prior) << constant_name(i);
   }
 }
 
-// Both publish the same plan, one at the priors' time and one at twice that. Left out, each is
-// predicted by what the other says: too slow, and too fast.
-TEST(calibrate, case_left_out_is_predicted_by_the_others) {
-  CaseSetup fast = publish(large_setup("fast"), {Metric::kStepTime}, prior_constants());
-  CaseSetup slow = fast;
-  slow.of.id = "slow";
-  slow.of.measured[0].value *= 2;
-  const Calibration result = calibrate(fast.stack, {fast, slow}, ignore);
-  ASSERT_EQ(result.rows.size(), 2u);
-  const CalibrationRow& of_fast = result.rows[0];
-  const CalibrationRow& of_slow = result.rows[1];
-  EXPECT_GT(*of_fast.left_out, of_fast.fit);
-  EXPECT_NEAR(*of_slow.left_out, fast.of.measured[0].value, 0.01 * fast.of.measured[0].value);
-  EXPECT_GT(of_fast.fit, of_fast.published);
-  EXPECT_LT(of_slow.fit, of_slow.published);
+// The same numbers from one source and from four: fewer witnesses leave more open.
+TEST(Calibrate, cases_of_one_source_say_less_than_those_of_many) {
+  std::vector<SourcedCase> cases = four_cases("one", prior_constants());
+  const Calibration of_many = calibrate(cases);
+  for (SourcedCase& one : cases) one.source = "the same";
+  const Calibration of_one = calibrate(cases);
+  for (const int constant : {kGemm, kSlack}) {
+    const auto at = static_cast<size_t>(constant * (kStackConstants + 1));
+    EXPECT_GT(of_one.stacks[0].uncertainty->covariance[at],
+              1.05 * of_many.stacks[0].uncertainty->covariance[at])
+        << constant_name(constant);
+  }
 }
 
-TEST(calibrate, cases_of_another_stack_and_cases_without_numbers_are_refused) {
-  const CaseSetup one = publish(large_setup("one"), {Metric::kStepTime}, prior_constants());
-  Stack other = one.stack;
-  other.name = "other";
-  EXPECT_THROW(calibrate(other, {one}, ignore), Error);
-  CaseSetup verdict = large_setup("verdict");
-  verdict.of.measured = {{Metric::kFits, 1}};
-  EXPECT_THROW(calibrate(verdict.stack, {verdict}, ignore), Error);
+TEST(Calibrate, cases_without_numbers_are_refused) {
+  SourcedCase verdict{large_setup("verdict", "one"), "s", "f"};
+  verdict.setup.of.measured = {{Metric::kFits, 1}};
+  EXPECT_THROW(calibrate({verdict}), Error);
 }
 
-TEST(calibrate, prior_lies_within_its_bounds) {
-  for (const int index : {kGemm, kAttention, kElementwise, kCollective, kLaunch, kSlack}) {
-    const Prior prior = prior_of(index);
-    EXPECT_LE(prior.least, prior.value) << constant_name(index);
+TEST(Calibrate, case_that_cannot_be_predicted_is_named_and_the_others_are_used) {
+  std::vector<SourcedCase> cases = four_cases("one", prior_constants());
+  SourcedCase broken = cases[0];
+  broken.setup.of.id = "broken";
+  broken.setup.machine.gpu.matmul.clear();
+  cases.push_back(broken);
+  const Calibration result = calibrate(cases);
+  ASSERT_EQ(result.refused.size(), 1u);
+  EXPECT_EQ(result.refused[0].id, "broken");
+  EXPECT_FALSE(result.refused[0].why.empty());
+  EXPECT_EQ(result.stacks[0].fitted_on.size(), 4u);
+}
+
+// Of a rate a larger prediction is a shorter time.
+TEST(Figures, rates_are_told_as_times) {
+  EXPECT_NEAR(log_error_of(Metric::kStepTime, 2, 1), std::log(2), 1e-12);
+  EXPECT_NEAR(log_error_of(Metric::kPeakMemory, 2, 1), std::log(2), 1e-12);
+  EXPECT_NEAR(log_error_of(Metric::kTokensPerS, 2, 1), -std::log(2), 1e-12);
+  EXPECT_NEAR(log_error_of(Metric::kMfu, 2, 1), -std::log(2), 1e-12);
+}
+
+TEST(SourceKey, is_the_publication_without_what_says_where_in_it) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"arXiv 2509.21271 Table 2", "arXiv 2509.21271"},
+      {"arXiv 2509.21271 Fig. 13", "arXiv 2509.21271"},
+      {"arXiv 2205.05198, by way of calculon's validation set", "arXiv 2205.05198"},
+      {"owner/some-repo@744d01e1 insights/README.md and benchmark.py", "owner/some-repo"},
+      {"owner/some-repo scripts/train/README.md", "owner/some-repo"},
+      {"owner/some-repo pull requests 10, 29", "owner/some-repo"},
+      {"owner/repo logs @0202e41", "owner/repo"},
+      {"A Company's report; its appendix", "A Company's report"},
+      {"Some tests (of 2024)", "Some tests"},
+      {"", ""}};
+  for (const auto& [text, key] : texts) EXPECT_EQ(source_key(text), key) << text;
+}
+
+TEST(Priors, lie_within_their_bounds) {
+  for (int i = 0; i < kStackConstants; ++i) {
+    const Prior prior = prior_of(i);
+    EXPECT_LE(prior.least, prior.value) << constant_name(i);
     EXPECT_GE(prior.most, prior.value);
     EXPECT_GT(prior.width, 0);
+    EXPECT_GT(prior.between, 0);
+  }
+  const StackConstants constants = prior_constants();
+  const StackConstants back = constants_of(free_of(constants));
+  for (int i = 0; i < kStackConstants; ++i) {
+    EXPECT_NEAR(constant(back, i), constant(constants, i), 1e-5) << constant_name(i);
+  }
+}
+
+TEST(Priors, coordinates_beyond_the_bounds_are_brought_within) {
+  const Eigen::VectorXd far = Eigen::VectorXd::Constant(kStackConstants, 50);
+  for (int i = 0; i < kStackConstants; ++i) {
+    EXPECT_NEAR(constant(constants_of(far), i), prior_of(i).most, 1e-9) << constant_name(i);
+    EXPECT_NEAR(constant(constants_of(-far), i), prior_of(i).least, 1e-6) << constant_name(i);
   }
 }
 

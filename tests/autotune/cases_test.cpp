@@ -229,14 +229,19 @@ TEST(predict_case, attention_that_does_not_fit_gives_way_to_the_next) {
       << "preferred where it fits";
 }
 
-TEST(predict_case, what_does_not_fit_says_why_and_has_no_time) {
+TEST(predict_case, what_does_not_fit_says_why_and_a_run_that_was_timed_has_a_time) {
   CaseSetup setup = small_setup();
   setup.of.measured = {{Metric::kStepTime, 1}, {Metric::kFits, 1}};
   setup.machine.gpu.memory.value = {1'010'000'000};  // of which a gigabyte is reserved
   const CasePrediction prediction = predict_case(setup, setup.stack.constants);
   EXPECT_FALSE(prediction.fits);
   EXPECT_NE(prediction.reason.find("GPU memory"), std::string::npos) << prediction.reason;
-  EXPECT_FALSE(prediction.metrics[0].predicted.has_value());
+  setup.of.measured = {{Metric::kStepTime, 1}};
+  setup.machine.gpu.memory.value = {100'000'000'000};
+  const CasePrediction roomy = predict_case(setup, setup.stack.constants);
+  ASSERT_TRUE(roomy.fits);
+  EXPECT_GE(*prediction.metrics[0].predicted, *roomy.metrics[0].predicted)
+      << "that of the plan which needs least, were there memory";
   EXPECT_EQ(prediction.metrics[1].predicted, 0);
   EXPECT_FALSE(prediction.metrics[1].right());
 }

@@ -19,14 +19,14 @@ TEST(Complete, fills_in_auto_knobs_and_leaves_the_others) {
   Plan plan = fixed_plan();
   plan.weights.flow_share.reset();
   plan.optimizer.gpu_buckets.reset();
-  const Plan whole = completed(plan, gpu_machine()).plan;
+  const Plan whole = completed(plan, gpu_machine()).setting.plan;
   EXPECT_FALSE(has_auto(whole));
   EXPECT_EQ(whole.micro_batch, plan.micro_batch);
   EXPECT_EQ(whole.activations, plan.activations);
   EXPECT_EQ(whole.optimizer.sync, plan.optimizer.sync);
   Plan same = fixed_plan();
   same.memory_reuse = MemoryReuse::kApart;
-  EXPECT_EQ(completed(fixed_plan(), gpu_machine()).plan, same);
+  EXPECT_EQ(completed(fixed_plan(), gpu_machine()).setting.plan, same);
 }
 
 TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
@@ -42,9 +42,9 @@ TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
     least = std::min(least, one.memory[static_cast<size_t>(Place::kHbm)]);
   }
   machine.gpu.memory = given(least);
-  EXPECT_EQ(completed(plan, machine).plan.memory_reuse, MemoryReuse::kApart);
+  EXPECT_EQ(completed(plan, machine).setting.plan.memory_reuse, MemoryReuse::kApart);
   machine.gpu.memory = given(least - Bytes{1});
-  EXPECT_EQ(completed(plan, machine).plan.memory_reuse, MemoryReuse::kAtOnce);
+  EXPECT_EQ(completed(plan, machine).setting.plan.memory_reuse, MemoryReuse::kAtOnce);
   EXPECT_TRUE(completed(plan, machine).prediction.fits);
   plan.memory_reuse = MemoryReuse::kApart;
   EXPECT_FALSE(completed(plan, machine).prediction.fits);
@@ -58,7 +58,7 @@ TEST(Complete, says_why_where_nothing_fits) {
   EXPECT_FALSE(nearest.prediction.fits);
   EXPECT_NE(nearest.prediction.reason.find("usable"), std::string::npos)
       << nearest.prediction.reason;
-  EXPECT_FALSE(has_auto(nearest.plan));
+  EXPECT_FALSE(has_auto(nearest.setting.plan));
 }
 
 TEST(Complete, interrupted_before_a_plan_was_found_does_not_say_that_nothing_fits) {

@@ -25,7 +25,7 @@ SearchResult four() {
 TEST(Ties, of_the_plans_that_tie_the_simplest_is_taken_and_the_next_is_behind_them) {
   SearchResult found = four();
   EXPECT_EQ(count_within(found, kTieShare), 2U);
-  EXPECT_EQ(count_within(found, kNearShare), 3U);
+  EXPECT_EQ(count_within(found, 1e-2), 3U);
   EXPECT_EQ(next_best(found), &found.ranked[2]);
   prefer_simple(found);
   EXPECT_EQ(found.best->step_time, Duration::from_us(1'001'000));

@@ -10,8 +10,8 @@
 #include "backend/paced/device_paced.h"
 #include "backend/train/make_device.h"
 #include "sim/graph/build.h"
+#include "tests/backend/changed_plans.h"
 #include "tests/backend/cuda_training.h"
-#include "tests/backend/tried_knobs.h"
 
 namespace ballast {
 namespace {
@@ -47,11 +47,10 @@ void for_every_plan(const std::function<void(const Plan& plan, const std::string
   }
   for (const auto& [name, base] : bases) {
     visit(base, name);
-    for (const tiny::Tried& knob : tiny::tried_knobs()) {
-      for (const std::string& value : knob.values) {
-        visit(tiny::with_knob(base, knob, value), name + " " + knob.path + "=" + value);
-      }
-    }
+    tiny::for_every_change(
+        base, [&, &name = name](const Knob&, const Plan& plan, const std::string& what) {
+          visit(plan, name + " " + what);
+        });
   }
 }
 

@@ -8,7 +8,7 @@
 #include "profiles/load.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
-#include "sim/engine/fair_rates.h"
+#include "sim/engine/sharing/fair_rates.h"
 #include "sim/graph/build.h"
 #include "tests/tiny.h"
 

@@ -99,6 +99,9 @@ TEST_F(BadInput, missing_damaged_and_short_data_is_refused) {
   expect_refusal(std::string(kTrain) + "--data text.txt --import weights.safetensors",
                  {"weights.safetensors"});
   expect_refusal(std::string(kTrain) + "--resume", {"--resume", "--checkpoint"});
+  expect_refusal(std::string(kTrain) + "--checkpoint-period 5", {"--checkpoint-period", "folder"});
+  expect_refusal(std::string(kTrain) + "--set plan.checkpoint_period_steps=5",
+                 {"plan.checkpoint_period_steps", "--checkpoint DIR"});
 }
 
 TEST_F(BadInput, plans_for_another_machine_are_not_trained_here) {

@@ -16,9 +16,10 @@ const std::string kChip = "predict --machine gh200-96gb-480gb --sequence-length 
 // SuperOffload keeps 16 bytes a parameter there and 2 on the GPU.
 TEST(Capacity, largest_model_comes_with_what_binds_and_the_next_one) {
   const Workbench bench;
-  const std::string asked = kChip +
-                            "--max-model --global-batch 1 --set machine.cpu.memory_gb=30 "
-                            "--set plan.optimizer.gpu_buckets=0 ";
+  const std::string asked =
+      kChip +
+      "--stack ballast --max-model --global-batch 1 --set machine.cpu.memory_gb=30 "
+      "--set plan.optimizer.gpu_buckets=0 ";
   const Outcome text = bench.run(asked);
   EXPECT_EQ(text.code, 0) << text.output;
   EXPECT_TRUE(text.says("the largest that fits")) << text.output;
@@ -159,7 +160,7 @@ TEST(Stacks, prediction_is_as_the_named_stack_runs_it) {
       "--model gpt2-xl --strategy superoffload --global-batch 4 --micro-batch 4 --json "
       "--set plan.activations=keep --set plan.weights=stationary "
       "--set plan.optimizer.gpu_buckets=0 ";
-  const Json ours = Json::parse(bench.run(same).output);
+  const Json ours = Json::parse(bench.run(same + "--stack ballast").output);
   const Json theirs = Json::parse(bench.run(same + "--stack deepspeed-gh200").output);
   EXPECT_EQ(ours["stack"], "ballast");
   EXPECT_EQ(theirs["stack"], "deepspeed-gh200");
@@ -215,6 +216,7 @@ TEST(Reuse, plan_that_fits_only_where_memory_is_reused_at_once_is_predicted_so) 
   const Workbench bench;
   const std::string asked =
       "predict --model llama-3-8b --machine gh200-96gb-480gb --sequence-length 65536 "
+      "--stack ballast "
       "--set model.max_positions=65536 --global-batch 1 --micro-batch 1 "
       "--set plan.activations=offload --set plan.weights=flow --set plan.optimizer.gpu_buckets=0 ";
   const Outcome ample = bench.run(asked);

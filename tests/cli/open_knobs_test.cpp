@@ -16,7 +16,7 @@ Json value_at(Json at, const std::string& key) {
   return at;
 }
 
-struct Setting {
+struct GivenKnob {
   const char* key;
   const char* value;
 };
@@ -24,30 +24,30 @@ struct Setting {
 // Each is another value than the one that the search of everything chooses here, or than the
 // default, so that a search which does not keep it is seen.
 TEST_F(Tune, knob_that_a_set_names_keeps_its_value_in_every_plan) {
-  const Setting settings[] = {{"micro_batch", "2"},
-                              {"activations.fc1", "\"offload\""},
-                              {"optimizer.bucket_bytes", "3145728"},
-                              {"optimizer.gpu_buckets", "1"},
-                              {"optimizer.cast", "\"cpu\""},
-                              {"optimizer.cast", "\"gpu\""},
-                              {"optimizer.sync", "\"wait\""},
-                              {"optimizer.sync", "\"speculate\""},
-                              {"optimizer.sync", "\"delay\""},
-                              {"optimizer.undo", "\"snapshot\""},
-                              {"optimizer.undo", "\"exact\""},
-                              {"optimizer.placement", "\"cpu\""},
-                              {"optimizer.placement", "\"gpu\""},
-                              {"weights.flow_share", "0.5"},
-                              {"tensor", "2"},
-                              {"pipeline", "2"},
-                              {"sequence", "2"},
-                              {"context", "2"},
-                              {"data", "2"},
-                              {"tensor_sequence", "true"},
-                              {"zero_stage", "1"},
-                              {"memory_reuse", "\"apart\""},
-                              {"memory_reuse", "\"at-once\""},
-                              {"zero_stage", "3"}};
+  const GivenKnob settings[] = {{"micro_batch", "2"},
+                                {"activations.fc1", "\"offload\""},
+                                {"optimizer.bucket_bytes", "3145728"},
+                                {"optimizer.gpu_buckets", "1"},
+                                {"optimizer.cast", "\"cpu\""},
+                                {"optimizer.cast", "\"gpu\""},
+                                {"optimizer.sync", "\"wait\""},
+                                {"optimizer.sync", "\"speculate\""},
+                                {"optimizer.sync", "\"delay\""},
+                                {"optimizer.undo", "\"snapshot\""},
+                                {"optimizer.undo", "\"exact\""},
+                                {"optimizer.placement", "\"cpu\""},
+                                {"optimizer.placement", "\"gpu\""},
+                                {"weights.flow_share", "0.5"},
+                                {"tensor", "2"},
+                                {"pipeline", "2"},
+                                {"sequence", "2"},
+                                {"context", "2"},
+                                {"data", "2"},
+                                {"tensor_sequence", "true"},
+                                {"zero_stage", "1"},
+                                {"memory_reuse", "\"apart\""},
+                                {"memory_reuse", "\"at-once\""},
+                                {"zero_stage", "3"}};
   for (const auto& [key, value] : settings) {
     const std::string set = std::string(key) + "=" + value;
     const Json json = tuned("--devices 4 --global-batch 8 --again --set 'plan." + set + "'");

@@ -92,6 +92,37 @@ TEST(Output, trace_names_its_lanes_and_their_spans_do_not_overlap) {
   }
 }
 
+TEST(Output, trace_names_what_each_operation_waited_for) {
+  const Workbench bench;
+  ASSERT_EQ(bench.run("predict --trace trace.json " + kSmall).code, 0);
+  const Json trace = Json::parse(bench.read("trace.json"));
+  std::map<std::pair<int, int>, Json> events;  // by operation and step
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    events[{event["args"]["operation"], event["args"]["step"]}] = event;
+  }
+  int named = 0;
+  for (const auto& [key, event] : events) {
+    const Json& args = event["args"];
+    if (!args.contains("waited_for")) continue;
+    ++named;
+    const Json& last = events.at({args["waited_for_operation"], args["waited_for_step"]});
+    EXPECT_EQ(last["name"], args["waited_for"]);
+    EXPECT_LE(last["ts"].get<double>() + last["dur"].get<double>(),
+              event["ts"].get<double>() + 1e-5);
+  }
+  // All but what was first on its lane in the recorded steps, and waited for nothing else.
+  EXPECT_GT(named, static_cast<int>(events.size()) - 10);
+}
+
+TEST(Output, graph_says_what_its_columns_mean_before_their_lines) {
+  const Workbench bench;
+  const std::string text = bench.run("graph " + kSmall).output;
+  const size_t legend = text.find("\nafter: ");
+  ASSERT_NE(legend, std::string::npos) << text.substr(0, 300);
+  EXPECT_LT(legend, text.find("id   lane"));
+}
+
 TEST(Output, graph_can_be_replayed_from_its_json) {
   const Workbench bench;
   const Json graph = Json::parse(bench.run("graph --json " + kSmall).output);

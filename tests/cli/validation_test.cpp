@@ -1,6 +1,7 @@
 // validate, calibrate, and what else speaks of published cases and of frameworks.
 #include "cli/text/validation.h"
 
+#include <filesystem>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -37,8 +38,9 @@ Json small_case(const std::string& id, double step_time_s) {
           {"read", "text"}};
 }
 
-std::string file_of(const std::vector<Json>& cases) {
-  return Json{{"schema", "ballast.published/1"}, {"title", "t"}, {"source", "s"}, {"cases", cases}}
+std::string file_of(const std::vector<Json>& cases, const std::string& source = "s") {
+  return Json{
+      {"schema", "ballast.published/1"}, {"title", "t"}, {"source", source}, {"cases", cases}}
       .dump();
 }
 
@@ -127,33 +129,148 @@ TEST(Validate, shipped_file_is_found_by_name_and_shown_with_its_constants) {
   EXPECT_TRUE(outcome.says("gemm_share"));
 }
 
-TEST(Calibrate, writes_a_stack_that_predicts_better_and_says_what_it_fitted) {
+// The shipped data, but for published cases: what `calibrate` and `validate` without a file take as
+// all that there is.
+class SmallWorld : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(bench.path("data/published"));
+    for (const auto& entry : std::filesystem::directory_iterator(data_folder())) {
+      const std::string name = entry.path().filename().string();
+      if (!entry.is_directory() || name == "published") continue;
+      std::filesystem::create_directory_symlink(entry.path(), bench.path("data/" + name));
+    }
+    Json other = small_case("other", 0.004);
+    other["stack"] = "nemo-2025";
+    bench.write("data/published/first.json", file_of({small_case("one", 0.004), other}, "arXiv 1"));
+    bench.write("more.json", file_of({small_case("two", 0.006)}, "arXiv 2"));
+  }
+  Outcome run(const std::string& arguments) const {
+    return bench.shell("export BALLAST_DATA=$PWD/data; $BALLAST " + arguments);
+  }
+  Json json(const std::string& arguments) const {
+    const Outcome outcome = run(arguments + " --json 2>/dev/null");
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    return Json::parse(outcome.output);
+  }
+  static std::vector<std::string> ids(const Json& cases) {
+    std::vector<std::string> list;
+    for (const Json& one : cases) list.push_back(one["id"]);
+    return list;
+  }
+
   const Workbench bench;
-  bench.write("cases.json", file_of({small_case("one", 0.004), small_case("two", 0.004)}));
-  const std::string command = "calibrate cases.json --stack torch-2025 --out new.json";
-  const Outcome outcome = bench.run(command + " --json 2>/dev/null");
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-  const Json json = Json::parse(outcome.output);
-  ASSERT_EQ(json["cases"].size(), 2u);
-  const Json& one = json["cases"][0];
+};
+
+TEST_F(SmallWorld, calibrate_fits_all_frameworks_and_writes_the_one_that_is_named) {
+  const Json fitted = json("calibrate more.json --stack torch-2025 --out new.json");
+  EXPECT_EQ(fitted["schema"], "ballast.calibration/2");
+  EXPECT_EQ(ids(fitted["cases"]), (std::vector<std::string>{"one", "other", "two"}));
+  const Json& one = fitted["cases"][0];
   EXPECT_LT(std::abs(one["fit_error_percent"].get<double>()),
             std::abs(one["before_error_percent"].get<double>()));
-  EXPECT_TRUE(one["left_out_error_percent"].is_number());
   const Stack stack = load_stack(bench.path("new.json"));
   EXPECT_EQ(stack.fitted_on, (std::vector<std::string>{"one", "two"}));
-  EXPECT_FALSE(stack.fitted.empty());
   EXPECT_EQ(stack.facts, load_stack("torch-2025").facts) << "facts are never fitted";
-  const Outcome text = bench.run(command);
-  EXPECT_TRUE(text.says("left out")) << text.output;
-  EXPECT_TRUE(text.says("no case depends on it")) << "one device has no collectives";
+  ASSERT_TRUE(stack.uncertainty.has_value());
+  ASSERT_EQ(fitted["stacks"].size(), 1u);
+  EXPECT_EQ(fitted["stacks"][0], Json::parse(bench.read("new.json")));
 }
 
-TEST(Calibrate, what_cannot_be_fitted_is_refused) {
-  const Workbench bench;
-  EXPECT_EQ(bench.run("calibrate").code, 2);
-  EXPECT_TRUE(bench.run("calibrate --stack torch-2024").says("torch-2025"));
-  EXPECT_TRUE(bench.run("calibrate --stack torch-2025 no-such-case").says("no-such-case"));
-  EXPECT_EQ(bench.run("calibrate --stack ballast").code, 2) << "nobody published of it";
+TEST_F(SmallWorld, calibrate_writes_every_stack_and_the_typical_one_to_a_folder) {
+  std::filesystem::create_directory(bench.path("stacks"));
+  const Outcome text = run("calibrate more.json --out-folder stacks");
+  EXPECT_EQ(text.code, 0) << text.output;
+  EXPECT_TRUE(text.says("mean absolute error of what was fitted")) << text.output;
+  for (const char* name : {"torch-2025", "nemo-2025", "typical"}) {
+    EXPECT_NO_THROW(load_stack(bench.path(std::string("stacks/") + name + ".json"))) << name;
+  }
+  EXPECT_EQ(load_stack(bench.path("stacks/typical.json")).fitted_on,
+            (std::vector<std::string>{"one", "two", "other"}));
+}
+
+TEST_F(SmallWorld, calibrate_leaves_out_what_it_is_told_to) {
+  const Json fitted = json("calibrate more.json --except one --except other");
+  EXPECT_EQ(ids(fitted["cases"]), (std::vector<std::string>{"two"}));
+  const Outcome unknown = run("calibrate --except ona");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_TRUE(unknown.says("--except 'ona'")) << unknown.output;
+}
+
+TEST_F(SmallWorld, calibrate_refuses_what_cannot_be_fitted) {
+  const Outcome out = run("calibrate --out x.json");
+  EXPECT_EQ(out.code, 2);
+  EXPECT_TRUE(out.says("add --stack")) << out.output;
+  EXPECT_TRUE(run("calibrate --stack torch-2024").says("torch-2025"));
+  EXPECT_TRUE(run("calibrate no-such-case").says("no-such-case"));
+  const Outcome none = run("calibrate --stack megatron-2021 --out x.json");
+  EXPECT_EQ(none.code, 2) << "no case here is of it";
+  EXPECT_FALSE(bench.exists("x.json"));
+}
+
+TEST_F(SmallWorld, calibrate_names_the_cases_that_say_nothing) {
+  Json bad = small_case("bad", 1);
+  bad["machine"] = "abacus";
+  bench.write("bad.json", file_of({bad}, "arXiv 3"));
+  const Json fitted = json("calibrate bad.json");
+  ASSERT_EQ(fitted["refused"].size(), 1u);
+  EXPECT_EQ(fitted["refused"][0]["id"], "bad");
+  EXPECT_NE(fitted["refused"][0]["why"].get<std::string>().find("abacus"), std::string::npos);
+}
+
+// What one is worth whose framework or source was not known when it was fitted.
+TEST_F(SmallWorld, validate_without_a_file_runs_the_protocol_of_left_out_sources) {
+  const Json all = json("validate --out v.json");
+  EXPECT_EQ(all, Json::parse(bench.read("v.json")));
+  EXPECT_EQ(all["schema"], "ballast.validation/2");
+  ASSERT_EQ(all["figures"].size(), 4u) << "a time and a verdict of each case";
+  const Json& time = all["figures"][0];
+  EXPECT_EQ(time["file"], "first");
+  EXPECT_EQ(time["id"], "one");
+  EXPECT_EQ(time["source"], "arXiv 1");
+  EXPECT_EQ(time["metric"], "step_time_s");
+  for (const char* way : {"without_source", "without_framework", "without_nothing"}) {
+    const Json& judged = time[way];
+    const double predicted = judged["predicted"];
+    // A time that is predicted too short promises too much speed.
+    EXPECT_NEAR(judged["error_percent"].get<double>(), 100 * (0.004 / predicted - 1), 1e-6) << way;
+  }
+  EXPECT_LT(time["without_source"]["low"], time["without_source"]["predicted"]);
+  EXPECT_GT(time["without_source"]["high"], time["without_source"]["predicted"]);
+  const Json& verdict = all["figures"][1];
+  EXPECT_EQ(verdict["metric"], "fits");
+  EXPECT_GT(verdict["without_source"]["low"], 0.99) << "probability that so small a model fits";
+  const Outcome text = run("validate");
+  EXPECT_EQ(text.code, 0) << text.output;
+  EXPECT_TRUE(text.says("without its source")) << text.output;
+  EXPECT_TRUE(text.says("as the typical framework, without its own"));
+}
+
+TEST_F(SmallWorld, validate_left_out_of_given_files_is_of_their_cases) {
+  const Json given = json("validate more.json --left-out");
+  ASSERT_EQ(given["figures"].size(), 2u);
+  EXPECT_EQ(given["figures"][0]["id"], "two");
+  EXPECT_EQ(json("validate more.json")["schema"], "ballast.validation/1");
+}
+
+TEST_F(SmallWorld, validate_counts_a_case_that_cannot_be_read_as_failed) {
+  Json bad = small_case("bad", 1);
+  bad["run"]["micro_bach"] = 1;
+  bench.write("data/published/bad.json", file_of({bad}, "arXiv 3"));
+  const Outcome outcome = run("validate --json 2>/dev/null");
+  EXPECT_EQ(outcome.code, 1);
+  const Json json = Json::parse(outcome.output);
+  ASSERT_EQ(json["refused"].size(), 1u);
+  EXPECT_EQ(json["refused"][0]["id"], "bad");
+  EXPECT_EQ(json["figures"].size(), 4u);
+}
+
+// A page is drawn of the cases of files, not of the protocol: it says so.
+TEST_F(SmallWorld, report_refuses_what_the_protocol_wrote_and_says_what_to_run) {
+  ASSERT_EQ(run("validate --out v.json").code, 0);
+  const Outcome outcome = run("report --validation v.json --out page.html");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(outcome.says("validate FILE --out")) << outcome.output;
 }
 
 TEST(ReportOfValidation, holds_the_cases_and_refuses_another_file) {
@@ -176,7 +293,7 @@ TEST(PredictWithAStack, runs_as_that_framework_would) {
   const std::string predict =
       "predict --json --model gpt2 --machine dgx-h100-80gb --strategy megatron "
       "--sequence-length 512 --global-batch 8 --micro-batch 8 --set plan.activations=keep ";
-  const Json ours = Json::parse(bench.run(predict).output);
+  const Json ours = Json::parse(bench.run(predict + "--stack ballast").output);
   const Json theirs = Json::parse(bench.run(predict + "--stack megatron-2021").output);
   EXPECT_GT(theirs["step_time_s"].get<double>(), 1.2 * ours["step_time_s"].get<double>())
       << "eager attention and unfused passes";

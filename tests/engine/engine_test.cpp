@@ -65,6 +65,30 @@ TEST(Engine, steps_ahead_decides_how_far_lanes_overlap) {
   }
 }
 
+// Two collectives of 100. Of one communicator they queue; of two that use other wires they overlap;
+// and of two that share wires, each of which would fill them alone, both take twice as long.
+TEST(Engine, communicators_overlap_and_share_wires) {
+  TinyGraph one;
+  one.op(LaneKind::kDataNetwork, 100);
+  one.op(LaneKind::kDataNetwork, 100);
+  EXPECT_EQ(run(one, kOnce).step_time.ps, 200);
+
+  TinyGraph two;
+  const CapacityId node = two.capacity(10);
+  const CapacityId network = two.capacity(10);
+  const OpId products = two.op(LaneKind::kTensorNetwork, 100, {}, {{node, 10}});
+  const OpId gradients = two.op(LaneKind::kDataNetwork, 100, {}, {{network, 10}});
+  const Timeline apart = run(two, kOnce);
+  expect_span(apart, products, 0, 100);
+  expect_span(apart, gradients, 0, 100);
+
+  TinyGraph shared;
+  const CapacityId wires = shared.capacity(10);
+  shared.op(LaneKind::kTensorNetwork, 100, {}, {{wires, 10}});
+  shared.op(LaneKind::kDataNetwork, 100, {}, {{wires, 10}});
+  EXPECT_EQ(run(shared, kOnce).step_time.ps, 200);
+}
+
 // Edges into steps before the first count as done: the very first run starts at 0.
 TEST(Engine, steps_before_the_first_count_as_done) {
   TinyGraph tiny;

@@ -1,10 +1,10 @@
 // The sharing of capacities, one idea a test: a sentence, the inequalities with their numbers, the
 // result by hand, then the assertion.
-#include "sim/engine/fair_share.h"
+#include "sim/engine/sharing/fair_share.h"
 
 #include <gtest/gtest.h>
 
-#include "sim/engine/sharing.h"
+#include "sim/engine/sharing/sharing.h"
 
 namespace ballast {
 namespace {

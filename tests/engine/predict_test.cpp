@@ -9,21 +9,10 @@ namespace ballast {
 namespace {
 
 using tests::tiny_machine;
-
-// Two layers of width 256: about 2 million parameters.
-Model tiny_model() {
-  return tiny::gpt2({.hidden = 256,
-                     .heads = 4,
-                     .kv_heads = 4,
-                     .head_size = 64,
-                     .ffn = 1024,
-                     .vocab = 512,
-                     .positions = 128});
-}
+using tests::tiny_model;
 
 Plan tiny_plan(SyncMode sync) {
-  Plan plan = tiny::waiting_plan({.sequences = 4, .micro_batch = 2, .tokens = 128}, 2 << 20);
-  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  Plan plan = tests::tiny_plan(OptimizerPlacement::kCpu);
   plan.optimizer.sync = sync;
   return plan;
 }
@@ -46,6 +35,37 @@ TEST(Predict, rates_follow_from_the_step_time) {
   EXPECT_DOUBLE_EQ(result.model_rate.flops_per_s, flops / seconds);
   EXPECT_DOUBLE_EQ(result.mfu, flops / seconds / 1e12);
   EXPECT_GT(result.hardware_rate, result.model_rate);  // norms and the like come on top
+}
+
+// Published utilisations refer to the data sheet's 16-bit peak, whatever the products are.
+TEST(Predict, mfu_is_a_share_of_the_nominal_peak_where_there_is_one) {
+  Machine machine = tiny_machine();
+  machine.gpu.nominal_matmul.emplace();
+  machine.gpu.nominal_matmul->value = FlopRate::from_tflops(4);
+  const Prediction best = predict_tiny(tiny_plan(SyncMode::kWait));
+  const Prediction nominal = predict_tiny(tiny_plan(SyncMode::kWait), machine);
+  EXPECT_EQ(nominal.step_time, best.step_time);
+  EXPECT_DOUBLE_EQ(nominal.mfu, best.mfu / 4);
+}
+
+// A framework whose host takes a millisecond for a launch, where no operation of the GPU takes one:
+// the step lasts as long as all its launches. Recorded as graphs it is that of a perfect host.
+TEST(Predict, a_step_that_its_host_binds_lasts_as_long_as_its_launches_and_graphs_end_that) {
+  Plan plan = tiny_plan(SyncMode::kWait);
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  Stack stack;
+  stack.constants.launch = Duration::from_us(1000);
+  const auto step = [&](const Stack& as) {
+    return predict(tiny_model(), plan, tiny_machine(), as, nullptr);
+  };
+  const Prediction bound = step(stack);
+  Duration host;
+  for (const OpCost& cost : bound.costs.ops) host += cost.host;
+  ASSERT_GT(host, step(Stack{}).step_time * 5);
+  EXPECT_GE(bound.step_time, host);
+  EXPECT_LT(bound.step_time, host * 1.1);
+  plan.cuda_graphs = true;
+  EXPECT_EQ(step(stack).step_time, step(Stack{}).step_time);
 }
 
 TEST(Predict, the_critical_path_sums_to_the_step_and_shares_sum_to_one) {

@@ -40,4 +40,22 @@ inline Machine tiny_cluster() {
   return machine;
 }
 
+// Two layers of width 256: about 2 million parameters.
+inline Model tiny_model() {
+  return tiny::gpt2({.hidden = 256,
+                     .heads = 4,
+                     .kv_heads = 4,
+                     .head_size = 64,
+                     .ffn = 1024,
+                     .vocab = 512,
+                     .positions = 128});
+}
+
+// 4 sequences of 128 tokens a step, two at a time.
+inline Plan tiny_plan(OptimizerPlacement placement) {
+  Plan plan = tiny::waiting_plan({.sequences = 4, .micro_batch = 2, .tokens = 128}, 2 << 20);
+  plan.optimizer.placement = placement;
+  return plan;
+}
+
 }  // namespace ballast::tests

@@ -55,7 +55,7 @@ TEST(host_copies, stage_3_makes_a_call_for_every_tensor_of_a_bucket) {
   plan.optimizer.bucket_bytes = {int64_t{1} << 30};
   StackFacts facts;
   for (const bool by_tensor : {false, true}) {
-    facts.stage3_copies_by_tensor = by_tensor;
+    facts.stage3_copies_by_tensor = facts.casts_through_pageable = by_tensor;
     const Graph graph = build(tiny::model(), plan, facts);
     ASSERT_EQ(graph.buckets.size(), 1U);
     const auto modules = static_cast<int64_t>(graph.buckets.front().pieces.size());
@@ -72,7 +72,7 @@ TEST(host_copies, stage_3_computes_nothing_while_a_tensor_is_copied) {
   Plan plan = on_cpu(CastPlacement::kCpu);
   plan.zero_stage = 3;
   StackFacts facts;
-  facts.stage3_copies_by_tensor = true;
+  facts.stage3_copies_by_tensor = facts.casts_through_pageable = true;
   const Graph graph = build(tiny::model(), plan, facts);
   const Sequence& step = graph.step;
   int64_t held = 0;

@@ -194,6 +194,27 @@ TEST(optimizer_pass, speculation_commits_before_the_first_backward_and_can_repai
   EXPECT_EQ(undone, 15);
 }
 
+// Master and both moments as they are stored: 12 bytes a parameter, or 8.
+TEST(optimizer_pass, snapshots_take_the_bytes_of_the_state_that_they_copy) {
+  for (const DType moments : {DType::kF32, DType::kBf16}) {
+    Plan plan = tiny::plan();
+    plan.optimizer.sync = SyncMode::kSpeculate;
+    plan.optimizer.moments = moments;
+    const Graph graph = build(tiny::model(), plan);
+    const int64_t each = size_of(DType::kF32) + 2 * size_of(moments);
+    for (const Tensor& tensor : graph.tensors) {
+      if (tensor.kind != TensorKind::kUndoRecord) continue;
+      const Bucket& bucket = graph.buckets[static_cast<size_t>(tensor.label.bucket)];
+      EXPECT_EQ(tensor.bytes().count, bucket.count * each);
+    }
+    for (const Op& op : graph.step.ops) {
+      if (op.kind != OpKind::kSnapshot) continue;
+      const Bucket& bucket = graph.buckets[static_cast<size_t>(op.label.bucket)];
+      EXPECT_EQ(bytes_of(op.work).count, 2 * bucket.count * each);  // read and written
+    }
+  }
+}
+
 // A weight must not change between the forward and the backward of the same step.
 TEST(optimizer_pass, no_weight_is_written_between_its_forward_and_its_last_backward_reader) {
   for (const double flow : {0.0, 0.5, 1.0}) {

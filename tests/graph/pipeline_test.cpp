@@ -112,7 +112,7 @@ TEST(build_pipeline, every_border_is_crossed_twice_a_micro_batch) {
       const auto* work = std::get_if<CollectiveWork>(&op.work);
       if (work == nullptr) continue;
       EXPECT_EQ(*work, (CollectiveWork{CollectiveKind::kSendReceive, {128 / tensor}, 2, tensor}));
-      EXPECT_EQ(kind_of(op.lane), LaneKind::kNetwork);
+      EXPECT_EQ(kind_of(op.lane), LaneKind::kPipelineNetwork);
       ++sends;
     }
     EXPECT_EQ(sends, 2 * 3 * 4);
@@ -124,7 +124,7 @@ TEST(build_pipeline, sends_stand_between_blocks_where_a_stack_does_not_overlap_t
   StackFacts facts;
   facts.pipeline_overlap = Overlap::kNone;
   for (const Op& op : build(model_of(shape), plan_of(shape), facts).step.ops) {
-    EXPECT_NE(kind_of(op.lane), LaneKind::kNetwork);
+    EXPECT_NE(kind_of(op.lane), LaneKind::kPipelineNetwork);
   }
 }
 

@@ -1,5 +1,9 @@
 // Tensor parallelism by two: T = 8 tokens of C = 8 values of 2 bytes are 128 bytes.
+#include <algorithm>
 #include <gtest/gtest.h>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "tests/graph/tiny_plans.h"
 
@@ -51,6 +55,51 @@ TEST(tensor_pass, split_norms_turn_all_reduces_into_gathers_and_scatters) {
   EXPECT_EQ(tiny::count(backward, kGather), 4);
   EXPECT_EQ(backward.size(), 8U);
   EXPECT_EQ(again, (std::vector<CollectiveWork>{kGather, kGather, kGather, kGather}));
+}
+
+// Ranks that talk about one thing have a lane, and never stand in that of another group. Tensor
+// ranks are neighbours; the others lie 2 apart, or 4 and more where sequences are split as well.
+TEST(collectives, every_communicator_has_a_lane_of_its_own) {
+  for (const int64_t stage : {1, 2, 3}) {
+    for (const bool split : {false, true}) {
+      Plan plan = by_two();
+      plan.data = 2;
+      plan.context = split ? 2 : 1;
+      plan.devices = 4 * plan.context;
+      plan.zero_stage = stage;
+      plan.global_batch *= 2;
+      std::map<LaneKind, std::set<std::pair<int64_t, int64_t>>> groups;
+      for (const Op& op : build(tiny::model(), plan).step.ops) {
+        const auto* work = std::get_if<CollectiveWork>(&op.work);
+        if (work != nullptr) groups[kind_of(op.lane)].insert({work->ranks, work->stride});
+      }
+      std::map<LaneKind, std::set<std::pair<int64_t, int64_t>>> expected = {
+          {LaneKind::kTensorNetwork, {{2, 1}}}, {LaneKind::kDataNetwork, {{plan.replicas(), 2}}}};
+      if (split) expected[LaneKind::kSequenceNetwork] = {{2, 2}};
+      EXPECT_EQ(groups, expected) << "stage " << stage << " split " << split;
+    }
+  }
+}
+
+// A bucket that is stepped after weights were gathered would wait for them where it holds part of
+// the same module, and hold up the forward.
+TEST(collectives, weights_are_gathered_behind_every_step_first_layers_first) {
+  Plan plan = tiny::plan();
+  plan.devices = plan.data = 2;
+  plan.zero_stage = 1;
+  plan.global_batch *= 2;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  const Graph graph = build(tiny::model(), plan);
+  std::vector<int32_t> gathered;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (op.kind == OpKind::kAdam) EXPECT_TRUE(gathered.empty()) << "bucket " << op.label.bucket;
+    if (work != nullptr && work->kind == CollectiveKind::kAllGather) {
+      gathered.push_back(op.label.bucket);
+    }
+  }
+  EXPECT_EQ(gathered.size(), graph.buckets.size());
+  EXPECT_TRUE(std::is_sorted(gathered.rbegin(), gathered.rend()));
 }
 
 // Half of every matrix: of a layer's 1040 parameters 16 are of norms, which are whole; of the

@@ -21,16 +21,16 @@ Json document() { return Json::parse(machine_json(load_machine("gh200-96gb-480gb
 
 Machine parse(const Json& json) { return parse_machine(json.dump(), "box.json"); }
 
-// 102.625182 GB is 102,625,182,000 bytes; 50 GB/s is 5e10; 5 us is 5e6 ps.
+// 102.625182 GB is 102,625,182,000 bytes; 403 GB/s is 4.03e11; 2.4 us is 2.4e6 ps.
 TEST(Machines, units_of_keys_become_types) {
   const Machine machine = load_machine("gh200-96gb-480gb");
   EXPECT_EQ(machine.gpu.memory.value.count, 102'625'182'000);
-  EXPECT_EQ(machine.link.host_to_device.points[0].rate, 5e10);
-  EXPECT_EQ(machine.link.host_to_device.points[0].size, 1048576);
-  EXPECT_EQ(machine.link.latency.value.ps, 5'000'000);
-  EXPECT_EQ(machine.gpu.matmul.at(DType::kBf16).value.flops_per_s, 794.5e12);
+  EXPECT_NEAR(machine.link.host_to_device.points.back().rate, 4.03e11, 1e9);
+  EXPECT_EQ(machine.link.host_to_device.points[0].size, 4096);
+  EXPECT_EQ(machine.gpu.launch.value.ps, 2'400'000);
+  EXPECT_EQ(machine.gpu.matmul.at(DType::kF32).value.flops_per_s, 67e12);
   EXPECT_TRUE(machine.link.host_to_device.measured);
-  EXPECT_FALSE(machine.gpu.matmul.at(DType::kBf16).measured);
+  EXPECT_FALSE(machine.gpu.matmul.at(DType::kF32).measured);
   EXPECT_FALSE(machine.node.has_value());
 }
 
@@ -73,8 +73,8 @@ TEST(Machines, wrong_values_name_the_file_and_the_key) {
       {"/gpu/attention_efficiency/value", 1.5, "key 'gpu.attention_efficiency.value': is 1.5"},
       {"/gpu/launch_us/value", 1e300, "key 'gpu.launch_us.value'"},
       {"/link/kind", "c2", "did you mean 'c2c'"},
-      {"/link/host_to_device/bytes", Json::array({1, 1}), "has 1 after 1"},
-      {"/link/host_to_device/bytes", Json::array({1, 2, 3}), "has 2 numbers for 3 sizes"},
+      {"/link/host_to_device/bytes", Json::array({1, 1, 2, 3, 4, 5, 6, 7}), "has 1 after 1"},
+      {"/link/host_to_device/bytes", Json::array({1, 2, 3}), "has 8 numbers for 3 sizes"},
       {"/link/host_to_device/gb_per_s", Json::array({0, 1}), "is 0"},
       {"/link/host_to_device/gb_per_s", Json::array(), "must be a list of numbers"},
       {"/cpu/optimizer_threads", 1000, "cpu.optimizer_threads"},
@@ -83,6 +83,7 @@ TEST(Machines, wrong_values_name_the_file_and_the_key) {
       {"/handover_us", nullptr, "key 'handover_us': must be an object, and is null"}};
   for (const Change& change : changes) {
     Json json = document();
+    json["gpu"].erase("kernels");  // which stands for rates that the file leaves out
     json[Pointer(change.pointer)] = change.value;
     const std::string message = error_of([&] { parse(json); });
     EXPECT_TRUE(holds(message, change.message)) << change.pointer;
@@ -126,8 +127,28 @@ bool optional(const std::string& key) {
          key == "nominal_matmul_tflops";
 }
 
+// A part of a generation of device tables brings rates, which the file's own go before.
+TEST(Machines, a_part_of_the_device_tables_brings_what_the_file_leaves_out) {
+  Json json = document();
+  EXPECT_EQ(json["gpu"]["kernels"], Json({{"generation", "hopper"}, {"part", "gh200-480gb"}}));
+  json["gpu"]["kernels"]["part"] = "h200";
+  json["gpu"].erase("memory_bandwidth_gb_per_s");
+  json["gpu"]["matmul_tflops"].erase("bf16");
+  json["gpu"]["matmul_tflops"]["fp8"]["value"] = 1000.0;
+  const Machine machine = parse(json);
+  EXPECT_EQ(machine.gpu.memory_bandwidth.value.gb_per_s(), 4150);
+  EXPECT_EQ(machine.gpu.matmul.at(DType::kBf16).value.tflops(), 788);
+  EXPECT_TRUE(machine.gpu.matmul.at(DType::kBf16).measured);
+  EXPECT_EQ(machine.gpu.matmul.at(DType::kE4m3).value.tflops(), 1000);
+  json["gpu"]["kernels"]["part"] = "h2000";
+  EXPECT_TRUE(holds(error_of([&] { parse(json); }), "gpu.kernels.part"));
+  json["gpu"]["kernels"] = {{"generation", "hoper"}, {"part", "h200"}};
+  EXPECT_TRUE(holds(error_of([&] { parse(json); }), "did you mean 'hopper'"));
+}
+
 TEST(Machines, every_key_but_the_optional_ones_is_required) {
-  const Json json = document();
+  Json json = document();
+  json["gpu"].erase("kernels");  // which stands for others
   for (const auto& item : json.items()) {
     if (optional(item.key())) continue;
     Json less = json;
@@ -184,6 +205,14 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
 TEST(Machines, wrong_optional_values_are_errors_too) {
   const auto with = [](const char* pointer, const Json& value) {
     Json json = Json::parse(machine_json(load_machine("alps-gh200-quad")));
+    const Json curve = {{"tokens", {512.0, 1024.0}},
+                        {"tflops", {1.0, 2.0}},
+                        {"source", "test"},
+                        {"measured", true}};
+    json["gpu"]["attention_tflops"]["128"] = {{"forward", curve}, {"backward", curve}};
+    json["network"]["all_reduce"] = {{"ranks", 8},       {"nodes", 2},
+                                     {"bytes", {1e6}},   {"bus_gb_per_s", {3.0}},
+                                     {"source", "test"}, {"measured", true}};
     json[Pointer(pointer)] = value;
     return error_of([&] { parse(json); });
   };
@@ -192,10 +221,8 @@ TEST(Machines, wrong_optional_values_are_errors_too) {
   EXPECT_TRUE(holds(with("/network/latency_ms", 3), "key 'network.latency_ms': is unknown"));
   EXPECT_TRUE(holds(with("/network/all_reduce/rank", 3), "is unknown"));
   EXPECT_TRUE(holds(with("/gpu/attention_tflops/128/forward/tokens", Json::array({1})),
-                    "has 6 numbers for 1 sizes"));
-  const Json rates = Json::parse(machine_json(load_machine("alps-gh200-quad")))
-                         .at(Pointer("/gpu/attention_tflops/128"));
-  EXPECT_TRUE(holds(with("/gpu/attention_tflops/wide", rates), "is no head size"));
+                    "has 2 numbers for 1 sizes"));
+  EXPECT_TRUE(holds(with("/gpu/attention_tflops/wide", Json::object()), "is no head size"));
   EXPECT_TRUE(holds(with("/link/remote_gb_per_s", 3), "must be an object"));
 }
 
@@ -216,17 +243,21 @@ double seconds_of(const CollectiveWork& work, const Machine& machine) {
   return collective_time(work, machine, 1).time.seconds();
 }
 
-// Thirteen all-reduces over eight ranks of two nodes, within 15 %.
-TEST(Machines, alps_reproduces_its_measured_all_reduces) {
+// Thirteen all-reduces over eight ranks of two nodes, of another run than the fabric's table: half
+// of them within 12 %, all within 40 % (where NCCL changes its protocol, settings decide).
+TEST(Machines, alps_comes_near_all_reduces_that_others_measured) {
   const Machine machine = load_machine("alps-gh200-quad");
   const Json measured = fact("alps-gh200-quad", "nccl_all_reduce");
   ASSERT_EQ(measured.at("bytes").size(), 13u);
+  int near = 0;
   for (size_t i = 0; i < 13; ++i) {
     const Bytes bytes{measured.at("bytes")[i].get<int64_t>()};
     const double seconds = measured.at("time_us")[i].get<double>() * 1e-6;
     const double predicted = seconds_of({CollectiveKind::kAllReduce, bytes, 8}, machine);
-    EXPECT_NEAR(predicted / seconds, 1, 0.15) << bytes.count;
+    EXPECT_NEAR(predicted / seconds, 1, 0.4) << bytes.count;
+    near += std::abs(predicted / seconds - 1) < 0.12 ? 1 : 0;
   }
+  EXPECT_GE(near, 7);
 }
 
 // Between two measured sizes the time lies between theirs.
@@ -255,8 +286,9 @@ TEST(Machines, alps_reproduces_its_measured_point_to_point_bandwidth) {
   }
 }
 
-// Eight H200 in a node, on the NVLink and switch of a DGX H100, whose table is taken from there.
-TEST(Machines, dgx_h100_reproduces_all_reduces_measured_on_its_switch) {
+// Eight H200 in a node, on the NVLink and switch of a DGX H100, whose table is of H100: 4 MB and
+// more within 10 %, 1 MB within 25 %.
+TEST(Machines, dgx_h100_comes_near_all_reduces_of_h200_on_the_same_switch) {
   const Machine machine = load_machine("dgx-h100-80gb");
   const Json measured = fact("hgx-h200", "nccl_all_reduce_busbw_gb_per_s");
   for (size_t i = 0; i < measured.at("bytes").size(); ++i) {
@@ -264,39 +296,8 @@ TEST(Machines, dgx_h100_reproduces_all_reduces_measured_on_its_switch) {
     const double seconds =
         seconds_of({CollectiveKind::kAllReduce, Bytes{static_cast<int64_t>(bytes)}, 8}, machine);
     const double bus = 2 * 7.0 / 8 * bytes / seconds / 1e9;
-    EXPECT_NEAR(bus / measured.at("value")[i].get<double>(), 1, 0.15) << bytes;
+    EXPECT_NEAR(bus / measured.at("value")[i].get<double>(), 1, bytes < 4e6 ? 0.25 : 0.1) << bytes;
   }
-}
-
-double tflops_of_product(const std::string& name, const GemmWork& work) {
-  const Machine machine = load_machine(name);
-  const MatrixUnit unit{machine.gpu.matmul.at(DType::kBf16).value,
-                        machine.gpu.memory_bandwidth.value, machine.gpu.multiprocessors};
-  return flops_of(Work{work}).count / gemm_time(work, unit).seconds() / 1e12;
-}
-
-// 788 TFLOP/s on H200 at 8192 cubed; the best on A100 and H100 are 271.2 and 794.5.
-TEST(Machines, products_come_near_published_rates) {
-  const GemmWork cube{8192, 8192, 8192, DType::kBf16};
-  EXPECT_NEAR(tflops_of_product("hgx-h200-quad", cube) / 788, 1, 0.05);
-  EXPECT_NEAR(tflops_of_product("dgx-h100-80gb", cube) / 794.5, 1, 0.05);
-  EXPECT_NEAR(tflops_of_product("hgx-a100-80gb", cube) / 271.2, 1, 0.05);
-  for (const Shipped& shipped : shipped_machines()) {
-    const Machine machine = load_machine(shipped.name);
-    if (!machine.gpu.matmul.contains(DType::kBf16)) continue;
-    const double best = machine.gpu.matmul.at(DType::kBf16).value.tflops();
-    EXPECT_LE(tflops_of_product(shipped.name, cube), best) << shipped.name;
-  }
-}
-
-// NVIDIA's data sheets: 3958 TFLOP/s with sparsity on Hopper, half of it without; none on Ampere.
-TEST(Machines, those_with_fp8_have_its_dense_nominal_rate) {
-  for (const char* name : {"h100-sxm-80gb", "dgx-h100-80gb", "gh200-96gb-480gb", "hgx-h200-quad"}) {
-    const Sourced<FlopRate> rate = load_machine(name).gpu.matmul.at(DType::kE4m3);
-    EXPECT_EQ(rate.value.tflops(), 3958.0 / 2) << name;
-    EXPECT_FALSE(rate.measured) << name;
-  }
-  EXPECT_FALSE(load_machine("hgx-a100-80gb").gpu.matmul.contains(DType::kE4m3));
 }
 
 double seconds_of(const Op& op, const Machine& machine) {
@@ -308,6 +309,36 @@ double seconds_of(const Op& op, const Machine& machine) {
       .table(sequence, graph)
       .ops.at(0)
       .alone.seconds();
+}
+
+double tflops_of_product(const std::string& name, const GemmWork& work) {
+  Op op;
+  op.kind = OpKind::kGemm;
+  op.phase = Phase::kForward;
+  op.lane = lane_of(0, LaneKind::kCompute);
+  op.work = work;
+  return flops_of(Work{work}).count / seconds_of(op, load_machine(name)) / 1e12;
+}
+
+// As published: 788 TFLOP/s on H200 and 795 on H100 at 8192 cubed, on A100 253.7, and 255.4 at
+// 8192 x 51200 x 4096 (EleutherAI/cookbook).
+TEST(Machines, products_reach_published_rates) {
+  const GemmWork cube{8192, 8192, 8192, DType::kBf16};
+  EXPECT_NEAR(tflops_of_product("hgx-h200-quad", cube) / 788, 1, 0.01);
+  EXPECT_NEAR(tflops_of_product("dgx-h100-80gb", cube) / 795, 1, 0.01);
+  EXPECT_NEAR(tflops_of_product("hgx-a100-80gb", cube) / 253.7, 1, 0.01);
+  const GemmWork logits{8192, 51200, 4096, DType::kBf16};
+  EXPECT_NEAR(tflops_of_product("hgx-a100-80gb", logits) / 255.4, 1, 0.01);
+}
+
+// Azure's benchmarks: 1382 TFLOP/s of 1979 nominal on H100, 1366 on H200; none on Ampere.
+TEST(Machines, those_with_fp8_have_the_rate_that_was_reached) {
+  const auto rate = [](const char* name) {
+    return load_machine(name).gpu.matmul.at(DType::kE4m3).value.tflops();
+  };
+  EXPECT_EQ(rate("dgx-h100-80gb"), 1382.2);
+  EXPECT_EQ(rate("hgx-h200-quad"), 1366.3);
+  EXPECT_FALSE(load_machine("hgx-a100-80gb").gpu.matmul.contains(DType::kE4m3));
 }
 
 // Moving 16-bit gradients and casting them on the CPU takes about twice as long as casting on the
@@ -337,18 +368,64 @@ TEST(Machines, casting_on_the_cpu_of_a_gh200_takes_about_twice_as_long) {
   }
 }
 
-// Fused attention never reaches what products do (arXiv 2307.08691, section 1).
-TEST(Machines, attention_is_slower_than_products_and_grows_with_length) {
-  for (const Shipped& shipped : shipped_machines()) {
-    const Machine machine = load_machine(shipped.name);
-    for (const AttentionRates& rates : machine.gpu.attention) {
-      const double best = machine.gpu.matmul.at(DType::kBf16).value.flops_per_s;
-      for (const Curve* curve : {&rates.forward, &rates.backward}) {
-        EXPECT_LT(curve->rate_at(16384), best) << shipped.name;
-        EXPECT_LT(curve->rate_at(512), curve->rate_at(8192)) << shipped.name;
-      }
-    }
+// Copies over C2C as they were timed, whole copies with their start: to the device by size on a
+// node of four (the median where a size was timed more than once), and the plateaus of both parts
+// in both directions (profiles/published/micro/links-and-dram.json).
+TEST(Machines, copies_over_c2c_take_what_was_measured) {
+  const auto gb_per_s = [](const char* name, int64_t bytes, CopyDirection direction) {
+    Op op;
+    op.kind = OpKind::kCopy;
+    op.lane = lane_of(0, LaneKind::kCopyIn);
+    op.work = CopyWork{Bytes{bytes}, direction};
+    return static_cast<double>(bytes) / seconds_of(op, load_machine(name)) / 1e9;
+  };
+  const Json micro = Json::parse(testing::read_file(
+      std::string(BALLAST_SOURCE_DIR) + "/profiles/published/micro/links-and-dram.json"));
+  std::map<int64_t, std::vector<double>> by_size;
+  for (const Json& one : micro.at("entries")) {
+    if (one.at("kind") != "cudaMemcpyAsync pinned") continue;
+    by_size[one.at("bytes").get<int64_t>()].push_back(one.at("value").get<double>());
   }
+  ASSERT_GE(by_size.size(), 10U);
+  for (auto& [bytes, rates] : by_size) {
+    std::sort(rates.begin(), rates.end());
+    const double median = 0.5 * (rates[(rates.size() - 1) / 2] + rates[rates.size() / 2]);
+    const double rate = gb_per_s("alps-gh200-quad", bytes, CopyDirection::kHostToDevice);
+    EXPECT_NEAR(rate / median, 1, 0.01) << bytes;
+  }
+  const int64_t large = int64_t{8} << 30;
+  EXPECT_NEAR(gb_per_s("alps-gh200-quad", large, CopyDirection::kDeviceToHost), 170, 1.7);
+  EXPECT_NEAR(gb_per_s("gh200-96gb-480gb", large, CopyDirection::kHostToDevice), 403, 4);
+  EXPECT_NEAR(gb_per_s("gh200-96gb-480gb", large, CopyDirection::kDeviceToHost), 296.7, 3);
+  // 50 GB/s at 1 MiB (arXiv 2509.21271): the start is in the rate, and not added again.
+  EXPECT_NEAR(gb_per_s("gh200-96gb-480gb", 1 << 20, CopyDirection::kDeviceToHost), 50, 1);
+}
+
+// 536.9M parameters in 1.93 s on one thread of a server with eight H100 (ISEEKYAN/Megatron-LM issue
+// 188), whose rate of a core is derived from it; and Table 3 of arXiv 2509.21271 on Grace.
+TEST(Machines, adam_of_pytorch_takes_what_its_sources_say) {
+  const auto seconds = [](const char* name, int64_t parameters, int64_t threads) {
+    const Machine machine = load_machine(name);
+    Op op;
+    op.kind = OpKind::kAdam;
+    op.phase = Phase::kOptimizer;
+    op.lane = lane_of(0, LaneKind::kCpu);
+    op.work = BucketWork{parameters, DType::kF32, DType::kF32, Site::kCpu, Bytes{28 * parameters}};
+    Sequence sequence;
+    sequence.ops = {op};
+    Graph graph;
+    graph.lanes = kLaneKinds;
+    Plan plan;
+    plan.optimizer.adam = kTorchAdam;
+    Stack stack;
+    stack.facts.torch_adam_threads = threads;
+    return CostModel(machine, plan, stack, nullptr)
+        .table(sequence, graph)
+        .ops.at(0)
+        .alone.seconds();
+  };
+  EXPECT_NEAR(seconds("dgx-h100-80gb", 536'900'000, 1) / 1.93, 1, 0.02);
+  EXPECT_NEAR(seconds("gh200-96gb-480gb", 8'000'000'000, 0) / 1.834, 1, 0.02);
 }
 
 // Every machine that the published cases name, and GB200, MI300A and one consumer box.

@@ -1,5 +1,6 @@
 // Plan and strategy files, overrides, and which of them wins.
 #include <algorithm>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -166,9 +167,10 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
 
 // Plans that were written before there were several degrees name none of them.
 TEST(Plans, every_key_is_required_but_those_that_older_plans_lack) {
-  const std::set<std::string> newer = {"tensor",   "pipeline",    "virtual_pipeline", "sequence",
-                                       "context",  "expert",      "tensor_sequence",  "numa",
-                                       "products", "memory_reuse"};
+  const std::set<std::string> newer = {"tensor",      "pipeline", "virtual_pipeline", "sequence",
+                                       "context",     "expert",   "tensor_sequence",  "numa",
+                                       "cuda_graphs", "products", "memory_reuse",     "zero_group",
+                                       "ffn_tiles"};
   const Json json = Json::parse(plan_json(unusual()));
   for (const auto& item : json.items()) {
     if (newer.contains(item.key())) continue;
@@ -181,7 +183,7 @@ TEST(Plans, every_key_is_required_but_those_that_older_plans_lack) {
 TEST(Plans, older_plan_means_one_of_every_degree) {
   Json json = Json::parse(plan_json(Plan{}));
   for (const char* key : {"tensor", "pipeline", "virtual_pipeline", "sequence", "context", "expert",
-                          "tensor_sequence", "numa", "products", "memory_reuse"}) {
+                          "tensor_sequence", "numa", "cuda_graphs", "products", "memory_reuse"}) {
     json.erase(key);
   }
   json["optimizer"].erase("stream_share");
@@ -353,21 +355,39 @@ TEST(Overrides, number_replaces_a_sourced_value_and_its_source) {
   EXPECT_THROW(apply_override(before, {"gpu.memory_gb", "-3"}), Error);
 }
 
-// The plateau 377 becomes 754, so every point doubles: 50 becomes 100.
-TEST(Overrides, number_scales_a_curve_to_its_plateau) {
-  const Machine after =
-      apply_override(load_machine("gh200-96gb-480gb"), {"link.host_to_device", "754"});
-  EXPECT_NEAR(after.link.host_to_device.points[0].rate, 100e9, 1);
-  EXPECT_NEAR(after.link.host_to_device.points[1].rate, 754e9, 1);
+// Bytes are so many times as fast, and what a copy takes beside them, its start, stays.
+void expect_scaled(const Curve& after, const Curve& before, double factor) {
+  ASSERT_EQ(after.points.size(), before.points.size());
+  const double byte_before = 1 / before.points.back().rate;
+  const double byte_after = 1 / after.points.back().rate;
+  EXPECT_NEAR(byte_after * factor / byte_before, 1, 1e-6);
+  for (size_t i = 0; i < after.points.size(); ++i) {
+    EXPECT_NEAR((1 / after.points[i].rate - byte_after) / (1 / before.points[0].rate),
+                (1 / before.points[i].rate - byte_before) / (1 / before.points[0].rate), 1e-6)
+        << i;
+  }
+}
+
+double plateau(const Curve& curve) { return curve.points.back().rate; }
+
+// In the unit of the key, as a user gives it.
+std::string in_gb_per_s(double bytes_per_s) { return fmt::format("{}", bytes_per_s / 1e9); }
+
+// The plateau becomes twice as high: so fast are the bytes of every point.
+TEST(Overrides, number_scales_the_curve_of_a_link_to_its_plateau) {
+  const Machine before = load_machine("gh200-96gb-480gb");
+  const std::string twice = in_gb_per_s(2 * plateau(before.link.host_to_device));
+  const Machine after = apply_override(before, {"link.host_to_device", twice});
+  expect_scaled(after.link.host_to_device, before.link.host_to_device, 2);
   EXPECT_FALSE(after.link.host_to_device.measured);
 }
 
 TEST(Overrides, curve_may_be_named_with_the_unit_of_its_rates) {
   const Machine before = load_machine("gh200-96gb-480gb");
-  const Machine after = apply_override(before, {"link.host_to_device_gb_per_s", "754"});
-  EXPECT_NEAR(after.link.host_to_device.points[0].rate, 100e9, 1);
-  EXPECT_NEAR(after.link.host_to_device.points[1].rate, 754e9, 1);
-  EXPECT_NEAR(after.link.device_to_host.points[1].rate, 297e9, 1) << "another curve";
+  const std::string twice = in_gb_per_s(2 * plateau(before.link.host_to_device));
+  const Machine after = apply_override(before, {"link.host_to_device_gb_per_s", twice});
+  expect_scaled(after.link.host_to_device, before.link.host_to_device, 2);
+  expect_scaled(after.link.device_to_host, before.link.device_to_host, 1);
   EXPECT_TRUE(holds(error_of([&] {
                       apply_override(before, {"link.host_to_device_parameters_per_s", "1"});
                     }),
@@ -375,14 +395,15 @@ TEST(Overrides, curve_may_be_named_with_the_unit_of_its_rates) {
       << "not its unit";
 }
 
-// To the device 377 becomes 188.5: half. So the way back becomes 297 / 2, both together 332 / 2.
+// To the device it becomes half as fast: so do the way back and both together.
 TEST(Overrides, link_as_a_whole_keeps_the_proportion_of_its_directions) {
   const Machine before = load_machine("gh200-96gb-480gb");
-  const Machine after = apply_override(before, {"link.gb_per_s", "188.5"});
-  EXPECT_NEAR(after.link.host_to_device.points[0].rate, 25e9, 1);
-  EXPECT_NEAR(after.link.host_to_device.points[1].rate, 188.5e9, 1);
-  EXPECT_NEAR(after.link.device_to_host.points[1].rate, 148.5e9, 1);
-  EXPECT_NEAR(after.link.both_total.value.bytes_per_s, 166e9, 1);
+  const std::string half = in_gb_per_s(0.5 * plateau(before.link.host_to_device));
+  const Machine after = apply_override(before, {"link.gb_per_s", half});
+  expect_scaled(after.link.host_to_device, before.link.host_to_device, 0.5);
+  expect_scaled(after.link.device_to_host, before.link.device_to_host, 0.5);
+  EXPECT_NEAR(after.link.both_total.value.bytes_per_s,
+              0.5 * before.link.both_total.value.bytes_per_s, 1);
   EXPECT_EQ(after.link.both_total.source, "--set machine.link.gb_per_s");
   EXPECT_FALSE(after.link.device_to_host.measured);
   for (const char* bad : {"0", "-1", "fast"}) {

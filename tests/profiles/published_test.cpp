@@ -140,6 +140,70 @@ TEST(Published, optimizer_keys_become_knobs) {
   EXPECT_EQ(with_run("clip", 1.0).plan, case_of(small_case()).plan) << "no prediction needs it";
 }
 
+TEST(Published, keys_of_newer_files_become_knobs_and_facts) {
+  const PublishedCase fp8 = with_run("dtype", "fp8");
+  EXPECT_EQ(fp8.plan.dtype, DType::kBf16);
+  EXPECT_EQ(fp8.plan.products, ProductFormat::kFp8);
+  EXPECT_EQ(with_run("zero_group", 2).plan.zero_group, 2);
+  EXPECT_EQ(with_run("zero_group", "all").plan.zero_group, 0);
+  EXPECT_EQ(with_run("zero_group", 4).plan.zero_group, 0) << "all that there are";
+  EXPECT_TRUE(with_run("hybrid_shard", true).shards_by_node);
+  EXPECT_EQ(with_run("fused_loss", true).facts.loss_chunks, 16) << "1000 columns over 64";
+  EXPECT_EQ(with_run("accumulate_fp32", true).facts.gradients, GradientPrecision::kF32);
+  EXPECT_EQ(with_run("gradient_dtype", "bf16").facts.reduction, GradientPrecision::kAsWeights);
+  EXPECT_EQ(with_run("tp_comm_overlap", true).facts.tensor_overlap, Overlap::kFull);
+  EXPECT_TRUE(with_run("cuda_graph", true).plan.cuda_graphs);
+  EXPECT_EQ(with_run("offload_parameters", true).plan.weights.flow_share, 1.0);
+  EXPECT_TRUE(with_run("packed", true).packed);
+  const PublishedCase kwai = with_run("recompute", "norm+mlp-activation");
+  EXPECT_EQ(fate(kwai, ModuleKind::kNorm1), ActivationFate::kRecompute);
+  EXPECT_EQ(fate(kwai, ModuleKind::kActivation), ActivationFate::kRecompute);
+  EXPECT_EQ(fate(kwai, ModuleKind::kFc1), ActivationFate::kKeep);
+  Json part = small_case();
+  part["run"]["activation_offload"] = true;
+  part["run"]["activation_offload_ratio"] = 0.3;
+  EXPECT_EQ(case_of(part).plan.activations->offload_part, 0.3);
+  Json some = small_case();
+  some["run"]["recompute"] = "full";
+  some["run"]["recompute_fraction"] = 0.5;
+  EXPECT_EQ(case_of(some).plan.activations->recompute_share, 0.5);
+  some["run"].erase("recompute_fraction");
+  some["run"]["tiled_mlp"] = true;
+  EXPECT_EQ(case_of(some).plan.ffn_tiles, 2) << "128 tokens over a width of 64";
+}
+
+TEST(Published, experts_are_described_by_their_sizes) {
+  Json one = small_case();
+  one["model"].update({{"architecture", "llama"},
+                       {"head_dim", 32},
+                       {"experts", 4},
+                       {"experts_per_token", 2},
+                       {"expert_ffn", 32},
+                       {"shared_ffn", 64},
+                       {"dense_layers", 1}});
+  const Model model = case_of(one).model;
+  EXPECT_EQ(model.head_size, 32);
+  EXPECT_EQ(model.shared_experts, 2);
+  EXPECT_FALSE(model.has_experts(0));
+  EXPECT_TRUE(model.has_experts(1));
+  // A router of 4 columns, 4 experts and 2 shared ones of three matrices of 64 x 32.
+  const int64_t dense = 3 * 64 * model.ffn;
+  EXPECT_EQ(parameter_count(model) - 3 * (64 * 4 + 6 * 3 * 64 * 32 - dense),
+            2 * 1000 * 64 + 64 + 4 * (4 * 64 * 4 * 32 + dense + 2 * 64));
+}
+
+TEST(conventions_of, words_of_sources_say_what_counts) {
+  using Conventions = std::vector<FlopsConvention>;
+  EXPECT_EQ(
+      conventions_of("fwd+bwd matmuls incl. logits and full (non-causal) attention, peak 989"),
+      (Conventions{{true, false, true, 989}}));
+  EXPECT_EQ(conventions_of("causal attention, logits"), (Conventions{{true, true, true, 0}}));
+  EXPECT_EQ(conventions_of("6ND"), (Conventions{{false, false, true, 0}}));
+  EXPECT_EQ(conventions_of("").front(), FlopsConvention()) << "the whole square";
+  EXPECT_EQ(conventions_of("").size(), 2u);
+  EXPECT_EQ(conventions_of("the model's own").size(), 6u) << "nothing is known";
+}
+
 TEST(Published, bad_case_is_an_entry_that_names_file_case_and_key) {
   struct Change {
     const char* pointer;
@@ -149,7 +213,8 @@ TEST(Published, bad_case_is_an_entry_that_names_file_case_and_key) {
   const Change changes[] = {
       {"/run/micro_bach", 1, "'run.micro_bach'"},
       {"/run/micro_batch", 3, "does not divide"},
-      {"/run/dtype", "fp8", "not supported yet"},
+      {"/run/dtype", "fp7", "fp7"},
+      {"/run/zero_group", 3, "zero_group"},
       {"/run/strategy", "zero-4", "did you mean 'zero-"},
       {"/run/recompute", "some", "'run.recompute': is 'some'"},
       {"/run/offload", {"w"}, "'w'"},

@@ -1,5 +1,6 @@
 // Stack files: what they may say, and that they come back as they were.
 #include <gtest/gtest.h>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "profiles/load.h"
@@ -46,9 +47,23 @@ Stack unusual() {
   stack.facts.pipeline_overlap = Overlap::kNone;
   stack.facts.least_zero_stage = 1;
   stack.facts.most_zero_stage = 2;
-  stack.constants = {0.5, 0.6, 0.7, 0.8, Duration::from_us(3), 0.1};
+  stack.facts.steps_offloaded_state_on_cpu = true;
+  stack.facts.may_stream_state = true;
+  stack.facts.expert_overlap = Overlap::kPartial;
+  stack.facts.fp8_scaling = Scaling8::kDelayed;
+  stack.facts.fp8_weights = Weights8::kStored;
+  stack.facts.fp8_saves_codes = true;
+  stack.facts.attention_kernel = AttentionKernel::kFlash1;
+  stack.facts.attention_kernel_on = {{"hopper", AttentionKernel::kFlash3}};
+  stack.constants = {0.5, 0.6, 0.7, 0.8, Duration::from_us(3), 0.1, 0.9};
   stack.fitted = {"gemm_share", "launch_us"};
   stack.fitted_on = {"case-1"};
+  stack.uncertainty.emplace();
+  stack.uncertainty->time = 0.125;
+  stack.uncertainty->memory = 0.0625;
+  for (int i = 0; i < kStackConstants * kStackConstants; ++i) {
+    stack.uncertainty->covariance.push_back(0.25 * i - 3);
+  }
   return stack;
 }
 
@@ -60,6 +75,11 @@ void expect_same(const Stack& a, const Stack& b) {
   EXPECT_EQ(a.constants, b.constants);
   EXPECT_EQ(a.fitted, b.fitted);
   EXPECT_EQ(a.fitted_on, b.fitted_on);
+  ASSERT_EQ(a.uncertainty.has_value(), b.uncertainty.has_value());
+  if (!a.uncertainty) return;
+  EXPECT_EQ(a.uncertainty->time, b.uncertainty->time);
+  EXPECT_EQ(a.uncertainty->memory, b.uncertainty->memory);
+  EXPECT_EQ(a.uncertainty->covariance, b.uncertainty->covariance);
 }
 
 TEST(Stacks, every_fact_and_constant_survives_a_round_trip) {
@@ -69,10 +89,48 @@ TEST(Stacks, every_fact_and_constant_survives_a_round_trip) {
   expect_same(load_stack(folder.file("odd.json")), unusual());
 }
 
+// A fact that only some stacks have must not be lost by the one that writes them.
+TEST(Stacks, no_fact_of_the_unusual_one_is_the_default) {
+  const Json unusual_facts = Json::parse(stack_json(unusual()))["facts"];
+  const Json default_facts = Json::parse(stack_json(Stack{}))["facts"];
+  for (const auto& [fact, value] : unusual_facts.items()) {
+    EXPECT_NE(value, default_facts[fact]) << fact;
+  }
+}
+
+TEST(Stacks, without_uncertainty_nothing_was_held_against_them) {
+  Stack stack = unusual();
+  stack.uncertainty.reset();
+  EXPECT_FALSE(Json::parse(stack_json(stack)).contains("uncertainty"));
+  expect_same(parse_stack(stack_json(stack), "f", "odd"), stack);
+}
+
+// Attention of a framework that does not say is FlashAttention 2; Ballast's own is cuDNN's.
 TEST(Stacks, absent_fact_has_its_default) {
   Json json = Json::parse(stack_json(unusual()));
   json["facts"] = Json::object();
-  EXPECT_EQ(parse_stack(json.dump(), "f", "odd").facts, StackFacts{});
+  StackFacts facts;
+  EXPECT_EQ(facts.attention_kernel, AttentionKernel::kCudnn);
+  facts.attention_kernel = AttentionKernel::kFlash2;
+  EXPECT_EQ(parse_stack(json.dump(), "f", "odd").facts, facts);
+}
+
+TEST(Stacks, name_the_kernel_of_attention_and_others_by_generation) {
+  Json json = Json::parse(stack_json(unusual()));
+  json["facts"]["attention"] = {"eager", "flash1"};
+  json["facts"]["attention_on"] = {{"hopper", "flash3"}};
+  const Stack stack = parse_stack(json.dump(), "f", "odd");
+  const std::vector<AttentionKind> kinds = {AttentionKind::kEager, AttentionKind::kFlash};
+  EXPECT_EQ(stack.facts.attention, kinds);
+  EXPECT_EQ(stack.facts.attention_kernel_of("ampere"), AttentionKernel::kFlash1);
+  EXPECT_EQ(stack.facts.attention_kernel_of(""), AttentionKernel::kFlash1);
+  EXPECT_EQ(stack.facts.attention_kernel_of("hopper"), AttentionKernel::kFlash3);
+  EXPECT_EQ(stack_json(parse_stack(stack_json(stack), "f", "odd")), stack_json(stack));
+  json["facts"]["attention_on"] = {{"hoper", "flash3"}};
+  EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "mean 'hopper'"));
+  json["facts"]["attention_on"] = Json::object();
+  json["facts"]["attention"] = {"flash2", "flash3"};
+  EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "beside another"));
 }
 
 TEST(Stacks, wrong_values_name_the_file_and_the_key) {
@@ -92,6 +150,15 @@ TEST(Stacks, wrong_values_name_the_file_and_the_key) {
       {"/facts/gradient_overlap", "some", "'facts.gradient_overlap': is 'some'"},
       {"/constants/gemm_share", 0, "gemm_share"},
       {"/constants/gem_share", 0.5, "key 'constants.gem_share'"},
+      {"/constants/cpu_share", 0, "cpu_share"},
+      {"/constants/cpu_shar", 0.5, "key 'constants.cpu_shar'"},
+      {"/uncertainty/time", -0.1, "key 'uncertainty.time'"},
+      {"/uncertainty/memory", "much", "key 'uncertainty.memory'"},
+      {"/uncertainty/covariance", 1, "must be a square table"},
+      {"/uncertainty/covariance", Json::array({1, 2}), "must be a square table"},
+      {"/uncertainty/covariance/6", {1, 2}, "must be a square table"},
+      {"/uncertainty/covariance/0/0", "x", "must be a square table"},
+      {"/uncertainty/covarience", 1, "'uncertainty.covarience'"},
       {"/fitted", {"gem_share"}, "did you mean 'gemm_share'"},
       {"/schema", "ballast.plan/1", "key 'schema'"}};
   for (const Change& change : changes) {
@@ -108,6 +175,45 @@ TEST(Stacks, each_constant_is_required) {
     Json json = whole;
     json["constants"].erase(std::string(constant_name(i)));
     EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "is missing"));
+  }
+}
+
+TEST(Stacks, each_part_of_the_uncertainty_is_required) {
+  const Json whole = Json::parse(stack_json(unusual()));
+  for (const char* key : {"time", "memory", "covariance"}) {
+    Json json = whole;
+    json["uncertainty"].erase(key);
+    EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "is missing"))
+        << key;
+  }
+}
+
+// How many of the shipped stacks that stand for a framework say each thing of each fact.
+std::map<std::string, std::map<std::string, int>> votes() {
+  std::map<std::string, std::map<std::string, int>> count;
+  for (const Shipped& shipped : shipped_stacks()) {
+    if (shipped.name == "ballast" || shipped.name == kTypicalStack || shipped.name == "ideal") {
+      continue;
+    }
+    const Stack stack = load_stack(shipped.name);
+    const Json json = Json::parse(stack_json(stack));
+    for (const auto& [fact, value] : json["facts"].items()) {
+      // Who never shards gathers nothing.
+      if (fact == "weight_overlap" && stack.facts.most_zero_stage == 0) continue;
+      ++count[fact][value.dump()];
+    }
+  }
+  return count;
+}
+
+TEST(Stacks, what_is_typical_is_a_fact_of_most_that_are_shipped) {
+  const Json typical = Json::parse(stack_json(load_stack(std::string(kTypicalStack))));
+  std::map<std::string, std::map<std::string, int>> all = votes();
+  for (const auto& [fact, value] : typical["facts"].items()) {
+    const int own = all[fact][value.dump()];
+    for (const auto& [other, number] : all[fact]) {
+      EXPECT_LE(number, own) << fact << " is " << value << " here and " << other << " there";
+    }
   }
 }
 

@@ -7,13 +7,15 @@
 
 namespace ballast::testing {
 
-// Every choice of an enumeration but the default; of anything else two legal values ("auto" is not
-// among them). Legal for a plan file; a model and the other knobs may still refuse one.
-inline std::vector<KnobValue> other_values(const Knob& knob) {
+// Every choice of an enumeration or a short range but the default and `now`; of anything else two
+// legal values or more ("auto" is not among them). Legal for a plan file; a model and the other
+// knobs may still refuse one.
+inline std::vector<KnobValue> other_values(const Knob& knob, const KnobValue& now = {}) {
+  constexpr int64_t kShortRange = 8;
   const KnobValue usual = default_of(knob);
   std::vector<KnobValue> values;
   const auto add = [&](const KnobValue& value) {
-    if (value != usual) values.push_back(value);
+    if (value != usual && value != now) values.push_back(value);
   };
   switch (knob.type) {
     case KnobType::kText:
@@ -29,11 +31,20 @@ inline std::vector<KnobValue> other_values(const Knob& knob) {
       add(int64_t{1} << 21);
       break;
     case KnobType::kWhole:
-      for (int64_t value = knob.least; value <= knob.most && values.size() < 2; ++value) add(value);
+      if (knob.most - knob.least <= kShortRange) {
+        for (int64_t value = knob.least; value <= knob.most; ++value) add(value);
+        break;
+      }
+      // Least, the next, and powers of two, which divide what degrees are to divide.
+      add(knob.least);
+      for (int64_t value = knob.least + 1; value <= knob.most && values.size() < 2; value *= 2) {
+        add(value);
+      }
       break;
     case KnobType::kShare:
-      add(0.25);
       add(0.5);
+      add(0.0);
+      add(1.0);
       break;
     case KnobType::kChoice:
       for (const int64_t choice : knob.choices) add(choice);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "sim/spec/knobs.h"
+
 namespace ballast {
 
 namespace {
@@ -203,6 +205,7 @@ Capabilities& Capabilities::has(SetOf<PlanFeature> features) {
 }
 
 Capabilities& Capabilities::carries_out_everything() {
+  takes_what_is_predicted_ = true;
   for (Operation& operation : operations_) {
     operation.declared = true;
     operation.variants = WorkVariants::all(kWorkVariants);
@@ -274,6 +277,15 @@ std::optional<Missing> first_missing(const Model& model, const Plan& plan,
     if (!has_feature(plan, feature) || capabilities.declares(feature)) continue;
     const Asked& asked = kPlanAsked[static_cast<size_t>(i)];
     return missing(capabilities, asked.what, asked.knob, asked.remedy);
+  }
+  for (const Knob& knob : knobs()) {
+    if (knob.only_predicted.empty() || capabilities.takes_what_is_predicted()) continue;
+    const KnobValue value = knob.get(plan);
+    const bool is_open = std::holds_alternative<std::monostate>(value);
+    if (is_open || value == default_of(knob)) continue;
+    const std::string path = "plan." + std::string(knob.path);
+    return missing(capabilities, knob.only_predicted, path,
+                   fmt::format("set {}={}", path, text_of(knob, default_of(knob))));
   }
   for (int i = 0; i < kModelFeatures; ++i) {
     const auto feature = static_cast<ModelFeature>(i);

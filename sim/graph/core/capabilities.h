@@ -131,6 +131,8 @@ class Capabilities {
   bool declares(OpKind kind, Role role) const;
   bool declares(ModelFeature feature) const { return model_features_.has(feature); }
   bool declares(PlanFeature feature) const { return plan_features_.has(feature); }
+  // Whether it takes plans whose knobs are only predicted (Knob::only_predicted).
+  bool takes_what_is_predicted() const { return takes_what_is_predicted_; }
   bool knows_adam(std::string_view name) const { return knows_ == nullptr || knows_(name); }
 
   // Whether an operation is carried out with all that it touches: what a switch checks.
@@ -149,6 +151,7 @@ class Capabilities {
   std::array<Operation, kOpKinds> operations_{};
   SetOf<ModelFeature> model_features_;
   SetOf<PlanFeature> plan_features_;
+  bool takes_what_is_predicted_ = false;
   bool (*knows_)(std::string_view) = nullptr;
 };
 

@@ -33,9 +33,14 @@ std::string describe(const Label& label) {
 struct KeyOfWork {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const GemmWork& w) const {
-    return fmt::format(" m={} n={} k={} {}{}{}", w.m, w.n, w.k, to_string(w.dtype),
-                       w.accumulate ? " accumulate" : "",
-                       w.format == ProductFormat::kFp8 ? " in fp8" : "");
+    std::string text = fmt::format(" m={} n={} k={} {}{}", w.m, w.n, w.k, to_string(w.dtype),
+                                   w.accumulate ? " accumulate" : "");
+    if (w.format != ProductFormat::kFp8) return text;
+    text += " in fp8";
+    // Keys of what Ballast rounds itself are those of measurements in stores.
+    if (w.rounding != Rounding::kJustInTime)
+      text += fmt::format(" rounding {}", to_string(w.rounding));
+    return text;
   }
   std::string operator()(const AttentionWork& w) const {
     return fmt::format(" sequences={} length={} heads={} kv_heads={} head_size={} {}{}",
@@ -74,7 +79,8 @@ struct KeyOfWork {
 
 std::string_view to_string(LaneKind kind) {
   static constexpr auto names =
-      names_of("compute", "copy-in", "copy-out", "upload", "cpu", "check", "network", "nvme");
+      names_of("compute", "copy-in", "copy-out", "upload", "cpu", "check", "tensor-network",
+               "sequence-network", "expert-network", "data-network", "pipeline-network", "nvme");
   return name_in<kLaneKinds>(names, kind);
 }
 
@@ -169,8 +175,37 @@ Bytes product_bytes(const GemmWork& work) {
 
 Bytes rounding_bytes(const GemmWork& work) {
   if (work.format != ProductFormat::kFp8) return {};
-  const int64_t operands = (work.m + work.n) * work.k;
-  return bytes_of(operands, work.dtype) * 2 + bytes_of(operands, DType::kE4m3);
+  const int64_t first = work.m * work.k;
+  const int64_t second = work.n * work.k;
+  // One pass reads values and writes their codes row by row and column by column.
+  const auto both_layouts = [&](int64_t elements) {
+    return bytes_of(elements, work.dtype) + bytes_of(elements, DType::kE4m3) * 2;
+  };
+  switch (work.rounding) {
+    case Rounding::kJustInTime:
+      return bytes_of(first + second, work.dtype) * 2 + bytes_of(first + second, DType::kE4m3);
+    case Rounding::kFirst:
+      return both_layouts(first);
+    case Rounding::kBoth:
+      return both_layouts(first + second);
+    case Rounding::kTransposed:
+      return bytes_of(second, DType::kE4m3) * 2;
+    case Rounding::kNone:
+      return {};
+  }
+  CHECK(false);
+}
+
+int64_t rounding_passes(const GemmWork& work) {
+  if (work.format != ProductFormat::kFp8) return 0;
+  constexpr std::array<int64_t, 5> kPasses = {4, 1, 2, 1, 0};  // in the order of Rounding
+  return kPasses.at(static_cast<size_t>(work.rounding));
+}
+
+std::string_view to_string(Rounding rounding) {
+  constexpr std::array<std::string_view, 5> kNames = {"just in time", "first", "both", "transposed",
+                                                      "none"};
+  return kNames.at(static_cast<size_t>(rounding));
 }
 
 Bytes bytes_of(const Work& work) {

@@ -142,7 +142,10 @@ Bytes state_bytes(const Graph& graph, const Bucket& bucket) {
 }
 
 Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind) {
-  if (kind == UndoKind::kSnapshot) return bytes_of(kSnapshotArrays * bucket.count, DType::kF32);
+  if (kind == UndoKind::kSnapshot) {
+    return bytes_of(bucket.count, DType::kF32) +
+           bytes_of((kSnapshotArrays - 1) * bucket.count, graph.tensor(bucket.moment1).dtype);
+  }
   Bytes bytes;
   for (const Run& run : runs_of(graph.modules, bucket)) bytes += undo_record_bytes(run);
   return bytes;
@@ -171,12 +174,12 @@ void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& 
   after.push_back(read(done, Role::kScratch));
 }
 
-Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,
+Op collective_op(LaneKind lane, const CollectiveWork& work, Phase phase, const Label& label,
                  std::vector<Access> accesses) {
   Op op;
   op.kind = OpKind::kCollective;
   op.phase = phase;
-  op.lane = lane_of(0, LaneKind::kNetwork);
+  op.lane = lane_of(0, lane);
   op.label = label;
   op.work = work;
   op.accesses = std::move(accesses);

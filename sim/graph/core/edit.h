@@ -123,16 +123,20 @@ inline DType gradient_dtype(const Plan& plan, const StackFacts& facts) {
   return wide ? DType::kF32 : plan.dtype;
 }
 
-// An operation of the network lane of device 0.
-Op collective_op(const CollectiveWork& work, Phase phase, const Label& label,
+// An operation of device 0, in the lane of its communicator.
+Op collective_op(LaneKind lane, const CollectiveWork& work, Phase phase, const Label& label,
                  std::vector<Access> accesses);
 
-// The group of ranks that hold the same weights, for collectives of sharded state.
 struct RankGroup {
   int64_t ranks = 1;
   int64_t stride = 1;
 };
-inline RankGroup replica_group(const Plan& plan) { return {plan.replicas(), plan.tensor}; }
+// The ranks that share the state of the same weights, for collectives of sharded state.
+inline RankGroup replica_group(const Plan& plan) { return {plan.sharing(), plan.tensor}; }
+// Those that hold the same share of it (Plan::zero_group); one rank where all share.
+inline RankGroup copies_group(const Plan& plan) {
+  return {plan.replicas() / plan.sharing(), plan.tensor * plan.sharing()};
+}
 
 // True where 16-bit copies of CPU-stepped weights are made on the CPU.
 inline bool cast_on_cpu(const Plan& plan) {

@@ -40,7 +40,13 @@ enum class LaneKind : uint8_t {
             // kCopyIn so that a reload never queues behind a step that is still running
   kCpu,     // the optimizer's worker threads
   kCheck,   // norms of CPU buckets, by threads of their own, as many as the optimizer has; verdicts
-  kNetwork,  // collectives
+  // Collectives, a lane per communicator: ranks that talk about one thing queue behind each other,
+  // and not behind those of another group. What they share are wires and multiprocessors.
+  kTensorNetwork,    // ranks that split every product
+  kSequenceNetwork,  // ranks that split sequences: all-to-alls of Ulysses, rings of context ranks
+  kExpertNetwork,    // tokens to the ranks of their experts, and back
+  kDataNetwork,      // ranks that hold the same weights, or shards of them
+  kPipelineNetwork,  // between stages
   kNvme,
 };
 inline constexpr int kLaneKinds = static_cast<int>(LaneKind::kNvme) + 1;
@@ -184,6 +190,15 @@ enum class CollectiveKind : uint8_t {
 inline constexpr int kCollectiveKinds = static_cast<int>(CollectiveKind::kSendReceive) + 1;
 std::string_view to_string(CollectiveKind kind);
 
+// How operands of an 8-bit product come to have 8 bits, beside the passes that made them.
+//   kJustInTime  both before every product: a pass for the largest value, one that writes the codes
+//   kFirst       the first in one pass, by a scale that is known before, in both layouts
+//   kBoth        both so
+//   kTransposed  the second, which has 8 bits already, in one pass into its other layout
+//   kNone        they have them already
+enum class Rounding : uint8_t { kJustInTime, kFirst, kBoth, kTransposed, kNone };
+std::string_view to_string(Rounding rounding);
+
 // m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
 // weight m=out, n=in, k=T.
 struct GemmWork {
@@ -191,6 +206,7 @@ struct GemmWork {
   DType dtype{};            // of operands and output in memory
   bool accumulate = false;  // adds to what the output holds
   ProductFormat format = ProductFormat::kAsStored;
+  Rounding rounding = Rounding::kJustInTime;  // of 8-bit products
   bool operator==(const GemmWork&) const = default;
 };
 
@@ -393,9 +409,11 @@ Flops flops_of(const Work& work);
 Bytes bytes_of(const Work& work);
 
 // The parts of a product's traffic: of the product itself, whose operands may have 8 bits, and of
-// what rounds them to 8 bits: one pass that reads an operand for its largest value, one that reads
-// it again and writes the codes (0 where they are multiplied as stored).
+// what rounds them to 8 bits (0 where they are multiplied as stored): see Rounding. Just in time
+// that is one pass that reads an operand for its largest value, one that reads it again and writes
+// the codes.
 Bytes product_bytes(const GemmWork& work);
 Bytes rounding_bytes(const GemmWork& work);
+int64_t rounding_passes(const GemmWork& work);
 
 }  // namespace ballast

@@ -26,11 +26,17 @@ struct Capacity {
 struct Demand {
   CapacityId capacity = -1;
   double amount = 0;
+  // Held for as long as it runs, at whatever rate: the others share what is left.
+  bool held = false;
 };
 
 struct OpCost {
-  Duration alone;                   // with nothing else running
-  Duration handover;                // added once if it had to wait for another lane
+  Duration alone;     // with nothing else running
+  Duration handover;  // added once if it had to wait for another lane
+  // Of the thread that enqueues a device's operations: for all its kernels, and for the first.
+  Duration host;
+  Duration host_first;
+  bool host_waits = false;          // the host enqueues nothing that follows before this is done
   std::array<Demand, 4> demands{};  // the first `demand_count` are set
   int8_t demand_count = 0;
   Provenance provenance = Provenance::kRoofline;

@@ -23,6 +23,7 @@ bool may_carry(TensorKind kind) {
     case TensorKind::kPacked:
     case TensorKind::kReduced:
     case TensorKind::kState:
+    case TensorKind::kCodes:
       return true;
     default:
       return false;

@@ -75,6 +75,9 @@ void BucketOps::add_tensors(int32_t b) {
   t.partials =
       dram(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
   const bool on_gpu = bucket(b).site == Site::kGpu;
+  // One byte a value for each of the two layouts that products read.
+  const int64_t codes = facts_.fp8_weights == Weights8::kKept ? 2 * elements_in_8_bits(b) : 0;
+  if (codes > 0) t.codes = hbm(TensorKind::kCodes, Category::kWeights, DType::kU8, codes, b);
   if (reduces(b) && plan_.zero_stage == 2) {
     t.reduced = hbm(TensorKind::kReduced, Category::kGradients, gradient_type(), count, b);
   }
@@ -111,6 +114,17 @@ void BucketOps::add_tensors(int32_t b) {
   bucket_tensors_.push_back(t);
 }
 
+int64_t BucketOps::elements_in_8_bits(int32_t b) const {
+  if (plan_.products == ProductFormat::kAsStored) return 0;
+  int64_t count = 0;
+  for (const Bucket::Piece& piece : bucket(b).pieces) {
+    const Module& module = graph_.module(piece.module);
+    const bool norm = module.kind == ModuleKind::kNorm1 || module.kind == ModuleKind::kNorm2;
+    if (module.layer >= 0 && !norm) count += piece.count;
+  }
+  return count;
+}
+
 Op BucketOps::op(OpKind kind, LaneKind lane, int32_t b, Work work,
                  std::vector<Access> accesses) const {
   Op result;
@@ -145,15 +159,13 @@ bool BucketOps::reduces(int32_t b) const {
   return plan_.replicas() > 1 && plan_.zero_stage < 3 && bucket(b).site == Site::kGpu;
 }
 
-Op BucketOps::group_op(CollectiveKind kind, int32_t b, DType dtype,
+Op BucketOps::group_op(CollectiveKind kind, const RankGroup& group, int32_t b, Bytes bytes,
                        std::vector<Access> accesses) const {
-  const RankGroup group = replica_group(plan_);
-  return op(OpKind::kCollective, LaneKind::kNetwork, b,
-            CollectiveWork{kind, bytes_of(bucket(b).count, dtype), group.ranks, group.stride},
-            std::move(accesses));
+  return op(OpKind::kCollective, LaneKind::kDataNetwork, b,
+            CollectiveWork{kind, bytes, group.ranks, group.stride}, std::move(accesses));
 }
 
-Op BucketOps::reduction(int32_t b) {
+std::vector<Op> BucketOps::reduction(int32_t b) {
   const BucketTensors& t = tensors(b);
   std::vector<Access> accesses;
   const Access gradient = t.reduced >= 0 ? read(-1, Role::kSource) : update(-1, Role::kSource);
@@ -162,8 +174,23 @@ Op BucketOps::reduction(int32_t b) {
   const CollectiveKind kind =
       plan_.zero_stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
   const bool wide = facts_.reduction == GradientPrecision::kF32;
-  Op made = group_op(kind, b, wide ? DType::kF32 : gradient_type(), std::move(accesses));
-  if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
+  const Bytes bytes = bytes_of(bucket(b).count, wide ? DType::kF32 : gradient_type());
+  std::vector<Access> share;
+  if (t.reduced >= 0) {
+    share.push_back(update(t.reduced, Role::kSource));
+  } else {
+    share = accesses;
+  }
+  const RankGroup group = replica_group(plan_);
+  std::vector<Op> made = {group_op(kind, group, b, bytes, std::move(accesses))};
+  const RankGroup copies = copies_group(plan_);
+  if (copies.ranks > 1) {
+    made.push_back(group_op(CollectiveKind::kAllReduce, copies, b,
+                            {div_ceil(bytes.count, group.ranks)}, std::move(share)));
+  }
+  for (Op& each : made) {
+    if (facts_.gradient_overlap == Overlap::kNone) each.lane = lane_of(0, LaneKind::kCompute);
+  }
   return made;
 }
 
@@ -224,6 +251,12 @@ Op BucketOps::adam(int32_t b, TensorId gradient, bool decided) {
     append_modules(accesses, b, module_weight_, weights_home());
     work.to = plan_.dtype;
     work.moved += bytes_of(home.count, plan_.dtype);
+    if (facts_.fp8_weights != Weights8::kEachUse) {
+      // Read once more, and written in both layouts.
+      const int64_t rounded = elements_in_8_bits(b);
+      work.moved += bytes_of(rounded, plan_.dtype) + bytes_of(rounded, DType::kU8) * 2;
+    }
+    if (tensors(b).codes >= 0) accesses.push_back(update(tensors(b).codes, Role::kCodes));
   } else {
     accesses.push_back(read(gradient, Role::kGradient));
   }
@@ -257,11 +290,12 @@ Op BucketOps::snapshot(int32_t b, OpKind kind) {
   const Bucket& home = bucket(b);
   const bool on_gpu = home.site == Site::kGpu;
   const bool undo = kind == OpKind::kUndo;
+  const int64_t words = undo_bytes(graph_, home, UndoKind::kSnapshot).count / size_of(DType::kF32);
   const auto state = [&](TensorId id, Role role) {
     return undo ? update(id, role) : read(id, role);
   };
   return op(kind, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b,
-            elementwise(kSnapshotArrays * home.count, DType::kF32, DType::kF32, home.site),
+            elementwise(words, DType::kF32, DType::kF32, home.site),
             {state(home.master, Role::kMaster), state(home.moment1, Role::kMoment1),
              state(home.moment2, Role::kMoment2),
              undo ? read(tensors(b).undo, Role::kUndoRecord)
@@ -296,15 +330,25 @@ std::vector<Op> BucketOps::step_of(int32_t b) {
   const bool decided = sync() != SyncMode::kSpeculate;  // else no clip factor is known yet
   if (facts_.separate_unscale && decided && gradient >= 0) ops.push_back(unscale(b, gradient));
   ops.push_back(adam(b, gradient, decided));
-  if (reduces(b) && plan_.zero_stage > 0) {
-    std::vector<Access> weights;
-    Access whole = weights_home();
-    whole.mode = AccessMode::kReadWrite;
-    append_modules(weights, b, module_weight_, whole);
-    ops.push_back(group_op(CollectiveKind::kAllGather, b, plan_.dtype, std::move(weights)));
-  }
   append_cast_of_weights(ops, b);
   if (rests) ops.push_back(move_state(b, Arrival::kOut));
+  return ops;
+}
+
+std::vector<Op> BucketOps::gather_of(int32_t b) const {
+  std::vector<Op> ops;
+  if (!reduces(b) || plan_.zero_stage == 0) return ops;
+  std::vector<Access> weights;
+  Access whole = weights_home();
+  whole.mode = AccessMode::kReadWrite;
+  append_modules(weights, b, module_weight_, whole);
+  Bytes bytes = bytes_of(bucket(b).count, plan_.dtype);
+  if (facts_.fp8_weights == Weights8::kStored) {
+    const int64_t narrow = elements_in_8_bits(b);
+    bytes = bytes - bytes_of(narrow, plan_.dtype) + bytes_of(narrow, DType::kU8);
+  }
+  ops.push_back(
+      group_op(CollectiveKind::kAllGather, replica_group(plan_), b, bytes, std::move(weights)));
   return ops;
 }
 

@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "sim/graph/core/edit.h"
 #include "sim/graph/core/graph.h"
 
 namespace ballast {
@@ -21,11 +22,13 @@ class BucketOps {
   // exchanged by `shard`, what is gathered layer by layer by `gather`.)
   bool reduces(int32_t b) const;
   // All-reduce (stage 0), or reduce-scatter in place (1) or into this rank's share (2).
-  Op reduction(int32_t b);
+  std::vector<Op> reduction(int32_t b);
   // Pack, copy out and norm; on the GPU only the norm.
   std::vector<Op> gradient_out(int32_t b);
   // From the landed gradient to stepped master and, where the CPU casts, 16-bit weights in DRAM.
   std::vector<Op> step_of(int32_t b);
+  // What the other ranks stepped of a GPU bucket; empty where every rank steps all.
+  std::vector<Op> gather_of(int32_t b) const;
   std::vector<Op> upload(int32_t b) { return bring_home(b, tensors(b).arriving); }
   Op decide();
   // Waits for all norms of the step before. What a repair would need is read here, which keeps it
@@ -49,6 +52,7 @@ class BucketOps {
     TensorId reduced = -1;      // this rank's share of the gradient, where only that is kept
     TensorId second_copy = -1;  // of the gradient, where that is what is exchanged
     TensorId widened = -1;      // this rank's share of the gradient in 32 bits, for the step
+    TensorId codes = -1;        // of the bucket's matrices, where they are kept in 8 bits too
     int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
   };
 
@@ -63,11 +67,14 @@ class BucketOps {
   TensorId hbm(TensorKind kind, Category category, DType dtype, int64_t elements, int32_t b);
   void add_tensors(int32_t b);
   bool exact_undo() const { return plan_.optimizer.undo == UndoKind::kExact; }
+  // Elements of the bucket that 8-bit products multiply; 0 where there are none.
+  int64_t elements_in_8_bits(int32_t b) const;
   Op op(OpKind kind, LaneKind lane, int32_t b, Work work, std::vector<Access> accesses) const;
   void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
                       const Access& like) const;
   Access weights_home() const;
-  Op group_op(CollectiveKind kind, int32_t b, DType dtype, std::vector<Access> accesses) const;
+  Op group_op(CollectiveKind kind, const RankGroup& group, int32_t b, Bytes bytes,
+              std::vector<Access> accesses) const;
   // What reads the bucket's gradient on the GPU.
   void append_gradient(std::vector<Access>& accesses, int32_t b, Role role);
   Op adam(int32_t b, TensorId gradient, bool decided);

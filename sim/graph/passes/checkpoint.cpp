@@ -5,6 +5,7 @@
 // was not kept either. Offload: the output leaves after its last forward use and returns
 // `look_ahead` operations before its first backward use (Megatron-Core's fine-grained activation
 // offload, four waits; here they all follow from the tensors).
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 
@@ -25,14 +26,32 @@ bool is_passing(const Tensor& tensor) {
   return tensor.kind == TensorKind::kGathered || tensor.kind == TensorKind::kPartial;
 }
 
-int64_t layers_in(const Graph& graph) {
-  int64_t layers = 0;
-  for (const Module& module : graph.modules) layers = std::max(layers, module.layer + 1);
+// The layers of a graph, counted from its first.
+struct Layers {
+  int64_t count = 0;
+  // The last of them is that of the model: its backward comes before a copy could return.
+  bool ends_model = false;
+};
+Layers layers_in(const Graph& graph) {
+  Layers layers;
+  for (const Module& module : graph.modules) {
+    layers.count = std::max(layers.count, module.layer + 1);
+  }
+  layers.ends_model = std::any_of(graph.step.ops.begin(), graph.step.ops.end(),
+                                  [](const Op& op) { return op.kind == OpKind::kLoss; });
   return layers;
 }
 
-ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, int64_t layers) {
-  if (is_passing(tensor)) return ActivationFate::kRecompute;
+// As PyTorch's selective checkpointing chooses blocks (foundation-model-stack/fms-fsdp,
+// policies/ac_handler.py): evenly spread.
+bool obeys_recompute(const ActivationPlan& plan, int64_t layer, const Layers& layers) {
+  if (layer < 0) return true;
+  const int64_t some = std::llround(plan.recompute_share * static_cast<double>(layers.count));
+  return (layer + 1) * some / layers.count > layer * some / layers.count;
+}
+
+ActivationFate named_fate_of(const Tensor& tensor, const ActivationPlan& plan,
+                             const Layers& layers) {
   if (tensor.kind == TensorKind::kScores ||
       (tensor.kind == TensorKind::kMask && tensor.label.module == ModuleKind::kCoreAttention)) {
     return plan.scores;
@@ -47,9 +66,18 @@ ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, int64_t
   const ActivationFate fate = plan.fate[static_cast<size_t>(tensor.label.module)];
   if (fate != ActivationFate::kOffload) return fate;
   const auto offloaded =
-      static_cast<int64_t>(std::ceil(plan.offload_share * static_cast<double>(layers)));
+      static_cast<int64_t>(std::ceil(plan.offload_share * static_cast<double>(layers.count)));
   const int64_t layer = tensor.label.layer;
-  return layer < offloaded && layer < layers - 1 ? fate : ActivationFate::kKeep;
+  const bool is_last = layers.ends_model && layer == layers.count - 1;
+  return layer < offloaded && !is_last ? fate : ActivationFate::kKeep;
+}
+
+ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, const Layers& layers) {
+  if (is_passing(tensor)) return ActivationFate::kRecompute;
+  const ActivationFate fate = named_fate_of(tensor, plan, layers);
+  const bool obeyed =
+      fate != ActivationFate::kRecompute || obeys_recompute(plan, tensor.label.layer, layers);
+  return obeyed ? fate : ActivationFate::kKeep;
 }
 
 // Walks the backward, puts a copy of the producing forward before the first reader of every
@@ -57,7 +85,7 @@ ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, int64_t
 class Recompute {
  public:
   Recompute(Graph& graph, const ActivationPlan& plan) : graph_(graph) {
-    const int64_t layers = layers_in(graph);
+    const Layers layers = layers_in(graph);
     producer_.assign(graph.tensors.size(), -1);
     recomputed_.assign(graph.tensors.size(), false);
     for (size_t i = 0; i < graph.tensors.size(); ++i) {
@@ -156,8 +184,40 @@ Op copy_op(const Graph& graph, TensorId from, TensorId to, Phase phase) {
   return op;
 }
 
+// Cuts every output that leaves in part into what stays and what leaves; whoever touches the one
+// touches the other. True of those that stay.
+std::vector<bool> cut_outputs(Graph& graph, const ActivationPlan& plan, const Layers& layers) {
+  std::vector<TensorId> leaves(graph.tensors.size(), -1);
+  if (plan.offload_part == 1) return std::vector<bool>(graph.tensors.size(), false);
+  const size_t tensors = graph.tensors.size();
+  for (size_t t = 0; t < tensors; ++t) {
+    if (fate_of(graph.tensors[t], plan, layers) != ActivationFate::kOffload) continue;
+    Tensor part = graph.tensors[t];
+    const double all = static_cast<double>(part.elements);
+    // At least one element on either side.
+    part.elements = std::clamp<int64_t>(std::llround(plan.offload_part * all), 1,
+                                        std::max<int64_t>(1, part.elements - 1));
+    graph.tensors[t].elements = std::max<int64_t>(1, graph.tensors[t].elements - part.elements);
+    leaves[t] = add_tensor(graph, part);
+  }
+  for (Op& op : graph.step.ops) {
+    const size_t count = op.accesses.size();
+    for (size_t a = 0; a < count; ++a) {
+      const auto tensor = static_cast<size_t>(op.accesses[a].tensor);
+      if (tensor >= tensors || leaves[tensor] < 0) continue;
+      Access other = op.accesses[a];
+      other.tensor = leaves[tensor];
+      op.accesses.push_back(other);
+    }
+  }
+  std::vector<bool> stays(graph.tensors.size(), false);
+  for (size_t t = 0; t < tensors; ++t) stays[t] = leaves[t] >= 0;
+  return stays;
+}
+
 void offload(Graph& graph, const ActivationPlan& plan) {
-  const int64_t layers = layers_in(graph);
+  const Layers layers = layers_in(graph);
+  const std::vector<bool> stays = cut_outputs(graph, plan, layers);
   const std::vector<Uses> uses = uses_of(graph);
   std::vector<Op>& ops = graph.step.ops;
   Insertions insertions;
@@ -166,7 +226,7 @@ void offload(Graph& graph, const ActivationPlan& plan) {
   for (size_t i = 0; i < tensors; ++i) {
     const Uses use = uses[i];
     const bool recomputed_copy = use.last_forward == 0;
-    if (recomputed_copy || use.first_backward == 0 ||
+    if (stays[i] || recomputed_copy || use.first_backward == 0 ||
         fate_of(graph.tensors[i], plan, layers) != ActivationFate::kOffload) {
       continue;
     }
@@ -193,11 +253,39 @@ void offload(Graph& graph, const ActivationPlan& plan) {
   ops = insertions.apply(std::move(ops));
 }
 
+// Of fc1 and activation only a tile exists at a time. The backward makes each tile again for
+// itself, besides the recomputation of a whole layer that leads up to it (DeepSpeed,
+// runtime/sequence_parallel/ulysses_sp.py, SequenceTiledCompute.backward).
+void tile_feed_forward(Graph& graph, const Plan& plan) {
+  const auto is_tiled = [](const Label& label) {
+    return label.layer >= 0 &&
+           (label.module == ModuleKind::kFc1 || label.module == ModuleKind::kActivation);
+  };
+  for (Tensor& tensor : graph.tensors) {
+    const bool values =
+        tensor.kind == TensorKind::kOutput || tensor.kind == TensorKind::kOutputGradient;
+    if (values && is_tiled(tensor.label)) {
+      tensor.elements = div_ceil(tensor.elements, plan.ffn_tiles);
+    }
+  }
+  const bool whole_layer =
+      plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm2)] == ActivationFate::kRecompute;
+  if (!whole_layer) return;
+  std::vector<Op> ops;
+  ops.reserve(graph.step.ops.size());
+  for (Op& op : graph.step.ops) {
+    if (op.phase == Phase::kRecompute && is_tiled(op.label)) ops.push_back(op);
+    ops.push_back(std::move(op));
+  }
+  graph.step.ops = std::move(ops);
+}
+
 }  // namespace
 
 Graph checkpoint_pass(Graph graph, const Plan& plan) {
   Recompute(graph, *plan.activations).run();
   offload(graph, *plan.activations);
+  if (plan.ffn_tiles > 1) tile_feed_forward(graph, plan);
   return graph;
 }
 

@@ -42,9 +42,11 @@ class Decoder : private DecoderOps {
     const TensorId to = add_tensor(graph_, graph_.tensor(from));
     const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(), plan_.expert,
                               plan_.tensor * plan_.sequence * plan_.context};
-    graph_.step.ops.push_back(collective_op(
-        work, phase, label, {read(from, Role::kSource), write(to, Role::kDestination)}));
-    return to;
+    graph_.step.ops.push_back(
+        collective_op(LaneKind::kExpertNetwork, work, phase, label,
+                      {read(from, Role::kSource), write(to, Role::kDestination)}));
+    // Beside the computation of another micro-batch, which is not told apart here: nobody waits.
+    return facts_.expert_overlap == Overlap::kFull ? from : to;
   }
   // Rows of tokens put in the order of experts, or put back and summed.
   void permute(Phase phase, Label label, std::vector<Access> accesses) {
@@ -265,7 +267,7 @@ class Decoder : private DecoderOps {
   // What another stage sends, at no cost of its own here.
   void arrive(Phase phase, Label label, TensorId value) {
     emit(OpKind::kCollective, phase, label, std::monostate{}, {write(value, Role::kDestination)})
-        .lane = lane_of(0, LaneKind::kNetwork);
+        .lane = lane_of(0, LaneKind::kPipelineNetwork);
   }
 
   TensorId first_input(int16_t micro, TensorId batch) {

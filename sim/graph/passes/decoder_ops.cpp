@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sim/spec/model_family.h"
+
 namespace ballast {
 namespace {
 
@@ -22,7 +24,7 @@ DecoderOps::DecoderOps(const Model& model, const Plan& plan, const StackFacts& f
       ends_(ends),
       graph_(empty_graph(model)),
       index_(graph_.modules) {
-  facts_.dropout = facts.dropout && model.architecture == "gpt2";
+  facts_.dropout = facts.dropout && model_family(model.architecture).has_dropout;
   weight_.resize(graph_.modules.size(), -1);
   gradient_.resize(graph_.modules.size(), -1);
   for (size_t i = 0; i < graph_.modules.size(); ++i) {

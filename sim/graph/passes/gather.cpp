@@ -140,7 +140,8 @@ class GatherPass {
     if (ahead) wait_for_computation_before(position, accesses);
     const CollectiveWork work{CollectiveKind::kAllGather, bytes, group_.ranks, group_.stride};
     const Label label{visit.unit.layer, visit.unit.module, -1, -1};
-    Op made = collective_op(work, Phase::kFetch, label, std::move(accesses));
+    Op made =
+        collective_op(LaneKind::kDataNetwork, work, Phase::kFetch, label, std::move(accesses));
     if (!ahead) made.lane = lane_of(0, LaneKind::kCompute);
     std::optional<Op> joined;
     if (facts_.stage3_copies_by_tensor) joined = join(made, visit, bytes);
@@ -221,10 +222,30 @@ class GatherPass {
     overwrite_first(visit, whole);
     const CollectiveWork work{CollectiveKind::kReduceScatter, bytes, group_.ranks, group_.stride};
     const Label label{visit.unit.layer, visit.unit.module, -1, -1};
-    Op made = collective_op(work, Phase::kOptimizer, label, std::move(accesses));
+    Op made =
+        collective_op(LaneKind::kDataNetwork, work, Phase::kOptimizer, label, std::move(accesses));
     if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
     if (facts_.stage3_copies_by_tensor) insertions.after(visit.last, pack(made, visit, bytes));
+    std::optional<Op> summed;
+    if (copies_group(plan_).ranks > 1) summed = sum_over_copies(made, visit, bytes);
     insertions.after(visit.last, std::move(made));
+    if (summed) insertions.after(visit.last, *std::move(summed));
+  }
+
+  // Ranks with the same shard add up what their groups have, in every backward (FSDP's hybrid
+  // sharding: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce).
+  Op sum_over_copies(const Op& scatter, const GatherVisit& visit, Bytes bytes) const {
+    const RankGroup copies = copies_group(plan_);
+    Op op = scatter;
+    op.work = CollectiveWork{CollectiveKind::kAllReduce,
+                             {div_ceil(bytes.count, group_.ranks)},
+                             copies.ranks,
+                             copies.stride};
+    op.accesses.clear();
+    for (const TensorId shard : visit.gradients) {
+      op.accesses.push_back(update(shard, Role::kParameterGradient));
+    }
+    return op;
   }
 
   void overwrite_first(const GatherVisit& visit,

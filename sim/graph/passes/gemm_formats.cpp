@@ -1,4 +1,7 @@
 // Products of 8-bit factors: which they are, and the memory for their codes.
+#include <map>
+#include <utility>
+
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 
@@ -19,15 +22,83 @@ bool multiplies_in_fp8(const Op& op) {
   }
 }
 
+// Of scales that are known before (Transformer Engine's delayed scaling; pytorch/module/linear.py,
+// layernorm_linear.py): a gradient is rounded once, for both products that read it, and so is an
+// input, unless the kernel before wrote codes; these are in one layout, and the product that makes
+// the weight's gradient needs the other. Weights kept in 8 bits are rounded with the step.
+Rounding rounding_of(const Op& op, const StackFacts& facts) {
+  if (facts.fp8_scaling == Scaling8::kJustInTime) return Rounding::kJustInTime;
+  const bool comes_in_codes = facts.fp8_saves_codes && op.label.module != ModuleKind::kAttentionOut;
+  if (op.phase == Phase::kBackwardInput) return Rounding::kFirst;
+  if (op.phase == Phase::kBackwardWeight) {
+    return comes_in_codes ? Rounding::kTransposed : Rounding::kNone;
+  }
+  if (facts.fp8_weights == Weights8::kEachUse) return Rounding::kBoth;
+  return comes_in_codes ? Rounding::kNone : Rounding::kFirst;
+}
+
+// Norms and activations write codes, a byte a value.
+void write_codes(Graph& graph) {
+  const auto is_code = [&](const Tensor& tensor) {
+    const ModuleKind module = tensor.label.module;
+    return tensor.kind == TensorKind::kOutput && tensor.label.layer >= 0 &&
+           (module == ModuleKind::kNorm1 || module == ModuleKind::kNorm2 ||
+            module == ModuleKind::kActivation);
+  };
+  for (Op& op : graph.step.ops) {
+    auto* rows = std::get_if<RowWork>(&op.work);
+    if (rows == nullptr || op.phase != Phase::kForward) continue;
+    for (const Access& access : op.accesses) {
+      const Tensor& tensor = graph.tensor(access.tensor);
+      if (!writes(access) || !is_code(tensor)) continue;
+      rows->moved = rows->moved - (tensor.bytes() - bytes_of(tensor.elements, DType::kU8));
+    }
+  }
+  for (Tensor& tensor : graph.tensors) {
+    if (is_code(tensor)) tensor.dtype = DType::kU8;
+  }
+}
+
+// What attention made is kept for attention itself, and its codes for the product after it.
+void save_codes_of_attention(Graph& graph, const Plan& plan) {
+  const auto attention = static_cast<size_t>(ModuleKind::kCoreAttention);
+  if (plan.activations->fate[attention] == ActivationFate::kRecompute) return;
+  std::map<std::pair<int16_t, int16_t>, TensorId> codes;  // by layer and micro-batch
+  for (Op& op : graph.step.ops) {
+    if (!multiplies_in_fp8(op) || op.label.module != ModuleKind::kAttentionOut) continue;
+    const auto key = std::pair(op.label.layer, op.label.micro_batch);
+    if (op.phase == Phase::kForward) {
+      const auto& work = std::get<GemmWork>(op.work);
+      Tensor made;
+      made.kind = TensorKind::kCodes;
+      made.category = Category::kActivations;
+      made.dtype = DType::kU8;
+      made.label = op.label;
+      made.elements = work.m * work.k;
+      codes[key] = add_tensor(graph, made);
+      op.accesses.push_back(write(codes[key], Role::kCodes));
+    } else if (op.phase == Phase::kBackwardWeight && codes.contains(key)) {
+      op.accesses.push_back(read(codes[key], Role::kCodes));
+    }
+  }
+}
+
 // Addresses of codes are as aligned as those of tensors.
 constexpr int64_t kAlignment = 256;
 
 }  // namespace
 
-void choose_product_formats(Graph& graph, const Plan& plan) {
+void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& facts) {
   if (plan.products == ProductFormat::kAsStored) return;
   for (Op& op : graph.step.ops) {
-    if (multiplies_in_fp8(op)) std::get<GemmWork>(op.work).format = plan.products;
+    if (!multiplies_in_fp8(op)) continue;
+    auto& work = std::get<GemmWork>(op.work);
+    work.format = plan.products;
+    work.rounding = rounding_of(op, facts);
+  }
+  if (facts.fp8_saves_codes) {
+    write_codes(graph);
+    save_codes_of_attention(graph, plan);
   }
 }
 

@@ -74,6 +74,9 @@ class OptimizerPass {
       insert(end_, ops_.step_of(b));
       insert(end_, ops_.upload(b));
     }
+    // Buckets share modules: a step that came after a gather would wait for its weights, and with
+    // it the forward, which can begin as soon as the first layers are whole.
+    for (int32_t b = buckets_ - 1; b >= 0; --b) insert(end_, ops_.gather_of(b));
   }
 
   void delay() {
@@ -86,6 +89,7 @@ class OptimizerPass {
     // In the order in which the next gradients will want the buckets.
     for (int32_t b = 0; b < buckets_; ++b) {
       insert(0, ops_.step_of(b));
+      insert(0, ops_.gather_of(b));
       insert(0, ops_.upload(b));
     }
     for (int32_t b = 0; b < buckets_; ++b) gradient_leaves(b, ready_at(b));
@@ -102,6 +106,7 @@ class OptimizerPass {
       const size_t unused = std::max(steppable, last.weight + 1);
       const bool on_gpu = graph_.bucket(b).site == Site::kGpu;
       insert(on_gpu ? unused : steppable, ops_.step_of(b));
+      insert(on_gpu ? unused : steppable, ops_.gather_of(b));
       if (last_gpu_sharer(b) > b) {
         deferred.push_back(b);
         continue;
@@ -127,7 +132,7 @@ class OptimizerPass {
 
   // Exchanged between ranks as soon as it is there, and then out and summed.
   void gradient_leaves(int32_t b, size_t position) {
-    if (ops_.reduces(b)) insertions_.before(ready_at(b), ops_.reduction(b));
+    if (ops_.reduces(b)) insert(ready_at(b), ops_.reduction(b));
     insert(position, ops_.gradient_out(b));
   }
 

@@ -36,7 +36,7 @@ constexpr Pass kPasses[] = {
     {"gemm formats", "passes/gemm_formats.cpp", "which GEMMs multiply 8-bit factors",
      multiplies_in_8_bits,
      [](Graph graph, const PassContext& of) {
-       choose_product_formats(graph, of.plan);
+       choose_product_formats(graph, of.plan, of.facts);
        return graph;
      }},
     {"tensor", "passes/tensor.cpp",

@@ -51,7 +51,7 @@ class SequencePass {
   Op exchange(TensorId from, TensorId to, const Op& beside) const {
     const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(),
                               plan_.sequence, plan_.tensor * plan_.context};
-    return collective_op(work, beside.phase, beside.label,
+    return collective_op(LaneKind::kSequenceNetwork, work, beside.phase, beside.label,
                          {read(from, Role::kSource), write(to, Role::kDestination)});
   }
 
@@ -99,7 +99,7 @@ class SequencePass {
     const CollectiveWork message{CollectiveKind::kSendReceive,
                                  bytes_of(rounds * pair * (forward ? 1 : 2), work.dtype),
                                  plan_.context, plan_.tensor};
-    return collective_op(message, op.phase, op.label,
+    return collective_op(LaneKind::kSequenceNetwork, message, op.phase, op.label,
                          {read(source, Role::kSource), write(pairs, Role::kDestination)});
   }
 

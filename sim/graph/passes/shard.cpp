@@ -29,8 +29,8 @@ bool is_sharded(const Tensor& tensor) {
 
 class Shard {
  public:
-  Shard(Graph& graph, const RankGroup& group)
-      : graph_(graph), ranks_(group.ranks), stride_(group.stride) {}
+  Shard(Graph& graph, const RankGroup& group, const RankGroup& copies)
+      : graph_(graph), ranks_(group.ranks), stride_(group.stride), copies_(copies) {}
 
   void run() {
     for (Tensor& tensor : graph_.tensors) {
@@ -78,7 +78,14 @@ class Shard {
   Op collective(CollectiveKind kind, const Op& like, Bytes bytes,
                 std::vector<Access> accesses) const {
     const CollectiveWork work{kind, bytes, ranks_, stride_};
-    return collective_op(work, like.phase, like.label, std::move(accesses));
+    return collective_op(LaneKind::kDataNetwork, work, like.phase, like.label, std::move(accesses));
+  }
+
+  // Ranks with the same share add up what their groups have.
+  Op sum_over_copies(const Op& like, TensorId shard, Bytes bytes) const {
+    const CollectiveWork work{CollectiveKind::kAllReduce, bytes, copies_.ranks, copies_.stride};
+    return collective_op(LaneKind::kDataNetwork, work, like.phase, like.label,
+                         {update(shard, Role::kSource)});
   }
 
   // Out: reduce-scatter into a shard that is copied. In: a shard is copied, then all-gathered.
@@ -104,6 +111,7 @@ class Shard {
     if (out) {
       far.push_back(write(shard, Role::kDestination));
       result.push_back(collective(CollectiveKind::kReduceScatter, op, whole, std::move(far)));
+      if (copies_.ranks > 1) result.push_back(sum_over_copies(op, shard, work.bytes));
       op.accesses.push_back(read(shard, Role::kSource));
       result.push_back(std::move(op));
     } else {
@@ -118,12 +126,13 @@ class Shard {
   Graph& graph_;
   int64_t ranks_;
   int64_t stride_;
+  RankGroup copies_;
 };
 
 }  // namespace
 
 Graph shard_pass(Graph graph, const Plan& plan) {
-  Shard(graph, replica_group(plan)).run();
+  Shard(graph, replica_group(plan), copies_group(plan)).run();
   return graph;
 }
 

@@ -159,7 +159,7 @@ class TensorPass {
       work.bytes = {div_ceil(work.bytes.count, plan_.tensor)};
     }
     const Phase phase = beside.phase == Phase::kForward ? Phase::kForward : Phase::kBackward;
-    return collective_op(work, phase, beside.label, std::move(accesses));
+    return collective_op(LaneKind::kTensorNetwork, work, phase, beside.label, std::move(accesses));
   }
 
   // Each rank looks up its part of the vocabulary and leaves zeros elsewhere.
@@ -180,7 +180,7 @@ class TensorPass {
     const TensorId shared = add_tensor(graph_, sums);
     const CollectiveWork work{CollectiveKind::kAllReduce, sums.bytes(), plan_.tensor, 1};
     result.push_back(
-        collective_op(work, Phase::kForward, op.label,
+        collective_op(LaneKind::kTensorNetwork, work, Phase::kForward, op.label,
                       {read(logits, Role::kSource), write(shared, Role::kDestination)}));
     op.accesses.push_back(read(shared, Role::kStatistics));
     result.push_back(std::move(op));

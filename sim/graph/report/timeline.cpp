@@ -326,10 +326,16 @@ std::string text_timeline(const Graph& graph, const Timeline& timeline, int widt
     const auto same = [&](const Letter& known) { return known.letter == letter.letter; };
     if (std::none_of(legend.begin(), legend.end(), same)) legend.push_back(letter);
   }
+  size_t name_width = 12;
+  for (size_t l = 0; l < lines.size(); ++l) {
+    if (!used[l]) continue;
+    name_width = std::max(name_width, lane_name(graph, static_cast<LaneId>(l)).size() + 1);
+  }
   std::string text;
   for (size_t l = 0; l < lines.size(); ++l) {
     if (!used[l]) continue;
-    text += fmt::format("{:<12}{}\n", lane_name(graph, static_cast<LaneId>(l)), lines[l].text());
+    text += fmt::format("{:<{}}{}\n", lane_name(graph, static_cast<LaneId>(l)), name_width,
+                        lines[l].text());
   }
   text += fmt::format("{:.3f} ms a step;", timeline.step_time.ms());
   for (const Letter& letter : legend) text += fmt::format(" {} {},", letter.letter, letter.meaning);

@@ -9,14 +9,20 @@
 namespace ballast {
 namespace {
 
-// The operations of one direction with the edges among them, from a linked graph.
+bool moves_activations(const Op& op) {
+  return op.phase == Phase::kOffload || op.phase == Phase::kReload;
+}
+
+// The operations of one direction with the edges among them, from a linked graph. What leaves and
+// returns does so beside the turns (stage_program.cpp), and has left or is back as far as a turn
+// knows.
 Sequence part_of(const Graph& graph, Direction direction) {
   const Sequence& step = graph.step;
   std::vector<OpId> place(step.ops.size(), -1);
   Sequence part;
   part.edge_begin.push_back(0);
   for (size_t i = 0; i < step.ops.size(); ++i) {
-    if (!belongs(step.ops[i], direction)) continue;
+    if (!belongs(step.ops[i], direction) || moves_activations(step.ops[i])) continue;
     place[i] = static_cast<OpId>(part.ops.size());
     part.ops.push_back(step.ops[i]);
     part.ops.back().accesses.clear();
@@ -51,8 +57,10 @@ void measure_memory(const Graph& graph, ChunkKind& chunk) {
     Bytes& peak = belongs(graph.step.ops[i], Direction::kForward) ? forward : backward;
     peak = std::max(peak, live[i]);
   }
-  chunk.forward_workspace = std::max(Bytes{}, forward - chunk.saved);
-  chunk.backward_workspace = std::max(Bytes{}, backward - chunk.saved);
+  // What leaves and returns has tensors of its own beside the workspace.
+  const Bytes kept = chunk.saved + chunk.saved_on_host;
+  chunk.forward_workspace = std::max(Bytes{}, forward - kept);
+  chunk.backward_workspace = std::max(Bytes{}, backward - kept);
 }
 
 // The first tensor of this kind that this module of the layer has.

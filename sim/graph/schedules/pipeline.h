@@ -10,7 +10,8 @@ namespace ballast {
 // Folded, a step of a trillion parameters on 3,072 GPUs is 160,362 operations, but nothing
 // inside of a turn overlaps with anything outside of it. By itself a plan is spread where it asks
 // for such overlap (activations that leave, weights that flow, a step that does not wait) and has
-// at most so many operations; beyond, it is folded, and what leaves or flows holds up its own turn.
+// at most so many operations; beyond, it is folded: what leaves does so all at once beside the turn
+// after its own, and is back with the turn before, and what flows holds up its own turn.
 enum class Folding : uint8_t { kAuto, kOn, kOff };
 inline constexpr int64_t kMostSpreadOperations = 50'000;
 

@@ -3,6 +3,7 @@
 // Will not do: say what a turn is made of (sim/graph/schedules/chunk.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -44,14 +45,19 @@ std::vector<Turn> interleaved(int64_t stage, const Plan& plan);
 void for_turns(const Plan& plan, const std::function<bool(int64_t stage, const Turn& turn)>& run);
 
 // The layers of a model, cut into chunks: where the one of this index begins. Of index `chunks`:
-// where the last one ends.
+// where the last one ends. Where they do not divide, but would if embedding and head counted as a
+// layer each, they count (Megatron-LM, --account-for-embedding-in-pipeline-split and
+// --account-for-loss-in-pipeline-split: 126 layers in 64 chunks); else chunks differ by a layer.
 inline int64_t first_layer_of(int64_t chunk, int64_t chunks, int64_t layers) {
-  return chunk * layers / chunks;
+  const bool ends_count = layers % chunks != 0 && (layers + 2) % chunks == 0 && layers > chunks;
+  if (!ends_count) return chunk * layers / chunks;
+  return std::clamp<int64_t>(chunk * ((layers + 2) / chunks) - 1, 0, layers);
 }
 
 // The chunk that this layer lies in.
 inline int64_t chunk_of_layer(int64_t layer, int64_t chunks, int64_t layers) {
   int64_t chunk = layer * chunks / layers;
+  while (first_layer_of(chunk, chunks, layers) > layer) --chunk;
   while (first_layer_of(chunk + 1, chunks, layers) <= layer) ++chunk;
   return chunk;
 }

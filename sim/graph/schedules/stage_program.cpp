@@ -17,7 +17,12 @@ class StageBuilder {
     graph_.lanes = kLaneKinds;
     for (int64_t c = stage_; c < context_.chunks(); c += plan_.pipeline) add_chunk(c);
     place_modules();
-    for (const Turn& turn : schedule_of(plan_).turns(stage_, plan_)) emit(turn);
+    const std::vector<Turn> turns = schedule_of(plan_).turns(stage_, plan_);
+    for (size_t i = 0; i < turns.size(); ++i) {
+      // What a backward reads comes back beside the turn before it.
+      if (turns_ == Turns::kFolded && i + 1 < turns.size()) bring_back(turns[i + 1]);
+      emit(turns[i]);
+    }
     sum_tied_gradient();
     graph_.buckets = buckets_of(graph_.modules, plan_.optimizer);
     add_bucket_state(graph_, plan_, context_.facts);
@@ -35,8 +40,8 @@ class StageBuilder {
   };
   // What the forward of a chunk leaves for its backward, by micro-batch.
   struct Saved {
-    TensorId on_gpu = -1, on_host = -1;  // folded
-    std::vector<TensorId> tensors;       // spread: by tensor of kind->inside
+    TensorId on_gpu = -1, on_host = -1, returned = -1;  // folded
+    std::vector<TensorId> tensors;                      // spread: by tensor of kind->inside
   };
 
   void add_chunk(int64_t index) {
@@ -157,13 +162,42 @@ class StageBuilder {
       block.accesses.push_back(write(scratch, Role::kScratch));
     }
     keep_or_use_saved(turn, chunk, block);
+    const TensorId leaving = forward ? leaving_of(chunk) : -1;
+    if (leaving >= 0) block.accesses.push_back(write(leaving, Role::kStatistics));
     TensorId made = -1;
     if ((forward ? kind.output : kind.input_gradient) >= 0) {
       made = message(chunk.index);
       block.accesses.push_back(write(made, Role::kOutput));
     }
     graph_.step.ops.push_back(std::move(block));
+    if (leaving >= 0) move_saved(turn, chunk, leaving, saved_of(turn).on_host, Phase::kOffload);
     if (made >= 0) send(turn, chunk.index, made);
+  }
+
+  // On the GPU, what a turn of this chunk sends to the CPU or gets back; -1: nothing.
+  TensorId leaving_of(const Chunk& chunk) {
+    const Bytes bytes = chunk.kind->saved_on_host;
+    if (bytes.count == 0) return -1;
+    return tensor(chunk.index, TensorKind::kSaved, Category::kActivations, DType::kU8, bytes.count);
+  }
+
+  void move_saved(const Turn& turn, const Chunk& chunk, TensorId from, TensorId to, Phase phase) {
+    const bool out = phase == Phase::kOffload;
+    Op op = op_of(turn, chunk.index, OpKind::kCopy, out ? LaneKind::kCopyOut : LaneKind::kCopyIn);
+    op.phase = phase;
+    op.work = CopyWork{chunk.kind->saved_on_host,
+                       out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice};
+    op.accesses = {read(from, Role::kSource), write(to, Role::kDestination)};
+    graph_.step.ops.push_back(std::move(op));
+  }
+
+  void bring_back(const Turn& turn) {
+    if (turn.direction == Direction::kForward) return;
+    const Chunk& chunk = chunks_[static_cast<size_t>(turn.chunk)];
+    Saved& saved = saved_of(turn);
+    if (saved.on_host < 0 || saved.returned >= 0) return;  // nothing, or not forward yet
+    saved.returned = leaving_of(chunk);
+    move_saved(turn, chunk, saved.on_host, saved.returned, Phase::kReload);
   }
 
   void keep_or_use_saved(const Turn& turn, const Chunk& chunk, Op& block) {
@@ -171,7 +205,8 @@ class StageBuilder {
     const ChunkKind& kind = *chunk.kind;
     if (turn.direction == Direction::kBackward) {
       block.accesses.push_back(read(saved.on_gpu, Role::kStatistics));
-      if (saved.on_host >= 0) block.accesses.push_back(read(saved.on_host, Role::kStatistics));
+      bring_back(turn);  // where its forward was the turn before
+      if (saved.returned >= 0) block.accesses.push_back(read(saved.returned, Role::kStatistics));
       return;
     }
     saved.on_gpu = tensor(chunk.index, TensorKind::kSaved, Category::kActivations, DType::kU8,
@@ -181,7 +216,6 @@ class StageBuilder {
     saved.on_host = tensor(chunk.index, TensorKind::kHostOutput, Category::kActivations, DType::kU8,
                            kind.saved_on_host.count);
     graph_.tensor(saved.on_host).place = Place::kDram;
-    block.accesses.push_back(write(saved.on_host, Role::kStatistics));
   }
 
   Saved& saved_of(const Turn& turn) {
@@ -240,15 +274,15 @@ class StageBuilder {
   }
 
   void receive(const Turn& turn, int64_t chunk, TensorId arrived) {
-    Op op = op_of(turn, chunk, OpKind::kCollective, LaneKind::kNetwork);
+    Op op = op_of(turn, chunk, OpKind::kCollective, LaneKind::kPipelineNetwork);
     op.accesses = {write(arrived, Role::kDestination)};
     graph_.step.ops.push_back(std::move(op));
   }
 
   void send(const Turn& turn, int64_t chunk, TensorId made) {
     const bool overlaps = context_.facts.pipeline_overlap != Overlap::kNone;
-    Op op =
-        op_of(turn, chunk, OpKind::kCollective, overlaps ? LaneKind::kNetwork : LaneKind::kCompute);
+    Op op = op_of(turn, chunk, OpKind::kCollective,
+                  overlaps ? LaneKind::kPipelineNetwork : LaneKind::kCompute);
     op.work =
         CollectiveWork{CollectiveKind::kSendReceive, bytes_of(message_elements(), plan_.dtype), 2,
                        plan_.devices / plan_.pipeline};
@@ -263,7 +297,7 @@ class StageBuilder {
     Op op;
     op.kind = OpKind::kCollective;
     op.phase = Phase::kOptimizer;
-    op.lane = lane_of(0, LaneKind::kNetwork);
+    op.lane = lane_of(0, LaneKind::kPipelineNetwork);
     for (size_t t = 0; t < graph_.tensors.size(); ++t) {
       const Tensor& tensor = graph_.tensors[t];
       if (tensor.kind != TensorKind::kGradient || tensor.label.module != ModuleKind::kEmbedding) {

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/engine/fair_share.h"
+#include "sim/engine/sharing/fair_share.h"
 #include "sim/graph/core/op_cost.h"
 
 namespace ballast {
@@ -38,6 +38,7 @@ class Sharing {
     int32_t next = -1;
     int32_t previous = -1;
     int64_t share = 0;  // of the capacity, in units of 1 / kFull
+    bool held = false;  // then it is in no list
   };
   static constexpr int32_t kUses = 4;  // as many as OpCost::demands
 
@@ -51,11 +52,13 @@ class Sharing {
   struct Shared {
     double units = 0;    // kFull / amount
     int64_t load = 0;    // sum of shares; integers, so that adding and removing leaves no rest
+    int64_t held = 0;    // sum of those that are held; what is left is for the others
     int32_t users = -1;  // first Use of the list
     int32_t visited = 0;
     bool changed = false;
   };
 
+  static int64_t left(const Shared& shared);
   bool oversubscribed(const Shared& shared) const;
   void mark(int32_t capacity);
   void collect();

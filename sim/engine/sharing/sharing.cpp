@@ -1,5 +1,6 @@
-#include "sim/engine/sharing.h"
+#include "sim/engine/sharing/sharing.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace ballast {
@@ -11,6 +12,9 @@ constexpr int64_t kFull = int64_t{1} << 40;
 
 // Shares are rounded to a unit each, so three thirds may add up to one unit more than the whole.
 constexpr int64_t kRounding = 1 << 10;
+
+// However much is held, nobody stands still: without the last tenth no rate could be solved for.
+constexpr int64_t kLeastLeft = kFull / 10;
 
 }  // namespace
 
@@ -26,13 +30,17 @@ Sharing::Sharing(std::span<const Capacity> capacities, int32_t flows)
   group_capacities_.reserve(capacities.size());
   group_flows_.reserve(flows_.size());
   changed_flows_.reserve(flows_.size());
-  solver_capacities_.assign(capacities.size(), static_cast<double>(kFull));
+  solver_capacities_.resize(capacities.size());
   solver_filled_.resize(capacities.size());
   solver_rates_.resize(flows_.size());
   solver_uses_.reserve(uses_.size());
 }
 
-bool Sharing::oversubscribed(const Shared& shared) const { return shared.load > kFull + kRounding; }
+int64_t Sharing::left(const Shared& shared) { return std::max(kFull - shared.held, kLeastLeft); }
+
+bool Sharing::oversubscribed(const Shared& shared) const {
+  return shared.load > left(shared) + kRounding;
+}
 
 void Sharing::mark(int32_t capacity) {
   Shared& shared = capacities_[static_cast<size_t>(capacity)];
@@ -50,6 +58,12 @@ void Sharing::begin(int32_t flow, std::span<const Demand> demands) {
     const int64_t share = std::llround(demand.amount * shared.units);
     if (share <= 0) continue;
     const int32_t id = flow * kUses + started.uses++;
+    if (demand.held) {
+      uses_[static_cast<size_t>(id)] = {demand.capacity, -1, -1, share, true};
+      shared.held += share;
+      if (oversubscribed(shared)) mark(demand.capacity);
+      continue;
+    }
     uses_[static_cast<size_t>(id)] = {demand.capacity, shared.users, -1, share};
     if (shared.users >= 0) uses_[static_cast<size_t>(shared.users)].previous = id;
     shared.users = id;
@@ -64,6 +78,10 @@ void Sharing::end(int32_t flow) {
     const Use& use = uses_[static_cast<size_t>(flow * kUses + i)];
     Shared& shared = capacities_[static_cast<size_t>(use.capacity)];
     if (oversubscribed(shared)) mark(use.capacity);
+    if (use.held) {
+      shared.held -= use.share;
+      continue;
+    }
     shared.load -= use.share;
     if (use.next >= 0) uses_[static_cast<size_t>(use.next)].previous = use.previous;
     if (use.previous >= 0) {
@@ -126,6 +144,7 @@ void Sharing::solve() {
       const int32_t flow = flows_[static_cast<size_t>(id / kUses)].local;
       solver_uses_.push_back({flow, local, static_cast<double>(use.share)});
     }
+    solver_capacities_[static_cast<size_t>(local)] = static_cast<double>(left(shared));
     ++local;
   }
   const std::span<double> rates = std::span(solver_rates_).first(group_flows_.size());

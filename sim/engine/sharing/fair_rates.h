@@ -1,7 +1,7 @@
 // Fair rates of operations that run at the same time, for whoever keeps a clock of their own (the
 // paced device, another simulator): fair_share behind one function.
 //
-// Will not do: know when an operation runs (the virtual clock has sim/engine/sharing for that).
+// Will not do: know when an operation runs (the virtual clock has sim/engine/sharing/sharing.h).
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-#include "sim/engine/fair_share.h"
+#include "sim/engine/sharing/fair_share.h"
 
 #include <algorithm>
 #include <cstddef>

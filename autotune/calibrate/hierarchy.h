@@ -1,0 +1,72 @@
+// Hierarchy: constants of many frameworks estimated together, as a linear Gaussian model with
+// random effects (Lindley and Smith, 1972; Gelman et al., "Bayesian Data Analysis", 3rd edition,
+// chapters 5 and 15).
+//
+//   value_i = slope_i . theta_f(i) + u_s(i) + e_i      what a case says of its framework f
+//   theta_f ~ N(mu, diag(between^2))                   frameworks are relatives
+//   mu      ~ N(center, diag(width^2))                 the prior
+//   u_s     ~ t(0, source^2)   e_i ~ t(0, within^2 / weight_i)
+//
+// u_s is what all figures of one source have in common and no constant explains (its clocks, its
+// way of counting), for times and for memory apart. So a framework with one case moves a little
+// from its relatives and one with twenty from many sources a lot, and twenty rows of one source
+// are no twenty witnesses. Both have heavy tails (Student's t with 4 degrees of freedom, as scale
+// mixtures of normals: Lange, Little and Taylor, 1989), so that a run that went wrong, or whose
+// source leaves out what slowed it, does not drag the constants of the others. The spreads are
+// found by expectation maximisation with a prior that keeps them from zero (scaled inverse
+// chi-squared).
+// Will not do: know what a constant means, predict a case, or linearise one (calibrate).
+#pragma once
+
+#include <Eigen/Dense>
+#include <array>
+#include <cstddef>
+#include <vector>
+
+namespace ballast {
+
+// Kinds of figures; each has spreads of its own.
+enum class FigureKind : unsigned char { kTime, kMemory };
+inline constexpr int kFigureKinds = 2;
+
+struct LinearFigure {
+  size_t framework = 0;
+  size_t source = 0;
+  FigureKind kind{};
+  Eigen::VectorXd slope;  // as many as there are constants
+  double value = 0;
+  double weight = 1;  // above zero: a share, where several figures are one observation
+};
+
+// What is believed before any figure is seen.
+struct HierarchyPrior {
+  Eigen::VectorXd center;
+  Eigen::VectorXd width;    // of the center
+  Eigen::VectorXd between;  // typical distance of a framework from the center
+  std::array<double, kFigureKinds> source = {};
+  std::array<double, kFigureKinds> within = {};
+  double figures = 4;  // as how many observations each believed spread counts
+};
+
+struct HierarchyFit {
+  Eigen::VectorXd center;             // mean of mu
+  Eigen::MatrixXd center_covariance;  // of mu
+  Eigen::VectorXd between;
+  std::array<double, kFigureKinds> source = {};
+  std::array<double, kFigureKinds> within = {};
+  std::vector<Eigen::VectorXd> constants;    // by framework: mean of theta
+  std::vector<Eigen::MatrixXd> covariances;  // of theta
+
+  // Of a framework that nobody has measured.
+  Eigen::MatrixXd unseen_covariance() const;
+  // Spread of what no constant explains in one figure of a source that is new: of the normal that
+  // has eight tenths of it within the same width.
+  double unexplained(FigureKind kind) const;
+};
+
+// Frameworks and sources are counted from zero; one without figures lies at the center, as far
+// from it as frameworks do. Requires every slope as long as the prior's center.
+HierarchyFit fit_hierarchy(const std::vector<LinearFigure>& figures, size_t frameworks,
+                           size_t sources, const HierarchyPrior& prior);
+
+}  // namespace ballast

@@ -1,0 +1,76 @@
+#include "autotune/calibrate/priors.h"
+
+#include <algorithm>
+#include <array>
+
+namespace ballast {
+Prior prior_of(int index) {
+  static constexpr std::array<Prior, kStackConstants> kPriors = {{
+      // Tables of a GPU generation hold what libraries reach for a shape, alone and cool. Beside
+      // the traffic and at the clocks of a whole step, frameworks reach less of it.
+      {0.9, 0.15, 0.12, 0.3, 1.3},
+      // The same for attention kernels.
+      {0.85, 0.2, 0.15, 0.3, 1.3},
+      // Passes over memory reach four fifths of the data sheet's bandwidth (BabelStream's share on
+      // H100 and GH200: profiles/published/hardware.json); separate small kernels reach less.
+      {0.75, 0.25, 0.2, 0.2, 1.3},
+      // Collectives of a training step share the wires and start late.
+      {0.75, 0.25, 0.2, 0.15, 1.0},
+      // Host time of a launch: from a C++ loop (two microseconds) to eager PyTorch with its hooks
+      // (a dozen or more).
+      {5.0, 0.7, 0.5, 0.05, 50.0},
+      // Caching allocators lose some percent to fragments, and at times a lot.
+      {0.06, 0.04, 0.05, 0.0, 0.6},
+      // Passes of the CPU's optimizer were measured alone; in a step the threads are shared with
+      // the framework's own, and copies draw on the same memory.
+      {0.8, 0.25, 0.2, 0.1, 1.3},
+  }};
+  return kPriors.at(static_cast<size_t>(index));
+}
+
+StackConstants prior_constants() {
+  StackConstants constants;
+  for (int i = 0; i < kStackConstants; ++i) set_constant(constants, i, prior_of(i).value);
+  return constants;
+}
+
+HierarchyPrior hierarchy_prior() {
+  HierarchyPrior prior;
+  prior.center = free_of(prior_constants());
+  prior.width.resize(kStackConstants);
+  prior.between.resize(kStackConstants);
+  for (int i = 0; i < kStackConstants; ++i) {
+    prior.width[i] = prior_of(i).width;
+    prior.between[i] = prior_of(i).between;
+  }
+  // Two sources that run the same differ by a twentieth, and so do rows of one source.
+  prior.source = {0.05, 0.05};
+  prior.within = {0.05, 0.05};
+  return prior;
+}
+
+Eigen::VectorXd free_of(const StackConstants& constants) {
+  StackConstants bounded = constants;
+  Eigen::VectorXd free(kStackConstants);
+  for (int i = 0; i < kStackConstants; ++i) {
+    const Prior prior = prior_of(i);
+    set_constant(bounded, i, std::clamp(constant(constants, i), prior.least, prior.most));
+    free[i] = coordinate(bounded, i);
+  }
+  return free;
+}
+
+StackConstants constants_of(const Eigen::VectorXd& free) {
+  StackConstants constants;
+  for (int i = 0; i < kStackConstants; ++i) {
+    const Prior prior = prior_of(i);
+    StackConstants least, most;
+    set_constant(least, i, prior.least);
+    set_constant(most, i, prior.most);
+    // Kept within in coordinates: a time may be so far beyond them that no clock holds it.
+    set_coordinate(constants, i, std::clamp(free[i], coordinate(least, i), coordinate(most, i)));
+  }
+  return constants;
+}
+
+}  // namespace ballast

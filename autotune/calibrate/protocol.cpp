@@ -1,0 +1,186 @@
+#include "autotune/calibrate/protocol.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "autotune/calibrate/priors.h"
+#include "sim/base/error.h"
+#include "sim/base/median.h"
+#include "sim/base/parallel.h"
+#include "sim/engine/interval.h"
+
+namespace ballast {
+namespace {
+
+// Standard deviation of log(predicted / measured) of a figure under this stack.
+double spread_of(const Figure& figure, const StackUncertainty& uncertainty) {
+  const Eigen::VectorXd& slope = figure.linear.slope;
+  const double explained =
+      explained_variance({slope.data(), static_cast<size_t>(slope.size())}, uncertainty);
+  const bool time = figure.linear.kind == FigureKind::kTime;
+  const double rest = time ? uncertainty.time : uncertainty.memory;
+  return std::sqrt(explained + rest * rest);
+}
+
+class Judge {
+ public:
+  Judge(const std::vector<SourcedCase>& cases, const Stack& typical,
+        const CalibrationProgress& progress)
+      : cases_(cases), typical_(typical), progress_(progress), figures_(cases) {}
+
+  std::vector<JudgedFigure> run() {
+    std::vector<StackConstants> constants(figures_.frameworks().size());
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      constants[figures_.framework_of(i)] = cases_[i].setup.stack.constants;
+    }
+    figures_.linearise(constants, [&](double share) { progress_(0.6 * share, "linearising"); });
+    for (size_t s = 0; s < figures_.sources().size(); ++s) {
+      without_source_.push_back(fit_without(figures_, {.source = s, .framework = {}}));
+    }
+    for (size_t f = 0; f < figures_.frameworks().size(); ++f) {
+      without_framework_.push_back(fit_without(figures_, {.source = {}, .framework = f}));
+    }
+    std::vector<std::vector<JudgedFigure>> by_case(cases_.size());
+    parallel_for(
+        cases_.size(), hardware_threads(), [&](size_t i) { by_case[i] = judged(i); },
+        [&](size_t i, size_t finished) {
+          const double share = static_cast<double>(finished) / static_cast<double>(cases_.size());
+          progress_(0.6 + 0.4 * share, cases_[i].setup.of.id);
+        });
+    std::vector<JudgedFigure> all;
+    for (auto& rows : by_case) std::move(rows.begin(), rows.end(), std::back_inserter(all));
+    return all;
+  }
+
+ private:
+  // How the case is predicted with something left out.
+  CaseSetup setup_without(size_t index, LeftOut left_out) const {
+    CaseSetup setup = cases_[index].setup;
+    const size_t framework = figures_.framework_of(index);
+    if (left_out == LeftOut::kSource) {
+      const HierarchyFit& fit = without_source_[figures_.source_of(index)];
+      setup.stack = fitted_stack(setup.stack, fit, framework);
+    } else if (left_out == LeftOut::kFramework) {
+      setup.stack = fitted_stack(typical_, without_framework_[framework], std::nullopt);
+    }
+    return setup;
+  }
+
+  std::vector<JudgedFigure> judged(size_t index) const {
+    const PublishedCase& of = cases_[index].setup.of;
+    std::vector<JudgedFigure> rows;
+    for (const Measured& one : of.measured) rows.push_back({index, one.metric, one.value, {}, {}});
+    for (int i = 0; i < kLeftOuts; ++i) {
+      const CaseSetup setup = setup_without(index, static_cast<LeftOut>(i));
+      try {
+        fill(rows, static_cast<LeftOut>(i), setup, predict_case(setup, setup.stack.constants));
+      } catch (const std::exception& error) {
+        // Whatever it was, the other cases are still worth their predictions.
+        for (JudgedFigure& row : rows) row.error = error.what();
+      }
+    }
+    return rows;
+  }
+
+  void fill(std::vector<JudgedFigure>& rows, LeftOut left_out, const CaseSetup& setup,
+            const CasePrediction& prediction) const {
+    const auto slot = static_cast<size_t>(left_out);
+    for (size_t m = 0; m < rows.size(); ++m) {
+      JudgedFigure& row = rows[m];
+      JudgedPrediction& judged = row.predicted[slot];
+      judged.value = prediction.metrics[m].predicted;
+      if (!judged.value) {
+        row.error = prediction.fits ? "the prediction lacks this quantity" : prediction.reason;
+        continue;
+      }
+      if (!setup.stack.uncertainty) continue;
+      if (row.metric == Metric::kFits) {
+        judged.low = judged.high =
+            probability_to_fit(prediction.peaks, setup.machine, *setup.stack.uncertainty);
+        continue;
+      }
+      const auto figure = std::find_if(
+          figures_.all().begin(), figures_.all().end(),
+          [&](const Figure& one) { return one.of == row.of && one.metric == row.metric; });
+      if (figure == figures_.all().end()) continue;
+      const double factor = std::exp(kIntervalWidth * spread_of(*figure, *setup.stack.uncertainty));
+      judged.low = *judged.value / factor;
+      judged.high = *judged.value * factor;
+    }
+  }
+
+  const std::vector<SourcedCase>& cases_;
+  const Stack& typical_;
+  const CalibrationProgress& progress_;
+  Figures figures_;
+  std::vector<HierarchyFit> without_source_;
+  std::vector<HierarchyFit> without_framework_;
+};
+
+}  // namespace
+
+std::string_view to_string(LeftOut value) {
+  static constexpr std::array<std::string_view, kLeftOuts> kNames = {"source", "framework",
+                                                                     "nothing"};
+  return kNames.at(static_cast<size_t>(value));
+}
+
+bool JudgedFigure::covered(LeftOut left_out) const {
+  const JudgedPrediction& judged = predicted[static_cast<size_t>(left_out)];
+  return judged.low <= published && published <= judged.high;
+}
+
+std::vector<JudgedFigure> judge(const std::vector<SourcedCase>& cases, const Stack& typical,
+                                const CalibrationProgress& progress) {
+  return Judge(cases, typical, progress).run();
+}
+
+FigureClass class_of(Metric metric) {
+  if (is_time(metric)) return FigureClass::kSpeed;
+  if (metric == Metric::kFits) return FigureClass::kVerdict;
+  return is_fitted_to(metric) ? FigureClass::kMemory : FigureClass::kLayerMemory;
+}
+
+double signed_error_percent(Metric metric, double predicted, double published) {
+  const bool inverse = metric == Metric::kStepTime;
+  return 100 * ((inverse ? published / predicted : predicted / published) - 1);
+}
+
+ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass of, LeftOut left_out) {
+  const auto slot = static_cast<size_t>(left_out);
+  ErrorSummary summary;
+  std::vector<double> errors;
+  double covered = 0;
+  for (const JudgedFigure& figure : figures) {
+    if (class_of(figure.metric) != of) continue;
+    const std::optional<double>& value = figure.predicted[slot].value;
+    if (!value) {
+      ++summary.failed;
+      continue;
+    }
+    ++summary.figures;
+    if (of == FigureClass::kVerdict) {
+      // A verdict is right or wrong: its error is 0 or 100 percent.
+      errors.push_back(*value == figure.published ? 0 : 100);
+    } else {
+      errors.push_back(signed_error_percent(figure.metric, *value, figure.published));
+      covered += figure.covered(left_out);
+    }
+    summary.bias += errors.back();
+    summary.mean += std::abs(errors.back());
+    if (std::abs(errors.back()) >= std::abs(summary.worst)) {
+      summary.worst = errors.back();
+      summary.worst_of = figure.of;
+    }
+  }
+  if (errors.empty()) return summary;
+  const auto count = static_cast<double>(errors.size());
+  summary.bias /= count;
+  summary.mean /= count;
+  summary.coverage = covered / count;
+  for (double& error : errors) error = std::abs(error);
+  summary.median = median(std::move(errors));
+  return summary;
+}
+
+}  // namespace ballast

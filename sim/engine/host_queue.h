@@ -1,0 +1,58 @@
+// The queue that a framework's host thread fills: when each operation of a GPU has been enqueued.
+//
+// A host enqueues the kernels of its device one after another, in the order of the program and
+// ahead of the GPU; each costs it time (OpCost::host). An operation cannot run before it is
+// enqueued, so a step of many short kernels lasts as long as its host does, while one short kernel
+// beside long ones costs nothing. The host runs ahead until it has to know a result
+// (OpCost::host_waits): then it waits for that operation, and the GPU may have run dry meanwhile.
+//
+// Positions are sums over the program from one such wait to the next, so a look-up is O(1). Where
+// no operation costs the host anything there is no queue: nothing waits for it.
+// Will not do: know why an operation takes the host's time (sim/engine/kernels), or keep a clock.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/base/units.h"
+#include "sim/graph/core/graph.h"
+#include "sim/graph/core/op_cost.h"
+
+namespace ballast {
+
+class HostQueue {
+ public:
+  // Of at most `steps` steps. References must outlive this object.
+  HostQueue(const Sequence& sequence, int32_t lanes, const CostTable& costs, int32_t steps);
+
+  // The wait of the host that comes before an operation in the program, or in that of the step
+  // before (`steps_ahead` 1); op -1 where there is none, and for what no host enqueues.
+  Edge wait_before(OpId op, int32_t step) const;
+  // Before this instant the operation does not start. Requires that wait_before() is over.
+  Instant enqueued(OpId op, int32_t step) const;
+  // To be called for every operation that the host waits for.
+  void waited(OpId op, int32_t step, Instant now);
+
+  bool empty() const { return places_.empty(); }
+
+ private:
+  struct Place {
+    int32_t waits = 0;  // of the host, before the operation in the program
+    int32_t device = 0;
+    bool queued = false;
+    Duration before;  // host time since the last of them, of what stands before it
+    Duration delay;   // from there to the earliest start
+  };
+
+  Instant start_of(const Place& place, int32_t step) const;
+  // Where the host of a device went on after a wait.
+  size_t index(int32_t step, int32_t wait, int32_t device) const;
+
+  std::vector<Place> places_;      // by operation; empty where there is no queue
+  std::vector<OpId> waits_;        // operations that the host waits for, in program order
+  std::vector<Duration> between_;  // by waits and device: host time up to the next one
+  std::vector<Instant> went_on_;   // by step, wait and device
+  int32_t devices_ = 1;
+};
+
+}  // namespace ballast

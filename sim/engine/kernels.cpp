@@ -1,0 +1,56 @@
+#include "sim/engine/kernels.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+namespace {
+
+constexpr double kValuesOfAKernel = 18.0 / 8;
+constexpr int64_t kValuesOfALaunch = int64_t{320} * 65536;
+constexpr int64_t kFlashBackward = 3;
+constexpr int64_t kFp8Product = 5;
+
+int64_t passes_in(const RowWork& work) {
+  const Bytes once = bytes_of(work.rows * work.columns, work.dtype);
+  if (once.count <= 0) return 1;
+  const double values = static_cast<double>(work.moved.count) / static_cast<double>(once.count);
+  return std::llround(values / kValuesOfAKernel);
+}
+
+// Products read or write the scores once each; the other passes read and write them.
+int64_t eager_kernels(const AttentionWork& work, Phase phase) {
+  const int64_t products = is_backward(phase) ? 4 : 2;
+  const Bytes scores =
+      bytes_of(work.sequences * work.heads * work.length * work.length, work.dtype);
+  if (scores.count <= 0) return products;
+  return products + std::max<int64_t>(0, (work.moved.count / scores.count - products) / 2);
+}
+
+struct KernelCount {
+  const Op& op;
+  int64_t operator()(std::monostate) const { return 0; }
+  int64_t operator()(const GemmWork& work) const {
+    return work.format == ProductFormat::kFp8 ? kFp8Product : 1;
+  }
+  int64_t operator()(const AttentionWork& work) const {
+    if (work.kind == AttentionKind::kEager) return eager_kernels(work, op.phase);
+    return is_backward(op.phase) ? kFlashBackward : 1;
+  }
+  int64_t operator()(const RowWork& work) const { return std::max<int64_t>(1, passes_in(work)); }
+  int64_t operator()(const BucketWork& work) const {
+    return work.site == Site::kGpu ? div_ceil(work.elements, kValuesOfALaunch) : 0;
+  }
+  int64_t operator()(const CopyWork& work) const { return work.calls; }
+  int64_t operator()(const CollectiveWork& work) const { return work.ranks > 1 ? 1 : 0; }
+  int64_t operator()(const IoWork&) const { return 0; }
+  int64_t operator()(const BlockWork&) const { return 0; }
+};
+
+}  // namespace
+
+int64_t kernels_of(const Op& op) { return std::visit(KernelCount{op}, op.work); }
+
+}  // namespace ballast

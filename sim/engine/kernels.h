@@ -1,0 +1,25 @@
+// How many kernels a framework launches for an operation: what the operation costs its host.
+//
+//   rows        a kernel goes over three arrays at most, and those of a norm over 2.25 on average:
+//               the LlamaRMSNorm of transformers 4.40 is 8 kernels that read or write 18 values for
+//               each value of the result (modeling_llama.py, lines 82 to 87). A fused pass is one.
+//   attention   one forward; three backward (flash_attn 2.5: dot_do_o, dq_dk_dv, convert_dq). What
+//               stores its scores: two or four products, and a kernel for each other two passes.
+//   optimizer   one for 320 chunks of 65,536 values (apex, csrc/multi_tensor_apply.cuh,
+//               depth_to_max_blocks; DeepSpeed and Megatron take the same chunks).
+//   copies      one call each; collectives one kernel; products one, in 8 bits five.
+//
+// Will not do: know what a launch takes (StackConstants::launch), or a time (sim/engine/cost).
+#pragma once
+
+#include <cstdint>
+
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+// 0 for what a GPU's host does not enqueue: work of the CPU and of NVMe, decisions, and blocks,
+// which stand for operations of their own.
+int64_t kernels_of(const Op& op);
+
+}  // namespace ballast

@@ -1,0 +1,193 @@
+// What the knobs zero_group, recompute_share, offload_part and ffn_tiles make of a graph, counted
+// by hand; layers over uneven chunks; and products in 8 bits as frameworks make them.
+#include <gtest/gtest.h>
+
+#include "sim/graph/core/edit.h"
+#include "sim/graph/schedules/schedule.h"
+#include "sim/spec/knobs.h"
+#include "tests/graph/tiny_plans.h"
+
+namespace ballast {
+namespace {
+
+Plan four_ranks(int64_t stage, int64_t group) {
+  Plan plan = tiny::plan();
+  plan.devices = plan.data = 4;
+  plan.global_batch *= 4;
+  plan.zero_stage = stage;
+  plan.zero_group = group;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  return plan;
+}
+
+// Bytes of all collectives of a kind among these ranks.
+int64_t exchanged(const Graph& graph, CollectiveKind kind, int64_t ranks, int64_t stride) {
+  int64_t bytes = 0;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work == nullptr || work->kind != kind || work->ranks != ranks) continue;
+    EXPECT_EQ(work->stride, stride);
+    bytes += work->bytes.count;
+  }
+  return bytes;
+}
+
+TEST(ZeroGroup, shards_over_a_group_and_sums_over_the_others) {
+  for (const int64_t stage : {1, 2}) {
+    const Graph all = build(tiny::model(), four_ranks(stage, 0));
+    const Graph pairs = build(tiny::model(), four_ranks(stage, 2));
+    const int64_t gradients = exchanged(all, CollectiveKind::kReduceScatter, 4, 1);
+    EXPECT_GT(gradients, 0);
+    EXPECT_EQ(exchanged(pairs, CollectiveKind::kReduceScatter, 2, 1), gradients);
+    EXPECT_EQ(exchanged(pairs, CollectiveKind::kAllReduce, 2, 2), gradients / 2)
+        << "of half the gradients, what the other pair has of it";
+    EXPECT_EQ(exchanged(pairs, CollectiveKind::kAllGather, 2, 1),
+              exchanged(all, CollectiveKind::kAllGather, 4, 1));
+    EXPECT_EQ(tiny::elements(pairs, TensorKind::kMaster),
+              2 * tiny::elements(all, TensorKind::kMaster));
+  }
+}
+
+TEST(ZeroGroup, stage_three_gathers_in_the_group) {
+  const Graph all = build(tiny::model(), four_ranks(3, 0));
+  const Graph pairs = build(tiny::model(), four_ranks(3, 2));
+  EXPECT_EQ(exchanged(pairs, CollectiveKind::kAllGather, 2, 1),
+            exchanged(all, CollectiveKind::kAllGather, 4, 1));
+  EXPECT_EQ(exchanged(pairs, CollectiveKind::kAllReduce, 2, 2),
+            exchanged(pairs, CollectiveKind::kReduceScatter, 2, 1) / 2);
+  EXPECT_EQ(tiny::elements(pairs, TensorKind::kWeight),
+            2 * tiny::elements(all, TensorKind::kWeight));
+}
+
+TEST(ZeroGroup, a_group_that_does_not_divide_or_shares_nothing_is_refused) {
+  EXPECT_THROW(build(tiny::model(), four_ranks(2, 3)), Error);
+  EXPECT_THROW(build(tiny::model(), four_ranks(2, 1)), Error);
+}
+
+int64_t recomputed(const Graph& graph) {
+  int64_t count = 0;
+  for (const Op& op : graph.step.ops) count += op.phase == Phase::kRecompute;
+  return count;
+}
+
+TEST(RecomputeShare, so_many_layers_recompute_and_the_others_keep) {
+  Plan plan = tiny::plan();
+  for (const ModuleKind kind : saving_kinds()) {
+    if (kind == ModuleKind::kFc2) continue;
+    plan.activations->fate[static_cast<size_t>(kind)] = ActivationFate::kRecompute;
+  }
+  const int64_t all = recomputed(build(tiny::model(), plan));
+  EXPECT_GT(all, 0);
+  plan.activations->recompute_share = 0.5;  // one of two layers
+  EXPECT_EQ(recomputed(build(tiny::model(), plan)), all / 2);
+  plan.activations->recompute_share = 0;
+  EXPECT_EQ(recomputed(build(tiny::model(), plan)), 0);
+}
+
+TEST(OffloadPart, a_quarter_of_every_output_leaves_and_the_rest_stays) {
+  Plan plan = tiny::plan();
+  const auto qkv = static_cast<size_t>(ModuleKind::kQkv);
+  plan.activations->fate[qkv] = ActivationFate::kOffload;
+  const Graph whole = build(tiny::model(), plan);
+  const int64_t all = tiny::bytes(whole, TensorKind::kHostOutput).count;
+  EXPECT_GT(all, 0);
+  plan.activations->offload_part = 0.25;
+  const Graph part = build(tiny::model(), plan);
+  EXPECT_EQ(tiny::bytes(part, TensorKind::kHostOutput).count, all / 4);
+  // The same number of copies each way; both parts are there for the backward.
+  EXPECT_EQ(tiny::count(part, OpKind::kCopy, Phase::kReload),
+            tiny::count(whole, OpKind::kCopy, Phase::kReload));
+}
+
+TEST(FfnTiles, of_the_hidden_columns_only_a_tile_exists) {
+  Plan plan = tiny::plan();
+  for (const ModuleKind kind : {ModuleKind::kFc1, ModuleKind::kActivation}) {
+    plan.activations->fate[static_cast<size_t>(kind)] = ActivationFate::kRecompute;
+  }
+  const auto hidden_columns = [](const Graph& graph) {
+    int64_t sum = 0;
+    for (const Tensor& tensor : tiny::used(graph, TensorKind::kOutput)) {
+      if (tensor.label.module == ModuleKind::kFc1) sum += tensor.elements;
+    }
+    return sum;
+  };
+  const int64_t whole = hidden_columns(build(tiny::model(), plan));
+  plan.ffn_tiles = 4;
+  EXPECT_EQ(hidden_columns(build(tiny::model(), plan)), whole / 4);
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kKeep;
+  EXPECT_THROW(build(tiny::model(), plan), Error) << "what is kept is whole";
+}
+
+// 126 layers in 8 stages of 8 chunks: embedding and loss count as layers, so that 128 divide.
+TEST(first_layer_of, ends_count_where_layers_alone_do_not_divide) {
+  std::vector<int64_t> sizes;
+  for (int64_t chunk = 0; chunk < 64; ++chunk) {
+    sizes.push_back(first_layer_of(chunk + 1, 64, 126) - first_layer_of(chunk, 64, 126));
+  }
+  EXPECT_EQ(first_layer_of(0, 64, 126), 0);
+  EXPECT_EQ(sizes.front(), 1);
+  EXPECT_EQ(sizes.back(), 1);
+  EXPECT_EQ(std::count(sizes.begin(), sizes.end(), 2), 62);
+  for (int64_t layer = 0; layer < 126; ++layer) {
+    const int64_t chunk = chunk_of_layer(layer, 64, 126);
+    EXPECT_LE(first_layer_of(chunk, 64, 126), layer);
+    EXPECT_GT(first_layer_of(chunk + 1, 64, 126), layer);
+  }
+  EXPECT_EQ(first_layer_of(1, 4, 126), 31) << "32 layers of 128, one of them the embedding";
+  EXPECT_EQ(first_layer_of(1, 4, 9), 2) << "neither way divides: chunks differ by a layer";
+}
+
+StackFacts transformer_engine() {
+  StackFacts facts;
+  facts.fp8_scaling = Scaling8::kDelayed;
+  facts.fp8_weights = Weights8::kKept;
+  facts.fp8_saves_codes = true;
+  return facts;
+}
+
+TEST(ProductsInFp8, delayed_scales_round_each_value_once) {
+  Model model = tiny::model();
+  Plan plan = tiny::plan();
+  plan.sequence_length = 16;
+  model.max_positions = 16;
+  model.hidden = 32;
+  model.head_size = 16;
+  plan.products = ProductFormat::kFp8;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  const Graph graph = build(model, plan, transformer_engine());
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<GemmWork>(&op.work);
+    if (work == nullptr || work->format != ProductFormat::kFp8) continue;
+    const bool after_attention = op.label.module == ModuleKind::kAttentionOut;
+    switch (op.phase) {
+      case Phase::kForward:
+        EXPECT_EQ(work->rounding, after_attention ? Rounding::kFirst : Rounding::kNone);
+        break;
+      case Phase::kBackwardInput:
+        // Two bytes read, one written for each layout.
+        EXPECT_EQ(rounding_bytes(*work).count, 4 * work->m * work->k);
+        break;
+      default:
+        EXPECT_EQ(work->rounding, after_attention ? Rounding::kNone : Rounding::kTransposed);
+    }
+  }
+  int64_t matrices = 0;
+  for (const Module& module : graph.modules) {
+    for (const Parameter& parameter : module.parameters) {
+      if (module.layer >= 0 && parameter.is_matrix) matrices += parameter.count();
+    }
+  }
+  int64_t kept = 0;
+  for (const Tensor& tensor : tiny::used(graph, TensorKind::kCodes)) {
+    if (tensor.category == Category::kWeights) kept += tensor.bytes().count;
+  }
+  EXPECT_EQ(kept, 2 * matrices) << "a byte a value in either layout";
+  for (const Tensor& tensor : tiny::used(graph, TensorKind::kOutput)) {
+    if (tensor.label.module == ModuleKind::kNorm1) {
+      EXPECT_EQ(tensor.dtype, DType::kU8);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast
