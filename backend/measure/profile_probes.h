@@ -48,7 +48,7 @@ struct Beside {
   std::array<double, 2> rate{};    // beside the other, as a share of the speed alone
 };
 
-// The capacity with which max-min sharing (sim/engine/sharing/fair_share.h) comes nearest all pairs:
+// The capacity with which max-min sharing (sim/engine/sharing/fair_share.h) nears all pairs most:
 // the least squares of log rates, where a pair predicts min(1, capacity / sum of its demands) for
 // both. At least `least`; the largest sum of demands where nothing was slowed.
 double shared_capacity(const std::vector<Beside>& pairs, double least);
