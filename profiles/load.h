@@ -68,6 +68,9 @@ struct Strategy {
   // Knobs that it sets only by default: its users choose them (a published case that does not name
   // one leaves it to be chosen).
   std::vector<std::string> open;
+  // Knobs of the layout that are chosen where a plan that follows the strategy does not name them:
+  // what makes it this strategy is not among them.
+  std::vector<std::string> layout;
 };
 Strategy load_strategy(const std::string& name_or_path);
 Strategy parse_strategy(std::string_view text, const std::string& file, const std::string& name);

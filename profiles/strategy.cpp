@@ -17,13 +17,25 @@ constexpr const char* kSchema = "ballast.strategy/1";
 
 bool sets(const Json& changes, const std::string& key) { return changes.contains(key); }
 
-std::vector<std::string> read_open(JsonReader& reader) {
-  const Json& list = reader.raw("open");
+std::vector<std::string> read_knobs(JsonReader& reader, const char* key) {
+  const Json& list = reader.raw(key);
   const bool texts = list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& one) {
                        return one.is_string();
                      });
-  if (!texts) reader.fail("open", "must be a list of knobs", "write it as [\"zero_stage\"]");
+  if (!texts) reader.fail(key, "must be a list of knobs", "write it as [\"zero_stage\"]");
   return list.get<std::vector<std::string>>();
+}
+
+std::vector<std::string> read_layout(JsonReader& reader) {
+  std::vector<std::string> paths = read_knobs(reader, "layout");
+  for (const std::string& path : paths) {
+    const Knob* knob = find_knob(path);
+    if (knob == nullptr || knob->search != KnobSearch::kLayout) {
+      reader.fail("layout", "'" + path + "' is not a knob of a layout",
+                  "name some of " + text_of(knobs_of(KnobSearch::kLayout)));
+    }
+  }
+  return paths;
 }
 
 // Sets the key of a plan's document at the path of a knob.
@@ -56,7 +68,8 @@ Strategy parse_strategy(std::string_view text, const std::string& file, const st
   strategy.description = reader.text("description");
   strategy.source = reader.text("source");
   if (reader.has("adam")) strategy.adam = reader.text("adam");
-  if (reader.has("open")) strategy.open = read_open(reader);
+  if (reader.has("open")) strategy.open = read_knobs(reader, "open");
+  if (reader.has("layout")) strategy.layout = read_layout(reader);
   reader.object("plan");
   const Json& changes = reader.raw("plan");
   reader.finish();
@@ -88,6 +101,7 @@ std::string strategy_json(const Strategy& strategy) {
                              {"source", strategy.source},
                              {"adam", strategy.adam},
                              {"open", strategy.open},
+                             {"layout", strategy.layout},
                              {"plan", OrderedJson::parse(strategy.plan)}});
 }
 

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <vector>
 
 #include "autotune/complete/setting.h"
 #include "sim/engine/predict.h"
@@ -18,6 +20,8 @@ struct Completed {
   Prediction prediction;
 };
 
+// Where the layout is open, layouts are completed in the order of open_layouts() until none that is
+// left can be faster, or several in a row were not; the fastest that fits is taken.
 // Open knobs are searched where is_searched(), to within 1 % or until hundreds of plans in a row
 // were no better than the best: a prediction should not wait for a proof. Else the fastest of a
 // list is taken (choose()), which does not look at measurements. A memory_reuse that is open
@@ -27,7 +31,13 @@ struct Completed {
 Completed complete(Setting setting, const Measurements* measurements,
                    const std::function<bool()>& interrupted = {});
 
-// The plan with every "auto" knob filled in: the fastest of ways_of()
+// A good plan of Ballast among these layouts, which all share devices and batch: what a search of
+// them begins with. Nothing where none was found to fit; that is no proof.
+std::optional<Plan> first_plan(const Setting& like, const std::vector<Plan>& layouts,
+                               const Measurements* measurements,
+                               const std::function<bool()>& interrupted = {});
+
+// The plan, of one layout, with every "auto" knob filled in: the fastest of ways_of()
 // (autotune/calibrate/published_cases.h) that fits; where none does, of those that recompute and
 // offload the layers' inputs, or the outputs of attention too; or else that of feasibility().
 // Throws Error where no way is legal.

@@ -8,11 +8,16 @@
 #include "autotune/search/search.h"
 #include "autotune/space/memory_reuse.h"
 #include "sim/base/error.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
 
 namespace ballast {
 namespace {
+
+// Layouts whose lean plans are placed where none fits, and of these those whose every plan is.
+constexpr size_t kMostLeanLayouts = 4;
+constexpr size_t kMostWholeLayouts = 2;
 
 // What a verdict lacks, summed over the memories.
 Bytes excess_of(const Verdict& verdict, const Machine& machine) {
@@ -35,9 +40,9 @@ std::string too_many_devices(const Setting& setting) {
 }
 
 // Collects what does not fit until something does: that, or else what misses by least.
-class Nearest {
+class NearestWay {
  public:
-  explicit Nearest(const Setting& setting) : setting_(setting) {}
+  explicit NearestWay(const Setting& setting) : setting_(setting) {}
 
   // True where the way fits.
   bool offer(const Way& way) {
@@ -81,7 +86,7 @@ class Nearest {
 
 // Asks the search for any plan that fits; true where there is one. What it refuses it refuses by a
 // bound of memory or by the arena itself, so that nothing is left out.
-bool offer_space(const Setting& setting, Nearest& nearest) {
+bool offer_space(const Setting& setting, NearestWay& nearest) {
   Plan plan = setting.plan;
   if (plan.pipeline > 1) {
     plan.weights.flow_share = plan.weights.flow_share.value_or(0);
@@ -103,18 +108,95 @@ bool offer_space(const Setting& setting, Nearest& nearest) {
   return false;
 }
 
-}  // namespace
-
-Verdict feasibility(const Setting& setting) {
+// Every plan of one layout.
+Verdict verdict_of_layout(const Setting& setting) {
   const std::vector<Way> lean = lean_ways(setting);
   if (setting.plan.devices > setting.machine.devices) {
     return {false, lean.front().plan, too_many_devices(setting), {}};
   }
-  Nearest nearest(setting);
+  NearestWay nearest(setting);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
+  if (is_refuted(open_layouts(setting, nullptr).front())) return nearest.take();
   if (setting.stack.memory_is_planned() && offer_space(setting, nearest)) return nearest.take();
   if (!is_searched(setting.plan, setting.stack)) nearest.offer_with_reuses(all_ways(setting));
   return nearest.take();
+}
+
+}  // namespace
+
+Verdict lean_verdict(const Setting& whole) {
+  const Setting setting = with_short_step(whole);
+  NearestWay nearest(setting);
+  nearest.offer_with_reuses(lean_ways(setting));
+  Verdict verdict = nearest.take();
+  verdict.plan.global_batch = whole.plan.global_batch;
+  return verdict;
+}
+
+Nearest nearest_layout(const std::vector<OpenLayout>& layouts) {
+  struct Missed {
+    const OpenLayout* layout;
+    Verdict verdict;
+    Bytes excess;
+  };
+  // By what their bounds lack: the layouts that come first are among the nearest.
+  std::vector<const OpenLayout*> likely;
+  for (const OpenLayout& layout : layouts) likely.push_back(&layout);
+  std::stable_sort(likely.begin(), likely.end(), [](const OpenLayout* a, const OpenLayout* b) {
+    return a->excess < b->excess;
+  });
+  likely.resize(std::min(likely.size(), kMostLeanLayouts));
+  std::vector<std::optional<Missed>> lean(likely.size());
+  parallel_for(likely.size(), hardware_threads(), [&](size_t i) {
+    try {
+      Verdict verdict = lean_verdict(likely[i]->setting);
+      const Bytes excess = excess_of(verdict, likely[i]->setting.machine);
+      lean[i] = Missed{likely[i], std::move(verdict), excess};
+    } catch (const Error&) {
+      // The graph knows no such plan.
+    }
+  });
+  std::vector<Missed> missed;
+  for (std::optional<Missed>& one : lean) {
+    if (one) missed.push_back(*std::move(one));
+  }
+  if (missed.empty()) {
+    const Setting& first = layouts.front().setting;
+    return {first, verdict_of_layout(first)};
+  }
+  std::stable_sort(missed.begin(), missed.end(),
+                   [](const Missed& a, const Missed& b) { return a.excess < b.excess; });
+  missed.resize(std::min(missed.size(), kMostWholeLayouts));
+  Nearest nearest{missed.front().layout->setting, missed.front().verdict};
+  Bytes least = missed.front().excess;
+  for (const Missed& one : missed) {
+    if (nearest.verdict.fits) break;
+    if (is_refuted(*one.layout)) continue;
+    Verdict verdict = verdict_of_layout(one.layout->setting);
+    const Bytes excess = excess_of(verdict, one.layout->setting.machine);
+    if (!verdict.fits && excess >= least) continue;
+    least = excess;
+    nearest = {one.layout->setting, std::move(verdict)};
+  }
+  return nearest;
+}
+
+Verdict feasibility(const Setting& setting) {
+  if (!setting.has_open_layout() || setting.plan.devices > setting.machine.devices) {
+    return verdict_of_layout(setting);
+  }
+  const std::vector<OpenLayout> layouts = open_layouts(setting, nullptr);
+  if (layouts.size() == 1) return verdict_of_layout(layouts.front().setting);
+  for (const OpenLayout& layout : layouts) {
+    if (is_refuted(layout)) break;
+    try {
+      Verdict verdict = lean_verdict(layout.setting);
+      if (verdict.fits) return verdict;
+    } catch (const Error&) {
+      // The graph knows no such plan.
+    }
+  }
+  return nearest_layout(layouts).verdict;
 }
 
 }  // namespace ballast

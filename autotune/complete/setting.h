@@ -3,6 +3,9 @@
 // Will not do: fill the knobs in (autotune/complete/complete.h).
 #pragma once
 
+#include <vector>
+
+#include "sim/spec/knobs.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
@@ -10,11 +13,22 @@
 
 namespace ballast {
 
+// A plan, and what of its layout may still be chosen: knobs of KnobSearch::kLayout, and kData where
+// nobody named how many ranks the other degrees are to leave.
+struct Start {
+  Plan plan;
+  KnobSet open;
+};
+
 struct Setting {
   Model model;
   Plan plan;
   Machine machine;
   Stack stack{};
+  KnobSet open{};              // of `plan`, as in Start
+  std::vector<Start> others{};  // other strategies' plans that may be chosen instead
+
+  bool has_open_layout() const { return !open.empty() || !others.empty(); }
 };
 
 // True if a knob is "auto".

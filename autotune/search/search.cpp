@@ -14,6 +14,7 @@
 #include "autotune/search/evaluate.h"
 #include "autotune/search/infeasible.h"
 #include "autotune/search/search_queue.h"
+#include "autotune/search/shared_spaces.h"
 #include "sim/base/parallel.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/predict.h"
@@ -57,6 +58,8 @@ class Search {
     ++result_.layouts;
     regions_.push_back({base, std::move(space), cell_size, {}, nullptr});
   }
+  // Simulates it ahead of all others.
+  void start_with(const Plan& plan);
   SearchResult run();
 
  private:
@@ -118,6 +121,16 @@ class Search {
   Infeasible infeasible_;
   SearchResult result_;
 };
+
+void Search::start_with(const Plan& plan) {
+  if (plan.devices > machine_.devices) return;
+  add(plan, std::make_shared<const Space>(space_of(model_, plan, OpenKnobs{})), 1);
+  --result_.layouts;
+  const PlanId id{static_cast<int32_t>(regions_.size() - 1), {}};
+  tried_.insert(id);
+  record(id, ballast::evaluate(model_, this->plan(id), region(id).space->memory_reuse, usable_,
+                               costs_));
+}
 
 SearchResult Search::run() {
   CHECK(!regions_.empty());
@@ -254,6 +267,7 @@ void Search::fill_queue() {
   for (size_t r = 0; r < regions_.size(); ++r) {
     PlanId id{static_cast<int32_t>(r), {}};
     const auto count = static_cast<int16_t>(regions_[r].space->micro_batch.size());
+    if (tried_.contains(id)) continue;
     for (id.choice.micro_batch = 0; id.choice.micro_batch < count; ++id.choice.micro_batch) {
       ids.push_back(id);
       plans.push_back(node_plan(id));
@@ -551,40 +565,18 @@ void Search::finish() {
   result_.seconds = seconds();
 }
 
-// Everything of a layout that its space depends on: of degrees and stage only what follows here.
-std::string space_key(const Plan& plan) {
-  static const KnobSet apart = {KnobId::kPipeline, KnobId::kVirtualPipeline, KnobId::kSequence,
-                                KnobId::kContext,  KnobId::kTensorSequence,  KnobId::kZeroStage};
-  const int64_t shards = gathers(plan) ? plan.replicas() : 1;
-  const int64_t round = plan.virtual_pipeline > 1 ? plan.pipeline : 1;
-  return plan_key(plan, apart) + fmt::format("{} {} {}", shards, round, plan.pipeline > 1);
-}
-
 }  // namespace
 
 SearchResult search(const Model& model, const SearchSpace& space, const Machine& machine,
                     const Measurements* measurements, const SearchOptions& options) {
   CHECK(!space.layouts.empty());
   Search search(model, machine, measurements, space.layouts.front(), options);
-  struct Shared {
-    std::shared_ptr<const Space> space;
-    int64_t cell_size = 0;
-  };
-  std::map<std::string, Shared> spaces;
-  Tasks tasks;
-  for (const Plan& layout : space.layouts) {
-    const auto [found, is_new] = spaces.try_emplace(space_key(layout));
-    if (!is_new) continue;
-    tasks.push_back([&, &shared = found->second] {
-      shared.space = std::make_shared<const Space>(space_of(model, layout, space.open));
-      shared.cell_size = static_cast<int64_t>(choices_of_cell(*shared.space, layout, {}).size());
-    });
+  const int threads = options.threads > 0 ? options.threads : hardware_threads();
+  const std::vector<SharedSpace> spaces = shared_spaces(model, space.layouts, space.open, threads);
+  for (size_t i = 0; i < spaces.size(); ++i) {
+    search.add(space.layouts[i], spaces[i].space, spaces[i].cell_size);
   }
-  run_all(tasks, options.threads > 0 ? options.threads : hardware_threads());
-  for (const Plan& layout : space.layouts) {
-    const Shared& shared = spaces.at(space_key(layout));
-    search.add(layout, shared.space, shared.cell_size);
-  }
+  for (const Plan& start : options.starts) search.start_with(start);
   return search.run();
 }
 

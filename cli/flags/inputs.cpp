@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <span>
 
 #include "backend/measure/profile_host.h"
 #include "sim/base/error.h"
@@ -11,7 +12,8 @@ namespace {
 
 constexpr int64_t kDefaultSequenceLength = 2048;
 constexpr int64_t kDefaultSequencesPerDevice = 8;
-constexpr const char* kDefaultStrategy = "superoffload";
+// Where no strategy is named: the first on one device, and the fastest of them on several.
+constexpr const char* kDefaultStrategies[] = {"superoffload", "megatron", "superoffload-ulysses"};
 constexpr std::chrono::milliseconds kAppendingWait{60'000};
 
 Patience patience_of(std::chrono::milliseconds most) {
@@ -41,8 +43,23 @@ Plan plan_of(const PlanFlags& flags, const Named& choice, const Overrides& overr
   if (choice.machine) request.knobs[KnobId::kMachine] = *choice.machine;
   if (choice.devices) request.knobs[KnobId::kDevices] = *choice.devices;
   request.overrides = overrides.plan;
-  if (!flags.plan_file && !request.strategy) request.strategy = kDefaultStrategy;
+  if (!flags.plan_file && !request.strategy) request.strategy = kDefaultStrategies[0];
   return resolve_plan(request);
+}
+
+// What of the layout nobody names: what the strategy leaves open, but for what flags and --set say.
+KnobSet open_layout(const PlanFlags& flags, const Plan& plan, const Overrides& overrides) {
+  KnobSet open;
+  if (flags.plan_file || plan.devices == 1 || plan.machine == kHere) return open;
+  for (const std::string& path : load_strategy(plan.strategy).layout) {
+    open.add(find_knob(path)->id);
+  }
+  if (!open.empty()) open.add(KnobId::kData);
+  for (const auto& [id, value] : flags.knobs) open.remove(id);
+  for (const Override& change : overrides.plan) {
+    if (const Knob* knob = find_knob(change.key)) open.remove(knob->id);
+  }
+  return (open & knobs_of(KnobSearch::kLayout)).empty() ? KnobSet{} : open;
 }
 
 // `like` as in load_start().
@@ -72,6 +89,19 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
   }
   if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
   check(result.machine);
+  result.open = open_layout(flags, plan, overrides);
+  if (flags.plan_file || choice.strategy || plan.devices == 1 || plan.machine == kHere) {
+    return result;
+  }
+  for (const char* const other : std::span(kDefaultStrategies).subspan(1)) {
+    Named named_other = choice;
+    named_other.strategy = other;
+    Start start{plan_of(flags, named_other, overrides), {}};
+    start.plan.sequence_length = plan.sequence_length;
+    start.plan.global_batch = plan.global_batch;
+    start.open = open_layout(flags, start.plan, overrides);
+    result.others.push_back(std::move(start));
+  }
   return result;
 }
 
@@ -150,7 +180,10 @@ StackFlag flag_for_ballast(const Machine& machine) {
 
 std::vector<Setting> load_cases(const PlanFlags& flags, const StoreFlag& store) {
   std::vector<Setting> cases = starts_of(flags, store, nullptr);
-  for (const Setting& each : cases) check(each.plan, each.model);
+  // An open layout is checked as it is chosen.
+  for (const Setting& each : cases) {
+    if (!each.has_open_layout()) check(each.plan, each.model);
+  }
   return cases;
 }
 

@@ -49,7 +49,8 @@ Stack stack_of(const StackFlag& flag, const Machine& machine);
 StackFlag flag_for_ballast(const Machine& machine);
 
 // Every combination of the lists in `flags`, in the order model, machine, devices, strategy: a plan
-// and what it refers to, the overrides applied. "auto" knobs are still open, and the stack is
+// and what it refers to, the overrides applied. "auto" knobs are still open, and so is what nobody
+// names of the layout, with other strategies where none is named; the stack is
 // Ballast's, unless a verb is told another.
 // Throws Error for flags that name no model or no machine.
 std::vector<Setting> load_cases(const PlanFlags& flags, const StoreFlag& store);

@@ -55,9 +55,9 @@ OpenKnobsOfFlags::OpenKnobsOfFlags(const PlanFlags& flags, const OpenRules& rule
     : flags_(flags), rules_(rules), named_(keys_of(flags)) {
   keeps_knobs_ = !flags.strategies.empty() || (flags.plan_file && !rules.file_is_start);
   if (flags.strategies.empty()) return;
-  for (const std::string& key : load_strategy(flags.strategies.front()).open) {
-    open_of_strategy_.insert(key);
-  }
+  const Strategy strategy = load_strategy(flags.strategies.front());
+  open_of_strategy_.insert(strategy.open.begin(), strategy.open.end());
+  open_of_strategy_.insert(strategy.layout.begin(), strategy.layout.end());
 }
 
 bool OpenKnobsOfFlags::is_open(const Knob& knob) const {

@@ -111,7 +111,7 @@ TEST(Compare, tuned_cells_are_no_slower_than_fixed_ones) {
 
 TEST(Compare, illegal_combination_is_a_cell_and_the_others_are_computed) {
   const Workbench bench;
-  const Outcome outcome = bench.run(kSmall + "--strategy resident,resident:devices=2");
+  const Outcome outcome = bench.run(kSmall + "--strategy resident,resident:devices=2:data=2");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(outcome.says("illegal")) << outcome.output;
   EXPECT_TRUE(outcome.says("2 does not divide the 1 sequences of a rank")) << outcome.output;

@@ -8,6 +8,7 @@
 // A partial sum is all-reduced. With Plan::tensor_sequence it is reduce-scattered by token instead,
 // and what a product reads is all-gathered before it, in the backward once more (arXiv 2205.05198,
 // section 4.2.2). Gradients of norms, tiny, are not exchanged here.
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
 
@@ -65,9 +66,25 @@ class TensorPass {
   void product(Op op, std::optional<Role> gathered, std::optional<Role> partial,
                std::vector<Op>& result) {
     if (gathered && plan_.tensor_sequence) gather(op, *gathered, result);
+    if (partial) drop_unfinished(access_of(op, *partial), result);
     const TensorId beside = partial ? reduce_beside(op, *partial, result) : -1;
     result.push_back(std::move(op));
     if (partial) reduce(*partial, beside, result);
+  }
+
+  // Several products may add to one sum (those of routed and of shared experts): it is exchanged
+  // once, after the last, so what was made for the one before goes.
+  void drop_unfinished(const Access& access, std::vector<Op>& result) {
+    if (!reads(access)) return;
+    const TensorId sum = access.tensor;
+    const auto pieces = beside_of_.find(sum);
+    const TensorId beside = pieces == beside_of_.end() ? -1 : pieces->second;
+    std::erase_if(result, [&](const Op& op) {
+      return op.kind == OpKind::kCollective &&
+             std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& one) {
+               return writes(one) && (one.tensor == sum || one.tensor == beside);
+             });
+    });
   }
 
   Access& access_of(Op& op, Role role) {
@@ -129,10 +146,13 @@ class TensorPass {
         plan_.tensor_sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     std::vector<Access> accesses;
     for (const Access& access : op.accesses) {
-      if (reads(access)) accesses.push_back(read(access.tensor, Role::kSource));
+      if (reads(access) && access.tensor != sum) {
+        accesses.push_back(read(access.tensor, Role::kSource));
+      }
     }
     accesses.push_back(write(done, Role::kDestination));
     result.push_back(rest_of(exchange(kind, whole, op, {}), std::move(accesses)));
+    beside_of_[sum] = done;
     return done;
   }
 
@@ -143,9 +163,12 @@ class TensorPass {
     Access& access = access_of(op, role);
     const TensorId sum = access.tensor;
     const int64_t elements = graph_.tensor(sum).elements;
-    const TensorId open = workspace(sum, TensorKind::kPartial,
-                                    plan_.tensor_sequence ? elements * plan_.tensor : elements);
-    access.tensor = open;
+    const bool goes_on = reads(access);
+    const TensorId open =
+        goes_on ? partial_of_.at(sum)
+                : workspace(sum, TensorKind::kPartial,
+                            plan_.tensor_sequence ? elements * plan_.tensor : elements);
+    access.tensor = partial_of_[sum] = open;
     const CollectiveKind kind =
         plan_.tensor_sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     Op made = exchange(kind, open, op, {read(open, Role::kSource), write(sum, Role::kDestination)});
@@ -190,7 +213,9 @@ class TensorPass {
   const Model& model_;
   const Plan& plan_;
   const StackFacts& facts_;
-  std::unordered_map<TensorId, TensorId> gathered_;  // split -> whole
+  std::unordered_map<TensorId, TensorId> gathered_;    // split -> whole
+  std::unordered_map<TensorId, TensorId> partial_of_;  // sum -> what one rank has of it
+  std::unordered_map<TensorId, TensorId> beside_of_;   // sum -> end of the pieces exchanged beside
   NextComputation next_computation_;
 };
 
