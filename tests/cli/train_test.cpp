@@ -135,6 +135,22 @@ TEST_F(Train, the_period_of_a_plan_is_obeyed_and_a_flag_wins_aloud) {
   EXPECT_TRUE(bench.exists("both/step-00000005.safetensors"));
 }
 
+// 12 bytes for each of 124,439,808 parameters.
+TEST_F(Train, what_checkpoints_take_is_predicted_beside_the_step) {
+  const std::string predict =
+      "predict --model gpt2 --machine gh200-96gb-480gb --global-batch 8 --strategy resident ";
+  const Outcome none = bench.run(predict + "--json");
+  EXPECT_FALSE(Json::parse(none.output).contains("checkpoints"));
+  const std::string with = predict + "--set plan.checkpoint_period_steps=100 ";
+  const Json json = Json::parse(bench.run(with + "--json").output);
+  EXPECT_EQ(json["checkpoints"]["bytes"], 1'493'277'696);
+  EXPECT_EQ(json["checkpoints"]["period_steps"], 100);
+  EXPECT_EQ(json["step_time_s"], Json::parse(none.output)["step_time_s"]);
+  const Outcome text = bench.run(with);
+  EXPECT_TRUE(text.says("a checkpoint of 1.39 GiB every 100 steps is not in the step time"))
+      << text.output;
+}
+
 TEST_F(Train, exported_folders_hold_a_config_and_are_imported) {
   const Outcome out = train("--steps 3 --export model --json 2>/dev/null");
   ASSERT_EQ(out.code, 0) << out.output;
