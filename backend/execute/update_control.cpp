@@ -83,22 +83,28 @@ double UpdateControl::mean_loss(int32_t step) const {
   return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(micro_batches_);
 }
 
+void UpdateControl::decide_on(int32_t judged, double loss_scale) {
+  const Verdict verdict = judge(judged, loss_scale);
+  if (!verdict.finite) return;
+  decided_ = constants_for(judged, verdict.factor / loss_scale);
+  ++state_.optimizer_steps;
+}
+
 void UpdateControl::decide(int32_t step) {
-  const bool delayed = sync_ == SyncMode::kDelay;
   decided_.reset();
-  if (!delayed || state_.pending_gradient) {  // the very first delayed step has nothing to apply
-    const int32_t judged = delayed ? step - 1 : step;
-    const double scale = delayed ? state_.pending_gradient->loss_scale : loss_scale(judged);
-    const Verdict verdict = judge(judged, scale);
-    if (verdict.finite) {
-      decided_ = constants_for(judged, verdict.factor / scale);
-      ++state_.optimizer_steps;
-    }
-  }
-  if (delayed) {
-    state_.pending_gradient = ControlState::PendingGradient{loss_scale(step), 0.0};
-    delayed_step_ = step;
-  }
+  if (sync_ != SyncMode::kDelay) return decide_on(step, loss_scale(step));
+  // The very first delayed step has nothing to apply.
+  if (state_.pending_gradient) decide_on(step - 1, state_.pending_gradient->loss_scale);
+  state_.pending_gradient = ControlState::PendingGradient{loss_scale(step), 0.0};
+  delayed_step_ = step;
+}
+
+std::optional<kernels::AdamConstants> UpdateControl::settle(int32_t next_step) {
+  decided_.reset();
+  if (!state_.pending_gradient) return std::nullopt;
+  decide_on(next_step - 1, state_.pending_gradient->loss_scale);
+  state_.pending_gradient.reset();
+  return decided_;
 }
 
 bool UpdateControl::commit(int32_t step) {

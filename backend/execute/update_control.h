@@ -70,6 +70,10 @@ class UpdateControl {
 
   void decide(int32_t step);
   bool commit(int32_t step);
+  // delay, at the end of a run: judges the gradients of the last step, which wait, as the decide of
+  // `next_step` would, and keeps none. The constants of the Adam that applies them; empty where
+  // none wait or they are to be left out.
+  std::optional<kernels::AdamConstants> settle(int32_t next_step);
 
   // Constants for the Adam of this step's program; empty where the update is to be left out.
   std::optional<kernels::AdamConstants> constants(int32_t step) const;
@@ -94,6 +98,7 @@ class UpdateControl {
   };
 
   Verdict judge(int32_t step, double loss_scale);
+  void decide_on(int32_t judged, double loss_scale);
   double mean_loss(int32_t step) const;
   kernels::AdamConstants constants_for(int32_t step, double gradient_scale) const;
   double scale_if_good() const;

@@ -1,5 +1,6 @@
 #include "backend/formats/flat_json.h"
 
+#include <cctype>
 #include <limits>
 
 namespace ballast {
@@ -194,6 +195,21 @@ int64_t JsonCursor::whole_number() {
     fail("whole number expected, fraction or exponent found");
   }
   return value;
+}
+
+void JsonCursor::skip_nested(int depth) {
+  if (depth > kMostNested) fail("it is nested too deep");
+  skip_space();
+  const char next = at_ < text_.size() ? text_[at_] : '\0';
+  if (next == '{') return object([&](const std::string&) { skip_nested(depth + 1); });
+  if (next == '[') return array([&] { skip_nested(depth + 1); });
+  if (next == '"') return static_cast<void>(string());
+  const size_t begin = at_;
+  const auto is_part = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '+' || c == '-' || c == '.';
+  };
+  while (at_ < text_.size() && is_part(text_[at_])) ++at_;
+  if (at_ == begin) fail("a value expected");
 }
 
 void JsonCursor::end() {

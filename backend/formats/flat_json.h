@@ -1,9 +1,10 @@
 // A cursor over the small JSON that file headers are made of: objects, arrays, strings and whole
 // numbers, in a text that may be damaged or hostile.
 //
-// Will not do: build a tree, accept fractions, literals (true, null) or comments, or look past the
-// end of its text. The caller says what comes next, so depth is bounded by the caller's code and
-// anything else is an Error that names the byte. Configurations are read elsewhere (profiles/load).
+// Will not do: build a tree, accept comments, read fractions and literals (true, null), which it
+// only skips, or look past the end of its text. The caller says what comes next, so depth is
+// bounded by the caller's code and anything else is an Error that names the byte. Configurations
+// are read elsewhere (profiles/load).
 #pragma once
 
 #include <cstdint>
@@ -49,12 +50,18 @@ class JsonCursor {
   // A whole number from 0 to 2^63-1, without leading zeros.
   int64_t whole_number();
 
+  // Passes over any value: what an index of weights says beside its map. Of what is not a string,
+  // an object or an array only the end is looked for. Nested at most kMostNested deep.
+  void skip() { skip_nested(0); }
+
   // Requires that nothing but white space is left.
   void end();
 
   [[noreturn]] void fail(const std::string& what) const;
 
  private:
+  static constexpr int kMostNested = 32;
+  void skip_nested(int depth);
   void skip_space();
   bool accept(char wanted);
   void expect(char wanted);

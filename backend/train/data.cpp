@@ -287,6 +287,21 @@ void TokenSource::check_beginning() const {
   }
 }
 
+uint64_t TokenSource::fingerprint() const {
+  constexpr int64_t kWindows = 1024;
+  constexpr int64_t kWindow = 4096;
+  const int64_t windows = std::min(div_ceil(total_, kWindow), kWindows);
+  uint64_t hash = key_of(0, std::to_string(total_));
+  std::vector<int32_t> window(static_cast<size_t>(std::min(total_, kWindow)));
+  const int64_t last = total_ - std::ssize(window);  // where the last window begins
+  for (int64_t i = 0; i < windows; ++i) {
+    read(div_ceil(last * i, std::max<int64_t>(windows - 1, 1)), window);
+    const auto bytes = std::as_bytes(std::span(window));
+    hash = key_of(hash, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  }
+  return hash;
+}
+
 void TokenSource::read_shard(const Shard& shard, int64_t first, std::span<int32_t> out) const {
   const int64_t width = shard.layout.token_bytes;
   const int64_t begin = shard.layout.first_byte + first * width;

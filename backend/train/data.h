@@ -64,6 +64,10 @@ class TokenSource {
                                      const TokenOptions& options);
 
   int64_t vocab() const { return options_.vocab; }
+  // Tells other data from these: of the number of tokens, and of the tokens of windows spread
+  // evenly over them, which are all of them up to four million.
+  uint64_t fingerprint() const;
+  int64_t tokens() const { return total_; }
   int64_t tokens(Split split) const;
   // Whether a split holds one sequence of this length and its last target.
   bool holds(Split split, int64_t length) const { return tokens(split) > length; }

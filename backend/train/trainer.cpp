@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
+#include <cmath>
 #include <fmt/format.h>
 #include <limits>
 
 #include "backend/train/checkpoint.h"
+#include "backend/train/checkpoint_folder.h"
 #include "backend/train/data.h"
 #include "backend/train/make_device.h"
+#include "backend/train/parameter_state.h"
 #include "backend/train/random.h"
+#include "backend/train/resume_notes.h"
+#include "backend/train/weights_file.h"
 #include "sim/graph/build.h"
 
 namespace ballast {
@@ -63,13 +67,23 @@ TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions
   return source;
 }
 
-// The checkpoint to go on from, if the options ask for one.
-std::optional<std::string> resumed_from(const TrainerOptions& options) {
-  if (!options.resume) return std::nullopt;
+// The folder of checkpoints, locked; a run that begins anew may not put its own among others.
+std::optional<CheckpointFolder> open_folder(const TrainerOptions& options) {
   if (!options.checkpoint_folder) {
+    if (!options.resume) return std::nullopt;
     throw Error("--resume", "there is no checkpoint folder", "name it with --checkpoint DIR");
   }
-  return newest_checkpoint(*options.checkpoint_folder);
+  CheckpointFolder folder(*options.checkpoint_folder);
+  if (!options.resume && !options.replace_checkpoints) folder.require_empty();
+  return folder;
+}
+
+CheckpointHeader header_to_resume(const std::string& path, const TrainerOptions& options) {
+  CheckpointHeader header = load_checkpoint_header(path);
+  const std::string other = first_difference(header.model_record, options.model_record);
+  if (other.empty()) return header;
+  throw Error(path, "it is of another model, " + header.model + ": " + other,
+              "resume with the model of that run");
 }
 
 void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
@@ -86,55 +100,121 @@ void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
 }  // namespace
 
 struct Trainer::State {
-  State(const Model& m, const Plan& p, const TrainerOptions& o, const CheckpointHeader& header)
+  State(const Model& m, const Plan& p, const TrainerOptions& o, const CheckpointHeader& header,
+        std::optional<CheckpointFolder> in)
       : model(m),
         plan(p),
         options(o),
+        folder(std::move(in)),
+        run(header.run.empty() ? new_run_id() : header.run),
         graph(build(model, plan)),
         data(open_data(model, plan, options)),
         device(open_device({model, plan, graph, data}, options, device_options(options),
                            header.control)),
         executor(graph, *device),
-        next_step(static_cast<int32_t>(header.next_step)) {}
+        next_step(static_cast<int32_t>(header.next_step)) {
+    if (folder) data_fingerprint = data.fingerprint();
+  }
 
   int64_t checkpoint_period() const {
     return options.checkpoint_period_steps > 0 ? options.checkpoint_period_steps
                                                : plan.checkpoint_period_steps;
   }
-  void save() {
-    std::filesystem::create_directories(*options.checkpoint_folder);
-    const CheckpointHeader header{model.name, next_step, options.seed, device->control().state()};
-    save_checkpoint(graph, *device, header, checkpoint_path(*options.checkpoint_folder, next_step));
-    prune_checkpoints(*options.checkpoint_folder, kCheckpointsKept);
+  CheckpointHeader header() const {
+    const std::string path = options.data.empty() ? default_text_folder() : options.data;
+    return {run,
+            model.name,
+            options.model_record,
+            next_step,
+            options.seed,
+            fmt::format("{} of {} tokens", path, data.tokens()),
+            data_fingerprint,
+            options.optimizer,
+            device->control().state()};
   }
+  // The state that is kept is one to go on from: where it is not, nothing is written or removed.
+  void save(FiniteWatch& watch) {
+    const std::string path = checkpoint_path(folder->path(), next_step);
+    if (const auto tensor = save_checkpoint(graph, *device, header(), path)) {
+      return watch.state_broke(next_step, *tensor);
+    }
+    if (options.replace_checkpoints) folder->remove_others(run);
+    folder->prune(run, kCheckpointsKept);
+    saved = next_step;
+  }
+  // A loss that waits to be judged says already what the verdict will be.
+  bool is_finite(const FiniteWatch& watch) const {
+    const auto pending = device->control().state().pending_gradient;
+    return watch.last_was_finite() && (!pending || std::isfinite(pending->loss));
+  }
+  void apply_pending();
+  double validation_loss(int64_t batches);
+  void finish(TrainResult& result, FiniteWatch& watch);
 
   Model model;
   Plan plan;
   TrainerOptions options;
+  std::optional<CheckpointFolder> folder;
+  std::string run;
   Graph graph;
   TokenSource data;
+  uint64_t data_fingerprint = 0;  // where there is a folder
   std::unique_ptr<TrainingDevice> device;
   Executor executor;
   int32_t next_step;
+  int32_t saved = -1;  // of the newest checkpoint that this process wrote
+  std::vector<std::string> notes;
   std::function<void()> tick;
   std::atomic<bool> stop{false};
 };
 
+void Trainer::State::apply_pending() {
+  const auto constants = device->control().settle(next_step);
+  if (!constants) return;
+  apply_pending_gradients(graph, *device, *constants);
+  device->spread_weights();
+}
+
+double Trainer::State::validation_loss(int64_t batches) {
+  double sum = 0;
+  for (int64_t i = 0; i < batches; ++i) sum += device->evaluate(i, next_step);
+  return sum / static_cast<double>(batches);
+}
+
+// The end of train(): the last checkpoint, and what became of the run.
+void Trainer::State::finish(TrainResult& result, FiniteWatch& watch) {
+  const bool advanced = next_step > result.first_step;
+  // A run may end within the steps that are waited for: then the weights themselves are asked.
+  const bool doubtful = !watch.divergence() && !is_finite(watch);
+  if (doubtful && !std::isfinite(validation_loss(1))) watch.give_up();
+  if (folder && saved != next_step && advanced && !watch.divergence()) save(watch);
+  result.divergence = watch.divergence();
+  // From that state on nothing was finite.
+  if (result.divergence && saved >= result.divergence->step) folder->remove(saved);
+  if (folder) result.newest_checkpoint = folder->newest_of(run);
+}
+
 Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& options) {
   check(options.optimizer.learning_rate);
-  const std::optional<std::string> checkpoint = resumed_from(options);
+  std::optional<CheckpointFolder> folder = open_folder(options);
+  const std::optional<std::string> checkpoint = options.resume ? folder->to_resume() : std::nullopt;
   CheckpointHeader header;
   TrainerOptions effective = options;
   if (checkpoint) {
-    header = load_checkpoint_header(*checkpoint);
+    header = header_to_resume(*checkpoint, options);
     effective.seed = header.seed;
   }
-  state_ = std::make_unique<State>(model, plan, effective, header);
+  state_ = std::make_unique<State>(model, plan, effective, header, std::move(folder));
   if (checkpoint) {
+    note_changes(header, options);
     load_checkpoint_state(state_->graph, *state_->device, *checkpoint);
     if (plan.optimizer.sync == SyncMode::kDelay)
       state_->device->restore_partials(state_->next_step);
   } else {
+    if (options.resume) {
+      state_->notes.push_back(state_->folder->path() +
+                              " holds no checkpoint: training begins anew");
+    }
     initialise_masters(state_->graph, model, effective.seed, *state_->device);
     if (options.initial_weights) {
       import_weights(state_->graph, *state_->device, *options.initial_weights);
@@ -143,9 +223,24 @@ Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& opt
   state_->device->spread_weights();
 }
 
+void Trainer::note_changes(const CheckpointHeader& then, const TrainerOptions& options) {
+  std::vector<std::string>& notes = state_->notes;
+  notes = changes_since(then, state_->header());
+  if (options.seed_is_given && options.seed != then.seed) {
+    notes.push_back(fmt::format("the run goes on with its seed, {}; --seed {} is not used",
+                                then.seed, options.seed));
+  }
+  if (options.initial_weights) {
+    notes.push_back("the run goes on from its checkpoint; --import " + *options.initial_weights +
+                    " is not read");
+  }
+}
+
 Trainer::~Trainer() = default;
 
 const Graph& Trainer::graph() const { return state_->graph; }
+
+const std::vector<std::string>& Trainer::notes() const { return state_->notes; }
 
 void Trainer::request_stop() {
   state_->stop = true;
@@ -162,21 +257,25 @@ TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRec
   }
   TrainResult result;
   result.first_step = s.next_step;
+  FiniteWatch watch;
   const auto take = [&] {
     for (const StepRecord& record : s.device->control().take_records()) {
+      watch.add(record);
+      // A delayed step that waited in the checkpoint was told of when its run ended.
+      if (record.step < result.first_step) continue;
       result.records.push_back(record);
       if (on_step) on_step(record);
     }
   };
-  int32_t saved = -1;
-  while (s.next_step < steps && !s.stop) {
-    const int64_t period = s.options.checkpoint_folder ? s.checkpoint_period() : 0;
+  while (s.next_step < steps && !s.stop && !watch.divergence()) {
+    const int64_t period = s.folder ? s.checkpoint_period() : 0;
     const int64_t boundary = period > 0 ? (s.next_step / period + 1) * period : steps;
     RunOptions run;
     run.first_step = s.next_step;
     run.last_step = static_cast<int32_t>(std::min(boundary, steps) - 1);
     run.tick = [&] {
       take();
+      if (watch.divergence()) s.executor.request_stop();
       if (s.tick) s.tick();
     };
     RunResult ran = sequential ? s.executor.run_sequentially(run) : s.executor.run(run);
@@ -185,26 +284,18 @@ TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRec
     result.timeline = std::move(ran.timeline);
     result.rollbacks += ran.rollbacks;
     take();
-    if (period > 0 && s.next_step % period == 0) {
-      s.save();
-      saved = s.next_step;
-    }
+    if (period > 0 && s.next_step % period == 0 && s.is_finite(watch)) s.save(watch);
   }
-  if (s.options.checkpoint_folder && saved != s.next_step && s.next_step > result.first_step) {
-    s.save();
-  }
+  s.finish(result, watch);
+  s.apply_pending();
+  take();
   result.next_step = s.next_step;
   result.stopped = s.stop && s.next_step < steps;
   result.memory = s.device->memory();
   return result;
 }
 
-double Trainer::validation_loss(int64_t batches) {
-  State& s = *state_;
-  double sum = 0;
-  for (int64_t i = 0; i < batches; ++i) sum += s.device->evaluate(i, s.next_step);
-  return sum / static_cast<double>(batches);
-}
+double Trainer::validation_loss(int64_t batches) { return state_->validation_loss(batches); }
 
 void Trainer::export_weights(const std::string& path) const {
   ballast::export_weights(state_->graph, *state_->device, state_->model, path);

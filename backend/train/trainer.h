@@ -14,6 +14,7 @@
 
 #include "backend/execute/executor.h"
 #include "backend/execute/update_control.h"
+#include "backend/train/finite_watch.h"
 #include "backend/train/training_device.h"
 #include "sim/graph/core/graph.h"
 #include "sim/graph/report/timeline.h"
@@ -22,15 +23,22 @@
 
 namespace ballast {
 
+struct CheckpointHeader;
+
 struct TrainerOptions {
   std::string device = "host";  // see make_device
   std::string data;             // file or folder; empty: the compiler's C++ headers
-  uint64_t seed = 1;
+  uint64_t seed = 1;            // a resumed run keeps its own
+  bool seed_is_given = false;   // by the user, who then hears that a resumed run does so
   OptimizerOptions optimizer;
-  std::optional<std::string> initial_weights;    // safetensors with Hugging Face names
+  std::optional<std::string> initial_weights;    // a file or folder of safetensors
   std::optional<std::string> checkpoint_folder;  // where checkpoints are kept and resumed from
   int64_t checkpoint_period_steps = 0;           // 0: only at the end, if there is a folder
   bool resume = false;  // continue from the newest checkpoint of the folder
+  // Begin in a folder that holds another run's checkpoints: they go when this one's first is there.
+  bool replace_checkpoints = false;
+  // What the model is, one field a line: of a resumed run it must be as it was. Empty: not known.
+  std::string model_record;
   int optimizer_threads = 1;
   bool captures = false;               // see DeviceOptions
   GemmAlgorithmStore gemm_algorithms;  // likewise
@@ -51,6 +59,9 @@ struct TrainResult {
   int32_t next_step = 0;  // where a resumed run would go on
   int32_t rollbacks = 0;
   bool stopped = false;  // by request_stop
+  // Why the run ended before its last step, if it computed nothing finite any more.
+  std::optional<Divergence> divergence;
+  std::optional<std::string> newest_checkpoint;  // of this run, where it has a folder
 };
 
 class Trainer {
@@ -60,11 +71,15 @@ class Trainer {
   ~Trainer();
 
   const Graph& graph() const;
+  // What of a resumed run is not as it was, one line each.
+  const std::vector<std::string>& notes() const;
 
   // Trains until step `steps` (counted from the beginning of the training, so a resumed run does
   // the rest), writing checkpoints as the options say. on_step is called on the calling thread for
   // every step that has become final. `sequential` runs every operation on one thread in program
-  // order, the reference of exactness.
+  // order, the reference of exactness. Gradients that a delayed update keeps back are applied at
+  // the end, after the last checkpoint, in which they wait: a resumed run goes on as if it had not
+  // stopped.
   TrainResult train(int64_t steps, const std::function<void(const StepRecord&)>& on_step,
                     bool sequential = false);
 
@@ -77,13 +92,14 @@ class Trainer {
   // Mean loss over `batches` held-out batches of the plan's micro-batch, with the present weights.
   double validation_loss(int64_t batches);
 
-  // The fp32 master weights by Hugging Face name, in safetensors.
+  // The fp32 master weights by Hugging Face name, in one file of safetensors.
   void export_weights(const std::string& path) const;
   // All parameters in flat order, for comparison.
   std::vector<float> parameters() const;
 
  private:
   struct State;
+  void note_changes(const CheckpointHeader& then, const TrainerOptions& options);
   std::unique_ptr<State> state_;
 };
 

@@ -123,6 +123,11 @@ CLI::Validator zero_or_more() {
   return number_check([](double value) { return value >= 0; }, "is no finite number from 0 on");
 }
 
+CLI::Validator share_below_one() {
+  return number_check([](double value) { return value >= 0 && static_cast<float>(value) < 1.0f; },
+                      "is no number from 0 to below 1");
+}
+
 VerbParser::VerbParser(const std::string& name)
     : name_(name), app_("ballast " + name + ": " + summary_of(name), "ballast " + name) {
   app_.set_help_flag("--help", "Print this and stop");
@@ -207,7 +212,7 @@ void VerbParser::check_files() const {
   std::vector<NamedFile> written;
   for (const auto& [option, how] : outputs_) {
     const std::string path = option->count() > 0 ? option->results().back() : how.otherwise;
-    if (fs::is_directory(path, ignored)) {
+    if (fs::is_directory(path, ignored) && !how.may_be_folder) {
       throw Error(option->get_name() + " " + path, "is a folder", "name a file");
     }
     if (!can_be_lost(path)) continue;

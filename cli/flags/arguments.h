@@ -19,6 +19,8 @@ namespace ballast {
 // double). Not a number and infinity do not pass.
 CLI::Validator above_zero();
 CLI::Validator zero_or_more();
+// From 0 to below 1, also as a float, in which a number near 1 may be 1.
+CLI::Validator share_below_one();
 
 std::string program_version();
 std::string program_commit();  // of the sources; empty where unknown
@@ -53,6 +55,7 @@ struct Written {
   std::string otherwise{};  // the file where the flag is not given
   std::string replaces{};   // a flag of a file that it may replace: a plan, with a better one
   bool makes_folder = false;
+  bool may_be_folder = false;  // then the files in it are written
 };
 
 // A verb's parser, with --help. `name` and `summary` are those of verbs().

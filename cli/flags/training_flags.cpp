@@ -1,6 +1,7 @@
 #include "cli/flags/training_flags.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 #include <memory>
 #include <optional>
@@ -18,6 +19,30 @@
 
 namespace ballast {
 
+namespace {
+
+// Throws Error for what a float does not hold: infinity, or nothing at all of a small number.
+float as_float(const char* flag, double value) {
+  const auto narrow = static_cast<float>(value);
+  if (std::isfinite(narrow) && (narrow > 0) == (value > 0)) return narrow;
+  throw Error(flag, fmt::format("{} is outside of the numbers that Adam computes with", value),
+              "use one from 1e-38 to 1e38");
+}
+
+LearningRateSchedule schedule_of(const TrainingFlags& flags, int64_t steps) {
+  const double floor = flags.learning_rate_floor.value_or(flags.learning_rate / 10);
+  if (floor > flags.learning_rate) {
+    throw Error("--min-lr", fmt::format("{} is above --lr {}", floor, flags.learning_rate),
+                "the rate falls from --lr to --min-lr: give a smaller one");
+  }
+  return {.peak = flags.learning_rate,
+          .floor = floor,
+          .warmup_steps = std::min(flags.warmup_steps, steps),
+          .total_steps = steps};
+}
+
+}  // namespace
+
 void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
   CLI::App& app = parser.app();
   const auto add = [&](const char* name, auto& value, const char* help, const char* type) {
@@ -31,8 +56,17 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
   add("--lr", flags.learning_rate, "Peak learning rate, reached after the warm-up [0.001]",
       "NUMBER")
       ->check(above_zero());
+  add("--min-lr", flags.learning_rate_floor,
+      "Learning rate at which the cosine ends [a tenth of --lr]", "NUMBER")
+      ->check(zero_or_more());
   add("--warmup", flags.warmup_steps, "Steps of linear warm-up; a cosine follows [20]", "STEPS")
       ->check(zero_or_more());
+  add("--beta1", flags.beta1, "Of Adam: what stays of the mean of gradients [0.9]", "NUMBER")
+      ->check(share_below_one());
+  add("--beta2", flags.beta2, "Of Adam: what stays of the mean of their squares [0.95]", "NUMBER")
+      ->check(share_below_one());
+  add("--epsilon", flags.epsilon, "Of Adam: added to the root of that mean [1e-8]", "NUMBER")
+      ->check(above_zero());
   add("--clip", flags.clip_norm,
       flags.clip_norm > 0 ? "Largest norm of all gradients; 0 never clips [1]"
                           : "Largest norm of all gradients; 0 never clips, nor rolls back [0]",
@@ -44,8 +78,9 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
                "On a GPU: record runs of kernels once and launch each as one; their operations are "
                "then timed together")
       ->group("Training");
-  parser.reads(
-      add("--import", flags.import_file, "Begin with these weights (safetensors)", "FILE"));
+  parser.reads(add("--import", flags.import_file,
+                   "Begin with these weights: a file of safetensors, or the folder of a model",
+                   "PATH"));
 }
 
 void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice& other) {
@@ -87,14 +122,15 @@ TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machin
   options.device = flags.device;
   options.captures = flags.captures;
   options.data = flags.data;
-  options.seed = flags.seed;
+  options.seed = flags.seed.value_or(options.seed);
+  options.seed_is_given = flags.seed.has_value();
   options.initial_weights = flags.import_file;
-  options.optimizer.learning_rate = {.peak = flags.learning_rate,
-                                     .floor = flags.learning_rate / 10,
-                                     .warmup_steps = std::min(flags.warmup_steps, steps),
-                                     .total_steps = steps};
+  options.optimizer.learning_rate = schedule_of(flags, steps);
   options.optimizer.clip_norm = flags.clip_norm;
-  options.optimizer.weight_decay = static_cast<float>(flags.weight_decay);
+  options.optimizer.weight_decay = as_float("--weight-decay", flags.weight_decay);
+  options.optimizer.beta1 = static_cast<float>(flags.beta1);
+  options.optimizer.beta2 = static_cast<float>(flags.beta2);
+  options.optimizer.epsilon = as_float("--epsilon", flags.epsilon);
   // The profile of another machine may tell of more threads than there are.
   const auto most = static_cast<int64_t>(std::max(std::thread::hardware_concurrency(), 1U));
   options.optimizer_threads = static_cast<int>(std::min(machine.cpu.optimizer_threads, most));

@@ -3,6 +3,7 @@
 // Will not do: train (backend/train/trainer), or choose plans (autotune).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,9 +16,13 @@ namespace ballast {
 struct TrainingFlags {
   std::string device = "host";  // a name of make_device, or "paced" where a verb has that
   std::string data;
-  uint64_t seed = 1;
+  std::optional<uint64_t> seed;  // 1 where none is given, or that of the run that goes on
   double learning_rate = 1e-3;
+  std::optional<double> learning_rate_floor;  // a tenth of the rate where none is given
   int64_t warmup_steps = 20;
+  double beta1 = OptimizerOptions().beta1;
+  double beta2 = OptimizerOptions().beta2;
+  double epsilon = OptimizerOptions().epsilon;
   double clip_norm = 1.0;
   double weight_decay = 0.1;
   std::optional<std::string> import_file;

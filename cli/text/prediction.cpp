@@ -8,6 +8,7 @@
 #include "cli/text/confidence.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
+#include "sim/engine/checkpoint_cost.h"
 
 namespace ballast {
 namespace {
@@ -177,6 +178,31 @@ std::string memory_name(Place place) {
   return "";
 }
 
+namespace {
+
+std::string checkpoints_text(const CheckpointCost& cost) {
+  const std::string what =
+      fmt::format("a checkpoint of {} every {} steps is not in the step time: ", show(cost.total),
+                  show_count(static_cast<double>(cost.period_steps)));
+  if (!cost.time)
+    return what + "the machine's file describes no disk that it could be written to\n";
+  return what + fmt::format("{} each at the rate of the NVMe, or {} a step\n", show(*cost.time),
+                            show(*cost.time_per_step));
+}
+
+OrderedJson checkpoints_json(const CheckpointCost& cost) {
+  const auto seconds = [](const std::optional<Duration>& time) {
+    return time ? OrderedJson(time->seconds()) : OrderedJson(nullptr);
+  };
+  return {{"period_steps", cost.period_steps},
+          {"bytes", cost.total.count},
+          {"device_bytes", cost.device.count},
+          {"time_s", seconds(cost.time)},
+          {"time_per_step_s", seconds(cost.time_per_step)}};
+}
+
+}  // namespace
+
 OrderedJson kinds_json(const std::vector<KindTime>& kinds) {
   OrderedJson list = OrderedJson::array();
   for (const KindTime& kind : kinds) {
@@ -226,6 +252,10 @@ OrderedJson prediction_json(const Setting& of, const Prediction& prediction,
   json["rollback_time_s"] = prediction.rollback_time
                                 ? OrderedJson(prediction.rollback_time->seconds())
                                 : OrderedJson(nullptr);
+  // Only where the plan writes any: the time is not part of a step's.
+  if (const auto cost = checkpoint_cost(of.model, of.plan, of.machine)) {
+    json["checkpoints"] = checkpoints_json(*cost);
+  }
   json["peak_gpu_bytes"] = arena_bytes(prediction, Place::kHbm);
   json["peak_cpu_bytes"] = arena_bytes(prediction, Place::kDram);
   json["peak_nvme_bytes"] = arena_bytes(prediction, Place::kNvme);
@@ -275,6 +305,9 @@ std::string prediction_text(const Predicted& predicted) {
   if (prediction.rollback_time) {
     text +=
         fmt::format("a step that is rolled back takes {} more\n", show(*prediction.rollback_time));
+  }
+  if (const auto cost = checkpoint_cost(of.model, of.plan, of.machine)) {
+    text += checkpoints_text(*cost);
   }
   if (!prediction.settled) text += "the step time had not settled: it is a mean\n";
   text += "\n" + memory_text(predicted) + "\n";

@@ -12,6 +12,7 @@
 #include "autotune/complete/complete.h"
 #include "backend/train/trainer.h"
 #include "cli/flags/training_flags.h"
+#include "cli/flags/weights_folder.h"
 #include "cli/text/interrupt.h"
 #include "cli/text/prediction.h"
 #include "cli/text/progress.h"
@@ -33,7 +34,8 @@ struct TrainFlags {
   std::optional<std::string> checkpoint_folder;
   int64_t checkpoint_period = 0;
   bool resume = false;
-  std::optional<std::string> export_file;
+  bool replace_checkpoints = false;
+  std::optional<std::string> export_path;
   std::optional<std::string> metrics_file;
 };
 
@@ -58,9 +60,14 @@ bool parse(Words words, TrainFlags& flags) {
       ->group("Training");
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint of --checkpoint")
       ->group("Training");
-  parser.writes(app.add_option("--export", flags.export_file,
-                               "Write the weights (safetensors, fp32, Hugging Face names)")
-                    ->type_name("FILE"));
+  app.add_flag("--replace-checkpoints", flags.replace_checkpoints,
+               "Begin anew in a folder that holds another run's checkpoints, which then go")
+      ->group("Training");
+  parser.writes(app.add_option("--export", flags.export_path,
+                               "Write a folder that from_pretrained loads (config.json, weights in "
+                               "fp32), or only FILE.safetensors")
+                    ->type_name("PATH"),
+                {.may_be_folder = true});
   parser.writes(app.add_option("--metrics", flags.metrics_file, "Write one JSON object a step")
                     ->type_name("FILE"));
   parser.add(flags.store);
@@ -172,7 +179,7 @@ double mean_loss(std::span<const StepRecord> records) {
 
 struct TrainOutcome {
   TrainResult result;
-  double validation_loss = 0;
+  double validation_loss = 0;  // 0 where the run diverged, and is not asked for one
 };
 
 OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome) {
@@ -186,6 +193,10 @@ OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome
   return {{"first_step", result.first_step},
           {"next_step", result.next_step},
           {"stopped", result.stopped},
+          {"diverged_at_step",
+           result.divergence ? OrderedJson(result.divergence->step) : OrderedJson(nullptr)},
+          {"newest_checkpoint", result.newest_checkpoint ? OrderedJson(*result.newest_checkpoint)
+                                                         : OrderedJson(nullptr)},
           {"rollbacks", result.rollbacks},
           {"last_loss",
            result.records.empty() ? OrderedJson(nullptr) : OrderedJson(result.records.back().loss)},
@@ -225,6 +236,21 @@ void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
   fmt::print("{}\n", many ? ": a larger --clip, or --set plan.optimizer.sync=wait, is faster" : "");
 }
 
+// One line, for whoever finds the run ended in the morning.
+void print_divergence(const TrainFlags& flags, const TrainResult& result) {
+  const Divergence& divergence = *result.divergence;
+  std::string kept = "there is no checkpoint to go on from";
+  if (result.newest_checkpoint) {
+    kept = "the last good checkpoint is " + *result.newest_checkpoint;
+  } else if (!flags.checkpoint_folder) {
+    kept = "nothing was kept, for there is no --checkpoint DIR";
+  }
+  fmt::print(stderr,
+             "step {}: {}, and nothing was finite from there on: training ends; {}; use a smaller "
+             "--lr or --weight-decay\n",
+             divergence.step + 1, divergence.what, kept);
+}
+
 void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
   if (!result.stopped) return;
   if (flags.checkpoint_folder) {
@@ -236,13 +262,44 @@ void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
   }
 }
 
-TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
-  TrainerOptions options = trainer_options(flags.training, completed.setting.machine, flags.steps);
+TrainerOptions options_of(const TrainFlags& flags, const Setting& setting) {
+  TrainerOptions options = trainer_options(flags.training, setting.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
   options.checkpoint_folder = flags.checkpoint_folder;
   options.checkpoint_period_steps = flags.checkpoint_period;
   options.resume = flags.resume;
-  Trainer trainer(completed.setting.model, completed.setting.plan, options);
+  options.replace_checkpoints = flags.replace_checkpoints;
+  Model unnamed = setting.model;  // the file of a model may be called otherwise tomorrow
+  unnamed.name.clear();
+  options.model_record = model_json(unnamed);
+  return options;
+}
+
+// What is done, and is not what one may take it for.
+void print_notes(const TrainFlags& flags, const Setting& setting, const Trainer& trainer) {
+  std::vector<std::string> notes = trainer.notes();
+  const int64_t planned = setting.plan.checkpoint_period_steps;
+  if (flags.checkpoint_period > 0 && planned > 0 && planned != flags.checkpoint_period) {
+    notes.push_back(
+        fmt::format("checkpoints are {} steps apart, as --checkpoint-period says; the "
+                    "plan's checkpoint_period_steps is {}",
+                    flags.checkpoint_period, planned));
+  }
+  if (flags.training.import_file) {
+    const std::string other = other_model_beside(*flags.training.import_file, setting.model);
+    if (!other.empty()) notes.push_back(other);
+  }
+  for (const std::string& note : notes) fmt::print(stderr, "note: {}\n", one_line(note));
+}
+
+TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
+  const Setting& setting = completed.setting;
+  std::optional<ExportTarget> target;
+  if (flags.export_path) {
+    target = export_target(*flags.export_path, setting.plan.model, setting.model);
+  }
+  Trainer trainer(setting.model, setting.plan, options_of(flags, setting));
+  print_notes(flags, setting, trainer);
   MetricsFile metrics(flags.metrics_file,
                       flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew);
   if (!flags.output.json) {
@@ -262,9 +319,29 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
         trainer.train(flags.steps, [&](const StepRecord& record) { report.add(record); });
     report.flush();
   }
+  if (outcome.result.divergence) return outcome;
   outcome.validation_loss = trainer.validation_loss(kValidationBatches);
-  if (flags.export_file) trainer.export_weights(*flags.export_file);
+  if (target) {
+    trainer.export_weights(target->weights);
+    write_config(*target);
+  }
   return outcome;
+}
+
+void check_flags(const TrainFlags& flags) {
+  const bool folder = flags.checkpoint_folder.has_value();
+  if (flags.resume && !folder) {
+    throw Error("--resume", "there is no folder to resume from", "add --checkpoint DIR");
+  }
+  if (flags.checkpoint_period > 0 && !folder) {
+    throw Error("--checkpoint-period", "there is no folder for checkpoints",
+                "add --checkpoint DIR");
+  }
+  if (flags.replace_checkpoints && (flags.resume || !folder)) {
+    throw Error("--replace-checkpoints",
+                flags.resume ? "--resume goes on with them" : "there is no folder of checkpoints",
+                flags.resume ? "leave one of the two out" : "add --checkpoint DIR");
+  }
 }
 
 }  // namespace
@@ -272,13 +349,7 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
 int run_train(Words words) {
   TrainFlags flags;
   if (!parse(words, flags)) return kDone;
-  if (flags.resume && !flags.checkpoint_folder) {
-    throw Error("--resume", "there is no folder to resume from", "add --checkpoint DIR");
-  }
-  if (flags.checkpoint_period > 0 && !flags.checkpoint_folder) {
-    throw Error("--checkpoint-period", "there is no folder for checkpoints",
-                "add --checkpoint DIR");
-  }
+  check_flags(flags);
   Setting of = load_case_here(flags.plan, flags.store, flags.training.device);
   if (of.plan.checkpoint_period_steps > 0 && !flags.checkpoint_folder) {
     throw Error("plan.checkpoint_period_steps", "there is no folder for checkpoints",
@@ -291,13 +362,17 @@ int run_train(Words words) {
     return kInfeasible;
   }
   const TrainOutcome outcome = run(flags, completed);
+  const bool diverged = outcome.result.divergence.has_value();
   if (flags.output.json) {
     fmt::print("{}\n", outcome_json(completed, outcome).dump(1));
-    return kDone;
+  } else if (!diverged) {
+    print_outcome(completed, outcome);
+    print_where_to_resume(flags, outcome.result);
   }
-  print_outcome(completed, outcome);
-  print_where_to_resume(flags, outcome.result);
-  return kDone;
+  if (!diverged) return kDone;
+  std::fflush(stdout);
+  print_divergence(flags, outcome.result);
+  return kInfeasible;
 }
 
 }  // namespace ballast

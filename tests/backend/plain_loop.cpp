@@ -70,6 +70,7 @@ class PlainLoop {
       if (!delays) apply(gradient);
       waiting = std::move(gradient);
     }
+    if (delays) apply(waiting);
     return master_;
   }
 

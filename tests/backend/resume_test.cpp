@@ -2,16 +2,21 @@
 // same bits as one that never stopped.
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <gtest/gtest.h>
+#include <iterator>
 #include <random>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
+#include "backend/formats/safetensors.h"
 #include "backend/train/checkpoint.h"
+#include "backend/train/checkpoint_folder.h"
+#include "tests/backend/plain_loop.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
 
@@ -75,6 +80,14 @@ bool train_and_kill(const Plan& plan, const std::string& folder, int steps,
   return WIFSIGNALED(status);
 }
 
+int checkpoints_in(const std::string& folder) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files += entry.path().extension() == ".safetensors";
+  }
+  return files;
+}
+
 TEST(resume, a_killed_training_continues_to_the_same_bits) {
   std::mt19937 random(11);
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
@@ -112,11 +125,7 @@ TEST(resume, another_plan_of_the_same_model_reads_the_checkpoint) {
 TEST(resume, only_the_last_two_checkpoints_are_kept) {
   const TemporaryFolder folder;
   train_to_the_end(plan_with(SyncMode::kWait), folder.path());
-  int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
-    files += entry.is_regular_file();
-  }
-  EXPECT_EQ(files, 2);
+  EXPECT_EQ(checkpoints_in(folder.path()), 2);
   EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kSteps));
 }
 
@@ -125,11 +134,14 @@ TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
   const TemporaryFolder whole;
   const Plan plan = plan_with(SyncMode::kSpeculate);
   const std::vector<float> expected = train_to_the_end(plan, whole.path());
-  Trainer trainer(tiny::gpt2_model(), plan, options_in(folder.path()));
-  int seen = 0;
-  const TrainResult result = trainer.train(kSteps, [&](const StepRecord&) {
-    if (++seen == 3) trainer.request_stop();
-  });
+  TrainResult result;
+  {
+    Trainer trainer(tiny::gpt2_model(), plan, options_in(folder.path()));
+    int seen = 0;
+    result = trainer.train(kSteps, [&](const StepRecord&) {
+      if (++seen == 3) trainer.request_stop();
+    });
+  }
   EXPECT_TRUE(result.stopped || result.next_step == kSteps);
   EXPECT_EQ(load_checkpoint_header(*newest_checkpoint(folder.path())).next_step, result.next_step);
   EXPECT_TRUE(tiny::same_bits(train_to_the_end(plan, folder.path()), expected));
@@ -146,6 +158,215 @@ TEST(resume, a_damaged_checkpoint_is_one_clear_error) {
   EXPECT_TRUE(mentions(message, newest)) << message;
 }
 
+// The newest cut short, the error names the one before, which is whole.
+TEST(resume, a_damaged_checkpoint_names_the_whole_one_before_it) {
+  const TemporaryFolder folder;
+  train_to_the_end(plan_with(SyncMode::kWait), folder.path());
+  std::filesystem::resize_file(*newest_checkpoint(folder.path()), 100);
+  const std::string message = error_of([&] {
+    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
+  });
+  EXPECT_TRUE(mentions(message, checkpoint_path(folder.path(), 20) + " is whole")) << message;
+}
+
+// A run of 3 steps in a folder, begun anew.
+std::vector<float> short_run(TrainerOptions options) {
+  options.resume = false;
+  Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+  trainer.train(3, nullptr);
+  return trainer.parameters();
+}
+
+TEST(resume, a_folder_of_another_run_is_refused_unless_told_to_replace_it) {
+  const TemporaryFolder folder;
+  train_to_the_end(plan_with(SyncMode::kWait), folder.path());
+  TrainerOptions options = options_in(folder.path());
+  const std::string message = error_of([&] { short_run(options); });
+  EXPECT_TRUE(mentions(message, "checkpoints of another run")) << message;
+  EXPECT_TRUE(mentions(message, "--replace-checkpoints")) << message;
+  EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kSteps));
+
+  const std::string before = load_checkpoint_header(*newest_checkpoint(folder.path())).run;
+  options.replace_checkpoints = true;
+  const std::vector<float> expected = short_run(options);
+  EXPECT_EQ(checkpoints_in(folder.path()), 1);
+  EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), 3));
+  EXPECT_NE(load_checkpoint_header(*newest_checkpoint(folder.path())).run, before);
+  Trainer resumed(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
+  EXPECT_TRUE(tiny::same_bits(resumed.parameters(), expected));
+}
+
+// A's newest carries the higher number, and B is never resumed from it.
+TEST(resume, checkpoints_of_two_runs_are_never_mixed) {
+  const TemporaryFolder a, b;
+  train_to_the_end(plan_with(SyncMode::kWait), a.path());
+  short_run(options_in(b.path()));
+  const std::string newest = *newest_checkpoint(a.path());
+  std::filesystem::copy_file(newest, checkpoint_path(b.path(), kSteps));
+  const std::string message = error_of([&] {
+    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(b.path()));
+  });
+  EXPECT_TRUE(mentions(message, "two runs")) << message;
+  EXPECT_TRUE(mentions(message, checkpoint_path(b.path(), 3))) << message;
+}
+
+TEST(resume, a_folder_is_locked_as_long_as_a_run_lives) {
+  const TemporaryFolder folder;
+  const auto open = [&] {
+    return Trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
+  };
+  {
+    const Trainer first = open();
+    EXPECT_TRUE(mentions(error_of([&] { open(); }), "another process trains"));
+  }
+  EXPECT_EQ(error_of([&] { open(); }), "");
+}
+
+TEST(resume, what_a_killed_process_left_half_written_is_removed) {
+  const TemporaryFolder folder;
+  const std::string left = folder.write("step-00000010.safetensors.part-77-0", "half");
+  const std::string other = folder.write("notes.part-77-0", "not ours");
+  short_run(options_in(folder.path()));
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_TRUE(std::filesystem::exists(other));
+}
+
+TEST(resume, a_seed_data_or_numbers_that_changed_are_said) {
+  const TemporaryFolder folder;
+  short_run(options_in(folder.path()));
+  const auto notes_of = [&](const TrainerOptions& options) {
+    std::string text;
+    const Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+    for (const std::string& note : trainer.notes()) text += note + "\n";
+    return text;
+  };
+  TrainerOptions options = options_in(folder.path());
+  EXPECT_EQ(notes_of(options), "");
+  options.seed = 7;
+  EXPECT_EQ(notes_of(options), "");  // the default of a caller who was not asked for one
+  options.seed_is_given = true;
+  EXPECT_TRUE(mentions(notes_of(options), "--seed 7 is not used"));
+
+  options = options_in(folder.path());
+  options.optimizer.beta2 = 0.99f;
+  options.optimizer.learning_rate.floor = 0;
+  EXPECT_EQ(notes_of(options),
+            "the run goes on with --min-lr 0 (it was 0.0003), --beta2 0.99 (it was 0.95)\n");
+
+  options = options_in(folder.path());
+  std::ifstream file(options.data);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  options.data = folder.write("same.txt", text);
+  EXPECT_EQ(notes_of(options), "");  // moved, and the same
+  text[text.size() - 1] ^= 1;
+  options.data = folder.write("other.txt", text);
+  EXPECT_TRUE(mentions(notes_of(options), "not those that the run had"));
+  EXPECT_TRUE(mentions(notes_of(options), "other.txt"));
+}
+
+TEST(resume, another_model_is_refused_though_its_parameters_have_the_same_shapes) {
+  const TemporaryFolder folder;
+  TrainerOptions options = options_in(folder.path());
+  options.model_record = "{\n \"heads\": 2,\n \"ffn\": 640\n}";
+  short_run(options);
+  options.model_record = "{\n \"heads\": 4,\n \"ffn\": 640\n}";
+  const std::string message =
+      error_of([&] { Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options); });
+  EXPECT_TRUE(mentions(message, R"(there "heads": 2, here "heads": 4)")) << message;
+}
+
+// From step 12 on no gradient is finite: at 14 the run ends, and what it wrote at 12, from which
+// it cannot go on, is gone.
+TEST(divergence, three_steps_running_end_the_run_and_the_last_good_checkpoint_stays) {
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
+    const TemporaryFolder folder;
+    TrainerOptions options = options_in(folder.path());
+    options.checkpoint_period_steps = 4;
+    options.gradient_factor = [](int32_t step) { return step < 12 ? 1.0 : std::nan(""); };
+    TrainResult result;
+    {
+      Trainer trainer(tiny::gpt2_model(), plan_with(sync), options);
+      result = trainer.train(kSteps, nullptr, true);
+    }
+    ASSERT_TRUE(result.divergence) << to_string(sync);
+    EXPECT_EQ(result.divergence->step, 12);
+    EXPECT_TRUE(mentions(result.divergence->what, "gradient norm nan"));
+    EXPECT_LT(result.next_step, kSteps);
+    EXPECT_EQ(result.newest_checkpoint, checkpoint_path(folder.path(), 8)) << to_string(sync);
+    EXPECT_EQ(checkpoints_in(folder.path()), 1);
+  }
+}
+
+TEST(divergence, two_bad_steps_are_got_over) {
+  const TemporaryFolder folder;
+  TrainerOptions options = options_in(folder.path());
+  options.gradient_factor = [](int32_t step) {
+    return step % 4 < 2 && step > 8 ? std::nan("") : 1.0;
+  };
+  Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kSpeculate), options);
+  const TrainResult result = trainer.train(kSteps, nullptr);
+  EXPECT_FALSE(result.divergence);
+  EXPECT_EQ(result.newest_checkpoint, checkpoint_path(folder.path(), kSteps));
+}
+
+// The scale of fp16 begins too high for these gradients and is halved step after step.
+TEST(divergence, overflows_under_a_loss_scale_that_can_fall_are_not_counted) {
+  Plan plan = plan_with(SyncMode::kWait);
+  plan.dtype = DType::kF16;
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.gradient_factor = [](int32_t) { return 4096.0; };
+  options.optimizer.clip_norm = 1;
+  Trainer trainer(tiny::gpt2_model(), plan, options);
+  const TrainResult result = trainer.train(kSteps, nullptr);
+  int skipped = 0;
+  for (const StepRecord& record : result.records) skipped += record.skipped;
+  EXPECT_GE(skipped, 3);
+  EXPECT_FALSE(result.divergence);
+}
+
+// A decay that makes weights leave the range of numbers: whatever is kept can be gone on from.
+TEST(divergence, weights_that_blow_up_end_the_run_however_few_steps_it_has) {
+  for (const int64_t steps : {2, 3, 4, 24}) {
+    const TemporaryFolder folder;
+    TrainerOptions options = options_in(folder.path());
+    options.checkpoint_period_steps = 1;
+    options.optimizer.weight_decay = 1e30f;
+    std::optional<std::string> kept;
+    {
+      Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+      const TrainResult result = trainer.train(steps, nullptr, true);
+      EXPECT_TRUE(result.divergence) << steps;
+      kept = result.newest_checkpoint;
+    }
+    if (!kept) continue;
+    options.optimizer.weight_decay = 0;
+    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+    EXPECT_TRUE(std::isfinite(trainer.validation_loss(1))) << *kept;
+  }
+}
+
+// The gradients of the last step are in the weights, and wait in the checkpoint.
+TEST(delay, the_last_gradient_is_applied_at_the_end_and_a_longer_run_does_not_see_it) {
+  const TemporaryFolder folder;
+  const TemporaryFolder whole;
+  const Plan plan = plan_with(SyncMode::kDelay);
+  const std::vector<float> straight = train_to_the_end(plan, whole.path());
+  std::vector<float> early;
+  {
+    Trainer trainer(tiny::gpt2_model(), plan, options_in(folder.path()));
+    const TrainResult result = trainer.train(10, nullptr);
+    EXPECT_EQ(std::ssize(result.records), 10);
+    early = trainer.parameters();
+    EXPECT_EQ(early, tiny::plain_loop(tiny::gpt2_model(), plan, options_in(""), 10));
+  }
+  {
+    Trainer again(tiny::gpt2_model(), plan, options_in(folder.path()));
+    again.train(10, nullptr);  // nothing is left to do but that
+    EXPECT_TRUE(tiny::same_bits(again.parameters(), early));
+  }
+  EXPECT_TRUE(tiny::same_bits(train_to_the_end(plan, folder.path()), straight));
+}
+
 TEST(weights, exported_and_imported_are_the_same_training) {
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";
@@ -157,6 +378,58 @@ TEST(weights, exported_and_imported_are_the_same_training) {
   Trainer second(tiny::llama_model(), plan_with(SyncMode::kSpeculate), options);
   EXPECT_TRUE(tiny::same_bits(first.parameters(), second.parameters()));
   EXPECT_EQ(first.validation_loss(2), second.validation_loss(2));
+}
+
+// Writes the tensors of a file into two files and an index, as Hugging Face does with large models.
+void split(const std::string& file, const std::string& folder, bool with_second) {
+  const SafetensorsReader reader(file);
+  std::string map;
+  for (const int part : {0, 1}) {
+    const std::string name = "model-" + std::to_string(part) + ".safetensors";
+    std::vector<TensorDeclaration> declarations;
+    std::vector<const StoredTensor*> tensors;
+    for (size_t i = static_cast<size_t>(part); i < reader.tensors().size(); i += 2) {
+      const StoredTensor& tensor = reader.tensors()[i];
+      declarations.push_back({tensor.name, tensor.type, tensor.shape});
+      tensors.push_back(&tensor);
+      map += (map.empty() ? "\"" : ", \"") + tensor.name + "\": \"" + name + "\"";
+    }
+    if (part == 1 && !with_second) continue;
+    SafetensorsWriter writer(folder + "/" + name, declarations, {});
+    for (const StoredTensor* tensor : tensors) {
+      std::vector<std::byte> bytes(static_cast<size_t>(tensor->bytes));
+      reader.read(*tensor, bytes);
+      writer.write(bytes);
+    }
+    writer.commit();
+  }
+  std::ofstream(folder + "/model.safetensors.index.json")
+      << R"({"metadata": {"total_size": 1.5e3, "of": [true, {"x": null}]}, "weight_map": {)" << map
+      << "}}\n";
+}
+
+TEST(weights, a_folder_of_one_file_or_of_several_with_their_index_is_imported) {
+  const TemporaryFolder one, several, torn, empty;
+  TrainerOptions options = tiny::options_for(kSteps);
+  Trainer first(tiny::llama_model(), tiny::wait_plan(), options);
+  first.train(3, nullptr);
+  first.export_weights(one / "model.safetensors");
+  split(one / "model.safetensors", several.path(), true);
+  split(one / "model.safetensors", torn.path(), false);
+  for (const TemporaryFolder* folder : {&one, &several}) {
+    options.initial_weights = folder->path();
+    Trainer second(tiny::llama_model(), tiny::wait_plan(), options);
+    EXPECT_TRUE(tiny::same_bits(first.parameters(), second.parameters()));
+  }
+  const auto refusal = [&](const std::string& path) {
+    options.initial_weights = path;
+    return error_of([&] { Trainer trainer(tiny::llama_model(), tiny::wait_plan(), options); });
+  };
+  EXPECT_TRUE(mentions(refusal(torn.path()), "model-1.safetensors"));
+  EXPECT_TRUE(mentions(refusal(empty.path()), "neither model.safetensors nor"));
+  std::ofstream(empty / "model.safetensors.index.json")
+      << R"({"weight_map": {"a": "../model.safetensors"}})";
+  EXPECT_TRUE(mentions(refusal(empty.path()), "no file beside it"));
 }
 
 // Beside an extent of 0 the others may be of any size: their product is no number of 63 bits.

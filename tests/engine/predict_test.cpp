@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <numeric>
 
+#include "sim/engine/checkpoint_cost.h"
 #include "tests/engine/tiny_machine.h"
 
 namespace ballast {
@@ -169,6 +170,41 @@ TEST(Predict, the_step_follows_the_machine) {
   machine = tiny_machine();
   for (auto& [name, curve] : machine.cpu.adam) curve.points[0].rate /= 10;
   EXPECT_GT(predict_tiny(plan, machine).step_time, base);
+}
+
+// Master weights and two moments, 12 bytes a parameter, 16 where gradients wait as well: at 1 GB/s
+// a nanosecond a byte, every tenth step.
+TEST(CheckpointCost, the_state_at_the_rate_of_the_disk_spread_over_the_period) {
+  Plan plan = tiny_plan(SyncMode::kWait);
+  Machine machine = tiny_machine();
+  EXPECT_FALSE(checkpoint_cost(tiny_model(), plan, machine));
+  plan.checkpoint_period_steps = 10;
+  const int64_t bytes = 12 * parameter_count(tiny_model());
+  EXPECT_EQ(checkpoint_cost(tiny_model(), plan, machine)->total.count, bytes);
+  EXPECT_FALSE(checkpoint_cost(tiny_model(), plan, machine)->time);
+  machine.nvme.emplace().write = tests::flat(1e9);
+  const CheckpointCost cost = *checkpoint_cost(tiny_model(), plan, machine);
+  EXPECT_NEAR(cost.time->seconds(), static_cast<double>(bytes) * 1e-9, 1e-11);
+  EXPECT_NEAR(cost.time_per_step->seconds(), static_cast<double>(bytes) * 1e-10, 1e-11);
+  plan.optimizer.sync = SyncMode::kDelay;
+  EXPECT_EQ(checkpoint_cost(tiny_model(), plan, machine)->total.count, bytes / 3 * 4);
+}
+
+// Of four devices each writes a quarter of what they share; what all hold is written by one.
+TEST(CheckpointCost, each_part_of_the_state_is_written_once) {
+  Plan plan = tiny_plan(SyncMode::kWait);
+  plan.checkpoint_period_steps = 1;
+  plan.devices = plan.data = 4;
+  const int64_t bytes = 12 * parameter_count(tiny_model());
+  const auto device_bytes = [&] {
+    return checkpoint_cost(tiny_model(), plan, tiny_machine())->device.count;
+  };
+  plan.zero_stage = 1;
+  EXPECT_EQ(device_bytes(), bytes / 4);
+  plan.zero_group = 2;
+  EXPECT_EQ(device_bytes(), bytes / 2);
+  plan.zero_stage = 0;
+  EXPECT_EQ(device_bytes(), bytes);
 }
 
 }  // namespace

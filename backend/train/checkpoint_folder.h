@@ -1,0 +1,55 @@
+// A folder of checkpoints. It belongs to one run, whose id stands in every checkpoint, and one
+// process at a time trains in it: a lock on its file "lock" is held as long as this lives, and ends
+// with the process however that ends.
+//
+// Will not do: read or write a checkpoint's state (checkpoint), or decide when (trainer).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace ballast {
+
+class CheckpointFolder {
+ public:
+  // Creates the folder where there is none, and removes what killed processes have left half
+  // written in it. Throws Error where it cannot be written, or another process trains in it.
+  explicit CheckpointFolder(std::string path);
+  CheckpointFolder(CheckpointFolder&& other) noexcept;
+  CheckpointFolder& operator=(CheckpointFolder&&) = delete;
+  ~CheckpointFolder();
+
+  const std::string& path() const { return path_; }
+
+  // The checkpoint to go on from, or nothing where there is none. Throws Error where the newest is
+  // damaged, naming the newest whole one, and where checkpoints of two runs lie there.
+  std::optional<std::string> to_resume() const;
+  // Throws Error where there is a checkpoint: a run that begins would put its own among them.
+  void require_empty() const;
+
+  // The newest of a run.
+  std::optional<std::string> newest_of(const std::string& run) const;
+  // Removes all of a run but its newest `kept`.
+  void prune(const std::string& run, size_t kept) const;
+  // Removes all but those of a run.
+  void remove_others(const std::string& run) const;
+  void remove(int64_t next_step) const;
+
+ private:
+  void lock();
+
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+// A name that no other run has.
+std::string new_run_id();
+
+// "FOLDER/step-00000120.safetensors".
+std::string checkpoint_path(const std::string& folder, int64_t next_step);
+// The newest checkpoint of a folder, or nothing.
+std::optional<std::string> newest_checkpoint(const std::string& folder);
+
+}  // namespace ballast

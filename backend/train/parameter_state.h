@@ -1,0 +1,56 @@
+// The state of a training parameter by parameter, wherever a plan keeps it: what is written to
+// files and read from them, and the update of the gradients that wait at the end of a run.
+//
+// Will not do: files (checkpoint, weights_file), or run while the executor does.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "backend/execute/optimizer_state.h"
+#include "backend/train/training_device.h"
+#include "kernels/kernels.h"
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+void for_parameters(const Graph& graph,
+                    const std::function<void(size_t module, const Parameter&)>& visit);
+
+// One array of a parameter as fp32, whatever it is kept in: moments in fewer bits come back as they
+// were.
+std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
+                                  const Parameter& parameter, StateArray array);
+void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
+                     const Parameter& parameter, StateArray array, std::span<const float> values);
+
+// The gradients of the last step where updates are delayed: each lies in its landed bucket or, for
+// buckets stepped on the GPU, in the module's own gradient.
+class PendingGradients {
+ public:
+  // Both must outlive this.
+  PendingGradients(const Graph& graph, TrainingDevice& device);
+  std::vector<float> read(size_t module, const Parameter& parameter) const;
+  void write(size_t module, const Parameter& parameter, std::span<const float> values);
+
+ private:
+  struct Part {
+    TensorId tensor = -1;
+    DType dtype{};
+    int64_t begin = 0;  // bytes
+  };
+  Part part(size_t bucket, int64_t offset, size_t module, int64_t module_offset) const;
+
+  const Graph& graph_;
+  TrainingDevice& device_;
+  std::vector<TensorId> landed_, by_module_;
+};
+
+// One step of Adam of every parameter with these gradients, to the bits of the step that would have
+// applied them. Weights made from the masters stay as they are (TrainingDevice::spread_weights).
+void apply_pending_gradients(const Graph& graph, TrainingDevice& device,
+                             const kernels::AdamConstants& constants);
+
+}  // namespace ballast

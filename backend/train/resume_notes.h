@@ -1,0 +1,30 @@
+// What a run is continued with that is not what it was begun with: said, so that nobody wonders.
+//
+// Will not do: refuse (trainer: only another model is refused), or print (cli).
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/train/checkpoint.h"
+
+namespace ballast {
+
+// A number of the optimizer that a checkpoint records.
+struct OptimizerSetting {
+  const char* key;   // in the checkpoint's metadata
+  const char* flag;  // of `ballast train`
+  double (*get)(const OptimizerOptions&);
+  void (*set)(OptimizerOptions&, double);
+};
+std::span<const OptimizerSetting> optimizer_settings();
+
+// One line each: other data, other numbers of the optimizer.
+std::vector<std::string> changes_since(const CheckpointHeader& then, const CheckpointHeader& now);
+
+// The first line in which two records of a model differ, as "there LINE, here LINE"; empty where
+// they are equal or one is not known.
+std::string first_difference(const std::string& there, const std::string& here);
+
+}  // namespace ballast

@@ -1,0 +1,85 @@
+#include "backend/train/weights_file.h"
+
+#include <fmt/format.h>
+#include <optional>
+#include <span>
+
+#include "backend/execute/operation_arguments.h"
+#include "backend/formats/weight_files.h"
+#include "backend/train/parameter_state.h"
+
+namespace ballast {
+
+TensorDeclaration declare_parameter(const Parameter& parameter, const std::string& prefix) {
+  TensorDeclaration declaration;
+  declaration.name = prefix + parameter.name;
+  declaration.type = stored_type(DType::kF32);
+  if (parameter.is_matrix) declaration.shape.push_back(parameter.rows);
+  declaration.shape.push_back(parameter.columns);
+  return declaration;
+}
+
+const StoredTensor& tensor_of(const SafetensorsReader& reader, const std::string& name,
+                              const Parameter& parameter) {
+  const std::string& path = reader.path();
+  const StoredTensor* tensor = reader.find(name);
+  if (tensor == nullptr) {
+    throw Error(path, "it has no tensor '" + name + "'", "give a file of this very model");
+  }
+  // Not the product of the shape: beside an extent of 0 the others may be of any size.
+  const int64_t count = tensor->elements();
+  if (tensor->shape.empty() || tensor->shape.back() != parameter.columns ||
+      count != parameter.count()) {
+    throw Error(path,
+                fmt::format("tensor '{}' has {} values in rows of {}, the model {} in rows of {}",
+                            name, count, tensor->shape.empty() ? 1 : tensor->shape.back(),
+                            parameter.count(), parameter.columns),
+                "give a file of this very model");
+  }
+  return *tensor;
+}
+
+std::vector<float> read_floats(const SafetensorsReader& reader, const StoredTensor& tensor,
+                               int64_t count) {
+  const std::optional<DType> dtype = dtype_of(tensor.type);
+  if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kBf16 && *dtype != DType::kF16)) {
+    throw Error(reader.path(),
+                fmt::format("tensor '{}' is stored as {}", tensor.name, to_string(tensor.type)),
+                "store it in F32, BF16 or F16");
+  }
+  std::vector<std::byte> raw(static_cast<size_t>(count * size_of(*dtype)));
+  reader.read(tensor, raw);
+  std::vector<float> values(static_cast<size_t>(count));
+  kernels::best().cast(raw.data(), format_of(*dtype), values.data(), kernels::Format::kF32, count);
+  return values;
+}
+
+void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
+                    const std::string& path) {
+  std::vector<TensorDeclaration> declarations;
+  for_parameters(graph, [&](size_t, const Parameter& parameter) {
+    declarations.push_back(declare_parameter(parameter, ""));
+  });
+  SafetensorsWriter writer(path, declarations, {{"format", "pt"}, {"ballast.model", model.name}});
+  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    const std::vector<float> values =
+        read_parameter(graph, device, module, parameter, StateArray::kMaster);
+    writer.write(std::as_bytes(std::span(values)));
+  });
+  writer.commit();
+}
+
+void import_weights(const Graph& graph, TrainingDevice& device, const std::string& path) {
+  const WeightFiles files(path);
+  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    std::string name = parameter.name;
+    const size_t dot = name.find('.');
+    if (!files.holds(name) && files.holds(name.substr(dot + 1))) name = name.substr(dot + 1);
+    const SafetensorsReader& reader = files.file_of(name);
+    const StoredTensor& tensor = tensor_of(reader, name, parameter);
+    write_parameter(graph, device, module, parameter, StateArray::kMaster,
+                    read_floats(reader, tensor, parameter.count()));
+  });
+}
+
+}  // namespace ballast

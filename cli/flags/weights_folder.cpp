@@ -1,0 +1,74 @@
+#include "cli/flags/weights_folder.h"
+
+#include <filesystem>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <vector>
+
+#include "profiles/load.h"
+#include "sim/base/atomic_file.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+namespace fs = std::filesystem;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* kConfigFile = "config.json";
+
+// The configuration that the model came from, of weights in fp32. What the model's record was
+// changed in must be in it too, or another model would be loaded without a word.
+std::string config_of(const std::string& path, const std::string& like, const Model& model) {
+  OrderedJson config = OrderedJson::parse(config_like(like, model));
+  config.erase("dtype");
+  config["torch_dtype"] = "float32";
+  std::string text = config.dump(1) + "\n";
+  const std::vector<std::string> lost = differences(parse_model(text, path, model.name), model);
+  if (lost.empty()) return text;
+  throw Error("--export " + path,
+              fmt::format("its config.json cannot say model.{}", fmt::join(lost, ", model.")),
+              "export the weights alone: --export FILE.safetensors");
+}
+
+// What cannot be written is known before the steps are run, not after them.
+void try_to_write(const std::string& file) { const AtomicFile tried(file); }
+
+}  // namespace
+
+ExportTarget export_target(const std::string& path, const std::string& like, const Model& model) {
+  std::error_code failure;
+  const bool is_file = fs::path(path).extension() == ".safetensors" ||
+                       (fs::exists(path, failure) && !fs::is_directory(path, failure));
+  if (is_file) {
+    try_to_write(path);
+    return {path, std::nullopt, ""};
+  }
+  ExportTarget target{path + "/model.safetensors", path, config_of(path, like, model)};
+  fs::create_directory(path, failure);
+  if (failure) {
+    throw Error("--export " + path, "the folder cannot be made: " + failure.message(),
+                "name a folder in one that can be written");
+  }
+  try_to_write(target.weights);
+  return target;
+}
+
+void write_config(const ExportTarget& target) {
+  if (target.folder) atomic_write(*target.folder + "/" + kConfigFile, target.config);
+}
+
+std::string other_model_beside(const std::string& weights, const Model& model) {
+  std::error_code ignored;
+  const fs::path folder =
+      fs::is_directory(weights, ignored) ? fs::path(weights) : fs::path(weights).parent_path();
+  const std::string config = (folder / kConfigFile).string();
+  if (!fs::exists(config, ignored)) return "";
+  const std::vector<std::string> other = differences(load_model(config), model);
+  if (other.empty()) return "";
+  return fmt::format("{} is of another model: here {}", config, fmt::join(other, ", "));
+}
+
+}  // namespace ballast

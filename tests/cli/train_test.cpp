@@ -1,0 +1,177 @@
+// A trainer that can be trusted: what a folder of checkpoints belongs to, when a run is given up,
+// what is said aloud, and weights that other programs load.
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+class Train : public testing::Test {
+ protected:
+  Train() {
+    bench.write_tiny_model();
+    bench.write_store();
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += "the quick brown fox " + std::to_string(i * i) + "\n";
+    bench.write("text.txt", text);
+  }
+
+  Outcome train(const std::string& flags) const {
+    return bench.run(
+        "train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+        "--data text.txt " +
+        flags);
+  }
+  void expect_refusal(const std::string& flags, const std::vector<std::string>& parts) const {
+    const Outcome outcome = train(flags);
+    EXPECT_EQ(outcome.code, 2) << flags << '\n' << outcome.output;
+    EXPECT_EQ(outcome.lines(), 1) << flags << '\n' << outcome.output;
+    for (const std::string& part : parts) EXPECT_TRUE(outcome.says(part)) << outcome.output;
+  }
+
+  Workbench bench;
+};
+
+TEST_F(Train, a_folder_of_checkpoints_belongs_to_one_run) {
+  ASSERT_EQ(train("--steps 6 --checkpoint kept").code, 0);
+  expect_refusal("--steps 3 --checkpoint kept",
+                 {"checkpoints of another run", "step-00000006", "--replace-checkpoints"});
+  EXPECT_TRUE(bench.exists("kept/step-00000006.safetensors"));
+  expect_refusal("--steps 9 --checkpoint kept --resume --set model.heads=1",
+                 {"\"heads\": 2", "\"heads\": 1"});
+  expect_refusal("--steps 3 --checkpoint kept --resume --replace-checkpoints", {"goes on"});
+  const Outcome replaced = train("--steps 3 --checkpoint kept --replace-checkpoints");
+  EXPECT_EQ(replaced.code, 0) << replaced.output;
+  EXPECT_FALSE(bench.exists("kept/step-00000006.safetensors"));
+  EXPECT_TRUE(bench.exists("kept/step-00000003.safetensors"));
+}
+
+TEST_F(Train, two_processes_in_one_folder_are_kept_apart) {
+  const std::string train =
+      "$BALLAST train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+      "--data text.txt --checkpoint kept ";
+  const Outcome second =
+      bench.shell(train + "--steps 100000000 --metrics m.jsonl > first.txt 2>&1 & pid=$!\n" +
+                  "for i in $(seq 600); do [ -s m.jsonl ] && break; sleep 0.1; done\n" + train +
+                  "--steps 3 --resume; echo exit $?\nkill -INT $pid; wait $pid");
+  EXPECT_TRUE(second.says("another process trains in this folder")) << second.output;
+  EXPECT_TRUE(second.says("exit 2")) << second.output;
+}
+
+TEST_F(Train, what_changed_since_a_run_began_is_said) {
+  ASSERT_EQ(train("--steps 3 --checkpoint kept").code, 0);
+  EXPECT_FALSE(train("--steps 3 --checkpoint kept --resume").says("note:"));
+  bench.write("other.txt", bench.read("text.txt") + "more");
+  const Outcome changed = bench.run(
+      "train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+      "--data other.txt --steps 4 --checkpoint kept --resume --seed 9 --beta1 0.8 --min-lr 0");
+  EXPECT_EQ(changed.code, 0) << changed.output;
+  EXPECT_TRUE(changed.says("other.txt of")) << changed.output;
+  EXPECT_TRUE(changed.says("--seed 9 is not used")) << changed.output;
+  EXPECT_TRUE(changed.says("--beta1 0.8 (it was 0.9)")) << changed.output;
+  EXPECT_TRUE(changed.says("--min-lr 0 (it was 0.0001)")) << changed.output;
+  const Outcome empty = train("--steps 2 --checkpoint fresh --resume");
+  EXPECT_EQ(empty.code, 0);
+  EXPECT_TRUE(empty.says("fresh holds no checkpoint")) << empty.output;
+}
+
+TEST_F(Train, a_run_that_is_not_finite_ends_with_its_last_good_checkpoint) {
+  for (const std::string flags : {"--weight-decay 1e30", "--lr 1e30 --warmup 0"}) {
+    const Outcome outcome =
+        train("--steps 100000 --checkpoint kept --replace-checkpoints --checkpoint-period 1 " +
+              flags + " 2>&1 >/dev/null");
+    EXPECT_EQ(outcome.code, 1) << outcome.output;
+    EXPECT_TRUE(outcome.says("training ends")) << outcome.output;
+    EXPECT_TRUE(outcome.says("step ")) << outcome.output;
+    EXPECT_TRUE(outcome.says("checkpoint")) << outcome.output;
+  }
+  ASSERT_EQ(train("--steps 4 --checkpoint good").code, 0);
+  const Outcome outcome = train(
+      "--steps 100000 --checkpoint good --resume --checkpoint-period 1000 --weight-decay 1e30");
+  EXPECT_EQ(outcome.code, 1) << outcome.output;
+  EXPECT_TRUE(outcome.says("the last good checkpoint is good/step-00000004")) << outcome.output;
+  EXPECT_TRUE(bench.exists("good/step-00000004.safetensors"));
+  const Outcome json = train("--steps 50 --weight-decay 1e30 --json 2>/dev/null");
+  EXPECT_EQ(json.code, 1);
+  EXPECT_TRUE(Json::parse(json.output)["diverged_at_step"].is_number()) << json.output;
+}
+
+TEST_F(Train, numbers_of_the_optimizer_are_checked) {
+  expect_refusal("--beta1 1", {"--beta1", "below 1"});
+  expect_refusal("--beta2 0.999999999999", {"--beta2", "below 1"});
+  expect_refusal("--beta2 -0.1", {"--beta2"});
+  expect_refusal("--epsilon 0", {"--epsilon"});
+  expect_refusal("--epsilon 1e-60", {"--epsilon", "1e-38"});
+  expect_refusal("--weight-decay 1e60", {"--weight-decay", "1e38"});
+  expect_refusal("--lr 0.001 --min-lr 0.01", {"--min-lr", "--lr 0.001"});
+}
+
+// Each reaches the weights: two runs that differ in nothing else end apart.
+TEST_F(Train, numbers_of_the_optimizer_are_obeyed) {
+  const auto loss = [&](const std::string& flags) {
+    const Outcome outcome = train("--steps 12 --warmup 2 --json " + flags + " 2>/dev/null");
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    return Json::parse(outcome.output)["validation_loss"].get<double>();
+  };
+  const double usual = loss("");
+  EXPECT_EQ(loss("--beta1 0.9 --beta2 0.95 --epsilon 1e-8 --min-lr 0.0001"), usual);
+  for (const std::string flags :
+       {"--beta1 0.5", "--beta2 0.5", "--epsilon 0.1", "--min-lr 0.001"}) {
+    EXPECT_NE(loss(flags), usual) << flags;
+  }
+}
+
+TEST_F(Train, the_period_of_a_plan_is_obeyed_and_a_flag_wins_aloud) {
+  const std::string plan = "--steps 7 --set plan.checkpoint_period_steps=3 --checkpoint ";
+  ASSERT_EQ(train(plan + "planned").code, 0);
+  EXPECT_TRUE(bench.exists("planned/step-00000006.safetensors"));
+  const Outcome both = train(plan + "both --checkpoint-period 5");
+  EXPECT_TRUE(both.says("5 steps apart, as --checkpoint-period says")) << both.output;
+  EXPECT_TRUE(bench.exists("both/step-00000005.safetensors"));
+}
+
+// 12 bytes for each of 124,439,808 parameters.
+TEST_F(Train, what_checkpoints_take_is_predicted_beside_the_step) {
+  const std::string predict =
+      "predict --model gpt2 --machine gh200-96gb-480gb --global-batch 8 --strategy resident ";
+  const Outcome none = bench.run(predict + "--json");
+  EXPECT_FALSE(Json::parse(none.output).contains("checkpoints"));
+  const std::string with = predict + "--set plan.checkpoint_period_steps=100 ";
+  const Json json = Json::parse(bench.run(with + "--json").output);
+  EXPECT_EQ(json["checkpoints"]["bytes"], 1'493'277'696);
+  EXPECT_EQ(json["checkpoints"]["period_steps"], 100);
+  EXPECT_EQ(json["step_time_s"], Json::parse(none.output)["step_time_s"]);
+  const Outcome text = bench.run(with);
+  EXPECT_TRUE(text.says("a checkpoint of 1.39 GiB every 100 steps is not in the step time"))
+      << text.output;
+}
+
+TEST_F(Train, exported_folders_hold_a_config_and_are_imported) {
+  const Outcome out = train("--steps 3 --export model --json 2>/dev/null");
+  ASSERT_EQ(out.code, 0) << out.output;
+  const Json config = Json::parse(bench.read("model/config.json"));
+  EXPECT_EQ(config["model_type"], "gpt2");
+  EXPECT_EQ(config["torch_dtype"], "float32");
+  EXPECT_TRUE(bench.exists("model/model.safetensors"));
+  // A rate too small for any weight in fp32: what was exported is what is evaluated.
+  const Outcome again = bench.run(
+      "train --model model --import model --store here.db --sequence-length 16 --global-batch 2 "
+      "--data text.txt --steps 1 --lr 1e-30 --json 2>&1");
+  ASSERT_EQ(again.code, 0) << again.output;
+  EXPECT_EQ(again.output.find("note:"), std::string::npos) << again.output;
+  EXPECT_TRUE(train("--steps 1 --import model --set model.norm_epsilon=0.01")
+                  .says("model/config.json is of another model: here norm_epsilon=0.01"));
+  expect_refusal("--steps 1 --set model.norm_epsilon=0.01 --export other",
+                 {"--export other", "norm_epsilon=0.01", "FILE.safetensors"});
+  EXPECT_FALSE(bench.exists("other"));
+  EXPECT_EQ(train("--steps 1 --export weights.safetensors").code, 0);
+  EXPECT_TRUE(bench.exists("weights.safetensors"));
+}
+
+}  // namespace
+}  // namespace ballast
