@@ -133,7 +133,18 @@ std::map<std::string, double> prices_of(const CompareFlags& flags) {
       throw Error("--price-per-device-hour '" + text + "'", "is not a price above 0",
                   "write 3.5, or gh200-96gb-480gb=3.5,h100-sxm-80gb=2.5");
     }
-    prices[name.empty() ? name : name_meant("--price-per-device-hour", name, "machines")] = price;
+    if (name.empty()) {
+      prices[name] = price;
+      continue;
+    }
+    const std::string machine = name_meant("--price-per-device-hour", name, "machines");
+    const auto& compared = flags.plan.machines;
+    if (!compared.empty() &&
+        std::find(compared.begin(), compared.end(), machine) == compared.end()) {
+      throw Error("--price-per-device-hour '" + text + "'", machine + " is not compared",
+                  "name it in --machine, or leave its price out");
+    }
+    prices[machine] = price;
   }
   return prices;
 }

@@ -82,11 +82,17 @@ bool write_new_machine(NewMachineFlags& flags, const OutputFlags& output) {
   return true;
 }
 
+// "421 GB/s", "26.3 GB/s".
+std::string show_rate(double gb_per_s) {
+  return gb_per_s >= 100 ? fmt::format("{:.0f} GB/s", gb_per_s)
+                         : fmt::format("{:.3g} GB/s", gb_per_s);
+}
+
 double gb_per_s(Bandwidth rate) { return rate.bytes_per_s * 1e-9; }
 double fastest(const Curve& curve) { return curve.points.back().rate * 1e-9; }
 
 std::string wires_text(const std::optional<Interconnect>& wires) {
-  return wires ? fmt::format("{:.3g} GB/s", gb_per_s(wires->bandwidth.value)) : "none";
+  return wires ? show_rate(gb_per_s(wires->bandwidth.value)) : "none";
 }
 
 nlohmann::ordered_json wires_json(const std::optional<Interconnect>& wires) {
@@ -114,8 +120,8 @@ std::string list_text(const std::vector<Entry>& entries) {
     const Link& link = machine.link;
     table.add({name, std::to_string(machine.devices), std::to_string(machine.devices_per_node),
                show(machine.gpu.memory.value), show(machine.cpu.memory.value),
-               fmt::format("{} {:.3g} GB/s", link.kind, fastest(link.host_to_device)),
-               wires_text(machine.node), wires_text(machine.network)});
+               link.kind + " " + show_rate(fastest(link.host_to_device)), wires_text(machine.node),
+               wires_text(machine.network)});
   }
   return table.text();
 }

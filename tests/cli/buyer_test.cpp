@@ -321,6 +321,8 @@ TEST(Buyer, offers_that_say_too_little_or_too_much_are_refused) {
   expect_refusal(bench, asked + "--offer 'dgx-h100-80gb x8' --metric cost_per_token",
                  {"has no price"});
   expect_refusal(bench, asked + "--offer 'dgx-h100-80gb x8' --tokens much", {"--tokens 'much'"});
+  expect_refusal(bench, asked + "--machine h100-sxm-80gb --price-per-device-hour dgx-h100-80gb=2",
+                 {"dgx-h100-80gb is not compared"});
 }
 
 }  // namespace
