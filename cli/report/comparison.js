@@ -376,6 +376,7 @@ function drawCells() {
       {value: cell[key], kind: cell.best ? 'fitted' : ''} : null),
     cell.best ? 'the best' : cell.fits ? null :
       {text: `does not fit: ${cell.obstacle}`, kind: 'bad'}]));
+  for (const note of comparison.notes || []) element('p', `Note: ${note}.`, parent, 'quiet');
 }
 
 function drawComparisonPage() {
