@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 
+#include "profiles/names/words.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -18,22 +18,6 @@ namespace {
 constexpr int kMaxDepth = 32;
 constexpr size_t kMaxFileBytes = 4 << 20;
 constexpr size_t kMaxQuoted = 80;
-constexpr size_t kMaxCompared = 64;  // longer words are never a slip of the finger
-
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
 
 // nlohmann's messages begin with "[json.exception...] ", which means nothing to a user.
 std::string plain(const std::exception& error) {
@@ -67,28 +51,6 @@ std::string in_quotes(std::string_view text) {
   }
   if (text.size() > kMaxQuoted) out += "...";
   return out + "'";
-}
-
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  if (word.size() > kMaxCompared) return {};
-  std::string best;
-  // A suggestion that shares less than half of the word would only mislead.
-  size_t least = std::max<size_t>(2, word.size() / 2) + 1;
-  for (const std::string& candidate : candidates) {
-    const size_t distance = edit_distance(word, candidate);
-    if (distance < least) {
-      least = distance;
-      best = candidate;
-    }
-  }
-  return best;
-}
-
-std::string suggestion(std::string_view word, const std::vector<std::string>& candidates) {
-  const std::string best = nearest(word, candidates);
-  if (!best.empty()) return fmt::format("did you mean '{}'?", best);
-  if (candidates.empty()) return "none is known";
-  return fmt::format("known are {}", fmt::join(candidates, ", "));
 }
 
 Json parse_json(std::string_view text, const std::string& source) {

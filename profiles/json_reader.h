@@ -40,11 +40,6 @@ std::string to_text(const OrderedJson& document);
 // `text` between quotes, on one line, shortened: safe in a message whatever it holds.
 std::string in_quotes(std::string_view text);
 
-// The candidate with the least edit distance to `word`; empty where none is near enough to help.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
-// "did you mean 'x'", or else "known are a, b, c".
-std::string suggestion(std::string_view word, const std::vector<std::string>& candidates);
-
 // Reads one JSON object key by key, and remembers which keys were asked for, so that the keys its
 // format knows are exactly those its loader reads. Holds references: the document must outlive it.
 class JsonReader {

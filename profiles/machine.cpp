@@ -1,19 +1,20 @@
 // Our machine JSON, schema "ballast.machine/1". Each number is an object of value, source and
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
 // that not every machine has may be left out: power_watts, gpu.nominal_matmul_tflops,
-// gpu.attention_tflops, cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, and of an
-// interconnect all but its bandwidth and latency.
+// gpu.attention_tflops, cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, node where a node
+// has one device, network where there is one node, and of an interconnect all but its bandwidth
+// and latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "profiles/tables/fabrics.h"
 #include "profiles/json_reader.h"
 #include "profiles/json_records.h"
-#include "profiles/tables/kernels.h"
 #include "profiles/load.h"
 #include "profiles/shipped.h"
+#include "profiles/tables/fabrics.h"
+#include "profiles/tables/kernels.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 
@@ -322,9 +323,9 @@ OrderedJson write_all_reduce(const AllReduceTable& table) {
   return json;
 }
 
-// null: the machine has none.
+// Left out, null or "none": the machine has none, which check() refuses where it needs one.
 std::optional<Interconnect> read_interconnect(JsonReader& owner, const std::string& key) {
-  if (owner.raw(key).is_null()) return std::nullopt;
+  if (!owner.has(key) || owner.raw(key) == "none") return std::nullopt;
   JsonReader reader = owner.object(key);
   Interconnect result;
   result.bandwidth = read_sourced(reader, "bandwidth_gb_per_s", kGbPerS);

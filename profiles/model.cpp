@@ -9,6 +9,7 @@
 #include "profiles/json_reader.h"
 #include "profiles/json_records.h"
 #include "profiles/load.h"
+#include "profiles/names/words.h"
 #include "profiles/shipped.h"
 #include "sim/base/error.h"
 #include "sim/spec/model_family.h"
@@ -21,6 +22,7 @@ constexpr WholeRange kCount{1, 1 << 14};  // layers, heads
 constexpr WholeRange kTable{1, 1 << 26};  // vocabulary, positions
 constexpr NumberRange kEpsilon{0, 1, true};
 constexpr NumberRange kTheta{0, 1e12, true};
+constexpr NumberRange kDropped{0, 1};
 constexpr WholeRange kNoneOrCount{0, 1 << 14};
 constexpr WholeRange kNoneOrWidth{0, 1 << 22};
 
@@ -105,26 +107,8 @@ void read_rotary(JsonReader& reader, Model& model, const ModelFamily& family) {
   if (family.scaled_rope && !given) model.scaled_rope = true;
 }
 
-// Attention over the whole sequence is the same up to the window's length. So a model whose layers
-// all have a window counts as one of that many positions.
-void limit_to_window(JsonReader& reader, Model& model, const ModelFamily& family) {
-  const bool by_switch = family.window == WindowRule::kWhereSwitchedOn;
-  if (by_switch && !boolean_or(reader, "use_sliding_window", false)) return;
-  const bool omitted = is_absent(reader, "sliding_window");
-  const bool none_where_omitted = family.window == WindowRule::kWhereGiven;
-  if (omitted ? none_where_omitted : !reader.has("sliding_window")) return;
-  const int64_t window = whole_or(reader, "sliding_window", kTable, family.window_tokens);
-  model.max_positions = std::min(model.max_positions, window);
-}
-
-// gpt_oss alternates layers with a window and layers without, beginning with one that has it.
-void read_layer_windows(JsonReader& reader, Model& model) {
-  if (is_absent(reader, "sliding_window")) {
-    model.sliding_window = 128;
-  } else {
-    model.sliding_window = whole_or(reader, "sliding_window", kTable, 0);
-  }
-  model.full_attention_period = 2;
+// Where the file says which layers have the window: all of them, none, or all but every n-th.
+void read_layer_types(JsonReader& reader, Model& model) {
   if (!reader.has("layer_types")) return;
   const Json& types = reader.raw("layer_types");
   if (!types.is_array() || static_cast<int64_t>(types.size()) < model.layers) {
@@ -150,6 +134,67 @@ void read_layer_windows(JsonReader& reader, Model& model) {
                   "only every n-th layer with full attention is computed here");
     }
   }
+}
+
+// Of the classes that begin with max_window_layers layers without a window (Qwen2Config and those
+// like it): none has one, or all have.
+void read_switched_window(JsonReader& reader, Model& model) {
+  constexpr int64_t kClassDefault = 28;
+  const int64_t full = whole_or(reader, "max_window_layers", {0, kCount.most}, kClassDefault);
+  if (reader.has("layer_types")) return;
+  if (full >= model.layers) {
+    model.sliding_window = 0;
+  } else if (full > 0) {
+    reader.fail("max_window_layers",
+                fmt::format("leaves the window to the last {} of {} layers", model.layers - full,
+                            model.layers),
+                "only every n-th layer with full attention is computed here: set it to 0 or to "
+                "the number of layers");
+  }
+}
+
+// The window of every layer, where the family's class reads one.
+void read_window(JsonReader& reader, Model& model, const ModelFamily& family) {
+  if (family.alternating_windows) return;
+  const bool by_switch = family.window == WindowRule::kWhereSwitchedOn;
+  if (by_switch && !boolean_or(reader, "use_sliding_window", false)) return;
+  const bool omitted = is_absent(reader, "sliding_window");
+  const bool none_where_omitted = family.window == WindowRule::kWhereGiven;
+  if (omitted ? none_where_omitted : !reader.has("sliding_window")) return;
+  model.sliding_window = whole_or(reader, "sliding_window", kTable, family.window_tokens);
+  if (by_switch) read_switched_window(reader, model);
+  read_layer_types(reader, model);
+}
+
+// gpt_oss alternates layers with a window and layers without, beginning with one that has it.
+void read_alternating_windows(JsonReader& reader, Model& model) {
+  if (is_absent(reader, "sliding_window")) {
+    model.sliding_window = 128;
+  } else {
+    model.sliding_window = whole_or(reader, "sliding_window", kTable, 0);
+  }
+  model.full_attention_period = 2;
+  read_layer_types(reader, model);
+}
+
+// What the classes drop while they train, if the file does not say it: GPT2Config a tenth
+// everywhere, the others nothing. The largest counts.
+void read_dropout(JsonReader& reader, Model& model, const ModelFamily& family) {
+  constexpr double kOfGpt2 = 0.1;
+  for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) {
+    const bool by_default = family.has_dropout && is_absent(reader, key);
+    model.dropout =
+        std::max(model.dropout, number_or(reader, key, kDropped, by_default ? kOfGpt2 : 0));
+  }
+  for (const char* key : {"attention_dropout", "hidden_dropout", "dropout", "embedding_dropout"}) {
+    model.dropout = std::max(model.dropout, number_or(reader, key, kDropped, 0));
+  }
+}
+
+void read_quantization(JsonReader& reader, Model& model) {
+  if (!reader.has("quantization_config")) return;
+  JsonReader inner = reader.object("quantization_config");
+  model.quantization = inner.has("quant_method") ? inner.text("quant_method") : "unnamed";
 }
 
 void read_attention_sizes(JsonReader& reader, Model& model, const ModelFamily& family) {
@@ -212,7 +257,7 @@ void read_experts_everywhere(JsonReader& reader, Model& model, const ModelFamily
   model.expert_ffn = model.ffn;
   if (!family.alternating_windows) return;
   model.mlp_bias = model.router_bias = model.attention_sinks = true;
-  read_layer_windows(reader, model);
+  read_alternating_windows(reader, model);
 }
 
 void read_qwen3_experts(JsonReader& reader, Model& model, const ModelFamily& family) {
@@ -267,7 +312,7 @@ void read_llama_like(JsonReader& reader, Model& model, const ModelFamily& family
   model.norm = NormKind::kRmsNorm;
   model.norm_epsilon = number_or(reader, "rms_norm_eps", kEpsilon, family.norm_epsilon);
   read_rotary(reader, model, family);
-  limit_to_window(reader, model, family);
+  read_window(reader, model, family);
   model.activation = ActivationKind::kSwiGlu;
   if (reader.has("hidden_act")) reader.choice("hidden_act", {"silu"});
   model.layout = WeightLayout::kOutIn;
@@ -308,6 +353,8 @@ Model parse_model(std::string_view text, const std::string& source, const std::s
                 suggestion(model.architecture, supported_families()));
   }
   family.gpt2_names ? read_gpt2(reader, model) : read_llama_like(reader, model, family);
+  read_dropout(reader, model, family);
+  read_quantization(reader, model);
   refuse_impossible(model, source);
   return model;
 }
@@ -368,7 +415,9 @@ OrderedJson to_json(const Model& model) {
           {"value_size", model.value_size},
           {"sliding_window", model.sliding_window},
           {"full_attention_period", model.full_attention_period},
-          {"attention_sinks", model.attention_sinks}};
+          {"attention_sinks", model.attention_sinks},
+          {"dropout", model.dropout},
+          {"quantization", model.quantization}};
 }
 
 namespace {
@@ -389,6 +438,8 @@ void read_experts_and_latents(JsonReader& reader, Model& model) {
   model.sliding_window = reader.whole("sliding_window", {0, kTable.most});
   model.full_attention_period = reader.whole("full_attention_period", kNoneOrCount);
   model.attention_sinks = reader.boolean("attention_sinks");
+  model.dropout = reader.number("dropout", kDropped);
+  model.quantization = reader.text("quantization");
 }
 
 }  // namespace

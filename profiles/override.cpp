@@ -8,6 +8,7 @@
 #include "profiles/json_reader.h"
 #include "profiles/json_records.h"
 #include "profiles/load.h"
+#include "profiles/names/words.h"
 #include "sim/base/error.h"
 
 namespace ballast {

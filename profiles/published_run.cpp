@@ -7,6 +7,7 @@
 
 #include "profiles/json_records.h"
 #include "profiles/load.h"
+#include "profiles/names/words.h"
 #include "profiles/published_reader.h"
 #include "sim/base/error.h"
 #include "sim/spec/model_family.h"

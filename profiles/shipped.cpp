@@ -6,6 +6,8 @@
 
 #include "profiles/json_reader.h"
 #include "profiles/load.h"
+#include "profiles/names/meant.h"
+#include "profiles/names/words.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -15,6 +17,7 @@ namespace fs = std::filesystem;
 
 std::string name_of(const fs::path& file) {
   const fs::path whole = fs::absolute(file).lexically_normal();
+  if (const std::string name = name_in_hub_cache(whole.string()); !name.empty()) return name;
   if (whole.filename() == "config.json") return whole.parent_path().filename().string();
   return whole.stem().string();
 }
@@ -25,11 +28,17 @@ bool is_path(const std::string& text) {
          fs::is_directory(text, ignored);
 }
 
-Found find_path(const std::string& text) {
+Found find_path(const std::string& text, const std::string& kind) {
   std::error_code ignored;
   fs::path path = text;
   if (fs::is_directory(path, ignored)) path /= "config.json";
   if (!fs::exists(path, ignored)) {
+    if (kind == "models" && is_hub_id(text)) {
+      throw Error("model " + in_quotes(text),
+                  "is no file, not in the local cache of the Hub, and none of the shipped models",
+                  suggestion(lower_case(last_part(text)), shipped_names(kind)) +
+                      ", or give a path ending in .json");
+    }
     throw Error(path.string(), "there is no such file", "check the path");
   }
   return {path.string(), name_of(path)};
@@ -63,7 +72,7 @@ std::vector<std::string> shipped_names(const std::string& kind) {
 }
 
 Found find_file(const std::string& name_or_path, const std::string& kind) {
-  if (is_path(name_or_path)) return find_path(name_or_path);
+  if (is_path(name_or_path)) return find_path(name_or_path, kind);
   const std::vector<std::string> names = shipped_names(kind);
   if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
     throw Error(singular(kind) + " " + in_quotes(name_or_path), "is not one of the shipped " + kind,

@@ -5,6 +5,7 @@
 #include "profiles/json_reader.h"
 #include "profiles/json_records.h"
 #include "profiles/load.h"
+#include "profiles/names/words.h"
 #include "profiles/shipped.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"

@@ -178,7 +178,8 @@ exactness() {
         local file=$out/exact-$sync-$undo-$buckets$launching.safetensors
         ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 10 \
           --global-batch 4 --micro-batch 2 --sequence-length 256 --store "$store" \
-          --set plan.optimizer.sync=$sync --set plan.optimizer.gpu_buckets=$buckets \
+          --set model.dropout=0 --set plan.optimizer.sync=$sync \
+          --set plan.optimizer.gpu_buckets=$buckets \
           --set plan.optimizer.placement=cpu --set plan.optimizer.undo=$undo \
           --export "$file" $launching || return
         weights+=("$file")
@@ -227,7 +228,8 @@ fp8_follows_bf16() {
   for products in as-stored fp8; do
     ballast train --device cuda:0 --machine hgx-h200-quad --model gpt2 --devices 1 --steps 30 \
       --global-batch 8 --micro-batch 4 --sequence-length 1024 --store "$store" \
-      --set plan.products=$products --metrics "$out/gpt2.$products.metrics.jsonl" || return
+      --set model.dropout=0 --set plan.products=$products \
+      --metrics "$out/gpt2.$products.metrics.jsonl" || return
   done
   awk 'match($0, /"loss": *[0-9.eE+-]+/) {
       loss = substr($0, RSTART + 7, RLENGTH - 7) + 0

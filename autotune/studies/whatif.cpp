@@ -9,6 +9,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
+#include "sim/spec/caveats.h"
 
 namespace ballast {
 namespace {
@@ -226,12 +227,22 @@ double CellResult::cost_per_million_tokens() const {
   return price_per_device_hour / kSecondsAnHour / tokens_per_s_per_device * 1e6;
 }
 
+double CellResult::days_of_run(double tokens) const {
+  constexpr double kSecondsADay = 86400;
+  return tokens / tokens_per_s / kSecondsADay;
+}
+
+double CellResult::cost_of_run(double tokens) const {
+  return cost_per_million_tokens() * tokens / 1e6;
+}
+
 CellResult cell_of(const Prediction& prediction, const Setting& setting,
                    const Measurements& measurements) {
   const Plan& plan = setting.plan;
   const Machine& machine = setting.machine;
   CellResult cell;
   cell.stack = setting.stack.name;
+  cell.notes = notes_of(setting.model, plan, setting.stack.facts);
   cell.confidence = confidence_of(prediction, plan, machine, setting.stack, &measurements);
   cell.fits = prediction.fits;
   cell.plan = plan;

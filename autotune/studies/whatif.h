@@ -26,7 +26,8 @@ namespace ballast {
 // --- Axes and their grid ----------------------------------------------------------------------
 
 struct Axis {
-  std::string name;                 // "model", "machine", "devices", "strategy", or a key
+  // "model", "machine", "devices", "offer" (the two before with a price), "strategy", or a key.
+  std::string name;
   std::vector<std::string> values;  // as they are written; at least one
   // The values as numbers, where all are and they rise or fall throughout; else empty.
   std::vector<double> numbers;
@@ -47,6 +48,22 @@ inline constexpr size_t kMostCells = 10'000;
 // an argument with one value. Throws Error for a range that is malformed, empty, a single point, or
 // logarithmic through 0, and for an empty value.
 std::optional<Axis> parse_sweep(const std::string& argument);
+
+// The name of the axis that pairs a machine with a number of devices and a price.
+inline constexpr const char* kOfferAxis = "offer";
+
+// What somebody offers: a machine, how many of its devices, and what an hour of one costs.
+struct Offer {
+  std::string machine;  // a name or a path
+  int64_t devices = 0;
+  double price_per_device_hour = 0;  // 0: not said
+  std::string name() const;          // "alps-gh200-quad x4 @ 3.10", as it may be written again
+};
+// "MACHINE xGPUS @ PRICE, ...": at least one, each another. PRICE may be left out, and may end in
+// "/GPU-h". Throws Error for what is no such list.
+std::vector<Offer> parse_offers(const std::string& text);
+// "15T", "300B", "1.5M", "2000": a number of tokens above 0. Throws Error for anything else.
+double parse_tokens(const std::string& text);
 
 class Grid {
  public:
@@ -101,11 +118,16 @@ struct CellResult {
   std::string stack;                 // whose habits were assumed; empty where the plan is illegal
   // How sure the numbers are; absent where the stack was never held against anything.
   std::optional<Confidence> confidence;
+  // Where the prediction departs from what the model's configuration says (sim/spec/caveats.h).
+  std::vector<std::string> notes;
   // Whether a program that runs plans can run this one; left empty by those that only predict.
   std::vector<DeviceVerdict> runs_on;
 
   // In units of the price for a million tokens. Requires fits.
   double cost_per_million_tokens() const;
+  // Of a whole run over so many tokens: days, and its price in units of the price. Require fits.
+  double days_of_run(double tokens) const;
+  double cost_of_run(double tokens) const;
 };
 
 // What a prediction of setting.plan says.

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 
+#include "profiles/names/meant.h"
 #include "profiles/store.h"
 #include "sim/base/error.h"
 
@@ -115,6 +116,14 @@ std::string store_by_default() {
 
 }  // namespace
 
+std::string name_meant(const std::string& flag, const std::string& text, const std::string& kind) {
+  const Meant meant = meant_by(text, kind);
+  if (!meant.note.empty()) {
+    fmt::print(stderr, "{} {}: {}\n", flag, one_line(text), one_line(meant.note));
+  }
+  return meant.name;
+}
+
 CLI::Validator above_zero() {
   return number_check([](double value) { return value > 0; }, "is no finite number above 0");
 }
@@ -168,6 +177,7 @@ void VerbParser::add(PlanFlags& flags, const Knob& knob, Lists lists) {
 }
 
 void VerbParser::add(PlanFlags& flags, Lists lists) {
+  plans_.push_back(&flags);
   for (const Knob& knob : knobs()) {
     if (!knob.flag.name.empty()) add(flags, knob, lists);
   }
@@ -250,6 +260,10 @@ bool VerbParser::parse(Words words) {
   }
   check_finite(app_);
   check_files();
+  for (PlanFlags* flags : plans_) {
+    for (std::string& name : flags->models) name = name_meant("--model", name, "models");
+    for (std::string& name : flags->machines) name = name_meant("--machine", name, "machines");
+  }
   return true;
 }
 

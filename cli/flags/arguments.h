@@ -25,6 +25,10 @@ CLI::Validator share_below_one();
 std::string program_version();
 std::string program_commit();  // of the sources; empty where unknown
 
+// The name that load_model() and the others take for what somebody wrote; where that is another,
+// the error output says which file was taken. kind: "models" or "machines".
+std::string name_meant(const std::string& flag, const std::string& text, const std::string& kind);
+
 struct OutputFlags {
   bool json = false;
   std::optional<std::string> out;  // a file for the JSON
@@ -92,6 +96,7 @@ class VerbParser {
   CLI::App app_;
   std::vector<Output> outputs_;
   std::vector<CLI::Option*> inputs_;
+  std::vector<PlanFlags*> plans_;
 };
 
 }  // namespace ballast

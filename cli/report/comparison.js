@@ -20,13 +20,17 @@ const kCellMetrics = {
     low: true, say: bytes},
   cost_per_token: {key: 'cost_per_million_tokens', title: 'price of 10⁶ tokens', format: digits,
     unit: 'price', low: true, say: (value) => digits(value) + ' for 10⁶ tokens'},
+  run_days: {key: 'run_days', title: 'days of the whole run', format: digits, unit: 'days',
+    low: true, say: (value) => digits(value) + ' days'},
+  run_cost: {key: 'run_cost', title: 'price of the whole run', format: count, unit: 'price',
+    low: true, say: (value) => count(value) + ' for the whole run'},
 };
 
 // --- What was crossed ---------------------------------------------------------------------------
 
 function crossed(axes) { return axes.filter((one) => one.values.length > 1); }
 function valueName(name, value) {
-  return ['model', 'machine', 'strategy'].includes(name) ? value :
+  return ['model', 'machine', 'strategy', 'offer'].includes(name) ? value :
     name === 'devices' ? `${value} device${value === '1' ? '' : 's'}` : valueWithUnit(name, value);
 }
 function columnOf(cell) {
@@ -372,6 +376,7 @@ function drawCells() {
       {value: cell[key], kind: cell.best ? 'fitted' : ''} : null),
     cell.best ? 'the best' : cell.fits ? null :
       {text: `does not fit: ${cell.obstacle}`, kind: 'bad'}]));
+  for (const note of comparison.notes || []) element('p', `Note: ${note}.`, parent, 'quiet');
 }
 
 function drawComparisonPage() {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/text/comparison.h"
+#include "cli/compare/comparison.h"
 
 namespace ballast {
 

@@ -17,11 +17,13 @@ int run_listing(const std::string& verb, Words words, const Listing& listing, St
   parser.app().add_option("NAME", name, "What to show: a shipped name or a file");
   parser.add(output, "");
   if (store != nullptr) parser.add(*store);
+  if (listing.add_flags) listing.add_flags(parser);
   if (!parser.parse(words)) return kDone;
+  if (listing.instead && listing.instead(output)) return kDone;
 
   if (action == "show") {
     if (!name) throw Error("ballast " + verb + " show", "no name is given", "add one of the list");
-    fmt::print("{}\n", listing.show(*name));
+    fmt::print("{}\n", listing.show(name_meant("ballast " + verb + " show", *name, verb)));
     return kDone;
   }
   if (action == "list" && name) {
@@ -31,6 +33,10 @@ int run_listing(const std::string& verb, Words words, const Listing& listing, St
   if (action != "list") {
     throw Error("ballast " + verb, "'" + action + "' is not list or show",
                 "write ballast " + verb + " show NAME");
+  }
+  if (listing.list) {
+    fmt::print("{}", listing.list(output));
+    return kDone;
   }
   if (output.json) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();

@@ -9,6 +9,7 @@
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
 #include "sim/engine/checkpoint_cost.h"
+#include "sim/spec/caveats.h"
 
 namespace ballast {
 namespace {
@@ -238,6 +239,7 @@ OrderedJson prediction_json(const Setting& of, const Prediction& prediction,
                       {"stack", of.stack.name},     {"strategy", of.plan.strategy},
                       {"devices", of.plan.devices}, {"fits", prediction.fits},
                       {"reason", prediction.reason}};
+  json["notes"] = notes_of(of.model, of.plan, of.stack.facts);
   json["confidence"] = confidence_json(of.stack.name, confidence, of.plan.tokens_per_step());
   const auto number = [&](double value) {
     return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
@@ -292,10 +294,11 @@ std::string plan_text(const Plan& plan) {
 
 std::string prediction_text(const Predicted& predicted) {
   const auto& [of, prediction, confidence] = predicted;
-  std::string text = fmt::format("{} on {}, {} {}, {}\n{}\n{}\n\n", of.model.name, of.machine.name,
-                                 of.plan.devices, of.plan.devices == 1 ? "device" : "devices",
-                                 of.plan.strategy.empty() ? "no strategy" : of.plan.strategy,
-                                 stack_text(of.stack.name), plan_text(of.plan));
+  std::string text = fmt::format(
+      "{} on {}, {} {}, {}\n{}\n{}\n{}\n", of.model.name, of.machine.name, of.plan.devices,
+      of.plan.devices == 1 ? "device" : "devices",
+      of.plan.strategy.empty() ? "no strategy" : of.plan.strategy, stack_text(of.stack.name),
+      plan_text(of.plan), notes_text(notes_of(of.model, of.plan, of.stack.facts)));
   text += verdict_text(prediction.fits, confidence);
   if (!prediction.fits) {
     text += ": " + prediction.reason + "\n\n";
@@ -332,7 +335,11 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                {"GPU memory"},
                {"CPU memory"},
                {"runs on", true}});
+  std::vector<std::string> notes;  // each once
   for (const auto& [of, prediction, confidence] : cases) {
+    for (std::string& note : notes_of(of.model, of.plan, of.stack.facts)) {
+      if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
+    }
     std::vector<std::string> cells = {of.model.name, of.machine.name,
                                       std::to_string(of.plan.devices), of.plan.strategy,
                                       of.stack.name};
@@ -350,7 +357,13 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
     }
     table.add(std::move(cells));
   }
-  return table.text();
+  return table.text() + notes_text(notes);
+}
+
+std::string notes_text(const std::vector<std::string>& notes) {
+  std::string text;
+  for (const std::string& note : notes) text += "note: " + note + "\n";
+  return text;
 }
 
 OrderedJson or_null(const std::optional<double>& value) {

@@ -47,6 +47,9 @@ std::string plan_text(const Plan& plan);
 // One line a plan, for plans side by side.
 std::string prediction_table(const std::vector<Predicted>& cases);
 
+// One line each: "note: ..." (sim/spec/caveats.h).
+std::string notes_text(const std::vector<std::string>& notes);
+
 OrderedJson or_null(const std::optional<double>& value);
 
 }  // namespace ballast

@@ -7,9 +7,9 @@
 
 #include "autotune/complete/complete.h"
 #include "autotune/studies/whatif.h"
+#include "cli/compare/comparison.h"
 #include "cli/flags/open_knobs.h"
 #include "cli/report/comparison_page.h"
-#include "cli/text/comparison.h"
 #include "cli/text/progress.h"
 #include "cli/text/runs_on.h"
 #include "sim/base/atomic_file.h"
@@ -27,9 +27,12 @@ struct CompareFlags {
   StoreFlag store;
   StackFlag stack;
   bool tune = false;
-  std::string metric = "tokens_per_s";
+  std::optional<std::string> metric;
   std::vector<std::string> prices;
-  std::vector<std::string> columns = {"strategy", "machine", "devices"};
+  std::vector<std::string> columns = {"strategy", "machine", "devices", kOfferAxis};
+  std::optional<std::string> offers_text;
+  std::vector<Offer> offers;  // of that text
+  std::optional<std::string> tokens;
   std::optional<std::string> csv;
   std::optional<std::string> html;
 };
@@ -38,6 +41,22 @@ std::vector<std::string> criterion_names() {
   std::vector<std::string> names;
   for (int i = 0; i < kCriteria; ++i) names.emplace_back(to_string(static_cast<Criterion>(i)));
   return names;
+}
+
+// An offer says what three other flags say; a prediction knows the machine by its shipped name.
+void read_offers(CompareFlags& flags) {
+  if (!flags.offers_text) return;
+  const std::pair<const char*, bool> others[] = {
+      {"--machine", !flags.plan.machines.empty()},
+      {"--devices", !flags.plan.devices.empty()},
+      {"--price-per-device-hour", !flags.prices.empty()}};
+  for (const auto& [name, given] : others) {
+    if (given)
+      throw Error("--offer", fmt::format("{} is given too", name), "leave out one of the two");
+  }
+  flags.offers = parse_offers(*flags.offers_text);
+  for (Offer& offer : flags.offers)
+    offer.machine = name_meant("--offer", offer.machine, "machines");
 }
 
 bool parse(Words words, CompareFlags& flags) {
@@ -50,7 +69,16 @@ bool parse(Words words, CompareFlags& flags) {
   app.add_flag("--tune", flags.tune,
                "Search each cell over degrees and knobs that nothing names, instead of filling in "
                "what its strategy leaves open");
-  app.add_option("--metric", flags.metric, "What to compare by [tokens_per_s]")
+  app.add_option("--offer", flags.offers_text,
+                 "Machines with their GPUs and the price of a GPU for an hour: 'alps-gh200-quad x4 "
+                 "@ 3.10, dgx-h100-80gb x8 @ 2.40'")
+      ->type_name("OFFERS");
+  app.add_option("--tokens", flags.tokens,
+                 "Of a whole run: also its days, and its cost where there are prices; 15T, 300B")
+      ->type_name("COUNT");
+  app.add_option("--metric", flags.metric,
+                 "What to compare by [tokens_per_s; cost_per_token where every --offer has a "
+                 "price]")
       ->check(CLI::IsMember(criterion_names()))
       ->type_name("NAME");
   app.add_option("--price-per-device-hour", flags.prices,
@@ -59,8 +87,8 @@ bool parse(Words words, CompareFlags& flags) {
       ->allow_extra_args(false)
       ->type_name("PRICE");
   app.add_option("--columns", flags.columns,
-                 "Axes among which the best is chosen: model, machine, devices, strategy or the "
-                 "key of a sweep; the others are rows [strategy,machine,devices]")
+                 "Axes among which the best is chosen: model, machine, devices, offer, strategy or "
+                 "the key of a sweep; the others are rows [strategy,machine,devices,offer]")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("AXES");
@@ -72,12 +100,22 @@ bool parse(Words words, CompareFlags& flags) {
   parser.add(flags.store);
   parser.add(flags.stack);
   parser.add(flags.output, "Write the JSON to this file too");
-  return parser.parse(words);
+  if (!parser.parse(words)) return false;
+  read_offers(flags);
+  return true;
 }
 
+// Whoever names prices asks for the cheapest.
 Criterion criterion_of(const CompareFlags& flags) {
+  if (!flags.metric) {
+    const bool priced =
+        !flags.offers.empty() &&
+        std::all_of(flags.offers.begin(), flags.offers.end(),
+                    [](const Offer& offer) { return offer.price_per_device_hour > 0; });
+    return priced ? Criterion::kCostPerToken : Criterion::kTokensPerS;
+  }
   const std::vector<std::string> names = criterion_names();
-  const auto found = std::find(names.begin(), names.end(), flags.metric);
+  const auto found = std::find(names.begin(), names.end(), *flags.metric);
   CHECK(found != names.end());
   return static_cast<Criterion>(found - names.begin());
 }
@@ -95,7 +133,18 @@ std::map<std::string, double> prices_of(const CompareFlags& flags) {
       throw Error("--price-per-device-hour '" + text + "'", "is not a price above 0",
                   "write 3.5, or gh200-96gb-480gb=3.5,h100-sxm-80gb=2.5");
     }
-    prices[name] = price;
+    if (name.empty()) {
+      prices[name] = price;
+      continue;
+    }
+    const std::string machine = name_meant("--price-per-device-hour", name, "machines");
+    const auto& compared = flags.plan.machines;
+    if (!compared.empty() &&
+        std::find(compared.begin(), compared.end(), machine) == compared.end()) {
+      throw Error("--price-per-device-hour '" + text + "'", machine + " is not compared",
+                  "name it in --machine, or leave its price out");
+    }
+    prices[machine] = price;
   }
   return prices;
 }
@@ -134,6 +183,7 @@ struct ComparisonQuestion {
 void check_names(const CompareFlags& flags) {
   for (const std::string& name : flags.plan.models) load_model(name);
   for (const std::string& name : flags.plan.machines) load_machine_or_here(name, flags.store);
+  for (const Offer& offer : flags.offers) load_machine_or_here(offer.machine, flags.store);
   for (const std::string& text : flags.plan.strategies) {
     const Variant variant = variant_of(text);
     load_strategy(variant.strategy);
@@ -149,10 +199,14 @@ void check_said_once(const CompareFlags& flags) {
                                                {"machine", !flags.plan.machines.empty()},
                                                {"strategy", !flags.plan.strategies.empty()},
                                                {"devices", !flags.plan.devices.empty()}};
+  const bool offers = !flags.offers.empty();
   for (const std::string& argument : flags.plan.set) {
     for (const auto& [name, given] : axes) {
-      if (!given || !argument.starts_with(fmt::format("plan.{}=", name))) continue;
-      throw Error("--set '" + argument + "'", fmt::format("--{} is given too", name),
+      const std::string axis = name;
+      const bool offered = offers && (axis == "machine" || axis == "devices");
+      if (!(given || offered) || !argument.starts_with("plan." + axis + "=")) continue;
+      throw Error("--set '" + argument + "'",
+                  fmt::format("--{} is given too", given ? axis : kOfferAxis),
                   "leave out one of the two");
     }
   }
@@ -187,6 +241,9 @@ ComparisonQuestion question_of(const CompareFlags& flags) {
   }
   add("machine", flags.plan.machines);
   add("devices", devices);
+  std::vector<std::string> offers;
+  for (const Offer& offer : flags.offers) offers.push_back(offer.name());
+  add(kOfferAxis, offers);
   return question;
 }
 
@@ -194,7 +251,7 @@ Grid grid_of(const CompareFlags& flags, const ComparisonQuestion& question) {
   std::set<std::string> columns(flags.columns.begin(), flags.columns.end());
   std::vector<Axis> rows;
   std::vector<Axis> chosen;
-  std::set<std::string> known = {"model", "machine", "devices", "strategy"};
+  std::set<std::string> known = {"model", "machine", "devices", kOfferAxis, "strategy"};
   for (const Axis& axis : question.axes) {
     known.insert(axis.name);
     (columns.count(axis.name) > 0 ? chosen : rows).push_back(axis);
@@ -202,10 +259,20 @@ Grid grid_of(const CompareFlags& flags, const ComparisonQuestion& question) {
   for (const std::string& name : columns) {
     if (known.count(name) == 0) {
       throw Error("--columns", "there is no axis '" + name + "'",
-                  "name model, machine, devices, strategy or the key of a sweep");
+                  "name model, machine, devices, offer, strategy or the key of a sweep");
     }
   }
   return {std::move(rows), std::move(chosen)};
+}
+
+// The offer of a cell; null where none was asked for.
+const Offer* offer_of(const CompareFlags& flags, const Grid& grid, size_t cell) {
+  if (flags.offers.empty()) return nullptr;
+  const auto found = std::find_if(
+      flags.offers.begin(), flags.offers.end(),
+      [&](const Offer& offer) { return offer.name() == grid.value(cell, kOfferAxis); });
+  CHECK(found != flags.offers.end());
+  return &*found;
 }
 
 // The flags of one cell, as `predict` would get them.
@@ -215,6 +282,10 @@ PlanFlags cell_flags(const CompareFlags& flags, const ComparisonQuestion& questi
   if (!one.models.empty()) one.models = {grid.value(cell, "model")};
   if (!one.machines.empty()) one.machines = {grid.value(cell, "machine")};
   if (!one.devices.empty()) one.devices = {std::stoll(grid.value(cell, "devices"))};
+  if (const Offer* offer = offer_of(flags, grid, cell)) {
+    one.machines = {offer->machine};
+    one.devices = {offer->devices};
+  }
   one.set = question.settings;
   for (const std::string& key : question.sweeps) {
     one.set.push_back(key + "=" + grid.value(cell, key));
@@ -244,6 +315,7 @@ class Comparer {
                   "leave --stack or --tune out");
     }
     check_names(flags);
+    if (flags.tokens) parse_tokens(*flags.tokens);
     for (const std::string& name : flags.plan.machines) {
       measurements_[name] = measurements_of(load_machine_or_here(name, flags.store), flags.store);
     }
@@ -252,6 +324,12 @@ class Comparer {
   // Throws Error where a price is needed and missing.
   void check_prices() const {
     if (criterion_of(flags_) != Criterion::kCostPerToken) return;
+    for (const Offer& offer : flags_.offers) {
+      if (offer.price_per_device_hour > 0) continue;
+      throw Error("--metric cost_per_token", "the offer '" + offer.name() + "' has no price",
+                  "write it as " + offer.name() + " @ 2.40");
+    }
+    if (!flags_.offers.empty()) return;
     const bool all = !flags_.plan.machines.empty() &&
                      std::all_of(flags_.plan.machines.begin(), flags_.plan.machines.end(),
                                  [&](const std::string& name) { return price_of(name) > 0; });
@@ -271,7 +349,8 @@ class Comparer {
       progress.show(static_cast<double>(done) / static_cast<double>(count),
                     fmt::format("{} of {} cells", done, count));
     };
-    Comparison result{grid_, compute_cells(work), criterion_of(flags_), {}, {}};
+    Comparison result{grid_, compute_cells(work), criterion_of(flags_), {}, {}, {}};
+    if (flags_.tokens) result.run_tokens = parse_tokens(*flags_.tokens);
     result.best = winners(result.grid, result.cells, result.criterion);
     result.crossings = crossings(result.grid, result.best);
     progress.finish(fmt::format("{} cells", count));
@@ -306,7 +385,9 @@ class Comparer {
     const auto known = measurements_.find(of.plan.machine);
     const Measurements measurements =
         known != measurements_.end() ? known->second : measurements_of(of.machine, flags_.store);
-    const double price = price_of(of.plan.machine);
+    const Offer* const offer = offer_of(flags_, grid_, index);
+    const double price =
+        offer != nullptr ? offer->price_per_device_hour : price_of(of.plan.machine);
     const int64_t parameters = parameter_count(of.model);
     CellResult result;
     if (flags_.tune) {

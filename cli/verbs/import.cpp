@@ -65,6 +65,8 @@ bool parse(Words words, ImportFlags& flags) {
   parser.add(flags.store);
   parser.add(flags.output, "Write the plan to this file instead of the output");
   if (!parser.parse(words)) return false;
+  request.model = name_meant("--model", request.model, "models");
+  request.machine = name_meant("--machine", request.machine, "machines");
   request.dtype = dtype_of(flags.dtype);
   return true;
 }

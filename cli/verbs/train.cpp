@@ -19,6 +19,7 @@
 #include "cli/text/tables.h"
 #include "sim/base/error.h"
 #include "sim/base/median.h"
+#include "sim/spec/caveats.h"
 
 namespace ballast {
 namespace {
@@ -344,6 +345,13 @@ void check_flags(const TrainFlags& flags) {
   }
 }
 
+// What the configuration says and nothing here does would train another model without a word.
+void check_is_that_model(const Setting& of) {
+  for (const Caveat& caveat : caveats_of(of.model, of.plan, of.stack.facts)) {
+    if (caveat.trains_another) throw caveat.error();
+  }
+}
+
 }  // namespace
 
 int run_train(Words words) {
@@ -355,6 +363,7 @@ int run_train(Words words) {
     throw Error("plan.checkpoint_period_steps", "there is no folder for checkpoints",
                 "add --checkpoint DIR, or --set plan.checkpoint_period_steps=0");
   }
+  check_is_that_model(of);
   const Measurements measurements = measurements_of(of.machine, flags.store);
   const Completed completed = complete(std::move(of), &measurements);
   if (!completed.prediction.fits) {

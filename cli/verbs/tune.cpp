@@ -8,6 +8,7 @@
 #include "cli/tune/tune_output.h"
 #include "cli/tune/tune_sizes.h"
 #include "cli/tune/tune_studies.h"
+#include "sim/spec/caveats.h"
 
 namespace ballast {
 namespace {
@@ -151,6 +152,9 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
   OrderedJson json = any ? search_json(*size.found.found, &size.of.model) : search_json(nothing);
   json.update(counts_of(cache));
   json["objective"] = size_json(flags, size);
+  std::vector<std::string> notes;
+  if (any) notes = notes_of(size.of.model, size.of.plan, Stack{}.facts);
+  json["notes"] = notes;
   if (any) {
     json["objective"]["model_file"] = files.model;
     json["objective"]["predict"] = files.predict;
@@ -158,9 +162,10 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
   fmt::print("{}", flags.output.json ? json.dump(1) + "\n" : size_text(flags, size));
   if (!any) return without;
   if (!flags.output.json) {
-    fmt::print("\n{}the best: {}\n{}\n\n{}{}{}", search_text(flags, size.of, *size.found.found),
+    fmt::print("\n{}the best: {}\n{}\n{}\n{}{}{}", search_text(flags, size.of, *size.found.found),
                plan_text(size.of.plan), runs_on_text(runs_on(size.of.model, size.of.plan, Stack{})),
-               ranking_text(*size.found.found, flags.top), text_of_cache(cache), text_of(files));
+               notes_text(notes), ranking_text(*size.found.found, flags.top), text_of_cache(cache),
+               text_of(files));
   }
   append_to_store(flags, size.of, *size.found.found->best, json);
   return kDone;
@@ -185,6 +190,8 @@ int run_tune(Words words) {
   if (flags.loop.plans) measured = tuner.measure_plans(found);
   Setting best = tuner.with(found.best->plan);
   OrderedJson json = search_json(found, &best.model);
+  const std::vector<std::string> notes = notes_of(best.model, best.plan, Stack{}.facts);
+  json["notes"] = notes;
   if (measured) json["measured"] = measured_json(*measured);
   json["objective"] = objective_json(flags, *found.best);
   json["points"] = points_json(flags, tuned);
@@ -201,8 +208,8 @@ int run_tune(Words words) {
   }
   fmt::print("{}{}", points_text(flags, tuned), search_text(flags, best, found));
   if (measured) fmt::print("{}\n", measured_text(flags.loop, *measured));
-  fmt::print("the best: {}\n{}\n\n", plan_text(best.plan),
-             runs_on_text(runs_on(best.model, best.plan, Stack{})));
+  fmt::print("the best: {}\n{}\n{}\n", plan_text(best.plan),
+             runs_on_text(runs_on(best.model, best.plan, Stack{})), notes_text(notes));
   if (!measured || measured->measured.empty()) {
     fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
   }

@@ -137,7 +137,8 @@ std::vector<std::string> notes_of(const Plan& plan, const Model& model, Framewor
       notes.emplace_back(
           "--fp8-recipe tensorwise needs a Transformer Engine that has Float8CurrentScaling");
     }
-    if (model.sliding_window > 0 || model.attention_sinks) {
+    const bool has_window = model.sliding_window > 0 && plan.sequence_length > model.sliding_window;
+    if (has_window || model.attention_sinks) {
       notes.emplace_back("the model's window and sinks of attention are not among the flags");
     }
     notes.emplace_back("add the data, tokenizer, learning rate and --train-iters");

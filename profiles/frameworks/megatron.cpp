@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "profiles/frameworks/options.h"
+#include "profiles/names/words.h"
 #include "sim/base/error.h"
 #include "sim/spec/stack.h"
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "profiles/json_records.h"
+#include "profiles/names/words.h"
 #include "sim/base/error.h"
 
 namespace ballast {

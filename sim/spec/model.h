@@ -79,6 +79,12 @@ struct Model {
   int64_t full_attention_period = 0;
   bool attention_sinks = false;  // gpt_oss: one learned logit a head, parameters of kCoreAttention
 
+  // What its configuration says and neither a prediction nor a device here follows
+  // (sim/spec/caveats.h tells): the largest share of values that training drops, and the method by
+  // which weights are stored in fewer bits.
+  double dropout = 0;
+  std::string quantization = "none";
+
   bool is_latent() const { return kv_rank > 0; }
   bool has_experts(int64_t layer) const;
   int64_t value_head_size() const { return is_latent() ? value_size : head_size; }

@@ -71,6 +71,15 @@ void check_sizes(const Model& model) {
   }
 }
 
+void check_what_is_not_followed(const Model& model) {
+  if (!(model.dropout >= 0 && model.dropout < 1)) {
+    refuse(model, fmt::format("dropout is {:g}", model.dropout), "use a share from 0 to below 1");
+  }
+  if (model.quantization.empty()) {
+    refuse(model, "quantization is empty", "name the method, or none");
+  }
+}
+
 void check_attention(const Model& model) {
   if (model.heads % model.kv_heads != 0) {
     refuse(model, fmt::format("{} heads cannot share {} kv_heads", model.heads, model.kv_heads),
@@ -184,6 +193,7 @@ void check(const Model& model) {
            fmt::format("use at most {}", kMostLayers));
   }
   check_attention(model);
+  check_what_is_not_followed(model);
   if (!std::is_sorted(model.dense_layers.begin(), model.dense_layers.end())) {
     refuse(model, "dense_layers is not in order", "list them ascending");
   }

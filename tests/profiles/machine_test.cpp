@@ -124,7 +124,7 @@ TEST(Machines, know_the_power_of_a_device_where_a_data_sheet_says_it) {
 // What not every machine has; see the head of profiles/machine.cpp.
 bool optional(const std::string& key) {
   return key == "attention_tflops" || key == "core_bandwidth_gb_per_s" || key == "power_watts" ||
-         key == "nominal_matmul_tflops";
+         key == "nominal_matmul_tflops" || key == "node" || key == "network";
 }
 
 // A part of a generation of device tables brings rates, which the file's own go before.

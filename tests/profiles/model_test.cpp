@@ -127,19 +127,64 @@ TEST(Models, newer_files_hold_rotary_settings_in_one_object) {
   EXPECT_EQ(parse(config).rope_theta, 500000.0);
 }
 
-TEST(Models, sliding_window_limits_the_positions) {
+TEST(Models, sliding_window_is_that_of_every_layer) {
   Json config = llama_config();
   config["max_position_embeddings"] = 32768;
   config["num_key_value_heads"] = 1;
   config["model_type"] = "mistral";
-  EXPECT_EQ(parse(config).max_positions, 4096) << "the default of MistralConfig";
-  config["sliding_window"] = 1024;
-  EXPECT_EQ(parse(config).max_positions, 1024);
-  config["sliding_window"] = nullptr;
+  EXPECT_EQ(parse(config).sliding_window, 4096) << "the default of MistralConfig";
   EXPECT_EQ(parse(config).max_positions, 32768);
-  config["model_type"] = "qwen2";
   config["sliding_window"] = 1024;
-  EXPECT_EQ(parse(config).max_positions, 32768) << "qwen2 has it off by default";
+  EXPECT_EQ(parse(config).window_of(0), 1024);
+  EXPECT_EQ(parse(config).window_of(1), 1024);
+  config["layer_types"] = {"sliding_attention", "full_attention"};
+  EXPECT_EQ(parse(config).window_of(0), 1024);
+  EXPECT_EQ(parse(config).window_of(1), 0);
+  config["layer_types"] = {"full_attention", "full_attention"};
+  EXPECT_EQ(parse(config).window_of(0), 0);
+  config.erase("layer_types");
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(parse(config).sliding_window, 0);
+}
+
+// Qwen2Config gives the window to the layers from max_window_layers on, 28 by default.
+TEST(Models, sliding_window_of_qwen_is_switched_on_and_begins_at_a_layer) {
+  Json config = llama_config();
+  config["model_type"] = "qwen2";
+  config["num_key_value_heads"] = 1;
+  config["sliding_window"] = 16;
+  EXPECT_EQ(parse(config).sliding_window, 0) << "off by default";
+  config["use_sliding_window"] = true;
+  EXPECT_EQ(parse(config).sliding_window, 0) << "its two layers are before the 28th";
+  config["max_window_layers"] = 0;
+  EXPECT_EQ(parse(config).sliding_window, 16);
+  config["max_window_layers"] = 1;
+  const std::string error = testing::error_of([&] { parse(config); });
+  EXPECT_TRUE(testing::holds(error, "max_window_layers")) << "the last layer alone: " << error;
+}
+
+TEST(Models, dropout_is_the_largest_that_the_file_or_its_class_says) {
+  Json config = gpt2_config();
+  EXPECT_EQ(parse(config).dropout, 0.1) << "GPT2Config's own";
+  for (const char* key : {"attn_pdrop", "embd_pdrop"}) config[key] = 0.0;
+  EXPECT_EQ(parse(config).dropout, 0.1) << "resid_pdrop";
+  config["resid_pdrop"] = 0.05;
+  EXPECT_EQ(parse(config).dropout, 0.05);
+  Json llama = llama_config();
+  EXPECT_EQ(parse(llama).dropout, 0);
+  llama["attention_dropout"] = 0.25;
+  EXPECT_EQ(parse(llama).dropout, 0.25);
+  llama["hidden_dropout"] = 0.5;
+  EXPECT_EQ(parse(llama).dropout, 0.5);
+}
+
+TEST(Models, quantization_is_named_by_its_method) {
+  Json config = llama_config();
+  EXPECT_EQ(parse(config).quantization, "none");
+  config["quantization_config"] = {{"quant_method", "gptq"}, {"bits", 4}};
+  EXPECT_EQ(parse(config).quantization, "gptq");
+  config["quantization_config"] = {{"bits", 4}};
+  EXPECT_EQ(parse(config).quantization, "unnamed");
 }
 
 TEST(Models, keys_of_hugging_face_that_we_do_not_use_are_ignored) {

@@ -40,14 +40,16 @@ constexpr std::array<Asked, kModelFeatures> kModelAsked = {
      {"tokens that are routed to experts", "model", "train a model without"},
      {"latent attention (deepseek_v3)", "model", "train a model without"},
      {"attention sinks (gpt_oss)", "model", "train a model without"},
-     {"layers that see a window only", "model", "train a model without"},
+     {"layers that see a window only", "model.sliding_window",
+      "train sequences that it covers, or full attention: --set model.sliding_window=0"},
      {"scaled rotary positions (rope_scaling)", "model", "train a model without"}}};
 
 constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
     {{"more devices than one", "plan.devices", "set plan.devices=1"},
      {"the memory of another chip (numa remote)", "plan.numa", "set plan.numa=local"}}};
 
-bool has_feature(const Model& model, ModelFeature feature) {
+// As far as a plan shows it: a window that covers the sequence is none.
+bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
   switch (feature) {
     case ModelFeature::kQkNorm:
       return model.qk_norm;
@@ -58,7 +60,8 @@ bool has_feature(const Model& model, ModelFeature feature) {
     case ModelFeature::kAttentionSinks:
       return model.attention_sinks;
     case ModelFeature::kSlidingWindow:
-      return model.sliding_window > 0;
+      return model.sliding_window > 0 && model.full_attention_period != 1 &&
+             plan.sequence_length > model.sliding_window;
     case ModelFeature::kScaledRope:
       return model.scaled_rope;
   }
@@ -289,7 +292,7 @@ std::optional<Missing> first_missing(const Model& model, const Plan& plan,
   }
   for (int i = 0; i < kModelFeatures; ++i) {
     const auto feature = static_cast<ModelFeature>(i);
-    if (!has_feature(model, feature) || capabilities.declares(feature)) continue;
+    if (!has_feature(model, plan, feature) || capabilities.declares(feature)) continue;
     const Asked& asked = kModelAsked[static_cast<size_t>(i)];
     return missing(capabilities, fmt::format("{} has {}", model.name, asked.what), asked.knob,
                    asked.remedy);

@@ -18,7 +18,13 @@ struct Comparison {
   Criterion criterion{};
   std::vector<std::optional<Winner>> best;  // of every row
   std::vector<Crossing> crossings;
+  std::optional<double> run_tokens;  // of a whole run, whose days and cost are told
 };
+
+// What tells a column from the others: "superoffload, 4 devices".
+std::string column_name(const Grid& grid, size_t column);
+// "model gpt2, devices 2": the axes of a row that have several values, but for one.
+std::string row_name(const Grid& grid, size_t row, std::optional<size_t> without);
 
 // Rows by columns, the best of a row marked; where the best changes; why what does not fit does
 // not.
@@ -28,7 +34,9 @@ std::string comparison_text(const Comparison& comparison);
 std::string comparison_csv(const Comparison& comparison);
 
 // {"schema", "metric", "unit", "rows", "columns": the axes, "cells", "best": one a row,
-// "crossings"}. A cell has its "memory" by place: what is needed, usable, and who holds how much.
+// "crossings", "notes": those of all cells}, and "run_tokens" where a run was asked for, whose days
+// and cost its cells then have. A cell has its "memory" by place: what is needed, usable, and who
+// holds how much.
 nlohmann::ordered_json comparison_json(const Comparison& comparison);
 
 // What `json` compares, as a title.

@@ -1,4 +1,4 @@
-#include "cli/text/comparison.h"
+#include "cli/compare/comparison.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/compare/buyers.h"
 #include "cli/text/confidence.h"
+#include "cli/text/prediction.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
 #include "profiles/load.h"
@@ -66,43 +68,6 @@ constexpr std::array<CriterionWords, kCriteria> kCriterionWords = {
      {"price of a million tokens, less is better", "price of a million tokens"}}};
 const CriterionWords& words_of(Criterion criterion) {
   return kCriterionWords[static_cast<size_t>(criterion)];
-}
-
-std::string column_name(const Grid& grid, size_t column) {
-  const std::vector<size_t> at = grid.column_at(column);
-  std::vector<std::string> words;
-  for (size_t i = 0; i < at.size(); ++i) {
-    const Axis& axis = grid.column_axes()[i];
-    if (axis.values.size() == 1) continue;
-    const std::string& value = axis.values[at[i]];
-    const bool speaks_for_itself =
-        axis.name == "strategy" || axis.name == "machine" || axis.name == "model";
-    if (speaks_for_itself) {
-      words.push_back(value);
-    } else if (axis.name == "devices") {
-      words.push_back(value + (value == "1" ? " device" : " devices"));
-    } else {
-      words.push_back(axis.name + " " + value);
-    }
-  }
-  if (!words.empty()) return fmt::format("{}", fmt::join(words, ", "));
-  for (size_t i = 0; i < at.size(); ++i) {
-    const Axis& axis = grid.column_axes()[i];
-    if (axis.name == "strategy") return axis.values.front();
-  }
-  return "the plan";
-}
-
-// "model gpt2, devices 2": the axes of a row that have several values, but for one.
-std::string row_name(const Grid& grid, size_t row, std::optional<size_t> without) {
-  const std::vector<size_t> at = grid.row_at(row);
-  std::vector<std::string> words;
-  for (size_t i = 0; i < at.size(); ++i) {
-    const Axis& axis = grid.row_axes()[i];
-    if (axis.values.size() > 1 && i != without)
-      words.push_back(axis.name + " " + axis.values[at[i]]);
-  }
-  return fmt::format("{}", fmt::join(words, ", "));
 }
 
 // What all cells have in common.
@@ -211,6 +176,17 @@ std::string crossings_text(const Comparison& comparison) {
   return text;
 }
 
+// Every note of the cells once, in their order.
+std::vector<std::string> notes_of_cells(const Comparison& comparison) {
+  std::vector<std::string> notes;
+  for (const CellResult& cell : comparison.cells) {
+    for (const std::string& note : cell.notes) {
+      if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
+    }
+  }
+  return notes;
+}
+
 // Whose habits the cells assume, and which plans and verdicts that leaves open.
 std::string assumed_text(const Comparison& comparison) {
   const Grid& grid = comparison.grid;
@@ -223,6 +199,7 @@ std::string assumed_text(const Comparison& comparison) {
     const std::string where = stacks.size() == 1 ? "" : fmt::format("{} cells ", count);
     text += where + stack_text(name) + "\n";
   }
+  text += notes_text(notes_of_cells(comparison));
   bool any_near = false;
   for (size_t row = 0; row < grid.rows(); ++row) any_near |= is_too_near(comparison, row);
   if (any_near) {
@@ -346,6 +323,11 @@ OrderedJson memory_json(const CellResult& cell) {
   return memory;
 }
 
+OrderedJson offered_price(const CellResult& cell) {
+  return cell.price_per_device_hour > 0 ? OrderedJson(cell.price_per_device_hour)
+                                        : OrderedJson(nullptr);
+}
+
 OrderedJson cell_json(const Comparison& comparison, size_t index) {
   const CellResult& cell = comparison.cells[index];
   const auto number = [&](double value) {
@@ -371,6 +353,13 @@ OrderedJson cell_json(const Comparison& comparison, size_t index) {
   const bool priced = cell.fits && cell.price_per_device_hour > 0;
   json["cost_per_million_tokens"] =
       priced ? OrderedJson(cell.cost_per_million_tokens()) : OrderedJson(nullptr);
+  if (comparison.run_tokens) {
+    json["run_days"] = number(cell.fits ? cell.days_of_run(*comparison.run_tokens) : 0);
+    json["run_cost"] =
+        priced ? OrderedJson(cell.cost_of_run(*comparison.run_tokens)) : OrderedJson(nullptr);
+  }
+  if (has_offers(comparison.grid)) json["price_per_device_hour"] = offered_price(cell);
+  json["notes"] = cell.notes;
   json["runs_on"] = runs_on_json(cell.runs_on);
   json["plan"] =
       cell.plan.model.empty() ? OrderedJson(nullptr) : OrderedJson::parse(plan_json(cell.plan));
@@ -400,10 +389,47 @@ OrderedJson crossing_json(const Comparison& comparison, const Crossing& crossing
 
 }  // namespace
 
+std::string column_name(const Grid& grid, size_t column) {
+  const std::vector<size_t> at = grid.column_at(column);
+  std::vector<std::string> words;
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Axis& axis = grid.column_axes()[i];
+    if (axis.values.size() == 1) continue;
+    const std::string& value = axis.values[at[i]];
+    const bool speaks_for_itself = axis.name == "strategy" || axis.name == "machine" ||
+                                   axis.name == "model" || axis.name == kOfferAxis;
+    if (speaks_for_itself) {
+      words.push_back(value);
+    } else if (axis.name == "devices") {
+      words.push_back(value + (value == "1" ? " device" : " devices"));
+    } else {
+      words.push_back(axis.name + " " + value);
+    }
+  }
+  if (!words.empty()) return fmt::format("{}", fmt::join(words, ", "));
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Axis& axis = grid.column_axes()[i];
+    if (axis.name == "strategy") return axis.values.front();
+  }
+  return "the plan";
+}
+
+std::string row_name(const Grid& grid, size_t row, std::optional<size_t> without) {
+  const std::vector<size_t> at = grid.row_at(row);
+  std::vector<std::string> words;
+  for (size_t i = 0; i < at.size(); ++i) {
+    const Axis& axis = grid.row_axes()[i];
+    if (axis.values.size() > 1 && i != without)
+      words.push_back(axis.name + " " + axis.values[at[i]]);
+  }
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
 std::string comparison_text(const Comparison& comparison) {
   std::string text = heading(comparison) + "\n\n" + table_text(comparison);
-  for (const std::string& part : {assumed_text(comparison), crossings_text(comparison),
-                                  reasons_text(comparison), running_text(comparison)}) {
+  for (const std::string& part :
+       {buyers_text(comparison), assumed_text(comparison), crossings_text(comparison),
+        reasons_text(comparison), running_text(comparison)}) {
     if (!part.empty()) text += "\n" + part;
   }
   return text;
@@ -421,6 +447,8 @@ std::string comparison_csv(const Comparison& comparison) {
                             "peak_cpu_bytes", "cost_per_million_tokens", "stack", "reason"}) {
     titles.emplace_back(title);
   }
+  if (comparison.run_tokens) titles.insert(titles.end(), {"run_days", "run_cost"});
+  if (has_offers(grid)) titles.emplace_back("price_per_device_hour");
   std::string text = csv_line(titles);
   for (size_t i = 0; i < comparison.cells.size(); ++i) {
     const OrderedJson cell = cell_json(comparison, i);
@@ -443,6 +471,8 @@ OrderedJson comparison_json(const Comparison& comparison) {
                       {"unit", words_of(comparison.criterion).unit}};
   json["rows"] = json["columns"] = json["cells"] = OrderedJson::array();
   json["best"] = json["crossings"] = OrderedJson::array();
+  if (comparison.run_tokens) json["run_tokens"] = *comparison.run_tokens;
+  json["notes"] = notes_of_cells(comparison);
   for (const Axis& axis : grid.row_axes()) json["rows"].push_back(axis_json(axis));
   for (const Axis& axis : grid.column_axes()) json["columns"].push_back(axis_json(axis));
   for (size_t i = 0; i < comparison.cells.size(); ++i) {
@@ -474,7 +504,7 @@ std::string comparison_title(const OrderedJson& json) {
       const std::string first = axis["values"].front();
       if (axis["values"].size() > 1) {
         crossed.push_back(name);
-      } else if (name == "model" || name == "machine" || name == "strategy") {
+      } else if (name == "model" || name == "machine" || name == "strategy" || name == kOfferAxis) {
         alike.push_back(first);
       } else {
         alike.push_back(name + " " + first);
