@@ -4,7 +4,7 @@
 // (autotune/complete/feasibility.h): no plan of a size that is declared too large fits.
 // Both searches assume that memory grows with layers, width and tokens, so that beyond a size that
 // does not fit none does, and end at a neighbouring pair: one that fits, and the next one.
-// Will not do: change a degree of parallelism or a ZeRO stage (the plan names them), read files.
+// Will not do: change a degree of parallelism or a ZeRO stage that the plan names, read files.
 #pragma once
 
 #include <cstdint>

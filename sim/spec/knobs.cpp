@@ -191,7 +191,7 @@ constexpr Knob kTable[] = {
          .matters_in = [](const Plan& plan) { return plan.replicas() > 1; },
          .flag = {"--zero-stage",
                   "What is split over devices with the same weights: 0 nothing, 1 optimizer, 2 "
-                  "gradients too, 3 weights too [the strategy's, or 2]",
+                  "gradients too, 3 weights too [the strategy's, or chosen]",
                   "STAGE"}}),
     knob<&Plan::zero_group>(
         {.id = KnobId::kZeroGroup,
