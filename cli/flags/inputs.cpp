@@ -180,9 +180,9 @@ StackFlag flag_for_ballast(const Machine& machine) {
 
 std::vector<Setting> load_cases(const PlanFlags& flags, const StoreFlag& store) {
   std::vector<Setting> cases = starts_of(flags, store, nullptr);
-  // An open layout is checked as it is chosen.
-  for (const Setting& each : cases) {
-    if (!each.has_open_layout()) check(each.plan, each.model);
+  // An open layout is checked as it is chosen, and one of several when its turn comes.
+  if (cases.size() == 1 && !cases.front().has_open_layout()) {
+    check(cases.front().plan, cases.front().model);
   }
   return cases;
 }

@@ -68,7 +68,7 @@ std::string provenance_text(const Prediction& prediction) {
 }
 
 std::string memory_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence] = predicted;
+  const auto& [of, prediction, confidence, refusal] = predicted;
   Table table({{"memory", true}, {"needed"}, {"usable"}, {"", true}});
   for (const PlacePeak& peak : prediction.peaks) {
     if (peak.arena.count == 0) continue;
@@ -134,7 +134,7 @@ std::string degrees_text(const Plan& plan) {
 
 // The intervals stand behind what they are of, and take a line of their own.
 std::string rates_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence] = predicted;
+  const auto& [of, prediction, confidence, refusal] = predicted;
   const std::string device =
       fmt::format("{} a device ({} with recompute)   MFU {}\n", show(prediction.model_rate),
                   show(prediction.hardware_rate), show_percent(100 * prediction.mfu));
@@ -293,7 +293,7 @@ std::string plan_text(const Plan& plan) {
 }
 
 std::string prediction_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence] = predicted;
+  const auto& [of, prediction, confidence, refusal] = predicted;
   std::string text = fmt::format(
       "{} on {}, {} {}, {}\n{}\n{}\n{}\n", of.model.name, of.machine.name, of.plan.devices,
       of.plan.devices == 1 ? "device" : "devices",
@@ -336,14 +336,16 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                {"CPU memory"},
                {"runs on", true}});
   std::vector<std::string> notes;  // each once
-  for (const auto& [of, prediction, confidence] : cases) {
+  for (const auto& [of, prediction, confidence, refusal] : cases) {
     for (std::string& note : notes_of(of.model, of.plan, of.stack.facts)) {
       if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
     }
     std::vector<std::string> cells = {of.model.name, of.machine.name,
                                       std::to_string(of.plan.devices), of.plan.strategy,
                                       of.stack.name};
-    if (!prediction.fits) {
+    if (!refusal.empty()) {
+      cells.push_back("illegal: " + refusal);
+    } else if (!prediction.fits) {
       // What to do about it takes a line of its own, which `predict` of this plan alone has.
       cells.push_back(verdict_text(false, confidence) + ": " +
                       prediction.reason.substr(0, prediction.reason.find(';')));

@@ -30,6 +30,7 @@ struct Predicted {
   Setting of;
   Prediction prediction;
   std::optional<Confidence> confidence;
+  std::string refusal{};  // of a list: why there is no prediction of this one; else empty
 };
 // `prediction` must be of these arguments.
 Predicted judged(Setting of, Prediction prediction, const Measurements& measurements);

@@ -5,7 +5,9 @@
 #include "autotune/complete/complete.h"
 #include "autotune/studies/capacity.h"
 #include "cli/report/trace.h"
+#include "cli/text/interrupt.h"
 #include "cli/text/prediction.h"
+#include "cli/text/progress.h"
 #include "cli/text/tables.h"
 #include "cli/tune/found_model.h"
 #include "sim/base/atomic_file.h"
@@ -14,10 +16,17 @@
 namespace ballast {
 namespace {
 
+OrderedJson json_of(const Predicted& one) {
+  if (one.refusal.empty()) return prediction_json(one);
+  return {{"model", one.of.model.name},         {"machine", one.of.machine.name},
+          {"devices", one.of.plan.devices},     {"strategy", one.of.plan.strategy},
+          {"stack", one.of.stack.name},         {"fits", nullptr},
+          {"refusal", one.refusal}};
+}
+
 OrderedJson json_of(const std::vector<Predicted>& cases) {
-  if (cases.size() == 1) return prediction_json(cases[0]);
   OrderedJson list = OrderedJson::array();
-  for (const Predicted& one : cases) list.push_back(prediction_json(one));
+  for (const Predicted& one : cases) list.push_back(json_of(one));
   return {{"cases", list}};
 }
 
@@ -119,9 +128,10 @@ OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
 }
 
 // Fills in the plan, and what `predict` says of it.
-Predicted complete_and_predict(Setting of, const StoreFlag& store) {
+Predicted complete_and_predict(Setting of, const StoreFlag& store,
+                               const std::function<bool()>& interrupted = {}) {
   const Measurements measurements = measurements_of(of.machine, store);
-  Completed completed = complete(std::move(of), &measurements);
+  Completed completed = complete(std::move(of), &measurements, interrupted);
   return judged(std::move(completed.setting), std::move(completed.prediction), measurements);
 }
 
@@ -205,30 +215,67 @@ int run_max_sequence(const PredictFlags& flags) {
   return kDone;
 }
 
-int run_plans(const PredictFlags& flags) {
-  std::vector<Setting> cases = load_cases(flags.plan, flags.store);
-  if (flags.trace && cases.size() > 1) {
-    throw Error("--trace " + *flags.trace, "there are several plans",
-                "name one model, machine, "
-                "strategy and number of devices");
+int run_plan(Setting of, const PredictFlags& flags) {
+  of.stack = stack_of(flags.stack, of.machine);
+  Predicted predicted = complete_and_predict(std::move(of), flags.store);
+  if (flags.trace) write_trace(*flags.trace, predicted.prediction);
+  Report report{prediction_text(predicted), prediction_json(predicted)};
+  const bool fits = predicted.prediction.fits;
+  if (fits) report.text += write_plan(predicted.of, flags, report.json);
+  print(report, flags);
+  return fits ? kDone : kInfeasible;
+}
+
+// One of a list: that it is refused does not cost the others.
+Predicted predict_or_refuse(Setting of, const PredictFlags& flags, const InterruptWatch& watch) {
+  of.stack = stack_of(flags.stack, of.machine);
+  try {
+    if (!of.has_open_layout()) check(of.plan, of.model);
+    return complete_and_predict(of, flags.store, [&] { return watch.interrupted(); });
+  } catch (const Error& error) {
+    return {std::move(of), {}, {}, one_line(error.what())};
   }
-  if (flags.plan_out && cases.size() > 1) {
-    throw Error("--plan-out " + *flags.plan_out, "there are several plans",
+}
+
+void check_is_one(const PredictFlags& flags) {
+  const auto refuse = [](const std::string& flag) {
+    throw Error(flag, "there are several plans",
                 "name one model, machine, strategy and number of devices");
-  }
+  };
+  if (flags.trace) refuse("--trace " + *flags.trace);
+  if (flags.plan_out) refuse("--plan-out " + *flags.plan_out);
+}
+
+// As they come, in order; Ctrl-C ends the list, and what there is of it is printed.
+int run_list(std::vector<Setting> cases, const PredictFlags& flags) {
+  check_is_one(flags);
+  const InterruptWatch watch;
+  Progress progress("predict");
   std::vector<Predicted> predicted;
   for (Setting& of : cases) {
-    of.stack = stack_of(flags.stack, of.machine);
-    predicted.push_back(complete_and_predict(std::move(of), flags.store));
+    const std::string name = fmt::format("{} on {} x{}, {}", of.model.name, of.machine.name,
+                                         of.plan.devices, of.plan.strategy);
+    Predicted one = predict_or_refuse(std::move(of), flags, watch);
+    if (watch.interrupted()) break;
+    predicted.push_back(std::move(one));
+    progress.show(static_cast<double>(predicted.size()) / static_cast<double>(cases.size()),
+                  fmt::format("{} of {}: {}", predicted.size(), cases.size(), name));
   }
-  if (flags.trace) write_trace(*flags.trace, predicted[0].prediction);
-  const bool one = predicted.size() == 1;
-  Report report{one ? prediction_text(predicted[0]) : prediction_table(predicted),
-                json_of(predicted)};
-  if (one && predicted[0].prediction.fits) {
-    report.text += write_plan(predicted[0].of, flags, report.json);
+  const bool whole = predicted.size() == cases.size();
+  progress.finish(fmt::format("{} of {}", predicted.size(), cases.size()));
+  const bool any_legal = std::any_of(predicted.begin(), predicted.end(),
+                                     [](const Predicted& each) { return each.refusal.empty(); });
+  // Flags of which no plan can be made are bad input.
+  if (whole && !any_legal) {
+    throw Error("every plan of the list", predicted.front().refusal, "correct what they share");
+  }
+  Report report{prediction_table(predicted), json_of(predicted)};
+  if (!whole) {
+    report.text += fmt::format("interrupted: {} of {}\n", predicted.size(), cases.size());
+    report.json["interrupted"] = true;
   }
   print(report, flags);
+  if (!whole) return kUndecided;
   const bool any = std::any_of(predicted.begin(), predicted.end(),
                                [](const Predicted& each) { return each.prediction.fits; });
   return any ? kDone : kInfeasible;
@@ -248,7 +295,9 @@ int run_predict(Words words) {
   }
   if (flags.max_model) return run_max_model(flags);
   if (flags.max_sequence) return run_max_sequence(flags);
-  return run_plans(flags);
+  std::vector<Setting> cases = load_cases(flags.plan, flags.store);
+  if (cases.size() == 1) return run_plan(std::move(cases.front()), flags);
+  return run_list(std::move(cases), flags);
 }
 
 }  // namespace ballast

@@ -54,5 +54,40 @@ TEST(Chosen, what_is_named_stays) {
   EXPECT_EQ(plan["micro_batch"], 1);
 }
 
+// zero-infinity-nvme asks for NVMe, which the machine does not have.
+TEST(Chosen, one_bad_cell_does_not_cost_the_others) {
+  Workbench bench;
+  bench.write_tiny_model();
+  const std::string asked =
+      "predict --model ./tiny.json --machine gh200-96gb-480gb "
+      "--strategy zero-offload,zero-infinity-nvme,resident --sequence-length 64 ";
+  const Outcome told = bench.run(asked + "--json --out all.json 2> /dev/null");
+  ASSERT_EQ(told.code, 0) << told.output;
+  const Json cases = Json::parse(told.output)["cases"];
+  ASSERT_EQ(cases.size(), 3U);
+  EXPECT_TRUE(cases[0]["fits"].get<bool>());
+  EXPECT_TRUE(cases[1]["fits"].is_null());
+  EXPECT_NE(cases[1]["refusal"].get<std::string>().find("nvme"), std::string::npos);
+  EXPECT_TRUE(cases[2]["fits"].get<bool>());
+  EXPECT_EQ(bench.read("all.json"), told.output);
+}
+
+TEST(Chosen, an_illegal_cell_of_a_list_says_why) {
+  Workbench bench;
+  bench.write_tiny_model();
+  const std::string asked =
+      "predict --model ./tiny.json --machine alps-gh200-quad --sequence-length 64 "
+      "--strategy zero-2 --micro-batch 4 --global-batch 4 ";
+  const Outcome list = bench.run(asked + "--devices 1,4 2> /dev/null");
+  EXPECT_EQ(list.code, 0) << list.output;
+  EXPECT_TRUE(list.says("illegal: plan, micro_batch: 4 does not divide")) << list.output;
+  const Outcome json = bench.run(asked + "--devices 1,4 --json 2> /dev/null");
+  const Json cases = Json::parse(json.output)["cases"];
+  EXPECT_TRUE(cases[0]["fits"].get<bool>());
+  EXPECT_TRUE(cases[1]["fits"].is_null());
+  // Where none is legal, that is bad input.
+  EXPECT_EQ(bench.run(asked + "--devices 2,4").code, 2);
+}
+
 }  // namespace
 }  // namespace ballast
