@@ -87,7 +87,7 @@ wait "$first"
 compare() {
   name=$1
   shift
-  set -- predict "$@" --global-batch 8 --strategy superoffload --json
+  set -- predict "$@" --global-batch 8 --strategy superoffload --zero-stage 2 --json
   echo "cross_aarch64: ballast $*"
   emulate max,sve-max-vq=1 "$build/ballast" "$@" > "$build/$name.json"
   if [ -x "$native" ]; then
