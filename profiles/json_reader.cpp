@@ -211,8 +211,31 @@ std::vector<double> JsonReader::numbers(const std::string& key, NumberRange rang
   return list;
 }
 
+std::vector<std::string> JsonReader::texts(const std::string& key) {
+  const Json& list = require(key);
+  if (!list.is_array()) fail(key, "must be a list of texts", "write it as [\"one\"]");
+  std::vector<std::string> found;
+  for (const Json& one : list) {
+    if (!one.is_string()) fail(key, "must hold texts only", "put each between quotes");
+    found.push_back(one.get<std::string>());
+  }
+  return found;
+}
+
 JsonReader JsonReader::object(const std::string& key) {
   return JsonReader(require(key), source_, path_.empty() ? key : path_ + "." + key);
+}
+
+std::vector<JsonReader> JsonReader::objects(const std::string& key) {
+  const Json& list = require(key);
+  if (!list.is_array()) fail(key, "must be a list of objects", "put them between [ ]");
+  std::vector<JsonReader> readers;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!list[i].is_object()) fail(key, "must hold objects", "put keys between { }");
+    const std::string place = key + "[" + std::to_string(i) + "]";
+    readers.emplace_back(list[i], source_, path_.empty() ? place : path_ + "." + place);
+  }
+  return readers;
 }
 
 size_t JsonReader::choice(const std::string& key, const std::vector<std::string>& names) {

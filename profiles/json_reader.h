@@ -56,7 +56,10 @@ class JsonReader {
   int64_t whole(const std::string& key, WholeRange range);
   double number(const std::string& key, NumberRange range);
   std::vector<double> numbers(const std::string& key, NumberRange range);
+  std::vector<std::string> texts(const std::string& key);  // of a list, which may be empty
   JsonReader object(const std::string& key);
+  // Of a list of objects, one reader each, whose path names its place.
+  std::vector<JsonReader> objects(const std::string& key);
   // The value itself, for keys of more than one type. Throws if missing.
   const Json& raw(const std::string& key);
 

@@ -14,17 +14,6 @@ namespace {
 
 constexpr const char* kSchema = "ballast.published/1";
 
-std::vector<std::string> read_notes(JsonReader& reader) {
-  const Json& list = reader.raw("notes");
-  if (!list.is_array()) reader.fail("notes", "must be a list of texts", "write it as [\"one\"]");
-  std::vector<std::string> notes;
-  for (const Json& note : list) {
-    if (!note.is_string()) reader.fail("notes", "must hold texts only", "put each between quotes");
-    notes.push_back(note.get<std::string>());
-  }
-  return notes;
-}
-
 PublishedCase read_case(const Json& document, const std::string& source) {
   JsonReader reader(document, source, "");
   PublishedCase result;
@@ -76,7 +65,7 @@ PublishedFile parse_published(std::string_view text, const std::string& file) {
   result.path = file;
   result.title = reader.text("title");
   result.source = reader.text("source");
-  if (reader.has("notes")) result.notes = read_notes(reader);
+  if (reader.has("notes")) result.notes = reader.texts("notes");
   const Json& cases = reader.raw("cases");
   if (!cases.is_array() || cases.empty()) {
     reader.fail("cases", "must be a list of cases", "write it as [{...}, {...}]");

@@ -27,23 +27,12 @@ void read_flag(JsonReader& reader, const std::string& key, bool& value) {
   if (reader.has(key)) value = reader.boolean(key);
 }
 
-std::vector<std::string> read_texts(JsonReader& reader, const std::string& key) {
-  std::vector<std::string> texts;
-  const Json& list = reader.raw(key);
-  if (!list.is_array()) reader.fail(key, "must be a list of texts", "write it as [\"one\"]");
-  for (const Json& one : list) {
-    if (!one.is_string()) reader.fail(key, "must hold texts only", "put each between quotes");
-    texts.push_back(one.get<std::string>());
-  }
-  return texts;
-}
-
 // "eager", or the kernel of an attention that stores no scores. Of kernels a stack has one.
 void read_attention(JsonReader& reader, StackFacts& facts) {
   std::vector<std::string> known = names_of<AttentionKernel>(kAttentionKernels);
   known.insert(known.begin(), std::string(to_string(AttentionKind::kEager)));
   facts.attention.clear();
-  for (const std::string& name : read_texts(reader, "attention")) {
+  for (const std::string& name : reader.texts("attention")) {
     const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end()) {
       reader.fail("attention", "holds " + in_quotes(name), suggestion(name, known));
@@ -212,7 +201,7 @@ OrderedJson uncertainty_json(const StackUncertainty& uncertainty) {
 std::vector<std::string> read_fitted(JsonReader& reader) {
   std::vector<std::string> known;
   for (int i = 0; i < kStackConstants; ++i) known.emplace_back(constant_name(i));
-  std::vector<std::string> fitted = read_texts(reader, "fitted");
+  std::vector<std::string> fitted = reader.texts("fitted");
   for (const std::string& name : fitted) {
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       reader.fail("fitted", "holds " + in_quotes(name), suggestion(name, known));
@@ -234,7 +223,7 @@ Stack parse_stack(std::string_view text, const std::string& file, const std::str
   stack.facts = read_facts(reader.object("facts"));
   stack.constants = read_constants(reader.object("constants"));
   stack.fitted = read_fitted(reader);
-  stack.fitted_on = read_texts(reader, "fitted_on");
+  stack.fitted_on = reader.texts("fitted_on");
   if (reader.has("uncertainty")) {
     stack.uncertainty = read_uncertainty(reader.object("uncertainty"));
   }

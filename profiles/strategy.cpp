@@ -17,17 +17,8 @@ constexpr const char* kSchema = "ballast.strategy/1";
 
 bool sets(const Json& changes, const std::string& key) { return changes.contains(key); }
 
-std::vector<std::string> read_knobs(JsonReader& reader, const char* key) {
-  const Json& list = reader.raw(key);
-  const bool texts = list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& one) {
-                       return one.is_string();
-                     });
-  if (!texts) reader.fail(key, "must be a list of knobs", "write it as [\"zero_stage\"]");
-  return list.get<std::vector<std::string>>();
-}
-
 std::vector<std::string> read_layout(JsonReader& reader) {
-  std::vector<std::string> paths = read_knobs(reader, "layout");
+  std::vector<std::string> paths = reader.texts("layout");
   for (const std::string& path : paths) {
     const Knob* knob = find_knob(path);
     if (knob == nullptr || knob->search != KnobSearch::kLayout) {
@@ -68,7 +59,7 @@ Strategy parse_strategy(std::string_view text, const std::string& file, const st
   strategy.description = reader.text("description");
   strategy.source = reader.text("source");
   if (reader.has("adam")) strategy.adam = reader.text("adam");
-  if (reader.has("open")) strategy.open = read_knobs(reader, "open");
+  if (reader.has("open")) strategy.open = reader.texts("open");
   if (reader.has("layout")) strategy.layout = read_layout(reader);
   reader.object("plan");
   const Json& changes = reader.raw("plan");

@@ -34,14 +34,9 @@ Dialect dialect_of(Framework framework) {
 
 // The list under `key`, each element read by `read`.
 template <class Value, class Read>
-std::vector<Value> read_list(JsonReader& reader, const std::string& key, const std::string& file,
-                             const Read& read) {
-  const Json& list = reader.raw(key);
-  if (!list.is_array()) reader.fail(key, "must be a list", "write it as [{...}]");
+std::vector<Value> read_list(JsonReader& reader, const std::string& key, const Read& read) {
   std::vector<Value> values;
-  for (const Json& one : list) {
-    if (!one.is_object()) reader.fail(key, "holds what is no object", "write it as [{...}]");
-    JsonReader element(one, file, key);
+  for (JsonReader& element : reader.objects(key)) {
     values.push_back(read(element));
     element.finish();
   }
@@ -213,11 +208,11 @@ FrameworkFacts framework_facts(Framework framework) {
   facts.version = reader.text("version");
   facts.description = reader.text("description");
   facts.source = reader.text("source");
-  facts.options = read_list<FrameworkOption>(reader, "options", found.path, [](JsonReader& one) {
+  facts.options = read_list<FrameworkOption>(reader, "options", [](JsonReader& one) {
     return FrameworkOption{one.text("name"), one.text("type"), one.text("version"),
                            one.text("source")};
   });
-  facts.missing = read_list<MissingKnob>(reader, "missing", found.path, [](JsonReader& one) {
+  facts.missing = read_list<MissingKnob>(reader, "missing", [](JsonReader& one) {
     return MissingKnob{one.text("knob"), one.text("reason")};
   });
   reader.finish();

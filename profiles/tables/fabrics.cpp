@@ -63,14 +63,12 @@ FabricTables parse_fabric(std::string_view text, const std::string& source) {
   reader.text("description");
   tables.node = read_wires(reader, "node");
   tables.network = read_wires(reader, "network");
-  const Json& list = reader.raw("series");
-  if (!list.is_array()) reader.fail("series", "must be a list", "put objects between [ ]");
-  for (size_t i = 0; i < list.size(); ++i) {
-    tables.series.push_back(read_series(JsonReader(list[i], source, fmt::format("series[{}]", i))));
+  for (JsonReader& one : reader.objects("series")) {
+    tables.series.push_back(read_series(std::move(one)));
     const FabricSeries& last = tables.series.back();
     const bool in_node = last.ranks > last.nodes;
     if ((in_node && !tables.node) || (last.nodes > 1 && !tables.network)) {
-      reader.fail("series", fmt::format("{} needs wires that the fabric lacks", i),
+      reader.fail("series", fmt::format("{} needs wires that the fabric lacks", tables.series.size() - 1),
                   "give 'node' for several ranks in one, 'network' for several nodes");
     }
   }

@@ -19,19 +19,6 @@ constexpr NumberRange kAbove{0, 1e12, true};
 constexpr NumberRange kFromZero{0, 1e12};
 constexpr WholeRange kCount{1, 1 << 20};
 
-// The objects of a list, each with the key path of its place.
-std::vector<JsonReader> objects(JsonReader& owner, const std::string& key,
-                                const std::string& source) {
-  const Json& list = owner.raw(key);
-  if (!list.is_array()) owner.fail(key, "must be a list of objects", "put them between [ ]");
-  std::vector<JsonReader> readers;
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (!list[i].is_object()) owner.fail(key, "must hold objects", "put keys between { }");
-    readers.emplace_back(list[i], source, fmt::format("{}[{}]", key, i));
-  }
-  return readers;
-}
-
 // Columns of one series: as many numbers in each as in the first that was read.
 class Columns {
  public:
@@ -94,38 +81,40 @@ GemmConstants read_gemm_constants(JsonReader reader) {
   return constants;
 }
 
-GemmSeries read_gemm_series(JsonReader reader, const KernelTables& tables) {
-  GemmSeries series;
+// One series, whose columns `fill` reads into its points.
+template <class Series, class Fill>
+Series read_series(JsonReader reader, const KernelTables& tables, const Fill& fill) {
+  Series series;
   series.part = read_part(reader, tables);
   series.source = reader.text("source");
-  Columns columns(reader);
+  fill(Columns(reader), series);
+  reader.finish();
+  return series;
+}
+
+void read_gemm_columns(Columns columns, GemmSeries& series) {
   const std::vector<int64_t> batch = columns.read_whole("batch"), m = columns.read_whole("m"),
                              n = columns.read_whole("n"), k = columns.read_whole("k");
   const std::vector<double> us = columns.read("us", kAbove);
   for (size_t i = 0; i < us.size(); ++i) {
     series.points.push_back({batch[i], m[i], n[i], k[i], Duration::from_us(us[i])});
   }
-  reader.finish();
-  return series;
 }
 
-GemmTable read_gemm(JsonReader reader, const KernelTables& tables, const std::string& source) {
+GemmTable read_gemm(JsonReader reader, const KernelTables& tables) {
   GemmTable table;
   const bool fp8 = reader.choice("format", {"16-bit", "fp8"}) == 1;
   table.format = fp8 ? ProductFormat::kFp8 : ProductFormat::kAsStored;
   table.constants = read_gemm_constants(reader.object("model"));
-  for (JsonReader& one : objects(reader, "series", source)) {
-    table.series.push_back(read_gemm_series(std::move(one), tables));
+  for (JsonReader& one : reader.objects("series")) {
+    table.series.push_back(
+        read_series<GemmSeries>(std::move(one), tables, read_gemm_columns));
   }
   reader.finish();
   return table;
 }
 
-AttentionSeries read_attention_series(JsonReader reader, const KernelTables& tables) {
-  AttentionSeries series;
-  series.part = read_part(reader, tables);
-  series.source = reader.text("source");
-  Columns columns(reader);
+void read_attention_columns(Columns columns, AttentionSeries& series) {
   const std::vector<int64_t> head = columns.read_whole("head_size"),
                              tokens = columns.read_whole("tokens");
   const std::vector<double> backward = columns.read("backward", {0, 1}),
@@ -135,12 +124,9 @@ AttentionSeries read_attention_series(JsonReader reader, const KernelTables& tab
     series.points.push_back(
         {head[i], tokens[i], backward[i] > 0.5, causal[i] > 0.5, FlopRate::from_tflops(tflops[i])});
   }
-  reader.finish();
-  return series;
 }
 
-AttentionTable read_attention(JsonReader reader, const KernelTables& tables,
-                              const std::string& source) {
+AttentionTable read_attention(JsonReader reader, const KernelTables& tables) {
   AttentionTable table;
   table.kernel = read_choice<AttentionKernel>(reader, "kernel", kAttentionKernels);
   JsonReader model = reader.object("model");
@@ -151,8 +137,9 @@ AttentionTable read_attention(JsonReader reader, const KernelTables& tables,
   table.constants.half_head = model.number("half_head_size", kFromZero);
   table.constants.diagonal = model.number("diagonal_tokens", kFromZero);
   model.finish();
-  for (JsonReader& one : objects(reader, "series", source)) {
-    table.series.push_back(read_attention_series(std::move(one), tables));
+  for (JsonReader& one : reader.objects("series")) {
+    table.series.push_back(
+        read_series<AttentionSeries>(std::move(one), tables, read_attention_columns));
   }
   reader.finish();
   return table;
@@ -167,14 +154,14 @@ KernelTables parse_kernels(std::string_view text, const std::string& source) {
   KernelTables tables;
   tables.generation = reader.text("generation");
   reader.text("description");
-  for (JsonReader& one : objects(reader, "parts", source)) {
+  for (JsonReader& one : reader.objects("parts")) {
     tables.parts.push_back(read_kernel_part(std::move(one)));
   }
-  for (JsonReader& one : objects(reader, "gemm", source)) {
-    tables.gemm.push_back(read_gemm(std::move(one), tables, source));
+  for (JsonReader& one : reader.objects("gemm")) {
+    tables.gemm.push_back(read_gemm(std::move(one), tables));
   }
-  for (JsonReader& one : objects(reader, "attention", source)) {
-    tables.attention.push_back(read_attention(std::move(one), tables, source));
+  for (JsonReader& one : reader.objects("attention")) {
+    tables.attention.push_back(read_attention(std::move(one), tables));
   }
   reader.finish();
   return tables;
