@@ -3,9 +3,11 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/complete/complete.h"
+#include "autotune/complete/least_changes.h"
 #include "autotune/studies/capacity.h"
 #include "cli/report/trace.h"
 #include "cli/text/interrupt.h"
+#include "cli/text/least_changes.h"
 #include "cli/text/prediction.h"
 #include "cli/text/progress.h"
 #include "cli/text/tables.h"
@@ -215,13 +217,39 @@ int run_max_sequence(const PredictFlags& flags) {
   return kDone;
 }
 
+// The same flags for another number of devices, with the batch that was asked about.
+Setting on_devices(const PredictFlags& flags, const Setting& asked, int64_t devices) {
+  PlanFlags plan = flags.plan;
+  plan.devices = {devices};
+  plan.knobs[KnobId::kGlobalBatch] = asked.plan.global_batch;
+  std::vector<Setting> cases = load_cases(plan, flags.store);
+  CHECK(cases.size() == 1);
+  cases.front().stack = asked.stack;
+  return std::move(cases.front());
+}
+
+// Says what would have to give for a plan that does not fit.
+void add_least_changes(const PredictFlags& flags, const Setting& asked, Report& report) {
+  const InterruptWatch watch;
+  const std::vector<LeastChange> changes =
+      least_changes({asked, [&](int64_t devices) { return on_devices(flags, asked, devices); },
+                     [&] { return watch.interrupted(); }});
+  report.text += "\n" + least_changes_text(changes, asked.plan.global_batch);
+  report.json["least_changes"] = least_changes_json(changes);
+}
+
 int run_plan(Setting of, const PredictFlags& flags) {
   of.stack = stack_of(flags.stack, of.machine);
+  const Setting asked = of;
   Predicted predicted = complete_and_predict(std::move(of), flags.store);
   if (flags.trace) write_trace(*flags.trace, predicted.prediction);
   Report report{prediction_text(predicted), prediction_json(predicted)};
   const bool fits = predicted.prediction.fits;
-  if (fits) report.text += write_plan(predicted.of, flags, report.json);
+  if (fits) {
+    report.text += write_plan(predicted.of, flags, report.json);
+  } else {
+    add_least_changes(flags, asked, report);
+  }
   print(report, flags);
   return fits ? kDone : kInfeasible;
 }

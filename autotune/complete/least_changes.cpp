@@ -1,0 +1,214 @@
+#include "autotune/complete/least_changes.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/base/error.h"
+#include "sim/engine/predict.h"
+
+namespace ballast {
+namespace {
+
+constexpr double kGb = 1e9;
+// Memory of a device that stands for any amount: a petabyte.
+constexpr int64_t kAmpleGb = 1'000'000;
+constexpr int64_t kGrainTokens = 1024;
+constexpr int64_t kMostCuts = 32;  // of a sequence
+
+Sourced<Bytes>& memory_of(Machine& machine, Place place) {
+  return place == Place::kHbm ? machine.gpu.memory : machine.cpu.memory;
+}
+
+Setting with_memory(Setting setting, Place place, int64_t gb) {
+  memory_of(setting.machine, place).value = Bytes{gb * 1'000'000'000};
+  return setting;
+}
+
+// Applies to the plan and to those of other strategies that may be chosen instead.
+template <class Change>
+Setting with_plans(Setting setting, const Change& change) {
+  change(setting.plan);
+  for (Start& other : setting.others) change(other.plan);
+  return setting;
+}
+
+class LeastChanges {
+ public:
+  explicit LeastChanges(const LeastChangeQuestion& question)
+      : question_(question), setting_(question.setting) {}
+
+  std::vector<LeastChange> run() {
+    add(memory(Limit::kGpuMemory, Place::kHbm));
+    add(memory(Limit::kCpuMemory, Place::kDram));
+    add(devices());
+    add(sequence());
+    add(batch());
+    add(micro_batch());
+    return std::move(found_);
+  }
+
+ private:
+  bool interrupted() const { return question_.interrupted && question_.interrupted(); }
+
+  void add(const std::optional<LeastChange>& change) {
+    if (change && !interrupted()) found_.push_back(*change);
+  }
+
+  // Nothing where no such plan is legal, which is no way out either.
+  static std::optional<Verdict> ask(const std::function<Setting()>& changed) {
+    try {
+      return feasibility(changed());
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  }
+  static bool fits(const std::function<Setting()>& changed) {
+    const std::optional<Verdict> verdict = ask(changed);
+    return verdict && verdict->fits;
+  }
+
+  // The least memory of which this plan's peak leaves what is reserved.
+  int64_t gb_for(const Verdict& verdict, Place place) const {
+    Bytes total = setting_.machine.gpu.reserved.value;
+    if (place == Place::kDram) total = setting_.machine.cpu.reserved.value;
+    for (const PlacePeak& peak : verdict.peaks) {
+      if (peak.place == place) total += peak.arena;
+    }
+    return static_cast<int64_t>(std::ceil(static_cast<double>(total.count) / kGb));
+  }
+
+  std::optional<LeastChange> memory(Limit limit, Place place) const {
+    Machine machine = setting_.machine;
+    const double now = static_cast<double>(memory_of(machine, place).value.count) / kGb;
+    const auto with = [&](int64_t gb) {
+      return ask([&] { return with_memory(setting_, place, gb); });
+    };
+    const std::optional<Verdict> ample = with(kAmpleGb);
+    if (!ample || !ample->fits) {
+      return LeastChange{limit, now, std::nullopt, static_cast<double>(kAmpleGb)};
+    }
+    int64_t low = static_cast<int64_t>(std::floor(now));  // does not fit
+    int64_t high = kAmpleGb;                              // fits
+    const auto found = [&](int64_t gb, const Verdict& verdict) {
+      high = std::clamp(gb_for(verdict, place), low + 1, gb);
+    };
+    found(high, *ample);
+    // The plan that needs little is often the one that needs least: look just below it first.
+    for (int64_t below = 1; high - low > 1 && !interrupted(); below *= 2) {
+      const int64_t gb = std::max(high - below, low + (high - low) / 2);
+      const std::optional<Verdict> verdict = with(gb);
+      if (verdict && verdict->fits) {
+        found(gb, *verdict);
+      } else {
+        low = gb;
+        below = 1;
+      }
+    }
+    return LeastChange{limit, now, static_cast<double>(high), std::max(static_cast<double>(low), now)};
+  }
+
+  // The first of these values that fits.
+  template <class Next, class Changed>
+  LeastChange first_of(Limit limit, int64_t now, const Next& next, const Changed& changed) const {
+    LeastChange change{limit, static_cast<double>(now), std::nullopt, static_cast<double>(now)};
+    for (std::optional<int64_t> value = next(now); value && !interrupted(); value = next(*value)) {
+      if (fits([&] { return changed(*value); })) {
+        change.fits = static_cast<double>(*value);
+        break;
+      }
+      change.does_not_fit = static_cast<double>(*value);
+    }
+    return change;
+  }
+
+  std::optional<LeastChange> devices() const {
+    const int64_t now = setting_.plan.devices;
+    const int64_t most = setting_.machine.devices;
+    if (!question_.on_devices || 2 * now > most) return std::nullopt;
+    const auto next = [&](int64_t value) -> std::optional<int64_t> {
+      if (2 * value > most) return std::nullopt;
+      return 2 * value;
+    };
+    return first_of(Limit::kDevices, now, next, question_.on_devices);
+  }
+
+  std::optional<LeastChange> batch() const {
+    const int64_t now = setting_.plan.global_batch;
+    if (now == 1) return std::nullopt;
+    const auto with = [&](int64_t sequences) {
+      return with_plans(setting_, [&](Plan& plan) { plan.global_batch = sequences; });
+    };
+    return first_of(Limit::kBatch, now, halved, with);
+  }
+
+  std::optional<LeastChange> micro_batch() const {
+    const int64_t now = setting_.plan.micro_batch.value_or(1);
+    if (now == 1) return std::nullopt;
+    const auto with = [&](int64_t sequences) {
+      return with_plans(setting_, [&](Plan& plan) { plan.micro_batch = sequences; });
+    };
+    return first_of(Limit::kMicroBatch, now, halved, with);
+  }
+
+  static std::optional<int64_t> halved(int64_t value) {
+    if (value % 2 != 0) return std::nullopt;
+    return value / 2;
+  }
+
+  std::optional<LeastChange> sequence() const {
+    const Plan& plan = setting_.plan;
+    const int64_t now = plan.sequence_length;
+    int64_t grain = kGrainTokens * plan.sequence * plan.context;
+    while (grain * kMostCuts < now) grain *= 2;
+    if (now <= grain) return std::nullopt;
+    const auto fitting = [&](int64_t grains) {
+      return fits([&] {
+        return with_plans(setting_, [&](Plan& of) { of.sequence_length = grains * grain; });
+      });
+    };
+    LeastChange change{Limit::kSequence, static_cast<double>(now), std::nullopt, 0};
+    int64_t high = (now + grain - 1) / grain;  // does not fit
+    int64_t low = 0;
+    for (int64_t step = 1; low == 0 && high > 1 && !interrupted(); step *= 2) {
+      const int64_t grains = std::max<int64_t>(high - step, 1);
+      (fitting(grains) ? low : high) = grains;
+    }
+    while (low > 0 && high - low > 1 && !interrupted()) {
+      const int64_t middle = low + (high - low) / 2;
+      (fitting(middle) ? low : high) = middle;
+    }
+    if (low > 0) change.fits = static_cast<double>(low * grain);
+    change.does_not_fit = static_cast<double>(std::min(high * grain, now));
+    return change;
+  }
+
+  const LeastChangeQuestion& question_;
+  const Setting& setting_;
+  std::vector<LeastChange> found_;
+};
+
+}  // namespace
+
+std::string_view to_string(Limit value) {
+  switch (value) {
+    case Limit::kGpuMemory:
+      return "gpu_memory";
+    case Limit::kCpuMemory:
+      return "cpu_memory";
+    case Limit::kDevices:
+      return "devices";
+    case Limit::kSequence:
+      return "sequence";
+    case Limit::kBatch:
+      return "batch";
+    case Limit::kMicroBatch:
+      return "micro_batch";
+  }
+  return "";
+}
+
+std::vector<LeastChange> least_changes(const LeastChangeQuestion& question) {
+  return LeastChanges(question).run();
+}
+
+}  // namespace ballast
