@@ -115,8 +115,32 @@ void add_memory(const Graph& graph, LayerProfile& profile) {
 // one between offloads is back before the first backward, which starts from it.
 constexpr int64_t kLayersProfiled = 3;
 
+// From which layer on all are alike.
+int64_t first_alike(const Model& model) {
+  int64_t first = model.layers - 1;
+  while (first > 0 && model.has_experts(first - 1) == model.has_experts(first) &&
+         model.window_of(first - 1) == model.window_of(first)) {
+    --first;
+  }
+  return first;
+}
+
+// The layers of a model that begins otherwise than it goes on, so that all but three of those that
+// are alike were left out: the first of these stands for what was, which leaves where activations do; the last one stays.
+void insert_alike(LayerProfile& profile, int64_t layers) {
+  const auto first = profile.layers.end() - kLayersProfiled;
+  const LayerCost stands = *first;
+  profile.layers.insert(first, static_cast<size_t>(layers) - profile.layers.size(), stands);
+  *(profile.layers.end() - 2) = stands;
+}
+
 LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
   const bool alike = layers_are_alike(model);
+  const int64_t few = first_alike(model) + kLayersProfiled;
+  // Shares of the layers are of all of them.
+  const bool by_share =
+      plan.activations->offload_share < 1 || plan.activations->recompute_share < 1;
+  const bool shortened = !alike && few < model.layers && !by_share;
   Model part = model;
   Plan once = plan;
   once.devices = plan.devices / plan.pipeline;
@@ -125,6 +149,7 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
     part.layers = kLayersProfiled;
     once.activations->offload_share = 1;
   }
+  if (shortened) part.layers = few;
   // Where some layers recompute and some keep, none counts as repeating anything, and (below) none
   // as keeping.
   const double share = once.activations->recompute_share;
@@ -149,6 +174,7 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
     end->forward_ps = end->forward_compute_ps;
     end->backward_ps = end->backward_compute_ps;
   }
+  if (shortened) insert_alike(profile, model.layers);
   if (alike) profile.alike = {profile.layers.front(), profile.layers.back()};
   return profile;
 }

@@ -1,8 +1,8 @@
 // Layer profiles: what one layer, and what lies before and after the layers, ask of a rank in one
 // micro-batch; the sums from which whole layouts are bounded before any of their graphs is built.
 //
-// Layers that are alike are profiled once, on a model of three of them, by the very passes that
-// build the graph. Cached by all that shapes a rank's forward and backward.
+// Layers that are alike (all, or all after the first few) are profiled once, on three of them, by
+// the very passes that build the graph. Cached by all that shapes a rank's forward and backward.
 //
 // The chain of a layer is the least time from the start of its first operation on the compute lane
 // to the start of the next layer's: the longest path through what it computes and the collectives

@@ -1,10 +1,13 @@
 #include "autotune/complete/complete.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "autotune/complete/feasibility.h"
 #include "autotune/complete/open_layouts.h"
+#include "autotune/complete/way_estimates.h"
 #include "autotune/complete/way_lists.h"
+#include "autotune/search/evaluate.h"
 #include "autotune/search/search.h"
 #include "autotune/space/memory_reuse.h"
 #include "sim/base/error.h"
@@ -85,20 +88,57 @@ Completed predict_reusing(Setting setting, const Measurements* measurements) {
   return {std::move(setting), std::move(prediction)};
 }
 
+// The fastest of the ways that fit, by estimates; no plan where none of them does.
+struct Fastest {
+  std::optional<Plan> plan;
+  Duration step_time;
+};
+Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& groups,
+                   WayEstimates& known) {
+  Fastest best;
+  std::optional<AttentionKind> settled;
+  for (const std::vector<Way>& group : groups) {
+    // Kinds of attention come in the order of preference.
+    if (settled && group.front().attention != *settled) break;
+    for (const Way& way : group) {
+      try {
+        const std::optional<Duration> time = known.step_time_if_fits(setting, way);
+        if (!time) break;
+        settled = way.attention;
+        if (!best.plan || *time < best.step_time) best = {way.plan, *time};
+      } catch (const Error&) {
+        // The graph knows no such plan.
+      }
+    }
+  }
+  return best;
+}
+
+Fastest fastest_listed(const Setting& setting, WayEstimates& known) {
+  CaseSetup setup = setup_of(setting);
+  Fastest best = fastest_of(setting, ways_of(setup), known);
+  if (best.plan || setting.plan.activations) return best;
+  for (const ActivationPlan& offload : offloads()) {
+    setup.of.plan.activations = offload;
+    const Fastest one = fastest_of(setting, ways_of(setup), known);
+    if (one.plan && (!best.plan || one.step_time < best.step_time)) best = one;
+  }
+  return best;
+}
+
 // A setting of one layout.
 Completed complete_layout(Setting setting, const Measurements* measurements,
                           const std::function<bool()>& interrupted) {
-  const bool devices_exist = setting.plan.devices <= setting.machine.devices;
   if (has_auto(setting.plan) && !is_searched(setting.plan, setting.stack)) {
     setting.plan = choose(setting);
-  } else if (has_auto(setting.plan) && devices_exist) {
+  } else if (has_auto(setting.plan) && setting.plan.devices <= setting.machine.devices) {
     setting.plan = searched(setting, measurements, interrupted);
   }
   return predict_reusing(std::move(setting), measurements);
 }
 
-// Completes the layouts of a setting, by short steps and a few at a time, from the most promising
-// on; then the best of them as it is.
+// Completes the layouts of a setting, a few at a time and by estimates of their steps, from the
+// most promising on; then the best of them as it is.
 class LayoutChooser {
  public:
   LayoutChooser(const std::vector<OpenLayout>& layouts, const Measurements* measurements,
@@ -107,26 +147,36 @@ class LayoutChooser {
 
   Completed run() {
     look();
-    if (best_) return whole();
+    while (best_ != nullptr) {
+      Completed completed = whole();
+      if (completed.prediction.fits) return completed;
+      drop_best();
+    }
     if (is_interrupted()) {
       throw Error("what the plan leaves open", "its choice was interrupted", "ask again");
     }
-    Nearest nearest = nearest_layout(layouts_);
-    if (nearest.verdict.fits) {
-      return complete_layout(std::move(nearest.setting), measurements_, interrupted_);
+    if (std::optional<Nearest> fitting = fitting_layout(layouts_, known_)) {
+      return complete_layout(std::move(fitting->setting), measurements_, interrupted_);
     }
+    Nearest nearest = nearest_layout(layouts_, known_);
     nearest.setting.plan = nearest.verdict.plan;
     return predict_reusing(std::move(nearest.setting), measurements_);
   }
 
-  // The best of what was looked at, as far as short steps tell.
+  // The best of what was looked at, as far as estimates tell.
   std::optional<Plan> first() {
     look();
-    if (!best_) return std::nullopt;
+    if (best_ == nullptr) return std::nullopt;
     return best_->setting.plan;
   }
 
  private:
+  struct Estimate {
+    size_t layout = 0;  // index
+    Setting setting;    // every knob has a value
+    Duration step_time;
+  };
+
   void look() {
     size_t next = 0;
     while (next < layouts_.size() && may_win(layouts_[next]) && !is_interrupted()) {
@@ -142,54 +192,88 @@ class LayoutChooser {
 
   bool may_win(const OpenLayout& layout) const {
     if (is_refuted(layout)) return false;
-    if (!best_) return true;
-    return stalled_ < kPatience && layout.at_least < best_->prediction.step_time;
+    if (best_ == nullptr) return true;
+    return stalled_ < kPatience && layout.at_least < best_->step_time;
   }
 
-  // The plan that is best for a short step, with the whole one.
-  std::optional<Completed> quick(const Setting& setting) const {
-    const Setting shorter = with_short_step(setting);
-    if (!lean_verdict(shorter).fits) return std::nullopt;
-    Setting chosen = complete_layout(shorter, measurements_, interrupted_).setting;
-    chosen.plan.global_batch = setting.plan.global_batch;
-    return predict_reusing(std::move(chosen), measurements_);
+  // Nothing where the lean plans do not fit, or the search of a short step found none that does.
+  std::optional<Estimate> estimate_layout(size_t layout) {
+    Setting setting = layouts_[layout].setting;
+    const Verdict lean = lean_verdict(setting, known_);
+    if (!lean.fits) return std::nullopt;
+    if (!has_auto(setting.plan) || !is_searched(setting.plan, setting.stack)) {
+      const Fastest best = fastest_listed(setting, known_);
+      setting.plan = best.plan.value_or(lean.plan);
+      if (best.plan) return Estimate{layout, std::move(setting), best.step_time};
+      const Prediction lone = predict(setting.model, setting.plan, setting.machine, setting.stack,
+                                      measurements_);
+      return Estimate{layout, std::move(setting), lone.step_time};
+    }
+    const int64_t global_batch = setting.plan.global_batch;
+    setting = with_short_step(std::move(setting));
+    setting = complete_layout(std::move(setting), measurements_, interrupted_).setting;
+    setting.plan.global_batch = global_batch;
+    const Outcome outcome = estimate_searched(setting);
+    if (!outcome.step_time) return std::nullopt;
+    setting.plan.memory_reuse = outcome.memory_reuse;
+    return Estimate{layout, std::move(setting), *outcome.step_time};
+  }
+
+  Outcome estimate_searched(const Setting& setting) const {
+    const CostModel costs(setting.machine, setting.plan, setting.stack, measurements_);
+    std::vector<MemoryReuse> reuses;
+    for (const auto reuse : memory_reuses(setting.plan, setting.stack)) {
+      reuses.push_back(reuse.value_or(MemoryReuse::kApart));
+    }
+    return estimate(setting.model, setting.plan, reuses, usable_of(setting.machine), costs);
   }
 
   void complete(size_t begin, size_t end) {
-    std::vector<std::optional<Completed>> done(end - begin);
+    std::vector<std::optional<Estimate>> done(end - begin);
     parallel_for(done.size(), hardware_threads(), [&](size_t i) {
       try {
-        done[i] = quick(layouts_[begin + i].setting);
+        done[i] = estimate_layout(begin + i);
       } catch (const Error&) {
         // The graph knows no such plan, or the search of its knobs was interrupted.
       }
     });
-    for (size_t i = 0; i < done.size(); ++i) {
-      if (!done[i] || !done[i]->prediction.fits) continue;
-      const bool better =
-          !best_ || done[i]->prediction.step_time < best_->prediction.step_time;
+    for (std::optional<Estimate>& one : done) {
+      if (!one) continue;
+      const bool better = best_ == nullptr || one->step_time < best_->step_time;
       stalled_ = better ? 0 : stalled_ + 1;
-      if (!better) continue;
-      best_ = std::move(done[i]);
-      best_layout_ = begin + i;
+      estimates_.push_back(std::make_unique<Estimate>(*std::move(one)));
+      if (better) best_ = estimates_.back().get();
     }
   }
 
-  // The best layout's best plan, which in a whole step may be another.
+  // Its whole step does not fit after all: the next best is the best.
+  void drop_best() {
+    std::erase_if(estimates_, [&](const auto& one) { return one.get() == best_; });
+    best_ = nullptr;
+    for (const auto& one : estimates_) {
+      if (best_ == nullptr || one->step_time < best_->step_time) best_ = one.get();
+    }
+  }
+
+  // The best layout's best plan, which in a whole step may be another than in a short one.
   Completed whole() {
-    const Setting& setting = layouts_[best_layout_].setting;
-    if (with_short_step(setting).plan == setting.plan) return *std::move(best_);
+    const Setting& setting = layouts_[best_->layout].setting;
+    Completed estimated = predict_reusing(best_->setting, measurements_);
+    const bool by_search = has_auto(setting.plan) && is_searched(setting.plan, setting.stack);
+    if (!by_search || with_short_step(setting).plan == setting.plan) return estimated;
     Completed completed = complete_layout(setting, measurements_, interrupted_);
     const bool better = completed.prediction.fits &&
-                        completed.prediction.step_time <= best_->prediction.step_time;
-    return better ? std::move(completed) : *std::move(best_);
+                        (!estimated.prediction.fits ||
+                         completed.prediction.step_time <= estimated.prediction.step_time);
+    return better ? std::move(completed) : std::move(estimated);
   }
 
   const std::vector<OpenLayout>& layouts_;
   const Measurements* measurements_;
   const std::function<bool()>& interrupted_;
-  std::optional<Completed> best_;
-  size_t best_layout_ = 0;
+  WayEstimates known_;
+  std::vector<std::unique_ptr<Estimate>> estimates_;
+  const Estimate* best_ = nullptr;  // of those
   int stalled_ = 0;
 };
 
@@ -220,17 +304,9 @@ std::optional<Plan> first_plan(const Setting& like, const std::vector<Plan>& lay
 
 Plan choose(const Setting& setting) {
   if (setting.plan.devices > setting.machine.devices) return feasibility(setting).plan;
-  CaseSetup setup = setup_of(setting);
-  CasePrediction best = predict_case(setup, setup.stack.constants);
-  if (!best.fits && !setting.plan.activations) {
-    for (const ActivationPlan& offload : offloads()) {
-      setup.of.plan.activations = offload;
-      CasePrediction one = predict_case(setup, setup.stack.constants);
-      const bool better = one.fits && (!best.fits || one.step_time < best.step_time);
-      if (better) best = std::move(one);
-    }
-  }
-  return best.fits ? best.way.plan : feasibility(setting).plan;
+  WayEstimates known;
+  const Fastest best = fastest_listed(setting, known);
+  return best.plan ? *best.plan : feasibility(setting).plan;
 }
 
 }  // namespace ballast

@@ -15,9 +15,8 @@
 namespace ballast {
 namespace {
 
-// Layouts whose lean plans are placed where none fits, and of these those whose every plan is.
-constexpr size_t kMostLeanLayouts = 4;
-constexpr size_t kMostWholeLayouts = 2;
+// Layouts whose lean plans are placed where none fits, to find the nearest of them.
+constexpr size_t kMostLeanLayouts = 2;
 
 // What a verdict lacks, summed over the memories.
 Bytes excess_of(const Verdict& verdict, const Machine& machine) {
@@ -26,12 +25,13 @@ Bytes excess_of(const Verdict& verdict, const Machine& machine) {
   return excess;
 }
 
-Verdict verdict_of(const Setting& setting, const Way& way) {
-  StackFacts facts = setting.stack.facts;
-  facts.attention = {way.attention};
-  const Prediction memory = predict_memory(build(setting.model, way.plan, facts), way.plan,
-                                           setting.machine, setting.stack);
-  return {memory.fits, way.plan, memory.reason, memory.peaks};
+Verdict verdict_of(const Setting& setting, const Way& way, WayEstimates& known) {
+  Verdict verdict;
+  verdict.plan = way.plan;
+  verdict.peaks = known.peaks(setting, way);
+  verdict.reason = reason_not_to_fit(verdict.peaks, way.plan, setting.machine);
+  verdict.fits = verdict.reason.empty();
+  return verdict;
 }
 
 std::string too_many_devices(const Setting& setting) {
@@ -42,12 +42,12 @@ std::string too_many_devices(const Setting& setting) {
 // Collects what does not fit until something does: that, or else what misses by least.
 class NearestWay {
  public:
-  explicit NearestWay(const Setting& setting) : setting_(setting) {}
+  NearestWay(const Setting& setting, WayEstimates& known) : setting_(setting), known_(known) {}
 
   // True where the way fits.
   bool offer(const Way& way) {
     try {
-      Verdict verdict = verdict_of(setting_, way);
+      Verdict verdict = verdict_of(setting_, way, known_);
       const Bytes excess = excess_of(verdict, setting_.machine);
       if (verdict.fits || !verdict_ || excess < excess_) {
         excess_ = excess;
@@ -79,6 +79,7 @@ class NearestWay {
 
  private:
   const Setting& setting_;
+  WayEstimates& known_;
   std::optional<Verdict> verdict_;
   Bytes excess_;
   std::string refusal_;
@@ -108,95 +109,128 @@ bool offer_space(const Setting& setting, NearestWay& nearest) {
   return false;
 }
 
-// Every plan of one layout.
-Verdict verdict_of_layout(const Setting& setting) {
+// Every plan of one layout; refuted(): whether bounds say that none fits.
+template <class Refuted>
+Verdict verdict_of_layout(const Setting& setting, WayEstimates& known, const Refuted& refuted) {
   const std::vector<Way> lean = lean_ways(setting);
   if (setting.plan.devices > setting.machine.devices) {
     return {false, lean.front().plan, too_many_devices(setting), {}};
   }
-  NearestWay nearest(setting);
+  NearestWay nearest(setting, known);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
-  if (is_refuted(open_layouts(setting, nullptr).front())) return nearest.take();
+  if (refuted()) return nearest.take();
   if (setting.stack.memory_is_planned() && offer_space(setting, nearest)) return nearest.take();
   if (!is_searched(setting.plan, setting.stack)) nearest.offer_with_reuses(all_ways(setting));
   return nearest.take();
 }
 
+// Of a refuted layout one kind of plan is example enough: the one that needs least.
+Verdict leanest_verdict(Setting setting, WayEstimates& known) {
+  if (!setting.plan.activations) setting.plan.activations = offloads().front();
+  return lean_verdict(setting, known);
+}
+
+// Whether another plan of the layout may fit where its lean ones miss by so little.
+bool is_close(const Verdict& verdict, const Machine& machine) {
+  return excess_of(verdict, machine) <= margin_of_bounds(machine);
+}
+
+bool is_emptier(const OpenLayout& one, const OpenLayout& other) {
+  return one.fullness < other.fullness;
+}
+
 }  // namespace
 
-Verdict lean_verdict(const Setting& whole) {
-  const Setting setting = with_short_step(whole);
-  NearestWay nearest(setting);
+Verdict lean_verdict(const Setting& setting, WayEstimates& known) {
+  NearestWay nearest(setting, known);
   nearest.offer_with_reuses(lean_ways(setting));
-  Verdict verdict = nearest.take();
-  verdict.plan.global_batch = whole.plan.global_batch;
+  return nearest.take();
+}
+
+std::optional<Nearest> fitting_layout(std::vector<OpenLayout> layouts, WayEstimates& known) {
+  std::erase_if(layouts, is_refuted);
+  // What leaves most room is the likeliest to fit.
+  std::stable_sort(layouts.begin(), layouts.end(), is_emptier);
+  std::vector<const OpenLayout*> close;
+  for (const OpenLayout& layout : layouts) {
+    try {
+      Verdict verdict = lean_verdict(layout.setting, known);
+      if (verdict.fits) return Nearest{layout.setting, std::move(verdict)};
+      if (is_close(verdict, layout.setting.machine)) close.push_back(&layout);
+    } catch (const Error&) {
+      // The graph knows no such plan.
+    }
+  }
+  for (const OpenLayout* layout : close) {
+    Verdict verdict = verdict_of_layout(layout->setting, known, [] { return false; });
+    if (verdict.fits) return Nearest{layout->setting, std::move(verdict)};
+  }
+  return std::nullopt;
+}
+
+Nearest nearest_layout(std::vector<OpenLayout> layouts, WayEstimates& known) {
+  std::stable_sort(layouts.begin(), layouts.end(), is_emptier);
+  const size_t most = std::min(layouts.size(), kMostLeanLayouts);
+  std::vector<std::optional<Verdict>> lean(most);
+  parallel_for(most, hardware_threads(), [&](size_t i) {
+    try {
+      lean[i] = leanest_verdict(layouts[i].setting, known);
+    } catch (const Error&) {
+      // The graph knows no such plan.
+    }
+  });
+  const OpenLayout* nearest = nullptr;
+  std::optional<Verdict> verdict;
+  Bytes least;
+  for (size_t i = 0; i < most; ++i) {
+    if (!lean[i]) continue;
+    const Bytes excess = excess_of(*lean[i], layouts[i].setting.machine);
+    if (verdict && excess >= least) continue;
+    nearest = &layouts[i];
+    verdict = std::move(lean[i]);
+    least = excess;
+  }
+  if (verdict) return {nearest->setting, *std::move(verdict)};
+  const OpenLayout& first = layouts.front();
+  return {first.setting,
+          verdict_of_layout(first.setting, known, [&] { return is_refuted(first); })};
+}
+
+Feasibility::Feasibility(Setting setting) : setting_(std::move(setting)) {}
+
+std::vector<OpenLayout> Feasibility::layouts_on(const Machine& machine) {
+  if (!bounds_) bounds_.emplace(setting_, nullptr);
+  return bounds_->on(machine);
+}
+
+bool Feasibility::asks_one_layout() const {
+  return !setting_.has_open_layout() || setting_.plan.devices > setting_.machine.devices;
+}
+
+Verdict Feasibility::of_one_layout(const Machine& machine) {
+  Setting one = setting_;
+  one.machine = machine;
+  return verdict_of_layout(one, known_, [&] { return is_refuted(layouts_on(machine).front()); });
+}
+
+Verdict Feasibility::on(const Machine& machine) {
+  if (asks_one_layout()) return of_one_layout(machine);
+  const std::vector<OpenLayout> layouts = layouts_on(machine);
+  std::optional<Nearest> fitting = fitting_layout(layouts, known_);
+  return fitting ? std::move(fitting->verdict) : nearest_layout(layouts, known_).verdict;
+}
+
+std::optional<Verdict> Feasibility::fitting_on(const Machine& machine) {
+  if (!asks_one_layout()) {
+    std::optional<Nearest> fitting = fitting_layout(layouts_on(machine), known_);
+    if (!fitting) return std::nullopt;
+    return std::move(fitting->verdict);
+  }
+  Verdict verdict = of_one_layout(machine);
+  if (!verdict.fits) return std::nullopt;
   return verdict;
 }
 
-Nearest nearest_layout(const std::vector<OpenLayout>& layouts) {
-  struct Missed {
-    const OpenLayout* layout;
-    Verdict verdict;
-    Bytes excess;
-  };
-  // By what their bounds lack: the layouts that come first are among the nearest.
-  std::vector<const OpenLayout*> likely;
-  for (const OpenLayout& layout : layouts) likely.push_back(&layout);
-  std::stable_sort(likely.begin(), likely.end(), [](const OpenLayout* a, const OpenLayout* b) {
-    return a->excess < b->excess;
-  });
-  likely.resize(std::min(likely.size(), kMostLeanLayouts));
-  std::vector<std::optional<Missed>> lean(likely.size());
-  parallel_for(likely.size(), hardware_threads(), [&](size_t i) {
-    try {
-      Verdict verdict = lean_verdict(likely[i]->setting);
-      const Bytes excess = excess_of(verdict, likely[i]->setting.machine);
-      lean[i] = Missed{likely[i], std::move(verdict), excess};
-    } catch (const Error&) {
-      // The graph knows no such plan.
-    }
-  });
-  std::vector<Missed> missed;
-  for (std::optional<Missed>& one : lean) {
-    if (one) missed.push_back(*std::move(one));
-  }
-  if (missed.empty()) {
-    const Setting& first = layouts.front().setting;
-    return {first, verdict_of_layout(first)};
-  }
-  std::stable_sort(missed.begin(), missed.end(),
-                   [](const Missed& a, const Missed& b) { return a.excess < b.excess; });
-  missed.resize(std::min(missed.size(), kMostWholeLayouts));
-  Nearest nearest{missed.front().layout->setting, missed.front().verdict};
-  Bytes least = missed.front().excess;
-  for (const Missed& one : missed) {
-    if (nearest.verdict.fits) break;
-    if (is_refuted(*one.layout)) continue;
-    Verdict verdict = verdict_of_layout(one.layout->setting);
-    const Bytes excess = excess_of(verdict, one.layout->setting.machine);
-    if (!verdict.fits && excess >= least) continue;
-    least = excess;
-    nearest = {one.layout->setting, std::move(verdict)};
-  }
-  return nearest;
-}
-
-Verdict feasibility(const Setting& setting) {
-  if (!setting.has_open_layout() || setting.plan.devices > setting.machine.devices) {
-    return verdict_of_layout(setting);
-  }
-  const std::vector<OpenLayout> layouts = open_layouts(setting, nullptr);
-  if (layouts.size() == 1) return verdict_of_layout(layouts.front().setting);
-  for (const OpenLayout& layout : layouts) {
-    if (is_refuted(layout)) break;
-    try {
-      Verdict verdict = lean_verdict(layout.setting);
-      if (verdict.fits) return verdict;
-    } catch (const Error&) {
-      // The graph knows no such plan.
-    }
-  }
-  return nearest_layout(layouts).verdict;
-}
+Verdict feasibility(const Setting& setting) { return Feasibility(setting).on(setting.machine); }
 
 }  // namespace ballast

@@ -1,20 +1,22 @@
 // Feasibility: whether any plan that open knobs leave fits.
 //
-// First the knobs take what most often needs least memory (micro-batch 1, everything recomputed but
+// First the knobs take what most often needs least memory (micro-batch 1, or one of all sequences, everything recomputed but
 // the layers' inputs, those offloaded too if need be, weights that stay or flow, an eighth, a
 // quarter, ... of the buckets on the GPU), and memory alone decides (predict_memory). Where none of
 // these fits, every plan that the open knobs leave is refused by a bound of its memory or placed
 // (autotune/search), or those of a list are (autotune/complete/way_lists.h).
-// Where the layout is open too, the first is asked of every layout whose least memory fits, in the
-// order of open_layouts(), and the second of those that then come nearest.
+// Where the layout is open too, the first is asked of every layout whose least memory fits, the
+// emptiest first, and the second of those that miss by little.
 // Will not do: look for the fastest plan (autotune/complete/complete.h).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
+#include "autotune/complete/way_estimates.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
@@ -31,16 +33,39 @@ struct Verdict {
 // where no way is legal.
 Verdict feasibility(const Setting& setting);
 
+// The same, asked again and again: what is learned of the plans of one setting serves machines
+// whose memories differ. Throws Error where no layout is legal.
+class Feasibility {
+ public:
+  explicit Feasibility(Setting setting);
+  // `machine` differs from that of the setting in the sizes of its memories alone.
+  Verdict on(const Machine& machine);
+  // A plan that fits there; nothing where none does, without looking for the nearest.
+  std::optional<Verdict> fitting_on(const Machine& machine);
+
+ private:
+  bool asks_one_layout() const;
+  Verdict of_one_layout(const Machine& machine);
+  std::vector<OpenLayout> layouts_on(const Machine& machine);
+
+  Setting setting_;
+  std::optional<LayoutBounds> bounds_;  // once they are asked for
+  WayEstimates known_;
+};
+
 // The first half of it, for a setting of one layout: the knobs as they most often need least
 // memory. A plan may fit where this one does not.
-Verdict lean_verdict(const Setting& setting);
+Verdict lean_verdict(const Setting& setting, WayEstimates& known);
 
-// What remains to be asked where the lean plans of no layout fit: the layout that fits, or comes
-// nearest, of the few whose lean plans miss by least.
+// One of several layouts, and what became of it.
 struct Nearest {
   Setting setting;
   Verdict verdict;
 };
-Nearest nearest_layout(const std::vector<OpenLayout>& layouts);
+// One that fits, or nothing: lean plans of all that are not refuted, the emptiest first, and then
+// every plan of those whose lean ones miss by little.
+std::optional<Nearest> fitting_layout(std::vector<OpenLayout> layouts, WayEstimates& known);
+// Where none fits: of the emptiest, the one that misses by least.
+Nearest nearest_layout(std::vector<OpenLayout> layouts, WayEstimates& known);
 
 }  // namespace ballast

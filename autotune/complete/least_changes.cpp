@@ -19,11 +19,6 @@ Sourced<Bytes>& memory_of(Machine& machine, Place place) {
   return place == Place::kHbm ? machine.gpu.memory : machine.cpu.memory;
 }
 
-Setting with_memory(Setting setting, Place place, int64_t gb) {
-  memory_of(setting.machine, place).value = Bytes{gb * 1'000'000'000};
-  return setting;
-}
-
 // Applies to the plan and to those of other strategies that may be chosen instead.
 template <class Change>
 Setting with_plans(Setting setting, const Change& change) {
@@ -35,9 +30,10 @@ Setting with_plans(Setting setting, const Change& change) {
 class LeastChanges {
  public:
   explicit LeastChanges(const LeastChangeQuestion& question)
-      : question_(question), setting_(question.setting) {}
+      : question_(question), setting_(question.setting), memories_(question.setting) {}
 
   std::vector<LeastChange> run() {
+    if (setting_.plan.devices > setting_.machine.devices) return {};
     add(memory(Limit::kGpuMemory, Place::kHbm));
     add(memory(Limit::kCpuMemory, Place::kDram));
     add(devices());
@@ -54,17 +50,14 @@ class LeastChanges {
     if (change && !interrupted()) found_.push_back(*change);
   }
 
-  // Nothing where no such plan is legal, which is no way out either.
-  static std::optional<Verdict> ask(const std::function<Setting()>& changed) {
-    try {
-      return feasibility(changed());
-    } catch (const Error&) {
-      return std::nullopt;
-    }
-  }
+  // Where no such plan is legal it is no way out either.
   static bool fits(const std::function<Setting()>& changed) {
-    const std::optional<Verdict> verdict = ask(changed);
-    return verdict && verdict->fits;
+    try {
+      const Setting setting = changed();
+      return Feasibility(setting).fitting_on(setting.machine).has_value();
+    } catch (const Error&) {
+      return false;
+    }
   }
 
   // The least memory of which this plan's peak leaves what is reserved.
@@ -77,14 +70,15 @@ class LeastChanges {
     return static_cast<int64_t>(std::ceil(static_cast<double>(total.count) / kGb));
   }
 
-  std::optional<LeastChange> memory(Limit limit, Place place) const {
+  LeastChange memory(Limit limit, Place place) {
     Machine machine = setting_.machine;
     const double now = static_cast<double>(memory_of(machine, place).value.count) / kGb;
     const auto with = [&](int64_t gb) {
-      return ask([&] { return with_memory(setting_, place, gb); });
+      memory_of(machine, place).value = Bytes{gb * 1'000'000'000};
+      return memories_.fitting_on(machine);
     };
     const std::optional<Verdict> ample = with(kAmpleGb);
-    if (!ample || !ample->fits) {
+    if (!ample) {
       return LeastChange{limit, now, std::nullopt, static_cast<double>(kAmpleGb)};
     }
     int64_t low = static_cast<int64_t>(std::floor(now));  // does not fit
@@ -96,8 +90,7 @@ class LeastChanges {
     // The plan that needs little is often the one that needs least: look just below it first.
     for (int64_t below = 1; high - low > 1 && !interrupted(); below *= 2) {
       const int64_t gb = std::max(high - below, low + (high - low) / 2);
-      const std::optional<Verdict> verdict = with(gb);
-      if (verdict && verdict->fits) {
+      if (const std::optional<Verdict> verdict = with(gb)) {
         found(gb, *verdict);
       } else {
         low = gb;
@@ -184,6 +177,7 @@ class LeastChanges {
 
   const LeastChangeQuestion& question_;
   const Setting& setting_;
+  Feasibility memories_;
   std::vector<LeastChange> found_;
 };
 

@@ -46,10 +46,14 @@ std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
   return layouts;
 }
 
+// Those that need least memory, and a large one, which is fast where there is room.
 std::vector<int64_t> micro_batches_to_judge_by(const Plan& layout) {
   std::vector<int64_t> sizes = micro_batches_of(layout, OpenKnobs{});
   const int64_t least = sizes.front();
   std::erase_if(sizes, [&](int64_t size) { return size > std::max(least, kLargestMicroBatch); });
+  if (sizes.size() > 2) sizes = {sizes.front(), sizes.back()};
+  const int64_t leanest = lean_micro_batches(layout).back();
+  if (leanest > sizes.back()) sizes.push_back(leanest);
   return sizes;
 }
 
@@ -60,100 +64,15 @@ ActivationPlan all_kept() {
   return plan;
 }
 
-// Whether another strategy came to the same plan.
-bool is_among(const std::vector<OpenLayout>& found, Plan plan) {
-  return std::any_of(found.begin(), found.end(), [&](const OpenLayout& one) {
-    plan.strategy = one.setting.plan.strategy;
-    return plan == one.setting.plan;
-  });
+double fullness_of(const std::array<Bytes, kPlaces>& needed, const Usable& usable) {
+  double fullness = 0;
+  for (size_t p = 0; p < kPlaces; ++p) {
+    if (needed[p].count == 0) continue;
+    const double room = std::max(1.0, static_cast<double>(usable[p].count));
+    fullness = std::max(fullness, static_cast<double>(needed[p].count) / room);
+  }
+  return fullness;
 }
-
-// Judges the layouts of one start.
-class Judge {
- public:
-  Judge(const Setting& setting, const Plan& start, const Measurements* measurements)
-      : setting_(setting),
-        costs_(setting.machine, start, setting.stack, measurements),
-        profiles_(setting.model, costs_),
-        floors_(costs_) {
-    for (int p = 0; p < kPlaces; ++p) {
-      usable_[static_cast<size_t>(p)] = usable(setting.machine, static_cast<Place>(p));
-    }
-  }
-
-  void judge_all(std::vector<Plan> layouts, std::vector<OpenLayout>& found) {
-    std::vector<Cells> all;
-    std::vector<Plan> plans;
-    for (Plan& layout : layouts) {
-      all.push_back(cells_of(layout));
-      plans.insert(plans.end(), all.back().plans.begin(), all.back().plans.end());
-    }
-    const int threads = hardware_threads();
-    profiles_.prepare(plans, threads);
-    const size_t first = found.size();
-    for (Plan& layout : layouts) {
-      Setting one = {setting_.model, std::move(layout), setting_.machine, setting_.stack};
-      found.push_back({std::move(one), {}, {}});
-    }
-    parallel_for(all.size(), threads, [&](size_t i) { judge(all[i], found[first + i]); });
-  }
-
- private:
-  struct Cells {
-    std::vector<Plan> plans;  // micro-batches by kinds of activations
-    StepFloor floor;
-  };
-
-  Cells cells_of(const Plan& layout) {
-    const Space space = space_of(setting_.model, layout, OpenKnobs{});
-    Cells cells;
-    cells.floor = floors_.of(layout, space);
-    Plan plan = layout;
-    plan.weights.flow_share.reset();
-    if (space.flow_share.back() == 0) plan.weights.flow_share = 0;
-    std::vector<ActivationPlan> kinds = {all_kept(), activations_of(Recompute::kFull)};
-    for (const ActivationPlan& offload : offloads()) kinds.push_back(offload);
-    if (layout.activations) kinds = {*layout.activations};
-    for (const int64_t size : micro_batches_to_judge_by(layout)) {
-      for (const ActivationPlan& kind : kinds) {
-        plan.micro_batch = size;
-        plan.activations = kind;
-        cells.plans.push_back(plan);
-      }
-    }
-    return cells;
-  }
-
-  // The fastest cell whose least memory fits; where none does, the one that lacks least.
-  void judge(const Cells& cells, OpenLayout& layout) const {
-    bool any = false;
-    for (const Plan& plan : cells.plans) {
-      const Bytes excess = excess_of_cell(plan);
-      if (any && excess > layout.excess) continue;
-      const Duration time =
-          cell_time(setting_.model, plan, profiles_.of(plan), cells.floor, usable_);
-      if (any && excess == layout.excess && time >= layout.at_least) continue;
-      layout.excess = excess;
-      layout.at_least = time;
-      any = true;
-    }
-  }
-
-  Bytes excess_of_cell(const Plan& plan) const {
-    std::array<Bytes, kPlaces> needed{};
-    for (const PlacePeak& peak :
-         cell_memory(setting_.model, plan, profiles_.of(plan), usable_)) {
-      needed[static_cast<size_t>(peak.place)] = peak.arena;
-    }
-    return excess_of(needed, usable_);
-  }
-
-  const Setting& setting_;
-  const CostModel costs_;
-  LayerProfiles profiles_;
-  StepFloors floors_;
-  Usable usable_{};
-};
 
 // Of equals the first is the simplest.
 void sort_layouts(std::vector<OpenLayout>& layouts) {
@@ -165,43 +84,162 @@ void sort_layouts(std::vector<OpenLayout>& layouts) {
 
 }  // namespace
 
-std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements) {
-  std::vector<Start> starts = {{setting.plan, setting.open}};
-  starts.insert(starts.end(), setting.others.begin(), setting.others.end());
-  std::vector<OpenLayout> found;
-  std::optional<Error> refusal;
-  for (const Start& start : starts) {
-    std::vector<Plan> layouts = layouts_of_start(setting, start, refusal);
-    std::erase_if(layouts, [&](const Plan& plan) { return is_among(found, plan); });
-    if (!layouts.empty()) {
-      Judge(setting, start.plan, measurements).judge_all(std::move(layouts), found);
+// Judges the layouts of one start.
+class LayoutBounds::Judge {
+ public:
+  // `of` must outlive this object.
+  Judge(const Setting& of, const Plan& start, std::vector<Plan> layouts,
+        const Measurements* measurements)
+      : of_(of),
+        costs_(of.machine, start, of.stack, measurements),
+        profiles_(of.model, costs_),
+        floors_(costs_) {
+    std::vector<Plan> plans;
+    for (Plan& layout : layouts) {
+      layouts_.push_back(cells_of(std::move(layout)));
+      plans.insert(plans.end(), layouts_.back().plans.begin(), layouts_.back().plans.end());
+    }
+    profiles_.prepare(plans, hardware_threads());
+  }
+
+  // Whether another strategy came to the same plan.
+  bool has(Plan plan) const {
+    return std::any_of(layouts_.begin(), layouts_.end(), [&](const Cells& one) {
+      plan.strategy = one.layout.strategy;
+      return plan == one.layout;
+    });
+  }
+
+  void judge_all(const Machine& machine, std::vector<OpenLayout>& found) const {
+    const Usable usable = usable_of(machine);
+    const size_t first = found.size();
+    for (const Cells& one : layouts_) {
+      found.push_back({{of_.model, one.layout, machine, of_.stack}, {}, {}});
+    }
+    parallel_for(layouts_.size(), hardware_threads(),
+                 [&](size_t i) { judge(layouts_[i], usable, found[first + i]); });
+  }
+
+ private:
+  struct Cells {
+    Plan layout;
+    std::vector<Plan> plans;  // micro-batches by kinds of activations
+    StepFloor floor;
+  };
+
+  Cells cells_of(Plan layout) {
+    const Space space = space_of(of_.model, layout, OpenKnobs{});
+    Cells cells;
+    cells.floor = floors_.of(layout, space);
+    Plan plan = layout;
+    plan.weights.flow_share.reset();
+    if (space.flow_share.back() == 0) plan.weights.flow_share = 0;
+    std::vector<ActivationPlan> kinds = {all_kept(), activations_of(Recompute::kFull),
+                                         offloads().front()};
+    if (layout.activations) kinds = {*layout.activations};
+    for (const int64_t size : micro_batches_to_judge_by(layout)) {
+      for (const ActivationPlan& kind : kinds) {
+        plan.micro_batch = size;
+        plan.activations = kind;
+        cells.plans.push_back(plan);
+      }
+    }
+    cells.layout = std::move(layout);
+    return cells;
+  }
+
+  // The fastest cell whose least memory fits; where none does, the one that lacks least.
+  void judge(const Cells& cells, const Usable& usable, OpenLayout& layout) const {
+    bool any = false;
+    for (const Plan& plan : cells.plans) {
+      const std::array<Bytes, kPlaces> needed = least_memory(plan, usable);
+      const double fullness = fullness_of(needed, usable);
+      layout.fullness = any ? std::min(layout.fullness, fullness) : fullness;
+      const Bytes excess = excess_of(needed, usable);
+      if (any && excess > layout.excess) continue;
+      const Duration time =
+          cell_time(of_.model, plan, profiles_.of(plan), cells.floor, usable);
+      if (any && excess == layout.excess && time >= layout.at_least) continue;
+      layout.excess = excess;
+      layout.at_least = time;
+      any = true;
     }
   }
-  if (found.empty()) {
-    if (refusal) throw *refusal;
-    check(setting.plan, setting.model);
-    throw Error("the plan",
-                fmt::format("no layout of {} devices and {} sequences keeps what is named",
-                            setting.plan.devices, setting.plan.global_batch),
-                "name less, or another global batch");
+
+  std::array<Bytes, kPlaces> least_memory(const Plan& plan, const Usable& usable) const {
+    std::array<Bytes, kPlaces> needed{};
+    for (const PlacePeak& peak : cell_memory(of_.model, plan, profiles_.of(plan), usable)) {
+      needed[static_cast<size_t>(peak.place)] = peak.arena;
+    }
+    return needed;
   }
+
+  const Setting& of_;
+  const CostModel costs_;
+  LayerProfiles profiles_;
+  StepFloors floors_;
+  std::vector<Cells> layouts_;
+};
+
+LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
+    : setting_(std::make_unique<const Setting>(std::move(setting))) {
+  std::vector<Start> starts = {{setting_->plan, setting_->open}};
+  starts.insert(starts.end(), setting_->others.begin(), setting_->others.end());
+  std::optional<Error> refusal;
+  for (const Start& start : starts) {
+    std::vector<Plan> layouts = layouts_of_start(*setting_, start, refusal);
+    std::erase_if(layouts, [&](const Plan& plan) {
+      return std::any_of(judges_.begin(), judges_.end(),
+                         [&](const auto& judge) { return judge->has(plan); });
+    });
+    if (layouts.empty()) continue;
+    judges_.push_back(
+        std::make_unique<Judge>(*setting_, start.plan, std::move(layouts), measurements));
+  }
+  if (!judges_.empty()) return;
+  if (refusal) throw *refusal;
+  check(setting_->plan, setting_->model);
+  throw Error("the plan",
+              fmt::format("no layout of {} devices and {} sequences keeps what is named",
+                          setting_->plan.devices, setting_->plan.global_batch),
+              "name less, or another global batch");
+}
+
+LayoutBounds::LayoutBounds(Setting like, std::vector<Plan> layouts,
+                           const Measurements* measurements)
+    : setting_(std::make_unique<const Setting>(std::move(like))) {
+  judges_.push_back(
+      std::make_unique<Judge>(*setting_, setting_->plan, std::move(layouts), measurements));
+}
+
+LayoutBounds::~LayoutBounds() = default;
+LayoutBounds::LayoutBounds(LayoutBounds&&) noexcept = default;
+LayoutBounds& LayoutBounds::operator=(LayoutBounds&&) noexcept = default;
+
+std::vector<OpenLayout> LayoutBounds::on(const Machine& machine) const {
+  std::vector<OpenLayout> found;
+  for (const auto& judge : judges_) judge->judge_all(machine, found);
   sort_layouts(found);
   return found;
+}
+
+std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements) {
+  return LayoutBounds(setting, measurements).on(setting.machine);
 }
 
 std::vector<OpenLayout> judged_layouts(const Setting& like, std::vector<Plan> layouts,
                                        const Measurements* measurements) {
-  std::vector<OpenLayout> found;
-  Judge(like, like.plan, measurements).judge_all(std::move(layouts), found);
-  sort_layouts(found);
-  return found;
+  return LayoutBounds(like, std::move(layouts), measurements).on(like.machine);
 }
 
 bool is_refuted(const OpenLayout& layout) {
   if (layout.setting.stack.memory_is_planned()) return layout.excess.count > 0;
-  const Machine& machine = layout.setting.machine;
+  return layout.excess > margin_of_bounds(layout.setting.machine);
+}
+
+Bytes margin_of_bounds(const Machine& machine) {
   const Bytes smaller = std::min(usable(machine, Place::kHbm), usable(machine, Place::kDram));
-  return layout.excess.count > smaller.count / 8;
+  return Bytes{smaller.count / 8};
 }
 
 Setting with_short_step(Setting setting) {

@@ -6,6 +6,7 @@
 // but prove nothing of them. Will not do: complete a layout (autotune/complete/complete.h).
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "autotune/complete/setting.h"
@@ -17,10 +18,31 @@ struct OpenLayout {
   Setting setting;    // nothing of the layout is open any more
   Duration at_least;  // of a step whose least memory fits
   Bytes excess;       // by which even the least memory misses; 0 where it fits
+  double fullness = 0;  // of the fullest memory of its leanest plan: needed over usable
 };
 
-// Those whose least memory fits, in ascending order of time; then the others, by what they lack.
-// `measurements` may be null. Throws Error where no layout is legal.
+// The bounds of a setting's layouts, which serve machines that differ in the sizes of their memories
+// alone.
+class LayoutBounds {
+ public:
+  // `measurements` may be null. Throws Error where no layout is legal.
+  LayoutBounds(Setting setting, const Measurements* measurements);
+  // Of these layouts, of which nothing is open and each passes check(). At least one.
+  LayoutBounds(Setting like, std::vector<Plan> layouts, const Measurements* measurements);
+  ~LayoutBounds();
+  LayoutBounds(LayoutBounds&&) noexcept;
+  LayoutBounds& operator=(LayoutBounds&&) noexcept;
+
+  // Those whose least memory fits, in ascending order of time; then the others, by what they lack.
+  std::vector<OpenLayout> on(const Machine& machine) const;
+
+ private:
+  class Judge;
+  std::unique_ptr<const Setting> setting_;      // judges refer to it
+  std::vector<std::unique_ptr<Judge>> judges_;  // one a start
+};
+
+// Those of the setting's own machine.
 std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements);
 
 // The same of these layouts, of which nothing is open and each passes check().
@@ -30,6 +52,8 @@ std::vector<OpenLayout> judged_layouts(const Setting& like, std::vector<Plan> la
 // Whether no plan of it fits. Other frameworks than Ballast may need less than the bounds of its
 // graphs: they are believed only where they miss by an eighth of what is there.
 bool is_refuted(const OpenLayout& layout);
+// That eighth, of the smaller memory.
+Bytes margin_of_bounds(const Machine& machine);
 
 // The same with a step of few micro-batches, which tells which of a layout's plans is good in a
 // fraction of the time, and what memory they need: in a longer step the micro-batches repeat.

@@ -13,6 +13,14 @@ void append_ways(const CaseSetup& setup, std::vector<Way>& ways) {
 
 }  // namespace
 
+std::vector<int64_t> lean_micro_batches(const Plan& plan) {
+  if (plan.micro_batch) return {*plan.micro_batch};
+  const int64_t all = plan.global_batch / plan.data;
+  const bool leave_at_once =
+      plan.optimizer.placement != OptimizerPlacement::kGpu && plan.pipeline == 1 && all > 1;
+  return leave_at_once ? std::vector<int64_t>{1, all} : std::vector<int64_t>{1};
+}
+
 CaseSetup setup_of(const Setting& setting) {
   CaseSetup setup;
   setup.of.id = setting.model.name;
@@ -35,7 +43,6 @@ std::vector<ActivationPlan> offloads() {
 std::vector<Way> lean_ways(const Setting& setting) {
   CaseSetup setup = setup_of(setting);
   Plan& plan = setup.of.plan;
-  if (!plan.micro_batch) plan.micro_batch = 1;
   const auto& kinds = setting.stack.facts.attention;
   if (std::find(kinds.begin(), kinds.end(), AttentionKind::kFlash) != kinds.end()) {
     setup.of.attention = AttentionKind::kFlash;
@@ -47,9 +54,12 @@ std::vector<Way> lean_ways(const Setting& setting) {
     activations = {activations_of(Recompute::kFull), offloads().front()};
   }
   std::vector<Way> ways;
-  for (const ActivationPlan& choice : activations) {
-    plan.activations = choice;
-    append_ways(setup, ways);
+  for (const int64_t size : lean_micro_batches(plan)) {
+    plan.micro_batch = size;
+    for (const ActivationPlan& choice : activations) {
+      plan.activations = choice;
+      append_ways(setup, ways);
+    }
   }
   return ways;
 }

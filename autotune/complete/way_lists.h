@@ -18,6 +18,10 @@ CaseSetup setup_of(const Setting& setting);
 // output of attention with them, whose recompute is what hurts in long sequences.
 std::vector<ActivationPlan> offloads();
 
+// The micro-batches that need least memory: of one sequence; and of all that a rank has, where
+// gradients leave the GPU as they come and with a second micro-batch would have to wait for it.
+std::vector<int64_t> lean_micro_batches(const Plan& plan);
+
 // The plans that most often need least memory: open knobs of activations at their least. Throws
 // Error where no way is legal.
 std::vector<Way> lean_ways(const Setting& setting);

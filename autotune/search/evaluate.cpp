@@ -16,13 +16,6 @@ constexpr double kMostBend = 5e-4;
 // Micro-batches of the shortest of three steps: 4, 6 and 8; where these show no line 16, 24 and 32.
 constexpr int64_t kShortest[] = {4, 16};
 
-// Whether what the optimizer does lies at the ends of a step: before the first backward and after
-// the last one. What is stepped late, or comes from NVMe, lies beside many micro-batches.
-bool has_even_middle(const Plan& plan) {
-  return plan.pipeline == 1 && plan.optimizer.sync != SyncMode::kDelay &&
-         plan.optimizer.placement != OptimizerPlacement::kNvme;
-}
-
 // Makes the last of three steps one of `beyond` micro-batches more, if all lie on a line.
 bool extrapolate(std::array<Outcome, 3>& steps, int64_t spacing, int64_t beyond) {
   const int64_t first = steps[1].step_time->ps - steps[0].step_time->ps;
@@ -37,6 +30,19 @@ bool extrapolate(std::array<Outcome, 3>& steps, int64_t spacing, int64_t beyond)
 }
 
 }  // namespace
+
+bool has_even_middle(const Plan& plan) {
+  return plan.optimizer.sync != SyncMode::kDelay &&
+         plan.optimizer.placement != OptimizerPlacement::kNvme;
+}
+
+Usable usable_of(const Machine& machine) {
+  Usable result{};
+  for (int p = 0; p < kPlaces; ++p) {
+    result[static_cast<size_t>(p)] = usable(machine, static_cast<Place>(p));
+  }
+  return result;
+}
 
 Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable) {
   Bytes excess;
@@ -70,7 +76,7 @@ Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryR
 Outcome estimate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs) {
   const int64_t micro_batches = plan.accumulation();
-  if (micro_batches <= kFewMicroBatches || !has_even_middle(plan)) {
+  if (micro_batches <= kFewMicroBatches || plan.pipeline > 1 || !has_even_middle(plan)) {
     return evaluate(model, plan, reuses, usable, costs);
   }
   for (const int64_t shortest : kShortest) {

@@ -23,6 +23,8 @@ struct Outcome {
   bool extrapolated = false;                // from steps of fewer micro-batches
 };
 
+Usable usable_of(const Machine& machine);
+
 // What a plan lacks of the memory that fills most beyond what is usable; not above 0 where it fits.
 Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable);
 
@@ -30,6 +32,10 @@ Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable);
 // least one way, and that the first is the plan's.
 Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs);
+
+// Whether what the optimizer does lies at the ends of a step: before the first backward and after
+// the last one. What is stepped late, or comes from NVMe, lies beside many micro-batches.
+bool has_even_middle(const Plan& plan);
 
 // Steps of so many micro-batches, or fewer, are simulated as they are.
 inline constexpr int64_t kFewMicroBatches = 24;

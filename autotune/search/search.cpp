@@ -47,9 +47,7 @@ class Search {
         layers_(model, costs_),
         floors_(costs_),
         infeasible_(machine, usable_) {
-    for (int p = 0; p < kPlaces; ++p) {
-      usable_[static_cast<size_t>(p)] = usable(machine, static_cast<Place>(p));
-    }
+    usable_ = usable_of(machine);
   }
 
   void add(const Plan& base, std::shared_ptr<const Space> space, int64_t cell_size) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/cost.h"
 
 namespace ballast {
@@ -30,20 +31,20 @@ double memory_spread(const StackUncertainty& uncertainty, double slack) {
 std::vector<double> time_slopes(const Prediction& prediction, const Plan& plan,
                                 const Machine& machine, const Stack& stack,
                                 const Measurements* measurements) {
-  std::vector<double> slopes;
-  for (int i = 0; i < kStackConstants; ++i) {
+  std::vector<double> slopes(kStackConstants);
+  parallel_for(kStackConstants, hardware_threads(), [&](size_t index) {
+    const int i = static_cast<int>(index);
     if (constant_kind(i) == ConstantKind::kSlack ||
         stack.uncertainty->covariance[static_cast<size_t>(i * (kStackConstants + 1))] <= 0) {
-      slopes.push_back(0);
-      continue;
+      return;
     }
     Stack moved = stack;
     const double at = coordinate(stack.constants, i);
     set_coordinate(moved.constants, i, std::isfinite(at) ? at - kDifference : kDifference);
     const CostModel costs(machine, plan, moved, measurements);
     const Duration time = step_time_of(prediction.graph, plan, costs);
-    slopes.push_back(std::log(prediction.step_time.seconds() / time.seconds()) / kDifference);
-  }
+    slopes[index] = std::log(prediction.step_time.seconds() / time.seconds()) / kDifference;
+  });
   return slopes;
 }
 

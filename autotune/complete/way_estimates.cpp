@@ -1,0 +1,109 @@
+#include "autotune/complete/way_estimates.h"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+#include "autotune/search/evaluate.h"
+#include "sim/engine/predict.h"
+#include "sim/graph/build.h"
+
+namespace ballast {
+namespace {
+
+// Micro-batches of the shorter of two steps, and how many more the longer one has. Those of a
+// pipeline fill it; where a stage has several chunks they come in rounds of its stages, and two
+// rounds are under way at once.
+struct ShortSteps {
+  int64_t first = 2;
+  int64_t more = 2;
+};
+
+ShortSteps short_steps(const Plan& plan) {
+  if (plan.pipeline == 1) return {};
+  if (plan.virtual_pipeline > 1) return {2 * plan.pipeline, plan.pipeline};
+  return {plan.pipeline, 4};
+}
+
+Plan with_micro_batches(Plan plan, int64_t count) {
+  plan.global_batch = std::min(plan.global_batch, count * *plan.micro_batch * plan.data);
+  return plan;
+}
+
+Stack with_attention(Stack stack, AttentionKind attention) {
+  stack.facts.attention = {attention};
+  return stack;
+}
+
+// The fewest micro-batches that show what a longer step needs. Planned memory is reused across
+// micro-batches, which takes some of them to settle.
+Plan with_few_micro_batches(const Plan& plan, const Stack& stack) {
+  const int64_t settled = stack.memory_is_planned() ? 8 : 2;
+  return with_micro_batches(plan, std::max(settled, short_steps(plan).first));
+}
+
+}  // namespace
+
+class WayEstimates::Known {
+ public:
+  std::optional<std::vector<PlacePeak>> find(const Way& way) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, peaks] : all_) {
+      if (known.attention == way.attention && known.plan == way.plan) return peaks;
+    }
+    return std::nullopt;
+  }
+  void keep(const Way& way, const std::vector<PlacePeak>& peaks) {
+    const std::lock_guard lock(mutex_);
+    all_.emplace_back(way, peaks);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::pair<Way, std::vector<PlacePeak>>> all_;
+};
+
+WayEstimates::WayEstimates() : known_(std::make_unique<Known>()) {}
+WayEstimates::~WayEstimates() = default;
+
+std::vector<PlacePeak> WayEstimates::peaks(const Setting& setting, const Way& way) {
+  const Stack stack = with_attention(setting.stack, way.attention);
+  const Way few = {with_few_micro_batches(way.plan, stack), way.attention};
+  if (auto known = known_->find(few)) return *std::move(known);
+  Graph graph = build_placed(setting.model, few.plan, stack.facts);
+  return remember(few, predict_memory(std::move(graph), few.plan, setting.machine, stack));
+}
+
+std::vector<PlacePeak> WayEstimates::remember(const Way& few, Prediction memory) {
+  known_->keep(few, memory.peaks);
+  return std::move(memory.peaks);
+}
+
+std::optional<Duration> WayEstimates::step_time_if_fits(const Setting& setting, const Way& way) {
+  const Stack stack = with_attention(setting.stack, way.attention);
+  const Way few = {with_few_micro_batches(way.plan, stack), way.attention};
+  const std::optional<std::vector<PlacePeak>> known = known_->find(few);
+  if (known && !shortfalls(*known, setting.machine).empty()) return std::nullopt;
+  Prediction memory = predict_memory(build_placed(setting.model, few.plan, stack.facts), few.plan,
+                                     setting.machine, stack);
+  Graph graph = std::move(memory.graph);
+  if (!known && !shortfalls(remember(few, std::move(memory)), setting.machine).empty()) {
+    return std::nullopt;
+  }
+  const CostModel costs(setting.machine, way.plan, stack, nullptr);
+  const auto time_of = [&](const Plan& plan) {
+    if (plan != few.plan) graph = build_placed(setting.model, plan, stack.facts);
+    link(graph);
+    return step_time_of(graph, plan, costs);
+  };
+  const ShortSteps steps = short_steps(way.plan);
+  const int64_t longer = steps.first + steps.more;
+  const int64_t beyond = way.plan.accumulation() - longer;
+  if (beyond <= 0 || !has_even_middle(way.plan)) return time_of(way.plan);
+  const Duration first = time_of(with_micro_batches(way.plan, steps.first));
+  const Duration second = time_of(with_micro_batches(way.plan, longer));
+  const auto each = static_cast<double>(second.ps - first.ps) / static_cast<double>(steps.more);
+  return second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))};
+}
+
+}  // namespace ballast

@@ -1,0 +1,40 @@
+// Estimates: what ways of filling in a setting need and take, told from steps of few micro-batches.
+//
+// In a longer step the micro-batches repeat: they need the same memory, and each adds the same time
+// again. What a way needs is remembered, for the same ways are asked about on machines whose
+// memories differ, and first whether they fit, then how fast they are.
+// Will not do: choose (autotune/complete/complete.h), or look at what was measured.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "autotune/calibrate/published_cases.h"
+#include "autotune/complete/setting.h"
+#include "sim/engine/predict.h"
+#include "sim/graph/report/memory.h"
+
+namespace ballast {
+
+// Of one model and stack. May be called from several threads.
+class WayEstimates {
+ public:
+  WayEstimates();
+  ~WayEstimates();
+
+  // What each place of a device must hold. Throws Error where the graph knows no such plan.
+  std::vector<PlacePeak> peaks(const Setting& setting, const Way& way);
+
+  // Of the whole step: from two short ones, or exact where it has few micro-batches or where what
+  // the optimizer does lies beside many of them. Nothing where its memory does not fit.
+  std::optional<Duration> step_time_if_fits(const Setting& setting, const Way& way);
+
+ private:
+  class Known;
+  std::vector<PlacePeak> remember(const Way& few, Prediction memory);
+
+  std::unique_ptr<Known> known_;
+};
+
+}  // namespace ballast
