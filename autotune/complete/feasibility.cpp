@@ -39,6 +39,14 @@ std::string too_many_devices(const Setting& setting) {
                      setting.plan.devices, setting.machine.name, setting.machine.devices);
 }
 
+// Whether a way is another one but for more buckets that the GPU steps.
+bool has_more_on_gpu(const Way& way, Way other) {
+  const std::optional<int64_t> fewer = other.plan.optimizer.gpu_buckets;
+  other.plan.optimizer.gpu_buckets = way.plan.optimizer.gpu_buckets;
+  return way.attention == other.attention && way.plan == other.plan &&
+         way.plan.optimizer.gpu_buckets > fewer;
+}
+
 // Collects what does not fit until something does: that, or else what misses by least.
 class NearestWay {
  public:
@@ -48,6 +56,8 @@ class NearestWay {
   bool offer(const Way& way) {
     try {
       Verdict verdict = verdict_of(setting_, way, known_);
+      const std::vector<Shortfall> missing = shortfalls(verdict.peaks, setting_.machine);
+      last_lacks_gpu_ = !missing.empty() && missing.front().place == Place::kHbm;
       const Bytes excess = excess_of(verdict, setting_.machine);
       if (verdict.fits || !verdict_ || excess < excess_) {
         excess_ = excess;
@@ -56,11 +66,20 @@ class NearestWay {
       return verdict_->fits;
     } catch (const Error& error) {
       if (refusal_.empty()) refusal_ = error.what();
+      last_lacks_gpu_ = false;
       return false;
     }
   }
+  // More buckets on a GPU that is too full already need not be asked about.
   bool offer(const std::vector<Way>& ways) {
-    return std::any_of(ways.begin(), ways.end(), [&](const Way& way) { return offer(way); });
+    const Way* fills = nullptr;
+    return std::any_of(ways.begin(), ways.end(), [&](const Way& way) {
+      if (fills != nullptr && has_more_on_gpu(way, *fills)) return false;
+      fills = nullptr;
+      const bool fits = offer(way);
+      if (last_lacks_gpu_) fills = &way;
+      return fits;
+    });
   }
   // The same, then with memory reused at once.
   bool offer_with_reuses(const std::vector<Way>& ways) {
@@ -82,6 +101,7 @@ class NearestWay {
   WayEstimates& known_;
   std::optional<Verdict> verdict_;
   Bytes excess_;
+  bool last_lacks_gpu_ = false;  // of the way that was offered last
   std::string refusal_;
 };
 
@@ -132,7 +152,8 @@ Verdict leanest_verdict(Setting setting, WayEstimates& known) {
 
 // Whether another plan of the layout may fit where its lean ones miss by so little.
 bool is_close(const Verdict& verdict, const Machine& machine) {
-  return excess_of(verdict, machine) <= margin_of_bounds(machine);
+  const Bytes smaller = std::min(usable(machine, Place::kHbm), usable(machine, Place::kDram));
+  return excess_of(verdict, machine).count <= smaller.count / 8;
 }
 
 bool is_emptier(const OpenLayout& one, const OpenLayout& other) {

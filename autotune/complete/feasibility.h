@@ -1,8 +1,8 @@
 // Feasibility: whether any plan that open knobs leave fits.
 //
-// First the knobs take what most often needs least memory (micro-batch 1, or one of all sequences, everything recomputed but
-// the layers' inputs, those offloaded too if need be, weights that stay or flow, an eighth, a
-// quarter, ... of the buckets on the GPU), and memory alone decides (predict_memory). Where none of
+// First the knobs take what most often needs least memory (micro-batch 1, or one of all sequences,
+// everything recomputed but the layers' inputs, those offloaded too if need be, weights that stay or
+// flow, an eighth, a quarter, ... of the buckets on the GPU), and memory alone decides. Where none of
 // these fits, every plan that the open knobs leave is refused by a bound of its memory or placed
 // (autotune/search), or those of a list are (autotune/complete/way_lists.h).
 // Where the layout is open too, the first is asked of every layout whose least memory fits, the

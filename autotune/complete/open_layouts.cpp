@@ -64,6 +64,26 @@ ActivationPlan all_kept() {
   return plan;
 }
 
+// Bytes that tensors may take: of those of a GPU another framework's allocator loses some.
+Usable usable_by_tensors(const Machine& machine, const Stack& stack) {
+  Usable result = usable_of(machine);
+  if (stack.memory_is_planned()) return result;
+  Bytes& gpu = result[static_cast<size_t>(Place::kHbm)];
+  gpu = Bytes{static_cast<int64_t>(static_cast<double>(gpu.count) /
+                                   (1 + stack.constants.memory_slack))};
+  return result;
+}
+
+// Whether a plan of this stack needs no less than the bounds of Ballast's graphs.
+bool bounds_hold(const Setting& setting) {
+  const StackFacts& facts = setting.stack.facts;
+  const bool smaller_state = facts.pure_16_bit_on_one_device && setting.plan.devices == 1;
+  const bool smaller_activations =
+      facts.loss_chunks > 1 ||
+      (facts.fp8_saves_codes && setting.plan.products == ProductFormat::kFp8);
+  return !smaller_state && !smaller_activations && !facts.accumulates_on_cpu;
+}
+
 double fullness_of(const std::array<Bytes, kPlaces>& needed, const Usable& usable) {
   double fullness = 0;
   for (size_t p = 0; p < kPlaces; ++p) {
@@ -111,7 +131,7 @@ class LayoutBounds::Judge {
   }
 
   void judge_all(const Machine& machine, std::vector<OpenLayout>& found) const {
-    const Usable usable = usable_of(machine);
+    const Usable usable = usable_by_tensors(machine, of_.stack);
     const size_t first = found.size();
     for (const Cells& one : layouts_) {
       found.push_back({{of_.model, one.layout, machine, of_.stack}, {}, {}});
@@ -233,13 +253,7 @@ std::vector<OpenLayout> judged_layouts(const Setting& like, std::vector<Plan> la
 }
 
 bool is_refuted(const OpenLayout& layout) {
-  if (layout.setting.stack.memory_is_planned()) return layout.excess.count > 0;
-  return layout.excess > margin_of_bounds(layout.setting.machine);
-}
-
-Bytes margin_of_bounds(const Machine& machine) {
-  const Bytes smaller = std::min(usable(machine, Place::kHbm), usable(machine, Place::kDram));
-  return Bytes{smaller.count / 8};
+  return bounds_hold(layout.setting) && layout.excess.count > 0;
 }
 
 Setting with_short_step(Setting setting) {

@@ -2,8 +2,8 @@
 //
 // Each is judged before any of its graphs is built: the least time of a step, whatever its
 // activations and micro-batch, and the least memory (autotune/bounds/cell_bound). Both are made of
-// Ballast's graphs and of the stack's rates, so that they order the layouts of other frameworks too
-// but prove nothing of them. Will not do: complete a layout (autotune/complete/complete.h).
+// Ballast's graphs, of the stack's rates and of the slack of its allocator.
+// Will not do: complete a layout (autotune/complete/complete.h).
 #pragma once
 
 #include <memory>
@@ -49,11 +49,9 @@ std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements*
 std::vector<OpenLayout> judged_layouts(const Setting& like, std::vector<Plan> layouts,
                                        const Measurements* measurements);
 
-// Whether no plan of it fits. Other frameworks than Ballast may need less than the bounds of its
-// graphs: they are believed only where they miss by an eighth of what is there.
+// Whether no plan of it fits. Never where a fact of the stack lets it need less than the bounds of
+// Ballast's graphs: gradients that add up on the CPU, 16-bit state, a loss in pieces, 8-bit codes.
 bool is_refuted(const OpenLayout& layout);
-// That eighth, of the smaller memory.
-Bytes margin_of_bounds(const Machine& machine);
 
 // The same with a step of few micro-batches, which tells which of a layout's plans is good in a
 // fraction of the time, and what memory they need: in a longer step the micro-batches repeat.
