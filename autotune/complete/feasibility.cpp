@@ -105,9 +105,9 @@ class NearestWay {
   std::string refusal_;
 };
 
-// Asks the search for any plan that fits; true where there is one. What it refuses it refuses by a
-// bound of memory or by the arena itself, so that nothing is left out.
-bool offer_space(const Setting& setting, NearestWay& nearest) {
+// Asks the search for any plan that fits. What it refuses it refuses by a bound of memory or by the
+// arena itself, so that nothing is left out.
+void offer_space(const Setting& setting, NearestWay& nearest) {
   Plan plan = setting.plan;
   if (plan.pipeline > 1) {
     plan.weights.flow_share = plan.weights.flow_share.value_or(0);
@@ -121,12 +121,14 @@ bool offer_space(const Setting& setting, NearestWay& nearest) {
   const SearchResult found = search(setting.model, plan, space_of(setting.model, plan, open),
                                     setting.machine, nullptr, any);
   const AttentionKind attention = setting.stack.facts.attention.front();
-  if (found.best) return nearest.offer(Way{found.best->plan, attention});
+  if (found.best) {
+    nearest.offer(Way{found.best->plan, attention});
+    return;
+  }
   // What the bounds say is missing is less than what is: as an example only the placed plan counts.
   for (const InfeasibleReason& reason : found.reasons) {
     nearest.offer(Way{reason.example, attention});
   }
-  return false;
 }
 
 // Every plan of one layout; refuted(): whether bounds say that none fits.
@@ -139,8 +141,7 @@ Verdict verdict_of_layout(const Setting& setting, WayEstimates& known, const Ref
   NearestWay nearest(setting, known);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
   if (refuted()) return nearest.take();
-  if (setting.stack.memory_is_planned() && offer_space(setting, nearest)) return nearest.take();
-  if (!is_searched(setting.plan, setting.stack)) nearest.offer_with_reuses(all_ways(setting));
+  if (setting.stack.memory_is_planned()) offer_space(setting, nearest);
   return nearest.take();
 }
 
@@ -150,8 +151,11 @@ Verdict leanest_verdict(Setting setting, WayEstimates& known) {
   return lean_verdict(setting, known);
 }
 
-// Whether another plan of the layout may fit where its lean ones miss by so little.
-bool is_close(const Verdict& verdict, const Machine& machine) {
+// Whether another plan of the layout may fit where its lean ones miss by so little. Without planned
+// memory a plan needs what is alive at its peak, and no other has less of it.
+bool may_fit_otherwise(const Setting& setting, const Verdict& verdict) {
+  if (!setting.stack.memory_is_planned()) return false;
+  const Machine& machine = setting.machine;
   const Bytes smaller = std::min(usable(machine, Place::kHbm), usable(machine, Place::kDram));
   return excess_of(verdict, machine).count <= smaller.count / 8;
 }
@@ -177,7 +181,7 @@ std::optional<Nearest> fitting_layout(std::vector<OpenLayout> layouts, WayEstima
     try {
       Verdict verdict = lean_verdict(layout.setting, known);
       if (verdict.fits) return Nearest{layout.setting, std::move(verdict)};
-      if (is_close(verdict, layout.setting.machine)) close.push_back(&layout);
+      if (may_fit_otherwise(layout.setting, verdict)) close.push_back(&layout);
     } catch (const Error&) {
       // The graph knows no such plan.
     }

@@ -52,25 +52,15 @@ std::vector<Way> lean_ways(const Setting& setting) {
     activations = {*plan.activations};
   } else {
     activations = {activations_of(Recompute::kFull), offloads().front()};
+    // What recomputing one layer needs at once is as much as keeping it.
+    const bool few_layers = setting.model.layers <= 2 * plan.pipeline * plan.virtual_pipeline;
+    if (few_layers) activations.push_back(activations_of(Recompute::kNone));
   }
   std::vector<Way> ways;
   for (const int64_t size : lean_micro_batches(plan)) {
     plan.micro_batch = size;
     for (const ActivationPlan& choice : activations) {
       plan.activations = choice;
-      append_ways(setup, ways);
-    }
-  }
-  return ways;
-}
-
-std::vector<Way> all_ways(const Setting& setting) {
-  CaseSetup setup = setup_of(setting);
-  std::vector<Way> ways;
-  append_ways(setup, ways);
-  if (!setting.plan.activations) {
-    for (const ActivationPlan& offload : offloads()) {
-      setup.of.plan.activations = offload;
       append_ways(setup, ways);
     }
   }

@@ -26,7 +26,4 @@ std::vector<int64_t> lean_micro_batches(const Plan& plan);
 // Error where no way is legal.
 std::vector<Way> lean_ways(const Setting& setting);
 
-// Every plan that a list may come to. Throws Error where no way is legal.
-std::vector<Way> all_ways(const Setting& setting);
-
 }  // namespace ballast
