@@ -18,9 +18,9 @@ namespace {
 
 OrderedJson json_of(const Predicted& one) {
   if (one.refusal.empty()) return prediction_json(one);
-  return {{"model", one.of.model.name},         {"machine", one.of.machine.name},
-          {"devices", one.of.plan.devices},     {"strategy", one.of.plan.strategy},
-          {"stack", one.of.stack.name},         {"fits", nullptr},
+  return {{"model", one.of.model.name},     {"machine", one.of.machine.name},
+          {"devices", one.of.plan.devices}, {"strategy", one.of.plan.strategy},
+          {"stack", one.of.stack.name},     {"fits", nullptr},
           {"refusal", one.refusal}};
 }
 
@@ -233,7 +233,7 @@ Predicted predict_or_refuse(Setting of, const PredictFlags& flags, const Interru
     if (!of.has_open_layout()) check(of.plan, of.model);
     return complete_and_predict(of, flags.store, [&] { return watch.interrupted(); });
   } catch (const Error& error) {
-    return {std::move(of), {}, {}, one_line(error.what())};
+    return {std::move(of), {}, {}, {}, one_line(error.what())};
   }
 }
 

@@ -160,14 +160,14 @@ OrderedJson read_metrics(const std::string& path) {
   return kept;
 }
 
-OrderedJson data_of_prediction(const Completed& completed, const Measurements& measurements) {
-  const Prediction& prediction = completed.prediction;
-  const Setting& of = completed.setting;
-  const auto confidence = confidence_of(prediction, of.plan, of.machine, of.stack, &measurements);
-  return {{"model", completed.setting.model.name},
-          {"machine", completed.setting.machine.description},
-          {"plan", OrderedJson::parse(plan_json(completed.setting.plan))},
-          {"prediction", prediction_json(of, prediction, confidence)},
+OrderedJson data_of_prediction(Completed completed, const Measurements& measurements) {
+  const Predicted predicted =
+      judged(std::move(completed.setting), std::move(completed.prediction), measurements);
+  const Prediction& prediction = predicted.prediction;
+  return {{"model", predicted.of.model.name},
+          {"machine", predicted.of.machine.description},
+          {"plan", OrderedJson::parse(plan_json(predicted.of.plan))},
+          {"prediction", prediction_json(predicted)},
           {"measured", nullptr},
           {"timelines",
            {{"predicted", timeline_json(prediction.graph, prediction.timeline)},
