@@ -80,10 +80,15 @@ function drawBottlenecks(parent) {
     'faster: the same plan, simulated again.', parent);
   if (found.rate_tie) element('p', tieWords(found.rate_tie, 'rate'), box);
   if (found.lane_tie) element('p', tieWords(found.lane_tie, 'lane'), box);
-  pairs(box, 'Gain by each rate that is faster', {
-    predictedList: found.rates.map((one) => [one.name, one.gain])
-      .concat([['all rates together', found.all_rates_gain]]),
-    measuredList: [], format: gainOf});
+  const gains = found.rates.map((one) => [one.name, one.gain])
+    .concat([['all rates together', found.all_rates_gain]])
+    .filter(([, gain]) => Math.abs(gain) >= 0.0005);
+  if (gains.length > 0) {
+    pairs(box, 'Gain by each rate that is faster',
+      {predictedList: gains, measuredList: [], format: gainOf});
+  } else {
+    element('p', 'No rate does: fixed latencies and times that were measured make it up.', box);
+  }
   table(box, [{title: 'lane', kind: 'name key'}, {title: 'idle', format: gainOf},
     {title: `gain, lane ${found.faster_percent} % faster`, format: gainOf}],
   found.lanes.map((one) => [one.lane, one.idle_share, one.gain])

@@ -14,6 +14,8 @@ namespace {
 
 constexpr const char* kLaunch = "stack.launch_us";
 constexpr double kWorthSaying = 0.01;  // of a step: where all gain less, nothing of them ties
+constexpr double kMost = 2.0 / 3;      // of what all gain: those that tie give it without the rest
+constexpr double kMoreThanSum = 1.5;   // what those that tie give together, over one by one
 
 // Of a list of things, those that are faster.
 using Chosen = std::vector<bool>;
@@ -114,12 +116,12 @@ Chosen only(size_t count, size_t index) {
   return chosen;
 }
 
-// The first that are indispensable: what all together gain is lost where one of them is left out.
+// Few without which most of what all together gain is lost.
 std::optional<Tie> tie_among(const std::vector<std::string>& names,
                              const std::vector<double>& alone, double all, const GainOf& gain_of) {
   const size_t count = names.size();
   if (count < 2 || all < kWorthSaying) return std::nullopt;
-  if (*std::max_element(alone.begin(), alone.end()) > all / 3) return std::nullopt;
+  if (*std::max_element(alone.begin(), alone.end()) > all / 2) return std::nullopt;
   std::vector<double> without(count);
   parallel_for(count, hardware_threads(), [&](size_t i) {
     Chosen others(count, true);
@@ -130,19 +132,26 @@ std::optional<Tie> tie_among(const std::vector<std::string>& names,
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return without[a] < without[b]; });
-  Tie tie;
-  Chosen chosen(count, false);
+  // Those that are needed least go first, as long as the rest gives most of it.
+  Chosen chosen(count, true);
+  double together = all;
+  for (size_t k = count; k-- > 0;) {
+    Chosen fewer = chosen;
+    fewer[order[k]] = false;
+    const double rest = gain_of(fewer);
+    if (rest < kMost * all) continue;
+    chosen = std::move(fewer);
+    together = rest;
+  }
+  Tie tie{{}, together};
   double singly = 0;
   for (const size_t i : order) {
-    chosen[i] = true;
+    if (!chosen[i]) continue;
     tie.names.push_back(names[i]);
     singly += std::max(alone[i], 0.0);
-    if (tie.names.size() < 2) continue;
-    tie.gain = gain_of(chosen);
-    if (tie.gain < all / 2) continue;
-    return tie.gain >= 1.5 * singly ? std::optional(tie) : std::nullopt;
   }
-  return std::nullopt;
+  if (tie.names.size() < 2 || together < kMoreThanSum * singly) return std::nullopt;
+  return tie;
 }
 
 void Study::add_rates(Bottlenecks& result) {

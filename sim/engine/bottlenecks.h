@@ -14,9 +14,10 @@
 //    too, and asks 1.1 times as much of what is shared: memory or a link that it fills alone still
 //    holds it up, and its rate is then what limits. Cores and multiprocessors are occupied, not
 //    used up, so of these it asks no more. A block runs on its device's compute lane as a whole.
-//    Lanes of several stages are asked for all together, kind by kind, and then each alone.
-//  * A *tie*: no single one gives more than a third of what all of them together give, and two or
-//    more together give at least half of that, and half as much again as each on its own.
+//    Lanes of several stages are faster together, kind by kind: one stage alone waits for others.
+//  * A *tie*: no single one gives more than half of what all of them give together; two or more
+//    together give two thirds of it or more, none of them can be left out, and that is half as
+//    much again as the sum of what each gives alone.
 //
 // A gain may be slightly negative: what is faster may meet others at another time and share memory
 // with them then (Graham, "Bounds on multiprocessing timing anomalies", 1969).
@@ -53,7 +54,7 @@ struct RateGain {
 };
 
 struct LaneGain {
-  std::string name;           // "cpu"; with several stages "cpu of all stages", then "2 cpu"
+  std::string name;           // "cpu"; with several stages "cpu of all stages"
   std::vector<LaneId> lanes;  // that are faster together
   double idle = 0;            // share of the step time in which they do nothing: their slack
   double gain = 0;            // share of the step time
@@ -73,7 +74,8 @@ struct Bottlenecks {
   std::optional<Tie> lane_tie;
 };
 
-// Two dozen simulations and more, on all cores; the same on any number of them.
+// Two dozen simulations and more, on all cores; the same on any number of them. Of 100,000
+// operations they take a second or two.
 Bottlenecks bottlenecks(const PredictedStep& step);
 
 }  // namespace ballast

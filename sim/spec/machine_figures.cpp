@@ -88,7 +88,7 @@ const FigureRow kFigures[] = {
     {"machine.gpu.memory_gb", "GPU memory", "GB", FigureKind::kMemory,
      [](const Machine& m) -> std::optional<double> { return m.gpu.memory.value.gb(); },
      [](Machine& m, double factor) { scale(m.gpu.memory, factor); }},
-    {"machine.link.gb_per_s", "link, both ways", "GB/s", FigureKind::kRate,
+    {"machine.link.gb_per_s", "link both ways", "GB/s", FigureKind::kRate,
      [](const Machine& m) -> std::optional<double> { return plateau(m.link.host_to_device); },
      scale_link},
     {"machine.link.host_to_device_gb_per_s", "link to the GPU", "GB/s", FigureKind::kRate,
@@ -107,7 +107,7 @@ const FigureRow kFigures[] = {
      [](Machine& m, double factor) { scale(m.cpu.memory, factor); }},
     {"machine.cpu.adam", "Adam on the CPU", "1e9 parameters/s", FigureKind::kRate, fastest_adam,
      scale_adam},
-    {"machine.nvme.read_gb_per_s", "NVMe, both ways", "GB/s", FigureKind::kRate,
+    {"machine.nvme.read_gb_per_s", "NVMe both ways", "GB/s", FigureKind::kRate,
      [](const Machine& m) -> std::optional<double> {
        if (!m.nvme) return std::nullopt;
        return plateau(m.nvme->read);

@@ -193,6 +193,7 @@ TEST(Bottlenecks, of_each_lane_are_those_of_costs_that_are_scaled_by_hand) {
 
 TEST(Bottlenecks, never_cost_much_and_never_gain_more_than_all_that_is_faster) {
   constexpr double kAnomaly = 0.005;
+  constexpr double kLaneAnomaly = 0.01;  // a copy that ends sooner meets other traffic
   for (const Case& one : cases()) {
     const Bottlenecks found = bottlenecks(one.step());
     for (const RateGain& each : found.rates) {
@@ -200,15 +201,15 @@ TEST(Bottlenecks, never_cost_much_and_never_gain_more_than_all_that_is_faster) {
       EXPECT_LE(each.gain, found.all_rates + kAnomaly) << each.rate.name << ", " << one.name();
     }
     for (const LaneGain& each : found.lanes) {
-      EXPECT_GE(each.gain, -kAnomaly) << each.name << ", " << one.name();
-      EXPECT_LE(each.gain, found.all_lanes + kAnomaly) << each.name << ", " << one.name();
+      EXPECT_GE(each.gain, -kLaneAnomaly) << each.name << ", " << one.name();
+      EXPECT_LE(each.gain, found.all_lanes + kLaneAnomaly) << each.name << ", " << one.name();
       EXPECT_GE(each.idle, -1e-9);
       EXPECT_LE(each.idle, 1);
       // Whoever is idle for most of the step can give no more than a tenth of the rest.
       EXPECT_LE(each.gain, 1 - each.idle) << each.name;
     }
-    EXPECT_LE(found.all_rates, kEverything + 1e-6) << one.name();
-    EXPECT_LE(found.all_lanes, kEverything + 1e-6) << one.name();
+    EXPECT_LE(found.all_rates, kEverything + 0.001) << one.name();
+    EXPECT_LE(found.all_lanes, kEverything + 0.001) << one.name();
   }
 }
 
@@ -261,6 +262,12 @@ TEST(Bottlenecks, that_tie_are_named_together) {
   Plan plan = fixed_plan();
   plan.optimizer.sync = SyncMode::kDelay;
   Machine machine = without_latencies();
+  // Copies that take nothing: the two lanes are all that there is.
+  for (const MachineFigure& figure : machine_figures(machine, plan.dtype)) {
+    if (figure.key == "machine.link.gb_per_s" ||
+        figure.key == "machine.cpu.memory_bandwidth_gb_per_s")
+      machine = with_figure(machine, figure, 1000);
+  }
   const auto busy = [&](const char* name) {
     const Case one = small_case(plan, machine);
     for (const LaneUse& use : one.prediction.lanes) {
@@ -275,7 +282,7 @@ TEST(Bottlenecks, that_tie_are_named_together) {
   }
   const Case one = small_case(plan, machine);
   const Bottlenecks found = bottlenecks(one.step());
-  EXPECT_LT(found.lanes.front().gain, kEverything / 3);
+  for (const LaneGain& each : found.lanes) EXPECT_LE(each.gain, found.all_lanes / 2) << each.name;
   ASSERT_TRUE(found.lane_tie);
   EXPECT_EQ(std::set<std::string>(found.lane_tie->names.begin(), found.lane_tie->names.end()),
             (std::set<std::string>{"compute", "cpu"}));
