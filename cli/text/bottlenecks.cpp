@@ -13,7 +13,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kShown = 5;
-constexpr double kGainShown = 0.0005;  // of a step: less rounds to 0.0 %
+constexpr double kGainShown = 0.0005;        // of a step: less rounds to 0.0 %
+constexpr size_t kManyOperations = 150'000;  // of kLimitsHelp
 constexpr const char* kIndent = "                ";
 
 struct Named {
@@ -66,8 +67,9 @@ Json tie_json(const std::optional<Tie>& tie) {
 }  // namespace
 
 std::optional<Bottlenecks> bottlenecks_of(const Setting& of, const Prediction& prediction,
-                                          const Measurements& measurements) {
-  if (!prediction.fits) return std::nullopt;
+                                          const Measurements& measurements, AskLimits ask) {
+  const bool quick = prediction.graph.step.ops.size() < kManyOperations;
+  if (!prediction.fits || (!quick && ask == AskLimits::kIfQuick)) return std::nullopt;
   return bottlenecks({prediction, of.plan, of.machine, of.stack, &measurements});
 }
 
@@ -94,7 +96,11 @@ Json bottlenecks_json(const std::optional<Bottlenecks>& found) {
           {"lane_tie", tie_json(found->lane_tie)}};
 }
 
-std::string bottlenecks_text(const Bottlenecks& found) {
+std::string bottlenecks_text(const std::optional<Bottlenecks>& asked) {
+  if (!asked) {
+    return fmt::format("10 % faster     not asked of so many operations; {} asks\n", kLimitsFlag);
+  }
+  const Bottlenecks& found = *asked;
   std::string text = fmt::format("10 % faster     gives: {}; all rates together {}\n",
                                  gains_text(rates_of(found), "nothing by any rate alone"),
                                  percent(found.all_rates));

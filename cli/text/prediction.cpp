@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/studies/studied_knobs.h"
-#include "cli/text/bottlenecks.h"
 #include "cli/text/confidence.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
@@ -207,9 +206,10 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
   return list;
 }
 
-Predicted judged(Setting of, Prediction prediction, const Measurements& measurements) {
+Predicted judged(Setting of, Prediction prediction, const Measurements& measurements,
+                 AskLimits ask) {
   auto confidence = confidence_of(prediction, of.plan, of.machine, of.stack, &measurements);
-  auto bottlenecks = bottlenecks_of(of, prediction, measurements);
+  auto bottlenecks = bottlenecks_of(of, prediction, measurements, ask);
   return {std::move(of), std::move(prediction), std::move(confidence), std::move(bottlenecks)};
 }
 
@@ -297,7 +297,7 @@ std::string prediction_text(const Predicted& predicted) {
   text += "\n" + memory_text(predicted) + "\n";
   text += text_timeline(prediction.graph, prediction.timeline, kTimelineWidth) + "\n";
   text += "lanes in use    " + lanes_text(prediction) + "\n";
-  if (bottlenecks) text += bottlenecks_text(*bottlenecks);
+  text += bottlenecks_text(bottlenecks);
   text += "times are       " + provenance_text(prediction) + "\n";
   text += "to run it       " + runs_on_text(runs_on(of.model, of.plan, of.stack)) + "\n";
   return text;

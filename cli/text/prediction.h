@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/flags/inputs.h"
-#include "sim/engine/bottlenecks.h"
+#include "cli/text/bottlenecks.h"
 #include "sim/engine/interval.h"
 #include "sim/engine/predict.h"
 
@@ -29,11 +29,12 @@ struct Predicted {
   Setting of;
   Prediction prediction;
   std::optional<Confidence> confidence;
-  std::optional<Bottlenecks> bottlenecks{};  // nothing where it does not fit
+  std::optional<Bottlenecks> bottlenecks{};  // as bottlenecks_of() has them
   std::string refusal{};  // of a list: why there is no prediction of this one; else empty
 };
 // `prediction` must be of these arguments.
-Predicted judged(Setting of, Prediction prediction, const Measurements& measurements);
+Predicted judged(Setting of, Prediction prediction, const Measurements& measurements,
+                 AskLimits ask = AskLimits::kIfQuick);
 
 // The keys of design.md. Rates and lanes are null where the plan does not fit.
 OrderedJson prediction_json(const Predicted& predicted);

@@ -36,8 +36,10 @@ std::string why_it_loses(const Setting& best, const Setting& other,
       text += fmt::format(" and {} less of {}", show(Duration{-least.more.ps}), least.name);
     }
   }
-  const Bottlenecks limits = bottlenecks({next, other.plan, other.machine, ballast, &measurements});
-  return text + "; " + limit_text(limits);
+  Setting searched = other;
+  searched.stack = ballast;
+  const auto limits = bottlenecks_of(searched, next, measurements, AskLimits::kIfQuick);
+  return limits ? text + "; " + limit_text(*limits) : text;
 }
 
 }  // namespace ballast

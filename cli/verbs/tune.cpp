@@ -139,10 +139,11 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cach
 }
 
 // Of the best plan, as the search knew it: what `predict` says of it too.
-Bottlenecks limits_of(const Setting& best, const Measurements& measurements) {
-  const Stack ballast;
-  return bottlenecks({predict(best.model, best.plan, best.machine, ballast, &measurements),
-                      best.plan, best.machine, ballast, &measurements});
+std::optional<Bottlenecks> limits_of(Setting best, const Measurements& measurements) {
+  best.stack = Stack{};
+  const Prediction prediction =
+      predict(best.model, best.plan, best.machine, best.stack, &measurements);
+  return bottlenecks_of(best, prediction, measurements, AskLimits::kIfQuick);
 }
 
 int run_sized(TuneFlags& flags, SearchCache& cache) {
@@ -206,7 +207,7 @@ int run_tune(Words words) {
   const FoundFiles files = write_found(
       best, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(best.machine)});
   json["predict"] = files.predict;
-  const Bottlenecks limits = limits_of(best, tuner.measurements());
+  const std::optional<Bottlenecks> limits = limits_of(best, tuner.measurements());
   json["bottlenecks"] = bottlenecks_json(limits);
   const Studies studies = run_studies(flags, tuned, *found.best, cache);
   json.update(studies.json);
@@ -220,7 +221,7 @@ int run_tune(Words words) {
   if (measured) fmt::print("{}\n", measured_text(flags.loop, *measured));
   fmt::print("the best: {}\n{}\n{}{}\n", plan_text(best.plan),
              runs_on_text(runs_on(best.model, best.plan, Stack{})), notes_text(notes),
-             bottlenecks_text(limits));
+             limits ? bottlenecks_text(limits) : std::string());
   if (!measured || measured->measured.empty()) {
     fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
   }

@@ -79,6 +79,24 @@ TEST(BottlenecksOutput, tune_says_of_its_best_what_predict_says) {
   EXPECT_EQ(tuned["bottlenecks"], predicted["bottlenecks"]);
 }
 
+// The GPU is busy all the time, and Adam runs beside it nearly as long: a longest path through
+// either says "adam" or "gemm", and neither alone gives half of what both do.
+TEST(BottlenecksOutput, of_13b_on_a_gh200_say_that_gpu_and_cpu_tie) {
+  const Workbench bench;
+  const std::string asked =
+      "predict --model gpt-13b --machine gh200-96gb-480gb --global-batch 8 "
+      "--strategy superoffload ";
+  const Json typical = json_of(bench, asked + "--json")["bottlenecks"];
+  ASSERT_TRUE(typical["rate_tie"].is_object()) << typical.dump();
+  EXPECT_EQ(typical["rate_tie"]["names"], (Json{"GPU matrix products", "Adam on the CPU"}));
+  ASSERT_TRUE(typical["lane_tie"].is_object()) << typical.dump();
+  EXPECT_EQ(typical["lane_tie"]["names"], (Json{"compute", "cpu"}));
+  const Outcome own = bench.run(asked + "--stack ballast");
+  EXPECT_TRUE(own.says("no single rate limits: GPU matrix products and CPU memory bandwidth tie"))
+      << own.output;
+  EXPECT_FALSE(own.says("adam 7")) << own.output;
+}
+
 TEST(BottlenecksOutput, of_a_plan_that_does_not_fit_are_null) {
   const Workbench bench;
   const Outcome outcome = bench.run(
