@@ -6,130 +6,19 @@
 
 #include "autotune/studies/explain.h"
 #include "sim/base/error.h"
-#include "sim/engine/predict.h"
+#include "sim/engine/bottlenecks.h"
 
 namespace ballast {
 namespace {
-
-void scale(Curve& curve, double factor) {
-  for (Curve::Point& point : curve.points) point.rate *= factor;
-}
-void scale(Sourced<Bandwidth>& bandwidth, double factor) { bandwidth.value.bytes_per_s *= factor; }
-void scale(Sourced<Bytes>& memory, double factor) {
-  memory.value.count =
-      static_cast<int64_t>(std::llround(static_cast<double>(memory.value.count) * factor));
-}
-
-void scale(Interconnect& of, double factor) {
-  scale(of.bandwidth, factor);
-  if (of.switch_reduction) scale(*of.switch_reduction, factor);
-  if (of.all_reduce) scale(of.all_reduce->bus, factor);
-  scale(of.point_to_point, factor);
-}
-
-void scale_matmul(Machine& machine, DType dtype, double factor) {
-  machine.gpu.matmul.at(dtype).value.flops_per_s *= factor;
-  for (AttentionRates& rates : machine.gpu.attention) {
-    scale(rates.forward, factor);
-    scale(rates.backward, factor);
-  }
-}
-
-void scale_link(Machine& machine, double factor) {
-  scale(machine.link.host_to_device, factor);
-  scale(machine.link.device_to_host, factor);
-  scale(machine.link.both_total, factor);
-  if (machine.link.remote) scale(*machine.link.remote, factor);
-}
-
-void scale_cpu_bandwidth(Machine& machine, double factor) {
-  scale(machine.cpu.memory_bandwidth, factor);
-  if (machine.cpu.core_bandwidth) scale(*machine.cpu.core_bandwidth, factor);
-}
-
-void scale_adam(Machine& machine, double factor) {
-  for (auto& [name, curve] : machine.cpu.adam) scale(curve, factor);
-}
-
-constexpr const char* kMatmul = "machine.gpu.matmul_tflops.";  // and the number format
-
-double gb(double bytes) { return bytes * 1e-9; }
-double plateau(const Curve& curve) { return curve.empty() ? 0 : gb(curve.points.back().rate); }
-
-std::optional<double> fastest_adam(const Machine& machine) {
-  double rate = 0;
-  for (const auto& [name, curve] : machine.cpu.adam) {
-    if (!curve.empty()) rate = std::max(rate, curve.points.back().rate);
-  }
-  if (rate <= 0) return std::nullopt;
-  return gb(rate);
-}
-
-// A figure that a machine has at most once: what it is worth, where the machine has it, and the
-// machine with it changed.
-struct FigureRow {
-  const char* key;
-  const char* name;
-  const char* unit;
-  std::optional<double> (*value)(const Machine& machine);
-  void (*scale)(Machine& machine, double factor);
-};
-
-const FigureRow kFigures[] = {
-    {"machine.gpu.memory_bandwidth_gb_per_s", "GPU memory bandwidth", "GB/s",
-     [](const Machine& m) -> std::optional<double> {
-       return m.gpu.memory_bandwidth.value.gb_per_s();
-     },
-     [](Machine& m, double factor) { scale(m.gpu.memory_bandwidth, factor); }},
-    {"machine.gpu.memory_gb", "GPU memory", "GB",
-     [](const Machine& m) -> std::optional<double> { return m.gpu.memory.value.gb(); },
-     [](Machine& m, double factor) { scale(m.gpu.memory, factor); }},
-    {"machine.link.gb_per_s", "link, both ways", "GB/s",
-     [](const Machine& m) -> std::optional<double> { return plateau(m.link.host_to_device); },
-     scale_link},
-    {"machine.link.host_to_device_gb_per_s", "link to the GPU", "GB/s",
-     [](const Machine& m) -> std::optional<double> { return plateau(m.link.host_to_device); },
-     [](Machine& m, double factor) { scale(m.link.host_to_device, factor); }},
-    {"machine.link.device_to_host_gb_per_s", "link to the CPU", "GB/s",
-     [](const Machine& m) -> std::optional<double> { return plateau(m.link.device_to_host); },
-     [](Machine& m, double factor) { scale(m.link.device_to_host, factor); }},
-    {"machine.cpu.memory_bandwidth_gb_per_s", "CPU memory bandwidth", "GB/s",
-     [](const Machine& m) -> std::optional<double> {
-       return m.cpu.memory_bandwidth.value.gb_per_s();
-     },
-     scale_cpu_bandwidth},
-    {"machine.cpu.memory_gb", "CPU memory", "GB",
-     [](const Machine& m) -> std::optional<double> { return m.cpu.memory.value.gb(); },
-     [](Machine& m, double factor) { scale(m.cpu.memory, factor); }},
-    {"machine.cpu.adam", "Adam on the CPU", "1e9 parameters/s", fastest_adam, scale_adam},
-    {"machine.nvme.read_gb_per_s", "NVMe, both ways", "GB/s",
-     [](const Machine& m) -> std::optional<double> {
-       if (!m.nvme) return std::nullopt;
-       return plateau(m.nvme->read);
-     },
-     [](Machine& m, double factor) {
-       scale(m.nvme->read, factor);
-       scale(m.nvme->write, factor);
-     }},
-    {"machine.node.bandwidth_gb_per_s", "node", "GB/s",
-     [](const Machine& m) -> std::optional<double> {
-       if (!m.node || m.devices_per_node <= 1) return std::nullopt;
-       return m.node->bandwidth.value.gb_per_s();
-     },
-     [](Machine& m, double factor) { scale(*m.node, factor); }},
-    {"machine.network.bandwidth_gb_per_s", "network", "GB/s",
-     [](const Machine& m) -> std::optional<double> {
-       if (!m.network || m.devices <= m.devices_per_node) return std::nullopt;
-       return m.network->bandwidth.value.gb_per_s();
-     },
-     [](Machine& m, double factor) { scale(*m.network, factor); }},
-};
 
 class Study {
  public:
   Study(const SensitivityQuestion& question, const Measurements* measurements,
         const SensitivityOptions& options, const Ask& ask)
-      : question_(question), measurements_(measurements), options_(options), ask_(ask) {}
+      : question_(question), measurements_(measurements), options_(options), ask_(ask) {
+    const SearchQuestion& search = question.search;
+    same_ = predict(search.model, question.best.plan, search.machine, measurements);
+  }
 
   // Nothing: interrupted before its points were known.
   std::optional<Sensitivity> of(const MachineFigure& figure) const {
@@ -154,8 +43,10 @@ class Study {
     point.factor = factor;
     point.value = figure.value * factor;
     const Plan& same = question_.best.plan;
-    const Prediction prediction = predict(search.model, same, search.machine, measurements_);
-    if (prediction.fits) point.same_plan = prediction.step_time;
+    if (same_.fits) {
+      point.same_plan = step_time_on({same_, same, question_.search.machine, stack_, measurements_},
+                                     search.machine);
+    }
     const std::optional<SearchResult> found = ask_(search);
     if (!found || found->stop == SearchStop::kInterrupt) return std::nullopt;
     if (found->best) {
@@ -229,38 +120,11 @@ class Study {
   const Measurements* measurements_;
   const SensitivityOptions& options_;
   const Ask& ask_;
+  const Stack stack_;  // the one that is searched for: Ballast's
+  Prediction same_;    // of the best plan on the machine as it is
 };
 
 }  // namespace
-
-std::vector<MachineFigure> machine_figures(const Machine& machine, DType dtype) {
-  std::vector<MachineFigure> figures;
-  const auto& matmul = machine.gpu.matmul;
-  if (const auto rate = matmul.find(dtype); rate != matmul.end()) {
-    figures.push_back({kMatmul + std::string(to_string(dtype)), "GPU matrix products", "TFLOP/s",
-                       rate->second.value.tflops()});
-  }
-  for (const FigureRow& row : kFigures) {
-    const std::optional<double> value = row.value(machine);
-    if (value) figures.push_back({row.key, row.name, row.unit, *value});
-  }
-  return figures;
-}
-
-Machine with_figure(const Machine& machine, const MachineFigure& figure, double factor) {
-  CHECK(factor > 0);
-  Machine result = machine;
-  for (const FigureRow& row : kFigures) {
-    if (figure.key != row.key) continue;
-    row.scale(result, factor);
-    return result;
-  }
-  CHECK(figure.key.starts_with(kMatmul));
-  for (const auto& [dtype, rate] : machine.gpu.matmul) {
-    if (figure.key == kMatmul + std::string(to_string(dtype))) scale_matmul(result, dtype, factor);
-  }
-  return result;
-}
 
 std::vector<Sensitivity> sensitivities(const SensitivityQuestion& question,
                                        const Measurements* measurements,

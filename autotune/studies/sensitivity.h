@@ -12,23 +12,9 @@
 #include <vector>
 
 #include "autotune/search/search_question.h"
-#include "sim/spec/dtype.h"
+#include "sim/spec/machine_figures.h"
 
 namespace ballast {
-
-// A number of a machine. The key is that of --set where there is one for all that is multiplied.
-struct MachineFigure {
-  std::string key;   // "machine.link.host_to_device_gb_per_s"
-  std::string name;  // "link to the GPU"
-  std::string unit;  // "GB/s"
-  double value = 0;
-};
-// Rates of matrix products (of this type, attention with them), bandwidths and memories of GPU and
-// CPU, Adam of the CPU, the link to the CPU, disks, the interconnect of a node, the network: what
-// this machine has.
-std::vector<MachineFigure> machine_figures(const Machine& machine, DType dtype);
-// Curves are multiplied at every size. Requires a key of machine_figures() and factor > 0.
-Machine with_figure(const Machine& machine, const MachineFigure& figure, double factor);
 
 struct SensitivityPoint {
   double factor = 1;

@@ -10,13 +10,13 @@ namespace {
 
 constexpr double kTooCloseToMeasure = 1e-4;  // of a step
 
-// The critical path by kind of operation; waiting is one of them.
+// The longest path by kind of operation; waiting is one of them.
 std::map<std::string, Duration> path_of(const Prediction& prediction) {
   std::map<std::string, Duration> times;
-  for (const KindTime& kind : prediction.critical_path.by_kind) {
+  for (const KindTime& kind : prediction.longest_path.by_kind) {
     times[name_of(kind)] += kind.time;
   }
-  times["waiting"] += prediction.critical_path.waiting;
+  times["waiting"] += prediction.longest_path.waiting;
   return times;
 }
 

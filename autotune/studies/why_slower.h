@@ -1,4 +1,4 @@
-// Why one plan is slower than another: how much longer its step is, and where on the critical path
+// Why one plan is slower than another: how much longer its step is, and where on its longest path
 // the time goes.
 //
 // Will not do: search (autotune/search), name the knobs that differ, or put it in words (cli/text).
@@ -12,7 +12,7 @@
 
 namespace ballast {
 
-// What the critical path of the slower plan has more (or, negative, less) of than the other's.
+// What the longest path of the slower plan has more (or, negative, less) of than the other's.
 struct PathChange {
   std::string name;  // of a kind of operation, as name_of(KindTime) has it, or "waiting"
   Duration more;

@@ -63,15 +63,49 @@ function drawKinds() {
     measuredList: measured ? of(measured).filter(shown) : [], format: seconds});
 }
 
+// --- What limits it -----------------------------------------------------------------------------
+
+function gainOf(value) { return (100 * value).toFixed(1) + ' %'; }
+
+function tieWords(tie, what) {
+  const names = tie.names.slice(0, -1).join(', ') + ' and ' + tie.names[tie.names.length - 1];
+  return `No single ${what} limits: ${names} tie, together ${gainOf(tie.gain)}.`;
+}
+
+function drawBottlenecks(parent) {
+  const found = prediction.bottlenecks;
+  if (!found) return;
+  const box = card('bottlenecks', 'What limits the step',
+    `How much shorter the step is where one rate of the machine is ${found.faster_percent} % ` +
+    'faster: the same plan, simulated again.', parent);
+  if (found.rate_tie) element('p', tieWords(found.rate_tie, 'rate'), box);
+  if (found.lane_tie) element('p', tieWords(found.lane_tie, 'lane'), box);
+  const gains = found.rates.map((one) => [one.name, one.gain])
+    .concat([['all rates together', found.all_rates_gain]])
+    .filter(([, gain]) => Math.abs(gain) >= 0.0005);
+  if (gains.length > 0) {
+    pairs(box, 'Gain by each rate that is faster',
+      {predictedList: gains, measuredList: [], format: gainOf});
+  } else {
+    element('p', 'No rate does: fixed latencies and times that were measured make it up.', box);
+  }
+  table(box, [{title: 'lane', kind: 'name key'}, {title: 'idle', format: gainOf},
+    {title: `gain, lane ${found.faster_percent} % faster`, format: gainOf}],
+  found.lanes.map((one) => [one.lane, one.idle_share, one.gain])
+    .concat([['all lanes together', null, found.all_lanes_gain]]));
+}
+
+// Where lanes tie there are several as long, and this one says nothing.
 function drawPath(parent) {
-  const path = prediction.critical_path;
-  if (!path || path.kinds.length === 0) return;
-  const box = card('path', 'What the step waits for',
-    'The chain of operations that no faster lane beside it would shorten.', parent);
+  const path = prediction.longest_path, found = prediction.bottlenecks;
+  if (!path || path.kinds.length === 0 || !found || found.rate_tie || found.lane_tie) return;
+  const box = card('path', 'The longest path',
+    'One chain of operations, each waiting for the one before, as long as the step: where its ' +
+    'time goes.', parent);
   const parts = path.kinds.filter((kind) => kind.seconds > 0.002 * prediction.step_time_s)
     .map((kind) => [kind.kind, kind.seconds]);
   if (path.waiting_s > 0.002 * prediction.step_time_s) parts.push(['waiting', path.waiting_s]);
-  pairs(box, 'Time on the critical path by kind',
+  pairs(box, 'Time on the longest path by kind',
     {predictedList: parts, measuredList: [], format: seconds});
 }
 
@@ -180,7 +214,8 @@ function drawPlanSections() {
   const row = columns();
   drawPlanMemory(row);
   if (!prediction.fits) return;
-  drawPath(row);
+  drawBottlenecks(row);
+  drawPath();
   drawKinds();
   if (data.metrics.length > 0) drawTraining();
   drawPlanTable();

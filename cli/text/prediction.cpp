@@ -68,7 +68,7 @@ std::string provenance_text(const Prediction& prediction) {
 }
 
 std::string memory_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence, refusal] = predicted;
+  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
   Table table({{"memory", true}, {"needed"}, {"usable"}, {"", true}});
   for (const PlacePeak& peak : prediction.peaks) {
     if (peak.arena.count == 0) continue;
@@ -91,18 +91,6 @@ std::string memory_text(const Predicted& predicted) {
                fmt::format("{}", fmt::join(holders, ", "))});
   }
   return table.text();
-}
-
-std::string kinds_text(const CriticalPath& path, Duration step) {
-  std::vector<std::string> parts;
-  const auto add = [&](const std::string& name, Duration time) {
-    const double share = time.seconds() / step.seconds();
-    if (share < 0.005) return;
-    parts.push_back(fmt::format("{} {:.0f} %", name, 100 * share));
-  };
-  for (const KindTime& kind : path.by_kind) add(name_of(kind), kind.time);
-  add("waiting", path.waiting);
-  return fmt::format("{}", fmt::join(parts, ", "));
 }
 
 std::string lanes_text(const Prediction& prediction) {
@@ -134,7 +122,7 @@ std::string degrees_text(const Plan& plan) {
 
 // The intervals stand behind what they are of, and take a line of their own.
 std::string rates_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence, refusal] = predicted;
+  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
   const std::string device =
       fmt::format("{} a device ({} with recompute)   MFU {}\n", show(prediction.model_rate),
                   show(prediction.hardware_rate), show_percent(100 * prediction.mfu));
@@ -160,12 +148,6 @@ std::string optimizer_text(const OptimizerPlan& plan) {
 }
 
 }  // namespace
-
-std::string lane_name(const Graph& graph, LaneId lane) {
-  std::string name(to_string(kind_of(lane)));
-  if (graph.lanes <= kLaneKinds) return name;
-  return fmt::format("{} {}", device_of(lane), name);
-}
 
 std::string memory_name(Place place) {
   switch (place) {
@@ -224,17 +206,15 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
   return list;
 }
 
-Predicted judged(Setting of, Prediction prediction, const Measurements& measurements) {
+Predicted judged(Setting of, Prediction prediction, const Measurements& measurements,
+                 AskLimits ask) {
   auto confidence = confidence_of(prediction, of.plan, of.machine, of.stack, &measurements);
-  return {std::move(of), std::move(prediction), std::move(confidence)};
+  auto bottlenecks = bottlenecks_of(of, prediction, measurements, ask);
+  return {std::move(of), std::move(prediction), std::move(confidence), std::move(bottlenecks)};
 }
 
 OrderedJson prediction_json(const Predicted& predicted) {
-  return prediction_json(predicted.of, predicted.prediction, predicted.confidence);
-}
-
-OrderedJson prediction_json(const Setting& of, const Prediction& prediction,
-                            const std::optional<Confidence>& confidence) {
+  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
   OrderedJson json = {{"model", of.model.name},     {"machine", of.machine.name},
                       {"stack", of.stack.name},     {"strategy", of.plan.strategy},
                       {"devices", of.plan.devices}, {"fits", prediction.fits},
@@ -266,8 +246,9 @@ OrderedJson prediction_json(const Setting& of, const Prediction& prediction,
   json["holders"] = holders_json(prediction);
   json["lanes"] = lanes_json(prediction.graph, prediction.lanes);
   json["kinds"] = kinds_json(time_by_kind(prediction.graph, prediction.timeline));
-  json["critical_path"] = {{"kinds", kinds_json(prediction.critical_path.by_kind)},
-                           {"waiting_s", prediction.critical_path.waiting.seconds()}};
+  json["bottlenecks"] = bottlenecks_json(bottlenecks);
+  json["longest_path"] = {{"kinds", kinds_json(prediction.longest_path.by_kind)},
+                          {"waiting_s", prediction.longest_path.waiting.seconds()}};
   json["provenance"] = provenance_json(prediction);
   json["runs_on"] = runs_on_json(runs_on(of.model, of.plan, of.stack));
   json["plan"] = OrderedJson::parse(plan_json(of.plan));
@@ -293,7 +274,7 @@ std::string plan_text(const Plan& plan) {
 }
 
 std::string prediction_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence, refusal] = predicted;
+  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
   std::string text = fmt::format(
       "{} on {}, {} {}, {}\n{}\n{}\n{}\n", of.model.name, of.machine.name, of.plan.devices,
       of.plan.devices == 1 ? "device" : "devices",
@@ -316,7 +297,7 @@ std::string prediction_text(const Predicted& predicted) {
   text += "\n" + memory_text(predicted) + "\n";
   text += text_timeline(prediction.graph, prediction.timeline, kTimelineWidth) + "\n";
   text += "lanes in use    " + lanes_text(prediction) + "\n";
-  text += "critical path   " + kinds_text(prediction.critical_path, prediction.step_time) + "\n";
+  text += bottlenecks_text(bottlenecks);
   text += "times are       " + provenance_text(prediction) + "\n";
   text += "to run it       " + runs_on_text(runs_on(of.model, of.plan, of.stack)) + "\n";
   return text;
@@ -336,7 +317,7 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                {"CPU memory"},
                {"runs on", true}});
   std::vector<std::string> notes;  // each once
-  for (const auto& [of, prediction, confidence, refusal] : cases) {
+  for (const auto& [of, prediction, confidence, bottlenecks, refusal] : cases) {
     for (std::string& note : notes_of(of.model, of.plan, of.stack.facts)) {
       if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/flags/inputs.h"
+#include "cli/text/bottlenecks.h"
 #include "sim/engine/interval.h"
 #include "sim/engine/predict.h"
 
@@ -15,8 +16,6 @@ namespace ballast {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// "compute", or "2 compute" where several devices are simulated.
-std::string lane_name(const Graph& graph, LaneId lane);
 // "GPU memory", "CPU memory", "NVMe".
 std::string memory_name(Place place);
 
@@ -30,14 +29,14 @@ struct Predicted {
   Setting of;
   Prediction prediction;
   std::optional<Confidence> confidence;
+  std::optional<Bottlenecks> bottlenecks{};  // as bottlenecks_of() has them
   std::string refusal{};  // of a list: why there is no prediction of this one; else empty
 };
 // `prediction` must be of these arguments.
-Predicted judged(Setting of, Prediction prediction, const Measurements& measurements);
+Predicted judged(Setting of, Prediction prediction, const Measurements& measurements,
+                 AskLimits ask = AskLimits::kIfQuick);
 
 // The keys of design.md. Rates and lanes are null where the plan does not fit.
-OrderedJson prediction_json(const Setting& of, const Prediction& prediction,
-                            const std::optional<Confidence>& confidence);
 OrderedJson prediction_json(const Predicted& predicted);
 
 // Everything about one plan, for a terminal of 100 columns.

@@ -4,7 +4,7 @@
 
 #include "autotune/studies/explain.h"
 #include "autotune/studies/why_slower.h"
-#include "cli/text/prediction.h"
+#include "cli/text/bottlenecks.h"
 #include "cli/text/tables.h"
 #include "sim/engine/predict.h"
 
@@ -16,9 +16,10 @@ std::string differing_text(const Plan& plan, const Plan& other) {
 
 std::string why_it_loses(const Setting& best, const Setting& other,
                          const Measurements& measurements) {
+  const Stack ballast;  // the search's
+  const Prediction next = predict(other.model, other.plan, other.machine, ballast, &measurements);
   const SlowerStep slower =
-      why_slower(predict(best.model, best.plan, best.machine, &measurements),
-                 predict(other.model, other.plan, other.machine, &measurements));
+      why_slower(predict(best.model, best.plan, best.machine, ballast, &measurements), next);
   const std::string percent = show_signed_percent(100 * slower.share);
   const std::string knobs = differing_text(other.plan, best.plan);
   if (slower.is_tie()) {
@@ -29,12 +30,16 @@ std::string why_it_loses(const Setting& best, const Setting& other,
                                  knobs, show(slower.longer), percent);
   const PathChange& most = slower.path.front();
   const PathChange& least = slower.path.back();
-  if (most.more.ps <= 0) return text;
-  text += fmt::format("; its critical path has {} more of {}", show(most.more), most.name);
-  if (least.more.ps < 0) {
-    text += fmt::format(" and {} less of {}", show(Duration{-least.more.ps}), least.name);
+  if (most.more.ps > 0) {
+    text += fmt::format("; its longest path has {} more of {}", show(most.more), most.name);
+    if (least.more.ps < 0) {
+      text += fmt::format(" and {} less of {}", show(Duration{-least.more.ps}), least.name);
+    }
   }
-  return text;
+  Setting searched = other;
+  searched.stack = ballast;
+  const auto limits = bottlenecks_of(searched, next, measurements, AskLimits::kIfQuick);
+  return limits ? text + "; " + limit_text(*limits) : text;
 }
 
 }  // namespace ballast

@@ -20,9 +20,9 @@ namespace {
 
 OrderedJson json_of(const Predicted& one) {
   if (one.refusal.empty()) return prediction_json(one);
-  return {{"model", one.of.model.name},         {"machine", one.of.machine.name},
-          {"devices", one.of.plan.devices},     {"strategy", one.of.plan.strategy},
-          {"stack", one.of.stack.name},         {"fits", nullptr},
+  return {{"model", one.of.model.name},     {"machine", one.of.machine.name},
+          {"devices", one.of.plan.devices}, {"strategy", one.of.plan.strategy},
+          {"stack", one.of.stack.name},     {"fits", nullptr},
           {"refusal", one.refusal}};
 }
 
@@ -50,6 +50,7 @@ struct PredictFlags {
   std::optional<std::string> plan_out;
   bool max_model = false;
   bool max_sequence = false;
+  bool bottlenecks = false;
 };
 
 void add(VerbParser& parser, PredictFlags& flags) {
@@ -66,6 +67,7 @@ void add(VerbParser& parser, PredictFlags& flags) {
                                "that a search found (one plan only)")
                     ->type_name("FILE"),
                 {.replaces = "--plan"});
+  app.add_flag(kLimitsFlag, flags.bottlenecks, kLimitsHelp);
   const char* const searches = "What fits at most";
   CLI::Option* model =
       app.add_flag("--max-model", flags.max_model,
@@ -130,11 +132,12 @@ OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
 }
 
 // Fills in the plan, and what `predict` says of it.
-Predicted complete_and_predict(Setting of, const StoreFlag& store,
+Predicted complete_and_predict(Setting of, const PredictFlags& flags,
                                const std::function<bool()>& interrupted = {}) {
-  const Measurements measurements = measurements_of(of.machine, store);
+  const Measurements measurements = measurements_of(of.machine, flags.store);
   Completed completed = complete(std::move(of), &measurements, interrupted);
-  return judged(std::move(completed.setting), std::move(completed.prediction), measurements);
+  return judged(std::move(completed.setting), std::move(completed.prediction), measurements,
+                flags.bottlenecks ? AskLimits::kAlways : AskLimits::kIfQuick);
 }
 
 // What was found as files, where they were asked for; and what to say of them.
@@ -170,7 +173,7 @@ int run_max_model(const PredictFlags& flags) {
                           of, flags);
   }
   of.model = *found.model;
-  Predicted predicted = complete_and_predict(std::move(of), flags.store);
+  Predicted predicted = complete_and_predict(std::move(of), flags);
   OrderedJson next = size_json(found.next);
   next.update(verdict_json(found.next_verdict, predicted.of.machine));
   OrderedJson json = {{"max_model", size_json(predicted.of.model)},
@@ -199,7 +202,7 @@ int run_max_sequence(const PredictFlags& flags) {
   const bool turned = found.model.position != of.model.position;
   of.model = found.model;
   of.plan.sequence_length = found.tokens;
-  Predicted predicted = complete_and_predict(std::move(of), flags.store);
+  Predicted predicted = complete_and_predict(std::move(of), flags);
   OrderedJson next = {{"tokens", found.next_tokens}};
   next.update(verdict_json(found.next_verdict, predicted.of.machine));
   OrderedJson json = {{"max_sequence_length", found.tokens},
@@ -241,7 +244,7 @@ void add_least_changes(const PredictFlags& flags, const Setting& asked, Report& 
 int run_plan(Setting of, const PredictFlags& flags) {
   of.stack = stack_of(flags.stack, of.machine);
   const Setting asked = of;
-  Predicted predicted = complete_and_predict(std::move(of), flags.store);
+  Predicted predicted = complete_and_predict(std::move(of), flags);
   if (flags.trace) write_trace(*flags.trace, predicted.prediction);
   Report report{prediction_text(predicted), prediction_json(predicted)};
   const bool fits = predicted.prediction.fits;
@@ -259,9 +262,9 @@ Predicted predict_or_refuse(Setting of, const PredictFlags& flags, const Interru
   of.stack = stack_of(flags.stack, of.machine);
   try {
     if (!of.has_open_layout()) check(of.plan, of.model);
-    return complete_and_predict(of, flags.store, [&] { return watch.interrupted(); });
+    return complete_and_predict(of, flags, [&] { return watch.interrupted(); });
   } catch (const Error& error) {
-    return {std::move(of), {}, {}, one_line(error.what())};
+    return {std::move(of), {}, {}, {}, one_line(error.what())};
   }
 }
 

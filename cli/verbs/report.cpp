@@ -28,6 +28,7 @@ struct ReportFlags {
   std::optional<std::string> tune_file;
   std::optional<std::string> compare_file;
   std::string out = "report.html";
+  bool bottlenecks = false;
 };
 
 bool parse(Words words, ReportFlags& flags) {
@@ -49,6 +50,7 @@ bool parse(Words words, ReportFlags& flags) {
   parser.writes(app.add_option("--out", flags.out, "Write the page to this file [report.html]")
                     ->type_name("FILE"),
                 {.otherwise = flags.out});
+  app.add_flag(kLimitsFlag, flags.bottlenecks, kLimitsHelp);
   parser.add(flags.plan, VerbParser::Lists::kNo);
   parser.add(flags.store);
   parser.add(flags.stack);
@@ -160,14 +162,16 @@ OrderedJson read_metrics(const std::string& path) {
   return kept;
 }
 
-OrderedJson data_of_prediction(const Completed& completed, const Measurements& measurements) {
-  const Prediction& prediction = completed.prediction;
-  const Setting& of = completed.setting;
-  const auto confidence = confidence_of(prediction, of.plan, of.machine, of.stack, &measurements);
-  return {{"model", completed.setting.model.name},
-          {"machine", completed.setting.machine.description},
-          {"plan", OrderedJson::parse(plan_json(completed.setting.plan))},
-          {"prediction", prediction_json(of, prediction, confidence)},
+OrderedJson data_of_prediction(Completed completed, const Measurements& measurements,
+                               const ReportFlags& flags) {
+  const Predicted predicted =
+      judged(std::move(completed.setting), std::move(completed.prediction), measurements,
+             flags.bottlenecks ? AskLimits::kAlways : AskLimits::kIfQuick);
+  const Prediction& prediction = predicted.prediction;
+  return {{"model", predicted.of.model.name},
+          {"machine", predicted.of.machine.description},
+          {"plan", OrderedJson::parse(plan_json(predicted.of.plan))},
+          {"prediction", prediction_json(predicted)},
           {"measured", nullptr},
           {"timelines",
            {{"predicted", timeline_json(prediction.graph, prediction.timeline)},
@@ -178,7 +182,7 @@ OrderedJson data_of_plan(const ReportFlags& flags) {
   Setting of = load_case(flags.plan, flags.store);
   of.stack = stack_of(flags.stack, of.machine);
   const Measurements measurements = measurements_of(of.machine, flags.store);
-  return data_of_prediction(complete(std::move(of), &measurements), measurements);
+  return data_of_prediction(complete(std::move(of), &measurements), measurements, flags);
 }
 
 std::string text_of(const OrderedJson& value) {
@@ -219,7 +223,7 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
     const Setting of = case_of(best, flags);
     const Measurements measurements = measurements_of(of.machine, flags.store);
     data = data_of_prediction({of, predict(of.model, of.plan, of.machine, of.stack, &measurements)},
-                              measurements);
+                              measurements, flags);
     if (tune.contains("next_best") && tune["next_best"].is_object()) {
       Setting next = of;
       next.plan = parse_plan(tune["next_best"].at("plan").dump(), path);

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/search/ties.h"
+#include "cli/text/bottlenecks.h"
 #include "cli/text/runs_on.h"
 #include "cli/tune/found_model.h"
 #include "cli/tune/tune_objectives.h"
@@ -137,6 +138,14 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cach
   return kInfeasible;
 }
 
+// Of the best plan, as the search knew it: what `predict` says of it too.
+std::optional<Bottlenecks> limits_of(Setting best, const Measurements& measurements) {
+  best.stack = Stack{};
+  const Prediction prediction =
+      predict(best.model, best.plan, best.machine, best.stack, &measurements);
+  return bottlenecks_of(best, prediction, measurements, AskLimits::kIfQuick);
+}
+
 int run_sized(TuneFlags& flags, SearchCache& cache) {
   TunedSize size = tune_size(flags, cache);
   const bool any = size.found.found && size.found.found->best;
@@ -198,6 +207,8 @@ int run_tune(Words words) {
   const FoundFiles files = write_found(
       best, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(best.machine)});
   json["predict"] = files.predict;
+  const std::optional<Bottlenecks> limits = limits_of(best, tuner.measurements());
+  json["bottlenecks"] = bottlenecks_json(limits);
   const Studies studies = run_studies(flags, tuned, *found.best, cache);
   json.update(studies.json);
   json.update(counts_of(cache));
@@ -208,8 +219,9 @@ int run_tune(Words words) {
   }
   fmt::print("{}{}", points_text(flags, tuned), search_text(flags, best, found));
   if (measured) fmt::print("{}\n", measured_text(flags.loop, *measured));
-  fmt::print("the best: {}\n{}\n{}\n", plan_text(best.plan),
-             runs_on_text(runs_on(best.model, best.plan, Stack{})), notes_text(notes));
+  fmt::print("the best: {}\n{}\n{}{}\n", plan_text(best.plan),
+             runs_on_text(runs_on(best.model, best.plan, Stack{})), notes_text(notes),
+             limits ? bottlenecks_text(limits) : std::string());
   if (!measured || measured->measured.empty()) {
     fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
   }

@@ -91,16 +91,14 @@ void append_to_store(const VerifyFlags& flags, const Setting& of, const Verifica
 OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const Run& run,
                        const OrderedJson& comparison) {
   const Measurements measurements = measurements_of(completed.setting.machine, store);
-  const auto confidence =
-      confidence_of(completed.prediction, completed.setting.plan, completed.setting.machine,
-                    completed.setting.stack, &measurements);
   OrderedJson json = {{"schema", "ballast.verify/1"},
                       {"model", completed.setting.model.name},
                       {"machine", completed.setting.machine.description},
                       {"steps", run.result.next_step - run.result.first_step},
                       {"plan", OrderedJson::parse(plan_json(completed.setting.plan))}};
   json.update(comparison);
-  json["prediction"] = prediction_json(completed.setting, completed.prediction, confidence);
+  json["prediction"] =
+      prediction_json(judged(completed.setting, completed.prediction, measurements));
   json["timelines"] = {
       {"predicted", timeline_json(completed.prediction.graph, completed.prediction.timeline)},
       {"measured", timeline_json(run.graph, run.result.timeline)}};

@@ -195,8 +195,8 @@ void CostModel::add_capacities() {
                  {"link host to device", link_in},
                  {"link device to host", link_out},
                  {"link total", link_total},
-                 {"cores", static_cast<double>(machine_.cpu.cores)},
-                 {"multiprocessors", 1}};
+                 {"cores", static_cast<double>(machine_.cpu.cores), true},
+                 {"multiprocessors", 1, true}};
   const auto add = [&](const char* name, const std::optional<Interconnect>& interconnect) {
     if (!interconnect) return -1;
     capacities_.push_back({name, interconnect->bandwidth.value.bytes_per_s});

@@ -223,9 +223,13 @@ CostTable costs_of(const Graph& graph, const CostModel& costs) {
 }
 
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs) {
+  return step_time_of(graph, plan, costs_of(graph, costs));
+}
+
+Duration step_time_of(const Graph& graph, const Plan& plan, const CostTable& costs) {
   SimulateOptions options = options_for(plan);
   options.record_steps = 1;
-  return simulate(graph.step, graph, costs_of(graph, costs), options).step_time;
+  return simulate(graph.step, graph, costs, options).step_time;
 }
 
 Bytes usable(const Machine& machine, Place place) {
@@ -330,7 +334,7 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
   CHECK(result.step_time.ps > 0);
   fill_rates(result, model, plan, machine);
   result.lanes = lane_use(result.graph, result.timeline);
-  result.critical_path = critical_path(result.graph, result.timeline);
+  result.longest_path = longest_path(result.graph, result.timeline);
   result.provenance = provenance_of(result.graph, result.costs, result.timeline);
   result.rollback_time = rollback_time_of(result.graph, costs);
   return result;

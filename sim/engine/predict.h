@@ -43,7 +43,7 @@ struct Prediction {
   // plan's products where it names no nominal peak.
   double mfu = 0;
   std::vector<LaneUse> lanes;
-  CriticalPath critical_path;
+  LongestPath longest_path;
   // Share of the busy time of the compute lanes by where their durations came from; sums to 1.
   std::array<double, kProvenances> provenance{};
   // Extra time of a step that is rolled back: the repair, and the operations before the commit
@@ -80,6 +80,7 @@ CostTable costs_of(const Graph& graph, const CostModel& costs);
 
 // The step time alone, of a linked graph: what a search asks for thousands of times.
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs);
+Duration step_time_of(const Graph& graph, const Plan& plan, const CostTable& costs);
 
 // Bytes of a memory that tensors may take: what the machine has less what is reserved; none of the
 // NVMe that it does not describe.

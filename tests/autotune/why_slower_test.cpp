@@ -12,7 +12,7 @@ Prediction prediction_of(const Plan& plan, const Machine& machine) {
 }
 
 // Micro-batches of one sequence instead of four.
-TEST(WhySlower, changes_of_the_critical_path_sum_to_the_difference_and_descend) {
+TEST(WhySlower, changes_of_the_longest_path_sum_to_the_difference_and_descend) {
   Plan other = fixed_plan();
   other.micro_batch = 1;
   const SlowerStep slower =

@@ -195,7 +195,7 @@ TEST(Devices, pipeline_shows_every_stage_and_its_degrees) {
   for (const char* key : {"step_time_s", "tokens_per_s", "tokens_per_s_per_device",
                           "tflops_per_device", "hardware_tflops_per_device", "mfu_percent", "fits",
                           "reason", "peak_gpu_bytes", "peak_cpu_bytes", "peak_nvme_bytes",
-                          "holders", "lanes", "critical_path", "provenance", "plan"}) {
+                          "holders", "lanes", "longest_path", "provenance", "plan"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
 }

@@ -46,7 +46,7 @@ TEST(Output, prediction_has_the_keys_of_the_design) {
   for (const char* key : {"step_time_s", "tokens_per_s", "tokens_per_s_per_device",
                           "tflops_per_device", "hardware_tflops_per_device", "mfu_percent", "fits",
                           "reason", "peak_gpu_bytes", "peak_cpu_bytes", "peak_nvme_bytes",
-                          "holders", "lanes", "critical_path", "provenance", "plan"}) {
+                          "holders", "lanes", "longest_path", "provenance", "plan"}) {
     EXPECT_TRUE(json.contains(key)) << key;
   }
   // 8 sequences of 512 tokens a step.

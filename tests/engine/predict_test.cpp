@@ -69,12 +69,12 @@ TEST(Predict, a_step_that_its_host_binds_lasts_as_long_as_its_launches_and_graph
   EXPECT_EQ(step(stack).step_time, step(Stack{}).step_time);
 }
 
-TEST(Predict, the_critical_path_sums_to_the_step_and_shares_sum_to_one) {
+TEST(Predict, the_longest_path_sums_to_the_step_and_shares_sum_to_one) {
   const Prediction result = predict_tiny(tiny_plan(SyncMode::kSpeculate));
-  Duration sum = result.critical_path.waiting;
-  for (const KindTime& kind : result.critical_path.by_kind) sum += kind.time;
+  Duration sum = result.longest_path.waiting;
+  for (const KindTime& kind : result.longest_path.by_kind) sum += kind.time;
   EXPECT_EQ(sum, result.step_time);
-  EXPECT_GE(result.critical_path.waiting.ps, 0);
+  EXPECT_GE(result.longest_path.waiting.ps, 0);
   EXPECT_DOUBLE_EQ(std::accumulate(result.provenance.begin(), result.provenance.end(), 0.0), 1.0);
   EXPECT_EQ(result.provenance[static_cast<size_t>(Provenance::kRoofline)], 1.0);
   for (const LaneUse& use : result.lanes) EXPECT_LE(use.share, 1.0 + 1e-9);

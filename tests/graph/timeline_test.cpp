@@ -75,8 +75,8 @@ TEST_F(Offloaded, time_by_kind_is_per_step_and_longest_first) {
 }
 
 // All four operations decide the step, and 5 of waiting before Adam: 40 + 20 + 25 + 10 + 5 = 100.
-TEST_F(Offloaded, the_critical_path_covers_the_step) {
-  const CriticalPath path = critical_path(tiny.graph, timeline);
+TEST_F(Offloaded, the_longest_path_covers_the_step) {
+  const LongestPath path = longest_path(tiny.graph, timeline);
   ASSERT_EQ(path.chain.size(), 4u);
   EXPECT_EQ(path.chain[0].op, forward);
   EXPECT_EQ(path.chain[0].step, 4);
@@ -116,14 +116,14 @@ TEST(TextTimelineTest, what_runs_ahead_is_shown_where_the_next_step_will_run_it)
 
 // Two lanes, and b waits for both a (ends at 30) and its own lane (free at 10): a decided.
 //   copy-in: a 0..30; compute: x 0..10, b 30..50
-TEST(CriticalPathTest, the_latest_of_several_predecessors_decides) {
+TEST(LongestPathTest, the_latest_of_several_predecessors_decides) {
   TinyGraph tiny;
   const OpId x = tiny.op(LaneKind::kCompute, 10);
   const OpId a = tiny.op(LaneKind::kCopyIn, 30);
   const OpId b = tiny.op(LaneKind::kCompute, 20, {{a, 0}});
   const Timeline timeline =
       timeline_of({span(x, 0, 0, 10), span(a, 0, 0, 30), span(b, 0, 30, 50)}, 1, 50);
-  const CriticalPath path = critical_path(tiny.graph, timeline);
+  const LongestPath path = longest_path(tiny.graph, timeline);
   ASSERT_EQ(path.chain.size(), 2u);
   EXPECT_EQ(path.chain[0].op, a);
   EXPECT_EQ(path.chain[1].op, b);
@@ -133,14 +133,14 @@ TEST(CriticalPathTest, the_latest_of_several_predecessors_decides) {
 // The CPU's operation of step 0 ran from 10 to 40 and held compute of step 1 back (one step
 // ahead): compute 0..10, CPU 10..40, compute 40..50, CPU 50..80. The last step is 40..80: compute
 // 10 and CPU 30, all of it within the window; the step before is not counted.
-TEST(CriticalPathTest, the_path_ends_where_the_step_before_ended) {
+TEST(LongestPathTest, the_path_ends_where_the_step_before_ended) {
   TinyGraph tiny;
   const OpId compute = tiny.op(LaneKind::kCompute, 10, {{1, 1}});
   const OpId cpu = tiny.op(LaneKind::kCpu, 30, {{compute, 0}});
   const Timeline timeline = timeline_of({span(compute, 0, 0, 10), span(cpu, 0, 10, 40),
                                          span(compute, 1, 40, 50), span(cpu, 1, 50, 80)},
                                         2, 40);
-  const CriticalPath path = critical_path(tiny.graph, timeline);
+  const LongestPath path = longest_path(tiny.graph, timeline);
   ASSERT_EQ(path.chain.size(), 2u);
   EXPECT_EQ(path.chain[0].step, 1);
   EXPECT_EQ(path.waiting.ps, 0);
@@ -148,14 +148,14 @@ TEST(CriticalPathTest, the_path_ends_where_the_step_before_ended) {
 
 // Steps overlap: compute of step 1 ran 10..20 while the CPU was still at step 0 (10..40). The last
 // step lasts from 40 to 70, and the CPU alone decided it: its operation of step 1, 40..70.
-TEST(CriticalPathTest, what_overlaps_the_step_before_is_cut_off) {
+TEST(LongestPathTest, what_overlaps_the_step_before_is_cut_off) {
   TinyGraph tiny;
   const OpId compute = tiny.op(LaneKind::kCompute, 10);
   const OpId cpu = tiny.op(LaneKind::kCpu, 30, {{compute, 0}});
   const Timeline timeline = timeline_of({span(compute, 0, 0, 10), span(compute, 1, 10, 20),
                                          span(cpu, 0, 10, 40), span(cpu, 1, 40, 70)},
                                         2, 30);
-  const CriticalPath path = critical_path(tiny.graph, timeline);
+  const LongestPath path = longest_path(tiny.graph, timeline);
   ASSERT_EQ(path.chain.size(), 1u);
   EXPECT_EQ(path.chain[0].op, cpu);
   EXPECT_EQ(path.waiting.ps, 0);
@@ -163,13 +163,13 @@ TEST(CriticalPathTest, what_overlaps_the_step_before_is_cut_off) {
 
 // Measured clocks may overlap by a little: b began at 28 although a, which released it, ended at
 // 30. The 2 are booked once: 30..50 to b, 0..30 to a would overlap, so a gets 0..28 and b 28..50.
-TEST(CriticalPathTest, overlap_of_measured_spans_is_booked_once) {
+TEST(LongestPathTest, overlap_of_measured_spans_is_booked_once) {
   TinyGraph tiny;
   const OpId a = tiny.op(LaneKind::kCopyIn, 30);
   const OpId b = tiny.op(LaneKind::kCompute, 20, {{a, 0}});
   tiny.graph.step.ops[static_cast<size_t>(a)].kind = OpKind::kCopy;
   const Timeline timeline = timeline_of({span(a, 0, 0, 30), span(b, 0, 28, 50)}, 1, 50);
-  const CriticalPath path = critical_path(tiny.graph, timeline);
+  const LongestPath path = longest_path(tiny.graph, timeline);
   ASSERT_EQ(path.by_kind.size(), 2u);
   EXPECT_EQ(path.by_kind[0].time.ps, 28);
   EXPECT_EQ(path.by_kind[0].kind, OpKind::kCopy);
@@ -181,7 +181,7 @@ TEST(TimelineTest, an_empty_timeline_has_nothing_to_report) {
   const TinyGraph tiny;
   EXPECT_TRUE(lane_use(tiny.graph, {}).empty());
   EXPECT_TRUE(time_by_kind(tiny.graph, {}).empty());
-  EXPECT_TRUE(critical_path(tiny.graph, {}).chain.empty());
+  EXPECT_TRUE(longest_path(tiny.graph, {}).chain.empty());
   EXPECT_EQ(text_timeline(tiny.graph, {}, 10), "");
 }
 

@@ -20,6 +20,8 @@ using CapacityId = int32_t;
 struct Capacity {
   std::string name;
   double amount = 0;
+  // Cores and multiprocessors: an operation takes as many of them whether it is fast or slow.
+  bool is_occupied = false;
 };
 
 // While it runs at full speed an operation uses `amount` units per second of the capacity.
@@ -28,6 +30,7 @@ struct Demand {
   double amount = 0;
   // Held for as long as it runs, at whatever rate: the others share what is left.
   bool held = false;
+  bool operator==(const Demand&) const = default;
 };
 
 struct OpCost {
@@ -40,6 +43,7 @@ struct OpCost {
   std::array<Demand, 4> demands{};  // the first `demand_count` are set
   int8_t demand_count = 0;
   Provenance provenance = Provenance::kRoofline;
+  bool operator==(const OpCost&) const = default;
 };
 
 // Costs of every operation of a sequence, in its order, and the capacities they refer to.

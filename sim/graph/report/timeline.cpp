@@ -229,13 +229,13 @@ class LaneLine {
   std::vector<Column> columns_;
 };
 
+}  // namespace
+
 std::string lane_name(const Graph& graph, LaneId lane) {
   std::string name(to_string(kind_of(lane)));
   if (graph.lanes > kLaneKinds) name = fmt::format("{} {}", device_of(lane), name);
   return name;
 }
-
-}  // namespace
 
 std::vector<LaneUse> lane_use(const Graph& graph, const Timeline& timeline) {
   std::vector<LaneUse> uses(static_cast<size_t>(graph.lanes));
@@ -269,8 +269,8 @@ std::vector<KindTime> time_by_kind(const Graph& graph, const Timeline& timeline)
   return sums.sorted(std::max(timeline.steps, 1));
 }
 
-CriticalPath critical_path(const Graph& graph, const Timeline& timeline) {
-  CriticalPath path;
+LongestPath longest_path(const Graph& graph, const Timeline& timeline) {
+  LongestPath path;
   if (timeline.spans.empty()) return path;
   const SpanIndex index(graph, timeline);
   const LaneOrder order(graph);

@@ -29,6 +29,9 @@ struct Timeline {
   bool settled = true;  // else the periods still differed and step_time is their mean
 };
 
+// "compute", or "2 compute" where several devices are simulated.
+std::string lane_name(const Graph& graph, LaneId lane);
+
 struct LaneUse {
   LaneId lane = 0;
   Duration busy;     // per step
@@ -50,12 +53,12 @@ std::vector<KindTime> time_by_kind(const Graph& graph, const Timeline& timeline)
 // The chain of operations that decided the last recorded step's length: from its last end back to
 // its beginning, each the one whose end released the next. Seconds by kind sum to the step time;
 // `waiting` is time that no chained operation covers (hand-over, start of the record).
-struct CriticalPath {
+struct LongestPath {
   std::vector<Span> chain;  // first to last
   std::vector<KindTime> by_kind;
   Duration waiting;
 };
-CriticalPath critical_path(const Graph& graph, const Timeline& timeline);
+LongestPath longest_path(const Graph& graph, const Timeline& timeline);
 
 // One line of text per lane, `width` columns wide, over the last recorded step; letters say what
 // ran (F forward, B backward, A Adam, c copy, ...), '.' is idle. Ends with a legend line.

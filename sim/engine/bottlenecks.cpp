@@ -1,0 +1,242 @@
+#include "sim/engine/bottlenecks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <functional>
+#include <numeric>
+
+#include "sim/base/parallel.h"
+#include "sim/engine/cost.h"
+
+namespace ballast {
+namespace {
+
+constexpr const char* kLaunch = "stack.launch_us";
+constexpr double kWorthSaying = 0.01;  // of a step: where all gain less, nothing of them ties
+constexpr double kMost = 2.0 / 3;      // of what all gain: those that tie give it without the rest
+constexpr double kMoreThanSum = 1.5;   // what those that tie give together, over one by one
+
+// Of a list of things, those that are faster.
+using Chosen = std::vector<bool>;
+using GainOf = std::function<double(const Chosen&)>;
+
+// The link as a whole stands for its two ways where everything is faster at once.
+bool is_part_of_another(const MachineFigure& rate) {
+  return rate.key == "machine.link.host_to_device_gb_per_s" ||
+         rate.key == "machine.link.device_to_host_gb_per_s";
+}
+
+std::vector<bool> demanded(const CostTable& costs) {
+  std::vector<bool> demanded(costs.capacities.size(), false);
+  for (const OpCost& cost : costs.ops) {
+    for (int8_t i = 0; i < cost.demand_count; ++i) {
+      demanded[static_cast<size_t>(cost.demands[static_cast<size_t>(i)].capacity)] = true;
+    }
+  }
+  return demanded;
+}
+
+bool is_same(const CostTable& a, const CostTable& b) {
+  const std::vector<bool> used = demanded(a);
+  for (size_t c = 0; c < a.capacities.size(); ++c) {
+    if (used[c] && a.capacities[c].amount != b.capacities[c].amount) return false;
+  }
+  return a.ops == b.ops;
+}
+
+class Study {
+ public:
+  explicit Study(const PredictedStep& step)
+      : step_(step), rates_(machine_rates(step.machine, step.plan)) {
+    const Duration launch = step.stack.constants.launch;
+    if (launch.ps > 0) rates_.push_back({kLaunch, "launches by the host", "us", launch.us()});
+  }
+
+  Bottlenecks run() {
+    Bottlenecks result;
+    add_rates(result);
+    add_lanes(result);
+    return result;
+  }
+
+ private:
+  const Graph& graph() const { return step_.prediction.graph; }
+
+  double gain(const CostTable& costs) const {
+    return 1 - step_time_of(graph(), step_.plan, costs).seconds() /
+                   step_.prediction.step_time.seconds();
+  }
+
+  CostTable with_rates(const Chosen& chosen) const {
+    Machine machine = step_.machine;
+    Stack stack = step_.stack;
+    for (size_t i = 0; i < rates_.size(); ++i) {
+      if (!chosen[i]) continue;
+      if (rates_[i].key == kLaunch) {
+        stack.constants.launch = stack.constants.launch * (1 / kFaster);
+      } else {
+        machine = with_figure(machine, rates_[i], kFaster);
+      }
+    }
+    return costs_of(graph(), CostModel(machine, step_.plan, stack, step_.measurements));
+  }
+
+  CostTable with_lanes(const std::vector<LaneGain>& groups, const Chosen& chosen) const {
+    CostTable costs = step_.prediction.costs;
+    std::vector<bool> faster(static_cast<size_t>(graph().lanes), false);
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      if (!chosen[i]) continue;
+      for (const LaneId lane : groups[i].lanes) faster[static_cast<size_t>(lane)] = true;
+    }
+    for (size_t i = 0; i < costs.ops.size(); ++i) {
+      if (!faster[static_cast<size_t>(graph().step.ops[i].lane)]) continue;
+      OpCost& cost = costs.ops[i];
+      cost.alone = cost.alone * (1 / kFaster);
+      for (Demand& demand : cost.demands) {
+        if (demand.capacity < 0 || demand.held) continue;
+        const Capacity& capacity = costs.capacities[static_cast<size_t>(demand.capacity)];
+        if (!capacity.is_occupied) demand.amount *= kFaster;
+      }
+    }
+    return costs;
+  }
+
+  void add_rates(Bottlenecks& result);
+  void add_lanes(Bottlenecks& result) const;
+  std::vector<LaneGain> groups() const;
+
+  const PredictedStep& step_;
+  std::vector<MachineFigure> rates_;
+};
+
+Chosen only(size_t count, size_t index) {
+  Chosen chosen(count, false);
+  chosen[index] = true;
+  return chosen;
+}
+
+// Few without which most of what all together gain is lost.
+std::optional<Tie> tie_among(const std::vector<std::string>& names,
+                             const std::vector<double>& alone, double all, const GainOf& gain_of) {
+  const size_t count = names.size();
+  if (count < 2 || all < kWorthSaying) return std::nullopt;
+  if (*std::max_element(alone.begin(), alone.end()) > all / 2) return std::nullopt;
+  std::vector<double> without(count);
+  parallel_for(count, hardware_threads(), [&](size_t i) {
+    Chosen others(count, true);
+    others[i] = false;
+    without[i] = gain_of(others);
+  });
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return without[a] < without[b]; });
+  // Those that are needed least go first, as long as the rest gives most of it.
+  Chosen chosen(count, true);
+  double together = all;
+  for (size_t k = count; k-- > 0;) {
+    Chosen fewer = chosen;
+    fewer[order[k]] = false;
+    const double rest = gain_of(fewer);
+    if (rest < kMost * all) continue;
+    chosen = std::move(fewer);
+    together = rest;
+  }
+  Tie tie{{}, together};
+  double singly = 0;
+  for (const size_t i : order) {
+    if (!chosen[i]) continue;
+    tie.names.push_back(names[i]);
+    singly += std::max(alone[i], 0.0);
+  }
+  if (tie.names.size() < 2 || together < kMoreThanSum * singly) return std::nullopt;
+  return tie;
+}
+
+void Study::add_rates(Bottlenecks& result) {
+  const size_t known = rates_.size();
+  std::vector<std::optional<double>> gains(known);
+  parallel_for(known, hardware_threads(), [&](size_t i) {
+    const CostTable costs = with_rates(only(known, i));
+    if (!is_same(step_.prediction.costs, costs)) gains[i] = gain(costs);
+  });
+  // Whole ones, which together are everything.
+  std::vector<size_t> whole;
+  std::vector<std::string> names;
+  std::vector<double> alone;
+  for (size_t i = 0; i < known; ++i) {
+    if (!gains[i]) continue;
+    result.rates.push_back({rates_[i], *gains[i]});
+    if (is_part_of_another(rates_[i])) continue;
+    whole.push_back(i);
+    names.push_back(rates_[i].name);
+    alone.push_back(*gains[i]);
+  }
+  std::stable_sort(result.rates.begin(), result.rates.end(),
+                   [](const RateGain& a, const RateGain& b) { return a.gain > b.gain; });
+  if (whole.empty()) return;
+  const GainOf gain_of = [&](const Chosen& chosen) {
+    Chosen of_all(known, false);
+    for (size_t i = 0; i < whole.size(); ++i) of_all[whole[i]] = chosen[i];
+    return gain(with_rates(of_all));
+  };
+  result.all_rates = gain_of(Chosen(whole.size(), true));
+  result.rate_tie = tie_among(names, alone, result.all_rates, gain_of);
+}
+
+// Of one device each lane. Of several each kind on all of them, and then each lane.
+std::vector<LaneGain> Study::groups() const {
+  const std::vector<LaneUse>& uses = step_.prediction.lanes;
+  std::vector<LaneGain> kinds;
+  std::vector<LaneGain> each;
+  for (const LaneUse& use : uses) {
+    each.push_back({lane_name(graph(), use.lane), {use.lane}, 1 - use.share, 0});
+  }
+  if (graph().lanes <= kLaneKinds) return each;
+  for (int kind = 0; kind < kLaneKinds; ++kind) {
+    LaneGain group;
+    group.name = fmt::format("{} of all stages", to_string(static_cast<LaneKind>(kind)));
+    for (const LaneUse& use : uses) {
+      if (kind_of(use.lane) != static_cast<LaneKind>(kind)) continue;
+      group.lanes.push_back(use.lane);
+      group.idle += 1 - use.share;
+    }
+    if (group.lanes.empty()) continue;
+    group.idle /= static_cast<double>(group.lanes.size());
+    kinds.push_back(std::move(group));
+  }
+  return kinds;
+}
+
+void Study::add_lanes(Bottlenecks& result) const {
+  result.lanes = groups();
+  const size_t count = result.lanes.size();
+  const GainOf gain_of = [&](const Chosen& chosen) {
+    return gain(with_lanes(result.lanes, chosen));
+  };
+  std::vector<double> alone(count);
+  parallel_for(count, hardware_threads(), [&](size_t i) { alone[i] = gain_of(only(count, i)); });
+  std::vector<std::string> names;
+  for (size_t i = 0; i < count; ++i) {
+    result.lanes[i].gain = alone[i];
+    names.push_back(result.lanes[i].name);
+  }
+  result.all_lanes = gain_of(Chosen(count, true));
+  result.lane_tie = tie_among(names, alone, result.all_lanes, gain_of);
+}
+
+}  // namespace
+
+std::optional<Duration> step_time_on(const PredictedStep& step, const Machine& machine) {
+  if (!shortfalls(step.prediction.peaks, machine).empty()) return std::nullopt;
+  const CostModel costs(machine, step.plan, step.stack, step.measurements);
+  return step_time_of(step.prediction.graph, step.plan, costs);
+}
+
+Bottlenecks bottlenecks(const PredictedStep& step) {
+  CHECK(step.prediction.fits);
+  return Study(step).run();
+}
+
+}  // namespace ballast
