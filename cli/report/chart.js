@@ -48,6 +48,15 @@ function chart(parent, {label, height}, make) {
   return drawing;
 }
 
+// Forgets the charts in a box that is about to be emptied.
+function dropCharts(box) {
+  for (let i = drawings.length - 1; i >= 0; --i) {
+    if (!box.contains(drawings[i].box)) continue;
+    drawings[i].chart.destroy();
+    drawings.splice(i, 1);
+  }
+}
+
 function axis(title, format, extra) {
   return {
     title: {display: Boolean(title), text: title, color: color('quiet')},
@@ -103,6 +112,22 @@ function isNarrow() { return innerWidth < 600; }
 function byteSteps(most) {
   const step = 2 ** Math.ceil(Math.log2(most / (isNarrow() ? 2 : 5)));
   return {max: Math.ceil(most / step) * step, stepSize: step};
+}
+
+// Lines that lie on each other as one, whose name says all of theirs: the others would be hidden
+// below the last. A point is {x, y}; y is null where there is none.
+function joinCoinciding(sets) {
+  const near = (a, b) => a === b || (isNumber(a) && isNumber(b) &&
+    Math.abs(a - b) <= 0.002 * Math.max(Math.abs(a), Math.abs(b)));
+  const same = (one, other) => one.data.length === other.data.length &&
+    one.data.every(({x, y}, i) => x === other.data[i].x && near(y, other.data[i].y));
+  const joined = [];
+  for (const set of sets) {
+    const like = joined.find((one) => same(one, set));
+    if (like) like.names.push(set.label); else joined.push({...set, names: [set.label]});
+  }
+  for (const set of joined) set.label = set.names.join(' = ');
+  return joined;
 }
 
 // --- Printing -----------------------------------------------------------------------------------

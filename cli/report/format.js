@@ -35,6 +35,12 @@ function bytes(value) {
   }
   return value + ' bytes';
 }
+function energy(kwh) {
+  for (const [unit, scale] of [['GWh', 1e6], ['MWh', 1e3], ['kWh', 1]]) {
+    if (kwh >= scale) return digits(kwh / scale) + ' ' + unit;
+  }
+  return digits(kwh * 1e3) + ' Wh';
+}
 // A change or an error, with its sign.
 function percent(value) {
   if (!isNumber(value)) return '';

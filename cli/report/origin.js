@@ -52,6 +52,10 @@ function drawOrigin() {
   }
   if (prediction) drawShares(list, prediction.provenance);
   if (measured) add('Measured', `${data.steps} steps that ran; the median step counts`);
-  if (data.validation) add('Published figures', 'profiles/published, each with its source there');
+  const given = data.validation;
+  if (given && given.figures) {
+    const sources = new Set(given.figures.map((one) => one.source));
+    add('Published figures', `${given.figures.length} of ${sources.size} publications`);
+  } else if (given) add('Published figures', 'profiles/published, each with its source there');
   (data.machines || []).forEach((machine) => drawFigures(parent, machine));
 }

@@ -2,7 +2,8 @@
 //
 // columns: [{title, unit, format, kind}]. `unit` and `format` are of numbers: shown by `format`,
 // copied as plain numbers with the unit in the head. kind 'name': text, to the left.
-// A column in which all is empty is left out.
+// A column in which all is empty is left out. On a narrow screen rows become cards (style.css), in
+// which every cell has its column's title in front of it.
 // rows: lists of cells; a cell is a number, a text, null, or {value, text, kind}, where `text` is
 // shown for `value` and kind is a class.
 
@@ -107,7 +108,9 @@ function table(parent, allColumns, allRows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {
       const {value, shown, kind} = cellOf(cell, columnList[index]);
-      element('td', shown, line, kind).ballastValue = value === undefined ? null : value;
+      const made = element('td', shown, line, kind);
+      made.ballastValue = value === undefined ? null : value;
+      made.dataset.title = columnList[index].title || '';
     });
   }
   copy.addEventListener('click', () => copyTable(made, columnList, said));

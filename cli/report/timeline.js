@@ -63,7 +63,7 @@ function drawLane(svg, lane, {x, y, pattern, unit}) {
     made.addEventListener('pointermove', (event) => showTip(event, text));
     made.addEventListener('pointerleave', hideTip);
   };
-  shape('text', {x: 0, y: y + 13}, svg, lane.name);
+  shape('text', {x: 0, y: y + 13, class: 'lane'}, svg, lane.name);
   for (const [begin, end] of lane.gaps) {
     if (end - begin < unit / 3) continue;
     box(begin, end, {fill: `url(#${pattern})`, class: 'idle'},

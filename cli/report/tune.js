@@ -191,14 +191,15 @@ function sensitivityCurves(parent, list) {
     .sort((a, b) => a - b);
   chart(parent, {label: 'Step time by a change of each number', height: 380}, () => ({
     type: 'line',
-    data: {datasets: shown.map((one, i) => ({
+    data: {datasets: joinCoinciding(shown.map((one, i) => ({
       label: nameOf(one), borderColor: seriesColor(i), backgroundColor: seriesColor(i),
       borderWidth: 2, borderDash: kDashes[i], spanGaps: false, pointHoverRadius: 7, clip: false,
       pointRadius: one.points.map((point) => (point.differs || []).length > 0 ? 6 : 3),
       pointStyle: one.points.map((point) => (point.differs || []).length > 0 ? 'rectRot' :
         'circle'),
       data: one.points.map((point) => ({x: point.factor, y: point.step_time_s, of: point})),
-    }))},
+      unit: one.unit || '',
+    })))},
     options: {
       scales: {
         x: axis('factor', undefined, {type: 'logarithmic', min: factors[0],
@@ -208,9 +209,9 @@ function sensitivityCurves(parent, list) {
       },
       plugins: {legend: {labels: {usePointStyle: true, pointStyle: 'line', boxWidth: 30}},
         tooltip: {callbacks: {
-        title: (items) => `${nameOf(shown[items[0].datasetIndex])} × ${plain(items[0].raw.x)}`,
-        label: ({datasetIndex, raw: {of}}) => {
-          const unit = shown[datasetIndex].unit || '';
+        title: (items) => `${items[0].dataset.label} × ${plain(items[0].raw.x)}`,
+        label: ({dataset: {unit, names}, raw: {of}}) => {
+          if (names.length > 1) return seconds(of.step_time_s);
           const lines = [`${plain(of.value)} ${unit}: ${seconds(of.step_time_s)}`];
           if (isNumber(of.same_plan_step_time_s)) {
             lines.push(`the plan of today: ${seconds(of.same_plan_step_time_s)}`);

@@ -1,6 +1,7 @@
 // Questions as a buyer or an owner asks them: models and machines by the names that people use,
 // machines that nobody shipped, offers side by side, and what a configuration says that is not
 // followed.
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -289,7 +290,11 @@ TEST(Buyer, offers_pair_machine_count_and_price_and_tell_days_and_cost_of_a_run)
   EXPECT_EQ(last["obstacle"], "devices");
   EXPECT_TRUE(last["run_cost"].is_null());
   const std::string csv = bench.read("cells.csv");
-  EXPECT_NE(csv.find("run_days,run_cost,price_per_device_hour\r\n"), std::string::npos) << csv;
+  EXPECT_NE(csv.find("run_days,run_cost,price_per_device_hour,cheapest,"
+                     "level_price_per_device_hour,level_with,told_apart,power_watts,"
+                     "energy_kwh_per_million_tokens,run_energy_kwh\r\n"),
+            std::string::npos)
+      << csv;
   EXPECT_NE(csv.find("alps-gh200-quad x4 @ 3.60"), std::string::npos) << csv;
   EXPECT_NE(bench.read("page.html").find("run_days"), std::string::npos);
 }
@@ -298,10 +303,57 @@ TEST(Buyer, offers_are_a_table_of_what_a_buyer_asks) {
   const Workbench bench;
   const Outcome text = bench.run(kOffers);
   EXPECT_EQ(text.code, 0) << text.output;
-  for (const char* word : {"fits", "tokens/s", "price of 1M tokens", "days of 1.5B", "price of it",
-                           "rtx-4090-pcie x8 @ 0.30", "no: devices", "--offer 4090: taken as"}) {
+  for (const char* word :
+       {"fits", "tokens/s", "price of 1M tokens", "days of 1.5B", "price of it", "energy at most",
+        "alps-gh200-quad: not known", "NVIDIA H100 SXM data", "stays the cheapest up to",
+        "draws level with", "rtx-4090-pcie x8 @ 0.30", "no: devices", "--offer 4090: taken as"}) {
     EXPECT_TRUE(text.says(word)) << word << "\n" << text.output;
   }
+}
+
+// The cheapest keeps its place up to the price that makes its tokens as dear as the next one's; the
+// others take it at the price that makes theirs as cheap.
+TEST(Buyer, an_offer_at_its_level_price_costs_what_its_rival_does) {
+  const Workbench bench;
+  const Json json = json_of(bench, kOffers);
+  double least = 1e9;
+  for (const Json& cell : json["cells"]) {
+    if (cell["fits"].get<bool>())
+      least = std::min(least, cell["cost_per_million_tokens"].get<double>());
+  }
+  int cheapest = 0;
+  for (const Json& cell : json["cells"]) {
+    if (!cell["fits"].get<bool>()) {
+      EXPECT_TRUE(cell["level_price_per_device_hour"].is_null());
+      continue;
+    }
+    const double cost = cell["cost_per_million_tokens"];
+    const double ratio = cell["level_price_per_device_hour"].get<double>() /
+                         cell["price_per_device_hour"].get<double>();
+    if (!cell["cheapest"].get<bool>()) {
+      EXPECT_NEAR(ratio * cost, least, 1e-9 * least) << cell["at"];
+      continue;
+    }
+    ++cheapest;
+    EXPECT_EQ(cost, least);
+    EXPECT_GE(ratio, 1);
+    EXPECT_NE(cell["level_with"], cell["at"]["offer"]);
+  }
+  EXPECT_EQ(cheapest, 1);
+}
+
+// 700 W for each of eight H100 at R tokens a second: 5600 / R J a token; of a GH200 in Alps nobody
+// says the power.
+TEST(Buyer, energy_is_at_most_that_of_every_gpu_at_its_power) {
+  const Workbench bench;
+  const Json json = json_of(bench, kOffers);
+  EXPECT_TRUE(json["cells"][0]["power_watts"].is_null());
+  EXPECT_TRUE(json["cells"][0]["run_energy_kwh"].is_null());
+  const Json& h100 = json["cells"][1];
+  EXPECT_EQ(h100["power_watts"], 700);
+  const double joules = 8 * 700 / h100["tokens_per_s"].get<double>();
+  EXPECT_NEAR(h100["run_energy_kwh"].get<double>(), joules * 1.5e9 / 3.6e6, 1e-6);
+  EXPECT_NEAR(h100["energy_kwh_per_million_tokens"].get<double>(), joules * 1e6 / 3.6e6, 1e-9);
 }
 
 TEST(Buyer, offers_that_say_too_little_or_too_much_are_refused) {
