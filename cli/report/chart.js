@@ -59,7 +59,9 @@ function dropCharts(box) {
 
 function axis(title, format, extra) {
   return {
-    title: {display: Boolean(title), text: title, color: color('quiet')},
+    // Of a title that is longer than its axis the letters would be squeezed.
+    title: {display: Boolean(title), text: isNarrow() ? wrapped(title, 28) : title,
+      color: color('quiet')},
     ticks: {color: color('quiet'), callback: format, maxRotation: 0},
     grid: {color: color('line')}, ...extra,
   };

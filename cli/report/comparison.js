@@ -18,8 +18,8 @@ const kCellMetrics = {
     format: share, unit: '%', say: share},
   gpu_memory: {key: 'peak_gpu_bytes', title: 'GPU memory', format: bytes, unit: 'bytes',
     low: true, say: bytes},
-  cost_per_token: {key: 'cost_per_million_tokens', title: 'price of 10⁶ tokens', format: digits,
-    unit: 'price', low: true, say: (value) => digits(value) + ' for 10⁶ tokens'},
+  cost_per_token: {key: 'cost_per_million_tokens', title: 'price of 10⁶ tokens', format: price,
+    unit: 'price', low: true, say: (value) => price(value) + ' for 10⁶ tokens'},
   run_days: {key: 'run_days', title: 'days of the whole run', format: digits, unit: 'days',
     low: true, say: (value) => digits(value) + ' days'},
   run_cost: {key: 'run_cost', title: 'price of the whole run', format: count, unit: 'price',
@@ -368,7 +368,8 @@ function drawCells() {
   const {heads, of} = axisColumns();
   const metrics = Object.values(kCellMetrics).concat([
     {key: 'peak_cpu_bytes', title: 'CPU memory', format: bytes, unit: 'bytes'}])
-    .filter((metric) => comparison.cells.some((cell) => isNumber(cell[metric.key])));
+    .filter((metric) => comparison.cells.some((cell) => isNumber(cell[metric.key])) &&
+      !(buyersCells().length > 0 && kOfBuyers.includes(metric.key)));
   const parent = card('cells', 'Every cell');
   table(parent, [...heads,
     ...metrics.map(({head, title, unit, format}) => ({title: head || title, unit, format})),
@@ -383,9 +384,15 @@ function drawCells() {
 
 // --- Offers -------------------------------------------------------------------------------------
 
+// What the table of offers says already.
+const kOfBuyers = ['cost_per_million_tokens', 'run_days', 'run_cost', 'run_energy_kwh'];
+function buyersCells() {
+  return comparison.cells.filter((cell) => 'level_price_per_device_hour' in cell);
+}
+
 function standingOf(cell) {
   if (!isNumber(cell.level_price_per_device_hour)) return null;
-  const level = digits(cell.level_price_per_device_hour);
+  const level = price(cell.level_price_per_device_hour);
   const near = cell.told_apart === false ? '; too near to tell apart' : '';
   return (cell.cheapest ? `cheapest up to ${level}, then ${cell.level_with}` :
     `level with ${cell.level_with} at ${level}`) + near;
@@ -394,7 +401,7 @@ function standingOf(cell) {
 // What a buyer asks: of every offer the price, the days and the energy, and which price would
 // change the order.
 function drawOffers() {
-  const cells = comparison.cells.filter((cell) => 'level_price_per_device_hour' in cell);
+  const cells = buyersCells();
   if (cells.length === 0) return;
   const {heads, of} = axisColumns();
   const powers = cells.some((cell) => isNumber(cell.power_watts));
@@ -403,7 +410,7 @@ function drawOffers() {
     'is at most: every GPU at the power of its machine throughout, without what that leaves out.' :
     '')),
   [...heads, {title: 'fits', kind: 'name'}, {title: 'step', unit: 's', format: seconds},
-    {title: 'price of 10⁶ tokens', unit: 'price', format: digits},
+    {title: 'price of 10⁶ tokens', unit: 'price', format: price},
     {title: 'days', unit: 'days', format: digits},
     {title: 'price of the run', unit: 'price', format: count},
     {title: 'energy at most', unit: 'kWh', format: energy},

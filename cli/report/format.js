@@ -47,6 +47,12 @@ function percent(value) {
   return Math.abs(value) < 0.05 ? '0.0 %' : (value > 0 ? '+' : '') + value.toFixed(1) + ' %';
 }
 function share(value) { return value.toFixed(1) + ' %'; }
+// "100K": where there is no room.
+function compact(value) { return value.toLocaleString('en-US', {notation: 'compact'}); }
+// Three digits below a thousand, where the cents count.
+function price(value) {
+  return Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(3)));
+}
 function count(value) { return grouped(Math.round(value), 0); }
 function parameters(value) {
   return value >= 1e9 ? digits(value / 1e9) + ' B' : digits(value / 1e6) + ' M';

@@ -55,7 +55,8 @@ function drawOrigin() {
   const given = data.validation;
   if (given && given.figures) {
     const sources = new Set(given.figures.map((one) => one.source));
-    add('Published figures', `${given.figures.length} of ${sources.size} publications`);
+    add('Published figures', `${given.figures.length} figures of ` +
+      `${sources.size} publications, each with its source in profiles/published`);
   } else if (given) add('Published figures', 'profiles/published, each with its source there');
   (data.machines || []).forEach((machine) => drawFigures(parent, machine));
 }

@@ -168,7 +168,7 @@ function drawPlanTable() {
     actual: measured && measured.step_time_s, error: errors.step_time_s, format: seconds});
   for (const kind of prediction.kinds || []) {
     const other = measured && measured.kinds.find((entry) => entry.kind === kind.kind);
-    add(`${kind.kind} (${kind.operations} operations)`, {predicted: kind.seconds,
+    add(`${kind.kind} (${kind.operations} operation${kind.operations === 1 ? '' : 's'})`, {predicted: kind.seconds,
       actual: other && other.seconds, error: errors.kinds[kind.kind], format: seconds});
   }
   for (const [place, key] of [['hbm', 'peak_gpu_bytes'], ['dram', 'peak_cpu_bytes']]) {

@@ -100,7 +100,9 @@ function table(parent, allColumns, allRows) {
   const copy = element('button', 'Copy table', bar, 'copy');
   copy.type = 'button';
   const box = element('div', undefined, parent, 'scrolls');
-  const made = element('table', undefined, box);
+  // A name and a number are narrow enough for any screen.
+  const folds = columnList.length > 2 || columnList.slice(1).some((one) => one.kind);
+  const made = element('table', undefined, box, folds ? 'folds' : '');
   made.createTHead().insertRow();
   const body = made.createTBody();
   columnList.forEach((column, index) => headOf(column, made, index));

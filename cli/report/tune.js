@@ -310,17 +310,22 @@ function drawAblation() {
   const say = (bar) => bar.total === null || bar.total === undefined ? 'does not fit' :
     isNumber(bar.gain) ? `${bar.gain >= 0 ? '−' : '+'}${seconds(Math.abs(bar.gain))}, to ` +
       seconds(bar.total) : seconds(bar.total);
-  chart(parent, {label: 'Step time, one knob after another', height: 60 + 30 * bars.length},
+  // Behind the bars where there is room, else below the names.
+  const labels = bars.map((bar) => isNarrow() ? [...wrapped(bar.name, 20), say(bar)] :
+    wrapped(bar.name, 38));
+  const row = Math.max(30, 12 + 15 * Math.max(...labels.map((lines) => lines.length)));
+  chart(parent, {label: 'Step time, one knob after another', height: 60 + row * bars.length},
     () => ({
-      type: 'bar', plugins: [barLabels],
-      data: {labels: bars.map((bar) => wrapped(bar.name, innerWidth < 600 ? 20 : 38)), datasets: [{
+      type: 'bar', plugins: isNarrow() ? [] : [barLabels],
+      data: {labels, datasets: [{
         data: bars.map((bar) => isNumber(bar.to) ? [bar.from, bar.to] : [0, 0]),
         backgroundColor: bars.map((bar) => color(bar.kind)), maxBarThickness: 20,
         minBarLength: 2}]},
       options: {
         indexAxis: 'y', interaction: {mode: 'index', axis: 'y', intersect: false},
         layout: {padding: {right: 8}},
-        scales: {x: axis('step time', seconds, {beginAtZero: true, grace: '28%'}), y: nameAxis()},
+        scales: {x: axis('step time', seconds, {beginAtZero: true,
+          grace: isNarrow() ? '5%' : '28%'}), y: nameAxis()},
         plugins: {legend: {display: false}, barLabels: {texts: bars.map(say)},
           tooltip: {callbacks: {label: (item) => say(bars[item.dataIndex])}}},
       },

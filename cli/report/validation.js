@@ -88,7 +88,8 @@ function drawScatterOf(parent, cases) {
   const least = Math.min(...all) / 1.5, most = Math.max(...all) * 1.5;
   const drawing = chart(parent, {label: 'Predicted against published',
     height: isNarrow() ? 480 : 620}, () => {
-    const ticks = logarithmic(least, most, (value) => value.toLocaleString('en-US'));
+    const ticks = logarithmic(least, most, isNarrow() ? compact :
+      (value) => value.toLocaleString('en-US'));
     return {
       type: 'scatter', data: {datasets: scatterSets(known, least, most)},
       options: {
@@ -212,6 +213,17 @@ function drawFigureTable() {
 }
 
 // --- As fitted ----------------------------------------------------------------------------------
+
+function drawFittedFigures() {
+  const all = data.validation.overall;
+  const known = data.validation.cases.filter((one) => isNumber(one.error_percent));
+  figure('mean absolute error, fitted', share(all.mean_error_percent),
+    `${known.length} quantities`);
+  figure('median', share(all.median_error_percent), 'half are nearer');
+  figure('worst', share(all.worst_error_percent), all.worst_id);
+  if (all.fits > 0) figure('what fits', `${all.fits_right} of ${all.fits}`, 'verdicts right');
+  if (all.failed > 0) figure('not predicted', String(all.failed), 'see the cases below');
+}
 
 function drawFiles() {
   const error = {unit: '%', format: share};

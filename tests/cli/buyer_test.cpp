@@ -93,6 +93,20 @@ TEST(Buyer, what_a_configuration_says_and_nothing_follows_is_a_note) {
   EXPECT_TRUE(json_of(bench, "predict " + asked + " --set model.dropout=0")["notes"].empty());
 }
 
+// 70e9 parameters do not fit one GPU; 1,024 tokens of them neither.
+TEST(Buyer, notes_are_told_of_what_does_not_fit_too) {
+  const Workbench bench;
+  const std::string big =
+      " --model gpt2 --machine gh200-96gb-480gb --set model.layers=100000 --global-batch 1 "
+      "--micro-batch 1 ";
+  for (const std::string verb : {"predict --max-sequence", "tune --deadline 20"}) {
+    const Outcome text = bench.run(verb + big);
+    EXPECT_EQ(text.code, 1) << verb << text.output;
+    EXPECT_TRUE(text.says("note: gpt2 is trained with a dropout of 0.1")) << verb << text.output;
+    EXPECT_EQ(json_of(bench, verb + big)["notes"].size(), 1U) << verb;
+  }
+}
+
 // At 8,192 tokens a window of 4,096 leaves w (2 S - w) / S^2 = 3/4 of the causal half.
 TEST(Buyer, a_window_is_predicted_as_it_is) {
   const Workbench bench;
@@ -201,6 +215,27 @@ TEST(Buyer, eight_4090_are_a_machine_of_one_line_that_says_what_it_assumed) {
   // 96 % of 12.5 GB/s.
   const Json two = Json::parse(bench.read("two.json"));
   EXPECT_NEAR(two["network"]["bandwidth_gb_per_s"]["value"].get<double>(), 12, 1e-9);
+}
+
+// Twice the bandwidth of the CPU's memory: Adam on the CPU, which memory bounds, is twice as fast.
+TEST(Buyer, bandwidth_of_cpu_memory_is_a_flag_of_a_new_machine) {
+  const Workbench bench;
+  const std::string asked = "machines --new m.json --gpu rtx-4090 --gpus 2 ";
+  ASSERT_EQ(bench.run(asked).code, 0);
+  const Json plain = Json::parse(bench.read("m.json"))["cpu"];
+  const Outcome made = bench.run(asked + "--cpu-bandwidth 279.6");
+  ASSERT_EQ(made.code, 0) << made.output;
+  const Json cpu = Json::parse(bench.read("m.json"))["cpu"];
+  const Json& rate = cpu["memory_bandwidth_gb_per_s"];
+  EXPECT_NEAR(rate["value"].get<double>(), 139.8, 1e-9) << "of each of two GPUs";
+  EXPECT_TRUE(rate["source"].get<std::string>().starts_with("given"));
+  const auto adam = [](const Json& of) {
+    return of["adam"]["cpu-adam"]["parameters_per_s"][0].get<double>();
+  };
+  EXPECT_NEAR(adam(cpu) / adam(plain),
+              139.8 / plain["memory_bandwidth_gb_per_s"]["value"].get<double>(), 1e-9);
+  EXPECT_TRUE(cpu["adam"]["cpu-adam"]["source"].get<std::string>().starts_with("assumed"));
+  EXPECT_FALSE(made.says("cpu.memory_bandwidth_gb_per_s:")) << "it was said, not assumed";
 }
 
 TEST(Buyer, a_new_machine_from_every_shipped_gpu_can_be_asked) {
