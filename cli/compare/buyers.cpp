@@ -89,8 +89,7 @@ std::string powers_text(const Comparison& comparison) {
       lines.insert(fmt::format("  {}: {:g} W a GPU, {}", cell.plan.machine, cell.power_watts->value,
                                cell.power_watts->source));
     } else {
-      lines.insert(
-          fmt::format("  {}: not known; --set machine.power_watts says it", cell.plan.machine));
+      lines.insert(fmt::format("  {}: not known, its file has no power_watts", cell.plan.machine));
     }
   }
   if (lines.empty()) return "";

@@ -117,10 +117,11 @@ function byteSteps(most) {
 }
 
 // Lines that lie on each other as one, whose name says all of theirs: the others would be hidden
-// below the last. A point is {x, y}; y is null where there is none.
+// below the last. They do where no point is further apart than the width of a line, of some 300
+// pixels of a chart. A point is {x, y}; y is null where there is none.
 function joinCoinciding(sets) {
-  const near = (a, b) => a === b || (isNumber(a) && isNumber(b) &&
-    Math.abs(a - b) <= 0.002 * Math.max(Math.abs(a), Math.abs(b)));
+  const most = Math.max(...sets.flatMap(({data: list}) => list.map(({y}) => Math.abs(y || 0))));
+  const near = (a, b) => a === b || (isNumber(a) && isNumber(b) && Math.abs(a - b) <= most / 200);
   const same = (one, other) => one.data.length === other.data.length &&
     one.data.every(({x, y}, i) => x === other.data[i].x && near(y, other.data[i].y));
   const joined = [];

@@ -46,7 +46,10 @@ function percent(value) {
   if (!isNumber(value)) return '';
   return Math.abs(value) < 0.05 ? '0.0 %' : (value > 0 ? '+' : '') + value.toFixed(1) + ' %';
 }
-function share(value) { return value.toFixed(1) + ' %'; }
+function share(value) {
+  const tiny = value !== 0 && Math.abs(value) < 0.05;
+  return (tiny ? Number(value.toPrecision(2)) : value.toFixed(1)) + ' %';
+}
 // "100K": where there is no room.
 function compact(value) { return value.toLocaleString('en-US', {notation: 'compact'}); }
 // Three digits below a thousand, where the cents count.

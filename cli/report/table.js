@@ -110,7 +110,8 @@ function table(parent, allColumns, allRows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {
       const {value, shown, kind} = cellOf(cell, columnList[index]);
-      const made = element('td', shown, line, kind);
+      const made = element('td', undefined, line, kind);
+      breakable(made, shown);
       made.ballastValue = value === undefined ? null : value;
       made.dataset.title = columnList[index].title || '';
     });

@@ -93,12 +93,12 @@ TEST(Buyer, what_a_configuration_says_and_nothing_follows_is_a_note) {
   EXPECT_TRUE(json_of(bench, "predict " + asked + " --set model.dropout=0")["notes"].empty());
 }
 
-// 70e9 parameters do not fit one GPU; 1,024 tokens of them neither.
+// Of 50 MB nothing of gpt2's 124M parameters fits, and no sequence either.
 TEST(Buyer, notes_are_told_of_what_does_not_fit_too) {
   const Workbench bench;
   const std::string big =
-      " --model gpt2 --machine gh200-96gb-480gb --set model.layers=100000 --global-batch 1 "
-      "--micro-batch 1 ";
+      " --model gpt2 --machine gh200-96gb-480gb --set machine.gpu.memory_gb=1.05 --global-batch 1 "
+      "--micro-batch 1 --set plan.activations=keep ";
   for (const std::string verb : {"predict --max-sequence", "tune --deadline 20"}) {
     const Outcome text = bench.run(verb + big);
     EXPECT_EQ(text.code, 1) << verb << text.output;

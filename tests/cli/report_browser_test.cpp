@@ -437,6 +437,15 @@ TEST_F(ReportPages, timeline_names_operations_and_idle_time_under_the_pointer) {
   for (const Json& rest : sums) EXPECT_NEAR(rest.get<double>(), 0, 1e-3);
 }
 
+// Half a megabyte is not 0.00 GiB.
+TEST_F(ReportPages, bytes_are_in_units_that_show_them) {
+  Browser& browser = open("swept");
+  const std::string why = browser.evaluate("document.getElementById('misfits-section').innerText");
+  EXPECT_EQ(why.find("0.00 "), std::string::npos) << why;
+  EXPECT_NE(why.find("iB usable"), std::string::npos) << why;
+  EXPECT_EQ(browser.evaluate("/\\d{7,} ?bytes/.test(document.body.innerText)"), false);
+}
+
 TEST_F(ReportPages, misfit_tells_its_reason_under_the_pointer) {
   Browser& browser = open("swept");
   const Json place = browser.evaluate(R"((() => {const {chart} = drawings[0];
