@@ -198,7 +198,8 @@ function barChart(parent, {cells, along, series, metric, label}) {
             label: (item) => `${item.dataset.label} ${metric.say(item.raw)}` +
               (grid[item.datasetIndex][item.dataIndex].best ? ', the best' : ''),
             afterBody: (items) => items.length === 0 ? [] : wrappedReasons(
-              grid.map((list) => list[items[0].dataIndex]).filter((cell) => cell && doesNotFit(cell))),
+              grid.map((list) => list[items[0].dataIndex])
+                .filter((cell) => cell && doesNotFit(cell))),
           },
         },
       },

@@ -15,8 +15,9 @@ function whyStepsDiffer() {
   const training = `Half of the steps of this training run took no more than ` +
     `${seconds(trainingStep())}.`;
   return measured ? training + ` Another run, of verify, took ${seconds(measured.step_time_s)}: ` +
-    `the median of ${data.steps} steps that are neither clipped nor logged, on a machine that may ` +
-    'have been busier or quieter. The error of the prediction refers to that one.' : training;
+    `the median of ${data.steps} steps without clipping, which rolls steps back and runs them ` +
+    'again, on a machine that may have been busier or quieter then. The error of the prediction ' +
+    'refers to that one.' : training;
 }
 
 function drawPlanFigures() {
@@ -168,7 +169,8 @@ function drawPlanTable() {
     actual: measured && measured.step_time_s, error: errors.step_time_s, format: seconds});
   for (const kind of prediction.kinds || []) {
     const other = measured && measured.kinds.find((entry) => entry.kind === kind.kind);
-    add(`${kind.kind} (${kind.operations} operation${kind.operations === 1 ? '' : 's'})`, {predicted: kind.seconds,
+    const operations = kind.operations === 1 ? '1 operation' : `${kind.operations} operations`;
+    add(`${kind.kind} (${operations})`, {predicted: kind.seconds,
       actual: other && other.seconds, error: errors.kinds[kind.kind], format: seconds});
   }
   for (const [place, key] of [['hbm', 'peak_gpu_bytes'], ['dram', 'peak_cpu_bytes']]) {
