@@ -5,7 +5,7 @@ function programOf(origin) {
 }
 
 function drawShares(list, shares) {
-  if (!shares) return;
+  if (!shares || !Object.values(shares).some((one) => one > 0)) return;
   const names = {measured: 'timed on the machine', interpolated: 'interpolated between timings',
     roofline: 'computed from rates'};
   const text = Object.entries(names).filter(([key]) => shares[key] > 0.0005)

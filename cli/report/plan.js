@@ -108,8 +108,8 @@ function drawPlanMemory(parent) {
       held: heldBy((prediction.holders[place] || {}).categories, total)}];
     const found = measured && measured.memory_bytes[place];
     if (found) rows.push({name: 'measured', total: found, limit, held: [], measured: true});
-    element('h3', kPlaces[place] + ': ' + bytes(total) +
-      (isNumber(limit) ? ` of ${bytes(limit)} that may be used` : ''), box);
+    element('h3', `${kPlaces[place]}: ${bytes(total)} needed` +
+      (isNumber(limit) ? `, ${bytes(limit)} may be used` : ''), box);
     const marked = memoryChart(box, `${kPlaces[place]} by category against the capacity`, rows);
     if (marked) element('p', 'The upright mark is where memory ends.', box, 'quiet');
   }
@@ -206,8 +206,16 @@ function drawPlanSections() {
   drawPlanTable();
 }
 
+// Where the prediction departs from what the model's configuration says.
+function drawNotes(notes) {
+  if (!notes || notes.length === 0) return;
+  const parent = card('notes', 'Not as the configuration says');
+  for (const note of notes) element('p', note[0].toUpperCase() + note.slice(1) + '.', parent);
+}
+
 function drawPlanPage() {
   subtitle(data.plan_text);
   drawPlanFigures();
+  drawNotes(prediction.notes);
   drawPlanSections();
 }

@@ -123,6 +123,7 @@ function drawTimelines() {
   const parent = card('timeline', 'One step, lane by lane', list.length === 2 ?
     'The same operations on both clocks, to one scale. Point at a box to see what it is.' :
     'As the simulator ran it. Point at a box to see what it is.');
+  if (isNarrow()) element('p', 'It goes on to the right.', parent, 'quiet');
   const scale = Math.max(...list.map(({timeline}) => timeline.length_us));
   for (const side of list) {
     side.lanes = drawTimeline(parent, {...side, scale, pattern: 'idle-' + side.title});

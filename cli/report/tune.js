@@ -358,6 +358,7 @@ const barLabels = {
 function drawTunePage() {
   subtitle(data.plan_text || 'No plan of the space that was searched fits.');
   drawTuneFigures();
+  drawNotes(tune.notes);
   drawRanked();
   drawMeasuredPlans();
   drawFrontier();
