@@ -188,7 +188,7 @@ function drawSummary() {
 function drawFigureTable() {
   const error = {unit: '%', format: percent};
   const shown = (one, value) => !isNumber(value) ? null : one.metric === 'fits' ?
-    (value > 0 ? 'fits' : 'does not fit') : {value, text: withUnit(one.metric, value)};
+    (value > 0 ? 'fits' : 'does not fit') : {value, text: digits(value)};
   const verdict = (one, way) => {
     const judged = one['without_' + way];
     if (!judged) return null;
@@ -198,10 +198,11 @@ function drawFigureTable() {
       {value: judged.error_percent, kind: wrong ? 'bad' : ''};
   };
   const interval = (one, {low, high}) => one.metric === 'fits' || !(high > 0) ? null :
-    `${digits(low)} to ${withUnit(one.metric, high)}`;
-  table(card('validation-cases', 'Every figure'), [{title: 'case', kind: 'name'},
+    `${digits(low)} to ${digits(high)}`;
+  table(card('validation-cases', 'Every figure', 'The prediction and its interval are those ' +
+    'without its source.'), [{title: 'case', kind: 'name'},
     {title: 'framework', kind: 'name key'}, {title: 'quantity', kind: 'name'},
-    {title: 'published'}, {title: 'predicted, source left out'}, {title: '80 % interval'},
+    {title: 'published'}, {title: 'predicted'}, {title: '80 % interval'},
     {title: 'source left out', ...error}, {title: 'framework left out', ...error},
     {title: 'fitted', ...error}, {title: 'why not', kind: 'name'}],
   data.validation.figures.map((one) => [one.id, one.stack, metricName(one.metric),

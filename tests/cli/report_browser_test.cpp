@@ -117,7 +117,8 @@ struct Studio {
     make("tuned", "report --tune tune.json --model ./tiny.json --out tuned.html");
     ASSERT_EQ(bench.run("validate llmq-h100-small --out validation.json").code, 0);
     make("validated", "report --validation validation.json --out validated.html");
-    ASSERT_EQ(bench.run("validate llmq-h100-small --left-out --out judged.json").code, 0);
+    ASSERT_EQ(
+        bench.run("validate llmq-h100-small swiss-ai-gh200 --left-out --out judged.json").code, 0);
     make("judged", "report --validation judged.json --out judged.html");
     make("planned", "report --strategy superoffload --out planned.html" + kTiny);
     make("offered",
@@ -367,7 +368,7 @@ TEST_F(ReportPages, labels_of_axes_do_not_touch) {
 
 // What a table holds is seen without scrolling on a usual screen.
 TEST_F(ReportPages, tables_of_a_comparison_are_no_wider_than_the_page) {
-  for (const std::string kind : {"swept", "crossed", "named"}) {
+  for (const std::string kind : {"swept", "crossed", "named", "offered", "judged"}) {
     Browser& browser = open(kind);
     EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('.scrolls')].filter(one => "
                                "one.scrollWidth > one.clientWidth).length"),
@@ -443,6 +444,8 @@ TEST_F(ReportPages, bytes_are_in_units_that_show_them) {
   const std::string why = browser.evaluate("document.getElementById('misfits-section').innerText");
   EXPECT_EQ(why.find("0.00 "), std::string::npos) << why;
   EXPECT_NE(why.find("iB usable"), std::string::npos) << why;
+  // A number is in one line.
+  EXPECT_EQ(browser.evaluate("document.querySelectorAll('td:not(.name) wbr').length"), 0);
   EXPECT_EQ(browser.evaluate("/\\d{7,} ?bytes/.test(document.body.innerText)"), false);
 }
 
