@@ -10,7 +10,7 @@ const kMetrics = {
   tflops_per_device: ['#dd8a1b', 'TFLOP/s', 'TFLOP/s a device'],
   mfu_percent: ['#b0a13a', '%', 'MFU (%)'], hfu_percent: ['#8a94a3', '%', 'HFU (%)'],
   peak_memory_gb: ['#9b7fb8', 'GB', 'peak memory (GB)'],
-  states_gib: ['#d0638f', 'GiB', 'weights and optimizer (GiB)'],
+  states_gib: ['#d0638f', 'GiB', 'weights, optimizer (GiB)'],
   activations_gib: ['#e58fb4', 'GiB', 'activations (GiB)'],
 };
 const kTolerance = 0.15;
@@ -199,8 +199,10 @@ function drawFigureTable() {
   };
   const interval = (one, {low, high}) => one.metric === 'fits' || !(high > 0) ? null :
     `${digits(low)} to ${digits(high)}`;
-  table(card('validation-cases', 'Every figure', 'The prediction and its interval are those ' +
-    'without its source.'), [{title: 'case', kind: 'name'},
+  const parent = card('validation-cases', 'Every figure', 'The prediction and its interval are ' +
+    'those without its source.');
+  parent.classList.add('dense');
+  table(parent, [{title: 'case', kind: 'name'},
     {title: 'framework', kind: 'name key'}, {title: 'quantity', kind: 'name'},
     {title: 'published'}, {title: 'predicted'}, {title: '80 % interval'},
     {title: 'source left out', ...error}, {title: 'framework left out', ...error},
