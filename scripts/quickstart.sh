@@ -54,7 +54,7 @@ ballast verify --plan "$out/plan.json" --store "$store" --steps 20 --out "$out/v
 
 step "6. The report"
 ballast report --verify "$out/verify.json" --metrics "$out/metrics.jsonl" \
-  --out "$out/report.html"
+  --store "$store" --out "$out/report.html"
 
 step "Done"
 echo "open $out/report.html in a browser, and $out/trace.json in https://ui.perfetto.dev"

@@ -1,4 +1,4 @@
-// Offers as a command line writes them.
+// Offers as a command line writes them, and what would change their order.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -107,6 +107,41 @@ double parse_tokens(const std::string& text) {
     throw Error("--tokens '" + text + "'", "is not a number of tokens", "write 15T, 300B or 500M");
   }
   return *value * unit;
+}
+
+std::vector<std::optional<Standing>> standings(const Grid& grid,
+                                               const std::vector<CellResult>& cells) {
+  CHECK(cells.size() == grid.cells());
+  std::vector<std::optional<Standing>> result(grid.cells());
+  for (size_t row = 0; row < grid.rows(); ++row) {
+    const auto cell = [&](size_t column) -> const CellResult& {
+      return cells[grid.cell(row, column)];
+    };
+    std::vector<std::pair<double, size_t>> priced;  // by what a token costs
+    for (size_t column = 0; column < grid.columns(); ++column) {
+      const CellResult& one = cell(column);
+      if (!one.fits || one.price_per_device_hour == 0) continue;
+      priced.emplace_back(one.cost_per_million_tokens(), column);
+    }
+    std::sort(priced.begin(), priced.end());
+    if (priced.empty()) continue;
+    const size_t cheapest = priced.front().second;
+    for (size_t column = 0; column < grid.columns(); ++column) {
+      const CellResult& one = cell(column);
+      if (!one.fits || (column == cheapest && priced.size() == 1)) continue;
+      Standing standing;
+      standing.cheapest = column == cheapest;
+      standing.rival = standing.cheapest ? priced[1].second : cheapest;
+      const CellResult& rival = cell(standing.rival);
+      // Equal prices of a token: each price over the rate that it buys.
+      standing.level_price =
+          rival.price_per_device_hour / rival.tokens_per_s_per_device * one.tokens_per_s_per_device;
+      standing.told_apart =
+          one.price_per_device_hour == 0 || !are_alike(one, rival, Criterion::kCostPerToken);
+      result[grid.cell(row, column)] = standing;
+    }
+  }
+  return result;
 }
 
 }  // namespace ballast

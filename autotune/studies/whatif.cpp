@@ -7,6 +7,7 @@
 #include <exception>
 #include <fmt/format.h>
 
+#include "autotune/complete/first_plan.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/spec/caveats.h"
@@ -217,8 +218,8 @@ const std::string& Grid::value(size_t cell, std::string_view axis) const {
 }
 
 std::string_view to_string(Obstacle value) {
-  constexpr std::array<std::string_view, 6> kNames = {"",     "GPU memory", "CPU memory",
-                                                      "NVMe", "devices",    "illegal"};
+  constexpr std::array<std::string_view, 7> kNames = {"",        "GPU memory", "CPU memory", "NVMe",
+                                                      "devices", "illegal",    "not decided"};
   return kNames[static_cast<size_t>(value)];
 }
 
@@ -234,6 +235,11 @@ double CellResult::days_of_run(double tokens) const {
 
 double CellResult::cost_of_run(double tokens) const {
   return cost_per_million_tokens() * tokens / 1e6;
+}
+
+std::optional<double> CellResult::joules_of_run(double tokens) const {
+  if (!power_watts) return std::nullopt;
+  return power_watts->value / tokens_per_s_per_device * tokens;
 }
 
 CellResult cell_of(const Prediction& prediction, const Setting& setting,
@@ -254,6 +260,7 @@ CellResult cell_of(const Prediction& prediction, const Setting& setting,
   cell.usable_gpu_memory = machine.gpu.memory.value - machine.gpu.reserved.value;
   cell.usable_cpu_memory = machine.cpu.memory.value - machine.cpu.reserved.value;
   cell.provenance = prediction.provenance;
+  cell.power_watts = machine.power_watts;
   if (!cell.fits) {
     cell.reason = prediction.reason;
     cell.obstacle = obstacle_of(prediction, plan, machine);
@@ -273,8 +280,15 @@ CellResult illegal_cell(const std::string& reason) {
   return cell;
 }
 
+CellResult undecided_cell(const std::string& reason) {
+  CellResult cell;
+  cell.obstacle = Obstacle::kNotDecided;
+  cell.reason = reason;
+  return cell;
+}
+
 CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
-                      const Measurements& measurements) {
+                      const Measurements& measurements, const CellSearchLimits& limits) {
   CHECK(!space.layouts.empty());
   const Machine& machine = setting.machine;
   Plan plan = space.layouts.front();
@@ -287,7 +301,17 @@ CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
   SearchOptions options;
   options.threads = 1;
   options.ranked = 1;
+  options.tolerance = limits.tolerance;
+  options.deadline_s = limits.deadline_s;
+  options.interrupted = limits.interrupted;
+  begin_with_first_plan(setting, space.layouts, &measurements, options);
   const SearchResult found = search(setting.model, space, machine, &measurements, options);
+  if (!found.best && !found.complete()) {
+    return undecided_cell(
+        fmt::format("its search was stopped by the {} before it found a plan "
+                    "that fits; give it longer (--deadline), or name more knobs",
+                    to_string(found.stop)));
+  }
   if (found.best) {
     plan = found.best->plan;
   } else {
@@ -300,8 +324,10 @@ CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
   }
   Setting chosen = setting;
   chosen.plan = plan;
-  return cell_of(predict(setting.model, plan, machine, setting.stack, &measurements), chosen,
-                 measurements);
+  CellResult cell = cell_of(predict(setting.model, plan, machine, setting.stack, &measurements),
+                            chosen, measurements);
+  cell.search = {found.considered, found.simulated, found.stop, found.proven_within, found.seconds};
+  return cell;
 }
 
 bool are_alike(const CellResult& one, const CellResult& other, Criterion criterion) {
@@ -314,16 +340,22 @@ bool are_alike(const CellResult& one, const CellResult& other, Criterion criteri
 std::vector<CellResult> compute_cells(const CellWork& work) {
   std::vector<CellResult> cells(work.count);
   std::vector<std::exception_ptr> errors(work.count);
+  const auto interrupted = [&] { return work.interrupted && work.interrupted(); };
   const auto compute = [&](size_t i) {
     try {
-      cells[i] = work.cell(i);
+      if (!interrupted()) cells[i] = work.cell(i);
     } catch (const Error& error) {
       cells[i] = illegal_cell(error.what());
       errors[i] = std::current_exception();
     }
+    // What was cut short may be a worse plan than the cell's, or an Error that says no more.
+    if (!interrupted()) return;
+    cells[i] = undecided_cell("interrupted");
+    errors[i] = nullptr;
   };
-  parallel_for(work.count, hardware_threads(), compute, [&](size_t, size_t finished) {
-    if (work.done) work.done(finished);
+  parallel_for(work.count, hardware_threads(), compute, [&](size_t i, size_t finished) {
+    const bool decided = cells[i].obstacle != Obstacle::kNotDecided || !interrupted();
+    if (work.done && decided) work.done({i, cells[i], finished});
   });
   const bool any_legal = std::any_of(errors.begin(), errors.end(),
                                      [](const std::exception_ptr& error) { return !error; });

@@ -93,9 +93,19 @@ class Grid {
 
 // --- Cells ------------------------------------------------------------------------------------
 
-// Why a cell has no number, in a word.
-enum class Obstacle : uint8_t { kNone, kGpu, kCpu, kNvme, kDevices, kIllegal };
-std::string_view to_string(Obstacle value);  // "GPU memory", ..., "devices", "illegal"
+// Why a cell has no number, in a word. Of one that is not decided nobody knows whether it fits: its
+// search was stopped before it found a plan, or all work was interrupted before its turn.
+enum class Obstacle : uint8_t { kNone, kGpu, kCpu, kNvme, kDevices, kIllegal, kNotDecided };
+std::string_view to_string(Obstacle value);  // "GPU memory", ..., "illegal", "not decided"
+
+// What a search says of the plan that it found.
+struct CellSearch {
+  int64_t considered = 0;  // plans
+  int64_t simulated = 0;
+  SearchStop stop = SearchStop::kNone;
+  std::optional<double> proven_within;  // as SearchResult has it
+  double seconds = 0;                   // of wall time
+};
 
 struct CellResult {
   bool fits = false;
@@ -115,6 +125,9 @@ struct CellResult {
   std::array<double, kProvenances> provenance{};
   int64_t parameters = 0;            // of the model; 0: unknown
   double price_per_device_hour = 0;  // 0: unknown
+  // Of its machine: what a device draws at most, and what of its node that counts.
+  std::optional<Sourced<double>> power_watts;
+  std::optional<CellSearch> search;  // where knobs were searched for a proof
   std::string stack;                 // whose habits were assumed; empty where the plan is illegal
   // How sure the numbers are; absent where the stack was never held against anything.
   std::optional<Confidence> confidence;
@@ -128,6 +141,9 @@ struct CellResult {
   // Of a whole run over so many tokens: days, and its price in units of the price. Require fits.
   double days_of_run(double tokens) const;
   double cost_of_run(double tokens) const;
+  // At most, in joules: every device at power_watts throughout. Nothing where that is not known.
+  // Requires fits.
+  std::optional<double> joules_of_run(double tokens) const;
 };
 
 // What a prediction of setting.plan says.
@@ -135,17 +151,32 @@ CellResult cell_of(const Prediction& prediction, const Setting& setting,
                    const Measurements& measurements);
 // A plan that cannot be built.
 CellResult illegal_cell(const std::string& reason);
+// One of which nothing is known.
+CellResult undecided_cell(const std::string& reason);
+// How far a cell is searched.
+struct CellSearchLimits {
+  double tolerance = 0.01;           // as in SearchOptions
+  std::optional<double> deadline_s;  // with the time of its first plan
+  std::function<bool()> interrupted = {};
+};
 // The fastest plan of a space on setting.machine, one thread. setting.plan is not read.
 CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
-                      const Measurements& measurements);
+                      const Measurements& measurements, const CellSearchLimits& limits);
 
 // Calls `cell` once for every index below `count`, on all cores, and `done` (one thread at a time)
-// with how many are done. A cell that throws Error is illegal; if all do, the first Error is
-// thrown.
+// with a cell that is done and how many are. A cell that throws Error is illegal; if all do, the
+// first Error is thrown. From when `interrupted` (asked on any thread) says so, cells are not
+// decided: those under way and those that are left, for which `done` is not called.
 struct CellWork {
+  struct Done {
+    size_t index = 0;
+    const CellResult& cell;
+    size_t finished = 0;
+  };
   size_t count = 0;
   std::function<CellResult(size_t)> cell;
-  std::function<void(size_t)> done;
+  std::function<void(const Done&)> done;
+  std::function<bool()> interrupted = {};
 };
 std::vector<CellResult> compute_cells(const CellWork& work);
 
@@ -187,6 +218,20 @@ struct Crossing {
 // step times are too near (cannot_be_told_apart). Memory has no such rule: what differs between two
 // plans there was counted.
 bool are_alike(const CellResult& one, const CellResult& other, Criterion criterion);
+
+// Which price would change the order of a row by price.
+struct Standing {
+  bool cheapest = false;
+  size_t rival = 0;  // the column of the cheapest; of the cheapest itself, of the next
+  // The price of a device for an hour at which this column and its rival, whose price stays, cost
+  // the same a token: the cheapest stays so up to it, another draws level when it comes down to it.
+  double level_price = 0;
+  bool told_apart = true;  // from its rival, by are_alike()
+};
+// For every cell that fits in a row with another that has a price; nothing for the others. One
+// without a price has a level price too.
+std::vector<std::optional<Standing>> standings(const Grid& grid,
+                                               const std::vector<CellResult>& cells);
 
 // Along every row axis that is a sweep, for each combination of the other row axes; also where from
 // or up to some value nothing fits.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -58,17 +59,21 @@ std::string show_interval(const CellResult& cell, Criterion criterion) {
 struct CriterionWords {
   const char* title;
   const char* unit;
+  const char* spoken;  // behind a value that has no unit yet
 };
 constexpr std::array<CriterionWords, kCriteria> kCriterionWords = {
-    {{"time of a step, less is better", "s"},
-     {"tokens a second, more is better", "tokens/s"},
-     {"tokens a second and device, more is better", "tokens/s"},
-     {"MFU, more is better", "1"},
-     {"GPU memory of the fastest plan, less is better", "bytes"},
-     {"price of a million tokens, less is better", "price of a million tokens"}}};
+    {{"time of a step, less is better", "s", ""},
+     {"tokens a second, more is better", "tokens/s", " tokens/s"},
+     {"tokens a second and device, more is better", "tokens/s", " tokens/s a device"},
+     {"MFU, more is better", "1", " MFU"},
+     {"GPU memory of the fastest plan, less is better", "bytes", ""},
+     {"price of a million tokens, less is better", "price of a million tokens",
+      " for a million tokens"}}};
 const CriterionWords& words_of(Criterion criterion) {
   return kCriterionWords[static_cast<size_t>(criterion)];
 }
+
+bool is_undecided(const CellResult& cell) { return cell.obstacle == Obstacle::kNotDecided; }
 
 // What all cells have in common.
 std::string heading(const Comparison& comparison) {
@@ -227,7 +232,7 @@ std::string reasons_text(const Comparison& comparison) {
   for (size_t row = 0; row < grid.rows(); ++row) {
     for (size_t column = 0; column < grid.columns(); ++column) {
       const size_t cell = grid.cell(row, column);
-      if (comparison.cells[cell].fits) continue;
+      if (comparison.cells[cell].fits || is_undecided(comparison.cells[cell])) continue;
       Group& group = groups[{column, comparison.cells[cell].obstacle}];
       if (group.count++ == 0) group.first = cell;
     }
@@ -244,22 +249,49 @@ std::string reasons_text(const Comparison& comparison) {
   return text.empty() ? "" : "what does not fit:\n" + text;
 }
 
-// One line a column: what this build runs of it.
-std::string running_text(const Comparison& comparison) {
+// A line a column, or one for each thing that is said of its cells; of a cell of which `said` gives
+// nothing, none.
+std::string by_column(const Comparison& comparison,
+                      const std::function<std::string(const CellResult&)>& said) {
   const Grid& grid = comparison.grid;
   std::string text;
   for (size_t column = 0; column < grid.columns(); ++column) {
     std::map<std::string, size_t> rows;
     for (size_t row = 0; row < grid.rows(); ++row) {
-      const CellResult& cell = comparison.cells[grid.cell(row, column)];
-      if (cell.fits) ++rows[runs_on_text(cell.runs_on)];
+      const std::string one = said(comparison.cells[grid.cell(row, column)]);
+      if (!one.empty()) ++rows[one];
     }
-    for (const auto& [said, count] : rows) {
+    for (const auto& [one, count] : rows) {
       const std::string where = rows.size() == 1 ? "" : fmt::format(" in {} rows", count);
-      text += fmt::format("{}{}: {}\n", column_name(grid, column), where, said);
+      text += fmt::format("{}{}: {}\n", column_name(grid, column), where, one);
     }
   }
+  return text;
+}
+
+// What this build runs of it.
+std::string running_text(const Comparison& comparison) {
+  const std::string text = by_column(comparison, [](const CellResult& cell) {
+    return cell.fits ? runs_on_text(cell.runs_on) : std::string();
+  });
   return text.empty() ? "" : "to run it:\n" + text;
+}
+
+// Whether what was searched is proven, and what was not decided.
+std::string searches_text(const Comparison& comparison) {
+  const std::string text = by_column(comparison, [&](const CellResult& cell) -> std::string {
+    if (is_undecided(cell)) return comparison.interrupted ? "" : "not decided: " + cell.reason;
+    if (!cell.search) return "";
+    if (!cell.fits) return "no plan of those searched fits";
+    const std::optional<double> within = cell.search->proven_within;
+    const std::string proof = within && *within < 1
+                                  ? fmt::format("no plan is faster by more than {}",
+                                                show_percent(std::ceil(1000 * *within) / 10))
+                                  : "nothing proven";
+    if (cell.search->stop == SearchStop::kNone) return proof;
+    return fmt::format("stopped by the {}, {}", to_string(cell.search->stop), proof);
+  });
+  return text.empty() ? "" : "of what was searched:\n" + text;
 }
 
 std::string csv_field(const std::string& text) {
@@ -323,9 +355,17 @@ OrderedJson memory_json(const CellResult& cell) {
   return memory;
 }
 
-OrderedJson offered_price(const CellResult& cell) {
-  return cell.price_per_device_hour > 0 ? OrderedJson(cell.price_per_device_hour)
-                                        : OrderedJson(nullptr);
+// What a search proved of the plan; null where nothing was searched for a proof.
+OrderedJson search_json(const CellResult& cell) {
+  if (!cell.search) return nullptr;
+  return {{"considered", cell.search->considered},
+          {"simulated", cell.search->simulated},
+          {"complete", cell.search->stop == SearchStop::kNone},
+          {"stopped_by", cell.search->stop == SearchStop::kNone
+                             ? OrderedJson(nullptr)
+                             : OrderedJson(to_string(cell.search->stop))},
+          {"proven_within", or_null(cell.search->proven_within)},
+          {"seconds", cell.search->seconds}};
 }
 
 OrderedJson cell_json(const Comparison& comparison, size_t index) {
@@ -334,7 +374,7 @@ OrderedJson cell_json(const Comparison& comparison, size_t index) {
     return cell.fits ? OrderedJson(value) : OrderedJson(nullptr);
   };
   OrderedJson json = {{"at", place_json(comparison.grid, index)},
-                      {"fits", cell.fits},
+                      {"fits", is_undecided(cell) ? OrderedJson(nullptr) : OrderedJson(cell.fits)},
                       {"best", is_best(comparison, index)},
                       {"obstacle", to_string(cell.obstacle)},
                       {"reason", cell.reason}};
@@ -358,7 +398,8 @@ OrderedJson cell_json(const Comparison& comparison, size_t index) {
     json["run_cost"] =
         priced ? OrderedJson(cell.cost_of_run(*comparison.run_tokens)) : OrderedJson(nullptr);
   }
-  if (has_offers(comparison.grid)) json["price_per_device_hour"] = offered_price(cell);
+  if (asks_as_buyer(comparison)) add_buyers_json(comparison, index, json);
+  json["search"] = search_json(cell);
   json["notes"] = cell.notes;
   json["runs_on"] = runs_on_json(cell.runs_on);
   json["plan"] =
@@ -425,12 +466,27 @@ std::string row_name(const Grid& grid, size_t row, std::optional<size_t> without
   return fmt::format("{}", fmt::join(words, ", "));
 }
 
+std::string cell_text(const Grid& grid, size_t index, const CellResult& cell, Criterion criterion) {
+  const std::string where = row_name(grid, index / grid.columns(), std::nullopt);
+  const std::string unit = words_of(criterion).spoken;
+  const std::string said = cell.fits ? show_value(value_of(cell, criterion), criterion) + unit
+                                     : std::string(to_string(cell.obstacle));
+  return fmt::format("{}{}: {}", column_name(grid, index % grid.columns()),
+                     where.empty() ? "" : ", " + where, said);
+}
+
 std::string comparison_text(const Comparison& comparison) {
   std::string text = heading(comparison) + "\n\n" + table_text(comparison);
   for (const std::string& part :
-       {buyers_text(comparison), assumed_text(comparison), crossings_text(comparison),
-        reasons_text(comparison), running_text(comparison)}) {
+       {buyers_text(comparison), ranking_text(comparison), assumed_text(comparison),
+        crossings_text(comparison), reasons_text(comparison), searches_text(comparison),
+        running_text(comparison)}) {
     if (!part.empty()) text += "\n" + part;
+  }
+  if (comparison.interrupted) {
+    const auto left = std::count_if(comparison.cells.begin(), comparison.cells.end(), is_undecided);
+    text += fmt::format("\ninterrupted: {} of {} cells are not decided\n", left,
+                        comparison.cells.size());
   }
   return text;
 }
@@ -448,7 +504,7 @@ std::string comparison_csv(const Comparison& comparison) {
     titles.emplace_back(title);
   }
   if (comparison.run_tokens) titles.insert(titles.end(), {"run_days", "run_cost"});
-  if (has_offers(grid)) titles.emplace_back("price_per_device_hour");
+  for (const char* title : buyers_keys(comparison)) titles.emplace_back(title);
   std::string text = csv_line(titles);
   for (size_t i = 0; i < comparison.cells.size(); ++i) {
     const OrderedJson cell = cell_json(comparison, i);
@@ -472,6 +528,7 @@ OrderedJson comparison_json(const Comparison& comparison) {
   json["rows"] = json["columns"] = json["cells"] = OrderedJson::array();
   json["best"] = json["crossings"] = OrderedJson::array();
   if (comparison.run_tokens) json["run_tokens"] = *comparison.run_tokens;
+  if (comparison.interrupted) json["interrupted"] = true;
   json["notes"] = notes_of_cells(comparison);
   for (const Axis& axis : grid.row_axes()) json["rows"].push_back(axis_json(axis));
   for (const Axis& axis : grid.column_axes()) json["columns"].push_back(axis_json(axis));

@@ -105,19 +105,41 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
   return result;
 }
 
-std::vector<Setting> starts_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+// What can be told of a combination of which no plan can be made. Throws Error for a name that is
+// not known.
+Case refused(const Named& choice, const StoreFlag& store, const std::string& why) {
+  Case one{{}, why};
+  if (choice.model) one.of.model = load_model(*choice.model);
+  if (choice.machine) one.of.machine = load_machine_or_here(*choice.machine, store);
+  if (choice.strategy) one.of.plan.strategy = load_strategy(*choice.strategy).name;
+  one.of.plan.devices = choice.devices.value_or(1);
+  return one;
+}
+
+std::vector<Case> starts_of(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
   const Overrides overrides = parse_overrides(flags.set);
-  std::vector<Setting> cases;
+  std::vector<Case> cases;
+  std::optional<Error> first;  // that refused a combination
+  const auto add = [&](const Named& choice) {
+    try {
+      cases.push_back({start_of(flags, choice, overrides, store, like)});
+    } catch (const Error& error) {
+      if (!first) first = error;
+      cases.push_back(refused(choice, store, one_line(error.what())));
+    }
+  };
   for (const auto& model : or_nothing(flags.models)) {
     for (const auto& machine : or_nothing(flags.machines)) {
       for (const auto& devices : or_nothing(flags.devices)) {
         for (const auto& strategy : or_nothing(flags.strategies)) {
-          const Named choice = {model, machine, devices, strategy};
-          cases.push_back(start_of(flags, choice, overrides, store, like));
+          add({model, machine, devices, strategy});
         }
       }
     }
   }
+  const bool any =
+      std::any_of(cases.begin(), cases.end(), [](const Case& one) { return one.refusal.empty(); });
+  if (!any && first) throw *first;
   return cases;
 }
 
@@ -178,28 +200,27 @@ StackFlag flag_for_ballast(const Machine& machine) {
   return {std::string(kBallastStack)};
 }
 
-std::vector<Setting> load_cases(const PlanFlags& flags, const StoreFlag& store) {
-  std::vector<Setting> cases = starts_of(flags, store, nullptr);
+std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
+  std::vector<Case> cases = starts_of(flags, store, nullptr);
   // An open layout is checked as it is chosen, and one of several when its turn comes.
-  if (cases.size() == 1 && !cases.front().has_open_layout()) {
-    check(cases.front().plan, cases.front().model);
-  }
+  const Setting& first = cases.front().of;
+  if (cases.size() == 1 && !first.has_open_layout()) check(first.plan, first.model);
   return cases;
 }
 
 Setting load_case(const PlanFlags& flags, const StoreFlag& store) {
-  std::vector<Setting> cases = load_cases(flags, store);
+  std::vector<Case> cases = load_cases(flags, store);
   CHECK(cases.size() == 1);
-  return std::move(cases.front());
+  return std::move(cases.front().of);
 }
 
 Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
-  std::vector<Setting> cases = starts_of(flags, store, like);
+  std::vector<Case> cases = starts_of(flags, store, like);
   if (cases.size() > 1) {
     throw Error("--model, --machine, --devices, --strategy", "there are several plans",
                 "name one of each");
   }
-  return std::move(cases.front());
+  return std::move(cases.front().of);
 }
 
 }  // namespace ballast

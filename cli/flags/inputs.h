@@ -48,12 +48,20 @@ Stack stack_of(const StackFlag& flag, const Machine& machine);
 // where that is the default. (A plan file does not hold a stack.)
 StackFlag flag_for_ballast(const Machine& machine);
 
+// One of a list: a plan and what it refers to; where no plan can be made of the flags, why not, and
+// of the plan its devices and strategy alone.
+struct Case {
+  Setting of;
+  std::string refusal{};  // else empty
+};
+
 // Every combination of the lists in `flags`, in the order model, machine, devices, strategy: a plan
 // and what it refers to, the overrides applied. "auto" knobs are still open, and so is what nobody
 // names of the layout, with other strategies where none is named; the stack is
 // Ballast's, unless a verb is told another.
-// Throws Error for flags that name no model or no machine.
-std::vector<Setting> load_cases(const PlanFlags& flags, const StoreFlag& store);
+// Throws Error for flags that name no model or no machine, for names that are not known, and where
+// no plan can be made of any combination.
+std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store);
 // The same where there can be only one.
 Setting load_case(const PlanFlags& flags, const StoreFlag& store);
 // Where a search starts: the plan is not checked against the model, for its degrees may change.

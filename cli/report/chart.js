@@ -48,9 +48,20 @@ function chart(parent, {label, height}, make) {
   return drawing;
 }
 
+// Forgets the charts in a box that is about to be emptied.
+function dropCharts(box) {
+  for (let i = drawings.length - 1; i >= 0; --i) {
+    if (!box.contains(drawings[i].box)) continue;
+    drawings[i].chart.destroy();
+    drawings.splice(i, 1);
+  }
+}
+
 function axis(title, format, extra) {
   return {
-    title: {display: Boolean(title), text: title, color: color('quiet')},
+    // Of a title that is longer than its axis the letters would be squeezed.
+    title: {display: Boolean(title), text: isNarrow() ? wrapped(title, 28) : title,
+      color: color('quiet')},
     ticks: {color: color('quiet'), callback: format, maxRotation: 0},
     grid: {color: color('line')}, ...extra,
   };
@@ -103,6 +114,23 @@ function isNarrow() { return innerWidth < 600; }
 function byteSteps(most) {
   const step = 2 ** Math.ceil(Math.log2(most / (isNarrow() ? 2 : 5)));
   return {max: Math.ceil(most / step) * step, stepSize: step};
+}
+
+// Lines that lie on each other as one, whose name says all of theirs: the others would be hidden
+// below the last. They do where no point is further apart than the width of a line, of some 300
+// pixels of a chart. A point is {x, y}; y is null where there is none.
+function joinCoinciding(sets) {
+  const most = Math.max(...sets.flatMap(({data: list}) => list.map(({y}) => Math.abs(y || 0))));
+  const near = (a, b) => a === b || (isNumber(a) && isNumber(b) && Math.abs(a - b) <= most / 200);
+  const same = (one, other) => one.data.length === other.data.length &&
+    one.data.every(({x, y}, i) => x === other.data[i].x && near(y, other.data[i].y));
+  const joined = [];
+  for (const set of sets) {
+    const like = joined.find((one) => same(one, set));
+    if (like) like.names.push(set.label); else joined.push({...set, names: [set.label]});
+  }
+  for (const set of joined) set.label = set.names.join(' = ');
+  return joined;
 }
 
 // --- Printing -----------------------------------------------------------------------------------

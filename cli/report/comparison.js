@@ -18,12 +18,14 @@ const kCellMetrics = {
     format: share, unit: '%', say: share},
   gpu_memory: {key: 'peak_gpu_bytes', title: 'GPU memory', format: bytes, unit: 'bytes',
     low: true, say: bytes},
-  cost_per_token: {key: 'cost_per_million_tokens', title: 'price of 10⁶ tokens', format: digits,
-    unit: 'price', low: true, say: (value) => digits(value) + ' for 10⁶ tokens'},
+  cost_per_token: {key: 'cost_per_million_tokens', title: 'price of 10⁶ tokens', format: price,
+    unit: 'price', low: true, say: (value) => price(value) + ' for 10⁶ tokens'},
   run_days: {key: 'run_days', title: 'days of the whole run', format: digits, unit: 'days',
     low: true, say: (value) => digits(value) + ' days'},
   run_cost: {key: 'run_cost', title: 'price of the whole run', format: count, unit: 'price',
     low: true, say: (value) => count(value) + ' for the whole run'},
+  run_energy: {key: 'run_energy_kwh', title: 'energy of the whole run at most', format: energy,
+    unit: 'kWh', low: true, say: (value) => energy(value) + ' at most'},
 };
 
 // --- What was crossed ---------------------------------------------------------------------------
@@ -72,6 +74,8 @@ function numbersAlong(along, cells) {
   return null;
 }
 
+// Of one that is not decided nobody knows.
+function doesNotFit(cell) { return cell.fits === false; }
 function reasonOf(cell) { return `${columnOf(cell)}: does not fit. ${cell.reason}`; }
 // Tips have no room for a sentence.
 function wrappedReasons(cells) { return cells.flatMap((cell) => wrapped(reasonOf(cell), 70)); }
@@ -97,15 +101,15 @@ function lineChart(parent, {cells, numbers, series, metric, label}) {
   const log = all[0] > 0 && all[all.length - 1] >= 8 * all[0];
   chart(parent, {label, height: 340}, () => {
     const {foot, scale: y} = metricAxis(cells, metric);
-    const sets = series.map((name, i) => ({
+    const sets = joinCoinciding(series.map((name, i) => ({
       label: name, borderColor: seriesColor(i), backgroundColor: seriesColor(i), borderWidth: 2,
       borderDash: kDashes[i % kSeries], pointStyle: kMarks[i % 4], pointRadius: 4, clip: false,
       pointHoverRadius: 6, spanGaps: false,
       data: cells.filter((cell) => columnOf(cell) === name)
         .map((cell) => ({x: numbers.of(cell), y: cell.fits ? cell[metric.key] : null, of: cell}))
         .sort((a, b) => a.x - b.x),
-    }));
-    const misfits = cells.filter((cell) => !cell.fits);
+    })));
+    const misfits = cells.filter(doesNotFit);
     if (misfits.length > 0) {
       sets.push({label: 'does not fit', type: 'scatter', pointStyle: 'crossRot', pointRadius: 6,
         pointHoverRadius: 8, pointBorderWidth: 2, clip: false, borderColor: color('bad'),
@@ -194,7 +198,8 @@ function barChart(parent, {cells, along, series, metric, label}) {
             label: (item) => `${item.dataset.label} ${metric.say(item.raw)}` +
               (grid[item.datasetIndex][item.dataIndex].best ? ', the best' : ''),
             afterBody: (items) => items.length === 0 ? [] : wrappedReasons(
-              grid.map((list) => list[items[0].dataIndex]).filter((cell) => cell && !cell.fits)),
+              grid.map((list) => list[items[0].dataIndex])
+                .filter((cell) => cell && doesNotFit(cell))),
           },
         },
       },
@@ -233,7 +238,7 @@ function drawMetrics(layout) {
   const select = element('select', undefined, choice);
   for (const [name, metric] of available) element('option', metric.title, select).value = name;
   select.value = known ? comparison.metric : available[0][0];
-  const misfits = comparison.cells.filter((cell) => !cell.fits).length;
+  const misfits = comparison.cells.filter(doesNotFit).length;
   if (misfits > 0) {
     element('p', `A cross marks what does not fit (${misfits} of ${comparison.cells.length} ` +
       'cells). Point at it to see why.', parent, 'quiet');
@@ -245,11 +250,7 @@ function drawMetrics(layout) {
       .map((one) => one.name)].filter(Boolean);
     const title = metric.title[0].toUpperCase() + metric.title.slice(1);
     head.textContent = title + (axes.length > 0 ? ' by ' + axes.join(' and ') : '');
-    for (let i = drawings.length - 1; i >= 0; --i) {
-      if (!box.contains(drawings[i].box)) continue;
-      drawings[i].chart.destroy();
-      drawings.splice(i, 1);
-    }
+    dropCharts(box);
     box.replaceChildren();
     drawMetric(box, layout, metric);
   };
@@ -310,7 +311,9 @@ function drawComparedMemory(layout) {
 function drawComparisonFigures() {
   const fitting = comparison.cells.filter((cell) => cell.fits);
   const metric = kCellMetrics[comparison.metric] || kCellMetrics.tokens_per_s;
-  figure('cells', String(comparison.cells.length), `${fitting.length} fit`);
+  const open = comparison.cells.filter((cell) => cell.fits === null).length;
+  figure('cells', String(comparison.cells.length),
+    `${fitting.length} fit` + (open > 0 ? `, ${open} not decided` : ''));
   const known = fitting.filter((cell) => isNumber(cell[metric.key]));
   if (known.length > 0) {
     const sign = metric.low ? -1 : 1;
@@ -355,7 +358,7 @@ function axisColumns() {
 }
 
 function drawMisfits() {
-  const misfits = comparison.cells.filter((cell) => !cell.fits);
+  const misfits = comparison.cells.filter(doesNotFit);
   if (misfits.length === 0) return;
   const {heads, of} = axisColumns();
   table(card('misfits', 'What does not fit'), [...heads, {title: 'why', kind: 'name'}],
@@ -366,7 +369,8 @@ function drawCells() {
   const {heads, of} = axisColumns();
   const metrics = Object.values(kCellMetrics).concat([
     {key: 'peak_cpu_bytes', title: 'CPU memory', format: bytes, unit: 'bytes'}])
-    .filter((metric) => comparison.cells.some((cell) => isNumber(cell[metric.key])));
+    .filter((metric) => comparison.cells.some((cell) => isNumber(cell[metric.key])) &&
+      !(buyersCells().length > 0 && kOfBuyers.includes(metric.key)));
   const parent = card('cells', 'Every cell');
   table(parent, [...heads,
     ...metrics.map(({head, title, unit, format}) => ({title: head || title, unit, format})),
@@ -375,8 +379,49 @@ function drawCells() {
     ...metrics.map(({key}) => isNumber(cell[key]) ?
       {value: cell[key], kind: cell.best ? 'fitted' : ''} : null),
     cell.best ? 'the best' : cell.fits ? null :
-      {text: `does not fit: ${cell.obstacle}`, kind: 'bad'}]));
+      {text: doesNotFit(cell) ? `does not fit: ${cell.obstacle}` : cell.obstacle, kind: 'bad'}]));
   for (const note of comparison.notes || []) element('p', `Note: ${note}.`, parent, 'quiet');
+}
+
+// --- Offers -------------------------------------------------------------------------------------
+
+// What the table of offers says already.
+const kOfBuyers = ['cost_per_million_tokens', 'run_days', 'run_cost', 'run_energy_kwh'];
+function buyersCells() {
+  return comparison.cells.filter((cell) => 'level_price_per_device_hour' in cell);
+}
+
+function standingOf(cell) {
+  if (!isNumber(cell.level_price_per_device_hour)) return null;
+  const level = price(cell.level_price_per_device_hour);
+  const near = cell.told_apart === false ? '; too near to tell apart' : '';
+  return (cell.cheapest ? `cheapest up to ${level}, then ${cell.level_with}` :
+    `level with ${cell.level_with} at ${level}`) + near;
+}
+
+// What a buyer asks: of every offer the price, the days and the energy, and which price would
+// change the order.
+function drawOffers() {
+  const cells = buyersCells();
+  if (cells.length === 0) return;
+  const {heads, of} = axisColumns();
+  const powers = cells.some((cell) => isNumber(cell.power_watts));
+  table(card('offers', 'What a buyer asks', 'Prices are those of the offers, for a GPU and an ' +
+    'hour; what would change the ranking is such a price too.' + (powers ? ' Energy is what it ' +
+    'is at most: every GPU at the power of its machine throughout, without what that leaves out.' :
+    '')),
+  [...heads, {title: 'fits', kind: 'name'}, {title: 'step', unit: 's', format: seconds},
+    {title: 'price of 10⁶ tokens', unit: 'price', format: price},
+    {title: 'days', unit: 'days', format: digits},
+    {title: 'price of the run', unit: 'price', format: count},
+    {title: 'energy at most', unit: 'kWh', format: energy},
+    {title: 'what would change the ranking', kind: 'name'}],
+  cells.map((cell) => [...of(cell), cell.fits ? 'yes' : {text: cell.fits === null ?
+    cell.obstacle : `no: ${cell.obstacle}`, kind: 'bad'}, cell.step_time_s,
+  cell.cost_per_million_tokens, isNumber(cell.run_days) ? cell.run_days : null,
+  isNumber(cell.run_cost) ? cell.run_cost : null,
+  !cell.fits ? null : isNumber(cell.run_energy_kwh) ? cell.run_energy_kwh :
+    isNumber(cell.power_watts) ? null : 'not known', standingOf(cell)]));
 }
 
 function drawComparisonPage() {
@@ -385,6 +430,7 @@ function drawComparisonPage() {
   subtitle(words.length > 0 ? 'Compared: ' + words.join(', ') : '');
   const layout = layoutOfCells();
   drawComparisonFigures();
+  drawOffers();
   drawMetrics(layout);
   drawCrossings();
   drawComparedMemory(layout);

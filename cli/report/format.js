@@ -35,12 +35,27 @@ function bytes(value) {
   }
   return value + ' bytes';
 }
+function energy(kwh) {
+  for (const [unit, scale] of [['GWh', 1e6], ['MWh', 1e3], ['kWh', 1]]) {
+    if (kwh >= scale) return digits(kwh / scale) + ' ' + unit;
+  }
+  return digits(kwh * 1e3) + ' Wh';
+}
 // A change or an error, with its sign.
 function percent(value) {
   if (!isNumber(value)) return '';
   return Math.abs(value) < 0.05 ? '0.0 %' : (value > 0 ? '+' : '') + value.toFixed(1) + ' %';
 }
-function share(value) { return value.toFixed(1) + ' %'; }
+function share(value) {
+  const tiny = value !== 0 && Math.abs(value) < 0.05;
+  return (tiny ? Number(value.toPrecision(2)) : value.toFixed(1)) + ' %';
+}
+// "100K": where there is no room.
+function compact(value) { return value.toLocaleString('en-US', {notation: 'compact'}); }
+// Three digits below a thousand, where the cents count.
+function price(value) {
+  return Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(3)));
+}
 function count(value) { return grouped(Math.round(value), 0); }
 function parameters(value) {
   return value >= 1e9 ? digits(value / 1e9) + ' B' : digits(value / 1e6) + ' M';

@@ -5,7 +5,7 @@ function programOf(origin) {
 }
 
 function drawShares(list, shares) {
-  if (!shares) return;
+  if (!shares || !Object.values(shares).some((one) => one > 0)) return;
   const names = {measured: 'timed on the machine', interpolated: 'interpolated between timings',
     roofline: 'computed from rates'};
   const text = Object.entries(names).filter(([key]) => shares[key] > 0.0005)
@@ -52,6 +52,11 @@ function drawOrigin() {
   }
   if (prediction) drawShares(list, prediction.provenance);
   if (measured) add('Measured', `${data.steps} steps that ran; the median step counts`);
-  if (data.validation) add('Published figures', 'profiles/published, each with its source there');
+  const given = data.validation;
+  if (given && given.figures) {
+    const sources = new Set(given.figures.map((one) => one.source));
+    add('Published figures', `${given.figures.length} figures of ` +
+      `${sources.size} publications, each with its source in profiles/published`);
+  } else if (given) add('Published figures', 'profiles/published, each with its source there');
   (data.machines || []).forEach((machine) => drawFigures(parent, machine));
 }

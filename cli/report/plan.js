@@ -3,6 +3,23 @@
 const prediction = data.prediction;
 const measured = data.measured;  // null where nothing was run
 
+function lastMetric() { return data.metrics[data.metrics.length - 1]; }
+// The median step of the training run, as far as its steps are kept here.
+function trainingStep() {
+  const sorted = data.metrics.map((one) => one.step_time_s).sort((a, b) => a - b);
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+// Two numbers that a reader would hold for one.
+function whyStepsDiffer() {
+  const training = `Half of the steps of this training run took no more than ` +
+    `${seconds(trainingStep())}.`;
+  return measured ? training + ` Another run, of verify, took ${seconds(measured.step_time_s)}: ` +
+    `the median of ${data.steps} steps without clipping, which rolls steps back and runs them ` +
+    'again, on a machine that may have been busier or quieter then. The error of the prediction ' +
+    'refers to that one.' : training;
+}
+
 function drawPlanFigures() {
   if (!prediction.fits) {
     figure('this plan', 'does not fit', prediction.reason);
@@ -12,9 +29,13 @@ function drawPlanFigures() {
   figure('step time, predicted', seconds(prediction.step_time_s), rate(prediction.tokens_per_s));
   if (measured) {
     figure('step time, measured', seconds(measured.step_time_s),
-      rate(tokens / measured.step_time_s));
+      `${rate(tokens / measured.step_time_s)}, the median of the ${data.steps} steps of verify`);
     figure('error of the prediction', percent(data.error_percent.step_time_s),
       `over ${data.steps} steps`);
+  }
+  if (data.metrics.length > 0) {
+    figure('step time while training', seconds(trainingStep()),
+      `the median of ${count(lastMetric().step + 1 - data.metrics[0].step)} steps of train`);
   }
   figure('share of the GPU’s nominal peak (MFU)', share(prediction.mfu_percent),
     digits(prediction.tflops_per_device) + ' TFLOP/s, predicted');
@@ -22,7 +43,7 @@ function drawPlanFigures() {
   figure('times known by measuring', (100 * p.measured).toFixed(0) + ' %',
     `${(100 * p.interpolated).toFixed(0)} % interpolated, ` +
     `${(100 * p.roofline).toFixed(0)} % computed from rates`);
-  const last = data.metrics[data.metrics.length - 1];
+  const last = lastMetric();
   if (last) figure('loss', last.loss.toFixed(3), `nats a token, after step ${last.step + 1}`);
 }
 
@@ -110,24 +131,22 @@ function drawPath(parent) {
 }
 
 function drawPlanMemory(parent) {
-  const limits = {hbm: prediction.usable_gpu_bytes, dram: prediction.usable_cpu_bytes};
-  const peaks = {hbm: prediction.peak_gpu_bytes, dram: prediction.peak_cpu_bytes};
-  const rows = [];
-  for (const place of ['hbm', 'dram'].filter((one) => peaks[one] > 0)) {
-    rows.push({name: kPlaces[place] + (measured ? ', predicted' : ''), total: peaks[place],
-      limit: limits[place], held: heldBy(prediction.holders[place].categories, peaks[place])});
+  const known = {hbm: ['peak_gpu_bytes', 'usable_gpu_bytes'],
+    dram: ['peak_cpu_bytes', 'usable_cpu_bytes'], nvme: ['peak_nvme_bytes', 'usable_nvme_bytes']};
+  const places = Object.keys(known).filter((place) => prediction[known[place][0]] > 0);
+  if (places.length === 0) return;
+  const box = card('memory', 'Memory at the peak', 'Each place on an axis of its own.', parent);
+  for (const place of places) {
+    const [total, limit] = known[place].map((key) => prediction[key]);
+    const rows = [{name: measured ? 'predicted' : 'needed', total, limit,
+      held: heldBy((prediction.holders[place] || {}).categories, total)}];
     const found = measured && measured.memory_bytes[place];
-    if (found) {
-      rows.push({name: kPlaces[place] + ', measured', total: found, limit: limits[place], held: [],
-        measured: true});
-    }
+    if (found) rows.push({name: 'measured', total: found, limit, held: [], measured: true});
+    element('h3', `${kPlaces[place]}: ${bytes(total)} needed` +
+      (isNumber(limit) ? `, ${bytes(limit)} may be used` : ''), box);
+    const marked = memoryChart(box, `${kPlaces[place]} by category against the capacity`, rows);
+    if (marked) element('p', 'The upright mark is where memory ends.', box, 'quiet');
   }
-  if (rows.length === 0) return;
-  const box = card('memory', 'Memory at the peak', undefined, parent);
-  const marked = memoryChart(box, 'Memory by category against the capacity', rows);
-  element('p', rows.filter((row) => !row.measured).map((row) => `${row.name.split(',')[0]}: ` +
-    `${bytes(row.total)} of ${bytes(row.limit)} that may be used`).join('; ') + '.' +
-    (marked ? ' The upright mark is where memory ends.' : ''), box, 'quiet');
 }
 
 function line(parent, {label, sets, format, title}) {
@@ -160,13 +179,13 @@ function drawTraining() {
     `at step ${last.step + 1}.`, row);
   line(loss, {label: 'Loss by step', sets: () => [curve('loss', 'loss', 'measured')],
     format: digits, title: 'nats a token'});
-  const times = card('steps', 'Step time during training', undefined, row);
+  const times = card('steps', 'Step time while training', whyStepsDiffer(), row);
   line(times, {label: 'Step time by step', format: seconds, title: '', sets: () => {
     const predicted = curve('predicted', 'step', 'predicted');
     predicted.data = [first, last].map((entry) =>
       ({x: entry.step + 1, y: prediction.step_time_s}));
     predicted.borderDash = [6, 4];
-    return [curve('measured', 'step_time_s', 'measured'), predicted];
+    return [curve('training', 'step_time_s', 'measured'), predicted];
   }});
 }
 
@@ -184,7 +203,8 @@ function drawPlanTable() {
     actual: measured && measured.step_time_s, error: errors.step_time_s, format: seconds});
   for (const kind of prediction.kinds || []) {
     const other = measured && measured.kinds.find((entry) => entry.kind === kind.kind);
-    add(`${kind.kind} (${kind.operations} operations)`, {predicted: kind.seconds,
+    const operations = kind.operations === 1 ? '1 operation' : `${kind.operations} operations`;
+    add(`${kind.kind} (${operations})`, {predicted: kind.seconds,
       actual: other && other.seconds, error: errors.kinds[kind.kind], format: seconds});
   }
   for (const [place, key] of [['hbm', 'peak_gpu_bytes'], ['dram', 'peak_cpu_bytes']]) {
@@ -221,8 +241,16 @@ function drawPlanSections() {
   drawPlanTable();
 }
 
+// Where the prediction departs from what the model's configuration says.
+function drawNotes(notes) {
+  if (!notes || notes.length === 0) return;
+  const parent = card('notes', 'Not as the configuration says');
+  for (const note of notes) element('p', note[0].toUpperCase() + note.slice(1) + '.', parent);
+}
+
 function drawPlanPage() {
   subtitle(data.plan_text);
   drawPlanFigures();
+  drawNotes(prediction.notes);
   drawPlanSections();
 }

@@ -2,13 +2,15 @@
 //
 // columns: [{title, unit, format, kind}]. `unit` and `format` are of numbers: shown by `format`,
 // copied as plain numbers with the unit in the head. kind 'name': text, to the left.
-// A column in which all is empty is left out.
+// A column in which all is empty is left out. On a narrow screen rows become cards (style.css), in
+// which every cell has its column's title in front of it.
 // rows: lists of cells; a cell is a number, a text, null, or {value, text, kind}, where `text` is
 // shown for `value` and kind is a class.
 
 function cellOf(cell, column) {
   const of = cell !== null && typeof cell === 'object' ? cell : {value: cell};
-  const value = of.value === undefined ? of.text : of.value;
+  const known = of.value === undefined ? of.text : of.value;
+  const value = known === undefined ? null : known;
   const shown = of.text !== undefined ? of.text : value === null ? '' :
     isNumber(value) && column.format ? column.format(value) : String(value);
   return {value, shown, kind: [column.kind, of.kind,
@@ -99,7 +101,9 @@ function table(parent, allColumns, allRows) {
   const copy = element('button', 'Copy table', bar, 'copy');
   copy.type = 'button';
   const box = element('div', undefined, parent, 'scrolls');
-  const made = element('table', undefined, box);
+  // A name and a number are narrow enough for any screen.
+  const folds = columnList.length > 2 || columnList.slice(1).some((one) => one.kind);
+  const made = element('table', undefined, box, folds ? 'folds' : '');
   made.createTHead().insertRow();
   const body = made.createTBody();
   columnList.forEach((column, index) => headOf(column, made, index));
@@ -107,7 +111,12 @@ function table(parent, allColumns, allRows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {
       const {value, shown, kind} = cellOf(cell, columnList[index]);
-      element('td', shown, line, kind).ballastValue = value === undefined ? null : value;
+      // One long word, as a strategy with its knobs, breaks at its marks; numbers never do.
+      const isWord = shown.length > 28 && !shown.includes(' ');
+      const made = element('td', isWord ? undefined : shown, line, kind);
+      if (isWord) breakable(made, shown);
+      made.ballastValue = value === undefined ? null : value;
+      made.dataset.title = columnList[index].title || '';
     });
   }
   copy.addEventListener('click', () => copyTable(made, columnList, said));

@@ -63,7 +63,7 @@ function drawLane(svg, lane, {x, y, pattern, unit}) {
     made.addEventListener('pointermove', (event) => showTip(event, text));
     made.addEventListener('pointerleave', hideTip);
   };
-  shape('text', {x: 0, y: y + 13}, svg, lane.name);
+  shape('text', {x: 0, y: y + 13, class: 'lane'}, svg, lane.name);
   for (const [begin, end] of lane.gaps) {
     if (end - begin < unit / 3) continue;
     box(begin, end, {fill: `url(#${pattern})`, class: 'idle'},
@@ -123,6 +123,7 @@ function drawTimelines() {
   const parent = card('timeline', 'One step, lane by lane', list.length === 2 ?
     'The same operations on both clocks, to one scale. Point at a box to see what it is.' :
     'As the simulator ran it. Point at a box to see what it is.');
+  if (isNarrow()) element('p', 'It goes on to the right.', parent, 'quiet');
   const scale = Math.max(...list.map(({timeline}) => timeline.length_us));
   for (const side of list) {
     side.lanes = drawTimeline(parent, {...side, scale, pattern: 'idle-' + side.title});

@@ -191,14 +191,15 @@ function sensitivityCurves(parent, list) {
     .sort((a, b) => a - b);
   chart(parent, {label: 'Step time by a change of each number', height: 380}, () => ({
     type: 'line',
-    data: {datasets: shown.map((one, i) => ({
+    data: {datasets: joinCoinciding(shown.map((one, i) => ({
       label: nameOf(one), borderColor: seriesColor(i), backgroundColor: seriesColor(i),
       borderWidth: 2, borderDash: kDashes[i], spanGaps: false, pointHoverRadius: 7, clip: false,
       pointRadius: one.points.map((point) => (point.differs || []).length > 0 ? 6 : 3),
       pointStyle: one.points.map((point) => (point.differs || []).length > 0 ? 'rectRot' :
         'circle'),
       data: one.points.map((point) => ({x: point.factor, y: point.step_time_s, of: point})),
-    }))},
+      unit: one.unit || '',
+    })))},
     options: {
       scales: {
         x: axis('factor', undefined, {type: 'logarithmic', min: factors[0],
@@ -208,9 +209,9 @@ function sensitivityCurves(parent, list) {
       },
       plugins: {legend: {labels: {usePointStyle: true, pointStyle: 'line', boxWidth: 30}},
         tooltip: {callbacks: {
-        title: (items) => `${nameOf(shown[items[0].datasetIndex])} × ${plain(items[0].raw.x)}`,
-        label: ({datasetIndex, raw: {of}}) => {
-          const unit = shown[datasetIndex].unit || '';
+        title: (items) => `${items[0].dataset.label} × ${plain(items[0].raw.x)}`,
+        label: ({dataset: {unit, names}, raw: {of}}) => {
+          if (names.length > 1) return seconds(of.step_time_s);
           const lines = [`${plain(of.value)} ${unit}: ${seconds(of.step_time_s)}`];
           if (isNumber(of.same_plan_step_time_s)) {
             lines.push(`the plan of today: ${seconds(of.same_plan_step_time_s)}`);
@@ -309,17 +310,22 @@ function drawAblation() {
   const say = (bar) => bar.total === null || bar.total === undefined ? 'does not fit' :
     isNumber(bar.gain) ? `${bar.gain >= 0 ? '−' : '+'}${seconds(Math.abs(bar.gain))}, to ` +
       seconds(bar.total) : seconds(bar.total);
-  chart(parent, {label: 'Step time, one knob after another', height: 60 + 30 * bars.length},
+  // Behind the bars where there is room, else below the names.
+  const labels = bars.map((bar) => isNarrow() ? [...wrapped(bar.name, 20), say(bar)] :
+    wrapped(bar.name, 38));
+  const row = Math.max(30, 12 + 15 * Math.max(...labels.map((lines) => lines.length)));
+  chart(parent, {label: 'Step time, one knob after another', height: 60 + row * bars.length},
     () => ({
-      type: 'bar', plugins: [barLabels],
-      data: {labels: bars.map((bar) => wrapped(bar.name, innerWidth < 600 ? 20 : 38)), datasets: [{
+      type: 'bar', plugins: isNarrow() ? [] : [barLabels],
+      data: {labels, datasets: [{
         data: bars.map((bar) => isNumber(bar.to) ? [bar.from, bar.to] : [0, 0]),
         backgroundColor: bars.map((bar) => color(bar.kind)), maxBarThickness: 20,
         minBarLength: 2}]},
       options: {
         indexAxis: 'y', interaction: {mode: 'index', axis: 'y', intersect: false},
         layout: {padding: {right: 8}},
-        scales: {x: axis('step time', seconds, {beginAtZero: true, grace: '28%'}), y: nameAxis()},
+        scales: {x: axis('step time', seconds, {beginAtZero: true,
+          grace: isNarrow() ? '5%' : '28%'}), y: nameAxis()},
         plugins: {legend: {display: false}, barLabels: {texts: bars.map(say)},
           tooltip: {callbacks: {label: (item) => say(bars[item.dataIndex])}}},
       },
@@ -352,6 +358,7 @@ const barLabels = {
 function drawTunePage() {
   subtitle(data.plan_text || 'No plan of the space that was searched fits.');
   drawTuneFigures();
+  drawNotes(tune.notes);
   drawRanked();
   drawMeasuredPlans();
   drawFrontier();

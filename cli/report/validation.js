@@ -1,4 +1,7 @@
 // The page of the model's validation: what others published beside what is predicted for it.
+//
+// Two kinds of files: of every published case, each predicted without its source, without its
+// framework, and as fitted ("figures"); or of the cases of some files, as fitted ("cases").
 
 const kMetrics = {
   step_time_s: ['#2f78c4', 's', 'step time (s)'],
@@ -7,7 +10,7 @@ const kMetrics = {
   tflops_per_device: ['#dd8a1b', 'TFLOP/s', 'TFLOP/s a device'],
   mfu_percent: ['#b0a13a', '%', 'MFU (%)'], hfu_percent: ['#8a94a3', '%', 'HFU (%)'],
   peak_memory_gb: ['#9b7fb8', 'GB', 'peak memory (GB)'],
-  states_gib: ['#d0638f', 'GiB', 'weights and optimizer (GiB)'],
+  states_gib: ['#d0638f', 'GiB', 'weights, optimizer (GiB)'],
   activations_gib: ['#e58fb4', 'GiB', 'activations (GiB)'],
 };
 const kTolerance = 0.15;
@@ -34,18 +37,59 @@ function scatterSets(known, least, most) {
     ray('15 % below', 1 - kTolerance, [5, 4])]);
 }
 
-function drawScatter() {
-  const known = data.validation.cases.filter((one) => isNumber(one.predicted) &&
+// What was known of a case when its prediction was made; the first is what a reader can expect.
+const kWays = {
+  source: 'without its source', framework: 'without its framework', nothing: 'fitted to it too',
+};
+
+// The figures as cases, each as it was predicted in this way.
+function casesOf(way) {
+  if (data.validation.cases) return data.validation.cases;
+  return data.validation.figures.map((one) => {
+    const judged = one['without_' + way] || {};
+    const isVerdict = one.metric === 'fits';
+    return {...one, predicted: judged.predicted, low: judged.low, high: judged.high,
+      error_percent: judged.error_percent,
+      right: isVerdict && isNumber(judged.predicted) ? judged.predicted === one.published :
+        undefined};
+  });
+}
+
+// A choice of the way, and what `draw` makes of its cases below it.
+function byWay(parent, draw) {
+  const box = element('div');
+  if (data.validation.cases) {
+    parent.append(box);
+    draw(box, data.validation.cases);
+    return;
+  }
+  const choice = element('label', 'Each case predicted ', parent, 'choice');
+  const select = element('select', undefined, choice);
+  for (const [way, name] of Object.entries(kWays)) element('option', name, select).value = way;
+  parent.append(box);
+  const show = () => {
+    dropCharts(box);
+    box.replaceChildren();
+    draw(box, casesOf(select.value));
+  };
+  select.addEventListener('change', show);
+  show();
+}
+
+function drawScatterOf(parent, cases) {
+  const known = cases.filter((one) => one.metric !== 'fits' && isNumber(one.predicted) &&
     isNumber(one.published));
   const all = known.flatMap((one) => [one.published, one.predicted]);
   if (all.length === 0) return;
   const near = known.filter((one) => Math.abs(one.error_percent) <= 100 * kTolerance).length;
-  const parent = card('validation', 'Predicted against published',
-    `${near} of ${known.length} quantities are predicted within 15 % (between the dashed lines). ` +
-    'Point at a mark to see which case it is. Each quantity is in its own unit.');
+  element('p', `${near} of ${known.length} quantities are predicted within 15 % (between the ` +
+    'dashed lines). Point at a mark to see which case it is. Each quantity is in its own unit.',
+  parent, 'quiet');
   const least = Math.min(...all) / 1.5, most = Math.max(...all) * 1.5;
-  const drawing = chart(parent, {label: 'Predicted against published', height: 620}, () => {
-    const ticks = logarithmic(least, most, (value) => value.toLocaleString('en-US'));
+  const drawing = chart(parent, {label: 'Predicted against published',
+    height: isNarrow() ? 480 : 620}, () => {
+    const ticks = logarithmic(least, most, isNarrow() ? compact :
+      (value) => value.toLocaleString('en-US'));
     return {
       type: 'scatter', data: {datasets: scatterSets(known, least, most)},
       options: {
@@ -69,15 +113,10 @@ function drawScatter() {
   drawing.box.classList.add('square');
 }
 
-function drawErrors() {
-  const parent = card('validation-errors', 'How far off',
-    'Signed errors of all quantities, sorted: above zero too much was predicted.');
-  const known = data.validation.cases.filter((one) => isNumber(one.error_percent))
+function drawErrorsOf(parent, cases) {
+  const known = cases.filter((one) => isNumber(one.error_percent))
     .sort((a, b) => a.error_percent - b.error_percent);
-  if (known.length === 0) {
-    parent.remove();
-    return;
-  }
+  if (known.length === 0) return;
   chart(parent, {label: 'Errors of all quantities', height: 220}, () => ({
     type: 'bar',
     data: {labels: known.map((one) => one.id), datasets: [{label: 'error',
@@ -93,13 +132,99 @@ function drawErrors() {
   }));
 }
 
-function drawValidationFigures() {
+function drawCharts() {
+  if (!casesOf('source').some((one) => isNumber(one.error_percent))) return;
+  byWay(card('validation', 'Predicted against published'), drawScatterOf);
+  byWay(card('validation-errors', 'How far off', 'Signed errors of all quantities, sorted: above ' +
+    'zero too much was predicted' + (data.validation.cases ? '.' : ': too fast, or too much ' +
+    'memory.')), drawErrorsOf);
+}
+
+// --- Without source and framework ---------------------------------------------------------------
+
+function summaryOf(quantity, way) {
+  return data.validation.summary.find((one) => one.quantity === quantity &&
+    one.left_out === way) || {figures: 0};
+}
+
+function drawLeftOutFigures() {
+  const add = (title, one, note) => {
+    if (one.figures === 0) return;
+    figure(title, share(one.mean_error_percent), note(one));
+  };
+  const within = (one) => `of ${one.figures} figures, mean; half within ` +
+    share(one.median_error_percent);
+  add('error of speed, source left out', summaryOf('speed', 'source'), within);
+  add('error of speed, framework left out', summaryOf('speed', 'framework'), within);
+  add('error of memory, source left out', summaryOf('memory', 'source'), within);
+  const verdicts = summaryOf('verdicts', 'source');
+  if (verdicts.figures > 0) {
+    figure('verdicts right, source left out', share(verdicts.right_percent),
+      `of ${verdicts.figures}: does it fit?`);
+  }
+  add('error of speed, fitted to it too', summaryOf('speed', 'nothing'),
+    () => 'of the fit itself: promises nothing');
+}
+
+function drawSummary() {
+  const error = {unit: '%', format: share}, signed = {unit: '%', format: percent};
+  table(card('validation-summary', 'By what was known', 'Each case is predicted three times: by ' +
+    'constants fitted without the publication that it stands in, as the typical framework fitted ' +
+    'without its own, and by the constants that ship, which were fitted to it too. The first is ' +
+    'what to expect of a known framework, the second of one that is not here. Errors are ' +
+    'absolute; the bias is their mean with its sign.'),
+  [{title: 'each case predicted', kind: 'name'}, {title: 'quantity', kind: 'name key'},
+    {title: 'figures'}, {title: 'failed'}, {title: 'mean', ...error}, {title: 'bias', ...signed},
+    {title: 'median', ...error}, {title: 'worst', ...signed},
+    {title: 'in its interval', ...error}, {title: 'right', ...error},
+    {title: 'worst case', kind: 'name'}],
+  data.validation.summary.filter((one) => one.figures + one.failed > 0).map((one) => [
+    kWays[one.left_out], one.quantity, one.figures, one.failed || null, one.mean_error_percent,
+    one.bias_percent, one.median_error_percent, one.worst_error_percent,
+    one.quantity === 'memory of layers' ? null : one.in_interval_percent, one.right_percent,
+    one.worst_id]));
+}
+
+function drawFigureTable() {
+  const error = {unit: '%', format: percent};
+  const shown = (one, value) => !isNumber(value) ? null : one.metric === 'fits' ?
+    (value > 0 ? 'fits' : 'does not fit') : {value, text: digits(value)};
+  const verdict = (one, way) => {
+    const judged = one['without_' + way];
+    if (!judged) return null;
+    const isFits = one.metric === 'fits', right = judged.predicted === one.published;
+    const wrong = isFits ? !right : Math.abs(judged.error_percent) > 100 * kTolerance;
+    return isFits ? {text: right ? 'right' : 'wrong', kind: wrong ? 'bad' : ''} :
+      {value: judged.error_percent, kind: wrong ? 'bad' : ''};
+  };
+  const interval = (one, {low, high}) => one.metric === 'fits' || !(high > 0) ? null :
+    `${digits(low)} to ${digits(high)}`;
+  const parent = card('validation-cases', 'Every figure', 'The prediction and its interval are ' +
+    'those without its source.');
+  parent.classList.add('dense');
+  table(parent, [{title: 'case', kind: 'name'},
+    {title: 'framework', kind: 'name key'}, {title: 'quantity', kind: 'name'},
+    {title: 'published'}, {title: 'predicted'}, {title: '80 % interval'},
+    {title: 'source left out', ...error}, {title: 'framework left out', ...error},
+    {title: 'fitted', ...error}, {title: 'why not', kind: 'name'}],
+  data.validation.figures.map((one) => [one.id, one.stack, metricName(one.metric),
+    shown(one, one.published), shown(one, (one.without_source || {}).predicted),
+    interval(one, one.without_source || {}), verdict(one, 'source'), verdict(one, 'framework'),
+    verdict(one, 'nothing'), one.error ? {text: one.error, kind: 'bad'} : null])
+    .concat((data.validation.refused || []).map((one) => [one.id, null, null, null, null, null,
+      null, null, null, {text: one.why, kind: 'bad'}])));
+}
+
+// --- As fitted ----------------------------------------------------------------------------------
+
+function drawFittedFigures() {
   const all = data.validation.overall;
   const known = data.validation.cases.filter((one) => isNumber(one.error_percent));
-  figure('mean absolute error', share(all.mean_error_percent), `${known.length} quantities`);
+  figure('mean absolute error, fitted', share(all.mean_error_percent),
+    `${known.length} quantities`);
   figure('median', share(all.median_error_percent), 'half are nearer');
   figure('worst', share(all.worst_error_percent), all.worst_id);
-  figure('what fits', `${all.fits_right} of ${all.fits}`, 'verdicts right');
+  if (all.fits > 0) figure('what fits', `${all.fits_right} of ${all.fits}`, 'verdicts right');
   if (all.failed > 0) figure('not predicted', String(all.failed), 'see the cases below');
 }
 
@@ -150,10 +275,20 @@ function drawStacks() {
 }
 
 function drawValidationPage() {
-  subtitle('Measurements that others published, and what is predicted for the same runs.');
-  drawValidationFigures();
-  drawScatter();
-  drawErrors();
+  if (data.validation.figures) {
+    subtitle('Measurements that others published, and what is predicted for the same runs by ' +
+      'somebody who did not know them.');
+    drawLeftOutFigures();
+    drawSummary();
+    drawCharts();
+    drawFigureTable();
+    return;
+  }
+  subtitle('Measurements that others published, and what is predicted for the same runs by the ' +
+    'constants that ship. Some of those were fitted to these very cases (below): what to expect ' +
+    'elsewhere says the page of “ballast validate --left-out”.');
+  drawFittedFigures();
+  drawCharts();
   drawFiles();
   drawStacks();
   drawCases();

@@ -243,6 +243,9 @@ OrderedJson prediction_json(const Predicted& predicted) {
   json["peak_nvme_bytes"] = arena_bytes(prediction, Place::kNvme);
   json["usable_gpu_bytes"] = usable(of.machine, Place::kHbm).count;
   json["usable_cpu_bytes"] = usable(of.machine, Place::kDram).count;
+  const bool disks = of.machine.nvme.has_value();
+  json["usable_nvme_bytes"] =
+      disks ? OrderedJson(usable(of.machine, Place::kNvme).count) : OrderedJson(nullptr);
   json["holders"] = holders_json(prediction);
   json["lanes"] = lanes_json(prediction.graph, prediction.lanes);
   json["kinds"] = kinds_json(time_by_kind(prediction.graph, prediction.timeline));

@@ -44,6 +44,13 @@ void Progress::finish(const std::string& text) {
   line_is_open_ = false;
 }
 
+void Progress::tell(const std::string& line) {
+  if (!terminal_) return;
+  fmt::print(stderr, "{}{}\n", line_is_open_ ? "\r\x1b[K" : "", line);
+  line_is_open_ = false;
+  next_ = Clock::now();
+}
+
 void Progress::draw(double share, const std::string& text) {
   share = std::clamp(share, 0.0, 1.0);
   if (!terminal_) {

@@ -18,6 +18,8 @@ class Progress {
   void show(double share, const std::string& text);
   // The same, drawn at once: for the last state.
   void finish(const std::string& text);
+  // On a terminal, a line of its own above that one, which stays; elsewhere nothing.
+  void tell(const std::string& line);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -1,11 +1,10 @@
 #include "cli/tune/search_cache.h"
 
-#include <chrono>
 #include <filesystem>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "autotune/complete/complete.h"
+#include "autotune/complete/first_plan.h"
 #include "cli/text/prediction.h"
 #include "cli/text/progress.h"
 #include "cli/text/tables.h"
@@ -89,24 +88,6 @@ SearchStop stop_of(const std::string& name) {
     if (to_string(stop) == name) return stop;
   }
   return SearchStop::kNone;
-}
-
-// A search of several layouts begins with a plan that was chosen without one, in the same time.
-void begin_with_first_plan(const SearchQuestion& question, const Measurements& measurements,
-                           SearchOptions& options) {
-  const std::vector<Plan>& layouts = question.space.layouts;
-  const Setting like = {question.model, layouts.front(), question.machine};
-  if (options.exhaustive || layouts.size() == 1 || like.plan.devices > like.machine.devices) return;
-  const auto begin = std::chrono::steady_clock::now();
-  const auto seconds = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  };
-  const auto must_stop = [&] {
-    return options.interrupted() || (options.deadline_s && seconds() > *options.deadline_s);
-  };
-  std::optional<Plan> first = first_plan(like, layouts, &measurements, must_stop);
-  if (first) options.starts.push_back(*std::move(first));
-  if (options.deadline_s) *options.deadline_s -= seconds();
 }
 
 }  // namespace
@@ -194,7 +175,8 @@ SearchResult SearchCache::search_now(const SearchQuestion& question,
     progress.show(share, fmt::format("{}{} plans, {} simulated, best {}", where, at.considered,
                                      at.simulated, at.best ? show(*at.best) : "none yet"));
   };
-  begin_with_first_plan(question, measurements, options);
+  begin_with_first_plan({question.model, {}, question.machine}, question.space.layouts,
+                        &measurements, options);
   SearchResult found =
       search(question.model, question.space, question.machine, &measurements, options);
   progress.finish(

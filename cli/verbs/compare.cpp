@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fmt/format.h>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -10,6 +11,7 @@
 #include "cli/compare/comparison.h"
 #include "cli/flags/open_knobs.h"
 #include "cli/report/comparison_page.h"
+#include "cli/text/interrupt.h"
 #include "cli/text/progress.h"
 #include "cli/text/runs_on.h"
 #include "sim/base/atomic_file.h"
@@ -20,6 +22,8 @@ namespace {
 
 // The column where every knob is open.
 constexpr const char* kAnyStrategy = "tuned";
+// Of a cell's search, as of a search of `tune`.
+constexpr double kCellDeadline = 60;
 
 struct CompareFlags {
   OutputFlags output;
@@ -27,6 +31,7 @@ struct CompareFlags {
   StoreFlag store;
   StackFlag stack;
   bool tune = false;
+  std::optional<double> deadline_s;  // of a cell's search
   std::optional<std::string> metric;
   std::vector<std::string> prices;
   std::vector<std::string> columns = {"strategy", "machine", "devices", kOfferAxis};
@@ -69,6 +74,11 @@ bool parse(Words words, CompareFlags& flags) {
   app.add_flag("--tune", flags.tune,
                "Search each cell over degrees and knobs that nothing names, instead of filling in "
                "what its strategy leaves open");
+  app.add_option("--deadline", flags.deadline_s,
+                 "With --tune: stop the search of each cell after this many seconds, with the best "
+                 "so far [60]")
+      ->check(above_zero())
+      ->type_name("SECONDS");
   app.add_option("--offer", flags.offers_text,
                  "Machines with their GPUs and the price of a GPU for an hour: 'alps-gh200-quad x4 "
                  "@ 3.10, dgx-h100-80gb x8 @ 2.40'")
@@ -315,6 +325,9 @@ class Comparer {
                   "leave --stack or --tune out");
     }
     check_names(flags);
+    if (flags.deadline_s && !flags.tune) {
+      throw Error("--deadline", "is of searches, and cells are not searched", "add --tune");
+    }
     if (flags.tokens) parse_tokens(*flags.tokens);
     for (const std::string& name : flags.plan.machines) {
       measurements_[name] = measurements_of(load_machine_or_here(name, flags.store), flags.store);
@@ -338,22 +351,31 @@ class Comparer {
                 "give --price-per-device-hour");
   }
 
+  // Shows each cell as it ends; from when it is interrupted, the others are not decided.
   Comparison run() const {
     check_any_loads();
+    const InterruptWatch watch;
     Progress progress("compare");
+    const Criterion criterion = criterion_of(flags_);
     const size_t count = grid_.cells();
+    size_t finished = 0;
     CellWork work;
     work.count = count;
-    work.cell = [&](size_t index) { return cell(index); };
-    work.done = [&](size_t done) {
-      progress.show(static_cast<double>(done) / static_cast<double>(count),
-                    fmt::format("{} of {} cells", done, count));
+    work.interrupted = [&] { return watch.interrupted(); };
+    work.cell = [&](size_t index) { return cell(index, work.interrupted); };
+    work.done = [&](const CellWork::Done& done) {
+      finished = done.finished;
+      const std::string line = fmt::format("{} of {}: {}", finished, count,
+                                           cell_text(grid_, done.index, done.cell, criterion));
+      progress.tell(line);
+      progress.show(static_cast<double>(finished) / static_cast<double>(count), line);
     };
-    Comparison result{grid_, compute_cells(work), criterion_of(flags_), {}, {}, {}};
+    Comparison result{grid_, compute_cells(work), criterion, {}, {}, {}, {}, watch.interrupted()};
     if (flags_.tokens) result.run_tokens = parse_tokens(*flags_.tokens);
     result.best = winners(result.grid, result.cells, result.criterion);
     result.crossings = crossings(result.grid, result.best);
-    progress.finish(fmt::format("{} cells", count));
+    result.standings = standings(result.grid, result.cells);
+    progress.finish(fmt::format("{} of {} cells", finished, count));
     return result;
   }
 
@@ -375,7 +397,7 @@ class Comparer {
     }
   }
 
-  CellResult cell(size_t index) const {
+  CellResult cell(size_t index, const std::function<bool()>& interrupted) const {
     const PlanFlags flags = cell_flags(flags_, question_, grid_, index);
     const bool any_strategy = flags.strategies.empty() && !flags.plan_file;
     Setting of = load(flags);
@@ -391,10 +413,13 @@ class Comparer {
     const int64_t parameters = parameter_count(of.model);
     CellResult result;
     if (flags_.tune) {
-      result = tuned_cell(of, space_for(of, flags), measurements);
+      CellSearchLimits limits;
+      limits.deadline_s = flags_.deadline_s.value_or(kCellDeadline);
+      limits.interrupted = interrupted;
+      result = tuned_cell(of, space_for(of, flags), measurements, limits);
       if (result.fits) result.runs_on = runs_on(of.model, result.plan, of.stack);
     } else {
-      const Completed completed = complete(std::move(of), &measurements);
+      const Completed completed = complete(std::move(of), &measurements, interrupted);
       const Setting& of_cell = completed.setting;
       result = cell_of(completed.prediction, of_cell, measurements);
       result.runs_on = runs_on(of_cell.model, of_cell.plan, of_cell.stack);
@@ -434,9 +459,14 @@ int run_compare(Words words) {
   if (flags.html) write_comparison_page({*flags.html, "", command}, data, flags.store);
   if (flags.csv) atomic_write(*flags.csv, comparison_csv(comparison));
   fmt::print("{}", flags.output.json ? json : comparison_text(comparison));
-  const bool any = std::any_of(comparison.cells.begin(), comparison.cells.end(),
-                               [](const CellResult& cell) { return cell.fits; });
-  return any ? kDone : kInfeasible;
+  const auto any = [&](auto is) {
+    return std::any_of(comparison.cells.begin(), comparison.cells.end(), is);
+  };
+  if (comparison.interrupted) return kUndecided;
+  if (any([](const CellResult& cell) { return cell.fits; })) return kDone;
+  const bool undecided =
+      any([](const CellResult& cell) { return cell.obstacle == Obstacle::kNotDecided; });
+  return undecided ? kUndecided : kInfeasible;
 }
 
 }  // namespace ballast

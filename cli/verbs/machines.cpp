@@ -47,6 +47,11 @@ void add(VerbParser& parser, NewMachineFlags& flags) {
            "Between nodes: none, 400gbit (of a GPU's card), or as a shipped machine has it [none]",
            "RATE");
   add_flag("--cpu-memory", flags.cpu_memory, "Of a node: 256GB, 2TB [as shipped]", "SIZE");
+  add_flag("--cpu-bandwidth", request.cpu_bandwidth_gb_per_s,
+           "Of a node's CPU memory, GB/s that programs reach, reading and writing together; the "
+           "CPU's optimizer goes as much faster [as shipped]",
+           "RATE")
+      ->check(above_zero());
   add_flag("--cpu-cores", request.cpu_cores, "Of a node [as shipped]", "COUNT")
       ->check(above_zero());
 }

@@ -14,6 +14,7 @@
 #include "cli/tune/found_model.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
+#include "sim/spec/caveats.h"
 
 namespace ballast {
 namespace {
@@ -155,7 +156,10 @@ int report_nothing(const std::string& what, const Verdict& verdict, const Settin
                    const PredictFlags& flags) {
   OrderedJson json = {{"fits", false}};
   json.update(verdict_json(verdict, of.machine));
-  print({what + " does not fit: " + verdict.reason + "\n", std::move(json)}, flags);
+  const std::vector<std::string> notes = notes_of(of.model, of.plan, of.stack.facts);
+  json["notes"] = notes;
+  print({what + " does not fit: " + verdict.reason + "\n" + notes_text(notes), std::move(json)},
+        flags);
   return kInfeasible;
 }
 
@@ -258,8 +262,10 @@ int run_plan(Setting of, const PredictFlags& flags) {
 }
 
 // One of a list: that it is refused does not cost the others.
-Predicted predict_or_refuse(Setting of, const PredictFlags& flags, const InterruptWatch& watch) {
+Predicted predict_or_refuse(Case one, const PredictFlags& flags, const InterruptWatch& watch) {
+  Setting& of = one.of;
   of.stack = stack_of(flags.stack, of.machine);
+  if (!one.refusal.empty()) return {std::move(of), {}, {}, one.refusal};
   try {
     if (!of.has_open_layout()) check(of.plan, of.model);
     return complete_and_predict(of, flags, [&] { return watch.interrupted(); });
@@ -278,15 +284,16 @@ void check_is_one(const PredictFlags& flags) {
 }
 
 // As they come, in order; Ctrl-C ends the list, and what there is of it is printed.
-int run_list(std::vector<Setting> cases, const PredictFlags& flags) {
+int run_list(std::vector<Case> cases, const PredictFlags& flags) {
   check_is_one(flags);
   const InterruptWatch watch;
   Progress progress("predict");
   std::vector<Predicted> predicted;
-  for (Setting& of : cases) {
+  for (Case& each : cases) {
+    const Setting& of = each.of;
     const std::string name = fmt::format("{} on {} x{}, {}", of.model.name, of.machine.name,
                                          of.plan.devices, of.plan.strategy);
-    Predicted one = predict_or_refuse(std::move(of), flags, watch);
+    Predicted one = predict_or_refuse(std::move(each), flags, watch);
     if (watch.interrupted()) break;
     predicted.push_back(std::move(one));
     progress.show(static_cast<double>(predicted.size()) / static_cast<double>(cases.size()),
@@ -326,8 +333,8 @@ int run_predict(Words words) {
   }
   if (flags.max_model) return run_max_model(flags);
   if (flags.max_sequence) return run_max_sequence(flags);
-  std::vector<Setting> cases = load_cases(flags.plan, flags.store);
-  if (cases.size() == 1) return run_plan(std::move(cases.front()), flags);
+  std::vector<Case> cases = load_cases(flags.plan, flags.store);
+  if (cases.size() == 1) return run_plan(std::move(cases.front().of), flags);
   return run_list(std::move(cases), flags);
 }
 

@@ -42,7 +42,8 @@ bool parse(Words words, ReportFlags& flags) {
         "without it the plan is predicted");
   reads("--metrics", flags.metrics_file, "What `ballast train --metrics` wrote");
   reads("--validation", flags.validation_file,
-        "What `ballast validate FILE --out` wrote: a page of that, and of no plan");
+        "What `ballast validate --out` or `--json` wrote, with FILEs or without: a page of that, "
+        "and of no plan");
   reads("--tune", flags.tune_file,
         "What `ballast tune --json` printed: a page of the search and of the best plan");
   reads("--compare", flags.compare_file,
@@ -97,9 +98,14 @@ OrderedJson read_verify(const std::string& path) {
 }
 
 OrderedJson read_validation(const std::string& path) {
-  return read_written(
-      path,
-      {"ballast.validation/1", "validate FILE --out", {"cases", "summary", "overall", "stacks"}});
+  const Written left_out = {"ballast.validation/2", "validate --out", {"figures", "summary"}};
+  const Written fitted = {
+      "ballast.validation/1", "validate --out", {"cases", "summary", "overall", "stacks"}};
+  std::ifstream file = open_text(path);
+  const OrderedJson json = OrderedJson::parse(file, nullptr, false);
+  const bool is_left_out =
+      json.is_object() && json.value("schema", OrderedJson()) == left_out.schema;
+  return read_written(path, is_left_out ? left_out : fitted);
 }
 
 OrderedJson read_comparison(const std::string& path) {
@@ -189,13 +195,21 @@ std::string text_of(const OrderedJson& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// Where no store is named, that of the verb that wrote the file: it knows the machine 'here'.
+StoreFlag store_of(const ReportFlags& flags, const OrderedJson& written) {
+  if (flags.store.path || !written.contains("store") || !written["store"].is_string()) {
+    return flags.store;
+  }
+  return {written["store"].get<std::string>()};
+}
+
 // The names that a plan gives, unless flags give others (a model's file may have moved).
-Setting case_of(const Plan& plan, const ReportFlags& flags) {
+Setting case_of(const Plan& plan, const ReportFlags& flags, const StoreFlag& store) {
   const PlanFlags& given = flags.plan;
   Setting of;
   of.model = load_model(given.models.empty() ? plan.model : given.models.front());
-  of.machine = load_machine_or_here(given.machines.empty() ? plan.machine : given.machines.front(),
-                                    flags.store);
+  of.machine =
+      load_machine_or_here(given.machines.empty() ? plan.machine : given.machines.front(), store);
   of.plan = plan;
   check(of.plan, of.model);
   return of;
@@ -220,8 +234,9 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
     }
   }
   try {
-    const Setting of = case_of(best, flags);
-    const Measurements measurements = measurements_of(of.machine, flags.store);
+    const StoreFlag store = store_of(flags, tune);
+    const Setting of = case_of(best, flags, store);
+    const Measurements measurements = measurements_of(of.machine, store);
     data = data_of_prediction({of, predict(of.model, of.plan, of.machine, of.stack, &measurements)},
                               measurements, flags);
     if (tune.contains("next_best") && tune["next_best"].is_object()) {
@@ -248,7 +263,8 @@ OrderedJson data_of(const ReportFlags& flags) {
   if (!data.contains("plan")) return data;
   const Plan plan = parse_plan(data["plan"].dump(), flags.verify_file.value_or("the plan"));
   data["plan_text"] = plan_text(plan);
-  data["machines"] = machines_json({plan.machine}, flags.store);
+  const OrderedJson& written = data.contains("tune") ? data["tune"] : data;
+  data["machines"] = machines_json({plan.machine}, store_of(flags, written));
   return data;
 }
 

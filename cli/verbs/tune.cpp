@@ -111,9 +111,19 @@ int report_undecided(const TuneFlags& flags, const TunedPoints& tuned, const Sea
   return kUndecided;
 }
 
+// Where what was searched departs from the model's configuration, though nothing of it fits.
+std::vector<std::string> notes_of_nothing(const TunedPoints& tuned) {
+  const auto found = std::find_if(tuned.tuners.begin(), tuned.tuners.end(),
+                                  [](const auto& tuner) { return tuner != nullptr; });
+  if (found == tuned.tuners.end()) return {};
+  const Setting& of = (*found)->base();
+  return notes_of(of.model, of.plan, Stack{}.facts);
+}
+
 int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache) {
   if (!is_decided(flags, tuned)) return report_undecided(flags, tuned, cache);
   const SearchResult* const nearest = nearest_of(tuned);
+  const std::vector<std::string> notes = notes_of_nothing(tuned);
   const std::vector<Emptied> emptied = emptied_by(flags, tuned, cache);
   std::vector<StrategyVerdict> verdicts;
   if (const auto& tuner = tuned.tuners.back()) {
@@ -125,6 +135,7 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cach
     json["points"] = points_json(flags, tuned);
     json["emptied_by"] = emptied_json(emptied);
     json["strategies"] = strategies_json(verdicts);
+    json["notes"] = notes;
     fmt::print("{}\n", json.dump(1));
     return kInfeasible;
   }
@@ -134,7 +145,7 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cach
     fmt::print("{}", points_text(flags, tuned));
   }
   if (nearest && !nearest->best) fmt::print("{}", infeasible_text(*nearest));
-  fmt::print("{}{}", emptied_text(emptied), strategies_text(verdicts));
+  fmt::print("{}{}{}", notes_text(notes), emptied_text(emptied), strategies_text(verdicts));
   return kInfeasible;
 }
 
@@ -161,14 +172,14 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
   OrderedJson json = any ? search_json(*size.found.found, &size.of.model) : search_json(nothing);
   json.update(counts_of(cache));
   json["objective"] = size_json(flags, size);
-  std::vector<std::string> notes;
-  if (any) notes = notes_of(size.of.model, size.of.plan, Stack{}.facts);
+  const std::vector<std::string> notes = notes_of(size.of.model, size.of.plan, Stack{}.facts);
   json["notes"] = notes;
   if (any) {
     json["objective"]["model_file"] = files.model;
     json["objective"]["predict"] = files.predict;
   }
   fmt::print("{}", flags.output.json ? json.dump(1) + "\n" : size_text(flags, size));
+  if (!any && !flags.output.json) fmt::print("{}", notes_text(notes));
   if (!any) return without;
   if (!flags.output.json) {
     fmt::print("\n{}the best: {}\n{}\n{}\n{}{}{}", search_text(flags, size.of, *size.found.found),
@@ -209,6 +220,7 @@ int run_tune(Words words) {
   json["predict"] = files.predict;
   const std::optional<Bottlenecks> limits = limits_of(best, tuner.measurements());
   json["bottlenecks"] = bottlenecks_json(limits);
+  json["store"] = store_path(flags.store);
   const Studies studies = run_studies(flags, tuned, *found.best, cache);
   json.update(studies.json);
   json.update(counts_of(cache));

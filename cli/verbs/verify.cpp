@@ -95,6 +95,7 @@ OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const
                       {"model", completed.setting.model.name},
                       {"machine", completed.setting.machine.description},
                       {"steps", run.result.next_step - run.result.first_step},
+                      {"store", store_path(store)},
                       {"plan", OrderedJson::parse(plan_json(completed.setting.plan))}};
   json.update(comparison);
   json["prediction"] =

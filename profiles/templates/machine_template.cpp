@@ -95,12 +95,43 @@ class Assembly {
       note("cpu.cores", fmt::format("{} a GPU, as {} has it", cpu.cores, like_.name));
       cpu.name = "assumed: " + cpu.name + " a GPU";
     }
-    assume(cpu.memory_bandwidth, "cpu.memory_bandwidth_gb_per_s",
-           fmt::format("{:g} GB/s a GPU", cpu.memory_bandwidth.value.bytes_per_s * 1e-9));
-    for (auto& [name, curve] : cpu.adam) {
-      curve.source = as_there(curve.source);
-      curve.measured = false;
+    set_cpu_bandwidth(cpu);
+  }
+
+  // The speed of the optimizer's step goes with it, for that is bound by memory.
+  void set_cpu_bandwidth(Cpu& cpu) {
+    const auto& whole = request_.cpu_bandwidth_gb_per_s;
+    if (!whole) {
+      assume(cpu.memory_bandwidth, "cpu.memory_bandwidth_gb_per_s",
+             fmt::format("{:g} GB/s a GPU", cpu.memory_bandwidth.value.bytes_per_s * 1e-9));
+      for (auto& [name, curve] : cpu.adam) {
+        curve.source = as_there(curve.source);
+        curve.measured = false;
+      }
+      return;
     }
+    const Bandwidth share = Bandwidth::from_gb_per_s(*whole / static_cast<double>(request_.gpus));
+    const double faster = share.bytes_per_s / cpu.memory_bandwidth.value.bytes_per_s;
+    cpu.memory_bandwidth = {share, false,
+                            fmt::format("given: {:g} GB/s for {} GPUs", *whole, request_.gpus)};
+    if (cpu.core_bandwidth && cpu.core_bandwidth->value.bytes_per_s > share.bytes_per_s) {
+      cpu.core_bandwidth->value = share;
+      cpu.core_bandwidth->source = "derived: no more than all cores together";
+      cpu.core_bandwidth->measured = false;
+    }
+    for (Curve* curve : {&cpu.cast, &cpu.sum_of_squares}) scale(*curve, faster);
+    for (auto& [name, curve] : cpu.adam) scale(curve, faster);
+    note("cpu.adam, cpu.cast, cpu.sum_of_squares",
+         fmt::format("{:.3g} times what {} has, as its CPU memory is so much faster", faster,
+                     like_.name));
+  }
+
+  static void scale(Curve& curve, double factor) {
+    if (curve.empty()) return;
+    for (Curve::Point& point : curve.points) point.rate *= factor;
+    curve.measured = false;
+    curve.source =
+        fmt::format("assumed: {:.3g} times, as the CPU's memory is; {}", factor, curve.source);
   }
 
   void set_link(Link& link) {

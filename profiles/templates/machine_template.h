@@ -24,6 +24,8 @@ struct MachineRequest {
   std::string network = "none";      // Gbit/s of a GPU's card ("400gbit"), or a shipped machine
   std::optional<Bytes> cpu_memory;   // of a node
   std::optional<int64_t> cpu_cores;  // of a node
+  // Of a node's CPU memory, GB/s: what programs reach, reading and writing together.
+  std::optional<double> cpu_bandwidth_gb_per_s;
 };
 
 struct MachineTemplate {

@@ -11,7 +11,15 @@
 namespace ballast {
 namespace {
 
-std::string gib(Bytes bytes) { return fmt::format("{:.2f} GiB", bytes.gib()); }
+// "95.17 GiB", and smaller units where two digits of that would show nothing.
+std::string size_text(Bytes bytes) {
+  constexpr double kMib = 1 << 20;
+  constexpr double kKib = 1 << 10;
+  const auto count = static_cast<double>(bytes.count);
+  if (bytes.gib() >= 0.01 || bytes.count == 0) return fmt::format("{:.2f} GiB", bytes.gib());
+  if (count >= 0.01 * kMib) return fmt::format("{:.2f} MiB", count / kMib);
+  return fmt::format("{:.2f} KiB", count / kKib);
+}
 
 // What to change in the plan when this category is what fills the GPU.
 std::string_view gpu_remedy(Category category, const Plan& plan) {
@@ -55,11 +63,13 @@ std::string_view cpu_remedy(Category category) {
 }
 
 std::string too_much(const char* memory, const PlacePeak& peak, const Shortfall& shortfall) {
-  std::string text = fmt::format("{}: {} needed, {} usable, {}", memory, gib(shortfall.needed),
-                                 gib(shortfall.usable), lacking_text(shortfall));
+  std::string text =
+      fmt::format("{}: {} needed, {} usable, {}", memory, size_text(shortfall.needed),
+                  size_text(shortfall.usable), lacking_text(shortfall));
   if (!peak.holders.empty()) {
     const Holder& largest = peak.holders.front();
-    text += fmt::format("; {} fill {} of it", to_string(largest.category), gib(largest.bytes));
+    text +=
+        fmt::format("; {} fill {} of it", to_string(largest.category), size_text(largest.bytes));
   }
   return text;
 }
@@ -254,7 +264,7 @@ std::vector<Shortfall> shortfalls(const std::vector<PlacePeak>& peaks, const Mac
 }
 
 std::string lacking_text(const Shortfall& shortfall) {
-  return gib(shortfall.lacking()) + " too much";
+  return size_text(shortfall.lacking()) + " too much";
 }
 
 std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,
@@ -275,7 +285,7 @@ std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& p
       return fmt::format(
           "the plan keeps {} on NVMe, and the machine describes none; "
           "set optimizer.placement to cpu",
-          gib(peak.arena));
+          size_text(peak.arena));
   }
   return "";
 }

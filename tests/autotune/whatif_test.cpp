@@ -1,6 +1,8 @@
 // Sweeps, grids of cells, the best column of a row, and where it changes.
 #include "autotune/studies/whatif.h"
 
+#include <algorithm>
+#include <atomic>
 #include <gtest/gtest.h>
 
 #include "sim/base/error.h"
@@ -160,7 +162,7 @@ TEST(ComputeCells, one_that_throws_is_illegal_and_all_that_throw_are_an_error) {
     if (i == 3) throw Error("cell 3", "is wrong", "leave it out");
     return fitting(static_cast<double>(i + 1));
   };
-  work.done = [&](size_t done) { last = done; };
+  work.done = [&](const CellWork::Done& done) { last = done.finished; };
   const std::vector<CellResult> cells = compute_cells(work);
   EXPECT_EQ(last, 5U);
   EXPECT_EQ(cells[4].tokens_per_s, 5);
@@ -178,6 +180,78 @@ TEST(ComputeCells, one_that_throws_is_illegal_and_all_that_throw_are_an_error) {
   }
 }
 
+// What was done before stays; what is under way or left is not decided, and is no error.
+TEST(ComputeCells, one_that_is_interrupted_leaves_the_others_undecided) {
+  CellWork work;
+  work.count = 40;
+  std::atomic<size_t> begun = 0;
+  std::atomic<bool> stop = false;
+  size_t heard = 0;
+  work.interrupted = [&] { return stop.load(); };
+  work.cell = [&](size_t i) {
+    ++begun;
+    if (i == 20) stop = true;
+    if (i == 20) throw Error("cell", "was cut short", "ask again");
+    return fitting(1);
+  };
+  work.done = [&](const CellWork::Done& done) {
+    ++heard;
+    EXPECT_TRUE(done.cell.fits);
+  };
+  const std::vector<CellResult> cells = compute_cells(work);
+  EXPECT_EQ(cells[20].obstacle, Obstacle::kNotDecided);
+  EXPECT_EQ(cells[39].obstacle, Obstacle::kNotDecided);
+  const auto fit =
+      std::count_if(cells.begin(), cells.end(), [](const CellResult& cell) { return cell.fits; });
+  EXPECT_GE(fit, 1) << "the first was long done";
+  EXPECT_LE(heard, static_cast<size_t>(fit));
+  EXPECT_LT(begun, 40U);
+}
+
+// Three offers of 100, 200 and 50 tokens a second and device at 1, 3 and 2 an hour: tokens cost as
+// 1 : 1.5 : 4. The second draws level at 3 / 1.5 = 2, the third at 2 / 4 = 0.5, the first stays
+// ahead up to 1 * 1.5; one without a price draws level at its rate over the first's.
+TEST(Standings, level_price_is_the_price_times_the_ratio_of_costs) {
+  const Grid grid({}, {make_axis(kOfferAxis, {"a", "b", "c", "d", "e"})});
+  const double rates[] = {100, 200, 50, 25, 10};
+  const double prices[] = {1, 3, 2, 0, 1};
+  std::vector<CellResult> cells;
+  for (size_t i = 0; i < 5; ++i) {
+    cells.push_back(fitting(rates[i]));
+    cells.back().tokens_per_s_per_device = rates[i];
+    cells.back().price_per_device_hour = prices[i];
+  }
+  cells[4] = illegal_cell("no");
+  const std::vector<std::optional<Standing>> found = standings(grid, cells);
+  ASSERT_EQ(found.size(), 5U);
+  const double level[] = {1.5, 2, 0.5, 0.25};
+  for (size_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(found[i]) << i;
+    EXPECT_NEAR(found[i]->level_price, level[i], 1e-12) << i;
+    EXPECT_EQ(found[i]->cheapest, i == 0);
+    EXPECT_EQ(found[i]->rival, i == 0 ? 1U : 0U);
+    EXPECT_TRUE(found[i]->told_apart) << i;
+    // At that price the two cost the same.
+    CellResult moved = cells[i];
+    moved.price_per_device_hour = found[i]->level_price;
+    EXPECT_NEAR(moved.cost_per_million_tokens(), cells[found[i]->rival].cost_per_million_tokens(),
+                1e-12);
+  }
+  EXPECT_FALSE(found[4]);
+  cells[1].price_per_device_hour = 2.02;
+  EXPECT_FALSE(standings(grid, cells)[1]->told_apart) << "1 % is nothing";
+  EXPECT_FALSE(standings(grid, cells)[0]->told_apart);
+}
+
+// 700 W at 100 tokens a second are 7 J a token.
+TEST(Energy, is_that_of_every_device_at_its_power_or_not_known) {
+  CellResult cell = fitting(100);
+  cell.tokens_per_s_per_device = 100;
+  EXPECT_FALSE(cell.joules_of_run(1e6));
+  cell.power_watts = Sourced<double>{700, false, "a data sheet"};
+  EXPECT_NEAR(*cell.joules_of_run(1e6), 7e6, 1e-6);
+}
+
 // 0.86M parameters at 16 bytes are 14 MB: a GPU of 1 GiB holds them, one of 1 MiB holds nothing.
 TEST(TunedCell, is_the_optimum_of_the_search_or_says_which_memory_is_too_small) {
   const Model model = tests::small_model();
@@ -190,19 +264,29 @@ TEST(TunedCell, is_the_optimum_of_the_search_or_says_which_memory_is_too_small) 
   OpenKnobs open;
   open.add(KnobId::kMicroBatch);
   const SearchSpace space{{plan}, open};
-  const CellResult cell = tuned_cell({model, plan, machine, {}}, space, {});
+  CellSearchLimits exactly;
+  exactly.tolerance = 0;
+  const CellResult cell = tuned_cell({model, plan, machine, {}}, space, {}, exactly);
   ASSERT_TRUE(cell.fits) << cell.reason;
   SearchOptions options;
   options.exhaustive = true;
   const SearchResult all = search(model, space, machine, nullptr, options);
   EXPECT_EQ(cell.step_time, all.best->step_time);
+  ASSERT_TRUE(cell.search);
+  EXPECT_EQ(cell.search->stop, SearchStop::kNone);
+  EXPECT_EQ(cell.search->proven_within, 0);
+  CellSearchLimits never;
+  never.interrupted = [] { return true; };
+  const CellResult stopped = tuned_cell({model, plan, machine, {}}, space, {}, never);
+  EXPECT_FALSE(stopped.fits);
+  EXPECT_EQ(stopped.obstacle, Obstacle::kNotDecided) << stopped.reason;
   machine.gpu.memory.value = Bytes{1 << 20};
-  const CellResult tight = tuned_cell({model, plan, machine, {}}, space, {});
+  const CellResult tight = tuned_cell({model, plan, machine, {}}, space, {}, exactly);
   EXPECT_FALSE(tight.fits);
   EXPECT_EQ(tight.obstacle, Obstacle::kGpu);
   EXPECT_NE(tight.reason.find("GPU memory"), std::string::npos);
   plan.devices = plan.data = 4;
-  const CellResult many = tuned_cell({model, plan, machine, {}}, {{plan}, open}, {});
+  const CellResult many = tuned_cell({model, plan, machine, {}}, {{plan}, open}, {}, exactly);
   EXPECT_EQ(many.obstacle, Obstacle::kDevices);
 }
 

@@ -1,6 +1,7 @@
 // Questions as a buyer or an owner asks them: models and machines by the names that people use,
 // machines that nobody shipped, offers side by side, and what a configuration says that is not
 // followed.
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -90,6 +91,20 @@ TEST(Buyer, what_a_configuration_says_and_nothing_follows_is_a_note) {
     EXPECT_EQ(json["notes"][0].get<std::string>().find(note), 0U) << verb;
   }
   EXPECT_TRUE(json_of(bench, "predict " + asked + " --set model.dropout=0")["notes"].empty());
+}
+
+// Of 50 MB nothing of gpt2's 124M parameters fits, and no sequence either.
+TEST(Buyer, notes_are_told_of_what_does_not_fit_too) {
+  const Workbench bench;
+  const std::string big =
+      " --model gpt2 --machine gh200-96gb-480gb --set machine.gpu.memory_gb=1.05 --global-batch 1 "
+      "--micro-batch 1 --set plan.activations=keep ";
+  for (const std::string verb : {"predict --max-sequence", "tune --deadline 20"}) {
+    const Outcome text = bench.run(verb + big);
+    EXPECT_EQ(text.code, 1) << verb << text.output;
+    EXPECT_TRUE(text.says("note: gpt2 is trained with a dropout of 0.1")) << verb << text.output;
+    EXPECT_EQ(json_of(bench, verb + big)["notes"].size(), 1U) << verb;
+  }
 }
 
 // At 8,192 tokens a window of 4,096 leaves w (2 S - w) / S^2 = 3/4 of the causal half.
@@ -202,6 +217,27 @@ TEST(Buyer, eight_4090_are_a_machine_of_one_line_that_says_what_it_assumed) {
   EXPECT_NEAR(two["network"]["bandwidth_gb_per_s"]["value"].get<double>(), 12, 1e-9);
 }
 
+// Twice the bandwidth of the CPU's memory: Adam on the CPU, which memory bounds, is twice as fast.
+TEST(Buyer, bandwidth_of_cpu_memory_is_a_flag_of_a_new_machine) {
+  const Workbench bench;
+  const std::string asked = "machines --new m.json --gpu rtx-4090 --gpus 2 ";
+  ASSERT_EQ(bench.run(asked).code, 0);
+  const Json plain = Json::parse(bench.read("m.json"))["cpu"];
+  const Outcome made = bench.run(asked + "--cpu-bandwidth 279.6");
+  ASSERT_EQ(made.code, 0) << made.output;
+  const Json cpu = Json::parse(bench.read("m.json"))["cpu"];
+  const Json& rate = cpu["memory_bandwidth_gb_per_s"];
+  EXPECT_NEAR(rate["value"].get<double>(), 139.8, 1e-9) << "of each of two GPUs";
+  EXPECT_TRUE(rate["source"].get<std::string>().starts_with("given"));
+  const auto adam = [](const Json& of) {
+    return of["adam"]["cpu-adam"]["parameters_per_s"][0].get<double>();
+  };
+  EXPECT_NEAR(adam(cpu) / adam(plain),
+              139.8 / plain["memory_bandwidth_gb_per_s"]["value"].get<double>(), 1e-9);
+  EXPECT_TRUE(cpu["adam"]["cpu-adam"]["source"].get<std::string>().starts_with("assumed"));
+  EXPECT_FALSE(made.says("cpu.memory_bandwidth_gb_per_s:")) << "it was said, not assumed";
+}
+
 TEST(Buyer, a_new_machine_from_every_shipped_gpu_can_be_asked) {
   const Workbench bench;
   for (const Json& machine : json_of(bench, "machines")) {
@@ -289,7 +325,11 @@ TEST(Buyer, offers_pair_machine_count_and_price_and_tell_days_and_cost_of_a_run)
   EXPECT_EQ(last["obstacle"], "devices");
   EXPECT_TRUE(last["run_cost"].is_null());
   const std::string csv = bench.read("cells.csv");
-  EXPECT_NE(csv.find("run_days,run_cost,price_per_device_hour\r\n"), std::string::npos) << csv;
+  EXPECT_NE(csv.find("run_days,run_cost,price_per_device_hour,cheapest,"
+                     "level_price_per_device_hour,level_with,told_apart,power_watts,"
+                     "energy_kwh_per_million_tokens,run_energy_kwh\r\n"),
+            std::string::npos)
+      << csv;
   EXPECT_NE(csv.find("alps-gh200-quad x4 @ 3.60"), std::string::npos) << csv;
   EXPECT_NE(bench.read("page.html").find("run_days"), std::string::npos);
 }
@@ -298,10 +338,57 @@ TEST(Buyer, offers_are_a_table_of_what_a_buyer_asks) {
   const Workbench bench;
   const Outcome text = bench.run(kOffers);
   EXPECT_EQ(text.code, 0) << text.output;
-  for (const char* word : {"fits", "tokens/s", "price of 1M tokens", "days of 1.5B", "price of it",
-                           "rtx-4090-pcie x8 @ 0.30", "no: devices", "--offer 4090: taken as"}) {
+  for (const char* word :
+       {"fits", "tokens/s", "price of 1M tokens", "days of 1.5B", "price of it", "energy at most",
+        "alps-gh200-quad: not known", "NVIDIA H100 SXM data", "stays the cheapest up to",
+        "draws level with", "rtx-4090-pcie x8 @ 0.30", "no: devices", "--offer 4090: taken as"}) {
     EXPECT_TRUE(text.says(word)) << word << "\n" << text.output;
   }
+}
+
+// The cheapest keeps its place up to the price that makes its tokens as dear as the next one's; the
+// others take it at the price that makes theirs as cheap.
+TEST(Buyer, an_offer_at_its_level_price_costs_what_its_rival_does) {
+  const Workbench bench;
+  const Json json = json_of(bench, kOffers);
+  double least = 1e9;
+  for (const Json& cell : json["cells"]) {
+    if (cell["fits"].get<bool>())
+      least = std::min(least, cell["cost_per_million_tokens"].get<double>());
+  }
+  int cheapest = 0;
+  for (const Json& cell : json["cells"]) {
+    if (!cell["fits"].get<bool>()) {
+      EXPECT_TRUE(cell["level_price_per_device_hour"].is_null());
+      continue;
+    }
+    const double cost = cell["cost_per_million_tokens"];
+    const double ratio = cell["level_price_per_device_hour"].get<double>() /
+                         cell["price_per_device_hour"].get<double>();
+    if (!cell["cheapest"].get<bool>()) {
+      EXPECT_NEAR(ratio * cost, least, 1e-9 * least) << cell["at"];
+      continue;
+    }
+    ++cheapest;
+    EXPECT_EQ(cost, least);
+    EXPECT_GE(ratio, 1);
+    EXPECT_NE(cell["level_with"], cell["at"]["offer"]);
+  }
+  EXPECT_EQ(cheapest, 1);
+}
+
+// 700 W for each of eight H100 at R tokens a second: 5600 / R J a token; of a GH200 in Alps nobody
+// says the power.
+TEST(Buyer, energy_is_at_most_that_of_every_gpu_at_its_power) {
+  const Workbench bench;
+  const Json json = json_of(bench, kOffers);
+  EXPECT_TRUE(json["cells"][0]["power_watts"].is_null());
+  EXPECT_TRUE(json["cells"][0]["run_energy_kwh"].is_null());
+  const Json& h100 = json["cells"][1];
+  EXPECT_EQ(h100["power_watts"], 700);
+  const double joules = 8 * 700 / h100["tokens_per_s"].get<double>();
+  EXPECT_NEAR(h100["run_energy_kwh"].get<double>(), joules * 1.5e9 / 3.6e6, 1e-6);
+  EXPECT_NEAR(h100["energy_kwh_per_million_tokens"].get<double>(), joules * 1e6 / 3.6e6, 1e-9);
 }
 
 TEST(Buyer, offers_that_say_too_little_or_too_much_are_refused) {

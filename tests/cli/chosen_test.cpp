@@ -71,6 +71,26 @@ TEST(Chosen, one_bad_cell_does_not_cost_the_others) {
   EXPECT_EQ(bench.read("all.json"), told.output);
 }
 
+// 6 devices do not divide by 4: no plan can be made of that cell, and the other is predicted.
+TEST(Chosen, a_cell_of_which_no_plan_can_be_made_costs_no_other) {
+  Workbench bench;
+  bench.write_tiny_model();
+  const std::string asked =
+      "predict --model ./tiny.json --machine dgx-h100-80gb --sequence-length 64 "
+      "--strategy megatron --tensor 2 --global-batch 4 --micro-batch 1 ";
+  const Outcome list = bench.run(asked + "--devices 3,4 2> /dev/null");
+  EXPECT_EQ(list.code, 0) << list.output;
+  EXPECT_TRUE(list.says("illegal: --devices: 3 devices do not divide by tensor 2")) << list.output;
+  const Json cases =
+      Json::parse(bench.run(asked + "--devices 3,4 --json 2> /dev/null").output)["cases"];
+  EXPECT_TRUE(cases[0]["fits"].is_null());
+  EXPECT_EQ(cases[0]["devices"], 3);
+  EXPECT_EQ(cases[0]["machine"], "dgx-h100-80gb");
+  EXPECT_TRUE(cases[1]["fits"].get<bool>());
+  EXPECT_EQ(bench.run(asked + "--devices 3,5").code, 2) << "where none is legal";
+  EXPECT_EQ(bench.run(asked + "--devices 3,4 --model gtp2,gpt2").code, 2) << "nobody's name";
+}
+
 TEST(Chosen, an_illegal_cell_of_a_list_says_why) {
   Workbench bench;
   bench.write_tiny_model();

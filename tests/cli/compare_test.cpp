@@ -109,6 +109,75 @@ TEST(Compare, tuned_cells_are_no_slower_than_fixed_ones) {
   EXPECT_LE(seconds("--tune"), 1.001 * seconds("--stack ballast"));
 }
 
+// A search that ends on its own proves its plan to within 1 %, and says so of every cell.
+TEST(Compare, tuned_cells_say_what_their_search_proved) {
+  const Workbench bench;
+  bench.write_tiny_model();
+  const std::string asked =
+      "compare --model ./tiny.json --machine alps-gh200-quad --devices 2,4 --global-batch 4 "
+      "--sequence-length 64 --tune ";
+  const Json json = Json::parse(bench.run(asked + "--json 2> /dev/null").output);
+  for (const Json& cell : json["cells"]) {
+    ASSERT_TRUE(cell["fits"].get<bool>()) << cell["reason"];
+    EXPECT_TRUE(cell["search"]["complete"].get<bool>());
+    EXPECT_LE(cell["search"]["proven_within"].get<double>(), 0.01);
+    EXPECT_GE(cell["search"]["proven_within"].get<double>(), 0);
+    EXPECT_GT(cell["search"]["considered"], 1);
+  }
+  const Outcome text = bench.run(asked);
+  EXPECT_TRUE(text.says("4 devices: no plan is faster by more than ")) << text.output;
+  EXPECT_TRUE(Json::parse(bench.run(kSmall + "--strategy resident --json 2> /dev/null")
+                              .output)["cells"][0]["search"]
+                  .is_null())
+      << "nothing was searched for a proof";
+}
+
+// Of a cell whose time is over before a plan was found nobody knows whether it fits.
+TEST(Compare, cell_that_its_deadline_stopped_is_not_decided) {
+  const Workbench bench;
+  const std::string asked =
+      "compare --model llama-2-13b --machine alps-gh200-quad --devices 4 --global-batch 16 --tune "
+      "--deadline 0.0001 ";
+  const Outcome text = bench.run(asked);
+  EXPECT_EQ(text.code, 3) << text.output;
+  EXPECT_TRUE(text.says("not decided")) << text.output;
+  EXPECT_TRUE(text.says("stopped by the deadline")) << text.output;
+  EXPECT_FALSE(text.says("does not fit")) << text.output;
+  const Json json = Json::parse(bench.run(asked + "--json 2> /dev/null").output);
+  EXPECT_TRUE(json["cells"][0]["fits"].is_null());
+  EXPECT_EQ(json["cells"][0]["obstacle"], "not decided");
+}
+
+TEST(Compare, interrupted_prints_and_writes_the_cells_that_are_there) {
+  const Workbench bench;
+  const std::string call =
+      "$BALLAST " + kSmall +
+      "--tune --strategy superoffload,resident --set machine.link.gb_per_s=1..400:lin:1000 "
+      "--out cells.json ";
+  const auto interrupted = [&](const std::string& flags) {
+    return bench.shell("rm -f progress.txt; " + call + flags +
+                       " 2> progress.txt & pid=$!\n"
+                       "for i in $(seq 900); do grep -qs ' of 2000' progress.txt && break; "
+                       "sleep 0.1; done\nkill -INT $pid; wait $pid");
+  };
+  const Outcome text = interrupted("");
+  EXPECT_EQ(text.code, 3) << bench.read("progress.txt");
+  EXPECT_TRUE(text.says("interrupted: ")) << text.output;
+  EXPECT_TRUE(text.says(" of 2000 cells are not decided")) << text.output;
+  EXPECT_NE(bench.read("progress.txt").find(" of 2000: "), std::string::npos)
+      << "each cell is named as it ends";
+  const Json json = Json::parse(bench.read("cells.json"));
+  EXPECT_TRUE(json["interrupted"].get<bool>());
+  const auto count = [&](const Json& fits) {
+    return std::count_if(json["cells"].begin(), json["cells"].end(),
+                         [&](const Json& cell) { return cell["fits"] == fits; });
+  };
+  EXPECT_GE(count(true), 1);
+  EXPECT_GE(count(nullptr), 1);
+  EXPECT_EQ(count(true) + count(nullptr), 2000);
+  ASSERT_EQ(bench.run("report --compare cells.json --out page.html").code, 0);
+}
+
 TEST(Compare, illegal_combination_is_a_cell_and_the_others_are_computed) {
   const Workbench bench;
   const Outcome outcome = bench.run(kSmall + "--strategy resident,resident:devices=2:data=2");
@@ -148,6 +217,7 @@ TEST(Compare, bad_input_is_one_line_and_exit_code_2) {
   refuses("--metric cost_per_token", "price");
   refuses("--price-per-device-hour free", "not a price");
   refuses("--tune --stack megatron-2021", "--tune");
+  refuses("--deadline 10", "add --tune");
 }
 
 // --- docs/what-if.md --------------------------------------------------------------------------

@@ -132,6 +132,25 @@ TEST_F(TuneMeasure, text_has_the_table_and_the_history_the_runs) {
   EXPECT_EQ(bench.run(history + "--model gpt2").output, "nothing was verified yet\n");
 }
 
+// The page of what a verb wrote reads the store that the verb used: the machine 'here' is in no
+// other.
+TEST_F(TuneMeasure, page_finds_the_store_of_what_it_draws) {
+  const std::string alone = "XDG_DATA_HOME= HOME=$PWD/nobody $BALLAST ";
+  ASSERT_EQ(tune("--measure 1 --steps 3 --json 2> /dev/null > tune.json").code, 0);
+  const Outcome verified = bench.run(
+      "verify --plan plan.json --store here.db --data text.txt --steps 2 --out verify.json");
+  ASSERT_EQ(verified.code, 0) << verified.output;
+  for (const std::string source : {"--verify verify.json", "--tune tune.json"}) {
+    const Outcome drawn = bench.shell(alone + "report " + source + " --json --out page.html");
+    ASSERT_EQ(drawn.code, 0) << drawn.output;
+    const Json data = Json::parse(drawn.output);
+    EXPECT_FALSE(data.contains("missing")) << source << data["missing"];
+    ASSERT_EQ(data["machines"].size(), 1U) << source;
+    EXPECT_FALSE(data["machines"][0].contains("missing")) << data["machines"][0]["missing"];
+    EXPECT_GE(data["machines"][0]["figures"].size(), 5U) << source;
+  }
+}
+
 TEST_F(TuneMeasure, history_of_made_up_records_shows_the_error_shrink) {
   // 150, 130, 110 and 102 were predicted where 100 was measured: errors of 50, 30, 10 and 2 %, so
   // the medians of the halves are 40 and 6 %.

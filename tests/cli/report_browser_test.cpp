@@ -69,6 +69,8 @@ Json searched(Json tune) {
   return tune;
 }
 
+constexpr int kNarrow = 400;  // pixels: a phone
+
 // One workbench with every kind of page, and one browser, for all tests: both take seconds.
 struct Studio {
   Workbench bench;
@@ -115,6 +117,14 @@ struct Studio {
     make("tuned", "report --tune tune.json --model ./tiny.json --out tuned.html");
     ASSERT_EQ(bench.run("validate llmq-h100-small --out validation.json").code, 0);
     make("validated", "report --validation validation.json --out validated.html");
+    ASSERT_EQ(
+        bench.run("validate llmq-h100-small swiss-ai-gh200 --left-out --out judged.json").code, 0);
+    make("judged", "report --validation judged.json --out judged.html");
+    make("planned", "report --strategy superoffload --out planned.html" + kTiny);
+    make("offered",
+         "compare --model ./tiny.json --sequence-length 64 --global-batch 8 --micro-batch 1 "
+         "--strategy zero-2 --set plan.activations=keep --tokens 15T --html offered.html --offer "
+         "'alps-gh200-quad x4 @ 3.10, dgx-h100-80gb x8 @ 2.40, rtx-4090-pcie x8 @ 0.30'");
   }
 };
 
@@ -177,12 +187,18 @@ std::string place_in_chart(int number) {
     }})())";
 }
 
+// What people look at pages with.
+const std::map<std::string, Screen> kScreens = {{"light", {1280, false}},
+                                                {"dark", {1280, true}},
+                                                {"narrow-light", {kNarrow, false}},
+                                                {"narrow-dark", {kNarrow, true}}};
+
 TEST_F(ReportPages, draw_without_a_complaint_or_a_network_in_light_dark_and_narrow) {
-  const std::map<std::string, int> charts = {{"verified", 5}, {"swept", 2}, {"named", 2},
-                                             {"crossed", 2},  {"tuned", 6}, {"validated", 2}};
+  const std::map<std::string, int> charts = {{"verified", 6}, {"swept", 2},   {"named", 2},
+                                             {"crossed", 2},  {"tuned", 6},   {"validated", 2},
+                                             {"judged", 2},   {"planned", 3}, {"offered", 2}};
   for (const auto& [kind, file] : pages()) {
-    for (const auto& [name, screen] : std::map<std::string, Screen>{
-             {"light", {}}, {"dark", {1240, true}}, {"narrow", {390, false}}}) {
+    for (const auto& [name, screen] : kScreens) {
       Browser& browser = open(kind, screen);
       const std::string where = kind + ", " + name;
       for (const std::string& complaint : browser.complaints()) {
@@ -192,13 +208,133 @@ TEST_F(ReportPages, draw_without_a_complaint_or_a_network_in_light_dark_and_narr
       EXPECT_EQ(browser.evaluate(kEmptyCharts), 0) << where;
       EXPECT_LE(browser.evaluate("document.documentElement.scrollWidth"), screen.width)
           << where << ": the page is wider than its window";
-      EXPECT_EQ(
-          browser.evaluate("/NaN|undefined|Infinity|\\[object/.test(document.body.innerText)"),
-          false)
+      EXPECT_EQ(browser.evaluate(
+                    "/NaN|undefined|Infinity|\\[object|\\bnull\\b/.test(document.body.innerText)"),
+                false)
           << where;
       if (std::getenv("BALLAST_SCREENSHOTS") != nullptr)
         keep_picture(kind + "-" + name + ".png", browser.screenshot());
     }
+  }
+}
+
+// What of a timeline lies outside of its drawing, and names of lanes that run into their lanes.
+const std::string kCutLanes = R"([...document.querySelectorAll('svg')].flatMap((svg) => {
+  const all = svg.getBoundingClientRect(), box = svg.parentElement;
+  const cut = [...svg.querySelectorAll('rect.span, rect.idle, text')].filter((one) => {
+    const at = one.getBoundingClientRect();
+    return at.left < all.left - 1 || at.right > all.right + 1 || at.top < all.top - 1 ||
+      at.bottom > all.bottom + 1;
+  }).map((one) => 'cut: ' + (one.textContent || one.className.baseVal));
+  const axis = svg.querySelector('line.axis').getBoundingClientRect().left;
+  const long = [...svg.querySelectorAll('text.lane')]
+    .filter((one) => one.getBoundingClientRect().right > axis)
+    .map((one) => 'runs into its lane: ' + one.textContent);
+  const hidden = box.scrollWidth + 1 < all.width ? ['the box does not hold the drawing'] : [];
+  return [...cut, ...long, ...hidden];
+}))";
+
+// On a phone it is as wide as it must be to be read, and scrolls in its own box.
+TEST_F(ReportPages, timeline_is_whole_and_scrolls_in_its_own_box) {
+  for (const std::string kind : {"verified", "planned", "tuned"}) {
+    for (const auto& [name, screen] : kScreens) {
+      Browser& browser = open(kind, screen);
+      const Json cut = browser.evaluate(kCutLanes);
+      EXPECT_TRUE(cut.empty()) << kind << ", " << name << ": " << cut;
+      EXPECT_GE(browser.evaluate("document.querySelectorAll('svg rect.span').length"), 3) << kind;
+      if (screen.width != kNarrow) continue;
+      EXPECT_EQ(browser.evaluate("(() => {const box = document.querySelector('svg').parentElement;"
+                                 "box.scrollLeft = 10000; return box.scrollLeft > 100 && "
+                                 "box.clientWidth <= innerWidth;})()"),
+                true)
+          << kind;
+    }
+  }
+}
+
+// On a phone every row of a table is a card, whose values have their columns' titles beside them.
+TEST_F(ReportPages, tables_fold_into_cards_on_a_phone) {
+  for (const auto& [kind, file] : pages()) {
+    Browser& browser = open(kind, {kNarrow, false});
+    EXPECT_GE(browser.evaluate("document.querySelectorAll('td').length"), 4) << kind;
+    EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('.scrolls')].filter(one => "
+                               "one.querySelector('table') && one.scrollWidth > one.clientWidth)"
+                               ".length"),
+              0)
+        << kind;
+    // The name that a row begins with is the head of its card.
+    EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('.folds td:not(.name:first-child)')]"
+                               ".filter(one => one.textContent && one.dataset.title && "
+                               "getComputedStyle(one, '::before').content !== "
+                               "JSON.stringify(one.dataset.title)).length"),
+              0)
+        << kind;
+    EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('.folds td')].filter(one => "
+                               "getComputedStyle(one).display === 'table-cell').length"),
+              0)
+        << kind;
+    EXPECT_GE(browser.evaluate("document.querySelectorAll('.folds').length"), 1) << kind;
+  }
+}
+
+// Each place has an axis of its own: a GPU's few bytes beside a CPU's many can be seen.
+TEST_F(ReportPages, memory_bars_have_an_axis_for_each_place) {
+  Browser& browser = open("planned");
+  const Json bars = browser.evaluate(
+      "drawings.filter(one => one.label.includes('against the capacity'))"
+      ".map(({chart, label}) => [label, chart.data.labels.length])");
+  ASSERT_EQ(bars.size(), 2U) << bars;
+  EXPECT_EQ(bars[0], Json::array({"GPU memory by category against the capacity", 1}));
+  EXPECT_EQ(bars[1], Json::array({"CPU memory by category against the capacity", 1}));
+}
+
+// Two numbers for a step stand on the page of a run that trained too: it says which is which.
+TEST_F(ReportPages, two_measured_step_times_are_explained) {
+  Browser& browser = open("verified");
+  const std::string figures = browser.evaluate("document.getElementById('figures').innerText");
+  EXPECT_NE(figures.find("the median of the 3 steps of verify"), std::string::npos) << figures;
+  EXPECT_NE(figures.find("step time while training"), std::string::npos) << figures;
+  EXPECT_NE(figures.find("the median of 2 steps of train"), std::string::npos) << figures;
+  const std::string why = browser.evaluate("document.getElementById('steps-section').innerText");
+  EXPECT_NE(why.find("Another run, of verify, took"), std::string::npos) << why;
+}
+
+TEST_F(ReportPages, lines_that_coincide_are_one_entry_of_the_legend) {
+  Browser& browser = open("swept");
+  const std::string line = "{label: 'LABEL', data: [{x: 1, y: Y}, {x: 2, y: null}]}";
+  const auto of = [&](const std::string& label, const std::string& y) {
+    std::string text = line;
+    text.replace(text.find("LABEL"), 5, label);
+    return text.replace(text.find("Y}"), 1, y);
+  };
+  EXPECT_EQ(browser.evaluate("joinCoinciding([" + of("a", "100") + "," + of("b", "120") + "," +
+                             of("c", "100.1") + "]).map(one => one.label)"),
+            Json::array({"a = c", "b"}));
+}
+
+TEST_F(ReportPages, validation_leads_with_what_was_left_out) {
+  Browser& browser = open("judged");
+  const std::string figures = browser.evaluate("document.getElementById('figures').innerText");
+  const size_t source = figures.find("source left out");
+  EXPECT_NE(source, std::string::npos) << figures;
+  EXPECT_LT(source, figures.find("fitted to it too")) << figures;
+  // The choice draws the other predictions.
+  const std::string drawn = "JSON.stringify(drawings[0].chart.data.datasets[0].data.map(p => p.y))";
+  const Json before = browser.evaluate(drawn);
+  browser.evaluate(
+      "(() => {const select = document.querySelector('#validation-section select');"
+      "select.value = 'nothing'; select.dispatchEvent(new Event('change'));})()");
+  EXPECT_NE(browser.evaluate("JSON.stringify(drawings[drawings.length - 1].chart.data.datasets[0]"
+                             ".data.map(p => p.y))"),
+            before);
+  EXPECT_TRUE(browser.complaints().empty());
+}
+
+TEST_F(ReportPages, offers_say_energy_and_what_would_change_the_ranking) {
+  Browser& browser = open("offered");
+  const std::string text = browser.evaluate("document.getElementById('offers-section').innerText");
+  for (const char* part : {"cheapest up to", "level with", "Wh", "not known", "no: devices"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }
 
@@ -222,7 +358,7 @@ const std::string kOverlaps = R"(drawings.flatMap(({chart, label}) =>
 
 TEST_F(ReportPages, labels_of_axes_do_not_touch) {
   for (const auto& [kind, file] : pages()) {
-    for (const Screen& screen : {Screen{}, Screen{390, false}}) {
+    for (const Screen& screen : {Screen{}, Screen{kNarrow, false}}) {
       Browser& browser = open(kind, screen);
       const Json overlaps = browser.evaluate(kOverlaps);
       EXPECT_TRUE(overlaps.empty()) << kind << ", " << screen.width << " wide: " << overlaps;
@@ -232,7 +368,7 @@ TEST_F(ReportPages, labels_of_axes_do_not_touch) {
 
 // What a table holds is seen without scrolling on a usual screen.
 TEST_F(ReportPages, tables_of_a_comparison_are_no_wider_than_the_page) {
-  for (const std::string kind : {"swept", "crossed", "named"}) {
+  for (const std::string kind : {"swept", "crossed", "named", "offered", "judged"}) {
     Browser& browser = open(kind);
     EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('.scrolls')].filter(one => "
                                "one.scrollWidth > one.clientWidth).length"),
@@ -300,6 +436,17 @@ TEST_F(ReportPages, timeline_names_operations_and_idle_time_under_the_pointer) {
       "(sum, [, begin, end]) => sum + end - begin, 0) - data.timelines.predicted.length_us)");
   ASSERT_GE(sums.size(), 3U);
   for (const Json& rest : sums) EXPECT_NEAR(rest.get<double>(), 0, 1e-3);
+}
+
+// Half a megabyte is not 0.00 GiB.
+TEST_F(ReportPages, bytes_are_in_units_that_show_them) {
+  Browser& browser = open("swept");
+  const std::string why = browser.evaluate("document.getElementById('misfits-section').innerText");
+  EXPECT_EQ(why.find("0.00 "), std::string::npos) << why;
+  EXPECT_NE(why.find("iB usable"), std::string::npos) << why;
+  // A number is in one line.
+  EXPECT_EQ(browser.evaluate("document.querySelectorAll('td:not(.name) wbr').length"), 0);
+  EXPECT_EQ(browser.evaluate("/\\d{7,} ?bytes/.test(document.body.innerText)"), false);
 }
 
 TEST_F(ReportPages, misfit_tells_its_reason_under_the_pointer) {
