@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "backend/paced/device_paced.h"
-#include "cli/text/progress.h"
+#include "cli/terminal/progress.h"
 #include "sim/engine/cost.h"
 #include "sim/engine/sharing/fair_rates.h"
 

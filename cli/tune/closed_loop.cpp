@@ -7,8 +7,8 @@
 
 #include "backend/train/data.h"
 #include "backend/train/make_device.h"
-#include "cli/text/interrupt.h"
-#include "cli/text/progress.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/progress.h"
 #include "cli/text/tables.h"
 #include "cli/text/verification.h"
 #include "cli/text/why_slower.h"

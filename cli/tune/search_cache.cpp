@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "autotune/complete/first_plan.h"
+#include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
-#include "cli/text/progress.h"
 #include "cli/text/tables.h"
 #include "sim/base/error.h"
 

@@ -15,7 +15,7 @@
 
 #include "autotune/search/search_question.h"
 #include "cli/flags/inputs.h"
-#include "cli/text/interrupt.h"
+#include "cli/terminal/interrupt.h"
 
 namespace ballast {
 

@@ -6,8 +6,8 @@
 #include "autotune/studies/experiments.h"
 #include "autotune/studies/studied_knobs.h"
 #include "cli/flags/training_flags.h"
+#include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
-#include "cli/text/progress.h"
 
 namespace ballast {
 namespace {

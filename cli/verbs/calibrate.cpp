@@ -8,8 +8,8 @@
 #include <set>
 
 #include "cli/flags/arguments.h"
+#include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
-#include "cli/text/progress.h"
 #include "cli/text/tables.h"
 #include "profiles/load.h"
 #include "sim/base/atomic_file.h"

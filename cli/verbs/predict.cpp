@@ -6,10 +6,10 @@
 #include "autotune/complete/least_changes.h"
 #include "autotune/studies/capacity.h"
 #include "cli/report/trace.h"
-#include "cli/text/interrupt.h"
+#include "cli/terminal/interrupt.h"
+#include "cli/terminal/progress.h"
 #include "cli/text/least_changes.h"
 #include "cli/text/prediction.h"
-#include "cli/text/progress.h"
 #include "cli/text/tables.h"
 #include "cli/tune/found_model.h"
 #include "sim/base/atomic_file.h"
@@ -229,10 +229,9 @@ Setting on_devices(const PredictFlags& flags, const Setting& asked, int64_t devi
   PlanFlags plan = flags.plan;
   plan.devices = {devices};
   plan.knobs[KnobId::kGlobalBatch] = asked.plan.global_batch;
-  std::vector<Setting> cases = load_cases(plan, flags.store);
-  CHECK(cases.size() == 1);
-  cases.front().stack = asked.stack;
-  return std::move(cases.front());
+  Setting of = load_case(plan, flags.store);
+  of.stack = asked.stack;
+  return of;
 }
 
 // Says what would have to give for a plan that does not fit.
@@ -265,7 +264,7 @@ int run_plan(Setting of, const PredictFlags& flags) {
 Predicted predict_or_refuse(Case one, const PredictFlags& flags, const InterruptWatch& watch) {
   Setting& of = one.of;
   of.stack = stack_of(flags.stack, of.machine);
-  if (!one.refusal.empty()) return {std::move(of), {}, {}, one.refusal};
+  if (!one.refusal.empty()) return {std::move(of), {}, {}, {}, one.refusal};
   try {
     if (!of.has_open_layout()) check(of.plan, of.model);
     return complete_and_predict(of, flags, [&] { return watch.interrupted(); });

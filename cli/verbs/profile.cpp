@@ -5,7 +5,7 @@
 #include "backend/measure/profile_host.h"
 #include "backend/train/make_device.h"
 #include "cli/flags/training_flags.h"
-#include "cli/text/progress.h"
+#include "cli/terminal/progress.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"

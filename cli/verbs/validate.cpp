@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/flags/arguments.h"
-#include "cli/text/progress.h"
+#include "cli/terminal/progress.h"
 #include "cli/text/validation.h"
 #include "sim/base/atomic_file.h"
 

@@ -1,5 +1,5 @@
 // Whatever asks a program to end is noted while a job watches, unless the program ignores it.
-#include "cli/text/interrupt.h"
+#include "cli/terminal/interrupt.h"
 
 #include <csignal>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "cli/text/progress.h"
+#include "cli/terminal/progress.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include "cli/text/interrupt.h"
+#include "cli/terminal/interrupt.h"
 
 #include <csignal>
 
