@@ -16,9 +16,8 @@ void append_ways(const CaseSetup& setup, std::vector<Way>& ways) {
 std::vector<int64_t> lean_micro_batches(const Plan& plan) {
   if (plan.micro_batch) return {*plan.micro_batch};
   const int64_t all = plan.global_batch / plan.data;
-  const bool leave_at_once =
-      plan.optimizer.placement != OptimizerPlacement::kGpu && plan.pipeline == 1 && all > 1;
-  return leave_at_once ? std::vector<int64_t>{1, all} : std::vector<int64_t>{1};
+  if (all == 1 || plan.pipeline > 1) return {1};
+  return {1, all};
 }
 
 CaseSetup setup_of(const Setting& setting) {
@@ -51,7 +50,8 @@ std::vector<Way> lean_ways(const Setting& setting) {
   if (plan.activations) {
     activations = {*plan.activations};
   } else {
-    activations = {activations_of(Recompute::kFull), offloads().front()};
+    activations = offloads();
+    activations.insert(activations.begin(), activations_of(Recompute::kFull));
     // What recomputing one layer needs at once is as much as keeping it.
     const bool few_layers = setting.model.layers <= 2 * plan.pipeline * plan.virtual_pipeline;
     if (few_layers) activations.push_back(activations_of(Recompute::kNone));

@@ -18,8 +18,8 @@ CaseSetup setup_of(const Setting& setting);
 // output of attention with them, whose recompute is what hurts in long sequences.
 std::vector<ActivationPlan> offloads();
 
-// The micro-batches that need least memory: of one sequence; and of all that a rank has, where
-// gradients leave the GPU as they come and with a second micro-batch would have to wait for it.
+// The micro-batches that need least memory: of one sequence; and of all that a rank has, whose
+// gradients are reduced or leave as they come and need not wait for those of a second one.
 std::vector<int64_t> lean_micro_batches(const Plan& plan);
 
 // The plans that most often need least memory: open knobs of activations at their least. Throws

@@ -9,6 +9,7 @@
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/graph/build.h"
+#include "tests/autotune/numbers.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {
@@ -31,18 +32,6 @@ Setting open_setting(int64_t global_batch = 8) {
   setting.open = {KnobId::kTensor, KnobId::kPipeline, KnobId::kZeroStage, KnobId::kData};
   return setting;
 }
-
-// Numbers that look random and are the same everywhere.
-class Numbers {
- public:
-  int64_t below(int64_t bound) {
-    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
-    return static_cast<int64_t>((state_ >> 33) % static_cast<uint64_t>(bound));
-  }
-
- private:
-  uint64_t state_ = 1;
-};
 
 // Whether any plan of any layout fits: all of them, one layout after the other.
 bool any_layout_fits(const Setting& setting) {
