@@ -163,6 +163,27 @@ class LayoutChooser {
     return predict_reusing(std::move(nearest.setting), measurements_);
   }
 
+  // One that fits, whatever time it takes.
+  std::optional<Plan> lean() {
+    std::vector<const OpenLayout*> emptiest;
+    for (const OpenLayout& layout : layouts_) {
+      if (!is_refuted(layout)) emptiest.push_back(&layout);
+    }
+    std::stable_sort(emptiest.begin(), emptiest.end(), [](const auto* one, const auto* other) {
+      return one->fullness < other->fullness;
+    });
+    for (const OpenLayout* layout : emptiest) {
+      if (is_interrupted()) break;
+      try {
+        Verdict verdict = lean_verdict(layout->setting, known_);
+        if (verdict.fits) return std::move(verdict.plan);
+      } catch (const Error&) {
+        // The graph knows no such plan.
+      }
+    }
+    return std::nullopt;
+  }
+
   // The best of what was looked at, as far as estimates tell.
   std::optional<Plan> first() {
     look();
@@ -279,8 +300,20 @@ class LayoutChooser {
 
 }  // namespace
 
-Completed complete(Setting setting, const Measurements* measurements,
-                   const std::function<bool()>& interrupted) {
+namespace {
+
+// A verdict on all plans advises no other knob.
+Completed nearest_of_all(Completed completed) {
+  Prediction& prediction = completed.prediction;
+  if (!prediction.fits && !prediction.peaks.empty()) {
+    prediction.reason = prediction.reason.substr(0, prediction.reason.find(';')) +
+                        "; of all plans that the open knobs leave this one comes nearest";
+  }
+  return completed;
+}
+
+Completed complete_open(Setting setting, const Measurements* measurements,
+                        const std::function<bool()>& interrupted) {
   const bool by_search = is_searched(setting.plan, setting.stack);
   const bool settled = !setting.has_open_layout() && (by_search || !has_auto(setting.plan));
   const bool devices_exist = setting.plan.devices <= setting.machine.devices;
@@ -295,11 +328,25 @@ Completed complete(Setting setting, const Measurements* measurements,
   return LayoutChooser(layouts, measurements, interrupted).run();
 }
 
-std::optional<Plan> first_plan(const Setting& like, const std::vector<Plan>& layouts,
-                               const Measurements* measurements,
-                               const std::function<bool()>& interrupted) {
+}  // namespace
+
+Completed complete(Setting setting, const Measurements* measurements,
+                   const std::function<bool()>& interrupted) {
+  const bool open = setting.has_open_layout() || has_auto(setting.plan);
+  Completed completed = complete_open(std::move(setting), measurements, interrupted);
+  return open ? nearest_of_all(std::move(completed)) : completed;
+}
+
+std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layouts,
+                              const Measurements* measurements,
+                              const std::function<bool()>& interrupted) {
   const std::vector<OpenLayout> judged = judged_layouts(like, layouts, measurements);
-  return LayoutChooser(judged, measurements, interrupted).first();
+  LayoutChooser chooser(judged, measurements, interrupted);
+  std::vector<Plan> plans;
+  if (std::optional<Plan> lean = chooser.lean()) plans.push_back(*std::move(lean));
+  if (interrupted && interrupted()) return plans;
+  if (std::optional<Plan> good = chooser.first()) plans.push_back(*std::move(good));
+  return plans;
 }
 
 Plan choose(const Setting& setting) {

@@ -31,11 +31,12 @@ struct Completed {
 Completed complete(Setting setting, const Measurements* measurements,
                    const std::function<bool()>& interrupted = {});
 
-// A good plan of Ballast among these layouts, which all share devices and batch: what a search of
-// them begins with. Nothing where none was found to fit; that is no proof.
-std::optional<Plan> first_plan(const Setting& like, const std::vector<Plan>& layouts,
-                               const Measurements* measurements,
-                               const std::function<bool()>& interrupted = {});
+// Plans of Ballast among these layouts, which all share devices and batch: what a search of them
+// begins with. First one that needs little memory, which is found at once, then a good one, unless
+// that was interrupted. Empty where none was found to fit; that is no proof.
+std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layouts,
+                              const Measurements* measurements,
+                              const std::function<bool()>& interrupted = {});
 
 // The plan, of one layout, with every "auto" knob filled in: the fastest of ways_of()
 // (autotune/calibrate/published_cases.h) that fits; where none does, of those that recompute and

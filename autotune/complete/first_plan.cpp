@@ -21,8 +21,9 @@ void begin_with_first_plan(Setting like, const std::vector<Plan>& layouts,
     const bool asked = options.interrupted && options.interrupted();
     return asked || (options.deadline_s && seconds() > *options.deadline_s);
   };
-  std::optional<Plan> first = first_plan(like, layouts, measurements, must_stop);
-  if (first) options.starts.push_back(*std::move(first));
+  for (Plan& plan : first_plans(like, layouts, measurements, must_stop)) {
+    options.starts.push_back(std::move(plan));
+  }
   if (options.deadline_s) *options.deadline_s = std::max(*options.deadline_s - seconds(), 0.0);
 }
 

@@ -207,9 +207,19 @@ SearchResult SearchCache::ask(const SearchQuestion& question, const Measurements
 
 Ask SearchCache::asker(const Measurements& measurements) {
   return [this, &measurements](const SearchQuestion& question) -> std::optional<SearchResult> {
-    if (interrupted()) return std::nullopt;
+    if (must_stop()) return std::nullopt;
     return ask(question, measurements);
   };
+}
+
+void SearchCache::limit_studies(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const std::chrono::duration<double> time(seconds);
+  studies_end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(time);
+}
+
+bool SearchCache::is_out_of_time() const {
+  return studies_end_ && std::chrono::steady_clock::now() > *studies_end_;
 }
 
 void SearchCache::stop_watching() {

@@ -8,6 +8,7 @@
 // Will not do: search (autotune/search), or choose what to ask (cli/tune_*).
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -36,9 +37,13 @@ class SearchCache {
   Ask asker(const Measurements& measurements);
 
   bool interrupted() const { return interrupted_ || (watch_ && watch_->interrupted()); }
+  // From here on there are so many seconds for all that is asked together.
+  void limit_studies(double seconds);
+  bool is_out_of_time() const;
+  bool must_stop() const { return interrupted() || is_out_of_time(); }
   // That as a function, for what is not a search. This object must outlive it.
   std::function<bool()> interruption() const {
-    return [this] { return interrupted(); };
+    return [this] { return must_stop(); };
   }
   int64_t asked() const { return asked_; }
   int64_t from_store() const { return from_store_; }
@@ -58,6 +63,7 @@ class SearchCache {
   const StoreFlag& store_;
   std::optional<InterruptWatch> watch_;
   std::string standing_;
+  std::optional<std::chrono::steady_clock::time_point> studies_end_;
   bool interrupted_ = false;
   int64_t asked_ = 0;
   int64_t from_store_ = 0;

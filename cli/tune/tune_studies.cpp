@@ -74,14 +74,6 @@ Plan start_of(const TuneFlags& flags, const Tuner& tuner, const Plan& best,
   return start;
 }
 
-// What `predict` says of it, in full.
-void name_missing(Setting of, const Measurements& measurements, StrategyVerdict& verdict) {
-  const Completed completed = complete(std::move(of), &measurements);
-  verdict.fits = completed.prediction.fits;
-  verdict.reason = completed.prediction.reason;
-  verdict.lacks = shortfalls(completed.prediction.peaks, completed.setting.machine);
-}
-
 }  // namespace
 
 Frontier study_frontier(const TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache) {
@@ -257,14 +249,13 @@ std::string ablation_text(const AblationStudy& study) {
 
 std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Setting& best,
                                               const SearchCache& cache) {
-  const Measurements measurements = measurements_of(best.machine, flags.store);
   std::vector<StrategyVerdict> verdicts;
   for (const Shipped& shipped : shipped_strategies()) {
     StrategyVerdict verdict;
     verdict.name = shipped.name;
-    verdict.decided = !cache.interrupted();
+    verdict.decided = !cache.must_stop();
     if (!verdict.decided) {
-      verdict.reason = "not decided: interrupted";
+      verdict.reason = "not decided: the studies were stopped";
       verdicts.push_back(std::move(verdict));
       continue;
     }
@@ -276,8 +267,10 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Sett
       Setting of = best;
       of.plan = resolve_plan(request);
       check(of.plan, of.model);
-      verdict.fits = feasibility(of).fits;
-      if (!verdict.fits) name_missing(std::move(of), measurements, verdict);
+      const Verdict found = feasibility(of);
+      verdict.fits = found.fits;
+      verdict.reason = found.reason;
+      verdict.lacks = shortfalls(found.peaks, of.machine);
     } catch (const Error& error) {
       verdict.reason = error.what();
     }

@@ -52,13 +52,16 @@ Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Cand
 OrderedJson counts_of(const SearchCache& cache) {
   return {{"from_store", cache.asked() > 0 && cache.from_store() == cache.asked()},
           {"searches", {{"asked", cache.asked()}, {"from_store", cache.from_store()}}},
-          {"interrupted", cache.interrupted()}};
+          {"interrupted", cache.interrupted()},
+          {"studies_out_of_time", cache.is_out_of_time()}};
 }
 
 std::string text_of_cache(const SearchCache& cache) {
   std::string text;
   if (cache.interrupted()) {
     text += "interrupted: this is the best so far; the same call goes on\n";
+  } else if (cache.is_out_of_time()) {
+    text += "the studies took as long as --deadline says: what they had not decided is left out\n";
   }
   if (cache.asked() > 0 && cache.from_store() == cache.asked()) {
     text += "all of this was found before, and is in the store; --again searches anew\n";
@@ -218,6 +221,7 @@ int run_tune(Words words) {
   const FoundFiles files = write_found(
       best, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(best.machine)});
   json["predict"] = files.predict;
+  cache.limit_studies(flags.deadline_s);
   const std::optional<Bottlenecks> limits = limits_of(best, tuner.measurements());
   json["bottlenecks"] = bottlenecks_json(limits);
   json["store"] = store_path(flags.store);
