@@ -149,6 +149,8 @@ struct Module {
   int64_t layer = -1;       // -1 outside the layers
   int64_t flat_offset = 0;  // elements before it in the model's flat parameter space
   int64_t count = 0;        // parameters in it
+  // Ranks over which its experts are divided: so many fewer hold the same as this one.
+  int64_t expert_ranks = 1;
   std::vector<Parameter> parameters;
 };
 

@@ -48,6 +48,38 @@ TEST(ZeroGroup, shards_over_a_group_and_sums_over_the_others) {
   }
 }
 
+// A model whose experts are nearly all of it.
+Model with_experts() {
+  Model model = tiny::model();
+  model.architecture = "mixtral";
+  model.norm = NormKind::kRmsNorm;
+  model.position = PositionKind::kRope;
+  model.activation = ActivationKind::kSwiGlu;
+  model.layout = WeightLayout::kOutIn;
+  model.qkv_bias = model.attention_out_bias = model.mlp_bias = false;
+  model.tied_embeddings = false;
+  model.experts = 8;
+  model.experts_per_token = 2;
+  model.expert_ffn = 512;
+  return model;
+}
+
+// Every parameter is stepped once: what ranks hold of different experts they cannot share.
+TEST(Experts, state_of_all_ranks_is_that_of_the_model) {
+  const Model model = with_experts();
+  const auto parameters = static_cast<double>(parameter_count(model));
+  for (const int64_t stage : {1, 2, 3}) {
+    for (const int64_t experts : {1, 2, 4}) {
+      Plan plan = four_ranks(stage, 0);
+      plan.expert = experts;
+      const Graph graph = build(model, plan);
+      const auto stepped = static_cast<double>(4 * tiny::elements(graph, TensorKind::kMaster));
+      EXPECT_GE(stepped, parameters) << "stage " << stage << ", " << experts << " expert ranks";
+      EXPECT_LT(stepped, 1.02 * parameters) << "stage " << stage << ", " << experts;
+    }
+  }
+}
+
 TEST(ZeroGroup, stage_three_gathers_in_the_group) {
   const Graph all = build(tiny::model(), four_ranks(3, 0));
   const Graph pairs = build(tiny::model(), four_ranks(3, 2));

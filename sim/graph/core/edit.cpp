@@ -265,4 +265,44 @@ std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan) {
   return flowing;
 }
 
+namespace {
+
+// Calls add(elements, ranks that hold the same) for each part of a bucket; of all modules for -1.
+template <class Add>
+void for_parts(const Graph& graph, int32_t bucket, int64_t ranks, const Add& add) {
+  if (bucket < 0) {
+    for (const Module& module : graph.modules) add(module.count, sharing_of(module, ranks));
+    return;
+  }
+  for (const Bucket::Piece& piece : graph.bucket(bucket).pieces) {
+    add(piece.count, sharing_of(graph.modules[static_cast<size_t>(piece.module)], ranks));
+  }
+}
+
+}  // namespace
+
+int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks) {
+  bool dense = true;
+  double all = 0;
+  double kept = 0;
+  for_parts(graph, bucket, ranks, [&](int64_t count, int64_t sharing) {
+    dense = dense && sharing == ranks;
+    all += static_cast<double>(count);
+    kept += static_cast<double>(count) / static_cast<double>(sharing);
+  });
+  if (dense) return div_ceil(elements, ranks);
+  const double share = kept / all * static_cast<double>(elements);
+  return std::min(elements, static_cast<int64_t>(std::ceil(share)));
+}
+
+double reduced_share(const Graph& graph, int32_t bucket, int64_t ranks) {
+  double all = 0;
+  double reduced = 0;
+  for_parts(graph, bucket, ranks, [&](int64_t count, int64_t sharing) {
+    all += static_cast<double>(count);
+    if (sharing > 1) reduced += static_cast<double>(count);
+  });
+  return reduced / all;
+}
+
 }  // namespace ballast

@@ -133,6 +133,17 @@ struct RankGroup {
 };
 // The ranks that share the state of the same weights, for collectives of sharded state.
 inline RankGroup replica_group(const Plan& plan) { return {plan.sharing(), plan.tensor}; }
+// Of `ranks` that share state, those that hold the same of this module; its dense parts, where it
+// has experts, are counted with them.
+inline int64_t sharing_of(const Module& module, int64_t ranks) {
+  return std::max<int64_t>(1, ranks / module.expert_ranks);
+}
+// What a rank keeps of a tensor that is as long as a bucket, or a multiple of it, shared by `ranks`.
+// Bucket -1 here and below: of all of them.
+int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks);
+// Of the elements of a bucket, the share that other ranks hold as well: what is reduced.
+double reduced_share(const Graph& graph, int32_t bucket, int64_t ranks);
+
 // Those that hold the same share of it (Plan::zero_group); one rank where all share.
 inline RankGroup copies_group(const Plan& plan) {
   return {plan.replicas() / plan.sharing(), plan.tensor * plan.sharing()};

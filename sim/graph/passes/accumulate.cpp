@@ -153,7 +153,7 @@ class Accumulate {
     Tensor tensor = part_of(bucket);
     tensor.kind = TensorKind::kArriving;
     tensor.category = Category::kStaging;
-    if (shared) tensor.elements = div_ceil(tensor.elements, plan_.sharing());
+    if (shared) tensor.elements = share_of_bucket(graph_, bucket, tensor.elements, plan_.sharing());
     return add_tensor(graph_, tensor);
   }
   TensorId sum_of(int32_t bucket) {

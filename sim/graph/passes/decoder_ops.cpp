@@ -44,7 +44,9 @@ void DecoderOps::keep_own_experts(Module& module) const {
     if (product.copies > 1) routed += product.in * product.out * product.copies;
   }
   module.count -= routed - div_ceil(routed, plan_.expert);
-  if (routed > 0) module.parameters.clear();
+  if (routed == 0) return;
+  module.expert_ranks = plan_.expert;
+  module.parameters.clear();
 }
 
 bool DecoderOps::holds(const Module& module) const {

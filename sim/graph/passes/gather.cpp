@@ -43,6 +43,11 @@ class GatherPass {
   void run() {
     find_visits();
     shard();
+    for (GatherVisit& visit : visits_) {
+      const auto lies_here = [&](TensorId tensor) { return ranks_of(graph_.tensor(tensor)) == 1; };
+      std::erase_if(visit.weights, lies_here);
+      std::erase_if(visit.gradients, lies_here);
+    }
     Insertions insertions;
     for (size_t i = 0; i < visits_.size(); ++i) {
       if (!visits_[i].weights.empty()) gather(i, insertions);
@@ -88,22 +93,29 @@ class GatherPass {
   void shard() {
     int64_t offset = 0;
     for (Module& module : graph_.modules) {
-      module.count = div_ceil(module.count, group_.ranks);
+      const int64_t ranks = sharing_of(module, group_.ranks);
+      ranks_[{static_cast<int16_t>(module.layer), module.kind}] = ranks;
+      module.count = div_ceil(module.count, ranks);
       module.flat_offset = offset;
       module.parameters.clear();
       offset += module.count;
     }
     for (Tensor& tensor : graph_.tensors) {
       if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
-      tensor.elements = div_ceil(tensor.elements, group_.ranks);
+      tensor.elements = div_ceil(tensor.elements, ranks_of(tensor));
     }
+  }
+
+  // That share a module's weights, of the module that a tensor belongs to.
+  int64_t ranks_of(const Tensor& tensor) const {
+    return ranks_.at({tensor.label.layer, tensor.label.module});
   }
 
   TensorId whole_of(TensorId shard, TensorKind kind, Category category) {
     Tensor tensor = graph_.tensor(shard);
     tensor.kind = kind;
     tensor.category = category;
-    tensor.elements *= group_.ranks;
+    tensor.elements *= ranks_of(tensor);
     return add_tensor(graph_, tensor);
   }
 
@@ -271,6 +283,7 @@ class GatherPass {
   RankGroup group_;
   std::vector<GatherVisit> visits_;  // by first use
   std::set<TensorId> written_;
+  std::map<std::pair<int16_t, ModuleKind>, int64_t> ranks_;  // by layer and kind of module
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 // are reduce-scattered before they leave the GPU, every rank steps its shard, and weights are
 // all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
 // GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
+#include <cmath>
+
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 
@@ -34,7 +36,8 @@ class Shard {
 
   void run() {
     for (Tensor& tensor : graph_.tensors) {
-      if (is_sharded(tensor)) tensor.elements = div_ceil(tensor.elements, ranks_);
+      if (!is_sharded(tensor)) continue;
+      tensor.elements = share_of_bucket(graph_, tensor.label.bucket, tensor.elements, ranks_);
     }
     graph_.step.ops = rewrite(std::move(graph_.step.ops));
     graph_.repair.ops = rewrite(std::move(graph_.repair.ops));
@@ -55,8 +58,9 @@ class Shard {
       }
       auto* work = std::get_if<BucketWork>(&op.work);
       if (work != nullptr && op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) {
-        work->elements = div_ceil(work->elements, ranks_);
-        work->moved = {div_ceil(work->moved.count, ranks_)};
+        const int32_t bucket = op.label.bucket;
+        work->elements = share_of_bucket(graph_, bucket, work->elements, ranks_);
+        work->moved = {share_of_bucket(graph_, bucket, work->moved.count, ranks_)};
       }
       result.push_back(std::move(op));
     }
@@ -91,8 +95,11 @@ class Shard {
   // Out: reduce-scatter into a shard that is copied. In: a shard is copied, then all-gathered.
   void shard_copy(Op op, std::vector<Op>& result) {
     CopyWork& work = std::get<CopyWork>(op.work);
-    const Bytes whole = work.bytes;
-    work.bytes = {div_ceil(whole.count, ranks_)};
+    const int32_t bucket = op.label.bucket;
+    const double reduced =
+        reduced_share(graph_, bucket, ranks_) * static_cast<double>(work.bytes.count);
+    const Bytes whole{std::max<int64_t>(1, std::llround(reduced))};
+    work.bytes = {share_of_bucket(graph_, bucket, work.bytes.count, ranks_)};
     const bool out = work.direction == CopyDirection::kDeviceToHost;
     std::vector<Access> far;
     for (Access& access : op.accesses) {
