@@ -13,9 +13,11 @@ LIMITS = {"gpu_memory": "GB of GPU memory", "cpu_memory": "GB of CPU memory", "d
           "micro_batch": "sequences at once"}
 HEAD = """# Questions of buyers and owners
 
-What people ask before they buy or train, each with the command and what it answered. `scripts/buyer_questions.sh` asks them again and
-writes this page; `tests/cli/buyer_questions_test.cpp` holds every verdict and order. Speeds are those of the typical framework unless a
-command names a stack, with the interval that holds 80 % ([validation.md](validation.md)); `tune` searches Ballast's own plans.
+What people ask before they buy or train, each with the command and what it answered.
+`scripts/buyer_questions.sh` asks them again and writes this page;
+`tests/cli/buyer_questions_test.cpp` holds every verdict and order. Speeds are those of the typical
+framework unless a command names a stack, with the interval that holds 80 %
+([validation.md](validation.md)); `tune` searches Ballast's own plans.
 """
 
 
@@ -72,7 +74,8 @@ def prediction(answer):
     lines += limits_of(answer)
     lines += [f"Note: {note}." for note in answer.get("notes", [])]
     if "max_model" in answer:
-        lines.append(f"The largest has {answer['max_model']['parameters'] / 1e9:.1f} billion parameters.")
+        billions = answer["max_model"]["parameters"] / 1e9
+        lines.append(f"The largest has {billions:.1f} billion parameters.")
     if "max_sequence_length" in answer:
         lines.append(f"The longest has {count(answer['max_sequence_length'])} tokens.")
     return lines

@@ -126,7 +126,8 @@ int64_t first_alike(const Model& model) {
 }
 
 // The layers of a model that begins otherwise than it goes on, so that all but three of those that
-// are alike were left out: the first of these stands for what was, which leaves where activations do; the last one stays.
+// are alike were left out: the first of these stands for what was, which leaves where activations
+// do; the last one stays.
 void insert_alike(LayerProfile& profile, int64_t layers) {
   const auto first = profile.layers.end() - kLayersProfiled;
   const LayerCost stands = *first;

@@ -226,8 +226,8 @@ class LayoutChooser {
       const Fastest best = fastest_listed(setting, known_);
       setting.plan = best.plan.value_or(lean.plan);
       if (best.plan) return Estimate{layout, std::move(setting), best.step_time};
-      const Prediction lone = predict(setting.model, setting.plan, setting.machine, setting.stack,
-                                      measurements_);
+      const Prediction lone =
+          predict(setting.model, setting.plan, setting.machine, setting.stack, measurements_);
       return Estimate{layout, std::move(setting), lone.step_time};
     }
     const int64_t global_batch = setting.plan.global_batch;

@@ -1,13 +1,13 @@
 // Feasibility: whether any plan that open knobs leave fits.
 //
 // First the knobs take what most often needs least memory (micro-batch 1, or one of all sequences,
-// everything recomputed but the layers' inputs, those offloaded too if need be, weights that stay or
-// flow, an eighth, a quarter, ... of the buckets on the GPU), and memory alone decides. Where none of
-// these fits and memory is planned, every plan that the open knobs leave is refused by a bound of its
-// memory or placed (autotune/search): the arena of one that holds less may be smaller or larger.
-// Where the layout is open too, the first is asked of every layout whose least memory fits, the
-// emptiest first, and the second of those that miss by little.
-// Will not do: look for the fastest plan (autotune/complete/complete.h).
+// everything recomputed but the layers' inputs, those offloaded too if need be, weights that stay
+// or flow, an eighth, a quarter, ... of the buckets on the GPU), and memory alone decides. Where
+// none of these fits and memory is planned, every plan that the open knobs leave is refused by a
+// bound of its memory or placed (autotune/search): the arena of one that holds less may be smaller
+// or larger. Where the layout is open too, the first is asked of every layout whose least memory
+// fits, the emptiest first, and the second of those that miss by little. Will not do: look for the
+// fastest plan (autotune/complete/complete.h).
 #pragma once
 
 #include <optional>

@@ -97,7 +97,8 @@ class LeastChanges {
         below = 1;
       }
     }
-    return LeastChange{limit, now, static_cast<double>(high), std::max(static_cast<double>(low), now)};
+    return LeastChange{limit, now, static_cast<double>(high),
+                       std::max(static_cast<double>(low), now)};
   }
 
   // The first of these values that fits.

@@ -33,8 +33,7 @@ std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
                                    std::optional<Error>& refusal) {
   std::vector<Plan> layouts;
   for (Plan& plan : layouts_of(setting.model, start.plan, start.open)) {
-    const bool keeps_data =
-        start.open.has(KnobId::kData) || plan.data == start.plan.data;
+    const bool keeps_data = start.open.has(KnobId::kData) || plan.data == start.plan.data;
     if (!keeps_data || !stack_allows(start, plan, setting.stack.facts)) continue;
     try {
       check(plan, setting.model);
@@ -69,8 +68,8 @@ Usable usable_by_tensors(const Machine& machine, const Stack& stack) {
   Usable result = usable_of(machine);
   if (stack.memory_is_planned()) return result;
   Bytes& gpu = result[static_cast<size_t>(Place::kHbm)];
-  gpu = Bytes{static_cast<int64_t>(static_cast<double>(gpu.count) /
-                                   (1 + stack.constants.memory_slack))};
+  gpu = Bytes{
+      static_cast<int64_t>(static_cast<double>(gpu.count) / (1 + stack.constants.memory_slack))};
   return result;
 }
 
@@ -177,8 +176,7 @@ class LayoutBounds::Judge {
       layout.fullness = any ? std::min(layout.fullness, fullness) : fullness;
       const Bytes excess = excess_of(needed, usable);
       if (any && excess > layout.excess) continue;
-      const Duration time =
-          cell_time(of_.model, plan, profiles_.of(plan), cells.floor, usable);
+      const Duration time = cell_time(of_.model, plan, profiles_.of(plan), cells.floor, usable);
       if (any && excess == layout.excess && time >= layout.at_least) continue;
       layout.excess = excess;
       layout.at_least = time;

@@ -15,14 +15,14 @@
 namespace ballast {
 
 struct OpenLayout {
-  Setting setting;    // nothing of the layout is open any more
-  Duration at_least;  // of a step whose least memory fits
-  Bytes excess;       // by which even the least memory misses; 0 where it fits
+  Setting setting;      // nothing of the layout is open any more
+  Duration at_least;    // of a step whose least memory fits
+  Bytes excess;         // by which even the least memory misses; 0 where it fits
   double fullness = 0;  // of the fullest memory of its leanest plan: needed over usable
 };
 
-// The bounds of a setting's layouts, which serve machines that differ in the sizes of their memories
-// alone.
+// The bounds of a setting's layouts, which serve machines that differ in the sizes of their
+// memories alone.
 class LayoutBounds {
  public:
   // `measurements` may be null. Throws Error where no layout is legal.

@@ -68,7 +68,8 @@ FabricTables parse_fabric(std::string_view text, const std::string& source) {
     const FabricSeries& last = tables.series.back();
     const bool in_node = last.ranks > last.nodes;
     if ((in_node && !tables.node) || (last.nodes > 1 && !tables.network)) {
-      reader.fail("series", fmt::format("{} needs wires that the fabric lacks", tables.series.size() - 1),
+      reader.fail("series",
+                  fmt::format("{} needs wires that the fabric lacks", tables.series.size() - 1),
                   "give 'node' for several ranks in one, 'network' for several nodes");
     }
   }

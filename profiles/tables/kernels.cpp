@@ -107,8 +107,7 @@ GemmTable read_gemm(JsonReader reader, const KernelTables& tables) {
   table.format = fp8 ? ProductFormat::kFp8 : ProductFormat::kAsStored;
   table.constants = read_gemm_constants(reader.object("model"));
   for (JsonReader& one : reader.objects("series")) {
-    table.series.push_back(
-        read_series<GemmSeries>(std::move(one), tables, read_gemm_columns));
+    table.series.push_back(read_series<GemmSeries>(std::move(one), tables, read_gemm_columns));
   }
   reader.finish();
   return table;

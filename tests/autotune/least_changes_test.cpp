@@ -19,9 +19,9 @@ namespace {
 
 constexpr const char* kModels[] = {"gpt2-xl",      "llama-3.2-1b",  "llama-3-8b",  "gpt-13b",
                                    "mixtral-8x7b", "qwen3-30b-a3b", "llama-3-70b", "gpt-oss-20b"};
-constexpr const char* kMachines[] = {"alps-gh200-quad",     "dgx-h100-80gb", "hgx-a100-80gb",
+constexpr const char* kMachines[] = {"alps-gh200-quad",       "dgx-h100-80gb", "hgx-a100-80gb",
                                      "gh200-nvl2-96gb-240gb", "dgx-2-v100",    "hgx-h200-quad",
-                                     "mi300a-quad",         "dgx-b200"};
+                                     "mi300a-quad",           "dgx-b200"};
 constexpr const char* kStrategies[] = {"superoffload", "megatron", "zero-3", "zero-offload",
                                        "superoffload-ulysses"};
 constexpr const char* kStacks[] = {"typical", "deepspeed-2025", "megatron-core-2024"};
@@ -137,9 +137,8 @@ void set_memory_near(Numbers& numbers, const std::vector<Need>& needs, Machine& 
   const Bytes least = least_gpu(needs, machine);
   if (least.count == std::numeric_limits<int64_t>::max()) return;
   const double factor = kFactors[numbers.below(4)];
-  machine.gpu.memory.value =
-      machine.gpu.reserved.value +
-      Bytes{static_cast<int64_t>(static_cast<double>(least.count) * factor)};
+  machine.gpu.memory.value = machine.gpu.reserved.value +
+                             Bytes{static_cast<int64_t>(static_cast<double>(least.count) * factor)};
 }
 
 std::optional<double> gb_for(Bytes least, Bytes reserved) {
@@ -182,9 +181,9 @@ std::string name_of(const Setting& setting) {
   const Plan& plan = setting.plan;
   return setting.model.name + " on " + setting.machine.name + ", " + plan.strategy + ", " +
          setting.stack.name + ", devices " + std::to_string(plan.devices) + ", layers " +
-         std::to_string(setting.model.layers) + ", tokens " +
-         std::to_string(plan.sequence_length) + ", batch " + std::to_string(plan.global_batch) +
-         ", GPU " + std::to_string(setting.machine.gpu.memory.value.gb());
+         std::to_string(setting.model.layers) + ", tokens " + std::to_string(plan.sequence_length) +
+         ", batch " + std::to_string(plan.global_batch) + ", GPU " +
+         std::to_string(setting.machine.gpu.memory.value.gb());
 }
 
 TEST(LeastChanges, verdicts_are_those_of_every_way_one_by_one) {

@@ -138,8 +138,8 @@ inline RankGroup replica_group(const Plan& plan) { return {plan.sharing(), plan.
 inline int64_t sharing_of(const Module& module, int64_t ranks) {
   return std::max<int64_t>(1, ranks / module.expert_ranks);
 }
-// What a rank keeps of a tensor that is as long as a bucket, or a multiple of it, shared by `ranks`.
-// Bucket -1 here and below: of all of them.
+// What a rank keeps of a tensor that is as long as a bucket, or a multiple of it, shared by
+// `ranks`. Bucket -1 here and below: of all of them.
 int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks);
 // Of the elements of a bucket, the share that other ranks hold as well: what is reduced.
 double reduced_share(const Graph& graph, int32_t bucket, int64_t ranks);
