@@ -1,5 +1,6 @@
 // Speed of the host device's fp32 GEMM and row loops, for each instruction set that this machine
-// has, on one core. Counters are per second: FLOP for products, elements for row loops.
+// has, on one core; and of the fastest one in tiles, on 1 and 2 compute threads. Counters are per
+// second: FLOP for products, elements for row loops.
 //
 // `gemm_bench` runs the real sizes; `gemm_bench --benchmark_filter=small` takes milliseconds. Every
 // line ends with a checksum of its result, so that no work can be left out.
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/host/compute_threads.h"
 #include "backend/host/gemm.h"
 #include "backend/host/transformer_rows.h"
 
@@ -43,7 +45,7 @@ struct Product {
 };
 
 // y = x W for [in, out] and [out, in] weights, dx = dy W^T, dW = x^T dy, a head's scores.
-constexpr std::array<Product, 9> kProducts = {{
+constexpr std::array<Product, 11> kProducts = {{
     {"small", 32, 32, 32, false, false},
     {"forward", 1024, 1024, 256, false, false},
     {"forward_out_in", 1024, 1024, 256, false, true},
@@ -53,9 +55,12 @@ constexpr std::array<Product, 9> kProducts = {{
     {"weight_gradient_out_in", 1024, 256, 1024, true, false},
     {"scores", 128, 1024, 64, false, true},
     {"values", 128, 64, 1024, false, false},
+    {"layer_forward", 512, 3072, 768, false, false},
+    {"layer_weight_gradient", 768, 3072, 512, true, false},
 }};
 
-void run_product(benchmark::State& state, const GemmTable& table, const Product& p) {
+template <class Multiply>
+void run_product(benchmark::State& state, const Multiply& multiply, const Product& p) {
   const std::vector<float> a = values(p.m * p.k, 1);
   const std::vector<float> b = values(p.k * p.n, 2);
   std::vector<float> c(static_cast<size_t>(p.m * p.n));
@@ -65,12 +70,19 @@ void run_product(benchmark::State& state, const GemmTable& table, const Product&
   g.b = b.data(), g.transpose_b = p.transpose_b, g.ldb = p.transpose_b ? p.k : p.n;
   g.c = c.data(), g.ldc = p.n;
   for (auto _ : state) {
-    table.gemm(g);
+    multiply(g);
     benchmark::ClobberMemory();
   }
   const double flops = 2.0 * static_cast<double>(p.m * p.n * p.k);
   state.counters["FLOP"] = benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
   state.SetLabel("checksum " + std::to_string(checksum(c)));
+}
+
+void run_in_tiles(benchmark::State& state, int count, const Product& p) {
+  ballast::ComputeThreads threads(count);
+  const ballast::ComputeThreads::Lease lease(&threads);
+  run_product(
+      state, [](const GemmArguments<float>& g) { ballast::gemm(g); }, p);
 }
 
 constexpr int64_t kRow = 4096;
@@ -106,7 +118,16 @@ void register_all() {
                                "x" + std::to_string(p.n) + "x" + std::to_string(p.k) +
                                (p.transpose_a ? "/At" : "") + (p.transpose_b ? "/Bt" : "");
       benchmark::RegisterBenchmark(
-          name.c_str(), [table, p](benchmark::State& state) { run_product(state, table, p); });
+          name.c_str(), [table, p](benchmark::State& state) { run_product(state, table.gemm, p); });
+    }
+  }
+  for (const Product& p : kProducts) {
+    for (const int threads : {1, 2}) {
+      const std::string name =
+          "tiles/" + std::string(p.name) + "/" + std::to_string(threads) + "_threads";
+      benchmark::RegisterBenchmark(name.c_str(), [threads, p](benchmark::State& state) {
+        run_in_tiles(state, threads, p);
+      })->UseRealTime();
     }
   }
   for (const RowLoops<float>* rows : ballast::transformer::row_loop_tables()) {

@@ -1,9 +1,9 @@
 // Our machine JSON, schema "ballast.machine/1". Each number is an object of value, source and
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
 // that not every machine has may be left out: power_watts, gpu.nominal_matmul_tflops,
-// gpu.attention_tflops, cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, node where a node
-// has one device, network where there is one node, and of an interconnect all but its bandwidth
-// and latency.
+// gpu.attention_tflops, gpu.compute_threads (1; more only where is_host_thread),
+// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, node where a node has one device,
+// network where there is one node, and of an interconnect all but its bandwidth and latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -219,6 +219,8 @@ Gpu read_gpu(JsonReader reader) {
   gpu.launch = read_sourced(reader, "launch_us", kUs);
   gpu.multiprocessors = reader.whole("multiprocessors", kCount);
   gpu.is_host_thread = reader.boolean("is_host_thread");
+  // Machines that were measured before there was a choice used one.
+  if (reader.has("compute_threads")) gpu.compute_threads = reader.whole("compute_threads", kCount);
   reader.finish();
   return gpu;
 }
@@ -245,6 +247,7 @@ OrderedJson write_gpu(const Gpu& gpu) {
   json["launch_us"] = write_sourced(gpu.launch, kUs);
   json["multiprocessors"] = gpu.multiprocessors;
   json["is_host_thread"] = gpu.is_host_thread;
+  if (gpu.is_host_thread) json["compute_threads"] = gpu.compute_threads;
   return json;
 }
 

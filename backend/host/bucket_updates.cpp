@@ -4,9 +4,26 @@
 #include <array>
 #include <cstring>
 
+#include "backend/host/compute_threads.h"
 #include "sim/spec/stack.h"
 
 namespace ballast {
+
+namespace {
+
+// What a part of a bucket has, of those that are divided over the threads lent to the caller.
+constexpr int64_t kTilesOfPart = 16;
+constexpr RangeCut kByTile{kTilesOfPart * kernels::kUndoTile, kernels::kUndoTile};
+constexpr RangeCut kByByte{256 * 1024, 4096};
+
+void cast_here(const kernels::Table& table, const CastRange& range) {
+  for_ranges(range.count, kByTile, [&](int64_t begin, int64_t end) {
+    table.cast(range.from + begin * kernels::bytes_of(range.from_format), range.from_format,
+               range.to + begin * kernels::bytes_of(range.to_format), range.to_format, end - begin);
+  });
+}
+
+}  // namespace
 
 bool is_adam_of_another_program(std::string_view name) {
   constexpr std::array kOthers = {kTorchAdam, std::string_view("cpu-adam"),
@@ -79,7 +96,7 @@ void BucketUpdates::cast(const CastRange& range, Crew crew) {
     kernels::cast(workers_, table_, range.from, range.from_format, range.to, range.to_format,
                   range.count);
   } else {
-    table_.cast(range.from, range.from_format, range.to, range.to_format, range.count);
+    cast_here(table_, range);
   }
 }
 
@@ -99,7 +116,7 @@ void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
     if (crew == Crew::kWorkers) {
       norm_workers_.for_tiles(range.count, kSegment, sum);
     } else {
-      sum(0, range.count);
+      for_ranges(range.count, {kSegment, kSegment}, sum);
     }
   }
 }
@@ -118,7 +135,9 @@ void BucketUpdates::snapshot(const Op& op, int32_t step, Crew crew) {
     if (crew == Crew::kWorkers) {
       kernels::copy_streaming(workers_, table_, range.from, range.to, range.bytes);
     } else {
-      std::memcpy(range.to, range.from, static_cast<size_t>(range.bytes));
+      for_ranges(range.bytes, kByByte, [&](int64_t begin, int64_t end) {
+        std::memcpy(range.to + begin, range.from + begin, static_cast<size_t>(end - begin));
+      });
     }
   }
 }
@@ -140,7 +159,9 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
     }
     if (!records) {
       if (alone) {
-        table_.adam_step(arrays, constants);
+        for_ranges(arrays.count, kByTile, [&](int64_t begin, int64_t end) {
+          table_.adam_step(kernels::slice(arrays, begin, end - begin), constants);
+        });
       } else {
         kernels::adam_step(workers_, table_, arrays, constants);
       }
@@ -151,14 +172,20 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
       kernels::adam_step_with_undo(workers_, table_, arrays, constants, record);
       continue;
     }
-    record.step_tiles(table_, arrays, constants, 0, record.tiles());
+    for_ranges(record.tiles(), {kTilesOfPart, 1}, [&](int64_t begin, int64_t end) {
+      record.step_tiles(table_, arrays, constants, begin, end);
+    });
   }
 }
 
 void BucketUpdates::step_bf16(const StepRange& range, const kernels::AdamConstants& constants,
                               Crew crew) {
   if (crew == Crew::kCaller) {
-    kernels::adam_step_bf16_moments(table_, range.arrays, range.bf16_moments, constants);
+    for_ranges(range.arrays.count, kByTile, [&](int64_t begin, int64_t end) {
+      kernels::adam_step_bf16_moments(
+          table_, kernels::slice_without_moments(range.arrays, begin, end - begin),
+          {range.bf16_moments.moment1 + begin, range.bf16_moments.moment2 + begin}, constants);
+    });
   } else {
     kernels::adam_step_bf16_moments(workers_, table_, range.arrays, range.bf16_moments, constants);
   }
@@ -166,7 +193,7 @@ void BucketUpdates::step_bf16(const StepRange& range, const kernels::AdamConstan
 
 void BucketUpdates::restore_weights(const Op& op, int32_t step) const {
   for (const CastRange& range : weights_from_masters(at_.ranges.steps(op, step))) {
-    table_.cast(range.from, range.from_format, range.to, range.to_format, range.count);
+    cast_here(table_, range);
   }
 }
 
@@ -180,7 +207,9 @@ void BucketUpdates::exact_undo(const Op& op, int32_t step, Crew crew) {
       kernels::adam_undo(workers_, table_, ranges[i].arrays, constants, record);
       continue;
     }
-    record.undo_tiles(table_, ranges[i].arrays, constants, 0, record.tiles());
+    for_ranges(record.tiles(), {kTilesOfPart, 1}, [&](int64_t begin, int64_t end) {
+      record.undo_tiles(table_, ranges[i].arrays, constants, begin, end);
+    });
   }
 }
 

@@ -16,7 +16,8 @@
 
 namespace ballast {
 
-// Who does the work of a call: the pool of the optimizer's threads, or the calling thread.
+// Who does the work of a call: the pool of the optimizer's threads, or the calling thread with
+// those that are lent to it (compute_threads.h).
 enum class Crew : uint8_t { kWorkers, kCaller };
 
 // By name of a kernels::Table, "best" being the fastest; null for one that this processor cannot

@@ -51,6 +51,7 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       options_(options),
       arenas_(arenas_of(graph_)),
       arguments_(graph_, bases_of(arenas_)),
+      threads_(options.compute_threads),
       modules_(training.model, plan_),
       ranges_(graph_, arguments_),
       control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
@@ -58,16 +59,22 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
                options.optimizer_threads) {}
 
-// Kernels of the "GPU" run on the lane's own thread.
+// Kernels of the "GPU" run on the lane's own thread, and on those that are lent to it.
 Crew HostDevice::crew_of(const Op& op) const {
   const bool on_gpu = ranges_.bucket_of(op).site == Site::kGpu;
   return on_gpu ? Crew::kCaller : Crew::kWorkers;
 }
 
 void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
-  using Program = BucketUpdates::Program;
   const Op& op = sequence.ops[static_cast<size_t>(id)];
   CHECK(host_capabilities().carry_out(op, graph_));
+  const bool computes = kind_of(op.lane) == LaneKind::kCompute;
+  const ComputeThreads::Lease lease(computes ? &threads_ : nullptr);
+  carry_out(sequence, op, step);
+}
+
+void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step) {
+  using Program = BucketUpdates::Program;
   switch (op.kind) {
     case OpKind::kLoadBatch:
       return load_batch(op, step);

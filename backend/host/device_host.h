@@ -15,6 +15,7 @@
 #include "backend/execute/operation_arguments.h"
 #include "backend/execute/update_control.h"
 #include "backend/host/bucket_updates.h"
+#include "backend/host/compute_threads.h"
 #include "backend/host/host_modules.h"
 #include "backend/train/training_device.h"
 
@@ -41,6 +42,7 @@ class HostDevice : public TrainingDevice {
   std::vector<MemoryUse> memory() override;
 
  private:
+  void carry_out(const Sequence& sequence, const Op& op, int32_t step);
   void load_batch(const Op& op, int32_t step) const;
   void loss(const Op& op, int32_t step);
   Crew crew_of(const Op& op) const;
@@ -53,6 +55,7 @@ class HostDevice : public TrainingDevice {
   DeviceOptions options_;
   std::array<std::unique_ptr<Arena>, kPlaces> arenas_;
   OperationArguments arguments_;
+  ComputeThreads threads_;  // of the compute lane
   HostModules modules_;
   BucketRanges ranges_;
   UpdateControl control_;

@@ -1,8 +1,9 @@
-// Dense matrix products of the host device, one thread, in fp32 and fp64.
+// Dense matrix products of the host device, in fp32 and fp64.
 //
 // The fp32 product is compiled once per instruction set (Eigen, backend/gemm/) and chosen at
-// start-up. The same arguments give the same bits on the same machine. Will not do: convert storage
-// formats, or start threads.
+// start-up. gemm() is that product tile by tile of C, on the threads that are lent to the caller
+// (compute_threads.h); the tiles follow from the sizes alone, so the same arguments give the same
+// bits on the same machine. Will not do: convert storage formats, or start threads.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ struct GemmArguments {
   bool accumulate = false;
 };
 
-// One compiled fp32 product.
+// One compiled fp32 product, on the calling thread.
 struct GemmTable {
   std::string_view name;  // baseline, avx2, avx512
   void (*gemm)(const GemmArguments<float>&);

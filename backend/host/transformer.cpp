@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "backend/host/transformer_rows.h"
@@ -23,6 +24,15 @@ NormRow<Real> norm_parameters(const Model& model, ConstView params) {
   return row;
 }
 
+// Rows that do not depend on one another. Each range of them has a copy of the body.
+template <class Body>
+void for_rows(int64_t rows, int64_t columns, const Body& body) {
+  for_ranges(rows, by_rows(columns), [&](int64_t begin, int64_t end) {
+    Body own = body;
+    for (int64_t i = begin; i < end; ++i) own(i);
+  });
+}
+
 template <class Real>
 void norm_forward_rows(const Model& model, ConstView x, ConstView params, View out,
                        View statistics) {
@@ -30,7 +40,7 @@ void norm_forward_rows(const Model& model, ConstView x, ConstView params, View o
   const int64_t n = x.columns;
   NormRow<Real> row = norm_parameters<Real>(model, params);
   auto* pairs = reinterpret_cast<Real*>(address(statistics, 0));
-  for (int64_t i = 0; i < x.rows; ++i) {
+  for_rows(x.rows, n, [&, row](int64_t i) mutable {
     row.x = load<Real>(x, i * n, n, Slot::kInput);
     const Moments<Real> moments = model.norm == NormKind::kLayerNorm
                                       ? rows.centred_moments(row.x, n)
@@ -43,7 +53,7 @@ void norm_forward_rows(const Model& model, ConstView x, ConstView params, View o
     Real* to = target<Real>(out, i * n, n, Slot::kOutput);
     rows.norm(row, to, n);
     finish(to, out, i * n, n);
-  }
+  });
 }
 
 template <class Real>
@@ -51,26 +61,38 @@ void norm_backward_rows(const Model& model, ConstView x, ConstView statistics, C
                         ConstView dout, ConstView residual_gradient, View dx, View dparams,
                         bool accumulate) {
   const int64_t n = x.columns;
-  NormRow<Real> row = norm_parameters<Real>(model, params);
-  const int64_t count = row.bias == nullptr ? n : 2 * n;
-  NormRowGradient<Real> gradient;
-  gradient.dweight = scratch<Real>(Slot::kSums, count);
-  gradient.dbias = row.bias == nullptr ? nullptr : gradient.dweight + n;
-  std::fill_n(gradient.dweight, count, Real(0));
+  const NormRow<Real> parameters = norm_parameters<Real>(model, params);
+  const int64_t count = parameters.bias == nullptr ? n : 2 * n;
+  // Each part of the rows has sums of its own, which are added in order: as the parts follow from
+  // the sizes alone, so does every bit.
+  const RangeCut cut = by_rows(n);
+  const int64_t parts = parts_of(x.rows, cut);
+  Real* sums = scratch<Real>(Slot::kSums, parts * count);
   const auto* pairs = reinterpret_cast<const Real*>(address(statistics, 0));
-  for (int64_t i = 0; i < x.rows; ++i) {
-    row.x = load<Real>(x, i * n, n, Slot::kInput);
-    row.mean = pairs[2 * i];
-    row.inverse_deviation = pairs[2 * i + 1];
-    gradient.dout = load<Real>(dout, i * n, n, Slot::kGradient);
-    if (residual_gradient.data != nullptr) {
-      gradient.residual = load<Real>(residual_gradient, i * n, n, Slot::kResidual);
+  for_parts(parts, [&](int64_t part) {
+    NormRow<Real> row = parameters;
+    NormRowGradient<Real> gradient;
+    gradient.dweight = sums + part * count;
+    gradient.dbias = row.bias == nullptr ? nullptr : gradient.dweight + n;
+    std::fill_n(gradient.dweight, count, Real(0));
+    const Range rows = range_of(x.rows, cut.granule, parts, part);
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      row.x = load<Real>(x, i * n, n, Slot::kInput);
+      row.mean = pairs[2 * i];
+      row.inverse_deviation = pairs[2 * i + 1];
+      gradient.dout = load<Real>(dout, i * n, n, Slot::kGradient);
+      if (residual_gradient.data != nullptr) {
+        gradient.residual = load<Real>(residual_gradient, i * n, n, Slot::kResidual);
+      }
+      gradient.dx = target<Real>(dx, i * n, n, Slot::kOutput);
+      row_loops<Real>().norm_gradient(row, gradient, n);
+      finish(gradient.dx, dx, i * n, n);
     }
-    gradient.dx = target<Real>(dx, i * n, n, Slot::kOutput);
-    row_loops<Real>().norm_gradient(row, gradient, n);
-    finish(gradient.dx, dx, i * n, n);
+  });
+  for (int64_t part = 1; part < parts; ++part) {
+    row_loops<Real>().add(sums + part * count, sums, count);
   }
-  write_sums(gradient.dweight, dparams, 0, count, accumulate);
+  write_sums(sums, dparams, 0, count, accumulate);
 }
 
 template <class Real>
@@ -79,12 +101,12 @@ void activation_forward_rows(ActivationKind kind, ConstView h, View a) {
   const auto activate = kind == ActivationKind::kSwiGlu     ? rows.swiglu
                         : kind == ActivationKind::kGeluTanh ? rows.gelu_tanh
                                                             : rows.gelu;
-  for (int64_t i = 0; i < h.rows; ++i) {
+  for_rows(h.rows, h.columns, [&](int64_t i) {
     const Real* from = load<Real>(h, i * h.columns, h.columns, Slot::kInput);
     Real* to = target<Real>(a, i * a.columns, a.columns, Slot::kOutput);
     activate(from, to, a.columns);
     finish(to, a, i * a.columns, a.columns);
-  }
+  });
 }
 
 template <class Real>
@@ -93,13 +115,13 @@ void activation_backward_rows(ActivationKind kind, ConstView h, ConstView da, Vi
   const auto differentiate = kind == ActivationKind::kSwiGlu     ? rows.swiglu_gradient
                              : kind == ActivationKind::kGeluTanh ? rows.gelu_tanh_gradient
                                                                  : rows.gelu_gradient;
-  for (int64_t i = 0; i < h.rows; ++i) {
+  for_rows(h.rows, h.columns, [&](int64_t i) {
     const Real* from = load<Real>(h, i * h.columns, h.columns, Slot::kInput);
     const Real* gradient = load<Real>(da, i * da.columns, da.columns, Slot::kGradient);
     Real* to = target<Real>(dh, i * dh.columns, dh.columns, Slot::kOutput);
     differentiate(from, gradient, to, da.columns);
     finish(to, dh, i * dh.columns, dh.columns);
-  }
+  });
 }
 
 // The loss of one token, whose logits become factor * (softmax - one at the target).
@@ -116,8 +138,9 @@ double loss_row(Real* logits, int64_t vocab, int64_t target_id, double factor) {
 template <class Real>
 double loss_rows(Shape shape, const int32_t* tokens, View logits, double factor) {
   const int64_t vocab = logits.columns;
-  double total = 0;
-  for (int64_t token = 0; token < shape.tokens(); ++token) {
+  auto* losses = static_cast<double*>(
+      scratch_bytes(Slot::kSums, shape.tokens() * static_cast<int64_t>(sizeof(double))));
+  for_rows(shape.tokens(), vocab, [&](int64_t token) {
     const int64_t sequence = token / shape.length;
     const int64_t id = tokens[token + sequence + 1];  // rows of S+1 ids
     if (id < 0 || id >= vocab) {
@@ -129,9 +152,10 @@ double loss_rows(Shape shape, const int32_t* tokens, View logits, double factor)
     const int64_t first = token * vocab;
     Real* row = target<Real>(logits, first, vocab, Slot::kOutput);
     if (logits.dtype != kStored<Real>) copy_in(ConstView(logits), first, vocab, row);
-    total += loss_row(row, vocab, id, factor);
+    losses[token] = loss_row(row, vocab, id, factor);
     finish(row, logits, first, vocab);
-  }
+  });
+  const double total = std::accumulate(losses, losses + shape.tokens(), 0.0);
   return total / static_cast<double>(shape.tokens());
 }
 

@@ -1,9 +1,10 @@
 // The decoder's modules on the host device, forward and backward, on plain row-major arrays.
 //
 // Storage is fp32, bf16, fp16 or (for gradient checks) fp64; arithmetic is fp32, in fp64 storage
-// fp64. One thread runs a call; results do not depend on anything but the arguments, so a repeated
-// (recomputed) forward gives the same bits. Will not do: allocate beyond the scratch of its thread,
-// know the graph, or start threads.
+// fp64. A call runs on the calling thread and on those that are lent to it (compute_threads.h);
+// results do not depend on anything but the arguments, so a repeated (recomputed) forward gives the
+// same bits on any number of threads. Will not do: allocate beyond the scratch of its threads, know
+// the graph, or start threads.
 //
 // Rows are tokens, T = sequences * length. Nothing overlaps unless said. `params` is a module's
 // flat parameter array in the order of its Module::parameters (sim/spec/model.h).

@@ -61,14 +61,16 @@ void rotate_heads(const Model& model, int64_t length, Direction direction, Real*
   const Rotations<Real>& table = rotations<Real>(model, length);
   const auto rotate =
       direction == Direction::kForward ? row_loops<Real>().rotate : row_loops<Real>().rotate_back;
-  for (int64_t position = 0; position < length; ++position) {
-    const Real* cosines = table.cosines.data() + position * table.half;
-    const Real* sines = table.sines.data() + position * table.half;
-    for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
-      Real* x = qkv + position * model.qkv_width() + head * model.head_size;
-      rotate(x, cosines, sines, x, table.half);
+  for_ranges(length, by_rows(model.qkv_width()), [&](int64_t begin, int64_t end) {
+    for (int64_t position = begin; position < end; ++position) {
+      const Real* cosines = table.cosines.data() + position * table.half;
+      const Real* sines = table.sines.data() + position * table.half;
+      for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
+        Real* x = qkv + position * model.qkv_width() + head * model.head_size;
+        rotate(x, cosines, sines, x, table.half);
+      }
     }
-  }
+  });
 }
 
 // The packed rows [S, (H+2K)*D] of one sequence, rotated where the model rotates.
@@ -100,6 +102,12 @@ HeadOffsets offsets_of(const Model& model, int64_t head) {
 template <class Real>
 Real score_scale(const Model& model) {
   return static_cast<Real>(1.0 / std::sqrt(static_cast<double>(model.head_size)));
+}
+
+// Heads that are worth a hand-over to another thread: a quarter of a million multiplications.
+RangeCut by_heads(const Model& model, int64_t length) {
+  constexpr int64_t kLeast = int64_t{1} << 18;
+  return {std::max<int64_t>(kLeast / (length * length * model.head_size), 1), 1};
 }
 
 // A tile of query rows [first, end) of one head, and the matrices of its head.
@@ -174,7 +182,7 @@ void forward(const Model& model, Shape shape, ConstView qkv, View out, View log_
     const Real* packed = load_sequence<Real>(model, length, sequence, qkv);
     const int64_t first = sequence * length * width;
     Real* to = target<Real>(out, first, length * width, Slot::kOutput);
-    for (int64_t head = 0; head < model.heads; ++head) {
+    const auto forward_head = [&](int64_t head) {
       Tile<Real> tile = tile_of(model, head, packed);
       Real* sums =
           reinterpret_cast<Real*>(address(log_sum_exp, (sequence * model.heads + head) * length));
@@ -182,7 +190,10 @@ void forward(const Model& model, Shape shape, ConstView qkv, View out, View log_
         tile.end = std::min(tile.first + kTile, length);
         forward_tile(tile, to + head * model.head_size, width, sums);
       }
-    }
+    };
+    for_ranges(model.heads, by_heads(model, length), [&](int64_t begin, int64_t end) {
+      for (int64_t head = begin; head < end; ++head) forward_head(head);
+    });
     finish(to, out, first, length * width);
   }
 }
@@ -256,7 +267,9 @@ void backward(const Model& model, Shape shape, ConstView qkv, ConstView out, Con
     const Real* from = load<Real>(dout, first, length * width, Slot::kGradient);
     Real* gradient = target<Real>(dqkv, sequence * count, count, Slot::kPackedGradient);
     std::fill_n(gradient, count, Real(0));
-    for (int64_t head = 0; head < model.heads; ++head) {
+    // The heads of a group add to the gradients of the same keys, one after another.
+    const int64_t group = model.heads / model.kv_heads;
+    const auto backward_head = [&](int64_t head) {
       const HeadOffsets at = offsets_of(model, head);
       Tile<Real> tile = tile_of(model, head, packed);
       HeadGradients<Real> d;
@@ -272,7 +285,10 @@ void backward(const Model& model, Shape shape, ConstView qkv, ConstView out, Con
         tile.end = std::min(tile.first + kTile, length);
         backward_tile(tile, d);
       }
-    }
+    };
+    for_ranges(model.kv_heads, by_heads(model, length), [&](int64_t begin, int64_t end) {
+      for (int64_t head = begin * group; head < end * group; ++head) backward_head(head);
+    });
     if (model.position == PositionKind::kRope) {
       rotate_heads(model, length, Direction::kBack, gradient);
     }

@@ -36,7 +36,7 @@ void check_arguments(const Model& model, Shape shape, const int32_t* tokens, Con
 template <class Real>
 void forward(const Model& model, Shape shape, const int32_t* tokens, ConstView params, View out) {
   const int64_t width = model.hidden;
-  for (int64_t token = 0; token < shape.tokens(); ++token) {
+  const auto forward_token = [&](int64_t token) {
     const int64_t position = token % shape.length;
     const int64_t id = tokens[token + token / shape.length];
     Real* row = target<Real>(out, token * width, width, Slot::kOutput);
@@ -46,7 +46,10 @@ void forward(const Model& model, Shape shape, const int32_t* tokens, ConstView p
       row_loops<Real>().add(load<Real>(params, first, width, Slot::kParameters), row, width);
     }
     finish(row, out, token * width, width);
-  }
+  };
+  for_ranges(shape.tokens(), by_rows(width), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) forward_token(token);
+  });
 }
 
 // Sums the rows of each id in Real before they touch storage, ids in rising order and rows in the

@@ -14,6 +14,9 @@ namespace {
 using Part = LinearPart;
 using Layout = LinearLayout;
 
+// Columns of a cache line or more: what threads write of one array lies apart.
+constexpr int64_t kColumns = 64;
+
 // Output features of a part that are computed at a time.
 struct Piece {
   int64_t column = 0;  // first column of y
@@ -54,17 +57,19 @@ Columns<Real> load_columns(const ConstView& view, int64_t column, int64_t width,
     return {reinterpret_cast<const Real*>(address(view, column)), view.columns};
   }
   Real* copy = scratch<Real>(slot, view.rows * width);
-  for (int64_t row = 0; row < view.rows; ++row) {
-    copy_in(view, row * view.columns + column, width, copy + row * width);
-  }
+  for_ranges(view.rows, by_rows(width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      copy_in(view, row * view.columns + column, width, copy + row * width);
+    }
+  });
   return {copy, width};
 }
 
 // Rows of y before the product is added: the residual, the bias, or their sum.
 template <class Real>
-void start_output(const ConstView& residual, const Real* bias, const Piece& piece, int64_t rows,
+void start_output(const ConstView& residual, const Real* bias, const Piece& piece, Range rows,
                   Real* y, int64_t stride) {
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
     Real* to = y + row * stride;
     if (residual.data == nullptr) {
       std::copy_n(bias, piece.width, to);
@@ -92,7 +97,11 @@ void forward(const Layout& layout, ConstView x, ConstView params, ConstView resi
                            : scratch<Real>(Slot::kOutput, x.rows * piece.width);
     const int64_t stride = y_in_place ? y.columns : piece.width;
     const bool started = residual.data != nullptr || bias != nullptr;
-    if (started) start_output(residual, bias, piece, x.rows, out, stride);
+    if (started) {
+      for_ranges(x.rows, by_rows(piece.width), [&](int64_t begin, int64_t end) {
+        start_output(residual, bias, piece, {begin, end}, out, stride);
+      });
+    }
 
     GemmArguments<Real> g;
     g.m = x.rows, g.n = piece.width, g.k = layout.in;
@@ -103,9 +112,11 @@ void forward(const Layout& layout, ConstView x, ConstView params, ConstView resi
     g.accumulate = started;
     gemm(g);
     if (y_in_place) return;
-    for (int64_t row = 0; row < x.rows; ++row) {
-      copy_out(out + row * piece.width, y, row * y.columns + piece.column, piece.width);
-    }
+    for_ranges(x.rows, by_rows(piece.width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        copy_out(out + row * piece.width, y, row * y.columns + piece.column, piece.width);
+      }
+    });
   });
 }
 
@@ -134,10 +145,14 @@ template <class Real>
 void add_bias_gradient(const Columns<Real>& dy, int64_t rows, const Piece& piece, View dparams,
                        bool accumulate) {
   Real* sums = scratch<Real>(Slot::kBiasSums, piece.width);
-  std::fill_n(sums, piece.width, Real(0));
-  for (int64_t row = 0; row < rows; ++row) {
-    row_loops<Real>().add(dy.data + row * dy.stride, sums, piece.width);
-  }
+  // Divided by column, each of which adds up its rows in their order.
+  const RangeCut cut{std::max<int64_t>(by_rows(rows).least, kColumns), kColumns};
+  for_ranges(piece.width, cut, [&](int64_t begin, int64_t end) {
+    std::fill(sums + begin, sums + end, Real(0));
+    for (int64_t row = 0; row < rows; ++row) {
+      row_loops<Real>().add(dy.data + row * dy.stride + begin, sums + begin, end - begin);
+    }
+  });
   write_sums(sums, dparams, piece.bias, piece.width, accumulate);
 }
 

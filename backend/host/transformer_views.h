@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backend/host/compute_threads.h"
 #include "backend/host/transformer.h"
 #include "kernels/kernels.h"
 #include "sim/base/error.h"
@@ -61,6 +62,13 @@ inline std::byte* address(const View& view, int64_t element) {
   return static_cast<std::byte*>(view.data) + element * size_of(view.dtype);
 }
 
+// A row is converted at once; arrays are divided over the caller's threads.
+template <class Body>
+void in_ranges(int64_t count, const Body& body) {
+  if (count < 2 * kByValue.least) return body(int64_t{0}, count);
+  for_ranges(count, kByValue, body);
+}
+
 // Elements [first, first + count) in row-major order, converted, into `to`.
 template <class Real>
 void copy_in(const ConstView& from, int64_t first, int64_t count, Real* to) {
@@ -68,8 +76,11 @@ void copy_in(const ConstView& from, int64_t first, int64_t count, Real* to) {
   if (from.dtype == kStored<Real>) {
     std::memcpy(to, address(from, first), static_cast<size_t>(count) * sizeof(Real));
   } else if constexpr (sizeof(Real) == sizeof(float)) {
-    kernels::best().cast(address(from, first), format_of(from.dtype), to, kernels::Format::kF32,
-                         count);
+    const kernels::Format format = format_of(from.dtype);
+    in_ranges(count, [&](int64_t begin, int64_t end) {
+      kernels::best().cast(address(from, first + begin), format, to + begin, kernels::Format::kF32,
+                           end - begin);
+    });
   } else {
     CHECK(false && "fp64 arithmetic is for fp64 storage");
   }
@@ -81,8 +92,11 @@ void copy_out(const Real* from, const View& to, int64_t first, int64_t count) {
   if (to.dtype == kStored<Real>) {
     std::memcpy(address(to, first), from, static_cast<size_t>(count) * sizeof(Real));
   } else if constexpr (sizeof(Real) == sizeof(float)) {
-    kernels::best().cast(from, kernels::Format::kF32, address(to, first), format_of(to.dtype),
-                         count);
+    const kernels::Format format = format_of(to.dtype);
+    in_ranges(count, [&](int64_t begin, int64_t end) {
+      kernels::best().cast(from + begin, kernels::Format::kF32, address(to, first + begin), format,
+                           end - begin);
+    });
   } else {
     CHECK(false && "fp64 arithmetic is for fp64 storage");
   }

@@ -20,9 +20,16 @@ std::string today() {
 
 }  // namespace
 
+void check_compute_threads(int64_t threads, const HostFacts& facts) {
+  if (threads <= facts.cores) return;
+  throw Error("--compute-threads",
+              fmt::format("{} threads on {} usable cores", threads, facts.cores), "use fewer");
+}
+
 int optimizer_threads(const ProfileOptions& options, const HostFacts& facts) {
-  const int64_t threads = options.optimizer_threads > 0 ? options.optimizer_threads
-                                                        : std::max<int64_t>(facts.cores - 1, 1);
+  const int64_t left = facts.cores - options.compute_threads;
+  const int64_t threads =
+      options.optimizer_threads > 0 ? options.optimizer_threads : std::max<int64_t>(left, 1);
   if (threads > facts.cores) {
     throw Error("--threads",
                 fmt::format("{} optimizer threads on {} usable cores", threads, facts.cores),

@@ -28,7 +28,8 @@ struct ProbeReport {
 struct ProfileOptions {
   ProfileEffort effort = ProfileEffort::kFull;
   std::string when;           // date for the sources, for example 2026-11-20; empty: today, UTC
-  int optimizer_threads = 0;  // 0: every usable core but the one that feeds the GPU, or plays it
+  int optimizer_threads = 0;  // 0: every usable core but those that feed the GPU, or play it
+  int compute_threads = 1;    // of the host device's compute lane
   std::function<void(const ProbeReport&)> on_probe;  // on the calling thread, after each probe
 };
 
@@ -48,6 +49,8 @@ struct HostFacts {
 };
 HostFacts host_facts();
 
+// Throws Error where --compute-threads asks for more threads than there are cores.
+void check_compute_threads(int64_t threads, const HostFacts& facts);
 // Throws Error where the options ask for more threads than there are cores.
 int optimizer_threads(const ProfileOptions& options, const HostFacts& facts);
 

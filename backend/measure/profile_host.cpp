@@ -146,9 +146,11 @@ std::vector<Probe> Profiler::probes() {
 void Profiler::describe_host() {
   Machine& machine = result_.machine;
   machine.name = "here";
-  machine.description =
-      fmt::format("this machine: {}, {} usable cores, {:.1f} GB; one core's thread plays the GPU",
-                  facts_.processor, facts_.cores, facts_.memory.gb());
+  machine.description = fmt::format(
+      "this machine: {}, {} usable cores, {:.1f} GB; {} plays the GPU", facts_.processor,
+      facts_.cores, facts_.memory.gb(),
+      options_.compute_threads > 1 ? fmt::format("a team of {} threads", options_.compute_threads)
+                                   : "one core's thread");
   const double share = options_.gpu_memory_share;
   if (!(share > 0 && share < 1)) {
     throw Error("--gpu-memory-share", fmt::format("{} is not between 0 and 1", share),
@@ -164,6 +166,7 @@ void Profiler::describe_host() {
   const Bytes taken = facts_.memory - facts_.available;
   machine.gpu.name = facts_.processor;
   machine.gpu.is_host_thread = true;
+  machine.gpu.compute_threads = options_.compute_threads;
   machine.gpu.multiprocessors = 1;
   machine.gpu.memory = part(facts_.memory, share);
   machine.gpu.reserved = part(taken, share);
@@ -344,6 +347,7 @@ void Profiler::fit_memory_bandwidth() {
 std::string Profiler::operations(const OperationCase& of) {
   TrainerOptions options;
   options.optimizer_threads = threads_;
+  options.compute_threads = options_.compute_threads;
   const std::vector<OperationTime> fresh = time_case(of, extent_.case_seconds, options);
   double flops = 0;
   double seconds = 0;
@@ -380,6 +384,9 @@ void Profiler::summarise_operations() {
 
 }  // namespace
 
-Profile profile_host(const HostProfileOptions& options) { return Profiler(options).run(); }
+Profile profile_host(const HostProfileOptions& options) {
+  check_compute_threads(options.compute_threads, host_facts());
+  return Profiler(options).run();
+}
 
 }  // namespace ballast

@@ -1,5 +1,5 @@
 // Profile: measures the machine at hand as the host device uses it. What it finds is a Machine
-// named "here", whose GPU is one thread, and timed operations for the cost model.
+// named "here", whose GPU is a few threads, and timed operations for the cost model.
 //
 // The protocol of every probe is in backend/measure/profile_probes.h, what each probe means in
 // docs/profile.md. Will not do: store anything (cli), predict (sim/engine), or read a plan.

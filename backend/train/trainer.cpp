@@ -21,6 +21,7 @@ namespace ballast {
 DeviceOptions device_options(const TrainerOptions& options) {
   DeviceOptions device;
   device.optimizer_threads = options.optimizer_threads;
+  device.compute_threads = options.compute_threads;
   device.optimizer = options.optimizer;
   device.gradient_factor = options.gradient_factor;
   device.captures = options.captures;

@@ -40,6 +40,7 @@ struct TrainerOptions {
   // What the model is, one field a line: of a resumed run it must be as it was. Empty: not known.
   std::string model_record;
   int optimizer_threads = 1;
+  int compute_threads = 1;             // of the host device's compute lane; results do not depend
   bool captures = false;               // see DeviceOptions
   GemmAlgorithmStore gemm_algorithms;  // likewise
   // Tests: makes the device instead of make_device; null: it does, by name.

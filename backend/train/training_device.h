@@ -27,6 +27,7 @@ class BucketRanges;
 
 struct DeviceOptions {
   int optimizer_threads = 1;
+  int compute_threads = 1;  // of the host device's compute lane
   OptimizerOptions optimizer;
   // A factor on the loss's gradient by step, for tests; null: 1.
   std::function<double(int32_t step)> gradient_factor;

@@ -177,8 +177,12 @@ Machine load_machine_or_here(const std::string& name, const StoreFlag& flag) {
 }
 
 Host host_of(const Machine& machine) {
+  // What several threads compute takes another time than what one does.
+  std::string device = machine.gpu.name;
+  const int64_t threads = machine.gpu.compute_threads;
+  if (threads > 1) device += ", " + std::to_string(threads) + " compute threads";
   // Of other machines nothing is known but their description, which names no driver.
-  return {machine.name, machine.gpu.name, machine.name == kHere ? host_facts().system : ""};
+  return {machine.name, std::move(device), machine.name == kHere ? host_facts().system : ""};
 }
 
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {

@@ -12,6 +12,7 @@
 #include "backend/host/bucket_updates.h"
 #include "backend/host/device_host.h"
 #include "backend/measure/operation_times.h"
+#include "backend/measure/profile.h"
 #include "backend/train/make_device.h"
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"
@@ -78,6 +79,9 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
                "On a GPU: record runs of kernels once and launch each as one; their operations are "
                "then timed together")
       ->group("Training");
+  add("--compute-threads", flags.compute_threads,
+      "Threads of the host's compute, which results do not depend on [as profiled]", "COUNT")
+      ->check(above_zero());
   parser.reads(add("--import", flags.import_file,
                    "Begin with these weights: a file of safetensors, or the folder of a model",
                    "PATH"));
@@ -134,7 +138,30 @@ TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machin
   // The profile of another machine may tell of more threads than there are.
   const auto most = static_cast<int64_t>(std::max(std::thread::hardware_concurrency(), 1U));
   options.optimizer_threads = static_cast<int>(std::min(machine.cpu.optimizer_threads, most));
+  const int64_t wanted = flags.compute_threads.value_or(machine.gpu.compute_threads);
+  options.compute_threads = static_cast<int>(std::min(wanted, most));
   return options;
+}
+
+void check_compute_threads(const TrainingFlags& flags) {
+  if (!flags.compute_threads) return;
+  if (flags.device != "host") {
+    throw Error("--compute-threads", "it is of --device host, and this is " + flags.device,
+                "leave it out");
+  }
+  check_compute_threads(*flags.compute_threads, host_facts());
+}
+
+void set_compute_threads(const TrainingFlags& flags, Machine& machine) {
+  Gpu& gpu = machine.gpu;
+  if (!flags.compute_threads || *flags.compute_threads == gpu.compute_threads) return;
+  if (!gpu.is_host_thread) return;  // a profile of a GPU, which says nothing of the host's threads
+  fmt::print(stderr,
+             "note: --compute-threads {}: this machine was profiled with {}, whose rates stand in "
+             "for what was not timed with {} (ballast profile --compute-threads {} measures it)\n",
+             *flags.compute_threads, gpu.compute_threads, *flags.compute_threads,
+             *flags.compute_threads);
+  gpu.compute_threads = *flags.compute_threads;
 }
 
 Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device) {

@@ -27,6 +27,7 @@ struct TrainingFlags {
   double weight_decay = 0.1;
   std::optional<std::string> import_file;
   bool captures = false;
+  std::optional<int64_t> compute_threads;  // as many as the profile was measured with
 };
 void add_training_flags(VerbParser& parser, TrainingFlags& flags);
 
@@ -48,6 +49,13 @@ void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice&
 // default; throws Error for others), for a GPU that of any profile, "here" being the default.
 // Throws Error "no CUDA device: ..." where the GPU is missing.
 Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::string& device);
+
+// Throws Error for a --compute-threads that the device cannot have: more than the cores that this
+// process may use, or any where the device is not the host.
+void check_compute_threads(const TrainingFlags& flags);
+// Makes the machine one whose compute lane has these threads: its operations are measured and kept
+// apart from those of another count. Says so where the profile was measured with another.
+void set_compute_threads(const TrainingFlags& flags, Machine& machine);
 
 // Whether every operation of the plan's graph has been timed.
 bool is_measured(const Setting& of, const Measurements& measurements);

@@ -19,6 +19,7 @@ struct ProfileFlags {
   std::string device = "host";
   bool quick = false;
   int threads = 0;
+  std::optional<int> compute_threads;
   std::optional<double> gpu_memory_share;
 };
 
@@ -31,8 +32,13 @@ bool parse(Words words, ProfileFlags& flags) {
       ->type_name("NAME");
   app.add_flag("--quick", flags.quick, "Few sizes and repeats: seconds in all, rough numbers");
   app.add_option("--threads", flags.threads,
-                 "Threads of the CPU's optimizer [every core but the one that plays or feeds the "
+                 "Threads of the CPU's optimizer [every core but those that play or feed the "
                  "GPU]")
+      ->check(above_zero())
+      ->type_name("COUNT");
+  app.add_option("--compute-threads", flags.compute_threads,
+                 "Of the host: threads that play the GPU's compute, here and whenever it trains "
+                 "[1]")
       ->check(above_zero())
       ->type_name("COUNT");
   app.add_option("--gpu-memory-share", flags.gpu_memory_share,
@@ -55,6 +61,7 @@ Profile measure_host(const ProfileFlags& flags, Progress& progress) {
   HostProfileOptions options;
   set_common(flags, progress, options);
   if (flags.gpu_memory_share) options.gpu_memory_share = *flags.gpu_memory_share;
+  if (flags.compute_threads) options.compute_threads = *flags.compute_threads;
   return profile_host(options);
 }
 
@@ -100,8 +107,12 @@ int run_profile(Words words) {
     if (flags.gpu_memory_share) {
       throw Error("--gpu-memory-share", "a GPU has memory of its own", "leave it out");
     }
+    if (flags.compute_threads) {
+      throw Error("--compute-threads", "a GPU computes by itself", "leave it out");
+    }
     open_cuda_runtime(gpu);
   }
+  check_compute_threads(flags.compute_threads.value_or(1), host_facts());
   open_store(flags.store);
   const Profile profile = measure(flags);
   if (flags.output.out) save_machine(profile.machine, *flags.output.out);

@@ -358,7 +358,9 @@ int run_train(Words words) {
   TrainFlags flags;
   if (!parse(words, flags)) return kDone;
   check_flags(flags);
+  check_compute_threads(flags.training);
   Setting of = load_case_here(flags.plan, flags.store, flags.training.device);
+  set_compute_threads(flags.training, of.machine);
   if (of.plan.checkpoint_period_steps > 0 && !flags.checkpoint_folder) {
     throw Error("plan.checkpoint_period_steps", "there is no folder for checkpoints",
                 "add --checkpoint DIR, or --set plan.checkpoint_period_steps=0");

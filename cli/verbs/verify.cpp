@@ -107,7 +107,11 @@ OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const
 }
 
 // What the timed operations say, and what was timed before; times operations that are missing.
-Completed predict_measured(Setting of, const std::string& device, const StoreFlag& store) {
+Completed predict_measured(const VerifyFlags& flags) {
+  const std::string& device = flags.training.device;
+  const StoreFlag& store = flags.store;
+  Setting of = load_case_here(flags.plan, store, device);
+  set_compute_threads(flags.training, of.machine);
   Measurements measurements = measurements_of(of.machine, store);
   Completed completed = complete(std::move(of), &measurements);
   if (!completed.prediction.fits || is_measured(completed.setting, measurements)) return completed;
@@ -148,11 +152,9 @@ int run_verify(Words words) {
   VerifyFlags flags;
   if (!parse(words, flags)) return kDone;
   if (flags.history) return print_history(flags);
+  check_compute_threads(flags.training);
   const bool paced = flags.training.device == "paced";
-  const Completed completed =
-      paced ? predict_elsewhere(flags)
-            : predict_measured(load_case_here(flags.plan, flags.store, flags.training.device),
-                               flags.training.device, flags.store);
+  const Completed completed = paced ? predict_elsewhere(flags) : predict_measured(flags);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;

@@ -480,7 +480,8 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
   if (machine_.gpu.is_host_thread) {
     // A copy reads and writes the one memory that there is.
     demand(cost, kDram, copy != nullptr ? 2 * moved : moved);
-    demand(cost, kCores, 1);
+    const bool computes = kind_of(op.lane) == LaneKind::kCompute;
+    demand(cost, kCores, computes ? static_cast<double>(machine_.gpu.compute_threads) : 1);
     return;
   }
   if (copy != nullptr) {

@@ -70,6 +70,10 @@ void check_gpu(const Checker& checker, const Gpu& gpu) {
   }
   checker.not_negative("gpu.launch", static_cast<double>(gpu.launch.value.ps));
   checker.positive("gpu.multiprocessors", static_cast<double>(gpu.multiprocessors));
+  checker.positive("gpu.compute_threads", static_cast<double>(gpu.compute_threads));
+  if (gpu.compute_threads > 1 && !gpu.is_host_thread) {
+    checker.fail("gpu.compute_threads", "is of a GPU whose lanes run on CPU cores");
+  }
 }
 
 void check_cpu(const Checker& checker, const Cpu& cpu) {
@@ -185,6 +189,9 @@ void check(const Machine& machine) {
   if (machine.power_watts) checker.positive("power_watts", machine.power_watts->value);
   check_gpu(checker, machine.gpu);
   check_cpu(checker, machine.cpu);
+  if (machine.gpu.compute_threads > machine.cpu.cores) {
+    checker.fail("gpu.compute_threads", "is larger than cpu.cores");
+  }
   check_link(checker, machine.link);
   if (machine.node) {
     check_interconnect(checker, "node", *machine.node);

@@ -79,6 +79,7 @@ struct Gpu {
   Sourced<Duration> launch;               // least time of any operation
   int64_t multiprocessors = 132;          // tiles of a matrix product computed at the same time
   bool is_host_thread = false;            // its lanes run on CPU cores and share them
+  int64_t compute_threads = 1;            // of such a GPU's compute lane, as it was measured
 };
 
 struct Cpu {

@@ -157,6 +157,9 @@ TEST(profile, impossible_options_are_refused) {
   EXPECT_THROW(profile_host(all_memory), Error);
   HostProfileOptions many_threads = quick();
   many_threads.optimizer_threads = static_cast<int>(host_facts().cores) + 1;
+  HostProfileOptions many_compute = quick();
+  many_compute.compute_threads = static_cast<int>(host_facts().cores) + 1;
+  EXPECT_THROW(profile_host(many_compute), Error);
   EXPECT_THROW(profile_host(many_threads), Error);
 }
 

@@ -31,5 +31,13 @@ TEST(ProfileVerb, memory_of_a_gpu_is_not_shared_out) {
   expect_refusal("--device cuda:63 --gpu-memory-share 0.5", {"--gpu-memory-share", "leave it out"});
 }
 
+TEST(ProfileVerb, compute_threads_are_at_least_one_and_at_most_the_cores) {
+  expect_refusal("--quick --compute-threads 0", {"--compute-threads"});
+  expect_refusal("--quick --compute-threads -1", {"--compute-threads"});
+  expect_refusal("--quick --compute-threads 100000",
+                 {"--compute-threads", "100000 threads on", "usable cores"});
+  expect_refusal("--device cuda:63 --compute-threads 2", {"--compute-threads", "leave it out"});
+}
+
 }  // namespace
 }  // namespace ballast

@@ -2,8 +2,12 @@
 // what is said aloud, and weights that other programs load.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
+#include "backend/measure/profile.h"
+#include "cli/flags/inputs.h"
+#include "profiles/store.h"
 #include "tests/cli/support.h"
 
 namespace ballast {
@@ -171,6 +175,49 @@ TEST_F(Train, exported_folders_hold_a_config_and_are_imported) {
   EXPECT_FALSE(bench.exists("other"));
   EXPECT_EQ(train("--steps 1 --export weights.safetensors").code, 0);
   EXPECT_TRUE(bench.exists("weights.safetensors"));
+}
+
+// Results do not depend on them, so the losses of every step are the same text.
+TEST_F(Train, compute_threads_change_nothing_but_the_time) {
+  const Outcome alone = train("--steps 4 --metrics one.jsonl --compute-threads 1");
+  ASSERT_EQ(alone.code, 0) << alone.output;
+  EXPECT_FALSE(alone.says("note:")) << alone.output;
+  expect_refusal("--steps 1 --compute-threads 0", {"--compute-threads"});
+  expect_refusal("--steps 1 --compute-threads -2", {"--compute-threads"});
+  expect_refusal("--steps 1 --compute-threads 100000", {"100000 threads on", "usable cores"});
+  expect_refusal("--steps 1 --device cuda:0 --compute-threads 1", {"of --device host"});
+  if (host_facts().cores < 2) GTEST_SKIP() << "one core";
+  const Outcome two = train("--steps 4 --metrics two.jsonl --compute-threads 2");
+  ASSERT_EQ(two.code, 0) << two.output;
+  EXPECT_TRUE(two.says("this machine was profiled with 1")) << two.output;
+  EXPECT_TRUE(two.says("ballast profile --compute-threads 2")) << two.output;
+  const auto losses = [&](const char* name) {
+    std::string all;
+    std::istringstream lines(bench.read(name));
+    for (std::string line; std::getline(lines, line);)
+      all += Json::parse(line)["loss"].dump() + " ";
+    return all;
+  };
+  EXPECT_EQ(losses("one.jsonl"), losses("two.jsonl"));
+  EXPECT_FALSE(losses("one.jsonl").empty());
+}
+
+// Operations are timed with as many threads as the plan is run with, and kept apart.
+TEST_F(Train, verify_times_operations_with_the_threads_that_it_is_told) {
+  const std::string verify =
+      "verify --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+      "--data text.txt --steps 3 ";
+  const Outcome paced = bench.run(verify + "--device paced --compute-threads 1");
+  EXPECT_EQ(paced.code, 2) << paced.output;
+  EXPECT_TRUE(paced.says("of --device host")) << paced.output;
+  if (host_facts().cores < 2) GTEST_SKIP() << "one core";
+  const Outcome two = bench.run(verify + "--compute-threads 2");
+  EXPECT_EQ(two.code, 0) << two.output;
+  const Store store(bench.path("here.db"), {"test", ""});
+  Machine here = *store.newest_machine("here");
+  EXPECT_TRUE(store.measurements(host_of(here)).empty());
+  here.gpu.compute_threads = 2;
+  EXPECT_FALSE(store.measurements(host_of(here)).empty());
 }
 
 }  // namespace

@@ -171,6 +171,15 @@ TEST(Cost, a_host_thread_uses_a_core_and_the_memory_of_the_cpu) {
   EXPECT_EQ(result.demand("hbm"), 0);
 }
 
+// Copies and steps beside it are of one thread each.
+TEST(Cost, what_several_threads_compute_uses_as_many_cores) {
+  Machine machine = tiny_machine();
+  machine.gpu.is_host_thread = true;
+  machine.gpu.compute_threads = 2;
+  EXPECT_EQ(cost(gemm(100, 100, 100), machine).demand("cores"), 2);
+  EXPECT_EQ(cost(copy_in(1000), machine).demand("cores"), 1);
+}
+
 TEST(Cost, a_format_without_a_rate_is_an_error_that_names_it) {
   Machine machine = tiny_machine();
   machine.gpu.matmul.erase(DType::kBf16);

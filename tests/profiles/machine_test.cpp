@@ -91,6 +91,22 @@ TEST(Machines, wrong_values_name_the_file_and_the_key) {
   }
 }
 
+// Machines that were profiled before there was a choice used one thread.
+TEST(Machines, compute_threads_are_of_a_host_and_one_where_nothing_is_said) {
+  Json json = document();
+  EXPECT_EQ(parse(json).gpu.compute_threads, 1);
+  json["gpu"]["compute_threads"] = 2;
+  EXPECT_TRUE(holds(error_of([&] { parse(json); }), "gpu.compute_threads"));
+  json["gpu"]["is_host_thread"] = true;
+  const Machine machine = parse(json);
+  EXPECT_EQ(machine.gpu.compute_threads, 2);
+  EXPECT_EQ(parse(Json::parse(machine_json(machine))).gpu.compute_threads, 2);
+  json["gpu"]["compute_threads"] = 1'000'000;
+  EXPECT_TRUE(holds(error_of([&] { parse(json); }), "is larger than cpu.cores"));
+  json["gpu"]["compute_threads"] = 0;
+  EXPECT_TRUE(holds(error_of([&] { parse(json); }), "gpu.compute_threads"));
+}
+
 TEST(Machines, unknown_keys_name_the_nearest_known_one) {
   Json json = document();
   json["link"]["latency_ms"] = 1;
