@@ -109,7 +109,7 @@ CheckpointFolder::CheckpointFolder(std::string path) : path_(std::move(path)) {
   for (const auto& entry : std::filesystem::directory_iterator(path_, failure)) {
     if (is_unfinished(entry.path().filename().string())) remove_file(entry.path().string());
   }
-  try_to_write(checkpoint_path(path_, 0));
+  try_to_write(checkpoint_path(path_, 0), "--checkpoint " + path_);
 }
 
 void CheckpointFolder::lock() {

@@ -256,7 +256,7 @@ void VerbParser::try_files() const {
   for (const auto& [option, how] : outputs_) {
     const std::string path = option->count() > 0 ? option->results().back() : how.otherwise;
     if (path.empty() || how.makes_folder || how.may_be_folder) continue;
-    try_to_write(path);
+    try_to_write(path, option->get_name() + " " + path);
   }
 }
 

@@ -42,7 +42,7 @@ ExportTarget export_target(const std::string& path, const std::string& like, con
   const bool is_file = fs::path(path).extension() == ".safetensors" ||
                        (fs::exists(path, failure) && !fs::is_directory(path, failure));
   if (is_file) {
-    try_to_write(path);
+    try_to_write(path, "--export " + path);
     return {path, std::nullopt, ""};
   }
   ExportTarget target{path + "/model.safetensors", path, config_of(path, like, model)};
@@ -51,7 +51,7 @@ ExportTarget export_target(const std::string& path, const std::string& like, con
     throw Error("--export " + path, "the folder cannot be made: " + failure.message(),
                 fault_remedy(failure.value()));
   }
-  try_to_write(target.weights);
+  try_to_write(target.weights, "--export " + target.weights);
   try_to_write(path + "/" + kConfigFile);
   return target;
 }

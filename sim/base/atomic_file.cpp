@@ -77,7 +77,8 @@ bool is_part_of(std::string_view name, std::string_view target) {
   return take_digits(name) && name.empty();
 }
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), target_(resolve(path_)) {
+AtomicFile::AtomicFile(std::string path, std::string called)
+    : path_(called.empty() ? path : std::move(called)), target_(resolve(path)) {
   struct stat found {};
   const bool exists = ::stat(target_.c_str(), &found) == 0;
   if (exists && S_ISDIR(found.st_mode)) {
@@ -201,8 +202,11 @@ void AtomicFile::commit() {
   if (!durable) fail("is in place, but its folder cannot be made durable", code);
 }
 
-void try_to_write(const std::string& path) {
-  AtomicFile file(path);
+void try_to_write(const std::string& path, const std::string& called) {
+  struct stat found {};
+  // Whoever reads a pipe takes the end of the trial for the end of all.
+  if (::stat(path.c_str(), &found) == 0 && S_ISFIFO(found.st_mode)) return;
+  AtomicFile file(path, called);
   if (!file.can_rewrite()) {
     // Nothing is put into a pipe, and a device that takes nothing says so.
     if (::write(file.descriptor_, "", 0) < 0) file.fail("cannot be written", errno);

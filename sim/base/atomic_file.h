@@ -19,7 +19,8 @@ namespace ballast {
 class AtomicFile {
  public:
   // Throws Error where the folder does not exist or may not be written.
-  explicit AtomicFile(std::string path);
+  // `called`: what messages call it; empty: the path.
+  explicit AtomicFile(std::string path, std::string called = {});
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
   AtomicFile(const AtomicFile&) = delete;
@@ -40,7 +41,7 @@ class AtomicFile {
   void commit();
 
  private:
-  friend void try_to_write(const std::string& path);
+  friend void try_to_write(const std::string& path, const std::string& called);
   [[noreturn]] void fail(const std::string& what, int code);
   void open_beside();
   void discard() noexcept;
@@ -54,9 +55,10 @@ class AtomicFile {
 // All of `content` or nothing.
 void atomic_write(const std::string& path, std::string_view content);
 
-// Throws Error where a file of that name could not be written: makes one beside it, puts a block
-// onto the disk, and removes it. What is there stays; what is no regular file is only opened.
-void try_to_write(const std::string& path);
+// Throws Error where a file of that name could not be written: puts a block beside it onto the disk
+// and removes it. What is there stays; a device is only opened, and a pipe left alone. `called`: as
+// above, "--out FILE".
+void try_to_write(const std::string& path, const std::string& called = {});
 
 // Whether a name is that of an unfinished copy beside a file called `target`.
 bool is_part_of(std::string_view name, std::string_view target);
