@@ -127,8 +127,9 @@ TEST_F(Faults, metrics_that_cannot_be_written_cost_no_checkpoint) {
 }
 
 TEST_F(Faults, a_reader_of_metrics_that_goes_away_costs_no_checkpoint) {
-  const Outcome outcome = bench.shell("mkfifo pipe; timeout 60 head -n 1 pipe > /dev/null & $BALLAST " +
-                                      line("--steps 3000 --checkpoint kept --metrics pipe"));
+  const std::string run = line("--steps 3000 --checkpoint kept --metrics pipe");
+  const Outcome outcome =
+      bench.shell("mkfifo pipe; timeout 60 head -n 1 pipe > /dev/null & $BALLAST " + run);
   EXPECT_TRUE(outcome.says("steps 0 to 3000")) << outcome.output;
   EXPECT_TRUE(outcome.says("Broken pipe")) << outcome.output;
   EXPECT_TRUE(bench.exists("kept/step-00003000.safetensors"));
