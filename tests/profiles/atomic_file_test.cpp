@@ -115,7 +115,7 @@ TEST(AtomicFile, trying_leaves_everything_as_it_was) {
   EXPECT_TRUE(holds(error_of([&] { try_to_write(folder.file("no/a")); }), "create the folder"));
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full here";
   EXPECT_TRUE(holds(error_of([] { try_to_write("/dev/full"); }), "No space left"));
-  EXPECT_EQ(error_of([] { try_to_write("/dev/null"); }), "");
+  EXPECT_NO_THROW(try_to_write("/dev/null"));
 }
 
 TEST(AtomicFile, bytes_that_were_written_can_be_written_again) {
