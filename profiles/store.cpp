@@ -248,10 +248,11 @@ Measurements Store::timings(const Host& host) const {
     measured.group = select.text();
     measured.flops = {select.number()};
     measured.bytes = {select.whole()};
-    measured.median = select.time();
+    measured.median = select.time_above_0();
     measured.deviation = select.time();
-    // Rates are made of it: work over this time.
-    if (measured.median.ps == 0) fail_as_damaged(path_, "the time of an operation is 0");
+    if (measured.flops.count < 0 || measured.bytes.count < 0) {
+      fail_as_damaged(path_, "the work of " + operation + " is below 0");
+    }
     result.emplace(operation, measured);
   }
   return result;
@@ -339,8 +340,8 @@ std::vector<VerifyRecord> Store::verify_records() const {
                    "measured_step_ns, metrics_json, created_utc FROM verify_records ORDER BY id");
   std::vector<VerifyRecord> result;
   while (select.next()) {
-    result.push_back(
-        {select.host(), select.text(), select.time(), select.time(), select.text(), select.text()});
+    result.push_back({select.host(), select.text(), select.time_above_0(), select.time_above_0(),
+                      select.text(), select.text()});
   }
   return result;
 }
@@ -361,8 +362,8 @@ std::vector<TuneResult> Store::tune_results() const {
                    "created_utc FROM tune_results ORDER BY id");
   std::vector<TuneResult> result;
   while (select.next()) {
-    result.push_back(
-        {select.text(), select.text(), select.text(), select.time(), select.text(), select.text()});
+    result.push_back({select.text(), select.text(), select.text(), select.time_above_0(),
+                      select.text(), select.text()});
   }
   return result;
 }

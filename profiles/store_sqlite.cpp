@@ -4,8 +4,24 @@
 #include <sqlite3.h>
 
 #include "sim/base/error.h"
+#include "sim/base/fault.h"
 
 namespace ballast {
+
+namespace {
+
+// With the name of the system's fault, where it was one: SQLite calls a used-up quota a failed
+// disk, and every file that it may not open the same.
+std::string message_of(sqlite3* database) {
+  std::string message = sqlite3_errmsg(database);
+  const int primary = sqlite3_errcode(database) & 0xff;
+  const int code = sqlite3_system_errno(database);
+  if (code != 0 && (primary == SQLITE_IOERR || primary == SQLITE_CANTOPEN))
+    message += " (" + fault_name(code) + ")";
+  return message;
+}
+
+}  // namespace
 
 [[noreturn]] void fail(const std::string& path, int code, const std::string& message) {
   if (code == SQLITE_READONLY_ROLLBACK) {
@@ -55,7 +71,7 @@ void Statement::Finalizer::operator()(sqlite3_stmt* statement) const {
 }
 
 void Statement::require(bool fine, int code) const {
-  if (!fine) fail(path_, code, sqlite3_errmsg(database_));
+  if (!fine) fail(path_, code, message_of(database_));
 }
 
 Statement& Statement::bind(const std::string& text) {
@@ -129,6 +145,12 @@ Duration Statement::time() {
   return {std::llround(ns * 1000.0)};
 }
 
+Duration Statement::time_above_0() {
+  const Duration found = time();
+  if (found.ps == 0) fail_as_damaged(path_, "a time is 0");
+  return found;
+}
+
 Host Statement::host() {
   Host host;
   host.machine = text();
@@ -139,7 +161,7 @@ Host Statement::host() {
 
 void execute(sqlite3* database, const std::string& path, const std::string& sql) {
   const int code = sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr);
-  if (code != SQLITE_OK) fail(path, code, sqlite3_errmsg(database));
+  if (code != SQLITE_OK) fail(path, code, message_of(database));
 }
 
 Transaction::Transaction(sqlite3* database, const std::string& path)
@@ -185,7 +207,7 @@ Database open_database(const std::string& path, int flags, const Waiting& waitin
   const int code = sqlite3_open_v2(path.c_str(), &raw, flags, nullptr);
   Database database(raw);
   if (code != SQLITE_OK) {
-    fail(path, code, raw != nullptr ? sqlite3_errmsg(raw) : "out of memory");
+    fail(path, code, raw != nullptr ? message_of(raw) : "out of memory");
   }
   sqlite3_extended_result_codes(raw, 1);
   sqlite3_busy_handler(raw, waiting.handler, waiting.context);
@@ -215,7 +237,7 @@ sqlite3* open_to_read(const std::string& path, const Waiting& waiting) {
     if (code != SQLITE_OK) fail(path, SQLITE_READONLY_ROLLBACK, "");
     database = open_database(path, SQLITE_OPEN_READONLY, waiting);
   } else if (code != SQLITE_OK) {
-    fail(path, code, sqlite3_errmsg(database.get()));
+    fail(path, code, message_of(database.get()));
   }
   return database.release();
 }

@@ -44,6 +44,7 @@ class Statement {
   double number();
   int64_t whole();
   Duration time();
+  Duration time_above_0();  // of which rates are made: work over it
   Host host();
 
  private:

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <fcntl.h>
 #include <limits>
@@ -13,6 +14,8 @@
 #include <utility>
 
 #include "backend/formats/flat_json.h"
+#include "sim/base/crc32c.h"
+#include "sim/base/fault.h"
 
 namespace ballast {
 namespace {
@@ -25,6 +28,10 @@ constexpr int64_t kMaxHeaderBytes = 100'000'000;
 constexpr int64_t kDataAlignment = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr char kRewrite[] = "the file is damaged or cut short; write or download it again";
+constexpr char kChanged[] = "it is damaged, or another program changed it; write it again";
+constexpr std::string_view kChecksum = "ballast.crc32c";
+constexpr std::string_view kNoDigits = "00000000";
+constexpr size_t kVerifiedAtOnce = size_t{4} << 20;  // bytes
 
 struct TypeRow {
   StoredType type;
@@ -146,6 +153,61 @@ void place_tensors(SafetensorsHeader& header, int64_t data_bytes, const std::str
   }
 }
 
+std::string checksum_key(std::string_view tensor) {
+  return std::string(kChecksum) + "/" + std::string(tensor);
+}
+
+// The first bytes of a file: the length of its header.
+std::string length_bytes(int64_t header_bytes) {
+  std::string length;
+  for (int i = 0; i < kLengthBytes; ++i) {
+    length.push_back(static_cast<char>((header_bytes >> (8 * i)) & 0xFF));
+  }
+  return length;
+}
+
+uint32_t checksum_of(std::string_view text, uint32_t before = 0) {
+  return crc32c(std::as_bytes(std::span(text.data(), text.size())), before);
+}
+
+// Of a header with its own digits as zeros; nothing where they are not where the writer puts them.
+std::optional<uint32_t> header_checksum(std::string_view json) {
+  const std::string key = json_quoted(kChecksum) + ":\"";
+  const size_t found = json.find(key);
+  if (found == std::string_view::npos) return std::nullopt;
+  const size_t begin = found + key.size();
+  if (json.size() - begin < kNoDigits.size()) return std::nullopt;
+  uint32_t sum = checksum_of(length_bytes(std::ssize(json)));
+  sum = checksum_of(json.substr(0, begin), sum);
+  sum = checksum_of(kNoDigits, sum);
+  return checksum_of(json.substr(begin + kNoDigits.size()), sum);
+}
+
+// Moves the checksums out of the metadata to where they are needed.
+void take_checksums(SafetensorsHeader& header, std::string_view json, const std::string& file) {
+  StoredMetadata& metadata = header.metadata;
+  const auto first = metadata.lower_bound(std::string(kChecksum));
+  if (first == metadata.end() || !first->first.starts_with(kChecksum)) return;
+  const std::optional<uint32_t> sum = header_checksum(json);
+  if (first->first != kChecksum || !sum || first->second != hex_of(*sum)) {
+    throw Error(file, "its header has another checksum than when it was written", kChanged);
+  }
+  metadata.erase(first);
+  for (StoredTensor& tensor : header.tensors) {
+    const auto found = metadata.find(checksum_key(tensor.name));
+    uint32_t value = 0;
+    const char* const text = found == metadata.end() ? "" : found->second.c_str();
+    const char* const end = text + std::strlen(text);
+    const auto [at, failure] = std::from_chars(text, end, value, 16);
+    if (failure != std::errc{} || at != end) {
+      throw Error(place(file, tensor.name), "it has no checksum, and others have", kChanged);
+    }
+    tensor.checksum = value;
+    metadata.erase(found);
+  }
+  header.has_checksums = true;
+}
+
 // Reads exactly out.size() bytes at `offset`.
 void read_exactly(int descriptor, int64_t offset, std::span<std::byte> out,
                   const std::string& where) {
@@ -153,8 +215,8 @@ void read_exactly(int descriptor, int64_t offset, std::span<std::byte> out,
     const ssize_t got = ::pread(descriptor, out.data(), out.size(), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      throw Error(where, std::string("cannot be read: ") + std::strerror(errno),
-                  "check the disk and the file");
+      const int code = errno;
+      throw Error(where, "cannot be read: " + fault_name(code), fault_remedy(code));
     }
     if (got == 0) throw Error(where, "the file ends early", kRewrite);
     offset += got;
@@ -249,6 +311,7 @@ SafetensorsHeader parse_safetensors(std::string_view json_text, int64_t file_byt
   });
   json.end();
   place_tensors(header, file_bytes - header.data_begin, where);
+  take_checksums(header, json_text, where);
   return header;
 }
 
@@ -256,7 +319,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : path_(path) {
   // Without O_NONBLOCK opening a named pipe would wait for a writer.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) {
-    throw Error(path, std::string("cannot be opened: ") + std::strerror(errno),
+    throw Error(path, "cannot be opened: " + fault_name(errno),
                 "check the path and its permissions");
   }
   try {
@@ -309,6 +372,33 @@ void SafetensorsReader::read(const StoredTensor& tensor, int64_t first_byte,
   read_exactly(descriptor_, tensor.begin + first_byte, out, place(path_, tensor.name));
 }
 
+void SafetensorsReader::read(const StoredTensor& tensor, std::span<std::byte> out) const {
+  read(tensor, 0, out);
+  if (tensor.checksum) require_checksum(tensor, crc32c(out));
+}
+
+void SafetensorsReader::verify() const {
+  std::vector<std::byte> part;
+  for (const StoredTensor& tensor : header_.tensors) {
+    if (!tensor.checksum) continue;
+    uint32_t sum = 0;
+    for (int64_t at = 0; at < tensor.bytes; at += std::ssize(part)) {
+      part.resize(std::min(kVerifiedAtOnce, static_cast<size_t>(tensor.bytes - at)));
+      read(tensor, at, part);
+      sum = crc32c(part, sum);
+    }
+    require_checksum(tensor, sum);
+  }
+}
+
+void SafetensorsReader::require_checksum(const StoredTensor& tensor, uint32_t found) const {
+  if (found == *tensor.checksum) return;
+  throw Error(place(path_, tensor.name),
+              "its checksum is " + hex_of(found) + " and was " + hex_of(*tensor.checksum) +
+                  " when it was written",
+              kChanged);
+}
+
 std::string safetensors_preamble(std::span<const TensorDeclaration> tensors,
                                  const StoredMetadata& metadata) {
   std::string json = "{";
@@ -343,32 +433,63 @@ std::string safetensors_preamble(std::span<const TensorDeclaration> tensors,
   const int64_t padded = round_up(kLengthBytes + std::ssize(json), kDataAlignment) - kLengthBytes;
   CHECK(padded <= kMaxHeaderBytes);
   json.resize(static_cast<size_t>(padded), ' ');
-  std::string length;
-  for (int i = 0; i < kLengthBytes; ++i) {
-    length.push_back(static_cast<char>((padded >> (8 * i)) & 0xFF));
-  }
-  return length + json;
+  return length_bytes(padded) + json;
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path,
                                      std::span<const TensorDeclaration> tensors,
                                      const StoredMetadata& metadata)
-    : file_(path) {
-  const std::string preamble = safetensors_preamble(tensors, metadata);
+    : file_(path),
+      tensors_(tensors.begin(), tensors.end()),
+      metadata_(metadata),
+      checksums_(tensors.size(), 0) {
+  if (file_.can_rewrite()) {
+    metadata_[std::string(kChecksum)] = kNoDigits;
+    for (const TensorDeclaration& tensor : tensors)
+      metadata_[checksum_key(tensor.name)] = kNoDigits;
+  }
+  file_.write(std::string_view(safetensors_preamble(tensors_, metadata_)));
   for (const TensorDeclaration& tensor : tensors) {
     bytes_left_ += *array_bytes(tensor.shape, tensor.type);
   }
-  file_.write(std::string_view(preamble));
+  if (!tensors_.empty()) left_of_it_ = *array_bytes(tensors_[0].shape, tensors_[0].type);
 }
 
 void SafetensorsWriter::write(std::span<const std::byte> bytes) {
   CHECK(std::ssize(bytes) <= bytes_left_);
   file_.write(bytes);
   bytes_left_ -= std::ssize(bytes);
+  count_in(bytes);
+}
+
+void SafetensorsWriter::count_in(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (left_of_it_ == 0) {
+      ++at_;
+      left_of_it_ = *array_bytes(tensors_[at_].shape, tensors_[at_].type);
+      continue;
+    }
+    const auto part = bytes.first(std::min(bytes.size(), static_cast<size_t>(left_of_it_)));
+    checksums_[at_] = crc32c(part, checksums_[at_]);
+    left_of_it_ -= std::ssize(part);
+    bytes = bytes.subspan(part.size());
+  }
 }
 
 void SafetensorsWriter::commit() {
   CHECK(bytes_left_ == 0);
+  if (file_.can_rewrite()) {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      metadata_[checksum_key(tensors_[i].name)] = hex_of(checksums_[i]);
+    }
+    const std::string sums = safetensors_preamble(tensors_, metadata_);
+    const std::optional<uint32_t> whole =
+        header_checksum(std::string_view(sums).substr(kLengthBytes));
+    CHECK(whole);
+    metadata_[std::string(kChecksum)] = hex_of(*whole);
+    const std::string preamble = safetensors_preamble(tensors_, metadata_);
+    file_.rewrite(0, std::as_bytes(std::span(preamble)));
+  }
   file_.commit();
 }
 

@@ -4,6 +4,10 @@
 // Format: 8 bytes little-endian header length N; N bytes of JSON {name: {dtype, shape,
 // data_offsets [begin, end)}}, "__metadata__": {string: string}}; then the data, without gaps.
 // (huggingface/safetensors README "Format"; the limit of 100 MB on N is that library's.)
+// What the writer makes carries checksums (CRC-32C) in its metadata, which other readers pass over:
+// "ballast.crc32c/NAME" of the bytes of each tensor, and "ballast.crc32c" of the whole header, its
+// own digits taken as zeros, and through theirs of the whole file. A header that has them is held
+// against them when the file is opened, a tensor when it is read.
 // Will not do: convert numbers, map the file into memory (a file cut short while mapped kills the
 // process), or read the index of a model split over several files.
 #pragma once
@@ -53,6 +57,7 @@ struct StoredTensor {
   std::vector<int64_t> shape;  // row-major; empty for a scalar
   int64_t begin = 0;           // bytes from the start of the file, of any alignment
   int64_t bytes = 0;
+  std::optional<uint32_t> checksum{};  // of its bytes
   int64_t elements() const { return div_exact(bytes, size_of(type)); }
 };
 
@@ -60,8 +65,9 @@ using StoredMetadata = std::map<std::string, std::string>;
 
 struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;  // in the order of their bytes in the file
-  StoredMetadata metadata;
+  StoredMetadata metadata;            // without checksums
   int64_t data_begin = 0;
+  bool has_checksums = false;
 };
 
 // Header length from the first 8 bytes. Throws Error where it is impossible for a file of
@@ -70,7 +76,8 @@ int64_t safetensors_header_bytes(std::span<const std::byte> first_bytes, int64_t
                                  const std::string& where);
 
 // Checks a whole header (the JSON after the first 8 bytes) against the size of its file: offsets
-// tile the data exactly, sizes agree with shape and type, names are unique. Throws Error.
+// tile the data exactly, sizes agree with shape and type, names are unique, and its own checksum
+// where it has one. Throws Error.
 SafetensorsHeader parse_safetensors(std::string_view json, int64_t file_bytes,
                                     const std::string& where);
 
@@ -84,6 +91,7 @@ class SafetensorsReader {
 
   const std::vector<StoredTensor>& tensors() const { return header_.tensors; }
   const StoredMetadata& metadata() const { return header_.metadata; }
+  bool has_checksums() const { return header_.has_checksums; }
   const std::string& path() const { return path_; }
   // Null if there is none of that name. Valid as long as the reader.
   const StoredTensor* find(std::string_view name) const;
@@ -92,10 +100,14 @@ class SafetensorsReader {
 
   // Copies out.size() bytes of the tensor from its byte first_byte on. The bytes must lie inside.
   void read(const StoredTensor& tensor, int64_t first_byte, std::span<std::byte> out) const;
-  // The whole tensor; out.size() == tensor.bytes.
-  void read(const StoredTensor& tensor, std::span<std::byte> out) const { read(tensor, 0, out); }
+  // The whole tensor; out.size() == tensor.bytes. Throws Error where its checksum is another.
+  void read(const StoredTensor& tensor, std::span<std::byte> out) const;
+  // Reads the data of all tensors that have checksums. Throws Error where one is another.
+  void verify() const;
 
  private:
+  void require_checksum(const StoredTensor& tensor, uint32_t found) const;
+
   std::string path_;
   int descriptor_ = -1;
   SafetensorsHeader header_;
@@ -109,7 +121,8 @@ struct TensorDeclaration {
 };
 
 // Writes a file in one pass. It appears under its name at commit, whole and on disk, or not at all:
-// a writer destroyed before that leaves what was there. Holds no data beyond a write call.
+// a writer destroyed before that leaves what was there. Holds no data beyond a write call. Carries
+// checksums, which are written into the header last; not into what is no regular file.
 class SafetensorsWriter {
  public:
   // Declares all tensors, in the order of their bytes. Names are unique UTF-8 and not
@@ -127,7 +140,14 @@ class SafetensorsWriter {
   int64_t bytes_left() const { return bytes_left_; }
 
  private:
+  void count_in(std::span<const std::byte> bytes);
+
   AtomicFile file_;
+  std::vector<TensorDeclaration> tensors_;
+  StoredMetadata metadata_;
+  std::vector<uint32_t> checksums_;  // of the tensors, so far
+  size_t at_ = 0;                    // the tensor that is being written
+  int64_t left_of_it_ = 0;           // bytes
   int64_t bytes_left_ = 0;
 };
 

@@ -1,8 +1,6 @@
 #include "backend/train/checkpoint.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <fmt/format.h>
 #include <map>
 #include <vector>
@@ -16,7 +14,8 @@ namespace ballast {
 
 namespace {
 
-constexpr const char* kFormat = "ballast.checkpoint/2";
+constexpr const char* kFormat = "ballast.checkpoint/3";
+constexpr const char* kWithoutChecksums = "ballast.checkpoint/2";
 
 // Whose names in a checkpoint begin so. All are written in fp32, whatever they are kept in: moments
 // in fewer bits come back as they were.
@@ -89,10 +88,7 @@ double hexadecimal(const std::map<std::string, std::string>& metadata, const std
   return value;
 }
 
-bool all_finite(std::span<const float> values) {
-  return std::all_of(values.begin(), values.end(),
-                     [](float value) { return std::isfinite(value); });
-}
+bool all_finite(std::span<const float> values) { return !first_not_finite(values); }
 
 }  // namespace
 
@@ -132,13 +128,20 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   return std::nullopt;
 }
 
+int64_t checkpoint_bytes(const Graph& graph) {
+  int64_t values = 0;
+  for_parameters(graph, [&](size_t, const Parameter& parameter) { values += parameter.count(); });
+  return values * static_cast<int64_t>(std::size(kStateArrays) * sizeof(float));
+}
+
 CheckpointHeader load_checkpoint_header(const std::string& path) {
   const SafetensorsReader reader(path);
   const std::map<std::string, std::string>& metadata = reader.metadata();
   const std::string& format = value_of(metadata, "format", path);
-  if (format != kFormat) {
+  if (format != kFormat && format != kWithoutChecksums) {
     refuse(path, "it is '" + format + "', and a checkpoint is " + kFormat);
   }
+  if (format == kFormat && !reader.has_checksums()) refuse(path, "it has no checksums");
   CheckpointHeader header;
   header.run = value_of(metadata, "run", path);
   header.model = value_of(metadata, "model", path);
@@ -161,13 +164,20 @@ CheckpointHeader load_checkpoint_header(const std::string& path) {
   return header;
 }
 
+bool verify_checkpoint(const std::string& path) {
+  load_checkpoint_header(path);
+  const SafetensorsReader reader(path);
+  reader.verify();
+  return reader.has_checksums();
+}
+
 void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path) {
   const SafetensorsReader reader(path);
   for (const StateArray array : kStateArrays) {
     for_parameters(graph, [&](size_t module, const Parameter& parameter) {
       const StoredTensor& tensor = tensor_of(reader, prefix_of(array) + parameter.name, parameter);
       write_parameter(graph, device, module, parameter, array,
-                      read_floats(reader, tensor, parameter.count()));
+                      read_finite(reader, tensor, parameter.count()));
     });
   }
   if (!reader.metadata().contains("pending_loss_scale")) return;

@@ -3,7 +3,7 @@
 // One safetensors file: master.NAME, moment1.NAME, moment2.NAME in fp32 and, where a delayed update
 // is pending, gradient.NAME; counters, and what the run was begun with, in its metadata. Weights in
 // the plan's format are not stored: they are the rounded masters. Written beside, synced, renamed
-// (SafetensorsWriter).
+// (SafetensorsWriter), with a checksum of every tensor and one of the whole.
 // Will not do: decide when (trainer), know of other checkpoints (checkpoint_folder), or run while
 // the executor does.
 #pragma once
@@ -35,9 +35,16 @@ struct CheckpointHeader {
 std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& device,
                                            const CheckpointHeader& header, const std::string& path);
 
+// What the state of a checkpoint takes, in bytes, but for gradients that wait.
+int64_t checkpoint_bytes(const Graph& graph);
+
 // Throws Error where the file is damaged or not a checkpoint.
 CheckpointHeader load_checkpoint_header(const std::string& path);
-// Fills masters, moments and pending gradients. Throws Error where the model's parameters differ.
+// Reads the whole file. Throws Error where a byte of it is not as it was written. False where it
+// was written before checkpoints had checksums: then only its header was looked at.
+bool verify_checkpoint(const std::string& path);
+// Fills masters, moments and pending gradients. Throws Error where the model's parameters
+// differ, data are not as they were written, or a value is not finite.
 void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path);
 
 }  // namespace ballast

@@ -2,24 +2,27 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <fmt/format.h>
 #include <random>
 #include <sys/file.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "backend/train/checkpoint.h"
+#include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
+#include "sim/base/fault.h"
 
 namespace ballast {
 
 namespace {
 
 constexpr const char* kLockFile = "lock";
+constexpr const char* kDamaged = ".damaged";
 
 bool is_checkpoint(const std::string& name) {
   return name.starts_with("step-") && name.ends_with(".safetensors");
@@ -27,7 +30,9 @@ bool is_checkpoint(const std::string& name) {
 
 // What AtomicFile writes before it renames.
 bool is_unfinished(const std::string& name) {
-  return name.starts_with("step-") && name.find(".safetensors.part-") != std::string::npos;
+  const size_t end = name.rfind(".part-");
+  return end != std::string::npos && is_checkpoint(name.substr(0, end)) &&
+         is_part_of(name, name.substr(0, end));
 }
 
 // Oldest first.
@@ -46,7 +51,7 @@ void remove_file(const std::string& path) {
   std::filesystem::remove(path, failure);
   if (failure) {
     throw Error(path, "cannot remove an old checkpoint: " + failure.message(),
-                "check the folder's permissions");
+                fault_remedy(failure.value()));
   }
 }
 
@@ -56,6 +61,32 @@ std::optional<CheckpointHeader> header_of(const std::string& path) {
     return load_checkpoint_header(path);
   } catch (const Error&) {
     return std::nullopt;
+  }
+}
+
+struct Damage {
+  std::string path;
+  std::string what;
+};
+
+// A file that is whole and may not be read is no reason to go on from an older one.
+void require_readable(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int code = errno;
+  if (descriptor >= 0) {
+    ::close(descriptor);
+  } else if (code != EIO) {
+    throw Error(path, "cannot be opened: " + fault_name(code), fault_remedy(code));
+  }
+}
+
+void require_one_run(const std::vector<std::string>& paths, const std::string& newest) {
+  const std::string run = load_checkpoint_header(newest).run;
+  for (const std::string& path : paths) {
+    const std::optional<CheckpointHeader> other = header_of(path);
+    if (!other || other->run == run) continue;
+    throw Error("--resume", "checkpoints of two runs lie in one folder, " + path + " and " + newest,
+                "move those of the run that is not to go on to another folder");
   }
 }
 
@@ -71,22 +102,23 @@ CheckpointFolder::CheckpointFolder(std::string path) : path_(std::move(path)) {
   std::filesystem::create_directories(path_, failure);
   if (failure) {
     throw Error("--checkpoint " + path_, "the folder cannot be made: " + failure.message(),
-                "name a folder that can be written");
+                fault_remedy(failure.value()));
   }
   lock();
   // Whoever wrote those is gone, for the lock is ours.
   for (const auto& entry : std::filesystem::directory_iterator(path_, failure)) {
     if (is_unfinished(entry.path().filename().string())) remove_file(entry.path().string());
   }
+  try_to_write(checkpoint_path(path_, 0), "--checkpoint " + path_);
 }
 
 void CheckpointFolder::lock() {
   const std::string file = path_ + "/" + kLockFile;
   descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
-    throw Error("--checkpoint " + path_,
-                std::string("nothing can be written there: ") + std::strerror(errno),
-                "name a folder that can be written");
+    const int code = errno;
+    throw Error("--checkpoint " + path_, "nothing can be written there: " + fault_name(code),
+                fault_remedy(code));
   }
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
   const int reason = errno;
@@ -95,8 +127,7 @@ void CheckpointFolder::lock() {
     throw Error("--checkpoint " + path_, "another process trains in this folder now",
                 "wait for its end, or name another folder");
   }
-  throw Error("--checkpoint " + path_,
-              std::string("the folder cannot be locked: ") + std::strerror(reason),
+  throw Error("--checkpoint " + path_, "the folder cannot be locked: " + fault_name(reason),
               "name a folder on a file system that has locks");
 }
 
@@ -107,27 +138,55 @@ CheckpointFolder::~CheckpointFolder() {
   if (descriptor_ >= 0) ::close(descriptor_);  // and with it the lock
 }
 
-std::optional<std::string> CheckpointFolder::to_resume() const {
+CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
   const std::vector<std::string> paths = checkpoints_in(path_);
-  if (paths.empty()) return std::nullopt;
-  std::optional<CheckpointHeader> newest;
-  try {
-    newest = load_checkpoint_header(paths.back());
-  } catch (const Error& damage) {
-    const auto whole = std::find_if(paths.rbegin() + 1, paths.rend(),
-                                    [](const std::string& path) { return header_of(path); });
-    if (whole == paths.rend()) throw;
-    throw Error(damage.what(), *whole + " is whole",
-                "move the damaged one away and --resume goes on from that");
+  ToResume found;
+  std::vector<Damage> damaged;
+  for (auto path = paths.rbegin(); path != paths.rend() && !found.checkpoint; ++path) {
+    require_readable(*path);
+    try {
+      if (!verify_checkpoint(*path)) {
+        found.notes.push_back(*path +
+                              " was written without checksums: nobody can tell whether it "
+                              "still is what was written");
+      }
+      found.checkpoint = *path;
+    } catch (const Error& error) {
+      damaged.push_back({*path, error.what()});
+    }
   }
-  for (const std::string& path : paths) {
-    const std::optional<CheckpointHeader> other = header_of(path);
-    if (!other || other->run == newest->run) continue;
-    throw Error("--resume",
-                "checkpoints of two runs lie in one folder, " + path + " and " + paths.back(),
-                "move those of the run that is not to go on to another folder");
+  if (!found.checkpoint && !damaged.empty()) {
+    throw Error(
+        "--resume",
+        fmt::format("no checkpoint in {} is whole; of the newest: {}", path_, damaged.front().what),
+        "nothing was removed; bring a copy of one there, or begin in another folder");
   }
-  return paths.back();
+  if (!found.checkpoint) return found;
+  require_one_run(paths, *found.checkpoint);
+  for (const Damage& one : damaged) {
+    std::error_code failure;
+    std::filesystem::rename(one.path, one.path + kDamaged, failure);
+    if (failure) {
+      throw Error(one.path, "is damaged and cannot be set aside: " + failure.message(),
+                  fault_remedy(failure.value()));
+    }
+    found.notes.push_back(
+        fmt::format("training goes on from {}: {} is not whole ({}) and is kept as {}{}",
+                    *found.checkpoint, one.path, one.what, one.path, kDamaged));
+  }
+  return found;
+}
+
+void CheckpointFolder::require_room(int64_t bytes) const {
+  struct statvfs room {};
+  // Some file systems do not say how large they are.
+  if (::statvfs(path_.c_str(), &room) != 0 || room.f_blocks == 0) return;
+  const double free = static_cast<double>(room.f_bavail) * static_cast<double>(room.f_frsize);
+  if (free >= static_cast<double>(bytes)) return;
+  throw Error("--checkpoint " + path_,
+              fmt::format("{}: a checkpoint takes {:.2f} GB, and {:.2f} GB are free",
+                          fault_name(ENOSPC), static_cast<double>(bytes) * 1e-9, free * 1e-9),
+              fault_remedy(ENOSPC));
 }
 
 void CheckpointFolder::require_empty() const {

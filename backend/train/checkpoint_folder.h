@@ -9,13 +9,15 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace ballast {
 
 class CheckpointFolder {
  public:
-  // Creates the folder where there is none, and removes what killed processes have left half
-  // written in it. Throws Error where it cannot be written, or another process trains in it.
+  // Creates the folder where there is none, removes what killed processes have left half written in
+  // it, and tries to write a file there. Throws Error where it cannot be written, or another
+  // process trains in it.
   explicit CheckpointFolder(std::string path);
   CheckpointFolder(CheckpointFolder&& other) noexcept;
   CheckpointFolder& operator=(CheckpointFolder&&) = delete;
@@ -23,9 +25,17 @@ class CheckpointFolder {
 
   const std::string& path() const { return path_; }
 
-  // The checkpoint to go on from, or nothing where there is none. Throws Error where the newest is
-  // damaged, naming the newest whole one, and where checkpoints of two runs lie there.
-  std::optional<std::string> to_resume() const;
+  // The newest checkpoint that is whole, every byte as it was written, or nothing where there is
+  // none at all. Newer ones that are not whole are set aside: they keep their content under a name
+  // that ends in ".damaged". Throws Error, and leaves all as it is, where none is whole, one cannot
+  // be opened, or checkpoints of two runs lie there.
+  struct ToResume {
+    std::optional<std::string> checkpoint{};
+    std::vector<std::string> notes{};  // what was set aside or cannot be checked, one line each
+  };
+  ToResume to_resume() const;
+  // Throws Error where the disk has less room than a checkpoint takes; `bytes` is its state.
+  void require_room(int64_t bytes) const;
   // Throws Error where there is a checkpoint: a run that begins would put its own among them.
   void require_empty() const;
 

@@ -114,7 +114,9 @@ struct Trainer::State {
                            header.control)),
         executor(graph, *device),
         next_step(static_cast<int32_t>(header.next_step)) {
-    if (folder) data_fingerprint = data.fingerprint();
+    if (!folder) return;
+    data_fingerprint = data.fingerprint();
+    folder->require_room(checkpoint_bytes(graph));
   }
 
   int64_t checkpoint_period() const {
@@ -198,7 +200,9 @@ void Trainer::State::finish(TrainResult& result, FiniteWatch& watch) {
 Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& options) {
   check(options.optimizer.learning_rate);
   std::optional<CheckpointFolder> folder = open_folder(options);
-  const std::optional<std::string> checkpoint = options.resume ? folder->to_resume() : std::nullopt;
+  const CheckpointFolder::ToResume found =
+      options.resume ? folder->to_resume() : CheckpointFolder::ToResume{};
+  const std::optional<std::string>& checkpoint = found.checkpoint;
   CheckpointHeader header;
   TrainerOptions effective = options;
   if (checkpoint) {
@@ -221,6 +225,7 @@ Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& opt
       import_weights(state_->graph, *state_->device, *options.initial_weights);
     }
   }
+  state_->notes.insert(state_->notes.begin(), found.notes.begin(), found.notes.end());
   state_->device->spread_weights();
 }
 
@@ -240,6 +245,8 @@ void Trainer::note_changes(const CheckpointHeader& then, const TrainerOptions& o
 Trainer::~Trainer() = default;
 
 const Graph& Trainer::graph() const { return state_->graph; }
+
+int32_t Trainer::next_step() const { return state_->next_step; }
 
 const std::vector<std::string>& Trainer::notes() const { return state_->notes; }
 

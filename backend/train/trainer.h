@@ -72,6 +72,8 @@ class Trainer {
   ~Trainer();
 
   const Graph& graph() const;
+  // The step that train() begins with: 0, or that of the checkpoint.
+  int32_t next_step() const;
   // What of a resumed run is not as it was, one line each.
   const std::vector<std::string>& notes() const;
 

@@ -1,8 +1,8 @@
 #include "backend/train/weights_file.h"
 
+#include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
-#include <optional>
-#include <span>
 
 #include "backend/execute/operation_arguments.h"
 #include "backend/formats/weight_files.h"
@@ -54,6 +54,24 @@ std::vector<float> read_floats(const SafetensorsReader& reader, const StoredTens
   return values;
 }
 
+std::optional<size_t> first_not_finite(std::span<const float> values) {
+  const auto found =
+      std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+  if (found == values.end()) return std::nullopt;
+  return static_cast<size_t>(found - values.begin());
+}
+
+std::vector<float> read_finite(const SafetensorsReader& reader, const StoredTensor& tensor,
+                               int64_t count) {
+  std::vector<float> values = read_floats(reader, tensor, count);
+  const std::optional<size_t> bad = first_not_finite(values);
+  if (!bad) return values;
+  throw Error(reader.path(),
+              fmt::format("tensor '{}' has a value that is not finite: {} at {} of {}", tensor.name,
+                          values[*bad], *bad, count),
+              "give weights that can be trained on");
+}
+
 void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
                     const std::string& path) {
   std::vector<TensorDeclaration> declarations;
@@ -78,7 +96,7 @@ void import_weights(const Graph& graph, TrainingDevice& device, const std::strin
     const SafetensorsReader& reader = files.file_of(name);
     const StoredTensor& tensor = tensor_of(reader, name, parameter);
     write_parameter(graph, device, module, parameter, StateArray::kMaster,
-                    read_floats(reader, tensor, parameter.count()));
+                    read_finite(reader, tensor, parameter.count()));
   });
 }
 

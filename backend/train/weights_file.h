@@ -4,7 +4,10 @@
 // Will not do: config.json (profiles), or anything of the optimizer (checkpoint).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,7 +23,7 @@ void export_weights(const Graph& graph, TrainingDevice& device, const Model& mod
                     const std::string& path);
 // Sets masters from a file, or from the files of a folder (WeightFiles), with Hugging Face names in
 // fp32, bf16 or fp16 (a "transformer." or "model." in front may be missing). Throws Error for
-// missing names and other shapes.
+// missing names, other shapes, and values that are not finite.
 void import_weights(const Graph& graph, TrainingDevice& device, const std::string& path);
 
 // The name is `prefix` and that of the parameter; fp32.
@@ -31,5 +34,10 @@ const StoredTensor& tensor_of(const SafetensorsReader& reader, const std::string
 // A stored tensor as fp32, whichever of the three formats it is kept in.
 std::vector<float> read_floats(const SafetensorsReader& reader, const StoredTensor& tensor,
                                int64_t count);
+// The same of a tensor that is trained on: throws Error where a value is not finite.
+std::vector<float> read_finite(const SafetensorsReader& reader, const StoredTensor& tensor,
+                               int64_t count);
+// The index of the first value that is infinite or not a number.
+std::optional<size_t> first_not_finite(std::span<const float> values);
 
 }  // namespace ballast

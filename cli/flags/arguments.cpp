@@ -8,6 +8,7 @@
 
 #include "profiles/names/meant.h"
 #include "profiles/store.h"
+#include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -222,6 +223,9 @@ void VerbParser::check_files() const {
   std::vector<NamedFile> written;
   for (const auto& [option, how] : outputs_) {
     const std::string path = option->count() > 0 ? option->results().back() : how.otherwise;
+    if (option->count() > 0 && path.empty()) {
+      throw Error(option->get_name(), "an empty text names no file", "name one");
+    }
     if (fs::is_directory(path, ignored) && !how.may_be_folder) {
       throw Error(option->get_name() + " " + path, "is a folder", "name a file");
     }
@@ -247,6 +251,15 @@ void VerbParser::check_files() const {
   }
 }
 
+// Whose files are made as they are named: the others are tried where they are made.
+void VerbParser::try_files() const {
+  for (const auto& [option, how] : outputs_) {
+    const std::string path = option->count() > 0 ? option->results().back() : how.otherwise;
+    if (path.empty() || how.makes_folder || how.may_be_folder) continue;
+    try_to_write(path, option->get_name() + " " + path);
+  }
+}
+
 bool VerbParser::parse(Words words) {
   std::vector<std::string> reversed(words.rbegin(), words.rend());
   try {
@@ -260,6 +273,7 @@ bool VerbParser::parse(Words words) {
   }
   check_finite(app_);
   check_files();
+  try_files();
   for (PlanFlags* flags : plans_) {
     for (std::string& name : flags->models) name = name_meant("--model", name, "models");
     for (std::string& name : flags->machines) name = name_meant("--machine", name, "machines");

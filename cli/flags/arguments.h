@@ -77,7 +77,8 @@ class VerbParser {
 
   // Marks a flag as that of a file which the verb writes, or reads (a model, machine or strategy
   // may be a name instead). A file to be written twice, or read and then written, would be lost
-  // without a word, and one in no folder after all the work: parse() refuses them.
+  // without a word, and one that cannot be written after all the work: parse() refuses them, and
+  // tries to write each (atomic_file.h) but folders and the store.
   CLI::Option* writes(CLI::Option* option, Written how = {});
   CLI::Option* reads(CLI::Option* option);
 
@@ -91,6 +92,7 @@ class VerbParser {
   };
   void add(PlanFlags& flags, const Knob& knob, Lists lists);
   void check_files() const;
+  void try_files() const;
 
   std::string name_;
   CLI::App app_;

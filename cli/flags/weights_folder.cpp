@@ -10,6 +10,7 @@
 #include "profiles/load.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
+#include "sim/base/fault.h"
 
 namespace ballast {
 namespace {
@@ -33,26 +34,25 @@ std::string config_of(const std::string& path, const std::string& like, const Mo
               "export the weights alone: --export FILE.safetensors");
 }
 
-// What cannot be written is known before the steps are run, not after them.
-void try_to_write(const std::string& file) { const AtomicFile tried(file); }
-
 }  // namespace
 
+// What cannot be written is known before the steps are run, not after them.
 ExportTarget export_target(const std::string& path, const std::string& like, const Model& model) {
   std::error_code failure;
   const bool is_file = fs::path(path).extension() == ".safetensors" ||
                        (fs::exists(path, failure) && !fs::is_directory(path, failure));
   if (is_file) {
-    try_to_write(path);
+    try_to_write(path, "--export " + path);
     return {path, std::nullopt, ""};
   }
   ExportTarget target{path + "/model.safetensors", path, config_of(path, like, model)};
   fs::create_directory(path, failure);
   if (failure) {
     throw Error("--export " + path, "the folder cannot be made: " + failure.message(),
-                "name a folder in one that can be written");
+                fault_remedy(failure.value()));
   }
-  try_to_write(target.weights);
+  try_to_write(target.weights, "--export " + target.weights);
+  try_to_write(path + "/" + kConfigFile);
   return target;
 }
 

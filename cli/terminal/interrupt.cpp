@@ -34,4 +34,8 @@ InterruptWatch::~InterruptWatch() {
 
 bool InterruptWatch::interrupted() const { return g_interrupted != 0; }
 
+void ignore_broken_pipes() { std::signal(SIGPIPE, SIG_IGN); }
+
+void ignore_file_size_limit() { std::signal(SIGXFSZ, SIG_IGN); }
+
 }  // namespace ballast

@@ -14,4 +14,9 @@ class InterruptWatch {
   bool interrupted() const;
 };
 
+// From here on a write into a pipe that nobody reads fails, and the program lives.
+void ignore_broken_pipes();
+// Likewise a write beyond the largest file that the system allows (ulimit -f).
+void ignore_file_size_limit();
+
 }  // namespace ballast

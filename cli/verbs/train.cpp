@@ -1,11 +1,9 @@
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <deque>
 #include <fmt/format.h>
-#include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -13,6 +11,7 @@
 #include "backend/train/trainer.h"
 #include "cli/flags/training_flags.h"
 #include "cli/flags/weights_folder.h"
+#include "cli/run/metrics_file.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
@@ -76,34 +75,6 @@ bool parse(Words words, TrainFlags& flags) {
   return parser.parse(words);
 }
 
-// Metrics as JSON lines. Each is on its way to the disk when its step is shown.
-class MetricsFile {
- public:
-  enum class Mode : uint8_t { kNew, kContinue };
-  MetricsFile(const std::optional<std::string>& path, Mode mode) : path_(path.value_or("")) {
-    if (!path) return;
-    file_.open(path_, mode == Mode::kContinue ? std::ios::app : std::ios::trunc);
-    check_file();
-  }
-
-  void add(const OrderedJson& line) {
-    if (path_.empty()) return;
-    file_ << line.dump() << '\n';
-    file_.flush();
-    check_file();
-  }
-
- private:
-  void check_file() {
-    if (file_) return;
-    throw Error("--metrics " + path_, std::string("cannot be written: ") + std::strerror(errno),
-                "give a file in a folder that exists, on a disk with space");
-  }
-
-  std::string path_;
-  std::ofstream file_;
-};
-
 // Takes the steps that become final and shows them. Steps are collected several times a second, so
 // what one took is known from the last kWindow collections, shared out evenly.
 class StepReport {
@@ -128,17 +99,18 @@ class StepReport {
     const double seconds = std::max(spent.count(), 1e-9) / static_cast<double>(steps);
     const std::chrono::duration<double> elapsed = now - start_;
     for (const StepRecord& record : waiting_) {
-      metrics_.add({{"step", record.step},
-                    {"loss", record.loss},
-                    {"gradient_norm", record.gradient_norm},
-                    {"learning_rate", record.learning_rate},
-                    {"loss_scale", record.loss_scale},
-                    {"clipped", record.clipped},
-                    {"skipped", record.skipped},
-                    {"rolled_back", record.rolled_back},
-                    {"step_time_s", seconds},
-                    {"tokens_per_s", tokens_per_step_ / seconds},
-                    {"elapsed_s", elapsed.count()}});
+      const OrderedJson line = {{"step", record.step},
+                                {"loss", record.loss},
+                                {"gradient_norm", record.gradient_norm},
+                                {"learning_rate", record.learning_rate},
+                                {"loss_scale", record.loss_scale},
+                                {"clipped", record.clipped},
+                                {"skipped", record.skipped},
+                                {"rolled_back", record.rolled_back},
+                                {"step_time_s", seconds},
+                                {"tokens_per_s", tokens_per_step_ / seconds},
+                                {"elapsed_s", elapsed.count()}};
+      metrics_.add(record.step, line.dump());
     }
     const StepRecord last = waiting_.back();
     waiting_.clear();
@@ -181,6 +153,7 @@ double mean_loss(std::span<const StepRecord> records) {
 struct TrainOutcome {
   TrainResult result;
   double validation_loss = 0;  // 0 where the run diverged, and is not asked for one
+  std::unique_ptr<MetricsFile> metrics;
 };
 
 OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome) {
@@ -301,16 +274,17 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   }
   Trainer trainer(setting.model, setting.plan, options_of(flags, setting));
   print_notes(flags, setting, trainer);
-  MetricsFile metrics(flags.metrics_file,
-                      flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew);
+  TrainOutcome outcome;
+  outcome.metrics = std::make_unique<MetricsFile>(
+      flags.metrics_file, flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew,
+      trainer.next_step());
   if (!flags.output.json) {
     const std::string& device = flags.training.device;
     fmt::print("{} on {}: {}\n", completed.setting.model.name,
                device == "host" ? "this machine" : device, plan_text(completed.setting.plan));
   }
-  TrainOutcome outcome;
   {
-    StepReport report(flags, completed, metrics);
+    StepReport report(flags, completed, *outcome.metrics);
     const InterruptWatch watch;
     trainer.set_tick([&] {
       report.flush();
@@ -380,8 +354,11 @@ int run_train(Words words) {
     print_outcome(completed, outcome);
     print_where_to_resume(flags, outcome.result);
   }
-  if (!diverged) return kDone;
   std::fflush(stdout);
+  if (!diverged) {
+    outcome.metrics->require_whole();
+    return kDone;
+  }
   print_divergence(flags, outcome.result);
   return kInfeasible;
 }

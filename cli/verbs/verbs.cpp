@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "cli/flags/arguments.h"
+#include "cli/terminal/interrupt.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -71,6 +72,7 @@ std::string one_line(std::string_view text) {
 }
 
 int run_program(const std::vector<std::string>& words) {
+  ignore_file_size_limit();
   if (words.empty() || words[0] == "--help" || words[0] == "help") {
     print_help();
     flush_output();

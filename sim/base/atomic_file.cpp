@@ -1,24 +1,25 @@
 #include "sim/base/atomic_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <memory>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/fault.h"
 
 namespace ballast {
 namespace {
 
 constexpr int kMaxTemporaries = 1000;
-
-const char* const kRemedy = "free some space or choose another place, and run it again";
-
-std::string reason(int code) { return std::strerror(code); }
+constexpr std::string_view kPart = ".part-";
+constexpr size_t kBlock = 4096;  // bytes: more than a file system keeps beside a name
 
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -40,33 +41,83 @@ int open_retrying(const std::string& path, int flags, mode_t mode) {
   return descriptor;
 }
 
+// Takes digits from the front; false where there are none.
+bool take_digits(std::string_view& text) {
+  const size_t end = std::min(text.find_first_not_of("0123456789"), text.size());
+  text.remove_prefix(end);
+  return end > 0;
+}
+
+// Locked, or on a file system without locks: only a lock that another holds is a no.
+bool is_free(int descriptor) { return ::flock(descriptor, LOCK_EX | LOCK_NB) == 0; }
+
+// Removes the copies beside a target whose writers are gone: with a writer goes its lock, whichever
+// way it ends, and a process id says nothing where folders are shared between containers.
+void sweep(const std::string& target) {
+  const std::string name = target.substr(target.rfind('/') + 1);
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of(target), ignored)) {
+    if (!is_part_of(entry.path().filename().string(), name)) continue;
+    const int left = open_retrying(entry.path().string(), O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+    if (left < 0) continue;
+    if (is_free(left)) ::unlink(entry.path().c_str());
+    ::close(left);
+  }
+}
+
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), target_(resolve(path_)) {
+bool is_part_of(std::string_view name, std::string_view target) {
+  if (!name.starts_with(target)) return false;
+  name.remove_prefix(target.size());
+  if (!name.starts_with(kPart)) return false;
+  name.remove_prefix(kPart.size());
+  if (!take_digits(name) || !name.starts_with('-')) return false;
+  name.remove_prefix(1);
+  return take_digits(name) && name.empty();
+}
+
+AtomicFile::AtomicFile(std::string path, std::string called)
+    : path_(called.empty() ? path : std::move(called)), target_(resolve(path)) {
   struct stat found {};
   const bool exists = ::stat(target_.c_str(), &found) == 0;
-  if (exists && S_ISDIR(found.st_mode)) fail("cannot be written: it is a folder");
+  if (exists && S_ISDIR(found.st_mode)) {
+    throw Error(path_, "cannot be written: it is a folder", "name a file");
+  }
   if (exists && !S_ISREG(found.st_mode)) {
     descriptor_ = open_retrying(target_, O_WRONLY, 0);
-    if (descriptor_ < 0) fail("cannot be opened for writing: " + reason(errno));
+    if (descriptor_ < 0) fail("cannot be opened for writing", errno);
     return;
   }
-  for (int i = 0; i < kMaxTemporaries && descriptor_ < 0; ++i) {
-    const std::string name =
-        target_ + ".part-" + std::to_string(::getpid()) + "-" + std::to_string(i);
-    descriptor_ = open_retrying(name, O_WRONLY | O_CREAT | O_EXCL, 0666);
-    if (descriptor_ >= 0) {
-      temporary_ = name;
-    } else if (errno != EEXIST) {
-      const int code = errno;
-      throw Error(path_, "cannot be created: " + reason(code),
-                  code == ENOENT ? "create the folder " + folder_of(target_) + " first" : kRemedy);
-    }
-  }
-  if (descriptor_ < 0) fail("cannot be created: too many unfinished copies beside it");
+  sweep(target_);
+  open_beside();
   if (exists && ::fchmod(descriptor_, found.st_mode & 07777) != 0) {
-    fail("cannot be given its old permissions: " + reason(errno));
+    fail("cannot be given its old permissions", errno);
   }
+}
+
+void AtomicFile::open_beside() {
+  for (int i = 0; i < kMaxTemporaries; ++i) {
+    const std::string name =
+        target_ + std::string(kPart) + std::to_string(::getpid()) + "-" + std::to_string(i);
+    descriptor_ = open_retrying(name, O_RDWR | O_CREAT | O_EXCL, 0666);
+    if (descriptor_ < 0 && errno == EEXIST) continue;
+    if (descriptor_ < 0) {
+      const int code = errno;
+      throw Error(path_, "cannot be created: " + fault_name(code),
+                  code == ENOENT ? "create the folder " + folder_of(target_) + " first"
+                                 : fault_remedy(code));
+    }
+    // Between the two calls another may have taken it for left over.
+    const bool locked = is_free(descriptor_);
+    struct stat made {};
+    if ((locked || errno != EWOULDBLOCK) && ::fstat(descriptor_, &made) == 0 && made.st_nlink > 0) {
+      temporary_ = name;
+      return;
+    }
+    ::close(std::exchange(descriptor_, -1));
+  }
+  throw Error(path_, "cannot be created: too many unfinished copies beside it", "remove those");
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
@@ -94,9 +145,9 @@ void AtomicFile::discard() noexcept {
   temporary_.clear();
 }
 
-void AtomicFile::fail(const std::string& what) {
+void AtomicFile::fail(const std::string& what, int code) {
   discard();
-  throw Error(path_, what, kRemedy);
+  throw Error(path_, what + ": " + fault_name(code), fault_remedy(code));
 }
 
 void AtomicFile::write(std::span<const std::byte> data) {
@@ -104,7 +155,7 @@ void AtomicFile::write(std::span<const std::byte> data) {
   while (!data.empty()) {
     const ssize_t written = ::write(descriptor_, data.data(), data.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail("cannot be written: " + reason(written < 0 ? errno : ENOSPC));
+    if (written <= 0) fail("cannot be written", written < 0 ? errno : ENOSPC);
     data = data.subspan(static_cast<size_t>(written));
   }
 }
@@ -113,27 +164,57 @@ void AtomicFile::write(std::string_view text) {
   write(std::as_bytes(std::span(text.data(), text.size())));
 }
 
+void AtomicFile::rewrite(int64_t first_byte, std::span<const std::byte> data) {
+  CHECK(descriptor_ >= 0 && can_rewrite());
+  while (!data.empty()) {
+    const ssize_t written = ::pwrite(descriptor_, data.data(), data.size(), first_byte);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) fail("cannot be written", written < 0 ? errno : ENOSPC);
+    first_byte += written;
+    data = data.subspan(static_cast<size_t>(written));
+  }
+}
+
 void AtomicFile::commit() {
   CHECK(descriptor_ >= 0);
   // Pipes and terminals cannot be synchronised and say so with EINVAL or EROFS.
   const bool synchronised = ::fsync(descriptor_) == 0;
-  if (!synchronised && (!temporary_.empty() || (errno != EINVAL && errno != EROFS))) {
-    fail("cannot be made durable: " + reason(errno));
+  if (!synchronised && (can_rewrite() || (errno != EINVAL && errno != EROFS))) {
+    fail("cannot be made durable", errno);
   }
-  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) {
-    fail("cannot be closed: " + reason(errno));
-  }
+  // Holds the lock until the file has its name: some file systems say only when it is closed what
+  // went wrong, and in between another would take it for left over.
+  const int lock = can_rewrite() ? ::fcntl(descriptor_, F_DUPFD_CLOEXEC, 0) : -1;
+  const bool closed = ::close(std::exchange(descriptor_, -1)) == 0 || errno == EINTR;
+  int code = closed ? 0 : errno;
+  const bool placed =
+      closed && (temporary_.empty() || ::rename(temporary_.c_str(), target_.c_str()) == 0);
+  if (closed && !placed) code = errno;
+  if (lock >= 0) ::close(lock);
+  if (!placed) fail(closed ? "cannot be put in place" : "cannot be closed", code);
   if (temporary_.empty()) return;
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
-    fail("cannot be put in place: " + reason(errno));
-  }
   temporary_.clear();
   // The rename itself lives in the folder, which is synchronised on its own.
   const int folder = open_retrying(folder_of(target_), O_RDONLY | O_DIRECTORY, 0);
   const bool durable = folder >= 0 && (::fsync(folder) == 0 || errno == EINVAL);
-  const int code = errno;
+  code = errno;
   if (folder >= 0) ::close(folder);
-  if (!durable) fail("is in place, but its folder cannot be made durable: " + reason(code));
+  if (!durable) fail("is in place, but its folder cannot be made durable", code);
+}
+
+void try_to_write(const std::string& path, const std::string& called) {
+  struct stat found {};
+  // Whoever reads a pipe takes the end of the trial for the end of all.
+  if (::stat(path.c_str(), &found) == 0 && S_ISFIFO(found.st_mode)) return;
+  AtomicFile file(path, called);
+  if (!file.can_rewrite()) {
+    // Nothing is put into a pipe, and a device that takes nothing says so.
+    if (::write(file.descriptor_, "", 0) < 0) file.fail("cannot be written", errno);
+    return;
+  }
+  file.write(std::string(kBlock, '\n'));
+  // A quota, or a disk of another machine, is asked only here.
+  if (::fsync(file.descriptor_) != 0) file.fail("cannot be made durable", errno);
 }
 
 void atomic_write(const std::string& path, std::string_view content) {

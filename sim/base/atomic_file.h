@@ -2,10 +2,13 @@
 //
 // A reader, or a program that is killed half way, sees the old content or the new, never a part.
 // A target that is not a regular file (a terminal, /dev/stdout, a pipe) is written directly.
+// What is written beside is TARGET.part-PID-N, locked (flock) as long as its writer lives: what an
+// earlier writer of the same target left when it was killed is removed by the next.
 // Will not do: create folders, lock against a second writer (the last commit wins), or append.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,7 +19,8 @@ namespace ballast {
 class AtomicFile {
  public:
   // Throws Error where the folder does not exist or may not be written.
-  explicit AtomicFile(std::string path);
+  // `called`: what messages call it; empty: the path.
+  explicit AtomicFile(std::string path, std::string called = {});
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
   AtomicFile(const AtomicFile&) = delete;
@@ -27,12 +31,19 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text);
 
+  // Whether what was written can be written again: not where the target is written directly.
+  bool can_rewrite() const { return !temporary_.empty(); }
+  // Puts data in the place of bytes that were written. Requires can_rewrite().
+  void rewrite(int64_t first_byte, std::span<const std::byte> data);
+
   // Makes the content durable and puts it in the target's place; the file is closed after it.
   // Throws Error, leaving the target as it was, if any of it fails.
   void commit();
 
  private:
-  [[noreturn]] void fail(const std::string& what);
+  friend void try_to_write(const std::string& path, const std::string& called);
+  [[noreturn]] void fail(const std::string& what, int code);
+  void open_beside();
   void discard() noexcept;
 
   std::string path_;       // as the caller named it, for messages
@@ -43,5 +54,13 @@ class AtomicFile {
 
 // All of `content` or nothing.
 void atomic_write(const std::string& path, std::string_view content);
+
+// Throws Error where a file of that name could not be written: puts a block beside it onto the disk
+// and removes it. What is there stays; a device is only opened, and a pipe left alone. `called`: as
+// above, "--out FILE".
+void try_to_write(const std::string& path, const std::string& called = {});
+
+// Whether a name is that of an unfinished copy beside a file called `target`.
+bool is_part_of(std::string_view name, std::string_view target);
 
 }  // namespace ballast

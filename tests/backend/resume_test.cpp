@@ -147,28 +147,6 @@ TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
   EXPECT_TRUE(tiny::same_bits(train_to_the_end(plan, folder.path()), expected));
 }
 
-TEST(resume, a_damaged_checkpoint_is_one_clear_error) {
-  const TemporaryFolder folder;
-  train_to_the_end(plan_with(SyncMode::kWait), folder.path());
-  const std::string newest = *newest_checkpoint(folder.path());
-  std::filesystem::resize_file(newest, std::filesystem::file_size(newest) / 2);
-  const std::string message = error_of([&] {
-    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
-  });
-  EXPECT_TRUE(mentions(message, newest)) << message;
-}
-
-// The newest cut short, the error names the one before, which is whole.
-TEST(resume, a_damaged_checkpoint_names_the_whole_one_before_it) {
-  const TemporaryFolder folder;
-  train_to_the_end(plan_with(SyncMode::kWait), folder.path());
-  std::filesystem::resize_file(*newest_checkpoint(folder.path()), 100);
-  const std::string message = error_of([&] {
-    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
-  });
-  EXPECT_TRUE(mentions(message, checkpoint_path(folder.path(), 20) + " is whole")) << message;
-}
-
 // A run of 3 steps in a folder, begun anew.
 std::vector<float> short_run(TrainerOptions options) {
   options.resume = false;

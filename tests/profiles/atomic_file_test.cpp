@@ -2,9 +2,11 @@
 #include "sim/base/atomic_file.h"
 
 #include <csignal>
+#include <fstream>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/profiles/support.h"
 
@@ -82,6 +84,49 @@ TEST(AtomicFile, target_that_cannot_be_written_is_named) {
   EXPECT_TRUE(holds(error_of([&] { atomic_write(folder.file("no/a"), "x"); }),
                     "create the folder " + folder.file("no")));
   EXPECT_TRUE(holds(error_of([&] { atomic_write(folder.path(), "x"); }), "it is a folder"));
+}
+
+TEST(AtomicFile, what_a_dead_writer_left_beside_a_target_is_removed_by_the_next) {
+  const testing::TemporaryFolder folder;
+  const auto put = [&](const char* name) { std::ofstream(folder.file(name)) << "half"; };
+  // The second id is that of this process, as it may be in another container.
+  const std::string own = "a.part-" + std::to_string(::getpid()) + "-7";
+  for (const char* name : {"a.part-77-0", own.c_str()}) put(name);
+  const std::string others[] = {"b.part-77-0", "a.part-77", "a.part-77-", "a.part-x-0",
+                                "a.part-7-0x"};
+  for (const std::string& name : others) put(name.c_str());
+  AtomicFile living(folder.file("a"));
+  EXPECT_FALSE(fs::exists(folder.file("a.part-77-0")));
+  EXPECT_FALSE(fs::exists(folder.file(own.c_str())));
+  for (const std::string& name : others) EXPECT_TRUE(fs::exists(folder.file(name.c_str()))) << name;
+  living.write("1");
+  atomic_write(folder.file("a"), "2");  // leaves what the living one writes
+  living.commit();
+  EXPECT_EQ(testing::read_file(folder.file("a")), "1");
+}
+
+TEST(AtomicFile, trying_leaves_everything_as_it_was) {
+  const testing::TemporaryFolder folder;
+  try_to_write(folder.file("new"));
+  EXPECT_EQ(files_in(folder), 0u);
+  atomic_write(folder.file("a"), "old");
+  try_to_write(folder.file("a"));
+  EXPECT_EQ(testing::read_file(folder.file("a")), "old");
+  EXPECT_TRUE(holds(error_of([&] { try_to_write(folder.file("no/a")); }), "create the folder"));
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full here";
+  EXPECT_TRUE(holds(error_of([] { try_to_write("/dev/full"); }), "No space left"));
+  EXPECT_NO_THROW(try_to_write("/dev/null"));
+}
+
+TEST(AtomicFile, bytes_that_were_written_can_be_written_again) {
+  const testing::TemporaryFolder folder;
+  AtomicFile file(folder.file("a"));
+  file.write("0000 and the rest");
+  const std::string_view head = "1234";
+  file.rewrite(0, std::as_bytes(std::span(head)));
+  file.write(", and more");
+  file.commit();
+  EXPECT_EQ(testing::read_file(folder.file("a")), "1234 and the rest, and more");
 }
 
 TEST(AtomicFile, links_and_permissions_are_kept) {

@@ -1,0 +1,165 @@
+// Faults of files and disks around a training run: what cannot be written ends it before its first
+// step, what breaks on the way costs neither a checkpoint nor what was there.
+#include <algorithm>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+class Faults : public testing::Test {
+ protected:
+  Faults() {
+    bench.write_tiny_model();
+    bench.write_store();
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += "the quick brown fox " + std::to_string(i * i) + "\n";
+    bench.write("text.txt", text);
+  }
+
+  static std::string line(const std::string& flags) {
+    return "train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+           "--data text.txt " +
+           flags;
+  }
+  Outcome train(const std::string& flags) const { return bench.run(line(flags)); }
+  void expect_refusal(const std::string& flags, const std::vector<std::string>& parts) const {
+    const Outcome outcome = train(flags);
+    EXPECT_EQ(outcome.code, 2) << flags << '\n' << outcome.output;
+    EXPECT_EQ(outcome.lines(), 1) << flags << '\n' << outcome.output;
+    for (const std::string& part : parts) EXPECT_TRUE(outcome.says(part)) << outcome.output;
+  }
+  void flip_last_byte(const std::string& name) const {
+    std::string content = bench.read(name);
+    content[content.size() - 1] = static_cast<char>(content.back() ^ 0x40);
+    bench.write(name, content);
+  }
+  // The "step" of each line of metrics.
+  std::vector<int> steps_of(const std::string& name) const {
+    std::istringstream lines(bench.read(name));
+    std::vector<int> steps;
+    for (std::string text; std::getline(lines, text);) {
+      steps.push_back(nlohmann::json::parse(text)["step"].get<int>());
+    }
+    return steps;
+  }
+
+  Workbench bench;
+};
+
+std::vector<int> first(int count) {
+  std::vector<int> steps(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) steps[static_cast<size_t>(i)] = i;
+  return steps;
+}
+
+TEST_F(Faults, a_damaged_checkpoint_gives_way_to_the_one_before_in_one_line) {
+  ASSERT_EQ(train("--steps 8 --checkpoint kept --checkpoint-period 4").code, 0);
+  flip_last_byte("kept/step-00000008.safetensors");
+  const Outcome resumed = train("--steps 8 --checkpoint kept --resume");
+  EXPECT_EQ(resumed.code, 0) << resumed.output;
+  EXPECT_TRUE(resumed.says("note: training goes on from kept/step-00000004.safetensors"))
+      << resumed.output;
+  EXPECT_TRUE(resumed.says("steps 4 to 8")) << resumed.output;
+  EXPECT_TRUE(bench.exists("kept/step-00000008.safetensors.damaged"));
+  EXPECT_EQ(train("--steps 8 --checkpoint kept --resume").output.find("note:"), std::string::npos);
+}
+
+TEST_F(Faults, without_a_whole_checkpoint_a_run_is_refused_and_nothing_removed) {
+  ASSERT_EQ(train("--steps 8 --checkpoint kept --checkpoint-period 4").code, 0);
+  for (const char* name : {"kept/step-00000004.safetensors", "kept/step-00000008.safetensors"}) {
+    flip_last_byte(name);
+  }
+  expect_refusal("--steps 9 --checkpoint kept --resume",
+                 {"no checkpoint in kept is whole", "step-00000008.safetensors:", "checksum",
+                  "nothing was removed"});
+  EXPECT_TRUE(bench.exists("kept/step-00000004.safetensors"));
+  EXPECT_TRUE(bench.exists("kept/step-00000008.safetensors"));
+}
+
+TEST_F(Faults, exported_weights_that_changed_are_not_imported) {
+  ASSERT_EQ(train("--steps 1 --export w.safetensors").code, 0);
+  flip_last_byte("w.safetensors");
+  expect_refusal("--steps 1 --import w.safetensors", {"w.safetensors:", "checksum"});
+}
+
+TEST_F(Faults, what_cannot_be_written_ends_a_run_before_its_first_step) {
+  const std::string many = "--steps 1000000000 ";  // never ends but by the refusal
+  bench.write("file", "");
+  expect_refusal(many + "--checkpoint file", {"--checkpoint file", "Not a directory"});
+  expect_refusal(many + "--checkpoint /dev/null", {"--checkpoint /dev/null"});
+  expect_refusal(many + "--metrics /dev/full", {"/dev/full", "No space left on device"});
+  expect_refusal(many + "--export /dev/full", {"/dev/full", "No space left on device"});
+  expect_refusal(many + "--export file/weights", {"file/weights"});
+  expect_refusal(many + "--metrics ''", {"--metrics", "names no file"});
+  // A search would have left its plan's record in the store.
+  const Outcome tune =
+      bench.run("tune --model gpt2 --machine gh200-96gb-480gb --store s.db --out /dev/full");
+  EXPECT_EQ(tune.code, 2) << tune.output;
+  EXPECT_TRUE(tune.says("/dev/full: cannot be written: No space left on device")) << tune.output;
+  EXPECT_FALSE(bench.exists("s.db"));
+}
+
+// A limit on file sizes fails writes as a full disk does. In dash and bash's sh it counts blocks of
+// 512 bytes: 1,024 of them are less than the metrics grow to, and more than a checkpoint takes.
+TEST_F(Faults, metrics_that_cannot_be_written_cost_no_checkpoint) {
+  ASSERT_EQ(train("--steps 2 --checkpoint kept --metrics m.jsonl").code, 0);
+  const std::string filler(1024 * 512 - 6000, 'x');
+  const std::string full = "{\"step\": 0, \"x\": \"" + filler + "\"}\n{\"step\": 1}\n";
+  bench.write("m.jsonl", full);
+  const Outcome outcome = bench.shell(
+      "ulimit -f 1024; $BALLAST " +
+      line("--steps 60 --checkpoint kept --resume --metrics m.jsonl --export w.safetensors"));
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_TRUE(outcome.says("note: --metrics m.jsonl cannot be written from step "))
+      << outcome.output;
+  EXPECT_TRUE(outcome.says("File too large; training goes on")) << outcome.output;
+  EXPECT_TRUE(outcome.says("steps 2 to 60")) << outcome.output;
+  EXPECT_TRUE(outcome.says("on are missing")) << outcome.output;
+  EXPECT_TRUE(bench.exists("kept/step-00000060.safetensors"));
+  EXPECT_TRUE(bench.exists("w.safetensors"));
+  const std::vector<int> steps = steps_of("m.jsonl");  // only whole lines
+  EXPECT_EQ(steps, first(static_cast<int>(steps.size())));
+  EXPECT_LT(steps.size(), 60u);
+}
+
+TEST_F(Faults, a_reader_of_metrics_that_goes_away_costs_no_checkpoint) {
+  const std::string run = line("--steps 3000 --checkpoint kept --metrics pipe");
+  const Outcome outcome =
+      bench.shell("mkfifo pipe; timeout 60 head -n 1 pipe > /dev/null & $BALLAST " + run);
+  EXPECT_TRUE(outcome.says("steps 0 to 3000")) << outcome.output;
+  EXPECT_TRUE(outcome.says("Broken pipe")) << outcome.output;
+  EXPECT_TRUE(bench.exists("kept/step-00003000.safetensors"));
+}
+
+TEST_F(Faults, metrics_of_a_resumed_run_have_every_step_once) {
+  ASSERT_EQ(train("--steps 6 --checkpoint kept --metrics m.jsonl").code, 0);
+  EXPECT_EQ(steps_of("m.jsonl"), first(6));
+  // As a kill leaves them: steps that no checkpoint has, and a half line.
+  bench.write("m.jsonl", bench.read("m.jsonl") + "{\"step\": 6}\n{\"step\": 7}\n{\"st");
+  ASSERT_EQ(train("--steps 9 --checkpoint kept --resume --metrics m.jsonl").code, 0);
+  EXPECT_EQ(steps_of("m.jsonl"), first(9));
+  bench.write("diary.txt", "Monday\n");
+  expect_refusal("--steps 9 --checkpoint kept --resume --metrics diary.txt",
+                 {"--metrics diary.txt, line 1", "no line of metrics"});
+  EXPECT_EQ(bench.read("diary.txt"), "Monday\n");
+}
+
+TEST_F(Faults, unfinished_copies_of_dead_processes_are_swept) {
+  bench.shell("mkdir kept");
+  const std::vector<std::string> ours = {"kept/step-00000007.safetensors.part-77-0",
+                                         "w.safetensors.part-77-0", "p.json.part-1-3"};
+  const std::vector<std::string> others = {"kept/notes.part-77-0", "x.safetensors.part-77-0"};
+  for (const std::string& name : ours) bench.write(name, "half");
+  for (const std::string& name : others) bench.write(name, "half");
+  ASSERT_EQ(train("--steps 1 --checkpoint kept --export w.safetensors").code, 0);
+  ASSERT_EQ(bench.run("predict --model gpt2 --machine gh200-96gb-480gb --out p.json").code, 0);
+  for (const std::string& name : ours) EXPECT_FALSE(bench.exists(name)) << name;
+  for (const std::string& name : others) EXPECT_TRUE(bench.exists(name)) << name;
+}
+
+}  // namespace
+}  // namespace ballast
