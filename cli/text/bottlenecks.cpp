@@ -22,7 +22,7 @@ struct Named {
   double gain = 0;
 };
 
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+std::string gain_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 std::vector<Named> rates_of(const Bottlenecks& found) {
   std::vector<Named> list;
@@ -43,7 +43,7 @@ std::string gains_text(const std::vector<Named>& list, const char* none) {
   std::vector<std::string> parts;
   for (const Named& one : list) {
     if (parts.size() == kShown || one.gain < kGainShown) break;
-    parts.push_back(fmt::format("{} {}", one.name, percent(one.gain)));
+    parts.push_back(fmt::format("{} {}", one.name, gain_text(one.gain)));
   }
   return parts.empty() ? none : fmt::format("{}", fmt::join(parts, ", "));
 }
@@ -56,7 +56,7 @@ std::string names_text(const std::vector<std::string>& names) {
 
 std::string tie_text(const Tie& tie, const char* what) {
   return fmt::format("no single {} limits: {} tie, together {}", what, names_text(tie.names),
-                     percent(tie.gain));
+                     gain_text(tie.gain));
 }
 
 Json tie_json(const std::optional<Tie>& tie) {
@@ -103,10 +103,10 @@ std::string bottlenecks_text(const std::optional<Bottlenecks>& asked) {
   const Bottlenecks& found = *asked;
   std::string text = fmt::format("10 % faster     gives: {}; all rates together {}\n",
                                  gains_text(rates_of(found), "nothing by any rate alone"),
-                                 percent(found.all_rates));
+                                 gain_text(found.all_rates));
   text +=
       fmt::format("{}of lanes: {}; all lanes together {}\n", kIndent,
-                  gains_text(lanes_of(found), "nothing by any alone"), percent(found.all_lanes));
+                  gains_text(lanes_of(found), "nothing by any alone"), gain_text(found.all_lanes));
   if (found.rate_tie) text += kIndent + tie_text(*found.rate_tie, "rate") + "\n";
   if (found.lane_tie) text += kIndent + tie_text(*found.lane_tie, "lane") + "\n";
   return text;
@@ -118,7 +118,7 @@ std::string limit_text(const Bottlenecks& found) {
   if (found.rates.empty() || found.rates.front().gain < kGainShown) return "no rate limits it";
   const RateGain& most = found.rates.front();
   return fmt::format("{} limits it most (10 % faster gives {})", most.rate.name,
-                     percent(most.gain));
+                     gain_text(most.gain));
 }
 
 }  // namespace ballast
