@@ -75,6 +75,8 @@ void expect_answer(const Json& expect, const Outcome& outcome) {
 TEST(BuyerQuestions, have_the_verdicts_and_orders_that_they_should) {
   const Workbench bench;
   for (const Json& question : questions()) {
+    // What would have to give for the largest takes minutes: scripts/buyer_questions.sh asks those.
+    if (question.value("long", false)) continue;
     const std::string command = question.at("command");
     SCOPED_TRACE(command);
     if (question.contains("before")) {
