@@ -63,7 +63,7 @@ class CellBound {
 
   struct StageSums {
     std::array<Bytes, kPlaces> saved{};  // all that waits for its backward
-    int64_t parameters = 0;
+    ParameterCount parameters;
   };
 
   int64_t one_stage_ps(const StepFloor& floor, const Usable& usable) const {
@@ -81,9 +81,12 @@ class CellBound {
   }
 
   // Of a rank's parameters, those that it steps.
-  int64_t stepped(int64_t parameters) const {
+  int64_t stepped(const ParameterCount& parameters) const {
     const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
-    return splits ? parameters / plan_.replicas() : parameters;
+    if (!splits) return parameters.all;
+    const int64_t of_experts =
+        parameters.of_experts / std::max<int64_t>(1, plan_.replicas() / plan_.expert);
+    return (parameters.all - parameters.of_experts) / plan_.replicas() + of_experts;
   }
 
   // The least time, not below `least`, in which every lane can do its share of the step as well.
@@ -93,7 +96,7 @@ class CellBound {
     if (plan_.optimizer.placement == OptimizerPlacement::kNvme) return least;
     const StageSums sums = sums_of(0);
     const auto all = static_cast<double>(stepped(sums.parameters));
-    const auto weights = static_cast<double>(sums.parameters);
+    const auto weights = static_cast<double>(sums.parameters.all);
     const bool gpu_alone = plan_.optimizer.placement == OptimizerPlacement::kGpu;
     const double bytes = static_cast<double>(bytes_of(1, plan_.dtype).count);
     const double state = static_cast<double>(optimizer_state(1, plan_.optimizer).count);
@@ -136,7 +139,7 @@ class CellBound {
   double room_for_weights(const StageSums& sums, const Usable& usable) const {
     const auto hbm = static_cast<size_t>(Place::kHbm);
     Bytes room = usable[hbm] - sums.saved[hbm];
-    if (plan_.accumulation() > 1) room -= bytes_of(sums.parameters, plan_.dtype);
+    if (plan_.accumulation() > 1) room -= bytes_of(sums.parameters.all, plan_.dtype);
     return static_cast<double>(room.count);
   }
 
@@ -154,14 +157,14 @@ class CellBound {
     limits.visits = 2.0 * static_cast<double>(plan_.accumulation());
     double layers = weights;
     for (const LayerCost* end : {&profile_.first, &profile_.last}) {
-      layers -= static_cast<double>(end->parameters);
+      layers -= static_cast<double>(end->parameters.all);
     }
     const Chunk all = chunk(0);
     const int64_t near =
         std::min(all.last - all.first, 1 + plan_.weights.look_ahead / kLeastOperations);
     for (int64_t i = 0; i < near; ++i) {
-      limits.free += static_cast<double>(layer(all, all.first + i).parameters) +
-                     static_cast<double>(layer(all, all.last - 1 - i).parameters);
+      limits.free += static_cast<double>(layer(all, all.first + i).parameters.all) +
+                     static_cast<double>(layer(all, all.last - 1 - i).parameters.all);
     }
     // Shares are rounded to whole layers.
     limits.most = floor.most_flow > 0 ? floor.most_flow * layers + limits.free : 0;
@@ -232,9 +235,9 @@ class CellBound {
     const int64_t round = std::min(plan_.pipeline, plan_.accumulation());
     int64_t first_step = 0;
     for (int64_t c = 0; c < chunks(); c += plan_.pipeline) {
-      int64_t parameters = 0;
+      ParameterCount parameters;
       for_parts(c, [&](const LayerCost& part) { parameters += part.parameters; });
-      const auto whole = static_cast<double>(parameters);
+      const auto whole = static_cast<double>(parameters.all);
       if (c == 0)
         first_step = static_cast<int64_t>(static_cast<double>(stepped(parameters)) * step);
       sum.reduced += static_cast<int64_t>(whole * floor.reduce);
@@ -295,7 +298,7 @@ class CellBound {
     const bool pipeline = plan_.pipeline > 1;
     const bool on_gpu = plan_.optimizer.placement == OptimizerPlacement::kGpu;
     const int64_t shard = stepped(sums.parameters);
-    const Bytes weights = bytes_of(sums.parameters, plan_.dtype);
+    const Bytes weights = bytes_of(sums.parameters.all, plan_.dtype);
     const Bytes state = optimizer_state(shard, plan_.optimizer);
     std::array<CategoryBytes, kPlaces> least{};
     const auto at = [&](Place place, Category category) -> Bytes& {

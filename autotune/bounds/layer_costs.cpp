@@ -7,6 +7,7 @@
 
 #include "sim/base/parallel.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/module_index.h"
 #include "sim/graph/report/memory.h"
 #include "sim/spec/knobs.h"
 
@@ -97,10 +98,14 @@ void add_operations(const Graph& graph, const CostTable& table, LayerProfile& pr
 void add_memory(const Graph& graph, LayerProfile& profile) {
   const auto middle = static_cast<OpId>(first_backward(graph.step.ops));
   const std::vector<Life> lives = lives_of(graph);
+  const ModuleIndex modules(graph.modules);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
     LayerCost& part = part_of(profile, tensor.label);
-    if (tensor.kind == TensorKind::kWeight) part.parameters += tensor.elements;
+    if (tensor.kind == TensorKind::kWeight) {
+      const bool of_experts = graph.module(modules.of(tensor.label)).expert_ranks > 1;
+      part.parameters += {tensor.elements, of_experts ? tensor.elements : 0};
+    }
     const bool state =
         tensor.category == Category::kWeights || tensor.category == Category::kGradients;
     const Life& life = lives[t];
@@ -118,10 +123,7 @@ constexpr int64_t kLayersProfiled = 3;
 // From which layer on all are alike.
 int64_t first_alike(const Model& model) {
   int64_t first = model.layers - 1;
-  while (first > 0 && model.has_experts(first - 1) == model.has_experts(first) &&
-         model.window_of(first - 1) == model.window_of(first)) {
-    --first;
-  }
+  while (first > 0 && model.are_alike(first - 1, first)) --first;
   return first;
 }
 
@@ -183,11 +185,7 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
 }  // namespace
 
 bool layers_are_alike(const Model& model) {
-  for (int64_t i = 1; i < model.layers; ++i) {
-    if (model.has_experts(i) != model.has_experts(0)) return false;
-    if (model.window_of(i) != model.window_of(0)) return false;
-  }
-  return model.layers >= kLayersProfiled;
+  return model.layers >= kLayersProfiled && first_alike(model) == 0;
 }
 
 int64_t leaving_layers(const ActivationPlan& plan, int64_t layers, bool ends_model) {

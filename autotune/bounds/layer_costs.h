@@ -24,6 +24,17 @@
 
 namespace ballast {
 
+struct ParameterCount {
+  int64_t all = 0;
+  int64_t of_experts = 0;  // of these, those that other ranks hold only where they share experts
+
+  ParameterCount& operator+=(const ParameterCount& other) {
+    all += other.all;
+    of_experts += other.of_experts;
+    return *this;
+  }
+};
+
 // One micro-batch of one layer, or of one end of the model.
 struct LayerCost {
   Workload work;                   // of every lane and capacity
@@ -32,7 +43,7 @@ struct LayerCost {
   int64_t forward_compute_ps = 0;  // work of the compute lane, not above the chain
   int64_t backward_compute_ps = 0;
   std::array<Bytes, kPlaces> saved{};  // activations alive between forward and backward
-  int64_t parameters = 0;              // of weights that live through the step on this rank
+  ParameterCount parameters;           // of weights that live through the step on this rank
 };
 
 struct LayerProfile {

@@ -257,10 +257,6 @@ OptimizerProfiler::OptimizerProfiler(const Model& model, const Plan& base, const
     if (!op.accesses.empty()) kept.push_back(std::move(op));
   }
   skeleton_.step.ops = std::move(kept);
-  // Every profile copies the skeleton, and nothing of it asks for a parameter's name.
-  for (Module& module : skeleton_.modules) {
-    for (Parameter& parameter : module.parameters) parameter.name = {};
-  }
   // The bucket state comes last; every plan adds its own.
   TensorId last = -1;
   for (const Op& op : skeleton_.step.ops) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <fmt/format.h>
+#include <mutex>
 
 #include "sim/spec/model_family.h"
 
@@ -35,14 +37,18 @@ class ModuleBuilder {
     }
     if (bias) vector(name + ".bias", out);
   }
-  Module take() { return std::move(module_); }
+  Module take() {
+    module_.parameters = std::move(parameters_);
+    return std::move(module_);
+  }
 
  private:
   void add(std::string name, int64_t rows, int64_t columns, bool is_matrix, int64_t depth = 0) {
-    module_.parameters.push_back({std::move(name), rows, columns, module_.count, is_matrix, depth});
-    module_.count += module_.parameters.back().count();
+    parameters_.push_back({std::move(name), rows, columns, module_.count, is_matrix, depth});
+    module_.count += parameters_.back().count();
   }
   Module module_;
+  std::vector<Parameter> parameters_;
 };
 
 void add_norm(ModuleBuilder& builder, const Model& model, const std::string& name) {
@@ -302,8 +308,9 @@ std::string_view to_string(ModuleKind kind) {
 }
 
 bool Model::has_experts(int64_t layer) const {
-  return experts > 0 && layer >= first_dense_layers && (layer + 1) % sparse_step == 0 &&
-         !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+  const int64_t place = first_layer + layer;
+  return experts > 0 && place >= first_dense_layers && (place + 1) % sparse_step == 0 &&
+         !std::binary_search(dense_layers.begin(), dense_layers.end(), place);
 }
 
 std::vector<int64_t> Parameter::shape() const {
@@ -312,7 +319,9 @@ std::vector<int64_t> Parameter::shape() const {
   return {columns};
 }
 
-std::vector<Module> modules_of(const Model& model) {
+namespace {
+
+std::vector<Module> make_modules(const Model& model) {
   check(model);
   const Names names(model_family(model.architecture));
   std::vector<Module> modules;
@@ -325,6 +334,37 @@ std::vector<Module> modules_of(const Model& model) {
     offset += module.count;
   }
   return modules;
+}
+
+// The tables of a few models. A search asks for those of one model and of its parts, again and
+// again, and their names take longer to write than a graph of few layers to build.
+class ModuleTables {
+ public:
+  std::vector<Module> of(const Model& model) {
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [known, modules] : tables_) {
+        if (known == model) return modules;
+      }
+    }
+    std::vector<Module> modules = make_modules(model);
+    const std::lock_guard lock(mutex_);
+    if (tables_.size() == kMost) tables_.pop_front();
+    tables_.emplace_back(model, modules);
+    return modules;
+  }
+
+ private:
+  static constexpr size_t kMost = 16;
+  std::mutex mutex_;
+  std::deque<std::pair<Model, std::vector<Module>>> tables_;
+};
+
+}  // namespace
+
+std::vector<Module> modules_of(const Model& model) {
+  static ModuleTables tables;
+  return tables.of(model);
 }
 
 std::vector<Product> products_of(const Model& m, ModuleKind kind, int64_t layer) {

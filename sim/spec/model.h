@@ -10,8 +10,11 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/base/units.h"
@@ -85,6 +88,10 @@ struct Model {
   double dropout = 0;
   std::string quantization = "none";
 
+  // Of a run of consecutive layers of a model, as a chunk of a pipeline is: the layer of the whole
+  // that its layer 0 is.
+  int64_t first_layer = 0;
+
   bool is_latent() const { return kv_rank > 0; }
   bool has_experts(int64_t layer) const;
   int64_t value_head_size() const { return is_latent() ? value_size : head_size; }
@@ -104,11 +111,18 @@ struct Model {
   int64_t fc1_width(int64_t layer) const { return gates() * ffn_width(layer); }
   // The window of `layer`, 0 where it sees all positions.
   int64_t window_of(int64_t layer) const {
-    const bool full = full_attention_period > 0 && (layer + 1) % full_attention_period == 0;
+    const int64_t place = first_layer + layer;
+    const bool full = full_attention_period > 0 && (place + 1) % full_attention_period == 0;
     return full ? 0 : sliding_window;
+  }
+  // True where two layers differ in nothing but their place.
+  bool are_alike(int64_t one, int64_t other) const {
+    return has_experts(one) == has_experts(other) && window_of(one) == window_of(other);
   }
   // Columns of fc1 to one of activation: 2 where a gate multiplies.
   int64_t gates() const { return activation == ActivationKind::kSwiGlu ? 2 : 1; }
+
+  bool operator==(const Model&) const = default;
 };
 
 // The modules of a decoder, in the order in which a forward pass visits them. Layer modules repeat.
@@ -144,6 +158,27 @@ struct Parameter {
   std::vector<int64_t> shape() const;
 };
 
+// A module's parameters in order, shared by all copies of the module: a large model has tens of
+// thousands, and a graph of every plan has them all. Nobody changes a table that is made.
+class ParameterTable {
+ public:
+  ParameterTable() = default;
+  ParameterTable(std::vector<Parameter> parameters)
+      : table_(std::make_shared<const std::vector<Parameter>>(std::move(parameters))) {}
+  ParameterTable(std::initializer_list<Parameter> parameters)
+      : ParameterTable(std::vector<Parameter>(parameters)) {}
+
+  const Parameter* begin() const { return table_ ? table_->data() : nullptr; }
+  const Parameter* end() const { return begin() + size(); }
+  size_t size() const { return table_ ? table_->size() : 0; }
+  bool empty() const { return size() == 0; }
+  const Parameter& operator[](size_t i) const { return begin()[i]; }
+  void clear() { table_.reset(); }
+
+ private:
+  std::shared_ptr<const std::vector<Parameter>> table_;
+};
+
 struct Module {
   ModuleKind kind = ModuleKind::kEmbedding;
   int64_t layer = -1;       // -1 outside the layers
@@ -151,14 +186,15 @@ struct Module {
   int64_t count = 0;        // parameters in it
   // Ranks over which its experts are divided: so many fewer hold the same as this one.
   int64_t expert_ranks = 1;
-  std::vector<Parameter> parameters;
+  ParameterTable parameters;
 };
 
 // All modules in forward order; flat_offset counts parameters in that order. The model is checked
 // first. Throws Error where a number is zero or negative or heads do not divide. Names and shapes
 // are those of the checkpoints on the Hub, without layers of multi-token prediction. They hold
 // deepseek_v3's e_score_correction_bias, which transformers (not DeepSeek's own code) counts as a
-// buffer: its parameters() are E fewer a layer with experts.
+// buffer: its parameters() are E fewer a layer with experts. What was asked about last is
+// remembered.
 std::vector<Module> modules_of(const Model& model);
 
 // Matrix products of one shape: a token passes `active` of the `copies` that hold parameters.

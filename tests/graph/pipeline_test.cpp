@@ -280,6 +280,64 @@ TEST(build_pipeline, spread_stages_offload_and_stream_like_a_graph_of_one) {
   }
 }
 
+// Layers of three makes: the first without experts, every other one, and one besides; all positions
+// seen by every third.
+std::vector<Model> uneven_models() {
+  Model model = tiny::model();
+  model.architecture = "qwen3_moe";
+  model.layers = 8;
+  model.experts = 8;
+  model.experts_per_token = 2;
+  model.expert_ffn = 64;
+  Model first = model, every_other = model, windows = model;
+  first.first_dense_layers = 1;
+  every_other.sparse_step = 2;
+  every_other.dense_layers = {5};
+  windows.sliding_window = 2;
+  windows.full_attention_period = 3;
+  return {first, every_other, windows};
+}
+
+struct WorkOfStep {
+  double forward = 0, backward = 0;  // floating-point operations
+  int64_t stepped = 0;               // parameters
+};
+
+WorkOfStep work_of(const Graph& graph) {
+  WorkOfStep sum;
+  const auto add = [&](const Op& op) {
+    if (op.phase == Phase::kForward) sum.forward += flops_of(op.work).count;
+    if (op.phase == Phase::kBackward) sum.backward += flops_of(op.work).count;
+  };
+  for (const Op& op : graph.step.ops) {
+    const auto* block = std::get_if<BlockWork>(&op.work);
+    if (block == nullptr) {
+      add(op);
+    } else {
+      for (const Op& inside : graph.blocks[static_cast<size_t>(block->block)].ops) add(inside);
+    }
+  }
+  sum.stepped = tiny::elements(graph, TensorKind::kMaster);
+  return sum;
+}
+
+// A stage counts its layers from 0, and they are still those of the model: with experts or without,
+// and with their windows.
+TEST(build_pipeline, layers_that_differ_keep_their_place_in_every_stage) {
+  for (const Model& model : uneven_models()) {
+    Plan plan = plan_of({1, 1, 8});
+    const WorkOfStep whole = work_of(build(model, plan));
+    for (const Shape& shape : {Shape{2, 1, 8}, Shape{4, 1, 8}, Shape{8, 1, 8}, Shape{2, 2, 8}}) {
+      for (const Folding folding : {Folding::kOn, Folding::kOff}) {
+        const WorkOfStep stages = work_of(build_pipeline(model, plan_of(shape), {}, folding));
+        EXPECT_EQ(stages.forward, whole.forward) << shape.stages;
+        EXPECT_EQ(stages.backward, whole.backward) << shape.stages;
+        EXPECT_EQ(stages.stepped, whole.stepped) << shape.stages;
+      }
+    }
+  }
+}
+
 TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {
   for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 2, 8}}) {
     const Plan plan = plan_of(shape);

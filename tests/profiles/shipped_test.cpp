@@ -5,6 +5,7 @@
 
 #include "profiles/load.h"
 #include "profiles/published.h"
+#include "sim/graph/build.h"
 #include "tests/profiles/support.h"
 
 namespace ballast {
@@ -44,6 +45,42 @@ TEST(Shipped, every_model_loads_and_passes_its_check) {
   }
   EXPECT_EQ(families, (std::set<std::string>{"deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral",
                                              "mixtral", "qwen2", "qwen3", "qwen3_moe"}));
+}
+
+// What the ranks of a pipeline step is the whole model, and once, whatever its layers are.
+TEST(Shipped, every_model_is_whole_in_a_pipeline) {
+  int tried = 0;
+  for (const Shipped& shipped : shipped_models()) {
+    Model model = load_model(shipped.name);
+    model.layers = std::min<int64_t>(model.layers, 12);
+    for (const int64_t stages : {2, 4}) {
+      PlanRequest request;
+      request.strategy = "megatron";
+      request.knobs = {{KnobId::kDevices, 4 * stages}, {KnobId::kPipeline, stages},
+                       {KnobId::kZeroStage, 1},        {KnobId::kGlobalBatch, 4 * stages},
+                       {KnobId::kMicroBatch, 1},       {KnobId::kSequenceLength, 128}};
+      if (model.experts > 0) request.knobs[KnobId::kExpert] = 4;
+      Plan plan = resolve_plan(request);
+      plan.activations = ActivationPlan{};
+      plan.weights.flow_share = 0;
+      const Graph graph = build(model, plan);
+      int64_t stepped = 0;
+      for (const Tensor& tensor : graph.tensors) {
+        if (tensor.kind == TensorKind::kMaster) stepped += plan.data * tensor.elements;
+      }
+      const auto whole = static_cast<double>(parameter_count(model));
+      // A tied embedding lies on both ends; shared experts are stepped by every group of ranks that
+      // shares the others.
+      const double again =
+          model.tied_embeddings
+              ? static_cast<double>((model.vocab + model.max_positions) * model.hidden)
+              : 0;
+      EXPECT_GE(static_cast<double>(stepped), whole) << shipped.name << ", " << stages;
+      EXPECT_LE(static_cast<double>(stepped), 1.02 * whole + again) << shipped.name << stages;
+      ++tried;
+    }
+  }
+  EXPECT_GE(tried, 50);
 }
 
 TEST(Shipped, every_strategy_gives_a_plan_that_can_be_run_for_a_model) {

@@ -96,10 +96,12 @@ bool belongs(const Op& op, Direction direction) {
   return forward == (direction == Direction::kForward);
 }
 
-ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t layers,
-                     ChunkEnds ends) {
+ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
+                     int64_t last) {
+  const ChunkEnds ends{first == 0, last == model.layers};
   Model part = rank_model(model, plan);
-  part.layers = layers;
+  part.first_layer = first;
+  part.layers = last - first;
   Plan once = plan;
   once.pipeline = once.virtual_pipeline = 1;
   once.devices = plan.devices / plan.pipeline;
@@ -108,7 +110,7 @@ ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& fac
   ChunkKind chunk;
   chunk.inside =
       run_passes(build_chunk(part, once, facts, ends), context, "gemm formats", "checkpoint");
-  find_ends(layers, ends, chunk);
+  find_ends(part.layers, ends, chunk);
   Graph alone = run_passes(chunk.inside, context, "gemm codes", "gemm codes");
   link(alone);
   measure_memory(alone, chunk);

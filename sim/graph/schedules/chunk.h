@@ -1,6 +1,6 @@
 // A chunk of consecutive layers on one stage of a pipeline: what its turns are made of.
 //
-// Chunks of as many layers, with the same ends of the model, are alike: their inside is built once,
+// Chunks of layers alike, with the same ends of the model, are alike: their inside is built once,
 // by the passes of a graph without a pipeline, for one micro-batch. A turn (the forward or the
 // backward of a chunk for one micro-batch) then repeats its operations, or is one operation of kind
 // kBlock that stands for them.
@@ -33,8 +33,8 @@ struct ChunkKind {
 // True where an operation of a chunk belongs to turns of this direction.
 bool belongs(const Op& op, Direction direction);
 
-// `ends`: those of the model that the chunk has.
-ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t layers,
-                     ChunkEnds ends);
+// Layers [first, last) of the model.
+ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
+                     int64_t last);
 
 }  // namespace ballast

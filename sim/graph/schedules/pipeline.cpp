@@ -4,8 +4,7 @@
 #include "sim/graph/schedules/pipeline.h"
 
 #include <algorithm>
-#include <map>
-#include <tuple>
+#include <list>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -38,19 +37,19 @@ class Chunks {
   Chunks(const Model& model, const Plan& plan, const StackFacts& facts)
       : context_{model, plan, facts, {}, {}} {
     for (int64_t c = 0; c < context_.chunks(); ++c) {
-      const ChunkEnds ends{c == 0, c == context_.chunks() - 1};
-      const int64_t layers = context_.first_layer(c + 1) - context_.first_layer(c);
-      const auto key = std::tuple(layers, ends.first, ends.last);
-      auto found = kinds_.find(key);
+      const Layers layers{context_.first_layer(c), context_.first_layer(c + 1)};
+      auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {
+        return are_alike(model, kind.layers, layers);
+      });
       if (found == kinds_.end()) {
-        ChunkKind kind = make_chunk(model, plan, facts, layers, ends);
+        ChunkKind kind = make_chunk(model, plan, facts, layers.first, layers.last);
         const auto block = static_cast<int32_t>(2 * kinds_.size());
         blocks_.push_back(std::move(kind.forward));
         blocks_.push_back(std::move(kind.backward));
-        found = kinds_.emplace(key, std::pair(std::move(kind), block)).first;
+        found = kinds_.insert(kinds_.end(), {layers, std::move(kind), block});
       }
-      context_.kind_of_chunk.push_back(&found->second.first);
-      context_.block_of_chunk.push_back(found->second.second);
+      context_.kind_of_chunk.push_back(&found->kind);
+      context_.block_of_chunk.push_back(found->block);
     }
   }
 
@@ -58,8 +57,28 @@ class Chunks {
   std::vector<Sequence> take_blocks() { return std::move(blocks_); }
 
  private:
+  struct Layers {
+    int64_t first, last;  // [first, last)
+  };
+  struct Kind {
+    Layers layers;  // of the first chunk of this kind
+    ChunkKind kind;
+    int32_t block;
+  };
+
+  // Layer by layer, and in the ends of the model: one with experts is not like one without.
+  static bool are_alike(const Model& model, Layers one, Layers other) {
+    if (one.last - one.first != other.last - other.first) return false;
+    if ((one.first == 0) != (other.first == 0)) return false;
+    if ((one.last == model.layers) != (other.last == model.layers)) return false;
+    for (int64_t i = 0; i < one.last - one.first; ++i) {
+      if (!model.are_alike(one.first + i, other.first + i)) return false;
+    }
+    return true;
+  }
+
   PipelineContext context_;
-  std::map<std::tuple<int64_t, bool, bool>, std::pair<ChunkKind, int32_t>> kinds_;
+  std::list<Kind> kinds_;  // which stay where they are
   std::vector<Sequence> blocks_;
 };
 
