@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "autotune/complete/feasibility.h"
+#include "autotune/complete/layout_order.h"
 #include "autotune/complete/open_layouts.h"
 #include "autotune/complete/way_estimates.h"
 #include "autotune/complete/way_lists.h"
@@ -44,14 +45,6 @@ SearchResult search_open(const Setting& setting, const Measurements* measurement
   return result;
 }
 
-// The reason whose example misses by least, which is the one that a reader can do most about.
-const InfeasibleReason& nearest_miss(const std::vector<InfeasibleReason>& reasons) {
-  CHECK(!reasons.empty());
-  return *std::min_element(
-      reasons.begin(), reasons.end(),
-      [](const InfeasibleReason& a, const InfeasibleReason& b) { return a.excess < b.excess; });
-}
-
 Plan searched(const Setting& setting, const Measurements* measurements,
               const std::function<bool()>& interrupted) {
   SearchOptions options = completing();
@@ -61,10 +54,8 @@ Plan searched(const Setting& setting, const Measurements* measurements,
   if (found.stop == SearchStop::kInterrupt) {
     throw Error("the knobs that are \"auto\"", "the search of them was interrupted", "ask again");
   }
-  // The search may end, out of patience, before it meets a plan that fits; one that memory alone
-  // was asked of is then better than the nearest that does not.
-  const Verdict possible = feasibility(setting);
-  return possible.fits ? possible.plan : nearest_miss(found.reasons).example;
+  // The search may end, out of patience, before it meets a plan that fits.
+  return feasibility(setting).plan;
 }
 
 // As it is, or with memory reused at once where only that fits.
@@ -143,7 +134,10 @@ class LayoutChooser {
  public:
   LayoutChooser(const std::vector<OpenLayout>& layouts, const Measurements* measurements,
                 const std::function<bool()>& interrupted)
-      : layouts_(layouts), measurements_(measurements), interrupted_(interrupted) {}
+      : layouts_(layouts),
+        measurements_(measurements),
+        interrupted_(interrupted),
+        order_(layouts) {}
 
   Completed run() {
     look();
@@ -165,23 +159,9 @@ class LayoutChooser {
 
   // One that fits, whatever time it takes.
   std::optional<Plan> lean() {
-    std::vector<const OpenLayout*> emptiest;
-    for (const OpenLayout& layout : layouts_) {
-      if (!is_refuted(layout)) emptiest.push_back(&layout);
-    }
-    std::stable_sort(emptiest.begin(), emptiest.end(), [](const auto* one, const auto* other) {
-      return one->fullness < other->fullness;
-    });
-    for (const OpenLayout* layout : emptiest) {
-      if (is_interrupted()) break;
-      try {
-        Verdict verdict = lean_verdict(layout->setting, known_);
-        if (verdict.fits) return std::move(verdict.plan);
-      } catch (const Error&) {
-        // The graph knows no such plan.
-      }
-    }
-    return std::nullopt;
+    std::optional<Nearest> fitting = fitting_lean_layout(layouts_, known_, interrupted_);
+    if (!fitting) return std::nullopt;
+    return std::move(fitting->verdict.plan);
   }
 
   // The best of what was looked at, as far as estimates tell.
@@ -199,23 +179,16 @@ class LayoutChooser {
   };
 
   void look() {
-    size_t next = 0;
-    while (next < layouts_.size() && may_win(layouts_[next]) && !is_interrupted()) {
-      const size_t begin = next;
-      while (next < layouts_.size() && next - begin < kLayoutsAtOnce && may_win(layouts_[next])) {
-        ++next;
-      }
-      complete(begin, next);
+    while (stalled_ < kPatience && !is_interrupted()) {
+      std::optional<Duration> best;
+      if (best_ != nullptr) best = best_->step_time;
+      const std::vector<size_t> next = order_.take(kLayoutsAtOnce, best);
+      if (next.empty()) return;
+      complete(next);
     }
   }
 
   bool is_interrupted() const { return interrupted_ && interrupted_(); }
-
-  bool may_win(const OpenLayout& layout) const {
-    if (is_refuted(layout)) return false;
-    if (best_ == nullptr) return true;
-    return stalled_ < kPatience && layout.at_least < best_->step_time;
-  }
 
   // Nothing where the lean plans do not fit, or the search of a short step found none that does.
   std::optional<Estimate> estimate_layout(size_t layout) {
@@ -249,17 +222,18 @@ class LayoutChooser {
     return estimate(setting.model, setting.plan, reuses, usable_of(setting.machine), costs);
   }
 
-  void complete(size_t begin, size_t end) {
-    std::vector<std::optional<Estimate>> done(end - begin);
+  void complete(const std::vector<size_t>& layouts) {
+    std::vector<std::optional<Estimate>> done(layouts.size());
     parallel_for(done.size(), hardware_threads(), [&](size_t i) {
       try {
-        done[i] = estimate_layout(begin + i);
+        done[i] = estimate_layout(layouts[i]);
       } catch (const Error&) {
         // The graph knows no such plan, or the search of its knobs was interrupted.
       }
     });
     for (std::optional<Estimate>& one : done) {
       if (!one) continue;
+      order_.learn(one->layout, one->step_time);
       const bool better = best_ == nullptr || one->step_time < best_->step_time;
       stalled_ = better ? 0 : stalled_ + 1;
       estimates_.push_back(std::make_unique<Estimate>(*std::move(one)));
@@ -292,25 +266,12 @@ class LayoutChooser {
   const std::vector<OpenLayout>& layouts_;
   const Measurements* measurements_;
   const std::function<bool()>& interrupted_;
+  LayoutOrder order_;
   WayEstimates known_;
   std::vector<std::unique_ptr<Estimate>> estimates_;
   const Estimate* best_ = nullptr;  // of those
   int stalled_ = 0;
 };
-
-}  // namespace
-
-namespace {
-
-// A verdict on all plans advises no other knob.
-Completed nearest_of_all(Completed completed) {
-  Prediction& prediction = completed.prediction;
-  if (!prediction.fits && !prediction.peaks.empty()) {
-    prediction.reason = prediction.reason.substr(0, prediction.reason.find(';')) +
-                        "; of all plans that the open knobs leave this one comes nearest";
-  }
-  return completed;
-}
 
 Completed complete_open(Setting setting, const Measurements* measurements,
                         const std::function<bool()>& interrupted) {
@@ -334,7 +295,9 @@ Completed complete(Setting setting, const Measurements* measurements,
                    const std::function<bool()>& interrupted) {
   const bool open = setting.has_open_layout() || has_auto(setting.plan);
   Completed completed = complete_open(std::move(setting), measurements, interrupted);
-  return open ? nearest_of_all(std::move(completed)) : completed;
+  Prediction& prediction = completed.prediction;
+  if (open && !prediction.peaks.empty()) prediction.reason = of_all_plans(prediction.reason);
+  return completed;
 }
 
 std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layouts,

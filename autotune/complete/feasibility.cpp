@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <optional>
+#include <span>
 
 #include "autotune/complete/way_lists.h"
 #include "autotune/search/search.h"
@@ -47,39 +48,27 @@ bool has_more_on_gpu(const Way& way, Way other) {
          way.plan.optimizer.gpu_buckets > fewer;
 }
 
+// The first ways of a list that differ in nothing but ever more buckets that the GPU steps.
+std::span<const Way> first_run(std::span<const Way> ways) {
+  size_t end = 1;
+  while (end < ways.size() && has_more_on_gpu(ways[end], ways[end - 1])) ++end;
+  return ways.first(end);
+}
+
 // Collects what does not fit until something does: that, or else what misses by least.
 class NearestWay {
  public:
   NearestWay(const Setting& setting, WayEstimates& known) : setting_(setting), known_(known) {}
 
   // True where the way fits.
-  bool offer(const Way& way) {
-    try {
-      Verdict verdict = verdict_of(setting_, way, known_);
-      const std::vector<Shortfall> missing = shortfalls(verdict.peaks, setting_.machine);
-      last_lacks_gpu_ = !missing.empty() && missing.front().place == Place::kHbm;
-      const Bytes excess = excess_of(verdict, setting_.machine);
-      if (verdict.fits || !verdict_ || excess < excess_) {
-        excess_ = excess;
-        verdict_ = std::move(verdict);
-      }
-      return verdict_->fits;
-    } catch (const Error& error) {
-      if (refusal_.empty()) refusal_ = error.what();
-      last_lacks_gpu_ = false;
-      return false;
+  bool offer(const Way& way) { return outcome_of(way).fits; }
+  bool offer(std::span<const Way> ways) {
+    while (!ways.empty()) {
+      const std::span<const Way> run = first_run(ways);
+      if (offer_run(run)) return true;
+      ways = ways.subspan(run.size());
     }
-  }
-  // More buckets on a GPU that is too full already need not be asked about.
-  bool offer(const std::vector<Way>& ways) {
-    const Way* fills = nullptr;
-    return std::any_of(ways.begin(), ways.end(), [&](const Way& way) {
-      if (fills != nullptr && has_more_on_gpu(way, *fills)) return false;
-      fills = nullptr;
-      const bool fits = offer(way);
-      if (last_lacks_gpu_) fills = &way;
-      return fits;
-    });
+    return false;
   }
   // The same, then with memory reused at once.
   bool offer_with_reuses(const std::vector<Way>& ways) {
@@ -97,11 +86,52 @@ class NearestWay {
   }
 
  private:
+  struct Outcome {
+    bool fits = false;
+    bool lacks_gpu = false, lacks_other = false;  // memory; neither where it cannot be built
+  };
+
+  Outcome outcome_of(const Way& way) {
+    Outcome outcome;
+    try {
+      Verdict verdict = verdict_of(setting_, way, known_);
+      for (const Shortfall& one : shortfalls(verdict.peaks, setting_.machine)) {
+        (one.place == Place::kHbm ? outcome.lacks_gpu : outcome.lacks_other) = true;
+      }
+      outcome.fits = verdict.fits;
+      const Bytes excess = excess_of(verdict, setting_.machine);
+      if (verdict.fits || !verdict_ || excess < excess_) {
+        excess_ = excess;
+        verdict_ = std::move(verdict);
+      }
+    } catch (const Error& error) {
+      if (refusal_.empty()) refusal_ = error.what();
+    }
+    return outcome;
+  }
+
+  // More buckets on the GPU need no less there, and no more elsewhere: where the fewest are too
+  // many, or the most too few, none fits; else those that fit lie between.
+  bool offer_run(std::span<const Way> run) {
+    const Outcome fewest = outcome_of(run.front());
+    if (fewest.fits || fewest.lacks_gpu || run.size() == 1) return fewest.fits;
+    const Outcome most = outcome_of(run.back());
+    if (most.fits || most.lacks_other) return most.fits;
+    size_t too_few = 0;
+    size_t too_many = run.size() - 1;
+    while (too_many - too_few > 1) {
+      const size_t middle = too_few + (too_many - too_few) / 2;
+      const Outcome outcome = outcome_of(run[middle]);
+      if (outcome.fits || (outcome.lacks_gpu && outcome.lacks_other)) return outcome.fits;
+      (outcome.lacks_gpu ? too_many : too_few) = middle;
+    }
+    return false;
+  }
+
   const Setting& setting_;
   WayEstimates& known_;
   std::optional<Verdict> verdict_;
   Bytes excess_;
-  bool last_lacks_gpu_ = false;  // of the way that was offered last
   std::string refusal_;
 };
 
@@ -160,11 +190,52 @@ bool may_fit_otherwise(const Setting& setting, const Verdict& verdict) {
   return excess_of(verdict, machine).count <= smaller.count / 8;
 }
 
+// What lacks least on the machine that was asked about needs least of a larger one, too.
 bool is_emptier(const OpenLayout& one, const OpenLayout& other) {
+  if (one.asked_excess != other.asked_excess) return one.asked_excess < other.asked_excess;
   return one.fullness < other.fullness;
 }
 
+// Lean plans of the layouts that no bound refutes, one layout after the other.
+class LeanLayouts {
+ public:
+  LeanLayouts(const std::vector<OpenLayout>& layouts, WayEstimates& known) : known_(known) {
+    for (const OpenLayout& layout : layouts) {
+      if (!is_refuted(layout)) emptiest_.push_back(&layout);
+    }
+    // What leaves most room is the likeliest to fit.
+    std::stable_sort(emptiest_.begin(), emptiest_.end(),
+                     [](const auto* one, const auto* other) { return is_emptier(*one, *other); });
+  }
+
+  std::optional<Nearest> fitting(const std::function<bool()>& interrupted) {
+    for (const OpenLayout* layout : emptiest_) {
+      if (interrupted && interrupted()) break;
+      try {
+        Verdict verdict = lean_verdict(layout->setting, known_);
+        if (verdict.fits) return Nearest{layout->setting, std::move(verdict)};
+        if (may_fit_otherwise(layout->setting, verdict)) close_.push_back(layout);
+      } catch (const Error&) {
+        // The graph knows no such plan.
+      }
+    }
+    return std::nullopt;
+  }
+  // Those of which none fitted, but missed by little.
+  const std::vector<const OpenLayout*>& close() const { return close_; }
+
+ private:
+  WayEstimates& known_;
+  std::vector<const OpenLayout*> emptiest_, close_;
+};
+
 }  // namespace
+
+std::string of_all_plans(const std::string& reason) {
+  if (reason.empty()) return reason;
+  return reason.substr(0, reason.find(';')) +
+         "; of all plans that the open knobs leave this one comes nearest";
+}
 
 Verdict lean_verdict(const Setting& setting, WayEstimates& known) {
   NearestWay nearest(setting, known);
@@ -172,21 +243,17 @@ Verdict lean_verdict(const Setting& setting, WayEstimates& known) {
   return nearest.take();
 }
 
-std::optional<Nearest> fitting_layout(std::vector<OpenLayout> layouts, WayEstimates& known) {
-  std::erase_if(layouts, is_refuted);
-  // What leaves most room is the likeliest to fit.
-  std::stable_sort(layouts.begin(), layouts.end(), is_emptier);
-  std::vector<const OpenLayout*> close;
-  for (const OpenLayout& layout : layouts) {
-    try {
-      Verdict verdict = lean_verdict(layout.setting, known);
-      if (verdict.fits) return Nearest{layout.setting, std::move(verdict)};
-      if (may_fit_otherwise(layout.setting, verdict)) close.push_back(&layout);
-    } catch (const Error&) {
-      // The graph knows no such plan.
-    }
-  }
-  for (const OpenLayout* layout : close) {
+std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,
+                                           WayEstimates& known,
+                                           const std::function<bool()>& interrupted) {
+  LeanLayouts lean(layouts, known);
+  return lean.fitting(interrupted);
+}
+
+std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known) {
+  LeanLayouts lean(layouts, known);
+  if (std::optional<Nearest> fitting = lean.fitting({})) return fitting;
+  for (const OpenLayout* layout : lean.close()) {
     Verdict verdict = verdict_of_layout(layout->setting, known, [] { return false; });
     if (verdict.fits) return Nearest{layout->setting, std::move(verdict)};
   }
@@ -239,7 +306,13 @@ Verdict Feasibility::of_one_layout(const Machine& machine) {
 }
 
 Verdict Feasibility::on(const Machine& machine) {
-  if (asks_one_layout()) return of_one_layout(machine);
+  Verdict verdict = asks_one_layout() ? of_one_layout(machine) : of_all_layouts(machine);
+  const bool open = setting_.has_open_layout() || has_auto(setting_.plan);
+  if (open && !verdict.peaks.empty()) verdict.reason = of_all_plans(verdict.reason);
+  return verdict;
+}
+
+Verdict Feasibility::of_all_layouts(const Machine& machine) {
   const std::vector<OpenLayout> layouts = layouts_on(machine);
   std::optional<Nearest> fitting = fitting_layout(layouts, known_);
   return fitting ? std::move(fitting->verdict) : nearest_layout(layouts, known_).verdict;

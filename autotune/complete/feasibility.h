@@ -10,6 +10,7 @@
 // fastest plan (autotune/complete/complete.h).
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,12 +47,17 @@ class Feasibility {
  private:
   bool asks_one_layout() const;
   Verdict of_one_layout(const Machine& machine);
+  Verdict of_all_layouts(const Machine& machine);
   std::vector<OpenLayout> layouts_on(const Machine& machine);
 
   Setting setting_;
   std::optional<LayoutBounds> bounds_;  // once they are asked for
   WayEstimates known_;
 };
+
+// A plan's reason not to fit, as that of all plans which open knobs leave: no other knob would
+// help, so none is advised. Empty where the plan fits.
+std::string of_all_plans(const std::string& reason);
 
 // The first half of it, for a setting of one layout: the knobs as they most often need least
 // memory. A plan may fit where this one does not.
@@ -62,9 +68,13 @@ struct Nearest {
   Setting setting;
   Verdict verdict;
 };
-// One that fits, or nothing: lean plans of all that are not refuted, the emptiest first, and then
-// every plan of those whose lean ones miss by little.
-std::optional<Nearest> fitting_layout(std::vector<OpenLayout> layouts, WayEstimates& known);
+// One that fits, or nothing: lean plans of all that are not refuted, the emptiest first. Nothing,
+// too, once it is interrupted.
+std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,
+                                           WayEstimates& known,
+                                           const std::function<bool()>& interrupted);
+// The same, and then every plan of those layouts whose lean ones miss by little.
+std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known);
 // Where none fits: of the emptiest, the one that misses by least.
 Nearest nearest_layout(std::vector<OpenLayout> layouts, WayEstimates& known);
 

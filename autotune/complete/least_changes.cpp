@@ -10,8 +10,6 @@ namespace ballast {
 namespace {
 
 constexpr double kGb = 1e9;
-// Memory of a device that stands for any amount: a petabyte.
-constexpr int64_t kAmpleGb = 1'000'000;
 constexpr int64_t kGrainTokens = 1024;
 constexpr int64_t kMostCuts = 32;  // of a sequence
 
@@ -77,12 +75,10 @@ class LeastChanges {
       memory_of(machine, place).value = Bytes{gb * 1'000'000'000};
       return memories_.fitting_on(machine);
     };
-    const std::optional<Verdict> ample = with(kAmpleGb);
-    if (!ample) {
-      return LeastChange{limit, now, std::nullopt, static_cast<double>(kAmpleGb)};
-    }
-    int64_t low = static_cast<int64_t>(std::floor(now));  // does not fit
-    int64_t high = kAmpleGb;                              // fits
+    int64_t low = static_cast<int64_t>(std::floor(now));                     // does not fit
+    int64_t high = kMostTimesMemory * static_cast<int64_t>(std::ceil(now));  // fits
+    const std::optional<Verdict> ample = with(high);
+    if (!ample) return LeastChange{limit, now, std::nullopt, static_cast<double>(high)};
     const auto found = [&](int64_t gb, const Verdict& verdict) {
       high = std::clamp(gb_for(verdict, place), low + 1, gb);
     };

@@ -1,10 +1,10 @@
 // Least changes: what would have to give for a setting that does not fit, one limit at a time.
 //
 // Each value is told by feasibility(), so that a change that is named leads to a plan, and the
-// value before it to none. Memories grow by whole gigabytes, devices double, a batch is halved, a
-// sequence is cut by kSequenceGrain tokens a rank that a plan names, or by a 32nd of a long one.
-// Memory that a plan needs is assumed to grow with its sequence.
-// Will not do: change two limits at once, or a knob that is no limit (complete.h fills those in).
+// value before it to none. Memories grow by whole gigabytes to kMostTimesMemory, devices double, a
+// batch is halved, a sequence is cut by kSequenceGrain tokens a rank that a plan names, or by a
+// 32nd of a long one. Memory that a plan needs is assumed to grow with its sequence. Will not do:
+// change two limits at once, or a knob that is no limit (complete.h fills those in).
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,10 @@ namespace ballast {
 enum class Limit : uint8_t { kGpuMemory, kCpuMemory, kDevices, kSequence, kBatch, kMicroBatch };
 inline constexpr int kLimits = static_cast<int>(Limit::kMicroBatch) + 1;
 std::string_view to_string(Limit value);  // "gpu_memory", "cpu_memory", "devices", ...
+
+// Of so many times the memory that there is no machine is made: where that is not enough, more
+// memory is no way out.
+inline constexpr int64_t kMostTimesMemory = 16;
 
 // In gigabytes (1e9 bytes) of a device, devices, tokens of a sequence, or sequences.
 struct LeastChange {

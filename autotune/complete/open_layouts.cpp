@@ -119,6 +119,9 @@ class LayoutBounds::Judge {
       plans.insert(plans.end(), layouts_.back().plans.begin(), layouts_.back().plans.end());
     }
     profiles_.prepare(plans, hardware_threads());
+    const Usable usable = usable_by_tensors(of.machine, of.stack);
+    parallel_for(layouts_.size(), hardware_threads(),
+                 [&](size_t i) { layouts_[i].asked_excess = excess_of(layouts_[i], usable); });
   }
 
   // Whether another strategy came to the same plan.
@@ -133,7 +136,7 @@ class LayoutBounds::Judge {
     const Usable usable = usable_by_tensors(machine, of_.stack);
     const size_t first = found.size();
     for (const Cells& one : layouts_) {
-      found.push_back({{of_.model, one.layout, machine, of_.stack}, {}, {}});
+      found.push_back({{of_.model, one.layout, machine, of_.stack}, {}, {}, one.asked_excess});
     }
     parallel_for(layouts_.size(), hardware_threads(),
                  [&](size_t i) { judge(layouts_[i], usable, found[first + i]); });
@@ -144,6 +147,7 @@ class LayoutBounds::Judge {
     Plan layout;
     std::vector<Plan> plans;  // micro-batches by kinds of activations
     StepFloor floor;
+    Bytes asked_excess;
   };
 
   Cells cells_of(Plan layout) {
@@ -174,7 +178,7 @@ class LayoutBounds::Judge {
       const std::array<Bytes, kPlaces> needed = least_memory(plan, usable);
       const double fullness = fullness_of(needed, usable);
       layout.fullness = any ? std::min(layout.fullness, fullness) : fullness;
-      const Bytes excess = excess_of(needed, usable);
+      const Bytes excess = ballast::excess_of(needed, usable);
       if (any && excess > layout.excess) continue;
       const Duration time = cell_time(of_.model, plan, profiles_.of(plan), cells.floor, usable);
       if (any && excess == layout.excess && time >= layout.at_least) continue;
@@ -182,6 +186,14 @@ class LayoutBounds::Judge {
       layout.at_least = time;
       any = true;
     }
+  }
+
+  Bytes excess_of(const Cells& cells, const Usable& usable) const {
+    Bytes least = ballast::excess_of(least_memory(cells.plans.front(), usable), usable);
+    for (const Plan& plan : cells.plans) {
+      least = std::min(least, ballast::excess_of(least_memory(plan, usable), usable));
+    }
+    return least;
   }
 
   std::array<Bytes, kPlaces> least_memory(const Plan& plan, const Usable& usable) const {

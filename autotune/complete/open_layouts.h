@@ -18,6 +18,7 @@ struct OpenLayout {
   Setting setting;      // nothing of the layout is open any more
   Duration at_least;    // of a step whose least memory fits
   Bytes excess;         // by which even the least memory misses; 0 where it fits
+  Bytes asked_excess;   // the same on the machine of the setting that was asked about
   double fullness = 0;  // of the fullest memory of its leanest plan: needed over usable
 };
 

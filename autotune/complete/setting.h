@@ -25,7 +25,7 @@ struct Setting {
   Plan plan;
   Machine machine;
   Stack stack{};
-  KnobSet open{};              // of `plan`, as in Start
+  KnobSet open{};               // of `plan`, as in Start
   std::vector<Start> others{};  // other strategies' plans that may be chosen instead
 
   bool has_open_layout() const { return !open.empty() || !others.empty(); }

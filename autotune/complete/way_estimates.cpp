@@ -1,8 +1,12 @@
 #include "autotune/complete/way_estimates.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <tuple>
 
 #include "autotune/search/evaluate.h"
 #include "sim/engine/predict.h"
@@ -48,19 +52,31 @@ class WayEstimates::Known {
  public:
   std::optional<std::vector<PlacePeak>> find(const Way& way) const {
     const std::lock_guard lock(mutex_);
-    for (const auto& [known, peaks] : all_) {
+    const auto [begin, end] = all_.equal_range(key_of(way.plan));
+    for (auto it = begin; it != end; ++it) {
+      const auto& [known, peaks] = it->second;
       if (known.attention == way.attention && known.plan == way.plan) return peaks;
     }
     return std::nullopt;
   }
   void keep(const Way& way, const std::vector<PlacePeak>& peaks) {
     const std::lock_guard lock(mutex_);
-    all_.emplace_back(way, peaks);
+    all_.emplace(key_of(way.plan), std::pair(way, peaks));
   }
 
  private:
+  // By what most often differs between plans of one setting.
+  using Key = std::tuple<std::string, std::array<int64_t, 9>, double>;
+  static Key key_of(const Plan& plan) {
+    return {
+        plan.strategy,
+        {plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, plan.expert,
+         plan.zero_stage, plan.micro_batch.value_or(0), plan.optimizer.gpu_buckets.value_or(-1)},
+        plan.weights.flow_share.value_or(-1)};
+  }
+
   mutable std::mutex mutex_;
-  std::vector<std::pair<Way, std::vector<PlacePeak>>> all_;
+  std::multimap<Key, std::pair<Way, std::vector<PlacePeak>>> all_;
 };
 
 WayEstimates::WayEstimates() : known_(std::make_unique<Known>()) {}

@@ -12,19 +12,18 @@ namespace {
 struct LimitWords {
   const char* name;
   const char* unit;
-  const char* none;  // of a value that would fit
+  std::string none;  // of a value that would fit
   std::string flags;
 };
 
 LimitWords words_of(const LeastChange& change, int64_t global_batch) {
+  const std::string no_memory = fmt::format("{} times as much is not enough", kMostTimesMemory);
   const auto value = static_cast<int64_t>(change.fits.value_or(change.does_not_fit));
   switch (change.limit) {
     case Limit::kGpuMemory:
-      return {"GPU memory", "GB", "no amount is enough",
-              fmt::format("--set machine.gpu.memory_gb={}", value)};
+      return {"GPU memory", "GB", no_memory, fmt::format("--set machine.gpu.memory_gb={}", value)};
     case Limit::kCpuMemory:
-      return {"CPU memory", "GB", "no amount is enough",
-              fmt::format("--set machine.cpu.memory_gb={}", value)};
+      return {"CPU memory", "GB", no_memory, fmt::format("--set machine.cpu.memory_gb={}", value)};
     case Limit::kDevices:
       return {"devices", "GPUs", "no number is enough",
               fmt::format("--devices {} --global-batch {}", value, global_batch)};
