@@ -11,6 +11,7 @@
 #include "cli/terminal/interrupt.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
+#include "sim/base/write_all.h"
 
 namespace ballast {
 namespace {
@@ -72,7 +73,8 @@ void MetricsFile::cut_from(int64_t first_step) {
 
 // A block more than there is, put onto the disk and taken back: only there a quota is asked.
 void MetricsFile::try_to_grow() {
-  int code = put(std::string(kBlock, '\n')) && ::fsync(descriptor_) == 0 ? 0 : errno;
+  int code = put(std::string(kBlock, '\n'));
+  if (code == 0 && ::fsync(descriptor_) != 0) code = errno;
   if (::ftruncate(descriptor_, bytes_) != 0 && code == 0) code = errno;
   if (code != 0) fail(code);
 }
@@ -81,24 +83,18 @@ void MetricsFile::fail(int code) const {
   throw Error("--metrics " + path_, "cannot be written: " + fault_name(code), fault_remedy(code));
 }
 
-bool MetricsFile::put(const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t written = ::write(descriptor_, text.data() + done, text.size() - done);
-    if (written < 0 && errno == EINTR) continue;
-    if (written == 0) errno = ENOSPC;
-    if (written <= 0) return false;
-    done += static_cast<size_t>(written);
-  }
-  return true;
+int MetricsFile::put(const std::string& text) {
+  return write_all(descriptor_, std::as_bytes(std::span(text)));
 }
 
 void MetricsFile::add(int64_t step, const std::string& line) {
   if (descriptor_ < 0 || failure_) return;
-  if (put(line + '\n')) {
+  const int code = put(line + '\n');
+  if (code == 0) {
     bytes_ += std::ssize(line) + 1;
     return;
   }
-  failure_ = {step, errno};
+  failure_ = {step, code};
   // What cannot be cut either is cut by the run that goes on with the file.
   if (is_regular_ && ::ftruncate(descriptor_, bytes_) != 0) failure_->code = errno;
   fmt::print(stderr, "note: --metrics {} cannot be written from step {} on: {}; training goes on\n",

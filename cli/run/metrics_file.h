@@ -34,7 +34,7 @@ class MetricsFile {
   [[noreturn]] void fail(int code) const;
   void try_to_grow();
   void cut_from(int64_t first_step);
-  bool put(const std::string& text);
+  int put(const std::string& text);  // 0, or the error's number
 
   std::string path_;
   int descriptor_ = -1;

@@ -13,6 +13,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
+#include "sim/base/write_all.h"
 
 namespace ballast {
 namespace {
@@ -48,8 +49,8 @@ bool take_digits(std::string_view& text) {
   return end > 0;
 }
 
-// Locked, or on a file system without locks: only a lock that another holds is a no.
-bool is_free(int descriptor) { return ::flock(descriptor, LOCK_EX | LOCK_NB) == 0; }
+// Locks the file for this process. On a file system without locks nothing is ever free.
+bool lock_alone(int descriptor) { return ::flock(descriptor, LOCK_EX | LOCK_NB) == 0; }
 
 // Removes the copies beside a target whose writers are gone: with a writer goes its lock, whichever
 // way it ends, and a process id says nothing where folders are shared between containers.
@@ -60,7 +61,7 @@ void sweep(const std::string& target) {
     if (!is_part_of(entry.path().filename().string(), name)) continue;
     const int left = open_retrying(entry.path().string(), O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
     if (left < 0) continue;
-    if (is_free(left)) ::unlink(entry.path().c_str());
+    if (lock_alone(left)) ::unlink(entry.path().c_str());
     ::close(left);
   }
 }
@@ -108,8 +109,9 @@ void AtomicFile::open_beside() {
                   code == ENOENT ? "create the folder " + folder_of(target_) + " first"
                                  : fault_remedy(code));
     }
-    // Between the two calls another may have taken it for left over.
-    const bool locked = is_free(descriptor_);
+    // Between the two calls another may have taken it for left over. Where there are no locks,
+    // nobody sweeps.
+    const bool locked = lock_alone(descriptor_);
     struct stat made {};
     if ((locked || errno != EWOULDBLOCK) && ::fstat(descriptor_, &made) == 0 && made.st_nlink > 0) {
       temporary_ = name;
@@ -152,12 +154,7 @@ void AtomicFile::fail(const std::string& what, int code) {
 
 void AtomicFile::write(std::span<const std::byte> data) {
   CHECK(descriptor_ >= 0);
-  while (!data.empty()) {
-    const ssize_t written = ::write(descriptor_, data.data(), data.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail("cannot be written", written < 0 ? errno : ENOSPC);
-    data = data.subspan(static_cast<size_t>(written));
-  }
+  if (const int code = write_all(descriptor_, data); code != 0) fail("cannot be written", code);
 }
 
 void AtomicFile::write(std::string_view text) {
@@ -166,13 +163,8 @@ void AtomicFile::write(std::string_view text) {
 
 void AtomicFile::rewrite(int64_t first_byte, std::span<const std::byte> data) {
   CHECK(descriptor_ >= 0 && can_rewrite());
-  while (!data.empty()) {
-    const ssize_t written = ::pwrite(descriptor_, data.data(), data.size(), first_byte);
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail("cannot be written", written < 0 ? errno : ENOSPC);
-    first_byte += written;
-    data = data.subspan(static_cast<size_t>(written));
-  }
+  const int code = write_all_at(descriptor_, first_byte, data);
+  if (code != 0) fail("cannot be written", code);
 }
 
 void AtomicFile::commit() {

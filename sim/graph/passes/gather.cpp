@@ -13,6 +13,7 @@
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/module_index.h"
 
 namespace ballast {
 
@@ -38,7 +39,11 @@ struct GatherVisit {
 class GatherPass {
  public:
   GatherPass(Graph& graph, const Plan& plan, const StackFacts& facts)
-      : graph_(graph), plan_(plan), facts_(facts), group_(replica_group(plan)) {}
+      : graph_(graph),
+        plan_(plan),
+        facts_(facts),
+        group_(replica_group(plan)),
+        modules_(graph.modules) {}
 
   void run() {
     find_visits();
@@ -94,7 +99,6 @@ class GatherPass {
     int64_t offset = 0;
     for (Module& module : graph_.modules) {
       const int64_t ranks = sharing_of(module, group_.ranks);
-      ranks_[{static_cast<int16_t>(module.layer), module.kind}] = ranks;
       module.count = div_ceil(module.count, ranks);
       module.flat_offset = offset;
       module.parameters.clear();
@@ -108,7 +112,7 @@ class GatherPass {
 
   // That share a module's weights, of the module that a tensor belongs to.
   int64_t ranks_of(const Tensor& tensor) const {
-    return ranks_.at({tensor.label.layer, tensor.label.module});
+    return sharing_of(graph_.module(modules_.of(tensor.label)), group_.ranks);
   }
 
   TensorId whole_of(TensorId shard, TensorKind kind, Category category) {
@@ -281,9 +285,9 @@ class GatherPass {
   const Plan& plan_;
   const StackFacts& facts_;
   RankGroup group_;
+  const ModuleIndex modules_;
   std::vector<GatherVisit> visits_;  // by first use
   std::set<TensorId> written_;
-  std::map<std::pair<int16_t, ModuleKind>, int64_t> ranks_;  // by layer and kind of module
 };
 
 }  // namespace
