@@ -68,8 +68,9 @@ Json tie_json(const std::optional<Tie>& tie) {
 
 std::optional<Bottlenecks> bottlenecks_of(const Setting& of, const Prediction& prediction,
                                           const Measurements& measurements, AskLimits ask) {
+  if (!prediction.fits || ask == AskLimits::kNever) return std::nullopt;
   const bool quick = prediction.graph.step.ops.size() < kManyOperations;
-  if (!prediction.fits || (!quick && ask == AskLimits::kIfQuick)) return std::nullopt;
+  if (!quick && ask == AskLimits::kIfQuick) return std::nullopt;
   return bottlenecks({prediction, of.plan, of.machine, of.stack, &measurements});
 }
 

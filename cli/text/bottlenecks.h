@@ -16,7 +16,7 @@
 namespace ballast {
 
 // Whether to ask what limits a step whose graph is so large that the answer takes seconds.
-enum class AskLimits : uint8_t { kIfQuick, kAlways };
+enum class AskLimits : uint8_t { kNever, kIfQuick, kAlways };
 inline constexpr const char* kLimitsFlag = "--bottlenecks";
 inline constexpr const char* kLimitsHelp =
     "Ask what 10 % more of each rate gives also of graphs of 150,000 operations and more, which "

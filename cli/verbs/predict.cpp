@@ -133,12 +133,20 @@ OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
 }
 
 // Fills in the plan, and what `predict` says of it.
-Predicted complete_and_predict(Setting of, const PredictFlags& flags,
+Predicted complete_and_predict(Setting of, const PredictFlags& flags, AskLimits limits,
                                const std::function<bool()>& interrupted = {}) {
   const Measurements measurements = measurements_of(of.machine, flags.store);
   Completed completed = complete(std::move(of), &measurements, interrupted);
   return judged(std::move(completed.setting), std::move(completed.prediction), measurements,
-                flags.bottlenecks ? AskLimits::kAlways : AskLimits::kIfQuick);
+                limits);
+}
+
+AskLimits limits_of_one(const PredictFlags& flags) {
+  return flags.bottlenecks ? AskLimits::kAlways : AskLimits::kIfQuick;
+}
+// The table of a list has no room for them.
+AskLimits limits_in_list(const PredictFlags& flags) {
+  return flags.output.json || flags.output.out ? limits_of_one(flags) : AskLimits::kNever;
 }
 
 // What was found as files, where they were asked for; and what to say of them.
@@ -177,7 +185,7 @@ int run_max_model(const PredictFlags& flags) {
                           of, flags);
   }
   of.model = *found.model;
-  Predicted predicted = complete_and_predict(std::move(of), flags);
+  Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
   OrderedJson next = size_json(found.next);
   next.update(verdict_json(found.next_verdict, predicted.of.machine));
   OrderedJson json = {{"max_model", size_json(predicted.of.model)},
@@ -206,7 +214,7 @@ int run_max_sequence(const PredictFlags& flags) {
   const bool turned = found.model.position != of.model.position;
   of.model = found.model;
   of.plan.sequence_length = found.tokens;
-  Predicted predicted = complete_and_predict(std::move(of), flags);
+  Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
   OrderedJson next = {{"tokens", found.next_tokens}};
   next.update(verdict_json(found.next_verdict, predicted.of.machine));
   OrderedJson json = {{"max_sequence_length", found.tokens},
@@ -247,7 +255,7 @@ void add_least_changes(const PredictFlags& flags, const Setting& asked, Report& 
 int run_plan(Setting of, const PredictFlags& flags) {
   of.stack = stack_of(flags.stack, of.machine);
   const Setting asked = of;
-  Predicted predicted = complete_and_predict(std::move(of), flags);
+  Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
   if (flags.trace) write_trace(*flags.trace, predicted.prediction);
   Report report{prediction_text(predicted), prediction_json(predicted)};
   const bool fits = predicted.prediction.fits;
@@ -267,7 +275,8 @@ Predicted predict_or_refuse(Case one, const PredictFlags& flags, const Interrupt
   if (!one.refusal.empty()) return {std::move(of), {}, {}, {}, one.refusal};
   try {
     if (!of.has_open_layout()) check(of.plan, of.model);
-    return complete_and_predict(of, flags, [&] { return watch.interrupted(); });
+    return complete_and_predict(of, flags, limits_in_list(flags),
+                                [&] { return watch.interrupted(); });
   } catch (const Error& error) {
     return {std::move(of), {}, {}, {}, one_line(error.what())};
   }
