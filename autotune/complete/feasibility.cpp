@@ -209,14 +209,19 @@ class LeanLayouts {
   }
 
   std::optional<Nearest> fitting(const std::function<bool()>& interrupted) {
-    for (const OpenLayout* layout : emptiest_) {
+    const auto at_once = static_cast<size_t>(hardware_threads());
+    for (size_t begin = 0; begin < emptiest_.size(); begin += at_once) {
       if (interrupted && interrupted()) break;
-      try {
-        Verdict verdict = lean_verdict(layout->setting, known_);
-        if (verdict.fits) return Nearest{layout->setting, std::move(verdict)};
-        if (may_fit_otherwise(layout->setting, verdict)) close_.push_back(layout);
-      } catch (const Error&) {
-        // The graph knows no such plan.
+      // The first that fits counts, however many are asked about at once.
+      const size_t count = std::min(at_once, emptiest_.size() - begin);
+      std::vector<std::optional<Verdict>> verdicts(count);
+      parallel_for(count, hardware_threads(),
+                   [&](size_t i) { verdicts[i] = verdict_of_lean(*emptiest_[begin + i]); });
+      for (size_t i = 0; i < count; ++i) {
+        const OpenLayout* layout = emptiest_[begin + i];
+        if (!verdicts[i]) continue;
+        if (verdicts[i]->fits) return Nearest{layout->setting, *std::move(verdicts[i])};
+        if (may_fit_otherwise(layout->setting, *verdicts[i])) close_.push_back(layout);
       }
     }
     return std::nullopt;
@@ -225,6 +230,14 @@ class LeanLayouts {
   const std::vector<const OpenLayout*>& close() const { return close_; }
 
  private:
+  std::optional<Verdict> verdict_of_lean(const OpenLayout& layout) const {
+    try {
+      return lean_verdict(layout.setting, known_);
+    } catch (const Error&) {
+      return std::nullopt;  // the graph knows no such plan
+    }
+  }
+
   WayEstimates& known_;
   std::vector<const OpenLayout*> emptiest_, close_;
 };

@@ -31,6 +31,9 @@ Graph build(const Model& model, const Plan& plan) { return build(model, plan, St
 
 namespace {
 
+// The pass before `place`, and the last of those that build_pipeline() runs.
+constexpr std::string_view kLastUnplaced = "gemm codes";
+
 Graph build_up_to(std::string_view last, const Model& model, const Plan& plan,
                   const StackFacts& facts) {
   check(plan, model);
@@ -38,13 +41,21 @@ Graph build_up_to(std::string_view last, const Model& model, const Plan& plan,
         plan.optimizer.gpu_buckets);
   const PassContext context{model, plan, facts};
   if (plan.pipeline == 1) return run_passes({}, context, "plain", last);
-  return run_passes(build_pipeline(model, plan, facts), context, "place", last);
+  Graph graph = build_pipeline(model, plan, facts);
+  if (last == kLastUnplaced) return graph;
+  return run_passes(std::move(graph), context, "place", last);
 }
 
 }  // namespace
 
 Graph build(const Model& model, const Plan& plan, const StackFacts& facts) {
   return build_up_to("link", model, plan, facts);
+}
+
+Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts) {
+  Graph graph = build_up_to(kLastUnplaced, model, plan, facts);
+  graph.reuse = plan.memory_reuse.value_or(MemoryReuse::kApart);
+  return graph;
 }
 
 Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts) {

@@ -15,6 +15,9 @@ Graph build(const Model& model, const Plan& plan, const StackFacts& facts);
 // The same as Ballast runs it.
 Graph build(const Model& model, const Plan& plan);
 
+// All of build but places and edges, both of which link() adds: what lives when is known, which is
+// all that a framework without planned memory needs.
+Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts);
 // All of build but the edges: memory is known, and link() makes it the graph that runs.
 Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts);
 
@@ -88,7 +91,7 @@ Graph shard_pass(Graph graph, const Plan& plan);
 // pageable memory, calls tensor by tensor, a host that waits, weights that return all at once.
 Graph host_copies_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
-// Every invariant of a graph; a violation is a bug and fails CHECK. Run after each pass.
+// Every invariant of a graph; a violation is a bug and fails CHECK. run_passes() asks it.
 void verify(const Graph& graph);
 
 // link.cpp: derives lives and places tensors in the arenas. What memory a graph takes is known

@@ -37,8 +37,12 @@ size_t pass_at(std::string_view name);
 // their invariants do not hold.
 enum class Program : uint8_t { kWhole, kCutDown };
 
+// Operations of a program that is verified after every pass.
+inline constexpr size_t kMostVerifiedByPass = 20'000;
+
 // Runs the passes from `first` to `last`, both included and both by name, as far as they apply,
-// and verifies a whole program after each.
+// and verifies a whole program: after each of them, or once where it is so large that this would
+// take as long as the passes.
 Graph run_passes(Graph graph, const PassContext& context, std::string_view first,
                  std::string_view last, Program program = Program::kWhole);
 
