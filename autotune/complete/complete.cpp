@@ -233,9 +233,12 @@ class LayoutChooser {
     });
     for (std::optional<Estimate>& one : done) {
       if (!one) continue;
-      order_.learn(one->layout, one->step_time);
+      const bool of_known_kind = order_.learn(one->layout, one->step_time);
       const bool better = best_ == nullptr || one->step_time < best_->step_time;
-      stalled_ = better ? 0 : stalled_ + 1;
+      if (better)
+        stalled_ = 0;
+      else if (of_known_kind)
+        ++stalled_;
       estimates_.push_back(std::make_unique<Estimate>(*std::move(one)));
       if (better) best_ = estimates_.back().get();
     }

@@ -16,7 +16,7 @@
 namespace ballast {
 namespace {
 
-// Layouts whose lean plans are placed where none fits, to find the nearest of them.
+// Layouts of each sort whose lean plans are placed where none fits, to find the nearest of them.
 constexpr size_t kMostLeanLayouts = 2;
 
 // What a verdict lacks, summed over the memories.
@@ -190,10 +190,29 @@ bool may_fit_otherwise(const Setting& setting, const Verdict& verdict) {
   return excess_of(verdict, machine).count <= smaller.count / 8;
 }
 
-// What lacks least on the machine that was asked about needs least of a larger one, too.
 bool is_emptier(const OpenLayout& one, const OpenLayout& other) {
-  if (one.asked_excess != other.asked_excess) return one.asked_excess < other.asked_excess;
   return one.fullness < other.fullness;
+}
+
+// What lacks least on the machine that was asked about needs least of a larger one, too.
+bool needs_less(const OpenLayout& one, const OpenLayout& other) {
+  if (one.asked_excess != other.asked_excess) return one.asked_excess < other.asked_excess;
+  return is_emptier(one, other);
+}
+
+// The emptiest of these layouts, and those that lack least.
+std::vector<const OpenLayout*> likely_nearest(const std::vector<OpenLayout>& layouts) {
+  std::vector<const OpenLayout*> all;
+  for (const OpenLayout& layout : layouts) all.push_back(&layout);
+  std::vector<const OpenLayout*> found;
+  for (const auto& comes_first : {is_emptier, needs_less}) {
+    std::stable_sort(all.begin(), all.end(),
+                     [&](const auto* one, const auto* other) { return comes_first(*one, *other); });
+    for (size_t i = 0; i < std::min(all.size(), kMostLeanLayouts); ++i) {
+      if (std::find(found.begin(), found.end(), all[i]) == found.end()) found.push_back(all[i]);
+    }
+  }
+  return found;
 }
 
 // Lean plans of the layouts that no bound refutes, one layout after the other.
@@ -205,7 +224,7 @@ class LeanLayouts {
     }
     // What leaves most room is the likeliest to fit.
     std::stable_sort(emptiest_.begin(), emptiest_.end(),
-                     [](const auto* one, const auto* other) { return is_emptier(*one, *other); });
+                     [](const auto* one, const auto* other) { return needs_less(*one, *other); });
   }
 
   std::optional<Nearest> fitting(const std::function<bool()>& interrupted) {
@@ -273,13 +292,12 @@ std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, Wa
   return std::nullopt;
 }
 
-Nearest nearest_layout(std::vector<OpenLayout> layouts, WayEstimates& known) {
-  std::stable_sort(layouts.begin(), layouts.end(), is_emptier);
-  const size_t most = std::min(layouts.size(), kMostLeanLayouts);
-  std::vector<std::optional<Verdict>> lean(most);
-  parallel_for(most, hardware_threads(), [&](size_t i) {
+Nearest nearest_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known) {
+  const std::vector<const OpenLayout*> likely = likely_nearest(layouts);
+  std::vector<std::optional<Verdict>> lean(likely.size());
+  parallel_for(likely.size(), hardware_threads(), [&](size_t i) {
     try {
-      lean[i] = leanest_verdict(layouts[i].setting, known);
+      lean[i] = leanest_verdict(likely[i]->setting, known);
     } catch (const Error&) {
       // The graph knows no such plan.
     }
@@ -287,16 +305,16 @@ Nearest nearest_layout(std::vector<OpenLayout> layouts, WayEstimates& known) {
   const OpenLayout* nearest = nullptr;
   std::optional<Verdict> verdict;
   Bytes least;
-  for (size_t i = 0; i < most; ++i) {
+  for (size_t i = 0; i < likely.size(); ++i) {
     if (!lean[i]) continue;
-    const Bytes excess = excess_of(*lean[i], layouts[i].setting.machine);
+    const Bytes excess = excess_of(*lean[i], likely[i]->setting.machine);
     if (verdict && excess >= least) continue;
-    nearest = &layouts[i];
+    nearest = likely[i];
     verdict = std::move(lean[i]);
     least = excess;
   }
   if (verdict) return {nearest->setting, *std::move(verdict)};
-  const OpenLayout& first = layouts.front();
+  const OpenLayout& first = *likely.front();
   return {first.setting,
           verdict_of_layout(first.setting, known, [&] { return is_refuted(first); })};
 }

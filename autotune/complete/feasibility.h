@@ -68,14 +68,14 @@ struct Nearest {
   Setting setting;
   Verdict verdict;
 };
-// One that fits, or nothing: lean plans of all that are not refuted, the emptiest first. Nothing,
-// too, once it is interrupted.
+// One that fits, or nothing: lean plans of all that are not refuted, those that need least first.
+// Nothing, too, once it is interrupted.
 std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,
                                            WayEstimates& known,
                                            const std::function<bool()>& interrupted);
 // The same, and then every plan of those layouts whose lean ones miss by little.
 std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known);
-// Where none fits: of the emptiest, the one that misses by least.
-Nearest nearest_layout(std::vector<OpenLayout> layouts, WayEstimates& known);
+// Where none fits: of the emptiest and of those that lack least, the one that misses by least.
+Nearest nearest_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known);
 
 }  // namespace ballast

@@ -1,43 +1,70 @@
 #include "autotune/complete/layout_order.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 namespace ballast {
+namespace {
+
+// Layouts of a kind in a row that may be slower than its best.
+constexpr int kPatienceOfKind = 2;
+// A layout of a known kind that promises a step so many times as long as the best is left alone.
+constexpr double kFarSlower = 1.2;
+
+}  // namespace
 
 LayoutOrder::LayoutOrder(const std::vector<OpenLayout>& layouts)
     : layouts_(layouts), taken_(layouts.size(), false) {}
 
+LayoutOrder::KindOfLayout LayoutOrder::kind_of(size_t layout) const {
+  const Plan& plan = layouts_[layout].setting.plan;
+  return {plan.strategy, plan.zero_stage};
+}
+
 double LayoutOrder::promise(size_t layout) const {
-  const OpenLayout& of = layouts_[layout];
-  const auto known = ratio_.find(of.setting.plan.strategy);
-  return of.at_least.seconds() * (known == ratio_.end() ? 1 : known->second);
+  const auto found = known_.find(kind_of(layout));
+  // Within a kind ratios differ too: one that was far off tells half of what another's will be.
+  const double ratio = found == known_.end() ? 1 : std::sqrt(found->second.ratio);
+  return ratio * layouts_[layout].at_least.seconds();
+}
+
+bool LayoutOrder::may_win(size_t layout, std::optional<Duration> best) const {
+  if (is_refuted(layouts_[layout])) return false;
+  if (!best) return true;
+  if (layouts_[layout].at_least >= *best) return false;
+  const auto found = known_.find(kind_of(layout));
+  return found == known_.end() ||
+         (found->second.slower < kPatienceOfKind && promise(layout) < kFarSlower * best->seconds());
 }
 
 std::vector<size_t> LayoutOrder::take(size_t most, std::optional<Duration> best) {
   std::vector<size_t> found;
   for (size_t i = 0; i < layouts_.size(); ++i) {
-    const bool may_win = !is_refuted(layouts_[i]) && (!best || layouts_[i].at_least < *best);
-    if (may_win && !taken_[i]) found.push_back(i);
+    if (!taken_[i] && may_win(i, best)) found.push_back(i);
   }
   std::stable_sort(found.begin(), found.end(),
                    [&](size_t one, size_t other) { return promise(one) < promise(other); });
-  // One of each strategy of which nothing is known stands before more of the same.
-  std::set<std::string> tried;
+  // One of each kind of which nothing is known stands before all others.
+  std::set<KindOfLayout> tried;
   std::stable_partition(found.begin(), found.end(), [&](size_t layout) {
-    const std::string& strategy = layouts_[layout].setting.plan.strategy;
-    return ratio_.contains(strategy) || tried.insert(strategy).second;
+    return !known_.contains(kind_of(layout)) && tried.insert(kind_of(layout)).second;
   });
   if (found.size() > most) found.resize(most);
   for (const size_t layout : found) taken_[layout] = true;
   return found;
 }
 
-void LayoutOrder::learn(size_t layout, Duration step_time) {
-  const OpenLayout& of = layouts_[layout];
-  const double ratio = step_time.seconds() / std::max(1e-12, of.at_least.seconds());
-  const auto [known, first] = ratio_.emplace(of.setting.plan.strategy, ratio);
-  if (!first) known->second = std::min(known->second, ratio);
+bool LayoutOrder::learn(size_t layout, Duration step_time) {
+  const double bound = layouts_[layout].at_least.seconds();
+  const double ratio = step_time.seconds() / std::max(1e-12, bound);
+  const auto [found, first] = known_.emplace(kind_of(layout), Known{ratio, step_time});
+  if (first) return false;
+  Known& known = found->second;
+  known.ratio = std::min(known.ratio, ratio);
+  known.slower = step_time < known.best ? 0 : known.slower + 1;
+  known.best = std::min(known.best, step_time);
+  return true;
 }
 
 }  // namespace ballast

@@ -1,14 +1,16 @@
 // The order in which open layouts are completed: by the step time that each promises.
 //
-// Bounds of one strategy lie farther below its plans than those of another. So a strategy's bounds
-// are scaled by the smallest ratio of plan to bound that was found among its layouts; one of which
-// nothing is known is believed, and asked about first.
-// Will not do: estimate a plan (autotune/complete/complete.h).
+// Bounds of one kind (a strategy and a ZeRO stage) lie farther below its plans than those of
+// another. So a kind's bounds are scaled by the root of the smallest ratio of plan to bound that
+// was found in it; a kind of which nothing is known is believed, and asked about first. A kind is
+// left alone once its layouts go on being slower than its own best, or promise far less than the
+// best of all. Will not do: estimate a plan (autotune/complete/complete.h).
 #pragma once
 
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autotune/complete/open_layouts.h"
@@ -24,15 +26,24 @@ class LayoutOrder {
   // shorter step than the best, the most promising first. Indices.
   std::vector<size_t> take(size_t most, std::optional<Duration> best);
 
-  // What a layout's best plan takes.
-  void learn(size_t layout, Duration step_time);
+  // What a layout's best plan takes. True where it was not the first of its kind.
+  bool learn(size_t layout, Duration step_time);
 
  private:
+  using KindOfLayout = std::pair<std::string, int64_t>;
+  struct Known {
+    double ratio = 1;
+    Duration best;
+    int slower = 0;  // in a row
+  };
+
+  KindOfLayout kind_of(size_t layout) const;
   double promise(size_t layout) const;  // seconds
+  bool may_win(size_t layout, std::optional<Duration> best) const;
 
   const std::vector<OpenLayout>& layouts_;
   std::vector<bool> taken_;
-  std::map<std::string, double> ratio_;  // by strategy
+  std::map<KindOfLayout, Known> known_;
 };
 
 }  // namespace ballast
