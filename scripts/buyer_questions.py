@@ -13,9 +13,12 @@ LIMITS = {"gpu_memory": "GB of GPU memory", "cpu_memory": "GB of CPU memory", "d
           "micro_batch": "sequences at once"}
 HEAD = """# Questions of buyers and owners
 
-What people ask before they buy or train, each with the command and what it answered. `scripts/buyer_questions.sh` asks them again and
-writes this page; `tests/cli/buyer_questions_test.cpp` holds every verdict and order. Speeds are those of the typical framework unless a
-command names a stack, with the interval that holds 80 % ([validation.md](validation.md)); `tune` searches Ballast's own plans.
+What people ask before they buy or train, each with the command and what it answered. \
+`scripts/buyer_questions.sh` asks them again and
+writes this page; `tests/cli/buyer_questions_test.cpp` holds every verdict and order. \
+Speeds are those of the typical framework unless a
+command names a stack, with the interval that holds 80 % ([validation.md](validation.md)); \
+`tune` searches Ballast's own plans.
 """
 
 
