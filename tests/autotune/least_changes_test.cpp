@@ -12,49 +12,10 @@
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/graph/build.h"
-#include "tests/autotune/numbers.h"
+#include "tests/autotune/random_settings.h"
 
 namespace ballast::tests {
 namespace {
-
-constexpr const char* kModels[] = {"gpt2-xl",      "llama-3.2-1b",  "llama-3-8b",  "gpt-13b",
-                                   "mixtral-8x7b", "qwen3-30b-a3b", "llama-3-70b", "gpt-oss-20b"};
-constexpr const char* kMachines[] = {"alps-gh200-quad",       "dgx-h100-80gb", "hgx-a100-80gb",
-                                     "gh200-nvl2-96gb-240gb", "dgx-2-v100",    "hgx-h200-quad",
-                                     "mi300a-quad",           "dgx-b200"};
-constexpr const char* kStrategies[] = {"superoffload", "megatron", "zero-3", "zero-offload",
-                                       "superoffload-ulysses"};
-constexpr const char* kStacks[] = {"typical", "deepspeed-2025", "megatron-core-2024"};
-
-template <size_t N>
-const char* one_of(Numbers& numbers, const char* const (&names)[N]) {
-  return names[numbers.below(N)];
-}
-
-// A few layers of a shipped model somewhere, with all degrees open that a strategy leaves open.
-Setting random_setting(Numbers& numbers) {
-  Setting setting;
-  setting.model = load_model(one_of(numbers, kModels));
-  setting.model.layers = 1 + numbers.below(3);
-  setting.machine = load_machine(one_of(numbers, kMachines));
-  setting.stack = load_stack(one_of(numbers, kStacks));
-  const int64_t devices = int64_t{1} << numbers.below(3);
-  PlanRequest request;
-  request.strategy = one_of(numbers, kStrategies);
-  request.knobs[KnobId::kDevices] = std::min(devices, setting.machine.devices_per_node);
-  request.knobs[KnobId::kSequenceLength] = int64_t{1024} << (2 * numbers.below(3));
-  setting.plan = resolve_plan(request);
-  setting.plan.global_batch = setting.plan.devices << numbers.below(3);
-  if (!setting.machine.gpu.matmul.contains(DType::kBf16)) setting.plan.dtype = DType::kF16;
-  setting.model.max_positions = std::max(setting.model.max_positions, setting.plan.sequence_length);
-  if (setting.plan.devices > 1) {
-    for (const std::string& path : load_strategy(*request.strategy).layout) {
-      setting.open.add(find_knob(path)->id);
-    }
-    if (!setting.open.empty()) setting.open.add(KnobId::kData);
-  }
-  return setting;
-}
 
 // Bytes that one way asks of the memories of a device.
 struct Need {
@@ -175,15 +136,6 @@ void expect_least(const Setting& setting, const std::vector<Need>& needs) {
       EXPECT_FALSE(fits_with(limit, change->does_not_fit)) << to_string(limit);
     }
   }
-}
-
-std::string name_of(const Setting& setting) {
-  const Plan& plan = setting.plan;
-  return setting.model.name + " on " + setting.machine.name + ", " + plan.strategy + ", " +
-         setting.stack.name + ", devices " + std::to_string(plan.devices) + ", layers " +
-         std::to_string(setting.model.layers) + ", tokens " + std::to_string(plan.sequence_length) +
-         ", batch " + std::to_string(plan.global_batch) + ", GPU " +
-         std::to_string(setting.machine.gpu.memory.value.gb());
 }
 
 TEST(LeastChanges, verdicts_are_those_of_every_way_one_by_one) {
