@@ -74,10 +74,14 @@ std::vector<int64_t> zero_stages(const CaseSetup& setup) {
   return stages;
 }
 
-int64_t bucket_count(const CaseSetup& setup) {
-  OptimizerPlan optimizer = setup.of.plan.optimizer;
+// Of these modules.
+int64_t buckets_in(const std::vector<Module>& modules, OptimizerPlan optimizer) {
   optimizer.gpu_buckets = 0;
-  const auto count = static_cast<int64_t>(buckets_of(modules_of(setup.of.model), optimizer).size());
+  return std::ssize(buckets_of(modules, optimizer));
+}
+
+int64_t bucket_count(const CaseSetup& setup) {
+  const int64_t count = buckets_in(modules_of(setup.of.model), setup.of.plan.optimizer);
   // Every tensor- and pipeline-parallel rank holds its part of the model.
   return std::max<int64_t>(1, count / (setup.of.plan.tensor * setup.of.plan.pipeline));
 }
@@ -96,6 +100,24 @@ std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup) {
     if (all / part > counts.back()) counts.push_back(all / part);
   }
   return counts;
+}
+
+// From how many buckets on the GPU on a rank has no more of them: under ZeRO-3 it holds a share of
+// every module. Where matrices or layers are divided too, as many as the model has.
+int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
+  Plan plan = setup.of.plan;
+  plan.zero_stage = zero_stage;
+  std::vector<Module> modules = modules_of(setup.of.model);
+  if (zero_stage == 3 && plan.tensor == 1 && plan.pipeline == 1) {
+    int64_t offset = 0;
+    for (Module& module : modules) {
+      module.count = div_ceil(module.count, plan.sharing());
+      module.flat_offset = offset;
+      module.parameters.clear();
+      offset += module.count;
+    }
+  }
+  return buckets_in(modules, plan.optimizer);
 }
 
 std::vector<double> flow_shares(const Plan& plan) {
@@ -127,14 +149,16 @@ class WayCollector {
     const std::vector<int64_t> buckets = gpu_bucket_counts(setup_);
     for (const int64_t stage : zero_stages(setup_)) {
       plan.zero_stage = stage;
+      const int64_t most = buckets.size() > 1 ? most_gpu_buckets(setup_, stage) : 0;
       for (const int64_t chunks : chunk_counts(setup_)) {
         plan.virtual_pipeline = chunks;
         for (const double share : flow_shares(setup_.of.plan)) {
           plan.weights.flow_share = share;
-          for (const int64_t count : buckets) {
+          for (size_t i = 0; i < buckets.size(); ++i) {
             // What the GPU steps does not flow, so that nothing would.
-            if (share > 0 && buckets.size() > 1 && count == buckets.back()) continue;
-            plan.optimizer.gpu_buckets = count;
+            if (share > 0 && buckets.size() > 1 && buckets[i] == buckets.back()) continue;
+            if (i > 0 && buckets[i - 1] >= most) break;  // the same plan once more
+            plan.optimizer.gpu_buckets = buckets[i];
             collect_activations(plan, groups, refusal);
           }
         }

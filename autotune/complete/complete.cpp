@@ -79,6 +79,11 @@ Completed predict_reusing(Setting setting, const Measurements* measurements) {
   return {std::move(setting), std::move(prediction)};
 }
 
+bool lacks_gpu_memory(const std::vector<PlacePeak>& peaks, const Machine& machine) {
+  const std::vector<Shortfall> missing = shortfalls(peaks, machine);
+  return !missing.empty() && missing.front().place == Place::kHbm;
+}
+
 // The fastest of the ways that fit, by estimates; no plan where none of them does.
 struct Fastest {
   std::optional<Plan> plan;
@@ -88,13 +93,21 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& 
                    WayEstimates& known) {
   Fastest best;
   std::optional<AttentionKind> settled;
+  std::vector<Way> too_full;  // on the GPU
   for (const std::vector<Way>& group : groups) {
     // Kinds of attention come in the order of preference.
     if (settled && group.front().attention != *settled) break;
     for (const Way& way : group) {
+      const bool is_fuller = std::any_of(too_full.begin(), too_full.end(), [&](const Way& other) {
+        return has_more_on_gpu(way, other);
+      });
+      if (is_fuller) break;
       try {
         const std::optional<Duration> time = known.step_time_if_fits(setting, way);
-        if (!time) break;
+        if (!time) {
+          if (lacks_gpu_memory(known.peaks(setting, way), setting.machine)) too_full.push_back(way);
+          break;
+        }
         settled = way.attention;
         if (!best.plan || *time < best.step_time) best = {way.plan, *time};
       } catch (const Error&) {

@@ -40,14 +40,6 @@ std::string too_many_devices(const Setting& setting) {
                      setting.plan.devices, setting.machine.name, setting.machine.devices);
 }
 
-// Whether a way is another one but for more buckets that the GPU steps.
-bool has_more_on_gpu(const Way& way, Way other) {
-  const std::optional<int64_t> fewer = other.plan.optimizer.gpu_buckets;
-  other.plan.optimizer.gpu_buckets = way.plan.optimizer.gpu_buckets;
-  return way.attention == other.attention && way.plan == other.plan &&
-         way.plan.optimizer.gpu_buckets > fewer;
-}
-
 // The first ways of a list that differ in nothing but ever more buckets that the GPU steps.
 std::span<const Way> first_run(std::span<const Way> ways) {
   size_t end = 1;

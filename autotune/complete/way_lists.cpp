@@ -39,6 +39,13 @@ std::vector<ActivationPlan> offloads() {
   return {inputs, attention};
 }
 
+bool has_more_on_gpu(const Way& way, Way other) {
+  const std::optional<int64_t> fewer = other.plan.optimizer.gpu_buckets;
+  other.plan.optimizer.gpu_buckets = way.plan.optimizer.gpu_buckets;
+  return way.attention == other.attention && way.plan == other.plan &&
+         way.plan.optimizer.gpu_buckets > fewer;
+}
+
 std::vector<Way> lean_ways(const Setting& setting) {
   CaseSetup setup = setup_of(setting);
   Plan& plan = setup.of.plan;

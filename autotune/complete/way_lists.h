@@ -22,6 +22,9 @@ std::vector<ActivationPlan> offloads();
 // gradients are reduced or leave as they come and need not wait for those of a second one.
 std::vector<int64_t> lean_micro_batches(const Plan& plan);
 
+// Whether a way is another one but for more buckets that the GPU steps.
+bool has_more_on_gpu(const Way& way, Way other);
+
 // The plans that most often need least memory: open knobs of activations at their least. Throws
 // Error where no way is legal.
 std::vector<Way> lean_ways(const Setting& setting);

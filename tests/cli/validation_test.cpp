@@ -307,8 +307,8 @@ TEST(DegreeFlags, data_is_what_they_leave) {
   const Json json = Json::parse(
       bench
           .run("predict --json --model gpt2 --machine dgx-h100-80gb --strategy megatron "
-               "--devices 8 --tensor 2 --zero-stage 1 --sequence-length 512 --micro-batch 1 "
-               "--set plan.activations=keep")
+               "--devices 8 --tensor 2 --pipeline 1 --context 1 --zero-stage 1 "
+               "--sequence-length 512 --micro-batch 1 --set plan.activations=keep")
           .output);
   EXPECT_EQ(json["plan"]["data"], 4);
   EXPECT_EQ(json["plan"]["tensor"], 2);
