@@ -84,13 +84,14 @@ bool lacks_gpu_memory(const std::vector<PlacePeak>& peaks, const Machine& machin
   return !missing.empty() && missing.front().place == Place::kHbm;
 }
 
-// The fastest of the ways that fit, by estimates; no plan where none of them does.
+// The fastest of the ways that fit, by estimates; no plan where none of them does. Of those that
+// were looked at where it is interrupted.
 struct Fastest {
   std::optional<Plan> plan;
   Duration step_time;
 };
 Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& groups,
-                   WayEstimates& known) {
+                   WayEstimates& known, const std::function<bool()>& interrupted) {
   Fastest best;
   std::optional<AttentionKind> settled;
   std::vector<Way> too_full;  // on the GPU
@@ -101,7 +102,7 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& 
       const bool is_fuller = std::any_of(too_full.begin(), too_full.end(), [&](const Way& other) {
         return has_more_on_gpu(way, other);
       });
-      if (is_fuller) break;
+      if (is_fuller || (interrupted && interrupted())) break;
       try {
         const std::optional<Duration> time = known.step_time_if_fits(setting, way);
         if (!time) {
@@ -118,13 +119,14 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& 
   return best;
 }
 
-Fastest fastest_listed(const Setting& setting, WayEstimates& known) {
+Fastest fastest_listed(const Setting& setting, WayEstimates& known,
+                       const std::function<bool()>& interrupted = {}) {
   CaseSetup setup = setup_of(setting);
-  Fastest best = fastest_of(setting, ways_of(setup), known);
+  Fastest best = fastest_of(setting, ways_of(setup), known, interrupted);
   if (best.plan || setting.plan.activations) return best;
   for (const ActivationPlan& offload : offloads()) {
     setup.of.plan.activations = offload;
-    const Fastest one = fastest_of(setting, ways_of(setup), known);
+    const Fastest one = fastest_of(setting, ways_of(setup), known, interrupted);
     if (one.plan && (!best.plan || one.step_time < best.step_time)) best = one;
   }
   return best;
@@ -209,7 +211,7 @@ class LayoutChooser {
     const Verdict lean = lean_verdict(setting, known_);
     if (!lean.fits) return std::nullopt;
     if (!has_auto(setting.plan) || !is_searched(setting.plan, setting.stack)) {
-      const Fastest best = fastest_listed(setting, known_);
+      const Fastest best = fastest_listed(setting, known_, interrupted_);
       setting.plan = best.plan.value_or(lean.plan);
       if (best.plan) return Estimate{layout, std::move(setting), best.step_time};
       const Prediction lone =
