@@ -243,10 +243,26 @@ class LeanLayouts {
  private:
   std::optional<Verdict> verdict_of_lean(const OpenLayout& layout) const {
     try {
-      return lean_verdict(layout.setting, known_);
+      const std::vector<Way> ways = ways_to_ask(layout);
+      if (ways.empty()) return std::nullopt;
+      NearestWay nearest(layout.setting, known_);
+      nearest.offer_with_reuses(ways);
+      return nearest.take();
     } catch (const Error&) {
       return std::nullopt;  // the graph knows no such plan
     }
+  }
+
+  // Where memory is planned, how much the others miss by tells whether to look further.
+  static std::vector<Way> ways_to_ask(const OpenLayout& layout) {
+    std::vector<Way> ways = lean_ways(layout.setting);
+    if (layout.setting.stack.memory_is_planned()) return ways;
+    std::erase_if(ways, [&](const Way& way) {
+      return std::any_of(layout.refuted.begin(), layout.refuted.end(), [&](const auto& cell) {
+        return cell.first == *way.plan.micro_batch && cell.second == *way.plan.activations;
+      });
+    });
+    return ways;
   }
 
   WayEstimates& known_;

@@ -136,7 +136,7 @@ class LayoutBounds::Judge {
     const Usable usable = usable_by_tensors(machine, of_.stack);
     const size_t first = found.size();
     for (const Cells& one : layouts_) {
-      found.push_back({{of_.model, one.layout, machine, of_.stack}, {}, {}, one.asked_excess});
+      found.push_back({{of_.model, one.layout, machine, of_.stack}, {}, {}, one.asked_excess, {}});
     }
     parallel_for(layouts_.size(), hardware_threads(),
                  [&](size_t i) { judge(layouts_[i], usable, found[first + i]); });
@@ -179,6 +179,9 @@ class LayoutBounds::Judge {
       const double fullness = fullness_of(needed, usable);
       layout.fullness = any ? std::min(layout.fullness, fullness) : fullness;
       const Bytes excess = ballast::excess_of(needed, usable);
+      if (excess.count > 0 && bounds_hold(of_)) {
+        layout.refuted.emplace_back(*plan.micro_batch, *plan.activations);
+      }
       if (any && excess > layout.excess) continue;
       const Duration time = cell_time(of_.model, plan, profiles_.of(plan), cells.floor, usable);
       if (any && excess == layout.excess && time >= layout.at_least) continue;

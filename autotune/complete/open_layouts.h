@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "autotune/complete/setting.h"
@@ -15,10 +16,12 @@
 namespace ballast {
 
 struct OpenLayout {
-  Setting setting;      // nothing of the layout is open any more
-  Duration at_least;    // of a step whose least memory fits
-  Bytes excess;         // by which even the least memory misses; 0 where it fits
-  Bytes asked_excess;   // the same on the machine of the setting that was asked about
+  Setting setting;     // nothing of the layout is open any more
+  Duration at_least;   // of a step whose least memory fits
+  Bytes excess;        // by which even the least memory misses; 0 where it fits
+  Bytes asked_excess;  // the same on the machine of the setting that was asked about
+  // With these micro-batches and activations no plan of it fits; not all such are known.
+  std::vector<std::pair<int64_t, ActivationPlan>> refuted;
   double fullness = 0;  // of the fullest memory of its leanest plan: needed over usable
 };
 
