@@ -22,10 +22,12 @@ std::string name_of(const fs::path& file) {
   return whole.stem().string();
 }
 
-bool is_path(const std::string& text) {
+// A folder that only has the name of something shipped is not what is meant: a model's folder holds
+// its configuration, and other kinds have none.
+bool is_path(const std::string& text, const std::string& kind) {
   std::error_code ignored;
   return text.find('/') != std::string::npos || text.ends_with(".json") ||
-         fs::is_directory(text, ignored);
+         (kind == "models" && fs::exists(fs::path(text) / "config.json", ignored));
 }
 
 Found find_path(const std::string& text, const std::string& kind) {
@@ -72,7 +74,7 @@ std::vector<std::string> shipped_names(const std::string& kind) {
 }
 
 Found find_file(const std::string& name_or_path, const std::string& kind) {
-  if (is_path(name_or_path)) return find_path(name_or_path, kind);
+  if (is_path(name_or_path, kind)) return find_path(name_or_path, kind);
   const std::vector<std::string> names = shipped_names(kind);
   if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
     throw Error(singular(kind) + " " + in_quotes(name_or_path), "is not one of the shipped " + kind,

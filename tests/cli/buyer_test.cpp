@@ -53,6 +53,15 @@ TEST(Buyer, an_id_of_hugging_face_and_a_part_of_a_machine_are_found_with_a_note)
   EXPECT_FALSE(quiet.says("taken as")) << "the note goes to the error output";
 }
 
+// A build of Ballast is a folder of that name, and a model's weights may lie in one of its name.
+TEST(Buyer, a_folder_of_the_name_of_something_shipped_is_not_taken_for_it) {
+  const Workbench bench;
+  const Outcome told = bench.shell(
+      "mkdir ballast gpt2 dgx-h100-80gb && "
+      "$BALLAST predict --model gpt2 --machine dgx-h100-80gb --stack ballast");
+  EXPECT_EQ(told.code, 0) << told.output;
+}
+
 TEST(Buyer, a_cache_of_the_hub_goes_before_what_is_shipped) {
   const Workbench bench;
   bench.write_tiny_model();
