@@ -1,7 +1,9 @@
 #include "autotune/complete/feasibility.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
+#include <limits>
 #include <optional>
 #include <span>
 
@@ -80,15 +82,22 @@ class NearestWay {
  private:
   struct Outcome {
     bool fits = false;
-    bool lacks_gpu = false, lacks_other = false;  // memory; neither where it cannot be built
+    // Beyond what is usable, negative where there is room; 0 where the way cannot be built.
+    Bytes gpu, other;
+
+    bool lacks_gpu() const { return gpu.count > 0; }
+    bool lacks_other() const { return other.count > 0; }
   };
 
   Outcome outcome_of(const Way& way) {
     Outcome outcome;
     try {
       Verdict verdict = verdict_of(setting_, way, known_);
-      for (const Shortfall& one : shortfalls(verdict.peaks, setting_.machine)) {
-        (one.place == Place::kHbm ? outcome.lacks_gpu : outcome.lacks_other) = true;
+      outcome.other = Bytes{std::numeric_limits<int64_t>::min()};
+      for (const PlacePeak& peak : verdict.peaks) {
+        const Bytes beyond = peak.arena - usable(setting_.machine, peak.place);
+        Bytes& most = peak.place == Place::kHbm ? outcome.gpu : outcome.other;
+        most = peak.place == Place::kHbm ? beyond : std::max(most, beyond);
       }
       outcome.fits = verdict.fits;
       const Bytes excess = excess_of(verdict, setting_.machine);
@@ -103,19 +112,46 @@ class NearestWay {
   }
 
   // More buckets on the GPU need no less there, and no more elsewhere: where the fewest are too
-  // many, or the most too few, none fits; else those that fit lie between.
+  // many, or the most too few, none fits; else those that fit lie between, on the list or not.
   bool offer_run(std::span<const Way> run) {
     const Outcome fewest = outcome_of(run.front());
-    if (fewest.fits || fewest.lacks_gpu || run.size() == 1) return fewest.fits;
-    const Outcome most = outcome_of(run.back());
-    if (most.fits || most.lacks_other) return most.fits;
-    size_t too_few = 0;
-    size_t too_many = run.size() - 1;
+    if (fewest.fits || fewest.lacks_gpu() || run.size() == 1) return fewest.fits;
+    Way last = run.back();
+    Outcome most = outcome_of(last);
+    if (most.lacks_other() && !most.lacks_gpu() && *last.plan.weights.flow_share > 0) {
+      // A list of what flows ends with half of the buckets, for of all of them none would flow.
+      last.plan.optimizer.gpu_buckets = 2 * *last.plan.optimizer.gpu_buckets - 1;
+      most = outcome_of(last);
+    }
+    if (most.fits || most.lacks_other()) return most.fits;
+    return offer_between(run.front(), fewest, last, most);
+  }
+
+  // What `few` lacks on the CPU and `many` on the GPU, buckets between may have: from where both
+  // would just fit were needs as even as buckets are.
+  bool offer_between(const Way& few, Outcome at_few, const Way& many, Outcome at_many) {
+    int64_t too_few = *few.plan.optimizer.gpu_buckets;
+    int64_t too_many = *many.plan.optimizer.gpu_buckets;
+    Way way = few;
     while (too_many - too_few > 1) {
-      const size_t middle = too_few + (too_many - too_few) / 2;
-      const Outcome outcome = outcome_of(run[middle]);
-      if (outcome.fits || (outcome.lacks_gpu && outcome.lacks_other)) return outcome.fits;
-      (outcome.lacks_gpu ? too_many : too_few) = middle;
+      const auto share_at_zero = [](Bytes begin, Bytes end) {
+        const double change = static_cast<double>(begin.count) - static_cast<double>(end.count);
+        return change == 0 ? 0.5 : static_cast<double>(begin.count) / change;
+      };
+      const double share =
+          (share_at_zero(at_few.gpu, at_many.gpu) + share_at_zero(at_few.other, at_many.other)) / 2;
+      const auto guess = too_few + std::llround(share * static_cast<double>(too_many - too_few));
+      const int64_t between = std::clamp<int64_t>(guess, too_few + 1, too_many - 1);
+      way.plan.optimizer.gpu_buckets = between;
+      const Outcome outcome = outcome_of(way);
+      if (outcome.fits || (outcome.lacks_gpu() && outcome.lacks_other())) return outcome.fits;
+      if (outcome.lacks_gpu()) {
+        too_many = between;
+        at_many = outcome;
+      } else {
+        too_few = between;
+        at_few = outcome;
+      }
     }
     return false;
   }

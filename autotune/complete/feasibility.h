@@ -2,7 +2,7 @@
 //
 // First the knobs take what most often needs least memory (micro-batch 1, or one of all sequences,
 // everything recomputed but the layers' inputs, those offloaded too if need be, weights that stay
-// or flow, an eighth, a quarter, ... of the buckets on the GPU), and memory alone decides. Where
+// or flow, as many buckets on the GPU as its memory takes), and memory alone decides. Where
 // none of these fits and memory is planned, every plan that the open knobs leave is refused by a
 // bound of its memory or placed (autotune/search): the arena of one that holds less may be smaller
 // or larger. Where the layout is open too, the first is asked of every layout whose least memory

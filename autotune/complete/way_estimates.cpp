@@ -46,10 +46,10 @@ Graph graph_of(const Setting& setting, const Plan& plan, const Stack& stack) {
                                    : build_unplaced(setting.model, plan, stack.facts);
 }
 
-// The fewest micro-batches that show what a longer step needs. Planned memory is reused across
-// micro-batches, which takes some of them to settle.
+// The fewest micro-batches that show what a longer step needs: the first, the last and one between.
+// Planned memory is reused across micro-batches, which takes some more of them to settle.
 Plan with_few_micro_batches(const Plan& plan, const Stack& stack) {
-  const int64_t settled = stack.memory_is_planned() ? 8 : 2;
+  const int64_t settled = stack.memory_is_planned() ? 8 : 3;
   return with_micro_batches(plan, std::max(settled, short_steps(plan).first));
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
+#include <set>
 
 #include "autotune/complete/complete.h"
 #include "autotune/complete/way_lists.h"
@@ -23,10 +24,30 @@ struct Need {
   Bytes cpu;
 };
 
+// The ways of a list, and those with every number of buckets on the GPU that lies between.
+std::vector<Way> with_all_buckets(const std::vector<std::vector<Way>>& groups) {
+  std::set<int64_t> listed;
+  for (const std::vector<Way>& group : groups) {
+    for (const Way& way : group) listed.insert(*way.plan.optimizer.gpu_buckets);
+  }
+  std::vector<Way> ways;
+  for (const std::vector<Way>& group : groups) {
+    for (Way way : group) {
+      const auto next = std::next(listed.find(*way.plan.optimizer.gpu_buckets));
+      const int64_t end = next == listed.end() ? *way.plan.optimizer.gpu_buckets + 1 : *next;
+      while (*way.plan.optimizer.gpu_buckets < end) {
+        ways.push_back(way);
+        ++*way.plan.optimizer.gpu_buckets;
+      }
+    }
+  }
+  return ways;
+}
+
 void add_needs(const Setting& setting, const std::vector<std::vector<Way>>& groups,
                std::vector<Need>& needs) {
-  for (const std::vector<Way>& group : groups) {
-    for (const Way& way : group) {
+  {
+    for (const Way& way : with_all_buckets(groups)) {
       StackFacts facts = setting.stack.facts;
       facts.attention = {way.attention};
       try {

@@ -40,6 +40,7 @@ inline Setting random_setting(Numbers& numbers) {
   request.knobs[KnobId::kSequenceLength] = int64_t{1024} << (2 * numbers.below(3));
   setting.plan = resolve_plan(request);
   setting.plan.global_batch = setting.plan.devices << numbers.below(3);
+  setting.plan.optimizer.bucket_bytes = {int64_t{1} << 28};  // so that there are few of them
   if (!setting.machine.gpu.matmul.contains(DType::kBf16)) setting.plan.dtype = DType::kF16;
   setting.model.max_positions = std::max(setting.model.max_positions, setting.plan.sequence_length);
   if (setting.plan.devices > 1) {
