@@ -127,19 +127,21 @@ class NearestWay {
     return offer_between(run.front(), fewest, last, most);
   }
 
-  // What `few` lacks on the CPU and `many` on the GPU, buckets between may have: from where both
-  // would just fit were needs as even as buckets are.
+  // What `few` lacks on the CPU and `many` on the GPU, buckets between may have. Asks where both
+  // would just fit were needs as even as buckets are, and then the middle of what is left, and so
+  // on: where needs are uneven the first alone may move one end by a bucket at a time.
   bool offer_between(const Way& few, Outcome at_few, const Way& many, Outcome at_many) {
     int64_t too_few = *few.plan.optimizer.gpu_buckets;
     int64_t too_many = *many.plan.optimizer.gpu_buckets;
     Way way = few;
-    while (too_many - too_few > 1) {
-      const auto share_at_zero = [](Bytes begin, Bytes end) {
-        const double change = static_cast<double>(begin.count) - static_cast<double>(end.count);
-        return change == 0 ? 0.5 : static_cast<double>(begin.count) / change;
-      };
-      const double share =
+    const auto share_at_zero = [](Bytes begin, Bytes end) {
+      const double change = static_cast<double>(begin.count) - static_cast<double>(end.count);
+      return change == 0 ? 0.5 : static_cast<double>(begin.count) / change;
+    };
+    for (bool halves = false; too_many - too_few > 1; halves = !halves) {
+      const double even =
           (share_at_zero(at_few.gpu, at_many.gpu) + share_at_zero(at_few.other, at_many.other)) / 2;
+      const double share = halves ? 0.5 : even;
       const auto guess = too_few + std::llround(share * static_cast<double>(too_many - too_few));
       const int64_t between = std::clamp<int64_t>(guess, too_few + 1, too_many - 1);
       way.plan.optimizer.gpu_buckets = between;
