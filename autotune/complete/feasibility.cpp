@@ -165,6 +165,13 @@ class NearestWay {
   std::string refusal_;
 };
 
+// One of these ways that fits, or the nearest. Throws Error where none could be built.
+Verdict verdict_of_ways(const Setting& setting, const std::vector<Way>& ways, WayEstimates& known) {
+  NearestWay nearest(setting, known);
+  nearest.offer_with_reuses(ways);
+  return nearest.take();
+}
+
 // Asks the search for any plan that fits. What it refuses it refuses by a bound of memory or by the
 // arena itself, so that nothing is left out.
 void offer_space(const Setting& setting, NearestWay& nearest) {
@@ -250,24 +257,24 @@ class LeanLayouts {
  public:
   LeanLayouts(const std::vector<OpenLayout>& layouts, WayEstimates& known) : known_(known) {
     for (const OpenLayout& layout : layouts) {
-      if (!is_refuted(layout)) emptiest_.push_back(&layout);
+      if (!is_refuted(layout)) by_need_.push_back(&layout);
     }
-    // What leaves most room is the likeliest to fit.
-    std::stable_sort(emptiest_.begin(), emptiest_.end(),
+    // What needs least is the likeliest to fit.
+    std::stable_sort(by_need_.begin(), by_need_.end(),
                      [](const auto* one, const auto* other) { return needs_less(*one, *other); });
   }
 
   std::optional<Nearest> fitting(const std::function<bool()>& interrupted) {
     const auto at_once = static_cast<size_t>(hardware_threads());
-    for (size_t begin = 0; begin < emptiest_.size(); begin += at_once) {
+    for (size_t begin = 0; begin < by_need_.size(); begin += at_once) {
       if (interrupted && interrupted()) break;
       // The first that fits counts, however many are asked about at once.
-      const size_t count = std::min(at_once, emptiest_.size() - begin);
+      const size_t count = std::min(at_once, by_need_.size() - begin);
       std::vector<std::optional<Verdict>> verdicts(count);
       parallel_for(count, hardware_threads(),
-                   [&](size_t i) { verdicts[i] = verdict_of_lean(*emptiest_[begin + i]); });
+                   [&](size_t i) { verdicts[i] = verdict_of_lean(*by_need_[begin + i]); });
       for (size_t i = 0; i < count; ++i) {
-        const OpenLayout* layout = emptiest_[begin + i];
+        const OpenLayout* layout = by_need_[begin + i];
         if (!verdicts[i]) continue;
         if (verdicts[i]->fits) return Nearest{layout->setting, *std::move(verdicts[i])};
         if (may_fit_otherwise(layout->setting, *verdicts[i])) close_.push_back(layout);
@@ -283,9 +290,7 @@ class LeanLayouts {
     try {
       const std::vector<Way> ways = ways_to_ask(layout);
       if (ways.empty()) return std::nullopt;
-      NearestWay nearest(layout.setting, known_);
-      nearest.offer_with_reuses(ways);
-      return nearest.take();
+      return verdict_of_ways(layout.setting, ways, known_);
     } catch (const Error&) {
       return std::nullopt;  // the graph knows no such plan
     }
@@ -304,7 +309,7 @@ class LeanLayouts {
   }
 
   WayEstimates& known_;
-  std::vector<const OpenLayout*> emptiest_, close_;
+  std::vector<const OpenLayout*> by_need_, close_;
 };
 
 }  // namespace
@@ -316,9 +321,7 @@ std::string of_all_plans(const std::string& reason) {
 }
 
 Verdict lean_verdict(const Setting& setting, WayEstimates& known) {
-  NearestWay nearest(setting, known);
-  nearest.offer_with_reuses(lean_ways(setting));
-  return nearest.take();
+  return verdict_of_ways(setting, lean_ways(setting), known);
 }
 
 std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,

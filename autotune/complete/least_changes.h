@@ -2,7 +2,7 @@
 //
 // Each value is told by feasibility(), so that a change that is named leads to a plan, and the
 // value before it to none. Memories grow by whole gigabytes to kMostTimesMemory, devices double, a
-// batch is halved, a sequence is cut by kSequenceGrain tokens a rank that a plan names, or by a
+// batch is halved, a sequence is cut by 1024 tokens a rank that a plan names, or by a
 // 32nd of a long one. Memory that a plan needs is assumed to grow with its sequence. Will not do:
 // change two limits at once, or a knob that is no limit (complete.h fills those in).
 #pragma once

@@ -46,17 +46,15 @@ std::vector<Way> with_all_buckets(const std::vector<std::vector<Way>>& groups) {
 
 void add_needs(const Setting& setting, const std::vector<std::vector<Way>>& groups,
                std::vector<Need>& needs) {
-  {
-    for (const Way& way : with_all_buckets(groups)) {
-      StackFacts facts = setting.stack.facts;
-      facts.attention = {way.attention};
-      try {
-        const Prediction memory = predict_memory(build_placed(setting.model, way.plan, facts),
-                                                 way.plan, setting.machine, setting.stack);
-        needs.push_back({memory.peaks[0].arena, memory.peaks[1].arena});
-      } catch (const Error&) {
-        // The graph knows no such plan.
-      }
+  for (const Way& way : with_all_buckets(groups)) {
+    StackFacts facts = setting.stack.facts;
+    facts.attention = {way.attention};
+    try {
+      const Prediction memory = predict_memory(build_placed(setting.model, way.plan, facts),
+                                               way.plan, setting.machine, setting.stack);
+      needs.push_back({memory.peaks[0].arena, memory.peaks[1].arena});
+    } catch (const Error&) {
+      // The graph knows no such plan.
     }
   }
 }
