@@ -321,17 +321,30 @@ class CellBound {
     if (on_gpu) {
       at(Place::kHbm, Category::kMoments) = state;
     } else if (plan_.optimizer.placement == OptimizerPlacement::kCpu) {
-      Bytes room;  // on the GPU, for the state of what it steps
       const bool some_on_gpu = !pipeline || plan_.optimizer.gpu_buckets.value_or(1) > 0;
+      // What the GPU steps does not flow: its weights are there too.
+      const Bytes with_state = stays ? state : state + weights;
       const auto hbm = static_cast<size_t>(Place::kHbm);
-      if (some_on_gpu) room = std::max(Bytes{}, usable[hbm] - sum_of(least[hbm]));
-      at(Place::kDram, Category::kMoments) = std::max(Bytes{}, state - room);
+      const Bytes room = std::max(Bytes{}, usable[hbm] - sum_of(least[hbm]));
+      const double on_cpu = some_on_gpu ? 1 - std::min(1.0, share(room, with_state)) : 1;
+      at(Place::kDram, Category::kMoments) = scaled(state, on_cpu);
+      // Every gradient of what the CPU steps is there before the first is forgotten.
+      if (plan_.optimizer.stream_share == 0.0) {
+        at(Place::kDram, Category::kGradients) = scaled(bytes_of(shard, plan_.dtype), on_cpu);
+      }
     }
     std::vector<PlacePeak> peaks;
     for (size_t p = 0; p < kPlaces; ++p) {
       peaks.push_back(peak_of(static_cast<Place>(p), least[p]));
     }
     return peaks;
+  }
+
+  static double share(Bytes part, Bytes whole) {
+    return whole.count > 0 ? static_cast<double>(part.count) / static_cast<double>(whole.count) : 1;
+  }
+  static Bytes scaled(Bytes bytes, double by) {
+    return Bytes{static_cast<int64_t>(static_cast<double>(bytes.count) * by)};
   }
 
   const Model& model_;

@@ -127,33 +127,55 @@ class NearestWay {
     return offer_between(run.front(), fewest, last, most);
   }
 
-  // What `few` lacks on the CPU and `many` on the GPU, buckets between may have. Asks where both
-  // would just fit were needs as even as buckets are, and then the middle of what is left, and so
-  // on: where needs are uneven the first alone may move one end by a bucket at a time.
-  bool offer_between(const Way& few, Outcome at_few, const Way& many, Outcome at_many) {
-    int64_t too_few = *few.plan.optimizer.gpu_buckets;
-    int64_t too_many = *many.plan.optimizer.gpu_buckets;
-    Way way = few;
-    const auto share_at_zero = [](Bytes begin, Bytes end) {
+  // Numbers of buckets on the GPU: with `too_few` the CPU lacks memory, with `too_many` the GPU.
+  struct Bracket {
+    int64_t too_few, too_many;
+    Outcome at_few, at_many;
+
+    // Where both memories would just be enough were needs as even as buckets are.
+    double even_share() const {
+      return (share_at_zero(at_few.gpu, at_many.gpu) + share_at_zero(at_few.other, at_many.other)) /
+             2;
+    }
+    static double share_at_zero(Bytes begin, Bytes end) {
       const double change = static_cast<double>(begin.count) - static_cast<double>(end.count);
       return change == 0 ? 0.5 : static_cast<double>(begin.count) / change;
-    };
-    for (bool halves = false; too_many - too_few > 1; halves = !halves) {
-      const double even =
-          (share_at_zero(at_few.gpu, at_many.gpu) + share_at_zero(at_few.other, at_many.other)) / 2;
-      const double share = halves ? 0.5 : even;
-      const auto guess = too_few + std::llround(share * static_cast<double>(too_many - too_few));
-      const int64_t between = std::clamp<int64_t>(guess, too_few + 1, too_many - 1);
-      way.plan.optimizer.gpu_buckets = between;
-      const Outcome outcome = outcome_of(way);
-      if (outcome.fits || (outcome.lacks_gpu() && outcome.lacks_other())) return outcome.fits;
-      if (outcome.lacks_gpu()) {
-        too_many = between;
-        at_many = outcome;
-      } else {
-        too_few = between;
-        at_few = outcome;
-      }
+    }
+  };
+
+  // Asks about so many buckets. Tells whether any number of them fits once that is known.
+  std::optional<bool> narrow(Bracket& bracket, Way way, int64_t buckets) {
+    way.plan.optimizer.gpu_buckets = buckets;
+    const Outcome outcome = outcome_of(way);
+    if (outcome.fits || (outcome.lacks_gpu() && outcome.lacks_other())) return outcome.fits;
+    if (outcome.lacks_gpu()) {
+      bracket.too_many = buckets;
+      bracket.at_many = outcome;
+    } else {
+      bracket.too_few = buckets;
+      bracket.at_few = outcome;
+    }
+    return std::nullopt;
+  }
+
+  // What `few` lacks on the CPU and `many` on the GPU, buckets between may have. What machines of
+  // other memories were asked about is known already. Then asks where it would just fit, then the
+  // middle of what is left, and so on: where needs are uneven the first alone may move one end by a
+  // bucket at a time.
+  bool offer_between(const Way& few, Outcome at_few, const Way& many, Outcome at_many) {
+    Bracket bracket{*few.plan.optimizer.gpu_buckets, *many.plan.optimizer.gpu_buckets, at_few,
+                    at_many};
+    for (const int64_t known :
+         known_.known_gpu_buckets(setting_, few, bracket.too_few, bracket.too_many)) {
+      if (known >= bracket.too_many) break;
+      if (const std::optional<bool> told = narrow(bracket, few, known)) return *told;
+    }
+    for (bool halves = false; bracket.too_many - bracket.too_few > 1; halves = !halves) {
+      const double share = halves ? 0.5 : bracket.even_share();
+      const auto buckets = static_cast<double>(bracket.too_many - bracket.too_few);
+      const int64_t between = std::clamp<int64_t>(bracket.too_few + std::llround(share * buckets),
+                                                  bracket.too_few + 1, bracket.too_many - 1);
+      if (const std::optional<bool> told = narrow(bracket, few, between)) return *told;
     }
     return false;
   }
@@ -368,7 +390,11 @@ Nearest nearest_layout(const std::vector<OpenLayout>& layouts, WayEstimates& kno
           verdict_of_layout(first.setting, known, [&] { return is_refuted(first); })};
 }
 
-Feasibility::Feasibility(Setting setting) : setting_(std::move(setting)) {}
+Feasibility::Feasibility(Setting setting)
+    : Feasibility(std::move(setting), std::make_shared<WayEstimates>()) {}
+
+Feasibility::Feasibility(Setting setting, std::shared_ptr<WayEstimates> known)
+    : setting_(std::move(setting)), known_(std::move(known)) {}
 
 std::vector<OpenLayout> Feasibility::layouts_on(const Machine& machine) {
   if (!bounds_) bounds_.emplace(setting_, nullptr);
@@ -382,7 +408,7 @@ bool Feasibility::asks_one_layout() const {
 Verdict Feasibility::of_one_layout(const Machine& machine) {
   Setting one = setting_;
   one.machine = machine;
-  return verdict_of_layout(one, known_, [&] { return is_refuted(layouts_on(machine).front()); });
+  return verdict_of_layout(one, *known_, [&] { return is_refuted(layouts_on(machine).front()); });
 }
 
 Verdict Feasibility::on(const Machine& machine) {
@@ -394,13 +420,13 @@ Verdict Feasibility::on(const Machine& machine) {
 
 Verdict Feasibility::of_all_layouts(const Machine& machine) {
   const std::vector<OpenLayout> layouts = layouts_on(machine);
-  std::optional<Nearest> fitting = fitting_layout(layouts, known_);
-  return fitting ? std::move(fitting->verdict) : nearest_layout(layouts, known_).verdict;
+  std::optional<Nearest> fitting = fitting_layout(layouts, *known_);
+  return fitting ? std::move(fitting->verdict) : nearest_layout(layouts, *known_).verdict;
 }
 
 std::optional<Verdict> Feasibility::fitting_on(const Machine& machine) {
   if (!asks_one_layout()) {
-    std::optional<Nearest> fitting = fitting_layout(layouts_on(machine), known_);
+    std::optional<Nearest> fitting = fitting_layout(layouts_on(machine), *known_);
     if (!fitting) return std::nullopt;
     return std::move(fitting->verdict);
   }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ Verdict feasibility(const Setting& setting);
 class Feasibility {
  public:
   explicit Feasibility(Setting setting);
+  // `known`: of the same model, machine and stack.
+  Feasibility(Setting setting, std::shared_ptr<WayEstimates> known);
   // `machine` differs from that of the setting in the sizes of its memories alone.
   Verdict on(const Machine& machine);
   // A plan that fits there; nothing where none does, without looking for the nearest.
@@ -52,7 +55,7 @@ class Feasibility {
 
   Setting setting_;
   std::optional<LayoutBounds> bounds_;  // once they are asked for
-  WayEstimates known_;
+  std::shared_ptr<WayEstimates> known_;
 };
 
 // A plan's reason not to fit, as that of all plans which open knobs leave: no other knob would

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "sim/base/error.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
 
 namespace ballast {
@@ -30,29 +32,41 @@ class LeastChanges {
   explicit LeastChanges(const LeastChangeQuestion& question)
       : question_(question), setting_(question.setting), memories_(question.setting) {}
 
+  // Two threads of work, each with what it learned of plans for itself: which plan is found first
+  // depends on what is known already.
   std::vector<LeastChange> run() {
     if (setting_.plan.devices > setting_.machine.devices) return {};
-    add(memory(Limit::kGpuMemory, Place::kHbm));
-    add(memory(Limit::kCpuMemory, Place::kDram));
-    add(devices());
-    add(sequence());
-    add(batch());
-    add(micro_batch());
-    return std::move(found_);
+    Found of_memories, of_the_run;
+    run_all({[&] {
+               add(of_memories, memory(Limit::kGpuMemory, Place::kHbm));
+               add(of_memories, memory(Limit::kCpuMemory, Place::kDram));
+             },
+             [&] {
+               add(of_the_run, devices());
+               add(of_the_run, sequence());
+               add(of_the_run, batch());
+               add(of_the_run, micro_batch());
+             }},
+            hardware_threads());
+    of_memories.insert(of_memories.end(), of_the_run.begin(), of_the_run.end());
+    return of_memories;
   }
 
  private:
+  using Found = std::vector<LeastChange>;
+
   bool interrupted() const { return question_.interrupted && question_.interrupted(); }
 
-  void add(const std::optional<LeastChange>& change) {
-    if (change && !interrupted()) found_.push_back(*change);
+  void add(Found& found, const std::optional<LeastChange>& change) const {
+    if (change && !interrupted()) found.push_back(*change);
   }
 
   // Where no such plan is legal it is no way out either.
-  static bool fits(const std::function<Setting()>& changed) {
+  static bool fits(const std::function<Setting()>& changed,
+                   const std::shared_ptr<WayEstimates>& known) {
     try {
       const Setting setting = changed();
-      return Feasibility(setting).fitting_on(setting.machine).has_value();
+      return Feasibility(setting, known).fitting_on(setting.machine).has_value();
     } catch (const Error&) {
       return false;
     }
@@ -99,10 +113,11 @@ class LeastChanges {
 
   // The first of these values that fits.
   template <class Next, class Changed>
-  LeastChange first_of(Limit limit, int64_t now, const Next& next, const Changed& changed) const {
+  LeastChange first_of(Limit limit, int64_t now, const Next& next, const Changed& changed,
+                       const std::shared_ptr<WayEstimates>& known) const {
     LeastChange change{limit, static_cast<double>(now), std::nullopt, static_cast<double>(now)};
     for (std::optional<int64_t> value = next(now); value && !interrupted(); value = next(*value)) {
-      if (fits([&] { return changed(*value); })) {
+      if (fits([&] { return changed(*value); }, known)) {
         change.fits = static_cast<double>(*value);
         break;
       }
@@ -119,7 +134,8 @@ class LeastChanges {
       if (2 * value > most) return std::nullopt;
       return 2 * value;
     };
-    return first_of(Limit::kDevices, now, next, question_.on_devices);
+    return first_of(Limit::kDevices, now, next, question_.on_devices,
+                    std::make_shared<WayEstimates>());
   }
 
   std::optional<LeastChange> batch() const {
@@ -128,7 +144,7 @@ class LeastChanges {
     const auto with = [&](int64_t sequences) {
       return with_plans(setting_, [&](Plan& plan) { plan.global_batch = sequences; });
     };
-    return first_of(Limit::kBatch, now, halved, with);
+    return first_of(Limit::kBatch, now, halved, with, on_this_machine_);
   }
 
   std::optional<LeastChange> micro_batch() const {
@@ -137,7 +153,7 @@ class LeastChanges {
     const auto with = [&](int64_t sequences) {
       return with_plans(setting_, [&](Plan& plan) { plan.micro_batch = sequences; });
     };
-    return first_of(Limit::kMicroBatch, now, halved, with);
+    return first_of(Limit::kMicroBatch, now, halved, with, on_this_machine_);
   }
 
   static std::optional<int64_t> halved(int64_t value) {
@@ -152,12 +168,16 @@ class LeastChanges {
     while (grain * kMostCuts < now) grain *= 2;
     if (now <= grain) return std::nullopt;
     const auto fitting = [&](int64_t grains) {
-      return fits([&] {
-        return with_plans(setting_, [&](Plan& of) { of.sequence_length = grains * grain; });
-      });
+      const auto cut = [&](Plan& of) { of.sequence_length = grains * grain; };
+      return fits([&] { return with_plans(setting_, cut); }, on_this_machine_);
     };
     LeastChange change{Limit::kSequence, static_cast<double>(now), std::nullopt, 0};
     int64_t high = (now + grain - 1) / grain;  // does not fit
+    // What the shortest does not let fit, none does.
+    if (!fitting(1)) {
+      change.does_not_fit = static_cast<double>(std::min(grain, now));
+      return change;
+    }
     int64_t low = 0;
     for (int64_t step = 1; low == 0 && high > 1 && !interrupted(); step *= 2) {
       const int64_t grains = std::max<int64_t>(high - step, 1);
@@ -175,7 +195,8 @@ class LeastChanges {
   const LeastChangeQuestion& question_;
   const Setting& setting_;
   Feasibility memories_;
-  std::vector<LeastChange> found_;
+  // Of this machine's plans of other batches and lengths, many are alike in a few micro-batches.
+  std::shared_ptr<WayEstimates> on_this_machine_ = std::make_shared<WayEstimates>();
 };
 
 }  // namespace

@@ -66,20 +66,33 @@ class WayEstimates::Known {
     }
     return std::nullopt;
   }
+  std::vector<int64_t> gpu_buckets(Way way, int64_t above, int64_t below) const {
+    const std::lock_guard lock(mutex_);
+    std::vector<int64_t> found;
+    const auto [begin, end] = all_.equal_range(key_of(way.plan));
+    for (auto it = begin; it != end; ++it) {
+      const Way& known = it->second.first;
+      const int64_t buckets = known.plan.optimizer.gpu_buckets.value_or(0);
+      if (buckets <= above || buckets >= below || known.attention != way.attention) continue;
+      way.plan.optimizer.gpu_buckets = known.plan.optimizer.gpu_buckets;
+      if (known.plan == way.plan) found.push_back(buckets);
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
   void keep(const Way& way, const std::vector<PlacePeak>& peaks) {
     const std::lock_guard lock(mutex_);
     all_.emplace(key_of(way.plan), std::pair(way, peaks));
   }
 
  private:
-  // By what most often differs between plans of one setting.
-  using Key = std::tuple<std::string, std::array<int64_t, 9>, double>;
+  // By what most often differs between plans of one setting, but for the buckets on the GPU.
+  using Key = std::tuple<std::string, std::array<int64_t, 8>, double>;
   static Key key_of(const Plan& plan) {
-    return {
-        plan.strategy,
-        {plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, plan.expert,
-         plan.zero_stage, plan.micro_batch.value_or(0), plan.optimizer.gpu_buckets.value_or(-1)},
-        plan.weights.flow_share.value_or(-1)};
+    return {plan.strategy,
+            {plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, plan.expert,
+             plan.zero_stage, plan.micro_batch.value_or(0)},
+            plan.weights.flow_share.value_or(-1)};
   }
 
   mutable std::mutex mutex_;
@@ -88,6 +101,13 @@ class WayEstimates::Known {
 
 WayEstimates::WayEstimates() : known_(std::make_unique<Known>()) {}
 WayEstimates::~WayEstimates() = default;
+
+std::vector<int64_t> WayEstimates::known_gpu_buckets(const Setting& setting, const Way& way,
+                                                     int64_t above, int64_t below) const {
+  const Stack stack = with_attention(setting.stack, way.attention);
+  return known_->gpu_buckets({with_few_micro_batches(way.plan, stack), way.attention}, above,
+                             below);
+}
 
 std::vector<PlacePeak> WayEstimates::peaks(const Setting& setting, const Way& way) {
   const Stack stack = with_attention(setting.stack, way.attention);

@@ -26,6 +26,11 @@ class WayEstimates {
   // What each place of a device must hold. Throws Error where the graph knows no such plan.
   std::vector<PlacePeak> peaks(const Setting& setting, const Way& way);
 
+  // In ascending order, the numbers of buckets on the GPU with which the needs of a way that
+  // differs in nothing else are known already, between two.
+  std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Way& way, int64_t above,
+                                         int64_t below) const;
+
   // Of the whole step: from two short ones, or exact where it has few micro-batches or where what
   // the optimizer does lies beside many of them. Nothing where its memory does not fit.
   std::optional<Duration> step_time_if_fits(const Setting& setting, const Way& way);
