@@ -145,6 +145,10 @@ std::vector<Case> starts_of(const PlanFlags& flags, const StoreFlag& store, cons
 
 }  // namespace
 
+KnobSet open_layout(const PlanFlags& flags, const Plan& plan) {
+  return open_layout(flags, plan, parse_overrides(flags.set));
+}
+
 std::string store_path(const StoreFlag& flag) {
   return flag.path ? *flag.path : default_store_path();
 }

@@ -68,6 +68,10 @@ Setting load_case(const PlanFlags& flags, const StoreFlag& store);
 // `like` stands for a model that is not named, where it is what is looked for; else null.
 Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like);
 
+// What of the layout nobody names: what the strategy of `plan` leaves open, but for what flags and
+// --set say. Empty on one device, and where the flags name a plan file.
+KnobSet open_layout(const PlanFlags& flags, const Plan& plan);
+
 // At least one entry, so that a loop over what a flag names runs: nothing stands for "not given".
 template <class Value>
 std::vector<std::optional<Value>> or_nothing(const std::vector<Value>& values) {

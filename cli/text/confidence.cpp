@@ -40,7 +40,8 @@ std::string verdict_text(bool fits, const std::optional<Confidence>& confidence)
   const char* const said = fits ? "fits" : "does not fit";
   if (!confidence) return said;
   if (!is_close(confidence)) return confidence->fits > kSureToFit ? "fits" : "does not fit";
-  return fmt::format("close: fits with {:.0f} %", 100 * confidence->fits);
+  return fmt::format("close: {} a chance of {:.0f} %", fits ? "fits with" : "does not fit, but has",
+                     100 * confidence->fits);
 }
 
 std::string between(const std::string& low, const std::string& high) {

@@ -17,7 +17,8 @@ std::string stack_text(const std::string& stack);
 // Between these a plan neither fits nor does not.
 inline constexpr double kSureNotToFit = 0.1;
 inline constexpr double kSureToFit = 0.9;
-// "fits", "does not fit" or "close: fits with 63 %"; without a confidence what the prediction says.
+// "fits", "does not fit", "close: fits with a chance of 63 %" or "close: does not fit, but has a
+// chance of 38 %"; without a confidence what the prediction says.
 std::string verdict_text(bool fits, const std::optional<Confidence>& confidence);
 
 bool is_close(const std::optional<Confidence>& confidence);

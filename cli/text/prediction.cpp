@@ -149,18 +149,6 @@ std::string optimizer_text(const OptimizerPlan& plan) {
 
 }  // namespace
 
-std::string memory_name(Place place) {
-  switch (place) {
-    case Place::kHbm:
-      return "GPU memory";
-    case Place::kDram:
-      return "CPU memory";
-    case Place::kNvme:
-      return "NVMe";
-  }
-  return "";
-}
-
 namespace {
 
 std::string checkpoints_text(const CheckpointCost& cost) {
@@ -259,9 +247,10 @@ OrderedJson prediction_json(const Predicted& predicted) {
 }
 
 std::string plan_text(const Plan& plan) {
-  const std::string batch = plan.micro_batch ? fmt::format(", {} x {} on a device",
-                                                           plan.accumulation(), *plan.micro_batch)
-                                             : std::string(", micro-batch auto");
+  const std::string batch =
+      plan.micro_batch ? fmt::format(", {} micro-batch{} of {} on a device", plan.accumulation(),
+                                     plan.accumulation() == 1 ? "" : "es", *plan.micro_batch)
+                       : std::string(", micro-batch auto");
   const std::string flow =
       !plan.weights.flow_share ? std::string("auto")
       : *plan.weights.flow_share == 0

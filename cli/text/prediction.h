@@ -17,7 +17,6 @@ namespace ballast {
 using OrderedJson = nlohmann::ordered_json;
 
 // "GPU memory", "CPU memory", "NVMe".
-std::string memory_name(Place place);
 
 // [{"kind", "seconds", "operations"}], longest first.
 OrderedJson kinds_json(const std::vector<KindTime>& kinds);

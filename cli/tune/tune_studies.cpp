@@ -266,7 +266,8 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Sett
       request.knobs.insert(flags.plan.knobs.begin(), flags.plan.knobs.end());
       Setting of = best;
       of.plan = resolve_plan(request);
-      check(of.plan, of.model);
+      of.open = open_layout(flags.plan, of.plan);
+      if (of.open.empty()) check(of.plan, of.model);
       const Verdict found = feasibility(of);
       verdict.fits = found.fits;
       verdict.reason = found.reason;

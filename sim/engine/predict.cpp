@@ -62,10 +62,15 @@ std::string_view cpu_remedy(Category category) {
   }
 }
 
-std::string too_much(const char* memory, const PlacePeak& peak, const Shortfall& shortfall) {
-  std::string text =
-      fmt::format("{}: {} needed, {} usable, {}", memory, size_text(shortfall.needed),
-                  size_text(shortfall.usable), lacking_text(shortfall));
+// `missing`: all that lacks memory; the first is told with numbers.
+std::string too_much(const PlacePeak& peak, const std::vector<Shortfall>& missing) {
+  const Shortfall& shortfall = missing.front();
+  std::string text = fmt::format("{}: {} needed, {} usable, {}", memory_name(shortfall.place),
+                                 size_text(shortfall.needed), size_text(shortfall.usable),
+                                 lacking_text(shortfall));
+  for (size_t i = 1; i < missing.size(); ++i) {
+    text += fmt::format(", and {} {}", memory_name(missing[i].place), lacking_text(missing[i]));
+  }
   if (!peak.holders.empty()) {
     const Holder& largest = peak.holders.front();
     text +=
@@ -267,6 +272,18 @@ std::string lacking_text(const Shortfall& shortfall) {
   return size_text(shortfall.lacking()) + " too much";
 }
 
+std::string memory_name(Place place) {
+  switch (place) {
+    case Place::kHbm:
+      return "GPU memory";
+    case Place::kDram:
+      return "CPU memory";
+    case Place::kNvme:
+      return "NVMe";
+  }
+  return "";
+}
+
 std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,
                               const Machine& machine) {
   const std::vector<Shortfall> missing = shortfalls(peaks, machine);
@@ -276,12 +293,11 @@ std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& p
       peaks.begin(), peaks.end(), [&](const PlacePeak& one) { return one.place == first.place; });
   switch (first.place) {
     case Place::kHbm:
-      return too_much("GPU memory", peak, first) + "; " +
-             std::string(gpu_remedy(largest_of(peak), plan));
+      return too_much(peak, missing) + "; " + std::string(gpu_remedy(largest_of(peak), plan));
     case Place::kDram:
-      return too_much("CPU memory", peak, first) + "; " + std::string(cpu_remedy(largest_of(peak)));
+      return too_much(peak, missing) + "; " + std::string(cpu_remedy(largest_of(peak)));
     case Place::kNvme:
-      if (machine.nvme) return too_much("NVMe", peak, first) + "; shard over more devices (data)";
+      if (machine.nvme) return too_much(peak, missing) + "; shard over more devices (data)";
       return fmt::format(
           "the plan keeps {} on NVMe, and the machine describes none; "
           "set optimizer.placement to cpu",

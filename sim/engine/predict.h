@@ -98,6 +98,7 @@ struct Shortfall {
 std::vector<Shortfall> shortfalls(const std::vector<PlacePeak>& peaks, const Machine& machine);
 // "241.56 GiB too much".
 std::string lacking_text(const Shortfall& shortfall);
+std::string memory_name(Place place);  // "GPU memory"
 
 // Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they
 // do.

@@ -122,10 +122,10 @@ TEST(Confidence, verdict_is_close_where_memory_is_about_what_is_needed) {
   };
   const Outcome above = with(1.03);
   EXPECT_EQ(above.code, 0) << above.output;
-  EXPECT_TRUE(above.says("close: fits with 62 %")) << above.output;
+  EXPECT_TRUE(above.says("close: fits with a chance of 62 %")) << above.output;
   const Outcome below = with(0.97);
   EXPECT_EQ(below.code, 1) << below.output;
-  EXPECT_TRUE(below.says("close: fits with 38 %: ")) << below.output;
+  EXPECT_TRUE(below.says("close: does not fit, but has a chance of 38 %: ")) << below.output;
   const Outcome far = with(0.8);
   EXPECT_TRUE(far.says("does not fit: ")) << far.output;
   EXPECT_FALSE(far.says("close")) << far.output;

@@ -451,6 +451,36 @@ TEST_F(Tune, what_a_strategy_lacks_is_what_predict_says) {
   EXPECT_GE(compared, 2);
 }
 
+// Sixteen bytes a parameter are 25 GB of 12: what fits is split over the four, by the degrees and
+// the stage that a strategy leaves open as in `predict`.
+TEST_F(Tune, strategies_are_judged_in_every_layout) {
+  const std::string on =
+      "--model gpt2-xl --machine dgx-h100-80gb --devices 4 --global-batch 8 "
+      "--set machine.gpu.memory_gb=12 ";
+  const Json json =
+      Json::parse(bench.run("tune --json --store s.db --deadline 2 " + on + "2> /dev/null").output);
+  std::string names;
+  for (const Json& one : json["strategies"]) {
+    if (!names.empty()) names += ",";
+    names += one["name"].get<std::string>();
+  }
+  const Json predicted =
+      Json::parse(bench
+                      .run("predict --json --stack ballast --store s.db --strategy " + names + " " +
+                           on + "2> /dev/null")
+                      .output)["cases"];
+  ASSERT_EQ(predicted.size(), json["strategies"].size());
+  int fitting = 0;
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    const Json& one = json["strategies"][i];
+    EXPECT_EQ(one["fits"], predicted[i]["fits"]) << one.dump();
+    fitting += one["fits"].get<bool>() ? 1 : 0;
+    if (one["name"] == "megatron") EXPECT_TRUE(one["fits"].get<bool>()) << one.dump();
+    if (one["name"] == "ddp") EXPECT_FALSE(one["fits"].get<bool>());
+  }
+  EXPECT_GE(fitting, 2);
+}
+
 // The plan that the text explains is the one that JSON names and the page draws.
 TEST_F(Tune, next_best_is_the_same_in_text_json_and_page) {
   const Outcome outcome = tune("--devices 1 --json 2> /dev/null");

@@ -141,6 +141,15 @@ TEST(Predict, the_reason_names_the_largest_holder) {
   peak.place = Place::kDram;
   EXPECT_EQ(reason_not_to_fit({peak}, tiny_plan(SyncMode::kWait), tiny_machine()), "");
   peak.arena = {int64_t{5} << 30};
+  PlacePeak gpu;
+  gpu.place = Place::kHbm;
+  gpu.arena = {int64_t{3} << 30};
+  const std::string both =
+      reason_not_to_fit({gpu, peak}, tiny_plan(SyncMode::kWait), tiny_machine());
+  EXPECT_EQ(both.find("GPU memory: 3.00 GiB needed, 1.00 GiB usable, 2.00 GiB too much, and CPU "
+                      "memory 1.00 GiB too much; "),
+            0u)
+      << both;
   EXPECT_NE(reason_not_to_fit({peak}, tiny_plan(SyncMode::kWait), tiny_machine())
                 .find("CPU memory: 5.00 GiB needed, 4.00 GiB usable"),
             std::string::npos);

@@ -180,8 +180,11 @@ Letter letter_of(const Op& op) {
   }
 }
 
-// One lane's line: in every column the letter that fills most of it, '.' where more than half of
-// the column is idle.
+constexpr char kIdle = '.';
+constexpr char kMostlyIdle = ':';
+
+// One lane's line: in every column the letter that fills most of it, ':' where more than half of
+// the column is idle, '.' where all but a twentieth is.
 class LaneLine {
  public:
   explicit LaneLine(int width) : columns_(static_cast<size_t>(width)) {}
@@ -217,12 +220,13 @@ class LaneLine {
     }
     char letter() const {
       double busy = 0;
-      std::pair<char, double> most{'.', 0};
+      std::pair<char, double> most{kIdle, 0};
       for (const auto& part : parts) {
         busy += part.second;
         if (part.second > most.second) most = part;
       }
-      return busy >= 0.5 ? most.first : '.';
+      if (busy >= 0.5) return most.first;
+      return busy >= 0.05 ? kMostlyIdle : kIdle;
     }
   };
 
@@ -332,14 +336,17 @@ std::string text_timeline(const Graph& graph, const Timeline& timeline, int widt
     name_width = std::max(name_width, lane_name(graph, static_cast<LaneId>(l)).size() + 1);
   }
   std::string text;
+  bool any_mostly_idle = false;
   for (size_t l = 0; l < lines.size(); ++l) {
     if (!used[l]) continue;
-    text += fmt::format("{:<{}}{}\n", lane_name(graph, static_cast<LaneId>(l)), name_width,
-                        lines[l].text());
+    const std::string line = lines[l].text();
+    any_mostly_idle = any_mostly_idle || line.find(kMostlyIdle) != std::string::npos;
+    text += fmt::format("{:<{}}{}\n", lane_name(graph, static_cast<LaneId>(l)), name_width, line);
   }
   text += fmt::format("{:.3f} ms a step;", timeline.step_time.ms());
   for (const Letter& letter : legend) text += fmt::format(" {} {},", letter.letter, letter.meaning);
-  text += " . idle\n";
+  if (any_mostly_idle) text += fmt::format(" {} mostly idle,", kMostlyIdle);
+  text += fmt::format(" {} idle\n", kIdle);
   return text;
 }
 
