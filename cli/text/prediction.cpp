@@ -295,6 +295,31 @@ std::string prediction_text(const Predicted& predicted) {
   return text;
 }
 
+std::string outcome_text(const Predicted& predicted) {
+  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
+  if (!refusal.empty()) return refusal;
+  const std::string verdict = verdict_text(prediction.fits, confidence);
+  if (!prediction.fits) return fmt::format("{}: {}", verdict, prediction.reason);
+  return fmt::format("{}; step {} {}, {} tokens/s {}", verdict, show(prediction.step_time),
+                     interval_text(confidence ? confidence->step_time : std::nullopt),
+                     show_count(prediction.tokens_per_s),
+                     tokens_interval_text(confidence ? confidence->step_time : std::nullopt,
+                                          of.plan.tokens_per_step()));
+}
+
+OrderedJson outcome_json(const Predicted& predicted) {
+  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto number = [&](double value) {
+    return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
+  };
+  return {{"stack", of.stack.name},
+          {"fits", refusal.empty() ? OrderedJson(prediction.fits) : OrderedJson(nullptr)},
+          {"reason", refusal.empty() ? prediction.reason : refusal},
+          {"step_time_s", number(prediction.step_time.seconds())},
+          {"tokens_per_s", number(prediction.tokens_per_s)},
+          {"confidence", confidence_json(of.stack.name, confidence, of.plan.tokens_per_step())}};
+}
+
 std::string prediction_table(const std::vector<Predicted>& cases) {
   Table table({{"model", true},
                {"machine", true},

@@ -43,6 +43,11 @@ std::string prediction_text(const Predicted& predicted);
 // "superoffload: 8 sequences of 2048 tokens as 4 x 2, bf16, ...": the knobs in one or two lines.
 std::string plan_text(const Plan& plan);
 
+// What a framework makes of a plan, in one line and in short: whether it fits, time and speed with
+// their intervals.
+std::string outcome_text(const Predicted& predicted);
+OrderedJson outcome_json(const Predicted& predicted);
+
 // One line a plan, for plans side by side.
 std::string prediction_table(const std::vector<Predicted>& cases);
 

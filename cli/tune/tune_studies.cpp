@@ -330,4 +330,21 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts) {
   return text;
 }
 
+std::optional<Predicted> study_as_typical(const Setting& best, const Tuner& tuner) {
+  if (default_stack(best.machine) == kBallastStack) return std::nullopt;
+  Setting of = best;
+  of.stack = load_stack(std::string(kTypicalStack));
+  try {
+    Prediction prediction = predict(of.model, of.plan, of.machine, of.stack, &tuner.measurements());
+    return judged(std::move(of), std::move(prediction), tuner.measurements(), AskLimits::kNever);
+  } catch (const Error& error) {
+    Predicted refused{std::move(of), {}, {}, {}, one_line(error.what())};
+    return refused;
+  }
+}
+
+std::string as_typical_text(const Predicted& typical) {
+  return fmt::format("the best, as the typical framework runs it: {}\n", outcome_text(typical));
+}
+
 }  // namespace ballast

@@ -12,6 +12,7 @@
 
 #include "autotune/studies/ablation.h"
 #include "autotune/studies/sensitivity.h"
+#include "cli/text/prediction.h"
 #include "cli/tune/tune_objectives.h"
 
 namespace ballast {
@@ -54,5 +55,10 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Sett
                                               const SearchCache& cache);
 OrderedJson strategies_json(const std::vector<StrategyVerdict>& verdicts);
 std::string strategies_text(const std::vector<StrategyVerdict>& verdicts);
+
+// The best plan as the framework that `predict` assumes runs it: slower than Ballast's own backend,
+// and in more memory. Nothing on machines where `predict` assumes that backend too.
+std::optional<Predicted> study_as_typical(const Setting& best, const Tuner& tuner);
+std::string as_typical_text(const Predicted& typical);
 
 }  // namespace ballast

@@ -43,6 +43,10 @@ Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Cand
     const AblationStudy study = study_ablation(flags, tuner, best, cache);
     studies.add("ablation", ablation_json(study), ablation_text(study));
   }
+  if (!cache.must_stop()) {
+    const auto typical = study_as_typical(tuner.with(best.plan), tuner);
+    if (typical) studies.add("typical", outcome_json(*typical), as_typical_text(*typical));
+  }
   const std::vector<StrategyVerdict> verdicts =
       study_strategies(flags, tuner.with(best.plan), cache);
   studies.add("strategies", strategies_json(verdicts), strategies_text(verdicts));

@@ -481,6 +481,22 @@ TEST_F(Tune, strategies_are_judged_in_every_layout) {
   EXPECT_GE(fitting, 2);
 }
 
+// What a search of Ballast's own plans found is what `predict` then says of it, as its framework.
+TEST_F(Tune, best_plan_is_told_as_the_typical_framework_too) {
+  const std::string on = "--model gpt2-xl --machine gh200-96gb-480gb --devices 1 --global-batch 8 ";
+  const Json json = Json::parse(
+      bench.run("tune --json --store s.db --deadline 2 --out best.json " + on + "2> /dev/null")
+          .output);
+  const Json predicted =
+      Json::parse(bench.run("predict --json --store s.db --plan best.json 2> /dev/null").output);
+  const Json& typical = json["typical"];
+  EXPECT_EQ(typical["stack"], "typical");
+  for (const char* key : {"stack", "fits", "reason", "step_time_s", "tokens_per_s", "confidence"}) {
+    EXPECT_EQ(typical[key], predicted[key]) << key;
+  }
+  EXPECT_GT(typical["step_time_s"], json["ranked"][0]["step_time_s"]);
+}
+
 // The plan that the text explains is the one that JSON names and the page draws.
 TEST_F(Tune, next_best_is_the_same_in_text_json_and_page) {
   const Outcome outcome = tune("--devices 1 --json 2> /dev/null");
