@@ -8,6 +8,7 @@
 #include "cli/report/trace.h"
 #include "cli/terminal/interrupt.h"
 #include "cli/terminal/progress.h"
+#include "cli/text/goodput.h"
 #include "cli/text/least_changes.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
@@ -52,7 +53,31 @@ struct PredictFlags {
   bool max_model = false;
   bool max_sequence = false;
   bool bottlenecks = false;
+  GoodputFlags goodput;
 };
+
+void add(CLI::App& app, GoodputFlags& flags) {
+  const char* const group = "Weeks of training";
+  CLI::Option* rate =
+      app.add_option(
+             "--failures-per-device-year", flags.failures_per_device_year,
+             "What of --days is steps that stay where devices fail so often (one plan only)")
+          ->type_name("COUNT")
+          ->check(above_zero())
+          ->group(group);
+  const auto beside = [&](const char* name, auto& value, const char* unit, const char* help,
+                          const CLI::Validator& check) {
+    app.add_option(name, value, help)->type_name(unit)->check(check)->needs(rate)->group(group);
+  };
+  beside("--days", flags.days, "DAYS", "How long the training lasts [30]", above_zero());
+  beside("--detection-seconds", flags.detection_s, "SECONDS", "Until a failure is noticed [60]",
+         zero_or_more());
+  beside("--restart-seconds", flags.restart_s, "SECONDS",
+         "Then until the state is loaded and steps go on [300]", zero_or_more());
+  beside("--checkpoint-seconds", flags.checkpoint_s, "SECONDS",
+         "For which training rests at a checkpoint [state at the rate of the machine's NVMe]",
+         zero_or_more());
+}
 
 void add(VerbParser& parser, PredictFlags& flags) {
   parser.add(flags.plan, VerbParser::Lists::kYes);
@@ -69,6 +94,7 @@ void add(VerbParser& parser, PredictFlags& flags) {
                     ->type_name("FILE"),
                 {.replaces = "--plan"});
   app.add_flag(kLimitsFlag, flags.bottlenecks, kLimitsHelp);
+  add(app, flags.goodput);
   const char* const searches = "What fits at most";
   CLI::Option* model =
       app.add_flag("--max-model", flags.max_model,
@@ -254,11 +280,16 @@ void add_least_changes(const PredictFlags& flags, const Setting& asked, Report& 
 
 int run_plan(Setting of, const PredictFlags& flags) {
   of.stack = stack_of(flags.stack, of.machine);
+  check(flags.goodput, of);
   const Setting asked = of;
   Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
   if (flags.trace) write_trace(*flags.trace, predicted.prediction);
   Report report{prediction_text(predicted), prediction_json(predicted)};
   const bool fits = predicted.prediction.fits;
+  if (const auto weeks = predict_goodput(flags.goodput, predicted)) {
+    report.text += "\n" + goodput_text(*weeks);
+    report.json["goodput"] = goodput_json(*weeks);
+  }
   if (fits) {
     report.text += write_plan(predicted.of, flags, report.json);
   } else {
@@ -289,6 +320,7 @@ void check_is_one(const PredictFlags& flags) {
   };
   if (flags.trace) refuse("--trace " + *flags.trace);
   if (flags.plan_out) refuse("--plan-out " + *flags.plan_out);
+  if (flags.goodput.failures_per_device_year) refuse("--failures-per-device-year");
 }
 
 // As they come, in order; Ctrl-C ends the list, and what there is of it is printed.
@@ -338,6 +370,9 @@ int run_predict(Words words) {
   if (searches && flags.trace) {
     throw Error("--trace " + *flags.trace, "a search has no timeline of its own",
                 "predict what it finds");
+  }
+  if (searches && flags.goodput.failures_per_device_year) {
+    throw Error("--failures-per-device-year", "a search is for a size", "predict what it finds");
   }
   if (flags.max_model) return run_max_model(flags);
   if (flags.max_sequence) return run_max_sequence(flags);
