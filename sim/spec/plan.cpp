@@ -134,6 +134,24 @@ void check_batch(const Plan& plan) {
   }
 }
 
+// Each bucket is a dozen operations of the graph: so many small ones take minutes to predict, and
+// none is faster than a large one. Of large ones a model may have as many as it is large.
+void check_buckets(const Plan& plan, const Model& model) {
+  constexpr int64_t kMostSmallBuckets = 1 << 15;
+  constexpr Bytes kLargeBucket{32 << 20};
+  constexpr Bytes kSmallestBucket{256 << 10};  // one segment of 65,536 values
+  const Bytes bucket = std::max(plan.optimizer.bucket_bytes, kSmallestBucket);
+  if (bucket >= kLargeBucket) return;
+  const int64_t of_rank = parameter_count(model) / (plan.tensor * plan.pipeline);
+  const Bytes values = bytes_of(of_rank, DType::kF32);
+  const int64_t count = values.count / bucket.count;
+  if (count <= kMostSmallBuckets) return;
+  const Bytes least = std::min(kLargeBucket, Bytes{div_ceil(values.count, kMostSmallBuckets)});
+  refuse("optimizer.bucket_bytes",
+         fmt::format("{} buckets of {} bytes on a rank", count, bucket.count),
+         fmt::format("use buckets of {} bytes or more", least.count));
+}
+
 void require_divides(const std::string& knob, int64_t degree, int64_t count,
                      const std::string& counted) {
   if (count % degree != 0) {
@@ -240,6 +258,7 @@ void check(const Plan& plan, const Model& model) {
   for (const Knob& knob : knobs()) require_in_domain(knob, plan);
   check_degrees(plan, model);
   check_batch(plan);
+  check_buckets(plan, model);
   if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
     refuse("sequence_length",
            fmt::format("{} tokens exceed the model's {} learned positions", plan.sequence_length,

@@ -130,6 +130,7 @@ TEST(open_layouts, every_shipped_model_splits_its_matrices) {
       plan.devices = plan.tensor = 2;
       plan.micro_batch = plan.global_batch = 1;
       plan.tensor_sequence = overlaps;
+      plan.optimizer.bucket_bytes = {64 << 20};
       StackFacts facts;
       facts.tensor_overlap = overlaps ? Overlap::kFull : Overlap::kNone;
       if (model.heads % plan.tensor != 0 || model.kv_heads % plan.tensor != 0) continue;

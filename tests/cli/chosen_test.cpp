@@ -73,13 +73,11 @@ TEST(Chosen, one_bad_cell_does_not_cost_the_others) {
 
 TEST(Chosen, an_interrupted_list_prints_and_writes_the_cells_that_are_there) {
   const Workbench bench;
-  const Outcome told = bench.shell(
-      "$BALLAST predict --model llama-2-7b,llama-2-13b,gpt-22b,llama-3-70b --devices 1 "
+  const Outcome told = bench.interrupt(
+      "predict --model llama-2-7b,llama-2-13b,gpt-22b,llama-3-70b --devices 1 "
       "--machine gh200-96gb-480gb,dgx-h100-80gb,gh200-nvl2-96gb-240gb "
-      "--strategy superoffload,zero-offload,zero-infinity,resident --out all.json "
-      "2> progress.txt & pid=$!\n"
-      "for i in $(seq 900); do grep -qs ' of 48: ' progress.txt && break; sleep 0.1; done\n"
-      "kill -INT $pid; wait $pid");
+      "--strategy superoffload,zero-offload,zero-infinity,resident --out all.json",
+      " of 48: ");
   EXPECT_EQ(told.code, 3) << told.output << bench.read("progress.txt");
   EXPECT_TRUE(told.says("interrupted: ")) << told.output;
   const Json json = Json::parse(bench.read("all.json"));

@@ -151,14 +151,11 @@ TEST(Compare, cell_that_its_deadline_stopped_is_not_decided) {
 TEST(Compare, interrupted_prints_and_writes_the_cells_that_are_there) {
   const Workbench bench;
   const std::string call =
-      "$BALLAST " + kSmall +
+      kSmall +
       "--tune --strategy superoffload,resident --set machine.link.gb_per_s=1..400:lin:1000 "
       "--out cells.json ";
   const auto interrupted = [&](const std::string& flags) {
-    return bench.shell("rm -f progress.txt; " + call + flags +
-                       " 2> progress.txt & pid=$!\n"
-                       "for i in $(seq 900); do grep -qs ' of 2000' progress.txt && break; "
-                       "sleep 0.1; done\nkill -INT $pid; wait $pid");
+    return bench.interrupt(call + flags, " of 2000");
   };
   const Outcome text = interrupted("");
   EXPECT_EQ(text.code, 3) << bench.read("progress.txt");

@@ -36,6 +36,16 @@ Outcome Workbench::run(const std::string& arguments) const {
   return shell("$BALLAST " + arguments);
 }
 
+Outcome Workbench::interrupt(const std::string& arguments, const std::string& pattern) const {
+  // What an earlier call wrote would be seen before this one listens.
+  return shell("rm -f progress.txt; $BALLAST " + arguments +
+               " 2> progress.txt & pid=$!\n"
+               "for i in $(seq 900); do grep -qs '" +
+               pattern +
+               "' progress.txt && break; sleep 0.1; done\n"
+               "kill -INT $pid; wait $pid");
+}
+
 Outcome Workbench::shell(const std::string& line) const {
   const std::string command = "cd '" + folder_ +
                               "' && BALLAST=" BALLAST_BINARY_DIR

@@ -22,6 +22,9 @@ class Workbench {
 
   // `ballast` with these arguments, as a shell line.
   Outcome run(const std::string& arguments) const;
+  // The same, stopped by Ctrl-C once a line of its progress, which is in progress.txt, matches this
+  // pattern of grep; output is that of the other stream.
+  Outcome interrupt(const std::string& arguments, const std::string& pattern) const;
   // Any shell line; $BALLAST is the program.
   Outcome shell(const std::string& line) const;
 

@@ -49,11 +49,7 @@ TEST_F(Tune, studies_go_on_after_the_searches_that_were_finished) {
 TEST_F(Tune, interrupted_prints_and_writes_the_best_so_far_and_keeps_no_answer) {
   const std::string flags =
       "tune --model gpt2 --machine gh200-96gb-480gb --store s.db --exhaustive --deadline 600 ";
-  const Outcome outcome = bench.shell(
-      "$BALLAST " + flags +
-      "--json 2> progress.txt & pid=$!\n"
-      "for i in $(seq 900); do grep -qs 'best [0-9]' progress.txt && break; sleep 0.1; done\n"
-      "kill -INT $pid; wait $pid");
+  const Outcome outcome = bench.interrupt(flags + "--json", "best [0-9]");
   EXPECT_EQ(outcome.code, 0) << outcome.output << bench.read("progress.txt");
   const Json json = Json::parse(outcome.output);
   EXPECT_TRUE(json["interrupted"].get<bool>());
@@ -75,14 +71,10 @@ TEST_F(Tune, interrupted_prints_and_writes_the_best_so_far_and_keeps_no_answer) 
 // 70e9 parameters need 16 bytes each and find 576e9: no plan fits, but nobody has waited to see.
 TEST_F(Tune, interrupted_without_a_plan_does_not_say_that_nothing_fits) {
   const std::string call =
-      "$BALLAST tune --model llama-3-70b --machine gh200-96gb-480gb --store s.db --exhaustive "
+      "tune --model llama-3-70b --machine gh200-96gb-480gb --store s.db --exhaustive "
       "--deadline 600 ";
   const auto interrupted = [&](const std::string& flags) {
-    // What an earlier call wrote would be seen before this one listens.
-    return bench.shell("rm -f progress.txt; " + call + flags +
-                       " 2> progress.txt & pid=$!\n"
-                       "for i in $(seq 900); do grep -qs plans progress.txt && break; sleep 0.1; "
-                       "done\nkill -INT $pid; wait $pid");
+    return bench.interrupt(call + flags, "plans");
   };
   const Outcome text = interrupted("");
   EXPECT_EQ(text.code, 3) << text.output << bench.read("progress.txt");
