@@ -119,7 +119,7 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
       left_(*runtime_, CudaMemoryKind::kPinned,
             recorded_adams_.empty() ? Bytes{} : bytes_of(first_run_.back(), DType::kI32),
             "what records did not hold"),
-      arguments_(graph_, bases_of(hbm_, dram_)),
+      arguments_(graph_, {bases_of(hbm_, dram_)}),
       ranges_(graph_, arguments_),
       control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
                [this] { return updates_.sum_of_partials(); }),
@@ -246,7 +246,7 @@ void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream
 void CudaDevice::work_on_cpu(const Op& op, int32_t step, Program program) {
   switch (op.kind) {
     case OpKind::kCast:
-      return updates_.cast(ranges_.cast(op, step), Crew::kWorkers);
+      return updates_.cast(op, step, Crew::kWorkers);
     case OpKind::kSumOfSquares:
       return updates_.sums(op, step, Crew::kWorkers);
     case OpKind::kDecide:

@@ -21,7 +21,7 @@ CopyRange copy_range(const Argument& from, int64_t from_index, const Argument& t
 }  // namespace
 
 BucketRanges::BucketRanges(const Graph& graph, const OperationArguments& arguments)
-    : graph_(graph), arguments_(arguments), modules_(graph.modules) {
+    : graph_(graph), arguments_(arguments), modules_(graph) {
   for (const Bucket& bucket : graph.buckets) runs_.push_back(runs_of(graph.modules, bucket));
   find_stationary_weights();
 }
@@ -34,7 +34,7 @@ void BucketRanges::find_stationary_weights() {
   for (size_t t = 0; t < graph_.tensors.size(); ++t) {
     const Tensor& tensor = graph_.tensors[t];
     if (tensor.kind != TensorKind::kWeight || !lives[t].carried) continue;
-    const int32_t module = modules_.of(tensor.label);
+    const int32_t module = modules_.of(tensor);
     if (module >= 0) stationary_weight_[static_cast<size_t>(module)] = static_cast<TensorId>(t);
   }
 }
@@ -47,7 +47,7 @@ const Bucket& BucketRanges::bucket_of(const Op& op) const {
 // The piece of the bucket that belongs to the module of this weight or gradient.
 const Bucket::Piece& BucketRanges::piece_of(const Bucket& bucket,
                                             const Tensor& module_tensor) const {
-  const int32_t module = modules_.of(module_tensor.label);
+  const int32_t module = modules_.of(module_tensor);
   for (const Bucket::Piece& piece : bucket.pieces) {
     if (piece.module == module) return piece;
   }

@@ -13,7 +13,7 @@
 #include "kernels/kernels.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/core/graph.h"
-#include "sim/graph/core/module_index.h"
+#include "sim/graph/core/stages.h"
 #include "sim/spec/plan.h"
 
 namespace ballast {
@@ -93,7 +93,7 @@ class BucketRanges {
 
   const Graph& graph_;
   OperationArguments arguments_;
-  ModuleIndex modules_;
+  StageModules modules_;
   std::vector<std::vector<Run>> runs_;       // by bucket
   std::vector<TensorId> stationary_weight_;  // by module, -1: its weights flow, or it has none
 };

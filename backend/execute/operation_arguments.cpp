@@ -39,7 +39,8 @@ std::span<std::byte> OperationArguments::bytes(TensorId tensor, int copy) const 
   const Tensor& t = graph_.tensors[static_cast<size_t>(tensor)];
   const int64_t offset = graph_.arenas.offset[static_cast<size_t>(tensor)];
   CHECK(offset >= 0 && copy < t.copies);
-  return {bases_[static_cast<size_t>(t.place)] + offset + copy * t.bytes().count,
+  const ArenaBases& bases = bases_[static_cast<size_t>(t.device)];
+  return {bases[static_cast<size_t>(t.place)] + offset + copy * t.bytes().count,
           static_cast<size_t>(t.bytes().count)};
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -22,13 +23,14 @@ struct Argument {
   bool adds = false;  // read and written
 };
 
-// Where the arena of each place begins; null where a place holds nothing.
+// Where the arena of each place of one device begins; null where a place holds nothing.
 using ArenaBases = std::array<std::byte*, kPlaces>;
 
 class OperationArguments {
  public:
-  // The graph must outlive this. Requires link(graph).
-  OperationArguments(const Graph& graph, const ArenaBases& bases) : graph_(graph), bases_(bases) {}
+  // The graph must outlive this. Requires link(graph). `bases`: by device of the graph.
+  OperationArguments(const Graph& graph, std::vector<ArenaBases> bases)
+      : graph_(graph), bases_(std::move(bases)) {}
 
   Argument at(const Access& access, int32_t step) const;
   // The first access of a role, or an empty argument; all of them, in order.
@@ -40,7 +42,7 @@ class OperationArguments {
 
  private:
   const Graph& graph_;
-  ArenaBases bases_;
+  std::vector<ArenaBases> bases_;
 };
 
 // The storage format of the kernels for a dtype. Requires fp32, bf16 or fp16.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/host/compute_threads.h"
+#include "sim/graph/core/stages.h"
 #include "sim/spec/stack.h"
 
 namespace ballast {
@@ -55,17 +56,14 @@ std::vector<CastRange> weights_from_masters(const std::vector<StepRange>& steps)
 }
 
 BucketUpdates::BucketUpdates(const Setting& setting, std::vector<Place> undo_places, int threads)
-    : at_(setting),
-      table_(*adam_table(setting.plan.optimizer.adam)),
-      workers_(threads, kernels::Pinning::kNone),
-      norm_workers_(threads, kernels::Pinning::kNone) {
-  partials_.assign(at_.graph.buckets.size(), -1);
+    : at_(setting), table_(*adam_table(setting.plan.optimizer.adam)) {
+  for (int device = 0; device < devices_of(at_.graph); ++device) {
+    teams_.push_back(std::make_unique<Team>(threads));
+  }
+  find_partials();
   const bool exact = at_.plan.optimizer.undo == UndoKind::kExact;
   for (size_t t = 0; t < at_.graph.tensors.size(); ++t) {
     const Tensor& tensor = at_.graph.tensors[t];
-    if (tensor.kind == TensorKind::kNormPartials && tensor.place == Place::kDram) {
-      partials_[static_cast<size_t>(tensor.label.bucket)] = static_cast<TensorId>(t);
-    }
     const bool kept =
         std::find(undo_places.begin(), undo_places.end(), tensor.place) != undo_places.end();
     if (tensor.kind == TensorKind::kUndoRecord && exact && kept) {
@@ -91,17 +89,62 @@ void BucketUpdates::find_undo_records(TensorId tensor) {
   }
 }
 
-void BucketUpdates::cast(const CastRange& range, Crew crew) {
+// A module's segments are the same whatever buckets cut it, so their sums in the order of the model
+// are one sequence, of one stage or of many.
+void BucketUpdates::find_partials() {
+  std::vector<TensorId> of_bucket(at_.graph.buckets.size(), -1);
+  for (size_t t = 0; t < at_.graph.tensors.size(); ++t) {
+    const Tensor& tensor = at_.graph.tensors[t];
+    if (tensor.kind == TensorKind::kNormPartials && tensor.place == Place::kDram) {
+      of_bucket[static_cast<size_t>(tensor.label.bucket)] = static_cast<TensorId>(t);
+    }
+  }
+  std::vector<std::vector<Partials>> of_module(at_.graph.modules.size());
+  // The last bucket begins the flat space.
+  for (size_t b = at_.graph.buckets.size(); b-- > 0;) {
+    int64_t first = 0;
+    for (const Bucket::Piece& piece : at_.graph.buckets[b].pieces) {
+      const int64_t count = div_ceil(piece.count, kSegment);
+      of_module[static_cast<size_t>(piece.module)].push_back({of_bucket[b], first, count});
+      first += count;
+    }
+  }
+  for (const int32_t module : modules_in_order(at_.graph)) {
+    const std::vector<Partials>& parts = of_module[static_cast<size_t>(module)];
+    partials_.insert(partials_.end(), parts.begin(), parts.end());
+  }
+}
+
+void BucketUpdates::cast(const Op& op, int32_t step, Crew crew) {
+  const CastRange range = at_.ranges.cast(op, step);
   if (crew == Crew::kWorkers) {
-    kernels::cast(workers_, table_, range.from, range.from_format, range.to, range.to_format,
+    kernels::cast(workers_of(op), table_, range.from, range.from_format, range.to, range.to_format,
                   range.count);
   } else {
     cast_here(table_, range);
   }
 }
 
+void BucketUpdates::sum_into_both(const Argument& one, const Argument& other, int64_t count) {
+  constexpr int64_t kTile = 4096;
+  const kernels::Format format = format_of(one.tensor->dtype);
+  std::array<float, kTile> sum;
+  std::array<float, kTile> added;
+  for (int64_t at = 0; at < count; at += kTile) {
+    const int64_t size = std::min(kTile, count - at);
+    table_.cast(element(one, at), format, sum.data(), kernels::Format::kF32, size);
+    table_.cast(element(other, at), format, added.data(), kernels::Format::kF32, size);
+    for (int64_t i = 0; i < size; ++i) {
+      sum[static_cast<size_t>(i)] += added[static_cast<size_t>(i)];
+    }
+    for (const Argument* to : {&one, &other}) {
+      table_.cast(sum.data(), kernels::Format::kF32, element(*to, at), format, size);
+    }
+  }
+}
+
 void BucketUpdates::casts(const std::vector<CastRange>& ranges) {
-  for (const CastRange& range : ranges) cast(range, Crew::kCaller);
+  for (const CastRange& range : ranges) cast_here(table_, range);
 }
 
 void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
@@ -114,7 +157,7 @@ void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
       }
     };
     if (crew == Crew::kWorkers) {
-      norm_workers_.for_tiles(range.count, kSegment, sum);
+      teams_[team_at(op)]->norms.for_tiles(range.count, kSegment, sum);
     } else {
       for_ranges(range.count, {kSegment, kSegment}, sum);
     }
@@ -123,9 +166,10 @@ void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
 
 double BucketUpdates::sum_of_partials() const {
   double sum = 0;
-  for (size_t b = at_.graph.buckets.size(); b-- > 0;) {  // the last bucket begins the flat space
-    const auto* values = reinterpret_cast<const double*>(at_.arguments.bytes(partials_[b]).data());
-    for (int64_t i = 0; i < at_.graph.buckets[b].segments; ++i) sum += values[i];
+  for (const Partials& part : partials_) {
+    const auto* values =
+        reinterpret_cast<const double*>(at_.arguments.bytes(part.tensor).data()) + part.first;
+    for (int64_t i = 0; i < part.count; ++i) sum += values[i];
   }
   return sum;
 }
@@ -133,7 +177,7 @@ double BucketUpdates::sum_of_partials() const {
 void BucketUpdates::snapshot(const Op& op, int32_t step, Crew crew) {
   for (const CopyRange& range : at_.ranges.snapshot(op, step)) {
     if (crew == Crew::kWorkers) {
-      kernels::copy_streaming(workers_, table_, range.from, range.to, range.bytes);
+      kernels::copy_streaming(workers_of(op), table_, range.from, range.to, range.bytes);
     } else {
       for_ranges(range.bytes, kByByte, [&](int64_t begin, int64_t end) {
         std::memcpy(range.to + begin, range.from + begin, static_cast<size_t>(end - begin));
@@ -154,7 +198,7 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
     const bool alone = crew == Crew::kCaller;
     if (ranges[i].bf16_moments.moment1 != nullptr) {
       CHECK(!records);
-      step_bf16(ranges[i], constants, crew);
+      step_bf16(op, ranges[i], constants, crew);
       continue;
     }
     if (!records) {
@@ -163,13 +207,13 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
           table_.adam_step(kernels::slice(arrays, begin, end - begin), constants);
         });
       } else {
-        kernels::adam_step(workers_, table_, arrays, constants);
+        kernels::adam_step(workers_of(op), table_, arrays, constants);
       }
       continue;
     }
     kernels::UndoRecord& record = undo_[static_cast<size_t>(op.label.bucket)][i];
     if (!alone) {
-      kernels::adam_step_with_undo(workers_, table_, arrays, constants, record);
+      kernels::adam_step_with_undo(workers_of(op), table_, arrays, constants, record);
       continue;
     }
     for_ranges(record.tiles(), {kTilesOfPart, 1}, [&](int64_t begin, int64_t end) {
@@ -178,8 +222,8 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
   }
 }
 
-void BucketUpdates::step_bf16(const StepRange& range, const kernels::AdamConstants& constants,
-                              Crew crew) {
+void BucketUpdates::step_bf16(const Op& op, const StepRange& range,
+                              const kernels::AdamConstants& constants, Crew crew) {
   if (crew == Crew::kCaller) {
     for_ranges(range.arrays.count, kByTile, [&](int64_t begin, int64_t end) {
       kernels::adam_step_bf16_moments(
@@ -187,7 +231,8 @@ void BucketUpdates::step_bf16(const StepRange& range, const kernels::AdamConstan
           {range.bf16_moments.moment1 + begin, range.bf16_moments.moment2 + begin}, constants);
     });
   } else {
-    kernels::adam_step_bf16_moments(workers_, table_, range.arrays, range.bf16_moments, constants);
+    kernels::adam_step_bf16_moments(workers_of(op), table_, range.arrays, range.bf16_moments,
+                                    constants);
   }
 }
 
@@ -204,7 +249,7 @@ void BucketUpdates::exact_undo(const Op& op, int32_t step, Crew crew) {
     if (!ranges[i].decays) constants.weight_decay = 0;
     const kernels::UndoRecord& record = undo_[static_cast<size_t>(op.label.bucket)][i];
     if (crew == Crew::kWorkers) {
-      kernels::adam_undo(workers_, table_, ranges[i].arrays, constants, record);
+      kernels::adam_undo(workers_of(op), table_, ranges[i].arrays, constants, record);
       continue;
     }
     for_ranges(record.tiles(), {kTilesOfPart, 1}, [&](int64_t begin, int64_t end) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -41,7 +42,9 @@ class BucketUpdates {
 
   const kernels::Table& table() const { return table_; }
 
-  void cast(const CastRange& range, Crew crew);
+  void cast(const Op& op, int32_t step, Crew crew);
+  // The first `count` values of two gradients of one type: their sum, in both.
+  void sum_into_both(const Argument& one, const Argument& other, int64_t count);
   void casts(const std::vector<CastRange>& ranges);  // on the calling thread
   // Segment by segment: on the calling thread, or on as many threads as the optimizer has, which
   // are threads of their own since norms run beside steps.
@@ -56,15 +59,31 @@ class BucketUpdates {
   double sum_of_partials() const;
 
  private:
+  // The threads of one device's CPU lanes: stages of a pipeline step at the same time.
+  struct Team {
+    explicit Team(int threads)
+        : steps(threads, kernels::Pinning::kNone), norms(threads, kernels::Pinning::kNone) {}
+    kernels::Workers steps, norms;
+  };
+
+  kernels::Workers& workers_of(const Op& op) { return teams_[team_at(op)]->steps; }
+  static size_t team_at(const Op& op) { return static_cast<size_t>(device_of(op.lane)); }
+  void find_partials();
   void find_undo_records(TensorId tensor);
-  void step_bf16(const StepRange& range, const kernels::AdamConstants& constants, Crew crew);
+  void step_bf16(const Op& op, const StepRange& range, const kernels::AdamConstants& constants,
+                 Crew crew);
   void restore_weights(const Op& op, int32_t step) const;
 
   Setting at_;
   const kernels::Table& table_;
-  kernels::Workers workers_;
-  kernels::Workers norm_workers_;
-  std::vector<TensorId> partials_;                      // by bucket, in DRAM
+  std::vector<std::unique_ptr<Team>> teams_;  // by device
+  // Partial sums in DRAM in the flat order of the model's parameters.
+  struct Partials {
+    TensorId tensor = -1;
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  std::vector<Partials> partials_;
   std::vector<std::vector<kernels::UndoRecord>> undo_;  // by bucket and run, where undo is exact
 };
 

@@ -1,27 +1,14 @@
 #include "backend/host/device_host.h"
 
+#include <algorithm>
 #include <cstring>
+#include <fmt/format.h>
+
+#include "sim/graph/core/stages.h"
 
 namespace ballast {
 
 namespace {
-
-std::array<std::unique_ptr<Arena>, kPlaces> arenas_of(const Graph& graph) {
-  std::array<std::unique_ptr<Arena>, kPlaces> arenas;
-  for (size_t place = 0; place < kPlaces; ++place) {
-    const bool on_disk = static_cast<Place>(place) == Place::kNvme;
-    arenas[place] = std::make_unique<Arena>(
-        std::string(to_string(static_cast<Place>(place))), graph.arenas.size[place],
-        on_disk ? ArenaBacking::kFile : ArenaBacking::kWhereTouched);
-  }
-  return arenas;
-}
-
-ArenaBases bases_of(const std::array<std::unique_ptr<Arena>, kPlaces>& arenas) {
-  ArenaBases bases;
-  for (size_t place = 0; place < kPlaces; ++place) bases[place] = arenas[place]->at(0);
-  return bases;
-}
 
 const Training& checked(const Training& training) {
   require(host_capabilities(), training);
@@ -39,7 +26,11 @@ const Capabilities& host_capabilities() {
           .also(OpKind::kAdam, {{kBothMoments, kMoments}}, {WorkVariant::kExactRestingUndo})
           .also(OpKind::kSnapshot, {{kBothMoments, kMoments}})
           .also(OpKind::kUndo, {{kBothMoments, kMoments}}, {WorkVariant::kExactRestingUndo})
-          .carries_out(OpKind::kIo, {{{Role::kSource, Role::kDestination}, kFloats}});
+          .carries_out(OpKind::kIo, {{{Role::kSource, Role::kDestination}, kFloats}})
+          .carries_out(OpKind::kCollective,
+                       {{{Role::kSource, Role::kDestination, Role::kParameterGradient}, kFloats}},
+                       {WorkVariant::kBetweenStages})
+          .has({PlanFeature::kPipeline});
   return kTable;
 }
 
@@ -49,15 +40,40 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       graph_(training.graph),
       data_(training.data),
       options_(options),
-      arenas_(arenas_of(graph_)),
-      arguments_(graph_, bases_of(arenas_)),
-      threads_(options.compute_threads),
+      stages_(stages_of(graph_, options.compute_threads)),
+      arguments_(graph_, bases_of(stages_)),
       modules_(training.model, plan_),
       ranges_(graph_, arguments_),
       control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
                [this] { return updates_.sum_of_partials(); }),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
                options.optimizer_threads) {}
+
+std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int compute_threads) {
+  std::vector<Stage> stages(static_cast<size_t>(devices_of(graph)));
+  for (size_t s = 0; s < stages.size(); ++s) {
+    for (size_t place = 0; place < kPlaces; ++place) {
+      const bool on_disk = static_cast<Place>(place) == Place::kNvme;
+      std::string name(to_string(static_cast<Place>(place)));
+      if (stages.size() > 1) name += fmt::format(" of stage {}", s);
+      stages[s].arenas[place] =
+          std::make_unique<Arena>(std::move(name), graph.arenas.size[place],
+                                  on_disk ? ArenaBacking::kFile : ArenaBacking::kWhereTouched);
+    }
+    stages[s].threads = std::make_unique<ComputeThreads>(compute_threads);
+  }
+  return stages;
+}
+
+std::vector<ArenaBases> HostDevice::bases_of(const std::vector<Stage>& stages) {
+  std::vector<ArenaBases> bases(stages.size());
+  for (size_t s = 0; s < stages.size(); ++s) {
+    for (size_t place = 0; place < kPlaces; ++place) {
+      bases[s][place] = stages[s].arenas[place]->at(0);
+    }
+  }
+  return bases;
+}
 
 // Kernels of the "GPU" run on the lane's own thread, and on those that are lent to it.
 Crew HostDevice::crew_of(const Op& op) const {
@@ -69,7 +85,8 @@ void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
   const Op& op = sequence.ops[static_cast<size_t>(id)];
   CHECK(host_capabilities().carry_out(op, graph_));
   const bool computes = kind_of(op.lane) == LaneKind::kCompute;
-  const ComputeThreads::Lease lease(computes ? &threads_ : nullptr);
+  const Stage& stage = stages_[static_cast<size_t>(device_of(op.lane))];
+  const ComputeThreads::Lease lease(computes ? stage.threads.get() : nullptr);
   carry_out(sequence, op, step);
 }
 
@@ -91,7 +108,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kUnpack:
       return updates_.casts(ranges_.unpack(op, step));
     case OpKind::kCast:
-      return updates_.cast(ranges_.cast(op, step), Crew::kWorkers);
+      return updates_.cast(op, step, Crew::kWorkers);
     case OpKind::kSumOfSquares:
       return updates_.sums(op, step, crew_of(op));
     case OpKind::kDecide:
@@ -107,8 +124,9 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
       return copy(ranges_.copies(op, step));
     case OpKind::kIo:
       return copy(ranges_.moves_of_state(op, step));
-    case OpKind::kCommit:
     case OpKind::kCollective:
+      return exchange(op, step);
+    case OpKind::kCommit:
     case OpKind::kScale:
     case OpKind::kBlock:
       break;
@@ -146,6 +164,21 @@ void HostDevice::copy(const std::vector<CopyRange>& ranges) {
   }
 }
 
+// Between stages: a message goes into the receiver's tensor; the gradients of a matrix that two of
+// them hold are summed in fp32, rounded once, and both have the sum.
+void HostDevice::exchange(const Op& op, int32_t step) {
+  const Argument from = arguments_.find(op, Role::kSource, step);
+  const int64_t bytes = std::get<CollectiveWork>(op.work).bytes.count;
+  if (from.tensor != nullptr) {
+    const Argument to = arguments_.find(op, Role::kDestination, step);
+    CHECK(from.tensor->bytes() == to.tensor->bytes() && from.tensor->bytes().count == bytes);
+    return copy({{from.data, to.data, bytes}});
+  }
+  const std::vector<Argument> gradients = arguments_.all(op, Role::kParameterGradient, step);
+  CHECK(gradients.size() == 2);
+  updates_.sum_into_both(gradients[0], gradients[1], bytes / size_of(gradients[0].tensor->dtype));
+}
+
 void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {
   const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
   CHECK(static_cast<size_t>(begin) + to.size() <= bytes.size());
@@ -164,11 +197,18 @@ void HostDevice::restore_partials(int32_t step) {
 
 void HostDevice::spread_weights() { ballast::spread_weights(*this, graph_, ranges_, plan_.dtype); }
 
+// Arenas are as large as the largest stage needs, as a prediction has them: what is told is of the
+// stage that takes the most.
 std::vector<MemoryUse> HostDevice::memory() {
   std::vector<MemoryUse> uses;
   for (const Place place : {Place::kHbm, Place::kDram}) {
-    const Arena& arena = *arenas_[static_cast<size_t>(place)];
-    uses.push_back({place, arena.size(), arena.resident()});
+    MemoryUse most{place, {}, {}};
+    for (const Stage& stage : stages_) {
+      const Arena& arena = *stage.arenas[static_cast<size_t>(place)];
+      most.planned = arena.size();
+      most.resident = std::max(most.resident, arena.resident());
+    }
+    uses.push_back(most);
   }
   return uses;
 }

@@ -1,5 +1,7 @@
 // The host device: the "GPU" is the threads of its lanes with an arena of their own, the "CPU" the
-// optimizer's workers with another; copies between the two are real copies.
+// optimizer's workers with another; copies between the two are real copies. The stages of a
+// pipeline are devices of one process, each with arenas, lanes and threads of its own: a message is
+// a copy from the sender's arena into the receiver's.
 //
 // Carries out every kind of operation by the roles of its tensors. Will not do: order operations
 // (executor), or judge gradients (update_control).
@@ -21,7 +23,8 @@
 
 namespace ballast {
 
-// All that this device carries out. NVMe is a file of the system's folder for temporary files.
+// All that this device carries out. NVMe is a file of the system's folder for temporary files. Of
+// several devices it carries out the stages of a pipeline, spread (sim/graph/schedules/pipeline.h).
 const Capabilities& host_capabilities();
 
 class HostDevice : public TrainingDevice {
@@ -48,14 +51,22 @@ class HostDevice : public TrainingDevice {
   Crew crew_of(const Op& op) const;
   static void copy(const std::vector<CopyRange>& ranges);
   void undo(const Op& op, int32_t step);
+  void exchange(const Op& op, int32_t step);
 
   const Plan& plan_;
   const Graph& graph_;
   const TokenSource& data_;
   DeviceOptions options_;
-  std::array<std::unique_ptr<Arena>, kPlaces> arenas_;
+  // By device of the graph: its memory, and the threads of its compute lane.
+  struct Stage {
+    std::array<std::unique_ptr<Arena>, kPlaces> arenas;
+    std::unique_ptr<ComputeThreads> threads;
+  };
+  static std::vector<Stage> stages_of(const Graph& graph, int compute_threads);
+  static std::vector<ArenaBases> bases_of(const std::vector<Stage>& stages);
+
+  std::vector<Stage> stages_;
   OperationArguments arguments_;
-  ComputeThreads threads_;  // of the compute lane
   HostModules modules_;
   BucketRanges ranges_;
   UpdateControl control_;

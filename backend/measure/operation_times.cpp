@@ -123,7 +123,7 @@ std::string random_text(int64_t length, int64_t vocab) {
 std::vector<OperationTime> measure_operations(const Model& model, const Plan& plan, double seconds,
                                               const TrainerOptions& options) {
   using Clock = std::chrono::steady_clock;
-  const Graph graph = build(model, plan);
+  const Graph graph = build_to_run(model, plan);
   TokenOptions token_options;
   token_options.vocab = std::max<int64_t>(model.vocab, 256);
   const TokenSource data = TokenSource::from_text(

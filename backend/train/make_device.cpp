@@ -45,7 +45,7 @@ std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
       missing = Missing{"its knobs are not chosen yet", "plan", "choose those that are auto"};
     }
     if (!missing) {
-      if (!graph) graph = build_placed(model, plan, StackFacts{});
+      if (!graph) graph = build_to_run_placed(model, plan);
       missing = first_missing(*graph, model, plan, *all);
     }
     if (!missing && all == &cuda_capabilities() && !cuda_is_built()) {

@@ -5,6 +5,7 @@
 
 #include "backend/execute/operation_arguments.h"
 #include "kernels/kernels.h"
+#include "sim/graph/core/stages.h"
 
 namespace ballast {
 
@@ -27,6 +28,14 @@ void for_parts(
   }
 }
 
+std::vector<size_t> with_copies(const Graph& graph, size_t module) {
+  std::vector<size_t> all = {module};
+  for (const int32_t copy : copies_of_module(graph, static_cast<int32_t>(module))) {
+    all.push_back(static_cast<size_t>(copy));
+  }
+  return all;
+}
+
 template <class T>
 std::span<T> part_of(std::span<T> values, int64_t begin, int64_t count) {
   return values.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
@@ -36,8 +45,10 @@ std::span<T> part_of(std::span<T> values, int64_t begin, int64_t count) {
 
 void for_parameters(const Graph& graph,
                     const std::function<void(size_t module, const Parameter&)>& visit) {
-  for (size_t i = 0; i < graph.modules.size(); ++i) {
-    for (const Parameter& parameter : graph.modules[i].parameters) visit(i, parameter);
+  for (const int32_t i : modules_in_order(graph)) {
+    for (const Parameter& parameter : graph.module(i).parameters) {
+      visit(static_cast<size_t>(i), parameter);
+    }
   }
 }
 
@@ -54,15 +65,18 @@ std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, si
 
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values) {
-  for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    write_state(device, graph, graph.buckets[b], array, offset, part_of(values, begin, count));
-  });
+  for (const size_t copy : with_copies(graph, module)) {
+    for_parts(graph, copy, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
+      write_state(device, graph, graph.buckets[b], array, offset, part_of(values, begin, count));
+    });
+  }
 }
 
 PendingGradients::PendingGradients(const Graph& graph, TrainingDevice& device)
     : graph_(graph), device_(device) {
   landed_.assign(graph.buckets.size(), -1);
   by_module_.assign(graph.modules.size(), -1);
+  const StageModules modules(graph);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
     const auto id = static_cast<TensorId>(t);
@@ -70,12 +84,7 @@ PendingGradients::PendingGradients(const Graph& graph, TrainingDevice& device)
       landed_[static_cast<size_t>(tensor.label.bucket)] = id;
     }
     if (tensor.kind != TensorKind::kGradient) continue;
-    for (size_t i = 0; i < graph.modules.size(); ++i) {
-      const Module& module = graph.modules[i];
-      if (module.kind == tensor.label.module && module.layer == tensor.label.layer) {
-        by_module_[i] = id;
-      }
-    }
+    if (const int32_t i = modules.of(tensor); i >= 0) by_module_[static_cast<size_t>(i)] = id;
   }
 }
 
@@ -101,13 +110,15 @@ std::vector<float> PendingGradients::read(size_t module, const Parameter& parame
 
 void PendingGradients::write(size_t module, const Parameter& parameter,
                              std::span<const float> values) {
-  for_parts(graph_, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    const Part to = part(b, offset, module, parameter.offset + begin);
-    std::vector<std::byte> stored(static_cast<size_t>(count * size_of(to.dtype)));
-    kernels::best().cast(values.data() + begin, kernels::Format::kF32, stored.data(),
-                         format_of(to.dtype), count);
-    device_.write(to.tensor, 0, to.begin, stored);
-  });
+  for (const size_t copy : with_copies(graph_, module)) {
+    for_parts(graph_, copy, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
+      const Part to = part(b, offset, copy, parameter.offset + begin);
+      std::vector<std::byte> stored(static_cast<size_t>(count * size_of(to.dtype)));
+      kernels::best().cast(values.data() + begin, kernels::Format::kF32, stored.data(),
+                           format_of(to.dtype), count);
+      device_.write(to.tensor, 0, to.begin, stored);
+    });
+  }
 }
 
 void apply_pending_gradients(const Graph& graph, TrainingDevice& device,

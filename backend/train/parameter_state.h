@@ -16,6 +16,8 @@
 
 namespace ballast {
 
+// Every parameter of the model once, in its order, with the index of the (first) module that holds
+// it: the stages of a pipeline have those of the undivided model.
 void for_parameters(const Graph& graph,
                     const std::function<void(size_t module, const Parameter&)>& visit);
 
@@ -23,6 +25,7 @@ void for_parameters(const Graph& graph,
 // were.
 std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                                   const Parameter& parameter, StateArray array);
+// Also of the copy that another stage has of a tied embedding.
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values);
 

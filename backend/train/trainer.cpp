@@ -108,7 +108,7 @@ struct Trainer::State {
         options(o),
         folder(std::move(in)),
         run(header.run.empty() ? new_run_id() : header.run),
-        graph(build(model, plan)),
+        graph(build_to_run(model, plan)),
         data(open_data(model, plan, options)),
         device(open_device({model, plan, graph, data}, options, device_options(options),
                            header.control)),
@@ -310,13 +310,13 @@ void Trainer::export_weights(const std::string& path) const {
 }
 
 std::vector<float> Trainer::parameters() const {
+  const Graph& graph = state_->graph;
   std::vector<float> flat;
-  for (size_t b = state_->graph.buckets.size(); b-- > 0;) {
-    const Bucket& bucket = state_->graph.buckets[b];
+  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
     const std::vector<float> master =
-        read_state(*state_->device, state_->graph, bucket, StateArray::kMaster, 0, bucket.count);
+        read_parameter(graph, *state_->device, module, parameter, StateArray::kMaster);
     flat.insert(flat.end(), master.begin(), master.end());
-  }
+  });
   return flat;
 }
 

@@ -62,6 +62,17 @@ KnobSet open_layout(const PlanFlags& flags, const Plan& plan, const Overrides& o
   return (open & knobs_of(KnobSearch::kLayout)).empty() ? KnobSet{} : open;
 }
 
+// This machine's own cores run the stages of a pipeline, however many there are, and its memory is
+// divided between them. What else they share the cost model knows.
+void run_stages(int64_t stages, Machine& machine) {
+  const auto divide = [&](Bytes& memory, Bytes reserved) {
+    memory = Bytes{(memory - reserved).count / stages} + reserved;
+  };
+  machine.devices = std::max(machine.devices, stages);
+  divide(machine.gpu.memory.value, machine.gpu.reserved.value);
+  divide(machine.cpu.memory.value, machine.cpu.reserved.value);
+}
+
 // `like` as in load_start().
 Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& overrides,
                  const StoreFlag& store, const Model* like) {
@@ -89,6 +100,9 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
   }
   if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
   check(result.machine);
+  if (result.machine.gpu.is_host_thread && plan.devices == plan.pipeline) {
+    run_stages(plan.pipeline, result.machine);
+  }
   result.open = open_layout(flags, plan, overrides);
   if (flags.plan_file || choice.strategy || plan.devices == 1 || plan.machine == kHere) {
     return result;

@@ -187,7 +187,7 @@ Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::strin
 }
 
 bool is_measured(const Setting& of, const Measurements& measurements) {
-  const Graph graph = build(of.model, of.plan);
+  const Graph graph = build_to_run(of.model, of.plan);
   for (const Op& op : graph.step.ops) {
     if (std::holds_alternative<std::monostate>(op.work)) continue;
     if (!measurements.contains(cost_key(op))) return false;

@@ -7,6 +7,7 @@
 
 #include "sim/engine/collective.h"
 #include "sim/engine/kernels.h"
+#include "sim/graph/core/stages.h"
 
 namespace ballast {
 namespace {
@@ -228,7 +229,9 @@ void CostModel::group_measurements() {
 
 CostTable CostModel::table(const Sequence& sequence, const Graph& graph) const {
   CostTable table;
-  const int devices = static_cast<int>(div_ceil(graph.lanes, kLaneKinds));
+  // Stages that this machine runs itself are threads of one process: they share its cores and its
+  // memory, while others have a GPU and a part of a CPU each.
+  const int devices = machine_.gpu.is_host_thread ? 1 : devices_of(graph);
   for (int device = 0; device < devices; ++device) {
     for (Capacity capacity : capacities_) {
       if (devices > 1) capacity.name += fmt::format(" {}", device);
@@ -257,7 +260,8 @@ OpCost CostModel::cost_of(const Op& op) const {
   // Where a step waits the host reads the norms to say how to go on; else the CPU's threads do.
   cost.host_waits = reads_norms_ && op.kind == OpKind::kDecide;
   if (cost.alone.ps > 0) add_demands(op, cost);
-  const int32_t first = device_of(op.lane) * static_cast<int32_t>(capacities_.size());
+  const int32_t device = machine_.gpu.is_host_thread ? 0 : device_of(op.lane);
+  const int32_t first = device * static_cast<int32_t>(capacities_.size());
   for (int8_t i = 0; i < cost.demand_count; ++i) {
     cost.demands[static_cast<size_t>(i)].capacity += first;
   }
@@ -331,6 +335,7 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
   if (const auto* work = std::get_if<CopyWork>(&op.work)) return copy(*work);
   if (const auto* work = std::get_if<IoWork>(&op.work)) return io(*work);
   if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
+    if (gpu.is_host_thread) return between_stages(*collective);
     const CollectiveTime result = collective_time(*collective, machine_, constants_.collective);
     return {result.time, result.corrected ? Provenance::kInterpolated : Provenance::kRoofline};
   }
@@ -433,6 +438,14 @@ CostModel::Alone CostModel::copy(const CopyWork& work) const {
           measured ? Provenance::kInterpolated : Provenance::kRoofline};
 }
 
+// In one process a message is one copy; a sum of two gradients is read and written by both.
+CostModel::Alone CostModel::between_stages(const CollectiveWork& work) const {
+  const bool sums = work.kind == CollectiveKind::kAllReduce;
+  Alone one = copy({work.bytes, CopyDirection::kHostToDevice});
+  if (sums) one.time = one.time * 2;
+  return one;
+}
+
 CostModel::Alone CostModel::io(const IoWork& work) const {
   if (!machine_.nvme) {
     throw Error("machine " + machine_.name + ": nvme",
@@ -478,8 +491,9 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
   }
   const auto* copy = std::get_if<CopyWork>(&op.work);
   if (machine_.gpu.is_host_thread) {
-    // A copy reads and writes the one memory that there is.
-    demand(cost, kDram, copy != nullptr ? 2 * moved : moved);
+    // A copy, as a message between stages is one, reads and writes the one memory that there is.
+    const bool copies = copy != nullptr || std::holds_alternative<CollectiveWork>(op.work);
+    demand(cost, kDram, copies ? 2 * moved : moved);
     const bool computes = kind_of(op.lane) == LaneKind::kCompute;
     demand(cost, kCores, computes ? static_cast<double>(machine_.gpu.compute_threads) : 1);
     return;

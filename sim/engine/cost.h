@@ -113,6 +113,7 @@ class CostModel {
   int64_t threads_of(const Op& op) const;
   double torch_adam_rate() const;
   Alone copy(const CopyWork& work) const;
+  Alone between_stages(const CollectiveWork& work) const;
   Alone io(const IoWork& work) const;
   FlopRate matmul_rate(DType dtype) const;
   void add_demands(const Op& op, OpCost& cost) const;

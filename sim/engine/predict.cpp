@@ -324,7 +324,10 @@ Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
   for (const AttentionKind kind : stack.facts.attention) {
     StackFacts facts = stack.facts;
     facts.attention = {kind};
-    result = predict(build(model, plan, facts), model, plan, machine, stack, measurements);
+    // Of the machine that runs it itself what is predicted is what runs.
+    Graph graph =
+        machine.gpu.is_host_thread ? build_to_run(model, plan, facts) : build(model, plan, facts);
+    result = predict(std::move(graph), model, plan, machine, stack, measurements);
     if (result.fits) break;
   }
   return result;

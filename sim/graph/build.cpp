@@ -2,6 +2,7 @@
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/passes.h"
+#include "sim/graph/schedules/pipeline.h"
 
 namespace ballast {
 
@@ -35,13 +36,13 @@ namespace {
 constexpr std::string_view kLastUnplaced = "gemm codes";
 
 Graph build_up_to(std::string_view last, const Model& model, const Plan& plan,
-                  const StackFacts& facts) {
+                  const StackFacts& facts, Folding folding = Folding::kAuto) {
   check(plan, model);
   CHECK(plan.micro_batch && plan.activations && plan.weights.flow_share &&
         plan.optimizer.gpu_buckets);
   const PassContext context{model, plan, facts};
   if (plan.pipeline == 1) return run_passes({}, context, "plain", last);
-  Graph graph = build_pipeline(model, plan, facts);
+  Graph graph = build_pipeline(model, plan, facts, folding);
   if (last == kLastUnplaced) return graph;
   return run_passes(std::move(graph), context, "place", last);
 }
@@ -50,6 +51,18 @@ Graph build_up_to(std::string_view last, const Model& model, const Plan& plan,
 
 Graph build(const Model& model, const Plan& plan, const StackFacts& facts) {
   return build_up_to("link", model, plan, facts);
+}
+
+Graph build_to_run(const Model& model, const Plan& plan, const StackFacts& facts) {
+  return build_up_to("link", model, plan, facts, Folding::kIfLarge);
+}
+
+Graph build_to_run(const Model& model, const Plan& plan) {
+  return build_to_run(model, plan, StackFacts{});
+}
+
+Graph build_to_run_placed(const Model& model, const Plan& plan) {
+  return build_up_to("place", model, plan, StackFacts{}, Folding::kIfLarge);
 }
 
 Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts) {

@@ -15,6 +15,14 @@ Graph build(const Model& model, const Plan& plan, const StackFacts& facts);
 // The same as Ballast runs it.
 Graph build(const Model& model, const Plan& plan);
 
+// What a device runs, and what is predicted of one that is this machine's own: of a pipeline the
+// operations of all turns, up to a number (kMostSpreadOperations), though the plan may not ask for
+// overlap with their inside.
+Graph build_to_run(const Model& model, const Plan& plan, const StackFacts& facts);
+Graph build_to_run(const Model& model, const Plan& plan);
+// The same without the edges.
+Graph build_to_run_placed(const Model& model, const Plan& plan);
+
 // All of build but places and edges, both of which link() adds: what lives when is known, which is
 // all that a framework without planned memory needs.
 Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts);

@@ -1,4 +1,4 @@
-// Plans that tests train: two of our own, one for every shipped strategy, and each of them with
+// Plans that tests train: three of our own, one for every shipped strategy, and each of them with
 // any knob of the table (sim/spec/knobs.h) at other values of its domain.
 #pragma once
 
@@ -92,6 +92,13 @@ inline Plan speculating_plan() {
   plan.weights.flow_share = 0.5;
   plan.activations = all_activations(ActivationFate::kOffload);
   plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm2)] = ActivationFate::kRecompute;
+  return plan;
+}
+
+// The same in two stages, which share the gradient of a tied embedding.
+inline Plan pipelined_plan() {
+  Plan plan = speculating_plan();
+  plan.pipeline = plan.devices = 2;
   return plan;
 }
 

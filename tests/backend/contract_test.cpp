@@ -38,10 +38,11 @@ std::set<Form> forms_of(const Graph& graph) {
   return forms;
 }
 
-// Two plans of our own and those of every strategy, each as it is and with every knob changed.
+// Three plans of our own and those of every strategy, each as it is and with every knob changed.
 void for_every_plan(const std::function<void(const Plan& plan, const std::string& what)>& visit) {
   std::vector<std::pair<std::string, Plan>> bases = {{"waiting", tiny::waiting_plan()},
-                                                     {"speculating", tiny::speculating_plan()}};
+                                                     {"speculating", tiny::speculating_plan()},
+                                                     {"in stages", tiny::pipelined_plan()}};
   for (const Shipped& strategy : shipped_strategies()) {
     bases.emplace_back(strategy.name, tiny::plan_of_strategy(strategy.name, 2 * kSegment * 4));
   }
@@ -165,7 +166,7 @@ TEST(contract, every_device_says_what_it_lacks_of_a_plan) {
   plan.devices = plan.data = 2;
   for (const DeviceVerdict& verdict : which_run(model, plan)) {
     ASSERT_TRUE(verdict.missing) << verdict.device;
-    EXPECT_EQ(verdict.missing->knob, "plan.devices");
+    EXPECT_EQ(verdict.missing->knob, "plan.data");
   }
   plan = tiny::waiting_plan();
   plan.activations.reset();

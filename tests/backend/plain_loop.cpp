@@ -1,12 +1,13 @@
 #include "tests/backend/plain_loop.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 
 #include "backend/train/data.h"
 #include "backend/train/random.h"
 #include "sim/graph/build.h"
-#include "sim/graph/core/edit.h"
 #include "tests/backend/decoder.h"
 
 namespace ballast::tiny {
@@ -37,6 +38,7 @@ class PlainLoop {
       : model_(model),
         plan_(plan),
         options_(options),
+        graph_(build_to_run_placed(model, plan)),
         data_(TokenSource::open(options.data, {.vocab = model.vocab, .seed = options.seed})) {
     for (const Module& module : modules_of(model)) {
       std::vector<float> values(static_cast<size_t>(module.count));
@@ -75,12 +77,11 @@ class PlainLoop {
   }
 
  private:
+  // The layers whose weights flow are spread over a stage, so every stage is asked.
   bool is_flowing(const Module& module) const {
-    const Graph graph = build_plain(model_, plan_);
-    const std::vector<bool> flowing = flowing_modules(graph, plan_);
-    for (size_t i = 0; i < flowing.size(); ++i) {
-      const Module& other = graph.modules[i];
-      if (other.kind == module.kind && other.layer == module.layer) return flowing[i];
+    for (const Op& op : graph_.step.ops) {
+      const bool fetches = op.phase == Phase::kFetch;
+      if (fetches && op.label.module == module.kind && op.label.layer == module.layer) return true;
     }
     return false;
   }
@@ -89,7 +90,8 @@ class PlainLoop {
     Gradient gradient;
     gradient.step = step;
     gradient.loss_scale = plan_.dtype == DType::kF16 ? scale_.value() : 1;
-    const std::vector<double> values(weights.begin(), weights.end());
+    std::vector<double> values(weights.begin(), weights.end());
+    const Model twin = untied_where_stages_sum(values);
     const Array parameters = transformer::array_of(values, plan_.dtype, 1, std::ssize(values));
     const int64_t micro = *plan_.micro_batch;
     const int64_t pieces = plan_.global_batch / micro;
@@ -100,11 +102,38 @@ class PlainLoop {
     for (int64_t piece = 0; piece < pieces; ++piece) {
       std::vector<int32_t> tokens(static_cast<size_t>(micro * (plan_.sequence_length + 1)));
       data_.batch({Split::kTraining, step, piece, micro, plan_.sequence_length}, tokens);
-      sum = run_step(model_, shape, tokens, parameters, {factor, piece > 0 ? &sum : nullptr})
-                .gradients;
+      sum =
+          run_step(twin, shape, tokens, parameters, {factor, piece > 0 ? &sum : nullptr}).gradients;
     }
     gradient.values = transformer::values_of(sum);
+    if (gradient.values.size() > weights.size()) tie(gradient.values, weights.size());
     return gradient;
+  }
+
+  // In a pipeline the first stage has the gradient of a tied embedding, the last that of the head:
+  // two parameters until they are summed. The head's follow all others.
+  Model untied_where_stages_sum(std::vector<double>& values) const {
+    Model twin = model_;
+    if (plan_.pipeline == 1 || !model_.tied_embeddings) return twin;
+    twin.tied_embeddings = false;
+    const int64_t shared_values = model_.vocab * model_.hidden;
+    CHECK(parameter_count(twin) == std::ssize(values) + shared_values);
+    const std::vector<double> shared(values.begin(), values.begin() + shared_values);
+    values.insert(values.end(), shared.begin(), shared.end());
+    return twin;
+  }
+
+  // Summed in fp32 and rounded once.
+  void tie(std::vector<double>& gradient, size_t of_model) const {
+    const size_t shared = gradient.size() - of_model;
+    std::vector<double> sums(shared);
+    for (size_t i = 0; i < shared; ++i) {
+      sums[i] = static_cast<float>(gradient[i]) + static_cast<float>(gradient[of_model + i]);
+    }
+    const std::vector<double> rounded =
+        transformer::values_of(transformer::array_of(sums, plan_.dtype, 1, std::ssize(sums)));
+    gradient.resize(of_model);
+    std::copy(rounded.begin(), rounded.end(), gradient.begin());
   }
 
   void apply(const Gradient& gradient) {
@@ -145,6 +174,7 @@ class PlainLoop {
   const Model& model_;
   const Plan& plan_;
   const TrainerOptions& options_;
+  const Graph graph_;
   TokenSource data_;
   LossScale scale_;
   std::vector<float> master_, moment1_, moment2_;

@@ -107,7 +107,7 @@ TEST_F(BadInput, missing_damaged_and_short_data_is_refused) {
 TEST_F(BadInput, plans_for_another_machine_are_not_trained_here) {
   expect_refusal("train --model tiny.json --machine gh200-96gb-480gb", {"--machine here"});
   expect_refusal("verify --model tiny.json --devices 2 --store here.db",
-                 {"plan.devices", "more devices than one", "plan.devices=1"});
+                 {"plan.data", "several ranks of data parallelism", "plan.data=1"});
 }
 
 TEST_F(BadInput, plan_that_cannot_fit_is_infeasible_with_a_reason) {

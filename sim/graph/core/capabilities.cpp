@@ -33,7 +33,8 @@ constexpr std::array<Asked, kWorkVariants> kVariantAsked = {
      {"copies of pageable memory", "stack", "run the plan as stack ballast"},
      {"copies tensor by tensor", "stack", "run the plan as stack ballast"},
      {"a step without a 32-bit master", "stack", "run the plan as stack ballast"},
-     {"exchanges between ranks", "plan.devices", "set plan.devices=1"}}};
+     {"exchanges between ranks", "plan.devices", "set plan.devices=1"},
+     {"messages between stages", "plan.pipeline", "set plan.pipeline=1"}}};
 
 constexpr std::array<Asked, kModelFeatures> kModelAsked = {
     {{"heads that normalise q and k (qwen3)", "model", "train a model without"},
@@ -45,7 +46,18 @@ constexpr std::array<Asked, kModelFeatures> kModelAsked = {
      {"scaled rotary positions (rope_scaling)", "model", "train a model without"}}};
 
 constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
-    {{"more devices than one", "plan.devices", "set plan.devices=1"},
+    {{"several ranks of data parallelism", "plan.data",
+      "set plan.data=1, and plan.devices to match"},
+     {"several ranks of tensor parallelism", "plan.tensor",
+      "set plan.tensor=1, and plan.devices to match"},
+     {"several ranks of sequence parallelism (Ulysses)", "plan.sequence",
+      "set plan.sequence=1, and plan.devices to match"},
+     {"several ranks of context parallelism (ring)", "plan.context",
+      "set plan.context=1, and plan.devices to match"},
+     {"several ranks of expert parallelism", "plan.expert",
+      "set plan.expert=1, and plan.devices to match"},
+     {"the stages of a pipeline", "plan.pipeline",
+      "set plan.pipeline=1, and plan.devices to match"},
      {"the memory of another chip (numa remote)", "plan.numa", "set plan.numa=local"}}};
 
 // As far as a plan shows it: a window that covers the sequence is none.
@@ -70,8 +82,18 @@ bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
 
 bool has_feature(const Plan& plan, PlanFeature feature) {
   switch (feature) {
-    case PlanFeature::kSeveralDevices:
-      return plan.devices > 1;
+    case PlanFeature::kDataRanks:
+      return plan.data > 1;
+    case PlanFeature::kTensorRanks:
+      return plan.tensor > 1;
+    case PlanFeature::kSequenceRanks:
+      return plan.sequence > 1;
+    case PlanFeature::kContextRanks:
+      return plan.context > 1;
+    case PlanFeature::kExpertRanks:
+      return plan.expert > 1;
+    case PlanFeature::kPipeline:
+      return plan.pipeline > 1;
     case PlanFeature::kRemoteMemory:
       return plan.numa == NumaBinding::kRemote;
   }
@@ -92,7 +114,8 @@ Asked asked_by(OpKind kind) {
     case OpKind::kCollective:
       return kVariantAsked[static_cast<size_t>(WorkVariant::kSeveralRanks)];
     case OpKind::kBlock:
-      return {"the stages of a pipeline", "plan.pipeline", "set plan.pipeline=1"};
+      return {"a pipeline of so many operations that its turns are folded", "plan.pipeline",
+              "set fewer micro-batches, layers or stages"};
     case OpKind::kSnapshot:
     case OpKind::kUndo:
     case OpKind::kCommit:
@@ -124,6 +147,15 @@ const Tensor& tensor_of(const Graph& graph, const Access& access) {
 bool copies_state(const Op& op, const Graph& graph) {
   for (const Access& access : op.accesses) {
     if (tensor_of(graph, access).kind == TensorKind::kState) return true;
+  }
+  return false;
+}
+
+// Whether the graph has the tensors of all who take part.
+bool between_stages(const Op& op, const Graph& graph) {
+  for (const Access& access : op.accesses) {
+    if (tensor_of(graph, access).device != tensor_of(graph, op.accesses.front()).device)
+      return true;
   }
   return false;
 }
@@ -257,7 +289,9 @@ WorkVariants variants_of(const Op& op, const Graph& graph) {
     add(work->calls > 1, WorkVariant::kCopyInPieces);
   }
   if (const auto* work = std::get_if<CollectiveWork>(&op.work)) {
-    add(work->ranks > 1, WorkVariant::kSeveralRanks);
+    const bool between = between_stages(op, graph);
+    add(between, WorkVariant::kBetweenStages);
+    add(work->ranks > 1 && !between, WorkVariant::kSeveralRanks);
   }
   if (op.kind == OpKind::kCommit) add(state_rests(graph), WorkVariant::kRestingRollback);
   if (op.label.bucket >= 0 && (op.kind == OpKind::kAdam || op.kind == OpKind::kUndo)) {

@@ -36,8 +36,9 @@ enum class WorkVariant : uint8_t {
   kCopyInPieces,      // as several calls
   kNoMaster,          // a step of 16-bit weights that have no 32-bit master
   kSeveralRanks,      // a collective over more than one rank
+  kBetweenStages,     // a collective between stages of a pipeline, which has the tensors of all
 };
-inline constexpr int kWorkVariants = 11;
+inline constexpr int kWorkVariants = 12;
 
 // What a model may have beyond a dense decoder with plain causal attention.
 enum class ModelFeature : uint8_t {
@@ -52,10 +53,17 @@ inline constexpr int kModelFeatures = 6;
 
 // What a plan may ask for that no operation of its graph shows.
 enum class PlanFeature : uint8_t {
-  kSeveralDevices,
+  // Degrees above one. Ranks that do the same on other data or another share are one in a graph;
+  // stages of a pipeline are a device of it each.
+  kDataRanks,
+  kTensorRanks,
+  kSequenceRanks,
+  kContextRanks,
+  kExpertRanks,
+  kPipeline,
   kRemoteMemory,  // threads that use the memory of another chip
 };
-inline constexpr int kPlanFeatures = 2;
+inline constexpr int kPlanFeatures = 7;
 
 // A set of values of an enumeration.
 template <class Enum>

@@ -133,8 +133,10 @@ size_t DecoderOps::module_index(Label label) const {
 
 Access DecoderOps::gradient(Label label) {
   const size_t index = module_index(label);
-  const bool adds =
-      label.micro_batch > 0 || (label.module == ModuleKind::kEmbedding && model_.tied_embeddings);
+  // The head has written before, where it shares the matrix and is of the same stage.
+  const bool after_head =
+      label.module == ModuleKind::kEmbedding && model_.tied_embeddings && ends_.last;
+  const bool adds = label.micro_batch > 0 || after_head;
   return {gradient_[index], Role::kParameterGradient,
           adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0};
 }

@@ -176,9 +176,37 @@ class Merge {
       std::copy_if(op.accesses.begin(), op.accesses.end(), std::back_inserter(whole.accesses),
                    [](const Access& access) { return access.role != Role::kDecision; });
     }
-    if (whole.kind == OpKind::kCommit) graph_.commit = static_cast<OpId>(graph_.step.ops.size());
+    if (whole.kind == OpKind::kCommit) {
+      for (const size_t s : waiting) await_forward(s, whole);
+      graph_.commit = static_cast<OpId>(graph_.step.ops.size());
+    }
     graph_.step.ops.push_back(std::move(whole));
     return true;
+  }
+
+  // The commit stands on the first stage's lane. It judges a step that every stage has taken, which
+  // the others have when their forward has read what was stepped: it waits for what their last
+  // computation before it wrote.
+  void await_forward(size_t s, Op& commit) const {
+    const LaneId compute = lane_of(static_cast<int>(s), LaneKind::kCompute);
+    if (commit.lane == compute) return;
+    for (size_t i = graph_.step.ops.size(); i-- > 0;) {
+      const Op& op = graph_.step.ops[i];
+      if (op.lane != compute) continue;
+      const auto made = [&](const Access& access) {
+        return writes(access) && graph_.tensor(access.tensor).device == static_cast<int>(s);
+      };
+      auto found = std::find_if(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+        return made(access) && access.role == Role::kOutput;
+      });
+      if (found == op.accesses.end()) {
+        found = std::find_if(op.accesses.begin(), op.accesses.end(), made);
+      }
+      if (found == op.accesses.end()) continue;
+      commit.accesses.push_back(read(found->tensor, Role::kSource));
+      return;
+    }
+    CHECK(false && "a stage commits before its first forward");
   }
 
   std::vector<Graph> stages_;

@@ -26,8 +26,8 @@ int64_t operations_of(const PipelineContext& context) {
 Turns turns_for(const PipelineContext& context, Folding folding) {
   if (folding == Folding::kOn) return Turns::kFolded;
   if (folding == Folding::kOff) return Turns::kSpread;
-  const bool spreads =
-      overlaps_inside(context.plan) && operations_of(context) <= kMostSpreadOperations;
+  const bool asks = folding == Folding::kIfLarge || overlaps_inside(context.plan);
+  const bool spreads = asks && operations_of(context) <= kMostSpreadOperations;
   return spreads ? Turns::kSpread : Turns::kFolded;
 }
 

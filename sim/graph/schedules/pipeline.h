@@ -11,8 +11,9 @@ namespace ballast {
 // inside of a turn overlaps with anything outside of it. By itself a plan is spread where it asks
 // for such overlap (activations that leave, weights that flow, a step that does not wait) and has
 // at most so many operations; beyond, it is folded: what leaves does so all at once beside the turn
-// after its own, and is back with the turn before, and what flows holds up its own turn.
-enum class Folding : uint8_t { kAuto, kOn, kOff };
+// after its own, and is back with the turn before, and what flows holds up its own turn. What a
+// device is to run is spread (kIfLarge): folded only where it has more operations than that.
+enum class Folding : uint8_t { kAuto, kOn, kOff, kIfLarge };
 inline constexpr int64_t kMostSpreadOperations = 50'000;
 
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts,

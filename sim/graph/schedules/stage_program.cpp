@@ -11,7 +11,12 @@ namespace {
 class StageBuilder {
  public:
   StageBuilder(int64_t stage, const PipelineContext& context, Turns turns)
-      : stage_(stage), context_(context), plan_(context.plan), turns_(turns) {}
+      : stage_(stage),
+        context_(context),
+        plan_(context.plan),
+        turns_(turns),
+        whole_(modules_of(rank_model(context.model, context.plan))),
+        whole_index_(whole_) {}
 
   Graph run() {
     graph_.lanes = kLaneKinds;
@@ -59,12 +64,19 @@ class StageBuilder {
       if (tensor.kind != TensorKind::kWeight) continue;
       Module module = inside.module(modules.of(inside.tensors[t].label));
       module.layer = tensor.label.layer;
+      // The inside is that of a chunk alike, whose layers have other names.
+      if (!module.parameters.empty()) module.parameters = whole_module(module).parameters;
       graph_.modules.push_back(std::move(module));
     }
     chunk.forward = state_accesses(chunk, Direction::kForward);
     chunk.backward = state_accesses(chunk, Direction::kBackward);
     chunks_.push_back(std::move(chunk));
     saved_.emplace_back(static_cast<size_t>(plan_.accumulation()));
+  }
+
+  // The same module of the model that the pipeline is of.
+  const Module& whole_module(const Module& module) const {
+    return whole_[static_cast<size_t>(whole_index_.of(module.layer, module.kind))];
   }
 
   // The matrix of a tied embedding on the last stage is that of the head, whose gradient comes
@@ -318,6 +330,8 @@ class StageBuilder {
   const PipelineContext& context_;
   const Plan& plan_;
   const Turns turns_;
+  const std::vector<Module> whole_;
+  const ModuleIndex whole_index_;
   Graph graph_;
   std::vector<Chunk> chunks_;
   std::vector<std::vector<Saved>> saved_;  // by chunk of the stage and micro-batch
