@@ -57,6 +57,8 @@ void BucketBound::fill_state(const std::vector<Module>& modules) {
 void BucketBound::fill_times(const CostModel& costs) {
   const bool talks = base_.replicas() > 1 && !gathers(base_);
   const bool splits = base_.zero_stage > 0;
+  // What ranks have of different experts they do not exchange.
+  const bool exchanges = talks && base_.expert == 1;
   const DType types[] = {base_.dtype, DType::kF32};
   Prices prices(base_);
   for (const Bucket& bucket : buckets_) {
@@ -83,8 +85,8 @@ void BucketBound::fill_times(const CostModel& costs) {
       prices.add(OpKind::kCopy, LaneKind::kUpload, CopyWork{bytes, CopyDirection::kHostToDevice});
     }
     prices.add_exchange(splits ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, whole,
-                        talks);
-    prices.add_exchange(CollectiveKind::kAllGather, whole, talks && splits);
+                        exchanges);
+    prices.add_exchange(CollectiveKind::kAllGather, whole, exchanges && splits);
   }
   prices.price(costs);
   for (Times& t : times_) {

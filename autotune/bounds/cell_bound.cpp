@@ -97,6 +97,7 @@ class CellBound {
     const StageSums sums = sums_of(0);
     const auto all = static_cast<double>(stepped(sums.parameters));
     const auto weights = static_cast<double>(sums.parameters.all);
+    const auto dense = static_cast<double>(sums.parameters.dense());
     const bool gpu_alone = plan_.optimizer.placement == OptimizerPlacement::kGpu;
     const double bytes = static_cast<double>(bytes_of(1, plan_.dtype).count);
     const double state = static_cast<double>(optimizer_state(1, plan_.optimizer).count);
@@ -120,8 +121,8 @@ class CellBound {
       if (flowing > flow.most) return false;
       const double twice = std::max(0.0, flowing - flow.free);
       if (busy(LaneKind::kCopyIn) + twice * flow.visits * floor.fetch > ps) return false;
-      const double gathered = weights + twice * (flow.visits - 1);
-      return busy(LaneKind::kDataNetwork) + weights * floor.reduce + gathered * floor.gather <= ps;
+      const double gathered = dense + std::max(0.0, twice - (weights - dense)) * (flow.visits - 1);
+      return busy(LaneKind::kDataNetwork) + dense * floor.reduce + gathered * floor.gather <= ps;
     };
     auto low = static_cast<double>(least);
     if (enough(low)) return least;
@@ -237,11 +238,11 @@ class CellBound {
     for (int64_t c = 0; c < chunks(); c += plan_.pipeline) {
       ParameterCount parameters;
       for_parts(c, [&](const LayerCost& part) { parameters += part.parameters; });
-      const auto whole = static_cast<double>(parameters.all);
+      const auto dense = static_cast<double>(parameters.dense());
       if (c == 0)
         first_step = static_cast<int64_t>(static_cast<double>(stepped(parameters)) * step);
-      sum.reduced += static_cast<int64_t>(whole * floor.reduce);
-      sum.gathered += static_cast<int64_t>(whole * floor.gather);
+      sum.reduced += static_cast<int64_t>(dense * floor.reduce);
+      sum.gathered += static_cast<int64_t>(dense * floor.gather);
       steps.push_back(sum);
       const BlockTime time = block(c);
       sum.forwards += round * time.forward;

@@ -28,6 +28,9 @@ struct ParameterCount {
   int64_t all = 0;
   int64_t of_experts = 0;  // of these, those that other ranks hold only where they share experts
 
+  // What all ranks exchange that hold the same of it.
+  int64_t dense() const { return all - of_experts; }
+
   ParameterCount& operator+=(const ParameterCount& other) {
     all += other.all;
     of_experts += other.of_experts;

@@ -64,6 +64,33 @@ Model with_experts() {
   return model;
 }
 
+// Two pairs of four ranks have the same experts: rank 0 those of rank 2. Four expert ranks exchange
+// nothing of theirs.
+TEST(Experts, gradients_that_the_gpu_steps_are_reduced_by_those_that_have_them) {
+  for (const int64_t stage : {0, 1, 2}) {
+    const CollectiveKind kind =
+        stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
+    const auto graph_of = [&](int64_t experts) {
+      Plan plan = four_ranks(stage, 0);
+      plan.expert = experts;
+      return build(with_experts(), plan);
+    };
+    const int64_t all = exchanged(graph_of(1), kind, 4, 1);
+    const Graph pairs = graph_of(2);
+    const int64_t dense = exchanged(pairs, kind, 4, 1);
+    EXPECT_GT(dense, 0);
+    EXPECT_LT(dense, all / 4);
+    EXPECT_EQ(dense + 2 * exchanged(pairs, kind, 2, 2), all) << "stage " << stage;
+    EXPECT_EQ(exchanged(graph_of(4), kind, 4, 1), dense) << "stage " << stage;
+    EXPECT_EQ(exchanged(graph_of(4), kind, 2, 2), 0);
+    if (stage == 0) continue;
+    const int64_t gathered = exchanged(graph_of(1), CollectiveKind::kAllGather, 4, 1);
+    EXPECT_EQ(exchanged(pairs, CollectiveKind::kAllGather, 4, 1) +
+                  2 * exchanged(pairs, CollectiveKind::kAllGather, 2, 2),
+              gathered);
+  }
+}
+
 // Every parameter is stepped once: what ranks hold of different experts they cannot share.
 TEST(Experts, state_of_all_ranks_is_that_of_the_model) {
   const Model model = with_experts();

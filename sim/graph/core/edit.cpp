@@ -305,4 +305,15 @@ double reduced_share(const Graph& graph, int32_t bucket, int64_t ranks) {
   return reduced / all;
 }
 
+RankGroup group_of_bucket(const Graph& graph, int32_t bucket, const RankGroup& group) {
+  int64_t least = group.ranks;
+  int64_t most = 1;
+  for_parts(graph, bucket, group.ranks, [&](int64_t, int64_t sharing) {
+    least = std::min(least, sharing);
+    most = std::max(most, sharing);
+  });
+  if (least != most) return group;
+  return {most, group.stride * (group.ranks / most)};
+}
+
 }  // namespace ballast

@@ -144,6 +144,10 @@ int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, in
 // Of the elements of a bucket, the share that other ranks hold as well: what is reduced.
 double reduced_share(const Graph& graph, int32_t bucket, int64_t ranks);
 
+// Those of `group`, which hold the same of what is dense, that hold the same of all of a bucket: of
+// one with experts alone the fewer ranks that have these experts; where it has both, the group.
+RankGroup group_of_bucket(const Graph& graph, int32_t bucket, const RankGroup& group);
+
 // Those that hold the same share of it (Plan::zero_group); one rank where all share.
 inline RankGroup copies_group(const Plan& plan) {
   return {plan.replicas() / plan.sharing(), plan.tensor * plan.sharing()};

@@ -1,6 +1,7 @@
 #include "sim/graph/passes/bucket_ops.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "sim/graph/build.h"
@@ -165,6 +166,14 @@ Op BucketOps::group_op(CollectiveKind kind, const RankGroup& group, int32_t b, B
             CollectiveWork{kind, bytes, group.ranks, group.stride}, std::move(accesses));
 }
 
+BucketOps::Exchange BucketOps::exchange_of(int32_t b, Bytes whole) const {
+  const RankGroup all = replica_group(plan_);
+  const RankGroup group = group_of_bucket(graph_, b, all);
+  if (group.ranks != all.ranks) return {group, whole};
+  const double shared = reduced_share(graph_, b, all.ranks) * static_cast<double>(whole.count);
+  return {all, {std::max<int64_t>(1, std::llround(shared))}};
+}
+
 std::vector<Op> BucketOps::reduction(int32_t b) {
   const BucketTensors& t = tensors(b);
   std::vector<Access> accesses;
@@ -174,14 +183,14 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   const CollectiveKind kind =
       plan_.zero_stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
   const bool wide = facts_.reduction == GradientPrecision::kF32;
-  const Bytes bytes = bytes_of(bucket(b).count, wide ? DType::kF32 : gradient_type());
+  const auto [group, bytes] =
+      exchange_of(b, bytes_of(bucket(b).count, wide ? DType::kF32 : gradient_type()));
   std::vector<Access> share;
   if (t.reduced >= 0) {
     share.push_back(update(t.reduced, Role::kSource));
   } else {
     share = accesses;
   }
-  const RankGroup group = replica_group(plan_);
   std::vector<Op> made = {group_op(kind, group, b, bytes, std::move(accesses))};
   const RankGroup copies = copies_group(plan_);
   if (copies.ranks > 1) {
@@ -347,8 +356,9 @@ std::vector<Op> BucketOps::gather_of(int32_t b) const {
     const int64_t narrow = elements_in_8_bits(b);
     bytes = bytes - bytes_of(narrow, plan_.dtype) + bytes_of(narrow, DType::kU8);
   }
+  const Exchange exchange = exchange_of(b, bytes);
   ops.push_back(
-      group_op(CollectiveKind::kAllGather, replica_group(plan_), b, bytes, std::move(weights)));
+      group_op(CollectiveKind::kAllGather, exchange.group, b, exchange.bytes, std::move(weights)));
   return ops;
 }
 

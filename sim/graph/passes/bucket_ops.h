@@ -56,6 +56,14 @@ class BucketOps {
     int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
   };
 
+  // Who exchanges what of a bucket: experts that this rank alone has are its own.
+  struct Exchange {
+    RankGroup group;
+    Bytes bytes;
+  };
+  // `whole`: of the bucket with all that is in it.
+  Exchange exchange_of(int32_t b, Bytes whole) const;
+
   SyncMode sync() const { return plan_.optimizer.sync; }
   const Bucket& bucket(int32_t b) const { return graph_.bucket(b); }
   BucketTensors& tensors(int32_t b) { return bucket_tensors_[static_cast<size_t>(b)]; }
