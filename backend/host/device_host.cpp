@@ -83,6 +83,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kGemm:
     case OpKind::kAttention:
     case OpKind::kActivation:
+    case OpKind::kPermute:
       return modules_.module(op, arguments_, step);
     case OpKind::kLoss:
       return loss(op, step);
