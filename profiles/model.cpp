@@ -23,6 +23,8 @@ constexpr WholeRange kTable{1, 1 << 26};  // vocabulary, positions
 constexpr NumberRange kEpsilon{0, 1, true};
 constexpr NumberRange kTheta{0, 1e12, true};
 constexpr NumberRange kDropped{0, 1};
+constexpr NumberRange kScale{0, 1e6, true};
+constexpr NumberRange kCoefficient{0, 1e6};
 constexpr WholeRange kNoneOrCount{0, 1 << 14};
 constexpr WholeRange kNoneOrWidth{0, 1 << 22};
 
@@ -220,6 +222,7 @@ void read_latent_attention(JsonReader& reader, Model& model) {
   model.rope_size = whole_or(reader, "qk_rope_head_dim", kCount, 64);
   model.value_size = whole_or(reader, "v_head_dim", kCount, 128);
   model.head_size = whole_or(reader, "qk_nope_head_dim", kCount, 128) + model.rope_size;
+  model.interleaved_rope = boolean_or(reader, "rope_interleave", true);
 }
 
 // Keys that transformers 5 renamed may stand under either name.
@@ -249,14 +252,23 @@ void read_dense_layers(JsonReader& reader, const std::string& key, Model& model)
   model.dense_layers.erase(end, model.dense_layers.end());
 }
 
+// The classes add the loss that balances experts where a run asks for the router's products.
+void read_balance_loss(JsonReader& reader, Model& model, const ModelFamily& family) {
+  const double coefficient =
+      number_or(reader, "router_aux_loss_coef", kCoefficient, family.balance_loss);
+  if (boolean_or(reader, "output_router_logits", false)) model.balance_loss = coefficient;
+}
+
 // Mixtral and gpt_oss: experts in every layer, of the width intermediate_size.
 void read_experts_everywhere(JsonReader& reader, Model& model, const ModelFamily& family) {
   model.experts = experts_or(reader, {"num_local_experts", "num_experts"}, kCount, family.experts);
   model.experts_per_token = experts_or(reader, {"num_experts_per_tok", "experts_per_token"}, kCount,
                                        family.experts_per_token);
   model.expert_ffn = model.ffn;
+  read_balance_loss(reader, model, family);
   if (!family.alternating_windows) return;
   model.mlp_bias = model.router_bias = model.attention_sinks = true;
+  model.activation = ActivationKind::kClampedSwiGlu;
   read_alternating_windows(reader, model);
 }
 
@@ -268,6 +280,8 @@ void read_qwen3_experts(JsonReader& reader, Model& model, const ModelFamily& fam
   model.experts_per_token =
       whole_or(reader, "num_experts_per_tok", kCount, family.experts_per_token);
   model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, family.expert_ffn);
+  model.normalised_choice = boolean_or(reader, "norm_topk_prob", false);
+  read_balance_loss(reader, model, family);
 }
 
 void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& family) {
@@ -280,11 +294,18 @@ void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& 
   model.shared_experts = whole_or(reader, "n_shared_experts", kNoneOrCount, omitted ? 1 : 0);
   model.first_dense_layers = whole_or(reader, "first_k_dense_replace", kNoneOrCount, 3);
   model.router_bias = true;
-  const int64_t groups = whole_or(reader, "n_group", kCount, 8);
-  if (model.experts % groups != 0) {
-    reader.fail("n_group", fmt::format("{} groups do not divide {} experts", groups, model.experts),
-                "correct one of the two");
+  model.router = RouterKind::kSigmoid;
+  model.expert_groups = whole_or(reader, "n_group", kCount, 8);
+  if (model.experts % model.expert_groups != 0) {
+    reader.fail(
+        "n_group",
+        fmt::format("{} groups do not divide {} experts", model.expert_groups, model.experts),
+        "correct one of the two");
   }
+  const int64_t of_groups = std::min<int64_t>(4, model.expert_groups);
+  model.chosen_groups = whole_or(reader, "topk_group", kCount, of_groups);
+  model.normalised_choice = boolean_or(reader, "norm_topk_prob", true);
+  model.routed_scale = number_or(reader, "routed_scaling_factor", kScale, 2.5);
   if (whole_or(reader, "moe_layer_freq", kCount, 1) != 1) {
     reader.fail("moe_layer_freq", "Hugging Face's deepseek_v3 knows no such key but 1",
                 "set it to 1");
@@ -368,7 +389,8 @@ namespace {
 
 const std::vector<std::string> kNorms = {"layer_norm", "rms_norm"};
 const std::vector<std::string> kPositions = {"learned", "rope"};
-const std::vector<std::string> kActivations = {"gelu_tanh", "gelu", "swiglu"};
+const std::vector<std::string> kActivations = {"gelu_tanh", "gelu", "swiglu", "clamped_swiglu"};
+const std::vector<std::string> kRouters = {"softmax", "sigmoid"};
 const std::vector<std::string> kLayouts = {"out_in", "in_out"};
 
 template <class Enum>
@@ -409,10 +431,17 @@ OrderedJson to_json(const Model& model) {
           {"sparse_step", model.sparse_step},
           {"dense_layers", model.dense_layers},
           {"router_bias", model.router_bias},
+          {"router", word(kRouters, model.router)},
+          {"normalised_choice", model.normalised_choice},
+          {"expert_groups", model.expert_groups},
+          {"chosen_groups", model.chosen_groups},
+          {"routed_scale", model.routed_scale},
+          {"balance_loss", model.balance_loss},
           {"query_rank", model.query_rank},
           {"kv_rank", model.kv_rank},
           {"rope_size", model.rope_size},
           {"value_size", model.value_size},
+          {"interleaved_rope", model.interleaved_rope},
           {"sliding_window", model.sliding_window},
           {"full_attention_period", model.full_attention_period},
           {"attention_sinks", model.attention_sinks},
@@ -422,6 +451,16 @@ OrderedJson to_json(const Model& model) {
 
 namespace {
 
+void read_router(JsonReader& reader, Model& model) {
+  model.router_bias = reader.boolean("router_bias");
+  model.router = static_cast<RouterKind>(reader.choice("router", kRouters));
+  model.normalised_choice = reader.boolean("normalised_choice");
+  model.expert_groups = reader.whole("expert_groups", kCount);
+  model.chosen_groups = reader.whole("chosen_groups", kCount);
+  model.routed_scale = reader.number("routed_scale", kScale);
+  model.balance_loss = reader.number("balance_loss", kCoefficient);
+}
+
 void read_experts_and_latents(JsonReader& reader, Model& model) {
   model.experts = reader.whole("experts", kNoneOrCount);
   model.experts_per_token = reader.whole("experts_per_token", kNoneOrCount);
@@ -430,11 +469,12 @@ void read_experts_and_latents(JsonReader& reader, Model& model) {
   model.first_dense_layers = reader.whole("first_dense_layers", kNoneOrCount);
   model.sparse_step = reader.whole("sparse_step", kCount);
   read_dense_layers(reader, "dense_layers", model);
-  model.router_bias = reader.boolean("router_bias");
+  read_router(reader, model);
   model.query_rank = reader.whole("query_rank", kNoneOrWidth);
   model.kv_rank = reader.whole("kv_rank", kNoneOrWidth);
   model.rope_size = reader.whole("rope_size", kNoneOrCount);
   model.value_size = reader.whole("value_size", kNoneOrCount);
+  model.interleaved_rope = reader.boolean("interleaved_rope");
   model.sliding_window = reader.whole("sliding_window", {0, kTable.most});
   model.full_attention_period = reader.whole("full_attention_period", kNoneOrCount);
   model.attention_sinks = reader.boolean("attention_sinks");

@@ -64,6 +64,80 @@ inline Model qwen2(const Widths& widths) {
   return model;
 }
 
+// As llama, with a norm of each head's q and k.
+inline Model qwen3(const Widths& widths) {
+  Model model = llama(widths);
+  model.name = "tiny-qwen3";
+  model.architecture = "qwen3";
+  model.qk_norm = true;
+  return model;
+}
+
+// As llama, with four experts in every layer, two a token, of the width of the dense layers.
+inline Model mixtral(const Widths& widths) {
+  Model model = llama(widths);
+  model.name = "tiny-mixtral";
+  model.architecture = "mixtral";
+  model.experts = 4;
+  model.experts_per_token = 2;
+  model.expert_ffn = widths.ffn;
+  return model;
+}
+
+// As qwen3; layer 0 is dense, the others have six experts, three a token, whose weights do not sum
+// to one, and balancing them is part of the loss.
+inline Model qwen3_moe(const Widths& widths) {
+  Model model = qwen3(widths);
+  model.name = "tiny-qwen3_moe";
+  model.architecture = "qwen3_moe";
+  model.experts = 6;
+  model.experts_per_token = 3;
+  model.expert_ffn = widths.ffn / 2;
+  model.dense_layers = {0};
+  model.normalised_choice = false;
+  model.balance_loss = 0.01;
+  return model;
+}
+
+// Windows of three positions in every other layer, sinks, biased experts, a clamped activation.
+inline Model gpt_oss(const Widths& widths) {
+  Model model = mixtral(widths);
+  model.name = "tiny-gpt_oss";
+  model.architecture = "gpt_oss";
+  model.activation = ActivationKind::kClampedSwiGlu;
+  model.qkv_bias = model.attention_out_bias = model.mlp_bias = true;
+  model.router_bias = model.attention_sinks = true;
+  model.sliding_window = 3;
+  model.full_attention_period = 2;
+  return model;
+}
+
+// Latent attention with rotary columns in pairs of neighbours; layer 0 is dense, the others have
+// eight experts in four groups, three a token out of two groups, and two shared ones.
+inline Model deepseek_v3(const Widths& widths) {
+  Model model = llama(widths);
+  model.name = "tiny-deepseek_v3";
+  model.architecture = "deepseek_v3";
+  model.kv_heads = model.heads;
+  model.query_rank = 5;
+  model.kv_rank = 6;
+  model.rope_size = 4;
+  model.head_size = 7;
+  model.value_size = 3;
+  model.interleaved_rope = true;
+  model.experts = 8;
+  model.experts_per_token = 3;
+  model.expert_ffn = widths.ffn / 2;
+  model.shared_experts = 2;
+  model.first_dense_layers = 1;
+  model.router = RouterKind::kSigmoid;
+  model.router_bias = true;
+  model.expert_groups = 4;
+  model.chosen_groups = 2;
+  model.routed_scale = 1.5;
+  return model;
+}
+
 struct Batch {
   int64_t sequences = 2;  // of a step
   int64_t micro_batch = 2;

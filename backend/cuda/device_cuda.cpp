@@ -238,6 +238,7 @@ void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream
     case OpKind::kIo:
     case OpKind::kScale:
     case OpKind::kBlock:
+    case OpKind::kPermute:
       break;
   }
   CHECK(false && "not an operation of one CUDA device");

@@ -147,7 +147,8 @@ void CudaTransformer::module(const Op& op, const OperationArguments& arguments, 
   const Call call{op, arguments, step, stream};
   dispatch_module(
       op.kind, [&] { embedding(call); }, [&] { norm(call); }, [&] { gemm(call); },
-      [&] { attention(call); }, [&] { activation(call); });
+      [&] { attention(call); }, [&] { activation(call); },
+      [] { CHECK(false && "no experts on this device"); });
 }
 
 cuda::EmbeddingShape CudaTransformer::embedding_shape() const {

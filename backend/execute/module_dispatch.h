@@ -6,10 +6,10 @@
 
 namespace ballast {
 
-// Calls the one of five that the kind asks for. Requires an operation of a module.
-template <class Embedding, class Norm, class Gemm, class Attention, class Activation>
+// Calls the one of six that the kind asks for. Requires an operation of a module.
+template <class Embedding, class Norm, class Gemm, class Attention, class Activation, class Permute>
 void dispatch_module(OpKind kind, Embedding embedding, Norm norm, Gemm gemm, Attention attention,
-                     Activation activation) {
+                     Activation activation, Permute permute) {
   switch (kind) {
     case OpKind::kEmbedding:
       return embedding();
@@ -21,6 +21,8 @@ void dispatch_module(OpKind kind, Embedding embedding, Norm norm, Gemm gemm, Att
       return attention();
     case OpKind::kActivation:
       return activation();
+    case OpKind::kPermute:
+      return permute();
     default:
       CHECK(false && "not a module");
   }

@@ -20,6 +20,10 @@ const Training& checked(const Training& training) {
 const Capabilities& host_capabilities() {
   constexpr DTypes kFloats = {DType::kF32, DType::kBf16, DType::kF16};
   constexpr DTypes kMoments = {DType::kF32, DType::kBf16};
+  constexpr DTypes kIds = {DType::kI32};
+  constexpr DTypes kF64 = {DType::kF64};
+  // A router's scores, and their gradients.
+  static constexpr std::initializer_list<Role> kOfScores = {Role::kStatistics, Role::kScratch};
   static constexpr std::initializer_list<Role> kBothMoments = {Role::kMoment1, Role::kMoment2};
   static const Capabilities kTable =
       training_capabilities("host")
@@ -30,6 +34,20 @@ const Capabilities& host_capabilities() {
           .carries_out(OpKind::kCollective,
                        {{{Role::kSource, Role::kDestination, Role::kParameterGradient}, kFloats}},
                        {WorkVariant::kBetweenStages})
+          .also(OpKind::kAttention, {{{Role::kWeight, Role::kParameterGradient}, kFloats}})
+          .also(OpKind::kGemm, {{{Role::kRouting}, kIds}, {kOfScores, kFloats}})
+          .also(OpKind::kActivation, {{{Role::kRouting}, kIds}, {kOfScores, kFloats}})
+          .also(OpKind::kLoss, {{{Role::kBalance}, kF64}})
+          .carries_out(OpKind::kPermute,
+                       {{{Role::kInput, Role::kWeight, Role::kOutput, Role::kResidual,
+                          Role::kOutputGradient, Role::kInputGradient},
+                         kFloats},
+                        {kOfScores, kFloats},
+                        {{Role::kRouting}, kIds},
+                        {{Role::kBalance}, kF64}})
+          .has({ModelFeature::kQkNorm, ModelFeature::kExperts, ModelFeature::kLatentAttention,
+                ModelFeature::kAttentionSinks, ModelFeature::kSlidingWindow,
+                ModelFeature::kSigmoidRouter, ModelFeature::kClampedSwiGlu})
           .has({PlanFeature::kPipeline});
   return kTable;
 }
@@ -100,6 +118,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kGemm:
     case OpKind::kAttention:
     case OpKind::kActivation:
+    case OpKind::kPermute:
       return modules_.module(op, arguments_, step);
     case OpKind::kLoss:
       return loss(op, step);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backend/execute/module_dispatch.h"
+#include "backend/host/linear_layout.h"
 #include "backend/host/transformer.h"
 #include "sim/graph/core/edit.h"
 
@@ -21,13 +22,40 @@ View view(const Argument& argument, int64_t rows, int64_t columns) {
   return {argument.data, argument.tensor ? argument.tensor->dtype : DType::kF32, rows, columns};
 }
 
+// All of a module's parameters, or of their gradients; none where the role is absent.
+View flat(const Argument& argument) {
+  return view(argument, 1, argument.tensor ? argument.tensor->elements : 0);
+}
+
+transformer::LatentProduct latent_product(ChainPart part) {
+  switch (part) {
+    case ChainPart::kQueryDown:
+      return transformer::LatentProduct::kQueryDown;
+    case ChainPart::kQueryUp:
+      return transformer::LatentProduct::kQueryUp;
+    case ChainPart::kKeyDown:
+      return transformer::LatentProduct::kKeyDown;
+    case ChainPart::kKeyUp:
+      return transformer::LatentProduct::kKeyUp;
+    case ChainPart::kWhole:
+      break;
+  }
+  CHECK(false && "a part of latent attention");
+}
+
+// [rows, columns] that begin `first` elements into a tensor.
+View part(const Argument& argument, int64_t first, int64_t rows, int64_t columns) {
+  CHECK(first + rows * columns <= argument.tensor->elements);
+  return {element(argument, first), argument.tensor->dtype, rows, columns};
+}
+
 }  // namespace
 
 void HostModules::module(const Op& op, const OperationArguments& arguments, int32_t step) const {
   const Call call{op, arguments, step};
   dispatch_module(
       op.kind, [&] { embedding(call); }, [&] { norm(call); }, [&] { gemm(call); },
-      [&] { attention(call); }, [&] { activation(call); });
+      [&] { attention(call); }, [&] { activation(call); }, [&] { permute(call); });
 }
 
 void HostModules::embedding(const Call& call) const {
@@ -48,6 +76,7 @@ void HostModules::embedding(const Call& call) const {
 
 void HostModules::norm(const Call& call) const {
   const Op& op = call.op;
+  if (op.label.part != ChainPart::kWhole) return latent_norm(call);
   const int64_t rows = std::get<RowWork>(op.work).rows;
   const int64_t columns = std::get<RowWork>(op.work).columns;
   const Argument weight = call.find(Role::kWeight);
@@ -71,6 +100,10 @@ void HostModules::gemm(const Call& call) const {
   const Op& op = call.op;
   const GemmWork& work = std::get<GemmWork>(op.work);
   const ModuleKind kind = op.label.module;
+  const bool feeds_forward = kind == ModuleKind::kFc1 || kind == ModuleKind::kFc2;
+  if (work.experts > 0) return expert_gemm(call);
+  if (op.label.part != ChainPart::kWhole) return latent_gemm(call);
+  if (feeds_forward && model_.has_experts(op.label.layer)) return shared_gemm(call);
   if (op.phase == Phase::kBackwardWeight) {
     const Argument gradient = call.find(Role::kParameterGradient);
     // A tied head writes only its share of the embedding's gradient; the embedding adds the rest.
@@ -86,14 +119,72 @@ void HostModules::gemm(const Call& call) const {
   const Argument weight = call.find(Role::kWeight);
   const View params = view(weight, 1, weight.tensor->elements);
   if (op.phase == Phase::kBackwardInput) {
-    transformer::linear_backward_input(
-        model_, kind, view(call.find(Role::kOutputGradient), work.m, work.k), params,
-        view(call.find(Role::kInputGradient), work.m, work.n));
+    const Argument to = call.find(Role::kInputGradient);
+    transformer::linear_backward_input(model_, kind,
+                                       view(call.find(Role::kOutputGradient), work.m, work.k),
+                                       params, view(to, work.m, work.n), to.adds);
     return;
   }
   transformer::linear_forward(model_, kind, view(call.find(Role::kInput), work.m, work.k), params,
                               view(call.find(Role::kResidual), work.m, work.n),
                               view(call.find(Role::kOutput), work.m, work.n));
+}
+
+void HostModules::latent_gemm(const Call& call) const {
+  const Op& op = call.op;
+  const GemmWork& work = std::get<GemmWork>(op.work);
+  const transformer::LatentProduct product = latent_product(op.label.part);
+  const bool up = op.label.part == ChainPart::kQueryUp || op.label.part == ChainPart::kKeyUp;
+  // What goes up is a part of qkv's columns.
+  const auto made = [&](const Argument& y, int64_t rows, int64_t columns) {
+    return view(y, rows, up ? model_.qkv_width() : columns);
+  };
+  if (op.phase == Phase::kBackwardWeight) {
+    transformer::latent_backward_weight(model_, product,
+                                        made(call.find(Role::kOutputGradient), work.k, work.m),
+                                        view(call.find(Role::kInput), work.k, work.n),
+                                        flat(call.find(Role::kParameterGradient)), work.accumulate);
+    return;
+  }
+  const View params = flat(call.find(Role::kWeight));
+  if (op.phase == Phase::kBackwardInput) {
+    const Argument dx = call.find(Role::kInputGradient);
+    transformer::latent_backward_input(model_, product,
+                                       made(call.find(Role::kOutputGradient), work.m, work.k),
+                                       params, view(dx, work.m, work.n), dx.adds);
+    return;
+  }
+  transformer::latent_forward(
+      model_, product, view(call.find(Role::kInput), work.m, work.k), params,
+      view(call.find(Role::kResidual), work.m, model_.kv_rank + model_.rope_size),
+      made(call.find(Role::kOutput), work.m, work.n));
+}
+
+void HostModules::latent_norm(const Call& call) const {
+  const Op& op = call.op;
+  const RowWork& work = std::get<RowWork>(op.work);
+  const transformer::LatentLayout layout = transformer::latent_layout(model_);
+  const bool of_keys = op.label.part == ChainPart::kKeyDown;
+  const int64_t offset = of_keys ? layout.key_norm : layout.query_norm;
+  const int64_t width = work.columns + (of_keys ? model_.rope_size : 0);
+  const View x = view(call.find(Role::kInput), work.rows, width);
+  const View statistics = view(call.find(Role::kStatistics), work.rows, 2);
+  const View params = part(call.find(Role::kWeight), offset, 1, work.columns);
+  if (forward(op)) {
+    transformer::norm_forward(model_, x, params,
+                              view(call.find(Role::kOutput), work.rows, work.columns), statistics,
+                              transformer::kLatentNormEpsilon);
+    return;
+  }
+  const View dx = view(call.find(Role::kInputGradient), work.rows, width);
+  // The products before have written other parts of the module's gradient.
+  transformer::norm_backward(model_, x, statistics, params,
+                             view(call.find(Role::kOutputGradient), work.rows, work.columns), {},
+                             dx, part(call.find(Role::kParameterGradient), offset, 1, work.columns),
+                             op.label.micro_batch > 0);
+  if (!of_keys) return;
+  const View dqkv = view(call.find(Role::kResidualGradient), work.rows, model_.qkv_width());
+  transformer::latent_rotary_backward(model_, dqkv, dx);
 }
 
 void HostModules::attention(const Call& call) const {
@@ -104,18 +195,22 @@ void HostModules::attention(const Call& call) const {
   const View out = view(call.find(Role::kOutput), shape.tokens(), model_.attention_width());
   const View log_sum_exp =
       view(call.find(Role::kStatistics), work.sequences * work.heads, work.length);
+  const transformer::AttentionOf of{op.label.layer, flat(call.find(Role::kWeight))};
   if (forward(op)) {
-    transformer::attention_forward(model_, shape, qkv, out, log_sum_exp);
+    transformer::attention_forward(model_, shape, qkv, out, log_sum_exp, of);
     return;
   }
+  const Argument gradient = call.find(Role::kParameterGradient);
   transformer::attention_backward(
       model_, shape, qkv, out, log_sum_exp,
       view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width()),
-      view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()));
+      view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), of, flat(gradient),
+      gradient.adds);
 }
 
 void HostModules::activation(const Call& call) const {
   const Op& op = call.op;
+  if (model_.has_experts(op.label.layer)) return expert_activation(call);
   const int64_t rows = std::get<RowWork>(op.work).rows;
   const View h = view(call.find(Role::kInput), rows, model_.fc1_width());
   if (forward(op)) {
@@ -127,14 +222,167 @@ void HostModules::activation(const Call& call) const {
                                    view(call.find(Role::kInputGradient), rows, model_.fc1_width()));
 }
 
+int64_t HostModules::sent_rows() const {
+  return plan_.tokens_per_micro_batch() * model_.experts_per_token;
+}
+
+transformer::Routed HostModules::routed(const Call& call) const {
+  const int64_t tokens = plan_.tokens_per_micro_batch();
+  return {view(call.find(Role::kStatistics), tokens, model_.experts),
+          view(call.find(Role::kRouting), tokens, model_.experts_per_token)};
+}
+
+void HostModules::expert_gemm(const Call& call) const {
+  const Op& op = call.op;
+  const GemmWork& work = std::get<GemmWork>(op.work);
+  const ModuleKind kind = op.label.module;
+  const transformer::Routed of = routed(call);
+  const transformer::ExpertRows rows = transformer::expert_rows(model_, of.choice);
+  const bool biased = kind == ModuleKind::kFc2 && model_.mlp_bias;
+  if (op.phase == Phase::kBackwardWeight) {
+    const View dy = part(call.find(Role::kOutputGradient), 0, work.k, work.m);
+    const View gradient = flat(call.find(Role::kParameterGradient));
+    transformer::experts_backward_weight(model_, kind, dy,
+                                         part(call.find(Role::kInput), 0, work.k, work.n), rows,
+                                         gradient, work.accumulate);
+    if (biased) {
+      transformer::weighted_biases_backward(model_, of, dy, gradient, work.accumulate);
+    }
+    return;
+  }
+  const View params = flat(call.find(Role::kWeight));
+  if (op.phase == Phase::kBackwardInput) {
+    const View dy = part(call.find(Role::kOutputGradient), 0, work.m, work.k);
+    transformer::experts_backward_input(model_, kind, dy, rows, params,
+                                        part(call.find(Role::kInputGradient), 0, work.m, work.n));
+    if (biased) {
+      const View dscores = view(call.find(Role::kScratch), of.scores.rows, of.scores.columns);
+      transformer::bias_weights_backward(model_, of, dy, params, dscores);
+    }
+    return;
+  }
+  const View y = part(call.find(Role::kOutput), 0, work.m, work.n);
+  transformer::experts_forward(model_, kind, part(call.find(Role::kInput), 0, work.m, work.k), rows,
+                               params, y);
+  if (biased) transformer::add_weighted_biases(model_, of, params, y);
+}
+
+// Of arrays that also hold what the routed experts read or make, the part behind it.
+void HostModules::shared_gemm(const Call& call) const {
+  const Op& op = call.op;
+  const GemmWork& work = std::get<GemmWork>(op.work);
+  const ModuleKind kind = op.label.module;
+  const bool up = kind == ModuleKind::kFc1;
+  const int64_t wide = sent_rows() * model_.expert_ffn * (up ? model_.gates() : 1);
+  const int64_t before_x = up ? 0 : wide;
+  const int64_t before_y = up ? wide : 0;
+  if (op.phase == Phase::kBackwardWeight) {
+    transformer::shared_backward_weight(
+        model_, kind, part(call.find(Role::kOutputGradient), before_y, work.k, work.m),
+        part(call.find(Role::kInput), before_x, work.k, work.n),
+        flat(call.find(Role::kParameterGradient)), work.accumulate);
+    return;
+  }
+  const View params = flat(call.find(Role::kWeight));
+  if (op.phase == Phase::kBackwardInput) {
+    transformer::shared_backward_input(
+        model_, kind, part(call.find(Role::kOutputGradient), before_y, work.m, work.k), params,
+        part(call.find(Role::kInputGradient), before_x, work.m, work.n));
+    return;
+  }
+  transformer::shared_forward(model_, kind, part(call.find(Role::kInput), before_x, work.m, work.k),
+                              params, view(call.find(Role::kResidual), work.m, work.n),
+                              part(call.find(Role::kOutput), before_y, work.m, work.n));
+}
+
+void HostModules::expert_activation(const Call& call) const {
+  const transformer::Routed of = routed(call);
+  const int64_t tokens = of.scores.rows;
+  const int64_t sent = sent_rows();
+  const int64_t ffn = model_.expert_ffn;
+  const int64_t wide = model_.gates() * ffn;
+  const int64_t shared = model_.shared_ffn();
+  const int64_t shared_wide = model_.gates() * shared;
+  const Argument h = call.find(Role::kInput);
+  if (forward(call.op)) {
+    const Argument a = call.find(Role::kOutput);
+    transformer::experts_activation_forward(model_, of, part(h, 0, sent, wide),
+                                            part(a, 0, sent, ffn));
+    if (shared == 0) return;
+    transformer::shared_activation_forward(model_, part(h, sent * wide, tokens, shared_wide),
+                                           part(a, sent * ffn, tokens, shared));
+    return;
+  }
+  const Argument da = call.find(Role::kOutputGradient);
+  const Argument dh = call.find(Role::kInputGradient);
+  const Argument dscores = call.find(Role::kScratch);
+  transformer::experts_activation_backward(model_, of, part(h, 0, sent, wide),
+                                           part(da, 0, sent, ffn), part(dh, 0, sent, wide),
+                                           view(dscores, tokens, model_.experts), dscores.adds);
+  if (shared == 0) return;
+  transformer::shared_activation_backward(model_, part(h, sent * wide, tokens, shared_wide),
+                                          part(da, sent * ffn, tokens, shared),
+                                          part(dh, sent * wide, tokens, shared_wide));
+}
+
+void HostModules::permute(const Call& call) const {
+  const Op& op = call.op;
+  const int64_t tokens = plan_.tokens_per_micro_batch();
+  const int64_t c = model_.hidden;
+  const transformer::Routed of = routed(call);
+  const Argument balance = call.find(Role::kBalance);
+  auto* sums = reinterpret_cast<double*>(balance.data);
+  if (op.label.module == ModuleKind::kRouter && forward(op)) {
+    const View choice = view(call.find(Role::kRouting), tokens, model_.experts_per_token);
+    transformer::choose_experts(model_, of.scores, flat(call.find(Role::kWeight)), choice);
+    if (sums != nullptr) {
+      transformer::add_balance(model_, of.scores, choice, !balance.adds, sums);
+    }
+  }
+  const transformer::ExpertRows rows = transformer::expert_rows(model_, of.choice);
+  if (op.label.module == ModuleKind::kRouter) {
+    if (forward(op)) {
+      transformer::send_rows(rows, view(call.find(Role::kInput), tokens, c),
+                             view(call.find(Role::kOutput), rows.count(), c));
+      return;
+    }
+    const Argument dx = call.find(Role::kInputGradient);
+    const View to = view(dx, tokens, c);
+    transformer::sum_rows(rows, view(call.find(Role::kOutputGradient), rows.count(), c),
+                          dx.adds ? ConstView(to) : ConstView(), to);
+    transformer::scores_backward(model_, of.scores, of.choice, sums,
+                                 view(call.find(Role::kScratch), tokens, model_.experts));
+    return;
+  }
+  if (forward(op)) {
+    const Argument y = call.find(Role::kOutput);
+    const Argument start = y.adds ? y : call.find(Role::kResidual);
+    transformer::sum_rows(rows, view(call.find(Role::kInput), rows.count(), c),
+                          view(start, tokens, c), view(y, tokens, c));
+    return;
+  }
+  transformer::send_rows(rows, view(call.find(Role::kOutputGradient), tokens, c),
+                         view(call.find(Role::kInputGradient), rows.count(), c));
+}
+
 double HostModules::loss(const Op& op, const OperationArguments& arguments, int32_t step,
                          double gradient_factor) const {
   const Call call{op, arguments, step};
   const Shape shape{*plan_.micro_batch, plan_.sequence_length};
   const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
-  return transformer::loss_forward_backward(
+  const double mean = transformer::loss_forward_backward(
       model_, shape, tokens, view(call.find(Role::kOutput), shape.tokens(), model_.vocab),
       gradient_factor);
+  const Argument balance = call.find(Role::kBalance);
+  if (balance.data == nullptr) return mean;
+  int64_t rows = 0;
+  for (int64_t layer = 0; layer < model_.layers; ++layer) {
+    rows += model_.has_experts(layer) ? shape.tokens() : 0;
+  }
+  // The factor folds 1 / tokens, which is in the mean over rows already.
+  const double factor = gradient_factor * static_cast<double>(shape.tokens());
+  return mean +
+         transformer::balance_loss(model_, rows, factor, reinterpret_cast<double*>(balance.data));
 }
 
 }  // namespace ballast

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/execute/operation_arguments.h"
+#include "backend/host/transformer_experts.h"
 #include "sim/graph/core/graph.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
@@ -18,7 +19,7 @@ class HostModules {
   // Both must outlive this.
   HostModules(const Model& model, const Plan& plan) : model_(model), plan_(plan) {}
 
-  // Embedding, norm, matrix product, attention or activation.
+  // Embedding, norm, matrix product, attention, activation, or tokens' way to experts and back.
   void module(const Op& op, const OperationArguments& arguments, int32_t step) const;
   // Mean loss in nats; logits become their gradient times the factor.
   double loss(const Op& op, const OperationArguments& arguments, int32_t step,
@@ -35,8 +36,19 @@ class HostModules {
   void embedding(const Call& call) const;
   void norm(const Call& call) const;
   void gemm(const Call& call) const;
+  // Of the experts of a layer, and of those that it shares.
+  void expert_gemm(const Call& call) const;
+  void shared_gemm(const Call& call) const;
+  // Of the chains of latent attention.
+  void latent_gemm(const Call& call) const;
+  void latent_norm(const Call& call) const;
   void attention(const Call& call) const;
   void activation(const Call& call) const;
+  void expert_activation(const Call& call) const;
+  void permute(const Call& call) const;
+  transformer::Routed routed(const Call& call) const;
+  // Tokens times the experts of each, whose rows come before those of the shared experts.
+  int64_t sent_rows() const;
 
   const Model& model_;
   const Plan& plan_;

@@ -16,11 +16,11 @@ namespace {
 
 // Weight and, for LayerNorm, bias of a norm module.
 template <class Real>
-NormRow<Real> norm_parameters(const Model& model, ConstView params) {
-  const int64_t count = model.norm == NormKind::kLayerNorm ? 2 * model.hidden : model.hidden;
+NormRow<Real> norm_parameters(const Model& model, ConstView params, int64_t n) {
+  const int64_t count = model.norm == NormKind::kLayerNorm ? 2 * n : n;
   NormRow<Real> row;
   row.weight = load<Real>(params, 0, count, Slot::kParameters);
-  if (model.norm == NormKind::kLayerNorm) row.bias = row.weight + model.hidden;
+  if (model.norm == NormKind::kLayerNorm) row.bias = row.weight + n;
   return row;
 }
 
@@ -34,20 +34,19 @@ void for_rows(int64_t rows, int64_t columns, const Body& body) {
 }
 
 template <class Real>
-void norm_forward_rows(const Model& model, ConstView x, ConstView params, View out,
-                       View statistics) {
+void norm_forward_rows(const Model& model, ConstView x, ConstView params, View out, View statistics,
+                       double epsilon) {
   const RowLoops<Real>& rows = row_loops<Real>();
-  const int64_t n = x.columns;
-  NormRow<Real> row = norm_parameters<Real>(model, params);
+  const int64_t n = out.columns;
+  NormRow<Real> row = norm_parameters<Real>(model, params, n);
   auto* pairs = reinterpret_cast<Real*>(address(statistics, 0));
   for_rows(x.rows, n, [&, row](int64_t i) mutable {
-    row.x = load<Real>(x, i * n, n, Slot::kInput);
+    row.x = load<Real>(x, i * x.columns, n, Slot::kInput);
     const Moments<Real> moments = model.norm == NormKind::kLayerNorm
                                       ? rows.centred_moments(row.x, n)
                                       : rows.plain_moments(row.x, n);
     row.mean = moments.mean;
-    row.inverse_deviation =
-        Real(1) / std::sqrt(moments.mean_square + static_cast<Real>(model.norm_epsilon));
+    row.inverse_deviation = Real(1) / std::sqrt(moments.mean_square + static_cast<Real>(epsilon));
     pairs[2 * i] = row.mean;
     pairs[2 * i + 1] = row.inverse_deviation;
     Real* to = target<Real>(out, i * n, n, Slot::kOutput);
@@ -60,8 +59,8 @@ template <class Real>
 void norm_backward_rows(const Model& model, ConstView x, ConstView statistics, ConstView params,
                         ConstView dout, ConstView residual_gradient, View dx, View dparams,
                         bool accumulate) {
-  const int64_t n = x.columns;
-  const NormRow<Real> parameters = norm_parameters<Real>(model, params);
+  const int64_t n = dout.columns;
+  const NormRow<Real> parameters = norm_parameters<Real>(model, params, n);
   const int64_t count = parameters.bias == nullptr ? n : 2 * n;
   // Each part of the rows has sums of its own, which are added in order: as the parts follow from
   // the sizes alone, so does every bit.
@@ -77,16 +76,16 @@ void norm_backward_rows(const Model& model, ConstView x, ConstView statistics, C
     std::fill_n(gradient.dweight, count, Real(0));
     const Range rows = range_of(x.rows, cut.granule, parts, part);
     for (int64_t i = rows.begin; i < rows.end; ++i) {
-      row.x = load<Real>(x, i * n, n, Slot::kInput);
+      row.x = load<Real>(x, i * x.columns, n, Slot::kInput);
       row.mean = pairs[2 * i];
       row.inverse_deviation = pairs[2 * i + 1];
       gradient.dout = load<Real>(dout, i * n, n, Slot::kGradient);
       if (residual_gradient.data != nullptr) {
         gradient.residual = load<Real>(residual_gradient, i * n, n, Slot::kResidual);
       }
-      gradient.dx = target<Real>(dx, i * n, n, Slot::kOutput);
+      gradient.dx = target<Real>(dx, i * dx.columns, n, Slot::kOutput);
       row_loops<Real>().norm_gradient(row, gradient, n);
-      finish(gradient.dx, dx, i * n, n);
+      finish(gradient.dx, dx, i * dx.columns, n);
     }
   });
   for (int64_t part = 1; part < parts; ++part) {
@@ -170,18 +169,22 @@ void check_activation(const Model& model, ConstView h, ConstView a) {
 
 }  // namespace
 
-void norm_forward(const Model& model, ConstView x, ConstView params, View out, View statistics) {
+void norm_forward(const Model& model, ConstView x, ConstView params, View out, View statistics,
+                  double epsilon) {
   check_statistics(x, statistics);
-  CHECK(x.columns == model.hidden && out.rows == x.rows && out.columns == x.columns);
-  if (x.dtype == DType::kF64) return norm_forward_rows<double>(model, x, params, out, statistics);
-  norm_forward_rows<float>(model, x, params, out, statistics);
+  CHECK(out.rows == x.rows && out.columns <= x.columns);
+  if (epsilon == 0) epsilon = model.norm_epsilon;
+  if (x.dtype == DType::kF64) {
+    return norm_forward_rows<double>(model, x, params, out, statistics, epsilon);
+  }
+  norm_forward_rows<float>(model, x, params, out, statistics, epsilon);
 }
 
 void norm_backward(const Model& model, ConstView x, ConstView statistics, ConstView params,
                    ConstView dout, ConstView residual_gradient, View dx, View dparams,
                    bool accumulate) {
   check_statistics(x, statistics);
-  CHECK(x.columns == model.hidden && dout.rows == x.rows && dout.columns == x.columns);
+  CHECK(dout.rows == x.rows && dout.columns <= x.columns);
   CHECK(dx.rows == x.rows && dx.columns == x.columns);
   if (x.dtype == DType::kF64) {
     return norm_backward_rows<double>(model, x, statistics, params, dout, residual_gradient, dx,

@@ -51,35 +51,68 @@ void embedding_forward(const Model&, Shape, const int32_t* tokens, ConstView par
 void embedding_backward(const Model&, Shape, const int32_t* tokens, ConstView dout, View dparams,
                         bool accumulate);
 
-// out = norm(x); statistics: fp32 (fp64 in fp64) [T, 2], mean (0 for RMSNorm) and 1/deviation.
-void norm_forward(const Model&, ConstView x, ConstView params, View out, View statistics);
+// out = norm of the first columns of x, as many as out has; statistics: fp32 (fp64 in fp64) [T, 2],
+// mean (0 for RMSNorm) and 1/deviation. epsilon 0: the model's.
+void norm_forward(const Model&, ConstView x, ConstView params, View out, View statistics,
+                  double epsilon = 0);
 // dx = gradient through the norm + residual_gradient (absent: data null; may be the same array as
-// dx).
+// dx); of columns beyond those of dout dx is not written.
 void norm_backward(const Model&, ConstView x, ConstView statistics, ConstView params,
                    ConstView dout, ConstView residual_gradient, View dx, View dparams,
                    bool accumulate);
 
-// A linear module (kQkv, kAttentionOut, kFc1, kFc2, kHead): y = x W (+ bias) (+ residual). The
-// module's parameters may be several matrices (q, k, v or gate, up) whose outputs lie side by side
-// in y, each followed by its bias where the model has one. For kHead with tied embeddings params is
-// the embedding module's array: its first V*C elements are used, and of dparams written; the rest
-// of dparams (positions) is cleared unless accumulate is set. residual: data null if there is none;
-// may be the same array as y.
+// A linear module (kQkv, kAttentionOut, kRouter, kHead; kFc1 and kFc2 without experts): y = x W (+
+// bias) (+ residual). The module's parameters may be several matrices (q, k, v or gate, up) whose
+// outputs lie side by side in y, each followed by its bias where the model has one. For kHead with
+// tied embeddings params is the embedding module's array: its first V*C elements are used, and of
+// dparams written; the rest of dparams (positions) is cleared unless accumulate is set. residual:
+// data null if there is none; may be the same array as y.
 void linear_forward(const Model&, ModuleKind, ConstView x, ConstView params, ConstView residual,
                     View y);
-void linear_backward_input(const Model&, ModuleKind, ConstView dy, ConstView params, View dx);
+void linear_backward_input(const Model&, ModuleKind, ConstView dy, ConstView params, View dx,
+                           bool accumulate = false);
 void linear_backward_weight(const Model&, ModuleKind, ConstView dy, ConstView x, View dparams,
                             bool accumulate);
 
-// Causal attention with grouped KV heads, RoPE applied to q and k on the fly where the model has it
-// (Hugging Face llama's rotate-half convention). qkv: [T, (H+2K)*D], q heads, then k, then v.
-// Throws Error for a model with qk_norm. out: [T, H*D]; log_sum_exp: fp32 (fp64) [B*H, S]. Scores
-// are never stored whole beyond one head's [S, S] scratch; backward recomputes them from
-// log_sum_exp. dqkv: [T, (H+2K)*D].
-void attention_forward(const Model&, Shape, ConstView qkv, View out, View log_sum_exp);
-void attention_backward(const Model&, Shape, ConstView qkv, ConstView out, ConstView log_sum_exp,
-                        ConstView dout, View dqkv);
+// Latent attention's way from the hidden state to heads (DeepSeek-V2, arXiv 2405.04434, section
+// 2.1), a product at a time: queries down to their latent and up, keys and values down, with the
+// keys' rotary columns, and up; between the two the caller normalises (norm_forward).
+// That of the norms between them, whatever the model's (transformers, DeepseekV3RMSNorm).
+inline constexpr double kLatentNormEpsilon = 1e-6;
+enum class LatentProduct : uint8_t { kQueryDown, kQueryUp, kKeyDown, kKeyUp };
+// y: [T, query_rank], qkv, [T, kv_rank + rope_size], qkv. kQueryUp writes the queries of qkv,
+// kKeyUp its keys and values; it takes the rotary columns, which all heads share, from `rotary`,
+// what kKeyDown made.
+void latent_forward(const Model&, LatentProduct, ConstView x, ConstView params, ConstView rotary,
+                    View y);
+void latent_backward_input(const Model&, LatentProduct, ConstView dy, ConstView params, View dx,
+                           bool accumulate);
+void latent_backward_weight(const Model&, LatentProduct, ConstView dy, ConstView x, View dparams,
+                            bool accumulate);
+// The last columns of dlatent [T, kv_rank + rope_size]: sums over the heads of dqkv.
+void latent_rotary_backward(const Model&, ConstView dqkv, View dlatent);
 
+// Whose attention: its layer decides the window, and its parameters, the module kCoreAttention, are
+// the norms of the heads' q and k (Qwen3, arXiv 2505.09388: RMSNorm over D, before RoPE) and the
+// sinks (gpt_oss: one more logit a head in the softmax, without a value). Data null without any.
+struct AttentionOf {
+  int64_t layer = 0;
+  ConstView params;
+};
+
+// Causal attention with grouped KV heads, RoPE applied to q and k on the fly where the model has it
+// (Hugging Face llama's rotate-half convention; with latent attention to the last rope_size columns
+// of a head). A token sees the window of its layer. qkv: [T, H*D + K*D + K*value size], q heads,
+// then k, then v. out: [T, H*value size]; log_sum_exp: fp32 (fp64) [B*H, S]. Scores are never
+// stored whole beyond one head's tile; backward recomputes them from log_sum_exp. dqkv like qkv;
+// dparams like the parameters, added to where `accumulate` is set.
+void attention_forward(const Model&, Shape, ConstView qkv, View out, View log_sum_exp,
+                       const AttentionOf& of = {});
+void attention_backward(const Model&, Shape, ConstView qkv, ConstView out, ConstView log_sum_exp,
+                        ConstView dout, View dqkv, const AttentionOf& of = {}, View dparams = {},
+                        bool accumulate = false);
+
+// Of layers without experts (transformer_experts.h has the others).
 // h: [T, fc1 width]; a: [T, F]. SwiGLU: a = silu(gate) * up with gate the first F columns.
 void activation_forward(const Model&, ConstView h, View a);
 void activation_backward(const Model&, ConstView h, ConstView da, View dh);

@@ -18,6 +18,11 @@ namespace {
 // (512 KiB) to stay in a second-level cache.
 constexpr int64_t kTile = 128;
 
+// Of a head of queries or keys: with latent attention the last of them alone.
+int64_t rotated_columns(const Model& model) {
+  return model.is_latent() ? model.rope_size : model.head_size;
+}
+
 // cos and sin of position * theta^(-2i/D) (Su et al., arXiv 2104.09864, eq. 15), [positions, D/2].
 template <class Real>
 struct Rotations {
@@ -32,7 +37,7 @@ struct Rotations {
 template <class Real>
 const Rotations<Real>& rotations(const Model& model, int64_t positions) {
   thread_local Rotations<Real> table;
-  const int64_t half = model.head_size / 2;
+  const int64_t half = rotated_columns(model) / 2;
   if (table.theta == model.rope_theta && table.half == half && table.positions >= positions) {
     return table;
   }
@@ -55,34 +60,137 @@ const Rotations<Real>& rotations(const Model& model, int64_t positions) {
 
 enum class Direction : uint8_t { kForward, kBack };
 
+// Pairs of neighbours to pairs half the size apart, in which order they are rotated and stay.
+template <class Real>
+void part_pairs(Real* x, int64_t half, Real* scratch) {
+  std::copy_n(x, 2 * half, scratch);
+  for (int64_t i = 0; i < half; ++i) {
+    x[i] = scratch[2 * i];
+    x[half + i] = scratch[2 * i + 1];
+  }
+}
+template <class Real>
+void join_pairs(Real* x, int64_t half, Real* scratch) {
+  std::copy_n(x, 2 * half, scratch);
+  for (int64_t i = 0; i < half; ++i) {
+    x[2 * i] = scratch[i];
+    x[2 * i + 1] = scratch[half + i];
+  }
+}
+
 // Rotates the q and k heads of one sequence in place.
 template <class Real>
 void rotate_heads(const Model& model, int64_t length, Direction direction, Real* qkv) {
   const Rotations<Real>& table = rotations<Real>(model, length);
   const auto rotate =
       direction == Direction::kForward ? row_loops<Real>().rotate : row_loops<Real>().rotate_back;
+  const bool forward = direction == Direction::kForward;
+  const int64_t still = model.head_size - 2 * table.half;
   for_ranges(length, by_rows(model.qkv_width()), [&](int64_t begin, int64_t end) {
+    Real* pairs = model.interleaved_rope ? scratch<Real>(Slot::kHeadSums, 2 * table.half) : nullptr;
     for (int64_t position = begin; position < end; ++position) {
       const Real* cosines = table.cosines.data() + position * table.half;
       const Real* sines = table.sines.data() + position * table.half;
       for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
-        Real* x = qkv + position * model.qkv_width() + head * model.head_size;
+        Real* x = qkv + position * model.qkv_width() + head * model.head_size + still;
+        if (pairs != nullptr && forward) part_pairs(x, table.half, pairs);
         rotate(x, cosines, sines, x, table.half);
+        if (pairs != nullptr && !forward) join_pairs(x, table.half, pairs);
       }
     }
   });
 }
 
-// The packed rows [S, (H+2K)*D] of one sequence, rotated where the model rotates.
+// The parameters of core attention, as Real; null where the model has none of the sort.
 template <class Real>
-const Real* load_sequence(const Model& model, int64_t length, int64_t sequence, ConstView qkv) {
+struct HeadParameters {
+  const Real* sinks = nullptr;   // [H]
+  const Real* q_norm = nullptr;  // [D]
+  const Real* k_norm = nullptr;
+};
+
+template <class Real>
+HeadParameters<Real> head_parameters(const Model& model, const AttentionOf& of) {
+  HeadParameters<Real> parameters;
+  if (!model.attention_sinks && !model.qk_norm) return parameters;
+  const Real* all = load<Real>(of.params, 0, elements(of.params), Slot::kParameters);
+  if (model.attention_sinks) parameters.sinks = all;
+  if (!model.qk_norm) return parameters;
+  parameters.q_norm = all + (model.attention_sinks ? model.heads : 0);
+  parameters.k_norm = parameters.q_norm + model.head_size;
+  return parameters;
+}
+
+// The norm of one head's q or k before RoPE.
+template <class Real>
+NormRow<Real> head_norm(const Model& model, const HeadParameters<Real>& parameters, int64_t head,
+                        const Real* x) {
+  NormRow<Real> row;
+  row.x = x;
+  row.weight = head < model.heads ? parameters.q_norm : parameters.k_norm;
+  const Real mean_square = row_loops<Real>().plain_moments(x, model.head_size).mean_square;
+  row.inverse_deviation = Real(1) / std::sqrt(mean_square + static_cast<Real>(model.norm_epsilon));
+  return row;
+}
+
+template <class Real>
+void norm_heads(const Model& model, int64_t length, const HeadParameters<Real>& parameters,
+                Real* qkv) {
+  for_ranges(length, by_rows(model.qkv_width()), [&](int64_t begin, int64_t end) {
+    for (int64_t position = begin; position < end; ++position) {
+      for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
+        Real* x = qkv + position * model.qkv_width() + head * model.head_size;
+        row_loops<Real>().norm(head_norm(model, parameters, head, x), x, model.head_size);
+      }
+    }
+  });
+}
+
+// Gradients by the normalised q and k of one sequence, replaced by those of what was normalised.
+// sums: [2, D] of the weights of the norms, to which each part of the positions adds in order.
+template <class Real>
+void norm_heads_backward(const Model& model, int64_t length, int64_t sequence, ConstView qkv,
+                         const HeadParameters<Real>& parameters, Real* gradient, Real* sums) {
+  const int64_t size = model.head_size;
+  const int64_t width = model.qkv_width();
+  const RangeCut cut = by_rows(width);
+  const int64_t parts = parts_of(length, cut);
+  Real* of_parts = scratch<Real>(Slot::kHeadParts, parts * 2 * size);
+  std::fill_n(of_parts, parts * 2 * size, Real(0));
+  for_parts(parts, [&](int64_t part) {
+    const Range range = range_of(length, cut.granule, parts, part);
+    for (int64_t position = range.begin; position < range.end; ++position) {
+      const int64_t first = (sequence * length + position) * width;
+      const Real* x = load<Real>(qkv, first, width, Slot::kInput);
+      for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
+        NormRowGradient<Real> of_row;
+        of_row.dx = gradient + position * width + head * size;
+        of_row.dout = of_row.dx;
+        of_row.dweight = of_parts + part * 2 * size + (head < model.heads ? 0 : size);
+        const NormRow<Real> row = head_norm(model, parameters, head, x + head * size);
+        row_loops<Real>().norm_gradient(row, of_row, size);
+      }
+    }
+  });
+  for (int64_t part = 0; part < parts; ++part) {
+    row_loops<Real>().add(of_parts + part * 2 * size, sums, 2 * size);
+  }
+}
+
+// The packed rows of one sequence, normalised and rotated where the model does it.
+template <class Real>
+const Real* load_sequence(const Model& model, int64_t length, int64_t sequence, ConstView qkv,
+                          const HeadParameters<Real>& parameters) {
   const int64_t count = length * model.qkv_width();
-  if (model.position != PositionKind::kRope) {
+  if (model.position != PositionKind::kRope && !model.qk_norm) {
     return load<Real>(qkv, sequence * count, count, Slot::kPacked);
   }
   Real* packed = scratch<Real>(Slot::kPacked, count);
   copy_in(qkv, sequence * count, count, packed);
-  rotate_heads(model, length, Direction::kForward, packed);
+  if (model.qk_norm) norm_heads(model, length, parameters, packed);
+  if (model.position == PositionKind::kRope) {
+    rotate_heads(model, length, Direction::kForward, packed);
+  }
   return packed;
 }
 
@@ -96,7 +204,7 @@ struct HeadOffsets {
 HeadOffsets offsets_of(const Model& model, int64_t head) {
   const int64_t kv_head = head / (model.heads / model.kv_heads);
   return {head * model.head_size, (model.heads + kv_head) * model.head_size,
-          (model.heads + model.kv_heads + kv_head) * model.head_size};
+          (model.heads + model.kv_heads) * model.head_size + kv_head * model.value_head_size()};
 }
 
 template <class Real>
@@ -114,59 +222,108 @@ RangeCut by_heads(const Model& model, int64_t length) {
 template <class Real>
 struct Tile {
   int64_t first = 0;
-  int64_t end = 0;    // also the number of keys that any of its rows sees
-  int64_t width = 0;  // of a packed row
+  int64_t end = 0;        // also the end of the keys that any of its rows sees
+  int64_t key_begin = 0;  // the first key that any of its rows sees
+  int64_t window = 0;     // keys that a row sees, itself included; 0: all before it
+  int64_t width = 0;      // of a packed row
   int64_t head_size = 0;
+  int64_t value_size = 0;
   const Real* q = nullptr;  // row 0 of the head
   const Real* k = nullptr;
   const Real* v = nullptr;
   Real scale = 1;
+  const Real* sink = nullptr;  // one more logit of every row
   int64_t rows() const { return end - first; }
+  int64_t keys() const { return end - key_begin; }
+  // Of row i the columns that it sees among the tile's keys.
+  Range seen_by(int64_t i) const {
+    const int64_t row = first + i;
+    const int64_t from = window > 0 ? std::max<int64_t>(row - window + 1, 0) : 0;
+    return {from - key_begin, row + 1 - key_begin};
+  }
+  // To row `begin` and the rows after it, as far as the tile goes.
+  void place(int64_t begin, int64_t length) {
+    first = begin;
+    end = std::min(begin + kTile, length);
+    key_begin = window > 0 ? std::max<int64_t>(begin - window + 1, 0) : 0;
+  }
 };
 
-// to[rows, keys] = factor * left[rows, D] right[keys, D]^T; `left_stride` between rows of left.
+// What a row does not see has no share.
+template <class Real>
+void clear_unseen(Real* row, const Range& seen, int64_t keys) {
+  std::fill(row, row + seen.begin, Real(0));
+  std::fill(row + seen.end, row + keys, Real(0));
+}
+
+// to[rows, keys] = factor * left[rows, size] right[keys, size]^T; `left_stride` between rows of
+// left.
 template <class Real>
 void pair_products(const Tile<Real>& t, const Real* left, int64_t left_stride, const Real* right,
-                   Real factor, Real* to) {
+                   int64_t size, Real factor, Real* to) {
   GemmArguments<Real> g;
-  g.m = t.rows(), g.n = t.end, g.k = t.head_size;
+  g.m = t.rows(), g.n = t.keys(), g.k = size;
   g.a = left, g.lda = left_stride;
-  g.b = right, g.ldb = t.width, g.transpose_b = true;
-  g.c = to, g.ldc = t.end;
+  g.b = right + t.key_begin * t.width, g.ldb = t.width, g.transpose_b = true;
+  g.c = to, g.ldc = t.keys();
   g.alpha = factor;
   gemm(g);
 }
 
+// What the values of a row are multiplied with so that its shares, exp(score - maximum), sum to 1,
+// and the logarithm of what they sum to; a sink takes its part.
+template <class Real>
+struct RowSum {
+  Real inverse = 0;
+  Real log = 0;
+};
+template <class Real>
+RowSum<Real> row_sum(const SoftmaxSums<Real>& sums, const Real* sink) {
+  if (sink == nullptr) {
+    return {static_cast<Real>(1.0 / sums.sum),
+            static_cast<Real>(sums.maximum + std::log(sums.sum))};
+  }
+  const double maximum = std::max(static_cast<double>(sums.maximum), static_cast<double>(*sink));
+  const double shrunk = std::exp(static_cast<double>(sums.maximum) - maximum);
+  const double sum = sums.sum * shrunk + std::exp(static_cast<double>(*sink) - maximum);
+  return {static_cast<Real>(shrunk / sum), static_cast<Real>(maximum + std::log(sum))};
+}
+
 template <class Real>
 void forward_tile(const Tile<Real>& t, Real* out, int64_t out_stride, Real* log_sum_exp) {
-  Real* scores = scratch<Real>(Slot::kScores, t.rows() * t.end);
-  pair_products(t, t.q + t.first * t.width, t.width, t.k, t.scale, scores);
+  Real* scores = scratch<Real>(Slot::kScores, t.rows() * t.keys());
+  pair_products(t, t.q + t.first * t.width, t.width, t.k, t.head_size, t.scale, scores);
   Real* inverse_sums = scratch<Real>(Slot::kSums, t.rows());
   for (int64_t i = 0; i < t.rows(); ++i) {
-    Real* row = scores + i * t.end;
-    const int64_t seen = t.first + i + 1;
-    const SoftmaxSums<Real> sums = row_loops<Real>().softmax(row, seen);
-    std::fill(row + seen, row + t.end, Real(0));
-    inverse_sums[i] = static_cast<Real>(1.0 / sums.sum);
-    log_sum_exp[t.first + i] = static_cast<Real>(sums.maximum + std::log(sums.sum));
+    Real* row = scores + i * t.keys();
+    const Range seen = t.seen_by(i);
+    const RowSum<Real> sum =
+        row_sum(row_loops<Real>().softmax(row + seen.begin, seen.size()), t.sink);
+    clear_unseen(row, seen, t.keys());
+    inverse_sums[i] = sum.inverse;
+    log_sum_exp[t.first + i] = sum.log;
   }
   GemmArguments<Real> g;
-  g.m = t.rows(), g.n = t.head_size, g.k = t.end;
-  g.a = scores, g.lda = t.end;
-  g.b = t.v, g.ldb = t.width;
+  g.m = t.rows(), g.n = t.value_size, g.k = t.keys();
+  g.a = scores, g.lda = t.keys();
+  g.b = t.v + t.key_begin * t.width, g.ldb = t.width;
   g.c = out + t.first * out_stride, g.ldc = out_stride;
   gemm(g);
   for (int64_t i = 0; i < t.rows(); ++i) {
-    row_loops<Real>().scale(inverse_sums[i], g.c + i * out_stride, t.head_size);
+    row_loops<Real>().scale(inverse_sums[i], g.c + i * out_stride, t.value_size);
   }
 }
 
 template <class Real>
-Tile<Real> tile_of(const Model& model, int64_t head, const Real* packed) {
+Tile<Real> tile_of(const Model& model, int64_t layer, int64_t head, const Real* packed,
+                   const HeadParameters<Real>& parameters) {
   const HeadOffsets at = offsets_of(model, head);
   Tile<Real> tile;
   tile.width = model.qkv_width();
   tile.head_size = model.head_size;
+  tile.value_size = model.value_head_size();
+  tile.window = model.window_of(layer);
+  if (parameters.sinks != nullptr) tile.sink = parameters.sinks + head;
   tile.q = packed + at.q;
   tile.k = packed + at.k;
   tile.v = packed + at.v;
@@ -175,20 +332,22 @@ Tile<Real> tile_of(const Model& model, int64_t head, const Real* packed) {
 }
 
 template <class Real>
-void forward(const Model& model, Shape shape, ConstView qkv, View out, View log_sum_exp) {
+void forward(const Model& model, Shape shape, const AttentionOf& of, ConstView qkv, View out,
+             View log_sum_exp) {
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
   const int64_t length = shape.length;
   const int64_t width = model.attention_width();
   for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
-    const Real* packed = load_sequence<Real>(model, length, sequence, qkv);
+    const Real* packed = load_sequence<Real>(model, length, sequence, qkv, parameters);
     const int64_t first = sequence * length * width;
     Real* to = target<Real>(out, first, length * width, Slot::kOutput);
     const auto forward_head = [&](int64_t head) {
-      Tile<Real> tile = tile_of(model, head, packed);
+      Tile<Real> tile = tile_of(model, of.layer, head, packed, parameters);
       Real* sums =
           reinterpret_cast<Real*>(address(log_sum_exp, (sequence * model.heads + head) * length));
-      for (tile.first = 0; tile.first < length; tile.first += kTile) {
-        tile.end = std::min(tile.first + kTile, length);
-        forward_tile(tile, to + head * model.head_size, width, sums);
+      for (int64_t begin = 0; begin < length; begin += kTile) {
+        tile.place(begin, length);
+        forward_tile(tile, to + head * tile.value_size, width, sums);
       }
     };
     for_ranges(model.heads, by_heads(model, length), [&](int64_t begin, int64_t end) {
@@ -208,123 +367,167 @@ struct HeadGradients {
   Real* dq = nullptr;
   Real* dk = nullptr;
   Real* dv = nullptr;
+  Real* dsink = nullptr;
 };
 
-// to[keys, D] += factor * weights[rows, keys]^T from[rows, D].
+// to[keys, size] += factor * weights[rows, keys]^T from[rows, size].
 template <class Real>
 void add_to_keys(const Tile<Real>& t, const Real* weights, const Real* from, int64_t from_stride,
-                 Real factor, Real* to) {
+                 int64_t size, Real factor, Real* to) {
   GemmArguments<Real> g;
-  g.m = t.end, g.n = t.head_size, g.k = t.rows();
-  g.a = weights, g.lda = t.end, g.transpose_a = true;
+  g.m = t.keys(), g.n = size, g.k = t.rows();
+  g.a = weights, g.lda = t.keys(), g.transpose_a = true;
   g.b = from, g.ldb = from_stride;
-  g.c = to, g.ldc = t.width;
+  g.c = to + t.key_begin * t.width, g.ldc = t.width;
   g.alpha = factor;
   g.accumulate = true;
   gemm(g);
 }
 
 // With p the probabilities and ds = p * (dp - delta): dv += p^T dout, dq = scale ds k,
-// dk += scale ds^T q (Dao, arXiv 2307.08691, Alg. 2).
+// dk += scale ds^T q (Dao, arXiv 2307.08691, Alg. 2). A sink has no value, so that its ds is
+// -p * delta.
 template <class Real>
 void backward_tile(const Tile<Real>& t, const HeadGradients<Real>& d) {
   const RowLoops<Real>& rows = row_loops<Real>();
-  Real* scores = scratch<Real>(Slot::kScores, t.rows() * t.end);
-  Real* dp = scratch<Real>(Slot::kScoreGradients, t.rows() * t.end);
+  Real* scores = scratch<Real>(Slot::kScores, t.rows() * t.keys());
+  Real* dp = scratch<Real>(Slot::kScoreGradients, t.rows() * t.keys());
   const Real* q = t.q + t.first * t.width;
   const Real* dout = d.dout + t.first * d.out_stride;
-  pair_products(t, q, t.width, t.k, t.scale, scores);
-  pair_products(t, dout, d.out_stride, t.v, Real(1), dp);
+  pair_products(t, q, t.width, t.k, t.head_size, t.scale, scores);
+  pair_products(t, dout, d.out_stride, t.v, t.value_size, Real(1), dp);
   for (int64_t i = 0; i < t.rows(); ++i) {
     const int64_t row = t.first + i;
+    const Range seen = t.seen_by(i);
     const Real delta =
-        rows.dot(d.out + row * d.out_stride, d.dout + row * d.out_stride, t.head_size);
-    rows.attention_gradient(scores + i * t.end, dp + i * t.end, d.log_sum_exp[row], delta, row + 1);
-    std::fill(scores + i * t.end + row + 1, scores + (i + 1) * t.end, Real(0));
-    std::fill(dp + i * t.end + row + 1, dp + (i + 1) * t.end, Real(0));
+        rows.dot(d.out + row * d.out_stride, d.dout + row * d.out_stride, t.value_size);
+    rows.attention_gradient(scores + i * t.keys() + seen.begin, dp + i * t.keys() + seen.begin,
+                            d.log_sum_exp[row], delta, seen.size());
+    clear_unseen(scores + i * t.keys(), seen, t.keys());
+    clear_unseen(dp + i * t.keys(), seen, t.keys());
+    if (t.sink != nullptr) *d.dsink -= std::exp(*t.sink - d.log_sum_exp[row]) * delta;
   }
-  add_to_keys(t, scores, dout, d.out_stride, Real(1), d.dv);
-  add_to_keys(t, dp, q, t.width, t.scale, d.dk);
+  add_to_keys(t, scores, dout, d.out_stride, t.value_size, Real(1), d.dv);
+  add_to_keys(t, dp, q, t.width, t.head_size, t.scale, d.dk);
   GemmArguments<Real> g;
-  g.m = t.rows(), g.n = t.head_size, g.k = t.end;
-  g.a = dp, g.lda = t.end;
-  g.b = t.k, g.ldb = t.width;
+  g.m = t.rows(), g.n = t.head_size, g.k = t.keys();
+  g.a = dp, g.lda = t.keys();
+  g.b = t.k + t.key_begin * t.width, g.ldb = t.width;
   g.c = d.dq + t.first * t.width, g.ldc = t.width;
   g.alpha = t.scale;
   gemm(g);
 }
 
+// Sums of the gradients of core attention's parameters over the sequences.
 template <class Real>
-void backward(const Model& model, Shape shape, ConstView qkv, ConstView out, ConstView log_sum_exp,
-              ConstView dout, View dqkv) {
+struct HeadSums {
+  Real* sinks = nullptr;  // [H]
+  Real* norms = nullptr;  // [2, D]
+};
+
+template <class Real>
+HeadSums<Real> start_sums(const Model& model, int64_t count) {
+  HeadSums<Real> sums;
+  if (count == 0) return sums;
+  Real* all = scratch<Real>(Slot::kBiasSums, count);
+  std::fill_n(all, count, Real(0));
+  sums.sinks = all;
+  sums.norms = all + (model.attention_sinks ? model.heads : 0);
+  return sums;
+}
+
+// Of one sequence; `gradient` is packed like qkv and zero.
+template <class Real>
+void backward_heads(const Model& model, Shape shape, int64_t layer, int64_t sequence,
+                    const Real* packed, const HeadParameters<Real>& parameters,
+                    const HeadGradients<Real>& of_sequence, Real* gradient, Real* dsinks) {
+  const int64_t length = shape.length;
+  // The heads of a group add to the gradients of the same keys, one after another.
+  const int64_t group = model.heads / model.kv_heads;
+  const auto backward_head = [&](int64_t head) {
+    const HeadOffsets at = offsets_of(model, head);
+    Tile<Real> tile = tile_of(model, layer, head, packed, parameters);
+    HeadGradients<Real> d = of_sequence;
+    d.out += head * tile.value_size;
+    d.dout += head * tile.value_size;
+    d.log_sum_exp += (sequence * model.heads + head) * length;
+    d.dq = gradient + at.q;
+    d.dk = gradient + at.k;
+    d.dv = gradient + at.v;
+    if (tile.sink != nullptr) d.dsink = dsinks + head;
+    for (int64_t begin = 0; begin < length; begin += kTile) {
+      tile.place(begin, length);
+      backward_tile(tile, d);
+    }
+  };
+  for_ranges(model.kv_heads, by_heads(model, length), [&](int64_t begin, int64_t end) {
+    for (int64_t head = begin * group; head < end * group; ++head) backward_head(head);
+  });
+}
+
+template <class Real>
+void backward(const Model& model, Shape shape, const AttentionOf& of, ConstView qkv, ConstView out,
+              ConstView log_sum_exp, ConstView dout, View dqkv, View dparams, bool accumulate) {
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
+  const HeadSums<Real> sums = start_sums<Real>(model, elements(of.params));
   const int64_t length = shape.length;
   const int64_t width = model.attention_width();
   const int64_t count = length * model.qkv_width();
   for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
-    const Real* packed = load_sequence<Real>(model, length, sequence, qkv);
+    const Real* packed = load_sequence<Real>(model, length, sequence, qkv, parameters);
     const int64_t first = sequence * length * width;
-    const Real* o = load<Real>(out, first, length * width, Slot::kHeadOutput);
-    const Real* from = load<Real>(dout, first, length * width, Slot::kGradient);
+    HeadGradients<Real> d;
+    d.out = load<Real>(out, first, length * width, Slot::kHeadOutput);
+    d.dout = load<Real>(dout, first, length * width, Slot::kGradient);
+    d.out_stride = width;
+    d.log_sum_exp = reinterpret_cast<const Real*>(address(log_sum_exp, 0));
     Real* gradient = target<Real>(dqkv, sequence * count, count, Slot::kPackedGradient);
     std::fill_n(gradient, count, Real(0));
-    // The heads of a group add to the gradients of the same keys, one after another.
-    const int64_t group = model.heads / model.kv_heads;
-    const auto backward_head = [&](int64_t head) {
-      const HeadOffsets at = offsets_of(model, head);
-      Tile<Real> tile = tile_of(model, head, packed);
-      HeadGradients<Real> d;
-      d.out = o + head * model.head_size;
-      d.dout = from + head * model.head_size;
-      d.out_stride = width;
-      d.log_sum_exp = reinterpret_cast<const Real*>(
-          address(log_sum_exp, (sequence * model.heads + head) * length));
-      d.dq = gradient + at.q;
-      d.dk = gradient + at.k;
-      d.dv = gradient + at.v;
-      for (tile.first = 0; tile.first < length; tile.first += kTile) {
-        tile.end = std::min(tile.first + kTile, length);
-        backward_tile(tile, d);
-      }
-    };
-    for_ranges(model.kv_heads, by_heads(model, length), [&](int64_t begin, int64_t end) {
-      for (int64_t head = begin * group; head < end * group; ++head) backward_head(head);
-    });
+    backward_heads(model, shape, of.layer, sequence, packed, parameters, d, gradient, sums.sinks);
     if (model.position == PositionKind::kRope) {
       rotate_heads(model, length, Direction::kBack, gradient);
     }
+    if (model.qk_norm) {
+      norm_heads_backward(model, length, sequence, qkv, parameters, gradient, sums.norms);
+    }
     finish(gradient, dqkv, sequence * count, count);
+  }
+  if (sums.sinks != nullptr) {
+    write_sums(sums.sinks, dparams, 0, elements(of.params), accumulate);
   }
 }
 
-void check_arguments(const Model& model, Shape shape, ConstView qkv, ConstView out,
-                     ConstView log_sum_exp) {
-  if (model.qk_norm) {
-    throw Error("model " + model.name, "the host device has no norm of the heads' q and k",
-                "use a model without qk_norm (gpt2, llama, mistral, qwen2)");
-  }
+void check_arguments(const Model& model, Shape shape, const AttentionOf& of, ConstView qkv,
+                     ConstView out, ConstView log_sum_exp) {
   CHECK(qkv.rows == shape.tokens() && qkv.columns == model.qkv_width());
   CHECK(out.rows == shape.tokens() && out.columns == model.attention_width());
   CHECK(elements(log_sum_exp) == shape.tokens() * model.heads);
   CHECK(log_sum_exp.dtype == (qkv.dtype == DType::kF64 ? DType::kF64 : DType::kF32));
+  CHECK(elements(of.params) ==
+        (model.attention_sinks ? model.heads : 0) + (model.qk_norm ? 2 * model.head_size : 0));
 }
 
 }  // namespace
 
-void attention_forward(const Model& model, Shape shape, ConstView qkv, View out, View log_sum_exp) {
-  check_arguments(model, shape, qkv, out, log_sum_exp);
-  if (qkv.dtype == DType::kF64) return forward<double>(model, shape, qkv, out, log_sum_exp);
-  forward<float>(model, shape, qkv, out, log_sum_exp);
+void attention_forward(const Model& model, Shape shape, ConstView qkv, View out, View log_sum_exp,
+                       const AttentionOf& of) {
+  check_arguments(model, shape, of, qkv, out, log_sum_exp);
+  if (qkv.dtype == DType::kF64) return forward<double>(model, shape, of, qkv, out, log_sum_exp);
+  forward<float>(model, shape, of, qkv, out, log_sum_exp);
 }
 
 void attention_backward(const Model& model, Shape shape, ConstView qkv, ConstView out,
-                        ConstView log_sum_exp, ConstView dout, View dqkv) {
-  check_arguments(model, shape, qkv, out, log_sum_exp);
+                        ConstView log_sum_exp, ConstView dout, View dqkv, const AttentionOf& of,
+                        View dparams, bool accumulate) {
+  check_arguments(model, shape, of, qkv, out, log_sum_exp);
   CHECK(dout.rows == out.rows && dout.columns == out.columns);
   CHECK(dqkv.rows == qkv.rows && dqkv.columns == qkv.columns);
+  CHECK(elements(dparams) == elements(of.params));
   if (qkv.dtype == DType::kF64) {
-    return backward<double>(model, shape, qkv, out, log_sum_exp, dout, dqkv);
+    return backward<double>(model, shape, of, qkv, out, log_sum_exp, dout, dqkv, dparams,
+                            accumulate);
   }
-  backward<float>(model, shape, qkv, out, log_sum_exp, dout, dqkv);
+  backward<float>(model, shape, of, qkv, out, log_sum_exp, dout, dqkv, dparams, accumulate);
 }
 
 }  // namespace ballast::transformer

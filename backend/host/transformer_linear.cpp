@@ -1,10 +1,12 @@
-// Linear modules: one GEMM per matrix, per piece of it where 16-bit storage is converted around it.
+// Linear modules: one GEMM per matrix, per piece of it where 16-bit storage is converted around it;
+// of experts one for each that was sent a token.
 
 #include <algorithm>
 
 #include "backend/host/gemm.h"
 #include "backend/host/linear_layout.h"
 #include "backend/host/transformer.h"
+#include "backend/host/transformer_experts.h"
 #include "backend/host/transformer_rows.h"
 #include "backend/host/transformer_views.h"
 
@@ -121,10 +123,12 @@ void forward(const Layout& layout, ConstView x, ConstView params, ConstView resi
 }
 
 template <class Real>
-void backward_input(const Layout& layout, ConstView dy, ConstView params, View dx) {
+void backward_input(const Layout& layout, ConstView dy, ConstView params, View dx,
+                    bool accumulate = false) {
   const bool in_place = dy.dtype == kStored<Real> && params.dtype == kStored<Real>;
   Real* out = target<Real>(dx, 0, elements(dx), Slot::kOutput);
-  bool started = false;
+  if (accumulate && dx.dtype != kStored<Real>) copy_in(ConstView(dx), 0, elements(dx), out);
+  bool started = accumulate;
   for_pieces<Real>(layout, dy.rows, in_place, [&](const Piece& piece) {
     const Columns<Real> from = load_columns<Real>(dy, piece.column, piece.width, Slot::kGradient);
     GemmArguments<Real> g;
@@ -201,12 +205,12 @@ void linear_forward(const Model& model, ModuleKind kind, ConstView x, ConstView 
 }
 
 void linear_backward_input(const Model& model, ModuleKind kind, ConstView dy, ConstView params,
-                           View dx) {
+                           View dx, bool accumulate) {
   const Layout layout = linear_layout(model, kind);
   CHECK(dx.columns == layout.in && dy.columns == layout.out && dx.rows == dy.rows);
   CHECK(elements(params) >= layout.parameters);
-  if (dy.dtype == DType::kF64) return backward_input<double>(layout, dy, params, dx);
-  backward_input<float>(layout, dy, params, dx);
+  if (dy.dtype == DType::kF64) return backward_input<double>(layout, dy, params, dx, accumulate);
+  backward_input<float>(layout, dy, params, dx, accumulate);
 }
 
 void linear_backward_weight(const Model& model, ModuleKind kind, ConstView dy, ConstView x,
@@ -222,6 +226,245 @@ void linear_backward_weight(const Model& model, ModuleKind kind, ConstView dy, C
   // A tied head writes into the embedding module, whose positions must start from zero too.
   const int64_t rest = elements(dparams) - layout.parameters;
   if (!accumulate && rest > 0) clear(dparams, layout.parameters, rest);
+}
+
+namespace {
+
+// Calls body(layout, first row, rows) for every expert; those of different experts touch nothing in
+// common, so each is the work of one thread.
+template <class Body>
+void for_experts(const Model& model, ModuleKind kind, const ExpertRows& rows, const Body& body) {
+  for_parts(rows.experts, [&](int64_t expert) {
+    const int64_t first = rows.first[expert];
+    Layout layout = expert_layout(model, kind, expert);
+    if (kind == ModuleKind::kFc2) layout.has_bias = false;  // weighted: add_weighted_biases()
+    body(layout, first, rows.first[expert + 1] - first);
+  });
+}
+
+template <class Call32, class Call64>
+void in_real(DType dtype, const Call32& in_fp32, const Call64& in_fp64) {
+  dtype == DType::kF64 ? in_fp64() : in_fp32();
+}
+
+void clear_parameters(const Layout& layout, View dparams) {
+  for (size_t i = 0; i < layout.count; ++i) {
+    const Part& part = layout.parts[i];
+    clear(dparams, part.weight, layout.in * part.out);
+    if (layout.has_bias) clear(dparams, part.bias, part.out);
+  }
+}
+
+}  // namespace
+
+void experts_forward(const Model& model, ModuleKind kind, ConstView x, const ExpertRows& rows,
+                     ConstView params, View y) {
+  CHECK(x.rows == rows.count() && y.rows == x.rows);
+  for_experts(model, kind, rows, [&](const Layout& layout, int64_t first, int64_t count) {
+    if (count == 0) return;
+    const ConstView in = rows_of(x, first, count);
+    const View out = rows_of(y, first, count);
+    in_real(
+        x.dtype, [&] { forward<float>(layout, in, params, {}, out); },
+        [&] { forward<double>(layout, in, params, {}, out); });
+  });
+}
+
+void experts_backward_input(const Model& model, ModuleKind kind, ConstView dy,
+                            const ExpertRows& rows, ConstView params, View dx) {
+  CHECK(dy.rows == rows.count() && dx.rows == dy.rows);
+  for_experts(model, kind, rows, [&](const Layout& layout, int64_t first, int64_t count) {
+    if (count == 0) return;
+    const ConstView from = rows_of(dy, first, count);
+    const View to = rows_of(dx, first, count);
+    in_real(
+        dy.dtype, [&] { backward_input<float>(layout, from, params, to); },
+        [&] { backward_input<double>(layout, from, params, to); });
+  });
+}
+
+void experts_backward_weight(const Model& model, ModuleKind kind, ConstView dy, ConstView x,
+                             const ExpertRows& rows, View dparams, bool accumulate) {
+  CHECK(dy.rows == rows.count() && x.rows == dy.rows);
+  for_experts(model, kind, rows, [&](const Layout& layout, int64_t first, int64_t count) {
+    if (count == 0) {
+      if (!accumulate) clear_parameters(layout, dparams);
+      return;
+    }
+    const ConstView from = rows_of(dy, first, count);
+    const ConstView in = rows_of(x, first, count);
+    in_real(
+        dy.dtype, [&] { backward_weight<float>(layout, from, in, dparams, accumulate); },
+        [&] { backward_weight<double>(layout, from, in, dparams, accumulate); });
+  });
+}
+
+void shared_forward(const Model& model, ModuleKind kind, ConstView x, ConstView params,
+                    ConstView residual, View y) {
+  const Layout layout = expert_layout(model, kind, kSharedExperts);
+  in_real(
+      x.dtype, [&] { forward<float>(layout, x, params, residual, y); },
+      [&] { forward<double>(layout, x, params, residual, y); });
+}
+
+void shared_backward_input(const Model& model, ModuleKind kind, ConstView dy, ConstView params,
+                           View dx) {
+  const Layout layout = expert_layout(model, kind, kSharedExperts);
+  in_real(
+      dy.dtype, [&] { backward_input<float>(layout, dy, params, dx); },
+      [&] { backward_input<double>(layout, dy, params, dx); });
+}
+
+void shared_backward_weight(const Model& model, ModuleKind kind, ConstView dy, ConstView x,
+                            View dparams, bool accumulate) {
+  const Layout layout = expert_layout(model, kind, kSharedExperts);
+  in_real(
+      dy.dtype, [&] { backward_weight<float>(layout, dy, x, dparams, accumulate); },
+      [&] { backward_weight<double>(layout, dy, x, dparams, accumulate); });
+}
+
+namespace {
+
+const Layout& layout_of(const LatentLayout& all, LatentProduct product) {
+  switch (product) {
+    case LatentProduct::kQueryDown:
+      return all.query_down;
+    case LatentProduct::kQueryUp:
+      return all.query_up;
+    case LatentProduct::kKeyDown:
+      return all.key_down;
+    case LatentProduct::kKeyUp:
+      return all.key_up;
+  }
+  CHECK(false && "a product of latent attention");
+}
+
+// Where a head's columns without a position and its values lie in a row of qkv, and in key_up's.
+struct KeyColumns {
+  int64_t key = 0, value = 0, made = 0;
+};
+KeyColumns key_columns(const Model& model, int64_t head) {
+  const int64_t first_key = model.heads * model.head_size;
+  const int64_t first_value = first_key + model.kv_heads * model.head_size;
+  const int64_t still = model.head_size - model.rope_size;
+  return {first_key + head * model.head_size, first_value + head * model.value_size,
+          head * (still + model.value_size)};
+}
+
+// Keys and values of qkv from key_up's rows and the rotary columns.
+template <class Real>
+void spread_keys(const Model& model, const Real* made, ConstView rotary, View qkv) {
+  const int64_t still = model.head_size - model.rope_size;
+  const int64_t width = model.heads * (still + model.value_size);
+  for_ranges(qkv.rows, by_rows(width), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t at = t * rotary.columns + model.kv_rank;
+      const Real* turning = load<Real>(rotary, at, model.rope_size, Slot::kResidual);
+      for (int64_t head = 0; head < model.heads; ++head) {
+        const KeyColumns columns = key_columns(model, head);
+        const Real* from = made + t * width + columns.made;
+        const int64_t row = t * qkv.columns;
+        copy_out(from, qkv, row + columns.key, still);
+        copy_out(turning, qkv, row + columns.key + still, model.rope_size);
+        copy_out(from + still, qkv, row + columns.value, model.value_size);
+      }
+    }
+  });
+}
+
+// The gradient of key_up's rows out of that of qkv.
+template <class Real>
+View gather_keys(const Model& model, ConstView dqkv) {
+  const int64_t still = model.head_size - model.rope_size;
+  const int64_t width = model.heads * (still + model.value_size);
+  Real* made = scratch<Real>(Slot::kPacked, dqkv.rows * width);
+  for_ranges(dqkv.rows, by_rows(width), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t head = 0; head < model.heads; ++head) {
+        const KeyColumns columns = key_columns(model, head);
+        Real* to = made + t * width + columns.made;
+        copy_in(dqkv, t * dqkv.columns + columns.key, still, to);
+        copy_in(dqkv, t * dqkv.columns + columns.value, model.value_size, to + still);
+      }
+    }
+  });
+  return {made, kStored<Real>, dqkv.rows, width};
+}
+
+template <class Real>
+void latent_product(const Model& model, LatentProduct product, ConstView x, ConstView params,
+                    ConstView rotary, View y) {
+  const LatentLayout all = latent_layout(model);
+  const Layout& layout = layout_of(all, product);
+  if (product != LatentProduct::kKeyUp) return forward<Real>(layout, x, params, {}, y);
+  const View made{scratch<Real>(Slot::kPacked, x.rows * layout.out), kStored<Real>, x.rows,
+                  layout.out};
+  forward<Real>(layout, x, params, {}, made);
+  spread_keys(model, static_cast<const Real*>(made.data), rotary, y);
+}
+
+template <class Real>
+void latent_input(const Model& model, LatentProduct product, ConstView dy, ConstView params,
+                  View dx, bool accumulate) {
+  const LatentLayout all = latent_layout(model);
+  const bool gathers = product == LatentProduct::kKeyUp;
+  const ConstView from = gathers ? ConstView(gather_keys<Real>(model, dy)) : dy;
+  backward_input<Real>(layout_of(all, product), from, params, dx, accumulate);
+}
+
+template <class Real>
+void latent_weight(const Model& model, LatentProduct product, ConstView dy, ConstView x,
+                   View dparams, bool accumulate) {
+  const LatentLayout all = latent_layout(model);
+  const bool gathers = product == LatentProduct::kKeyUp;
+  const ConstView from = gathers ? ConstView(gather_keys<Real>(model, dy)) : dy;
+  backward_weight<Real>(layout_of(all, product), from, x, dparams, accumulate);
+}
+
+template <class Real>
+void sum_rotary(const Model& model, ConstView dqkv, View dlatent) {
+  const int64_t still = model.head_size - model.rope_size;
+  for_ranges(dqkv.rows, by_rows(model.heads * model.rope_size), [&](int64_t begin, int64_t end) {
+    Real* sums = scratch<Real>(Slot::kSums, model.rope_size);
+    for (int64_t t = begin; t < end; ++t) {
+      std::fill_n(sums, model.rope_size, Real(0));
+      for (int64_t head = 0; head < model.heads; ++head) {
+        const int64_t at = t * dqkv.columns + key_columns(model, head).key + still;
+        row_loops<Real>().add(load<Real>(dqkv, at, model.rope_size, Slot::kInput), sums,
+                              model.rope_size);
+      }
+      copy_out(sums, dlatent, t * dlatent.columns + model.kv_rank, model.rope_size);
+    }
+  });
+}
+
+}  // namespace
+
+void latent_forward(const Model& model, LatentProduct product, ConstView x, ConstView params,
+                    ConstView rotary, View y) {
+  in_real(
+      x.dtype, [&] { latent_product<float>(model, product, x, params, rotary, y); },
+      [&] { latent_product<double>(model, product, x, params, rotary, y); });
+}
+
+void latent_backward_input(const Model& model, LatentProduct product, ConstView dy,
+                           ConstView params, View dx, bool accumulate) {
+  in_real(
+      dy.dtype, [&] { latent_input<float>(model, product, dy, params, dx, accumulate); },
+      [&] { latent_input<double>(model, product, dy, params, dx, accumulate); });
+}
+
+void latent_backward_weight(const Model& model, LatentProduct product, ConstView dy, ConstView x,
+                            View dparams, bool accumulate) {
+  in_real(
+      dy.dtype, [&] { latent_weight<float>(model, product, dy, x, dparams, accumulate); },
+      [&] { latent_weight<double>(model, product, dy, x, dparams, accumulate); });
+}
+
+void latent_rotary_backward(const Model& model, ConstView dqkv, View dlatent) {
+  in_real(
+      dqkv.dtype, [&] { sum_rotary<float>(model, dqkv, dlatent); },
+      [&] { sum_rotary<double>(model, dqkv, dlatent); });
 }
 
 }  // namespace ballast::transformer

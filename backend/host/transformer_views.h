@@ -30,6 +30,12 @@ enum class Slot : uint8_t {
   kScoreGradients,
   kHeadOutput,
   kTokenOrder,
+  kHeadSums,
+  kHeadParts,
+  kRowStarts,
+  kRowsOfTokens,
+  kRowWeights,
+  kScoreRow,
   kCount,
 };
 
@@ -48,6 +54,19 @@ template <>
 inline constexpr DType kStored<double> = DType::kF64;
 
 inline int64_t elements(const ConstView& view) { return view.rows * view.columns; }
+
+// Rows [begin, begin + count).
+inline View rows_of(const View& view, int64_t begin, int64_t count) {
+  CHECK(begin >= 0 && begin + count <= view.rows);
+  auto* data = static_cast<std::byte*>(view.data) + begin * view.columns * size_of(view.dtype);
+  return {data, view.dtype, count, view.columns};
+}
+inline ConstView rows_of(const ConstView& view, int64_t begin, int64_t count) {
+  CHECK(begin >= 0 && begin + count <= view.rows);
+  const auto* data =
+      static_cast<const std::byte*>(view.data) + begin * view.columns * size_of(view.dtype);
+  return {data, view.dtype, count, view.columns};
+}
 
 inline kernels::Format format_of(DType dtype) {
   CHECK(dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16);

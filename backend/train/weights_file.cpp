@@ -14,8 +14,7 @@ TensorDeclaration declare_parameter(const Parameter& parameter, const std::strin
   TensorDeclaration declaration;
   declaration.name = prefix + parameter.name;
   declaration.type = stored_type(DType::kF32);
-  if (parameter.is_matrix) declaration.shape.push_back(parameter.rows);
-  declaration.shape.push_back(parameter.columns);
+  declaration.shape = parameter.shape();
   return declaration;
 }
 

@@ -43,6 +43,7 @@ struct Mixer {
   void operator()(std::monostate) {}
   void operator()(const GemmWork& w) {
     mix(w.m), mix(w.n), mix(w.k), mix(w.accumulate), mix(static_cast<int64_t>(w.format));
+    mix(w.experts);
   }
   void operator()(const AttentionWork& w) { mix(w.sequences), mix(w.length), mix(w.heads); }
   void operator()(const RowWork& w) { mix(w.rows), mix(w.columns), mix(w.moved.count); }

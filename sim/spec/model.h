@@ -23,8 +23,14 @@ namespace ballast {
 
 enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
 enum class PositionKind : uint8_t { kLearned, kRope };
-// kGeluTanh is Hugging Face's "gelu_new"; kGelu the exact one; kSwiGlu gates with SiLU.
-enum class ActivationKind : uint8_t { kGeluTanh, kGelu, kSwiGlu };
+// kGeluTanh is Hugging Face's "gelu_new"; kGelu the exact one; kSwiGlu gates with SiLU;
+// kClampedSwiGlu is gpt_oss': (up + 1) * gate * sigmoid(1.702 gate), gate at most 7, up within -7
+// and 7, the columns of gate and up in turns.
+enum class ActivationKind : uint8_t { kGeluTanh, kGelu, kSwiGlu, kClampedSwiGlu };
+// What a router makes of its products: probabilities over all experts, of which the largest are
+// chosen; or a sigmoid of each, of which those are chosen that are largest with a correction added,
+// out of the best groups of experts (deepseek_v3).
+enum class RouterKind : uint8_t { kSoftmax, kSigmoid };
 // How a linear layer's weight is stored: Hugging Face gpt2 keeps [in, out], the others [out, in].
 enum class WeightLayout : uint8_t { kOutIn, kInOut };
 
@@ -65,7 +71,17 @@ struct Model {
   int64_t first_dense_layers = 0;     // the first layers have no experts
   int64_t sparse_step = 1;            // only every sparse_step-th layer has them
   std::vector<int64_t> dense_layers;  // layers without experts besides, ascending
-  bool router_bias = false;  // deepseek_v3: the correction that balances its choice of experts
+  // With kSoftmax a bias of the router's product (gpt_oss); with kSigmoid the correction that
+  // balances its choice of experts, which no gradient reaches (deepseek_v3).
+  bool router_bias = false;
+  RouterKind router = RouterKind::kSoftmax;
+  bool normalised_choice = true;  // the weights of a token's experts are divided by their sum
+  int64_t expert_groups = 1;      // consecutive experts, as many in each
+  int64_t chosen_groups = 1;      // of which a token's experts are chosen, kSigmoid alone
+  double routed_scale = 1;        // on the weights of a token's experts
+  // Coefficient of the loss that balances experts (Fedus et al., arXiv 2101.03961, eq. 4 to 6, over
+  // the tokens of all layers as transformers takes it); 0: it is no part of the loss.
+  double balance_loss = 0;
 
   // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are
   // projections of one latent vector of width kv_rank, queries of one of query_rank (0: of the
@@ -74,7 +90,8 @@ struct Model {
   int64_t query_rank = 0;
   int64_t kv_rank = 0;
   int64_t rope_size = 0;
-  int64_t value_size = 0;  // D of the values
+  int64_t value_size = 0;         // D of the values
+  bool interleaved_rope = false;  // rotates neighbouring columns, not those half a size apart
 
   // A token sees at most this many positions, itself included; 0: all before it.
   int64_t sliding_window = 0;
@@ -120,7 +137,11 @@ struct Model {
     return has_experts(one) == has_experts(other) && window_of(one) == window_of(other);
   }
   // Columns of fc1 to one of activation: 2 where a gate multiplies.
-  int64_t gates() const { return activation == ActivationKind::kSwiGlu ? 2 : 1; }
+  int64_t gates() const {
+    return activation == ActivationKind::kSwiGlu || activation == ActivationKind::kClampedSwiGlu
+               ? 2
+               : 1;
+  }
 
   bool operator==(const Model&) const = default;
 };

@@ -116,6 +116,40 @@ void check_attention(const Model& model) {
   }
 }
 
+void check_router(const Model& model) {
+  require_positive(model, "expert_groups", model.expert_groups);
+  require_positive(model, "chosen_groups", model.chosen_groups);
+  if (model.experts % model.expert_groups != 0) {
+    refuse(model,
+           fmt::format("{} expert_groups do not divide {} experts", model.expert_groups,
+                       model.experts),
+           "correct one of the two");
+  }
+  if (model.chosen_groups > model.expert_groups) {
+    refuse(model,
+           fmt::format("chosen_groups is {} of {}", model.chosen_groups, model.expert_groups),
+           "it can be at most as many");
+  }
+  const int64_t reachable = model.experts / model.expert_groups * model.chosen_groups;
+  if (model.router == RouterKind::kSigmoid && model.experts_per_token > reachable) {
+    refuse(model,
+           fmt::format("experts_per_token is {}, and {} experts are in the chosen groups",
+                       model.experts_per_token, reachable),
+           "choose fewer experts, or more groups");
+  }
+  if (!(model.routed_scale > 0 && std::isfinite(model.routed_scale))) {
+    refuse(model, "routed_scale is not a positive number", "use for example 1");
+  }
+  if (!(model.balance_loss >= 0 && std::isfinite(model.balance_loss))) {
+    refuse(model, "balance_loss is not a number of 0 or more", "use for example 0.001");
+  }
+  if (model.balance_loss > 0 && model.router == RouterKind::kSigmoid) {
+    refuse(model,
+           fmt::format("balance_loss is {:g}, and its router has sigmoids", model.balance_loss),
+           "it belongs to routers with a softmax; set it to 0");
+  }
+}
+
 void check_experts(const Model& model) {
   const ModelFamily& family = model_family(model.architecture);
   const bool in_every_layer = family.has_experts_everywhere();
@@ -148,6 +182,7 @@ void check_experts(const Model& model) {
     refuse(model, "first_dense_layers, sparse_step or dense_layers is set",
            model.architecture + " has experts in every layer; set them to 0, 1 and []");
   }
+  check_router(model);
   if (model.shared_experts > 0 && !family.shared_experts) {
     refuse(model, fmt::format("shared_experts is {}", model.shared_experts),
            "only " + names_of(&ModelFamily::shared_experts) + " has them; set it to 0");

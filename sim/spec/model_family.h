@@ -49,6 +49,7 @@ struct ModelFamily {
   int64_t experts_per_token = 0;
   int64_t expert_ffn = 0;
   bool shared_experts = false;
+  double balance_loss = 0;  // router_aux_loss_coef, which counts with output_router_logits alone
   // Names of an expert's parameters.
   bool stacks_experts = false;  // all experts of a layer in one tensor
   std::string_view experts_block = "mlp.";

@@ -276,9 +276,8 @@ Plan plan_of(SyncMode sync, DType dtype) {
   return plan;
 }
 
-TEST(ComputeThreads, a_training_gives_the_bits_of_one_thread) {
+void train_on_threads(const Model& model) {
   constexpr int kSteps = 6;
-  Model model = wide(tiny::gpt2_model());
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
     TrainerOptions options = tiny::options_for(kSteps);
     // In fp32 no rounding hides another order of a sum.
@@ -289,12 +288,20 @@ TEST(ComputeThreads, a_training_gives_the_bits_of_one_thread) {
       options.compute_threads = threads;
       const tiny::Outcome divided = tiny::train(model, plan, options, kSteps, false);
       EXPECT_TRUE(tiny::same_bits(alone.parameters, divided.parameters))
-          << to_string(sync) << ", " << threads << " threads";
+          << model.name << ' ' << to_string(sync) << ", " << threads << " threads";
       for (size_t i = 0; i < divided.records.size(); ++i) {
         EXPECT_EQ(divided.records[i].loss, alone.records[i].loss) << to_string(sync) << i;
       }
     }
   }
+}
+
+TEST(ComputeThreads, a_training_gives_the_bits_of_one_thread) {
+  train_on_threads(wide(tiny::gpt2_model()));
+}
+
+TEST(ComputeThreads, a_training_of_experts_and_norms_of_heads_gives_the_bits_of_one_thread) {
+  for (const Model& model : tiny::newer_models()) train_on_threads(model);
 }
 
 }  // namespace

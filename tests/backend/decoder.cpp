@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/host/linear_layout.h"
+#include "backend/host/transformer_experts.h"
 #include "kernels/kernels.h"
 #include "sim/base/error.h"
 #include "tests/tiny.h"
@@ -36,6 +38,10 @@ class Step {
     forward();
     result.logits = logits_;
     result.loss = loss_forward_backward(model_, shape_, tokens_.data(), logits_.view(), factor_);
+    if (balance_ != nullptr) {
+      const double factor = factor_ * static_cast<double>(shape_.tokens());
+      result.loss += balance_loss(model_, balanced_rows_, factor, balance_);
+    }
     backward();
     result.gradients = std::move(gradients_);
     return result;
@@ -45,6 +51,10 @@ class Step {
   struct Layer {
     Array input, norm1, statistics1, qkv, attention, log_sum_exp;
     Array middle, norm2, statistics2, h, a;
+    Array query, query_normed, query_statistics;  // latent attention
+    Array key, key_normed, key_statistics;
+    Array scores, choice, sent;  // of layers with experts
+    Routed routed() const { return {scores.view(), choice.view()}; }
   };
 
   const Module& module_of(ModuleKind kind, int64_t layer) const {
@@ -65,6 +75,27 @@ class Step {
     return {gradients_.bytes.data() + module.flat_offset * size_of(type_), type_, 1, module.count};
   }
   Array tokens_by(int64_t columns) const { return zeros(type_, shape_.tokens(), columns); }
+  int64_t sent_rows() const { return shape_.tokens() * model_.experts_per_token; }
+  // Of core attention, where it has parameters.
+  AttentionOf attention_of(int64_t layer) const {
+    const ConstView params = parameters(ModuleKind::kCoreAttention, layer);
+    return {layer, params.columns > 0 ? params : ConstView()};
+  }
+  // What the routed experts read or make in an array, and what the shared ones do.
+  ConstView sent_part(const Array& all, int64_t columns) const {
+    return {all.bytes.data(), type_, sent_rows(), columns};
+  }
+  View sent_part(Array& all, int64_t columns) const {
+    return {all.bytes.data(), type_, sent_rows(), columns};
+  }
+  ConstView shared_part(const Array& all, int64_t sent_columns, int64_t columns) const {
+    return {all.bytes.data() + sent_rows() * sent_columns * size_of(type_), type_, shape_.tokens(),
+            columns};
+  }
+  View shared_part(Array& all, int64_t sent_columns, int64_t columns) const {
+    return {all.bytes.data() + sent_rows() * sent_columns * size_of(type_), type_, shape_.tokens(),
+            columns};
+  }
   Array statistics(int64_t rows, int64_t columns) const {
     return zeros(type_ == DType::kF64 ? DType::kF64 : DType::kF32, rows, columns);
   }
@@ -91,12 +122,16 @@ class Step {
     norm_forward(model_, layer.input.view(), parameters(ModuleKind::kNorm1, i), layer.norm1.view(),
                  layer.statistics1.view());
     layer.qkv = tokens_by(model_.qkv_width());
-    linear_forward(model_, ModuleKind::kQkv, layer.norm1.view(), parameters(ModuleKind::kQkv, i),
-                   {}, layer.qkv.view());
+    if (model_.is_latent()) {
+      forward_latents(i, layer);
+    } else {
+      linear_forward(model_, ModuleKind::kQkv, layer.norm1.view(), parameters(ModuleKind::kQkv, i),
+                     {}, layer.qkv.view());
+    }
     layer.attention = tokens_by(model_.attention_width());
     layer.log_sum_exp = statistics(shape_.sequences * model_.heads, shape_.length);
     attention_forward(model_, shape_, layer.qkv.view(), layer.attention.view(),
-                      layer.log_sum_exp.view());
+                      layer.log_sum_exp.view(), attention_of(i));
     layer.middle = tokens_by(model_.hidden);
     linear_forward(model_, ModuleKind::kAttentionOut, layer.attention.view(),
                    parameters(ModuleKind::kAttentionOut, i), layer.input.view(),
@@ -105,6 +140,128 @@ class Step {
     layer.statistics2 = statistics(shape_.tokens(), 2);
     norm_forward(model_, layer.middle.view(), parameters(ModuleKind::kNorm2, i), layer.norm2.view(),
                  layer.statistics2.view());
+    Array out = model_.has_experts(i) ? forward_experts(i, layer) : forward_dense(i, layer);
+    layers_.push_back(std::move(layer));
+    return out;
+  }
+
+  ConstView part_of(ConstView all, int64_t first, int64_t count) const {
+    return {static_cast<const std::byte*>(all.data) + first * size_of(type_), type_, 1, count};
+  }
+  View part_of(View all, int64_t first, int64_t count) const {
+    return {static_cast<std::byte*>(all.data) + first * size_of(type_), type_, 1, count};
+  }
+
+  void forward_latents(int64_t i, Layer& layer) {
+    const LatentLayout layout = latent_layout(model_);
+    const ConstView params = parameters(ModuleKind::kQkv, i);
+    const Array* from = &layer.norm1;
+    if (model_.query_rank > 0) {
+      layer.query = tokens_by(model_.query_rank);
+      latent_forward(model_, LatentProduct::kQueryDown, layer.norm1.view(), params, {},
+                     layer.query.view());
+      layer.query_normed = tokens_by(model_.query_rank);
+      layer.query_statistics = statistics(shape_.tokens(), 2);
+      norm_forward(model_, layer.query.view(),
+                   part_of(params, layout.query_norm, model_.query_rank), layer.query_normed.view(),
+                   layer.query_statistics.view(), kLatentNormEpsilon);
+      from = &layer.query_normed;
+    }
+    latent_forward(model_, LatentProduct::kQueryUp, from->view(), params, {}, layer.qkv.view());
+    layer.key = tokens_by(model_.kv_rank + model_.rope_size);
+    latent_forward(model_, LatentProduct::kKeyDown, layer.norm1.view(), params, {},
+                   layer.key.view());
+    layer.key_normed = tokens_by(model_.kv_rank);
+    layer.key_statistics = statistics(shape_.tokens(), 2);
+    norm_forward(model_, layer.key.view(), part_of(params, layout.key_norm, model_.kv_rank),
+                 layer.key_normed.view(), layer.key_statistics.view(), kLatentNormEpsilon);
+    latent_forward(model_, LatentProduct::kKeyUp, layer.key_normed.view(), params, layer.key.view(),
+                   layer.qkv.view());
+  }
+
+  // Gradient by norm1, from that of a product's result; adds to dx.
+  void backward_latent(LatentProduct product, int64_t i, const Array& dy, const Array& x, Array& dx,
+                       bool adds_to_dx) {
+    latent_backward_weight(model_, product, dy.view(), x.view(), gradients(ModuleKind::kQkv, i),
+                           adds_);
+    latent_backward_input(model_, product, dy.view(), parameters(ModuleKind::kQkv, i), dx.view(),
+                          adds_to_dx);
+  }
+
+  Array backward_latents(int64_t i, const Layer& layer, const Array& dqkv) {
+    const LatentLayout layout = latent_layout(model_);
+    const ConstView params = parameters(ModuleKind::kQkv, i);
+    const View dparams = gradients(ModuleKind::kQkv, i);
+    Array dx = tokens_by(model_.hidden);
+    if (model_.query_rank > 0) {
+      Array dnormed = tokens_by(model_.query_rank);
+      Array dmade = tokens_by(model_.query_rank);
+      backward_latent(LatentProduct::kQueryUp, i, dqkv, layer.query_normed, dnormed, false);
+      norm_backward(model_, layer.query.view(), layer.query_statistics.view(),
+                    part_of(params, layout.query_norm, model_.query_rank), dnormed.view(), {},
+                    dmade.view(), part_of(dparams, layout.query_norm, model_.query_rank), adds_);
+      backward_latent(LatentProduct::kQueryDown, i, dmade, layer.norm1, dx, false);
+    } else {
+      backward_latent(LatentProduct::kQueryUp, i, dqkv, layer.norm1, dx, false);
+    }
+    Array dnormed = tokens_by(model_.kv_rank);
+    Array dmade = tokens_by(model_.kv_rank + model_.rope_size);
+    backward_latent(LatentProduct::kKeyUp, i, dqkv, layer.key_normed, dnormed, false);
+    norm_backward(model_, layer.key.view(), layer.key_statistics.view(),
+                  part_of(params, layout.key_norm, model_.kv_rank), dnormed.view(), {},
+                  dmade.view(), part_of(dparams, layout.key_norm, model_.kv_rank), adds_);
+    latent_rotary_backward(model_, dqkv.view(), dmade.view());
+    backward_latent(LatentProduct::kKeyDown, i, dmade, layer.norm1, dx, true);
+    return dx;
+  }
+
+  Array forward_experts(int64_t i, Layer& layer) {
+    const int64_t ffn = model_.expert_ffn;
+    const int64_t wide = model_.gates() * ffn;
+    const int64_t shared = model_.shared_ffn();
+    const ConstView fc1 = parameters(ModuleKind::kFc1, i);
+    const ConstView fc2 = parameters(ModuleKind::kFc2, i);
+    layer.scores = tokens_by(model_.experts);
+    linear_forward(model_, ModuleKind::kRouter, layer.norm2.view(),
+                   parameters(ModuleKind::kRouter, i), {}, layer.scores.view());
+    layer.choice = zeros(DType::kI32, shape_.tokens(), model_.experts_per_token);
+    choose_experts(model_, layer.scores.view(), parameters(ModuleKind::kRouter, i),
+                   layer.choice.view());
+    if (model_.balance_loss > 0) {
+      balance_sums_.resize(static_cast<size_t>(2 * model_.experts));
+      balance_ = balance_sums_.data();
+      add_balance(model_, layer.scores.view(), layer.choice.view(), balanced_rows_ == 0, balance_);
+      balanced_rows_ += shape_.tokens();
+    }
+    const ExpertRows rows = expert_rows(model_, layer.choice.view());
+    layer.sent = zeros(type_, sent_rows(), model_.hidden);
+    send_rows(rows, layer.norm2.view(), layer.sent.view());
+    layer.h = tokens_by(model_.fc1_width(i));
+    experts_forward(model_, ModuleKind::kFc1, layer.sent.view(), rows, fc1,
+                    sent_part(layer.h, wide));
+    layer.a = tokens_by(model_.ffn_width(i));
+    if (shared > 0) {
+      shared_forward(model_, ModuleKind::kFc1, layer.norm2.view(), fc1, {},
+                     shared_part(layer.h, wide, model_.gates() * shared));
+      shared_activation_forward(model_, shared_part(layer.h, wide, model_.gates() * shared),
+                                shared_part(layer.a, ffn, shared));
+    }
+    experts_activation_forward(model_, layer.routed(), sent_part(layer.h, wide),
+                               sent_part(layer.a, ffn));
+    Array out = layer.middle;
+    if (shared > 0) {
+      shared_forward(model_, ModuleKind::kFc2, shared_part(layer.a, ffn, shared), fc2, out.view(),
+                     out.view());
+    }
+    Array made = zeros(type_, sent_rows(), model_.hidden);
+    experts_forward(model_, ModuleKind::kFc2, sent_part(layer.a, ffn),
+                    expert_rows(model_, layer.choice.view()), fc2, made.view());
+    if (model_.mlp_bias) add_weighted_biases(model_, layer.routed(), fc2, made.view());
+    sum_rows(expert_rows(model_, layer.choice.view()), made.view(), out.view(), out.view());
+    return out;
+  }
+
+  Array forward_dense(int64_t i, Layer& layer) {
     layer.h = tokens_by(model_.fc1_width());
     linear_forward(model_, ModuleKind::kFc1, layer.norm2.view(), parameters(ModuleKind::kFc1, i),
                    {}, layer.h.view());
@@ -113,7 +270,6 @@ class Step {
     Array out = layer.middle;  // the residual is added in place
     linear_forward(model_, ModuleKind::kFc2, layer.a.view(), parameters(ModuleKind::kFc2, i),
                    out.view(), out.view());
-    layers_.push_back(std::move(layer));
     return out;
   }
 
@@ -138,21 +294,81 @@ class Step {
   // dx: gradient by the layer's output, replaced by that of its input.
   void backward_layer(int64_t i, Array& dx) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    const Array da = backward_linear(ModuleKind::kFc2, i, dx, layer.a);
-    Array dh = tokens_by(model_.fc1_width());
-    activation_backward(model_, layer.h.view(), da.view(), dh.view());
-    const Array dnorm2 = backward_linear(ModuleKind::kFc1, i, dh, layer.norm2);
+    const Array dnorm2 =
+        model_.has_experts(i) ? backward_experts(i, layer, dx) : backward_dense(i, layer, dx);
     norm_backward(model_, layer.middle.view(), layer.statistics2.view(),
                   parameters(ModuleKind::kNorm2, i), dnorm2.view(), dx.view(), dx.view(),
                   gradients(ModuleKind::kNorm2, i), adds_);
     const Array dattention = backward_linear(ModuleKind::kAttentionOut, i, dx, layer.attention);
     Array dqkv = tokens_by(model_.qkv_width());
-    attention_backward(model_, shape_, layer.qkv.view(), layer.attention.view(),
-                       layer.log_sum_exp.view(), dattention.view(), dqkv.view());
-    const Array dnorm1 = backward_linear(ModuleKind::kQkv, i, dqkv, layer.norm1);
+    const AttentionOf of = attention_of(i);
+    attention_backward(
+        model_, shape_, layer.qkv.view(), layer.attention.view(), layer.log_sum_exp.view(),
+        dattention.view(), dqkv.view(), of,
+        of.params.data == nullptr ? View() : gradients(ModuleKind::kCoreAttention, i), adds_);
+    const Array dnorm1 = model_.is_latent()
+                             ? backward_latents(i, layer, dqkv)
+                             : backward_linear(ModuleKind::kQkv, i, dqkv, layer.norm1);
     norm_backward(model_, layer.input.view(), layer.statistics1.view(),
                   parameters(ModuleKind::kNorm1, i), dnorm1.view(), dx.view(), dx.view(),
                   gradients(ModuleKind::kNorm1, i), adds_);
+  }
+
+  Array backward_dense(int64_t i, const Layer& layer, const Array& dx) {
+    const Array da = backward_linear(ModuleKind::kFc2, i, dx, layer.a);
+    Array dh = tokens_by(model_.fc1_width());
+    activation_backward(model_, layer.h.view(), da.view(), dh.view());
+    return backward_linear(ModuleKind::kFc1, i, dh, layer.norm2);
+  }
+
+  Array backward_experts(int64_t i, const Layer& layer, const Array& dy) {
+    const int64_t ffn = model_.expert_ffn;
+    const int64_t wide = model_.gates() * ffn;
+    const int64_t shared = model_.shared_ffn();
+    const ConstView fc1 = parameters(ModuleKind::kFc1, i);
+    const ConstView fc2 = parameters(ModuleKind::kFc2, i);
+    const View dfc1 = gradients(ModuleKind::kFc1, i);
+    const View dfc2 = gradients(ModuleKind::kFc2, i);
+    const auto rows = [&] { return expert_rows(model_, layer.choice.view()); };
+    Array sorted = zeros(type_, sent_rows(), model_.hidden);
+    send_rows(rows(), dy.view(), sorted.view());
+    Array dscores = tokens_by(model_.experts);
+    Array da = tokens_by(model_.ffn_width(i));
+    Array dh = tokens_by(model_.fc1_width(i));
+    experts_backward_weight(model_, ModuleKind::kFc2, sorted.view(), sent_part(layer.a, ffn),
+                            rows(), dfc2, adds_);
+    experts_backward_input(model_, ModuleKind::kFc2, sorted.view(), rows(), fc2,
+                           sent_part(da, ffn));
+    if (model_.mlp_bias) {
+      weighted_biases_backward(model_, layer.routed(), sorted.view(), dfc2, adds_);
+      bias_weights_backward(model_, layer.routed(), sorted.view(), fc2, dscores.view());
+    }
+    experts_activation_backward(model_, layer.routed(), sent_part(layer.h, wide),
+                                sent_part(da, ffn), sent_part(dh, wide), dscores.view(),
+                                model_.mlp_bias);
+    Array dsent = zeros(type_, sent_rows(), model_.hidden);
+    experts_backward_weight(model_, ModuleKind::kFc1, sent_part(dh, wide), layer.sent.view(),
+                            rows(), dfc1, adds_);
+    experts_backward_input(model_, ModuleKind::kFc1, sent_part(dh, wide), rows(), fc1,
+                           dsent.view());
+    Array dx = tokens_by(model_.hidden);
+    if (shared > 0) {
+      const View dh_shared = shared_part(dh, wide, model_.gates() * shared);
+      shared_backward_weight(model_, ModuleKind::kFc2, dy.view(), shared_part(layer.a, ffn, shared),
+                             dfc2, adds_);
+      shared_backward_input(model_, ModuleKind::kFc2, dy.view(), fc2, shared_part(da, ffn, shared));
+      shared_activation_backward(model_, shared_part(layer.h, wide, model_.gates() * shared),
+                                 shared_part(da, ffn, shared), dh_shared);
+      shared_backward_weight(model_, ModuleKind::kFc1, dh_shared, layer.norm2.view(), dfc1, adds_);
+      shared_backward_input(model_, ModuleKind::kFc1, dh_shared, fc1, dx.view());
+    }
+    sum_rows(rows(), dsent.view(), dx.view(), dx.view());
+    scores_backward(model_, layer.scores.view(), layer.choice.view(), balance_, dscores.view());
+    linear_backward_weight(model_, ModuleKind::kRouter, dscores.view(), layer.norm2.view(),
+                           gradients(ModuleKind::kRouter, i), adds_);
+    linear_backward_input(model_, ModuleKind::kRouter, dscores.view(),
+                          parameters(ModuleKind::kRouter, i), dx.view(), true);
+    return dx;
   }
 
   const Model& model_;
@@ -166,6 +382,9 @@ class Step {
   Array gradients_;
   std::vector<Layer> layers_;
   Array final_input_, final_norm_, final_statistics_, logits_;
+  std::vector<double> balance_sums_;
+  double* balance_ = nullptr;
+  int64_t balanced_rows_ = 0;
 };
 
 }  // namespace
@@ -227,6 +446,17 @@ constexpr tiny::Widths kGrouped = {
     .hidden = 8, .heads = 4, .kv_heads = 2, .head_size = 4, .ffn = 12, .vocab = 11, .positions = 7};
 Model llama_like() { return tiny::llama(kGrouped); }
 Model qwen2_like() { return tiny::qwen2(kGrouped); }
+Model without_query_latent() {
+  Model model = tiny::deepseek_v3(kGrouped);
+  model.query_rank = 0;
+  model.normalised_choice = false;
+  model.interleaved_rope = false;
+  return model;
+}
+std::vector<Model> newer_models() {
+  return {tiny::qwen3(kGrouped),   tiny::mixtral(kGrouped),     tiny::qwen3_moe(kGrouped),
+          tiny::gpt_oss(kGrouped), tiny::deepseek_v3(kGrouped), without_query_latent()};
+}
 
 std::vector<int32_t> some_tokens(const Model& model, Shape shape) {
   std::vector<int32_t> tokens(static_cast<size_t>(shape.sequences * (shape.length + 1)));
@@ -242,10 +472,8 @@ Array some_parameters(const Model& model, DType dtype) {
   std::vector<double> flat;
   uint32_t seed = 1;
   for (const Module& module : modules_of(model)) {
-    const bool is_norm = module.kind == ModuleKind::kNorm1 || module.kind == ModuleKind::kNorm2 ||
-                         module.kind == ModuleKind::kFinalNorm;
     for (const Parameter& parameter : module.parameters) {
-      const bool around_one = is_norm && parameter.offset == 0;
+      const bool around_one = !parameter.is_matrix && parameter.name.ends_with("weight");
       const Uniform uniform{around_one ? 1.0 : 0.0, 0.5, seed++};
       const std::vector<double> values =
           values_of(random_array(uniform, dtype, 1, parameter.count()));

@@ -46,6 +46,9 @@ Model gpt2_like();   // LayerNorm, learned positions, GELU tanh, biases, tied, [
 Model llama_like();  // RMSNorm, RoPE, SwiGLU, 4 heads on 2 kv heads, free head
 Model qwen2_like();  // llama_like with qkv bias and tied embeddings
 
+// The families beyond llama that are trained here, as small.
+std::vector<Model> newer_models();
+
 // Token ids [B, S+1] of the model, with repeats.
 std::vector<int32_t> some_tokens(const Model& model, Shape shape);
 

@@ -27,15 +27,20 @@ constexpr int64_t kSteps = 4;
 #else
 constexpr int64_t kSteps = 20;
 #endif
+// Of each newer family, over which every knob is tried again.
+constexpr int64_t kFewSteps = 4;
 
 enum class Outcome : uint8_t { kSameBits, kPlainLoop, kRefused, kWrong };
 
 class Trials {
  public:
+  Trials(Model model, int64_t steps)
+      : model_(std::move(model)), steps_(steps), options_(tiny::options_for(steps)) {}
+
   Outcome of(const Plan& plan, const std::string& what) {
     try {
       Trainer trainer(model_, plan, options_);
-      trainer.train(kSteps, nullptr);
+      trainer.train(steps_, nullptr);
       return judged(plan, trainer.parameters());
     } catch (const Error& error) {
       const Outcome outcome = refused(error.what());
@@ -49,15 +54,16 @@ class Trials {
     if (tiny::same_bits(parameters, reference())) return Outcome::kSameBits;
     const bool of_stages = plan.pipeline > 1;
     if (of_stages && tiny::same_bits(parameters, reference_of_stages())) return Outcome::kPlainLoop;
-    if (tiny::same_bits(parameters, tiny::plain_loop(model_, plan, options_, kSteps))) {
+    if (tiny::same_bits(parameters, tiny::plain_loop(model_, plan, options_, steps_))) {
       return Outcome::kPlainLoop;
     }
     return Outcome::kWrong;
   }
 
   // In one line that begins with a knob of the table: "plan, devices: ...", of a plan that
-  // contradicts itself or its model; "plan.devices: ...", of what the device does not have.
-  static Outcome refused(const std::string& message) {
+  // contradicts itself or its model; "plan.devices: ...", of what the device does not have. Or with
+  // the data, of which a plan may ask for more than there is.
+  Outcome refused(const std::string& message) const {
     const std::string where = message.substr(0, message.find(':'));
     const std::string plan = "plan";
     const bool is_plan = where.starts_with(plan + ", ") || where.starts_with(plan + ".");
@@ -65,12 +71,13 @@ class Trials {
     const bool names_a_knob =
         is_plan && begin != std::string::npos && find_knob(where.substr(begin)) != nullptr;
     const bool one_line = message.find('\n') == std::string::npos;
-    return one_line && names_a_knob ? Outcome::kRefused : Outcome::kWrong;
+    const bool names_the_data = where == options_.data.substr(0, options_.data.find(':'));
+    return one_line && (names_a_knob || names_the_data) ? Outcome::kRefused : Outcome::kWrong;
   }
 
   const std::vector<float>& reference() {
     if (reference_.empty()) {
-      reference_ = tiny::train(model_, tiny::wait_plan(), options_, kSteps, true).parameters;
+      reference_ = tiny::train(model_, tiny::wait_plan(), options_, steps_, true).parameters;
     }
     return reference_;
   }
@@ -80,29 +87,35 @@ class Trials {
     if (reference_of_stages_.empty()) {
       Plan plan = tiny::wait_plan();
       plan.pipeline = plan.devices = 2;
-      reference_of_stages_ = tiny::plain_loop(model_, plan, options_, kSteps);
+      reference_of_stages_ = tiny::plain_loop(model_, plan, options_, steps_);
     }
     return reference_of_stages_;
   }
 
-  Model model_ = tiny::gpt2_model();
-  TrainerOptions options_ = tiny::options_for(kSteps);
+  Model model_;
+  int64_t steps_;
+  TrainerOptions options_;
   std::vector<float> reference_, reference_of_stages_;
 };
 
 TEST(knobs, the_plain_loop_has_the_bits_of_the_reference) {
   const TrainerOptions options = tiny::options_for(kSteps);
-  for (const Model& model : {tiny::gpt2_model(), tiny::llama_model()}) {
-    const Plan plan = tiny::wait_plan();
-    const tiny::Outcome reference = tiny::train(model, plan, options, kSteps, true);
-    EXPECT_TRUE(
-        tiny::same_bits(reference.parameters, tiny::plain_loop(model, plan, options, kSteps)))
-        << model.name;
+  std::vector<Model> models = tiny::newer_models();
+  models.push_back(tiny::gpt2_model());
+  models.push_back(tiny::llama_model());
+  for (const Model& model : models) {
+    for (const DType dtype : {DType::kBf16, DType::kF32}) {
+      const Plan plan = tiny::wait_plan(dtype);
+      const tiny::Outcome reference = tiny::train(model, plan, options, kSteps, true);
+      EXPECT_TRUE(
+          tiny::same_bits(reference.parameters, tiny::plain_loop(model, plan, options, kSteps)))
+          << model.name << " in " << to_string(dtype);
+    }
   }
 }
 
-TEST(knobs, each_away_from_its_default_trains_the_same_or_agrees_or_is_refused) {
-  Trials trials;
+// Every knob at every value that is tried, under three plans.
+void try_every_knob(Trials trials, const std::string& model) {
   const KnobSet changes_arithmetic = {KnobId::kGlobalBatch,    KnobId::kMicroBatch,
                                       KnobId::kSequenceLength, KnobId::kDtype,
                                       KnobId::kSync,           KnobId::kMoments};
@@ -110,8 +123,9 @@ TEST(knobs, each_away_from_its_default_trains_the_same_or_agrees_or_is_refused) 
   std::map<KnobId, int> tried;
   for (const Plan& base : {waiting_plan(), speculating_plan(), pipelined_plan()}) {
     for_every_change(base, [&](const Knob& knob, const Plan& plan, const std::string& change) {
-      const std::string what = change + " under " + std::string(to_string(base.optimizer.sync)) +
-                               ", " + std::to_string(base.pipeline) + " stages";
+      const std::string what = model + ", " + change + " under " +
+                               std::string(to_string(base.optimizer.sync)) + ", " +
+                               std::to_string(base.pipeline) + " stages";
       const Outcome outcome = trials.of(plan, what);
       ++counts[outcome];
       ++tried[knob.id];
@@ -123,14 +137,25 @@ TEST(knobs, each_away_from_its_default_trains_the_same_or_agrees_or_is_refused) 
     });
   }
   std::printf(
-      "%zu knobs away from their defaults, 0 skipped: %d plans train with the bits of the "
+      "%s, %zu knobs away from their defaults, 0 skipped: %d plans train with the bits of the "
       "reference, %d agree with the plain loop, %d are refused in one line, %d are wrong\n",
-      tried.size(), counts[Outcome::kSameBits], counts[Outcome::kPlainLoop],
+      model.c_str(), tried.size(), counts[Outcome::kSameBits], counts[Outcome::kPlainLoop],
       counts[Outcome::kRefused], counts[Outcome::kWrong]);
   EXPECT_EQ(tried.size(), knobs().size());
   EXPECT_GT(counts[Outcome::kSameBits], 0);
   EXPECT_GT(counts[Outcome::kPlainLoop], 0);
   EXPECT_GT(counts[Outcome::kRefused], 0);
+}
+
+TEST(knobs, each_away_from_its_default_trains_the_same_or_agrees_or_is_refused) {
+  const Model model = tiny::gpt2_model();
+  try_every_knob(Trials(model, kSteps), model.name);
+}
+
+TEST(knobs, each_does_so_for_norms_of_heads_and_for_experts) {
+  for (const Model& model : tiny::newer_models()) {
+    try_every_knob(Trials(model, kFewSteps), model.name);
+  }
 }
 
 TEST(strategies, each_that_is_shipped_trains_on_one_device_whatever_its_buckets) {

@@ -32,6 +32,15 @@ inline Model llama_model() {
                 .vocab = 256});
 }
 
+// The families beyond llama that the host device trains, one or two layers of each kind.
+inline std::vector<Model> newer_models() {
+  Widths widths = {
+      .hidden = 64, .heads = 4, .kv_heads = 2, .head_size = 16, .ffn = 96, .vocab = 256};
+  std::vector<Model> models = {qwen3(widths), mixtral(widths), qwen3_moe(widths), gpt_oss(widths),
+                               deepseek_v3(widths)};
+  return models;
+}
+
 // Waits, one bucket, everything kept: the reference of exactness.
 inline Plan wait_plan(DType dtype = DType::kBf16) {
   Plan plan = waiting_plan({.sequences = 4, .micro_batch = 2, .tokens = 12}, int64_t{1} << 30);

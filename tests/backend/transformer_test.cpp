@@ -408,14 +408,5 @@ TEST(Transformer, impossible_tokens_are_refused) {
   EXPECT_THROW(embedding_forward(model, {1, 8}, tokens.data(), embedding, long_x.view()), Error);
 }
 
-TEST(Transformer, norms_of_query_and_key_heads_are_refused) {
-  Model model = llama_like();
-  model.qk_norm = true;
-  const Array qkv = zeros(DType::kF32, 1, model.qkv_width());
-  Array out = zeros(DType::kF32, 1, model.attention_width());
-  Array sums = zeros(DType::kF32, model.heads, 1);
-  EXPECT_THROW(attention_forward(model, {1, 1}, qkv.view(), out.view(), sums.view()), Error);
-}
-
 }  // namespace
 }  // namespace ballast::transformer

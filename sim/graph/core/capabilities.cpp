@@ -43,7 +43,9 @@ constexpr std::array<Asked, kModelFeatures> kModelAsked = {
      {"attention sinks (gpt_oss)", "model", "train a model without"},
      {"layers that see a window only", "model.sliding_window",
       "train sequences that it covers, or full attention: --set model.sliding_window=0"},
-     {"scaled rotary positions (rope_scaling)", "model", "train a model without"}}};
+     {"scaled rotary positions (rope_scaling)", "model", "train a model without"},
+     {"a router of sigmoids and groups (deepseek_v3)", "model", "train a model without"},
+     {"a clamped SwiGLU (gpt_oss)", "model", "train a model without"}}};
 
 constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
     {{"several ranks of data parallelism", "plan.data",
@@ -76,6 +78,10 @@ bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
              plan.sequence_length > model.sliding_window;
     case ModelFeature::kScaledRope:
       return model.scaled_rope;
+    case ModelFeature::kSigmoidRouter:
+      return model.experts > 0 && model.router == RouterKind::kSigmoid;
+    case ModelFeature::kClampedSwiGlu:
+      return model.activation == ActivationKind::kClampedSwiGlu;
   }
   return false;
 }
@@ -199,12 +205,29 @@ std::optional<Missing> first_missing(const Op& op, const Graph& graph,
 }  // namespace
 
 std::string_view to_string(Role role) {
-  constexpr std::array<std::string_view, kRoles> kNames = {
-      "tokens",   "input",           "weight",         "residual",          "statistics",
-      "output",   "output gradient", "input gradient", "residual gradient", "parameter gradient",
-      "source",   "destination",     "master",         "first moment",      "second moment",
-      "gradient", "undo record",     "norm partials",  "decision",          "scratch",
-      "codes"};
+  constexpr std::array<std::string_view, kRoles> kNames = {"tokens",
+                                                           "input",
+                                                           "weight",
+                                                           "residual",
+                                                           "statistics",
+                                                           "output",
+                                                           "output gradient",
+                                                           "input gradient",
+                                                           "residual gradient",
+                                                           "parameter gradient",
+                                                           "source",
+                                                           "destination",
+                                                           "master",
+                                                           "first moment",
+                                                           "second moment",
+                                                           "gradient",
+                                                           "undo record",
+                                                           "norm partials",
+                                                           "decision",
+                                                           "scratch",
+                                                           "codes",
+                                                           "routing",
+                                                           "balance of experts"};
   return kNames[static_cast<size_t>(role)];
 }
 

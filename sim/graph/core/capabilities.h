@@ -48,8 +48,10 @@ enum class ModelFeature : uint8_t {
   kAttentionSinks,
   kSlidingWindow,
   kScaledRope,
+  kSigmoidRouter,
+  kClampedSwiGlu,
 };
-inline constexpr int kModelFeatures = 6;
+inline constexpr int kModelFeatures = 8;
 
 // What a plan may ask for that no operation of its graph shows.
 enum class PlanFeature : uint8_t {
@@ -98,7 +100,7 @@ class SetOf {
 using DTypes = SetOf<DType>;
 using WorkVariants = SetOf<WorkVariant>;
 
-inline constexpr int kRoles = static_cast<int>(Role::kCodes) + 1;
+inline constexpr int kRoles = static_cast<int>(Role::kBalance) + 1;
 inline constexpr int kDTypes = static_cast<int>(DType::kE5m2) + 1;
 
 std::string_view to_string(Role role);

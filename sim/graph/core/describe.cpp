@@ -26,6 +26,9 @@ std::string describe(const Label& label) {
   if (label.bucket >= 0) return fmt::format(" bucket {}", label.bucket);
   if (label.layer >= 0) text += fmt::format(" layer {}", label.layer);
   text += fmt::format(" {}", to_string(label.module));
+  constexpr std::array<std::string_view, 5> kParts = {"", " query down", " query up", " key down",
+                                                      " key up"};
+  text += kParts.at(static_cast<size_t>(label.part));
   if (label.micro_batch >= 0) text += fmt::format(" micro-batch {}", label.micro_batch);
   return text;
 }
@@ -35,6 +38,7 @@ struct KeyOfWork {
   std::string operator()(const GemmWork& w) const {
     std::string text = fmt::format(" m={} n={} k={} {}{}", w.m, w.n, w.k, to_string(w.dtype),
                                    w.accumulate ? " accumulate" : "");
+    if (w.experts > 0) text += fmt::format(" experts={}", w.experts);
     if (w.format != ProductFormat::kFp8) return text;
     text += " in fp8";
     // Keys of what Ballast rounds itself are those of measurements in stores.
@@ -99,7 +103,7 @@ std::string_view to_string(OpKind kind) {
   static constexpr auto names =
       names_of("load_batch", "embedding", "norm", "gemm", "attention", "activation", "loss", "pack",
                "unpack", "cast", "sum_of_squares", "decide", "commit", "snapshot", "adam", "undo",
-               "copy", "collective", "io", "scale", "block");
+               "copy", "collective", "io", "scale", "block", "permute");
   return name_in<kOpKinds>(names, kind);
 }
 
@@ -122,7 +126,7 @@ std::string_view to_string(TensorKind kind) {
       "host output", "packed gradient", "arriving weights", "bucket gradient",
       "bucket gradient fp32", "bucket weights", "master", "moment1", "moment2", "undo record",
       "norm partials", "decision", "repair staging", "scores", "mask", "gathered", "partial sum",
-      "full gradient", "reduced gradient", "state", "saved", "codes");
+      "full gradient", "reduced gradient", "state", "saved", "codes", "routing", "balance");
   return name_in<kTensorKinds>(names, kind);
 }
 

@@ -108,15 +108,24 @@ enum class TensorKind : uint8_t {
   kState,           // master and moments where they rest between steps, one after another
   kSaved,           // all that a block leaves for its backward
   kCodes,           // bytes: the operands of a product in 8 bits
+  kRouting,         // int32 [T, experts a token]: to which experts each token is sent
+  kBalance,         // fp64 [2, E]: tokens sent to each expert and its probability, summed over
+                    // layers; after the loss, what balancing adds to gradients of the latter
 };
-inline constexpr int kTensorKinds = static_cast<int>(TensorKind::kCodes) + 1;
+inline constexpr int kTensorKinds = static_cast<int>(TensorKind::kBalance) + 1;
 std::string_view to_string(TensorKind kind);
+
+// Of a module that is a chain of products, as kQkv is with latent attention (DeepSeek-V2, arXiv
+// 2405.04434, section 2.1): down to a latent and its norm, up to the heads; of queries, and of keys
+// with values.
+enum class ChainPart : int8_t { kWhole, kQueryDown, kQueryUp, kKeyDown, kKeyUp };
 
 struct Label {
   int16_t layer = -1;
   ModuleKind module = ModuleKind::kEmbedding;
   int16_t micro_batch = -1;
   int32_t bucket = -1;
+  ChainPart part = ChainPart::kWhole;
   bool operator==(const Label&) const = default;
 };
 
@@ -152,11 +161,12 @@ enum class OpKind : uint8_t {
   kUndo,
   kCopy,  // across the link
   kCollective,
-  kIo,     // between CPU memory and NVMe
-  kScale,  // gradients of a bucket multiplied in place, where that is a pass of its own
-  kBlock,  // a whole sequence of operations, run as one (see Graph::blocks)
+  kIo,       // between CPU memory and NVMe
+  kScale,    // gradients of a bucket multiplied in place, where that is a pass of its own
+  kBlock,    // a whole sequence of operations, run as one (see Graph::blocks)
+  kPermute,  // rows of tokens into the order of experts, or back into that of tokens and summed
 };
-inline constexpr int kOpKinds = static_cast<int>(OpKind::kBlock) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::kPermute) + 1;
 std::string_view to_string(OpKind kind);
 
 enum class Phase : uint8_t {
@@ -207,6 +217,9 @@ struct GemmWork {
   bool accumulate = false;  // adds to what the output holds
   ProductFormat format = ProductFormat::kAsStored;
   Rounding rounding = Rounding::kJustInTime;  // of 8-bit products
+  // Experts whose weights these are: the tokens' rows lie one expert after another, as many as the
+  // router sent to each, together the m (or, of a weight's gradient, the k) given. 0: one product.
+  int64_t experts = 0;
   bool operator==(const GemmWork&) const = default;
 };
 
@@ -302,7 +315,9 @@ enum class Role : uint8_t {
   kNormPartials,
   kDecision,
   kScratch,
-  kCodes,  // where a product's operands are rounded to
+  kCodes,    // where a product's operands are rounded to
+  kRouting,  // which experts a token is sent to
+  kBalance,  // how evenly tokens were sent to experts
 };
 
 enum class AccessMode : uint8_t { kRead, kWrite, kReadWrite };

@@ -1,12 +1,13 @@
 // Pass `checkpoint`: what becomes of saved activations between forward and backward.
 //
-// Recompute: the forward operation is repeated right before the first backward operation that
-// reads its output (Chen et al., arXiv 1604.06174); what it reads is recomputed first where that
-// was not kept either. Offload: the output leaves after its last forward use and returns
-// `look_ahead` operations before its first backward use (Megatron-Core's fine-grained activation
-// offload, four waits; here they all follow from the tensors).
+// Recompute: the forward operations that write an output are repeated right before the first
+// backward operation that reads it (Chen et al., arXiv 1604.06174); what they read is recomputed
+// first where that was not kept either. Offload: the output leaves after its last forward use and
+// returns `look_ahead` operations before its first backward use (Megatron-Core's fine-grained
+// activation offload, four waits; here they all follow from the tensors).
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <unordered_map>
 
 #include "sim/graph/build.h"
@@ -86,7 +87,7 @@ class Recompute {
  public:
   Recompute(Graph& graph, const ActivationPlan& plan) : graph_(graph) {
     const Layers layers = layers_in(graph);
-    producer_.assign(graph.tensors.size(), -1);
+    producers_.resize(graph.tensors.size());
     recomputed_.assign(graph.tensors.size(), false);
     for (size_t i = 0; i < graph.tensors.size(); ++i) {
       recomputed_[i] = fate_of(graph.tensors[i], plan, layers) == ActivationFate::kRecompute;
@@ -95,8 +96,8 @@ class Recompute {
       const Op& op = graph.step.ops[i];
       if (op.phase != Phase::kForward) continue;
       for (const Access& access : op.accesses) {
-        if (access.mode == AccessMode::kWrite) {
-          producer_[static_cast<size_t>(access.tensor)] = static_cast<OpId>(i);
+        if (writes(access)) {
+          producers_[static_cast<size_t>(access.tensor)].push_back(static_cast<OpId>(i));
         }
       }
     }
@@ -117,8 +118,10 @@ class Recompute {
     for (Access& access : op.accesses) {
       if (!reads(access) || !is_recomputed(access.tensor)) continue;
       if (!copy_of_.contains(access.tensor)) {
-        repeat(ops[static_cast<size_t>(producer_[static_cast<size_t>(access.tensor)])], ops,
-               position, insertions);
+        for (const OpId producer : producers_[static_cast<size_t>(access.tensor)]) {
+          if (!repeated_.insert(producer).second) continue;
+          repeat(ops[static_cast<size_t>(producer)], ops, position, insertions);
+        }
       }
       access.tensor = copy_of_.at(access.tensor);
     }
@@ -139,11 +142,12 @@ class Recompute {
   bool is_recomputed(TensorId tensor) const {
     const auto index = static_cast<size_t>(tensor);
     // What the backward itself makes is there when it is read.
-    return index < recomputed_.size() && recomputed_[index] && producer_[index] >= 0;
+    return index < recomputed_.size() && recomputed_[index] && !producers_[index].empty();
   }
 
   Graph& graph_;
-  std::vector<OpId> producer_;
+  std::vector<std::vector<OpId>> producers_;  // of each tensor, in order
+  std::set<OpId> repeated_;
   std::vector<bool> recomputed_;
   std::unordered_map<TensorId, TensorId> copy_of_;
 };

@@ -2,17 +2,17 @@
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/attention.h"
-#include "sim/graph/passes/decoder_ops.h"
+#include "sim/graph/passes/decoder_experts.h"
 
 namespace ballast {
 
 namespace {
 
 // Emits the plain forward and backward of a run of layers.
-class Decoder : private DecoderOps {
+class Decoder : private DecoderExperts {
  public:
   Decoder(const Model& rank, const Plan& plan, const StackFacts& facts, ChunkEnds ends)
-      : DecoderOps(rank, plan, facts, ends) {}
+      : DecoderExperts(rank, plan, facts, ends) {}
 
   Graph run() {
     for (int64_t i = 0; i < plan_.accumulation(); ++i) micro_batch(static_cast<int16_t>(i));
@@ -20,85 +20,6 @@ class Decoder : private DecoderOps {
   }
 
  private:
-  // Tensors that a layer's backward reads.
-  struct LayerSaved {
-    TensorId input, norm1, statistics1, qkv, attention, log_sum_exp, middle, norm2, statistics2,
-        fc1, activation;
-    TensorId router = -1, sent = -1;  // layers with experts: their scores, and what each receives
-    TensorId scores = -1, dropped_scores = -1, scores_mask = -1;
-    TensorId attention_mask = -1, output_mask = -1;
-  };
-
-  // --- layers with experts -------------------------------------------------------------------
-
-  // Tokens times the experts that each is sent to, the shared ones not counted.
-  int64_t sent_rows() const { return tokens() * model_.experts_per_token; }
-  TensorId sent_tensor(TensorKind kind, Label label) {
-    return tensor(kind, Category::kActivations, label, sent_rows() * model_.hidden);
-  }
-  // To the ranks that hold the experts, or back.
-  TensorId exchange(TensorId from, Phase phase, Label label) {
-    if (plan_.expert == 1) return from;
-    const TensorId to = add_tensor(graph_, graph_.tensor(from));
-    const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(), plan_.expert,
-                              plan_.tensor * plan_.sequence * plan_.context};
-    graph_.step.ops.push_back(
-        collective_op(LaneKind::kExpertNetwork, work, phase, label,
-                      {read(from, Role::kSource), write(to, Role::kDestination)}));
-    // Beside the computation of another micro-batch, which is not told apart here: nobody waits.
-    return facts_.expert_overlap == Overlap::kFull ? from : to;
-  }
-  // Rows of tokens put in the order of experts, or put back and summed.
-  void permute(Phase phase, Label label, std::vector<Access> accesses) {
-    emit(OpKind::kActivation, phase, label,
-         rows_of(sent_rows(), model_.hidden, 2 * model_.hidden, 2), std::move(accesses));
-  }
-
-  void route(Label label, LayerSaved& saved) {
-    saved.router = output(label, model_.experts);
-    gemm(label, saved.norm2, model_.hidden, saved.router, model_.experts, -1);
-    const TensorId sorted = sent_tensor(TensorKind::kOutput, label);
-    permute(Phase::kForward, label,
-            {read(saved.norm2, Role::kInput), read(saved.router, Role::kStatistics),
-             write(sorted, Role::kOutput)});
-    saved.sent = exchange(sorted, Phase::kForward, label);
-  }
-
-  TensorId experts_down(Label label, const LayerSaved& saved, TensorId y) {
-    const TensorId made = sent_tensor(TensorKind::kPartial, label);
-    gemm(label, saved.activation, model_.expert_ffn, made, model_.hidden, -1, saved.output_mask);
-    const TensorId back = exchange(made, Phase::kForward, label);
-    permute(Phase::kForward, label,
-            {read(back, Role::kInput), read(saved.router, Role::kStatistics),
-             read(saved.middle, Role::kResidual), write(y, Role::kOutput)});
-    return y;
-  }
-
-  // From the gradient of the layer's output to that of the experts' products.
-  TensorId experts_down_backward(Label label, const LayerSaved& saved, TensorId dy) {
-    const TensorId sorted = sent_tensor(TensorKind::kOutputGradient, label);
-    permute(Phase::kBackward, label,
-            {read(dy, Role::kOutputGradient), read(saved.router, Role::kStatistics),
-             write(sorted, Role::kInputGradient)});
-    return exchange(sorted, Phase::kBackward, label);
-  }
-
-  // From the gradient of what the experts received to that of the norm, the router's with it.
-  TensorId route_backward(Label label, Label input, const LayerSaved& saved, TensorId dsent) {
-    const TensorId back = exchange(dsent, Phase::kBackward, label);
-    const TensorId dscores = output_gradient(label, model_.experts);
-    const TensorId dx = output_gradient(input, model_.hidden);
-    first_write(dx);
-    permute(Phase::kBackward, label,
-            {read(back, Role::kOutputGradient), read(saved.router, Role::kStatistics),
-             write(dscores, Role::kScratch), write(dx, Role::kInputGradient)});
-    const BackwardOf of{label, saved.norm2, dscores, dx, -1};
-    for (const Product& product : products(label, model_.hidden, model_.experts)) {
-      product_backward(of, product);
-    }
-    return dx;
-  }
-
   TensorId layer_forward(int64_t layer, int16_t micro, TensorId x, LayerSaved& saved) {
     const auto label = [&](ModuleKind kind) {
       return Label{static_cast<int16_t>(layer), kind, micro, -1};
@@ -109,7 +30,11 @@ class Decoder : private DecoderOps {
     saved.statistics1 = statistics(label(ModuleKind::kNorm1));
     norm(label(ModuleKind::kNorm1), x, saved.norm1, saved.statistics1);
     saved.qkv = output(label(ModuleKind::kQkv), model_.qkv_width());
-    gemm(label(ModuleKind::kQkv), saved.norm1, c, saved.qkv, model_.qkv_width(), -1);
+    if (model_.is_latent()) {
+      latent_qkv(label(ModuleKind::kQkv), saved);
+    } else {
+      gemm(label(ModuleKind::kQkv), saved.norm1, c, saved.qkv, model_.qkv_width(), -1);
+    }
     attention_forward(label(ModuleKind::kCoreAttention), saved);
     saved.middle = output(label(ModuleKind::kAttentionOut), c);
     saved.attention_mask = mask(label(ModuleKind::kAttentionOut), split_tokens() * c);
@@ -123,12 +48,12 @@ class Decoder : private DecoderOps {
     const bool routed = model_.has_experts(layer);
     if (routed) route(label(ModuleKind::kRouter), saved);
     saved.fc1 = output(label(ModuleKind::kFc1), wide);
-    gemm(label(ModuleKind::kFc1), routed ? saved.sent : saved.norm2, c, saved.fc1, wide, -1);
-    saved.activation = output(label(ModuleKind::kActivation), ffn);
-    const int64_t bias_pass = facts_.fusion == Fusion::kNone ? 2 * wide : 0;
-    emit(OpKind::kActivation, Phase::kForward, label(ModuleKind::kActivation),
-         rows(ffn, wide + ffn + bias_pass, 12),
-         {read(saved.fc1, Role::kInput), write(saved.activation, Role::kOutput)});
+    if (routed) {
+      experts_up(label(ModuleKind::kFc1), saved);
+    } else {
+      gemm(label(ModuleKind::kFc1), saved.norm2, c, saved.fc1, wide, -1);
+    }
+    activation_forward(label(ModuleKind::kActivation), saved);
     const TensorId y = output(label(ModuleKind::kFc2), c);
     saved.output_mask = mask(label(ModuleKind::kFc2), split_tokens() * c);
     if (saved.output_mask < 0 && facts_.recomputes_whole_layer) {
@@ -136,9 +61,63 @@ class Decoder : private DecoderOps {
       saved.output_mask =
           typed(TensorKind::kMask, Category::kActivations, label(ModuleKind::kFc2), 16, DType::kU8);
     }
-    if (routed) return experts_down(label(ModuleKind::kFc2), saved, y);
-    gemm(label(ModuleKind::kFc2), saved.activation, ffn, y, c, saved.middle, saved.output_mask);
+    if (routed) {
+      experts_down(label(ModuleKind::kFc2), saved, y);
+    } else {
+      gemm(label(ModuleKind::kFc2), saved.activation, ffn, y, c, saved.middle, saved.output_mask);
+    }
     return y;
+  }
+
+  void activation_forward(Label label, LayerSaved& saved) {
+    const int64_t wide = model_.fc1_width(label.layer);
+    const int64_t ffn = model_.ffn_width(label.layer);
+    saved.activation = output(label, ffn);
+    const int64_t bias_pass = facts_.fusion == Fusion::kNone ? 2 * wide : 0;
+    std::vector<Access> accesses = {read(saved.fc1, Role::kInput),
+                                    write(saved.activation, Role::kOutput)};
+    if (has_experts(label)) add_routing(accesses, saved);
+    emit(OpKind::kActivation, Phase::kForward, label, rows(ffn, wide + ffn + bias_pass, 12),
+         std::move(accesses));
+  }
+
+  // dscores: of a layer with experts, where the gradients of their weights go; else -1.
+  TensorId activation_backward(Label label, Label input, const LayerSaved& saved, TensorId da,
+                               TensorId dscores) {
+    const int64_t wide = model_.fc1_width(label.layer);
+    const int64_t ffn = model_.ffn_width(label.layer);
+    const TensorId dh = output_gradient(input, wide);
+    std::vector<Access> accesses = {read(saved.fc1, Role::kInput), read(da, Role::kOutputGradient),
+                                    write(dh, Role::kInputGradient)};
+    if (has_experts(label)) {
+      add_routing(accesses, saved);
+      accesses.push_back({dscores, Role::kScratch, first_write(dscores), 0});
+    }
+    emit(OpKind::kActivation, Phase::kBackward, label, rows(ffn, 2 * wide + ffn, 20),
+         std::move(accesses));
+    return dh;
+  }
+
+  // From the gradient of the layer's output to that of the second norm's.
+  TensorId feed_forward_backward(int64_t layer, int16_t micro, const LayerSaved& saved,
+                                 TensorId dy) {
+    const auto label = [&](ModuleKind kind) {
+      return Label{static_cast<int16_t>(layer), kind, micro, -1};
+    };
+    const int64_t c = model_.hidden;
+    const Label fc1 = label(ModuleKind::kFc1);
+    const Label activation = label(ModuleKind::kActivation);
+    const Label norm = label(ModuleKind::kNorm2);
+    if (model_.has_experts(layer)) {
+      const ExpertGradients of =
+          experts_down_backward(label(ModuleKind::kFc2), activation, saved, dy);
+      const TensorId dh = activation_backward(activation, fc1, saved, of.activation, of.scores);
+      return experts_up_backward(fc1, label(ModuleKind::kRouter), norm, saved, of, dh);
+    }
+    const TensorId da = gemm_backward(label(ModuleKind::kFc2), activation, saved.activation,
+                                      model_.ffn_width(layer), dy, c, saved.output_mask);
+    const TensorId dh = activation_backward(activation, fc1, saved, da, -1);
+    return gemm_backward(fc1, norm, saved.norm2, c, dh, model_.fc1_width(layer));
   }
 
   void attention_forward(Label label, LayerSaved& saved) {
@@ -198,28 +177,7 @@ class Decoder : private DecoderOps {
       return Label{static_cast<int16_t>(layer), kind, micro, -1};
     };
     const int64_t c = model_.hidden;
-    const int64_t wide = model_.fc1_width(layer);
-    const int64_t ffn = model_.ffn_width(layer);
-    const bool routed = model_.has_experts(layer);
-    TensorId dy_of_experts = dy;
-    if (routed) dy_of_experts = experts_down_backward(label(ModuleKind::kFc2), saved, dy);
-    const TensorId da = gemm_backward(label(ModuleKind::kFc2), label(ModuleKind::kActivation),
-                                      saved.activation, ffn, dy_of_experts, c, saved.output_mask);
-    const TensorId dh = output_gradient(label(ModuleKind::kFc1), wide);
-    emit(OpKind::kActivation, Phase::kBackward, label(ModuleKind::kActivation),
-         rows(ffn, 2 * wide + ffn, 20),
-         {read(saved.fc1, Role::kInput), read(da, Role::kOutputGradient),
-          write(dh, Role::kInputGradient)});
-    TensorId dn2 = -1;
-    if (routed) {
-      const TensorId dsent = sent_tensor(TensorKind::kOutputGradient, label(ModuleKind::kRouter));
-      const BackwardOf of{label(ModuleKind::kFc1), saved.sent, dh, dsent, -1};
-      for (const Product& product : products(of.label, c, wide)) product_backward(of, product);
-      dn2 = route_backward(label(ModuleKind::kRouter), label(ModuleKind::kNorm2), saved, dsent);
-    } else {
-      dn2 = gemm_backward(label(ModuleKind::kFc1), label(ModuleKind::kNorm2), saved.norm2, c, dh,
-                          wide);
-    }
+    const TensorId dn2 = feed_forward_backward(layer, micro, saved, dy);
     const TensorId dmiddle =
         norm_backward(label(ModuleKind::kNorm2), label(ModuleKind::kAttentionOut), saved.middle,
                       saved.statistics2, dn2, dy);
@@ -228,8 +186,11 @@ class Decoder : private DecoderOps {
                       saved.attention, model_.attention_width(), dmiddle, c, saved.attention_mask);
     const TensorId dqkv = attention_backward(label(ModuleKind::kCoreAttention),
                                              label(ModuleKind::kQkv), saved, dattention);
-    const TensorId dn1 = gemm_backward(label(ModuleKind::kQkv), label(ModuleKind::kNorm1),
-                                       saved.norm1, c, dqkv, model_.qkv_width());
+    const Label qkv = label(ModuleKind::kQkv);
+    const Label norm1 = label(ModuleKind::kNorm1);
+    const TensorId dn1 = model_.is_latent()
+                             ? latent_qkv_backward(qkv, norm1, saved, dqkv)
+                             : gemm_backward(qkv, norm1, saved.norm1, c, dqkv, model_.qkv_width());
     const Label below = layer > 0
                             ? Label{static_cast<int16_t>(layer - 1), ModuleKind::kFc2, micro, -1}
                             : Label{-1, ModuleKind::kEmbedding, micro, -1};
@@ -258,6 +219,7 @@ class Decoder : private DecoderOps {
                                      pure ? plan_.dtype : DType::kF32),
                                Role::kScratch));
     }
+    if (balance() >= 0) accesses.push_back(update(balance(), Role::kBalance));
     emit(OpKind::kLoss, Phase::kForward, label, rows(model_.vocab, values_moved, 8),
          std::move(accesses));
   }
@@ -310,6 +272,7 @@ class Decoder : private DecoderOps {
     const int64_t c = model_.hidden;
     TensorId batch = -1;
     if (ends_.first || ends_.last) batch = load_batch(label);
+    start_balance(micro);
     TensorId x = first_input(micro, batch);
     std::vector<LayerSaved> saved(static_cast<size_t>(model_.layers));
     for (int64_t i = 0; i < model_.layers; ++i) {

@@ -191,60 +191,57 @@ TensorId DecoderOps::norm_backward(Label label, Label input, TensorId x, TensorI
   return dx;
 }
 
-std::vector<Product> DecoderOps::products(Label label, int64_t in, int64_t out) const {
-  const bool several = (label.module == ModuleKind::kQkv && model_.is_latent()) ||
-                       (has_experts(label) && is_routed(label.module));
-  return several ? products_of(model_, label.module, label.layer) : std::vector<Product>{{in, out}};
-}
-
-bool DecoderOps::is_routed(ModuleKind kind) {
-  return kind == ModuleKind::kRouter || kind == ModuleKind::kFc1 || kind == ModuleKind::kFc2;
-}
-
 bool DecoderOps::has_experts(Label label) const {
   return label.layer >= 0 && model_.has_experts(label.layer);
 }
 
 void DecoderOps::gemm(Label label, TensorId x, int64_t in, TensorId y, int64_t out,
                       TensorId residual, TensorId kept) {
-  Access result = write(y, Role::kOutput);
-  for (const Product& product : products(label, in, out)) {
-    std::vector<Access> accesses = {read(x, Role::kInput), read(weight(label), Role::kWeight),
-                                    result};
-    if (residual >= 0) accesses.push_back(read(residual, Role::kResidual));
-    if (kept >= 0) accesses.push_back(write(kept, Role::kStatistics));
-    emit(OpKind::kGemm, Phase::kForward, label,
-         GemmWork{tokens() * product.active, product.out, product.in, plan_.dtype, false},
-         std::move(accesses));
-    result.mode = AccessMode::kReadWrite;
-    residual = kept = -1;
-  }
+  std::vector<Access> accesses = {read(x, Role::kInput), read(weight(label), Role::kWeight),
+                                  write(y, Role::kOutput)};
+  if (residual >= 0) accesses.push_back(read(residual, Role::kResidual));
+  if (kept >= 0) accesses.push_back(write(kept, Role::kStatistics));
+  emit(OpKind::kGemm, Phase::kForward, label, GemmWork{tokens(), out, in, plan_.dtype, false},
+       std::move(accesses));
 }
 
 TensorId DecoderOps::gemm_backward(Label label, Label input, TensorId x, int64_t in, TensorId dy,
                                    int64_t out, TensorId kept) {
   const BackwardOf of{label, x, dy, output_gradient(input, in), kept};
-  for (const Product& product : products(label, in, out)) product_backward(of, product);
+  product_backward(of, {in, out});
   return of.dx;
 }
 
 void DecoderOps::product_backward(const BackwardOf& of, const Product& product) {
-  const Access dw = gradient(of.label);
-  const int64_t rows = tokens() * product.active;
-  std::vector<Access> accesses = {read(of.dy, Role::kOutputGradient), read(of.x, Role::kInput), dw};
-  if (of.kept >= 0) accesses.push_back(read(of.kept, Role::kStatistics));
+  Access dw = gradient(of.label);
+  const bool adds = dw.mode == AccessMode::kReadWrite;
+  if (of.follows) dw.mode = AccessMode::kReadWrite;
+  const int64_t rows = of.rows > 0 ? of.rows : tokens() * product.active;
+  std::vector<Access> weight_accesses = {read(of.dy, Role::kOutputGradient),
+                                         read(of.x, Role::kInput), dw};
+  std::vector<Access> input_accesses = {read(of.dy, Role::kOutputGradient),
+                                        read(weight(of.label), Role::kWeight),
+                                        {of.dx, Role::kInputGradient, first_write(of.dx), 0}};
+  if (of.kept >= 0) weight_accesses.push_back(read(of.kept, Role::kStatistics));
+  if (of.choice >= 0) {
+    weight_accesses.push_back(read(of.choice, Role::kRouting));
+    input_accesses.push_back(read(of.choice, Role::kRouting));
+  }
+  if (of.scores >= 0) {
+    weight_accesses.push_back(read(of.scores, Role::kStatistics));
+    input_accesses.push_back(read(of.scores, Role::kStatistics));
+    input_accesses.push_back(write(of.dscores, Role::kScratch));
+  }
   const auto weight_gradient = [&] {
-    emit(OpKind::kGemm, Phase::kBackwardWeight, of.label,
-         GemmWork{product.out, product.in, rows, plan_.dtype, dw.mode == AccessMode::kReadWrite},
-         accesses);
+    GemmWork work{product.out, product.in, rows, plan_.dtype, adds};
+    work.experts = of.experts;
+    emit(OpKind::kGemm, Phase::kBackwardWeight, of.label, work, weight_accesses);
   };
   const bool exchanges = plan_.tensor > 1 && facts_.tensor_overlap != Overlap::kNone;
   if (!exchanges) weight_gradient();
-  emit(OpKind::kGemm, Phase::kBackwardInput, of.label,
-       GemmWork{rows, product.in, product.out, plan_.dtype, false},
-       {read(of.dy, Role::kOutputGradient),
-        read(weight(of.label), Role::kWeight),
-        {of.dx, Role::kInputGradient, first_write(of.dx), 0}});
+  GemmWork work{rows, product.in, product.out, plan_.dtype, false};
+  work.experts = of.experts;
+  emit(OpKind::kGemm, Phase::kBackwardInput, of.label, work, input_accesses);
   if (exchanges) weight_gradient();
 }
 

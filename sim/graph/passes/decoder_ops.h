@@ -18,6 +18,21 @@ class DecoderOps {
   // `model`: of one rank. References must outlive this object.
   DecoderOps(const Model& model, const Plan& plan, const StackFacts& facts, ChunkEnds ends);
 
+  // A latent of attention: as it is made, and normalised.
+  struct Latent {
+    TensorId made = -1, normed = -1, statistics = -1;
+  };
+  // Tensors that a layer's backward reads.
+  struct LayerSaved {
+    TensorId input, norm1, statistics1, qkv, attention, log_sum_exp, middle, norm2, statistics2,
+        fc1, activation;
+    Latent query, key;                  // latent attention: what queries, keys and values come from
+    TensorId router = -1, choice = -1;  // layers with experts: their scores, and what is chosen
+    TensorId sent = -1;                 // what each of them receives
+    TensorId scores = -1, dropped_scores = -1, scores_mask = -1;
+    TensorId attention_mask = -1, output_mask = -1;
+  };
+
   // Of a module's experts a rank holds its share.
   void keep_own_experts(Module& module) const;
   // Whether a chunk with these ends has the module's weights.
@@ -58,10 +73,6 @@ class DecoderOps {
   // The gradient of the norm's input, the residual's gradient added.
   TensorId norm_backward(Label label, Label input, TensorId x, TensorId stats, TensorId dout,
                          TensorId residual_gradient);
-  // Products of a module for one token, and how many tokens pass them: several for experts and
-  // latent attention.
-  std::vector<Product> products(Label label, int64_t in, int64_t out) const;
-  static bool is_routed(ModuleKind kind);
   bool has_experts(Label label) const;
   void gemm(Label label, TensorId x, int64_t in, TensorId y, int64_t out, TensorId residual,
             TensorId kept = -1);
@@ -69,6 +80,12 @@ class DecoderOps {
     Label label;
     TensorId x = -1, dy = -1, dx = -1;
     TensorId kept = -1;
+    // Of experts' products: how many there are, the rows they have, and, where their biases are
+    // weighted, the scores and where the gradients of the weights go.
+    int64_t experts = 0;
+    TensorId choice = -1, scores = -1, dscores = -1;
+    bool follows = false;  // another product wrote other parts of the same gradients before
+    int64_t rows = 0;      // 0: all tokens
   };
   // The gradient of the input, which is made here.
   TensorId gemm_backward(Label label, Label input, TensorId x, int64_t in, TensorId dy, int64_t out,

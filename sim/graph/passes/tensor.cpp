@@ -26,6 +26,11 @@ bool is_row(ModuleKind kind) {
   return kind == ModuleKind::kAttentionOut || kind == ModuleKind::kFc2;
 }
 
+// Which every rank makes whole, of the tokens that its norms have.
+bool makes_latent(const Op& op) {
+  return op.label.part == ChainPart::kQueryDown || op.label.part == ChainPart::kKeyDown;
+}
+
 class TensorPass {
  public:
   TensorPass(Graph& graph, const Model& model, const Plan& plan, const StackFacts& facts)
@@ -47,7 +52,8 @@ class TensorPass {
     const bool forward = op.phase == Phase::kForward;
     if (op.kind == OpKind::kEmbedding) return embedding(std::move(op), result);
     if (op.kind == OpKind::kLoss) return loss(std::move(op), result);
-    if (op.kind != OpKind::kGemm || (!is_column(module) && !is_row(module))) {
+    const bool is_split = is_column(module) || is_row(module);
+    if (op.kind != OpKind::kGemm || !is_split || makes_latent(op)) {
       result.push_back(std::move(op));
       return;
     }

@@ -1,0 +1,161 @@
+#include "sim/graph/passes/decoder_experts.h"
+
+namespace ballast {
+
+void DecoderExperts::start_balance(int16_t micro) {
+  balanced_ = false;
+  balance_ = -1;
+  if (model_.experts == 0 || model_.balance_loss == 0) return;
+  balance_ = typed(TensorKind::kBalance, Category::kWorkspace, {-1, ModuleKind::kLoss, micro, -1},
+                   2 * model_.experts, DType::kF64);
+}
+
+TensorId DecoderExperts::sent_tensor(TensorKind kind, Label label) {
+  return tensor(kind, Category::kActivations, label, sent_rows() * model_.hidden);
+}
+
+TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
+  if (plan_.expert == 1) return from;
+  const TensorId to = add_tensor(graph_, graph_.tensor(from));
+  const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(), plan_.expert,
+                            plan_.tensor * plan_.sequence * plan_.context};
+  graph_.step.ops.push_back(
+      collective_op(LaneKind::kExpertNetwork, work, phase, label,
+                    {read(from, Role::kSource), write(to, Role::kDestination)}));
+  // Beside the computation of another micro-batch, which is not told apart here: nobody waits.
+  return facts_.expert_overlap == Overlap::kFull ? from : to;
+}
+
+void DecoderExperts::permute(Phase phase, Label label, std::vector<Access> accesses) {
+  emit(OpKind::kPermute, phase, label, rows_of(sent_rows(), model_.hidden, 2 * model_.hidden, 2),
+       std::move(accesses));
+}
+
+void DecoderExperts::product(Label label, const Product& of, int64_t experts,
+                             std::vector<Access> accesses) {
+  GemmWork work{tokens() * of.active, of.out, of.in, plan_.dtype, false};
+  work.experts = experts;
+  emit(OpKind::kGemm, Phase::kForward, label, work, std::move(accesses));
+}
+
+void DecoderExperts::route(Label label, LayerSaved& saved) {
+  saved.router = output(label, model_.experts);
+  gemm(label, saved.norm2, model_.hidden, saved.router, model_.experts, -1);
+  saved.choice =
+      typed(TensorKind::kRouting, Category::kActivations, label, sent_rows(), DType::kI32);
+  const TensorId sorted = sent_tensor(TensorKind::kOutput, label);
+  std::vector<Access> accesses = {
+      read(saved.norm2, Role::kInput), read(saved.router, Role::kStatistics),
+      write(saved.choice, Role::kRouting), write(sorted, Role::kOutput)};
+  if (model_.router_bias && model_.router == RouterKind::kSigmoid) {
+    accesses.push_back(read(weight(label), Role::kWeight));
+  }
+  if (balance_ >= 0) {
+    accesses.push_back(balanced_ ? update(balance_, Role::kBalance)
+                                 : write(balance_, Role::kBalance));
+    balanced_ = true;
+  }
+  permute(Phase::kForward, label, std::move(accesses));
+  saved.sent = exchange(sorted, Phase::kForward, label);
+}
+
+void DecoderExperts::experts_up(Label label, const LayerSaved& saved) {
+  const std::vector<Product> each = products_of(model_, label.module, label.layer);
+  product(label, each.front(), own_experts(),
+          {read(saved.sent, Role::kInput), read(weight(label), Role::kWeight),
+           write(saved.fc1, Role::kOutput), read(saved.choice, Role::kRouting)});
+  if (each.size() == 1) return;
+  product(label, each.back(), 0,
+          {read(saved.norm2, Role::kInput), read(weight(label), Role::kWeight),
+           update(saved.fc1, Role::kOutput)});
+}
+
+void DecoderExperts::add_routing(std::vector<Access>& accesses, const LayerSaved& saved) const {
+  accesses.push_back(read(saved.router, Role::kStatistics));
+  accesses.push_back(read(saved.choice, Role::kRouting));
+}
+
+void DecoderExperts::experts_down(Label label, const LayerSaved& saved, TensorId y) {
+  const std::vector<Product> each = products_of(model_, label.module, label.layer);
+  const bool shares = each.size() > 1;
+  if (shares) {
+    product(label, each.back(), 0,
+            {read(saved.activation, Role::kInput), read(weight(label), Role::kWeight),
+             read(saved.middle, Role::kResidual), write(y, Role::kOutput)});
+  }
+  const TensorId made = sent_tensor(TensorKind::kPartial, label);
+  std::vector<Access> accesses = {read(saved.activation, Role::kInput),
+                                  read(weight(label), Role::kWeight), write(made, Role::kOutput),
+                                  read(saved.choice, Role::kRouting)};
+  // Biases count as often as their weights say.
+  if (model_.mlp_bias) accesses.push_back(read(saved.router, Role::kStatistics));
+  if (saved.output_mask >= 0) accesses.push_back(write(saved.output_mask, Role::kStatistics));
+  product(label, each.front(), own_experts(), std::move(accesses));
+  const TensorId back = exchange(made, Phase::kForward, label);
+  std::vector<Access> sums = {read(back, Role::kInput), read(saved.choice, Role::kRouting)};
+  if (shares) {
+    sums.push_back(update(y, Role::kOutput));
+  } else {
+    sums.push_back(read(saved.middle, Role::kResidual));
+    sums.push_back(write(y, Role::kOutput));
+  }
+  permute(Phase::kForward, label, std::move(sums));
+}
+
+DecoderExperts::ExpertGradients DecoderExperts::experts_down_backward(Label label, Label activation,
+                                                                      const LayerSaved& saved,
+                                                                      TensorId dy) {
+  const std::vector<Product> each = products_of(model_, label.module, label.layer);
+  const TensorId sorted = sent_tensor(TensorKind::kOutputGradient, label);
+  permute(Phase::kBackward, label,
+          {read(dy, Role::kOutputGradient), read(saved.choice, Role::kRouting),
+           write(sorted, Role::kInputGradient)});
+  ExpertGradients made;
+  const Label router{label.layer, ModuleKind::kRouter, label.micro_batch, -1};
+  made.scores = output_gradient(router, model_.experts);
+  made.activation = output_gradient(activation, model_.ffn_width(label.layer));
+  BackwardOf of{label, saved.activation, exchange(sorted, Phase::kBackward, label), made.activation,
+                saved.output_mask};
+  of.experts = own_experts();
+  of.choice = saved.choice;
+  if (model_.mlp_bias) {
+    of.scores = saved.router;
+    of.dscores = made.scores;
+    first_write(made.scores);
+  }
+  product_backward(of, each.front());
+  if (each.size() == 1) return made;
+  BackwardOf shared{label, saved.activation, dy, made.activation, saved.output_mask};
+  shared.follows = true;
+  product_backward(shared, each.back());
+  return made;
+}
+
+TensorId DecoderExperts::experts_up_backward(Label label, Label router, Label norm,
+                                             const LayerSaved& saved, const ExpertGradients& from,
+                                             TensorId dh) {
+  const std::vector<Product> each = products_of(model_, label.module, label.layer);
+  BackwardOf of{label, saved.sent, dh, sent_tensor(TensorKind::kOutputGradient, router), -1};
+  of.experts = own_experts();
+  of.choice = saved.choice;
+  product_backward(of, each.front());
+  const TensorId dx = output_gradient(norm, model_.hidden);
+  if (each.size() > 1) {
+    BackwardOf shared{label, saved.norm2, dh, dx, -1};
+    shared.follows = true;
+    product_backward(shared, each.back());
+  }
+  const TensorId back = exchange(of.dx, Phase::kBackward, router);
+  std::vector<Access> accesses = {read(back, Role::kOutputGradient),
+                                  read(saved.router, Role::kStatistics),
+                                  read(saved.choice, Role::kRouting),
+                                  update(from.scores, Role::kScratch),
+                                  {dx, Role::kInputGradient, first_write(dx), 0}};
+  if (balance_ >= 0) accesses.push_back(read(balance_, Role::kBalance));
+  permute(Phase::kBackward, router, std::move(accesses));
+  const BackwardOf of_scores{router, saved.norm2, from.scores, dx};
+  product_backward(of_scores, {model_.hidden, model_.experts});
+  return dx;
+}
+
+}  // namespace ballast
