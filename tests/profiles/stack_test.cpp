@@ -38,7 +38,20 @@ Stack unusual() {
   stack.facts.separate_unscale = true;
   stack.facts.pinned_power_of_two = true;
   stack.facts.copies_gradients_to_buckets = true;
-  stack.facts.pure_16_bit_on_one_device = true;
+  stack.facts.pure_16_bit = true;
+  stack.facts.loss_bytes = 52;
+  stack.facts.keeps_gate = true;
+  stack.facts.interleaves = false;
+  stack.facts.balances_stages = true;
+  stack.facts.loads_whole_model = true;
+  stack.facts.where_offloaded.facts = std::make_shared<const StackFacts>();
+  stack.facts.gathers_logits = true;
+  stack.facts.adds_gradients_apart = true;
+  stack.facts.sums_whole_gradients = true;
+  stack.facts.reduces_whole = true;
+  stack.facts.reduce_buffer_elements = 1000;
+  stack.facts.prints_allocated = true;
+  stack.facts.prints_gib = true;
   stack.facts.gradients = GradientPrecision::kF32;
   stack.facts.reduction = GradientPrecision::kF32;
   stack.facts.gradient_overlap = Overlap::kPartial;
@@ -186,6 +199,13 @@ TEST(Stacks, each_part_of_the_uncertainty_is_required) {
     EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "is missing"))
         << key;
   }
+}
+
+TEST(Stacks, a_source_tells_which_framework_of_a_family_it_ran) {
+  EXPECT_EQ(framework_of("torch-2025", "huggingface/nanotron@2411b022 docs/benchmark_summary.svg"),
+            "nanotron-2025");
+  EXPECT_EQ(framework_of("torch-2025", "pytorch/torchtitan"), "torch-2025");
+  EXPECT_EQ(framework_of("megatron-2023", "huggingface/nanotron"), "megatron-2023");
 }
 
 // How many of the shipped stacks that stand for a framework say each thing of each fact.

@@ -85,8 +85,10 @@ void BucketOps::add_tensors(int32_t b) {
   if (together && facts_.widens_gradients && gradient_type() != DType::kF32) {
     t.widened = hbm(TensorKind::kReduced, Category::kGradients, DType::kF32, count, b);
   }
-  if (plan_.zero_stage == 0 && on_gpu && facts_.copies_gradients_to_buckets) {
-    t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, gradient_type(), count, b);
+  const bool apart = facts_.adds_gradients_apart && plan_.replicas() > 1;
+  if ((plan_.zero_stage == 0 || apart) && on_gpu && facts_.copies_gradients_to_buckets) {
+    const DType type = apart ? plan_.dtype : gradient_type();
+    t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, type, count, b);
   }
   if (on_gpu) {
     t.partials_gpu =
@@ -171,8 +173,8 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   const Access gradient = t.reduced >= 0 ? read(-1, Role::kSource) : update(-1, Role::kSource);
   append_modules(accesses, b, module_gradient_, gradient);
   if (t.reduced >= 0) accesses.push_back(write(t.reduced, Role::kDestination));
-  const CollectiveKind kind =
-      plan_.zero_stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
+  const bool all = plan_.zero_stage == 0 || facts_.reduces_whole;
+  const CollectiveKind kind = all ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
   const bool wide = facts_.reduction == GradientPrecision::kF32;
   const Bytes bytes = bytes_of(bucket(b).count, wide ? DType::kF32 : gradient_type());
   std::vector<Access> share;
@@ -181,10 +183,11 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   } else {
     share = accesses;
   }
-  const RankGroup group = replica_group(plan_);
+  const RankGroup group =
+      facts_.reduces_whole ? RankGroup{plan_.replicas(), plan_.tensor} : replica_group(plan_);
   std::vector<Op> made = {group_op(kind, group, b, bytes, std::move(accesses))};
   const RankGroup copies = copies_group(plan_);
-  if (copies.ranks > 1) {
+  if (copies.ranks > 1 && group.ranks < plan_.replicas()) {
     made.push_back(group_op(CollectiveKind::kAllReduce, copies, b,
                             {div_ceil(bytes.count, group.ranks)}, std::move(share)));
   }

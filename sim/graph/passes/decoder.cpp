@@ -24,10 +24,16 @@ class Decoder : private DecoderOps {
   struct LayerSaved {
     TensorId input, norm1, statistics1, qkv, attention, log_sum_exp, middle, norm2, statistics2,
         fc1, activation;
+    TensorId gate = -1;
     TensorId router = -1, sent = -1;  // layers with experts: their scores, and what each receives
     TensorId scores = -1, dropped_scores = -1, scores_mask = -1;
     TensorId attention_mask = -1, output_mask = -1;
   };
+
+  bool keeps_gate(int64_t layer) const {
+    return facts_.keeps_gate && model_.activation == ActivationKind::kSwiGlu &&
+           !model_.has_experts(layer);
+  }
 
   // --- layers with experts -------------------------------------------------------------------
 
@@ -126,9 +132,15 @@ class Decoder : private DecoderOps {
     gemm(label(ModuleKind::kFc1), routed ? saved.sent : saved.norm2, c, saved.fc1, wide, -1);
     saved.activation = output(label(ModuleKind::kActivation), ffn);
     const int64_t bias_pass = facts_.fusion == Fusion::kNone ? 2 * wide : 0;
+    std::vector<Access> accesses = {read(saved.fc1, Role::kInput),
+                                    write(saved.activation, Role::kOutput)};
+    if (keeps_gate(layer)) {
+      saved.gate = output(label(ModuleKind::kActivation), ffn);
+      accesses.push_back(write(saved.gate, Role::kStatistics));
+    }
+    const int64_t gate_passes = saved.gate >= 0 ? 2 * ffn : 0;
     emit(OpKind::kActivation, Phase::kForward, label(ModuleKind::kActivation),
-         rows(ffn, wide + ffn + bias_pass, 12),
-         {read(saved.fc1, Role::kInput), write(saved.activation, Role::kOutput)});
+         rows(ffn, wide + ffn + bias_pass + gate_passes, 12), std::move(accesses));
     const TensorId y = output(label(ModuleKind::kFc2), c);
     saved.output_mask = mask(label(ModuleKind::kFc2), split_tokens() * c);
     if (saved.output_mask < 0 && facts_.recomputes_whole_layer) {
@@ -206,10 +218,13 @@ class Decoder : private DecoderOps {
     const TensorId da = gemm_backward(label(ModuleKind::kFc2), label(ModuleKind::kActivation),
                                       saved.activation, ffn, dy_of_experts, c, saved.output_mask);
     const TensorId dh = output_gradient(label(ModuleKind::kFc1), wide);
+    std::vector<Access> accesses = {read(saved.fc1, Role::kInput), read(da, Role::kOutputGradient),
+                                    write(dh, Role::kInputGradient)};
+    // The product's two gradients, then the activation's: two more values written, and read.
+    if (saved.gate >= 0) accesses.push_back(read(saved.gate, Role::kStatistics));
+    const int64_t gate_passes = saved.gate >= 0 ? 4 * ffn : 0;
     emit(OpKind::kActivation, Phase::kBackward, label(ModuleKind::kActivation),
-         rows(ffn, 2 * wide + ffn, 20),
-         {read(saved.fc1, Role::kInput), read(da, Role::kOutputGradient),
-          write(dh, Role::kInputGradient)});
+         rows(ffn, 2 * wide + ffn + gate_passes, 20), std::move(accesses));
     TensorId dn2 = -1;
     if (routed) {
       const TensorId dsent = sent_tensor(TensorKind::kOutputGradient, label(ModuleKind::kRouter));
@@ -250,12 +265,17 @@ class Decoder : private DecoderOps {
       // Where nothing is kept in 32 bits the copies are of 16.
       copies = 2;
       values_moved = 10 * model_.vocab;
+    } else if (facts_.loss != LossPrecision::kInPlace) {
+      copies = 3;
+      values_moved = 16 * model_.vocab;
     }
-    const bool pure = pure_16_bit(plan_, facts_);
+    if (facts_.loss_bytes > 0)
+      values_moved = facts_.loss_bytes * model_.vocab / size_of(plan_.dtype);
+    const bool narrow = pure_16_bit(plan_, facts_) || facts_.loss == LossPrecision::kTorch;
     const int64_t wide = logits_count() / (copies == 1 ? 2 : 1);  // whose other half is the logits
     for (int64_t copy = 0; copy < copies; ++copy) {
       accesses.push_back(write(typed(TensorKind::kPartial, Category::kWorkspace, label, wide,
-                                     pure ? plan_.dtype : DType::kF32),
+                                     narrow ? plan_.dtype : DType::kF32),
                                Role::kScratch));
     }
     emit(OpKind::kLoss, Phase::kForward, label, rows(model_.vocab, values_moved, 8),
@@ -319,9 +339,11 @@ class Decoder : private DecoderOps {
     for (int64_t i = model_.layers - 1; i >= 0; --i) {
       dx = layer_backward(i, micro, saved[static_cast<size_t>(i)], dx);
     }
-    if (!ends_.first) return;
-    emit(OpKind::kEmbedding, Phase::kBackward, label, rows(c, 3 * c, 1),
-         {read(batch, Role::kTokens), read(dx, Role::kOutputGradient), gradient(label)});
+    if (ends_.first) {
+      emit(OpKind::kEmbedding, Phase::kBackward, label, rows(c, 3 * c, 1),
+           {read(batch, Role::kTokens), read(dx, Role::kOutputGradient), gradient(label)});
+    }
+    add_apart(micro);
   }
 
   TensorId load_batch(Label label) {
