@@ -341,6 +341,10 @@ void override_facts(const CaseFacts& of, StackFacts& facts) {
   set(of.reduction, facts.reduction);
   set(of.tensor_overlap, facts.tensor_overlap);
   set(of.expert_overlap, facts.expert_overlap);
+  if (!facts.where_offloaded.facts) return;
+  StackFacts offloading = *facts.where_offloaded.facts;
+  override_facts(of, offloading);
+  facts.where_offloaded.facts = std::make_shared<const StackFacts>(std::move(offloading));
 }
 
 // Where optimizer state is and who shares it, as far as the machine and the stack say it.

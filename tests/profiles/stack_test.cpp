@@ -14,6 +14,23 @@ using Pointer = Json::json_pointer;
 using testing::error_of;
 using testing::holds;
 
+// The rest of what unusual() says.
+void set_unusual_gradients_and_peaks(StackFacts& facts) {
+  facts.loss_bytes = 52;
+  facts.keeps_gate = true;
+  facts.interleaves = false;
+  facts.balances_stages = true;
+  facts.loads_whole_model = true;
+  facts.where_offloaded.facts = std::make_shared<const StackFacts>();
+  facts.gathers_logits = true;
+  facts.adds_gradients_apart = true;
+  facts.sums_whole_gradients = true;
+  facts.reduces_whole = true;
+  facts.reduce_buffer_elements = 1000;
+  facts.prints_allocated = true;
+  facts.prints_gib = true;
+}
+
 // Every fact and constant away from its default.
 Stack unusual() {
   Stack stack;
@@ -39,19 +56,7 @@ Stack unusual() {
   stack.facts.pinned_power_of_two = true;
   stack.facts.copies_gradients_to_buckets = true;
   stack.facts.pure_16_bit = true;
-  stack.facts.loss_bytes = 52;
-  stack.facts.keeps_gate = true;
-  stack.facts.interleaves = false;
-  stack.facts.balances_stages = true;
-  stack.facts.loads_whole_model = true;
-  stack.facts.where_offloaded.facts = std::make_shared<const StackFacts>();
-  stack.facts.gathers_logits = true;
-  stack.facts.adds_gradients_apart = true;
-  stack.facts.sums_whole_gradients = true;
-  stack.facts.reduces_whole = true;
-  stack.facts.reduce_buffer_elements = 1000;
-  stack.facts.prints_allocated = true;
-  stack.facts.prints_gib = true;
+  set_unusual_gradients_and_peaks(stack.facts);
   stack.facts.gradients = GradientPrecision::kF32;
   stack.facts.reduction = GradientPrecision::kF32;
   stack.facts.gradient_overlap = Overlap::kPartial;
