@@ -82,6 +82,9 @@ std::string strategy_json(const Strategy& strategy);
 // six constants by constant_name(), and which of them were fitted on which published cases. Every
 // Stack that is returned has passed its check.
 Stack load_stack(const std::string& name_or_path);
+// The shipped stack that a published source ran where its cases name `named`: one of that family
+// that is known as something the source says (Stack::known_as), else `named`.
+std::string framework_of(const std::string& named, const std::string& source);
 Stack parse_stack(std::string_view text, const std::string& file, const std::string& name);
 std::string stack_json(const Stack& stack);
 void save_stack(const Stack& stack, const std::string& path);

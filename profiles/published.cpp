@@ -75,6 +75,7 @@ PublishedFile parse_published(std::string_view text, const std::string& file) {
   for (size_t i = 0; i < cases.size(); ++i) {
     result.entries.push_back(read_entry(cases[i], file, i));
     PublishedEntry& entry = result.entries.back();
+    if (entry.of) entry.of->stack = framework_of(entry.of->stack, result.source);
     if (!ids.insert(entry.id).second) {
       entry.of.reset();
       entry.error = file + ": case " + in_quotes(entry.id) + ": its id is taken; rename it";

@@ -77,8 +77,10 @@ struct CaseFacts {
 struct PublishedCase {
   std::string id;
   std::string machine;  // name of a machine
-  std::string stack;    // name of a stack
-  Model model;          // with as many positions as the run's sequences have tokens
+  // Name of a stack: that of the family that the case names (framework_of in profiles/load.h) which
+  // the file's source is of.
+  std::string stack;
+  Model model;  // with as many positions as the run's sequences have tokens
   std::optional<AttentionKind> attention;           // where the case overrides its stack
   std::optional<AttentionKernel> attention_kernel;  // the same
   // What was published of the run, on top of the strategy. micro_batch, activations, gpu_buckets

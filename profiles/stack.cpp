@@ -27,6 +27,10 @@ void read_flag(JsonReader& reader, const std::string& key, bool& value) {
   if (reader.has(key)) value = reader.boolean(key);
 }
 
+void read_whole(JsonReader& reader, const std::string& key, WholeRange range, int64_t& value) {
+  if (reader.has(key)) value = reader.whole(key, range);
+}
+
 // "eager", or the kernel of an attention that stores no scores. Of kernels a stack has one.
 void read_attention(JsonReader& reader, StackFacts& facts) {
   std::vector<std::string> known = names_of<AttentionKernel>(kAttentionKernels);
@@ -68,6 +72,15 @@ void read_overlaps(JsonReader& reader, StackFacts& facts) {
   read_choice(reader, "expert_overlap", kOverlaps, facts.expert_overlap);
 }
 
+void read_gradients(JsonReader& reader, StackFacts& facts) {
+  read_choice(reader, "gradients", 2, facts.gradients);
+  read_choice(reader, "reduction", 2, facts.reduction);
+  read_flag(reader, "adds_gradients_apart", facts.adds_gradients_apart);
+  read_flag(reader, "sums_whole_gradients", facts.sums_whole_gradients);
+  read_flag(reader, "reduces_whole", facts.reduces_whole);
+  read_whole(reader, "reduce_buffer_elements", {0, int64_t{1} << 40}, facts.reduce_buffer_elements);
+}
+
 StackFacts read_facts(JsonReader reader) {
   StackFacts facts;
   facts.attention_kernel = AttentionKernel::kFlash2;
@@ -75,9 +88,12 @@ StackFacts read_facts(JsonReader reader) {
   if (reader.has("attention_on")) read_attention_on(reader.object("attention_on"), facts);
   read_flag(reader, "dropout", facts.dropout);
   read_choice(reader, "fusion", kFusions, facts.fusion);
+  read_flag(reader, "keeps_gate", facts.keeps_gate);
   read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
   read_choice(reader, "loss", kLossPrecisions, facts.loss);
-  if (reader.has("loss_chunks")) facts.loss_chunks = reader.whole("loss_chunks", {1, 1 << 20});
+  read_whole(reader, "loss_chunks", {1, 1 << 20}, facts.loss_chunks);
+  read_whole(reader, "loss_bytes", {0, 1 << 20}, facts.loss_bytes);
+  read_flag(reader, "gathers_logits", facts.gathers_logits);
   read_flag(reader, "widens_gradients", facts.widens_gradients);
   read_flag(reader, "returns_weights_whole", facts.returns_weights_whole);
   read_flag(reader, "recomputes_by_module", facts.recomputes_by_module);
@@ -85,28 +101,26 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "casts_through_pageable", facts.casts_through_pageable);
   read_flag(reader, "stage3_copies_by_tensor", facts.stage3_copies_by_tensor);
   read_flag(reader, "accumulates_on_cpu", facts.accumulates_on_cpu);
-  if (reader.has("torch_adam_threads")) {
-    facts.torch_adam_threads = reader.whole("torch_adam_threads", {0, 1 << 20});
-  }
+  read_whole(reader, "torch_adam_threads", {0, 1 << 20}, facts.torch_adam_threads);
   read_flag(reader, "splits_norms_by_token", facts.splits_norms_by_token);
   read_flag(reader, "separate_unscale", facts.separate_unscale);
   read_flag(reader, "pinned_power_of_two", facts.pinned_power_of_two);
   read_flag(reader, "copies_gradients_to_buckets", facts.copies_gradients_to_buckets);
-  read_flag(reader, "pure_16_bit_on_one_device", facts.pure_16_bit_on_one_device);
-  read_choice(reader, "gradients", 2, facts.gradients);
-  read_choice(reader, "reduction", 2, facts.reduction);
+  read_flag(reader, "pure_16_bit", facts.pure_16_bit);
+  read_gradients(reader, facts);
   read_overlaps(reader, facts);
-  if (reader.has("least_zero_stage")) {
-    facts.least_zero_stage = reader.whole("least_zero_stage", {0, 3});
-  }
-  if (reader.has("most_zero_stage")) {
-    facts.most_zero_stage = reader.whole("most_zero_stage", {0, 3});
-  }
+  read_flag(reader, "interleaves", facts.interleaves);
+  read_flag(reader, "balances_stages", facts.balances_stages);
+  read_whole(reader, "least_zero_stage", {0, 3}, facts.least_zero_stage);
+  read_whole(reader, "most_zero_stage", {0, 3}, facts.most_zero_stage);
   read_choice(reader, "fp8_scaling", kScalings8, facts.fp8_scaling);
   read_choice(reader, "fp8_weights", kWeights8, facts.fp8_weights);
   read_flag(reader, "fp8_saves_codes", facts.fp8_saves_codes);
   read_flag(reader, "steps_offloaded_state_on_cpu", facts.steps_offloaded_state_on_cpu);
   read_flag(reader, "may_stream_state", facts.may_stream_state);
+  read_flag(reader, "loads_whole_model", facts.loads_whole_model);
+  read_flag(reader, "prints_allocated", facts.prints_allocated);
+  read_flag(reader, "prints_gib", facts.prints_gib);
   reader.finish();
   return facts;
 }
@@ -125,9 +139,12 @@ OrderedJson facts_json(const StackFacts& facts) {
           {"attention_on", on},
           {"dropout", facts.dropout},
           {"fusion", to_string(facts.fusion)},
+          {"keeps_gate", facts.keeps_gate},
           {"recomputes_whole_layer", facts.recomputes_whole_layer},
           {"loss", to_string(facts.loss)},
           {"loss_chunks", facts.loss_chunks},
+          {"loss_bytes", facts.loss_bytes},
+          {"gathers_logits", facts.gathers_logits},
           {"widens_gradients", facts.widens_gradients},
           {"returns_weights_whole", facts.returns_weights_whole},
           {"recomputes_by_module", facts.recomputes_by_module},
@@ -140,13 +157,19 @@ OrderedJson facts_json(const StackFacts& facts) {
           {"separate_unscale", facts.separate_unscale},
           {"pinned_power_of_two", facts.pinned_power_of_two},
           {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
-          {"pure_16_bit_on_one_device", facts.pure_16_bit_on_one_device},
+          {"pure_16_bit", facts.pure_16_bit},
+          {"adds_gradients_apart", facts.adds_gradients_apart},
+          {"sums_whole_gradients", facts.sums_whole_gradients},
+          {"reduces_whole", facts.reduces_whole},
+          {"reduce_buffer_elements", facts.reduce_buffer_elements},
           {"gradients", to_string(facts.gradients)},
           {"reduction", to_string(facts.reduction)},
           {"gradient_overlap", to_string(facts.gradient_overlap)},
           {"weight_overlap", to_string(facts.weight_overlap)},
           {"tensor_overlap", to_string(facts.tensor_overlap)},
           {"pipeline_overlap", to_string(facts.pipeline_overlap)},
+          {"interleaves", facts.interleaves},
+          {"balances_stages", facts.balances_stages},
           {"least_zero_stage", facts.least_zero_stage},
           {"most_zero_stage", facts.most_zero_stage},
           {"expert_overlap", to_string(facts.expert_overlap)},
@@ -154,7 +177,10 @@ OrderedJson facts_json(const StackFacts& facts) {
           {"fp8_weights", to_string(facts.fp8_weights)},
           {"fp8_saves_codes", facts.fp8_saves_codes},
           {"steps_offloaded_state_on_cpu", facts.steps_offloaded_state_on_cpu},
-          {"may_stream_state", facts.may_stream_state}};
+          {"may_stream_state", facts.may_stream_state},
+          {"loads_whole_model", facts.loads_whole_model},
+          {"prints_allocated", facts.prints_allocated},
+          {"prints_gib", facts.prints_gib}};
 }
 
 StackConstants read_constants(JsonReader reader) {
@@ -220,7 +246,13 @@ Stack parse_stack(std::string_view text, const std::string& file, const std::str
   stack.name = name;
   stack.description = reader.text("description");
   stack.source = reader.text("source");
+  if (reader.has("family")) stack.family = reader.text("family");
+  if (reader.has("known_as")) stack.known_as = reader.texts("known_as");
   stack.facts = read_facts(reader.object("facts"));
+  if (reader.has("facts_where_offloaded")) {
+    stack.facts.where_offloaded.facts =
+        std::make_shared<const StackFacts>(read_facts(reader.object("facts_where_offloaded")));
+  }
   stack.constants = read_constants(reader.object("constants"));
   stack.fitted = read_fitted(reader);
   stack.fitted_on = reader.texts("fitted_on");
@@ -246,17 +278,33 @@ std::string stack_json(const Stack& stack) {
   OrderedJson json = {{"schema", kSchema},
                       {"name", stack.name},
                       {"description", stack.description},
-                      {"source", stack.source},
-                      {"facts", facts_json(stack.facts)},
-                      {"constants", constants},
-                      {"fitted", stack.fitted},
-                      {"fitted_on", stack.fitted_on}};
+                      {"source", stack.source}};
+  if (!stack.family.empty()) json["family"] = stack.family;
+  if (!stack.known_as.empty()) json["known_as"] = stack.known_as;
+  json["facts"] = facts_json(stack.facts);
+  if (stack.facts.where_offloaded.facts) {
+    json["facts_where_offloaded"] = facts_json(*stack.facts.where_offloaded.facts);
+  }
+  json["constants"] = constants;
+  json["fitted"] = stack.fitted;
+  json["fitted_on"] = stack.fitted_on;
   if (stack.uncertainty) json["uncertainty"] = uncertainty_json(*stack.uncertainty);
   return to_text(json);
 }
 
 void save_stack(const Stack& stack, const std::string& path) {
   atomic_write(path, stack_json(stack) + "\n");
+}
+
+std::string framework_of(const std::string& named, const std::string& source) {
+  for (const std::string& name : shipped_names("stacks")) {
+    const Stack stack = load_stack(name);
+    if (stack.family != named) continue;
+    for (const std::string& word : stack.known_as) {
+      if (source.find(word) != std::string::npos) return name;
+    }
+  }
+  return named;
 }
 
 std::vector<Shipped> shipped_stacks() {

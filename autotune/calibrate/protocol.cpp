@@ -61,7 +61,8 @@ class Judge {
       const HierarchyFit& fit = without_source_[figures_.source_of(index)];
       setup.stack = fitted_stack(setup.stack, fit, framework);
     } else if (left_out == LeftOut::kFramework) {
-      setup.stack = fitted_stack(typical_, without_framework_[framework], std::nullopt);
+      return as_run_by(std::move(setup),
+                       fitted_stack(typical_, without_framework_[framework], std::nullopt));
     }
     return setup;
   }

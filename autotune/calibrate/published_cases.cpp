@@ -54,6 +54,7 @@ std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
   const Plan& plan = setup.of.plan;
   if (!setup.of.open.has(KnobId::kVirtualPipeline)) return {plan.virtual_pipeline};
   std::vector<int64_t> counts = {1};
+  if (!setup.stack.facts.interleaves) return counts;
   if (setup.of.model.layers % plan.pipeline != 0) return counts;
   const int64_t layers = setup.of.model.layers / plan.pipeline;
   for (int64_t chunks = 2; chunks <= std::min(kMostChunks, layers); ++chunks) {
@@ -86,22 +87,6 @@ int64_t bucket_count(const CaseSetup& setup) {
   return std::max<int64_t>(1, count / (setup.of.plan.tensor * setup.of.plan.pipeline));
 }
 
-std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup) {
-  const OptimizerPlan& optimizer = setup.of.plan.optimizer;
-  if (setup.of.optimizer_share_on_cpu) {
-    const double kept = 1 - *setup.of.optimizer_share_on_cpu;
-    return {std::llround(kept * static_cast<double>(bucket_count(setup)))};
-  }
-  if (optimizer.gpu_buckets) return {*optimizer.gpu_buckets};
-  if (optimizer.placement == OptimizerPlacement::kGpu) return {0};
-  const int64_t all = bucket_count(setup);
-  std::vector<int64_t> counts = {0};
-  for (const int64_t part : {16, 8, 4, 2, 1}) {
-    if (all / part > counts.back()) counts.push_back(all / part);
-  }
-  return counts;
-}
-
 // From how many buckets on the GPU on a rank has no more of them: under ZeRO-3 it holds a share of
 // every module. Where matrices or layers are divided too, as many as the model has.
 int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
@@ -118,6 +103,24 @@ int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
     }
   }
   return buckets_in(modules, plan.optimizer);
+}
+
+std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup) {
+  const OptimizerPlan& optimizer = setup.of.plan.optimizer;
+  if (setup.of.optimizer_share_on_cpu) {
+    const double kept = 1 - *setup.of.optimizer_share_on_cpu;
+    const int64_t all =
+        setup.of.plan.zero_stage == 3 ? most_gpu_buckets(setup, 3) : bucket_count(setup);
+    return {std::llround(kept * static_cast<double>(all))};
+  }
+  if (optimizer.gpu_buckets) return {*optimizer.gpu_buckets};
+  if (optimizer.placement == OptimizerPlacement::kGpu) return {0};
+  const int64_t all = bucket_count(setup);
+  std::vector<int64_t> counts = {0};
+  for (const int64_t part : {16, 8, 4, 2, 1}) {
+    if (all / part > counts.back()) counts.push_back(all / part);
+  }
+  return counts;
 }
 
 std::vector<double> flow_shares(const Plan& plan) {
@@ -235,11 +238,20 @@ std::optional<double> time_metric(Metric metric, const CaseSetup& setup, const W
   }
 }
 
+// The peak as the framework's logs would print it.
+double printed_gb(const CaseSetup& setup, const Prediction& prediction) {
+  Bytes peak = setup.prints_allocated ? prediction.peaks.front().live : prediction.gpu_peak;
+  if (setup.loads_whole_model && setup.of.plan.zero_stage == 3) {
+    peak = std::max(peak, bytes_of(parameter_count(setup.of.model), setup.of.plan.dtype));
+  }
+  return setup.prints_gib ? peak.gib() : peak.gb();
+}
+
 std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Way& way,
                                 const Prediction& prediction) {
   switch (metric) {
     case Metric::kPeakMemory:
-      return if_known(prediction.gpu_peak, prediction.gpu_peak.gb());
+      return if_known(prediction.gpu_peak, printed_gb(setup, prediction));
     case Metric::kMemoryShare:
       return if_known(prediction.gpu_peak,
                       100 * prediction.gpu_peak.gb() / setup.machine.gpu.memory.value.gb());
@@ -329,6 +341,10 @@ void override_facts(const CaseFacts& of, StackFacts& facts) {
   set(of.reduction, facts.reduction);
   set(of.tensor_overlap, facts.tensor_overlap);
   set(of.expert_overlap, facts.expert_overlap);
+  if (!facts.where_offloaded.facts) return;
+  StackFacts offloading = *facts.where_offloaded.facts;
+  override_facts(of, offloading);
+  facts.where_offloaded.facts = std::make_shared<const StackFacts>(std::move(offloading));
 }
 
 // Where optimizer state is and who shares it, as far as the machine and the stack say it.
@@ -350,9 +366,18 @@ void resolve_state(CaseSetup& setup) {
 
 CaseSetup set_up(const PublishedCase& of) {
   CaseSetup setup{of, load_machine(of.machine), load_stack(of.stack)};
+  setup.prints_allocated = setup.stack.facts.prints_allocated;
+  setup.prints_gib = setup.stack.facts.prints_gib;
+  setup.loads_whole_model = setup.stack.facts.loads_whole_model;
   override_facts(of.facts, setup.stack.facts);
   resolve_state(setup);
   check(setup.machine);
+  return setup;
+}
+
+CaseSetup as_run_by(CaseSetup setup, Stack stack) {
+  setup.stack = std::move(stack);
+  override_facts(setup.of.facts, setup.stack.facts);
   return setup;
 }
 

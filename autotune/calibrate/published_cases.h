@@ -16,7 +16,10 @@
 //                      peak that the formula names.
 //   hfu_percent        the count with recompute, over the same.
 //   tokens, time       of a mean step: step time + rollback_rate * rollback time.
-//   peak_memory_gb     Prediction::gpu_peak: tensors and the stack's slack, in 1e9 bytes.
+//   peak_memory_gb     Prediction::gpu_peak: tensors and the stack's slack, in 1e9 bytes. Of a
+//                      framework whose logs print tensors alone, or 2^30 bytes as a GB
+//                      (StackFacts::prints_allocated, prints_gib), that; and no less than the whole
+//                      model where loading it is in the peak (loads_whole_model).
 //   states_gib, activations_gib   those of the layers (sim/engine/layer_memory.h), in 2^30 bytes.
 // Will not do: read files of cases (profiles/published.h), or fit constants
 // (autotune/calibrate/calibrate.h).
@@ -39,10 +42,15 @@ struct CaseSetup {
   PublishedCase of;
   Machine machine;
   Stack stack;
+  // How the peaks of its source were printed, whichever stack it is predicted as
+  // (StackFacts::prints_allocated, prints_gib, loads_whole_model).
+  bool prints_allocated = false, prints_gib = false, loads_whole_model = false;
 };
 // Loads the machine and the stack that a case names, and settles what they decide of its plan.
 // Throws Error where one is not shipped.
 CaseSetup set_up(const PublishedCase& of);
+// The same case as run by another framework: what the source says of the run stays.
+CaseSetup as_run_by(CaseSetup setup, Stack stack);
 
 // One way to run a case: every knob has a value.
 struct Way {

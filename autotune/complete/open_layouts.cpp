@@ -76,11 +76,12 @@ Usable usable_by_tensors(const Machine& machine, const Stack& stack) {
 // Whether a plan of this stack needs no less than the bounds of Ballast's graphs.
 bool bounds_hold(const Setting& setting) {
   const StackFacts& facts = setting.stack.facts;
-  const bool smaller_state = facts.pure_16_bit_on_one_device && setting.plan.devices == 1;
+  const bool smaller_state = facts.pure_16_bit;
   const bool smaller_activations =
       facts.loss_chunks > 1 ||
       (facts.fp8_saves_codes && setting.plan.products == ProductFormat::kFp8);
-  return !smaller_state && !smaller_activations && !facts.accumulates_on_cpu;
+  const bool other_stages = facts.balances_stages && setting.plan.pipeline > 1;
+  return !smaller_state && !smaller_activations && !facts.accumulates_on_cpu && !other_stages;
 }
 
 double fullness_of(const std::array<Bytes, kPlaces>& needed, const Usable& usable) {

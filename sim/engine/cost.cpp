@@ -7,6 +7,7 @@
 
 #include "sim/engine/collective.h"
 #include "sim/engine/kernels.h"
+#include "sim/graph/core/edit.h"
 #include "sim/graph/core/stages.h"
 
 namespace ballast {
@@ -158,7 +159,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),
-      torch_adam_threads_(stack.facts.torch_adam_threads) {
+      torch_adam_threads_(facts_of(stack.facts, plan).torch_adam_threads) {
   if (adam_ != "best" && !machine.cpu.adam.contains(adam_)) {
     std::string known = "best";
     for (const auto& [name, curve] : machine.cpu.adam) known += ", " + name;

@@ -7,6 +7,7 @@
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
 #include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
 
 namespace ballast {
 namespace {
@@ -167,6 +168,7 @@ std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& co
 // host buffers as its pinned allocator rounds them.
 void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const Stack& stack) {
   if (stack.memory_is_planned()) return;
+  const StackFacts facts = facts_of(stack.facts, plan);
   for (PlacePeak& peak : peaks) {
     peak.arena = peak.live;
     if (peak.place == Place::kHbm) {
@@ -176,7 +178,7 @@ void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const St
     // Stages 1 and 2 that wait have one buffer for a rank's whole share. Stage 3 cuts it into
     // groups, and steps that go by bucket have buffers of a bucket: nearly powers of two already.
     const bool whole = plan.optimizer.sync == SyncMode::kWait && plan.zero_stage < 3;
-    if (peak.place != Place::kDram || !stack.facts.pinned_power_of_two || !whole) continue;
+    if (peak.place != Place::kDram || !facts.pinned_power_of_two || !whole) continue;
     for (const Holder& holder : peak.holders) {
       const bool pinned =
           holder.category == Category::kMaster || holder.category == Category::kGradients;

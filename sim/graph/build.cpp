@@ -40,9 +40,10 @@ Graph build_up_to(std::string_view last, const Model& model, const Plan& plan,
   check(plan, model);
   CHECK(plan.micro_batch && plan.activations && plan.weights.flow_share &&
         plan.optimizer.gpu_buckets);
-  const PassContext context{model, plan, facts};
+  const StackFacts own = facts_of(facts, plan);
+  const PassContext context{model, plan, own};
   if (plan.pipeline == 1) return run_passes({}, context, "plain", last);
-  Graph graph = build_pipeline(model, plan, facts, folding);
+  Graph graph = build_pipeline(model, plan, own, folding);
   if (last == kLastUnplaced) return graph;
   return run_passes(std::move(graph), context, "place", last);
 }

@@ -46,9 +46,14 @@ std::string_view to_string(Fusion value) {
 }
 
 std::string_view to_string(LossPrecision value) {
-  static constexpr std::array<std::string_view, kLossPrecisions> kNames = {"in_place", "fp32",
-                                                                           "fp32_copies"};
+  static constexpr std::array<std::string_view, kLossPrecisions> kNames = {
+      "in_place", "fp32", "fp32_copies", "torch_fp32", "torch"};
   return kNames.at(static_cast<size_t>(value));
+}
+
+bool OffloadFacts::operator==(const OffloadFacts& other) const {
+  if (facts == nullptr || other.facts == nullptr) return facts == other.facts;
+  return *facts == *other.facts;
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,9 +54,11 @@ inline constexpr int kFusions = 3;
 std::string_view to_string(Fusion value);
 
 // Memory of the loss: the logits' gradient in their place, a 32-bit copy of the logits whose place
-// both take, or 32-bit copies of the logits and of their gradient beside them.
-enum class LossPrecision : uint8_t { kInPlace, kF32, kF32Copies };
-inline constexpr int kLossPrecisions = 3;
+// both take, or 32-bit copies of the logits and of their gradient beside them. As PyTorch's
+// cross_entropy, of 32-bit copies or of the logits as they are, beside the logits: their
+// log-softmax, its gradient (zeros but for one a row) and their own.
+enum class LossPrecision : uint8_t { kInPlace, kF32, kF32Copies, kTorchF32, kTorch };
+inline constexpr int kLossPrecisions = 5;
 std::string_view to_string(LossPrecision value);
 
 // A machine's name for the rate of torch.optim's Adam on the CPU, tensor by tensor and unfused.
@@ -68,6 +71,13 @@ inline constexpr std::string_view kTypicalStack = "typical";
 inline constexpr std::string_view kBallastStack = "ballast";
 inline constexpr std::string_view kIdealStack = "ideal";
 
+struct StackFacts;
+// Facts within facts, equal where what they hold is.
+struct OffloadFacts {
+  std::shared_ptr<const StackFacts> facts;
+  bool operator==(const OffloadFacts& other) const;
+};
+
 struct StackFacts {
   // In order of preference: the first one whose memory fits is used. A model may name its own.
   std::vector<AttentionKind> attention = {AttentionKind::kFlash};
@@ -78,9 +88,15 @@ struct StackFacts {
   std::map<std::string, AttentionKernel> attention_kernel_on = {};
   bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;
+  bool keeps_gate = false;  // what activates a gated network is a pass, and kept, of its own
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
   LossPrecision loss = LossPrecision::kInPlace;
   int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
+  // Bytes that the loss reads and writes for each logit, from the end of the head's product to the
+  // gradient that its backward reads; 0: what `loss` says, a copy written and read once.
+  int64_t loss_bytes = 0;
+  // Tensor-parallel ranks gather the logits, and each computes the whole loss.
+  bool gathers_logits = false;
   bool separate_unscale = false;  // a pass over the gradients of its own before the step
   // The optimizer on the GPU steps from a 32-bit copy of this rank's share of the gradients.
   bool widens_gradients = false;
@@ -101,8 +117,19 @@ struct StackFacts {
   bool splits_norms_by_token = true;         // can do Plan::tensor_sequence
   bool pinned_power_of_two = false;          // host buffers round up to a power of two (PyTorch)
   bool copies_gradients_to_buckets = false;  // all-reduced from a second copy (PyTorch DDP)
-  // 16-bit state where one device holds everything: no fp32 master, moments in 16 bits.
-  bool pure_16_bit_on_one_device = false;
+  // 16-bit state: the optimizer on the GPU steps the weights themselves, with moments in 16 bits.
+  bool pure_16_bit = false;
+  // Gradients of a micro-batch are written in the type of the weights, all of them, and a pass
+  // behind its backward adds them to the 32-bit ones.
+  bool adds_gradients_apart = false;
+  // Stage 3 scatters gradients once a step: those of earlier micro-batches add up whole, in the
+  // type that is reduced.
+  bool sums_whole_gradients = false;
+  // Stages 1 and 2 all-reduce gradients that every rank but steps a share of.
+  bool reduces_whole = false;
+  // Elements of a buffer that gradients of sharded state are collected in to be reduced, which is
+  // there all the time.
+  int64_t reduce_buffer_elements = 0;
   GradientPrecision gradients = GradientPrecision::kAsWeights;  // accumulated and stored
   GradientPrecision reduction = GradientPrecision::kAsWeights;  // on the wire
   Overlap gradient_overlap = Overlap::kFull;                    // reduction beside the backward
@@ -110,7 +137,10 @@ struct StackFacts {
   Overlap weight_overlap = Overlap::kFull;    // gathering beside the forward and backward
   Overlap tensor_overlap = Overlap::kNone;    // tensor parallel traffic beside products
   Overlap pipeline_overlap = Overlap::kFull;  // sends beside computation
-  int64_t least_zero_stage = 0;               // what a plan that names no stage may choose between
+  bool interleaves = true;                    // can do Plan::virtual_pipeline
+  // Stages have layers by their weights, the head's counted as well (else as many each).
+  bool balances_stages = false;
+  int64_t least_zero_stage = 0;  // what a plan that names no stage may choose between
   int64_t most_zero_stage = 3;
   // Products in 8 bits (Plan::products).
   Scaling8 fp8_scaling = Scaling8::kJustInTime;
@@ -124,6 +154,16 @@ struct StackFacts {
   bool steps_offloaded_state_on_cpu = false;
   // May keep optimizer state in CPU memory and step it on the GPU, where a source does not say.
   bool may_stream_state = false;
+  // The peaks that its logs print hold the whole model, which stage 3 shared out afterwards. (A
+  // model that no GPU holds is loaded otherwise: no plan fails for this.)
+  bool loads_whole_model = false;
+  // What its logs call a peak of GPU memory leaves out what the allocator holds beyond tensors.
+  bool prints_allocated = false;
+  bool prints_gib = false;  // and what they call a GB has 2^30 bytes
+  // In place of all these where optimizer state is in CPU memory or beyond; absent: these. They
+  // have none of their own.
+  OffloadFacts where_offloaded;
+
   // On a generation of GPUs, or "" where a machine names none.
   AttentionKernel attention_kernel_of(const std::string& generation) const {
     const auto other = attention_kernel_on.find(generation);
@@ -171,6 +211,10 @@ struct Stack {
   std::string name{kBallastStack};
   std::string description;
   std::string source;
+  // Published cases give frameworks wider names: those that name `family` and whose source holds
+  // one of these words ran this one. Empty: only cases that name it did.
+  std::string family;
+  std::vector<std::string> known_as;
   StackFacts facts;
   StackConstants constants;
   std::vector<std::string> fitted;              // names of the constants that were fitted

@@ -153,9 +153,9 @@ TEST(StackFacts, a_parameter_has_sixteen_bytes_of_state_and_two_more_with_wide_g
 }
 
 // Weights, gradients and both moments in 2 bytes; a token of 4 stands for each bucket's master.
-TEST(StackFacts, state_in_sixteen_bits_takes_eight_bytes_on_one_device_only) {
+TEST(StackFacts, state_in_sixteen_bits_takes_eight_bytes_a_parameter) {
   StackFacts facts;
-  facts.pure_16_bit_on_one_device = true;
+  facts.pure_16_bit = true;
   const Graph graph = build(gpt(), gpt_plan(), facts);
   const auto buckets = static_cast<int64_t>(graph.buckets.size());
   EXPECT_EQ(state(graph), 8 * parameter_count(gpt()) + 4 * buckets);
@@ -163,7 +163,7 @@ TEST(StackFacts, state_in_sixteen_bits_takes_eight_bytes_on_one_device_only) {
   two.devices = two.data = 2;
   two.global_batch = 4;
   two.zero_stage = 0;
-  EXPECT_EQ(state(build(gpt(), two, facts)), 16 * parameter_count(gpt()));
+  EXPECT_EQ(state(build(gpt(), two, facts)), 8 * parameter_count(gpt()) + 4 * buckets);
 }
 
 TEST(StackFacts, gradients_that_are_copied_to_buckets_lie_twice) {
@@ -208,6 +208,111 @@ TEST(StackFacts, a_loss_in_32_bits_takes_copies_of_the_logits) {
   facts.loss_chunks = 2;
   EXPECT_EQ(logits(facts).bytes, 2048);
   EXPECT_EQ(logits(facts).beside, 1024 * 8);
+}
+
+// PyTorch's cross_entropy keeps three of them: of 32 bits, or of what the logits are.
+TEST(StackFacts, the_loss_of_pytorch_takes_three_copies) {
+  StackFacts facts;
+  facts.loss = LossPrecision::kTorchF32;
+  EXPECT_EQ(logits(facts).beside, 2048 * 12);
+  facts.loss = LossPrecision::kTorch;
+  EXPECT_EQ(logits(facts).beside, 2048 * 6);
+}
+
+RowWork work_of_loss(const Plan& plan, const StackFacts& facts) {
+  for (const Op& op : build(gpt(), plan, facts).step.ops) {
+    if (op.kind == OpKind::kLoss) return std::get<RowWork>(op.work);
+  }
+  return {};
+}
+
+// 32 tokens of 64 logits, of 52 bytes each; of two ranks each has half, or gathers the other's.
+TEST(StackFacts, a_loss_moves_as_many_bytes_a_logit_as_its_kernels_do) {
+  StackFacts facts;
+  facts.loss_bytes = 52;
+  EXPECT_EQ(work_of_loss(gpt_plan(), facts).moved.count, 2048 * 52);
+  EXPECT_EQ(work_of_loss(tensor_parallel(2), facts).moved.count, 1024 * 52);
+  facts.gathers_logits = true;
+  EXPECT_EQ(work_of_loss(tensor_parallel(2), facts).moved.count, 2048 * 52);
+}
+
+// --- gradients -----------------------------------------------------------------------------------
+
+Plan two_ranks(int64_t zero_stage) {
+  Plan plan = gpt_plan();
+  plan.devices = plan.data = 2;
+  plan.global_batch = 8;
+  plan.micro_batch = 2;
+  plan.zero_stage = zero_stage;
+  return plan;
+}
+
+int64_t collectives(const Graph& graph, CollectiveKind kind) {
+  int64_t found = 0;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    found += work != nullptr && work->kind == kind;
+  }
+  return found;
+}
+
+// Two bytes a parameter in each of two micro-batches, until they are added up in four.
+TEST(StackFacts, gradients_that_are_added_apart_exist_in_both_types) {
+  StackFacts facts;
+  facts.gradients = GradientPrecision::kF32;
+  const Plan plan = two_ranks(0);
+  const int64_t before = tiny::elements(build(gpt(), plan, facts), TensorKind::kPartial);
+  facts.adds_gradients_apart = true;
+  const Graph graph = build(gpt(), plan, facts);
+  EXPECT_EQ(tiny::elements(graph, TensorKind::kPartial) - before, 2 * parameter_count(gpt()));
+  EXPECT_EQ(tiny::bytes(graph, TensorKind::kGradient).count, 4 * parameter_count(gpt()));
+}
+
+TEST(StackFacts, sharded_steps_reduce_by_scattering_or_all_of_it) {
+  StackFacts facts;
+  const Graph scattered = build(gpt(), two_ranks(1), facts);
+  const auto buckets = static_cast<int64_t>(scattered.buckets.size());
+  EXPECT_EQ(collectives(scattered, CollectiveKind::kReduceScatter), buckets);
+  facts.reduces_whole = true;
+  const Graph whole = build(gpt(), two_ranks(1), facts);
+  EXPECT_EQ(collectives(whole, CollectiveKind::kReduceScatter), 0);
+  EXPECT_EQ(collectives(whole, CollectiveKind::kAllReduce), buckets);
+}
+
+// Of two micro-batches the second scatters, and what both left lies there whole and wide.
+TEST(StackFacts, whole_gradients_that_add_up_are_scattered_once_a_step) {
+  StackFacts facts;
+  facts.reduction = GradientPrecision::kF32;
+  const Graph each = build(gpt(), two_ranks(3), facts);
+  facts.sums_whole_gradients = true;
+  const Graph once = build(gpt(), two_ranks(3), facts);
+  EXPECT_EQ(2 * collectives(once, CollectiveKind::kReduceScatter),
+            collectives(each, CollectiveKind::kReduceScatter));
+  EXPECT_EQ(tiny::bytes(once, TensorKind::kFullGradient).count, 4 * parameter_count(gpt()));
+}
+
+// --- stages --------------------------------------------------------------------------------------
+
+int64_t layers_of_first_stage(const StackFacts& facts) {
+  Model model = gpt();
+  model.layers = 8;
+  model.vocab = 1536;  // the head weighs as much as four layers of 12 h^2
+  Plan plan = gpt_plan();
+  plan.devices = plan.pipeline = 2;
+  int64_t last = -1;
+  const Graph graph = build(model, plan, facts);
+  for (const Tensor& tensor : graph.tensors) {
+    const bool first = tensor.device == 0 && tensor.kind == TensorKind::kWeight;
+    if (first) last = std::max<int64_t>(last, tensor.label.layer);
+  }
+  return last + 1;
+}
+
+TEST(StackFacts, stages_have_as_many_layers_or_as_much_weight) {
+  StackFacts facts;
+  EXPECT_EQ(layers_of_first_stage(facts), 4);
+  facts.balances_stages = true;
+  EXPECT_EQ(layers_of_first_stage(facts), 6);
 }
 
 // --- the step on the CPU -------------------------------------------------------------------------

@@ -14,6 +14,23 @@ using Pointer = Json::json_pointer;
 using testing::error_of;
 using testing::holds;
 
+// The rest of what unusual() says.
+void set_unusual_gradients_and_peaks(StackFacts& facts) {
+  facts.loss_bytes = 52;
+  facts.keeps_gate = true;
+  facts.interleaves = false;
+  facts.balances_stages = true;
+  facts.loads_whole_model = true;
+  facts.where_offloaded.facts = std::make_shared<const StackFacts>();
+  facts.gathers_logits = true;
+  facts.adds_gradients_apart = true;
+  facts.sums_whole_gradients = true;
+  facts.reduces_whole = true;
+  facts.reduce_buffer_elements = 1000;
+  facts.prints_allocated = true;
+  facts.prints_gib = true;
+}
+
 // Every fact and constant away from its default.
 Stack unusual() {
   Stack stack;
@@ -38,7 +55,8 @@ Stack unusual() {
   stack.facts.separate_unscale = true;
   stack.facts.pinned_power_of_two = true;
   stack.facts.copies_gradients_to_buckets = true;
-  stack.facts.pure_16_bit_on_one_device = true;
+  stack.facts.pure_16_bit = true;
+  set_unusual_gradients_and_peaks(stack.facts);
   stack.facts.gradients = GradientPrecision::kF32;
   stack.facts.reduction = GradientPrecision::kF32;
   stack.facts.gradient_overlap = Overlap::kPartial;
@@ -186,6 +204,13 @@ TEST(Stacks, each_part_of_the_uncertainty_is_required) {
     EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "is missing"))
         << key;
   }
+}
+
+TEST(Stacks, a_source_tells_which_framework_of_a_family_it_ran) {
+  EXPECT_EQ(framework_of("torch-2025", "huggingface/nanotron@2411b022 docs/benchmark_summary.svg"),
+            "nanotron-2025");
+  EXPECT_EQ(framework_of("torch-2025", "pytorch/torchtitan"), "torch-2025");
+  EXPECT_EQ(framework_of("megatron-2023", "huggingface/nanotron"), "megatron-2023");
 }
 
 // How many of the shipped stacks that stand for a framework say each thing of each fact.

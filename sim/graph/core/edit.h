@@ -111,9 +111,22 @@ class NextComputation {
   TensorId tensor_ = -1;
 };
 
+// The facts that hold for a plan: those of whoever offloads, where it does (which attention was
+// settled before).
+inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
+  if (!facts.where_offloaded.facts || plan.optimizer.placement == OptimizerPlacement::kGpu) {
+    return facts;
+  }
+  StackFacts own = *facts.where_offloaded.facts;
+  own.attention = facts.attention;
+  own.attention_kernel = facts.attention_kernel;
+  own.attention_kernel_on = facts.attention_kernel_on;
+  return own;
+}
+
 // True where a framework keeps no 32-bit state at all.
 inline bool pure_16_bit(const Plan& plan, const StackFacts& facts) {
-  return facts.pure_16_bit_on_one_device && plan.devices == 1 && plan.dtype != DType::kF32 &&
+  return facts.pure_16_bit && plan.dtype != DType::kF32 &&
          plan.optimizer.placement == OptimizerPlacement::kGpu;
 }
 

@@ -86,8 +86,10 @@ void BucketOps::add_tensors(int32_t b) {
   if (together && facts_.widens_gradients && gradient_type() != DType::kF32) {
     t.widened = hbm(TensorKind::kReduced, Category::kGradients, DType::kF32, count, b);
   }
-  if (plan_.zero_stage == 0 && on_gpu && facts_.copies_gradients_to_buckets) {
-    t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, gradient_type(), count, b);
+  const bool apart = facts_.adds_gradients_apart && plan_.replicas() > 1;
+  if ((plan_.zero_stage == 0 || apart) && on_gpu && facts_.copies_gradients_to_buckets) {
+    const DType type = apart ? plan_.dtype : gradient_type();
+    t.second_copy = hbm(TensorKind::kPacked, Category::kGradients, type, count, b);
   }
   if (on_gpu) {
     t.partials_gpu =
@@ -166,8 +168,7 @@ Op BucketOps::group_op(CollectiveKind kind, const RankGroup& group, int32_t b, B
             CollectiveWork{kind, bytes, group.ranks, group.stride}, std::move(accesses));
 }
 
-BucketOps::Exchange BucketOps::exchange_of(int32_t b, Bytes whole) const {
-  const RankGroup all = replica_group(plan_);
+BucketOps::Exchange BucketOps::exchange_of(int32_t b, Bytes whole, const RankGroup& all) const {
   const RankGroup group = group_of_bucket(graph_, b, all);
   if (group.ranks != all.ranks) return {group, whole};
   const double shared = reduced_share(graph_, b, all.ranks) * static_cast<double>(whole.count);
@@ -180,11 +181,13 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   const Access gradient = t.reduced >= 0 ? read(-1, Role::kSource) : update(-1, Role::kSource);
   append_modules(accesses, b, module_gradient_, gradient);
   if (t.reduced >= 0) accesses.push_back(write(t.reduced, Role::kDestination));
-  const CollectiveKind kind =
-      plan_.zero_stage == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
+  const bool whole = plan_.zero_stage == 0 || facts_.reduces_whole;
+  const RankGroup ranks =
+      facts_.reduces_whole ? RankGroup{plan_.replicas(), plan_.tensor} : replica_group(plan_);
+  const CollectiveKind kind = whole ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
   const bool wide = facts_.reduction == GradientPrecision::kF32;
   const auto [group, bytes] =
-      exchange_of(b, bytes_of(bucket(b).count, wide ? DType::kF32 : gradient_type()));
+      exchange_of(b, bytes_of(bucket(b).count, wide ? DType::kF32 : gradient_type()), ranks);
   std::vector<Access> share;
   if (t.reduced >= 0) {
     share.push_back(update(t.reduced, Role::kSource));
@@ -193,7 +196,7 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   }
   std::vector<Op> made = {group_op(kind, group, b, bytes, std::move(accesses))};
   const RankGroup copies = copies_group(plan_);
-  if (copies.ranks > 1) {
+  if (copies.ranks > 1 && ranks.ranks < plan_.replicas()) {
     made.push_back(group_op(CollectiveKind::kAllReduce, copies, b,
                             {div_ceil(bytes.count, group.ranks)}, std::move(share)));
   }
@@ -356,7 +359,7 @@ std::vector<Op> BucketOps::gather_of(int32_t b) const {
     const int64_t narrow = elements_in_8_bits(b);
     bytes = bytes - bytes_of(narrow, plan_.dtype) + bytes_of(narrow, DType::kU8);
   }
-  const Exchange exchange = exchange_of(b, bytes);
+  const Exchange exchange = exchange_of(b, bytes, replica_group(plan_));
   ops.push_back(
       group_op(CollectiveKind::kAllGather, exchange.group, b, exchange.bytes, std::move(weights)));
   return ops;

@@ -61,8 +61,8 @@ class BucketOps {
     RankGroup group;
     Bytes bytes;
   };
-  // `whole`: of the bucket with all that is in it.
-  Exchange exchange_of(int32_t b, Bytes whole) const;
+  // `whole`: of the bucket with all that is in it; `all`: who hold the same of what is dense.
+  Exchange exchange_of(int32_t b, Bytes whole, const RankGroup& all) const;
 
   SyncMode sync() const { return plan_.optimizer.sync; }
   const Bucket& bucket(int32_t b) const { return graph_.bucket(b); }

@@ -20,6 +20,11 @@ class Decoder : private DecoderExperts {
   }
 
  private:
+  bool keeps_gate(int64_t layer) const {
+    return facts_.keeps_gate && model_.activation == ActivationKind::kSwiGlu &&
+           !model_.has_experts(layer);
+  }
+
   TensorId layer_forward(int64_t layer, int16_t micro, TensorId x, LayerSaved& saved) {
     const auto label = [&](ModuleKind kind) {
       return Label{static_cast<int16_t>(layer), kind, micro, -1};
@@ -77,8 +82,13 @@ class Decoder : private DecoderExperts {
     std::vector<Access> accesses = {read(saved.fc1, Role::kInput),
                                     write(saved.activation, Role::kOutput)};
     if (has_experts(label)) add_routing(accesses, saved);
-    emit(OpKind::kActivation, Phase::kForward, label, rows(ffn, wide + ffn + bias_pass, 12),
-         std::move(accesses));
+    if (keeps_gate(label.layer)) {
+      saved.gate = output(label, ffn);
+      accesses.push_back(write(saved.gate, Role::kStatistics));
+    }
+    const int64_t gate_passes = saved.gate >= 0 ? 2 * ffn : 0;
+    emit(OpKind::kActivation, Phase::kForward, label,
+         rows(ffn, wide + ffn + bias_pass + gate_passes, 12), std::move(accesses));
   }
 
   // dscores: of a layer with experts, where the gradients of their weights go; else -1.
@@ -93,7 +103,10 @@ class Decoder : private DecoderExperts {
       add_routing(accesses, saved);
       accesses.push_back({dscores, Role::kScratch, first_write(dscores), 0});
     }
-    emit(OpKind::kActivation, Phase::kBackward, label, rows(ffn, 2 * wide + ffn, 20),
+    // The product's two gradients, then the activation's: two more values written, and read.
+    if (saved.gate >= 0) accesses.push_back(read(saved.gate, Role::kStatistics));
+    const int64_t gate_passes = saved.gate >= 0 ? 4 * ffn : 0;
+    emit(OpKind::kActivation, Phase::kBackward, label, rows(ffn, 2 * wide + ffn + gate_passes, 20),
          std::move(accesses));
     return dh;
   }
@@ -211,12 +224,17 @@ class Decoder : private DecoderExperts {
       // Where nothing is kept in 32 bits the copies are of 16.
       copies = 2;
       values_moved = 10 * model_.vocab;
+    } else if (facts_.loss != LossPrecision::kInPlace) {
+      copies = 3;
+      values_moved = 16 * model_.vocab;
     }
-    const bool pure = pure_16_bit(plan_, facts_);
+    if (facts_.loss_bytes > 0)
+      values_moved = facts_.loss_bytes * model_.vocab / size_of(plan_.dtype);
+    const bool narrow = pure_16_bit(plan_, facts_) || facts_.loss == LossPrecision::kTorch;
     const int64_t wide = logits_count() / (copies == 1 ? 2 : 1);  // whose other half is the logits
     for (int64_t copy = 0; copy < copies; ++copy) {
       accesses.push_back(write(typed(TensorKind::kPartial, Category::kWorkspace, label, wide,
-                                     pure ? plan_.dtype : DType::kF32),
+                                     narrow ? plan_.dtype : DType::kF32),
                                Role::kScratch));
     }
     if (balance() >= 0) accesses.push_back(update(balance(), Role::kBalance));
@@ -282,9 +300,11 @@ class Decoder : private DecoderExperts {
     for (int64_t i = model_.layers - 1; i >= 0; --i) {
       dx = layer_backward(i, micro, saved[static_cast<size_t>(i)], dx);
     }
-    if (!ends_.first) return;
-    emit(OpKind::kEmbedding, Phase::kBackward, label, rows(c, 3 * c, 1),
-         {read(batch, Role::kTokens), read(dx, Role::kOutputGradient), gradient(label)});
+    if (ends_.first) {
+      emit(OpKind::kEmbedding, Phase::kBackward, label, rows(c, 3 * c, 1),
+           {read(batch, Role::kTokens), read(dx, Role::kOutputGradient), gradient(label)});
+    }
+    add_apart(micro);
   }
 
   TensorId load_batch(Label label) {

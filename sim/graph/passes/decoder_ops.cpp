@@ -131,8 +131,37 @@ size_t DecoderOps::module_index(Label label) const {
   return static_cast<size_t>(std::max(0, index_.of(label)));
 }
 
+bool DecoderOps::adds_apart() const {
+  return facts_.adds_gradients_apart && plan_.zero_stage < 3 && gradient_type() != plan_.dtype;
+}
+
+void DecoderOps::add_apart(int16_t micro) {
+  for (size_t i = 0; i < apart_.size(); ++i) {
+    if (apart_[i] < 0) continue;
+    const Module& module = graph_.modules[i];
+    const Label label{static_cast<int16_t>(module.layer), module.kind, micro, -1};
+    RowWork work = rows_of(1, module.count, 0, 1);
+    // The sums begin as zeros: they are read by the first micro-batch too.
+    work.moved = bytes_of(module.count, plan_.dtype) + bytes_of(module.count, gradient_type()) * 2;
+    const AccessMode mode = micro > 0 ? AccessMode::kReadWrite : AccessMode::kWrite;
+    emit(OpKind::kActivation, Phase::kBackward, label, work,
+         {read(apart_[i], Role::kSource), {gradient_[i], Role::kParameterGradient, mode, 0}});
+    apart_[i] = -1;
+  }
+}
+
 Access DecoderOps::gradient(Label label) {
   const size_t index = module_index(label);
+  if (adds_apart()) {
+    apart_.resize(gradient_.size(), -1);
+    TensorId& own = apart_[index];
+    const bool adds = own >= 0;
+    if (!adds) {
+      own = typed(TensorKind::kPartial, Category::kGradients, label,
+                  graph_.tensor(gradient_[index]).elements, plan_.dtype);
+    }
+    return {own, Role::kDestination, adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0};
+  }
   // The head has written before, where it shares the matrix and is of the same stage.
   const bool after_head =
       label.module == ModuleKind::kEmbedding && model_.tied_embeddings && ends_.last;

@@ -31,6 +31,7 @@ class DecoderOps {
     TensorId sent = -1;                 // what each of them receives
     TensorId scores = -1, dropped_scores = -1, scores_mask = -1;
     TensorId attention_mask = -1, output_mask = -1;
+    TensorId gate = -1;  // of the activation, where a framework keeps its other half
   };
 
   // Of a module's experts a rank holds its share.
@@ -60,6 +61,10 @@ class DecoderOps {
   TensorId weight(Label label) const { return weight_[module_index(label)]; }
   // The first writer of a gradient in a step overwrites it, the later ones add.
   Access gradient(Label label);
+  // Whether a micro-batch writes gradients of its own, which are added to the wide ones behind its
+  // backward: one that has none overwrites them (StackFacts::adds_gradients_apart).
+  bool adds_apart() const;
+  void add_apart(int16_t micro);
   RowWork rows(int64_t columns, int64_t values_moved, double flops_per_value) const;
   RowWork rows_of(int64_t count, int64_t columns, int64_t values_moved,
                   double flops_per_value) const;
@@ -103,6 +108,7 @@ class DecoderOps {
   Graph graph_;
   std::vector<TensorId> weight_;  // by module, -1 where it has no parameters
   std::vector<TensorId> gradient_;
+  std::vector<TensorId> apart_;  // by module, of the micro-batch that is under way
   ModuleIndex index_;
   std::set<TensorId> written_;  // gradients of inputs that have had their first writer
 };

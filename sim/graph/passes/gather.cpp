@@ -218,24 +218,44 @@ class GatherPass {
     }
   }
 
+  bool sums_whole() const { return facts_.sums_whole_gradients && plan_.accumulation() > 1; }
+
+  DType reduced_type(const Tensor& gradient) const {
+    return facts_.reduction == GradientPrecision::kF32 ? DType::kF32 : gradient.dtype;
+  }
+
+  // The whole gradient of a shard: of one micro-batch, or the sum of all so far.
+  TensorId whole_gradient(TensorId shard) {
+    if (!sums_whole()) return whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
+    const auto [sum, is_new] = sums_.try_emplace(shard, -1);
+    if (is_new) {
+      sum->second = whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
+      graph_.tensor(sum->second).dtype = reduced_type(graph_.tensor(shard));
+    }
+    return sum->second;
+  }
+
   void scatter(const GatherVisit& visit, Insertions& insertions) {
     std::unordered_map<TensorId, TensorId> whole;
     std::vector<Access> accesses;
     Bytes bytes;
+    const bool last = graph_.step.ops[visit.first].label.micro_batch == plan_.accumulation() - 1;
     for (const TensorId shard : visit.gradients) {
-      const TensorId here = whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
+      const TensorId here = whole_gradient(shard);
       whole.emplace(shard, here);
+      if (sums_whole() && !last) continue;
       accesses.push_back(read(here, Role::kSource));
       const bool adds = !written_.insert(shard).second;
       accesses.push_back(
           {shard, Role::kParameterGradient, adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0});
-      const bool wide = facts_.reduction == GradientPrecision::kF32 && !pure_16_bit(plan_, facts_);
       const Tensor& tensor = graph_.tensor(here);
-      bytes += wide ? bytes_of(tensor.elements, DType::kF32) : tensor.bytes();
+      bytes += bytes_of(tensor.elements, reduced_type(tensor));
     }
-    // The first writer of this micro-batch overwrites what the one before left behind.
     rename(visit, whole, Role::kParameterGradient);
-    overwrite_first(visit, whole);
+    if (sums_whole() && !last) return;
+    // The first writer of this micro-batch overwrites what the one before left behind.
+    if (!sums_whole()) overwrite_first(visit, whole);
+    if (facts_.reduce_buffer_elements > 0) accesses.push_back(in_buffer());
     const CollectiveWork work{CollectiveKind::kReduceScatter, bytes, group_.ranks, group_.stride};
     const Label label{visit.unit.layer, visit.unit.module, -1, -1};
     Op made =
@@ -246,6 +266,20 @@ class GatherPass {
     if (copies_group(plan_).ranks > 1) summed = sum_over_copies(made, visit, bytes);
     insertions.after(visit.last, std::move(made));
     if (summed) insertions.after(visit.last, *std::move(summed));
+  }
+
+  // Read before it is written, so that it is there all the time.
+  Access in_buffer() {
+    if (buffer_ < 0) {
+      Tensor tensor;
+      tensor.kind = TensorKind::kPacked;
+      tensor.category = Category::kStaging;
+      tensor.place = Place::kHbm;
+      tensor.dtype = plan_.dtype;
+      tensor.elements = facts_.reduce_buffer_elements;
+      buffer_ = add_tensor(graph_, tensor);
+    }
+    return update(buffer_, Role::kScratch);
   }
 
   // Ranks with the same shard add up what their groups have, in every backward (FSDP's hybrid
@@ -288,6 +322,8 @@ class GatherPass {
   const ModuleIndex modules_;
   std::vector<GatherVisit> visits_;  // by first use
   std::set<TensorId> written_;
+  std::map<TensorId, TensorId> sums_;  // shard -> whole sum of the micro-batches
+  TensorId buffer_ = -1;
 };
 
 }  // namespace

@@ -198,8 +198,31 @@ class TensorPass {
     product(std::move(op), Role::kOutputGradient, std::nullopt, result);
   }
 
+  // The loss of all logits, which every rank has then.
+  void whole_loss(Op op, std::vector<Op>& result) {
+    const TensorId logits = access_of(op, Role::kOutput).tensor;
+    Tensor tensor = graph_.tensor(logits);
+    tensor.elements *= plan_.tensor;
+    const TensorId whole = add_tensor(graph_, tensor);
+    const CollectiveWork work{CollectiveKind::kAllGather, graph_.tensor(whole).bytes(),
+                              plan_.tensor, 1};
+    result.push_back(
+        collective_op(LaneKind::kTensorNetwork, work, Phase::kForward, op.label,
+                      {read(logits, Role::kSource), write(whole, Role::kDestination)}));
+    for (const Access& access : op.accesses) {
+      if (access.role == Role::kScratch) graph_.tensor(access.tensor).elements *= plan_.tensor;
+    }
+    RowWork& rows = std::get<RowWork>(op.work);
+    rows.columns *= plan_.tensor;
+    rows.moved = rows.moved * plan_.tensor;
+    rows.flops = {rows.flops.count * static_cast<double>(plan_.tensor)};
+    op.accesses.push_back(update(whole, Role::kStatistics));
+    result.push_back(std::move(op));
+  }
+
   // Largest logit, sum of exponentials and the label's logit of every token, over all ranks.
   void loss(Op op, std::vector<Op>& result) {
+    if (facts_.gathers_logits) return whole_loss(std::move(op), result);
     const TensorId logits = access_of(op, Role::kOutput).tensor;
     Tensor sums = graph_.tensor(logits);
     sums.kind = TensorKind::kPartial;

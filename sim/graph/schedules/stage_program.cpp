@@ -339,6 +339,31 @@ class StageBuilder {
 
 }  // namespace
 
+// nanotron (src/nanotron/models/base.py, build_model): blocks are given to a stage until their
+// weights pass its part of the sum; the head's matrix is one of them.
+int64_t PipelineContext::first_layer(int64_t chunk) const {
+  const bool even = !facts.balances_stages || plan.virtual_pipeline > 1 || chunk <= 0;
+  if (even || chunk >= chunks()) return first_layer_of(chunk, chunks(), model.layers);
+  double layer = 0;
+  double head = 0;
+  for (const Module& module : modules_of(model)) {
+    if (module.layer == 0) layer += static_cast<double>(module.count);
+    if (module.kind == ModuleKind::kHead) head += static_cast<double>(model.vocab * model.hidden);
+  }
+  const auto layers = static_cast<double>(model.layers);
+  const double before =
+      (layers * layer + head) * static_cast<double>(chunk) / static_cast<double>(chunks()) / layer;
+  // Every stage has a layer.
+  return std::clamp<int64_t>(static_cast<int64_t>(before) + 1, chunk,
+                             model.layers - (chunks() - chunk));
+}
+
+int64_t PipelineContext::chunk_of(int64_t layer) const {
+  int64_t chunk = 0;
+  while (first_layer(chunk + 1) <= layer) ++chunk;
+  return chunk;
+}
+
 Graph stage_program(int64_t stage, const PipelineContext& context, Turns turns) {
   return StageBuilder(stage, context, turns).run();
 }
@@ -355,7 +380,7 @@ bool is_send(const Op& op) {
 Message message_of(const Op& op, const PipelineContext& context) {
   Message message;
   message.direction = op.phase == Phase::kForward ? Direction::kForward : Direction::kBackward;
-  message.from = chunk_of_layer(op.label.layer, context.chunks(), context.model.layers);
+  message.from = context.chunk_of(op.label.layer);
   if (is_receive(op)) message.from += message.direction == Direction::kForward ? -1 : 1;
   message.micro_batch = op.label.micro_batch;
   return message;

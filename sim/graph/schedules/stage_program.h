@@ -29,7 +29,9 @@ struct PipelineContext {
   std::vector<int32_t> block_of_chunk;
 
   int64_t chunks() const { return plan.pipeline * plan.virtual_pipeline; }
-  int64_t first_layer(int64_t chunk) const { return first_layer_of(chunk, chunks(), model.layers); }
+  // Where a chunk of this index begins: as schedule.h cuts layers, or by their weights.
+  int64_t first_layer(int64_t chunk) const;
+  int64_t chunk_of(int64_t layer) const;
 };
 
 // `context` may be used until the graph is done.
