@@ -127,6 +127,7 @@ TEST(Stacks, without_uncertainty_nothing_was_held_against_them) {
 TEST(Stacks, absent_fact_has_its_default) {
   Json json = Json::parse(stack_json(unusual()));
   json["facts"] = Json::object();
+  json.erase("facts_where_offloaded");
   StackFacts facts;
   EXPECT_EQ(facts.attention_kernel, AttentionKernel::kCudnn);
   facts.attention_kernel = AttentionKernel::kFlash2;
