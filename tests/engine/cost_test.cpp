@@ -180,31 +180,6 @@ TEST(Cost, what_several_threads_compute_uses_as_many_cores) {
   EXPECT_EQ(cost(copy_in(1000), machine).demand("cores"), 1);
 }
 
-// Two stages of one process share the cores, the memory and nothing else that there is; a message
-// is a copy of 1000 bytes at 10 GB/s and 2 us of latency, which reads and writes the memory.
-TEST(Cost, stages_that_this_machine_runs_share_its_cores) {
-  Machine machine = tiny_machine();
-  Graph graph;
-  graph.lanes = 2 * kLaneKinds;
-  Op second = gemm(100, 100, 100);
-  second.lane = lane_of(1, LaneKind::kCompute);
-  Op message = op_of(OpKind::kCollective, Phase::kForward, LaneKind::kPipelineNetwork,
-                     CollectiveWork{CollectiveKind::kSendReceive, Bytes{1000}, 2, 1});
-  Sequence both;
-  both.ops = {gemm(100, 100, 100), second};
-  const auto table_of = [&] {
-    return CostModel(machine, Plan{}, Stack{}, nullptr).table(both, graph);
-  };
-  const CostTable apart = table_of();
-  EXPECT_NE(apart.ops[0].demands[0].capacity, apart.ops[1].demands[0].capacity);
-  machine.gpu.is_host_thread = true;
-  both.ops.push_back(message);
-  const CostTable shared = table_of();
-  EXPECT_EQ(2 * shared.capacities.size(), apart.capacities.size());
-  EXPECT_EQ(shared.ops[0].demands[0].capacity, shared.ops[1].demands[0].capacity);
-  EXPECT_EQ(shared.ops[2].alone, cost_with(copy_in(1000), machine, {}, nullptr).cost.alone);
-}
-
 TEST(Cost, a_format_without_a_rate_is_an_error_that_names_it) {
   Machine machine = tiny_machine();
   machine.gpu.matmul.erase(DType::kBf16);
