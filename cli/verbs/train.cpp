@@ -200,8 +200,9 @@ void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
         show_count(static_cast<double>(completed.setting.plan.tokens_per_step()) / step.seconds()));
   }
   for (const MemoryUse& use : result.memory) {
-    fmt::print("{}: {} in use, {} predicted\n", memory_name(use.place), show(use.resident),
-               show(use.planned));
+    fmt::print("{}: {} in use, {} predicted{}\n", memory_name(use.place), show(use.resident),
+               show(use.planned),
+               completed.setting.plan.pipeline > 1 ? ", of the stage that takes the most" : "");
   }
   if (result.rollbacks == 0) return;
   fmt::print("{} steps were rolled back and redone", result.rollbacks);

@@ -131,6 +131,25 @@ Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
           run_paced(completed, measurements, {flags.steps, flags.slow_down})};
 }
 
+// What the prediction leaves out, a line each.
+std::string left_out_text(const Setting& of, const TrainResult& result, bool paced) {
+  std::string text;
+  if (result.rollbacks > 0) {
+    text += fmt::format("{} of the steps were rolled back, which the prediction leaves out\n",
+                        result.rollbacks);
+  }
+  const int64_t threads = of.plan.pipeline * of.machine.gpu.compute_threads;
+  if (!paced && of.plan.pipeline > 1) {
+    text += fmt::format("memory is of the stage that takes the most; {} stages share {} cores{}\n",
+                        of.plan.pipeline, of.machine.cpu.cores,
+                        threads > of.machine.cpu.cores
+                            ? ", and what more threads than cores lose by taking turns the "
+                              "prediction leaves out"
+                            : "");
+  }
+  return text;
+}
+
 int print_history(const VerifyFlags& flags) {
   HistoryFilter filter;
   if (!flags.plan.machines.empty()) {
@@ -175,10 +194,7 @@ int run_verify(Words words) {
   }
   if (!flags.output.json) {
     fmt::print("{}", verification_text(ran.graph, verification));
-    if (ran.result.rollbacks > 0) {
-      fmt::print("{} of the steps were rolled back, which the prediction leaves out\n",
-                 ran.result.rollbacks);
-    }
+    fmt::print("{}", left_out_text(completed.setting, ran.result, paced));
   }
   // What was paced was not measured. Last of all: a store that fails takes nothing else with it.
   if (!paced) append_to_store(flags, completed.setting, verification, comparison);

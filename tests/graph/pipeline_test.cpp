@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "sim/graph/core/stages.h"
 #include "sim/graph/report/memory.h"
 #include "tests/graph/tiny_plans.h"
 
@@ -140,6 +141,88 @@ TEST(build_pipeline, a_tied_embedding_lies_on_both_ends) {
   EXPECT_EQ(tiny::elements(graph, TensorKind::kWeight), layers + 128 + 8 + 128);
   const CollectiveWork sum{CollectiveKind::kAllReduce, {128 * 2}, 2, 1};
   EXPECT_EQ(tiny::count(tiny::exchanges(graph, Phase::kOptimizer).outside, sum), 1);
+}
+
+// What the first stage adds to must be there: its embedding is the first to write the gradient that
+// the head of another stage shares.
+TEST(build_pipeline, a_tied_gradient_begins_anew_every_step_on_both_ends) {
+  const Shape shape{2, 1, 4};
+  Model tied = model_of(shape);
+  tied.tied_embeddings = true;
+  for (const Folding folding : {Folding::kOn, Folding::kOff}) {
+    const Graph graph = build_pipeline(tied, plan_of(shape), {}, folding);
+    const std::vector<Life> lives = lives_of(graph);
+    int gradients = 0;
+    for (size_t t = 0; t < graph.tensors.size(); ++t) {
+      const Tensor& tensor = graph.tensors[t];
+      if (tensor.kind != TensorKind::kGradient) continue;
+      if (tensor.label.module != ModuleKind::kEmbedding) continue;
+      ++gradients;
+      EXPECT_FALSE(lives[t].carried) << "stage " << int{tensor.device};
+    }
+    EXPECT_EQ(gradients, 2);
+  }
+}
+
+// Of a stage that only passes values on, the commit is told when its forward has read what it
+// stepped: else it might be judged, or undone, in the middle of its step.
+TEST(build_pipeline, a_commit_waits_for_the_forward_of_every_stage) {
+  for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 1, 6}, Shape{4, 2, 4}}) {
+    Plan plan = plan_of(shape);
+    plan.optimizer.sync = SyncMode::kSpeculate;
+    for (const bool spread : {false, true}) {
+      Graph graph =
+          build_pipeline(model_of(shape), plan, {}, spread ? Folding::kOff : Folding::kOn);
+      link(graph);
+      std::set<int> waited;
+      const auto commit = static_cast<size_t>(graph.commit);
+      for (int32_t e = graph.step.edge_begin[commit]; e < graph.step.edge_begin[commit + 1]; ++e) {
+        const Edge& edge = graph.step.edges[static_cast<size_t>(e)];
+        const LaneId lane = graph.op(edge.op).lane;
+        const bool computes = kind_of(lane) == LaneKind::kCompute;
+        if (edge.steps_ahead == 0 && computes) waited.insert(device_of(lane));
+      }
+      EXPECT_EQ(waited.size(), static_cast<size_t>(shape.stages - 1));
+    }
+  }
+}
+
+// A chunk is built once for all that are alike, and every layer still has its own names.
+TEST(build_pipeline, parameters_have_the_names_of_the_whole_model) {
+  const Shape shape{2, 2, 4};
+  const Model model = model_of(shape);
+  std::set<std::string> names;
+  for (const Module& module : graph_of(shape).modules) {
+    for (const Parameter& parameter : module.parameters) names.insert(parameter.name);
+  }
+  std::set<std::string> of_model;
+  for (const Module& module : modules_of(model)) {
+    for (const Parameter& parameter : module.parameters) of_model.insert(parameter.name);
+  }
+  EXPECT_EQ(names, of_model);
+}
+
+// Stage after stage the layers are 0 2, 1 3; in the order of the model the tied matrix is there
+// once.
+TEST(stages, modules_are_those_of_the_model_in_its_order) {
+  const Shape shape{2, 2, 4};
+  Model model = model_of(shape);
+  for (const bool tied : {false, true}) {
+    model.tied_embeddings = tied;
+    const Graph graph = build(model, plan_of(shape));
+    std::vector<std::pair<ModuleKind, int64_t>> order;
+    for (const int32_t i : modules_in_order(graph)) {
+      order.emplace_back(graph.module(i).kind, graph.module(i).layer);
+    }
+    std::vector<std::pair<ModuleKind, int64_t>> of_model;
+    for (const Module& module : modules_of(model)) {
+      if (module.count > 0) of_model.emplace_back(module.kind, module.layer);
+    }
+    EXPECT_EQ(order, of_model);
+    EXPECT_EQ(devices_of(graph), 2);
+    const std::vector<int32_t> copies = copies_of_module(graph, modules_in_order(graph).front());
+    EXPECT_EQ(copies.size(), tied ? 1u : 0u);
+  }
 }
 
 // 2 stages of 2 ranks each: every bucket's gradients are summed, or scattered and its weights

@@ -1,0 +1,63 @@
+// The stages of a pipeline that one machine runs in one process: one set of capacities for all.
+#include <gtest/gtest.h>
+
+#include "tests/engine/costed.h"
+#include "tests/engine/tiny_machine.h"
+
+namespace ballast {
+namespace {
+
+using tests::tiny_machine;
+
+Op gemm_of_stage(int stage) {
+  Op op;
+  op.kind = OpKind::kGemm;
+  op.phase = Phase::kForward;
+  op.lane = lane_of(stage, LaneKind::kCompute);
+  op.work = GemmWork{100, 100, 100, DType::kBf16, false};
+  return op;
+}
+
+Graph two_stages() {
+  Graph graph;
+  graph.lanes = 2 * kLaneKinds;
+  return graph;
+}
+
+CostTable table_of(const Sequence& sequence, const Machine& machine) {
+  return CostModel(machine, Plan{}, Stack{}, nullptr).table(sequence, two_stages());
+}
+
+TEST(SharedCores, stages_that_this_machine_runs_have_one_set_of_capacities) {
+  Machine machine = tiny_machine();
+  Sequence both;
+  both.ops = {gemm_of_stage(0), gemm_of_stage(1)};
+  const CostTable apart = table_of(both, machine);
+  EXPECT_NE(apart.ops[0].demands[0].capacity, apart.ops[1].demands[0].capacity);
+  machine.gpu.is_host_thread = true;
+  const CostTable shared = table_of(both, machine);
+  EXPECT_EQ(2 * shared.capacities.size(), apart.capacities.size());
+  EXPECT_EQ(shared.ops[0].demands[0].capacity, shared.ops[1].demands[0].capacity);
+}
+
+// It needs neither a node's wires nor a network, and takes what a copy between places takes.
+TEST(SharedCores, a_message_between_them_is_a_copy) {
+  Machine machine = tiny_machine();
+  machine.gpu.is_host_thread = true;
+  Op copy;
+  copy.kind = OpKind::kCopy;
+  copy.lane = lane_of(0, LaneKind::kCopyIn);
+  copy.work = CopyWork{Bytes{1000}, CopyDirection::kHostToDevice};
+  Op message;
+  message.kind = OpKind::kCollective;
+  message.lane = lane_of(0, LaneKind::kPipelineNetwork);
+  message.work = CollectiveWork{CollectiveKind::kSendReceive, Bytes{1000}, 2, 1};
+  Sequence both;
+  both.ops = {copy, message};
+  const CostTable table = table_of(both, machine);
+  EXPECT_EQ(table.ops[0].alone, table.ops[1].alone);
+  EXPECT_GT(table.ops[1].alone.ps, 0);
+}
+
+}  // namespace
+}  // namespace ballast
