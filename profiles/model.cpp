@@ -401,64 +401,70 @@ const std::string& word(const std::vector<std::string>& names, Enum value) {
 }  // namespace
 
 OrderedJson to_json(const Model& model) {
-  return {{"name", model.name},
-          {"architecture", model.architecture},
-          {"layers", model.layers},
-          {"hidden", model.hidden},
-          {"heads", model.heads},
-          {"kv_heads", model.kv_heads},
-          {"head_size", model.head_size},
-          {"ffn", model.ffn},
-          {"vocab", model.vocab},
-          {"max_positions", model.max_positions},
-          {"norm", word(kNorms, model.norm)},
-          {"norm_epsilon", model.norm_epsilon},
-          {"position", word(kPositions, model.position)},
-          {"rope_theta", model.rope_theta},
-          {"activation", word(kActivations, model.activation)},
-          {"layout", word(kLayouts, model.layout)},
-          {"qkv_bias", model.qkv_bias},
-          {"attention_out_bias", model.attention_out_bias},
-          {"mlp_bias", model.mlp_bias},
-          {"qk_norm", model.qk_norm},
-          {"tied_embeddings", model.tied_embeddings},
-          {"scaled_rope", model.scaled_rope},
-          {"experts", model.experts},
-          {"experts_per_token", model.experts_per_token},
-          {"expert_ffn", model.expert_ffn},
-          {"shared_experts", model.shared_experts},
-          {"first_dense_layers", model.first_dense_layers},
-          {"sparse_step", model.sparse_step},
-          {"dense_layers", model.dense_layers},
-          {"router_bias", model.router_bias},
-          {"router", word(kRouters, model.router)},
-          {"normalised_choice", model.normalised_choice},
-          {"expert_groups", model.expert_groups},
-          {"chosen_groups", model.chosen_groups},
-          {"routed_scale", model.routed_scale},
-          {"balance_loss", model.balance_loss},
-          {"query_rank", model.query_rank},
-          {"kv_rank", model.kv_rank},
-          {"rope_size", model.rope_size},
-          {"value_size", model.value_size},
-          {"interleaved_rope", model.interleaved_rope},
-          {"sliding_window", model.sliding_window},
-          {"full_attention_period", model.full_attention_period},
-          {"attention_sinks", model.attention_sinks},
-          {"dropout", model.dropout},
-          {"quantization", model.quantization}};
+  OrderedJson record = {{"name", model.name},
+                        {"architecture", model.architecture},
+                        {"layers", model.layers},
+                        {"hidden", model.hidden},
+                        {"heads", model.heads},
+                        {"kv_heads", model.kv_heads},
+                        {"head_size", model.head_size},
+                        {"ffn", model.ffn},
+                        {"vocab", model.vocab},
+                        {"max_positions", model.max_positions},
+                        {"norm", word(kNorms, model.norm)},
+                        {"norm_epsilon", model.norm_epsilon},
+                        {"position", word(kPositions, model.position)},
+                        {"rope_theta", model.rope_theta},
+                        {"activation", word(kActivations, model.activation)},
+                        {"layout", word(kLayouts, model.layout)},
+                        {"qkv_bias", model.qkv_bias},
+                        {"attention_out_bias", model.attention_out_bias},
+                        {"mlp_bias", model.mlp_bias},
+                        {"qk_norm", model.qk_norm},
+                        {"tied_embeddings", model.tied_embeddings},
+                        {"scaled_rope", model.scaled_rope},
+                        {"experts", model.experts},
+                        {"experts_per_token", model.experts_per_token},
+                        {"expert_ffn", model.expert_ffn},
+                        {"shared_experts", model.shared_experts},
+                        {"first_dense_layers", model.first_dense_layers},
+                        {"sparse_step", model.sparse_step},
+                        {"dense_layers", model.dense_layers},
+                        {"router_bias", model.router_bias},
+                        {"query_rank", model.query_rank},
+                        {"kv_rank", model.kv_rank},
+                        {"rope_size", model.rope_size},
+                        {"value_size", model.value_size},
+                        {"sliding_window", model.sliding_window},
+                        {"full_attention_period", model.full_attention_period},
+                        {"attention_sinks", model.attention_sinks},
+                        {"dropout", model.dropout},
+                        {"quantization", model.quantization}};
+  // Models without keep the record that they had before there were these.
+  if (model.experts > 0) {
+    record["router"] = word(kRouters, model.router);
+    record["normalised_choice"] = model.normalised_choice;
+    record["expert_groups"] = model.expert_groups;
+    record["chosen_groups"] = model.chosen_groups;
+    record["routed_scale"] = model.routed_scale;
+    record["balance_loss"] = model.balance_loss;
+  }
+  if (model.is_latent()) record["interleaved_rope"] = model.interleaved_rope;
+  return record;
 }
 
 namespace {
 
 void read_router(JsonReader& reader, Model& model) {
   model.router_bias = reader.boolean("router_bias");
-  model.router = static_cast<RouterKind>(reader.choice("router", kRouters));
-  model.normalised_choice = reader.boolean("normalised_choice");
-  model.expert_groups = reader.whole("expert_groups", kCount);
-  model.chosen_groups = reader.whole("chosen_groups", kCount);
-  model.routed_scale = reader.number("routed_scale", kScale);
-  model.balance_loss = reader.number("balance_loss", kCoefficient);
+  if (reader.has("router")) {
+    model.router = static_cast<RouterKind>(reader.choice("router", kRouters));
+  }
+  model.normalised_choice = boolean_or(reader, "normalised_choice", true);
+  model.expert_groups = whole_or(reader, "expert_groups", kCount, 1);
+  model.chosen_groups = whole_or(reader, "chosen_groups", kCount, 1);
+  model.routed_scale = number_or(reader, "routed_scale", kScale, 1);
+  model.balance_loss = number_or(reader, "balance_loss", kCoefficient, 0);
 }
 
 void read_experts_and_latents(JsonReader& reader, Model& model) {
@@ -474,7 +480,7 @@ void read_experts_and_latents(JsonReader& reader, Model& model) {
   model.kv_rank = reader.whole("kv_rank", kNoneOrWidth);
   model.rope_size = reader.whole("rope_size", kNoneOrCount);
   model.value_size = reader.whole("value_size", kNoneOrCount);
-  model.interleaved_rope = reader.boolean("interleaved_rope");
+  model.interleaved_rope = boolean_or(reader, "interleaved_rope", false);
   model.sliding_window = reader.whole("sliding_window", {0, kTable.most});
   model.full_attention_period = reader.whole("full_attention_period", kNoneOrCount);
   model.attention_sinks = reader.boolean("attention_sinks");

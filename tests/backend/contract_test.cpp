@@ -76,8 +76,8 @@ struct Counts {
 };
 
 // Trains the first plan that has a form which none before it had.
-Counts run_every_form(const Capabilities& capabilities, const TrainerOptions& options) {
-  const Model model = tiny::gpt2_model();
+Counts run_every_form(const Capabilities& capabilities, const TrainerOptions& options,
+                      const Model& model = tiny::gpt2_model()) {
   Counts counts;
   std::set<Form> run;
   for_every_plan([&](const Plan& plan, const std::string& what) {
@@ -100,9 +100,10 @@ Counts run_every_form(const Capabilities& capabilities, const TrainerOptions& op
       EXPECT_TRUE(std::isfinite(record.loss)) << what;
     }
   });
-  std::printf("%s: %d graphs, %d refused by name, %zu forms of operations run by %d trainings\n",
-              capabilities.device().c_str(), counts.graphs, counts.refused, run.size(),
-              counts.trained);
+  std::printf(
+      "%s, %s: %d graphs, %d refused by name, %zu forms of operations run by %d trainings\n",
+      capabilities.device().c_str(), model.name.c_str(), counts.graphs, counts.refused, run.size(),
+      counts.trained);
   return counts;
 }
 
@@ -110,6 +111,24 @@ TEST(contract, all_that_the_host_device_declares_of_what_is_made_it_runs) {
   const Counts counts = run_every_form(host_capabilities(), tiny::options_for(3));
   EXPECT_GT(counts.refused, 0);
   EXPECT_GT(counts.trained, 5);
+}
+
+TEST(contract, so_it_does_of_layers_with_experts_and_of_latent_attention) {
+  const std::vector<Model> models = tiny::newer_models();
+  for (const Model& model : {models.back(), models[models.size() - 2]}) {
+    const Counts counts = run_every_form(host_capabilities(), tiny::options_for(3), model);
+    EXPECT_GT(counts.refused, 0) << model.name;
+    EXPECT_GT(counts.trained, 5) << model.name;
+  }
+}
+
+TEST(contract, the_cuda_device_names_what_it_lacks_of_newer_families) {
+  for (const Model& model : tiny::newer_models()) {
+    const std::vector<DeviceVerdict> verdicts = which_run(model, tiny::waiting_plan());
+    EXPECT_FALSE(verdicts[0].missing) << model.name;
+    ASSERT_TRUE(verdicts[1].missing) << model.name;
+    EXPECT_EQ(verdicts[1].missing->knob, "model") << model.name;
+  }
 }
 
 TEST(contract, all_that_the_cuda_device_declares_of_what_is_made_it_runs) {

@@ -291,6 +291,35 @@ TEST(Models, families_of_experts_take_the_defaults_of_their_classes) {
   EXPECT_EQ(parse(direct).query_rank, 0);
 }
 
+TEST(Models, routers_are_read_with_the_defaults_of_their_classes) {
+  const Model mixtral = parse(config_of("mixtral"));
+  EXPECT_EQ(mixtral.router, RouterKind::kSoftmax);
+  EXPECT_TRUE(mixtral.normalised_choice);
+  EXPECT_EQ(mixtral.balance_loss, 0);
+  Json balanced = config_of("mixtral");
+  balanced["output_router_logits"] = true;
+  EXPECT_EQ(parse(balanced).balance_loss, 0.001);
+  balanced["router_aux_loss_coef"] = 0.02;
+  EXPECT_EQ(parse(balanced).balance_loss, 0.02);
+  EXPECT_FALSE(parse(config_of("qwen3_moe")).normalised_choice);
+  EXPECT_EQ(parse(config_of("gpt_oss")).activation, ActivationKind::kClampedSwiGlu);
+  const Model deepseek = parse(config_of("deepseek_v3"));
+  EXPECT_EQ(deepseek.router, RouterKind::kSigmoid);
+  EXPECT_EQ(deepseek.expert_groups, 8);
+  EXPECT_EQ(deepseek.chosen_groups, 4);
+  EXPECT_EQ(deepseek.routed_scale, 2.5);
+  EXPECT_TRUE(deepseek.normalised_choice && deepseek.interleaved_rope);
+  EXPECT_TRUE(holds(error_of([&] {
+                      apply_override(deepseek, {"chosen_groups", "9"});
+                    }),
+                    "chosen_groups is 9 of 8"));
+  EXPECT_TRUE(holds(error_of([&] {
+                      apply_override(deepseek, {"balance_loss", "0.1"});
+                    }),
+                    "belongs to routers with a softmax"));
+  EXPECT_EQ(apply_override(mixtral, {"balance_loss", "0.1"}).balance_loss, 0.1);
+}
+
 TEST(Models, gpt_oss_layer_types_are_read_as_a_period) {
   const std::string window = "sliding_attention";
   const std::string full = "full_attention";
