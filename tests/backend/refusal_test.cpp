@@ -25,6 +25,21 @@ TEST(refusals, every_family_beyond_the_host_device_is_named_with_its_reason) {
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
+// Each stage would count the tokens of its own layers.
+TEST(refusals, loss_that_balances_experts_is_not_split_over_stages) {
+  Plan two = tiny::wait_plan();
+  two.pipeline = two.devices = 2;
+  for (Model model : tiny::newer_models()) {
+    if (model.experts == 0 || model.router == RouterKind::kSigmoid) continue;
+    EXPECT_EQ(refusal_of(model, two), "it trains") << model.name;
+    model.balance_loss = 0.01;
+    EXPECT_EQ(refusal_of(model), "it trains") << model.name;
+    const std::string message = refusal_of(model, two);
+    EXPECT_TRUE(message.starts_with("plan.pipeline: ")) << message;
+    EXPECT_NE(message.find("balances experts"), std::string::npos) << message;
+  }
+}
+
 TEST(refusals, products_in_fp8_are_for_gpus) {
   Plan plan = tiny::wait_plan();
   plan.sequence_length = 16;

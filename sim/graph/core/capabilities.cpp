@@ -45,7 +45,9 @@ constexpr std::array<Asked, kModelFeatures> kModelAsked = {
       "train sequences that it covers, or full attention: --set model.sliding_window=0"},
      {"scaled rotary positions (rope_scaling)", "model", "train a model without"},
      {"a router of sigmoids and groups (deepseek_v3)", "model", "train a model without"},
-     {"a clamped SwiGLU (gpt_oss)", "model", "train a model without"}}};
+     {"a clamped SwiGLU (gpt_oss)", "model", "train a model without"},
+     {"a loss that balances experts over the stages of a pipeline", "plan.pipeline",
+      "set plan.pipeline=1, or --set model.balance_loss=0"}}};
 
 constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
     {{"several ranks of data parallelism", "plan.data",
@@ -82,6 +84,8 @@ bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
       return model.experts > 0 && model.router == RouterKind::kSigmoid;
     case ModelFeature::kClampedSwiGlu:
       return model.activation == ActivationKind::kClampedSwiGlu;
+    case ModelFeature::kBalanceOverStages:
+      return model.balance_loss > 0 && plan.pipeline > 1;
   }
   return false;
 }

@@ -50,8 +50,9 @@ enum class ModelFeature : uint8_t {
   kScaledRope,
   kSigmoidRouter,
   kClampedSwiGlu,
+  kBalanceOverStages,  // a loss that counts tokens over the layers of all stages of a pipeline
 };
-inline constexpr int kModelFeatures = 8;
+inline constexpr int kModelFeatures = 9;
 
 // What a plan may ask for that no operation of its graph shows.
 enum class PlanFeature : uint8_t {

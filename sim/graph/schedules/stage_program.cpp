@@ -250,9 +250,10 @@ class StageBuilder {
         access.tensor = here(access.tensor, chunk, turn, saved);
         accumulate(turn, access);
         auto* gemm = std::get_if<GemmWork>(&op.work);
-        if (gemm != nullptr && access.role == Role::kParameterGradient) {
-          gemm->accumulate = access.mode == AccessMode::kReadWrite;
-        }
+        // In the first micro-batch as in the chunk: products of one module may write other parts of
+        // its gradient.
+        const bool adds = access.role == Role::kParameterGradient && turn.micro_batch > 0;
+        if (gemm != nullptr && adds) gemm->accumulate = true;
       }
       if (is_receive(op)) {
         receive(turn, chunk.index, op.accesses.front().tensor);
