@@ -176,8 +176,7 @@ TEST(Buyer, train_refuses_by_name_to_train_another_model_and_goes_on_when_told) 
   llama["max_position_embeddings"] = 64;
   llama["sliding_window"] = 8;
   bench.write("window.json", llama.dump());
-  expect_refusal(bench, train + "--model window.json",
-                 {"model.sliding_window", "--set model.sliding_window=0"});
+  EXPECT_EQ(bench.run(train + "--model window.json").code, 0) << "it is trained as it is";
   EXPECT_EQ(bench.run(train + "--model window.json --set model.sliding_window=0").code, 0);
   llama["sliding_window"] = 32;
   llama["quantization_config"] = {{"quant_method", "gptq"}};
