@@ -73,6 +73,8 @@ struct Strategy {
   std::vector<std::string> layout;
 };
 Strategy load_strategy(const std::string& name_or_path);
+// Of the knobs to which a strategy gives values, those that have others in a plan.
+std::vector<const Knob*> departures(const Strategy& strategy, const Plan& plan);
 Strategy parse_strategy(std::string_view text, const std::string& file, const std::string& name);
 std::string strategy_json(const Strategy& strategy);
 

@@ -1,6 +1,7 @@
 #include "profiles/published.h"
 
 #include <fmt/format.h>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -72,10 +73,15 @@ PublishedFile parse_published(std::string_view text, const std::string& file) {
   }
   reader.finish();
   std::set<std::string> ids;
+  std::map<std::string, std::string> frameworks;  // by the name in the file, read once each
   for (size_t i = 0; i < cases.size(); ++i) {
     result.entries.push_back(read_entry(cases[i], file, i));
     PublishedEntry& entry = result.entries.back();
-    if (entry.of) entry.of->stack = framework_of(entry.of->stack, result.source);
+    if (entry.of) {
+      const auto [framework, is_new] = frameworks.try_emplace(entry.of->stack);
+      if (is_new) framework->second = framework_of(entry.of->stack, result.source);
+      entry.of->stack = framework->second;
+    }
     if (!ids.insert(entry.id).second) {
       entry.of.reset();
       entry.error = file + ": case " + in_quotes(entry.id) + ": its id is taken; rename it";

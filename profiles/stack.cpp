@@ -78,6 +78,7 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_flag(reader, "adds_gradients_apart", facts.adds_gradients_apart);
   read_flag(reader, "sums_whole_gradients", facts.sums_whole_gradients);
   read_flag(reader, "reduces_whole", facts.reduces_whole);
+  read_flag(reader, "copies_gathered_by_tensor", facts.copies_gathered_by_tensor);
   read_whole(reader, "reduce_buffer_elements", {0, int64_t{1} << 40}, facts.reduce_buffer_elements);
 }
 
@@ -161,6 +162,7 @@ OrderedJson facts_json(const StackFacts& facts) {
           {"adds_gradients_apart", facts.adds_gradients_apart},
           {"sums_whole_gradients", facts.sums_whole_gradients},
           {"reduces_whole", facts.reduces_whole},
+          {"copies_gathered_by_tensor", facts.copies_gathered_by_tensor},
           {"reduce_buffer_elements", facts.reduce_buffer_elements},
           {"gradients", to_string(facts.gradients)},
           {"reduction", to_string(facts.reduction)},

@@ -29,6 +29,21 @@ std::vector<std::string> read_layout(JsonReader& reader) {
   return paths;
 }
 
+// Knobs that a search may choose under this strategy; of the layout's it says so in "layout" too.
+std::vector<std::string> read_open(JsonReader& reader) {
+  std::vector<std::string> paths = reader.texts("open");
+  for (const std::string& path : paths) {
+    const Knob* knob = find_knob(path);
+    if (knob != nullptr && knob->search != KnobSearch::kNone) continue;
+    reader.fail(
+        "open",
+        "'" + path + (knob == nullptr ? "' is not a knob" : "' is not searched by any tune"),
+        "name some of " + text_of(knobs_of(KnobSearch::kRank)) + ", " +
+            text_of(knobs_of(KnobSearch::kLayout)));
+  }
+  return paths;
+}
+
 // Sets the key of a plan's document at the path of a knob.
 void set_key(Json& plan, const Knob& knob, const std::variant<int64_t, std::string>& value) {
   Json& object = knob.object().empty() ? plan : plan[std::string(knob.object())];
@@ -59,7 +74,7 @@ Strategy parse_strategy(std::string_view text, const std::string& file, const st
   strategy.description = reader.text("description");
   strategy.source = reader.text("source");
   if (reader.has("adam")) strategy.adam = reader.text("adam");
-  if (reader.has("open")) strategy.open = reader.texts("open");
+  if (reader.has("open")) strategy.open = read_open(reader);
   if (reader.has("layout")) strategy.layout = read_layout(reader);
   reader.object("plan");
   const Json& changes = reader.raw("plan");
@@ -85,9 +100,33 @@ Strategy load_strategy(const std::string& name_or_path) {
   return parse_strategy(read_text_file(found.path), found.path, found.name);
 }
 
+std::vector<const Knob*> departures(const Strategy& strategy, const Plan& plan) {
+  const Json changes = Json::parse(strategy.plan);
+  Json whole = to_json(Plan{});
+  merge_plan(whole, changes, strategy.name);
+  const Plan said = plan_from_json(whole, strategy.name);
+  std::vector<const Knob*> found = differing(said, plan);
+  std::erase_if(found, [&](const Knob* knob) {
+    const std::string object(knob->object());
+    const std::string key(knob->key());
+    if (object.empty()) return !changes.contains(key);
+    if (!changes.contains(object)) return true;
+    const Json& members = changes[object];
+    if (!members.is_object()) return false;
+    if (knob->type != KnobType::kFates) return !members.contains(key);
+    // A file names the fate of each kind of module.
+    return std::none_of(saving_kinds().begin(), saving_kinds().end(), [&](ModuleKind kind) {
+      return members.contains(std::string(to_string(kind)));
+    });
+  });
+  std::erase_if(found, [&](const Knob* knob) {
+    return std::holds_alternative<std::monostate>(knob->get(said));  // left to be chosen
+  });
+  return found;
+}
+
 std::string strategy_json(const Strategy& strategy) {
   return to_text(OrderedJson{{"schema", kSchema},
-                             {"name", strategy.name},
                              {"description", strategy.description},
                              {"source", strategy.source},
                              {"adam", strategy.adam},

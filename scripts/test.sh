@@ -118,15 +118,15 @@ fi
 if enough 300 "the address and undefined-behaviour sanitizers"; then
   say "address and undefined-behaviour sanitizers"
   build build/asan address,undefined test_base test_spec test_graph test_engine test_profiles \
-    test_kernels test_backend &&
-    run build/asan -R '^(base|spec|graph|engine|profiles|kernels|backend)(_[0-9])?$'
+    test_kernels test_comm test_backend &&
+    run build/asan -R '^(base|spec|graph|engine|profiles|kernels|comm|backend)(_[0-9])?$'
 fi
-# Whatever more than one thread touches: executor, lanes, pacer, trainer, workers.
+# Whatever more than one thread touches: executor, lanes, pacer, trainer, workers, ranks.
 if enough 240 "the thread sanitizer"; then
   say "thread sanitizer"
   export GTEST_FILTER='exact*:*xecutor*:*aced*:*acer*:resume.a_req*:weights*:*hreads*'
-  GTEST_FILTER+=':CudaDevice.every_plan*:CudaDevice.rollbacks*'
-  build build/tsan thread test_backend && run build/tsan -R '^backend_[0-9]$'
+  GTEST_FILTER+=':CudaDevice.every_plan*:CudaDevice.rollbacks*:*ommunicator*:ranks.all_take*'
+  build build/tsan thread test_backend test_comm && run build/tsan -R '^(backend_[0-9]|comm)$'
   unset GTEST_FILTER
 fi
 # The CUDA kernels, emulated: one test for every barrier of theirs.

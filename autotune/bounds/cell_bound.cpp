@@ -260,22 +260,11 @@ class CellBound {
 
   // Micro-batches, or chunks of them, whose activations a stage holds at once.
   int64_t in_flight(int64_t stage) const {
-    if (plan_.pipeline == 1) return 1;
-    const int64_t total = plan_.accumulation() * plan_.virtual_pipeline;
-    int64_t ahead = plan_.pipeline - stage - 1;
-    if (plan_.virtual_pipeline > 1) {
-      ahead = 2 * ahead + (plan_.virtual_pipeline - 1) * plan_.pipeline;
-    }
-    return std::min(ahead + 1, total);
+    return plan_.pipeline == 1 ? 1 : most_in_flight(stage, plan_);
   }
 
-  // Whether a stage holds as many activations once more when every gradient has been begun: its
-  // first chunk's, which comes last, after a round of each of the others.
-  bool fills_again(int64_t stage) const {
-    if (plan_.pipeline == 1) return true;
-    const int64_t total = plan_.accumulation() * plan_.virtual_pipeline;
-    return total > in_flight(stage) + (plan_.virtual_pipeline - 1) * plan_.pipeline;
-  }
+  // Whether a stage holds as many activations once more when every gradient has been begun.
+  bool holds_again(int64_t stage) const { return plan_.pipeline == 1 || fills_again(stage, plan_); }
 
   StageSums sums_of(int64_t stage) const {
     StageSums sums;
@@ -313,7 +302,7 @@ class CellBound {
     // Of several micro-batches gradients add up; a single one's may leave as soon as they are made.
     const Bytes gradients = plan_.accumulation() > 1 ? weights : Bytes{};
     Bytes& activations = at(Place::kHbm, Category::kActivations);
-    if (fills_again(stage)) {
+    if (holds_again(stage)) {
       at(Place::kHbm, Category::kGradients) = gradients;
     } else if (gradients > activations) {
       activations = {};

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "autotune/calibrate/priors.h"
+#include "autotune/calibrate/unseen.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -45,6 +46,16 @@ double largest_move(const std::vector<StackConstants>& before,
     most = std::max(most, (free_of(after[f]) - free_of(before[f])).cwiseAbs().maxCoeff());
   }
   return most;
+}
+
+// `typical` with the spread that its facts add.
+Stack as_unseen(Stack typical, const std::vector<SourcedCase>& cases,
+                const CalibrationProgress& progress) {
+  const std::vector<SourcedCase> same = run_as_typical(cases, typical);
+  Figures figures(same);
+  figures.linearise(std::vector<StackConstants>(figures.frameworks().size(), typical.constants),
+                    [&](double share) { progress(share, "as the typical framework"); });
+  return with_spread_of_facts(std::move(typical), figures, std::nullopt);
 }
 
 void fill_rows(const std::vector<SourcedCase>& cases, const Figures& figures, Calibration& result) {
@@ -126,7 +137,7 @@ Calibration calibrate(const std::vector<SourcedCase>& cases, const Stack& typica
     result.stacks.push_back(fitted_stack(before, result.fit, f));
     result.stacks.back().fitted_on.clear();
   }
-  result.typical = fitted_stack(typical, result.fit, std::nullopt);
+  result.typical = as_unseen(fitted_stack(typical, result.fit, std::nullopt), cases, progress);
   fill_rows(cases, figures, result);
   result.typical.fitted_on.clear();
   for (const Stack& stack : result.stacks) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "autotune/calibrate/priors.h"
+#include "autotune/calibrate/unseen.h"
 #include "sim/base/error.h"
 #include "sim/base/median.h"
 #include "sim/base/parallel.h"
@@ -26,14 +27,22 @@ class Judge {
  public:
   Judge(const std::vector<SourcedCase>& cases, const Stack& typical,
         const CalibrationProgress& progress)
-      : cases_(cases), typical_(typical), progress_(progress), figures_(cases) {}
+      : cases_(cases),
+        typical_(typical),
+        progress_(progress),
+        figures_(cases),
+        typical_cases_(run_as_typical(cases, typical)),
+        typical_figures_(typical_cases_) {}
 
   std::vector<JudgedFigure> run() {
     std::vector<StackConstants> constants(figures_.frameworks().size());
     for (size_t i = 0; i < cases_.size(); ++i) {
       constants[figures_.framework_of(i)] = cases_[i].setup.stack.constants;
     }
-    figures_.linearise(constants, [&](double share) { progress_(0.6 * share, "linearising"); });
+    figures_.linearise(constants, [&](double share) { progress_(0.4 * share, "linearising"); });
+    typical_figures_.linearise(
+        std::vector<StackConstants>(constants.size(), typical_.constants),
+        [&](double share) { progress_(0.4 + 0.2 * share, "as the typical framework"); });
     for (size_t s = 0; s < figures_.sources().size(); ++s) {
       without_source_.push_back(fit_without(figures_, {.source = s, .framework = {}}));
     }
@@ -61,8 +70,8 @@ class Judge {
       const HierarchyFit& fit = without_source_[figures_.source_of(index)];
       setup.stack = fitted_stack(setup.stack, fit, framework);
     } else if (left_out == LeftOut::kFramework) {
-      return as_run_by(std::move(setup),
-                       fitted_stack(typical_, without_framework_[framework], std::nullopt));
+      const Stack center = fitted_stack(typical_, without_framework_[framework], std::nullopt);
+      return as_run_by(std::move(setup), with_spread_of_facts(center, typical_figures_, framework));
     }
     return setup;
   }
@@ -100,10 +109,11 @@ class Judge {
             probability_to_fit(prediction.peaks, setup.machine, *setup.stack.uncertainty);
         continue;
       }
+      const Figures& figures = left_out == LeftOut::kFramework ? typical_figures_ : figures_;
       const auto figure = std::find_if(
-          figures_.all().begin(), figures_.all().end(),
+          figures.all().begin(), figures.all().end(),
           [&](const Figure& one) { return one.of == row.of && one.metric == row.metric; });
-      if (figure == figures_.all().end()) continue;
+      if (figure == figures.all().end()) continue;
       const double factor = std::exp(kIntervalWidth * spread_of(*figure, *setup.stack.uncertainty));
       judged.low = *judged.value / factor;
       judged.high = *judged.value * factor;
@@ -114,6 +124,8 @@ class Judge {
   const Stack& typical_;
   const CalibrationProgress& progress_;
   Figures figures_;
+  std::vector<SourcedCase> typical_cases_;  // as the typical framework would have run them
+  Figures typical_figures_;
   std::vector<HierarchyFit> without_source_;
   std::vector<HierarchyFit> without_framework_;
 };

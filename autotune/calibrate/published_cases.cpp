@@ -57,7 +57,9 @@ std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
   if (!setup.stack.facts.interleaves) return counts;
   if (setup.of.model.layers % plan.pipeline != 0) return counts;
   const int64_t layers = setup.of.model.layers / plan.pipeline;
-  for (int64_t chunks = 2; chunks <= std::min(kMostChunks, layers); ++chunks) {
+  for (int64_t chunks = 2; chunks <= layers; ++chunks) {
+    // Of 23 layers, say, the only chunks are of one.
+    if (chunks > kMostChunks && counts.size() > 1) break;
     if (layers % chunks == 0) counts.push_back(chunks);
   }
   return counts;

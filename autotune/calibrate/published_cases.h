@@ -63,7 +63,7 @@ struct Way {
 // no later one does. What was published is in all of them. Open knobs take these values:
 //   micro_batch        powers of two up to 64 that divide a rank's sequences, and all of those
 //   recompute          none, selective (where attention is eager), full
-//   virtual_pipeline   divisors of a stage's layers up to 6
+//   virtual_pipeline   divisors of a stage's layers up to 6, or else the next one
 //   tensor_sequence    true where there are tensor-parallel ranks
 //   zero_stage         what the stack allows, where several ranks hold the same weights
 //   gpu_buckets        none, 1/16, 1/8, 1/4, 1/2 and all of the buckets

@@ -1,11 +1,14 @@
 #include "autotune/complete/complete.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
+#include <span>
 
 #include "autotune/complete/feasibility.h"
 #include "autotune/complete/layout_order.h"
 #include "autotune/complete/open_layouts.h"
+#include "autotune/complete/way_bounds.h"
 #include "autotune/complete/way_estimates.h"
 #include "autotune/complete/way_lists.h"
 #include "autotune/search/evaluate.h"
@@ -90,33 +93,96 @@ struct Fastest {
   std::optional<Plan> plan;
   Duration step_time;
 };
-Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& groups,
-                   WayEstimates& known, const std::function<bool()>& interrupted) {
-  Fastest best;
-  std::optional<AttentionKind> settled;
-  std::vector<Way> too_full;  // on the GPU
-  for (const std::vector<Way>& group : groups) {
-    // Kinds of attention come in the order of preference.
-    if (settled && group.front().attention != *settled) break;
-    for (const Way& way : group) {
-      const bool is_fuller = std::any_of(too_full.begin(), too_full.end(), [&](const Way& other) {
-        return has_more_on_gpu(way, other);
-      });
-      if (is_fuller || (interrupted && interrupted())) break;
-      try {
-        const std::optional<Duration> time = known.step_time_if_fits(setting, way);
-        if (!time) {
-          if (lacks_gpu_memory(known.peaks(setting, way), setting.machine)) too_full.push_back(way);
-          break;
-        }
-        settled = way.attention;
-        if (!best.plan || *time < best.step_time) best = {way.plan, *time};
-      } catch (const Error&) {
-        // The graph knows no such plan.
+
+// Looks for the fastest way of one kind of attention, from the one that promises most on.
+class FastestWay {
+ public:
+  // `groups`: as ways_of() has them. All references must outlive this object.
+  FastestWay(const Setting& setting, std::span<const std::vector<Way>> groups, WayEstimates& known)
+      : setting_(setting), known_(known), fitting_(groups.size(), kAll) {
+    std::vector<const Way*> ways;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < groups[g].size(); ++i) {
+        order_.push_back({&groups[g][i], g, i, ways.size(), {}});
+        ways.push_back(&groups[g][i]);
       }
     }
+    const std::vector<Duration> least = least_times(setting, ways);
+    for (Candidate& one : order_) one.at_least = least[one.rank];
+    std::stable_sort(order_.begin(), order_.end(), [](const Candidate& a, const Candidate& b) {
+      return a.at_least < b.at_least;
+    });
   }
-  return best;
+
+  Fastest run(const std::function<bool()>& interrupted) {
+    for (const Candidate& one : order_) {
+      if (best_.plan && one.at_least > best_.step_time) break;
+      if (interrupted && interrupted()) break;
+      if (one.index < fitting_[one.group]) look_at(one);
+    }
+    return std::move(best_);
+  }
+
+ private:
+  struct Candidate {
+    const Way* way = nullptr;
+    size_t group = 0, index = 0;  // in the group
+    size_t rank = 0;              // of two that are as fast the first is taken
+    Duration at_least;
+  };
+  static constexpr size_t kAll = std::numeric_limits<size_t>::max();
+
+  void look_at(const Candidate& one) {
+    const Way& way = *one.way;
+    const bool is_fuller = std::any_of(too_full_.begin(), too_full_.end(), [&](const Way* other) {
+      return has_more_on_gpu(way, *other);
+    });
+    if (is_fuller) {
+      fitting_[one.group] = one.index;
+      return;
+    }
+    try {
+      const std::optional<Duration> time = known_.step_time_if_fits(setting_, way);
+      if (!time) {
+        fitting_[one.group] = one.index;
+        if (lacks_gpu_memory(known_.peaks(setting_, way), setting_.machine)) {
+          too_full_.push_back(&way);
+        }
+        return;
+      }
+      const bool is_first = one.rank < best_rank_;
+      if (best_.plan && (*time > best_.step_time || (*time == best_.step_time && !is_first))) {
+        return;
+      }
+      best_ = {way.plan, *time};
+      best_rank_ = one.rank;
+    } catch (const Error&) {
+      // The graph knows no such plan.
+    }
+  }
+
+  const Setting& setting_;
+  WayEstimates& known_;
+  std::vector<Candidate> order_;
+  std::vector<size_t> fitting_;       // by group: how many of its ways may fit
+  std::vector<const Way*> too_full_;  // on the GPU
+  Fastest best_;
+  size_t best_rank_ = kAll;
+};
+
+// Kinds of attention come in the order of preference: the first with a way that fits is taken.
+Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& groups,
+                   WayEstimates& known, const std::function<bool()>& interrupted) {
+  for (auto begin = groups.begin(); begin != groups.end();) {
+    const AttentionKind kind = begin->front().attention;
+    const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Way>& group) {
+      return group.front().attention != kind;
+    });
+    Fastest best = FastestWay(setting, {begin, end}, known).run(interrupted);
+    if (best.plan) return best;
+    begin = end;
+  }
+  return {};
 }
 
 Fastest fastest_listed(const Setting& setting, WayEstimates& known,

@@ -30,12 +30,7 @@ class Enumeration {
       plan_.pipeline = p;
       for (const int64_t v : chunks_of(p)) {
         plan_.virtual_pipeline = v;
-        const int64_t left = base_.devices / p;
-        for (const int64_t t : degrees(left, base_.tensor, open_.has(KnobId::kTensor),
-                                       [&](int64_t d) { return fits_tensor(d); })) {
-          plan_.tensor = t;
-          with_sequence(left / t);
-        }
+        with_tensor(base_.devices / p);
       }
     }
     std::stable_sort(found_.begin(), found_.end(), [](const Plan& a, const Plan& b) {
@@ -66,6 +61,14 @@ class Enumeration {
       if (v == 1 || model_.layers % (p * v) == 0) chunks.push_back(v);
     }
     return chunks;
+  }
+
+  void with_tensor(int64_t left) {
+    for (const int64_t t : degrees(left, base_.tensor, open_.has(KnobId::kTensor),
+                                   [&](int64_t d) { return fits_tensor(d); })) {
+      plan_.tensor = t;
+      with_sequence(left / t);
+    }
   }
 
   bool fits_tensor(int64_t t) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <numeric>
 
 #include "sim/base/error.h"
 
@@ -165,8 +166,13 @@ LargestModel largest_model(const Setting& setting, const Family& family) {
   return FamilyWalk(setting, family).run();
 }
 
+int64_t sequence_grain(const Plan& plan) {
+  const bool whole = plan.subsequences == 1;
+  return whole ? kSequenceGrain : std::lcm(kSequenceGrain, plan.subsequences * kAttentionTile);
+}
+
 LongestSequence longest_sequence(const Setting& setting) {
-  const int64_t grain = kSequenceGrain * setting.plan.sequence * setting.plan.context;
+  const int64_t grain = sequence_grain(setting.plan) * setting.plan.sequence * setting.plan.context;
   LongestSequence result;
   const auto fits = [&](int64_t grains) {
     Setting at = setting;

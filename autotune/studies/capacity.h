@@ -61,8 +61,11 @@ struct LongestSequence {
 };
 inline constexpr int64_t kSequenceGrain = 1024;           // tokens a sequence- or context-rank
 inline constexpr int64_t kMostTokens = int64_t{1} << 28;  // of a sequence; where the search ends
-// In multiples of kSequenceGrain * sequence * context. A model with learned positions beyond whose
-// table a sequence goes is given rotary ones, which have no parameters: a table of a million
+// Multiples of it are the sequences that are tried: kSequenceGrain, and whole tiles of attention in
+// each part where sequences pass in parts.
+int64_t sequence_grain(const Plan& plan);
+// In multiples of sequence_grain() * sequence * context. A model with learned positions beyond
+// whose table a sequence goes is given rotary ones, which have no parameters: a table of a million
 // positions would weigh as much as the layers.
 LongestSequence longest_sequence(const Setting& setting);
 

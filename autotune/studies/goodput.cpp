@@ -11,7 +11,6 @@
 namespace ballast {
 namespace {
 
-constexpr double kSecondsOfDay = 86'400;
 constexpr double kSecondsOfYear = 365.25 * kSecondsOfDay;
 constexpr double kMostFailures = 1e6;
 

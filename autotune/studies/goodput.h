@@ -15,6 +15,8 @@
 
 namespace ballast {
 
+inline constexpr double kSecondsOfDay = 86'400;
+
 // What fails, and what it takes until steps go on.
 struct Failures {
   double per_device_year = 0;  // above 0; a year has 365.25 days

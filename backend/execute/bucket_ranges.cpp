@@ -18,11 +18,22 @@ CopyRange copy_range(const Argument& from, int64_t from_index, const Argument& t
   return {element(from, from_index), element(to, to_index), count * size_of(from.tensor->dtype)};
 }
 
+bool is_of_module(const Argument& argument) {
+  const TensorKind kind = argument.tensor->kind;
+  return kind == TensorKind::kWeight || kind == TensorKind::kGradient;
+}
+
 }  // namespace
 
-BucketRanges::BucketRanges(const Graph& graph, const OperationArguments& arguments)
-    : graph_(graph), arguments_(arguments), modules_(graph) {
-  for (const Bucket& bucket : graph.buckets) runs_.push_back(runs_of(graph.modules, bucket));
+BucketRanges::BucketRanges(const Graph& graph, const OperationArguments& arguments,
+                           const RankShares* shares)
+    : graph_(graph), arguments_(arguments), shares_(shares), modules_(graph) {
+  for (size_t i = 0; i < graph.buckets.size(); ++i) {
+    const auto bucket = static_cast<int32_t>(i);
+    own_.push_back(shares == nullptr ? graph.bucket(bucket)
+                                     : shares->bucket_of(bucket, shares->rank()));
+    runs_.push_back(runs_of(graph.modules, own_.back()));
+  }
   find_stationary_weights();
 }
 
@@ -42,6 +53,11 @@ void BucketRanges::find_stationary_weights() {
 const Bucket& BucketRanges::bucket_of(const Op& op) const {
   CHECK(op.label.bucket >= 0);
   return graph_.buckets[static_cast<size_t>(op.label.bucket)];
+}
+
+const Bucket& BucketRanges::own_bucket_of(const Op& op) const {
+  CHECK(op.label.bucket >= 0);
+  return own_[static_cast<size_t>(op.label.bucket)];
 }
 
 // The piece of the bucket that belongs to the module of this weight or gradient.
@@ -91,8 +107,9 @@ CastRange BucketRanges::cast(const Op& op, int32_t step) const {
 }
 
 std::vector<SumRange> BucketRanges::sums(const Op& op, int32_t step) const {
-  const Bucket& bucket = bucket_of(op);
   auto* sums = reinterpret_cast<double*>(arguments_.find(op, Role::kNormPartials, step).data);
+  if (shares_ != nullptr && shares_->are_split()) return sums_of_share(op, step, sums);
+  const Bucket& bucket = bucket_of(op);
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const bool packed = sources.front().tensor->label.bucket >= 0;
   std::vector<SumRange> ranges;
@@ -108,6 +125,98 @@ std::vector<SumRange> BucketRanges::sums(const Op& op, int32_t step) const {
   return ranges;
 }
 
+std::vector<SumRange> BucketRanges::sums_of_share(const Op& op, int32_t step, double* sums) const {
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const kernels::Format format = format_of(sources.front().tensor->dtype);
+  const Bucket& bucket = bucket_of(op);
+  const int64_t begin = shares_->own(op.label.bucket).begin;
+  std::vector<SumRange> ranges;
+  for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
+    if (!segment.whole()) continue;
+    ranges.push_back({element_at(bucket, sources, begin, segment.all.begin), format,
+                      segment.all.count, sums + segment.segment});
+  }
+  return ranges;
+}
+
+std::vector<CutRange> BucketRanges::cuts(const Op& op, int32_t step) const {
+  std::vector<CutRange> ranges;
+  if (shares_ == nullptr || !shares_->are_split()) return ranges;
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const int64_t begin = shares_->own(op.label.bucket).begin;
+  for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
+    if (segment.whole()) continue;
+    ranges.push_back(
+        {element_at(bucket_of(op), sources, begin, segment.here.begin), segment.here.count});
+  }
+  return ranges;
+}
+
+std::byte* BucketRanges::element_at(const Bucket& bucket, const std::vector<Argument>& arguments,
+                                    int64_t begin, int64_t index) const {
+  if (!is_of_module(arguments.front())) return element(arguments.front(), index - begin);
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Bucket::Piece& piece = bucket.pieces[i];
+    const int64_t at = index - piece.offset;
+    if (at >= 0 && at < piece.count) return element(arguments[i], piece.begin + at);
+  }
+  CHECK(false && "outside of the bucket");
+  return nullptr;
+}
+
+std::vector<BucketRanges::RankPart> BucketRanges::parts_of_ranks(int32_t bucket) const {
+  std::vector<RankPart> parts;
+  const int64_t count = graph_.bucket(bucket).count;
+  for (int rank = 0; rank < shares_->count(); ++rank) {
+    // Where all keep all, each sums an equal part for the others.
+    const int64_t even = div_ceil(count, int64_t{shares_->count()});
+    const ElementRange share =
+        shares_->are_split() ? shares_->of(bucket, rank) : overlap({0, count}, {even * rank, even});
+    for (const Bucket::Piece& piece : graph_.bucket(bucket).pieces) {
+      const ElementRange here = overlap(share, {piece.offset, piece.count});
+      if (here.count > 0) parts.push_back({rank, here});
+    }
+  }
+  return parts;
+}
+
+// A contribution is of the whole bucket, a sum of a share where it has a tensor of its own.
+std::vector<SummedPart> BucketRanges::summed(const Op& op, int32_t step) const {
+  const Bucket& bucket = bucket_of(op);
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const std::vector<Argument> sums = arguments_.all(op, Role::kDestination, step);
+  const int64_t begin = shares_->own(op.label.bucket).begin;
+  std::vector<SummedPart> parts;
+  for (const RankPart& part : parts_of_ranks(op.label.bucket)) {
+    std::byte* const from = element_at(bucket, sources, 0, part.range.begin);
+    const bool own = part.owner == shares_->rank();
+    std::byte* const to =
+        own && !sums.empty() ? element_at(bucket, sums, begin, part.range.begin) : from;
+    parts.push_back({part.owner, from, to, part.range.count});
+  }
+  return parts;
+}
+
+// A source is of a share; where there is none, each rank's lies where it goes.
+std::vector<GatheredPart> BucketRanges::gathered(const Op& op, int32_t step) const {
+  const Bucket& bucket = bucket_of(op);
+  const bool in_place = op.kind == OpKind::kCollective &&
+                        std::get<CollectiveWork>(op.work).kind == CollectiveKind::kAllReduce;
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const std::vector<Argument> destinations =
+      in_place ? sources : arguments_.all(op, Role::kDestination, step);
+  const int64_t begin = shares_->own(op.label.bucket).begin;
+  const int64_t size = size_of(destinations.front().tensor->dtype);
+  std::vector<GatheredPart> parts;
+  for (const RankPart& part : parts_of_ranks(op.label.bucket)) {
+    std::byte* const to = element_at(bucket, destinations, 0, part.range.begin);
+    const bool staged = part.owner == shares_->rank() && !in_place && !sources.empty();
+    std::byte* const from = staged ? element_at(bucket, sources, begin, part.range.begin) : to;
+    parts.push_back({part.owner, from, to, part.range.count * size});
+  }
+  return parts;
+}
+
 std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
@@ -115,6 +224,8 @@ std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
   if (rests(sources.front()) || rests(destinations.front())) return moves_of_state(op, step);
   if (op.phase == Phase::kFetch) return fetches(sources, destinations.front());
   const bool home = kind_of(op.lane) == LaneKind::kUpload;
+  const bool of_share = shares_ != nullptr && shares_->are_split();
+  if (home && of_share) return homecoming_of_share(op, sources.front(), destinations);
   if (home) return homecoming(op, sources.front(), destinations);
   const Argument& source = sources.front();
   return {copy_range(source, 0, destinations.front(), 0, source.tensor->elements)};
@@ -151,6 +262,24 @@ std::vector<CopyRange> BucketRanges::homecoming(const Op& op, const Argument& so
     if (stationary_weight_[static_cast<size_t>(piece.module)] < 0) continue;
     ranges.push_back(copy_range(source, piece.offset, destinations.front(), begin, piece.count));
     begin += piece.count;
+  }
+  return ranges;
+}
+
+// Of a share, which is gathered then: into staging of its own, or among those of the other ranks.
+std::vector<CopyRange> BucketRanges::homecoming_of_share(
+    const Op& op, const Argument& source, const std::vector<Argument>& destinations) const {
+  const TensorKind kind = destinations.front().tensor->kind;
+  const bool staged = kind == TensorKind::kArriving;
+  const Bucket& bucket = bucket_of(op);
+  const ElementRange share = shares_->own(op.label.bucket);
+  std::vector<CopyRange> ranges;
+  for (const Bucket::Piece& piece : bucket.pieces) {
+    const ElementRange here = overlap(share, {piece.offset, piece.count});
+    if (here.count == 0) continue;
+    ranges.push_back({element(source, here.begin - share.begin),
+                      element_at(bucket, destinations, staged ? share.begin : 0, here.begin),
+                      here.count * size_of(source.tensor->dtype)});
   }
   return ranges;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/execute/operation_arguments.h"
+#include "backend/execute/rank_shares.h"
 #include "kernels/bf16_moments.h"
 #include "kernels/kernels.h"
 #include "sim/graph/core/edit.h"
@@ -32,6 +33,12 @@ struct CastRange {
   int64_t count = 0;  // values
 };
 
+// Values of a segment that other ranks have the rest of.
+struct CutRange {
+  const std::byte* values = nullptr;
+  int64_t count = 0;
+};
+
 // One partial sum a segment (kSegment) of `count` values, the first at `sums`.
 struct SumRange {
   const std::byte* values = nullptr;
@@ -50,8 +57,9 @@ struct StepRange {
 
 class BucketRanges {
  public:
-  // The graph must outlive this.
-  BucketRanges(const Graph& graph, const OperationArguments& arguments);
+  // The graph must outlive this, and the shares, which are of one of several ranks.
+  BucketRanges(const Graph& graph, const OperationArguments& arguments,
+               const RankShares* shares = nullptr);
 
   const Bucket& bucket_of(const Op& op) const;
   // By bucket: what one call of an optimizer kernel steps.
@@ -60,8 +68,10 @@ class BucketRanges {
   std::vector<CastRange> pack(const Op& op, int32_t step) const;
   std::vector<CastRange> unpack(const Op& op, int32_t step) const;
   CastRange cast(const Op& op, int32_t step) const;
-  // Of a gradient norm, in the order of the bucket.
+  // Of a gradient norm, in the order of the bucket: of segments that lie in this rank's share, and
+  // values of those that it cuts through.
   std::vector<SumRange> sums(const Op& op, int32_t step) const;
+  std::vector<CutRange> cuts(const Op& op, int32_t step) const;
   // Copies across the link: of gradients, activations and partial sums, of flowing weights out of
   // the buckets that hold them, and of stepped weights, those that flow left out.
   std::vector<CopyRange> copies(const Op& op, int32_t step) const;
@@ -72,6 +82,10 @@ class BucketRanges {
   std::vector<CopyRange> snapshot(const Op& op, int32_t step) const;
   // Of kAdam and of an exact kUndo, in the order of runs().
   std::vector<StepRange> steps(const Op& op, int32_t step) const;
+  // Of collectives among ranks, on the buckets: contributions to sums and where these go, weights
+  // and where those of every rank go.
+  std::vector<SummedPart> summed(const Op& op, int32_t step) const;
+  std::vector<GatheredPart> gathered(const Op& op, int32_t step) const;
 
   // A piece of a bucket's master and where its module's weights live on the GPU, by copy.
   struct SpreadPiece {
@@ -89,10 +103,26 @@ class BucketRanges {
                                  const Argument& destination) const;
   std::vector<CopyRange> homecoming(const Op& op, const Argument& source,
                                     const std::vector<Argument>& destinations) const;
+  std::vector<CopyRange> homecoming_of_share(const Op& op, const Argument& source,
+                                             const std::vector<Argument>& destinations) const;
   void find_stationary_weights();
+  std::vector<SumRange> sums_of_share(const Op& op, int32_t step, double* sums) const;
+  const Bucket& own_bucket_of(const Op& op) const;
+  // Element `index` of a bucket in one of: the modules' tensors, piece by piece; a tensor of the
+  // whole bucket; one of a share that begins at `begin`.
+  std::byte* element_at(const Bucket& bucket, const std::vector<Argument>& arguments, int64_t begin,
+                        int64_t index) const;
+  // Of each rank's share those parts that lie in one piece.
+  struct RankPart {
+    int owner = 0;
+    ElementRange range;
+  };
+  std::vector<RankPart> parts_of_ranks(int32_t bucket) const;
 
   const Graph& graph_;
   OperationArguments arguments_;
+  const RankShares* shares_;
+  std::vector<Bucket> own_;  // what of each bucket this rank steps
   StageModules modules_;
   std::vector<std::vector<Run>> runs_;       // by bucket
   std::vector<TensorId> stationary_weight_;  // by module, -1: its weights flow, or it has none

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "sim/graph/core/graph.h"
@@ -49,6 +50,10 @@ class Device {
   // What has finished on a queued lane since the last call, in order. On the lane's thread, or on
   // any while no lane runs.
   virtual std::vector<FinishedOperation> take_finished(LaneId) { return {}; }
+
+  // A lane has failed with `why`: whoever waits for other ranks is to wait no longer. From any
+  // thread, several times.
+  virtual void abandon(const std::string& /*why*/) {}
 
   // Returns when everything that was handed over is done. While no lane hands anything over.
   virtual void drain() {}

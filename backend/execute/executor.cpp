@@ -74,6 +74,12 @@ void Executor::request_stop() {
   last_step_ = std::min(last_step_, started_);
 }
 
+void Executor::stop_after(int32_t step) {
+  const std::scoped_lock lock(mutex_);
+  CHECK(started_ <= step);
+  last_step_ = std::min(last_step_, step);
+}
+
 bool Executor::wait_for_edges(OpId id, int32_t step) {
   const Sequence& sequence = graph_.step;
   const auto index = static_cast<size_t>(id);
@@ -200,6 +206,7 @@ void Executor::run_once(const Sequence& sequence, OpId begin, OpId end, int32_t 
         const std::scoped_lock lock(failure_mutex);
         if (!failure) failure = std::current_exception();
         failed = true;
+        abandon(std::current_exception());
       }
       done[index] = true;
       done[index].notify_all();
@@ -231,7 +238,19 @@ void Executor::run_lane(LaneId lane) {
   }
 }
 
+// Lanes that wait for other ranks are told, too.
+void Executor::abandon(std::exception_ptr failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    device_.abandon(error.what());
+  } catch (...) {
+    device_.abandon("it failed");
+  }
+}
+
 void Executor::abort_all(std::exception_ptr failure) {
+  abandon(failure);
   {
     const std::scoped_lock lock(mutex_);
     if (!failure_) failure_ = failure;

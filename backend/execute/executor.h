@@ -49,6 +49,8 @@ class Executor {
 
   // Lets every step finish that any lane has begun, then ends the run. Safe from any thread.
   void request_stop();
+  // Ends the run after `step`, which no lane may have passed. Safe from any thread.
+  void stop_after(int32_t step);
 
  private:
   struct LaneRecord {
@@ -72,6 +74,7 @@ class Executor {
   void settle_last_step();
   void finish(OpId id, int32_t step);
   void abort_all(std::exception_ptr failure);
+  void abandon(std::exception_ptr failure);
   RunResult collect() const;
   Instant now() const;
 

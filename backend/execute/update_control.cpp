@@ -8,13 +8,13 @@ namespace ballast {
 
 UpdateControl::UpdateControl(SyncMode sync, DType dtype, int64_t micro_batches,
                              OptimizerOptions options, ControlState state,
-                             std::function<double()> sum_of_partials)
+                             std::function<double()> sum_of_partials, RankViews views)
     : sync_(sync),
       scales_loss_(dtype == DType::kF16),
-      micro_batches_(micro_batches),
       options_(options),
       state_(std::move(state)),
-      sum_of_partials_(std::move(sum_of_partials)) {
+      sum_of_partials_(std::move(sum_of_partials)),
+      views_(std::move(views)) {
   const double resumed = state_.pending_gradient ? state_.pending_gradient->loss : 0.0;
   for (auto& losses : losses_) losses.assign(static_cast<size_t>(micro_batches), resumed);
 }
@@ -32,8 +32,9 @@ double UpdateControl::loss_scale(int32_t step) const {
   return guess ? scale_if_good() : state_.loss_scale.value();
 }
 
-void UpdateControl::set_loss(int32_t step, int64_t micro_batch, double mean_loss) {
-  losses_[static_cast<size_t>(step & 1)][static_cast<size_t>(micro_batch)] = mean_loss;
+void UpdateControl::set_loss(int32_t step, int64_t micro_batch, double mean_loss, bool adds) {
+  double& loss = losses_[static_cast<size_t>(step & 1)][static_cast<size_t>(micro_batch)];
+  loss = mean_loss + (adds ? loss : 0);
 }
 
 kernels::AdamConstants UpdateControl::constants_for(int32_t step, double gradient_scale) const {
@@ -79,8 +80,9 @@ UpdateControl::Verdict UpdateControl::judge(int32_t step, double loss_scale) {
 }
 
 double UpdateControl::mean_loss(int32_t step) const {
-  const std::vector<double>& losses = losses_[static_cast<size_t>(step & 1)];
-  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(micro_batches_);
+  const std::vector<double>& own = losses_[static_cast<size_t>(step & 1)];
+  const std::vector<double> losses = views_.losses ? views_.losses(step, own) : own;
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
 }
 
 void UpdateControl::decide_on(int32_t judged, double loss_scale) {

@@ -58,15 +58,23 @@ struct ControlState {
   std::optional<PendingGradient> pending_gradient;
 };
 
+// What the ranks of a plan know together. By default this one is alone.
+struct RankViews {
+  // The losses of a step's micro-batches on this rank -> those of all ranks, in their order. Every
+  // rank calls, once for each time that the others do.
+  std::function<std::vector<double>(int32_t step, const std::vector<double>& losses)> losses;
+};
+
 class UpdateControl {
  public:
   // partial_sums returns the sums of squares of all segments in the flat order of the parameters.
   UpdateControl(SyncMode sync, DType dtype, int64_t micro_batches, OptimizerOptions options,
-                ControlState state, std::function<double()> sum_of_partials);
+                ControlState state, std::function<double()> sum_of_partials, RankViews views = {});
 
   // Factor on the loss of step `step`, as far as it is known or guessed; 1 unless fp16.
   double loss_scale(int32_t step) const;
-  void set_loss(int32_t step, int64_t micro_batch, double mean_loss);
+  // adds: to what is set, where a micro-batch's loss comes in parts.
+  void set_loss(int32_t step, int64_t micro_batch, double mean_loss, bool adds = false);
 
   void decide(int32_t step);
   bool commit(int32_t step);
@@ -82,6 +90,7 @@ class UpdateControl {
   // Those of the speculative Adam that is to be undone.
   const kernels::AdamConstants& undone_constants() const { return undone_; }
 
+  // Of several ranks every one asks at once.
   ControlState state() const;
   // Records that became final since the last call, in order.
   std::vector<StepRecord> take_records();
@@ -105,10 +114,10 @@ class UpdateControl {
 
   SyncMode sync_;
   bool scales_loss_;
-  int64_t micro_batches_;
   OptimizerOptions options_;
   ControlState state_;
   std::function<double()> sum_of_partials_;
+  RankViews views_;
   std::array<std::vector<double>, 2> losses_;  // by parity of the step
   std::optional<kernels::AdamConstants> decided_;
   std::optional<kernels::AdamConstants> redo_;

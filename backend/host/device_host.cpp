@@ -15,6 +15,14 @@ const Training& checked(const Training& training) {
   return training;
 }
 
+std::optional<RankShares> shares_of(const Training& training, const DeviceOptions& options) {
+  const int64_t ranks = training.plan.data;
+  if (ranks == 1) return std::nullopt;
+  CHECK(options.of_rank.ranks != nullptr && options.of_rank.ranks->size() == ranks);
+  return std::optional<RankShares>(std::in_place, training.graph, training.plan,
+                                   *options.of_rank.ranks);
+}
+
 }  // namespace
 
 const Capabilities& host_capabilities() {
@@ -33,9 +41,12 @@ const Capabilities& host_capabilities() {
           .carries_out(OpKind::kIo, {{{Role::kSource, Role::kDestination}, kFloats}})
           .carries_out(OpKind::kCollective,
                        {{{Role::kSource, Role::kDestination, Role::kParameterGradient}, kFloats}},
-                       {WorkVariant::kBetweenStages})
-          .also(OpKind::kAttention, {{{Role::kWeight, Role::kParameterGradient}, kFloats}})
-          .also(OpKind::kGemm, {{{Role::kRouting}, kIds}, {kOfScores, kFloats}})
+                       {WorkVariant::kBetweenStages, WorkVariant::kSeveralRanks})
+          .also(OpKind::kAttention,
+                {{{Role::kWeight, Role::kParameterGradient, Role::kKeysValues}, kFloats},
+                 {{Role::kKeyGradient}, {DType::kF32}}})
+          .also(OpKind::kGemm,
+                {{{Role::kRouting}, kIds}, {kOfScores, kFloats}, {{Role::kKeysValues}, kFloats}})
           .also(OpKind::kActivation, {{{Role::kRouting}, kIds}, {kOfScores, kFloats}})
           .also(OpKind::kLoss, {{{Role::kBalance}, kF64}})
           .carries_out(OpKind::kPermute,
@@ -48,7 +59,7 @@ const Capabilities& host_capabilities() {
           .has({ModelFeature::kQkNorm, ModelFeature::kExperts, ModelFeature::kLatentAttention,
                 ModelFeature::kAttentionSinks, ModelFeature::kSlidingWindow,
                 ModelFeature::kSigmoidRouter, ModelFeature::kClampedSwiGlu})
-          .has({PlanFeature::kPipeline});
+          .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks});
   return kTable;
 }
 
@@ -60,12 +71,16 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       options_(options),
       stages_(stages_of(graph_, options.compute_threads)),
       arguments_(graph_, bases_of(stages_)),
+      shares_(shares_of(training, options)),
       modules_(training.model, plan_),
-      ranges_(graph_, arguments_),
-      control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
-               [this] { return updates_.sum_of_partials(); }),
+      ranges_(graph_, arguments_, shares()),
+      control_(
+          plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
+          [this] { return sum_of_partials(); }, views()),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
-               options.optimizer_threads) {}
+               options.optimizer_threads) {
+  if (shares_) norms_.emplace(graph_, arguments_, *shares_);
+}
 
 std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int compute_threads) {
   std::vector<Stage> stages(static_cast<size_t>(devices_of(graph)));
@@ -129,7 +144,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kCast:
       return updates_.cast(op, step, Crew::kWorkers);
     case OpKind::kSumOfSquares:
-      return updates_.sums(op, step, crew_of(op));
+      return sum_squares(op, step);
     case OpKind::kDecide:
       return control_.decide(step);
     case OpKind::kSnapshot:
@@ -156,19 +171,24 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
 void HostDevice::load_batch(const Op& op, int32_t step) const {
   const Argument tokens = arguments_.find(op, Role::kTokens, step);
   data_.batch(
-      batch_request(plan_, op, split_, step),
+      batch_request(plan_, op, split_, step, shares_ ? shares_->rank() : 0),
       {reinterpret_cast<int32_t*>(tokens.data), static_cast<size_t>(tokens.tensor->elements)});
 }
 
 void HostDevice::loss(const Op& op, int32_t step) {
-  double factor = control_.loss_scale(step) /
-                  static_cast<double>(plan_.tokens_per_micro_batch() * plan_.accumulation());
+  double factor =
+      control_.loss_scale(step) /
+      static_cast<double>(plan_.tokens_per_micro_batch() * plan_.accumulation() * plan_.data);
   if (options_.gradient_factor) factor *= options_.gradient_factor(step);
   const double mean = modules_.loss(op, arguments_, step, factor);
+  // Of parts of the sequences the last comes first.
+  const double share = static_cast<double>(std::get<RowWork>(op.work).rows) /
+                       static_cast<double>(plan_.tokens_per_micro_batch());
+  const bool adds = op.label.subsequence >= 0 && op.label.subsequence + 1 < plan_.subsequences;
   if (split_ == Split::kValidation) {
-    evaluated_loss_ = mean;
+    evaluated_loss_ = mean * share + (adds ? evaluated_loss_ : 0);
   } else {
-    control_.set_loss(step, op.label.micro_batch, mean);
+    control_.set_loss(step, op.label.micro_batch, mean * share, adds);
   }
 }
 
@@ -186,6 +206,7 @@ void HostDevice::copy(const std::vector<CopyRange>& ranges) {
 // Between stages: a message goes into the receiver's tensor; the gradients of a matrix that two of
 // them hold are summed in fp32, rounded once, and both have the sum.
 void HostDevice::exchange(const Op& op, int32_t step) {
+  if (shares_) return exchange_among_ranks(op, step);
   const Argument from = arguments_.find(op, Role::kSource, step);
   const int64_t bytes = std::get<CollectiveWork>(op.work).bytes.count;
   if (from.tensor != nullptr) {
@@ -196,6 +217,59 @@ void HostDevice::exchange(const Op& op, int32_t step) {
   const std::vector<Argument> gradients = arguments_.all(op, Role::kParameterGradient, step);
   CHECK(gradients.size() == 2);
   updates_.sum_into_both(gradients[0], gradients[1], bytes / size_of(gradients[0].tensor->dtype));
+}
+
+// Gradients are summed in fp32 and rounded once to the type that they are stored in on the GPU,
+// whatever carries them: so it does not matter where they are stepped.
+void HostDevice::exchange_among_ranks(const Op& op, int32_t step) {
+  const CollectiveWork& work = std::get<CollectiveWork>(op.work);
+  CHECK(work.ranks == shares_->count() && work.stride == shares_->group().stride);
+  if (work.kind != CollectiveKind::kAllGather) {
+    const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
+    shares_->ranks().reduce_scatter(Channel::kData, shares_->group(), ranges_.summed(op, step),
+                                    {format_of(stored), format_of(plan_.dtype)});
+  }
+  if (work.kind != CollectiveKind::kReduceScatter) {
+    shares_->ranks().all_gather(Channel::kData, shares_->group(), ranges_.gathered(op, step));
+  }
+}
+
+void HostDevice::sum_squares(const Op& op, int32_t step) {
+  updates_.sums(op, step, crew_of(op));
+  if (!norms_) return;
+  const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
+  norms_->keep(op.label.bucket, format_of(stored), ranges_.cuts(op, step));
+}
+
+double HostDevice::sum_of_partials() {
+  if (norms_) norms_->complete(updates_.table());
+  return updates_.sum_of_partials();
+}
+
+// Beside the losses each rank tells whether it would end the run.
+RankViews HostDevice::views() {
+  if (!shares_) return {};
+  return {[this](int32_t step, const std::vector<double>& losses) {
+    const RankOptions& own = options_.of_rank;
+    std::vector<double> told = losses;
+    told.push_back(own.wishes ? own.wishes() : 0);
+    const std::vector<double> all = shares_->gather_numbers(told);
+    std::vector<double> of_all;
+    int wishes = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if ((i + 1) % told.size() == 0) {
+        wishes |= static_cast<int>(all[i]);
+      } else {
+        of_all.push_back(all[i]);
+      }
+    }
+    if (wishes != 0 && own.agreed) own.agreed(step, wishes);
+    return of_all;
+  }};
+}
+
+void HostDevice::abandon(const std::string& why) {
+  if (shares_) shares_->ranks().fail(why);
 }
 
 void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {

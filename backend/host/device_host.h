@@ -9,12 +9,14 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "backend/execute/arena.h"
 #include "backend/execute/bucket_ranges.h"
 #include "backend/execute/operation_arguments.h"
+#include "backend/execute/rank_norms.h"
 #include "backend/execute/update_control.h"
 #include "backend/host/bucket_updates.h"
 #include "backend/host/compute_threads.h"
@@ -24,7 +26,8 @@
 namespace ballast {
 
 // All that this device carries out. NVMe is a file of the system's folder for temporary files. Of
-// several devices it carries out the stages of a pipeline, spread (sim/graph/schedules/pipeline.h).
+// several devices it carries out the stages of a pipeline, spread (sim/graph/schedules/pipeline.h),
+// or one rank of those of data parallelism, which exchange by a communicator (backend/comm).
 const Capabilities& host_capabilities();
 
 class HostDevice : public TrainingDevice {
@@ -36,7 +39,10 @@ class HostDevice : public TrainingDevice {
   void execute(const Sequence& sequence, OpId id, int32_t step) override;
   bool commit(int32_t step) override { return control_.commit(step); }
 
+  void abandon(const std::string& why) override;
+
   UpdateControl& control() override { return control_; }
+  const RankShares* shares() const override { return shares_ ? &*shares_ : nullptr; }
   void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) override;
   void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) override;
   void spread_weights() override;
@@ -52,6 +58,10 @@ class HostDevice : public TrainingDevice {
   static void copy(const std::vector<CopyRange>& ranges);
   void undo(const Op& op, int32_t step);
   void exchange(const Op& op, int32_t step);
+  void exchange_among_ranks(const Op& op, int32_t step);
+  void sum_squares(const Op& op, int32_t step);
+  double sum_of_partials();
+  RankViews views();
 
   const Plan& plan_;
   const Graph& graph_;
@@ -67,6 +77,8 @@ class HostDevice : public TrainingDevice {
 
   std::vector<Stage> stages_;
   OperationArguments arguments_;
+  std::optional<RankShares> shares_;  // of one of several ranks
+  std::optional<RankNorms> norms_;
   HostModules modules_;
   BucketRanges ranges_;
   UpdateControl control_;

@@ -58,9 +58,15 @@ void HostModules::module(const Op& op, const OperationArguments& arguments, int3
       [&] { attention(call); }, [&] { activation(call); }, [&] { permute(call); });
 }
 
+Shape HostModules::shape_of(const Op& op) const {
+  if (op.label.subsequence < 0) return {*plan_.micro_batch, plan_.sequence_length};
+  const Subsequence& part = parts_[static_cast<size_t>(op.label.subsequence)];
+  return {*plan_.micro_batch, part.length, part.begin, plan_.sequence_length};
+}
+
 void HostModules::embedding(const Call& call) const {
   const Op& op = call.op;
-  const Shape shape{*plan_.micro_batch, plan_.sequence_length};
+  const Shape shape = shape_of(op);
   const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
   if (forward(op)) {
     const Argument weight = call.find(Role::kWeight);
@@ -116,6 +122,7 @@ void HostModules::gemm(const Call& call) const {
         gradient.adds);
     return;
   }
+  if (kind == ModuleKind::kQkv && op.label.subsequence >= 0 && forward(op)) return part_qkv(call);
   const Argument weight = call.find(Role::kWeight);
   const View params = view(weight, 1, weight.tensor->elements);
   if (op.phase == Phase::kBackwardInput) {
@@ -187,8 +194,53 @@ void HostModules::latent_norm(const Call& call) const {
   transformer::latent_rotary_backward(model_, dqkv, dx);
 }
 
+void HostModules::part_qkv(const Call& call) const {
+  const GemmWork& work = std::get<GemmWork>(call.op.work);
+  const Argument q = call.find(Role::kOutput);
+  const int64_t queries = model_.heads * model_.head_size;
+  transformer::part_qkv_forward(model_, view(call.find(Role::kInput), work.m, work.k),
+                                flat(call.find(Role::kWeight)), view(q, work.m, queries),
+                                view(call.find(Role::kKeysValues), work.m, work.n - queries));
+}
+
+void HostModules::part_attention(const Call& call) const {
+  const Op& op = call.op;
+  const Shape shape = shape_of(op);
+  const int64_t queries = model_.heads * model_.head_size;
+  const int64_t pair = model_.qkv_width() - queries;
+  const auto rows = [&](const Argument& of) { return view(of, of.tensor->elements / pair, pair); };
+  transformer::PartOfAttention part;
+  part.q = view(call.find(Role::kInput), shape.tokens(), queries);
+  for (const Argument& of : call.arguments.all(op, Role::kKeysValues, call.step)) {
+    part.keys_values.push_back(rows(of));
+  }
+  const View out = view(call.find(Role::kOutput), shape.tokens(), model_.attention_width());
+  const View log_sum_exp =
+      view(call.find(Role::kStatistics), shape.sequences * model_.heads, shape.length);
+  const transformer::AttentionOf of{op.label.layer, flat(call.find(Role::kWeight))};
+  if (forward(op)) {
+    transformer::part_attention_forward(model_, shape, part.q, part.keys_values, out, log_sum_exp,
+                                        of);
+    return;
+  }
+  for (const Argument& sums : call.arguments.all(op, Role::kKeyGradient, call.step)) {
+    if (part.before.size() + 1 < part.keys_values.size()) {
+      part.before.push_back({rows(sums), sums.adds});
+    } else {
+      part.after = rows(sums);
+    }
+  }
+  const Argument gradient = call.find(Role::kParameterGradient);
+  transformer::part_attention_backward(
+      model_, shape, part, out, log_sum_exp,
+      view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width()),
+      view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), of, flat(gradient),
+      gradient.adds);
+}
+
 void HostModules::attention(const Call& call) const {
   const Op& op = call.op;
+  if (op.label.subsequence >= 0) return part_attention(call);
   const AttentionWork& work = std::get<AttentionWork>(op.work);
   const Shape shape{work.sequences, work.length};
   const View qkv = view(call.find(Role::kInput), shape.tokens(), model_.qkv_width());
@@ -368,7 +420,7 @@ void HostModules::permute(const Call& call) const {
 double HostModules::loss(const Op& op, const OperationArguments& arguments, int32_t step,
                          double gradient_factor) const {
   const Call call{op, arguments, step};
-  const Shape shape{*plan_.micro_batch, plan_.sequence_length};
+  const Shape shape = shape_of(op);
   const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
   const double mean = transformer::loss_forward_backward(
       model_, shape, tokens, view(call.find(Role::kOutput), shape.tokens(), model_.vocab),

@@ -140,8 +140,7 @@ double loss_rows(Shape shape, const int32_t* tokens, View logits, double factor)
   auto* losses = static_cast<double*>(
       scratch_bytes(Slot::kSums, shape.tokens() * static_cast<int64_t>(sizeof(double))));
   for_rows(shape.tokens(), vocab, [&](int64_t token) {
-    const int64_t sequence = token / shape.length;
-    const int64_t id = tokens[token + sequence + 1];  // rows of S+1 ids
+    const int64_t id = tokens[shape.id_at(token) + 1];
     if (id < 0 || id >= vocab) {
       throw Error(
           "tokens",

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "sim/spec/dtype.h"
 #include "sim/spec/model.h"
@@ -38,8 +39,15 @@ struct ConstView {
 
 struct Shape {
   int64_t sequences = 0;  // B
-  int64_t length = 0;     // S
+  int64_t length = 0;     // S, or of a part of every sequence
+  int64_t begin = 0;      // of the part in its sequence
+  int64_t whole = 0;      // S where they are parts; 0: they are whole
   int64_t tokens() const { return sequences * length; }
+  int64_t position(int64_t token) const { return begin + token % length; }
+  // Of a token in rows of S + 1 ids.
+  int64_t id_at(int64_t token) const {
+    return token / length * ((whole > 0 ? whole : length) + 1) + position(token);
+  }
 };
 
 // Token ids are int32 [B, S+1]: inputs are columns 0..S-1, targets 1..S. Embedding of the model:
@@ -111,6 +119,32 @@ void attention_forward(const Model&, Shape, ConstView qkv, View out, View log_su
 void attention_backward(const Model&, Shape, ConstView qkv, ConstView out, ConstView log_sum_exp,
                         ConstView dout, View dqkv, const AttentionOf& of = {}, View dparams = {},
                         bool accumulate = false);
+
+// The same for a part of the sequences. q: [T, H*D] of its own tokens. keys_values: [T', K*D +
+// K*value size] of it and of parts before it, side by side in the sequences, at least those that it
+// sees; its own are the last.
+void part_attention_forward(const Model&, Shape, ConstView q,
+                            const std::vector<ConstView>& keys_values, View out, View log_sum_exp,
+                            const AttentionOf& of = {});
+// Where gradients of the keys and values of one part add up, fp32 (fp64); like keys_values, but of
+// keys as attention takes them. adds: to what is there.
+struct KeyGradient {
+  View sums;
+  bool adds = false;
+};
+struct PartOfAttention {
+  ConstView q;
+  std::vector<ConstView> keys_values;
+  std::vector<KeyGradient> before;  // of all in keys_values but the last
+  ConstView after;                  // what parts after it have left of its own; without data: none
+};
+// dqkv: [T, H*D + K*D + K*value size], complete: no part after it may follow.
+void part_attention_backward(const Model&, Shape, const PartOfAttention& part, ConstView out,
+                             ConstView log_sum_exp, ConstView dout, View dqkv,
+                             const AttentionOf& of = {}, View dparams = {},
+                             bool accumulate = false);
+// kQkv forward, whose queries [T, H*D] lie apart from keys and values [T, K*D + K*value size].
+void part_qkv_forward(const Model&, ConstView x, ConstView params, View q, View keys_values);
 
 // Of layers without experts (transformer_experts.h has the others).
 // h: [T, fc1 width]; a: [T, F]. SwiGLU: a = silu(gate) * up with gate the first F columns.

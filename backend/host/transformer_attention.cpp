@@ -1,181 +1,11 @@
-// Causal attention, a head and a tile of query rows at a time: the scores of a tile are a GEMM
-// against the keys up to its last row, so about half of the square is never computed.
+// Attention over whole sequences, and of a part of sequences over the keys and values up to its
+// end, which lie in pieces.
+#include "backend/host/transformer_attention.h"
 
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "backend/host/gemm.h"
-#include "backend/host/transformer.h"
-#include "backend/host/transformer_rows.h"
-#include "backend/host/transformer_views.h"
 #include "sim/base/error.h"
 
 namespace ballast::transformer {
 namespace {
-
-// Rows of a tile: enough for the GEMM to run near its peak, few enough for scores of 1,024 keys
-// (512 KiB) to stay in a second-level cache.
-constexpr int64_t kTile = 128;
-
-// Of a head of queries or keys: with latent attention the last of them alone.
-int64_t rotated_columns(const Model& model) {
-  return model.is_latent() ? model.rope_size : model.head_size;
-}
-
-// cos and sin of position * theta^(-2i/D) (Su et al., arXiv 2104.09864, eq. 15), [positions, D/2].
-template <class Real>
-struct Rotations {
-  double theta = 0;
-  int64_t half = 0;
-  int64_t positions = 0;
-  std::vector<Real> cosines;
-  std::vector<Real> sines;
-};
-
-// This thread's table for the model, with at least `positions` rows.
-template <class Real>
-const Rotations<Real>& rotations(const Model& model, int64_t positions) {
-  thread_local Rotations<Real> table;
-  const int64_t half = rotated_columns(model) / 2;
-  if (table.theta == model.rope_theta && table.half == half && table.positions >= positions) {
-    return table;
-  }
-  table.theta = model.rope_theta;
-  table.half = half;
-  table.positions = positions;
-  table.cosines.resize(static_cast<size_t>(positions * half));
-  table.sines.resize(static_cast<size_t>(positions * half));
-  for (int64_t position = 0; position < positions; ++position) {
-    for (int64_t i = 0; i < half; ++i) {
-      const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(2 * half);
-      const double angle = static_cast<double>(position) * std::pow(model.rope_theta, exponent);
-      const auto at = static_cast<size_t>(position * half + i);
-      table.cosines[at] = static_cast<Real>(std::cos(angle));
-      table.sines[at] = static_cast<Real>(std::sin(angle));
-    }
-  }
-  return table;
-}
-
-enum class Direction : uint8_t { kForward, kBack };
-
-// Pairs of neighbours to pairs half the size apart, in which order they are rotated and stay.
-template <class Real>
-void part_pairs(Real* x, int64_t half, Real* scratch) {
-  std::copy_n(x, 2 * half, scratch);
-  for (int64_t i = 0; i < half; ++i) {
-    x[i] = scratch[2 * i];
-    x[half + i] = scratch[2 * i + 1];
-  }
-}
-template <class Real>
-void join_pairs(Real* x, int64_t half, Real* scratch) {
-  std::copy_n(x, 2 * half, scratch);
-  for (int64_t i = 0; i < half; ++i) {
-    x[2 * i] = scratch[i];
-    x[2 * i + 1] = scratch[half + i];
-  }
-}
-
-// Rotates the q and k heads of one sequence in place.
-template <class Real>
-void rotate_heads(const Model& model, int64_t length, Direction direction, Real* qkv) {
-  const Rotations<Real>& table = rotations<Real>(model, length);
-  const auto rotate =
-      direction == Direction::kForward ? row_loops<Real>().rotate : row_loops<Real>().rotate_back;
-  const bool forward = direction == Direction::kForward;
-  const int64_t still = model.head_size - 2 * table.half;
-  for_ranges(length, by_rows(model.qkv_width()), [&](int64_t begin, int64_t end) {
-    Real* pairs = model.interleaved_rope ? scratch<Real>(Slot::kHeadSums, 2 * table.half) : nullptr;
-    for (int64_t position = begin; position < end; ++position) {
-      const Real* cosines = table.cosines.data() + position * table.half;
-      const Real* sines = table.sines.data() + position * table.half;
-      for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
-        Real* x = qkv + position * model.qkv_width() + head * model.head_size + still;
-        if (pairs != nullptr && forward) part_pairs(x, table.half, pairs);
-        rotate(x, cosines, sines, x, table.half);
-        if (pairs != nullptr && !forward) join_pairs(x, table.half, pairs);
-      }
-    }
-  });
-}
-
-// The parameters of core attention, as Real; null where the model has none of the sort.
-template <class Real>
-struct HeadParameters {
-  const Real* sinks = nullptr;   // [H]
-  const Real* q_norm = nullptr;  // [D]
-  const Real* k_norm = nullptr;
-};
-
-template <class Real>
-HeadParameters<Real> head_parameters(const Model& model, const AttentionOf& of) {
-  HeadParameters<Real> parameters;
-  if (!model.attention_sinks && !model.qk_norm) return parameters;
-  const Real* all = load<Real>(of.params, 0, elements(of.params), Slot::kParameters);
-  if (model.attention_sinks) parameters.sinks = all;
-  if (!model.qk_norm) return parameters;
-  parameters.q_norm = all + (model.attention_sinks ? model.heads : 0);
-  parameters.k_norm = parameters.q_norm + model.head_size;
-  return parameters;
-}
-
-// The norm of one head's q or k before RoPE.
-template <class Real>
-NormRow<Real> head_norm(const Model& model, const HeadParameters<Real>& parameters, int64_t head,
-                        const Real* x) {
-  NormRow<Real> row;
-  row.x = x;
-  row.weight = head < model.heads ? parameters.q_norm : parameters.k_norm;
-  const Real mean_square = row_loops<Real>().plain_moments(x, model.head_size).mean_square;
-  row.inverse_deviation = Real(1) / std::sqrt(mean_square + static_cast<Real>(model.norm_epsilon));
-  return row;
-}
-
-template <class Real>
-void norm_heads(const Model& model, int64_t length, const HeadParameters<Real>& parameters,
-                Real* qkv) {
-  for_ranges(length, by_rows(model.qkv_width()), [&](int64_t begin, int64_t end) {
-    for (int64_t position = begin; position < end; ++position) {
-      for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
-        Real* x = qkv + position * model.qkv_width() + head * model.head_size;
-        row_loops<Real>().norm(head_norm(model, parameters, head, x), x, model.head_size);
-      }
-    }
-  });
-}
-
-// Gradients by the normalised q and k of one sequence, replaced by those of what was normalised.
-// sums: [2, D] of the weights of the norms, to which each part of the positions adds in order.
-template <class Real>
-void norm_heads_backward(const Model& model, int64_t length, int64_t sequence, ConstView qkv,
-                         const HeadParameters<Real>& parameters, Real* gradient, Real* sums) {
-  const int64_t size = model.head_size;
-  const int64_t width = model.qkv_width();
-  const RangeCut cut = by_rows(width);
-  const int64_t parts = parts_of(length, cut);
-  Real* of_parts = scratch<Real>(Slot::kHeadParts, parts * 2 * size);
-  std::fill_n(of_parts, parts * 2 * size, Real(0));
-  for_parts(parts, [&](int64_t part) {
-    const Range range = range_of(length, cut.granule, parts, part);
-    for (int64_t position = range.begin; position < range.end; ++position) {
-      const int64_t first = (sequence * length + position) * width;
-      const Real* x = load<Real>(qkv, first, width, Slot::kInput);
-      for (int64_t head = 0; head < model.heads + model.kv_heads; ++head) {
-        NormRowGradient<Real> of_row;
-        of_row.dx = gradient + position * width + head * size;
-        of_row.dout = of_row.dx;
-        of_row.dweight = of_parts + part * 2 * size + (head < model.heads ? 0 : size);
-        const NormRow<Real> row = head_norm(model, parameters, head, x + head * size);
-        row_loops<Real>().norm_gradient(row, of_row, size);
-      }
-    }
-  });
-  for (int64_t part = 0; part < parts; ++part) {
-    row_loops<Real>().add(of_parts + part * 2 * size, sums, 2 * size);
-  }
-}
 
 // The packed rows of one sequence, normalised and rotated where the model does it.
 template <class Real>
@@ -187,148 +17,11 @@ const Real* load_sequence(const Model& model, int64_t length, int64_t sequence, 
   }
   Real* packed = scratch<Real>(Slot::kPacked, count);
   copy_in(qkv, sequence * count, count, packed);
-  if (model.qk_norm) norm_heads(model, length, parameters, packed);
+  if (model.qk_norm) norm_heads(model, all_heads(model, {0, length}), parameters, packed);
   if (model.position == PositionKind::kRope) {
-    rotate_heads(model, length, Direction::kForward, packed);
+    rotate_heads(model, all_heads(model, {0, length}), Direction::kForward, packed);
   }
   return packed;
-}
-
-// Offsets of a query head and of the key and value head it shares, in a packed row.
-struct HeadOffsets {
-  int64_t q = 0;
-  int64_t k = 0;
-  int64_t v = 0;
-};
-
-HeadOffsets offsets_of(const Model& model, int64_t head) {
-  const int64_t kv_head = head / (model.heads / model.kv_heads);
-  return {head * model.head_size, (model.heads + kv_head) * model.head_size,
-          (model.heads + model.kv_heads) * model.head_size + kv_head * model.value_head_size()};
-}
-
-template <class Real>
-Real score_scale(const Model& model) {
-  return static_cast<Real>(1.0 / std::sqrt(static_cast<double>(model.head_size)));
-}
-
-// Heads that are worth a hand-over to another thread: a quarter of a million multiplications.
-RangeCut by_heads(const Model& model, int64_t length) {
-  constexpr int64_t kLeast = int64_t{1} << 18;
-  return {std::max<int64_t>(kLeast / (length * length * model.head_size), 1), 1};
-}
-
-// A tile of query rows [first, end) of one head, and the matrices of its head.
-template <class Real>
-struct Tile {
-  int64_t first = 0;
-  int64_t end = 0;        // also the end of the keys that any of its rows sees
-  int64_t key_begin = 0;  // the first key that any of its rows sees
-  int64_t window = 0;     // keys that a row sees, itself included; 0: all before it
-  int64_t width = 0;      // of a packed row
-  int64_t head_size = 0;
-  int64_t value_size = 0;
-  const Real* q = nullptr;  // row 0 of the head
-  const Real* k = nullptr;
-  const Real* v = nullptr;
-  Real scale = 1;
-  const Real* sink = nullptr;  // one more logit of every row
-  int64_t rows() const { return end - first; }
-  int64_t keys() const { return end - key_begin; }
-  // Of row i the columns that it sees among the tile's keys.
-  Range seen_by(int64_t i) const {
-    const int64_t row = first + i;
-    const int64_t from = window > 0 ? std::max<int64_t>(row - window + 1, 0) : 0;
-    return {from - key_begin, row + 1 - key_begin};
-  }
-  // To row `begin` and the rows after it, as far as the tile goes.
-  void place(int64_t begin, int64_t length) {
-    first = begin;
-    end = std::min(begin + kTile, length);
-    key_begin = window > 0 ? std::max<int64_t>(begin - window + 1, 0) : 0;
-  }
-};
-
-// What a row does not see has no share.
-template <class Real>
-void clear_unseen(Real* row, const Range& seen, int64_t keys) {
-  std::fill(row, row + seen.begin, Real(0));
-  std::fill(row + seen.end, row + keys, Real(0));
-}
-
-// to[rows, keys] = factor * left[rows, size] right[keys, size]^T; `left_stride` between rows of
-// left.
-template <class Real>
-void pair_products(const Tile<Real>& t, const Real* left, int64_t left_stride, const Real* right,
-                   int64_t size, Real factor, Real* to) {
-  GemmArguments<Real> g;
-  g.m = t.rows(), g.n = t.keys(), g.k = size;
-  g.a = left, g.lda = left_stride;
-  g.b = right + t.key_begin * t.width, g.ldb = t.width, g.transpose_b = true;
-  g.c = to, g.ldc = t.keys();
-  g.alpha = factor;
-  gemm(g);
-}
-
-// What the values of a row are multiplied with so that its shares, exp(score - maximum), sum to 1,
-// and the logarithm of what they sum to; a sink takes its part.
-template <class Real>
-struct RowSum {
-  Real inverse = 0;
-  Real log = 0;
-};
-template <class Real>
-RowSum<Real> row_sum(const SoftmaxSums<Real>& sums, const Real* sink) {
-  if (sink == nullptr) {
-    return {static_cast<Real>(1.0 / sums.sum),
-            static_cast<Real>(sums.maximum + std::log(sums.sum))};
-  }
-  const double maximum = std::max(static_cast<double>(sums.maximum), static_cast<double>(*sink));
-  const double shrunk = std::exp(static_cast<double>(sums.maximum) - maximum);
-  const double sum = sums.sum * shrunk + std::exp(static_cast<double>(*sink) - maximum);
-  return {static_cast<Real>(shrunk / sum), static_cast<Real>(maximum + std::log(sum))};
-}
-
-template <class Real>
-void forward_tile(const Tile<Real>& t, Real* out, int64_t out_stride, Real* log_sum_exp) {
-  Real* scores = scratch<Real>(Slot::kScores, t.rows() * t.keys());
-  pair_products(t, t.q + t.first * t.width, t.width, t.k, t.head_size, t.scale, scores);
-  Real* inverse_sums = scratch<Real>(Slot::kSums, t.rows());
-  for (int64_t i = 0; i < t.rows(); ++i) {
-    Real* row = scores + i * t.keys();
-    const Range seen = t.seen_by(i);
-    const RowSum<Real> sum =
-        row_sum(row_loops<Real>().softmax(row + seen.begin, seen.size()), t.sink);
-    clear_unseen(row, seen, t.keys());
-    inverse_sums[i] = sum.inverse;
-    log_sum_exp[t.first + i] = sum.log;
-  }
-  GemmArguments<Real> g;
-  g.m = t.rows(), g.n = t.value_size, g.k = t.keys();
-  g.a = scores, g.lda = t.keys();
-  g.b = t.v + t.key_begin * t.width, g.ldb = t.width;
-  g.c = out + t.first * out_stride, g.ldc = out_stride;
-  gemm(g);
-  for (int64_t i = 0; i < t.rows(); ++i) {
-    row_loops<Real>().scale(inverse_sums[i], g.c + i * out_stride, t.value_size);
-  }
-}
-
-template <class Real>
-Tile<Real> tile_of(const Model& model, int64_t layer, int64_t head, const Real* packed,
-                   const HeadParameters<Real>& parameters) {
-  const HeadOffsets at = offsets_of(model, head);
-  Tile<Real> tile;
-  tile.width = model.qkv_width();
-  tile.head_size = model.head_size;
-  tile.value_size = model.value_head_size();
-  tile.window = model.window_of(layer);
-  if (parameters.sinks != nullptr) tile.sink = parameters.sinks + head;
-  tile.q = packed + at.q;
-  tile.k = packed + at.k;
-  tile.v = packed + at.v;
-  tile.scale = score_scale<Real>(model);
-  return tile;
 }
 
 template <class Real>
@@ -341,128 +34,10 @@ void forward(const Model& model, Shape shape, const AttentionOf& of, ConstView q
     const Real* packed = load_sequence<Real>(model, length, sequence, qkv, parameters);
     const int64_t first = sequence * length * width;
     Real* to = target<Real>(out, first, length * width, Slot::kOutput);
-    const auto forward_head = [&](int64_t head) {
-      Tile<Real> tile = tile_of(model, of.layer, head, packed, parameters);
-      Real* sums =
-          reinterpret_cast<Real*>(address(log_sum_exp, (sequence * model.heads + head) * length));
-      for (int64_t begin = 0; begin < length; begin += kTile) {
-        tile.place(begin, length);
-        forward_tile(tile, to + head * tile.value_size, width, sums);
-      }
-    };
-    for_ranges(model.heads, by_heads(model, length), [&](int64_t begin, int64_t end) {
-      for (int64_t head = begin; head < end; ++head) forward_head(head);
-    });
+    Real* sums = reinterpret_cast<Real*>(address(log_sum_exp, sequence * model.heads * length));
+    forward_heads(model, of.layer, {0, length}, packed, parameters, to, sums);
     finish(to, out, first, length * width);
   }
-}
-
-// The arrays of one head in the backward pass; gradients are packed like qkv.
-template <class Real>
-struct HeadGradients {
-  const Real* out = nullptr;
-  const Real* dout = nullptr;
-  int64_t out_stride = 0;
-  const Real* log_sum_exp = nullptr;
-  Real* dq = nullptr;
-  Real* dk = nullptr;
-  Real* dv = nullptr;
-  Real* dsink = nullptr;
-};
-
-// to[keys, size] += factor * weights[rows, keys]^T from[rows, size].
-template <class Real>
-void add_to_keys(const Tile<Real>& t, const Real* weights, const Real* from, int64_t from_stride,
-                 int64_t size, Real factor, Real* to) {
-  GemmArguments<Real> g;
-  g.m = t.keys(), g.n = size, g.k = t.rows();
-  g.a = weights, g.lda = t.keys(), g.transpose_a = true;
-  g.b = from, g.ldb = from_stride;
-  g.c = to + t.key_begin * t.width, g.ldc = t.width;
-  g.alpha = factor;
-  g.accumulate = true;
-  gemm(g);
-}
-
-// With p the probabilities and ds = p * (dp - delta): dv += p^T dout, dq = scale ds k,
-// dk += scale ds^T q (Dao, arXiv 2307.08691, Alg. 2). A sink has no value, so that its ds is
-// -p * delta.
-template <class Real>
-void backward_tile(const Tile<Real>& t, const HeadGradients<Real>& d) {
-  const RowLoops<Real>& rows = row_loops<Real>();
-  Real* scores = scratch<Real>(Slot::kScores, t.rows() * t.keys());
-  Real* dp = scratch<Real>(Slot::kScoreGradients, t.rows() * t.keys());
-  const Real* q = t.q + t.first * t.width;
-  const Real* dout = d.dout + t.first * d.out_stride;
-  pair_products(t, q, t.width, t.k, t.head_size, t.scale, scores);
-  pair_products(t, dout, d.out_stride, t.v, t.value_size, Real(1), dp);
-  for (int64_t i = 0; i < t.rows(); ++i) {
-    const int64_t row = t.first + i;
-    const Range seen = t.seen_by(i);
-    const Real delta =
-        rows.dot(d.out + row * d.out_stride, d.dout + row * d.out_stride, t.value_size);
-    rows.attention_gradient(scores + i * t.keys() + seen.begin, dp + i * t.keys() + seen.begin,
-                            d.log_sum_exp[row], delta, seen.size());
-    clear_unseen(scores + i * t.keys(), seen, t.keys());
-    clear_unseen(dp + i * t.keys(), seen, t.keys());
-    if (t.sink != nullptr) *d.dsink -= std::exp(*t.sink - d.log_sum_exp[row]) * delta;
-  }
-  add_to_keys(t, scores, dout, d.out_stride, t.value_size, Real(1), d.dv);
-  add_to_keys(t, dp, q, t.width, t.head_size, t.scale, d.dk);
-  GemmArguments<Real> g;
-  g.m = t.rows(), g.n = t.head_size, g.k = t.keys();
-  g.a = dp, g.lda = t.keys();
-  g.b = t.k + t.key_begin * t.width, g.ldb = t.width;
-  g.c = d.dq + t.first * t.width, g.ldc = t.width;
-  g.alpha = t.scale;
-  gemm(g);
-}
-
-// Sums of the gradients of core attention's parameters over the sequences.
-template <class Real>
-struct HeadSums {
-  Real* sinks = nullptr;  // [H]
-  Real* norms = nullptr;  // [2, D]
-};
-
-template <class Real>
-HeadSums<Real> start_sums(const Model& model, int64_t count) {
-  HeadSums<Real> sums;
-  if (count == 0) return sums;
-  Real* all = scratch<Real>(Slot::kBiasSums, count);
-  std::fill_n(all, count, Real(0));
-  sums.sinks = all;
-  sums.norms = all + (model.attention_sinks ? model.heads : 0);
-  return sums;
-}
-
-// Of one sequence; `gradient` is packed like qkv and zero.
-template <class Real>
-void backward_heads(const Model& model, Shape shape, int64_t layer, int64_t sequence,
-                    const Real* packed, const HeadParameters<Real>& parameters,
-                    const HeadGradients<Real>& of_sequence, Real* gradient, Real* dsinks) {
-  const int64_t length = shape.length;
-  // The heads of a group add to the gradients of the same keys, one after another.
-  const int64_t group = model.heads / model.kv_heads;
-  const auto backward_head = [&](int64_t head) {
-    const HeadOffsets at = offsets_of(model, head);
-    Tile<Real> tile = tile_of(model, layer, head, packed, parameters);
-    HeadGradients<Real> d = of_sequence;
-    d.out += head * tile.value_size;
-    d.dout += head * tile.value_size;
-    d.log_sum_exp += (sequence * model.heads + head) * length;
-    d.dq = gradient + at.q;
-    d.dk = gradient + at.k;
-    d.dv = gradient + at.v;
-    if (tile.sink != nullptr) d.dsink = dsinks + head;
-    for (int64_t begin = 0; begin < length; begin += kTile) {
-      tile.place(begin, length);
-      backward_tile(tile, d);
-    }
-  };
-  for_ranges(model.kv_heads, by_heads(model, length), [&](int64_t begin, int64_t end) {
-    for (int64_t head = begin * group; head < end * group; ++head) backward_head(head);
-  });
 }
 
 template <class Real>
@@ -480,15 +55,21 @@ void backward(const Model& model, Shape shape, const AttentionOf& of, ConstView 
     d.out = load<Real>(out, first, length * width, Slot::kHeadOutput);
     d.dout = load<Real>(dout, first, length * width, Slot::kGradient);
     d.out_stride = width;
-    d.log_sum_exp = reinterpret_cast<const Real*>(address(log_sum_exp, 0));
+    d.log_sum_exp =
+        reinterpret_cast<const Real*>(address(log_sum_exp, sequence * model.heads * length));
     Real* gradient = target<Real>(dqkv, sequence * count, count, Slot::kPackedGradient);
     std::fill_n(gradient, count, Real(0));
-    backward_heads(model, shape, of.layer, sequence, packed, parameters, d, gradient, sums.sinks);
+    const Range rows{0, length};
+    backward_heads(model, of.layer, rows, packed, parameters, d, gradient, sums.sinks);
     if (model.position == PositionKind::kRope) {
-      rotate_heads(model, length, Direction::kBack, gradient);
+      rotate_heads(model, all_heads(model, rows), Direction::kBack, gradient);
     }
     if (model.qk_norm) {
-      norm_heads_backward(model, length, sequence, qkv, parameters, gradient, sums.norms);
+      const auto packed_row = [&](int64_t row) {
+        return load<Real>(qkv, sequence * count + row * model.qkv_width(), model.qkv_width(),
+                          Slot::kInput);
+      };
+      norm_heads_backward(model, rows, packed_row, parameters, gradient, sums.norms);
     }
     finish(gradient, dqkv, sequence * count, count);
   }
@@ -503,6 +84,179 @@ void check_arguments(const Model& model, Shape shape, const AttentionOf& of, Con
   CHECK(out.rows == shape.tokens() && out.columns == model.attention_width());
   CHECK(elements(log_sum_exp) == shape.tokens() * model.heads);
   CHECK(log_sum_exp.dtype == (qkv.dtype == DType::kF64 ? DType::kF64 : DType::kF32));
+  CHECK(elements(of.params) ==
+        (model.attention_sinks ? model.heads : 0) + (model.qk_norm ? 2 * model.head_size : 0));
+}
+
+// --- parts ------------------------------------------------------------------------------------
+// Rows of the sequence are packed as for a whole one, those from the first that any query sees;
+// queries and their gradients are of the part alone. Gradients of the keys before leave as sums:
+// with respect to keys as attention takes them, so that the part that they belong to rotates (and
+// normalises) them back once.
+
+// Where a part and what it sees lie in the rows of one packed sequence.
+struct Rows {
+  Range part;
+  std::vector<Range> keys;  // of each piece
+  int64_t queries = 0;      // columns of a packed row
+  int64_t pair = 0;         // and behind them of a key and value
+  int64_t width() const { return queries + pair; }
+  Range seen() const { return {keys.front().begin, part.end}; }
+};
+
+Rows rows_of_part(const Model& model, Shape shape, const std::vector<ConstView>& keys_values) {
+  CHECK(!keys_values.empty());
+  Rows rows;
+  rows.part = {shape.begin, shape.begin + shape.length};
+  rows.queries = model.heads * model.head_size;
+  rows.pair = model.qkv_width() - rows.queries;
+  int64_t end = rows.part.end;
+  for (size_t i = keys_values.size(); i-- > 0;) {
+    CHECK(keys_values[i].columns == rows.pair && keys_values[i].rows % shape.sequences == 0);
+    const int64_t begin = end - keys_values[i].rows / shape.sequences;
+    rows.keys.insert(rows.keys.begin(), {begin, end});
+    end = begin;
+  }
+  CHECK(rows.keys.back().begin == rows.part.begin && rows.keys.front().begin >= 0);
+  return rows;
+}
+
+// Calls body(row of the piece, row of the packed sequence) for each row of a piece.
+template <class Body>
+void for_piece(const Range& piece, int64_t columns, const Body& body) {
+  for_ranges(piece.size(), by_rows(columns), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(i, piece.begin + i);
+  });
+}
+
+template <class Real>
+const Real* load_rows(const Model& model, const Rows& rows, int64_t sequence, ConstView q,
+                      const std::vector<ConstView>& keys_values,
+                      const HeadParameters<Real>& parameters) {
+  Real* packed = scratch<Real>(Slot::kPacked, rows.part.end * rows.width());
+  const int64_t length = rows.part.size();
+  for_piece(rows.part, rows.queries, [&](int64_t i, int64_t row) {
+    copy_in(q, (sequence * length + i) * rows.queries, rows.queries, packed + row * rows.width());
+  });
+  for (size_t k = 0; k < rows.keys.size(); ++k) {
+    for_piece(rows.keys[k], rows.pair, [&](int64_t i, int64_t row) {
+      copy_in(keys_values[k], (sequence * rows.keys[k].size() + i) * rows.pair, rows.pair,
+              packed + row * rows.width() + rows.queries);
+    });
+  }
+  const HeadRows of_queries{rows.part, {0, model.heads}};
+  const HeadRows of_keys{rows.seen(), {model.heads, model.heads + model.kv_heads}};
+  for (const HeadRows& which : {of_queries, of_keys}) {
+    if (model.qk_norm) norm_heads(model, which, parameters, packed);
+    if (model.position == PositionKind::kRope) {
+      rotate_heads(model, which, Direction::kForward, packed);
+    }
+  }
+  return packed;
+}
+
+template <class Real>
+void part_forward(const Model& model, Shape shape, ConstView q,
+                  const std::vector<ConstView>& keys_values, View out, View log_sum_exp,
+                  const AttentionOf& of) {
+  const Rows rows = rows_of_part(model, shape, keys_values);
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
+  const int64_t count = shape.length * model.attention_width();
+  for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
+    const Real* packed = load_rows<Real>(model, rows, sequence, q, keys_values, parameters);
+    Real* to = target<Real>(out, sequence * count, count, Slot::kOutput);
+    Real* sums =
+        reinterpret_cast<Real*>(address(log_sum_exp, sequence * model.heads * shape.length));
+    forward_heads(model, of.layer, rows.part, packed, parameters, to, sums);
+    finish(to, out, sequence * count, count);
+  }
+}
+
+// The gradients of one piece's keys and values go to its sums.
+template <class Real>
+void leave(const Rows& rows, const Range& piece, int64_t sequence, const Real* gradient,
+           const KeyGradient& sum) {
+  Real* sums = reinterpret_cast<Real*>(address(sum.sums, sequence * piece.size() * rows.pair));
+  for_piece(piece, rows.pair, [&](int64_t i, int64_t row) {
+    const Real* from = gradient + row * rows.width() + rows.queries;
+    Real* to = sums + i * rows.pair;
+    if (sum.adds) {
+      row_loops<Real>().add(from, to, rows.pair);
+    } else {
+      std::copy_n(from, rows.pair, to);
+    }
+  });
+}
+
+// What later parts have left of a part's own keys and values is added to its own share.
+template <class Real>
+void collect(const Rows& rows, int64_t sequence, ConstView sums, Real* gradient) {
+  const Real* all =
+      reinterpret_cast<const Real*>(address(sums, sequence * rows.part.size() * rows.pair));
+  for_piece(rows.part, rows.pair, [&](int64_t i, int64_t row) {
+    row_loops<Real>().add(all + i * rows.pair, gradient + row * rows.width() + rows.queries,
+                          rows.pair);
+  });
+}
+
+// The rows of one sequence, from the gradients of rotated and normalised heads back to those of
+// what was packed.
+template <class Real>
+void undo_heads(const Model& model, const Rows& rows, int64_t sequence, const PartOfAttention& part,
+                const HeadParameters<Real>& parameters, Real* gradient, Real* norm_sums) {
+  if (model.position == PositionKind::kRope) {
+    rotate_heads(model, all_heads(model, rows.part), Direction::kBack, gradient);
+  }
+  if (!model.qk_norm) return;
+  const ConstView own = part.keys_values.back();
+  const int64_t first = sequence * rows.part.size();
+  const auto packed_row = [&](int64_t i) {
+    Real* row = scratch<Real>(Slot::kInput, rows.width());
+    copy_in(part.q, (first + i) * rows.queries, rows.queries, row);
+    copy_in(own, (first + i) * rows.pair, rows.pair, row + rows.queries);
+    return row;
+  };
+  norm_heads_backward(model, rows.part, packed_row, parameters, gradient, norm_sums);
+}
+
+template <class Real>
+void part_backward(const Model& model, Shape shape, const PartOfAttention& part, ConstView out,
+                   ConstView log_sum_exp, ConstView dout, View dqkv, const AttentionOf& of,
+                   View dparams, bool accumulate) {
+  const Rows rows = rows_of_part(model, shape, part.keys_values);
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
+  const HeadSums<Real> sums = start_sums<Real>(model, elements(of.params));
+  const int64_t width = model.attention_width();
+  const int64_t count = shape.length * width;
+  const Range seen = rows.seen();
+  for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
+    const Real* packed =
+        load_rows<Real>(model, rows, sequence, part.q, part.keys_values, parameters);
+    HeadGradients<Real> d;
+    d.out = load<Real>(out, sequence * count, count, Slot::kHeadOutput);
+    d.dout = load<Real>(dout, sequence * count, count, Slot::kGradient);
+    d.out_stride = width;
+    d.log_sum_exp =
+        reinterpret_cast<const Real*>(address(log_sum_exp, sequence * model.heads * shape.length));
+    Real* gradient = scratch<Real>(Slot::kPackedGradient, rows.part.end * rows.width());
+    std::fill(gradient + seen.begin * rows.width(), gradient + seen.end * rows.width(), Real(0));
+    backward_heads(model, of.layer, rows.part, packed, parameters, d, gradient, sums.sinks);
+    for (size_t k = 0; k < part.before.size(); ++k) {
+      leave(rows, rows.keys[k], sequence, gradient, part.before[k]);
+    }
+    if (part.after.data != nullptr) collect(rows, sequence, part.after, gradient);
+    undo_heads(model, rows, sequence, part, parameters, gradient, sums.norms);
+    copy_out(gradient + rows.part.begin * rows.width(), dqkv,
+             sequence * shape.length * rows.width(), shape.length * rows.width());
+  }
+  if (sums.sinks != nullptr) write_sums(sums.sinks, dparams, 0, elements(of.params), accumulate);
+}
+
+void check_part(const Model& model, Shape shape, ConstView q, ConstView out, ConstView log_sum_exp,
+                const AttentionOf& of) {
+  CHECK(q.rows == shape.tokens() && q.columns == model.heads * model.head_size);
+  CHECK(out.rows == shape.tokens() && out.columns == model.attention_width());
+  CHECK(elements(log_sum_exp) == shape.tokens() * model.heads);
   CHECK(elements(of.params) ==
         (model.attention_sinks ? model.heads : 0) + (model.qk_norm ? 2 * model.head_size : 0));
 }
@@ -528,6 +282,48 @@ void attention_backward(const Model& model, Shape shape, ConstView qkv, ConstVie
                             accumulate);
   }
   backward<float>(model, shape, of, qkv, out, log_sum_exp, dout, dqkv, dparams, accumulate);
+}
+
+void part_attention_forward(const Model& model, Shape shape, ConstView q,
+                            const std::vector<ConstView>& keys_values, View out, View log_sum_exp,
+                            const AttentionOf& of) {
+  check_part(model, shape, q, out, log_sum_exp, of);
+  in_real_of(q, [&](auto real) {
+    part_forward<decltype(real)>(model, shape, q, keys_values, out, log_sum_exp, of);
+  });
+}
+
+void part_attention_backward(const Model& model, Shape shape, const PartOfAttention& part,
+                             ConstView out, ConstView log_sum_exp, ConstView dout, View dqkv,
+                             const AttentionOf& of, View dparams, bool accumulate) {
+  check_part(model, shape, part.q, out, log_sum_exp, of);
+  CHECK(part.before.size() + 1 == part.keys_values.size());
+  CHECK(dout.rows == out.rows && dout.columns == out.columns);
+  CHECK(dqkv.rows == out.rows && dqkv.columns == model.qkv_width());
+  CHECK(elements(dparams) == elements(of.params));
+  in_real_of(part.q, [&](auto real) {
+    part_backward<decltype(real)>(model, shape, part, out, log_sum_exp, dout, dqkv, of, dparams,
+                                  accumulate);
+  });
+}
+
+void part_qkv_forward(const Model& model, ConstView x, ConstView params, View q, View keys_values) {
+  CHECK(q.rows == x.rows && keys_values.rows == x.rows && q.dtype == keys_values.dtype);
+  const int64_t width = q.columns + keys_values.columns;
+  const View packed{scratch_bytes(Slot::kPacked, x.rows * width * size_of(q.dtype)), q.dtype,
+                    x.rows, width};
+  linear_forward(model, ModuleKind::kQkv, x, params, {}, packed);
+  const auto row_bytes = [](const View& view) {
+    return static_cast<size_t>(view.columns * size_of(view.dtype));
+  };
+  for_ranges(x.rows, by_rows(width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const std::byte* from = address(packed, row * width);
+      std::memcpy(address(q, row * q.columns), from, row_bytes(q));
+      std::memcpy(address(keys_values, row * keys_values.columns), from + row_bytes(q),
+                  row_bytes(keys_values));
+    }
+  });
 }
 
 }  // namespace ballast::transformer

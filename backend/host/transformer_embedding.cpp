@@ -16,14 +16,14 @@ void check_arguments(const Model& model, Shape shape, const int32_t* tokens, Con
   const bool learned = model.position == PositionKind::kLearned;
   CHECK(x.rows == shape.tokens() && x.columns == model.hidden);
   CHECK(elements(params) == (model.vocab + (learned ? model.max_positions : 0)) * model.hidden);
-  if (learned && shape.length > model.max_positions) {
+  if (learned && shape.begin + shape.length > model.max_positions) {
     throw Error("model " + model.name,
-                "sequences of " + std::to_string(shape.length) + " tokens exceed its " +
-                    std::to_string(model.max_positions) + " positions",
+                "sequences of " + std::to_string(shape.begin + shape.length) +
+                    " tokens exceed its " + std::to_string(model.max_positions) + " positions",
                 "shorten the sequences");
   }
   for (int64_t token = 0; token < shape.tokens(); ++token) {
-    const int64_t id = tokens[token + token / shape.length];  // rows of S+1 ids
+    const int64_t id = tokens[shape.id_at(token)];
     if (id < 0 || id >= model.vocab) {
       throw Error("tokens",
                   "id " + std::to_string(id) + " is outside the vocabulary of " +
@@ -37,8 +37,8 @@ template <class Real>
 void forward(const Model& model, Shape shape, const int32_t* tokens, ConstView params, View out) {
   const int64_t width = model.hidden;
   const auto forward_token = [&](int64_t token) {
-    const int64_t position = token % shape.length;
-    const int64_t id = tokens[token + token / shape.length];
+    const int64_t position = shape.position(token);
+    const int64_t id = tokens[shape.id_at(token)];
     Real* row = target<Real>(out, token * width, width, Slot::kOutput);
     copy_in(params, id * width, width, row);
     if (model.position == PositionKind::kLearned) {
@@ -59,7 +59,7 @@ void token_gradients(Shape shape, const int32_t* tokens, ConstView dout, View dp
   const int64_t width = dout.columns;
   auto* order = scratch<int64_t>(Slot::kTokenOrder, shape.tokens());
   for (int64_t token = 0; token < shape.tokens(); ++token) {
-    const int64_t id = tokens[token + token / shape.length];
+    const int64_t id = tokens[shape.id_at(token)];
     order[token] = id * shape.tokens() + token;
   }
   std::sort(order, order + shape.tokens());
@@ -85,7 +85,7 @@ void position_gradients(const Model& model, Shape shape, ConstView dout, View dp
       const int64_t first = (sequence * shape.length + position) * width;
       row_loops<Real>().add(load<Real>(dout, first, width, Slot::kGradient), sums, width);
     }
-    write_sums(sums, dparams, (model.vocab + position) * width, width, true);
+    write_sums(sums, dparams, (model.vocab + shape.begin + position) * width, width, true);
   }
 }
 

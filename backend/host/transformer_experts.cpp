@@ -66,13 +66,6 @@ Activation<Real> activation_of(const Model& model) {
   CHECK(false && "an activation");
 }
 
-// Calls in_real(float or double) by what an array is computed in.
-template <class Call>
-void in_real_of(const ConstView& view, const Call& call) {
-  if (view.dtype == DType::kF64) return call(double{});
-  call(float{});
-}
-
 // Calls body(token, index of its choice, row) for all choices, in the order of tokens.
 template <class Body>
 void for_choices(const ExpertRows& rows, int64_t columns, const Body& body) {

@@ -242,11 +242,6 @@ void for_experts(const Model& model, ModuleKind kind, const ExpertRows& rows, co
   });
 }
 
-template <class Call32, class Call64>
-void in_real(DType dtype, const Call32& in_fp32, const Call64& in_fp64) {
-  dtype == DType::kF64 ? in_fp64() : in_fp32();
-}
-
 void clear_parameters(const Layout& layout, View dparams) {
   for (size_t i = 0; i < layout.count; ++i) {
     const Part& part = layout.parts[i];
@@ -264,9 +259,7 @@ void experts_forward(const Model& model, ModuleKind kind, ConstView x, const Exp
     if (count == 0) return;
     const ConstView in = rows_of(x, first, count);
     const View out = rows_of(y, first, count);
-    in_real(
-        x.dtype, [&] { forward<float>(layout, in, params, {}, out); },
-        [&] { forward<double>(layout, in, params, {}, out); });
+    in_real_of(x, [&](auto real) { forward<decltype(real)>(layout, in, params, {}, out); });
   });
 }
 
@@ -277,9 +270,7 @@ void experts_backward_input(const Model& model, ModuleKind kind, ConstView dy,
     if (count == 0) return;
     const ConstView from = rows_of(dy, first, count);
     const View to = rows_of(dx, first, count);
-    in_real(
-        dy.dtype, [&] { backward_input<float>(layout, from, params, to); },
-        [&] { backward_input<double>(layout, from, params, to); });
+    in_real_of(dy, [&](auto real) { backward_input<decltype(real)>(layout, from, params, to); });
   });
 }
 
@@ -293,34 +284,29 @@ void experts_backward_weight(const Model& model, ModuleKind kind, ConstView dy, 
     }
     const ConstView from = rows_of(dy, first, count);
     const ConstView in = rows_of(x, first, count);
-    in_real(
-        dy.dtype, [&] { backward_weight<float>(layout, from, in, dparams, accumulate); },
-        [&] { backward_weight<double>(layout, from, in, dparams, accumulate); });
+    in_real_of(dy, [&](auto real) {
+      backward_weight<decltype(real)>(layout, from, in, dparams, accumulate);
+    });
   });
 }
 
 void shared_forward(const Model& model, ModuleKind kind, ConstView x, ConstView params,
                     ConstView residual, View y) {
   const Layout layout = expert_layout(model, kind, kSharedExperts);
-  in_real(
-      x.dtype, [&] { forward<float>(layout, x, params, residual, y); },
-      [&] { forward<double>(layout, x, params, residual, y); });
+  in_real_of(x, [&](auto real) { forward<decltype(real)>(layout, x, params, residual, y); });
 }
 
 void shared_backward_input(const Model& model, ModuleKind kind, ConstView dy, ConstView params,
                            View dx) {
   const Layout layout = expert_layout(model, kind, kSharedExperts);
-  in_real(
-      dy.dtype, [&] { backward_input<float>(layout, dy, params, dx); },
-      [&] { backward_input<double>(layout, dy, params, dx); });
+  in_real_of(dy, [&](auto real) { backward_input<decltype(real)>(layout, dy, params, dx); });
 }
 
 void shared_backward_weight(const Model& model, ModuleKind kind, ConstView dy, ConstView x,
                             View dparams, bool accumulate) {
   const Layout layout = expert_layout(model, kind, kSharedExperts);
-  in_real(
-      dy.dtype, [&] { backward_weight<float>(layout, dy, x, dparams, accumulate); },
-      [&] { backward_weight<double>(layout, dy, x, dparams, accumulate); });
+  in_real_of(
+      dy, [&](auto real) { backward_weight<decltype(real)>(layout, dy, x, dparams, accumulate); });
 }
 
 namespace {
@@ -403,22 +389,24 @@ void latent_product(const Model& model, LatentProduct product, ConstView x, Cons
   spread_keys(model, static_cast<const Real*>(made.data), rotary, y);
 }
 
+// The gradient of what a product made, from that of what was made of it.
+template <class Real>
+ConstView made_gradient(const Model& model, LatentProduct product, ConstView dy) {
+  return product == LatentProduct::kKeyUp ? ConstView(gather_keys<Real>(model, dy)) : dy;
+}
+
 template <class Real>
 void latent_input(const Model& model, LatentProduct product, ConstView dy, ConstView params,
                   View dx, bool accumulate) {
-  const LatentLayout all = latent_layout(model);
-  const bool gathers = product == LatentProduct::kKeyUp;
-  const ConstView from = gathers ? ConstView(gather_keys<Real>(model, dy)) : dy;
-  backward_input<Real>(layout_of(all, product), from, params, dx, accumulate);
+  backward_input<Real>(layout_of(latent_layout(model), product),
+                       made_gradient<Real>(model, product, dy), params, dx, accumulate);
 }
 
 template <class Real>
 void latent_weight(const Model& model, LatentProduct product, ConstView dy, ConstView x,
                    View dparams, bool accumulate) {
-  const LatentLayout all = latent_layout(model);
-  const bool gathers = product == LatentProduct::kKeyUp;
-  const ConstView from = gathers ? ConstView(gather_keys<Real>(model, dy)) : dy;
-  backward_weight<Real>(layout_of(all, product), from, x, dparams, accumulate);
+  backward_weight<Real>(layout_of(latent_layout(model), product),
+                        made_gradient<Real>(model, product, dy), x, dparams, accumulate);
 }
 
 template <class Real>
@@ -442,29 +430,26 @@ void sum_rotary(const Model& model, ConstView dqkv, View dlatent) {
 
 void latent_forward(const Model& model, LatentProduct product, ConstView x, ConstView params,
                     ConstView rotary, View y) {
-  in_real(
-      x.dtype, [&] { latent_product<float>(model, product, x, params, rotary, y); },
-      [&] { latent_product<double>(model, product, x, params, rotary, y); });
+  in_real_of(
+      x, [&](auto real) { latent_product<decltype(real)>(model, product, x, params, rotary, y); });
 }
 
 void latent_backward_input(const Model& model, LatentProduct product, ConstView dy,
                            ConstView params, View dx, bool accumulate) {
-  in_real(
-      dy.dtype, [&] { latent_input<float>(model, product, dy, params, dx, accumulate); },
-      [&] { latent_input<double>(model, product, dy, params, dx, accumulate); });
+  in_real_of(dy, [&](auto real) {
+    latent_input<decltype(real)>(model, product, dy, params, dx, accumulate);
+  });
 }
 
 void latent_backward_weight(const Model& model, LatentProduct product, ConstView dy, ConstView x,
                             View dparams, bool accumulate) {
-  in_real(
-      dy.dtype, [&] { latent_weight<float>(model, product, dy, x, dparams, accumulate); },
-      [&] { latent_weight<double>(model, product, dy, x, dparams, accumulate); });
+  in_real_of(dy, [&](auto real) {
+    latent_weight<decltype(real)>(model, product, dy, x, dparams, accumulate);
+  });
 }
 
 void latent_rotary_backward(const Model& model, ConstView dqkv, View dlatent) {
-  in_real(
-      dqkv.dtype, [&] { sum_rotary<float>(model, dqkv, dlatent); },
-      [&] { sum_rotary<double>(model, dqkv, dlatent); });
+  in_real_of(dqkv, [&](auto real) { sum_rotary<decltype(real)>(model, dqkv, dlatent); });
 }
 
 }  // namespace ballast::transformer

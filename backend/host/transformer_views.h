@@ -55,6 +55,13 @@ inline constexpr DType kStored<double> = DType::kF64;
 
 inline int64_t elements(const ConstView& view) { return view.rows * view.columns; }
 
+// Calls call(float or double) by what an array is computed in.
+template <class Call>
+void in_real_of(const ConstView& view, const Call& call) {
+  if (view.dtype == DType::kF64) return call(double{});
+  call(float{});
+}
+
 // Rows [begin, begin + count).
 inline View rows_of(const View& view, int64_t begin, int64_t count) {
   CHECK(begin >= 0 && begin + count <= view.rows);

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "backend/comm/lone_rank.h"
 #include "backend/measure/profile_probes.h"
 #include "backend/train/data.h"
 #include "backend/train/random.h"
@@ -132,6 +133,9 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
   DeviceOptions with = device_options(options);
   with.optimizer.clip_norm = 0;
   with.captures = false;  // each operation is timed alone
+  // Of several ranks, what one does by itself: what it exchanges is not measured so.
+  LoneRank lone(static_cast<int>(plan.data));
+  if (plan.data > 1) with.of_rank.ranks = &lone;
   ControlState control;
   control.loss_scale = LossScale(1, 1 << 20);
   const std::unique_ptr<TrainingDevice> device =
@@ -151,6 +155,7 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
     for (size_t i = 0; step >= kWarmUp && i < spent.size(); ++i) {
       const Op& op = graph.step.ops[i];
       if (std::holds_alternative<std::monostate>(op.work)) continue;
+      if (op.kind == OpKind::kCollective && plan.data > 1) continue;
       auto& [first, times] = samples[cost_key(op)];
       if (first == nullptr) first = &op;
       times.push_back(spent[i]);

@@ -107,13 +107,14 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
       declarations.push_back(declare_parameter(parameter, "gradient."));
     });
   }
-  SafetensorsWriter writer(path, declarations, metadata_of(header));
+  std::optional<SafetensorsWriter> writer;
+  if (is_first_rank(device)) writer.emplace(path, declarations, metadata_of(header));
   std::string not_finite;
   for (const StateArray array : kStateArrays) {
     for_parameters(graph, [&](size_t module, const Parameter& parameter) {
       const std::vector<float> values = read_parameter(graph, device, module, parameter, array);
       if (not_finite.empty() && !all_finite(values)) not_finite = prefix_of(array) + parameter.name;
-      writer.write(std::as_bytes(std::span(values)));
+      if (writer) writer->write(std::as_bytes(std::span(values)));
     });
     if (!not_finite.empty()) return not_finite;
   }
@@ -121,10 +122,10 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
     const PendingGradients gradients(graph, device);
     for_parameters(graph, [&](size_t module, const Parameter& parameter) {
       const std::vector<float> values = gradients.read(module, parameter);
-      writer.write(std::as_bytes(std::span(values)));
+      if (writer) writer->write(std::as_bytes(std::span(values)));
     });
   }
-  writer.commit();
+  if (writer) writer->commit();
   return std::nullopt;
 }
 

@@ -30,8 +30,9 @@ struct CheckpointHeader {
   ControlState control;
 };
 
-// Writes nothing and returns the name of a tensor where its state has a value that is not finite:
-// nobody can go on from such a state.
+// Every rank calls, and the first one writes; the header is its. Writes nothing and returns the
+// name of a tensor where its state has a value that is not finite: nobody can go on from such a
+// state.
 std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& device,
                                            const CheckpointHeader& header, const std::string& path);
 

@@ -80,7 +80,8 @@ PendingGradients::PendingGradients(const Graph& graph, TrainingDevice& device)
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
     const auto id = static_cast<TensorId>(t);
-    if (tensor.kind == TensorKind::kBucketGradient) {
+    const bool reduced = tensor.kind == TensorKind::kReduced && tensor.label.bucket >= 0;
+    if (tensor.kind == TensorKind::kBucketGradient || reduced) {
       landed_[static_cast<size_t>(tensor.label.bucket)] = id;
     }
     if (tensor.kind != TensorKind::kGradient) continue;
@@ -88,22 +89,25 @@ PendingGradients::PendingGradients(const Graph& graph, TrainingDevice& device)
   }
 }
 
+// Of shares in the modules' gradients, which are whole, each rank has the sums of its own: those
+// lie where they would, did the bucket begin in the module's tensor.
 PendingGradients::Part PendingGradients::part(size_t bucket, int64_t offset, size_t module,
                                               int64_t module_offset) const {
   const bool landed = landed_[bucket] >= 0;
   const TensorId id = landed ? landed_[bucket] : by_module_[module];
-  const DType dtype = graph_.tensors[static_cast<size_t>(id)].dtype;
-  return {id, dtype, (landed ? offset : module_offset) * size_of(dtype)};
+  const DType dtype = graph_.tensor(id).dtype;
+  if (landed) return {{id, 0, dtype}, offset};
+  const RankShares* const shares = device_.shares();
+  const int64_t share = shares == nullptr ? 0 : shares->own(static_cast<int32_t>(bucket)).begin;
+  return {{id, (module_offset - offset + share) * size_of(dtype), dtype}, offset};
 }
 
 std::vector<float> PendingGradients::read(size_t module, const Parameter& parameter) const {
   std::vector<float> values(static_cast<size_t>(parameter.count()));
   for_parts(graph_, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
     const Part from = part(b, offset, module, parameter.offset + begin);
-    std::vector<std::byte> stored(static_cast<size_t>(count * size_of(from.dtype)));
-    device_.read(from.tensor, 0, from.begin, stored);
-    kernels::best().cast(stored.data(), format_of(from.dtype), values.data() + begin,
-                         kernels::Format::kF32, count);
+    read_share(device_, static_cast<int32_t>(b), from.begin,
+               part_of(std::span(values), begin, count), from.home);
   });
   return values;
 }
@@ -113,10 +117,8 @@ void PendingGradients::write(size_t module, const Parameter& parameter,
   for (const size_t copy : with_copies(graph_, module)) {
     for_parts(graph_, copy, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
       const Part to = part(b, offset, copy, parameter.offset + begin);
-      std::vector<std::byte> stored(static_cast<size_t>(count * size_of(to.dtype)));
-      kernels::best().cast(values.data() + begin, kernels::Format::kF32, stored.data(),
-                           format_of(to.dtype), count);
-      device_.write(to.tensor, 0, to.begin, stored);
+      write_share(device_, static_cast<int32_t>(b), to.begin, part_of(values, begin, count),
+                  to.home);
     });
   }
 }

@@ -30,7 +30,7 @@ void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values);
 
 // The gradients of the last step where updates are delayed: each lies in its landed bucket or, for
-// buckets stepped on the GPU, in the module's own gradient.
+// buckets stepped on the GPU, in what ranks reduced it to, or in the module's own gradient.
 class PendingGradients {
  public:
   // Both must outlive this.
@@ -39,10 +39,10 @@ class PendingGradients {
   void write(size_t module, const Parameter& parameter, std::span<const float> values);
 
  private:
+  // Where the values of a bucket lie, from `offset` elements into it on.
   struct Part {
-    TensorId tensor = -1;
-    DType dtype{};
-    int64_t begin = 0;  // bytes
+    StateHome home;  // of a tensor with a share, or as if the module's tensor were the bucket
+    int64_t begin = 0;
   };
   Part part(size_t bucket, int64_t offset, size_t module, int64_t module_offset) const;
 

@@ -5,7 +5,10 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
+#include <thread>
 
+#include "backend/comm/local_ranks.h"
+#include "backend/host/device_host.h"
 #include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
 #include "backend/train/data.h"
@@ -51,6 +54,14 @@ void write_masters(const Graph& graph, size_t index, std::span<const float> valu
 namespace {
 
 constexpr size_t kCheckpointsKept = 2;
+// More threads than these, each rank with a dozen, a process is not meant for.
+constexpr int64_t kMostLocalRanks = 16;
+
+// Why a rank would end the run; what the ranks agree on has the bits of all.
+constexpr int kAsked = 1;
+constexpr int kDiverged = 2;
+// No lane is further than this beyond the step whose losses are judged: edges reach two steps back.
+constexpr int32_t kStepsAhead = 4;
 
 TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions& options) {
   TokenOptions token_options;
@@ -101,22 +112,41 @@ void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
 }  // namespace
 
 struct Trainer::State {
+  // in: of the first rank, where checkpoints are kept.
   State(const Model& m, const Plan& p, const TrainerOptions& o, const CheckpointHeader& header,
         std::optional<CheckpointFolder> in)
       : model(m),
         plan(p),
         options(o),
         folder(std::move(in)),
+        keeps(options.checkpoint_folder.has_value()),
         run(header.run.empty() ? new_run_id() : header.run),
         graph(build_to_run(model, plan)),
         data(open_data(model, plan, options)),
-        device(open_device({model, plan, graph, data}, options, device_options(options),
-                           header.control)),
+        device(open_device({model, plan, graph, data}, options, with_ranks(), header.control)),
         executor(graph, *device),
         next_step(static_cast<int32_t>(header.next_step)) {
     if (!folder) return;
     data_fingerprint = data.fingerprint();
     folder->require_room(checkpoint_bytes(graph));
+  }
+
+  DeviceOptions with_ranks() {
+    DeviceOptions with = device_options(options);
+    with.of_rank.ranks = options.ranks;
+    with.of_rank.wishes = [this] { return wishes.load(); };
+    with.of_rank.agreed = [this](int32_t step, int of_all) {
+      if ((of_all & kAsked) != 0) stop = true;
+      executor.stop_after(step + kStepsAhead);
+    };
+    return with;
+  }
+  // Of several ranks all end after the same step, which they agree on as they judge one.
+  void end_run(int why) {
+    wishes |= why;
+    if (options.ranks != nullptr) return;
+    if (why == kAsked) stop = true;
+    executor.request_stop();
   }
 
   int64_t checkpoint_period() const {
@@ -137,13 +167,14 @@ struct Trainer::State {
   }
   // The state that is kept is one to go on from: where it is not, nothing is written or removed.
   void save(FiniteWatch& watch) {
-    const std::string path = checkpoint_path(folder->path(), next_step);
+    const std::string path = checkpoint_path(*options.checkpoint_folder, next_step);
     if (const auto tensor = save_checkpoint(graph, *device, header(), path)) {
       return watch.state_broke(next_step, *tensor);
     }
+    saved = next_step;
+    if (!folder) return;
     if (options.replace_checkpoints) folder->remove_others(run);
     folder->prune(run, kCheckpointsKept);
-    saved = next_step;
   }
   // A loss that waits to be judged says already what the verdict will be.
   bool is_finite(const FiniteWatch& watch) const {
@@ -158,6 +189,7 @@ struct Trainer::State {
   Plan plan;
   TrainerOptions options;
   std::optional<CheckpointFolder> folder;
+  bool keeps;  // checkpoints, which of several ranks the first one writes
   std::string run;
   Graph graph;
   TokenSource data;
@@ -169,6 +201,13 @@ struct Trainer::State {
   std::vector<std::string> notes;
   std::function<void()> tick;
   std::atomic<bool> stop{false};
+  std::atomic<int> wishes{0};  // of this rank
+};
+
+struct Trainer::Team {
+  explicit Team(int64_t ranks) : all(static_cast<int>(ranks)) {}
+  LocalRanks all;
+  std::vector<std::unique_ptr<Trainer>> others;  // ranks 1, 2, ...
 };
 
 void Trainer::State::apply_pending() {
@@ -190,18 +229,95 @@ void Trainer::State::finish(TrainResult& result, FiniteWatch& watch) {
   // A run may end within the steps that are waited for: then the weights themselves are asked.
   const bool doubtful = !watch.divergence() && !is_finite(watch);
   if (doubtful && !std::isfinite(validation_loss(1))) watch.give_up();
-  if (folder && saved != next_step && advanced && !watch.divergence()) save(watch);
+  if (keeps && saved != next_step && advanced && !watch.divergence()) save(watch);
   result.divergence = watch.divergence();
   // From that state on nothing was finite.
-  if (result.divergence && saved >= result.divergence->step) folder->remove(saved);
+  if (folder && result.divergence && saved >= result.divergence->step) folder->remove(saved);
   if (folder) result.newest_checkpoint = folder->newest_of(run);
 }
 
+namespace {
+
+bool starts_ranks(const Plan& plan, const TrainerOptions& options) {
+  return plan.data > 1 && options.ranks == nullptr && options.device == "host" &&
+         !options.make_device;
+}
+
+// Of several ranks the first one looks into the folder.
+CheckpointFolder::ToResume found_in(std::optional<CheckpointFolder>& folder,
+                                    const TrainerOptions& options) {
+  CheckpointFolder::ToResume found;
+  if (!options.resume) return found;
+  if (folder) found = folder->to_resume();
+  if (options.ranks == nullptr) return found;
+  const std::string path = told_by_first(*options.ranks, found.checkpoint.value_or(""));
+  if (!path.empty()) found.checkpoint = path;
+  return found;
+}
+
+}  // namespace
+
 Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& options) {
+  if (!starts_ranks(plan, options)) {
+    begin(model, plan, options);
+    return;
+  }
+  check(plan, model);
+  if (const auto missing = first_missing(model, plan, host_capabilities())) throw missing->error();
+  if (plan.data > kMostLocalRanks) {
+    throw Error("plan.data",
+                fmt::format("{} ranks as threads of one process, which runs up to {}", plan.data,
+                            kMostLocalRanks),
+                fmt::format("start it with mpirun -n {}", plan.data));
+  }
+  team_ = std::make_unique<Team>(plan.data);
+  for (int64_t rank = 1; rank < plan.data; ++rank) {
+    team_->others.push_back(std::unique_ptr<Trainer>(new Trainer()));
+  }
+  on_every_rank([&](Trainer& rank) {
+    const auto other = std::find_if(team_->others.begin(), team_->others.end(),
+                                    [&](const auto& one) { return one.get() == &rank; });
+    const bool first = other == team_->others.end();
+    TrainerOptions of_rank = options;
+    of_rank.ranks = &team_->all.of(first ? 0 : static_cast<int>(other - team_->others.begin()) + 1);
+    rank.begin(model, plan, of_rank);
+  });
+}
+
+Trainer::Trainer() = default;
+
+void Trainer::on_every_rank(const std::function<void(Trainer& rank)>& work) const {
+  auto& self = const_cast<Trainer&>(*this);
+  if (!team_) return work(self);
+  std::vector<std::exception_ptr> failures(team_->others.size() + 1);
+  const auto run = [&](size_t rank, Trainer& trainer) {
+    Communicator& ranks = team_->all.of(static_cast<int>(rank));
+    try {
+      work(trainer);
+    } catch (const std::exception& error) {
+      failures[rank] = std::current_exception();
+      ranks.fail(error.what());
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < team_->others.size(); ++i) {
+      threads.emplace_back([&, i] { run(i + 1, *team_->others[i]); });
+    }
+    run(0, self);
+  }
+  if (const int first = team_->all.failed(); first >= 0) {
+    // Of a team that failed before, every rank says so.
+    const std::exception_ptr why = failures[static_cast<size_t>(first)];
+    std::rethrow_exception(why ? why : failures.front());
+  }
+}
+
+void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& options) {
   check(options.optimizer.learning_rate);
-  std::optional<CheckpointFolder> folder = open_folder(options);
-  const CheckpointFolder::ToResume found =
-      options.resume ? folder->to_resume() : CheckpointFolder::ToResume{};
+  const bool first = options.ranks == nullptr || options.ranks->rank() == 0;
+  std::optional<CheckpointFolder> folder = first ? open_folder(options) : std::nullopt;
+  const CheckpointFolder::ToResume found = found_in(folder, options);
   const std::optional<std::string>& checkpoint = found.checkpoint;
   CheckpointHeader header;
   TrainerOptions effective = options;
@@ -217,7 +333,7 @@ Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& opt
       state_->device->restore_partials(state_->next_step);
   } else {
     if (options.resume) {
-      state_->notes.push_back(state_->folder->path() +
+      state_->notes.push_back(*options.checkpoint_folder +
                               " holds no checkpoint: training begins anew");
     }
     initialise_masters(state_->graph, model, effective.seed, *state_->device);
@@ -250,15 +366,26 @@ int32_t Trainer::next_step() const { return state_->next_step; }
 
 const std::vector<std::string>& Trainer::notes() const { return state_->notes; }
 
-void Trainer::request_stop() {
-  state_->stop = true;
-  state_->executor.request_stop();
-}
+void Trainer::request_stop() { state_->end_run(kAsked); }
 
 void Trainer::set_tick(std::function<void()> tick) { state_->tick = std::move(tick); }
 
 TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRecord&)>& on_step,
                            bool sequential) {
+  TrainResult result;
+  on_every_rank([&](Trainer& rank) {
+    if (&rank != this) {
+      rank.train_rank(steps, nullptr, sequential);
+    } else {
+      result = train_rank(steps, on_step, sequential);
+    }
+  });
+  return result;
+}
+
+TrainResult Trainer::train_rank(int64_t steps,
+                                const std::function<void(const StepRecord&)>& on_step,
+                                bool sequential) {
   State& s = *state_;
   if (steps > std::numeric_limits<int32_t>::max()) {
     throw Error("--steps", fmt::format("{} is out of range", steps), "use fewer");
@@ -276,14 +403,14 @@ TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRec
     }
   };
   while (s.next_step < steps && !s.stop && !watch.divergence()) {
-    const int64_t period = s.folder ? s.checkpoint_period() : 0;
+    const int64_t period = s.keeps ? s.checkpoint_period() : 0;
     const int64_t boundary = period > 0 ? (s.next_step / period + 1) * period : steps;
     RunOptions run;
     run.first_step = s.next_step;
     run.last_step = static_cast<int32_t>(std::min(boundary, steps) - 1);
     run.tick = [&] {
       take();
-      if (watch.divergence()) s.executor.request_stop();
+      if (watch.divergence()) s.end_run(kDiverged);
       if (s.tick) s.tick();
     };
     RunResult ran = sequential ? s.executor.run_sequentially(run) : s.executor.run(run);
@@ -303,19 +430,31 @@ TrainResult Trainer::train(int64_t steps, const std::function<void(const StepRec
   return result;
 }
 
-double Trainer::validation_loss(int64_t batches) { return state_->validation_loss(batches); }
+double Trainer::validation_loss(int64_t batches) {
+  double loss = 0;
+  on_every_rank([&](Trainer& rank) {
+    const double found = rank.state_->validation_loss(batches);
+    if (&rank == this) loss = found;
+  });
+  return loss;
+}
 
 void Trainer::export_weights(const std::string& path) const {
-  ballast::export_weights(state_->graph, *state_->device, state_->model, path);
+  on_every_rank([&](Trainer& rank) {
+    State& of = *rank.state_;
+    ballast::export_weights(of.graph, *of.device, of.model, path);
+  });
 }
 
 std::vector<float> Trainer::parameters() const {
-  const Graph& graph = state_->graph;
   std::vector<float> flat;
-  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
-    const std::vector<float> master =
-        read_parameter(graph, *state_->device, module, parameter, StateArray::kMaster);
-    flat.insert(flat.end(), master.begin(), master.end());
+  on_every_rank([&](Trainer& rank) {
+    const Graph& graph = rank.state_->graph;
+    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+      const std::vector<float> master =
+          read_parameter(graph, *rank.state_->device, module, parameter, StateArray::kMaster);
+      if (&rank == this) flat.insert(flat.end(), master.begin(), master.end());
+    });
   });
   return flat;
 }

@@ -43,6 +43,9 @@ struct TrainerOptions {
   int compute_threads = 1;             // of the host device's compute lane; results do not depend
   bool captures = false;               // see DeviceOptions
   GemmAlgorithmStore gemm_algorithms;  // likewise
+  // The other ranks of the plan, each of which has a trainer with the same options. Null: where the
+  // plan has several, they are threads of this process that the trainer starts.
+  Communicator* ranks = nullptr;
   // Tests: makes the device instead of make_device; null: it does, by name.
   std::function<std::unique_ptr<TrainingDevice>(const Training&, const DeviceOptions&,
                                                 const ControlState&)>
@@ -65,6 +68,8 @@ struct TrainResult {
   std::optional<std::string> newest_checkpoint;  // of this run, where it has a folder
 };
 
+// Of several ranks every one has a trainer. What trains, saves, exports or reads the whole of the
+// state is called on all of them; where they are threads of this process, that is done here.
 class Trainer {
  public:
   // Builds the graph, allocates and initialises. Throws Error for bad data, weights, checkpoints.
@@ -102,8 +107,17 @@ class Trainer {
 
  private:
   struct State;
+  struct Team;
+  Trainer();  // of a rank of the team, which begins on its own thread
+  void begin(const Model& model, const Plan& plan, const TrainerOptions& options);
   void note_changes(const CheckpointHeader& then, const TrainerOptions& options);
+  TrainResult train_rank(int64_t steps, const std::function<void(const StepRecord&)>& on_step,
+                         bool sequential);
+  // Calls `work` for every rank of this process, each on a thread of its own but for this one's,
+  // and throws on what was the first to fail.
+  void on_every_rank(const std::function<void(Trainer& rank)>& work) const;
   std::unique_ptr<State> state_;
+  std::unique_ptr<Team> team_;  // the other ranks, where they are threads of this process
 };
 
 // What a trainer and a measurement of operations make of the options.

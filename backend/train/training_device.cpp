@@ -78,41 +78,83 @@ Capabilities training_capabilities(const std::string& device, const std::string&
   return all;
 }
 
+bool is_first_rank(const TrainingDevice& device) {
+  return device.shares() == nullptr || device.shares()->rank() == 0;
+}
+
 void require(const Capabilities& capabilities, const Training& training) {
   const auto missing = first_missing(training.graph, training.model, training.plan, capabilities);
   if (missing) throw missing->error();
 }
 
-BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step) {
+BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step, int rank) {
   BatchRequest request;
   request.split = split;
   request.step = step;
   request.micro_batch = op.label.micro_batch;
+  if (split == Split::kTraining) request.micro_batch += rank * plan.accumulation();
   request.sequences = *plan.micro_batch;
   request.length = plan.sequence_length;
   return request;
 }
 
+namespace {
+
+// Of the elements of a bucket from `begin` on those that this rank keeps, and its share.
+struct KeptPart {
+  ElementRange share;
+  ElementRange here;
+};
+
+KeptPart kept_part(const TrainingDevice& device, int32_t bucket, int64_t begin, int64_t count) {
+  const ElementRange all{begin, count};
+  const RankShares* const shares = device.shares();
+  if (shares == nullptr || !shares->are_split()) return {{0, begin + count}, all};
+  const ElementRange share = shares->own(bucket);
+  return {share, overlap(share, all)};
+}
+
+}  // namespace
+
+void read_share(TrainingDevice& device, int32_t bucket, int64_t begin, std::span<float> values,
+                const StateHome& home) {
+  const KeptPart part = kept_part(device, bucket, begin, std::ssize(values));
+  const int64_t size = size_of(home.dtype);
+  if (part.here.count > 0) {
+    std::vector<std::byte> stored(static_cast<size_t>(part.here.count * size));
+    device.read(home.tensor, 0, home.begin + (part.here.begin - part.share.begin) * size, stored);
+    kernels::best().cast(stored.data(), format_of(home.dtype),
+                         values.data() + (part.here.begin - begin), kernels::Format::kF32,
+                         part.here.count);
+  }
+  if (device.shares() != nullptr) device.shares()->gather(bucket, begin, values);
+}
+
+void write_share(TrainingDevice& device, int32_t bucket, int64_t begin,
+                 std::span<const float> values, const StateHome& home) {
+  const KeptPart part = kept_part(device, bucket, begin, std::ssize(values));
+  if (part.here.count == 0) return;
+  const int64_t size = size_of(home.dtype);
+  std::vector<std::byte> stored(static_cast<size_t>(part.here.count * size));
+  kernels::best().cast(values.data() + (part.here.begin - begin), kernels::Format::kF32,
+                       stored.data(), format_of(home.dtype), part.here.count);
+  device.write(home.tensor, 0, home.begin + (part.here.begin - part.share.begin) * size, stored);
+}
+
 std::vector<float> read_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
                               StateArray array, int64_t begin, int64_t count) {
   const StateHome home = home_of(graph, bucket, array);
-  const int64_t size = size_of(home.dtype);
-  std::vector<std::byte> stored(static_cast<size_t>(count * size));
-  device.read(home.tensor, 0, home.begin + begin * size, stored);
   std::vector<float> values(static_cast<size_t>(count));
-  kernels::best().cast(stored.data(), format_of(home.dtype), values.data(), kernels::Format::kF32,
-                       count);
+  read_share(device, graph.tensor(bucket.master).label.bucket, begin, values,
+             {home.tensor, home.begin, home.dtype});
   return values;
 }
 
 void write_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket, StateArray array,
                  int64_t begin, std::span<const float> values) {
   const StateHome home = home_of(graph, bucket, array);
-  const int64_t size = size_of(home.dtype);
-  std::vector<std::byte> stored(values.size() * static_cast<size_t>(size));
-  kernels::best().cast(values.data(), kernels::Format::kF32, stored.data(), format_of(home.dtype),
-                       std::ssize(values));
-  device.write(home.tensor, 0, home.begin + begin * size, stored);
+  write_share(device, graph.tensor(bucket.master).label.bucket, begin, values,
+              {home.tensor, home.begin, home.dtype});
 }
 
 void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,
@@ -123,7 +165,13 @@ void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRang
     std::vector<std::byte> weights(static_cast<size_t>(bucket.count * size_of(dtype)));
     kernels::best().cast(master.data(), kernels::Format::kF32, weights.data(), format_of(dtype),
                          bucket.count);
-    if (bucket.weights >= 0) device.write(bucket.weights, 0, 0, weights);
+    if (bucket.weights >= 0) {
+      const int32_t index = graph.tensor(bucket.master).label.bucket;
+      const ElementRange kept = kept_part(device, index, 0, bucket.count).here;
+      device.write(bucket.weights, 0, 0,
+                   std::span(weights).subspan(static_cast<size_t>(kept.begin * size_of(dtype)),
+                                              static_cast<size_t>(kept.count * size_of(dtype))));
+    }
     for (const BucketRanges::SpreadPiece& piece : ranges.spread(bucket)) {
       const auto part =
           std::span(weights).subspan(static_cast<size_t>(piece.offset * size_of(dtype)),

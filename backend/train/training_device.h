@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "backend/comm/communicator.h"
 #include "backend/cuda/libraries/gemm_algorithms.h"
 #include "backend/execute/device.h"
 #include "backend/execute/optimizer_state.h"
+#include "backend/execute/rank_shares.h"
 #include "backend/execute/update_control.h"
 #include "backend/train/data.h"
 #include "sim/base/units.h"
@@ -25,12 +27,22 @@ namespace ballast {
 
 class BucketRanges;
 
+// One of several ranks: the way to the others, and how they agree to end.
+struct RankOptions {
+  Communicator* ranks = nullptr;  // null: this one is alone
+  // Bits of why this rank would end the run, and what is called with those of all ranks once any
+  // has some: when the losses of `step` are judged, the same on every rank.
+  std::function<int()> wishes;
+  std::function<void(int32_t step, int wishes)> agreed;
+};
+
 struct DeviceOptions {
   int optimizer_threads = 1;
   int compute_threads = 1;  // of the host device's compute lane
   OptimizerOptions optimizer;
   // A factor on the loss's gradient by step, for tests; null: 1.
   std::function<double(int32_t step)> gradient_factor;
+  RankOptions of_rank;
   // On a GPU: launch runs of kernels whose arguments never change as one recorded graph.
   bool captures = false;
   // On a GPU: algorithms of matrix products that were chosen before, and where new ones go.
@@ -54,6 +66,8 @@ struct MemoryUse {
 class TrainingDevice : public Device {
  public:
   virtual UpdateControl& control() = 0;
+  // What this rank has of the state; null where it has all.
+  virtual const RankShares* shares() const { return nullptr; }
 
   // Bytes [begin, begin + size) of a tensor; of copy `copy` where it has two. While nothing runs.
   virtual void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) = 0;
@@ -76,18 +90,30 @@ class TrainingDevice : public Device {
 // device. Each begins its own table with this one and adds or takes away beside its switch.
 Capabilities training_capabilities(const std::string& device, const std::string& described = "");
 
+// True of a device that is alone.
+bool is_first_rank(const TrainingDevice& device);
+
 // Throws Error that names the knob if the device lacks something that the training asks for.
 void require(const Capabilities& capabilities, const Training& training);
 
-// The batch that a kLoadBatch of `step` loads.
-BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step);
+// The batch that a kLoadBatch of `step` loads: of several ranks each trains on other micro-batches,
+// one rank after another.
+BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step, int rank = 0);
 
 // Elements [begin, begin + values.size()) of an array of a bucket's optimizer state, wherever it
-// rests, from and to how it is stored. While nothing runs.
+// rests, from and to how it is stored. While nothing runs. Of several ranks all read at once, and
+// each comes to know what the others have; it writes what it keeps.
 std::vector<float> read_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
                               StateArray array, int64_t begin, int64_t count);
 void write_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket, StateArray array,
                  int64_t begin, std::span<const float> values);
+
+// The same of a tensor that holds a bucket's values, or this rank's share of them: its values begin
+// `home.begin` bytes from its start, those of the share where it holds a share.
+void read_share(TrainingDevice& device, int32_t bucket, int64_t begin, std::span<float> values,
+                const StateHome& home);
+void write_share(TrainingDevice& device, int32_t bucket, int64_t begin,
+                 std::span<const float> values, const StateHome& home);
 
 // What TrainingDevice::spread_weights does, by reading and writing.
 void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,

@@ -77,13 +77,18 @@ void export_weights(const Graph& graph, TrainingDevice& device, const Model& mod
   for_parameters(graph, [&](size_t, const Parameter& parameter) {
     declarations.push_back(declare_parameter(parameter, ""));
   });
-  SafetensorsWriter writer(path, declarations, {{"format", "pt"}, {"ballast.model", model.name}});
+  std::optional<SafetensorsWriter> writer;
+  if (is_first_rank(device)) {
+    writer.emplace(
+        path, declarations,
+        std::map<std::string, std::string>{{"format", "pt"}, {"ballast.model", model.name}});
+  }
   for_parameters(graph, [&](size_t module, const Parameter& parameter) {
     const std::vector<float> values =
         read_parameter(graph, device, module, parameter, StateArray::kMaster);
-    writer.write(std::as_bytes(std::span(values)));
+    if (writer) writer->write(std::as_bytes(std::span(values)));
   });
-  writer.commit();
+  if (writer) writer->commit();
 }
 
 void import_weights(const Graph& graph, TrainingDevice& device, const std::string& path) {

@@ -18,7 +18,7 @@
 
 namespace ballast {
 
-// Masters in fp32.
+// Masters in fp32. Every rank calls, and the first one writes.
 void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
                     const std::string& path);
 // Sets masters from a file, or from the files of a folder (WeightFiles), with Hugging Face names in

@@ -62,8 +62,8 @@ KnobSet open_layout(const PlanFlags& flags, const Plan& plan, const Overrides& o
   return (open & knobs_of(KnobSearch::kLayout)).empty() ? KnobSet{} : open;
 }
 
-// This machine's own cores run the stages of a pipeline, however many there are, and its memory is
-// divided between them. What else they share the cost model knows.
+// This machine's own cores run the stages of a pipeline, or ranks, however many there are, and its
+// memory is divided between them. What else stages share the cost model knows.
 void run_stages(int64_t stages, Machine& machine) {
   const auto divide = [&](Bytes& memory, Bytes reserved) {
     memory = Bytes{(memory - reserved).count / stages} + reserved;
@@ -71,6 +71,16 @@ void run_stages(int64_t stages, Machine& machine) {
   machine.devices = std::max(machine.devices, stages);
   divide(machine.gpu.memory.value, machine.gpu.reserved.value);
   divide(machine.cpu.memory.value, machine.cpu.reserved.value);
+}
+
+// What ranks exchange goes through this machine's memory, written and read: its rate over two, and
+// no latency. Nothing of it is measured yet.
+void wire_ranks(Machine& machine) {
+  if (machine.node) return;
+  Interconnect memory;
+  memory.bandwidth.value = {machine.cpu.memory_bandwidth.value.bytes_per_s / 2};
+  memory.bandwidth.source = memory.latency.source = "assumed: copies in CPU memory";
+  machine.node = std::move(memory);
 }
 
 // `like` as in load_start().
@@ -100,8 +110,10 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
   }
   if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
   check(result.machine);
-  if (result.machine.gpu.is_host_thread && plan.devices == plan.pipeline) {
-    run_stages(plan.pipeline, result.machine);
+  if (result.machine.gpu.is_host_thread &&
+      (plan.devices == plan.pipeline || plan.devices == plan.data)) {
+    run_stages(plan.devices, result.machine);
+    if (plan.data > 1) wire_ranks(result.machine);
   }
   result.open = open_layout(flags, plan, overrides);
   if (flags.plan_file || choice.strategy || plan.devices == 1 || plan.machine == kHere) {

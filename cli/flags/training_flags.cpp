@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "backend/comm/mpi_ranks.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/device_cuda.h"
 #include "backend/host/bucket_updates.h"
@@ -121,6 +122,30 @@ GemmAlgorithmStore stored_algorithms(const StoreFlag& store) {
           }};
 }
 
+Communicator* ranks_of(const Plan& plan, const std::string& device) {
+  const int started = mpi_ranks_started();
+  if (started == 1) return nullptr;
+  if (device != "host") {
+    throw Error("mpirun", "it started several ranks, and " + device + " runs one",
+                "add --device host, or start it alone");
+  }
+  if (started != plan.devices) {
+    throw Error(
+        "mpirun",
+        fmt::format("it started {} ranks, and the plan has {} devices", started, plan.devices),
+        fmt::format("use mpirun -n {}, or set plan.devices", plan.devices));
+  }
+  return &mpi_ranks();
+}
+
+Plan plan_of_all_ranks(const Plan& plan, const std::string& device) {
+  Communicator* const ranks = ranks_of(plan, device);
+  if (ranks == nullptr) return plan;
+  return parse_plan(told_by_first(*ranks, plan_json(plan)), "the plan of rank 0");
+}
+
+bool is_first_rank() { return mpi_rank_of_this() == 0; }
+
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps) {
   TrainerOptions options;
   options.device = flags.device;
@@ -190,6 +215,7 @@ bool is_measured(const Setting& of, const Measurements& measurements) {
   const Graph graph = build_to_run(of.model, of.plan);
   for (const Op& op : graph.step.ops) {
     if (std::holds_alternative<std::monostate>(op.work)) continue;
+    if (op.kind == OpKind::kCollective && of.plan.data > 1) continue;  // see measure_operations
     if (!measurements.contains(cost_key(op))) return false;
   }
   return true;

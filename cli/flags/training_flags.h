@@ -34,6 +34,14 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags);
 // Algorithms of a GPU's matrix products, kept in the store; opened when first asked.
 GemmAlgorithmStore stored_algorithms(const StoreFlag& store);
 
+// The other ranks of a plan where mpirun started this one; null where it did not. Throws Error
+// where it started other than as many as the plan has, or none can run it.
+Communicator* ranks_of(const Plan& plan, const std::string& device);
+// Of several ranks the first one's choice of what is open is the plan of all.
+Plan plan_of_all_ranks(const Plan& plan, const std::string& device);
+// True of the first one, and of one that is alone: it prints and writes.
+bool is_first_rank();
+
 // `steps`: length of the learning-rate schedule.
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps);
 

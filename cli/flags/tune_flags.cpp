@@ -126,7 +126,8 @@ void check_counts(const TuneFlags& flags) {
                           flags.request.objective == Objective::kCostPerToken ||
                           flags.request.objective == Objective::kDevicesForDeadline;
   const size_t batches = parse_counts({"--global-batch", flags.global_batch}).size();
-  const size_t devices = parse_counts({"--devices", flags.devices}).size();
+  const std::vector<int64_t> counts = parse_counts({"--devices", flags.devices});
+  const size_t devices = counts.size();
   if (batches > 1 && !throughput) {
     throw Error("--global-batch " + flags.global_batch,
                 "steps of different batches cannot be compared by " + flags.objective,
@@ -141,6 +142,10 @@ void check_counts(const TuneFlags& flags) {
   if (flags.loop.plans && (devices > 1 || batches > 1)) {
     throw Error("--measure", "runs plans of one number of devices and one batch",
                 "name one --devices and one --global-batch");
+  }
+  if (flags.loop.plans && devices == 1 && counts.front() > 1) {
+    throw Error("--measure", "runs plans of one device",
+                "leave out --devices; verify --plan measures one plan of several ranks");
   }
 }
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "cli/text/prediction.h"
+#include "sim/graph/report/waits.h"
 
 namespace ballast {
 namespace {
@@ -35,36 +37,6 @@ class TraceWriter {
   int64_t events_ = 0;
 };
 
-// What the last of a span's releases was: of the operations that must finish before it, and the one
-// before it on its lane, the one that finished last. Null where none was recorded.
-class Releases {
- public:
-  explicit Releases(const TraceProcess& process) : process_(process) {
-    for (const Span& span : process.timeline->spans) spans_[{span.op, span.step}] = &span;
-  }
-
-  // Spans come in the order of their begin.
-  const Span* of(const Span& span) {
-    const Sequence& step = process_.graph->step;
-    const auto op = static_cast<size_t>(span.op);
-    const Span*& before = last_of_lane_[step.ops[op].lane];
-    const Span* last = before;
-    before = &span;
-    for (int32_t e = step.edge_begin[op]; e < step.edge_begin[op + 1]; ++e) {
-      const Edge& edge = step.edges[static_cast<size_t>(e)];
-      const auto found = spans_.find({edge.op, span.step - edge.steps_ahead});
-      if (found == spans_.end()) continue;
-      if (last == nullptr || last->end < found->second->end) last = found->second;
-    }
-    return last;
-  }
-
- private:
-  const TraceProcess& process_;
-  std::map<std::pair<OpId, int32_t>, const Span*> spans_;
-  std::map<LaneId, const Span*> last_of_lane_;
-};
-
 void add_process(TraceWriter& writer, int id, const TraceProcess& process) {
   const std::vector<Op>& ops = process.graph->step.ops;
   writer.add_metadata("process_name", id, 0, {{"name", process.name}});
@@ -79,14 +51,15 @@ void add_process(TraceWriter& writer, int id, const TraceProcess& process) {
     writer.add_metadata("thread_name", id, lane + 1, {{"name", lane_name(*process.graph, lane)}});
     writer.add_metadata("thread_sort_index", id, lane + 1, {{"sort_index", lane}});
   }
-  Releases releases(process);
+  const Waits waits(*process.graph, *process.timeline);
   for (const Span& span : process.timeline->spans) {
     const Op& op = ops[static_cast<size_t>(span.op)];
     OrderedJson arguments = {{"operation", span.op}, {"step", span.step}};
-    if (const Span* release = releases.of(span)) {
-      arguments["waited_for"] = describe(ops[static_cast<size_t>(release->op)]);
-      arguments["waited_for_operation"] = release->op;
-      arguments["waited_for_step"] = release->step;
+    if (const std::optional<Release> last = waits.last_release_of(span)) {
+      arguments["waited_for"] = describe(ops[static_cast<size_t>(last->span->op)]);
+      arguments["waited_for_operation"] = last->span->op;
+      arguments["waited_for_step"] = last->span->step;
+      arguments["because_of"] = std::string(to_string(last->cause.cause));
     }
     writer.add({{"ph", "X"},
                 {"name", describe(op)},

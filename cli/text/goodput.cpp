@@ -53,7 +53,6 @@ std::optional<LongPrediction> predict_goodput(const GoodputFlags& flags,
     run.period_steps = best_period_steps(run, result.failures);
   }
   result.goodput = simulate_goodput(run, result.failures, kRuns, kSeed);
-  constexpr double kSecondsOfDay = 86'400;
   result.tokens = prediction.tokens_per_s * result.goodput.kept * flags.days * kSecondsOfDay;
   return result;
 }

@@ -172,6 +172,11 @@ OrderedJson checkpoints_json(const CheckpointCost& cost) {
           {"time_per_step_s", seconds(cost.time_per_step)}};
 }
 
+// A rate of a plan that does not fit is none.
+OrderedJson if_fits(const Prediction& prediction, double value) {
+  return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
+}
+
 }  // namespace
 
 OrderedJson kinds_json(const std::vector<KindTime>& kinds) {
@@ -209,16 +214,13 @@ OrderedJson prediction_json(const Predicted& predicted) {
                       {"reason", prediction.reason}};
   json["notes"] = notes_of(of.model, of.plan, of.stack.facts);
   json["confidence"] = confidence_json(of.stack.name, confidence, of.plan.tokens_per_step());
-  const auto number = [&](double value) {
-    return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
-  };
-  json["step_time_s"] = number(prediction.step_time.seconds());
+  json["step_time_s"] = if_fits(prediction, prediction.step_time.seconds());
   json["settled"] = prediction.settled;
-  json["tokens_per_s"] = number(prediction.tokens_per_s);
-  json["tokens_per_s_per_device"] = number(prediction.tokens_per_s_per_device);
-  json["tflops_per_device"] = number(prediction.model_rate.tflops());
-  json["hardware_tflops_per_device"] = number(prediction.hardware_rate.tflops());
-  json["mfu_percent"] = number(100 * prediction.mfu);
+  json["tokens_per_s"] = if_fits(prediction, prediction.tokens_per_s);
+  json["tokens_per_s_per_device"] = if_fits(prediction, prediction.tokens_per_s_per_device);
+  json["tflops_per_device"] = if_fits(prediction, prediction.model_rate.tflops());
+  json["hardware_tflops_per_device"] = if_fits(prediction, prediction.hardware_rate.tflops());
+  json["mfu_percent"] = if_fits(prediction, 100 * prediction.mfu);
   json["rollback_time_s"] = prediction.rollback_time
                                 ? OrderedJson(prediction.rollback_time->seconds())
                                 : OrderedJson(nullptr);
@@ -309,14 +311,11 @@ std::string outcome_text(const Predicted& predicted) {
 
 OrderedJson outcome_json(const Predicted& predicted) {
   const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
-  const auto number = [&](double value) {
-    return prediction.fits ? OrderedJson(value) : OrderedJson(nullptr);
-  };
   return {{"stack", of.stack.name},
           {"fits", refusal.empty() ? OrderedJson(prediction.fits) : OrderedJson(nullptr)},
           {"reason", refusal.empty() ? prediction.reason : refusal},
-          {"step_time_s", number(prediction.step_time.seconds())},
-          {"tokens_per_s", number(prediction.tokens_per_s)},
+          {"step_time_s", if_fits(prediction, prediction.step_time.seconds())},
+          {"tokens_per_s", if_fits(prediction, prediction.tokens_per_s)},
           {"confidence", confidence_json(of.stack.name, confidence, of.plan.tokens_per_step())}};
 }
 

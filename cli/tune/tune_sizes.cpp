@@ -70,16 +70,17 @@ TunedSize tune_sequence(TuneFlags& flags, SearchCache& cache) {
   check_devices(flags, size.of);
   const Measurements measurements = measurements_of(size.of.machine, flags.store);
   SizeSearch sizes;
-  sizes.most = kMostTokens / kSequenceGrain;
+  const int64_t grain = sequence_grain(size.of.plan);
+  sizes.most = kMostTokens / grain;
   sizes.question = [&](int64_t grains) {
-    const int64_t tokens = grains * kSequenceGrain;
+    const int64_t tokens = grains * grain;
     return question_for(flags, with_tokens(size.of, tokens), fmt::format("{} tokens", tokens));
   };
   size.found = largest_size(sizes, cache.asker(measurements));
-  size.value = static_cast<double>(size.found.size * kSequenceGrain);
-  size.next_value = static_cast<double>(size.found.next * kSequenceGrain);
-  size.grain = fmt::format("multiples of {} tokens", kSequenceGrain);
-  if (size.found.size > 0) size.of = with_tokens(size.of, size.found.size * kSequenceGrain);
+  size.value = static_cast<double>(size.found.size * grain);
+  size.next_value = static_cast<double>(size.found.next * grain);
+  size.grain = fmt::format("multiples of {} tokens", grain);
+  if (size.found.size > 0) size.of = with_tokens(size.of, size.found.size * grain);
   return size;
 }
 

@@ -7,6 +7,7 @@
 #include "cli/text/tables.h"
 #include "sim/base/atomic_file.h"
 #include "sim/graph/passes/passes.h"
+#include "sim/graph/report/waits.h"
 #include "sim/graph/schedules/pipeline.h"
 
 namespace ballast {
@@ -26,7 +27,9 @@ OrderedJson op_json(const Prediction& prediction, size_t i) {
   OrderedJson predecessors = OrderedJson::array();
   for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
     const Edge& edge = step.edges[static_cast<size_t>(e)];
-    predecessors.push_back({{"id", edge.op}, {"steps_ahead", edge.steps_ahead}});
+    const EdgeCause cause = cause_of(prediction.graph, static_cast<OpId>(i), edge);
+    predecessors.push_back(
+        {{"id", edge.op}, {"steps_ahead", edge.steps_ahead}, {"cause", to_string(cause.cause)}});
   }
   return {{"id", i},
           {"kind", to_string(op.kind)},
@@ -84,6 +87,108 @@ std::string graph_text(const Prediction& prediction) {
          table.text();
 }
 
+// --- one operation
+// ---------------------------------------------------------------------------------
+
+std::string cause_text(const Graph& graph, const EdgeCause& cause) {
+  switch (cause.cause) {
+    case WaitCause::kLane:
+      return "before it on its lane";
+    case WaitCause::kTensor:
+      return describe(graph.tensor(cause.tensor));
+    case WaitCause::kMemory:
+      return fmt::format("memory of {}, which {} takes over", describe(graph.tensor(cause.other)),
+                         describe(graph.tensor(cause.tensor)));
+    case WaitCause::kFence:
+      return "a fence of all lanes";
+  }
+  CHECK(false && "a cause");
+}
+
+// What an operation waited for in the last recorded step.
+struct OneOperation {
+  const Prediction& prediction;
+  Waits waits;
+  Span span;
+  std::vector<Release> releases;
+  std::optional<std::pair<Duration, const Span*>> slack;
+};
+
+OneOperation operation_of(const Prediction& prediction, int64_t id) {
+  const auto operations = static_cast<int64_t>(prediction.graph.step.ops.size());
+  if (id < 0 || id >= operations) {
+    throw Error("--operation", fmt::format("there is no operation {}", id),
+                fmt::format("name one from 0 to {}; ballast graph lists them", operations - 1));
+  }
+  Waits waits(prediction.graph, prediction.timeline);
+  const Timeline& timeline = prediction.timeline;
+  for (int32_t step = timeline.first_step + timeline.steps - 1; step >= timeline.first_step;
+       --step) {
+    const Span* span = waits.span_of(static_cast<OpId>(id), step);
+    if (span == nullptr) continue;
+    std::vector<Release> releases = waits.releases_of(*span);
+    const auto slack = waits.slack_of(*span);
+    // Its last run may have no later one to show what waits for it.
+    if (!slack && step > timeline.first_step) continue;
+    return {prediction, std::move(waits), *span, std::move(releases), slack};
+  }
+  throw Error("--operation", fmt::format("operation {} was not recorded", id), "name another one");
+}
+
+OrderedJson operation_json(const OneOperation& one) {
+  const Graph& graph = one.prediction.graph;
+  OrderedJson json = op_json(one.prediction, static_cast<size_t>(one.span.op));
+  OrderedJson waited = OrderedJson::array();
+  for (const Release& release : one.releases) {
+    waited.push_back({{"id", release.span->op},
+                      {"step", release.span->step},
+                      {"label", describe(graph.op(release.span->op))},
+                      {"lane", lane_name(graph, graph.op(release.span->op).lane)},
+                      {"ended_before_s", (one.span.begin - release.span->end).seconds()},
+                      {"cause", to_string(release.cause.cause)},
+                      {"because", cause_text(graph, release.cause)}});
+  }
+  json.erase("predecessors");
+  json["step"] = one.span.step;
+  json["took_s"] = (one.span.end - one.span.begin).seconds();
+  json["waited_for"] = std::move(waited);
+  json["slack_s"] = one.slack ? OrderedJson(one.slack->first.seconds()) : OrderedJson(nullptr);
+  json["first_to_wait"] = one.slack ? OrderedJson(one.slack->second->op) : OrderedJson(nullptr);
+  return json;
+}
+
+std::string operation_text(const OneOperation& one) {
+  const Graph& graph = one.prediction.graph;
+  const Op& op = graph.op(one.span.op);
+  const OpCost& cost = one.prediction.costs.ops[static_cast<size_t>(one.span.op)];
+  std::string text =
+      fmt::format("{}  {}  {}\ntakes {}, alone {}\n\n", one.span.op, lane_name(graph, op.lane),
+                  describe(op), show(one.span.end - one.span.begin), show(cost.alone));
+  Table table({{"began", true},
+               {"after", true},
+               {"lane", true},
+               {"operation", true},
+               {"because of", true}});
+  for (const Release& release : one.releases) {
+    const Op& first = graph.op(release.span->op);
+    table.add({show(one.span.begin - release.span->end),
+               fmt::format("{}{:'<{}}", release.span->op, "", one.span.step - release.span->step),
+               lane_name(graph, first.lane), describe(first), cause_text(graph, release.cause)});
+  }
+  text += one.releases.empty() ? "It waited for nothing that was recorded.\n" : table.text();
+  text += fmt::format(
+      "\nbegan: so long after the other had ended; {} of it is the hand-over between lanes where "
+      "it "
+      "waited for another\n",
+      show(cost.handover));
+  if (one.slack) {
+    text += fmt::format("{} after its end began the first that waits for it: {} {}\n",
+                        show(one.slack->first), one.slack->second->op,
+                        describe(graph.op(one.slack->second->op)));
+  }
+  return text;
+}
+
 // As `predict` does, of a pipeline in the form that was asked for.
 Prediction predict_folded(const Setting& of, Folding folding, const Measurements& measurements) {
   if (of.plan.pipeline == 1) throw Error("--coarsen", "the plan has no pipeline", "leave it out");
@@ -126,6 +231,21 @@ void print_passes(const OutputFlags& output, const PassContext* context) {
   if (!output.json && !output.out) fmt::print("{}", passes_text(context));
 }
 
+void print_graph(const OutputFlags& output, const Completed& completed,
+                 std::optional<int64_t> operation) {
+  if (operation) {
+    const OneOperation one = operation_of(completed.prediction, *operation);
+    if (output.json || output.out) write_json(output, operation_json(one));
+    if (!output.json && !output.out) fmt::print("{}", operation_text(one));
+    return;
+  }
+  if (output.json || output.out) write_json(output, graph_json(completed));
+  if (!output.json && !output.out) {
+    fmt::print("{}\n{}", stack_text(completed.setting.stack.name),
+               graph_text(completed.prediction));
+  }
+}
+
 }  // namespace
 
 int run_graph(Words words) {
@@ -144,6 +264,11 @@ int run_graph(Words words) {
                   "A pipeline's turns as one operation each: on, off [on, unless the plan asks for "
                   "overlap with their inside and is of moderate size]")
       ->check(CLI::IsMember({"on", "off"}));
+  std::optional<int64_t> operation;
+  parser.app().add_option(
+      "--operation", operation,
+      "Of the operation with this number: what it waited for, why, and how much "
+      "later it could have ended");
   bool show_passes = false;
   parser.app().add_flag(
       "--passes", show_passes,
@@ -174,11 +299,7 @@ int run_graph(Words words) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;
   }
-  if (output.json || output.out) write_json(output, graph_json(completed));
-  if (!output.json && !output.out) {
-    fmt::print("{}\n{}", stack_text(completed.setting.stack.name),
-               graph_text(completed.prediction));
-  }
+  print_graph(output, completed, operation);
   return kDone;
 }
 

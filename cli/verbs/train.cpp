@@ -114,6 +114,7 @@ class StepReport {
     }
     const StepRecord last = waiting_.back();
     waiting_.clear();
+    if (!is_first_rank()) return;
     progress_.show(
         static_cast<double>(last.step + 1) / static_cast<double>(steps_),
         fmt::format("step {}/{}  loss {:.3f}  {} tokens/s  {} a step, predicted {}", last.step + 1,
@@ -202,7 +203,9 @@ void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
   for (const MemoryUse& use : result.memory) {
     fmt::print("{}: {} in use, {} predicted{}\n", memory_name(use.place), show(use.resident),
                show(use.planned),
-               completed.setting.plan.pipeline > 1 ? ", of the stage that takes the most" : "");
+               completed.setting.plan.pipeline > 1 ? ", of the stage that takes the most"
+               : completed.setting.plan.data > 1   ? ", of the first rank"
+                                                   : "");
   }
   if (result.rollbacks == 0) return;
   fmt::print("{} steps were rolled back and redone", result.rollbacks);
@@ -240,6 +243,7 @@ void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
 TrainerOptions options_of(const TrainFlags& flags, const Setting& setting) {
   TrainerOptions options = trainer_options(flags.training, setting.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
+  options.ranks = ranks_of(setting.plan, flags.training.device);
   options.checkpoint_folder = flags.checkpoint_folder;
   options.checkpoint_period_steps = flags.checkpoint_period;
   options.resume = flags.resume;
@@ -252,6 +256,7 @@ TrainerOptions options_of(const TrainFlags& flags, const Setting& setting) {
 
 // What is done, and is not what one may take it for.
 void print_notes(const TrainFlags& flags, const Setting& setting, const Trainer& trainer) {
+  if (!is_first_rank()) return;
   std::vector<std::string> notes = trainer.notes();
   const int64_t planned = setting.plan.checkpoint_period_steps;
   if (flags.checkpoint_period > 0 && planned > 0 && planned != flags.checkpoint_period) {
@@ -277,8 +282,8 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   print_notes(flags, setting, trainer);
   TrainOutcome outcome;
   outcome.metrics = std::make_unique<MetricsFile>(
-      flags.metrics_file, flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew,
-      trainer.next_step());
+      is_first_rank() ? flags.metrics_file : std::nullopt,
+      flags.resume ? MetricsFile::Mode::kContinue : MetricsFile::Mode::kNew, trainer.next_step());
   if (!flags.output.json) {
     const std::string& device = flags.training.device;
     fmt::print("{} on {}: {}\n", completed.setting.model.name,
@@ -299,7 +304,7 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   outcome.validation_loss = trainer.validation_loss(kValidationBatches);
   if (target) {
     trainer.export_weights(target->weights);
-    write_config(*target);
+    if (is_first_rank()) write_config(*target);
   }
   return outcome;
 }
@@ -342,7 +347,8 @@ int run_train(Words words) {
   }
   check_is_that_model(of);
   const Measurements measurements = measurements_of(of.machine, flags.store);
-  const Completed completed = complete(std::move(of), &measurements);
+  Completed completed = complete(std::move(of), &measurements);
+  completed.setting.plan = plan_of_all_ranks(completed.setting.plan, flags.training.device);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;

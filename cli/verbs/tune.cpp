@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +10,7 @@
 #include "cli/tune/tune_output.h"
 #include "cli/tune/tune_sizes.h"
 #include "cli/tune/tune_studies.h"
+#include "profiles/load.h"
 #include "sim/spec/caveats.h"
 
 namespace ballast {
@@ -164,6 +166,22 @@ std::optional<Bottlenecks> limits_of(Setting best, const Measurements& measureme
   return bottlenecks_of(best, prediction, measurements, AskLimits::kIfQuick);
 }
 
+// What the strategy that was named says otherwise: a search may choose how much happens at once.
+void append_departures(const TuneFlags& flags, const Plan& base, const Plan& best,
+                       std::vector<std::string>& notes) {
+  if (flags.plan.strategies.size() != 1) return;
+  const Strategy strategy = load_strategy(flags.plan.strategies.front());
+  // What flags or a plan file changed of it, somebody wanted.
+  const std::vector<const Knob*> asked = departures(strategy, base);
+  for (const Knob* knob : departures(strategy, best)) {
+    if (std::find(asked.begin(), asked.end(), knob) != asked.end()) continue;
+    notes.push_back(
+        fmt::format("the strategy gives {} a value, and the best plan has {}; --set "
+                    "plan.{} to keep it",
+                    knob->path, text_of(*knob, knob->get(best)), knob->path));
+  }
+}
+
 int run_sized(TuneFlags& flags, SearchCache& cache) {
   TunedSize size = tune_size(flags, cache);
   const bool any = size.found.found && size.found.found->best;
@@ -217,7 +235,8 @@ int run_tune(Words words) {
   if (flags.loop.plans) measured = tuner.measure_plans(found);
   Setting best = tuner.with(found.best->plan);
   OrderedJson json = search_json(found, &best.model);
-  const std::vector<std::string> notes = notes_of(best.model, best.plan, Stack{}.facts);
+  std::vector<std::string> notes = notes_of(best.model, best.plan, Stack{}.facts);
+  append_departures(flags, tuner.base().plan, best.plan, notes);
   json["notes"] = notes;
   if (measured) json["measured"] = measured_json(*measured);
   json["objective"] = objective_json(flags, *found.best);
@@ -243,7 +262,8 @@ int run_tune(Words words) {
              runs_on_text(runs_on(best.model, best.plan, Stack{})), notes_text(notes),
              limits ? bottlenecks_text(limits) : std::string());
   if (!measured || measured->measured.empty()) {
-    fmt::print("{}{}", ranking_text(found, flags.top), why_text(best, found, tuner.measurements()));
+    fmt::print("{}", ranking_text(found, flags.top));
+    if (!cache.must_stop()) fmt::print("{}", why_text(best, found, tuner.measurements()));
   }
   fmt::print("{}{}\n{}{}", infeasible_text(found), studies.text, text_of_cache(cache),
              text_of(files));

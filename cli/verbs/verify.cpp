@@ -58,17 +58,18 @@ bool parse(Words words, VerifyFlags& flags) {
   return parser.parse(words);
 }
 
-struct Run {
+struct MeasuredRun {
   Graph graph;
   TrainResult result;
 };
 
-Run run(const VerifyFlags& flags, const Setting& of) {
+MeasuredRun run(const VerifyFlags& flags, const Setting& of) {
   TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
+  options.ranks = ranks_of(of.plan, flags.training.device);
   Trainer trainer(of.model, of.plan, options);
   Progress progress("verify");
-  Run run;
+  MeasuredRun run;
   run.result = trainer.train(flags.steps, [&](const StepRecord& record) {
     progress.show(static_cast<double>(record.step + 1) / static_cast<double>(flags.steps),
                   fmt::format("step {}/{}", record.step + 1, flags.steps));
@@ -88,7 +89,7 @@ void append_to_store(const VerifyFlags& flags, const Setting& of, const Verifica
   open_store(flags.store).append(record);
 }
 
-OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const Run& run,
+OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const MeasuredRun& run,
                        const OrderedJson& comparison) {
   const Measurements measurements = measurements_of(completed.setting.machine, store);
   OrderedJson json = {{"schema", "ballast.verify/1"},
@@ -115,6 +116,7 @@ Completed predict_measured(const VerifyFlags& flags) {
   Measurements measurements = measurements_of(of.machine, store);
   Completed completed = complete(std::move(of), &measurements);
   if (!completed.prediction.fits || is_measured(completed.setting, measurements)) return completed;
+  if (!is_first_rank()) return completed;  // what is predicted and printed is the first one's
   measure_plan(completed.setting, {kMeasuringSeconds, device}, store, measurements);
   return complete(std::move(completed.setting), &measurements);
 }
@@ -125,7 +127,7 @@ Completed predict_elsewhere(const VerifyFlags& flags) {
   return complete(std::move(of), &measurements);
 }
 
-Run run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
+MeasuredRun run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
   const Measurements measurements = measurements_of(completed.setting.machine, flags.store);
   return {completed.prediction.graph,
           run_paced(completed, measurements, {flags.steps, flags.slow_down})};
@@ -173,12 +175,16 @@ int run_verify(Words words) {
   if (flags.history) return print_history(flags);
   check_compute_threads(flags.training);
   const bool paced = flags.training.device == "paced";
-  const Completed completed = paced ? predict_elsewhere(flags) : predict_measured(flags);
+  Completed completed = paced ? predict_elsewhere(flags) : predict_measured(flags);
+  if (!paced) {
+    completed.setting.plan = plan_of_all_ranks(completed.setting.plan, flags.training.device);
+  }
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;
   }
-  const Run ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.setting);
+  const MeasuredRun ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.setting);
+  if (!is_first_rank()) return kDone;
   const Verification verification = verification_of(completed.prediction, ran.graph, ran.result);
   const OrderedJson comparison = verification_json(ran.graph, verification);
   if (flags.trace) {

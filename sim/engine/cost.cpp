@@ -46,7 +46,9 @@ struct Mixer {
     mix(w.m), mix(w.n), mix(w.k), mix(w.accumulate), mix(static_cast<int64_t>(w.format));
     mix(w.experts);
   }
-  void operator()(const AttentionWork& w) { mix(w.sequences), mix(w.length), mix(w.heads); }
+  void operator()(const AttentionWork& w) {
+    mix(w.sequences), mix(w.length), mix(w.heads), mix(w.tokens_before);
+  }
   void operator()(const RowWork& w) { mix(w.rows), mix(w.columns), mix(w.moved.count); }
   void operator()(const BucketWork& w) { mix(w.elements), mix(w.moved.count); }
   void operator()(const CopyWork& w) { mix(w.bytes.count), mix(w.calls); }
@@ -332,7 +334,8 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
   }
   if (const auto* bucket = std::get_if<BucketWork>(&op.work)) {
     if (bucket->site == Site::kCpu) return on_cpu(op, *bucket);
-    return gpu_memory_bound(bucket->moved, Duration{});
+    const Alone one = gpu_memory_bound(bucket->moved, Duration{});
+    return {std::max(one.time, Duration{gpu.launch.value.ps * bucket->launches})};
   }
   if (const auto* work = std::get_if<CopyWork>(&op.work)) return copy(*work);
   if (const auto* work = std::get_if<IoWork>(&op.work)) return io(*work);

@@ -52,9 +52,11 @@ Duration CostModel::product_time(const GemmWork& work, int64_t batch) const {
 FlopRate CostModel::flash_rate(const AttentionWork& work, Phase phase) const {
   const Gpu& gpu = machine_.gpu;
   const bool half = is_half(work.dtype);
+  // The last query of a part sees as many keys as that of a sequence that ends with it.
+  const int64_t seen = work.tokens_before + work.length;
   if (half && gpu.attention.empty() && gpu.kernels.model) {
     const auto rate = gpu.kernels.model->attention_rate(
-        {attention_kernel_, work.head_size, work.length, phase == Phase::kBackward, true},
+        {attention_kernel_, work.head_size, seen, phase == Phase::kBackward, true},
         gpu.kernels.part);
     if (rate) return {rate->flops_per_s * kernel_rate(work.dtype)};
   }
@@ -63,7 +65,7 @@ FlopRate CostModel::flash_rate(const AttentionWork& work, Phase phase) const {
   }
   const auto rate_of = [&](const AttentionRates& rates) {
     const Curve& curve = phase == Phase::kBackward ? rates.backward : rates.forward;
-    return curve.rate_at(static_cast<double>(work.length));
+    return curve.rate_at(static_cast<double>(seen));
   };
   const std::vector<AttentionRates>& all = gpu.attention;
   if (work.head_size <= all.front().head_size) return {rate_of(all.front())};
@@ -95,11 +97,12 @@ CostModel::Alone CostModel::flash_attention(const AttentionWork& work, Phase pha
 // writes or reads the scores once itself, which costs nothing more where it is bound by arithmetic.
 CostModel::Alone CostModel::eager_attention(const AttentionWork& work) const {
   const int64_t batch = work.sequences * work.heads;
-  const GemmWork scores{work.length, work.length, work.head_size, work.dtype};
-  const GemmWork sums{work.length, work.head_size, work.length, work.dtype};
+  const int64_t keys = work.tokens_before + work.length;
+  const GemmWork scores{work.length, keys, work.head_size, work.dtype};
+  const GemmWork sums{work.length, work.head_size, keys, work.dtype};
   const double product_flops = flops_of(Work{scores}).count * static_cast<double>(batch);
   const double products = std::max(std::round(work.flops.count / product_flops), 1.0);
-  const Bytes square = bytes_of(batch * work.length * work.length, work.dtype);
+  const Bytes square = bytes_of(batch * work.length * keys, work.dtype);
   const Bytes in_products = square * static_cast<int64_t>(products);
   const Duration passes = pass(std::max(work.moved - in_products, Bytes{}));
   if (machine_.gpu.is_host_thread) {

@@ -41,7 +41,8 @@ struct KernelCount {
   }
   int64_t operator()(const RowWork& work) const { return std::max<int64_t>(1, passes_in(work)); }
   int64_t operator()(const BucketWork& work) const {
-    return work.site == Site::kGpu ? div_ceil(work.elements, kValuesOfALaunch) : 0;
+    if (work.site != Site::kGpu) return 0;
+    return work.launches > 0 ? work.launches : div_ceil(work.elements, kValuesOfALaunch);
   }
   int64_t operator()(const CopyWork& work) const { return work.calls; }
   int64_t operator()(const CollectiveWork& work) const { return work.ranks > 1 ? 1 : 0; }

@@ -6,7 +6,8 @@
 //   attention   one forward; three backward (flash_attn 2.5: dot_do_o, dq_dk_dv, convert_dq). What
 //               stores its scores: two or four products, and a kernel for each other two passes.
 //   optimizer   one for 320 chunks of 65,536 values (apex, csrc/multi_tensor_apply.cuh,
-//               depth_to_max_blocks; DeepSpeed and Megatron take the same chunks).
+//               depth_to_max_blocks; DeepSpeed and Megatron take the same chunks), or what the
+//               operation says (BucketWork::launches).
 //   copies      one call each; collectives one kernel; products one, in 8 bits five.
 //
 // Will not do: know what a launch takes (StackConstants::launch), or a time (sim/engine/cost).

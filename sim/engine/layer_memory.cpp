@@ -11,6 +11,7 @@ namespace {
 bool is_saved(const Tensor& tensor) {
   switch (tensor.kind) {
     case TensorKind::kOutput:
+    case TensorKind::kKeysValues:
     case TensorKind::kNormStatistics:
     case TensorKind::kLogSumExp:
     case TensorKind::kScores:

@@ -8,6 +8,7 @@
 #include "sim/engine/engine.h"
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/stages.h"
 
 namespace ballast {
 namespace {
@@ -212,7 +213,7 @@ FlopRate peak_of_mfu(const Plan& plan, const Machine& machine) {
 void fill_rates(Prediction& result, const Model& model, const Plan& plan, const Machine& machine) {
   const double seconds = result.step_time.seconds();
   const auto devices = static_cast<double>(plan.devices);
-  const auto simulated = static_cast<double>(div_ceil(result.graph.lanes, kLaneKinds));
+  const auto simulated = static_cast<double>(devices_of(result.graph));
   result.tokens_per_s = static_cast<double>(plan.tokens_per_step()) / seconds;
   result.tokens_per_s_per_device = result.tokens_per_s / devices;
   const Flops model_flops =

@@ -1,7 +1,8 @@
 #include "sim/spec/knobs.h"
 
 #include <algorithm>
-#include <fmt/format.h>
+#include <array>
+#include <iterator>
 
 #include "sim/spec/knob_access.h"
 
@@ -19,6 +20,7 @@ constexpr int64_t kChunksTried[] = {1, 2, 3, 4, 5, 6, 7, 8};
 // Powers of two from 1 MiB to 256 MiB.
 constexpr int64_t kBucketsTried[] = {1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24,
                                      1 << 25, 1 << 26, 1 << 27, 1 << 28};
+constexpr int64_t kMostSubsequences = 4096;
 // A stage is a number of 8 bits in a program.
 constexpr int64_t kMostStages = 127;
 
@@ -118,7 +120,7 @@ constexpr Knob kTable[] = {
          .unit = "stages",
          .most = kMostStages,
          .is_degree = true,
-         .help = "Stages of consecutive layers, 1F1B (arXiv 2104.04473)",
+         .help = "Stages of consecutive layers (arXiv 2104.04473)",
          .flag = {"--pipeline",
                   "Stages of consecutive layers [1, or chosen where the strategy leaves it open]",
                   "COUNT"}})),
@@ -127,7 +129,7 @@ constexpr Knob kTable[] = {
                                           .unit = "chunks",
                                           .tried = kChunksTried,
                                           .tried_text = "where layers divide",
-                                          .help = "Chunks of layers a stage, interleaved",
+                                          .help = "Chunks of layers a stage",
                                           .matters = "with pipeline above 1",
                                           .flag = {"--virtual-pipeline",
                                                    "Chunks of layers a stage, interleaved [1, or "
@@ -253,6 +255,27 @@ constexpr Knob kTable[] = {
          .help = "Tokens of a sequence; 0 in a file: 2048, or what the model allows",
          .flag = {"--sequence-length", "Tokens of a sequence [2048, or what the model allows]",
                   "COUNT"}}),
+    knob<&Plan::subsequences>(
+        {.id = KnobId::kSubsequences,
+         .path = "subsequences",
+         .group = kBatch,
+         .unit = "parts",
+         .least = 1,
+         .most = kMostSubsequences,
+         .may_be_absent = true,
+         .help =
+             "Parts in which a sequence passes each layer, one after another (arXiv 2408.16978)",
+         .flag = {"--subsequences", "Parts in which a sequence passes each layer [1]", "COUNT"}}),
+    knob<&Plan::subsequence_split>(
+        {.id = KnobId::kSubsequenceSplit,
+         .path = "subsequence_split",
+         .group = kBatch,
+         .choices = kChoices<SubsequenceSplit::kTokens, SubsequenceSplit::kFlops>,
+         .may_be_absent = true,
+         .help = "What all parts of a sequence have the same of: tokens, or the FLOPs of a layer, "
+                 "so that later parts are shorter (arXiv 2406.03488)",
+         .matters = "with subsequences above 1",
+         .matters_in = [](const Plan& plan) { return plan.subsequences > 1; }}),
     knob<&Plan::dtype>(
         {.id = KnobId::kDtype,
          .path = "dtype",
@@ -412,7 +435,7 @@ constexpr Knob kTable[] = {
              "from keeping all to recomputing or offloading all, offload_share in quarters",
          .tuned_under_strategy = true,
          .help = "What becomes of modules' outputs between forward and backward: "
-                 "the four below, or auto"}),
+                 "those below, or auto"}),
     knob<&ActivationPlan::fate>({.id = KnobId::kFates,
                                  .path = "activations.fate",
                                  .group = kActivations,
@@ -492,109 +515,5 @@ static_assert(is_in_order(), "rows stand in the order of KnobId");
 std::span<const Knob> knobs() { return kTable; }
 
 const Knob& knob_of(KnobId id) { return kTable[static_cast<size_t>(id)]; }
-
-const Knob* find_knob(std::string_view path) {
-  const Knob* found = std::find_if(std::begin(kTable), std::end(kTable),
-                                   [&](const Knob& knob) { return knob.path == path; });
-  if (found != std::end(kTable)) return found;
-  const Knob& fates = knob_of(KnobId::kFates);
-  const size_t dot = fates.object().size();
-  if (path.size() <= dot || path[dot] != '.' || !path.starts_with(fates.object())) return nullptr;
-  const bool is_fate =
-      std::any_of(saving_kinds().begin(), saving_kinds().end(),
-                  [&](ModuleKind kind) { return to_string(kind) == path.substr(dot + 1); });
-  return is_fate ? &fates : nullptr;
-}
-
-KnobValue default_of(const Knob& knob) {
-  Plan plan;
-  if (knob.object() == "activations") plan.activations.emplace();
-  return knob.get(plan);
-}
-
-std::string text_of(const Knob& knob, const KnobValue& value) {
-  if (std::holds_alternative<std::monostate>(value)) return "auto";
-  if (const bool* is_set = std::get_if<bool>(&value)) return *is_set ? "true" : "false";
-  if (const int64_t* whole = std::get_if<int64_t>(&value)) {
-    return knob.type == KnobType::kChoice ? std::string(knob.name_of(*whole))
-                                          : fmt::format("{}", *whole);
-  }
-  if (const double* share = std::get_if<double>(&value)) return fmt::format("{}", *share);
-  if (const std::string* text = std::get_if<std::string>(&value)) return *text;
-  const Fates& fates = std::get<Fates>(value);
-  std::string text;
-  for (const ModuleKind kind : saving_kinds()) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", to_string(kind),
-                        to_string(fates[static_cast<size_t>(kind)]));
-  }
-  return text;
-}
-
-const std::vector<ModuleKind>& saving_kinds() {
-  static const std::vector<ModuleKind> kinds = [] {
-    std::vector<ModuleKind> all;
-    for (int i = 0; i < kModuleKinds; ++i) {
-      if (saves_output(static_cast<ModuleKind>(i))) all.push_back(static_cast<ModuleKind>(i));
-    }
-    return all;
-  }();
-  return kinds;
-}
-
-std::string_view to_string(KnobType type) {
-  constexpr std::string_view kNamesOfTypes[] = {"text",  "true or false", "whole number", "bytes",
-                                                "share", "choice",        "choices",      "group"};
-  return kNamesOfTypes[static_cast<size_t>(type)];
-}
-
-std::string_view to_string(KnobGroup group) {
-  constexpr std::string_view kNamesOfGroups[kKnobGroups] = {
-      "names",     "parallelism", "batch",       "number formats", "weights",
-      "optimizer", "memory",      "activations", "checkpoints"};
-  return kNamesOfGroups[static_cast<size_t>(group)];
-}
-
-KnobSet knobs_of(KnobSearch search) {
-  KnobSet set;
-  for (const Knob& knob : knobs()) set.set(knob.id, knob.search == search);
-  return set;
-}
-
-std::string text_of(const KnobSet& set) {
-  std::string text;
-  for (const Knob& knob : knobs()) {
-    if (!set.has(knob.id)) continue;
-    if (!text.empty()) text += ", ";
-    text += knob.path;
-  }
-  return text;
-}
-
-std::string plan_key(const Plan& plan, const KnobSet& apart) {
-  std::string key;
-  key.reserve(256);
-  for (const Knob& knob : knobs()) {
-    if (!apart.has(knob.id)) knob.append_key(key, plan);
-  }
-  return key;
-}
-
-void copy_knobs(Plan& to, const Plan& from, const KnobSet& set) {
-  for (const Knob& knob : knobs()) {
-    if (!set.has(knob.id)) continue;
-    const KnobValue value = knob.get(from);
-    // A member of a group that is "auto" has no value to copy.
-    const bool is_auto = std::holds_alternative<std::monostate>(value);
-    if (!is_auto || knob.may_be_auto) knob.set(to, value);
-  }
-}
-
-std::vector<const Knob*> differing(const Plan& a, const Plan& b) {
-  std::vector<const Knob*> list;
-  for (const Knob& knob : knobs()) {
-    if (!knob.same(a, b)) list.push_back(&knob);
-  }
-  return list;
-}
 
 }  // namespace ballast

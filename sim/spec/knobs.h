@@ -43,6 +43,8 @@ enum class KnobId : uint8_t {
   kGlobalBatch,
   kMicroBatch,
   kSequenceLength,
+  kSubsequences,
+  kSubsequenceSplit,
   kDtype,
   kProducts,
   kFlowShare,

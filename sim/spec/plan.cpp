@@ -59,6 +59,66 @@ std::string_view to_string(ActivationFate value) {
   return "";
 }
 
+std::string_view to_string(SubsequenceSplit value) {
+  return value == SubsequenceSplit::kTokens ? "tokens" : "flops";
+}
+
+double causal_area(int64_t end, int64_t window) {
+  const auto all = static_cast<double>(end);
+  const auto seen = static_cast<double>(window);
+  return seen > 0 && seen < all ? seen * (2 * all - seen) : all * all;
+}
+
+namespace {
+
+// FLOPs of a layer's forward over the first `end` tokens of a sequence.
+double layer_flops(const Model& model, int64_t end) {
+  double weights = 0;
+  for (const ModuleKind kind :
+       {ModuleKind::kQkv, ModuleKind::kAttentionOut, ModuleKind::kFc1, ModuleKind::kFc2}) {
+    for (const Product& product : products_of(model, kind, 0)) {
+      weights += static_cast<double>(product.in * product.out * product.active);
+    }
+  }
+  const auto widths = static_cast<double>(model.heads * model.head_size + model.attention_width());
+  return 2 * weights * static_cast<double>(end) + widths * causal_area(end, model.window_of(0));
+}
+
+// The multiple of a tile of attention at which FLOPs come nearest to `share` of the sequence's.
+int64_t cut_at(const Model& model, int64_t length, double share) {
+  const double wanted = share * layer_flops(model, length);
+  int64_t least = 0;
+  int64_t most = length / kAttentionTile;
+  while (most - least > 1) {
+    const int64_t middle = (least + most) / 2;
+    (layer_flops(model, middle * kAttentionTile) <= wanted ? least : most) = middle;
+  }
+  const double below = wanted - layer_flops(model, least * kAttentionTile);
+  const double above = layer_flops(model, most * kAttentionTile) - wanted;
+  return (below <= above ? least : most) * kAttentionTile;
+}
+
+}  // namespace
+
+std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model) {
+  const int64_t count = plan.subsequences;
+  const bool by_flops = count > 1 && plan.subsequence_split == SubsequenceSplit::kFlops;
+  std::vector<Subsequence> parts;
+  int64_t begin = 0;
+  for (int64_t i = 1; i <= count; ++i) {
+    int64_t end = plan.sequence_length / count * i;
+    if (by_flops && i < count) {
+      end =
+          cut_at(model, plan.sequence_length, static_cast<double>(i) / static_cast<double>(count));
+    } else if (i == count) {
+      end = plan.sequence_length;
+    }
+    parts.push_back({begin, end - begin});
+    begin = end;
+  }
+  return parts;
+}
+
 bool saves_output(ModuleKind kind) {
   // The router's few scores a token are always kept: fc1 and fc2 choose their experts by them.
   return kind >= ModuleKind::kNorm1 && kind <= ModuleKind::kFc2 && kind != ModuleKind::kRouter;
@@ -218,6 +278,64 @@ void check_degrees(const Plan& plan, const Model& model) {
   }
 }
 
+// Attention of a part reads the keys of all parts before it: more pairs of parts than these, over
+// the layers and micro-batches of a step, take minutes to predict.
+constexpr int64_t kMostPairsOfParts = int64_t{1} << 22;
+
+void check_subsequences(const Plan& plan, const Model& model) {
+  const int64_t parts = plan.subsequences;
+  if (parts == 1) return;
+  if (parts > plan.sequence_length) {
+    refuse("subsequences",
+           fmt::format("{} parts of a sequence of {} tokens", parts, plan.sequence_length),
+           "use fewer");
+  }
+  const bool by_tokens = plan.subsequence_split == SubsequenceSplit::kTokens;
+  for (int64_t layer = 1; layer < model.layers && !by_tokens; ++layer) {
+    if (model.window_of(layer) == model.window_of(0)) continue;
+    refuse("subsequence_split", "layers that see windows of several sizes have several FLOPs",
+           "use tokens");
+  }
+  int64_t shortest = plan.sequence_length;
+  for (const Subsequence& part : subsequences_of(plan, model)) {
+    shortest = std::min(shortest, part.length);
+  }
+  if (shortest < kAttentionTile) {
+    refuse("subsequences",
+           fmt::format("parts of {} tokens are shorter than a tile of attention, {}", shortest,
+                       kAttentionTile),
+           by_tokens ? fmt::format("use at most {}",
+                                   std::max<int64_t>(1, plan.sequence_length / kAttentionTile))
+                     : "use fewer, or subsequence_split tokens");
+  }
+  if (by_tokens) {
+    require_divides("subsequences", parts, plan.sequence_length, "tokens of a sequence");
+  }
+  if (plan.pipeline > 1) {
+    refuse("subsequences", "the stages of a pipeline pass on whole sequences",
+           "use 1, or pipeline 1");
+  }
+  if (plan.sequence * plan.context > 1) {
+    refuse("subsequences", "ranks that share every sequence share it whole",
+           "use 1, or sequence 1 and context 1");
+  }
+  if (model.experts > 0) {
+    refuse("subsequences", "experts are balanced over whole sequences", "use 1");
+  }
+  if (model.is_latent()) {
+    refuse("subsequences", "latent attention takes whole sequences", "use 1");
+  }
+  if (plan.ffn_tiles > 1) {
+    refuse("ffn_tiles", "the parts of a sequence pass a feed-forward one after another already",
+           "use 1, or more subsequences");
+  }
+  const int64_t pairs = parts * parts * model.layers * (plan.micro_batch ? plan.accumulation() : 1);
+  if (pairs > kMostPairsOfParts) {
+    refuse("subsequences", fmt::format("{} parts in {} layers", parts, model.layers),
+           "use fewer, or fewer micro-batches");
+  }
+}
+
 // Tensor cores take 8-bit factors by 16 in every direction (cuBLAS documentation, cublasLtMatmul,
 // "To use FP8 kernels").
 constexpr int64_t kFp8Multiple = 16;
@@ -236,8 +354,8 @@ void check_fp8(const Plan& plan, const Model& model) {
       {"columns of an expert", div_ceil(model.expert_ffn, plan.tensor)},
       {"columns of a rank's query heads", div_ceil(model.heads, plan.tensor) * model.head_size},
       {"columns of a rank's key heads", div_ceil(model.kv_heads, plan.tensor) * model.head_size},
-      {"tokens of a rank's sequence",
-       div_ceil(plan.sequence_length, plan.sequence * plan.context)}};
+      {"tokens of a rank's sequence", div_ceil(plan.sequence_length, plan.sequence * plan.context)},
+      {"tokens of a part of a sequence", subsequences_of(plan, model).back().length}};
   for (const auto& [what, width] : widths) {
     if (width % kFp8Multiple == 0) continue;
     refuse("products", fmt::format("fp8 multiplies by sixteens, and there are {} {}", width, what),
@@ -258,6 +376,7 @@ void check(const Plan& plan, const Model& model) {
   for (const Knob& knob : knobs()) require_in_domain(knob, plan);
   check_degrees(plan, model);
   check_batch(plan);
+  check_subsequences(plan, model);
   check_buckets(plan, model);
   if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
     refuse("sequence_length",

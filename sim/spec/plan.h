@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "sim/base/units.h"
 #include "sim/spec/dtype.h"
@@ -83,6 +84,11 @@ bool saves_output(ModuleKind kind);
 enum class MemoryReuse : uint8_t { kApart, kAtOnce };
 std::string_view to_string(MemoryReuse value);  // "apart", "at-once"
 
+// What the parts of a sequence have the same of: tokens, or FLOPs of a layer's forward, of which a
+// token has the more the later it stands (Seq1F1B, arXiv 2406.03488, section 3.3).
+enum class SubsequenceSplit : uint8_t { kTokens, kFlops };
+std::string_view to_string(SubsequenceSplit value);  // "tokens", "flops"
+
 struct Plan {
   std::string model;    // a name of profiles/models or a path of a config.json
   std::string machine;  // a name of profiles/machines, a path, or "here"
@@ -91,11 +97,11 @@ struct Plan {
   int64_t devices = 1;
   int64_t data = 1;              // ranks that see other sequences
   int64_t tensor = 1;            // ranks that share every matrix (arXiv 1909.08053)
-  int64_t pipeline = 1;          // stages of consecutive layers, 1F1B (arXiv 2104.04473)
-  int64_t virtual_pipeline = 1;  // chunks of layers a stage, interleaved
-  int64_t sequence = 1;          // ranks that share every sequence (Ulysses, arXiv 2309.14509)
-  int64_t context = 1;           // the same by ring attention (arXiv 2310.01889)
-  int64_t expert = 1;            // of the data-parallel ranks, those that share the experts
+  int64_t pipeline = 1;          // stages of consecutive layers (arXiv 2104.04473)
+  int64_t virtual_pipeline = 1;  // chunks of layers a stage
+  int64_t sequence = 1;  // ranks that share every sequence (Ulysses, arXiv 2309.14509)
+  int64_t context = 1;   // the same by ring attention (arXiv 2310.01889)
+  int64_t expert = 1;    // of the data-parallel ranks, those that share the experts
   // Norms and residuals split over the tensor-parallel ranks by token (arXiv 2205.05198).
   bool tensor_sequence = false;
   // Split over the ranks that see the same weights: 0 nothing, 1 optimizer state, 2 also
@@ -112,6 +118,10 @@ struct Plan {
   int64_t global_batch = 0;            // sequences per step over all devices
   std::optional<int64_t> micro_batch;  // sequences per forward on one device
   int64_t sequence_length = 0;
+  // Parts in which every sequence passes each layer, one after another: attention of a part sees
+  // the keys and values of those before it (FPDT, arXiv 2408.16978). 1: whole.
+  int64_t subsequences = 1;
+  SubsequenceSplit subsequence_split = SubsequenceSplit::kTokens;
   DType dtype = DType::kBf16;
   // Of the matrices of layers (qkv, attention_out, fc1, fc2), forward and backward; the head and
   // the scores of attention multiply as stored. What is stored is of `dtype` either way.
@@ -144,6 +154,26 @@ struct Plan {
 
 // Micro-batches of a step on one device: more are not worth the memory of their graph.
 inline constexpr int64_t kMostAccumulation = 1 << 14;
+
+// Tokens [begin, end) of every sequence, which pass a layer together.
+struct Subsequence {
+  int64_t begin = 0;
+  int64_t length = 0;
+  int64_t end() const { return begin + length; }
+  bool operator==(const Subsequence&) const = default;
+};
+
+// Queries that attention takes at a time: no part is shorter (FlashAttention-2, arXiv 2307.08691,
+// section 3.3, has tiles of 64 or 128).
+inline constexpr int64_t kAttentionTile = 128;
+
+// The parts of a sequence in their order: Plan::subsequences of them. Split by FLOPs they begin at
+// multiples of the tile, as near to equal as that allows.
+std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model);
+
+// Pairs of a query and a key that it sees among the first `end` tokens, twice; `window` as that of
+// a model's layer.
+double causal_area(int64_t end, int64_t window);
 
 // Throws Error naming the knob if the plan cannot be run for this model: zero or negative sizes,
 // degrees that do not divide, sequence longer than learned positions, 8-bit products of a dtype

@@ -127,6 +127,9 @@ struct StackFacts {
   bool sums_whole_gradients = false;
   // Stages 1 and 2 all-reduce gradients that every rank but steps a share of.
   bool reduces_whole = false;
+  // What stage 1 or 2 gathers of stepped weights lands in a buffer for each rank, and each tensor's
+  // part of each of them is copied from there by a kernel of its own.
+  bool copies_gathered_by_tensor = false;
   // Elements of a buffer that gradients of sharded state are collected in to be reduced, which is
   // there all the time.
   int64_t reduce_buffer_elements = 0;

@@ -12,9 +12,11 @@ namespace {
 // A space with every knob, its bounds, and the graphs behind them, on one machine.
 class Case {
  public:
-  Case(Machine machine, int64_t devices)
-      : machine_(std::move(machine)),
-        base_(plan(devices)),
+  // Sequences of 64 tokens, or of 128 for each of several parts.
+  Case(Machine machine, int64_t devices, int64_t parts = 1)
+      : model_(model(parts)),
+        machine_(std::move(machine)),
+        base_(plan(devices, parts)),
         space_(space_of(model_, base_, open())),
         costs_(machine_, Plan{}, Stack{}, nullptr),
         bounds_(model_, base_, space_, costs_) {
@@ -44,13 +46,20 @@ class Case {
     all.delay = true;
     return all;
   }
-  static Plan plan(int64_t devices) {
+  static Model model(int64_t parts) {
+    Model model = small_model();
+    model.max_positions = std::max(model.max_positions, parts * kAttentionTile);
+    return model;
+  }
+  static Plan plan(int64_t devices, int64_t parts) {
     Plan plan = auto_plan(8 * devices);  // up to eight micro-batches
     plan.devices = plan.data = devices;
+    plan.subsequences = parts;
+    if (parts > 1) plan.sequence_length = parts * kAttentionTile;
     return plan;
   }
 
-  Model model_ = small_model();
+  Model model_;
   Machine machine_;
   Plan base_;
   Space space_;
@@ -115,6 +124,18 @@ TEST(Bound, no_simulated_step_is_shorter_where_ranks_share_the_optimizer) {
 TEST(Bound, no_arena_is_smaller) {
   expect_no_arena_below_its_bound(Case(gpu_machine(), 1), 73);
   expect_no_arena_below_its_bound(Case(gpu_machine(), 2), 83);
+}
+
+TEST(Bound, sequences_that_pass_in_parts_have_bounds_of_their_graphs) {
+  for (const int64_t devices : {1, 2}) {
+    const Case c(gpu_machine(), devices, 3);
+    expect_work_of_the_graphs(c, 307);
+    expect_no_step_below_its_bound(c, 101);
+    expect_no_arena_below_its_bound(c, 211);
+  }
+  const Case host(host_machine(), 1, 2);
+  expect_no_step_below_its_bound(host, 127);
+  expect_no_arena_below_its_bound(host, 223);
 }
 
 TEST(Bound, holders_sum_to_the_bytes_of_the_bound) {

@@ -305,6 +305,22 @@ TEST(longest_sequence, ranks_that_share_it_make_it_longer_in_their_multiples) {
   EXPECT_GT(shared, 3 * alone / 2);
 }
 
+// Sixteen parts of whole tiles of attention: lengths come in 2048, and of logits and feed-forward
+// only a part is there.
+TEST(longest_sequence, parts_make_it_longer_in_their_multiples) {
+  Setting setting = superoffload({"gh200-96gb-480gb"});
+  setting.model = load_model("gpt2");
+  setting.plan.global_batch = 1;
+  setting.plan.activations = ActivationPlan{};
+  setting.machine.gpu.memory.value = {8'000'000'000};
+  const int64_t whole = longest_sequence(setting).tokens;
+  setting.plan.subsequences = 16;
+  const LongestSequence divided = longest_sequence(setting);
+  EXPECT_EQ(divided.tokens % 2048, 0);
+  EXPECT_EQ(divided.next_tokens, divided.tokens + 2048);
+  EXPECT_GT(divided.tokens, whole);
+}
+
 TEST(choose, is_the_fastest_of_the_ways_that_fit) {
   Setting setting = with_shape(superoffload({"gh200-96gb-480gb"}), {12, 768, 12});
   setting.plan.global_batch = 2;

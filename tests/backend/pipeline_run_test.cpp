@@ -14,6 +14,7 @@
 #include "backend/host/device_host.h"
 #include "backend/train/make_device.h"
 #include "sim/graph/build.h"
+#include "tests/backend/disturbed_training.h"
 #include "tests/backend/plain_loop.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
@@ -21,11 +22,11 @@
 namespace ballast {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kSteps = 9;  // past the first poisoned one
-#else
-constexpr int64_t kSteps = 20;
-#endif
+using tiny::Homes;
+using tiny::kHomes;
+using tiny::kSteps;
+using tiny::kSyncs;
+using tiny::set_homes;
 
 // Eight layers without a tied embedding; fc1 has more than kSegment parameters.
 Model untied_model() {
@@ -53,32 +54,21 @@ struct Shape {
   int64_t stages, chunks, micro_batches;
 };
 // 1F1B, with fewer micro-batches than stages all forwards before any backward, and interleaved.
-constexpr Shape kShapes[] = {{2, 1, 4}, {4, 1, 6}, {4, 1, 2}, {2, 2, 4}, {4, 2, 4}};
+std::vector<Shape> shapes() {
+  return {{2, 1, 4}, {4, 1, 6}, {4, 1, 2}, {2, 2, 4}, {4, 2, 4}};
+}
 
 std::string text_of(const Shape& shape) {
   return std::to_string(shape.stages) + " stages of " + std::to_string(shape.chunks) + " chunks, " +
          std::to_string(shape.micro_batches) + " micro-batches";
 }
 
-// Where state, weights and activations are.
-enum class Homes : uint8_t { kGpu, kOptimizerAway, kAllAway };
-constexpr Homes kHomes[] = {Homes::kGpu, Homes::kOptimizerAway, Homes::kAllAway};
-constexpr SyncMode kSyncs[] = {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate};
-
 Plan undivided_plan(int64_t micro_batches, SyncMode sync, Homes homes) {
   Plan plan = tiny::waiting_plan({.sequences = micro_batches, .micro_batch = 1, .tokens = 12},
                                  2 * kSegment * 4);
   plan.optimizer.sync = sync;
-  plan.optimizer.gpu_buckets = 1;
-  if (homes == Homes::kGpu) plan.optimizer.placement = OptimizerPlacement::kGpu;
-  if (homes == Homes::kAllAway) {
-    plan.optimizer.gpu_buckets = 0;
-    plan.optimizer.cast = CastPlacement::kCpu;
-    plan.optimizer.undo = UndoKind::kExact;
-    plan.weights.flow_share = 1;
-    plan.activations = tiny::all_activations(ActivationFate::kOffload);
-    plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm2)] = ActivationFate::kRecompute;
-  }
+  set_homes(plan, homes);
+  if (homes == Homes::kAllAway) plan.weights.flow_share = 1;
   return plan;
 }
 
@@ -86,39 +76,6 @@ Plan divided(Plan plan, const Shape& shape) {
   plan.pipeline = plan.devices = shape.stages;
   plan.virtual_pipeline = shape.chunks;
   return plan;
-}
-
-// Clipping (a gradient 1e4 times too large) and poison (NaN, infinity) at chosen steps.
-double disturbed(int32_t step) {
-  if (step == 3 || step == 4 || step == 17) return 1e4;
-  if (step == 7) return std::numeric_limits<double>::quiet_NaN();
-  if (step == 12) return std::numeric_limits<double>::infinity();
-  return 1;
-}
-
-TrainerOptions disturbed_options() {
-  TrainerOptions options = tiny::options_for(kSteps);
-  options.optimizer.clip_norm = 50;  // only the disturbed steps clip
-  options.gradient_factor = disturbed;
-  return options;
-}
-
-void expect_same(const tiny::Outcome& outcome, const tiny::Outcome& reference,
-                 const std::string& what) {
-  EXPECT_TRUE(tiny::same_bits(outcome.parameters, reference.parameters)) << what;
-  ASSERT_EQ(outcome.records.size(), reference.records.size()) << what;
-  for (size_t i = 0; i < outcome.records.size(); ++i) {
-    const StepRecord& one = outcome.records[i];
-    const StepRecord& other = reference.records[i];
-    EXPECT_EQ(one.step, other.step) << what;
-    EXPECT_TRUE(one.loss == other.loss || (std::isnan(one.loss) && std::isnan(other.loss)))
-        << what << ", loss of step " << one.step;
-    EXPECT_EQ(one.skipped, other.skipped) << what << ", step " << one.step;
-    EXPECT_EQ(one.clipped, other.clipped) << what << ", step " << one.step;
-    if (!one.skipped) {
-      EXPECT_EQ(one.gradient_norm, other.gradient_norm) << what << ", step " << one.step;
-    }
-  }
 }
 
 // One thread, everything in program order, no pipeline: the reference. Where nothing is late it is
@@ -140,7 +97,7 @@ class References {
 
  private:
   Model model_ = untied_model();
-  TrainerOptions options_ = disturbed_options();
+  TrainerOptions options_ = tiny::disturbed_options();
   std::map<std::tuple<int64_t, SyncMode, Homes>, tiny::Outcome> known_;
 };
 
@@ -155,14 +112,14 @@ TEST(pipeline, every_schedule_and_sync_has_the_bits_of_the_undivided_plan) {
   int trained = 0;
   for (const SyncMode sync : kSyncs) {
     for (const Homes homes : kHomes) {
-      for (const Shape& shape : kShapes) {
+      for (const Shape& shape : shapes()) {
         const tiny::Outcome& reference = references.of(shape.micro_batches, sync, homes);
         const Plan plan = divided(undivided_plan(shape.micro_batches, sync, homes), shape);
         const tiny::Outcome outcome =
-            tiny::train(untied_model(), plan, disturbed_options(), kSteps, false);
+            tiny::train(untied_model(), plan, tiny::disturbed_options(), kSteps, false);
         const std::string what = text_of(shape) + ", " + std::string(to_string(sync)) + ", homes " +
                                  std::to_string(static_cast<int>(homes));
-        expect_same(outcome, reference, what);
+        tiny::expect_same(outcome, reference, what);
         ++trained;
         if (sync != SyncMode::kSpeculate) continue;
         EXPECT_GE(outcome.rollbacks, 3) << what;
@@ -176,16 +133,16 @@ TEST(pipeline, every_schedule_and_sync_has_the_bits_of_the_undivided_plan) {
 
 TEST(pipeline, one_thread_in_program_order_has_the_same_bits) {
   const Model model = untied_model();
-  const TrainerOptions options = disturbed_options();
+  const TrainerOptions options = tiny::disturbed_options();
   const Plan plan = divided(undivided_plan(4, SyncMode::kSpeculate, Homes::kAllAway), {2, 2, 4});
-  expect_same(tiny::train(model, plan, options, kSteps, true),
-              tiny::train(model, plan, options, kSteps, false), "in program order");
+  tiny::expect_same(tiny::train(model, plan, options, kSteps, true),
+                    tiny::train(model, plan, options, kSteps, false), "in program order");
 }
 
 // The loss scale of a forward that runs while the step before is judged on another stage.
 TEST(pipeline, fp16_finds_the_same_loss_scales) {
   const Model model = untied_model();
-  const TrainerOptions options = disturbed_options();
+  const TrainerOptions options = tiny::disturbed_options();
   for (const Shape& shape : {Shape{2, 1, 4}, Shape{2, 2, 4}}) {
     for (const SyncMode sync : kSyncs) {
       Plan whole = undivided_plan(shape.micro_batches, sync, Homes::kOptimizerAway);
@@ -193,7 +150,7 @@ TEST(pipeline, fp16_finds_the_same_loss_scales) {
       const tiny::Outcome reference = tiny::train(model, whole, options, kSteps, true);
       const tiny::Outcome outcome =
           tiny::train(model, divided(whole, shape), options, kSteps, false);
-      expect_same(outcome, reference, text_of(shape) + ", fp16");
+      tiny::expect_same(outcome, reference, text_of(shape) + ", fp16");
       for (size_t i = 0; i < outcome.records.size(); ++i) {
         EXPECT_EQ(outcome.records[i].loss_scale, reference.records[i].loss_scale) << i;
       }
@@ -248,7 +205,7 @@ TEST(pipeline, resumes_with_any_number_of_stages) {
   const Shape kNone{1, 1, 4};
   for (const SyncMode sync : kSyncs) {
     const Plan whole = undivided_plan(4, sync, Homes::kOptimizerAway);
-    TrainerOptions options = disturbed_options();
+    TrainerOptions options = tiny::disturbed_options();
     const tiny::Outcome reference = tiny::train(model, whole, options, kSteps, false);
     const std::pair<Shape, Shape> turns[] = {
         {{4, 1, 4}, {2, 2, 4}}, {{2, 1, 4}, kNone}, {kNone, {4, 2, 4}}};
@@ -288,11 +245,11 @@ TEST(pipeline, threads_of_a_stage_change_no_bit) {
   const Model model = untied_model();
   const Plan plan =
       divided(undivided_plan(4, SyncMode::kSpeculate, Homes::kOptimizerAway), {2, 1, 4});
-  TrainerOptions options = disturbed_options();
+  TrainerOptions options = tiny::disturbed_options();
   const tiny::Outcome one = tiny::train(model, plan, options, kSteps, false);
   options.compute_threads = 2;
   options.optimizer_threads = 3;
-  expect_same(tiny::train(model, plan, options, kSteps, false), one, "several threads");
+  tiny::expect_same(tiny::train(model, plan, options, kSteps, false), one, "several threads");
 }
 
 std::string knob_missing(const Model& model, const Plan& plan, const Capabilities& all) {

@@ -98,16 +98,33 @@ class PlainLoop {
     const transformer::Shape shape{micro, plan_.sequence_length};
     const double factor =
         gradient.loss_scale / static_cast<double>(micro * plan_.sequence_length * pieces);
-    Array sum;
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      std::vector<int32_t> tokens(static_cast<size_t>(micro * (plan_.sequence_length + 1)));
-      data_.batch({Split::kTraining, step, piece, micro, plan_.sequence_length}, tokens);
-      sum =
-          run_step(twin, shape, tokens, parameters, {factor, piece > 0 ? &sum : nullptr}).gradients;
+    const int64_t of_rank = pieces / plan_.data;
+    for (int64_t rank = 0; rank < plan_.data; ++rank) {
+      Array sum;
+      for (int64_t piece = rank * of_rank; piece < (rank + 1) * of_rank; ++piece) {
+        std::vector<int32_t> tokens(static_cast<size_t>(micro * (plan_.sequence_length + 1)));
+        data_.batch({Split::kTraining, step, piece, micro, plan_.sequence_length}, tokens);
+        const bool first = piece == rank * of_rank;
+        sum = run_step(twin, shape, tokens, parameters, {factor, first ? nullptr : &sum}).gradients;
+      }
+      add_of_rank(gradient.values, transformer::values_of(sum));
     }
-    gradient.values = transformer::values_of(sum);
+    if (plan_.data > 1) round(gradient.values);
     if (gradient.values.size() > weights.size()) tie(gradient.values, weights.size());
     return gradient;
+  }
+
+  // Ranks are summed in their order in fp32, and the sum is rounded once.
+  static void add_of_rank(std::vector<double>& sums, std::vector<double> values) {
+    if (sums.empty()) return sums.swap(values);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      sums[i] = static_cast<float>(sums[i]) + static_cast<float>(values[i]);
+    }
+  }
+
+  void round(std::vector<double>& values) const {
+    values =
+        transformer::values_of(transformer::array_of(values, plan_.dtype, 1, std::ssize(values)));
   }
 
   // In a pipeline the first stage has the gradient of a tied embedding, the last that of the head:
@@ -130,10 +147,9 @@ class PlainLoop {
     for (size_t i = 0; i < shared; ++i) {
       sums[i] = static_cast<float>(gradient[i]) + static_cast<float>(gradient[of_model + i]);
     }
-    const std::vector<double> rounded =
-        transformer::values_of(transformer::array_of(sums, plan_.dtype, 1, std::ssize(sums)));
+    round(sums);
     gradient.resize(of_model);
-    std::copy(rounded.begin(), rounded.end(), gradient.begin());
+    std::copy(sums.begin(), sums.end(), gradient.begin());
   }
 
   void apply(const Gradient& gradient) {

@@ -48,6 +48,20 @@ TEST_F(BadInput, names_that_are_not_shipped_come_with_the_nearest) {
   expect_refusal(kPredict + "gpt2 --strategy superofload", {"superofload", "superoffload"});
 }
 
+TEST_F(BadInput, parts_that_no_sequence_has_are_refused) {
+  const std::string llama = kPredict + "llama-3-8b --global-batch 1 --sequence-length ";
+  const std::string knob = "plan, subsequences:";
+  expect_refusal(llama + "1000 --subsequences 2000", {knob, "2000 parts", "1000 tokens"});
+  expect_refusal(llama + "8192 --subsequences 128", {knob, "64 tokens", "tile", "at most 64"});
+  expect_refusal(llama + "8192 --subsequences 3", {knob, "does not divide the 8192 tokens"});
+  expect_refusal(llama + "8192 --subsequences 0", {"subsequences"});
+  expect_refusal(llama + "1048576 --subsequences 1024", {knob, "1024 parts in 32 layers"});
+  expect_refusal(llama + "8192 --subsequences 4 --devices 2 --pipeline 2", {knob, "pipeline 1"});
+  expect_refusal(llama + "8192 --subsequences 4 --devices 2 --sequence 2", {knob, "sequence 1"});
+  expect_refusal(kPredict + "mixtral-8x7b --sequence-length 8192 --subsequences 4",
+                 {knob, "experts"});
+}
+
 TEST_F(BadInput, missing_and_damaged_configs_are_refused) {
   expect_refusal(kPredict + "nothing.json", {"nothing.json", "no such file"});
   bench.write("half.json", R"({"model_type": "gpt2", "n_embd": )");
@@ -106,8 +120,8 @@ TEST_F(BadInput, missing_damaged_and_short_data_is_refused) {
 
 TEST_F(BadInput, plans_for_another_machine_are_not_trained_here) {
   expect_refusal("train --model tiny.json --machine gh200-96gb-480gb", {"--machine here"});
-  expect_refusal("verify --model tiny.json --devices 2 --store here.db",
-                 {"plan.data", "several ranks of data parallelism", "plan.data=1"});
+  expect_refusal("verify --model tiny.json --devices 2 --tensor 2 --store here.db",
+                 {"plan.tensor", "several ranks of tensor parallelism", "plan.tensor=1"});
 }
 
 TEST_F(BadInput, plan_that_cannot_fit_is_infeasible_with_a_reason) {

@@ -96,8 +96,12 @@ TEST(Buyer, what_a_configuration_says_and_nothing_follows_is_a_note) {
     const Outcome text = bench.run(verb + asked);
     EXPECT_TRUE(text.says("note: " + note)) << verb << text.output;
     const Json json = json_of(bench, verb + asked);
-    ASSERT_EQ(json["notes"].size(), 1U) << verb;
+    ASSERT_FALSE(json["notes"].empty()) << verb;
     EXPECT_EQ(json["notes"][0].get<std::string>().find(note), 0U) << verb;
+    // What is left are values of the strategy that a search did not keep.
+    for (size_t i = 1; i < json["notes"].size(); ++i) {
+      EXPECT_EQ(json["notes"][i].get<std::string>().find("the strategy gives"), 0U) << verb;
+    }
   }
   EXPECT_TRUE(json_of(bench, "predict " + asked + " --set model.dropout=0")["notes"].empty());
 }

@@ -23,7 +23,7 @@ TEST(Chosen, what_is_not_named_is_chosen) {
        true, 30'000},
       {"--model qwen3-30b-a3b --machine hgx-h100-80gb-800g --devices 8 --sequence-length 8192 "
        "--global-batch 64",
-       true, 59'000},
+       true, 49'000},
       {"--model llama-3-8b --machine hgx-h100-80gb-800g --devices 8 --strategy megatron", true,
        90'000},
       {"--model llama-3-70b --machine hgx-h100-80gb-800g --devices 8", true, 7'800},

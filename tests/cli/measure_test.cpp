@@ -192,7 +192,7 @@ TEST_F(TuneMeasure, bad_input_is_refused_before_anything_runs) {
   expect_refusal(here + "--measure 2 --data nowhere", {"nowhere"});
   expect_refusal(here + "--measure 2 --machine gh200-96gb-480gb", {"--machine here"});
   expect_refusal(here + "--measure 2 --devices 2 --global-batch 2",
-                 {"plan.data", "several ranks of data parallelism", "plan.data=1"});
+                 {"--measure", "plans of one device", "verify --plan"});
   EXPECT_TRUE(records().empty());
 }
 

@@ -141,6 +141,30 @@ TEST(Output, graph_can_be_replayed_from_its_json) {
   }
 }
 
+TEST(Output, graph_tells_of_one_operation_what_it_waited_for) {
+  const Workbench bench;
+  const Json graph = Json::parse(bench.run("graph --json " + kSmall).output);
+  int64_t waits = 0;
+  for (const Json& op : graph["ops"]) {
+    if (op["kind"] != "copy" || op["predecessors"].empty()) continue;
+    const std::string id = std::to_string(op["id"].get<int64_t>());
+    const Json one = Json::parse(bench.run("graph --json --operation " + id + " " + kSmall).output);
+    EXPECT_EQ(one["label"], op["label"]);
+    EXPECT_GE(one["took_s"].get<double>(), 0.999 * op["alone_s"].get<double>());
+    ASSERT_FALSE(one["waited_for"].empty());
+    EXPECT_GE(one["waited_for"].front()["ended_before_s"], 0);
+    const std::string text = bench.run("graph --operation " + id + " " + kSmall).output;
+    for (const Json& each : one["waited_for"]) {
+      EXPECT_NE(text.find(each["because"].get<std::string>()), std::string::npos) << text;
+    }
+    if (++waits == 2) break;
+  }
+  EXPECT_EQ(waits, 2);
+  const auto none = bench.run("graph --operation 1000000 " + kSmall);
+  EXPECT_EQ(none.code, 2);
+  EXPECT_NE(none.output.find("there is no operation 1000000"), std::string::npos) << none.output;
+}
+
 TEST(Output, markup_in_a_name_stays_text_on_the_page) {
   const std::string evil = "</script><script>alert(1)</script>{{data}}&\"";
   const std::string page = report_page({evil, "footer"}, {{"model", evil}});

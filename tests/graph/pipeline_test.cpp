@@ -421,15 +421,52 @@ TEST(build_pipeline, layers_that_differ_keep_their_place_in_every_stage) {
   }
 }
 
+// Every schedule, with one chunk a stage and with several.
+std::vector<Shape> shapes_of_all_schedules() {
+  return {Shape{2, 1, 1}, Shape{2, 1, 8}, Shape{4, 1, 3}, Shape{4, 1, 16},
+          Shape{2, 2, 4}, Shape{4, 2, 8}, Shape{4, 3, 8}, Shape{4, 4, 16}};
+}
+
 TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {
-  for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 2, 8}}) {
+  for (const Shape& shape : shapes_of_all_schedules()) {
     const Plan plan = plan_of(shape);
     EXPECT_EQ(std::count_if(schedules().begin(), schedules().end(),
                             [&](const Schedule& each) { return each.applies(plan); }),
               1);
     for (int64_t stage = 0; stage < shape.stages; ++stage) {
-      EXPECT_EQ(schedule_of(plan).turns(stage, plan).size(),
+      EXPECT_EQ(turns_of(stage, plan).size(),
                 static_cast<size_t>(2 * shape.chunks * shape.micro_batches));
+    }
+  }
+}
+
+// Counted turn by turn: the most chunks between forward and backward, and the most from when the
+// first backward of every chunk has begun.
+std::pair<int64_t, int64_t> counted_in_flight(int64_t stage, const Plan& plan) {
+  std::set<int64_t> begun;
+  int64_t waiting = 0, most = 0, most_later = 0;
+  for (const Turn& turn : turns_of(stage, plan)) {
+    if (turn.direction == Direction::kForward) {
+      most = std::max(most, ++waiting);
+    } else {
+      begun.insert(turn.chunk);
+    }
+    const bool all_begun = static_cast<int64_t>(begun.size()) == plan.virtual_pipeline;
+    if (all_begun) most_later = std::max(most_later, waiting);
+    if (turn.direction == Direction::kBackward) --waiting;
+  }
+  return {most, most_later};
+}
+
+TEST(schedules, bounds_of_what_is_in_flight_are_those_of_the_turns) {
+  for (const Shape& shape : shapes_of_all_schedules()) {
+    const Plan plan = plan_of(shape);
+    for (int64_t stage = 0; stage < shape.stages; ++stage) {
+      const auto [most, most_later] = counted_in_flight(stage, plan);
+      EXPECT_EQ(most_in_flight(stage, plan), most) << stage;
+      if (fills_again(stage, plan)) {
+        EXPECT_EQ(most_later, most) << stage;
+      }
     }
   }
 }

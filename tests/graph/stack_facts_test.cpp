@@ -2,6 +2,7 @@
 //
 // A GPT of width h = 32 with a = 4 heads and a feed-forward width of 4 h, sequences of s = 16
 // tokens, b = 2 of them: s b h = 1024, and 5 a s / h = 10.
+#include <algorithm>
 #include <gtest/gtest.h>
 
 #include "sim/graph/core/edit.h"
@@ -277,6 +278,27 @@ TEST(StackFacts, sharded_steps_reduce_by_scattering_or_all_of_it) {
   const Graph whole = build(gpt(), two_ranks(1), facts);
   EXPECT_EQ(collectives(whole, CollectiveKind::kReduceScatter), 0);
   EXPECT_EQ(collectives(whole, CollectiveKind::kAllReduce), buckets);
+}
+
+// Of both ranks each tensor by itself, and once more from one piece to the ranks' buffers.
+TEST(StackFacts, gathered_weights_are_copied_by_rank_and_tensor_where_a_stack_does_so) {
+  StackFacts facts;
+  const auto launches_of = [&](int64_t stage) {
+    int64_t launches = 0;
+    for (const Op& op : build(gpt(), two_ranks(stage), facts).step.ops) {
+      if (op.kind == OpKind::kUnpack) launches += std::get<BucketWork>(op.work).launches;
+    }
+    return launches;
+  };
+  EXPECT_EQ(launches_of(1), 0);
+  facts.copies_gathered_by_tensor = true;
+  const Graph graph = build(gpt(), two_ranks(1), facts);
+  const auto buckets = static_cast<int64_t>(graph.buckets.size());
+  const auto modules = std::count_if(graph.modules.begin(), graph.modules.end(),
+                                     [](const Module& module) { return module.count > 0; });
+  EXPECT_EQ(launches_of(1), 2 * (modules + buckets));
+  EXPECT_EQ(tiny::bytes(graph, TensorKind::kArriving).count, 2 * 2 * parameter_count(gpt()));
+  EXPECT_EQ(launches_of(0), 0) << "nothing is gathered";
 }
 
 // Of two micro-batches the second scatters, and what both left lies there whole and wide.

@@ -62,7 +62,17 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
       "set plan.expert=1, and plan.devices to match"},
      {"the stages of a pipeline", "plan.pipeline",
       "set plan.pipeline=1, and plan.devices to match"},
-     {"the memory of another chip (numa remote)", "plan.numa", "set plan.numa=local"}}};
+     {"the memory of another chip (numa remote)", "plan.numa", "set plan.numa=local"},
+     {"sequences that pass the layers in parts", "plan.subsequences", "set plan.subsequences=1"},
+     {"several ranks of data parallelism beside the stages of a pipeline", "plan.data",
+      "set plan.data=1 or plan.pipeline=1, and plan.devices to match"},
+     {"weights that are split over ranks (ZeRO stage 3)", "plan.zero_stage",
+      "set plan.zero_stage=2"},
+     {"weights that flow in from ranks that share them", "plan.weights.flow_share",
+      "set plan.weights.flow_share=0"},
+     {"shares that several groups of ranks have", "plan.zero_group", "set plan.zero_group=0"},
+     {"optimizer state that is streamed in to ranks that share it", "plan.optimizer.stream_share",
+      "set plan.optimizer.stream_share=0"}}};
 
 // As far as a plan shows it: a window that covers the sequence is none.
 bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
@@ -106,6 +116,18 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
       return plan.pipeline > 1;
     case PlanFeature::kRemoteMemory:
       return plan.numa == NumaBinding::kRemote;
+    case PlanFeature::kSubsequences:
+      return plan.subsequences > 1;
+    case PlanFeature::kRanksOfPipelines:
+      return plan.data > 1 && plan.pipeline > 1;
+    case PlanFeature::kSplitWeights:
+      return plan.replicas() > 1 && plan.zero_stage == 3;
+    case PlanFeature::kFlowOfShares:
+      return plan.replicas() > 1 && plan.zero_stage > 0 && plan.weights.flow_share.value_or(0) > 0;
+    case PlanFeature::kCopiesOfShares:
+      return plan.sharing() < plan.replicas() && plan.zero_stage > 0;
+    case PlanFeature::kStreamsOfShares:
+      return plan.replicas() > 1 && plan.zero_stage > 0 && plan.optimizer.stream_share > 0;
   }
   return false;
 }
@@ -231,7 +253,9 @@ std::string_view to_string(Role role) {
                                                            "scratch",
                                                            "codes",
                                                            "routing",
-                                                           "balance of experts"};
+                                                           "balance of experts",
+                                                           "keys and values",
+                                                           "gradient of keys and values"};
   return kNames[static_cast<size_t>(role)];
 }
 
@@ -324,10 +348,10 @@ WorkVariants variants_of(const Op& op, const Graph& graph) {
   if (op.label.bucket >= 0 && (op.kind == OpKind::kAdam || op.kind == OpKind::kUndo)) {
     const Bucket& bucket = graph.buckets[static_cast<size_t>(op.label.bucket)];
     const Tensor& master = graph.tensors[static_cast<size_t>(bucket.master)];
-    add(master.elements < bucket.count, WorkVariant::kNoMaster);
+    const Tensor& moment = graph.tensors[static_cast<size_t>(bucket.moment1)];
+    add(master.elements < moment.elements, WorkVariant::kNoMaster);
     const auto* work = std::get_if<BucketWork>(&op.work);
     const bool exact = work != nullptr && work->exact_undo;
-    const Tensor& moment = graph.tensors[static_cast<size_t>(bucket.moment1)];
     add(exact && bucket.rest >= 0, WorkVariant::kExactRestingUndo);
     add(exact && size_of(moment.dtype) < size_of(DType::kF32), WorkVariant::kExactNarrowUndo);
   }

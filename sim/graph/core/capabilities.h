@@ -65,8 +65,16 @@ enum class PlanFeature : uint8_t {
   kExpertRanks,
   kPipeline,
   kRemoteMemory,  // threads that use the memory of another chip
+  kSubsequences,  // sequences that pass the layers in parts
+  // Of ranks of data parallelism: beside stages, weights that are split over them or flow in from
+  // where they are split, shares that several groups of them have, and state that streams in.
+  kRanksOfPipelines,
+  kSplitWeights,
+  kFlowOfShares,
+  kCopiesOfShares,
+  kStreamsOfShares,
 };
-inline constexpr int kPlanFeatures = 7;
+inline constexpr int kPlanFeatures = 13;
 
 // A set of values of an enumeration.
 template <class Enum>
@@ -101,7 +109,7 @@ class SetOf {
 using DTypes = SetOf<DType>;
 using WorkVariants = SetOf<WorkVariant>;
 
-inline constexpr int kRoles = static_cast<int>(Role::kBalance) + 1;
+inline constexpr int kRoles = static_cast<int>(Role::kKeyGradient) + 1;
 inline constexpr int kDTypes = static_cast<int>(DType::kE5m2) + 1;
 
 std::string_view to_string(Role role);

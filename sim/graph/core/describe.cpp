@@ -30,6 +30,7 @@ std::string describe(const Label& label) {
                                                       " key up"};
   text += kParts.at(static_cast<size_t>(label.part));
   if (label.micro_batch >= 0) text += fmt::format(" micro-batch {}", label.micro_batch);
+  if (label.subsequence >= 0) text += fmt::format(" subsequence {}", label.subsequence);
   return text;
 }
 
@@ -47,9 +48,12 @@ struct KeyOfWork {
     return text;
   }
   std::string operator()(const AttentionWork& w) const {
-    return fmt::format(" sequences={} length={} heads={} kv_heads={} head_size={} {}{}",
-                       w.sequences, w.length, w.heads, w.kv_heads, w.head_size, to_string(w.dtype),
-                       w.kind == AttentionKind::kEager ? " eager" : "");
+    std::string text =
+        fmt::format(" sequences={} length={} heads={} kv_heads={} head_size={} {}{}", w.sequences,
+                    w.length, w.heads, w.kv_heads, w.head_size, to_string(w.dtype),
+                    w.kind == AttentionKind::kEager ? " eager" : "");
+    if (w.tokens_before > 0) text += fmt::format(" after={}", w.tokens_before);
+    return text;
   }
   std::string operator()(const RowWork& w) const {
     return fmt::format(" rows={} columns={} {}", w.rows, w.columns, to_string(w.dtype));
@@ -126,7 +130,8 @@ std::string_view to_string(TensorKind kind) {
       "host output", "packed gradient", "arriving weights", "bucket gradient",
       "bucket gradient fp32", "bucket weights", "master", "moment1", "moment2", "undo record",
       "norm partials", "decision", "repair staging", "scores", "mask", "gathered", "partial sum",
-      "full gradient", "reduced gradient", "state", "saved", "codes", "routing", "balance");
+      "full gradient", "reduced gradient", "state", "saved", "codes", "routing", "balance",
+      "keys and values", "gradient of keys and values");
   return name_in<kTensorKinds>(names, kind);
 }
 

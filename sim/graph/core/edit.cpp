@@ -151,6 +151,19 @@ Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind) {
   return bytes;
 }
 
+Bytes undo_bytes_of_share(const Graph& graph, int32_t bucket, UndoKind kind, int64_t ranks) {
+  const Bucket& all = graph.bucket(bucket);
+  const int64_t share = share_of_bucket(graph, bucket, all.count, ranks);
+  if (kind == UndoKind::kSnapshot) {
+    // Each array is rounded up by itself.
+    return bytes_of(share, DType::kF32) +
+           bytes_of((kSnapshotArrays - 1) * share, graph.tensor(all.moment1).dtype);
+  }
+  // A share cuts through runs: each has tiles of its own, of which the last is not full.
+  const Bytes cut = undo_record_bytes({.count = 1}) * std::ssize(runs_of(graph.modules, all));
+  return std::min(undo_bytes(graph, all, kind), undo_record_bytes({.count = share}) + cut);
+}
+
 void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops) {
   for (Op& first : ops) {
     if (kind_of(first.lane) != LaneKind::kCompute) continue;
@@ -295,14 +308,15 @@ int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, in
   return std::min(elements, static_cast<int64_t>(std::ceil(share)));
 }
 
-double reduced_share(const Graph& graph, int32_t bucket, int64_t ranks) {
+Bytes exchanged_bytes(const Graph& graph, int32_t bucket, Bytes whole, int64_t ranks) {
   double all = 0;
-  double reduced = 0;
+  double shared = 0;
   for_parts(graph, bucket, ranks, [&](int64_t count, int64_t sharing) {
     all += static_cast<double>(count);
-    if (sharing > 1) reduced += static_cast<double>(count);
+    if (sharing > 1) shared += static_cast<double>(count);
   });
-  return reduced / all;
+  const double bytes = shared / all * static_cast<double>(whole.count);
+  return {std::max<int64_t>(1, std::llround(bytes))};
 }
 
 RankGroup group_of_bucket(const Graph& graph, int32_t bucket, const RankGroup& group) {

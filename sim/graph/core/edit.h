@@ -85,6 +85,9 @@ inline BucketWork elementwise(int64_t elements, DType from, DType to, Site site)
 // What a rollback of a bucket needs: a copy of its state, or the bits that its step lost.
 Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind);
 
+// Of the largest share that one of `ranks` has of a bucket.
+Bytes undo_bytes_of_share(const Graph& graph, int32_t bucket, UndoKind kind, int64_t ranks);
+
 // Makes the first computation of a step wait for these tensors, where nothing that fills them runs
 // beside it.
 void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops);
@@ -154,8 +157,9 @@ inline int64_t sharing_of(const Module& module, int64_t ranks) {
 // What a rank keeps of a tensor that is as long as a bucket, or a multiple of it, shared by
 // `ranks`. Bucket -1 here and below: of all of them.
 int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks);
-// Of the elements of a bucket, the share that other ranks hold as well: what is reduced.
-double reduced_share(const Graph& graph, int32_t bucket, int64_t ranks);
+// Of `whole`, which is all that is in a bucket, what other ranks hold as well and exchange; a byte
+// at least.
+Bytes exchanged_bytes(const Graph& graph, int32_t bucket, Bytes whole, int64_t ranks);
 
 // Those of `group`, which hold the same of what is dense, that hold the same of all of a bucket: of
 // one with experts alone the fewer ranks that have these experts; where it has both, the group.

@@ -111,8 +111,11 @@ enum class TensorKind : uint8_t {
   kRouting,         // int32 [T, experts a token]: to which experts each token is sent
   kBalance,         // fp64 [2, E]: tokens sent to each expert and its probability, summed over
                     // layers; after the loss, what balancing adds to gradients of the latter
+  kKeysValues,      // dtype [B*length, 2 K*D]: keys, then values of a part of the sequences
+  kKeyGradient,     // fp32, like kKeysValues: sums over the parts after it that saw them; keys as
+                    // attention takes them (normalised and rotated)
 };
-inline constexpr int kTensorKinds = static_cast<int>(TensorKind::kBalance) + 1;
+inline constexpr int kTensorKinds = static_cast<int>(TensorKind::kKeyGradient) + 1;
 std::string_view to_string(TensorKind kind);
 
 // Of a module that is a chain of products, as kQkv is with latent attention (DeepSeek-V2, arXiv
@@ -126,6 +129,7 @@ struct Label {
   int16_t micro_batch = -1;
   int32_t bucket = -1;
   ChainPart part = ChainPart::kWhole;
+  int16_t subsequence = -1;  // of the sequences the part (Plan::subsequences); -1: they are whole
   bool operator==(const Label&) const = default;
 };
 
@@ -223,7 +227,8 @@ struct GemmWork {
   bool operator==(const GemmWork&) const = default;
 };
 
-// Causal attention over `sequences` of `length` tokens, heads as on one rank.
+// Causal attention over `sequences` of `length` tokens, heads as on one rank; or of so many tokens
+// in the midst of sequences, which see what was before them too.
 struct AttentionWork {
   int64_t sequences = 0, length = 0, heads = 0, kv_heads = 0, head_size = 0;
   DType dtype{};
@@ -233,6 +238,7 @@ struct AttentionWork {
   Bytes moved;
   Flops flops;
   AttentionKind kind = AttentionKind::kFlash;
+  int64_t tokens_before = 0;  // in the sequence, whether in the window or not
   bool operator==(const AttentionWork&) const = default;
 };
 
@@ -252,6 +258,7 @@ struct BucketWork {
   Site site = Site::kGpu;
   Bytes moved;
   bool exact_undo = false;  // Adam that records what an exact undo needs, or that undo
+  int64_t launches = 0;     // of a framework that goes tensor by tensor; 0: as multi-tensor kernels
   bool operator==(const BucketWork&) const = default;
 };
 
@@ -315,9 +322,11 @@ enum class Role : uint8_t {
   kNormPartials,
   kDecision,
   kScratch,
-  kCodes,    // where a product's operands are rounded to
-  kRouting,  // which experts a token is sent to
-  kBalance,  // how evenly tokens were sent to experts
+  kCodes,        // where a product's operands are rounded to
+  kRouting,      // which experts a token is sent to
+  kBalance,      // how evenly tokens were sent to experts
+  kKeysValues,   // of a part of the sequences, attention's own last
+  kKeyGradient,  // sums of gradients of keys and values, in the same order
 };
 
 enum class AccessMode : uint8_t { kRead, kWrite, kReadWrite };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 namespace ballast {
 namespace {
@@ -20,7 +19,7 @@ bool same_module(const Module& one, const Module& other) {
 }  // namespace
 
 int devices_of(const Graph& graph) {
-  return static_cast<int>(div_ceil(graph.lanes, int64_t{kLaneKinds}));
+  return std::max(1, static_cast<int>(div_ceil(graph.lanes, int64_t{kLaneKinds})));
 }
 
 std::vector<int> devices_of_modules(const Graph& graph) {

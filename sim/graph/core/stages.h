@@ -14,7 +14,7 @@
 
 namespace ballast {
 
-int devices_of(const Graph& graph);
+int devices_of(const Graph& graph);  // at least 1
 
 // By module: the device on which its state lies; 0 where it has no parameters.
 std::vector<int> devices_of_modules(const Graph& graph);

@@ -1,5 +1,7 @@
 #include "sim/graph/passes/attention.h"
 
+#include <algorithm>
+
 #include "sim/graph/core/edit.h"
 
 namespace ballast {
@@ -13,7 +15,8 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
   const bool backward = is_backward(phase);
   work.kind = AttentionKind::kEager;
   const auto length = static_cast<double>(work.length);
-  work.flops = {(backward ? 8 : 4) * length * length *
+  const auto keys = static_cast<double>(work.tokens_before + work.length);
+  work.flops = {(backward ? 8 : 4) * length * keys *
                 static_cast<double>(work.head_size * work.heads * work.sequences)};
   int64_t passes = backward ? 7 : 4;
   if (facts.fusion == Fusion::kNone) passes += backward ? 2 : 4;
@@ -23,38 +26,51 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
 
 }  // namespace
 
-int64_t scores_count(const Model& rank, const Plan& plan) {
-  return *plan.micro_batch * div_ceil(rank.heads, plan.sequence) * plan.sequence_length *
-         plan.sequence_length;
+int64_t first_seen(Subsequence part, int64_t window) {
+  return window > 0 ? std::max<int64_t>(part.begin - window + 1, 0) : 0;
+}
+
+int64_t scores_count(const Model& rank, const Plan& plan, Subsequence part) {
+  return *plan.micro_batch * div_ceil(rank.heads, plan.sequence) * part.length * part.end();
 }
 
 AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFacts& facts,
-                             Phase phase, int64_t layer) {
+                             Phase phase, int64_t layer, Subsequence part) {
   const bool backward = is_backward(phase);
   AttentionWork work;
   work.sequences = *plan.micro_batch;
-  work.length = plan.sequence_length;
+  work.length = part.length;
+  work.tokens_before = part.begin;
   work.heads = div_ceil(rank.heads, plan.sequence);
   work.kv_heads = div_ceil(rank.kv_heads, plan.sequence);
   // Queries and keys are as wide as the values but for latent attention.
   work.head_size = div_ceil(rank.head_size + rank.value_head_size(), 2);
   work.dtype = plan.dtype;
   if (facts.attention.front() == AttentionKind::kEager) {
-    make_eager(work, scores_count(rank, plan), facts, phase);
+    make_eager(work, scores_count(rank, plan, part), facts, phase);
     return work;
   }
-  const auto length = static_cast<double>(work.length);
-  const auto window = static_cast<double>(rank.window_of(layer));
+  const auto length = static_cast<double>(plan.sequence_length);
+  const int64_t window = rank.window_of(layer);
   // Each product of the causal half of [S, S] with D costs S*S*D. A window w leaves 2wS - w^2 of
-  // the S^2 that the half is counted by.
+  // the S^2 that the half is counted by; a part what its queries see.
   double products = (backward ? 5 : 2) / static_cast<double>(plan.context);
-  if (window > 0 && window < length) products *= window * (2 * length - window) / (length * length);
+  const double area = causal_area(part.end(), window) - causal_area(part.begin, window);
+  if (area != length * length) products *= area / (length * length);
   work.flops = {products * length * length *
                 static_cast<double>(work.head_size * work.heads * work.sequences)};
-  const int64_t tokens = plan.tokens_per_micro_batch();
-  const int64_t values = tokens * (rank.qkv_width() + rank.attention_width());
+  const bool whole = plan.subsequences == 1;
+  const int64_t tokens = whole ? plan.tokens_per_micro_batch() : work.sequences * part.length;
+  const int64_t pair = rank.kv_heads * (rank.head_size + rank.value_head_size());
+  const int64_t before = whole ? 0 : work.sequences * (part.begin - first_seen(part, window));
+  const int64_t values = tokens * (rank.qkv_width() + rank.attention_width()) + before * pair;
   work.moved =
       bytes_of(backward ? 2 * values + tokens * rank.attention_width() : values, plan.dtype);
+  if (backward && before > 0) {
+    // Gradients of keys and values before are sums, which are read and written in 32 bits.
+    work.moved = work.moved - bytes_of(before * pair, plan.dtype);
+    work.moved += bytes_of(2 * before * pair, DType::kF32);
+  }
   // Rotary embedding as a pass of its own reads and writes queries and keys.
   if (facts.fusion != Fusion::kIntoProducts && rank.position == PositionKind::kRope) {
     work.moved += bytes_of(2 * tokens * (rank.heads + rank.kv_heads) * rank.head_size, plan.dtype);

@@ -8,13 +8,17 @@
 
 namespace ballast {
 
-// Of `layer`, for one micro-batch; `rank` is the model of one tensor-parallel rank. A backward
+// Of `layer`, for a part of the sequences of one micro-batch (all of them: from 0, as long as they
+// are); `rank` is the model of one tensor-parallel rank. A backward
 // makes five products of the square [S, S], of which eager attention, which kept the scores, makes
 // four; a forward two.
 AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFacts& facts,
-                             Phase phase, int64_t layer);
+                             Phase phase, int64_t layer, Subsequence part);
 
-// Elements of [B, H, S, S] on one rank.
-int64_t scores_count(const Model& rank, const Plan& plan);
+// Elements of [B, H, S, S] on one rank; of a part [B, H, length, end].
+int64_t scores_count(const Model& rank, const Plan& plan, Subsequence part);
+
+// The first token that any query of a part sees.
+int64_t first_seen(Subsequence part, int64_t window);
 
 }  // namespace ballast

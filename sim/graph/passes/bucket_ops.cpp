@@ -1,7 +1,6 @@
 #include "sim/graph/passes/bucket_ops.h"
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 
 #include "sim/graph/build.h"
@@ -81,6 +80,10 @@ void BucketOps::add_tensors(int32_t b) {
   if (codes > 0) t.codes = hbm(TensorKind::kCodes, Category::kWeights, DType::kU8, codes, b);
   if (reduces(b) && plan_.zero_stage == 2) {
     t.reduced = hbm(TensorKind::kReduced, Category::kGradients, gradient_type(), count, b);
+  }
+  if (reduces(b) && plan_.zero_stage > 0 && facts_.copies_gathered_by_tensor) {
+    // By NCCL in one piece, and by rank.
+    t.gathered = hbm(TensorKind::kArriving, Category::kStaging, plan_.dtype, 2 * count, b);
   }
   const bool together = on_gpu && bucket(b).rest < 0;  // what streams in is stepped alone
   if (together && facts_.widens_gradients && gradient_type() != DType::kF32) {
@@ -171,8 +174,7 @@ Op BucketOps::group_op(CollectiveKind kind, const RankGroup& group, int32_t b, B
 BucketOps::Exchange BucketOps::exchange_of(int32_t b, Bytes whole, const RankGroup& all) const {
   const RankGroup group = group_of_bucket(graph_, b, all);
   if (group.ranks != all.ranks) return {group, whole};
-  const double shared = reduced_share(graph_, b, all.ranks) * static_cast<double>(whole.count);
-  return {all, {std::max<int64_t>(1, std::llround(shared))}};
+  return {all, exchanged_bytes(graph_, b, whole, all.ranks)};
 }
 
 std::vector<Op> BucketOps::reduction(int32_t b) {
@@ -360,9 +362,27 @@ std::vector<Op> BucketOps::gather_of(int32_t b) const {
     bytes = bytes - bytes_of(narrow, plan_.dtype) + bytes_of(narrow, DType::kU8);
   }
   const Exchange exchange = exchange_of(b, bytes, replica_group(plan_));
+  if (tensors(b).gathered >= 0) {
+    for (Access& access : weights) access.mode = AccessMode::kRead;
+    weights.push_back(write(tensors(b).gathered, Role::kDestination));
+  }
   ops.push_back(
       group_op(CollectiveKind::kAllGather, exchange.group, b, exchange.bytes, std::move(weights)));
   return ops;
+}
+
+std::vector<Op> BucketOps::unpack_of(int32_t b) const {
+  if (tensors(b).gathered < 0) return {};
+  std::vector<Access> accesses = {read(tensors(b).gathered, Role::kSource)};
+  append_modules(accesses, b, module_weight_, weights_home());
+  // From one piece to a buffer for each rank, and from there to the tensors: both read and written.
+  BucketWork work = elementwise(bucket(b).count, plan_.dtype, plan_.dtype, Site::kGpu);
+  work.moved = work.moved * 2;
+  // A module that lies in several buckets is copied with its first part.
+  int64_t begun = 0;
+  for (const Bucket::Piece& piece : bucket(b).pieces) begun += piece.begin == 0 ? 1 : 0;
+  work.launches = replica_group(plan_).ranks * (begun + 1);
+  return {op(OpKind::kUnpack, LaneKind::kCompute, b, work, std::move(accesses))};
 }
 
 Op BucketOps::unscale(int32_t b, TensorId gradient) const {
@@ -470,6 +490,7 @@ void BucketOps::repair() {
     append_cast_of_weights(ops, b);
     const TensorId staging = tensors(b).arriving >= 0 ? repair_arriving_ : -1;
     for (Op& home : bring_home(b, staging)) ops.push_back(std::move(home));
+    for (Op& whole : gather_of(b)) ops.push_back(std::move(whole));
   }
 }
 

@@ -29,6 +29,8 @@ class BucketOps {
   std::vector<Op> step_of(int32_t b);
   // What the other ranks stepped of a GPU bucket; empty where every rank steps all.
   std::vector<Op> gather_of(int32_t b) const;
+  // Copies of what was gathered to where weights live, where a framework gathers elsewhere.
+  std::vector<Op> unpack_of(int32_t b) const;
   std::vector<Op> upload(int32_t b) { return bring_home(b, tensors(b).arriving); }
   Op decide();
   // Waits for all norms of the step before. What a repair would need is read here, which keeps it
@@ -52,6 +54,7 @@ class BucketOps {
     TensorId reduced = -1;      // this rank's share of the gradient, where only that is kept
     TensorId second_copy = -1;  // of the gradient, where that is what is exchanged
     TensorId widened = -1;      // this rank's share of the gradient in 32 bits, for the step
+    TensorId gathered = -1;     // weights of all ranks, where they are copied from there
     TensorId codes = -1;        // of the bucket's matrices, where they are kept in 8 bits too
     int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
   };
@@ -67,6 +70,7 @@ class BucketOps {
   SyncMode sync() const { return plan_.optimizer.sync; }
   const Bucket& bucket(int32_t b) const { return graph_.bucket(b); }
   BucketTensors& tensors(int32_t b) { return bucket_tensors_[static_cast<size_t>(b)]; }
+  const BucketTensors& tensors(int32_t b) const { return bucket_tensors_[static_cast<size_t>(b)]; }
   void index_module_tensors();
   void double_weights();
   TensorId in_place(Place place, TensorKind kind, Category category, DType dtype, int64_t elements,

@@ -18,8 +18,9 @@ namespace ballast {
 namespace {
 
 bool is_activation(const Tensor& tensor) {
-  return tensor.kind == TensorKind::kOutput || tensor.kind == TensorKind::kNormStatistics ||
-         tensor.kind == TensorKind::kLogSumExp || tensor.kind == TensorKind::kMask;
+  return tensor.kind == TensorKind::kOutput || tensor.kind == TensorKind::kKeysValues ||
+         tensor.kind == TensorKind::kNormStatistics || tensor.kind == TensorKind::kLogSumExp ||
+         tensor.kind == TensorKind::kMask;
 }
 
 // What an exchange leaves is used at once and never kept; a forward that is repeated repeats it.

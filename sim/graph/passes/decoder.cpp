@@ -34,12 +34,7 @@ class Decoder : private DecoderExperts {
     saved.norm1 = output(label(ModuleKind::kNorm1), c);
     saved.statistics1 = statistics(label(ModuleKind::kNorm1));
     norm(label(ModuleKind::kNorm1), x, saved.norm1, saved.statistics1);
-    saved.qkv = output(label(ModuleKind::kQkv), model_.qkv_width());
-    if (model_.is_latent()) {
-      latent_qkv(label(ModuleKind::kQkv), saved);
-    } else {
-      gemm(label(ModuleKind::kQkv), saved.norm1, c, saved.qkv, model_.qkv_width(), -1);
-    }
+    qkv_forward(label(ModuleKind::kQkv), saved);
     attention_forward(label(ModuleKind::kCoreAttention), saved);
     saved.middle = output(label(ModuleKind::kAttentionOut), c);
     saved.attention_mask = mask(label(ModuleKind::kAttentionOut), split_tokens() * c);
@@ -72,6 +67,42 @@ class Decoder : private DecoderExperts {
       gemm(label(ModuleKind::kFc2), saved.activation, ffn, y, c, saved.middle, saved.output_mask);
     }
     return y;
+  }
+
+  int64_t queries_width() const { return model_.heads * model_.head_size; }
+  int64_t keys_width() const { return model_.qkv_width() - queries_width(); }
+
+  void qkv_forward(Label label, LayerSaved& saved) {
+    saved.qkv = output(label, is_divided() ? queries_width() : model_.qkv_width());
+    if (model_.is_latent()) return latent_qkv(label, saved);
+    gemm(label, saved.norm1, model_.hidden, saved.qkv, model_.qkv_width(), -1);
+    if (!is_divided()) return;
+    const TensorId pair =
+        tensor(TensorKind::kKeysValues, Category::kActivations, label, tokens() * keys_width());
+    graph_.step.ops.back().accesses.push_back(write(pair, Role::kKeysValues));
+    if (part_ == 0) keys_values_.clear();
+    keys_values_.push_back(pair);
+    const int64_t first = first_seen(part(), model_.window_of(label.layer));
+    while (parts_[saved.first_seen].end() <= first) ++saved.first_seen;
+    saved.keys_values.assign(keys_values_.begin() + static_cast<std::ptrdiff_t>(saved.first_seen),
+                             keys_values_.end());
+  }
+
+  // Of parts before the one under way, whose queries' gradients reach their keys and values; of its
+  // own, what the parts after it have left.
+  void add_key_gradients(Label label, const LayerSaved& saved, std::vector<Access>& accesses) {
+    if (part_ + 1 == parts_.size()) key_gradients_.assign(parts_.size(), -1);
+    for (size_t p = saved.first_seen; p < part_; ++p) {
+      TensorId& sum = key_gradients_[p];
+      if (sum < 0) {
+        sum = typed(TensorKind::kKeyGradient, Category::kActivations, label,
+                    *plan_.micro_batch * parts_[p].length * keys_width(), DType::kF32);
+      }
+      accesses.push_back({sum, Role::kKeyGradient, first_write(sum), 0});
+    }
+    if (key_gradients_[part_] >= 0) {
+      accesses.push_back(read(key_gradients_[part_], Role::kKeyGradient));
+    }
   }
 
   void activation_forward(Label label, LayerSaved& saved) {
@@ -137,6 +168,7 @@ class Decoder : private DecoderExperts {
     saved.attention = output(label, model_.attention_width());
     std::vector<Access> accesses = {read(saved.qkv, Role::kInput),
                                     write(saved.attention, Role::kOutput)};
+    for (const TensorId pair : saved.keys_values) accesses.push_back(read(pair, Role::kKeysValues));
     if (eager()) {
       for (const TensorId kept : make_scores(label, saved)) {
         accesses.push_back(write(kept, Role::kStatistics));
@@ -148,24 +180,27 @@ class Decoder : private DecoderExperts {
     }
     if (weight(label) >= 0) accesses.push_back(read(weight(label), Role::kWeight));
     emit(OpKind::kAttention, Phase::kForward, label,
-         attention_work(model_, plan_, facts_, Phase::kForward, label.layer), std::move(accesses));
+         attention_work(model_, plan_, facts_, Phase::kForward, label.layer, part()),
+         std::move(accesses));
   }
 
   // Softmax output and, with dropout, its mask and what is left: 5 bytes a score in 16 bits
   // (arXiv 2205.05198, section 4.1).
   std::vector<TensorId> make_scores(Label label, LayerSaved& saved) {
-    saved.scores =
-        tensor(TensorKind::kScores, Category::kActivations, label, scores_count(model_, plan_));
+    saved.scores = tensor(TensorKind::kScores, Category::kActivations, label,
+                          scores_count(model_, plan_, part()));
     if (!facts_.dropout) return {saved.scores};
-    saved.dropped_scores =
-        tensor(TensorKind::kScores, Category::kActivations, label, scores_count(model_, plan_));
-    saved.scores_mask = mask(label, scores_count(model_, plan_));
+    saved.dropped_scores = tensor(TensorKind::kScores, Category::kActivations, label,
+                                  scores_count(model_, plan_, part()));
+    saved.scores_mask = mask(label, scores_count(model_, plan_, part()));
     return {saved.scores, saved.dropped_scores, saved.scores_mask};
   }
 
   TensorId attention_backward(Label label, Label input, const LayerSaved& saved, TensorId dout) {
     const TensorId dqkv = output_gradient(input, model_.qkv_width());
     std::vector<Access> accesses = {read(saved.qkv, Role::kInput)};
+    for (const TensorId pair : saved.keys_values) accesses.push_back(read(pair, Role::kKeysValues));
+    if (is_divided()) add_key_gradients(label, saved, accesses);
     if (eager()) {
       for (const TensorId kept : {saved.scores, saved.dropped_scores, saved.scores_mask}) {
         if (kept >= 0) accesses.push_back(read(kept, Role::kStatistics));
@@ -181,7 +216,8 @@ class Decoder : private DecoderExperts {
       accesses.push_back(gradient(label));
     }
     emit(OpKind::kAttention, Phase::kBackward, label,
-         attention_work(model_, plan_, facts_, Phase::kBackward, label.layer), std::move(accesses));
+         attention_work(model_, plan_, facts_, Phase::kBackward, label.layer, part()),
+         std::move(accesses));
     return dqkv;
   }
 
@@ -285,37 +321,65 @@ class Decoder : private DecoderExperts {
     return norm_backward(label(ModuleKind::kFinalNorm), top, x, stats, dnormed, -1);
   }
 
+  template <class Body>
+  void for_parts(const Body& body) {
+    for (size_t p = 0; p < parts_.size(); ++p) {
+      begin_part(p);
+      body(p);
+    }
+  }
+  template <class Body>
+  void for_parts_back(const Body& body) {
+    for (size_t p = parts_.size(); p-- > 0;) {
+      begin_part(p);
+      body(p);
+    }
+  }
+
   void micro_batch(int16_t micro) {
     const Label label{-1, ModuleKind::kEmbedding, micro, -1};
     const int64_t c = model_.hidden;
     TensorId batch = -1;
     if (ends_.first || ends_.last) batch = load_batch(label);
     start_balance(micro);
-    TensorId x = first_input(micro, batch);
-    std::vector<LayerSaved> saved(static_cast<size_t>(model_.layers));
+    // A layer at a time, whose parts pass one after another, back in reverse order: what attention
+    // keeps of a layer for its later parts is gone before the next layer begins.
+    std::vector<TensorId> x(parts_.size());
+    for_parts([&](size_t p) { x[p] = first_input(micro, batch); });
+    std::vector<std::vector<LayerSaved>> saved(static_cast<size_t>(model_.layers));
     for (int64_t i = 0; i < model_.layers; ++i) {
-      x = layer_forward(i, micro, x, saved[static_cast<size_t>(i)]);
+      std::vector<LayerSaved>& of_layer = saved[static_cast<size_t>(i)];
+      of_layer.resize(parts_.size());
+      for_parts([&](size_t p) { x[p] = layer_forward(i, micro, x[p], of_layer[p]); });
     }
-    TensorId dx = end_of_forward(micro, batch, x);
+    std::vector<TensorId> dx(parts_.size());
+    for_parts_back([&](size_t p) { dx[p] = end_of_forward(micro, batch, x[p]); });
     for (int64_t i = model_.layers - 1; i >= 0; --i) {
-      dx = layer_backward(i, micro, saved[static_cast<size_t>(i)], dx);
+      const std::vector<LayerSaved>& of_layer = saved[static_cast<size_t>(i)];
+      for_parts_back([&](size_t p) { dx[p] = layer_backward(i, micro, of_layer[p], dx[p]); });
     }
     if (ends_.first) {
-      emit(OpKind::kEmbedding, Phase::kBackward, label, rows(c, 3 * c, 1),
-           {read(batch, Role::kTokens), read(dx, Role::kOutputGradient), gradient(label)});
+      for_parts_back([&](size_t p) {
+        emit(OpKind::kEmbedding, Phase::kBackward, label, rows(c, 3 * c, 1),
+             {read(batch, Role::kTokens), read(dx[p], Role::kOutputGradient), gradient(label)});
+      });
     }
     add_apart(micro);
   }
 
   TensorId load_batch(Label label) {
-    const int64_t ids = tokens() + *plan_.micro_batch;
+    const int64_t ids = plan_.tokens_per_micro_batch() + *plan_.micro_batch;
     const TensorId batch = typed(TensorKind::kTokens, Category::kData, label, ids, DType::kI32);
     emit(OpKind::kLoadBatch, Phase::kForward, label,
          CopyWork{bytes_of(ids, DType::kI32), CopyDirection::kHostToDevice},
          {write(batch, Role::kTokens)})
         .lane = lane_of(0, LaneKind::kCopyIn);
+    graph_.step.ops.back().label.subsequence = graph_.tensor(batch).label.subsequence = -1;
     return batch;
   }
+
+  // Of the layer under way, by part.
+  std::vector<TensorId> keys_values_, key_gradients_;
 };
 
 }  // namespace

@@ -22,6 +22,7 @@ DecoderOps::DecoderOps(const Model& model, const Plan& plan, const StackFacts& f
       plan_(plan),
       facts_(facts),
       ends_(ends),
+      parts_(subsequences_of(plan, model)),
       graph_(empty_graph(model)),
       index_(graph_.modules) {
   facts_.dropout = facts.dropout && model_family(model.architecture).has_dropout;
@@ -82,7 +83,7 @@ TensorId DecoderOps::typed(TensorKind kind, Category category, Label label, int6
   t.category = category;
   t.place = Place::kHbm;
   t.dtype = dtype;
-  t.label = label;
+  t.label = of_part(label);
   t.elements = elements;
   return add_tensor(graph_, t);
 }
@@ -119,11 +120,17 @@ Op& DecoderOps::emit(OpKind kind, Phase phase, Label label, Work work,
   op.kind = kind;
   op.phase = phase;
   op.lane = lane_of(0, LaneKind::kCompute);
-  op.label = label;
+  op.label = of_part(label);
   op.work = std::move(work);
   op.accesses = std::move(accesses);
   graph_.step.ops.push_back(std::move(op));
   return graph_.step.ops.back();
+}
+
+Label DecoderOps::of_part(Label label) const {
+  const bool has_part = is_divided() && label.micro_batch >= 0;
+  if (has_part) label.subsequence = static_cast<int16_t>(part_);
+  return label;
 }
 
 size_t DecoderOps::module_index(Label label) const {
@@ -165,7 +172,9 @@ Access DecoderOps::gradient(Label label) {
   // The head has written before, where it shares the matrix and is of the same stage.
   const bool after_head =
       label.module == ModuleKind::kEmbedding && model_.tied_embeddings && ends_.last;
-  const bool adds = label.micro_batch > 0 || after_head;
+  // Backward, the last part comes first.
+  const bool after_part = part_ + 1 < parts_.size();
+  const bool adds = label.micro_batch > 0 || after_head || after_part;
   return {gradient_[index], Role::kParameterGradient,
           adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0};
 }

@@ -32,13 +32,24 @@ class DecoderOps {
     TensorId scores = -1, dropped_scores = -1, scores_mask = -1;
     TensorId attention_mask = -1, output_mask = -1;
     TensorId gate = -1;  // of the activation, where a framework keeps its other half
+    // Where sequences pass in parts, qkv has queries alone; these are the keys and values that they
+    // see, part by part, their own last, and the first part of them.
+    std::vector<TensorId> keys_values;
+    size_t first_seen = 0;
   };
 
   // Of a module's experts a rank holds its share.
   void keep_own_experts(Module& module) const;
   // Whether a chunk with these ends has the module's weights.
   bool holds(const Module& module) const;
-  int64_t tokens() const { return plan_.tokens_per_micro_batch(); }
+  // Of the part of the sequences that is under way.
+  int64_t tokens() const {
+    return is_divided() ? *plan_.micro_batch * part().length : plan_.tokens_per_micro_batch();
+  }
+  bool is_divided() const { return parts_.size() > 1; }
+  const Subsequence& part() const { return parts_[part_]; }
+  // What is emitted from here on is of this part.
+  void begin_part(size_t part) { part_ = part; }
   // Of norms and residuals on one rank.
   int64_t split_tokens() const;
   bool eager() const { return facts_.attention.front() == AttentionKind::kEager; }
@@ -59,6 +70,8 @@ class DecoderOps {
   // Index of a module; the head of a tied model is the embedding.
   size_t module_index(Label label) const;
   TensorId weight(Label label) const { return weight_[module_index(label)]; }
+  // The label, of the part that is under way.
+  Label of_part(Label label) const;
   // The first writer of a gradient in a step overwrites it, the later ones add.
   Access gradient(Label label);
   // Whether a micro-batch writes gradients of its own, which are added to the wide ones behind its
@@ -105,6 +118,8 @@ class DecoderOps {
   const Plan& plan_;
   StackFacts facts_;
   ChunkEnds ends_;
+  std::vector<Subsequence> parts_;
+  size_t part_ = 0;
   Graph graph_;
   std::vector<TensorId> weight_;  // by module, -1 where it has no parameters
   std::vector<TensorId> gradient_;

@@ -1,6 +1,6 @@
 // Products of 8-bit factors: which they are, and the memory for their codes.
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -63,10 +63,11 @@ void write_codes(Graph& graph) {
 void save_codes_of_attention(Graph& graph, const Plan& plan) {
   const auto attention = static_cast<size_t>(ModuleKind::kCoreAttention);
   if (plan.activations->fate[attention] == ActivationFate::kRecompute) return;
-  std::map<std::pair<int16_t, int16_t>, TensorId> codes;  // by layer and micro-batch
+  // By layer, micro-batch and part of the sequences.
+  std::map<std::tuple<int16_t, int16_t, int16_t>, TensorId> codes;
   for (Op& op : graph.step.ops) {
     if (!multiplies_in_fp8(op) || op.label.module != ModuleKind::kAttentionOut) continue;
-    const auto key = std::pair(op.label.layer, op.label.micro_batch);
+    const auto key = std::tuple(op.label.layer, op.label.micro_batch, op.label.subsequence);
     if (op.phase == Phase::kForward) {
       const auto& work = std::get<GemmWork>(op.work);
       Tensor made;

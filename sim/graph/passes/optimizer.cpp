@@ -77,6 +77,7 @@ class OptimizerPass {
     // Buckets share modules: a step that came after a gather would wait for its weights, and with
     // it the forward, which can begin as soon as the first layers are whole.
     for (int32_t b = buckets_ - 1; b >= 0; --b) insert(end_, ops_.gather_of(b));
+    for (int32_t b = buckets_ - 1; b >= 0; --b) insert(end_, ops_.unpack_of(b));
   }
 
   void delay() {
@@ -90,6 +91,7 @@ class OptimizerPass {
     for (int32_t b = 0; b < buckets_; ++b) {
       insert(0, ops_.step_of(b));
       insert(0, ops_.gather_of(b));
+      insert(0, ops_.unpack_of(b));
       insert(0, ops_.upload(b));
     }
     for (int32_t b = 0; b < buckets_; ++b) gradient_leaves(b, ready_at(b));
@@ -107,6 +109,7 @@ class OptimizerPass {
       const bool on_gpu = graph_.bucket(b).site == Site::kGpu;
       insert(on_gpu ? unused : steppable, ops_.step_of(b));
       insert(on_gpu ? unused : steppable, ops_.gather_of(b));
+      insert(on_gpu ? unused : steppable, ops_.unpack_of(b));
       if (last_gpu_sharer(b) > b) {
         deferred.push_back(b);
         continue;

@@ -3,7 +3,6 @@
 // are reduce-scattered before they leave the GPU, every rank steps its shard, and weights are
 // all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
 // GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
-#include <cmath>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -31,29 +30,46 @@ bool is_sharded(const Tensor& tensor) {
 
 class Shard {
  public:
-  Shard(Graph& graph, const RankGroup& group, const RankGroup& copies)
-      : graph_(graph), ranks_(group.ranks), stride_(group.stride), copies_(copies) {}
+  Shard(Graph& graph, const Plan& plan)
+      : graph_(graph),
+        ranks_(replica_group(plan).ranks),
+        stride_(replica_group(plan).stride),
+        copies_(copies_group(plan)),
+        undo_(plan.optimizer.undo) {}
 
   void run() {
     for (Tensor& tensor : graph_.tensors) {
       if (!is_sharded(tensor)) continue;
+      if (tensor.kind == TensorKind::kUndoRecord) {
+        const Bytes bytes = undo_bytes_of_share(graph_, tensor.label.bucket, undo_, ranks_);
+        tensor.elements = div_ceil(bytes.count, size_of(tensor.dtype));
+        continue;
+      }
       tensor.elements = share_of_bucket(graph_, tensor.label.bucket, tensor.elements, ranks_);
     }
-    graph_.step.ops = rewrite(std::move(graph_.step.ops));
-    graph_.repair.ops = rewrite(std::move(graph_.repair.ops));
+    graph_.step.ops = rewrite(std::move(graph_.step.ops), Staging::kOfItsOwn);
+    graph_.repair.ops = rewrite(std::move(graph_.repair.ops), Staging::kNone);
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       if (graph_.step.ops[i].kind == OpKind::kCommit) graph_.commit = static_cast<OpId>(i);
     }
   }
 
  private:
-  std::vector<Op> rewrite(std::vector<Op> ops) {
+  // Where a shard lies between its copy and its gather. A repair has no memory but what is there:
+  // the shard is copied to its place among the others.
+  enum class Staging : uint8_t { kOfItsOwn, kNone };
+
+  std::vector<Op> rewrite(std::vector<Op> ops, Staging staging) {
     std::vector<Op> result;
     result.reserve(ops.size() + ops.size() / 8);
     for (Op& op : ops) {
       if (op.kind == OpKind::kCopy && op.phase != Phase::kOffload && op.phase != Phase::kReload &&
           moves_shard(op)) {
-        shard_copy(std::move(op), result);
+        if (staging == Staging::kNone) {
+          copy_home_in_place(std::move(op), result);
+        } else {
+          shard_copy(std::move(op), result);
+        }
         continue;
       }
       auto* work = std::get_if<BucketWork>(&op.work);
@@ -92,13 +108,28 @@ class Shard {
                          {update(shard, Role::kSource)});
   }
 
+  // A copy home of a repair: into the shard's part of what is gathered then.
+  void copy_home_in_place(Op op, std::vector<Op>& result) {
+    CopyWork& work = std::get<CopyWork>(op.work);
+    CHECK(work.direction == CopyDirection::kHostToDevice);
+    const Bytes whole = exchanged_bytes(graph_, op.label.bucket, work.bytes, ranks_);
+    work.bytes = {share_of_bucket(graph_, op.label.bucket, work.bytes.count, ranks_)};
+    std::vector<Access> gathered;
+    for (Access access : op.accesses) {
+      if (access.role != Role::kDestination) continue;
+      access.mode = AccessMode::kReadWrite;
+      gathered.push_back(access);
+    }
+    Op gather = collective(CollectiveKind::kAllGather, op, whole, std::move(gathered));
+    result.push_back(std::move(op));
+    result.push_back(std::move(gather));
+  }
+
   // Out: reduce-scatter into a shard that is copied. In: a shard is copied, then all-gathered.
   void shard_copy(Op op, std::vector<Op>& result) {
     CopyWork& work = std::get<CopyWork>(op.work);
     const int32_t bucket = op.label.bucket;
-    const double reduced =
-        reduced_share(graph_, bucket, ranks_) * static_cast<double>(work.bytes.count);
-    const Bytes whole{std::max<int64_t>(1, std::llround(reduced))};
+    const Bytes whole = exchanged_bytes(graph_, bucket, work.bytes, ranks_);
     work.bytes = {share_of_bucket(graph_, bucket, work.bytes.count, ranks_)};
     const bool out = work.direction == CopyDirection::kDeviceToHost;
     std::vector<Access> far;
@@ -134,12 +165,13 @@ class Shard {
   int64_t ranks_;
   int64_t stride_;
   RankGroup copies_;
+  UndoKind undo_;
 };
 
 }  // namespace
 
 Graph shard_pass(Graph graph, const Plan& plan) {
-  Shard(graph, replica_group(plan), copies_group(plan)).run();
+  Shard(graph, plan).run();
   return graph;
 }
 

@@ -4,13 +4,10 @@
 #include <optional>
 
 #include "sim/graph/core/edit.h"
+#include "sim/graph/core/stages.h"
 
 namespace ballast {
 namespace {
-
-int devices_of(const Graph& graph) {
-  return std::max(1, static_cast<int>(div_ceil(graph.lanes, kLaneKinds)));
-}
 
 bool lies_in(const Tensor& tensor, Place place, int device) {
   return tensor.place == place && tensor.device == device;

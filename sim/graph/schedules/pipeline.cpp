@@ -35,7 +35,7 @@ Turns turns_for(const PipelineContext& context, Folding folding) {
 class Chunks {
  public:
   Chunks(const Model& model, const Plan& plan, const StackFacts& facts)
-      : context_{model, plan, facts, {}, {}} {
+      : context_(model, plan, facts) {
     for (int64_t c = 0; c < context_.chunks(); ++c) {
       const Layers layers{context_.first_layer(c), context_.first_layer(c + 1)};
       auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {

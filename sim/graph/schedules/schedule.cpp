@@ -8,11 +8,22 @@
 namespace ballast {
 namespace {
 
+int64_t stages_after(int64_t stage, const Plan& plan) { return plan.pipeline - stage - 1; }
+
+// Megatron-LM's warm-up of several chunks (arXiv 2104.04473, section 2.2).
+int64_t ahead_of_rounds(int64_t stage, const Plan& plan) {
+  return 2 * stages_after(stage, plan) + (plan.virtual_pipeline - 1) * plan.pipeline;
+}
+
+int64_t turns_each_way(const Plan& plan) { return plan.accumulation() * plan.virtual_pipeline; }
+int64_t stages_of(const Plan& plan) { return plan.pipeline; }
+
 constexpr Schedule kSchedules[] = {
-    {"1F1B", "one chunk a stage; a forward and a backward in turn",
-     [](const Plan& plan) { return plan.virtual_pipeline == 1; }, one_forward_one_backward},
+    // arXiv 2006.09503; arXiv 2104.04473, figure 4.
+    {"1F1B", "one chunk a stage; as many forwards ahead as stages follow",
+     [](const Plan& plan) { return plan.virtual_pipeline == 1; }, stages_after, stages_of},
     {"interleaved", "several chunks a stage, in rounds of as many micro-batches as stages",
-     [](const Plan& plan) { return plan.virtual_pipeline > 1; }, interleaved},
+     [](const Plan& plan) { return plan.virtual_pipeline > 1; }, ahead_of_rounds, stages_of},
 };
 
 }  // namespace
@@ -26,13 +37,40 @@ const Schedule& schedule_of(const Plan& plan) {
   return *found;
 }
 
+std::vector<Turn> turns_of(int64_t stage, const Plan& plan) {
+  const Schedule& schedule = schedule_of(plan);
+  const int64_t chunks = plan.virtual_pipeline;
+  const int64_t round = schedule.round(plan);
+  const auto turn = [&](int64_t index, Direction direction) {
+    int64_t chunk = index % (round * chunks) / round;
+    if (direction == Direction::kBackward) chunk = chunks - 1 - chunk;
+    return Turn{direction, chunk, index / (round * chunks) * round + index % round};
+  };
+  const int64_t total = turns_each_way(plan);
+  const int64_t ahead = std::min(schedule.ahead(stage, plan), total);
+  std::vector<Turn> turns;
+  for (int64_t i = 0; i < ahead; ++i) turns.push_back(turn(i, Direction::kForward));
+  for (int64_t i = 0; i < total; ++i) {
+    if (ahead + i < total) turns.push_back(turn(ahead + i, Direction::kForward));
+    turns.push_back(turn(i, Direction::kBackward));
+  }
+  return turns;
+}
+
+int64_t most_in_flight(int64_t stage, const Plan& plan) {
+  return std::min(schedule_of(plan).ahead(stage, plan) + 1, turns_each_way(plan));
+}
+
+// The first chunk's backward comes last, after a round of each of the others.
+bool fills_again(int64_t stage, const Plan& plan) {
+  const int64_t others = (plan.virtual_pipeline - 1) * schedule_of(plan).round(plan);
+  return turns_each_way(plan) > most_in_flight(stage, plan) + others;
+}
+
 void for_turns(const Plan& plan, const std::function<bool(int64_t stage, const Turn& turn)>& run) {
   const auto stages = static_cast<size_t>(plan.pipeline);
-  const Schedule& schedule = schedule_of(plan);
   std::vector<std::vector<Turn>> turns;
-  for (size_t s = 0; s < stages; ++s) {
-    turns.push_back(schedule.turns(static_cast<int64_t>(s), plan));
-  }
+  for (size_t s = 0; s < stages; ++s) turns.push_back(turns_of(static_cast<int64_t>(s), plan));
   std::vector<size_t> next(stages, 0);
   for (bool progress = true; progress;) {
     progress = false;

@@ -1,4 +1,4 @@
-// The orders in which the stages of a pipeline take their turns: one table, one file a schedule.
+// The orders in which the stages of a pipeline take their turns: one table, one row a schedule.
 //
 // Will not do: say what a turn is made of (sim/graph/schedules/chunk.h).
 #pragma once
@@ -24,21 +24,27 @@ struct Turn {
   int64_t micro_batch = 0;
 };
 
+// A stage runs some forwards ahead, then a forward and a backward in turn, then the backwards that
+// are left. Chunks are visited in rounds: so many micro-batches pass one chunk, then the next.
 struct Schedule {
   std::string_view name;
   std::string_view does;  // one line
   bool (*applies)(const Plan& plan);
-  // All turns of a stage, in their order.
-  std::vector<Turn> (*turns)(int64_t stage, const Plan& plan);
+  // Forwards of chunks ahead of the first pair; more than there are means all.
+  int64_t (*ahead)(int64_t stage, const Plan& plan);
+  int64_t (*round)(const Plan& plan);  // micro-batches
 };
 
 // A plan runs by the first that applies.
 std::span<const Schedule> schedules();
 const Schedule& schedule_of(const Plan& plan);
 
-// The files of the table, one each.
-std::vector<Turn> one_forward_one_backward(int64_t stage, const Plan& plan);
-std::vector<Turn> interleaved(int64_t stage, const Plan& plan);
+// All turns of a stage, in their order.
+std::vector<Turn> turns_of(int64_t stage, const Plan& plan);
+// The most chunks of a stage that wait for their backward at once.
+int64_t most_in_flight(int64_t stage, const Plan& plan);
+// Whether as many wait once more when the first backward of every chunk has begun.
+bool fills_again(int64_t stage, const Plan& plan);
 
 // Calls run(stage, turn) for every turn of every stage, in an order in which each comes after what
 // it reads. `run` says false, and is asked again later, where that is not there yet.

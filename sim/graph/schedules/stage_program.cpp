@@ -11,18 +11,13 @@ namespace {
 class StageBuilder {
  public:
   StageBuilder(int64_t stage, const PipelineContext& context, Turns turns)
-      : stage_(stage),
-        context_(context),
-        plan_(context.plan),
-        turns_(turns),
-        whole_(modules_of(rank_model(context.model, context.plan))),
-        whole_index_(whole_) {}
+      : stage_(stage), context_(context), plan_(context.plan), turns_(turns) {}
 
   Graph run() {
     graph_.lanes = kLaneKinds;
     for (int64_t c = stage_; c < context_.chunks(); c += plan_.pipeline) add_chunk(c);
     place_modules();
-    const std::vector<Turn> turns = schedule_of(plan_).turns(stage_, plan_);
+    const std::vector<Turn> turns = turns_of(stage_, plan_);
     for (size_t i = 0; i < turns.size(); ++i) {
       // What a backward reads comes back beside the turn before it.
       if (turns_ == Turns::kFolded && i + 1 < turns.size()) bring_back(turns[i + 1]);
@@ -65,18 +60,13 @@ class StageBuilder {
       Module module = inside.module(modules.of(inside.tensors[t].label));
       module.layer = tensor.label.layer;
       // The inside is that of a chunk alike, whose layers have other names.
-      if (!module.parameters.empty()) module.parameters = whole_module(module).parameters;
+      if (!module.parameters.empty()) module.parameters = context_.whole_module(module).parameters;
       graph_.modules.push_back(std::move(module));
     }
     chunk.forward = state_accesses(chunk, Direction::kForward);
     chunk.backward = state_accesses(chunk, Direction::kBackward);
     chunks_.push_back(std::move(chunk));
     saved_.emplace_back(static_cast<size_t>(plan_.accumulation()));
-  }
-
-  // The same module of the model that the pipeline is of.
-  const Module& whole_module(const Module& module) const {
-    return whole_[static_cast<size_t>(whole_index_.of(module.layer, module.kind))];
   }
 
   // The matrix of a tied embedding on the last stage is that of the head, whose gradient comes
@@ -144,10 +134,12 @@ class StageBuilder {
     spread(turn);
   }
 
-  // Later micro-batches add to the gradients of the first.
-  static void accumulate(const Turn& turn, Access& access) {
-    const bool adds = access.role == Role::kParameterGradient && turn.micro_batch > 0;
-    if (adds) access.mode = AccessMode::kReadWrite;
+  // Later micro-batches add to the gradients of the first, which are made as in the chunk: products
+  // of one module may write other parts of its gradient.
+  static void accumulate(const Turn& turn, Access& access, Op& op) {
+    if (access.role != Role::kParameterGradient || turn.micro_batch == 0) return;
+    access.mode = AccessMode::kReadWrite;
+    if (auto* gemm = std::get_if<GemmWork>(&op.work)) gemm->accumulate = true;
   }
 
   // --- a turn as one operation ---------------------------------------------------------------
@@ -161,7 +153,7 @@ class StageBuilder {
     block.work = BlockWork{forward ? first : first + 1};
     if (forward && kind.output < 0) block.label.module = ModuleKind::kLoss;
     block.accesses = forward ? chunk.forward : chunk.backward;
-    for (Access& access : block.accesses) accumulate(turn, access);
+    for (Access& access : block.accesses) accumulate(turn, access, block);
     if ((forward ? kind.input : kind.output_gradient) >= 0) {
       const TensorId arrived = message(chunk.index);
       receive(turn, chunk.index, arrived);
@@ -248,12 +240,7 @@ class StageBuilder {
       move(op.label, chunk.index, turn.micro_batch);
       for (Access& access : op.accesses) {
         access.tensor = here(access.tensor, chunk, turn, saved);
-        accumulate(turn, access);
-        auto* gemm = std::get_if<GemmWork>(&op.work);
-        // In the first micro-batch as in the chunk: products of one module may write other parts of
-        // its gradient.
-        const bool adds = access.role == Role::kParameterGradient && turn.micro_batch > 0;
-        if (gemm != nullptr && adds) gemm->accumulate = true;
+        accumulate(turn, access, op);
       }
       if (is_receive(op)) {
         receive(turn, chunk.index, op.accesses.front().tensor);
@@ -331,20 +318,14 @@ class StageBuilder {
   const PipelineContext& context_;
   const Plan& plan_;
   const Turns turns_;
-  const std::vector<Module> whole_;
-  const ModuleIndex whole_index_;
   Graph graph_;
   std::vector<Chunk> chunks_;
   std::vector<std::vector<Saved>> saved_;  // by chunk of the stage and micro-batch
 };
 
-}  // namespace
-
 // nanotron (src/nanotron/models/base.py, build_model): blocks are given to a stage until their
 // weights pass its part of the sum; the head's matrix is one of them.
-int64_t PipelineContext::first_layer(int64_t chunk) const {
-  const bool even = !facts.balances_stages || plan.virtual_pipeline > 1 || chunk <= 0;
-  if (even || chunk >= chunks()) return first_layer_of(chunk, chunks(), model.layers);
+std::vector<int64_t> cut_by_weights(const Model& model, int64_t chunks) {
   double layer = 0;
   double head = 0;
   for (const Module& module : modules_of(model)) {
@@ -352,17 +333,43 @@ int64_t PipelineContext::first_layer(int64_t chunk) const {
     if (module.kind == ModuleKind::kHead) head += static_cast<double>(model.vocab * model.hidden);
   }
   const auto layers = static_cast<double>(model.layers);
-  const double before =
-      (layers * layer + head) * static_cast<double>(chunk) / static_cast<double>(chunks()) / layer;
-  // Every stage has a layer.
-  return std::clamp<int64_t>(static_cast<int64_t>(before) + 1, chunk,
-                             model.layers - (chunks() - chunk));
+  std::vector<int64_t> cuts = {0};
+  for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+    const double before =
+        (layers * layer + head) * static_cast<double>(chunk) / static_cast<double>(chunks) / layer;
+    // Every stage has a layer.
+    cuts.push_back(std::clamp<int64_t>(static_cast<int64_t>(before) + 1, chunk,
+                                       model.layers - (chunks - chunk)));
+  }
+  cuts.push_back(model.layers);
+  return cuts;
 }
 
+std::vector<int64_t> cuts_of(const Model& model, const Plan& plan, const StackFacts& facts) {
+  const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
+  if (facts.balances_stages && plan.virtual_pipeline == 1) return cut_by_weights(model, chunks);
+  std::vector<int64_t> cuts;
+  for (int64_t c = 0; c <= chunks; ++c) cuts.push_back(first_layer_of(c, chunks, model.layers));
+  return cuts;
+}
+
+}  // namespace
+
+PipelineContext::PipelineContext(const Model& of, const Plan& by, const StackFacts& as)
+    : model(of),
+      plan(by),
+      facts(as),
+      first_layers(cuts_of(of, by, as)),
+      modules(modules_of(rank_model(of, by))),
+      module_index(modules) {}
+
 int64_t PipelineContext::chunk_of(int64_t layer) const {
-  int64_t chunk = 0;
-  while (first_layer(chunk + 1) <= layer) ++chunk;
-  return chunk;
+  return std::upper_bound(first_layers.begin(), first_layers.end(), layer) - first_layers.begin() -
+         1;
+}
+
+const Module& PipelineContext::whole_module(const Module& module) const {
+  return modules[static_cast<size_t>(module_index.of(module.layer, module.kind))];
 }
 
 Graph stage_program(int64_t stage, const PipelineContext& context, Turns turns) {

@@ -11,6 +11,7 @@
 
 #include <vector>
 
+#include "sim/graph/core/module_index.h"
 #include "sim/graph/schedules/chunk.h"
 
 namespace ballast {
@@ -20,6 +21,8 @@ namespace ballast {
 enum class Turns : uint8_t { kFolded, kSpread };
 
 struct PipelineContext {
+  PipelineContext(const Model& of, const Plan& by, const StackFacts& as);
+
   const Model& model;
   const Plan& plan;
   const StackFacts& facts;
@@ -27,11 +30,17 @@ struct PipelineContext {
   // Graph::blocks; its backward comes next.
   std::vector<const ChunkKind*> kind_of_chunk;
   std::vector<int32_t> block_of_chunk;
+  // Where each chunk begins, as schedule.h cuts layers or by their weights; then where the last one
+  // ends.
+  std::vector<int64_t> first_layers;
+  std::vector<Module> modules;  // of the whole model, as one rank holds it
+  ModuleIndex module_index;
 
   int64_t chunks() const { return plan.pipeline * plan.virtual_pipeline; }
-  // Where a chunk of this index begins: as schedule.h cuts layers, or by their weights.
-  int64_t first_layer(int64_t chunk) const;
+  int64_t first_layer(int64_t chunk) const { return first_layers[static_cast<size_t>(chunk)]; }
   int64_t chunk_of(int64_t layer) const;
+  // The same module of the model that the pipeline is of, as one rank holds it.
+  const Module& whole_module(const Module& module) const;
 };
 
 // `context` may be used until the graph is done.

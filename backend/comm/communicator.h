@@ -1,0 +1,93 @@
+// Communicator: exchanges among the ranks of a plan, each of which runs a graph of its own.
+//
+// What is exchanged is a list of parts, the same on every rank but for addresses: who owns a part
+// sums it (reduce-scatter) or has it for the others (all-gather). Sums go in the order of the
+// ranks, in fp32, and are rounded once: so N ranks give the bits of one that adds the same
+// gradients in the same order. Two engines: threads of one process (local_ranks.h) and processes
+// of MPI (mpi_ranks.h).
+// Will not do: know what an operation means (backend/host), or when it runs (executor).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "sim/graph/core/edit.h"
+
+namespace ballast {
+
+// Exchanges of a channel follow each other in the order of every rank's program; those of another
+// do not wait for them.
+enum class Channel : uint8_t {
+  kData,     // gradients and weights
+  kControl,  // verdicts on a step, and state that is saved or restored
+};
+inline constexpr int kChannels = 2;
+
+// `owner`: index in the group. Where the owner puts the sum may be its own contribution.
+struct SummedPart {
+  int owner = 0;
+  const std::byte* from = nullptr;  // this rank's contribution
+  std::byte* to = nullptr;          // where the sum goes; read on the owner only
+  int64_t count = 0;                // values
+};
+struct GatheredPart {
+  int owner = 0;
+  const std::byte* from = nullptr;  // read on the owner only
+  std::byte* to = nullptr;          // on every rank; may be `from` on the owner
+  int64_t bytes = 0;
+};
+
+// In what contributions and sum are stored, and to what a sum is rounded before.
+struct SumFormat {
+  kernels::Format stored{};
+  kernels::Format rounded{};
+};
+
+// Which of a group's ranks this is, and their numbers among all.
+struct GroupMembers {
+  int self = 0;
+  std::vector<int> ranks;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Every rank of the group calls with the same parts in the same order. They return when this
+  // rank's memory may be used again. Throw Error, which names the rank, where another one failed.
+  virtual void reduce_scatter(Channel channel, const RankGroup& group,
+                              std::span<const SummedPart> parts, const SumFormat& format) = 0;
+  virtual void all_gather(Channel channel, const RankGroup& group,
+                          std::span<const GatheredPart> parts) = 0;
+
+  // This rank goes no further: whoever waits for it, now or later, throws Error with its number and
+  // `why`. The first failure counts. From any thread.
+  virtual void fail(const std::string& why) = 0;
+
+  // The sum of `values` (of `count`) of every rank, on all of them, in place.
+  void all_reduce(Channel channel, const RankGroup& group, std::byte* values, int64_t count,
+                  const SumFormat& format);
+  // The bytes of rank `root` of the group, on all of them.
+  void broadcast(Channel channel, const RankGroup& group, int root, std::span<std::byte> bytes);
+
+  // The group of `group.ranks` that lie `group.stride` apart and that this rank is of.
+  GroupMembers members_of(const RankGroup& group) const;
+};
+
+// Sums `count` values of all parts, in their order, in fp32; rounds the sum, and stores it.
+void sum_in_order(std::span<const std::byte* const> parts, std::byte* to, int64_t count,
+                  const SumFormat& format);
+
+// What rank 0 says, on every rank; all of them call.
+std::string told_by_first(Communicator& ranks, std::string text);
+
+// "rank 2: why"; what every other rank throws.
+std::string failure_text(int rank, const std::string& why);
+
+}  // namespace ballast

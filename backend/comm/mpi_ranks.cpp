@@ -1,0 +1,187 @@
+// MPI's C++ interface, which was removed from the standard, is not linked.
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#include "backend/comm/mpi_ranks.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <mpi.h>
+#include <mutex>
+#include <thread>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Of one message; a count of MPI is an int.
+constexpr int64_t kMostBytes = int64_t{1} << 30;
+// What an owner receives at once of each of the others.
+constexpr int64_t kTileBytes = int64_t{1} << 20;
+
+class MpiRanks : public Communicator {
+ public:
+  MpiRanks();
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void reduce_scatter(Channel channel, const RankGroup& group, std::span<const SummedPart> parts,
+                      const SumFormat& format) override;
+  void all_gather(Channel channel, const RankGroup& group,
+                  std::span<const GatheredPart> parts) override;
+  void fail(const std::string& why) override;
+
+ private:
+  using Requests = std::vector<MPI_Request>;
+  MPI_Comm comm_of(Channel channel) const { return comms_[static_cast<size_t>(channel)]; }
+  void send(Channel channel, int to, const std::byte* from, int64_t bytes, Requests& requests);
+  void receive(Channel channel, int from, std::byte* to, int64_t bytes, Requests& requests);
+  void wait(Requests& requests) const;
+  void sum_part(Channel channel, const GroupMembers& members, const SummedPart& part,
+                const SumFormat& format);
+
+  int rank_ = 0;
+  int size_ = 1;
+  std::array<MPI_Comm, kChannels> comms_{};
+  std::mutex mutex_;  // guards why_
+  std::string why_;
+  std::atomic<bool> failed_{false};
+};
+
+MpiRanks::MpiRanks() {
+  int provided = MPI_THREAD_SINGLE;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  if (provided < MPI_THREAD_MULTIPLE) {
+    throw Error("MPI", "it lets only one thread at a time communicate",
+                "use one that was built with MPI_THREAD_MULTIPLE");
+  }
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  for (MPI_Comm& comm : comms_) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+}
+
+void MpiRanks::send(Channel channel, int to, const std::byte* from, int64_t bytes,
+                    Requests& requests) {
+  for (int64_t at = 0; at < bytes; at += kMostBytes) {
+    const auto count = static_cast<int>(std::min(kMostBytes, bytes - at));
+    MPI_Isend(from + at, count, MPI_BYTE, to, 0, comm_of(channel), &requests.emplace_back());
+  }
+}
+
+void MpiRanks::receive(Channel channel, int from, std::byte* to, int64_t bytes,
+                       Requests& requests) {
+  for (int64_t at = 0; at < bytes; at += kMostBytes) {
+    const auto count = static_cast<int>(std::min(kMostBytes, bytes - at));
+    MPI_Irecv(to + at, count, MPI_BYTE, from, 0, comm_of(channel), &requests.emplace_back());
+  }
+}
+
+// Asks now and then instead of spinning: ranks share cores with each other's computation. What this
+// rank's own failure leaves open ends with the program.
+void MpiRanks::wait(Requests& requests) const {
+  constexpr int kEagerly = 200;
+  for (int asked = 0;; ++asked) {
+    int done = 0;
+    MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    if (done != 0) return;
+    if (failed_) throw Error("MPI", "this rank has failed", "see its message");
+    if (asked < kEagerly) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(50us);
+    }
+  }
+}
+
+// Messages of one pair of ranks arrive in the order in which they were sent, which is that of the
+// parts and, of a part, that of its tiles.
+void MpiRanks::reduce_scatter(Channel channel, const RankGroup& group,
+                              std::span<const SummedPart> parts, const SumFormat& format) {
+  const GroupMembers members = members_of(group);
+  const int64_t size = kernels::bytes_of(format.stored);
+  Requests sent;
+  for (const SummedPart& part : parts) {
+    if (part.owner == members.self) continue;
+    const int to = members.ranks[static_cast<size_t>(part.owner)];
+    for (int64_t at = 0; at < part.count * size; at += kTileBytes) {
+      send(channel, to, part.from + at, std::min(kTileBytes, part.count * size - at), sent);
+    }
+  }
+  for (const SummedPart& part : parts) {
+    if (part.owner == members.self) sum_part(channel, members, part, format);
+  }
+  wait(sent);
+}
+
+void MpiRanks::sum_part(Channel channel, const GroupMembers& members, const SummedPart& part,
+                        const SumFormat& format) {
+  const int64_t size = kernels::bytes_of(format.stored);
+  const size_t count = members.ranks.size();
+  const auto self = static_cast<size_t>(members.self);
+  std::vector<std::vector<std::byte>> arrived(count);
+  std::vector<const std::byte*> from(count);
+  for (int64_t at = 0; at < part.count * size; at += kTileBytes) {
+    const int64_t bytes = std::min(kTileBytes, part.count * size - at);
+    Requests received;
+    for (size_t i = 0; i < count; ++i) {
+      if (i == self) {
+        from[i] = part.from + at;
+        continue;
+      }
+      arrived[i].resize(static_cast<size_t>(bytes));
+      receive(channel, members.ranks[i], arrived[i].data(), bytes, received);
+      from[i] = arrived[i].data();
+    }
+    wait(received);
+    sum_in_order(from, part.to + at, bytes / size, format);
+  }
+}
+
+void MpiRanks::all_gather(Channel channel, const RankGroup& group,
+                          std::span<const GatheredPart> parts) {
+  const GroupMembers members = members_of(group);
+  Requests requests;
+  for (const GatheredPart& part : parts) {
+    const int owner = members.ranks[static_cast<size_t>(part.owner)];
+    if (part.owner != members.self) {
+      receive(channel, owner, part.to, part.bytes, requests);
+      continue;
+    }
+    for (const int rank : members.ranks) {
+      if (rank != rank_) send(channel, rank, part.from, part.bytes, requests);
+    }
+    if (part.from != part.to && part.bytes > 0) {
+      std::copy_n(part.from, static_cast<size_t>(part.bytes), part.to);
+    }
+  }
+  wait(requests);
+}
+
+void MpiRanks::fail(const std::string& why) {
+  const std::scoped_lock lock(mutex_);
+  if (why_.empty()) why_ = why;
+  failed_ = true;
+}
+
+MpiRanks* begun = nullptr;
+
+}  // namespace
+
+bool mpi_is_built() { return true; }
+
+Communicator& mpi_ranks() {
+  static MpiRanks ranks;
+  begun = &ranks;
+  return ranks;
+}
+
+void mpi_end(int exit_code) {
+  if (begun == nullptr) return;
+  if (exit_code != 0) MPI_Abort(MPI_COMM_WORLD, exit_code);
+  MPI_Finalize();
+}
+
+}  // namespace ballast

@@ -1,0 +1,27 @@
+// Ranks that are processes which mpirun or srun started, by MPI.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/comm/communicator.h"
+
+namespace ballast {
+
+// Whether this program was built with MPI.
+bool mpi_is_built();
+
+// How many processes a launcher of MPI started, of which this is one; 1 where none did. Of what its
+// environment says (OpenMPI, and launchers with a PMI), without a call of MPI.
+int mpi_ranks_started();
+int mpi_rank_of_this();  // 0 where none did
+
+// Initialises MPI, once; the communicator lives until mpi_end. Throws Error where there is no MPI
+// here, or it has no threads.
+Communicator& mpi_ranks();
+
+// Ends MPI where it was begun. Where `exit_code` is not 0 all ranks end with this one, whatever
+// they are doing.
+void mpi_end(int exit_code);
+
+}  // namespace ballast

@@ -1,0 +1,83 @@
+// Ranks that mpirun starts: the program as a user runs it, against the same plan as threads of one
+// process. Skipped by name where there is no mpirun, or a program without MPI.
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "backend/comm/mpi_ranks.h"
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+class MpiRun : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!mpi_is_built()) GTEST_SKIP() << "this program was built without MPI";
+    if (bench.shell("command -v mpirun").code != 0) GTEST_SKIP() << "there is no mpirun";
+    bench.write_tiny_model();
+    bench.write_store();
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += "the quick brown fox " + std::to_string(i * i) + "\n";
+    bench.write("text.txt", text);
+  }
+
+  static std::string train(const std::string& flags) {
+    return "$BALLAST train --model tiny.json --set model.dropout=0 --store here.db "
+           "--sequence-length 16 "
+           "--global-batch 4 --data text.txt --devices 2 --set plan.data=2 "
+           "--set plan.zero_stage=2 --set plan.weights.flow_share=0 " +
+           flags;
+  }
+  Outcome ranks(int count, const std::string& line) const {
+    return bench.shell(
+        "export BALLAST; timeout 120 mpirun --allow-run-as-root --oversubscribe -n " +
+        std::to_string(count) + " " + line);
+  }
+
+  Workbench bench;
+};
+
+TEST_F(MpiRun, processes_train_to_the_bits_of_threads) {
+  const Outcome threads =
+      bench.shell(train("--steps 6 --export threads.safetensors --json 2> /dev/null"));
+  ASSERT_EQ(threads.code, 0) << threads.output;
+  const Outcome processes =
+      ranks(2, train("--steps 6 --export processes.safetensors --json 2> /dev/null"));
+  ASSERT_EQ(processes.code, 0) << processes.output;
+  EXPECT_EQ(bench.read("threads.safetensors"), bench.read("processes.safetensors"));
+  const Json one = Json::parse(threads.output);
+  const Json other = Json::parse(processes.output);  // of one rank: else it would not parse
+  EXPECT_EQ(one["last_loss"], other["last_loss"]);
+  EXPECT_EQ(one["validation_loss"], other["validation_loss"]);
+}
+
+TEST_F(MpiRun, processes_resume_what_threads_kept) {
+  const Outcome first = bench.shell(train("--steps 6 --checkpoint kept"));
+  ASSERT_EQ(first.code, 0) << first.output;
+  const Outcome more = ranks(2, train("--checkpoint kept --resume --steps 9"));
+  EXPECT_EQ(more.code, 0) << more.output;
+  EXPECT_TRUE(bench.exists("kept/step-00000009.safetensors")) << more.output;
+}
+
+TEST_F(MpiRun, another_number_of_ranks_is_refused) {
+  const Outcome outcome = ranks(3, train("--steps 6"));
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_TRUE(outcome.says("it started 3 ranks, and the plan has 2 devices")) << outcome.output;
+}
+
+// Nothing hangs: `timeout` would end with 124.
+TEST_F(MpiRun, a_rank_that_is_killed_ends_the_others) {
+  const std::string line =
+      "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 3; kill -9 $$) & fi; exec " +
+      train("--steps 1000000") + "'";
+  const Outcome outcome = ranks(2, line);
+  EXPECT_NE(outcome.code, 0) << outcome.output;
+  EXPECT_NE(outcome.code, 124) << outcome.output;
+  EXPECT_TRUE(outcome.says("rank 1")) << outcome.output;
+}
+
+}  // namespace
+}  // namespace ballast
