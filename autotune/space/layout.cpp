@@ -30,7 +30,10 @@ class Enumeration {
       plan_.pipeline = p;
       for (const int64_t v : chunks_of(p)) {
         plan_.virtual_pipeline = v;
-        with_tensor(base_.devices / p);
+        for (const PipelineSchedule schedule : schedules_of(p)) {
+          plan_.pipeline_schedule = schedule;
+          with_tensor(base_.devices / p);
+        }
       }
     }
     std::stable_sort(found_.begin(), found_.end(), [](const Plan& a, const Plan& b) {
@@ -61,6 +64,15 @@ class Enumeration {
       if (v == 1 || model_.layers % (p * v) == 0) chunks.push_back(v);
     }
     return chunks;
+  }
+
+  std::vector<PipelineSchedule> schedules_of(int64_t p) const {
+    if (p == 1 || !open_.has(KnobId::kPipelineSchedule)) return {base_.pipeline_schedule};
+    std::vector<PipelineSchedule> schedules;
+    for (const int64_t schedule : knob_of(KnobId::kPipelineSchedule).tried) {
+      schedules.push_back(static_cast<PipelineSchedule>(schedule));
+    }
+    return schedules;
   }
 
   void with_tensor(int64_t left) {
@@ -172,6 +184,9 @@ std::string layout_name(const Plan& plan) {
   add("tensor", plan.tensor);
   add("pipeline", plan.pipeline);
   add("virtual", plan.virtual_pipeline);
+  if (plan.pipeline > 1 && plan.pipeline_schedule != PipelineSchedule::k1F1B) {
+    parts.emplace_back(to_string(plan.pipeline_schedule));
+  }
   add("sequence", plan.sequence);
   add("context", plan.context);
   add("expert", plan.expert);

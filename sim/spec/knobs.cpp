@@ -17,6 +17,13 @@ constexpr int64_t kMost = 1 << 30;
 constexpr int64_t kMostBytes = int64_t{1} << 40;
 // More chunks a stage than these only add messages; Megatron's largest published runs use six.
 constexpr int64_t kChunksTried[] = {1, 2, 3, 4, 5, 6, 7, 8};
+template <size_t kCount>
+constexpr std::array<int64_t, kCount> first_numbers() {
+  std::array<int64_t, kCount> numbers{};
+  for (size_t i = 0; i < kCount; ++i) numbers[i] = static_cast<int64_t>(i);
+  return numbers;
+}
+constexpr auto kSchedulesTried = first_numbers<std::size(kPipelineSchedules)>();
 // Powers of two from 1 MiB to 256 MiB.
 constexpr int64_t kBucketsTried[] = {1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24,
                                      1 << 25, 1 << 26, 1 << 27, 1 << 28};
@@ -135,6 +142,21 @@ constexpr Knob kTable[] = {
                                                    "Chunks of layers a stage, interleaved [1, or "
                                                    "chosen where the strategy leaves it open]",
                                                    "COUNT"}})),
+    knob<&Plan::pipeline_schedule>(
+        {.id = KnobId::kPipelineSchedule,
+         .path = "pipeline_schedule",
+         .group = kParallelism,
+         .choices = kSchedulesTried,
+         .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .tried = kSchedulesTried,
+         .tuned_under_strategy = true,
+         .studied_with = "layout",
+         .help =
+             "Order of a stage's micro-batches: 1f1b (interleaved where it has several chunks); "
+             "what runs further ahead waits less for messages and holds more",
+         .matters = "with pipeline above 1",
+         .matters_in = [](const Plan& plan) { return plan.pipeline > 1; }}),
     knob<&Plan::sequence>(
         degree({.id = KnobId::kSequence,
                 .path = "sequence",

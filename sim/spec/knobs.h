@@ -32,6 +32,7 @@ enum class KnobId : uint8_t {
   kTensor,
   kPipeline,
   kVirtualPipeline,
+  kPipelineSchedule,
   kSequence,
   kContext,
   kExpert,

@@ -25,6 +25,15 @@ enum class CastPlacement : uint8_t { kGpu, kCpu };
 enum class SyncMode : uint8_t { kWait, kDelay, kSpeculate };
 // Which CPU memory a device's threads use: that of its own chip, or another's.
 enum class NumaBinding : uint8_t { kLocal, kRemote };
+// The order in which a stage of a pipeline takes its micro-batches
+// (sim/graph/schedules/schedule.h). k1F1B: 1F1B, interleaved where a stage has several chunks.
+// kGpipe: all forwards, then all backwards (arXiv 1811.06965); chunk by chunk where there are
+// several (breadth-first, arXiv 2211.05953).
+enum class PipelineSchedule : uint8_t { k1F1B, kGpipe };
+inline constexpr std::string_view kPipelineSchedules[] = {"1f1b", "gpipe"};
+constexpr std::string_view to_string(PipelineSchedule value) {
+  return kPipelineSchedules[static_cast<size_t>(value)];
+}
 enum class UndoKind : uint8_t { kSnapshot, kExact };
 // What becomes of a module's output between forward and backward.
 enum class ActivationFate : uint8_t { kKeep, kRecompute, kOffload };
@@ -99,6 +108,7 @@ struct Plan {
   int64_t tensor = 1;            // ranks that share every matrix (arXiv 1909.08053)
   int64_t pipeline = 1;          // stages of consecutive layers (arXiv 2104.04473)
   int64_t virtual_pipeline = 1;  // chunks of layers a stage
+  PipelineSchedule pipeline_schedule = PipelineSchedule::k1F1B;
   int64_t sequence = 1;  // ranks that share every sequence (Ulysses, arXiv 2309.14509)
   int64_t context = 1;   // the same by ring attention (arXiv 2310.01889)
   int64_t expert = 1;    // of the data-parallel ranks, those that share the experts

@@ -62,12 +62,12 @@ TEST(Layouts, no_two_are_the_same) {
 }
 
 // Two devices, 4 layers, 4 heads. Alone (data 1): tensor 2 with norms whole or split, pipeline 2
-// with one or two chunks a stage, sequence 2, context 2; and data 2. State: tensor and pipeline leave one rank for each weight, so 2 places;
+// with one or two chunks a stage by any schedule, sequence 2, context 2; and data 2. State: tensor and pipeline leave one rank for each weight, so 2 places;
 // the three others share it: stages 0 to 3 on the GPU and 1 to 3 on the CPU, 7 each.
-// 2 * 2 + 2 * 2 + 3 * 7.
+// 2 * 2 + 2 * 2 * schedules + 3 * 7.
 TEST(Layouts, of_two_devices_are_as_many_as_by_hand) {
   EXPECT_EQ(layouts_of(small_model(), base_plan(2), knobs_of(KnobSearch::kLayout)).size(),
-            29);
+            25 + 4 * std::size(kPipelineSchedules));
 }
 
 TEST(Layouts, a_degree_that_is_not_free_keeps_its_value) {
@@ -292,6 +292,7 @@ TEST(LayoutSearch, finds_the_optimum_of_pipelines) {
   KnobSet layouts;
   layouts.add(KnobId::kPipeline)
       .add(KnobId::kVirtualPipeline)
+      .add(KnobId::kPipelineSchedule)
       .add(KnobId::kZeroStage)
       .add(KnobId::kPlacement);
   Plan base = narrow_plan(4);

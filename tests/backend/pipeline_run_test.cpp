@@ -52,15 +52,23 @@ Model tied_model() {
 
 struct Shape {
   int64_t stages, chunks, micro_batches;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 // 1F1B, with fewer micro-batches than stages all forwards before any backward, and interleaved.
+// Of each other schedule one chunk and several.
 std::vector<Shape> shapes() {
-  return {{2, 1, 4}, {4, 1, 6}, {4, 1, 2}, {2, 2, 4}, {4, 2, 4}};
+  std::vector<Shape> all = {{2, 1, 4}, {4, 1, 6}, {4, 1, 2}, {2, 2, 4}, {4, 2, 4}};
+  for (size_t i = 1; i < std::size(kPipelineSchedules); ++i) {
+    all.push_back({4, 1, 6, static_cast<PipelineSchedule>(i)});
+    all.push_back({2, 2, 4, static_cast<PipelineSchedule>(i)});
+  }
+  return all;
 }
 
 std::string text_of(const Shape& shape) {
   return std::to_string(shape.stages) + " stages of " + std::to_string(shape.chunks) + " chunks, " +
-         std::to_string(shape.micro_batches) + " micro-batches";
+         std::to_string(shape.micro_batches) + " micro-batches, " +
+         std::string(to_string(shape.schedule));
 }
 
 Plan undivided_plan(int64_t micro_batches, SyncMode sync, Homes homes) {
@@ -75,6 +83,7 @@ Plan undivided_plan(int64_t micro_batches, SyncMode sync, Homes homes) {
 Plan divided(Plan plan, const Shape& shape) {
   plan.pipeline = plan.devices = shape.stages;
   plan.virtual_pipeline = shape.chunks;
+  plan.pipeline_schedule = shape.schedule;
   return plan;
 }
 

@@ -171,11 +171,13 @@ std::optional<Duration> time_with_free_sends(const Op& op) {
 
 struct Shape {
   int64_t layers = 1, stages = 1, chunks = 1, micro_batches = 1;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 Case pipeline(const Shape& shape) {
   Case given{model_of(shape.layers), plan_of(OptimizerPlacement::kGpu), without_link()};
   given.plan.devices = given.plan.pipeline = shape.stages;
   given.plan.virtual_pipeline = shape.chunks;
+  given.plan.pipeline_schedule = shape.schedule;
   given.plan.optimizer.bucket_bytes = {int64_t{1} << 40};
   given.plan.global_batch = 2 * shape.micro_batches;
   return given;
@@ -211,6 +213,20 @@ TEST(ByHand, two_stages_wait_a_round_trip_for_every_second_micro_batch) {
   const Duration send{140'300'000};
   EXPECT_EQ(step_of(pipeline({.layers = 2, .stages = 2, .micro_batches = 4}), time_with_step),
             times(5, kForward + kBackward) + times(4, send) + us(3000));
+}
+
+// All forwards, then all backwards: 5 (f + b) as well (arXiv 1811.06965), but a message is waited
+// for only where the pipeline fills and where it turns.
+//
+//   stage 1   F0 2f+s  ... F3 5f+s   B0 5f+b+s  ... B3 5f+4b+s
+//   stage 0                          B0 5f+2b+2s ... B3 5f+5b+2s
+TEST(ByHand, gpipe_waits_for_two_messages_in_all) {
+  const Duration send{140'300'000};
+  const Case given = pipeline(
+      {.layers = 2, .stages = 2, .micro_batches = 4, .schedule = PipelineSchedule::kGpipe});
+  EXPECT_EQ(step_of(given, time_with_free_sends), times(5, kForward + kBackward) + us(3000));
+  EXPECT_EQ(step_of(given, time_with_step),
+            times(5, kForward + kBackward) + times(2, send) + us(3000));
 }
 
 // Two chunks of a layer a stage: of a stage's 2 layers f + b = 24 ms. Interleaving halves the

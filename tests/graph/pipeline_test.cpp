@@ -16,6 +16,7 @@ namespace {
 
 struct Shape {
   int64_t stages = 1, chunks = 1, micro_batches = 1;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 
 // A layer a chunk.
@@ -29,6 +30,7 @@ Plan plan_of(const Shape& shape) {
   Plan plan = tiny::plan();
   plan.devices = plan.pipeline = shape.stages;
   plan.virtual_pipeline = shape.chunks;
+  plan.pipeline_schedule = shape.schedule;
   plan.global_batch = 2 * shape.micro_batches;
   plan.optimizer.placement = OptimizerPlacement::kGpu;
   return plan;
@@ -72,6 +74,20 @@ TEST(build_pipeline, stages_warm_up_and_then_take_turns) {
             "F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 F0.4 B0.3 F0.5 B0.4 F0.6 B0.5 F0.7 B0.6 B0.7 ");
   EXPECT_EQ(order_on(3, graph, shape),
             "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F0.4 B0.4 F0.5 B0.5 F0.6 B0.6 F0.7 B0.7 ");
+}
+
+// arXiv 1811.06965, figure 2; with chunks arXiv 2211.05953, figure 4.
+TEST(build_pipeline, gpipe_runs_all_forwards_and_holds_what_they_save) {
+  const Shape shape{4, 1, 3, PipelineSchedule::kGpipe};
+  const Graph graph = graph_of(shape);
+  for (const int stage : {0, 3}) {
+    EXPECT_EQ(order_on(stage, graph, shape), "F0.0 F0.1 F0.2 B0.0 B0.1 B0.2 ");
+    EXPECT_EQ(in_flight(stage, graph), 3);
+  }
+  const Shape chunks{2, 2, 4, PipelineSchedule::kGpipe};
+  EXPECT_EQ(order_on(0, graph_of(chunks), chunks),
+            "F0.0 F0.1 F0.2 F0.3 F1.0 F1.1 F1.2 F1.3 B1.0 B1.1 B1.2 B1.3 B0.0 B0.1 B0.2 B0.3 ");
+  EXPECT_EQ(in_flight(0, graph_of(chunks)), 8);
 }
 
 // p - s micro-batches at stage s, fewer where there are fewer.
@@ -423,8 +439,15 @@ TEST(build_pipeline, layers_that_differ_keep_their_place_in_every_stage) {
 
 // Every schedule, with one chunk a stage and with several.
 std::vector<Shape> shapes_of_all_schedules() {
-  return {Shape{2, 1, 1}, Shape{2, 1, 8}, Shape{4, 1, 3}, Shape{4, 1, 16},
-          Shape{2, 2, 4}, Shape{4, 2, 8}, Shape{4, 3, 8}, Shape{4, 4, 16}};
+  std::vector<Shape> all;
+  for (size_t i = 0; i < std::size(kPipelineSchedules); ++i) {
+    for (const Shape& shape : {Shape{2, 1, 1}, Shape{2, 1, 8}, Shape{4, 1, 3}, Shape{4, 1, 16},
+                               Shape{2, 2, 4}, Shape{4, 2, 8}, Shape{4, 3, 8}, Shape{4, 4, 16}}) {
+      all.push_back(shape);
+      all.back().schedule = static_cast<PipelineSchedule>(i);
+    }
+  }
+  return all;
 }
 
 TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {

@@ -15,15 +15,31 @@ int64_t ahead_of_rounds(int64_t stage, const Plan& plan) {
   return 2 * stages_after(stage, plan) + (plan.virtual_pipeline - 1) * plan.pipeline;
 }
 
+// The order that a plan names, with one chunk a stage or with several.
+bool names(const Plan& plan, PipelineSchedule schedule) {
+  return plan.pipeline_schedule == schedule;
+}
+
 int64_t turns_each_way(const Plan& plan) { return plan.accumulation() * plan.virtual_pipeline; }
 int64_t stages_of(const Plan& plan) { return plan.pipeline; }
 
 constexpr Schedule kSchedules[] = {
     // arXiv 2006.09503; arXiv 2104.04473, figure 4.
     {"1F1B", "one chunk a stage; as many forwards ahead as stages follow",
-     [](const Plan& plan) { return plan.virtual_pipeline == 1; }, stages_after, stages_of},
+     [](const Plan& plan) {
+       return names(plan, PipelineSchedule::k1F1B) && plan.virtual_pipeline == 1;
+     },
+     stages_after, stages_of},
     {"interleaved", "several chunks a stage, in rounds of as many micro-batches as stages",
-     [](const Plan& plan) { return plan.virtual_pipeline > 1; }, ahead_of_rounds, stages_of},
+     [](const Plan& plan) {
+       return names(plan, PipelineSchedule::k1F1B) && plan.virtual_pipeline > 1;
+     },
+     ahead_of_rounds, stages_of},
+    // arXiv 1811.06965; with several chunks breadth-first, arXiv 2211.05953.
+    {"GPipe", "all forwards, then all backwards; all micro-batches through a chunk before the next",
+     [](const Plan& plan) { return names(plan, PipelineSchedule::kGpipe); },
+     [](int64_t, const Plan& plan) { return turns_each_way(plan); },
+     [](const Plan& plan) { return plan.accumulation(); }},
 };
 
 }  // namespace
