@@ -115,6 +115,9 @@ std::string degrees_text(const Plan& plan) {
   if (plan.virtual_pipeline > 1) {
     parts.push_back(fmt::format("{} chunks a stage", plan.virtual_pipeline));
   }
+  if (plan.pipeline > 1 && plan.pipeline_schedule != PipelineSchedule::k1F1B) {
+    parts.emplace_back(to_string(plan.pipeline_schedule));
+  }
   if (plan.tensor_sequence) parts.emplace_back("norms split by token");
   if (plan.replicas() > 1) parts.push_back(fmt::format("ZeRO-{}", plan.zero_stage));
   return fmt::format("{}; ", fmt::join(parts, ", "));

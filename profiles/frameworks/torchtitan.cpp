@@ -39,6 +39,22 @@ bool shards(const Plan& plan) {
   return plan.zero_stage > 0 || plan.sequence * plan.context > 1 || offloads(plan);
 }
 
+// Of torch.distributed.pipelining.schedules, by chunks: one a stage, or several.
+std::string schedule_name(const Plan& plan) {
+  const bool several = plan.virtual_pipeline > 1;
+  if (plan.pipeline_schedule == PipelineSchedule::kGpipe) return several ? "LoopedBFS" : "GPipe";
+  return several ? "Interleaved1F1B" : "1F1B";
+}
+
+void read_schedule(OptionReader& reader, Plan& plan) {
+  const std::string option = kParallel + "pipeline_parallel_schedule";
+  const std::string name = reader.text(option, schedule_name(plan));
+  if (name == "GPipe" || name == "LoopedBFS") plan.pipeline_schedule = PipelineSchedule::kGpipe;
+  if (name != schedule_name(plan)) {
+    reader.ignore(option, "stages run " + schedule_name(plan) + " in the plan");
+  }
+}
+
 }  // namespace
 
 OrderedJson write_torchtitan(const Plan& plan, const Model& model) {
@@ -71,8 +87,7 @@ OrderedJson write_torchtitan(const Plan& plan, const Model& model) {
     // Stages of equally many layers, as a plan has them.
     out[kParallel + "pipeline_parallel_first_stage_less_layers"] = 0;
     out[kParallel + "pipeline_parallel_last_stage_less_layers"] = 0;
-    out[kParallel + "pipeline_parallel_schedule"] =
-        plan.virtual_pipeline > 1 ? "Interleaved1F1B" : "1F1B";
+    out[kParallel + "pipeline_parallel_schedule"] = schedule_name(plan);
     out[kParallel + "pipeline_parallel_microbatch_size"] = *plan.micro_batch;
   }
   out[kParallel + "context_parallel_degree"] = plan.context * plan.sequence;
@@ -105,6 +120,7 @@ Plan read_torchtitan(OptionReader& reader, const Model& model, const ImportReque
     plan.micro_batch = degree("pipeline_parallel_microbatch_size");
     const int64_t chunk = degree("pipeline_parallel_layers_per_stage");
     plan.virtual_pipeline = std::max<int64_t>(1, model.layers / (chunk * plan.pipeline));
+    read_schedule(reader, plan);
   }
   const bool wide = reader.text(kTraining + "mixed_precision_param", "bfloat16") == "float32";
   plan.dtype = wide ? DType::kF32 : DType::kBf16;
