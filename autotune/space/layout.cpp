@@ -30,7 +30,7 @@ class Enumeration {
       plan_.pipeline = p;
       for (const int64_t v : chunks_of(p)) {
         plan_.virtual_pipeline = v;
-        for (const PipelineSchedule schedule : schedules_of(p)) {
+        for (const PipelineSchedule schedule : schedules_of(p, v)) {
           plan_.pipeline_schedule = schedule;
           with_tensor(base_.devices / p);
         }
@@ -66,11 +66,13 @@ class Enumeration {
     return chunks;
   }
 
-  std::vector<PipelineSchedule> schedules_of(int64_t p) const {
+  std::vector<PipelineSchedule> schedules_of(int64_t p, int64_t v) const {
     if (p == 1 || !open_.has(KnobId::kPipelineSchedule)) return {base_.pipeline_schedule};
     std::vector<PipelineSchedule> schedules;
     for (const int64_t schedule : knob_of(KnobId::kPipelineSchedule).tried) {
-      schedules.push_back(static_cast<PipelineSchedule>(schedule));
+      const auto one = static_cast<PipelineSchedule>(schedule);
+      // With several chunks eager 1F1B is interleaved.
+      if (v == 1 || one != PipelineSchedule::kEager1F1B) schedules.push_back(one);
     }
     return schedules;
   }

@@ -28,9 +28,11 @@ enum class NumaBinding : uint8_t { kLocal, kRemote };
 // The order in which a stage of a pipeline takes its micro-batches
 // (sim/graph/schedules/schedule.h). k1F1B: 1F1B, interleaved where a stage has several chunks.
 // kGpipe: all forwards, then all backwards (arXiv 1811.06965); chunk by chunk where there are
-// several (breadth-first, arXiv 2211.05953).
-enum class PipelineSchedule : uint8_t { k1F1B, kGpipe };
-inline constexpr std::string_view kPipelineSchedules[] = {"1f1b", "gpipe"};
+// several (breadth-first, arXiv 2211.05953). kEager1F1B: 1F1B with one more forward ahead for every
+// stage that follows, so that messages travel beside computation (arXiv 2211.05322); with several
+// chunks the same as k1F1B, which has them.
+enum class PipelineSchedule : uint8_t { k1F1B, kGpipe, kEager1F1B };
+inline constexpr std::string_view kPipelineSchedules[] = {"1f1b", "gpipe", "eager-1f1b"};
 constexpr std::string_view to_string(PipelineSchedule value) {
   return kPipelineSchedules[static_cast<size_t>(value)];
 }

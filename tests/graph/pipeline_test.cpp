@@ -90,6 +90,19 @@ TEST(build_pipeline, gpipe_runs_all_forwards_and_holds_what_they_save) {
   EXPECT_EQ(in_flight(0, graph_of(chunks)), 8);
 }
 
+// arXiv 2211.05322: stage s of p runs 2 (p - s - 1) forwards ahead, where 1F1B runs p - s - 1.
+TEST(build_pipeline, eager_stages_run_twice_as_far_ahead) {
+  const Shape shape{3, 1, 6, PipelineSchedule::kEager1F1B};
+  const Graph graph = graph_of(shape);
+  EXPECT_EQ(order_on(0, graph, shape),
+            "F0.0 F0.1 F0.2 F0.3 F0.4 B0.0 F0.5 B0.1 B0.2 B0.3 B0.4 B0.5 ");
+  EXPECT_EQ(order_on(1, graph, shape),
+            "F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 F0.4 B0.2 F0.5 B0.3 B0.4 B0.5 ");
+  EXPECT_EQ(order_on(2, graph, shape),
+            "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F0.4 B0.4 F0.5 B0.5 ");
+  EXPECT_EQ(in_flight(0, graph), 5);
+}
+
 // p - s micro-batches at stage s, fewer where there are fewer.
 TEST(build_pipeline, a_stage_has_as_many_micro_batches_in_flight_as_stages_follow_it) {
   const Graph graph = graph_of({4, 1, 8});

@@ -10,7 +10,7 @@ namespace {
 
 int64_t stages_after(int64_t stage, const Plan& plan) { return plan.pipeline - stage - 1; }
 
-// Megatron-LM's warm-up of several chunks (arXiv 2104.04473, section 2.2).
+// Megatron-LM's warm-up of several chunks (arXiv 2104.04473, section 2.2); of one, twice 1F1B's.
 int64_t ahead_of_rounds(int64_t stage, const Plan& plan) {
   return 2 * stages_after(stage, plan) + (plan.virtual_pipeline - 1) * plan.pipeline;
 }
@@ -40,6 +40,12 @@ constexpr Schedule kSchedules[] = {
      [](const Plan& plan) { return names(plan, PipelineSchedule::kGpipe); },
      [](int64_t, const Plan& plan) { return turns_each_way(plan); },
      [](const Plan& plan) { return plan.accumulation(); }},
+    // arXiv 2211.05322, section 4. Interleaved runs as far ahead, and could not run further: a
+    // chunk's forward waits for the backward of those in whose place it would come.
+    {"eager 1F1B",
+     "1F1B with a forward more ahead for every stage that follows, as interleaved has",
+     [](const Plan& plan) { return names(plan, PipelineSchedule::kEager1F1B); }, ahead_of_rounds,
+     stages_of},
 };
 
 }  // namespace
