@@ -53,13 +53,15 @@ void Executor::reset(const RunOptions& options) {
   last_step_ = options.last_step;
   failure_ = nullptr;
   aborted_ = false;
+  held_ = false;
   rollbacks_ = 0;
   epoch_ns_ = clock_ns();
   if (stop_requested_.exchange(false)) last_step_ = options.first_step;
 }
 
 bool Executor::begin_step(int32_t step) {
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
+  released_.wait(lock, [&] { return step <= started_ || !held_ || aborted_; });
   if (step > last_step_) return false;
   started_ = std::max(started_, step);
   return true;
@@ -74,10 +76,18 @@ void Executor::request_stop() {
   last_step_ = std::min(last_step_, started_);
 }
 
+int32_t Executor::hold() {
+  const std::scoped_lock lock(mutex_);
+  held_ = true;
+  return started_;
+}
+
 void Executor::stop_after(int32_t step) {
   const std::scoped_lock lock(mutex_);
   CHECK(started_ <= step);
   last_step_ = std::min(last_step_, step);
+  held_ = false;
+  released_.notify_all();
 }
 
 bool Executor::wait_for_edges(OpId id, int32_t step) {
@@ -254,8 +264,9 @@ void Executor::abort_all(std::exception_ptr failure) {
   {
     const std::scoped_lock lock(mutex_);
     if (!failure_) failure_ = failure;
+    aborted_ = true;
+    released_.notify_all();
   }
-  aborted_ = true;
   for (auto& completed : completed_) {
     completed.store(kReleased, std::memory_order_release);
     completed.notify_all();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -49,7 +50,10 @@ class Executor {
 
   // Lets every step finish that any lane has begun, then ends the run. Safe from any thread.
   void request_stop();
-  // Ends the run after `step`, which no lane may have passed. Safe from any thread.
+  // For ranks that end after the same step: the latest step that any lane has begun; none begins
+  // another before stop_after. Safe from any thread.
+  int32_t hold();
+  // Ends the run after `step`, which no lane has passed. Safe from any thread.
   void stop_after(int32_t step);
 
  private:
@@ -86,7 +90,9 @@ class Executor {
   std::vector<LaneRecord> records_;                // by lane; each written by its thread only
   std::vector<std::atomic<int64_t>> step_end_ps_;  // by step of the run
   RunOptions options_;
-  std::mutex mutex_;        // guards the five below
+  std::mutex mutex_;        // guards the six below
+  bool held_ = false;
+  std::condition_variable released_;
   int32_t started_ = -1;    // latest step that any lane has begun
   int32_t last_step_ = -1;  // latest step that lanes may begin
   std::exception_ptr failure_;

@@ -81,7 +81,7 @@ UpdateControl::Verdict UpdateControl::judge(int32_t step, double loss_scale) {
 
 double UpdateControl::mean_loss(int32_t step) const {
   const std::vector<double>& own = losses_[static_cast<size_t>(step & 1)];
-  const std::vector<double> losses = views_.losses ? views_.losses(step, own) : own;
+  const std::vector<double> losses = views_.losses ? views_.losses(own) : own;
   return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
 }
 

@@ -62,7 +62,7 @@ struct ControlState {
 struct RankViews {
   // The losses of a step's micro-batches on this rank -> those of all ranks, in their order. Every
   // rank calls, once for each time that the others do.
-  std::function<std::vector<double>(int32_t step, const std::vector<double>& losses)> losses;
+  std::function<std::vector<double>(const std::vector<double>& losses)> losses;
 };
 
 class UpdateControl {

@@ -249,7 +249,7 @@ double HostDevice::sum_of_partials() {
 // Beside the losses each rank tells whether it would end the run.
 RankViews HostDevice::views() {
   if (!shares_) return {};
-  return {[this](int32_t step, const std::vector<double>& losses) {
+  return {[this](const std::vector<double>& losses) {
     const RankOptions& own = options_.of_rank;
     std::vector<double> told = losses;
     told.push_back(own.wishes ? own.wishes() : 0);
@@ -263,7 +263,11 @@ RankViews HostDevice::views() {
         of_all.push_back(all[i]);
       }
     }
-    if (wishes != 0 && own.agreed) own.agreed(step, wishes);
+    if (wishes != 0 && own.agreed) {
+      const auto held = static_cast<double>(own.hold());
+      const std::vector<double> begun = shares_->gather_numbers({&held, 1});
+      own.agreed(static_cast<int32_t>(*std::max_element(begun.begin(), begun.end())), wishes);
+    }
     return of_all;
   }};
 }

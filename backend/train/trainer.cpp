@@ -60,8 +60,6 @@ constexpr int64_t kMostLocalRanks = 16;
 // Why a rank would end the run; what the ranks agree on has the bits of all.
 constexpr int kAsked = 1;
 constexpr int kDiverged = 2;
-// No lane is further than this beyond the step whose losses are judged: edges reach two steps back.
-constexpr int32_t kStepsAhead = 4;
 
 TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions& options) {
   TokenOptions token_options;
@@ -135,9 +133,10 @@ struct Trainer::State {
     DeviceOptions with = device_options(options);
     with.of_rank.ranks = options.ranks;
     with.of_rank.wishes = [this] { return wishes.load(); };
-    with.of_rank.agreed = [this](int32_t step, int of_all) {
+    with.of_rank.hold = [this] { return executor.hold(); };
+    with.of_rank.agreed = [this](int32_t last_step, int of_all) {
       if ((of_all & kAsked) != 0) stop = true;
-      executor.stop_after(step + kStepsAhead);
+      executor.stop_after(last_step);
     };
     return with;
   }

@@ -30,10 +30,12 @@ class BucketRanges;
 // One of several ranks: the way to the others, and how they agree to end.
 struct RankOptions {
   Communicator* ranks = nullptr;  // null: this one is alone
-  // Bits of why this rank would end the run, and what is called with those of all ranks once any
-  // has some: when the losses of `step` are judged, the same on every rank.
+  // Bits of why this rank would end the run. Once any has some, as the losses of a step are judged:
+  // the latest step that this rank has begun, after which it begins none; then, with the latest of
+  // all ranks and the bits of all, what ends the run there.
   std::function<int()> wishes;
-  std::function<void(int32_t step, int wishes)> agreed;
+  std::function<int32_t()> hold;
+  std::function<void(int32_t last_step, int wishes)> agreed;
 };
 
 struct DeviceOptions {
