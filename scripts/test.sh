@@ -54,6 +54,11 @@ build() {
 # The attribute $1 of the first line of a GoogleTest XML that has it.
 attribute() { sed -n "/.*<testsuites/ { s/.* $1=\"\([0-9]*\)\".*/\1/p; q }" "$2"; }
 
+# The last lines that a test program wrote before it died.
+last_words() {
+  sed -n "/Test *#[0-9]*: $1 \./,/^ *[0-9]*\/[0-9]* Test/p" "$2" | grep -v '^ *$' | tail -n 12
+}
+
 # run FOLDER [ctest arguments]: runs the tests of a build and counts their cases.
 run() {
   local folder=$1 results tests bad program
@@ -87,6 +92,7 @@ run() {
     for program in $(sed -n "s/^.*[0-9] - \([a-z_0-9]*\) (\($deaths\)).*/\1/p" \
       "$folder/ctest.log"); do
       fail "$program in $folder"
+      last_words "$program" "$folder/ctest.log"
     done
     [ "$failed" -gt 0 ] || fail "ctest in $folder (see $folder/ctest.log)"
   fi

@@ -105,7 +105,7 @@ class OptimizerPass {
       // The backward must see the weights of the forward: no step before the last fetch from the
       // bucket, no new weight (which a GPU bucket's step writes itself) before the last reader.
       const size_t steppable = std::max(ready_at(b), last.home + 1);
-      const size_t unused = std::max(steppable, last.weight + 1);
+      const size_t unused = unused_from(b);
       const bool on_gpu = graph_.bucket(b).site == Site::kGpu;
       insert(on_gpu ? unused : steppable, ops_.step_of(b));
       insert(on_gpu ? unused : steppable, ops_.gather_of(b));
@@ -116,7 +116,10 @@ class OptimizerPass {
       }
       insert(unused, ops_.upload(b));
       if (deferred.empty() || last_gpu_sharer(deferred.front()) != b) continue;
-      for (const int32_t earlier : deferred) insert(unused, ops_.upload(earlier));
+      for (const int32_t earlier : deferred) {
+        insert(std::max(unused, unused_from(earlier)), ops_.upload(earlier));
+      }
+      deferred.clear();
     }
     insertions_.before(first_backward(graph_.step.ops), ops_.commit());
     ops_.repair();
@@ -131,6 +134,12 @@ class OptimizerPass {
   // Where the whole gradient of a bucket has been written.
   size_t ready_at(int32_t b) const {
     return facts_.gradient_overlap == Overlap::kNone ? end_ : position_of(b).gradient + 1;
+  }
+
+  // From where on a bucket can be stepped and nothing reads its old weights.
+  size_t unused_from(int32_t b) const {
+    const Positions last = position_of(b);
+    return std::max({ready_at(b), last.home + 1, last.weight + 1});
   }
 
   // Exchanged between ranks as soon as it is there, and then out and summed.
