@@ -6,6 +6,7 @@
 #include "autotune/space/memory_reuse.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
+#include "sim/engine/repetition.h"
 #include "sim/graph/build.h"
 
 namespace ballast {
@@ -27,6 +28,37 @@ bool extrapolate(std::array<Outcome, 3>& steps, int64_t spacing, int64_t beyond)
   last.step_time->ps += beyond / spacing * second + beyond % spacing * second / spacing;
   last.extrapolated = true;
   return true;
+}
+
+// Addresses planned for more micro-batches may pack as much worse.
+constexpr int64_t kMostDriftPercent = 10;
+
+// A long step, by two shorter ones (sim/engine/repetition.h); nothing where it is to be simulated
+// whole, as one is whose memory is nearly too small.
+std::optional<Outcome> evaluate_from_less(const Model& model, Plan plan,
+                                          const std::vector<MemoryReuse>& reuses,
+                                          const Usable& usable, const CostModel& costs) {
+  Outcome outcome;
+  outcome.memory_reuse = plan.memory_reuse;
+  for (const MemoryReuse reuse : reuses) {
+    if (reuse != reuses.front()) outcome.memory_reuse = plan.memory_reuse = reuse;
+    std::optional<Prediction> found = repeated(model, plan, [&](const Plan& shorter) {
+      return predict_time(build(model, shorter, StackFacts{}), shorter, costs);
+    });
+    if (!found) return std::nullopt;
+    outcome.memory = found->graph.arenas.size;
+    if (excess_of(outcome.memory, usable).count > 0) {
+      outcome.peaks = std::move(found->peaks);
+      continue;
+    }
+    std::array<Bytes, kPlaces> drifted = outcome.memory;
+    for (Bytes& size : drifted) size += {size.count / 100 * kMostDriftPercent};
+    if (excess_of(drifted, usable).count > 0) return std::nullopt;
+    outcome.step_time = found->step_time;
+    outcome.peaks.clear();
+    break;
+  }
+  return outcome;
 }
 
 }  // namespace
@@ -53,6 +85,11 @@ Bytes excess_of(const std::array<Bytes, kPlaces>& memory, const Usable& usable) 
 Outcome evaluate(const Model& model, const Plan& plan, const std::vector<MemoryReuse>& reuses,
                  const Usable& usable, const CostModel& costs) {
   CHECK(!reuses.empty() && reuses.front() == plan.memory_reuse.value_or(MemoryReuse::kApart));
+  if (is_long(model, plan)) {
+    if (auto from_less = evaluate_from_less(model, plan, reuses, usable, costs)) {
+      return *std::move(from_less);
+    }
+  }
   Graph graph = build_placed(model, plan, StackFacts{});
   Outcome outcome;
   outcome.memory_reuse = plan.memory_reuse;

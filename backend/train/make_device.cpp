@@ -1,5 +1,6 @@
 #include "backend/train/make_device.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 
@@ -34,6 +35,14 @@ bool has_open_knobs(const Plan& plan) {
          !plan.optimizer.gpu_buckets;
 }
 
+// What a step asks for, one of a few micro-batches asks for: the first, the last and those between.
+Plan with_few_micro_batches(Plan plan) {
+  const int64_t few = 8 * plan.pipeline;
+  const int64_t each = plan.data * *plan.micro_batch;
+  plan.global_batch = std::min(plan.global_batch, few * each);
+  return plan;
+}
+
 }  // namespace
 
 std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
@@ -45,7 +54,7 @@ std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
       missing = Missing{"its knobs are not chosen yet", "plan", "choose those that are auto"};
     }
     if (!missing) {
-      if (!graph) graph = build_to_run_placed(model, plan);
+      if (!graph) graph = build_to_run_placed(model, with_few_micro_batches(plan));
       missing = first_missing(*graph, model, plan, *all);
     }
     if (!missing && all == &cuda_capabilities() && !cuda_is_built()) {

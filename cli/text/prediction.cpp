@@ -93,6 +93,20 @@ std::string memory_text(const Predicted& predicted) {
   return table.text();
 }
 
+// What the timeline above does not draw.
+std::string repetition_text(const Repetition& repetition) {
+  return fmt::format(
+      "drawn is a step of {} micro-batches; the plan's has {}, and every {} more take {}\n",
+      repetition.simulated, repetition.of, repetition.micro_batches, show(repetition.period));
+}
+
+OrderedJson repetition_json(const Repetition& repetition) {
+  return {{"simulated_micro_batches", repetition.simulated},
+          {"micro_batches", repetition.of},
+          {"period_micro_batches", repetition.micro_batches},
+          {"period_s", repetition.period.seconds()}};
+}
+
 std::string lanes_text(const Prediction& prediction) {
   std::vector<std::string> parts;
   for (const LaneUse& use : prediction.lanes) {
@@ -219,6 +233,7 @@ OrderedJson prediction_json(const Predicted& predicted) {
   json["confidence"] = confidence_json(of.stack.name, confidence, of.plan.tokens_per_step());
   json["step_time_s"] = if_fits(prediction, prediction.step_time.seconds());
   json["settled"] = prediction.settled;
+  if (prediction.repetition) json["repetition"] = repetition_json(*prediction.repetition);
   json["tokens_per_s"] = if_fits(prediction, prediction.tokens_per_s);
   json["tokens_per_s_per_device"] = if_fits(prediction, prediction.tokens_per_s_per_device);
   json["tflops_per_device"] = if_fits(prediction, prediction.model_rate.tflops());
@@ -241,7 +256,7 @@ OrderedJson prediction_json(const Predicted& predicted) {
       disks ? OrderedJson(usable(of.machine, Place::kNvme).count) : OrderedJson(nullptr);
   json["holders"] = holders_json(prediction);
   json["lanes"] = lanes_json(prediction.graph, prediction.lanes);
-  json["kinds"] = kinds_json(time_by_kind(prediction.graph, prediction.timeline));
+  json["kinds"] = kinds_json(prediction.kinds);
   json["bottlenecks"] = bottlenecks_json(bottlenecks);
   json["longest_path"] = {{"kinds", kinds_json(prediction.longest_path.by_kind)},
                           {"waiting_s", prediction.longest_path.waiting.seconds()}};
@@ -293,6 +308,7 @@ std::string prediction_text(const Predicted& predicted) {
   if (!prediction.settled) text += "the step time had not settled: it is a mean\n";
   text += "\n" + memory_text(predicted) + "\n";
   text += text_timeline(prediction.graph, prediction.timeline, kTimelineWidth) + "\n";
+  if (prediction.repetition) text += repetition_text(*prediction.repetition) + "\n";
   text += "lanes in use    " + lanes_text(prediction) + "\n";
   text += bottlenecks_text(bottlenecks);
   text += "times are       " + provenance_text(prediction) + "\n";

@@ -63,12 +63,14 @@ class Study {
  private:
   const Graph& graph() const { return step_.prediction.graph; }
 
-  double gain(const CostTable& costs) const {
-    return 1 - step_time_of(graph(), step_.plan, costs).seconds() /
+  using CostsOf = std::function<CostTable(const Prediction&)>;
+
+  double gain(const CostsOf& costs_of) const {
+    return 1 - step_time_of(step_.prediction, step_.plan, costs_of).seconds() /
                    step_.prediction.step_time.seconds();
   }
 
-  CostTable with_rates(const Chosen& chosen) const {
+  CostsOf with_rates(const Chosen& chosen) const {
     Machine machine = step_.machine;
     Stack stack = step_.stack;
     for (size_t i = 0; i < rates_.size(); ++i) {
@@ -79,18 +81,21 @@ class Study {
         machine = with_figure(machine, rates_[i], kFaster);
       }
     }
-    return costs_of(graph(), CostModel(machine, step_.plan, stack, step_.measurements));
+    return [this, machine = std::move(machine), stack = std::move(stack)](const Prediction& of) {
+      return costs_of(of.graph, CostModel(machine, step_.plan, stack, step_.measurements));
+    };
   }
 
-  CostTable with_lanes(const std::vector<LaneGain>& groups, const Chosen& chosen) const {
-    CostTable costs = step_.prediction.costs;
+  CostTable with_lanes(const Prediction& of, const std::vector<LaneGain>& groups,
+                       const Chosen& chosen) const {
+    CostTable costs = of.costs;
     std::vector<bool> faster(static_cast<size_t>(graph().lanes), false);
     for (size_t i = 0; i < chosen.size(); ++i) {
       if (!chosen[i]) continue;
       for (const LaneId lane : groups[i].lanes) faster[static_cast<size_t>(lane)] = true;
     }
     for (size_t i = 0; i < costs.ops.size(); ++i) {
-      if (!faster[static_cast<size_t>(graph().step.ops[i].lane)]) continue;
+      if (!faster[static_cast<size_t>(of.graph.step.ops[i].lane)]) continue;
       OpCost& cost = costs.ops[i];
       cost.alone = cost.alone * (1 / kFaster);
       for (Demand& demand : cost.demands) {
@@ -158,8 +163,8 @@ void Study::add_rates(Bottlenecks& result) {
   const size_t known = rates_.size();
   std::vector<std::optional<double>> gains(known);
   parallel_for(known, hardware_threads(), [&](size_t i) {
-    const CostTable costs = with_rates(only(known, i));
-    if (!is_same(step_.prediction.costs, costs)) gains[i] = gain(costs);
+    const auto costs_of = with_rates(only(known, i));
+    if (!is_same(step_.prediction.costs, costs_of(step_.prediction))) gains[i] = gain(costs_of);
   });
   // Whole ones, which together are everything.
   std::vector<size_t> whole;
@@ -213,7 +218,7 @@ void Study::add_lanes(Bottlenecks& result) const {
   result.lanes = groups();
   const size_t count = result.lanes.size();
   const GainOf gain_of = [&](const Chosen& chosen) {
-    return gain(with_lanes(result.lanes, chosen));
+    return gain([&](const Prediction& of) { return with_lanes(of, result.lanes, chosen); });
   };
   std::vector<double> alone(count);
   parallel_for(count, hardware_threads(), [&](size_t i) { alone[i] = gain_of(only(count, i)); });
@@ -231,7 +236,7 @@ void Study::add_lanes(Bottlenecks& result) const {
 std::optional<Duration> step_time_on(const PredictedStep& step, const Machine& machine) {
   if (!shortfalls(step.prediction.peaks, machine).empty()) return std::nullopt;
   const CostModel costs(machine, step.plan, step.stack, step.measurements);
-  return step_time_of(step.prediction.graph, step.plan, costs);
+  return step_time_of(step.prediction, step.plan, costs);
 }
 
 Bottlenecks bottlenecks(const PredictedStep& step) {

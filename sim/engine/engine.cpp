@@ -4,8 +4,8 @@
 #include <cmath>
 #include <span>
 
-#include "sim/engine/host_queue.h"
-#include "sim/engine/next_event.h"
+#include "sim/engine/clock/host_queue.h"
+#include "sim/engine/clock/next_event.h"
 #include "sim/engine/sharing/sharing.h"
 
 namespace ballast {

@@ -7,7 +7,7 @@
 //  * An operation that its lane had to wait with, for one of another lane, starts OpCost::handover
 //    after it was released. The hand-over is not part of its span and uses no capacity.
 //  * An operation that its device's host has not enqueued yet waits for that
-//  (sim/engine/host_queue).
+//  (sim/engine/clock/host_queue).
 //  * Operations that run at the same time share capacities: each runs at its fair rate
 //    (sim/engine/sharing/fair_share.h), which changes when others start or end.
 //  * Time is whole picoseconds; events order by (time, insertion number). The same input gives

@@ -42,7 +42,7 @@ std::vector<double> time_slopes(const Prediction& prediction, const Plan& plan,
     const double at = coordinate(stack.constants, i);
     set_coordinate(moved.constants, i, std::isfinite(at) ? at - kDifference : kDifference);
     const CostModel costs(machine, plan, moved, measurements);
-    const Duration time = step_time_of(prediction.graph, plan, costs);
+    const Duration time = step_time_of(prediction, plan, costs);
     slopes[index] = std::log(prediction.step_time.seconds() / time.seconds()) / kDifference;
   });
   return slopes;

@@ -6,6 +6,7 @@
 
 #include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
+#include "sim/engine/repetition.h"
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/core/stages.h"
@@ -209,6 +210,43 @@ FlopRate peak_of_mfu(const Plan& plan, const Machine& machine) {
   return best->second.value;
 }
 
+// Of `result`, which has a linked graph, all that its timeline says.
+void simulate_step(Prediction& result, const Plan& plan, const CostModel& costs) {
+  result.costs = costs_of(result.graph, costs);
+  result.timeline = simulate(result.graph.step, result.graph, result.costs, options_for(plan));
+  result.step_time = result.timeline.step_time;
+  result.settled = result.timeline.settled;
+  CHECK(result.step_time.ps > 0);
+  result.gpu_work = gpu_flops(result.graph);
+  result.kinds = time_by_kind(result.graph, result.timeline);
+  result.lanes = lane_use(result.graph, result.timeline);
+  result.longest_path = longest_path(result.graph, result.timeline);
+  result.provenance = provenance_of(result.graph, result.costs, result.timeline);
+  result.rollback_time = rollback_time_of(result.graph, costs);
+}
+
+// Addresses planned for many micro-batches may pack a few percent worse than those for few, and to
+// plan them takes a while: of a step of a hundred thousand operations and more it is done where
+// that may decide whether the plan fits.
+bool is_worth_placing(const Prediction& from_less, const Model& model, const Plan& plan,
+                      const Machine& machine) {
+  constexpr int64_t kQuicklyPlaced = 5000;  // layers times micro-batches
+  constexpr double kMostDrift = 0.1;
+  if (model.layers * plan.accumulation() <= kQuicklyPlaced) return true;
+  return std::any_of(from_less.peaks.begin(), from_less.peaks.end(), [&](const PlacePeak& peak) {
+    return static_cast<double>(peak.arena.count) * (1 + kMostDrift) >
+           static_cast<double>(usable(machine, peak.place).count);
+  });
+}
+
+// `whole`: of the step that `of` was not simulated as.
+void take_memory(Prediction& of, Prediction whole) {
+  of.fits = whole.fits;
+  of.reason = std::move(whole.reason);
+  of.peaks = std::move(whole.peaks);
+  of.gpu_peak = whole.gpu_peak;
+}
+
 // Everything that follows from the simulated step.
 void fill_rates(Prediction& result, const Model& model, const Plan& plan, const Machine& machine) {
   const double seconds = result.step_time.seconds();
@@ -219,7 +257,7 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
   const Flops model_flops =
       model_flops_per_step(model, plan.tokens_per_step(), plan.sequence_length);
   result.model_rate = {model_flops.count / devices / seconds};
-  result.hardware_rate = {gpu_flops(result.graph).count / simulated / seconds};
+  result.hardware_rate = {result.gpu_work.count / simulated / seconds};
   result.mfu = result.model_rate.flops_per_s / peak_of_mfu(plan, machine).flops_per_s;
 }
 
@@ -238,6 +276,20 @@ CostTable costs_of(const Graph& graph, const CostModel& costs) {
     table.ops[i].host_first = block.host_first;
   }
   return table;
+}
+
+Duration step_time_of(const Prediction& prediction, const Plan& plan,
+                      const std::function<CostTable(const Prediction&)>& costs_of) {
+  const Duration simulated = step_time_of(prediction.graph, plan, costs_of(prediction));
+  if (!prediction.repetition) return simulated;
+  const Prediction& shorter = *prediction.shorter;
+  const Duration less = step_time_of(shorter.graph, plan, costs_of(shorter));
+  return prediction.repetition->lengthen(less, simulated);
+}
+
+Duration step_time_of(const Prediction& prediction, const Plan& plan, const CostModel& costs) {
+  return step_time_of(prediction, plan,
+                      [&](const Prediction& of) { return costs_of(of.graph, costs); });
 }
 
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs) {
@@ -327,10 +379,23 @@ Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
   for (const AttentionKind kind : stack.facts.attention) {
     StackFacts facts = stack.facts;
     facts.attention = {kind};
-    // Of the machine that runs it itself what is predicted is what runs.
-    Graph graph =
-        machine.gpu.is_host_thread ? build_to_run(model, plan, facts) : build(model, plan, facts);
-    result = predict(std::move(graph), model, plan, machine, stack, measurements);
+    const auto predict_whole = [&](const Plan& of) {
+      // Of the machine that runs it itself what is predicted is what runs.
+      Graph graph =
+          machine.gpu.is_host_thread ? build_to_run(model, of, facts) : build(model, of, facts);
+      return predict(std::move(graph), model, of, machine, stack, measurements);
+    };
+    std::optional<Prediction> from_less;
+    if (!machine.gpu.is_host_thread && is_long(model, plan)) {
+      from_less = repeated(model, plan, predict_whole);
+    }
+    if (from_less && stack.memory_is_planned() &&
+        is_worth_placing(*from_less, model, plan, machine)) {
+      take_memory(*from_less,
+                  predict_memory(build_placed(model, plan, facts), plan, machine, stack));
+    }
+    result = from_less ? *std::move(from_less) : predict_whole(plan);
+    if (result.fits) fill_rates(result, model, plan, machine);
     if (result.fits) break;
   }
   return result;
@@ -353,22 +418,22 @@ Prediction predict_memory(Graph graph, const Plan& plan, const Machine& machine,
   return result;
 }
 
+Prediction predict_time(Graph graph, const Plan& plan, const CostModel& costs) {
+  Prediction result;
+  result.graph = std::move(graph);
+  result.peaks = memory_peaks(result.graph);
+  result.fits = true;
+  simulate_step(result, plan, costs);
+  return result;
+}
+
 Prediction predict(Graph graph, const Model& model, const Plan& plan, const Machine& machine,
                    const Stack& stack, const Measurements* measurements) {
   Prediction result = predict_memory(std::move(graph), plan, machine, stack);
   if (!result.fits) return result;
 
-  const CostModel costs(machine, plan, stack, measurements);
-  result.costs = costs_of(result.graph, costs);
-  result.timeline = simulate(result.graph.step, result.graph, result.costs, options_for(plan));
-  result.step_time = result.timeline.step_time;
-  result.settled = result.timeline.settled;
-  CHECK(result.step_time.ps > 0);
+  simulate_step(result, plan, CostModel(machine, plan, stack, measurements));
   fill_rates(result, model, plan, machine);
-  result.lanes = lane_use(result.graph, result.timeline);
-  result.longest_path = longest_path(result.graph, result.timeline);
-  result.provenance = provenance_of(result.graph, result.costs, result.timeline);
-  result.rollback_time = rollback_time_of(result.graph, costs);
   return result;
 }
 

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <array>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +27,17 @@ class CostModel;
 
 inline constexpr int kProvenances = 3;
 
+// Of a step of many micro-batches, which is not simulated whole (sim/engine/repetition.h).
+struct Repetition {
+  int64_t simulated = 0;      // micro-batches of Prediction::graph and its timeline
+  int64_t of = 0;             // those of the step
+  int64_t micro_batches = 0;  // of a period
+  Duration period;
+
+  // The time of the step by those of the one simulated and of the one that is a period shorter.
+  Duration lengthen(Duration shorter, Duration longer) const;
+};
+
 struct Prediction {
   // An infeasible plan is not simulated: everything below `peaks` is then zero or empty.
   bool fits = false;
@@ -42,13 +55,20 @@ struct Prediction {
   // products are in 8 bits, so that it may then be above 1. Over the machine's best rate of the
   // plan's products where it names no nominal peak.
   double mfu = 0;
+  Flops gpu_work;  // of all operations on the GPUs that are simulated, in a step
   std::vector<LaneUse> lanes;
+  std::vector<KindTime> kinds;
   LongestPath longest_path;
   // Share of the busy time of the compute lanes by where their durations came from; sums to 1.
   std::array<double, kProvenances> provenance{};
   // Extra time of a step that is rolled back: the repair, and the operations before the commit
   // once more. Empty where nothing speculates.
   std::optional<Duration> rollback_time;
+
+  // Where these are of a shorter step than the plan's. What is above is of the plan's step, but for
+  // the chain of the longest path.
+  std::optional<Repetition> repetition;
+  std::shared_ptr<const Prediction> shorter;  // a period less; null where the step is simulated
 
   Graph graph;
   CostTable costs;  // of graph.step
@@ -60,7 +80,9 @@ struct Prediction {
 // the plan needs.
 Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
                    const Measurements* measurements);
-// The same as another framework would run the plan; above it is Ballast itself.
+// The same as another framework would run the plan; above it is Ballast itself. Of a long step that
+// repeats itself a shorter one is simulated (Prediction::repetition), but where the machine is one
+// that runs it itself.
 Prediction predict(const Model& model, const Plan& plan, const Machine& machine, const Stack& stack,
                    const Measurements* measurements);
 
@@ -75,8 +97,17 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
 Prediction predict_memory(Graph graph, const Plan& plan, const Machine& machine,
                           const Stack& stack);
 
+// The other half, without the rates: `fits` is taken for granted.
+Prediction predict_time(Graph graph, const Plan& plan, const CostModel& costs);
+
 // What the operations of graph.step take, blocks timed from a standing start.
 CostTable costs_of(const Graph& graph, const CostModel& costs);
+
+// How long a step is, of what one costs that has the graph of a prediction: `costs_of` is asked of
+// that prediction and, where it repeats, of the shorter one.
+Duration step_time_of(const Prediction& prediction, const Plan& plan,
+                      const std::function<CostTable(const Prediction&)>& costs_of);
+Duration step_time_of(const Prediction& prediction, const Plan& plan, const CostModel& costs);
 
 // The step time alone, of a linked graph: what a search asks for thousands of times.
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs);

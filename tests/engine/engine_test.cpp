@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sim/engine/next_event.h"
+#include "sim/engine/clock/next_event.h"
 #include "tests/engine/tiny_graph.h"
 
 namespace ballast {

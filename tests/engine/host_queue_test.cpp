@@ -1,5 +1,5 @@
 // The host that enqueues kernels ahead of the GPU, on programs whose steps can be written down.
-#include "sim/engine/host_queue.h"
+#include "sim/engine/clock/host_queue.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "sim/engine/host_queue.h"
+#include "sim/engine/clock/host_queue.h"
 
 #include <algorithm>
 

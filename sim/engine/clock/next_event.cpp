@@ -1,4 +1,4 @@
-#include "sim/engine/next_event.h"
+#include "sim/engine/clock/next_event.h"
 
 #include <bit>
 #include <limits>

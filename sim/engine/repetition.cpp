@@ -1,0 +1,288 @@
+#include "sim/engine/repetition.h"
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+#include "sim/graph/core/stages.h"
+#include "sim/graph/schedules/schedule.h"
+
+namespace ballast {
+namespace {
+
+// Layers times micro-batches: steps of fewer are simulated in less than a second, and those of more
+// than the second take minutes and gigabytes.
+constexpr int64_t kLong = 3000;
+constexpr int64_t kTooLong = 60000;
+// Of a step that is not three times as long as what is looked at first, the look saves little.
+constexpr int64_t kWorthIt = 3;
+// Periods of the shorter steps that are tried, beyond what fills a pipeline.
+constexpr int64_t kPeriods[] = {4, 12, 48};
+
+// What runs, as one stretch of a timeline is compared with the next.
+struct Activity {
+  LaneId lane = 0;
+  int64_t begin_ps = 0, end_ps = 0;  // from the stretch's begin
+  OpKind kind{};
+  Phase phase{};
+  Label label;  // micro-batches counted from the stretch's first
+  auto key() const {
+    return std::tuple(lane, begin_ps, end_ps, kind, phase, label.layer, label.module,
+                      label.micro_batch, label.bucket, label.part, label.subsequence);
+  }
+};
+
+class PeriodSearch {
+ public:
+  PeriodSearch(const Prediction& step, int64_t micro_batches, const ShorterSteps& steps,
+               Duration time)
+      : graph_(step.graph),
+        timeline_(step.timeline),
+        count_(micro_batches),
+        steps_(steps),
+        time_(time) {}
+
+  // In every recorded step: of its predecessor the first one lacks what is late, and of its
+  // successor the last one what is early.
+  bool found() const {
+    for (int32_t s = 0; s < timeline_.steps; ++s) {
+      if (!found_in(timeline_.first_step + s)) return false;
+    }
+    return timeline_.steps > 0;
+  }
+
+ private:
+  // When the first computation of each micro-batch begins.
+  std::vector<Instant> begins_in(int32_t step) const {
+    std::vector<std::optional<Instant>> first(static_cast<size_t>(count_));
+    for (const Span& span : timeline_.spans) {
+      const Op& op = graph_.op(span.op);
+      const int64_t micro_batch = op.label.micro_batch;
+      const bool computes = kind_of(op.lane) == LaneKind::kCompute && device_of(op.lane) == 0;
+      if (span.step != step || !computes || micro_batch < 0 || micro_batch >= count_) continue;
+      std::optional<Instant>& begin = first[static_cast<size_t>(micro_batch)];
+      if (!begin) begin = span.begin;
+    }
+    std::vector<Instant> begins;
+    for (const std::optional<Instant>& begin : first) {
+      if (!begin) return {};
+      begins.push_back(*begin);
+    }
+    return begins;
+  }
+
+  bool found_in(int32_t step) const {
+    const std::vector<Instant> begins = begins_in(step);
+    const int64_t last = std::ssize(begins) - 1 - 2 * steps_.period;
+    for (int64_t i = 1; i < last; ++i) {
+      const Instant one = begins[static_cast<size_t>(i)];
+      const Instant two = begins[static_cast<size_t>(i + steps_.period)];
+      const Instant end = begins[static_cast<size_t>(i + 2 * steps_.period)];
+      if (two - one != time_ || end - two != time_) continue;
+      const auto first = activity(one, i);
+      if (first && first == activity(two, i + steps_.period)) return true;
+    }
+    return false;
+  }
+
+  using Activities = std::vector<decltype(Activity{}.key())>;
+
+  // All that runs within a period from `begin` on; nothing where it is of a micro-batch that may be
+  // unlike the others.
+  std::optional<Activities> activity(Instant begin, int64_t micro_batch) const {
+    const Instant end = begin + time_;
+    Activities all;
+    for (const Span& span : timeline_.spans) {
+      if (span.begin >= end) break;  // they are in the order of their begins
+      const bool runs = span.end > begin || (span.end == begin && span.begin == begin);
+      if (!runs) continue;
+      const Op& op = graph_.op(span.op);
+      Activity one{op.lane, (span.begin - begin).ps, (span.end - begin).ps, op.kind, op.phase,
+                   op.label};
+      if (one.label.micro_batch == 0 || one.label.micro_batch == count_ - 1) return std::nullopt;
+      if (one.label.micro_batch > 0) {
+        one.label.micro_batch = static_cast<int16_t>(one.label.micro_batch - micro_batch);
+      }
+      all.push_back(one.key());
+    }
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+
+  const Graph& graph_;
+  const Timeline& timeline_;
+  int64_t count_;
+  const ShorterSteps& steps_;
+  Duration time_;
+};
+
+bool is_same_memory(const std::vector<PlacePeak>& a, const std::vector<PlacePeak>& b) {
+  const auto same = [](const PlacePeak& one, const PlacePeak& other) {
+    const auto held = [](const Holder& x, const Holder& y) {
+      return x.category == y.category && x.bytes == y.bytes;
+    };
+    return one.place == other.place && one.live == other.live &&
+           std::equal(one.holders.begin(), one.holders.end(), other.holders.begin(),
+                      other.holders.end(), held);
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
+}
+
+// Lines through two steps that differ by `apart` micro-batches: what the longer one has, and what
+// `beyond` micro-batches more have.
+class Line {
+ public:
+  Line(int64_t beyond, int64_t apart) : beyond_(beyond), apart_(apart) {}
+  Duration operator()(Duration shorter, Duration longer) const {
+    return {(*this)(shorter.ps, longer.ps)};
+  }
+  int64_t operator()(int64_t shorter, int64_t longer) const {
+    const int64_t more = longer - shorter;
+    return longer + beyond_ / apart_ * more + beyond_ % apart_ * more / apart_;
+  }
+  double operator()(double shorter, double longer) const {
+    return longer + static_cast<double>(beyond_) / static_cast<double>(apart_) * (longer - shorter);
+  }
+
+  // Sorted by time as they are. Nothing where the two have other kinds.
+  std::optional<std::vector<KindTime>> operator()(const std::vector<KindTime>& shorter,
+                                                  std::vector<KindTime> longer) const {
+    if (shorter.size() != longer.size()) return std::nullopt;
+    for (KindTime& kind : longer) {
+      const auto found = std::find_if(shorter.begin(), shorter.end(), [&](const KindTime& one) {
+        return one.kind == kind.kind && one.phase == kind.phase;
+      });
+      if (found == shorter.end()) return std::nullopt;
+      kind.time = (*this)(found->time, kind.time);
+      kind.operations = (*this)(found->operations, kind.operations);
+    }
+    std::stable_sort(longer.begin(), longer.end(),
+                     [](const KindTime& a, const KindTime& b) { return a.time > b.time; });
+    return longer;
+  }
+
+ private:
+  int64_t beyond_;
+  int64_t apart_;
+};
+
+Duration compute_time(const Prediction& step) {
+  Duration time;
+  for (const LaneUse& use : step.lanes) {
+    if (kind_of(use.lane) == LaneKind::kCompute) time += use.busy;
+  }
+  return time;
+}
+
+// Everything of `longer` that grows with its micro-batches.
+bool lengthen(Prediction& longer, const Prediction& shorter, const Line& line) {
+  auto kinds = line(shorter.kinds, longer.kinds);
+  auto path = line(shorter.longest_path.by_kind, longer.longest_path.by_kind);
+  if (!kinds || !path || shorter.lanes.size() != longer.lanes.size()) return false;
+  const double before = compute_time(shorter).seconds();
+  const double after = compute_time(longer).seconds();
+  longer.kinds = *std::move(kinds);
+  longer.longest_path.by_kind = *std::move(path);
+  longer.longest_path.waiting = line(shorter.longest_path.waiting, longer.longest_path.waiting);
+  longer.step_time = line(shorter.step_time, longer.step_time);
+  longer.gpu_work.count = line(shorter.gpu_work.count, longer.gpu_work.count);
+  for (size_t i = 0; i < longer.lanes.size(); ++i) {
+    LaneUse& use = longer.lanes[i];
+    use.busy = line(shorter.lanes[i].busy, use.busy);
+    use.share = use.busy.seconds() / longer.step_time.seconds();
+  }
+  const double total = line(before, after);
+  for (size_t p = 0; p < longer.provenance.size() && total > 0; ++p) {
+    longer.provenance[p] =
+        line(shorter.provenance[p] * before, longer.provenance[p] * after) / total;
+  }
+  if (longer.rollback_time) {
+    longer.rollback_time = line(shorter.rollback_time.value_or(Duration{}), *longer.rollback_time);
+  }
+  return true;
+}
+
+}  // namespace
+
+Duration Repetition::lengthen(Duration shorter, Duration longer) const {
+  return Line(of - simulated, micro_batches)(shorter, longer);
+}
+
+std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
+  const int64_t round = plan.virtual_pipeline > 1 ? plan.pipeline : 1;
+  const int64_t period = round % 2 == 0 ? round : 2 * round;  // buffers come in pairs
+  const int64_t fill = plan.pipeline > 1 ? 2 * plan.pipeline : 0;
+  std::vector<ShorterSteps> steps;
+  for (const int64_t periods : kPeriods) {
+    const int64_t least = fill + periods * period;
+    const int64_t count = least + (plan.accumulation() - least) % period;
+    if (kWorthIt * (count + period) > plan.accumulation()) break;
+    steps.push_back({count, period});
+  }
+  return steps;
+}
+
+bool is_long(const Model& model, const Plan& plan) {
+  return model.layers * plan.accumulation() > kLong;
+}
+
+Plan with_micro_batches(const Plan& plan, int64_t count) {
+  Plan other = plan;
+  other.global_batch = plan.global_batch / plan.accumulation() * count;
+  return other;
+}
+
+namespace {
+
+// By the two steps, whether or not they show a period.
+std::optional<Prediction> lengthened(std::shared_ptr<const Prediction> shorter, Prediction longer,
+                                     const Repetition& repetition) {
+  const Line line(repetition.of - repetition.simulated, repetition.micro_batches);
+  if (!lengthen(longer, *shorter, line)) return std::nullopt;
+  longer.repetition = repetition;
+  longer.shorter = std::move(shorter);
+  return longer;
+}
+
+// Of a step that shows no period: the mean of many micro-batches.
+std::optional<Prediction> averaged(
+    const Plan& plan, const std::vector<ShorterSteps>& steps,
+    const std::function<Prediction(const Plan& shorter)>& predicted) {
+  const int64_t few = steps.front().micro_batches;
+  const int64_t many = steps.back().micro_batches;
+  if (few == many) return std::nullopt;
+  auto shorter = std::make_shared<Prediction>(predicted(with_micro_batches(plan, few)));
+  Prediction longer = predicted(with_micro_batches(plan, many));
+  const Duration time = longer.step_time - shorter->step_time;
+  if (!shorter->fits || !longer.fits || time.ps <= 0) return std::nullopt;
+  longer.settled = false;
+  return lengthened(std::move(shorter), std::move(longer),
+                    {many, plan.accumulation(), many - few, time});
+}
+
+}  // namespace
+
+std::optional<Prediction> repeated(
+    const Model& model, const Plan& plan,
+    const std::function<Prediction(const Plan& shorter)>& predicted) {
+  const std::vector<ShorterSteps> all = shorter_steps(plan);
+  for (const ShorterSteps& steps : all) {
+    const int64_t count = steps.micro_batches + steps.period;
+    auto shorter =
+        std::make_shared<Prediction>(predicted(with_micro_batches(plan, steps.micro_batches)));
+    Prediction longer = predicted(with_micro_batches(plan, count));
+    if (!is_same_memory(shorter->peaks, longer.peaks)) continue;
+    if (!longer.fits) return longer;
+    const Duration time = longer.step_time - shorter->step_time;
+    if (!shorter->settled || !longer.settled || time.ps <= 0) continue;
+    if (shorter->rollback_time.has_value() != longer.rollback_time.has_value()) continue;
+    if (!PeriodSearch(longer, count, steps, time).found()) continue;
+    auto found = lengthened(std::move(shorter), std::move(longer),
+                            {count, plan.accumulation(), steps.period, time});
+    if (found) return found;
+  }
+  const bool too_long = model.layers * plan.accumulation() > kTooLong;
+  return too_long && !all.empty() ? averaged(plan, all, predicted) : std::nullopt;
+}
+
+}  // namespace ballast

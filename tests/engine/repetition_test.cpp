@@ -1,0 +1,168 @@
+// A step that is predicted from two shorter ones is the step that is simulated whole.
+#include "sim/engine/repetition.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <random>
+#include <string>
+
+#include "sim/graph/build.h"
+#include "tests/engine/tiny_machine.h"
+
+namespace ballast {
+namespace {
+
+struct Question {
+  Model model;
+  Plan plan;
+  Stack stack;
+  std::string text;
+};
+
+// Plans of all kinds, at random but the same on every run.
+class Questions {
+ public:
+  Question next() {
+    Question question{tests::tiny_model(), plan(), stack(), ""};
+    question.model.layers = 2 * question.plan.pipeline * question.plan.virtual_pipeline;
+    const Plan& of = question.plan;
+    question.text = fmt::format(
+        "{} micro-batches, pipeline {} x {} {}, data {} ZeRO {}, tensor {}, {} {} {} buckets on "
+        "the "
+        "GPU, flow {}, activations {}, launch {}",
+        of.accumulation(), of.pipeline, of.virtual_pipeline, to_string(of.pipeline_schedule),
+        of.data, of.zero_stage, of.tensor, to_string(of.optimizer.placement),
+        to_string(of.optimizer.sync), *of.optimizer.gpu_buckets, *of.weights.flow_share,
+        static_cast<int>(of.activations->fate[0]), question.stack.constants.launch.us());
+    return question;
+  }
+
+ private:
+  template <class Value>
+  Value one_of(std::initializer_list<Value> values) {
+    return values.begin()[std::uniform_int_distribution<size_t>(0, values.size() - 1)(random_)];
+  }
+
+  Plan plan() {
+    Plan plan = tests::tiny_plan(one_of({OptimizerPlacement::kCpu, OptimizerPlacement::kGpu}));
+    plan.optimizer.sync = one_of({SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate});
+    plan.optimizer.gpu_buckets = one_of({0, 1, 2});
+    plan.optimizer.cast = one_of({CastPlacement::kCpu, CastPlacement::kGpu});
+    plan.activations = ActivationPlan{};
+    plan.activations->fate.fill(one_of({ActivationFate::kKeep, ActivationFate::kOffload}));
+    if (one_of({false, true})) {
+      plan.activations->fate[static_cast<size_t>(ModuleKind::kNorm1)] = ActivationFate::kRecompute;
+    }
+    plan.weights.flow_share = one_of({0.0, 0.0, 0.5, 1.0});
+    plan.pipeline = one_of({1, 1, 1, 2, 4});
+    if (plan.pipeline > 1) {
+      plan.virtual_pipeline = one_of({1, 2});
+      plan.pipeline_schedule =
+          one_of({PipelineSchedule::k1F1B, PipelineSchedule::kGpipe, PipelineSchedule::kEager1F1B});
+      plan.weights.flow_share = 0;
+    }
+    plan.data = one_of({1, 1, 2});
+    if (plan.data > 1) plan.zero_stage = plan.pipeline > 1 ? one_of({1, 2}) : one_of({1, 2, 3});
+    if (plan.zero_stage > 0) plan.weights.flow_share = 0;
+    plan.tensor = one_of({1, 1, 2});
+    plan.devices = plan.pipeline * plan.data * plan.tensor;
+    plan.micro_batch = 2;
+    const int64_t micro_batches = 4 * one_of({12, 16, 23, 30});
+    plan.global_batch = 2 * plan.data * micro_batches;
+    return plan;
+  }
+
+  Stack stack() {
+    Stack stack;
+    stack.constants.launch = Duration::from_us(one_of({0.0, 0.5, 6.0, 40.0}));
+    return stack;
+  }
+
+  std::mt19937 random_{20261123};
+};
+
+// Enough memory for everything, and one rank a device.
+Machine machine_of() {
+  Machine machine = tests::tiny_cluster();
+  machine.gpu.memory.value = machine.cpu.memory.value = {int64_t{400} << 30};
+  return machine;
+}
+
+// Addresses that are reused tie micro-batches by a pattern of their own, which a short step need
+// not show whole; and lanes with time to spare may meet others elsewhere.
+constexpr double kOfStep = 2e-4;
+constexpr double kOfLane = 1e-2;
+
+void expect_near(Duration one, Duration whole, Duration step, double share,
+                 const std::string& text) {
+  EXPECT_NEAR(one.seconds() - whole.seconds(), 0, share * step.seconds()) << text;
+}
+
+void expect_same(const std::vector<KindTime>& one, const std::vector<KindTime>& whole,
+                 Duration step, const std::string& text) {
+  ASSERT_EQ(one.size(), whole.size()) << text;
+  for (const KindTime& kind : whole) {
+    const auto found = std::find_if(one.begin(), one.end(), [&](const KindTime& other) {
+      return other.kind == kind.kind && other.phase == kind.phase;
+    });
+    ASSERT_NE(found, one.end()) << text << ": " << name_of(kind);
+    EXPECT_EQ(found->operations, kind.operations) << text << ": " << name_of(kind);
+    expect_near(found->time, kind.time, step, kOfLane, text + ": " + name_of(kind));
+  }
+}
+
+void expect_same(const Prediction& one, const Prediction& whole, const std::string& text) {
+  expect_near(one.step_time, whole.step_time, whole.step_time, kOfStep, text);
+  for (size_t i = 0; i < whole.peaks.size(); ++i) {
+    EXPECT_EQ(one.peaks[i].live, whole.peaks[i].live) << text;
+  }
+  ASSERT_EQ(one.lanes.size(), whole.lanes.size()) << text;
+  for (size_t i = 0; i < whole.lanes.size(); ++i) {
+    expect_near(one.lanes[i].busy, whole.lanes[i].busy, whole.step_time, kOfLane,
+                text + ", lane " + std::to_string(i));
+  }
+  expect_same(one.kinds, whole.kinds, whole.step_time, text);
+  EXPECT_NEAR(one.gpu_work.count / whole.gpu_work.count, 1, 1e-12) << text;
+  for (size_t p = 0; p < whole.provenance.size(); ++p) {
+    EXPECT_NEAR(one.provenance[p], whole.provenance[p], kOfLane) << text;
+  }
+  EXPECT_EQ(one.rollback_time.has_value(), whole.rollback_time.has_value()) << text;
+  if (whole.rollback_time) {
+    expect_near(*one.rollback_time, *whole.rollback_time, whole.step_time, kOfStep, text);
+  }
+  Duration path = one.longest_path.waiting;
+  for (const KindTime& kind : one.longest_path.by_kind) path += kind.time;
+  EXPECT_EQ(path.ps, one.step_time.ps) << text;
+}
+
+// BALLAST_SETTINGS asks for more of them.
+TEST(Repetition, a_step_from_two_shorter_ones_is_the_whole_step) {
+  const char* const asked = std::getenv("BALLAST_SETTINGS");
+  const int count = asked != nullptr ? std::atoi(asked) : 60;
+  const Machine machine = machine_of();
+  Questions questions;
+  int found = 0, equal = 0;
+  for (int i = 0; i < count; ++i) {
+    const Question question = questions.next();
+    check(question.plan, question.model);
+    const auto predicted = [&](const Plan& plan) {
+      return predict(build(question.model, plan, question.stack.facts), question.model, plan,
+                     machine, question.stack, nullptr);
+    };
+    const std::optional<Prediction> one = repeated(question.model, question.plan, predicted);
+    if (!one) continue;
+    ++found;
+    EXPECT_TRUE(one->repetition.has_value()) << question.text;
+    const Prediction whole = predicted(question.plan);
+    expect_same(*one, whole, question.text);
+    equal += one->step_time == whole.step_time;
+  }
+  std::printf("%d of %d steps from shorter ones, %d to the picosecond\n", found, count, equal);
+  EXPECT_GT(found, count / 2);
+  EXPECT_GT(equal, found * 9 / 10);
+}
+
+}  // namespace
+}  // namespace ballast
