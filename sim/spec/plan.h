@@ -175,6 +175,12 @@ struct Subsequence {
   bool operator==(const Subsequence&) const = default;
 };
 
+// Of a part of a micro-batch's sequences the tokens of one device: its ranks have as many each.
+// Requires micro_batch.
+inline int64_t part_tokens(const Plan& plan, const Subsequence& part) {
+  return plan.micro_batch.value() * div_ceil(part.length, plan.sequence * plan.context);
+}
+
 // Queries that attention takes at a time: no part is shorter (FlashAttention-2, arXiv 2307.08691,
 // section 3.3, has tiles of 64 or 128).
 inline constexpr int64_t kAttentionTile = 128;

@@ -96,7 +96,7 @@ class Decoder : private DecoderExperts {
       TensorId& sum = key_gradients_[p];
       if (sum < 0) {
         sum = typed(TensorKind::kKeyGradient, Category::kActivations, label,
-                    *plan_.micro_batch * parts_[p].length * keys_width(), DType::kF32);
+                    part_tokens(plan_, parts_[p]) * keys_width(), DType::kF32);
       }
       accesses.push_back({sum, Role::kKeyGradient, first_write(sum), 0});
     }
