@@ -2,6 +2,7 @@
 #include "sim/graph/schedules/pipeline.h"
 
 #include <algorithm>
+#include <array>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <map>
@@ -17,6 +18,7 @@ namespace {
 struct Shape {
   int64_t stages = 1, chunks = 1, micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  int64_t parts = 1;
 };
 
 // A layer a chunk.
@@ -33,18 +35,22 @@ Plan plan_of(const Shape& shape) {
   plan.pipeline_schedule = shape.schedule;
   plan.global_batch = 2 * shape.micro_batches;
   plan.optimizer.placement = OptimizerPlacement::kGpu;
+  plan.subsequences = shape.parts;
+  if (shape.parts > 1) plan.sequence_length = shape.parts * kAttentionTile;
   return plan;
 }
 
 Graph graph_of(const Shape& shape) { return build(model_of(shape), plan_of(shape)); }
 
-// "F0.1" is the forward of the stage's first chunk for the second micro-batch.
+// "F0.1" is the forward of the stage's first chunk for the second micro-batch, "F0.1.2" for the
+// third part of it.
 std::string order_on(int stage, const Graph& graph, const Shape& shape) {
   std::string order;
   for (const Op& op : graph.step.ops) {
     if (op.kind != OpKind::kBlock || device_of(op.lane) != stage) continue;
-    order += fmt::format("{}{}.{} ", op.phase == Phase::kForward ? 'F' : 'B',
-                         op.label.layer / shape.stages, op.label.micro_batch);
+    order += fmt::format("{}{}.{}{} ", op.phase == Phase::kForward ? 'F' : 'B',
+                         op.label.layer / shape.stages, op.label.micro_batch,
+                         shape.parts > 1 ? fmt::format(".{}", op.label.subsequence) : "");
   }
   return order;
 }
@@ -88,6 +94,34 @@ TEST(build_pipeline, gpipe_runs_all_forwards_and_holds_what_they_save) {
   EXPECT_EQ(order_on(0, graph_of(chunks), chunks),
             "F0.0 F0.1 F0.2 F0.3 F1.0 F1.1 F1.2 F1.3 B1.0 B1.1 B1.2 B1.3 B0.0 B0.1 B0.2 B0.3 ");
   EXPECT_EQ(in_flight(0, graph_of(chunks)), 8);
+}
+
+// arXiv 2102.07988, figure 2: parts go as micro-batches do, but back in reverse.
+TEST(build_pipeline, terapipe_passes_parts_and_takes_them_back_in_reverse) {
+  const Shape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
+  for (const int stage : {0, 1}) {
+    EXPECT_EQ(order_on(stage, graph_of(shape), shape),
+              "F0.0.0 F0.0.1 F0.0.2 F0.1.0 F0.1.1 F0.1.2 "
+              "B0.0.2 B0.0.1 B0.0.0 B0.1.2 B0.1.1 B0.1.0 ");
+  }
+  const Shape chunks{2, 2, 2, PipelineSchedule::kGpipe, 2};
+  EXPECT_EQ(order_on(0, graph_of(chunks), chunks),
+            "F0.0.0 F0.0.1 F0.1.0 F0.1.1 F1.0.0 F1.0.1 F1.1.0 F1.1.1 "
+            "B1.0.1 B1.0.0 B1.1.1 B1.1.0 B0.0.1 B0.0.0 B0.1.1 B0.1.0 ");
+  EXPECT_EQ(schedule_of(plan_of(chunks)).name, "TeraPipe");
+}
+
+// Of 2 sequences 128 tokens of 8 values of 2 bytes for each part, once forward and once backward.
+TEST(build_pipeline, every_part_crosses_every_border_twice) {
+  const Shape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
+  int64_t sends = 0;
+  for (const Op& op : graph_of(shape).step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work == nullptr || work->kind != CollectiveKind::kSendReceive) continue;
+    EXPECT_EQ(work->bytes.count, 2 * 128 * 8 * 2);
+    ++sends;
+  }
+  EXPECT_EQ(sends, 2 * 2 * 3);
 }
 
 // arXiv 2211.05322: stage s of p runs 2 (p - s - 1) forwards ahead, where 1F1B runs p - s - 1.
@@ -450,17 +484,62 @@ TEST(build_pipeline, layers_that_differ_keep_their_place_in_every_stage) {
   }
 }
 
+// Folded or spread: what all parts compute is what they compute on one device.
+TEST(build_pipeline, parts_compute_the_same_on_any_stages) {
+  for (const int64_t chunks : {1, 2}) {
+    const Shape shape{2, chunks, 2, PipelineSchedule::kGpipe, 3};
+    const Model model = model_of(shape);
+    Plan plan = plan_of(shape);
+    plan.devices = plan.pipeline = plan.virtual_pipeline = 1;
+    const WorkOfStep alone = work_of(build(model, plan));
+    for (const Folding folding : {Folding::kOn, Folding::kOff}) {
+      const WorkOfStep stages = work_of(build_pipeline(model, plan_of(shape), {}, folding));
+      EXPECT_EQ(stages.forward, alone.forward);
+      EXPECT_EQ(stages.backward, alone.backward);
+      EXPECT_EQ(stages.stepped, alone.stepped);
+    }
+  }
+}
+
 // Every schedule, with one chunk a stage and with several.
 std::vector<Shape> shapes_of_all_schedules() {
   std::vector<Shape> all;
   for (size_t i = 0; i < std::size(kPipelineSchedules); ++i) {
     for (const Shape& shape : {Shape{2, 1, 1}, Shape{2, 1, 8}, Shape{4, 1, 3}, Shape{4, 1, 16},
                                Shape{2, 2, 4}, Shape{4, 2, 8}, Shape{4, 3, 8}, Shape{4, 4, 16}}) {
-      all.push_back(shape);
-      all.back().schedule = static_cast<PipelineSchedule>(i);
+      for (const int64_t parts : {1, 3, 16}) {
+        const bool takes_parts = static_cast<PipelineSchedule>(i) == PipelineSchedule::kGpipe;
+        if (parts > 1 && !takes_parts) continue;
+        all.push_back(shape);
+        all.back().schedule = static_cast<PipelineSchedule>(i);
+        all.back().parts = parts;
+      }
     }
   }
   return all;
+}
+
+// A turn comes after what it reads of other stages and of other parts: for_turns comes to an end.
+void expect_an_order(const Plan& plan) {
+  std::set<std::array<int64_t, 4>> done;  // direction, chunk of the pipeline, micro-batch, part
+  const auto is_done = [&](Direction direction, int64_t chunk, const Turn& turn, int64_t part) {
+    return done.contains({static_cast<int64_t>(direction), chunk, turn.micro_batch, part});
+  };
+  const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
+  for_turns(plan, [&](int64_t stage, const Turn& turn) {
+    const bool forward = turn.direction == Direction::kForward;
+    const int64_t chunk = turn.chunk * plan.pipeline + stage;
+    const int64_t from = forward ? chunk - 1 : chunk + 1;
+    if (from >= 0 && from < chunks && !is_done(turn.direction, from, turn, turn.part)) return false;
+    const int64_t before = forward ? turn.part - 1 : turn.part + 1;
+    const bool first = before < 0 || before == plan.subsequences;
+    if (!first) EXPECT_TRUE(is_done(turn.direction, chunk, turn, before));
+    if (!forward && first) {
+      EXPECT_TRUE(is_done(Direction::kForward, chunk, turn, plan.subsequences - 1));
+    }
+    done.insert({static_cast<int64_t>(turn.direction), chunk, turn.micro_batch, turn.part});
+    return true;
+  });
 }
 
 TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {
@@ -469,9 +548,10 @@ TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {
     EXPECT_EQ(std::count_if(schedules().begin(), schedules().end(),
                             [&](const Schedule& each) { return each.applies(plan); }),
               1);
+    expect_an_order(plan);
     for (int64_t stage = 0; stage < shape.stages; ++stage) {
       EXPECT_EQ(turns_of(stage, plan).size(),
-                static_cast<size_t>(2 * shape.chunks * shape.micro_batches));
+                static_cast<size_t>(2 * shape.chunks * shape.micro_batches * shape.parts));
     }
   }
 }
