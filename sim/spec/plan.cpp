@@ -313,11 +313,6 @@ void check_subsequences(const Plan& plan, const Model& model) {
   if (by_tokens) {
     require_divides("subsequences", parts, plan.sequence_length, "tokens of a sequence");
   }
-  if (plan.pipeline > 1 && plan.pipeline_schedule != PipelineSchedule::kGpipe) {
-    refuse("pipeline_schedule",
-           fmt::format("{} passes on whole sequences", to_string(plan.pipeline_schedule)),
-           "use gpipe, or subsequences 1");
-  }
   if (model.experts > 0) {
     refuse("subsequences", "experts are balanced over whole sequences", "use 1");
   }

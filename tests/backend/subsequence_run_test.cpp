@@ -184,7 +184,8 @@ TEST(subsequences, pipelines_over_parts_have_the_bits_of_one_device) {
     plan.optimizer.sync = sync == SyncMode::kDelay ? sync : SyncMode::kWait;
     const tiny::Outcome reference = tiny::train(model, plan, options, kFew, true);
     plan.optimizer.sync = sync;
-    for (const PipelineSchedule schedule : {PipelineSchedule::kGpipe}) {
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::k1F1B, PipelineSchedule::kGpipe, PipelineSchedule::kEager1F1B}) {
       for (const auto& [stages, chunks] : {std::pair<int64_t, int64_t>(2, 1), {4, 1}, {2, 2}}) {
         plan.activations = activation_plans()[static_cast<size_t>(trained) % 4];
         plan.devices = plan.pipeline = stages;

@@ -247,6 +247,20 @@ TEST(ByHand, parts_fill_a_pipeline_as_micro_batches_do) {
   }
 }
 
+// m micro-batches of N parts are m N units: (m N + p - 1) (f + b) where 1F1B of whole ones takes
+// (m + p - 1) N (f + b) (arXiv 2406.03488, section 3.2).
+TEST(ByHand, seq1f1b_idles_for_parts_where_1f1b_idles_for_micro_batches) {
+  for (const auto& [stages, batches] : {std::pair<int64_t, int64_t>(2, 1), {2, 2}, {4, 2}}) {
+    Case given = pipeline({.layers = stages, .stages = stages, .micro_batches = batches});
+    given.plan.subsequences = 4;
+    given.plan.sequence_length = 4 * kAttentionTile;
+    given.model.max_positions = given.plan.sequence_length;
+    EXPECT_EQ(step_of(given, time_with_free_sends),
+              times(4 * batches + stages - 1, kForward + kBackward) + us(3000))
+        << stages << " stages, " << batches << " micro-batches";
+  }
+}
+
 // Two chunks of a layer a stage: of a stage's 2 layers f + b = 24 ms. Interleaving halves the
 // bubble: 4 * 24 + (2 - 1) 24 / 2 = 108 ms (arXiv 2104.04473, section 2.2.2); norm and Adam once.
 TEST(ByHand, two_chunks_a_stage_halve_the_bubble) {

@@ -11,8 +11,12 @@ namespace {
 int64_t stages_after(int64_t stage, const Plan& plan) { return plan.pipeline - stage - 1; }
 
 // Megatron-LM's warm-up of several chunks (arXiv 2104.04473, section 2.2); of one, twice 1F1B's.
+// With parts the first backward is that of the last one, so all before it come first too (Seq1F1B,
+// arXiv 2406.03488, sections 3.2 and 3.4).
 int64_t ahead_of_rounds(int64_t stage, const Plan& plan) {
-  return 2 * stages_after(stage, plan) + (plan.virtual_pipeline - 1) * plan.pipeline;
+  const int64_t round = plan.pipeline * plan.subsequences;
+  return 2 * stages_after(stage, plan) + (plan.virtual_pipeline - 1) * round + plan.subsequences -
+         1;
 }
 
 // The order that a plan names, with one chunk a stage or with several.
@@ -29,9 +33,20 @@ constexpr Schedule kSchedules[] = {
     // arXiv 2006.09503; arXiv 2104.04473, figure 4.
     {"1F1B", "one chunk a stage; as many forwards ahead as stages follow",
      [](const Plan& plan) {
-       return names(plan, PipelineSchedule::k1F1B) && plan.virtual_pipeline == 1;
+       return names(plan, PipelineSchedule::k1F1B) && plan.virtual_pipeline == 1 &&
+              plan.subsequences == 1;
      },
      stages_after, stages_of},
+    // arXiv 2406.03488, section 3.2.
+    {"Seq1F1B", "1F1B over parts of sequences; as many more forwards ahead as follow the first",
+     [](const Plan& plan) {
+       return names(plan, PipelineSchedule::k1F1B) && plan.virtual_pipeline == 1 &&
+              plan.subsequences > 1;
+     },
+     [](int64_t stage, const Plan& plan) {
+       return stages_after(stage, plan) + plan.subsequences - 1;
+     },
+     stages_of},
     {"interleaved", "several chunks a stage, in rounds of as many micro-batches as stages",
      [](const Plan& plan) {
        return names(plan, PipelineSchedule::k1F1B) && plan.virtual_pipeline > 1;
