@@ -76,6 +76,11 @@ struct ActivationPlan {
   double offload_share = 1.0;
   // Of every output that leaves, the part that does; the rest stays on the GPU.
   double offload_part = 1.0;
+  // Where sequences pass in parts and this is above 0 (SPPO, arXiv 2503.10377): keys and values
+  // stay, and of what else is offloaded of a part so many bytes leave for every million FLOPs of
+  // the layer's forward of the part after it, so that the copy fits under it; no part a greater
+  // share than the one before it, the last nothing. Instead of offload_part.
+  int64_t offload_per_mflop = 0;
   // Of the layers, spread evenly over them, whose kRecompute is obeyed; the others keep.
   double recompute_share = 1.0;
   int64_t look_ahead = 4;  // operations of the GPU between a reload and its use

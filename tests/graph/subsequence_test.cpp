@@ -218,6 +218,65 @@ TEST(subsequences, keys_and_values_rest_in_cpu_memory_between_forward_and_backwa
   EXPECT_LT(returns.back(), first_backward);
 }
 
+// Bytes that leave of each part of layer 0, and those of what it keeps between its halves.
+struct PartBytes {
+  std::vector<int64_t> made = std::vector<int64_t>(kParts);
+  std::vector<int64_t> left = std::vector<int64_t>(kParts);
+};
+PartBytes part_bytes(const Plan& plan, ModuleKind module) {
+  PartBytes bytes;
+  const auto of = [](const Label& label) { return static_cast<size_t>(label.subsequence); };
+  for (const Tensor& tensor : build_plain(tiny::model(), plan).tensors) {
+    const bool counts = tensor.kind == TensorKind::kOutput && tensor.label.layer == 0;
+    if (counts && tensor.label.module == module)
+      bytes.made[of(tensor.label)] += tensor.bytes().count;
+  }
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  for (const Op& op : graph.step.ops) {
+    if (op.phase == Phase::kOffload) bytes.left[of(op.label)] += bytes_of(op.work).count;
+  }
+  return bytes;
+}
+
+// A layer's forward is 2048 FLOPs a token and attention 2 * 8 (2 i + 1) 128^2: 524,288 (i + 1) for
+// part i, and 70 a token and column of 8 that norms and activation take. fc1 leaves 128 * 64 values
+// of 2 bytes, A = 16,384. At 12,000 bytes for a million FLOPs of part 1 there is room for 0.77 of
+// it, and of later parts for more, but no share grows; the last part has nothing after it.
+// M_i = M_{i-1} + A - share * A: the peak is 4 A less 3 shares (arXiv 2503.10377, section 5.2).
+TEST(subsequences, sppo_sends_away_what_fits_under_the_next_part) {
+  Plan plan = divided_plan();
+  plan.global_batch = 1;
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kOffload;
+  plan.activations->offload_per_mflop = 12'000;
+  const double part_1 = 524'288 * 2 + 128 * (2 * 8 * 8 + 12 * 32);
+  const double share = 12e-3 * part_1 / 16'384;
+  const int64_t leaves = 2 * std::llround(share * 128 * 64);
+  EXPECT_NEAR(share, 0.77, 0.05);
+  const PartBytes bytes = part_bytes(plan, ModuleKind::kFc1);
+  EXPECT_EQ(bytes.made, std::vector<int64_t>(kParts, 16'384));
+  EXPECT_EQ(bytes.left, (std::vector<int64_t>{leaves, leaves, leaves, 0}));
+  // What is on the GPU when a part ends and what left of those before it is away.
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const auto of_layer = [](const Tensor& t) {
+    return t.kind == TensorKind::kOutput && t.label.module == ModuleKind::kFc1 &&
+           t.label.layer == 0;
+  };
+  int64_t recurrence = 16'384;
+  for (int64_t part = 1; part < kParts; ++part) recurrence += 16'384 - leaves;
+  EXPECT_EQ(most_alive(graph, of_layer), recurrence);
+}
+
+// At a rate that carries all of every part, all but the last leave whole; keys and values never do.
+TEST(subsequences, sppo_keeps_keys_and_values) {
+  Plan plan = divided_plan();
+  plan.global_batch = 1;
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kQkv)] = ActivationFate::kOffload;
+  plan.activations->offload_per_mflop = 1 << 30;
+  const int64_t queries = kPart * 8 * 2;
+  EXPECT_EQ(part_bytes(plan, ModuleKind::kQkv).left,
+            (std::vector<int64_t>{queries, queries, queries, 0}));
+}
+
 // Two ranks have 64 tokens each of a part. Of a layer and part queries (64 * 8 values of 2 bytes),
 // keys and values (64 * 16) and the output are exchanged; back the gradient of the output and that
 // of all three. What was exchanged of parts before is by heads already.
