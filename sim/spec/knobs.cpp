@@ -285,6 +285,10 @@ constexpr Knob kTable[] = {
          .least = 1,
          .most = kMostSubsequences,
          .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .tried_text = "where a strategy lists it: 1, and powers of two that leave a device 2,048 "
+                       "to 16,384 tokens of a part",
+         .studied_with = "layout",
          .help =
              "Parts in which a sequence passes each layer, one after another (arXiv 2408.16978)",
          .flag = {"--subsequences", "Parts in which a sequence passes each layer [1]", "COUNT"}}),
