@@ -57,7 +57,7 @@ TEST_F(BadInput, parts_that_no_sequence_has_are_refused) {
   expect_refusal(llama + "8192 --subsequences 0", {"subsequences"});
   expect_refusal(llama + "1048576 --subsequences 1024", {knob, "1024 parts in 32 layers"});
   expect_refusal(llama +
-                     "6144 --subsequences 2 --devices 3 --context 3 --global-batch 1 "
+                     "6144 --subsequences 2 --devices 3 --context 3 "
                      "--set plan.subsequence_split=flops",
                  {knob, "3 does not divide", "tokens of a part"});
   expect_refusal(kPredict + "mixtral-8x7b --sequence-length 8192 --subsequences 4",
