@@ -143,7 +143,7 @@ class Enumeration {
   }
 
   // Whole sequences, and parts of which a device has as many tokens as SPPO's solver tries (arXiv
-  // 2503.10377, section 6: fewer leave a GPU idle, more leave bubbles).
+  // 2503.10377: fewer leave a GPU idle, more leave bubbles).
   std::vector<int64_t> parts_of() const {
     constexpr int64_t kLeastTokens = 2048, kMostTokens = 16384;
     if (!open_.has(KnobId::kSubsequences)) return {base_.subsequences};

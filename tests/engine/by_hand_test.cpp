@@ -230,7 +230,7 @@ TEST(ByHand, gpipe_waits_for_two_messages_in_all) {
 }
 
 // One micro-batch of N parts through p stages: (N + p - 1) (f + b), of which stages idle
-// (p - 1) / (N + p - 1) (arXiv 2102.07988, section 3.2), where a whole one would take p (f + b) of
+// (p - 1) / (N + p - 1) (arXiv 2102.07988), where a whole one would take p (f + b) of
 // N times as long each. Of N = 16 and p = 4 that is 3/19.
 TEST(ByHand, parts_fill_a_pipeline_as_micro_batches_do) {
   for (const auto& [stages, parts] : {std::pair<int64_t, int64_t>(2, 4), {4, 4}, {4, 16}}) {
@@ -248,7 +248,7 @@ TEST(ByHand, parts_fill_a_pipeline_as_micro_batches_do) {
 }
 
 // m micro-batches of N parts are m N units: (m N + p - 1) (f + b) where 1F1B of whole ones takes
-// (m + p - 1) N (f + b) (arXiv 2406.03488, section 3.2).
+// (m + p - 1) N (f + b) (arXiv 2406.03488).
 TEST(ByHand, seq1f1b_idles_for_parts_where_1f1b_idles_for_micro_batches) {
   for (const auto& [stages, batches] : {std::pair<int64_t, int64_t>(2, 1), {2, 2}, {4, 2}}) {
     Case given = pipeline({.layers = stages, .stages = stages, .micro_batches = batches});

@@ -95,7 +95,7 @@ TEST(build_pipeline, gpipe_runs_all_forwards_and_holds_what_they_save) {
   EXPECT_EQ(in_flight(0, graph_of(chunks)), 8);
 }
 
-// arXiv 2102.07988, figure 2: parts go as micro-batches do, but back in reverse.
+// arXiv 2102.07988: parts go as micro-batches do, but back in reverse.
 TEST(build_pipeline, terapipe_passes_parts_and_takes_them_back_in_reverse) {
   const Shape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
   for (const int stage : {0, 1}) {
@@ -110,7 +110,7 @@ TEST(build_pipeline, terapipe_passes_parts_and_takes_them_back_in_reverse) {
   EXPECT_EQ(schedule_of(plan_of(chunks)).name, "TeraPipe");
 }
 
-// arXiv 2406.03488, figure 4: stage s of p runs p - s - 1 + N - 1 parts ahead, so that it holds one
+// arXiv 2406.03488: stage s of p runs p - s - 1 + N - 1 parts ahead, so that it holds one
 // for every stage from its own on and N - 1 more, where TeraPipe holds all of every micro-batch.
 TEST(build_pipeline, seq1f1b_takes_turns_by_parts) {
   const Shape shape{2, 1, 2, PipelineSchedule::k1F1B, 3};

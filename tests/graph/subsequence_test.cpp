@@ -242,7 +242,7 @@ PartBytes part_bytes(const Plan& plan, ModuleKind module) {
 // part i, and 70 a token and column of 8 that norms and activation take. fc1 leaves 128 * 64 values
 // of 2 bytes, A = 16,384. At 12,000 bytes for a million FLOPs of part 1 there is room for 0.77 of
 // it, and of later parts for more, but no share grows; the last part has nothing after it.
-// M_i = M_{i-1} + A - share * A: the peak is 4 A less 3 shares (arXiv 2503.10377, section 5.2).
+// M_i = M_{i-1} + A - share * A: the peak is 4 A less 3 shares (arXiv 2503.10377).
 TEST(subsequences, sppo_sends_away_what_fits_under_the_next_part) {
   Plan plan = divided_plan();
   plan.global_batch = 1;

@@ -236,7 +236,7 @@ class Shares {
     double flops = 0;
   };
 
-  // SPPO (arXiv 2503.10377, section 5.2): what leaves of a part fits under the computation of the
+  // SPPO (arXiv 2503.10377): what leaves of a part fits under the computation of the
   // next, and of no part a greater share than of the one before. Nothing follows the last.
   void add_layer(int16_t layer, const std::map<int16_t, Part>& parts) {
     double share = 1;

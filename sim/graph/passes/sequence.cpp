@@ -8,7 +8,7 @@
 //
 // Where sequences pass in parts every part is spread over the ranks. Ulysses exchanges a part's
 // keys and values once, after which they wait by heads for the parts after it (FPDT, arXiv
-// 2408.16978, section 4.1).
+// 2408.16978).
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>

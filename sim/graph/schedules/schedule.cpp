@@ -12,7 +12,7 @@ int64_t stages_after(int64_t stage, const Plan& plan) { return plan.pipeline - s
 
 // Megatron-LM's warm-up of several chunks (arXiv 2104.04473, section 2.2); of one, twice 1F1B's.
 // With parts the first backward is that of the last one, so all before it come first too (Seq1F1B,
-// arXiv 2406.03488, sections 3.2 and 3.4).
+// arXiv 2406.03488).
 int64_t ahead_of_rounds(int64_t stage, const Plan& plan) {
   const int64_t round = plan.pipeline * plan.subsequences;
   return 2 * stages_after(stage, plan) + (plan.virtual_pipeline - 1) * round + plan.subsequences -
@@ -37,7 +37,7 @@ constexpr Schedule kSchedules[] = {
               plan.subsequences == 1;
      },
      stages_after, stages_of},
-    // arXiv 2406.03488, section 3.2.
+    // arXiv 2406.03488.
     {"Seq1F1B", "1F1B over parts of sequences; as many more forwards ahead as follow the first",
      [](const Plan& plan) {
        return names(plan, PipelineSchedule::k1F1B) && plan.virtual_pipeline == 1 &&
@@ -59,7 +59,7 @@ constexpr Schedule kSchedules[] = {
      },
      [](int64_t, const Plan& plan) { return turns_each_way(plan); },
      [](const Plan& plan) { return plan.accumulation(); }},
-    // arXiv 2102.07988, section 3.2: GPipe whose micro-batches are parts of sequences.
+    // arXiv 2102.07988: GPipe whose micro-batches are parts of sequences.
     {"TeraPipe", "GPipe over parts of sequences, of a micro-batch back from the last part on",
      [](const Plan& plan) {
        return names(plan, PipelineSchedule::kGpipe) && plan.subsequences > 1;
