@@ -198,7 +198,8 @@ class CellBound {
     for (int64_t c = 0; c < chunks(); ++c) {
       const BlockTime time = block(c);
       work[static_cast<size_t>(c % plan_.pipeline)] += time.forward + time.backward;
-      if (c + 1 < plan_.pipeline) {
+      // Of sequences in parts the first part's way there and back, which may be any share of it.
+      if (c + 1 < plan_.pipeline && plan_.subsequences == 1) {
         const auto s = static_cast<size_t>(c);
         // What a spread backward recomputes, no more than a forward, need not wait for its turn.
         const int64_t back = overlaps_inside(plan_)
@@ -259,8 +260,9 @@ class CellBound {
   }
 
   // Micro-batches, or chunks of them, whose activations a stage holds at once.
+  // Of parts those that make whole ones: parts differ.
   int64_t in_flight(int64_t stage) const {
-    return plan_.pipeline == 1 ? 1 : most_in_flight(stage, plan_);
+    return plan_.pipeline == 1 ? 1 : most_in_flight(stage, plan_) / plan_.subsequences;
   }
 
   // Whether a stage holds as many activations once more when every gradient has been begun.

@@ -29,8 +29,8 @@ class PipelineBound {
         folded_(is_folded(model, plan, StackFacts{})),
         graph_(build_pipeline(model, with_few_micro_batches(plan), StackFacts{}, Folding::kOn)),
         table_(costs_of(graph_, costs)) {
-    for (auto& times : block_ps_) times.assign(static_cast<size_t>(chunks_), 0);
-    recompute_ps_.assign(static_cast<size_t>(chunks_), 0);
+    block_ps_.assign(static_cast<size_t>(chunks_ * 2 * plan.subsequences), 0);
+    recompute_ps_ = block_ps_;
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) read_times(graph_.step.ops[i], i, costs);
   }
 
@@ -49,12 +49,13 @@ class PipelineBound {
     if (op.kind == OpKind::kBlock) {
       const Direction direction =
           op.phase == Phase::kForward ? Direction::kForward : Direction::kBackward;
-      const auto chunk = static_cast<size_t>(chunk_of(op.label));
-      int64_t& block = block_ps_[index(direction)][chunk];
+      const int64_t part = std::max<int64_t>(0, op.label.subsequence);
+      const size_t turn = turn_at(chunk_of(op.label), {direction, 0, 0, part});
+      int64_t& block = block_ps_[turn];
       if (folded_) {
         block = ps;
       } else if (block == 0) {
-        block = computed_in(std::get<BlockWork>(op.work), costs, recompute_ps_[chunk]);
+        block = computed_in(std::get<BlockWork>(op.work), costs, recompute_ps_[turn]);
       }
     }
     const bool sends = op.kind == OpKind::kCollective && op.phase != Phase::kOptimizer;
@@ -83,14 +84,20 @@ class PipelineBound {
     return device == 0 ? 0 : chunks_ - 1;
   }
 
-  size_t at(int64_t chunk, int64_t micro_batch) const {
-    return static_cast<size_t>(chunk * plan_.accumulation() + micro_batch);
+  // Of a chunk of the pipeline and all micro-batches.
+  size_t turn_at(int64_t chunk, const Turn& turn) const {
+    return static_cast<size_t>(chunk * 2 * plan_.subsequences) + place_of(turn, plan_.subsequences);
+  }
+  size_t at(int64_t chunk, const Turn& turn) const {
+    return static_cast<size_t>(
+        (chunk * plan_.accumulation() + turn.micro_batch) * plan_.subsequences + turn.part);
   }
 
   // When every block ends, from the start of the first one.
   void follow_blocks() {
     for (auto& ends : end_ps_) {
-      ends.assign(static_cast<size_t>(chunks_ * plan_.accumulation()), kUnknown);
+      ends.assign(static_cast<size_t>(chunks_ * plan_.accumulation() * plan_.subsequences),
+                  kUnknown);
     }
     stage_end_ps_.assign(static_cast<size_t>(plan_.pipeline), 0);
     for_turns(plan_, [this](int64_t stage, const Turn& turn) { return run(stage, turn); });
@@ -101,17 +108,17 @@ class PipelineBound {
     const bool forward = turn.direction == Direction::kForward;
     const int64_t chunk = turn.chunk * plan_.pipeline + stage;
     const int64_t from = forward ? chunk - 1 : chunk + 1;
-    const int64_t block_ps = block_ps_[index(turn.direction)][static_cast<size_t>(chunk)];
+    const int64_t block_ps = block_ps_[turn_at(chunk, turn)];
     int64_t end = stage_end_ps_[static_cast<size_t>(stage)] + block_ps;
     std::vector<int64_t>& ends = end_ps_[index(turn.direction)];
     if (from >= 0 && from < chunks_) {
-      const int64_t sent = ends[at(from, turn.micro_batch)];
+      const int64_t sent = ends[at(from, turn)];
       if (sent == kUnknown) return false;
-      const int64_t before = forward ? 0 : recompute_ps_[static_cast<size_t>(chunk)];
+      const int64_t before = forward ? 0 : recompute_ps_[turn_at(chunk, turn)];
       end = std::max(end, sent + send_ps_ + block_ps - before);
     }
-    if (!forward && end_ps_[0][at(chunk, turn.micro_batch)] == kUnknown) return false;
-    ends[at(chunk, turn.micro_batch)] = end;
+    if (!forward && end_ps_[0][at(chunk, turn)] == kUnknown) return false;
+    ends[at(chunk, turn)] = end;
     stage_end_ps_[static_cast<size_t>(stage)] = end;
     return true;
   }
@@ -123,15 +130,16 @@ class PipelineBound {
     std::vector<int64_t> ready(graph_.tensors.size(), 0);
     std::vector<int64_t> lane(static_cast<size_t>(graph_.lanes), 0);
     std::vector<bool> is_first(graph_.tensors.size(), false);  // weights of the first chunk
+    const Turn last{Direction::kBackward, 0, plan_.accumulation() - 1, 0};
     for (size_t t = 0; t < graph_.tensors.size(); ++t) {
       const Tensor& tensor = graph_.tensors[t];
       if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
       const int64_t chunk = chunk_of(tensor.label, tensor.device);
       is_first[t] = tensor.kind == TensorKind::kWeight && chunk == 0;
       if (tensor.kind != TensorKind::kGradient) continue;
-      ready[t] = end_ps_[1][at(chunk, plan_.accumulation() - 1)];
+      ready[t] = end_ps_[1][at(chunk, last)];
       // Of a spread turn gradients leave one after another, the first of them at once.
-      if (!folded_) ready[t] -= block_ps_[1][static_cast<size_t>(chunk)];
+      if (!folded_) ready[t] -= block_ps_[turn_at(chunk, last)];
     }
     std::vector<size_t> last_turn(static_cast<size_t>(graph_.lanes), 0);
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
@@ -174,10 +182,10 @@ class PipelineBound {
   const bool folded_;
   const Graph graph_;
   const CostTable table_;
-  std::array<std::vector<int64_t>, 2> block_ps_;  // by direction and chunk
-  std::vector<int64_t> recompute_ps_;             // by chunk: what a spread backward begins with
+  std::vector<int64_t> block_ps_;      // by chunk and turn
+  std::vector<int64_t> recompute_ps_;  // the same: what a spread backward begins with
   int64_t send_ps_ = 0;
-  std::array<std::vector<int64_t>, 2> end_ps_;  // by direction, chunk and micro-batch
+  std::array<std::vector<int64_t>, 2> end_ps_;  // by direction; chunk, micro-batch and part
   std::vector<int64_t> stage_end_ps_;
 };
 

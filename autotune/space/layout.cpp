@@ -134,9 +134,28 @@ class Enumeration {
         places.push_back(static_cast<OptimizerPlacement>(place));
       }
     }
-    for (const OptimizerPlacement place : places) {
-      for (const int64_t stage : stages(place)) add(place, stage);
+    for (const int64_t parts : parts_of()) {
+      plan_.subsequences = parts;
+      for (const OptimizerPlacement place : places) {
+        for (const int64_t stage : stages(place)) add(place, stage);
+      }
     }
+  }
+
+  // Whole sequences, and parts of which a device has as many tokens as SPPO's solver tries (arXiv
+  // 2503.10377: fewer leave a GPU idle, more leave bubbles).
+  std::vector<int64_t> parts_of() const {
+    constexpr int64_t kLeastTokens = 2048, kMostTokens = 16384;
+    if (!open_.has(KnobId::kSubsequences)) return {base_.subsequences};
+    std::vector<int64_t> parts = {1};
+    if (model_.experts > 0 || model_.is_latent() || base_.ffn_tiles > 1) return parts;
+    const int64_t ranks = plan_.sequence * plan_.context;
+    const int64_t tokens = base_.sequence_length / ranks;
+    const int64_t most = std::min(tokens / kLeastTokens, knob_of(KnobId::kSubsequences).most);
+    for (int64_t n = 2; n <= most; n *= 2) {
+      if (tokens / n <= kMostTokens && base_.sequence_length % (n * ranks) == 0) parts.push_back(n);
+    }
+    return parts;
   }
 
   std::vector<int64_t> stages(OptimizerPlacement place) const {
@@ -189,6 +208,7 @@ std::string layout_name(const Plan& plan) {
   if (plan.pipeline > 1 && plan.pipeline_schedule != PipelineSchedule::k1F1B) {
     parts.emplace_back(to_string(plan.pipeline_schedule));
   }
+  add("parts", plan.subsequences);
   add("sequence", plan.sequence);
   add("context", plan.context);
   add("expert", plan.expert);

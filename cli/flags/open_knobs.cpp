@@ -67,6 +67,8 @@ bool OpenKnobsOfFlags::is_open(const Knob& knob) const {
     return leads_to(path, named) || leads_to(named, path);
   });
   if (is_named || knob.search == KnobSearch::kNone) return false;
+  // Parts change what a plan is, so that a search tries them where a strategy is about them.
+  if (knob.id == KnobId::kSubsequences && !open_of_strategy_.contains(path)) return false;
   const bool any_named = !flags_.strategies.empty() || flags_.plan_file;
   if (knob.search == KnobSearch::kLayout && any_named && !rules_.degrees_of_named) return false;
   return knob.tuned_under_strategy || !keeps_knobs_ || open_of_strategy_.contains(path);

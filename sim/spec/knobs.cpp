@@ -285,6 +285,10 @@ constexpr Knob kTable[] = {
          .least = 1,
          .most = kMostSubsequences,
          .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .tried_text = "where a strategy lists it: 1, and powers of two that leave a device 2,048 "
+                       "to 16,384 tokens of a part",
+         .studied_with = "layout",
          .help =
              "Parts in which a sequence passes each layer, one after another (arXiv 2408.16978)",
          .flag = {"--subsequences", "Parts in which a sequence passes each layer [1]", "COUNT"}}),
@@ -486,6 +490,20 @@ constexpr Knob kTable[] = {
          .help = "Of every output that is offloaded, the part that leaves (arXiv 2406.08756)",
          .matters = "where a module's output is offloaded",
          .matters_in = offloads}),
+    knob<&ActivationPlan::offload_per_mflop>(
+        {.id = KnobId::kOffloadPerMflop,
+         .path = "activations.offload_per_mflop",
+         .group = kActivations,
+         .unit = "bytes",
+         .least = 0,
+         .most = kMost,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .only_predicted = "outputs of which a share by part leaves",
+         .help = "Bytes of a part's offloaded outputs that leave for every million FLOPs of the "
+                 "part after it, keys and values none (arXiv 2503.10377); 0: offload_part says it",
+         .matters = "with subsequences above 1, where a module's output is offloaded",
+         .matters_in = [](const Plan& plan) { return plan.subsequences > 1 && offloads(plan); }}),
     knob<&ActivationPlan::recompute_share>(
         {.id = KnobId::kRecomputeShare,
          .path = "activations.recompute_share",

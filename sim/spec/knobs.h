@@ -65,6 +65,7 @@ enum class KnobId : uint8_t {
   kFates,
   kOffloadShare,
   kOffloadPart,
+  kOffloadPerMflop,
   kRecomputeShare,
   kActivationsLookAhead,
   kScores,

@@ -298,6 +298,8 @@ void check_subsequences(const Plan& plan, const Model& model) {
   }
   int64_t shortest = plan.sequence_length;
   for (const Subsequence& part : subsequences_of(plan, model)) {
+    require_divides("subsequences", plan.sequence * plan.context, part.length,
+                    "tokens of a part (ranks that share it)");
     shortest = std::min(shortest, part.length);
   }
   if (shortest < kAttentionTile) {
@@ -310,14 +312,6 @@ void check_subsequences(const Plan& plan, const Model& model) {
   }
   if (by_tokens) {
     require_divides("subsequences", parts, plan.sequence_length, "tokens of a sequence");
-  }
-  if (plan.pipeline > 1) {
-    refuse("subsequences", "the stages of a pipeline pass on whole sequences",
-           "use 1, or pipeline 1");
-  }
-  if (plan.sequence * plan.context > 1) {
-    refuse("subsequences", "ranks that share every sequence share it whole",
-           "use 1, or sequence 1 and context 1");
   }
   if (model.experts > 0) {
     refuse("subsequences", "experts are balanced over whole sequences", "use 1");
@@ -355,7 +349,8 @@ void check_fp8(const Plan& plan, const Model& model) {
       {"columns of a rank's query heads", div_ceil(model.heads, plan.tensor) * model.head_size},
       {"columns of a rank's key heads", div_ceil(model.kv_heads, plan.tensor) * model.head_size},
       {"tokens of a rank's sequence", div_ceil(plan.sequence_length, plan.sequence * plan.context)},
-      {"tokens of a part of a sequence", subsequences_of(plan, model).back().length}};
+      {"tokens of a part of a rank's sequence",
+       div_ceil(subsequences_of(plan, model).back().length, plan.sequence * plan.context)}};
   for (const auto& [what, width] : widths) {
     if (width % kFp8Multiple == 0) continue;
     refuse("products", fmt::format("fp8 multiplies by sixteens, and there are {} {}", width, what),

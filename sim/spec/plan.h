@@ -76,6 +76,11 @@ struct ActivationPlan {
   double offload_share = 1.0;
   // Of every output that leaves, the part that does; the rest stays on the GPU.
   double offload_part = 1.0;
+  // Where sequences pass in parts and this is above 0 (SPPO, arXiv 2503.10377): keys and values
+  // stay, and of what else is offloaded of a part so many bytes leave for every million FLOPs of
+  // the layer's forward of the part after it, so that the copy fits under it; no part a greater
+  // share than the one before it, the last nothing. Instead of offload_part.
+  int64_t offload_per_mflop = 0;
   // Of the layers, spread evenly over them, whose kRecompute is obeyed; the others keep.
   double recompute_share = 1.0;
   int64_t look_ahead = 4;  // operations of the GPU between a reload and its use
@@ -174,6 +179,12 @@ struct Subsequence {
   int64_t end() const { return begin + length; }
   bool operator==(const Subsequence&) const = default;
 };
+
+// Of a part of a micro-batch's sequences the tokens of one device: its ranks have as many each.
+// Requires micro_batch.
+inline int64_t part_tokens(const Plan& plan, const Subsequence& part) {
+  return plan.micro_batch.value() * div_ceil(part.length, plan.sequence * plan.context);
+}
 
 // Queries that attention takes at a time: no part is shorter (FlashAttention-2, arXiv 2307.08691,
 // section 3.3, has tiles of 64 or 128).

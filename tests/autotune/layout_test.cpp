@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <map>
+#include <set>
 
 #include "autotune/bounds/cell_bound.h"
 #include "autotune/bounds/layer_costs.h"
@@ -33,6 +35,25 @@ Plan base_plan(int64_t devices) {
   Plan plan = auto_plan(2 * devices);
   plan.devices = plan.data = devices;
   return plan;
+}
+
+// Sequences of a tile of attention for each of several parts, of equal FLOPs as near as tiles are.
+Plan in_parts(Plan plan, int64_t parts) {
+  if (parts == 1) return plan;
+  plan.subsequences = parts;
+  plan.sequence_length = 2 * parts * kAttentionTile;
+  plan.subsequence_split = SubsequenceSplit::kFlops;
+  plan.activations.emplace().offload_per_mflop = 10'000;  // what the link carries
+  return plan;
+}
+Model long_model(int64_t parts) {
+  Model model = small_model();
+  model.max_positions = std::max(model.max_positions, 2 * parts * kAttentionTile);
+  return model;
+}
+KnobSet layout_knobs(int64_t parts) {
+  KnobSet open = knobs_of(KnobSearch::kLayout);
+  return parts > 1 ? open.remove(KnobId::kSubsequences) : open;
 }
 
 TEST(Layouts, without_freedom_the_only_one_is_the_base) {
@@ -71,6 +92,23 @@ TEST(Layouts, of_two_devices_are_as_many_as_by_hand) {
             23 + 4 * std::size(kPipelineSchedules));
 }
 
+// Of 65,536 tokens a device has all, half or a quarter: parts of 2,048 to 16,384 tokens are 4 to
+// 32, 2 to 16 and 1 to 8 in number; and 1.
+TEST(Layouts, parts_leave_a_device_two_to_sixteen_thousand_tokens) {
+  Plan base = base_plan(4);
+  base.sequence_length = 65536;
+  Model model = small_model();
+  model.max_positions = 65536;
+  std::map<int64_t, std::set<int64_t>> parts;  // by ranks that share a sequence
+  for (const Plan& plan : layouts_of(model, base, knobs_of(KnobSearch::kLayout))) {
+    ASSERT_NO_THROW(check(plan, model)) << layout_name(plan);
+    parts[plan.sequence * plan.context].insert(plan.subsequences);
+  }
+  EXPECT_EQ(parts[1], (std::set<int64_t>{1, 4, 8, 16, 32}));
+  EXPECT_EQ(parts[2], (std::set<int64_t>{1, 2, 4, 8, 16}));
+  EXPECT_EQ(parts[4], (std::set<int64_t>{1, 2, 4, 8}));
+}
+
 TEST(Layouts, a_degree_that_is_not_free_keeps_its_value) {
   Plan base = base_plan(8);
   base.tensor = 2;
@@ -89,17 +127,17 @@ TEST(Layouts, those_whose_ranks_talk_least_come_first) {
 
 // Every layout with some activation choices, simulated: no step is shorter and no memory smaller
 // than what its cell says.
-TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
-  const Model model = small_model();
+void expect_no_plan_beats_its_cell(int64_t parts, size_t every_nth) {
+  const Model model = long_model(parts);
   const Machine machine = many(4);
   const CostModel costs(machine, Plan{}, Stack{}, nullptr);
   LayerProfiles layers(model, costs);
   StepFloors floors(costs);
   const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   int64_t seen = 0;
-  for (const Plan& layout : layouts_of(model, base_plan(4), knobs_of(KnobSearch::kLayout))) {
+  for (const Plan& layout : layouts_of(model, in_parts(base_plan(4), parts), layout_knobs(parts))) {
     const Space space = space_of(model, layout, OpenKnobs::all());
-    for (const Choice& choice : every(choices_of(space, layout), 211)) {
+    for (const Choice& choice : every(choices_of(space, layout), every_nth)) {
       const Plan plan = plan_of(space, layout, choice);
       layers.prepare({plan}, 1);
       const LayerProfile& profile = layers.of(plan);
@@ -118,25 +156,31 @@ TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
       ++seen;
     }
   }
-  EXPECT_GT(seen, 200);
+  EXPECT_GT(seen, parts > 1 ? 50 : 200);
+}
+TEST(CellBound, no_plan_is_faster_or_smaller_than_its_cell) {
+  expect_no_plan_beats_its_cell(1, 211);
+}
+TEST(CellBound, no_plan_in_parts_is_faster_or_smaller_than_its_cell) {
+  expect_no_plan_beats_its_cell(3, 613);
 }
 
 // Stages of two to four layers, one or two chunks each, on two networks: no step is shorter than
 // its pipeline's bound, and where nothing is shared but the network it is nearly that long.
-TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) {
-  Model model = small_model();
+void expect_pipeline_bounds(int64_t parts, size_t every_nth) {
+  Model model = long_model(parts);
   model.layers = 8;
   int64_t seen = 0, folded = 0, near = 0;
   for (const double gb_per_s : {0.5, 50.0}) {
     Machine machine = many(8);
     machine.network->bandwidth = given(Bandwidth::from_gb_per_s(gb_per_s));
     const CostModel costs(machine, Plan{}, Stack{}, nullptr);
-    Plan base = base_plan(8);
+    Plan base = in_parts(base_plan(8), parts);
     base.global_batch = 32;
-    for (const Plan& layout : layouts_of(model, base, knobs_of(KnobSearch::kLayout))) {
+    for (const Plan& layout : layouts_of(model, base, layout_knobs(parts))) {
       if (layout.pipeline == 1) continue;
       const Space space = space_of(model, layout, OpenKnobs::all());
-      for (const Choice& choice : every(choices_of(space, layout), 29)) {
+      for (const Choice& choice : every(choices_of(space, layout), every_nth)) {
         const Plan plan = plan_of(space, layout, choice);
         const Duration step = step_time_of(build(model, plan), plan, costs);
         const Duration bound = pipeline_step_bound(model, plan, costs);
@@ -149,10 +193,12 @@ TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) {
       }
     }
   }
-  EXPECT_GT(seen, 100);
-  EXPECT_GT(folded, 100);
+  EXPECT_GT(seen, parts > 1 ? 20 : 100);
+  EXPECT_GT(folded, parts > 1 ? 10 : 100);
   EXPECT_GT(near, folded / 2);
 }
+TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) { expect_pipeline_bounds(1, 29); }
+TEST(PipelineBound, no_plan_in_parts_is_faster) { expect_pipeline_bounds(3, 307); }
 
 // By every choice of activations: twelve layers, of which those that offload are back one by one.
 TEST(CellBound, no_memory_is_smaller_whatever_the_activations) {

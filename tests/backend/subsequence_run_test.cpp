@@ -170,6 +170,39 @@ TEST(subsequences, fates_syncs_and_casts_have_the_bits_of_parts_that_are_kept) {
   std::printf("%d divided plans with the bits of their reference\n", trained);
 }
 
+// Stages that pass on parts: gradients of weights, keys and values are summed in the same order as
+// where one device takes the parts of a layer one after another, so the bits are the same.
+TEST(subsequences, pipelines_over_parts_have_the_bits_of_one_device) {
+  constexpr int64_t kFew = std::min<int64_t>(kSteps, 4);
+  const TrainerOptions options = tiny::options_for(kFew);
+  tiny::Widths widths = kWidths;
+  widths.layers = 4;
+  const Model model = tiny::llama(widths);
+  int trained = 0;
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
+    Plan plan = plan_of(384, 3);
+    plan.optimizer.sync = sync == SyncMode::kDelay ? sync : SyncMode::kWait;
+    const tiny::Outcome reference = tiny::train(model, plan, options, kFew, true);
+    plan.optimizer.sync = sync;
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::k1F1B, PipelineSchedule::kGpipe, PipelineSchedule::kEager1F1B}) {
+      for (const auto& [stages, chunks] : {std::pair<int64_t, int64_t>(2, 1), {4, 1}, {2, 2}}) {
+        plan.activations = activation_plans()[static_cast<size_t>(trained) % 4];
+        plan.devices = plan.pipeline = stages;
+        plan.virtual_pipeline = chunks;
+        plan.pipeline_schedule = schedule;
+        const tiny::Outcome outcome = tiny::train(model, plan, options, kFew, false);
+        EXPECT_TRUE(tiny::same_bits(outcome.parameters, reference.parameters))
+            << to_string(sync) << ", " << to_string(schedule) << ", " << stages << " stages of "
+            << chunks << ", plan " << trained;
+        EXPECT_EQ(loss_distance(outcome, reference), 0);
+        ++trained;
+      }
+    }
+  }
+  std::printf("%d pipelines over parts with the bits of one device\n", trained);
+}
+
 // The forward has no sum that crosses parts: the first losses are those of the undivided plan bit
 // for bit where parts begin at multiples of a tile, but for the sum of the parts' losses.
 TEST(subsequences, validation_has_the_loss_of_whole_sequences) {

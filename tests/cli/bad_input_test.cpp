@@ -56,8 +56,10 @@ TEST_F(BadInput, parts_that_no_sequence_has_are_refused) {
   expect_refusal(llama + "8192 --subsequences 3", {knob, "does not divide the 8192 tokens"});
   expect_refusal(llama + "8192 --subsequences 0", {"subsequences"});
   expect_refusal(llama + "1048576 --subsequences 1024", {knob, "1024 parts in 32 layers"});
-  expect_refusal(llama + "8192 --subsequences 4 --devices 2 --pipeline 2", {knob, "pipeline 1"});
-  expect_refusal(llama + "8192 --subsequences 4 --devices 2 --sequence 2", {knob, "sequence 1"});
+  expect_refusal(llama +
+                     "6144 --subsequences 2 --devices 3 --context 3 "
+                     "--set plan.subsequence_split=flops",
+                 {knob, "3 does not divide", "tokens of a part"});
   expect_refusal(kPredict + "mixtral-8x7b --sequence-length 8192 --subsequences 4",
                  {knob, "experts"});
 }

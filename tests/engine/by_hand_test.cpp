@@ -229,6 +229,38 @@ TEST(ByHand, gpipe_waits_for_two_messages_in_all) {
             times(5, kForward + kBackward) + times(2, send) + us(3000));
 }
 
+// One micro-batch of N parts through p stages: (N + p - 1) (f + b), of which stages idle
+// (p - 1) / (N + p - 1) (arXiv 2102.07988), where a whole one would take p (f + b) of
+// N times as long each. Of N = 16 and p = 4 that is 3/19.
+TEST(ByHand, parts_fill_a_pipeline_as_micro_batches_do) {
+  for (const auto& [stages, parts] : {std::pair<int64_t, int64_t>(2, 4), {4, 4}, {4, 16}}) {
+    Case given = pipeline({.layers = stages,
+                           .stages = stages,
+                           .micro_batches = 1,
+                           .schedule = PipelineSchedule::kGpipe});
+    given.plan.sequence_length = parts * kAttentionTile;
+    given.plan.subsequences = parts;
+    given.model.max_positions = given.plan.sequence_length;
+    EXPECT_EQ(step_of(given, time_with_free_sends),
+              times(parts + stages - 1, kForward + kBackward) + us(3000))
+        << stages << " stages, " << parts << " parts";
+  }
+}
+
+// m micro-batches of N parts are m N units: (m N + p - 1) (f + b) where 1F1B of whole ones takes
+// (m + p - 1) N (f + b) (arXiv 2406.03488).
+TEST(ByHand, seq1f1b_idles_for_parts_where_1f1b_idles_for_micro_batches) {
+  for (const auto& [stages, batches] : {std::pair<int64_t, int64_t>(2, 1), {2, 2}, {4, 2}}) {
+    Case given = pipeline({.layers = stages, .stages = stages, .micro_batches = batches});
+    given.plan.subsequences = 4;
+    given.plan.sequence_length = 4 * kAttentionTile;
+    given.model.max_positions = given.plan.sequence_length;
+    EXPECT_EQ(step_of(given, time_with_free_sends),
+              times(4 * batches + stages - 1, kForward + kBackward) + us(3000))
+        << stages << " stages, " << batches << " micro-batches";
+  }
+}
+
 // Two chunks of a layer a stage: of a stage's 2 layers f + b = 24 ms. Interleaving halves the
 // bubble: 4 * 24 + (2 - 1) 24 / 2 = 108 ms (arXiv 2104.04473, section 2.2.2); norm and Adam once.
 TEST(ByHand, two_chunks_a_stage_halve_the_bubble) {

@@ -17,6 +17,7 @@ namespace {
 struct Shape {
   int64_t stages = 1, chunks = 1, micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  int64_t parts = 1;
 };
 
 // A layer a chunk.
@@ -33,18 +34,22 @@ Plan plan_of(const Shape& shape) {
   plan.pipeline_schedule = shape.schedule;
   plan.global_batch = 2 * shape.micro_batches;
   plan.optimizer.placement = OptimizerPlacement::kGpu;
+  plan.subsequences = shape.parts;
+  if (shape.parts > 1) plan.sequence_length = shape.parts * kAttentionTile;
   return plan;
 }
 
 Graph graph_of(const Shape& shape) { return build(model_of(shape), plan_of(shape)); }
 
-// "F0.1" is the forward of the stage's first chunk for the second micro-batch.
+// "F0.1" is the forward of the stage's first chunk for the second micro-batch, "F0.1.2" for the
+// third part of it.
 std::string order_on(int stage, const Graph& graph, const Shape& shape) {
   std::string order;
   for (const Op& op : graph.step.ops) {
     if (op.kind != OpKind::kBlock || device_of(op.lane) != stage) continue;
-    order += fmt::format("{}{}.{} ", op.phase == Phase::kForward ? 'F' : 'B',
-                         op.label.layer / shape.stages, op.label.micro_batch);
+    order += fmt::format("{}{}.{}{} ", op.phase == Phase::kForward ? 'F' : 'B',
+                         op.label.layer / shape.stages, op.label.micro_batch,
+                         shape.parts > 1 ? fmt::format(".{}", op.label.subsequence) : "");
   }
   return order;
 }
@@ -88,6 +93,50 @@ TEST(build_pipeline, gpipe_runs_all_forwards_and_holds_what_they_save) {
   EXPECT_EQ(order_on(0, graph_of(chunks), chunks),
             "F0.0 F0.1 F0.2 F0.3 F1.0 F1.1 F1.2 F1.3 B1.0 B1.1 B1.2 B1.3 B0.0 B0.1 B0.2 B0.3 ");
   EXPECT_EQ(in_flight(0, graph_of(chunks)), 8);
+}
+
+// arXiv 2102.07988: parts go as micro-batches do, but back in reverse.
+TEST(build_pipeline, terapipe_passes_parts_and_takes_them_back_in_reverse) {
+  const Shape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
+  for (const int stage : {0, 1}) {
+    EXPECT_EQ(order_on(stage, graph_of(shape), shape),
+              "F0.0.0 F0.0.1 F0.0.2 F0.1.0 F0.1.1 F0.1.2 "
+              "B0.0.2 B0.0.1 B0.0.0 B0.1.2 B0.1.1 B0.1.0 ");
+  }
+  const Shape chunks{2, 2, 2, PipelineSchedule::kGpipe, 2};
+  EXPECT_EQ(order_on(0, graph_of(chunks), chunks),
+            "F0.0.0 F0.0.1 F0.1.0 F0.1.1 F1.0.0 F1.0.1 F1.1.0 F1.1.1 "
+            "B1.0.1 B1.0.0 B1.1.1 B1.1.0 B0.0.1 B0.0.0 B0.1.1 B0.1.0 ");
+  EXPECT_EQ(schedule_of(plan_of(chunks)).name, "TeraPipe");
+}
+
+// arXiv 2406.03488: stage s of p runs p - s - 1 + N - 1 parts ahead, so that it holds one
+// for every stage from its own on and N - 1 more, where TeraPipe holds all of every micro-batch.
+TEST(build_pipeline, seq1f1b_takes_turns_by_parts) {
+  const Shape shape{2, 1, 2, PipelineSchedule::k1F1B, 3};
+  const Graph graph = graph_of(shape);
+  EXPECT_EQ(order_on(0, graph, shape),
+            "F0.0.0 F0.0.1 F0.0.2 F0.1.0 B0.0.2 F0.1.1 B0.0.1 F0.1.2 B0.0.0 B0.1.2 B0.1.1 B0.1.0 ");
+  EXPECT_EQ(order_on(1, graph, shape),
+            "F0.0.0 F0.0.1 F0.0.2 B0.0.2 F0.1.0 B0.0.1 F0.1.1 B0.0.0 F0.1.2 B0.1.2 B0.1.1 B0.1.0 ");
+  for (const int64_t stage : {0, 1}) {
+    EXPECT_EQ(most_in_flight(stage, plan_of(shape)), 2 - stage + 2);
+  }
+  EXPECT_EQ(most_in_flight(0, plan_of({2, 1, 2, PipelineSchedule::kGpipe, 3})), 6);
+  EXPECT_EQ(schedule_of(plan_of(shape)).name, "Seq1F1B");
+}
+
+// Of 2 sequences 128 tokens of 8 values of 2 bytes for each part, once forward and once backward.
+TEST(build_pipeline, every_part_crosses_every_border_twice) {
+  const Shape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
+  int64_t sends = 0;
+  for (const Op& op : graph_of(shape).step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work == nullptr || work->kind != CollectiveKind::kSendReceive) continue;
+    EXPECT_EQ(work->bytes.count, 2 * 128 * 8 * 2);
+    ++sends;
+  }
+  EXPECT_EQ(sends, 2 * 2 * 3);
 }
 
 // arXiv 2211.05322: stage s of p runs 2 (p - s - 1) forwards ahead, where 1F1B runs p - s - 1.
@@ -450,59 +499,19 @@ TEST(build_pipeline, layers_that_differ_keep_their_place_in_every_stage) {
   }
 }
 
-// Every schedule, with one chunk a stage and with several.
-std::vector<Shape> shapes_of_all_schedules() {
-  std::vector<Shape> all;
-  for (size_t i = 0; i < std::size(kPipelineSchedules); ++i) {
-    for (const Shape& shape : {Shape{2, 1, 1}, Shape{2, 1, 8}, Shape{4, 1, 3}, Shape{4, 1, 16},
-                               Shape{2, 2, 4}, Shape{4, 2, 8}, Shape{4, 3, 8}, Shape{4, 4, 16}}) {
-      all.push_back(shape);
-      all.back().schedule = static_cast<PipelineSchedule>(i);
-    }
-  }
-  return all;
-}
-
-TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {
-  for (const Shape& shape : shapes_of_all_schedules()) {
-    const Plan plan = plan_of(shape);
-    EXPECT_EQ(std::count_if(schedules().begin(), schedules().end(),
-                            [&](const Schedule& each) { return each.applies(plan); }),
-              1);
-    for (int64_t stage = 0; stage < shape.stages; ++stage) {
-      EXPECT_EQ(turns_of(stage, plan).size(),
-                static_cast<size_t>(2 * shape.chunks * shape.micro_batches));
-    }
-  }
-}
-
-// Counted turn by turn: the most chunks between forward and backward, and the most from when the
-// first backward of every chunk has begun.
-std::pair<int64_t, int64_t> counted_in_flight(int64_t stage, const Plan& plan) {
-  std::set<int64_t> begun;
-  int64_t waiting = 0, most = 0, most_later = 0;
-  for (const Turn& turn : turns_of(stage, plan)) {
-    if (turn.direction == Direction::kForward) {
-      most = std::max(most, ++waiting);
-    } else {
-      begun.insert(turn.chunk);
-    }
-    const bool all_begun = static_cast<int64_t>(begun.size()) == plan.virtual_pipeline;
-    if (all_begun) most_later = std::max(most_later, waiting);
-    if (turn.direction == Direction::kBackward) --waiting;
-  }
-  return {most, most_later};
-}
-
-TEST(schedules, bounds_of_what_is_in_flight_are_those_of_the_turns) {
-  for (const Shape& shape : shapes_of_all_schedules()) {
-    const Plan plan = plan_of(shape);
-    for (int64_t stage = 0; stage < shape.stages; ++stage) {
-      const auto [most, most_later] = counted_in_flight(stage, plan);
-      EXPECT_EQ(most_in_flight(stage, plan), most) << stage;
-      if (fills_again(stage, plan)) {
-        EXPECT_EQ(most_later, most) << stage;
-      }
+// Folded or spread: what all parts compute is what they compute on one device.
+TEST(build_pipeline, parts_compute_the_same_on_any_stages) {
+  for (const int64_t chunks : {1, 2}) {
+    const Shape shape{2, chunks, 2, PipelineSchedule::kGpipe, 3};
+    const Model model = model_of(shape);
+    Plan plan = plan_of(shape);
+    plan.devices = plan.pipeline = plan.virtual_pipeline = 1;
+    const WorkOfStep alone = work_of(build(model, plan));
+    for (const Folding folding : {Folding::kOn, Folding::kOff}) {
+      const WorkOfStep stages = work_of(build_pipeline(model, plan_of(shape), {}, folding));
+      EXPECT_EQ(stages.forward, alone.forward);
+      EXPECT_EQ(stages.backward, alone.backward);
+      EXPECT_EQ(stages.stepped, alone.stepped);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <gtest/gtest.h>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "sim/graph/report/memory.h"
@@ -217,6 +218,131 @@ TEST(subsequences, keys_and_values_rest_in_cpu_memory_between_forward_and_backwa
   EXPECT_LT(returns.back(), first_backward);
 }
 
+// Bytes that leave of each part of layer 0, and those of what it keeps between its halves.
+struct PartBytes {
+  std::vector<int64_t> made = std::vector<int64_t>(kParts);
+  std::vector<int64_t> left = std::vector<int64_t>(kParts);
+};
+PartBytes part_bytes(const Plan& plan, ModuleKind module) {
+  PartBytes bytes;
+  const auto of = [](const Label& label) { return static_cast<size_t>(label.subsequence); };
+  for (const Tensor& tensor : build_plain(tiny::model(), plan).tensors) {
+    const bool counts = tensor.kind == TensorKind::kOutput && tensor.label.layer == 0;
+    if (counts && tensor.label.module == module)
+      bytes.made[of(tensor.label)] += tensor.bytes().count;
+  }
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  for (const Op& op : graph.step.ops) {
+    if (op.phase == Phase::kOffload) bytes.left[of(op.label)] += bytes_of(op.work).count;
+  }
+  return bytes;
+}
+
+// A layer's forward is 2048 FLOPs a token and attention 2 * 8 (2 i + 1) 128^2: 524,288 (i + 1) for
+// part i, and 70 a token and column of 8 that norms and activation take. fc1 leaves 128 * 64 values
+// of 2 bytes, A = 16,384. At 12,000 bytes for a million FLOPs of part 1 there is room for 0.77 of
+// it, and of later parts for more, but no share grows; the last part has nothing after it.
+// M_i = M_{i-1} + A - share * A: the peak is 4 A less 3 shares (arXiv 2503.10377).
+TEST(subsequences, sppo_sends_away_what_fits_under_the_next_part) {
+  Plan plan = divided_plan();
+  plan.global_batch = 1;
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kFc1)] = ActivationFate::kOffload;
+  plan.activations->offload_per_mflop = 12'000;
+  const double part_1 = 524'288 * 2 + 128 * (2 * 8 * 8 + 12 * 32);
+  const double share = 12e-3 * part_1 / 16'384;
+  const int64_t leaves = 2 * std::llround(share * 128 * 64);
+  EXPECT_NEAR(share, 0.77, 0.05);
+  const PartBytes bytes = part_bytes(plan, ModuleKind::kFc1);
+  EXPECT_EQ(bytes.made, std::vector<int64_t>(kParts, 16'384));
+  EXPECT_EQ(bytes.left, (std::vector<int64_t>{leaves, leaves, leaves, 0}));
+  // What is on the GPU when a part ends and what left of those before it is away.
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const auto of_layer = [](const Tensor& t) {
+    return t.kind == TensorKind::kOutput && t.label.module == ModuleKind::kFc1 &&
+           t.label.layer == 0;
+  };
+  int64_t recurrence = 16'384;
+  for (int64_t part = 1; part < kParts; ++part) recurrence += 16'384 - leaves;
+  EXPECT_EQ(most_alive(graph, of_layer), recurrence);
+}
+
+// At a rate that carries all of every part, all but the last leave whole; keys and values never do.
+TEST(subsequences, sppo_keeps_keys_and_values) {
+  Plan plan = divided_plan();
+  plan.global_batch = 1;
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kQkv)] = ActivationFate::kOffload;
+  plan.activations->offload_per_mflop = 1 << 30;
+  const int64_t queries = kPart * 8 * 2;
+  EXPECT_EQ(part_bytes(plan, ModuleKind::kQkv).left,
+            (std::vector<int64_t>{queries, queries, queries, 0}));
+}
+
+// Two ranks have 64 tokens each of a part. Of a layer and part queries (64 * 8 values of 2 bytes),
+// keys and values (64 * 16) and the output are exchanged; back the gradient of the output and that
+// of all three. What was exchanged of parts before is by heads already.
+TEST(subsequences, ulysses_exchanges_the_keys_of_every_part_once) {
+  Plan plan = divided_plan();
+  plan.global_batch = 1;
+  plan.devices = plan.sequence = 2;
+  const Graph graph = sequence_pass(build_plain(tiny::model(), plan), plan);
+  const auto message = [](int64_t width) {
+    return CollectiveWork{CollectiveKind::kAllToAll, {64 * width * 2}, 2, 1};
+  };
+  std::vector<CollectiveWork> forward, backward;
+  for (int i = 0; i < 2 * kParts; ++i) {
+    forward.insert(forward.end(), {message(8), message(16), message(8)});
+    backward.insert(backward.end(), {message(8), message(24)});
+  }
+  EXPECT_EQ(tiny::exchanges(graph, Phase::kForward).layers, forward);
+  EXPECT_EQ(tiny::exchanges(graph, Phase::kBackward).layers, backward);
+  // Each reads its own, exchanged, and those of the parts before as these read them.
+  const std::vector<const Op*> ops = attention(graph, Phase::kForward);
+  const auto pairs = [](const Op& op) {
+    std::vector<TensorId> ids;
+    for (const Access& access : op.accesses) {
+      if (access.role == Role::kKeysValues) ids.push_back(access.tensor);
+    }
+    return ids;
+  };
+  const std::vector<TensorId> last = pairs(*ops[kParts - 1]);
+  for (size_t part = 0; part < kParts; ++part) {
+    EXPECT_EQ(pairs(*ops[part]),
+              std::vector<TensorId>(last.begin(), last.begin() + 1 + static_cast<int>(part)));
+    EXPECT_EQ(pairs(*attention(graph, Phase::kBackward)[2 * kParts - 1 - part]), pairs(*ops[part]));
+  }
+  EXPECT_DOUBLE_EQ(2 * flops_of_all(graph), flops_of_all(build_plain(tiny::model(), [&] {
+                     Plan whole = whole_plan();
+                     whole.global_batch = 1;
+                     return whole;
+                   }())));
+}
+
+// A rank has keys and values of 64 tokens of every part, 64 * 16 values of 2 bytes; part i sends
+// those of i + 1 parts round the ring of two, back with their gradients.
+TEST(subsequences, the_ring_carries_the_keys_of_all_parts_so_far) {
+  Plan plan = divided_plan();
+  plan.global_batch = 1;
+  plan.devices = plan.context = 2;
+  const Graph graph = sequence_pass(build_plain(tiny::model(), plan), plan);
+  const auto message = [](int64_t pairs) {
+    return CollectiveWork{CollectiveKind::kSendReceive, {pairs * 64 * 16 * 2}, 2, 1};
+  };
+  const auto twice = [](std::vector<CollectiveWork> layer) {
+    layer.insert(layer.end(), layer.begin(), layer.begin() + kParts);
+    return layer;
+  };
+  EXPECT_EQ(tiny::exchanges(graph, Phase::kForward).layers,
+            twice({message(1), message(2), message(3), message(4)}));
+  EXPECT_EQ(tiny::exchanges(graph, Phase::kBackward).layers,
+            twice({message(8), message(6), message(4), message(2)}));
+  // Of heads, where both share a sequence: 32 tokens a rank, of two ranks' of one head of two.
+  plan.devices = 4;
+  plan.sequence = 2;
+  const Graph both = sequence_pass(build_plain(tiny::model(), plan), plan);
+  const std::vector<CollectiveWork> sent = tiny::exchanges(both, Phase::kForward).layers;
+  EXPECT_EQ(sent[2], (CollectiveWork{CollectiveKind::kSendReceive, {32 * 16 * 2}, 2, 1}));
+}
+
 // A layer of tiny::model() has 192 + 64 + 512 + 256 weights: 2,048 FLOPs a token, and 16 for every
 // square of tokens seen. Over 8,192 tokens i / N of that is reached by the root of 16 x^2 + 2048 x;
 // for four parts at 4064.4, 5774.0 and 7086.0, of which the nearest by FLOPs are these.
@@ -259,15 +385,18 @@ TEST(subsequences, parts_of_equal_flops_compute_the_same) {
 TEST(subsequences, every_pass_takes_them) {
   for (const bool offload : {false, true}) {
     for (const int64_t stage : {0, 1, 2, 3}) {
-      for (const int64_t tensor : {1, 2}) {
+      for (const auto& [tensor, sequence, context] :
+           {std::tuple(1, 1, 1), {2, 1, 1}, {1, 2, 1}, {1, 1, 2}, {1, 2, 2}, {2, 1, 2}}) {
         for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
           Plan plan = divided_plan();
           plan.data = stage == 0 ? 1 : 2;
           plan.tensor = tensor;
           plan.tensor_sequence = tensor > 1 && offload;
-          plan.devices = plan.data * tensor;
+          plan.sequence = sequence;
+          plan.context = context;
+          plan.devices = plan.data * tensor * sequence * context;
           plan.global_batch = 2 * plan.data;
-          plan.zero_stage = stage;
+          plan.zero_stage = plan.replicas() > 1 ? std::max<int64_t>(stage, 1) : stage;
           plan.optimizer.sync = sync;
           plan.weights.flow_share = offload && stage < 3 ? 1 : 0;
           plan.activations->fate.fill(offload ? ActivationFate::kOffload

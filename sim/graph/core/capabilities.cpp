@@ -368,6 +368,7 @@ std::optional<Missing> first_missing(const Model& model, const Plan& plan,
   }
   for (const Knob& knob : knobs()) {
     if (knob.only_predicted.empty() || capabilities.takes_what_is_predicted()) continue;
+    if (!knob.matters_to(plan)) continue;
     const KnobValue value = knob.get(plan);
     const bool is_open = std::holds_alternative<std::monostate>(value);
     if (is_open || value == default_of(knob)) continue;

@@ -59,10 +59,11 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   if (area != length * length) products *= area / (length * length);
   work.flops = {products * length * length *
                 static_cast<double>(work.head_size * work.heads * work.sequences)};
-  const bool whole = plan.subsequences == 1;
-  const int64_t tokens = whole ? plan.tokens_per_micro_batch() : work.sequences * part.length;
+  const int64_t tokens = part_tokens(plan, part);
   const int64_t pair = rank.kv_heads * (rank.head_size + rank.value_head_size());
-  const int64_t before = whole ? 0 : work.sequences * (part.begin - first_seen(part, window));
+  // Of the parts before, of some heads (Ulysses), or as they come round the ring.
+  const int64_t before =
+      work.sequences * div_ceil(part.begin - first_seen(part, window), plan.sequence);
   const int64_t values = tokens * (rank.qkv_width() + rank.attention_width()) + before * pair;
   work.moved =
       bytes_of(backward ? 2 * values + tokens * rank.attention_width() : values, plan.dtype);

@@ -7,6 +7,8 @@
 // activation offload, four waits; here they all follow from the tensors).
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -189,19 +191,88 @@ Op copy_op(const Graph& graph, TensorId from, TensorId to, Phase phase) {
   return op;
 }
 
+// Outputs that a forward makes, a backward reads, and that are to be elsewhere between.
+bool may_leave(const Tensor& tensor, const Uses& uses, const ActivationPlan& plan,
+               const Layers& layers) {
+  const bool recomputed_copy = uses.last_forward == 0;
+  return !recomputed_copy && uses.first_backward > 0 &&
+         fate_of(tensor, plan, layers) == ActivationFate::kOffload;
+}
+
+// Of every output that leaves, the share that does.
+class Shares {
+ public:
+  Shares(const Graph& graph, const ActivationPlan& plan, const Layers& layers) : plan_(plan) {
+    const auto in_part = [](const Label& label) {
+      return label.layer >= 0 && label.subsequence >= 0;
+    };
+    if (plan.offload_per_mflop == 0) return;
+    std::map<int16_t, std::map<int16_t, Part>> parts;
+    const std::vector<Uses> uses = uses_of(graph);
+    for (size_t t = 0; t < graph.tensors.size(); ++t) {
+      const Tensor& tensor = graph.tensors[t];
+      if (!in_part(tensor.label) || tensor.kind == TensorKind::kKeysValues) continue;
+      if (!may_leave(tensor, uses[t], plan, layers)) continue;
+      parts[tensor.label.layer][tensor.label.subsequence].bytes += tensor.bytes();
+    }
+    for (const Op& op : graph.step.ops) {
+      if (op.phase != Phase::kForward || !in_part(op.label)) continue;
+      parts[op.label.layer][op.label.subsequence].flops += flops_of(op.work).count;
+    }
+    by_part_ = !parts.empty();
+    for (const auto& [layer, of_layer] : parts) add_layer(layer, of_layer);
+  }
+
+  double of(const Tensor& tensor) const {
+    if (!by_part_) return plan_.offload_part;
+    if (tensor.kind == TensorKind::kKeysValues) return 0;
+    const auto found = shares_.find({tensor.label.layer, tensor.label.subsequence});
+    return found == shares_.end() ? 0 : found->second;
+  }
+
+ private:
+  struct Part {
+    Bytes bytes;  // that could leave
+    double flops = 0;
+  };
+
+  // SPPO (arXiv 2503.10377): what leaves of a part fits under the computation of the
+  // next, and of no part a greater share than of the one before. Nothing follows the last.
+  void add_layer(int16_t layer, const std::map<int16_t, Part>& parts) {
+    double share = 1;
+    for (auto part = parts.begin(); part != parts.end(); ++part) {
+      const auto next = std::next(part);
+      const double under = next == parts.end() ? 0 : next->second.flops;
+      const double room = static_cast<double>(plan_.offload_per_mflop) * 1e-6 * under;
+      const auto bytes = static_cast<double>(part->second.bytes.count);
+      if (room < share * bytes) share = room / bytes;
+      shares_[{layer, part->first}] = share;
+    }
+  }
+
+  const ActivationPlan& plan_;
+  bool by_part_ = false;
+  std::map<std::pair<int16_t, int16_t>, double> shares_;  // by layer and part
+};
+
 // Cuts every output that leaves in part into what stays and what leaves; whoever touches the one
 // touches the other. True of those that stay.
 std::vector<bool> cut_outputs(Graph& graph, const ActivationPlan& plan, const Layers& layers) {
-  std::vector<TensorId> leaves(graph.tensors.size(), -1);
-  if (plan.offload_part == 1) return std::vector<bool>(graph.tensors.size(), false);
   const size_t tensors = graph.tensors.size();
+  std::vector<TensorId> leaves(tensors, -1);
+  std::vector<bool> stays(tensors, false);
+  const Shares shares(graph, plan, layers);
   for (size_t t = 0; t < tensors; ++t) {
     if (fate_of(graph.tensors[t], plan, layers) != ActivationFate::kOffload) continue;
+    const double share = shares.of(graph.tensors[t]);
+    if (share == 1) continue;
+    stays[t] = true;
+    if (share == 0 && plan.offload_per_mflop > 0) continue;
     Tensor part = graph.tensors[t];
     const double all = static_cast<double>(part.elements);
     // At least one element on either side.
-    part.elements = std::clamp<int64_t>(std::llround(plan.offload_part * all), 1,
-                                        std::max<int64_t>(1, part.elements - 1));
+    part.elements =
+        std::clamp<int64_t>(std::llround(share * all), 1, std::max<int64_t>(1, part.elements - 1));
     graph.tensors[t].elements = std::max<int64_t>(1, graph.tensors[t].elements - part.elements);
     leaves[t] = add_tensor(graph, part);
   }
@@ -215,8 +286,7 @@ std::vector<bool> cut_outputs(Graph& graph, const ActivationPlan& plan, const La
       op.accesses.push_back(other);
     }
   }
-  std::vector<bool> stays(graph.tensors.size(), false);
-  for (size_t t = 0; t < tensors; ++t) stays[t] = leaves[t] >= 0;
+  stays.resize(graph.tensors.size(), false);
   return stays;
 }
 
@@ -230,11 +300,7 @@ void offload(Graph& graph, const ActivationPlan& plan) {
   const size_t tensors = graph.tensors.size();
   for (size_t i = 0; i < tensors; ++i) {
     const Uses use = uses[i];
-    const bool recomputed_copy = use.last_forward == 0;
-    if (stays[i] || recomputed_copy || use.first_backward == 0 ||
-        fate_of(graph.tensors[i], plan, layers) != ActivationFate::kOffload) {
-      continue;
-    }
+    if (stays[i] || !may_leave(graph.tensors[i], use, plan, layers)) continue;
     const auto id = static_cast<TensorId>(i);
     Tensor host = graph.tensors[i];
     host.place = Place::kDram;

@@ -1,4 +1,6 @@
 // The decoder of one rank, forward and backward, operation by operation: what the passes rewrite.
+#include <map>
+
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/attention.h"
@@ -80,29 +82,29 @@ class Decoder : private DecoderExperts {
     const TensorId pair =
         tensor(TensorKind::kKeysValues, Category::kActivations, label, tokens() * keys_width());
     graph_.step.ops.back().accesses.push_back(write(pair, Role::kKeysValues));
-    if (part_ == 0) keys_values_.clear();
-    keys_values_.push_back(pair);
+    std::vector<TensorId>& pairs = keys_values_[label.layer];
+    if (part_ == 0) pairs.clear();
+    pairs.push_back(pair);
     const int64_t first = first_seen(part(), model_.window_of(label.layer));
     while (parts_[saved.first_seen].end() <= first) ++saved.first_seen;
-    saved.keys_values.assign(keys_values_.begin() + static_cast<std::ptrdiff_t>(saved.first_seen),
-                             keys_values_.end());
+    saved.keys_values.assign(pairs.begin() + static_cast<std::ptrdiff_t>(saved.first_seen),
+                             pairs.end());
   }
 
   // Of parts before the one under way, whose queries' gradients reach their keys and values; of its
   // own, what the parts after it have left.
   void add_key_gradients(Label label, const LayerSaved& saved, std::vector<Access>& accesses) {
-    if (part_ + 1 == parts_.size()) key_gradients_.assign(parts_.size(), -1);
+    std::vector<TensorId>& sums = key_gradients_[label.layer];
+    if (part_ + 1 == parts_.size()) sums.assign(parts_.size(), -1);
     for (size_t p = saved.first_seen; p < part_; ++p) {
-      TensorId& sum = key_gradients_[p];
+      TensorId& sum = sums[p];
       if (sum < 0) {
         sum = typed(TensorKind::kKeyGradient, Category::kActivations, label,
-                    *plan_.micro_batch * parts_[p].length * keys_width(), DType::kF32);
+                    part_tokens(plan_, parts_[p]) * keys_width(), DType::kF32);
       }
       accesses.push_back({sum, Role::kKeyGradient, first_write(sum), 0});
     }
-    if (key_gradients_[part_] >= 0) {
-      accesses.push_back(read(key_gradients_[part_], Role::kKeyGradient));
-    }
+    if (sums[part_] >= 0) accesses.push_back(read(sums[part_], Role::kKeyGradient));
   }
 
   void activation_forward(Label label, LayerSaved& saved) {
@@ -336,20 +338,21 @@ class Decoder : private DecoderExperts {
     }
   }
 
-  void micro_batch(int16_t micro) {
+  void end_of_backward(int16_t micro, TensorId batch, TensorId dx) {
+    if (!ends_.first) return;
     const Label label{-1, ModuleKind::kEmbedding, micro, -1};
-    const int64_t c = model_.hidden;
-    TensorId batch = -1;
-    if (ends_.first || ends_.last) batch = load_batch(label);
-    start_balance(micro);
-    // A layer at a time, whose parts pass one after another, back in reverse order: what attention
-    // keeps of a layer for its later parts is gone before the next layer begins.
+    emit(OpKind::kEmbedding, Phase::kBackward, label, rows(model_.hidden, 3 * model_.hidden, 1),
+         {read(batch, Role::kTokens), read(dx, Role::kOutputGradient), gradient(label)});
+  }
+
+  // A layer at a time, whose parts pass one after another, back in reverse order: what attention
+  // keeps of a layer for its later parts is gone before the next layer begins.
+  void layer_by_layer(int16_t micro, TensorId batch) {
     std::vector<TensorId> x(parts_.size());
     for_parts([&](size_t p) { x[p] = first_input(micro, batch); });
-    std::vector<std::vector<LayerSaved>> saved(static_cast<size_t>(model_.layers));
+    std::vector<std::vector<LayerSaved>> saved = nothing_saved();
     for (int64_t i = 0; i < model_.layers; ++i) {
       std::vector<LayerSaved>& of_layer = saved[static_cast<size_t>(i)];
-      of_layer.resize(parts_.size());
       for_parts([&](size_t p) { x[p] = layer_forward(i, micro, x[p], of_layer[p]); });
     }
     std::vector<TensorId> dx(parts_.size());
@@ -358,12 +361,42 @@ class Decoder : private DecoderExperts {
       const std::vector<LayerSaved>& of_layer = saved[static_cast<size_t>(i)];
       for_parts_back([&](size_t p) { dx[p] = layer_backward(i, micro, of_layer[p], dx[p]); });
     }
-    if (ends_.first) {
-      for_parts_back([&](size_t p) {
-        emit(OpKind::kEmbedding, Phase::kBackward, label, rows(c, 3 * c, 1),
-             {read(batch, Role::kTokens), read(dx[p], Role::kOutputGradient), gradient(label)});
-      });
-    }
+    for_parts_back([&](size_t p) { end_of_backward(micro, batch, dx[p]); });
+  }
+
+  // Where other stages wait for parts: each goes through all layers before the next one does. What
+  // ends the forward belongs to the backward of its part, so that one part's logits exist at once.
+  void part_by_part(int16_t micro, TensorId batch) {
+    std::vector<TensorId> x(parts_.size());
+    std::vector<std::vector<LayerSaved>> saved = nothing_saved();
+    for_parts([&](size_t p) {
+      x[p] = first_input(micro, batch);
+      for (int64_t i = 0; i < model_.layers; ++i) {
+        x[p] = layer_forward(i, micro, x[p], saved[static_cast<size_t>(i)][p]);
+      }
+    });
+    for_parts_back([&](size_t p) {
+      TensorId dx = end_of_forward(micro, batch, x[p]);
+      for (int64_t i = model_.layers - 1; i >= 0; --i) {
+        dx = layer_backward(i, micro, saved[static_cast<size_t>(i)][p], dx);
+      }
+      end_of_backward(micro, batch, dx);
+    });
+  }
+
+  // By layer and part.
+  std::vector<std::vector<LayerSaved>> nothing_saved() const {
+    return std::vector<std::vector<LayerSaved>>(static_cast<size_t>(model_.layers),
+                                                std::vector<LayerSaved>(parts_.size()));
+  }
+
+  void micro_batch(int16_t micro) {
+    const Label label{-1, ModuleKind::kEmbedding, micro, -1};
+    TensorId batch = -1;
+    if (ends_.first || ends_.last) batch = load_batch(label);
+    start_balance(micro);
+    const bool is_whole = ends_.first && ends_.last;
+    is_whole ? layer_by_layer(micro, batch) : part_by_part(micro, batch);
     add_apart(micro);
   }
 
@@ -378,8 +411,8 @@ class Decoder : private DecoderExperts {
     return batch;
   }
 
-  // Of the layer under way, by part.
-  std::vector<TensorId> keys_values_, key_gradients_;
+  // By layer and part.
+  std::map<int16_t, std::vector<TensorId>> keys_values_, key_gradients_;
 };
 
 }  // namespace

@@ -44,7 +44,7 @@ class DecoderOps {
   bool holds(const Module& module) const;
   // Of the part of the sequences that is under way.
   int64_t tokens() const {
-    return is_divided() ? *plan_.micro_batch * part().length : plan_.tokens_per_micro_batch();
+    return is_divided() ? part_tokens(plan_, part()) : plan_.tokens_per_micro_batch();
   }
   bool is_divided() const { return parts_.size() > 1; }
   const Subsequence& part() const { return parts_[part_]; }

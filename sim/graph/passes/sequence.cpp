@@ -5,7 +5,13 @@
 // Ring attention (arXiv 2310.01889): each rank keeps its queries, and keys and values go round the
 // ring beside the computation; causal work is assumed to be balanced, as Megatron's context
 // parallelism does. In the backward keys, values and their gradients go round.
+//
+// Where sequences pass in parts every part is spread over the ranks. Ulysses exchanges a part's
+// keys and values once, after which they wait by heads for the parts after it (FPDT, arXiv
+// 2408.16978).
+#include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -28,7 +34,9 @@ class SequencePass {
         result.push_back(std::move(op));
         continue;
       }
-      if (plan_.context > 1) result.push_back(ring(op));
+      // Of parts heads go round the ring, not tokens.
+      const bool heads_first = op.label.subsequence >= 0 && plan_.sequence > 1;
+      if (plan_.context > 1 && !heads_first) result.push_back(ring(op));
       if (plan_.sequence > 1) {
         all_to_all(std::move(op), result);
       } else {
@@ -39,10 +47,12 @@ class SequencePass {
   }
 
  private:
-  // The backward reads what attention saw: heads of whole sequences.
+  // The backward reads what attention saw: heads of whole sequences. So does the forward of keys
+  // and values of parts before.
   void rename(Op& op) {
-    if (op.kind != OpKind::kAttention || op.phase != Phase::kBackward) return;
+    if (op.kind != OpKind::kAttention) return;
     for (Access& access : op.accesses) {
+      if (op.phase != Phase::kBackward && access.role != Role::kKeysValues) continue;
       const auto found = by_head_.find(access.tensor);
       if (found != by_head_.end()) access.tensor = found->second;
     }
@@ -62,11 +72,16 @@ class SequencePass {
     const Role in = forward ? Role::kInput : Role::kOutputGradient;
     const Role out = forward ? Role::kOutput : Role::kInputGradient;
     std::vector<Op> after;
+    const bool divided = op.label.subsequence >= 0;
     for (Access& access : op.accesses) {
-      if (access.role == in) {
+      // Keys and values of the part itself; those of parts before were renamed.
+      const bool own_pair =
+          forward && access.role == Role::kKeysValues && !of_heads_.contains(access.tensor);
+      if (access.role == in || own_pair) {
         const TensorId by_token = access.tensor;
         access.tensor = same_as(by_token);
         if (forward) by_head_[by_token] = access.tensor;
+        if (own_pair) of_heads_.insert(access.tensor);
         result.push_back(exchange(by_token, access.tensor, op));
       } else if (access.role == out && writes(access)) {
         const TensorId by_token = access.tensor;
@@ -75,37 +90,61 @@ class SequencePass {
         after.push_back(exchange(access.tensor, by_token, op));
       }
     }
+    if (divided && plan_.context > 1) result.push_back(ring(op));
     result.push_back(std::move(op));
     for (Op& back : after) result.push_back(std::move(back));
+  }
+
+  // What goes round the ring: keys and values of a rank's tokens; of a part also those of the parts
+  // before it that it sees, again for each part.
+  struct Round {
+    TensorId source = -1;
+    int64_t elements = 0;  // of a rank, in one round
+    int64_t largest = 0;   // of what is passed on at a time
+  };
+  Round round_of(const Op& op) const {
+    Round round;
+    for (const Access& access : op.accesses) {
+      if (access.role == Role::kInput && round.source < 0) round.source = access.tensor;
+      if (access.role != Role::kKeysValues) continue;
+      round.source = access.tensor;  // the part's own comes last
+      const int64_t elements = graph_.tensor(access.tensor).elements;
+      round.elements += elements;
+      round.largest = std::max(round.largest, elements);
+    }
+    if (round.elements == 0) {
+      const AttentionWork& work = std::get<AttentionWork>(op.work);
+      round.elements = 2 * plan_.tokens_per_micro_batch() * work.kv_heads * work.head_size;
+      round.largest = round.elements;
+    }
+    return round;
   }
 
   // All rounds of the ring as one message beside the attention. Whatever computes next waits for
   // its end, and so for the attention's last piece.
   Op ring(const Op& op) {
     const bool forward = op.phase == Phase::kForward;
-    const AttentionWork& work = std::get<AttentionWork>(op.work);
-    const int64_t pair = 2 * plan_.tokens_per_micro_batch() * work.kv_heads * work.head_size;
-    TensorId source = -1;
-    for (const Access& access : op.accesses) {
-      if (access.role == Role::kInput) source = access.tensor;
-    }
-    Tensor arrived = graph_.tensor(source);
+    const Round round = round_of(op);
+    Tensor arrived = graph_.tensor(round.source);
     arrived.kind = TensorKind::kGathered;
     arrived.category = Category::kWorkspace;
-    arrived.elements = (forward ? 2 : 4) * pair;  // one pair in use, one on its way
+    // One pair in use, one on its way.
+    arrived.elements = (forward ? 2 : 4) * round.largest;
     const TensorId pairs = add_tensor(graph_, arrived);
     next_computation_.wait_for(pairs);
     const int64_t rounds = plan_.context - 1;
+    const DType dtype = std::get<AttentionWork>(op.work).dtype;
     const CollectiveWork message{CollectiveKind::kSendReceive,
-                                 bytes_of(rounds * pair * (forward ? 1 : 2), work.dtype),
+                                 bytes_of(rounds * round.elements * (forward ? 1 : 2), dtype),
                                  plan_.context, plan_.tensor};
     return collective_op(LaneKind::kSequenceNetwork, message, op.phase, op.label,
-                         {read(source, Role::kSource), write(pairs, Role::kDestination)});
+                         {read(round.source, Role::kSource), write(pairs, Role::kDestination)});
   }
 
   Graph& graph_;
   const Plan& plan_;
   std::unordered_map<TensorId, TensorId> by_head_;
+  std::unordered_set<TensorId> of_heads_;  // keys and values that were exchanged
   NextComputation next_computation_;
 };
 

@@ -1,6 +1,9 @@
 #include "sim/graph/schedules/chunk.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/passes.h"
@@ -13,16 +16,50 @@ bool moves_activations(const Op& op) {
   return op.phase == Phase::kOffload || op.phase == Phase::kReload;
 }
 
-// The operations of one direction with the edges among them, from a linked graph. What leaves and
+// True where an operation of an undivided chunk is of its forward.
+bool is_forward(const Op& op) { return op.phase == Phase::kForward || op.phase == Phase::kOffload; }
+
+// The turn that an operation makes, where its label says it. Of a part's end of the forward that is
+// its backward: the decoder puts it there.
+std::optional<size_t> own_turn(const Op& op, int64_t parts) {
+  if (op.phase == Phase::kRecompute || moves_activations(op)) return std::nullopt;
+  const ModuleKind module = op.label.module;
+  const bool ends = module == ModuleKind::kFinalNorm || module == ModuleKind::kHead ||
+                    module == ModuleKind::kLoss;
+  const bool forward = op.phase == Phase::kForward && !ends;
+  const int64_t part = std::max<int64_t>(0, op.label.subsequence);
+  return place_of({forward ? Direction::kForward : Direction::kBackward, 0, 0, part}, parts);
+}
+
+// What is recomputed or comes back belongs to what follows it, what leaves to what it follows.
+std::vector<size_t> turns_in(const std::vector<Op>& ops, int64_t parts) {
+  std::vector<size_t> turns(ops.size());
+  const auto forwards = static_cast<size_t>(parts);
+  size_t next = 2 * forwards - 1;
+  for (size_t i = ops.size(); i-- > 0;) {
+    next = own_turn(ops[i], parts).value_or(next);
+    turns[i] = is_forward(ops[i]) ? next : std::max(next, forwards);
+  }
+  size_t before = 0;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    before = own_turn(ops[i], parts).value_or(before);
+    if (ops[i].phase == Phase::kOffload) turns[i] = std::min(before, forwards - 1);
+  }
+  if (parts > 1) return turns;
+  for (size_t i = 0; i < ops.size(); ++i) turns[i] = is_forward(ops[i]) ? 0 : 1;
+  return turns;
+}
+
+// The operations of one turn with the edges among them, from a linked graph. What leaves and
 // returns does so beside the turns (stage_program.cpp), and has left or is back as far as a turn
 // knows.
-Sequence part_of(const Graph& graph, Direction direction) {
+Sequence part_of(const Graph& graph, const std::vector<size_t>& turn_of, size_t turn) {
   const Sequence& step = graph.step;
   std::vector<OpId> place(step.ops.size(), -1);
   Sequence part;
   part.edge_begin.push_back(0);
   for (size_t i = 0; i < step.ops.size(); ++i) {
-    if (!belongs(step.ops[i], direction) || moves_activations(step.ops[i])) continue;
+    if (turn_of[i] != turn || moves_activations(step.ops[i])) continue;
     place[i] = static_cast<OpId>(part.ops.size());
     part.ops.push_back(step.ops[i]);
     part.ops.back().accesses.clear();
@@ -36,48 +73,69 @@ Sequence part_of(const Graph& graph, Direction direction) {
   return part;
 }
 
-void measure_memory(const Graph& graph, ChunkKind& chunk) {
+void measure_memory(const Graph& graph, const std::vector<size_t>& turn_of, ChunkKind& chunk) {
+  const size_t turns = chunk.turns.size();
   const std::vector<Life> lives = lives_of(graph);
   const auto counts = [&](size_t t) {
     return lives[t].first >= 0 && !lives[t].carried &&
            graph.tensors[t].kind != TensorKind::kGradient;
   };
+  std::map<std::tuple<bool, size_t, size_t>, Bytes> kept;  // by whether it is on the CPU
+  for (size_t turn = 0; turn < turns / 2; ++turn) kept[{false, turn, turns - 1 - turn}] = {};
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (!counts(t)) continue;
     const Tensor& tensor = graph.tensors[t];
-    if (!counts(t) || !belongs(graph.op(lives[t].first), Direction::kForward) ||
-        !belongs(graph.op(lives[t].last), Direction::kBackward)) {
-      continue;
-    }
-    (tensor.place == Place::kDram ? chunk.saved_on_host : chunk.saved) += tensor.all_bytes();
+    const size_t first = turn_of[static_cast<size_t>(lives[t].first)];
+    const size_t last = turn_of[static_cast<size_t>(lives[t].last)];
+    if (first < last) kept[{tensor.place == Place::kDram, first, last}] += tensor.all_bytes();
   }
+  for (const auto& [key, bytes] : kept) {
+    const auto& [on_host, first, last] = key;
+    chunk.kept.push_back({first, last, on_host ? Place::kDram : Place::kHbm, bytes});
+  }
+  std::stable_sort(chunk.kept.begin(), chunk.kept.end(), [&](const Kept& a, const Kept& b) {
+    const auto of_itself = [&](const Kept& one) {
+      return one.place == Place::kHbm && one.first + one.last == turns - 1;
+    };
+    return of_itself(a) && !of_itself(b);
+  });
   const std::vector<Bytes> live = live_bytes(
       graph, lives, [&](size_t t) { return counts(t) && graph.tensors[t].place != Place::kDram; });
-  Bytes forward, backward;
   for (size_t i = 0; i < live.size(); ++i) {
-    Bytes& peak = belongs(graph.step.ops[i], Direction::kForward) ? forward : backward;
+    Bytes& peak = chunk.turns[turn_of[i]].workspace;
     peak = std::max(peak, live[i]);
   }
-  // What leaves and returns has tensors of its own beside the workspace.
-  const Bytes kept = chunk.saved + chunk.saved_on_host;
-  chunk.forward_workspace = std::max(Bytes{}, forward - kept);
-  chunk.backward_workspace = std::max(Bytes{}, backward - kept);
+  for (size_t turn = 0; turn < turns; ++turn) {
+    Bytes& workspace = chunk.turns[turn].workspace;
+    for (const Kept& one : chunk.kept) {
+      // What leaves and returns has tensors of its own beside the workspace.
+      const bool counted = one.place == Place::kHbm ? one.first <= turn && turn <= one.last
+                                                    : one.first == turn || one.last == turn;
+      if (counted) workspace -= one.bytes;
+    }
+    workspace = std::max(Bytes{}, workspace);
+  }
 }
 
-// The first tensor of this kind that this module of the layer has.
-TensorId tensor_at(const Graph& graph, TensorKind kind, int64_t layer, ModuleKind module) {
+// The first tensor of this kind that this module of the layer has for each part.
+std::vector<TensorId> tensors_at(const Graph& graph, int64_t parts, TensorKind kind, int64_t layer,
+                                 ModuleKind module) {
+  std::vector<TensorId> found(static_cast<size_t>(parts), -1);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
-    if (tensor.kind == kind && tensor.label.layer == layer && tensor.label.module == module) {
-      return static_cast<TensorId>(t);
+    if (tensor.kind != kind || tensor.label.layer != layer || tensor.label.module != module) {
+      continue;
     }
+    const auto part = static_cast<size_t>(std::max<int64_t>(0, tensor.label.subsequence));
+    if (found[part] < 0) found[part] = static_cast<TensorId>(t);
   }
-  CHECK(false && "a chunk without an end");
-  return -1;
+  CHECK(std::find(found.begin(), found.end(), -1) == found.end() && "a chunk without an end");
+  return found;
 }
 
-void find_ends(int64_t layers, ChunkEnds ends, ChunkKind& chunk) {
+void find_ends(int64_t layers, int64_t parts, ChunkEnds ends, ChunkKind& chunk) {
   const auto at = [&](TensorKind kind, int64_t layer, ModuleKind module) {
-    return tensor_at(chunk.inside, kind, layer, module);
+    return tensors_at(chunk.inside, parts, kind, layer, module);
   };
   if (!ends.first) {
     chunk.input = at(TensorKind::kOutput, -1, ModuleKind::kEmbedding);
@@ -90,11 +148,6 @@ void find_ends(int64_t layers, ChunkEnds ends, ChunkKind& chunk) {
 }
 
 }  // namespace
-
-bool belongs(const Op& op, Direction direction) {
-  const bool forward = op.phase == Phase::kForward || op.phase == Phase::kOffload;
-  return forward == (direction == Direction::kForward);
-}
 
 ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
                      int64_t last) {
@@ -110,12 +163,16 @@ ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& fac
   ChunkKind chunk;
   chunk.inside =
       run_passes(build_chunk(part, once, facts, ends), context, "gemm formats", "checkpoint");
-  find_ends(part.layers, ends, chunk);
+  find_ends(part.layers, plan.subsequences, ends, chunk);
+  chunk.turn_of = turns_in(chunk.inside.step.ops, plan.subsequences);
+  chunk.turns.resize(static_cast<size_t>(2 * plan.subsequences));
   Graph alone = run_passes(chunk.inside, context, "gemm codes", "gemm codes");
   link(alone);
-  measure_memory(alone, chunk);
-  chunk.forward = part_of(alone, Direction::kForward);
-  chunk.backward = part_of(alone, Direction::kBackward);
+  CHECK(alone.step.ops.size() == chunk.turn_of.size());
+  measure_memory(alone, chunk.turn_of, chunk);
+  for (size_t turn = 0; turn < chunk.turns.size(); ++turn) {
+    chunk.turns[turn].ops = part_of(alone, chunk.turn_of, turn);
+  }
   return chunk;
 }
 

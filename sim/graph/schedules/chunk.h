@@ -15,23 +15,30 @@
 
 namespace ballast {
 
+// What a turn is where it is one operation.
+struct ChunkTurn {
+  Sequence ops;     // what stands for it, and what it takes: see Graph::blocks
+  Bytes workspace;  // most alive beside what is kept
+};
+// What turns of a micro-batch leave for later ones: made in one, last used in another.
+struct Kept {
+  size_t first = 0, last = 0;
+  Place place{};
+  Bytes bytes;
+};
+
+// Turns are numbered by place_of(): without parts a forward and a backward.
 struct ChunkKind {
   // Forward and backward of one micro-batch; layers are counted from the chunk's first.
   Graph inside;
-  // What stands for the turns, and what they take: see Graph::blocks.
-  Sequence forward, backward;
-  Bytes saved;              // from forward to backward
-  Bytes saved_on_host;      // the same for what is offloaded
-  Bytes forward_workspace;  // most alive beside what is saved
-  Bytes backward_workspace;
-  // Tensors of `inside` that cross the chunk's ends: what the forward reads and leaves, and the
-  // gradients of these. -1 at an end of the model.
-  TensorId input = -1, output = -1;
-  TensorId input_gradient = -1, output_gradient = -1;
+  std::vector<size_t> turn_of;  // by operation of `inside`
+  std::vector<ChunkTurn> turns;
+  std::vector<Kept> kept;  // first what forwards leave on the GPU for their own backwards
+  // Tensors of `inside` that cross the chunk's ends, by part: what the forward reads and leaves,
+  // and the gradients of these. Empty at an end of the model.
+  std::vector<TensorId> input, output;
+  std::vector<TensorId> input_gradient, output_gradient;
 };
-
-// True where an operation of a chunk belongs to turns of this direction.
-bool belongs(const Op& op, Direction direction);
 
 // Layers [first, last) of the model.
 ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,

@@ -43,9 +43,8 @@ class Chunks {
       });
       if (found == kinds_.end()) {
         ChunkKind kind = make_chunk(model, plan, facts, layers.first, layers.last);
-        const auto block = static_cast<int32_t>(2 * kinds_.size());
-        blocks_.push_back(std::move(kind.forward));
-        blocks_.push_back(std::move(kind.backward));
+        const auto block = static_cast<int32_t>(blocks_.size());
+        for (ChunkTurn& turn : kind.turns) blocks_.push_back(std::move(turn.ops));
         found = kinds_.insert(kinds_.end(), {layers, std::move(kind), block});
       }
       context_.kind_of_chunk.push_back(&found->kind);

@@ -16,16 +16,26 @@ namespace ballast {
 
 enum class Direction : uint8_t { kForward, kBackward };
 
-// The forward or backward of one chunk for one micro-batch.
+// The forward or backward of one chunk for one micro-batch, or for a part of its sequences
+// (Plan::subsequences).
 struct Turn {
   Direction direction{};
   int64_t chunk =
       0;  // of the stage: chunk c of the pipeline is chunk c / stages of stage c % stages
   int64_t micro_batch = 0;
+  int64_t part = 0;
 };
+// Of one chunk and micro-batch: the forwards of parts in their order, then the backwards from the
+// last part on.
+inline size_t place_of(const Turn& turn, int64_t parts) {
+  return static_cast<size_t>(turn.direction == Direction::kForward ? turn.part
+                                                                   : 2 * parts - 1 - turn.part);
+}
 
 // A stage runs some forwards ahead, then a forward and a backward in turn, then the backwards that
 // are left. Chunks are visited in rounds: so many micro-batches pass one chunk, then the next.
+// Where sequences pass in parts each of these is of a part; of a micro-batch backwards begin with
+// the last, which is why all forwards of the first micro-batch come before any.
 struct Schedule {
   std::string_view name;
   std::string_view does;  // one line
@@ -41,7 +51,7 @@ const Schedule& schedule_of(const Plan& plan);
 
 // All turns of a stage, in their order.
 std::vector<Turn> turns_of(int64_t stage, const Plan& plan);
-// The most chunks of a stage that wait for their backward at once.
+// The most chunks, or parts of them, of a stage that wait for their backward at once.
 int64_t most_in_flight(int64_t stage, const Plan& plan);
 // Whether as many wait once more when the first backward of every chunk has begun.
 bool fills_again(int64_t stage, const Plan& plan);

@@ -36,12 +36,12 @@ class StageBuilder {
     const ChunkKind* kind = nullptr;
     // By tensor of kind->inside: the same in this program, -1 where each turn has its own.
     std::vector<TensorId> shared;
-    std::vector<Access> forward, backward;  // of weights and gradients
+    std::vector<std::vector<Access>> state;  // of weights and gradients, by turn
   };
-  // What the forward of a chunk leaves for its backward, by micro-batch.
+  // What turns of a chunk leave for later ones of the same micro-batch.
   struct Saved {
-    TensorId on_gpu = -1, on_host = -1, returned = -1;  // folded
-    std::vector<TensorId> tensors;                      // spread: by tensor of kind->inside
+    std::vector<TensorId> kept, returned;  // folded: by what is kept, and copied back to the GPU
+    std::vector<TensorId> tensors;         // spread: by tensor of kind->inside
   };
 
   void add_chunk(int64_t index) {
@@ -63,10 +63,12 @@ class StageBuilder {
       if (!module.parameters.empty()) module.parameters = context_.whole_module(module).parameters;
       graph_.modules.push_back(std::move(module));
     }
-    chunk.forward = state_accesses(chunk, Direction::kForward);
-    chunk.backward = state_accesses(chunk, Direction::kBackward);
+    for (size_t turn = 0; turn < chunk.kind->turns.size(); ++turn) {
+      chunk.state.push_back(state_accesses(chunk, turn));
+    }
+    const std::vector<TensorId> nothing(chunk.kind->kept.size(), -1);
+    saved_.emplace_back(static_cast<size_t>(plan_.accumulation()), Saved{nothing, nothing, {}});
     chunks_.push_back(std::move(chunk));
-    saved_.emplace_back(static_cast<size_t>(plan_.accumulation()));
   }
 
   // The matrix of a tied embedding on the last stage is that of the head, whose gradient comes
@@ -92,13 +94,14 @@ class StageBuilder {
     label.micro_batch = static_cast<int16_t>(micro_batch);
   }
 
-  // What turns of a direction do with the stage's weights and gradients, each once.
-  std::vector<Access> state_accesses(const Chunk& chunk, Direction direction) const {
+  // What a turn does with the stage's weights and gradients, each once.
+  static std::vector<Access> state_accesses(const Chunk& chunk, size_t turn) {
     std::vector<Access> accesses;
     std::vector<bool> seen(chunk.shared.size(), false);
-    for (const Op& op : chunk.kind->inside.step.ops) {
-      if (!belongs(op, direction)) continue;
-      for (const Access& access : op.accesses) {
+    const std::vector<Op>& ops = chunk.kind->inside.step.ops;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (chunk.kind->turn_of[i] != turn) continue;
+      for (const Access& access : ops[i].accesses) {
         const auto t = static_cast<size_t>(access.tensor);
         if (chunk.shared[t] < 0 || seen[t]) continue;
         seen[t] = true;
@@ -126,7 +129,14 @@ class StageBuilder {
     op.lane = lane_of(0, lane);
     op.label.layer = static_cast<int16_t>(context_.first_layer(chunk));
     op.label.micro_batch = static_cast<int16_t>(turn.micro_batch);
+    if (plan_.subsequences > 1) op.label.subsequence = static_cast<int16_t>(turn.part);
     return op;
+  }
+
+  size_t place(const Turn& turn) const { return place_of(turn, plan_.subsequences); }
+  // Of a tensor for each part, or of none at an end of the model: -1.
+  static TensorId of_turn(const std::vector<TensorId>& by_part, const Turn& turn) {
+    return by_part.empty() ? -1 : by_part[static_cast<size_t>(turn.part)];
   }
 
   void emit(const Turn& turn) {
@@ -150,76 +160,94 @@ class StageBuilder {
     const ChunkKind& kind = *chunk.kind;
     Op block = op_of(turn, chunk.index, OpKind::kBlock, LaneKind::kCompute);
     const int32_t first = context_.block_of_chunk[static_cast<size_t>(chunk.index)];
-    block.work = BlockWork{forward ? first : first + 1};
-    if (forward && kind.output < 0) block.label.module = ModuleKind::kLoss;
-    block.accesses = forward ? chunk.forward : chunk.backward;
+    block.work = BlockWork{first + static_cast<int32_t>(place(turn))};
+    if (forward && kind.output.empty()) block.label.module = ModuleKind::kLoss;
+    block.accesses = chunk.state[place(turn)];
     for (Access& access : block.accesses) accumulate(turn, access, block);
-    if ((forward ? kind.input : kind.output_gradient) >= 0) {
-      const TensorId arrived = message(chunk.index);
+    if (!(forward ? kind.input : kind.output_gradient).empty()) {
+      const TensorId arrived = message(turn, chunk.index);
       receive(turn, chunk.index, arrived);
       block.accesses.push_back(read(arrived, Role::kInput));
     }
-    const Bytes workspace = forward ? kind.forward_workspace : kind.backward_workspace;
+    const Bytes workspace = kind.turns[place(turn)].workspace;
     if (workspace.count > 0) {
       const TensorId scratch = tensor(chunk.index, TensorKind::kPartial, Category::kWorkspace,
                                       DType::kU8, workspace.count);
       block.accesses.push_back(write(scratch, Role::kScratch));
     }
-    keep_or_use_saved(turn, chunk, block);
-    const TensorId leaving = forward ? leaving_of(chunk) : -1;
-    if (leaving >= 0) block.accesses.push_back(write(leaving, Role::kStatistics));
+    use_kept(turn, chunk, block);
+    const std::vector<TensorId> leaving = keep(turn, chunk, block);
     TensorId made = -1;
-    if ((forward ? kind.output : kind.input_gradient) >= 0) {
-      made = message(chunk.index);
+    if (!(forward ? kind.output : kind.input_gradient).empty()) {
+      made = message(turn, chunk.index);
       block.accesses.push_back(write(made, Role::kOutput));
     }
     graph_.step.ops.push_back(std::move(block));
-    if (leaving >= 0) move_saved(turn, chunk, leaving, saved_of(turn).on_host, Phase::kOffload);
+    for (size_t k = 0; k < leaving.size(); ++k) {
+      if (leaving[k] < 0) continue;
+      move_kept(turn, chunk, k, leaving[k], saved_of(turn).kept[k], Phase::kOffload);
+    }
     if (made >= 0) send(turn, chunk.index, made);
   }
 
-  // On the GPU, what a turn of this chunk sends to the CPU or gets back; -1: nothing.
-  TensorId leaving_of(const Chunk& chunk) {
-    const Bytes bytes = chunk.kind->saved_on_host;
-    if (bytes.count == 0) return -1;
+  // On the GPU, what a turn of this chunk sends to the CPU or gets back.
+  TensorId passing(const Chunk& chunk, Bytes bytes) {
     return tensor(chunk.index, TensorKind::kSaved, Category::kActivations, DType::kU8, bytes.count);
   }
 
-  void move_saved(const Turn& turn, const Chunk& chunk, TensorId from, TensorId to, Phase phase) {
+  void move_kept(const Turn& turn, const Chunk& chunk, size_t k, TensorId from, TensorId to,
+                 Phase phase) {
     const bool out = phase == Phase::kOffload;
     Op op = op_of(turn, chunk.index, OpKind::kCopy, out ? LaneKind::kCopyOut : LaneKind::kCopyIn);
     op.phase = phase;
-    op.work = CopyWork{chunk.kind->saved_on_host,
+    op.work = CopyWork{chunk.kind->kept[k].bytes,
                        out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice};
     op.accesses = {read(from, Role::kSource), write(to, Role::kDestination)};
     graph_.step.ops.push_back(std::move(op));
   }
 
+  // What a turn reads that left for the CPU.
   void bring_back(const Turn& turn) {
     if (turn.direction == Direction::kForward) return;
     const Chunk& chunk = chunks_[static_cast<size_t>(turn.chunk)];
     Saved& saved = saved_of(turn);
-    if (saved.on_host < 0 || saved.returned >= 0) return;  // nothing, or not forward yet
-    saved.returned = leaving_of(chunk);
-    move_saved(turn, chunk, saved.on_host, saved.returned, Phase::kReload);
+    for (size_t k = 0; k < chunk.kind->kept.size(); ++k) {
+      const Kept& one = chunk.kind->kept[k];
+      if (one.place != Place::kDram || one.last != place(turn)) continue;
+      if (saved.kept[k] < 0 || saved.returned[k] >= 0) continue;  // not made yet, or back
+      saved.returned[k] = passing(chunk, one.bytes);
+      move_kept(turn, chunk, k, saved.kept[k], saved.returned[k], Phase::kReload);
+    }
   }
 
-  void keep_or_use_saved(const Turn& turn, const Chunk& chunk, Op& block) {
-    Saved& saved = saved_of(turn);
-    const ChunkKind& kind = *chunk.kind;
-    if (turn.direction == Direction::kBackward) {
-      block.accesses.push_back(read(saved.on_gpu, Role::kStatistics));
-      bring_back(turn);  // where its forward was the turn before
-      if (saved.returned >= 0) block.accesses.push_back(read(saved.returned, Role::kStatistics));
-      return;
+  void use_kept(const Turn& turn, const Chunk& chunk, Op& block) {
+    bring_back(turn);  // where what it reads was made in the turn before
+    const Saved& saved = saved_of(turn);
+    for (size_t k = 0; k < chunk.kind->kept.size(); ++k) {
+      const Kept& one = chunk.kind->kept[k];
+      if (one.last != place(turn)) continue;
+      const TensorId here = one.place == Place::kDram ? saved.returned[k] : saved.kept[k];
+      block.accesses.push_back(read(here, Role::kStatistics));
     }
-    saved.on_gpu = tensor(chunk.index, TensorKind::kSaved, Category::kActivations, DType::kU8,
-                          kind.saved.count);
-    block.accesses.push_back(write(saved.on_gpu, Role::kStatistics));
-    if (kind.saved_on_host.count == 0) return;
-    saved.on_host = tensor(chunk.index, TensorKind::kHostOutput, Category::kActivations, DType::kU8,
-                           kind.saved_on_host.count);
-    graph_.tensor(saved.on_host).place = Place::kDram;
+  }
+
+  // What a turn leaves; of what goes to the CPU where it is on the GPU until it has left, else -1.
+  std::vector<TensorId> keep(const Turn& turn, const Chunk& chunk, Op& block) {
+    const std::vector<Kept>& kept = chunk.kind->kept;
+    Saved& saved = saved_of(turn);
+    std::vector<TensorId> leaving(kept.size(), -1);
+    for (size_t k = 0; k < kept.size(); ++k) {
+      if (kept[k].first != place(turn)) continue;
+      const bool leaves = kept[k].place == Place::kDram;
+      saved.kept[k] = tensor(chunk.index, leaves ? TensorKind::kHostOutput : TensorKind::kSaved,
+                             Category::kActivations, DType::kU8, kept[k].bytes.count);
+      if (leaves) {
+        graph_.tensor(saved.kept[k]).place = Place::kDram;
+        leaving[k] = passing(chunk, kept[k].bytes);
+      }
+      block.accesses.push_back(write(leaves ? leaving[k] : saved.kept[k], Role::kStatistics));
+    }
+    return leaving;
   }
 
   Saved& saved_of(const Turn& turn) {
@@ -234,9 +262,9 @@ class StageBuilder {
     const ChunkKind& kind = *chunk.kind;
     Saved& saved = saved_of(turn);
     if (saved.tensors.empty()) saved.tensors = chunk.shared;
-    for (const Op& like : kind.inside.step.ops) {
-      if (!belongs(like, turn.direction)) continue;
-      Op op = like;
+    for (size_t i = 0; i < kind.inside.step.ops.size(); ++i) {
+      if (kind.turn_of[i] != place(turn)) continue;
+      Op op = kind.inside.step.ops[i];
       move(op.label, chunk.index, turn.micro_batch);
       for (Access& access : op.accesses) {
         access.tensor = here(access.tensor, chunk, turn, saved);
@@ -248,9 +276,9 @@ class StageBuilder {
         graph_.step.ops.push_back(std::move(op));
       }
     }
-    const TensorId made = forward ? kind.output : kind.input_gradient;
+    const TensorId made = of_turn(forward ? kind.output : kind.input_gradient, turn);
     if (made >= 0) send(turn, chunk.index, saved.tensors[static_cast<size_t>(made)]);
-    if (!forward) saved.tensors = {};
+    if (place(turn) + 1 == kind.turns.size()) saved.tensors = {};
   }
 
   TensorId here(TensorId inside, const Chunk& chunk, const Turn& turn, Saved& saved) {
@@ -266,11 +294,13 @@ class StageBuilder {
   // --- what crosses between stages -----------------------------------------------------------
 
   // A rank's share of [tokens, C]: tensor-parallel ranks send a part each.
-  int64_t message_elements() const {
-    return div_ceil(plan_.tokens_per_micro_batch() * context_.model.hidden, plan_.tensor);
+  int64_t message_elements(const Turn& turn) const {
+    const Subsequence& part = context_.parts[static_cast<size_t>(turn.part)];
+    return div_ceil(part_tokens(plan_, part) * context_.model.hidden, plan_.tensor);
   }
-  TensorId message(int64_t chunk) {
-    return tensor(chunk, TensorKind::kOutput, Category::kStaging, plan_.dtype, message_elements());
+  TensorId message(const Turn& turn, int64_t chunk) {
+    return tensor(chunk, TensorKind::kOutput, Category::kStaging, plan_.dtype,
+                  message_elements(turn));
   }
 
   void receive(const Turn& turn, int64_t chunk, TensorId arrived) {
@@ -284,8 +314,8 @@ class StageBuilder {
     Op op = op_of(turn, chunk, OpKind::kCollective,
                   overlaps ? LaneKind::kPipelineNetwork : LaneKind::kCompute);
     op.work =
-        CollectiveWork{CollectiveKind::kSendReceive, bytes_of(message_elements(), plan_.dtype), 2,
-                       plan_.devices / plan_.pipeline};
+        CollectiveWork{CollectiveKind::kSendReceive, bytes_of(message_elements(turn), plan_.dtype),
+                       2, plan_.devices / plan_.pipeline};
     op.accesses = {read(made, Role::kSource)};
     graph_.step.ops.push_back(std::move(op));
   }
@@ -359,6 +389,7 @@ PipelineContext::PipelineContext(const Model& of, const Plan& by, const StackFac
     : model(of),
       plan(by),
       facts(as),
+      parts(subsequences_of(by, of)),
       first_layers(cuts_of(of, by, as)),
       modules(modules_of(rank_model(of, by))),
       module_index(modules) {}
@@ -391,6 +422,7 @@ Message message_of(const Op& op, const PipelineContext& context) {
   message.from = context.chunk_of(op.label.layer);
   if (is_receive(op)) message.from += message.direction == Direction::kForward ? -1 : 1;
   message.micro_batch = op.label.micro_batch;
+  message.part = std::max<int64_t>(0, op.label.subsequence);
   return message;
 }
 

@@ -26,8 +26,9 @@ struct PipelineContext {
   const Model& model;
   const Plan& plan;
   const StackFacts& facts;
-  // Of every chunk of the pipeline what kind it is, and of every kind the index of its forward in
-  // Graph::blocks; its backward comes next.
+  std::vector<Subsequence> parts;  // that turns are of
+  // Of every chunk of the pipeline what kind it is, and of every kind the index of its first
+  // forward in Graph::blocks; its other turns come next (place_of).
   std::vector<const ChunkKind*> kind_of_chunk;
   std::vector<int32_t> block_of_chunk;
   // Where each chunk begins, as schedule.h cuts layers or by their weights; then where the last one
@@ -51,6 +52,7 @@ struct Message {
   Direction direction{};
   int64_t from = 0;  // chunk of the pipeline
   int64_t micro_batch = 0;
+  int64_t part = 0;
   auto operator<=>(const Message&) const = default;
 };
 bool is_send(const Op& op);
