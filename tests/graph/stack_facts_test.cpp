@@ -116,6 +116,30 @@ TEST(StackFacts, flash_attention_keeps_no_scores_and_no_dropout_no_masks) {
   EXPECT_EQ(saved(gpt_plan(), facts), kTokenValues * (32 + kScores * 2 / 5));
 }
 
+// Bytes of the first attention of that phase, in units of the scores: 2 sequences of 4 heads.
+int64_t moved_by_attention(const StackFacts& facts, Phase phase) {
+  constexpr int64_t kSquares = 2 * 4 * 16 * 16;
+  for (const Op& op : build(gpt(), gpt_plan(), facts).step.ops) {
+    const auto* work = std::get_if<AttentionWork>(&op.work);
+    if (work != nullptr && op.phase == phase) return work->moved.count / kSquares;
+  }
+  return 0;
+}
+
+// A fused softmax reads the half of each row that the mask leaves: of 2 bytes a score 2 written and
+// 2 read by products, 1 read and 2 written between them; backward 2 and 3 times 2, 1 and 1 and 2.
+// Dropout adds 4 and a byte of mask; unfused, scale and mask are passes of the whole square.
+TEST(StackFacts, fused_softmax_reads_no_scores_behind_the_mask) {
+  StackFacts facts = megatron();
+  EXPECT_EQ(moved_by_attention(facts, Phase::kForward), 7 + 5);
+  EXPECT_EQ(moved_by_attention(facts, Phase::kBackward), 12 + 5);
+  facts.dropout = false;
+  EXPECT_EQ(moved_by_attention(facts, Phase::kForward), 7);
+  facts.fusion = Fusion::kNone;
+  EXPECT_EQ(moved_by_attention(facts, Phase::kForward), 16);
+  EXPECT_EQ(moved_by_attention(facts, Phase::kBackward), 18);
+}
+
 // Models other than GPT-2 are trained without dropout, whatever the framework.
 TEST(StackFacts, a_model_that_is_not_gpt2_drops_nothing_out) {
   Model llama = gpt();

@@ -9,7 +9,9 @@ namespace {
 
 // Passes over the scores, each [B, H, S, S] read or written once. Forward: written by the first
 // product, softmax (scale and mask with it) reads and writes, the second product reads. Backward:
-// written, softmax reads it and the scores and writes, three products read. Dropout reads and
+// written, softmax reads it and the scores and writes, three products read. A fused softmax reads
+// what the mask leaves alone, one half, and writes all (Megatron-LM,
+// megatron/fused_kernels/scaled_upper_triang_masked_softmax.h: local_seq). Dropout reads and
 // writes once more and a byte of mask; unfused scaling and masking read and write each.
 void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Phase phase) {
   const bool backward = is_backward(phase);
@@ -18,9 +20,9 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
   const auto keys = static_cast<double>(work.tokens_before + work.length);
   work.flops = {(backward ? 8 : 4) * length * keys *
                 static_cast<double>(work.head_size * work.heads * work.sequences)};
-  int64_t passes = backward ? 7 : 4;
-  if (facts.fusion == Fusion::kNone) passes += backward ? 2 : 4;
-  work.moved = bytes_of(values * passes, work.dtype);
+  int64_t halves = backward ? 12 : 7;
+  if (facts.fusion == Fusion::kNone) halves += backward ? 6 : 9;
+  work.moved = bytes_of(values * halves / 2, work.dtype);
   if (facts.dropout) work.moved += bytes_of(2 * values, work.dtype) + Bytes{values};
 }
 
