@@ -33,6 +33,7 @@ struct SummedPart {
   const std::byte* from = nullptr;  // this rank's contribution
   std::byte* to = nullptr;          // where the sum goes; read on the owner only
   int64_t count = 0;                // values
+  bool adds = false;                // to what is there, which comes first in the sum
 };
 struct GatheredPart {
   int owner = 0;
@@ -80,7 +81,8 @@ class Communicator {
   GroupMembers members_of(const RankGroup& group) const;
 };
 
-// Sums `count` values of all parts, in their order, in fp32; rounds the sum, and stores it.
+// Sums `count` values of all parts, in their order, in fp32; rounds the sum, and stores it, where
+// one of them may be.
 void sum_in_order(std::span<const std::byte* const> parts, std::byte* to, int64_t count,
                   const SumFormat& format);
 

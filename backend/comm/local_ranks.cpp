@@ -87,12 +87,14 @@ void LocalRanks::Rank::reduce_scatter(Channel channel, const RankGroup& group,
                                       std::span<const SummedPart> parts, const SumFormat& format) {
   const GroupMembers members = members_of(group);
   const auto all = parts_of_all(channel, members, group.stride, parts);
-  std::vector<const std::byte*> from(all.size());
+  std::vector<const std::byte*> from;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].owner != members.self) continue;
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      CHECK(all[rank][i].count == parts[i].count && all[rank][i].owner == parts[i].owner);
-      from[rank] = all[rank][i].from;
+    from.clear();
+    if (parts[i].adds) from.push_back(parts[i].to);
+    for (const std::span<const SummedPart>& of_rank : all) {
+      CHECK(of_rank[i].count == parts[i].count && of_rank[i].owner == parts[i].owner);
+      from.push_back(of_rank[i].from);
     }
     sum_in_order(from, parts[i].to, parts[i].count, format);
   }

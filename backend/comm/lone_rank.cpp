@@ -1,5 +1,6 @@
 #include "backend/comm/lone_rank.h"
 
+#include <array>
 #include <cstring>
 
 namespace ballast {
@@ -7,7 +8,11 @@ namespace ballast {
 void LoneRank::reduce_scatter(Channel, const RankGroup&, std::span<const SummedPart> parts,
                               const SumFormat& format) {
   for (const SummedPart& part : parts) {
-    if (part.owner == 0) sum_in_order({&part.from, 1}, part.to, part.count, format);
+    const std::array<const std::byte*, 2> both = {part.to, part.from};
+    const std::span<const std::byte* const> from(both);
+    if (part.owner == 0) {
+      sum_in_order(part.adds ? from : from.last(1), part.to, part.count, format);
+    }
   }
 }
 

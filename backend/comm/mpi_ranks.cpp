@@ -122,18 +122,20 @@ void MpiRanks::sum_part(Channel channel, const GroupMembers& members, const Summ
   const size_t count = members.ranks.size();
   const auto self = static_cast<size_t>(members.self);
   std::vector<std::vector<std::byte>> arrived(count);
-  std::vector<const std::byte*> from(count);
+  const size_t first = part.adds ? 1 : 0;  // of the ranks' in the sum
+  std::vector<const std::byte*> from(first + count);
   for (int64_t at = 0; at < part.count * size; at += kTileBytes) {
     const int64_t bytes = std::min(kTileBytes, part.count * size - at);
     Requests received;
+    if (part.adds) from[0] = part.to + at;
     for (size_t i = 0; i < count; ++i) {
       if (i == self) {
-        from[i] = part.from + at;
+        from[first + i] = part.from + at;
         continue;
       }
       arrived[i].resize(static_cast<size_t>(bytes));
       receive(channel, members.ranks[i], arrived[i].data(), bytes, received);
-      from[i] = arrived[i].data();
+      from[first + i] = arrived[i].data();
     }
     wait(received);
     sum_in_order(from, part.to + at, bytes / size, format);

@@ -33,6 +33,7 @@ BucketRanges::BucketRanges(const Graph& graph, const OperationArguments& argumen
     own_.push_back(shares == nullptr ? graph.bucket(bucket)
                                      : shares->bucket_of(bucket, shares->rank()));
     runs_.push_back(runs_of(graph.modules, own_.back()));
+    for (Run& run : runs_.back()) run.module_begin -= kept_before(run.module);
   }
   find_stationary_weights();
 }
@@ -108,7 +109,7 @@ CastRange BucketRanges::cast(const Op& op, int32_t step) const {
 
 std::vector<SumRange> BucketRanges::sums(const Op& op, int32_t step) const {
   auto* sums = reinterpret_cast<double*>(arguments_.find(op, Role::kNormPartials, step).data);
-  if (shares_ != nullptr && shares_->are_split()) return sums_of_share(op, step, sums);
+  if (is_split()) return sums_of_share(op, step, sums);
   const Bucket& bucket = bucket_of(op);
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const bool packed = sources.front().tensor->label.bucket >= 0;
@@ -128,28 +129,36 @@ std::vector<SumRange> BucketRanges::sums(const Op& op, int32_t step) const {
 std::vector<SumRange> BucketRanges::sums_of_share(const Op& op, int32_t step, double* sums) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const kernels::Format format = format_of(sources.front().tensor->dtype);
-  const Bucket& bucket = bucket_of(op);
-  const int64_t begin = shares_->own(op.label.bucket).begin;
   std::vector<SumRange> ranges;
   for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
     if (!segment.whole()) continue;
-    ranges.push_back({element_at(bucket, sources, begin, segment.all.begin), format,
-                      segment.all.count, sums + segment.segment});
+    ranges.push_back({values_at(sources, segment), format, segment.all.count, sums++});
   }
   return ranges;
 }
 
 std::vector<CutRange> BucketRanges::cuts(const Op& op, int32_t step) const {
   std::vector<CutRange> ranges;
-  if (shares_ == nullptr || !shares_->are_split()) return ranges;
+  if (!is_split()) return ranges;
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
-  const int64_t begin = shares_->own(op.label.bucket).begin;
   for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
     if (segment.whole()) continue;
-    ranges.push_back(
-        {element_at(bucket_of(op), sources, begin, segment.here.begin), segment.here.count});
+    ranges.push_back({values_at(sources, segment), segment.here.count});
   }
   return ranges;
+}
+
+bool BucketRanges::is_split() const { return shares_ != nullptr && shares_->are_split(); }
+
+int64_t BucketRanges::kept_before(int32_t module) const {
+  return shares_ == nullptr ? 0 : shares_->of_module(module, shares_->rank()).begin;
+}
+
+std::byte* BucketRanges::values_at(const std::vector<Argument>& sources,
+                                   const SegmentRange& segment) const {
+  if (!is_of_module(sources.front())) return element(sources.front(), segment.offset);
+  return element(sources[static_cast<size_t>(segment.piece)],
+                 segment.here.begin - kept_before(segment.module));
 }
 
 std::byte* BucketRanges::element_at(const Bucket& bucket, const std::vector<Argument>& arguments,
@@ -170,8 +179,8 @@ std::vector<BucketRanges::RankPart> BucketRanges::parts_of_ranks(int32_t bucket)
   for (int rank = 0; rank < shares_->count(); ++rank) {
     // Where all keep all, each sums an equal part for the others.
     const int64_t even = div_ceil(count, int64_t{shares_->count()});
-    const ElementRange share =
-        shares_->are_split() ? shares_->of(bucket, rank) : overlap({0, count}, {even * rank, even});
+    const ElementRange share = shares_->are_of_buckets() ? shares_->of(bucket, rank)
+                                                         : overlap({0, count}, {even * rank, even});
     for (const Bucket::Piece& piece : graph_.bucket(bucket).pieces) {
       const ElementRange here = overlap(share, {piece.offset, piece.count});
       if (here.count > 0) parts.push_back({rank, here});
@@ -182,6 +191,7 @@ std::vector<BucketRanges::RankPart> BucketRanges::parts_of_ranks(int32_t bucket)
 
 // A contribution is of the whole bucket, a sum of a share where it has a tensor of its own.
 std::vector<SummedPart> BucketRanges::summed(const Op& op, int32_t step) const {
+  if (shares_->are_of_modules()) return summed_modules(op, step);
   const Bucket& bucket = bucket_of(op);
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> sums = arguments_.all(op, Role::kDestination, step);
@@ -199,6 +209,7 @@ std::vector<SummedPart> BucketRanges::summed(const Op& op, int32_t step) const {
 
 // A source is of a share; where there is none, each rank's lies where it goes.
 std::vector<GatheredPart> BucketRanges::gathered(const Op& op, int32_t step) const {
+  if (shares_->are_of_modules()) return gathered_modules(op, step);
   const Bucket& bucket = bucket_of(op);
   const bool in_place = op.kind == OpKind::kCollective &&
                         std::get<CollectiveWork>(op.work).kind == CollectiveKind::kAllReduce;
@@ -217,6 +228,41 @@ std::vector<GatheredPart> BucketRanges::gathered(const Op& op, int32_t step) con
   return parts;
 }
 
+// Whole gradients of modules, and in the same order this rank's shares of their sums.
+std::vector<SummedPart> BucketRanges::summed_modules(const Op& op, int32_t step) const {
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  const std::vector<Argument> sums = arguments_.all(op, Role::kParameterGradient, step);
+  CHECK(sources.size() == sums.size());
+  std::vector<SummedPart> parts;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const int32_t module = modules_.of(*sums[i].tensor);
+    for (int rank = 0; rank < shares_->count(); ++rank) {
+      const ElementRange share = shares_->of_module(module, rank);
+      if (share.count == 0) continue;
+      parts.push_back(
+          {rank, element(sources[i], share.begin), sums[i].data, share.count, sums[i].adds});
+    }
+  }
+  return parts;
+}
+
+std::vector<GatheredPart> BucketRanges::gathered_modules(const Op& op, int32_t step) const {
+  const std::vector<Argument> shares = arguments_.all(op, Role::kWeight, step);
+  const std::vector<Argument> whole = arguments_.all(op, Role::kDestination, step);
+  CHECK(shares.size() == whole.size());
+  std::vector<GatheredPart> parts;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const int32_t module = modules_.of(*shares[i].tensor);
+    for (int rank = 0; rank < shares_->count(); ++rank) {
+      const ElementRange share = shares_->of_module(module, rank);
+      if (share.count == 0) continue;
+      parts.push_back({rank, shares[i].data, element(whole[i], share.begin),
+                       share.count * size_of(whole[i].tensor->dtype)});
+    }
+  }
+  return parts;
+}
+
 std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> destinations = arguments_.all(op, Role::kDestination, step);
@@ -224,7 +270,7 @@ std::vector<CopyRange> BucketRanges::copies(const Op& op, int32_t step) const {
   if (rests(sources.front()) || rests(destinations.front())) return moves_of_state(op, step);
   if (op.phase == Phase::kFetch) return fetches(sources, destinations.front());
   const bool home = kind_of(op.lane) == LaneKind::kUpload;
-  const bool of_share = shares_ != nullptr && shares_->are_split();
+  const bool of_share = shares_ != nullptr && shares_->are_of_buckets();
   if (home && of_share) return homecoming_of_share(op, sources.front(), destinations);
   if (home) return homecoming(op, sources.front(), destinations);
   const Argument& source = sources.front();

@@ -39,7 +39,8 @@ struct CutRange {
   int64_t count = 0;
 };
 
-// One partial sum a segment (kSegment) of `count` values, the first at `sums`.
+// One partial sum a segment (kSegment) of `count` values, the first at `sums`. Those of a share lie
+// one after another.
 struct SumRange {
   const std::byte* values = nullptr;
   kernels::Format format{};
@@ -62,7 +63,8 @@ class BucketRanges {
                const RankShares* shares = nullptr);
 
   const Bucket& bucket_of(const Op& op) const;
-  // By bucket: what one call of an optimizer kernel steps.
+  // By bucket: what one call of an optimizer kernel steps; of a module from the start of what this
+  // rank's tensors hold of it.
   const std::vector<Run>& runs(int32_t bucket) const { return runs_[static_cast<size_t>(bucket)]; }
 
   std::vector<CastRange> pack(const Op& op, int32_t step) const;
@@ -82,8 +84,8 @@ class BucketRanges {
   std::vector<CopyRange> snapshot(const Op& op, int32_t step) const;
   // Of kAdam and of an exact kUndo, in the order of runs().
   std::vector<StepRange> steps(const Op& op, int32_t step) const;
-  // Of collectives among ranks, on the buckets: contributions to sums and where these go, weights
-  // and where those of every rank go.
+  // Of collectives among ranks, on buckets or on modules: contributions to sums and where these go,
+  // weights and where those of every rank go.
   std::vector<SummedPart> summed(const Op& op, int32_t step) const;
   std::vector<GatheredPart> gathered(const Op& op, int32_t step) const;
 
@@ -106,6 +108,13 @@ class BucketRanges {
   std::vector<CopyRange> homecoming_of_share(const Op& op, const Argument& source,
                                              const std::vector<Argument>& destinations) const;
   void find_stationary_weights();
+  bool is_split() const;
+  // Elements of a module before the first of those that this rank's tensors of the module hold.
+  int64_t kept_before(int32_t module) const;
+  // What of a segment this rank has, in what holds its share of a bucket or of modules.
+  std::byte* values_at(const std::vector<Argument>& sources, const SegmentRange& segment) const;
+  std::vector<SummedPart> summed_modules(const Op& op, int32_t step) const;
+  std::vector<GatheredPart> gathered_modules(const Op& op, int32_t step) const;
   std::vector<SumRange> sums_of_share(const Op& op, int32_t step, double* sums) const;
   const Bucket& own_bucket_of(const Op& op) const;
   // Element `index` of a bucket in one of: the modules' tensors, piece by piece; a tensor of the

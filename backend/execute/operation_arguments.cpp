@@ -1,5 +1,7 @@
 #include "backend/execute/operation_arguments.h"
 
+#include "sim/graph/core/edit.h"
+
 namespace ballast {
 
 kernels::Format format_of(DType dtype) {
@@ -22,7 +24,7 @@ Argument OperationArguments::at(const Access& access, int32_t step) const {
 
 Argument OperationArguments::find(const Op& op, Role role, int32_t step) const {
   for (const Access& access : op.accesses) {
-    if (access.role == role) return at(access, step);
+    if (access.role == role && !is_token(graph_.tensor(access.tensor))) return at(access, step);
   }
   return {};
 }
@@ -30,7 +32,8 @@ Argument OperationArguments::find(const Op& op, Role role, int32_t step) const {
 std::vector<Argument> OperationArguments::all(const Op& op, Role role, int32_t step) const {
   std::vector<Argument> arguments;
   for (const Access& access : op.accesses) {
-    if (access.role == role) arguments.push_back(at(access, step));
+    if (access.role != role || is_token(graph_.tensor(access.tensor))) continue;
+    arguments.push_back(at(access, step));
   }
   return arguments;
 }

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "sim/graph/core/stages.h"
+
 namespace ballast {
 
 RankNorms::RankNorms(const Graph& graph, const OperationArguments& arguments,
@@ -19,11 +21,14 @@ RankNorms::RankNorms(const Graph& graph, const OperationArguments& arguments,
       partials_[bucket] = id;
     }
   }
+  for (const Module& module : graph.modules) {
+    sums_.emplace_back(static_cast<size_t>(div_ceil(whole_count(module), kSegment)));
+  }
 }
 
-double* RankNorms::partials_of(int32_t bucket) const {
+const double* RankNorms::partials_of(int32_t bucket) const {
   const TensorId tensor = partials_[static_cast<size_t>(bucket)];
-  return reinterpret_cast<double*>(arguments_.bytes(tensor).data());
+  return reinterpret_cast<const double*>(arguments_.bytes(tensor).data());
 }
 
 void RankNorms::keep(int32_t bucket, kernels::Format format, const std::vector<CutRange>& cuts) {
@@ -58,12 +63,14 @@ int64_t RankNorms::told_by(int rank) const {
 std::vector<std::byte> RankNorms::told_by_this() const {
   std::vector<std::byte> told;
   std::vector<size_t> taken(graph_.buckets.size(), 0);
+  std::vector<int64_t> summed(graph_.buckets.size(), 0);
   const auto tell = [&](const std::byte* from, int64_t bytes) {
     told.insert(told.end(), from, from + bytes);
   };
   for_segments(shares_.rank(), [&](int32_t b, const SegmentRange& segment, int64_t bytes) {
     if (segment.whole()) {
-      return tell(reinterpret_cast<const std::byte*>(partials_of(b) + segment.segment), bytes);
+      const double* const sum = partials_of(b) + summed[static_cast<size_t>(b)]++;
+      return tell(reinterpret_cast<const std::byte*>(sum), bytes);
     }
     size_t& begin = taken[static_cast<size_t>(b)];
     const std::vector<std::byte>& values = kept_[static_cast<size_t>(b)].values;
@@ -74,30 +81,37 @@ std::vector<std::byte> RankNorms::told_by_this() const {
   return told;
 }
 
-// The ranks have consecutive parts of a segment that is cut.
 void RankNorms::take(const std::vector<std::byte>& told, const kernels::Table& table) {
   const std::byte* at = told.data();
-  std::vector<std::vector<std::byte>> open(graph_.buckets.size());  // values of it so far
+  OpenSegments open;
   for (int rank = 0; rank < shares_.count(); ++rank) {
     for_segments(rank, [&](int32_t b, const SegmentRange& segment, int64_t bytes) {
-      double& sum = partials_of(b)[segment.segment];
       const std::byte* const values = std::exchange(at, at + bytes);
-      if (segment.whole()) {
-        std::memcpy(&sum, values, sizeof(double));
-        return;
-      }
-      std::vector<std::byte>& so_far = open[static_cast<size_t>(b)];
-      so_far.insert(so_far.end(), values, values + bytes);
-      if (segment.here.end() < segment.all.end()) return;
-      const kernels::Format format = kept_[static_cast<size_t>(b)].format;
-      sum = table.sum_of_squares(so_far.data(), format, segment.all.count);
-      so_far.clear();
+      if (!segment.whole()) return take_cut(b, segment, values, open, table);
+      std::memcpy(&sum_of(segment), values, sizeof(double));
     });
   }
+  CHECK(open.empty());
 }
 
-void RankNorms::complete(const kernels::Table& table) {
-  if (!shares_.are_split()) return;
+// Buckets hold gradients in different formats, whose values are all those of fp32.
+void RankNorms::take_cut(int32_t bucket, const SegmentRange& segment, const std::byte* values,
+                         OpenSegments& open, const kernels::Table& table) {
+  const auto key = std::pair(segment.module, segment.segment);
+  Open& of = open[key];
+  of.values.resize(static_cast<size_t>(segment.all.count));
+  table.cast(values, kept_[static_cast<size_t>(bucket)].format,
+             of.values.data() + (segment.here.begin - segment.all.begin), kernels::Format::kF32,
+             segment.here.count);
+  of.known += segment.here.count;
+  if (of.known < segment.all.count) return;
+  sum_of(segment) =
+      table.sum_of_squares(of.values.data(), kernels::Format::kF32, segment.all.count);
+  open.erase(key);
+}
+
+double RankNorms::sum_of_all(const kernels::Table& table) {
+  CHECK(shares_.are_split());
   const std::vector<std::byte> own = told_by_this();
   std::vector<int64_t> sizes;
   int64_t size = 0;
@@ -113,8 +127,13 @@ void RankNorms::complete(const kernels::Table& table) {
     if (bytes > 0) parts.push_back({rank, own.data(), to, bytes});
     to += bytes;
   }
-  shares_.ranks().all_gather(Channel::kControl, shares_.group(), parts);
+  shares_.gather(parts);
   take(told, table);
+  double sum = 0;
+  for (const int32_t module : modules_in_order(graph_)) {
+    for (const double partial : sums_[static_cast<size_t>(module)]) sum += partial;
+  }
+  return sum;
 }
 
 }  // namespace ballast

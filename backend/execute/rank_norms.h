@@ -1,13 +1,15 @@
-// The gradient norm of buckets that ranks share: every rank comes to know the partial sums of all
-// segments, and so sums the same numbers in the same order as one that has all of them.
+// The gradient norm of parameters that ranks share: every rank comes to know the partial sums of
+// all segments, and so sums the same numbers in the same order as one that has all of them.
 //
-// Of a segment that lies in one rank's share its sum is told, of one that shares cut through its
-// values, from which every rank finds the sum that one rank finds.
+// Of a segment that lies in one rank's share of a bucket its sum is told, of one that shares cut
+// through its values, from which every rank finds the sum that one rank finds.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "backend/execute/bucket_ranges.h"
@@ -27,12 +29,14 @@ class RankNorms {
   // is the same on every rank. Thread safety: as the graph orders the bucket's norm partials.
   void keep(int32_t bucket, kernels::Format format, const std::vector<CutRange>& cuts);
 
-  // Fills the norm partials in CPU memory with those of all ranks, each of which calls.
-  void complete(const kernels::Table& table);
+  // The sum of the squares of all parameters' gradients, segment by segment in their flat order.
+  // Every rank calls.
+  double sum_of_all(const kernels::Table& table);
 
  private:
-  // The norm partials of a bucket in CPU memory.
-  double* partials_of(int32_t bucket) const;
+  // The norm partials of a bucket in CPU memory: of segments that lie in this rank's share, one
+  // after another.
+  const double* partials_of(int32_t bucket) const;
   // Calls for every segment that lies in a rank's share, in the order in which it tells of them,
   // with how many bytes it tells.
   void for_segments(int rank, const std::function<void(int32_t bucket, const SegmentRange& segment,
@@ -40,11 +44,23 @@ class RankNorms {
   int64_t told_by(int rank) const;  // bytes
   std::vector<std::byte> told_by_this() const;
   void take(const std::vector<std::byte>& told, const kernels::Table& table);
+  // Of a segment that is cut, until all of it is known.
+  struct Open {
+    std::vector<float> values;
+    int64_t known = 0;
+  };
+  using OpenSegments = std::map<std::pair<int32_t, int64_t>, Open>;  // by module and segment
+  void take_cut(int32_t bucket, const SegmentRange& segment, const std::byte* values,
+                OpenSegments& open, const kernels::Table& table);
+  double& sum_of(const SegmentRange& segment) {
+    return sums_[static_cast<size_t>(segment.module)][static_cast<size_t>(segment.segment)];
+  }
 
   const Graph& graph_;
   const OperationArguments& arguments_;
   const RankShares& shares_;
-  std::vector<TensorId> partials_;  // by bucket
+  std::vector<TensorId> partials_;         // by bucket
+  std::vector<std::vector<double>> sums_;  // by module and segment
   struct Kept {
     kernels::Format format{};
     std::vector<std::byte> values;  // of all cut segments, one after another

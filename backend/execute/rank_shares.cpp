@@ -10,19 +10,39 @@ ElementRange overlap(const ElementRange& one, const ElementRange& other) {
 }
 
 RankShares::RankShares(const Graph& graph, const Plan& plan, Communicator& ranks)
-    : graph_(graph), ranks_(ranks), group_(replica_group(plan)), split_(plan.zero_stage > 0) {
+    : graph_(graph),
+      ranks_(ranks),
+      group_(replica_group(plan)),
+      of_(plan.zero_stage == 0   ? Of::kNothing
+          : plan.zero_stage == 3 ? Of::kModules
+                                 : Of::kBuckets) {
   CHECK(group_.ranks == ranks.size() && group_.stride == 1);
 }
 
 ElementRange RankShares::of(int32_t bucket, int rank) const {
   const int64_t count = graph_.bucket(bucket).count;
-  if (!split_) return {0, count};
+  if (!are_of_buckets()) return {0, count};
   const int64_t share = share_of_bucket(graph_, bucket, count, group_.ranks);
   return overlap({0, count}, {share * rank, share});
 }
 
+ElementRange RankShares::of_module(int32_t module, int rank) const {
+  const ElementRange all{0, whole_count(graph_.module(module))};
+  if (!are_of_modules()) return all;
+  const int64_t share = graph_.module(module).count;
+  return overlap(all, {share * rank, share});
+}
+
 Bucket RankShares::bucket_of(int32_t bucket, int rank) const {
   Bucket own = graph_.bucket(bucket);
+  if (are_of_modules()) {
+    for (Bucket::Piece& piece : own.pieces) {
+      const ElementRange share = of_module(piece.module, rank);
+      piece.begin += graph_.module(piece.module).count * rank;
+      piece.count = overlap(share, {piece.begin, piece.count}).count;
+    }
+    return own;
+  }
   const ElementRange share = of(bucket, rank);
   for (Bucket::Piece& piece : own.pieces) {
     const ElementRange here = overlap(share, {piece.offset, piece.count});
@@ -36,21 +56,26 @@ Bucket RankShares::bucket_of(int32_t bucket, int rank) const {
 }
 
 std::vector<SegmentRange> RankShares::segments_of(int32_t bucket, int rank) const {
-  const ElementRange share = of(bucket, rank);
   std::vector<SegmentRange> segments;
-  int64_t segment = 0;
-  for (const Bucket::Piece& piece : graph_.bucket(bucket).pieces) {
-    for (int64_t at = 0; at < piece.count; at += kSegment, ++segment) {
-      const ElementRange all{piece.offset + at, std::min(kSegment, piece.count - at)};
-      const ElementRange here = overlap(all, share);
-      if (here.count > 0) segments.push_back({segment, all, here});
+  const Bucket share = bucket_of(bucket, rank);
+  for (size_t i = 0; i < share.pieces.size(); ++i) {
+    const Bucket::Piece& piece = share.pieces[i];
+    const int64_t all = whole_count(graph_.module(piece.module));
+    const ElementRange here{piece.begin, piece.count};
+    for (int64_t at = here.begin; at < here.end();) {
+      SegmentRange one{piece.module, at / kSegment, {}, {}, static_cast<int32_t>(i), 0};
+      one.all = overlap({0, all}, {one.segment * kSegment, kSegment});
+      one.here = overlap(one.all, here);
+      one.offset = piece.offset + at - here.begin;
+      segments.push_back(one);
+      at = one.here.end();
     }
   }
   return segments;
 }
 
 void RankShares::gather(int32_t bucket, int64_t begin, std::span<float> values) const {
-  if (!split_) return;
+  if (!are_of_buckets()) return;
   std::vector<GatheredPart> parts;
   for (int rank = 0; rank < count(); ++rank) {
     const ElementRange here = overlap(of(bucket, rank), {begin, std::ssize(values)});
@@ -58,6 +83,10 @@ void RankShares::gather(int32_t bucket, int64_t begin, std::span<float> values) 
     auto* const at = reinterpret_cast<std::byte*>(values.data() + (here.begin - begin));
     parts.push_back({rank, at, at, here.count * size_of(DType::kF32)});
   }
+  gather(parts);
+}
+
+void RankShares::gather(std::span<const GatheredPart> parts) const {
   ranks_.all_gather(Channel::kControl, group_, parts);
 }
 

@@ -1,9 +1,10 @@
-// Which part of every bucket a rank steps and keeps (ZeRO 1 and 2), and the way to the others.
+// Which part of the parameters a rank steps and keeps (ZeRO 1 to 3), and the way to the others.
 //
-// A rank's share of a bucket are consecutive parameters, as many as share_of_bucket() plans for;
-// the last ranks have fewer where they do not divide. Shares cut through segments: the norm of a
-// segment that several ranks have is summed from its values, which they tell each other, so that it
-// has the bits that one rank finds.
+// ZeRO 1 and 2 split every bucket: a share are consecutive parameters of it, as many as
+// share_of_bucket() plans for. ZeRO 3 splits every module, and the graph's buckets are of shares.
+// The last ranks have fewer where parameters do not divide. Shares cut through segments: the norm
+// of a segment that several ranks have is summed from its values, which they tell each other, so
+// that it has the bits that one rank finds.
 // Will not do: touch the memory of tensors.
 #pragma once
 
@@ -17,7 +18,7 @@
 
 namespace ballast {
 
-// Elements [begin, begin + count), from a bucket's start.
+// Elements [begin, begin + count), from a bucket's or a module's start.
 struct ElementRange {
   int64_t begin = 0;
   int64_t count = 0;
@@ -26,11 +27,14 @@ struct ElementRange {
 
 ElementRange overlap(const ElementRange& one, const ElementRange& other);
 
-// Parts of a bucket's segments that lie in a share: `segment` counts from the bucket's first.
+// The part of a module's segment that lies in a rank's share of a bucket, from the module's start.
 struct SegmentRange {
-  int64_t segment = 0;
-  ElementRange all;   // the segment, from the bucket's start
-  ElementRange here;  // what of it is in the share
+  int32_t module = 0;
+  int64_t segment = 0;  // of the module
+  ElementRange all;     // the segment
+  ElementRange here;    // what of it is in the share
+  int32_t piece = 0;    // of the bucket
+  int64_t offset = 0;   // of `here`, from the share's start
   bool whole() const { return all.count == here.count; }
 };
 
@@ -43,27 +47,36 @@ class RankShares {
   const RankGroup& group() const { return group_; }
   int rank() const { return ranks_.rank(); }
   int count() const { return static_cast<int>(group_.ranks); }
-  // False where every rank keeps all of every bucket.
-  bool are_split() const { return split_; }
+  // At most one of them; neither where every rank keeps all.
+  bool are_of_buckets() const { return of_ == Of::kBuckets; }
+  bool are_of_modules() const { return of_ == Of::kModules; }
+  bool are_split() const { return of_ != Of::kNothing; }
 
+  // Of a bucket; all of it where shares are not of buckets.
   ElementRange of(int32_t bucket, int rank) const;
   ElementRange own(int32_t bucket) const { return of(bucket, rank()); }
-  // The bucket with what of its pieces lies in a rank's share, offsets from the share's start. All
-  // pieces are there; some have no elements.
+  // Of a module; all of it where shares are not of modules.
+  ElementRange of_module(int32_t module, int rank) const;
+  // The bucket with what of its pieces lies in a rank's share: `begin` from the start of the whole
+  // module, `offset` from that of the share. All pieces are there; some have no elements.
   Bucket bucket_of(int32_t bucket, int rank) const;
   std::vector<SegmentRange> segments_of(int32_t bucket, int rank) const;
 
   // Fills `values`, elements [begin, begin + size) of a bucket, with what each rank has in its
   // share of them; every rank calls. Requires that this rank's are there.
   void gather(int32_t bucket, int64_t begin, std::span<float> values) const;
+  // What lies where it goes on its owner; every rank calls.
+  void gather(std::span<const GatheredPart> parts) const;
   // One after another the values of all ranks, as many of each.
   std::vector<double> gather_numbers(std::span<const double> own) const;
 
  private:
+  enum class Of : uint8_t { kNothing, kBuckets, kModules };
+
   const Graph& graph_;
   Communicator& ranks_;
   RankGroup group_;
-  bool split_;
+  Of of_;
 };
 
 }  // namespace ballast

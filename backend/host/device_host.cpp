@@ -39,9 +39,11 @@ const Capabilities& host_capabilities() {
           .also(OpKind::kSnapshot, {{kBothMoments, kMoments}})
           .also(OpKind::kUndo, {{kBothMoments, kMoments}}, {WorkVariant::kExactRestingUndo})
           .carries_out(OpKind::kIo, {{{Role::kSource, Role::kDestination}, kFloats}})
-          .carries_out(OpKind::kCollective,
-                       {{{Role::kSource, Role::kDestination, Role::kParameterGradient}, kFloats}},
-                       {WorkVariant::kBetweenStages, WorkVariant::kSeveralRanks})
+          .carries_out(
+              OpKind::kCollective,
+              {{{Role::kSource, Role::kDestination, Role::kWeight, Role::kParameterGradient},
+                kFloats}},
+              {WorkVariant::kBetweenStages, WorkVariant::kSeveralRanks})
           .also(OpKind::kAttention,
                 {{{Role::kWeight, Role::kParameterGradient, Role::kKeysValues}, kFloats},
                  {{Role::kKeyGradient}, {DType::kF32}}})
@@ -59,7 +61,8 @@ const Capabilities& host_capabilities() {
           .has({ModelFeature::kQkNorm, ModelFeature::kExperts, ModelFeature::kLatentAttention,
                 ModelFeature::kAttentionSinks, ModelFeature::kSlidingWindow,
                 ModelFeature::kSigmoidRouter, ModelFeature::kClampedSwiGlu})
-          .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks});
+          .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks,
+                PlanFeature::kSplitWeights});
   return kTable;
 }
 
@@ -79,7 +82,7 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
           [this] { return sum_of_partials(); }, views()),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
                options.optimizer_threads) {
-  if (shares_) norms_.emplace(graph_, arguments_, *shares_);
+  if (shares_ && shares_->are_split()) norms_.emplace(graph_, arguments_, *shares_);
 }
 
 std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int compute_threads) {
@@ -242,8 +245,7 @@ void HostDevice::sum_squares(const Op& op, int32_t step) {
 }
 
 double HostDevice::sum_of_partials() {
-  if (norms_) norms_->complete(updates_.table());
-  return updates_.sum_of_partials();
+  return norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
 }
 
 // Beside the losses each rank tells whether it would end the run.

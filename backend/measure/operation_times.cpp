@@ -11,6 +11,7 @@
 #include "backend/comm/lone_rank.h"
 #include "backend/measure/profile_probes.h"
 #include "backend/train/data.h"
+#include "backend/train/parameter_state.h"
 #include "backend/train/random.h"
 #include "sim/graph/build.h"
 
@@ -25,7 +26,7 @@ void fill_masters(const Graph& graph, const Model& model, uint64_t seed, Trainin
   constexpr double kDeviation = 0.02;  // as initialise()
   std::vector<float> tile;
   for (size_t i = 0; i < graph.modules.size(); ++i) {
-    const Module& module = graph.modules[i];
+    const Module module = whole_module(graph.modules[i]);
     if (module.count == 0) continue;
     std::vector<float> values(static_cast<size_t>(module.count));
     if (module.count <= kPeriod) {

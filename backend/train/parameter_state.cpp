@@ -11,21 +11,81 @@ namespace ballast {
 
 namespace {
 
-// Calls `visit(bucket, offset, begin, count)` for every bucket that holds a part of a parameter:
-// `offset` elements from the bucket's start, `begin` from the parameter's.
-void for_parts(
-    const Graph& graph, size_t module, const Parameter& parameter,
-    const std::function<void(size_t bucket, int64_t offset, int64_t begin, int64_t count)>& visit) {
+// Where some of a module's values lie: on which rank, in a bucket how far from the start of what
+// that rank's tensors hold of it, and how far from the start of the whole module.
+struct Held {
+  int rank = 0;
+  int32_t bucket = 0;
+  int64_t offset = 0;
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+// The parts of elements `range` of a module, of all ranks that share them.
+std::vector<Held> parts_of(const Graph& graph, const RankShares* shares, size_t module,
+                           const ElementRange& range) {
+  const bool split = shares != nullptr && shares->are_split();
+  const auto is_of_module = [&](const Bucket::Piece& piece) {
+    return static_cast<size_t>(piece.module) == module;
+  };
+  std::vector<Held> parts;
   for (size_t b = 0; b < graph.buckets.size(); ++b) {
-    for (const Bucket::Piece& piece : graph.buckets[b].pieces) {
-      if (static_cast<size_t>(piece.module) != module) continue;
-      const int64_t begin = std::max(parameter.offset, piece.begin);
-      const int64_t end = std::min(parameter.offset + parameter.count(), piece.begin + piece.count);
-      if (begin < end) {
-        visit(b, piece.offset + begin - piece.begin, begin - parameter.offset, end - begin);
+    const auto bucket = static_cast<int32_t>(b);
+    const std::vector<Bucket::Piece>& pieces = graph.bucket(bucket).pieces;
+    if (std::none_of(pieces.begin(), pieces.end(), is_of_module)) continue;
+    for (int rank = 0; rank < (split ? shares->count() : 1); ++rank) {
+      for (const Bucket::Piece& piece :
+           split ? shares->bucket_of(bucket, rank).pieces : graph.bucket(bucket).pieces) {
+        const ElementRange here = overlap({piece.begin, piece.count}, range);
+        if (!is_of_module(piece) || here.count == 0) continue;
+        parts.push_back(
+            {rank, bucket, piece.offset + here.begin - piece.begin, here.begin, here.count});
       }
     }
   }
+  return parts;
+}
+
+using HomeOf = std::function<StateHome(const Held& part)>;  // where what Held::offset counts begins
+
+bool is_here(const TrainingDevice& device, const Held& part) {
+  const RankShares* const shares = device.shares();
+  return shares == nullptr || !shares->are_split() || part.rank == shares->rank();
+}
+
+// Of several ranks all call, and each comes to know what the others have.
+std::vector<float> read_range(const Graph& graph, TrainingDevice& device, size_t module,
+                              const ElementRange& range, const HomeOf& home) {
+  std::vector<float> values(static_cast<size_t>(range.count));
+  std::vector<GatheredPart> told;
+  for (const Held& part : parts_of(graph, device.shares(), module, range)) {
+    float* const to = values.data() + (part.begin - range.begin);
+    if (is_here(device, part)) {
+      const std::vector<float> own = read_values(device, home(part), part.offset, part.count);
+      std::copy(own.begin(), own.end(), to);
+    }
+    auto* const bytes = reinterpret_cast<std::byte*>(to);
+    told.push_back({part.rank, bytes, bytes, part.count * size_of(DType::kF32)});
+  }
+  if (device.shares() != nullptr && device.shares()->are_split()) device.shares()->gather(told);
+  return values;
+}
+
+// Each rank writes what it keeps.
+void write_range(const Graph& graph, TrainingDevice& device, size_t module, int64_t begin,
+                 std::span<const float> values, const HomeOf& home) {
+  for (const Held& part : parts_of(graph, device.shares(), module, {begin, std::ssize(values)})) {
+    if (!is_here(device, part)) continue;
+    write_values(
+        device, home(part), part.offset,
+        values.subspan(static_cast<size_t>(part.begin - begin), static_cast<size_t>(part.count)));
+  }
+}
+
+HomeOf homes_of(const Graph& graph, StateArray array) {
+  return [&graph, array](const Held& part) {
+    return home_of(graph, graph.bucket(part.bucket), array);
+  };
 }
 
 std::vector<size_t> with_copies(const Graph& graph, size_t module) {
@@ -34,11 +94,6 @@ std::vector<size_t> with_copies(const Graph& graph, size_t module) {
     all.push_back(static_cast<size_t>(copy));
   }
   return all;
-}
-
-template <class T>
-std::span<T> part_of(std::span<T> values, int64_t begin, int64_t count) {
-  return values.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
 }
 
 }  // namespace
@@ -54,22 +109,20 @@ void for_parameters(const Graph& graph,
 
 std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                                   const Parameter& parameter, StateArray array) {
-  std::vector<float> values(static_cast<size_t>(parameter.count()));
-  for_parts(graph, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    const std::vector<float> part =
-        read_state(device, graph, graph.buckets[b], array, offset, count);
-    std::copy(part.begin(), part.end(), values.begin() + begin);
-  });
-  return values;
+  return read_range(graph, device, module, {parameter.offset, parameter.count()},
+                    homes_of(graph, array));
 }
 
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values) {
   for (const size_t copy : with_copies(graph, module)) {
-    for_parts(graph, copy, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-      write_state(device, graph, graph.buckets[b], array, offset, part_of(values, begin, count));
-    });
+    write_range(graph, device, copy, parameter.offset, values, homes_of(graph, array));
   }
+}
+
+void write_masters(const Graph& graph, size_t module, std::span<const float> values,
+                   TrainingDevice& device) {
+  write_range(graph, device, module, 0, values, homes_of(graph, StateArray::kMaster));
 }
 
 PendingGradients::PendingGradients(const Graph& graph, TrainingDevice& device)
@@ -89,37 +142,31 @@ PendingGradients::PendingGradients(const Graph& graph, TrainingDevice& device)
   }
 }
 
-// Of shares in the modules' gradients, which are whole, each rank has the sums of its own: those
-// lie where they would, did the bucket begin in the module's tensor.
-PendingGradients::Part PendingGradients::part(size_t bucket, int64_t offset, size_t module,
-                                              int64_t module_offset) const {
-  const bool landed = landed_[bucket] >= 0;
-  const TensorId id = landed ? landed_[bucket] : by_module_[module];
-  const DType dtype = graph_.tensor(id).dtype;
-  if (landed) return {{id, 0, dtype}, offset};
+// In a module's own gradient values lie where they would, did what the bucket's tensors hold begin
+// there. Of shares of buckets it is whole, and each rank has the sums of its own.
+StateHome PendingGradients::home(int32_t bucket, size_t module, int64_t offset,
+                                 int64_t begin) const {
+  const TensorId landed = landed_[static_cast<size_t>(bucket)];
+  if (landed >= 0) return {landed, 0, graph_.tensor(landed).dtype};
+  const TensorId own = by_module_[module];
+  const DType dtype = graph_.tensor(own).dtype;
   const RankShares* const shares = device_.shares();
-  const int64_t share = shares == nullptr ? 0 : shares->own(static_cast<int32_t>(bucket)).begin;
-  return {{id, (module_offset - offset + share) * size_of(dtype), dtype}, offset};
+  const int64_t before =
+      shares == nullptr ? 0 : shares->of_module(static_cast<int32_t>(module), shares->rank()).begin;
+  return {own, (begin - before - offset) * size_of(dtype), dtype};
 }
 
 std::vector<float> PendingGradients::read(size_t module, const Parameter& parameter) const {
-  std::vector<float> values(static_cast<size_t>(parameter.count()));
-  for_parts(graph_, module, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-    const Part from = part(b, offset, module, parameter.offset + begin);
-    read_share(device_, static_cast<int32_t>(b), from.begin,
-               part_of(std::span(values), begin, count), from.home);
-  });
-  return values;
+  return read_range(
+      graph_, device_, module, {parameter.offset, parameter.count()},
+      [&](const Held& part) { return home(part.bucket, module, part.offset, part.begin); });
 }
 
 void PendingGradients::write(size_t module, const Parameter& parameter,
                              std::span<const float> values) {
   for (const size_t copy : with_copies(graph_, module)) {
-    for_parts(graph_, copy, parameter, [&](size_t b, int64_t offset, int64_t begin, int64_t count) {
-      const Part to = part(b, offset, copy, parameter.offset + begin);
-      write_share(device_, static_cast<int32_t>(b), to.begin, part_of(values, begin, count),
-                  to.home);
-    });
+    write_range(graph_, device_, copy, parameter.offset, values,
+                [&](const Held& part) { return home(part.bucket, copy, part.offset, part.begin); });
   }
 }
 

@@ -22,12 +22,17 @@ void for_parameters(const Graph& graph,
                     const std::function<void(size_t module, const Parameter&)>& visit);
 
 // One array of a parameter as fp32, whatever it is kept in: moments in fewer bits come back as they
-// were.
+// were. While nothing runs. Of several ranks all read at once, and each comes to know what the
+// others have; it writes what it keeps.
 std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                                   const Parameter& parameter, StateArray array);
 // Also of the copy that another stage has of a tied embedding.
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values);
+
+// All parameters of a module (an index into Graph::modules) into their masters.
+void write_masters(const Graph& graph, size_t module, std::span<const float> values,
+                   TrainingDevice& device);
 
 // The gradients of the last step where updates are delayed: each lies in its landed bucket or, for
 // buckets stepped on the GPU, in what ranks reduced it to, or in the module's own gradient.
@@ -39,12 +44,9 @@ class PendingGradients {
   void write(size_t module, const Parameter& parameter, std::span<const float> values);
 
  private:
-  // Where the values of a bucket lie, from `offset` elements into it on.
-  struct Part {
-    StateHome home;  // of a tensor with a share, or as if the module's tensor were the bucket
-    int64_t begin = 0;
-  };
-  Part part(size_t bucket, int64_t offset, size_t module, int64_t module_offset) const;
+  // Of values `offset` from the start of what this rank's tensors of a bucket hold, and `begin`
+  // from that of their module.
+  StateHome home(int32_t bucket, size_t module, int64_t offset, int64_t begin) const;
 
   const Graph& graph_;
   TrainingDevice& device_;

@@ -38,19 +38,6 @@ std::unique_ptr<TrainingDevice> open_device(const Training& training, const Trai
   return make_device(options.device, training, with, state);
 }
 
-// Writes all parameters of a module into the masters of its buckets.
-void write_masters(const Graph& graph, size_t index, std::span<const float> values,
-                   TrainingDevice& device) {
-  for (const Bucket& bucket : graph.buckets) {
-    for (const Bucket::Piece& piece : bucket.pieces) {
-      if (static_cast<size_t>(piece.module) != index) continue;
-      const auto part =
-          values.subspan(static_cast<size_t>(piece.begin), static_cast<size_t>(piece.count));
-      write_state(device, graph, bucket, StateArray::kMaster, piece.offset, part);
-    }
-  }
-}
-
 namespace {
 
 constexpr size_t kCheckpointsKept = 2;
@@ -99,7 +86,7 @@ CheckpointHeader header_to_resume(const std::string& path, const TrainerOptions&
 void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
                         TrainingDevice& device) {
   for (size_t i = 0; i < graph.modules.size(); ++i) {
-    const Module& module = graph.modules[i];
+    const Module module = whole_module(graph.modules[i]);
     if (module.count == 0) continue;
     std::vector<float> values(static_cast<size_t>(module.count));
     initialise(module, model, seed, values);

@@ -124,8 +124,5 @@ class Trainer {
 DeviceOptions device_options(const TrainerOptions& options);
 std::unique_ptr<TrainingDevice> open_device(const Training& training, const TrainerOptions& options,
                                             const DeviceOptions& with, const ControlState& state);
-// Writes all parameters of a module (an index into Graph::modules) to their masters.
-void write_masters(const Graph& graph, size_t module, std::span<const float> values,
-                   TrainingDevice& device);
 
 }  // namespace ballast

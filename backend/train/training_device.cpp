@@ -1,5 +1,7 @@
 #include "backend/train/training_device.h"
 
+#include <algorithm>
+
 #include "backend/execute/bucket_ranges.h"
 #include "backend/host/bucket_updates.h"
 #include "sim/base/error.h"
@@ -98,76 +100,54 @@ BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t 
   return request;
 }
 
+std::vector<float> read_values(TrainingDevice& device, const StateHome& home, int64_t begin,
+                               int64_t count) {
+  const int64_t size = size_of(home.dtype);
+  std::vector<std::byte> stored(static_cast<size_t>(count * size));
+  std::vector<float> values(static_cast<size_t>(count));
+  device.read(home.tensor, 0, home.begin + begin * size, stored);
+  kernels::best().cast(stored.data(), format_of(home.dtype), values.data(), kernels::Format::kF32,
+                       count);
+  return values;
+}
+
+void write_values(TrainingDevice& device, const StateHome& home, int64_t begin,
+                  std::span<const float> values) {
+  const int64_t size = size_of(home.dtype);
+  std::vector<std::byte> stored(values.size() * static_cast<size_t>(size));
+  kernels::best().cast(values.data(), kernels::Format::kF32, stored.data(), format_of(home.dtype),
+                       std::ssize(values));
+  device.write(home.tensor, 0, home.begin + begin * size, stored);
+}
+
 namespace {
 
-// Of the elements of a bucket from `begin` on those that this rank keeps, and its share.
-struct KeptPart {
-  ElementRange share;
-  ElementRange here;
-};
-
-KeptPart kept_part(const TrainingDevice& device, int32_t bucket, int64_t begin, int64_t count) {
-  const ElementRange all{begin, count};
-  const RankShares* const shares = device.shares();
-  if (shares == nullptr || !shares->are_split()) return {{0, begin + count}, all};
-  const ElementRange share = shares->own(bucket);
-  return {share, overlap(share, all)};
+// The masters that the weights on the GPU are made of: of all ranks where these have them whole.
+std::vector<float> masters_of(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
+                              const ElementRange& kept) {
+  std::vector<float> masters(static_cast<size_t>(bucket.count));
+  const std::vector<float> own =
+      read_values(device, home_of(graph, bucket, StateArray::kMaster), 0, kept.count);
+  std::copy(own.begin(), own.end(), masters.begin() + kept.begin);
+  const int32_t index = graph.tensor(bucket.master).label.bucket;
+  if (device.shares() != nullptr) device.shares()->gather(index, 0, masters);
+  return masters;
 }
 
 }  // namespace
 
-void read_share(TrainingDevice& device, int32_t bucket, int64_t begin, std::span<float> values,
-                const StateHome& home) {
-  const KeptPart part = kept_part(device, bucket, begin, std::ssize(values));
-  const int64_t size = size_of(home.dtype);
-  if (part.here.count > 0) {
-    std::vector<std::byte> stored(static_cast<size_t>(part.here.count * size));
-    device.read(home.tensor, 0, home.begin + (part.here.begin - part.share.begin) * size, stored);
-    kernels::best().cast(stored.data(), format_of(home.dtype),
-                         values.data() + (part.here.begin - begin), kernels::Format::kF32,
-                         part.here.count);
-  }
-  if (device.shares() != nullptr) device.shares()->gather(bucket, begin, values);
-}
-
-void write_share(TrainingDevice& device, int32_t bucket, int64_t begin,
-                 std::span<const float> values, const StateHome& home) {
-  const KeptPart part = kept_part(device, bucket, begin, std::ssize(values));
-  if (part.here.count == 0) return;
-  const int64_t size = size_of(home.dtype);
-  std::vector<std::byte> stored(static_cast<size_t>(part.here.count * size));
-  kernels::best().cast(values.data() + (part.here.begin - begin), kernels::Format::kF32,
-                       stored.data(), format_of(home.dtype), part.here.count);
-  device.write(home.tensor, 0, home.begin + (part.here.begin - part.share.begin) * size, stored);
-}
-
-std::vector<float> read_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
-                              StateArray array, int64_t begin, int64_t count) {
-  const StateHome home = home_of(graph, bucket, array);
-  std::vector<float> values(static_cast<size_t>(count));
-  read_share(device, graph.tensor(bucket.master).label.bucket, begin, values,
-             {home.tensor, home.begin, home.dtype});
-  return values;
-}
-
-void write_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket, StateArray array,
-                 int64_t begin, std::span<const float> values) {
-  const StateHome home = home_of(graph, bucket, array);
-  write_share(device, graph.tensor(bucket.master).label.bucket, begin, values,
-              {home.tensor, home.begin, home.dtype});
-}
-
 void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,
                     DType dtype) {
   for (const Bucket& bucket : graph.buckets) {
-    const std::vector<float> master =
-        read_state(device, graph, bucket, StateArray::kMaster, 0, bucket.count);
+    const int32_t index = graph.tensor(bucket.master).label.bucket;
+    const RankShares* const shares = device.shares();
+    const ElementRange kept =
+        shares == nullptr ? ElementRange{0, bucket.count} : shares->own(index);
+    const std::vector<float> master = masters_of(device, graph, bucket, kept);
     std::vector<std::byte> weights(static_cast<size_t>(bucket.count * size_of(dtype)));
     kernels::best().cast(master.data(), kernels::Format::kF32, weights.data(), format_of(dtype),
                          bucket.count);
     if (bucket.weights >= 0) {
-      const int32_t index = graph.tensor(bucket.master).label.bucket;
-      const ElementRange kept = kept_part(device, index, 0, bucket.count).here;
       device.write(bucket.weights, 0, 0,
                    std::span(weights).subspan(static_cast<size_t>(kept.begin * size_of(dtype)),
                                               static_cast<size_t>(kept.count * size_of(dtype))));
@@ -183,12 +163,37 @@ void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRang
   }
 }
 
+namespace {
+
+// What the first micro-batch's forward operations read.
+std::vector<bool> read_by_forward(const Graph& graph) {
+  std::vector<bool> used(graph.tensors.size(), false);
+  for (const Op& op : graph.step.ops) {
+    if (op.phase != Phase::kForward || op.label.micro_batch > 0) continue;
+    for (const Access& access : op.accesses) {
+      if (reads(access)) used[static_cast<size_t>(access.tensor)] = true;
+    }
+  }
+  return used;
+}
+
+// Weights are gathered for each visit, and belong to no micro-batch.
+bool serves(const Op& op, const std::vector<bool>& used) {
+  if (op.kind != OpKind::kCollective || op.phase != Phase::kFetch) return true;
+  return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+    return access.role == Role::kDestination && used[static_cast<size_t>(access.tensor)];
+  });
+}
+
+}  // namespace
+
 void run_forward(const Graph& graph, int64_t batch, int32_t step,
                  const std::function<void(OpId id, int32_t step)>& run) {
+  const std::vector<bool> used = read_by_forward(graph);
   for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     const Op& op = graph.step.ops[i];
     const bool forward = op.phase == Phase::kForward || op.phase == Phase::kFetch;
-    if (!forward || op.label.micro_batch > 0) continue;
+    if (!forward || op.label.micro_batch > 0 || !serves(op, used)) continue;
     const bool loads = op.kind == OpKind::kLoadBatch;
     run(static_cast<OpId>(i), loads ? static_cast<int32_t>(batch) : step);
   }

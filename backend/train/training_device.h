@@ -102,20 +102,12 @@ void require(const Capabilities& capabilities, const Training& training);
 // one rank after another.
 BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step, int rank = 0);
 
-// Elements [begin, begin + values.size()) of an array of a bucket's optimizer state, wherever it
-// rests, from and to how it is stored. While nothing runs. Of several ranks all read at once, and
-// each comes to know what the others have; it writes what it keeps.
-std::vector<float> read_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
-                              StateArray array, int64_t begin, int64_t count);
-void write_state(TrainingDevice& device, const Graph& graph, const Bucket& bucket, StateArray array,
-                 int64_t begin, std::span<const float> values);
-
-// The same of a tensor that holds a bucket's values, or this rank's share of them: its values begin
-// `home.begin` bytes from its start, those of the share where it holds a share.
-void read_share(TrainingDevice& device, int32_t bucket, int64_t begin, std::span<float> values,
-                const StateHome& home);
-void write_share(TrainingDevice& device, int32_t bucket, int64_t begin,
-                 std::span<const float> values, const StateHome& home);
+// Elements [begin, begin + count) of an array that lies in this rank's memory, from and to how it
+// is stored. While nothing runs.
+std::vector<float> read_values(TrainingDevice& device, const StateHome& home, int64_t begin,
+                               int64_t count);
+void write_values(TrainingDevice& device, const StateHome& home, int64_t begin,
+                  std::span<const float> values);
 
 // What TrainingDevice::spread_weights does, by reading and writing.
 void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <span>
 
+#include "backend/comm/mpi_ranks.h"
 #include "backend/measure/profile_host.h"
+#include "cli/flags/between_processes.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -74,7 +76,7 @@ void run_stages(int64_t stages, Machine& machine) {
 }
 
 // What ranks exchange goes through this machine's memory, written and read: its rate over two, and
-// no latency. Nothing of it is measured yet.
+// no latency. What `profile --ranks` timed goes before it.
 void wire_ranks(Machine& machine) {
   if (machine.node) return;
   Interconnect memory;
@@ -217,7 +219,8 @@ Host host_of(const Machine& machine) {
 
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
   const auto store = open_store_if_present(flag);
-  return store ? store->measurements(host_of(machine)) : Measurements{};
+  Measurements measurements = store ? store->measurements(host_of(machine)) : Measurements{};
+  return mpi_ranks_started() > 1 ? between_processes(std::move(measurements)) : measurements;
 }
 
 std::string_view default_stack(const Machine& machine) {

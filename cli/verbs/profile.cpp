@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "backend/comm/mpi_ranks.h"
 #include "backend/measure/cuda/profile_cuda.h"
 #include "backend/measure/profile_host.h"
+#include "backend/measure/rank_times.h"
 #include "backend/train/make_device.h"
+#include "cli/flags/between_processes.h"
 #include "cli/flags/training_flags.h"
 #include "cli/terminal/progress.h"
 #include "sim/base/atomic_file.h"
@@ -21,6 +24,7 @@ struct ProfileFlags {
   int threads = 0;
   std::optional<int> compute_threads;
   std::optional<double> gpu_memory_share;
+  std::optional<int> ranks;
 };
 
 bool parse(Words words, ProfileFlags& flags) {
@@ -44,6 +48,11 @@ bool parse(Words words, ProfileFlags& flags) {
   app.add_option("--gpu-memory-share", flags.gpu_memory_share,
                  "Of the host: share of the memory that plays the GPU's, above 0 and below 1 [0.5]")
       ->type_name("SHARE");
+  app.add_option("--ranks", flags.ranks,
+                 "Of the host: measure what so many ranks exchange, by kind and size, and nothing "
+                 "else: threads of one process or, under mpirun, its processes")
+      ->check(above_zero())
+      ->type_name("COUNT");
   parser.add(flags.store);
   parser.add(flags.output, "Write the machine to this file too");
   return parser.parse(words);
@@ -97,11 +106,64 @@ void append_to_store(const ProfileFlags& flags, const Profile& profile) {
   store.append(host_of(profile.machine), measurements);
 }
 
+void check_ranks(const ProfileFlags& flags) {
+  const int started = mpi_ranks_started();
+  if (*flags.ranks < 2) throw Error("--ranks", "one rank exchanges nothing", "name 2 or more");
+  if (cuda_index_of(flags.device) >= 0) {
+    throw Error("--ranks", "ranks run on the host device alone", "leave --device out");
+  }
+  if (started > 1 && started != *flags.ranks) {
+    throw Error("--ranks",
+                fmt::format("mpirun started {} ranks, and {} are named", started, *flags.ranks),
+                fmt::format("use mpirun -n {}", *flags.ranks));
+  }
+}
+
+// What is found belongs to the machine that was profiled before.
+int profile_ranks(const ProfileFlags& flags) {
+  check_ranks(flags);
+  const Machine here = load_machine_or_here(kHere, flags.store);
+  const ProfileEffort effort = flags.quick ? ProfileEffort::kQuick : ProfileEffort::kFull;
+  const bool processes = mpi_ranks_started() > 1;
+  const std::vector<OperationTime> times = processes
+                                               ? time_collectives(mpi_ranks(), effort)
+                                               : time_collectives_of_threads(*flags.ranks, effort);
+  if (!is_first_rank()) return kDone;
+  Measurements measurements;
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const OperationTime& time : times) {
+    const auto& work = std::get<CollectiveWork>(time.op.work);
+    measurements[cost_key(time.op)] = measurement_of(time.op, {time.median, time.deviation});
+    list.push_back({{"kind", to_string(work.kind)},
+                    {"ranks", work.ranks},
+                    {"bytes", work.bytes.count},
+                    {"time_us", time.median.us()},
+                    {"deviation_us", time.deviation.us()}});
+    if (flags.output.json) continue;
+    fmt::print("  {:<16}{:>12} bytes{:>12.1f} us +-{:.1f}\n", to_string(work.kind),
+               work.bytes.count, time.median.us(), time.deviation.us());
+  }
+  open_store(flags.store)
+      .append(host_of(here), processes ? named_between_processes(measurements) : measurements);
+  const nlohmann::ordered_json json = {{"schema", "ballast.ranks/1"},
+                                       {"ranks", *flags.ranks},
+                                       {"processes", processes},
+                                       {"collectives", list}};
+  if (flags.output.out) atomic_write(*flags.output.out, json.dump(1) + "\n");
+  if (flags.output.json) fmt::print("{}\n", json.dump(1));
+  if (!flags.output.json) {
+    fmt::print("{} exchanges of {} {} timed; kept in {}\n", times.size(), *flags.ranks,
+               processes ? "processes" : "threads", store_path(flags.store));
+  }
+  return kDone;
+}
+
 }  // namespace
 
 int run_profile(Words words) {
   ProfileFlags flags;
   if (!parse(words, flags)) return kDone;
+  if (flags.ranks) return profile_ranks(flags);
   // Known before the minutes of measuring: a GPU that is missing, a store that cannot be written.
   if (const int gpu = cuda_index_of(flags.device); gpu >= 0) {
     if (flags.gpu_memory_share) {

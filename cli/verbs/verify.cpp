@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "cli/text/tables.h"
 #include "cli/text/verification.h"
 #include "sim/base/atomic_file.h"
+#include "sim/engine/cost.h"
 
 namespace ballast {
 namespace {
@@ -133,8 +135,20 @@ MeasuredRun run_elsewhere(const VerifyFlags& flags, const Completed& completed) 
           run_paced(completed, measurements, {flags.steps, flags.slow_down})};
 }
 
+// Whether every exchange between ranks can be predicted from some that were timed here.
+bool exchanges_are_timed(const Graph& graph, const Measurements& measurements) {
+  return std::all_of(graph.step.ops.begin(), graph.step.ops.end(), [&](const Op& op) {
+    return op.kind != OpKind::kCollective ||
+           std::any_of(measurements.begin(), measurements.end(),
+                       [&](const auto& one) { return one.second.group == cost_group(op); });
+  });
+}
+
 // What the prediction leaves out, a line each.
-std::string left_out_text(const Setting& of, const TrainResult& result, bool paced) {
+std::string left_out_text(const VerifyFlags& flags, const Completed& completed,
+                          const TrainResult& result) {
+  const Setting& of = completed.setting;
+  const bool paced = flags.training.device == "paced";
   std::string text;
   if (result.rollbacks > 0) {
     text += fmt::format("{} of the steps were rolled back, which the prediction leaves out\n",
@@ -148,6 +162,13 @@ std::string left_out_text(const Setting& of, const TrainResult& result, bool pac
                             ? ", and what more threads than cores lose by taking turns the "
                               "prediction leaves out"
                             : "");
+  }
+  if (!paced && of.plan.data > 1 &&
+      !exchanges_are_timed(completed.prediction.graph, measurements_of(of.machine, flags.store))) {
+    text += fmt::format(
+        "what {0} ranks exchange was not timed on this machine, and is predicted as copies; "
+        "`ballast profile --ranks {0}` times it\n",
+        of.plan.data);
   }
   return text;
 }
@@ -200,7 +221,7 @@ int run_verify(Words words) {
   }
   if (!flags.output.json) {
     fmt::print("{}", verification_text(ran.graph, verification));
-    fmt::print("{}", left_out_text(completed.setting, ran.result, paced));
+    fmt::print("{}", left_out_text(flags, completed, ran.result));
   }
   // What was paced was not measured. Last of all: a store that fails takes nothing else with it.
   if (!paced) append_to_store(flags, completed.setting, verification, comparison);

@@ -157,6 +157,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
     : machine_(machine),
       adam_(plan.optimizer.adam),
       numa_(plan.numa),
+      ranks_here_(machine.gpu.is_host_thread ? plan.data : 1),
       constants_(stack.constants),
       launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
@@ -234,11 +235,13 @@ void CostModel::group_measurements() {
 CostTable CostModel::table(const Sequence& sequence, const Graph& graph) const {
   CostTable table;
   // Stages that this machine runs itself are threads of one process: they share its cores and its
-  // memory, while others have a GPU and a part of a CPU each.
+  // memory, while others have a GPU and a part of a CPU each. Of ranks, which do the same at the
+  // same time, each has its part of both.
   const int devices = machine_.gpu.is_host_thread ? 1 : devices_of(graph);
   for (int device = 0; device < devices; ++device) {
     for (Capacity capacity : capacities_) {
       if (devices > 1) capacity.name += fmt::format(" {}", device);
+      capacity.amount /= static_cast<double>(ranks_here_);
       table.capacities.push_back(std::move(capacity));
     }
   }
@@ -487,6 +490,10 @@ void CostModel::demand(OpCost& cost, int32_t capacity, double amount) const {
   cost.demands[static_cast<size_t>(cost.demand_count++)] = {capacity, std::min(amount, most)};
 }
 
+double CostModel::most_cores() const {
+  return static_cast<double>(machine_.cpu.cores) / static_cast<double>(ranks_here_);
+}
+
 void CostModel::add_demands(const Op& op, OpCost& cost) const {
   const double moved = per_second(bytes_of(op.work), cost.alone);
   if (runs_on_cpu(op)) {
@@ -500,7 +507,10 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
     const bool copies = copy != nullptr || std::holds_alternative<CollectiveWork>(op.work);
     demand(cost, kDram, copies ? 2 * moved : moved);
     const bool computes = kind_of(op.lane) == LaneKind::kCompute;
-    demand(cost, kCores, computes ? static_cast<double>(machine_.gpu.compute_threads) : 1);
+    double cores = computes ? static_cast<double>(machine_.gpu.compute_threads) : 1;
+    // What ranks exchange was timed beside each other, on the cores that there are.
+    if (op.kind == OpKind::kCollective) cores = std::min(cores, most_cores());
+    demand(cost, kCores, cores);
     return;
   }
   if (copy != nullptr) {

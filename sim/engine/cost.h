@@ -55,10 +55,10 @@ Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit
 class CostModel {
  public:
   // Of the plan only what says how the machine is used is read: which Adam of the CPU steps
-  // (optimizer.adam) and which memory it is bound to (numa). The constants of the stack are shares
-  // of the rates of the roofline; what was measured is left alone. `measurements` may be null. The
-  // machine must outlive this object. Throws Error if no curve has the name of the Adam, or if the
-  // machine lacks the link of a remote binding.
+  // (optimizer.adam), which memory it is bound to (numa) and how many ranks share it (data). The
+  // constants of the stack are shares of the rates of the roofline; what was measured is left
+  // alone. `measurements` may be null. The machine must outlive this object. Throws Error if no
+  // curve has the name of the Adam, or if the machine lacks the link of a remote binding.
   CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
             const Measurements* measurements);
 
@@ -116,6 +116,7 @@ class CostModel {
   Alone between_stages(const CollectiveWork& work) const;
   Alone io(const IoWork& work) const;
   FlopRate matmul_rate(DType dtype) const;
+  double most_cores() const;  // of one rank, where all use theirs
   void add_demands(const Op& op, OpCost& cost) const;
   void add_collective_demands(const CollectiveWork& work, OpCost& cost) const;
   void demand(OpCost& cost, int32_t capacity, double amount) const;
@@ -123,6 +124,7 @@ class CostModel {
   const Machine& machine_;
   const std::string adam_;  // a name in machine.cpu.adam, or "best": the fastest at each size
   const NumaBinding numa_;
+  const int64_t ranks_here_;  // that this machine's own CPU runs, each with its part of it
   const StackConstants constants_;
   const Duration launch_;   // of the host, for a kernel
   const bool reads_norms_;  // the host, before it enqueues the optimizer

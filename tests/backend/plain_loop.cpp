@@ -80,7 +80,7 @@ class PlainLoop {
   // The layers whose weights flow are spread over a stage, so every stage is asked.
   bool is_flowing(const Module& module) const {
     for (const Op& op : graph_.step.ops) {
-      const bool fetches = op.phase == Phase::kFetch;
+      const bool fetches = op.phase == Phase::kFetch && op.kind != OpKind::kCollective;
       if (fetches && op.label.module == module.kind && op.label.layer == module.layer) return true;
     }
     return false;
@@ -98,20 +98,38 @@ class PlainLoop {
     const transformer::Shape shape{micro, plan_.sequence_length};
     const double factor =
         gradient.loss_scale / static_cast<double>(micro * plan_.sequence_length * pieces);
-    const int64_t of_rank = pieces / plan_.data;
-    for (int64_t rank = 0; rank < plan_.data; ++rank) {
-      Array sum;
-      for (int64_t piece = rank * of_rank; piece < (rank + 1) * of_rank; ++piece) {
-        std::vector<int32_t> tokens(static_cast<size_t>(micro * (plan_.sequence_length + 1)));
-        data_.batch({Split::kTraining, step, piece, micro, plan_.sequence_length}, tokens);
-        const bool first = piece == rank * of_rank;
-        sum = run_step(twin, shape, tokens, parameters, {factor, first ? nullptr : &sum}).gradients;
-      }
-      add_of_rank(gradient.values, transformer::values_of(sum));
-    }
-    if (plan_.data > 1) round(gradient.values);
+    const auto gradients_of = [&](int64_t piece, const Array* sum) {
+      std::vector<int32_t> tokens(static_cast<size_t>(micro * (plan_.sequence_length + 1)));
+      data_.batch({Split::kTraining, step, piece, micro, plan_.sequence_length}, tokens);
+      return run_step(twin, shape, tokens, parameters, {factor, sum}).gradients;
+    };
+    sum_over_ranks(gradient.values, pieces / plan_.data, gradients_of);
     if (gradient.values.size() > weights.size()) tie(gradient.values, weights.size());
     return gradient;
+  }
+
+  // A rank adds up its micro-batches, `of_rank` of them, before ranks are summed; where weights are
+  // split over ranks, ranks are summed after every micro-batch and added to the sum so far.
+  template <class GradientsOf>
+  void sum_over_ranks(std::vector<double>& sums, int64_t of_rank, const GradientsOf& gradients_of) {
+    if (plan_.zero_stage == 3 && plan_.data > 1) {
+      for (int64_t micro_batch = 0; micro_batch < of_rank; ++micro_batch) {
+        for (int64_t rank = 0; rank < plan_.data; ++rank) {
+          const Array own = gradients_of(rank * of_rank + micro_batch, nullptr);
+          add_of_rank(sums, transformer::values_of(own));
+        }
+        round(sums);
+      }
+      return;
+    }
+    for (int64_t rank = 0; rank < plan_.data; ++rank) {
+      Array sum;
+      for (int64_t i = 0; i < of_rank; ++i) {
+        sum = gradients_of(rank * of_rank + i, i == 0 ? nullptr : &sum);
+      }
+      add_of_rank(sums, transformer::values_of(sum));
+    }
+    if (plan_.data > 1) round(sums);
   }
 
   // Ranks are summed in their order in fp32, and the sum is rounded once.

@@ -24,12 +24,12 @@ class MpiRun : public testing::Test {
     bench.write("text.txt", text);
   }
 
-  static std::string train(const std::string& flags) {
+  static std::string train(const std::string& flags, int zero_stage = 2) {
     return "$BALLAST train --model tiny.json --set model.dropout=0 --store here.db "
            "--sequence-length 16 "
            "--global-batch 4 --data text.txt --devices 2 --set plan.data=2 "
-           "--set plan.zero_stage=2 --set plan.weights.flow_share=0 " +
-           flags;
+           "--set plan.weights.flow_share=0 --set plan.zero_stage=" +
+           std::to_string(zero_stage) + " " + flags;
   }
   Outcome ranks(int count, const std::string& line) const {
     return bench.shell(
@@ -41,17 +41,19 @@ class MpiRun : public testing::Test {
 };
 
 TEST_F(MpiRun, processes_train_to_the_bits_of_threads) {
-  const Outcome threads =
-      bench.shell(train("--steps 6 --export threads.safetensors --json 2> /dev/null"));
-  ASSERT_EQ(threads.code, 0) << threads.output;
-  const Outcome processes =
-      ranks(2, train("--steps 6 --export processes.safetensors --json 2> /dev/null"));
-  ASSERT_EQ(processes.code, 0) << processes.output;
-  EXPECT_EQ(bench.read("threads.safetensors"), bench.read("processes.safetensors"));
-  const Json one = Json::parse(threads.output);
-  const Json other = Json::parse(processes.output);  // of one rank: else it would not parse
-  EXPECT_EQ(one["last_loss"], other["last_loss"]);
-  EXPECT_EQ(one["validation_loss"], other["validation_loss"]);
+  for (const int stage : {2, 3}) {
+    const Outcome threads =
+        bench.shell(train("--steps 6 --export threads.safetensors --json 2> /dev/null", stage));
+    ASSERT_EQ(threads.code, 0) << threads.output;
+    const Outcome processes =
+        ranks(2, train("--steps 6 --export processes.safetensors --json 2> /dev/null", stage));
+    ASSERT_EQ(processes.code, 0) << processes.output;
+    EXPECT_EQ(bench.read("threads.safetensors"), bench.read("processes.safetensors"));
+    const Json one = Json::parse(threads.output);
+    const Json other = Json::parse(processes.output);  // of one rank: else it would not parse
+    EXPECT_EQ(one["last_loss"], other["last_loss"]);
+    EXPECT_EQ(one["validation_loss"], other["validation_loss"]);
+  }
 }
 
 TEST_F(MpiRun, processes_resume_what_threads_kept) {
@@ -77,6 +79,17 @@ TEST_F(MpiRun, a_rank_that_is_killed_ends_the_others) {
   EXPECT_NE(outcome.code, 0) << outcome.output;
   EXPECT_NE(outcome.code, 124) << outcome.output;
   EXPECT_TRUE(outcome.says("rank 1")) << outcome.output;
+}
+
+// How long it takes to end is looked at by hand (scripts/kill_ranks.py), for it says little of a
+// machine that does other things too.
+TEST_F(MpiRun, what_killed_ranks_leave_is_resumed_by_another_number_of_them) {
+  if (bench.shell("command -v python3").code != 0) GTEST_SKIP() << "there is no python3";
+  const Outcome outcome = bench.shell("python3 " BALLAST_SOURCE_DIR
+                                      "/scripts/kill_ranks.py $BALLAST --kills 2 --seed 3 "
+                                      "--most-seconds 120 --store here.db");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.says("2 kills, each left a run that resumes")) << outcome.output;
 }
 
 }  // namespace

@@ -162,6 +162,25 @@ TEST(communicator, a_rank_that_fails_ends_the_others) {
   }
 }
 
+// What is there comes first, and the sum takes its place.
+TEST(communicator, a_sum_may_add_to_what_is_there) {
+  constexpr int kRanks = 3;
+  constexpr size_t kCount = 5000;
+  LocalRanks all(kRanks);
+  std::vector<float> expected = values_of(kRanks, kCount);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const std::vector<float> values = values_of(rank, kCount);
+    for (size_t i = 0; i < kCount; ++i) expected[i] += values[i];
+  }
+  on_ranks(all, kRanks, [&](Communicator& one) {
+    std::vector<float> values = values_of(one.rank(), kCount);
+    std::vector<float> sum = values_of(kRanks, kCount);
+    const SummedPart part{1, bytes(values), bytes(sum), kCount, true};
+    one.reduce_scatter(Channel::kData, {kRanks, 1}, {&part, 1}, kPlain);
+    if (one.rank() == 1) EXPECT_EQ(sum, expected);
+  });
+}
+
 TEST(communicator, a_lone_rank_keeps_what_it_has) {
   LoneRank one(4);
   std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8};

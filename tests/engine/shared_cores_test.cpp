@@ -1,4 +1,5 @@
-// The stages of a pipeline that one machine runs in one process: one set of capacities for all.
+// The stages of a pipeline that one machine runs in one process: one set of capacities for all. The
+// ranks that it runs: each has its part of them.
 #include <gtest/gtest.h>
 
 #include "tests/engine/costed.h"
@@ -57,6 +58,24 @@ TEST(SharedCores, a_message_between_them_is_a_copy) {
   const CostTable table = table_of(both, machine);
   EXPECT_EQ(table.ops[0].alone, table.ops[1].alone);
   EXPECT_GT(table.ops[1].alone.ps, 0);
+}
+
+// Four cores: one rank's step by four threads runs at full speed, of two ranks each has two.
+TEST(SharedCores, ranks_that_this_machine_runs_take_cores_from_each_other) {
+  Machine machine = tiny_machine();
+  const auto cores_of = [&](int64_t ranks) {
+    Plan plan;
+    plan.data = plan.devices = ranks;
+    const Graph graph = two_stages();
+    const CostTable table = CostModel(machine, plan, Stack{}, nullptr).table(Sequence{}, graph);
+    for (const Capacity& capacity : table.capacities) {
+      if (capacity.name.starts_with("cores")) return capacity.amount;
+    }
+    return 0.0;
+  };
+  EXPECT_EQ(cores_of(2), cores_of(1));  // elsewhere each has a machine's
+  machine.gpu.is_host_thread = true;
+  EXPECT_EQ(cores_of(2), cores_of(1) / 2);
 }
 
 }  // namespace

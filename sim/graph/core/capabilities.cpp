@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/graph/core/edit.h"
 #include "sim/spec/knobs.h"
 
 namespace ballast {
@@ -216,7 +217,7 @@ std::optional<Missing> first_missing(const Op& op, const Graph& graph,
   }
   for (const Access& access : op.accesses) {
     const Tensor& tensor = tensor_of(graph, access);
-    if (capabilities.declares(op.kind, access.role, tensor.dtype)) continue;
+    if (is_token(tensor) || capabilities.declares(op.kind, access.role, tensor.dtype)) continue;
     const bool takes_role = capabilities.declares(op.kind, access.role);
     const Asked asked =
         takes_role ? typed_by(access.role) : Asked{"", "stack", "run the plan as stack ballast"};

@@ -107,7 +107,7 @@ std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucke
   std::vector<Run> runs;
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Bucket::Piece& piece = bucket.pieces[i];
-    // A shard's parameters are not told apart: nearly all of them are of matrices.
+    // Of a matrix that tensor ranks cut: its parameters are not told apart.
     if (modules[static_cast<size_t>(piece.module)].parameters.empty()) {
       runs.push_back(
           {piece.module, static_cast<int32_t>(i), piece.begin, piece.offset, piece.count, true});
@@ -128,6 +128,17 @@ std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucke
   return runs;
 }
 
+int64_t whole_count(const Module& module) {
+  int64_t count = 0;
+  for (const Parameter& parameter : module.parameters) count += parameter.count();
+  return std::max(count, module.count);
+}
+
+Module whole_module(Module module) {
+  module.count = whole_count(module);
+  return module;
+}
+
 Bytes undo_record_bytes(const Run& run) {
   constexpr int64_t kTile = 4096;
   constexpr int64_t kBytesOfTile = kTile + kTile / 8 + 4;
@@ -141,13 +152,35 @@ Bytes state_bytes(const Graph& graph, const Bucket& bucket) {
                           width(bucket.moment2))};
 }
 
+namespace {
+
+// The records of the runs in a piece. What lies in a rank's share of a module differs from rank to
+// rank: there is room for a cut at each of the module's runs.
+Bytes records_of(const Graph& graph, const Bucket::Piece& piece) {
+  const Module& module = graph.modules[static_cast<size_t>(piece.module)];
+  const int64_t whole = whole_count(module);
+  const bool shared = whole > module.count;
+  Bucket bucket;
+  bucket.pieces = {shared ? Bucket::Piece{piece.module, 0, whole, 0} : piece};
+  const std::vector<Run> runs = runs_of(graph.modules, bucket);
+  Bytes bytes;
+  if (!shared) {
+    for (const Run& run : runs) bytes += undo_record_bytes(run);
+    return bytes;
+  }
+  if (runs.size() > 1) bytes = undo_record_bytes({.count = 1}) * std::ssize(runs);
+  return bytes + undo_record_bytes({.count = piece.count});
+}
+
+}  // namespace
+
 Bytes undo_bytes(const Graph& graph, const Bucket& bucket, UndoKind kind) {
   if (kind == UndoKind::kSnapshot) {
     return bytes_of(bucket.count, DType::kF32) +
            bytes_of((kSnapshotArrays - 1) * bucket.count, graph.tensor(bucket.moment1).dtype);
   }
   Bytes bytes;
-  for (const Run& run : runs_of(graph.modules, bucket)) bytes += undo_record_bytes(run);
+  for (const Bucket::Piece& piece : bucket.pieces) bytes += records_of(graph, piece);
   return bytes;
 }
 
@@ -177,6 +210,10 @@ TensorId add_token(Graph& graph, Tensor like) {
   like.category = Category::kWorkspace;
   like.elements = 1;
   return add_tensor(graph, like);
+}
+
+bool is_token(const Tensor& tensor) {
+  return tensor.kind == TensorKind::kPartial && tensor.dtype == DType::kU8 && tensor.elements == 1;
 }
 
 void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after) {

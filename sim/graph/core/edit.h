@@ -63,6 +63,12 @@ struct Run {
 };
 std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucket);
 
+// All parameters of a module of which a rank has the same share as others (ZeRO stage 3):
+// Module::count of it, the last ranks fewer. Its table of parameters is that of the whole.
+int64_t whole_count(const Module& module);
+// The module as it is before it is shared.
+Module whole_module(Module module);
+
 // Bytes of the record from which one run can be undone exactly: for each tile of 4096 parameters a
 // code each, a reserve of an eighth of that for escapes, and their length in 4 bytes
 // (kernels/undo.h, whose numbers a test holds against these); a multiple of 64.
@@ -95,6 +101,9 @@ void compute_after(const std::vector<TensorId>& tensors, std::vector<Op>& ops);
 // A tensor of one element, in kind and place like another, that stands for "this is done": no edge
 // is ever written, so what only has to wait is made to read what the other writes.
 TensorId add_token(Graph& graph, Tensor like);
+
+// Of a tensor that no operation reads or writes, but waits for.
+bool is_token(const Tensor& tensor);
 
 // Makes the operation with the accesses `after` wait for the one with `before`.
 void hand_token(Graph& graph, std::vector<Access>& before, std::vector<Access>& after);

@@ -94,14 +94,13 @@ class GatherPass {
     }
   }
 
-  // What a module keeps on this rank. The tables of parameters no longer apply.
+  // What a module keeps on this rank. Its table of parameters stays that of the whole module.
   void shard() {
     int64_t offset = 0;
     for (Module& module : graph_.modules) {
       const int64_t ranks = sharing_of(module, group_.ranks);
       module.count = div_ceil(module.count, ranks);
       module.flat_offset = offset;
-      module.parameters.clear();
       offset += module.count;
     }
     for (Tensor& tensor : graph_.tensors) {
@@ -119,7 +118,9 @@ class GatherPass {
     Tensor tensor = graph_.tensor(shard);
     tensor.kind = kind;
     tensor.category = category;
-    tensor.elements *= ranks_of(tensor);
+    const Module& module = graph_.module(modules_.of(tensor.label));
+    const bool is_known = whole_count(module) > module.count;  // else tensor ranks cut it as well
+    tensor.elements = is_known ? whole_count(module) : tensor.elements * ranks_of(tensor);
     return add_tensor(graph_, tensor);
   }
 
