@@ -26,8 +26,9 @@ TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
   return facts_.expert_overlap == Overlap::kFull ? from : to;
 }
 
-void DecoderExperts::permute(Phase phase, Label label, std::vector<Access> accesses) {
-  emit(OpKind::kPermute, phase, label, rows_of(sent_rows(), model_.hidden, 2 * model_.hidden, 2),
+void DecoderExperts::move_rows(OpKind kind, Phase phase, Label label,
+                               std::vector<Access> accesses) {
+  emit(kind, phase, label, rows_of(sent_rows(), model_.hidden, 2 * model_.hidden, 2),
        std::move(accesses));
 }
 
@@ -55,7 +56,7 @@ void DecoderExperts::route(Label label, LayerSaved& saved) {
                                  : write(balance_, Role::kBalance));
     balanced_ = true;
   }
-  permute(Phase::kForward, label, std::move(accesses));
+  move_rows(OpKind::kPermute, Phase::kForward, label, std::move(accesses));
   saved.sent = exchange(sorted, Phase::kForward, label);
 }
 
@@ -99,7 +100,7 @@ void DecoderExperts::experts_down(Label label, const LayerSaved& saved, TensorId
     sums.push_back(read(saved.middle, Role::kResidual));
     sums.push_back(write(y, Role::kOutput));
   }
-  permute(Phase::kForward, label, std::move(sums));
+  move_rows(OpKind::kPermute, Phase::kForward, label, std::move(sums));
 }
 
 DecoderExperts::ExpertGradients DecoderExperts::experts_down_backward(Label label, Label activation,
@@ -107,9 +108,9 @@ DecoderExperts::ExpertGradients DecoderExperts::experts_down_backward(Label labe
                                                                       TensorId dy) {
   const std::vector<Product> each = products_of(model_, label.module, label.layer);
   const TensorId sorted = sent_tensor(TensorKind::kOutputGradient, label);
-  permute(Phase::kBackward, label,
-          {read(dy, Role::kOutputGradient), read(saved.choice, Role::kRouting),
-           write(sorted, Role::kInputGradient)});
+  move_rows(OpKind::kPermute, Phase::kBackward, label,
+            {read(dy, Role::kOutputGradient), read(saved.choice, Role::kRouting),
+             write(sorted, Role::kInputGradient)});
   ExpertGradients made;
   const Label router{label.layer, ModuleKind::kRouter, label.micro_batch, -1};
   made.scores = output_gradient(router, model_.experts);
@@ -152,7 +153,7 @@ TensorId DecoderExperts::experts_up_backward(Label label, Label router, Label no
                                   update(from.scores, Role::kScratch),
                                   {dx, Role::kInputGradient, first_write(dx), 0}};
   if (balance_ >= 0) accesses.push_back(read(balance_, Role::kBalance));
-  permute(Phase::kBackward, router, std::move(accesses));
+  move_rows(OpKind::kPermute, Phase::kBackward, router, std::move(accesses));
   const BackwardOf of_scores{router, saved.norm2, from.scores, dx};
   product_backward(of_scores, {model_.hidden, model_.experts});
   return dx;

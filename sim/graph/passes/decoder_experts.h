@@ -2,13 +2,13 @@
 //
 // Forward, of one layer:
 //   router         scores [T, E]
-//   permute        chooses experts for each token, sorts the tokens' rows by expert
+//   rows out       chooses experts for each token, sorts the tokens' rows by expert
 //   (all-to-all)   to the ranks that hold the experts
 //   fc1            each expert's product with its rows; shared experts with all tokens
 //   activation     times the weight of the choice, so that fc2's results need not be kept
 //   fc2            of the shared experts, onto the residual; each expert's product
 //   (all-to-all)   back
-//   permute        sums the rows of each token onto that
+//   rows back      sums the rows of each token onto that
 // The rows of all experts together are T times experts a token, whoever is sent how many: buffers
 // are exact, and nothing is dropped. Will not do: layers without experts (decoder.cpp).
 #pragma once
@@ -53,7 +53,7 @@ class DecoderExperts : protected DecoderLatent {
   // To the ranks that hold the experts, or back.
   TensorId exchange(TensorId from, Phase phase, Label label);
   // Rows of tokens put in the order of experts, or put back and summed.
-  void permute(Phase phase, Label label, std::vector<Access> accesses);
+  void move_rows(OpKind kind, Phase phase, Label label, std::vector<Access> accesses);
   void product(Label label, const Product& product, int64_t experts, std::vector<Access> accesses);
 
   TensorId balance_ = -1;
