@@ -22,6 +22,7 @@ void dispatch_module(OpKind kind, Embedding embedding, Norm norm, Gemm gemm, Att
     case OpKind::kActivation:
       return activation();
     case OpKind::kPermute:
+    case OpKind::kCombine:
       return permute();
     default:
       CHECK(false && "not a module");

@@ -51,13 +51,18 @@ const Capabilities& host_capabilities() {
                 {{{Role::kRouting}, kIds}, {kOfScores, kFloats}, {{Role::kKeysValues}, kFloats}})
           .also(OpKind::kActivation, {{{Role::kRouting}, kIds}, {kOfScores, kFloats}})
           .also(OpKind::kLoss, {{{Role::kBalance}, kF64}})
-          .carries_out(OpKind::kPermute,
-                       {{{Role::kInput, Role::kWeight, Role::kOutput, Role::kResidual,
-                          Role::kOutputGradient, Role::kInputGradient},
-                         kFloats},
-                        {kOfScores, kFloats},
-                        {{Role::kRouting}, kIds},
-                        {{Role::kBalance}, kF64}})
+          .carries_out(OpKind::kPermute, {{{Role::kInput, Role::kWeight, Role::kOutput,
+                                            Role::kOutputGradient, Role::kInputGradient},
+                                           kFloats},
+                                          {kOfScores, kFloats},
+                                          {{Role::kRouting}, kIds},
+                                          {{Role::kBalance}, kF64}})
+          .carries_out(OpKind::kCombine, {{{Role::kInput, Role::kOutput, Role::kResidual,
+                                            Role::kOutputGradient, Role::kInputGradient},
+                                           kFloats},
+                                          {kOfScores, kFloats},
+                                          {{Role::kRouting}, kIds},
+                                          {{Role::kBalance}, kF64}})
           .has({ModelFeature::kQkNorm, ModelFeature::kExperts, ModelFeature::kLatentAttention,
                 ModelFeature::kAttentionSinks, ModelFeature::kSlidingWindow,
                 ModelFeature::kSigmoidRouter, ModelFeature::kClampedSwiGlu})
@@ -137,6 +142,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kAttention:
     case OpKind::kActivation:
     case OpKind::kPermute:
+    case OpKind::kCombine:
       return modules_.module(op, arguments_, step);
     case OpKind::kLoss:
       return loss(op, step);

@@ -107,7 +107,7 @@ std::string_view to_string(OpKind kind) {
   static constexpr auto names =
       names_of("load_batch", "embedding", "norm", "gemm", "attention", "activation", "loss", "pack",
                "unpack", "cast", "sum_of_squares", "decide", "commit", "snapshot", "adam", "undo",
-               "copy", "collective", "io", "scale", "block", "permute");
+               "copy", "collective", "io", "scale", "block", "permute", "combine");
   return name_in<kOpKinds>(names, kind);
 }
 

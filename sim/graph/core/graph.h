@@ -168,9 +168,10 @@ enum class OpKind : uint8_t {
   kIo,       // between CPU memory and NVMe
   kScale,    // gradients of a bucket multiplied in place, where that is a pass of its own
   kBlock,    // a whole sequence of operations, run as one (see Graph::blocks)
-  kPermute,  // rows of tokens into the order of experts, or back into that of tokens and summed
+  kPermute,  // rows of tokens into the order of experts
+  kCombine,  // rows of experts back into the order of tokens, those of a token summed
 };
-inline constexpr int kOpKinds = static_cast<int>(OpKind::kPermute) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::kCombine) + 1;
 std::string_view to_string(OpKind kind);
 
 enum class Phase : uint8_t {

@@ -100,7 +100,7 @@ void DecoderExperts::experts_down(Label label, const LayerSaved& saved, TensorId
     sums.push_back(read(saved.middle, Role::kResidual));
     sums.push_back(write(y, Role::kOutput));
   }
-  move_rows(OpKind::kPermute, Phase::kForward, label, std::move(sums));
+  move_rows(OpKind::kCombine, Phase::kForward, label, std::move(sums));
 }
 
 DecoderExperts::ExpertGradients DecoderExperts::experts_down_backward(Label label, Label activation,
@@ -153,7 +153,7 @@ TensorId DecoderExperts::experts_up_backward(Label label, Label router, Label no
                                   update(from.scores, Role::kScratch),
                                   {dx, Role::kInputGradient, first_write(dx), 0}};
   if (balance_ >= 0) accesses.push_back(read(balance_, Role::kBalance));
-  move_rows(OpKind::kPermute, Phase::kBackward, router, std::move(accesses));
+  move_rows(OpKind::kCombine, Phase::kBackward, router, std::move(accesses));
   const BackwardOf of_scores{router, saved.norm2, from.scores, dx};
   product_backward(of_scores, {model_.hidden, model_.experts});
   return dx;
