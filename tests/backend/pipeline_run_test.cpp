@@ -172,7 +172,7 @@ TEST(pipeline, fp16_finds_the_same_loss_scales) {
 TEST(pipeline, tied_embeddings_are_summed_over_the_first_and_the_last_stage) {
   const Model model = tied_model();
   TrainerOptions options = tiny::options_for(kSteps);
-  // Where no step is taken back: a repair brings all weights home, and would hide what did not come.
+  // Where no step is taken back: a repair brings all weights home, and would hide a late one.
   options.optimizer.clip_norm = 0;
   for (const SyncMode sync : kSyncs) {
     for (const Homes homes : kHomes) {
@@ -238,7 +238,7 @@ TEST(pipeline, resumes_with_any_number_of_stages) {
 TEST(pipeline, resumes_a_tied_embedding) {
   const Model model = tied_model();
   TrainerOptions options = tiny::options_for(kSteps);
-  // Where no step is taken back: a repair brings all weights home, and would hide what did not come.
+  // Where no step is taken back: a repair brings all weights home, and would hide a late one.
   options.optimizer.clip_norm = 0;
   for (const SyncMode sync : kSyncs) {
     const Plan plan = divided(undivided_plan(4, sync, Homes::kOptimizerAway), {2, 1, 4});
