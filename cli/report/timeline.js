@@ -123,6 +123,13 @@ function drawTimelines() {
   const parent = card('timeline', 'One step, lane by lane', list.length === 2 ?
     'The same operations on both clocks, to one scale. Point at a box to see what it is.' :
     'As the simulator ran it. Point at a box to see what it is.');
+  const repetition = data.prediction && data.prediction.repetition;
+  if (repetition) {
+    const {simulated_micro_batches: drawn, micro_batches: all} = repetition;
+    element('p', `Drawn is a step of ${drawn} micro-batches; the plan's has ${all}, and every ` +
+      `${repetition.period_micro_batches} more take ${seconds(repetition.period_s)}.`,
+      parent, 'quiet');
+  }
   if (isNarrow()) element('p', 'It goes on to the right.', parent, 'quiet');
   const scale = Math.max(...list.map(({timeline}) => timeline.length_us));
   for (const side of list) {

@@ -1,5 +1,6 @@
 // What the verbs print and write: JSON with the promised keys, traces that a viewer accepts,
 // pages whose text cannot become markup, and a clean end on Ctrl-C.
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -56,6 +57,29 @@ TEST(Output, prediction_has_the_keys_of_the_design) {
                   shares["roofline"].get<double>(),
               1, 1e-9);
   EXPECT_FALSE(json["plan"].dump().find("auto") != std::string::npos);
+}
+
+// Sums are those of the plan's step; what is drawn is a shorter one, and both the text and the page
+// say so.
+TEST(Output, a_long_step_says_that_a_shorter_one_is_drawn) {
+  const Workbench bench;
+  const std::string asked = kSmall + "--global-batch 2048 --micro-batch 1 ";
+  const Json json = Json::parse(bench.run("predict --json " + asked).output);
+  ASSERT_TRUE(json.contains("repetition"));
+  EXPECT_EQ(json["repetition"]["micro_batches"], 2048);
+  EXPECT_LT(json["repetition"]["simulated_micro_batches"], 200);
+  const double step = json["step_time_s"].get<double>();
+  double busiest = 0;
+  for (const Json& lane : json["lanes"]) {
+    const double busy = lane["busy_s"].get<double>();
+    EXPECT_NEAR(lane["share"].get<double>(), busy / step, 1e-9);
+    busiest = std::max(busiest, busy);
+  }
+  EXPECT_GT(busiest, 0.9 * step);
+  EXPECT_LE(busiest, step * (1 + 1e-9));
+  EXPECT_TRUE(bench.run("predict " + asked).says("micro-batches; the plan's has 2048"));
+  EXPECT_EQ(bench.run("report --out page.html " + asked).code, 0);
+  EXPECT_NE(bench.read("page.html").find("\"repetition\":{"), std::string::npos);
 }
 
 TEST(Output, lists_become_one_row_for_each_combination) {
