@@ -239,9 +239,8 @@ bool is_worth_placing(const Prediction& from_less, const Model& model, const Pla
   });
 }
 
-// `whole`: of the step that `of` was not simulated as.
+// `whole`: of the step that `of` was not simulated as; they agree in whether it fits.
 void take_memory(Prediction& of, Prediction whole) {
-  of.fits = whole.fits;
   of.reason = std::move(whole.reason);
   of.peaks = std::move(whole.peaks);
   of.gpu_peak = whole.gpu_peak;
@@ -391,8 +390,12 @@ Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
     }
     if (from_less && stack.memory_is_planned() &&
         is_worth_placing(*from_less, model, plan, machine)) {
-      take_memory(*from_less,
-                  predict_memory(build_placed(model, plan, facts), plan, machine, stack));
+      Prediction whole = predict_memory(build_placed(model, plan, facts), plan, machine, stack);
+      if (whole.fits == from_less->fits) {
+        take_memory(*from_less, std::move(whole));
+      } else {
+        from_less.reset();
+      }
     }
     result = from_less ? *std::move(from_less) : predict_whole(plan);
     if (result.fits) fill_rates(result, model, plan, machine);
