@@ -36,10 +36,12 @@ bool has_open_knobs(const Plan& plan) {
 }
 
 // What a step asks for, one of a few micro-batches asks for: the first, the last and those between.
+// Of a pipeline their number decides whether its turns are spread.
 Plan with_few_micro_batches(Plan plan) {
-  const int64_t few = 8 * plan.pipeline;
-  const int64_t each = plan.data * *plan.micro_batch;
-  plan.global_batch = std::min(plan.global_batch, few * each);
+  constexpr int64_t kFew = 8;
+  if (plan.pipeline == 1) {
+    plan.global_batch = std::min(plan.global_batch, kFew * plan.data * *plan.micro_batch);
+  }
   return plan;
 }
 

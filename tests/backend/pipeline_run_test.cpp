@@ -288,7 +288,9 @@ TEST(pipeline, what_does_not_run_is_refused_by_name) {
   Plan large = plan;
   large.global_batch = 400;
   EXPECT_EQ(knob_missing(model, large, host_capabilities()), "plan.pipeline");
-  EXPECT_NE(which_run(model, large).front().missing->what.find("folded"), std::string::npos);
+  const std::optional<Missing> missing = which_run(model, large).front().missing;
+  ASSERT_TRUE(missing);
+  EXPECT_NE(missing->what.find("folded"), std::string::npos);
 }
 
 }  // namespace
