@@ -52,12 +52,19 @@ void read_attention(JsonReader& reader, StackFacts& facts) {
   }
 }
 
-void read_attention_on(JsonReader reader, StackFacts& facts) {
+// The keys of an object that says something of generations of GPUs.
+std::vector<std::string> generations_of(const JsonReader& reader) {
   const std::vector<std::string> known = shipped_names("kernels");
   for (const std::string& generation : reader.keys()) {
     if (std::find(known.begin(), known.end(), generation) == known.end()) {
       reader.fail(generation, "is no generation of GPUs", suggestion(generation, known));
     }
+  }
+  return reader.keys();
+}
+
+void read_attention_on(JsonReader reader, StackFacts& facts) {
+  for (const std::string& generation : generations_of(reader)) {
     facts.attention_kernel_on[generation] = static_cast<AttentionKernel>(
         reader.choice(generation, names_of<AttentionKernel>(kAttentionKernels)));
   }
@@ -194,6 +201,15 @@ StackConstants read_constants(JsonReader reader) {
   return constants;
 }
 
+std::map<std::string, double> read_sustained_gemm(JsonReader reader) {
+  std::map<std::string, double> shares;
+  for (const std::string& generation : generations_of(reader)) {
+    shares[generation] = reader.number(generation, kAnyConstant);
+  }
+  reader.finish();
+  return shares;
+}
+
 StackUncertainty read_uncertainty(JsonReader reader) {
   StackUncertainty uncertainty;
   uncertainty.time = reader.number("time", kSpread);
@@ -256,6 +272,9 @@ Stack parse_stack(std::string_view text, const std::string& file, const std::str
         std::make_shared<const StackFacts>(read_facts(reader.object("facts_where_offloaded")));
   }
   stack.constants = read_constants(reader.object("constants"));
+  if (reader.has("sustained_gemm")) {
+    stack.constants.sustained_gemm = read_sustained_gemm(reader.object("sustained_gemm"));
+  }
   stack.fitted = read_fitted(reader);
   stack.fitted_on = reader.texts("fitted_on");
   if (reader.has("uncertainty")) {
@@ -288,6 +307,9 @@ std::string stack_json(const Stack& stack) {
     json["facts_where_offloaded"] = facts_json(*stack.facts.where_offloaded.facts);
   }
   json["constants"] = constants;
+  for (const auto& [generation, share] : stack.constants.sustained_gemm) {
+    json["sustained_gemm"][generation] = rounded(share);
+  }
   json["fitted"] = stack.fitted;
   json["fitted_on"] = stack.fitted_on;
   if (stack.uncertainty) json["uncertainty"] = uncertainty_json(*stack.uncertainty);

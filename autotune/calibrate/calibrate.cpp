@@ -29,21 +29,36 @@ double predicted_of(const Figure& figure, double log_error) {
   return figure.published * std::exp(is_rate(figure.metric) ? -log_error : log_error);
 }
 
-double log_error_at(const Figure& figure, const Eigen::VectorXd& free) {
-  return figure.linear.slope.dot(free) - figure.linear.value;
+// `free` as constants, with what the fit says of generations.
+StackConstants fitted_constants(const Eigen::VectorXd& free, const HierarchyFit& fit,
+                                const std::vector<std::string>& generations) {
+  StackConstants constants = constants_of(free);
+  for (size_t g = 0; g < generations.size(); ++g) {
+    constants.sustained_gemm[generations[g]] =
+        std::exp(fit.generations[static_cast<Eigen::Index>(g)]);
+  }
+  return constants;
 }
 
-std::vector<StackConstants> constants_by_framework(const HierarchyFit& fit) {
+std::vector<StackConstants> constants_by_framework(const HierarchyFit& fit,
+                                                   const Figures& figures) {
   std::vector<StackConstants> all;
-  for (const Eigen::VectorXd& free : fit.constants) all.push_back(constants_of(free));
+  for (const Eigen::VectorXd& free : fit.constants) {
+    all.push_back(fitted_constants(free, fit, figures.generations()));
+  }
   return all;
 }
 
 double largest_move(const std::vector<StackConstants>& before,
-                    const std::vector<StackConstants>& after) {
+                    const std::vector<StackConstants>& after,
+                    const std::vector<std::string>& generations) {
   double most = 0;
   for (size_t f = 0; f < before.size(); ++f) {
     most = std::max(most, (free_of(after[f]) - free_of(before[f])).cwiseAbs().maxCoeff());
+    for (const std::string& generation : generations) {
+      most = std::max(most, std::abs(std::log(after[f].sustained_gemm_of(generation) /
+                                              before[f].sustained_gemm_of(generation))));
+    }
   }
   return most;
 }
@@ -62,8 +77,10 @@ void fill_rows(const std::vector<SourcedCase>& cases, const Figures& figures, Ca
   for (const Figure& figure : figures.all()) {
     const CaseSetup& setup = cases[figure.of].setup;
     const size_t framework = figure.linear.framework;
-    const double fit = log_error_at(figure, result.fit.constants[framework]);
-    const double before = log_error_at(figure, free_of(setup.stack.constants));
+    const double fit =
+        figure.linear.log_error(result.fit.constants[framework], result.fit.generations);
+    const double before = figure.linear.log_error(
+        free_of(setup.stack.constants), effects_of(setup.stack.constants, figures.generations()));
     result.rows.push_back({setup.of.id, setup.stack.name, figure.metric, figure.published,
                            predicted_of(figure, before), predicted_of(figure, fit)});
     std::vector<std::string>& used = result.stacks[framework].fitted_on;
@@ -85,12 +102,15 @@ HierarchyFit fit_without(const Figures& figures, const Without& left_out) {
     if (left_out.framework == figure.linear.framework) continue;
     used.push_back(figure.linear);
   }
-  return fit_hierarchy(used, figures.frameworks().size(), figures.sources().size(),
-                       hierarchy_prior());
+  return fit_hierarchy(
+      used, {figures.frameworks().size(), figures.sources().size(), figures.generations().size()},
+      hierarchy_prior(figures.generations()));
 }
 
-Stack fitted_stack(Stack stack, const HierarchyFit& fit, std::optional<size_t> framework) {
-  stack.constants = constants_of(framework ? fit.constants[*framework] : fit.center);
+Stack fitted_stack(Stack stack, const HierarchyFit& fit, std::optional<size_t> framework,
+                   const std::vector<std::string>& generations) {
+  stack.constants =
+      fitted_constants(framework ? fit.constants[*framework] : fit.center, fit, generations);
   const Eigen::MatrixXd unseen = fit.unseen_covariance();
   const Eigen::MatrixXd& covariance = framework ? fit.covariances[*framework] : unseen;
   StackUncertainty uncertainty;
@@ -127,17 +147,18 @@ Calibration calibrate(const std::vector<SourcedCase>& cases, const Stack& typica
       throw Error("calibrate", "no case has a time or a memory peak to fit", "name other cases");
     }
     result.fit = fit_without(figures, {});
-    const std::vector<StackConstants> fitted = constants_by_framework(result.fit);
-    const double move = largest_move(constants, fitted);
+    const std::vector<StackConstants> fitted = constants_by_framework(result.fit, figures);
+    const double move = largest_move(constants, fitted, figures.generations());
     constants = fitted;
     if (move < kConverged) break;
   }
   for (size_t f = 0; f < figures.frameworks().size(); ++f) {
     const Stack& before = stack_named(cases, figures.frameworks()[f]);
-    result.stacks.push_back(fitted_stack(before, result.fit, f));
+    result.stacks.push_back(fitted_stack(before, result.fit, f, figures.generations()));
     result.stacks.back().fitted_on.clear();
   }
-  result.typical = as_unseen(fitted_stack(typical, result.fit, std::nullopt), cases, progress);
+  result.typical = as_unseen(fitted_stack(typical, result.fit, std::nullopt, figures.generations()),
+                             cases, progress);
   fill_rows(cases, figures, result);
   result.typical.fitted_on.clear();
   for (const Stack& stack : result.stacks) {

@@ -53,7 +53,8 @@ struct Without {
 HierarchyFit fit_without(const Figures& figures, const Without& left_out);
 
 // `stack` with the constants of a framework in a fit, and what they leave open; nullopt: those of
-// a framework that nobody has measured.
-Stack fitted_stack(Stack stack, const HierarchyFit& fit, std::optional<size_t> framework);
+// a framework that nobody has measured. `generations`: of GPUs, as the fit's figures count them.
+Stack fitted_stack(Stack stack, const HierarchyFit& fit, std::optional<size_t> framework,
+                   const std::vector<std::string>& generations);
 
 }  // namespace ballast

@@ -69,6 +69,75 @@ std::vector<Measured> fitted_metrics(const PublishedCase& of) {
   return metrics;
 }
 
+// A case at some constants, and how its errors move with them.
+class LinearisedCase {
+ public:
+  LinearisedCase(const CaseSetup& setup, const std::vector<Measured>& metrics,
+                 const StackConstants& constants)
+      : id_(setup.of.id),
+        metrics_(metrics),
+        constants_(constants),
+        times_(has_times(metrics)),
+        ask_(times_ ? BuiltWay::Ask::kUnlimited : BuiltWay::Ask::kMemory),
+        built_(setup, way_of(setup, constants)),
+        at_(errors(constants)) {}
+
+  // log_error_of() by metric.
+  const std::vector<double>& at() const { return at_; }
+
+  // A row by metric, a column by constant.
+  Eigen::MatrixXd slopes() {
+    const Eigen::VectorXd free = free_of(constants_);
+    Eigen::MatrixXd slopes =
+        Eigen::MatrixXd::Zero(static_cast<Eigen::Index>(at_.size()), free.size());
+    for (int i = 0; i < kStackConstants; ++i) {
+      if (!times_ && constant_kind(i) != ConstantKind::kSlack) continue;
+      const bool launch = constant_kind(i) == ConstantKind::kMicroseconds;
+      const double size = launch ? kLaunchDifference : kDifference;
+      // Away from the bound, if there is one.
+      const Eigen::VectorXd beyond = free + size * Eigen::VectorXd::Unit(kStackConstants, i);
+      const bool at_most = free_of(constants_of(beyond))[i] < beyond[i] - 1e-9;
+      Eigen::VectorXd moved = free;
+      moved[i] += at_most ? -size : size;
+      StackConstants there = constants_of(moved);
+      there.sustained_gemm = constants_.sustained_gemm;
+      slopes.col(i) = differences(there) / (at_most ? -size : size);
+    }
+    return slopes;
+  }
+
+  Eigen::VectorXd slopes_of_generation(const std::string& generation) {
+    if (!times_ || generation.empty()) {
+      return Eigen::VectorXd::Zero(static_cast<Eigen::Index>(at_.size()));
+    }
+    StackConstants there = constants_;
+    there.sustained_gemm[generation] =
+        constants_.sustained_gemm_of(generation) * std::exp(kDifference);
+    return differences(there) / kDifference;
+  }
+
+ private:
+  std::vector<double> errors(const StackConstants& constants) {
+    return log_errors(built_.predict(constants, ask_), id_, metrics_);
+  }
+  Eigen::VectorXd differences(const StackConstants& constants) {
+    const std::vector<double> there = errors(constants);
+    Eigen::VectorXd result(static_cast<Eigen::Index>(there.size()));
+    for (size_t m = 0; m < there.size(); ++m) {
+      result[static_cast<Eigen::Index>(m)] = there[m] - at_[m];
+    }
+    return result;
+  }
+
+  const std::string& id_;
+  const std::vector<Measured>& metrics_;
+  const StackConstants& constants_;
+  const bool times_;
+  const BuiltWay::Ask ask_;
+  BuiltWay built_;
+  const std::vector<double> at_;
+};
+
 }  // namespace
 
 std::string source_key(const std::string& source) {
@@ -119,6 +188,8 @@ Figures::Figures(const std::vector<SourcedCase>& cases) : cases_(cases), refusal
   for (const SourcedCase& one : cases) {
     framework_of_.push_back(index_in(frameworks_, one.setup.stack.name));
     source_of_.push_back(index_in(sources_, one.source));
+    const std::string& generation = one.setup.machine.gpu.kernels.generation;
+    if (!generation.empty()) index_in(generations_, generation);
   }
 }
 
@@ -147,43 +218,43 @@ std::vector<Figure> Figures::linearised(size_t index, const StackConstants& cons
   const CaseSetup& setup = cases_[index].setup;
   const std::vector<Measured> metrics = fitted_metrics(setup.of);
   if (metrics.empty()) return {};
-  const bool times = has_times(metrics);
-  const auto ask = times ? BuiltWay::Ask::kUnlimited : BuiltWay::Ask::kMemory;
-  BuiltWay built(setup, way_of(setup, constants));
-  const std::string& id = setup.of.id;
-  const std::vector<double> at = log_errors(built.predict(constants, ask), id, metrics);
+  LinearisedCase linearised(setup, metrics, constants);
   const Eigen::VectorXd free = free_of(constants);
-  Eigen::MatrixXd slopes = Eigen::MatrixXd::Zero(static_cast<Eigen::Index>(at.size()), free.size());
-  for (int i = 0; i < kStackConstants; ++i) {
-    const bool slack = constant_kind(i) == ConstantKind::kSlack;
-    if (!times && !slack) continue;
-    const bool launch = constant_kind(i) == ConstantKind::kMicroseconds;
-    const double size = launch ? kLaunchDifference : kDifference;
-    // Away from the bound, if there is one.
-    const Eigen::VectorXd beyond = free + size * Eigen::VectorXd::Unit(kStackConstants, i);
-    const bool at_most = free_of(constants_of(beyond))[i] < beyond[i] - 1e-9;
-    Eigen::VectorXd moved = free;
-    moved[i] += at_most ? -size : size;
-    const std::vector<double> there =
-        log_errors(built.predict(constants_of(moved), ask), id, metrics);
-    for (size_t m = 0; m < at.size(); ++m) {
-      slopes(static_cast<Eigen::Index>(m), i) = (there[m] - at[m]) / (at_most ? -size : size);
-    }
-  }
+  const Eigen::MatrixXd slopes = linearised.slopes();
+  const std::string& generation = setup.machine.gpu.kernels.generation;
+  const Eigen::VectorXd moved = linearised.slopes_of_generation(generation);
+  const double effect = std::log(constants.sustained_gemm_of(generation));
+  const auto place = std::find(generations_.begin(), generations_.end(), generation);
   std::vector<Figure> figures;
   const auto count = static_cast<double>(std::count_if(
       metrics.begin(), metrics.end(), [](const Measured& one) { return is_time(one.metric); }));
   for (size_t m = 0; m < metrics.size(); ++m) {
     const Metric metric = metrics[m].metric;
-    const Eigen::VectorXd slope = slopes.row(static_cast<Eigen::Index>(m)).transpose();
-    const double weight = is_time(metric) ? 1 / count : 1;
-    figures.push_back({index,
-                       metric,
-                       metrics[m].value,
-                       {framework_of_[index], source_of_[index], kind_of(metric), slope,
-                        slope.dot(free) - at[m], weight}});
+    const auto row = static_cast<Eigen::Index>(m);
+    LinearFigure linear;
+    linear.framework = framework_of_[index];
+    linear.source = source_of_[index];
+    linear.kind = kind_of(metric);
+    linear.slope = slopes.row(row).transpose();
+    linear.weight = is_time(metric) ? 1 / count : 1;
+    linear.value = linear.slope.dot(free) - linearised.at()[m];
+    if (place != generations_.end()) {
+      linear.generation = static_cast<size_t>(place - generations_.begin());
+      linear.generation_slope = moved[row];
+      linear.value += moved[row] * effect;
+    }
+    figures.push_back({index, metric, metrics[m].value, std::move(linear)});
   }
   return figures;
+}
+
+Eigen::VectorXd effects_of(const StackConstants& constants,
+                           const std::vector<std::string>& generations) {
+  Eigen::VectorXd effects(static_cast<Eigen::Index>(generations.size()));
+  for (size_t g = 0; g < generations.size(); ++g) {
+    effects[static_cast<Eigen::Index>(g)] = std::log(constants.sustained_gemm_of(generations[g]));
+  }
+  return effects;
 }
 
 }  // namespace ballast

@@ -64,6 +64,8 @@ class Figures {
 
   const std::vector<std::string>& frameworks() const { return frameworks_; }
   const std::vector<std::string>& sources() const { return sources_; }
+  // Of GPUs, that have device tables.
+  const std::vector<std::string>& generations() const { return generations_; }
   const std::vector<Figure>& all() const { return figures_; }
   // By case: why it gives no figure; empty where it does or has none to give.
   const std::vector<std::string>& refusals() const { return refusals_; }
@@ -81,10 +83,15 @@ class Figures {
   const std::vector<SourcedCase>& cases_;
   std::vector<std::string> frameworks_;
   std::vector<std::string> sources_;
+  std::vector<std::string> generations_;
   std::vector<size_t> framework_of_;  // by case
   std::vector<size_t> source_of_;     // by case
   std::vector<Figure> figures_;
   std::vector<std::string> refusals_;
 };
+
+// Logarithms of what these constants say of generations of GPUs (StackConstants::sustained_gemm).
+Eigen::VectorXd effects_of(const StackConstants& constants,
+                           const std::vector<std::string>& generations);
 
 }  // namespace ballast

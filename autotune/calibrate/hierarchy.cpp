@@ -1,6 +1,8 @@
 #include "autotune/calibrate/hierarchy.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "sim/base/error.h"
 
@@ -16,9 +18,9 @@ constexpr double kFreedom = 4;       // degrees, of Student's t
 constexpr double kConverged = 1e-6;  // relative change of every spread in one round
 
 // Where the unknowns stand in one vector: mu, then each framework's distance from it, then the
-// effects of sources, times before memory.
+// effects of sources, times before memory, then those of generations.
 struct Places {
-  Index constants = 0, frameworks = 0, sources = 0;
+  Index constants = 0, frameworks = 0, sources = 0, generations = 0;
 
   Index of_framework(size_t framework) const {
     return constants * (1 + static_cast<Index>(framework));
@@ -27,7 +29,10 @@ struct Places {
     return constants * (1 + frameworks) + static_cast<Index>(kind) * sources +
            static_cast<Index>(source);
   }
-  Index size() const { return constants * (1 + frameworks) + kFigureKinds * sources; }
+  Index of_generation(size_t generation) const {
+    return constants * (1 + frameworks) + kFigureKinds * sources + static_cast<Index>(generation);
+  }
+  Index size() const { return of_generation(static_cast<size_t>(generations)); }
 };
 
 struct Moments {
@@ -62,6 +67,10 @@ class Estimator {
     row.head(places_.constants) = figure.slope;
     row.segment(places_.of_framework(figure.framework), places_.constants) = figure.slope;
     row[places_.of_source(figure.source, figure.kind)] = 1;
+    if (figure.generation_slope != 0) {
+      CHECK(static_cast<Index>(figure.generation) < places_.generations);
+      row[places_.of_generation(figure.generation)] = figure.generation_slope;
+    }
     return row;
   }
 
@@ -101,6 +110,11 @@ class Estimator {
         normal(at, at) =
             trust_of(static_cast<size_t>(s), static_cast<FigureKind>(kind)) / (spread * spread);
       }
+    }
+    for (Index g = 0; g < places_.generations; ++g) {
+      const Index at = places_.of_generation(static_cast<size_t>(g));
+      normal(at, at) = 1 / (prior_.generation * prior_.generation);
+      right[at] = prior_.generation_center[g] * normal(at, at);
     }
     for (size_t i = 0; i < figures_.size(); ++i) {
       const Vector row = row_of(figures_[i]);
@@ -180,15 +194,38 @@ class Estimator {
   HierarchyFit finish(const Moments& moments) {
     const Index n = places_.constants;
     fit_.center = moments.mean.head(n);
-    fit_.center_covariance = moments.covariance.topLeftCorner(n, n);
-    for (Index f = 0; f < places_.frameworks; ++f) {
-      const Index at = places_.of_framework(static_cast<size_t>(f));
-      const Matrix across = moments.covariance.block(0, at, n, n);
-      fit_.constants.emplace_back(fit_.center + moments.mean.segment(at, n));
-      fit_.covariances.emplace_back(fit_.center_covariance + across + across.transpose() +
-                                    moments.covariance.block(at, at, n, n));
+    fit_.center_covariance = moved_covariance(moments, std::nullopt);
+    fit_.generations = moments.mean.segment(places_.of_generation(0), places_.generations);
+    for (size_t f = 0; f < static_cast<size_t>(places_.frameworks); ++f) {
+      fit_.constants.emplace_back(fit_.center + moments.mean.segment(places_.of_framework(f), n));
+      fit_.covariances.emplace_back(moved_covariance(moments, f));
     }
     return std::move(fit_);
+  }
+
+  // Of the constants of a framework (nullopt: of the center) on its own generation.
+  Matrix moved_covariance(const Moments& moments, std::optional<size_t> framework) const {
+    Matrix sum = Matrix::Zero(places_.constants, places_.size());
+    sum.leftCols(places_.constants).setIdentity();
+    if (framework) {
+      sum.middleCols(places_.of_framework(*framework), places_.constants).setIdentity();
+    }
+    if (const auto generation = generation_of(framework)) {
+      sum(prior_.moved_by_generation, places_.of_generation(*generation)) = 1;
+    }
+    return sum * moments.covariance * sum.transpose();
+  }
+
+  // That most figures of a framework, or of all, are of.
+  std::optional<size_t> generation_of(std::optional<size_t> framework) const {
+    std::vector<double> weights(static_cast<size_t>(places_.generations), 0);
+    for (const LinearFigure& figure : figures_) {
+      const bool counts = !framework || figure.framework == *framework;
+      if (counts && figure.generation_slope != 0) weights[figure.generation] += figure.weight;
+    }
+    const auto most = std::max_element(weights.begin(), weights.end());
+    if (most == weights.end() || *most == 0) return std::nullopt;
+    return static_cast<size_t>(most - weights.begin());
   }
 
   const std::vector<LinearFigure>& figures_;
@@ -214,11 +251,12 @@ double HierarchyFit::unexplained(FigureKind kind) const {
   return scale * 1.533 / 1.2816;
 }
 
-HierarchyFit fit_hierarchy(const std::vector<LinearFigure>& figures, size_t frameworks,
-                           size_t sources, const HierarchyPrior& prior) {
+HierarchyFit fit_hierarchy(const std::vector<LinearFigure>& figures, const HierarchySize& size,
+                           const HierarchyPrior& prior) {
   CHECK(prior.center.size() == prior.width.size() && prior.center.size() == prior.between.size());
-  const Places places{prior.center.size(), static_cast<Index>(frameworks),
-                      static_cast<Index>(sources)};
+  CHECK(static_cast<size_t>(prior.generation_center.size()) == size.generations);
+  const Places places{prior.center.size(), static_cast<Index>(size.frameworks),
+                      static_cast<Index>(size.sources), static_cast<Index>(size.generations)};
   return Estimator(figures, places, prior).run();
 }
 

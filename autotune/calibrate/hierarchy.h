@@ -2,11 +2,14 @@
 // random effects (Lindley and Smith, 1972; Gelman et al., "Bayesian Data Analysis", 3rd edition,
 // chapters 5 and 15).
 //
-//   value_i = slope_i . theta_f(i) + u_s(i) + e_i      what a case says of its framework f
+//   value_i = slope_i . theta_f(i) + step_i g_h(i) + u_s(i) + e_i
 //   theta_f ~ N(mu, diag(between^2))                   frameworks are relatives
 //   mu      ~ N(center, diag(width^2))                 the prior
+//   g_h     ~ N(center_h, generation^2)                how far a generation's tables are off
 //   u_s     ~ t(0, source^2)   e_i ~ t(0, within^2 / weight_i)
 //
+// g_h is what all frameworks have in common on a generation of GPUs: what its tables hold was
+// measured under another load than another one's. It moves one of the constants there.
 // u_s is what all figures of one source have in common and no constant explains (its clocks, its
 // way of counting), for times and for memory apart. So a framework with one case moves a little
 // from its relatives and one with twenty from many sources a lot, and twenty rows of one source
@@ -36,6 +39,18 @@ struct LinearFigure {
   Eigen::VectorXd slope;  // as many as there are constants
   double value = 0;
   double weight = 1;  // above zero: a share, where several figures are one observation
+  // Of the generation of GPUs that it was measured on; a slope of zero: of none.
+  size_t generation = 0;
+  double generation_slope = 0;
+
+  // By how much these constants and effects of generations miss it.
+  double log_error(const Eigen::VectorXd& constants, const Eigen::VectorXd& generations) const {
+    const double moved =
+        generation_slope == 0
+            ? 0
+            : generation_slope * generations[static_cast<Eigen::Index>(generation)];
+    return slope.dot(constants) + moved - value;
+  }
 };
 
 // What is believed before any figure is seen.
@@ -45,7 +60,17 @@ struct HierarchyPrior {
   Eigen::VectorXd between;  // typical distance of a framework from the center
   std::array<double, kFigureKinds> source = {};
   std::array<double, kFigureKinds> within = {};
-  double figures = 4;  // as how many observations each believed spread counts
+  double figures = 4;                  // as how many observations each believed spread counts
+  Eigen::VectorXd generation_center;   // of the effects of generations
+  double generation = 0.05;            // their width; stays, since there are few
+  Eigen::Index moved_by_generation{};  // the constant that effects of generations move
+};
+
+// How many of each there are; all are counted from zero.
+struct HierarchySize {
+  size_t frameworks = 0;
+  size_t sources = 0;
+  size_t generations = 0;
 };
 
 struct HierarchyFit {
@@ -54,8 +79,9 @@ struct HierarchyFit {
   Eigen::VectorXd between;
   std::array<double, kFigureKinds> source = {};
   std::array<double, kFigureKinds> within = {};
+  Eigen::VectorXd generations;               // means of their effects
   std::vector<Eigen::VectorXd> constants;    // by framework: mean of theta
-  std::vector<Eigen::MatrixXd> covariances;  // of theta
+  std::vector<Eigen::MatrixXd> covariances;  // of theta, moved as on the framework's generation
 
   // Of a framework that nobody has measured.
   Eigen::MatrixXd unseen_covariance() const;
@@ -64,9 +90,11 @@ struct HierarchyFit {
   double unexplained(FigureKind kind) const;
 };
 
-// Frameworks and sources are counted from zero; one without figures lies at the center, as far
-// from it as frameworks do. Requires every slope as long as the prior's center.
-HierarchyFit fit_hierarchy(const std::vector<LinearFigure>& figures, size_t frameworks,
-                           size_t sources, const HierarchyPrior& prior);
+// A framework without figures lies at the center, as far from it as frameworks do. What is left
+// open of a framework's constants is told of them as the generation moves them that most of its
+// figures are of (of the center: that most of all are of). Requires every slope as long as the
+// prior's center.
+HierarchyFit fit_hierarchy(const std::vector<LinearFigure>& figures, const HierarchySize& size,
+                           const HierarchyPrior& prior);
 
 }  // namespace ballast

@@ -2,8 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace ballast {
+namespace {
+
+// Standard deviation of the logarithm of sustained_gemm_prior(): of one GPU of its generation, at
+// the best of its shapes.
+constexpr double kGenerationWidth = 0.05;
+
+}  // namespace
+
 Prior prior_of(int index) {
   static constexpr std::array<Prior, kStackConstants> kPriors = {{
       // Tables of a GPU generation hold what libraries reach for a shape, alone and cool. Beside
@@ -36,7 +45,17 @@ StackConstants prior_constants() {
   return constants;
 }
 
-HierarchyPrior hierarchy_prior() {
+double sustained_gemm_prior(std::string_view generation) {
+  // What back-to-back products settle at over what a burst reaches (stas00/ml-engineering,
+  // "Maximum Achievable and Sustainable Matmul FLOPS": H200 755 of 834 TFLOP/s in bf16, B200 1429
+  // of 1745). The 16-bit tables of both were measured in bursts, A100's after ten thousand products
+  // on random numbers (Azure/AI-benchmarking-guide), 256.5 TFLOP/s where bursts reach 271.
+  if (generation == "hopper") return 755.0 / 834.0;
+  if (generation == "blackwell") return 1429.0 / 1745.0;
+  return 1;
+}
+
+HierarchyPrior hierarchy_prior(const std::vector<std::string>& generations) {
   HierarchyPrior prior;
   prior.center = free_of(prior_constants());
   prior.width.resize(kStackConstants);
@@ -48,6 +67,13 @@ HierarchyPrior hierarchy_prior() {
   // Two sources that run the same differ by a twentieth, and so do rows of one source.
   prior.source = {0.05, 0.05};
   prior.within = {0.05, 0.05};
+  prior.generation = kGenerationWidth;
+  prior.generation_center.resize(static_cast<Eigen::Index>(generations.size()));
+  for (size_t g = 0; g < generations.size(); ++g) {
+    prior.generation_center[static_cast<Eigen::Index>(g)] =
+        std::log(sustained_gemm_prior(generations[g]));
+  }
+  prior.moved_by_generation = 0;  // gemm_share
   return prior;
 }
 

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <Eigen/Dense>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "autotune/calibrate/hierarchy.h"
 #include "sim/spec/stack.h"
@@ -23,8 +26,11 @@ struct Prior {
 Prior prior_of(int index);
 // Every constant at its prior.
 StackConstants prior_constants();
-// The same for all constants together, with the spreads of what constants leave open.
-HierarchyPrior hierarchy_prior();
+// StackConstants::sustained_gemm of a generation, before any case is seen.
+double sustained_gemm_prior(std::string_view generation);
+// The same for all constants together, with the spreads of what constants leave open, and for what
+// these generations of GPUs sustain.
+HierarchyPrior hierarchy_prior(const std::vector<std::string>& generations);
 
 // Coordinates of all constants and back, kept within the bounds.
 Eigen::VectorXd free_of(const StackConstants& constants);

@@ -68,9 +68,10 @@ class Judge {
     const size_t framework = figures_.framework_of(index);
     if (left_out == LeftOut::kSource) {
       const HierarchyFit& fit = without_source_[figures_.source_of(index)];
-      setup.stack = fitted_stack(setup.stack, fit, framework);
+      setup.stack = fitted_stack(setup.stack, fit, framework, figures_.generations());
     } else if (left_out == LeftOut::kFramework) {
-      const Stack center = fitted_stack(typical_, without_framework_[framework], std::nullopt);
+      const Stack center = fitted_stack(typical_, without_framework_[framework], std::nullopt,
+                                        figures_.generations());
       return as_run_by(std::move(setup), with_spread_of_facts(center, typical_figures_, framework));
     }
     return setup;

@@ -54,13 +54,14 @@ double covering_spread(const std::vector<Miss>& misses) {
 Stack with_spread_of_facts(Stack typical, const Figures& figures, std::optional<size_t> without) {
   StackUncertainty& uncertainty = typical.uncertainty.value();
   const Eigen::VectorXd at = free_of(typical.constants);
+  const Eigen::VectorXd effects = effects_of(typical.constants, figures.generations());
   std::array<std::vector<Miss>, kFigureKinds> misses;
   for (const Figure& figure : figures.all()) {
     const LinearFigure& linear = figure.linear;
     if (linear.framework == without) continue;
     const auto length = static_cast<size_t>(linear.slope.size());
     misses.at(static_cast<size_t>(linear.kind))
-        .push_back({linear.framework, linear.slope.dot(at) - linear.value,
+        .push_back({linear.framework, linear.log_error(at, effects),
                     explained_variance({linear.slope.data(), length}, uncertainty)});
   }
   const auto widen = [&](FigureKind kind, double& spread) {

@@ -139,8 +139,13 @@ OrderedJson stack_constants(const Stack& stack) {
   for (int i = 0; i < kStackConstants; ++i) {
     constants[std::string(constant_name(i))] = constant(stack.constants, i);
   }
+  OrderedJson sustained = OrderedJson::object();
+  for (const auto& [generation, share] : stack.constants.sustained_gemm) {
+    sustained[generation] = share;
+  }
   return {{"name", stack.name},
           {"constants", constants},
+          {"sustained_gemm", sustained},
           {"fitted", stack.fitted},
           {"fitted_on", stack.fitted_on}};
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -89,6 +90,17 @@ OrderedJson json_of(const Calibration& calibration, const std::vector<const Stac
           {"refused", refused}};
 }
 
+// The same for all that were fitted together.
+std::string sustained_text(const StackConstants& constants) {
+  if (constants.sustained_gemm.empty()) return "";
+  std::vector<std::string> shares;
+  for (const auto& [generation, share] : constants.sustained_gemm) {
+    shares.push_back(fmt::format("{} {:.3g}", generation, share));
+  }
+  return fmt::format("products of 16 bits in a step, of what the tables of GPUs say: {}\n",
+                     fmt::join(shares, ", "));
+}
+
 std::string constants_text(const std::vector<const Stack*>& stacks) {
   std::vector<Table::Column> columns = {{"stack", true}};
   for (int i = 0; i < kStackConstants; ++i) columns.push_back({std::string(constant_name(i))});
@@ -105,7 +117,8 @@ std::string constants_text(const std::vector<const Stack*>& stacks) {
     cells.push_back(std::to_string(stack->fitted_on.size()));
     table.add(std::move(cells));
   }
-  return table.text() + "* determined by cases; the others lie near what is typical\n";
+  return table.text() + "* determined by cases; the others lie near what is typical\n" +
+         sustained_text(stacks.front()->constants);
 }
 
 std::string rows_text(const Calibration& calibration) {

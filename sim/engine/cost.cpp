@@ -159,6 +159,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       numa_(plan.numa),
       ranks_here_(machine.gpu.is_host_thread ? plan.data : 1),
       constants_(stack.constants),
+      sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
       launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),

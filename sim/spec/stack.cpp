@@ -144,6 +144,11 @@ void check(const Stack& stack) {
              share ? "is not a share above 0 and at most 2" : "is negative or absurdly large");
     }
   }
+  for (const auto& [generation, factor] : stack.constants.sustained_gemm) {
+    if (!std::isfinite(factor) || factor <= 0 || factor > 2) {
+      refuse(stack, "sustained_gemm." + generation, "is not a share above 0 and at most 2");
+    }
+  }
 }
 
 }  // namespace ballast

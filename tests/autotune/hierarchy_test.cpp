@@ -51,7 +51,7 @@ LinearFigure figure(size_t framework, size_t source, double value, double weight
 double square(double value) { return value * value; }
 
 TEST(Hierarchy, without_a_figure_everything_is_as_believed) {
-  const HierarchyFit fit = fit_hierarchy({}, 2, 1, prior_of_one_constant(4));
+  const HierarchyFit fit = fit_hierarchy({}, {2, 1}, prior_of_one_constant(4));
   for (size_t f = 0; f < 2; ++f) {
     EXPECT_NEAR(fit.constants[f][0], kCenter, 1e-12);
     EXPECT_NEAR(fit.covariances[f](0, 0), square(kWidth) + square(kBetween), 1e-12);
@@ -72,9 +72,9 @@ TEST(Hierarchy, twenty_rows_of_one_source_are_no_twenty_witnesses) {
     many_sources.push_back(figure(0, i, 0.5));
   }
   const HierarchyPrior prior = prior_of_one_constant(kCertain);
-  const HierarchyFit row = fit_hierarchy(one_row, 1, 1, prior);
-  const HierarchyFit one = fit_hierarchy(one_source, 1, 1, prior);
-  const HierarchyFit many = fit_hierarchy(many_sources, 1, 20, prior);
+  const HierarchyFit row = fit_hierarchy(one_row, {1, 1}, prior);
+  const HierarchyFit one = fit_hierarchy(one_source, {1, 1}, prior);
+  const HierarchyFit many = fit_hierarchy(many_sources, {1, 20}, prior);
   EXPECT_LT(row.constants[0][0], one.constants[0][0]);
   EXPECT_LT(one.constants[0][0], many.constants[0][0]);
   EXPECT_NEAR(many.constants[0][0], 0.5, 0.01);
@@ -89,7 +89,7 @@ TEST(Hierarchy, source_that_went_wrong_does_not_drag_the_others) {
     std::vector<LinearFigure> figures;
     for (size_t i = 0; i < 9; ++i) figures.push_back(figure(0, i, 0.5));
     figures.push_back(figure(0, 9, value));
-    return fit_hierarchy(figures, 1, 10, prior_of_one_constant(kCertain)).constants[0][0];
+    return fit_hierarchy(figures, {1, 10}, prior_of_one_constant(kCertain)).constants[0][0];
   };
   EXPECT_GT(with_last_at(1), with_last_at(0.5));
   EXPECT_LT(with_last_at(5), 0.5 + 0.3 * kSource);
@@ -101,7 +101,7 @@ TEST(Hierarchy, figures_of_half_a_weight_count_as_one_where_they_agree) {
   const auto fitted = [](const std::vector<LinearFigure>& of_the_first) {
     std::vector<LinearFigure> figures = of_the_first;
     figures.push_back(figure(1, 1, -0.2));
-    return fit_hierarchy(figures, 2, 2, prior_of_one_constant(kCertain)).constants[0][0];
+    return fit_hierarchy(figures, {2, 2}, prior_of_one_constant(kCertain)).constants[0][0];
   };
   const double one = fitted({figure(0, 0, 0.5)});
   const double halves = fitted({figure(0, 0, 0.5, 0.5), figure(0, 0, 0.5, 0.5)});
@@ -113,7 +113,7 @@ TEST(Hierarchy, figures_of_half_a_weight_count_as_one_where_they_agree) {
 TEST(Hierarchy, one_case_moves_its_framework_less_than_many_do_and_none_leaves_it_at_the_center) {
   std::vector<LinearFigure> figures = {figure(1, 20, 0.6)};
   for (size_t i = 0; i < 20; ++i) figures.push_back(figure(0, i, 0.6));
-  const HierarchyFit fit = fit_hierarchy(figures, 3, 21, prior_of_one_constant(kCertain));
+  const HierarchyFit fit = fit_hierarchy(figures, {3, 21}, prior_of_one_constant(kCertain));
   const double many = fit.constants[0][0], one = fit.constants[1][0], none = fit.constants[2][0];
   EXPECT_LT(none, one - 0.02);
   EXPECT_LT(one, many - 0.02);
@@ -133,7 +133,7 @@ TEST(Hierarchy, constant_that_no_figure_depends_on_keeps_its_prior) {
   prior.between = Eigen::Vector2d(kBetween, 0.5);
   LinearFigure only = figure(0, 0, 2);
   only.slope = Eigen::Vector2d(1, 0);
-  const HierarchyFit fit = fit_hierarchy({only}, 1, 1, prior);
+  const HierarchyFit fit = fit_hierarchy({only}, {1, 1}, prior);
   EXPECT_NEAR(fit.constants[0][1], -1, 1e-9);
   EXPECT_NEAR(fit.covariances[0](1, 1), square(0.7) + square(0.5), 1e-6);
   EXPECT_GT(fit.constants[0][0], 1);
@@ -173,6 +173,49 @@ World drawn_world(Draws& draws, Eigen::Index constants, size_t frameworks, size_
   return world;
 }
 
+// Two frameworks that ran on two generations of GPUs tell their own constants from what products
+// of either generation fall short of, and one that ran on one of them learns it from the others.
+TEST(Hierarchy, what_a_generation_takes_from_all_is_told_from_what_a_framework_does) {
+  constexpr double kEffects[] = {0.0, -0.25};
+  constexpr double kConstants[] = {0.2, -0.1, 0.3};
+  const auto of = [&](size_t framework, size_t generation, size_t source) {
+    LinearFigure one = figure(framework, source, kConstants[framework] + kEffects[generation]);
+    one.generation = generation;
+    one.generation_slope = 1;
+    return one;
+  };
+  std::vector<LinearFigure> figures;
+  for (size_t i = 0; i < 12; ++i) {
+    figures.push_back(of(0, i % 2, i));
+    figures.push_back(of(1, i % 2, 12 + i));
+    figures.push_back(of(2, 1, 24 + i));
+  }
+  HierarchyPrior prior = prior_of_one_constant(kCertain);
+  prior.source = {0.02, 0.02};
+  prior.within = {0.02, 0.02};
+  prior.generation = 0.2;
+  prior.generation_center = Eigen::Vector2d::Zero();
+  const HierarchyFit fit = fit_hierarchy(figures, {3, 36, 2}, prior);
+  EXPECT_NEAR(fit.generations[1] - fit.generations[0], kEffects[1] - kEffects[0], 0.02);
+  for (size_t f = 0; f < 3; ++f) {
+    EXPECT_NEAR(fit.constants[f][0] + fit.generations[1], kConstants[f] + kEffects[1], 0.02) << f;
+    // Together they are known well, each of the two not: how far tables are off at all is open.
+    EXPECT_LT(fit.covariances[f](0, 0), square(0.02)) << f;
+    EXPECT_NEAR(figures[f].log_error(fit.constants[f], fit.generations), 0, 0.02) << f;
+  }
+}
+
+// Where no figure depends on a generation, it stays what it was believed to be.
+TEST(Hierarchy, generation_that_nothing_ran_on_keeps_its_prior) {
+  HierarchyPrior prior = prior_of_one_constant(kCertain);
+  prior.generation_center = Eigen::VectorXd::Constant(1, -0.1);
+  const HierarchyFit fit = fit_hierarchy({figure(0, 0, 0.6)}, {1, 1, 1}, prior);
+  const HierarchyFit without =
+      fit_hierarchy({figure(0, 0, 0.6)}, {1, 1}, prior_of_one_constant(kCertain));
+  EXPECT_NEAR(fit.generations[0], -0.1, 1e-9);
+  EXPECT_NEAR(fit.constants[0][0], without.constants[0][0], 1e-9);
+}
+
 TEST(Hierarchy, constants_that_made_the_figures_are_found_again) {
   Draws draws(7);
   const World world = drawn_world(draws, 3, 4, 6, 6, {0.3, 0.02, 0.01});
@@ -181,7 +224,7 @@ TEST(Hierarchy, constants_that_made_the_figures_are_found_again) {
   prior.width = Eigen::VectorXd::Constant(3, kWidth);
   prior.between = Eigen::VectorXd::Constant(3, kBetween);
   prior.source = prior.within = {0.1, 0.1};
-  const HierarchyFit fit = fit_hierarchy(world.figures, 4, world.sources, prior);
+  const HierarchyFit fit = fit_hierarchy(world.figures, {4, world.sources}, prior);
   for (size_t f = 0; f < 4; ++f) {
     EXPECT_LT((fit.constants[f] - world.truth[f]).cwiseAbs().maxCoeff(), 0.03) << f;
   }
@@ -199,7 +242,7 @@ TEST(Hierarchy, spreads_that_made_the_figures_are_found_again) {
     prior.between[0] = truth.between / 3;
     prior.source = {truth.source * 3, 0.25};
     prior.within = {truth.within * 3, 0.25};
-    const HierarchyFit fit = fit_hierarchy(world.figures, 20, world.sources, prior);
+    const HierarchyFit fit = fit_hierarchy(world.figures, {20, world.sources}, prior);
     mean.between += fit.between[0] / kWorlds;
     mean.source += fit.source[0] / kWorlds;
     mean.within += fit.within[0] / kWorlds;
@@ -214,7 +257,7 @@ TEST(Hierarchy, spreads_that_made_the_figures_are_found_again) {
 }
 
 TEST(Hierarchy, unexplained_holds_eight_of_ten_figures_of_new_sources) {
-  const HierarchyFit fit = fit_hierarchy({}, 1, 1, prior_of_one_constant(4));
+  const HierarchyFit fit = fit_hierarchy({}, {1, 1}, prior_of_one_constant(4));
   const double width = 1.2816 * fit.unexplained(FigureKind::kTime);
   Draws draws(17);
   int inside = 0;
@@ -235,7 +278,7 @@ TEST(Hierarchy, covariances_say_how_far_the_constants_are_off) {
     const World world = drawn_world(draws, 1, 5, 2, 2, spreads);
     HierarchyPrior prior = prior_of_one_constant(kCertain);
     prior.width[0] = 1e-3;  // the center is where the draws have it
-    const HierarchyFit fit = fit_hierarchy(world.figures, 5, world.sources, prior);
+    const HierarchyFit fit = fit_hierarchy(world.figures, {5, world.sources}, prior);
     for (size_t f = 0; f < 5; ++f) {
       const double off = std::abs(fit.constants[f][0] - world.truth[f][0]);
       inside += off <= 1.2816 * std::sqrt(fit.covariances[f](0, 0));

@@ -74,7 +74,7 @@ Stack unusual() {
   stack.facts.fp8_saves_codes = true;
   stack.facts.attention_kernel = AttentionKernel::kFlash1;
   stack.facts.attention_kernel_on = {{"hopper", AttentionKernel::kFlash3}};
-  stack.constants = {0.5, 0.6, 0.7, 0.8, Duration::from_us(3), 0.1, 0.9};
+  stack.constants = {0.5, 0.6, 0.7, 0.8, Duration::from_us(3), 0.1, 0.9, {{"hopper", 0.875}}};
   stack.fitted = {"gemm_share", "launch_us"};
   stack.fitted_on = {"case-1"};
   stack.uncertainty.emplace();
@@ -172,6 +172,9 @@ TEST(Stacks, wrong_values_name_the_file_and_the_key) {
       {"/constants/gem_share", 0.5, "key 'constants.gem_share'"},
       {"/constants/cpu_share", 0, "cpu_share"},
       {"/constants/cpu_shar", 0.5, "key 'constants.cpu_shar'"},
+      {"/sustained_gemm/hoper", 0.9, "did you mean 'hopper'"},
+      {"/sustained_gemm/hopper", "little", "key 'sustained_gemm.hopper'"},
+      {"/sustained_gemm/hopper", 0, "sustained_gemm.hopper"},
       {"/uncertainty/time", -0.1, "key 'uncertainty.time'"},
       {"/uncertainty/memory", "much", "key 'uncertainty.memory'"},
       {"/uncertainty/covariance", 1, "must be a square table"},
