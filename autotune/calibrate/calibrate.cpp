@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
+#include <map>
 
 #include "autotune/calibrate/priors.h"
 #include "autotune/calibrate/unseen.h"
+#include "profiles/load.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -71,6 +73,33 @@ Stack as_unseen(Stack typical, const std::vector<SourcedCase>& cases,
   figures.linearise(std::vector<StackConstants>(figures.frameworks().size(), typical.constants),
                     [&](double share) { progress(share, "as the typical framework"); });
   return with_spread_of_facts(std::move(typical), figures, std::nullopt);
+}
+
+// A family that no case names any more, since each of its frameworks has a profile of its own:
+// what they are together, as uncertain as any framework that nobody has measured.
+std::vector<Stack> families_of(const Calibration& result,
+                               const std::vector<std::string>& generations) {
+  std::map<std::string, std::vector<size_t>> members;
+  for (size_t f = 0; f < result.stacks.size(); ++f) {
+    if (!result.stacks[f].family.empty()) members[result.stacks[f].family].push_back(f);
+  }
+  for (const Stack& stack : result.stacks) members.erase(stack.name);
+  std::vector<Stack> families;
+  for (const auto& [name, of] : members) {
+    Eigen::VectorXd mean = Eigen::VectorXd::Zero(kStackConstants);
+    for (const size_t f : of) {
+      mean += result.fit.constants[f] / static_cast<double>(of.size());
+    }
+    Stack family = fitted_stack(load_stack(name), result.fit, std::nullopt, generations);
+    family.constants = fitted_constants(mean, result.fit, generations);
+    family.fitted_on.clear();
+    for (const size_t f : of) {
+      const std::vector<std::string>& used = result.stacks[f].fitted_on;
+      family.fitted_on.insert(family.fitted_on.end(), used.begin(), used.end());
+    }
+    families.push_back(std::move(family));
+  }
+  return families;
 }
 
 void fill_rows(const std::vector<SourcedCase>& cases, const Figures& figures, Calibration& result) {
@@ -164,6 +193,9 @@ Calibration calibrate(const std::vector<SourcedCase>& cases, const Stack& typica
   for (const Stack& stack : result.stacks) {
     std::copy(stack.fitted_on.begin(), stack.fitted_on.end(),
               std::back_inserter(result.typical.fitted_on));
+  }
+  for (Stack& family : families_of(result, figures.generations())) {
+    result.stacks.push_back(std::move(family));
   }
   progress(1, "done");
   return result;

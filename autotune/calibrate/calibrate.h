@@ -31,6 +31,7 @@ struct CalibrationRow {
 
 struct Calibration {
   // With new constants, `uncertainty`, `fitted` and `fitted_on`, in the order of their first case.
+  // Behind them the families of these that have no case of their own, where their frameworks lie.
   std::vector<Stack> stacks;
   Stack typical;  // of what nobody has measured
   HierarchyFit fit;
