@@ -183,6 +183,11 @@ int run_calibrate(Words words) {
     throw Error("--out", "is the file of one stack, and none is named",
                 "add --stack, or write all of them with --out-folder");
   }
+  if (flags.folder) {
+    try_to_write(
+        (std::filesystem::path(*flags.folder) / (std::string(kTypicalStack) + ".json")).string(),
+        "--out-folder " + *flags.folder);
+  }
   std::vector<PublishedFile> files = files_of(flags);
   leave_out(files, flags.except);
   std::optional<Stack> named;

@@ -203,6 +203,10 @@ TEST_F(SmallWorld, calibrate_refuses_what_cannot_be_fitted) {
   EXPECT_TRUE(out.says("add --stack")) << out.output;
   EXPECT_TRUE(run("calibrate --stack torch-2024").says("torch-2025"));
   EXPECT_TRUE(run("calibrate no-such-case").says("no-such-case"));
+  const Outcome folder = run("calibrate more.json --out-folder nowhere");
+  EXPECT_EQ(folder.code, 2);
+  EXPECT_TRUE(folder.says("--out-folder nowhere")) << folder.output;
+  EXPECT_FALSE(folder.says("round 1")) << "before the fit: " << folder.output;
   const Outcome none = run("calibrate --stack megatron-2021 --out x.json");
   EXPECT_EQ(none.code, 2) << "no case here is of it";
   EXPECT_FALSE(bench.exists("x.json"));
