@@ -141,8 +141,37 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
   }
 }
 
+// Enqueued on the stream while it lives is noted instead of run. Where noting fails the capture is
+// ended too: a stream that captures refuses everything else, and its failure would hide the first.
+class CudaDevice::Capture {
+ public:
+  Capture(CudaRuntime& runtime, CudaStream stream) : runtime_(runtime), stream_(stream) {
+    runtime_.begin_capture(stream_);
+  }
+  ~Capture() {
+    if (ended_) return;
+    try {
+      runtime_.destroy(runtime_.end_capture(stream_));
+    } catch (const Error&) {
+      // What could not be noted is no graph, either; who captured is told why.
+    }
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  CudaGraph end() {
+    ended_ = true;
+    return runtime_.end_capture(stream_);
+  }
+
+ private:
+  CudaRuntime& runtime_;
+  CudaStream stream_;
+  bool ended_ = false;
+};
+
 CudaDevice::~CudaDevice() {
   try {
+    runtime_->bind_thread();
     lanes_.drain();
     for (const Recorded& recorded : recorded_) {
       if (recorded.graph.native != nullptr) runtime_->destroy(recorded.graph);
@@ -179,11 +208,11 @@ bool CudaDevice::launch_recorded(const Sequence& sequence, OpId id, int32_t step
   const CudaStream stream = lanes_.begin(sequence, id, step);
   if (id == ops.front()) {
     if (recorded.graph.native == nullptr) {
-      runtime_->begin_capture(stream);
+      Capture capture(*runtime_, stream);
       for (const OpId each : ops) {
         enqueue(sequence.ops[static_cast<size_t>(each)], step, Program::kStep, stream);
       }
-      recorded.graph = runtime_->end_capture(stream);
+      recorded.graph = capture.end();
     }
     runtime_->launch(recorded.graph, stream);
   }
@@ -380,6 +409,7 @@ void CudaDevice::finish_recorded(CudaStream stream) {
 // The losses of a delayed step are part of its state, which may be asked for next. The last step of
 // a run is accepted without a commit on the stream.
 void CudaDevice::drain() {
+  runtime_->bind_thread();  // of whoever runs the executor, which need not have made the device
   finish_recorded(lanes_.stream(lane_of(0, LaneKind::kCompute)));
   lanes_.drain();
   for (const int32_t step : loss_steps_) collect_losses(step);
@@ -438,6 +468,7 @@ double CudaDevice::evaluate(int64_t batch, int32_t step) {
 }
 
 std::vector<MemoryUse> CudaDevice::memory() {
+  runtime_->bind_thread();
   return {{Place::kHbm, hbm_.bytes(), {free_before_.count - runtime_->free_memory().count}},
           {Place::kDram, dram_.size(), dram_.resident()}};
 }

@@ -75,6 +75,8 @@ class CudaDevice : public TrainingDevice {
     CudaGraph graph;
   };
 
+  class Capture;
+
   void enqueue(const Op& op, int32_t step, Program program, CudaStream stream);
   // Whether the operation was or is part of a recorded run, which its first launches.
   bool launch_recorded(const Sequence& sequence, OpId id, int32_t step);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <set>
+#include <thread>
 
 #include "backend/cuda/cuda_segments.h"
 #include "backend/train/make_device.h"
@@ -352,6 +353,47 @@ TEST(CudaDevice, failing_copy_names_operation_bytes_and_stream_and_stops_the_run
     EXPECT_NE(what.find("invalid argument (cudaErrorInvalidValue); run again"), std::string::npos)
         << what;
   }
+}
+
+// The second step records. Each of its kernels fails once, those inside captures among them.
+TEST(CudaDevice, failure_while_kernels_are_recorded_ends_the_capture_and_is_what_is_told) {
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.captures = true;
+  const auto log = std::make_shared<CudaLog>();
+  {
+    Trainer whole(tiny::gpt2_model(), tiny::wait_plan(), tests::on_thread_cuda(options, {}, log));
+    whole.train(1, nullptr);
+  }
+  const int64_t of_a_step = log->count(CudaCall::kKernel);
+  ASSERT_GT(of_a_step, 20);
+  for (int64_t kernel = of_a_step; kernel < 2 * of_a_step; ++kernel) {
+    ThreadCudaOptions cuda;
+    cuda.failing_kernel = kernel;
+    Trainer failing(tiny::gpt2_model(), tiny::wait_plan(), tests::on_thread_cuda(options, cuda));
+    try {
+      failing.train(3, nullptr);
+      FAIL() << "the failure of kernel " << kernel << " was swallowed";
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      EXPECT_TRUE(what.starts_with("cuda launch on stream ")) << what;
+    }
+  }
+}
+
+TEST(CudaDevice, any_thread_may_train_drain_evaluate_and_free_what_another_made) {
+  Plan plan = tiny::wait_plan();
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  plan.optimizer.undo = UndoKind::kExact;
+  plan.optimizer.gpu_buckets = 3;
+  auto trainer = std::make_unique<Trainer>(
+      tiny::gpt2_model(), plan, tests::on_thread_cuda(tiny::options_for(kSteps), dawdling()));
+  const auto on_a_new_thread = [](const std::function<void()>& work) { std::jthread thread(work); };
+  on_a_new_thread([&] { trainer->train(4, nullptr); });
+  on_a_new_thread([&] { trainer->train(6, nullptr, true); });
+  on_a_new_thread([&] { trainer->validation_loss(1); });
+  on_a_new_thread([&] { trainer->parameters(); });
+  on_a_new_thread([&] { trainer.reset(); });
+  EXPECT_EQ(trainer, nullptr);
 }
 
 // A device that has failed refuses everything from then on, events that nobody needs any more too.
