@@ -19,13 +19,21 @@ int64_t clock_ns() {
       .count();
 }
 
+// Kernels of lanes that carry data (unpacks, sums over ranks) are short, and the link stands still
+// behind them. Those of the compute lane fill the whole GPU: among equals a short kernel would wait
+// until the blocks of all that was launched before it have begun.
+StreamPriority priority_of(LaneId lane) {
+  return kind_of(lane) == LaneKind::kCompute ? StreamPriority::kLow : StreamPriority::kHigh;
+}
+
 std::vector<CudaStream> streams_of(const Graph& graph, CudaRuntime& runtime) {
   runtime.bind_thread();
   std::vector<CudaStream> streams(static_cast<size_t>(graph.lanes));
   for (LaneId lane = 0; lane < graph.lanes; ++lane) {
     if (!CudaLanes::queues(lane)) continue;
     // The names of lane kinds are literals.
-    streams[static_cast<size_t>(lane)] = runtime.create_stream(to_string(kind_of(lane)).data());
+    streams[static_cast<size_t>(lane)] =
+        runtime.create_stream(to_string(kind_of(lane)).data(), priority_of(lane));
   }
   return streams;
 }

@@ -29,7 +29,7 @@ class CudaMath {
 
   struct Loss {
     double gradient_factor = 1;  // on the gradient of each token's loss
-    double* mean = nullptr;      // where the mean loss goes, on the device
+    double* mean = nullptr;      // where the mean loss goes, in pinned memory
   };
   // Replaces logits by their gradient.
   virtual void loss(const Op& op, const OperationArguments& arguments, int32_t step,

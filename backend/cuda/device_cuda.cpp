@@ -110,8 +110,6 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
            "the arena"),
       dram_("dram", graph_.arenas.size[index_of(Place::kDram)], ArenaBacking::kWhole),
       pin_(*runtime_, dram_.at(0), dram_.size(), "the arena of the CPU"),
-      means_(*runtime_, CudaMemoryKind::kDevice, bytes_of(2 * micro_batches() + 1, DType::kF64),
-             "losses"),
       losses_(*runtime_, CudaMemoryKind::kPinned, bytes_of(2 * micro_batches() + 1, DType::kF64),
               "losses"),
       recorded_adams_(recorded_adams(graph_)),
@@ -368,11 +366,8 @@ void CudaDevice::loss(const Op& op, int32_t step, CudaStream stream) {
   if (options_.gradient_factor) loss.gradient_factor *= options_.gradient_factor(step);
   const int64_t place =
       trains ? (step & 1) * micro_batches() + op.label.micro_batch : 2 * micro_batches();
-  const int64_t at = place * size_of(DType::kF64);
-  loss.mean = reinterpret_cast<double*>(means_.data() + at);
+  loss.mean = reinterpret_cast<double*>(losses_.data()) + place;
   math_->loss(op, arguments_, step, loss, stream);
-  runtime_->copy(
-      {losses_.data() + at, loss.mean, bytes_of(1, DType::kF64), CopyKind::kDeviceToHost}, stream);
   if (trains) loss_steps_[static_cast<size_t>(step & 1)] = step;
 }
 

@@ -113,9 +113,9 @@ class CudaDevice : public TrainingDevice {
   CudaMemory hbm_;
   Arena dram_;
   CudaPin pin_;
-  // Mean losses by parity of the step and micro-batch, and one of an evaluation: where the GPU
-  // writes them, and where they come to.
-  CudaMemory means_;
+  // Mean losses by parity of the step and micro-batch, and one of an evaluation. Kernels write them
+  // to the CPU's memory: a copy would queue behind a bucket's on the engine that carries both, and
+  // the backward behind the copy.
   CudaMemory losses_;
   std::array<int32_t, 2> loss_steps_{-1, -1};  // whose losses those are, by parity
   // The operations of the exact Adam on the GPU, in program order; by bucket, which of all runs is

@@ -306,19 +306,35 @@ TEST(CudaDevice, memory_is_taken_once_and_events_are_made_in_the_first_steps_onl
   for (const NotedCall& call : log->calls)
     arenas += call.bytes == hbm.count && call.call == CudaCall::kAllocate;
   EXPECT_EQ(arenas, 1);
-  EXPECT_EQ(log->count(CudaCall::kAllocate), 2);  // the arena, and the losses
+  EXPECT_EQ(log->count(CudaCall::kAllocate), 1);
   EXPECT_EQ(log->count(CudaCall::kAllocatePinned), 2);
   EXPECT_EQ(log->count(CudaCall::kPin), 1);
   trainer.train(4, nullptr);
   const int64_t events = log->count(CudaCall::kCreateEvent);
   trainer.train(9, nullptr);
   EXPECT_EQ(log->count(CudaCall::kCreateEvent), events);
-  EXPECT_EQ(log->count(CudaCall::kAllocate), 2);
+  EXPECT_EQ(log->count(CudaCall::kAllocate), 1);
   EXPECT_EQ(log->count(CudaCall::kAllocatePinned), 2);
   const std::vector<MemoryUse> memory = trainer.train(9, nullptr).memory;
   EXPECT_EQ(memory[0].planned, hbm);
-  // Losses of two micro-batches in two steps, and one of evaluations.
-  EXPECT_EQ(memory[0].resident.count, hbm.count + 5 * 8);
+  EXPECT_EQ(memory[0].resident, hbm);
+}
+
+TEST(CudaDevice, losses_take_no_copy_and_short_kernels_of_other_lanes_go_before_those_of_compute) {
+  const auto log = std::make_shared<CudaLog>();
+  const Plan plan = plans(DType::kBf16).front().plan;
+  Trainer trainer(tiny::gpt2_model(), plan,
+                  tests::on_thread_cuda(tiny::options_for(kSteps), {}, log));
+  trainer.train(3, nullptr);
+  trainer.validation_loss(1);
+  int64_t streams = 0;
+  for (const NotedCall& call : log->calls) {
+    EXPECT_FALSE(call.call == CudaCall::kCopy && call.stream == "compute") << call.bytes;
+    if (call.call != CudaCall::kCreateStream) continue;
+    ++streams;
+    EXPECT_EQ(call.what, call.stream == "compute" ? "low" : "high") << call.stream;
+  }
+  EXPECT_GE(streams, 4);
 }
 
 TEST(CudaDevice, cpu_memory_is_pinned_or_backed_before_the_gpu_can_touch_it) {
@@ -409,7 +425,7 @@ class FailedEvents : public tests::ThreadCuda {
 
 TEST(CudaDevice, clock_of_a_device_that_has_failed_lets_the_failure_pass) {
   FailedEvents runtime(std::make_shared<CudaLog>(), {});
-  const CudaStream stream = runtime.create_stream("compute");
+  const CudaStream stream = runtime.create_stream("compute", StreamPriority::kLow);
   EXPECT_NO_THROW(CudaClock(runtime, stream));
   runtime.destroy(stream);
 }

@@ -88,8 +88,10 @@ void ThreadCuda::pin(void*, Bytes bytes, const std::string& what) {
   log_->add({CudaCall::kPin, "", nullptr, bytes.count, what, range, {}});
 }
 
-CudaStream ThreadCuda::create_stream(const char* name) {
+CudaStream ThreadCuda::create_stream(const char* name, StreamPriority priority) {
   require_bound();
+  const char* text = priority == StreamPriority::kHigh ? "high" : "low";
+  log_->add({CudaCall::kCreateStream, name, nullptr, 0, text, range, {}});
   auto* stream = new Stream;
   stream->random.seed(static_cast<uint32_t>(name[0]) + static_cast<uint32_t>(name[1]));
   stream->thread = std::thread([this, stream] { serve(*stream); });

@@ -27,6 +27,7 @@ enum class CudaCall : uint8_t {
   kAllocate,
   kAllocatePinned,
   kPin,
+  kCreateStream,  // its priority is `what`
   kCreateEvent,
   kRecord,
   kWait,  // of a stream for an event
@@ -91,7 +92,7 @@ class ThreadCuda : public CudaRuntime {
   void free_pinned(void* memory) override { free(memory); }
   void pin(void* memory, Bytes bytes, const std::string& what) override;
   void unpin(void*) override { require_bound(); }
-  CudaStream create_stream(const char* name) override;
+  CudaStream create_stream(const char* name, StreamPriority priority) override;
   void destroy(CudaStream stream) override;
   CudaEvent create_event(CudaStream stream) override;
   void destroy(CudaEvent event) override;
