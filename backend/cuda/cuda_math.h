@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/libraries/gemm_algorithms.h"
@@ -42,6 +44,9 @@ class CudaMath {
   // One that can be taken back exactly.
   virtual void recorded_adam(const kernels::cuda::RecordedStep& step,
                              kernels::cuda::RecordedPart part, CudaStream stream) = 0;
+
+  // What runs otherwise than one may take for granted, and why; a line each.
+  virtual std::vector<std::string> notes() const { return {}; }
 };
 
 // Allocates its scratch on `runtime` and knows the training's shapes; both must outlive it.

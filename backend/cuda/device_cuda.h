@@ -63,6 +63,7 @@ class CudaDevice : public TrainingDevice {
   void restore_partials(int32_t step) override;
   double evaluate(int64_t batch, int32_t step) override;
   std::vector<MemoryUse> memory() override;
+  std::vector<std::string> notes() const override { return math_->notes(); }
 
  private:
   using Program = BucketUpdates::Program;

@@ -328,6 +328,8 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
     }
   }
   state_->notes.insert(state_->notes.begin(), found.notes.begin(), found.notes.end());
+  const std::vector<std::string> of_device = state_->device->notes();
+  state_->notes.insert(state_->notes.end(), of_device.begin(), of_device.end());
   state_->device->spread_weights();
 }
 

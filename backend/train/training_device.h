@@ -86,6 +86,9 @@ class TrainingDevice : public Device {
 
   // Of the GPU's memory and the CPU's.
   virtual std::vector<MemoryUse> memory() = 0;
+
+  // What it does otherwise than one may take for granted, and why; a line each.
+  virtual std::vector<std::string> notes() const { return {}; }
 };
 
 // What every training device carries out: the decoder's modules and the updates of buckets, on one

@@ -238,17 +238,30 @@ void CublasGemm::multiply(const CudaGemm& gemm, CudaStream stream) {
         fmt::format("{} on stream {}", key, stream.name));
 }
 
+namespace {
+
+// Half of what the arena leaves may go to attention where a shape needs so much: the scratch of
+// kernels and what the driver takes later come out of the rest.
+AttentionMemory attention_memory(CudaRuntime& runtime, Bytes arena) {
+  return {.most = {std::max<int64_t>(0, (runtime.free_memory() - arena).count) / 2}};
+}
+
+}  // namespace
+
 std::unique_ptr<CudaProbeKernels> make_probe_kernels(CudaRuntime& runtime,
                                                      const GemmAlgorithmStore& algorithms) {
   return launched_kernels(std::make_unique<CublasGemm>(runtime, algorithms),
-                          std::make_unique<CudaAttention>(runtime, open_cudnn_attention()));
+                          std::make_unique<CudaAttention>(runtime, open_cudnn_attention(),
+                                                          attention_memory(runtime, {})));
 }
 
 std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
                                          const GemmAlgorithmStore& algorithms) {
   return std::make_unique<CudaTransformer>(
       training, runtime, std::make_unique<CublasGemm>(runtime, algorithms),
-      std::make_unique<CudaAttention>(runtime, open_cudnn_attention()));
+      std::make_unique<CudaAttention>(
+          runtime, open_cudnn_attention(),
+          attention_memory(runtime, training.graph.arenas.size[static_cast<size_t>(Place::kHbm)])));
 }
 
 }  // namespace ballast
