@@ -123,7 +123,7 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
                [this] { return updates_.sum_of_partials(); }),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kDram},
                options.optimizer_threads),
-      lanes_(graph_, *runtime_),
+      lanes_(graph_, *runtime_, options.timed_steps_apart),
       batches_(*runtime_, {batches_at_once(plan_), batch_bytes(plan_)},
                lanes_.stream(lane_of(0, LaneKind::kCopyIn))) {
   runtime_->clear(hbm_.data(), hbm_.bytes(), lanes_.stream(lane_of(0, LaneKind::kCompute)));

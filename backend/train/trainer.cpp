@@ -28,6 +28,7 @@ DeviceOptions device_options(const TrainerOptions& options) {
   device.optimizer = options.optimizer;
   device.gradient_factor = options.gradient_factor;
   device.captures = options.captures;
+  device.timed_steps_apart = options.timed_steps_apart;
   device.gemm_algorithms = options.gemm_algorithms;
   return device;
 }

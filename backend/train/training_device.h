@@ -47,6 +47,8 @@ struct DeviceOptions {
   RankOptions of_rank;
   // On a GPU: launch runs of kernels whose arguments never change as one recorded graph.
   bool captures = false;
+  // On a GPU: operations are timed in every so many steps; in others, only steps are.
+  int32_t timed_steps_apart = 1;
   // On a GPU: algorithms of matrix products that were chosen before, and where new ones go.
   GemmAlgorithmStore gemm_algorithms;
 };

@@ -217,6 +217,14 @@ TEST(CudaDevice, recorded_runs_of_kernels_give_the_same_bits_with_fewer_launches
     const auto log = std::make_shared<CudaLog>();
     TrainerOptions cuda = tests::on_thread_cuda(options, dawdling(), log);
     cuda.captures = true;
+    Trainer untimed(tiny::gpt2_model(), plan, [&] {
+      TrainerOptions seldom = tests::on_thread_cuda(options, dawdling());
+      seldom.captures = true;
+      seldom.timed_steps_apart = 3;
+      return seldom;
+    }());
+    untimed.train(kSteps, nullptr);
+    EXPECT_TRUE(tiny::same_bits(reference.parameters, untimed.parameters())) << name;
     Trainer trainer(tiny::gpt2_model(), plan, cuda);
     const TrainResult result = trainer.train(kSteps, nullptr);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, trainer.parameters())) << name;
