@@ -442,7 +442,9 @@ void CudaDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const
   runtime_->synchronize(stream);
 }
 
-void CudaDevice::spread_weights() { ballast::spread_weights(*this, graph_, ranges_, plan_.dtype); }
+void CudaDevice::spread_weights() {
+  ballast::spread_weights(*this, {graph_, ranges_, plan_.dtype, options_.optimizer_threads});
+}
 
 void CudaDevice::run_alone(OpId id, int32_t step) {
   execute(graph_.step, id, step);
