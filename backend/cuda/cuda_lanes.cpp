@@ -19,15 +19,46 @@ int64_t clock_ns() {
       .count();
 }
 
+// Kernels of lanes that carry data (unpacks, sums over ranks) are short, and the link stands still
+// behind them. Those of the compute lane fill the whole GPU: among equals a short kernel would wait
+// until the blocks of all that was launched before it have begun.
+StreamPriority priority_of(LaneId lane) {
+  return kind_of(lane) == LaneKind::kCompute ? StreamPriority::kLow : StreamPriority::kHigh;
+}
+
 std::vector<CudaStream> streams_of(const Graph& graph, CudaRuntime& runtime) {
   runtime.bind_thread();
   std::vector<CudaStream> streams(static_cast<size_t>(graph.lanes));
   for (LaneId lane = 0; lane < graph.lanes; ++lane) {
     if (!CudaLanes::queues(lane)) continue;
     // The names of lane kinds are literals.
-    streams[static_cast<size_t>(lane)] = runtime.create_stream(to_string(kind_of(lane)).data());
+    streams[static_cast<size_t>(lane)] =
+        runtime.create_stream(to_string(kind_of(lane)).data(), priority_of(lane));
   }
   return streams;
+}
+
+// By operation, whether another lane waits for it. Those that leave a record of undo are asked for
+// besides, once their step has been judged (CudaDevice::commit).
+std::vector<bool> followed_of(const Sequence& sequence) {
+  std::vector<bool> followed(sequence.ops.size(), false);
+  for (const Edge& edge : sequence.edges) followed[static_cast<size_t>(edge.op)] = true;
+  for (size_t i = 0; i < sequence.ops.size(); ++i) {
+    const auto* work = std::get_if<BucketWork>(&sequence.ops[i].work);
+    if (work != nullptr && work->exact_undo) followed[i] = true;
+  }
+  return followed;
+}
+
+std::vector<bool> ends_of(const Graph& graph) {
+  std::vector<bool> ends(graph.step.ops.size(), false);
+  std::vector<bool> seen(static_cast<size_t>(graph.lanes), false);
+  for (size_t i = ends.size(); i-- > 0;) {
+    const auto lane = static_cast<size_t>(graph.step.ops[i].lane);
+    ends[i] = !seen[lane];
+    seen[lane] = true;
+  }
+  return ends;
 }
 
 // Work of the host that stands on a queued lane, or on a lane of the CPU.
@@ -91,9 +122,13 @@ int64_t CudaClock::time_of(CudaEvent event) {
   return anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, event) * 1e6);
 }
 
-CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime)
+CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_steps_apart)
     : graph_(graph),
       runtime_(runtime),
+      timed_steps_apart_(timed_steps_apart),
+      step_followed_(followed_of(graph.step)),
+      repair_followed_(followed_of(graph.repair)),
+      ends_step_(ends_of(graph)),
       streams_(streams_of(graph, runtime)),
       step_tickets_(graph.step.ops.size()),
       repair_tickets_(graph.repair.ops.size()),
@@ -112,9 +147,9 @@ CudaLanes::~CudaLanes() {
     for (Tickets* tickets : {&step_tickets_, &repair_tickets_}) {
       for (auto& of_op : *tickets) {
         for (const Ticket& ticket : of_op) {
-          if (ticket.begin.native == nullptr) continue;
-          runtime_.destroy(ticket.begin);
-          runtime_.destroy(ticket.end);
+          for (const CudaEvent& event : {ticket.begin, ticket.end}) {
+            if (event.native != nullptr) runtime_.destroy(event);
+          }
         }
       }
     }
@@ -151,6 +186,16 @@ CudaLanes::Ticket& CudaLanes::ticket(const Sequence& sequence, OpId id, int32_t 
   return tickets[static_cast<size_t>(id)][static_cast<size_t>(step % kSteps)];
 }
 
+// What a repair takes is in nobody's timeline.
+bool CudaLanes::is_timed(const Sequence& sequence, OpId id, int32_t step) const {
+  if (is_repair(sequence)) return false;
+  return step % timed_steps_apart_ == 0 || ends_step_[static_cast<size_t>(id)];
+}
+
+bool CudaLanes::is_followed(const Sequence& sequence, OpId id) const {
+  return (is_repair(sequence) ? repair_followed_ : step_followed_)[static_cast<size_t>(id)];
+}
+
 CudaStream CudaLanes::begin(const Sequence& sequence, OpId id, int32_t step) {
   runtime_.bind_thread();
   const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
@@ -161,23 +206,25 @@ CudaStream CudaLanes::begin(const Sequence& sequence, OpId id, int32_t step) {
     if (first.ticket != nullptr) runtime_.synchronize(first.ticket->end);
     take_first(lane, finished_early_[static_cast<size_t>(lane)]);
   }
-  if (mine.begin.native == nullptr) {
-    mine.begin = runtime_.create_event(stream(lane));
+  const bool timed = is_timed(sequence, id, step);
+  if (timed && mine.begin.native == nullptr) mine.begin = runtime_.create_event(stream(lane));
+  if ((timed || is_followed(sequence, id)) && mine.end.native == nullptr) {
     mine.end = runtime_.create_event(stream(lane));
   }
   mine.step = step;
   const std::vector<std::string>& names = is_repair(sequence) ? repair_names_ : step_names_;
   runtime_.push_range(names[static_cast<size_t>(id)].c_str());
-  runtime_.record(mine.begin, stream(lane));
+  if (timed) runtime_.record(mine.begin, stream(lane));
   return stream(lane);
 }
 
 void CudaLanes::end(const Sequence& sequence, OpId id, int32_t step) {
   const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
   Ticket& mine = ticket(sequence, id, step);
-  runtime_.record(mine.end, stream(lane));
+  const bool timed = is_timed(sequence, id, step);
+  if (timed || is_followed(sequence, id)) runtime_.record(mine.end, stream(lane));
   runtime_.pop_range();
-  if (is_repair(sequence)) return;
+  if (!timed) return;
   mine.in_flight = true;
   in_flight_[static_cast<size_t>(lane)].push_back({id, step, &mine});
   if (kind_of(lane) == LaneKind::kCompute) clock_.keep_near();
@@ -186,7 +233,7 @@ void CudaLanes::end(const Sequence& sequence, OpId id, int32_t step) {
 void CudaLanes::follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before) {
   runtime_.bind_thread();
   const Ticket& other = ticket(sequence, before, step_of_before);
-  CHECK(other.step == step_of_before);
+  CHECK(other.step == step_of_before && is_followed(sequence, before));
   const Op& op = sequence.ops[static_cast<size_t>(id)];
   if (is_of_the_host(op)) {
     runtime_.synchronize(other.end);
@@ -197,6 +244,7 @@ void CudaLanes::follow(const Sequence& sequence, OpId id, OpId before, int32_t s
 
 void CudaLanes::pass(const Sequence& sequence, OpId id, int32_t step) {
   CHECK(!is_repair(sequence));
+  if (!is_timed(sequence, id, step)) return;
   const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
   in_flight_[static_cast<size_t>(lane)].push_back({id, step, nullptr});
 }

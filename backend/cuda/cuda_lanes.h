@@ -1,11 +1,12 @@
 // The lanes of a GPU as streams: what orders operations between them, and tells when they ran.
 //
-// Every operation on a stream stands between two events of its own. Another stream follows it by
-// waiting for the second; the host's threads wait for that one too; the time between both is the
-// operation's. Streams of lanes: compute, copy-in, copy-out, upload and communicators; the others
-// are threads of the CPU.
-// Will not do: launch anything between the events (device_cuda), or decide what follows what
-// (the graph's edges do, as the executor asks).
+// An operation on a stream that is timed stands between two events of its own, one that others only
+// follow is before one. Another stream follows it by waiting for the second; the host's threads
+// wait for that one too; the time between both is the operation's. What neither is asked of has
+// none: an event takes the host and the GPU longer than a short kernel does. Streams of lanes:
+// compute, copy-in, copy-out, upload and communicators; the others are threads of the CPU. Will not
+// do: launch anything between the events (device_cuda), or decide what follows what (the graph's
+// edges do, as the executor asks).
 #pragma once
 
 #include <array>
@@ -51,8 +52,9 @@ class CudaClock {
 
 class CudaLanes {
  public:
-  // Both must outlive this.
-  CudaLanes(const Graph& graph, CudaRuntime& runtime);
+  // Both must outlive this. All operations of every so many steps are timed; of other steps what
+  // ends them, the last on each stream, from which the times of steps are known.
+  CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_steps_apart = 1);
   ~CudaLanes();
   CudaLanes(const CudaLanes&) = delete;
   CudaLanes& operator=(const CudaLanes&) = delete;
@@ -90,12 +92,17 @@ class CudaLanes {
   };
 
   bool is_repair(const Sequence& sequence) const { return &sequence == &graph_.repair; }
+  bool is_timed(const Sequence& sequence, OpId id, int32_t step) const;
+  bool is_followed(const Sequence& sequence, OpId id) const;
   Ticket& ticket(const Sequence& sequence, OpId id, int32_t step);
   void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
 
   const Graph& graph_;
   CudaRuntime& runtime_;
-  std::vector<CudaStream> streams_;  // by lane; none for the lanes of the CPU
+  int32_t timed_steps_apart_;
+  std::vector<bool> step_followed_, repair_followed_;  // by operation
+  std::vector<bool> ends_step_;                        // of the step's: the last of its lane
+  std::vector<CudaStream> streams_;                    // by lane; none for the lanes of the CPU
   Tickets step_tickets_, repair_tickets_;
   std::vector<std::string> step_names_, repair_names_;          // of operations, for profilers
   std::vector<std::deque<InFlight>> in_flight_;                 // by lane, each used by its thread

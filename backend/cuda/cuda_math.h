@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/libraries/gemm_algorithms.h"
@@ -29,7 +31,7 @@ class CudaMath {
 
   struct Loss {
     double gradient_factor = 1;  // on the gradient of each token's loss
-    double* mean = nullptr;      // where the mean loss goes, on the device
+    double* mean = nullptr;      // where the mean loss goes, in pinned memory
   };
   // Replaces logits by their gradient.
   virtual void loss(const Op& op, const OperationArguments& arguments, int32_t step,
@@ -42,6 +44,9 @@ class CudaMath {
   // One that can be taken back exactly.
   virtual void recorded_adam(const kernels::cuda::RecordedStep& step,
                              kernels::cuda::RecordedPart part, CudaStream stream) = 0;
+
+  // What runs otherwise than one may take for granted, and why; a line each.
+  virtual std::vector<std::string> notes() const { return {}; }
 };
 
 // Allocates its scratch on `runtime` and knows the training's shapes; both must outlive it.

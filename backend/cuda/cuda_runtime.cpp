@@ -115,9 +115,13 @@ class RealRuntime : public CudaRuntime {
   }
   void unpin(void* memory) override { check(cudaHostUnregister(memory), {"unpinning"}); }
 
-  CudaStream create_stream(const char* name) override {
+  CudaStream create_stream(const char* name, StreamPriority priority) override {
+    int low = 0;
+    int high = 0;
+    check(cudaDeviceGetStreamPriorityRange(&low, &high), {"query of the streams' priorities"});
     cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                       priority == StreamPriority::kHigh ? high : low),
           {"creation", {-1}, fmt::format("of stream {}", name)});
     return {stream, name};
   }

@@ -33,6 +33,9 @@ struct CudaProperties {
   bool has_fp8() const { return major > 8 || (major == 8 && minor >= 9); }
 };
 
+// Which of the kernels that wait get free multiprocessors first.
+enum class StreamPriority : uint8_t { kLow, kHigh };
+
 // A queue of the device. `name` is that of its lane, for messages.
 struct CudaStream {
   void* native = nullptr;  // a cudaStream_t
@@ -76,7 +79,7 @@ class CudaRuntime {
   virtual void unpin(void* memory) = 0;
 
   // `name` must live as long as the stream.
-  virtual CudaStream create_stream(const char* name) = 0;
+  virtual CudaStream create_stream(const char* name, StreamPriority priority) = 0;
   virtual void destroy(CudaStream stream) = 0;
   // For this stream. Events tell the time to half a microsecond.
   virtual CudaEvent create_event(CudaStream stream) = 0;

@@ -110,8 +110,6 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
            "the arena"),
       dram_("dram", graph_.arenas.size[index_of(Place::kDram)], ArenaBacking::kWhole),
       pin_(*runtime_, dram_.at(0), dram_.size(), "the arena of the CPU"),
-      means_(*runtime_, CudaMemoryKind::kDevice, bytes_of(2 * micro_batches() + 1, DType::kF64),
-             "losses"),
       losses_(*runtime_, CudaMemoryKind::kPinned, bytes_of(2 * micro_batches() + 1, DType::kF64),
               "losses"),
       recorded_adams_(recorded_adams(graph_)),
@@ -125,7 +123,7 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
                [this] { return updates_.sum_of_partials(); }),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kDram},
                options.optimizer_threads),
-      lanes_(graph_, *runtime_),
+      lanes_(graph_, *runtime_, options.timed_steps_apart),
       batches_(*runtime_, {batches_at_once(plan_), batch_bytes(plan_)},
                lanes_.stream(lane_of(0, LaneKind::kCopyIn))) {
   runtime_->clear(hbm_.data(), hbm_.bytes(), lanes_.stream(lane_of(0, LaneKind::kCompute)));
@@ -141,8 +139,37 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
   }
 }
 
+// Enqueued on the stream while it lives is noted instead of run. Where noting fails the capture is
+// ended too: a stream that captures refuses everything else, and its failure would hide the first.
+class CudaDevice::Capture {
+ public:
+  Capture(CudaRuntime& runtime, CudaStream stream) : runtime_(runtime), stream_(stream) {
+    runtime_.begin_capture(stream_);
+  }
+  ~Capture() {
+    if (ended_) return;
+    try {
+      runtime_.destroy(runtime_.end_capture(stream_));
+    } catch (const Error&) {
+      // What could not be noted is no graph, either; who captured is told why.
+    }
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  CudaGraph end() {
+    ended_ = true;
+    return runtime_.end_capture(stream_);
+  }
+
+ private:
+  CudaRuntime& runtime_;
+  CudaStream stream_;
+  bool ended_ = false;
+};
+
 CudaDevice::~CudaDevice() {
   try {
+    runtime_->bind_thread();
     lanes_.drain();
     for (const Recorded& recorded : recorded_) {
       if (recorded.graph.native != nullptr) runtime_->destroy(recorded.graph);
@@ -179,11 +206,11 @@ bool CudaDevice::launch_recorded(const Sequence& sequence, OpId id, int32_t step
   const CudaStream stream = lanes_.begin(sequence, id, step);
   if (id == ops.front()) {
     if (recorded.graph.native == nullptr) {
-      runtime_->begin_capture(stream);
+      Capture capture(*runtime_, stream);
       for (const OpId each : ops) {
         enqueue(sequence.ops[static_cast<size_t>(each)], step, Program::kStep, stream);
       }
-      recorded.graph = runtime_->end_capture(stream);
+      recorded.graph = capture.end();
     }
     runtime_->launch(recorded.graph, stream);
   }
@@ -339,11 +366,8 @@ void CudaDevice::loss(const Op& op, int32_t step, CudaStream stream) {
   if (options_.gradient_factor) loss.gradient_factor *= options_.gradient_factor(step);
   const int64_t place =
       trains ? (step & 1) * micro_batches() + op.label.micro_batch : 2 * micro_batches();
-  const int64_t at = place * size_of(DType::kF64);
-  loss.mean = reinterpret_cast<double*>(means_.data() + at);
+  loss.mean = reinterpret_cast<double*>(losses_.data()) + place;
   math_->loss(op, arguments_, step, loss, stream);
-  runtime_->copy(
-      {losses_.data() + at, loss.mean, bytes_of(1, DType::kF64), CopyKind::kDeviceToHost}, stream);
   if (trains) loss_steps_[static_cast<size_t>(step & 1)] = step;
 }
 
@@ -380,6 +404,7 @@ void CudaDevice::finish_recorded(CudaStream stream) {
 // The losses of a delayed step are part of its state, which may be asked for next. The last step of
 // a run is accepted without a commit on the stream.
 void CudaDevice::drain() {
+  runtime_->bind_thread();  // of whoever runs the executor, which need not have made the device
   finish_recorded(lanes_.stream(lane_of(0, LaneKind::kCompute)));
   lanes_.drain();
   for (const int32_t step : loss_steps_) collect_losses(step);
@@ -417,7 +442,9 @@ void CudaDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const
   runtime_->synchronize(stream);
 }
 
-void CudaDevice::spread_weights() { ballast::spread_weights(*this, graph_, ranges_, plan_.dtype); }
+void CudaDevice::spread_weights() {
+  ballast::spread_weights(*this, {graph_, ranges_, plan_.dtype, options_.optimizer_threads});
+}
 
 void CudaDevice::run_alone(OpId id, int32_t step) {
   execute(graph_.step, id, step);
@@ -438,6 +465,7 @@ double CudaDevice::evaluate(int64_t batch, int32_t step) {
 }
 
 std::vector<MemoryUse> CudaDevice::memory() {
+  runtime_->bind_thread();
   return {{Place::kHbm, hbm_.bytes(), {free_before_.count - runtime_->free_memory().count}},
           {Place::kDram, dram_.size(), dram_.resident()}};
 }

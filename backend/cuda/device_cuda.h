@@ -63,6 +63,7 @@ class CudaDevice : public TrainingDevice {
   void restore_partials(int32_t step) override;
   double evaluate(int64_t batch, int32_t step) override;
   std::vector<MemoryUse> memory() override;
+  std::vector<std::string> notes() const override { return math_->notes(); }
 
  private:
   using Program = BucketUpdates::Program;
@@ -74,6 +75,8 @@ class CudaDevice : public TrainingDevice {
     int32_t runs = 0;
     CudaGraph graph;
   };
+
+  class Capture;
 
   void enqueue(const Op& op, int32_t step, Program program, CudaStream stream);
   // Whether the operation was or is part of a recorded run, which its first launches.
@@ -111,9 +114,9 @@ class CudaDevice : public TrainingDevice {
   CudaMemory hbm_;
   Arena dram_;
   CudaPin pin_;
-  // Mean losses by parity of the step and micro-batch, and one of an evaluation: where the GPU
-  // writes them, and where they come to.
-  CudaMemory means_;
+  // Mean losses by parity of the step and micro-batch, and one of an evaluation. Kernels write them
+  // to the CPU's memory: a copy would queue behind a bucket's on the engine that carries both, and
+  // the backward behind the copy.
   CudaMemory losses_;
   std::array<int32_t, 2> loss_steps_{-1, -1};  // whose losses those are, by parity
   // The operations of the exact Adam on the GPU, in program order; by bucket, which of all runs is

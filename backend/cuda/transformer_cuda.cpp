@@ -95,7 +95,7 @@ void CudaTransformer::fill_rope() {
   const cuda::RopeTable table = rope_table(model_, plan_);
   std::vector<float> values(static_cast<size_t>(table.values()));
   cuda::fill_rope_table(table, values.data());
-  const CudaStream stream = runtime_.create_stream("set-up");
+  const CudaStream stream = runtime_.create_stream("set-up", StreamPriority::kLow);
   runtime_.copy({rope_.data(), values.data(), rope_.bytes(), CopyKind::kHostToDevice}, stream);
   runtime_.synchronize(stream);
   runtime_.destroy(stream);

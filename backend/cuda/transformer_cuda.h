@@ -39,6 +39,7 @@ class CudaTransformer : public CudaMath {
                      CudaStream stream) override;
   void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
             CudaStream stream) override;
+  std::vector<std::string> notes() const override { return attention_->notes(); }
 
  private:
   // An operation with its arguments at hand.

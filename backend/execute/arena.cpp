@@ -1,6 +1,7 @@
 #include "backend/execute/arena.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -18,24 +19,6 @@ namespace ballast {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
-
-// Where the kernel does not know this advice (before Linux 5.14), whoever touches or pins the
-// memory backs it, one page after another.
-void back_whole(std::byte* base, Bytes size) {
-#ifdef MADV_POPULATE_WRITE
-  const int64_t threads = std::max(1U, std::thread::hardware_concurrency());
-  const int64_t each = round_up(div_ceil(size.count, threads), kHugePage);
-  std::vector<std::jthread> crew;
-  for (int64_t begin = 0; begin < size.count; begin += each) {
-    const auto bytes = static_cast<size_t>(std::min(each, size.count - begin));
-    crew.emplace_back(
-        [=] { static_cast<void>(madvise(base + begin, bytes, MADV_POPULATE_WRITE)); });
-  }
-#else
-  static_cast<void>(base);
-  static_cast<void>(size);
-#endif
-}
 
 // A descriptor of `size` bytes of zeros on a disk, which vanish with it.
 int open_nameless_file(const std::string& arena, Bytes size) {
@@ -57,6 +40,32 @@ int open_nameless_file(const std::string& arena, Bytes size) {
 
 }  // namespace
 
+void back_whole(const std::string& arena, std::byte* base, Bytes size) {
+#ifdef MADV_POPULATE_WRITE
+  const int64_t threads = std::max(1U, std::thread::hardware_concurrency());
+  const int64_t each = round_up(div_ceil(size.count, threads), kHugePage);
+  std::atomic<int> failure{0};
+  {
+    std::vector<std::jthread> crew;
+    for (int64_t begin = 0; begin < size.count; begin += each) {
+      const auto bytes = static_cast<size_t>(std::min(each, size.count - begin));
+      crew.emplace_back([=, &failure] {
+        if (madvise(base + begin, bytes, MADV_POPULATE_WRITE) != 0) failure = errno;
+      });
+    }
+  }
+  const bool unknown_advice = failure == EINVAL;
+  if (failure == 0 || unknown_advice) return;
+  throw Error("arena " + arena,
+              fmt::format("cannot back {:.3f} GB with memory: {}", size.gb(), strerror(failure)),
+              "choose a plan that needs less memory, or end what else uses it");
+#else
+  static_cast<void>(arena);
+  static_cast<void>(base);
+  static_cast<void>(size);
+#endif
+}
+
 Arena::Arena(std::string name, Bytes size, ArenaBacking backing)
     : name_(std::move(name)), size_(size) {
   if (size.count == 0) return;
@@ -74,7 +83,12 @@ Arena::Arena(std::string name, Bytes size, ArenaBacking backing)
   if (in_file) return;
   if (backing == ArenaBacking::kWhole) {
     madvise(region, static_cast<size_t>(size.count), MADV_HUGEPAGE);
-    back_whole(base_, size);
+    try {
+      back_whole(name_, base_, size);
+    } catch (const Error&) {
+      munmap(region, static_cast<size_t>(size.count));  // no destructor of what was never made
+      throw;
+    }
     return;
   }
   // Whole huge pages would make `resident` count memory that no tensor touched.

@@ -17,9 +17,14 @@ enum class ArenaBacking : uint8_t {
   kFile,          // a file without a name in the folder for temporary files, allocated at once
 };
 
+// Backs memory that mmap gave, by all cores at once; `arena` is its name. Throws Error where the
+// system has not got it. Where Linux does not know how (before 5.14), whoever touches or pins it
+// backs it, one page after another.
+void back_whole(const std::string& arena, std::byte* base, Bytes size);
+
 class Arena {
  public:
-  // Reserves `size` bytes of zeros. Throws Error if the system refuses.
+  // Reserves `size` bytes of zeros, and with kWhole backs them. Throws Error if the system refuses.
   Arena(std::string name, Bytes size, ArenaBacking backing = ArenaBacking::kWhereTouched);
   ~Arena();
   Arena(const Arena&) = delete;

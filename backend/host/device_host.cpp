@@ -300,7 +300,9 @@ void HostDevice::restore_partials(int32_t step) {
   run_norms(graph_, [&](OpId id) { execute(graph_.step, id, step); });
 }
 
-void HostDevice::spread_weights() { ballast::spread_weights(*this, graph_, ranges_, plan_.dtype); }
+void HostDevice::spread_weights() {
+  ballast::spread_weights(*this, {graph_, ranges_, plan_.dtype, options_.optimizer_threads});
+}
 
 // Arenas are as large as the largest stage needs, as a prediction has them: what is told is of the
 // stage that takes the most.

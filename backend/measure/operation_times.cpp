@@ -41,7 +41,7 @@ void fill_masters(const Graph& graph, const Model& model, uint64_t seed, Trainin
         std::copy_n(tile.begin(), count, values.begin() + static_cast<std::ptrdiff_t>(at));
       }
     }
-    write_masters(graph, i, values, device);
+    write_masters(graph, i, 0, values, device);
   }
 }
 

@@ -120,9 +120,9 @@ void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
   }
 }
 
-void write_masters(const Graph& graph, size_t module, std::span<const float> values,
+void write_masters(const Graph& graph, size_t module, int64_t begin, std::span<const float> values,
                    TrainingDevice& device) {
-  write_range(graph, device, module, 0, values, homes_of(graph, StateArray::kMaster));
+  write_range(graph, device, module, begin, values, homes_of(graph, StateArray::kMaster));
 }
 
 PendingGradients::PendingGradients(const Graph& graph, TrainingDevice& device)

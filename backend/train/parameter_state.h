@@ -30,8 +30,9 @@ std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, si
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values);
 
-// All parameters of a module (an index into Graph::modules) into their masters.
-void write_masters(const Graph& graph, size_t module, std::span<const float> values,
+// Parameters of a module (an index into Graph::modules), from its element `begin`, into their
+// masters. Several threads may write different ones.
+void write_masters(const Graph& graph, size_t module, int64_t begin, std::span<const float> values,
                    TrainingDevice& device);
 
 // The gradients of the last step where updates are delayed: each lies in its landed bucket or, for

@@ -120,45 +120,75 @@ uint64_t key_of(uint64_t seed, std::string_view name) {
   return hash;
 }
 
-double normal_deviate(uint32_t word) {
-  const double p = (word + 0.5) / 4294967296.0;  // exact
-  const double q = p - 0.5;
-  if (std::abs(q) <= 0.425) {
-    return q * rational(kCentreNumerator, kCentreDenominator, 0.180625 - q * q);
-  }
-  const double r = std::sqrt(-portable_log(q < 0 ? p : 1.0 - p));
+namespace {
+
+// Of a word's probability, what it differs from 1/2 by. Exact.
+double from_middle(uint32_t word) { return (word + 0.5) / 4294967296.0 - 0.5; }
+
+constexpr double kCentre = 0.425;
+
+double central_deviate(double q) {
+  return q * rational(kCentreNumerator, kCentreDenominator, 0.180625 - q * q);
+}
+
+// Where |q| > kCentre.
+double outer_deviate(double q) {
+  const double r = std::sqrt(-portable_log(0.5 - std::abs(q)));
   const double magnitude = r <= 5.0 ? rational(kMiddleNumerator, kMiddleDenominator, r - 1.6)
                                     : rational(kTailNumerator, kTailDenominator, r - 5.0);
   return q < 0 ? -magnitude : magnitude;
 }
 
-void fill_normal(std::span<float> out, uint64_t key, double deviation) {
-  for (size_t i = 0; i < out.size(); i += 4) {
-    const uint64_t block = i / 4;
-    const std::array<uint32_t, 4> words =
-        philox4x32({{low(block), high(block), 0, 0}}, philox_key(key));
-    const size_t count = std::min<size_t>(4, out.size() - i);
-    for (size_t k = 0; k < count; ++k) {
-      out[i + k] = static_cast<float>(deviation * normal_deviate(words[k]));
+}  // namespace
+
+double normal_deviate(uint32_t word) {
+  const double q = from_middle(word);
+  return std::abs(q) <= kCentre ? central_deviate(q) : outer_deviate(q);
+}
+
+// All of a block as if they were central first, without a branch, so that compilers vectorize it:
+// 17 of 20 are.
+void fill_normal(std::span<float> out, uint64_t key, double deviation, int64_t first) {
+  constexpr size_t kBlock = 256;
+  CHECK(first % 4 == 0);
+  std::array<uint32_t, kBlock> words{};
+  std::array<double, kBlock> normals;
+  for (size_t at = 0; at < out.size(); at += kBlock) {
+    const size_t count = std::min(kBlock, out.size() - at);
+    for (size_t i = 0; i < count; i += 4) {
+      const uint64_t counter = (static_cast<uint64_t>(first) + at + i) / 4;
+      const auto four = philox4x32({{low(counter), high(counter), 0, 0}}, philox_key(key));
+      std::ranges::copy(four, words.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    for (size_t i = 0; i < kBlock; ++i) normals[i] = central_deviate(from_middle(words[i]));
+    for (size_t i = 0; i < count; ++i) {
+      const double q = from_middle(words[i]);
+      if (std::abs(q) > kCentre) normals[i] = outer_deviate(q);
+      out[at + i] = static_cast<float>(deviation * normals[i]);
     }
   }
 }
 
-void initialise(const Module& module, const Model& model, uint64_t seed, std::span<float> out) {
-  CHECK(static_cast<int64_t>(out.size()) == module.count);
+void initialise_part(const Module& module, const Parameter& parameter, const Model& model,
+                     uint64_t seed, int64_t first, std::span<float> out) {
+  if (!parameter.is_matrix) {
+    // A vector is a norm's weight, neutral at 1, or a bias, neutral at 0.
+    std::ranges::fill(out, parameter.name.ends_with("weight") ? 1.0f : 0.0f);
+    return;
+  }
   const bool residual = module.kind == ModuleKind::kAttentionOut || module.kind == ModuleKind::kFc2;
   const double deviation =
       residual ? kDeviation / std::sqrt(2.0 * static_cast<double>(model.layers)) : kDeviation;
+  fill_normal(out, key_of(seed, parameter.name), deviation, first);
+}
+
+void initialise(const Module& module, const Model& model, uint64_t seed, std::span<float> out) {
+  CHECK(static_cast<int64_t>(out.size()) == module.count);
   for (const Parameter& parameter : module.parameters) {
     CHECK(parameter.offset >= 0 && parameter.offset + parameter.count() <= module.count);
     const std::span<float> values =
         out.subspan(static_cast<size_t>(parameter.offset), static_cast<size_t>(parameter.count()));
-    if (parameter.is_matrix) {
-      fill_normal(values, key_of(seed, parameter.name), deviation);
-    } else {
-      // A vector is a norm's weight, neutral at 1, or a bias, neutral at 0.
-      std::ranges::fill(values, parameter.name.ends_with("weight") ? 1.0f : 0.0f);
-    }
+    initialise_part(module, parameter, model, seed, 0, values);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
+#include <span>
 #include <thread>
 
 #include "backend/comm/local_ranks.h"
@@ -17,6 +18,7 @@
 #include "backend/train/random.h"
 #include "backend/train/resume_notes.h"
 #include "backend/train/weights_file.h"
+#include "kernels/threads.h"
 #include "sim/graph/build.h"
 
 namespace ballast {
@@ -28,6 +30,7 @@ DeviceOptions device_options(const TrainerOptions& options) {
   device.optimizer = options.optimizer;
   device.gradient_factor = options.gradient_factor;
   device.captures = options.captures;
+  device.timed_steps_apart = options.timed_steps_apart;
   device.gemm_algorithms = options.gemm_algorithms;
   return device;
 }
@@ -83,15 +86,40 @@ CheckpointHeader header_to_resume(const std::string& path, const TrainerOptions&
               "resume with the model of that run");
 }
 
-void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
-                        TrainingDevice& device) {
-  for (size_t i = 0; i < graph.modules.size(); ++i) {
-    const Module module = whole_module(graph.modules[i]);
-    if (module.count == 0) continue;
-    std::vector<float> values(static_cast<size_t>(module.count));
-    initialise(module, model, seed, values);
-    write_masters(graph, i, values, device);
+// A part of a parameter, small enough to go from the registers that draw it to the master without
+// leaving the cache for good.
+struct Drawn {
+  size_t module = 0;
+  const Parameter* parameter = nullptr;
+  int64_t first = 0;
+  int64_t count = 0;
+};
+constexpr int64_t kDrawnAtOnce = int64_t{1} << 18;
+
+// Every number depends on its parameter and place alone, so any thread may draw any part.
+void initialise_masters(const Graph& graph, const Model& model, const TrainerOptions& options,
+                        uint64_t seed, TrainingDevice& device) {
+  std::vector<Module> modules;
+  for (const Module& each : graph.modules) modules.push_back(whole_module(each));
+  std::vector<Drawn> parts;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    for (const Parameter& parameter : modules[i].parameters) {
+      for (int64_t first = 0; first < parameter.count(); first += kDrawnAtOnce) {
+        parts.push_back({i, &parameter, first, std::min(kDrawnAtOnce, parameter.count() - first)});
+      }
+    }
   }
+  const int threads = std::max(options.optimizer_threads, options.compute_threads);
+  kernels::Workers crew(threads, kernels::Pinning::kNone);
+  crew.for_tiles(std::ssize(parts), 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> values;
+    for (const Drawn& part :
+         std::span(parts).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin))) {
+      values.resize(static_cast<size_t>(part.count));
+      initialise_part(modules[part.module], *part.parameter, model, seed, part.first, values);
+      write_masters(graph, part.module, part.parameter->offset + part.first, values, device);
+    }
+  });
 }
 
 }  // namespace
@@ -322,12 +350,14 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
       state_->notes.push_back(*options.checkpoint_folder +
                               " holds no checkpoint: training begins anew");
     }
-    initialise_masters(state_->graph, model, effective.seed, *state_->device);
+    initialise_masters(state_->graph, model, options, effective.seed, *state_->device);
     if (options.initial_weights) {
       import_weights(state_->graph, *state_->device, *options.initial_weights);
     }
   }
   state_->notes.insert(state_->notes.begin(), found.notes.begin(), found.notes.end());
+  const std::vector<std::string> of_device = state_->device->notes();
+  state_->notes.insert(state_->notes.end(), of_device.begin(), of_device.end());
   state_->device->spread_weights();
 }
 

@@ -42,6 +42,7 @@ struct TrainerOptions {
   int optimizer_threads = 1;
   int compute_threads = 1;             // of the host device's compute lane; results do not depend
   bool captures = false;               // see DeviceOptions
+  int32_t timed_steps_apart = 1;       // likewise
   GemmAlgorithmStore gemm_algorithms;  // likewise
   // The other ranks of the plan, each of which has a trainer with the same options. Null: where the
   // plan has several, they are threads of this process that the trainer starts.

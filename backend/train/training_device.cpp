@@ -1,9 +1,11 @@
 #include "backend/train/training_device.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "backend/execute/bucket_ranges.h"
 #include "backend/host/bucket_updates.h"
+#include "kernels/threads.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -103,8 +105,13 @@ BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t 
 std::vector<float> read_values(TrainingDevice& device, const StateHome& home, int64_t begin,
                                int64_t count) {
   const int64_t size = size_of(home.dtype);
-  std::vector<std::byte> stored(static_cast<size_t>(count * size));
   std::vector<float> values(static_cast<size_t>(count));
+  if (home.dtype == DType::kF32) {
+    device.read(home.tensor, 0, home.begin + begin * size,
+                std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+  std::vector<std::byte> stored(static_cast<size_t>(count * size));
   device.read(home.tensor, 0, home.begin + begin * size, stored);
   kernels::best().cast(stored.data(), format_of(home.dtype), values.data(), kernels::Format::kF32,
                        count);
@@ -114,6 +121,9 @@ std::vector<float> read_values(TrainingDevice& device, const StateHome& home, in
 void write_values(TrainingDevice& device, const StateHome& home, int64_t begin,
                   std::span<const float> values) {
   const int64_t size = size_of(home.dtype);
+  if (home.dtype == DType::kF32) {
+    return device.write(home.tensor, 0, home.begin + begin * size, std::as_bytes(values));
+  }
   std::vector<std::byte> stored(values.size() * static_cast<size_t>(size));
   kernels::best().cast(values.data(), kernels::Format::kF32, stored.data(), format_of(home.dtype),
                        std::ssize(values));
@@ -122,45 +132,79 @@ void write_values(TrainingDevice& device, const StateHome& home, int64_t begin,
 
 namespace {
 
-// The masters that the weights on the GPU are made of: of all ranks where these have them whole.
-std::vector<float> masters_of(TrainingDevice& device, const Graph& graph, const Bucket& bucket,
-                              const ElementRange& kept) {
-  std::vector<float> masters(static_cast<size_t>(bucket.count));
-  const std::vector<float> own =
-      read_values(device, home_of(graph, bucket, StateArray::kMaster), 0, kept.count);
-  std::copy(own.begin(), own.end(), masters.begin() + kept.begin);
-  const int32_t index = graph.tensor(bucket.master).label.bucket;
-  if (device.shares() != nullptr) device.shares()->gather(index, 0, masters);
-  return masters;
+// Parameters [begin, begin + masters.size()) of a bucket; of those, this rank keeps `kept` of its
+// own.
+struct BucketPart {
+  const Bucket& bucket;
+  int64_t begin = 0;
+  std::span<const float> masters;
+  ElementRange kept;
+};
+
+void spread_part(TrainingDevice& device, const Spread& spread, const BucketPart& part,
+                 std::vector<std::byte>& weights) {
+  const int64_t size = size_of(spread.dtype);
+  const int64_t end = part.begin + std::ssize(part.masters);
+  weights.resize(part.masters.size() * static_cast<size_t>(size));
+  kernels::best().cast(part.masters.data(), kernels::Format::kF32, weights.data(),
+                       format_of(spread.dtype), std::ssize(part.masters));
+  const auto of = [&](int64_t begin, int64_t count) {
+    return std::span(weights).subspan(static_cast<size_t>((begin - part.begin) * size),
+                                      static_cast<size_t>(count * size));
+  };
+  if (part.bucket.weights >= 0) {
+    const int64_t first = std::max(part.begin, part.kept.begin);
+    const int64_t last = std::min(end, part.kept.begin + part.kept.count);
+    device.write(part.bucket.weights, 0, (first - part.kept.begin) * size, of(first, last - first));
+  }
+  for (const BucketRanges::SpreadPiece& piece : spread.ranges.spread(part.bucket)) {
+    const int64_t first = std::max(part.begin, piece.offset);
+    const int64_t last = std::min(end, piece.offset + piece.count);
+    if (first >= last) continue;
+    for (int copy = 0; copy < spread.graph.tensors[static_cast<size_t>(piece.weight)].copies;
+         ++copy) {
+      device.write(piece.weight, copy, (piece.begin + first - piece.offset) * size,
+                   of(first, last - first));
+    }
+  }
+}
+
+// Ranks exchange what they have of a bucket, one bucket after another, all in the same order.
+void spread_shares(TrainingDevice& device, const Spread& spread) {
+  std::vector<std::byte> weights;
+  for (const Bucket& bucket : spread.graph.buckets) {
+    const int32_t index = spread.graph.tensor(bucket.master).label.bucket;
+    const ElementRange kept = device.shares()->own(index);
+    const std::vector<float> own =
+        read_values(device, home_of(spread.graph, bucket, StateArray::kMaster), 0, kept.count);
+    std::vector<float> masters(static_cast<size_t>(bucket.count));
+    std::copy(own.begin(), own.end(), masters.begin() + kept.begin);
+    device.shares()->gather(index, 0, masters);
+    spread_part(device, spread, {bucket, 0, masters, kept}, weights);
+  }
 }
 
 }  // namespace
 
-void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,
-                    DType dtype) {
-  for (const Bucket& bucket : graph.buckets) {
-    const int32_t index = graph.tensor(bucket.master).label.bucket;
-    const RankShares* const shares = device.shares();
-    const ElementRange kept =
-        shares == nullptr ? ElementRange{0, bucket.count} : shares->own(index);
-    const std::vector<float> master = masters_of(device, graph, bucket, kept);
-    std::vector<std::byte> weights(static_cast<size_t>(bucket.count * size_of(dtype)));
-    kernels::best().cast(master.data(), kernels::Format::kF32, weights.data(), format_of(dtype),
-                         bucket.count);
-    if (bucket.weights >= 0) {
-      device.write(bucket.weights, 0, 0,
-                   std::span(weights).subspan(static_cast<size_t>(kept.begin * size_of(dtype)),
-                                              static_cast<size_t>(kept.count * size_of(dtype))));
-    }
-    for (const BucketRanges::SpreadPiece& piece : ranges.spread(bucket)) {
-      const auto part =
-          std::span(weights).subspan(static_cast<size_t>(piece.offset * size_of(dtype)),
-                                     static_cast<size_t>(piece.count * size_of(dtype)));
-      for (int copy = 0; copy < graph.tensors[static_cast<size_t>(piece.weight)].copies; ++copy) {
-        device.write(piece.weight, copy, piece.begin * size_of(dtype), part);
-      }
-    }
+void spread_weights(TrainingDevice& device, const Spread& spread) {
+  if (device.shares() != nullptr) return spread_shares(device, spread);
+  constexpr int64_t kAtOnce = int64_t{1} << 18;  // stays in a cache between its three passes
+  std::vector<std::pair<const Bucket*, int64_t>> parts;
+  for (const Bucket& bucket : spread.graph.buckets) {
+    for (int64_t begin = 0; begin < bucket.count; begin += kAtOnce)
+      parts.push_back({&bucket, begin});
   }
+  kernels::Workers crew(spread.threads, kernels::Pinning::kNone);
+  crew.for_tiles(std::ssize(parts), 1, [&](int64_t first, int64_t last) {
+    std::vector<std::byte> weights;
+    for (int64_t i = first; i < last; ++i) {
+      const auto& [bucket, begin] = parts[static_cast<size_t>(i)];
+      const std::vector<float> masters =
+          read_values(device, home_of(spread.graph, *bucket, StateArray::kMaster), begin,
+                      std::min(kAtOnce, bucket->count - begin));
+      spread_part(device, spread, {*bucket, begin, masters, {0, bucket->count}}, weights);
+    }
+  });
 }
 
 namespace {

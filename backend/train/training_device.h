@@ -47,6 +47,8 @@ struct DeviceOptions {
   RankOptions of_rank;
   // On a GPU: launch runs of kernels whose arguments never change as one recorded graph.
   bool captures = false;
+  // On a GPU: operations are timed in every so many steps; in others, only steps are.
+  int32_t timed_steps_apart = 1;
   // On a GPU: algorithms of matrix products that were chosen before, and where new ones go.
   GemmAlgorithmStore gemm_algorithms;
 };
@@ -71,7 +73,8 @@ class TrainingDevice : public Device {
   // What this rank has of the state; null where it has all.
   virtual const RankShares* shares() const { return nullptr; }
 
-  // Bytes [begin, begin + size) of a tensor; of copy `copy` where it has two. While nothing runs.
+  // Bytes [begin, begin + size) of a tensor; of copy `copy` where it has two. While nothing runs;
+  // several threads may read and write different bytes at once.
   virtual void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) = 0;
   virtual void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) = 0;
 
@@ -86,6 +89,9 @@ class TrainingDevice : public Device {
 
   // Of the GPU's memory and the CPU's.
   virtual std::vector<MemoryUse> memory() = 0;
+
+  // What it does otherwise than one may take for granted, and why; a line each.
+  virtual std::vector<std::string> notes() const { return {}; }
 };
 
 // What every training device carries out: the decoder's modules and the updates of buckets, on one
@@ -109,9 +115,14 @@ std::vector<float> read_values(TrainingDevice& device, const StateHome& home, in
 void write_values(TrainingDevice& device, const StateHome& home, int64_t begin,
                   std::span<const float> values);
 
-// What TrainingDevice::spread_weights does, by reading and writing.
-void spread_weights(TrainingDevice& device, const Graph& graph, const BucketRanges& ranges,
-                    DType dtype);
+// What TrainingDevice::spread_weights does, by reading and writing, on so many threads.
+struct Spread {
+  const Graph& graph;
+  const BucketRanges& ranges;
+  DType dtype{};
+  int threads = 1;
+};
+void spread_weights(TrainingDevice& device, const Spread& spread);
 
 // Calls `run` for the operations of one forward of the first micro-batch, in order: the batch is
 // loaded as that of step `batch`, everything else runs as of `step`.

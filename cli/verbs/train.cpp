@@ -3,6 +3,7 @@
 #include <cmath>
 #include <deque>
 #include <fmt/format.h>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -243,6 +244,7 @@ void print_where_to_resume(const TrainFlags& flags, const TrainResult& result) {
 TrainerOptions options_of(const TrainFlags& flags, const Setting& setting) {
   TrainerOptions options = trainer_options(flags.training, setting.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
+  options.timed_steps_apart = std::numeric_limits<int32_t>::max();  // nobody is shown operations
   options.ranks = ranks_of(setting.plan, flags.training.device);
   options.checkpoint_folder = flags.checkpoint_folder;
   options.checkpoint_period_steps = flags.checkpoint_period;

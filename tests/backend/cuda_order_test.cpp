@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include "tests/backend/cuda_training.h"
@@ -217,6 +218,41 @@ TEST_F(CudaOrder, an_operation_lies_between_its_two_events_on_the_stream_of_its_
     }
   }
   EXPECT_GT(enqueued, kSteps * 50);
+}
+
+// In steps that are not timed: one event for each operation that others follow, two for what ends
+// the step on a stream, none for the rest.
+TEST_F(CudaOrder, steps_that_are_not_timed_have_events_only_where_something_follows) {
+  constexpr int kApart = 4;
+  TrainerOptions options = never_clipping();
+  options.timed_steps_apart = kApart;
+  train(small_plan(SyncMode::kSpeculate), options);
+  std::set<int> followed, queued_ops;
+  for (const Edge& edge : graph_.step.edges) followed.insert(edge.op);
+  std::map<LaneId, int> last;
+  for (int id = 0; id < static_cast<int>(graph_.step.ops.size()); ++id) {
+    if (!queued(op(id))) continue;
+    queued_ops.insert(id);
+    last[op(id).lane] = id;
+  }
+  for (const Section& section : sections_) {
+    if (section.kind != "step" || !queued(op(section.numbers[0]))) continue;
+    const int id = section.numbers[0];
+    const auto records = std::count_if(section.calls.begin(), section.calls.end(), [&](size_t i) {
+      return log_->calls[i].call == CudaCall::kRecord && !is_of_the_clock(log_->calls[i]);
+    });
+    const bool timed = section.numbers[1] % kApart == 0 || last[op(id).lane] == id;
+    const int of_the_ring = op(id).kind == OpKind::kLoadBatch ? 1 : 0;  // of its pinned buffers
+    const int expected = timed ? 2 : followed.contains(id) ? 1 : 0;
+    EXPECT_EQ(records, expected + of_the_ring) << describe(op(id));
+  }
+  EXPECT_EQ(result_.step_times.size(), static_cast<size_t>(kSteps));
+  std::map<int32_t, size_t> spans;
+  for (const Span& span : result_.timeline.spans) ++spans[span.step];
+  const size_t all_of_a_step = graph_.step.ops.size();
+  EXPECT_EQ(spans[0], all_of_a_step);
+  EXPECT_EQ(spans[kApart], all_of_a_step);
+  EXPECT_EQ(spans[1], all_of_a_step - queued_ops.size() + last.size());
 }
 
 TEST_F(CudaOrder, no_thread_of_a_stream_waits_on_the_host_inside_a_step_but_for_a_commit) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <limits>
 #include <set>
+#include <thread>
 
 #include "backend/cuda/cuda_segments.h"
 #include "backend/train/make_device.h"
@@ -216,6 +217,14 @@ TEST(CudaDevice, recorded_runs_of_kernels_give_the_same_bits_with_fewer_launches
     const auto log = std::make_shared<CudaLog>();
     TrainerOptions cuda = tests::on_thread_cuda(options, dawdling(), log);
     cuda.captures = true;
+    Trainer untimed(tiny::gpt2_model(), plan, [&] {
+      TrainerOptions seldom = tests::on_thread_cuda(options, dawdling());
+      seldom.captures = true;
+      seldom.timed_steps_apart = 3;
+      return seldom;
+    }());
+    untimed.train(kSteps, nullptr);
+    EXPECT_TRUE(tiny::same_bits(reference.parameters, untimed.parameters())) << name;
     Trainer trainer(tiny::gpt2_model(), plan, cuda);
     const TrainResult result = trainer.train(kSteps, nullptr);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, trainer.parameters())) << name;
@@ -305,19 +314,35 @@ TEST(CudaDevice, memory_is_taken_once_and_events_are_made_in_the_first_steps_onl
   for (const NotedCall& call : log->calls)
     arenas += call.bytes == hbm.count && call.call == CudaCall::kAllocate;
   EXPECT_EQ(arenas, 1);
-  EXPECT_EQ(log->count(CudaCall::kAllocate), 2);  // the arena, and the losses
+  EXPECT_EQ(log->count(CudaCall::kAllocate), 1);
   EXPECT_EQ(log->count(CudaCall::kAllocatePinned), 2);
   EXPECT_EQ(log->count(CudaCall::kPin), 1);
   trainer.train(4, nullptr);
   const int64_t events = log->count(CudaCall::kCreateEvent);
   trainer.train(9, nullptr);
   EXPECT_EQ(log->count(CudaCall::kCreateEvent), events);
-  EXPECT_EQ(log->count(CudaCall::kAllocate), 2);
+  EXPECT_EQ(log->count(CudaCall::kAllocate), 1);
   EXPECT_EQ(log->count(CudaCall::kAllocatePinned), 2);
   const std::vector<MemoryUse> memory = trainer.train(9, nullptr).memory;
   EXPECT_EQ(memory[0].planned, hbm);
-  // Losses of two micro-batches in two steps, and one of evaluations.
-  EXPECT_EQ(memory[0].resident.count, hbm.count + 5 * 8);
+  EXPECT_EQ(memory[0].resident, hbm);
+}
+
+TEST(CudaDevice, losses_take_no_copy_and_short_kernels_of_other_lanes_go_before_those_of_compute) {
+  const auto log = std::make_shared<CudaLog>();
+  const Plan plan = plans(DType::kBf16).front().plan;
+  Trainer trainer(tiny::gpt2_model(), plan,
+                  tests::on_thread_cuda(tiny::options_for(kSteps), {}, log));
+  trainer.train(3, nullptr);
+  trainer.validation_loss(1);
+  int64_t streams = 0;
+  for (const NotedCall& call : log->calls) {
+    EXPECT_FALSE(call.call == CudaCall::kCopy && call.stream == "compute") << call.bytes;
+    if (call.call != CudaCall::kCreateStream) continue;
+    ++streams;
+    EXPECT_EQ(call.what, call.stream == "compute" ? "low" : "high") << call.stream;
+  }
+  EXPECT_GE(streams, 4);
 }
 
 TEST(CudaDevice, cpu_memory_is_pinned_or_backed_before_the_gpu_can_touch_it) {
@@ -354,6 +379,47 @@ TEST(CudaDevice, failing_copy_names_operation_bytes_and_stream_and_stops_the_run
   }
 }
 
+// The second step records. Each of its kernels fails once, those inside captures among them.
+TEST(CudaDevice, failure_while_kernels_are_recorded_ends_the_capture_and_is_what_is_told) {
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.captures = true;
+  const auto log = std::make_shared<CudaLog>();
+  {
+    Trainer whole(tiny::gpt2_model(), tiny::wait_plan(), tests::on_thread_cuda(options, {}, log));
+    whole.train(1, nullptr);
+  }
+  const int64_t of_a_step = log->count(CudaCall::kKernel);
+  ASSERT_GT(of_a_step, 20);
+  for (int64_t kernel = of_a_step; kernel < 2 * of_a_step; ++kernel) {
+    ThreadCudaOptions cuda;
+    cuda.failing_kernel = kernel;
+    Trainer failing(tiny::gpt2_model(), tiny::wait_plan(), tests::on_thread_cuda(options, cuda));
+    try {
+      failing.train(3, nullptr);
+      FAIL() << "the failure of kernel " << kernel << " was swallowed";
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      EXPECT_TRUE(what.starts_with("cuda launch on stream ")) << what;
+    }
+  }
+}
+
+TEST(CudaDevice, any_thread_may_train_drain_evaluate_and_free_what_another_made) {
+  Plan plan = tiny::wait_plan();
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  plan.optimizer.undo = UndoKind::kExact;
+  plan.optimizer.gpu_buckets = 3;
+  auto trainer = std::make_unique<Trainer>(
+      tiny::gpt2_model(), plan, tests::on_thread_cuda(tiny::options_for(kSteps), dawdling()));
+  const auto on_a_new_thread = [](const std::function<void()>& work) { std::jthread thread(work); };
+  on_a_new_thread([&] { trainer->train(4, nullptr); });
+  on_a_new_thread([&] { trainer->train(6, nullptr, true); });
+  on_a_new_thread([&] { trainer->validation_loss(1); });
+  on_a_new_thread([&] { trainer->parameters(); });
+  on_a_new_thread([&] { trainer.reset(); });
+  EXPECT_EQ(trainer, nullptr);
+}
+
 // A device that has failed refuses everything from then on, events that nobody needs any more too.
 class FailedEvents : public tests::ThreadCuda {
  public:
@@ -367,7 +433,7 @@ class FailedEvents : public tests::ThreadCuda {
 
 TEST(CudaDevice, clock_of_a_device_that_has_failed_lets_the_failure_pass) {
   FailedEvents runtime(std::make_shared<CudaLog>(), {});
-  const CudaStream stream = runtime.create_stream("compute");
+  const CudaStream stream = runtime.create_stream("compute", StreamPriority::kLow);
   EXPECT_NO_THROW(CudaClock(runtime, stream));
   runtime.destroy(stream);
 }

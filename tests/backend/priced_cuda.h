@@ -74,7 +74,7 @@ class PricedCuda : public CudaRuntime {
   void pin(void*, Bytes, const std::string&) override {}
   void unpin(void*) override {}
 
-  CudaStream create_stream(const char* name) override {
+  CudaStream create_stream(const char* name, StreamPriority) override {
     ++streams_;
     return {new double(host_), name};
   }

@@ -86,6 +86,17 @@ TEST(random, a_sequence_does_not_depend_on_the_length_asked_for) {
   EXPECT_NE(longer[0], longer[4]);
 }
 
+TEST(random, a_part_of_a_sequence_is_that_part_wherever_it_begins) {
+  std::vector<float> whole(5000), parts(5000);
+  fill_normal(whole, 7, 0.02);
+  for (const auto& [begin, end] : {std::pair(2000, 5000), std::pair(4, 2000), std::pair(0, 4)}) {
+    fill_normal(
+        std::span(parts).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)), 7,
+        0.02, begin);
+  }
+  EXPECT_EQ(whole, parts);
+}
+
 // 100,000 values: the mean lies within 5 / sqrt(n) = 0.016, the variance within 5 sqrt(2/n) =
 // 0.022, and 4.55 % lie beyond two deviations, +- 5 sqrt(0.0455 * 0.9545 / n) = 0.33 %.
 TEST(random, a_long_sequence_is_standard_normal) {

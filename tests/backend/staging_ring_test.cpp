@@ -19,7 +19,7 @@ TEST(StagingRing, a_buffer_is_not_filled_again_before_its_copy_is_done) {
   // Ring of 2, 20 batches of 64 values; every copy is late. Batch i is 64 times i.
   const auto log = std::make_shared<CudaLog>();
   ThreadCuda runtime(log, {.dawdle_one_in = 1});
-  const CudaStream stream = runtime.create_stream("copy-in");
+  const CudaStream stream = runtime.create_stream("copy-in", StreamPriority::kLow);
   {
     const CudaMemory device(runtime, CudaMemoryKind::kDevice, {20 * 256}, "batches");
     StagingRing ring(runtime, {2, {256}}, stream);
@@ -47,7 +47,7 @@ TEST(StagingRing, a_buffer_is_not_filled_again_before_its_copy_is_done) {
 TEST(StagingRing, it_does_not_wait_while_a_buffer_is_free) {
   const auto log = std::make_shared<CudaLog>();
   ThreadCuda runtime(log, {});
-  const CudaStream stream = runtime.create_stream("copy-in");
+  const CudaStream stream = runtime.create_stream("copy-in", StreamPriority::kLow);
   {
     const CudaMemory device(runtime, CudaMemoryKind::kDevice, {256}, "batches");
     StagingRing ring(runtime, {4, {256}}, stream);

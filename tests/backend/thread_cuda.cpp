@@ -1,6 +1,7 @@
 #include "tests/backend/thread_cuda.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ namespace {
 constexpr std::align_val_t kAlignment{256};
 
 thread_local const char* range = "";
+thread_local int64_t bound_to = -1;  // the runtime that this thread has chosen last
 
 int64_t clock_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -30,12 +32,21 @@ int64_t clock_ns() {
 }  // namespace
 
 ThreadCuda::ThreadCuda(std::shared_ptr<CudaLog> log, const ThreadCudaOptions& options)
-    : log_(std::move(log)), options_(options) {}
+    : log_(std::move(log)), options_(options), id_([] {
+        static std::atomic<int64_t> made{0};
+        return made++;
+      }()) {
+  bind_thread();
+}
+
+void ThreadCuda::bind_thread() { bound_to = id_; }
+void ThreadCuda::require_bound() const { CHECK(bound_to == id_); }
 
 // Whoever made something has given it back.
 ThreadCuda::~ThreadCuda() { CHECK(allocated_.empty()); }
 
 Bytes ThreadCuda::free_memory() {
+  require_bound();
   const std::scoped_lock lock(mutex_);
   Bytes free = options_.free_memory;
   for (const auto& [memory, bytes] : allocated_) free.count -= bytes;
@@ -43,6 +54,7 @@ Bytes ThreadCuda::free_memory() {
 }
 
 void* ThreadCuda::allocate(Bytes bytes, const std::string& what) {
+  require_bound();
   log_->add({CudaCall::kAllocate, "", nullptr, bytes.count, what, range, {}});
   void* memory = ::operator new(static_cast<size_t>(bytes.count), kAlignment);
   // What nobody wrote is no number.
@@ -53,6 +65,7 @@ void* ThreadCuda::allocate(Bytes bytes, const std::string& what) {
 }
 
 void* ThreadCuda::allocate_pinned(Bytes bytes, const std::string& what) {
+  require_bound();
   log_->add({CudaCall::kAllocatePinned, "", nullptr, bytes.count, what, range, {}});
   void* memory = ::operator new(static_cast<size_t>(bytes.count), kAlignment);
   std::memset(memory, 0xff, static_cast<size_t>(bytes.count));
@@ -62,6 +75,7 @@ void* ThreadCuda::allocate_pinned(Bytes bytes, const std::string& what) {
 }
 
 void ThreadCuda::free(void* memory) {
+  require_bound();
   {
     const std::scoped_lock lock(mutex_);
     CHECK(allocated_.erase(memory) == 1);
@@ -70,10 +84,14 @@ void ThreadCuda::free(void* memory) {
 }
 
 void ThreadCuda::pin(void*, Bytes bytes, const std::string& what) {
+  require_bound();
   log_->add({CudaCall::kPin, "", nullptr, bytes.count, what, range, {}});
 }
 
-CudaStream ThreadCuda::create_stream(const char* name) {
+CudaStream ThreadCuda::create_stream(const char* name, StreamPriority priority) {
+  require_bound();
+  const char* text = priority == StreamPriority::kHigh ? "high" : "low";
+  log_->add({CudaCall::kCreateStream, name, nullptr, 0, text, range, {}});
   auto* stream = new Stream;
   stream->random.seed(static_cast<uint32_t>(name[0]) + static_cast<uint32_t>(name[1]));
   stream->thread = std::thread([this, stream] { serve(*stream); });
@@ -81,8 +99,10 @@ CudaStream ThreadCuda::create_stream(const char* name) {
 }
 
 void ThreadCuda::destroy(CudaStream stream) {
+  require_bound();
   {
     const std::scoped_lock lock(mutex_);
+    require_no_capture(of(stream));
     of(stream).stop = true;
     changed_.notify_all();
   }
@@ -120,17 +140,29 @@ void ThreadCuda::push(CudaStream stream, std::function<void()> work) {
 }
 
 void ThreadCuda::enqueue(CudaStream stream, const std::string& what, std::function<void()> work) {
+  require_bound();
   log_->add({CudaCall::kKernel, stream.name, nullptr, 0, what, range, {}});
+  {
+    const std::scoped_lock lock(mutex_);
+    if (kernels_++ == options_.failing_kernel) {
+      throw_cuda_error({"launch", {-1}, fmt::format("on stream {}", stream.name), range},
+                       "invalid configuration (cudaErrorInvalidConfiguration)", CudaFault::kOther);
+    }
+  }
   push(stream, std::move(work));
 }
 
 CudaEvent ThreadCuda::create_event(CudaStream stream) {
+  require_bound();
   auto* event = new Event;
   log_->add({CudaCall::kCreateEvent, stream.name, event, 0, "", range, {}});
   return {event, stream.name};
 }
 
-void ThreadCuda::destroy(CudaEvent event) { delete static_cast<Event*>(event.native); }
+void ThreadCuda::destroy(CudaEvent event) {
+  require_bound();
+  delete static_cast<Event*>(event.native);
+}
 
 void ThreadCuda::complete(Event& event, int64_t generation) {
   const std::scoped_lock lock(mutex_);
@@ -140,6 +172,7 @@ void ThreadCuda::complete(Event& event, int64_t generation) {
 }
 
 void ThreadCuda::record(CudaEvent event, CudaStream stream) {
+  require_bound();
   log_->add({CudaCall::kRecord, stream.name, event.native, 0, "", range, {}});
   int64_t generation = 0;
   {
@@ -150,6 +183,7 @@ void ThreadCuda::record(CudaEvent event, CudaStream stream) {
 }
 
 void ThreadCuda::wait(CudaStream stream, CudaEvent event) {
+  require_bound();
   log_->add({CudaCall::kWait, stream.name, event.native, 0, "", range, {}});
   int64_t generation = 0;
   {
@@ -163,11 +197,13 @@ void ThreadCuda::wait(CudaStream stream, CudaEvent event) {
 }
 
 bool ThreadCuda::done(CudaEvent event) {
+  require_bound();
   const std::scoped_lock lock(mutex_);
   return of(event).completed >= of(event).recorded;
 }
 
 void ThreadCuda::synchronize(CudaEvent event) {
+  require_bound();
   log_->add({CudaCall::kSynchronizeEvent, event.stream, event.native, 0, "", range, {}});
   std::unique_lock lock(mutex_);
   const int64_t generation = of(event).recorded;
@@ -175,17 +211,21 @@ void ThreadCuda::synchronize(CudaEvent event) {
 }
 
 void ThreadCuda::synchronize(CudaStream stream) {
+  require_bound();
   log_->add({CudaCall::kSynchronizeStream, stream.name, nullptr, 0, "", range, {}});
   std::unique_lock lock(mutex_);
+  require_no_capture(of(stream));
   changed_.wait(lock, [&] { return of(stream).queue.empty() && !of(stream).busy; });
 }
 
 double ThreadCuda::milliseconds(CudaEvent from, CudaEvent to) {
+  require_bound();
   const std::scoped_lock lock(mutex_);
   return static_cast<double>(of(to).time_ns - of(from).time_ns) / 1e6;
 }
 
 void ThreadCuda::copy(const CudaCopy& copy, CudaStream stream) {
+  require_bound();
   log_->add({CudaCall::kCopy, stream.name, nullptr, copy.bytes.count, "", range, {}});
   {
     const std::scoped_lock lock(mutex_);
@@ -198,26 +238,33 @@ void ThreadCuda::copy(const CudaCopy& copy, CudaStream stream) {
 }
 
 void ThreadCuda::clear(void* memory, Bytes bytes, CudaStream stream) {
+  require_bound();
   log_->add({CudaCall::kClear, stream.name, nullptr, bytes.count, "", range, {}});
   push(stream, [=] { std::memset(memory, 0, static_cast<size_t>(bytes.count)); });
 }
 
 void ThreadCuda::begin_capture(CudaStream stream) {
+  require_bound();
   const std::scoped_lock lock(mutex_);
   of(stream).capture = new Graph;
 }
 
 CudaGraph ThreadCuda::end_capture(CudaStream stream) {
+  require_bound();
   const std::scoped_lock lock(mutex_);
   return {std::exchange(of(stream).capture, nullptr)};
 }
 
 void ThreadCuda::launch(CudaGraph graph, CudaStream stream) {
+  require_bound();
   log_->add({CudaCall::kLaunchGraph, stream.name, nullptr, 0, "", range, {}});
   for (const auto& work : *static_cast<Graph*>(graph.native)) push(stream, work);
 }
 
-void ThreadCuda::destroy(CudaGraph graph) { delete static_cast<Graph*>(graph.native); }
+void ThreadCuda::destroy(CudaGraph graph) {
+  require_bound();
+  delete static_cast<Graph*>(graph.native);
+}
 
 void ThreadCuda::push_range(const char* name) { range = name; }
 void ThreadCuda::pop_range() { range = ""; }

@@ -19,6 +19,7 @@
 #include "backend/cuda/cuda_math.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/host/host_modules.h"
+#include "sim/base/error.h"
 
 namespace ballast::tests {
 
@@ -26,6 +27,7 @@ enum class CudaCall : uint8_t {
   kAllocate,
   kAllocatePinned,
   kPin,
+  kCreateStream,  // its priority is `what`
   kCreateEvent,
   kRecord,
   kWait,  // of a stream for an event
@@ -71,8 +73,9 @@ struct ThreadCudaOptions {
   uint32_t dawdle_one_in = 0;
   // Called on the compute stream's thread before each module.
   std::function<void(const Op& op, int32_t step)> before_module{};
-  // The copy of this number (from 0) fails when it is enqueued; -1: none.
+  // The copy, or the kernel, of this number (from 0) fails when it is enqueued; -1: none.
   int64_t failing_copy = -1;
+  int64_t failing_kernel = -1;
 };
 
 class ThreadCuda : public CudaRuntime {
@@ -82,14 +85,14 @@ class ThreadCuda : public CudaRuntime {
 
   CudaProperties properties() override { return options_.properties; }
   Bytes free_memory() override;
-  void bind_thread() override {}
+  void bind_thread() override;
   void* allocate(Bytes bytes, const std::string& what) override;
   void free(void* memory) override;
   void* allocate_pinned(Bytes bytes, const std::string& what) override;
   void free_pinned(void* memory) override { free(memory); }
   void pin(void* memory, Bytes bytes, const std::string& what) override;
-  void unpin(void*) override {}
-  CudaStream create_stream(const char* name) override;
+  void unpin(void*) override { require_bound(); }
+  CudaStream create_stream(const char* name, StreamPriority priority) override;
   void destroy(CudaStream stream) override;
   CudaEvent create_event(CudaStream stream) override;
   void destroy(CudaEvent event) override;
@@ -134,6 +137,10 @@ class ThreadCuda : public CudaRuntime {
   void serve(Stream& stream);
   void push(CudaStream stream, std::function<void()> work);
   void complete(Event& event, int64_t generation);
+  // The calling thread has chosen this device, as the real runtime needs it.
+  void require_bound() const;
+  // As the real runtime, which lets nobody wait for a stream that captures.
+  static void require_no_capture(const Stream& stream) { CHECK(stream.capture == nullptr); }
 
   std::shared_ptr<CudaLog> log_;
   ThreadCudaOptions options_;
@@ -141,6 +148,8 @@ class ThreadCuda : public CudaRuntime {
   std::condition_variable changed_;
   std::map<void*, int64_t> allocated_;
   int64_t copies_ = 0;
+  int64_t kernels_ = 0;
+  const int64_t id_;  // other than that of any other runtime of the process
 };
 
 // The mathematics of a GPU by the CPU's kernels, on the threads of the streams.

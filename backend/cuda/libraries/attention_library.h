@@ -58,9 +58,17 @@ class AttentionLibrary {
   // The workspace that a run of the pass needs; nothing where the library has no kernel for it that
   // gives the same bits every time. Plans are kept, so a second call is cheap.
   virtual std::optional<Bytes> workspace(const AttentionPass& pass) = 0;
+  // Why there is nothing; requires that workspace() was asked.
+  virtual std::string refusal(const AttentionPass& pass) const = 0;
   // Enqueues. Requires a workspace of the size above. Throws Error that names pass and stream where
   // the library refuses. One call at a time.
   virtual void run(const AttentionPass& pass, const AttentionArrays& arrays, CudaStream stream) = 0;
+};
+
+// What was found on this machine: a library, or why there is none. Neither where none is asked for.
+struct OpenedAttention {
+  std::unique_ptr<AttentionLibrary> library;
+  std::string why_not;
 };
 
 }  // namespace ballast

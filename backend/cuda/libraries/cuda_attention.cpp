@@ -1,6 +1,7 @@
 #include "backend/cuda/libraries/cuda_attention.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 #include <utility>
 
 #include "backend/cuda/cuda_launch.h"
@@ -10,6 +11,8 @@ namespace ballast {
 namespace {
 
 namespace cuda = kernels::cuda;
+
+constexpr const char* kWorkspaceName = "the workspace of attention";
 
 constexpr uintptr_t kAlignment = 16;  // of every row that a library reads
 
@@ -125,34 +128,68 @@ const void* rotated(const Task& task, CudaStream stream) {
 
 }  // namespace
 
-CudaAttention::CudaAttention(CudaRuntime& runtime, std::unique_ptr<AttentionLibrary> library,
-                             Bytes workspace)
-    : library_(std::move(library)),
-      workspace_(runtime, CudaMemoryKind::kDevice, library_ ? workspace : Bytes{},
-                 "the workspace of attention") {}
+CudaAttention::CudaAttention(CudaRuntime& runtime, OpenedAttention opened, AttentionMemory memory)
+    : runtime_(runtime),
+      library_(std::move(opened.library)),
+      most_(std::max(memory.most, memory.workspace)) {
+  if (!opened.why_not.empty()) notes_.push_back("attention by our kernels: " + opened.why_not);
+  const Bytes bytes = library_ ? memory.workspace : Bytes{};
+  workspace_.emplace(runtime, CudaMemoryKind::kDevice, bytes, kWorkspaceName);
+}
 
-// All at once, else as many whole sequences as fit, else as many heads of one. A workspace grows
+// False where the GPU has not got it; the workspace is as it was, then.
+bool CudaAttention::grow(Bytes needed) {
+  const Bytes before = workspace_->bytes();
+  workspace_.reset();  // first, so that both need not fit
+  try {
+    workspace_.emplace(runtime_, CudaMemoryKind::kDevice, needed, kWorkspaceName);
+    return true;
+  } catch (const Error&) {
+    workspace_.emplace(runtime_, CudaMemoryKind::kDevice, before, kWorkspaceName);
+    return false;
+  }
+}
+
+void CudaAttention::note(const AttentionPass& pass, const std::string& why) {
+  notes_.push_back(fmt::format(
+      "attention {} of {} tokens, {} heads ({} kv) of {} by our kernels: {}",
+      pass.direction == AttentionDirection::kForward ? "forward" : "backward", pass.shape.length,
+      pass.shape.heads, pass.shape.kv_heads, pass.shape.head_size, why));
+}
+
+// All at once, else as many whole sequences as fit, else as many heads of one; where not even the
+// least of that fits, a larger workspace for it. A workspace grows
 // with sequences and heads, and never faster than they do: what by that is too large needs no
 // asking, as an answer takes the library a second or two.
 std::optional<AttentionPass> CudaAttention::found(AttentionPass pass) {
   if (!library_ || !is_for_libraries(pass.shape, pass.format)) return {};
   double least_of_one = 0;  // bytes, of one head of one sequence
-  const auto fits = [&](int64_t sequences, int64_t kv_heads) {
+  std::optional<Bytes> needed;
+  const auto fits = [&](int64_t sequences, int64_t kv_heads, Bytes most) {
     pass.sequences = sequences;
     pass.kv_heads = kv_heads;
     const auto slice = static_cast<double>(sequences * kv_heads);
-    const auto most = static_cast<double>(workspace_.bytes().count);
-    if (slice * least_of_one > most) return false;
-    const std::optional<Bytes> needed = library_->workspace(pass);
+    if (slice * least_of_one > static_cast<double>(most.count)) return false;
+    needed = library_->workspace(pass);
     if (needed) least_of_one = static_cast<double>(needed->count) / slice;
-    return needed && *needed <= workspace_.bytes();
+    return needed && *needed <= most;
   };
+  const Bytes here = workspace_->bytes();
   for (int64_t sequences = pass.shape.sequences; sequences > 0; --sequences) {
     if (pass.shape.sequences % sequences != 0) continue;
-    if (fits(sequences, pass.shape.kv_heads)) return pass;
+    if (fits(sequences, pass.shape.kv_heads, here)) return pass;
   }
   for (int64_t kv_heads = pass.shape.kv_heads - 1; kv_heads > 0; --kv_heads) {
-    if (pass.shape.kv_heads % kv_heads == 0 && fits(1, kv_heads)) return pass;
+    if (pass.shape.kv_heads % kv_heads == 0 && fits(1, kv_heads, here)) return pass;
+  }
+  if (most_ > here && fits(1, 1, most_) && grow(*needed)) return pass;
+  if (least_of_one == 0) {
+    note(pass, library_->refusal(pass));
+  } else {
+    note(pass, fmt::format("{} needs at least {:.6g} MB of workspace a head with its queries, and "
+                           "has {:.6g} MB",
+                           library_->name(), least_of_one / 1e6,
+                           static_cast<double>(workspace_->bytes().count) / 1e6));
   }
   return {};
 }
@@ -188,7 +225,7 @@ void CudaAttention::run(const cuda::AttentionForward& forward, CudaStream stream
   AttentionArrays arrays = inputs_of(forward, rotated(forward, stream));
   arrays.out = forward.out.data;
   arrays.log_sum_exp = forward.log_sum_exp;
-  arrays.workspace = workspace_.data();
+  arrays.workspace = workspace_->data();
   run_slices(*library_, *slice, arrays, stream);
 }
 
@@ -206,7 +243,7 @@ void CudaAttention::run(const cuda::AttentionBackward& backward, CudaStream stre
   arrays.dq = backward.dqkv.data;
   arrays.dk = moved(backward.dqkv.data, shape.heads * shape.head_size, backward.dqkv.format);
   arrays.dv = moved(backward.dqkv.data, rotated_width(shape), backward.dqkv.format);
-  arrays.workspace = workspace_.data();
+  arrays.workspace = workspace_->data();
   run_slices(*library_, *slice, arrays, stream);
   if (backward.rope == nullptr) return;
   cuda::RotationBack back;

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,15 +22,20 @@ namespace ballast {
 // counts it among the memory of context and libraries.
 inline constexpr Bytes kLibraryWorkspace{int64_t{256} << 20};
 
+struct AttentionMemory {
+  Bytes workspace = kLibraryWorkspace;
+  // As much as this where the smallest slice of a shape needs more than the workspace; never less.
+  Bytes most{};
+};
+
 class CudaAttention {
  public:
-  // Without a library (null), ours do everything. With one, its workspace is taken from the
-  // runtime, which must outlive this.
-  CudaAttention(CudaRuntime& runtime, std::unique_ptr<AttentionLibrary> library,
-                Bytes workspace = kLibraryWorkspace);
+  // Without a library ours do everything. With one, its workspace is taken from the runtime, which
+  // must outlive this.
+  CudaAttention(CudaRuntime& runtime, OpenedAttention opened, AttentionMemory memory = {});
 
-  // That the caller brings on the device. The library makes its plans here, so no step waits for
-  // them.
+  // That the caller brings on the device. The library makes its plans here and gets the workspace
+  // that it needs for them, so no step waits for either.
   Bytes scratch_of(const kernels::cuda::AttentionForward& forward);
   Bytes scratch_of(const kernels::cuda::AttentionBackward& backward);
   // Enqueue. Throw Error that names what was refused, and the stream. Where a path is asked for by
@@ -41,13 +47,21 @@ class CudaAttention {
   // be done, its slice is not read.
   std::optional<AttentionPass> slice_of(const AttentionPass& pass);
 
+  // What a library was expected to do and does not, and why; each once.
+  const std::vector<std::string>& notes() const { return notes_; }
+
  private:
+  bool grow(Bytes needed);
+  void note(const AttentionPass& pass, const std::string& why);
   std::optional<AttentionPass> found(AttentionPass pass);
   template <class Task>
   std::optional<AttentionPass> slice_for(const Task& task);
 
+  CudaRuntime& runtime_;
   std::unique_ptr<AttentionLibrary> library_;
-  CudaMemory workspace_;
+  Bytes most_;
+  std::optional<CudaMemory> workspace_;
+  std::vector<std::string> notes_;
   // Each pass with what was found for it.
   std::vector<std::pair<AttentionPass, std::optional<AttentionPass>>> known_;
 };

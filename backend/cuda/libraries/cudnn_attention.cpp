@@ -300,13 +300,18 @@ void CudnnAttention::run(const AttentionPass& pass, const AttentionArrays& array
                   std::span(all).first(count));
 }
 
-std::unique_ptr<AttentionLibrary> open_cudnn_attention() {
-  const std::optional<CudnnFunctions> functions = load_cudnn(cudnn_library_name());
-  if (!functions) return nullptr;
+OpenedAttention open_cudnn_attention() {
+  const std::string name = cudnn_library_name();
+  if (name == "none") return {};
+  const std::optional<CudnnFunctions> functions = load_cudnn(name);
+  if (!functions) {
+    const std::string why = why_no_cudnn(name);
+    return {nullptr, why.empty() ? name + " lacks functions of cuDNN 9" : why};
+  }
   try {
-    return std::make_unique<CudnnAttention>(*functions);
-  } catch (const Error&) {
-    return nullptr;  // ours do the work
+    return {std::make_unique<CudnnAttention>(*functions), ""};
+  } catch (const Error& error) {
+    return {nullptr, error.what()};
   }
 }
 

@@ -36,10 +36,8 @@ class CudnnAttention : public AttentionLibrary {
 
   std::string name() const override;
   std::optional<Bytes> workspace(const AttentionPass& pass) override;
+  std::string refusal(const AttentionPass& pass) const override;
   void run(const AttentionPass& pass, const AttentionArrays& arrays, CudaStream stream) override;
-
-  // Why there is no plan for the pass; empty where there is. Requires that workspace was asked.
-  std::string refusal(const AttentionPass& pass) const;
 
  private:
   struct Prepared;
@@ -51,7 +49,7 @@ class CudnnAttention : public AttentionLibrary {
   std::vector<std::unique_ptr<Prepared>> prepared_;
 };
 
-// That of cudnn_library_name(), or null where there is none or it does not start.
-std::unique_ptr<AttentionLibrary> open_cudnn_attention();
+// That of cudnn_library_name(), if it is there and starts.
+OpenedAttention open_cudnn_attention();
 
 }  // namespace ballast

@@ -4,9 +4,13 @@
 #include <cstring>
 #include <cublasLt.h>
 #include <fmt/format.h>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "backend/cuda/cuda_math.h"
+#include "backend/cuda/cuda_memory.h"
+#include "backend/cuda/libraries/chosen_products.h"
 #include "backend/cuda/libraries/cuda_attention.h"
 #include "backend/cuda/libraries/cudnn_attention.h"
 #include "backend/cuda/transformer_cuda.h"
@@ -20,13 +24,6 @@ namespace {
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 
 constexpr Bytes kWorkspace{int64_t{32} << 20};  // what NVIDIA advises for Hopper
-
-std::string text_of(const CudaGemm& gemm) {
-  return fmt::format(
-      "{}x{}x{} {}{} {}{} to {}", gemm.m, gemm.n, gemm.k, to_string(gemm.a.dtype),
-      gemm.a.orientation == Orientation::kTransposed ? "^T" : "", to_string(gemm.b.dtype),
-      gemm.b.orientation == Orientation::kTransposed ? "^T" : "", to_string(gemm.out_dtype));
-}
 
 void check(cublasStatus_t status, const std::string& what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -53,12 +50,6 @@ cudaDataType_t native(DType dtype) {
 
 cublasOperation_t native(Orientation orientation) {
   return orientation == Orientation::kTransposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-}
-
-// The power of two up to 256 that an address is a multiple of; 256 where there is none.
-uint32_t alignment_of(const void* address) {
-  const auto value = reinterpret_cast<uintptr_t>(address) | 256U;
-  return static_cast<uint32_t>(value & (~value + 1));
 }
 
 // A matrix in cuBLASLt's columns, which are our rows.
@@ -91,7 +82,7 @@ Layout::Shape stored(const GemmOperand& operand, int64_t rows, int64_t columns) 
   return {operand.dtype, rows, columns, operand.stride};
 }
 
-// Everything that a call of the library needs, for one product.
+// Everything that a call of the library needs but addresses of operands.
 class Description {
  public:
   explicit Description(const CudaGemm& gemm)
@@ -102,16 +93,29 @@ class Description {
           "description of a product");
     set(CUBLASLT_MATMUL_DESC_TRANSA, native(gemm.b.orientation));
     set(CUBLASLT_MATMUL_DESC_TRANSB, native(gemm.a.orientation));
-    if (gemm.a.scale != nullptr) set_scales(gemm);
-    if (gemm.bias == nullptr) return;
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias);
-    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, native(gemm.out_dtype));
+    // Fast accumulation, which keeps fewer bits of a sum on Hopper, is off: long sums over tokens
+    // would show it.
+    if (gemm.a.scale != nullptr) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
+    if (gemm.bias != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, native(gemm.out_dtype));
+    }
+    point_to(gemm);
   }
   ~Description() { cublasLtMatmulDescDestroy(operation_); }
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
   cublasLtMatmulDesc_t operation() const { return operation_; }
+
+  // Addresses that the library wants in the description, of one call. Scales lie on the device: the
+  // host never waits for them.
+  void point_to(const CudaGemm& gemm) {
+    if (gemm.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias);
+    if (gemm.a.scale == nullptr) return;
+    CHECK(gemm.b.scale != nullptr);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, gemm.b.scale);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, gemm.a.scale);
+  }
 
   Layout left, right, out;
 
@@ -120,14 +124,6 @@ class Description {
   void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
     check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)),
           "attribute of a product");
-  }
-  // Scales lie on the device: the host never waits for them. Fast accumulation, which keeps fewer
-  // bits of a sum on Hopper, is off: long sums over tokens would show it.
-  void set_scales(const CudaGemm& gemm) {
-    CHECK(gemm.b.scale != nullptr);
-    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, gemm.b.scale);
-    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, gemm.a.scale);
-    set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
   }
   cublasLtMatmulDesc_t operation_ = nullptr;
 };
@@ -161,94 +157,127 @@ class Preference {
   cublasLtMatmulPreference_t preference_ = nullptr;
 };
 
-// Whatever the choice of an algorithm depends on.
-std::string key_of(const CudaGemm& gemm) {
-  return fmt::format("{} strides {} {} {} aligned {} {} {}{}{}", text_of(gemm), gemm.a.stride,
-                     gemm.b.stride, gemm.out_stride, alignment_of(gemm.a.data),
-                     alignment_of(gemm.b.data), alignment_of(gemm.out),
-                     gemm.added == nullptr ? "" : fmt::format(" adds {}", alignment_of(gemm.added)),
-                     gemm.bias == nullptr ? "" : " bias");
-}
-
 std::string machine_of(CudaRuntime& runtime) {
   const CudaProperties device = runtime.properties();
   return fmt::format("{} sm_{}{} cuBLASLt {}", device.name, device.major, device.minor,
                      cublasLtGetVersion());
 }
 
-}  // namespace
-
-struct CublasGemm::Library {
-  Library() { check(cublasLtCreate(&handle), "start"); }
-  ~Library() { cublasLtDestroy(handle); }
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
+// What the library of this process holds on the GPU.
+struct Shared {
+  explicit Shared(CudaRuntime& runtime)
+      : workspace(runtime, CudaMemoryKind::kDevice, kWorkspace, "the workspace of cuBLASLt") {
+    check(cublasLtCreate(&handle), "start");
+  }
+  ~Shared() { cublasLtDestroy(handle); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
   cublasLtHandle_t handle = nullptr;
+  CudaMemory workspace;
 };
 
-CublasGemm::CublasGemm(CudaRuntime& runtime, GemmAlgorithmStore store)
-    : library_(std::make_unique<Library>()),
-      machine_(machine_of(runtime)),
-      store_(std::move(store)),
-      workspace_(runtime, CudaMemoryKind::kDevice, kWorkspace, "the workspace of cuBLASLt") {}
+class CublasGemm : public PreparedGemm {
+ public:
+  CublasGemm(const CudaGemm& gemm, const Shared& shared)
+      : shared_(shared), description_(gemm), preference_(gemm) {}
 
-CublasGemm::~CublasGemm() = default;
-
-const GemmAlgorithm& CublasGemm::algorithm_of(const CudaGemm& gemm, const std::string& key,
-                                              CudaStream stream) {
-  if (const auto found = algorithms_.find(key); found != algorithms_.end()) return found->second;
-  const std::string stored_key = machine_ + ": " + key;
-  if (store_.find) {
-    if (const std::optional<GemmAlgorithm> kept = store_.find(stored_key)) {
-      return algorithms_[key] = *kept;
+  std::vector<GemmAlgorithm> candidates(int most) override {
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
+    int found = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        shared_.handle, description_.operation(), description_.left.get(), description_.right.get(),
+        description_.out.get(), description_.out.get(), preference_.get(), most, results.data(),
+        &found);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+    check(status, "choice of an algorithm");
+    std::vector<GemmAlgorithm> candidates;
+    for (const auto& result : std::span(results).first(static_cast<size_t>(found))) {
+      if (result.state != CUBLAS_STATUS_SUCCESS) continue;
+      std::memcpy(candidates.emplace_back().data(), &result.algo, sizeof(result.algo));
     }
+    return candidates;
   }
-  const Description description(gemm);
-  const Preference preference(gemm);
-  cublasLtMatmulHeuristicResult_t result{};
-  int found = 0;
-  check(cublasLtMatmulAlgoGetHeuristic(library_->handle, description.operation(),
-                                       description.left.get(), description.right.get(),
-                                       description.out.get(), description.out.get(),
-                                       preference.get(), 1, &result, &found),
-        fmt::format("choice of an algorithm for {} on stream {}", key, stream.name));
-  if (found == 0) {
-    throw Error("cuBLASLt, " + key, "the library has no algorithm for it",
-                "train with --set plan.dtype=bf16 and plan.products=as-stored");
+  bool accepts(const GemmAlgorithm& algorithm) override {
+    const cublasLtMatmulAlgo_t asked = native(algorithm);
+    cublasLtMatmulHeuristicResult_t result{};
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
+        shared_.handle, description_.operation(), description_.left.get(), description_.right.get(),
+        description_.out.get(), description_.out.get(), &asked, &result);
+    return status == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= static_cast<size_t>(kWorkspace.count);
   }
-  GemmAlgorithm& algorithm = algorithms_[key];
-  std::memcpy(algorithm.data(), &result.algo, sizeof(result.algo));
-  if (store_.keep) store_.keep(stored_key, algorithm);
-  return algorithm;
+  void run(const CudaGemm& gemm, const GemmAlgorithm& algorithm, CudaStream stream) override {
+    const cublasLtMatmulAlgo_t chosen = native(algorithm);
+    description_.point_to(gemm);
+    const float one = 1;
+    const float beta = gemm.added == nullptr ? 0 : 1;
+    const void* added = gemm.added == nullptr ? gemm.out : gemm.added;
+    const cublasStatus_t status = cublasLtMatmul(
+        shared_.handle, description_.operation(), &one, gemm.b.data, description_.left.get(),
+        gemm.a.data, description_.right.get(), &beta, added, description_.out.get(), gemm.out,
+        description_.out.get(), &chosen, shared_.workspace.data(),
+        static_cast<size_t>(kWorkspace.count), static_cast<cudaStream_t>(stream.native));
+    if (status == CUBLAS_STATUS_SUCCESS) return;  // no text is made for nothing
+    check(status, fmt::format("{}x{}x{} on stream {}", gemm.m, gemm.n, gemm.k, stream.name));
+  }
+
+ private:
+  static cublasLtMatmulAlgo_t native(const GemmAlgorithm& algorithm) {
+    cublasLtMatmulAlgo_t its;
+    std::memcpy(&its, algorithm.data(), sizeof(its));
+    return its;
+  }
+
+  const Shared& shared_;
+  Description description_;
+  Preference preference_;
+};
+
+class CublasLibrary : public GemmLibrary {
+ public:
+  explicit CublasLibrary(CudaRuntime& runtime) : machine_(machine_of(runtime)), shared_(runtime) {}
+
+  std::string machine() const override { return machine_; }
+  std::unique_ptr<PreparedGemm> prepare(const CudaGemm& gemm) override {
+    return std::make_unique<CublasGemm>(gemm, shared_);
+  }
+
+ private:
+  std::string machine_;
+  Shared shared_;
+};
+
+}  // namespace
+
+std::unique_ptr<CudaProducts> make_cublas_products(CudaRuntime& runtime, GemmAlgorithmStore store) {
+  return std::make_unique<ChosenProducts>(runtime, std::make_unique<CublasLibrary>(runtime),
+                                          std::move(store));
 }
 
-void CublasGemm::multiply(const CudaGemm& gemm, CudaStream stream) {
-  const std::string key = key_of(gemm);
-  cublasLtMatmulAlgo_t algorithm;
-  std::memcpy(&algorithm, algorithm_of(gemm, key, stream).data(), sizeof(algorithm));
-  const Description description(gemm);
-  const float one = 1;
-  const float beta = gemm.added == nullptr ? 0 : 1;
-  const void* added = gemm.added == nullptr ? gemm.out : gemm.added;
-  check(cublasLtMatmul(library_->handle, description.operation(), &one, gemm.b.data,
-                       description.left.get(), gemm.a.data, description.right.get(), &beta, added,
-                       description.out.get(), gemm.out, description.out.get(), &algorithm,
-                       workspace_.data(), static_cast<size_t>(kWorkspace.count),
-                       static_cast<cudaStream_t>(stream.native)),
-        fmt::format("{} on stream {}", key, stream.name));
+namespace {
+
+// Half of what the arena leaves may go to attention where a shape needs so much: the scratch of
+// kernels and what the driver takes later come out of the rest.
+AttentionMemory attention_memory(CudaRuntime& runtime, Bytes arena) {
+  return {.most = {std::max<int64_t>(0, (runtime.free_memory() - arena).count) / 2}};
 }
+
+}  // namespace
 
 std::unique_ptr<CudaProbeKernels> make_probe_kernels(CudaRuntime& runtime,
                                                      const GemmAlgorithmStore& algorithms) {
-  return launched_kernels(std::make_unique<CublasGemm>(runtime, algorithms),
-                          std::make_unique<CudaAttention>(runtime, open_cudnn_attention()));
+  return launched_kernels(make_cublas_products(runtime, algorithms),
+                          std::make_unique<CudaAttention>(runtime, open_cudnn_attention(),
+                                                          attention_memory(runtime, {})));
 }
 
 std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
                                          const GemmAlgorithmStore& algorithms) {
   return std::make_unique<CudaTransformer>(
-      training, runtime, std::make_unique<CublasGemm>(runtime, algorithms),
-      std::make_unique<CudaAttention>(runtime, open_cudnn_attention()));
+      training, runtime, make_cublas_products(runtime, algorithms),
+      std::make_unique<CudaAttention>(
+          runtime, open_cudnn_attention(),
+          attention_memory(runtime, training.graph.arenas.size[static_cast<size_t>(Place::kHbm)])));
 }
 
 }  // namespace ballast

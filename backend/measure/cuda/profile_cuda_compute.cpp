@@ -99,7 +99,7 @@ CudaCompute::LaunchTimes CudaCompute::launch() {
 
 Duration CudaCompute::handover() {
   const CudaStream one = watch_.stream();
-  const CudaOwned other(runtime_, runtime_.create_stream("probe 2"));
+  const CudaOwned other(runtime_, runtime_.create_stream("probe 2", StreamPriority::kLow));
   const CudaOwned there(runtime_, runtime_.create_event(one));
   const CudaOwned back(runtime_, runtime_.create_event(other.get()));
   hold();

@@ -68,8 +68,8 @@ CudaCopies::CudaCopies(CudaRuntime& runtime, CudaStopwatch& watch, const Extent&
       device_(runtime, CudaMemoryKind::kDevice, extent.largest, "copies"),
       pinned_from_(runtime, CudaMemoryKind::kPinned, extent.largest, "copies"),
       pinned_to_(runtime, CudaMemoryKind::kPinned, extent.largest, "copies"),
-      in_(runtime, runtime.create_stream("copy-in")),
-      out_(runtime, runtime.create_stream("copy-out")) {
+      in_(runtime, runtime.create_stream("copy-in", StreamPriority::kLow)),
+      out_(runtime, runtime.create_stream("copy-out", StreamPriority::kLow)) {
   fill_pattern(pinned_from_.data(), extent.largest.count);
 }
 

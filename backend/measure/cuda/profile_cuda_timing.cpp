@@ -35,7 +35,7 @@ void round_to_codes(const std::vector<float>& values, std::vector<std::byte>& co
 CudaStopwatch::CudaStopwatch(CudaRuntime& runtime, SecondsNow now, Bytes held)
     : runtime_(runtime),
       now_(std::move(now)),
-      stream_(runtime, runtime.create_stream("probe")),
+      stream_(runtime, runtime.create_stream("probe", StreamPriority::kLow)),
       held_(runtime, CudaMemoryKind::kDevice, held, "what holds the stream of probes") {
   for (int i = 0; i <= kMostAhead; ++i) {
     events_.emplace_back(runtime_, runtime_.create_event(stream()));

@@ -280,7 +280,14 @@ TEST(CudnnLibrary, what_is_not_there_or_is_no_cudnn_leaves_attention_to_our_kern
   EXPECT_EQ(why_no_cudnn("libm.so.6"), "") << "it is here, and that it is no cuDNN is a fault";
   setenv("BALLAST_CUDNN", "none", 1);
   EXPECT_EQ(cudnn_library_name(), "none");
-  EXPECT_EQ(open_cudnn_attention(), nullptr);
+  EXPECT_EQ(open_cudnn_attention().library, nullptr);
+  EXPECT_EQ(open_cudnn_attention().why_not, "") << "nobody asked for one";
+  for (const auto& [name, why] : {std::pair("libno-such-library.so", "is not here"),
+                                  std::pair("libm.so.6", "lacks functions of cuDNN 9")}) {
+    setenv("BALLAST_CUDNN", name, 1);
+    EXPECT_EQ(open_cudnn_attention().library, nullptr);
+    EXPECT_EQ(open_cudnn_attention().why_not, std::string(name) + " " + why);
+  }
   unsetenv("BALLAST_CUDNN");
   EXPECT_EQ(cudnn_library_name(), "libcudnn.so.9");
 }

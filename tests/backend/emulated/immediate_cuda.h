@@ -38,7 +38,7 @@ class ImmediateCuda : public CudaRuntime {
   void free_pinned(void* memory) override { free(memory); }
   void pin(void*, Bytes, const std::string&) override {}
   void unpin(void*) override {}
-  CudaStream create_stream(const char* name) override { return {this, name}; }
+  CudaStream create_stream(const char* name, StreamPriority) override { return {this, name}; }
   void destroy(CudaStream) override {}
   CudaEvent create_event(CudaStream stream) override { return {new int64_t(0), stream.name}; }
   void destroy(CudaEvent event) override { delete static_cast<int64_t*>(event.native); }

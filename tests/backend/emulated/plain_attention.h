@@ -19,6 +19,7 @@ struct AttentionRuns {
   int64_t forward = 0;
   int64_t backward = 0;
   int64_t asked = 0;  // for a workspace
+  bool refuses = false;
 };
 
 class PlainAttention : public AttentionLibrary {
@@ -28,10 +29,12 @@ class PlainAttention : public AttentionLibrary {
   std::string name() const override { return "plain"; }
   std::optional<Bytes> workspace(const AttentionPass& pass) override {
     ++runs_->asked;
+    if (runs_->refuses) return {};
     if (pass.direction == AttentionDirection::kForward) return Bytes{};
     return Bytes{2 * pass.sequences * pass.kv_heads * pass.group() * pass.shape.length *
                  pass.shape.length};
   }
+  std::string refusal(const AttentionPass&) const override { return "it has no kernel"; }
   void run(const AttentionPass& pass, const AttentionArrays& arrays, CudaStream) override {
     const bool forward = pass.direction == AttentionDirection::kForward;
     ++(forward ? runs_->forward : runs_->backward);

@@ -17,6 +17,7 @@ constexpr int kSteps = 2;
 // Whose attention: our kernels', or a library's with so much workspace.
 struct Attention {
   std::optional<Bytes> workspace;
+  Bytes most{};  // beyond which it gets none
   std::shared_ptr<tests::AttentionRuns> runs = std::make_shared<tests::AttentionRuns>();
   std::shared_ptr<int64_t> fp8_products = std::make_shared<int64_t>(0);
 };
@@ -29,8 +30,9 @@ TrainerOptions on_emulated_cuda(TrainerOptions options, const Attention& attenti
     if (attention.workspace) library = std::make_unique<tests::PlainAttention>(attention.runs);
     auto math = std::make_unique<CudaTransformer>(
         training, *runtime, std::make_unique<tests::PlainProducts>(attention.fp8_products),
-        std::make_unique<CudaAttention>(*runtime, std::move(library),
-                                        attention.workspace.value_or(Bytes{})));
+        std::make_unique<CudaAttention>(
+            *runtime, OpenedAttention{std::move(library), ""},
+            AttentionMemory{attention.workspace.value_or(Bytes{}), attention.most}));
     return std::make_unique<CudaDevice>(
         training, with, state, CudaParts{std::move(runtime), std::move(math), {int64_t{1} << 40}});
   };
@@ -187,6 +189,37 @@ TEST(EmulatedTraining, attention_in_slices_gives_the_bits_of_attention_at_once) 
   EXPECT_EQ(none.runs->backward, 0);
   EXPECT_EQ(none.runs->forward, kSteps * model.layers);
   EXPECT_EQ(none.runs->asked, 2 * 2);
+}
+
+// One head's backward needs 288 bytes of the 100 that are there.
+TEST(EmulatedTraining, workspace_grows_to_the_smallest_slice_where_that_is_allowed) {
+  const TrainerOptions options = proportional_steps();
+  Plan plan = small_plan(DType::kBf16);
+  plan.micro_batch = 2;
+  const Attention at_once{Bytes{1 << 20}}, grows{Bytes{100}, Bytes{288}};
+  const std::vector<float> whole = way(small_gpt2(), plan, on_emulated_cuda(options, at_once));
+  EXPECT_TRUE(tiny::same_bits(whole, way(small_gpt2(), plan, on_emulated_cuda(options, grows))));
+  EXPECT_EQ(grows.runs->backward, 4 * kSteps * small_gpt2().layers);
+}
+
+TEST(EmulatedTraining, what_a_library_leaves_to_our_kernels_is_told_once_with_the_reason) {
+  const Plan plan = small_plan(DType::kBf16);
+  const auto notes = [&](const Attention& attention) {
+    return Trainer(small_gpt2(), plan, on_emulated_cuda(proportional_steps(), attention)).notes();
+  };
+  EXPECT_EQ(notes({Bytes{1 << 20}}).size(), 0U);
+  EXPECT_EQ(
+      notes({Bytes{100}}),
+      std::vector<std::string>{"attention backward of 12 tokens, 2 heads (2 kv) of 16 by our "
+                               "kernels: plain needs at least 0.000288 MB of workspace a head "
+                               "with its queries, and has 0.0001 MB"});
+  Attention refused{Bytes{100}};
+  refused.runs->refuses = true;
+  const std::vector<std::string> told = notes(refused);
+  ASSERT_EQ(told.size(), 2U);  // forward and backward, however many layers there are
+  EXPECT_EQ(
+      told[0],
+      "attention forward of 12 tokens, 2 heads (2 kv) of 16 by our kernels: it has no kernel");
 }
 
 TEST(EmulatedTraining, fp32_is_left_to_our_kernels) {

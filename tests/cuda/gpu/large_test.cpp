@@ -57,7 +57,7 @@ TEST_F(large, tensor_cores_agree_with_fp32_on_long_sequences) {
 // The same by cuDNN, in slices of the workspace.
 Passed pass_of_library(const AttentionShape& shape, Format format, Bytes workspace) {
   const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
-  CudaAttention attention(*runtime, open_cudnn_attention(), workspace);
+  CudaAttention attention(*runtime, open_cudnn_attention(), {workspace});
   const int64_t width = shape.heads * shape.head_size;
   const Values qkv(format, normal({0, 1, 1}, Format::kBf16, shape.tokens() * shape.width()));
   const Values dout(format, normal({0, 1, 2}, Format::kBf16, shape.tokens() * width));
@@ -98,7 +98,8 @@ Passed pass_of_library(const AttentionShape& shape, Format format, Bytes workspa
 TEST_F(large, cudnn_and_our_kernels_are_the_reference_of_each_other) {
   const std::string missing = why_no_cudnn(cudnn_library_name());
   if (!missing.empty()) GTEST_SKIP() << missing;
-  ASSERT_TRUE(open_cudnn_attention()) << cudnn_library_name() << " is here and does not serve";
+  ASSERT_TRUE(open_cudnn_attention().library)
+      << cudnn_library_name() << " is here and does not serve";
   for (const AttentionShape& shape :
        {AttentionShape{2, 1024, 12, 12, 64}, AttentionShape{2, 1500, 8, 2, 128},
         AttentionShape{3, 333, 6, 2, 96}, AttentionShape{1, 4096, 8, 2, 128}}) {

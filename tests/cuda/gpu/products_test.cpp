@@ -102,7 +102,7 @@ const CudaStream kDefault{nullptr, "default"};
 
 TEST_F(products, are_exact_in_every_orientation_whatever_they_add) {
   const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
-  CublasGemm ours(*runtime, {});
+  const std::unique_ptr<CudaProducts> ours = make_cublas_products(*runtime, {});
   // Rows that are aligned; rows that are not; a sum so long that it may be divided.
   for (const Shape& shape : {Shape{96, 80, 64, 8}, Shape{70, 53, 65, 0}, Shape{64, 64, 8192, 0}}) {
     for (const Format format : kFormats) {
@@ -111,7 +111,7 @@ TEST_F(products, are_exact_in_every_orientation_whatever_they_add) {
         for (const Orientation of_b : kOrientations) {
           for (const Adds adds : kAdds) {
             of.expect_exact(of_a, of_b, adds,
-                            [&](const CudaGemm& gemm) { ours.multiply(gemm, kDefault); });
+                            [&](const CudaGemm& gemm) { ours->multiply(gemm, kDefault); });
           }
         }
       }
@@ -123,7 +123,7 @@ TEST_F(products, are_exact_in_every_orientation_whatever_they_add) {
 TEST_F(products, of_8_bits_are_exact_too) {
   const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
   if (!runtime->properties().has_fp8()) GTEST_SKIP() << "the GPU has no 8-bit floats";
-  CublasGemm ours(*runtime, {});
+  const std::unique_ptr<CudaProducts> ours = make_cublas_products(*runtime, {});
   const Shape shape{96, 80, 64, 16};
   const Memory codes(codes_layout({shape.m, shape.n, shape.k}).whole.count);
   const Memory scratch(fp8_scratch_bytes().count);
@@ -135,7 +135,7 @@ TEST_F(products, of_8_bits_are_exact_too) {
           Case(shape, Format::kBf16, 8).expect_exact(of_a, of_b, adds, [&](const CudaGemm& gemm) {
             multiply_in_fp8({gemm, gradient, static_cast<std::byte*>(codes.data()),
                              static_cast<std::byte*>(scratch.data())},
-                            ours, kDefault);
+                            *ours, kDefault);
           });
         }
       }
