@@ -69,7 +69,7 @@ std::optional<std::string> CheckpointSchedule::keep(
     const std::function<std::optional<std::string>()>& take, std::function<void()> write) {
   const Clock::time_point begin = Clock::now();
   wait();
-  report_.waiting_seconds += seconds_since(begin);
+  if (write_) report_.waiting_seconds += seconds_since(begin);
   if (auto why = take()) return why;
   if (write_) {
     write_->begin(std::move(write));
