@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <fmt/format.h>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -90,43 +91,96 @@ double hexadecimal(const std::map<std::string, std::string>& metadata, const std
 
 bool all_finite(std::span<const float> values) { return !first_not_finite(values); }
 
+std::vector<TensorDeclaration> declarations_of(const Graph& graph, bool pending) {
+  std::vector<TensorDeclaration> declarations;
+  const auto add = [&](const std::string& prefix) {
+    for_parameters(graph, [&](size_t, const Parameter& parameter) {
+      declarations.push_back(declare_parameter(parameter, prefix));
+    });
+  };
+  for (const StateArray array : kStateArrays) add(prefix_of(array));
+  if (pending) add("gradient.");
+  return declarations;
+}
+
+using Read = std::function<void(std::span<float> values)>;
+
+// Calls `visit` for every tensor of a checkpoint in its order, with what reads it, and is told
+// whether it is finite; of gradients that wait that is not asked. Returns the first one of an array
+// that is not, and goes on no further. Every rank calls, for each tells the others what it keeps.
+std::optional<std::string> visit_state(
+    const Graph& graph, TrainingDevice& device, bool pending,
+    const std::function<bool(const Parameter& parameter, const Read& read)>& visit) {
+  std::optional<std::string> not_finite;
+  for (const StateArray array : kStateArrays) {
+    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+      const bool finite = visit(parameter, [&](std::span<float> values) {
+        read_parameter(graph, device, module, parameter, array, values);
+      });
+      if (!finite && !not_finite) not_finite = prefix_of(array) + parameter.name;
+    });
+    if (not_finite) return not_finite;
+  }
+  if (!pending) return not_finite;
+  const PendingGradients gradients(graph, device);
+  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    visit(parameter, [&](std::span<float> values) { gradients.read(module, parameter, values); });
+  });
+  return not_finite;
+}
+
 }  // namespace
 
 std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& device,
                                            const CheckpointHeader& header,
                                            const std::string& path) {
   const bool pending = header.control.pending_gradient.has_value();
-  std::vector<TensorDeclaration> declarations;
-  for (const StateArray array : kStateArrays) {
-    for_parameters(graph, [&](size_t, const Parameter& parameter) {
-      declarations.push_back(declare_parameter(parameter, prefix_of(array)));
-    });
-  }
-  if (pending) {
-    for_parameters(graph, [&](size_t, const Parameter& parameter) {
-      declarations.push_back(declare_parameter(parameter, "gradient."));
-    });
-  }
   std::optional<SafetensorsWriter> writer;
-  if (is_first_rank(device)) writer.emplace(path, declarations, metadata_of(header));
-  std::string not_finite;
-  for (const StateArray array : kStateArrays) {
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
-      const std::vector<float> values = read_parameter(graph, device, module, parameter, array);
-      if (not_finite.empty() && !all_finite(values)) not_finite = prefix_of(array) + parameter.name;
-      if (writer) writer->write(std::as_bytes(std::span(values)));
-    });
-    if (!not_finite.empty()) return not_finite;
+  if (is_first_rank(device)) {
+    writer.emplace(path, declarations_of(graph, pending), metadata_of(header));
   }
-  if (pending) {
-    const PendingGradients gradients(graph, device);
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
-      const std::vector<float> values = gradients.read(module, parameter);
-      if (writer) writer->write(std::as_bytes(std::span(values)));
-    });
+  const auto not_finite =
+      visit_state(graph, device, pending, [&](const Parameter& parameter, const Read& read) {
+        std::vector<float> values(static_cast<size_t>(parameter.count()));
+        read(values);
+        if (writer) writer->write(std::as_bytes(std::span(values)));
+        return all_finite(values);
+      });
+  if (!not_finite && writer) writer->commit();
+  return not_finite;
+}
+
+std::optional<std::string> CheckpointSnapshot::take(const Graph& graph, TrainingDevice& device,
+                                                    const CheckpointHeader& header) {
+  const bool pending = header.control.pending_gradient.has_value();
+  const bool keeps = is_first_rank(device);
+  declarations_ = declarations_of(graph, pending);
+  metadata_ = metadata_of(header);
+  int64_t count = 0;
+  for_parameters(graph, [&](size_t, const Parameter& parameter) { count += parameter.count(); });
+  if (keeps) values_.resize(static_cast<size_t>(count) * (kStateArrays.size() + (pending ? 1 : 0)));
+  std::vector<float> passed_on;  // of a rank that keeps none
+  size_t at = 0;
+  return visit_state(graph, device, pending, [&](const Parameter& parameter, const Read& read) {
+    const auto size = static_cast<size_t>(parameter.count());
+    if (!keeps) passed_on.resize(size);
+    const std::span<float> values = keeps ? std::span(values_).subspan(at, size) : passed_on;
+    read(values);
+    at += size;
+    return all_finite(values);
+  });
+}
+
+void CheckpointSnapshot::write(const std::string& path) const {
+  SafetensorsWriter writer(path, declarations_, metadata_);
+  size_t at = 0;
+  for (const TensorDeclaration& tensor : declarations_) {
+    size_t size = 1;
+    for (const int64_t extent : tensor.shape) size *= static_cast<size_t>(extent);
+    writer.write(std::as_bytes(std::span(values_).subspan(at, size)));
+    at += size;
   }
-  if (writer) writer->commit();
-  return std::nullopt;
+  writer.commit();
 }
 
 int64_t checkpoint_bytes(const Graph& graph) {

@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/execute/update_control.h"
+#include "backend/formats/safetensors.h"
 #include "backend/train/training_device.h"
 #include "sim/graph/core/graph.h"
 
@@ -35,6 +37,22 @@ struct CheckpointHeader {
 // state.
 std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& device,
                                            const CheckpointHeader& header, const std::string& path);
+
+// A copy in memory of what a checkpoint holds, which is written while training goes on.
+class CheckpointSnapshot {
+ public:
+  // Takes the copy, while nothing runs. Every rank calls, and the first one keeps it; the header is
+  // its. Returns the name of a tensor that has a value that is not finite, and is then no copy.
+  std::optional<std::string> take(const Graph& graph, TrainingDevice& device,
+                                  const CheckpointHeader& header);
+  // Writes what was taken, to the bytes of save_checkpoint. Needs neither graph nor device.
+  void write(const std::string& path) const;
+
+ private:
+  std::vector<TensorDeclaration> declarations_;
+  StoredMetadata metadata_;
+  std::vector<float> values_;  // of all tensors, one after another; its memory is used again
+};
 
 // What the state of a checkpoint takes, in bytes, but for gradients that wait.
 int64_t checkpoint_bytes(const Graph& graph);

@@ -54,21 +54,19 @@ bool is_here(const TrainingDevice& device, const Held& part) {
 }
 
 // Of several ranks all call, and each comes to know what the others have.
-std::vector<float> read_range(const Graph& graph, TrainingDevice& device, size_t module,
-                              const ElementRange& range, const HomeOf& home) {
-  std::vector<float> values(static_cast<size_t>(range.count));
+void read_range(const Graph& graph, TrainingDevice& device, size_t module, int64_t begin,
+                std::span<float> values, const HomeOf& home) {
+  const ElementRange range{begin, std::ssize(values)};
   std::vector<GatheredPart> told;
   for (const Held& part : parts_of(graph, device.shares(), module, range)) {
     float* const to = values.data() + (part.begin - range.begin);
     if (is_here(device, part)) {
-      const std::vector<float> own = read_values(device, home(part), part.offset, part.count);
-      std::copy(own.begin(), own.end(), to);
+      read_values(device, home(part), part.offset, {to, static_cast<size_t>(part.count)});
     }
     auto* const bytes = reinterpret_cast<std::byte*>(to);
     told.push_back({part.rank, bytes, bytes, part.count * size_of(DType::kF32)});
   }
   if (device.shares() != nullptr && device.shares()->are_split()) device.shares()->gather(told);
-  return values;
 }
 
 // Each rank writes what it keeps.
@@ -109,8 +107,14 @@ void for_parameters(const Graph& graph,
 
 std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                                   const Parameter& parameter, StateArray array) {
-  return read_range(graph, device, module, {parameter.offset, parameter.count()},
-                    homes_of(graph, array));
+  std::vector<float> values(static_cast<size_t>(parameter.count()));
+  read_parameter(graph, device, module, parameter, array, values);
+  return values;
+}
+
+void read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
+                    const Parameter& parameter, StateArray array, std::span<float> values) {
+  read_range(graph, device, module, parameter.offset, values, homes_of(graph, array));
 }
 
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
@@ -157,9 +161,15 @@ StateHome PendingGradients::home(int32_t bucket, size_t module, int64_t offset,
 }
 
 std::vector<float> PendingGradients::read(size_t module, const Parameter& parameter) const {
-  return read_range(
-      graph_, device_, module, {parameter.offset, parameter.count()},
-      [&](const Held& part) { return home(part.bucket, module, part.offset, part.begin); });
+  std::vector<float> values(static_cast<size_t>(parameter.count()));
+  read(module, parameter, values);
+  return values;
+}
+
+void PendingGradients::read(size_t module, const Parameter& parameter,
+                            std::span<float> values) const {
+  read_range(graph_, device_, module, parameter.offset, values,
+             [&](const Held& part) { return home(part.bucket, module, part.offset, part.begin); });
 }
 
 void PendingGradients::write(size_t module, const Parameter& parameter,

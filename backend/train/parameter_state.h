@@ -26,6 +26,9 @@ void for_parameters(const Graph& graph,
 // others have; it writes what it keeps.
 std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                                   const Parameter& parameter, StateArray array);
+// The same, where the values are to go: parameter.count() of them.
+void read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
+                    const Parameter& parameter, StateArray array, std::span<float> values);
 // Also of the copy that another stage has of a tied embedding.
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values);
@@ -42,6 +45,7 @@ class PendingGradients {
   // Both must outlive this.
   PendingGradients(const Graph& graph, TrainingDevice& device);
   std::vector<float> read(size_t module, const Parameter& parameter) const;
+  void read(size_t module, const Parameter& parameter, std::span<float> values) const;
   void write(size_t module, const Parameter& parameter, std::span<const float> values);
 
  private:

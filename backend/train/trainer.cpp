@@ -50,6 +50,7 @@ constexpr int64_t kMostLocalRanks = 16;
 // Why a rank would end the run; what the ranks agree on has the bits of all.
 constexpr int kAsked = 1;
 constexpr int kDiverged = 2;
+constexpr int kNotWritten = 4;
 
 TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions& options) {
   TokenOptions token_options;
@@ -138,6 +139,7 @@ struct Trainer::State {
         data(open_data(model, plan, options)),
         device(open_device({model, plan, graph, data}, options, with_ranks(), header.control)),
         executor(graph, *device),
+        schedule(schedule_options(), options.ranks),
         next_step(static_cast<int32_t>(header.next_step)) {
     if (!folder) return;
     data_fingerprint = data.fingerprint();
@@ -163,9 +165,11 @@ struct Trainer::State {
     executor.request_stop();
   }
 
-  int64_t checkpoint_period() const {
-    return options.checkpoint_period_steps > 0 ? options.checkpoint_period_steps
-                                               : plan.checkpoint_period_steps;
+  CheckpointSchedule::Options schedule_options() const {
+    if (!keeps) return {};
+    const bool is_given = options.checkpoint_period_steps > 0;
+    return {is_given ? options.checkpoint_period_steps : plan.checkpoint_period_steps,
+            options.checkpoint_overhead, options.checkpoints_in_background};
   }
   CheckpointHeader header() const {
     const std::string path = options.data.empty() ? default_text_folder() : options.data;
@@ -186,6 +190,25 @@ struct Trainer::State {
       return watch.state_broke(next_step, *tensor);
     }
     saved = next_step;
+    remove_older();
+  }
+  // The same, where steps go on: what is written beside them is a copy.
+  void save_between_steps(FiniteWatch& watch) {
+    const std::string path = checkpoint_path(*options.checkpoint_folder, next_step);
+    const bool copies = schedule.in_background();
+    const auto tensor = schedule.keep(
+        [&] {
+          return copies ? snapshot.take(graph, *device, header())
+                        : save_checkpoint(graph, *device, header(), path);
+        },
+        [this, copies, path] {
+          if (copies) snapshot.write(path);
+          remove_older();
+        });
+    if (tensor) return watch.state_broke(next_step, *tensor);
+    saved = next_step;
+  }
+  void remove_older() const {
     if (!folder) return;
     if (options.replace_checkpoints) folder->remove_others(run);
     folder->prune(run, kCheckpointsKept);
@@ -210,8 +233,10 @@ struct Trainer::State {
   uint64_t data_fingerprint = 0;  // where there is a folder
   std::unique_ptr<TrainingDevice> device;
   Executor executor;
+  CheckpointSnapshot snapshot;  // outlives the schedule, whose thread reads it
+  CheckpointSchedule schedule;
   int32_t next_step;
-  int32_t saved = -1;  // of the newest checkpoint that this process wrote
+  int32_t saved = -1;  // of the newest checkpoint that this process has written or is writing
   std::vector<std::string> notes;
   std::function<void()> tick;
   std::atomic<bool> stop{false};
@@ -239,6 +264,8 @@ double Trainer::State::validation_loss(int64_t batches) {
 
 // The end of train(): the last checkpoint, and what became of the run.
 void Trainer::State::finish(TrainResult& result, FiniteWatch& watch) {
+  schedule.wait();
+  result.checkpoints = schedule.report();
   const bool advanced = next_step > result.first_step;
   // A run may end within the steps that are waited for: then the weights themselves are asked.
   const bool doubtful = !watch.divergence() && !is_finite(watch);
@@ -359,6 +386,27 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
   const std::vector<std::string> of_device = state_->device->notes();
   state_->notes.insert(state_->notes.end(), of_device.begin(), of_device.end());
   state_->device->spread_weights();
+  if (first) require_memory_for_copy();
+}
+
+// Beside what the plan's arenas have not touched yet.
+void Trainer::require_memory_for_copy() const {
+  const State& s = *state_;
+  if (!s.options.available_memory || !s.schedule.keeps_any() || !s.schedule.in_background()) return;
+  Bytes copy{checkpoint_bytes(s.graph)};
+  if (s.plan.optimizer.sync == SyncMode::kDelay) copy = {copy.count / 3 * 4};
+  Bytes untouched;
+  for (const MemoryUse& use : s.device->memory()) {
+    const bool on_cpu = use.place == Place::kDram || s.options.device == "host";
+    if (on_cpu) untouched += {std::max<int64_t>(use.planned.count - use.resident.count, 0)};
+  }
+  const Bytes available = s.options.available_memory();
+  if (copy + untouched <= available) return;
+  throw Error("--checkpoint " + *s.options.checkpoint_folder,
+              fmt::format("a checkpoint is copied before it is written, which takes {:.2f} GB, and "
+                          "{:.2f} GB of memory are left",
+                          copy.gb(), std::max((available - untouched).gb(), 0.0)),
+              "add --pause-for-checkpoints, which needs no copy, or grant more memory");
 }
 
 void Trainer::note_changes(const CheckpointHeader& then, const TrainerOptions& options) {
@@ -419,23 +467,30 @@ TrainResult Trainer::train_rank(int64_t steps,
     }
   };
   while (s.next_step < steps && !s.stop && !watch.divergence()) {
-    const int64_t period = s.keeps ? s.checkpoint_period() : 0;
-    const int64_t boundary = period > 0 ? (s.next_step / period + 1) * period : steps;
+    const int64_t boundary = s.schedule.keeps_any() ? s.schedule.boundary(s.next_step) : steps;
     RunOptions run;
     run.first_step = s.next_step;
     run.last_step = static_cast<int32_t>(std::min(boundary, steps) - 1);
     run.tick = [&] {
       take();
       if (watch.divergence()) s.end_run(kDiverged);
+      if (s.schedule.has_failed()) s.end_run(kNotWritten);
       if (s.tick) s.tick();
     };
+    const auto began = CheckpointSchedule::Clock::now();
     RunResult ran = sequential ? s.executor.run_sequentially(run) : s.executor.run(run);
     s.next_step = ran.last_step + 1;
+    s.schedule.add(ran, began);
     result.step_times.insert(result.step_times.end(), ran.step_times.begin(), ran.step_times.end());
     result.timeline = std::move(ran.timeline);
     result.rollbacks += ran.rollbacks;
     take();
-    if (period > 0 && s.next_step % period == 0 && s.is_finite(watch)) s.save(watch);
+    if (s.schedule.has_failed()) s.schedule.wait();
+    // The last one is written as training ends, and needs no copy.
+    const bool goes_on = s.next_step < steps && !s.stop && !watch.divergence();
+    if (goes_on && s.schedule.is_due(s.next_step) && s.is_finite(watch)) {
+      s.save_between_steps(watch);
+    }
   }
   s.finish(result, watch);
   s.apply_pending();

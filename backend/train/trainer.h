@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/checkpoint/checkpoint_schedule.h"
 #include "backend/execute/executor.h"
 #include "backend/execute/update_control.h"
 #include "backend/train/finite_watch.h"
@@ -34,6 +35,12 @@ struct TrainerOptions {
   std::optional<std::string> initial_weights;    // a file or folder of safetensors
   std::optional<std::string> checkpoint_folder;  // where checkpoints are kept and resumed from
   int64_t checkpoint_period_steps = 0;           // 0: only at the end, if there is a folder
+  // The share of the steps' time that checkpoints may cost: chooses the period.
+  std::optional<double> checkpoint_overhead;
+  // Those before the end are copied in memory, and written while training goes on.
+  bool checkpoints_in_background = true;
+  // What may still be taken of the CPU's memory, for that copy; null: not asked.
+  std::function<Bytes()> available_memory;
   bool resume = false;  // continue from the newest checkpoint of the folder
   // Begin in a folder that holds another run's checkpoints: they go when this one's first is there.
   bool replace_checkpoints = false;
@@ -67,6 +74,7 @@ struct TrainResult {
   // Why the run ended before its last step, if it computed nothing finite any more.
   std::optional<Divergence> divergence;
   std::optional<std::string> newest_checkpoint;  // of this run, where it has a folder
+  CheckpointSchedule::Report checkpoints;        // of those before the end
 };
 
 // Of several ranks every one has a trainer. What trains, saves, exports or reads the whole of the
@@ -111,6 +119,7 @@ class Trainer {
   struct Team;
   Trainer();  // of a rank of the team, which begins on its own thread
   void begin(const Model& model, const Plan& plan, const TrainerOptions& options);
+  void require_memory_for_copy() const;
   void note_changes(const CheckpointHeader& then, const TrainerOptions& options);
   TrainResult train_rank(int64_t steps, const std::function<void(const StepRecord&)>& on_step,
                          bool sequential);

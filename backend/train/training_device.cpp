@@ -102,19 +102,23 @@ BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t 
   return request;
 }
 
+void read_values(TrainingDevice& device, const StateHome& home, int64_t begin,
+                 std::span<float> values) {
+  const int64_t first_byte = home.begin + begin * size_of(home.dtype);
+  if (home.dtype == DType::kF32) {
+    device.read(home.tensor, 0, first_byte, std::as_writable_bytes(values));
+    return;
+  }
+  std::vector<std::byte> stored(values.size() * static_cast<size_t>(size_of(home.dtype)));
+  device.read(home.tensor, 0, first_byte, stored);
+  kernels::best().cast(stored.data(), format_of(home.dtype), values.data(), kernels::Format::kF32,
+                       std::ssize(values));
+}
+
 std::vector<float> read_values(TrainingDevice& device, const StateHome& home, int64_t begin,
                                int64_t count) {
-  const int64_t size = size_of(home.dtype);
   std::vector<float> values(static_cast<size_t>(count));
-  if (home.dtype == DType::kF32) {
-    device.read(home.tensor, 0, home.begin + begin * size,
-                std::as_writable_bytes(std::span(values)));
-    return values;
-  }
-  std::vector<std::byte> stored(static_cast<size_t>(count * size));
-  device.read(home.tensor, 0, home.begin + begin * size, stored);
-  kernels::best().cast(stored.data(), format_of(home.dtype), values.data(), kernels::Format::kF32,
-                       count);
+  read_values(device, home, begin, values);
   return values;
 }
 

@@ -112,6 +112,9 @@ BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t 
 // is stored. While nothing runs.
 std::vector<float> read_values(TrainingDevice& device, const StateHome& home, int64_t begin,
                                int64_t count);
+// The same, where the values are to go.
+void read_values(TrainingDevice& device, const StateHome& home, int64_t begin,
+                 std::span<float> values);
 void write_values(TrainingDevice& device, const StateHome& home, int64_t begin,
                   std::span<const float> values);
 

@@ -168,25 +168,55 @@ std::string optimizer_text(const OptimizerPlan& plan) {
 
 namespace {
 
-std::string checkpoints_text(const CheckpointCost& cost) {
-  const std::string what =
-      fmt::format("a checkpoint of {} every {} steps is not in the step time: ", show(cost.total),
-                  show_count(static_cast<double>(cost.period_steps)));
-  if (!cost.time)
-    return what + "the machine's file describes no disk that it could be written to\n";
-  return what + fmt::format("{} each at the rate of the NVMe, or {} a step\n", show(*cost.time),
-                            show(*cost.time_per_step));
+// Empty where the plan writes none.
+std::optional<CheckpointCost> cost_of(const Predicted& predicted) {
+  return checkpoint_cost(predicted.of.model, predicted.of.plan, predicted.of.machine);
 }
 
-OrderedJson checkpoints_json(const CheckpointCost& cost) {
+std::optional<BackgroundCheckpoint> background_of(const CheckpointCost& cost,
+                                                  const Predicted& predicted,
+                                                  std::optional<Duration> write) {
+  if (!predicted.prediction.fits) return std::nullopt;
+  return background_checkpoint(cost, predicted.prediction, predicted.of.plan, predicted.of.machine,
+                               write);
+}
+
+std::string checkpoints_text(const CheckpointCost& cost, const BackgroundCheckpoint& beside,
+                             bool write_is_given) {
+  std::string text = fmt::format(
+      "a checkpoint of {} every {} steps is not in the step time: training rests {} ",
+      show(cost.total), show_count(static_cast<double>(cost.period_steps)), show(beside.copy));
+  if (!beside.write) {
+    return text +
+           "for its copy; the machine's file describes no disk that it could be written to "
+           "(--checkpoint-write-seconds)\n";
+  }
+  return text +
+         fmt::format(
+             "for its copy of {} in CPU memory, and it is written beside the steps for {}{}, "
+             "{} each then: {} of the time\n",
+             show(cost.device), show(*beside.write),
+             write_is_given ? "" : " at the rate of the NVMe", show(*beside.step_beside),
+             show_percent(100 * *beside.overhead));
+}
+
+OrderedJson checkpoints_json(const CheckpointCost& cost,
+                             const std::optional<BackgroundCheckpoint>& beside) {
   const auto seconds = [](const std::optional<Duration>& time) {
     return time ? OrderedJson(time->seconds()) : OrderedJson(nullptr);
   };
-  return {{"period_steps", cost.period_steps},
-          {"bytes", cost.total.count},
-          {"device_bytes", cost.device.count},
-          {"time_s", seconds(cost.time)},
-          {"time_per_step_s", seconds(cost.time_per_step)}};
+  OrderedJson json = {{"period_steps", cost.period_steps},
+                      {"bytes", cost.total.count},
+                      {"device_bytes", cost.device.count},
+                      {"time_s", seconds(cost.time)},
+                      {"time_per_step_s", seconds(cost.time_per_step)}};
+  if (!beside) return json;
+  json["copy_s"] = beside->copy.seconds();
+  json["write_s"] = seconds(beside->write);
+  json["step_beside_write_s"] = seconds(beside->step_beside);
+  json["overhead_percent"] =
+      beside->overhead ? OrderedJson(100 * *beside->overhead) : OrderedJson(nullptr);
+  return json;
 }
 
 // A rate of a plan that does not fit is none.
@@ -223,7 +253,7 @@ Predicted judged(Setting of, Prediction prediction, const Measurements& measurem
   return {std::move(of), std::move(prediction), std::move(confidence), std::move(bottlenecks)};
 }
 
-OrderedJson prediction_json(const Predicted& predicted) {
+OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
   const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
   OrderedJson json = {{"model", of.model.name},     {"machine", of.machine.name},
                       {"stack", of.stack.name},     {"strategy", of.plan.strategy},
@@ -243,8 +273,9 @@ OrderedJson prediction_json(const Predicted& predicted) {
                                 ? OrderedJson(prediction.rollback_time->seconds())
                                 : OrderedJson(nullptr);
   // Only where the plan writes any: the time is not part of a step's.
-  if (const auto cost = checkpoint_cost(of.model, of.plan, of.machine)) {
-    json["checkpoints"] = checkpoints_json(*cost);
+  if (const auto cost = cost_of(predicted)) {
+    json["checkpoints"] =
+        checkpoints_json(*cost, background_of(*cost, predicted, checkpoint_write));
   }
   json["peak_gpu_bytes"] = arena_bytes(prediction, Place::kHbm);
   json["peak_cpu_bytes"] = arena_bytes(prediction, Place::kDram);
@@ -285,7 +316,7 @@ std::string plan_text(const Plan& plan) {
                      activations_text(plan.activations), reuse);
 }
 
-std::string prediction_text(const Predicted& predicted) {
+std::string prediction_text(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
   const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
   std::string text = fmt::format(
       "{} on {}, {} {}, {}\n{}\n{}\n{}\n", of.model.name, of.machine.name, of.plan.devices,
@@ -302,8 +333,9 @@ std::string prediction_text(const Predicted& predicted) {
     text +=
         fmt::format("a step that is rolled back takes {} more\n", show(*prediction.rollback_time));
   }
-  if (const auto cost = checkpoint_cost(of.model, of.plan, of.machine)) {
-    text += checkpoints_text(*cost);
+  if (const auto cost = cost_of(predicted)) {
+    text += checkpoints_text(*cost, *background_of(*cost, predicted, checkpoint_write),
+                             checkpoint_write.has_value());
   }
   if (!prediction.settled) text += "the step time had not settled: it is a mean\n";
   text += "\n" + memory_text(predicted) + "\n";

@@ -35,11 +35,14 @@ struct Predicted {
 Predicted judged(Setting of, Prediction prediction, const Measurements& measurements,
                  AskLimits ask = AskLimits::kIfQuick);
 
-// The keys of design.md. Rates and lanes are null where the plan does not fit.
-OrderedJson prediction_json(const Predicted& predicted);
+// The keys of design.md. Rates and lanes are null where the plan does not fit. checkpoint_write:
+// how long one is written, if not as the machine's NVMe tells.
+OrderedJson prediction_json(const Predicted& predicted,
+                            std::optional<Duration> checkpoint_write = {});
 
 // Everything about one plan, for a terminal of 100 columns.
-std::string prediction_text(const Predicted& predicted);
+std::string prediction_text(const Predicted& predicted,
+                            std::optional<Duration> checkpoint_write = {});
 // "superoffload: 8 sequences of 2048 tokens as 4 x 2, bf16, ...": the knobs in one or two lines.
 std::string plan_text(const Plan& plan);
 

@@ -20,17 +20,17 @@
 namespace ballast {
 namespace {
 
-OrderedJson json_of(const Predicted& one) {
-  if (one.refusal.empty()) return prediction_json(one);
+OrderedJson json_of(const Predicted& one, std::optional<Duration> checkpoint_write) {
+  if (one.refusal.empty()) return prediction_json(one, checkpoint_write);
   return {{"model", one.of.model.name},     {"machine", one.of.machine.name},
           {"devices", one.of.plan.devices}, {"strategy", one.of.plan.strategy},
           {"stack", one.of.stack.name},     {"fits", nullptr},
           {"refusal", one.refusal}};
 }
 
-OrderedJson json_of(const std::vector<Predicted>& cases) {
+OrderedJson json_of(const std::vector<Predicted>& cases, std::optional<Duration> checkpoint_write) {
   OrderedJson list = OrderedJson::array();
-  for (const Predicted& one : cases) list.push_back(json_of(one));
+  for (const Predicted& one : cases) list.push_back(json_of(one, checkpoint_write));
   return {{"cases", list}};
 }
 
@@ -54,6 +54,13 @@ struct PredictFlags {
   bool max_sequence = false;
   bool bottlenecks = false;
   GoodputFlags goodput;
+  int64_t checkpoint_period = 0;
+  std::optional<double> checkpoint_write_s;
+
+  std::optional<Duration> checkpoint_write() const {
+    if (!checkpoint_write_s) return std::nullopt;
+    return Duration::from_seconds(*checkpoint_write_s);
+  }
 };
 
 void add(CLI::App& app, GoodputFlags& flags) {
@@ -95,6 +102,15 @@ void add(VerbParser& parser, PredictFlags& flags) {
                 {.replaces = "--plan"});
   app.add_flag(kLimitsFlag, flags.bottlenecks, kLimitsHelp);
   add(app, flags.goodput);
+  CLI::Option* period = app.add_option("--checkpoint-period", flags.checkpoint_period,
+                                       "Tell what checkpoints cost that are so many steps apart")
+                            ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+                            ->type_name("STEPS");
+  app.add_option("--checkpoint-write-seconds", flags.checkpoint_write_s,
+                 "How long one is written, beside the steps [at the rate of the machine's NVMe]")
+      ->check(zero_or_more())
+      ->needs(period)
+      ->type_name("SECONDS");
   const char* const searches = "What fits at most";
   CLI::Option* model =
       app.add_flag("--max-model", flags.max_model,
@@ -284,7 +300,8 @@ int run_plan(Setting of, const PredictFlags& flags) {
   const Setting asked = of;
   Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
   if (flags.trace) write_trace(*flags.trace, predicted.prediction);
-  Report report{prediction_text(predicted), prediction_json(predicted)};
+  Report report{prediction_text(predicted, flags.checkpoint_write()),
+                prediction_json(predicted, flags.checkpoint_write())};
   const bool fits = predicted.prediction.fits;
   if (const auto weeks = predict_goodput(flags.goodput, predicted)) {
     report.text += "\n" + goodput_text(*weeks);
@@ -347,7 +364,7 @@ int run_list(std::vector<Case> cases, const PredictFlags& flags) {
   if (whole && !any_legal) {
     throw Error("every plan of the list", predicted.front().refusal, "correct what they share");
   }
-  Report report{prediction_table(predicted), json_of(predicted)};
+  Report report{prediction_table(predicted), json_of(predicted, flags.checkpoint_write())};
   if (!whole) {
     report.text += fmt::format("interrupted: {} of {}\n", predicted.size(), cases.size());
     report.json["interrupted"] = true;
@@ -366,6 +383,9 @@ int run_predict(Words words) {
   PredictFlags flags;
   add(parser, flags);
   if (!parser.parse(words)) return kDone;
+  if (flags.checkpoint_period > 0) {
+    flags.plan.knobs[KnobId::kCheckpointPeriodSteps] = flags.checkpoint_period;
+  }
   const bool searches = flags.max_model || flags.max_sequence;
   if (searches && flags.trace) {
     throw Error("--trace " + *flags.trace, "a search has no timeline of its own",

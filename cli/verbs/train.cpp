@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
 #include <fmt/format.h>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <numeric>
 
 #include "autotune/complete/complete.h"
+#include "backend/measure/profile.h"
 #include "backend/train/trainer.h"
 #include "cli/flags/training_flags.h"
 #include "cli/flags/weights_folder.h"
@@ -34,11 +36,54 @@ struct TrainFlags {
   int64_t steps = 200;
   std::optional<std::string> checkpoint_folder;
   int64_t checkpoint_period = 0;
+  std::optional<std::string> checkpoint_overhead;
+  bool pauses_for_checkpoints = false;
   bool resume = false;
   bool replace_checkpoints = false;
   std::optional<std::string> export_path;
   std::optional<std::string> metrics_file;
 };
+
+// "3.5%" or "0.035"; nothing where it is no share that steps can be slowed by.
+std::optional<double> share_of(const std::string& text) {
+  char* end = nullptr;
+  double value = std::strtod(text.c_str(), &end);
+  const std::string unit = end;
+  if (end == text.c_str() || (!unit.empty() && unit != "%")) return std::nullopt;
+  if (unit == "%") value /= 100;
+  if (!(value > 0 && value <= 1)) return std::nullopt;
+  return value;
+}
+
+void add_checkpoint_flags(CLI::App& app, TrainFlags& flags) {
+  app.add_option("--checkpoint", flags.checkpoint_folder,
+                 "Keep the last two checkpoints in this folder")
+      ->type_name("DIR")
+      ->group("Training");
+  CLI::Option* period = app.add_option("--checkpoint-period", flags.checkpoint_period,
+                                       "Steps between checkpoints [only at the end]")
+                            ->check(above_zero())
+                            ->type_name("STEPS")
+                            ->group("Training");
+  app.add_option("--checkpoint-overhead", flags.checkpoint_overhead,
+                 "Keep checkpoints as often as costs this share of the steps' time, as measured")
+      ->check([](const std::string& text) {
+        return share_of(text)
+                   ? std::string()
+                   : "'" + text + "' is no share above 0 and up to 1: give 3.5% or 0.035";
+      })
+      ->type_name("SHARE")
+      ->excludes(period)
+      ->group("Training");
+  app.add_flag("--pause-for-checkpoints", flags.pauses_for_checkpoints,
+               "Let training rest until a checkpoint is on disk, which needs no copy in memory")
+      ->group("Training");
+  app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint of --checkpoint")
+      ->group("Training");
+  app.add_flag("--replace-checkpoints", flags.replace_checkpoints,
+               "Begin anew in a folder that holds another run's checkpoints, which then go")
+      ->group("Training");
+}
 
 bool parse(Words words, TrainFlags& flags) {
   VerbParser parser("train");
@@ -50,20 +95,7 @@ bool parse(Words words, TrainFlags& flags) {
       ->check(above_zero())
       ->type_name("STEPS")
       ->group("Training");
-  app.add_option("--checkpoint", flags.checkpoint_folder,
-                 "Keep the last two checkpoints in this folder")
-      ->type_name("DIR")
-      ->group("Training");
-  app.add_option("--checkpoint-period", flags.checkpoint_period,
-                 "Steps between checkpoints [only at the end]")
-      ->check(above_zero())
-      ->type_name("STEPS")
-      ->group("Training");
-  app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint of --checkpoint")
-      ->group("Training");
-  app.add_flag("--replace-checkpoints", flags.replace_checkpoints,
-               "Begin anew in a folder that holds another run's checkpoints, which then go")
-      ->group("Training");
+  add_checkpoint_flags(app, flags);
   parser.writes(app.add_option("--export", flags.export_path,
                                "Write a folder that from_pretrained loads (config.json, weights in "
                                "fp32), or only FILE.safetensors")
@@ -158,6 +190,20 @@ struct TrainOutcome {
   std::unique_ptr<MetricsFile> metrics;
 };
 
+OrderedJson checkpoints_json(const CheckpointSchedule::Report& report) {
+  const auto if_any = [&](double value) {
+    return report.kept > 0 ? OrderedJson(value) : OrderedJson(nullptr);
+  };
+  return {{"kept_before_the_end", report.kept},
+          {"period_steps", report.period_steps},
+          {"put_off", report.put_off},
+          {"rest_s", report.resting_seconds},
+          {"waited_s", report.waiting_seconds},
+          {"write_s", if_any(report.writing_seconds)},
+          {"undisturbed_step_s", if_any(report.undisturbed_step)},
+          {"overhead_percent", if_any(100 * report.overhead)}};
+}
+
 OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome) {
   const TrainResult& result = outcome.result;
   OrderedJson memory = OrderedJson::array();
@@ -173,6 +219,7 @@ OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome
            result.divergence ? OrderedJson(result.divergence->step) : OrderedJson(nullptr)},
           {"newest_checkpoint", result.newest_checkpoint ? OrderedJson(*result.newest_checkpoint)
                                                          : OrderedJson(nullptr)},
+          {"checkpoints", checkpoints_json(result.checkpoints)},
           {"rollbacks", result.rollbacks},
           {"last_loss",
            result.records.empty() ? OrderedJson(nullptr) : OrderedJson(result.records.back().loss)},
@@ -180,6 +227,33 @@ OrderedJson outcome_json(const Completed& completed, const TrainOutcome& outcome
           {"step_time_s", step_time_of(result).seconds()},
           {"predicted_step_time_s", completed.prediction.step_time.seconds()},
           {"memory", memory}};
+}
+
+// What those before the end cost, where there was any.
+void print_checkpoints(const TrainFlags& flags, const CheckpointSchedule::Report& report) {
+  if (report.kept == 0) return;
+  const auto seconds = [](double value) { return show(Duration::from_seconds(value)); };
+  const double rest = (report.resting_seconds - report.waiting_seconds);
+  fmt::print("checkpoints: {}, {} every {} steps; training rested {} for each",
+             show_count(static_cast<double>(report.kept)),
+             flags.checkpoint_overhead ? "now" : "one", report.period_steps,
+             seconds(rest / static_cast<double>(report.kept)));
+  if (!flags.pauses_for_checkpoints) {
+    fmt::print(", {} to write beside the steps", seconds(report.writing_seconds));
+  }
+  if (report.undisturbed_step > 0) {
+    fmt::print("; they cost {} of the steps' time{}", show_percent(100 * report.overhead),
+               flags.checkpoint_overhead ? " (bound " + *flags.checkpoint_overhead + ")" : "");
+  }
+  fmt::print("\n");
+  if (report.waiting_seconds > 0.01 * report.resting_seconds && report.waiting_seconds > 1e-3) {
+    fmt::print("training waited {} for writes that were not over: a longer period would not\n",
+               seconds(report.waiting_seconds));
+  }
+  if (report.put_off > 0) {
+    fmt::print("{} checkpoints were put off, as the one before was still being written\n",
+               report.put_off);
+  }
 }
 
 void print_outcome(const Completed& completed, const TrainOutcome& outcome) {
@@ -248,6 +322,9 @@ TrainerOptions options_of(const TrainFlags& flags, const Setting& setting) {
   options.ranks = ranks_of(setting.plan, flags.training.device);
   options.checkpoint_folder = flags.checkpoint_folder;
   options.checkpoint_period_steps = flags.checkpoint_period;
+  if (flags.checkpoint_overhead) options.checkpoint_overhead = share_of(*flags.checkpoint_overhead);
+  options.checkpoints_in_background = !flags.pauses_for_checkpoints;
+  options.available_memory = [] { return host_facts().available; };
   options.resume = flags.resume;
   options.replace_checkpoints = flags.replace_checkpoints;
   Model unnamed = setting.model;  // the file of a model may be called otherwise tomorrow
@@ -266,6 +343,12 @@ void print_notes(const TrainFlags& flags, const Setting& setting, const Trainer&
         fmt::format("checkpoints are {} steps apart, as --checkpoint-period says; the "
                     "plan's checkpoint_period_steps is {}",
                     flags.checkpoint_period, planned));
+  }
+  if (flags.checkpoint_overhead && planned > 0) {
+    notes.push_back(
+        fmt::format("checkpoints are as far apart as --checkpoint-overhead {} lets them "
+                    "be; the plan's checkpoint_period_steps is {}",
+                    *flags.checkpoint_overhead, planned));
   }
   if (flags.training.import_file) {
     const std::string other = other_model_beside(*flags.training.import_file, setting.model);
@@ -320,6 +403,10 @@ void check_flags(const TrainFlags& flags) {
     throw Error("--checkpoint-period", "there is no folder for checkpoints",
                 "add --checkpoint DIR");
   }
+  if (flags.checkpoint_overhead && !folder) {
+    throw Error("--checkpoint-overhead", "there is no folder for checkpoints",
+                "add --checkpoint DIR");
+  }
   if (flags.replace_checkpoints && (flags.resume || !folder)) {
     throw Error("--replace-checkpoints",
                 flags.resume ? "--resume goes on with them" : "there is no folder of checkpoints",
@@ -361,6 +448,7 @@ int run_train(Words words) {
     fmt::print("{}\n", outcome_json(completed, outcome).dump(1));
   } else if (!diverged) {
     print_outcome(completed, outcome);
+    print_checkpoints(flags, outcome.result.checkpoints);
     print_where_to_resume(flags, outcome.result);
   }
   std::fflush(stdout);

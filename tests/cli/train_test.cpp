@@ -155,6 +155,50 @@ TEST_F(Train, what_checkpoints_take_is_predicted_beside_the_step) {
       << text.output;
 }
 
+// A disk that needs ten times as long slows more steps, and one that needs longer than the period
+// holds training up.
+TEST_F(Train, what_checkpoints_cost_beside_the_steps_is_predicted) {
+  const auto predict = [&](const std::string& more) {
+    const Outcome outcome = bench.run(
+        "predict --model gpt2 --machine gh200-96gb-480gb --global-batch 8 --strategy zero-offload "
+        "--json --checkpoint-period 100 " +
+        more);
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    return Json::parse(outcome.output);
+  };
+  const Json fast = predict("--checkpoint-write-seconds 1");
+  const Json slow = predict("--checkpoint-write-seconds 1000");
+  const double step = fast["step_time_s"];
+  const Json& of = fast["checkpoints"];
+  EXPECT_GT(of["copy_s"], 0);
+  EXPECT_EQ(of["write_s"], 1);
+  EXPECT_GE(of["step_beside_write_s"], step);
+  EXPECT_GT(of["overhead_percent"], 0);
+  EXPECT_GT(slow["checkpoints"]["overhead_percent"].get<double>(),
+            100 * (1000 / (100 * step) - 1) * 0.9);
+  const Outcome refused = bench.run("predict --model gpt2 --checkpoint-write-seconds 1");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(refused.says("--checkpoint-period")) << refused.output;
+}
+
+TEST_F(Train, a_bound_on_what_checkpoints_cost_chooses_their_period) {
+  const Outcome bounded = train("--steps 60 --checkpoint kept --checkpoint-overhead 20%");
+  EXPECT_EQ(bounded.code, 0) << bounded.output;
+  EXPECT_TRUE(bounded.says("bound 20%")) << bounded.output;
+  EXPECT_TRUE(bench.exists("kept/step-00000060.safetensors"));
+  const Json json = Json::parse(train("--steps 9 --checkpoint paused --checkpoint-period 2 "
+                                      "--pause-for-checkpoints --json 2>/dev/null")
+                                    .output)["checkpoints"];
+  EXPECT_EQ(json["kept_before_the_end"], 4);
+  EXPECT_EQ(json["waited_s"], 0);
+  for (const std::string share : {"0", "-1%", "101%", "3.5x", "nan", "%"}) {
+    expect_refusal("--checkpoint x --checkpoint-overhead " + share, {"--checkpoint-overhead"});
+  }
+  expect_refusal("--checkpoint-overhead 1%", {"--checkpoint DIR"});
+  expect_refusal("--checkpoint x --checkpoint-overhead 1% --checkpoint-period 3",
+                 {"--checkpoint-period"});
+}
+
 TEST_F(Train, exported_folders_hold_a_config_and_are_imported) {
   const Outcome out = train("--steps 3 --export model --json 2>/dev/null");
   ASSERT_EQ(out.code, 0) << out.output;

@@ -1,0 +1,82 @@
+#include "backend/checkpoint/background_write.h"
+
+#include <system_error>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+BackgroundWrite::BackgroundWrite() {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw Error("checkpoints in the background",
+                std::string("no thread can be started: ") + error.what(),
+                "allow this process more threads (ulimit -u, pids.max)");
+  }
+}
+
+BackgroundWrite::~BackgroundWrite() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void BackgroundWrite::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return work_ || ends_; });
+    if (!work_) return;
+    // Nobody else touches it while it is set.
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      work_();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    failure_ = std::move(failure);
+    times_.end = Clock::now();
+    work_ = nullptr;
+    changed_.notify_all();
+  }
+}
+
+void BackgroundWrite::begin(std::function<void()> work) {
+  const std::scoped_lock lock(mutex_);
+  CHECK(!work_ && !failure_);
+  work_ = std::move(work);
+  times_ = {Clock::now(), Clock::time_point::max()};
+  changed_.notify_all();
+}
+
+bool BackgroundWrite::is_under_way() const {
+  const std::scoped_lock lock(mutex_);
+  return static_cast<bool>(work_);
+}
+
+bool BackgroundWrite::has_failed() const {
+  const std::scoped_lock lock(mutex_);
+  return failure_ != nullptr;
+}
+
+void BackgroundWrite::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !work_; });
+  if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) {
+    lock.unlock();
+    std::rethrow_exception(failure);
+  }
+}
+
+BackgroundWrite::Times BackgroundWrite::times() const {
+  const std::scoped_lock lock(mutex_);
+  return times_;
+}
+
+}  // namespace ballast

@@ -1,0 +1,89 @@
+#include "backend/checkpoint/checkpoint_period.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "sim/base/error.h"
+
+namespace ballast {
+
+namespace {
+
+// What is remembered: enough for a mean that one slow step does not move far, few enough to follow
+// a machine that changes.
+constexpr size_t kStepsKept = 64;
+constexpr size_t kCheckpointsKept = 5;
+constexpr int64_t kMostSteps = int64_t{1} << 30;
+
+void keep(std::deque<double>& values, double value, size_t most) {
+  values.push_back(value);
+  if (values.size() > most) values.pop_front();
+}
+
+double median_of(std::deque<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+CheckpointPeriod::CheckpointPeriod(std::optional<double> bound, int64_t given)
+    : bound_(bound), given_(given) {
+  CHECK(!bound || *bound > 0);
+}
+
+void CheckpointPeriod::add(const std::vector<Step>& steps) {
+  for (const Step& step : steps) {
+    const bool touches_memory_first = count_++ == 0;
+    if (step.beside_write || step.first || touches_memory_first) continue;
+    keep(undisturbed_, step.seconds, kStepsKept);
+  }
+  const double alone = undisturbed_step();
+  if (alone == 0 || !any_) return;
+  for (const Step& step : steps) {
+    if (!step.beside_write && !step.first) continue;
+    latest_ += step.seconds - alone;
+    stretched_ += step.seconds - alone;
+  }
+}
+
+void CheckpointPeriod::add_checkpoint(double rest_seconds) {
+  if (any_) keep(costs_, latest_, kCheckpointsKept);
+  any_ = true;
+  latest_ = rest_seconds;
+  rested_ += rest_seconds;
+}
+
+void CheckpointPeriod::add_written(double seconds) { keep(written_, seconds, kCheckpointsKept); }
+
+double CheckpointPeriod::undisturbed_step() const {
+  if (undisturbed_.empty()) return 0;
+  return std::accumulate(undisturbed_.begin(), undisturbed_.end(), 0.0) /
+         static_cast<double>(undisturbed_.size());
+}
+
+double CheckpointPeriod::written() const { return median_of(written_); }
+
+double CheckpointPeriod::cost() const { return costs_.empty() ? latest_ : median_of(costs_); }
+
+int64_t CheckpointPeriod::steps() const {
+  if (!bound_) return given_;
+  const double alone = undisturbed_step();
+  // What the first one costs is known once the steps beside its write are over.
+  if (costs_.empty() || alone == 0) return kProfiledSteps;
+  // Steps are of a clock, and may be faster beside a write than without: a cost is none then.
+  const double within_bound = std::ceil(std::max(cost(), 0.0) / (*bound_ * alone));
+  const double within_write = std::ceil(written() / alone);
+  const double steps = std::max({within_bound, within_write, 1.0});
+  return static_cast<int64_t>(std::min(steps, static_cast<double>(kMostSteps)));
+}
+
+double CheckpointPeriod::measured_overhead() const {
+  const double alone = undisturbed_step() * static_cast<double>(count_);
+  return alone > 0 ? (rested_ + stretched_) / alone : 0;
+}
+
+}  // namespace ballast

@@ -1,0 +1,65 @@
+// How often to keep a checkpoint, by what each was measured to cost: as often as a bound on the
+// slow-down allows.
+//
+// CheckFreq (Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN
+// Checkpointing", FAST 2021, section 4.4; msr-fiddle/CheckFreq, src/cf_iterator.py,
+// _complete_profile): the first steps are timed without a checkpoint; then the period is the least
+// number of steps in which a write ends, and over which what a checkpoint costs stays within the
+// bound. What it costs is measured on, and the period follows it.
+// Will not do: read a clock, or write (backend/train/trainer).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace ballast {
+
+class CheckpointPeriod {
+ public:
+  // So many steps are timed before the first checkpoint, the first of them, in which memory is
+  // touched for the first time, not counted.
+  static constexpr int64_t kProfiledSteps = 8;
+
+  // bound: share of the time of the steps that checkpoints may cost, above 0. Without one the
+  // period is `given`, and what checkpoints cost is only measured.
+  explicit CheckpointPeriod(std::optional<double> bound, int64_t given = 0);
+
+  struct Step {
+    double seconds = 0;
+    bool beside_write = false;  // a checkpoint was being written during all or part of it
+    bool first = false;         // of a run: lanes begin empty
+  };
+  void add(const std::vector<Step>& steps);
+  // After the steps that came before it: training rested for `rest_seconds`.
+  void add_checkpoint(double rest_seconds);
+  // One was on disk so many seconds after its snapshot.
+  void add_written(double seconds);
+
+  // From the checkpoint before to the next, in steps, or to the first one.
+  int64_t steps() const;
+  // Of a step that nothing disturbs: the mean of the last ones. 0 before any was seen.
+  double undisturbed_step() const;
+  // From a checkpoint's snapshot until it was on disk, seconds: the median of the last; 0 before.
+  double written() const;
+  // What a checkpoint costs: rest, and what the steps after it take longer; the median of the last.
+  // 0 before there was one.
+  double cost() const;
+  // What all checkpoints so far have cost, as a share of what the steps would have taken without.
+  double measured_overhead() const;
+
+ private:
+  std::optional<double> bound_;
+  int64_t given_;
+  std::deque<double> undisturbed_;
+  std::deque<double> costs_;    // of past checkpoints
+  std::deque<double> written_;  // seconds
+  double latest_ = 0;           // cost so far of the checkpoint that came last
+  bool any_ = false;            // checkpoint
+  int64_t count_ = 0;           // of steps
+  double rested_ = 0;           // all of it, seconds
+  double stretched_ = 0;        // what disturbed steps took longer, seconds
+};
+
+}  // namespace ballast

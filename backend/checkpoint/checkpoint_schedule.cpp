@@ -1,0 +1,102 @@
+#include "backend/checkpoint/checkpoint_schedule.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace ballast {
+
+namespace {
+
+// One that meets a write is tried again after such a part of the period.
+constexpr int64_t kPutOffShare = 8;
+
+double seconds_since(CheckpointSchedule::Clock::time_point begin) {
+  return std::chrono::duration<double>(CheckpointSchedule::Clock::now() - begin).count();
+}
+
+}  // namespace
+
+CheckpointSchedule::CheckpointSchedule(const Options& options, Communicator* ranks)
+    : options_(options), ranks_(ranks), period_(options.overhead, options.period_steps) {
+  if (keeps_any() && options.in_background && is_first()) {
+    write_ = std::make_unique<BackgroundWrite>();
+  }
+}
+
+int64_t CheckpointSchedule::told(int64_t value) const {
+  return ranks_ == nullptr ? value : std::stoll(told_by_first(*ranks_, std::to_string(value)));
+}
+
+int64_t CheckpointSchedule::boundary(int64_t next_step) {
+  if (!options_.overhead) return (next_step / options_.period_steps + 1) * options_.period_steps;
+  if (boundary_ <= next_step) boundary_ = next_step + told(period_.steps());
+  return boundary_;
+}
+
+void CheckpointSchedule::add(const RunResult& run, Clock::time_point began) {
+  if (!keeps_any()) return;
+  const bool wrote = write_ && !is_noted_;
+  const Clock::time_point written = wrote ? write_->times().end : began;
+  std::vector<CheckpointPeriod::Step> steps;
+  Clock::time_point at = began;
+  for (const Duration time : run.step_times) {
+    steps.push_back({time.seconds(), at < written, steps.empty()});
+    at +=
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time.seconds()));
+  }
+  period_.add(steps);
+  note_written();
+}
+
+void CheckpointSchedule::note_written() {
+  if (!write_ || is_noted_ || write_->is_under_way()) return;
+  const BackgroundWrite::Times times = write_->times();
+  period_.add_written(std::chrono::duration<double>(times.end - times.begin).count());
+  is_noted_ = true;
+}
+
+bool CheckpointSchedule::is_due(int64_t next_step) {
+  if (!keeps_any()) return false;
+  if (!options_.overhead) return next_step % options_.period_steps == 0;
+  if (next_step < boundary_) return false;
+  if (told(write_ && write_->is_under_way() ? 1 : 0) == 0) return true;
+  ++report_.put_off;
+  boundary_ = next_step + std::max<int64_t>(told(period_.steps()) / kPutOffShare, 1);
+  return false;
+}
+
+std::optional<std::string> CheckpointSchedule::keep(
+    const std::function<std::optional<std::string>()>& take, std::function<void()> write) {
+  const Clock::time_point begin = Clock::now();
+  wait();
+  if (write_) report_.waiting_seconds += seconds_since(begin);
+  if (auto why = take()) return why;
+  if (write_) {
+    write_->begin(std::move(write));
+    is_noted_ = false;
+  } else if (is_first()) {
+    write();
+  }
+  ++report_.kept;
+  const double rested = seconds_since(begin);
+  report_.resting_seconds += rested;
+  period_.add_checkpoint(rested);
+  return std::nullopt;
+}
+
+void CheckpointSchedule::wait() {
+  if (!write_) return;
+  write_->wait();
+  note_written();
+}
+
+CheckpointSchedule::Report CheckpointSchedule::report() const {
+  Report report = report_;
+  report.period_steps = period_.steps();
+  report.writing_seconds = period_.written();
+  report.undisturbed_step = period_.undisturbed_step();
+  report.overhead = period_.measured_overhead();
+  return report;
+}
+
+}  // namespace ballast

@@ -1,0 +1,244 @@
+// Checkpoints that are written while training goes on: the same bytes as those for which it rests,
+// a failure that ends the run, and a period that follows from what they cost.
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <map>
+#include <stdexcept>
+#include <thread>
+
+#include "backend/checkpoint/background_write.h"
+#include "backend/checkpoint/checkpoint_period.h"
+#include "backend/formats/safetensors.h"
+#include "backend/train/checkpoint_folder.h"
+#include "tests/backend/temporary_folder.h"
+#include "tests/backend/tiny_training.h"
+
+namespace ballast {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+constexpr int64_t kSteps = 24;
+
+Plan plan_with(SyncMode sync) {
+  Plan plan = tiny::wait_plan();
+  plan.optimizer.sync = sync;
+  plan.optimizer.gpu_buckets = 1;
+  plan.optimizer.bucket_bytes = {2 * kSegment * 4};
+  return plan;
+}
+
+TrainerOptions options_in(const std::string& folder, int64_t period) {
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.optimizer.clip_norm = 2;
+  options.checkpoint_folder = folder;
+  options.checkpoint_period_steps = period;
+  options.resume = true;
+  return options;
+}
+
+// Data of every tensor, and the metadata but for the run's random id.
+std::map<std::string, std::string> content_of(const std::string& path) {
+  const SafetensorsReader reader(path);
+  std::map<std::string, std::string> content(reader.metadata().begin(), reader.metadata().end());
+  content.erase("run");
+  for (const StoredTensor& tensor : reader.tensors()) {
+    std::string data(static_cast<size_t>(tensor.bytes), '\0');
+    reader.read(tensor, std::as_writable_bytes(std::span(data.data(), data.size())));
+    content[tensor.name] = std::move(data);
+  }
+  return content;
+}
+
+// The last one is written with nothing beside it, so the one before is looked at.
+TEST(background_checkpoint, has_the_bytes_of_one_for_which_training_rests) {
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
+    const TemporaryFolder beside;
+    const TemporaryFolder resting;
+    for (const bool in_background : {true, false}) {
+      TrainerOptions options = options_in((in_background ? beside : resting).path(), 7);
+      options.checkpoints_in_background = in_background;
+      Trainer trainer(tiny::gpt2_model(), plan_with(sync), options);
+      EXPECT_EQ(trainer.train(kSteps, nullptr).checkpoints.kept, 3);
+    }
+    for (const int64_t step : {int64_t{21}, kSteps}) {
+      EXPECT_EQ(content_of(checkpoint_path(beside.path(), step)),
+                content_of(checkpoint_path(resting.path(), step)))
+          << to_string(sync) << " at " << step;
+    }
+  }
+}
+
+TEST(background_checkpoint, of_ranks_has_the_bytes_of_one_for_which_training_rests) {
+  const TemporaryFolder beside;
+  const TemporaryFolder resting;
+  Plan plan =
+      tiny::waiting_plan({.sequences = 2, .micro_batch = 1, .tokens = 12}, 2 * kSegment * 4);
+  plan.data = plan.devices = 2;
+  plan.zero_stage = 2;
+  for (const bool in_background : {true, false}) {
+    TrainerOptions options = options_in((in_background ? beside : resting).path(), 5);
+    options.checkpoints_in_background = in_background;
+    Trainer trainer(tiny::gpt2_model(), plan, options);
+    trainer.train(12, nullptr);
+  }
+  EXPECT_EQ(content_of(checkpoint_path(beside.path(), 10)),
+            content_of(checkpoint_path(resting.path(), 10)));
+}
+
+// A file where the folder was: nothing can be put beside it.
+TEST(background_checkpoint, that_cannot_be_written_ends_the_run_and_the_older_one_stays) {
+  for (const int64_t ranks : {1, 2}) {
+    const TemporaryFolder root;
+    const std::string folder = root / "kept";
+    Plan plan = plan_with(SyncMode::kWait);
+    plan.micro_batch = 1;
+    plan.data = plan.devices = ranks;
+    TrainerOptions options = options_in(folder, 4);
+    Trainer trainer(tiny::gpt2_model(), plan, options);
+    std::atomic<bool> moved{false};
+    const std::string message = error_of([&] {
+      trainer.train(100'000, [&](const StepRecord& record) {
+        if (record.step < 6 || moved.exchange(true)) return;
+        while (!fs::exists(checkpoint_path(folder, 4))) std::this_thread::sleep_for(1ms);
+        fs::rename(folder, root / "elsewhere");
+      });
+    });
+    EXPECT_TRUE(mentions(message, "cannot be created: No such file or directory")) << message;
+    EXPECT_TRUE(fs::exists(checkpoint_path(root / "elsewhere", 4)));
+  }
+}
+
+TEST(background_checkpoint, whose_copy_has_no_room_is_refused_before_the_first_step) {
+  const TemporaryFolder folder;
+  TrainerOptions options = options_in(folder.path(), 4);
+  options.available_memory = [] { return Bytes{1000}; };
+  const Plan plan = plan_with(SyncMode::kDelay);
+  const std::string message = error_of([&] { Trainer(tiny::gpt2_model(), plan, options); });
+  EXPECT_TRUE(mentions(message, "--pause-for-checkpoints")) << message;
+  options.checkpoints_in_background = false;
+  EXPECT_EQ(error_of([&] { Trainer(tiny::gpt2_model(), plan, options); }), "");
+  options.checkpoints_in_background = true;
+  options.checkpoint_period_steps = 0;
+  EXPECT_EQ(error_of([&] { Trainer(tiny::gpt2_model(), plan, options); }), "");
+}
+
+TEST(background_checkpoint, period_that_follows_a_bound_leaves_the_bits_alone) {
+  const TemporaryFolder bounded;
+  const TemporaryFolder plain;
+  Plan plan = plan_with(SyncMode::kSpeculate);
+  std::vector<float> parameters[2];
+  for (const bool is_bounded : {true, false}) {
+    TrainerOptions options = options_in((is_bounded ? bounded : plain).path(), 0);
+    if (is_bounded) options.checkpoint_overhead = 0.5;
+    {
+      Trainer trainer(tiny::gpt2_model(), plan, options);
+      const TrainResult half = trainer.train(kSteps, nullptr);
+      EXPECT_EQ(half.checkpoints.kept > 0, is_bounded);
+    }
+    Trainer trainer(tiny::gpt2_model(), plan, options);
+    trainer.train(2 * kSteps, nullptr);
+    parameters[is_bounded ? 0 : 1] = trainer.parameters();
+  }
+  EXPECT_TRUE(tiny::same_bits(parameters[0], parameters[1]));
+}
+
+TEST(background_checkpoint, ranks_agree_on_a_period_that_is_measured) {
+  const TemporaryFolder folder;
+  Plan plan =
+      tiny::waiting_plan({.sequences = 2, .micro_batch = 1, .tokens = 12}, 2 * kSegment * 4);
+  plan.data = plan.devices = 2;
+  TrainerOptions options = options_in(folder.path(), 0);
+  options.checkpoint_overhead = 0.3;
+  Trainer trainer(tiny::gpt2_model(), plan, options);
+  const TrainResult result = trainer.train(40, nullptr);
+  EXPECT_EQ(result.next_step, 40);
+  EXPECT_GE(result.checkpoints.kept, 1);
+}
+
+TEST(background_write, ends_before_it_is_waited_for_or_destroyed) {
+  std::atomic<int> done{0};
+  {
+    BackgroundWrite write;
+    EXPECT_FALSE(write.is_under_way());
+    write.begin([&] {
+      std::this_thread::sleep_for(20ms);
+      ++done;
+    });
+    EXPECT_TRUE(write.is_under_way());
+    EXPECT_EQ(write.times().end, BackgroundWrite::Clock::time_point::max());
+    write.wait();
+    EXPECT_EQ(done, 1);
+    EXPECT_GE(write.times().end - write.times().begin, 20ms);
+    write.begin([&] { ++done; });
+  }
+  EXPECT_EQ(done, 2);
+}
+
+TEST(background_write, that_throws_is_told_of_once) {
+  BackgroundWrite write;
+  write.begin([] { throw std::runtime_error("the disk"); });
+  while (write.is_under_way()) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(write.has_failed());
+  EXPECT_THROW(write.wait(), std::runtime_error);
+  EXPECT_FALSE(write.has_failed());
+  write.begin([] {});
+  write.wait();
+}
+
+// Steps of 1 s. A checkpoint rests 0.5 s, and the four steps beside its write take 1.25 s: 1.5 s in
+// all, so 5 % are 30 steps.
+TEST(checkpoint_period, spreads_what_a_checkpoint_costs_over_the_bound) {
+  CheckpointPeriod period(0.05);
+  EXPECT_EQ(period.steps(), CheckpointPeriod::kProfiledSteps);
+  period.add({{9.0}, {1.0}, {1.0}, {1.0}});
+  EXPECT_EQ(period.undisturbed_step(), 1.0);
+  period.add_checkpoint(0.5);
+  EXPECT_EQ(period.steps(), CheckpointPeriod::kProfiledSteps);
+  period.add({{1.25, true, true}, {1.25, true}, {1.25, true}, {1.25, true}, {1.0}, {1.0}});
+  period.add_written(5);
+  period.add_checkpoint(0.5);
+  EXPECT_DOUBLE_EQ(period.cost(), 1.5);
+  EXPECT_EQ(period.steps(), 30);
+  // Of ten steps of 1 s, 2 s.
+  EXPECT_DOUBLE_EQ(period.measured_overhead(), 0.2);
+}
+
+// Nothing is lost while it is written; but no checkpoint begins before the one before has ended.
+TEST(checkpoint_period, is_no_shorter_than_a_write) {
+  CheckpointPeriod period(0.5);
+  period.add({{1.0}, {1.0}, {1.0}});
+  period.add_checkpoint(0.001);
+  period.add({{1.0, true, true}, {1.0, true}});
+  period.add_written(12.5);
+  period.add_checkpoint(0.001);
+  EXPECT_EQ(period.steps(), 13);
+}
+
+TEST(checkpoint_period, follows_a_disk_that_becomes_slower) {
+  CheckpointPeriod period(0.1);
+  period.add({{1.0}, {1.0}});
+  const auto cycle = [&](double rest) {
+    period.add_checkpoint(rest);
+    period.add({{1.0, true, true}, {1.0}});
+    period.add_written(1);
+    return period.steps();
+  };
+  for (int i = 0; i < 8; ++i) cycle(1);
+  EXPECT_EQ(cycle(1), 10);
+  for (int i = 0; i < 8; ++i) cycle(3);
+  EXPECT_EQ(cycle(3), 30);
+}
+
+TEST(checkpoint_period, that_is_given_is_kept) {
+  CheckpointPeriod period({}, 7);
+  period.add({{1.0}, {1.0}});
+  period.add_checkpoint(5);
+  EXPECT_EQ(period.steps(), 7);
+}
+
+}  // namespace
+}  // namespace ballast
