@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "autotune/calibrate/priors.h"
 #include "autotune/calibrate/unseen.h"
@@ -80,7 +82,9 @@ class Judge {
   std::vector<JudgedFigure> judged(size_t index) const {
     const PublishedCase& of = cases_[index].setup.of;
     std::vector<JudgedFigure> rows;
-    for (const Measured& one : of.measured) rows.push_back({index, one.metric, one.value, {}, {}});
+    for (const Measured& one : of.measured) {
+      rows.push_back({index, one.metric, one.value, {}, {}, figures_.source_of(index)});
+    }
     for (int i = 0; i < kLeftOuts; ++i) {
       const CaseSetup setup = setup_without(index, static_cast<LeftOut>(i));
       try {
@@ -165,6 +169,7 @@ ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass of,
   ErrorSummary summary;
   std::vector<double> errors;
   double covered = 0;
+  std::map<size_t, std::pair<double, double>> by_source;  // inside, and all
   for (const JudgedFigure& figure : figures) {
     if (class_of(figure.metric) != of) continue;
     const std::optional<double>& value = figure.predicted[slot].value;
@@ -179,6 +184,8 @@ ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass of,
     } else {
       errors.push_back(signed_error_percent(figure.metric, *value, figure.published));
       covered += figure.covered(left_out);
+      by_source[figure.source].first += figure.covered(left_out);
+      by_source[figure.source].second += 1;
     }
     summary.bias += errors.back();
     summary.mean += std::abs(errors.back());
@@ -192,6 +199,10 @@ ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass of,
   summary.bias /= count;
   summary.mean /= count;
   summary.coverage = covered / count;
+  for (const auto& [source, counts] : by_source) {
+    summary.coverage_by_source +=
+        counts.first / counts.second / static_cast<double>(by_source.size());
+  }
   for (double& error : errors) error = std::abs(error);
   summary.median = median(std::move(errors));
   return summary;

@@ -34,6 +34,7 @@ struct JudgedFigure {
   double published = 0;
   std::array<JudgedPrediction, kLeftOuts> predicted;
   std::string error;  // why there is no prediction; else empty
+  size_t source = 0;  // counted from zero; figures of the same one are not independent
 
   bool covered(LeftOut left_out) const;
 };
@@ -52,6 +53,8 @@ struct ErrorSummary {
   double worst = 0;  // signed
   size_t worst_of = 0;
   double coverage = 0;  // share of figures inside their interval
+  // The same, each source counting as one: rows of a table are inside or outside together.
+  double coverage_by_source = 0;
 };
 enum class FigureClass : uint8_t { kSpeed, kMemory, kLayerMemory, kVerdict };
 FigureClass class_of(Metric metric);

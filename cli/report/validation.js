@@ -176,12 +176,14 @@ function drawSummary() {
   [{title: 'each case predicted', kind: 'name'}, {title: 'quantity', kind: 'name key'},
     {title: 'figures'}, {title: 'failed'}, {title: 'mean', ...error}, {title: 'bias', ...signed},
     {title: 'median', ...error}, {title: 'worst', ...signed},
-    {title: 'in its interval', ...error}, {title: 'right', ...error},
-    {title: 'worst case', kind: 'name'}],
+    {title: 'in its interval', ...error}, {title: 'each source as one', ...error},
+    {title: 'right', ...error}, {title: 'worst case', kind: 'name'}],
   data.validation.summary.filter((one) => one.figures + one.failed > 0).map((one) => [
     kWays[one.left_out], one.quantity, one.figures, one.failed || null, one.mean_error_percent,
     one.bias_percent, one.median_error_percent, one.worst_error_percent,
-    one.quantity === 'memory of layers' ? null : one.in_interval_percent, one.right_percent,
+    one.quantity === 'memory of layers' ? null : one.in_interval_percent,
+    one.quantity === 'memory of layers' ? null : one.in_interval_by_source_percent,
+    one.right_percent,
     one.worst_id]));
 }
 

@@ -59,6 +59,7 @@ OrderedJson summary_json(const LeftOutValidation& validation, FigureClass of, Le
   json["worst_error_percent"] = summary.worst;
   json["worst_id"] = worst;
   json["in_interval_percent"] = 100 * summary.coverage;
+  json["in_interval_by_source_percent"] = 100 * summary.coverage_by_source;
   return json;
 }
 
@@ -99,6 +100,7 @@ std::string summary_text(const LeftOutValidation& validation) {
                {"median"},
                {"worst"},
                {"in interval"},
+               {"by source"},
                {"worst case", true}});
   for (int i = 0; i < kLeftOuts; ++i) {
     const auto left_out = static_cast<LeftOut>(i);
@@ -113,9 +115,11 @@ std::string summary_text(const LeftOutValidation& validation) {
       } else if (summary.figures > 0) {
         const std::string& worst = validation.cases[summary.worst_of].setup.of.id;
         const bool interval = of != FigureClass::kLayerMemory;
-        cells.insert(cells.end(), {show_percent(summary.mean), show_signed_percent(summary.bias),
-                                   show_percent(summary.median), show_signed_percent(summary.worst),
-                                   interval ? show_percent(100 * summary.coverage) : "-", worst});
+        cells.insert(cells.end(),
+                     {show_percent(summary.mean), show_signed_percent(summary.bias),
+                      show_percent(summary.median), show_signed_percent(summary.worst),
+                      interval ? show_percent(100 * summary.coverage) : "-",
+                      interval ? show_percent(100 * summary.coverage_by_source) : "-", worst});
       }
       table.add(std::move(cells));
     }

@@ -110,7 +110,7 @@ TEST(Judge, case_that_cannot_be_predicted_has_its_rows_with_the_reason) {
 }
 
 JudgedFigure judged(size_t index, Metric metric, double published, double predicted) {
-  JudgedFigure figure{index, metric, published, {}, {}};
+  JudgedFigure figure{index, metric, published, {}, {}, 0};
   for (JudgedPrediction& one : figure.predicted)
     one = {predicted, 0.9 * predicted, 1.1 * predicted};
   return figure;
@@ -146,6 +146,10 @@ TEST(Summarise, errors_are_signed_as_speeds_and_failures_count) {
   EXPECT_NEAR(speed.worst, 25, 1e-9);
   EXPECT_EQ(speed.worst_of, 0u);
   EXPECT_NEAR(speed.coverage, 1 / 3.0, 1e-9);
+  figures[1].source = figures[2].source = 7;
+  EXPECT_NEAR(summarise(figures, FigureClass::kSpeed, LeftOut::kSource).coverage_by_source, 0.25,
+              1e-9)
+      << "none of one source, half of the other";
   EXPECT_EQ(summarise(figures, FigureClass::kSpeed, LeftOut::kNothing).failed, 0u);
   const ErrorSummary memory = summarise(figures, FigureClass::kMemory, LeftOut::kSource);
   EXPECT_NEAR(memory.bias, 30, 1e-9);
