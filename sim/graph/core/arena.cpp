@@ -152,6 +152,9 @@ ArenaPlan plan_arenas(const Graph& graph, const std::vector<Life>& lives) {
   plan.offset.assign(graph.tensors.size(), -1);
   const Releases releases(graph, lives, lanes);
   std::map<Where, int64_t> used;
+  // Of all tensors, each pool fills in its own: a graph of many stages has thousands of pools.
+  std::vector<int64_t> best(graph.tensors.size());
+  std::vector<int64_t> lowest(graph.tensors.size());
   for (auto& [key, members] : pools) {
     const auto& [where, touched_by] = key;
     int64_t& base = used[where];
@@ -165,8 +168,6 @@ ArenaPlan plan_arenas(const Graph& graph, const std::vector<Life>& lives) {
     std::stable_sort(members.begin(), members.end(), [&](TensorId a, TensorId b) {
       return lives[static_cast<size_t>(a)].first < lives[static_cast<size_t>(b)].first;
     });
-    std::vector<int64_t> best(graph.tensors.size());
-    std::vector<int64_t> lowest(graph.tensors.size());
     const int64_t best_size = plan_pool(graph, lives, releases, members, Fit::kBest, best);
     const int64_t lowest_size = plan_pool(graph, lives, releases, members, Fit::kLowest, lowest);
     const std::vector<int64_t>& chosen = best_size <= lowest_size ? best : lowest;
