@@ -27,6 +27,7 @@ import tempfile
 
 PERIOD = 3
 STEPS = 11
+TOLD_EVERY = 50
 CONFIG = """{"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 64,
 "vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
 "tie_word_embeddings": true, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}"""
@@ -168,6 +169,8 @@ def main():
             if wrong:
                 print(f"{number}: {verb}, call {at} of {bench.calls(verb)}: {wrong}")
                 sys.exit(1)
+            if (number + 1) % TOLD_EVERY == 0:
+                print(f"{number + 1} tries, {sum(killed.values())} kills", flush=True)
     told = ", ".join(f"{count} of {verb}" for verb, count in killed.items())
     print(f"seed {options.seed}: {sum(killed.values())} kills ({told}), nothing lost")
 

@@ -32,17 +32,17 @@ void say_at_the_end(const std::string& why) {
   std::copy_n(line.begin(), std::min(line.size(), last_line.size() - 1), last_line.begin());
 }
 
-struct Unit {
+struct SizeUnit {
   std::string_view name;
   double bytes;
 };
-constexpr auto kUnits = std::to_array<Unit>({{"KB", 1e3},
-                                             {"MB", 1e6},
-                                             {"GB", 1e9},
-                                             {"TB", 1e12},
-                                             {"KiB", 1024.0},
-                                             {"MiB", 1048576.0},
-                                             {"GiB", 1073741824.0}});
+constexpr auto kSizeUnits = std::to_array<SizeUnit>({{"KB", 1e3},
+                                                     {"MB", 1e6},
+                                                     {"GB", 1e9},
+                                                     {"TB", 1e12},
+                                                     {"KiB", 1024.0},
+                                                     {"MiB", 1048576.0},
+                                                     {"GiB", 1073741824.0}});
 
 }  // namespace
 
@@ -66,7 +66,7 @@ Bytes memory_limit_of(const std::string& text) {
   if (unit == "%" && number <= 100) {
     bytes = number / 100 * static_cast<double>(host_facts().memory.count);
   }
-  for (const Unit& one : kUnits) {
+  for (const SizeUnit& one : kSizeUnits) {
     if (unit == one.name) bytes = number * one.bytes;
   }
   if (end == text.c_str() || !(bytes >= static_cast<double>(kLeast)) || bytes > 1e18) {
