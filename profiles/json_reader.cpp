@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "profiles/json_depth.h"
 #include "profiles/names/words.h"
 #include "sim/base/error.h"
 
@@ -53,13 +54,29 @@ std::string in_quotes(std::string_view text) {
   return out + "'";
 }
 
-Json parse_json(std::string_view text, const std::string& source) {
-  std::vector<std::set<std::string>> open;  // keys seen in each object that is open
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth > kMaxDepth) {
+void check_depth(std::string_view text, const std::string& source) {
+  int depth = 0;
+  bool in_text = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\\' && in_text) {
+      ++i;
+    } else if (c == '"') {
+      in_text = !in_text;
+    } else if (!in_text && (c == '[' || c == '{')) {
+      if (++depth <= kMaxDepth + 1) continue;
       throw Error(source, fmt::format("is nested deeper than {} levels", kMaxDepth),
                   "give a flat description");
+    } else if (!in_text && (c == ']' || c == '}')) {
+      --depth;
     }
+  }
+}
+
+Json parse_json(std::string_view text, const std::string& source) {
+  check_depth(text, source);
+  std::vector<std::set<std::string>> open;  // keys seen in each object that is open
+  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
     if (event == Json::parse_event_t::object_start) {
       open.emplace_back();
     } else if (event == Json::parse_event_t::object_end) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "profiles/json_depth.h"
 #include "profiles/json_reader.h"
 #include "profiles/json_records.h"
 #include "profiles/load.h"
@@ -29,6 +30,7 @@ std::vector<std::string> split(const std::string& path) {
 }
 
 Json value_of(const std::string& text) {
+  check_depth(text, "--set");
   const Json parsed = Json::parse(text, nullptr, false);
   // Anything that is not JSON is a text; so is a number too large for JSON's reader.
   return parsed.is_discarded() ? Json(text) : parsed;

@@ -2,7 +2,7 @@
 """Holds what checkpoints were predicted to cost beside what they cost a training on this machine.
 
     scripts/checkpoint_overhead.py build/ballast [--store STORE] [--steps 120] [--turns 3]
-        [--periods 10 20 40] [--overhead 3.5%] [--folder FOLDER]
+        [--periods 10 20 40] [--overhead 3.5%] [--width 384] [--folder FOLDER]
 
 For each period: `predict --checkpoint-period` with the rates of the machine's profile and with the
 seconds in which this disk takes a file of a checkpoint's size, written and synced alone; and
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-CONFIG = """{"model_type": "gpt2", "n_embd": 384, "n_head": 6, "n_layer": 4, "n_positions": 128,
+CONFIG = """{"model_type": "gpt2", "n_embd": WIDTH, "n_head": 4, "n_layer": 4, "n_positions": 128,
 "vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
 "tie_word_embeddings": true, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}"""
 PLAN = ["--model", "mid.json", "--sequence-length", "128", "--global-batch", "4", "--strategy",
@@ -37,6 +37,7 @@ def arguments():
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--periods", type=int, nargs="+", default=[10, 20, 40])
     parser.add_argument("--overhead", default="3.5%")
+    parser.add_argument("--width", type=int, default=384, help="of the model, a multiple of 8")
     parser.add_argument("--folder", help="on the disk that is meant")
     return parser.parse_args()
 
@@ -45,7 +46,7 @@ class Bench:
     def __init__(self, options, folder):
         self.ballast = str(pathlib.Path(options.ballast).resolve())
         self.folder = folder
-        (folder / "mid.json").write_text(CONFIG)
+        (folder / "mid.json").write_text(CONFIG.replace("WIDTH", str(options.width)))
         (folder / "text.txt").write_text("".join(f"the quick brown fox {i * i}\n"
                                                  for i in range(4000)))
         if options.store:

@@ -13,7 +13,7 @@ namespace {
 // What is remembered: enough for a mean that one slow step does not move far, few enough to follow
 // a machine that changes.
 constexpr size_t kStepsKept = 64;
-constexpr size_t kCheckpointsKept = 5;
+constexpr size_t kCostsKept = 5;
 constexpr int64_t kMostSteps = int64_t{1} << 30;
 
 void keep(std::deque<double>& values, double value, size_t most) {
@@ -51,13 +51,13 @@ void CheckpointPeriod::add(const std::vector<Step>& steps) {
 }
 
 void CheckpointPeriod::add_checkpoint(double rest_seconds) {
-  if (any_) keep(costs_, latest_, kCheckpointsKept);
+  if (any_) keep(costs_, latest_, kCostsKept);
   any_ = true;
   latest_ = rest_seconds;
   rested_ += rest_seconds;
 }
 
-void CheckpointPeriod::add_written(double seconds) { keep(written_, seconds, kCheckpointsKept); }
+void CheckpointPeriod::add_written(double seconds) { keep(written_, seconds, kCostsKept); }
 
 double CheckpointPeriod::undisturbed_step() const {
   if (undisturbed_.empty()) return 0;

@@ -10,7 +10,7 @@ namespace {
 // One that meets a write is tried again after such a part of the period.
 constexpr int64_t kPutOffShare = 8;
 
-double seconds_since(CheckpointSchedule::Clock::time_point begin) {
+double seconds_from(CheckpointSchedule::Clock::time_point begin) {
   return std::chrono::duration<double>(CheckpointSchedule::Clock::now() - begin).count();
 }
 
@@ -69,7 +69,7 @@ std::optional<std::string> CheckpointSchedule::keep(
     const std::function<std::optional<std::string>()>& take, std::function<void()> write) {
   const Clock::time_point begin = Clock::now();
   wait();
-  if (write_) report_.waiting_seconds += seconds_since(begin);
+  if (write_) report_.waiting_seconds += seconds_from(begin);
   if (auto why = take()) return why;
   if (write_) {
     write_->begin(std::move(write));
@@ -78,7 +78,7 @@ std::optional<std::string> CheckpointSchedule::keep(
     write();
   }
   ++report_.kept;
-  const double rested = seconds_since(begin);
+  const double rested = seconds_from(begin);
   report_.resting_seconds += rested;
   period_.add_checkpoint(rested);
   return std::nullopt;

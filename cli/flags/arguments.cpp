@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 
+#include "cli/flags/memory_limit.h"
 #include "profiles/names/meant.h"
 #include "profiles/store.h"
 #include "sim/base/atomic_file.h"
@@ -143,6 +144,11 @@ VerbParser::VerbParser(const std::string& name)
   app_.set_help_flag("--help", "Print this and stop");
   app_.get_formatter()->column_width(36);
   app_.get_formatter()->label("OPTIONS", "flags");
+  app_.add_option_function<std::string>(
+          "--memory-limit",
+          [](const std::string& text) { limit_memory(memory_limit_of(text), "--memory-limit"); },
+          "Memory that this process may take: 4GB, 50% [what there is; 90% where nothing trains]")
+      ->type_name("SIZE");
 }
 
 void VerbParser::add(OutputFlags& flags, const std::string& out_help) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "backend/comm/mpi_ranks.h"
@@ -48,6 +49,11 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return complain(
         "memory: the system refused more of it; use a smaller model or a smaller batch");
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) return complain(error.what());
+    return complain(
+        "threads: the system gives no more of them, or memory has no room for their stacks; allow "
+        "more (ulimit -u, pids.max, --memory-limit)");
   } catch (const std::exception& error) {
     return complain(error.what());
   }

@@ -9,6 +9,7 @@
 #include "cli/text/tables.h"
 #include "cli/text/verification.h"
 #include "cli/text/why_slower.h"
+#include "profiles/json_depth.h"
 #include "profiles/load.h"
 #include "sim/base/median.h"
 
@@ -40,6 +41,7 @@ std::vector<HistoryEntry> history_of(const Store& store, const HistoryFilter& fi
     HistoryEntry entry;
     entry.plan = parse_plan(record.plan_json, store.path() + ", a verify record");
     if (filter.model && entry.plan.model != *filter.model) continue;
+    check_depth(record.metrics_json, store.path() + ", a verify record");
     const OrderedJson metrics = OrderedJson::parse(record.metrics_json, nullptr, false);
     entry.tuned = metrics.is_object() && metrics.contains("tune");
     entry.record = std::move(record);

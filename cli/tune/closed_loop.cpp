@@ -12,6 +12,7 @@
 #include "cli/text/tables.h"
 #include "cli/text/verification.h"
 #include "cli/text/why_slower.h"
+#include "profiles/json_depth.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -76,6 +77,7 @@ std::vector<PlanRun> known_runs(const Question& question, const Measurements& me
   std::vector<PlanRun> runs;
   for (const VerifyRecord& record : store->verify_records()) {
     if (record.host != host) continue;
+    check_depth(record.metrics_json, store->path() + ", a verify record");
     const OrderedJson metrics = OrderedJson::parse(record.metrics_json, nullptr, false);
     if (metrics.is_discarded() || !metrics.contains("tune")) continue;
     if (metrics["tune"].value("question", OrderedJson()) != identity) continue;

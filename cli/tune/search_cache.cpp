@@ -8,6 +8,7 @@
 #include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
+#include "profiles/json_depth.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -119,6 +120,7 @@ std::string answer_json(const SearchResult& result) {
 
 SearchResult parse_answer(const std::string& text, const std::string& source) {
   try {
+    check_depth(text, source);
     const Json json = Json::parse(text);
     SearchResult result;
     for (const Json& candidate : json.at("ranked")) {

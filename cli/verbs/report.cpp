@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "autotune/complete/complete.h"
@@ -9,6 +10,7 @@
 #include "cli/text/prediction.h"
 #include "cli/text/verification.h"
 #include "cli/text/why_slower.h"
+#include "profiles/json_depth.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -67,6 +69,14 @@ std::ifstream open_text(const std::string& path) {
   return file;
 }
 
+// Discarded where it is no JSON.
+OrderedJson read_json(const std::string& path) {
+  std::ifstream file = open_text(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  check_depth(text, path);
+  return OrderedJson::parse(text, nullptr, false);
+}
+
 // What another verb wrote: its schema, the verb with its flags, and the keys that a page needs.
 struct Written {
   const char* schema;  // empty where the file names none
@@ -75,8 +85,7 @@ struct Written {
 };
 
 OrderedJson read_written(const std::string& path, const Written& written) {
-  std::ifstream file = open_text(path);
-  OrderedJson json = OrderedJson::parse(file, nullptr, false);
+  OrderedJson json = read_json(path);
   const std::string command = fmt::format("ballast {}", written.by);
   const bool named = *written.schema != '\0';
   if (!json.is_object() || (named && json.value("schema", OrderedJson()) != written.schema)) {
@@ -101,8 +110,7 @@ OrderedJson read_validation(const std::string& path) {
   const Written left_out = {"ballast.validation/2", "validate --out", {"figures", "summary"}};
   const Written fitted = {
       "ballast.validation/1", "validate --out", {"cases", "summary", "overall", "stacks"}};
-  std::ifstream file = open_text(path);
-  const OrderedJson json = OrderedJson::parse(file, nullptr, false);
+  const OrderedJson json = read_json(path);
   const bool is_left_out =
       json.is_object() && json.value("schema", OrderedJson()) == left_out.schema;
   return read_written(path, is_left_out ? left_out : fitted);
@@ -148,6 +156,7 @@ OrderedJson read_metrics(const std::string& path) {
   std::vector<OrderedJson> all;
   for (std::string line; std::getline(file, line);) {
     if (line.empty()) continue;
+    check_depth(line, path);
     const OrderedJson entry = OrderedJson::parse(line, nullptr, false);
     const auto number = [&](const char* key) {
       return entry.is_object() && entry.contains(key) && entry[key].is_number();
@@ -254,6 +263,21 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
   return data;
 }
 
+// What a plan of another hand may lack, and all that is told of one rests on.
+void require_whole_micro_batches(const Plan& plan, const std::string& path) {
+  const int64_t batch = plan.global_batch;
+  const int64_t rank = plan.data > 0 ? batch / plan.data : 0;
+  const bool whole =
+      rank > 0 && batch % plan.data == 0 &&
+      (!plan.micro_batch || (*plan.micro_batch > 0 && rank % *plan.micro_batch == 0));
+  if (whole) return;
+  throw Error(path,
+              fmt::format("its plan's {} sequences do not divide over {} ranks and whole "
+                          "micro-batches",
+                          batch, plan.data),
+              "write the file again");
+}
+
 OrderedJson data_of(const ReportFlags& flags) {
   if (flags.validation_file) return {{"validation", read_validation(*flags.validation_file)}};
   OrderedJson data = flags.tune_file     ? data_of_tune(flags)
@@ -262,6 +286,7 @@ OrderedJson data_of(const ReportFlags& flags) {
   data["metrics"] = flags.metrics_file ? read_metrics(*flags.metrics_file) : OrderedJson::array();
   if (!data.contains("plan")) return data;
   const Plan plan = parse_plan(data["plan"].dump(), flags.verify_file.value_or("the plan"));
+  require_whole_micro_batches(plan, flags.verify_file.value_or("the plan"));
   data["plan_text"] = plan_text(plan);
   const OrderedJson& written = data.contains("tune") ? data["tune"] : data;
   data["machines"] = machines_json({plan.machine}, store_of(flags, written));
@@ -286,12 +311,7 @@ void check_one_subject(const ReportFlags& flags) {
               "name one of them");
 }
 
-}  // namespace
-
-int run_report(Words words) {
-  ReportFlags flags;
-  if (!parse(words, flags)) return kDone;
-  check_one_subject(flags);
+int run(const ReportFlags& flags, Words words) {
   PageFile file{flags.out, "", command_line("report", words)};
   OrderedJson data;
   if (flags.compare_file) {
@@ -308,6 +328,23 @@ int run_report(Words words) {
     fmt::print("wrote {}\n", flags.out);
   }
   return kDone;
+}
+
+}  // namespace
+
+int run_report(Words words) {
+  ReportFlags flags;
+  if (!parse(words, flags)) return kDone;
+  check_one_subject(flags);
+  try {
+    return run(flags, words);
+  } catch (const OrderedJson::exception& error) {
+    // A file of ours in which somebody has put another kind of value.
+    const std::string path = flags.compare_file.value_or(
+        flags.tune_file.value_or(flags.verify_file.value_or(flags.validation_file.value_or("it"))));
+    throw Error(path, std::string("holds what no verb of Ballast writes: ") + error.what(),
+                "write the file again");
+  }
 }
 
 }  // namespace ballast

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "cli/flags/arguments.h"
+#include "cli/flags/memory_limit.h"
 #include "cli/terminal/interrupt.h"
 #include "sim/base/error.h"
 
@@ -73,6 +74,7 @@ std::string one_line(std::string_view text) {
 
 int run_program(const std::vector<std::string>& words) {
   ignore_file_size_limit();
+  end_where_memory_ends();
   if (words.empty() || words[0] == "--help" || words[0] == "help") {
     print_help();
     flush_output();
@@ -84,6 +86,9 @@ int run_program(const std::vector<std::string>& words) {
     return kDone;
   }
   const Verb& verb = find_verb(words[0]);
+  // What trains has planned its memory, and is refused where that is more than there is.
+  const bool trains = words[0] == "train" || words[0] == "verify" || words[0] == "profile";
+  if (!trains) limit_memory_by_default();
   int code = kDone;
   try {
     code = verb.run(Words(words).subspan(1));

@@ -137,11 +137,12 @@ void check(const Stack& stack) {
   for (int i = 0; i < kStackConstants; ++i) {
     const double value = constant(stack.constants, i);
     const bool share = constant_kind(i) == ConstantKind::kShare;
-    // A share above 1 says that the machine's own rate was underestimated; twice is a mistake.
-    const bool legal = share ? value > 0 && value <= 2 : value >= 0 && value <= 1000;
+    // A share above 1 says that the machine's own rate was underestimated; twice is a mistake, and
+    // so is a thousandth of it.
+    const bool legal = share ? value >= 1e-3 && value <= 2 : value >= 0 && value <= 1000;
     if (!std::isfinite(value) || !legal) {
       refuse(stack, std::string(constant_name(i)),
-             share ? "is not a share above 0 and at most 2" : "is negative or absurdly large");
+             share ? "is not a share from 0.001 to 2" : "is negative or absurdly large");
     }
   }
   for (const auto& [generation, factor] : stack.constants.sustained_gemm) {

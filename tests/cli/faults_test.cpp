@@ -1,6 +1,8 @@
 // Faults of files and disks around a training run: what cannot be written ends it before its first
 // step, what breaks on the way costs neither a checkpoint nor what was there.
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -159,6 +161,42 @@ TEST_F(Faults, unfinished_copies_of_dead_processes_are_swept) {
   ASSERT_EQ(bench.run("predict --model gpt2 --machine gh200-96gb-480gb --out p.json").code, 0);
   for (const std::string& name : ours) EXPECT_FALSE(bench.exists(name)) << name;
   for (const std::string& name : others) EXPECT_TRUE(bench.exists(name)) << name;
+}
+
+// Each fault at each kind of call, at its first and a later time, for good from there on: one line
+// with its own name where it ends the run, and what was kept before is resumed.
+TEST_F(Faults, are_told_by_their_own_names_and_cost_no_checkpoint) {
+  const std::string shim = BALLAST_BINARY_DIR "/libfault_shim.so";
+  if (!std::filesystem::exists(shim)) GTEST_SKIP() << "there is no shim in this build";
+  const std::vector<std::pair<int, const char*>> faults = {{EIO, "Input/output error"},
+                                                           {EROFS, "Read-only file system"},
+                                                           {EDQUOT, "Disk quota exceeded"},
+                                                           {ENOSPC, "No space left on device"}};
+  ASSERT_EQ(train("--steps 4 --checkpoint first --checkpoint-period 2").code, 0);
+  int ended = 0;
+  for (const auto& [code, name] : faults) {
+    for (const std::string call : {"open", "write", "sync", "rename"}) {
+      for (const int at : {1, 3}) {
+        SCOPED_TRACE(call + " " + std::to_string(at) + ": " + name);
+        const Outcome outcome = bench.shell(
+            "rm -rf kept; cp -r first kept; (LD_PRELOAD=" + shim +
+            " BALLAST_FAULT_IN=/kept/step BALLAST_FAULT_CALL=" + call +
+            " BALLAST_FAULT_STAYS=1 BALLAST_FAULT_AT=" + std::to_string(at) +
+            " BALLAST_FAULT_WHAT=" + std::to_string(code) + " $BALLAST " +
+            line("--steps 12 --checkpoint kept --checkpoint-period 2 --resume") + ") 2>&1 >out");
+        if (outcome.code == 0) continue;  // so many calls there are none
+        ++ended;
+        EXPECT_EQ(outcome.code, 2) << outcome.output;
+        EXPECT_TRUE(outcome.says(name)) << outcome.output;
+        EXPECT_TRUE(outcome.says("--checkpoint kept") || outcome.says("kept/step-"))
+            << outcome.output;
+        const Outcome resumed = train("--steps 12 --checkpoint kept --resume --json 2>/dev/null");
+        ASSERT_EQ(resumed.code, 0) << resumed.output;
+        EXPECT_GE(nlohmann::json::parse(resumed.output)["first_step"], 4);
+      }
+    }
+  }
+  EXPECT_GE(ended, 28);
 }
 
 }  // namespace

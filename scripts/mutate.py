@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+"""Feeds mutated files of every format to the program, and looks at how it ends.
+
+    scripts/mutate.py build/ballast [--count 1000] [--seed 1] [--jobs 2] [--only NAME ...]
+        [--most-seconds 10] [--most-mb 2000] [--keep FOLDER] [--store STORE]
+
+An exit code other than 0 to 3, a signal, more than so many seconds or so much memory, or text of
+another library ("json.exception", "terminate called") is a finding; its file and its line are kept
+in FOLDER, and the script exits with 1. Every try follows from the seed and its number alone:
+`--seed S --first N --count 1` does the Nth again. Works with sanitized builds (memory is then
+theirs: give --most-mb 0).
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+CONFIG = """{"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 64,
+"vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+"tie_word_embeddings": true, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}"""
+NUMBERS = ["0", "-1", "1e308", "-1e308", "1e-308", "9223372036854775807", "9223372036854775808",
+           "-9223372036854775808", "2147483648", "4294967296", "0.5", "3", "7", "null", "true",
+           "\"\"", "\"x\"", "[]", "{}", "[[[[1]]]]", "1000003", "1e18"]
+SCRAPS = [b"\0", b"\xff\xfe", b"{", b"}", b"[", b"]", b"\"", b",", b":", b"\\u0000", b"\x1b[31m",
+          b"[" * 5000, b"{\"a\":" * 5000, b"9" * 400, b"nan", b"-", b"\n"]
+FOREIGN = ["json.exception", "terminate called", "CHECK", "AddressSanitizer", "runtime error",
+           "mimalloc"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ballast")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--most-seconds", type=float, default=10)
+    parser.add_argument("--most-mb", type=int, default=2000)
+    parser.add_argument("--keep", default="mutated")
+    parser.add_argument("--store")
+    return parser.parse_args()
+
+
+TINY = ["--sequence-length", "16", "--global-batch", "2", "--store", "here.db"]
+ON = ["--machine", "gh200-96gb-480gb", "--store", "here.db"]
+# What reads a file of each kind; FILE is the mutated one. "copy": where it has to lie.
+CASES = {
+    "plan": ("plan.json", [["predict", "--plan", "FILE", "--store", "here.db"],
+                           ["graph", "--plan", "FILE", "--store", "here.db"],
+                           ["export", "--deepspeed", "FILE", "--store", "here.db"],
+                           ["export", "--megatron", "FILE", "--store", "here.db"],
+                           ["export", "--torchtitan", "FILE", "--store", "here.db"]]),
+    "config": ("tiny.json", [["predict", "--model", "FILE", "--global-batch", "8", *ON],
+                             ["models", "show", "FILE"]]),
+    "machine": ("machine.json", [["predict", "--model", "gpt2", "--machine", "FILE",
+                                  "--global-batch", "8", "--store", "here.db"]]),
+    "strategy": ("strategy.json", [["predict", "--model", "gpt2", "--strategy", "FILE",
+                                    "--global-batch", "8", *ON]]),
+    "stack": ("stack.json", [["predict", "--model", "gpt2", "--stack", "FILE", "--global-batch",
+                              "8", *ON]]),
+    "case": ("case.json", [["validate", "FILE"]]),
+    "verify": ("verify.json", [["report", "--verify", "FILE", "--out", "OUT.html", "--store",
+                                "here.db"]]),
+    "tune": ("tune.json", [["report", "--tune", "FILE", "--out", "OUT.html", "--store",
+                            "here.db"]]),
+    "compare": ("compare.json", [["report", "--compare", "FILE", "--out", "OUT.html", "--store",
+                                  "here.db"]]),
+    "validation": ("validation.json", [["report", "--validation", "FILE", "--out", "OUT.html"]]),
+    "deepspeed": ("deepspeed.json", [["import", "--deepspeed", "FILE", "--model", "gpt2",
+                                      "--devices", "1", "--machine", "gh200-96gb-480gb"]]),
+    "megatron": ("megatron.txt", [["import", "--megatron", "FILE", "--model", "gpt2", "--devices",
+                                   "1", "--machine", "gh200-96gb-480gb"]]),
+    "store": ("here.db", [["predict", "--model", "tiny.json", "--machine", "here",
+                           "--sequence-length", "16", "--global-batch", "2", "--store", "FILE"],
+                          ["machines", "--store", "FILE"],
+                          ["verify", "--history", "--store", "FILE"]]),
+    "weights": ("model.safetensors", [["train", "--model", "tiny.json", *TINY, "--data",
+                                       "text.txt", "--steps", "1", "--import", "FILE"]]),
+    "checkpoint": ("step-00000002.safetensors",
+                   [["train", "--model", "tiny.json", *TINY, "--data", "text.txt", "--steps", "3",
+                     "--checkpoint", "FOLDER", "--resume"]]),
+    "metrics": ("metrics.jsonl", [["report", "--metrics", "FILE", "--model", "tiny.json",
+                                   "--machine", "here", "--out", "OUT.html", *TINY]]),
+    "tokens": ("tokens.bin", [["train", "--model", "tiny.json", *TINY, "--data", "FILE",
+                               "--steps", "1"]]),
+}
+
+
+class Bench:
+    def __init__(self, options, folder):
+        self.options = options
+        self.folder = folder
+        self.ballast = str(pathlib.Path(options.ballast).resolve())
+        (folder / "tiny.json").write_text(CONFIG)
+        (folder / "text.txt").write_text("".join(f"the quick brown fox {i * i}\n"
+                                                 for i in range(400)))
+        draw = random.Random(0)
+        (folder / "tokens.bin").write_bytes(bytes(draw.randrange(256) if i % 2 == 0 else 0
+                                                  for i in range(8000)))
+        if options.store:
+            shutil.copy(options.store, folder / "here.db")
+        else:
+            self.make("profile", "--quick", "--store", "here.db")
+        on = ["--model", "tiny.json", *TINY]
+        self.make("verify", *on, "--steps", "3", "--data", "text.txt", "--out", "verify.json")
+        self.make("train", *on, "--data", "text.txt", "--steps", "2", "--checkpoint", "kept",
+                  "--export", "model.safetensors", "--metrics", "metrics.jsonl")
+        shutil.copy(folder / "kept/step-00000002.safetensors", folder)
+        self.make("predict", "--model", "gpt2", "--global-batch", "8", *ON, "--plan-out",
+                  "plan.json")
+        text = self.make("tune", "--model", "gpt2", "--global-batch", "8", *ON, "--json",
+                         "--deadline", "5", "--out", "tuned.json")
+        (folder / "tune.json").write_text(text)
+        self.make("compare", "--model", "gpt2", "--machine", "gh200-96gb-480gb", "--strategy",
+                  "superoffload,zero-offload", "--global-batch", "8", "--store", "here.db",
+                  "--out", "compare.json")
+        for name, words in (("machine", ["machines", "show", "gh200-96gb-480gb"]),
+                            ("strategy", ["strategies", "show", "zero-offload"])):
+            (folder / f"{name}.json").write_text(self.make(*words))
+        root = pathlib.Path(__file__).resolve().parent.parent
+        shutil.copy(root / "profiles/stacks/deepspeed-2024.json", folder / "stack.json")
+        case = sorted((root / "profiles/published").glob("*.json"),
+                      key=lambda path: path.stat().st_size)[0]
+        shutil.copy(case, folder / "case.json")
+        self.make("validate", "case.json", "--out", "validation.json")
+        (folder / "deepspeed.json").write_text(self.make("export", "--deepspeed", "plan.json"))
+        (folder / "megatron.txt").write_text(self.make("export", "--megatron", "plan.json"))
+
+    def make(self, *words):
+        done = subprocess.run([self.ballast, *words], cwd=self.folder, capture_output=True,
+                              text=True)
+        if done.returncode not in (0, 1):
+            sys.exit(f"{' '.join(words)}\nended with {done.returncode}:\n{done.stderr}")
+        return done.stdout
+
+
+def mutate(content, draw, is_text):
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        if not content:
+            return content
+        at = draw.randrange(len(content))
+        kind = draw.random()
+        if is_text and kind < 0.45:
+            content = with_other_value(content, draw)
+        elif kind < 0.6:
+            flipped = bytes([content[at] ^ 1 << draw.randrange(8)])
+            content = content[:at] + flipped + content[at + 1:]
+        elif kind < 0.7:
+            content = content[:at] + content[at + draw.choice((1, 2, 16, 200)):]
+        elif kind < 0.8:
+            end = at + draw.choice((1, 16, 100))
+            content = content[:end] + content[at:end] + content[end:]
+        elif kind < 0.92:
+            content = content[:at] + draw.choice(SCRAPS) + content[at:]
+        else:
+            content = content[:at]
+    return content
+
+
+def with_other_value(content, draw):
+    """One value of a JSON document is another one, or one of its keys is gone or there twice."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return content + draw.choice(SCRAPS)
+    places = []
+
+    def visit(value):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            places.append((value, key))
+            if isinstance(value[key], (dict, list)):
+                visit(value[key])
+
+    if isinstance(document, (dict, list)):
+        visit(document)
+    if not places:
+        return content
+    value, key = draw.choice(places)
+    kind = draw.random()
+    if kind < 0.7:
+        value[key] = json.loads(draw.choice(NUMBERS))
+    elif kind < 0.85 and isinstance(value, dict):
+        del value[key]
+    else:
+        other, where = draw.choice(places)
+        value[key] = json.loads(json.dumps(other[where]))
+    return json.dumps(document, indent=1).encode()
+
+
+def try_one(bench, number):
+    """What is wrong, or None; the line; the mutated content."""
+    draw = random.Random(bench.options.seed * 1_000_003 + number)
+    names = bench.options.only or list(CASES)
+    name = names[number % len(names)]
+    source, lines = CASES[name]
+    is_text = source.endswith((".json", ".txt", ".jsonl"))
+    content = mutate((bench.folder / source).read_bytes(), draw, is_text)
+    here = bench.folder / f"try-{number}"
+    here.mkdir()
+    for kept in ("tiny.json", "text.txt", "here.db"):
+        shutil.copy(bench.folder / kept, here)
+    (here / "kept").mkdir()
+    file = here / ("kept" if name == "checkpoint" else "") / \
+        ("m-" + source if name == "store" else source)
+    file.write_bytes(content)
+    words = [str(file.relative_to(here)) if word == "FILE" else "kept" if word == "FOLDER" else word
+             for word in draw.choice(lines)]
+    with open(here / "err", "wb") as err:
+        begin = time.monotonic()
+        run = subprocess.Popen([bench.ballast, *words], cwd=here, stdout=subprocess.DEVNULL,
+                               stderr=err, stdin=subprocess.DEVNULL,
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+        late = bench.options.most_seconds
+        while True:
+            pid, status, usage = os.wait4(run.pid, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() - begin > late:
+                run.kill()
+                _, status, usage = os.wait4(run.pid, 0)
+                break
+            time.sleep(0.005)
+        run.returncode = status
+    seconds = time.monotonic() - begin
+    text = (here / "err").read_text(errors="replace")
+    code = os.waitstatus_to_exitcode(status)
+    megabytes = usage.ru_maxrss / 1024
+    wrong = None
+    if seconds > late:
+        wrong = f"it took more than {late:g} s"
+    elif code not in (0, 1, 2, 3):
+        wrong = f"it ended with {code}"
+    elif 0 < bench.options.most_mb < megabytes:
+        wrong = f"it took {megabytes:.0f} MB"
+    elif code == 2 and text.count("ballast: ") < 1:
+        wrong = "it ended with 2 and said nothing"
+    for foreign in FOREIGN:
+        if foreign in text:
+            wrong = f"it says '{foreign}'"
+    if wrong:
+        keep = pathlib.Path(bench.options.keep) / f"{bench.options.seed}-{number}"
+        shutil.rmtree(keep, ignore_errors=True)
+        shutil.copytree(here, keep)
+        (keep / "line").write_text(" ".join(words) + "\n" + wrong + "\n")
+    shutil.rmtree(here)
+    return name, code, wrong, " ".join(words), text.strip().splitlines()[-1:], number
+
+
+def main():
+    options = arguments()
+    unknown = set(options.only) - set(CASES)
+    if unknown:
+        sys.exit(f"no such format: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    findings = 0
+    codes = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, pathlib.Path(folder))
+        numbers = range(options.first, options.first + options.count)
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            for name, code, wrong, line, text, number in pool.map(
+                    lambda number: try_one(bench, number), numbers):
+                codes[code] = codes.get(code, 0) + 1
+                if wrong:
+                    findings += 1
+                    print(f"{name} {number}: {wrong}: {line}: {' '.join(text)[:200]}", flush=True)
+    ended = ", ".join(f"{count} with {code}" for code, count in sorted(codes.items()))
+    print(f"seed {options.seed}: {options.count} tries ({ended}), {findings} findings")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+// What an attack found and no input may bring about again: times that overflow, memory that ends,
+// documents nested without end, files of ours that hold what no verb writes.
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::json;
+
+class Limits : public testing::Test {
+ protected:
+  void expect_one_line(const Outcome& outcome, const std::vector<std::string>& parts) const {
+    EXPECT_EQ(outcome.code, 2) << outcome.output;
+    EXPECT_EQ(outcome.lines(), 1) << outcome.output;
+    EXPECT_TRUE(outcome.output.starts_with("ballast: ")) << outcome.output;
+    for (const std::string& part : parts) EXPECT_TRUE(outcome.says(part)) << outcome.output;
+  }
+
+  Workbench bench;
+  const std::string predict = "predict --machine gh200-96gb-480gb --global-batch 8 --model ";
+};
+
+// A launch of 1000 s, hundreds of times a step.
+TEST_F(Limits, sums_of_long_times_are_long_times_or_refused) {
+  const std::string slow = predict + "gpt2 --json --set machine.gpu.launch_us=1000000000";
+  const Outcome outcome = bench.run(slow);
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  const Json json = Json::parse(outcome.output);
+  EXPECT_GT(json["step_time_s"], 100'000);
+  EXPECT_LT(json["mfu_percent"], 0.001);
+  expect_one_line(bench.run(predict + "llama-3-8b --micro-batch 1 "
+                                      "--set machine.gpu.launch_us=1000000000"),
+                  {"106 days"});
+}
+
+TEST_F(Limits, shares_that_no_framework_has_are_refused) {
+  Json stack =
+      Json::parse(bench.shell("cat " BALLAST_SOURCE_DIR "/profiles/stacks/typical.json").output);
+  for (const double share : {1e-9, 0.0, 2.5}) {
+    stack["constants"]["gemm_share"] = share;
+    bench.write("stack.json", stack.dump());
+    expect_one_line(bench.run(predict + "gpt2 --stack stack.json"), {"gemm_share", "0.001 to 2"});
+  }
+}
+
+TEST_F(Limits, memory_that_ends_ends_in_one_line) {
+  const std::string large = predict + "gpt-13b --strategy superoffload";
+  int ended = 0;
+  for (const std::string size : {"17", "24", "32", "40", "44", "48"}) {
+    for (const std::string& limit : {" --memory-limit " + size + "MB", std::string()}) {
+      const std::string before = limit.empty() ? "ulimit -d " + size + "000; " : "";
+      const Outcome outcome = bench.shell("(" + before + "$BALLAST " + large + limit + " 2>&1)");
+      if (outcome.code == 0) continue;
+      ++ended;
+      // What could not be printed any more is not printed in part.
+      expect_one_line(outcome, {"memory"});
+    }
+  }
+  EXPECT_GE(ended, 6);
+  for (const std::string size : {"1", "4XB", "-3GB", "101%", "nan", "''"}) {
+    expect_one_line(bench.run(predict + "gpt2 --memory-limit " + size), {"--memory-limit"});
+  }
+  EXPECT_EQ(bench.run(predict + "gpt2 --memory-limit 2GB").code, 0);
+  EXPECT_EQ(bench.run(predict + "gpt2 --memory-limit 50%").code, 0);
+}
+
+// A page that was written, whose plan somebody has changed.
+TEST_F(Limits, plans_in_records_whose_batch_does_not_divide_are_refused) {
+  const Json plan = Json::parse(
+      bench.run("predict --machine gh200-96gb-480gb --global-batch 8 --model gpt2 --json")
+          .output)["plan"];
+  for (const auto& [knob, value] :
+       std::vector<std::pair<std::string, int>>{{"micro_batch", 3}, {"data", 3}}) {
+    Json record = {{"schema", "ballast.verify/1"}};
+    for (const char* key : {"model", "machine", "steps", "predicted", "measured", "error_percent",
+                            "prediction", "timelines"}) {
+      record[key] = nullptr;
+    }
+    record["plan"] = plan;
+    record["plan"][knob] = value;
+    bench.write("record.json", record.dump());
+    expect_one_line(bench.run("report --verify record.json"), {"record.json", "do not divide"});
+  }
+  Json published = Json::parse(
+      bench.shell("cat " BALLAST_SOURCE_DIR "/profiles/published/gh200-training.json").output);
+  for (Json& one : published["cases"]) {
+    if (one["run"].contains("micro_batch")) one["run"]["micro_batch"] = 7;
+  }
+  bench.write("cases.json", published.dump());
+  const Outcome validated = bench.run("validate cases.json");
+  EXPECT_LE(validated.code, 2) << validated.output;
+  EXPECT_FALSE(validated.says("CHECK")) << validated.output;
+}
+
+// What is printed or copied goes down into a document call by call.
+TEST_F(Limits, documents_nested_without_end_are_refused_by_every_verb) {
+  const std::string nested = std::string(100'000, '[') + std::string(100'000, ']') + "}";
+  const std::vector<std::pair<std::string, std::string>> files = {
+      {"{\"x\":", "predict --plan FILE"},
+      {"{\"x\":", "predict --machine gh200-96gb-480gb --model FILE"},
+      {"{\"x\":", "predict --model gpt2 --machine FILE"},
+      {"{\"x\":", "predict --model gpt2 --machine gh200-96gb-480gb --strategy FILE"},
+      {"{\"x\":", "predict --model gpt2 --machine gh200-96gb-480gb --stack FILE"},
+      {"{\"x\":", "validate FILE"},
+      {"{\"x\":", "import --deepspeed FILE --model gpt2 --machine gh200-96gb-480gb --devices 1"},
+      {"{\"schema\": \"ballast.verify/1\", \"x\":", "report --verify FILE"},
+      {"{\"schema\": \"ballast.validation/1\", \"x\":", "report --validation FILE"},
+      {"{\"schema\": \"ballast.comparison/1\", \"x\":", "report --compare FILE"},
+      {"{\"considered\":", "report --tune FILE"},
+      {"{\"step\":", "report --model gpt2 --machine gh200-96gb-480gb --metrics FILE"}};
+  for (const auto& [begin, line] : files) {
+    bench.write("deep.json", begin + nested);
+    std::string words = line;
+    words.replace(words.find("FILE"), 4, "deep.json");
+    SCOPED_TRACE(words);
+    expect_one_line(bench.run(words), {"deep.json", "nested deeper than"});
+  }
+}
+
+}  // namespace
+}  // namespace ballast
