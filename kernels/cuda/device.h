@@ -92,7 +92,14 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return result;
 }
 
-// Two values rounded to the format, `low` in the low half.
+// 1/x by the special function unit: within 1 ulp, results below 2^-126 are 0.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Two values rounded to the format, `low` in the low half; a NaN becomes the format's 0x7fff.
 template <Format kFormat>
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   uint32_t pair;
@@ -181,7 +188,8 @@ inline Status clear_async(const char* name, void* memory, int64_t bytes, Stream)
 
 inline unsigned char* dynamic_shared() { return emulation::dynamic_shared(); }
 inline uint16_t half_from_float(float value) { return emulation::half_from_float(value); }
-inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_exp2(float x) { return emulation::off_by(std::exp2(x), 2); }
+inline float fast_reciprocal(float x) { return emulation::off_by(1.0f / x, 1); }
 inline float float_from_half(uint16_t half) { return emulation::float_from_half(half); }
 
 template <Format kFormat>

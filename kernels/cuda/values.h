@@ -39,6 +39,26 @@ __device__ __forceinline__ uint32_t bits_of_float(float value) {
   return kFormat == Format::kBf16 ? bf16_of(value) : f16_of(value);
 }
 
+// Pairs by the hardware's own rounding, which is that of bits_of_float but for NaN, whose payload
+// it drops: where there is one, all are rounded one by one.
+template <Format kFormat, int kCount>
+__device__ __forceinline__ void round_pairs(const float (&from)[kCount],
+                                            uint32_t (&words)[kCount / 2]) {
+  bool has_nan = false;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) has_nan |= from[i] != from[i];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    words[i] = pack_pair<kFormat>(from[2 * i], from[2 * i + 1]);
+  }
+  if (!has_nan) return;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    words[i] =
+        bits_of_float<kFormat>(from[2 * i]) | (bits_of_float<kFormat>(from[2 * i + 1]) << 16);
+  }
+}
+
 // --- kCount values from element `first` --------------------------------------------------------
 // kCount is 1, or a multiple of 4 with addresses at multiples of 16 bytes (8 for 4 values in 16
 // bits).
@@ -100,11 +120,7 @@ __device__ __forceinline__ void store(void* data, int64_t first, const float (&f
       to[0] = static_cast<uint16_t>(bits_of_float<kFormat>(from[0]));
     } else {
       uint32_t words[kCount / 2];
-#pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        words[i] =
-            bits_of_float<kFormat>(from[2 * i]) | (bits_of_float<kFormat>(from[2 * i + 1]) << 16);
-      }
+      round_pairs<kFormat>(from, words);
       if constexpr (kCount == 4) {
         *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
       } else {

@@ -15,8 +15,9 @@ namespace {
 TEST(geometry, runs_of_rows_cover_each_row_once) {
   EXPECT_EQ(norm_runs(0).runs, 0);
   EXPECT_EQ(norm_runs(1).runs, 1);
-  EXPECT_EQ(norm_runs(32).rows_per_run,
-            16);  // 2 runs: fewer rows each would cost more than it gains
+  EXPECT_EQ(norm_runs(2048).runs, 256);  // more than there are multiprocessors
+  // 4 runs: fewer rows each would cost more than it gains.
+  EXPECT_EQ(norm_runs(32).rows_per_run, 8);
   EXPECT_EQ(norm_runs(528 * 40).rows_per_run, 40);
   for (const int64_t rows : {1, 15, 16, 17, 8447, 8448, 8449, 100000}) {
     for (const RowRuns runs : {norm_runs(rows), bias_runs(rows)}) {

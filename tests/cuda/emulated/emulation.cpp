@@ -305,9 +305,12 @@ float float_from_half(uint16_t half) { return ballast::kernels::f16_to_f32(half)
 
 uint32_t pack_pair(float low, float high, bool bf16) {
   using namespace ballast::kernels;
-  const uint32_t a = bf16 ? f32_to_bf16(low) : f32_to_f16(low);
-  const uint32_t b = bf16 ? f32_to_bf16(high) : f32_to_f16(high);
-  return a | (b << 16);
+  // "If the input is NaN the result is the canonical NaN, 0x7fff" (PTX ISA, cvt).
+  const auto rounded = [bf16](float value) -> uint32_t {
+    if (std::isnan(value)) return 0x7fff;
+    return bf16 ? f32_to_bf16(value) : f32_to_f16(value);
+  };
+  return rounded(low) | (rounded(high) << 16);
 }
 
 // "Matrix fragments for mma.m16n8k16 with floating point type" of the PTX ISA: with g = lane / 4

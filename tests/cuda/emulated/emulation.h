@@ -53,6 +53,17 @@ void barrier_of_warp();
 // Passes 8 bytes to the 32 lanes of the warp and returns what they all passed.
 const uint64_t* exchange(uint64_t value);
 
+// A result of the special function unit at the edge of what the PTX ISA allows it to miss: up to
+// `ulps` units above or below, by the bits of the value; denormals are 0.
+inline float off_by(float value, int ulps) {
+  if (std::abs(value) < 0x1p-126f) return std::copysign(0.0f, value);
+  if (!std::isfinite(value)) return value;
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const int miss = static_cast<int>((bits >> 3) % static_cast<uint32_t>(2 * ulps + 1)) - ulps;
+  const float missed = std::bit_cast<float>(bits + static_cast<uint32_t>(miss));
+  return std::isfinite(missed) ? missed : value;
+}
+
 void clear(void* memory, int64_t bytes);
 unsigned char* dynamic_shared();
 uint16_t half_from_float(float value);
