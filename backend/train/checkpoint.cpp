@@ -98,12 +98,12 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   const bool pending = header.control.pending_gradient.has_value();
   std::vector<TensorDeclaration> declarations;
   for (const StateArray array : kStateArrays) {
-    for_parameters(graph, [&](size_t, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t, const Parameter& parameter) {
       declarations.push_back(declare_parameter(parameter, prefix_of(array)));
     });
   }
   if (pending) {
-    for_parameters(graph, [&](size_t, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t, const Parameter& parameter) {
       declarations.push_back(declare_parameter(parameter, "gradient."));
     });
   }
@@ -111,7 +111,7 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   if (is_first_rank(device)) writer.emplace(path, declarations, metadata_of(header));
   std::string not_finite;
   for (const StateArray array : kStateArrays) {
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
       const std::vector<float> values = read_parameter(graph, device, module, parameter, array);
       if (not_finite.empty() && !all_finite(values)) not_finite = prefix_of(array) + parameter.name;
       if (writer) writer->write(std::as_bytes(std::span(values)));
@@ -120,7 +120,7 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   }
   if (pending) {
     const PendingGradients gradients(graph, device);
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
       const std::vector<float> values = gradients.read(module, parameter);
       if (writer) writer->write(std::as_bytes(std::span(values)));
     });
@@ -129,9 +129,10 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   return std::nullopt;
 }
 
-int64_t checkpoint_bytes(const Graph& graph) {
+int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device) {
   int64_t values = 0;
-  for_parameters(graph, [&](size_t, const Parameter& parameter) { values += parameter.count(); });
+  for_parameters(graph, device,
+                 [&](size_t, const Parameter& parameter) { values += parameter.count(); });
   return values * static_cast<int64_t>(std::size(kStateArrays) * sizeof(float));
 }
 
@@ -175,7 +176,7 @@ bool verify_checkpoint(const std::string& path) {
 void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path) {
   const SafetensorsReader reader(path);
   for (const StateArray array : kStateArrays) {
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
       const StoredTensor& tensor = tensor_of(reader, prefix_of(array) + parameter.name, parameter);
       write_parameter(graph, device, module, parameter, array,
                       read_finite(reader, tensor, parameter.count()));
@@ -183,7 +184,7 @@ void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std
   }
   if (!reader.metadata().contains("pending_loss_scale")) return;
   PendingGradients gradients(graph, device);
-  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+  for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
     const StoredTensor& tensor = tensor_of(reader, "gradient." + parameter.name, parameter);
     gradients.write(module, parameter, read_floats(reader, tensor, parameter.count()));
   });

@@ -17,8 +17,9 @@
 namespace ballast {
 
 // Every parameter of the model once, in its order, with the index of the (first) module that holds
-// it: the stages of a pipeline have those of the undivided model.
-void for_parameters(const Graph& graph,
+// it: the stages of a pipeline have those of the undivided model, tensor-parallel ranks those of
+// the whole.
+void for_parameters(const Graph& graph, const TrainingDevice& device,
                     const std::function<void(size_t module, const Parameter&)>& visit);
 
 // One array of a parameter as fp32, whatever it is kept in: moments in fewer bits come back as they
@@ -30,7 +31,8 @@ std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, si
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values);
 
-// All parameters of a module (an index into Graph::modules) into their masters.
+// All that this rank has of the parameters of a module (an index into Graph::modules) into their
+// masters.
 void write_masters(const Graph& graph, size_t module, std::span<const float> values,
                    TrainingDevice& device);
 

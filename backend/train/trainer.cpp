@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backend/comm/local_ranks.h"
+#include "backend/execute/rank_place.h"
 #include "backend/host/device_host.h"
 #include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
@@ -86,11 +87,21 @@ CheckpointHeader header_to_resume(const std::string& path, const TrainerOptions&
 void initialise_masters(const Graph& graph, const Model& model, uint64_t seed,
                         TrainingDevice& device) {
   for (size_t i = 0; i < graph.modules.size(); ++i) {
-    const Module module = whole_module(graph.modules[i]);
+    const ParameterSlices* const slices = device.slices();
+    const Module module = slices != nullptr ? slices->whole(i) : whole_module(graph.modules[i]);
     if (module.count == 0) continue;
     std::vector<float> values(static_cast<size_t>(module.count));
     initialise(module, model, seed, values);
-    write_masters(graph, i, values, device);
+    if (slices == nullptr) {
+      write_masters(graph, i, values, device);
+      continue;
+    }
+    for (const Parameter& parameter : module.parameters) {
+      write_parameter(
+          graph, device, i, parameter, StateArray::kMaster,
+          std::span<const float>(values).subspan(static_cast<size_t>(parameter.offset),
+                                                 static_cast<size_t>(parameter.count())));
+    }
   }
 }
 
@@ -113,7 +124,7 @@ struct Trainer::State {
         next_step(static_cast<int32_t>(header.next_step)) {
     if (!folder) return;
     data_fingerprint = data.fingerprint();
-    folder->require_room(checkpoint_bytes(graph));
+    folder->require_room(checkpoint_bytes(graph, *device));
   }
 
   DeviceOptions with_ranks() {
@@ -225,7 +236,7 @@ void Trainer::State::finish(TrainResult& result, FiniteWatch& watch) {
 namespace {
 
 bool starts_ranks(const Plan& plan, const TrainerOptions& options) {
-  return plan.data > 1 && options.ranks == nullptr && options.device == "host" &&
+  return rank_count(plan) > 1 && options.ranks == nullptr && options.device == "host" &&
          !options.make_device;
 }
 
@@ -250,14 +261,15 @@ Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& opt
   }
   check(plan, model);
   if (const auto missing = first_missing(model, plan, host_capabilities())) throw missing->error();
-  if (plan.data > kMostLocalRanks) {
-    throw Error("plan.data",
-                fmt::format("{} ranks as threads of one process, which runs up to {}", plan.data,
+  const int64_t ranks = rank_count(plan);
+  if (ranks > kMostLocalRanks) {
+    throw Error("plan.devices",
+                fmt::format("{} ranks as threads of one process, which runs up to {}", ranks,
                             kMostLocalRanks),
-                fmt::format("start it with mpirun -n {}", plan.data));
+                fmt::format("start it with mpirun -n {}", ranks));
   }
-  team_ = std::make_unique<Team>(plan.data);
-  for (int64_t rank = 1; rank < plan.data; ++rank) {
+  team_ = std::make_unique<Team>(ranks);
+  for (int64_t rank = 1; rank < ranks; ++rank) {
     team_->others.push_back(std::unique_ptr<Trainer>(new Trainer()));
   }
   on_every_rank([&](Trainer& rank) {
@@ -436,7 +448,7 @@ std::vector<float> Trainer::parameters() const {
   std::vector<float> flat;
   on_every_rank([&](Trainer& rank) {
     const Graph& graph = rank.state_->graph;
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    for_parameters(graph, *rank.state_->device, [&](size_t module, const Parameter& parameter) {
       const std::vector<float> master =
           read_parameter(graph, *rank.state_->device, module, parameter, StateArray::kMaster);
       if (&rank == this) flat.insert(flat.end(), master.begin(), master.end());
