@@ -9,6 +9,11 @@ namespace ballast {
 
 void Communicator::all_reduce(Channel channel, const RankGroup& group, std::byte* values,
                               int64_t count, const SumFormat& format) {
+  all_reduce(channel, group, values, values, count, format);
+}
+
+void Communicator::all_reduce(Channel channel, const RankGroup& group, const std::byte* from,
+                              std::byte* to, int64_t count, const SumFormat& format) {
   const int64_t size = kernels::bytes_of(format.stored);
   const int64_t share = div_ceil(count, group.ranks);
   std::vector<SummedPart> summed;
@@ -17,8 +22,8 @@ void Communicator::all_reduce(Channel channel, const RankGroup& group, std::byte
     const int64_t begin = std::min(count, owner * share);
     const int64_t part = std::min(count, begin + share) - begin;
     if (part == 0) break;
-    std::byte* const at = values + begin * size;
-    summed.push_back({owner, at, at, part});
+    std::byte* const at = to + begin * size;
+    summed.push_back({owner, from + begin * size, at, part});
     gathered.push_back({owner, at, at, part * size});
   }
   reduce_scatter(channel, group, summed, format);

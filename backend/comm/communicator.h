@@ -21,11 +21,12 @@ namespace ballast {
 
 // Exchanges of a channel follow each other in the order of every rank's program; those of another
 // do not wait for them.
-enum class Channel : uint8_t {
-  kData,     // gradients and weights
+// Every lane of the graph has one.
+enum class Channel : uint16_t {
   kControl,  // verdicts on a step, and state that is saved or restored
+  kData = 1 + static_cast<uint16_t>(LaneKind::kDataNetwork),  // of the first device's lane
 };
-inline constexpr int kChannels = 2;
+constexpr Channel channel_of(LaneId lane) { return static_cast<Channel>(1 + lane); }
 
 // `owner`: index in the group. Where the owner puts the sum may be its own contribution.
 struct SummedPart {
@@ -40,6 +41,14 @@ struct GatheredPart {
   const std::byte* from = nullptr;  // read on the owner only
   std::byte* to = nullptr;          // on every rank; may be `from` on the owner
   int64_t bytes = 0;
+};
+
+// What this rank gives one rank of its group, and where what that one gives it goes; of itself too.
+struct ExchangedPart {
+  const std::byte* from = nullptr;
+  int64_t from_bytes = 0;
+  std::byte* to = nullptr;
+  int64_t to_bytes = 0;
 };
 
 // In what contributions and sum are stored, and to what a sum is rounded before.
@@ -66,6 +75,10 @@ class Communicator {
                               std::span<const SummedPart> parts, const SumFormat& format) = 0;
   virtual void all_gather(Channel channel, const RankGroup& group,
                           std::span<const GatheredPart> parts) = 0;
+  // Every rank gives every other one a part of its own, of any size; parts in the order of the
+  // group's ranks. What one gives is as long as what the other takes.
+  virtual void all_to_all(Channel channel, const RankGroup& group,
+                          std::span<const ExchangedPart> parts) = 0;
 
   // This rank goes no further: whoever waits for it, now or later, throws Error with its number and
   // `why`. The first failure counts. From any thread.
@@ -74,6 +87,9 @@ class Communicator {
   // The sum of `values` (of `count`) of every rank, on all of them, in place.
   void all_reduce(Channel channel, const RankGroup& group, std::byte* values, int64_t count,
                   const SumFormat& format);
+  // The same of what lies elsewhere.
+  void all_reduce(Channel channel, const RankGroup& group, const std::byte* from, std::byte* to,
+                  int64_t count, const SumFormat& format);
   // The bytes of rank `root` of the group, on all of them.
   void broadcast(Channel channel, const RankGroup& group, int root, std::span<std::byte> bytes);
 

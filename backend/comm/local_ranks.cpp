@@ -15,6 +15,8 @@ class LocalRanks::Rank : public Communicator {
                       const SumFormat& format) override;
   void all_gather(Channel channel, const RankGroup& group,
                   std::span<const GatheredPart> parts) override;
+  void all_to_all(Channel channel, const RankGroup& group,
+                  std::span<const ExchangedPart> parts) override;
   void fail(const std::string& why) override { all_.fail(rank_, why); }
 
  private:
@@ -110,6 +112,19 @@ void LocalRanks::Rank::all_gather(Channel channel, const RankGroup& group,
     CHECK(source.bytes == parts[i].bytes && source.owner == parts[i].owner);
     if (parts[i].bytes == 0 || source.from == parts[i].to) continue;
     std::memcpy(parts[i].to, source.from, static_cast<size_t>(parts[i].bytes));
+  }
+  all_.meet(channel, members, group.stride, Moment::kEnd, nullptr);
+}
+
+void LocalRanks::Rank::all_to_all(Channel channel, const RankGroup& group,
+                                  std::span<const ExchangedPart> parts) {
+  const GroupMembers members = members_of(group);
+  const auto all = parts_of_all(channel, members, group.stride, parts);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ExchangedPart& given = all[i][static_cast<size_t>(members.self)];
+    CHECK(given.from_bytes == parts[i].to_bytes && "ranks exchange other parts");
+    if (given.from_bytes == 0) continue;
+    std::memcpy(parts[i].to, given.from, static_cast<size_t>(given.from_bytes));
   }
   all_.meet(channel, members, group.stride, Moment::kEnd, nullptr);
 }

@@ -16,6 +16,8 @@ class LoneRank : public Communicator {
                       const SumFormat& format) override;
   void all_gather(Channel channel, const RankGroup& group,
                   std::span<const GatheredPart> parts) override;
+  void all_to_all(Channel channel, const RankGroup& group,
+                  std::span<const ExchangedPart> parts) override;
   void fail(const std::string&) override {}
 
  private:

@@ -4,7 +4,6 @@
 #include "backend/comm/mpi_ranks.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <mpi.h>
@@ -32,11 +31,14 @@ class MpiRanks : public Communicator {
                       const SumFormat& format) override;
   void all_gather(Channel channel, const RankGroup& group,
                   std::span<const GatheredPart> parts) override;
+  void all_to_all(Channel channel, const RankGroup& group,
+                  std::span<const ExchangedPart> parts) override;
   void fail(const std::string& why) override;
 
  private:
   using Requests = std::vector<MPI_Request>;
-  MPI_Comm comm_of(Channel channel) const { return comms_[static_cast<size_t>(channel)]; }
+  // Messages of a channel have a tag of their own, so none waits for those of another.
+  static int tag_of(Channel channel) { return static_cast<int>(channel); }
   void send(Channel channel, int to, const std::byte* from, int64_t bytes, Requests& requests);
   void receive(Channel channel, int from, std::byte* to, int64_t bytes, Requests& requests);
   void wait(Requests& requests) const;
@@ -45,7 +47,7 @@ class MpiRanks : public Communicator {
 
   int rank_ = 0;
   int size_ = 1;
-  std::array<MPI_Comm, kChannels> comms_{};
+  MPI_Comm comm_ = MPI_COMM_NULL;
   std::mutex mutex_;  // guards why_
   std::string why_;
   std::atomic<bool> failed_{false};
@@ -60,14 +62,20 @@ MpiRanks::MpiRanks() {
   }
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
-  for (MPI_Comm& comm : comms_) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  if (const int started = mpi_ranks_started(); started != size_) {
+    throw Error("MPI",
+                "its launcher started " + std::to_string(started) + " ranks, and it knows of " +
+                    std::to_string(size_),
+                "use srun --mpi=pmix, or the mpirun of this MPI");
+  }
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
 }
 
 void MpiRanks::send(Channel channel, int to, const std::byte* from, int64_t bytes,
                     Requests& requests) {
   for (int64_t at = 0; at < bytes; at += kMostBytes) {
     const auto count = static_cast<int>(std::min(kMostBytes, bytes - at));
-    MPI_Isend(from + at, count, MPI_BYTE, to, 0, comm_of(channel), &requests.emplace_back());
+    MPI_Isend(from + at, count, MPI_BYTE, to, tag_of(channel), comm_, &requests.emplace_back());
   }
 }
 
@@ -75,7 +83,7 @@ void MpiRanks::receive(Channel channel, int from, std::byte* to, int64_t bytes,
                        Requests& requests) {
   for (int64_t at = 0; at < bytes; at += kMostBytes) {
     const auto count = static_cast<int>(std::min(kMostBytes, bytes - at));
-    MPI_Irecv(to + at, count, MPI_BYTE, from, 0, comm_of(channel), &requests.emplace_back());
+    MPI_Irecv(to + at, count, MPI_BYTE, from, tag_of(channel), comm_, &requests.emplace_back());
   }
 }
 
@@ -158,6 +166,24 @@ void MpiRanks::all_gather(Channel channel, const RankGroup& group,
     if (part.from != part.to && part.bytes > 0) {
       std::copy_n(part.from, static_cast<size_t>(part.bytes), part.to);
     }
+  }
+  wait(requests);
+}
+
+void MpiRanks::all_to_all(Channel channel, const RankGroup& group,
+                          std::span<const ExchangedPart> parts) {
+  const GroupMembers members = members_of(group);
+  Requests requests;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const ExchangedPart& part = parts[i];
+    if (static_cast<int>(i) == members.self) {
+      if (part.from_bytes > 0) {
+        std::copy_n(part.from, static_cast<size_t>(part.from_bytes), part.to);
+      }
+      continue;
+    }
+    receive(channel, members.ranks[i], part.to, part.to_bytes, requests);
+    send(channel, members.ranks[i], part.from, part.from_bytes, requests);
   }
   wait(requests);
 }

@@ -137,6 +137,15 @@ std::vector<SumRange> BucketRanges::sums_of_share(const Op& op, int32_t step, do
   return ranges;
 }
 
+std::vector<BucketRanges::OwnSegment> BucketRanges::own_segments(const Op& op, int32_t step) const {
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  std::vector<OwnSegment> own;
+  for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
+    own.push_back({segment, values_at(sources, segment)});
+  }
+  return own;
+}
+
 std::vector<CutRange> BucketRanges::cuts(const Op& op, int32_t step) const {
   std::vector<CutRange> ranges;
   if (!is_split()) return ranges;

@@ -74,6 +74,12 @@ class BucketRanges {
   // values of those that it cuts through.
   std::vector<SumRange> sums(const Op& op, int32_t step) const;
   std::vector<CutRange> cuts(const Op& op, int32_t step) const;
+  // What of a bucket's segments is in this rank's share, and where a gradient norm reads it.
+  struct OwnSegment {
+    SegmentRange segment;
+    const std::byte* values = nullptr;
+  };
+  std::vector<OwnSegment> own_segments(const Op& op, int32_t step) const;
   // Copies across the link: of gradients, activations and partial sums, of flowing weights out of
   // the buckets that hold them, and of stepped weights, those that flow left out.
   std::vector<CopyRange> copies(const Op& op, int32_t step) const;

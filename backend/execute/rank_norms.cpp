@@ -1,6 +1,9 @@
 #include "backend/execute/rank_norms.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "sim/graph/core/stages.h"
@@ -132,6 +135,114 @@ double RankNorms::sum_of_all(const kernels::Table& table) {
   double sum = 0;
   for (const int32_t module : modules_in_order(graph_)) {
     for (const double partial : sums_[static_cast<size_t>(module)]) sum += partial;
+  }
+  return sum;
+}
+
+// Of a matrix that two stages hold the copy is counted by neither.
+TensorNorms::TensorNorms(const Graph& graph, const RankShares& shares, const Plan& plan,
+                         const ParameterSlices& slices)
+    : graph_(graph), shares_(shares), tensor_(plan.tensor) {
+  units_.resize(graph.modules.size());
+  kept_.resize(graph.buckets.size());
+  for (const int32_t module : modules_in_order(graph)) {
+    const auto index = static_cast<size_t>(module);
+    for (const auto& [begin, count] : slices.alike(index)) {
+      for (int64_t at = begin; at < begin + count;) {
+        const ElementRange segment{at / kSegment * kSegment, kSegment};
+        const ElementRange range = overlap({begin, count}, segment);
+        units_[index].push_back({range, {}, 0});
+        at = range.end();
+      }
+    }
+  }
+}
+
+template <class Visit>
+void TensorNorms::for_parts(int32_t bucket, int rank, const Visit& visit) {
+  for (const SegmentRange& segment : shares_.segments_of(bucket, rank)) {
+    for (Unit& unit : units_[static_cast<size_t>(segment.module)]) {
+      const ElementRange here = overlap(unit.range, segment.here);
+      if (here.count > 0) visit(unit, here);
+    }
+  }
+}
+
+void TensorNorms::keep(int32_t bucket, kernels::Format format,
+                       const std::vector<BucketRanges::OwnSegment>& segments,
+                       const kernels::Table& table) {
+  std::vector<float>& kept = kept_[static_cast<size_t>(bucket)];
+  kept.clear();
+  for (const auto& [segment, values] : segments) {
+    for (Unit& unit : units_[static_cast<size_t>(segment.module)]) {
+      const ElementRange here = overlap(unit.range, segment.here);
+      if (here.count == 0) continue;
+      const std::byte* const at =
+          values + (here.begin - segment.here.begin) * kernels::bytes_of(format);
+      if (!shares_.are_split()) {
+        CHECK(here.count == unit.range.count);
+        unit.sum = table.sum_of_squares(at, format, here.count);
+        continue;
+      }
+      const size_t known = kept.size();
+      kept.resize(known + static_cast<size_t>(here.count));
+      table.cast(at, format, kept.data() + known, kernels::Format::kF32, here.count);
+    }
+  }
+}
+
+// Each rank tells the values in its share, from which all find the sums that one would that has
+// all.
+void TensorNorms::gather_units(const kernels::Table& table) {
+  const auto buckets = static_cast<int32_t>(graph_.buckets.size());
+  std::vector<float> own;
+  for (const std::vector<float>& kept : kept_) own.insert(own.end(), kept.begin(), kept.end());
+  std::vector<int64_t> counts(static_cast<size_t>(shares_.count()), 0);
+  for (int rank = 0; rank < shares_.count(); ++rank) {
+    for (int32_t b = 0; b < buckets; ++b) {
+      for_parts(b, rank, [&](Unit&, const ElementRange& here) {
+        counts[static_cast<size_t>(rank)] += here.count;
+      });
+    }
+  }
+  std::vector<float> told(
+      static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
+  std::vector<GatheredPart> parts;
+  float* to = told.data();
+  for (int rank = 0; rank < shares_.count(); ++rank) {
+    const int64_t count = counts[static_cast<size_t>(rank)];
+    parts.push_back({rank, reinterpret_cast<const std::byte*>(own.data()),
+                     reinterpret_cast<std::byte*>(to), count * size_of(DType::kF32)});
+    to += count;
+  }
+  shares_.gather(parts);
+  const float* from = told.data();
+  for (int rank = 0; rank < shares_.count(); ++rank) {
+    for (int32_t b = 0; b < buckets; ++b) {
+      for_parts(b, rank, [&](Unit& unit, const ElementRange& here) {
+        unit.values.resize(static_cast<size_t>(unit.range.count));
+        std::copy_n(from, here.count, unit.values.begin() + (here.begin - unit.range.begin));
+        from += here.count;
+      });
+    }
+  }
+  for (std::vector<Unit>& units : units_) {
+    for (Unit& unit : units) {
+      unit.sum = table.sum_of_squares(unit.values.data(), kernels::Format::kF32, unit.range.count);
+    }
+  }
+}
+
+double TensorNorms::sum_of_all(double of_this, const kernels::Table& table) {
+  if (shares_.are_split()) gather_units(table);
+  double alike = 0;
+  for (const std::vector<Unit>& units : units_) {
+    for (const Unit& unit : units) alike += unit.sum;
+  }
+  const std::vector<double> told = shares_.gather_numbers(std::array{of_this, alike});
+  double sum = told[0];
+  for (int64_t rank = 1; rank < tensor_; ++rank) {
+    sum += told[static_cast<size_t>(2 * rank)] - told[static_cast<size_t>(2 * rank + 1)];
   }
   return sum;
 }

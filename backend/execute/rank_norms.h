@@ -14,6 +14,7 @@
 
 #include "backend/execute/bucket_ranges.h"
 #include "backend/execute/operation_arguments.h"
+#include "backend/execute/parameter_slices.h"
 #include "backend/execute/rank_shares.h"
 #include "kernels/kernels.h"
 #include "sim/graph/core/graph.h"
@@ -66,6 +67,40 @@ class RankNorms {
     std::vector<std::byte> values;  // of all cut segments, one after another
   };
   std::vector<Kept> kept_;  // by bucket
+};
+
+// The same norm over tensor-parallel ranks: what they split each tells the sum of, and what all
+// have alike counts once. However ranks with the same weights share them, its bits are the same.
+class TensorNorms {
+ public:
+  // All of what is referred to must outlive this.
+  TensorNorms(const Graph& graph, const RankShares& shares, const Plan& plan,
+              const ParameterSlices& slices);
+
+  // Of what a kSumOfSquares of a bucket met, what all ranks have alike. Thread safety: as the graph
+  // orders the bucket's norm partials.
+  void keep(int32_t bucket, kernels::Format format,
+            const std::vector<BucketRanges::OwnSegment>& segments, const kernels::Table& table);
+  // Of the sum of this rank's weights that of the model's. Every rank calls.
+  double sum_of_all(double of_this, const kernels::Table& table);
+
+ private:
+  // Elements of a module that all ranks have alike, within one segment.
+  struct Unit {
+    ElementRange range;
+    std::vector<float> values;  // where ranks with the same weights share them
+    double sum = 0;
+  };
+  // Calls for every part of a unit that lies in a rank's share of a bucket.
+  template <class Visit>
+  void for_parts(int32_t bucket, int rank, const Visit& visit);
+  void gather_units(const kernels::Table& table);
+
+  const Graph& graph_;
+  const RankShares& shares_;
+  int64_t tensor_;
+  std::vector<std::vector<Unit>> units_;  // by module
+  std::vector<std::vector<float>> kept_;  // by bucket: of all parts in this rank's share
 };
 
 }  // namespace ballast

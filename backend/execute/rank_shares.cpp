@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backend/execute/rank_place.h"
+
 namespace ballast {
 
 ElementRange overlap(const ElementRange& one, const ElementRange& other) {
@@ -13,10 +15,10 @@ RankShares::RankShares(const Graph& graph, const Plan& plan, Communicator& ranks
     : graph_(graph),
       ranks_(ranks),
       group_(replica_group(plan)),
-      of_(plan.zero_stage == 0   ? Of::kNothing
-          : plan.zero_stage == 3 ? Of::kModules
-                                 : Of::kBuckets) {
-  CHECK(group_.ranks == ranks.size() && group_.stride == 1);
+      of_(plan.zero_stage == 0 || group_.ranks == 1 ? Of::kNothing
+          : plan.zero_stage == 3                    ? Of::kModules
+                                                    : Of::kBuckets) {
+  CHECK(rank_count(plan) == ranks.size() && group_.ranks == plan.replicas());
 }
 
 ElementRange RankShares::of(int32_t bucket, int rank) const {
@@ -92,14 +94,15 @@ void RankShares::gather(std::span<const GatheredPart> parts) const {
 
 std::vector<double> RankShares::gather_numbers(std::span<const double> own) const {
   const size_t size = own.size();
-  std::vector<double> all(size * static_cast<size_t>(count()));
+  const int ranks = ranks_.size();
+  std::vector<double> all(size * static_cast<size_t>(ranks));
   std::vector<GatheredPart> parts;
-  for (int rank = 0; rank < count(); ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     auto* const to = reinterpret_cast<std::byte*>(all.data() + size * static_cast<size_t>(rank));
     parts.push_back({rank, reinterpret_cast<const std::byte*>(own.data()), to,
                      static_cast<int64_t>(size * sizeof(double))});
   }
-  ranks_.all_gather(Channel::kControl, group_, parts);
+  ranks_.all_gather(Channel::kControl, {ranks, 1}, parts);
   return all;
 }
 

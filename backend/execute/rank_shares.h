@@ -45,7 +45,8 @@ class RankShares {
 
   Communicator& ranks() const { return ranks_; }
   const RankGroup& group() const { return group_; }
-  int rank() const { return ranks_.rank(); }
+  // This one's index among those that hold the same weights.
+  int rank() const { return ranks_.members_of(group_).self; }
   int count() const { return static_cast<int>(group_.ranks); }
   // At most one of them; neither where every rank keeps all.
   bool are_of_buckets() const { return of_ == Of::kBuckets; }
@@ -67,7 +68,7 @@ class RankShares {
   void gather(int32_t bucket, int64_t begin, std::span<float> values) const;
   // What lies where it goes on its owner; every rank calls.
   void gather(std::span<const GatheredPart> parts) const;
-  // One after another the values of all ranks, as many of each.
+  // One after another the values of all ranks of the plan, as many of each.
   std::vector<double> gather_numbers(std::span<const double> own) const;
 
  private:

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fmt/format.h>
 
+#include "sim/graph/build.h"
 #include "sim/graph/core/stages.h"
 
 namespace ballast {
@@ -16,7 +17,7 @@ const Training& checked(const Training& training) {
 }
 
 std::optional<RankShares> shares_of(const Training& training, const DeviceOptions& options) {
-  const int64_t ranks = training.plan.data;
+  const int64_t ranks = rank_count(training.plan);
   if (ranks == 1) return std::nullopt;
   CHECK(options.of_rank.ranks != nullptr && options.of_rank.ranks->size() == ranks);
   return std::optional<RankShares>(std::in_place, training.graph, training.plan,
@@ -42,7 +43,8 @@ const Capabilities& host_capabilities() {
           .carries_out(
               OpKind::kCollective,
               {{{Role::kSource, Role::kDestination, Role::kWeight, Role::kParameterGradient},
-                kFloats}},
+                kFloats},
+               {{Role::kTokens}, kIds}},
               {WorkVariant::kBetweenStages, WorkVariant::kSeveralRanks})
           .also(OpKind::kAttention,
                 {{{Role::kWeight, Role::kParameterGradient, Role::kKeysValues}, kFloats},
@@ -50,7 +52,7 @@ const Capabilities& host_capabilities() {
           .also(OpKind::kGemm,
                 {{{Role::kRouting}, kIds}, {kOfScores, kFloats}, {{Role::kKeysValues}, kFloats}})
           .also(OpKind::kActivation, {{{Role::kRouting}, kIds}, {kOfScores, kFloats}})
-          .also(OpKind::kLoss, {{{Role::kBalance}, kF64}})
+          .also(OpKind::kLoss, {{{Role::kBalance}, kF64}, {{Role::kStatistics}, {DType::kF32}}})
           .carries_out(OpKind::kPermute, {{{Role::kInput, Role::kWeight, Role::kOutput,
                                             Role::kOutputGradient, Role::kInputGradient},
                                            kFloats},
@@ -67,7 +69,8 @@ const Capabilities& host_capabilities() {
                 ModelFeature::kAttentionSinks, ModelFeature::kSlidingWindow,
                 ModelFeature::kSigmoidRouter, ModelFeature::kClampedSwiGlu})
           .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks,
-                PlanFeature::kSplitWeights});
+                PlanFeature::kSplitWeights, PlanFeature::kTensorRanks, PlanFeature::kSequenceRanks,
+                PlanFeature::kContextRanks, PlanFeature::kRanksOfPipelines});
   return kTable;
 }
 
@@ -80,7 +83,11 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       stages_(stages_of(graph_, options.compute_threads)),
       arguments_(graph_, bases_of(stages_)),
       shares_(shares_of(training, options)),
-      modules_(training.model, plan_),
+      place_(shares_ ? place_of(plan_, shares_->ranks().rank()) : RankPlace{}),
+      rank_model_(rank_model(training.model, plan_)),
+      modules_(rank_model_, training.model.vocab, plan_, place_,
+               shares_ ? &exchanges_.emplace(rank_model_, plan_, arguments_, shares_->ranks())
+                       : nullptr),
       ranges_(graph_, arguments_, shares()),
       control_(
           plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
@@ -88,6 +95,9 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
                options.optimizer_threads) {
   if (shares_ && shares_->are_split()) norms_.emplace(graph_, arguments_, *shares_);
+  if (plan_.tensor == 1) return;
+  slices_.emplace(graph_, training.model, plan_, shares_->ranks());
+  tensor_norms_.emplace(graph_, *shares_, plan_, *slices_);
 }
 
 std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int compute_threads) {
@@ -177,17 +187,28 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
   CHECK(false && "not an operation of one host device");
 }
 
+// Of sequences that ranks share each takes its tokens, and the one that its last is to predict.
 void HostDevice::load_batch(const Op& op, int32_t step) const {
   const Argument tokens = arguments_.find(op, Role::kTokens, step);
-  data_.batch(
-      batch_request(plan_, op, split_, step, shares_ ? shares_->rank() : 0),
-      {reinterpret_cast<int32_t*>(tokens.data), static_cast<size_t>(tokens.tensor->elements)});
+  const BatchRequest request =
+      batch_request(plan_, op, split_, step, static_cast<int>(place_.data));
+  const std::span<int32_t> own(reinterpret_cast<int32_t*>(tokens.data),
+                               static_cast<size_t>(tokens.tensor->elements));
+  const int64_t parts = parts_of_sequences(plan_);
+  if (parts == 1) return data_.batch(request, own);
+  std::vector<int32_t> whole(static_cast<size_t>(request.sequences * (request.length + 1)));
+  data_.batch(request, whole);
+  const int64_t length = request.length / parts;
+  for (int64_t i = 0; i < request.sequences; ++i) {
+    std::copy_n(whole.begin() + i * (request.length + 1) + place_.part(plan_) * length, length + 1,
+                own.begin() + i * (length + 1));
+  }
 }
 
 void HostDevice::loss(const Op& op, int32_t step) {
   double factor =
       control_.loss_scale(step) /
-      static_cast<double>(plan_.tokens_per_micro_batch() * plan_.accumulation() * plan_.data);
+      static_cast<double>(plan_.tokens_per_micro_batch() * plan_.accumulation() * plan_.replicas());
   if (options_.gradient_factor) factor *= options_.gradient_factor(step);
   const double mean = modules_.loss(op, arguments_, step, factor);
   // Of parts of the sequences the last comes first.
@@ -212,16 +233,32 @@ void HostDevice::copy(const std::vector<CopyRange>& ranges) {
   }
 }
 
-// Between stages: a message goes into the receiver's tensor; the gradients of a matrix that two of
-// them hold are summed in fp32, rounded once, and both have the sum.
 void HostDevice::exchange(const Op& op, int32_t step) {
-  if (shares_) return exchange_among_ranks(op, step);
+  switch (kind_of(op.lane)) {
+    case LaneKind::kDataNetwork:
+      return exchange_data(op, step);
+    case LaneKind::kTensorNetwork:
+      if (op.label.module == ModuleKind::kLoss) return modules_.loss_sums(op, arguments_, step);
+      return exchanges_->tensor(op, step);
+    case LaneKind::kSequenceNetwork:
+      return exchanges_->sequence(op, step);
+    default:
+      return exchange_between_stages(op, step);
+  }
+}
+
+// Between stages: a message goes into the receiver's tensor, whole, though of tensor-parallel ranks
+// each is counted to send its part to the next node (arXiv 2104.04473, section 4.1); the gradients
+// of a matrix that two of them hold are summed in fp32, rounded once, and both have the sum.
+void HostDevice::exchange_between_stages(const Op& op, int32_t step) {
   const Argument from = arguments_.find(op, Role::kSource, step);
   const int64_t bytes = std::get<CollectiveWork>(op.work).bytes.count;
   if (from.tensor != nullptr) {
     const Argument to = arguments_.find(op, Role::kDestination, step);
-    CHECK(from.tensor->bytes() == to.tensor->bytes() && from.tensor->bytes().count == bytes);
-    return copy({{from.data, to.data, bytes}});
+    const int64_t whole = from.tensor->bytes().count;
+    CHECK(from.tensor->bytes() == to.tensor->bytes());
+    CHECK(whole == bytes || div_ceil(whole, plan_.tensor) == bytes);
+    return copy({{from.data, to.data, whole}});
   }
   const std::vector<Argument> gradients = arguments_.all(op, Role::kParameterGradient, step);
   CHECK(gradients.size() == 2);
@@ -230,31 +267,35 @@ void HostDevice::exchange(const Op& op, int32_t step) {
 
 // Gradients are summed in fp32 and rounded once to the type that they are stored in on the GPU,
 // whatever carries them: so it does not matter where they are stepped.
-void HostDevice::exchange_among_ranks(const Op& op, int32_t step) {
+void HostDevice::exchange_data(const Op& op, int32_t step) {
   const CollectiveWork& work = std::get<CollectiveWork>(op.work);
   CHECK(work.ranks == shares_->count() && work.stride == shares_->group().stride);
   if (work.kind != CollectiveKind::kAllGather) {
     const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
-    shares_->ranks().reduce_scatter(Channel::kData, shares_->group(), ranges_.summed(op, step),
+    shares_->ranks().reduce_scatter(channel_of(op.lane), shares_->group(), ranges_.summed(op, step),
                                     {format_of(stored), format_of(plan_.dtype)});
   }
   if (work.kind != CollectiveKind::kReduceScatter) {
-    shares_->ranks().all_gather(Channel::kData, shares_->group(), ranges_.gathered(op, step));
+    shares_->ranks().all_gather(channel_of(op.lane), shares_->group(), ranges_.gathered(op, step));
   }
 }
 
 void HostDevice::sum_squares(const Op& op, int32_t step) {
   updates_.sums(op, step, crew_of(op));
-  if (!norms_) return;
-  const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
-  norms_->keep(op.label.bucket, format_of(stored), ranges_.cuts(op, step));
+  if (!norms_ && !tensor_norms_) return;
+  const kernels::Format stored = format_of(arguments_.find(op, Role::kSource, step).tensor->dtype);
+  if (norms_) norms_->keep(op.label.bucket, stored, ranges_.cuts(op, step));
+  if (!tensor_norms_) return;
+  tensor_norms_->keep(op.label.bucket, stored, ranges_.own_segments(op, step), updates_.table());
 }
 
 double HostDevice::sum_of_partials() {
-  return norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
+  const double sum = norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
+  return tensor_norms_ ? tensor_norms_->sum_of_all(sum, updates_.table()) : sum;
 }
 
-// Beside the losses each rank tells whether it would end the run.
+// Beside the losses each rank tells whether it would end the run. Of tensor-parallel ranks, which
+// have the same losses, those of the first count.
 RankViews HostDevice::views() {
   if (!shares_) return {};
   return {[this](const std::vector<double>& losses) {
@@ -267,7 +308,7 @@ RankViews HostDevice::views() {
     for (size_t i = 0; i < all.size(); ++i) {
       if ((i + 1) % told.size() == 0) {
         wishes |= static_cast<int>(all[i]);
-      } else {
+      } else if (i / told.size() % static_cast<size_t>(plan_.tensor) == 0) {
         of_all.push_back(all[i]);
       }
     }
@@ -282,6 +323,7 @@ RankViews HostDevice::views() {
 
 void HostDevice::abandon(const std::string& why) {
   if (shares_) shares_->ranks().fail(why);
+  if (exchanges_) exchanges_->fail();
 }
 
 void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {
@@ -324,7 +366,13 @@ double HostDevice::evaluate(int64_t batch, int32_t step) {
   split_ = Split::kValidation;
   run_forward(graph_, batch, step, [&](OpId id, int32_t at) { execute(graph_.step, id, at); });
   split_ = Split::kTraining;
-  return evaluated_loss_;
+  const int64_t parts = parts_of_sequences(plan_);
+  if (parts == 1) return evaluated_loss_;
+  // Every rank has the loss of its tokens.
+  const std::vector<double> told = shares_->gather_numbers({&evaluated_loss_, 1});
+  double sum = 0;
+  for (int64_t i = 0; i < parts; ++i) sum += told[static_cast<size_t>(i * plan_.tensor)];
+  return sum / static_cast<double>(parts);
 }
 
 }  // namespace ballast

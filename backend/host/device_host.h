@@ -1,7 +1,8 @@
 // The host device: the "GPU" is the threads of its lanes with an arena of their own, the "CPU" the
 // optimizer's workers with another; copies between the two are real copies. The stages of a
 // pipeline are devices of one process, each with arenas, lanes and threads of its own: a message is
-// a copy from the sender's arena into the receiver's.
+// a copy from the sender's arena into the receiver's. Ranks, of data, tensor and sequence
+// parallelism, are devices of their own, each with all stages.
 //
 // Carries out every kind of operation by the roles of its tensors. Will not do: order operations
 // (executor), or judge gradients (update_control).
@@ -16,7 +17,10 @@
 #include "backend/execute/arena.h"
 #include "backend/execute/bucket_ranges.h"
 #include "backend/execute/operation_arguments.h"
+#include "backend/execute/parameter_slices.h"
+#include "backend/execute/rank_exchanges.h"
 #include "backend/execute/rank_norms.h"
+#include "backend/execute/rank_place.h"
 #include "backend/execute/update_control.h"
 #include "backend/host/bucket_updates.h"
 #include "backend/host/compute_threads.h"
@@ -27,7 +31,7 @@ namespace ballast {
 
 // All that this device carries out. NVMe is a file of the system's folder for temporary files. Of
 // several devices it carries out the stages of a pipeline, spread (sim/graph/schedules/pipeline.h),
-// or one rank of those of data parallelism, which exchange by a communicator (backend/comm).
+// of one rank, which exchanges with the others by a communicator (backend/comm).
 const Capabilities& host_capabilities();
 
 class HostDevice : public TrainingDevice {
@@ -43,6 +47,7 @@ class HostDevice : public TrainingDevice {
 
   UpdateControl& control() override { return control_; }
   const RankShares* shares() const override { return shares_ ? &*shares_ : nullptr; }
+  const ParameterSlices* slices() const override { return slices_ ? &*slices_ : nullptr; }
   void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) override;
   void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) override;
   void spread_weights() override;
@@ -58,7 +63,8 @@ class HostDevice : public TrainingDevice {
   static void copy(const std::vector<CopyRange>& ranges);
   void undo(const Op& op, int32_t step);
   void exchange(const Op& op, int32_t step);
-  void exchange_among_ranks(const Op& op, int32_t step);
+  void exchange_between_stages(const Op& op, int32_t step);
+  void exchange_data(const Op& op, int32_t step);
   void sum_squares(const Op& op, int32_t step);
   double sum_of_partials();
   RankViews views();
@@ -78,7 +84,12 @@ class HostDevice : public TrainingDevice {
   std::vector<Stage> stages_;
   OperationArguments arguments_;
   std::optional<RankShares> shares_;  // of one of several ranks
+  RankPlace place_;
+  Model rank_model_;
+  std::optional<RankExchanges> exchanges_;
+  std::optional<ParameterSlices> slices_;  // of one of several tensor-parallel ranks
   std::optional<RankNorms> norms_;
+  std::optional<TensorNorms> tensor_norms_;
   HostModules modules_;
   BucketRanges ranges_;
   UpdateControl control_;

@@ -1,5 +1,6 @@
 #include "backend/host/host_modules.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "backend/execute/module_dispatch.h"
@@ -51,6 +52,21 @@ View part(const Argument& argument, int64_t first, int64_t rows, int64_t columns
 
 }  // namespace
 
+HostModules::HostModules(const Model& model, int64_t whole_vocabulary, const Plan& plan,
+                         RankPlace place, const RankExchanges* exchanges)
+    : model_(model),
+      attention_(attention_model(model, plan)),
+      plan_(plan),
+      place_(place),
+      exchanges_(exchanges),
+      parts_(subsequences_of(plan, model)) {
+  if (!sums_over_ranks()) return;
+  vocabulary_.first = place.tensor * model.vocab;
+  vocabulary_.count = std::min(model.vocab, whole_vocabulary - vocabulary_.first);
+  vocabulary_.all = whole_vocabulary;
+  vocabulary_.adds_positions = place.tensor == 0;
+}
+
 void HostModules::module(const Op& op, const OperationArguments& arguments, int32_t step) const {
   const Call call{op, arguments, step};
   dispatch_module(
@@ -59,7 +75,10 @@ void HostModules::module(const Op& op, const OperationArguments& arguments, int3
 }
 
 Shape HostModules::shape_of(const Op& op) const {
-  if (op.label.subsequence < 0) return {*plan_.micro_batch, plan_.sequence_length};
+  if (op.label.subsequence < 0) {
+    const int64_t length = plan_.tokens_per_micro_batch() / *plan_.micro_batch;
+    return {*plan_.micro_batch, length, 0, 0, place_.part(plan_) * length};
+  }
   const Subsequence& part = parts_[static_cast<size_t>(op.label.subsequence)];
   return {*plan_.micro_batch, part.length, part.begin, plan_.sequence_length};
 }
@@ -71,13 +90,24 @@ void HostModules::embedding(const Call& call) const {
   if (forward(op)) {
     const Argument weight = call.find(Role::kWeight);
     transformer::embedding_forward(model_, shape, tokens, view(weight, 1, weight.tensor->elements),
-                                   view(call.find(Role::kOutput), shape.tokens(), model_.hidden));
+                                   view(call.find(Role::kOutput), shape.tokens(), model_.hidden),
+                                   vocabulary_);
     return;
   }
   const Argument gradient = call.find(Role::kParameterGradient);
   transformer::embedding_backward(
       model_, shape, tokens, view(call.find(Role::kOutputGradient), shape.tokens(), model_.hidden),
-      view(gradient, 1, gradient.tensor->elements), gradient.adds);
+      view(gradient, 1, gradient.tensor->elements), gradient.adds, vocabulary_);
+}
+
+// In fp32, whatever the gradients are stored in: added to them and rounded once.
+void HostModules::sum_gradient(
+    const Call& call, const Argument& gradient,
+    const std::function<void(transformer::View gradient)>& backward) const {
+  std::vector<float> sums(static_cast<size_t>(gradient.tensor->elements));
+  backward({sums.data(), DType::kF32, 1, std::ssize(sums)});
+  exchanges_->sum(call.op.lane, sums);
+  transformer::put_gradient(sums, flat(gradient), gradient.adds);
 }
 
 void HostModules::norm(const Call& call) const {
@@ -95,11 +125,16 @@ void HostModules::norm(const Call& call) const {
     return;
   }
   const Argument gradient = call.find(Role::kParameterGradient);
-  transformer::norm_backward(model_, x, statistics, params,
-                             view(call.find(Role::kOutputGradient), rows, columns),
-                             view(call.find(Role::kResidualGradient), rows, columns),
-                             view(call.find(Role::kInputGradient), rows, columns),
-                             view(gradient, 1, gradient.tensor->elements), gradient.adds);
+  const auto backward = [&](View to, bool adds) {
+    transformer::norm_backward(model_, x, statistics, params,
+                               view(call.find(Role::kOutputGradient), rows, columns),
+                               view(call.find(Role::kResidualGradient), rows, columns),
+                               view(call.find(Role::kInputGradient), rows, columns), to, adds);
+  };
+  if (sums_over_ranks() && plan_.tensor_sequence) {
+    return sum_gradient(call, gradient, [&](View to) { backward(to, false); });
+  }
+  backward(flat(gradient), gradient.adds);
 }
 
 void HostModules::gemm(const Call& call) const {
@@ -123,6 +158,8 @@ void HostModules::gemm(const Call& call) const {
     return;
   }
   if (kind == ModuleKind::kQkv && op.label.subsequence >= 0 && forward(op)) return part_qkv(call);
+  const bool is_row_parallel = kind == ModuleKind::kAttentionOut || kind == ModuleKind::kFc2;
+  if (sums_over_ranks() && is_row_parallel && forward(op)) return row_parallel(call);
   const Argument weight = call.find(Role::kWeight);
   const View params = view(weight, 1, weight.tensor->elements);
   if (op.phase == Phase::kBackwardInput) {
@@ -135,6 +172,23 @@ void HostModules::gemm(const Call& call) const {
   transformer::linear_forward(model_, kind, view(call.find(Role::kInput), work.m, work.k), params,
                               view(call.find(Role::kResidual), work.m, work.n),
                               view(call.find(Role::kOutput), work.m, work.n));
+}
+
+// Whoever has a token's residual adds it and the bias: the first rank, or, of tokens that ranks
+// share between products, the rank whose they are.
+void HostModules::row_parallel(const Call& call) const {
+  const GemmWork& work = std::get<GemmWork>(call.op.work);
+  const View params = flat(call.find(Role::kWeight));
+  const Argument x = call.find(Role::kInput);
+  const Argument y = call.find(Role::kOutput);
+  const int64_t rows = plan_.tensor_sequence ? div_exact(work.m, plan_.tensor) : work.m;
+  const View residual = view(call.find(Role::kResidual), rows, work.n);
+  for (int64_t first = 0; first < work.m; first += rows) {
+    const bool adds = plan_.tensor_sequence ? first == place_.tensor * rows : place_.tensor == 0;
+    transformer::linear_forward(model_, call.op.label.module, part(x, first * work.k, rows, work.k),
+                                params, adds ? residual : View{},
+                                part(y, first * work.n, rows, work.n), adds);
+  }
 }
 
 void HostModules::latent_gemm(const Call& call) const {
@@ -231,33 +285,108 @@ void HostModules::part_attention(const Call& call) const {
     }
   }
   const Argument gradient = call.find(Role::kParameterGradient);
-  transformer::part_attention_backward(
-      model_, shape, part, out, log_sum_exp,
-      view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width()),
-      view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), of, flat(gradient),
-      gradient.adds);
+  const auto backward = [&](View to, bool adds) {
+    transformer::part_attention_backward(
+        model_, shape, part, out, log_sum_exp,
+        view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width()),
+        view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), of, to, adds);
+  };
+  if (sums_over_ranks() && model_.qk_norm) {
+    return sum_gradient(call, gradient, [&](View to) { backward(to, false); });
+  }
+  backward(flat(gradient), gradient.adds);
 }
 
 void HostModules::attention(const Call& call) const {
   const Op& op = call.op;
   if (op.label.subsequence >= 0) return part_attention(call);
+  if (plan_.context > 1) return ring_attention(call);
   const AttentionWork& work = std::get<AttentionWork>(op.work);
+  const Model& model = attention_;
   const Shape shape{work.sequences, work.length};
-  const View qkv = view(call.find(Role::kInput), shape.tokens(), model_.qkv_width());
-  const View out = view(call.find(Role::kOutput), shape.tokens(), model_.attention_width());
+  const View qkv = view(call.find(Role::kInput), shape.tokens(), model.qkv_width());
+  const View out = view(call.find(Role::kOutput), shape.tokens(), model.attention_width());
   const View log_sum_exp =
       view(call.find(Role::kStatistics), work.sequences * work.heads, work.length);
   const transformer::AttentionOf of{op.label.layer, flat(call.find(Role::kWeight))};
   if (forward(op)) {
-    transformer::attention_forward(model_, shape, qkv, out, log_sum_exp, of);
+    transformer::attention_forward(model, shape, qkv, out, log_sum_exp, of);
     return;
   }
+  const View dout = view(call.find(Role::kOutputGradient), shape.tokens(), model.attention_width());
+  const View dqkv = view(call.find(Role::kInputGradient), shape.tokens(), model.qkv_width());
   const Argument gradient = call.find(Role::kParameterGradient);
-  transformer::attention_backward(
-      model_, shape, qkv, out, log_sum_exp,
-      view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width()),
-      view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), of, flat(gradient),
-      gradient.adds);
+  const auto backward = [&](View to, bool adds) {
+    transformer::attention_backward(model, shape, qkv, out, log_sum_exp, dout, dqkv, of, to, adds);
+  };
+  // Sinks are of heads; norms of queries and keys all heads share.
+  if (sums_over_ranks() && model.qk_norm) {
+    return sum_gradient(call, gradient, [&](View to) { backward(to, false); });
+  }
+  backward(flat(gradient), gradient.adds);
+}
+
+void HostModules::ring_attention(const Call& call) const {
+  const Op& op = call.op;
+  Shape shape = shape_of(op);
+  shape = {shape.sequences, shape.length, shape.first, plan_.sequence_length, 0};
+  const int64_t tokens = shape.tokens();
+  const int64_t queries = model_.heads * model_.head_size;
+  const int64_t width = model_.qkv_width();
+  const Argument qkv = call.find(Role::kInput);
+  const int64_t size = size_of(qkv.tensor->dtype);
+  std::vector<std::byte> q(static_cast<size_t>(tokens * queries * size));
+  std::vector<std::byte> pairs(static_cast<size_t>(tokens * (width - queries) * size));
+  for (int64_t token = 0; token < tokens; ++token) {
+    const std::byte* const row = element(qkv, token * width);
+    std::memcpy(q.data() + token * queries * size, row, static_cast<size_t>(queries * size));
+    std::memcpy(pairs.data() + token * (width - queries) * size, row + queries * size,
+                static_cast<size_t>((width - queries) * size));
+  }
+  const std::byte* const other = exchanges_->arrived(op);
+  const DType dtype = qkv.tensor->dtype;
+  transformer::PartOfAttention part;
+  part.q = {q.data(), dtype, tokens, queries};
+  if (place_.context > 0) part.keys_values.emplace_back(other, dtype, tokens, width - queries);
+  part.keys_values.emplace_back(pairs.data(), dtype, tokens, width - queries);
+  if (!forward(op)) return ring_attention_backward(call, std::move(part), shape);
+  transformer::part_attention_forward(
+      model_, shape, part.q, part.keys_values,
+      view(call.find(Role::kOutput), tokens, model_.attention_width()),
+      view(call.find(Role::kStatistics), shape.sequences * model_.heads, shape.length),
+      {op.label.layer, flat(call.find(Role::kWeight))});
+}
+
+// The second rank's queries have gradients for the first's keys and values, which go back before
+// the first one's own are complete.
+void HostModules::ring_attention_backward(const Call& call, transformer::PartOfAttention part,
+                                          Shape shape) const {
+  const int64_t tokens = shape.tokens();
+  const int64_t pair = part.keys_values.back().columns;
+  std::vector<float> sums(static_cast<size_t>(tokens * pair));
+  const View of_first{sums.data(), DType::kF32, tokens, pair};
+  const bool is_first = place_.context == 0;
+  if (is_first) {
+    exchanges_->pass_back(call.op.lane, sums);
+    part.after = of_first;
+  } else {
+    part.before.push_back({of_first, false});
+  }
+  const Argument gradient = call.find(Role::kParameterGradient);
+  const auto backward = [&](View to, bool adds) {
+    transformer::part_attention_backward(
+        model_, shape, part, view(call.find(Role::kOutput), tokens, model_.attention_width()),
+        view(call.find(Role::kStatistics), shape.sequences * model_.heads, shape.length),
+        view(call.find(Role::kOutputGradient), tokens, model_.attention_width()),
+        view(call.find(Role::kInputGradient), tokens, model_.qkv_width()),
+        {call.op.label.layer, flat(call.find(Role::kWeight))}, to, adds);
+  };
+  if (sums_over_ranks() && model_.qk_norm) {
+    sum_gradient(call, gradient, [&](View to) { backward(to, false); });
+  } else {
+    backward(flat(gradient), gradient.adds);
+  }
+  if (!is_first) exchanges_->pass_back(call.op.lane, sums);
 }
 
 void HostModules::activation(const Call& call) const {
@@ -417,14 +546,37 @@ void HostModules::permute(const Call& call) const {
                          view(call.find(Role::kInputGradient), rows.count(), c));
 }
 
+void HostModules::loss_sums(const Op& op, const OperationArguments& arguments, int32_t step) const {
+  const Call call{op, arguments, step};
+  const Shape shape = shape_of(op);
+  const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
+  const Argument to = call.find(Role::kDestination);
+  const View sums = view(to, shape.tokens(), 3);
+  transformer::loss_sums(model_, shape, tokens,
+                         view(call.find(Role::kSource), shape.tokens(), model_.vocab), vocabulary_,
+                         sums);
+  const auto bytes = static_cast<size_t>(to.tensor->bytes().count);
+  const std::vector<std::byte> all = exchanges_->all_of(op.lane, {to.data, bytes});
+  std::memcpy(to.data, all.data(), bytes);
+  for (int64_t rank = 1; rank < plan_.tensor; ++rank) {
+    const std::byte* const of_rank = all.data() + static_cast<size_t>(rank) * bytes;
+    transformer::add_loss_sums({of_rank, DType::kF32, sums.rows, sums.columns}, sums);
+  }
+}
+
 double HostModules::loss(const Op& op, const OperationArguments& arguments, int32_t step,
                          double gradient_factor) const {
   const Call call{op, arguments, step};
   const Shape shape = shape_of(op);
   const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
-  const double mean = transformer::loss_forward_backward(
-      model_, shape, tokens, view(call.find(Role::kOutput), shape.tokens(), model_.vocab),
-      gradient_factor);
+  const View logits = view(call.find(Role::kOutput), shape.tokens(), model_.vocab);
+  if (sums_over_ranks()) {
+    return transformer::shared_loss_forward_backward(
+        model_, shape, tokens, logits, vocabulary_,
+        view(call.find(Role::kStatistics), shape.tokens(), 3), gradient_factor);
+  }
+  const double mean =
+      transformer::loss_forward_backward(model_, shape, tokens, logits, gradient_factor);
   const Argument balance = call.find(Role::kBalance);
   if (balance.data == nullptr) return mean;
   int64_t rows = 0;

@@ -5,9 +5,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "backend/execute/operation_arguments.h"
+#include "backend/execute/rank_exchanges.h"
+#include "backend/execute/rank_place.h"
 #include "backend/host/transformer_experts.h"
 #include "sim/graph/core/graph.h"
 #include "sim/spec/model.h"
@@ -17,9 +20,13 @@ namespace ballast {
 
 class HostModules {
  public:
-  // Both must outlive this.
+  // Of a rank that is alone. Both must outlive this.
   HostModules(const Model& model, const Plan& plan)
-      : model_(model), plan_(plan), parts_(subsequences_of(plan, model)) {}
+      : HostModules(model, model.vocab, plan, {}, nullptr) {}
+  // `model`: of one tensor-parallel rank; `whole_vocabulary`: of all of them. exchanges: with the
+  // other ranks, null where there are none. All must outlive this.
+  HostModules(const Model& model, int64_t whole_vocabulary, const Plan& plan, RankPlace place,
+              const RankExchanges* exchanges);
 
   // Embedding, norm, matrix product, attention, activation, or tokens' way to experts and back.
   void module(const Op& op, const OperationArguments& arguments, int32_t step) const;
@@ -27,6 +34,8 @@ class HostModules {
   // times the factor.
   double loss(const Op& op, const OperationArguments& arguments, int32_t step,
               double gradient_factor) const;
+  // What ranks that share the vocabulary tell each other of logits, before the loss.
+  void loss_sums(const Op& op, const OperationArguments& arguments, int32_t step) const;
 
  private:
   // An operation with its arguments at hand.
@@ -40,6 +49,12 @@ class HostModules {
   transformer::Shape shape_of(const Op& op) const;
   void embedding(const Call& call) const;
   void norm(const Call& call) const;
+  // Of parameters that every tensor-parallel rank has whole, gradients of what each has of the
+  // tokens or heads: summed over the ranks. `backward` writes them into the view that it is given.
+  void sum_gradient(const Call& call, const Argument& gradient,
+                    const std::function<void(transformer::View gradient)>& backward) const;
+  // A product whose result ranks sum: its bias and residual are added by one of them.
+  void row_parallel(const Call& call) const;
   void gemm(const Call& call) const;
   // Of the experts of a layer, and of those that it shares.
   void expert_gemm(const Call& call) const;
@@ -51,6 +66,11 @@ class HostModules {
   // Of parts of the sequences: queries apart from keys and values.
   void part_qkv(const Call& call) const;
   void part_attention(const Call& call) const;
+  // Of a ring of two ranks, each with consecutive tokens of every sequence: the second's queries
+  // see the first's keys and values too.
+  void ring_attention(const Call& call) const;
+  void ring_attention_backward(const Call& call, transformer::PartOfAttention part,
+                               transformer::Shape shape) const;
   void activation(const Call& call) const;
   void expert_activation(const Call& call) const;
   void permute(const Call& call) const;
@@ -58,8 +78,14 @@ class HostModules {
   // Tokens times the experts of each, whose rows come before those of the shared experts.
   int64_t sent_rows() const;
 
+  bool sums_over_ranks() const { return plan_.tensor > 1; }
+
   const Model& model_;
+  Model attention_;  // of the heads that this rank has of whole sequences
   const Plan& plan_;
+  RankPlace place_;
+  const RankExchanges* exchanges_;
+  transformer::VocabularyPart vocabulary_;
   std::vector<Subsequence> parts_;
 };
 

@@ -134,19 +134,24 @@ double loss_row(Real* logits, int64_t vocab, int64_t target_id, double factor) {
   return std::log(sums.sum) + static_cast<double>(sums.maximum) - logit;
 }
 
+int64_t target_of(Shape shape, const int32_t* tokens, int64_t token, int64_t vocab) {
+  const int64_t id = tokens[shape.id_at(token) + 1];
+  if (id < 0 || id >= vocab) {
+    throw Error(
+        "tokens",
+        "target " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(vocab),
+        "tokenise the data for this model");
+  }
+  return id;
+}
+
 template <class Real>
 double loss_rows(Shape shape, const int32_t* tokens, View logits, double factor) {
   const int64_t vocab = logits.columns;
   auto* losses = static_cast<double*>(
       scratch_bytes(Slot::kSums, shape.tokens() * static_cast<int64_t>(sizeof(double))));
   for_rows(shape.tokens(), vocab, [&](int64_t token) {
-    const int64_t id = tokens[shape.id_at(token) + 1];
-    if (id < 0 || id >= vocab) {
-      throw Error(
-          "tokens",
-          "target " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(vocab),
-          "tokenise the data for this model");
-    }
+    const int64_t id = target_of(shape, tokens, token, vocab);
     const int64_t first = token * vocab;
     Real* row = target<Real>(logits, first, vocab, Slot::kOutput);
     if (logits.dtype != kStored<Real>) copy_in(ConstView(logits), first, vocab, row);
@@ -193,6 +198,11 @@ void norm_backward(const Model& model, ConstView x, ConstView statistics, ConstV
                             accumulate);
 }
 
+void put_gradient(std::span<float> sums, View dparams, bool adds) {
+  CHECK(std::ssize(sums) == elements(ConstView(dparams)));
+  write_sums(sums.data(), dparams, 0, std::ssize(sums), adds);
+}
+
 void activation_forward(const Model& model, ConstView h, View a) {
   check_activation(model, h, a);
   if (h.dtype == DType::kF64) return activation_forward_rows<double>(model.activation, h, a);
@@ -213,6 +223,84 @@ double loss_forward_backward(const Model& model, Shape shape, const int32_t* tok
     return loss_rows<double>(shape, tokens, logits, gradient_factor);
   }
   return loss_rows<float>(shape, tokens, logits, gradient_factor);
+}
+
+namespace {
+
+// Of a token what a rank tells: SoftmaxSums, and the target's logit.
+struct LossSums {
+  float maximum = 0;
+  float sum = 0;
+  float target = 0;
+};
+
+LossSums* sums_at(const View& sums) {
+  CHECK(sums.dtype == DType::kF32 && sums.columns == 3);
+  return static_cast<LossSums*>(sums.data);
+}
+const LossSums* sums_at(const ConstView& sums) {
+  CHECK(sums.dtype == DType::kF32 && sums.columns == 3);
+  return static_cast<const LossSums*>(sums.data);
+}
+
+bool holds(const VocabularyPart& part, int64_t id) {
+  return id >= part.first && id < part.first + part.count;
+}
+
+}  // namespace
+
+void loss_sums(const Model& model, Shape shape, const int32_t* tokens, ConstView logits,
+               const VocabularyPart& part, View sums) {
+  CHECK(logits.rows == shape.tokens() && logits.columns == model.vocab);
+  CHECK(part.count <= model.vocab && sums.rows == logits.rows);
+  LossSums* const to = sums_at(sums);
+  for_rows(shape.tokens(), part.count, [&](int64_t token) {
+    const int64_t id = target_of(shape, tokens, token, part.all);
+    float* const row = scratch<float>(Slot::kOutput, part.count);
+    copy_in(logits, token * model.vocab, part.count, row);
+    const float logit = holds(part, id) ? row[id - part.first] : 0;
+    const SoftmaxSums<float> of = row_loops<float>().softmax(row, part.count);
+    to[token] = {of.maximum, static_cast<float>(of.sum), logit};
+  });
+}
+
+void add_loss_sums(ConstView other, View sums) {
+  const LossSums* const from = sums_at(other);
+  LossSums* const to = sums_at(sums);
+  for (int64_t token = 0; token < sums.rows; ++token) {
+    const float maximum = std::max(from[token].maximum, to[token].maximum);
+    to[token].sum = to[token].sum * std::exp(to[token].maximum - maximum) +
+                    from[token].sum * std::exp(from[token].maximum - maximum);
+    to[token].target += from[token].target;
+    to[token].maximum = maximum;
+  }
+}
+
+double shared_loss_forward_backward(const Model& model, Shape shape, const int32_t* tokens,
+                                    View logits, const VocabularyPart& part, ConstView sums,
+                                    double factor) {
+  CHECK(logits.rows == shape.tokens() && logits.columns == model.vocab);
+  const LossSums* const of_all = sums_at(sums);
+  auto* losses = static_cast<double*>(
+      scratch_bytes(Slot::kSums, shape.tokens() * static_cast<int64_t>(sizeof(double))));
+  for_rows(shape.tokens(), model.vocab, [&](int64_t token) {
+    const LossSums& of = of_all[token];
+    const int64_t id = target_of(shape, tokens, token, part.all);
+    const int64_t first = token * model.vocab;
+    float* const row = target<float>(logits, first, model.vocab, Slot::kOutput);
+    if (logits.dtype != DType::kF32) copy_in(ConstView(logits), first, model.vocab, row);
+    const SoftmaxSums<float> own = row_loops<float>().softmax(row, part.count);
+    const double share = factor / static_cast<double>(of.sum) *
+                         std::exp(static_cast<double>(own.maximum - of.maximum));
+    row_loops<float>().scale(static_cast<float>(share), row, part.count);
+    if (holds(part, id)) row[id - part.first] -= static_cast<float>(factor);
+    std::fill(row + part.count, row + model.vocab, 0.0f);
+    finish(row, logits, first, model.vocab);
+    losses[token] = std::log(static_cast<double>(of.sum)) + static_cast<double>(of.maximum) -
+                    static_cast<double>(of.target);
+  });
+  const double total = std::accumulate(losses, losses + shape.tokens(), 0.0);
+  return total / static_cast<double>(shape.tokens());
 }
 
 }  // namespace ballast::transformer

@@ -42,22 +42,35 @@ struct Shape {
   int64_t length = 0;     // S, or of a part of every sequence
   int64_t begin = 0;      // of the part in its sequence
   int64_t whole = 0;      // S where they are parts; 0: they are whole
+  int64_t first = 0;      // position of the first of these tokens' ids, where ranks share sequences
   int64_t tokens() const { return sequences * length; }
-  int64_t position(int64_t token) const { return begin + token % length; }
+  int64_t position(int64_t token) const { return first + begin + token % length; }
   // Of a token in rows of S + 1 ids.
   int64_t id_at(int64_t token) const {
-    return token / length * ((whole > 0 ? whole : length) + 1) + position(token);
+    return token / length * ((whole > 0 ? whole : length) + 1) + begin + token % length;
   }
+};
+
+// Which of a vocabulary that ranks share this one has, where its model's is of one rank: ids
+// [first, first + count), of which the model may have more rows, which stay zeros.
+struct VocabularyPart {
+  int64_t first = 0;
+  int64_t count = 0;           // 0: it is not shared
+  int64_t all = 0;             // of all ranks
+  bool adds_positions = true;  // one of the ranks does, as what each makes is summed
+  bool is_shared() const { return count > 0; }
 };
 
 // Token ids are int32 [B, S+1]: inputs are columns 0..S-1, targets 1..S. Embedding of the model:
 // token vectors, plus position vectors where learned. params: embedding module. out: [T, C].
-void embedding_forward(const Model&, Shape, const int32_t* tokens, ConstView params, View out);
+// Of a shared vocabulary the vectors of tokens that other ranks have are zeros.
+void embedding_forward(const Model&, Shape, const int32_t* tokens, ConstView params, View out,
+                       const VocabularyPart& part = {});
 // Adds (or, with accumulate false, first clears) the gradient of the embedding module. dout: [T,
 // C]. With tied embeddings call with accumulate true after the head has written its share. Throws
 // Error on a token id outside the vocabulary, or a sequence longer than the learned positions.
 void embedding_backward(const Model&, Shape, const int32_t* tokens, ConstView dout, View dparams,
-                        bool accumulate);
+                        bool accumulate, const VocabularyPart& part = {});
 
 // out = norm of the first columns of x, as many as out has; statistics: fp32 (fp64 in fp64) [T, 2],
 // mean (0 for RMSNorm) and 1/deviation. epsilon 0: the model's.
@@ -69,14 +82,18 @@ void norm_backward(const Model&, ConstView x, ConstView statistics, ConstView pa
                    ConstView dout, ConstView residual_gradient, View dx, View dparams,
                    bool accumulate);
 
+// Writes a module's gradient, or adds to it in fp32 and rounds once. Overwrites `sums`.
+void put_gradient(std::span<float> sums, View dparams, bool adds);
+
 // A linear module (kQkv, kAttentionOut, kRouter, kHead; kFc1 and kFc2 without experts): y = x W (+
 // bias) (+ residual). The module's parameters may be several matrices (q, k, v or gate, up) whose
 // outputs lie side by side in y, each followed by its bias where the model has one. For kHead with
 // tied embeddings params is the embedding module's array: its first V*C elements are used, and of
 // dparams written; the rest of dparams (positions) is cleared unless accumulate is set. residual:
-// data null if there is none; may be the same array as y.
+// data null if there is none; may be the same array as y. Without adds_bias the bias is left to
+// whoever sums partial products.
 void linear_forward(const Model&, ModuleKind, ConstView x, ConstView params, ConstView residual,
-                    View y);
+                    View y, bool adds_bias = true);
 void linear_backward_input(const Model&, ModuleKind, ConstView dy, ConstView params, View dx,
                            bool accumulate = false);
 void linear_backward_weight(const Model&, ModuleKind, ConstView dy, ConstView x, View dparams,
@@ -156,5 +173,18 @@ void activation_backward(const Model&, ConstView h, ConstView da, View dh);
 // 1/(T * accumulation) and the loss scale; the mean's 1/T is NOT applied again).
 double loss_forward_backward(const Model&, Shape, const int32_t* tokens, View logits,
                              double gradient_factor);
+
+// The same of a vocabulary that ranks share (Megatron-LM, megatron/core/tensor_parallel/
+// cross_entropy.py: VocabParallelCrossEntropy). What a rank tells of a token: its largest logit,
+// the sum of the exponentials beyond that, and the target's logit, 0 where another rank has it;
+// sums: [T, 3] in fp32.
+void loss_sums(const Model&, Shape, const int32_t* tokens, ConstView logits,
+               const VocabularyPart& part, View sums);
+// `sums` += those of another rank; in the same order on all of them.
+void add_loss_sums(ConstView other, View sums);
+// `sums`: of all ranks.
+double shared_loss_forward_backward(const Model&, Shape, const int32_t* tokens, View logits,
+                                    const VocabularyPart& part, ConstView sums,
+                                    double gradient_factor);
 
 }  // namespace ballast::transformer

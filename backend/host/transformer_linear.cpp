@@ -195,8 +195,9 @@ void backward_weight(const Layout& layout, ConstView dy, ConstView x, View dpara
 }  // namespace
 
 void linear_forward(const Model& model, ModuleKind kind, ConstView x, ConstView params,
-                    ConstView residual, View y) {
-  const Layout layout = linear_layout(model, kind);
+                    ConstView residual, View y, bool adds_bias) {
+  Layout layout = linear_layout(model, kind);
+  layout.has_bias = layout.has_bias && adds_bias;
   CHECK(x.columns == layout.in && y.columns == layout.out && x.rows == y.rows);
   CHECK(elements(params) >= layout.parameters);
   CHECK(residual.data == nullptr || (residual.rows == y.rows && residual.columns == y.columns));

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "backend/comm/lone_rank.h"
+#include "backend/execute/rank_place.h"
 #include "backend/measure/profile_probes.h"
 #include "backend/train/data.h"
 #include "backend/train/parameter_state.h"
@@ -135,8 +136,8 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
   with.optimizer.clip_norm = 0;
   with.captures = false;  // each operation is timed alone
   // Of several ranks, what one does by itself: what it exchanges is not measured so.
-  LoneRank lone(static_cast<int>(plan.data));
-  if (plan.data > 1) with.of_rank.ranks = &lone;
+  LoneRank lone(static_cast<int>(rank_count(plan)));
+  if (lone.size() > 1) with.of_rank.ranks = &lone;
   ControlState control;
   control.loss_scale = LossScale(1, 1 << 20);
   const std::unique_ptr<TrainingDevice> device =
@@ -156,7 +157,7 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
     for (size_t i = 0; step >= kWarmUp && i < spent.size(); ++i) {
       const Op& op = graph.step.ops[i];
       if (std::holds_alternative<std::monostate>(op.work)) continue;
-      if (op.kind == OpKind::kCollective && plan.data > 1) continue;
+      if (op.kind == OpKind::kCollective && lone.size() > 1) continue;
       auto& [first, times] = samples[cost_key(op)];
       if (first == nullptr) first = &op;
       times.push_back(spent[i]);

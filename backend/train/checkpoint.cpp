@@ -91,10 +91,11 @@ double hexadecimal(const std::map<std::string, std::string>& metadata, const std
 
 bool all_finite(std::span<const float> values) { return !first_not_finite(values); }
 
-std::vector<TensorDeclaration> declarations_of(const Graph& graph, bool pending) {
+std::vector<TensorDeclaration> declarations_of(const Graph& graph, const TrainingDevice& device,
+                                               bool pending) {
   std::vector<TensorDeclaration> declarations;
   const auto add = [&](const std::string& prefix) {
-    for_parameters(graph, [&](size_t, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t, const Parameter& parameter) {
       declarations.push_back(declare_parameter(parameter, prefix));
     });
   };
@@ -113,7 +114,7 @@ std::optional<std::string> visit_state(
     const std::function<bool(const Parameter& parameter, const Read& read)>& visit) {
   std::optional<std::string> not_finite;
   for (const StateArray array : kStateArrays) {
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
       const bool finite = visit(parameter, [&](std::span<float> values) {
         read_parameter(graph, device, module, parameter, array, values);
       });
@@ -123,7 +124,7 @@ std::optional<std::string> visit_state(
   }
   if (!pending) return not_finite;
   const PendingGradients gradients(graph, device);
-  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+  for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
     visit(parameter, [&](std::span<float> values) { gradients.read(module, parameter, values); });
   });
   return not_finite;
@@ -137,7 +138,7 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
   const bool pending = header.control.pending_gradient.has_value();
   std::optional<SafetensorsWriter> writer;
   if (is_first_rank(device)) {
-    writer.emplace(path, declarations_of(graph, pending), metadata_of(header));
+    writer.emplace(path, declarations_of(graph, device, pending), metadata_of(header));
   }
   const auto not_finite =
       visit_state(graph, device, pending, [&](const Parameter& parameter, const Read& read) {
@@ -154,10 +155,11 @@ std::optional<std::string> CheckpointSnapshot::take(const Graph& graph, Training
                                                     const CheckpointHeader& header) {
   const bool pending = header.control.pending_gradient.has_value();
   const bool keeps = is_first_rank(device);
-  declarations_ = declarations_of(graph, pending);
+  declarations_ = declarations_of(graph, device, pending);
   metadata_ = metadata_of(header);
   int64_t count = 0;
-  for_parameters(graph, [&](size_t, const Parameter& parameter) { count += parameter.count(); });
+  for_parameters(graph, device,
+                 [&](size_t, const Parameter& parameter) { count += parameter.count(); });
   if (keeps) values_.resize(static_cast<size_t>(count) * (kStateArrays.size() + (pending ? 1 : 0)));
   std::vector<float> passed_on;  // of a rank that keeps none
   size_t at = 0;
@@ -183,9 +185,10 @@ void CheckpointSnapshot::write(const std::string& path) const {
   writer.commit();
 }
 
-int64_t checkpoint_bytes(const Graph& graph) {
+int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device) {
   int64_t values = 0;
-  for_parameters(graph, [&](size_t, const Parameter& parameter) { values += parameter.count(); });
+  for_parameters(graph, device,
+                 [&](size_t, const Parameter& parameter) { values += parameter.count(); });
   return values * static_cast<int64_t>(std::size(kStateArrays) * sizeof(float));
 }
 
@@ -229,7 +232,7 @@ bool verify_checkpoint(const std::string& path) {
 void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path) {
   const SafetensorsReader reader(path);
   for (const StateArray array : kStateArrays) {
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
       const StoredTensor& tensor = tensor_of(reader, prefix_of(array) + parameter.name, parameter);
       write_parameter(graph, device, module, parameter, array,
                       read_finite(reader, tensor, parameter.count()));
@@ -237,7 +240,7 @@ void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std
   }
   if (!reader.metadata().contains("pending_loss_scale")) return;
   PendingGradients gradients(graph, device);
-  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+  for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
     const StoredTensor& tensor = tensor_of(reader, "gradient." + parameter.name, parameter);
     gradients.write(module, parameter, read_floats(reader, tensor, parameter.count()));
   });

@@ -55,7 +55,7 @@ class CheckpointSnapshot {
 };
 
 // What the state of a checkpoint takes, in bytes, but for gradients that wait.
-int64_t checkpoint_bytes(const Graph& graph);
+int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device);
 
 // Throws Error where the file is damaged or not a checkpoint.
 CheckpointHeader load_checkpoint_header(const std::string& path);

@@ -80,6 +80,26 @@ void write_range(const Graph& graph, TrainingDevice& device, size_t module, int6
   }
 }
 
+// Of tensor-parallel ranks each has its part of a parameter.
+void read_whole(const Graph& graph, TrainingDevice& device, size_t module,
+                const Parameter& parameter, std::span<float> values, const HomeOf& home) {
+  const ParameterSlices* const slices = device.slices();
+  if (slices == nullptr) return read_range(graph, device, module, parameter.offset, values, home);
+  const Parameter& own = slices->own(module, parameter);
+  std::vector<float> part(static_cast<size_t>(own.count()));
+  read_range(graph, device, module, own.offset, part, home);
+  const std::vector<float> whole = slices->join(module, parameter, part);
+  std::copy(whole.begin(), whole.end(), values.begin());
+}
+
+void write_whole(const Graph& graph, TrainingDevice& device, size_t module,
+                 const Parameter& parameter, std::span<const float> values, const HomeOf& home) {
+  const ParameterSlices* const slices = device.slices();
+  if (slices == nullptr) return write_range(graph, device, module, parameter.offset, values, home);
+  write_range(graph, device, module, slices->own(module, parameter).offset,
+              slices->cut(module, parameter, values), home);
+}
+
 HomeOf homes_of(const Graph& graph, StateArray array) {
   return [&graph, array](const Held& part) {
     return home_of(graph, graph.bucket(part.bucket), array);
@@ -96,12 +116,13 @@ std::vector<size_t> with_copies(const Graph& graph, size_t module) {
 
 }  // namespace
 
-void for_parameters(const Graph& graph,
+void for_parameters(const Graph& graph, const TrainingDevice& device,
                     const std::function<void(size_t module, const Parameter&)>& visit) {
   for (const int32_t i : modules_in_order(graph)) {
-    for (const Parameter& parameter : graph.module(i).parameters) {
-      visit(static_cast<size_t>(i), parameter);
-    }
+    const auto module = static_cast<size_t>(i);
+    const Module& whole =
+        device.slices() != nullptr ? device.slices()->whole(module) : graph.module(i);
+    for (const Parameter& parameter : whole.parameters) visit(module, parameter);
   }
 }
 
@@ -114,13 +135,13 @@ std::vector<float> read_parameter(const Graph& graph, TrainingDevice& device, si
 
 void read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                     const Parameter& parameter, StateArray array, std::span<float> values) {
-  read_range(graph, device, module, parameter.offset, values, homes_of(graph, array));
+  read_whole(graph, device, module, parameter, values, homes_of(graph, array));
 }
 
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values) {
   for (const size_t copy : with_copies(graph, module)) {
-    write_range(graph, device, copy, parameter.offset, values, homes_of(graph, array));
+    write_whole(graph, device, copy, parameter, values, homes_of(graph, array));
   }
 }
 
@@ -168,14 +189,14 @@ std::vector<float> PendingGradients::read(size_t module, const Parameter& parame
 
 void PendingGradients::read(size_t module, const Parameter& parameter,
                             std::span<float> values) const {
-  read_range(graph_, device_, module, parameter.offset, values,
+  read_whole(graph_, device_, module, parameter, values,
              [&](const Held& part) { return home(part.bucket, module, part.offset, part.begin); });
 }
 
 void PendingGradients::write(size_t module, const Parameter& parameter,
                              std::span<const float> values) {
   for (const size_t copy : with_copies(graph_, module)) {
-    write_range(graph_, device_, copy, parameter.offset, values,
+    write_whole(graph_, device_, copy, parameter, values,
                 [&](const Held& part) { return home(part.bucket, copy, part.offset, part.begin); });
   }
 }
@@ -183,7 +204,7 @@ void PendingGradients::write(size_t module, const Parameter& parameter,
 void apply_pending_gradients(const Graph& graph, TrainingDevice& device,
                              const kernels::AdamConstants& constants) {
   const PendingGradients gradients(graph, device);
-  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+  for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
     std::array<std::vector<float>, kStateArrays.size()> state;
     for (size_t i = 0; i < state.size(); ++i) {
       state[i] = read_parameter(graph, device, module, parameter, kStateArrays[i]);

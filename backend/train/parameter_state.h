@@ -17,8 +17,9 @@
 namespace ballast {
 
 // Every parameter of the model once, in its order, with the index of the (first) module that holds
-// it: the stages of a pipeline have those of the undivided model.
-void for_parameters(const Graph& graph,
+// it: the stages of a pipeline have those of the undivided model, tensor-parallel ranks those of
+// the whole.
+void for_parameters(const Graph& graph, const TrainingDevice& device,
                     const std::function<void(size_t module, const Parameter&)>& visit);
 
 // One array of a parameter as fp32, whatever it is kept in: moments in fewer bits come back as they

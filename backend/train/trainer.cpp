@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "backend/comm/local_ranks.h"
+#include "backend/execute/rank_place.h"
 #include "backend/host/device_host.h"
 #include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
@@ -97,9 +98,28 @@ struct Drawn {
 };
 constexpr int64_t kDrawnAtOnce = int64_t{1} << 18;
 
+// Of tensor-parallel ranks each draws the whole of a parameter, and keeps its part.
+void initialise_slices(const Graph& graph, const Model& model, uint64_t seed,
+                       const ParameterSlices& slices, TrainingDevice& device) {
+  for (size_t i = 0; i < graph.modules.size(); ++i) {
+    const Module& module = slices.whole(i);
+    std::vector<float> values(static_cast<size_t>(module.count));
+    initialise(module, model, seed, values);
+    for (const Parameter& parameter : module.parameters) {
+      write_parameter(
+          graph, device, i, parameter, StateArray::kMaster,
+          std::span<const float>(values).subspan(static_cast<size_t>(parameter.offset),
+                                                 static_cast<size_t>(parameter.count())));
+    }
+  }
+}
+
 // Every number depends on its parameter and place alone, so any thread may draw any part.
 void initialise_masters(const Graph& graph, const Model& model, const TrainerOptions& options,
                         uint64_t seed, TrainingDevice& device) {
+  if (const ParameterSlices* const slices = device.slices(); slices != nullptr) {
+    return initialise_slices(graph, model, seed, *slices, device);
+  }
   std::vector<Module> modules;
   for (const Module& each : graph.modules) modules.push_back(whole_module(each));
   std::vector<Drawn> parts;
@@ -143,7 +163,7 @@ struct Trainer::State {
         next_step(static_cast<int32_t>(header.next_step)) {
     if (!folder) return;
     data_fingerprint = data.fingerprint();
-    folder->require_room(checkpoint_bytes(graph));
+    folder->require_room(checkpoint_bytes(graph, *device));
   }
 
   DeviceOptions with_ranks() {
@@ -280,7 +300,7 @@ void Trainer::State::finish(TrainResult& result, FiniteWatch& watch) {
 namespace {
 
 bool starts_ranks(const Plan& plan, const TrainerOptions& options) {
-  return plan.data > 1 && options.ranks == nullptr && options.device == "host" &&
+  return rank_count(plan) > 1 && options.ranks == nullptr && options.device == "host" &&
          !options.make_device;
 }
 
@@ -305,14 +325,15 @@ Trainer::Trainer(const Model& model, const Plan& plan, const TrainerOptions& opt
   }
   check(plan, model);
   if (const auto missing = first_missing(model, plan, host_capabilities())) throw missing->error();
-  if (plan.data > kMostLocalRanks) {
-    throw Error("plan.data",
-                fmt::format("{} ranks as threads of one process, which runs up to {}", plan.data,
+  const int64_t ranks = rank_count(plan);
+  if (ranks > kMostLocalRanks) {
+    throw Error("plan.devices",
+                fmt::format("{} ranks as threads of one process, which runs up to {}", ranks,
                             kMostLocalRanks),
-                fmt::format("start it with mpirun -n {}", plan.data));
+                fmt::format("start it with mpirun -n {}", ranks));
   }
-  team_ = std::make_unique<Team>(plan.data);
-  for (int64_t rank = 1; rank < plan.data; ++rank) {
+  team_ = std::make_unique<Team>(ranks);
+  for (int64_t rank = 1; rank < ranks; ++rank) {
     team_->others.push_back(std::unique_ptr<Trainer>(new Trainer()));
   }
   on_every_rank([&](Trainer& rank) {
@@ -393,7 +414,7 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
 void Trainer::require_memory_for_copy() const {
   const State& s = *state_;
   if (!s.options.available_memory || !s.schedule.keeps_any() || !s.schedule.in_background()) return;
-  Bytes copy{checkpoint_bytes(s.graph)};
+  Bytes copy{checkpoint_bytes(s.graph, *s.device)};
   if (s.plan.optimizer.sync == SyncMode::kDelay) copy = {copy.count / 3 * 4};
   Bytes untouched;
   for (const MemoryUse& use : s.device->memory()) {
@@ -521,7 +542,7 @@ std::vector<float> Trainer::parameters() const {
   std::vector<float> flat;
   on_every_rank([&](Trainer& rank) {
     const Graph& graph = rank.state_->graph;
-    for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+    for_parameters(graph, *rank.state_->device, [&](size_t module, const Parameter& parameter) {
       const std::vector<float> master =
           read_parameter(graph, *rank.state_->device, module, parameter, StateArray::kMaster);
       if (&rank == this) flat.insert(flat.end(), master.begin(), master.end());

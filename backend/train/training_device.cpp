@@ -83,7 +83,7 @@ Capabilities training_capabilities(const std::string& device, const std::string&
 }
 
 bool is_first_rank(const TrainingDevice& device) {
-  return device.shares() == nullptr || device.shares()->rank() == 0;
+  return device.shares() == nullptr || device.shares()->ranks().rank() == 0;
 }
 
 void require(const Capabilities& capabilities, const Training& training) {

@@ -14,6 +14,7 @@
 #include "backend/cuda/libraries/gemm_algorithms.h"
 #include "backend/execute/device.h"
 #include "backend/execute/optimizer_state.h"
+#include "backend/execute/parameter_slices.h"
 #include "backend/execute/rank_shares.h"
 #include "backend/execute/update_control.h"
 #include "backend/train/data.h"
@@ -72,6 +73,8 @@ class TrainingDevice : public Device {
   virtual UpdateControl& control() = 0;
   // What this rank has of the state; null where it has all.
   virtual const RankShares* shares() const { return nullptr; }
+  // What this tensor-parallel rank has of every parameter; null where it has all.
+  virtual const ParameterSlices* slices() const { return nullptr; }
 
   // Bytes [begin, begin + size) of a tensor; of copy `copy` where it has two. While nothing runs;
   // several threads may read and write different bytes at once.

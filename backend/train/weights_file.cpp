@@ -74,7 +74,7 @@ std::vector<float> read_finite(const SafetensorsReader& reader, const StoredTens
 void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
                     const std::string& path) {
   std::vector<TensorDeclaration> declarations;
-  for_parameters(graph, [&](size_t, const Parameter& parameter) {
+  for_parameters(graph, device, [&](size_t, const Parameter& parameter) {
     declarations.push_back(declare_parameter(parameter, ""));
   });
   std::optional<SafetensorsWriter> writer;
@@ -83,7 +83,7 @@ void export_weights(const Graph& graph, TrainingDevice& device, const Model& mod
         path, declarations,
         std::map<std::string, std::string>{{"format", "pt"}, {"ballast.model", model.name}});
   }
-  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+  for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
     const std::vector<float> values =
         read_parameter(graph, device, module, parameter, StateArray::kMaster);
     if (writer) writer->write(std::as_bytes(std::span(values)));
@@ -93,7 +93,7 @@ void export_weights(const Graph& graph, TrainingDevice& device, const Model& mod
 
 void import_weights(const Graph& graph, TrainingDevice& device, const std::string& path) {
   const WeightFiles files(path);
-  for_parameters(graph, [&](size_t module, const Parameter& parameter) {
+  for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
     std::string name = parameter.name;
     const size_t dot = name.find('.');
     if (!files.holds(name) && files.holds(name.substr(dot + 1))) name = name.substr(dot + 1);

@@ -112,10 +112,9 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
   }
   if (plan.global_batch == 0) plan.global_batch = kDefaultSequencesPerDevice * plan.data;
   check(result.machine);
-  if (result.machine.gpu.is_host_thread &&
-      (plan.devices == plan.pipeline || plan.devices == plan.data)) {
+  if (result.machine.gpu.is_host_thread) {
     run_stages(plan.devices, result.machine);
-    if (plan.data > 1) wire_ranks(result.machine);
+    if (plan.devices > plan.pipeline) wire_ranks(result.machine);
   }
   result.open = open_layout(flags, plan, overrides);
   if (flags.plan_file || choice.strategy || plan.devices == 1 || plan.machine == kHere) {

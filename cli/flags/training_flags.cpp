@@ -10,6 +10,7 @@
 #include "backend/comm/mpi_ranks.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/device_cuda.h"
+#include "backend/execute/rank_place.h"
 #include "backend/host/bucket_updates.h"
 #include "backend/host/device_host.h"
 #include "backend/measure/operation_times.h"
@@ -123,17 +124,23 @@ GemmAlgorithmStore stored_algorithms(const StoreFlag& store) {
 }
 
 Communicator* ranks_of(const Plan& plan, const std::string& device) {
+  if (const int others = torchrun_ranks_started(); others > 1) {
+    throw Error("torchrun",
+                fmt::format("it started {} ranks, which find each other by MPI", others),
+                fmt::format("use mpirun -n {0}, or srun --mpi=pmix -n {0}", others));
+  }
   const int started = mpi_ranks_started();
   if (started == 1) return nullptr;
   if (device != "host") {
     throw Error("mpirun", "it started several ranks, and " + device + " runs one",
                 "add --device host, or start it alone");
   }
-  if (started != plan.devices) {
-    throw Error(
-        "mpirun",
-        fmt::format("it started {} ranks, and the plan has {} devices", started, plan.devices),
-        fmt::format("use mpirun -n {}, or set plan.devices", plan.devices));
+  if (const int64_t wanted = rank_count(plan); started != wanted) {
+    const std::string stages =
+        plan.pipeline > 1 ? fmt::format(", with {} stages in each", plan.pipeline) : "";
+    throw Error("mpirun",
+                fmt::format("it started {} ranks, and the plan has {}{}", started, wanted, stages),
+                fmt::format("use mpirun -n {}, or set plan.devices", wanted));
   }
   return &mpi_ranks();
 }
@@ -215,7 +222,8 @@ bool is_measured(const Setting& of, const Measurements& measurements) {
   const Graph graph = build_to_run(of.model, of.plan);
   for (const Op& op : graph.step.ops) {
     if (std::holds_alternative<std::monostate>(op.work)) continue;
-    if (op.kind == OpKind::kCollective && of.plan.data > 1) continue;  // see measure_operations
+    if (op.kind == OpKind::kCollective && rank_count(of.plan) > 1)
+      continue;  // see measure_operations
     if (!measurements.contains(cost_key(op))) return false;
   }
   return true;

@@ -163,12 +163,13 @@ std::string left_out_text(const VerifyFlags& flags, const Completed& completed,
                               "prediction leaves out"
                             : "");
   }
-  if (!paced && of.plan.data > 1 &&
+  const int64_t ranks = of.plan.devices / of.plan.pipeline;
+  if (!paced && ranks > 1 &&
       !exchanges_are_timed(completed.prediction.graph, measurements_of(of.machine, flags.store))) {
     text += fmt::format(
         "what {0} ranks exchange was not timed on this machine, and is predicted as copies; "
         "`ballast profile --ranks {0}` times it\n",
-        of.plan.data);
+        ranks);
   }
   return text;
 }

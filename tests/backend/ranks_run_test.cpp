@@ -386,7 +386,7 @@ TEST(ranks, what_does_not_run_is_refused_by_name) {
               other.pipeline = 2;
               other.devices = 6;
             }),
-            "plan.data");
+            "");
   Plan many = plan_of(17, 17, 1, SyncMode::kWait, Homes::kGpu, DType::kBf16);
   try {
     Trainer trainer(tiny::gpt2_model(), many, tiny::options_for(kSteps));

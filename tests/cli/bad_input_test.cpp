@@ -122,8 +122,17 @@ TEST_F(BadInput, missing_damaged_and_short_data_is_refused) {
 
 TEST_F(BadInput, plans_for_another_machine_are_not_trained_here) {
   expect_refusal("train --model tiny.json --machine gh200-96gb-480gb", {"--machine here"});
-  expect_refusal("verify --model tiny.json --devices 2 --tensor 2 --store here.db",
-                 {"plan.tensor", "several ranks of tensor parallelism", "plan.tensor=1"});
+  expect_refusal("verify --model tiny.json --devices 4 --set plan.context=4 --store here.db",
+                 {"plan.context", "a ring of more than two ranks", "plan.context=2"});
+}
+
+TEST_F(BadInput, ranks_that_mpi_does_not_know_are_refused) {
+  const Outcome outcome = bench.shell(
+      "export BALLAST; WORLD_SIZE=4 RANK=1 LOCAL_RANK=1 $BALLAST train --model tiny.json "
+      "--set model.dropout=0 --store here.db --data text.txt");
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_TRUE(outcome.says("torchrun")) << outcome.output;
+  EXPECT_TRUE(outcome.says("mpirun -n 4")) << outcome.output;
 }
 
 TEST_F(BadInput, plan_that_cannot_fit_is_infeasible_with_a_reason) {

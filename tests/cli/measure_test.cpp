@@ -150,6 +150,21 @@ TEST_F(TuneMeasure, page_finds_the_store_of_what_it_draws) {
   }
 }
 
+// Ranks of every degree: what one does by itself is timed without the others, then all run.
+TEST_F(TuneMeasure, ranks_that_split_a_plan_are_verified) {
+  for (const std::string degrees :
+       {"--devices 2 --set plan.tensor=2 --set plan.tensor_sequence=true",
+        "--devices 2 --set plan.sequence=2", "--devices 2 --set plan.context=2",
+        "--devices 4 --set plan.data=2 --set plan.pipeline=2 --set plan.zero_stage=1"}) {
+    const Outcome outcome = bench.run(
+        "verify --model tiny.json --set model.dropout=0 --store here.db --sequence-length 16 "
+        "--global-batch 4 --set plan.weights.flow_share=0 --data text.txt --steps 2 --json " +
+        degrees + " 2> /dev/null");
+    ASSERT_EQ(outcome.code, 0) << degrees << outcome.output;
+    EXPECT_GT(Json::parse(outcome.output)["measured"]["step_time_s"].get<double>(), 0) << degrees;
+  }
+}
+
 TEST_F(TuneMeasure, history_of_made_up_records_shows_the_error_shrink) {
   // 150, 130, 110 and 102 were predicted where 100 was measured: errors of 50, 30, 10 and 2 %, so
   // the medians of the halves are 40 and 6 %.

@@ -56,6 +56,35 @@ TEST_F(MpiRun, processes_train_to_the_bits_of_threads) {
   }
 }
 
+// Ranks that split products or sequences, and those that have all stages of a pipeline each.
+TEST_F(MpiRun, every_degree_has_the_bits_of_threads) {
+  struct Degrees {
+    int ranks;
+    const char* flags;
+  };
+  const Degrees kPlans[] = {
+      {2, "--devices 2 --set plan.tensor=2"},
+      {2, "--devices 2 --set plan.tensor=2 --set plan.tensor_sequence=true"},
+      {2, "--devices 2 --set plan.sequence=2"},
+      {2, "--devices 4 --set plan.data=2 --set plan.pipeline=2 --set plan.zero_stage=1"},
+      {4, "--devices 4 --set plan.tensor=2 --set plan.data=2 --set plan.zero_stage=3"},
+  };
+  for (const Degrees& of : kPlans) {
+    const std::string line =
+        "$BALLAST train --model tiny.json --set model.dropout=0 --store here.db "
+        "--sequence-length 16 --global-batch 4 --data text.txt "
+        "--set plan.weights.flow_share=0 --steps 5 --json " +
+        std::string(of.flags);
+    const Outcome threads = bench.shell(line + " --export threads.safetensors 2> /dev/null");
+    ASSERT_EQ(threads.code, 0) << threads.output;
+    const Outcome processes =
+        ranks(of.ranks, line + " --export processes.safetensors 2> /dev/null");
+    ASSERT_EQ(processes.code, 0) << processes.output;
+    EXPECT_EQ(bench.read("threads.safetensors"), bench.read("processes.safetensors")) << of.flags;
+    EXPECT_EQ(Json::parse(threads.output)["last_loss"], Json::parse(processes.output)["last_loss"]);
+  }
+}
+
 TEST_F(MpiRun, processes_resume_what_threads_kept) {
   const Outcome first = bench.shell(train("--steps 6 --checkpoint kept"));
   ASSERT_EQ(first.code, 0) << first.output;
@@ -67,7 +96,7 @@ TEST_F(MpiRun, processes_resume_what_threads_kept) {
 TEST_F(MpiRun, another_number_of_ranks_is_refused) {
   const Outcome outcome = ranks(3, train("--steps 6"));
   EXPECT_EQ(outcome.code, 2) << outcome.output;
-  EXPECT_TRUE(outcome.says("it started 3 ranks, and the plan has 2 devices")) << outcome.output;
+  EXPECT_TRUE(outcome.says("it started 3 ranks, and the plan has 2")) << outcome.output;
 }
 
 // Nothing hangs: `timeout` would end with 124.

@@ -115,6 +115,61 @@ TEST(communicator, gathers_parts_of_any_owner_and_broadcasts) {
   });
 }
 
+// Rank r gives rank q of its group r + 2 q values, itself and nobody but the last any of none.
+TEST(communicator, exchanges_parts_of_any_size) {
+  LocalRanks all(4);
+  on_ranks(all, 4, [&](Communicator& one) {
+    for (const RankGroup& group : {RankGroup{4, 1}, RankGroup{2, 2}, RankGroup{2, 1}}) {
+      const GroupMembers members = one.members_of(group);
+      const size_t ranks = members.ranks.size();
+      const auto count = [&](size_t from, size_t to) { return from == to ? 0 : from + 2 * to; };
+      const auto self = static_cast<size_t>(members.self);
+      std::vector<std::vector<int32_t>> given(ranks);
+      std::vector<std::vector<int32_t>> taken(ranks);
+      std::vector<ExchangedPart> parts;
+      for (size_t other = 0; other < ranks; ++other) {
+        given[other].assign(count(self, other), 100 * one.rank() + members.ranks[other]);
+        taken[other].assign(count(other, self), -1);
+        parts.push_back({bytes(given[other]), std::ssize(given[other]) * 4, bytes(taken[other]),
+                         std::ssize(taken[other]) * 4});
+      }
+      one.all_to_all(Channel::kData, group, parts);
+      for (size_t other = 0; other < ranks; ++other) {
+        for (const int32_t value : taken[other]) {
+          EXPECT_EQ(value, 100 * members.ranks[other] + one.rank());
+        }
+      }
+    }
+  });
+}
+
+// As the lanes of stages: each has a thread on every rank, which exchanges with the ranks of its
+// own group, in no order among the lanes.
+TEST(communicator, lanes_of_every_stage_exchange_at_once) {
+  constexpr int kRounds = 100;
+  constexpr int kStages = 2;
+  LocalRanks all(4);
+  on_ranks(all, 4, [&](Communicator& one) {
+    std::vector<std::jthread> lanes;
+    for (int stage = 0; stage < kStages; ++stage) {
+      for (const LaneKind kind : {LaneKind::kTensorNetwork, LaneKind::kSequenceNetwork,
+                                  LaneKind::kDataNetwork, LaneKind::kCompute}) {
+        lanes.emplace_back([&one, stage, kind] {
+          const bool near = kind == LaneKind::kTensorNetwork || kind == LaneKind::kCompute;
+          const RankGroup group{2, near ? 1 : 2};
+          const float sum = 2.0f * static_cast<float>(one.members_of(group).ranks[0]) +
+                            static_cast<float>(group.stride);
+          for (int i = 0; i < kRounds; ++i) {
+            std::vector<float> values(5, static_cast<float>(one.rank()));
+            one.all_reduce(channel_of(lane_of(stage, kind)), group, bytes(values), 5, kPlain);
+            EXPECT_EQ(values, std::vector<float>(5, sum));
+          }
+        });
+      }
+    }
+  });
+}
+
 // One thread of each rank sums, another one gathers, in no order between the two.
 TEST(communicator, channels_do_not_wait_for_each_other) {
   constexpr int kRounds = 200;

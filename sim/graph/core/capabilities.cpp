@@ -48,7 +48,19 @@ constexpr std::array<Asked, kModelFeatures> kModelAsked = {
      {"a router of sigmoids and groups (deepseek_v3)", "model", "train a model without"},
      {"a clamped SwiGLU (gpt_oss)", "model", "train a model without"},
      {"a loss that balances experts over the stages of a pipeline", "plan.pipeline",
-      "set plan.pipeline=1, or --set model.balance_loss=0"}}};
+      "set plan.pipeline=1, or --set model.balance_loss=0"},
+     {"experts that tensor-parallel ranks split", "plan.tensor",
+      "set plan.tensor=1, and plan.devices to match"},
+     {"latent attention that tensor-parallel ranks split", "plan.tensor",
+      "set plan.tensor=1, and plan.devices to match"},
+     {"heads of keys and values that several ranks share", "plan.tensor",
+      "set plan.tensor and plan.sequence so that their product divides the heads of keys"},
+     {"attention sinks of sequences that ranks share", "plan.sequence",
+      "set plan.sequence=1, and plan.devices to match"},
+     {"a loss that balances experts over ranks that share sequences", "plan.sequence",
+      "set plan.sequence=1 and plan.context=1, or --set model.balance_loss=0"},
+     {"latent attention over a ring of ranks", "plan.context",
+      "set plan.context=1, and plan.devices to match"}}};
 
 constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
     {{"several ranks of data parallelism", "plan.data",
@@ -73,7 +85,12 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
       "set plan.weights.flow_share=0"},
      {"shares that several groups of ranks have", "plan.zero_group", "set plan.zero_group=0"},
      {"optimizer state that is streamed in to ranks that share it", "plan.optimizer.stream_share",
-      "set plan.optimizer.stream_share=0"}}};
+      "set plan.optimizer.stream_share=0"},
+     {"parts of sequences that ranks share", "plan.subsequences", "set plan.subsequences=1"},
+     {"norms over tokens that tensor-parallel ranks do not divide", "plan.tensor_sequence",
+      "set plan.tensor_sequence=false"},
+     {"a ring of more than two ranks, or beside sequence ranks", "plan.context",
+      "set plan.context=2 and plan.sequence=1, and plan.devices to match"}}};
 
 // As far as a plan shows it: a window that covers the sequence is none.
 bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
@@ -97,6 +114,18 @@ bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
       return model.activation == ActivationKind::kClampedSwiGlu;
     case ModelFeature::kBalanceOverStages:
       return model.balance_loss > 0 && plan.pipeline > 1;
+    case ModelFeature::kTensorExperts:
+      return model.experts > 0 && plan.tensor > 1;
+    case ModelFeature::kTensorLatents:
+      return model.is_latent() && plan.tensor > 1;
+    case ModelFeature::kSharedKeyHeads:
+      return model.kv_heads % (plan.tensor * plan.sequence) != 0;
+    case ModelFeature::kSequenceSinks:
+      return model.attention_sinks && plan.sequence > 1;
+    case ModelFeature::kSequenceBalance:
+      return model.balance_loss > 0 && plan.sequence * plan.context > 1;
+    case ModelFeature::kContextLatents:
+      return model.is_latent() && plan.context > 1;
   }
   return false;
 }
@@ -129,6 +158,13 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
       return plan.sharing() < plan.replicas() && plan.zero_stage > 0;
     case PlanFeature::kStreamsOfShares:
       return plan.replicas() > 1 && plan.zero_stage > 0 && plan.optimizer.stream_share > 0;
+    case PlanFeature::kSequenceParts:
+      return plan.subsequences > 1 && plan.sequence * plan.context > 1;
+    case PlanFeature::kUnevenRows:
+      return plan.tensor_sequence && plan.tensor > 1 && plan.micro_batch &&
+             plan.tokens_per_micro_batch() / plan.subsequences % plan.tensor != 0;
+    case PlanFeature::kLongRings:
+      return plan.context > 2 || (plan.context > 1 && plan.sequence > 1);
   }
   return false;
 }

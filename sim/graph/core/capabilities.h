@@ -51,8 +51,17 @@ enum class ModelFeature : uint8_t {
   kSigmoidRouter,
   kClampedSwiGlu,
   kBalanceOverStages,  // a loss that counts tokens over the layers of all stages of a pipeline
+  // Over tensor-parallel ranks: experts, latents; heads of keys and values that do not divide over
+  // those and the ranks that share sequences.
+  kTensorExperts,
+  kTensorLatents,
+  kSharedKeyHeads,
+  // Over ranks that share sequences: sinks of heads, and a loss that balances experts.
+  kSequenceSinks,
+  kSequenceBalance,
+  kContextLatents,
 };
-inline constexpr int kModelFeatures = 9;
+inline constexpr int kModelFeatures = 15;
 
 // What a plan may ask for that no operation of its graph shows.
 enum class PlanFeature : uint8_t {
@@ -73,8 +82,11 @@ enum class PlanFeature : uint8_t {
   kFlowOfShares,
   kCopiesOfShares,
   kStreamsOfShares,
+  kSequenceParts,  // parts of sequences that ranks share
+  kUnevenRows,     // tokens that do not divide over tensor-parallel ranks that share norms
+  kLongRings,      // of more than two ranks, or beside others that share sequences
 };
-inline constexpr int kPlanFeatures = 13;
+inline constexpr int kPlanFeatures = 16;
 
 // A set of values of an enumeration.
 template <class Enum>

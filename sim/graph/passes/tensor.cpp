@@ -233,7 +233,8 @@ class TensorPass {
     const CollectiveWork work{CollectiveKind::kAllReduce, sums.bytes(), plan_.tensor, 1};
     result.push_back(
         collective_op(LaneKind::kTensorNetwork, work, Phase::kForward, op.label,
-                      {read(logits, Role::kSource), write(shared, Role::kDestination)}));
+                      {read(access_of(op, Role::kTokens).tensor, Role::kTokens),
+                       read(logits, Role::kSource), write(shared, Role::kDestination)}));
     op.accesses.push_back(read(shared, Role::kStatistics));
     result.push_back(std::move(op));
   }

@@ -1,0 +1,50 @@
+// Where a rank of a plan stands: its index in each degree.
+//
+// Tensor-parallel ranks are neighbours, then come context, sequence and data, the order in which
+// devices fill nodes (CollectiveWork::stride). The stages of a pipeline are no ranks: each rank has
+// all of them.
+#pragma once
+
+#include <cstdint>
+
+#include "sim/graph/core/edit.h"
+#include "sim/spec/plan.h"
+
+namespace ballast {
+
+// Ranks that run a plan.
+inline int64_t rank_count(const Plan& plan) { return plan.tensor * plan.replicas(); }
+
+inline RankGroup tensor_group(const Plan& plan) { return {plan.tensor, 1}; }
+inline RankGroup sequence_group(const Plan& plan) {
+  return {plan.sequence, plan.tensor * plan.context};
+}
+
+inline RankGroup context_group(const Plan& plan) { return {plan.context, plan.tensor}; }
+// Parts of equal length in which ranks have every sequence.
+inline int64_t parts_of_sequences(const Plan& plan) { return plan.sequence * plan.context; }
+
+struct RankPlace {
+  int64_t tensor = 0;
+  int64_t context = 0;
+  int64_t sequence = 0;
+  int64_t data = 0;
+  // Which part of every sequence a rank has: ranks that exchange heads have parts side by side.
+  int64_t part(const Plan& plan) const { return context * plan.sequence + sequence; }
+};
+
+inline RankPlace place_of(const Plan& plan, int rank) {
+  const int64_t of_sequence = sequence_group(plan).stride;
+  return {rank % plan.tensor, rank / plan.tensor % plan.context, rank / of_sequence % plan.sequence,
+          rank / (of_sequence * plan.sequence)};
+}
+
+// The model whose attention a rank computes: of its tensor-parallel share, the heads that it has of
+// whole sequences.
+inline Model attention_model(Model rank, const Plan& plan) {
+  rank.heads /= plan.sequence;
+  rank.kv_heads /= plan.sequence;
+  return rank;
+}
+
+}  // namespace ballast

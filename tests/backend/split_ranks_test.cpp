@@ -1,0 +1,356 @@
+// Ranks that split a model or its sequences: tensor parallelism, Ulysses, and both beside data
+// ranks and beside the stages of a pipeline. Each plan trains 20 steps as threads of one process.
+//
+// A split product sums in another order than one rank does, so numbers are near those of one rank
+// and not its bits: a loss is at most 1e-6 of itself away, a parameter at most 5e-5 of the largest.
+// Parameters are further apart because Adam divides a gradient by its own size, also one that is
+// nothing but rounding, as that of gpt2's key biases. Among plans that split alike, what only moves
+// state has the same bits.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+
+#include "backend/train/make_device.h"
+#include "tests/backend/disturbed_training.h"
+#include "tests/backend/temporary_folder.h"
+#include "tests/backend/tiny_training.h"
+
+namespace ballast {
+namespace {
+
+using tiny::Homes;
+using tiny::kHomes;
+using tiny::kSteps;
+using tiny::set_homes;
+
+constexpr double kLossTolerance = 1e-6;
+constexpr double kParameterTolerance = 5e-5;
+
+struct Degrees {
+  int64_t tensor = 1, sequence = 1, context = 1, data = 1, pipeline = 1;
+  bool tensor_sequence = false;
+  int64_t zero_stage = 0;
+};
+
+std::string text_of(const Degrees& of) {
+  std::string text;
+  const auto add = [&](const char* name, int64_t degree) {
+    if (degree > 1) text += std::string(name) + " " + std::to_string(degree) + " ";
+  };
+  add("tensor", of.tensor);
+  add("sequence", of.sequence);
+  add("context", of.context);
+  add("data", of.data);
+  add("pipeline", of.pipeline);
+  if (of.tensor_sequence) text += "norms by token ";
+  if (of.zero_stage > 0) text += "ZeRO " + std::to_string(of.zero_stage) + " ";
+  return text;
+}
+
+Plan plan_of(const Degrees& of, SyncMode sync = SyncMode::kWait, Homes homes = Homes::kGpu,
+             DType dtype = DType::kF32) {
+  Plan plan =
+      tiny::waiting_plan({.sequences = 4, .micro_batch = 1, .tokens = 12}, 2 * kSegment * 4);
+  plan.dtype = dtype;
+  plan.tensor = of.tensor;
+  plan.sequence = of.sequence;
+  plan.context = of.context;
+  plan.data = of.data;
+  plan.pipeline = of.pipeline;
+  plan.tensor_sequence = of.tensor_sequence;
+  plan.zero_stage = of.zero_stage;
+  plan.devices = of.tensor * of.sequence * of.context * of.data * of.pipeline;
+  plan.optimizer.sync = sync;
+  set_homes(plan, homes);
+  return plan;
+}
+
+// How far two trainings are apart: losses of themselves, parameters of the largest.
+struct Distance {
+  double loss = 0;
+  double parameter = 0;
+};
+
+Distance distance(const tiny::Outcome& one, const tiny::Outcome& other) {
+  Distance furthest;
+  EXPECT_EQ(one.records.size(), other.records.size());
+  for (size_t i = 0; i < std::min(one.records.size(), other.records.size()); ++i) {
+    EXPECT_EQ(one.records[i].skipped, other.records[i].skipped) << i;
+    EXPECT_EQ(one.records[i].clipped, other.records[i].clipped) << i;
+    furthest.loss =
+        std::max(furthest.loss, std::abs(one.records[i].loss / other.records[i].loss - 1));
+  }
+  EXPECT_EQ(one.parameters.size(), other.parameters.size());
+  double largest = 0;
+  for (size_t i = 0; i < std::min(one.parameters.size(), other.parameters.size()); ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(other.parameters[i])));
+    furthest.parameter = std::max(
+        furthest.parameter, std::abs(static_cast<double>(one.parameters[i] - other.parameters[i])));
+  }
+  furthest.parameter /= largest;
+  return furthest;
+}
+
+void expect_near(const tiny::Outcome& one, const tiny::Outcome& other, const std::string& what,
+                 double parameter_tolerance = kParameterTolerance) {
+  const Distance apart = distance(one, other);
+  EXPECT_LT(apart.loss, kLossTolerance) << what;
+  EXPECT_LT(apart.parameter, parameter_tolerance) << what;
+  std::printf("%-60s losses %.1e, parameters %.1e\n", what.c_str(), apart.loss, apart.parameter);
+}
+
+// A learning rate at which no step is so large that rounding grows: near the peak of
+// tiny::options_for gpt2's loss jumps at one step, and two runs of other roundings are 4e-5 apart
+// there.
+TrainerOptions gentle_options() {
+  TrainerOptions options = tiny::options_for(kSteps);
+  options.optimizer.learning_rate = {1e-3, 1e-4, 3, kSteps};
+  return options;
+}
+
+TEST(split_ranks, every_plan_trains_as_one_rank_does) {
+  const Degrees kPlans[] = {
+      {.tensor = 2},
+      {.tensor = 2, .tensor_sequence = true},
+      {.tensor = 4},
+      {.tensor = 4, .tensor_sequence = true},
+      {.sequence = 2},
+      {.sequence = 4},
+      {.sequence = 2, .zero_stage = 3},
+      {.context = 2},
+      {.context = 2, .zero_stage = 3},
+      {.context = 2, .data = 2, .zero_stage = 1},
+      {.context = 2, .pipeline = 2},
+      {.tensor = 2, .context = 2},
+      {.tensor = 2, .context = 2, .tensor_sequence = true, .zero_stage = 2},
+      {.data = 2, .pipeline = 2},
+      {.data = 2, .pipeline = 2, .zero_stage = 2},
+      {.tensor = 2, .data = 2},
+      {.tensor = 2, .data = 2, .tensor_sequence = true, .zero_stage = 1},
+      {.tensor = 2, .data = 2, .zero_stage = 3},
+      {.tensor = 2, .sequence = 2},
+      {.tensor = 2, .sequence = 2, .tensor_sequence = true, .zero_stage = 2},
+      {.tensor = 2, .pipeline = 2},
+      {.tensor = 2, .pipeline = 2, .tensor_sequence = true},
+      {.sequence = 2, .data = 2, .zero_stage = 1},
+      {.sequence = 2, .data = 2, .zero_stage = 3},
+      {.sequence = 2, .pipeline = 2},
+      {.tensor = 2, .sequence = 2, .data = 2, .tensor_sequence = true, .zero_stage = 2},
+  };
+  const TrainerOptions options = gentle_options();
+  std::vector<Model> models = {tiny::gpt2_model(), tiny::llama_model(), tiny::newer_models()[0]};
+  for (const Model& model : models) {
+    const tiny::Outcome alone = tiny::train(model, plan_of({}), options, kSteps, true);
+    for (const Degrees& of : kPlans) {
+      if (model.kv_heads % (of.tensor * of.sequence) != 0) continue;
+      expect_near(tiny::train(model, plan_of(of), options, kSteps, false), alone,
+                  model.name + " " + text_of(of));
+    }
+  }
+}
+
+// Experts and latents are each rank's own where it has all of them for its tokens. Windows and
+// sinks go round a ring.
+TEST(split_ranks, sequences_of_every_family_are_shared) {
+  const TrainerOptions options = gentle_options();
+  for (const Model& model : tiny::newer_models()) {
+    for (const Degrees& of : {Degrees{.sequence = 2}, Degrees{.context = 2}}) {
+      const bool refused = (model.attention_sinks && of.sequence > 1) || model.balance_loss > 0 ||
+                           (model.is_latent() && of.context > 1);
+      if (refused) continue;
+      expect_near(tiny::train(model, plan_of(of), options, kSteps, false),
+                  tiny::train(model, plan_of({}), options, kSteps, true),
+                  model.name + " " + text_of(of));
+    }
+  }
+}
+
+// With clipped and poisoned steps. Where state lies and how it steps changes no bit of ranks that
+// split alike and accumulate in the same order, and the verdicts are those of one rank.
+void train_every_way(SyncMode sync) {
+  const Model model = tiny::gpt2_model();
+  TrainerOptions options = tiny::disturbed_options();
+  options.optimizer.learning_rate = {1e-3, 1e-4, 3, kSteps};
+  const Degrees kPlans[] = {{.tensor = 2},
+                            {.tensor = 2, .tensor_sequence = true},
+                            {.sequence = 2},
+                            {.context = 2},
+                            {.data = 2, .pipeline = 2},
+                            {.tensor = 2, .data = 2, .tensor_sequence = true}};
+  int trained = 0;
+  const tiny::Outcome alone = tiny::train(model, plan_of({}, sync), options, kSteps, true);
+  for (Degrees of : kPlans) {
+    of.zero_stage = 0;
+    const tiny::Outcome reference = tiny::train(model, plan_of(of, sync), options, kSteps, true);
+    // Steps of clipped noise are as large as any other.
+    expect_near(reference, alone, text_of(of) + std::string(to_string(sync)),
+                10 * kParameterTolerance);
+    for (const int64_t zero_stage : {0, 2}) {
+      for (const Homes homes : kHomes) {
+        of.zero_stage = zero_stage;
+        // What ranks do not share is averaged by an all-reduce only where the GPU steps it.
+        const bool alone_in_group = of.data * of.sequence * of.context == 1;
+        if (zero_stage == 0 && homes != Homes::kGpu && !alone_in_group) continue;
+        if (zero_stage > 0 && alone_in_group) continue;
+        const std::string what = text_of(of) + std::string(to_string(sync)) + " home " +
+                                 std::to_string(static_cast<int>(homes));
+        const tiny::Outcome outcome =
+            tiny::train(model, plan_of(of, sync, homes), options, kSteps, false);
+        tiny::expect_same(outcome, reference, what);
+        ++trained;
+        if (sync == SyncMode::kSpeculate) EXPECT_GE(outcome.rollbacks, 3) << what;
+      }
+    }
+  }
+  std::printf("%d plans with the bits of ranks that split alike\n", trained);
+}
+
+TEST(split_ranks, every_way_to_wait_has_the_same_bits) { train_every_way(SyncMode::kWait); }
+TEST(split_ranks, every_way_to_delay_has_the_same_bits) { train_every_way(SyncMode::kDelay); }
+TEST(split_ranks, every_way_to_speculate_has_the_same_bits) {
+  train_every_way(SyncMode::kSpeculate);
+}
+
+// What is exchanged is exchanged again where it is computed again.
+TEST(split_ranks, what_is_recomputed_has_the_same_bits) {
+  const Model model = tiny::llama_model();
+  const TrainerOptions options = gentle_options();
+  for (const Degrees& of :
+       {Degrees{.tensor = 2}, Degrees{.tensor = 2, .tensor_sequence = true}, Degrees{.sequence = 2},
+        Degrees{.context = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
+    const tiny::Outcome kept = tiny::train(model, plan_of(of), options, kSteps, true);
+    for (const ActivationFate fate : {ActivationFate::kRecompute, ActivationFate::kOffload}) {
+      Plan plan = plan_of(of);
+      plan.activations = tiny::all_activations(fate);
+      tiny::expect_same(tiny::train(model, plan, options, kSteps, false), kept, text_of(of));
+    }
+  }
+}
+
+// Whichever rank comes first to a step's loss fails there; the others are anywhere.
+TEST(split_ranks, a_rank_that_fails_ends_all) {
+  const Model model = tiny::llama_model();
+  for (const Degrees& of :
+       {Degrees{.tensor = 2, .data = 2, .tensor_sequence = true}, Degrees{.sequence = 2},
+        Degrees{.context = 2}, Degrees{.data = 2, .pipeline = 2}}) {
+    for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate}) {
+      std::atomic<bool> failed = false;
+      TrainerOptions options = gentle_options();
+      options.gradient_factor = [&](int32_t step) {
+        if (step == 2 && !failed.exchange(true)) throw Error("the disk", "it is full", "make room");
+        return 1.0;
+      };
+      Trainer trainer(model, plan_of(of, sync), options);
+      try {
+        trainer.train(kSteps, nullptr);
+        FAIL() << "it trains: " << text_of(of);
+      } catch (const Error& error) {
+        EXPECT_EQ(std::string(error.what()), "the disk: it is full; make room") << text_of(of);
+      }
+    }
+  }
+}
+
+// Another type rounds what ranks sum once more each: near, and the same loss scales.
+TEST(split_ranks, sixteen_bits_stay_near_one_rank) {
+  const Model model = tiny::llama_model();
+  const TrainerOptions options = gentle_options();
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    const tiny::Outcome alone =
+        tiny::train(model, plan_of({}, SyncMode::kWait, Homes::kGpu, dtype), options, kSteps, true);
+    for (const Degrees& of : {Degrees{.tensor = 2}, Degrees{.sequence = 2},
+                              Degrees{.tensor = 2, .tensor_sequence = true}}) {
+      const tiny::Outcome outcome = tiny::train(
+          model, plan_of(of, SyncMode::kWait, Homes::kGpu, dtype), options, kSteps, false);
+      const Distance apart = distance(outcome, alone);
+      EXPECT_LT(apart.loss, 5e-3) << text_of(of) << to_string(dtype);
+      for (size_t i = 0; i < outcome.records.size(); ++i) {
+        EXPECT_EQ(outcome.records[i].loss_scale, alone.records[i].loss_scale);
+      }
+    }
+  }
+}
+
+// A checkpoint, an export and the first weights have nothing of ranks in them; a vocabulary that
+// does not divide is filled up with zeros that nobody sees.
+TEST(split_ranks, state_is_that_of_the_whole_model) {
+  for (Model model : {tiny::gpt2_model(), tiny::llama_model()}) {
+    model.vocab = 259;
+    const TrainerOptions options = gentle_options();
+    Trainer alone(model, plan_of({}), options);
+    const TemporaryFolder folder;
+    for (const Degrees& of :
+         {Degrees{.tensor = 2}, Degrees{.tensor = 2, .data = 2, .zero_stage = 3},
+          Degrees{.tensor = 2, .pipeline = 2, .tensor_sequence = true}}) {
+      Trainer ranks(model, plan_of(of), options);
+      EXPECT_TRUE(tiny::same_bits(ranks.parameters(), alone.parameters())) << text_of(of);
+      EXPECT_NEAR(ranks.validation_loss(2), alone.validation_loss(2), 1e-5) << text_of(of);
+      ranks.export_weights(folder / "ranks.safetensors");
+      TrainerOptions imports = options;
+      imports.seed = 7;
+      imports.initial_weights = folder / "ranks.safetensors";
+      EXPECT_TRUE(
+          tiny::same_bits(Trainer(model, plan_of({}), imports).parameters(), alone.parameters()));
+    }
+  }
+}
+
+TEST(split_ranks, resume_as_another_split) {
+  const Model model = tiny::gpt2_model();
+  const Degrees first{.tensor = 2, .data = 2, .tensor_sequence = true, .zero_stage = 2};
+  for (const SyncMode sync : {SyncMode::kDelay, SyncMode::kSpeculate}) {
+    TrainerOptions options = gentle_options();
+    const Plan plan = plan_of(first, sync, Homes::kOptimizerAway);
+    const tiny::Outcome reference = tiny::train(model, plan, options, kSteps, false);
+    for (const Degrees& of : {first, Degrees{.sequence = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
+      const TemporaryFolder folder;
+      options.checkpoint_folder = folder.path();
+      options.resume = true;
+      Trainer(model, plan, options).train(kSteps / 2, nullptr);
+      Trainer resumed(model, plan_of(of, sync), options);
+      EXPECT_EQ(resumed.next_step(), kSteps / 2);
+      const TrainResult rest = resumed.train(kSteps, nullptr);
+      if (of.data == 2) EXPECT_TRUE(tiny::same_bits(resumed.parameters(), reference.parameters));
+      for (const StepRecord& record : rest.records) {
+        const double loss = reference.records[static_cast<size_t>(record.step)].loss;
+        EXPECT_NEAR(record.loss / loss, 1, kLossTolerance) << text_of(of) << record.step;
+      }
+    }
+  }
+}
+
+std::string knob_missing(const Model& model, const Plan& plan) {
+  const std::vector<DeviceVerdict> verdicts = which_run(model, plan);
+  return verdicts.front().missing ? verdicts.front().missing->knob : "";
+}
+
+TEST(split_ranks, what_does_not_run_is_refused_by_name) {
+  const Model dense = tiny::llama_model();
+  const std::vector<Model> newer = tiny::newer_models();  // qwen3, mixtral, qwen3_moe, gpt_oss, ds
+  EXPECT_EQ(knob_missing(dense, plan_of({.tensor = 2, .sequence = 1})), "");
+  EXPECT_EQ(knob_missing(dense, plan_of({.tensor = 4})), "plan.tensor");  // two heads of keys
+  EXPECT_EQ(knob_missing(newer[1], plan_of({.tensor = 2})), "plan.tensor");
+  EXPECT_EQ(knob_missing(newer[4], plan_of({.tensor = 2})), "plan.tensor");
+  EXPECT_EQ(knob_missing(newer[3], plan_of({.sequence = 2})), "plan.sequence");
+  EXPECT_EQ(knob_missing(newer[2], plan_of({.sequence = 2})), "plan.sequence");
+  EXPECT_EQ(knob_missing(dense, plan_of({.context = 2})), "");
+  EXPECT_EQ(knob_missing(dense, plan_of({.context = 4})), "plan.context");
+  EXPECT_EQ(knob_missing(dense, plan_of({.sequence = 2, .context = 2})), "plan.context");
+  EXPECT_EQ(knob_missing(newer[4], plan_of({.context = 2})), "plan.context");
+  Plan experts = plan_of({.data = 2});
+  experts.expert = 2;
+  EXPECT_EQ(knob_missing(newer[1], experts), "plan.expert");
+  Plan uneven = plan_of({.tensor = 2, .tensor_sequence = true});
+  uneven.sequence_length = 13;
+  EXPECT_EQ(knob_missing(dense, uneven), "plan.tensor_sequence");
+  for (const DeviceVerdict& verdict : which_run(dense, plan_of({.tensor = 2}))) {
+    if (verdict.device == "cuda") EXPECT_EQ(verdict.missing->knob, "plan.tensor");
+  }
+}
+
+}  // namespace
+}  // namespace ballast
