@@ -14,6 +14,9 @@ namespace {
 // a machine that changes.
 constexpr size_t kStepsKept = 64;
 constexpr size_t kCostsKept = 5;
+// Of a period, which neither a write nor the lanes' beginning disturbs: without them nobody would
+// know any more what a step takes alone.
+constexpr double kUndisturbedSteps = 2;
 constexpr int64_t kMostSteps = int64_t{1} << 30;
 
 void keep(std::deque<double>& values, double value, size_t most) {
@@ -45,15 +48,16 @@ void CheckpointPeriod::add(const std::vector<Step>& steps) {
   if (alone == 0 || !any_) return;
   for (const Step& step : steps) {
     if (!step.beside_write && !step.first) continue;
-    latest_ += step.seconds - alone;
+    latest_stretch_ += step.seconds - alone;
     stretched_ += step.seconds - alone;
   }
 }
 
 void CheckpointPeriod::add_checkpoint(double rest_seconds) {
-  if (any_) keep(costs_, latest_, kCostsKept);
+  if (any_) keep(costs_, latest(), kCostsKept);
   any_ = true;
-  latest_ = rest_seconds;
+  latest_rest_ = rest_seconds;
+  latest_stretch_ = 0;
   rested_ += rest_seconds;
 }
 
@@ -67,17 +71,19 @@ double CheckpointPeriod::undisturbed_step() const {
 
 double CheckpointPeriod::written() const { return median_of(written_); }
 
-double CheckpointPeriod::cost() const { return costs_.empty() ? latest_ : median_of(costs_); }
+double CheckpointPeriod::cost() const { return costs_.empty() ? latest() : median_of(costs_); }
+
+// Steps may by chance be faster beside a write than without; that it pays for the rest is not so.
+double CheckpointPeriod::latest() const { return latest_rest_ + std::max(latest_stretch_, 0.0); }
 
 int64_t CheckpointPeriod::steps() const {
   if (!bound_) return given_;
   const double alone = undisturbed_step();
   // What the first one costs is known once the steps beside its write are over.
   if (costs_.empty() || alone == 0) return kProfiledSteps;
-  // Steps are of a clock, and may be faster beside a write than without: a cost is none then.
-  const double within_bound = std::ceil(std::max(cost(), 0.0) / (*bound_ * alone));
-  const double within_write = std::ceil(written() / alone);
-  const double steps = std::max({within_bound, within_write, 1.0});
+  const double within_bound = std::ceil(cost() / (*bound_ * alone));
+  const double within_write = std::ceil(written() / alone) + kUndisturbedSteps;
+  const double steps = std::max(within_bound, within_write);
   return static_cast<int64_t>(std::min(steps, static_cast<double>(kMostSteps)));
 }
 

@@ -4,9 +4,9 @@
 // CheckFreq (Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN
 // Checkpointing", FAST 2021, section 4.4; msr-fiddle/CheckFreq, src/cf_iterator.py,
 // _complete_profile): the first steps are timed without a checkpoint; then the period is the least
-// number of steps in which a write ends, and over which what a checkpoint costs stays within the
-// bound. What it costs is measured on, and the period follows it.
-// Will not do: read a clock, or write (backend/train/trainer).
+// number of steps in which a write ends and two pass undisturbed, and over which what a checkpoint
+// costs stays within the bound. What it costs is measured on, and the period follows it. Will not
+// do: read a clock, or write (backend/train/trainer).
 #pragma once
 
 #include <cstdint>
@@ -50,12 +50,15 @@ class CheckpointPeriod {
   double measured_overhead() const;
 
  private:
+  double latest() const;  // what the checkpoint that came last has cost so far
+
   std::optional<double> bound_;
   int64_t given_;
   std::deque<double> undisturbed_;
   std::deque<double> costs_;    // of past checkpoints
   std::deque<double> written_;  // seconds
-  double latest_ = 0;           // cost so far of the checkpoint that came last
+  double latest_rest_ = 0;      // of the checkpoint that came last
+  double latest_stretch_ = 0;   // what the steps after it took longer so far
   bool any_ = false;            // checkpoint
   int64_t count_ = 0;           // of steps
   double rested_ = 0;           // all of it, seconds

@@ -207,7 +207,8 @@ TEST(checkpoint_period, spreads_what_a_checkpoint_costs_over_the_bound) {
   EXPECT_DOUBLE_EQ(period.measured_overhead(), 0.2);
 }
 
-// Nothing is lost while it is written; but no checkpoint begins before the one before has ended.
+// No checkpoint begins before the one before has ended, and two steps are left to tell what one
+// takes alone: 13 and 2.
 TEST(checkpoint_period, is_no_shorter_than_a_write) {
   CheckpointPeriod period(0.5);
   period.add({{1.0}, {1.0}, {1.0}});
@@ -215,7 +216,7 @@ TEST(checkpoint_period, is_no_shorter_than_a_write) {
   period.add({{1.0, true, true}, {1.0, true}});
   period.add_written(12.5);
   period.add_checkpoint(0.001);
-  EXPECT_EQ(period.steps(), 13);
+  EXPECT_EQ(period.steps(), 15);
 }
 
 TEST(checkpoint_period, follows_a_disk_that_becomes_slower) {
@@ -231,6 +232,18 @@ TEST(checkpoint_period, follows_a_disk_that_becomes_slower) {
   EXPECT_EQ(cycle(1), 10);
   for (int i = 0; i < 8; ++i) cycle(3);
   EXPECT_EQ(cycle(3), 30);
+}
+
+// Steps beside the write that were faster by chance do not pay for the rest of 2 s.
+TEST(checkpoint_period, takes_no_noise_for_a_gain) {
+  CheckpointPeriod period(0.1);
+  period.add({{1.0}, {1.0}});
+  period.add_checkpoint(2);
+  period.add({{0.2, true, true}, {0.2, true}, {1.0}});
+  period.add_written(1);
+  period.add_checkpoint(2);
+  EXPECT_DOUBLE_EQ(period.cost(), 2);
+  EXPECT_EQ(period.steps(), 20);
 }
 
 TEST(checkpoint_period, that_is_given_is_kept) {
