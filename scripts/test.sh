@@ -132,6 +132,7 @@ if enough 240 "the thread sanitizer"; then
   say "thread sanitizer"
   export GTEST_FILTER='exact*:*xecutor*:*aced*:*acer*:resume.a_req*:weights*:*hreads*'
   GTEST_FILTER+=':CudaDevice.every_plan*:CudaDevice.rollbacks*:*ommunicator*:ranks.all_take*'
+  GTEST_FILTER+=':split_ranks.every_plan*:background*'
   build build/tsan thread test_backend test_comm && run build/tsan -R '^(backend_[0-9]|comm)$'
   unset GTEST_FILTER
 fi
