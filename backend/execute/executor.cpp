@@ -248,8 +248,13 @@ void Executor::run_lane(LaneId lane) {
   }
 }
 
-// Lanes that wait for other ranks are told, too.
+// The failure is kept before lanes that wait for other ranks are told of it: what they then fail
+// with is its consequence.
 void Executor::abandon(std::exception_ptr failure) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!failure_) failure_ = failure;
+  }
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
@@ -263,7 +268,6 @@ void Executor::abort_all(std::exception_ptr failure) {
   abandon(failure);
   {
     const std::scoped_lock lock(mutex_);
-    if (!failure_) failure_ = failure;
     aborted_ = true;
     released_.notify_all();
   }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <gtest/gtest.h>
 #include <map>
 #include <mutex>
@@ -59,7 +60,12 @@ class RecordingDevice : public Device {
     return found;
   }
 
+  void abandon(const std::string& why) override {
+    if (abandoned) abandoned(why);
+  }
+
   std::function<void(What, OpId, int32_t)> during;  // on the operation's lane
+  std::function<void(const std::string&)> abandoned;
   int32_t refused_step = -1;                        // the commit that finds its step wanting
   std::vector<Call> calls;                          // in the order of their ends
 
@@ -236,6 +242,38 @@ TEST(Executor, failing_operation_stops_all_lanes_and_is_rethrown) {
   device.calls.clear();
   EXPECT_EQ(executor.run(steps(4)).last_step, 4);
   EXPECT_EQ(device.calls.size(), 15U);
+}
+
+// A lane that waits for another rank fails as soon as it is told of the failure, and before the
+// lane that told it comes to anything else.
+TEST(Executor, the_first_failure_is_rethrown_and_not_what_it_brought_about) {
+  TinyGraph tiny;
+  const OpId failing = tiny.op(LaneKind::kCompute, 0);
+  const OpId exchange = tiny.op(LaneKind::kDataNetwork, 0);
+  RecordingDevice device(tiny.graph);
+  std::promise<void> told;
+  std::promise<void> over;
+  device.during = [&](What, OpId op, int32_t) {
+    if (op == failing) throw Error("the disk", "it is full", "make room");
+    if (op != exchange) return;
+    told.get_future().wait();
+    throw Error("rank 2: the disk", "it is full", "make room");
+  };
+  device.abandoned = [&](const std::string& why) {
+    if (why.starts_with("rank 2")) {
+      over.set_value();
+      return;
+    }
+    told.set_value();
+    over.get_future().wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other lane's thread ends
+  };
+  try {
+    Executor(tiny.graph, device).run(steps(3));
+    FAIL() << "the failure was swallowed";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "the disk: it is full; make room");
+  }
 }
 
 // forward (compute) -> upload of its own lane -> commit (compute, a fence) -> backward (compute) ->
