@@ -20,11 +20,10 @@ import sys
 import tempfile
 import time
 
+from tiny_model import CONFIG
+
 PERIOD = 4
 EARLY_SHARE = 0.2  # of kills that do not wait for a first checkpoint
-CONFIG = """{"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 64,
-"vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
-"tie_word_embeddings": true, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}"""
 
 
 def arguments():

@@ -25,12 +25,11 @@ import subprocess
 import sys
 import tempfile
 
+from tiny_model import CONFIG
+
 PERIOD = 3
 STEPS = 11
 TOLD_EVERY = 50
-CONFIG = """{"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 64,
-"vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
-"tie_word_embeddings": true, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}"""
 
 
 def arguments():

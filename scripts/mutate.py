@@ -23,9 +23,8 @@ import sys
 import tempfile
 import time
 
-CONFIG = """{"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 64,
-"vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
-"tie_word_embeddings": true, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}"""
+from tiny_model import CONFIG
+
 NUMBERS = ["0", "-1", "1e308", "-1e308", "1e-308", "9223372036854775807", "9223372036854775808",
            "-9223372036854775808", "2147483648", "4294967296", "0.5", "3", "7", "null", "true",
            "\"\"", "\"x\"", "[]", "{}", "[[[[1]]]]", "1000003", "1e18"]

@@ -23,14 +23,6 @@ using namespace std::chrono_literals;
 
 constexpr int64_t kSteps = 24;
 
-Plan plan_with(SyncMode sync) {
-  Plan plan = tiny::wait_plan();
-  plan.optimizer.sync = sync;
-  plan.optimizer.gpu_buckets = 1;
-  plan.optimizer.bucket_bytes = {2 * kSegment * 4};
-  return plan;
-}
-
 TrainerOptions options_in(const std::string& folder, int64_t period) {
   TrainerOptions options = tiny::options_for(kSteps);
   options.optimizer.clip_norm = 2;
@@ -61,7 +53,7 @@ TEST(background_checkpoint, has_the_bytes_of_one_for_which_training_rests) {
     for (const bool in_background : {true, false}) {
       TrainerOptions options = options_in((in_background ? beside : resting).path(), 7);
       options.checkpoints_in_background = in_background;
-      Trainer trainer(tiny::gpt2_model(), plan_with(sync), options);
+      Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(sync), options);
       EXPECT_EQ(trainer.train(kSteps, nullptr).checkpoints.kept, 3);
     }
     for (const int64_t step : {int64_t{21}, kSteps}) {
@@ -94,7 +86,7 @@ TEST(background_checkpoint, that_cannot_be_written_ends_the_run_and_the_older_on
   for (const int64_t ranks : {1, 2}) {
     const TemporaryFolder root;
     const std::string folder = root / "kept";
-    Plan plan = plan_with(SyncMode::kWait);
+    Plan plan = tiny::plan_of_both_homes(SyncMode::kWait);
     plan.micro_batch = 1;
     plan.data = plan.devices = ranks;
     TrainerOptions options = options_in(folder, 4);
@@ -116,7 +108,7 @@ TEST(background_checkpoint, whose_copy_has_no_room_is_refused_before_the_first_s
   const TemporaryFolder folder;
   TrainerOptions options = options_in(folder.path(), 4);
   options.available_memory = [] { return Bytes{1000}; };
-  const Plan plan = plan_with(SyncMode::kDelay);
+  const Plan plan = tiny::plan_of_both_homes(SyncMode::kDelay);
   const std::string message = error_of([&] { Trainer(tiny::gpt2_model(), plan, options); });
   EXPECT_TRUE(mentions(message, "--pause-for-checkpoints")) << message;
   options.checkpoints_in_background = false;
@@ -129,7 +121,7 @@ TEST(background_checkpoint, whose_copy_has_no_room_is_refused_before_the_first_s
 TEST(background_checkpoint, period_that_follows_a_bound_leaves_the_bits_alone) {
   const TemporaryFolder bounded;
   const TemporaryFolder plain;
-  Plan plan = plan_with(SyncMode::kSpeculate);
+  Plan plan = tiny::plan_of_both_homes(SyncMode::kSpeculate);
   std::vector<float> parameters[2];
   for (const bool is_bounded : {true, false}) {
     TrainerOptions options = options_in((is_bounded ? bounded : plain).path(), 0);

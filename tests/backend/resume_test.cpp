@@ -26,14 +26,6 @@ namespace {
 constexpr int64_t kSteps = 24;
 constexpr int64_t kPeriod = 5;
 
-Plan plan_with(SyncMode sync) {
-  Plan plan = tiny::wait_plan();
-  plan.optimizer.sync = sync;
-  plan.optimizer.gpu_buckets = 1;
-  plan.optimizer.bucket_bytes = {2 * kSegment * 4};
-  return plan;
-}
-
 TrainerOptions options_in(const std::string& folder) {
   TrainerOptions options = tiny::options_for(kSteps);
   options.optimizer.clip_norm = 2;
@@ -93,7 +85,7 @@ TEST(resume, a_killed_training_continues_to_the_same_bits) {
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
     const TemporaryFolder whole;
     const TemporaryFolder killed;
-    const Plan plan = plan_with(sync);
+    const Plan plan = tiny::plan_of_both_homes(sync);
     const std::vector<float> expected = train_to_the_end(plan, whole.path());
     int kills = 0;
     // Far enough to leave a checkpoint behind more often than not; every kill may hit anything.
@@ -110,12 +102,14 @@ TEST(resume, a_killed_training_continues_to_the_same_bits) {
 TEST(resume, another_plan_of_the_same_model_reads_the_checkpoint) {
   const TemporaryFolder whole;
   const TemporaryFolder changed;
-  const std::vector<float> expected = train_to_the_end(plan_with(SyncMode::kWait), whole.path());
+  const std::vector<float> expected =
+      train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), whole.path());
   {
-    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(changed.path()));
+    Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
+                    options_in(changed.path()));
     trainer.train(10, nullptr);
   }
-  Plan other = plan_with(SyncMode::kSpeculate);
+  Plan other = tiny::plan_of_both_homes(SyncMode::kSpeculate);
   other.optimizer.bucket_bytes = {1};
   other.optimizer.undo = UndoKind::kExact;
   other.weights.flow_share = 1;
@@ -124,7 +118,7 @@ TEST(resume, another_plan_of_the_same_model_reads_the_checkpoint) {
 
 TEST(resume, only_the_last_two_checkpoints_are_kept) {
   const TemporaryFolder folder;
-  train_to_the_end(plan_with(SyncMode::kWait), folder.path());
+  train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), folder.path());
   EXPECT_EQ(checkpoints_in(folder.path()), 2);
   EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kSteps));
 }
@@ -132,7 +126,7 @@ TEST(resume, only_the_last_two_checkpoints_are_kept) {
 TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
   const TemporaryFolder folder;
   const TemporaryFolder whole;
-  const Plan plan = plan_with(SyncMode::kSpeculate);
+  const Plan plan = tiny::plan_of_both_homes(SyncMode::kSpeculate);
   const std::vector<float> expected = train_to_the_end(plan, whole.path());
   TrainResult result;
   {
@@ -150,14 +144,14 @@ TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
 // A run of 3 steps in a folder, begun anew.
 std::vector<float> short_run(TrainerOptions options) {
   options.resume = false;
-  Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+  Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
   trainer.train(3, nullptr);
   return trainer.parameters();
 }
 
 TEST(resume, a_folder_of_another_run_is_refused_unless_told_to_replace_it) {
   const TemporaryFolder folder;
-  train_to_the_end(plan_with(SyncMode::kWait), folder.path());
+  train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), folder.path());
   TrainerOptions options = options_in(folder.path());
   const std::string message = error_of([&] { short_run(options); });
   EXPECT_TRUE(mentions(message, "checkpoints of another run")) << message;
@@ -170,19 +164,21 @@ TEST(resume, a_folder_of_another_run_is_refused_unless_told_to_replace_it) {
   EXPECT_EQ(checkpoints_in(folder.path()), 1);
   EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), 3));
   EXPECT_NE(load_checkpoint_header(*newest_checkpoint(folder.path())).run, before);
-  Trainer resumed(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
+  Trainer resumed(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
+                  options_in(folder.path()));
   EXPECT_TRUE(tiny::same_bits(resumed.parameters(), expected));
 }
 
 // A's newest carries the higher number, and B is never resumed from it.
 TEST(resume, checkpoints_of_two_runs_are_never_mixed) {
   const TemporaryFolder a, b;
-  train_to_the_end(plan_with(SyncMode::kWait), a.path());
+  train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), a.path());
   short_run(options_in(b.path()));
   const std::string newest = *newest_checkpoint(a.path());
   std::filesystem::copy_file(newest, checkpoint_path(b.path(), kSteps));
   const std::string message = error_of([&] {
-    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(b.path()));
+    Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
+                    options_in(b.path()));
   });
   EXPECT_TRUE(mentions(message, "two runs")) << message;
   EXPECT_TRUE(mentions(message, checkpoint_path(b.path(), 3))) << message;
@@ -191,7 +187,8 @@ TEST(resume, checkpoints_of_two_runs_are_never_mixed) {
 TEST(resume, a_folder_is_locked_as_long_as_a_run_lives) {
   const TemporaryFolder folder;
   const auto open = [&] {
-    return Trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options_in(folder.path()));
+    return Trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
+                   options_in(folder.path()));
   };
   {
     const Trainer first = open();
@@ -214,7 +211,7 @@ TEST(resume, a_seed_data_or_numbers_that_changed_are_said) {
   short_run(options_in(folder.path()));
   const auto notes_of = [&](const TrainerOptions& options) {
     std::string text;
-    const Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+    const Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
     for (const std::string& note : trainer.notes()) text += note + "\n";
     return text;
   };
@@ -248,8 +245,9 @@ TEST(resume, another_model_is_refused_though_its_parameters_have_the_same_shapes
   options.model_record = "{\n \"heads\": 2,\n \"ffn\": 640\n}";
   short_run(options);
   options.model_record = "{\n \"heads\": 4,\n \"ffn\": 640\n}";
-  const std::string message =
-      error_of([&] { Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options); });
+  const std::string message = error_of([&] {
+    Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
+  });
   EXPECT_TRUE(mentions(message, R"(there "heads": 2, here "heads": 4)")) << message;
 }
 
@@ -263,7 +261,7 @@ TEST(divergence, three_steps_running_end_the_run_and_the_last_good_checkpoint_st
     options.gradient_factor = [](int32_t step) { return step < 12 ? 1.0 : std::nan(""); };
     TrainResult result;
     {
-      Trainer trainer(tiny::gpt2_model(), plan_with(sync), options);
+      Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(sync), options);
       result = trainer.train(kSteps, nullptr, true);
     }
     ASSERT_TRUE(result.divergence) << to_string(sync);
@@ -281,7 +279,7 @@ TEST(divergence, two_bad_steps_are_got_over) {
   options.gradient_factor = [](int32_t step) {
     return step % 4 < 2 && step > 8 ? std::nan("") : 1.0;
   };
-  Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kSpeculate), options);
+  Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kSpeculate), options);
   const TrainResult result = trainer.train(kSteps, nullptr);
   EXPECT_FALSE(result.divergence);
   EXPECT_EQ(result.newest_checkpoint, checkpoint_path(folder.path(), kSteps));
@@ -289,7 +287,7 @@ TEST(divergence, two_bad_steps_are_got_over) {
 
 // The scale of fp16 begins too high for these gradients and is halved step after step.
 TEST(divergence, overflows_under_a_loss_scale_that_can_fall_are_not_counted) {
-  Plan plan = plan_with(SyncMode::kWait);
+  Plan plan = tiny::plan_of_both_homes(SyncMode::kWait);
   plan.dtype = DType::kF16;
   TrainerOptions options = tiny::options_for(kSteps);
   options.gradient_factor = [](int32_t) { return 4096.0; };
@@ -311,14 +309,14 @@ TEST(divergence, weights_that_blow_up_end_the_run_however_few_steps_it_has) {
     options.optimizer.weight_decay = 1e30f;
     std::optional<std::string> kept;
     {
-      Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+      Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
       const TrainResult result = trainer.train(steps, nullptr, true);
       EXPECT_TRUE(result.divergence) << steps;
       kept = result.newest_checkpoint;
     }
     if (!kept) continue;
     options.optimizer.weight_decay = 0;
-    Trainer trainer(tiny::gpt2_model(), plan_with(SyncMode::kWait), options);
+    Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
     EXPECT_TRUE(std::isfinite(trainer.validation_loss(1))) << *kept;
   }
 }
@@ -327,7 +325,7 @@ TEST(divergence, weights_that_blow_up_end_the_run_however_few_steps_it_has) {
 TEST(delay, the_last_gradient_is_applied_at_the_end_and_a_longer_run_does_not_see_it) {
   const TemporaryFolder folder;
   const TemporaryFolder whole;
-  const Plan plan = plan_with(SyncMode::kDelay);
+  const Plan plan = tiny::plan_of_both_homes(SyncMode::kDelay);
   const std::vector<float> straight = train_to_the_end(plan, whole.path());
   std::vector<float> early;
   {
@@ -353,7 +351,7 @@ TEST(weights, exported_and_imported_are_the_same_training) {
   first.train(3, nullptr);
   first.export_weights(path);
   options.initial_weights = path;
-  Trainer second(tiny::llama_model(), plan_with(SyncMode::kSpeculate), options);
+  Trainer second(tiny::llama_model(), tiny::plan_of_both_homes(SyncMode::kSpeculate), options);
   EXPECT_TRUE(tiny::same_bits(first.parameters(), second.parameters()));
   EXPECT_EQ(first.validation_loss(2), second.validation_loss(2));
 }
@@ -432,14 +430,14 @@ TEST(weights, a_shape_whose_product_no_number_holds_is_an_error) {
 TEST(resume, state_that_rests_elsewhere_or_in_fewer_bits_goes_on_with_the_same_bits) {
   std::vector<Plan> plans;
   for (const double share : {0.5, 1.0}) {
-    plans.push_back(plan_with(SyncMode::kWait));
+    plans.push_back(tiny::plan_of_both_homes(SyncMode::kWait));
     plans.back().optimizer.stream_share = share;
   }
-  plans.push_back(plan_with(SyncMode::kWait));
+  plans.push_back(tiny::plan_of_both_homes(SyncMode::kWait));
   plans.back().optimizer.placement = OptimizerPlacement::kNvme;
   plans.back().optimizer.gpu_buckets = 0;
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
-    plans.push_back(plan_with(sync));
+    plans.push_back(tiny::plan_of_both_homes(sync));
     plans.back().optimizer.moments = DType::kBf16;
   }
   plans.push_back(plans.front());

@@ -48,6 +48,15 @@ inline Plan wait_plan(DType dtype = DType::kBf16) {
   return plan;
 }
 
+// One bucket is stepped on the GPU and the others on the CPU.
+inline Plan plan_of_both_homes(SyncMode sync) {
+  Plan plan = wait_plan();
+  plan.optimizer.sync = sync;
+  plan.optimizer.gpu_buckets = 1;
+  plan.optimizer.bucket_bytes = {2 * kSegment * 4};
+  return plan;
+}
+
 inline TrainerOptions options_for(int64_t steps) {
   TrainerOptions options;
   // Not the sources themselves: what a step's gradients are must not change with every commit.
