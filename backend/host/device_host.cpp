@@ -70,7 +70,8 @@ const Capabilities& host_capabilities() {
                 ModelFeature::kSigmoidRouter, ModelFeature::kClampedSwiGlu})
           .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks,
                 PlanFeature::kSplitWeights, PlanFeature::kTensorRanks, PlanFeature::kSequenceRanks,
-                PlanFeature::kContextRanks, PlanFeature::kRanksOfPipelines});
+                PlanFeature::kContextRanks, PlanFeature::kExpertRanks,
+                PlanFeature::kRanksOfPipelines});
   return kTable;
 }
 
@@ -85,9 +86,10 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       shares_(shares_of(training, options)),
       place_(shares_ ? place_of(plan_, shares_->ranks().rank()) : RankPlace{}),
       rank_model_(rank_model(training.model, plan_)),
-      modules_(rank_model_, training.model.vocab, plan_, place_,
-               shares_ ? &exchanges_.emplace(rank_model_, plan_, arguments_, shares_->ranks())
-                       : nullptr),
+      modules_(
+          rank_model_, training.model.vocab, plan_, place_,
+          shares_ ? &exchanges_.emplace(rank_model_, plan_, arguments_, shares_->ranks()) : nullptr,
+          plan_.expert > 1 ? &experts_.emplace(rank_model_, plan_, shares_->ranks()) : nullptr),
       ranges_(graph_, arguments_, shares()),
       control_(
           plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
@@ -95,9 +97,9 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
                options.optimizer_threads) {
   if (shares_ && shares_->are_split()) norms_.emplace(graph_, arguments_, *shares_);
-  if (plan_.tensor == 1) return;
+  if (plan_.tensor == 1 && plan_.expert == 1) return;
   slices_.emplace(graph_, training.model, plan_, shares_->ranks());
-  tensor_norms_.emplace(graph_, *shares_, plan_, *slices_);
+  split_norms_.emplace(graph_, *shares_, plan_, *slices_);
 }
 
 std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int compute_threads) {
@@ -242,6 +244,8 @@ void HostDevice::exchange(const Op& op, int32_t step) {
       return exchanges_->tensor(op, step);
     case LaneKind::kSequenceNetwork:
       return exchanges_->sequence(op, step);
+    case LaneKind::kExpertNetwork:
+      return experts_->exchange(op, arguments_, step);
     default:
       return exchange_between_stages(op, step);
   }
@@ -266,32 +270,38 @@ void HostDevice::exchange_between_stages(const Op& op, int32_t step) {
 }
 
 // Gradients are summed in fp32 and rounded once to the type that they are stored in on the GPU,
-// whatever carries them: so it does not matter where they are stepped.
+// whatever carries them: so it does not matter where they are stepped. Of a bucket that also holds
+// experts these are exchanged by the fewer ranks that have them.
 void HostDevice::exchange_data(const Op& op, int32_t step) {
   const CollectiveWork& work = std::get<CollectiveWork>(op.work);
-  CHECK(work.ranks == shares_->count() && work.stride == shares_->group().stride);
-  if (work.kind != CollectiveKind::kAllGather) {
-    const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
-    shares_->ranks().reduce_scatter(channel_of(op.lane), shares_->group(), ranges_.summed(op, step),
-                                    {format_of(stored), format_of(plan_.dtype)});
-  }
-  if (work.kind != CollectiveKind::kReduceScatter) {
-    shares_->ranks().all_gather(channel_of(op.lane), shares_->group(), ranges_.gathered(op, step));
+  for (const Sort sort : kSorts) {
+    const RankGroup& group = shares_->group(sort);
+    if (work.kind != CollectiveKind::kAllGather) {
+      const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
+      const std::vector<SummedPart> parts = ranges_.summed(op, step, sort);
+      if (parts.empty()) continue;
+      shares_->ranks().reduce_scatter(channel_of(op.lane), group, parts,
+                                      {format_of(stored), format_of(plan_.dtype)});
+    }
+    if (work.kind != CollectiveKind::kReduceScatter) {
+      const std::vector<GatheredPart> parts = ranges_.gathered(op, step, sort);
+      if (!parts.empty()) shares_->ranks().all_gather(channel_of(op.lane), group, parts);
+    }
   }
 }
 
 void HostDevice::sum_squares(const Op& op, int32_t step) {
   updates_.sums(op, step, crew_of(op));
-  if (!norms_ && !tensor_norms_) return;
+  if (!norms_ && !split_norms_) return;
   const kernels::Format stored = format_of(arguments_.find(op, Role::kSource, step).tensor->dtype);
   if (norms_) norms_->keep(op.label.bucket, stored, ranges_.cuts(op, step));
-  if (!tensor_norms_) return;
-  tensor_norms_->keep(op.label.bucket, stored, ranges_.own_segments(op, step), updates_.table());
+  if (!split_norms_) return;
+  split_norms_->keep(op.label.bucket, stored, ranges_.own_segments(op, step), updates_.table());
 }
 
 double HostDevice::sum_of_partials() {
-  const double sum = norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
-  return tensor_norms_ ? tensor_norms_->sum_of_all(sum, updates_.table()) : sum;
+  const NormSums sums = norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
+  return split_norms_ ? split_norms_->sum_of_all(sums, updates_.table()) : sums.all;
 }
 
 // Beside the losses each rank tells whether it would end the run. Of tensor-parallel ranks, which
@@ -357,6 +367,7 @@ std::vector<MemoryUse> HostDevice::memory() {
       most.planned = arena.size();
       most.resident = std::max(most.resident, arena.resident());
     }
+    if (place == Place::kHbm && experts_) most.resident += experts_->beside();
     uses.push_back(most);
   }
   return uses;

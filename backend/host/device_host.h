@@ -87,9 +87,10 @@ class HostDevice : public TrainingDevice {
   RankPlace place_;
   Model rank_model_;
   std::optional<RankExchanges> exchanges_;
-  std::optional<ParameterSlices> slices_;  // of one of several tensor-parallel ranks
+  std::optional<ExpertExchanges> experts_;  // of one of several that share experts
+  std::optional<ParameterSlices> slices_;   // of one of several that split modules
   std::optional<RankNorms> norms_;
-  std::optional<TensorNorms> tensor_norms_;
+  std::optional<SplitNorms> split_norms_;
   HostModules modules_;
   BucketRanges ranges_;
   UpdateControl control_;
