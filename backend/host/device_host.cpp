@@ -94,6 +94,9 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       control_(
           plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
           [this] { return sum_of_partials(); }, views()),
+      disk_(graph_.arenas.size[static_cast<size_t>(Place::kNvme)].count > 0
+                ? std::make_unique<DiskState>(graph_, options.disk)
+                : nullptr),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
                options.optimizer_threads) {
   if (shares_ && shares_->are_split()) norms_.emplace(graph_, arguments_, *shares_);
@@ -111,7 +114,7 @@ std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int com
       if (stages.size() > 1) name += fmt::format(" of stage {}", s);
       stages[s].arenas[place] =
           std::make_unique<Arena>(std::move(name), graph.arenas.size[place],
-                                  on_disk ? ArenaBacking::kFile : ArenaBacking::kWhereTouched);
+                                  on_disk ? ArenaBacking::kNone : ArenaBacking::kWhereTouched);
     }
     stages[s].threads = std::make_unique<ComputeThreads>(compute_threads);
   }
@@ -178,7 +181,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kCopy:
       return copy(ranges_.copies(op, step));
     case OpKind::kIo:
-      return copy(ranges_.moves_of_state(op, step));
+      return disk_->move(op, ranges_.moves_of_state(op, step));
     case OpKind::kCollective:
       return exchange(op, step);
     case OpKind::kCommit:
@@ -337,12 +340,14 @@ void HostDevice::abandon(const std::string& why) {
 }
 
 void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {
+  if (disk_ && disk_->has(tensor)) return disk_->read(tensor, begin, to);
   const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
   CHECK(static_cast<size_t>(begin) + to.size() <= bytes.size());
   std::memcpy(to.data(), bytes.data() + begin, to.size());
 }
 
 void HostDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) {
+  if (disk_ && disk_->has(tensor)) return disk_->write(tensor, begin, from);
   const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
   CHECK(static_cast<size_t>(begin) + from.size() <= bytes.size());
   std::memcpy(bytes.data() + begin, from.data(), from.size());
@@ -371,6 +376,11 @@ std::vector<MemoryUse> HostDevice::memory() {
     uses.push_back(most);
   }
   return uses;
+}
+
+std::vector<std::string> HostDevice::notes() const {
+  if (!disk_) return {};
+  return {disk_->described()};
 }
 
 double HostDevice::evaluate(int64_t batch, int32_t step) {
