@@ -221,6 +221,24 @@ std::vector<GatheredPart> BucketRanges::gathered(const Op& op, int32_t step, Sor
   return parts;
 }
 
+std::vector<BucketRanges::ShareRange> BucketRanges::shared_by_groups(const Op& op,
+                                                                     int32_t step) const {
+  std::vector<ShareRange> ranges;
+  if (shares_->are_of_modules()) {
+    for (const Argument& own : arguments_.all(op, Role::kParameterGradient, step)) {
+      const ElementRange share = shares_->own_of_module(modules_.of(*own.tensor));
+      if (share.count > 0) ranges.push_back({own.data, share.count});
+    }
+    return ranges;
+  }
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  for (const SharePart& part : shares_->parts_of(op.label.bucket)) {
+    if (!is_own(part)) continue;
+    ranges.push_back({part_at(bucket_of(op), sources, part, Of::kShare), part.range.count});
+  }
+  return ranges;
+}
+
 // Whole gradients of modules, and in the same order this rank's shares of their sums.
 std::vector<SummedPart> BucketRanges::summed_modules(const Op& op, int32_t step, Sort sort) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);

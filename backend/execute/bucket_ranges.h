@@ -94,6 +94,12 @@ class BucketRanges {
   // weights and where those of every rank go; of what one sort of modules has (rank_shares.h).
   std::vector<SummedPart> summed(const Op& op, int32_t step, Sort sort) const;
   std::vector<GatheredPart> gathered(const Op& op, int32_t step, Sort sort) const;
+  // What this rank has in its share, in place, where several groups of ranks have the same shares.
+  struct ShareRange {
+    std::byte* values = nullptr;
+    int64_t count = 0;
+  };
+  std::vector<ShareRange> shared_by_groups(const Op& op, int32_t step) const;
 
   // A piece of a bucket's master and where its module's weights live on the GPU, by copy.
   struct SpreadPiece {

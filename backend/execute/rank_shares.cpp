@@ -18,7 +18,7 @@ RankShares::RankShares(const Graph& graph, const Plan& plan, Communicator& ranks
   of_ = plan.zero_stage == 0 || all.ranks == 1 ? Of::kNothing
         : plan.zero_stage == 3                 ? Of::kModules
                                                : Of::kBuckets;
-  CHECK(rank_count(plan) == ranks.size() && all.ranks == plan.replicas());
+  CHECK(rank_count(plan) == ranks.size() && all.ranks == plan.sharing());
 }
 
 RankShares::Extent RankShares::extent_of(int32_t bucket, Sort sort) const {

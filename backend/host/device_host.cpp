@@ -277,6 +277,10 @@ void HostDevice::exchange_between_stages(const Op& op, int32_t step) {
 // experts these are exchanged by the fewer ranks that have them.
 void HostDevice::exchange_data(const Op& op, int32_t step) {
   const CollectiveWork& work = std::get<CollectiveWork>(op.work);
+  const RankGroup copies = copies_group(plan_);
+  if (copies.ranks > 1 && work.ranks == copies.ranks && work.stride == copies.stride) {
+    return sum_over_copies(op, step);
+  }
   for (const Sort sort : kSorts) {
     const RankGroup& group = shares_->group(sort);
     if (work.kind != CollectiveKind::kAllGather) {
@@ -290,6 +294,16 @@ void HostDevice::exchange_data(const Op& op, int32_t step) {
       const std::vector<GatheredPart> parts = ranges_.gathered(op, step, sort);
       if (!parts.empty()) shares_->ranks().all_gather(channel_of(op.lane), group, parts);
     }
+  }
+}
+
+// Ranks with the same shares, of which each group has the sum of its own gradients (zero_group).
+void HostDevice::sum_over_copies(const Op& op, int32_t step) {
+  const Role role = shares_->are_of_modules() ? Role::kParameterGradient : Role::kSource;
+  const DType stored = arguments_.find(op, role, step).tensor->dtype;
+  for (const BucketRanges::ShareRange& range : ranges_.shared_by_groups(op, step)) {
+    shares_->ranks().all_reduce(channel_of(op.lane), copies_group(plan_), range.values, range.count,
+                                {format_of(stored), format_of(plan_.dtype)});
   }
 }
 

@@ -68,6 +68,7 @@ class HostDevice : public TrainingDevice {
   void exchange(const Op& op, int32_t step);
   void exchange_between_stages(const Op& op, int32_t step);
   void exchange_data(const Op& op, int32_t step);
+  void sum_over_copies(const Op& op, int32_t step);
   void sum_squares(const Op& op, int32_t step);
   double sum_of_partials();
   RankViews views();

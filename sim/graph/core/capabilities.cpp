@@ -83,7 +83,8 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
       "set plan.zero_stage=2"},
      {"weights that flow in from ranks that share them", "plan.weights.flow_share",
       "set plan.weights.flow_share=0"},
-     {"shares that several groups of ranks have", "plan.zero_group", "set plan.zero_group=0"},
+     {"shares that several groups of expert ranks have", "plan.zero_group",
+      "set plan.zero_group=0"},
      {"optimizer state that is streamed in to ranks that share it", "plan.optimizer.stream_share",
       "set plan.optimizer.stream_share=0"},
      {"parts of sequences that ranks share", "plan.subsequences", "set plan.subsequences=1"},
@@ -157,7 +158,7 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
     case PlanFeature::kFlowOfShares:
       return plan.replicas() > 1 && plan.zero_stage > 0 && plan.weights.flow_share.value_or(0) > 0;
     case PlanFeature::kCopiesOfShares:
-      return plan.sharing() < plan.replicas() && plan.zero_stage > 0;
+      return plan.sharing() < plan.replicas() && plan.zero_stage > 0 && plan.expert > 1;
     case PlanFeature::kStreamsOfShares:
       return plan.replicas() > 1 && plan.zero_stage > 0 && plan.optimizer.stream_share > 0;
     case PlanFeature::kSequenceParts:
