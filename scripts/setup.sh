@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Ballast is built and tested with; does nothing where all of
 # them are there. Uses sudo unless it runs as root. Without those that are only wanted, a part is
-# slower (the allocator of searches, state on NVMe), left out (ranks that mpirun starts) or skipped and named (the
-# tests in a browser).
+# slower (the allocator of searches, state on NVMe), left out (ranks that mpirun starts) or skipped
+# and named (the tests in a browser).
 #   scripts/setup.sh [--tests]     with --tests: also what only the tests and benchmarks need
 set -euo pipefail
 

@@ -30,7 +30,7 @@ Model own_experts(const Model& rank, const Plan& plan) {
   return own;
 }
 
-std::vector<Module> modules_of_rank(const Model& rank, const Plan& plan) {
+std::vector<Module> modules_held(const Model& rank, const Plan& plan) {
   if (plan.expert == 1) return modules_of(rank);
   const std::vector<Module> own = modules_of(own_experts(rank, plan));
   std::vector<Module> modules = modules_of(rank);

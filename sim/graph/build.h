@@ -36,7 +36,7 @@ Model rank_model(const Model& model, const Plan& plan);
 // are of. `rank`: as rank_model() has it.
 Model own_experts(const Model& rank, const Plan& plan);
 // All modules of the model, with what such a rank holds of each.
-std::vector<Module> modules_of_rank(const Model& rank, const Plan& plan);
+std::vector<Module> modules_held(const Model& rank, const Plan& plan);
 
 // --- what the table of passes is made of -----------------------------------------------------
 

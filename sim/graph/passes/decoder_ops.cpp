@@ -9,7 +9,7 @@ namespace {
 
 Graph empty_graph(const Model& model, const Plan& plan) {
   Graph graph;
-  graph.modules = modules_of_rank(model, plan);
+  graph.modules = modules_held(model, plan);
   graph.lanes = kLaneKinds;
   return graph;
 }
