@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Ballast is built and tested with; does nothing where all of
 # them are there. Uses sudo unless it runs as root. Without those that are only wanted, a part is
-# slower (the allocator of searches), left out (ranks that mpirun starts) or skipped and named (the
-# tests in a browser).
+# slower (the allocator of searches, state on NVMe), left out (ranks that mpirun starts) or skipped
+# and named (the tests in a browser).
 #   scripts/setup.sh [--tests]     with --tests: also what only the tests and benchmarks need
 set -euo pipefail
 
 needed=(build-essential cmake ninja-build pkg-config git nlohmann-json3-dev libcli11-dev
   libsqlite3-dev libeigen3-dev libfmt-dev libhwloc-dev libjs-chart.js)
-wanted=(libmimalloc-dev libopenmpi-dev openmpi-bin)
+wanted=(libmimalloc-dev libopenmpi-dev openmpi-bin liburing-dev)
 if [ "${1:-}" = --tests ]; then
   needed+=(libgtest-dev libbenchmark-dev clang libclang-rt-14-dev
     g++-aarch64-linux-gnu qemu-user)

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <thread>
@@ -19,24 +17,6 @@ namespace ballast {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
-
-// A descriptor of `size` bytes of zeros on a disk, which vanish with it.
-int open_nameless_file(const std::string& arena, Bytes size) {
-  const char* const chosen = std::getenv("TMPDIR");
-  std::string path = std::string(chosen == nullptr ? "/tmp" : chosen) + "/ballast-XXXXXX";
-  const int file = mkostemp(path.data(), O_CLOEXEC);
-  int failure = file < 0 ? errno : 0;
-  if (failure == 0) {
-    unlink(path.c_str());
-    failure = posix_fallocate(file, 0, size.count);
-  }
-  if (failure == 0) return file;
-  if (file >= 0) close(file);
-  throw Error(
-      "arena " + arena,
-      fmt::format("cannot make a file of {:.3f} GB at {}: {}", size.gb(), path, strerror(failure)),
-      "name a folder with more room in TMPDIR, or choose a plan that needs less");
-}
 
 }  // namespace
 
@@ -69,18 +49,17 @@ void back_whole(const std::string& arena, std::byte* base, Bytes size) {
 Arena::Arena(std::string name, Bytes size, ArenaBacking backing)
     : name_(std::move(name)), size_(size) {
   if (size.count == 0) return;
-  const bool in_file = backing == ArenaBacking::kFile;
-  const int file = in_file ? open_nameless_file(name_, size) : -1;
-  void* region = mmap(nullptr, static_cast<size_t>(size.count), PROT_READ | PROT_WRITE,
-                      in_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, file, 0);
-  if (file >= 0) close(file);
+  const bool is_memory = backing != ArenaBacking::kNone;
+  void* region =
+      mmap(nullptr, static_cast<size_t>(size.count), is_memory ? PROT_READ | PROT_WRITE : PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (region == MAP_FAILED) {
     throw Error("arena " + name_,
                 fmt::format("cannot reserve {:.3f} GB: {}", size.gb(), strerror(errno)),
                 "choose a plan that needs less memory");
   }
   base_ = static_cast<std::byte*>(region);
-  if (in_file) return;
+  if (!is_memory) return;
   if (backing == ArenaBacking::kWhole) {
     madvise(region, static_cast<size_t>(size.count), MADV_HUGEPAGE);
     try {

@@ -14,7 +14,7 @@ namespace ballast {
 enum class ArenaBacking : uint8_t {
   kWhereTouched,  // page by page
   kWhole,         // at once, by all cores, in huge pages where the system gives them
-  kFile,          // a file without a name in the folder for temporary files, allocated at once
+  kNone,          // addresses alone, which nobody may touch: what lies there is on a disk
 };
 
 // Backs memory that mmap gave, by all cores at once; `arena` is its name. Throws Error where the

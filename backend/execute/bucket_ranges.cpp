@@ -30,8 +30,7 @@ BucketRanges::BucketRanges(const Graph& graph, const OperationArguments& argumen
     : graph_(graph), arguments_(arguments), shares_(shares), modules_(graph) {
   for (size_t i = 0; i < graph.buckets.size(); ++i) {
     const auto bucket = static_cast<int32_t>(i);
-    own_.push_back(shares == nullptr ? graph.bucket(bucket)
-                                     : shares->bucket_of(bucket, shares->rank()));
+    own_.push_back(shares == nullptr ? graph.bucket(bucket) : shares->own_bucket(bucket));
     runs_.push_back(runs_of(graph.modules, own_.back()));
     for (Run& run : runs_.back()) run.module_begin -= kept_before(run.module);
   }
@@ -130,7 +129,7 @@ std::vector<SumRange> BucketRanges::sums_of_share(const Op& op, int32_t step, do
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const kernels::Format format = format_of(sources.front().tensor->dtype);
   std::vector<SumRange> ranges;
-  for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
+  for (const SegmentRange& segment : shares_->own_segments(op.label.bucket)) {
     if (!segment.whole()) continue;
     ranges.push_back({values_at(sources, segment), format, segment.all.count, sums++});
   }
@@ -140,7 +139,7 @@ std::vector<SumRange> BucketRanges::sums_of_share(const Op& op, int32_t step, do
 std::vector<BucketRanges::OwnSegment> BucketRanges::own_segments(const Op& op, int32_t step) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   std::vector<OwnSegment> own;
-  for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
+  for (const SegmentRange& segment : shares_->own_segments(op.label.bucket)) {
     own.push_back({segment, values_at(sources, segment)});
   }
   return own;
@@ -150,7 +149,7 @@ std::vector<CutRange> BucketRanges::cuts(const Op& op, int32_t step) const {
   std::vector<CutRange> ranges;
   if (!is_split()) return ranges;
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
-  for (const SegmentRange& segment : shares_->segments_of(op.label.bucket, shares_->rank())) {
+  for (const SegmentRange& segment : shares_->own_segments(op.label.bucket)) {
     if (segment.whole()) continue;
     ranges.push_back({values_at(sources, segment), segment.here.count});
   }
@@ -160,7 +159,7 @@ std::vector<CutRange> BucketRanges::cuts(const Op& op, int32_t step) const {
 bool BucketRanges::is_split() const { return shares_ != nullptr && shares_->are_split(); }
 
 int64_t BucketRanges::kept_before(int32_t module) const {
-  return shares_ == nullptr ? 0 : shares_->of_module(module, shares_->rank()).begin;
+  return shares_ == nullptr ? 0 : shares_->own_of_module(module).begin;
 }
 
 std::byte* BucketRanges::values_at(const std::vector<Argument>& sources,
@@ -170,82 +169,86 @@ std::byte* BucketRanges::values_at(const std::vector<Argument>& sources,
                  segment.here.begin - kept_before(segment.module));
 }
 
-std::byte* BucketRanges::element_at(const Bucket& bucket, const std::vector<Argument>& arguments,
-                                    int64_t begin, int64_t index) const {
-  if (!is_of_module(arguments.front())) return element(arguments.front(), index - begin);
+std::byte* BucketRanges::part_at(const Bucket& bucket, const std::vector<Argument>& arguments,
+                                 const SharePart& part, Of of) {
+  if (!is_of_module(arguments.front())) {
+    return element(arguments.front(), of == Of::kShare ? part.in_share : part.range.begin);
+  }
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Bucket::Piece& piece = bucket.pieces[i];
-    const int64_t at = index - piece.offset;
+    const int64_t at = part.range.begin - piece.offset;
     if (at >= 0 && at < piece.count) return element(arguments[i], piece.begin + at);
   }
   CHECK(false && "outside of the bucket");
   return nullptr;
 }
 
-std::vector<BucketRanges::RankPart> BucketRanges::parts_of_ranks(int32_t bucket) const {
-  std::vector<RankPart> parts;
-  const int64_t count = graph_.bucket(bucket).count;
-  for (int rank = 0; rank < shares_->count(); ++rank) {
-    // Where all keep all, each sums an equal part for the others.
-    const int64_t even = div_ceil(count, int64_t{shares_->count()});
-    const ElementRange share = shares_->are_of_buckets() ? shares_->of(bucket, rank)
-                                                         : overlap({0, count}, {even * rank, even});
-    for (const Bucket::Piece& piece : graph_.bucket(bucket).pieces) {
-      const ElementRange here = overlap(share, {piece.offset, piece.count});
-      if (here.count > 0) parts.push_back({rank, here});
-    }
-  }
-  return parts;
-}
-
 // A contribution is of the whole bucket, a sum of a share where it has a tensor of its own.
-std::vector<SummedPart> BucketRanges::summed(const Op& op, int32_t step) const {
-  if (shares_->are_of_modules()) return summed_modules(op, step);
+std::vector<SummedPart> BucketRanges::summed(const Op& op, int32_t step, Sort sort) const {
+  if (shares_->are_of_modules()) return summed_modules(op, step, sort);
   const Bucket& bucket = bucket_of(op);
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> sums = arguments_.all(op, Role::kDestination, step);
-  const int64_t begin = shares_->own(op.label.bucket).begin;
   std::vector<SummedPart> parts;
-  for (const RankPart& part : parts_of_ranks(op.label.bucket)) {
-    std::byte* const from = element_at(bucket, sources, 0, part.range.begin);
-    const bool own = part.owner == shares_->rank();
+  for (const SharePart& part : shares_->parts_of(op.label.bucket)) {
+    if (part.sort != sort) continue;
+    std::byte* const from = part_at(bucket, sources, part, Of::kBucket);
     std::byte* const to =
-        own && !sums.empty() ? element_at(bucket, sums, begin, part.range.begin) : from;
+        is_own(part) && !sums.empty() ? part_at(bucket, sums, part, Of::kShare) : from;
     parts.push_back({part.owner, from, to, part.range.count});
   }
   return parts;
 }
 
 // A source is of a share; where there is none, each rank's lies where it goes.
-std::vector<GatheredPart> BucketRanges::gathered(const Op& op, int32_t step) const {
-  if (shares_->are_of_modules()) return gathered_modules(op, step);
+std::vector<GatheredPart> BucketRanges::gathered(const Op& op, int32_t step, Sort sort) const {
+  if (shares_->are_of_modules()) return gathered_modules(op, step, sort);
   const Bucket& bucket = bucket_of(op);
   const bool in_place = op.kind == OpKind::kCollective &&
                         std::get<CollectiveWork>(op.work).kind == CollectiveKind::kAllReduce;
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> destinations =
       in_place ? sources : arguments_.all(op, Role::kDestination, step);
-  const int64_t begin = shares_->own(op.label.bucket).begin;
   const int64_t size = size_of(destinations.front().tensor->dtype);
   std::vector<GatheredPart> parts;
-  for (const RankPart& part : parts_of_ranks(op.label.bucket)) {
-    std::byte* const to = element_at(bucket, destinations, 0, part.range.begin);
-    const bool staged = part.owner == shares_->rank() && !in_place && !sources.empty();
-    std::byte* const from = staged ? element_at(bucket, sources, begin, part.range.begin) : to;
+  for (const SharePart& part : shares_->parts_of(op.label.bucket)) {
+    if (part.sort != sort) continue;
+    std::byte* const to = part_at(bucket, destinations, part, Of::kBucket);
+    const bool staged = is_own(part) && !in_place && !sources.empty();
+    std::byte* const from = staged ? part_at(bucket, sources, part, Of::kShare) : to;
     parts.push_back({part.owner, from, to, part.range.count * size});
   }
   return parts;
 }
 
+std::vector<BucketRanges::ShareRange> BucketRanges::shared_by_groups(const Op& op,
+                                                                     int32_t step) const {
+  std::vector<ShareRange> ranges;
+  if (shares_->are_of_modules()) {
+    for (const Argument& own : arguments_.all(op, Role::kParameterGradient, step)) {
+      const ElementRange share = shares_->own_of_module(modules_.of(*own.tensor));
+      if (share.count > 0) ranges.push_back({own.data, share.count});
+    }
+    return ranges;
+  }
+  const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
+  for (const SharePart& part : shares_->parts_of(op.label.bucket)) {
+    if (!is_own(part)) continue;
+    ranges.push_back({part_at(bucket_of(op), sources, part, Of::kShare), part.range.count});
+  }
+  return ranges;
+}
+
 // Whole gradients of modules, and in the same order this rank's shares of their sums.
-std::vector<SummedPart> BucketRanges::summed_modules(const Op& op, int32_t step) const {
+std::vector<SummedPart> BucketRanges::summed_modules(const Op& op, int32_t step, Sort sort) const {
   const std::vector<Argument> sources = arguments_.all(op, Role::kSource, step);
   const std::vector<Argument> sums = arguments_.all(op, Role::kParameterGradient, step);
   CHECK(sources.size() == sums.size());
   std::vector<SummedPart> parts;
   for (size_t i = 0; i < sources.size(); ++i) {
     const int32_t module = modules_.of(*sums[i].tensor);
-    for (int rank = 0; rank < shares_->count(); ++rank) {
+    if (shares_->sort(module) != sort) continue;
+    for (int rank = 0; rank < shares_->count(sort); ++rank) {
       const ElementRange share = shares_->of_module(module, rank);
       if (share.count == 0) continue;
       parts.push_back(
@@ -255,14 +258,16 @@ std::vector<SummedPart> BucketRanges::summed_modules(const Op& op, int32_t step)
   return parts;
 }
 
-std::vector<GatheredPart> BucketRanges::gathered_modules(const Op& op, int32_t step) const {
+std::vector<GatheredPart> BucketRanges::gathered_modules(const Op& op, int32_t step,
+                                                         Sort sort) const {
   const std::vector<Argument> shares = arguments_.all(op, Role::kWeight, step);
   const std::vector<Argument> whole = arguments_.all(op, Role::kDestination, step);
   CHECK(shares.size() == whole.size());
   std::vector<GatheredPart> parts;
   for (size_t i = 0; i < shares.size(); ++i) {
     const int32_t module = modules_.of(*shares[i].tensor);
-    for (int rank = 0; rank < shares_->count(); ++rank) {
+    if (shares_->sort(module) != sort) continue;
+    for (int rank = 0; rank < shares_->count(sort); ++rank) {
       const ElementRange share = shares_->of_module(module, rank);
       if (share.count == 0) continue;
       parts.push_back({rank, shares[i].data, element(whole[i], share.begin),
@@ -325,16 +330,13 @@ std::vector<CopyRange> BucketRanges::homecoming(const Op& op, const Argument& so
 std::vector<CopyRange> BucketRanges::homecoming_of_share(
     const Op& op, const Argument& source, const std::vector<Argument>& destinations) const {
   const TensorKind kind = destinations.front().tensor->kind;
-  const bool staged = kind == TensorKind::kArriving;
+  const Of to = kind == TensorKind::kArriving ? Of::kShare : Of::kBucket;
   const Bucket& bucket = bucket_of(op);
-  const ElementRange share = shares_->own(op.label.bucket);
   std::vector<CopyRange> ranges;
-  for (const Bucket::Piece& piece : bucket.pieces) {
-    const ElementRange here = overlap(share, {piece.offset, piece.count});
-    if (here.count == 0) continue;
-    ranges.push_back({element(source, here.begin - share.begin),
-                      element_at(bucket, destinations, staged ? share.begin : 0, here.begin),
-                      here.count * size_of(source.tensor->dtype)});
+  for (const SharePart& part : shares_->parts_of(op.label.bucket)) {
+    if (!is_own(part)) continue;
+    ranges.push_back({element(source, part.in_share), part_at(bucket, destinations, part, to),
+                      part.range.count * size_of(source.tensor->dtype)});
   }
   return ranges;
 }

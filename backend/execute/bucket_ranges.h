@@ -91,9 +91,15 @@ class BucketRanges {
   // Of kAdam and of an exact kUndo, in the order of runs().
   std::vector<StepRange> steps(const Op& op, int32_t step) const;
   // Of collectives among ranks, on buckets or on modules: contributions to sums and where these go,
-  // weights and where those of every rank go.
-  std::vector<SummedPart> summed(const Op& op, int32_t step) const;
-  std::vector<GatheredPart> gathered(const Op& op, int32_t step) const;
+  // weights and where those of every rank go; of what one sort of modules has (rank_shares.h).
+  std::vector<SummedPart> summed(const Op& op, int32_t step, Sort sort) const;
+  std::vector<GatheredPart> gathered(const Op& op, int32_t step, Sort sort) const;
+  // What this rank has in its share, in place, where several groups of ranks have the same shares.
+  struct ShareRange {
+    std::byte* values = nullptr;
+    int64_t count = 0;
+  };
+  std::vector<ShareRange> shared_by_groups(const Op& op, int32_t step) const;
 
   // A piece of a bucket's master and where its module's weights live on the GPU, by copy.
   struct SpreadPiece {
@@ -119,20 +125,16 @@ class BucketRanges {
   int64_t kept_before(int32_t module) const;
   // What of a segment this rank has, in what holds its share of a bucket or of modules.
   std::byte* values_at(const std::vector<Argument>& sources, const SegmentRange& segment) const;
-  std::vector<SummedPart> summed_modules(const Op& op, int32_t step) const;
-  std::vector<GatheredPart> gathered_modules(const Op& op, int32_t step) const;
+  std::vector<SummedPart> summed_modules(const Op& op, int32_t step, Sort sort) const;
+  std::vector<GatheredPart> gathered_modules(const Op& op, int32_t step, Sort sort) const;
   std::vector<SumRange> sums_of_share(const Op& op, int32_t step, double* sums) const;
   const Bucket& own_bucket_of(const Op& op) const;
-  // Element `index` of a bucket in one of: the modules' tensors, piece by piece; a tensor of the
-  // whole bucket; one of a share that begins at `begin`.
-  std::byte* element_at(const Bucket& bucket, const std::vector<Argument>& arguments, int64_t begin,
-                        int64_t index) const;
-  // Of each rank's share those parts that lie in one piece.
-  struct RankPart {
-    int owner = 0;
-    ElementRange range;
-  };
-  std::vector<RankPart> parts_of_ranks(int32_t bucket) const;
+  // Where a part of a bucket lies in: the modules' tensors, piece by piece; a tensor of the whole
+  // bucket; one of its owner's share.
+  enum class Of : uint8_t { kBucket, kShare };
+  static std::byte* part_at(const Bucket& bucket, const std::vector<Argument>& arguments,
+                            const SharePart& part, Of of);
+  bool is_own(const SharePart& part) const { return part.owner == shares_->rank(part.sort); }
 
   const Graph& graph_;
   OperationArguments arguments_;

@@ -1,6 +1,7 @@
 #include "backend/execute/parameter_slices.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "sim/base/error.h"
 #include "sim/spec/model_family.h"
@@ -15,32 +16,68 @@ ParameterSlices::ParameterSlices(const Graph& graph, const Model& model, const P
     const auto found = std::find_if(all.begin(), all.end(), [&](const Module& one) {
       return one.kind == own.kind && one.layer == own.layer;
     });
-    CHECK(found != all.end() && found->parameters.size() == own.parameters.size());
+    CHECK(found != all.end() && found->parameters.size() >= own.parameters.size());
     modules_.push_back(*found);
   }
 }
 
 const Module& ParameterSlices::whole(size_t module) const { return modules_[module]; }
 
-const Parameter& ParameterSlices::own(size_t module, const Parameter& whole) const {
-  for (const Parameter& one : graph_.modules[module].parameters) {
-    if (one.name == whole.name) return one;
+int64_t ParameterSlices::self() const {
+  const RankPlace place = place_of(plan_, ranks_.rank());
+  return splits_experts() ? place.expert : place.tensor;
+}
+
+size_t ParameterSlices::index_of(size_t module, const Parameter& whole) const {
+  const ParameterTable& all = modules_[module].parameters;
+  const std::less<> before;
+  if (!before(&whole, all.begin()) && before(&whole, all.end())) {
+    return static_cast<size_t>(&whole - all.begin());
   }
-  CHECK(false && "a parameter of this module");
-  return whole;
+  const auto* const found = std::find_if(
+      all.begin(), all.end(), [&](const Parameter& one) { return one.name == whole.name; });
+  CHECK(found != all.end() && "a parameter of this module");
+  return static_cast<size_t>(found - all.begin());
+}
+
+// Experts that are parameters of their own come first in their module, as many of each.
+int64_t ParameterSlices::holder_of(size_t module, const Parameter& whole) const {
+  const ParameterTable& all = modules_[module].parameters;
+  const ParameterTable& own = graph_.modules[module].parameters;
+  if (all.size() == own.size()) return -1;
+  const auto lacking = static_cast<int64_t>(all.size() - own.size());
+  const int64_t of_rank = div_exact(lacking, plan_.expert - 1);
+  const auto index = static_cast<int64_t>(index_of(module, whole));
+  return index < of_rank * plan_.expert ? index / of_rank : -1;
+}
+
+size_t ParameterSlices::own_index(size_t module, const Parameter& whole) const {
+  const ParameterTable& all = modules_[module].parameters;
+  const size_t lacking = all.size() - graph_.modules[module].parameters.size();
+  const size_t index = index_of(module, whole);
+  if (lacking == 0) return index;
+  const int64_t holder = holder_of(module, whole);
+  if (holder < 0) return index - lacking;
+  const size_t of_rank = lacking / static_cast<size_t>(plan_.expert - 1);
+  return index - of_rank * static_cast<size_t>(holder);
+}
+
+const Parameter* ParameterSlices::own(size_t module, const Parameter& whole) const {
+  const int64_t holder = holder_of(module, whole);
+  if (holder >= 0 && holder != self()) return nullptr;
+  return &graph_.modules[module].parameters[own_index(module, whole)];
 }
 
 bool ParameterSlices::is_split(size_t module, const Parameter& whole) const {
-  const Parameter& part = own(module, whole);
-  return part.rows != whole.rows || part.columns != whole.columns;
+  return graph_.modules[module].parameters[own_index(module, whole)].count() != whole.count();
 }
 
 std::vector<std::pair<int64_t, int64_t>> ParameterSlices::alike(size_t module) const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
   for (const Parameter& parameter : modules_[module].parameters) {
-    if (is_split(module, parameter)) continue;
-    const Parameter& part = own(module, parameter);
-    ranges.emplace_back(part.offset, part.count());
+    if (holder_of(module, parameter) >= 0 || is_split(module, parameter)) continue;
+    const Parameter* const part = own(module, parameter);
+    ranges.emplace_back(part->offset, part->count());
   }
   return ranges;
 }
@@ -49,7 +86,7 @@ std::vector<std::pair<int64_t, int64_t>> ParameterSlices::alike(size_t module) c
 // matrix, of each of which a rank has its heads.
 std::vector<ParameterSlices::Section> ParameterSlices::sections_of(size_t module,
                                                                    const Parameter& whole) const {
-  const Parameter& part = own(module, whole);
+  const Parameter& part = graph_.modules[module].parameters[own_index(module, whole)];
   const bool by_rows = part.rows != whole.rows;
   std::vector<int64_t> widths = {by_rows ? whole.rows : whole.columns};
   const bool fused = model_family(model_.architecture).gpt2_names;
@@ -73,7 +110,9 @@ std::vector<ParameterSlices::Section> ParameterSlices::sections_of(size_t module
 template <class Visit>
 void ParameterSlices::for_runs(size_t module, const Parameter& whole, int64_t rank,
                                const Visit& visit) const {
-  const Parameter& part = own(module, whole);
+  const Parameter& part = graph_.modules[module].parameters[own_index(module, whole)];
+  // All experts lie one after another.
+  if (splits_experts()) return visit(rank * part.count(), int64_t{0}, part.count());
   CHECK(whole.depth == part.depth && whole.depth == 0);
   const bool by_rows = part.rows != whole.rows;
   const int64_t unit = by_rows ? whole.columns : 1;
@@ -92,29 +131,39 @@ void ParameterSlices::for_runs(size_t module, const Parameter& whole, int64_t ra
 
 std::vector<float> ParameterSlices::cut(size_t module, const Parameter& whole,
                                         std::span<const float> values) const {
-  if (!is_split(module, whole)) return {values.begin(), values.end()};
-  std::vector<float> part(static_cast<size_t>(own(module, whole).count()));
-  for_runs(module, whole, place_of(plan_, ranks_.rank()).tensor,
-           [&](int64_t from, int64_t to, int64_t count) {
-             std::copy_n(values.begin() + from, count, part.begin() + to);
-           });
+  const Parameter* const own_part = own(module, whole);
+  if (own_part == nullptr) return {};
+  if (own_part->count() == whole.count()) return {values.begin(), values.end()};
+  std::vector<float> part(static_cast<size_t>(own_part->count()));
+  for_runs(module, whole, self(), [&](int64_t from, int64_t to, int64_t count) {
+    std::copy_n(values.begin() + from, count, part.begin() + to);
+  });
   return part;
 }
 
 std::vector<float> ParameterSlices::join(size_t module, const Parameter& whole,
                                          std::span<const float> own_values) const {
+  std::vector<float> values(static_cast<size_t>(whole.count()));
+  const auto bytes_of = [](const float* at) { return reinterpret_cast<const std::byte*>(at); };
+  if (const int64_t holder = holder_of(module, whole); holder >= 0) {
+    auto* const to = reinterpret_cast<std::byte*>(values.data());
+    const GatheredPart part{static_cast<int>(holder), bytes_of(own_values.data()), to,
+                            whole.count() * size_of(DType::kF32)};
+    ranks_.all_gather(Channel::kControl, group(), {&part, 1});
+    return values;
+  }
   if (!is_split(module, whole)) return {own_values.begin(), own_values.end()};
   const auto size = static_cast<int64_t>(own_values.size());
-  std::vector<float> parts(own_values.size() * static_cast<size_t>(plan_.tensor));
+  const int64_t ranks = group().ranks;
+  std::vector<float> parts(own_values.size() * static_cast<size_t>(ranks));
   std::vector<GatheredPart> told;
-  for (int64_t rank = 0; rank < plan_.tensor; ++rank) {
-    told.push_back({static_cast<int>(rank), reinterpret_cast<const std::byte*>(own_values.data()),
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    told.push_back({static_cast<int>(rank), bytes_of(own_values.data()),
                     reinterpret_cast<std::byte*>(parts.data() + rank * size),
                     size * size_of(DType::kF32)});
   }
-  ranks_.all_gather(Channel::kControl, tensor_group(plan_), told);
-  std::vector<float> values(static_cast<size_t>(whole.count()));
-  for (int64_t rank = 0; rank < plan_.tensor; ++rank) {
+  ranks_.all_gather(Channel::kControl, group(), told);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
     for_runs(module, whole, rank, [&](int64_t from, int64_t to, int64_t count) {
       std::copy_n(parts.begin() + rank * size + to, count, values.begin() + from);
     });

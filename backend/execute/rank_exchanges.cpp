@@ -38,10 +38,10 @@ void RankExchanges::tensor(const Op& op, int32_t step) const {
   ranks_.all_gather(channel, group, parts);
 }
 
-void RankExchanges::sum(LaneId lane, std::span<float> values) const {
+void RankExchanges::sum(LaneId lane, const RankGroup& group, std::span<float> values) const {
   constexpr SumFormat kPlain{kernels::Format::kF32, kernels::Format::kF32};
   auto* const bytes = reinterpret_cast<std::byte*>(values.data());
-  ranks_.all_reduce(channel_of(lane), tensor_group(plan_), bytes, std::ssize(values), kPlain);
+  ranks_.all_reduce(channel_of(lane), group, bytes, std::ssize(values), kPlain);
 }
 
 std::vector<std::byte> RankExchanges::all_of(LaneId lane, std::span<const std::byte> own) const {

@@ -43,9 +43,9 @@ class RankExchanges {
   void pass_back(LaneId lane, std::span<float> gradients) const;
   // Whoever waits for a ring does so no longer.
   void fail() const;
-  // `values` (fp32) of all tensor-parallel ranks, summed on each, in place; within an operation of
-  // this lane.
-  void sum(LaneId lane, std::span<float> values) const;
+  // `values` (fp32) of all ranks of a group, summed on each, in place; within an operation of this
+  // lane.
+  void sum(LaneId lane, const RankGroup& group, std::span<float> values) const;
   // The same bytes of every tensor-parallel rank one after another.
   std::vector<std::byte> all_of(LaneId lane, std::span<const std::byte> own) const;
 

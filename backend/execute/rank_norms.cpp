@@ -44,51 +44,51 @@ void RankNorms::keep(int32_t bucket, kernels::Format format, const std::vector<C
   }
 }
 
-void RankNorms::for_segments(int rank,
+void RankNorms::for_segments(Sort sort, int rank,
                              const std::function<void(int32_t bucket, const SegmentRange& segment,
                                                       int64_t bytes)>& visit) const {
   for (size_t b = 0; b < graph_.buckets.size(); ++b) {
     const auto bucket = static_cast<int32_t>(b);
     const int64_t width = kernels::bytes_of(kept_[b].format);
-    for (const SegmentRange& segment : shares_.segments_of(bucket, rank)) {
+    for (const SegmentRange& segment : shares_.segments_of(bucket, sort, rank)) {
       const auto sum = static_cast<int64_t>(sizeof(double));
       visit(bucket, segment, segment.whole() ? sum : segment.here.count * width);
     }
   }
 }
 
-int64_t RankNorms::told_by(int rank) const {
+int64_t RankNorms::told_by(Sort sort, int rank) const {
   int64_t all = 0;
-  for_segments(rank, [&](int32_t, const SegmentRange&, int64_t bytes) { all += bytes; });
+  for_segments(sort, rank, [&](int32_t, const SegmentRange&, int64_t bytes) { all += bytes; });
   return all;
 }
 
-std::vector<std::byte> RankNorms::told_by_this() const {
+// What a bucket's tensors hold of segments is of both sorts, in the order of its pieces.
+std::vector<std::byte> RankNorms::told_by_this(Sort sort) const {
   std::vector<std::byte> told;
-  std::vector<size_t> taken(graph_.buckets.size(), 0);
-  std::vector<int64_t> summed(graph_.buckets.size(), 0);
-  const auto tell = [&](const std::byte* from, int64_t bytes) {
-    told.insert(told.end(), from, from + bytes);
-  };
-  for_segments(shares_.rank(), [&](int32_t b, const SegmentRange& segment, int64_t bytes) {
-    if (segment.whole()) {
-      const double* const sum = partials_of(b) + summed[static_cast<size_t>(b)]++;
-      return tell(reinterpret_cast<const std::byte*>(sum), bytes);
+  for (size_t b = 0; b < graph_.buckets.size(); ++b) {
+    const auto bucket = static_cast<int32_t>(b);
+    const Kept& kept = kept_[b];
+    const std::byte* values = kept.values.data();
+    const double* sum = partials_of(bucket);
+    for (const SegmentRange& segment : shares_.own_segments(bucket)) {
+      const bool whole = segment.whole();
+      const auto bytes = whole ? static_cast<int64_t>(sizeof(double))
+                               : segment.here.count * kernels::bytes_of(kept.format);
+      const std::byte* const from = whole ? reinterpret_cast<const std::byte*>(sum++) : values;
+      if (!whole) values += bytes;
+      CHECK(values - kept.values.data() <= std::ssize(kept.values));
+      if (shares_.sort(segment.module) == sort) told.insert(told.end(), from, from + bytes);
     }
-    size_t& begin = taken[static_cast<size_t>(b)];
-    const std::vector<std::byte>& values = kept_[static_cast<size_t>(b)].values;
-    CHECK(begin + static_cast<size_t>(bytes) <= values.size());
-    tell(values.data() + begin, bytes);
-    begin += static_cast<size_t>(bytes);
-  });
+  }
   return told;
 }
 
-void RankNorms::take(const std::vector<std::byte>& told, const kernels::Table& table) {
+void RankNorms::take(Sort sort, const std::vector<std::byte>& told, const kernels::Table& table) {
   const std::byte* at = told.data();
   OpenSegments open;
-  for (int rank = 0; rank < shares_.count(); ++rank) {
-    for_segments(rank, [&](int32_t b, const SegmentRange& segment, int64_t bytes) {
+  for (int rank = 0; rank < shares_.count(sort); ++rank) {
+    for_segments(sort, rank, [&](int32_t b, const SegmentRange& segment, int64_t bytes) {
       const std::byte* const values = std::exchange(at, at + bytes);
       if (!segment.whole()) return take_cut(b, segment, values, open, table);
       std::memcpy(&sum_of(segment), values, sizeof(double));
@@ -113,40 +113,55 @@ void RankNorms::take_cut(int32_t bucket, const SegmentRange& segment, const std:
   open.erase(key);
 }
 
-double RankNorms::sum_of_all(const kernels::Table& table) {
-  CHECK(shares_.are_split());
-  const std::vector<std::byte> own = told_by_this();
+void RankNorms::exchange(Sort sort, const kernels::Table& table) {
+  const std::vector<std::byte> own = told_by_this(sort);
   std::vector<int64_t> sizes;
   int64_t size = 0;
-  for (int rank = 0; rank < shares_.count(); ++rank) {
-    sizes.push_back(told_by(rank));
+  for (int rank = 0; rank < shares_.count(sort); ++rank) {
+    sizes.push_back(told_by(sort, rank));
     size += sizes.back();
   }
+  if (size == 0) return;
   std::vector<std::byte> told(static_cast<size_t>(size));
   std::vector<GatheredPart> parts;
   std::byte* to = told.data();
-  for (int rank = 0; rank < shares_.count(); ++rank) {
+  for (int rank = 0; rank < shares_.count(sort); ++rank) {
     const int64_t bytes = sizes[static_cast<size_t>(rank)];
     if (bytes > 0) parts.push_back({rank, own.data(), to, bytes});
     to += bytes;
   }
-  shares_.gather(parts);
-  take(told, table);
-  double sum = 0;
+  shares_.gather(sort, parts);
+  take(sort, told, table);
+}
+
+NormSums RankNorms::sum_of_all(const kernels::Table& table) {
+  CHECK(shares_.are_split());
+  for (const Sort sort : kSorts) exchange(sort, table);
+  NormSums sums;
   for (const int32_t module : modules_in_order(graph_)) {
-    for (const double partial : sums_[static_cast<size_t>(module)]) sum += partial;
+    double of_module = 0;
+    for (const double partial : sums_[static_cast<size_t>(module)]) {
+      sums.all += partial;
+      of_module += partial;
+    }
+    if (shares_.sort(module) == Sort::kExperts) sums.of_experts += of_module;
   }
-  return sum;
+  return sums;
 }
 
 // Of a matrix that two stages hold the copy is counted by neither.
-TensorNorms::TensorNorms(const Graph& graph, const RankShares& shares, const Plan& plan,
-                         const ParameterSlices& slices)
-    : graph_(graph), shares_(shares), tensor_(plan.tensor) {
+SplitNorms::SplitNorms(const Graph& graph, const RankShares& shares, const Plan& plan,
+                       const ParameterSlices& slices)
+    : graph_(graph),
+      shares_(shares),
+      ranks_(plan.tensor * plan.expert),
+      sort_(plan.expert > 1 ? Sort::kExperts : Sort::kDense) {
+  CHECK(plan.tensor == 1 || plan.expert == 1);
   units_.resize(graph.modules.size());
   kept_.resize(graph.buckets.size());
   for (const int32_t module : modules_in_order(graph)) {
     const auto index = static_cast<size_t>(module);
+    if (shares.sort(module) != sort_) continue;
     for (const auto& [begin, count] : slices.alike(index)) {
       for (int64_t at = begin; at < begin + count;) {
         const ElementRange segment{at / kSegment * kSegment, kSegment};
@@ -159,8 +174,8 @@ TensorNorms::TensorNorms(const Graph& graph, const RankShares& shares, const Pla
 }
 
 template <class Visit>
-void TensorNorms::for_parts(int32_t bucket, int rank, const Visit& visit) {
-  for (const SegmentRange& segment : shares_.segments_of(bucket, rank)) {
+void SplitNorms::for_parts(int32_t bucket, int rank, const Visit& visit) {
+  for (const SegmentRange& segment : shares_.segments_of(bucket, sort_, rank)) {
     for (Unit& unit : units_[static_cast<size_t>(segment.module)]) {
       const ElementRange here = overlap(unit.range, segment.here);
       if (here.count > 0) visit(unit, here);
@@ -168,9 +183,9 @@ void TensorNorms::for_parts(int32_t bucket, int rank, const Visit& visit) {
   }
 }
 
-void TensorNorms::keep(int32_t bucket, kernels::Format format,
-                       const std::vector<BucketRanges::OwnSegment>& segments,
-                       const kernels::Table& table) {
+void SplitNorms::keep(int32_t bucket, kernels::Format format,
+                      const std::vector<BucketRanges::OwnSegment>& segments,
+                      const kernels::Table& table) {
   std::vector<float>& kept = kept_[static_cast<size_t>(bucket)];
   kept.clear();
   for (const auto& [segment, values] : segments) {
@@ -193,12 +208,12 @@ void TensorNorms::keep(int32_t bucket, kernels::Format format,
 
 // Each rank tells the values in its share, from which all find the sums that one would that has
 // all.
-void TensorNorms::gather_units(const kernels::Table& table) {
+void SplitNorms::gather_units(const kernels::Table& table) {
   const auto buckets = static_cast<int32_t>(graph_.buckets.size());
   std::vector<float> own;
   for (const std::vector<float>& kept : kept_) own.insert(own.end(), kept.begin(), kept.end());
-  std::vector<int64_t> counts(static_cast<size_t>(shares_.count()), 0);
-  for (int rank = 0; rank < shares_.count(); ++rank) {
+  std::vector<int64_t> counts(static_cast<size_t>(shares_.count(sort_)), 0);
+  for (int rank = 0; rank < shares_.count(sort_); ++rank) {
     for (int32_t b = 0; b < buckets; ++b) {
       for_parts(b, rank, [&](Unit&, const ElementRange& here) {
         counts[static_cast<size_t>(rank)] += here.count;
@@ -209,15 +224,15 @@ void TensorNorms::gather_units(const kernels::Table& table) {
       static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
   std::vector<GatheredPart> parts;
   float* to = told.data();
-  for (int rank = 0; rank < shares_.count(); ++rank) {
+  for (int rank = 0; rank < shares_.count(sort_); ++rank) {
     const int64_t count = counts[static_cast<size_t>(rank)];
     parts.push_back({rank, reinterpret_cast<const std::byte*>(own.data()),
                      reinterpret_cast<std::byte*>(to), count * size_of(DType::kF32)});
     to += count;
   }
-  shares_.gather(parts);
+  shares_.gather(sort_, parts);
   const float* from = told.data();
-  for (int rank = 0; rank < shares_.count(); ++rank) {
+  for (int rank = 0; rank < shares_.count(sort_); ++rank) {
     for (int32_t b = 0; b < buckets; ++b) {
       for_parts(b, rank, [&](Unit& unit, const ElementRange& here) {
         unit.values.resize(static_cast<size_t>(unit.range.count));
@@ -233,16 +248,20 @@ void TensorNorms::gather_units(const kernels::Table& table) {
   }
 }
 
-double TensorNorms::sum_of_all(double of_this, const kernels::Table& table) {
+// Of modules with experts the rest, which all ranks have, is of the first rank's sum.
+double SplitNorms::sum_of_all(const NormSums& of_this, const kernels::Table& table) {
   if (shares_.are_split()) gather_units(table);
   double alike = 0;
   for (const std::vector<Unit>& units : units_) {
     for (const Unit& unit : units) alike += unit.sum;
   }
-  const std::vector<double> told = shares_.gather_numbers(std::array{of_this, alike});
+  const double split = sort_ == Sort::kExperts ? of_this.of_experts : of_this.all;
+  const std::array own = {of_this.all, split, alike};
+  const std::vector<double> told = shares_.gather_numbers(own);
   double sum = told[0];
-  for (int64_t rank = 1; rank < tensor_; ++rank) {
-    sum += told[static_cast<size_t>(2 * rank)] - told[static_cast<size_t>(2 * rank + 1)];
+  for (int64_t rank = 1; rank < ranks_; ++rank) {
+    const double* const of_rank = told.data() + rank * std::ssize(own);
+    sum += of_rank[1] - of_rank[2];
   }
   return sum;
 }

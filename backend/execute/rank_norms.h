@@ -21,6 +21,13 @@
 
 namespace ballast {
 
+// Sums of the squares of gradients: of all modules that a rank has, and of those with experts among
+// them.
+struct NormSums {
+  double all = 0;
+  double of_experts = 0;
+};
+
 class RankNorms {
  public:
   // All of what is referred to must outlive this.
@@ -32,7 +39,7 @@ class RankNorms {
 
   // The sum of the squares of all parameters' gradients, segment by segment in their flat order.
   // Every rank calls.
-  double sum_of_all(const kernels::Table& table);
+  NormSums sum_of_all(const kernels::Table& table);
 
  private:
   // The norm partials of a bucket in CPU memory: of segments that lie in this rank's share, one
@@ -40,11 +47,14 @@ class RankNorms {
   const double* partials_of(int32_t bucket) const;
   // Calls for every segment that lies in a rank's share, in the order in which it tells of them,
   // with how many bytes it tells.
-  void for_segments(int rank, const std::function<void(int32_t bucket, const SegmentRange& segment,
-                                                       int64_t bytes)>& visit) const;
-  int64_t told_by(int rank) const;  // bytes
-  std::vector<std::byte> told_by_this() const;
-  void take(const std::vector<std::byte>& told, const kernels::Table& table);
+  void for_segments(Sort sort, int rank,
+                    const std::function<void(int32_t bucket, const SegmentRange& segment,
+                                             int64_t bytes)>& visit) const;
+  int64_t told_by(Sort sort, int rank) const;  // bytes
+  std::vector<std::byte> told_by_this(Sort sort) const;
+  void take(Sort sort, const std::vector<std::byte>& told, const kernels::Table& table);
+  // What ranks with the same modules of a sort know of them.
+  void exchange(Sort sort, const kernels::Table& table);
   // Of a segment that is cut, until all of it is known.
   struct Open {
     std::vector<float> values;
@@ -69,20 +79,21 @@ class RankNorms {
   std::vector<Kept> kept_;  // by bucket
 };
 
-// The same norm over tensor-parallel ranks: what they split each tells the sum of, and what all
-// have alike counts once. However ranks with the same weights share them, its bits are the same.
-class TensorNorms {
+// The same norm over ranks that split modules, by tensor or by experts: what they split each tells
+// the sum of, and what all have alike counts once. However ranks with the same weights share them,
+// its bits are the same.
+class SplitNorms {
  public:
   // All of what is referred to must outlive this.
-  TensorNorms(const Graph& graph, const RankShares& shares, const Plan& plan,
-              const ParameterSlices& slices);
+  SplitNorms(const Graph& graph, const RankShares& shares, const Plan& plan,
+             const ParameterSlices& slices);
 
   // Of what a kSumOfSquares of a bucket met, what all ranks have alike. Thread safety: as the graph
   // orders the bucket's norm partials.
   void keep(int32_t bucket, kernels::Format format,
             const std::vector<BucketRanges::OwnSegment>& segments, const kernels::Table& table);
   // Of the sum of this rank's weights that of the model's. Every rank calls.
-  double sum_of_all(double of_this, const kernels::Table& table);
+  double sum_of_all(const NormSums& of_this, const kernels::Table& table);
 
  private:
   // Elements of a module that all ranks have alike, within one segment.
@@ -98,7 +109,8 @@ class TensorNorms {
 
   const Graph& graph_;
   const RankShares& shares_;
-  int64_t tensor_;
+  int64_t ranks_;                         // that split modules: the first ones of the plan
+  Sort sort_;                             // of the modules that they split
   std::vector<std::vector<Unit>> units_;  // by module
   std::vector<std::vector<float>> kept_;  // by bucket: of all parts in this rank's share
 };

@@ -20,6 +20,10 @@ inline RankGroup sequence_group(const Plan& plan) {
   return {plan.sequence, plan.tensor * plan.context};
 }
 
+// Of the data ranks that share the experts, which are neighbours among them.
+inline RankGroup expert_group(const Plan& plan) {
+  return {plan.expert, plan.tensor * plan.sequence * plan.context};
+}
 inline RankGroup context_group(const Plan& plan) { return {plan.context, plan.tensor}; }
 // Parts of equal length in which ranks have every sequence.
 inline int64_t parts_of_sequences(const Plan& plan) { return plan.sequence * plan.context; }
@@ -29,14 +33,16 @@ struct RankPlace {
   int64_t context = 0;
   int64_t sequence = 0;
   int64_t data = 0;
+  int64_t expert = 0;  // of the data ranks
   // Which part of every sequence a rank has: ranks that exchange heads have parts side by side.
   int64_t part(const Plan& plan) const { return context * plan.sequence + sequence; }
 };
 
 inline RankPlace place_of(const Plan& plan, int rank) {
   const int64_t of_sequence = sequence_group(plan).stride;
+  const int64_t data = rank / (of_sequence * plan.sequence);
   return {rank % plan.tensor, rank / plan.tensor % plan.context, rank / of_sequence % plan.sequence,
-          rank / (of_sequence * plan.sequence)};
+          data, data % plan.expert};
 }
 
 // The model whose attention a rank computes: of its tensor-parallel share, the heads that it has of

@@ -105,7 +105,9 @@ void BucketUpdates::find_partials() {
     int64_t first = 0;
     for (const Bucket::Piece& piece : at_.graph.buckets[b].pieces) {
       const int64_t count = div_ceil(piece.count, kSegment);
-      of_module[static_cast<size_t>(piece.module)].push_back({of_bucket[b], first, count});
+      const bool of_experts = at_.graph.module(piece.module).expert_ranks > 1;
+      of_module[static_cast<size_t>(piece.module)].push_back(
+          {of_bucket[b], first, count, of_experts});
       first += count;
     }
   }
@@ -164,14 +166,17 @@ void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
   }
 }
 
-double BucketUpdates::sum_of_partials() const {
-  double sum = 0;
+NormSums BucketUpdates::sum_of_partials() const {
+  NormSums sums;
   for (const Partials& part : partials_) {
     const auto* values =
         reinterpret_cast<const double*>(at_.arguments.bytes(part.tensor).data()) + part.first;
-    for (int64_t i = 0; i < part.count; ++i) sum += values[i];
+    for (int64_t i = 0; i < part.count; ++i) {
+      sums.all += values[i];
+      if (part.of_experts) sums.of_experts += values[i];
+    }
   }
-  return sum;
+  return sums;
 }
 
 void BucketUpdates::snapshot(const Op& op, int32_t step, Crew crew) {

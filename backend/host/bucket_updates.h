@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/execute/bucket_ranges.h"
+#include "backend/execute/rank_norms.h"
 #include "backend/execute/update_control.h"
 #include "kernels/threads.h"
 #include "kernels/undo.h"
@@ -55,8 +56,8 @@ class BucketUpdates {
   void adam(const Op& op, int32_t step, Program program, Crew crew);
   void exact_undo(const Op& op, int32_t step, Crew crew);
 
-  // Sum of the squares of all gradients: the partial sums in DRAM, in the flat order.
-  double sum_of_partials() const;
+  // Sums of the squares of gradients: the partial sums in DRAM, in the flat order.
+  NormSums sum_of_partials() const;
 
  private:
   // The threads of one device's CPU lanes: stages of a pipeline step at the same time.
@@ -82,6 +83,7 @@ class BucketUpdates {
     TensorId tensor = -1;
     int64_t first = 0;
     int64_t count = 0;
+    bool of_experts = false;
   };
   std::vector<Partials> partials_;
   std::vector<std::vector<kernels::UndoRecord>> undo_;  // by bucket and run, where undo is exact

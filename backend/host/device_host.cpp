@@ -70,7 +70,8 @@ const Capabilities& host_capabilities() {
                 ModelFeature::kSigmoidRouter, ModelFeature::kClampedSwiGlu})
           .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks,
                 PlanFeature::kSplitWeights, PlanFeature::kTensorRanks, PlanFeature::kSequenceRanks,
-                PlanFeature::kContextRanks, PlanFeature::kRanksOfPipelines});
+                PlanFeature::kContextRanks, PlanFeature::kExpertRanks,
+                PlanFeature::kRanksOfPipelines});
   return kTable;
 }
 
@@ -85,19 +86,23 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       shares_(shares_of(training, options)),
       place_(shares_ ? place_of(plan_, shares_->ranks().rank()) : RankPlace{}),
       rank_model_(rank_model(training.model, plan_)),
-      modules_(rank_model_, training.model.vocab, plan_, place_,
-               shares_ ? &exchanges_.emplace(rank_model_, plan_, arguments_, shares_->ranks())
-                       : nullptr),
+      modules_(
+          rank_model_, training.model.vocab, plan_, place_,
+          shares_ ? &exchanges_.emplace(rank_model_, plan_, arguments_, shares_->ranks()) : nullptr,
+          plan_.expert > 1 ? &experts_.emplace(rank_model_, plan_, shares_->ranks()) : nullptr),
       ranges_(graph_, arguments_, shares()),
       control_(
           plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
           [this] { return sum_of_partials(); }, views()),
+      disk_(graph_.arenas.size[static_cast<size_t>(Place::kNvme)].count > 0
+                ? std::make_unique<DiskState>(graph_, options.disk)
+                : nullptr),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kHbm, Place::kDram},
                options.optimizer_threads) {
   if (shares_ && shares_->are_split()) norms_.emplace(graph_, arguments_, *shares_);
-  if (plan_.tensor == 1) return;
+  if (plan_.tensor == 1 && plan_.expert == 1) return;
   slices_.emplace(graph_, training.model, plan_, shares_->ranks());
-  tensor_norms_.emplace(graph_, *shares_, plan_, *slices_);
+  split_norms_.emplace(graph_, *shares_, plan_, *slices_);
 }
 
 std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int compute_threads) {
@@ -109,7 +114,7 @@ std::vector<HostDevice::Stage> HostDevice::stages_of(const Graph& graph, int com
       if (stages.size() > 1) name += fmt::format(" of stage {}", s);
       stages[s].arenas[place] =
           std::make_unique<Arena>(std::move(name), graph.arenas.size[place],
-                                  on_disk ? ArenaBacking::kFile : ArenaBacking::kWhereTouched);
+                                  on_disk ? ArenaBacking::kNone : ArenaBacking::kWhereTouched);
     }
     stages[s].threads = std::make_unique<ComputeThreads>(compute_threads);
   }
@@ -176,7 +181,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kCopy:
       return copy(ranges_.copies(op, step));
     case OpKind::kIo:
-      return copy(ranges_.moves_of_state(op, step));
+      return disk_->move(op, ranges_.moves_of_state(op, step));
     case OpKind::kCollective:
       return exchange(op, step);
     case OpKind::kCommit:
@@ -242,6 +247,8 @@ void HostDevice::exchange(const Op& op, int32_t step) {
       return exchanges_->tensor(op, step);
     case LaneKind::kSequenceNetwork:
       return exchanges_->sequence(op, step);
+    case LaneKind::kExpertNetwork:
+      return experts_->exchange(op, arguments_, step);
     default:
       return exchange_between_stages(op, step);
   }
@@ -266,32 +273,52 @@ void HostDevice::exchange_between_stages(const Op& op, int32_t step) {
 }
 
 // Gradients are summed in fp32 and rounded once to the type that they are stored in on the GPU,
-// whatever carries them: so it does not matter where they are stepped.
+// whatever carries them: so it does not matter where they are stepped. Of a bucket that also holds
+// experts these are exchanged by the fewer ranks that have them.
 void HostDevice::exchange_data(const Op& op, int32_t step) {
   const CollectiveWork& work = std::get<CollectiveWork>(op.work);
-  CHECK(work.ranks == shares_->count() && work.stride == shares_->group().stride);
-  if (work.kind != CollectiveKind::kAllGather) {
-    const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
-    shares_->ranks().reduce_scatter(channel_of(op.lane), shares_->group(), ranges_.summed(op, step),
-                                    {format_of(stored), format_of(plan_.dtype)});
+  const RankGroup copies = copies_group(plan_);
+  if (copies.ranks > 1 && work.ranks == copies.ranks && work.stride == copies.stride) {
+    return sum_over_copies(op, step);
   }
-  if (work.kind != CollectiveKind::kReduceScatter) {
-    shares_->ranks().all_gather(channel_of(op.lane), shares_->group(), ranges_.gathered(op, step));
+  for (const Sort sort : kSorts) {
+    const RankGroup& group = shares_->group(sort);
+    if (work.kind != CollectiveKind::kAllGather) {
+      const DType stored = arguments_.find(op, Role::kSource, step).tensor->dtype;
+      const std::vector<SummedPart> parts = ranges_.summed(op, step, sort);
+      if (parts.empty()) continue;
+      shares_->ranks().reduce_scatter(channel_of(op.lane), group, parts,
+                                      {format_of(stored), format_of(plan_.dtype)});
+    }
+    if (work.kind != CollectiveKind::kReduceScatter) {
+      const std::vector<GatheredPart> parts = ranges_.gathered(op, step, sort);
+      if (!parts.empty()) shares_->ranks().all_gather(channel_of(op.lane), group, parts);
+    }
+  }
+}
+
+// Ranks with the same shares, of which each group has the sum of its own gradients (zero_group).
+void HostDevice::sum_over_copies(const Op& op, int32_t step) {
+  const Role role = shares_->are_of_modules() ? Role::kParameterGradient : Role::kSource;
+  const DType stored = arguments_.find(op, role, step).tensor->dtype;
+  for (const BucketRanges::ShareRange& range : ranges_.shared_by_groups(op, step)) {
+    shares_->ranks().all_reduce(channel_of(op.lane), copies_group(plan_), range.values, range.count,
+                                {format_of(stored), format_of(plan_.dtype)});
   }
 }
 
 void HostDevice::sum_squares(const Op& op, int32_t step) {
   updates_.sums(op, step, crew_of(op));
-  if (!norms_ && !tensor_norms_) return;
+  if (!norms_ && !split_norms_) return;
   const kernels::Format stored = format_of(arguments_.find(op, Role::kSource, step).tensor->dtype);
   if (norms_) norms_->keep(op.label.bucket, stored, ranges_.cuts(op, step));
-  if (!tensor_norms_) return;
-  tensor_norms_->keep(op.label.bucket, stored, ranges_.own_segments(op, step), updates_.table());
+  if (!split_norms_) return;
+  split_norms_->keep(op.label.bucket, stored, ranges_.own_segments(op, step), updates_.table());
 }
 
 double HostDevice::sum_of_partials() {
-  const double sum = norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
-  return tensor_norms_ ? tensor_norms_->sum_of_all(sum, updates_.table()) : sum;
+  const NormSums sums = norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
+  return split_norms_ ? split_norms_->sum_of_all(sums, updates_.table()) : sums.all;
 }
 
 // Beside the losses each rank tells whether it would end the run. Of tensor-parallel ranks, which
@@ -327,12 +354,14 @@ void HostDevice::abandon(const std::string& why) {
 }
 
 void HostDevice::read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) {
+  if (disk_ && disk_->has(tensor)) return disk_->read(tensor, begin, to);
   const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
   CHECK(static_cast<size_t>(begin) + to.size() <= bytes.size());
   std::memcpy(to.data(), bytes.data() + begin, to.size());
 }
 
 void HostDevice::write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) {
+  if (disk_ && disk_->has(tensor)) return disk_->write(tensor, begin, from);
   const std::span<std::byte> bytes = arguments_.bytes(tensor, copy);
   CHECK(static_cast<size_t>(begin) + from.size() <= bytes.size());
   std::memcpy(bytes.data() + begin, from.data(), from.size());
@@ -357,9 +386,15 @@ std::vector<MemoryUse> HostDevice::memory() {
       most.planned = arena.size();
       most.resident = std::max(most.resident, arena.resident());
     }
+    if (place == Place::kHbm && experts_) most.resident += experts_->beside();
     uses.push_back(most);
   }
   return uses;
+}
+
+std::vector<std::string> HostDevice::notes() const {
+  if (!disk_) return {};
+  return {disk_->described()};
 }
 
 double HostDevice::evaluate(int64_t batch, int32_t step) {

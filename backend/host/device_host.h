@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/disk/state_file.h"
 #include "backend/execute/arena.h"
 #include "backend/execute/bucket_ranges.h"
 #include "backend/execute/operation_arguments.h"
@@ -24,12 +25,13 @@
 #include "backend/execute/update_control.h"
 #include "backend/host/bucket_updates.h"
 #include "backend/host/compute_threads.h"
+#include "backend/host/disk_state.h"
 #include "backend/host/host_modules.h"
 #include "backend/train/training_device.h"
 
 namespace ballast {
 
-// All that this device carries out. NVMe is a file of the system's folder for temporary files. Of
+// All that this device carries out. NVMe is a file of the disk that is named (DiskOptions). Of
 // several devices it carries out the stages of a pipeline, spread (sim/graph/schedules/pipeline.h),
 // of one rank, which exchanges with the others by a communicator (backend/comm).
 const Capabilities& host_capabilities();
@@ -54,6 +56,7 @@ class HostDevice : public TrainingDevice {
   void restore_partials(int32_t step) override;
   double evaluate(int64_t batch, int32_t step) override;
   std::vector<MemoryUse> memory() override;
+  std::vector<std::string> notes() const override;
 
  private:
   void carry_out(const Sequence& sequence, const Op& op, int32_t step);
@@ -65,6 +68,7 @@ class HostDevice : public TrainingDevice {
   void exchange(const Op& op, int32_t step);
   void exchange_between_stages(const Op& op, int32_t step);
   void exchange_data(const Op& op, int32_t step);
+  void sum_over_copies(const Op& op, int32_t step);
   void sum_squares(const Op& op, int32_t step);
   double sum_of_partials();
   RankViews views();
@@ -87,12 +91,14 @@ class HostDevice : public TrainingDevice {
   RankPlace place_;
   Model rank_model_;
   std::optional<RankExchanges> exchanges_;
-  std::optional<ParameterSlices> slices_;  // of one of several tensor-parallel ranks
+  std::optional<ExpertExchanges> experts_;  // of one of several that share experts
+  std::optional<ParameterSlices> slices_;   // of one of several that split modules
   std::optional<RankNorms> norms_;
-  std::optional<TensorNorms> tensor_norms_;
+  std::optional<SplitNorms> split_norms_;
   HostModules modules_;
   BucketRanges ranges_;
   UpdateControl control_;
+  std::unique_ptr<DiskState> disk_;  // where state rests on NVMe
   BucketUpdates updates_;
   Split split_ = Split::kTraining;
   double evaluated_loss_ = 0;

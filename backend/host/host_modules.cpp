@@ -5,7 +5,9 @@
 
 #include "backend/execute/module_dispatch.h"
 #include "backend/host/linear_layout.h"
+#include "backend/host/module_views.h"
 #include "backend/host/transformer.h"
+#include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 
 namespace ballast {
@@ -15,18 +17,6 @@ namespace {
 using transformer::ConstView;
 using transformer::Shape;
 using transformer::View;
-
-bool forward(const Op& op) { return !is_backward(op.phase); }
-
-// A tensor as [rows, columns]; without data where the role is absent.
-View view(const Argument& argument, int64_t rows, int64_t columns) {
-  return {argument.data, argument.tensor ? argument.tensor->dtype : DType::kF32, rows, columns};
-}
-
-// All of a module's parameters, or of their gradients; none where the role is absent.
-View flat(const Argument& argument) {
-  return view(argument, 1, argument.tensor ? argument.tensor->elements : 0);
-}
 
 transformer::LatentProduct latent_product(ChainPart part) {
   switch (part) {
@@ -44,21 +34,18 @@ transformer::LatentProduct latent_product(ChainPart part) {
   CHECK(false && "a part of latent attention");
 }
 
-// [rows, columns] that begin `first` elements into a tensor.
-View part(const Argument& argument, int64_t first, int64_t rows, int64_t columns) {
-  CHECK(first + rows * columns <= argument.tensor->elements);
-  return {element(argument, first), argument.tensor->dtype, rows, columns};
-}
-
 }  // namespace
 
 HostModules::HostModules(const Model& model, int64_t whole_vocabulary, const Plan& plan,
-                         RankPlace place, const RankExchanges* exchanges)
+                         RankPlace place, const RankExchanges* exchanges,
+                         const ExpertExchanges* experts)
     : model_(model),
       attention_(attention_model(model, plan)),
+      experts_(own_experts(model, plan)),
       plan_(plan),
       place_(place),
       exchanges_(exchanges),
+      sent_(experts),
       parts_(subsequences_of(plan, model)) {
   if (!sums_over_ranks()) return;
   vocabulary_.first = place.tensor * model.vocab;
@@ -106,7 +93,7 @@ void HostModules::sum_gradient(
     const std::function<void(transformer::View gradient)>& backward) const {
   std::vector<float> sums(static_cast<size_t>(gradient.tensor->elements));
   backward({sums.data(), DType::kF32, 1, std::ssize(sums)});
-  exchanges_->sum(call.op.lane, sums);
+  exchanges_->sum(call.op.lane, tensor_group(plan_), sums);
   transformer::put_gradient(sums, flat(gradient), gradient.adds);
 }
 
@@ -238,11 +225,13 @@ void HostModules::latent_norm(const Call& call) const {
     return;
   }
   const View dx = view(call.find(Role::kInputGradient), work.rows, width);
-  // The products before have written other parts of the module's gradient.
+  // The products before have written other parts of the module's gradient, which is that of one
+  // micro-batch where ranks sum it after each.
+  const Argument gradient = call.find(Role::kParameterGradient);
+  const bool adds = op.label.micro_batch > 0 && gradient.tensor->kind != TensorKind::kFullGradient;
   transformer::norm_backward(model_, x, statistics, params,
                              view(call.find(Role::kOutputGradient), work.rows, work.columns), {},
-                             dx, part(call.find(Role::kParameterGradient), offset, 1, work.columns),
-                             op.label.micro_batch > 0);
+                             dx, part(gradient, offset, 1, work.columns), adds);
   if (!of_keys) return;
   const View dqkv = view(call.find(Role::kResidualGradient), work.rows, model_.qkv_width());
   transformer::latent_rotary_backward(model_, dqkv, dx);
@@ -401,149 +390,6 @@ void HostModules::activation(const Call& call) const {
   transformer::activation_backward(model_, h,
                                    view(call.find(Role::kOutputGradient), rows, model_.ffn),
                                    view(call.find(Role::kInputGradient), rows, model_.fc1_width()));
-}
-
-int64_t HostModules::sent_rows() const {
-  return plan_.tokens_per_micro_batch() * model_.experts_per_token;
-}
-
-transformer::Routed HostModules::routed(const Call& call) const {
-  const int64_t tokens = plan_.tokens_per_micro_batch();
-  return {view(call.find(Role::kStatistics), tokens, model_.experts),
-          view(call.find(Role::kRouting), tokens, model_.experts_per_token)};
-}
-
-void HostModules::expert_gemm(const Call& call) const {
-  const Op& op = call.op;
-  const GemmWork& work = std::get<GemmWork>(op.work);
-  const ModuleKind kind = op.label.module;
-  const transformer::Routed of = routed(call);
-  const transformer::ExpertRows rows = transformer::expert_rows(model_, of.choice);
-  const bool biased = kind == ModuleKind::kFc2 && model_.mlp_bias;
-  if (op.phase == Phase::kBackwardWeight) {
-    const View dy = part(call.find(Role::kOutputGradient), 0, work.k, work.m);
-    const View gradient = flat(call.find(Role::kParameterGradient));
-    transformer::experts_backward_weight(model_, kind, dy,
-                                         part(call.find(Role::kInput), 0, work.k, work.n), rows,
-                                         gradient, work.accumulate);
-    if (biased) {
-      transformer::weighted_biases_backward(model_, of, dy, gradient, work.accumulate);
-    }
-    return;
-  }
-  const View params = flat(call.find(Role::kWeight));
-  if (op.phase == Phase::kBackwardInput) {
-    const View dy = part(call.find(Role::kOutputGradient), 0, work.m, work.k);
-    transformer::experts_backward_input(model_, kind, dy, rows, params,
-                                        part(call.find(Role::kInputGradient), 0, work.m, work.n));
-    if (biased) {
-      const View dscores = view(call.find(Role::kScratch), of.scores.rows, of.scores.columns);
-      transformer::bias_weights_backward(model_, of, dy, params, dscores);
-    }
-    return;
-  }
-  const View y = part(call.find(Role::kOutput), 0, work.m, work.n);
-  transformer::experts_forward(model_, kind, part(call.find(Role::kInput), 0, work.m, work.k), rows,
-                               params, y);
-  if (biased) transformer::add_weighted_biases(model_, of, params, y);
-}
-
-// Of arrays that also hold what the routed experts read or make, the part behind it.
-void HostModules::shared_gemm(const Call& call) const {
-  const Op& op = call.op;
-  const GemmWork& work = std::get<GemmWork>(op.work);
-  const ModuleKind kind = op.label.module;
-  const bool up = kind == ModuleKind::kFc1;
-  const int64_t wide = sent_rows() * model_.expert_ffn * (up ? model_.gates() : 1);
-  const int64_t before_x = up ? 0 : wide;
-  const int64_t before_y = up ? wide : 0;
-  if (op.phase == Phase::kBackwardWeight) {
-    transformer::shared_backward_weight(
-        model_, kind, part(call.find(Role::kOutputGradient), before_y, work.k, work.m),
-        part(call.find(Role::kInput), before_x, work.k, work.n),
-        flat(call.find(Role::kParameterGradient)), work.accumulate);
-    return;
-  }
-  const View params = flat(call.find(Role::kWeight));
-  if (op.phase == Phase::kBackwardInput) {
-    transformer::shared_backward_input(
-        model_, kind, part(call.find(Role::kOutputGradient), before_y, work.m, work.k), params,
-        part(call.find(Role::kInputGradient), before_x, work.m, work.n));
-    return;
-  }
-  transformer::shared_forward(model_, kind, part(call.find(Role::kInput), before_x, work.m, work.k),
-                              params, view(call.find(Role::kResidual), work.m, work.n),
-                              part(call.find(Role::kOutput), before_y, work.m, work.n));
-}
-
-void HostModules::expert_activation(const Call& call) const {
-  const transformer::Routed of = routed(call);
-  const int64_t tokens = of.scores.rows;
-  const int64_t sent = sent_rows();
-  const int64_t ffn = model_.expert_ffn;
-  const int64_t wide = model_.gates() * ffn;
-  const int64_t shared = model_.shared_ffn();
-  const int64_t shared_wide = model_.gates() * shared;
-  const Argument h = call.find(Role::kInput);
-  if (forward(call.op)) {
-    const Argument a = call.find(Role::kOutput);
-    transformer::experts_activation_forward(model_, of, part(h, 0, sent, wide),
-                                            part(a, 0, sent, ffn));
-    if (shared == 0) return;
-    transformer::shared_activation_forward(model_, part(h, sent * wide, tokens, shared_wide),
-                                           part(a, sent * ffn, tokens, shared));
-    return;
-  }
-  const Argument da = call.find(Role::kOutputGradient);
-  const Argument dh = call.find(Role::kInputGradient);
-  const Argument dscores = call.find(Role::kScratch);
-  transformer::experts_activation_backward(model_, of, part(h, 0, sent, wide),
-                                           part(da, 0, sent, ffn), part(dh, 0, sent, wide),
-                                           view(dscores, tokens, model_.experts), dscores.adds);
-  if (shared == 0) return;
-  transformer::shared_activation_backward(model_, part(h, sent * wide, tokens, shared_wide),
-                                          part(da, sent * ffn, tokens, shared),
-                                          part(dh, sent * wide, tokens, shared_wide));
-}
-
-void HostModules::permute(const Call& call) const {
-  const Op& op = call.op;
-  const int64_t tokens = plan_.tokens_per_micro_batch();
-  const int64_t c = model_.hidden;
-  const transformer::Routed of = routed(call);
-  const Argument balance = call.find(Role::kBalance);
-  auto* sums = reinterpret_cast<double*>(balance.data);
-  if (op.label.module == ModuleKind::kRouter && forward(op)) {
-    const View choice = view(call.find(Role::kRouting), tokens, model_.experts_per_token);
-    transformer::choose_experts(model_, of.scores, flat(call.find(Role::kWeight)), choice);
-    if (sums != nullptr) {
-      transformer::add_balance(model_, of.scores, choice, !balance.adds, sums);
-    }
-  }
-  const transformer::ExpertRows rows = transformer::expert_rows(model_, of.choice);
-  if (op.label.module == ModuleKind::kRouter) {
-    if (forward(op)) {
-      transformer::send_rows(rows, view(call.find(Role::kInput), tokens, c),
-                             view(call.find(Role::kOutput), rows.count(), c));
-      return;
-    }
-    const Argument dx = call.find(Role::kInputGradient);
-    const View to = view(dx, tokens, c);
-    transformer::sum_rows(rows, view(call.find(Role::kOutputGradient), rows.count(), c),
-                          dx.adds ? ConstView(to) : ConstView(), to);
-    transformer::scores_backward(model_, of.scores, of.choice, sums,
-                                 view(call.find(Role::kScratch), tokens, model_.experts));
-    return;
-  }
-  if (forward(op)) {
-    const Argument y = call.find(Role::kOutput);
-    const Argument start = y.adds ? y : call.find(Role::kResidual);
-    transformer::sum_rows(rows, view(call.find(Role::kInput), rows.count(), c),
-                          view(start, tokens, c), view(y, tokens, c));
-    return;
-  }
-  transformer::send_rows(rows, view(call.find(Role::kOutputGradient), tokens, c),
-                         view(call.find(Role::kInputGradient), rows.count(), c));
 }
 
 void HostModules::loss_sums(const Op& op, const OperationArguments& arguments, int32_t step) const {

@@ -8,10 +8,11 @@
 #include <functional>
 #include <vector>
 
+#include "backend/execute/expert_exchanges.h"
 #include "backend/execute/operation_arguments.h"
 #include "backend/execute/rank_exchanges.h"
 #include "backend/execute/rank_place.h"
-#include "backend/host/transformer_experts.h"
+#include "backend/host/experts/transformer_experts.h"
 #include "sim/graph/core/graph.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
@@ -22,11 +23,12 @@ class HostModules {
  public:
   // Of a rank that is alone. Both must outlive this.
   HostModules(const Model& model, const Plan& plan)
-      : HostModules(model, model.vocab, plan, {}, nullptr) {}
+      : HostModules(model, model.vocab, plan, {}, nullptr, nullptr) {}
   // `model`: of one tensor-parallel rank; `whole_vocabulary`: of all of them. exchanges: with the
-  // other ranks, null where there are none. All must outlive this.
+  // other ranks, and experts: with those that share experts; null where there are none. All must
+  // outlive this.
   HostModules(const Model& model, int64_t whole_vocabulary, const Plan& plan, RankPlace place,
-              const RankExchanges* exchanges);
+              const RankExchanges* exchanges, const ExpertExchanges* experts);
 
   // Embedding, norm, matrix product, attention, activation, or tokens' way to experts and back.
   void module(const Op& op, const OperationArguments& arguments, int32_t step) const;
@@ -74,7 +76,17 @@ class HostModules {
   void activation(const Call& call) const;
   void expert_activation(const Call& call) const;
   void permute(const Call& call) const;
+  void send_to_experts(const Call& call, const transformer::Routed& of,
+                       const transformer::ExpertRows& rows) const;
+  // Of the rows that this rank's experts have.
   transformer::Routed routed(const Call& call) const;
+  // Those of an argument.
+  transformer::View expert_rows(const Call& call, Role role, ExpertArray array,
+                                int64_t columns) const;
+  // The gradients of their weights.
+  transformer::View weight_gradients(const Call& call) const;
+  void shared_gradient(const Call& call, const transformer::View& dy,
+                       const transformer::View& x) const;
   // Tokens times the experts of each, whose rows come before those of the shared experts.
   int64_t sent_rows() const;
 
@@ -82,9 +94,11 @@ class HostModules {
 
   const Model& model_;
   Model attention_;  // of the heads that this rank has of whole sequences
+  Model experts_;    // with the experts that this rank has
   const Plan& plan_;
   RankPlace place_;
   const RankExchanges* exchanges_;
+  const ExpertExchanges* sent_;
   transformer::VocabularyPart vocabulary_;
   std::vector<Subsequence> parts_;
 };

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "backend/host/experts/transformer_experts.h"
 #include "backend/host/gemm.h"
 #include "backend/host/linear_layout.h"
 #include "backend/host/transformer.h"
-#include "backend/host/transformer_experts.h"
 #include "backend/host/transformer_rows.h"
 #include "backend/host/transformer_views.h"
 

@@ -12,8 +12,9 @@ namespace ballast {
 namespace {
 
 constexpr int64_t kSmallestExchange = int64_t{1} << 12;
-constexpr CollectiveKind kMeasuredKinds[] = {
-    CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather};
+constexpr CollectiveKind kMeasuredKinds[] = {CollectiveKind::kAllReduce,
+                                             CollectiveKind::kReduceScatter,
+                                             CollectiveKind::kAllGather, CollectiveKind::kAllToAll};
 constexpr SumFormat kExchangedSum{kernels::Format::kBf16, kernels::Format::kBf16};
 
 // One rank's buffers, and what it exchanges of them.
@@ -29,6 +30,7 @@ class Exchange {
   void run(CollectiveKind kind, int64_t bytes) {
     const int64_t values = bytes / size_of(DType::kBf16);
     const int64_t each = div_ceil(values, all_.ranks);
+    if (kind == CollectiveKind::kAllToAll) return all_to_all(values / all_.ranks);
     std::vector<SummedPart> summed;
     std::vector<GatheredPart> gathered;
     for (int rank = 0; rank < ranks_.size(); ++rank) {
@@ -45,13 +47,24 @@ class Exchange {
     if (kind != CollectiveKind::kReduceScatter) ranks_.all_gather(Channel::kData, all_, gathered);
   }
 
+  // So many values from every rank to every one.
+  void all_to_all(int64_t values) {
+    const int64_t bytes = values * size_of(DType::kBf16);
+    arrived_.resize(whole_.size());
+    std::vector<ExchangedPart> parts;
+    for (int rank = 0; rank < ranks_.size(); ++rank) {
+      parts.push_back({whole_.data() + rank * bytes, bytes, arrived_.data() + rank * bytes, bytes});
+    }
+    ranks_.all_to_all(Channel::kData, all_, parts);
+  }
+
   // Returns when all ranks have called.
   void meet() { ranks_.all_reduce(Channel::kControl, all_, token_.data(), 1, kExchangedSum); }
 
  private:
   Communicator& ranks_;
   RankGroup all_;
-  std::vector<std::byte> whole_, share_;
+  std::vector<std::byte> whole_, share_, arrived_;
   std::vector<std::byte> token_ = std::vector<std::byte>(size_of(DType::kBf16));
 };
 

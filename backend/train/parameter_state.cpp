@@ -33,9 +33,10 @@ std::vector<Held> parts_of(const Graph& graph, const RankShares* shares, size_t 
     const auto bucket = static_cast<int32_t>(b);
     const std::vector<Bucket::Piece>& pieces = graph.bucket(bucket).pieces;
     if (std::none_of(pieces.begin(), pieces.end(), is_of_module)) continue;
-    for (int rank = 0; rank < (split ? shares->count() : 1); ++rank) {
+    const Sort sort = sort_of(graph.modules[module]);
+    for (int rank = 0; rank < (split ? shares->count(sort) : 1); ++rank) {
       for (const Bucket::Piece& piece :
-           split ? shares->bucket_of(bucket, rank).pieces : graph.bucket(bucket).pieces) {
+           split ? shares->bucket_of(bucket, sort, rank).pieces : graph.bucket(bucket).pieces) {
         const ElementRange here = overlap({piece.begin, piece.count}, range);
         if (!is_of_module(piece) || here.count == 0) continue;
         parts.push_back(
@@ -48,46 +49,48 @@ std::vector<Held> parts_of(const Graph& graph, const RankShares* shares, size_t 
 
 using HomeOf = std::function<StateHome(const Held& part)>;  // where what Held::offset counts begins
 
-bool is_here(const TrainingDevice& device, const Held& part) {
+bool is_here(const TrainingDevice& device, Sort sort, const Held& part) {
   const RankShares* const shares = device.shares();
-  return shares == nullptr || !shares->are_split() || part.rank == shares->rank();
+  return shares == nullptr || !shares->are_split() || part.rank == shares->rank(sort);
 }
 
 // Of several ranks all call, and each comes to know what the others have.
 void read_range(const Graph& graph, TrainingDevice& device, size_t module, int64_t begin,
                 std::span<float> values, const HomeOf& home) {
   const ElementRange range{begin, std::ssize(values)};
+  const Sort sort = sort_of(graph.modules[module]);
   std::vector<GatheredPart> told;
   for (const Held& part : parts_of(graph, device.shares(), module, range)) {
     float* const to = values.data() + (part.begin - range.begin);
-    if (is_here(device, part)) {
+    if (is_here(device, sort, part)) {
       read_values(device, home(part), part.offset, {to, static_cast<size_t>(part.count)});
     }
     auto* const bytes = reinterpret_cast<std::byte*>(to);
     told.push_back({part.rank, bytes, bytes, part.count * size_of(DType::kF32)});
   }
-  if (device.shares() != nullptr && device.shares()->are_split()) device.shares()->gather(told);
+  const RankShares* const shares = device.shares();
+  if (shares != nullptr && shares->are_split()) shares->gather(sort, told);
 }
 
 // Each rank writes what it keeps.
 void write_range(const Graph& graph, TrainingDevice& device, size_t module, int64_t begin,
                  std::span<const float> values, const HomeOf& home) {
   for (const Held& part : parts_of(graph, device.shares(), module, {begin, std::ssize(values)})) {
-    if (!is_here(device, part)) continue;
+    if (!is_here(device, sort_of(graph.modules[module]), part)) continue;
     write_values(
         device, home(part), part.offset,
         values.subspan(static_cast<size_t>(part.begin - begin), static_cast<size_t>(part.count)));
   }
 }
 
-// Of tensor-parallel ranks each has its part of a parameter.
+// Of ranks that split modules each has its part of a parameter, or none.
 void read_whole(const Graph& graph, TrainingDevice& device, size_t module,
                 const Parameter& parameter, std::span<float> values, const HomeOf& home) {
   const ParameterSlices* const slices = device.slices();
   if (slices == nullptr) return read_range(graph, device, module, parameter.offset, values, home);
-  const Parameter& own = slices->own(module, parameter);
-  std::vector<float> part(static_cast<size_t>(own.count()));
-  read_range(graph, device, module, own.offset, part, home);
+  const Parameter* const own = slices->own(module, parameter);
+  std::vector<float> part(static_cast<size_t>(own == nullptr ? 0 : own->count()));
+  if (own != nullptr) read_range(graph, device, module, own->offset, part, home);
   const std::vector<float> whole = slices->join(module, parameter, part);
   std::copy(whole.begin(), whole.end(), values.begin());
 }
@@ -96,8 +99,9 @@ void write_whole(const Graph& graph, TrainingDevice& device, size_t module,
                  const Parameter& parameter, std::span<const float> values, const HomeOf& home) {
   const ParameterSlices* const slices = device.slices();
   if (slices == nullptr) return write_range(graph, device, module, parameter.offset, values, home);
-  write_range(graph, device, module, slices->own(module, parameter).offset,
-              slices->cut(module, parameter, values), home);
+  const Parameter* const own = slices->own(module, parameter);
+  if (own == nullptr) return;
+  write_range(graph, device, module, own->offset, slices->cut(module, parameter, values), home);
 }
 
 HomeOf homes_of(const Graph& graph, StateArray array) {
@@ -177,7 +181,7 @@ StateHome PendingGradients::home(int32_t bucket, size_t module, int64_t offset,
   const DType dtype = graph_.tensor(own).dtype;
   const RankShares* const shares = device_.shares();
   const int64_t before =
-      shares == nullptr ? 0 : shares->of_module(static_cast<int32_t>(module), shares->rank()).begin;
+      shares == nullptr ? 0 : shares->own_of_module(static_cast<int32_t>(module)).begin;
   return {own, (begin - before - offset) * size_of(dtype), dtype};
 }
 

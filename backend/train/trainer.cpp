@@ -33,6 +33,7 @@ DeviceOptions device_options(const TrainerOptions& options) {
   device.captures = options.captures;
   device.timed_steps_apart = options.timed_steps_apart;
   device.gemm_algorithms = options.gemm_algorithms;
+  device.disk = options.disk;
   return device;
 }
 

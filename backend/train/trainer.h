@@ -51,6 +51,7 @@ struct TrainerOptions {
   bool captures = false;               // see DeviceOptions
   int32_t timed_steps_apart = 1;       // likewise
   GemmAlgorithmStore gemm_algorithms;  // likewise
+  DiskOptions disk;                    // likewise
   // The other ranks of the plan, each of which has a trainer with the same options. Null: where the
   // plan has several, they are threads of this process that the trainer starts.
   Communicator* ranks = nullptr;

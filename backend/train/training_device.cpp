@@ -136,55 +136,60 @@ void write_values(TrainingDevice& device, const StateHome& home, int64_t begin,
 
 namespace {
 
-// Parameters [begin, begin + masters.size()) of a bucket; of those, this rank keeps `kept` of its
-// own.
+// Parameters [begin, begin + masters.size()) of a bucket.
 struct BucketPart {
   const Bucket& bucket;
   int64_t begin = 0;
   std::span<const float> masters;
-  ElementRange kept;
 };
 
+// Also parts that this rank keeps in CPU memory, by (begin of them in the bucket, in what is kept).
 void spread_part(TrainingDevice& device, const Spread& spread, const BucketPart& part,
-                 std::vector<std::byte>& weights) {
+                 const std::vector<SharePart>& kept, std::vector<std::byte>& weights) {
   const int64_t size = size_of(spread.dtype);
-  const int64_t end = part.begin + std::ssize(part.masters);
+  const ElementRange here{part.begin, std::ssize(part.masters)};
   weights.resize(part.masters.size() * static_cast<size_t>(size));
   kernels::best().cast(part.masters.data(), kernels::Format::kF32, weights.data(),
                        format_of(spread.dtype), std::ssize(part.masters));
-  const auto of = [&](int64_t begin, int64_t count) {
-    return std::span(weights).subspan(static_cast<size_t>((begin - part.begin) * size),
-                                      static_cast<size_t>(count * size));
+  const auto of = [&](const ElementRange& range) {
+    return std::span(weights).subspan(static_cast<size_t>((range.begin - part.begin) * size),
+                                      static_cast<size_t>(range.count * size));
   };
-  if (part.bucket.weights >= 0) {
-    const int64_t first = std::max(part.begin, part.kept.begin);
-    const int64_t last = std::min(end, part.kept.begin + part.kept.count);
-    device.write(part.bucket.weights, 0, (first - part.kept.begin) * size, of(first, last - first));
+  for (const SharePart& own : kept) {
+    const ElementRange both = overlap(own.range, here);
+    if (part.bucket.weights < 0 || both.count == 0) continue;
+    const int64_t to = own.in_share + both.begin - own.range.begin;
+    device.write(part.bucket.weights, 0, to * size, of(both));
   }
   for (const BucketRanges::SpreadPiece& piece : spread.ranges.spread(part.bucket)) {
-    const int64_t first = std::max(part.begin, piece.offset);
-    const int64_t last = std::min(end, piece.offset + piece.count);
-    if (first >= last) continue;
+    const ElementRange both = overlap({piece.offset, piece.count}, here);
+    if (both.count == 0) continue;
     for (int copy = 0; copy < spread.graph.tensors[static_cast<size_t>(piece.weight)].copies;
          ++copy) {
-      device.write(piece.weight, copy, (piece.begin + first - piece.offset) * size,
-                   of(first, last - first));
+      device.write(piece.weight, copy, (piece.begin + both.begin - piece.offset) * size, of(both));
     }
   }
 }
 
 // Ranks exchange what they have of a bucket, one bucket after another, all in the same order.
 void spread_shares(TrainingDevice& device, const Spread& spread) {
+  const RankShares& shares = *device.shares();
   std::vector<std::byte> weights;
   for (const Bucket& bucket : spread.graph.buckets) {
     const int32_t index = spread.graph.tensor(bucket.master).label.bucket;
-    const ElementRange kept = device.shares()->own(index);
-    const std::vector<float> own =
-        read_values(device, home_of(spread.graph, bucket, StateArray::kMaster), 0, kept.count);
+    std::vector<SharePart> kept = {{Sort::kDense, 0, {0, bucket.count}, 0}};
+    if (shares.are_of_buckets()) {
+      kept = shares.parts_of(index);
+      std::erase_if(kept, [&](const SharePart& one) { return one.owner != shares.rank(one.sort); });
+    }
     std::vector<float> masters(static_cast<size_t>(bucket.count));
-    std::copy(own.begin(), own.end(), masters.begin() + kept.begin);
-    device.shares()->gather(index, 0, masters);
-    spread_part(device, spread, {bucket, 0, masters, kept}, weights);
+    for (const SharePart& own : kept) {
+      read_values(device, home_of(spread.graph, bucket, StateArray::kMaster), own.in_share,
+                  std::span(masters).subspan(static_cast<size_t>(own.range.begin),
+                                             static_cast<size_t>(own.range.count)));
+    }
+    shares.gather(index, masters);
+    spread_part(device, spread, {bucket, 0, masters}, kept, weights);
   }
 }
 
@@ -206,7 +211,8 @@ void spread_weights(TrainingDevice& device, const Spread& spread) {
       const std::vector<float> masters =
           read_values(device, home_of(spread.graph, *bucket, StateArray::kMaster), begin,
                       std::min(kAtOnce, bucket->count - begin));
-      spread_part(device, spread, {*bucket, begin, masters, {0, bucket->count}}, weights);
+      const std::vector<SharePart> all = {{Sort::kDense, 0, {0, bucket->count}, 0}};
+      spread_part(device, spread, {*bucket, begin, masters}, all, weights);
     }
   });
 }

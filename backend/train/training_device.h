@@ -12,6 +12,7 @@
 
 #include "backend/comm/communicator.h"
 #include "backend/cuda/libraries/gemm_algorithms.h"
+#include "backend/disk/state_file.h"
 #include "backend/execute/device.h"
 #include "backend/execute/optimizer_state.h"
 #include "backend/execute/parameter_slices.h"
@@ -43,6 +44,7 @@ struct DeviceOptions {
   int optimizer_threads = 1;
   int compute_threads = 1;  // of the host device's compute lane
   OptimizerOptions optimizer;
+  DiskOptions disk;  // where the plan keeps state on NVMe
   // A factor on the loss's gradient by step, for tests; null: 1.
   std::function<double(int32_t step)> gradient_factor;
   RankOptions of_rank;

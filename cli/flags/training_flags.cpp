@@ -84,6 +84,13 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags) {
   add("--compute-threads", flags.compute_threads,
       "Threads of the host's compute, which results do not depend on [as profiled]", "COUNT")
       ->check(above_zero());
+  add("--nvme", flags.nvme,
+      "Folder of the disk for state on NVMe (plan.optimizer.placement=nvme) [$TMPDIR]", "DIR");
+  add("--nvme-chunk", flags.nvme_chunk_kb, "What moves to or from it at a time, in KiB [8192]",
+      "KIB")
+      ->check(above_zero());
+  add("--nvme-depth", flags.nvme_depth, "Chunks under way in each direction [4]", "COUNT")
+      ->check(above_zero());
   parser.reads(add("--import", flags.import_file,
                    "Begin with these weights: a file of safetensors, or the folder of a model",
                    "PATH"));
@@ -172,7 +179,24 @@ TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machin
   options.optimizer_threads = static_cast<int>(std::min(machine.cpu.optimizer_threads, most));
   const int64_t wanted = flags.compute_threads.value_or(machine.gpu.compute_threads);
   options.compute_threads = static_cast<int>(std::min(wanted, most));
+  options.disk.folder = flags.nvme.value_or("");
+  if (flags.nvme_chunk_kb) {
+    // Within what a count holds; what no disk can do is refused where the file is made.
+    options.disk.chunk = {std::min(*flags.nvme_chunk_kb, int64_t{1} << 40) * 1024};
+  }
+  options.disk.depth = flags.nvme_depth.value_or(options.disk.depth);
   return options;
+}
+
+void check_nvme(const TrainingFlags& flags, const Plan& plan) {
+  if (plan.optimizer.placement == OptimizerPlacement::kNvme) return;
+  const char* const given = flags.nvme            ? "--nvme"
+                            : flags.nvme_chunk_kb ? "--nvme-chunk"
+                            : flags.nvme_depth    ? "--nvme-depth"
+                                                  : nullptr;
+  if (given == nullptr) return;
+  throw Error(given, "the plan keeps no state on NVMe",
+              "leave it out, or set plan.optimizer.placement=nvme");
 }
 
 void check_compute_threads(const TrainingFlags& flags) {

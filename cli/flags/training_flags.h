@@ -28,6 +28,10 @@ struct TrainingFlags {
   std::optional<std::string> import_file;
   bool captures = false;
   std::optional<int64_t> compute_threads;  // as many as the profile was measured with
+  // Where the plan keeps state on NVMe; each as DiskOptions has it where it is not given.
+  std::optional<std::string> nvme;
+  std::optional<int64_t> nvme_chunk_kb;
+  std::optional<int> nvme_depth;
 };
 void add_training_flags(VerbParser& parser, TrainingFlags& flags);
 
@@ -61,6 +65,8 @@ Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::strin
 // Throws Error for a --compute-threads that the device cannot have: more than the cores that this
 // process may use, or any where the device is not the host.
 void check_compute_threads(const TrainingFlags& flags);
+// Throws Error for a flag of NVMe that a plan without state there cannot obey.
+void check_nvme(const TrainingFlags& flags, const Plan& plan);
 // Makes the machine one whose compute lane has these threads: its operations are measured and kept
 // apart from those of another count. Says so where the profile was measured with another.
 void set_compute_threads(const TrainingFlags& flags, Machine& machine);

@@ -3,7 +3,9 @@
 
 #include "backend/comm/mpi_ranks.h"
 #include "backend/measure/cuda/profile_cuda.h"
+#include "backend/measure/disk_times.h"
 #include "backend/measure/profile_host.h"
+#include "backend/measure/profile_probes.h"
 #include "backend/measure/rank_times.h"
 #include "backend/train/make_device.h"
 #include "cli/flags/between_processes.h"
@@ -25,6 +27,7 @@ struct ProfileFlags {
   std::optional<int> compute_threads;
   std::optional<double> gpu_memory_share;
   std::optional<int> ranks;
+  std::optional<std::string> nvme;
 };
 
 bool parse(Words words, ProfileFlags& flags) {
@@ -53,6 +56,10 @@ bool parse(Words words, ProfileFlags& flags) {
                  "else: threads of one process or, under mpirun, its processes")
       ->check(above_zero())
       ->type_name("COUNT");
+  app.add_option("--nvme", flags.nvme,
+                 "Of the host: measure the disk of this folder as state on NVMe uses it, and "
+                 "nothing else: reads, writes and both at once, by size and chunks at a time")
+      ->type_name("DIR");
   parser.add(flags.store);
   parser.add(flags.output, "Write the machine to this file too");
   return parser.parse(words);
@@ -158,11 +165,53 @@ int profile_ranks(const ProfileFlags& flags) {
   return kDone;
 }
 
+// The machine that was profiled before, with this disk.
+int profile_disk(const ProfileFlags& flags) {
+  if (flags.ranks) throw Error("--nvme", "--ranks measures something else", "give one of them");
+  if (cuda_index_of(flags.device) >= 0) {
+    throw Error("--nvme", "state lies on NVMe on the host device alone", "leave --device out");
+  }
+  Machine here = load_machine_or_here(kHere, flags.store);
+  Store store = open_store(flags.store);
+  DiskOptions options;
+  options.folder = *flags.nvme;
+  const DiskProfile found =
+      time_disk(options, flags.quick ? ProfileEffort::kQuick : ProfileEffort::kFull, "");
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const DiskTime& one : found.times) {
+    const double rate = rate_of(static_cast<double>(one.bytes.count), one.time);
+    list.push_back({{"use", to_string(one.use)},
+                    {"bytes", one.bytes.count},
+                    {"chunks_at_a_time", one.depth},
+                    {"time_us", one.time.median.us()},
+                    {"deviation_us", one.time.deviation.us()}});
+    if (flags.output.json) continue;
+    fmt::print("  {:<6}{:>12} bytes, {:>2} chunks at a time{:>12.1f} us {} {:>8.3f} GB/s\n",
+               to_string(one.use), one.bytes.count, one.depth, one.time.median.us(),
+               percent(one.time), rate / 1e9);
+  }
+  here.nvme = found.nvme;
+  store.append(here);
+  if (flags.output.out) save_machine(here, *flags.output.out);
+  if (flags.output.json) {
+    const nlohmann::ordered_json json = {{"schema", "ballast.disk/1"},
+                                         {"folder", *flags.nvme},
+                                         {"by", found.engine},
+                                         {"times", list}};
+    fmt::print("{}\n", json.dump(1));
+    return kDone;
+  }
+  fmt::print("{} transfers timed, by {}; the disk belongs to machine 'here' in {}\n",
+             found.times.size(), found.engine, store_path(flags.store));
+  return kDone;
+}
+
 }  // namespace
 
 int run_profile(Words words) {
   ProfileFlags flags;
   if (!parse(words, flags)) return kDone;
+  if (flags.nvme) return profile_disk(flags);
   if (flags.ranks) return profile_ranks(flags);
   // Known before the minutes of measuring: a GPU that is missing, a store that cannot be written.
   if (const int gpu = cuda_index_of(flags.device); gpu >= 0) {

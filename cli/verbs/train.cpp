@@ -429,6 +429,7 @@ int run_train(Words words) {
   check_flags(flags);
   check_compute_threads(flags.training);
   Setting of = load_case_here(flags.plan, flags.store, flags.training.device);
+  check_nvme(flags.training, of.plan);
   set_compute_threads(flags.training, of.machine);
   if (of.plan.checkpoint_period_steps > 0 && !flags.checkpoint_folder) {
     throw Error("plan.checkpoint_period_steps", "there is no folder for checkpoints",

@@ -201,6 +201,7 @@ int run_verify(Words words) {
   if (!paced) {
     completed.setting.plan = plan_of_all_ranks(completed.setting.plan, flags.training.device);
   }
+  check_nvme(flags.training, completed.setting.plan);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);
     return kInfeasible;

@@ -1,5 +1,7 @@
 #include "sim/graph/build.h"
 
+#include <algorithm>
+
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/passes.h"
 #include "sim/graph/schedules/pipeline.h"
@@ -15,6 +17,32 @@ Model rank_model(const Model& model, const Plan& plan) {
   rank.expert_ffn = div_ceil(model.expert_ffn, plan.tensor);
   rank.vocab = div_ceil(model.vocab, plan.tensor);
   return rank;
+}
+
+Model own_experts(const Model& rank, const Plan& plan) {
+  Model own = rank;
+  if (plan.expert == 1) return own;
+  own.experts = div_ceil(rank.experts, plan.expert);
+  // Nobody chooses among a rank's experts alone.
+  own.experts_per_token = std::min(rank.experts_per_token, own.experts);
+  own.expert_groups = 1;
+  own.chosen_groups = 1;
+  return own;
+}
+
+std::vector<Module> modules_held(const Model& rank, const Plan& plan) {
+  if (plan.expert == 1) return modules_of(rank);
+  const std::vector<Module> own = modules_of(own_experts(rank, plan));
+  std::vector<Module> modules = modules_of(rank);
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const ModuleKind kind = modules[i].kind;
+    const bool feeds_forward = kind == ModuleKind::kFc1 || kind == ModuleKind::kFc2;
+    if (!feeds_forward || !rank.has_experts(modules[i].layer)) continue;
+    modules[i].count = own[i].count;
+    modules[i].parameters = own[i].parameters;
+    modules[i].expert_ranks = plan.expert;
+  }
+  return modules;
 }
 
 Graph build_plain(const Model& model, const Plan& plan) {

@@ -32,6 +32,11 @@ Graph build_placed(const Model& model, const Plan& plan, const StackFacts& facts
 // One rank's part of a model under tensor parallelism: heads, feed-forward columns and vocabulary
 // divided, width whole. Rounded up where they do not divide; at least one key/value head.
 Model rank_model(const Model& model, const Plan& plan);
+// With the experts alone that one of the ranks has that share them: what its modules with experts
+// are of. `rank`: as rank_model() has it.
+Model own_experts(const Model& rank, const Plan& plan);
+// All modules of the model, with what such a rank holds of each.
+std::vector<Module> modules_held(const Model& rank, const Plan& plan);
 
 // --- what the table of passes is made of -----------------------------------------------------
 

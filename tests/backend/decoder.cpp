@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/host/experts/transformer_experts.h"
 #include "backend/host/linear_layout.h"
-#include "backend/host/transformer_experts.h"
 #include "kernels/kernels.h"
 #include "sim/base/error.h"
 #include "tests/tiny.h"

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "backend/formats/safetensors.h"
-#include "backend/host/transformer_experts.h"
+#include "backend/host/experts/transformer_experts.h"
 #include "profiles/load.h"
 #include "tests/backend/decoder.h"
 #include "tests/backend/temporary_folder.h"

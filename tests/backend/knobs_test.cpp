@@ -58,18 +58,20 @@ class Trials {
     if (tiny::same_bits(parameters, tiny::plain_loop(model_, plan, options_, steps_))) {
       return Outcome::kPlainLoop;
     }
-    const bool splits = plan.tensor * plan.sequence * plan.context > 1;
+    const bool splits = plan.tensor * plan.sequence * plan.context * plan.expert > 1;
     const bool of_pipelines = plan.data > 1 && plan.pipeline > 1;
     return (splits || of_pipelines) && is_near(plan) ? Outcome::kNear : Outcome::kWrong;
   }
 
-  // Ranks that split products or sequences sum in another order (split_ranks_test.cpp has the
-  // tolerances of a gentler training): in fp32 parameters stay near those of one rank.
+  // Ranks that split products or sequences, or share experts, sum in another order
+  // (split_ranks_test.cpp and expert_ranks_test.cpp have the tolerances of a gentler training): in
+  // fp32 parameters stay near those of one rank.
   bool is_near(Plan plan) {
     plan.dtype = DType::kF32;
     const std::vector<float> parameters =
         tiny::train(model_, plan, options_, steps_, false).parameters;
     plan.data = plan.tensor = plan.sequence = plan.context = plan.pipeline = plan.devices = 1;
+    plan.expert = 1;
     const std::vector<float> alone = tiny::plain_loop(model_, plan, options_, steps_);
     double largest = 0;
     double furthest = 0;

@@ -43,6 +43,7 @@ const std::vector<Library> kLibraries = {
     {std::regex("CLI/.*"), {"cli/"}},
     {std::regex("hwloc\\.h"), {"kernels/threads.cpp"}},
     {std::regex("mpi\\.h"), {"backend/comm/mpi_ranks.cpp"}},
+    {std::regex("liburing\\.h"), {"backend/disk/uring_queue.cpp"}},
     {std::regex("(cuda|cublas).*"), {"kernels/cuda/", "backend/cuda/"}},
     {std::regex("(immintrin|arm_sve|arm_neon|arm_bf16)\\.h"),
      {"kernels/avx2/", "kernels/avx512/", "kernels/sve/"}},

@@ -83,14 +83,17 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
       "set plan.zero_stage=2"},
      {"weights that flow in from ranks that share them", "plan.weights.flow_share",
       "set plan.weights.flow_share=0"},
-     {"shares that several groups of ranks have", "plan.zero_group", "set plan.zero_group=0"},
+     {"shares that several groups of expert ranks have", "plan.zero_group",
+      "set plan.zero_group=0"},
      {"optimizer state that is streamed in to ranks that share it", "plan.optimizer.stream_share",
       "set plan.optimizer.stream_share=0"},
      {"parts of sequences that ranks share", "plan.subsequences", "set plan.subsequences=1"},
      {"norms over tokens that tensor-parallel ranks do not divide", "plan.tensor_sequence",
       "set plan.tensor_sequence=false"},
      {"a ring of more than two ranks, or beside sequence ranks", "plan.context",
-      "set plan.context=2 and plan.sequence=1, and plan.devices to match"}}};
+      "set plan.context=2 and plan.sequence=1, and plan.devices to match"},
+     {"expert ranks beside ranks that share sequences", "plan.expert",
+      "set plan.expert=1, or plan.sequence=1 and plan.context=1 and plan.devices to match"}}};
 
 // As far as a plan shows it: a window that covers the sequence is none.
 bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
@@ -155,7 +158,7 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
     case PlanFeature::kFlowOfShares:
       return plan.replicas() > 1 && plan.zero_stage > 0 && plan.weights.flow_share.value_or(0) > 0;
     case PlanFeature::kCopiesOfShares:
-      return plan.sharing() < plan.replicas() && plan.zero_stage > 0;
+      return plan.sharing() < plan.replicas() && plan.zero_stage > 0 && plan.expert > 1;
     case PlanFeature::kStreamsOfShares:
       return plan.replicas() > 1 && plan.zero_stage > 0 && plan.optimizer.stream_share > 0;
     case PlanFeature::kSequenceParts:
@@ -165,6 +168,8 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
              plan.tokens_per_micro_batch() / plan.subsequences % plan.tensor != 0;
     case PlanFeature::kLongRings:
       return plan.context > 2 || (plan.context > 1 && plan.sequence > 1);
+    case PlanFeature::kExpertsOfSequences:
+      return plan.expert > 1 && plan.sequence * plan.context > 1;
   }
   return false;
 }

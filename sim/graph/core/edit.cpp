@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 namespace ballast {
@@ -332,17 +333,20 @@ void for_parts(const Graph& graph, int32_t bucket, int64_t ranks, const Add& add
 }  // namespace
 
 int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks) {
-  bool dense = true;
-  double all = 0;
-  double kept = 0;
-  for_parts(graph, bucket, ranks, [&](int64_t count, int64_t sharing) {
-    dense = dense && sharing == ranks;
-    all += static_cast<double>(count);
-    kept += static_cast<double>(count) / static_cast<double>(sharing);
-  });
-  if (dense) return div_ceil(elements, ranks);
-  const double share = kept / all * static_cast<double>(elements);
-  return std::min(elements, static_cast<int64_t>(std::ceil(share)));
+  // By how many ranks share it: each sort is split by itself.
+  std::map<int64_t, int64_t> counts;
+  for_parts(graph, bucket, ranks,
+            [&](int64_t count, int64_t sharing) { counts[sharing] += count; });
+  if (counts.size() == 1 && counts.begin()->first == ranks) return div_ceil(elements, ranks);
+  int64_t all = 0;
+  int64_t kept = 0;
+  for (const auto& [sharing, count] : counts) {
+    all += count;
+    kept += div_ceil(count, sharing);
+  }
+  if (elements == all) return kept;
+  const double share = static_cast<double>(kept) / static_cast<double>(all);
+  return std::min(elements, static_cast<int64_t>(std::ceil(share * static_cast<double>(elements))));
 }
 
 Bytes exchanged_bytes(const Graph& graph, int32_t bucket, Bytes whole, int64_t ranks) {

@@ -7,9 +7,9 @@
 namespace ballast {
 namespace {
 
-Graph empty_graph(const Model& model) {
+Graph empty_graph(const Model& model, const Plan& plan) {
   Graph graph;
-  graph.modules = modules_of(model);
+  graph.modules = modules_held(model, plan);
   graph.lanes = kLaneKinds;
   return graph;
 }
@@ -23,31 +23,19 @@ DecoderOps::DecoderOps(const Model& model, const Plan& plan, const StackFacts& f
       facts_(facts),
       ends_(ends),
       parts_(subsequences_of(plan, model)),
-      graph_(empty_graph(model)),
+      graph_(empty_graph(model, plan)),
       index_(graph_.modules) {
   facts_.dropout = facts.dropout && model_family(model.architecture).has_dropout;
   weight_.resize(graph_.modules.size(), -1);
   gradient_.resize(graph_.modules.size(), -1);
   for (size_t i = 0; i < graph_.modules.size(); ++i) {
-    Module& module = graph_.modules[i];
-    if (plan_.expert > 1) keep_own_experts(module);
+    const Module& module = graph_.modules[i];
     if (module.count == 0 || !holds(module)) continue;
     const Label label{static_cast<int16_t>(module.layer), module.kind, -1, -1};
     weight_[i] = tensor(TensorKind::kWeight, Category::kWeights, label, module.count);
     gradient_[i] =
         typed(TensorKind::kGradient, Category::kGradients, label, module.count, gradient_type());
   }
-}
-
-void DecoderOps::keep_own_experts(Module& module) const {
-  int64_t routed = 0;
-  for (const Product& product : products_of(model_, module.kind, module.layer)) {
-    if (product.copies > 1) routed += product.in * product.out * product.copies;
-  }
-  module.count -= routed - div_ceil(routed, plan_.expert);
-  if (routed == 0) return;
-  module.expert_ranks = plan_.expert;
-  module.parameters.clear();
 }
 
 bool DecoderOps::holds(const Module& module) const {

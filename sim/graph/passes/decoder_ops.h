@@ -38,8 +38,6 @@ class DecoderOps {
     size_t first_seen = 0;
   };
 
-  // Of a module's experts a rank holds its share.
-  void keep_own_experts(Module& module) const;
   // Whether a chunk with these ends has the module's weights.
   bool holds(const Module& module) const;
   // Of the part of the sequences that is under way.

@@ -10,6 +10,7 @@
 #include <set>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -299,19 +300,21 @@ class GatherPass {
     return op;
   }
 
+  // Of a module with several products each writes a part of its own.
   void overwrite_first(const GatherVisit& visit,
                        const std::unordered_map<TensorId, TensorId>& whole) {
     for (const auto& [shard, here] : whole) {
+      std::set<std::pair<ChainPart, bool>> written;
+      bool found = false;
       for (size_t i = visit.first; i <= visit.last; ++i) {
-        bool found = false;
-        for (Access& access : graph_.step.ops[i].accesses) {
+        Op& op = graph_.step.ops[i];
+        for (Access& access : op.accesses) {
           if (access.tensor != here) continue;
-          access.mode = AccessMode::kWrite;
-          if (auto* gemm = std::get_if<GemmWork>(&graph_.step.ops[i].work))
-            gemm->accumulate = false;
-          found = true;
+          if (!std::exchange(found, true)) access.mode = AccessMode::kWrite;
+          auto* const gemm = std::get_if<GemmWork>(&op.work);
+          if (gemm == nullptr) continue;
+          if (written.emplace(op.label.part, gemm->experts > 0).second) gemm->accumulate = false;
         }
-        if (found) break;
       }
     }
   }

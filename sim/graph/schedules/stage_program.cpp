@@ -391,7 +391,7 @@ PipelineContext::PipelineContext(const Model& of, const Plan& by, const StackFac
       facts(as),
       parts(subsequences_of(by, of)),
       first_layers(cuts_of(of, by, as)),
-      modules(modules_of(rank_model(of, by))),
+      modules(modules_held(rank_model(of, by), by)),
       module_index(modules) {}
 
 int64_t PipelineContext::chunk_of(int64_t layer) const {

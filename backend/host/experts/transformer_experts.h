@@ -8,7 +8,9 @@
 // are ordered as routing.h says. Will not do: choose experts (routing.h).
 #pragma once
 
-#include "backend/host/routing.h"
+#include <span>
+
+#include "backend/host/experts/routing.h"
 #include "backend/host/transformer.h"
 
 namespace ballast::transformer {
@@ -34,10 +36,12 @@ void shared_backward_input(const Model&, ModuleKind, ConstView dy, ConstView par
 void shared_backward_weight(const Model&, ModuleKind, ConstView dy, ConstView x, View dparams,
                             bool accumulate);
 
-// A layer's scores [T, E] and the choice made of them.
+// A layer's scores [T, E] and the choice made of them. Of rows that ranks were sent, in the order
+// of this rank's experts: the expert of each, [rows, 1], and their weights, which come with them.
 struct Routed {
   ConstView scores;
   ConstView choice;
+  const float* weights = nullptr;  // [rows], or null: they follow from the scores
 };
 
 // kFc2's biases of experts (gpt_oss) count as often as their weights say.
@@ -53,9 +57,12 @@ void bias_weights_backward(const Model&, const Routed& routed, ConstView dy, Con
 // h: [rows, gates * F of one expert]; a: [rows, F], the activation times the weight of the row.
 void experts_activation_forward(const Model&, const Routed& routed, ConstView h, View a);
 // dscores: [T, E] at the chosen experts becomes the gradient of their weights, or is added to where
-// `adds` is set; elsewhere it is not written.
+// `adds` is set; elsewhere it is not written. Of rows that were sent: [rows, 1].
 void experts_activation_backward(const Model&, const Routed& routed, ConstView h, ConstView da,
                                  View dh, View dscores, bool adds);
+// Puts the gradients of the weights of all rows, in the order of experts, where the two functions
+// before leave theirs.
+void put_weight_gradients(const ExpertRows& rows, std::span<const float> by_row, View dscores);
 // Of the shared experts, unweighted: h: [T, gates * F of them].
 void shared_activation_forward(const Model&, ConstView h, View a);
 void shared_activation_backward(const Model&, ConstView h, ConstView da, View dh);

@@ -1,4 +1,4 @@
-#include "backend/host/transformer_experts.h"
+#include "backend/host/experts/transformer_experts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -109,11 +109,27 @@ void sum(const ExpertRows& rows, ConstView from, ConstView start, View to) {
   });
 }
 
+// By choice.
+template <class Real>
+const Real* weights_of(const Model& model, const Routed& routed) {
+  if (routed.weights == nullptr) return choice_weights<Real>(model, routed.scores, routed.choice);
+  if constexpr (sizeof(Real) == sizeof(float)) return routed.weights;
+  Real* weights = scratch<Real>(Slot::kRowWeights, routed.choice.rows);
+  std::copy_n(routed.weights, routed.choice.rows, weights);
+  return weights;
+}
+
+// Where the gradient of a choice's weight lies.
+int64_t gradient_at(const Model& model, const Routed& routed, const ExpertRows& rows, int64_t token,
+                    int64_t i) {
+  return routed.weights == nullptr ? token * model.experts + rows.choice[i] : i;
+}
+
 template <class Real>
 void activate(const Model& model, const Routed& routed, ConstView h, View a) {
   const Activation<Real> activation = activation_of<Real>(model);
   const ExpertRows rows = expert_rows(model, routed.choice);
-  const Real* weights = choice_weights<Real>(model, routed.scores, routed.choice);
+  const Real* weights = weights_of<Real>(model, routed);
   for_choices(rows, h.columns, [&](int64_t, int64_t i, int64_t row) {
     const Real* from = load<Real>(h, row * h.columns, h.columns, Slot::kInput);
     Real* to = target<Real>(a, row * a.columns, a.columns, Slot::kOutput);
@@ -139,7 +155,7 @@ void activate_backward(const Model& model, const Routed& routed, ConstView h, Co
                        View dscores, bool adds) {
   const Activation<Real> activation = activation_of<Real>(model);
   const ExpertRows rows = expert_rows(model, routed.choice);
-  const Real* weights = choice_weights<Real>(model, routed.scores, routed.choice);
+  const Real* weights = weights_of<Real>(model, routed);
   const int64_t n = da.columns;
   for_choices(rows, h.columns, [&](int64_t token, int64_t i, int64_t row) {
     const Real* from = load<Real>(h, row * h.columns, h.columns, Slot::kInput);
@@ -148,7 +164,7 @@ void activate_backward(const Model& model, const Routed& routed, ConstView h, Co
     Real* gradient = scratch<Real>(Slot::kGradient, n);
     copy_in(da, row * n, n, gradient);
     put_weight_gradient(row_loops<Real>().dot(a, gradient, n), dscores,
-                        token * model.experts + rows.choice[i], adds);
+                        gradient_at(model, routed, rows, token, i), adds);
     row_loops<Real>().scale(weights[i], gradient, n);
     Real* to = target<Real>(dh, row * h.columns, h.columns, Slot::kOutput);
     activation.backward(from, gradient, to, n);
@@ -183,7 +199,7 @@ const LinearPart& fc2_part(const LinearLayout& layout) {
 template <class Real>
 void add_biases(const Model& model, const Routed& routed, ConstView params, View y) {
   const ExpertRows rows = expert_rows(model, routed.choice);
-  const Real* weights = choice_weights<Real>(model, routed.scores, routed.choice);
+  const Real* weights = weights_of<Real>(model, routed);
   const int64_t n = y.columns;
   for_choices(rows, n, [&](int64_t, int64_t i, int64_t row) {
     const LinearLayout layout = expert_layout(model, ModuleKind::kFc2, rows.choice[i]);
@@ -199,7 +215,7 @@ template <class Real>
 void biases_backward(const Model& model, const Routed& routed, ConstView dy, View dparams,
                      bool accumulate) {
   const ExpertRows rows = expert_rows(model, routed.choice);
-  const Real* weights = choice_weights<Real>(model, routed.scores, routed.choice);
+  const Real* weights = weights_of<Real>(model, routed);
   const int64_t n = dy.columns;
   // The weight of each row.
   Real* of_row = scratch<Real>(Slot::kScoreRow, rows.count());
@@ -226,11 +242,18 @@ void bias_weights(const Model& model, const Routed& routed, ConstView dy, ConstV
     const Real* bias = load<Real>(params, fc2_part(layout).bias, n, Slot::kBiasSums);
     const Real* from = load<Real>(dy, row * n, n, Slot::kGradient);
     put_weight_gradient(row_loops<Real>().dot(from, bias, n), dscores,
-                        token * model.experts + rows.choice[i], false);
+                        gradient_at(model, routed, rows, token, i), false);
   });
 }
 
 }  // namespace
+
+void put_weight_gradients(const ExpertRows& rows, std::span<const float> by_row, View dscores) {
+  for (int64_t i = 0; i < rows.count(); ++i) {
+    const int64_t at = i / rows.per_token * dscores.columns + rows.choice[i];
+    copy_out(&by_row[static_cast<size_t>(rows.of_token[i])], dscores, at, 1);
+  }
+}
 
 void send_rows(const ExpertRows& rows, ConstView x, View to) {
   CHECK(x.rows == rows.tokens && to.rows == rows.count() && x.columns == to.columns);

@@ -1,4 +1,4 @@
-#include "backend/host/routing.h"
+#include "backend/host/experts/routing.h"
 
 #include <algorithm>
 #include <cmath>

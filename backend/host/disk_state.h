@@ -1,0 +1,37 @@
+// The optimizer state of a graph that rests on NVMe: which tensors, and how they move.
+#pragma once
+
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/disk/state_file.h"
+#include "backend/execute/bucket_ranges.h"
+#include "sim/graph/core/graph.h"
+
+namespace ballast {
+
+class DiskState {
+ public:
+  // A region for each tensor of NVMe. The graph must outlive this. Throws Error where the disk has
+  // no room.
+  DiskState(const Graph& graph, const DiskOptions& options);
+
+  bool has(TensorId tensor) const { return regions_.contains(tensor); }
+  // A kIo: all of a bucket's state, in or out, as BucketRanges::moves_of_state has it.
+  void move(const Op& op, const std::vector<CopyRange>& ranges);
+  void read(TensorId tensor, int64_t begin, std::span<std::byte> to);
+  void write(TensorId tensor, int64_t begin, std::span<const std::byte> from);
+  // One line.
+  std::string described() const;
+
+ private:
+  static std::vector<Bytes> sizes_of(const Graph& graph);
+
+  const Graph& graph_;
+  StateFile file_;
+  std::unordered_map<TensorId, size_t> regions_;
+};
+
+}  // namespace ballast
