@@ -90,7 +90,9 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
      {"norms over tokens that tensor-parallel ranks do not divide", "plan.tensor_sequence",
       "set plan.tensor_sequence=false"},
      {"a ring of more than two ranks, or beside sequence ranks", "plan.context",
-      "set plan.context=2 and plan.sequence=1, and plan.devices to match"}}};
+      "set plan.context=2 and plan.sequence=1, and plan.devices to match"},
+     {"ranks of experts among those that share sequences", "plan.expert",
+      "set plan.expert to a divisor of plan.data"}}};
 
 // As far as a plan shows it: a window that covers the sequence is none.
 bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
@@ -165,6 +167,8 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
              plan.tokens_per_micro_batch() / plan.subsequences % plan.tensor != 0;
     case PlanFeature::kLongRings:
       return plan.context > 2 || (plan.context > 1 && plan.sequence > 1);
+    case PlanFeature::kExpertsOverSequences:
+      return plan.data % plan.expert != 0;
   }
   return false;
 }

@@ -82,11 +82,12 @@ enum class PlanFeature : uint8_t {
   kFlowOfShares,
   kCopiesOfShares,
   kStreamsOfShares,
-  kSequenceParts,  // parts of sequences that ranks share
-  kUnevenRows,     // tokens that do not divide over tensor-parallel ranks that share norms
-  kLongRings,      // of more than two ranks, or beside others that share sequences
+  kSequenceParts,         // parts of sequences that ranks share
+  kUnevenRows,            // tokens that do not divide over tensor-parallel ranks that share norms
+  kLongRings,             // of more than two ranks, or beside others that share sequences
+  kExpertsOverSequences,  // ranks of experts among those that share sequences
 };
-inline constexpr int kPlanFeatures = 16;
+inline constexpr int kPlanFeatures = 17;
 
 // A set of values of an enumeration.
 template <class Enum>
