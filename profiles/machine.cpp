@@ -2,8 +2,9 @@
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
 // that not every machine has may be left out: power_watts, gpu.nominal_matmul_tflops,
 // gpu.attention_tflops, gpu.compute_threads (1; more only where is_host_thread),
-// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, nvme, node where a node has one device,
-// network where there is one node, and of an interconnect all but its bandwidth and latency.
+// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, link.network_share, nvme, node where a node
+// has one device, network where there is one node, and of an interconnect all but its bandwidth and
+// latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -296,6 +297,7 @@ Link read_link(JsonReader reader) {
   link.pageable_share = read_sourced(reader, "pageable_share", kPart);
   link.latency = read_sourced(reader, "latency_us", kUs);
   link.remote = read_optional(reader, "remote_gb_per_s", kGbPerS);
+  link.network_share = read_optional(reader, "network_share", kPart);
   reader.finish();
   return link;
 }
@@ -308,6 +310,7 @@ OrderedJson write_link(const Link& link) {
                       {"pageable_share", write_sourced(link.pageable_share, kPart)},
                       {"latency_us", write_sourced(link.latency, kUs)}};
   if (link.remote) json["remote_gb_per_s"] = write_sourced(*link.remote, kGbPerS);
+  if (link.network_share) json["network_share"] = write_sourced(*link.network_share, kPart);
   return json;
 }
 

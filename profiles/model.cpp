@@ -290,12 +290,14 @@ void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& 
   model.experts_per_token =
       whole_or(reader, "num_experts_per_tok", kCount, family.experts_per_token);
   model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, family.expert_ffn);
-  const bool omitted = is_absent(reader, "n_shared_experts");
+  // What Dots1Config puts in for keys that its file leaves out is not what DeepseekV3Config does.
+  const bool dots = family.name == "dots1";
+  const bool omitted = is_absent(reader, "n_shared_experts") && !dots;
   model.shared_experts = whole_or(reader, "n_shared_experts", kNoneOrCount, omitted ? 1 : 0);
-  model.first_dense_layers = whole_or(reader, "first_k_dense_replace", kNoneOrCount, 3);
+  model.first_dense_layers = whole_or(reader, "first_k_dense_replace", kNoneOrCount, dots ? 0 : 3);
   model.router_bias = true;
   model.router = RouterKind::kSigmoid;
-  model.expert_groups = whole_or(reader, "n_group", kCount, 8);
+  model.expert_groups = whole_or(reader, "n_group", kCount, dots ? 1 : 8);
   if (model.experts % model.expert_groups != 0) {
     reader.fail(
         "n_group",
@@ -304,8 +306,8 @@ void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& 
   }
   const int64_t of_groups = std::min<int64_t>(4, model.expert_groups);
   model.chosen_groups = whole_or(reader, "topk_group", kCount, of_groups);
-  model.normalised_choice = boolean_or(reader, "norm_topk_prob", true);
-  model.routed_scale = number_or(reader, "routed_scaling_factor", kScale, 2.5);
+  model.normalised_choice = boolean_or(reader, "norm_topk_prob", !dots);
+  model.routed_scale = number_or(reader, "routed_scaling_factor", kScale, dots ? 1 : 2.5);
   if (whole_or(reader, "moe_layer_freq", kCount, 1) != 1) {
     reader.fail("moe_layer_freq", "Hugging Face's deepseek_v3 knows no such key but 1",
                 "set it to 1");

@@ -17,6 +17,7 @@ namespace {
 
 // Not a key of a machine's file: it stands for three of them (set_link_rate).
 constexpr const char* kLinkRate = "link.gb_per_s";
+constexpr const char* kNetworkShare = "link.network_share";
 
 std::vector<std::string> split(const std::string& path) {
   std::vector<std::string> words;
@@ -189,6 +190,10 @@ Machine apply_override(const Machine& machine, const Override& change) {
   if (change.key == kLinkRate) {
     set_link_rate(document["link"], value_of(change.value), source);
     return machine_from_json(document, source);
+  }
+  // A machine whose network has wires of its own leaves it out.
+  if (change.key == kNetworkShare && !machine.link.network_share) {
+    document["link"]["network_share"] = {{"value", 1}, {"source", source}, {"measured", false}};
   }
   const std::string path = curve_path(document, change.key);
   if (path == "link.host_to_device" || path == "link.device_to_host") {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The longest sequences that SPPO's paper reports, and those that a prediction says fit.
 
-    scripts/long_sequence_claims.py [--ballast build/ballast] [--devices 32,64,128]
+    scripts/long_sequence_claims.py [--ballast build/ballast] [--stack NAME] [--devices 32,64,128]
 
 A 7B model on A100-80GB, 8 a node, 250 GB of CPU memory a GPU (arXiv 2503.10377, figure 12). For
 each number of devices the longest that fits, in steps of 65,536 tokens, by bisection from above.
@@ -17,12 +17,12 @@ MOST = 128  # steps: 8.4 million tokens
 CLAIMS = {32: 1.3, 64: 2.0, 128: 4.0}  # million tokens
 
 
-def predicted(ballast, devices, steps):
+def predicted(ballast, stack, devices, steps):
     """The prediction of one length."""
     length = steps * STEP
     plan = f"--strategy sppo --sequence 8 --pipeline {devices // 8} --subsequences {steps}"
     command = (
-        f"{ballast} predict --json --stack ballast --model llama-2-7b --machine hgx-a100-80gb"
+        f"{ballast} predict --json --stack {stack} --model llama-2-7b --machine hgx-a100-80gb"
         f" --set machine.cpu.memory_gb=250 --devices {devices} --global-batch 1 --micro-batch 1"
         f" --sequence-length {length} {plan}"
     )
@@ -32,11 +32,11 @@ def predicted(ballast, devices, steps):
     return json.loads(run.stdout)
 
 
-def longest(ballast, devices):
+def longest(ballast, stack, devices):
     low, high, best = 0, MOST, None
     while high - low > 1:
         middle = (low + high) // 2
-        answer = predicted(ballast, devices, middle)
+        answer = predicted(ballast, stack, devices, middle)
         if answer["fits"]:
             low, best = middle, answer
         else:
@@ -47,12 +47,13 @@ def longest(ballast, devices):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ballast", default="build/ballast")
+    parser.add_argument("--stack", default="ballast")
     parser.add_argument("--devices", default="32,64,128")
     given = parser.parse_args()
     print("| GPUs | published, million tokens | ours | GPU memory | CPU memory | step |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
     for devices in (int(text) for text in given.devices.split(",")):
-        tokens, best = longest(given.ballast, devices)
+        tokens, best = longest(given.ballast, given.stack, devices)
         if best is None:
             print(f"| {devices} | {CLAIMS[devices]} | none | - | - | - |", flush=True)
             continue

@@ -137,6 +137,37 @@ void insert_alike(LayerProfile& profile, int64_t layers) {
   *(profile.layers.end() - 2) = stands;
 }
 
+// Whether it is not by layer alone what leaves: then a bound counts all as gone, and no copy.
+bool leaves_otherwise(const ActivationPlan& plan) {
+  return plan.reload == ReloadOrder::kByModule || plan.offload_share_fall > 0 ||
+         plan.offload_least.count > 0;
+}
+
+Plan without_copies(Plan plan) {
+  ActivationPlan& activations = *plan.activations;
+  const auto stay = [](ActivationFate& fate) {
+    if (fate == ActivationFate::kOffload) fate = ActivationFate::kKeep;
+  };
+  for (ActivationFate& fate : activations.fate) stay(fate);
+  stay(activations.dispatched);
+  activations.reload = ReloadOrder::kLookAhead;
+  return plan;
+}
+
+// As much as may leave; the last layer, whose like ones leave, with them.
+void leave_all(LayerProfile& profile) {
+  std::vector<LayerCost>& layers = profile.layers;
+  const LayerCost& before = layers[layers.size() > 1 ? layers.size() - 2 : 0];
+  for (size_t p = 0; p < kPlaces; ++p) {
+    const bool away = static_cast<Place>(p) == Place::kDram;
+    Bytes& last = layers.back().saved[p];
+    last = away || layers.size() == 1 ? Bytes{} : std::min(last, before.saved[p]);
+    for (LayerCost& layer : layers) {
+      if (away) layer.saved[p] = {};
+    }
+  }
+}
+
 LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
   const bool alike = layers_are_alike(model);
   const int64_t few = first_alike(model) + kLayersProfiled;
@@ -157,17 +188,22 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
   // as keeping.
   const double share = once.activations->recompute_share;
   if (share < 1) once.activations->recompute_share = 0;
-  const Graph graph = forward_backward_graph(part, sample_plan(once, 1));
+  const bool otherwise = leaves_otherwise(*once.activations);
+  const Plan timed = otherwise ? without_copies(once) : once;
+  const Graph graph = forward_backward_graph(part, sample_plan(timed, 1));
   const CostTable table = costs.table(graph.step, graph);
   LayerProfile profile;
   profile.layers.resize(static_cast<size_t>(part.layers));
   add_operations(graph, table, profile);
-  if (share < 1) {
+  if (share < 1 || otherwise) {
     once.activations->recompute_share = 1;
+    if (otherwise) once.activations->offload_share = 1;
+    once.activations->offload_least = {};
     add_memory(forward_backward_graph(part, sample_plan(once, 1)), profile);
   } else {
     add_memory(graph, profile);
   }
+  if (otherwise) leave_all(profile);
   for (int64_t i = 0; i < part.layers; ++i) {
     LayerCost& layer = profile.layers[static_cast<size_t>(i)];
     layer.forward_ps = chain_of(graph, table, i, Direction::kForward);

@@ -98,7 +98,7 @@ Plan sample_plan(const Plan& plan, int64_t micro_batches) {
 
 Graph forward_backward_graph(const Model& model, const Plan& plan) {
   const StackFacts facts;
-  return run_passes({}, {model, plan, facts}, "plain", "gather");
+  return run_passes({}, {model, plan, facts}, "plain", "reload");
 }
 
 void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, double times) {

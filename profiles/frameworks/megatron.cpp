@@ -20,10 +20,11 @@ const std::string kFp8Format = "--fp8-format";
 constexpr int64_t kLeastBucket = 40'000'000;
 constexpr int64_t kBucketOfRank = 1'000'000;
 
-// An offloaded module names its input, which is the output of the module before it.
+// An offloaded module names its input, which is the output of the module before it; that of the
+// experts' fc1 are the rows that were sent to them (ActivationPlan::dispatched).
 struct OffloadName {
   ModuleKind output;
-  const char* name;
+  std::string_view name;
   bool experts;  // only where every layer has experts
 };
 constexpr OffloadName kOffloadNames[] = {
@@ -32,9 +33,13 @@ constexpr OffloadName kOffloadNames[] = {
     {ModuleKind::kQkv, "core_attn", false},
     {ModuleKind::kCoreAttention, "attn_proj", false},
     {ModuleKind::kAttentionOut, "mlp_norm", false},
-    {ModuleKind::kNorm2, "expert_fc1", true},
     {ModuleKind::kFc1, "moe_act", true},
 };
+constexpr const char* kExpertFc1 = "expert_fc1";
+// It is offloaded with what it belongs to (core 0.16, transformer/transformer_config.py).
+constexpr std::string_view kAttentionProjection = "attn_proj";
+constexpr const char* kLeastTensor = "--min-offloaded-tensor-size";
+constexpr int64_t kLeastElements = 1024 * 1024;  // where no flag says so
 
 enum class Experts : uint8_t { kNone, kSome, kAll };
 
@@ -177,7 +182,8 @@ void write_activations(OrderedJson& out, const Plan& plan, const Model& model) {
   }
   // cpu_offloading of Megatron Core works without stages, and knows no recomputation.
   const bool keeps_scores = activations.scores == Fate::kKeep;
-  if (same_fates(activations, all_offloaded()) && plan.pipeline == 1 && keeps_scores) {
+  const bool by_layer = plan.pipeline == 1 && activations.reload == ReloadOrder::kLookAhead;
+  if (same_fates(activations, all_offloaded()) && by_layer && keeps_scores) {
     const int64_t count = offloaded_layers(activations, model);
     if (count > 0) out["--cpu-offloading-num-layers"] = count;
     return;
@@ -187,16 +193,20 @@ void write_activations(OrderedJson& out, const Plan& plan, const Model& model) {
     out["--recompute-granularity"] = "selective";
     out["--recompute-modules"] = recomputed;
   }
+  const auto leaves = [&](ModuleKind kind) { return fate_of(activations, kind) == Fate::kOffload; };
   std::vector<std::string> offloaded;
   for (const OffloadName& one : kOffloadNames) {
-    const bool there = !one.experts || experts_of(model) == Experts::kAll;
-    if (there && fate_of(activations, one.output) == Fate::kOffload) {
-      offloaded.emplace_back(one.name);
-    }
+    const bool there = (!one.experts || experts_of(model) == Experts::kAll) &&
+                       (one.name != kAttentionProjection || leaves(ModuleKind::kQkv));
+    if (there && leaves(one.output)) offloaded.emplace_back(one.name);
+  }
+  if (model.experts > 0 && activations.dispatched == Fate::kOffload) {
+    offloaded.emplace_back(kExpertFc1);
   }
   if (!offloaded.empty()) {
     out["--fine-grained-activation-offloading"] = true;
     out["--offload-modules"] = offloaded;
+    out[kLeastTensor] = activations.offload_least.count / size_of(plan.dtype);
   }
 }
 
@@ -506,8 +516,22 @@ void read_offloading(OptionReader& reader, Plan& plan, const Model& model) {
     while (std::ceil(share * all) > static_cast<double>(count)) share = std::nextafter(share, 0.0);
     activations.offload_share = count == model.layers - 1 ? 1 : share;
   }
+  const int64_t least = reader.whole(kLeastTensor, {0, int64_t{1} << 38}, kLeastElements);
   if (!fine) return;
+  activations.reload = ReloadOrder::kByModule;
+  activations.offload_least = bytes_of(least, plan.dtype);
+  const auto named = [&](std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (named(kAttentionProjection) && !named("core_attn")) {
+    reader.fail("--offload-modules", "attn_proj goes with core_attn only", "add core_attn");
+  }
   for (const std::string& name : names) {
+    if (name == kExpertFc1) {
+      if (model.experts == 0) reader.ignore("--offload-modules", "the model has no experts");
+      if (model.experts > 0) activations.dispatched = Fate::kOffload;
+      continue;
+    }
     const auto* found = std::find_if(std::begin(kOffloadNames), std::end(kOffloadNames),
                                      [&](const OffloadName& one) { return one.name == name; });
     if (found == std::end(kOffloadNames)) {

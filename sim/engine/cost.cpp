@@ -539,6 +539,13 @@ void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost)
   if (result.wires == Wires::kNone) return;
   demand(cost, result.wires == Wires::kNetwork ? network_ : node_,
          per_second(result.sent, cost.alone));
+  const auto& crossing = machine_.link.network_share;
+  if (result.wires == Wires::kNetwork && crossing) {
+    const double sent = crossing->value * per_second(result.sent, cost.alone);
+    demand(cost, kHostToDevice, sent);
+    demand(cost, kDeviceToHost, sent);
+    demand(cost, kLinkTotal, 2 * sent);
+  }
   // What is sent is read, what arrives is written.
   demand(cost, kHbm, 2 * per_second(result.passed, cost.alone));
   // Its channels are blocks that stay on their multiprocessors until it is done.

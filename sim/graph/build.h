@@ -85,6 +85,10 @@ Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 // checkpoint.cpp: recompute and offload of activations (Plan::activations).
 Graph checkpoint_pass(Graph graph, const Plan& plan);
 
+// reload.cpp: when what was offloaded comes back (ActivationPlan::reload), and how many copies out
+// are under way. On the whole program of a device, where a pipeline's chunks stand in their order.
+Graph reload_pass(Graph graph, const Plan& plan);
+
 // residency.cpp: weights that flow in before each use and are dropped after (Plan::weights).
 // Their home is the host copy that the optimizer pass keeps up to date.
 Graph residency_pass(Graph graph, const Plan& plan);

@@ -1,54 +1,14 @@
 #include "sim/spec/knobs.h"
 
-#include <algorithm>
-#include <array>
 #include <iterator>
 
 #include "sim/spec/knob_access.h"
+#include "sim/spec/knob_domains.h"
 
 namespace ballast {
 namespace {
 
-template <auto... kValues>
-inline constexpr int64_t kChoices[] = {static_cast<int64_t>(kValues)...};
-
-constexpr double kQuarters[] = {0.0, 0.25, 0.5, 0.75, 1.0};
-constexpr int64_t kMost = 1 << 30;
-constexpr int64_t kMostBytes = int64_t{1} << 40;
-// More chunks a stage than these only add messages; Megatron's largest published runs use six.
-constexpr int64_t kChunksTried[] = {1, 2, 3, 4, 5, 6, 7, 8};
-template <size_t kCount>
-constexpr std::array<int64_t, kCount> first_numbers() {
-  std::array<int64_t, kCount> numbers{};
-  for (size_t i = 0; i < kCount; ++i) numbers[i] = static_cast<int64_t>(i);
-  return numbers;
-}
-constexpr auto kSchedulesTried = first_numbers<std::size(kPipelineSchedules)>();
-// Powers of two from 1 MiB to 256 MiB.
-constexpr int64_t kBucketsTried[] = {1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24,
-                                     1 << 25, 1 << 26, 1 << 27, 1 << 28};
-constexpr int64_t kMostSubsequences = 4096;
-// A stage is a number of 8 bits in a program.
-constexpr int64_t kMostStages = 127;
-
-bool steps_on_cpu(const Plan& plan) { return plan.optimizer.placement != OptimizerPlacement::kGpu; }
-bool offloads(const Plan& plan) {
-  if (!plan.activations) return true;  // what is chosen for it may
-  const Fates& fates = plan.activations->fate;
-  return std::any_of(saving_kinds().begin(), saving_kinds().end(), [&](ModuleKind kind) {
-    return fates[static_cast<size_t>(kind)] == ActivationFate::kOffload;
-  });
-}
-
-bool recomputes(const Plan& plan) {
-  if (!plan.activations) return true;  // what is chosen for it may
-  const Fates& fates = plan.activations->fate;
-  return plan.activations->scores == ActivationFate::kRecompute ||
-         std::any_of(saving_kinds().begin(), saving_kinds().end(), [&](ModuleKind kind) {
-           return fates[static_cast<size_t>(kind)] == ActivationFate::kRecompute;
-         });
-}
-
+using namespace knob_domains;
 using knob_access::knob;
 
 // A row of a degree of parallelism that layouts choose, with what all of them share.
@@ -302,6 +262,19 @@ constexpr Knob kTable[] = {
                  "so that later parts are shorter (arXiv 2406.03488)",
          .matters = "with subsequences above 1",
          .matters_in = [](const Plan& plan) { return plan.subsequences > 1; }}),
+    knob<&Plan::routing_percent>(
+        {.id = KnobId::kRoutingPercent,
+         .path = "routing_percent",
+         .group = kBatch,
+         .unit = "percent",
+         .least = 100,
+         .most = kMost,
+         .may_be_absent = true,
+         .only_predicted = "rows of experts other than those that tokens choose",
+         .help = "Rows that the experts of the busiest rank take, of an even share; what none "
+                 "could exceed is counted where it is more",
+         .matters = "with expert above 1",
+         .matters_in = [](const Plan& plan) { return plan.expert > 1; }}),
     knob<&Plan::dtype>(
         {.id = KnobId::kDtype,
          .path = "dtype",
@@ -480,6 +453,41 @@ constexpr Knob kTable[] = {
                  "always keeps",
          .matters = "where a module's output is offloaded",
          .matters_in = offloads}),
+    knob<&ActivationPlan::offload_share_fall>(
+        {.id = KnobId::kOffloadShareFall,
+         .path = "activations.offload_share_fall",
+         .group = kActivations,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .help = "By how much offload_share is less on each stage of a pipeline than on the one "
+                 "before it, since early stages hold more",
+         .matters = "with pipeline above 1, where a module's output is offloaded",
+         .matters_in = [](const Plan& plan) { return plan.pipeline > 1 && offloads(plan); }}),
+    knob<&ActivationPlan::offload_least>(
+        {.id = KnobId::kOffloadLeast,
+         .path = "activations.offload_least_bytes",
+         .group = kActivations,
+         .unit = "bytes",
+         .least = 0,
+         .most = kMostBytes,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .help = "Of what is offloaded, tensors of fewer bytes stay",
+         .matters = "where a module's output is offloaded",
+         .matters_in = offloads}),
+    knob<&ActivationPlan::offload_in_flight>(
+        {.id = KnobId::kOffloadInFlight,
+         .path = "activations.offload_in_flight",
+         .group = kActivations,
+         .unit = "copies",
+         .least = 0,
+         .most = kMost,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .help = "Outputs that may be on their way out at once, before the computation waits for "
+                 "the first of them; 0: it does not wait",
+         .matters = "where a module's output is offloaded",
+         .matters_in = offloads}),
     knob<&ActivationPlan::offload_part>(
         {.id = KnobId::kOffloadPart,
          .path = "activations.offload_part",
@@ -513,16 +521,40 @@ constexpr Knob kTable[] = {
          .help = "Share of the layers, spread evenly over them, whose recompute is obeyed",
          .matters = "where something is recomputed",
          .matters_in = recomputes}),
-    knob<&ActivationPlan::look_ahead>({.id = KnobId::kActivationsLookAhead,
-                                       .path = "activations.look_ahead",
-                                       .group = kActivations,
-                                       .unit = "operations",
-                                       .least = 0,
-                                       .most = kMost,
-                                       .studied_with = "activations",
-                                       .help = "Operations of the GPU between a reload and its use",
-                                       .matters = "where a module's output is offloaded",
-                                       .matters_in = offloads}),
+    knob<&ActivationPlan::look_ahead>(
+        {.id = KnobId::kActivationsLookAhead,
+         .path = "activations.look_ahead",
+         .group = kActivations,
+         .unit = "operations",
+         .least = 0,
+         .most = kMost,
+         .studied_with = "activations",
+         .help = "Operations of the GPU between a reload and its use",
+         .matters = "where a module's output is offloaded, with "
+                    "activations.reload look-ahead",
+         .matters_in =
+             [](const Plan& plan) { return offloads(plan) && !reloads_by_module(plan); }}),
+    knob<&ActivationPlan::reload>(
+        {.id = KnobId::kReload,
+         .path = "activations.reload",
+         .group = kActivations,
+         .choices = kChoices<ReloadOrder::kLookAhead, ReloadOrder::kByModule>,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .help = "What is offloaded returns look-ahead operations before its use, or by module: "
+                 "once the same module of the layer before it has gone back (Megatron-Core)",
+         .matters = "where a module's output is offloaded",
+         .matters_in = offloads}),
+    knob<&ActivationPlan::dispatched>(
+        {.id = KnobId::kDispatched,
+         .path = "activations.dispatched",
+         .group = kActivations,
+         .choices = kChoices<Fate::kKeep, Fate::kRecompute, Fate::kOffload>,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .help = "The rows of tokens as experts take them: keep, recompute (they are sent again), "
+                 "or offload",
+         .matters = "where the model has experts"}),
     knob<&ActivationPlan::scores>({.id = KnobId::kScores,
                                    .path = "activations.scores",
                                    .group = kActivations,

@@ -108,6 +108,7 @@ void check_link(const Checker& checker, const Link& link) {
   checker.share("link.pageable_share", link.pageable_share.value);
   checker.not_negative("link.latency", static_cast<double>(link.latency.value.ps));
   if (link.remote) checker.positive("link.remote", link.remote->value.bytes_per_s);
+  if (link.network_share) checker.share("link.network_share", link.network_share->value);
 }
 
 void check_interconnect(const Checker& checker, const std::string& name,

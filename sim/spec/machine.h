@@ -106,6 +106,9 @@ struct Link {
   Sourced<Duration> latency;
   // One direction, to the CPU memory of another chip of the node: what a wrong NUMA binding uses.
   std::optional<Sourced<Bandwidth>> remote;
+  // Of what a device sends to and gets from other nodes, the share that crosses this link too: all
+  // of it where its network card hangs on the same PCIe switch, none over a link of its own.
+  std::optional<Sourced<double>> network_share;
 };
 
 // What nccl-tests prints for all-reduces over `ranks` devices of `nodes` nodes: bus bandwidth,

@@ -47,6 +47,10 @@ std::string_view to_string(UndoKind value) {
   return value == UndoKind::kSnapshot ? "snapshot" : "exact";
 }
 
+std::string_view to_string(ReloadOrder value) {
+  return value == ReloadOrder::kLookAhead ? "look-ahead" : "by-module";
+}
+
 std::string_view to_string(ActivationFate value) {
   switch (value) {
     case ActivationFate::kKeep:
@@ -262,7 +266,12 @@ void check_degrees(const Plan& plan, const Model& model) {
                   "attention heads (times tensor)");
   require_divides("sequence", plan.sequence * plan.context, plan.sequence_length,
                   "tokens of a sequence (times context)");
-  require_divides("expert", plan.expert, plan.data, "data-parallel ranks");
+  // Beyond the ranks that see other sequences those that share them have different experts too.
+  if (plan.data % plan.expert != 0 && plan.replicas() > plan.data) {
+    require_divides("expert", plan.expert, plan.replicas(), "ranks with the same dense weights");
+  } else {
+    require_divides("expert", plan.expert, plan.data, "data-parallel ranks");
+  }
   if (model.experts > 0) {
     require_divides("tensor", plan.tensor, model.expert_ffn, "columns of an expert");
     require_divides("expert", plan.expert, model.experts, "experts");
@@ -339,10 +348,9 @@ void check_fp8(const Plan& plan, const Model& model) {
     refuse("products", fmt::format("fp8 of a dtype {}", to_string(plan.dtype)),
            "use dtype bf16, or products as-stored");
   }
-  if (model.is_latent()) {
-    refuse("products", "fp8 is not built for latent attention", "use as-stored");
-  }
   const std::pair<const char*, int64_t> widths[] = {
+      {"columns of the queries' latents", model.query_rank},
+      {"columns of the keys' latents", model.is_latent() ? model.kv_rank + model.rope_size : 0},
       {"columns of the hidden state", model.hidden},
       {"feed-forward columns of a rank", div_ceil(model.ffn, plan.tensor)},
       {"columns of an expert", div_ceil(model.expert_ffn, plan.tensor)},

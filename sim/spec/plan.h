@@ -37,6 +37,11 @@ constexpr std::string_view to_string(PipelineSchedule value) {
   return kPipelineSchedules[static_cast<size_t>(value)];
 }
 enum class UndoKind : uint8_t { kSnapshot, kExact };
+// When what was offloaded comes back. kLookAhead: a number of operations before its use. kByModule:
+// when the backward of the same module is done in the layer that goes back before, on its stage, so
+// that of a module's tensors one layer's are there at a time (Megatron-Core,
+// pipeline_parallel/fine_grained_activation_offload.py).
+enum class ReloadOrder : uint8_t { kLookAhead, kByModule };
 // What becomes of a module's output between forward and backward.
 enum class ActivationFate : uint8_t { kKeep, kRecompute, kOffload };
 
@@ -46,6 +51,7 @@ std::string_view to_string(SyncMode value);
 std::string_view to_string(NumaBinding value);
 std::string_view to_string(UndoKind value);
 std::string_view to_string(ActivationFate value);
+std::string_view to_string(ReloadOrder value);  // "look-ahead", "by-module"
 
 struct OptimizerPlan {
   OptimizerPlacement placement = OptimizerPlacement::kCpu;
@@ -74,6 +80,14 @@ struct ActivationPlan {
   // Of the layers (first ones first) whose kOffload is obeyed. The last layer always keeps: its
   // backward comes before a copy could return.
   double offload_share = 1.0;
+  // By how much offload_share is less on each stage of a pipeline than on the one before it: early
+  // stages hold more micro-batches.
+  double offload_share_fall = 0;
+  // Tensors of fewer bytes stay.
+  Bytes offload_least;
+  // So many may be on their way out at once: the computation waits for the one before so many. 0:
+  // it never waits.
+  int64_t offload_in_flight = 0;
   // Of every output that leaves, the part that does; the rest stays on the GPU.
   double offload_part = 1.0;
   // Where sequences pass in parts and this is above 0 (SPPO, arXiv 2503.10377): keys and values
@@ -84,6 +98,10 @@ struct ActivationPlan {
   // Of the layers, spread evenly over them, whose kRecompute is obeyed; the others keep.
   double recompute_share = 1.0;
   int64_t look_ahead = 4;  // operations of the GPU between a reload and its use
+  ReloadOrder reload = ReloadOrder::kLookAhead;
+  // The rows of tokens as experts take them, one for each choice of a token, which are no module's
+  // output.
+  ActivationFate dispatched = ActivationFate::kKeep;
   // The scores of eager attention, which are no module's output: keep or recompute. Megatron's
   // "selective" recompute is this one alone.
   ActivationFate scores = ActivationFate::kKeep;
@@ -139,6 +157,9 @@ struct Plan {
   // the keys and values of those before it (FPDT, arXiv 2408.16978). 1: whole.
   int64_t subsequences = 1;
   SubsequenceSplit subsequence_split = SubsequenceSplit::kTokens;
+  // Rows that experts of the busiest rank take, of a hundred that each rank would take were all
+  // tokens spread evenly.
+  int64_t routing_percent = 100;
   DType dtype = DType::kBf16;
   // Of the matrices of layers (qkv, attention_out, fc1, fc2), forward and backward; the head and
   // the scores of attention multiply as stored. What is stored is of `dtype` either way.

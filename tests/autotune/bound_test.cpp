@@ -13,10 +13,10 @@ namespace {
 class Case {
  public:
   // Sequences of 64 tokens, or of 128 for each of several parts.
-  Case(Machine machine, int64_t devices, int64_t parts = 1)
+  Case(Machine machine, int64_t devices, int64_t parts = 1, const ActivationPlan& like = {})
       : model_(model(parts)),
         machine_(std::move(machine)),
-        base_(plan(devices, parts)),
+        base_(plan(devices, parts, like)),
         space_(space_of(model_, base_, open())),
         costs_(machine_, Plan{}, Stack{}, nullptr),
         bounds_(model_, base_, space_, costs_) {
@@ -51,8 +51,9 @@ class Case {
     model.max_positions = std::max(model.max_positions, parts * kAttentionTile);
     return model;
   }
-  static Plan plan(int64_t devices, int64_t parts) {
+  static Plan plan(int64_t devices, int64_t parts, const ActivationPlan& like) {
     Plan plan = auto_plan(8 * devices);  // up to eight micro-batches
+    if (like != ActivationPlan{}) plan.activations = like;
     plan.devices = plan.data = devices;
     plan.subsequences = parts;
     if (parts > 1) plan.sequence_length = parts * kAttentionTile;
@@ -124,6 +125,17 @@ TEST(Bound, no_simulated_step_is_shorter_where_ranks_share_the_optimizer) {
 TEST(Bound, no_arena_is_smaller) {
   expect_no_arena_below_its_bound(Case(gpu_machine(), 1), 73);
   expect_no_arena_below_its_bound(Case(gpu_machine(), 2), 83);
+}
+
+TEST(Bound, activations_that_return_by_module_have_bounds_of_their_graphs) {
+  ActivationPlan like;
+  like.reload = ReloadOrder::kByModule;
+  for (const int64_t parts : {1, 3}) {
+    const Case c(gpu_machine(), 1, parts, like);
+    expect_work_of_the_graphs(c, parts > 1 ? 307 : 179);
+    expect_no_step_below_its_bound(c, parts > 1 ? 211 : 83);
+    expect_no_arena_below_its_bound(c, parts > 1 ? 307 : 131);
+  }
 }
 
 TEST(Bound, sequences_that_pass_in_parts_have_bounds_of_their_graphs) {

@@ -127,7 +127,8 @@ TEST(Layouts, those_whose_ranks_talk_least_come_first) {
 
 // Every layout with some activation choices, simulated: no step is shorter and no memory smaller
 // than what its cell says.
-void expect_no_plan_beats_its_cell(int64_t parts, size_t every_nth) {
+void expect_no_plan_beats_its_cell(int64_t parts, size_t every_nth,
+                                   const ActivationPlan& like = {}) {
   const Model model = long_model(parts);
   const Machine machine = many(4);
   const CostModel costs(machine, Plan{}, Stack{}, nullptr);
@@ -135,7 +136,9 @@ void expect_no_plan_beats_its_cell(int64_t parts, size_t every_nth) {
   StepFloors floors(costs);
   const Usable usable{machine.gpu.memory.value, machine.cpu.memory.value, Bytes{}};
   int64_t seen = 0;
-  for (const Plan& layout : layouts_of(model, in_parts(base_plan(4), parts), layout_knobs(parts))) {
+  Plan base = in_parts(base_plan(4), parts);
+  base.activations = like;
+  for (const Plan& layout : layouts_of(model, base, layout_knobs(parts))) {
     const Space space = space_of(model, layout, OpenKnobs::all());
     for (const Choice& choice : every(choices_of(space, layout), every_nth)) {
       const Plan plan = plan_of(space, layout, choice);
@@ -165,9 +168,23 @@ TEST(CellBound, no_plan_in_parts_is_faster_or_smaller_than_its_cell) {
   expect_no_plan_beats_its_cell(3, 613);
 }
 
+// What returns by module, and leaves by size and stage, is counted as gone, and as no copy.
+ActivationPlan by_module() {
+  ActivationPlan plan;
+  plan.reload = ReloadOrder::kByModule;
+  plan.offload_share_fall = 0.25;
+  plan.offload_least = {256};
+  plan.offload_in_flight = 2;
+  return plan;
+}
+TEST(CellBound, no_plan_that_reloads_by_module_is_faster_or_smaller_than_its_cell) {
+  expect_no_plan_beats_its_cell(1, 307, by_module());
+  expect_no_plan_beats_its_cell(3, 911, by_module());
+}
+
 // Stages of two to four layers, one or two chunks each, on two networks: no step is shorter than
 // its pipeline's bound, and where nothing is shared but the network it is nearly that long.
-void expect_pipeline_bounds(int64_t parts, size_t every_nth) {
+void expect_pipeline_bounds(int64_t parts, size_t every_nth, const ActivationPlan& like = {}) {
   Model model = long_model(parts);
   model.layers = 8;
   int64_t seen = 0, folded = 0, near = 0;
@@ -177,6 +194,7 @@ void expect_pipeline_bounds(int64_t parts, size_t every_nth) {
     const CostModel costs(machine, Plan{}, Stack{}, nullptr);
     Plan base = in_parts(base_plan(8), parts);
     base.global_batch = 32;
+    base.activations = like;
     for (const Plan& layout : layouts_of(model, base, layout_knobs(parts))) {
       if (layout.pipeline == 1) continue;
       const Space space = space_of(model, layout, OpenKnobs::all());
@@ -199,6 +217,10 @@ void expect_pipeline_bounds(int64_t parts, size_t every_nth) {
 }
 TEST(PipelineBound, no_plan_is_faster_and_few_are_much_slower) { expect_pipeline_bounds(1, 29); }
 TEST(PipelineBound, no_plan_in_parts_is_faster) { expect_pipeline_bounds(3, 307); }
+TEST(PipelineBound, no_plan_that_reloads_by_module_is_faster) {
+  expect_pipeline_bounds(1, 83, by_module());
+  expect_pipeline_bounds(3, 307, by_module());
+}
 
 // By every choice of activations: twelve layers, of which those that offload are back one by one.
 TEST(CellBound, no_memory_is_smaller_whatever_the_activations) {

@@ -190,7 +190,8 @@ TEST(Frameworks, what_each_framework_can_say_of_famous_plans_is_said) {
   EXPECT_EQ(knobs(wishes()[8], Framework::kDeepSpeed), data);
   EXPECT_EQ(knobs(wishes()[9], Framework::kMegatron), Knobs{});
   EXPECT_EQ(knobs(wishes()[10], Framework::kMegatron), Knobs{});
-  EXPECT_EQ(knobs(wishes()[11], Framework::kMegatron), Knobs{});
+  // What it offloads by module returns by module.
+  EXPECT_EQ(knobs(wishes()[11], Framework::kMegatron), (Knobs{"activations.reload"}));
   EXPECT_EQ(knobs(wishes()[8], Framework::kMegatron), Knobs{});
   EXPECT_EQ(knobs(wishes()[7], Framework::kTorchtitan), Knobs{});
   EXPECT_EQ(knobs(wishes()[10], Framework::kTorchtitan), Knobs{});
@@ -427,6 +428,28 @@ TEST(Frameworks, recipes_of_fp8_that_differ_from_a_plan_say_how) {
             ProductFormat::kAsStored);
   EXPECT_TRUE(holds(error_of([] { megatron("--micro-batch-size 1 --fp8-format e5m2", 4); }),
                     "'e5m2' is not known"));
+}
+
+// Of four layers that keep nothing: who leaves, from how many elements on, and what is made again.
+TEST(Frameworks, megatron_offloads_by_module_what_a_plan_does) {
+  Wish wish{"mixtral-8x7b", "dgx-h100-80gb", "megatron-activation-offload", 32, {}};
+  wish.set = {"plan.pipeline=4", "plan.data=8", "plan.expert=8"};
+  Plan plan = plan_of(wish);
+  PlanRequest named;
+  named.strategy = wish.strategy;
+  plan.activations = resolve_plan(named).activations;
+  const ExportedPlan exported = export_plan(plan, load_model(wish.model), Framework::kMegatron);
+  for (const char* words :
+       {"--fine-grained-activation-offloading", "--min-offloaded-tensor-size 1048576",
+        "--offload-modules attn_norm core_attn attn_proj mlp_norm moe_act expert_fc1",
+        "--recompute-modules layernorm moe_act"}) {
+    EXPECT_NE(exported.text.find(words), std::string::npos) << words << "\n" << exported.text;
+  }
+  for (const std::string& knob : knobs_of(exported)) {
+    EXPECT_FALSE(knob.starts_with("activations.")) << knob;
+  }
+  const Plan back = imported(exported, plan, Framework::kMegatron).plan;
+  EXPECT_EQ(back.activations, plan.activations);
 }
 
 TEST(Frameworks, unknown_options_are_named_and_the_nearest_with_them) {

@@ -34,7 +34,8 @@ struct Known {
 // What transformers 4.57.6 builds from the same configuration on its meta device, where every
 // tensor's name and shape was compared too; they agree with the counts that the publishers give.
 // deepseek-v3 with its 58 x 256 correction biases, which are a buffer there, and without the layer
-// of multi-token prediction: 671,026,404,352 + 14,848.
+// of multi-token prediction: 671,026,404,352 + 14,848; dots.llm1 (arXiv 2506.05767: 142B and 14B)
+// with 61 x 128, and kimi-k2 (arXiv 2507.20534: 1.04T and 32.6B) with 60 x 384 (transformers 5.23).
 TEST(Models, well_known_models_have_their_exact_parameter_counts) {
   const Known known[] = {{"gpt2", 124'439'808, 124'439'808},
                          {"gpt2-xl", 1'557'611'200, 1'557'611'200},
@@ -60,6 +61,8 @@ TEST(Models, well_known_models_have_their_exact_parameter_counts) {
                          {"qwen3-30b-a3b", 30'532'122'624, 3'353'032'704},
                          {"qwen3-235b-a22b", 235'093'634'560, 22'190'763'520},
                          {"deepseek-v3", 671'026'419'200, 37'552'297'472},
+                         {"dots.llm1", 142'774'381'696, 14'016'588'928},
+                         {"kimi-k2", 1'026'408'232'448, 32'861'500'928},
                          {"gpt-oss-20b", 20'914'757'184, 4'187'440'704},
                          {"gpt-oss-120b", 116'829'156'672, 5'711'982'912}};
   for (const Known& one : known) {

@@ -40,7 +40,7 @@ struct OpCost {
   Duration host;
   Duration host_first;
   bool host_waits = false;          // the host enqueues nothing that follows before this is done
-  std::array<Demand, 4> demands{};  // the first `demand_count` are set
+  std::array<Demand, 6> demands{};  // the first `demand_count` are set
   int8_t demand_count = 0;
   Provenance provenance = Provenance::kRoofline;
   bool operator==(const OpCost&) const = default;

@@ -25,75 +25,124 @@ bool is_activation(const Tensor& tensor) {
          tensor.kind == TensorKind::kMask;
 }
 
-// What an exchange leaves is used at once and never kept; a forward that is repeated repeats it.
-bool is_passing(const Tensor& tensor) {
-  return tensor.kind == TensorKind::kGathered || tensor.kind == TensorKind::kPartial;
+// Where the order of reloads decides, what it finds follows at once stays (reload.cpp): of parts of
+// sequences only the last, and where all forwards run first only the last micro-batch.
+bool order_decides(const Plan& plan) {
+  const bool waits = plan.subsequences > 1 || plan.pipeline_schedule == PipelineSchedule::kGpipe;
+  return plan.activations->reload == ReloadOrder::kByModule && waits;
 }
 
-// The layers of a graph, counted from its first.
-struct Layers {
-  int64_t count = 0;
+// What a plan says of every tensor of a graph.
+class TensorFates {
+ public:
+  TensorFates(const Graph& graph, const Plan& plan)
+      : graph_(graph), plan_(*plan.activations), dispatched_(graph.tensors.size(), false) {
+    for (const Module& module : graph.modules) layers_ = std::max(layers_, module.layer + 1);
+    const std::vector<Op>& ops = graph.step.ops;
+    const bool ends_model =
+        std::any_of(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::kLoss; });
+    last_stays_ = ends_model && !order_decides(plan);
+    if (plan_.dispatched != ActivationFate::kKeep) find_dispatched();
+  }
+
+  ActivationFate of(size_t tensor) const {
+    // What an exchange leaves is used at once and never kept; a forward that is repeated repeats
+    // it.
+    const TensorKind kind = graph_.tensors[tensor].kind;
+    if (kind == TensorKind::kGathered || kind == TensorKind::kPartial) {
+      return ActivationFate::kRecompute;
+    }
+    const ActivationFate fate = named(tensor);
+    const int64_t layer = graph_.tensors[tensor].label.layer;
+    const bool obeyed = fate == ActivationFate::kOffload     ? obeys_offload(tensor)
+                        : fate == ActivationFate::kRecompute ? obeys_recompute(layer)
+                                                             : true;
+    return obeyed ? fate : ActivationFate::kKeep;
+  }
+
+ private:
+  // Rows as experts take them: what their first product reads, and what was exchanged for it.
+  void find_dispatched() {
+    const std::vector<Op>& ops = graph_.step.ops;
+    for (size_t i = ops.size(); i-- > 0;) {
+      const Op& op = ops[i];
+      if (op.phase != Phase::kForward) continue;
+      const auto* product = std::get_if<GemmWork>(&op.work);
+      const bool takes =
+          product != nullptr && product->experts > 0 && op.label.module == ModuleKind::kFc1;
+      const bool sends = op.kind == OpKind::kCollective && op.accesses.size() == 2 &&
+                         dispatched_[static_cast<size_t>(op.accesses[1].tensor)];
+      for (const Access& access : op.accesses) {
+        const bool rows =
+            (takes && access.role == Role::kInput) || (sends && access.role == Role::kSource);
+        if (rows) dispatched_[static_cast<size_t>(access.tensor)] = true;
+      }
+    }
+  }
+
+  ActivationFate named(size_t index) const {
+    if (dispatched_[index]) return plan_.dispatched;
+    const Tensor& tensor = graph_.tensors[index];
+    const ModuleKind module = tensor.label.module;
+    if (tensor.kind == TensorKind::kScores ||
+        (tensor.kind == TensorKind::kMask && module == ModuleKind::kCoreAttention)) {
+      return plan_.scores;
+    }
+    // The last mask of a layer is remade where its neighbours are, so that the layer runs to its
+    // end.
+    if (tensor.kind == TensorKind::kMask && module == ModuleKind::kFc2) {
+      return plan_.fate[static_cast<size_t>(ModuleKind::kActivation)] == ActivationFate::kRecompute
+                 ? ActivationFate::kRecompute
+                 : ActivationFate::kKeep;
+    }
+    // The first layer's input is what the layer before it would have left.
+    const bool enters = plan_.reload == ReloadOrder::kByModule && tensor.label.layer < 0 &&
+                        tensor.kind == TensorKind::kOutput && module == ModuleKind::kEmbedding;
+    if (enters) return plan_.fate[static_cast<size_t>(ModuleKind::kFc2)];
+    // The codes of what attention made, which the product after it saves, leave as that does.
+    if (tensor.kind == TensorKind::kCodes && tensor.category == Category::kActivations) {
+      const bool leaves =
+          plan_.fate[static_cast<size_t>(ModuleKind::kCoreAttention)] == ActivationFate::kOffload;
+      return leaves ? ActivationFate::kOffload : ActivationFate::kKeep;
+    }
+    if (!is_activation(tensor) || !saves_output(module)) return ActivationFate::kKeep;
+    return plan_.fate[static_cast<size_t>(module)];
+  }
+
+  bool obeys_offload(size_t tensor) const {
+    const auto leaving =
+        static_cast<int64_t>(std::ceil(plan_.offload_share * static_cast<double>(layers_)));
+    const int64_t layer = graph_.tensors[tensor].label.layer;
+    const bool is_last = last_stays_ && layer == layers_ - 1;
+    return layer < leaving && !is_last && graph_.tensors[tensor].bytes() >= plan_.offload_least;
+  }
+
+  // As PyTorch's selective checkpointing chooses blocks (foundation-model-stack/fms-fsdp,
+  // policies/ac_handler.py): evenly spread.
+  bool obeys_recompute(int64_t layer) const {
+    if (layer < 0) return true;
+    const int64_t some = std::llround(plan_.recompute_share * static_cast<double>(layers_));
+    return (layer + 1) * some / layers_ > layer * some / layers_;
+  }
+
+  const Graph& graph_;
+  const ActivationPlan& plan_;
+  int64_t layers_ = 0;  // of the graph, counted from its first
   // The last of them is that of the model: its backward comes before a copy could return.
-  bool ends_model = false;
+  bool last_stays_ = false;
+  std::vector<bool> dispatched_;
 };
-Layers layers_in(const Graph& graph) {
-  Layers layers;
-  for (const Module& module : graph.modules) {
-    layers.count = std::max(layers.count, module.layer + 1);
-  }
-  layers.ends_model = std::any_of(graph.step.ops.begin(), graph.step.ops.end(),
-                                  [](const Op& op) { return op.kind == OpKind::kLoss; });
-  return layers;
-}
-
-// As PyTorch's selective checkpointing chooses blocks (foundation-model-stack/fms-fsdp,
-// policies/ac_handler.py): evenly spread.
-bool obeys_recompute(const ActivationPlan& plan, int64_t layer, const Layers& layers) {
-  if (layer < 0) return true;
-  const int64_t some = std::llround(plan.recompute_share * static_cast<double>(layers.count));
-  return (layer + 1) * some / layers.count > layer * some / layers.count;
-}
-
-ActivationFate named_fate_of(const Tensor& tensor, const ActivationPlan& plan,
-                             const Layers& layers) {
-  if (tensor.kind == TensorKind::kScores ||
-      (tensor.kind == TensorKind::kMask && tensor.label.module == ModuleKind::kCoreAttention)) {
-    return plan.scores;
-  }
-  // The last mask of a layer is remade where its neighbours are, so that the layer runs to its end.
-  if (tensor.kind == TensorKind::kMask && tensor.label.module == ModuleKind::kFc2) {
-    return plan.fate[static_cast<size_t>(ModuleKind::kActivation)] == ActivationFate::kRecompute
-               ? ActivationFate::kRecompute
-               : ActivationFate::kKeep;
-  }
-  if (!is_activation(tensor) || !saves_output(tensor.label.module)) return ActivationFate::kKeep;
-  const ActivationFate fate = plan.fate[static_cast<size_t>(tensor.label.module)];
-  if (fate != ActivationFate::kOffload) return fate;
-  const auto offloaded =
-      static_cast<int64_t>(std::ceil(plan.offload_share * static_cast<double>(layers.count)));
-  const int64_t layer = tensor.label.layer;
-  const bool is_last = layers.ends_model && layer == layers.count - 1;
-  return layer < offloaded && !is_last ? fate : ActivationFate::kKeep;
-}
-
-ActivationFate fate_of(const Tensor& tensor, const ActivationPlan& plan, const Layers& layers) {
-  if (is_passing(tensor)) return ActivationFate::kRecompute;
-  const ActivationFate fate = named_fate_of(tensor, plan, layers);
-  const bool obeyed =
-      fate != ActivationFate::kRecompute || obeys_recompute(plan, tensor.label.layer, layers);
-  return obeyed ? fate : ActivationFate::kKeep;
-}
 
 // Walks the backward, puts a copy of the producing forward before the first reader of every
 // output that is to be recomputed, and points the backward's reads at what the copies write.
 class Recompute {
  public:
-  Recompute(Graph& graph, const ActivationPlan& plan) : graph_(graph) {
-    const Layers layers = layers_in(graph);
+  Recompute(Graph& graph, const Plan& plan) : graph_(graph) {
+    const TensorFates fates(graph, plan);
     producers_.resize(graph.tensors.size());
     recomputed_.assign(graph.tensors.size(), false);
     for (size_t i = 0; i < graph.tensors.size(); ++i) {
-      recomputed_[i] = fate_of(graph.tensors[i], plan, layers) == ActivationFate::kRecompute;
+      recomputed_[i] = fates.of(i) == ActivationFate::kRecompute;
     }
     for (size_t i = 0; i < graph.step.ops.size(); ++i) {
       const Op& op = graph.step.ops[i];
@@ -132,6 +181,8 @@ class Recompute {
 
   void repeat(Op op, const std::vector<Op>& ops, size_t position, Insertions& insertions) {
     op.phase = Phase::kRecompute;
+    // How evenly tokens were sent is counted once.
+    std::erase_if(op.accesses, [](const Access& one) { return one.role == Role::kBalance; });
     resolve(op, ops, position, insertions);
     for (Access& access : op.accesses) {
       if (access.mode != AccessMode::kWrite) continue;
@@ -192,17 +243,16 @@ Op copy_op(const Graph& graph, TensorId from, TensorId to, Phase phase) {
 }
 
 // Outputs that a forward makes, a backward reads, and that are to be elsewhere between.
-bool may_leave(const Tensor& tensor, const Uses& uses, const ActivationPlan& plan,
-               const Layers& layers) {
+bool may_leave(size_t tensor, const Uses& uses, const TensorFates& fates) {
   const bool recomputed_copy = uses.last_forward == 0;
   return !recomputed_copy && uses.first_backward > 0 &&
-         fate_of(tensor, plan, layers) == ActivationFate::kOffload;
+         fates.of(tensor) == ActivationFate::kOffload;
 }
 
 // Of every output that leaves, the share that does.
 class Shares {
  public:
-  Shares(const Graph& graph, const ActivationPlan& plan, const Layers& layers) : plan_(plan) {
+  Shares(const Graph& graph, const ActivationPlan& plan, const TensorFates& fates) : plan_(plan) {
     const auto in_part = [](const Label& label) {
       return label.layer >= 0 && label.subsequence >= 0;
     };
@@ -212,7 +262,7 @@ class Shares {
     for (size_t t = 0; t < graph.tensors.size(); ++t) {
       const Tensor& tensor = graph.tensors[t];
       if (!in_part(tensor.label) || tensor.kind == TensorKind::kKeysValues) continue;
-      if (!may_leave(tensor, uses[t], plan, layers)) continue;
+      if (!may_leave(t, uses[t], fates)) continue;
       parts[tensor.label.layer][tensor.label.subsequence].bytes += tensor.bytes();
     }
     for (const Op& op : graph.step.ops) {
@@ -257,13 +307,15 @@ class Shares {
 
 // Cuts every output that leaves in part into what stays and what leaves; whoever touches the one
 // touches the other. True of those that stay.
-std::vector<bool> cut_outputs(Graph& graph, const ActivationPlan& plan, const Layers& layers) {
+std::vector<bool> cut_outputs(Graph& graph, const Plan& whole) {
+  const ActivationPlan& plan = *whole.activations;
   const size_t tensors = graph.tensors.size();
   std::vector<TensorId> leaves(tensors, -1);
   std::vector<bool> stays(tensors, false);
-  const Shares shares(graph, plan, layers);
+  const TensorFates fates(graph, whole);
+  const Shares shares(graph, plan, fates);
   for (size_t t = 0; t < tensors; ++t) {
-    if (fate_of(graph.tensors[t], plan, layers) != ActivationFate::kOffload) continue;
+    if (fates.of(t) != ActivationFate::kOffload) continue;
     const double share = shares.of(graph.tensors[t]);
     if (share == 1) continue;
     stays[t] = true;
@@ -290,9 +342,10 @@ std::vector<bool> cut_outputs(Graph& graph, const ActivationPlan& plan, const La
   return stays;
 }
 
-void offload(Graph& graph, const ActivationPlan& plan) {
-  const Layers layers = layers_in(graph);
-  const std::vector<bool> stays = cut_outputs(graph, plan, layers);
+void offload(Graph& graph, const Plan& whole) {
+  const ActivationPlan& plan = *whole.activations;
+  const std::vector<bool> stays = cut_outputs(graph, whole);
+  const TensorFates fates(graph, whole);
   const std::vector<Uses> uses = uses_of(graph);
   std::vector<Op>& ops = graph.step.ops;
   Insertions insertions;
@@ -300,7 +353,7 @@ void offload(Graph& graph, const ActivationPlan& plan) {
   const size_t tensors = graph.tensors.size();
   for (size_t i = 0; i < tensors; ++i) {
     const Uses use = uses[i];
-    if (stays[i] || !may_leave(graph.tensors[i], use, plan, layers)) continue;
+    if (stays[i] || !may_leave(i, use, fates)) continue;
     const auto id = static_cast<TensorId>(i);
     Tensor host = graph.tensors[i];
     host.place = Place::kDram;
@@ -354,8 +407,8 @@ void tile_feed_forward(Graph& graph, const Plan& plan) {
 }  // namespace
 
 Graph checkpoint_pass(Graph graph, const Plan& plan) {
-  Recompute(graph, *plan.activations).run();
-  offload(graph, *plan.activations);
+  Recompute(graph, plan).run();
+  offload(graph, plan);
   if (plan.ffn_tiles > 1) tile_feed_forward(graph, plan);
   return graph;
 }

@@ -18,6 +18,7 @@ class Decoder : private DecoderExperts {
 
   Graph run() {
     for (int64_t i = 0; i < plan_.accumulation(); ++i) micro_batch(static_cast<int16_t>(i));
+    if (plan_.routing_percent > 100) load_busiest_rank(graph_, model_, plan_);
     return std::move(graph_);
   }
 

@@ -17,8 +17,11 @@ TensorId DecoderExperts::sent_tensor(TensorKind kind, Label label) {
 TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
   if (plan_.expert == 1) return from;
   const TensorId to = add_tensor(graph_, graph_.tensor(from));
+  // Where experts are split over the ranks that share sequences too, neighbours have them.
+  const bool beside = plan_.data % plan_.expert == 0;
+  const int64_t stride = beside ? plan_.tensor * plan_.sequence * plan_.context : plan_.tensor;
   const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(), plan_.expert,
-                            plan_.tensor * plan_.sequence * plan_.context};
+                            stride};
   graph_.step.ops.push_back(
       collective_op(LaneKind::kExpertNetwork, work, phase, label,
                     {read(from, Role::kSource), write(to, Role::kDestination)}));

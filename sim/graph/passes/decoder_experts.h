@@ -60,4 +60,8 @@ class DecoderExperts : protected DecoderLatent {
   bool balanced_ = false;  // a layer of the micro-batch has written it
 };
 
+// routing.cpp: makes the rank that a plain graph is of the busiest one (Plan::routing_percent):
+// more rows come to its experts, which multiply, keep and send back as many.
+void load_busiest_rank(Graph& graph, const Model& model, const Plan& plan);
+
 }  // namespace ballast

@@ -1,6 +1,7 @@
 // Products of 8-bit factors: which they are, and the memory for their codes.
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -37,25 +38,43 @@ Rounding rounding_of(const Op& op, const StackFacts& facts) {
   return comes_in_codes ? Rounding::kNone : Rounding::kFirst;
 }
 
+// The rows that experts take, which are exchanged in 16 bits and rounded as they arrive
+// (Transformer Engine, pytorch/module/grouped_linear.py, saves the rounded input).
+std::vector<bool> rows_of_experts(const Graph& graph) {
+  std::vector<bool> found(graph.tensors.size(), false);
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<GemmWork>(&op.work);
+    const bool takes = work != nullptr && work->experts > 0 && op.phase == Phase::kForward &&
+                       op.label.module == ModuleKind::kFc1;
+    for (const Access& access : op.accesses) {
+      if (takes && access.role == Role::kInput) found[static_cast<size_t>(access.tensor)] = true;
+    }
+  }
+  return found;
+}
+
 // Norms and activations write codes, a byte a value.
 void write_codes(Graph& graph) {
-  const auto is_code = [&](const Tensor& tensor) {
+  const std::vector<bool> dispatched = rows_of_experts(graph);
+  const auto is_code = [&](TensorId id) {
+    const Tensor& tensor = graph.tensor(id);
     const ModuleKind module = tensor.label.module;
-    return tensor.kind == TensorKind::kOutput && tensor.label.layer >= 0 &&
-           (module == ModuleKind::kNorm1 || module == ModuleKind::kNorm2 ||
-            module == ModuleKind::kActivation);
+    return dispatched[static_cast<size_t>(id)] ||
+           (tensor.kind == TensorKind::kOutput && tensor.label.layer >= 0 &&
+            (module == ModuleKind::kNorm1 || module == ModuleKind::kNorm2 ||
+             module == ModuleKind::kActivation));
   };
   for (Op& op : graph.step.ops) {
     auto* rows = std::get_if<RowWork>(&op.work);
     if (rows == nullptr || op.phase != Phase::kForward) continue;
     for (const Access& access : op.accesses) {
       const Tensor& tensor = graph.tensor(access.tensor);
-      if (!writes(access) || !is_code(tensor)) continue;
+      if (!writes(access) || !is_code(access.tensor)) continue;
       rows->moved = rows->moved - (tensor.bytes() - bytes_of(tensor.elements, DType::kU8));
     }
   }
-  for (Tensor& tensor : graph.tensors) {
-    if (is_code(tensor)) tensor.dtype = DType::kU8;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (is_code(static_cast<TensorId>(t))) graph.tensors[t].dtype = DType::kU8;
   }
 }
 

@@ -11,6 +11,11 @@ namespace {
 
 bool always(const PassContext&) { return true; }
 
+bool orders_copies(const PassContext& of) {
+  const ActivationPlan& activations = *of.plan.activations;
+  return activations.reload == ReloadOrder::kByModule || activations.offload_in_flight > 0;
+}
+
 bool shards_state(const PassContext& of) {
   return of.plan.replicas() > 1 && (of.plan.zero_stage == 1 || of.plan.zero_stage == 2);
 }
@@ -57,6 +62,9 @@ constexpr Pass kPasses[] = {
      [](Graph graph, const PassContext& of) {
        return gather_pass(std::move(graph), of.plan, of.facts);
      }},
+    {"reload", "passes/reload.cpp",
+     "when offloaded activations return by module, and how many leave at once", orders_copies,
+     [](Graph graph, const PassContext& of) { return reload_pass(std::move(graph), of.plan); }},
     {"residency", "passes/residency.cpp", "weights that flow in before each use",
      [](const PassContext& of) { return *of.plan.weights.flow_share > 0; },
      [](Graph graph, const PassContext& of) { return residency_pass(std::move(graph), of.plan); }},

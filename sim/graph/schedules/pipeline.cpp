@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <list>
+#include <optional>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -31,6 +32,14 @@ Turns turns_for(const PipelineContext& context, Folding folding) {
   return spreads ? Turns::kSpread : Turns::kFolded;
 }
 
+// Later stages hold less, and may offload less (ActivationPlan::offload_share_fall).
+Plan plan_on(int64_t stage, Plan plan) {
+  ActivationPlan& activations = *plan.activations;
+  const double less = static_cast<double>(stage) * activations.offload_share_fall;
+  activations.offload_share = std::max(0.0, activations.offload_share - less);
+  return plan;
+}
+
 // Of chunks alike the inside is made once.
 class Chunks {
  public:
@@ -38,14 +47,15 @@ class Chunks {
       : context_(model, plan, facts) {
     for (int64_t c = 0; c < context_.chunks(); ++c) {
       const Layers layers{context_.first_layer(c), context_.first_layer(c + 1)};
+      const Plan on_stage = plan_on(c % plan.pipeline, plan);
       auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {
-        return are_alike(model, kind.layers, layers);
+        return kind.activations == on_stage.activations && are_alike(model, kind.layers, layers);
       });
       if (found == kinds_.end()) {
-        ChunkKind kind = make_chunk(model, plan, facts, layers.first, layers.last);
+        ChunkKind kind = make_chunk(model, on_stage, facts, layers.first, layers.last);
         const auto block = static_cast<int32_t>(blocks_.size());
         for (ChunkTurn& turn : kind.turns) blocks_.push_back(std::move(turn.ops));
-        found = kinds_.insert(kinds_.end(), {layers, std::move(kind), block});
+        found = kinds_.insert(kinds_.end(), {layers, on_stage.activations, std::move(kind), block});
       }
       context_.kind_of_chunk.push_back(&found->kind);
       context_.block_of_chunk.push_back(found->block);
@@ -61,6 +71,7 @@ class Chunks {
   };
   struct Kind {
     Layers layers;  // of the first chunk of this kind
+    std::optional<ActivationPlan> activations;
     ChunkKind kind;
     int32_t block;
   };
@@ -106,8 +117,7 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
   const PassContext passes{model, plan, facts};
   std::vector<Graph> stages;
   for (int64_t s = 0; s < plan.pipeline; ++s) {
-    stages.push_back(
-        run_passes(stage_program(s, context, turns), passes, "residency", "host copies"));
+    stages.push_back(run_passes(stage_program(s, context, turns), passes, "reload", "host copies"));
   }
   Graph graph = merge_stages(std::move(stages), context);
   if (turns == Turns::kFolded) {

@@ -21,6 +21,7 @@ class StageBuilder {
     for (size_t i = 0; i < turns.size(); ++i) {
       // What a backward reads comes back beside the turn before it.
       if (turns_ == Turns::kFolded && i + 1 < turns.size()) bring_back(turns[i + 1]);
+      follows_ = i + 1 < turns.size() ? turns[i + 1] : turns[i];
       emit(turns[i]);
     }
     sum_tied_gradient();
@@ -238,16 +239,25 @@ class StageBuilder {
     std::vector<TensorId> leaving(kept.size(), -1);
     for (size_t k = 0; k < kept.size(); ++k) {
       if (kept[k].first != place(turn)) continue;
-      const bool leaves = kept[k].place == Place::kDram;
+      const bool is_away = kept[k].place == Place::kDram;
+      const bool leaves = is_away && !used_at_once(turn, kept[k]);
       saved.kept[k] = tensor(chunk.index, leaves ? TensorKind::kHostOutput : TensorKind::kSaved,
                              Category::kActivations, DType::kU8, kept[k].bytes.count);
       if (leaves) {
         graph_.tensor(saved.kept[k]).place = Place::kDram;
         leaving[k] = passing(chunk, kept[k].bytes);
+      } else if (is_away) {
+        saved.returned[k] = saved.kept[k];
       }
       block.accesses.push_back(write(leaves ? leaving[k] : saved.kept[k], Role::kStatistics));
     }
     return leaving;
+  }
+
+  // What comes back by module does not leave where the turn that reads it follows.
+  bool used_at_once(const Turn& turn, const Kept& one) const {
+    return plan_.activations->reload == ReloadOrder::kByModule && follows_.chunk == turn.chunk &&
+           follows_.micro_batch == turn.micro_batch && place(follows_) == one.last;
   }
 
   Saved& saved_of(const Turn& turn) {
@@ -350,6 +360,7 @@ class StageBuilder {
   const Turns turns_;
   Graph graph_;
   std::vector<Chunk> chunks_;
+  Turn follows_;                           // the turn after the one under way
   std::vector<std::vector<Saved>> saved_;  // by chunk of the stage and micro-batch
 };
 
