@@ -78,7 +78,7 @@ Graph sequence_pass(Graph graph, const Plan& plan);
 Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // checkpoint.cpp: recompute and offload of activations (Plan::activations).
-Graph checkpoint_pass(Graph graph, const Plan& plan);
+Graph checkpoint_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // residency.cpp: weights that flow in before each use and are dropped after (Plan::weights).
 // Their home is the host copy that the optimizer pass keeps up to date.
