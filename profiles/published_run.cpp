@@ -141,12 +141,18 @@ class RunReader {
                      is_open(KnobId::kTensorSequence) && plan_of_run.tensor > 1);
     result_.open.set(KnobId::kZeroStage, is_open(KnobId::kZeroStage));
     result_.open.set(KnobId::kAdam, plan_of_run.optimizer.adam == "best");
+    result_.open.set(KnobId::kBucketBytes,
+                     !names_bucket(changes_) && !names_bucket(of_strategy));
     if (!changes_.contains("tensor_sequence") && result_.plan.tensor == 1) {
       result_.plan.tensor_sequence = false;
     }
   }
 
  private:
+  static bool names_bucket(const Json& plan) {
+    return plan.contains("optimizer") && plan["optimizer"].contains("bucket_bytes");
+  }
+
   void copy(const char* key, const char* to) {
     if (reader_.has(key)) changes_[to] = reader_.raw(key);
   }

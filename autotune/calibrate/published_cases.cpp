@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "profiles/frameworks/usual_buckets.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/engine/layer_memory.h"
@@ -134,6 +135,11 @@ std::vector<double> flow_shares(const Plan& plan) {
 // What the case leaves open and has only one best value.
 Plan base_plan(const CaseSetup& setup) {
   Plan plan = setup.of.plan;
+  const bool on_gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
+  if (on_gpu && setup.of.open.has(KnobId::kBucketBytes)) {
+    plan.optimizer.bucket_bytes =
+        usual_bucket(setup.stack.name, plan).value_or(plan.optimizer.bucket_bytes);
+  }
   if (setup.of.open.has(KnobId::kTensorSequence))
     plan.tensor_sequence = plan.tensor > 1 && setup.stack.facts.splits_norms_by_token;
   const auto& rates = setup.machine.cpu.adam;
@@ -198,10 +204,16 @@ std::vector<AttentionKind> attention_kinds(const CaseSetup& setup) {
   return setup.stack.facts.attention;
 }
 
+// FlashAttention 3 has kernels of Hopper alone: elsewhere a table that names it for all of its rows
+// means what the framework takes there.
+bool runs_on(AttentionKernel kernel, const Machine& machine) {
+  return kernel != AttentionKernel::kFlash3 || machine.gpu.kernels.generation == "hopper";
+}
+
 Stack stack_of(const CaseSetup& setup, const StackConstants& constants, AttentionKind attention) {
   Stack stack = setup.stack;
   stack.facts.attention = {attention};
-  if (setup.of.attention_kernel) {
+  if (setup.of.attention_kernel && runs_on(*setup.of.attention_kernel, setup.machine)) {
     stack.facts.attention_kernel = *setup.of.attention_kernel;
     stack.facts.attention_kernel_on.clear();
   }
@@ -379,6 +391,8 @@ CaseSetup set_up(const PublishedCase& of) {
 
 CaseSetup as_run_by(CaseSetup setup, Stack stack) {
   setup.stack = std::move(stack);
+  // The name stays that of whom the source names, and says nothing of buckets any more.
+  setup.of.open.set(KnobId::kBucketBytes, false);
   override_facts(setup.of.facts, setup.stack.facts);
   return setup;
 }

@@ -83,7 +83,7 @@ Graph sequence_pass(Graph graph, const Plan& plan);
 Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // checkpoint.cpp: recompute and offload of activations (Plan::activations).
-Graph checkpoint_pass(Graph graph, const Plan& plan);
+Graph checkpoint_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
 // reload.cpp: when what was offloaded comes back (ActivationPlan::reload), and how many copies out
 // are under way. On the whole program of a device, where a pipeline's chunks stand in their order.

@@ -55,7 +55,7 @@ TEST(build_plain, the_second_micro_batch_adds_to_the_gradients_of_the_first) {
 
 TEST(checkpoint_pass, keeping_everything_changes_nothing) {
   const Graph plain = build_plain(tiny::model(), tiny::plan());
-  const Graph kept = checkpoint_pass(plain, tiny::plan());
+  const Graph kept = checkpoint_pass(plain, tiny::plan(), StackFacts{});
   EXPECT_EQ(kept.step.ops.size(), plain.step.ops.size());
   EXPECT_EQ(kept.tensors.size(), plain.tensors.size());
 }
@@ -63,7 +63,7 @@ TEST(checkpoint_pass, keeping_everything_changes_nothing) {
 TEST(checkpoint_pass, a_recomputed_activation_is_made_once_a_layer_before_its_first_reader) {
   Plan plan = tiny::plan();
   plan.activations = with(ModuleKind::kActivation, ActivationFate::kRecompute);
-  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan, StackFacts{});
   EXPECT_EQ(tiny::count(graph, OpKind::kActivation, Phase::kRecompute), 2);
   for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     if (graph.step.ops[i].phase != Phase::kRecompute) continue;
@@ -80,7 +80,7 @@ TEST(checkpoint_pass, full_recompute_repeats_all_of_a_layer_but_its_output) {
   Plan plan = tiny::plan();
   plan.activations->fate.fill(ActivationFate::kRecompute);
   plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
-  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan, StackFacts{});
   int64_t repeated = 0;
   for (const Op& op : graph.step.ops) repeated += op.phase == Phase::kRecompute;
   EXPECT_EQ(repeated, 2 * 7);
@@ -90,7 +90,7 @@ TEST(checkpoint_pass,
      an_offloaded_output_leaves_once_and_returns_once_and_the_last_layer_keeps_its) {
   Plan plan = tiny::plan();
   plan.activations = with(ModuleKind::kFc1, ActivationFate::kOffload);
-  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan, StackFacts{});
   EXPECT_EQ(tiny::count(graph, OpKind::kCopy, Phase::kOffload), 1);
   EXPECT_EQ(tiny::count(graph, OpKind::kCopy, Phase::kReload), 1);
   for (const Op& op : graph.step.ops) {

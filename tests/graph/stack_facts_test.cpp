@@ -293,6 +293,37 @@ TEST(StackFacts, gradients_that_are_added_apart_exist_in_both_types) {
   EXPECT_EQ(tiny::bytes(graph, TensorKind::kGradient).count, 4 * parameter_count(gpt()));
 }
 
+// Of the last micro-batch the hook that reduces a layer's gradients adds them (nanotron,
+// gradient_accumulator.py, get_fp32_accum_hook), before the backward of the layer below.
+TEST(StackFacts, gradients_that_are_added_apart_are_reduced_beside_the_last_backward) {
+  StackFacts facts;
+  facts.gradients = GradientPrecision::kF32;
+  facts.adds_gradients_apart = true;
+  Model model = gpt();
+  model.layers = 2;
+  const Graph graph = build(model, two_ranks(0), facts);
+  const auto at = [&](OpKind kind, Phase phase, int layer, int micro) {
+    const auto found =
+        std::find_if(graph.step.ops.begin(), graph.step.ops.end(), [&](const Op& op) {
+          return op.kind == kind && op.phase == phase && op.label.layer == layer &&
+                 op.label.micro_batch == micro && op.label.module == ModuleKind::kFc2;
+        });
+    return found - graph.step.ops.begin();
+  };
+  // What adds is a pass of the module; the last operation of a backward by layer is layer 0's.
+  const auto adds = [&](int layer, int micro) {
+    const auto found =
+        std::find_if(graph.step.ops.rbegin(), graph.step.ops.rend(), [&](const Op& op) {
+          return op.kind == OpKind::kActivation && op.phase == Phase::kBackward &&
+                 op.label.layer == layer && op.label.micro_batch == micro &&
+                 op.label.module == ModuleKind::kFc2;
+        });
+    return graph.step.ops.rend() - found - 1;
+  };
+  EXPECT_GT(adds(1, 0), at(OpKind::kGemm, Phase::kBackwardWeight, 0, 0));
+  EXPECT_LT(adds(1, 1), at(OpKind::kGemm, Phase::kBackwardWeight, 0, 1));
+}
+
 TEST(StackFacts, sharded_steps_reduce_by_scattering_or_all_of_it) {
   StackFacts facts;
   const Graph scattered = build(gpt(), two_ranks(1), facts);

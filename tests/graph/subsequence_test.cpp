@@ -176,7 +176,7 @@ TEST(subsequences, a_layer_that_is_recomputed_has_one_parts_feed_forward) {
   Plan plan = divided_plan();
   plan.activations->fate.fill(ActivationFate::kRecompute);
   plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kKeep;
-  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan, StackFacts{});
   const auto fc1 = [](const Tensor& t) {
     return t.kind == TensorKind::kOutput && t.label.module == ModuleKind::kFc1;
   };
@@ -193,7 +193,7 @@ TEST(subsequences, keys_and_values_rest_in_cpu_memory_between_forward_and_backwa
   Plan plan = divided_plan();
   plan.global_batch = 1;
   plan.activations->fate[static_cast<size_t>(ModuleKind::kQkv)] = ActivationFate::kOffload;
-  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan, StackFacts{});
   // Of the first layer; the last one keeps. Queries and pairs of four parts, there and back.
   std::vector<size_t> leaves;
   std::vector<size_t> returns;
@@ -231,7 +231,7 @@ PartBytes part_bytes(const Plan& plan, ModuleKind module) {
     if (counts && tensor.label.module == module)
       bytes.made[of(tensor.label)] += tensor.bytes().count;
   }
-  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan, StackFacts{});
   for (const Op& op : graph.step.ops) {
     if (op.phase == Phase::kOffload) bytes.left[of(op.label)] += bytes_of(op.work).count;
   }
@@ -256,7 +256,7 @@ TEST(subsequences, sppo_sends_away_what_fits_under_the_next_part) {
   EXPECT_EQ(bytes.made, std::vector<int64_t>(kParts, 16'384));
   EXPECT_EQ(bytes.left, (std::vector<int64_t>{leaves, leaves, leaves, 0}));
   // What is on the GPU when a part ends and what left of those before it is away.
-  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan);
+  const Graph graph = checkpoint_pass(build_plain(tiny::model(), plan), plan, StackFacts{});
   const auto of_layer = [](const Tensor& t) {
     return t.kind == TensorKind::kOutput && t.label.module == ModuleKind::kFc1 &&
            t.label.layer == 0;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "profiles/frameworks/usual_buckets.h"
 #include "profiles/load.h"
 #include "sim/engine/predict.h"
 #include "tests/profiles/support.h"
@@ -534,6 +535,20 @@ TEST(Frameworks, a_plan_with_an_open_knob_is_not_exported) {
   plan.micro_batch.reset();
   EXPECT_TRUE(holds(error_of([&] { export_plan(plan, load_model("gpt2"), Framework::kMegatron); }),
                     "auto"));
+}
+
+// Megatron-LM's bucket grows with the ranks, as its importer has it; of a framework whose source
+// was not read for it nothing is said.
+TEST(Frameworks, cut_gradients_into_buckets_of_their_own) {
+  Plan plan;
+  plan.data = 8;
+  EXPECT_EQ(usual_bucket("nemo-2025", plan), Bytes{4 * 40'000'000});
+  plan.data = 336;
+  EXPECT_EQ(usual_bucket("nemo-2025", plan), Bytes{4LL * 336'000'000});
+  EXPECT_EQ(usual_bucket("deepspeed-2025", plan), Bytes{4LL * 500'000'000});
+  EXPECT_EQ(usual_bucket("nanotron-2025", plan), Bytes{4LL * 13'107'200});
+  EXPECT_EQ(usual_bucket("megatron-2022", plan), Bytes{int64_t{1} << 40});
+  EXPECT_EQ(usual_bucket("typical", plan), std::nullopt);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Stack files: what they may say, and that they come back as they were.
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -214,7 +215,8 @@ TEST(Stacks, each_part_of_the_uncertainty_is_required) {
 TEST(Stacks, a_source_tells_which_framework_of_a_family_it_ran) {
   EXPECT_EQ(framework_of("torch-2025", "huggingface/nanotron@2411b022 docs/benchmark_summary.svg"),
             "nanotron-2025");
-  EXPECT_EQ(framework_of("torch-2025", "pytorch/torchtitan"), "torch-2025");
+  EXPECT_EQ(framework_of("torch-2025", "pytorch/torchtitan"), "torchtitan-2025");
+  EXPECT_EQ(framework_of("torch-2025", "somebody/trainer"), "torch-2025");
   EXPECT_EQ(framework_of("megatron-core-2024", "kwai/Megatron-Kwai@b2646e4d"),
             "megatron-kwai-2024");
   EXPECT_EQ(framework_of("megatron-2023", "huggingface/nanotron"), "megatron-2023");
@@ -238,8 +240,16 @@ std::vector<Stack> frameworks(bool that_offload) {
 using Votes =
     std::map<std::string, std::map<std::string, int>>;  // by fact, then what is said of it
 
+// Who never did has nothing to say of it, where several others have.
+bool trains_in_8_bits(const Stack& stack) {
+  return stack.source.find("fp8") != std::string::npos ||
+         stack.source.find("float8") != std::string::npos;
+}
+
 Votes votes_of(const std::vector<Stack>& stacks, const std::string& without) {
   Votes count;
+  const bool some_train_in_8_bits =
+      std::count_if(stacks.begin(), stacks.end(), trains_in_8_bits) > 1;
   for (const Stack& stack : stacks) {
     if (stack.name == without) continue;
     const Json json = Json::parse(stack_json(stack));
@@ -248,6 +258,7 @@ Votes votes_of(const std::vector<Stack>& stacks, const std::string& without) {
       // theirs runs on the CPU.
       if (fact == "weight_overlap" && stack.facts.most_zero_stage == 0) continue;
       if (fact == "torch_adam_threads" || fact == "most_zero_stage") continue;
+      if (fact.starts_with("fp8_") && some_train_in_8_bits && !trains_in_8_bits(stack)) continue;
       ++count[fact][value.dump()];
     }
   }

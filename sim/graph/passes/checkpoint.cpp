@@ -137,7 +137,8 @@ class TensorFates {
 // output that is to be recomputed, and points the backward's reads at what the copies write.
 class Recompute {
  public:
-  Recompute(Graph& graph, const Plan& plan) : graph_(graph) {
+  Recompute(Graph& graph, const Plan& plan, const StackFacts& facts)
+      : graph_(graph), gathers_beside_(facts.tensor_overlap == Overlap::kPartial) {
     const TensorFates fates(graph, plan);
     producers_.resize(graph.tensors.size());
     recomputed_.assign(graph.tensors.size(), false);
@@ -159,12 +160,34 @@ class Recompute {
     std::vector<Op>& ops = graph_.step.ops;
     Insertions insertions;
     for (size_t i = 0; i < ops.size(); ++i) {
-      if (is_backward(ops[i].phase)) resolve(ops[i], ops, i, insertions);
+      if (!is_backward(ops[i].phase)) continue;
+      const size_t position = gathers_beside_ ? start_of_gradients(ops, i) : i;
+      starts_behind_ = position < i ? computation_before(ops, position) : nullptr;
+      resolve(ops[i], ops, position, insertions);
     }
     ops = insertions.apply(std::move(ops));
   }
 
  private:
+  // Of the product of a weight's gradient: where that of its input's gradient stands, from which
+  // only exchanges part it. Of all others: where they stand themselves.
+  static size_t start_of_gradients(const std::vector<Op>& ops, size_t i) {
+    if (ops[i].kind != OpKind::kGemm || ops[i].phase != Phase::kBackwardWeight) return i;
+    size_t before = i;
+    while (before > 0 && ops[before - 1].kind == OpKind::kCollective) --before;
+    const bool pair = before > 0 && ops[before - 1].kind == OpKind::kGemm &&
+                      ops[before - 1].phase == Phase::kBackwardInput &&
+                      ops[before - 1].label == ops[i].label;
+    return pair ? before - 1 : i;
+  }
+
+  static Op* computation_before(std::vector<Op>& ops, size_t position) {
+    for (size_t i = position; i-- > 0;) {
+      if (kind_of(ops[i].lane) == LaneKind::kCompute) return &ops[i];
+    }
+    return nullptr;
+  }
+
   // Makes every input of `op` available before `position`, and renames it to its new copy.
   void resolve(Op& op, const std::vector<Op>& ops, size_t position, Insertions& insertions) {
     for (Access& access : op.accesses) {
@@ -184,6 +207,9 @@ class Recompute {
     // How evenly tokens were sent is counted once.
     std::erase_if(op.accesses, [](const Access& one) { return one.role == Role::kBalance; });
     resolve(op, ops, position, insertions);
+    if (starts_behind_ != nullptr && op.kind == OpKind::kCollective) {
+      hand_token(graph_, starts_behind_->accesses, op.accesses);
+    }
     for (Access& access : op.accesses) {
       if (access.mode != AccessMode::kWrite) continue;
       const TensorId copy = add_tensor(graph_, graph_.tensor(access.tensor));
@@ -200,6 +226,11 @@ class Recompute {
   }
 
   Graph& graph_;
+  // What the gradient of a weight reads whole is gathered beside the product before it, which is
+  // that of its input's (Megatron-LM, core/tensor_parallel/layers.py,
+  // LinearWithGradAccumulationAndAsyncCommunication.backward).
+  const bool gathers_beside_;
+  Op* starts_behind_ = nullptr;  // such a gathering, which is enqueued when this is done
   std::vector<std::vector<OpId>> producers_;  // of each tensor, in order
   std::set<OpId> repeated_;
   std::vector<bool> recomputed_;
@@ -406,8 +437,8 @@ void tile_feed_forward(Graph& graph, const Plan& plan) {
 
 }  // namespace
 
-Graph checkpoint_pass(Graph graph, const Plan& plan) {
-  Recompute(graph, plan).run();
+Graph checkpoint_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  Recompute(graph, plan, facts).run();
   offload(graph, plan);
   if (plan.ffn_tiles > 1) tile_feed_forward(graph, plan);
   return graph;

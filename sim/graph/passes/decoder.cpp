@@ -361,6 +361,8 @@ class Decoder : private DecoderExperts {
     for (int64_t i = model_.layers - 1; i >= 0; --i) {
       const std::vector<LayerSaved>& of_layer = saved[static_cast<size_t>(i)];
       for_parts_back([&](size_t p) { dx[p] = layer_backward(i, micro, of_layer[p], dx[p]); });
+      // What is reduced beside the backward is added by the hook that reduces it.
+      if (is_last(micro) && plan_.replicas() > 1) add_apart(micro, i);
     }
     for_parts_back([&](size_t p) { end_of_backward(micro, batch, dx[p]); });
   }
@@ -398,8 +400,10 @@ class Decoder : private DecoderExperts {
     start_balance(micro);
     const bool is_whole = ends_.first && ends_.last;
     is_whole ? layer_by_layer(micro, batch) : part_by_part(micro, batch);
-    add_apart(micro);
+    add_apart(micro, std::nullopt);
   }
+
+  bool is_last(int16_t micro) const { return micro + 1 == plan_.accumulation(); }
 
   TensorId load_batch(Label label) {
     const int64_t ids = plan_.tokens_per_micro_batch() + *plan_.micro_batch;

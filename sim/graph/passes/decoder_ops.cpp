@@ -130,10 +130,10 @@ bool DecoderOps::adds_apart() const {
   return facts_.adds_gradients_apart && plan_.zero_stage < 3 && gradient_type() != plan_.dtype;
 }
 
-void DecoderOps::add_apart(int16_t micro) {
+void DecoderOps::add_apart(int16_t micro, std::optional<int64_t> layer) {
   for (size_t i = 0; i < apart_.size(); ++i) {
-    if (apart_[i] < 0) continue;
     const Module& module = graph_.modules[i];
+    if (apart_[i] < 0 || (layer && module.layer != *layer)) continue;
     const Label label{static_cast<int16_t>(module.layer), module.kind, micro, -1};
     RowWork work = rows_of(1, module.count, 0, 1);
     // The sums begin as zeros: they are read by the first micro-batch too.

@@ -4,6 +4,7 @@
 // sim/spec/model.h. Will not do: say in what order they stand (sim/graph/passes/decoder.cpp).
 #pragma once
 
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -75,7 +76,8 @@ class DecoderOps {
   // Whether a micro-batch writes gradients of its own, which are added to the wide ones behind its
   // backward: one that has none overwrites them (StackFacts::adds_gradients_apart).
   bool adds_apart() const;
-  void add_apart(int16_t micro);
+  // Of a layer (-1: of what is outside the layers), or of all that are not added yet.
+  void add_apart(int16_t micro, std::optional<int64_t> layer);
   RowWork rows(int64_t columns, int64_t values_moved, double flops_per_value) const;
   RowWork rows_of(int64_t count, int64_t columns, int64_t values_moved,
                   double flops_per_value) const;

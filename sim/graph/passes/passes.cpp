@@ -56,7 +56,9 @@ constexpr Pass kPasses[] = {
      [](Graph graph, const PassContext& of) { return sequence_pass(std::move(graph), of.plan); }},
     {"checkpoint", "passes/checkpoint.cpp", "recompute or offload of activations, by module",
      always,
-     [](Graph graph, const PassContext& of) { return checkpoint_pass(std::move(graph), of.plan); }},
+     [](Graph graph, const PassContext& of) {
+       return checkpoint_pass(std::move(graph), of.plan, of.facts);
+     }},
     {"gather", "passes/gather.cpp",
      "ZeRO-3 and FSDP: weights gathered for each visit, gradients scattered after", gathers_weights,
      [](Graph graph, const PassContext& of) {
