@@ -6,6 +6,7 @@
 #include <span>
 
 #include "autotune/complete/feasibility.h"
+#include "autotune/complete/gpu_buckets.h"
 #include "autotune/complete/layout_order.h"
 #include "autotune/complete/open_layouts.h"
 #include "autotune/complete/way_bounds.h"
@@ -24,6 +25,10 @@ namespace {
 // may be no better than the best before the rest, which promise less, are left alone.
 constexpr size_t kLayoutsAtOnce = 4;
 constexpr int kPatience = 6;
+// Layouts of which more numbers of buckets are asked about: those that take so many times as long
+// as the best at most.
+constexpr double kNearTheBest = 1.1;
+constexpr size_t kMostNear = 2;
 
 SearchOptions completing() {
   SearchOptions options;
@@ -87,19 +92,19 @@ bool lacks_gpu_memory(const std::vector<PlacePeak>& peaks, const Machine& machin
   return !missing.empty() && missing.front().place == Place::kHbm;
 }
 
-// The fastest of the ways that fit, by estimates; no plan where none of them does. Of those that
+// The fastest of the ways that fit, by estimates; nothing where none of them does. Of those that
 // were looked at where it is interrupted.
-struct Fastest {
-  std::optional<Plan> plan;
-  Duration step_time;
-};
+using Fastest = std::optional<TimedPlan>;
 
-// Looks for the fastest way of one kind of attention, from the one that promises most on.
+// Looks for the fastest way of a list, all of one kind of attention, from the one that promises
+// most on.
 class FastestWay {
  public:
   // `groups`: as ways_of() has them. All references must outlive this object.
-  FastestWay(const Setting& setting, std::span<const std::vector<Way>> groups, WayEstimates& known)
-      : setting_(setting), known_(known), fitting_(groups.size(), kAll) {
+  // `limit`: ways that promise no less are left alone.
+  FastestWay(const Setting& setting, std::span<const std::vector<Way>> groups,
+             std::optional<Duration> limit, WayEstimates& known)
+      : setting_(setting), limit_(limit), known_(known), fitting_(groups.size(), kAll) {
     std::vector<const Way*> ways;
     for (size_t g = 0; g < groups.size(); ++g) {
       for (size_t i = 0; i < groups[g].size(); ++i) {
@@ -116,7 +121,8 @@ class FastestWay {
 
   Fastest run(const std::function<bool()>& interrupted) {
     for (const Candidate& one : order_) {
-      if (best_.plan && one.at_least > best_.step_time) break;
+      if (best_ && one.at_least > best_->step_time) break;
+      if (limit_ && one.at_least >= *limit_) break;
       if (interrupted && interrupted()) break;
       if (one.index < fitting_[one.group]) look_at(one);
     }
@@ -151,10 +157,10 @@ class FastestWay {
         return;
       }
       const bool is_first = one.rank < best_rank_;
-      if (best_.plan && (*time > best_.step_time || (*time == best_.step_time && !is_first))) {
+      if (best_ && (*time > best_->step_time || (*time == best_->step_time && !is_first))) {
         return;
       }
-      best_ = {way.plan, *time};
+      best_ = TimedPlan{way.plan, *time};
       best_rank_ = one.rank;
     } catch (const Error&) {
       // The graph knows no such plan.
@@ -162,6 +168,7 @@ class FastestWay {
   }
 
   const Setting& setting_;
+  std::optional<Duration> limit_;
   WayEstimates& known_;
   std::vector<Candidate> order_;
   std::vector<size_t> fitting_;       // by group: how many of its ways may fit
@@ -170,30 +177,46 @@ class FastestWay {
   size_t best_rank_ = kAll;
 };
 
+// What is asked about.
+struct Ask {
+  // The numbers of buckets on the GPU between those of a list, too: without them it is told how
+  // good a layout is, roughly.
+  bool between = false;
+  std::optional<Duration> limit{};  // nothing that promises no less than this
+  const std::function<bool()>& interrupted;
+};
+
 // Kinds of attention come in the order of preference: the first with a way that fits is taken.
 Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& groups,
-                   WayEstimates& known, const std::function<bool()>& interrupted) {
+                   const Ask& ask, WayEstimates& known) {
   for (auto begin = groups.begin(); begin != groups.end();) {
     const AttentionKind kind = begin->front().attention;
     const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Way>& group) {
       return group.front().attention != kind;
     });
-    Fastest best = FastestWay(setting, {begin, end}, known).run(interrupted);
-    if (best.plan) return best;
+    Fastest best = FastestWay(setting, {begin, end}, ask.limit, known).run(ask.interrupted);
+    if (ask.between) {
+      std::vector<const Way*> ways;
+      for (auto group = begin; group != end; ++group) {
+        for (const Way& way : *group) ways.push_back(&way);
+      }
+      Fastest between = faster_gpu_buckets(setting, ways, best, known, ask.interrupted);
+      if (between) best = std::move(between);
+    }
+    if (best) return best;
     begin = end;
   }
   return {};
 }
 
-Fastest fastest_listed(const Setting& setting, WayEstimates& known,
-                       const std::function<bool()>& interrupted = {}) {
+Fastest fastest_way(const Setting& setting, const Ask& ask, WayEstimates& known) {
   CaseSetup setup = setup_of(setting);
-  Fastest best = fastest_of(setting, ways_of(setup), known, interrupted);
-  if (best.plan || setting.plan.activations) return best;
+  Fastest best = fastest_of(setting, ways_of(setup), ask, known);
+  if (best || setting.plan.activations) return best;
   for (const ActivationPlan& offload : offloads()) {
     setup.of.plan.activations = offload;
-    const Fastest one = fastest_of(setting, ways_of(setup), known, interrupted);
-    if (one.plan && (!best.plan || one.step_time < best.step_time)) best = one;
+    Fastest one = fastest_of(setting, ways_of(setup), ask, known);
+    if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
   }
   return best;
 }
@@ -222,6 +245,7 @@ class LayoutChooser {
 
   Completed run() {
     look();
+    look_between();
     while (best_ != nullptr) {
       Completed completed = whole();
       if (completed.prediction.fits) return completed;
@@ -248,6 +272,7 @@ class LayoutChooser {
   // The best of what was looked at, as far as estimates tell.
   std::optional<Plan> first() {
     look();
+    look_between();
     if (best_ == nullptr) return std::nullopt;
     return best_->setting.plan;
   }
@@ -257,6 +282,7 @@ class LayoutChooser {
     size_t layout = 0;  // index
     Setting setting;    // every knob has a value
     Duration step_time;
+    bool is_slower = false;  // than what was the best, whose time this is: its own is not known
   };
 
   void look() {
@@ -272,14 +298,16 @@ class LayoutChooser {
   bool is_interrupted() const { return interrupted_ && interrupted_(); }
 
   // Nothing where the lean plans do not fit, or the search of a short step found none that does.
-  std::optional<Estimate> estimate_layout(size_t layout) {
+  // `limit`: the step time of the best so far.
+  std::optional<Estimate> estimate_layout(size_t layout, std::optional<Duration> limit) {
     Setting setting = layouts_[layout].setting;
     const Verdict lean = lean_verdict(setting, known_);
     if (!lean.fits) return std::nullopt;
     if (!has_auto(setting.plan) || !is_searched(setting.plan, setting.stack)) {
-      const Fastest best = fastest_listed(setting, known_, interrupted_);
-      setting.plan = best.plan.value_or(lean.plan);
-      if (best.plan) return Estimate{layout, std::move(setting), best.step_time};
+      const Fastest best = fastest_way(setting, {false, limit, interrupted_}, known_);
+      setting.plan = best ? best->plan : lean.plan;
+      if (best) return Estimate{layout, std::move(setting), best->step_time};
+      if (limit) return Estimate{layout, std::move(setting), *limit, true};
       const Prediction lone =
           predict(setting.model, setting.plan, setting.machine, setting.stack, measurements_);
       return Estimate{layout, std::move(setting), lone.step_time};
@@ -305,29 +333,70 @@ class LayoutChooser {
 
   void complete(const std::vector<size_t>& layouts) {
     std::vector<std::optional<Estimate>> done(layouts.size());
+    std::optional<Duration> limit;
+    if (best_ != nullptr) limit = best_->step_time;
     parallel_for(done.size(), hardware_threads(), [&](size_t i) {
       try {
-        done[i] = estimate_layout(layouts[i]);
+        done[i] = estimate_layout(layouts[i], limit);
       } catch (const Error&) {
         // The graph knows no such plan, or the search of its knobs was interrupted.
       }
     });
     for (std::optional<Estimate>& one : done) {
       if (!one) continue;
-      const bool of_known_kind = order_.learn(one->layout, one->step_time);
-      const bool better = best_ == nullptr || one->step_time < best_->step_time;
+      const bool of_known_kind = one->is_slower ? order_.learn_slower(one->layout, one->step_time)
+                                                : order_.learn(one->layout, one->step_time);
+      const bool better =
+          best_ == nullptr || (!one->is_slower && one->step_time < best_->step_time);
       if (better)
         stalled_ = 0;
       else if (of_known_kind)
         ++stalled_;
+      if (one->is_slower) continue;
       estimates_.push_back(std::make_unique<Estimate>(*std::move(one)));
       if (better) best_ = estimates_.back().get();
     }
   }
 
+  // The numbers of buckets on the GPU between those of the list, of the layouts that are near the
+  // best. What the list had stays an estimate, for it leaves more room.
+  void look_between() {
+    std::vector<const Estimate*> near;
+    for (const auto& one : estimates_) {
+      if (one->step_time.seconds() > kNearTheBest * best_->step_time.seconds()) continue;
+      const Setting& setting = layouts_[one->layout].setting;
+      if (has_auto(setting.plan) && !is_searched(setting.plan, setting.stack)) {
+        near.push_back(one.get());
+      }
+    }
+    std::stable_sort(near.begin(), near.end(), [](const Estimate* a, const Estimate* b) {
+      return a->step_time < b->step_time;
+    });
+    if (near.size() > kMostNear) near.resize(kMostNear);
+    std::vector<Fastest> found(near.size());
+    parallel_for(near.size(), hardware_threads(), [&](size_t i) {
+      try {
+        found[i] = fastest_way(layouts_[near[i]->layout].setting, {true, {}, interrupted_}, known_);
+      } catch (const Error&) {
+        // No way is legal.
+      }
+    });
+    for (size_t i = 0; i < near.size(); ++i) {
+      if (!found[i] || found[i]->step_time >= near[i]->step_time) continue;
+      Estimate faster{near[i]->layout, layouts_[near[i]->layout].setting, found[i]->step_time};
+      faster.setting.plan = found[i]->plan;
+      estimates_.push_back(std::make_unique<Estimate>(std::move(faster)));
+    }
+    choose_best();
+  }
+
   // Its whole step does not fit after all: the next best is the best.
   void drop_best() {
     std::erase_if(estimates_, [&](const auto& one) { return one.get() == best_; });
+    choose_best();
+  }
+
+  void choose_best() {
     best_ = nullptr;
     for (const auto& one : estimates_) {
       if (best_ == nullptr || one->step_time < best_->step_time) best_ = one.get();
@@ -399,8 +468,8 @@ std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layo
 Plan choose(const Setting& setting) {
   if (setting.plan.devices > setting.machine.devices) return feasibility(setting).plan;
   WayEstimates known;
-  const Fastest best = fastest_listed(setting, known);
-  return best.plan ? *best.plan : feasibility(setting).plan;
+  const Fastest best = fastest_way(setting, {true, {}, {}}, known);
+  return best ? best->plan : feasibility(setting).plan;
 }
 
 }  // namespace ballast

@@ -67,4 +67,13 @@ bool LayoutOrder::learn(size_t layout, Duration step_time) {
   return true;
 }
 
+bool LayoutOrder::learn_slower(size_t layout, Duration at_least) {
+  const double bound = layouts_[layout].at_least.seconds();
+  const double ratio = at_least.seconds() / std::max(1e-12, bound);
+  const auto [found, first] = known_.emplace(kind_of(layout), Known{ratio, at_least});
+  if (first) return false;
+  ++found->second.slower;
+  return true;
+}
+
 }  // namespace ballast

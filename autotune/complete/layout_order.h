@@ -28,6 +28,8 @@ class LayoutOrder {
 
   // What a layout's best plan takes. True where it was not the first of its kind.
   bool learn(size_t layout, Duration step_time);
+  // The same of one whose plans all take so long at least, which is no less than the best.
+  bool learn_slower(size_t layout, Duration at_least);
 
  private:
   using KindOfLayout = std::pair<std::string, int64_t>;

@@ -53,6 +53,11 @@ Plan with_few_micro_batches(const Plan& plan, const Stack& stack) {
   return with_micro_batches(plan, std::max(settled, short_steps(plan).first));
 }
 
+struct BuiltStep {
+  Plan plan;
+  Graph graph;
+};
+
 }  // namespace
 
 class WayEstimates::Known {
@@ -84,6 +89,19 @@ class WayEstimates::Known {
     const std::lock_guard lock(mutex_);
     all_.emplace(key_of(way.plan), std::pair(way, peaks));
   }
+  std::optional<Duration> time(const Way& way) const {
+    const std::lock_guard lock(mutex_);
+    const auto [begin, end] = times_.equal_range(key_of(way.plan));
+    for (auto it = begin; it != end; ++it) {
+      const auto& [known, time] = it->second;
+      if (known.attention == way.attention && known.plan == way.plan) return time;
+    }
+    return std::nullopt;
+  }
+  void keep_time(const Way& way, Duration time) {
+    const std::lock_guard lock(mutex_);
+    times_.emplace(key_of(way.plan), std::pair(way, time));
+  }
 
  private:
   // By what most often differs between plans of one setting, but for the buckets on the GPU.
@@ -96,7 +114,8 @@ class WayEstimates::Known {
   }
 
   mutable std::mutex mutex_;
-  std::multimap<Key, std::pair<Way, std::vector<PlacePeak>>> all_;
+  std::multimap<Key, std::pair<Way, std::vector<PlacePeak>>> all_;  // of few micro-batches
+  std::multimap<Key, std::pair<Way, Duration>> times_;              // of whole steps
 };
 
 WayEstimates::WayEstimates() : known_(std::make_unique<Known>()) {}
@@ -127,26 +146,47 @@ std::optional<Duration> WayEstimates::step_time_if_fits(const Setting& setting, 
   const Way few = {with_few_micro_batches(way.plan, stack), way.attention};
   const std::optional<std::vector<PlacePeak>> known = known_->find(few);
   if (known && !shortfalls(*known, setting.machine).empty()) return std::nullopt;
-  Prediction memory =
-      predict_memory(graph_of(setting, few.plan, stack), few.plan, setting.machine, stack);
-  Graph graph = std::move(memory.graph);
-  if (!known && !shortfalls(remember(few, std::move(memory)), setting.machine).empty()) {
-    return std::nullopt;
+  if (known) {
+    if (const std::optional<Duration> time = known_->time(way)) return time;
   }
-  const CostModel costs(setting.machine, way.plan, stack, nullptr);
-  const auto time_of = [&](const Plan& plan) {
-    if (plan != few.plan) graph = graph_of(setting, plan, stack);
-    link(graph);
-    return step_time_of(graph, plan, costs);
-  };
   const ShortSteps steps = short_steps(way.plan);
   const int64_t longer = steps.first + steps.more;
   const int64_t beyond = way.plan.accumulation() - longer;
-  if (beyond <= 0 || !has_even_middle(way.plan)) return time_of(way.plan);
-  const Duration first = time_of(with_micro_batches(way.plan, steps.first));
-  const Duration second = time_of(with_micro_batches(way.plan, longer));
+  std::optional<BuiltStep> built;
+  if (!known) {
+    // A step whose time is needed shows what memory is needed as well, where it is not longer by
+    // more than one micro-batch.
+    const Plan timed = with_micro_batches(way.plan, longer);
+    const bool serves = !stack.memory_is_planned() && way.plan.pipeline == 1;
+    const Plan& plan = serves ? timed : few.plan;
+    Prediction memory =
+        predict_memory(graph_of(setting, plan, stack), plan, setting.machine, stack);
+    built = BuiltStep{plan, std::move(memory.graph)};
+    if (!shortfalls(remember(few, std::move(memory)), setting.machine).empty()) {
+      return std::nullopt;
+    }
+  }
+  const CostModel costs(setting.machine, way.plan, stack, nullptr);
+  const auto time_of = [&](const Plan& plan) {
+    if (!built || built->plan != plan) built = BuiltStep{plan, graph_of(setting, plan, stack)};
+    link(built->graph);
+    return step_time_of(built->graph, plan, costs);
+  };
+  const auto kept = [&](Duration time) {
+    known_->keep_time(way, time);
+    return time;
+  };
+  if (beyond <= 0 || !has_even_middle(way.plan)) return kept(time_of(way.plan));
+  // The one that is built already comes first.
+  const bool longer_is_built = built && built->plan == with_micro_batches(way.plan, longer);
+  std::array<Duration, 2> times;
+  for (const size_t i :
+       longer_is_built ? std::array<size_t, 2>{1, 0} : std::array<size_t, 2>{0, 1}) {
+    times[i] = time_of(with_micro_batches(way.plan, i == 0 ? steps.first : longer));
+  }
+  const auto [first, second] = times;
   const auto each = static_cast<double>(second.ps - first.ps) / static_cast<double>(steps.more);
-  return second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))};
+  return kept(second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))});
 }
 
 }  // namespace ballast

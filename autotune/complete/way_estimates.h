@@ -1,8 +1,8 @@
 // Estimates: what ways of filling in a setting need and take, told from steps of few micro-batches.
 //
 // In a longer step the micro-batches repeat: they need the same memory, and each adds the same time
-// again. What a way needs is remembered, for the same ways are asked about on machines whose
-// memories differ, and first whether they fit, then how fast they are.
+// again. What a way needs and takes is remembered, for the same ways are asked about on machines
+// whose memories differ, and first whether they fit, then how fast they are.
 // Will not do: choose (autotune/complete/complete.h), or look at what was measured.
 #pragma once
 
@@ -17,7 +17,8 @@
 
 namespace ballast {
 
-// Of one model and stack. May be called from several threads.
+// Of one model, one stack and machines whose rates are the same. May be called from several
+// threads.
 class WayEstimates {
  public:
   WayEstimates();

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "backend/host/compute_threads.h"
 #include "backend/host/gemm/units.h"
 #include "backend/host/transformer_rows.h"
+#include "sim/base/error.h"
 
 namespace ballast {
 namespace {
@@ -45,9 +47,9 @@ constexpr RangeCut kEdge{384, 48};
 // Multiplications below which a tile is not worth a hand-over.
 constexpr double kLeastTile = 1 << 20;
 
-template <class Real>
-GemmArguments<Real> tile_of(const GemmArguments<Real>& whole, Range rows, Range columns) {
-  GemmArguments<Real> tile = whole;
+template <class Arguments>
+Arguments tile_of(const Arguments& whole, Range rows, Range columns) {
+  Arguments tile = whole;
   tile.m = rows.size();
   tile.n = columns.size();
   tile.a += whole.transpose_a ? rows.begin : rows.begin * whole.lda;
@@ -56,8 +58,8 @@ GemmArguments<Real> tile_of(const GemmArguments<Real>& whole, Range rows, Range 
   return tile;
 }
 
-template <class Real>
-void in_tiles(const GemmArguments<Real>& g, void (*product)(const GemmArguments<Real>&)) {
+template <class Arguments>
+void in_tiles(const Arguments& g, void (*product)(const Arguments&)) {
   const int64_t down = parts_of(g.m, kEdge);
   const int64_t across = parts_of(g.n, kEdge);
   const int64_t tiles = down * across;
@@ -80,6 +82,30 @@ const Available& available() {
 std::span<const GemmTable> gemm_tables() {
   return std::span(available().gemms).first(available().count);
 }
+
+#if defined(__x86_64__)
+namespace {
+
+void bf16_tile(const Bf16Product& tile) {
+  thread_local std::vector<uint16_t> workspace(kBf16Workspace);
+  kGemmAvx512Bf16(tile, workspace.data());
+}
+
+}  // namespace
+
+bool multiplies_bf16() {
+  static const bool found =
+      gemm_tables().back().name == kGemmAvx512.name && __builtin_cpu_supports("avx512bf16");
+  return found;
+}
+void gemm(const Bf16Product& arguments) {
+  CHECK(multiplies_bf16());
+  in_tiles(arguments, bf16_tile);
+}
+#else
+bool multiplies_bf16() { return false; }
+void gemm(const Bf16Product&) { CHECK(false && "no instruction for products of bf16"); }
+#endif
 
 void gemm(const GemmArguments<float>& arguments) { in_tiles(arguments, gemm_tables().back().gemm); }
 void gemm(const GemmArguments<double>& arguments) { in_tiles(arguments, gemm_double); }

@@ -67,6 +67,27 @@ Columns<Real> load_columns(const ConstView& view, int64_t column, int64_t width,
   return {copy, width};
 }
 
+// Whether these factors are multiplied as they are stored. Never of Real = double.
+template <class Real>
+bool are_multiplied_as_bf16(const ConstView& one, const ConstView& other) {
+  const bool both = one.dtype == DType::kBf16 && other.dtype == DType::kBf16;
+  return kStored<Real> == DType::kF32 && both && multiplies_bf16();
+}
+
+const uint16_t* bf16_at(const ConstView& view, int64_t element) {
+  return reinterpret_cast<const uint16_t*>(address(view, element));
+}
+
+// Sizes, strides and result of `g`, with these factors.
+void multiply_bf16(const GemmArguments<float>& g, const uint16_t* a, const uint16_t* b) {
+  CHECK(g.alpha == 1);
+  gemm(Bf16Product{g.m, g.n, g.k, a, g.lda, g.transpose_a, b, g.ldb, g.transpose_b, g.c, g.ldc,
+                   g.accumulate});
+}
+void multiply_bf16(const GemmArguments<double>&, const uint16_t*, const uint16_t*) {
+  CHECK(false && "factors of fp64 are not stored in bf16");
+}
+
 // Rows of y before the product is added: the residual, the bias, or their sum.
 template <class Real>
 void start_output(const ConstView& residual, const Real* bias, const Piece& piece, Range rows,
@@ -87,12 +108,14 @@ void start_output(const ConstView& residual, const Real* bias, const Piece& piec
 
 template <class Real>
 void forward(const Layout& layout, ConstView x, ConstView params, ConstView residual, View y) {
-  const Real* input = load<Real>(x, 0, elements(x), Slot::kInput);
+  const bool as_bf16 = are_multiplied_as_bf16<Real>(x, params);
+  const Real* input = as_bf16 ? nullptr : load<Real>(x, 0, elements(x), Slot::kInput);
   const bool y_in_place = y.dtype == kStored<Real>;
   const bool in_place = y_in_place && params.dtype == kStored<Real>;
   for_pieces<Real>(layout, x.rows, in_place, [&](const Piece& piece) {
     const Real* weight =
-        load<Real>(params, piece.weight, layout.in * piece.width, Slot::kParameters);
+        as_bf16 ? nullptr
+                : load<Real>(params, piece.weight, layout.in * piece.width, Slot::kParameters);
     const Real* bias =
         layout.has_bias ? load<Real>(params, piece.bias, piece.width, Slot::kBiasSums) : nullptr;
     Real* out = y_in_place ? reinterpret_cast<Real*>(address(y, piece.column))
@@ -112,7 +135,11 @@ void forward(const Layout& layout, ConstView x, ConstView params, ConstView resi
     g.ldb = g.transpose_b ? layout.in : piece.width;
     g.c = out, g.ldc = stride;
     g.accumulate = started;
-    gemm(g);
+    if (as_bf16) {
+      multiply_bf16(g, bf16_at(x, 0), bf16_at(params, piece.weight));
+    } else {
+      gemm(g);
+    }
     if (y_in_place) return;
     for_ranges(x.rows, by_rows(piece.width), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
@@ -126,20 +153,28 @@ template <class Real>
 void backward_input(const Layout& layout, ConstView dy, ConstView params, View dx,
                     bool accumulate = false) {
   const bool in_place = dy.dtype == kStored<Real> && params.dtype == kStored<Real>;
+  const bool as_bf16 = are_multiplied_as_bf16<Real>(dy, params);
   Real* out = target<Real>(dx, 0, elements(dx), Slot::kOutput);
   if (accumulate && dx.dtype != kStored<Real>) copy_in(ConstView(dx), 0, elements(dx), out);
   bool started = accumulate;
   for_pieces<Real>(layout, dy.rows, in_place, [&](const Piece& piece) {
-    const Columns<Real> from = load_columns<Real>(dy, piece.column, piece.width, Slot::kGradient);
     GemmArguments<Real> g;
     g.m = dy.rows, g.n = layout.in, g.k = piece.width;
-    g.a = from.data, g.lda = from.stride;
-    g.b = load<Real>(params, piece.weight, layout.in * piece.width, Slot::kParameters);
+    g.lda = dy.columns;
+    if (!as_bf16) {
+      const Columns<Real> from = load_columns<Real>(dy, piece.column, piece.width, Slot::kGradient);
+      g.a = from.data, g.lda = from.stride;
+      g.b = load<Real>(params, piece.weight, layout.in * piece.width, Slot::kParameters);
+    }
     g.transpose_b = layout.order == WeightLayout::kInOut;
     g.ldb = g.transpose_b ? piece.width : layout.in;
     g.c = out, g.ldc = layout.in;
     g.accumulate = started;
-    gemm(g);
+    if (as_bf16) {
+      multiply_bf16(g, bf16_at(dy, piece.column), bf16_at(params, piece.weight));
+    } else {
+      gemm(g);
+    }
     started = true;
   });
   finish(out, dx, 0, elements(dx));
@@ -163,11 +198,15 @@ void add_bias_gradient(const Columns<Real>& dy, int64_t rows, const Piece& piece
 template <class Real>
 void backward_weight(const Layout& layout, ConstView dy, ConstView x, View dparams,
                      bool accumulate) {
-  const Real* input = load<Real>(x, 0, elements(x), Slot::kInput);
+  const bool as_bf16 = are_multiplied_as_bf16<Real>(dy, x);
+  const Real* input = as_bf16 ? nullptr : load<Real>(x, 0, elements(x), Slot::kInput);
   const bool in_place = dy.dtype == kStored<Real> && dparams.dtype == kStored<Real>;
   for_pieces<Real>(layout, dy.rows, in_place, [&](const Piece& piece) {
     const int64_t count = layout.in * piece.width;
-    const Columns<Real> from = load_columns<Real>(dy, piece.column, piece.width, Slot::kGradient);
+    Columns<Real> from;
+    if (!as_bf16 || layout.has_bias) {
+      from = load_columns<Real>(dy, piece.column, piece.width, Slot::kGradient);
+    }
     Real* out = target<Real>(dparams, piece.weight, count, Slot::kOutput);
     if (accumulate && dparams.dtype != kStored<Real>) copy_in(dparams, piece.weight, count, out);
 
@@ -186,7 +225,14 @@ void backward_weight(const Layout& layout, ConstView dy, ConstView x, View dpara
       g.b = from.data, g.ldb = from.stride;
     }
     g.ldc = g.n;
-    gemm(g);
+    if (as_bf16) {
+      const bool by_output = layout.order == WeightLayout::kOutIn;
+      (by_output ? g.lda : g.ldb) = dy.columns;
+      const uint16_t* const gradient = bf16_at(dy, piece.column);
+      multiply_bf16(g, by_output ? gradient : bf16_at(x, 0), by_output ? bf16_at(x, 0) : gradient);
+    } else {
+      gemm(g);
+    }
     finish(out, dparams, piece.weight, count);
     if (layout.has_bias) add_bias_gradient(from, dy.rows, piece, dparams, accumulate);
   });

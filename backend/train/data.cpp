@@ -274,6 +274,14 @@ int64_t TokenSource::tokens(Split split) const {
   return split == Split::kTraining ? training_ : total_ - training_;
 }
 
+std::string TokenSource::note() const {
+  const bool is_text = shards_.front().memory && shards_.front().layout.token_bytes == 1;
+  if (!is_text || options_.vocab <= kTextVocab) return "";
+  return name_ + " is read as its bytes, the first " + std::to_string(kTextVocab) + " of " +
+         std::to_string(options_.vocab) +
+         " tokens: not what the model's tokenizer makes of a text, which token files (*.bin) hold";
+}
+
 // A vocabulary that does not fit the data should end a run before it starts.
 void TokenSource::check_beginning() const {
   if (shards_.front().layout.token_bytes == 1 && options_.vocab >= kTextVocab) return;

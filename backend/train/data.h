@@ -64,6 +64,9 @@ class TokenSource {
                                      const TokenOptions& options);
 
   int64_t vocab() const { return options_.vocab; }
+  // What somebody may take text for: where it is read into a larger vocabulary than that of bytes,
+  // that this is not the model's own tokenizer. Else empty.
+  std::string note() const;
   // Tells other data from these: of the number of tokens, and of the tokens of windows spread
   // evenly over them, which are all of them up to four million.
   uint64_t fingerprint() const;

@@ -407,6 +407,9 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
   state_->notes.insert(state_->notes.begin(), found.notes.begin(), found.notes.end());
   const std::vector<std::string> of_device = state_->device->notes();
   state_->notes.insert(state_->notes.end(), of_device.begin(), of_device.end());
+  if (std::string note = state_->data.note(); !note.empty()) {
+    state_->notes.push_back(std::move(note));
+  }
   state_->device->spread_weights();
   if (first) require_memory_for_copy();
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "autotune/space/layout.h"
 #include "cli/compare/buyers.h"
 #include "cli/text/confidence.h"
 #include "cli/text/prediction.h"
@@ -269,6 +270,25 @@ std::string by_column(const Comparison& comparison,
   return text;
 }
 
+// Which strategy each cell came to, where nobody named one.
+std::string chosen_text(const Comparison& comparison) {
+  const auto is_chosen = [](const Axis& axis) {
+    return axis.name == "strategy" && axis.values.front() == kChosenStrategy;
+  };
+  const auto& columns = comparison.grid.column_axes();
+  const auto& rows = comparison.grid.row_axes();
+  if (std::none_of(columns.begin(), columns.end(), is_chosen) &&
+      std::none_of(rows.begin(), rows.end(), is_chosen)) {
+    return "";
+  }
+  const std::string text = by_column(comparison, [](const CellResult& cell) -> std::string {
+    if (!cell.fits) return "";
+    const std::string layout = cell.plan.devices > 1 ? layout_name(cell.plan) : "";
+    return cell.plan.strategy + (layout.empty() ? "" : ", " + layout);
+  });
+  return text.empty() ? "" : "chosen, as no strategy was named:\n" + text;
+}
+
 // What this build runs of it.
 std::string running_text(const Comparison& comparison) {
   const std::string text = by_column(comparison, [](const CellResult& cell) {
@@ -480,7 +500,7 @@ std::string comparison_text(const Comparison& comparison) {
   for (const std::string& part :
        {buyers_text(comparison), ranking_text(comparison), assumed_text(comparison),
         crossings_text(comparison), reasons_text(comparison), searches_text(comparison),
-        running_text(comparison)}) {
+        chosen_text(comparison), running_text(comparison)}) {
     if (!part.empty()) text += "\n" + part;
   }
   if (comparison.interrupted) {

@@ -12,6 +12,9 @@
 
 namespace ballast {
 
+// The value of the strategy axis where nobody names one and several devices leave a choice.
+inline constexpr const char* kChosenStrategy = "chosen";
+
 struct Comparison {
   Grid grid;
   std::vector<CellResult> cells;  // by Grid::cell()

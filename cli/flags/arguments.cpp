@@ -8,6 +8,7 @@
 
 #include "cli/flags/memory_limit.h"
 #include "profiles/names/meant.h"
+#include "profiles/names/words.h"
 #include "profiles/store.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
@@ -266,6 +267,27 @@ void VerbParser::try_files() const {
   }
 }
 
+namespace {
+
+// "did you mean --devices?", of the first word that is no flag and nearly one; else empty.
+std::string flag_meant(const CLI::App& app, Words words) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const std::string& word : words) {
+    const std::string flag = word.substr(0, word.find('='));
+    if (!flag.starts_with("--") || std::find(names.begin(), names.end(), flag) != names.end()) {
+      continue;
+    }
+    const std::string near = nearest(flag, names);
+    if (!near.empty()) return "did you mean " + near + "?; ";
+  }
+  return "";
+}
+
+}  // namespace
+
 bool VerbParser::parse(Words words) {
   std::vector<std::string> reversed(words.rbegin(), words.rend());
   try {
@@ -275,7 +297,7 @@ bool VerbParser::parse(Words words) {
     return false;
   } catch (const CLI::ParseError& error) {
     throw Error("ballast " + name_, one_line(error.what()),
-                "ballast " + name_ + " --help lists the flags");
+                flag_meant(app_, words) + "ballast " + name_ + " --help lists the flags");
   }
   check_finite(app_);
   check_files();

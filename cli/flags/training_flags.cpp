@@ -160,6 +160,12 @@ Plan plan_of_all_ranks(const Plan& plan, const std::string& device) {
 
 bool is_first_rank() { return mpi_rank_of_this() == 0; }
 
+void tell_if_busy(const std::optional<MachineLoad>& load) {
+  if (!load || !is_first_rank() || mpi_ranks_started() > 1) return;
+  const std::string text = busy_text(*load);
+  if (!text.empty()) fmt::print(stderr, "note: {}\n", text);
+}
+
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps) {
   TrainerOptions options;
   options.device = flags.device;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/measure/machine_load.h"
 #include "backend/train/trainer.h"
 #include "cli/flags/inputs.h"
 
@@ -45,6 +46,9 @@ Communicator* ranks_of(const Plan& plan, const std::string& device);
 Plan plan_of_all_ranks(const Plan& plan, const std::string& device);
 // True of the first one, and of one that is alone: it prints and writes.
 bool is_first_rank();
+// Says, in the error output, that others used the machine meanwhile. Where ranks are processes each
+// is another's other, and nothing is said.
+void tell_if_busy(const std::optional<MachineLoad>& load);
 
 // `steps`: length of the learning-rate schedule.
 TrainerOptions trainer_options(const TrainingFlags& flags, const Machine& machine, int64_t steps);

@@ -46,6 +46,12 @@ function percent(value) {
   if (!isNumber(value)) return '';
   return Math.abs(value) < 0.05 ? '0.0 %' : (value > 0 ? '+' : '') + value.toFixed(1) + ' %';
 }
+// Beside the share of the nominal peak, where a rate was measured too.
+function ofMeasured(prediction) {
+  if (!isNumber(prediction.mfu_of_measured_percent)) return '';
+  return `; ${share(prediction.mfu_of_measured_percent)} of the rate that was measured`;
+}
+
 function share(value) {
   const tiny = value !== 0 && Math.abs(value) < 0.05;
   return (tiny ? Number(value.toPrecision(2)) : value.toFixed(1)) + ' %';

@@ -38,7 +38,7 @@ function drawPlanFigures() {
       `the median of ${count(lastMetric().step + 1 - data.metrics[0].step)} steps of train`);
   }
   figure('share of the GPU’s nominal peak (MFU)', share(prediction.mfu_percent),
-    digits(prediction.tflops_per_device) + ' TFLOP/s, predicted');
+    digits(prediction.tflops_per_device) + ' TFLOP/s, predicted' + ofMeasured(prediction));
   const p = prediction.provenance;
   figure('times known by measuring', (100 * p.measured).toFixed(0) + ' %',
     `${(100 * p.interpolated).toFixed(0)} % interpolated, ` +
@@ -217,6 +217,7 @@ function drawPlanTable() {
     ['model rate of a device', 'tflops_per_device', 'TFLOP/s'],
     ['rate with recompute', 'hardware_tflops_per_device', 'TFLOP/s'],
     ['share of the nominal peak (MFU)', 'mfu_percent', '%'],
+    ['share of the best rate measured', 'mfu_of_measured_percent', '%'],
     ['rolled-back step takes more', 'rollback_time_s', 's']]) {
     if (!isNumber(prediction[key])) continue;
     add(name, {predicted: prediction[key],

@@ -37,7 +37,7 @@ function drawTuneFigures() {
     figure('GPU memory', bytes(best.gpu_bytes), `of ${bytes(prediction.usable_gpu_bytes)}`);
     figure('CPU memory', bytes(best.cpu_bytes), `of ${bytes(prediction.usable_cpu_bytes)}`);
     figure('share of the GPU’s nominal peak (MFU)', share(prediction.mfu_percent),
-      digits(prediction.tflops_per_device) + ' TFLOP/s');
+      digits(prediction.tflops_per_device) + ' TFLOP/s' + ofMeasured(prediction));
   }
   figure('plans considered', count(tune.considered), `${countWords()}, in ` +
     seconds(tune.seconds));

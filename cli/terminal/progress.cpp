@@ -38,8 +38,8 @@ void Progress::show(double share, const std::string& text) {
   draw(share, text);
 }
 
-void Progress::finish(const std::string& text) {
-  draw(1, text);
+void Progress::finish(const std::string& text, double share) {
+  draw(share, text);
   if (line_is_open_) fmt::print(stderr, "\n");
   line_is_open_ = false;
 }

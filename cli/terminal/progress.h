@@ -17,7 +17,7 @@ class Progress {
   // share: of the job that is done, 0 to 1. Draws at most several times a second.
   void show(double share, const std::string& text);
   // The same, drawn at once: for the last state.
-  void finish(const std::string& text);
+  void finish(const std::string& text, double share = 1);
   // On a terminal, a line of its own above that one, which stays; elsewhere nothing.
   void tell(const std::string& line);
 

@@ -137,12 +137,21 @@ std::string degrees_text(const Plan& plan) {
   return fmt::format("{}; ", fmt::join(parts, ", "));
 }
 
+// "42.2 % (52.5 % of the 795 TFLOP/s measured)": of the nominal peak, as everybody counts.
+std::string mfu_text(const Prediction& prediction) {
+  const std::string text = show_percent(100 * prediction.mfu);
+  if (!prediction.of_measured) return text;
+  return fmt::format("{} ({} of the {} measured)", text,
+                     show_percent(100 * prediction.of_measured->mfu),
+                     show(prediction.of_measured->peak));
+}
+
 // The intervals stand behind what they are of, and take a line of their own.
 std::string rates_text(const Predicted& predicted) {
   const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
   const std::string device =
       fmt::format("{} a device ({} with recompute)   MFU {}\n", show(prediction.model_rate),
-                  show(prediction.hardware_rate), show_percent(100 * prediction.mfu));
+                  show(prediction.hardware_rate), mfu_text(prediction));
   if (!confidence) {
     return fmt::format("step {}   {} tokens/s   {}", show(prediction.step_time),
                        show_count(prediction.tokens_per_s), device);
@@ -269,6 +278,9 @@ OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> 
   json["tflops_per_device"] = if_fits(prediction, prediction.model_rate.tflops());
   json["hardware_tflops_per_device"] = if_fits(prediction, prediction.hardware_rate.tflops());
   json["mfu_percent"] = if_fits(prediction, 100 * prediction.mfu);
+  json["mfu_of_measured_percent"] = prediction.of_measured
+                                        ? OrderedJson(100 * prediction.of_measured->mfu)
+                                        : OrderedJson(nullptr);
   json["rollback_time_s"] = prediction.rollback_time
                                 ? OrderedJson(prediction.rollback_time->seconds())
                                 : OrderedJson(nullptr);

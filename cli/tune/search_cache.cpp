@@ -181,8 +181,14 @@ SearchResult SearchCache::search_now(const SearchQuestion& question,
                         &measurements, options);
   SearchResult found =
       search(question.model, question.space, question.machine, &measurements, options);
+  // As far as a proof got: what bounds rule out need not be looked at.
+  const double proven = found.proven_within ? 1 - *found.proven_within : 0;
+  const std::string left = fmt::format(", {} not looked at", found.not_looked_at);
   progress.finish(
-      fmt::format("{}{} plans, {} simulated", where, found.considered, found.simulated));
+      fmt::format("{}{} plans: {} simulated, {} ruled out by their bounds, {} do not fit{}", where,
+                  found.considered, found.simulated, found.bounded, found.infeasible,
+                  found.complete() ? "" : left),
+      found.complete() ? 1 : proven);
   return found;
 }
 

@@ -247,7 +247,12 @@ ComparisonQuestion question_of(const CompareFlags& flags) {
   }
   add("strategy", flags.plan.strategies);
   if (flags.plan.strategies.empty() && !flags.plan.plan_file) {
-    add("strategy", {flags.tune ? kAnyStrategy : "superoffload"});
+    const auto several = [](int64_t count) { return count > 1; };
+    const auto& counts = flags.plan.devices;
+    const bool choice = std::any_of(counts.begin(), counts.end(), several) ||
+                        std::any_of(flags.offers.begin(), flags.offers.end(),
+                                    [&](const Offer& offer) { return several(offer.devices); });
+    add("strategy", {flags.tune ? kAnyStrategy : choice ? kChosenStrategy : "superoffload"});
   }
   add("machine", flags.plan.machines);
   add("devices", devices);

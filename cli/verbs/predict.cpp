@@ -294,6 +294,19 @@ void add_least_changes(const PredictFlags& flags, const Setting& asked, Report& 
   report.json["least_changes"] = least_changes_json(changes);
 }
 
+// How to ask about more devices than the machine's file has: it may be one node of many.
+std::string larger_machine_text(const Setting& of) {
+  if (of.plan.devices <= of.machine.devices) return "";
+  constexpr int64_t kOfNode = 8;  // as many as a node has most often
+  const int64_t node = std::min(of.plan.devices, std::max(kOfNode, of.machine.devices_per_node));
+  const int64_t nodes = (of.plan.devices + node - 1) / node;
+  return fmt::format(
+      "to ask about {} of this GPU: ballast machines --new FILE.json --gpu '{}' --gpus {}{}, then "
+      "--machine FILE.json\n",
+      of.plan.devices, of.machine.gpu.name, node,
+      nodes == 1 ? "" : fmt::format(" --nodes {} --network 400gbit", nodes));
+}
+
 int run_plan(Setting of, const PredictFlags& flags) {
   of.stack = stack_of(flags.stack, of.machine);
   check(flags.goodput, of);
@@ -303,6 +316,7 @@ int run_plan(Setting of, const PredictFlags& flags) {
   Report report{prediction_text(predicted, flags.checkpoint_write()),
                 prediction_json(predicted, flags.checkpoint_write())};
   const bool fits = predicted.prediction.fits;
+  report.text += larger_machine_text(asked);
   if (const auto weeks = predict_goodput(flags.goodput, predicted)) {
     report.text += "\n" + goodput_text(*weeks);
     report.json["goodput"] = goodput_json(*weeks);

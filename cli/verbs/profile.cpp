@@ -225,7 +225,9 @@ int run_profile(Words words) {
   }
   check_compute_threads(flags.compute_threads.value_or(1), host_facts());
   open_store(flags.store);
+  const LoadWatch load;
   const Profile profile = measure(flags);
+  tell_if_busy(load.load());
   if (flags.output.out) save_machine(profile.machine, *flags.output.out);
   if (flags.output.json) {
     fmt::print("{}\n", machine_json(profile.machine));

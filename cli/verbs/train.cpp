@@ -374,6 +374,7 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
     fmt::print("{} on {}: {}\n", completed.setting.model.name,
                device == "host" ? "this machine" : device, plan_text(completed.setting.plan));
   }
+  const LoadWatch load;
   {
     StepReport report(flags, completed, *outcome.metrics);
     const InterruptWatch watch;
@@ -385,6 +386,7 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
         trainer.train(flags.steps, [&](const StepRecord& record) { report.add(record); });
     report.flush();
   }
+  tell_if_busy(load.load());
   if (outcome.result.divergence) return outcome;
   outcome.validation_loss = trainer.validation_loss(kValidationBatches);
   if (target) {

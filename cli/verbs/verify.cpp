@@ -63,7 +63,13 @@ bool parse(Words words, VerifyFlags& flags) {
 struct MeasuredRun {
   Graph graph;
   TrainResult result;
+  std::optional<MachineLoad> load;  // meanwhile, where it is known
 };
+
+OrderedJson load_json(const std::optional<MachineLoad>& load) {
+  if (!load) return nullptr;
+  return {{"own_cores", load->own}, {"other_cores", load->others}, {"cores", load->cores}};
+}
 
 MeasuredRun run(const VerifyFlags& flags, const Setting& of) {
   TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
@@ -71,12 +77,14 @@ MeasuredRun run(const VerifyFlags& flags, const Setting& of) {
   options.ranks = ranks_of(of.plan, flags.training.device);
   Trainer trainer(of.model, of.plan, options);
   Progress progress("verify");
+  const LoadWatch load;
   MeasuredRun run;
   run.result = trainer.train(flags.steps, [&](const StepRecord& record) {
     progress.show(static_cast<double>(record.step + 1) / static_cast<double>(flags.steps),
                   fmt::format("step {}/{}", record.step + 1, flags.steps));
   });
   run.graph = trainer.graph();
+  run.load = load.load();
   return run;
 }
 
@@ -98,6 +106,7 @@ OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const
                       {"model", completed.setting.model.name},
                       {"machine", completed.setting.machine.description},
                       {"steps", run.result.next_step - run.result.first_step},
+                      {"machine_load", load_json(run.load)},
                       {"store", store_path(store)},
                       {"plan", OrderedJson::parse(plan_json(completed.setting.plan))}};
   json.update(comparison);
@@ -132,7 +141,7 @@ Completed predict_elsewhere(const VerifyFlags& flags) {
 MeasuredRun run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
   const Measurements measurements = measurements_of(completed.setting.machine, flags.store);
   return {completed.prediction.graph,
-          run_paced(completed, measurements, {flags.steps, flags.slow_down})};
+          run_paced(completed, measurements, {flags.steps, flags.slow_down}), std::nullopt};
 }
 
 // Whether every exchange between ranks can be predicted from some that were timed here.
@@ -208,6 +217,7 @@ int run_verify(Words words) {
   }
   const MeasuredRun ran = paced ? run_elsewhere(flags, completed) : run(flags, completed.setting);
   if (!is_first_rank()) return kDone;
+  tell_if_busy(ran.load);
   const Verification verification = verification_of(completed.prediction, ran.graph, ran.result);
   const OrderedJson comparison = verification_json(ran.graph, verification);
   if (flags.trace) {

@@ -197,17 +197,24 @@ SimulateOptions options_for(const Plan& plan) {
   return {.max_steps = 4, .record_steps = 2};
 }
 
+// The machine's best rate of the plan's products; null where it names none.
+const Sourced<FlopRate>* best_rate(const Plan& plan, const Machine& machine) {
+  const DType factors = plan.products == ProductFormat::kFp8 ? DType::kE4m3 : plan.dtype;
+  const auto best = machine.gpu.matmul.find(factors);
+  return best == machine.gpu.matmul.end() ? nullptr : &best->second;
+}
+
 // What Prediction::mfu divides by.
 FlopRate peak_of_mfu(const Plan& plan, const Machine& machine) {
   if (machine.gpu.nominal_matmul) return machine.gpu.nominal_matmul->value;
-  const DType factors = plan.products == ProductFormat::kFp8 ? DType::kE4m3 : plan.dtype;
-  const auto best = machine.gpu.matmul.find(factors);
-  if (best == machine.gpu.matmul.end()) {
+  const Sourced<FlopRate>* const best = best_rate(plan, machine);
+  if (best == nullptr) {
+    const DType factors = plan.products == ProductFormat::kFp8 ? DType::kE4m3 : plan.dtype;
     throw Error("machine " + machine.name + ": gpu.matmul",
                 "has no rate for " + std::string(to_string(factors)),
                 "add it to the machine's file or choose another dtype");
   }
-  return best->second.value;
+  return best->value;
 }
 
 // Of `result`, which has a linked graph, all that its timeline says.
@@ -258,6 +265,10 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
   result.model_rate = {model_flops.count / devices / seconds};
   result.hardware_rate = {result.gpu_work.count / simulated / seconds};
   result.mfu = result.model_rate.flops_per_s / peak_of_mfu(plan, machine).flops_per_s;
+  const Sourced<FlopRate>* const best = best_rate(plan, machine);
+  if (machine.gpu.nominal_matmul && best != nullptr && best->measured) {
+    result.of_measured = {result.model_rate.flops_per_s / best->value.flops_per_s, best->value};
+  }
 }
 
 }  // namespace

@@ -55,6 +55,13 @@ struct Prediction {
   // products are in 8 bits, so that it may then be above 1. Over the machine's best rate of the
   // plan's products where it names no nominal peak.
   double mfu = 0;
+  // The same over the best rate of the plan's products that was measured on such a GPU, where the
+  // machine names that beside the nominal peak.
+  struct OfMeasured {
+    double mfu = 0;
+    FlopRate peak;
+  };
+  std::optional<OfMeasured> of_measured;
   Flops gpu_work;  // of all operations on the GPUs that are simulated, in a step
   std::vector<LaneUse> lanes;
   std::vector<KindTime> kinds;

@@ -66,5 +66,18 @@ TEST(layout_order, a_kind_is_left_alone_once_two_were_slower_than_its_best) {
   EXPECT_TRUE(order.take(1, seconds(14)).empty());
 }
 
+// Its own time is not known, so that it makes no other of its kind promise more than before.
+TEST(layout_order, one_that_is_no_faster_than_the_best_counts_as_slower) {
+  const std::vector<OpenLayout> layouts = {layout("one", 1, 10), layout("one", 1, 11),
+                                           layout("one", 1, 12), layout("one", 1, 13)};
+  LayoutOrder order(layouts);
+  order.take(3, std::nullopt);
+  EXPECT_FALSE(order.learn_slower(0, seconds(14)));
+  EXPECT_TRUE(order.learn_slower(1, seconds(14)));
+  EXPECT_EQ(order.take(1, seconds(14)), (Indices{3}));
+  EXPECT_TRUE(order.learn_slower(2, seconds(14)));
+  EXPECT_TRUE(order.take(1, seconds(14)).empty());
+}
+
 }  // namespace
 }  // namespace ballast::tests

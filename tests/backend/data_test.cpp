@@ -332,5 +332,13 @@ TEST(data, the_default_text_is_some_megabytes) {
   EXPECT_GT(source.tokens(Split::kTraining), 1'000'000);
 }
 
+TEST(data, text_in_a_larger_vocabulary_than_that_of_bytes_has_a_note) {
+  TokenOptions options;
+  EXPECT_EQ(TokenSource::from_text("some text", "text", options).note(), "");
+  options.vocab = 50257;
+  const std::string note = TokenSource::from_text("some text", "text", options).note();
+  EXPECT_NE(note.find("first 256 of 50257 tokens"), std::string::npos) << note;
+}
+
 }  // namespace
 }  // namespace ballast

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
@@ -125,6 +126,113 @@ TEST(Gemm, bits_depend_on_neither_alignment_nor_repetition) {
           for (int64_t j = 0; j < c.n; ++j) ASSERT_EQ(first.at(i, j), again.at(i, j));
         }
       }
+    }
+  }
+}
+
+// --- Products of bf16 ------------------------------------------------------------------------
+
+float widened(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
+
+// Of every magnitude from 2^-6 to 2, and some zeros, with both signs.
+std::vector<uint16_t> bf16_values(size_t count, uint32_t seed) {
+  std::vector<uint16_t> out(count);
+  uint32_t state = seed * 2654435761u + 1u;
+  for (uint16_t& value : out) {
+    state = state * 1664525u + 1013904223u;
+    const uint32_t exponent = 121 + (state >> 8) % 8;
+    value = static_cast<uint16_t>((state >> 31 << 15) | (exponent << 7) | (state >> 16 & 0x7f));
+    if ((state >> 24) % 17 == 0) value = 0;
+  }
+  return out;
+}
+
+// Rows lie three elements apart, of NaN.
+struct Bf16Matrix {
+  int64_t rows, columns, stride;
+  std::vector<uint16_t> elements;
+  uint16_t at(int64_t row, int64_t column) const {
+    return elements[static_cast<size_t>(row * stride + column)];
+  }
+};
+
+Bf16Matrix bf16_matrix(int64_t rows, int64_t columns, uint32_t seed) {
+  constexpr uint16_t kBf16Nan = 0x7fc0;
+  const int64_t stride = columns + 3;
+  Bf16Matrix m{rows, columns, stride, std::vector(static_cast<size_t>(rows * stride), kBf16Nan)};
+  const std::vector<uint16_t> inside = bf16_values(static_cast<size_t>(rows * columns), seed);
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    m.elements[static_cast<size_t>(i / columns * stride + i % columns)] =
+        inside[static_cast<size_t>(i)];
+  }
+  return m;
+}
+
+// The chain that gemm.h promises.
+float chain(const Bf16Matrix& a, const Bf16Matrix& b, const Case& c, int64_t i, int64_t j,
+            float sum) {
+  const auto term = [&](int64_t l) {
+    if (l >= c.k) return;
+    const float x = widened(c.transpose_a ? a.at(l, i) : a.at(i, l));
+    const float y = widened(c.transpose_b ? b.at(j, l) : b.at(l, j));
+    sum = std::fma(x, y, sum);
+  };
+  for (int64_t l = 0; l < c.k; l += 2) {
+    term(l + 1);
+    term(l);
+  }
+  return sum;
+}
+
+void expect_bf16_product(const Case& c) {
+  const Bf16Matrix a = c.transpose_a ? bf16_matrix(c.k, c.m, 1) : bf16_matrix(c.m, c.k, 1);
+  const Bf16Matrix b = c.transpose_b ? bf16_matrix(c.n, c.k, 2) : bf16_matrix(c.k, c.n, 2);
+  const Matrix before = matrix(c.m, c.n, 1, 3);
+  Matrix out = before;
+  gemm(Bf16Product{c.m, c.n, c.k, a.elements.data(), a.stride, c.transpose_a, b.elements.data(),
+                   b.stride, c.transpose_b, out.data(), out.stride, c.accumulate});
+  for (int64_t i = 0; i < c.m; ++i) {
+    for (int64_t j = 0; j < c.n; ++j) {
+      const float begin = c.accumulate ? before.at(i, j) : 0.0f;
+      ASSERT_EQ(out.at(i, j), chain(a, b, c, i, j, begin))
+          << c.m << "x" << c.n << "x" << c.k << " at " << i << "," << j;
+    }
+    for (int64_t j = c.n; j < out.stride; ++j) ASSERT_TRUE(std::isnan(out.at(i, j)));
+  }
+}
+
+TEST(Bf16Gemm, every_element_is_one_chain_of_pairs_whatever_the_shape) {
+  if (!multiplies_bf16()) GTEST_SKIP() << "this processor has no instruction for products of bf16";
+  constexpr std::array<int64_t, 9> kSizes = {1, 2, 11, 12, 13, 31, 33, 65, 131};
+  for (size_t i = 0; i < kSizes.size() * kSizes.size() * kSizes.size(); ++i) {
+    const size_t bits = i % 8;  // walks through transposes and accumulation
+    expect_bf16_product({kSizes[i / 81], kSizes[i / 9 % 9], kSizes[(i + i / 9 + i / 81) % 9],
+                         (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0});
+    if (HasFatalFailure()) return;
+  }
+  // Beyond a block of terms, of rows and of columns, and beyond a tile.
+  for (const Case& c :
+       {Case{400, 50, 391, false, true, true}, Case{30, 800, 770, true, false, false},
+        Case{500, 900, 60, false, false, false}, Case{70, 33, 1201, true, true, true}}) {
+    expect_bf16_product(c);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Sequences and experts cut rows where they like.
+TEST(Bf16Gemm, rows_have_the_same_bits_alone) {
+  if (!multiplies_bf16()) GTEST_SKIP() << "this processor has no instruction for products of bf16";
+  constexpr int64_t kRows = 37, kColumns = 70, kTerms = 129;
+  const Bf16Matrix a = bf16_matrix(kRows, kTerms, 5);
+  const Bf16Matrix b = bf16_matrix(kColumns, kTerms, 6);
+  std::vector<float> whole(kRows * kColumns), part(kColumns);
+  gemm(Bf16Product{kRows, kColumns, kTerms, a.elements.data(), a.stride, false, b.elements.data(),
+                   b.stride, true, whole.data(), kColumns, false});
+  for (int64_t row = 0; row < kRows; ++row) {
+    gemm(Bf16Product{1, kColumns, kTerms, a.elements.data() + row * a.stride, a.stride, false,
+                     b.elements.data(), b.stride, true, part.data(), kColumns, false});
+    for (int64_t j = 0; j < kColumns; ++j) {
+      ASSERT_EQ(part[static_cast<size_t>(j)], whole[static_cast<size_t>(row * kColumns + j)]);
     }
   }
 }

@@ -46,7 +46,7 @@ const std::vector<Library> kLibraries = {
     {std::regex("liburing\\.h"), {"backend/disk/uring_queue.cpp"}},
     {std::regex("(cuda|cublas).*"), {"kernels/cuda/", "backend/cuda/"}},
     {std::regex("(immintrin|arm_sve|arm_neon|arm_bf16)\\.h"),
-     {"kernels/avx2/", "kernels/avx512/", "kernels/sve/"}},
+     {"kernels/avx2/", "kernels/avx512/", "kernels/sve/", "backend/host/gemm/"}},
 };
 
 // "sim/graph" of "sim/graph/core/link.cpp", "kernels" of "kernels/avx2/avx2.cpp".

@@ -36,6 +36,7 @@ const std::string kPredict = "predict --machine gh200-96gb-480gb --model ";
 TEST_F(BadInput, unknown_verb_flag_and_value_are_named) {
   expect_refusal("predikt", {"predikt", "--help"});
   expect_refusal("predict --modle gpt2", {"--modle", "ballast predict --help"});
+  expect_refusal("predict --model gpt2 --sequence-lenght=9", {"did you mean --sequence-length?"});
   expect_refusal(kPredict + "gpt2 --devices x", {"--devices"});
   expect_refusal("predict --machine gh200-96gb-480gb", {"--model", "no model"});
   expect_refusal("predict --model gpt2", {"--machine", "no machine"});

@@ -54,6 +54,70 @@ TEST(Chosen, what_is_named_stays) {
   EXPECT_EQ(plan["micro_batch"], 1);
 }
 
+double least_gb(const Json& answer, const std::string& limit) {
+  for (const Json& change : answer.at("least_changes")) {
+    if (change.at("limit") == limit && !change.at("fits").is_null()) return change.at("fits");
+  }
+  return 0;
+}
+
+// A 70B with a micro-batch that is named, beside less and less CPU memory: what is missing is told
+// of the plan that comes nearest there, no other knob is advised, and more memory is what it says.
+TEST(Chosen, what_lacks_with_a_named_micro_batch_is_of_the_nearest_plan) {
+  const Workbench bench;
+  const std::string asked =
+      "predict --json --model llama-3-70b --machine gh200-96gb-480gb --micro-batch 1 ";
+  double before = 0;
+  for (const char* gb : {"480", "240", "120"}) {
+    const std::string with = asked + "--set machine.cpu.memory_gb=" + gb + " ";
+    const Outcome told = bench.run(with);
+    ASSERT_EQ(told.code, 1) << told.output;
+    const Json answer = Json::parse(told.output);
+    const std::string reason = answer["reason"];
+    EXPECT_EQ(reason.find("let more weights flow"), std::string::npos) << reason;
+    EXPECT_NE(reason.find("of all plans"), std::string::npos) << reason;
+    // The less the CPU holds the more must the GPU.
+    const double gpu = least_gb(answer, "gpu_memory");
+    EXPECT_GT(gpu, before) << gb;
+    before = gpu;
+  }
+  const std::string with = asked + "--set machine.cpu.memory_gb=480 --set machine.gpu.memory_gb=";
+  const auto gb = static_cast<int64_t>(least_gb(
+      Json::parse(bench.run(asked + "--set machine.cpu.memory_gb=480").output), "gpu_memory"));
+  EXPECT_EQ(bench.run(with + std::to_string(gb)).code, 0);
+  EXPECT_EQ(bench.run(with + std::to_string(gb - 1)).code, 1);
+}
+
+// Utilisation as everybody counts it, of the nominal peak; beside it that of the measured one.
+TEST(Chosen, utilisation_names_both_of_its_denominators) {
+  const Workbench bench;
+  const std::string asked = "predict --model gpt2-xl --machine dgx-h100-80gb ";
+  const Json json = Json::parse(bench.run(asked + "--json").output);
+  const double nominal = json["mfu_percent"], measured = json["mfu_of_measured_percent"];
+  EXPECT_NEAR(nominal, 100 * json["tflops_per_device"].get<double>() / 989.4, 1e-6);
+  EXPECT_GT(measured, nominal);
+  const Outcome text = bench.run(asked);
+  EXPECT_TRUE(text.says("TFLOP/s measured)")) << text.output;
+  // Where nothing was measured there is one.
+  const Json other =
+      Json::parse(bench.run("predict --model gpt2-xl --machine rtx-4090-pcie --json").output);
+  EXPECT_TRUE(other["mfu_of_measured_percent"].is_null());
+}
+
+// A file of one GPU is not all that one can buy.
+TEST(Chosen, more_devices_than_a_file_has_come_with_how_to_describe_them) {
+  const Workbench bench;
+  const std::string asked = "predict --model llama-3.2-1b --machine 4090 --devices ";
+  const Outcome told = bench.run(asked + "4");
+  EXPECT_EQ(told.code, 1) << told.output;
+  const std::string how = "machines --new FILE.json --gpu 'NVIDIA GeForce RTX 4090 24 GB' --gpus 4";
+  EXPECT_TRUE(told.says("to ask about 4 of this GPU: ballast " + how + ", then")) << told.output;
+  EXPECT_TRUE(bench.run(asked + "32").says("--gpus 8 --nodes 4 --network 400gbit, then"));
+  EXPECT_EQ(
+      bench.run("machines --new four.json --gpu 'NVIDIA GeForce RTX 4090 24 GB' --gpus 4").code, 0);
+  EXPECT_EQ(bench.run("predict --model llama-3.2-1b --machine four.json --devices 4").code, 0);
+}
+
 // zero-infinity-nvme asks for NVMe, which the machine does not describe.
 TEST(Chosen, one_bad_cell_does_not_cost_the_others) {
   Workbench bench;

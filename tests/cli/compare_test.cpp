@@ -132,6 +132,20 @@ TEST(Compare, tuned_cells_say_what_their_search_proved) {
       << "nothing was searched for a proof";
 }
 
+// Nobody named a strategy: none stands above a table of which it is not true.
+TEST(Compare, strategies_that_were_chosen_are_told_of_each_cell) {
+  const Workbench bench;
+  const std::string asked =
+      "compare --model gpt2-xl --machine dgx-h100-80gb,hgx-a100-80gb --global-batch 8 ";
+  const Outcome several = bench.run(asked + "--devices 4 2> /dev/null");
+  EXPECT_TRUE(several.says("strategy chosen, ")) << several.output;
+  EXPECT_TRUE(several.says("chosen, as no strategy was named:")) << several.output;
+  EXPECT_TRUE(several.says("dgx-h100-80gb: megatron, ")) << several.output;
+  const Outcome one = bench.run(asked + "--devices 1 2> /dev/null");
+  EXPECT_TRUE(one.says("strategy superoffload, ")) << one.output;
+  EXPECT_FALSE(one.says("chosen")) << one.output;
+}
+
 // Of a cell whose time is over before a plan was found nobody knows whether it fits.
 TEST(Compare, cell_that_its_deadline_stopped_is_not_decided) {
   const Workbench bench;

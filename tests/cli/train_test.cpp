@@ -105,6 +105,27 @@ TEST_F(Train, a_run_that_is_not_finite_ends_with_its_last_good_checkpoint) {
   EXPECT_TRUE(Json::parse(json.output)["diverged_at_step"].is_number()) << json.output;
 }
 
+TEST_F(Train, text_read_as_bytes_into_a_larger_vocabulary_is_said) {
+  const Outcome larger = train("--steps 1 --set model.vocab=512");
+  EXPECT_EQ(larger.code, 0) << larger.output;
+  EXPECT_TRUE(larger.says("note: text.txt is read as its bytes, the first 256 of 512 tokens"))
+      << larger.output;
+  EXPECT_FALSE(train("--steps 1").says("is read as its bytes"));
+}
+
+// Programs that compute on every core take turns with the training, which then takes longer.
+TEST_F(Train, a_busy_machine_is_said) {
+  const std::string busy =
+      "others=; for i in $(seq $((2 * $(nproc)))); do "
+      "timeout 60 sh -c 'while :; do :; done' & others=\"$others $!\"; done; ";
+  const std::string long_run =
+      "$BALLAST train --model tiny.json --store here.db --sequence-length 16 --global-batch 2 "
+      "--data text.txt --steps 1500; code=$?; kill $others; wait; exit $code";
+  const Outcome told = bench.shell(busy + long_run);
+  EXPECT_EQ(told.code, 0) << told.output;
+  EXPECT_TRUE(told.says("note: other programs had ")) << told.output;
+}
+
 TEST_F(Train, numbers_of_the_optimizer_are_checked) {
   expect_refusal("--beta1 1", {"--beta1", "below 1"});
   expect_refusal("--beta2 0.999999999999", {"--beta2", "below 1"});

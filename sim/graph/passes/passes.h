@@ -38,7 +38,7 @@ size_t pass_at(std::string_view name);
 enum class Program : uint8_t { kWhole, kCutDown };
 
 // Operations of a program that is verified after every pass.
-inline constexpr size_t kMostVerifiedByPass = 20'000;
+inline constexpr size_t kMostVerifiedByPass = 2000;
 
 // Runs the passes from `first` to `last`, both included and both by name, as far as they apply,
 // and verifies a whole program: after each of them, or once where it is so large that this would

@@ -1,0 +1,36 @@
+// How many buckets the GPU steps, between the counts of a list.
+//
+// A list has a few counts, each about twice the one before (ways_of()). Between two of them lie the
+// most buckets that the GPU's memory takes, and often the shortest step: what the GPU steps neither
+// leaves it nor waits for the CPU.
+// Will not do: choose anything else of a plan (autotune/complete/complete.h), or tell whether any
+// count fits (autotune/complete/feasibility.h).
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "autotune/complete/setting.h"
+#include "autotune/complete/way_estimates.h"
+
+namespace ballast {
+
+// A plan and what its step takes, by an estimate.
+struct TimedPlan {
+  Plan plan;
+  Duration step_time;
+};
+
+// A plan faster than `best` that differs from one of these ways in gpu_buckets alone; nothing where
+// none was found, or where the setting says how many buckets the GPU steps. Ways that differ in
+// nothing else are one kind; kinds are asked by the bound of their steps, until it is above the
+// best or several in a row were no better. `ways` are of one kind of attention. Ends with what was
+// found where it is interrupted.
+std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
+                                            const std::vector<const Way*>& ways,
+                                            const std::optional<TimedPlan>& best,
+                                            WayEstimates& known,
+                                            const std::function<bool()>& interrupted);
+
+}  // namespace ballast
