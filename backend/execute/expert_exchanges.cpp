@@ -132,8 +132,22 @@ std::byte* ExpertExchanges::rows(const Label& label, ExpertArray array, const Ar
   Layer& layer = layer_of(label);
   if (layer.sent.rows() <= even_share()) return planned.data;
   std::vector<std::byte>& beside = layer.beside[static_cast<size_t>(array)];
-  beside.resize(static_cast<size_t>(layer.sent.rows() * columns * size_of(planned.tensor->dtype)));
+  const auto size =
+      static_cast<size_t>(layer.sent.rows() * columns * size_of(planned.tensor->dtype));
+  if (beside.size() != size) {
+    give_back(beside);
+    beside.resize(size);
+    const std::scoped_lock lock(mutex_);
+    beside_ += std::ssize(beside);
+    most_beside_ = std::max(most_beside_, beside_);
+  }
   return beside.data();
+}
+
+void ExpertExchanges::give_back(std::vector<std::byte>& beside) const {
+  const std::scoped_lock lock(mutex_);
+  beside_ -= std::ssize(beside);
+  std::vector<std::byte>().swap(beside);
 }
 
 // Forward the router's rows go to the experts, and what kFc2 makes of them returns; backward the
@@ -162,23 +176,21 @@ void ExpertExchanges::exchange(const Op& op, const OperationArguments& arguments
     layer.own_gradients.resize(layer.own_weights.size());
     to_tokens(op, layer, bytes(layer.sent.weight_gradients), sizeof(float),
               bytes(layer.own_gradients));
-    return to_tokens(op, layer, sent_rows(ExpertArray::kSentGradient, from), size, to.data);
+    to_tokens(op, layer, sent_rows(ExpertArray::kSentGradient, from), size, to.data);
+    // The backward of the layer's experts is over.
+    for (std::vector<std::byte>& one : layer.beside) give_back(one);
+    return;
   }
   if (!is_backward(op.phase)) {
-    return to_tokens(op, layer, sent_rows(ExpertArray::kMade, from), size, to.data);
+    to_tokens(op, layer, sent_rows(ExpertArray::kMade, from), size, to.data);
+    return give_back(layer.beside[static_cast<size_t>(ExpertArray::kMade)]);
   }
   to_experts(op, layer, from.data, size, sent_rows(ExpertArray::kMadeGradient, to));
 }
 
 Bytes ExpertExchanges::beside() const {
   const std::scoped_lock lock(mutex_);
-  Bytes all;
-  for (const auto& [key, layer] : layers_) {
-    for (const std::vector<std::byte>& one : layer.beside) {
-      all += Bytes{static_cast<int64_t>(one.capacity())};
-    }
-  }
-  return all;
+  return {most_beside_};
 }
 
 }  // namespace ballast

@@ -69,7 +69,7 @@ class ExpertExchanges {
   std::span<const float> weight_gradients(const Label& label) const {
     return layer_of(label).own_gradients;
   }
-  // Memory beside the arena.
+  // The most memory that there was beside the arena.
   Bytes beside() const;
 
  private:
@@ -92,6 +92,8 @@ class ExpertExchanges {
                   std::byte* to) const;
   void to_tokens(const Op& op, const Layer& layer, const std::byte* from, int64_t size,
                  std::byte* to) const;
+  // Of one array, once nobody reads it any more.
+  void give_back(std::vector<std::byte>& beside) const;
   // Calls for every run of rows of one rank and one expert: where it begins in what came rank by
   // rank, where among those of the experts, and how many they are.
   template <class Visit>
@@ -100,7 +102,8 @@ class ExpertExchanges {
   const Model& model_;
   const Plan& plan_;
   Communicator& ranks_;
-  mutable std::mutex mutex_;  // of the map; what is in it is ordered as operations are
+  mutable std::mutex mutex_;  // of the map and the sums; what is in it is ordered as operations are
+  mutable int64_t beside_ = 0, most_beside_ = 0;                 // bytes
   mutable std::map<std::pair<int16_t, int16_t>, Layer> layers_;  // by layer and micro-batch
 };
 

@@ -179,6 +179,7 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kUndo:
       return undo(op, step);
     case OpKind::kCopy:
+      if (disk_ && disk_->is_moved_by(op)) return disk_->move(op, ranges_.copies(op, step));
       return copy(ranges_.copies(op, step));
     case OpKind::kIo:
       return disk_->move(op, ranges_.moves_of_state(op, step));

@@ -20,13 +20,17 @@ DiskState::DiskState(const Graph& graph, const DiskOptions& options)
   }
 }
 
-void DiskState::move(const Op& op, const std::vector<CopyRange>& ranges) {
-  const bool in = std::get<IoWork>(op.work).direction == IoDirection::kRead;
-  TensorId rest = -1;
+const Access* DiskState::resting(const Op& op) const {
   for (const Access& access : op.accesses) {
-    if (graph_.tensor(access.tensor).place == Place::kNvme) rest = access.tensor;
+    if (has(access.tensor)) return &access;
   }
-  const size_t region = regions_.at(rest);
+  return nullptr;
+}
+
+void DiskState::move(const Op& op, const std::vector<CopyRange>& ranges) {
+  const Access& rest = *resting(op);
+  const bool in = rest.role == Role::kSource;
+  const size_t region = regions_.at(rest.tensor);
   if (in) {
     StateFile::Pieces to;
     for (const CopyRange& range : ranges) {

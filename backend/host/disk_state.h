@@ -19,7 +19,9 @@ class DiskState {
   DiskState(const Graph& graph, const DiskOptions& options);
 
   bool has(TensorId tensor) const { return regions_.contains(tensor); }
-  // A kIo: all of a bucket's state, in or out, as BucketRanges::moves_of_state has it.
+  // Whether a copy is of what lies here: buckets that the GPU steps move so.
+  bool is_moved_by(const Op& op) const { return resting(op) != nullptr; }
+  // All of a bucket's state, in or out, as BucketRanges::moves_of_state has it.
   void move(const Op& op, const std::vector<CopyRange>& ranges);
   void read(TensorId tensor, int64_t begin, std::span<std::byte> to);
   void write(TensorId tensor, int64_t begin, std::span<const std::byte> from);
@@ -28,6 +30,7 @@ class DiskState {
 
  private:
   static std::vector<Bytes> sizes_of(const Graph& graph);
+  const Access* resting(const Op& op) const;
 
   const Graph& graph_;
   StateFile file_;
