@@ -189,12 +189,13 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   EXPECT_FALSE(less.power_watts);
   EXPECT_TRUE(less.gpu.attention.empty());
   EXPECT_FALSE(less.cpu.core_bandwidth);
-  EXPECT_FALSE(less.link.remote || less.nvme || less.node);
+  EXPECT_FALSE(less.link.remote || less.link.network_share || less.nvme || less.node);
   const Json number = {{"value", 4.0}, {"source", "test"}, {"measured", false}};
   const Json curve = {
       {"bytes", {1e6}}, {"gb_per_s", {2.0}}, {"source", "test"}, {"measured", true}};
   json["power_watts"] = number;
   json["link"]["remote_gb_per_s"] = number;
+  json["link"]["network_share"] = {{"value", 0.5}, {"source", "test"}, {"measured", false}};
   json["cpu"]["core_bandwidth_gb_per_s"] = number;
   json["nvme"] = {
       {"capacity_gb", number}, {"read", curve}, {"write", curve}, {"latency_us", number}};
@@ -207,6 +208,7 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   const Machine more = parse(json);
   EXPECT_EQ(more.power_watts->value, 4);
   EXPECT_EQ(more.link.remote->value.gb_per_s(), 4);
+  EXPECT_EQ(more.link.network_share->value, 0.5);
   EXPECT_EQ(more.cpu.core_bandwidth->value.gb_per_s(), 4);
   EXPECT_EQ(more.nvme->capacity.value.count, 4'000'000'000);
   EXPECT_EQ(more.nvme->read.rate_at(5), 2e9);
@@ -216,6 +218,18 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   EXPECT_EQ(more.network->all_reduce->ranks, 8);
   EXPECT_EQ(more.network->all_reduce->bus.rate_at(5), 3e9);
   EXPECT_EQ(machine_json(parse_machine(machine_json(more), "copy")), machine_json(more));
+}
+
+// It can be set where a file leaves it out, which most do.
+TEST(Machines, a_network_that_shares_the_link_can_be_said_of_any_machine) {
+  const Machine machine = load_machine("hgx-h800-80gb");
+  EXPECT_FALSE(machine.link.network_share);
+  const Machine shared = apply_override(machine, {"link.network_share", "0.25"});
+  EXPECT_EQ(shared.link.network_share->value, 0.25);
+  EXPECT_EQ(apply_override(shared, {"link.network_share", "1"}).link.network_share->value, 1);
+  const std::string error = error_of([&] { apply_override(machine, {"link.network_share", "2"}); });
+  EXPECT_TRUE(holds(error, "network_share"));
+  EXPECT_EQ(error.find('\n'), std::string::npos);
 }
 
 TEST(Machines, wrong_optional_values_are_errors_too) {
