@@ -261,9 +261,21 @@ std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements*
   return LayoutBounds(setting, measurements).on(setting.machine);
 }
 
-std::vector<OpenLayout> judged_layouts(const Setting& like, std::vector<Plan> layouts,
-                                       const Measurements* measurements) {
-  return LayoutBounds(like, std::move(layouts), measurements).on(like.machine);
+// Block by block, so that a deadline is seen between two of them.
+std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
+                                       const Measurements* measurements,
+                                       const std::function<bool()>& interrupted) {
+  constexpr size_t kBlock = 64;
+  std::vector<OpenLayout> judged;
+  for (size_t begin = 0; begin < layouts.size(); begin += kBlock) {
+    if (begin > 0 && interrupted && interrupted()) break;
+    const auto first = layouts.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(kBlock, layouts.size() - begin));
+    const LayoutBounds bounds(like, {first, first + count}, measurements);
+    for (OpenLayout& layout : bounds.on(like.machine)) judged.push_back(std::move(layout));
+  }
+  sort_layouts(judged);
+  return judged;
 }
 
 bool is_refuted(const OpenLayout& layout) {

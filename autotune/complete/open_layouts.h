@@ -6,6 +6,7 @@
 // Will not do: complete a layout (autotune/complete/complete.h).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -49,9 +50,11 @@ class LayoutBounds {
 // Those of the setting's own machine.
 std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements);
 
-// The same of these layouts, of which nothing is open and each passes check().
-std::vector<OpenLayout> judged_layouts(const Setting& like, std::vector<Plan> layouts,
-                                       const Measurements* measurements);
+// The same of these layouts, of which nothing is open and each passes check(): of the first ones,
+// where `interrupted` is asked between blocks of them and says so. It may be null.
+std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
+                                       const Measurements* measurements,
+                                       const std::function<bool()>& interrupted);
 
 // Whether no plan of it fits. Never where a fact of the stack lets it need less than the bounds of
 // Ballast's graphs: gradients that add up on the CPU, 16-bit state, a loss in pieces, 8-bit codes.

@@ -101,30 +101,23 @@ std::vector<ActivationChoice> activation_choices(int64_t layers, const Activatio
   return choices;
 }
 
-std::vector<Bucket> buckets_of_size(const std::vector<Module>& modules, Bytes bytes) {
-  OptimizerPlan optimizer;
-  optimizer.bucket_bytes = bytes;
-  optimizer.gpu_buckets = 0;
-  return buckets_of(modules, optimizer);
-}
-
 // The sizes of the table that cut the model into at most kMostBuckets, each into another number of
-// them; the largest one whatever it gives. With the buckets of each.
-std::map<int64_t, std::vector<Bucket>> bucket_sizes(const std::vector<Module>& modules,
-                                                    Bytes base) {
+// them; the largest one whatever it gives. With the last module of each bucket.
+using LastModulesBySize = std::map<int64_t, std::vector<int32_t>>;
+LastModulesBySize bucket_sizes(const std::vector<Module>& modules, Bytes base) {
   int64_t parameters = 0;
   for (const Module& module : modules) parameters += module.count;
   std::set<int64_t> sizes = {base.count};
   const auto tried_sizes = knob_of(KnobId::kBucketBytes).tried;
   sizes.insert(tried_sizes.begin(), tried_sizes.end());
-  std::map<int64_t, std::vector<Bucket>> result;
+  LastModulesBySize result;
   std::set<size_t> counts;
   for (const int64_t size : sizes) {
     const bool largest = size == tried_sizes.back();
     // No bucket but one of a single segment holds more than its size.
     const int64_t least = bytes_of(parameters, DType::kF32).count / size;
     if (least > kMostBuckets && size > kSegment * size_of(DType::kF32) && !largest) continue;
-    std::vector<Bucket> buckets = buckets_of_size(modules, {size});
+    std::vector<int32_t> buckets = last_modules_of_buckets(modules, {size});
     const bool sensible = buckets.size() <= static_cast<size_t>(kMostBuckets) || largest;
     if (sensible && counts.insert(buckets.size()).second) result[size] = std::move(buckets);
   }
@@ -148,9 +141,7 @@ bool all_on_gpu(const Space& space, const Plan& base, const Choice& choice) {
          bucket.gpu_buckets[static_cast<size_t>(choice.gpu_buckets)] >= bucket.count;
 }
 
-using BucketsBySize = std::map<int64_t, std::vector<Bucket>>;
-
-void fill_buckets(Space& space, const BucketsBySize& buckets, const Plan& base,
+void fill_buckets(Space& space, const LastModulesBySize& buckets, const Plan& base,
                   const OpenKnobs& open) {
   const OptimizerPlan& optimizer = base.optimizer;
   for (const auto& [size, all] : buckets) {
@@ -164,36 +155,42 @@ void fill_buckets(Space& space, const BucketsBySize& buckets, const Plan& base,
   }
 }
 
-// The shares that make different modules flow, for buckets that know where they are stepped.
-std::vector<int16_t> distinct_shares(const Space& space, const Graph& graph, Plan plan) {
+// The shares that make different modules flow where the GPU steps a part of all modules up to
+// `last_on_gpu` (-1: of none), by the modules that flow for each share elsewhere.
+std::vector<int16_t> distinct_shares(const std::vector<std::vector<bool>>& flowing,
+                                     int32_t last_on_gpu) {
   std::set<std::vector<bool>> seen;
   std::vector<int16_t> shares;
-  for (size_t i = 0; i < space.flow_share.size(); ++i) {
-    plan.weights.flow_share = space.flow_share[i];
-    if (seen.insert(flowing_modules(graph, plan)).second) shares.push_back(static_cast<int16_t>(i));
+  for (size_t i = 0; i < flowing.size(); ++i) {
+    const auto first = flowing[i].begin() + last_on_gpu + 1;
+    if (seen.emplace(first, flowing[i].end()).second) shares.push_back(static_cast<int16_t>(i));
   }
   return shares;
 }
 
-void fill_flow_shares(Space& space, std::vector<Module> modules, BucketsBySize buckets,
-                      const Plan& base, const OpenKnobs& open) {
+// The GPU steps the buckets that come last, which hold the modules that come first.
+void fill_flow_shares(Space& space, const std::vector<Module>& modules,
+                      const LastModulesBySize& buckets, const Plan& base, const OpenKnobs& open) {
   if (base.weights.flow_share && !open.has(KnobId::kFlowShare)) {
     space.flow_share = {*base.weights.flow_share};
   } else {
     const auto shares = knob_of(KnobId::kFlowShare).tried_shares;
     space.flow_share.assign(shares.begin(), shares.end());
   }
-  Graph graph;  // of which flowing_modules reads these two
-  graph.modules = std::move(modules);
+  std::vector<std::vector<bool>> flowing;
+  for (const double share : space.flow_share) {
+    flowing.push_back(modules_of_flowing_layers(modules, share));
+  }
   const bool all_on_gpu = base.optimizer.placement == OptimizerPlacement::kGpu;
+  std::map<int32_t, std::vector<int16_t>> shares;  // by the last module that the GPU steps
   for (BucketChoice& bucket : space.buckets) {
-    graph.buckets = std::move(buckets.at(bucket.bytes.count));
+    const std::vector<int32_t>& last_modules = buckets.at(bucket.bytes.count);
     for (const int64_t gpu_buckets : bucket.gpu_buckets) {
       const int64_t border = all_on_gpu ? 0 : bucket.count - std::min(gpu_buckets, bucket.count);
-      for (int64_t b = 0; b < bucket.count; ++b) {
-        graph.buckets[static_cast<size_t>(b)].site = b < border ? Site::kCpu : Site::kGpu;
-      }
-      bucket.flow_shares.push_back(distinct_shares(space, graph, base));
+      const int32_t last = border < bucket.count ? last_modules[static_cast<size_t>(border)] : -1;
+      const auto [known, is_new] = shares.try_emplace(last);
+      if (is_new) known->second = distinct_shares(flowing, last);
+      bucket.flow_shares.push_back(known->second);
     }
   }
 }
@@ -254,13 +251,13 @@ Space space_of(const Model& model, const Plan& base, const OpenKnobs& asked) {
   } else {
     space.activations = activation_choices(model.layers, like);
   }
-  std::vector<Module> modules = modules_of_rank(model, base);
+  const std::vector<Module> modules = modules_of_rank(model, base);
   const Bytes given = base.optimizer.bucket_bytes;
-  BucketsBySize buckets;
+  LastModulesBySize buckets;
   if (open.has(KnobId::kBucketBytes)) {
     buckets = bucket_sizes(modules, given);
   } else {
-    buckets[given.count] = buckets_of_size(modules, given);
+    buckets[given.count] = last_modules_of_buckets(modules, given);
   }
   fill_buckets(space, buckets, base, open);
   space.cast = {base.optimizer.cast};
@@ -272,7 +269,7 @@ Space space_of(const Model& model, const Plan& base, const OpenKnobs& asked) {
   if (!base.memory_reuse && open.has(KnobId::kMemoryReuse)) {
     space.memory_reuse = tried<MemoryReuse>(KnobId::kMemoryReuse);
   }
-  fill_flow_shares(space, std::move(modules), std::move(buckets), base, open);
+  fill_flow_shares(space, modules, buckets, base, open);
   return space;
 }
 

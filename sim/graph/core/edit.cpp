@@ -57,24 +57,38 @@ int64_t take_segments(int64_t end, int64_t room, Take take) {
   return tail + (std::min(end, room) - tail) / kSegment * kSegment;
 }
 
-// The bucket that ends at the cursor, which moves to its begin.
-Bucket bucket_before(const std::vector<Module>& modules, int64_t most, Cursor& cursor) {
-  Bucket bucket;
+// Visits (module, begin, count) of the pieces of the bucket that ends at the cursor, the last piece
+// first, and moves the cursor to its begin. Returns its elements, none where only modules without
+// parameters are left.
+template <class Visit>
+int64_t cut_bucket(const std::vector<Module>& modules, int64_t most, Cursor& cursor,
+                   const Visit& visit) {
+  int64_t elements = 0;
   while (cursor.module >= 0) {
-    const auto module = static_cast<size_t>(cursor.module);
-    const int64_t count = take_segments(cursor.end, most - bucket.count,
-                                        bucket.count == 0 ? Take::kOneAtLeast : Take::kWhatFits);
+    const int64_t count = take_segments(cursor.end, most - elements,
+                                        elements == 0 ? Take::kOneAtLeast : Take::kWhatFits);
     if (count == 0 && cursor.end > 0) break;
     cursor.end -= count;
-    if (count > 0) {
-      bucket.begin = modules[module].flat_offset + cursor.end;
-      bucket.segments += div_ceil(count, kSegment);
-      bucket.pieces.push_back({cursor.module, cursor.end, count, 0});
-      bucket.count += count;
-    }
+    if (count > 0) visit(cursor.module, cursor.end, count);
+    elements += count;
     if (cursor.end > 0) break;
     if (--cursor.module >= 0) cursor.end = modules[static_cast<size_t>(cursor.module)].count;
   }
+  return elements;
+}
+
+Cursor end_of(const std::vector<Module>& modules) {
+  return {static_cast<int32_t>(modules.size()) - 1, modules.empty() ? 0 : modules.back().count};
+}
+
+Bucket bucket_before(const std::vector<Module>& modules, int64_t most, Cursor& cursor) {
+  Bucket bucket;
+  bucket.count =
+      cut_bucket(modules, most, cursor, [&](int32_t module, int64_t begin, int64_t count) {
+        bucket.begin = modules[static_cast<size_t>(module)].flat_offset + begin;
+        bucket.segments += div_ceil(count, kSegment);
+        bucket.pieces.push_back({module, begin, count, 0});
+      });
   std::reverse(bucket.pieces.begin(), bucket.pieces.end());
   int64_t offset = 0;
   for (Bucket::Piece& piece : bucket.pieces) {
@@ -84,13 +98,14 @@ Bucket bucket_before(const std::vector<Module>& modules, int64_t most, Cursor& c
   return bucket;
 }
 
+int64_t most_elements(Bytes bucket_bytes) { return bucket_bytes.count / size_of(DType::kF32); }
+
 }  // namespace
 
 std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer) {
-  const int64_t most = optimizer.bucket_bytes.count / size_of(DType::kF32);
+  const int64_t most = most_elements(optimizer.bucket_bytes);
   std::vector<Bucket> buckets;
-  Cursor cursor{static_cast<int32_t>(modules.size()) - 1,
-                modules.empty() ? 0 : modules.back().count};
+  Cursor cursor = end_of(modules);
   while (cursor.module >= 0) {
     Bucket bucket = bucket_before(modules, most, cursor);
     if (bucket.count > 0) buckets.push_back(std::move(bucket));
@@ -102,6 +117,20 @@ std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const Optimiz
   for (int64_t i = total - on_gpu; i < total; ++i)
     buckets[static_cast<size_t>(i)].site = Site::kGpu;
   return buckets;
+}
+
+std::vector<int32_t> last_modules_of_buckets(const std::vector<Module>& modules,
+                                             Bytes bucket_bytes) {
+  std::vector<int32_t> last_modules;
+  Cursor cursor = end_of(modules);
+  while (cursor.module >= 0) {
+    int32_t last = -1;
+    const int64_t elements =
+        cut_bucket(modules, most_elements(bucket_bytes), cursor,
+                   [&](int32_t module, int64_t, int64_t) { last = std::max(last, module); });
+    if (elements > 0) last_modules.push_back(last);
+  }
+  return last_modules;
 }
 
 std::vector<Run> runs_of(const std::vector<Module>& modules, const Bucket& bucket) {
@@ -295,18 +324,24 @@ void add_bucket_state(Graph& graph, const Plan& plan, const StackFacts& facts) {
   }
 }
 
-std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan) {
-  std::vector<bool> flowing(graph.modules.size(), false);
+std::vector<bool> modules_of_flowing_layers(const std::vector<Module>& modules, double share) {
+  std::vector<bool> flowing(modules.size(), false);
   int64_t layers = 0;
-  for (const Module& module : graph.modules) layers = std::max(layers, module.layer + 1);
-  const auto flowing_layers = static_cast<int64_t>(
-      std::llround(plan.weights.flow_share.value() * static_cast<double>(layers)));
-  for (size_t i = 0; i < graph.modules.size(); ++i) {
-    const int64_t layer = graph.modules[i].layer;
-    if (layer < 0 || graph.modules[i].count == 0) continue;
+  for (const Module& module : modules) layers = std::max(layers, module.layer + 1);
+  const auto flowing_layers =
+      static_cast<int64_t>(std::llround(share * static_cast<double>(layers)));
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const int64_t layer = modules[i].layer;
+    if (layer < 0 || modules[i].count == 0) continue;
     // Layer l flows where the running count l*share steps up: evenly spread over the depth.
     flowing[i] = (layer + 1) * flowing_layers / layers > layer * flowing_layers / layers;
   }
+  return flowing;
+}
+
+std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan) {
+  std::vector<bool> flowing =
+      modules_of_flowing_layers(graph.modules, plan.weights.flow_share.value());
   for (const Bucket& bucket : graph.buckets) {
     if (bucket.site == Site::kCpu) continue;
     for (const Bucket::Piece& piece : bucket.pieces) {

@@ -51,6 +51,11 @@ size_t first_backward(const std::vector<Op>& ops);
 // optimizer lives there, are stepped on the GPU.
 std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer);
 
+// Of each of those buckets, in their order, the last module (by index) that has a piece in it;
+// where nothing else of them is asked: a trillion parameters are millions of pieces.
+std::vector<int32_t> last_modules_of_buckets(const std::vector<Module>& modules,
+                                             Bytes bucket_bytes);
+
 // Parameters of a bucket that lie side by side and all decay (matrices), or all do not: one call
 // of an optimizer kernel.
 struct Run {
@@ -187,8 +192,12 @@ inline bool cast_on_gpu(const Plan& plan) {
   return plan.dtype != DType::kF32 && plan.optimizer.cast == CastPlacement::kGpu;
 }
 
+// Modules (by index) of the layers that flow where this share of them does: spread evenly over the
+// depth.
+std::vector<bool> modules_of_flowing_layers(const std::vector<Module>& modules, double share);
+
 // Modules (by index) whose weights live in DRAM and flow in before each use: those of the flowing
-// layers, spread evenly over the depth, whose every bucket is stepped on the CPU.
+// layers whose every bucket is stepped on the CPU.
 std::vector<bool> flowing_modules(const Graph& graph, const Plan& plan);
 
 }  // namespace ballast
