@@ -44,7 +44,7 @@ Case make_case(int64_t operations, Room room) {
   Case made;
   made.graph.lanes = kLaneKinds;
   made.costs.capacities = {{"dram", room.memory}, {"link", room.link}};
-  Sequence& step = made.graph.step;
+  Program& step = made.graph.step;
   step.edge_begin.push_back(0);
   for (int64_t i = 0; i < operations; ++i) {
     Op op;

@@ -59,7 +59,7 @@ std::vector<FetchProfile> fetches_of(const Graph& uses, const Model& model, cons
   flowing.weights.flow_share = 1.0;
   const StackFacts facts;
   const PassContext context{model, flowing, facts};
-  Graph graph = run_passes(uses, context, "residency", "residency", Program::kCutDown);
+  Graph graph = run_passes(uses, context, "residency", "residency", ProgramExtent::kCutDown);
   // Stage 3 gathers each visit's weights as well, which is work of the other half.
   std::erase_if(graph.step.ops, [](const Op& op) {
     return op.phase != Phase::kFetch || op.kind == OpKind::kCollective;
@@ -68,8 +68,8 @@ std::vector<FetchProfile> fetches_of(const Graph& uses, const Model& model, cons
   for (Op& op : graph.step.ops) {
     std::erase_if(op.accesses, [](const Access& access) { return access.tensor < 0; });
   }
-  graph = run_passes(std::move(graph), context, "shard", "shard", Program::kCutDown);
-  const Sequence& fetches = graph.step;
+  graph = run_passes(std::move(graph), context, "shard", "shard", ProgramExtent::kCutDown);
+  const Program& fetches = graph.step;
   const CostTable table = costs.table(fetches, graph);
   const ModuleIndex modules(graph.modules);
   std::vector<FetchProfile> result(graph.modules.size());
@@ -391,7 +391,7 @@ OptimizerProfile OptimizerProfiler::profile(const Plan& plan) const {
   profile.flowing = flowing_modules(graph, plan);
   const StackFacts facts;
   graph =
-      run_passes(std::move(graph), {model_, plan, facts}, "optimizer", "shard", Program::kCutDown);
+      run_passes(std::move(graph), {model_, plan, facts}, "optimizer", "shard", ProgramExtent::kCutDown);
   // Forward and backward cost nothing here.
   for (Op& op : graph.step.ops) {
     if (op.phase != Phase::kOptimizer) op.work = std::monostate{};

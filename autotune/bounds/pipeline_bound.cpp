@@ -65,7 +65,7 @@ class PipelineBound {
   // Of a spread turn only what its stage computes is sure to come one after another; and what a
   // backward recomputes before its first gradient need not wait for the message (`recompute_ps`).
   int64_t computed_in(const BlockWork& work, const CostModel& costs, int64_t& recompute_ps) const {
-    const Sequence& block = graph_.blocks[static_cast<size_t>(work.block)];
+    const Program& block = graph_.blocks[static_cast<size_t>(work.block)];
     const CostTable table = costs.table(block, graph_);
     int64_t ps = 0;
     bool recomputes = true;

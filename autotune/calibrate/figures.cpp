@@ -34,11 +34,11 @@ bool has_times(const std::vector<Measured>& measured) {
                      [](const Measured& one) { return is_time(one.metric); });
 }
 
-// Where nothing fits this is the way that comes nearest: it was run, whatever our sums say.
-Way way_of(const CaseSetup& setup, const StackConstants& constants) {
-  const std::vector<std::vector<Way>> groups = ways_of(setup);
-  const bool one_way = groups.size() == 1 && groups.front().size() == 1;
-  return one_way ? groups.front().front() : predict_case(setup, constants).way;
+// Where nothing fits this is the completion that comes nearest: it was run, whatever our sums say.
+Completion completion_of(const CaseSetup& setup, const StackConstants& constants) {
+  const std::vector<std::vector<Completion>> groups = completions_of(setup);
+  const bool one_completion = groups.size() == 1 && groups.front().size() == 1;
+  return one_completion ? groups.front().front() : predict_case(setup, constants).completion;
 }
 
 double predicted_of(const CasePrediction& prediction, Metric metric, const std::string& id) {
@@ -78,8 +78,8 @@ class LinearisedCase {
         metrics_(metrics),
         constants_(constants),
         times_(has_times(metrics)),
-        ask_(times_ ? BuiltWay::Ask::kUnlimited : BuiltWay::Ask::kMemory),
-        built_(setup, way_of(setup, constants)),
+        ask_(times_ ? BuiltCompletion::Ask::kUnlimited : BuiltCompletion::Ask::kMemory),
+        built_(setup, completion_of(setup, constants)),
         at_(errors(constants)) {}
 
   // log_error_of() by metric.
@@ -133,8 +133,8 @@ class LinearisedCase {
   const std::vector<Measured>& metrics_;
   const StackConstants& constants_;
   const bool times_;
-  const BuiltWay::Ask ask_;
-  BuiltWay built_;
+  const BuiltCompletion::Ask ask_;
+  BuiltCompletion built_;
   const std::vector<double> at_;
 };
 

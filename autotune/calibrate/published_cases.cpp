@@ -150,12 +150,12 @@ Plan base_plan(const CaseSetup& setup) {
 }
 
 // Collects the legal plans of one kind of attention.
-class WayCollector {
+class CompletionCollector {
  public:
-  WayCollector(const CaseSetup& setup, AttentionKind attention)
+  CompletionCollector(const CaseSetup& setup, AttentionKind attention)
       : setup_(setup), attention_(attention) {}
 
-  void collect(std::vector<std::vector<Way>>& groups, std::string& refusal) {
+  void collect(std::vector<std::vector<Completion>>& groups, std::string& refusal) {
     Plan plan = base_plan(setup_);
     const std::vector<int64_t> buckets = gpu_bucket_counts(setup_);
     for (const int64_t stage : zero_stages(setup_)) {
@@ -178,10 +178,10 @@ class WayCollector {
   }
 
  private:
-  void collect_activations(Plan plan, std::vector<std::vector<Way>>& groups, std::string& refusal) {
+  void collect_activations(Plan plan, std::vector<std::vector<Completion>>& groups, std::string& refusal) {
     for (const ActivationPlan& activations : activation_plans(setup_, attention_)) {
       plan.activations = activations;
-      std::vector<Way> group;
+      std::vector<Completion> group;
       for (const int64_t size : micro_batches(setup_.of.plan)) {
         plan.micro_batch = size;
         try {
@@ -230,12 +230,12 @@ std::optional<double> if_known(Bytes bytes, double value) {
   return bytes.count > 0 ? std::optional(value) : std::nullopt;
 }
 
-std::optional<double> time_metric(Metric metric, const CaseSetup& setup, const Way& way,
+std::optional<double> time_metric(Metric metric, const CaseSetup& setup, const Completion& completion,
                                   Duration step) {
   if (step.ps == 0) return std::nullopt;
   const double seconds = step.seconds();
-  const auto devices = static_cast<double>(way.plan.devices);
-  const double tokens = static_cast<double>(way.plan.tokens_per_step()) / seconds;
+  const auto devices = static_cast<double>(completion.plan.devices);
+  const double tokens = static_cast<double>(completion.plan.tokens_per_step()) / seconds;
   switch (metric) {
     case Metric::kStepTime:
       return seconds;
@@ -261,7 +261,7 @@ double printed_gb(const CaseSetup& setup, const Prediction& prediction) {
   return setup.prints_gib ? peak.gib() : peak.gb();
 }
 
-std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Way& way,
+std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Completion& completion,
                                 const Prediction& prediction) {
   switch (metric) {
     case Metric::kPeakMemory:
@@ -270,31 +270,31 @@ std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Way
       return if_known(prediction.gpu_peak,
                       100 * prediction.gpu_peak.gb() / setup.machine.gpu.memory.value.gb());
     case Metric::kLayerStates: {
-      const Bytes states = layer_memory(prediction.graph, setup.of.model, way.plan).states;
+      const Bytes states = layer_memory(prediction.graph, setup.of.model, completion.plan).states;
       return if_known(states, states.gib());
     }
     case Metric::kLayerActivations: {
-      const Bytes saved = layer_memory(prediction.graph, setup.of.model, way.plan).activations;
+      const Bytes saved = layer_memory(prediction.graph, setup.of.model, completion.plan).activations;
       return if_known(saved, saved.gib());
     }
     case Metric::kFits:
       return prediction.fits ? 1 : 0;
     default:
-      return time_metric(metric, setup, way, mean_step(setup, prediction));
+      return time_metric(metric, setup, completion, mean_step(setup, prediction));
   }
 }
 
-CasePrediction result_of(const CaseSetup& setup, const Way& way, const Prediction& prediction) {
+CasePrediction result_of(const CaseSetup& setup, const Completion& completion, const Prediction& prediction) {
   CasePrediction result;
   result.fits = prediction.fits;
   result.reason = prediction.reason;
   result.peaks = prediction.peaks;
-  result.way = way;
+  result.completion = completion;
   result.considered = 1;
   if (prediction.step_time.ps > 0) result.step_time = mean_step(setup, prediction);
   for (const Measured& measured : setup.of.measured) {
     result.metrics.push_back(
-        {measured.metric, measured.value, metric_of(measured.metric, setup, way, prediction)});
+        {measured.metric, measured.value, metric_of(measured.metric, setup, completion, prediction)});
   }
   return result;
 }
@@ -397,11 +397,11 @@ CaseSetup as_run_by(CaseSetup setup, Stack stack) {
   return setup;
 }
 
-std::vector<std::vector<Way>> ways_of(const CaseSetup& setup) {
-  std::vector<std::vector<Way>> groups;
+std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup) {
+  std::vector<std::vector<Completion>> groups;
   std::string refusal;
   for (const AttentionKind attention : attention_kinds(setup)) {
-    WayCollector(setup, attention).collect(groups, refusal);
+    CompletionCollector(setup, attention).collect(groups, refusal);
     if (!setup.of.state_may_be_anywhere || !setup.stack.facts.may_stream_state) continue;
     CaseSetup streamed = setup;
     OptimizerPlan& optimizer = streamed.of.plan.optimizer;
@@ -411,7 +411,7 @@ std::vector<std::vector<Way>> ways_of(const CaseSetup& setup) {
     optimizer.cast = CastPlacement::kGpu;
     optimizer.sync = SyncMode::kWait;
     streamed.of.plan.weights.flow_share = 0;
-    WayCollector(streamed, attention).collect(groups, refusal);
+    CompletionCollector(streamed, attention).collect(groups, refusal);
   }
   if (groups.empty()) {
     throw Error("case " + setup.of.id, "has no legal plan: " + refusal, "correct its run");
@@ -419,13 +419,13 @@ std::vector<std::vector<Way>> ways_of(const CaseSetup& setup) {
   return groups;
 }
 
-BuiltWay::BuiltWay(const CaseSetup& setup, Way way) : setup_(setup), way_(std::move(way)) {
-  const Stack stack = stack_of(setup, setup.stack.constants, way_.attention);
-  graph_ = build(setup.of.model, way_.plan, stack.facts);
+BuiltCompletion::BuiltCompletion(const CaseSetup& setup, Completion completion) : setup_(setup), completion_(std::move(completion)) {
+  const Stack stack = stack_of(setup, setup.stack.constants, completion_.attention);
+  graph_ = build(setup.of.model, completion_.plan, stack.facts);
 }
 
-CasePrediction BuiltWay::predict(const StackConstants& constants, Ask ask) {
-  const Stack stack = stack_of(setup_, constants, way_.attention);
+CasePrediction BuiltCompletion::predict(const StackConstants& constants, Ask ask) {
+  const Stack stack = stack_of(setup_, constants, completion_.attention);
   const Model& model = setup_.of.model;
   Machine machine = setup_.machine;
   if (ask == Ask::kUnlimited) {
@@ -434,9 +434,9 @@ CasePrediction BuiltWay::predict(const StackConstants& constants, Ask ask) {
   }
   Prediction prediction =
       ask == Ask::kMemory
-          ? predict_memory(std::move(graph_), way_.plan, machine, stack)
-          : ballast::predict(std::move(graph_), model, way_.plan, machine, stack, nullptr);
-  CasePrediction result = result_of(setup_, way_, prediction);
+          ? predict_memory(std::move(graph_), completion_.plan, machine, stack)
+          : ballast::predict(std::move(graph_), model, completion_.plan, machine, stack, nullptr);
+  CasePrediction result = result_of(setup_, completion_, prediction);
   gpu_peak_ = prediction.gpu_peak;
   graph_ = std::move(prediction.graph);
   return result;
@@ -444,25 +444,25 @@ CasePrediction BuiltWay::predict(const StackConstants& constants, Ask ask) {
 
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants) {
   if (setup.of.plan.devices > setup.machine.devices) return too_many_devices(setup);
-  const std::vector<std::vector<Way>> groups = ways_of(setup);
-  const bool one_way = groups.size() == 1 && groups.front().size() == 1;
+  const std::vector<std::vector<Completion>> groups = completions_of(setup);
+  const bool one_completion = groups.size() == 1 && groups.front().size() == 1;
   const bool first_fit_is_enough = asks_only_whether_it_fits(setup);
-  const auto ask = first_fit_is_enough || (one_way && !asks_for_time(setup))
-                       ? BuiltWay::Ask::kMemory
-                       : BuiltWay::Ask::kAll;
+  const auto ask = first_fit_is_enough || (one_completion && !asks_for_time(setup))
+                       ? BuiltCompletion::Ask::kMemory
+                       : BuiltCompletion::Ask::kAll;
   Best best;
   std::string refusal;
   std::optional<AttentionKind> settled;
-  for (const std::vector<Way>& group : groups) {
+  for (const std::vector<Completion>& group : groups) {
     if (settled && group.front().attention != *settled) break;
-    for (const Way& way : group) {
+    for (const Completion& completion : group) {
       try {
-        BuiltWay built(setup, way);
+        BuiltCompletion built(setup, completion);
         CasePrediction prediction = built.predict(constants, ask);
         const bool fits = prediction.fits;
         best.offer(std::move(prediction), built.gpu_peak());
         if (!fits) break;
-        settled = way.attention;
+        settled = completion.attention;
         if (first_fit_is_enough) return *best.take();
       } catch (const Error& error) {
         if (refusal.empty()) refusal = error.what();
@@ -473,8 +473,8 @@ CasePrediction predict_case(const CaseSetup& setup, const StackConstants& consta
   // What was timed did run: its time is that of a machine with memory enough, and that none of its
   // plans was predicted to fit stays said.
   if (result && !result->fits && asks_for_time(setup)) {
-    BuiltWay built(setup, result->way);
-    CasePrediction timed = built.predict(constants, BuiltWay::Ask::kUnlimited);
+    BuiltCompletion built(setup, result->completion);
+    CasePrediction timed = built.predict(constants, BuiltCompletion::Ask::kUnlimited);
     for (size_t i = 0; i < timed.metrics.size(); ++i) {
       if (is_time(timed.metrics[i].metric)) result->metrics[i] = timed.metrics[i];
     }

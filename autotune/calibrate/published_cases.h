@@ -1,4 +1,4 @@
-// Published cases, predicted: which way of running one its source leaves open, what that way gives,
+// Published cases, predicted: which way of running one its source leaves open, what that completion gives,
 // and the prediction in the quantities that were published.
 //
 // Conventions of the published quantities:
@@ -53,12 +53,12 @@ CaseSetup set_up(const PublishedCase& of);
 CaseSetup as_run_by(CaseSetup setup, Stack stack);
 
 // One way to run a case: every knob has a value.
-struct Way {
+struct Completion {
   Plan plan;
   AttentionKind attention{};
 };
 
-// Every legal way, in groups of one kind of attention (in the order of preference of the stack) and
+// Every legal completion, in groups of one kind of attention (in the order of preference of the stack) and
 // of plans that differ in micro_batch alone, smallest first: where one of a group does not fit,
 // no later one does. What was published is in all of them. Open knobs take these values:
 //   micro_batch        powers of two up to 64 that divide a rank's sequences, and all of those
@@ -69,8 +69,8 @@ struct Way {
 //   gpu_buckets        none, 1/16, 1/8, 1/4, 1/2 and all of the buckets
 //   flow_share         0 or 1
 //   optimizer state    on the GPU, or (where the stack may) in CPU memory and stepped by the GPU
-// Throws Error, with the first reason, where no way is legal.
-std::vector<std::vector<Way>> ways_of(const CaseSetup& setup);
+// Throws Error, with the first reason, where no completion is legal.
+std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup);
 
 struct MetricPrediction {
   Metric metric{};
@@ -85,24 +85,24 @@ struct MetricPrediction {
 
 struct CasePrediction {
   bool fits = false;
-  std::string reason;  // why the way that comes nearest does not fit; else empty
-  Way way;             // the fastest that fits, or the one that needs least GPU memory
+  std::string reason;  // why the completion that comes nearest does not fit; else empty
+  Completion completion;             // the fastest that fits, or the one that needs least GPU memory
   int64_t considered = 0;
   Duration step_time;            // with rollbacks; zero where nothing fits
-  std::vector<PlacePeak> peaks;  // of that way
+  std::vector<PlacePeak> peaks;  // of that completion
   std::vector<MetricPrediction> metrics;
 };
 
-// The fastest legal way that fits, with these constants in place of those of setup.stack. Where
+// The fastest legal completion that fits, with these constants in place of those of setup.stack. Where
 // none fits and a time was published, that of the one which needs least, were there memory. Throws
-// Error where no way is legal or the graph refuses them all.
+// Error where no completion is legal or the graph refuses them all.
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants);
 
-// One way whose graph is built: the constants of a stack do not shape it, so it serves many.
-class BuiltWay {
+// One completion whose graph is built: the constants of a stack do not shape it, so it serves many.
+class BuiltCompletion {
  public:
   // `setup` must outlive this object. Throws Error where the graph refuses the plan.
-  BuiltWay(const CaseSetup& setup, Way way);
+  BuiltCompletion(const CaseSetup& setup, Completion completion);
 
   // kMemory: nothing is simulated, so there are no times. kUnlimited: on a machine whose memories
   // hold anything, so there always are.
@@ -113,7 +113,7 @@ class BuiltWay {
 
  private:
   const CaseSetup& setup_;
-  Way way_;
+  Completion completion_;
   Graph graph_;
   Bytes gpu_peak_;
 };

@@ -9,9 +9,9 @@
 #include "autotune/complete/gpu_buckets.h"
 #include "autotune/complete/layout_order.h"
 #include "autotune/complete/open_layouts.h"
-#include "autotune/complete/way_bounds.h"
-#include "autotune/complete/way_estimates.h"
-#include "autotune/complete/way_lists.h"
+#include "autotune/complete/completion_bounds.h"
+#include "autotune/complete/completion_estimates.h"
+#include "autotune/complete/completion_lists.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/search/search.h"
 #include "autotune/space/memory_reuse.h"
@@ -92,27 +92,27 @@ bool lacks_gpu_memory(const std::vector<PlacePeak>& peaks, const Machine& machin
   return !missing.empty() && missing.front().place == Place::kHbm;
 }
 
-// The fastest of the ways that fit, by estimates; nothing where none of them does. Of those that
+// The fastest of the completions that fit, by estimates; nothing where none of them does. Of those that
 // were looked at where it is interrupted.
 using Fastest = std::optional<TimedPlan>;
 
-// Looks for the fastest way of a list, all of one kind of attention, from the one that promises
+// Looks for the fastest completion of a list, all of one kind of attention, from the one that promises
 // most on.
-class FastestWay {
+class FastestCompletion {
  public:
   // `groups`: as ways_of() has them. All references must outlive this object.
-  // `limit`: ways that promise no less are left alone.
-  FastestWay(const Setting& setting, std::span<const std::vector<Way>> groups,
-             std::optional<Duration> limit, WayEstimates& known)
+  // `limit`: completions that promise no less are left alone.
+  FastestCompletion(const Setting& setting, std::span<const std::vector<Completion>> groups,
+             std::optional<Duration> limit, CompletionEstimates& known)
       : setting_(setting), limit_(limit), known_(known), fitting_(groups.size(), kAll) {
-    std::vector<const Way*> ways;
+    std::vector<const Completion*> completions;
     for (size_t g = 0; g < groups.size(); ++g) {
       for (size_t i = 0; i < groups[g].size(); ++i) {
-        order_.push_back({&groups[g][i], g, i, ways.size(), {}});
-        ways.push_back(&groups[g][i]);
+        order_.push_back({&groups[g][i], g, i, completions.size(), {}});
+        completions.push_back(&groups[g][i]);
       }
     }
-    const std::vector<Duration> least = least_times(setting, ways);
+    const std::vector<Duration> least = least_times(setting, completions);
     for (Candidate& one : order_) one.at_least = least[one.rank];
     std::stable_sort(order_.begin(), order_.end(), [](const Candidate& a, const Candidate& b) {
       return a.at_least < b.at_least;
@@ -131,7 +131,7 @@ class FastestWay {
 
  private:
   struct Candidate {
-    const Way* way = nullptr;
+    const Completion* completion = nullptr;
     size_t group = 0, index = 0;  // in the group
     size_t rank = 0;              // of two that are as fast the first is taken
     Duration at_least;
@@ -139,20 +139,20 @@ class FastestWay {
   static constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
   void look_at(const Candidate& one) {
-    const Way& way = *one.way;
-    const bool is_fuller = std::any_of(too_full_.begin(), too_full_.end(), [&](const Way* other) {
-      return has_more_on_gpu(way, *other);
+    const Completion& completion = *one.completion;
+    const bool is_fuller = std::any_of(too_full_.begin(), too_full_.end(), [&](const Completion* other) {
+      return has_more_on_gpu(completion, *other);
     });
     if (is_fuller) {
       fitting_[one.group] = one.index;
       return;
     }
     try {
-      const std::optional<Duration> time = known_.step_time_if_fits(setting_, way);
+      const std::optional<Duration> time = known_.step_time_if_fits(setting_, completion);
       if (!time) {
         fitting_[one.group] = one.index;
-        if (lacks_gpu_memory(known_.peaks(setting_, way), setting_.machine)) {
-          too_full_.push_back(&way);
+        if (lacks_gpu_memory(known_.peaks(setting_, completion), setting_.machine)) {
+          too_full_.push_back(&completion);
         }
         return;
       }
@@ -160,7 +160,7 @@ class FastestWay {
       if (best_ && (*time > best_->step_time || (*time == best_->step_time && !is_first))) {
         return;
       }
-      best_ = TimedPlan{way.plan, *time};
+      best_ = TimedPlan{completion.plan, *time};
       best_rank_ = one.rank;
     } catch (const Error&) {
       // The graph knows no such plan.
@@ -169,10 +169,10 @@ class FastestWay {
 
   const Setting& setting_;
   std::optional<Duration> limit_;
-  WayEstimates& known_;
+  CompletionEstimates& known_;
   std::vector<Candidate> order_;
-  std::vector<size_t> fitting_;       // by group: how many of its ways may fit
-  std::vector<const Way*> too_full_;  // on the GPU
+  std::vector<size_t> fitting_;       // by group: how many of its completions may fit
+  std::vector<const Completion*> too_full_;  // on the GPU
   Fastest best_;
   size_t best_rank_ = kAll;
 };
@@ -186,21 +186,21 @@ struct Ask {
   const std::function<bool()>& interrupted;
 };
 
-// Kinds of attention come in the order of preference: the first with a way that fits is taken.
-Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& groups,
-                   const Ask& ask, WayEstimates& known) {
+// Kinds of attention come in the order of preference: the first with a completion that fits is taken.
+Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
+                   const Ask& ask, CompletionEstimates& known) {
   for (auto begin = groups.begin(); begin != groups.end();) {
     const AttentionKind kind = begin->front().attention;
-    const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Way>& group) {
+    const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Completion>& group) {
       return group.front().attention != kind;
     });
-    Fastest best = FastestWay(setting, {begin, end}, ask.limit, known).run(ask.interrupted);
+    Fastest best = FastestCompletion(setting, {begin, end}, ask.limit, known).run(ask.interrupted);
     if (ask.between) {
-      std::vector<const Way*> ways;
+      std::vector<const Completion*> completions;
       for (auto group = begin; group != end; ++group) {
-        for (const Way& way : *group) ways.push_back(&way);
+        for (const Completion& completion : *group) completions.push_back(&completion);
       }
-      Fastest between = faster_gpu_buckets(setting, ways, best, known, ask.interrupted);
+      Fastest between = faster_gpu_buckets(setting, completions, best, known, ask.interrupted);
       if (between) best = std::move(between);
     }
     if (best) return best;
@@ -209,13 +209,13 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Way>>& 
   return {};
 }
 
-Fastest fastest_way(const Setting& setting, const Ask& ask, WayEstimates& known) {
+Fastest fastest_way(const Setting& setting, const Ask& ask, CompletionEstimates& known) {
   CaseSetup setup = setup_of(setting);
-  Fastest best = fastest_of(setting, ways_of(setup), ask, known);
+  Fastest best = fastest_of(setting, completions_of(setup), ask, known);
   if (best || setting.plan.activations) return best;
   for (const ActivationPlan& offload : offloads()) {
     setup.of.plan.activations = offload;
-    Fastest one = fastest_of(setting, ways_of(setup), ask, known);
+    Fastest one = fastest_of(setting, completions_of(setup), ask, known);
     if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
   }
   return best;
@@ -378,7 +378,7 @@ class LayoutChooser {
       try {
         found[i] = fastest_way(layouts_[near[i]->layout].setting, {true, {}, interrupted_}, known_);
       } catch (const Error&) {
-        // No way is legal.
+        // No completion is legal.
       }
     });
     for (size_t i = 0; i < near.size(); ++i) {
@@ -420,7 +420,7 @@ class LayoutChooser {
   const Measurements* measurements_;
   const std::function<bool()>& interrupted_;
   LayoutOrder order_;
-  WayEstimates known_;
+  CompletionEstimates known_;
   std::vector<std::unique_ptr<Estimate>> estimates_;
   const Estimate* best_ = nullptr;  // of those
   int stalled_ = 0;
@@ -467,7 +467,7 @@ std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layo
 
 Plan choose(const Setting& setting) {
   if (setting.plan.devices > setting.machine.devices) return feasibility(setting).plan;
-  WayEstimates known;
+  CompletionEstimates known;
   const Fastest best = fastest_way(setting, {true, {}, {}}, known);
   return best ? best->plan : feasibility(setting).plan;
 }

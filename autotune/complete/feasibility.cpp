@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "autotune/complete/way_lists.h"
+#include "autotune/complete/completion_lists.h"
 #include "autotune/search/search.h"
 #include "autotune/space/memory_reuse.h"
 #include "sim/base/error.h"
@@ -28,11 +28,11 @@ Bytes excess_of(const Verdict& verdict, const Machine& machine) {
   return excess;
 }
 
-Verdict verdict_of(const Setting& setting, const Way& way, WayEstimates& known) {
+Verdict verdict_of(const Setting& setting, const Completion& completion, CompletionEstimates& known) {
   Verdict verdict;
-  verdict.plan = way.plan;
-  verdict.peaks = known.peaks(setting, way);
-  verdict.reason = reason_not_to_fit(verdict.peaks, way.plan, setting.machine);
+  verdict.plan = completion.plan;
+  verdict.peaks = known.peaks(setting, completion);
+  verdict.reason = reason_not_to_fit(verdict.peaks, completion.plan, setting.machine);
   verdict.fits = verdict.reason.empty();
   return verdict;
 }
@@ -42,37 +42,37 @@ std::string too_many_devices(const Setting& setting) {
                      setting.plan.devices, setting.machine.name, setting.machine.devices);
 }
 
-// The first ways of a list that differ in nothing but ever more buckets that the GPU steps.
-std::span<const Way> first_run(std::span<const Way> ways) {
+// The first completions of a list that differ in nothing but ever more buckets that the GPU steps.
+std::span<const Completion> first_run(std::span<const Completion> completions) {
   size_t end = 1;
-  while (end < ways.size() && has_more_on_gpu(ways[end], ways[end - 1])) ++end;
-  return ways.first(end);
+  while (end < completions.size() && has_more_on_gpu(completions[end], completions[end - 1])) ++end;
+  return completions.first(end);
 }
 
 // Collects what does not fit until something does: that, or else what misses by least.
-class NearestWay {
+class NearestCompletion {
  public:
-  NearestWay(const Setting& setting, WayEstimates& known) : setting_(setting), known_(known) {}
+  NearestCompletion(const Setting& setting, CompletionEstimates& known) : setting_(setting), known_(known) {}
 
-  // True where the way fits.
-  bool offer(const Way& way) { return outcome_of(way).fits; }
-  bool offer(std::span<const Way> ways) {
-    while (!ways.empty()) {
-      const std::span<const Way> run = first_run(ways);
+  // True where the completion fits.
+  bool offer(const Completion& completion) { return outcome_of(completion).fits; }
+  bool offer(std::span<const Completion> completions) {
+    while (!completions.empty()) {
+      const std::span<const Completion> run = first_run(completions);
       if (offer_run(run)) return true;
-      ways = ways.subspan(run.size());
+      completions = completions.subspan(run.size());
     }
     return false;
   }
   // The same, then with memory reused at once.
-  bool offer_with_reuses(const std::vector<Way>& ways) {
+  bool offer_with_reuses(const std::vector<Completion>& completions) {
     return any_reuse_fits(memory_reuses(setting_.plan, setting_.stack), [&](auto reuse) {
-      std::vector<Way> reusing = ways;
-      for (Way& way : reusing) way.plan.memory_reuse = reuse;
+      std::vector<Completion> reusing = completions;
+      for (Completion& completion : reusing) completion.plan.memory_reuse = reuse;
       return offer(reusing);
     });
   }
-  // Throws Error where no way could be built.
+  // Throws Error where no completion could be built.
   Verdict take() {
     if (verdict_) return *std::move(verdict_);
     throw Error("model " + setting_.model.name, "none of its plans can be built: " + refusal_,
@@ -82,17 +82,17 @@ class NearestWay {
  private:
   struct Outcome {
     bool fits = false;
-    // Beyond what is usable, negative where there is room; 0 where the way cannot be built.
+    // Beyond what is usable, negative where there is room; 0 where the completion cannot be built.
     Bytes gpu, other;
 
     bool lacks_gpu() const { return gpu.count > 0; }
     bool lacks_other() const { return other.count > 0; }
   };
 
-  Outcome outcome_of(const Way& way) {
+  Outcome outcome_of(const Completion& completion) {
     Outcome outcome;
     try {
-      Verdict verdict = verdict_of(setting_, way, known_);
+      Verdict verdict = verdict_of(setting_, completion, known_);
       outcome.other = Bytes{std::numeric_limits<int64_t>::min()};
       for (const PlacePeak& peak : verdict.peaks) {
         const Bytes beyond = peak.arena - usable(setting_.machine, peak.place);
@@ -113,10 +113,10 @@ class NearestWay {
 
   // More buckets on the GPU need no less there, and no more elsewhere: where the fewest are too
   // many, or the most too few, none fits; else those that fit lie between, on the list or not.
-  bool offer_run(std::span<const Way> run) {
+  bool offer_run(std::span<const Completion> run) {
     const Outcome fewest = outcome_of(run.front());
     if (fewest.fits || fewest.lacks_gpu() || run.size() == 1) return fewest.fits;
-    Way last = run.back();
+    Completion last = run.back();
     Outcome most = outcome_of(last);
     if (most.lacks_other() && !most.lacks_gpu() && *last.plan.weights.flow_share > 0) {
       // A list of what flows ends with half of the buckets, for of all of them none would flow.
@@ -144,9 +144,9 @@ class NearestWay {
   };
 
   // Asks about so many buckets. Tells whether any number of them fits once that is known.
-  std::optional<bool> narrow(Bracket& bracket, Way way, int64_t buckets) {
-    way.plan.optimizer.gpu_buckets = buckets;
-    const Outcome outcome = outcome_of(way);
+  std::optional<bool> narrow(Bracket& bracket, Completion completion, int64_t buckets) {
+    completion.plan.optimizer.gpu_buckets = buckets;
+    const Outcome outcome = outcome_of(completion);
     if (outcome.fits || (outcome.lacks_gpu() && outcome.lacks_other())) return outcome.fits;
     if (outcome.lacks_gpu()) {
       bracket.too_many = buckets;
@@ -162,7 +162,7 @@ class NearestWay {
   // other memories were asked about is known already. Then asks where it would just fit, then the
   // middle of what is left, and so on: where needs are uneven the first alone may move one end by a
   // bucket at a time.
-  bool offer_between(const Way& few, Outcome at_few, const Way& many, Outcome at_many) {
+  bool offer_between(const Completion& few, Outcome at_few, const Completion& many, Outcome at_many) {
     Bracket bracket{*few.plan.optimizer.gpu_buckets, *many.plan.optimizer.gpu_buckets, at_few,
                     at_many};
     for (const int64_t known :
@@ -181,22 +181,22 @@ class NearestWay {
   }
 
   const Setting& setting_;
-  WayEstimates& known_;
+  CompletionEstimates& known_;
   std::optional<Verdict> verdict_;
   Bytes excess_;
   std::string refusal_;
 };
 
-// One of these ways that fits, or the nearest. Throws Error where none could be built.
-Verdict verdict_of_ways(const Setting& setting, const std::vector<Way>& ways, WayEstimates& known) {
-  NearestWay nearest(setting, known);
-  nearest.offer_with_reuses(ways);
+// One of these completions that fits, or the nearest. Throws Error where none could be built.
+Verdict verdict_of_completions(const Setting& setting, const std::vector<Completion>& completions, CompletionEstimates& known) {
+  NearestCompletion nearest(setting, known);
+  nearest.offer_with_reuses(completions);
   return nearest.take();
 }
 
 // Asks the search for any plan that fits. What it refuses it refuses by a bound of memory or by the
 // arena itself, so that nothing is left out.
-void offer_space(const Setting& setting, NearestWay& nearest) {
+void offer_space(const Setting& setting, NearestCompletion& nearest) {
   Plan plan = setting.plan;
   if (plan.pipeline > 1) {
     plan.weights.flow_share = plan.weights.flow_share.value_or(0);
@@ -211,23 +211,23 @@ void offer_space(const Setting& setting, NearestWay& nearest) {
                                     setting.machine, nullptr, any);
   const AttentionKind attention = setting.stack.facts.attention.front();
   if (found.best) {
-    nearest.offer(Way{found.best->plan, attention});
+    nearest.offer(Completion{found.best->plan, attention});
     return;
   }
   // What the bounds say is missing is less than what is: as an example only the placed plan counts.
   for (const InfeasibleReason& reason : found.reasons) {
-    nearest.offer(Way{reason.example, attention});
+    nearest.offer(Completion{reason.example, attention});
   }
 }
 
 // Every plan of one layout; refuted(): whether bounds say that none fits.
 template <class Refuted>
-Verdict verdict_of_layout(const Setting& setting, WayEstimates& known, const Refuted& refuted) {
-  const std::vector<Way> lean = lean_ways(setting);
+Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known, const Refuted& refuted) {
+  const std::vector<Completion> lean = lean_completions(setting);
   if (setting.plan.devices > setting.machine.devices) {
     return {false, lean.front().plan, too_many_devices(setting), {}};
   }
-  NearestWay nearest(setting, known);
+  NearestCompletion nearest(setting, known);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
   if (refuted()) return nearest.take();
   if (setting.stack.memory_is_planned()) offer_space(setting, nearest);
@@ -235,7 +235,7 @@ Verdict verdict_of_layout(const Setting& setting, WayEstimates& known, const Ref
 }
 
 // Of a refuted layout one kind of plan is example enough: the one that needs least.
-Verdict leanest_verdict(Setting setting, WayEstimates& known) {
+Verdict leanest_verdict(Setting setting, CompletionEstimates& known) {
   if (!setting.plan.activations) setting.plan.activations = offloads().front();
   return lean_verdict(setting, known);
 }
@@ -277,7 +277,7 @@ std::vector<const OpenLayout*> likely_nearest(const std::vector<OpenLayout>& lay
 // Lean plans of the layouts that no bound refutes, one layout after the other.
 class LeanLayouts {
  public:
-  LeanLayouts(const std::vector<OpenLayout>& layouts, WayEstimates& known) : known_(known) {
+  LeanLayouts(const std::vector<OpenLayout>& layouts, CompletionEstimates& known) : known_(known) {
     for (const OpenLayout& layout : layouts) {
       if (!is_refuted(layout)) by_need_.push_back(&layout);
     }
@@ -310,27 +310,27 @@ class LeanLayouts {
  private:
   std::optional<Verdict> verdict_of_lean(const OpenLayout& layout) const {
     try {
-      const std::vector<Way> ways = ways_to_ask(layout);
-      if (ways.empty()) return std::nullopt;
-      return verdict_of_ways(layout.setting, ways, known_);
+      const std::vector<Completion> completions = completions_to_ask(layout);
+      if (completions.empty()) return std::nullopt;
+      return verdict_of_completions(layout.setting, completions, known_);
     } catch (const Error&) {
       return std::nullopt;  // the graph knows no such plan
     }
   }
 
   // Where memory is planned, how much the others miss by tells whether to look further.
-  static std::vector<Way> ways_to_ask(const OpenLayout& layout) {
-    std::vector<Way> ways = lean_ways(layout.setting);
-    if (layout.setting.stack.memory_is_planned()) return ways;
-    std::erase_if(ways, [&](const Way& way) {
+  static std::vector<Completion> completions_to_ask(const OpenLayout& layout) {
+    std::vector<Completion> completions = lean_completions(layout.setting);
+    if (layout.setting.stack.memory_is_planned()) return completions;
+    std::erase_if(completions, [&](const Completion& completion) {
       return std::any_of(layout.refuted.begin(), layout.refuted.end(), [&](const auto& cell) {
-        return cell.first == *way.plan.micro_batch && cell.second == *way.plan.activations;
+        return cell.first == *completion.plan.micro_batch && cell.second == *completion.plan.activations;
       });
     });
-    return ways;
+    return completions;
   }
 
-  WayEstimates& known_;
+  CompletionEstimates& known_;
   std::vector<const OpenLayout*> by_need_, close_;
 };
 
@@ -342,18 +342,18 @@ std::string of_all_plans(const std::string& reason) {
          "; of all plans that the open knobs leave this one comes nearest";
 }
 
-Verdict lean_verdict(const Setting& setting, WayEstimates& known) {
-  return verdict_of_ways(setting, lean_ways(setting), known);
+Verdict lean_verdict(const Setting& setting, CompletionEstimates& known) {
+  return verdict_of_completions(setting, lean_completions(setting), known);
 }
 
 std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,
-                                           WayEstimates& known,
+                                           CompletionEstimates& known,
                                            const std::function<bool()>& interrupted) {
   LeanLayouts lean(layouts, known);
   return lean.fitting(interrupted);
 }
 
-std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known) {
+std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known) {
   LeanLayouts lean(layouts, known);
   if (std::optional<Nearest> fitting = lean.fitting({})) return fitting;
   for (const OpenLayout* layout : lean.close()) {
@@ -363,7 +363,7 @@ std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, Wa
   return std::nullopt;
 }
 
-Nearest nearest_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known) {
+Nearest nearest_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known) {
   const std::vector<const OpenLayout*> likely = likely_nearest(layouts);
   std::vector<std::optional<Verdict>> lean(likely.size());
   parallel_for(likely.size(), hardware_threads(), [&](size_t i) {
@@ -391,9 +391,9 @@ Nearest nearest_layout(const std::vector<OpenLayout>& layouts, WayEstimates& kno
 }
 
 Feasibility::Feasibility(Setting setting)
-    : Feasibility(std::move(setting), std::make_shared<WayEstimates>()) {}
+    : Feasibility(std::move(setting), std::make_shared<CompletionEstimates>()) {}
 
-Feasibility::Feasibility(Setting setting, std::shared_ptr<WayEstimates> known)
+Feasibility::Feasibility(Setting setting, std::shared_ptr<CompletionEstimates> known)
     : setting_(std::move(setting)), known_(std::move(known)) {}
 
 std::vector<OpenLayout> Feasibility::layouts_on(const Machine& machine) {

@@ -18,7 +18,7 @@
 
 #include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
-#include "autotune/complete/way_estimates.h"
+#include "autotune/complete/completion_estimates.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
@@ -32,7 +32,7 @@ struct Verdict {
 };
 
 // A plan that fits, or else, of those that need little, the one that misses by least. Throws Error
-// where no way is legal.
+// where no completion is legal.
 Verdict feasibility(const Setting& setting);
 
 // The same, asked again and again: what is learned of the plans of one setting serves machines
@@ -41,7 +41,7 @@ class Feasibility {
  public:
   explicit Feasibility(Setting setting);
   // `known`: of the same model, machine and stack.
-  Feasibility(Setting setting, std::shared_ptr<WayEstimates> known);
+  Feasibility(Setting setting, std::shared_ptr<CompletionEstimates> known);
   // `machine` differs from that of the setting in the sizes of its memories alone.
   Verdict on(const Machine& machine);
   // A plan that fits there; nothing where none does, without looking for the nearest.
@@ -55,7 +55,7 @@ class Feasibility {
 
   Setting setting_;
   std::optional<LayoutBounds> bounds_;  // once they are asked for
-  std::shared_ptr<WayEstimates> known_;
+  std::shared_ptr<CompletionEstimates> known_;
 };
 
 // A plan's reason not to fit, as that of all plans which open knobs leave: no other knob would
@@ -64,7 +64,7 @@ std::string of_all_plans(const std::string& reason);
 
 // The first half of it, for a setting of one layout: the knobs as they most often need least
 // memory. A plan may fit where this one does not.
-Verdict lean_verdict(const Setting& setting, WayEstimates& known);
+Verdict lean_verdict(const Setting& setting, CompletionEstimates& known);
 
 // One of several layouts, and what became of it.
 struct Nearest {
@@ -74,11 +74,11 @@ struct Nearest {
 // One that fits, or nothing: lean plans of all that are not refuted, those that need least first.
 // Nothing, too, once it is interrupted.
 std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,
-                                           WayEstimates& known,
+                                           CompletionEstimates& known,
                                            const std::function<bool()>& interrupted);
 // The same, and then every plan of those layouts whose lean ones miss by little.
-std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known);
+std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known);
 // Where none fits: of the emptiest and of those that lack least, the one that misses by least.
-Nearest nearest_layout(const std::vector<OpenLayout>& layouts, WayEstimates& known);
+Nearest nearest_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known);
 
 }  // namespace ballast

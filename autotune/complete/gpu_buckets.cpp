@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-#include "autotune/complete/way_bounds.h"
+#include "autotune/complete/completion_bounds.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
 
@@ -23,30 +23,30 @@ constexpr int64_t kGrains = 64;
 constexpr int kNarrowings = 2;
 constexpr double kGoldenShare = 0.381966;
 
-// Ways that differ in how many buckets the GPU steps and in nothing else.
+// Completions that differ in how many buckets the GPU steps and in nothing else.
 struct Kind {
-  Way any;
+  Completion any;
   std::vector<int64_t> listed;  // ascending
   Duration at_least;            // of any count
 };
 
-Way with_buckets(Way way, std::optional<int64_t> buckets) {
-  way.plan.optimizer.gpu_buckets = buckets;
-  return way;
+Completion with_buckets(Completion completion, std::optional<int64_t> buckets) {
+  completion.plan.optimizer.gpu_buckets = buckets;
+  return completion;
 }
 
-std::vector<Kind> kinds_of(const Setting& setting, const std::vector<const Way*>& ways) {
+std::vector<Kind> kinds_of(const Setting& setting, const std::vector<const Completion*>& completions) {
   std::vector<Kind> kinds;
-  for (const Way* way : ways) {
-    const Way open = with_buckets(*way, std::nullopt);
+  for (const Completion* completion : completions) {
+    const Completion open = with_buckets(*completion, std::nullopt);
     const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
       return kind.any.attention == open.attention && kind.any.plan == open.plan;
     });
     Kind& kind = found == kinds.end() ? kinds.emplace_back(Kind{open, {}, {}}) : *found;
-    kind.listed.push_back(*way->plan.optimizer.gpu_buckets);
+    kind.listed.push_back(*completion->plan.optimizer.gpu_buckets);
   }
   std::erase_if(kinds, [](const Kind& kind) { return kind.listed.size() < 2; });
-  std::vector<const Way*> open;
+  std::vector<const Completion*> open;
   for (Kind& kind : kinds) {
     std::sort(kind.listed.begin(), kind.listed.end());
     open.push_back(&kind.any);
@@ -61,7 +61,7 @@ std::vector<Kind> kinds_of(const Setting& setting, const std::vector<const Way*>
 // Looks for the best count of one kind.
 class BestCount {
  public:
-  BestCount(const Setting& setting, const Kind& kind, WayEstimates& known)
+  BestCount(const Setting& setting, const Kind& kind, CompletionEstimates& known)
       : setting_(setting), kind_(kind), known_(known) {
     grain_ = std::max<int64_t>(1, kind.listed.back() / kGrains);
   }
@@ -75,7 +75,7 @@ class BestCount {
     const auto best = std::min_element(
         times_.begin(), times_.end(),
         [](const auto& a, const auto& b) { return is_faster(a.second, b.second); });
-    return TimedPlan{way(best->first).plan, *best->second};
+    return TimedPlan{completion(best->first).plan, *best->second};
   }
 
  private:
@@ -83,11 +83,11 @@ class BestCount {
     return one && (!other || *one < *other);
   }
 
-  Way way(int64_t buckets) const { return with_buckets(kind_.any, buckets); }
+  Completion completion(int64_t buckets) const { return with_buckets(kind_.any, buckets); }
 
   // Bytes of the GPU beyond what is usable; negative where there is room.
   Bytes excess(int64_t buckets) const {
-    for (const PlacePeak& peak : known_.peaks(setting_, way(buckets))) {
+    for (const PlacePeak& peak : known_.peaks(setting_, completion(buckets))) {
       if (peak.place == Place::kHbm) return peak.arena - usable(setting_.machine, Place::kHbm);
     }
     return {};
@@ -96,7 +96,7 @@ class BestCount {
   // Nothing where it does not fit.
   std::optional<Duration> time(int64_t buckets) {
     const auto [found, is_new] = times_.try_emplace(buckets);
-    if (is_new) found->second = known_.step_time_if_fits(setting_, way(buckets));
+    if (is_new) found->second = known_.step_time_if_fits(setting_, completion(buckets));
     return found->second;
   }
 
@@ -153,7 +153,7 @@ class BestCount {
 
   const Setting& setting_;
   const Kind& kind_;
-  WayEstimates& known_;
+  CompletionEstimates& known_;
   int64_t grain_ = 1;
   std::map<int64_t, std::optional<Duration>> times_;  // by count
 };
@@ -161,16 +161,16 @@ class BestCount {
 }  // namespace
 
 std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
-                                            const std::vector<const Way*>& ways,
+                                            const std::vector<const Completion*>& completions,
                                             const std::optional<TimedPlan>& best,
-                                            WayEstimates& known,
+                                            CompletionEstimates& known,
                                             const std::function<bool()>& interrupted) {
   if (setting.plan.optimizer.gpu_buckets) return std::nullopt;
   std::optional<TimedPlan> fastest;
   std::optional<Duration> limit;
   if (best) limit = best->step_time;
   int no_better = 0;
-  for (const Kind& kind : kinds_of(setting, ways)) {
+  for (const Kind& kind : kinds_of(setting, completions)) {
     const bool may_win = !limit || kind.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
     if (no_better == kPatience || !may_win) break;
     if (interrupted && interrupted()) break;

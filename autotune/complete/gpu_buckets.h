@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "autotune/complete/setting.h"
-#include "autotune/complete/way_estimates.h"
+#include "autotune/complete/completion_estimates.h"
 
 namespace ballast {
 
@@ -22,15 +22,15 @@ struct TimedPlan {
   Duration step_time;
 };
 
-// A plan faster than `best` that differs from one of these ways in gpu_buckets alone; nothing where
-// none was found, or where the setting says how many buckets the GPU steps. Ways that differ in
+// A plan faster than `best` that differs from one of these completions in gpu_buckets alone; nothing where
+// none was found, or where the setting says how many buckets the GPU steps. Completions that differ in
 // nothing else are one kind; kinds are asked by the bound of their steps, until it is above the
-// best or several in a row were no better. `ways` are of one kind of attention. Ends with what was
+// best or several in a row were no better. `completions` are of one kind of attention. Ends with what was
 // found where it is interrupted.
 std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
-                                            const std::vector<const Way*>& ways,
+                                            const std::vector<const Completion*>& completions,
                                             const std::optional<TimedPlan>& best,
-                                            WayEstimates& known,
+                                            CompletionEstimates& known,
                                             const std::function<bool()>& interrupted);
 
 }  // namespace ballast

@@ -63,7 +63,7 @@ class LeastChanges {
 
   // Where no such plan is legal it is no way out either.
   static bool fits(const std::function<Setting()>& changed,
-                   const std::shared_ptr<WayEstimates>& known) {
+                   const std::shared_ptr<CompletionEstimates>& known) {
     try {
       const Setting setting = changed();
       return Feasibility(setting, known).fitting_on(setting.machine).has_value();
@@ -114,7 +114,7 @@ class LeastChanges {
   // The first of these values that fits.
   template <class Next, class Changed>
   LeastChange first_of(Limit limit, int64_t now, const Next& next, const Changed& changed,
-                       const std::shared_ptr<WayEstimates>& known) const {
+                       const std::shared_ptr<CompletionEstimates>& known) const {
     LeastChange change{limit, static_cast<double>(now), std::nullopt, static_cast<double>(now)};
     for (std::optional<int64_t> value = next(now); value && !interrupted(); value = next(*value)) {
       if (fits([&] { return changed(*value); }, known)) {
@@ -135,7 +135,7 @@ class LeastChanges {
       return 2 * value;
     };
     return first_of(Limit::kDevices, now, next, question_.on_devices,
-                    std::make_shared<WayEstimates>());
+                    std::make_shared<CompletionEstimates>());
   }
 
   std::optional<LeastChange> batch() const {
@@ -196,7 +196,7 @@ class LeastChanges {
   const Setting& setting_;
   Feasibility memories_;
   // Of this machine's plans of other batches and lengths, many are alike in a few micro-batches.
-  std::shared_ptr<WayEstimates> on_this_machine_ = std::make_shared<WayEstimates>();
+  std::shared_ptr<CompletionEstimates> on_this_machine_ = std::make_shared<CompletionEstimates>();
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "autotune/bounds/cell_bound.h"
-#include "autotune/complete/way_lists.h"
+#include "autotune/complete/completion_lists.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"

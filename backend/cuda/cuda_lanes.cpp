@@ -40,11 +40,11 @@ std::vector<CudaStream> streams_of(const Graph& graph, CudaRuntime& runtime) {
 
 // By operation, whether another lane waits for it. Those that leave a record of undo are asked for
 // besides, once their step has been judged (CudaDevice::commit).
-std::vector<bool> followed_of(const Sequence& sequence) {
-  std::vector<bool> followed(sequence.ops.size(), false);
-  for (const Edge& edge : sequence.edges) followed[static_cast<size_t>(edge.op)] = true;
-  for (size_t i = 0; i < sequence.ops.size(); ++i) {
-    const auto* work = std::get_if<BucketWork>(&sequence.ops[i].work);
+std::vector<bool> followed_of(const Program& program) {
+  std::vector<bool> followed(program.ops.size(), false);
+  for (const Edge& edge : program.edges) followed[static_cast<size_t>(edge.op)] = true;
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const auto* work = std::get_if<BucketWork>(&program.ops[i].work);
     if (work != nullptr && work->exact_undo) followed[i] = true;
   }
   return followed;
@@ -181,48 +181,48 @@ bool CudaLanes::queues(LaneId lane) {
   return false;
 }
 
-CudaLanes::Ticket& CudaLanes::ticket(const Sequence& sequence, OpId id, int32_t step) {
-  Tickets& tickets = is_repair(sequence) ? repair_tickets_ : step_tickets_;
+CudaLanes::Ticket& CudaLanes::ticket(const Program& program, OpId id, int32_t step) {
+  Tickets& tickets = is_repair(program) ? repair_tickets_ : step_tickets_;
   return tickets[static_cast<size_t>(id)][static_cast<size_t>(step % kSteps)];
 }
 
 // What a repair takes is in nobody's timeline.
-bool CudaLanes::is_timed(const Sequence& sequence, OpId id, int32_t step) const {
-  if (is_repair(sequence)) return false;
+bool CudaLanes::is_timed(const Program& program, OpId id, int32_t step) const {
+  if (is_repair(program)) return false;
   return step % timed_steps_apart_ == 0 || ends_step_[static_cast<size_t>(id)];
 }
 
-bool CudaLanes::is_followed(const Sequence& sequence, OpId id) const {
-  return (is_repair(sequence) ? repair_followed_ : step_followed_)[static_cast<size_t>(id)];
+bool CudaLanes::is_followed(const Program& program, OpId id) const {
+  return (is_repair(program) ? repair_followed_ : step_followed_)[static_cast<size_t>(id)];
 }
 
-CudaStream CudaLanes::begin(const Sequence& sequence, OpId id, int32_t step) {
+CudaStream CudaLanes::begin(const Program& program, OpId id, int32_t step) {
   runtime_.bind_thread();
-  const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
-  Ticket& mine = ticket(sequence, id, step);
+  const LaneId lane = program.ops[static_cast<size_t>(id)].lane;
+  Ticket& mine = ticket(program, id, step);
   // A rollback runs the step's beginning again, before its first times were asked for.
   while (mine.in_flight) {
     const InFlight& first = in_flight_[static_cast<size_t>(lane)].front();
     if (first.ticket != nullptr) runtime_.synchronize(first.ticket->end);
     take_first(lane, finished_early_[static_cast<size_t>(lane)]);
   }
-  const bool timed = is_timed(sequence, id, step);
+  const bool timed = is_timed(program, id, step);
   if (timed && mine.begin.native == nullptr) mine.begin = runtime_.create_event(stream(lane));
-  if ((timed || is_followed(sequence, id)) && mine.end.native == nullptr) {
+  if ((timed || is_followed(program, id)) && mine.end.native == nullptr) {
     mine.end = runtime_.create_event(stream(lane));
   }
   mine.step = step;
-  const std::vector<std::string>& names = is_repair(sequence) ? repair_names_ : step_names_;
+  const std::vector<std::string>& names = is_repair(program) ? repair_names_ : step_names_;
   runtime_.push_range(names[static_cast<size_t>(id)].c_str());
   if (timed) runtime_.record(mine.begin, stream(lane));
   return stream(lane);
 }
 
-void CudaLanes::end(const Sequence& sequence, OpId id, int32_t step) {
-  const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
-  Ticket& mine = ticket(sequence, id, step);
-  const bool timed = is_timed(sequence, id, step);
-  if (timed || is_followed(sequence, id)) runtime_.record(mine.end, stream(lane));
+void CudaLanes::end(const Program& program, OpId id, int32_t step) {
+  const LaneId lane = program.ops[static_cast<size_t>(id)].lane;
+  Ticket& mine = ticket(program, id, step);
+  const bool timed = is_timed(program, id, step);
+  if (timed || is_followed(program, id)) runtime_.record(mine.end, stream(lane));
   runtime_.pop_range();
   if (!timed) return;
   mine.in_flight = true;
@@ -230,11 +230,11 @@ void CudaLanes::end(const Sequence& sequence, OpId id, int32_t step) {
   if (kind_of(lane) == LaneKind::kCompute) clock_.keep_near();
 }
 
-void CudaLanes::follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before) {
+void CudaLanes::follow(const Program& program, OpId id, OpId before, int32_t step_of_before) {
   runtime_.bind_thread();
-  const Ticket& other = ticket(sequence, before, step_of_before);
-  CHECK(other.step == step_of_before && is_followed(sequence, before));
-  const Op& op = sequence.ops[static_cast<size_t>(id)];
+  const Ticket& other = ticket(program, before, step_of_before);
+  CHECK(other.step == step_of_before && is_followed(program, before));
+  const Op& op = program.ops[static_cast<size_t>(id)];
   if (is_of_the_host(op)) {
     runtime_.synchronize(other.end);
   } else {
@@ -242,10 +242,10 @@ void CudaLanes::follow(const Sequence& sequence, OpId id, OpId before, int32_t s
   }
 }
 
-void CudaLanes::pass(const Sequence& sequence, OpId id, int32_t step) {
-  CHECK(!is_repair(sequence));
-  if (!is_timed(sequence, id, step)) return;
-  const LaneId lane = sequence.ops[static_cast<size_t>(id)].lane;
+void CudaLanes::pass(const Program& program, OpId id, int32_t step) {
+  CHECK(!is_repair(program));
+  if (!is_timed(program, id, step)) return;
+  const LaneId lane = program.ops[static_cast<size_t>(id)].lane;
   in_flight_[static_cast<size_t>(lane)].push_back({id, step, nullptr});
 }
 

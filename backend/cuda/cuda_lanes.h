@@ -63,14 +63,14 @@ class CudaLanes {
   CudaStream stream(LaneId lane) const { return streams_[static_cast<size_t>(lane)]; }
 
   // Between both the operation is enqueued on the stream that begin() returns.
-  CudaStream begin(const Sequence& sequence, OpId id, int32_t step);
-  void end(const Sequence& sequence, OpId id, int32_t step);
+  CudaStream begin(const Program& program, OpId id, int32_t step);
+  void end(const Program& program, OpId id, int32_t step);
   // Instead of both, for an operation that ran as part of the one before it on the stream: it takes
   // no time of its own, and nothing follows it.
-  void pass(const Sequence& sequence, OpId id, int32_t step);
+  void pass(const Program& program, OpId id, int32_t step);
 
   // As Device says.
-  void follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before);
+  void follow(const Program& program, OpId id, OpId before, int32_t step_of_before);
   std::vector<FinishedOperation> take_finished(LaneId lane);
   void drain();
 
@@ -91,10 +91,10 @@ class CudaLanes {
     Ticket* ticket = nullptr;  // null: it passed
   };
 
-  bool is_repair(const Sequence& sequence) const { return &sequence == &graph_.repair; }
-  bool is_timed(const Sequence& sequence, OpId id, int32_t step) const;
-  bool is_followed(const Sequence& sequence, OpId id) const;
-  Ticket& ticket(const Sequence& sequence, OpId id, int32_t step);
+  bool is_repair(const Program& program) const { return &program == &graph_.repair; }
+  bool is_timed(const Program& program, OpId id, int32_t step) const;
+  bool is_followed(const Program& program, OpId id) const;
+  Ticket& ticket(const Program& program, OpId id, int32_t step);
   void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
 
   const Graph& graph_;

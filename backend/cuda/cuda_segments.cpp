@@ -27,7 +27,7 @@ bool is_fixed(const Graph& graph, const Op& op) {
 }  // namespace
 
 std::vector<CudaSegment> cuda_segments(const Graph& graph) {
-  const Sequence& step = graph.step;
+  const Program& step = graph.step;
   std::vector<bool> is_followed(step.ops.size(), false);
   for (const Edge& edge : step.edges) is_followed[static_cast<size_t>(edge.op)] = true;
   std::vector<CudaSegment> segments;

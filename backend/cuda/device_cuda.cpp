@@ -179,20 +179,20 @@ CudaDevice::~CudaDevice() {
   }
 }
 
-void CudaDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
-  const Op& op = sequence.ops[static_cast<size_t>(id)];
+void CudaDevice::execute(const Program& program, OpId id, int32_t step) {
+  const Op& op = program.ops[static_cast<size_t>(id)];
   CHECK(capabilities_.carry_out(op, graph_));
-  const Program program = &sequence == &graph_.repair ? Program::kRepair : Program::kStep;
-  if (!queues(op.lane)) return work_on_cpu(op, step, program);
-  if (launch_recorded(sequence, id, step)) return;
-  const CudaStream stream = lanes_.begin(sequence, id, step);
-  enqueue(op, step, program, stream);
-  lanes_.end(sequence, id, step);
+  const ProgramKind kind = &program == &graph_.repair ? ProgramKind::kRepair : ProgramKind::kStep;
+  if (!queues(op.lane)) return work_on_cpu(op, step, kind);
+  if (launch_recorded(program, id, step)) return;
+  const CudaStream stream = lanes_.begin(program, id, step);
+  enqueue(op, step, kind, stream);
+  lanes_.end(program, id, step);
 }
 
 // The first operation of a run stands for all; the last is there to be followed.
-bool CudaDevice::launch_recorded(const Sequence& sequence, OpId id, int32_t step) {
-  const bool repairs = &sequence == &graph_.repair;
+bool CudaDevice::launch_recorded(const Program& program, OpId id, int32_t step) {
+  const bool repairs = &program == &graph_.repair;
   const int32_t index = repairs ? -1 : recorded_of_[static_cast<size_t>(id)];
   if (index < 0 || split_ != Split::kTraining) return false;
   Recorded& recorded = recorded_[static_cast<size_t>(index)];
@@ -200,33 +200,33 @@ bool CudaDevice::launch_recorded(const Sequence& sequence, OpId id, int32_t step
   if (id == ops.front()) ++recorded.runs;
   if (recorded.runs < 2) return false;
   if (id != ops.front() && id != ops.back()) {
-    lanes_.pass(sequence, id, step);
+    lanes_.pass(program, id, step);
     return true;
   }
-  const CudaStream stream = lanes_.begin(sequence, id, step);
+  const CudaStream stream = lanes_.begin(program, id, step);
   if (id == ops.front()) {
     if (recorded.graph.native == nullptr) {
       Capture capture(*runtime_, stream);
       for (const OpId each : ops) {
-        enqueue(sequence.ops[static_cast<size_t>(each)], step, Program::kStep, stream);
+        enqueue(program.ops[static_cast<size_t>(each)], step, ProgramKind::kStep, stream);
       }
       recorded.graph = capture.end();
     }
     runtime_->launch(recorded.graph, stream);
   }
-  lanes_.end(sequence, id, step);
+  lanes_.end(program, id, step);
   return true;
 }
 
-void CudaDevice::follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before) {
-  lanes_.follow(sequence, id, before, step_of_before);
+void CudaDevice::follow(const Program& program, OpId id, OpId before, int32_t step_of_before) {
+  lanes_.follow(program, id, before, step_of_before);
 }
 
 std::vector<FinishedOperation> CudaDevice::take_finished(LaneId lane) {
   return lanes_.take_finished(lane);
 }
 
-void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream stream) {
+void CudaDevice::enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStream stream) {
   switch (op.kind) {
     case OpKind::kLoadBatch:
       return load_batch(op, step);
@@ -253,7 +253,7 @@ void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream
     case OpKind::kSnapshot:
       return copies(ranges_.snapshot(op, step), CopyKind::kDeviceToDevice, stream);
     case OpKind::kAdam:
-      return enqueue_adam(op, step, program, stream);
+      return enqueue_adam(op, step, kind, stream);
     case OpKind::kCopy:
       return copies(ranges_.copies(op, step), kind_of_copy(op), stream);
     case OpKind::kCommit:
@@ -265,24 +265,24 @@ void CudaDevice::enqueue(const Op& op, int32_t step, Program program, CudaStream
   CHECK(false && "not an operation of one CUDA device");
 }
 
-void CudaDevice::work_on_cpu(const Op& op, int32_t step, Program program) {
+void CudaDevice::work_on_cpu(const Op& op, int32_t step, ProgramKind kind) {
   switch (op.kind) {
     case OpKind::kCast:
-      return updates_.cast(op, step, Crew::kWorkers);
+      return updates_.cast(op, step, StepThreads::kPool);
     case OpKind::kSumOfSquares:
-      return updates_.sums(op, step, Crew::kWorkers);
+      return updates_.sums(op, step, StepThreads::kPool);
     case OpKind::kDecide:
       collect_losses(plan_.optimizer.sync == SyncMode::kDelay ? step - 1 : step);
       return control_.decide(step);
     case OpKind::kSnapshot:
-      return updates_.snapshot(op, step, Crew::kWorkers);
+      return updates_.snapshot(op, step, StepThreads::kPool);
     case OpKind::kAdam:
-      return updates_.adam(op, step, program, Crew::kWorkers);
+      return updates_.adam(op, step, kind, StepThreads::kPool);
     case OpKind::kUndo:
       if (std::get<BucketWork>(op.work).exact_undo) {
-        return updates_.exact_undo(op, step, Crew::kWorkers);
+        return updates_.exact_undo(op, step, StepThreads::kPool);
       }
-      return updates_.snapshot(op, step, Crew::kWorkers);
+      return updates_.snapshot(op, step, StepThreads::kPool);
     default:
       break;
   }
@@ -299,9 +299,9 @@ void CudaDevice::copies(const std::vector<CopyRange>& ranges, CopyKind kind, Cud
   }
 }
 
-void CudaDevice::enqueue_adam(const Op& op, int32_t step, Program program, CudaStream stream) {
+void CudaDevice::enqueue_adam(const Op& op, int32_t step, ProgramKind kind, CudaStream stream) {
   const std::vector<StepRange> ranges = ranges_.steps(op, step);
-  const std::optional<kernels::AdamConstants> decided = constants_of(control_, step, program);
+  const std::optional<kernels::AdamConstants> decided = constants_of(control_, step, kind);
   if (!decided) return casts(weights_from_masters(ranges), stream);
   if (arguments_.find(op, Role::kUndoRecord, step).tensor != nullptr) {
     recorded_step_ = step;

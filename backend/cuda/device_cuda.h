@@ -50,8 +50,8 @@ class CudaDevice : public TrainingDevice {
   ~CudaDevice() override;
 
   bool queues(LaneId lane) const override { return CudaLanes::queues(lane); }
-  void execute(const Sequence& sequence, OpId id, int32_t step) override;
-  void follow(const Sequence& sequence, OpId id, OpId before, int32_t step_of_before) override;
+  void execute(const Program& program, OpId id, int32_t step) override;
+  void follow(const Program& program, OpId id, OpId before, int32_t step_of_before) override;
   bool commit(int32_t step) override;
   std::vector<FinishedOperation> take_finished(LaneId lane) override;
   void drain() override;
@@ -66,7 +66,7 @@ class CudaDevice : public TrainingDevice {
   std::vector<std::string> notes() const override { return math_->notes(); }
 
  private:
-  using Program = BucketUpdates::Program;
+  using ProgramKind = BucketUpdates::ProgramKind;
 
   // A run of operations that is recorded the second time it comes, and launched as one from then
   // on (its first run loads what its kernels need).
@@ -78,10 +78,10 @@ class CudaDevice : public TrainingDevice {
 
   class Capture;
 
-  void enqueue(const Op& op, int32_t step, Program program, CudaStream stream);
+  void enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStream stream);
   // Whether the operation was or is part of a recorded run, which its first launches.
-  bool launch_recorded(const Sequence& sequence, OpId id, int32_t step);
-  void enqueue_adam(const Op& op, int32_t step, Program program, CudaStream stream);
+  bool launch_recorded(const Program& program, OpId id, int32_t step);
+  void enqueue_adam(const Op& op, int32_t step, ProgramKind kind, CudaStream stream);
   // A part of the exact Adam of a bucket that the GPU steps; of kFinish, only the runs of which
   // kStep left something.
   struct RecordedAdam {
@@ -91,7 +91,7 @@ class CudaDevice : public TrainingDevice {
   void enqueue_recorded(const Op& op, int32_t step, const RecordedAdam& adam, CudaStream stream);
   uint32_t* left_of(const Op& op) const;  // by run
   void finish_recorded(CudaStream stream);
-  void work_on_cpu(const Op& op, int32_t step, Program program);
+  void work_on_cpu(const Op& op, int32_t step, ProgramKind kind);
   void load_batch(const Op& op, int32_t step);
   void check_tokens(std::span<const int32_t> tokens) const;
   void loss(const Op& op, int32_t step, CudaStream stream);

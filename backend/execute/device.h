@@ -29,18 +29,18 @@ class Device {
   // Whether a lane is queued.
   virtual bool queues(LaneId) const { return false; }
 
-  // Carries out, or hands over, `op` (operation `id` of `sequence`) of step `step`. Called on the
+  // Carries out, or hands over, `op` (operation `id` of `program`) of step `step`. Called on the
   // thread of the operation's lane, when everything it depends on has finished or, on queued lanes,
   // has been handed over and is followed; several lanes call at the same time. On queued lanes also
   // called for a commit, which was judged before: others may follow its place in the queue. Throws
   // Error where the environment fails.
-  virtual void execute(const Sequence& sequence, OpId id, int32_t step) = 0;
+  virtual void execute(const Program& program, OpId id, int32_t step) = 0;
 
   // Operation `id`, which is executed next on its lane, may begin only after `before`, which was
-  // handed over to another, queued lane in step `step_of_before` (of the same sequence). Where the
+  // handed over to another, queued lane in step `step_of_before` (of the same program). Where the
   // host does the work of `id` this returns when `before` is done. Never called for worker lanes'
   // operations, which are done when they are executed.
-  virtual void follow(const Sequence&, OpId /*id*/, OpId /*before*/, int32_t /*step_of_before*/) {}
+  virtual void follow(const Program&, OpId /*id*/, OpId /*before*/, int32_t /*step_of_before*/) {}
 
   // The verdict on the step before `step`, whose gradients have all been judged: true if its
   // speculative update stands, false if Graph::repair must run. A step is judged once; asked

@@ -91,10 +91,10 @@ void Executor::stop_after(int32_t step) {
 }
 
 bool Executor::wait_for_edges(OpId id, int32_t step) {
-  const Sequence& sequence = graph_.step;
+  const Program& program = graph_.step;
   const auto index = static_cast<size_t>(id);
-  for (auto e = sequence.edge_begin[index]; e < sequence.edge_begin[index + 1]; ++e) {
-    const Edge edge = sequence.edges[static_cast<size_t>(e)];
+  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
+    const Edge edge = program.edges[static_cast<size_t>(e)];
     std::atomic<int32_t>& completed = completed_[static_cast<size_t>(edge.op)];
     const int32_t needed = step - edge.steps_ahead;
     for (int32_t seen = completed.load(std::memory_order_acquire); seen < needed;
@@ -107,18 +107,18 @@ bool Executor::wait_for_edges(OpId id, int32_t step) {
 
 // After all of wait_for_edges, so that a lane that a fence holds touches nothing while a rollback
 // uses its queue.
-void Executor::follow_edges(const Sequence& sequence, OpId id, int32_t step) {
+void Executor::follow_edges(const Program& program, OpId id, int32_t step) {
   const auto index = static_cast<size_t>(id);
-  const auto begin = sequence.edges.begin() + sequence.edge_begin[index];
-  const auto end = sequence.edges.begin() + sequence.edge_begin[index + 1];
+  const auto begin = program.edges.begin() + program.edge_begin[index];
+  const auto end = program.edges.begin() + program.edge_begin[index + 1];
   for (auto at = begin; at != end; ++at) {
     const Edge edge = *at;
     if (std::find(begin, at, edge) != at) continue;  // a fence may repeat one
     const int32_t needed = step - edge.steps_ahead;
-    const LaneId lane = sequence.ops[static_cast<size_t>(edge.op)].lane;
+    const LaneId lane = program.ops[static_cast<size_t>(edge.op)].lane;
     const bool before_the_run = needed < options_.first_step;  // and so done
     if (before_the_run || !device_.queues(lane)) continue;
-    device_.follow(sequence, id, edge.op, needed);
+    device_.follow(program, id, edge.op, needed);
   }
 }
 
@@ -188,8 +188,8 @@ void Executor::wait_for_everything_before(OpId id, int32_t step) {
   device_.drain();
 }
 
-void Executor::run_once(const Sequence& sequence, OpId begin, OpId end, int32_t step) {
-  std::vector<std::atomic<bool>> done(sequence.ops.size());
+void Executor::run_once(const Program& program, OpId begin, OpId end, int32_t step) {
+  std::vector<std::atomic<bool>> done(program.ops.size());
   std::mutex failure_mutex;
   std::exception_ptr failure;
   std::atomic<bool> failed{false};
@@ -197,9 +197,9 @@ void Executor::run_once(const Sequence& sequence, OpId begin, OpId end, int32_t 
     std::vector<OpId> followed;
     for (OpId id = begin; id < end; ++id) {
       const auto index = static_cast<size_t>(id);
-      if (sequence.ops[index].lane != lane) continue;
-      for (auto e = sequence.edge_begin[index]; e < sequence.edge_begin[index + 1]; ++e) {
-        const Edge edge = sequence.edges[static_cast<size_t>(e)];
+      if (program.ops[index].lane != lane) continue;
+      for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
+        const Edge edge = program.edges[static_cast<size_t>(e)];
         const bool inside = edge.steps_ahead == 0 && edge.op >= begin && edge.op < end;
         if (!inside) continue;
         done[static_cast<size_t>(edge.op)].wait(false);
@@ -207,11 +207,11 @@ void Executor::run_once(const Sequence& sequence, OpId begin, OpId end, int32_t 
       }
       try {
         for (const OpId before : followed) {
-          const LaneId other = sequence.ops[static_cast<size_t>(before)].lane;
-          if (!failed && device_.queues(other)) device_.follow(sequence, id, before, step);
+          const LaneId other = program.ops[static_cast<size_t>(before)].lane;
+          if (!failed && device_.queues(other)) device_.follow(program, id, before, step);
         }
         followed.clear();
-        if (!failed) device_.execute(sequence, id, step);
+        if (!failed) device_.execute(program, id, step);
       } catch (...) {
         const std::scoped_lock lock(failure_mutex);
         if (!failure) failure = std::current_exception();

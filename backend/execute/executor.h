@@ -66,15 +66,15 @@ class Executor {
   void run_lane(LaneId lane);
   // False where the run was aborted meanwhile.
   bool wait_for_edges(OpId id, int32_t step);
-  void follow_edges(const Sequence& sequence, OpId id, int32_t step);
+  void follow_edges(const Program& program, OpId id, int32_t step);
   void execute(OpId id, int32_t step, LaneId lane);
   void record(LaneId lane, const Span& span);
   void record_finished(LaneId lane);
   void drain_after(std::exception_ptr failure);
   void judge(OpId id, int32_t step);
   void wait_for_everything_before(OpId id, int32_t step);
-  // Runs operations [begin, end) of a sequence once, concurrently, all other lanes at rest.
-  void run_once(const Sequence& sequence, OpId begin, OpId end, int32_t step);
+  // Runs operations [begin, end) of a program once, concurrently, all other lanes at rest.
+  void run_once(const Program& program, OpId begin, OpId end, int32_t step);
   void settle_last_step();
   void finish(OpId id, int32_t step);
   void abort_all(std::exception_ptr failure);

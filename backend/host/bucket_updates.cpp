@@ -38,8 +38,8 @@ const kernels::Table* adam_table(std::string_view name) {
 }
 
 std::optional<kernels::AdamConstants> constants_of(const UpdateControl& control, int32_t step,
-                                                   BucketUpdates::Program program) {
-  const bool repairs = program == BucketUpdates::Program::kRepair;
+                                                   BucketUpdates::ProgramKind kind) {
+  const bool repairs = kind == BucketUpdates::ProgramKind::kRepair;
   return repairs ? control.redo_constants() : control.constants(step);
 }
 
@@ -117,9 +117,9 @@ void BucketUpdates::find_partials() {
   }
 }
 
-void BucketUpdates::cast(const Op& op, int32_t step, Crew crew) {
+void BucketUpdates::cast(const Op& op, int32_t step, StepThreads threads) {
   const CastRange range = at_.ranges.cast(op, step);
-  if (crew == Crew::kWorkers) {
+  if (threads == StepThreads::kPool) {
     kernels::cast(workers_of(op), table_, range.from, range.from_format, range.to, range.to_format,
                   range.count);
   } else {
@@ -149,7 +149,7 @@ void BucketUpdates::casts(const std::vector<CastRange>& ranges) {
   for (const CastRange& range : ranges) cast_here(table_, range);
 }
 
-void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
+void BucketUpdates::sums(const Op& op, int32_t step, StepThreads threads) {
   for (const SumRange& range : at_.ranges.sums(op, step)) {
     const auto sum = [&](int64_t begin, int64_t end) {
       for (int64_t at = begin; at < end; at += kSegment) {
@@ -158,7 +158,7 @@ void BucketUpdates::sums(const Op& op, int32_t step, Crew crew) {
                                   std::min(kSegment, end - at));
       }
     };
-    if (crew == Crew::kWorkers) {
+    if (threads == StepThreads::kPool) {
       teams_[team_at(op)]->norms.for_tiles(range.count, kSegment, sum);
     } else {
       for_ranges(range.count, {kSegment, kSegment}, sum);
@@ -179,9 +179,9 @@ NormSums BucketUpdates::sum_of_partials() const {
   return sums;
 }
 
-void BucketUpdates::snapshot(const Op& op, int32_t step, Crew crew) {
+void BucketUpdates::snapshot(const Op& op, int32_t step, StepThreads threads) {
   for (const CopyRange& range : at_.ranges.snapshot(op, step)) {
-    if (crew == Crew::kWorkers) {
+    if (threads == StepThreads::kPool) {
       kernels::copy_streaming(workers_of(op), table_, range.from, range.to, range.bytes);
     } else {
       for_ranges(range.bytes, kByByte, [&](int64_t begin, int64_t end) {
@@ -191,8 +191,8 @@ void BucketUpdates::snapshot(const Op& op, int32_t step, Crew crew) {
   }
 }
 
-void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew) {
-  const std::optional<kernels::AdamConstants> decided = constants_of(at_.control, step, program);
+void BucketUpdates::adam(const Op& op, int32_t step, ProgramKind kind, StepThreads threads) {
+  const std::optional<kernels::AdamConstants> decided = constants_of(at_.control, step, kind);
   if (!decided) return restore_weights(op, step);
   const bool records = at_.arguments.find(op, Role::kUndoRecord, step).tensor != nullptr;
   const std::vector<StepRange> ranges = at_.ranges.steps(op, step);
@@ -200,10 +200,10 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
     const kernels::AdamArrays& arrays = ranges[i].arrays;
     kernels::AdamConstants constants = *decided;
     if (!ranges[i].decays) constants.weight_decay = 0;
-    const bool alone = crew == Crew::kCaller;
+    const bool alone = threads == StepThreads::kCaller;
     if (ranges[i].bf16_moments.moment1 != nullptr) {
       CHECK(!records);
-      step_bf16(op, ranges[i], constants, crew);
+      step_bf16(op, ranges[i], constants, threads);
       continue;
     }
     if (!records) {
@@ -228,8 +228,8 @@ void BucketUpdates::adam(const Op& op, int32_t step, Program program, Crew crew)
 }
 
 void BucketUpdates::step_bf16(const Op& op, const StepRange& range,
-                              const kernels::AdamConstants& constants, Crew crew) {
-  if (crew == Crew::kCaller) {
+                              const kernels::AdamConstants& constants, StepThreads threads) {
+  if (threads == StepThreads::kCaller) {
     for_ranges(range.arrays.count, kByTile, [&](int64_t begin, int64_t end) {
       kernels::adam_step_bf16_moments(
           table_, kernels::slice_without_moments(range.arrays, begin, end - begin),
@@ -247,13 +247,13 @@ void BucketUpdates::restore_weights(const Op& op, int32_t step) const {
   }
 }
 
-void BucketUpdates::exact_undo(const Op& op, int32_t step, Crew crew) {
+void BucketUpdates::exact_undo(const Op& op, int32_t step, StepThreads threads) {
   const std::vector<StepRange> ranges = at_.ranges.steps(op, step);
   for (size_t i = 0; i < ranges.size(); ++i) {
     kernels::AdamConstants constants = at_.control.undone_constants();
     if (!ranges[i].decays) constants.weight_decay = 0;
     const kernels::UndoRecord& record = undo_[static_cast<size_t>(op.label.bucket)][i];
-    if (crew == Crew::kWorkers) {
+    if (threads == StepThreads::kPool) {
       kernels::adam_undo(workers_of(op), table_, ranges[i].arrays, constants, record);
       continue;
     }

@@ -20,7 +20,7 @@ namespace ballast {
 
 // Who does the work of a call: the pool of the optimizer's threads, or the calling thread with
 // those that are lent to it (compute_threads.h).
-enum class Crew : uint8_t { kWorkers, kCaller };
+enum class StepThreads : uint8_t { kPool, kCaller };
 
 // By name of a kernels::Table, "best" being the fastest; null for one that this processor cannot
 // run. An Adam of another program, whose rate machines' files know, takes the same step: here as
@@ -43,18 +43,18 @@ class BucketUpdates {
 
   const kernels::Table& table() const { return table_; }
 
-  void cast(const Op& op, int32_t step, Crew crew);
+  void cast(const Op& op, int32_t step, StepThreads threads);
   // The first `count` values of two gradients of one type: their sum, in both.
   void sum_into_both(const Argument& one, const Argument& other, int64_t count);
   void casts(const std::vector<CastRange>& ranges);  // on the calling thread
   // Segment by segment: on the calling thread, or on as many threads as the optimizer has, which
   // are threads of their own since norms run beside steps.
-  void sums(const Op& op, int32_t step, Crew crew);
-  void snapshot(const Op& op, int32_t step, Crew crew);  // and its undo
+  void sums(const Op& op, int32_t step, StepThreads threads);
+  void snapshot(const Op& op, int32_t step, StepThreads threads);  // and its undo
   // As kAdam of the step's program (redo false: with the constants of `step`), or of a repair.
-  enum class Program : uint8_t { kStep, kRepair };
-  void adam(const Op& op, int32_t step, Program program, Crew crew);
-  void exact_undo(const Op& op, int32_t step, Crew crew);
+  enum class ProgramKind : uint8_t { kStep, kRepair };
+  void adam(const Op& op, int32_t step, ProgramKind kind, StepThreads threads);
+  void exact_undo(const Op& op, int32_t step, StepThreads threads);
 
   // Sums of the squares of gradients: the partial sums in DRAM, in the flat order.
   NormSums sum_of_partials() const;
@@ -72,7 +72,7 @@ class BucketUpdates {
   void find_partials();
   void find_undo_records(TensorId tensor);
   void step_bf16(const Op& op, const StepRange& range, const kernels::AdamConstants& constants,
-                 Crew crew);
+                 StepThreads threads);
   void restore_weights(const Op& op, int32_t step) const;
 
   Setting at_;
@@ -91,7 +91,7 @@ class BucketUpdates {
 
 // The constants of an Adam of this program: empty where the update is to be left out.
 std::optional<kernels::AdamConstants> constants_of(const UpdateControl& control, int32_t step,
-                                                   BucketUpdates::Program program);
+                                                   BucketUpdates::ProgramKind kind);
 
 // The casts that bring masters into the weights that an Adam would have written: an update that is
 // left out still owes the GPU's weights, those of a speculative step that was taken back or the

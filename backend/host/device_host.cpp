@@ -132,22 +132,22 @@ std::vector<ArenaBases> HostDevice::bases_of(const std::vector<Stage>& stages) {
 }
 
 // Kernels of the "GPU" run on the lane's own thread, and on those that are lent to it.
-Crew HostDevice::crew_of(const Op& op) const {
+StepThreads HostDevice::threads_of(const Op& op) const {
   const bool on_gpu = ranges_.bucket_of(op).site == Site::kGpu;
-  return on_gpu ? Crew::kCaller : Crew::kWorkers;
+  return on_gpu ? StepThreads::kCaller : StepThreads::kPool;
 }
 
-void HostDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
-  const Op& op = sequence.ops[static_cast<size_t>(id)];
+void HostDevice::execute(const Program& program, OpId id, int32_t step) {
+  const Op& op = program.ops[static_cast<size_t>(id)];
   CHECK(host_capabilities().carry_out(op, graph_));
   const bool computes = kind_of(op.lane) == LaneKind::kCompute;
   const Stage& stage = stages_[static_cast<size_t>(device_of(op.lane))];
   const ComputeThreads::Lease lease(computes ? stage.threads.get() : nullptr);
-  carry_out(sequence, op, step);
+  carry_out(program, op, step);
 }
 
-void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step) {
-  using Program = BucketUpdates::Program;
+void HostDevice::carry_out(const Program& program, const Op& op, int32_t step) {
+  using ProgramKind = BucketUpdates::ProgramKind;
   switch (op.kind) {
     case OpKind::kLoadBatch:
       return load_batch(op, step);
@@ -166,16 +166,16 @@ void HostDevice::carry_out(const Sequence& sequence, const Op& op, int32_t step)
     case OpKind::kUnpack:
       return updates_.casts(ranges_.unpack(op, step));
     case OpKind::kCast:
-      return updates_.cast(op, step, Crew::kWorkers);
+      return updates_.cast(op, step, StepThreads::kPool);
     case OpKind::kSumOfSquares:
       return sum_squares(op, step);
     case OpKind::kDecide:
       return control_.decide(step);
     case OpKind::kSnapshot:
-      return updates_.snapshot(op, step, crew_of(op));
+      return updates_.snapshot(op, step, threads_of(op));
     case OpKind::kAdam:
       return updates_.adam(
-          op, step, &sequence == &graph_.repair ? Program::kRepair : Program::kStep, crew_of(op));
+          op, step, &program == &graph_.repair ? ProgramKind::kRepair : ProgramKind::kStep, threads_of(op));
     case OpKind::kUndo:
       return undo(op, step);
     case OpKind::kCopy:
@@ -229,8 +229,8 @@ void HostDevice::loss(const Op& op, int32_t step) {
 }
 
 void HostDevice::undo(const Op& op, int32_t step) {
-  if (std::get<BucketWork>(op.work).exact_undo) return updates_.exact_undo(op, step, crew_of(op));
-  updates_.snapshot(op, step, crew_of(op));
+  if (std::get<BucketWork>(op.work).exact_undo) return updates_.exact_undo(op, step, threads_of(op));
+  updates_.snapshot(op, step, threads_of(op));
 }
 
 void HostDevice::copy(const std::vector<CopyRange>& ranges) {
@@ -309,7 +309,7 @@ void HostDevice::sum_over_copies(const Op& op, int32_t step) {
 }
 
 void HostDevice::sum_squares(const Op& op, int32_t step) {
-  updates_.sums(op, step, crew_of(op));
+  updates_.sums(op, step, threads_of(op));
   if (!norms_ && !split_norms_) return;
   const kernels::Format stored = format_of(arguments_.find(op, Role::kSource, step).tensor->dtype);
   if (norms_) norms_->keep(op.label.bucket, stored, ranges_.cuts(op, step));

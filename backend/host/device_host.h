@@ -42,7 +42,7 @@ class HostDevice : public TrainingDevice {
   // the model needs a module that is not written yet.
   HostDevice(const Training& training, const DeviceOptions& options, const ControlState& state);
 
-  void execute(const Sequence& sequence, OpId id, int32_t step) override;
+  void execute(const Program& program, OpId id, int32_t step) override;
   bool commit(int32_t step) override { return control_.commit(step); }
 
   void abandon(const std::string& why) override;
@@ -59,10 +59,10 @@ class HostDevice : public TrainingDevice {
   std::vector<std::string> notes() const override;
 
  private:
-  void carry_out(const Sequence& sequence, const Op& op, int32_t step);
+  void carry_out(const Program& program, const Op& op, int32_t step);
   void load_batch(const Op& op, int32_t step) const;
   void loss(const Op& op, int32_t step);
-  Crew crew_of(const Op& op) const;
+  StepThreads threads_of(const Op& op) const;
   static void copy(const std::vector<CopyRange>& ranges);
   void undo(const Op& op, int32_t step);
   void exchange(const Op& op, int32_t step);

@@ -28,8 +28,8 @@ PacedDevice::PacedDevice(const Graph& graph, PacedMachine machine, PacedOptions 
 
 Duration PacedDevice::slowed(Duration duration) const { return duration * options_.slow_down; }
 
-PacedDevice::Records& PacedDevice::records_of(const Sequence& sequence) {
-  return &sequence == &graph_.repair ? repair_records_ : step_records_;
+PacedDevice::Records& PacedDevice::records_of(const Program& program) {
+  return &program == &graph_.repair ? repair_records_ : step_records_;
 }
 
 // Whether it is forgiven.
@@ -46,18 +46,18 @@ bool PacedDevice::count_lateness(Duration late) {
 }
 
 // The due time of its release, if the executor was not late by more than is forgiven, else now.
-Instant PacedDevice::begin_of(const Sequence& sequence, OpId id, int32_t step, Duration handover) {
+Instant PacedDevice::begin_of(const Program& program, OpId id, int32_t step, Duration handover) {
   const std::scoped_lock lock(mutex_);
   const auto index = static_cast<size_t>(id);
-  const Record& lane = lanes_[static_cast<size_t>(sequence.ops[index].lane)];
+  const Record& lane = lanes_[static_cast<size_t>(program.ops[index].lane)];
   Instant released = lane.due_end;
   Instant returned = lane.returned;
-  for (auto e = sequence.edge_begin[index]; e < sequence.edge_begin[index + 1]; ++e) {
-    const Edge edge = sequence.edges[static_cast<size_t>(e)];
+  for (auto e = program.edge_begin[index]; e < program.edge_begin[index + 1]; ++e) {
+    const Edge edge = program.edges[static_cast<size_t>(e)];
     const int32_t needed = step - edge.steps_ahead;
     if (needed < 0) continue;
     const Record& other =
-        records_of(sequence)[static_cast<size_t>(edge.op)][static_cast<size_t>(needed % kSteps)];
+        records_of(program)[static_cast<size_t>(edge.op)][static_cast<size_t>(needed % kSteps)];
     if (other.step != needed) continue;
     released = std::max(released, other.due_end);
     returned = std::max(returned, other.returned);
@@ -67,19 +67,19 @@ Instant PacedDevice::begin_of(const Sequence& sequence, OpId id, int32_t step, D
   return had_to_wait ? released + handover : released;
 }
 
-void PacedDevice::execute(const Sequence& sequence, OpId id, int32_t step) {
+void PacedDevice::execute(const Program& program, OpId id, int32_t step) {
   const auto index = static_cast<size_t>(id);
-  CHECK(paced_capabilities().carry_out(sequence.ops[index], graph_));
-  const CostTable& costs = &sequence == &graph_.repair ? machine_.repair : machine_.step;
+  CHECK(paced_capabilities().carry_out(program.ops[index], graph_));
+  const CostTable& costs = &program == &graph_.repair ? machine_.repair : machine_.step;
   const OpCost& cost = costs.ops[index];
-  const LaneId lane = sequence.ops[index].lane;
-  const Instant begin = begin_of(sequence, id, step, slowed(cost.handover));
+  const LaneId lane = program.ops[index].lane;
+  const Instant begin = begin_of(program, id, step, slowed(cost.handover));
   const auto demands = std::span(cost.demands).first(static_cast<size_t>(cost.demand_count));
   const Instant due_end = pacer_.run(lane, {begin, slowed(cost.alone), demands});
 
   const std::scoped_lock lock(mutex_);
   const Record record = {step, due_end, pacer_.now()};
-  records_of(sequence)[index][static_cast<size_t>(std::max(step, 0) % kSteps)] = record;
+  records_of(program)[index][static_cast<size_t>(std::max(step, 0) % kSteps)] = record;
   lanes_[static_cast<size_t>(lane)] = record;
 }
 

@@ -60,7 +60,7 @@ class PacedDevice : public Device {
   // The graph must outlive the device. Requires link(graph) and a cost for every operation.
   PacedDevice(const Graph& graph, PacedMachine machine, PacedOptions options);
 
-  void execute(const Sequence& sequence, OpId id, int32_t step) override;
+  void execute(const Program& program, OpId id, int32_t step) override;
   bool commit(int32_t step) override;
 
   Lateness lateness() const;
@@ -75,9 +75,9 @@ class PacedDevice : public Device {
   static constexpr int32_t kSteps = 4;
   using Records = std::vector<std::array<Record, kSteps>>;
 
-  Instant begin_of(const Sequence& sequence, OpId id, int32_t step, Duration handover);
+  Instant begin_of(const Program& program, OpId id, int32_t step, Duration handover);
   bool count_lateness(Duration late);
-  Records& records_of(const Sequence& sequence);
+  Records& records_of(const Program& program);
   Duration slowed(Duration duration) const;
 
   const Graph& graph_;

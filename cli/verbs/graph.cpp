@@ -15,7 +15,7 @@ namespace {
 
 // Operation `i` of the step with its cost, enough to replay it on another simulator.
 OrderedJson op_json(const Prediction& prediction, size_t i) {
-  const Sequence& step = prediction.graph.step;
+  const Program& step = prediction.graph.step;
   const Op& op = step.ops[i];
   const OpCost& cost = prediction.costs.ops[i];
   OrderedJson demands = OrderedJson::array();
@@ -72,7 +72,7 @@ OrderedJson graph_json(const Completed& completed) {
 
 std::string graph_text(const Prediction& prediction) {
   Table table({{"id", true}, {"lane", true}, {"alone"}, {"after"}, {"operation", true}});
-  const Sequence& step = prediction.graph.step;
+  const Program& step = prediction.graph.step;
   for (size_t i = 0; i < step.ops.size(); ++i) {
     std::vector<std::string> after;
     for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {

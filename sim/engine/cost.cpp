@@ -233,7 +233,7 @@ void CostModel::group_measurements() {
   }
 }
 
-CostTable CostModel::table(const Sequence& sequence, const Graph& graph) const {
+CostTable CostModel::table(const Program& program, const Graph& graph) const {
   CostTable table;
   // Stages that this machine runs itself are threads of one process: they share its cores and its
   // memory, while others have a GPU and a part of a CPU each. Of ranks, which do the same at the
@@ -247,8 +247,8 @@ CostTable CostModel::table(const Sequence& sequence, const Graph& graph) const {
     }
   }
   std::unordered_map<Identity, OpCost, IdentityHash> known;
-  table.ops.reserve(sequence.ops.size());
-  for (const Op& op : sequence.ops) {
+  table.ops.reserve(program.ops.size());
+  for (const Op& op : program.ops) {
     const auto [entry, is_new] = known.try_emplace({op.kind, op.phase, op.lane, op.work});
     if (is_new) entry->second = cost_of(op);
     table.ops.push_back(entry->second);

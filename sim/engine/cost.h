@@ -62,9 +62,9 @@ class CostModel {
   CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
             const Measurements* measurements);
 
-  // Costs of a sequence of this graph, whose lanes say on how many devices it runs. Throws Error
-  // where the machine lacks a number that the sequence needs.
-  CostTable table(const Sequence& sequence, const Graph& graph) const;
+  // Costs of a program of this graph, whose lanes say on how many devices it runs. Throws Error
+  // where the machine lacks a number that the program needs.
+  CostTable table(const Program& program, const Graph& graph) const;
 
   // True if any operation was timed, so that times need not grow with sizes.
   bool is_measured() const { return !measured_.empty(); }

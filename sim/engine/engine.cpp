@@ -63,16 +63,16 @@ struct LanePrograms {
   std::vector<OpId> ops;       // lane after lane
   std::vector<int32_t> begin;  // of lane l: ops[begin[l]] .. ops[begin[l+1]-1]
 
-  LanePrograms(const Sequence& sequence, int32_t lanes)
-      : ops(sequence.ops.size()), begin(static_cast<size_t>(lanes) + 1) {
-    for (const Op& op : sequence.ops) {
+  LanePrograms(const Program& program, int32_t lanes)
+      : ops(program.ops.size()), begin(static_cast<size_t>(lanes) + 1) {
+    for (const Op& op : program.ops) {
       CHECK(op.lane >= 0 && op.lane < lanes);
       ++begin[static_cast<size_t>(op.lane) + 1];
     }
     for (size_t l = 1; l < begin.size(); ++l) begin[l] += begin[l - 1];
     std::vector<int32_t> next(begin.begin(), begin.end() - 1);
-    for (size_t i = 0; i < sequence.ops.size(); ++i) {
-      const auto lane = static_cast<size_t>(sequence.ops[i].lane);
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      const auto lane = static_cast<size_t>(program.ops[i].lane);
       ops[static_cast<size_t>(next[lane]++)] = static_cast<OpId>(i);
     }
   }
@@ -107,7 +107,7 @@ struct Lane {
 
 class Engine {
  public:
-  Engine(const Sequence& sequence, int32_t lanes, const CostTable& costs,
+  Engine(const Program& program, int32_t lanes, const CostTable& costs,
          const SimulateOptions& options);
   Timeline run();
 
@@ -129,7 +129,7 @@ class Engine {
   Timeline timeline();
   void merge_spans(Timeline& timeline);
 
-  const Sequence& sequence_;
+  const Program& program_;
   const CostTable& costs_;
   const SimulateOptions options_;
   LanePrograms programs_;
@@ -150,20 +150,20 @@ class Engine {
   bool settled_ = false;
 };
 
-Engine::Engine(const Sequence& sequence, int32_t lanes, const CostTable& costs,
+Engine::Engine(const Program& program, int32_t lanes, const CostTable& costs,
                const SimulateOptions& options)
-    : sequence_(sequence),
+    : program_(program),
       costs_(costs),
       options_(options),
-      programs_(sequence, lanes),
+      programs_(program, lanes),
       lanes_(static_cast<size_t>(lanes)),
       events_(lanes),
       sharing_(costs.capacities, lanes),
-      host_(sequence, lanes, costs, options.max_steps),
-      recorder_(sequence.ops.size(), options),
-      done_(sequence.ops.size(), 0),
-      waiters_(sequence.ops.size(), -1),
-      left_(static_cast<size_t>(options.max_steps), static_cast<int32_t>(sequence.ops.size())),
+      host_(program, lanes, costs, options.max_steps),
+      recorder_(program.ops.size(), options),
+      done_(program.ops.size(), 0),
+      waiters_(program.ops.size(), -1),
+      left_(static_cast<size_t>(options.max_steps), static_cast<int32_t>(program.ops.size())),
       step_end_(static_cast<size_t>(options.max_steps)) {
   ready_.reserve(lanes_.size());
   for (size_t l = 0; l < lanes_.size(); ++l) {
@@ -218,9 +218,9 @@ void Engine::wait_for(int32_t index, OpId op) {
 // the host.
 void Engine::look_ahead(int32_t index) {
   Lane& lane = lanes_[static_cast<size_t>(index)];
-  const int32_t end = sequence_.edge_begin[static_cast<size_t>(lane.op) + 1];
+  const int32_t end = program_.edge_begin[static_cast<size_t>(lane.op) + 1];
   for (; lane.edge < end; ++lane.edge) {
-    const Edge& edge = sequence_.edges[static_cast<size_t>(lane.edge)];
+    const Edge& edge = program_.edges[static_cast<size_t>(lane.edge)];
     if (done(edge, lane.step)) continue;
     wait_for(index, edge.op);
     return;
@@ -290,7 +290,7 @@ void Engine::finish(int32_t index) {
 
 void Engine::enter_operation(Lane& lane) {
   lane.op = lane.program[lane.position];
-  lane.edge = sequence_.edge_begin[static_cast<size_t>(lane.op)];
+  lane.edge = program_.edge_begin[static_cast<size_t>(lane.op)];
 }
 
 // A lane finishes its operations of a step before those of the next, so steps complete in order.
@@ -349,7 +349,7 @@ Timeline Engine::timeline() {
 
 // Each lane's spans are in order already; merging them by (begin, lane) orders them all.
 void Engine::merge_spans(Timeline& timeline) {
-  timeline.spans.reserve(sequence_.ops.size() * static_cast<size_t>(timeline.steps));
+  timeline.spans.reserve(program_.ops.size() * static_cast<size_t>(timeline.steps));
   NextEvent heads(static_cast<int32_t>(lanes_.size()));
   const auto enter = [&](int32_t index) {
     const Lane& lane = lanes_[static_cast<size_t>(index)];
@@ -382,18 +382,18 @@ void Engine::merge_spans(Timeline& timeline) {
 
 }  // namespace
 
-Timeline simulate(const Sequence& sequence, const Graph& graph, const CostTable& costs,
+Timeline simulate(const Program& program, const Graph& graph, const CostTable& costs,
                   const SimulateOptions& options) {
   CHECK(options.max_steps >= 1 && options.record_steps >= 1);
   CHECK(options.record_steps <= options.max_steps);
-  if (sequence.ops.empty()) return {};
-  CHECK(costs.ops.size() == sequence.ops.size());
-  CHECK(sequence.edge_begin.size() == sequence.ops.size() + 1);
-  for (const Edge& edge : sequence.edges) {
-    CHECK(edge.op >= 0 && static_cast<size_t>(edge.op) < sequence.ops.size());
+  if (program.ops.empty()) return {};
+  CHECK(costs.ops.size() == program.ops.size());
+  CHECK(program.edge_begin.size() == program.ops.size() + 1);
+  for (const Edge& edge : program.edges) {
+    CHECK(edge.op >= 0 && static_cast<size_t>(edge.op) < program.ops.size());
     CHECK(edge.steps_ahead >= 0);
   }
-  return Engine(sequence, graph.lanes, costs, options).run();
+  return Engine(program, graph.lanes, costs, options).run();
 }
 
 }  // namespace ballast

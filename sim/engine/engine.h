@@ -1,4 +1,4 @@
-// The virtual clock: runs the operations of a sequence, step after step, until the period of a
+// The virtual clock: runs the operations of a program, step after step, until the period of a
 // step settles, and returns when each of them ran.
 //
 //  * Every lane runs its operations in program order and wraps around to the next step. An
@@ -30,12 +30,12 @@ struct SimulateOptions {
   int32_t record_steps = 2;  // the last ones run; at most max_steps
 };
 
-// Steady state of the sequence, whose lanes are those of the graph. Timeline::step_time is the
+// Steady state of the program, whose lanes are those of the graph. Timeline::step_time is the
 // settled period (the end of the last operation of a step minus that of the step before) or, with
 // `settled` false, the mean period of the last half of the steps run. With max_steps 1 that is the
 // time of one run from a standing start. Requires linked edges and one cost per operation; a
-// sequence that waits for itself fails CHECK.
-Timeline simulate(const Sequence& sequence, const Graph& graph, const CostTable& costs,
+// program that waits for itself fails CHECK.
+Timeline simulate(const Program& program, const Graph& graph, const CostTable& costs,
                   const SimulateOptions& options = {});
 
 }  // namespace ballast

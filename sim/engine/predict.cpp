@@ -103,9 +103,9 @@ std::array<double, kProvenances> provenance_of(const Graph& graph, const CostTab
   return shares;
 }
 
-Flops gpu_flops(const Sequence& sequence, const std::vector<Flops>& blocks) {
+Flops gpu_flops(const Program& program, const std::vector<Flops>& blocks) {
   Flops sum;
-  for (const Op& op : sequence.ops) {
+  for (const Op& op : program.ops) {
     if (kind_of(op.lane) != LaneKind::kCompute) continue;
     const auto* block = std::get_if<BlockWork>(&op.work);
     sum += block != nullptr ? blocks[static_cast<size_t>(block->block)] : flops_of(op.work);
@@ -115,15 +115,15 @@ Flops gpu_flops(const Sequence& sequence, const std::vector<Flops>& blocks) {
 
 Flops gpu_flops(const Graph& graph) {
   std::vector<Flops> blocks;
-  for (const Sequence& block : graph.blocks) blocks.push_back(gpu_flops(block, {}));
+  for (const Program& block : graph.blocks) blocks.push_back(gpu_flops(block, {}));
   return gpu_flops(graph.step, blocks);
 }
 
 // The operations before the commit, to be run once from a standing start.
-Sequence prefix_of(const Graph& graph) {
+Program prefix_of(const Graph& graph) {
   const auto count = static_cast<size_t>(graph.commit);
-  const Sequence& step = graph.step;
-  Sequence prefix;
+  const Program& step = graph.step;
+  Program prefix;
   prefix.ops.assign(step.ops.begin(), step.ops.begin() + graph.commit);
   prefix.edge_begin.push_back(0);
   for (size_t i = 0; i < count; ++i) {
@@ -136,10 +136,10 @@ Sequence prefix_of(const Graph& graph) {
   return prefix;
 }
 
-Duration time_once(const Sequence& sequence, const Graph& graph, const CostModel& costs) {
-  if (sequence.ops.empty()) return {};
+Duration time_once(const Program& program, const Graph& graph, const CostModel& costs) {
+  if (program.ops.empty()) return {};
   const SimulateOptions once{.max_steps = 1, .record_steps = 1};
-  return simulate(sequence, graph, costs.table(sequence, graph), once).step_time;
+  return simulate(program, graph, costs.table(program, graph), once).step_time;
 }
 
 struct BlockCost {
@@ -148,7 +148,7 @@ struct BlockCost {
 
 // A block lasts as long as its operations do from a standing start. The host enqueues them ahead,
 // as it does those of an operation of many kernels.
-BlockCost block_cost(const Sequence& block, const Graph& graph, const CostModel& costs) {
+BlockCost block_cost(const Program& block, const Graph& graph, const CostModel& costs) {
   BlockCost sum;
   if (block.ops.empty()) return sum;
   CostTable table = costs.table(block, graph);
@@ -276,7 +276,7 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
 CostTable costs_of(const Graph& graph, const CostModel& costs) {
   CostTable table = costs.table(graph.step, graph);
   std::vector<BlockCost> blocks;
-  for (const Sequence& block : graph.blocks) blocks.push_back(block_cost(block, graph, costs));
+  for (const Program& block : graph.blocks) blocks.push_back(block_cost(block, graph, costs));
   for (size_t i = 0; i < table.ops.size(); ++i) {
     const auto* work = std::get_if<BlockWork>(&graph.step.ops[i].work);
     if (work == nullptr) continue;

@@ -323,7 +323,7 @@ TEST(longest_sequence, parts_make_it_longer_in_their_multiples) {
   EXPECT_GT(divided.tokens, whole);
 }
 
-TEST(choose, is_the_fastest_of_the_ways_that_fit) {
+TEST(choose, is_the_fastest_of_the_completions_that_fit) {
   Setting setting = with_shape(superoffload({"gh200-96gb-480gb"}), {12, 768, 12});
   setting.plan.global_batch = 2;
   const Plan chosen = choose(setting);
@@ -334,10 +334,10 @@ TEST(choose, is_the_fastest_of_the_ways_that_fit) {
   setup.of.plan = setting.plan;
   setup.machine = setting.machine;
   setup.stack = setting.stack;
-  for (const std::vector<Way>& group : ways_of(setup)) {
-    for (const Way& way : group) {
+  for (const std::vector<Completion>& group : completions_of(setup)) {
+    for (const Completion& completion : group) {
       const Prediction one =
-          predict(setting.model, way.plan, setting.machine, setting.stack, nullptr);
+          predict(setting.model, completion.plan, setting.machine, setting.stack, nullptr);
       if (one.fits) EXPECT_GE(one.step_time.ps, best.ps);
     }
   }

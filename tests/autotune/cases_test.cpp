@@ -19,9 +19,9 @@ double metric_of(const CasePrediction& prediction, Metric metric) {
   return 0;
 }
 
-std::vector<Way> all_ways(const CaseSetup& setup) {
-  std::vector<Way> all;
-  for (const std::vector<Way>& group : ways_of(setup)) {
+std::vector<Completion> all_completions(const CaseSetup& setup) {
+  std::vector<Completion> all;
+  for (const std::vector<Completion>& group : completions_of(setup)) {
     all.insert(all.end(), group.begin(), group.end());
   }
   return all;
@@ -99,43 +99,43 @@ TEST(nominal_peak, is_known_of_every_shipped_machine) {
 }
 
 // 24 sequences on one rank: 1, 2, 4, 8 divide them, 16 and more do not, and 24 is all of them.
-TEST(ways_of, open_micro_batch_takes_powers_of_two_and_the_whole_batch) {
+TEST(completions_of, open_micro_batch_takes_powers_of_two_and_the_whole_batch) {
   CaseSetup setup = small_setup();
   setup.of.plan.global_batch = 24;
   setup.of.plan.micro_batch.reset();
   std::set<int64_t> sizes;
-  for (const Way& way : all_ways(setup)) sizes.insert(way.plan.micro_batch.value());
+  for (const Completion& completion : all_completions(setup)) sizes.insert(completion.plan.micro_batch.value());
   EXPECT_EQ(sizes, (std::set<int64_t>{1, 2, 4, 8, 24}));
 }
 
-TEST(ways_of, published_knobs_are_in_every_way) {
+TEST(completions_of, published_knobs_are_in_every_completion) {
   CaseSetup setup = small_setup();
   setup.of.plan.micro_batch = 2;
   setup.of.plan.activations = activations_of(Recompute::kFull);
-  const std::vector<Way> ways = all_ways(setup);
-  ASSERT_EQ(ways.size(), 1u);
-  EXPECT_EQ(ways[0].plan.micro_batch, 2);
-  EXPECT_EQ(ways[0].plan.activations, activations_of(Recompute::kFull));
+  const std::vector<Completion> completions = all_completions(setup);
+  ASSERT_EQ(completions.size(), 1u);
+  EXPECT_EQ(completions[0].plan.micro_batch, 2);
+  EXPECT_EQ(completions[0].plan.activations, activations_of(Recompute::kFull));
 }
 
-TEST(ways_of, scores_are_recomputed_where_attention_stores_them) {
+TEST(completions_of, scores_are_recomputed_where_attention_stores_them) {
   CaseSetup setup = small_setup();
   setup.of.plan.micro_batch = 1;
   setup.of.plan.activations.reset();
   setup.stack.facts.attention = {AttentionKind::kEager, AttentionKind::kFlash};
   size_t eager = 0;
   size_t flash = 0;
-  for (const Way& way : all_ways(setup)) {
-    (way.attention == AttentionKind::kEager ? eager : flash) += 1;
+  for (const Completion& completion : all_completions(setup)) {
+    (completion.attention == AttentionKind::kEager ? eager : flash) += 1;
   }
   EXPECT_EQ(eager, 3u) << "none, selective, full";
   EXPECT_EQ(flash, 2u) << "none, full";
   setup.of.attention = AttentionKind::kFlash;
-  EXPECT_EQ(all_ways(setup).size(), 2u) << "the case overrides its stack";
+  EXPECT_EQ(all_completions(setup).size(), 2u) << "the case overrides its stack";
 }
 
 // 12 layers over 2 stages: 6 a stage, in chunks of 1, 2, 3 or 6; 8 micro-batches divide by 2.
-TEST(ways_of, open_chunks_divide_a_stage_and_stages_of_zero_are_the_stacks) {
+TEST(completions_of, open_chunks_divide_a_stage_and_stages_of_zero_are_the_stacks) {
   CaseSetup setup = small_setup();
   setup.of.model.layers = 12;
   setup.of.plan.devices = 4;
@@ -147,30 +147,30 @@ TEST(ways_of, open_chunks_divide_a_stage_and_stages_of_zero_are_the_stacks) {
   setup.stack.facts.most_zero_stage = 1;
   std::set<int64_t> chunks;
   std::set<int64_t> stages;
-  for (const Way& way : all_ways(setup)) {
-    chunks.insert(way.plan.virtual_pipeline);
-    stages.insert(way.plan.zero_stage);
+  for (const Completion& completion : all_completions(setup)) {
+    chunks.insert(completion.plan.virtual_pipeline);
+    stages.insert(completion.plan.zero_stage);
   }
   EXPECT_EQ(chunks, (std::set<int64_t>{1, 2, 3, 6}));
   EXPECT_EQ(stages, (std::set<int64_t>{0, 1}));
 }
 
-TEST(ways_of, share_of_the_optimizer_on_the_cpu_decides_the_buckets_of_the_gpu) {
+TEST(completions_of, share_of_the_optimizer_on_the_cpu_decides_the_buckets_of_the_gpu) {
   CaseSetup setup = small_setup();
   setup.of.plan.optimizer.placement = OptimizerPlacement::kCpu;
   setup.of.plan.optimizer.bucket_bytes = {1 << 20};
   setup.of.plan.optimizer.gpu_buckets.reset();
   setup.of.optimizer_share_on_cpu = 1.0;
-  for (const Way& way : all_ways(setup)) EXPECT_EQ(way.plan.optimizer.gpu_buckets, 0);
+  for (const Completion& completion : all_completions(setup)) EXPECT_EQ(completion.plan.optimizer.gpu_buckets, 0);
   setup.of.optimizer_share_on_cpu = 0.0;
-  const std::vector<Way> all = all_ways(setup);
+  const std::vector<Completion> all = all_completions(setup);
   EXPECT_GT(all.front().plan.optimizer.gpu_buckets.value(), 4);
 }
 
-TEST(ways_of, run_that_no_plan_allows_is_an_error) {
+TEST(completions_of, run_that_no_plan_allows_is_an_error) {
   CaseSetup setup = small_setup();
   setup.of.plan.micro_batch = 3;  // of 8 sequences
-  EXPECT_THROW(ways_of(setup), Error);
+  EXPECT_THROW(completions_of(setup), Error);
 }
 
 // Eight sequences of 128 tokens a step on one device.
@@ -203,9 +203,9 @@ TEST(predict_case, of_open_knobs_the_fastest_that_fits_is_taken) {
   setup.of.plan.activations.reset();
   const CasePrediction best = predict_case(setup, setup.stack.constants);
   EXPECT_GT(best.considered, 3);
-  for (const Way& way : all_ways(setup)) {
-    BuiltWay built(setup, way);
-    const CasePrediction one = built.predict(setup.stack.constants, BuiltWay::Ask::kAll);
+  for (const Completion& completion : all_completions(setup)) {
+    BuiltCompletion built(setup, completion);
+    const CasePrediction one = built.predict(setup.stack.constants, BuiltCompletion::Ask::kAll);
     if (one.fits) EXPECT_GE(one.step_time.ps, best.step_time.ps);
   }
 }
@@ -223,9 +223,9 @@ TEST(predict_case, attention_that_does_not_fit_gives_way_to_the_next) {
   setup.machine.gpu.memory.value = {24'000'000'000};
   const CasePrediction tight = predict_case(setup, setup.stack.constants);
   ASSERT_TRUE(tight.fits) << tight.reason;
-  EXPECT_EQ(tight.way.attention, AttentionKind::kFlash);
+  EXPECT_EQ(tight.completion.attention, AttentionKind::kFlash);
   setup.machine.gpu.memory.value = {800'000'000'000};
-  EXPECT_EQ(predict_case(setup, setup.stack.constants).way.attention, AttentionKind::kEager)
+  EXPECT_EQ(predict_case(setup, setup.stack.constants).completion.attention, AttentionKind::kEager)
       << "preferred where it fits";
 }
 

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "autotune/complete/complete.h"
-#include "autotune/complete/way_lists.h"
+#include "autotune/complete/completion_lists.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
@@ -35,26 +35,26 @@ struct Exhausted {
   std::optional<Duration> best, best_listed;
 };
 
-// Of every count from none to all, by the ways of a list that differ in nothing else.
+// Of every count from none to all, by the completions of a list that differ in nothing else.
 Exhausted every_count(const Setting& setting) {
   Exhausted found;
-  WayEstimates known;
+  CompletionEstimates known;
   const auto offer = [](std::optional<Duration>& best, const std::optional<Duration>& time) {
     if (time && (!best || *time < *best)) best = time;
   };
-  std::vector<Way> kinds;
+  std::vector<Completion> kinds;
   int64_t most = 0;
-  for (const std::vector<Way>& group : ways_of(setup_of(setting))) {
-    for (const Way& way : group) {
-      most = std::max(most, *way.plan.optimizer.gpu_buckets);
-      offer(found.best_listed, known.step_time_if_fits(setting, way));
-      if (*way.plan.optimizer.gpu_buckets == 0) kinds.push_back(way);
+  for (const std::vector<Completion>& group : completions_of(setup_of(setting))) {
+    for (const Completion& completion : group) {
+      most = std::max(most, *completion.plan.optimizer.gpu_buckets);
+      offer(found.best_listed, known.step_time_if_fits(setting, completion));
+      if (*completion.plan.optimizer.gpu_buckets == 0) kinds.push_back(completion);
     }
   }
-  for (Way way : kinds) {
+  for (Completion completion : kinds) {
     for (int64_t count = 0; count <= most; ++count) {
-      way.plan.optimizer.gpu_buckets = count;
-      offer(found.best, known.step_time_if_fits(setting, way));
+      completion.plan.optimizer.gpu_buckets = count;
+      offer(found.best, known.step_time_if_fits(setting, completion));
     }
   }
   return found;
@@ -92,7 +92,7 @@ TEST(GpuBuckets, that_are_named_stay) {
   give_gpu_memory_for(setting, 0.6);
   setting.plan.optimizer.gpu_buckets = 3;
   EXPECT_EQ(complete(setting, nullptr).setting.plan.optimizer.gpu_buckets, 3);
-  WayEstimates known;
+  CompletionEstimates known;
   EXPECT_FALSE(faster_gpu_buckets(setting, {}, std::nullopt, known, {}));
 }
 

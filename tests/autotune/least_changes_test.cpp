@@ -1,4 +1,4 @@
-// Verdicts and least changes, held against every way of every layout, one by one.
+// Verdicts and least changes, held against every completion of every layout, one by one.
 #include "autotune/complete/least_changes.h"
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <set>
 
 #include "autotune/complete/complete.h"
-#include "autotune/complete/way_lists.h"
+#include "autotune/complete/completion_lists.h"
 #include "autotune/space/layout.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
@@ -18,40 +18,40 @@
 namespace ballast::tests {
 namespace {
 
-// Bytes that one way asks of the memories of a device.
+// Bytes that one completion asks of the memories of a device.
 struct Need {
   Bytes gpu;
   Bytes cpu;
 };
 
-// The ways of a list, and those with every number of buckets on the GPU that lies between.
-std::vector<Way> with_all_buckets(const std::vector<std::vector<Way>>& groups) {
+// The completions of a list, and those with every number of buckets on the GPU that lies between.
+std::vector<Completion> with_all_buckets(const std::vector<std::vector<Completion>>& groups) {
   std::set<int64_t> listed;
-  for (const std::vector<Way>& group : groups) {
-    for (const Way& way : group) listed.insert(*way.plan.optimizer.gpu_buckets);
+  for (const std::vector<Completion>& group : groups) {
+    for (const Completion& completion : group) listed.insert(*completion.plan.optimizer.gpu_buckets);
   }
-  std::vector<Way> ways;
-  for (const std::vector<Way>& group : groups) {
-    for (Way way : group) {
-      const auto next = std::next(listed.find(*way.plan.optimizer.gpu_buckets));
-      const int64_t end = next == listed.end() ? *way.plan.optimizer.gpu_buckets + 1 : *next;
-      while (*way.plan.optimizer.gpu_buckets < end) {
-        ways.push_back(way);
-        ++*way.plan.optimizer.gpu_buckets;
+  std::vector<Completion> completions;
+  for (const std::vector<Completion>& group : groups) {
+    for (Completion completion : group) {
+      const auto next = std::next(listed.find(*completion.plan.optimizer.gpu_buckets));
+      const int64_t end = next == listed.end() ? *completion.plan.optimizer.gpu_buckets + 1 : *next;
+      while (*completion.plan.optimizer.gpu_buckets < end) {
+        completions.push_back(completion);
+        ++*completion.plan.optimizer.gpu_buckets;
       }
     }
   }
-  return ways;
+  return completions;
 }
 
-void add_needs(const Setting& setting, const std::vector<std::vector<Way>>& groups,
+void add_needs(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
                std::vector<Need>& needs) {
-  for (const Way& way : with_all_buckets(groups)) {
+  for (const Completion& completion : with_all_buckets(groups)) {
     StackFacts facts = setting.stack.facts;
-    facts.attention = {way.attention};
+    facts.attention = {completion.attention};
     try {
-      const Prediction memory = predict_memory(build_placed(setting.model, way.plan, facts),
-                                               way.plan, setting.machine, setting.stack);
+      const Prediction memory = predict_memory(build_placed(setting.model, completion.plan, facts),
+                                               completion.plan, setting.machine, setting.stack);
       needs.push_back({memory.peaks[0].arena, memory.peaks[1].arena});
     } catch (const Error&) {
       // The graph knows no such plan.
@@ -65,7 +65,7 @@ bool stack_allows(const Setting& setting, const Plan& plan) {
   return plan.zero_stage >= facts.least_zero_stage && plan.zero_stage <= facts.most_zero_stage;
 }
 
-// Of every way that open knobs and degrees leave.
+// Of every completion that open knobs and degrees leave.
 std::vector<Need> needs_of_all(const Setting& setting) {
   std::vector<Need> needs;
   for (const Plan& layout : layouts_of(setting.model, setting.plan, setting.open)) {
@@ -76,10 +76,10 @@ std::vector<Need> needs_of_all(const Setting& setting) {
     std::vector<ActivationPlan> activations = offloads();
     try {
       check(layout, setting.model);
-      add_needs(one, ways_of(setup), needs);
+      add_needs(one, completions_of(setup), needs);
       for (const ActivationPlan& offload : activations) {
         setup.of.plan.activations = offload;
-        add_needs(one, ways_of(setup), needs);
+        add_needs(one, completions_of(setup), needs);
       }
     } catch (const Error&) {
       // Not legal.
@@ -95,7 +95,7 @@ bool any_fits(const std::vector<Need>& needs, const Machine& machine) {
                      [&](const Need& need) { return need.gpu <= gpu && need.cpu <= cpu; });
 }
 
-// The least of the GPU's memory with which a way fits; the largest number where none does.
+// The least of the GPU's memory with which a completion fits; the largest number where none does.
 Bytes least_gpu(const std::vector<Need>& needs, const Machine& machine) {
   Bytes least{std::numeric_limits<int64_t>::max()};
   for (const Need& need : needs) {
@@ -133,7 +133,7 @@ const LeastChange* change_of(const std::vector<LeastChange>& changes, Limit limi
   return nullptr;
 }
 
-// Every change of a setting that does not fit is what all ways say.
+// Every change of a setting that does not fit is what all completions say.
 void expect_least(const Setting& setting, const std::vector<Need>& needs) {
   const std::vector<LeastChange> changes = least_changes({setting, {}, {}});
   const Machine& machine = setting.machine;
@@ -157,7 +157,7 @@ void expect_least(const Setting& setting, const std::vector<Need>& needs) {
   }
 }
 
-TEST(LeastChanges, verdicts_are_those_of_every_way_one_by_one) {
+TEST(LeastChanges, verdicts_are_those_of_every_completion_one_by_one) {
   constexpr size_t kSettings = 200;
   constexpr size_t kWithLeast = 5;  // of so many one is asked what would have to give
   std::vector<Setting> settings;
@@ -169,7 +169,7 @@ TEST(LeastChanges, verdicts_are_those_of_every_way_one_by_one) {
     Setting& setting = settings[i];
     SCOPED_TRACE(i);
     const std::vector<Need> needs = needs_of_all(setting);
-    if (needs.empty()) return;  // no way is legal
+    if (needs.empty()) return;  // no completion is legal
     Numbers own(i + 1);
     set_memory_near(own, needs, setting.machine);
     fitting[i] = any_fits(needs, setting.machine);

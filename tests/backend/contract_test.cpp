@@ -22,7 +22,7 @@ constexpr auto kPlain = static_cast<WorkVariant>(kWorkVariants);
 
 std::set<Form> forms_of(const Graph& graph) {
   std::set<Form> forms;
-  for (const Sequence* program : {&graph.step, &graph.repair}) {
+  for (const Program* program : {&graph.step, &graph.repair}) {
     for (const Op& op : program->ops) {
       const WorkVariants variants = variants_of(op, graph);
       for (const Access& access : op.accesses) {
@@ -201,7 +201,7 @@ TEST(contractDeathTest, a_switch_fails_on_what_is_not_declared) {
   const TrainerOptions options = tiny::options_for(3);
   const TokenSource data = TokenSource::open(options.data, {.vocab = model.vocab});
   HostDevice device({model, plan, graph, data}, {}, {});
-  Sequence undeclared = graph.step;
+  Program undeclared = graph.step;
   for (Op& op : undeclared.ops) op.kind = OpKind::kScale;
   EXPECT_DEATH(device.execute(undeclared, 0, 0), "carry_out");
 }

@@ -44,15 +44,15 @@ class MarkedDevice : public TrainingDevice {
       : graph_(graph), log_(std::move(log)), device_(std::move(device)) {}
 
   bool queues(LaneId lane) const override { return device_->queues(lane); }
-  void execute(const Sequence& sequence, OpId id, int32_t step) override {
-    const char* kind = &sequence == &graph_.repair ? "repair" : "step";
+  void execute(const Program& program, OpId id, int32_t step) override {
+    const char* kind = &program == &graph_.repair ? "repair" : "step";
     const Mark mark(*this, fmt::format("{} {} {}", kind, id, step));
-    device_->execute(sequence, id, step);
+    device_->execute(program, id, step);
   }
-  void follow(const Sequence& sequence, OpId id, OpId before, int32_t step) override {
-    const char* kind = &sequence == &graph_.repair ? "repair-follow" : "follow";
+  void follow(const Program& program, OpId id, OpId before, int32_t step) override {
+    const char* kind = &program == &graph_.repair ? "repair-follow" : "follow";
     const Mark mark(*this, fmt::format("{} {} {} {}", kind, id, before, step));
-    device_->follow(sequence, id, before, step);
+    device_->follow(program, id, before, step);
   }
   bool commit(int32_t step) override {
     const Mark mark(*this, fmt::format("commit {}", step));

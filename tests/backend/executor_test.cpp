@@ -33,8 +33,8 @@ class RecordingDevice : public Device {
  public:
   explicit RecordingDevice(const Graph& graph) : graph_(graph) {}
 
-  void execute(const Sequence& sequence, OpId id, int32_t step) override {
-    const What what = &sequence == &graph_.repair ? What::kRepair : What::kStep;
+  void execute(const Program& program, OpId id, int32_t step) override {
+    const What what = &program == &graph_.repair ? What::kRepair : What::kStep;
     const int64_t began = tick();
     if (during) during(what, id, step);
     note({what, id, step, began, 0});
@@ -108,7 +108,7 @@ TinyGraph random_graph(uint32_t seed, int operations) {
       edges.push_back({below(ahead == 0 ? i : operations), ahead});
     }
     tiny.op(static_cast<LaneKind>(below(kLaneKinds)), 0);
-    Sequence& step = tiny.graph.step;
+    Program& step = tiny.graph.step;
     step.edges.insert(step.edges.end(), edges.begin(), edges.end());
     step.edge_begin.back() = static_cast<int32_t>(step.edges.size());
   }
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(Executor, RandomPrograms, ::testing::Range(0U, 6U));
 
 TEST_P(RandomPrograms, every_lane_runs_in_program_order_and_no_edge_is_violated) {
   const TinyGraph tiny = random_graph(GetParam(), 40);
-  const Sequence& program = tiny.graph.step;
+  const Program& program = tiny.graph.step;
   RecordingDevice device(tiny.graph);
   device.during = [](What, OpId op, int32_t step) { dawdle(op, step); };
   const RunResult result = Executor(tiny.graph, device).run(steps(9));

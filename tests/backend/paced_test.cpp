@@ -144,7 +144,7 @@ Duration median_after(size_t warm_up_steps, std::vector<Duration> times) {
 // Every operation in every step once, lanes in program order, edges respected, and no lane done
 // sooner than the sum of its operations alone. Requires that all steps were recorded.
 void expect_sound(const gh200::Prepared& prepared, const Timeline& timeline, double slow_down) {
-  const Sequence& program = prepared.graph.step;
+  const Program& program = prepared.graph.step;
   ASSERT_EQ(timeline.spans.size(), program.ops.size() * static_cast<size_t>(timeline.steps));
   std::map<std::pair<OpId, int32_t>, Span> spans;
   std::map<LaneId, Span> latest;
@@ -212,7 +212,7 @@ TEST(PacedDevice, rolled_back_step_runs_the_repair_in_its_own_time) {
   EXPECT_EQ(result.rollbacks, 1);
   EXPECT_TRUE(device.commit(2));  // judged once
   std::map<LaneId, Duration> busy;
-  const Sequence& repair = prepared.graph.repair;
+  const Program& repair = prepared.graph.repair;
   for (size_t i = 0; i < repair.ops.size(); ++i) {
     busy[repair.ops[i].lane] += prepared.machine.repair.ops[i].alone * slow_down;
   }

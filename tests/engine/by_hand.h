@@ -79,8 +79,8 @@ inline std::optional<Duration> time_of(const Op& op) {
 
 // What `time` says of the operations of a graph; two that look alike must take the same.
 template <class Time>
-void measure(const Sequence& sequence, Time time, Measurements& measurements) {
-  for (const Op& op : sequence.ops) {
+void measure(const Program& program, Time time, Measurements& measurements) {
+  for (const Op& op : program.ops) {
     const std::optional<Duration> taken = time(op);
     if (!taken) continue;
     const auto [entry, is_new] =
@@ -101,7 +101,7 @@ Duration step_of(const Case& given, Time time) {
   const Graph graph = build(given.model, given.plan, given.stack.facts);
   Measurements measurements;
   measure(graph.step, time, measurements);
-  for (const Sequence& block : graph.blocks) measure(block, time, measurements);
+  for (const Program& block : graph.blocks) measure(block, time, measurements);
   const Prediction result =
       predict(given.model, given.plan, given.machine, given.stack, &measurements);
   EXPECT_TRUE(result.fits) << result.reason;

@@ -538,12 +538,12 @@ TEST(Cost, groups_are_not_mixed) {
 // Operations of the second device use the second device's capacities.
 TEST(Cost, every_device_has_capacities_of_its_own) {
   const Machine machine = tiny_machine();
-  Sequence sequence;
-  sequence.ops = {copy_in(1000), copy_in(1000)};
-  sequence.ops[1].lane = lane_of(1, LaneKind::kCopyIn);
+  Program program;
+  program.ops = {copy_in(1000), copy_in(1000)};
+  program.ops[1].lane = lane_of(1, LaneKind::kCopyIn);
   Graph graph;
   graph.lanes = 2 * kLaneKinds;
-  const CostTable table = CostModel(machine, Plan{}, Stack{}, nullptr).table(sequence, graph);
+  const CostTable table = CostModel(machine, Plan{}, Stack{}, nullptr).table(program, graph);
   ASSERT_EQ(table.capacities.size(), 14u);
   EXPECT_EQ(table.ops[1].demands[0].capacity, table.ops[0].demands[0].capacity + 7);
 }

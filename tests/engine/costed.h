@@ -32,12 +32,12 @@ struct Usage {
 
 inline Costed cost_with(const Op& op, const Machine& machine, const Usage& usage,
                         const Measurements* measurements = nullptr) {
-  Sequence sequence;
-  sequence.ops = {op};
+  Program program;
+  program.ops = {op};
   Graph graph;
   graph.lanes = kLaneKinds;
   const CostTable table =
-      CostModel(machine, usage.plan, usage.stack, measurements).table(sequence, graph);
+      CostModel(machine, usage.plan, usage.stack, measurements).table(program, graph);
   return {table.ops.at(0), table.capacities};
 }
 

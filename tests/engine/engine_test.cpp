@@ -277,7 +277,7 @@ TEST(Engine, the_same_input_gives_the_same_timeline) {
 TEST(Engine, every_rule_holds_in_a_random_graph) {
   const TinyGraph tiny = random_graph(3000);
   const Timeline timeline = run(tiny);
-  const Sequence& step = tiny.graph.step;
+  const Program& step = tiny.graph.step;
   ASSERT_EQ(timeline.spans.size(), step.ops.size() * 2);
   std::vector<std::vector<Span>> of_step(2, std::vector<Span>(step.ops.size()));
   std::vector<Instant> lane_end(static_cast<size_t>(tiny.graph.lanes));

@@ -25,13 +25,13 @@ Graph two_stages() {
   return graph;
 }
 
-CostTable table_of(const Sequence& sequence, const Machine& machine) {
-  return CostModel(machine, Plan{}, Stack{}, nullptr).table(sequence, two_stages());
+CostTable table_of(const Program& program, const Machine& machine) {
+  return CostModel(machine, Plan{}, Stack{}, nullptr).table(program, two_stages());
 }
 
 TEST(SharedCores, stages_that_this_machine_runs_have_one_set_of_capacities) {
   Machine machine = tiny_machine();
-  Sequence both;
+  Program both;
   both.ops = {gemm_of_stage(0), gemm_of_stage(1)};
   const CostTable apart = table_of(both, machine);
   EXPECT_NE(apart.ops[0].demands[0].capacity, apart.ops[1].demands[0].capacity);
@@ -53,7 +53,7 @@ TEST(SharedCores, a_message_between_them_is_a_copy) {
   message.kind = OpKind::kCollective;
   message.lane = lane_of(0, LaneKind::kPipelineNetwork);
   message.work = CollectiveWork{CollectiveKind::kSendReceive, Bytes{1000}, 2, 1};
-  Sequence both;
+  Program both;
   both.ops = {copy, message};
   const CostTable table = table_of(both, machine);
   EXPECT_EQ(table.ops[0].alone, table.ops[1].alone);
@@ -67,7 +67,7 @@ TEST(SharedCores, ranks_that_this_machine_runs_take_cores_from_each_other) {
     Plan plan;
     plan.data = plan.devices = ranks;
     const Graph graph = two_stages();
-    const CostTable table = CostModel(machine, plan, Stack{}, nullptr).table(Sequence{}, graph);
+    const CostTable table = CostModel(machine, plan, Stack{}, nullptr).table(Program{}, graph);
     for (const Capacity& capacity : table.capacities) {
       if (capacity.name.starts_with("cores")) return capacity.amount;
     }

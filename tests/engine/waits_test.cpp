@@ -30,7 +30,7 @@ std::vector<Prediction> predictions() {
 TEST(Waits, every_edge_has_a_cause) {
   std::array<int, 4> found{};
   for (const Prediction& one : predictions()) {
-    const Sequence& step = one.graph.step;
+    const Program& step = one.graph.step;
     for (size_t i = 0; i < step.ops.size(); ++i) {
       for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
         const Edge& edge = step.edges[static_cast<size_t>(e)];

@@ -16,7 +16,7 @@ namespace {
 // The operations of the step before that must have finished when the commit starts: of edges, and
 // of lanes, which take their operations in order.
 std::vector<bool> finished_before_commit(const Graph& graph) {
-  const Sequence& step = graph.step;
+  const Program& step = graph.step;
   const size_t count = step.ops.size();
   std::vector<OpId> before(count, -1);  // on the same lane; -1: the lane's last of the step before
   std::vector<OpId> last(static_cast<size_t>(graph.lanes), -1);

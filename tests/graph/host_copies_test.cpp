@@ -74,7 +74,7 @@ TEST(host_copies, stage_3_computes_nothing_while_a_tensor_is_copied) {
   StackFacts facts;
   facts.stage3_copies_by_tensor = facts.casts_through_pageable = true;
   const Graph graph = build(tiny::model(), plan, facts);
-  const Sequence& step = graph.step;
+  const Program& step = graph.step;
   int64_t held = 0;
   for (size_t i = 0; i + 1 < step.ops.size(); ++i) {
     const auto* work = std::get_if<CopyWork>(&step.ops[i].work);

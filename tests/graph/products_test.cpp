@@ -108,7 +108,7 @@ TEST(products, blocks_of_a_pipeline_multiply_in_fp8_too) {
   plan.optimizer.placement = OptimizerPlacement::kGpu;
   const Graph graph = build(model_of_sixteens(), plan);
   int64_t fp8 = 0;
-  for (const Sequence& block : graph.blocks) {
+  for (const Program& block : graph.blocks) {
     for (const Op& op : block.ops) fp8 += is_fp8(op);
   }
   EXPECT_GT(fp8, 0);

@@ -25,7 +25,7 @@ Plan plan_with(std::initializer_list<ModuleKind> offloaded) {
 Model layers(int64_t count) { return tiny::llama({.layers = count}); }
 
 bool waits_for(const Graph& graph, size_t op, size_t before) {
-  const Sequence& step = graph.step;
+  const Program& step = graph.step;
   for (int32_t e = step.edge_begin[op]; e < step.edge_begin[op + 1]; ++e) {
     const Edge& edge = step.edges[static_cast<size_t>(e)];
     if (edge.steps_ahead == 0 && edge.op == static_cast<OpId>(before)) return true;

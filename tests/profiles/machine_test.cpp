@@ -331,12 +331,12 @@ TEST(Machines, dgx_h100_comes_near_all_reduces_of_h200_on_the_same_switch) {
 }
 
 double seconds_of(const Op& op, const Machine& machine) {
-  Sequence sequence;
-  sequence.ops = {op};
+  Program program;
+  program.ops = {op};
   Graph graph;
   graph.lanes = kLaneKinds;
   return CostModel(machine, Plan{}, Stack{}, nullptr)
-      .table(sequence, graph)
+      .table(program, graph)
       .ops.at(0)
       .alone.seconds();
 }
@@ -441,8 +441,8 @@ TEST(Machines, adam_of_pytorch_takes_what_its_sources_say) {
     op.phase = Phase::kOptimizer;
     op.lane = lane_of(0, LaneKind::kCpu);
     op.work = BucketWork{parameters, DType::kF32, DType::kF32, Site::kCpu, Bytes{28 * parameters}};
-    Sequence sequence;
-    sequence.ops = {op};
+    Program program;
+    program.ops = {op};
     Graph graph;
     graph.lanes = kLaneKinds;
     Plan plan;
@@ -450,7 +450,7 @@ TEST(Machines, adam_of_pytorch_takes_what_its_sources_say) {
     Stack stack;
     stack.facts.torch_adam_threads = threads;
     return CostModel(machine, plan, stack, nullptr)
-        .table(sequence, graph)
+        .table(program, graph)
         .ops.at(0)
         .alone.seconds();
   };

@@ -12,7 +12,7 @@ bool takes_host_time(const CostTable& costs) {
 
 }  // namespace
 
-HostQueue::HostQueue(const Sequence& sequence, int32_t lanes, const CostTable& costs, int32_t steps)
+HostQueue::HostQueue(const Program& program, int32_t lanes, const CostTable& costs, int32_t steps)
     : devices_(static_cast<int32_t>(div_ceil(lanes, kLaneKinds))) {
   if (!takes_host_time(costs)) return;
   std::vector<Duration> before(static_cast<size_t>(devices_));
@@ -20,12 +20,12 @@ HostQueue::HostQueue(const Sequence& sequence, int32_t lanes, const CostTable& c
     between_.insert(between_.end(), before.begin(), before.end());
     std::fill(before.begin(), before.end(), Duration{});
   };
-  places_.resize(sequence.ops.size());
-  for (size_t i = 0; i < sequence.ops.size(); ++i) {
+  places_.resize(program.ops.size());
+  for (size_t i = 0; i < program.ops.size(); ++i) {
     const OpCost& cost = costs.ops[i];
     Place& place = places_[i];
     place.waits = static_cast<int32_t>(waits_.size());
-    place.device = device_of(sequence.ops[i].lane);
+    place.device = device_of(program.ops[i].lane);
     Duration& sum = before[static_cast<size_t>(place.device)];
     place.queued = cost.host.ps > 0 || cost.host_waits;
     place.before = sum;

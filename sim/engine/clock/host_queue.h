@@ -23,7 +23,7 @@ namespace ballast {
 class HostQueue {
  public:
   // Of at most `steps` steps. References must outlive this object.
-  HostQueue(const Sequence& sequence, int32_t lanes, const CostTable& costs, int32_t steps);
+  HostQueue(const Program& program, int32_t lanes, const CostTable& costs, int32_t steps);
 
   // The wait of the host that comes before an operation in the program, or in that of the step
   // before (`steps_ahead` 1); op -1 where there is none, and for what no host enqueues.

@@ -103,8 +103,8 @@ class Releases {
 // Lanes that touch each tensor, as a set of bits.
 std::vector<uint64_t> lanes_of(const Graph& graph) {
   std::vector<uint64_t> lanes(graph.tensors.size(), 0);
-  for (const Sequence* sequence : {&graph.step, &graph.repair}) {
-    for (const Op& op : sequence->ops) {
+  for (const Program* program : {&graph.step, &graph.repair}) {
+    for (const Op& op : program->ops) {
       for (const Access& access : op.accesses) {
         lanes[static_cast<size_t>(access.tensor)] |= uint64_t{1} << (op.lane % 64);
       }

@@ -435,7 +435,7 @@ std::optional<Missing> first_missing(const Model& model, const Plan& plan,
 std::optional<Missing> first_missing(const Graph& graph, const Model& model, const Plan& plan,
                                      const Capabilities& capabilities) {
   if (auto found = first_missing(model, plan, capabilities)) return found;
-  for (const Sequence* program : {&graph.step, &graph.repair}) {
+  for (const Program* program : {&graph.step, &graph.repair}) {
     for (const Op& op : program->ops) {
       if (auto found = first_missing(op, graph, capabilities)) return found;
     }

@@ -167,7 +167,7 @@ enum class OpKind : uint8_t {
   kCollective,
   kIo,       // between CPU memory and NVMe
   kScale,    // gradients of a bucket multiplied in place, where that is a pass of its own
-  kBlock,    // a whole sequence of operations, run as one (see Graph::blocks)
+  kBlock,    // a whole program, run as one (see Graph::blocks)
   kPermute,  // rows of tokens into the order of experts
   kCombine,  // rows of experts back into the order of tokens, those of a token summed
 };
@@ -359,7 +359,7 @@ struct Edge {
 
 // Operations in program order, and their edges once linked: those of op i are
 // edges[edge_begin[i]] .. edges[edge_begin[i+1]-1], at most one a lane.
-struct Sequence {
+struct Program {
   std::vector<Op> ops;
   std::vector<Edge> edges;
   std::vector<int32_t> edge_begin;
@@ -400,14 +400,14 @@ struct Graph {
   std::vector<Module> modules;
   std::vector<Bucket> buckets;
   int lanes = 0;
-  Sequence step;
+  Program step;
   // What operations of kind kBlock stand for: the forward or backward of one chunk of layers for
   // one micro-batch, on the lanes of device 0 whichever device runs it. A block starts when its
   // operation does, with nothing else running, and its tensors are its own.
-  std::vector<Sequence> blocks;
+  std::vector<Program> blocks;
   // What a failed commit runs before it lets the step go on: undo, redo, upload. After it the
   // operations of the step before the commit are run once more. Empty where nothing speculates.
-  Sequence repair;
+  Program repair;
   OpId commit = -1;  // index in step.ops, or -1
   MemoryReuse reuse = MemoryReuse::kApart;
   ArenaPlan arenas;  // filled by link

@@ -94,28 +94,28 @@ class Linker {
   }
 
   // Edges of the step, which wraps around.
-  void link_step(Sequence& sequence) {
+  void link_step(Program& program) {
     for (int32_t step = 0; step < unrolled_; ++step) {
       const bool record = step == unrolled_ - 1;
-      run(sequence, step, record);
+      run(program, step, record);
     }
-    add_fences(sequence);
+    add_fences(program);
   }
 
-  // Edges of a sequence that runs once, with every other lane at rest.
-  void link_once(Sequence& sequence) { run(sequence, 0, true); }
+  // Edges of a program that runs once, with every other lane at rest.
+  void link_once(Program& program) { run(program, 0, true); }
 
  private:
-  void run(Sequence& sequence, int32_t step, bool record) {
-    if (record) sequence.edge_begin.assign(1, 0);
-    for (size_t i = 0; i < sequence.ops.size(); ++i) {
-      const Op& op = sequence.ops[i];
+  void run(Program& program, int32_t step, bool record) {
+    if (record) program.edge_begin.assign(1, 0);
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      const Op& op = program.ops[i];
       const Mark now{step, static_cast<OpId>(i)};
       marks_.clear(waits_);
       for (const Access& access : op.accesses) wait_for(access, now);
       if (record) {
-        append_edges(sequence, op, now);
-        sequence.edge_begin.push_back(static_cast<int32_t>(sequence.edges.size()));
+        append_edges(program, op, now);
+        program.edge_begin.push_back(static_cast<int32_t>(program.edges.size()));
       }
       for (const Access& access : op.accesses) note(access, op.lane, now);
     }
@@ -183,46 +183,46 @@ class Linker {
     marks_.keep_latest(used_[static_cast<size_t>(access.tensor)], lane, now);
   }
 
-  void append_edges(Sequence& sequence, const Op& op, Mark now) const {
+  void append_edges(Program& program, const Op& op, Mark now) const {
     marks_.for_each(waits_, [&](LaneId lane, Mark mark) {
       if (lane == op.lane) return;  // the lane's order sees to it
-      sequence.edges.push_back({mark.op, now.step - mark.step});
+      program.edges.push_back({mark.op, now.step - mark.step});
     });
-    const auto begin = sequence.edges.begin() + sequence.edge_begin.back();
-    std::reverse(begin, sequence.edges.end());  // the list has the newest first
+    const auto begin = program.edges.begin() + program.edge_begin.back();
+    std::reverse(begin, program.edges.end());  // the list has the newest first
   }
 
   // After a fence the first operation of every other lane waits for it; the lane's later ones
   // follow. A lane with none left in this step waits in the next one.
-  static void add_fences(Sequence& sequence) {
-    for (size_t fence = 0; fence < sequence.ops.size(); ++fence) {
-      if (!sequence.ops[fence].fence) continue;
+  static void add_fences(Program& program) {
+    for (size_t fence = 0; fence < program.ops.size(); ++fence) {
+      if (!program.ops[fence].fence) continue;
       std::map<size_t, Edge> added;
-      std::vector<LaneId> done = {sequence.ops[fence].lane};
-      const size_t count = sequence.ops.size();
+      std::vector<LaneId> done = {program.ops[fence].lane};
+      const size_t count = program.ops.size();
       for (size_t k = 1; k < count; ++k) {
         const size_t i = (fence + k) % count;
-        const LaneId lane = sequence.ops[i].lane;
+        const LaneId lane = program.ops[i].lane;
         if (std::find(done.begin(), done.end(), lane) != done.end()) continue;
         done.push_back(lane);
         added[i] = Edge{static_cast<OpId>(fence), i > fence ? 0 : 1};
       }
-      insert_edges(sequence, added);
+      insert_edges(program, added);
     }
   }
 
-  static void insert_edges(Sequence& sequence, const std::map<size_t, Edge>& added) {
+  static void insert_edges(Program& program, const std::map<size_t, Edge>& added) {
     std::vector<Edge> edges;
     std::vector<int32_t> begin = {0};
-    for (size_t i = 0; i < sequence.ops.size(); ++i) {
-      for (auto e = sequence.edge_begin[i]; e < sequence.edge_begin[i + 1]; ++e) {
-        edges.push_back(sequence.edges[static_cast<size_t>(e)]);
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      for (auto e = program.edge_begin[i]; e < program.edge_begin[i + 1]; ++e) {
+        edges.push_back(program.edges[static_cast<size_t>(e)]);
       }
       if (const auto found = added.find(i); found != added.end()) edges.push_back(found->second);
       begin.push_back(static_cast<int32_t>(edges.size()));
     }
-    sequence.edges = std::move(edges);
-    sequence.edge_begin = std::move(begin);
+    program.edges = std::move(edges);
+    program.edge_begin = std::move(begin);
   }
 
   struct Occupant {

@@ -46,7 +46,7 @@ struct OpCost {
   bool operator==(const OpCost&) const = default;
 };
 
-// Costs of every operation of a sequence, in its order, and the capacities they refer to.
+// Costs of every operation of a program, in its order, and the capacities they refer to.
 struct CostTable {
   std::vector<Capacity> capacities;
   std::vector<OpCost> ops;

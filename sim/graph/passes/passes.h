@@ -35,7 +35,7 @@ size_t pass_at(std::string_view name);
 
 // Of some programs only a part is of interest, and operations or accesses are taken out of them:
 // their invariants do not hold.
-enum class Program : uint8_t { kWhole, kCutDown };
+enum class ProgramExtent : uint8_t { kWhole, kCutDown };
 
 // Operations of a program that is verified after every pass.
 inline constexpr size_t kMostVerifiedByPass = 2000;
@@ -44,6 +44,6 @@ inline constexpr size_t kMostVerifiedByPass = 2000;
 // and verifies a whole program: after each of them, or once where it is so large that this would
 // take as long as the passes.
 Graph run_passes(Graph graph, const PassContext& context, std::string_view first,
-                 std::string_view last, Program program = Program::kWhole);
+                 std::string_view last, ProgramExtent extent = ProgramExtent::kWhole);
 
 }  // namespace ballast

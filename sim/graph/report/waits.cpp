@@ -74,7 +74,7 @@ const Span* Waits::before_on_lane(const Span& span) const {
 template <class Visit>
 void Waits::for_earlier(const Span& span, const Visit& visit) const {
   if (const Span* before = before_on_lane(span)) visit(before, nullptr);
-  const Sequence& step = graph_.step;
+  const Program& step = graph_.step;
   const auto op = static_cast<size_t>(span.op);
   for (int32_t e = step.edge_begin[op]; e < step.edge_begin[op + 1]; ++e) {
     const Edge& edge = step.edges[static_cast<size_t>(e)];
@@ -117,7 +117,7 @@ std::optional<std::pair<Duration, const Span*>> Waits::slack_of(const Span& span
   };
   const auto after = after_.find({span.op, span.step});
   if (after != after_.end()) offer(after->second);
-  const Sequence& step = graph_.step;
+  const Program& step = graph_.step;
   for (size_t i = 0; i < step.ops.size(); ++i) {
     for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
       const Edge& edge = step.edges[static_cast<size_t>(e)];

@@ -53,10 +53,10 @@ std::vector<size_t> turns_in(const std::vector<Op>& ops, int64_t parts) {
 // The operations of one turn with the edges among them, from a linked graph. What leaves and
 // returns does so beside the turns (stage_program.cpp), and has left or is back as far as a turn
 // knows.
-Sequence part_of(const Graph& graph, const std::vector<size_t>& turn_of, size_t turn) {
-  const Sequence& step = graph.step;
+Program part_of(const Graph& graph, const std::vector<size_t>& turn_of, size_t turn) {
+  const Program& step = graph.step;
   std::vector<OpId> place(step.ops.size(), -1);
-  Sequence part;
+  Program part;
   part.edge_begin.push_back(0);
   for (size_t i = 0; i < step.ops.size(); ++i) {
     if (turn_of[i] != turn || moves_activations(step.ops[i])) continue;

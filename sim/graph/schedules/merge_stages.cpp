@@ -15,7 +15,7 @@ bool decides(const Op& op) { return op.kind == OpKind::kDecide || op.kind == OpK
 
 // Messages leave as soon as they are made: what the passes put between the two, such as the
 // exchange of a gradient that is complete, follows.
-void hasten_sends(Sequence& program, size_t tensors) {
+void hasten_sends(Program& program, size_t tensors) {
   std::vector<size_t> written(tensors, 0);  // the last operation that did
   std::vector<Op>& ops = program.ops;
   const auto at = [&](size_t i) { return ops.begin() + static_cast<std::ptrdiff_t>(i); };
@@ -91,7 +91,7 @@ class Merge {
       }
       graph_.buckets.push_back(std::move(bucket));
     }
-    for (Sequence* program : {&stage.step, &stage.repair}) {
+    for (Program* program : {&stage.step, &stage.repair}) {
       for (Op& op : program->ops) {
         op.lane = lane_of(static_cast<int>(s), kind_of(op.lane));
         if (op.label.bucket >= 0) op.label.bucket += buckets;
@@ -115,7 +115,7 @@ class Merge {
       }
     }
     for (Graph& stage : stages_) {
-      for (Sequence* program : {&stage.step, &stage.repair}) {
+      for (Program* program : {&stage.step, &stage.repair}) {
         for (Op& op : program->ops) {
           for (Access& access : op.accesses) {
             if (access.role != Role::kDecision) continue;

@@ -63,7 +63,7 @@ class Chunks {
   }
 
   const PipelineContext& context() const { return context_; }
-  std::vector<Sequence> take_blocks() { return std::move(blocks_); }
+  std::vector<Program> take_blocks() { return std::move(blocks_); }
 
  private:
   struct Layers {
@@ -89,7 +89,7 @@ class Chunks {
 
   PipelineContext context_;
   std::list<Kind> kinds_;  // which stay where they are
-  std::vector<Sequence> blocks_;
+  std::vector<Program> blocks_;
 };
 
 }  // namespace

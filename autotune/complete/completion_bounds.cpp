@@ -1,4 +1,4 @@
-#include "autotune/complete/way_bounds.h"
+#include "autotune/complete/completion_bounds.h"
 
 #include "autotune/bounds/cell_bound.h"
 #include "autotune/bounds/layer_costs.h"
@@ -18,17 +18,17 @@ bool is_cut_alike(const Plan& plan, const StackFacts& facts) {
 
 }  // namespace
 
-std::vector<Duration> least_times(const Setting& setting, const std::vector<const Way*>& ways) {
-  std::vector<Duration> times(ways.size());
-  if (ways.empty()) return times;
+std::vector<Duration> least_times(const Setting& setting, const std::vector<const Completion*>& completions) {
+  std::vector<Duration> times(completions.size());
+  if (completions.empty()) return times;
   Stack stack = setting.stack;
-  stack.facts.attention = {ways.front()->attention};
+  stack.facts.attention = {completions.front()->attention};
   const CostModel costs(setting.machine, setting.plan, stack, nullptr);
   LayerProfiles profiles(setting.model, costs);
   StepFloors floors(costs);
   const Usable usable = usable_of(setting.machine);
-  for (size_t i = 0; i < ways.size(); ++i) {
-    const Plan& plan = ways[i]->plan;
+  for (size_t i = 0; i < completions.size(); ++i) {
+    const Plan& plan = completions[i]->plan;
     if (!is_cut_alike(plan, stack.facts)) continue;
     try {
       profiles.prepare({plan}, 1);

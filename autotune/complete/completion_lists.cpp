@@ -1,13 +1,13 @@
-#include "autotune/complete/way_lists.h"
+#include "autotune/complete/completion_lists.h"
 
 #include <algorithm>
 
 namespace ballast {
 namespace {
 
-void append_ways(const CaseSetup& setup, std::vector<Way>& ways) {
-  for (std::vector<Way>& group : ways_of(setup)) {
-    ways.insert(ways.end(), group.begin(), group.end());
+void append_completions(const CaseSetup& setup, std::vector<Completion>& completions) {
+  for (std::vector<Completion>& group : completions_of(setup)) {
+    completions.insert(completions.end(), group.begin(), group.end());
   }
 }
 
@@ -39,14 +39,14 @@ std::vector<ActivationPlan> offloads() {
   return {inputs, attention};
 }
 
-bool has_more_on_gpu(const Way& way, Way other) {
+bool has_more_on_gpu(const Completion& completion, Completion other) {
   const std::optional<int64_t> fewer = other.plan.optimizer.gpu_buckets;
-  other.plan.optimizer.gpu_buckets = way.plan.optimizer.gpu_buckets;
-  return way.attention == other.attention && way.plan == other.plan &&
-         way.plan.optimizer.gpu_buckets > fewer;
+  other.plan.optimizer.gpu_buckets = completion.plan.optimizer.gpu_buckets;
+  return completion.attention == other.attention && completion.plan == other.plan &&
+         completion.plan.optimizer.gpu_buckets > fewer;
 }
 
-std::vector<Way> lean_ways(const Setting& setting) {
+std::vector<Completion> lean_completions(const Setting& setting) {
   CaseSetup setup = setup_of(setting);
   Plan& plan = setup.of.plan;
   const auto& kinds = setting.stack.facts.attention;
@@ -63,15 +63,15 @@ std::vector<Way> lean_ways(const Setting& setting) {
     const bool few_layers = setting.model.layers <= 2 * plan.pipeline * plan.virtual_pipeline;
     if (few_layers) activations.push_back(activations_of(Recompute::kNone));
   }
-  std::vector<Way> ways;
+  std::vector<Completion> completions;
   for (const int64_t size : lean_micro_batches(plan)) {
     plan.micro_batch = size;
     for (const ActivationPlan& choice : activations) {
       plan.activations = choice;
-      append_ways(setup, ways);
+      append_completions(setup, completions);
     }
   }
-  return ways;
+  return completions;
 }
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-#include "autotune/complete/way_estimates.h"
+#include "autotune/complete/completion_estimates.h"
 
 #include <algorithm>
 #include <array>
@@ -60,47 +60,47 @@ struct BuiltStep {
 
 }  // namespace
 
-class WayEstimates::Known {
+class CompletionEstimates::Known {
  public:
-  std::optional<std::vector<PlacePeak>> find(const Way& way) const {
+  std::optional<std::vector<PlacePeak>> find(const Completion& completion) const {
     const std::lock_guard lock(mutex_);
-    const auto [begin, end] = all_.equal_range(key_of(way.plan));
+    const auto [begin, end] = all_.equal_range(key_of(completion.plan));
     for (auto it = begin; it != end; ++it) {
       const auto& [known, peaks] = it->second;
-      if (known.attention == way.attention && known.plan == way.plan) return peaks;
+      if (known.attention == completion.attention && known.plan == completion.plan) return peaks;
     }
     return std::nullopt;
   }
-  std::vector<int64_t> gpu_buckets(Way way, int64_t above, int64_t below) const {
+  std::vector<int64_t> gpu_buckets(Completion completion, int64_t above, int64_t below) const {
     const std::lock_guard lock(mutex_);
     std::vector<int64_t> found;
-    const auto [begin, end] = all_.equal_range(key_of(way.plan));
+    const auto [begin, end] = all_.equal_range(key_of(completion.plan));
     for (auto it = begin; it != end; ++it) {
-      const Way& known = it->second.first;
+      const Completion& known = it->second.first;
       const int64_t buckets = known.plan.optimizer.gpu_buckets.value_or(0);
-      if (buckets <= above || buckets >= below || known.attention != way.attention) continue;
-      way.plan.optimizer.gpu_buckets = known.plan.optimizer.gpu_buckets;
-      if (known.plan == way.plan) found.push_back(buckets);
+      if (buckets <= above || buckets >= below || known.attention != completion.attention) continue;
+      completion.plan.optimizer.gpu_buckets = known.plan.optimizer.gpu_buckets;
+      if (known.plan == completion.plan) found.push_back(buckets);
     }
     std::sort(found.begin(), found.end());
     return found;
   }
-  void keep(const Way& way, const std::vector<PlacePeak>& peaks) {
+  void keep(const Completion& completion, const std::vector<PlacePeak>& peaks) {
     const std::lock_guard lock(mutex_);
-    all_.emplace(key_of(way.plan), std::pair(way, peaks));
+    all_.emplace(key_of(completion.plan), std::pair(completion, peaks));
   }
-  std::optional<Duration> time(const Way& way) const {
+  std::optional<Duration> time(const Completion& completion) const {
     const std::lock_guard lock(mutex_);
-    const auto [begin, end] = times_.equal_range(key_of(way.plan));
+    const auto [begin, end] = times_.equal_range(key_of(completion.plan));
     for (auto it = begin; it != end; ++it) {
       const auto& [known, time] = it->second;
-      if (known.attention == way.attention && known.plan == way.plan) return time;
+      if (known.attention == completion.attention && known.plan == completion.plan) return time;
     }
     return std::nullopt;
   }
-  void keep_time(const Way& way, Duration time) {
+  void keep_time(const Completion& completion, Duration time) {
     const std::lock_guard lock(mutex_);
-    times_.emplace(key_of(way.plan), std::pair(way, time));
+    times_.emplace(key_of(completion.plan), std::pair(completion, time));
   }
 
  private:
@@ -114,50 +114,50 @@ class WayEstimates::Known {
   }
 
   mutable std::mutex mutex_;
-  std::multimap<Key, std::pair<Way, std::vector<PlacePeak>>> all_;  // of few micro-batches
-  std::multimap<Key, std::pair<Way, Duration>> times_;              // of whole steps
+  std::multimap<Key, std::pair<Completion, std::vector<PlacePeak>>> all_;  // of few micro-batches
+  std::multimap<Key, std::pair<Completion, Duration>> times_;              // of whole steps
 };
 
-WayEstimates::WayEstimates() : known_(std::make_unique<Known>()) {}
-WayEstimates::~WayEstimates() = default;
+CompletionEstimates::CompletionEstimates() : known_(std::make_unique<Known>()) {}
+CompletionEstimates::~CompletionEstimates() = default;
 
-std::vector<int64_t> WayEstimates::known_gpu_buckets(const Setting& setting, const Way& way,
+std::vector<int64_t> CompletionEstimates::known_gpu_buckets(const Setting& setting, const Completion& completion,
                                                      int64_t above, int64_t below) const {
-  const Stack stack = with_attention(setting.stack, way.attention);
-  return known_->gpu_buckets({with_few_micro_batches(way.plan, stack), way.attention}, above,
+  const Stack stack = with_attention(setting.stack, completion.attention);
+  return known_->gpu_buckets({with_few_micro_batches(completion.plan, stack), completion.attention}, above,
                              below);
 }
 
-std::vector<PlacePeak> WayEstimates::peaks(const Setting& setting, const Way& way) {
-  const Stack stack = with_attention(setting.stack, way.attention);
-  const Way few = {with_few_micro_batches(way.plan, stack), way.attention};
+std::vector<PlacePeak> CompletionEstimates::peaks(const Setting& setting, const Completion& completion) {
+  const Stack stack = with_attention(setting.stack, completion.attention);
+  const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
   if (auto known = known_->find(few)) return *std::move(known);
   Graph graph = graph_of(setting, few.plan, stack);
   return remember(few, predict_memory(std::move(graph), few.plan, setting.machine, stack));
 }
 
-std::vector<PlacePeak> WayEstimates::remember(const Way& few, Prediction memory) {
+std::vector<PlacePeak> CompletionEstimates::remember(const Completion& few, Prediction memory) {
   known_->keep(few, memory.peaks);
   return std::move(memory.peaks);
 }
 
-std::optional<Duration> WayEstimates::step_time_if_fits(const Setting& setting, const Way& way) {
-  const Stack stack = with_attention(setting.stack, way.attention);
-  const Way few = {with_few_micro_batches(way.plan, stack), way.attention};
+std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& setting, const Completion& completion) {
+  const Stack stack = with_attention(setting.stack, completion.attention);
+  const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
   const std::optional<std::vector<PlacePeak>> known = known_->find(few);
   if (known && !shortfalls(*known, setting.machine).empty()) return std::nullopt;
   if (known) {
-    if (const std::optional<Duration> time = known_->time(way)) return time;
+    if (const std::optional<Duration> time = known_->time(completion)) return time;
   }
-  const ShortSteps steps = short_steps(way.plan);
+  const ShortSteps steps = short_steps(completion.plan);
   const int64_t longer = steps.first + steps.more;
-  const int64_t beyond = way.plan.accumulation() - longer;
+  const int64_t beyond = completion.plan.accumulation() - longer;
   std::optional<BuiltStep> built;
   if (!known) {
     // A step whose time is needed shows what memory is needed as well, where it is not longer by
     // more than one micro-batch.
-    const Plan timed = with_micro_batches(way.plan, longer);
-    const bool serves = !stack.memory_is_planned() && way.plan.pipeline == 1;
+    const Plan timed = with_micro_batches(completion.plan, longer);
+    const bool serves = !stack.memory_is_planned() && completion.plan.pipeline == 1;
     const Plan& plan = serves ? timed : few.plan;
     Prediction memory =
         predict_memory(graph_of(setting, plan, stack), plan, setting.machine, stack);
@@ -166,23 +166,23 @@ std::optional<Duration> WayEstimates::step_time_if_fits(const Setting& setting, 
       return std::nullopt;
     }
   }
-  const CostModel costs(setting.machine, way.plan, stack, nullptr);
+  const CostModel costs(setting.machine, completion.plan, stack, nullptr);
   const auto time_of = [&](const Plan& plan) {
     if (!built || built->plan != plan) built = BuiltStep{plan, graph_of(setting, plan, stack)};
     link(built->graph);
     return step_time_of(built->graph, plan, costs);
   };
   const auto kept = [&](Duration time) {
-    known_->keep_time(way, time);
+    known_->keep_time(completion, time);
     return time;
   };
-  if (beyond <= 0 || !has_even_middle(way.plan)) return kept(time_of(way.plan));
+  if (beyond <= 0 || !has_even_middle(completion.plan)) return kept(time_of(completion.plan));
   // The one that is built already comes first.
-  const bool longer_is_built = built && built->plan == with_micro_batches(way.plan, longer);
+  const bool longer_is_built = built && built->plan == with_micro_batches(completion.plan, longer);
   std::array<Duration, 2> times;
   for (const size_t i :
        longer_is_built ? std::array<size_t, 2>{1, 0} : std::array<size_t, 2>{0, 1}) {
-    times[i] = time_of(with_micro_batches(way.plan, i == 0 ? steps.first : longer));
+    times[i] = time_of(with_micro_batches(completion.plan, i == 0 ? steps.first : longer));
   }
   const auto [first, second] = times;
   const auto each = static_cast<double>(second.ps - first.ps) / static_cast<double>(steps.more);

@@ -1,7 +1,7 @@
-// Lists of ways to fill in the open knobs of a setting, for what is not searched: the ways of a
-// published case, and beyond them ways that offload.
+// Lists of ways to fill in the open knobs of a setting, for what is not searched: the completions of a
+// published case, and beyond them completions that offload.
 //
-// Will not do: tell which way fits (autotune/complete/feasibility.h) or is the fastest.
+// Will not do: tell which completion fits (autotune/complete/feasibility.h) or is the fastest.
 #pragma once
 
 #include <vector>
@@ -22,11 +22,11 @@ std::vector<ActivationPlan> offloads();
 // gradients are reduced or leave as they come and need not wait for those of a second one.
 std::vector<int64_t> lean_micro_batches(const Plan& plan);
 
-// Whether a way is another one but for more buckets that the GPU steps.
-bool has_more_on_gpu(const Way& way, Way other);
+// Whether a completion is another one but for more buckets that the GPU steps.
+bool has_more_on_gpu(const Completion& completion, Completion other);
 
 // The plans that most often need least memory: open knobs of activations at their least. Throws
-// Error where no way is legal.
-std::vector<Way> lean_ways(const Setting& setting);
+// Error where no completion is legal.
+std::vector<Completion> lean_completions(const Setting& setting);
 
 }  // namespace ballast

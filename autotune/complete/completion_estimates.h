@@ -1,7 +1,7 @@
 // Estimates: what ways of filling in a setting need and take, told from steps of few micro-batches.
 //
 // In a longer step the micro-batches repeat: they need the same memory, and each adds the same time
-// again. What a way needs and takes is remembered, for the same ways are asked about on machines
+// again. What a completion needs and takes is remembered, for the same completions are asked about on machines
 // whose memories differ, and first whether they fit, then how fast they are.
 // Will not do: choose (autotune/complete/complete.h), or look at what was measured.
 #pragma once
@@ -19,26 +19,26 @@ namespace ballast {
 
 // Of one model, one stack and machines whose rates are the same. May be called from several
 // threads.
-class WayEstimates {
+class CompletionEstimates {
  public:
-  WayEstimates();
-  ~WayEstimates();
+  CompletionEstimates();
+  ~CompletionEstimates();
 
   // What each place of a device must hold. Throws Error where the graph knows no such plan.
-  std::vector<PlacePeak> peaks(const Setting& setting, const Way& way);
+  std::vector<PlacePeak> peaks(const Setting& setting, const Completion& completion);
 
-  // In ascending order, the numbers of buckets on the GPU with which the needs of a way that
+  // In ascending order, the numbers of buckets on the GPU with which the needs of a completion that
   // differs in nothing else are known already, between two.
-  std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Way& way, int64_t above,
+  std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Completion& completion, int64_t above,
                                          int64_t below) const;
 
   // Of the whole step: from two short ones, or exact where it has few micro-batches or where what
   // the optimizer does lies beside many of them. Nothing where its memory does not fit.
-  std::optional<Duration> step_time_if_fits(const Setting& setting, const Way& way);
+  std::optional<Duration> step_time_if_fits(const Setting& setting, const Completion& completion);
 
  private:
   class Known;
-  std::vector<PlacePeak> remember(const Way& few, Prediction memory);
+  std::vector<PlacePeak> remember(const Completion& few, Prediction memory);
 
   std::unique_ptr<Known> known_;
 };
