@@ -390,8 +390,8 @@ OptimizerProfile OptimizerProfiler::profile(const Plan& plan) const {
   OptimizerProfile profile;
   profile.flowing = flowing_modules(graph, plan);
   const StackFacts facts;
-  graph =
-      run_passes(std::move(graph), {model_, plan, facts}, "optimizer", "shard", ProgramExtent::kCutDown);
+  graph = run_passes(std::move(graph), {model_, plan, facts}, "optimizer", "shard",
+                     ProgramExtent::kCutDown);
   // Forward and backward cost nothing here.
   for (Op& op : graph.step.ops) {
     if (op.phase != Phase::kOptimizer) op.work = std::monostate{};

@@ -178,7 +178,8 @@ class CompletionCollector {
   }
 
  private:
-  void collect_activations(Plan plan, std::vector<std::vector<Completion>>& groups, std::string& refusal) {
+  void collect_activations(Plan plan, std::vector<std::vector<Completion>>& groups,
+                           std::string& refusal) {
     for (const ActivationPlan& activations : activation_plans(setup_, attention_)) {
       plan.activations = activations;
       std::vector<Completion> group;
@@ -230,8 +231,8 @@ std::optional<double> if_known(Bytes bytes, double value) {
   return bytes.count > 0 ? std::optional(value) : std::nullopt;
 }
 
-std::optional<double> time_metric(Metric metric, const CaseSetup& setup, const Completion& completion,
-                                  Duration step) {
+std::optional<double> time_metric(Metric metric, const CaseSetup& setup,
+                                  const Completion& completion, Duration step) {
   if (step.ps == 0) return std::nullopt;
   const double seconds = step.seconds();
   const auto devices = static_cast<double>(completion.plan.devices);
@@ -274,7 +275,8 @@ std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Com
       return if_known(states, states.gib());
     }
     case Metric::kLayerActivations: {
-      const Bytes saved = layer_memory(prediction.graph, setup.of.model, completion.plan).activations;
+      const Bytes saved =
+          layer_memory(prediction.graph, setup.of.model, completion.plan).activations;
       return if_known(saved, saved.gib());
     }
     case Metric::kFits:
@@ -284,7 +286,8 @@ std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Com
   }
 }
 
-CasePrediction result_of(const CaseSetup& setup, const Completion& completion, const Prediction& prediction) {
+CasePrediction result_of(const CaseSetup& setup, const Completion& completion,
+                         const Prediction& prediction) {
   CasePrediction result;
   result.fits = prediction.fits;
   result.reason = prediction.reason;
@@ -293,8 +296,8 @@ CasePrediction result_of(const CaseSetup& setup, const Completion& completion, c
   result.considered = 1;
   if (prediction.step_time.ps > 0) result.step_time = mean_step(setup, prediction);
   for (const Measured& measured : setup.of.measured) {
-    result.metrics.push_back(
-        {measured.metric, measured.value, metric_of(measured.metric, setup, completion, prediction)});
+    result.metrics.push_back({measured.metric, measured.value,
+                              metric_of(measured.metric, setup, completion, prediction)});
   }
   return result;
 }
@@ -419,7 +422,8 @@ std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup) {
   return groups;
 }
 
-BuiltCompletion::BuiltCompletion(const CaseSetup& setup, Completion completion) : setup_(setup), completion_(std::move(completion)) {
+BuiltCompletion::BuiltCompletion(const CaseSetup& setup, Completion completion)
+    : setup_(setup), completion_(std::move(completion)) {
   const Stack stack = stack_of(setup, setup.stack.constants, completion_.attention);
   graph_ = build(setup.of.model, completion_.plan, stack.facts);
 }

@@ -1,5 +1,5 @@
-// Published cases, predicted: which way of running one its source leaves open, what that completion gives,
-// and the prediction in the quantities that were published.
+// Published cases, predicted: which way of running one its source leaves open, what that completion
+// gives, and the prediction in the quantities that were published.
 //
 // Conventions of the published quantities:
 //   tflops_per_device  full-square attention whatever the kernel skips. With recompute: 96 B S L
@@ -58,9 +58,9 @@ struct Completion {
   AttentionKind attention{};
 };
 
-// Every legal completion, in groups of one kind of attention (in the order of preference of the stack) and
-// of plans that differ in micro_batch alone, smallest first: where one of a group does not fit,
-// no later one does. What was published is in all of them. Open knobs take these values:
+// Every legal completion, in groups of one kind of attention (in the order of preference of the
+// stack) and of plans that differ in micro_batch alone, smallest first: where one of a group does
+// not fit, no later one does. What was published is in all of them. Open knobs take these values:
 //   micro_batch        powers of two up to 64 that divide a rank's sequences, and all of those
 //   recompute          none, selective (where attention is eager), full
 //   virtual_pipeline   divisors of a stage's layers up to 6, or else the next one
@@ -85,17 +85,17 @@ struct MetricPrediction {
 
 struct CasePrediction {
   bool fits = false;
-  std::string reason;  // why the completion that comes nearest does not fit; else empty
-  Completion completion;             // the fastest that fits, or the one that needs least GPU memory
+  std::string reason;     // why the completion that comes nearest does not fit; else empty
+  Completion completion;  // the fastest that fits, or the one that needs least GPU memory
   int64_t considered = 0;
   Duration step_time;            // with rollbacks; zero where nothing fits
   std::vector<PlacePeak> peaks;  // of that completion
   std::vector<MetricPrediction> metrics;
 };
 
-// The fastest legal completion that fits, with these constants in place of those of setup.stack. Where
-// none fits and a time was published, that of the one which needs least, were there memory. Throws
-// Error where no completion is legal or the graph refuses them all.
+// The fastest legal completion that fits, with these constants in place of those of setup.stack.
+// Where none fits and a time was published, that of the one which needs least, were there memory.
+// Throws Error where no completion is legal or the graph refuses them all.
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants);
 
 // One completion whose graph is built: the constants of a stack do not shape it, so it serves many.

@@ -5,13 +5,13 @@
 #include <memory>
 #include <span>
 
+#include "autotune/complete/completion_bounds.h"
+#include "autotune/complete/completion_estimates.h"
+#include "autotune/complete/completion_lists.h"
 #include "autotune/complete/feasibility.h"
 #include "autotune/complete/gpu_buckets.h"
 #include "autotune/complete/layout_order.h"
 #include "autotune/complete/open_layouts.h"
-#include "autotune/complete/completion_bounds.h"
-#include "autotune/complete/completion_estimates.h"
-#include "autotune/complete/completion_lists.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/search/search.h"
 #include "autotune/space/memory_reuse.h"
@@ -92,18 +92,18 @@ bool lacks_gpu_memory(const std::vector<PlacePeak>& peaks, const Machine& machin
   return !missing.empty() && missing.front().place == Place::kHbm;
 }
 
-// The fastest of the completions that fit, by estimates; nothing where none of them does. Of those that
-// were looked at where it is interrupted.
+// The fastest of the completions that fit, by estimates; nothing where none of them does. Of those
+// that were looked at where it is interrupted.
 using Fastest = std::optional<TimedPlan>;
 
-// Looks for the fastest completion of a list, all of one kind of attention, from the one that promises
-// most on.
+// Looks for the fastest completion of a list, all of one kind of attention, from the one that
+// promises most on.
 class FastestCompletion {
  public:
   // `groups`: as ways_of() has them. All references must outlive this object.
   // `limit`: completions that promise no less are left alone.
   FastestCompletion(const Setting& setting, std::span<const std::vector<Completion>> groups,
-             std::optional<Duration> limit, CompletionEstimates& known)
+                    std::optional<Duration> limit, CompletionEstimates& known)
       : setting_(setting), limit_(limit), known_(known), fitting_(groups.size(), kAll) {
     std::vector<const Completion*> completions;
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -140,9 +140,9 @@ class FastestCompletion {
 
   void look_at(const Candidate& one) {
     const Completion& completion = *one.completion;
-    const bool is_fuller = std::any_of(too_full_.begin(), too_full_.end(), [&](const Completion* other) {
-      return has_more_on_gpu(completion, *other);
-    });
+    const bool is_fuller =
+        std::any_of(too_full_.begin(), too_full_.end(),
+                    [&](const Completion* other) { return has_more_on_gpu(completion, *other); });
     if (is_fuller) {
       fitting_[one.group] = one.index;
       return;
@@ -171,7 +171,7 @@ class FastestCompletion {
   std::optional<Duration> limit_;
   CompletionEstimates& known_;
   std::vector<Candidate> order_;
-  std::vector<size_t> fitting_;       // by group: how many of its completions may fit
+  std::vector<size_t> fitting_;              // by group: how many of its completions may fit
   std::vector<const Completion*> too_full_;  // on the GPU
   Fastest best_;
   size_t best_rank_ = kAll;
@@ -186,7 +186,8 @@ struct Ask {
   const std::function<bool()>& interrupted;
 };
 
-// Kinds of attention come in the order of preference: the first with a completion that fits is taken.
+// Kinds of attention come in the order of preference: the first with a completion that fits is
+// taken.
 Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
                    const Ask& ask, CompletionEstimates& known) {
   for (auto begin = groups.begin(); begin != groups.end();) {

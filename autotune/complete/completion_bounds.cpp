@@ -18,7 +18,8 @@ bool is_cut_alike(const Plan& plan, const StackFacts& facts) {
 
 }  // namespace
 
-std::vector<Duration> least_times(const Setting& setting, const std::vector<const Completion*>& completions) {
+std::vector<Duration> least_times(const Setting& setting,
+                                  const std::vector<const Completion*>& completions) {
   std::vector<Duration> times(completions.size());
   if (completions.empty()) return times;
   Stack stack = setting.stack;

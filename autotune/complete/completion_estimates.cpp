@@ -121,14 +121,16 @@ class CompletionEstimates::Known {
 CompletionEstimates::CompletionEstimates() : known_(std::make_unique<Known>()) {}
 CompletionEstimates::~CompletionEstimates() = default;
 
-std::vector<int64_t> CompletionEstimates::known_gpu_buckets(const Setting& setting, const Completion& completion,
-                                                     int64_t above, int64_t below) const {
+std::vector<int64_t> CompletionEstimates::known_gpu_buckets(const Setting& setting,
+                                                            const Completion& completion,
+                                                            int64_t above, int64_t below) const {
   const Stack stack = with_attention(setting.stack, completion.attention);
-  return known_->gpu_buckets({with_few_micro_batches(completion.plan, stack), completion.attention}, above,
-                             below);
+  return known_->gpu_buckets({with_few_micro_batches(completion.plan, stack), completion.attention},
+                             above, below);
 }
 
-std::vector<PlacePeak> CompletionEstimates::peaks(const Setting& setting, const Completion& completion) {
+std::vector<PlacePeak> CompletionEstimates::peaks(const Setting& setting,
+                                                  const Completion& completion) {
   const Stack stack = with_attention(setting.stack, completion.attention);
   const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
   if (auto known = known_->find(few)) return *std::move(known);
@@ -141,7 +143,8 @@ std::vector<PlacePeak> CompletionEstimates::remember(const Completion& few, Pred
   return std::move(memory.peaks);
 }
 
-std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& setting, const Completion& completion) {
+std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& setting,
+                                                               const Completion& completion) {
   const Stack stack = with_attention(setting.stack, completion.attention);
   const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
   const std::optional<std::vector<PlacePeak>> known = known_->find(few);

@@ -1,9 +1,9 @@
 // Estimates: what ways of filling in a setting need and take, told from steps of few micro-batches.
 //
 // In a longer step the micro-batches repeat: they need the same memory, and each adds the same time
-// again. What a completion needs and takes is remembered, for the same completions are asked about on machines
-// whose memories differ, and first whether they fit, then how fast they are.
-// Will not do: choose (autotune/complete/complete.h), or look at what was measured.
+// again. What a completion needs and takes is remembered, for the same completions are asked about
+// on machines whose memories differ, and first whether they fit, then how fast they are. Will not
+// do: choose (autotune/complete/complete.h), or look at what was measured.
 #pragma once
 
 #include <memory>
@@ -29,8 +29,8 @@ class CompletionEstimates {
 
   // In ascending order, the numbers of buckets on the GPU with which the needs of a completion that
   // differs in nothing else are known already, between two.
-  std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Completion& completion, int64_t above,
-                                         int64_t below) const;
+  std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Completion& completion,
+                                         int64_t above, int64_t below) const;
 
   // Of the whole step: from two short ones, or exact where it has few micro-batches or where what
   // the optimizer does lies beside many of them. Nothing where its memory does not fit.

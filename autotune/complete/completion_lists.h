@@ -1,5 +1,5 @@
-// Lists of ways to fill in the open knobs of a setting, for what is not searched: the completions of a
-// published case, and beyond them completions that offload.
+// Lists of ways to fill in the open knobs of a setting, for what is not searched: the completions
+// of a published case, and beyond them completions that offload.
 //
 // Will not do: tell which completion fits (autotune/complete/feasibility.h) or is the fastest.
 #pragma once

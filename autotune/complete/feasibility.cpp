@@ -28,7 +28,8 @@ Bytes excess_of(const Verdict& verdict, const Machine& machine) {
   return excess;
 }
 
-Verdict verdict_of(const Setting& setting, const Completion& completion, CompletionEstimates& known) {
+Verdict verdict_of(const Setting& setting, const Completion& completion,
+                   CompletionEstimates& known) {
   Verdict verdict;
   verdict.plan = completion.plan;
   verdict.peaks = known.peaks(setting, completion);
@@ -52,7 +53,8 @@ std::span<const Completion> first_run(std::span<const Completion> completions) {
 // Collects what does not fit until something does: that, or else what misses by least.
 class NearestCompletion {
  public:
-  NearestCompletion(const Setting& setting, CompletionEstimates& known) : setting_(setting), known_(known) {}
+  NearestCompletion(const Setting& setting, CompletionEstimates& known)
+      : setting_(setting), known_(known) {}
 
   // True where the completion fits.
   bool offer(const Completion& completion) { return outcome_of(completion).fits; }
@@ -162,7 +164,8 @@ class NearestCompletion {
   // other memories were asked about is known already. Then asks where it would just fit, then the
   // middle of what is left, and so on: where needs are uneven the first alone may move one end by a
   // bucket at a time.
-  bool offer_between(const Completion& few, Outcome at_few, const Completion& many, Outcome at_many) {
+  bool offer_between(const Completion& few, Outcome at_few, const Completion& many,
+                     Outcome at_many) {
     Bracket bracket{*few.plan.optimizer.gpu_buckets, *many.plan.optimizer.gpu_buckets, at_few,
                     at_many};
     for (const int64_t known :
@@ -188,7 +191,8 @@ class NearestCompletion {
 };
 
 // One of these completions that fits, or the nearest. Throws Error where none could be built.
-Verdict verdict_of_completions(const Setting& setting, const std::vector<Completion>& completions, CompletionEstimates& known) {
+Verdict verdict_of_completions(const Setting& setting, const std::vector<Completion>& completions,
+                               CompletionEstimates& known) {
   NearestCompletion nearest(setting, known);
   nearest.offer_with_reuses(completions);
   return nearest.take();
@@ -222,7 +226,8 @@ void offer_space(const Setting& setting, NearestCompletion& nearest) {
 
 // Every plan of one layout; refuted(): whether bounds say that none fits.
 template <class Refuted>
-Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known, const Refuted& refuted) {
+Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known,
+                          const Refuted& refuted) {
   const std::vector<Completion> lean = lean_completions(setting);
   if (setting.plan.devices > setting.machine.devices) {
     return {false, lean.front().plan, too_many_devices(setting), {}};
@@ -324,7 +329,8 @@ class LeanLayouts {
     if (layout.setting.stack.memory_is_planned()) return completions;
     std::erase_if(completions, [&](const Completion& completion) {
       return std::any_of(layout.refuted.begin(), layout.refuted.end(), [&](const auto& cell) {
-        return cell.first == *completion.plan.micro_batch && cell.second == *completion.plan.activations;
+        return cell.first == *completion.plan.micro_batch &&
+               cell.second == *completion.plan.activations;
       });
     });
     return completions;
@@ -353,7 +359,8 @@ std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layout
   return lean.fitting(interrupted);
 }
 
-std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known) {
+std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts,
+                                      CompletionEstimates& known) {
   LeanLayouts lean(layouts, known);
   if (std::optional<Nearest> fitting = lean.fitting({})) return fitting;
   for (const OpenLayout* layout : lean.close()) {

@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "autotune/complete/completion_estimates.h"
 #include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
-#include "autotune/complete/completion_estimates.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
@@ -77,7 +77,8 @@ std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layout
                                            CompletionEstimates& known,
                                            const std::function<bool()>& interrupted);
 // The same, and then every plan of those layouts whose lean ones miss by little.
-std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known);
+std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts,
+                                      CompletionEstimates& known);
 // Where none fits: of the emptiest and of those that lack least, the one that misses by least.
 Nearest nearest_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known);
 

@@ -35,7 +35,8 @@ Completion with_buckets(Completion completion, std::optional<int64_t> buckets) {
   return completion;
 }
 
-std::vector<Kind> kinds_of(const Setting& setting, const std::vector<const Completion*>& completions) {
+std::vector<Kind> kinds_of(const Setting& setting,
+                           const std::vector<const Completion*>& completions) {
   std::vector<Kind> kinds;
   for (const Completion* completion : completions) {
     const Completion open = with_buckets(*completion, std::nullopt);

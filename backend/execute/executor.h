@@ -90,7 +90,7 @@ class Executor {
   std::vector<LaneRecord> records_;                // by lane; each written by its thread only
   std::vector<std::atomic<int64_t>> step_end_ps_;  // by step of the run
   RunOptions options_;
-  std::mutex mutex_;        // guards the six below
+  std::mutex mutex_;  // guards the six below
   bool held_ = false;
   std::condition_variable released_;
   int32_t started_ = -1;    // latest step that any lane has begun

@@ -174,8 +174,9 @@ void HostDevice::carry_out(const Program& program, const Op& op, int32_t step) {
     case OpKind::kSnapshot:
       return updates_.snapshot(op, step, threads_of(op));
     case OpKind::kAdam:
-      return updates_.adam(
-          op, step, &program == &graph_.repair ? ProgramKind::kRepair : ProgramKind::kStep, threads_of(op));
+      return updates_.adam(op, step,
+                           &program == &graph_.repair ? ProgramKind::kRepair : ProgramKind::kStep,
+                           threads_of(op));
     case OpKind::kUndo:
       return undo(op, step);
     case OpKind::kCopy:
@@ -229,7 +230,8 @@ void HostDevice::loss(const Op& op, int32_t step) {
 }
 
 void HostDevice::undo(const Op& op, int32_t step) {
-  if (std::get<BucketWork>(op.work).exact_undo) return updates_.exact_undo(op, step, threads_of(op));
+  if (std::get<BucketWork>(op.work).exact_undo)
+    return updates_.exact_undo(op, step, threads_of(op));
   updates_.snapshot(op, step, threads_of(op));
 }
 

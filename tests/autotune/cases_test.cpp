@@ -104,7 +104,8 @@ TEST(completions_of, open_micro_batch_takes_powers_of_two_and_the_whole_batch) {
   setup.of.plan.global_batch = 24;
   setup.of.plan.micro_batch.reset();
   std::set<int64_t> sizes;
-  for (const Completion& completion : all_completions(setup)) sizes.insert(completion.plan.micro_batch.value());
+  for (const Completion& completion : all_completions(setup))
+    sizes.insert(completion.plan.micro_batch.value());
   EXPECT_EQ(sizes, (std::set<int64_t>{1, 2, 4, 8, 24}));
 }
 
@@ -161,7 +162,8 @@ TEST(completions_of, share_of_the_optimizer_on_the_cpu_decides_the_buckets_of_th
   setup.of.plan.optimizer.bucket_bytes = {1 << 20};
   setup.of.plan.optimizer.gpu_buckets.reset();
   setup.of.optimizer_share_on_cpu = 1.0;
-  for (const Completion& completion : all_completions(setup)) EXPECT_EQ(completion.plan.optimizer.gpu_buckets, 0);
+  for (const Completion& completion : all_completions(setup))
+    EXPECT_EQ(completion.plan.optimizer.gpu_buckets, 0);
   setup.of.optimizer_share_on_cpu = 0.0;
   const std::vector<Completion> all = all_completions(setup);
   EXPECT_GT(all.front().plan.optimizer.gpu_buckets.value(), 4);

@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <gtest/gtest.h>
 
-#include "autotune/complete/open_layouts.h"
 #include "autotune/complete/completion_estimates.h"
 #include "autotune/complete/completion_lists.h"
+#include "autotune/complete/open_layouts.h"
 #include "sim/base/error.h"
 #include "tests/autotune/random_settings.h"
 
@@ -18,7 +18,8 @@ struct Compared {
 };
 
 // Completions of one kind of attention in one layout.
-void compare(const Setting& setting, const std::vector<const Completion*>& completions, Compared& compared) {
+void compare(const Setting& setting, const std::vector<const Completion*>& completions,
+             Compared& compared) {
   const std::vector<Duration> least = least_times(setting, completions);
   CompletionEstimates estimates;
   for (size_t i = 0; i < completions.size(); ++i) {
@@ -53,7 +54,8 @@ void compare_completions(const Setting& layout, Compared& compared) {
   }
 }
 
-// A bound above what a completion takes would leave out the fastest. BALLAST_SETTINGS asks for more.
+// A bound above what a completion takes would leave out the fastest. BALLAST_SETTINGS asks for
+// more.
 TEST(CompletionBounds, are_never_above_what_a_completion_takes) {
   const char* const asked = std::getenv("BALLAST_SETTINGS");
   Numbers numbers(20261123);

@@ -28,7 +28,8 @@ struct Need {
 std::vector<Completion> with_all_buckets(const std::vector<std::vector<Completion>>& groups) {
   std::set<int64_t> listed;
   for (const std::vector<Completion>& group : groups) {
-    for (const Completion& completion : group) listed.insert(*completion.plan.optimizer.gpu_buckets);
+    for (const Completion& completion : group)
+      listed.insert(*completion.plan.optimizer.gpu_buckets);
   }
   std::vector<Completion> completions;
   for (const std::vector<Completion>& group : groups) {

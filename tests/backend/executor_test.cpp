@@ -66,8 +66,8 @@ class RecordingDevice : public Device {
 
   std::function<void(What, OpId, int32_t)> during;  // on the operation's lane
   std::function<void(const std::string&)> abandoned;
-  int32_t refused_step = -1;                        // the commit that finds its step wanting
-  std::vector<Call> calls;                          // in the order of their ends
+  int32_t refused_step = -1;  // the commit that finds its step wanting
+  std::vector<Call> calls;    // in the order of their ends
 
  private:
   int64_t tick() {

@@ -175,8 +175,7 @@ void expect_sound(const gh200::Prepared& prepared, const Timeline& timeline, dou
 class Gh200Shaped : public ::testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Plans, Gh200Shaped, ::testing::Range<size_t>(0, 6), [](const auto& about) {
   std::string name = gh200::plans()[about.param].name;
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+  std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
   return name;
 });
 

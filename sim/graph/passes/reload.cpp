@@ -32,8 +32,8 @@ bool goes_back(const Op& op) {
 }
 
 // A layer's backward for a micro-batch or a part of its sequences.
-using Visit = std::tuple<int16_t, int16_t, int16_t>;
-Visit visit_of(const Op& op) {
+using ModuleVisit = std::tuple<int16_t, int16_t, int16_t>;
+ModuleVisit visit_of(const Op& op) {
   return {op.label.micro_batch, op.label.subsequence, op.label.layer};
 }
 
@@ -168,7 +168,7 @@ class ReloadByModule {
   std::vector<Op>& ops_;
   std::unordered_map<TensorId, size_t> leaves_;                // by what is written in CPU memory
   std::unordered_map<TensorId, std::vector<size_t>> readers_;  // of what comes back
-  std::map<Visit, size_t> visits_;
+  std::map<ModuleVisit, size_t> visits_;
   std::vector<std::map<Deed, size_t>> last_;  // by visit, in their order
 };
 

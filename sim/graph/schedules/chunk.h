@@ -17,7 +17,7 @@ namespace ballast {
 
 // What a turn is where it is one operation.
 struct ChunkTurn {
-  Program ops;     // what stands for it, and what it takes: see Graph::blocks
+  Program ops;      // what stands for it, and what it takes: see Graph::blocks
   Bytes workspace;  // most alive beside what is kept
 };
 // What turns of a micro-batch leave for later ones: made in one, last used in another.
