@@ -168,16 +168,20 @@ TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
   setting.plan.global_batch = 8;
   setting.plan.weights.flow_share = 0;
   OptimizerPlan& optimizer = setting.plan.optimizer;
-  const auto idle_share = [&](double* step_s) {
-    const Plan plan = choose(setting);
-    const Prediction prediction =
-        predict(setting.model, plan, setting.machine, setting.stack, nullptr);
-    EXPECT_TRUE(prediction.fits) << prediction.reason;
-    *step_s = prediction.step_time.seconds();
+  const auto predicted = [&] {
+    return predict(setting.model, choose(setting), setting.machine, setting.stack, nullptr);
+  };
+  const auto idle_share_of = [](const Prediction& prediction) {
     for (const LaneUse& use : prediction.lanes) {
       if (kind_of(use.lane) == LaneKind::kCompute) return 1 - use.share;
     }
     return 1.0;
+  };
+  const auto idle_share = [&](double* step_s) {
+    const Prediction prediction = predicted();
+    EXPECT_TRUE(prediction.fits) << prediction.reason;
+    *step_s = prediction.step_time.seconds();
+    return idle_share_of(prediction);
   };
   optimizer.gpu_buckets = 0;
   optimizer.sync = SyncMode::kWait;
@@ -191,16 +195,28 @@ TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
   idle_share(&cast);
   optimizer.sync = SyncMode::kSpeculate;
   idle_share(&speculate);
+  // Of a few counts, as the paper's grid search tries them, the fastest.
+  double idle_after = 1;
+  repartition = speculate;
+  const auto buckets = std::ssize(build(setting.model, choose(setting)).buckets);
+  for (const int64_t share : {16, 8, 4, 2, 1}) {
+    optimizer.gpu_buckets = buckets / share;
+    const Prediction prediction = predicted();
+    if (!prediction.fits || prediction.step_time.seconds() >= repartition) continue;
+    repartition = prediction.step_time.seconds();
+    idle_after = idle_share_of(prediction);
+  }
+  // Between them may lie a faster plan, which waits for the CPU a little and recomputes less.
   optimizer.gpu_buckets.reset();
-  const double idle_after = idle_share(&repartition);
+  double any_count = 0;
+  idle_share(&any_count);
   EXPECT_LT(grace, zero_offload);
   EXPECT_LT(cast, grace);
   EXPECT_LT(speculate, cast);
   EXPECT_LT(repartition, speculate);
   EXPECT_GT(idle_before, 0.35) << "published: 40 to 50 %";
-  // Of the counts of a list none is left idle for more than a twentieth. Between them lies a faster
-  // plan, which recomputes less and waits for the CPU a little instead.
-  EXPECT_LT(idle_after, 0.1) << "published: near none";
+  EXPECT_LE(any_count, repartition);
+  EXPECT_LT(idle_after, 0.05) << "published: near none";
 }
 
 // A machine of 1.25 GB beside the 1 GB that is reserved, and everything on the GPU: 16 bytes a
