@@ -22,7 +22,7 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.machine/1";
+constexpr const char* kMachineSchema = "ballast.machine/1";
 // Upper ends keep every product in 64 bits; they are far beyond any machine.
 constexpr NumberRange kGigabytes{0, 1e8};
 constexpr NumberRange kRate{0, 1e8, true};  // GB/s and TFLOP/s
@@ -394,7 +394,7 @@ double rounded(double value) {
 
 Machine machine_from_json(const Json& document, const std::string& source) {
   JsonReader reader(document, source, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kMachineSchema});
   Machine machine;
   machine.name = reader.text("name");
   machine.description = reader.text("description");
@@ -418,7 +418,7 @@ Machine machine_from_json(const Json& document, const std::string& source) {
 }
 
 OrderedJson to_json(const Machine& machine) {
-  OrderedJson json = {{"schema", kSchema},
+  OrderedJson json = {{"schema", kMachineSchema},
                       {"name", machine.name},
                       {"description", machine.description},
                       {"devices_per_node", machine.devices_per_node},

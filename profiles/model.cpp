@@ -18,8 +18,8 @@ namespace ballast {
 namespace {
 
 constexpr WholeRange kWidth{1, 1 << 22};
-constexpr WholeRange kCount{1, 1 << 14};  // layers, heads
-constexpr WholeRange kTable{1, 1 << 26};  // vocabulary, positions
+constexpr WholeRange kLayerCount{1, 1 << 14};  // layers, heads
+constexpr WholeRange kTable{1, 1 << 26};       // vocabulary, positions
 constexpr NumberRange kEpsilon{0, 1, true};
 constexpr NumberRange kTheta{0, 1e12, true};
 constexpr NumberRange kDropped{0, 1};
@@ -61,9 +61,9 @@ int64_t even_head_size(JsonReader& reader, const Model& model, const std::string
 }
 
 void read_gpt2(JsonReader& reader, Model& model) {
-  model.layers = reader.whole("n_layer", kCount);
+  model.layers = reader.whole("n_layer", kLayerCount);
   model.hidden = reader.whole("n_embd", kWidth);
-  model.heads = reader.whole("n_head", kCount);
+  model.heads = reader.whole("n_head", kLayerCount);
   model.kv_heads = model.heads;
   model.head_size = even_head_size(reader, model, "n_head");
   model.ffn = whole_or(reader, "n_inner", kWidth, 4 * model.hidden);
@@ -142,7 +142,7 @@ void read_layer_types(JsonReader& reader, Model& model) {
 // like it): none has one, or all have.
 void read_switched_window(JsonReader& reader, Model& model) {
   constexpr int64_t kClassDefault = 28;
-  const int64_t full = whole_or(reader, "max_window_layers", {0, kCount.most}, kClassDefault);
+  const int64_t full = whole_or(reader, "max_window_layers", {0, kLayerCount.most}, kClassDefault);
   if (reader.has("layer_types")) return;
   if (full >= model.layers) {
     model.sliding_window = 0;
@@ -200,12 +200,12 @@ void read_quantization(JsonReader& reader, Model& model) {
 }
 
 void read_attention_sizes(JsonReader& reader, Model& model, const ModelFamily& family) {
-  model.heads = reader.whole("num_attention_heads", kCount);
+  model.heads = reader.whole("num_attention_heads", kLayerCount);
   const bool class_default = is_absent(reader, "num_key_value_heads") && family.kv_heads > 0;
-  model.kv_heads = whole_or(reader, "num_key_value_heads", kCount,
+  model.kv_heads = whole_or(reader, "num_key_value_heads", kLayerCount,
                             class_default ? family.kv_heads : model.heads);
   if (reader.has("head_dim")) {
-    model.head_size = reader.whole("head_dim", kCount);
+    model.head_size = reader.whole("head_dim", kLayerCount);
   } else if (family.head_size > 0 && is_absent(reader, "head_dim")) {
     model.head_size = family.head_size;
   } else {
@@ -214,14 +214,14 @@ void read_attention_sizes(JsonReader& reader, Model& model, const ModelFamily& f
 }
 
 void read_latent_attention(JsonReader& reader, Model& model) {
-  model.heads = reader.whole("num_attention_heads", kCount);
-  model.kv_heads = whole_or(reader, "num_key_value_heads", kCount, model.heads);
+  model.heads = reader.whole("num_attention_heads", kLayerCount);
+  model.kv_heads = whole_or(reader, "num_key_value_heads", kLayerCount, model.heads);
   model.kv_rank = whole_or(reader, "kv_lora_rank", kWidth, 512);
   const bool omitted = is_absent(reader, "q_lora_rank");
   model.query_rank = whole_or(reader, "q_lora_rank", kWidth, omitted ? 1536 : 0);
-  model.rope_size = whole_or(reader, "qk_rope_head_dim", kCount, 64);
-  model.value_size = whole_or(reader, "v_head_dim", kCount, 128);
-  model.head_size = whole_or(reader, "qk_nope_head_dim", kCount, 128) + model.rope_size;
+  model.rope_size = whole_or(reader, "qk_rope_head_dim", kLayerCount, 64);
+  model.value_size = whole_or(reader, "v_head_dim", kLayerCount, 128);
+  model.head_size = whole_or(reader, "qk_nope_head_dim", kLayerCount, 128) + model.rope_size;
   model.interleaved_rope = boolean_or(reader, "rope_interleave", true);
 }
 
@@ -242,7 +242,7 @@ void read_dense_layers(JsonReader& reader, const std::string& key, Model& model)
   for (const Json& layer : list) {
     // A number beyond int64 is unsigned, and becomes negative.
     if (!layer.is_number_integer() || layer.get<int64_t>() < 0 ||
-        layer.get<int64_t>() >= kCount.most) {
+        layer.get<int64_t>() >= kLayerCount.most) {
       reader.fail(key, fmt::format("holds {}", in_quotes(layer.dump(-1, ' ', true))), remedy);
     }
     model.dense_layers.push_back(layer.get<int64_t>());
@@ -261,9 +261,10 @@ void read_balance_loss(JsonReader& reader, Model& model, const ModelFamily& fami
 
 // Mixtral and gpt_oss: experts in every layer, of the width intermediate_size.
 void read_experts_everywhere(JsonReader& reader, Model& model, const ModelFamily& family) {
-  model.experts = experts_or(reader, {"num_local_experts", "num_experts"}, kCount, family.experts);
-  model.experts_per_token = experts_or(reader, {"num_experts_per_tok", "experts_per_token"}, kCount,
-                                       family.experts_per_token);
+  model.experts =
+      experts_or(reader, {"num_local_experts", "num_experts"}, kLayerCount, family.experts);
+  model.experts_per_token = experts_or(reader, {"num_experts_per_tok", "experts_per_token"},
+                                       kLayerCount, family.experts_per_token);
   model.expert_ffn = model.ffn;
   read_balance_loss(reader, model, family);
   if (!family.alternating_windows) return;
@@ -275,10 +276,10 @@ void read_experts_everywhere(JsonReader& reader, Model& model, const ModelFamily
 void read_qwen3_experts(JsonReader& reader, Model& model, const ModelFamily& family) {
   model.experts =
       experts_or(reader, {"num_experts", "num_local_experts"}, kNoneOrCount, family.experts);
-  model.sparse_step = whole_or(reader, "decoder_sparse_step", kCount, 1);
+  model.sparse_step = whole_or(reader, "decoder_sparse_step", kLayerCount, 1);
   read_dense_layers(reader, "mlp_only_layers", model);
   model.experts_per_token =
-      whole_or(reader, "num_experts_per_tok", kCount, family.experts_per_token);
+      whole_or(reader, "num_experts_per_tok", kLayerCount, family.experts_per_token);
   model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, family.expert_ffn);
   model.normalised_choice = boolean_or(reader, "norm_topk_prob", false);
   read_balance_loss(reader, model, family);
@@ -286,9 +287,9 @@ void read_qwen3_experts(JsonReader& reader, Model& model, const ModelFamily& fam
 
 void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& family) {
   model.experts =
-      experts_or(reader, {"n_routed_experts", "num_local_experts"}, kCount, family.experts);
+      experts_or(reader, {"n_routed_experts", "num_local_experts"}, kLayerCount, family.experts);
   model.experts_per_token =
-      whole_or(reader, "num_experts_per_tok", kCount, family.experts_per_token);
+      whole_or(reader, "num_experts_per_tok", kLayerCount, family.experts_per_token);
   model.expert_ffn = whole_or(reader, "moe_intermediate_size", kWidth, family.expert_ffn);
   // What Dots1Config puts in for keys that its file leaves out is not what DeepseekV3Config does.
   const bool dots = family.name == "dots1";
@@ -297,7 +298,7 @@ void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& 
   model.first_dense_layers = whole_or(reader, "first_k_dense_replace", kNoneOrCount, dots ? 0 : 3);
   model.router_bias = true;
   model.router = RouterKind::kSigmoid;
-  model.expert_groups = whole_or(reader, "n_group", kCount, dots ? 1 : 8);
+  model.expert_groups = whole_or(reader, "n_group", kLayerCount, dots ? 1 : 8);
   if (model.experts % model.expert_groups != 0) {
     reader.fail(
         "n_group",
@@ -305,10 +306,10 @@ void read_deepseek_experts(JsonReader& reader, Model& model, const ModelFamily& 
         "correct one of the two");
   }
   const int64_t of_groups = std::min<int64_t>(4, model.expert_groups);
-  model.chosen_groups = whole_or(reader, "topk_group", kCount, of_groups);
+  model.chosen_groups = whole_or(reader, "topk_group", kLayerCount, of_groups);
   model.normalised_choice = boolean_or(reader, "norm_topk_prob", !dots);
   model.routed_scale = number_or(reader, "routed_scaling_factor", kScale, dots ? 1 : 2.5);
-  if (whole_or(reader, "moe_layer_freq", kCount, 1) != 1) {
+  if (whole_or(reader, "moe_layer_freq", kLayerCount, 1) != 1) {
     reader.fail("moe_layer_freq", "Hugging Face's deepseek_v3 knows no such key but 1",
                 "set it to 1");
   }
@@ -325,7 +326,7 @@ void read_biases(JsonReader& reader, Model& model, const ModelFamily& family) {
 }
 
 void read_llama_like(JsonReader& reader, Model& model, const ModelFamily& family) {
-  model.layers = reader.whole("num_hidden_layers", kCount);
+  model.layers = reader.whole("num_hidden_layers", kLayerCount);
   model.hidden = reader.whole("hidden_size", kWidth);
   family.latent_attention ? read_latent_attention(reader, model)
                           : read_attention_sizes(reader, model, family);
@@ -463,8 +464,8 @@ void read_router(JsonReader& reader, Model& model) {
     model.router = static_cast<RouterKind>(reader.choice("router", kRouters));
   }
   model.normalised_choice = boolean_or(reader, "normalised_choice", true);
-  model.expert_groups = whole_or(reader, "expert_groups", kCount, 1);
-  model.chosen_groups = whole_or(reader, "chosen_groups", kCount, 1);
+  model.expert_groups = whole_or(reader, "expert_groups", kLayerCount, 1);
+  model.chosen_groups = whole_or(reader, "chosen_groups", kLayerCount, 1);
   model.routed_scale = number_or(reader, "routed_scale", kScale, 1);
   model.balance_loss = number_or(reader, "balance_loss", kCoefficient, 0);
 }
@@ -475,7 +476,7 @@ void read_experts_and_latents(JsonReader& reader, Model& model) {
   model.expert_ffn = reader.whole("expert_ffn", kNoneOrWidth);
   model.shared_experts = reader.whole("shared_experts", kNoneOrCount);
   model.first_dense_layers = reader.whole("first_dense_layers", kNoneOrCount);
-  model.sparse_step = reader.whole("sparse_step", kCount);
+  model.sparse_step = reader.whole("sparse_step", kLayerCount);
   read_dense_layers(reader, "dense_layers", model);
   read_router(reader, model);
   model.query_rank = reader.whole("query_rank", kNoneOrWidth);
@@ -498,11 +499,11 @@ Model model_from_json(const Json& document, const std::string& source) {
   model.name = reader.text("name");
   const std::vector<std::string> families = supported_families();
   model.architecture = families[reader.choice("architecture", families)];
-  model.layers = reader.whole("layers", kCount);
+  model.layers = reader.whole("layers", kLayerCount);
   model.hidden = reader.whole("hidden", kWidth);
-  model.heads = reader.whole("heads", kCount);
-  model.kv_heads = reader.whole("kv_heads", kCount);
-  model.head_size = reader.whole("head_size", {1, 2 * kCount.most});
+  model.heads = reader.whole("heads", kLayerCount);
+  model.kv_heads = reader.whole("kv_heads", kLayerCount);
+  model.head_size = reader.whole("head_size", {1, 2 * kLayerCount.most});
   model.ffn = reader.whole("ffn", kWidth);
   model.vocab = reader.whole("vocab", kTable);
   model.max_positions = reader.whole("max_positions", kTable);

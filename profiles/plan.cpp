@@ -13,18 +13,18 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.plan/1";
-constexpr const char* kAuto = "auto";
-constexpr NumberRange kShare{0, 1};
+constexpr const char* kPlanSchema = "ballast.plan/1";
+constexpr const char* kOpen = "auto";
+constexpr NumberRange kPlanShare{0, 1};
 
-std::vector<std::string> names_of(const Knob& knob) {
+std::vector<std::string> choices_of(const Knob& knob) {
   std::vector<std::string> names;
   for (const int64_t choice : knob.choices) names.emplace_back(knob.name_of(choice));
   return names;
 }
 
 int64_t read_choice(JsonReader& reader, const std::string& key, const Knob& knob) {
-  return knob.choices[reader.choice(key, names_of(knob))];
+  return knob.choices[reader.choice(key, choices_of(knob))];
 }
 
 Fates read_fates(JsonReader& reader, const Knob& knob) {
@@ -39,7 +39,7 @@ Fates read_fates(JsonReader& reader, const Knob& knob) {
 KnobValue read_value(JsonReader& reader, const Knob& knob) {
   const std::string key(knob.key());
   if (knob.type == KnobType::kFates) return read_fates(reader, knob);
-  if (knob.may_be_auto && reader.raw(key) == kAuto) return {};
+  if (knob.may_be_auto && reader.raw(key) == kOpen) return {};
   switch (knob.type) {
     case KnobType::kText:
       return reader.text(key);
@@ -49,7 +49,7 @@ KnobValue read_value(JsonReader& reader, const Knob& knob) {
     case KnobType::kBytes:
       return reader.whole(key, {knob.least, knob.most});
     case KnobType::kShare:
-      return reader.number(key, kShare);
+      return reader.number(key, kPlanShare);
     case KnobType::kChoice:
       return read_choice(reader, key, knob);
     case KnobType::kFates:
@@ -87,9 +87,9 @@ Json expanded(const std::string& key, const Json& change) {
   if (key == "weights" && change.is_string()) {
     if (change == "stationary") return {{"flow_share", 0.0}};
     if (change == "flow") return {{"flow_share", 1.0}};
-    if (change == kAuto) return {{"flow_share", kAuto}};
+    if (change == kOpen) return {{"flow_share", kOpen}};
   }
-  if (key == "activations" && change.is_string() && change != kAuto) {
+  if (key == "activations" && change.is_string() && change != kOpen) {
     Json all = Json::object();
     for (const ModuleKind kind : saving_kinds()) all[std::string(to_string(kind))] = change;
     // The layer's input is what recomputing it starts from.
@@ -103,7 +103,7 @@ Json expanded(const std::string& key, const Json& change) {
 
 Plan plan_from_json(const Json& document, const std::string& source) {
   JsonReader reader(document, source, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kPlanSchema});
   Plan plan;
   std::optional<JsonReader> part;  // the object whose knobs are being read
   std::string_view name;           // of it
@@ -114,7 +114,7 @@ Plan plan_from_json(const Json& document, const std::string& source) {
       name = knob.object();
       // A group that is "auto" has no members to read.
       const bool is_auto =
-          !name.empty() && reader.raw(std::string(name)) == kAuto && find_knob(name) != nullptr;
+          !name.empty() && reader.raw(std::string(name)) == kOpen && find_knob(name) != nullptr;
       if (!name.empty() && !is_auto) part = reader.object(std::string(name));
     }
     if (!name.empty() && !part) continue;
@@ -128,7 +128,7 @@ Plan plan_from_json(const Json& document, const std::string& source) {
 }
 
 OrderedJson to_json(const Plan& plan) {
-  OrderedJson out = {{"schema", kSchema}};
+  OrderedJson out = {{"schema", kPlanSchema}};
   for (const Knob& knob : knobs()) {
     const KnobValue value = knob.get(plan);
     const bool is_auto = std::holds_alternative<std::monostate>(value);
@@ -139,7 +139,7 @@ OrderedJson to_json(const Plan& plan) {
       continue;
     }
     OrderedJson& object = out[std::string(knob.object())];
-    if (object != kAuto) write_value(object, knob, value);
+    if (object != kOpen) write_value(object, knob, value);
   }
   return out;
 }

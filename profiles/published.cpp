@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.published/1";
+constexpr const char* kPublishedSchema = "ballast.published/1";
 
 PublishedCase read_case(const Json& document, const std::string& source) {
   JsonReader reader(document, source, "");
@@ -61,7 +61,7 @@ PublishedEntry read_entry(const Json& document, const std::string& file, size_t 
 PublishedFile parse_published(std::string_view text, const std::string& file) {
   const Json document = parse_json(text, file);
   JsonReader reader(document, file, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kPublishedSchema});
   PublishedFile result;
   result.path = file;
   result.title = reader.text("title");
@@ -100,7 +100,8 @@ std::vector<std::string> shipped_published() {
   for (const std::string& name : shipped_names("published")) {
     const std::string path = find_file(name, "published").path;
     const Json document = parse_json(read_text_file(path), path);
-    if (document.contains("schema") && document["schema"] == kSchema) paths.push_back(path);
+    if (document.contains("schema") && document["schema"] == kPublishedSchema)
+      paths.push_back(path);
   }
   return paths;
 }

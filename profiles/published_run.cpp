@@ -15,9 +15,9 @@
 namespace ballast {
 namespace {
 
-constexpr WholeRange kCount{1, 1 << 30};
+constexpr WholeRange kRunCount{1, 1 << 30};
 constexpr WholeRange kCountOrNone{0, 1 << 30};
-constexpr NumberRange kShare{0, 1};
+constexpr NumberRange kRunShare{0, 1};
 constexpr int64_t kBytesPerElement = 4;  // Plan counts buckets in 32-bit values
 constexpr std::array<const char*, 7> kDegrees = {
     "data", "tensor", "pipeline", "virtual_pipeline", "sequence", "context", "expert"};
@@ -38,9 +38,9 @@ void set_architecture(Model& model) {
 // A gated network of experts in a model that is described by numbers alone.
 void read_experts(JsonReader& reader, Model& model) {
   if (!reader.has("experts")) return;
-  model.experts = reader.whole("experts", kCount);
-  model.experts_per_token = reader.whole("experts_per_token", kCount);
-  model.expert_ffn = reader.has("expert_ffn") ? reader.whole("expert_ffn", kCount) : model.ffn;
+  model.experts = reader.whole("experts", kRunCount);
+  model.experts_per_token = reader.whole("experts_per_token", kRunCount);
+  model.expert_ffn = reader.has("expert_ffn") ? reader.whole("expert_ffn", kRunCount) : model.ffn;
   if (reader.has("shared_ffn")) {
     const int64_t shared = reader.whole("shared_ffn", kCountOrNone);
     if (shared % model.expert_ffn != 0) {
@@ -64,14 +64,14 @@ void read_model(JsonReader reader, PublishedCase& of) {
   model.name = of.id;
   const std::vector<std::string> architectures = {"gpt2", "llama"};
   model.architecture = architectures[reader.choice("architecture", architectures)];
-  model.layers = reader.whole("layers", kCount);
-  model.hidden = reader.whole("hidden", kCount);
-  model.heads = reader.whole("heads", kCount);
-  model.kv_heads = reader.has("kv_heads") ? reader.whole("kv_heads", kCount) : model.heads;
-  model.ffn = reader.has("ffn") ? reader.whole("ffn", kCount) : 4 * model.hidden;
-  model.vocab = reader.whole("vocab", kCount);
+  model.layers = reader.whole("layers", kRunCount);
+  model.hidden = reader.whole("hidden", kRunCount);
+  model.heads = reader.whole("heads", kRunCount);
+  model.kv_heads = reader.has("kv_heads") ? reader.whole("kv_heads", kRunCount) : model.heads;
+  model.ffn = reader.has("ffn") ? reader.whole("ffn", kRunCount) : 4 * model.hidden;
+  model.vocab = reader.whole("vocab", kRunCount);
   if (reader.has("head_dim")) {
-    model.head_size = reader.whole("head_dim", kCount);
+    model.head_size = reader.whole("head_dim", kRunCount);
   } else if (model.hidden % model.heads != 0) {
     reader.fail("heads", fmt::format("{} do not divide a width of {}", model.heads, model.hidden),
                 "give a divisor, or head_dim");
@@ -141,8 +141,7 @@ class RunReader {
                      is_open(KnobId::kTensorSequence) && plan_of_run.tensor > 1);
     result_.open.set(KnobId::kZeroStage, is_open(KnobId::kZeroStage));
     result_.open.set(KnobId::kAdam, plan_of_run.optimizer.adam == "best");
-    result_.open.set(KnobId::kBucketBytes,
-                     !names_bucket(changes_) && !names_bucket(of_strategy));
+    result_.open.set(KnobId::kBucketBytes, !names_bucket(changes_) && !names_bucket(of_strategy));
     if (!changes_.contains("tensor_sequence") && result_.plan.tensor == 1) {
       result_.plan.tensor_sequence = false;
     }
@@ -161,12 +160,12 @@ class RunReader {
   }
 
   void read_degrees() {
-    const int64_t devices = reader_.whole("devices", kCount);
+    const int64_t devices = reader_.whole("devices", kRunCount);
     changes_["devices"] = devices;
     int64_t others = 1;
     for (const char* key : kDegrees) {
       if (!reader_.has(key)) continue;
-      const int64_t degree = reader_.whole(key, kCount);
+      const int64_t degree = reader_.whole(key, kRunCount);
       changes_[key] = degree;
       const std::string name = key;
       const bool counts = name != "data" && name != "virtual_pipeline" && name != "expert";
@@ -185,8 +184,8 @@ class RunReader {
   }
 
   void read_batch() {
-    changes_["sequence_length"] = reader_.whole("sequence_length", kCount);
-    changes_["global_batch"] = reader_.whole("global_batch", kCount);
+    changes_["sequence_length"] = reader_.whole("sequence_length", kRunCount);
+    changes_["global_batch"] = reader_.whole("global_batch", kRunCount);
     copy("micro_batch", "micro_batch");
     // What is called training in fp8 multiplies in it; weights and activations are of 16 bits.
     const std::string dtype = reader_.text("dtype");
@@ -204,7 +203,7 @@ class RunReader {
     const bool checkpoints = flag("checkpoint_offload") || offloads("residual");
     const bool asked = flag("activation_offload");
     const double share = reader_.has("activation_offload_ratio")
-                             ? reader_.number("activation_offload_ratio", kShare)
+                             ? reader_.number("activation_offload_ratio", kRunShare)
                              : 1;
     const bool offload = asked && share > 0;
     if (!named && !checkpoints && !asked) return nullptr;
@@ -223,7 +222,7 @@ class RunReader {
     knobs["scores"] = to_string(plan.scores);
     if (offload) knobs["offload_part"] = share;
     if (reader_.has("recompute_fraction")) {
-      knobs["recompute_share"] = reader_.number("recompute_fraction", kShare);
+      knobs["recompute_share"] = reader_.number("recompute_fraction", kRunShare);
     }
     return knobs;
   }
@@ -272,13 +271,13 @@ class RunReader {
     copy_to_optimizer("gpu_buckets", "gpu_buckets");
     if (reader_.has("bucket_elements")) {
       changes_["optimizer"]["bucket_bytes"] =
-          kBytesPerElement * reader_.whole("bucket_elements", kCount);
+          kBytesPerElement * reader_.whole("bucket_elements", kRunCount);
     }
     if (reader_.has("offload_ratio")) {
-      result_.optimizer_share_on_cpu = reader_.number("offload_ratio", kShare);
+      result_.optimizer_share_on_cpu = reader_.number("offload_ratio", kRunShare);
     }
     if (reader_.has("rollback_rate")) {
-      result_.rollback_rate = reader_.number("rollback_rate", kShare);
+      result_.rollback_rate = reader_.number("rollback_rate", kRunShare);
     }
   }
 
@@ -335,11 +334,11 @@ class RunReader {
       if (value.is_boolean()) {
         result_.shards_by_node = value.get<bool>();
       } else {
-        set_group(reader_.whole("hybrid_shard", kCount));
+        set_group(reader_.whole("hybrid_shard", kRunCount));
       }
     }
     if (reader_.has("zero_group") && reader_.raw("zero_group") != "all") {
-      set_group(reader_.whole("zero_group", kCount));
+      set_group(reader_.whole("zero_group", kRunCount));
     }
   }
 

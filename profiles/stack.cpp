@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.stack/1";
+constexpr const char* kStackSchema = "ballast.stack/1";
 constexpr NumberRange kAnyConstant{0, 1000};
 constexpr NumberRange kSpread{0, 10};  // of a logarithm
 
@@ -259,7 +259,7 @@ std::vector<std::string> read_fitted(JsonReader& reader) {
 Stack parse_stack(std::string_view text, const std::string& file, const std::string& name) {
   const Json document = parse_json(text, file);
   JsonReader reader(document, file, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kStackSchema});
   Stack stack;
   stack.name = name;
   stack.description = reader.text("description");
@@ -296,7 +296,7 @@ std::string stack_json(const Stack& stack) {
   for (int i = 0; i < kStackConstants; ++i) {
     constants[std::string(constant_name(i))] = rounded(constant(stack.constants, i));
   }
-  OrderedJson json = {{"schema", kSchema},
+  OrderedJson json = {{"schema", kStackSchema},
                       {"name", stack.name},
                       {"description", stack.description},
                       {"source", stack.source}};

@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.strategy/1";
+constexpr const char* kStrategySchema = "ballast.strategy/1";
 
 bool sets(const Json& changes, const std::string& key) { return changes.contains(key); }
 
@@ -68,7 +68,7 @@ int64_t data_ranks(const Plan& plan) {
 Strategy parse_strategy(std::string_view text, const std::string& file, const std::string& name) {
   const Json document = parse_json(text, file);
   JsonReader reader(document, file, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kStrategySchema});
   Strategy strategy;
   strategy.name = name;
   strategy.description = reader.text("description");
@@ -126,7 +126,7 @@ std::vector<const Knob*> departures(const Strategy& strategy, const Plan& plan) 
 }
 
 std::string strategy_json(const Strategy& strategy) {
-  return to_text(OrderedJson{{"schema", kSchema},
+  return to_text(OrderedJson{{"schema", kStrategySchema},
                              {"description", strategy.description},
                              {"source", strategy.source},
                              {"adam", strategy.adam},

@@ -26,17 +26,18 @@ if [ ${#names[@]} -eq 0 ]; then
   for file in tests/fuzz/*_fuzz.cpp; do names+=("$(basename "$file" _fuzz.cpp)"); done
 fi
 
-# What the harnesses may call; main and the sanitizers' runtime come with each harness. A folder of
-# sim is compiled as one, as in the unity build of CMakeLists.txt: its headers are read once.
+# What the harnesses may call; main and the sanitizers' runtime come with each harness. A folder is
+# compiled as one, as in the unity build of CMakeLists.txt: its headers are read once.
 rm -f "$OBJECTS"/*.o "$OBJECTS"/*.cpp "$OBJECTS/library.a"
-for in_folder in sim/{base,spec,graph} sim/graph/*/ sim/engine/tables; do
+for in_folder in sim/{base,spec,graph} sim/graph/*/ sim/engine/tables profiles profiles/*/ \
+  backend/formats; do
+  compgen -G "${in_folder%/}/*.cpp" >/dev/null || continue
   unit=$OBJECTS/$(echo "${in_folder%/}" | tr / _)_folder.cpp
   for source in "${in_folder%/}"/*.cpp; do
-    [ ! -f "$source" ] || echo "#include \"$source\""
+    echo "#include \"$source\""
   done >"$unit"
 done
-sources=("$OBJECTS"/*.cpp profiles/*.cpp profiles/*/*.cpp
-  backend/formats/*.cpp backend/train/{data,random}.cpp)
+sources=("$OBJECTS"/*.cpp backend/train/{data,random}.cpp)
 compile() {
   "$CXX" $FLAGS "-fsanitize=fuzzer-no-link,address,undefined" -c "$1" \
     -o "$OBJECTS/$(echo "${1%.cpp}" | tr / _).o"

@@ -9,6 +9,7 @@
 #include "sim/graph/core/edit.h"
 #include "sim/graph/core/module_index.h"
 #include "sim/graph/report/memory.h"
+#include "sim/graph/schedules/schedule.h"
 #include "sim/spec/knobs.h"
 
 namespace ballast {
@@ -54,8 +55,6 @@ class Chain {
   std::array<int64_t, kLaneKinds> free_{};
   std::unordered_map<TensorId, int64_t> made_;
 };
-
-enum class Direction : uint8_t { kForward, kBackward };
 
 bool belongs(const Op& op, int64_t layer, Direction direction) {
   if (op.label.layer != layer) return false;

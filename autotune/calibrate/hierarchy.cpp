@@ -13,9 +13,9 @@ using Index = Eigen::Index;
 using Vector = Eigen::VectorXd;
 using Matrix = Eigen::MatrixXd;
 
-constexpr int kMostRounds = 500;
-constexpr double kFreedom = 4;       // degrees, of Student's t
-constexpr double kConverged = 1e-6;  // relative change of every spread in one round
+constexpr int kMostSpreadRounds = 500;
+constexpr double kFreedom = 4;              // degrees, of Student's t
+constexpr double kSpreadsConverged = 1e-6;  // relative change of every spread in one round
 
 // Where the unknowns stand in one vector: mu, then each framework's distance from it, then the
 // effects of sources, times before memory, then those of generations.
@@ -54,7 +54,7 @@ class Estimator {
 
   HierarchyFit run() {
     Moments moments = solve();
-    for (int round = 0; round < kMostRounds && !update_spreads(moments); ++round) {
+    for (int round = 0; round < kMostSpreadRounds && !update_spreads(moments); ++round) {
       moments = solve();
     }
     return finish(solve());
@@ -138,7 +138,7 @@ class Estimator {
     };
     bool settled = true;
     const auto set = [&](double& spread, double value) {
-      settled = settled && std::abs(value - spread) <= kConverged * spread;
+      settled = settled && std::abs(value - spread) <= kSpreadsConverged * spread;
       spread = value;
     };
     for (Index i = 0; i < places_.constants; ++i) {

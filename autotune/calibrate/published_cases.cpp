@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-constexpr int64_t kLargestMicroBatch = 64;
+constexpr int64_t kLargestTriedMicroBatch = 64;
 constexpr int64_t kMostChunks = 6;
 constexpr Bytes kUnlimitedMemory{int64_t{1} << 60};
 
@@ -21,7 +21,7 @@ std::vector<int64_t> micro_batches(const Plan& plan) {
   if (plan.micro_batch) return {*plan.micro_batch};
   const int64_t local = plan.global_batch / plan.data;
   std::vector<int64_t> sizes;
-  for (int64_t size = 1; size <= std::min(local, kLargestMicroBatch); size *= 2) {
+  for (int64_t size = 1; size <= std::min(local, kLargestTriedMicroBatch); size *= 2) {
     if (local % size == 0) sizes.push_back(size);
   }
   if (sizes.back() != local) sizes.push_back(local);

@@ -24,7 +24,7 @@ namespace {
 // Layouts that are completed side by side, whatever the number of threads; and how many that fit
 // may be no better than the best before the rest, which promise less, are left alone.
 constexpr size_t kLayoutsAtOnce = 4;
-constexpr int kPatience = 6;
+constexpr int kStalledLayouts = 6;
 // Layouts of which more numbers of buckets are asked about: those that take so many times as long
 // as the best at most.
 constexpr double kNearTheBest = 1.1;
@@ -178,7 +178,7 @@ class FastestCompletion {
 };
 
 // What is asked about.
-struct Ask {
+struct Wanted {
   // The numbers of buckets on the GPU between those of a list, too: without them it is told how
   // good a layout is, roughly.
   bool between = false;
@@ -189,19 +189,20 @@ struct Ask {
 // Kinds of attention come in the order of preference: the first with a completion that fits is
 // taken.
 Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
-                   const Ask& ask, CompletionEstimates& known) {
+                   const Wanted& wanted, CompletionEstimates& known) {
   for (auto begin = groups.begin(); begin != groups.end();) {
     const AttentionKind kind = begin->front().attention;
     const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Completion>& group) {
       return group.front().attention != kind;
     });
-    Fastest best = FastestCompletion(setting, {begin, end}, ask.limit, known).run(ask.interrupted);
-    if (ask.between) {
+    Fastest best =
+        FastestCompletion(setting, {begin, end}, wanted.limit, known).run(wanted.interrupted);
+    if (wanted.between) {
       std::vector<const Completion*> completions;
       for (auto group = begin; group != end; ++group) {
         for (const Completion& completion : *group) completions.push_back(&completion);
       }
-      Fastest between = faster_gpu_buckets(setting, completions, best, known, ask.interrupted);
+      Fastest between = faster_gpu_buckets(setting, completions, best, known, wanted.interrupted);
       if (between) best = std::move(between);
     }
     if (best) return best;
@@ -210,13 +211,13 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Complet
   return {};
 }
 
-Fastest fastest_way(const Setting& setting, const Ask& ask, CompletionEstimates& known) {
+Fastest fastest_way(const Setting& setting, const Wanted& wanted, CompletionEstimates& known) {
   CaseSetup setup = setup_of(setting);
-  Fastest best = fastest_of(setting, completions_of(setup), ask, known);
+  Fastest best = fastest_of(setting, completions_of(setup), wanted, known);
   if (best || setting.plan.activations) return best;
   for (const ActivationPlan& offload : offloads()) {
     setup.of.plan.activations = offload;
-    Fastest one = fastest_of(setting, completions_of(setup), ask, known);
+    Fastest one = fastest_of(setting, completions_of(setup), wanted, known);
     if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
   }
   return best;
@@ -287,7 +288,7 @@ class LayoutChooser {
   };
 
   void look() {
-    while (stalled_ < kPatience && !is_interrupted()) {
+    while (stalled_ < kStalledLayouts && !is_interrupted()) {
       std::optional<Duration> best;
       if (best_ != nullptr) best = best_->step_time;
       const std::vector<size_t> next = order_.take(kLayoutsAtOnce, best);

@@ -10,7 +10,7 @@ namespace {
 // Layouts of a kind in a row that may be slower than its best.
 constexpr int kPatienceOfKind = 2;
 // A layout of a known kind that promises a step so many times as long as the best is left alone.
-constexpr double kFarSlower = 1.2;
+constexpr double kFarSlowerLayout = 1.2;
 
 }  // namespace
 
@@ -34,8 +34,8 @@ bool LayoutOrder::may_win(size_t layout, std::optional<Duration> best) const {
   if (!best) return true;
   if (layouts_[layout].at_least >= *best) return false;
   const auto found = known_.find(kind_of(layout));
-  return found == known_.end() ||
-         (found->second.slower < kPatienceOfKind && promise(layout) < kFarSlower * best->seconds());
+  return found == known_.end() || (found->second.slower < kPatienceOfKind &&
+                                   promise(layout) < kFarSlowerLayout * best->seconds());
 }
 
 std::vector<size_t> LayoutOrder::take(size_t most, std::optional<Duration> best) {

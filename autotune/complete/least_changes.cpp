@@ -15,10 +15,6 @@ constexpr double kGb = 1e9;
 constexpr int64_t kGrainTokens = 1024;
 constexpr int64_t kMostCuts = 32;  // of a sequence
 
-Sourced<Bytes>& memory_of(Machine& machine, Place place) {
-  return place == Place::kHbm ? machine.gpu.memory : machine.cpu.memory;
-}
-
 // Applies to the plan and to those of other strategies that may be chosen instead.
 template <class Change>
 Setting with_plans(Setting setting, const Change& change) {
@@ -84,9 +80,9 @@ class LeastChanges {
 
   LeastChange memory(Limit limit, Place place) {
     Machine machine = setting_.machine;
-    const double now = static_cast<double>(memory_of(machine, place).value.count) / kGb;
+    const double now = static_cast<double>(memory_at(machine, place).value.count) / kGb;
     const auto with = [&](int64_t gb) {
-      memory_of(machine, place).value = Bytes{gb * 1'000'000'000};
+      memory_at(machine, place).value = Bytes{gb * 1'000'000'000};
       return memories_.fitting_on(machine);
     };
     int64_t low = static_cast<int64_t>(std::floor(now));                     // does not fit

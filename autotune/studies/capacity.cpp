@@ -9,9 +9,6 @@
 namespace ballast {
 namespace {
 
-// More layers than any model has ever had; ends the search on a machine without limits.
-constexpr int64_t kMostLayers = 4096;
-
 // The setting for one model of a family.
 Setting with_model(const Setting& setting, Model model) {
   Setting result = setting;

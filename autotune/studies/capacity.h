@@ -16,6 +16,9 @@
 
 namespace ballast {
 
+// More layers than any model has ever had: it ends a search on a machine without limits.
+constexpr int64_t kMostLayers = 4096;
+
 // Layers and width of a GPT; heads divide the width, the feed-forward is four times as wide.
 struct Shape {
   int64_t layers = 0;

@@ -15,8 +15,8 @@ namespace ballast {
 namespace {
 
 // Spans agree to a few parts in a thousand after two or three rounds, or never will.
-constexpr int kMostRounds = 6;
-constexpr double kLeastGain = 1e-4;  // of the misfit
+constexpr int kMostCorrections = 6;
+constexpr double kLeastMisfitGain = 1e-4;  // of the misfit
 
 // The middle half of the recorded steps by their period. Means over them add up to the median step,
 // which medians of single operations do not, and leave out the step in which something else ran.
@@ -68,10 +68,10 @@ class Refitter {
     result.knowledge = request_.knowledge;
     Sums sums = simulate(result.knowledge);
     result.misfit_before = result.misfit_after = misfit(sums);
-    for (int round = 0; round < kMostRounds; ++round) {
+    for (int round = 0; round < kMostCorrections; ++round) {
       Knowledge next = scaled(result.knowledge, sums);
       Sums after = simulate(next);
-      if (misfit(after) > result.misfit_after - kLeastGain) break;
+      if (misfit(after) > result.misfit_after - kLeastMisfitGain) break;
       result.knowledge = std::move(next);
       sums = std::move(after);
       result.misfit_after = misfit(sums);

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kRanked = 32;
 constexpr auto kGpu = static_cast<size_t>(Place::kHbm);
 
-Bytes memory_of(const FrontierPoint& point) { return point.candidate.memory[kGpu]; }
+Bytes gpu_memory_of(const FrontierPoint& point) { return point.candidate.memory[kGpu]; }
 
 // Of the plans that are as fast as the best, the one that takes least GPU memory.
 const Candidate& leanest(const SearchResult& found) {
@@ -56,10 +56,10 @@ bool walk(SearchQuestion question, const FrontierOptions& options, const Ask& as
 bool dominates(const FrontierPoint& one, const FrontierPoint& other) {
   const double fast = one.candidate.tokens_per_s;
   const double other_fast = other.candidate.tokens_per_s;
-  const bool no_worse =
-      one.devices <= other.devices && memory_of(one) <= memory_of(other) && fast >= other_fast;
+  const bool no_worse = one.devices <= other.devices &&
+                        gpu_memory_of(one) <= gpu_memory_of(other) && fast >= other_fast;
   const bool better =
-      one.devices < other.devices || memory_of(one) < memory_of(other) || fast > other_fast;
+      one.devices < other.devices || gpu_memory_of(one) < gpu_memory_of(other) || fast > other_fast;
   return no_worse && better;
 }
 

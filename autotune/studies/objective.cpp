@@ -13,8 +13,6 @@ namespace {
 constexpr double kSecondsADay = 86'400;
 constexpr double kSecondsAnHour = 3'600;
 constexpr double kMillion = 1e6;
-// More layers than any model has ever had.
-constexpr int64_t kMostLayers = 4096;
 constexpr double kMemoryResolution = 0.01;
 
 struct ObjectiveText {
@@ -106,11 +104,6 @@ class SizeWalk {
   bool interrupted_ = false;
   LargestSize result_;
 };
-
-Bytes& memory_of(Machine& machine, Place place) {
-  CHECK(place == Place::kHbm || place == Place::kDram);
-  return place == Place::kHbm ? machine.gpu.memory.value : machine.cpu.memory.value;
-}
 
 Bytes reserved_of(const Machine& machine, Place place) {
   return place == Place::kHbm ? machine.gpu.reserved.value : machine.cpu.reserved.value;
@@ -251,7 +244,7 @@ std::vector<Shape> shapes_of(const Family& family, int64_t grain) {
 
 Machine with_memory(const Machine& machine, Place place, Bytes memory) {
   Machine result = machine;
-  memory_of(result, place) = memory;
+  memory_at(result, place).value = memory;
   return result;
 }
 
@@ -272,7 +265,7 @@ std::optional<Bytes> least_memory_of(const SearchQuestion& question, Place place
     return found->best->memory[static_cast<size_t>(place)] + reserved;
   };
   Bytes low = reserved;
-  Bytes high = memory_of(at.machine, place);
+  Bytes high = memory_at(at.machine, place).value;
   std::optional<Bytes> enough = needed(high);
   if (!enough) {
     low = high;

@@ -22,13 +22,13 @@ struct RoundedFactor {
   Orientation wanted{};
   bool is_gradient = false;
 };
-struct Place {
+struct CodesPlace {
   std::byte* codes = nullptr;
   std::byte* scratch = nullptr;
   std::byte* scale = nullptr;
 };
 
-GemmOperand rounded(const RoundedFactor& rounding, const Place& place, CudaStream stream) {
+GemmOperand rounded(const RoundedFactor& rounding, const CodesPlace& place, CudaStream stream) {
   const bool turns = rounding.from.orientation != rounding.wanted;
   cuda::RoundMatrix matrix;
   matrix.from = {rounding.from.data, format_of(rounding.from.dtype)};
@@ -59,9 +59,9 @@ void multiply_in_fp8(const Fp8Product& product, CudaProducts& products, CudaStre
   const CodesLayout layout = codes_layout({gemm.m, gemm.n, gemm.k});
   std::byte* const scales = product.scratch + cuda::round_matrix_scratch_bytes();
   const RoundedFactor a{product.gemm.a, gemm.m, gemm.k, Orientation::kAsStored,
-                   product.gradient == GradientFactor::kA};
+                        product.gradient == GradientFactor::kA};
   const RoundedFactor b{product.gemm.b, gemm.n, gemm.k, Orientation::kTransposed,
-                   product.gradient == GradientFactor::kB};
+                        product.gradient == GradientFactor::kB};
   gemm.a = rounded(a, {product.codes, product.scratch, scales}, stream);
   gemm.b = rounded(b, {product.codes + layout.second.count, product.scratch, scales + kSecondScale},
                    stream);

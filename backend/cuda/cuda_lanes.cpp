@@ -1,10 +1,11 @@
 #include "backend/cuda/cuda_lanes.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <utility>
+
+#include "sim/base/host_clock.h"
 
 namespace ballast {
 
@@ -12,12 +13,6 @@ namespace {
 
 // Events tell floats of milliseconds: within two seconds those are exact to a quarter microsecond.
 constexpr int64_t kNear = 1'000'000'000;
-
-int64_t clock_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Kernels of lanes that carry data (unpacks, sums over ranks) are short, and the link stands still
 // behind them. Those of the compute lane fill the whole GPU: among equals a short kernel would wait
@@ -90,10 +85,10 @@ CudaClock::~CudaClock() {
 // long as it agrees with that, so that times do not jump by what a wake-up happened to take.
 void CudaClock::set() {
   const std::scoped_lock lock(mutex_);
-  const int64_t before = clock_ns();
+  const int64_t before = host_clock_ns();
   runtime_.record(next_, stream_);
   runtime_.synchronize(next_);
-  const int64_t after = clock_ns();
+  const int64_t after = host_clock_ns();
   const int64_t expected =
       is_set_ ? anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, next_) * 1e6)
               : std::midpoint(before, after);
@@ -106,9 +101,9 @@ void CudaClock::set() {
 
 void CudaClock::keep_near() {
   const std::scoped_lock lock(mutex_);
-  if (next_pending_ || clock_ns() - noted_ns_ < kNear) return;
+  if (next_pending_ || host_clock_ns() - noted_ns_ < kNear) return;
   runtime_.record(next_, stream_);
-  noted_ns_ = clock_ns();
+  noted_ns_ = host_clock_ns();
   next_pending_ = true;
 }
 

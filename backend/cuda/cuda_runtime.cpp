@@ -13,7 +13,7 @@ namespace ballast {
 namespace {
 
 // The operation that this thread is handing over, or null.
-thread_local const char* range = nullptr;
+thread_local const char* open_range = nullptr;
 
 CudaFault fault_of(cudaError_t code) {
   switch (code) {
@@ -33,7 +33,7 @@ CudaFault fault_of(cudaError_t code) {
 void check(cudaError_t code, CudaAttempt attempt) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // else the next call would report it again
-  attempt.in_range = range;
+  attempt.in_range = open_range;
   throw_cuda_error(attempt,
                    fmt::format("{} ({})", cudaGetErrorString(code), cudaGetErrorName(code)),
                    fault_of(code));
@@ -201,12 +201,12 @@ class RealRuntime : public CudaRuntime {
   }
 
   void push_range(const char* name) override {
-    range = name;
+    open_range = name;
     nvtxRangePushA(name);
   }
   void pop_range() override {
     nvtxRangePop();
-    range = nullptr;
+    open_range = nullptr;
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <thread>
 #include <tuple>
 
+#include "sim/base/host_clock.h"
 #include "sim/base/median.h"
 
 namespace ballast {
@@ -17,12 +18,6 @@ using namespace std::chrono_literals;
 
 constexpr int32_t kReleased = std::numeric_limits<int32_t>::max();
 constexpr auto kTickPeriod = 50ms;
-
-int64_t clock_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 }  // namespace
 
@@ -38,7 +33,7 @@ Executor::Executor(const Graph& graph, Device& device)
   }
 }
 
-Instant Executor::now() const { return {(clock_ns() - epoch_ns_) * 1000}; }
+Instant Executor::now() const { return {(host_clock_ns() - epoch_ns_) * 1000}; }
 
 void Executor::reset(const RunOptions& options) {
   CHECK(options.last_step >= options.first_step);
@@ -55,7 +50,7 @@ void Executor::reset(const RunOptions& options) {
   aborted_ = false;
   held_ = false;
   rollbacks_ = 0;
-  epoch_ns_ = clock_ns();
+  epoch_ns_ = host_clock_ns();
   if (stop_requested_.exchange(false)) last_step_ = options.first_step;
 }
 

@@ -4,18 +4,6 @@
 
 namespace ballast {
 
-kernels::Format format_of(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return kernels::Format::kBf16;
-    case DType::kF16:
-      return kernels::Format::kF16;
-    default:
-      CHECK(dtype == DType::kF32);
-      return kernels::Format::kF32;
-  }
-}
-
 Argument OperationArguments::at(const Access& access, int32_t step) const {
   const Tensor& tensor = graph_.tensors[static_cast<size_t>(access.tensor)];
   const int copy = (step + access.step_offset) % tensor.copies;

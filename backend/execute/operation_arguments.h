@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "sim/base/error.h"
 #include "sim/graph/core/graph.h"
 
 namespace ballast {
@@ -46,7 +47,11 @@ class OperationArguments {
 };
 
 // The storage format of the kernels for a dtype. Requires fp32, bf16 or fp16.
-kernels::Format format_of(DType dtype);
+inline kernels::Format format_of(DType dtype) {
+  CHECK(dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16);
+  if (dtype == DType::kF32) return kernels::Format::kF32;
+  return dtype == DType::kBf16 ? kernels::Format::kBf16 : kernels::Format::kF16;
+}
 
 // Address of element `index` of a tensor.
 inline std::byte* element(const Argument& argument, int64_t index) {

@@ -165,7 +165,7 @@ void RankExchanges::to_tokens(const Op& op, const Argument& from, const Argument
 
 namespace {
 
-std::tuple<int16_t, int16_t, Phase> key_of(const Op& op) {
+std::tuple<int16_t, int16_t, Phase> place_in_order(const Op& op) {
   return {op.label.layer, op.label.micro_batch, op.phase};
 }
 
@@ -193,13 +193,13 @@ void RankExchanges::ring(const Op& op, int32_t step) const {
   parts[static_cast<size_t>(1 - self)] = {own.data(), std::ssize(own), to.data, std::ssize(own)};
   ranks_.all_to_all(channel_of(op.lane), group, parts);
   const std::scoped_lock lock(mutex_);
-  arrived_[key_of(op)] = to.data;
+  arrived_[place_in_order(op)] = to.data;
   changed_.notify_all();
 }
 
 const std::byte* RankExchanges::arrived(const Op& attention) const {
   std::unique_lock lock(mutex_);
-  const auto key = key_of(attention);
+  const auto key = place_in_order(attention);
   changed_.wait(lock, [&] { return failed_ || arrived_.contains(key); });
   if (!arrived_.contains(key)) {
     throw Error("the ring of attention", "this rank has failed", "see its message");

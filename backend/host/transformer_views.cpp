@@ -9,10 +9,10 @@
 namespace ballast::transformer {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
+constexpr std::align_val_t kCacheLineAlignment{64};
 
 struct AlignedDelete {
-  void operator()(std::byte* memory) const { ::operator delete[](memory, kAlignment); }
+  void operator()(std::byte* memory) const { ::operator delete[](memory, kCacheLineAlignment); }
 };
 
 struct Block {
@@ -28,7 +28,7 @@ void* scratch_bytes(Slot slot, int64_t bytes) {
   if (block.bytes < bytes) {
     block.memory.reset();  // first, so that old and new are never both held
     block.bytes = 0;
-    block.memory.reset(new (kAlignment) std::byte[static_cast<size_t>(bytes)]);
+    block.memory.reset(new (kCacheLineAlignment) std::byte[static_cast<size_t>(bytes)]);
     block.bytes = bytes;
   }
   return block.memory.get();

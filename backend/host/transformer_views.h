@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backend/execute/operation_arguments.h"
 #include "backend/host/compute_threads.h"
 #include "backend/host/transformer.h"
 #include "kernels/kernels.h"
@@ -73,12 +74,6 @@ inline ConstView rows_of(const ConstView& view, int64_t begin, int64_t count) {
   const auto* data =
       static_cast<const std::byte*>(view.data) + begin * view.columns * size_of(view.dtype);
   return {data, view.dtype, count, view.columns};
-}
-
-inline kernels::Format format_of(DType dtype) {
-  CHECK(dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16);
-  if (dtype == DType::kF32) return kernels::Format::kF32;
-  return dtype == DType::kBf16 ? kernels::Format::kBf16 : kernels::Format::kF16;
 }
 
 inline const std::byte* address(const ConstView& view, int64_t element) {

@@ -11,7 +11,7 @@
 namespace ballast {
 namespace {
 
-constexpr int64_t kSmallest = int64_t{1} << 20;
+constexpr int64_t kSmallestMove = int64_t{1} << 20;
 constexpr int kMostDepth = 16;
 
 // Two regions of each size: one that is written while the other is read.
@@ -68,7 +68,7 @@ Curve curve_of(const std::vector<DiskTime>& times, DiskUse use, int depth, Durat
   curve.measured = true;
   curve.source = source;
   for (const DiskTime& one : times) {
-    if (one.use != use || one.depth != depth || one.bytes.count < kSmallest) continue;
+    if (one.use != use || one.depth != depth || one.bytes.count < kSmallestMove) continue;
     const Duration moving = std::max(one.time.median - latency, Duration{1});
     const auto bytes = static_cast<double>(one.bytes.count);
     curve.points.push_back({bytes, bytes / moving.seconds()});
@@ -85,7 +85,7 @@ std::string_view to_string(DiskUse use) {
 DiskProfile time_disk(const DiskOptions& options, ProfileEffort effort, const std::string& when) {
   const bool quick = effort == ProfileEffort::kQuick;
   const ProbeLimits limits = quick ? ProbeLimits{2, 3, 0.1, 0.05} : ProbeLimits{5, 20, 0.5, 0.01};
-  std::vector<int64_t> sizes = sizes_from(kSmallest, int64_t{1} << (quick ? 26 : 28));
+  std::vector<int64_t> sizes = sizes_from(kSmallestMove, int64_t{1} << (quick ? 26 : 28));
   sizes.insert(sizes.begin(), kDiskBlock);  // which takes the latency and hardly more
   const size_t last = sizes.size() - 1;
   DiskProfile found;

@@ -10,10 +10,8 @@ namespace ballast {
 
 namespace {
 
-constexpr int64_t kKi = 1024;
-constexpr int64_t kMi = 1024 * kKi;
 constexpr int64_t kSmallestBucket = 64 * kKi;  // parameters
-constexpr int64_t kUsualBucket = 4 * kMi;
+constexpr int64_t kUsualCpuBucket = 4 * kMi;
 
 }  // namespace
 
@@ -76,7 +74,7 @@ std::string CpuProfiler::adam(const kernels::Table& table) {
 // What other numbers of threads would do; the machine's curves are for the one that it uses.
 std::string CpuProfiler::adam_by_threads() {
   OptimizerProbe& probe = optimizer();
-  const int64_t parameters = std::min(settings_.largest_bucket, kUsualBucket);
+  const int64_t parameters = std::min(settings_.largest_bucket, kUsualCpuBucket);
   std::string text;
   for (int threads = 1; threads <= settings_.cores; threads *= 2) {
     kernels::Workers some(threads, kernels::Pinning::kNone);
@@ -104,7 +102,7 @@ std::string CpuProfiler::sums() {
 
 std::string CpuProfiler::snapshots() {
   OptimizerProbe& probe = optimizer();
-  const int64_t parameters = std::min(settings_.largest_bucket, kUsualBucket);
+  const int64_t parameters = std::min(settings_.largest_bucket, kUsualCpuBucket);
   const Timing timing = time_alone([&](int) { probe.snapshot(parameters); }, settings_.limits);
   return fmt::format("{:.0f} M parameters/s {}",
                      rate_of(static_cast<double>(parameters), timing) / 1e6, percent(timing));

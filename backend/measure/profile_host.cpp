@@ -14,10 +14,8 @@ namespace ballast {
 
 namespace {
 
-constexpr int64_t kKiB = 1024;
-constexpr int64_t kMiB = 1024 * kKiB;
-constexpr int64_t kMillion = int64_t{1} << 20;  // of parameters
-constexpr int64_t kBytesPerParameter = 16;      // master, both moments, gradient
+constexpr int64_t kMillion = kMi;           // of parameters
+constexpr int64_t kBytesPerParameter = 16;  // master, both moments, gradient
 
 // What an effort costs.
 struct Extent {
@@ -32,15 +30,15 @@ struct Extent {
 Extent extent_of(ProfileEffort effort, Bytes available) {
   Extent extent;
   if (effort == ProfileEffort::kQuick) {
-    extent = {256 * kKiB, 256 * kKiB, 64, {3, 20, 0.01, 0.05}, 0.02, 0.01};
+    extent = {256 * kKi, 256 * kKi, 64, {3, 20, 0.01, 0.05}, 0.02, 0.01};
   } else {
-    extent = {256 * kMiB, 64 * kMillion, 1024, {5, 200, 0.1, 0.01}, 0.5, 0.4};
+    extent = {256 * kMi, 64 * kMillion, 1024, {5, 200, 0.1, 0.01}, 0.5, 0.4};
   }
   // Two copies' worth, and a bucket's state, must leave most of the memory to others.
-  while (extent.largest_copy > 256 * kKiB && 8 * extent.largest_copy > available.count) {
+  while (extent.largest_copy > 256 * kKi && 8 * extent.largest_copy > available.count) {
     extent.largest_copy /= 4;
   }
-  while (extent.largest_bucket > 64 * kKiB &&
+  while (extent.largest_bucket > 64 * kKi &&
          4 * kBytesPerParameter * extent.largest_bucket > available.count) {
     extent.largest_bucket /= 4;
   }
@@ -80,7 +78,7 @@ class Profiler {
   ProbeLimits limits_for(int64_t bytes) const {
     ProbeLimits limits = extent_.limits;
     limits.least_repeats = static_cast<int>(
-        std::clamp<int64_t>(4 * kMiB / bytes, limits.least_repeats, limits.most_repeats));
+        std::clamp<int64_t>(4 * kMi / bytes, limits.least_repeats, limits.most_repeats));
     return limits;
   }
   std::string beside(const char* first, const Body& one, double first_bytes, const char* second,
@@ -211,7 +209,7 @@ std::string Profiler::copies(CopyDirection direction) {
   probe.fill();
   Curve curve{{}, source_, true};
   std::string worst;
-  for (const int64_t bytes : sizes_from(4 * kKiB, extent_.largest_copy)) {
+  for (const int64_t bytes : sizes_from(4 * kKi, extent_.largest_copy)) {
     int last = -1;
     const Timing timing = time_alone(
         [&](int repeat) {
@@ -228,7 +226,7 @@ std::string Profiler::copies(CopyDirection direction) {
   }
   const std::string text =
       fmt::format("{:.1f} GB/s at 4 KiB, {:.1f} GB/s at {} KiB {}", curve.points.front().rate / 1e9,
-                  curve.points.back().rate / 1e9, extent_.largest_copy / kKiB, worst);
+                  curve.points.back().rate / 1e9, extent_.largest_copy / kKi, worst);
   Link& link = result_.machine.link;
   if (direction == CopyDirection::kHostToDevice) {
     // One thread's stream: every byte of a copy is read and written.
@@ -243,7 +241,7 @@ std::string Profiler::copies(CopyDirection direction) {
 std::string Profiler::copies_both_ways() {
   CopyProbe& in = copy_probe(CopyDirection::kHostToDevice);
   CopyProbe& out = copy_probe(CopyDirection::kDeviceToHost);
-  const int64_t bytes = std::min(extent_.largest_copy / 2, 16 * kMiB);
+  const int64_t bytes = std::min(extent_.largest_copy / 2, 16 * kMi);
   // Even places go in and odd ones come out: no copy writes what the other reads.
   const Body copy_in = [&](int repeat) { in.copy(bytes, 2 * (repeat + 1)); };
   const Body copy_out = [&](int repeat) { out.copy(bytes, 2 * (repeat + 1) + 1); };
@@ -279,7 +277,7 @@ std::string Profiler::beside(const char* first, const Body& one, double first_by
 
 std::string Profiler::adam_and_copy() {
   const int64_t parameters = std::min(extent_.largest_bucket, 4 * kMillion);
-  const int64_t bytes = std::min(extent_.largest_copy, 16 * kMiB);
+  const int64_t bytes = std::min(extent_.largest_copy, 16 * kMi);
   CopyProbe& probe = copy_probe(CopyDirection::kHostToDevice);
   kernels::Workers one(1, kernels::Pinning::kNone);
   return beside(
@@ -328,7 +326,7 @@ std::string Profiler::adam_and_gemm() {
 }
 
 std::string Profiler::copy_and_gemm() {
-  const int64_t bytes = std::min(extent_.largest_copy, 16 * kMiB);
+  const int64_t bytes = std::min(extent_.largest_copy, 16 * kMi);
   const Body product = gemm_body();
   CopyProbe& probe = copy_probe(CopyDirection::kDeviceToHost);
   return beside(

@@ -26,7 +26,7 @@ Duration since(Clock::time_point begin) {
 double seconds_since(Clock::time_point begin) { return since(begin).seconds(); }
 
 // A multiple of the vector length of every kernel, and of the bytes that verify() looks at.
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kChunkAlignment = 64;
 
 }  // namespace
 
@@ -200,7 +200,7 @@ kernels::AdamConstants probe_constants() {
 
 OptimizerProbe::OptimizerProbe(int64_t capacity)
     : capacity_(capacity), arena_("profile", Bytes{kArrays * kFloat * capacity}) {
-  CHECK(capacity % kAlignment == 0);
+  CHECK(capacity % kChunkAlignment == 0);
   reset(capacity);
 }
 
@@ -266,7 +266,7 @@ int64_t OptimizerProbe::next_begin(int64_t count) {
   CHECK(count <= capacity_);
   if (at_ + count > capacity_) at_ = 0;
   const int64_t begin = at_;
-  at_ += round_up(count, kAlignment);
+  at_ += round_up(count, kChunkAlignment);
   return begin;
 }
 

@@ -11,7 +11,7 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.framework/1";
+constexpr const char* kFrameworkSchema = "ballast.framework/1";
 
 // One framework's half of this file: how its options are made, written and understood.
 struct Dialect {
@@ -202,7 +202,7 @@ FrameworkFacts framework_facts(Framework framework) {
   const Found found = find_file(std::string(to_string(framework)), "frameworks");
   const Json document = parse_json(read_text_file(found.path), found.path);
   JsonReader reader(document, found.path, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kFrameworkSchema});
   FrameworkFacts facts;
   facts.name = reader.text("name");
   facts.version = reader.text("version");

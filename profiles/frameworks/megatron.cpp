@@ -263,15 +263,16 @@ void read_interleaving(OptionReader& reader, Plan& plan, const Model& model) {
 }
 
 // A size that the flags say, else the request's, else 1.
-int64_t read_size(OptionReader& reader, const std::string& name, const std::string& flag,
-                  std::optional<int64_t> said) {
+int64_t read_degree(OptionReader& reader, const std::string& name, const std::string& flag,
+                    std::optional<int64_t> said) {
   const int64_t size = reader.whole(name, kOptionCount, said.value_or(1));
   check_said_once(reader, name, size, flag, said);
   return size;
 }
 
 void read_context(OptionReader& reader, Plan& plan, const ImportRequest& request) {
-  const int64_t shared = read_size(reader, "--context-parallel-size", "--context", request.context);
+  const int64_t shared =
+      read_degree(reader, "--context-parallel-size", "--context", request.context);
   const size_t kind = reader.choice("--cp-comm-type", {"p2p", "a2a", "allgather", "a2a+p2p"}, 0);
   plan.context = kind == 1 ? 1 : shared;
   plan.sequence = kind == 1 ? shared : 1;
@@ -297,10 +298,10 @@ void read_degrees(OptionReader& reader, Plan& plan, const Model& model,
                   const ImportRequest& request) {
   plan.tensor = reader.whole("--tensor-model-parallel-size", kOptionCount, 1);
   plan.pipeline =
-      read_size(reader, "--pipeline-model-parallel-size", "--pipeline", request.pipeline);
+      read_degree(reader, "--pipeline-model-parallel-size", "--pipeline", request.pipeline);
   read_interleaving(reader, plan, model);
   read_context(reader, plan, request);
-  plan.expert = read_size(reader, "--expert-model-parallel-size", "--expert", request.expert);
+  plan.expert = read_degree(reader, "--expert-model-parallel-size", "--expert", request.expert);
   if (plan.expert > 1 && model.experts == 0) {
     reader.fail("--expert-model-parallel-size", "the model has no experts", "use 1");
   }
@@ -314,7 +315,7 @@ void read_degrees(OptionReader& reader, Plan& plan, const Model& model,
   set_data_ranks(plan, reader, "--tensor-model-parallel-size");
 }
 
-void read_batch(OptionReader& reader, Plan& plan, const ImportRequest& request) {
+void read_micro_batches(OptionReader& reader, Plan& plan, const ImportRequest& request) {
   plan.sequence_length = reader.whole("--seq-length", {1, 1 << 30}, plan.sequence_length);
   check_said_once(reader, "--seq-length", plan.sequence_length, "--sequence-length",
                   request.sequence_length);
@@ -336,7 +337,7 @@ void read_batch(OptionReader& reader, Plan& plan, const ImportRequest& request) 
   }
 }
 
-void read_dtype(OptionReader& reader, Plan& plan, std::optional<DType> said) {
+void read_precision(OptionReader& reader, Plan& plan, std::optional<DType> said) {
   const bool bf16 = reader.flag("--bf16");
   const bool fp16 = reader.flag("--fp16");
   if (bf16 && fp16) reader.fail("--bf16", "--fp16 is given too", "give one of them");
@@ -572,8 +573,8 @@ Plan read_megatron(OptionReader& reader, const Model& model, const ImportRequest
   Plan plan = plan_of_request(request, model, Framework::kMegatron);
   check_model(reader, model);
   read_degrees(reader, plan, model, request);
-  read_batch(reader, plan, request);
-  read_dtype(reader, plan, request.dtype);
+  read_micro_batches(reader, plan, request);
+  read_precision(reader, plan, request.dtype);
   read_products(reader, plan);
   read_optimizer(reader, plan, model);
   read_recomputation(reader, *plan.activations);

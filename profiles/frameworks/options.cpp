@@ -77,7 +77,7 @@ std::vector<std::string> words_of(std::string_view text, const std::string& sour
 }
 
 // A number where the word is one, else the text.
-OrderedJson value_of(const std::string& word) {
+OrderedJson word_value(const std::string& word) {
   const OrderedJson parsed = OrderedJson::parse(word, nullptr, false);
   return parsed.is_number() ? parsed : OrderedJson(word);
 }
@@ -387,14 +387,14 @@ OrderedJson megatron_options(std::string_view text, const std::string& source) {
   OrderedJson values = OrderedJson::array();
   for (const std::string& word : words_of(text, source)) {
     if (!is_flag(word)) {
-      values.push_back(value_of(word));
+      values.push_back(word_value(word));
       continue;
     }
     finish(std::move(values));
     values = OrderedJson::array();
     const size_t equals = word.find('=');
     flag = word.substr(0, equals);
-    if (equals != std::string::npos) values.push_back(value_of(word.substr(equals + 1)));
+    if (equals != std::string::npos) values.push_back(word_value(word.substr(equals + 1)));
   }
   finish(std::move(values));
   if (options.empty()) {

@@ -11,19 +11,20 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.fabric/1";
-constexpr NumberRange kAbove{0, 1e15, true};
-constexpr WholeRange kCount{1, 1 << 24};
+constexpr const char* kFabricSchema = "ballast.fabric/1";
+constexpr NumberRange kFabricRate{0, 1e15, true};
+constexpr WholeRange kRankCount{1, 1 << 24};
 
 std::optional<Interconnect> read_wires(JsonReader& owner, const std::string& key) {
   if (!owner.has(key)) return std::nullopt;
   JsonReader reader = owner.object(key);
   Interconnect wires;
-  wires.bandwidth.value = Bandwidth::from_gb_per_s(reader.number("bandwidth_gb_per_s", kAbove));
+  wires.bandwidth.value =
+      Bandwidth::from_gb_per_s(reader.number("bandwidth_gb_per_s", kFabricRate));
   wires.latency.value = Duration::from_us(reader.number("latency_us", {0, 1e6}));
   if (reader.has("switch_reduction_gb_per_s")) {
     wires.switch_reduction.emplace().value =
-        Bandwidth::from_gb_per_s(reader.number("switch_reduction_gb_per_s", kAbove));
+        Bandwidth::from_gb_per_s(reader.number("switch_reduction_gb_per_s", kFabricRate));
   }
   reader.finish();
   return wires;
@@ -33,14 +34,14 @@ FabricSeries read_series(JsonReader reader) {
   FabricSeries series;
   series.kind = read_choice<CollectiveKind>(reader, "kind", kCollectiveKinds);
   series.ranks = reader.whole("ranks", {2, 1 << 24});
-  series.nodes = reader.whole("nodes", kCount);
+  series.nodes = reader.whole("nodes", kRankCount);
   if (series.ranks % series.nodes != 0) {
     reader.fail("ranks", fmt::format("cannot lie evenly on {} nodes", series.nodes),
                 "give a multiple of nodes");
   }
   series.source = reader.text("source");
-  const std::vector<double> bytes = reader.numbers("bytes", kAbove);
-  const std::vector<double> us = reader.numbers("us", kAbove);
+  const std::vector<double> bytes = reader.numbers("bytes", kFabricRate);
+  const std::vector<double> us = reader.numbers("us", kFabricRate);
   if (bytes.size() != us.size()) {
     reader.fail("us", fmt::format("has {} numbers for {} sizes", us.size(), bytes.size()),
                 "give one time for each size");
@@ -57,7 +58,7 @@ FabricSeries read_series(JsonReader reader) {
 FabricTables parse_fabric(std::string_view text, const std::string& source) {
   const Json document = parse_json(text, source);
   JsonReader reader(document, source, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kFabricSchema});
   FabricTables tables;
   tables.name = reader.text("name");
   reader.text("description");

@@ -14,10 +14,10 @@
 namespace ballast {
 namespace {
 
-constexpr const char* kSchema = "ballast.kernels/1";
-constexpr NumberRange kAbove{0, 1e12, true};
+constexpr const char* kKernelsSchema = "ballast.kernels/1";
+constexpr NumberRange kKernelRate{0, 1e12, true};
 constexpr NumberRange kFromZero{0, 1e12};
-constexpr WholeRange kCount{1, 1 << 20};
+constexpr WholeRange kShapeCount{1, 1 << 20};
 
 // Columns of one series: as many numbers in each as in the first that was read.
 class Columns {
@@ -35,7 +35,7 @@ class Columns {
   }
   std::vector<int64_t> read_whole(const std::string& key) {
     std::vector<int64_t> column;
-    for (const double value : read(key, kAbove)) {
+    for (const double value : read(key, kKernelRate)) {
       if (value != std::floor(value)) reader_.fail(key, "holds a fraction", "give whole numbers");
       column.push_back(static_cast<int64_t>(value));
     }
@@ -56,14 +56,15 @@ std::string read_part(JsonReader& reader, const KernelTables& tables) {
 KernelPart read_kernel_part(JsonReader reader) {
   KernelPart part;
   part.name = reader.text("part");
-  part.multiprocessors = reader.whole("multiprocessors", kCount);
+  part.multiprocessors = reader.whole("multiprocessors", kShapeCount);
   JsonReader matmul = reader.object("matmul_tflops");
   for (const DType dtype : {DType::kBf16, DType::kF16, DType::kE4m3}) {
     const std::string key(to_string(dtype));
-    if (matmul.has(key)) part.matmul[dtype] = FlopRate::from_tflops(matmul.number(key, kAbove));
+    if (matmul.has(key))
+      part.matmul[dtype] = FlopRate::from_tflops(matmul.number(key, kKernelRate));
   }
   matmul.finish();
-  part.memory = Bandwidth::from_gb_per_s(reader.number("memory_bandwidth_gb_per_s", kAbove));
+  part.memory = Bandwidth::from_gb_per_s(reader.number("memory_bandwidth_gb_per_s", kKernelRate));
   part.measured = reader.boolean("measured");
   part.source = reader.text("source");
   reader.finish();
@@ -72,7 +73,7 @@ KernelPart read_kernel_part(JsonReader reader) {
 
 GemmConstants read_gemm_constants(JsonReader reader) {
   GemmConstants constants;
-  constants.rate = FlopRate::from_tflops(reader.number("tflops", kAbove));
+  constants.rate = FlopRate::from_tflops(reader.number("tflops", kKernelRate));
   constants.start = Duration::from_us(reader.number("start_us", kFromZero));
   constants.load = reader.number("load", kFromZero);
   constants.start_k = reader.number("start_k", kFromZero);
@@ -95,7 +96,7 @@ Series read_series(JsonReader reader, const KernelTables& tables, const Fill& fi
 void read_gemm_columns(Columns columns, GemmSeries& series) {
   const std::vector<int64_t> batch = columns.read_whole("batch"), m = columns.read_whole("m"),
                              n = columns.read_whole("n"), k = columns.read_whole("k");
-  const std::vector<double> us = columns.read("us", kAbove);
+  const std::vector<double> us = columns.read("us", kKernelRate);
   for (size_t i = 0; i < us.size(); ++i) {
     series.points.push_back({batch[i], m[i], n[i], k[i], Duration::from_us(us[i])});
   }
@@ -118,7 +119,7 @@ void read_attention_columns(Columns columns, AttentionSeries& series) {
                              tokens = columns.read_whole("tokens");
   const std::vector<double> backward = columns.read("backward", {0, 1}),
                             causal = columns.read("causal", {0, 1}),
-                            tflops = columns.read("tflops", kAbove);
+                            tflops = columns.read("tflops", kKernelRate);
   for (size_t i = 0; i < tflops.size(); ++i) {
     series.points.push_back(
         {head[i], tokens[i], backward[i] > 0.5, causal[i] > 0.5, FlopRate::from_tflops(tflops[i])});
@@ -129,8 +130,8 @@ AttentionTable read_attention(JsonReader reader, const KernelTables& tables) {
   AttentionTable table;
   table.kernel = read_choice<AttentionKernel>(reader, "kernel", kAttentionKernels);
   JsonReader model = reader.object("model");
-  table.constants.forward = FlopRate::from_tflops(model.number("forward_tflops", kAbove));
-  table.constants.backward = FlopRate::from_tflops(model.number("backward_tflops", kAbove));
+  table.constants.forward = FlopRate::from_tflops(model.number("forward_tflops", kKernelRate));
+  table.constants.backward = FlopRate::from_tflops(model.number("backward_tflops", kKernelRate));
   table.constants.half_forward = model.number("half_forward_tokens", kFromZero);
   table.constants.half_backward = model.number("half_backward_tokens", kFromZero);
   table.constants.half_head = model.number("half_head_size", kFromZero);
@@ -149,7 +150,7 @@ AttentionTable read_attention(JsonReader reader, const KernelTables& tables) {
 KernelTables parse_kernels(std::string_view text, const std::string& source) {
   const Json document = parse_json(text, source);
   JsonReader reader(document, source, "");
-  reader.choice("schema", {kSchema});
+  reader.choice("schema", {kKernelsSchema});
   KernelTables tables;
   tables.generation = reader.text("generation");
   reader.text("description");

@@ -14,6 +14,11 @@
 
 namespace ballast {
 
+// Powers of 1024, of bytes and of counts.
+constexpr int64_t kKi = 1024;
+constexpr int64_t kMi = 1024 * kKi;
+constexpr int64_t kGi = 1024 * kMi;
+
 // Throws Error: a rate or a size that was given makes a time that no clock here holds.
 [[noreturn]] void refuse_seconds(double seconds);
 // The same for a sum of times of which each can be held.

@@ -13,9 +13,9 @@ namespace ballast {
 namespace {
 
 constexpr const char* kLaunch = "stack.launch_us";
-constexpr double kWorthSaying = 0.01;  // of a step: where all gain less, nothing of them ties
-constexpr double kMost = 2.0 / 3;      // of what all gain: those that tie give it without the rest
-constexpr double kMoreThanSum = 1.5;   // what those that tie give together, over one by one
+constexpr double kWorthSaying = 0.01;   // of a step: where all gain less, nothing of them ties
+constexpr double kMostOfAll = 2.0 / 3;  // of what all gain: those that tie give it without the rest
+constexpr double kMoreThanSum = 1.5;    // what those that tie give together, over one by one
 
 // Of a list of things, those that are faster.
 using Chosen = std::vector<bool>;
@@ -144,7 +144,7 @@ std::optional<Tie> tie_among(const std::vector<std::string>& names,
     Chosen fewer = chosen;
     fewer[order[k]] = false;
     const double rest = gain_of(fewer);
-    if (rest < kMost * all) continue;
+    if (rest < kMostOfAll * all) continue;
     chosen = std::move(fewer);
     together = rest;
   }

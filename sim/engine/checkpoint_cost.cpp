@@ -16,7 +16,7 @@ int64_t copies_of(const Plan& plan) {
 // Passes over CPU memory for each byte that is written: it is read for its checksum, then copied
 // into the system's cache (a read and a write), from which the disk takes it.
 constexpr double kPassesByThread = 3;
-constexpr double kPasses = kPassesByThread + 1;
+constexpr double kSnapshotPasses = kPassesByThread + 1;
 // A share of a capacity that is left in any case: what waits is never left without.
 constexpr double kLeast = 0.05;
 
@@ -72,7 +72,7 @@ Duration step_beside(const Prediction& prediction, const Plan& plan, const Machi
       capacity.amount = std::max(capacity.amount - taken, kLeast * capacity.amount);
     };
     for (Capacity& capacity : costs.capacities) {
-      if (capacity.name.starts_with("dram")) lessen(capacity, kPasses * bytes_per_s);
+      if (capacity.name.starts_with("dram")) lessen(capacity, kSnapshotPasses * bytes_per_s);
       if (capacity.name.starts_with("cores")) {
         lessen(capacity,
                std::min(kPassesByThread * bytes_per_s / core_bandwidth(machine.cpu), 1.0));

@@ -324,6 +324,11 @@ Bytes usable(const Machine& machine, Place place) {
   return {};
 }
 
+Sourced<Bytes>& memory_at(Machine& machine, Place place) {
+  CHECK(place == Place::kHbm || place == Place::kDram);
+  return place == Place::kHbm ? machine.gpu.memory : machine.cpu.memory;
+}
+
 std::vector<Shortfall> shortfalls(const std::vector<PlacePeak>& peaks, const Machine& machine) {
   std::vector<Shortfall> list;
   for (const PlacePeak& peak : peaks) {

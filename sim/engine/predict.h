@@ -123,6 +123,8 @@ Duration step_time_of(const Graph& graph, const Plan& plan, const CostTable& cos
 // Bytes of a memory that tensors may take: what the machine has less what is reserved; none of the
 // NVMe that it does not describe.
 Bytes usable(const Machine& machine, Place place);
+// The memory that a machine has there: of a GPU or of its CPU, which `place` is one of.
+Sourced<Bytes>& memory_at(Machine& machine, Place place);
 
 // A memory that is overfilled.
 struct Shortfall {

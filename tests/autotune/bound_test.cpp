@@ -10,10 +10,10 @@ namespace ballast::tests {
 namespace {
 
 // A space with every knob, its bounds, and the graphs behind them, on one machine.
-class Case {
+class BoundCase {
  public:
   // Sequences of 64 tokens, or of 128 for each of several parts.
-  Case(Machine machine, int64_t devices, int64_t parts = 1, const ActivationPlan& like = {})
+  BoundCase(Machine machine, int64_t devices, int64_t parts = 1, const ActivationPlan& like = {})
       : model_(model(parts)),
         machine_(std::move(machine)),
         base_(plan(devices, parts, like)),
@@ -68,7 +68,7 @@ class Case {
   Bounds bounds_;
 };
 
-void expect_work_of_the_graphs(const Case& c, size_t n) {
+void expect_work_of_the_graphs(const BoundCase& c, size_t n) {
   for (const Choice& choice : c.some(n)) {
     const Graph graph = c.graph(choice);
     const CostTable table = c.table(graph);
@@ -84,7 +84,7 @@ void expect_work_of_the_graphs(const Case& c, size_t n) {
   }
 }
 
-void expect_no_step_below_its_bound(const Case& c, size_t n) {
+void expect_no_step_below_its_bound(const BoundCase& c, size_t n) {
   for (const Choice& choice : c.some(n)) {
     const Graph graph = c.graph(choice);
     const Duration step_time = simulate(graph.step, graph, c.table(graph)).step_time;
@@ -93,7 +93,7 @@ void expect_no_step_below_its_bound(const Case& c, size_t n) {
   }
 }
 
-void expect_no_arena_below_its_bound(const Case& c, size_t n) {
+void expect_no_arena_below_its_bound(const BoundCase& c, size_t n) {
   for (const Choice& choice : c.some(n)) {
     const Graph graph = c.graph(choice);
     const std::array<Bytes, kPlaces> least = c.bounds().least_memory(choice);
@@ -102,36 +102,36 @@ void expect_no_arena_below_its_bound(const Case& c, size_t n) {
 }
 
 TEST(Bound, work_of_every_lane_and_capacity_is_that_of_the_graph) {
-  expect_work_of_the_graphs(Case(gpu_machine(), 1), 179);
-  expect_work_of_the_graphs(Case(host_machine(), 1), 193);
+  expect_work_of_the_graphs(BoundCase(gpu_machine(), 1), 179);
+  expect_work_of_the_graphs(BoundCase(host_machine(), 1), 193);
 }
 
 TEST(Bound, work_is_that_of_the_graph_where_ranks_share_the_optimizer) {
-  expect_work_of_the_graphs(Case(gpu_machine(), 2), 211);
+  expect_work_of_the_graphs(BoundCase(gpu_machine(), 2), 211);
 }
 
 TEST(Bound, no_simulated_step_is_shorter_on_a_gpu) {
-  expect_no_step_below_its_bound(Case(gpu_machine(), 1), 47);
+  expect_no_step_below_its_bound(BoundCase(gpu_machine(), 1), 47);
 }
 
 TEST(Bound, no_simulated_step_is_shorter_on_a_host_device) {
-  expect_no_step_below_its_bound(Case(host_machine(), 1), 59);
+  expect_no_step_below_its_bound(BoundCase(host_machine(), 1), 59);
 }
 
 TEST(Bound, no_simulated_step_is_shorter_where_ranks_share_the_optimizer) {
-  expect_no_step_below_its_bound(Case(gpu_machine(), 2), 61);
+  expect_no_step_below_its_bound(BoundCase(gpu_machine(), 2), 61);
 }
 
 TEST(Bound, no_arena_is_smaller) {
-  expect_no_arena_below_its_bound(Case(gpu_machine(), 1), 73);
-  expect_no_arena_below_its_bound(Case(gpu_machine(), 2), 83);
+  expect_no_arena_below_its_bound(BoundCase(gpu_machine(), 1), 73);
+  expect_no_arena_below_its_bound(BoundCase(gpu_machine(), 2), 83);
 }
 
 TEST(Bound, activations_that_return_by_module_have_bounds_of_their_graphs) {
   ActivationPlan like;
   like.reload = ReloadOrder::kByModule;
   for (const int64_t parts : {1, 3}) {
-    const Case c(gpu_machine(), 1, parts, like);
+    const BoundCase c(gpu_machine(), 1, parts, like);
     expect_work_of_the_graphs(c, parts > 1 ? 307 : 179);
     expect_no_step_below_its_bound(c, parts > 1 ? 211 : 83);
     expect_no_arena_below_its_bound(c, parts > 1 ? 307 : 131);
@@ -140,18 +140,18 @@ TEST(Bound, activations_that_return_by_module_have_bounds_of_their_graphs) {
 
 TEST(Bound, sequences_that_pass_in_parts_have_bounds_of_their_graphs) {
   for (const int64_t devices : {1, 2}) {
-    const Case c(gpu_machine(), devices, 3);
+    const BoundCase c(gpu_machine(), devices, 3);
     expect_work_of_the_graphs(c, 307);
     expect_no_step_below_its_bound(c, 101);
     expect_no_arena_below_its_bound(c, 211);
   }
-  const Case host(host_machine(), 1, 2);
+  const BoundCase host(host_machine(), 1, 2);
   expect_no_step_below_its_bound(host, 127);
   expect_no_arena_below_its_bound(host, 223);
 }
 
 TEST(Bound, holders_sum_to_the_bytes_of_the_bound) {
-  const Case c(gpu_machine(), 1);
+  const BoundCase c(gpu_machine(), 1);
   for (const Choice& choice : c.some(503)) {
     const std::array<Bytes, kPlaces> least = c.bounds().least_memory(choice);
     for (const PlacePeak& peak : c.bounds().memory(choice)) {

@@ -12,15 +12,15 @@
 namespace ballast {
 namespace {
 
-using testing::four_cases;
-using testing::kCollective;
-using testing::kGemm;
-using testing::kSlack;
-using testing::large_setup;
-using testing::publish;
+using calibrated::four_cases;
+using calibrated::kCollective;
+using calibrated::kGemm;
+using calibrated::kSlack;
+using calibrated::large_setup;
+using calibrated::publish;
 
 Calibration calibrate(const std::vector<SourcedCase>& cases) {
-  return ballast::calibrate(cases, load_stack(std::string(kTypicalStack)), testing::ignore);
+  return ballast::calibrate(cases, load_stack(std::string(kTypicalStack)), calibrated::ignore);
 }
 
 bool is_fitted(const Stack& stack, int index) {

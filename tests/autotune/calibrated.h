@@ -8,7 +8,7 @@
 #include "autotune/calibrate/calibrate.h"
 #include "tests/autotune/published.h"
 
-namespace ballast::testing {
+namespace ballast::calibrated {
 
 // Indices of constant_name().
 inline constexpr int kGemm = 0, kCollective = 3, kSlack = 5;
@@ -66,4 +66,4 @@ inline std::vector<SourcedCase> four_cases(const std::string& stack, const Stack
   return cases;
 }
 
-}  // namespace ballast::testing
+}  // namespace ballast::calibrated

@@ -9,7 +9,7 @@
 namespace ballast {
 namespace {
 
-using testing::small_setup;
+using calibrated::small_setup;
 
 double metric_of(const CasePrediction& prediction, Metric metric) {
   for (const MetricPrediction& one : prediction.metrics) {

@@ -11,7 +11,7 @@ namespace ballast {
 namespace {
 
 std::vector<JudgedFigure> judge(const std::vector<SourcedCase>& cases) {
-  return ballast::judge(cases, load_stack(std::string(kTypicalStack)), testing::ignore);
+  return ballast::judge(cases, load_stack(std::string(kTypicalStack)), calibrated::ignore);
 }
 
 const JudgedPrediction& of(const JudgedFigure& figure, LeftOut left_out) {
@@ -23,8 +23,8 @@ std::vector<SourcedCase> two_frameworks() {
   StackConstants truth = prior_constants();
   truth.gemm = 0.7;
   truth.memory_slack = 0.1;
-  std::vector<SourcedCase> cases = testing::four_cases("slow", truth);
-  for (SourcedCase& one : testing::four_cases("plain", prior_constants())) {
+  std::vector<SourcedCase> cases = calibrated::four_cases("slow", truth);
+  for (SourcedCase& one : calibrated::four_cases("plain", prior_constants())) {
     cases.push_back(std::move(one));
   }
   for (SourcedCase& one : cases) one.setup.stack.constants = prior_constants();

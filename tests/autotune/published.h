@@ -6,7 +6,7 @@
 #include "autotune/calibrate/published_cases.h"
 #include "profiles/load.h"
 
-namespace ballast::testing {
+namespace ballast::calibrated {
 
 // A gpt2 of four layers of 256 on one A100 with everything on the GPU: eight sequences of 128
 // tokens a step, two at a time, nothing recomputed, flash attention. Nothing measured yet.
@@ -33,4 +33,4 @@ inline CaseSetup small_setup(const std::string& id = "small") {
   return setup;
 }
 
-}  // namespace ballast::testing
+}  // namespace ballast::calibrated

@@ -32,8 +32,8 @@ TEST(StudiedKnobs, the_text_of_a_knob_that_is_searched_tells_its_values_apart) {
   for (const Knob& knob : knobs()) {
     // Layouts are named by what differs from one device.
     if (knob.search != KnobSearch::kRank || knob.type == KnobType::kGroup) continue;
-    const Plan before = testing::with_values();
-    for (const KnobValue& value : testing::other_values(knob)) {
+    const Plan before = knob_tests::with_values();
+    for (const KnobValue& value : knob_tests::other_values(knob)) {
       Plan plan = before;
       knob.set(plan, value);
       if (plan == before) continue;

@@ -41,13 +41,13 @@ TEST(CoveringSpread, rows_of_a_framework_share_its_vote) {
 std::vector<SourcedCase> frameworks_that_sum_in_32_bits() {
   std::vector<SourcedCase> cases;
   for (const char* name : {"one", "two", "three"}) {
-    CaseSetup setup = testing::large_setup(name, name);
+    CaseSetup setup = calibrated::large_setup(name, name);
     setup.stack.facts.gradients = GradientPrecision::kF32;
     setup.of.plan.sequence_length = 16;  // activations weigh nothing
     setup.of.plan.global_batch = 1;
     setup.of.plan.micro_batch = 1;
     setup.stack.constants = prior_constants();
-    cases.push_back(testing::publish(setup, {Metric::kPeakMemory}, prior_constants()));
+    cases.push_back(calibrated::publish(setup, {Metric::kPeakMemory}, prior_constants()));
   }
   return cases;
 }

@@ -21,10 +21,10 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-constexpr int64_t kSteps = 24;
+constexpr int64_t kBackgroundSteps = 24;
 
 TrainerOptions options_in(const std::string& folder, int64_t period) {
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kBackgroundSteps);
   options.optimizer.clip_norm = 2;
   options.checkpoint_folder = folder;
   options.checkpoint_period_steps = period;
@@ -54,9 +54,9 @@ TEST(background_checkpoint, has_the_bytes_of_one_for_which_training_rests) {
       TrainerOptions options = options_in((in_background ? beside : resting).path(), 7);
       options.checkpoints_in_background = in_background;
       Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(sync), options);
-      EXPECT_EQ(trainer.train(kSteps, nullptr).checkpoints.kept, 3);
+      EXPECT_EQ(trainer.train(kBackgroundSteps, nullptr).checkpoints.kept, 3);
     }
-    for (const int64_t step : {int64_t{21}, kSteps}) {
+    for (const int64_t step : {int64_t{21}, kBackgroundSteps}) {
       EXPECT_EQ(content_of(checkpoint_path(beside.path(), step)),
                 content_of(checkpoint_path(resting.path(), step)))
           << to_string(sync) << " at " << step;
@@ -128,11 +128,11 @@ TEST(background_checkpoint, period_that_follows_a_bound_leaves_the_bits_alone) {
     if (is_bounded) options.checkpoint_overhead = 0.5;
     {
       Trainer trainer(tiny::gpt2_model(), plan, options);
-      const TrainResult half = trainer.train(kSteps, nullptr);
+      const TrainResult half = trainer.train(kBackgroundSteps, nullptr);
       EXPECT_EQ(half.checkpoints.kept > 0, is_bounded);
     }
     Trainer trainer(tiny::gpt2_model(), plan, options);
-    trainer.train(2 * kSteps, nullptr);
+    trainer.train(2 * kBackgroundSteps, nullptr);
     parameters[is_bounded ? 0 : 1] = trainer.parameters();
   }
   EXPECT_TRUE(tiny::same_bits(parameters[0], parameters[1]));

@@ -31,7 +31,7 @@ inline std::vector<KnobValue> tried_values(const Knob& knob, const Plan& base) {
     }
     return values;
   }
-  values = testing::other_values(knob, now);
+  values = knob_tests::other_values(knob, now);
   if (knob.type == KnobType::kWhole || knob.type == KnobType::kBytes) {
     for (const int64_t end : {knob.least, knob.most}) {
       const KnobValue value = end;

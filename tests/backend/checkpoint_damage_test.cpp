@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kPeriod = 4;
-constexpr int64_t kSteps = 2 * kPeriod;
+constexpr int64_t kDamagedSteps = 2 * kPeriod;
 constexpr int kTries = 10'000;
 
 // 21,000 parameters: a checkpoint of 250 KB.
@@ -35,7 +35,7 @@ Model small_model() {
 }
 
 TrainerOptions options_in(const std::string& folder) {
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kDamagedSteps);
   options.checkpoint_folder = folder;
   options.checkpoint_period_steps = kPeriod;
   options.resume = true;
@@ -52,7 +52,7 @@ std::string error_of_resuming(const std::string& folder) {
   return error_of([&] { Trainer(small_model(), tiny::wait_plan(), options_in(folder)); });
 }
 
-std::string content_of(const std::string& path) {
+std::string file_content(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
@@ -87,9 +87,9 @@ class Flips {
 
 TEST(damage, every_flipped_bit_of_a_checkpoint_is_found_and_the_one_before_is_taken) {
   const TemporaryFolder folder;
-  train_to(kSteps, folder.path());
+  train_to(kDamagedSteps, folder.path());
   const std::string older = checkpoint_path(folder.path(), kPeriod);
-  const std::string newest = checkpoint_path(folder.path(), kSteps);
+  const std::string newest = checkpoint_path(folder.path(), kDamagedSteps);
   const CheckpointFolder checkpoints(folder.path());
   Flips flips(newest);
   for (int i = 0; i < kTries; ++i) {
@@ -110,10 +110,10 @@ TEST(damage, every_flipped_bit_of_a_checkpoint_is_found_and_the_one_before_is_ta
 
 TEST(damage, a_run_that_goes_on_from_the_one_before_ends_with_the_same_bits) {
   const TemporaryFolder folder;
-  const std::vector<float> expected = train_to(kSteps, folder.path());
-  const std::string newest = checkpoint_path(folder.path(), kSteps);
+  const std::vector<float> expected = train_to(kDamagedSteps, folder.path());
+  const std::string newest = checkpoint_path(folder.path(), kDamagedSteps);
   flip(newest, 8 * (static_cast<int64_t>(fs::file_size(newest)) - 2) + 6);  // of an exponent
-  EXPECT_TRUE(tiny::same_bits(train_to(kSteps, folder.path()), expected));
+  EXPECT_TRUE(tiny::same_bits(train_to(kDamagedSteps, folder.path()), expected));
   EXPECT_TRUE(fs::exists(newest));
   EXPECT_TRUE(verify_checkpoint(newest));
 }
@@ -121,8 +121,8 @@ TEST(damage, a_run_that_goes_on_from_the_one_before_ends_with_the_same_bits) {
 // What is damaged neither counts among those that are kept, nor is it what a run ends with.
 TEST(damage, a_damaged_one_does_not_push_out_those_that_are_whole) {
   const TemporaryFolder folder;
-  train_to(kSteps, folder.path());
-  fs::resize_file(checkpoint_path(folder.path(), kSteps), 5000);
+  train_to(kDamagedSteps, folder.path());
+  fs::resize_file(checkpoint_path(folder.path(), kDamagedSteps), 5000);
   train_to(kPeriod + 1, folder.path());
   EXPECT_TRUE(fs::exists(checkpoint_path(folder.path(), kPeriod)));
   EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kPeriod + 1));
@@ -130,16 +130,16 @@ TEST(damage, a_damaged_one_does_not_push_out_those_that_are_whole) {
 
 TEST(damage, where_no_checkpoint_is_whole_nothing_is_removed) {
   const TemporaryFolder folder;
-  train_to(kSteps, folder.path());
+  train_to(kDamagedSteps, folder.path());
   const std::string paths[] = {checkpoint_path(folder.path(), kPeriod),
-                               checkpoint_path(folder.path(), kSteps)};
+                               checkpoint_path(folder.path(), kDamagedSteps)};
   for (const std::string& path : paths) flip(path, 8 * 100'000 + 3);
-  const std::string before[] = {content_of(paths[0]), content_of(paths[1])};
+  const std::string before[] = {file_content(paths[0]), file_content(paths[1])};
   const std::string message = error_of_resuming(folder.path());
   EXPECT_TRUE(mentions(message, "no checkpoint in " + folder.path() + " is whole")) << message;
   EXPECT_TRUE(mentions(message, "nothing was removed")) << message;
-  EXPECT_EQ(content_of(paths[0]), before[0]);
-  EXPECT_EQ(content_of(paths[1]), before[1]);
+  EXPECT_EQ(file_content(paths[0]), before[0]);
+  EXPECT_EQ(file_content(paths[1]), before[1]);
 }
 
 // The same content as a program wrote it that knew no checksums.
@@ -152,13 +152,13 @@ void take_checksums_out(const std::string& path) {
     declarations.push_back({tensor.name, tensor.type, tensor.shape});
   }
   const std::string data =
-      content_of(path).substr(static_cast<size_t>(reader.tensors().front().begin));
+      file_content(path).substr(static_cast<size_t>(reader.tensors().front().begin));
   std::ofstream(path, std::ios::binary) << safetensors_preamble(declarations, metadata) << data;
 }
 
 TEST(damage, checkpoints_without_checksums_are_resumed_aloud) {
   const TemporaryFolder folder, whole;
-  const std::vector<float> expected = train_to(kSteps, whole.path());
+  const std::vector<float> expected = train_to(kDamagedSteps, whole.path());
   train_to(kPeriod, folder.path());
   const std::string path = checkpoint_path(folder.path(), kPeriod);
   take_checksums_out(path);
@@ -168,7 +168,7 @@ TEST(damage, checkpoints_without_checksums_are_resumed_aloud) {
     ASSERT_EQ(trainer.notes().size(), 1u);
     EXPECT_TRUE(mentions(trainer.notes()[0], path + " was written without checksums"));
   }
-  EXPECT_TRUE(tiny::same_bits(train_to(kSteps, folder.path()), expected));
+  EXPECT_TRUE(tiny::same_bits(train_to(kDamagedSteps, folder.path()), expected));
 }
 
 // A file that says it has checksums and has none was changed.
@@ -177,7 +177,7 @@ TEST(damage, a_checkpoint_that_lost_its_checksums_is_damaged) {
   train_to(kPeriod, folder.path());
   const std::string path = checkpoint_path(folder.path(), kPeriod);
   take_checksums_out(path);
-  std::string content = content_of(path);
+  std::string content = file_content(path);
   content[content.find("ballast.checkpoint/2") + 19] = '3';
   std::ofstream(path, std::ios::binary) << content;
   EXPECT_TRUE(mentions(error_of_resuming(folder.path()), "it has no checksums"));
@@ -187,7 +187,7 @@ TEST(damage, every_flipped_bit_of_exported_weights_is_found) {
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";
   {
-    const Trainer trainer(small_model(), tiny::wait_plan(), tiny::options_for(kSteps));
+    const Trainer trainer(small_model(), tiny::wait_plan(), tiny::options_for(kDamagedSteps));
     trainer.export_weights(path);
   }
   EXPECT_EQ(SafetensorsReader(path).metadata().at("format"), "pt");
@@ -206,7 +206,7 @@ TEST(damage, imported_values_that_are_not_finite_are_refused_with_their_tensor) 
     const TemporaryFolder folder;
     const std::string path = folder / "weights.safetensors";
     {
-      const Trainer trainer(small_model(), tiny::wait_plan(), tiny::options_for(kSteps));
+      const Trainer trainer(small_model(), tiny::wait_plan(), tiny::options_for(kDamagedSteps));
       trainer.export_weights(path);
     }
     const std::string copy = folder / "copy.safetensors";
@@ -227,7 +227,7 @@ TEST(damage, imported_values_that_are_not_finite_are_refused_with_their_tensor) 
       writer.commit();
       name = reader.tensors()[2].name;
     }
-    TrainerOptions options = tiny::options_for(kSteps);
+    TrainerOptions options = tiny::options_for(kDamagedSteps);
     options.initial_weights = copy;
     const std::string message =
         error_of([&] { Trainer(small_model(), tiny::wait_plan(), options); });

@@ -17,7 +17,7 @@ using tests::CudaCall;
 using tests::CudaLog;
 using tests::NotedCall;
 
-constexpr int kSteps = 6;
+constexpr int kOrderedSteps = 6;
 
 // What the executor asked for at one time: the marks' numbers, and the calls that one thread made
 // in between.
@@ -57,7 +57,7 @@ std::vector<Section> sections_of(const std::vector<NotedCall>& log) {
 
 class CudaOrder : public ::testing::Test {
  protected:
-  // Trains kSteps steps with every call noted.
+  // Trains kOrderedSteps steps with every call noted.
   void train(const Plan& plan, const TrainerOptions& options) {
     TrainerOptions marked = options;
     marked.make_device = [this](const Training& training, const DeviceOptions& with,
@@ -66,7 +66,7 @@ class CudaOrder : public ::testing::Test {
           training.graph, log_, tests::thread_cuda_device(log_, cuda_, training, with, state));
     };
     Trainer trainer(tiny::gpt2_model(), plan, marked);
-    result_ = trainer.train(kSteps, nullptr);
+    result_ = trainer.train(kOrderedSteps, nullptr);
     graph_ = trainer.graph();
     sections_ = sections_of(log_->calls);
   }
@@ -156,7 +156,7 @@ Plan small_plan(SyncMode sync) {
 }
 
 TrainerOptions never_clipping() {
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kOrderedSteps);
   options.optimizer.clip_norm = 0;
   return options;
 }
@@ -174,7 +174,7 @@ TEST_F(CudaOrder, every_edge_between_lanes_is_one_event_and_nothing_else_is_wait
         const auto all_edges = graph_.step.edges.begin();
         const auto first = all_edges + graph_.step.edge_begin[index];
         if (std::find(first, all_edges + e, edge) != all_edges + e) continue;  // a fence's again
-        for (int step = edge.steps_ahead; step < kSteps; ++step) {
+        for (int step = edge.steps_ahead; step < kOrderedSteps; ++step) {
           expect_followed(edge, id, step);
           from_streams += queued(op(edge.op));
         }
@@ -217,7 +217,7 @@ TEST_F(CudaOrder, an_operation_lies_between_its_two_events_on_the_stream_of_its_
       EXPECT_EQ(log_->calls[i].range, describe(of));
     }
   }
-  EXPECT_GT(enqueued, kSteps * 50);
+  EXPECT_GT(enqueued, kOrderedSteps * 50);
 }
 
 // In steps that are not timed: one event for each operation that others follow, two for what ends
@@ -246,7 +246,7 @@ TEST_F(CudaOrder, steps_that_are_not_timed_have_events_only_where_something_foll
     const int expected = timed ? 2 : followed.contains(id) ? 1 : 0;
     EXPECT_EQ(records, expected + of_the_ring) << describe(op(id));
   }
-  EXPECT_EQ(result_.step_times.size(), static_cast<size_t>(kSteps));
+  EXPECT_EQ(result_.step_times.size(), static_cast<size_t>(kOrderedSteps));
   std::map<int32_t, size_t> spans;
   for (const Span& span : result_.timeline.spans) ++spans[span.step];
   const size_t all_of_a_step = graph_.step.ops.size();
@@ -296,7 +296,7 @@ TEST_F(CudaOrder, threads_hand_a_whole_forward_over_before_its_first_operation_h
   EXPECT_TRUE(came);
   // An accepted commit does not empty the streams.
   for (const Section& section : sections_) {
-    if (section.kind != "commit" || section.numbers[0] == kSteps) continue;
+    if (section.kind != "commit" || section.numbers[0] == kOrderedSteps) continue;
     const Section& marker = *all("step", {graph_.commit, section.numbers[0]}).at(0);
     for (const Section& other : sections_) {
       EXPECT_FALSE(other.kind == "drain" && other.begin > section.begin && other.end < marker.end);

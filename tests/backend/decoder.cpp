@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/execute/operation_arguments.h"
 #include "backend/host/experts/transformer_experts.h"
 #include "backend/host/linear_layout.h"
 #include "kernels/kernels.h"
@@ -11,12 +12,6 @@
 
 namespace ballast::transformer {
 namespace {
-
-kernels::Format format_of(DType dtype) {
-  CHECK(dtype != DType::kF64 && dtype != DType::kI32);
-  if (dtype == DType::kF32) return kernels::Format::kF32;
-  return dtype == DType::kBf16 ? kernels::Format::kBf16 : kernels::Format::kF16;
-}
 
 // Offsets and sizes of one module in the flat parameters, and its arrays of one layer.
 class Step {

@@ -22,7 +22,7 @@ using tests::CudaLog;
 using tests::NotedCall;
 using tests::ThreadCudaOptions;
 
-constexpr int kSteps = 10;
+constexpr int kCudaSteps = 10;
 
 // Streams that stand still at random, so that a missing wait is seen.
 ThreadCudaOptions dawdling() {
@@ -84,13 +84,13 @@ std::vector<NamedPlan> plans(DType dtype) {
 }
 
 TEST(CudaDevice, every_plan_gives_the_bits_of_the_host_device) {
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kCudaSteps);
   options.optimizer_threads = 2;
   const TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
   const tiny::Outcome reference =
-      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kSteps, true);
+      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kCudaSteps, true);
   for (const auto& [name, plan] : plans(DType::kBf16)) {
-    const tiny::Outcome outcome = tiny::train(tiny::gpt2_model(), plan, cuda, kSteps, false);
+    const tiny::Outcome outcome = tiny::train(tiny::gpt2_model(), plan, cuda, kCudaSteps, false);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters)) << name;
     const bool speculates = plan.optimizer.sync == SyncMode::kSpeculate;
     EXPECT_EQ(outcome.rollbacks > 0, speculates) << name;  // its first gradients are clipped
@@ -111,14 +111,14 @@ double disturbed(int32_t step) {
 
 TEST(CudaDevice, rollbacks_leave_no_trace_whatever_the_format) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
-    TrainerOptions options = tiny::options_for(kSteps);
+    TrainerOptions options = tiny::options_for(kCudaSteps);
     options.optimizer.clip_norm = 50;
     options.gradient_factor = disturbed;
     const TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
     const tiny::Outcome reference =
-        tiny::train(tiny::llama_model(), tiny::wait_plan(dtype), options, kSteps, true);
+        tiny::train(tiny::llama_model(), tiny::wait_plan(dtype), options, kCudaSteps, true);
     for (const auto& [name, plan] : plans(dtype)) {
-      const tiny::Outcome outcome = tiny::train(tiny::llama_model(), plan, cuda, kSteps, false);
+      const tiny::Outcome outcome = tiny::train(tiny::llama_model(), plan, cuda, kCudaSteps, false);
       EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters))
           << to_string(dtype) << " " << name;
       EXPECT_EQ(outcome.rollbacks, plan.optimizer.sync == SyncMode::kSpeculate ? 3 : 0) << name;
@@ -132,15 +132,15 @@ TEST(CudaDevice, delayed_updates_and_their_checkpoints_are_those_of_the_host) {
   plan.optimizer.sync = SyncMode::kDelay;
   plan.optimizer.bucket_bytes = {2 * kSegment * 4};
   plan.optimizer.gpu_buckets = 1;
-  const TrainerOptions options = tiny::options_for(kSteps);
-  const tiny::Outcome reference = tiny::train(tiny::gpt2_model(), plan, options, kSteps, true);
+  const TrainerOptions options = tiny::options_for(kCudaSteps);
+  const tiny::Outcome reference = tiny::train(tiny::gpt2_model(), plan, options, kCudaSteps, true);
   TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
   cuda.checkpoint_folder = folder.path();
   tiny::train(tiny::gpt2_model(), plan, cuda, 4, false);
   cuda.resume = true;
-  const tiny::Outcome resumed = tiny::train(tiny::gpt2_model(), plan, cuda, kSteps, false);
+  const tiny::Outcome resumed = tiny::train(tiny::gpt2_model(), plan, cuda, kCudaSteps, false);
   EXPECT_TRUE(tiny::same_bits(reference.parameters, resumed.parameters));
-  ASSERT_EQ(resumed.records.size(), static_cast<size_t>(kSteps - 4));
+  ASSERT_EQ(resumed.records.size(), static_cast<size_t>(kCudaSteps - 4));
   for (size_t i = 0; i < resumed.records.size(); ++i) {
     EXPECT_EQ(resumed.records[i].loss, reference.records[i + 4].loss) << "step " << i + 4;
   }
@@ -180,7 +180,7 @@ TEST(CudaDevice, what_records_did_not_hold_is_finished_in_the_span_of_the_commit
 }
 
 TEST(CudaDevice, one_operation_after_another_gives_the_same_bits_and_losses_are_evaluated) {
-  const TrainerOptions options = tiny::options_for(kSteps);
+  const TrainerOptions options = tiny::options_for(kCudaSteps);
   const TrainerOptions cuda = tests::on_thread_cuda(options, dawdling());
   Plan plan = tiny::wait_plan();
   plan.optimizer.sync = SyncMode::kSpeculate;
@@ -195,7 +195,7 @@ TEST(CudaDevice, one_operation_after_another_gives_the_same_bits_and_losses_are_
 
 TEST(CudaDevice, timeline_holds_every_operation_once) {
   for (const auto& [name, plan] : plans(DType::kBf16)) {
-    const TrainerOptions cuda = tests::on_thread_cuda(tiny::options_for(kSteps), dawdling());
+    const TrainerOptions cuda = tests::on_thread_cuda(tiny::options_for(kCudaSteps), dawdling());
     Trainer trainer(tiny::gpt2_model(), plan, cuda);
     const TrainResult result = trainer.train(3, nullptr);
     const Graph& graph = trainer.graph();
@@ -210,9 +210,9 @@ TEST(CudaDevice, timeline_holds_every_operation_once) {
 }
 
 TEST(CudaDevice, recorded_runs_of_kernels_give_the_same_bits_with_fewer_launches) {
-  const TrainerOptions options = tiny::options_for(kSteps);
+  const TrainerOptions options = tiny::options_for(kCudaSteps);
   const tiny::Outcome reference =
-      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kSteps, true);
+      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kCudaSteps, true);
   for (const auto& [name, plan] : plans(DType::kBf16)) {
     const auto log = std::make_shared<CudaLog>();
     TrainerOptions cuda = tests::on_thread_cuda(options, dawdling(), log);
@@ -223,15 +223,15 @@ TEST(CudaDevice, recorded_runs_of_kernels_give_the_same_bits_with_fewer_launches
       seldom.timed_steps_apart = 3;
       return seldom;
     }());
-    untimed.train(kSteps, nullptr);
+    untimed.train(kCudaSteps, nullptr);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, untimed.parameters())) << name;
     Trainer trainer(tiny::gpt2_model(), plan, cuda);
-    const TrainResult result = trainer.train(kSteps, nullptr);
+    const TrainResult result = trainer.train(kCudaSteps, nullptr);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, trainer.parameters())) << name;
     // Every step but the first, which ran plain; a rollback launches its forward once more.
     const auto segments = static_cast<int64_t>(cuda_segments(trainer.graph()).size());
     EXPECT_GE(segments, 10) << name;
-    EXPECT_GE(log->count(CudaCall::kLaunchGraph), segments * (kSteps - 1)) << name;
+    EXPECT_GE(log->count(CudaCall::kLaunchGraph), segments * (kCudaSteps - 1)) << name;
     const auto spans = static_cast<size_t>(result.timeline.steps) * trainer.graph().step.ops.size();
     EXPECT_EQ(result.timeline.spans.size(), spans) << name;
     trainer.validation_loss(1);
@@ -251,9 +251,9 @@ Modules modules_of(const Plan& plan, const TrainerOptions& options) {
   runtime.before_module = [&](const Op& op, int32_t) { modules.ran.push_back(describe(op)); };
   const auto log = std::make_shared<CudaLog>();
   Trainer trainer(tiny::gpt2_model(), plan, tests::on_thread_cuda(options, runtime, log));
-  static_cast<void>(trainer.train(kSteps, nullptr));
+  static_cast<void>(trainer.train(kCudaSteps, nullptr));
   for (const NotedCall& call : log->calls) modules.enqueued += call.what == "module" ? 1 : 0;
-  modules.of_a_step = static_cast<int64_t>(modules.ran.size()) / kSteps;
+  modules.of_a_step = static_cast<int64_t>(modules.ran.size()) / kCudaSteps;
   for (const CudaSegment& segment : cuda_segments(trainer.graph())) {
     modules.in_segments += static_cast<int64_t>(segment.ops.size());
   }
@@ -262,7 +262,7 @@ Modules modules_of(const Plan& plan, const TrainerOptions& options) {
 
 TEST(CudaDevice,
      recorded_runs_are_the_same_modules_in_the_same_order_and_recorded_anew_for_a_plan) {
-  TrainerOptions plain = tiny::options_for(kSteps);
+  TrainerOptions plain = tiny::options_for(kCudaSteps);
   TrainerOptions recorded = plain;
   recorded.captures = true;
   const Plan wait = changed(tiny::wait_plan(), [](Plan& p) { p.optimizer.gpu_buckets = 0; });
@@ -273,9 +273,9 @@ TEST(CudaDevice,
     const Modules actual = modules_of(plan, recorded);
     EXPECT_EQ(actual.ran, expected.ran);
     // Steps 0 (plain) and 1 (recorded) enqueue every module, later ones only those outside runs.
-    EXPECT_EQ(expected.enqueued, kSteps * expected.of_a_step);
+    EXPECT_EQ(expected.enqueued, kCudaSteps * expected.of_a_step);
     EXPECT_EQ(actual.enqueued,
-              2 * actual.of_a_step + (kSteps - 2) * (actual.of_a_step - actual.in_segments));
+              2 * actual.of_a_step + (kCudaSteps - 2) * (actual.of_a_step - actual.in_segments));
     EXPECT_GE(actual.in_segments, 20);  // ten runs of two or more, as above
   }
 }
@@ -306,7 +306,7 @@ TEST(CudaSegments, only_the_first_waits_only_the_last_is_waited_for_and_all_are_
 
 TEST(CudaDevice, memory_is_taken_once_and_events_are_made_in_the_first_steps_only) {
   const auto log = std::make_shared<CudaLog>();
-  const TrainerOptions cuda = tests::on_thread_cuda(tiny::options_for(kSteps), {}, log);
+  const TrainerOptions cuda = tests::on_thread_cuda(tiny::options_for(kCudaSteps), {}, log);
   Plan plan = plans(DType::kBf16).back().plan;
   Trainer trainer(tiny::gpt2_model(), plan, cuda);
   const Bytes hbm = trainer.graph().arenas.size[static_cast<size_t>(Place::kHbm)];
@@ -332,7 +332,7 @@ TEST(CudaDevice, losses_take_no_copy_and_short_kernels_of_other_lanes_go_before_
   const auto log = std::make_shared<CudaLog>();
   const Plan plan = plans(DType::kBf16).front().plan;
   Trainer trainer(tiny::gpt2_model(), plan,
-                  tests::on_thread_cuda(tiny::options_for(kSteps), {}, log));
+                  tests::on_thread_cuda(tiny::options_for(kCudaSteps), {}, log));
   trainer.train(3, nullptr);
   trainer.validation_loss(1);
   int64_t streams = 0;
@@ -351,7 +351,7 @@ TEST(CudaDevice, cpu_memory_is_pinned_or_backed_before_the_gpu_can_touch_it) {
     ThreadCudaOptions options;
     options.properties.shares_page_tables = superchip;
     Trainer trainer(tiny::gpt2_model(), tiny::wait_plan(),
-                    tests::on_thread_cuda(tiny::options_for(kSteps), options, log));
+                    tests::on_thread_cuda(tiny::options_for(kCudaSteps), options, log));
     EXPECT_EQ(log->count(CudaCall::kPin), 1);
   }
 }
@@ -362,11 +362,11 @@ TEST(CudaDevice, failing_copy_names_operation_bytes_and_stream_and_stops_the_run
   const auto log = std::make_shared<CudaLog>();
   {
     Trainer setup(tiny::gpt2_model(), tiny::wait_plan(),
-                  tests::on_thread_cuda(tiny::options_for(kSteps), options, log));
+                  tests::on_thread_cuda(tiny::options_for(kCudaSteps), options, log));
   }
   options.failing_copy = log->count(CudaCall::kCopy);
   Trainer failing(tiny::gpt2_model(), tiny::wait_plan(),
-                  tests::on_thread_cuda(tiny::options_for(kSteps), options));
+                  tests::on_thread_cuda(tiny::options_for(kCudaSteps), options));
   try {
     failing.train(3, nullptr);
     FAIL() << "the failure was swallowed";
@@ -381,7 +381,7 @@ TEST(CudaDevice, failing_copy_names_operation_bytes_and_stream_and_stops_the_run
 
 // The second step records. Each of its kernels fails once, those inside captures among them.
 TEST(CudaDevice, failure_while_kernels_are_recorded_ends_the_capture_and_is_what_is_told) {
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kCudaSteps);
   options.captures = true;
   const auto log = std::make_shared<CudaLog>();
   {
@@ -410,7 +410,7 @@ TEST(CudaDevice, any_thread_may_train_drain_evaluate_and_free_what_another_made)
   plan.optimizer.undo = UndoKind::kExact;
   plan.optimizer.gpu_buckets = 3;
   auto trainer = std::make_unique<Trainer>(
-      tiny::gpt2_model(), plan, tests::on_thread_cuda(tiny::options_for(kSteps), dawdling()));
+      tiny::gpt2_model(), plan, tests::on_thread_cuda(tiny::options_for(kCudaSteps), dawdling()));
   const auto on_a_new_thread = [](const std::function<void()>& work) { std::jthread thread(work); };
   on_a_new_thread([&] { trainer->train(4, nullptr); });
   on_a_new_thread([&] { trainer->train(6, nullptr, true); });
@@ -440,7 +440,7 @@ TEST(CudaDevice, clock_of_a_device_that_has_failed_lets_the_failure_pass) {
 
 std::string failure_of(const Model& model, const Plan& plan, const ThreadCudaOptions& options) {
   try {
-    Trainer trainer(model, plan, tests::on_thread_cuda(tiny::options_for(kSteps), options));
+    Trainer trainer(model, plan, tests::on_thread_cuda(tiny::options_for(kCudaSteps), options));
   } catch (const Error& error) {
     return error.what();
   }
@@ -482,7 +482,7 @@ TEST(MakeDevice, names_are_host_and_cuda_with_an_index) {
 }
 
 TEST(MakeDevice, machine_without_a_gpu_says_so) {
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kCudaSteps);
   options.device = "cuda:63";  // no machine has that many
   try {
     Trainer trainer(tiny::gpt2_model(), tiny::wait_plan(), options);

@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-constexpr int kSteps = 30;
+constexpr int kExactSteps = 30;
 
 // The thread sanitizer makes all of this some twenty times slower, the address sanitizer ten times;
 // races and strays do not depend on the type or on most pairs of knobs.
@@ -55,7 +55,7 @@ ActivationPlan activation_choice(int choice) {
   return plan;
 }
 
-Plan plan_of(const Combination& c, DType dtype) {
+Plan plan_for(const Combination& c, DType dtype) {
   Plan plan = tiny::wait_plan(dtype);
   plan.optimizer.sync = c[0] == 0 ? SyncMode::kWait : SyncMode::kSpeculate;
   plan.optimizer.undo = c[1] == 0 ? UndoKind::kSnapshot : UndoKind::kExact;
@@ -117,10 +117,10 @@ std::vector<Combination> pairwise() {
 }
 
 TEST(exactness, every_pair_of_knobs_gives_the_bits_of_waiting_on_one_lane) {
-  const TrainerOptions options = tiny::options_for(kSteps);
+  const TrainerOptions options = tiny::options_for(kExactSteps);
   const tiny::Outcome reference =
-      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kSteps, true);
-  ASSERT_EQ(reference.records.size(), static_cast<size_t>(kSteps));
+      tiny::train(tiny::gpt2_model(), tiny::wait_plan(), options, kExactSteps, true);
+  ASSERT_EQ(reference.records.size(), static_cast<size_t>(kExactSteps));
   EXPECT_LT(reference.records.back().loss, reference.records.front().loss - 0.5);
   const std::vector<Combination> combinations = pairwise();
   EXPECT_GE(combinations.size(), 15u);  // 5 x 3 choices of two knobs alone
@@ -129,7 +129,7 @@ TEST(exactness, every_pair_of_knobs_gives_the_bits_of_waiting_on_one_lane) {
     TrainerOptions threads = options;
     threads.optimizer_threads = 1 + c[3] % 2;
     const tiny::Outcome outcome =
-        tiny::train(tiny::gpt2_model(), plan_of(c, DType::kBf16), threads, kSteps, false);
+        tiny::train(tiny::gpt2_model(), plan_for(c, DType::kBf16), threads, kExactSteps, false);
     EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters)) << text_of(c);
     if (c[0] == 1) {
       EXPECT_GT(outcome.rollbacks, 0) << text_of(c);
@@ -138,7 +138,7 @@ TEST(exactness, every_pair_of_knobs_gives_the_bits_of_waiting_on_one_lane) {
 }
 
 // Clipping (a gradient 1e4 times too large) and poison (NaN, infinity) at chosen steps.
-double disturbed(int32_t step) {
+double disturbed_factor(int32_t step) {
   if (step == 3 || step == 4 || step == 17) return 1e4;
   if (step == 7 || step == 8) return std::numeric_limits<double>::quiet_NaN();
   if (step == 12) return std::numeric_limits<double>::infinity();
@@ -147,11 +147,11 @@ double disturbed(int32_t step) {
 
 TEST(exactness, rollbacks_of_clipped_and_poisoned_steps_leave_no_trace) {
   for (const DType dtype : some_of({DType::kBf16, DType::kF32, DType::kF16})) {
-    TrainerOptions options = tiny::options_for(kSteps);
+    TrainerOptions options = tiny::options_for(kExactSteps);
     options.optimizer.clip_norm = 50;  // only the disturbed steps clip
-    options.gradient_factor = disturbed;
+    options.gradient_factor = disturbed_factor;
     const tiny::Outcome reference =
-        tiny::train(tiny::llama_model(), tiny::wait_plan(dtype), options, kSteps, true);
+        tiny::train(tiny::llama_model(), tiny::wait_plan(dtype), options, kExactSteps, true);
     int skipped = 0;
     int clipped = 0;
     for (const StepRecord& record : reference.records) {
@@ -167,7 +167,7 @@ TEST(exactness, rollbacks_of_clipped_and_poisoned_steps_leave_no_trace) {
           Combination{1, 1, 1, 1, 1, 2, 1, 1}, Combination{1, 0, 1, 2, 2, 1, 3, 0},
           Combination{0, 0, 0, 2, 2, 1, 3, 0}}) {
       const tiny::Outcome outcome =
-          tiny::train(tiny::llama_model(), plan_of(c, dtype), options, kSteps, false);
+          tiny::train(tiny::llama_model(), plan_for(c, dtype), options, kExactSteps, false);
       EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters))
           << to_string(dtype) << " " << text_of(c);
       if (c[0] == 1) {
@@ -183,24 +183,26 @@ TEST(exactness, rollbacks_of_clipped_and_poisoned_steps_leave_no_trace) {
 
 // delay has its own reference: itself on one thread.
 TEST(exactness, delayed_updates_do_not_depend_on_lanes_or_placement) {
-  TrainerOptions options = tiny::options_for(kSteps);
-  options.gradient_factor = disturbed;
+  TrainerOptions options = tiny::options_for(kExactSteps);
+  options.gradient_factor = disturbed_factor;
   options.optimizer.clip_norm = 50;
   for (const DType dtype : some_of({DType::kBf16, DType::kF16})) {
     Plan plan = tiny::wait_plan(dtype);
     plan.optimizer.sync = SyncMode::kDelay;
-    const tiny::Outcome reference = tiny::train(tiny::gpt2_model(), plan, options, kSteps, true);
-    EXPECT_EQ(reference.records.size(), static_cast<size_t>(kSteps));
+    const tiny::Outcome reference =
+        tiny::train(tiny::gpt2_model(), plan, options, kExactSteps, true);
+    EXPECT_EQ(reference.records.size(), static_cast<size_t>(kExactSteps));
     for (const Combination c :
          {Combination{0, 0, 0, 2, 0, 0, 0, 1}, Combination{0, 0, 1, 2, 1, 0, 3, 1},
           Combination{0, 0, 1, 1, 2, 0, 1, 0}}) {
-      Plan other = plan_of(c, dtype);
+      Plan other = plan_for(c, dtype);
       other.optimizer.sync = SyncMode::kDelay;
-      const tiny::Outcome outcome = tiny::train(tiny::gpt2_model(), other, options, kSteps, false);
+      const tiny::Outcome outcome =
+          tiny::train(tiny::gpt2_model(), other, options, kExactSteps, false);
       EXPECT_TRUE(tiny::same_bits(reference.parameters, outcome.parameters)) << text_of(c);
     }
     const tiny::Outcome waited =
-        tiny::train(tiny::gpt2_model(), tiny::wait_plan(dtype), options, kSteps, true);
+        tiny::train(tiny::gpt2_model(), tiny::wait_plan(dtype), options, kExactSteps, true);
     EXPECT_FALSE(tiny::same_bits(reference.parameters, waited.parameters));
   }
 }

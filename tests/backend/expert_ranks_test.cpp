@@ -15,75 +15,28 @@
 
 #include "backend/train/make_device.h"
 #include "tests/backend/disturbed_training.h"
+#include "tests/backend/split_training.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
 
 namespace ballast {
 namespace {
 
+using tiny::Degrees;
+using tiny::expect_near;
+using tiny::gentle;
 using tiny::Homes;
 using tiny::kHomes;
 using tiny::kSteps;
-using tiny::set_homes;
-
-struct Degrees {
-  int64_t data = 1, expert = 1, pipeline = 1;
-  int64_t zero_stage = 0;
-};
-
-std::string text_of(const Degrees& of) {
-  return "data " + std::to_string(of.data) + " expert " + std::to_string(of.expert) + " pipeline " +
-         std::to_string(of.pipeline) + " ZeRO " + std::to_string(of.zero_stage) + " ";
-}
-
-Plan plan_of(const Degrees& of, SyncMode sync = SyncMode::kWait, Homes homes = Homes::kGpu) {
-  Plan plan =
-      tiny::waiting_plan({.sequences = 4, .micro_batch = 1, .tokens = 12}, 2 * kSegment * 4);
-  plan.dtype = DType::kF32;
-  plan.data = of.data;
-  plan.expert = of.expert;
-  plan.pipeline = of.pipeline;
-  plan.zero_stage = of.zero_stage;
-  plan.devices = of.data * of.pipeline;
-  plan.optimizer.sync = sync;
-  set_homes(plan, homes);
-  return plan;
-}
-
-// At which no step is so large that rounding grows.
-TrainerOptions gentle(TrainerOptions options = tiny::options_for(kSteps)) {
-  options.optimizer.learning_rate = {1e-3, 1e-4, 3, kSteps};
-  return options;
-}
+using tiny::plan_of;
+using tiny::text_of;
 
 // Models of every family whose layers have experts.
-std::vector<Model> models() {
+std::vector<Model> models_with_experts() {
   std::vector<Model> all = tiny::newer_models();
   std::erase_if(all, [](const Model& model) { return model.experts == 0; });
   EXPECT_EQ(all.size(), 4u);
   return all;
-}
-
-void expect_near(const tiny::Outcome& one, const tiny::Outcome& other, const std::string& what,
-                 double parameter_tolerance = 5e-5) {
-  ASSERT_EQ(one.records.size(), other.records.size()) << what;
-  double loss = 0;
-  for (size_t i = 0; i < one.records.size(); ++i) {
-    EXPECT_EQ(one.records[i].skipped, other.records[i].skipped) << what << i;
-    EXPECT_EQ(one.records[i].clipped, other.records[i].clipped) << what << i;
-    loss = std::max(loss, std::abs(one.records[i].loss / other.records[i].loss - 1));
-  }
-  ASSERT_EQ(one.parameters.size(), other.parameters.size()) << what;
-  double largest = 0;
-  double furthest = 0;
-  for (size_t i = 0; i < one.parameters.size(); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(other.parameters[i])));
-    const auto apart = static_cast<double>(one.parameters[i] - other.parameters[i]);
-    furthest = std::max(furthest, std::abs(apart));
-  }
-  EXPECT_LT(loss, 1e-6) << what;
-  EXPECT_LT(furthest / largest, parameter_tolerance) << what;
-  std::printf("%-60s losses %.1e, parameters %.1e\n", what.c_str(), loss, furthest / largest);
 }
 
 TEST(expert_ranks, every_plan_trains_as_one_rank_does) {
@@ -104,8 +57,8 @@ TEST(expert_ranks, every_plan_trains_as_one_rank_does) {
   };
   const TrainerOptions options = gentle();
   int trained = 0;
-  for (const Model& model : models()) {
-    const tiny::Outcome alone = tiny::train(model, plan_of({}), options, kSteps, true);
+  for (const Model& model : models_with_experts()) {
+    const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}), options, kSteps, true);
     for (const Degrees& of : kPlans) {
       if (model.experts % of.expert != 0) continue;
       if (of.pipeline > 1 && model.balance_loss > 0) continue;
@@ -119,12 +72,12 @@ TEST(expert_ranks, every_plan_trains_as_one_rank_does) {
 
 // With clipped and poisoned steps: where state lies, how ranks share it and how it steps changes no
 // bit, and the verdicts are those of one rank.
-void train_every_way(SyncMode sync) {
+void train_experts(SyncMode sync) {
   int trained = 0;
   const TrainerOptions options = gentle(tiny::disturbed_options());
-  const std::vector<Model> all = models();
+  const std::vector<Model> all = models_with_experts();
   for (const Model& model : {all.front(), all.back()}) {  // the last has experts that all pass
-    const tiny::Outcome alone = tiny::train(model, plan_of({}, sync), options, kSteps, true);
+    const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}, sync), options, kSteps, true);
     for (Degrees of : {Degrees{.data = 4, .expert = 2}, Degrees{.data = 2, .expert = 2}}) {
       const tiny::Outcome reference = tiny::train(model, plan_of(of, sync), options, kSteps, true);
       // Steps of clipped noise are as large as any other.
@@ -149,17 +102,17 @@ void train_every_way(SyncMode sync) {
   std::printf("%d plans with the bits of ranks that split alike\n", trained);
 }
 
-TEST(expert_ranks, every_way_to_wait_has_the_same_bits) { train_every_way(SyncMode::kWait); }
-TEST(expert_ranks, every_way_to_delay_has_the_same_bits) { train_every_way(SyncMode::kDelay); }
+TEST(expert_ranks, every_way_to_wait_has_the_same_bits) { train_experts(SyncMode::kWait); }
+TEST(expert_ranks, every_way_to_delay_has_the_same_bits) { train_experts(SyncMode::kDelay); }
 TEST(expert_ranks, every_way_to_speculate_has_the_same_bits) {
-  train_every_way(SyncMode::kSpeculate);
+  train_experts(SyncMode::kSpeculate);
 }
 
 // Tokens are sent again where what is made of them is computed again, and what experts keep of them
 // leaves and returns.
 TEST(expert_ranks, what_is_recomputed_has_the_same_bits) {
   const TrainerOptions options = gentle();
-  for (const Model& model : models()) {
+  for (const Model& model : models_with_experts()) {
     for (const Degrees& of : {Degrees{.data = 2, .expert = 2}}) {
       const tiny::Outcome kept = tiny::train(model, plan_of(of), options, kSteps, true);
       for (const ActivationFate fate : {ActivationFate::kRecompute, ActivationFate::kOffload}) {
@@ -174,8 +127,8 @@ TEST(expert_ranks, what_is_recomputed_has_the_same_bits) {
 // A checkpoint, an export and the first weights have nothing of ranks in them.
 TEST(expert_ranks, state_is_that_of_the_whole_model) {
   const TrainerOptions options = gentle();
-  for (const Model& model : models()) {
-    Trainer alone(model, plan_of({}), options);
+  for (const Model& model : models_with_experts()) {
+    Trainer alone(model, plan_of(Degrees{}), options);
     const TemporaryFolder folder;
     for (const Degrees& of :
          {Degrees{.data = 2, .expert = 2}, Degrees{.data = 4, .expert = 2, .zero_stage = 3},
@@ -188,8 +141,8 @@ TEST(expert_ranks, state_is_that_of_the_whole_model) {
       TrainerOptions imports = options;
       imports.seed = 7;
       imports.initial_weights = folder / "ranks.safetensors";
-      EXPECT_TRUE(
-          tiny::same_bits(Trainer(model, plan_of({}), imports).parameters(), alone.parameters()));
+      EXPECT_TRUE(tiny::same_bits(Trainer(model, plan_of(Degrees{}), imports).parameters(),
+                                  alone.parameters()));
       EXPECT_TRUE(
           tiny::same_bits(Trainer(model, plan_of(of), imports).parameters(), alone.parameters()));
     }
@@ -197,7 +150,7 @@ TEST(expert_ranks, state_is_that_of_the_whole_model) {
 }
 
 TEST(expert_ranks, resume_as_another_split) {
-  const Model model = models().back();
+  const Model model = models_with_experts().back();
   const Degrees first{.data = 4, .expert = 2, .zero_stage = 2};
   for (const SyncMode sync : {SyncMode::kDelay, SyncMode::kSpeculate}) {
     TrainerOptions options = gentle();
@@ -224,14 +177,14 @@ TEST(expert_ranks, resume_as_another_split) {
 }
 
 TEST(expert_ranks, a_rank_that_fails_ends_all) {
-  const Model model = models().front();
+  const Model model = models_with_experts().front();
   std::atomic<bool> failed = false;
   TrainerOptions options = gentle();
   options.gradient_factor = [&](int32_t step) {
     if (step == 2 && !failed.exchange(true)) throw Error("the disk", "it is full", "make room");
     return 1.0;
   };
-  Trainer trainer(model, plan_of({.data = 2, .expert = 2}), options);
+  Trainer trainer(model, plan_of(Degrees{.data = 2, .expert = 2}), options);
   try {
     trainer.train(kSteps, nullptr);
     FAIL() << "it trains";
@@ -241,21 +194,21 @@ TEST(expert_ranks, a_rank_that_fails_ends_all) {
 }
 
 TEST(expert_ranks, what_does_not_run_is_refused_by_name) {
-  const Model model = models().front();
+  const Model model = models_with_experts().front();
   const auto missing = [&](const Plan& plan) {
     const std::vector<DeviceVerdict> verdicts = which_run(model, plan);
     return verdicts.front().missing ? verdicts.front().missing->knob : "";
   };
-  EXPECT_EQ(missing(plan_of({.data = 2, .expert = 2})), "");
-  Plan sequences = plan_of({.data = 2, .expert = 2});
+  EXPECT_EQ(missing(plan_of(Degrees{.data = 2, .expert = 2})), "");
+  Plan sequences = plan_of(Degrees{.data = 2, .expert = 2});
   sequences.sequence = 2;
   sequences.devices = 4;
   EXPECT_EQ(missing(sequences), "plan.expert");
-  Plan tensor = plan_of({.data = 2, .expert = 2});
+  Plan tensor = plan_of(Degrees{.data = 2, .expert = 2});
   tensor.tensor = 2;
   tensor.devices = 4;
   EXPECT_EQ(missing(tensor), "plan.tensor");
-  Plan hybrid = plan_of({.data = 4, .expert = 2, .zero_stage = 2});
+  Plan hybrid = plan_of(Degrees{.data = 4, .expert = 2, .zero_stage = 2});
   hybrid.zero_group = 2;
   EXPECT_EQ(missing(hybrid), "plan.zero_group");
 }

@@ -24,9 +24,9 @@ using tiny::waiting_plan;
 
 // Instrumented code takes ten times as long, and strays show at once.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kSteps = 4;
+constexpr int64_t kKnobSteps = 4;
 #else
-constexpr int64_t kSteps = 20;
+constexpr int64_t kKnobSteps = 20;
 #endif
 // Of each newer family, over which every knob is tried again.
 constexpr int64_t kFewSteps = 4;
@@ -121,16 +121,16 @@ class Trials {
 };
 
 TEST(knobs, the_plain_loop_has_the_bits_of_the_reference) {
-  const TrainerOptions options = tiny::options_for(kSteps);
+  const TrainerOptions options = tiny::options_for(kKnobSteps);
   std::vector<Model> models = tiny::newer_models();
   models.push_back(tiny::gpt2_model());
   models.push_back(tiny::llama_model());
   for (const Model& model : models) {
     for (const DType dtype : {DType::kBf16, DType::kF32}) {
       const Plan plan = tiny::wait_plan(dtype);
-      const tiny::Outcome reference = tiny::train(model, plan, options, kSteps, true);
+      const tiny::Outcome reference = tiny::train(model, plan, options, kKnobSteps, true);
       EXPECT_TRUE(
-          tiny::same_bits(reference.parameters, tiny::plain_loop(model, plan, options, kSteps)))
+          tiny::same_bits(reference.parameters, tiny::plain_loop(model, plan, options, kKnobSteps)))
           << model.name << " in " << to_string(dtype);
     }
   }
@@ -172,7 +172,7 @@ void try_every_knob(Trials trials, const std::string& model) {
 
 TEST(knobs, each_away_from_its_default_trains_the_same_or_agrees_or_is_refused) {
   const Model model = tiny::gpt2_model();
-  try_every_knob(Trials(model, kSteps), model.name);
+  try_every_knob(Trials(model, kKnobSteps), model.name);
 }
 
 TEST(knobs, each_does_so_for_norms_of_heads_and_for_experts) {
@@ -183,18 +183,18 @@ TEST(knobs, each_does_so_for_norms_of_heads_and_for_experts) {
 
 TEST(strategies, each_that_is_shipped_trains_on_one_device_whatever_its_buckets) {
   const Model model = tiny::gpt2_model();
-  const TrainerOptions options = tiny::options_for(kSteps);
-  const tiny::Outcome reference = tiny::train(model, tiny::wait_plan(), options, kSteps, true);
+  const TrainerOptions options = tiny::options_for(kKnobSteps);
+  const tiny::Outcome reference = tiny::train(model, tiny::wait_plan(), options, kKnobSteps, true);
   const std::vector<Shipped> strategies = shipped_strategies();
   ASSERT_GE(strategies.size(), 15u);
   for (const Shipped& strategy : strategies) {
     for (const int64_t bucket_bytes : {int64_t{1}, 2 * kSegment * 4, int64_t{1} << 30}) {
       const Plan plan = plan_of_strategy(strategy.name, bucket_bytes);
-      const tiny::Outcome outcome = tiny::train(model, plan, options, kSteps, false);
+      const tiny::Outcome outcome = tiny::train(model, plan, options, kKnobSteps, false);
       const bool delays = plan.optimizer.sync == SyncMode::kDelay;
       EXPECT_TRUE(tiny::same_bits(
           outcome.parameters,
-          delays ? tiny::plain_loop(model, plan, options, kSteps) : reference.parameters))
+          delays ? tiny::plain_loop(model, plan, options, kKnobSteps) : reference.parameters))
           << strategy.name << ", buckets of " << bucket_bytes << " bytes";
     }
   }

@@ -9,25 +9,25 @@
 namespace ballast {
 namespace {
 
-constexpr int64_t kSteps = 6;
+constexpr int64_t kOffloadSteps = 6;
 
-struct Shape {
+struct OffloadShape {
   int64_t stages = 1, chunks = 1, micro_batches = 4;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   int64_t parts = 1;
 };
 
-constexpr Shape kShapes[] = {{},
-                             {2, 1, 4},
-                             {4, 1, 6},
-                             {2, 2, 4},
-                             {2, 1, 4, PipelineSchedule::kGpipe},
-                             {2, 1, 4, PipelineSchedule::kEager1F1B},
-                             {2, 1, 2, PipelineSchedule::k1F1B, 3},
-                             {2, 1, 2, PipelineSchedule::kGpipe, 3},
-                             {1, 1, 2, PipelineSchedule::k1F1B, 3}};
+constexpr OffloadShape kShapes[] = {{},
+                                    {2, 1, 4},
+                                    {4, 1, 6},
+                                    {2, 2, 4},
+                                    {2, 1, 4, PipelineSchedule::kGpipe},
+                                    {2, 1, 4, PipelineSchedule::kEager1F1B},
+                                    {2, 1, 2, PipelineSchedule::k1F1B, 3},
+                                    {2, 1, 2, PipelineSchedule::kGpipe, 3},
+                                    {1, 1, 2, PipelineSchedule::k1F1B, 3}};
 
-Plan plan_of(const Shape& shape) {
+Plan plan_of(const OffloadShape& shape) {
   const int64_t tokens = shape.parts > 1 ? shape.parts * kAttentionTile : 12;
   Plan plan = tiny::waiting_plan(
       {.sequences = shape.micro_batches, .micro_batch = 1, .tokens = tokens}, 2 * kSegment * 4);
@@ -63,7 +63,7 @@ std::vector<Plan> offloading(const Plan& keeps) {
   return {some, all, nothing, fewer};
 }
 
-Model model_of(const Shape& shape) {
+Model model_of(const OffloadShape& shape) {
   return tiny::llama({.layers = 8,
                       .hidden = 32,
                       .heads = 4,
@@ -76,13 +76,13 @@ Model model_of(const Shape& shape) {
 
 TEST(OffloadByModule, has_the_bits_of_the_plan_that_keeps_everything) {
   int trained = 0;
-  for (const Shape& shape : kShapes) {
+  for (const OffloadShape& shape : kShapes) {
     const Model model = model_of(shape);
     const Plan keeps = plan_of(shape);
-    const TrainerOptions options = tiny::options_for(kSteps);
-    const tiny::Outcome reference = tiny::train(model, keeps, options, kSteps, false);
+    const TrainerOptions options = tiny::options_for(kOffloadSteps);
+    const tiny::Outcome reference = tiny::train(model, keeps, options, kOffloadSteps, false);
     for (const Plan& plan : offloading(keeps)) {
-      const tiny::Outcome outcome = tiny::train(model, plan, options, kSteps, false);
+      const tiny::Outcome outcome = tiny::train(model, plan, options, kOffloadSteps, false);
       EXPECT_TRUE(tiny::same_bits(outcome.parameters, reference.parameters))
           << shape.stages << " stages of " << shape.chunks << " chunks, " << shape.parts
           << " parts, plan " << trained;
@@ -102,14 +102,14 @@ TEST(OffloadByModule, rows_of_experts_leave_or_are_sorted_again) {
       if (stages > 1 && model.balance_loss > 0) continue;  // refused by name
       Plan keeps = tiny::waiting_plan({.sequences = 4, .micro_batch = 1, .tokens = 12}, 1 << 20);
       keeps.devices = keeps.pipeline = stages;
-      const TrainerOptions options = tiny::options_for(kSteps);
-      const tiny::Outcome reference = tiny::train(model, keeps, options, kSteps, false);
+      const TrainerOptions options = tiny::options_for(kOffloadSteps);
+      const tiny::Outcome reference = tiny::train(model, keeps, options, kOffloadSteps, false);
       for (const ActivationFate fate : {ActivationFate::kOffload, ActivationFate::kRecompute}) {
         Plan plan = keeps;
         plan.activations.emplace();
         plan.activations->reload = ReloadOrder::kByModule;
         plan.activations->dispatched = fate;
-        const tiny::Outcome outcome = tiny::train(model, plan, options, kSteps, false);
+        const tiny::Outcome outcome = tiny::train(model, plan, options, kOffloadSteps, false);
         EXPECT_TRUE(tiny::same_bits(outcome.parameters, reference.parameters))
             << model.name << ", " << stages << " stages, " << to_string(fate);
       }

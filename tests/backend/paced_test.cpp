@@ -27,7 +27,7 @@ PacedMachine machine_of(const TinyGraph& tiny) {
   return {tiny.costs, {}, fair_rates(tiny.costs.capacities)};
 }
 
-RunOptions steps(int32_t last) {
+RunOptions paced_steps(int32_t last) {
   RunOptions options;
   options.last_step = last;
   options.recorded_steps = 100;
@@ -86,7 +86,7 @@ TEST(PacedDevice, operations_last_their_time_and_handover_delays_those_that_wait
   tiny.op(LaneKind::kCpu, 3 * kMillisecond, {{0, 0}});
   for (OpCost& cost : tiny.costs.ops) cost.handover = {kMillisecond};
   PacedDevice device(tiny.graph, machine_of(tiny), {.slow_down = 2, .forgiven = {}});
-  const RunResult result = Executor(tiny.graph, device).run(steps(4));
+  const RunResult result = Executor(tiny.graph, device).run(paced_steps(4));
   for (const Span& span : result.timeline.spans) {
     // Its own time, and the hand-over before it where it waited, which all but the first did.
     const int64_t own = span.op == 0 ? 4 : 6;
@@ -105,7 +105,7 @@ TEST(PacedDevice, lanes_without_edges_between_them_overlap) {
   bool overlapped = false;
   for (int attempt = 0; attempt < 5 && !overlapped; ++attempt) {
     PacedDevice device(tiny.graph, machine_of(tiny), {});
-    const RunResult result = Executor(tiny.graph, device).run(steps(9));
+    const RunResult result = Executor(tiny.graph, device).run(paced_steps(9));
     EXPECT_GE(result.timeline.spans.back().end.ps, 98 * kMillisecond);  // 2 ms may be forgiven
     overlapped = result.timeline.spans.back().end.ps < 170 * kMillisecond;
   }
@@ -119,7 +119,7 @@ TEST(PacedDevice, one_lane_at_a_time_takes_the_sum_of_all_operations) {
   tiny.op(LaneKind::kCopyIn, 5 * kMillisecond);
   tiny.op(LaneKind::kCpu, 4 * kMillisecond);
   PacedDevice device(tiny.graph, machine_of(tiny), {});
-  const RunResult result = Executor(tiny.graph, device).run_sequentially(steps(4));
+  const RunResult result = Executor(tiny.graph, device).run_sequentially(paced_steps(4));
   EXPECT_GE(result.timeline.spans.back().end.ps,
             5 * (6 + 5 + 4) * kMillisecond - Duration::from_us(2000).ps);
   EXPECT_GE(device.lateness().charged_operations, 15 - 1);  // all, but the first may do
@@ -189,7 +189,7 @@ TEST_P(Gh200Shaped, executor_and_virtual_clock_agree) {
   double best = 1;
   for (int attempt = 0; attempt < 3 && best > 0.15; ++attempt) {
     PacedDevice device(prepared.graph, prepared.machine, {.slow_down = slow_down});
-    RunOptions options = steps(3);
+    RunOptions options = paced_steps(3);
     const RunResult result = Executor(prepared.graph, device).run(options);
     expect_sound(prepared, result.timeline, slow_down);
     const double measured = median_after(1, result.step_times).seconds() / slow_down;
@@ -207,7 +207,7 @@ TEST(PacedDevice, rolled_back_step_runs_the_repair_in_its_own_time) {
   const double slow_down = slow_down_for(prepared.machine.step) / 2;
   PacedDevice device(prepared.graph, prepared.machine,
                      {.slow_down = slow_down, .verdict = [](int32_t step) { return step != 2; }});
-  const RunResult result = Executor(prepared.graph, device).run(steps(4));
+  const RunResult result = Executor(prepared.graph, device).run(paced_steps(4));
   EXPECT_EQ(result.rollbacks, 1);
   EXPECT_TRUE(device.commit(2));  // judged once
   std::map<LaneId, Duration> busy;

@@ -50,14 +50,14 @@ Model tied_model() {
                      .positions = 16});
 }
 
-struct Shape {
+struct PipelineShape {
   int64_t stages, chunks, micro_batches;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 // 1F1B, with fewer micro-batches than stages all forwards before any backward, and interleaved.
 // Of each other schedule one chunk and several.
-std::vector<Shape> shapes() {
-  std::vector<Shape> all = {{2, 1, 4}, {4, 1, 6}, {4, 1, 2}, {2, 2, 4}, {4, 2, 4}};
+std::vector<PipelineShape> shapes() {
+  std::vector<PipelineShape> all = {{2, 1, 4}, {4, 1, 6}, {4, 1, 2}, {2, 2, 4}, {4, 2, 4}};
   for (size_t i = 1; i < std::size(kPipelineSchedules); ++i) {
     all.push_back({4, 1, 6, static_cast<PipelineSchedule>(i)});
     all.push_back({2, 2, 4, static_cast<PipelineSchedule>(i)});
@@ -65,7 +65,7 @@ std::vector<Shape> shapes() {
   return all;
 }
 
-std::string text_of(const Shape& shape) {
+std::string text_of(const PipelineShape& shape) {
   return std::to_string(shape.stages) + " stages of " + std::to_string(shape.chunks) + " chunks, " +
          std::to_string(shape.micro_batches) + " micro-batches, " +
          std::string(to_string(shape.schedule));
@@ -80,7 +80,7 @@ Plan undivided_plan(int64_t micro_batches, SyncMode sync, Homes homes) {
   return plan;
 }
 
-Plan divided(Plan plan, const Shape& shape) {
+Plan divided(Plan plan, const PipelineShape& shape) {
   plan.pipeline = plan.devices = shape.stages;
   plan.virtual_pipeline = shape.chunks;
   plan.pipeline_schedule = shape.schedule;
@@ -121,7 +121,7 @@ TEST(pipeline, every_schedule_and_sync_has_the_bits_of_the_undivided_plan) {
   int trained = 0;
   for (const SyncMode sync : kSyncs) {
     for (const Homes homes : kHomes) {
-      for (const Shape& shape : shapes()) {
+      for (const PipelineShape& shape : shapes()) {
         const tiny::Outcome& reference = references.of(shape.micro_batches, sync, homes);
         const Plan plan = divided(undivided_plan(shape.micro_batches, sync, homes), shape);
         const tiny::Outcome outcome =
@@ -152,7 +152,7 @@ TEST(pipeline, one_thread_in_program_order_has_the_same_bits) {
 TEST(pipeline, fp16_finds_the_same_loss_scales) {
   const Model model = untied_model();
   const TrainerOptions options = tiny::disturbed_options();
-  for (const Shape& shape : {Shape{2, 1, 4}, Shape{2, 2, 4}}) {
+  for (const PipelineShape& shape : {PipelineShape{2, 1, 4}, PipelineShape{2, 2, 4}}) {
     for (const SyncMode sync : kSyncs) {
       Plan whole = undivided_plan(shape.micro_batches, sync, Homes::kOptimizerAway);
       whole.dtype = DType::kF16;
@@ -176,7 +176,8 @@ TEST(pipeline, tied_embeddings_are_summed_over_the_first_and_the_last_stage) {
   options.optimizer.clip_norm = 0;
   for (const SyncMode sync : kSyncs) {
     for (const Homes homes : kHomes) {
-      for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 1, 4}, Shape{2, 2, 4}}) {
+      for (const PipelineShape& shape :
+           {PipelineShape{2, 1, 4}, PipelineShape{4, 1, 4}, PipelineShape{2, 2, 4}}) {
         const Plan plan = divided(undivided_plan(shape.micro_batches, sync, homes), shape);
         const tiny::Outcome outcome = tiny::train(model, plan, options, kSteps, false);
         EXPECT_TRUE(
@@ -213,12 +214,12 @@ TEST(pipeline, begins_with_the_weights_of_the_whole_model_and_tells_its_losses) 
 // Half of the steps as one plan, the rest as another: what is resumed has nothing of stages.
 TEST(pipeline, resumes_with_any_number_of_stages) {
   const Model model = untied_model();
-  const Shape kNone{1, 1, 4};
+  const PipelineShape kNone{1, 1, 4};
   for (const SyncMode sync : kSyncs) {
     const Plan whole = undivided_plan(4, sync, Homes::kOptimizerAway);
     TrainerOptions options = tiny::disturbed_options();
     const tiny::Outcome reference = tiny::train(model, whole, options, kSteps, false);
-    const std::pair<Shape, Shape> turns[] = {
+    const std::pair<PipelineShape, PipelineShape> turns[] = {
         {{4, 1, 4}, {2, 2, 4}}, {{2, 1, 4}, kNone}, {kNone, {4, 2, 4}}};
     for (const auto& [first, second] : turns) {
       const TemporaryFolder folder;

@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-HostProfileOptions quick() {
+HostProfileOptions quick_host() {
   HostProfileOptions options;
   options.effort = ProfileEffort::kQuick;
   options.when = "2026-01-02";
@@ -110,7 +110,7 @@ TEST(profile, grid_has_every_number_format_and_both_architectures) {
 
 TEST(profile, quick_profile_is_a_complete_machine) {
   std::vector<ProbeReport> seen;
-  HostProfileOptions options = quick();
+  HostProfileOptions options = quick_host();
   options.on_probe = [&](const ProbeReport& report) { seen.push_back(report); };
   const Profile profile = profile_host(options);
   const Machine& machine = profile.machine;
@@ -142,7 +142,7 @@ TEST(profile, quick_profile_is_a_complete_machine) {
 
 // All of the memory is handed out: a quarter of 100 to the GPU leaves 75 to the CPU, to a byte.
 TEST(profile, memory_is_split_by_the_share) {
-  HostProfileOptions options = quick();
+  HostProfileOptions options = quick_host();
   options.gpu_memory_share = 0.25;
   const Machine machine = profile_host(options).machine;
   const auto gpu = static_cast<double>(machine.gpu.memory.value.count);
@@ -152,12 +152,12 @@ TEST(profile, memory_is_split_by_the_share) {
 }
 
 TEST(profile, impossible_options_are_refused) {
-  HostProfileOptions all_memory = quick();
+  HostProfileOptions all_memory = quick_host();
   all_memory.gpu_memory_share = 1;
   EXPECT_THROW(profile_host(all_memory), Error);
-  HostProfileOptions many_threads = quick();
+  HostProfileOptions many_threads = quick_host();
   many_threads.optimizer_threads = static_cast<int>(host_facts().cores) + 1;
-  HostProfileOptions many_compute = quick();
+  HostProfileOptions many_compute = quick_host();
   many_compute.compute_threads = static_cast<int>(host_facts().cores) + 1;
   EXPECT_THROW(profile_host(many_compute), Error);
   EXPECT_THROW(profile_host(many_threads), Error);

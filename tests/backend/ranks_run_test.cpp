@@ -52,7 +52,7 @@ std::string text_of(const Plan& plan) {
 
 // The greatest relative difference of a loss, where a product adds to the sum of earlier
 // micro-batches in another order than ranks add their sums; verdicts and the first loss are equal.
-double distance(const tiny::Outcome& ranks, const tiny::Outcome& alone) {
+double furthest_apart(const tiny::Outcome& ranks, const tiny::Outcome& alone) {
   double furthest = 0;
   EXPECT_EQ(ranks.records.size(), alone.records.size());
   EXPECT_EQ(ranks.records.front().loss, alone.records.front().loss);
@@ -66,10 +66,10 @@ double distance(const tiny::Outcome& ranks, const tiny::Outcome& alone) {
   return furthest;
 }
 
-struct Shape {
+struct RankShape {
   int64_t ranks, micro_batches;
 };
-constexpr Shape kShapes[] = {{2, 4}, {3, 3}, {4, 8}};
+constexpr RankShape kRankShapes[] = {{2, 4}, {3, 3}, {4, 8}};
 
 // ZeRO stages and homes that go together: ranks that step on their CPUs share the state.
 template <class Visit>
@@ -100,7 +100,7 @@ TEST(ranks, every_split_and_sync_agrees_with_the_plain_loop) {
   const Model model = tiny::gpt2_model();
   const TrainerOptions options = tiny::options_for(kSteps);
   int trained = 0;
-  for (const Shape& shape : kShapes) {
+  for (const RankShape& shape : kRankShapes) {
     for (const SyncMode sync : kSyncs) {
       const Plan first =
           plan_of(shape.ranks, shape.micro_batches, 0, sync, Homes::kGpu, DType::kBf16);
@@ -129,7 +129,7 @@ TEST(ranks, every_split_and_sync_comes_to_the_same_verdicts) {
   const TrainerOptions options = tiny::disturbed_options();
   int trained = 0;
   double furthest = 0;
-  for (const Shape& shape : kShapes) {
+  for (const RankShape& shape : kRankShapes) {
     for (const SyncMode sync : kSyncs) {
       const auto of = [&](int64_t ranks, int64_t zero_stage, Homes homes) {
         return plan_of(ranks, shape.micro_batches, zero_stage, sync, homes, DType::kF32);
@@ -146,9 +146,9 @@ TEST(ranks, every_split_and_sync_comes_to_the_same_verdicts) {
         if (sync == SyncMode::kSpeculate) EXPECT_GE(outcome.rollbacks, 3) << text_of(plan);
       });
       const tiny::Outcome alone = tiny::train(model, of(1, 0, Homes::kGpu), options, kSteps, true);
-      furthest = std::max(furthest, distance(references[0], alone));
+      furthest = std::max(furthest, furthest_apart(references[0], alone));
       if (!references[1].records.empty()) {
-        furthest = std::max(furthest, distance(references[1], alone));
+        furthest = std::max(furthest, furthest_apart(references[1], alone));
       }
     }
   }
@@ -377,7 +377,7 @@ TEST(ranks, groups_that_share_come_to_the_same_bits) {
     };
     const Plan alone = plan_of(1, 4, 0, sync, Homes::kGpu, DType::kF32);
     const tiny::Outcome reference = tiny::train(model, plan(1, Homes::kGpu), options, kSteps, true);
-    distance(reference, tiny::train(model, alone, options, kSteps, true));
+    furthest_apart(reference, tiny::train(model, alone, options, kSteps, true));
     for_every_split([&](int64_t zero_stage, Homes homes) {
       if (zero_stage == 0) return;
       const tiny::Outcome outcome =

@@ -17,7 +17,7 @@
 namespace ballast::transformer {
 namespace {
 
-constexpr double kTolerance = 5e-6;
+constexpr double kReferenceTolerance = 5e-6;
 
 class Reference {
  public:
@@ -85,7 +85,7 @@ void compare(const std::string& name, DType dtype) {
   const Array parameters = array_of(reference.flat(""), dtype, 1, count);
   const StepResult step = run_step(model, reference.shape(), reference.tokens(), parameters);
   EXPECT_NEAR(step.loss, reference.values("loss")[0], 1e-6 * reference.values("loss")[0]);
-  expect_near(values_of(step.logits), reference.values("logits"), kTolerance, "logits");
+  expect_near(values_of(step.logits), reference.values("logits"), kReferenceTolerance, "logits");
 
   const std::vector<double> actual = values_of(step.gradients);
   const std::vector<double> expected = reference.flat("gradient.");
@@ -98,7 +98,7 @@ void compare(const std::string& name, DType dtype) {
       const auto all = std::span(expected).subspan(static_cast<size_t>(module.flat_offset),
                                                    static_cast<size_t>(module.count));
       expect_near(std::span(actual).subspan(first, size), std::span(expected).subspan(first, size),
-                  kTolerance, parameter.name, of_experts ? largest_magnitude(all) : 0);
+                  kReferenceTolerance, parameter.name, of_experts ? largest_magnitude(all) : 0);
     }
   }
 }

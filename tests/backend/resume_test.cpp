@@ -23,21 +23,21 @@
 namespace ballast {
 namespace {
 
-constexpr int64_t kSteps = 24;
-constexpr int64_t kPeriod = 5;
+constexpr int64_t kResumeSteps = 24;
+constexpr int64_t kCheckpointPeriod = 5;
 
-TrainerOptions options_in(const std::string& folder) {
-  TrainerOptions options = tiny::options_for(kSteps);
+TrainerOptions options_of_folder(const std::string& folder) {
+  TrainerOptions options = tiny::options_for(kResumeSteps);
   options.optimizer.clip_norm = 2;
   options.checkpoint_folder = folder;
-  options.checkpoint_period_steps = kPeriod;
+  options.checkpoint_period_steps = kCheckpointPeriod;
   options.resume = true;
   return options;
 }
 
 std::vector<float> train_to_the_end(const Plan& plan, const std::string& folder) {
-  Trainer trainer(tiny::gpt2_model(), plan, options_in(folder));
-  trainer.train(kSteps, nullptr);
+  Trainer trainer(tiny::gpt2_model(), plan, options_of_folder(folder));
+  trainer.train(kResumeSteps, nullptr);
   return trainer.parameters();
 }
 
@@ -50,13 +50,13 @@ bool train_and_kill(const Plan& plan, const std::string& folder, int steps,
   const pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
-    TrainerOptions options = options_in(folder);
+    TrainerOptions options = options_of_folder(folder);
     options.gradient_factor = [&](int32_t) {  // called by every step's loss
       const char step = 1;
       return ::write(pipe_ends[1], &step, 1) == 1 ? 1.0 : 0.0;
     };
     Trainer trainer(tiny::gpt2_model(), plan, options);
-    trainer.train(kSteps, nullptr);
+    trainer.train(kResumeSteps, nullptr);
     _exit(0);
   }
   close(pipe_ends[1]);
@@ -106,7 +106,7 @@ TEST(resume, another_plan_of_the_same_model_reads_the_checkpoint) {
       train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), whole.path());
   {
     Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
-                    options_in(changed.path()));
+                    options_of_folder(changed.path()));
     trainer.train(10, nullptr);
   }
   Plan other = tiny::plan_of_both_homes(SyncMode::kSpeculate);
@@ -120,7 +120,7 @@ TEST(resume, only_the_last_two_checkpoints_are_kept) {
   const TemporaryFolder folder;
   train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), folder.path());
   EXPECT_EQ(checkpoints_in(folder.path()), 2);
-  EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kSteps));
+  EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kResumeSteps));
 }
 
 TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
@@ -130,13 +130,13 @@ TEST(resume, a_request_to_stop_ends_at_a_step_that_can_be_resumed) {
   const std::vector<float> expected = train_to_the_end(plan, whole.path());
   TrainResult result;
   {
-    Trainer trainer(tiny::gpt2_model(), plan, options_in(folder.path()));
+    Trainer trainer(tiny::gpt2_model(), plan, options_of_folder(folder.path()));
     int seen = 0;
-    result = trainer.train(kSteps, [&](const StepRecord&) {
+    result = trainer.train(kResumeSteps, [&](const StepRecord&) {
       if (++seen == 3) trainer.request_stop();
     });
   }
-  EXPECT_TRUE(result.stopped || result.next_step == kSteps);
+  EXPECT_TRUE(result.stopped || result.next_step == kResumeSteps);
   EXPECT_EQ(load_checkpoint_header(*newest_checkpoint(folder.path())).next_step, result.next_step);
   EXPECT_TRUE(tiny::same_bits(train_to_the_end(plan, folder.path()), expected));
 }
@@ -152,11 +152,11 @@ std::vector<float> short_run(TrainerOptions options) {
 TEST(resume, a_folder_of_another_run_is_refused_unless_told_to_replace_it) {
   const TemporaryFolder folder;
   train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), folder.path());
-  TrainerOptions options = options_in(folder.path());
+  TrainerOptions options = options_of_folder(folder.path());
   const std::string message = error_of([&] { short_run(options); });
   EXPECT_TRUE(mentions(message, "checkpoints of another run")) << message;
   EXPECT_TRUE(mentions(message, "--replace-checkpoints")) << message;
-  EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kSteps));
+  EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), kResumeSteps));
 
   const std::string before = load_checkpoint_header(*newest_checkpoint(folder.path())).run;
   options.replace_checkpoints = true;
@@ -165,7 +165,7 @@ TEST(resume, a_folder_of_another_run_is_refused_unless_told_to_replace_it) {
   EXPECT_EQ(newest_checkpoint(folder.path()), checkpoint_path(folder.path(), 3));
   EXPECT_NE(load_checkpoint_header(*newest_checkpoint(folder.path())).run, before);
   Trainer resumed(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
-                  options_in(folder.path()));
+                  options_of_folder(folder.path()));
   EXPECT_TRUE(tiny::same_bits(resumed.parameters(), expected));
 }
 
@@ -173,12 +173,12 @@ TEST(resume, a_folder_of_another_run_is_refused_unless_told_to_replace_it) {
 TEST(resume, checkpoints_of_two_runs_are_never_mixed) {
   const TemporaryFolder a, b;
   train_to_the_end(tiny::plan_of_both_homes(SyncMode::kWait), a.path());
-  short_run(options_in(b.path()));
+  short_run(options_of_folder(b.path()));
   const std::string newest = *newest_checkpoint(a.path());
-  std::filesystem::copy_file(newest, checkpoint_path(b.path(), kSteps));
+  std::filesystem::copy_file(newest, checkpoint_path(b.path(), kResumeSteps));
   const std::string message = error_of([&] {
     Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
-                    options_in(b.path()));
+                    options_of_folder(b.path()));
   });
   EXPECT_TRUE(mentions(message, "two runs")) << message;
   EXPECT_TRUE(mentions(message, checkpoint_path(b.path(), 3))) << message;
@@ -188,7 +188,7 @@ TEST(resume, a_folder_is_locked_as_long_as_a_run_lives) {
   const TemporaryFolder folder;
   const auto open = [&] {
     return Trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait),
-                   options_in(folder.path()));
+                   options_of_folder(folder.path()));
   };
   {
     const Trainer first = open();
@@ -201,34 +201,34 @@ TEST(resume, what_a_killed_process_left_half_written_is_removed) {
   const TemporaryFolder folder;
   const std::string left = folder.write("step-00000010.safetensors.part-77-0", "half");
   const std::string other = folder.write("notes.part-77-0", "not ours");
-  short_run(options_in(folder.path()));
+  short_run(options_of_folder(folder.path()));
   EXPECT_FALSE(std::filesystem::exists(left));
   EXPECT_TRUE(std::filesystem::exists(other));
 }
 
 TEST(resume, a_seed_data_or_numbers_that_changed_are_said) {
   const TemporaryFolder folder;
-  short_run(options_in(folder.path()));
+  short_run(options_of_folder(folder.path()));
   const auto notes_of = [&](const TrainerOptions& options) {
     std::string text;
     const Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kWait), options);
     for (const std::string& note : trainer.notes()) text += note + "\n";
     return text;
   };
-  TrainerOptions options = options_in(folder.path());
+  TrainerOptions options = options_of_folder(folder.path());
   EXPECT_EQ(notes_of(options), "");
   options.seed = 7;
   EXPECT_EQ(notes_of(options), "");  // the default of a caller who was not asked for one
   options.seed_is_given = true;
   EXPECT_TRUE(mentions(notes_of(options), "--seed 7 is not used"));
 
-  options = options_in(folder.path());
+  options = options_of_folder(folder.path());
   options.optimizer.beta2 = 0.99f;
   options.optimizer.learning_rate.floor = 0;
   EXPECT_EQ(notes_of(options),
             "the run goes on with --min-lr 0 (it was 0.0003), --beta2 0.99 (it was 0.95)\n");
 
-  options = options_in(folder.path());
+  options = options_of_folder(folder.path());
   std::ifstream file(options.data);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   options.data = folder.write("same.txt", text);
@@ -241,7 +241,7 @@ TEST(resume, a_seed_data_or_numbers_that_changed_are_said) {
 
 TEST(resume, another_model_is_refused_though_its_parameters_have_the_same_shapes) {
   const TemporaryFolder folder;
-  TrainerOptions options = options_in(folder.path());
+  TrainerOptions options = options_of_folder(folder.path());
   options.model_record = "{\n \"heads\": 2,\n \"ffn\": 640\n}";
   short_run(options);
   options.model_record = "{\n \"heads\": 4,\n \"ffn\": 640\n}";
@@ -256,18 +256,18 @@ TEST(resume, another_model_is_refused_though_its_parameters_have_the_same_shapes
 TEST(divergence, three_steps_running_end_the_run_and_the_last_good_checkpoint_stays) {
   for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
     const TemporaryFolder folder;
-    TrainerOptions options = options_in(folder.path());
+    TrainerOptions options = options_of_folder(folder.path());
     options.checkpoint_period_steps = 4;
     options.gradient_factor = [](int32_t step) { return step < 12 ? 1.0 : std::nan(""); };
     TrainResult result;
     {
       Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(sync), options);
-      result = trainer.train(kSteps, nullptr, true);
+      result = trainer.train(kResumeSteps, nullptr, true);
     }
     ASSERT_TRUE(result.divergence) << to_string(sync);
     EXPECT_EQ(result.divergence->step, 12);
     EXPECT_TRUE(mentions(result.divergence->what, "gradient norm nan"));
-    EXPECT_LT(result.next_step, kSteps);
+    EXPECT_LT(result.next_step, kResumeSteps);
     EXPECT_EQ(result.newest_checkpoint, checkpoint_path(folder.path(), 8)) << to_string(sync);
     EXPECT_EQ(checkpoints_in(folder.path()), 1);
   }
@@ -275,25 +275,25 @@ TEST(divergence, three_steps_running_end_the_run_and_the_last_good_checkpoint_st
 
 TEST(divergence, two_bad_steps_are_got_over) {
   const TemporaryFolder folder;
-  TrainerOptions options = options_in(folder.path());
+  TrainerOptions options = options_of_folder(folder.path());
   options.gradient_factor = [](int32_t step) {
     return step % 4 < 2 && step > 8 ? std::nan("") : 1.0;
   };
   Trainer trainer(tiny::gpt2_model(), tiny::plan_of_both_homes(SyncMode::kSpeculate), options);
-  const TrainResult result = trainer.train(kSteps, nullptr);
+  const TrainResult result = trainer.train(kResumeSteps, nullptr);
   EXPECT_FALSE(result.divergence);
-  EXPECT_EQ(result.newest_checkpoint, checkpoint_path(folder.path(), kSteps));
+  EXPECT_EQ(result.newest_checkpoint, checkpoint_path(folder.path(), kResumeSteps));
 }
 
 // The scale of fp16 begins too high for these gradients and is halved step after step.
 TEST(divergence, overflows_under_a_loss_scale_that_can_fall_are_not_counted) {
   Plan plan = tiny::plan_of_both_homes(SyncMode::kWait);
   plan.dtype = DType::kF16;
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kResumeSteps);
   options.gradient_factor = [](int32_t) { return 4096.0; };
   options.optimizer.clip_norm = 1;
   Trainer trainer(tiny::gpt2_model(), plan, options);
-  const TrainResult result = trainer.train(kSteps, nullptr);
+  const TrainResult result = trainer.train(kResumeSteps, nullptr);
   int skipped = 0;
   for (const StepRecord& record : result.records) skipped += record.skipped;
   EXPECT_GE(skipped, 3);
@@ -304,7 +304,7 @@ TEST(divergence, overflows_under_a_loss_scale_that_can_fall_are_not_counted) {
 TEST(divergence, weights_that_blow_up_end_the_run_however_few_steps_it_has) {
   for (const int64_t steps : {2, 3, 4, 24}) {
     const TemporaryFolder folder;
-    TrainerOptions options = options_in(folder.path());
+    TrainerOptions options = options_of_folder(folder.path());
     options.checkpoint_period_steps = 1;
     options.optimizer.weight_decay = 1e30f;
     std::optional<std::string> kept;
@@ -329,14 +329,14 @@ TEST(delay, the_last_gradient_is_applied_at_the_end_and_a_longer_run_does_not_se
   const std::vector<float> straight = train_to_the_end(plan, whole.path());
   std::vector<float> early;
   {
-    Trainer trainer(tiny::gpt2_model(), plan, options_in(folder.path()));
+    Trainer trainer(tiny::gpt2_model(), plan, options_of_folder(folder.path()));
     const TrainResult result = trainer.train(10, nullptr);
     EXPECT_EQ(std::ssize(result.records), 10);
     early = trainer.parameters();
-    EXPECT_EQ(early, tiny::plain_loop(tiny::gpt2_model(), plan, options_in(""), 10));
+    EXPECT_EQ(early, tiny::plain_loop(tiny::gpt2_model(), plan, options_of_folder(""), 10));
   }
   {
-    Trainer again(tiny::gpt2_model(), plan, options_in(folder.path()));
+    Trainer again(tiny::gpt2_model(), plan, options_of_folder(folder.path()));
     again.train(10, nullptr);  // nothing is left to do but that
     EXPECT_TRUE(tiny::same_bits(again.parameters(), early));
   }
@@ -346,7 +346,7 @@ TEST(delay, the_last_gradient_is_applied_at_the_end_and_a_longer_run_does_not_se
 TEST(weights, exported_and_imported_are_the_same_training) {
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kResumeSteps);
   Trainer first(tiny::llama_model(), tiny::wait_plan(), options);
   first.train(3, nullptr);
   first.export_weights(path);
@@ -386,7 +386,7 @@ void split(const std::string& file, const std::string& folder, bool with_second)
 
 TEST(weights, a_folder_of_one_file_or_of_several_with_their_index_is_imported) {
   const TemporaryFolder one, several, torn, empty;
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kResumeSteps);
   Trainer first(tiny::llama_model(), tiny::wait_plan(), options);
   first.train(3, nullptr);
   first.export_weights(one / "model.safetensors");
@@ -418,7 +418,7 @@ TEST(weights, a_shape_whose_product_no_number_holds_is_an_error) {
   std::string file(8, '\0');
   file[0] = static_cast<char>(header.size());
   std::ofstream(path, std::ios::binary) << file << header;
-  TrainerOptions options = tiny::options_for(kSteps);
+  TrainerOptions options = tiny::options_for(kResumeSteps);
   options.initial_weights = path;
   const std::string message =
       error_of([&] { Trainer trainer(tiny::llama_model(), tiny::wait_plan(), options); });
@@ -446,8 +446,8 @@ TEST(resume, state_that_rests_elsewhere_or_in_fewer_bits_goes_on_with_the_same_b
     const TemporaryFolder whole, parts;
     const std::vector<float> straight = train_to_the_end(plan, whole.path());
     {
-      Trainer trainer(tiny::gpt2_model(), plan, options_in(parts.path()));
-      trainer.train(kSteps / 2 + 1, nullptr);
+      Trainer trainer(tiny::gpt2_model(), plan, options_of_folder(parts.path()));
+      trainer.train(kResumeSteps / 2 + 1, nullptr);
     }
     EXPECT_TRUE(tiny::same_bits(straight, train_to_the_end(plan, parts.path())))
         << to_string(plan.optimizer.sync) << " " << to_string(plan.optimizer.moments) << " "

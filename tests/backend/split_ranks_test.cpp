@@ -16,101 +16,24 @@
 
 #include "backend/train/make_device.h"
 #include "tests/backend/disturbed_training.h"
+#include "tests/backend/split_training.h"
 #include "tests/backend/temporary_folder.h"
 #include "tests/backend/tiny_training.h"
 
 namespace ballast {
 namespace {
 
+using tiny::Degrees;
+using tiny::Distance;
+using tiny::expect_near;
+using tiny::gentle;
 using tiny::Homes;
 using tiny::kHomes;
+using tiny::kLossTolerance;
+using tiny::kParameterTolerance;
 using tiny::kSteps;
-using tiny::set_homes;
-
-constexpr double kLossTolerance = 1e-6;
-constexpr double kParameterTolerance = 5e-5;
-
-struct Degrees {
-  int64_t tensor = 1, sequence = 1, context = 1, data = 1, pipeline = 1;
-  bool tensor_sequence = false;
-  int64_t zero_stage = 0;
-};
-
-std::string text_of(const Degrees& of) {
-  std::string text;
-  const auto add = [&](const char* name, int64_t degree) {
-    if (degree > 1) text += std::string(name) + " " + std::to_string(degree) + " ";
-  };
-  add("tensor", of.tensor);
-  add("sequence", of.sequence);
-  add("context", of.context);
-  add("data", of.data);
-  add("pipeline", of.pipeline);
-  if (of.tensor_sequence) text += "norms by token ";
-  if (of.zero_stage > 0) text += "ZeRO " + std::to_string(of.zero_stage) + " ";
-  return text;
-}
-
-Plan plan_of(const Degrees& of, SyncMode sync = SyncMode::kWait, Homes homes = Homes::kGpu,
-             DType dtype = DType::kF32) {
-  Plan plan =
-      tiny::waiting_plan({.sequences = 4, .micro_batch = 1, .tokens = 12}, 2 * kSegment * 4);
-  plan.dtype = dtype;
-  plan.tensor = of.tensor;
-  plan.sequence = of.sequence;
-  plan.context = of.context;
-  plan.data = of.data;
-  plan.pipeline = of.pipeline;
-  plan.tensor_sequence = of.tensor_sequence;
-  plan.zero_stage = of.zero_stage;
-  plan.devices = of.tensor * of.sequence * of.context * of.data * of.pipeline;
-  plan.optimizer.sync = sync;
-  set_homes(plan, homes);
-  return plan;
-}
-
-// How far two trainings are apart: losses of themselves, parameters of the largest.
-struct Distance {
-  double loss = 0;
-  double parameter = 0;
-};
-
-Distance distance(const tiny::Outcome& one, const tiny::Outcome& other) {
-  Distance furthest;
-  EXPECT_EQ(one.records.size(), other.records.size());
-  for (size_t i = 0; i < std::min(one.records.size(), other.records.size()); ++i) {
-    EXPECT_EQ(one.records[i].skipped, other.records[i].skipped) << i;
-    EXPECT_EQ(one.records[i].clipped, other.records[i].clipped) << i;
-    furthest.loss =
-        std::max(furthest.loss, std::abs(one.records[i].loss / other.records[i].loss - 1));
-  }
-  EXPECT_EQ(one.parameters.size(), other.parameters.size());
-  double largest = 0;
-  for (size_t i = 0; i < std::min(one.parameters.size(), other.parameters.size()); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(other.parameters[i])));
-    furthest.parameter = std::max(
-        furthest.parameter, std::abs(static_cast<double>(one.parameters[i] - other.parameters[i])));
-  }
-  furthest.parameter /= largest;
-  return furthest;
-}
-
-void expect_near(const tiny::Outcome& one, const tiny::Outcome& other, const std::string& what,
-                 double parameter_tolerance = kParameterTolerance) {
-  const Distance apart = distance(one, other);
-  EXPECT_LT(apart.loss, kLossTolerance) << what;
-  EXPECT_LT(apart.parameter, parameter_tolerance) << what;
-  std::printf("%-60s losses %.1e, parameters %.1e\n", what.c_str(), apart.loss, apart.parameter);
-}
-
-// A learning rate at which no step is so large that rounding grows: near the peak of
-// tiny::options_for gpt2's loss jumps at one step, and two runs of other roundings are 4e-5 apart
-// there.
-TrainerOptions gentle_options() {
-  TrainerOptions options = tiny::options_for(kSteps);
-  options.optimizer.learning_rate = {1e-3, 1e-4, 3, kSteps};
-  return options;
-}
+using tiny::plan_of;
+using tiny::text_of;
 
 TEST(split_ranks, every_plan_trains_as_one_rank_does) {
   const Degrees kPlans[] = {
@@ -141,10 +64,10 @@ TEST(split_ranks, every_plan_trains_as_one_rank_does) {
       {.sequence = 2, .pipeline = 2},
       {.tensor = 2, .sequence = 2, .data = 2, .tensor_sequence = true, .zero_stage = 2},
   };
-  const TrainerOptions options = gentle_options();
+  const TrainerOptions options = gentle();
   std::vector<Model> models = {tiny::gpt2_model(), tiny::llama_model(), tiny::newer_models()[0]};
   for (const Model& model : models) {
-    const tiny::Outcome alone = tiny::train(model, plan_of({}), options, kSteps, true);
+    const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}), options, kSteps, true);
     for (const Degrees& of : kPlans) {
       if (model.kv_heads % (of.tensor * of.sequence) != 0) continue;
       expect_near(tiny::train(model, plan_of(of), options, kSteps, false), alone,
@@ -156,14 +79,14 @@ TEST(split_ranks, every_plan_trains_as_one_rank_does) {
 // Experts and latents are each rank's own where it has all of them for its tokens. Windows and
 // sinks go round a ring.
 TEST(split_ranks, sequences_of_every_family_are_shared) {
-  const TrainerOptions options = gentle_options();
+  const TrainerOptions options = gentle();
   for (const Model& model : tiny::newer_models()) {
     for (const Degrees& of : {Degrees{.sequence = 2}, Degrees{.context = 2}}) {
       const bool refused = (model.attention_sinks && of.sequence > 1) || model.balance_loss > 0 ||
                            (model.is_latent() && of.context > 1);
       if (refused) continue;
       expect_near(tiny::train(model, plan_of(of), options, kSteps, false),
-                  tiny::train(model, plan_of({}), options, kSteps, true),
+                  tiny::train(model, plan_of(Degrees{}), options, kSteps, true),
                   model.name + " " + text_of(of));
     }
   }
@@ -171,10 +94,9 @@ TEST(split_ranks, sequences_of_every_family_are_shared) {
 
 // With clipped and poisoned steps. Where state lies and how it steps changes no bit of ranks that
 // split alike and accumulate in the same order, and the verdicts are those of one rank.
-void train_every_way(SyncMode sync) {
+void train_splits(SyncMode sync) {
   const Model model = tiny::gpt2_model();
-  TrainerOptions options = tiny::disturbed_options();
-  options.optimizer.learning_rate = {1e-3, 1e-4, 3, kSteps};
+  const TrainerOptions options = gentle(tiny::disturbed_options());
   const Degrees kPlans[] = {{.tensor = 2},
                             {.tensor = 2, .tensor_sequence = true},
                             {.sequence = 2},
@@ -182,7 +104,7 @@ void train_every_way(SyncMode sync) {
                             {.data = 2, .pipeline = 2},
                             {.tensor = 2, .data = 2, .tensor_sequence = true}};
   int trained = 0;
-  const tiny::Outcome alone = tiny::train(model, plan_of({}, sync), options, kSteps, true);
+  const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}, sync), options, kSteps, true);
   for (Degrees of : kPlans) {
     of.zero_stage = 0;
     const tiny::Outcome reference = tiny::train(model, plan_of(of, sync), options, kSteps, true);
@@ -209,16 +131,14 @@ void train_every_way(SyncMode sync) {
   std::printf("%d plans with the bits of ranks that split alike\n", trained);
 }
 
-TEST(split_ranks, every_way_to_wait_has_the_same_bits) { train_every_way(SyncMode::kWait); }
-TEST(split_ranks, every_way_to_delay_has_the_same_bits) { train_every_way(SyncMode::kDelay); }
-TEST(split_ranks, every_way_to_speculate_has_the_same_bits) {
-  train_every_way(SyncMode::kSpeculate);
-}
+TEST(split_ranks, every_way_to_wait_has_the_same_bits) { train_splits(SyncMode::kWait); }
+TEST(split_ranks, every_way_to_delay_has_the_same_bits) { train_splits(SyncMode::kDelay); }
+TEST(split_ranks, every_way_to_speculate_has_the_same_bits) { train_splits(SyncMode::kSpeculate); }
 
 // What is exchanged is exchanged again where it is computed again.
 TEST(split_ranks, what_is_recomputed_has_the_same_bits) {
   const Model model = tiny::llama_model();
-  const TrainerOptions options = gentle_options();
+  const TrainerOptions options = gentle();
   for (const Degrees& of :
        {Degrees{.tensor = 2}, Degrees{.tensor = 2, .tensor_sequence = true}, Degrees{.sequence = 2},
         Degrees{.context = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
@@ -239,7 +159,7 @@ TEST(split_ranks, a_rank_that_fails_ends_all) {
         Degrees{.context = 2}, Degrees{.data = 2, .pipeline = 2}}) {
     for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate}) {
       std::atomic<bool> failed = false;
-      TrainerOptions options = gentle_options();
+      TrainerOptions options = gentle();
       options.gradient_factor = [&](int32_t step) {
         if (step == 2 && !failed.exchange(true)) throw Error("the disk", "it is full", "make room");
         return 1.0;
@@ -258,10 +178,10 @@ TEST(split_ranks, a_rank_that_fails_ends_all) {
 // Another type rounds what ranks sum once more each: near, and the same loss scales.
 TEST(split_ranks, sixteen_bits_stay_near_one_rank) {
   const Model model = tiny::llama_model();
-  const TrainerOptions options = gentle_options();
+  const TrainerOptions options = gentle();
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    const tiny::Outcome alone =
-        tiny::train(model, plan_of({}, SyncMode::kWait, Homes::kGpu, dtype), options, kSteps, true);
+    const tiny::Outcome alone = tiny::train(
+        model, plan_of(Degrees{}, SyncMode::kWait, Homes::kGpu, dtype), options, kSteps, true);
     for (const Degrees& of : {Degrees{.tensor = 2}, Degrees{.sequence = 2},
                               Degrees{.tensor = 2, .tensor_sequence = true}}) {
       const tiny::Outcome outcome = tiny::train(
@@ -280,8 +200,8 @@ TEST(split_ranks, sixteen_bits_stay_near_one_rank) {
 TEST(split_ranks, state_is_that_of_the_whole_model) {
   for (Model model : {tiny::gpt2_model(), tiny::llama_model()}) {
     model.vocab = 259;
-    const TrainerOptions options = gentle_options();
-    Trainer alone(model, plan_of({}), options);
+    const TrainerOptions options = gentle();
+    Trainer alone(model, plan_of(Degrees{}), options);
     const TemporaryFolder folder;
     for (const Degrees& of :
          {Degrees{.tensor = 2}, Degrees{.tensor = 2, .data = 2, .zero_stage = 3},
@@ -293,8 +213,8 @@ TEST(split_ranks, state_is_that_of_the_whole_model) {
       TrainerOptions imports = options;
       imports.seed = 7;
       imports.initial_weights = folder / "ranks.safetensors";
-      EXPECT_TRUE(
-          tiny::same_bits(Trainer(model, plan_of({}), imports).parameters(), alone.parameters()));
+      EXPECT_TRUE(tiny::same_bits(Trainer(model, plan_of(Degrees{}), imports).parameters(),
+                                  alone.parameters()));
     }
   }
 }
@@ -303,7 +223,7 @@ TEST(split_ranks, resume_as_another_split) {
   const Model model = tiny::gpt2_model();
   const Degrees first{.tensor = 2, .data = 2, .tensor_sequence = true, .zero_stage = 2};
   for (const SyncMode sync : {SyncMode::kDelay, SyncMode::kSpeculate}) {
-    TrainerOptions options = gentle_options();
+    TrainerOptions options = gentle();
     const Plan plan = plan_of(first, sync, Homes::kOptimizerAway);
     const tiny::Outcome reference = tiny::train(model, plan, options, kSteps, false);
     for (const Degrees& of : {first, Degrees{.sequence = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
@@ -331,23 +251,24 @@ std::string knob_missing(const Model& model, const Plan& plan) {
 TEST(split_ranks, what_does_not_run_is_refused_by_name) {
   const Model dense = tiny::llama_model();
   const std::vector<Model> newer = tiny::newer_models();  // qwen3, mixtral, qwen3_moe, gpt_oss, ds
-  EXPECT_EQ(knob_missing(dense, plan_of({.tensor = 2, .sequence = 1})), "");
-  EXPECT_EQ(knob_missing(dense, plan_of({.tensor = 4})), "plan.tensor");  // two heads of keys
-  EXPECT_EQ(knob_missing(newer[1], plan_of({.tensor = 2})), "plan.tensor");
-  EXPECT_EQ(knob_missing(newer[4], plan_of({.tensor = 2})), "plan.tensor");
-  EXPECT_EQ(knob_missing(newer[3], plan_of({.sequence = 2})), "plan.sequence");
-  EXPECT_EQ(knob_missing(newer[2], plan_of({.sequence = 2})), "plan.sequence");
-  EXPECT_EQ(knob_missing(dense, plan_of({.context = 2})), "");
-  EXPECT_EQ(knob_missing(dense, plan_of({.context = 4})), "plan.context");
-  EXPECT_EQ(knob_missing(dense, plan_of({.sequence = 2, .context = 2})), "plan.context");
-  EXPECT_EQ(knob_missing(newer[4], plan_of({.context = 2})), "plan.context");
-  Plan experts = plan_of({.data = 2});
+  EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.tensor = 2, .sequence = 1})), "");
+  EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.tensor = 4})),
+            "plan.tensor");  // two heads of keys
+  EXPECT_EQ(knob_missing(newer[1], plan_of(Degrees{.tensor = 2})), "plan.tensor");
+  EXPECT_EQ(knob_missing(newer[4], plan_of(Degrees{.tensor = 2})), "plan.tensor");
+  EXPECT_EQ(knob_missing(newer[3], plan_of(Degrees{.sequence = 2})), "plan.sequence");
+  EXPECT_EQ(knob_missing(newer[2], plan_of(Degrees{.sequence = 2})), "plan.sequence");
+  EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.context = 2})), "");
+  EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.context = 4})), "plan.context");
+  EXPECT_EQ(knob_missing(dense, plan_of(Degrees{.sequence = 2, .context = 2})), "plan.context");
+  EXPECT_EQ(knob_missing(newer[4], plan_of(Degrees{.context = 2})), "plan.context");
+  Plan experts = plan_of(Degrees{.data = 2});
   experts.expert = 2;
   EXPECT_EQ(knob_missing(newer[1], experts), "");
-  Plan uneven = plan_of({.tensor = 2, .tensor_sequence = true});
+  Plan uneven = plan_of(Degrees{.tensor = 2, .tensor_sequence = true});
   uneven.sequence_length = 13;
   EXPECT_EQ(knob_missing(dense, uneven), "plan.tensor_sequence");
-  for (const DeviceVerdict& verdict : which_run(dense, plan_of({.tensor = 2}))) {
+  for (const DeviceVerdict& verdict : which_run(dense, plan_of(Degrees{.tensor = 2}))) {
     if (verdict.device == "cuda") EXPECT_EQ(verdict.missing->knob, "plan.tensor");
   }
 }

@@ -16,9 +16,9 @@ namespace ballast {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kSteps = 3;
+constexpr int64_t kPartSteps = 3;
 #else
-constexpr int64_t kSteps = 20;
+constexpr int64_t kPartSteps = 20;
 #endif
 
 constexpr tiny::Widths kWidths = {.layers = 2,
@@ -45,7 +45,7 @@ Model mistral_model() {
   return model;
 }
 
-std::vector<Model> models() {
+std::vector<Model> models_in_parts() {
   return {gpt2_model(), tiny::llama(kWidths), tiny::qwen2(kWidths), tiny::qwen3(kWidths),
           mistral_model()};
 }
@@ -89,15 +89,15 @@ struct Cut {
 constexpr Cut kCuts[] = {{640, 2}, {650, 5}, {1024, 8}};
 
 TEST(subsequences, training_in_parts_is_training_whole) {
-  const TrainerOptions options = tiny::options_for(kSteps);
-  for (const Model& model : models()) {
+  const TrainerOptions options = tiny::options_for(kPartSteps);
+  for (const Model& model : models_in_parts()) {
     const bool dense = model.name == "tiny-gpt2" || model.name == "tiny-llama";
     for (const Cut& cut : kCuts) {
       if (!dense && cut.parts != 5) continue;
       const tiny::Outcome whole =
-          tiny::train(model, plan_of(cut.tokens, 1), options, kSteps, false);
+          tiny::train(model, plan_of(cut.tokens, 1), options, kPartSteps, false);
       const tiny::Outcome divided =
-          tiny::train(model, plan_of(cut.tokens, cut.parts), options, kSteps, false);
+          tiny::train(model, plan_of(cut.tokens, cut.parts), options, kPartSteps, false);
       const double parameters = distance(divided.parameters, whole.parameters);
       const double losses = loss_distance(divided, whole);
       std::printf("%s, %d tokens in %d parts: losses within %.1e, parameters within %.1e\n",
@@ -106,7 +106,7 @@ TEST(subsequences, training_in_parts_is_training_whole) {
       EXPECT_LT(losses, 1e-6) << model.name;
       EXPECT_LT(parameters, 1e-6) << model.name;
       EXPECT_FALSE(tiny::same_bits(divided.parameters, whole.parameters)) << "are there parts?";
-      if (kSteps >= 20) {
+      if (kPartSteps >= 20) {
         EXPECT_LT(whole.records.back().loss, whole.records.front().loss - 0.5) << model.name;
       }
     }
@@ -114,14 +114,14 @@ TEST(subsequences, training_in_parts_is_training_whole) {
 }
 
 TEST(subsequences, parts_of_equal_flops_train_the_same) {
-  const TrainerOptions options = tiny::options_for(kSteps);
+  const TrainerOptions options = tiny::options_for(kPartSteps);
   const Model model = tiny::llama(kWidths);
   Plan plan = plan_of(1024, 3);
   plan.subsequence_split = SubsequenceSplit::kFlops;
   const std::vector<Subsequence> parts = subsequences_of(plan, model);
   EXPECT_GT(parts.front().length, parts.back().length);
-  const tiny::Outcome whole = tiny::train(model, plan_of(1024, 1), options, kSteps, false);
-  const tiny::Outcome divided = tiny::train(model, plan, options, kSteps, false);
+  const tiny::Outcome whole = tiny::train(model, plan_of(1024, 1), options, kPartSteps, false);
+  const tiny::Outcome divided = tiny::train(model, plan, options, kPartSteps, false);
   EXPECT_LT(loss_distance(divided, whole), 1e-6);
   EXPECT_LT(distance(divided.parameters, whole.parameters), 1e-6);
 }
@@ -138,7 +138,7 @@ std::vector<ActivationPlan> activation_plans() {
 
 // Of each divided plan the reference is itself, all kept, one operation after another.
 TEST(subsequences, fates_syncs_and_casts_have_the_bits_of_parts_that_are_kept) {
-  constexpr int64_t kFew = std::min<int64_t>(kSteps, 4);
+  constexpr int64_t kFew = std::min<int64_t>(kPartSteps, 4);
   TrainerOptions options = tiny::options_for(kFew);
   options.optimizer.clip_norm = 0.5;  // so that speculation is wrong at times
   int trained = 0;
@@ -173,7 +173,7 @@ TEST(subsequences, fates_syncs_and_casts_have_the_bits_of_parts_that_are_kept) {
 // Stages that pass on parts: gradients of weights, keys and values are summed in the same order as
 // where one device takes the parts of a layer one after another, so the bits are the same.
 TEST(subsequences, pipelines_over_parts_have_the_bits_of_one_device) {
-  constexpr int64_t kFew = std::min<int64_t>(kSteps, 4);
+  constexpr int64_t kFew = std::min<int64_t>(kPartSteps, 4);
   const TrainerOptions options = tiny::options_for(kFew);
   tiny::Widths widths = kWidths;
   widths.layers = 4;
@@ -206,10 +206,10 @@ TEST(subsequences, pipelines_over_parts_have_the_bits_of_one_device) {
 // The forward has no sum that crosses parts: the first losses are those of the undivided plan bit
 // for bit where parts begin at multiples of a tile, but for the sum of the parts' losses.
 TEST(subsequences, validation_has_the_loss_of_whole_sequences) {
-  for (const Model& model : models()) {
+  for (const Model& model : models_in_parts()) {
     double losses[2];
     for (const int64_t parts : {1, 5}) {
-      Trainer trainer(model, plan_of(640, parts), tiny::options_for(kSteps));
+      Trainer trainer(model, plan_of(640, parts), tiny::options_for(kPartSteps));
       losses[parts > 1] = trainer.validation_loss(2);
     }
     EXPECT_NEAR(losses[1], losses[0], 1e-12 * losses[0]) << model.name;
@@ -224,7 +224,7 @@ TEST(subsequences, memory_is_what_was_planned) {
     for (const int64_t parts : {1, 8}) {
       Plan plan = plan_of(2048, parts);
       plan.activations = activations;
-      Trainer trainer(model, plan, tiny::options_for(kSteps));
+      Trainer trainer(model, plan, tiny::options_for(kPartSteps));
       const TrainResult result = trainer.train(2, nullptr, false);
       const Bytes predicted = build_to_run(model, plan).arenas.size[0];
       const auto resident = static_cast<double>(result.memory[0].resident.count);

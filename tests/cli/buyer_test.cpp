@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 // The JSON of an output whose other stream was thrown away.
-Json json_of(const Workbench& bench, const std::string& arguments) {
+Json answer_of(const Workbench& bench, const std::string& arguments) {
   const Outcome outcome = bench.run(arguments + " --json 2> /dev/null");
   return Json::parse(outcome.output, nullptr, false);
 }
@@ -95,7 +95,7 @@ TEST(Buyer, what_a_configuration_says_and_nothing_follows_is_a_note) {
   for (const std::string verb : {"predict ", "compare ", "tune --deadline 20 "}) {
     const Outcome text = bench.run(verb + asked);
     EXPECT_TRUE(text.says("note: " + note)) << verb << text.output;
-    const Json json = json_of(bench, verb + asked);
+    const Json json = answer_of(bench, verb + asked);
     ASSERT_FALSE(json["notes"].empty()) << verb;
     EXPECT_EQ(json["notes"][0].get<std::string>().find(note), 0U) << verb;
     // What is left are values of the strategy that a search did not keep.
@@ -103,7 +103,7 @@ TEST(Buyer, what_a_configuration_says_and_nothing_follows_is_a_note) {
       EXPECT_EQ(json["notes"][i].get<std::string>().find("the strategy gives"), 0U) << verb;
     }
   }
-  EXPECT_TRUE(json_of(bench, "predict " + asked + " --set model.dropout=0")["notes"].empty());
+  EXPECT_TRUE(answer_of(bench, "predict " + asked + " --set model.dropout=0")["notes"].empty());
 }
 
 // Of 50 MB nothing of gpt2's 124M parameters fits, and no sequence either.
@@ -116,7 +116,7 @@ TEST(Buyer, notes_are_told_of_what_does_not_fit_too) {
     const Outcome text = bench.run(verb + big);
     EXPECT_EQ(text.code, 1) << verb << text.output;
     EXPECT_TRUE(text.says("note: gpt2 is trained with a dropout of 0.1")) << verb << text.output;
-    EXPECT_EQ(json_of(bench, verb + big)["notes"].size(), 1U) << verb;
+    EXPECT_EQ(answer_of(bench, verb + big)["notes"].size(), 1U) << verb;
   }
 }
 
@@ -128,7 +128,7 @@ TEST(Buyer, a_window_is_predicted_as_it_is) {
       "--micro-batch 1 --set plan.weights=stationary --set plan.activations=recompute ";
   const auto attention = [&](const std::string& more) {
     double seconds = 0;
-    const Json json = json_of(bench, asked + more);
+    const Json json = answer_of(bench, asked + more);
     for (const Json& kind : json["kinds"]) {
       if (kind["kind"].get<std::string>().starts_with("attention")) {
         seconds += kind["seconds"].get<double>();
@@ -140,8 +140,8 @@ TEST(Buyer, a_window_is_predicted_as_it_is) {
   const double full = attention("--sequence-length 8192 --set model.sliding_window=0");
   EXPECT_GT(full, 0);
   EXPECT_NEAR(windowed / full, 0.75, 0.01) << "but for the start of a kernel";
-  EXPECT_EQ(json_of(bench, asked + "--sequence-length 8192")["notes"].size(), 1U);
-  EXPECT_TRUE(json_of(bench, asked + "--sequence-length 4096")["notes"].empty());
+  EXPECT_EQ(answer_of(bench, asked + "--sequence-length 8192")["notes"].size(), 1U);
+  EXPECT_TRUE(answer_of(bench, asked + "--sequence-length 4096")["notes"].empty());
 }
 
 TEST(Buyer, positions_beyond_those_of_the_model_are_told) {
@@ -149,8 +149,8 @@ TEST(Buyer, positions_beyond_those_of_the_model_are_told) {
   const std::string asked =
       "predict --model llama-3-8b --machine dgx-h100-80gb --devices 8 --strategy zero-3 "
       "--global-batch 8 --micro-batch 1 --set plan.activations=recompute ";
-  EXPECT_EQ(json_of(bench, asked + "--sequence-length 16384")["notes"].size(), 1U);
-  EXPECT_TRUE(json_of(bench, asked + "--sequence-length 8192")["notes"].empty());
+  EXPECT_EQ(answer_of(bench, asked + "--sequence-length 16384")["notes"].size(), 1U);
+  EXPECT_TRUE(answer_of(bench, asked + "--sequence-length 8192")["notes"].empty());
 }
 
 TEST(Buyer, train_refuses_by_name_to_train_another_model_and_goes_on_when_told) {
@@ -252,7 +252,7 @@ TEST(Buyer, bandwidth_of_cpu_memory_is_a_flag_of_a_new_machine) {
 
 TEST(Buyer, a_new_machine_from_every_shipped_gpu_can_be_asked) {
   const Workbench bench;
-  for (const Json& machine : json_of(bench, "machines")) {
+  for (const Json& machine : answer_of(bench, "machines")) {
     const std::string gpu = machine["gpu"];
     const Outcome made = bench.run("machines --new m.json --gpu '" + gpu + "' --gpus 2");
     EXPECT_EQ(made.code, 0) << gpu << made.output;
@@ -295,7 +295,7 @@ TEST(Buyer, machines_are_listed_with_what_one_asks_of_them) {
   for (const char* word : {"GPUs", "GPU memory", "CPU memory", "link", "network", "c2c", "none"}) {
     EXPECT_TRUE(text.says(word)) << text.output;
   }
-  for (const Json& machine : json_of(bench, "machines --store none.db")) {
+  for (const Json& machine : answer_of(bench, "machines --store none.db")) {
     if (machine["name"] != "rtx-4090-pcie") continue;
     EXPECT_EQ(machine["devices"], 1);
     EXPECT_TRUE(machine["network_gb_per_s"].is_null());
@@ -315,7 +315,7 @@ const std::string kOffers =
 // R seconds.
 TEST(Buyer, offers_pair_machine_count_and_price_and_tell_days_and_cost_of_a_run) {
   const Workbench bench;
-  const Json json = json_of(bench, kOffers + "--csv cells.csv --html page.html");
+  const Json json = answer_of(bench, kOffers + "--csv cells.csv --html page.html");
   ASSERT_EQ(json["cells"].size(), 4U);
   EXPECT_EQ(json["metric"], "cost_per_token") << "who names prices asks for the cheapest";
   EXPECT_EQ(json["run_tokens"], 1.5e9);
@@ -362,7 +362,7 @@ TEST(Buyer, offers_are_a_table_of_what_a_buyer_asks) {
 // others take it at the price that makes theirs as cheap.
 TEST(Buyer, an_offer_at_its_level_price_costs_what_its_rival_does) {
   const Workbench bench;
-  const Json json = json_of(bench, kOffers);
+  const Json json = answer_of(bench, kOffers);
   double least = 1e9;
   for (const Json& cell : json["cells"]) {
     if (cell["fits"].get<bool>())
@@ -393,7 +393,7 @@ TEST(Buyer, an_offer_at_its_level_price_costs_what_its_rival_does) {
 // says the power.
 TEST(Buyer, energy_is_at_most_that_of_every_gpu_at_its_power) {
   const Workbench bench;
-  const Json json = json_of(bench, kOffers);
+  const Json json = answer_of(bench, kOffers);
   EXPECT_TRUE(json["cells"][0]["power_watts"].is_null());
   EXPECT_TRUE(json["cells"][0]["run_energy_kwh"].is_null());
   const Json& h100 = json["cells"][1];

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Question {
+struct ChosenQuestion {
   const char* asked;
   bool fits;
   const char* by_hand;  // what a user who knows would add
@@ -21,7 +21,7 @@ struct Question {
 constexpr double kLeastShare = 0.9;
 
 TEST(Chosen, what_is_not_named_is_chosen) {
-  const Question questions[] = {
+  const ChosenQuestion questions[] = {
       {"--model qwen3-30b-a3b --machine alps-gh200-quad --devices 4 --sequence-length 8192 "
        "--global-batch 64",
        true, "--zero-stage 3 --micro-batch 1"},
@@ -36,7 +36,7 @@ TEST(Chosen, what_is_not_named_is_chosen) {
        nullptr},
   };
   Workbench bench;
-  for (const Question& question : questions) {
+  for (const ChosenQuestion& question : questions) {
     const std::string asked = std::string("predict --json ") + question.asked;
     const Outcome told = bench.run(asked);
     ASSERT_EQ(told.code, question.fits ? 0 : 1) << told.output;

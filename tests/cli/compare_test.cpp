@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Plans without open knobs, which cost one simulation a cell.
-const std::string kSmall =
+const std::string kCompared =
     "compare --model gpt2 --machine gh200-96gb-480gb --global-batch 2 --micro-batch 2 "
     "--sequence-length 512 --set plan.activations=keep --set plan.weights=stationary "
     "--set plan.optimizer.gpu_buckets=0 ";
@@ -30,7 +30,7 @@ std::string without_progress(const Outcome& outcome) {
 // CPU, where a whole resident step takes a few milliseconds.
 TEST(Compare, best_of_every_row_is_marked_and_the_crossing_is_told) {
   const Workbench bench;
-  const std::string asked = kSmall +
+  const std::string asked = kCompared +
                             "--strategy superoffload,resident --metric step_time "
                             "--set machine.link.gb_per_s=1,100 ";
   const Outcome text = bench.run(asked);
@@ -51,7 +51,7 @@ TEST(Compare, best_of_every_row_is_marked_and_the_crossing_is_told) {
 TEST(Compare, sweep_of_memory_says_between_which_values_the_best_changes) {
   const Workbench bench;
   const std::string asked =
-      kSmall + "--strategy superoffload,resident --set machine.gpu.memory_gb=3,12 ";
+      kCompared + "--strategy superoffload,resident --set machine.gpu.memory_gb=3,12 ";
   const Outcome outcome = bench.run(asked + "--csv cells.csv --out cells.json");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(
@@ -71,7 +71,7 @@ TEST(Compare, sweep_of_memory_says_between_which_values_the_best_changes) {
 
 TEST(Compare, strategy_sets_knobs_of_its_own_and_degrees_may_be_columns) {
   const Workbench bench;
-  const Outcome outcome = bench.run(kSmall +
+  const Outcome outcome = bench.run(kCompared +
                                     "--machine alps-gh200-quad --set plan.micro_batch=1 --strategy "
                                     "resident:devices=1,resident:devices=2 --json");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
@@ -85,7 +85,7 @@ TEST(Compare, strategy_sets_knobs_of_its_own_and_degrees_may_be_columns) {
 // 0.36 a device-hour and N tokens a second: 0.36 / 3600 / N * 1e6 = 100 / N for a million.
 TEST(Compare, price_makes_a_cost_by_machine) {
   const Workbench bench;
-  const Outcome outcome = bench.run(kSmall +
+  const Outcome outcome = bench.run(kCompared +
                                     "--strategy resident --metric cost_per_token --json "
                                     "--price-per-device-hour 9,gh200-96gb-480gb=0.36");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
@@ -126,7 +126,7 @@ TEST(Compare, tuned_cells_say_what_their_search_proved) {
   }
   const Outcome text = bench.run(asked);
   EXPECT_TRUE(text.says("4 devices: no plan is faster by more than ")) << text.output;
-  EXPECT_TRUE(Json::parse(bench.run(kSmall + "--strategy resident --json 2> /dev/null")
+  EXPECT_TRUE(Json::parse(bench.run(kCompared + "--strategy resident --json 2> /dev/null")
                               .output)["cells"][0]["search"]
                   .is_null())
       << "nothing was searched for a proof";
@@ -165,7 +165,7 @@ TEST(Compare, cell_that_its_deadline_stopped_is_not_decided) {
 TEST(Compare, interrupted_prints_and_writes_the_cells_that_are_there) {
   const Workbench bench;
   const std::string call =
-      kSmall +
+      kCompared +
       "--tune --strategy superoffload,resident --set machine.link.gb_per_s=1..400:lin:1000 "
       "--out cells.json ";
   const auto interrupted = [&](const std::string& flags) {
@@ -191,7 +191,7 @@ TEST(Compare, interrupted_prints_and_writes_the_cells_that_are_there) {
 
 TEST(Compare, illegal_combination_is_a_cell_and_the_others_are_computed) {
   const Workbench bench;
-  const Outcome outcome = bench.run(kSmall + "--strategy resident,resident:devices=2:data=2");
+  const Outcome outcome = bench.run(kCompared + "--strategy resident,resident:devices=2:data=2");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(outcome.says("illegal")) << outcome.output;
   EXPECT_TRUE(outcome.says("2 does not divide the 1 sequences of a rank")) << outcome.output;
@@ -201,7 +201,7 @@ TEST(Compare, illegal_combination_is_a_cell_and_the_others_are_computed) {
 TEST(Compare, nothing_that_fits_is_exit_code_1_with_reasons) {
   const Workbench bench;
   const Outcome outcome =
-      bench.run(kSmall + "--strategy resident --set machine.gpu.memory_gb=1.1,1.2");
+      bench.run(kCompared + "--strategy resident --set machine.gpu.memory_gb=1.1,1.2");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   EXPECT_TRUE(outcome.says("GPU memory:")) << outcome.output;
 }
@@ -209,7 +209,7 @@ TEST(Compare, nothing_that_fits_is_exit_code_1_with_reasons) {
 TEST(Compare, bad_input_is_one_line_and_exit_code_2) {
   const Workbench bench;
   const auto refuses = [&](const std::string& flags, const std::string& part) {
-    const Outcome outcome = bench.run(kSmall + "--strategy resident " + flags);
+    const Outcome outcome = bench.run(kCompared + "--strategy resident " + flags);
     EXPECT_EQ(outcome.code, 2) << flags << "\n" << outcome.output;
     EXPECT_EQ(outcome.lines(), 1) << outcome.output;
     EXPECT_TRUE(outcome.says(part)) << outcome.output;
@@ -288,14 +288,14 @@ std::vector<std::string> claims_of(const std::vector<std::string>& lines) {
   return claims;
 }
 
-struct Figure {
+struct PageFigure {
   double value = 0;
   double tolerance = 0;  // a percent of it, or one of the percent that it counts
 };
 
 // The numbers of all rows but the first cell's, in order: 7,803 and 7.1 %.
-std::vector<Figure> figures_of(const std::vector<std::string>& lines) {
-  std::vector<Figure> figures;
+std::vector<PageFigure> figures_of(const std::vector<std::string>& lines) {
+  std::vector<PageFigure> figures;
   for (const std::string& line : lines) {
     const std::vector<std::string> cells = cells_of(line);
     for (size_t i = 1; i < cells.size(); ++i) {
@@ -325,8 +325,8 @@ TEST(WhatIfPage, every_answer_still_holds) {
     EXPECT_GE(claims.size(), 2U) << example.arguments;
     EXPECT_EQ(claims_of(lines), claims) << example.arguments << "\n" << outcome.output;
     // What is quoted is what is printed.
-    const std::vector<Figure> quoted = figures_of(example.output);
-    const std::vector<Figure> printed = figures_of(lines);
+    const std::vector<PageFigure> quoted = figures_of(example.output);
+    const std::vector<PageFigure> printed = figures_of(lines);
     ASSERT_EQ(quoted.size(), printed.size()) << outcome.output;
     for (size_t i = 0; i < quoted.size(); ++i) {
       EXPECT_NEAR(quoted[i].value, printed[i].value, printed[i].tolerance) << example.arguments;

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kSmall = "--model gpt2 --machine gh200-96gb-480gb --sequence-length 512 ";
+const std::string kPrinted = "--model gpt2 --machine gh200-96gb-480gb --sequence-length 512 ";
 
 TEST(Output, every_verb_has_help_and_json) {
   const Workbench bench;
@@ -43,7 +43,7 @@ TEST(Output, every_shipped_thing_can_be_listed_and_shown) {
 
 TEST(Output, prediction_has_the_keys_of_the_design) {
   const Workbench bench;
-  const Json json = Json::parse(bench.run("predict --json " + kSmall).output);
+  const Json json = Json::parse(bench.run("predict --json " + kPrinted).output);
   for (const char* key : {"step_time_s", "tokens_per_s", "tokens_per_s_per_device",
                           "tflops_per_device", "hardware_tflops_per_device", "mfu_percent", "fits",
                           "reason", "peak_gpu_bytes", "peak_cpu_bytes", "peak_nvme_bytes",
@@ -63,7 +63,7 @@ TEST(Output, prediction_has_the_keys_of_the_design) {
 // say so.
 TEST(Output, a_long_step_says_that_a_shorter_one_is_drawn) {
   const Workbench bench;
-  const std::string asked = kSmall + "--global-batch 2048 --micro-batch 1 ";
+  const std::string asked = kPrinted + "--global-batch 2048 --micro-batch 1 ";
   const Json json = Json::parse(bench.run("predict --json " + asked).output);
   ASSERT_TRUE(json.contains("repetition"));
   EXPECT_EQ(json["repetition"]["micro_batches"], 2048);
@@ -97,7 +97,7 @@ TEST(Output, lists_become_one_row_for_each_combination) {
 // Complete events of one thread must not overlap, or viewers draw nonsense.
 TEST(Output, trace_names_its_lanes_and_their_spans_do_not_overlap) {
   const Workbench bench;
-  ASSERT_EQ(bench.run("predict --trace trace.json " + kSmall).code, 0);
+  ASSERT_EQ(bench.run("predict --trace trace.json " + kPrinted).code, 0);
   const Json trace = Json::parse(bench.read("trace.json"));
   std::set<std::pair<int, int>> named;
   std::map<std::pair<int, int>, std::vector<std::pair<double, double>>> spans;
@@ -118,7 +118,7 @@ TEST(Output, trace_names_its_lanes_and_their_spans_do_not_overlap) {
 
 TEST(Output, trace_names_what_each_operation_waited_for) {
   const Workbench bench;
-  ASSERT_EQ(bench.run("predict --trace trace.json " + kSmall).code, 0);
+  ASSERT_EQ(bench.run("predict --trace trace.json " + kPrinted).code, 0);
   const Json trace = Json::parse(bench.read("trace.json"));
   std::map<std::pair<int, int>, Json> events;  // by operation and step
   for (const Json& event : trace["traceEvents"]) {
@@ -141,7 +141,7 @@ TEST(Output, trace_names_what_each_operation_waited_for) {
 
 TEST(Output, graph_says_what_its_columns_mean_before_their_lines) {
   const Workbench bench;
-  const std::string text = bench.run("graph " + kSmall).output;
+  const std::string text = bench.run("graph " + kPrinted).output;
   const size_t legend = text.find("\nafter: ");
   ASSERT_NE(legend, std::string::npos) << text.substr(0, 300);
   EXPECT_LT(legend, text.find("id   lane"));
@@ -149,7 +149,7 @@ TEST(Output, graph_says_what_its_columns_mean_before_their_lines) {
 
 TEST(Output, graph_can_be_replayed_from_its_json) {
   const Workbench bench;
-  const Json graph = Json::parse(bench.run("graph --json " + kSmall).output);
+  const Json graph = Json::parse(bench.run("graph --json " + kPrinted).output);
   const auto ops = static_cast<int64_t>(graph["ops"].size());
   const auto capacities = static_cast<int64_t>(graph["capacities"].size());
   ASSERT_GT(ops, 100);
@@ -167,24 +167,25 @@ TEST(Output, graph_can_be_replayed_from_its_json) {
 
 TEST(Output, graph_tells_of_one_operation_what_it_waited_for) {
   const Workbench bench;
-  const Json graph = Json::parse(bench.run("graph --json " + kSmall).output);
+  const Json graph = Json::parse(bench.run("graph --json " + kPrinted).output);
   int64_t waits = 0;
   for (const Json& op : graph["ops"]) {
     if (op["kind"] != "copy" || op["predecessors"].empty()) continue;
     const std::string id = std::to_string(op["id"].get<int64_t>());
-    const Json one = Json::parse(bench.run("graph --json --operation " + id + " " + kSmall).output);
+    const Json one =
+        Json::parse(bench.run("graph --json --operation " + id + " " + kPrinted).output);
     EXPECT_EQ(one["label"], op["label"]);
     EXPECT_GE(one["took_s"].get<double>(), 0.999 * op["alone_s"].get<double>());
     ASSERT_FALSE(one["waited_for"].empty());
     EXPECT_GE(one["waited_for"].front()["ended_before_s"], 0);
-    const std::string text = bench.run("graph --operation " + id + " " + kSmall).output;
+    const std::string text = bench.run("graph --operation " + id + " " + kPrinted).output;
     for (const Json& each : one["waited_for"]) {
       EXPECT_NE(text.find(each["because"].get<std::string>()), std::string::npos) << text;
     }
     if (++waits == 2) break;
   }
   EXPECT_EQ(waits, 2);
-  const auto none = bench.run("graph --operation 1000000 " + kSmall);
+  const auto none = bench.run("graph --operation 1000000 " + kPrinted);
   EXPECT_EQ(none.code, 2);
   EXPECT_NE(none.output.find("there is no operation 1000000"), std::string::npos) << none.output;
 }
@@ -203,7 +204,7 @@ TEST(Output, markup_in_a_name_stays_text_on_the_page) {
 
 TEST(Output, report_needs_no_network) {
   const Workbench bench;
-  ASSERT_EQ(bench.run("report --out page.html " + kSmall).code, 0);
+  ASSERT_EQ(bench.run("report --out page.html " + kPrinted).code, 0);
   const std::string page = bench.read("page.html");
   EXPECT_EQ(page.find("src=\"http"), std::string::npos);
   EXPECT_EQ(page.find("href=\"http"), std::string::npos);

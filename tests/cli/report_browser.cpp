@@ -125,7 +125,7 @@ Json Browser::receive() {
     pollfd waiting{from_, POLLIN, 0};
     if (poll(&waiting, 1, kPatienceMs) <= 0) throw Error("browser", "is silent", "start it again");
     std::array<char, 1 << 16> part{};
-    const ssize_t size = read(from_, part.data(), part.size());
+    const ssize_t size = ::read(from_, part.data(), part.size());
     if (size <= 0) throw Error("browser", "has ended", "start it again");
     received_.append(part.data(), static_cast<size_t>(size));
   }
@@ -136,7 +136,7 @@ Json Browser::request(const std::string& method, const Json& parameters) {
   message["params"] = parameters.is_null() ? Json::object() : parameters;
   if (!session_.empty()) message["sessionId"] = session_;
   const std::string text = message.dump() + '\0';
-  if (write(to_, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+  if (::write(to_, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     throw Error("browser", "has ended", "start it again");
   }
   while (true) {

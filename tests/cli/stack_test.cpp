@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kSmall =
+const std::string kStacked =
     "--model gpt2 --machine gh200-96gb-480gb --global-batch 2 --micro-batch 2 --strategy resident "
     "--sequence-length 512 --set plan.activations=keep ";
 
@@ -33,15 +33,15 @@ TEST(Stack, is_the_typical_frameworks_where_none_is_named_and_the_output_says_so
       "as the typical framework (--stack to name another; --stack ballast for Ballast's own "
       "backend)";
   for (const std::string verb : {"predict ", "graph ", "compare "}) {
-    const Outcome outcome = bench.run(verb + kSmall);
+    const Outcome outcome = bench.run(verb + kStacked);
     EXPECT_EQ(outcome.code, 0) << outcome.output;
     EXPECT_TRUE(outcome.says(said)) << outcome.output;
   }
-  const Json none = Json::parse(bench.run("predict --json " + kSmall).output);
-  const Json typical = Json::parse(bench.run("predict --json --stack typical " + kSmall).output);
+  const Json none = Json::parse(bench.run("predict --json " + kStacked).output);
+  const Json typical = Json::parse(bench.run("predict --json --stack typical " + kStacked).output);
   EXPECT_EQ(none["stack"], "typical");
   EXPECT_EQ(none, typical);
-  const Json graph = Json::parse(bench.run("graph --json " + kSmall).output);
+  const Json graph = Json::parse(bench.run("graph --json " + kStacked).output);
   EXPECT_EQ(graph["stack"], "typical");
   EXPECT_EQ(graph["step_time_s"], none["step_time_s"]);
 }
@@ -49,7 +49,7 @@ TEST(Stack, is_the_typical_frameworks_where_none_is_named_and_the_output_says_so
 TEST(Stack, roofline_is_no_slower_and_plans_memory_as_ballast_does) {
   const Workbench bench;
   const auto as = [&](const std::string& stack) {
-    return Json::parse(bench.run("predict --json --stack " + stack + " " + kSmall).output);
+    return Json::parse(bench.run("predict --json --stack " + stack + " " + kStacked).output);
   };
   const Json ideal = as("ideal");
   const Json ballast = as("ballast");
@@ -75,7 +75,7 @@ TEST(Stack, is_our_own_backend_on_the_machine_that_it_measured) {
 TEST(Confidence, is_null_where_a_stack_was_never_held_against_anything) {
   const Workbench bench;
   const Json json =
-      Json::parse(bench.run("predict --json --stack ideal " + kSmall).output)["confidence"];
+      Json::parse(bench.run("predict --json --stack ideal " + kStacked).output)["confidence"];
   EXPECT_EQ(json["stack"], "ideal");
   for (const char* key : {"step_time_s", "tokens_per_s", "gpu_peak_gb", "fits_probability"}) {
     EXPECT_TRUE(json.at(key).is_null()) << key;
@@ -86,7 +86,7 @@ TEST(Confidence, is_null_where_a_stack_was_never_held_against_anything) {
 TEST(Confidence, stands_behind_time_speed_and_memory) {
   const Workbench bench;
   write_unsure(bench);
-  const std::string asked = "predict --stack ./unsure.json " + kSmall;
+  const std::string asked = "predict --stack ./unsure.json " + kStacked;
   const Outcome text = bench.run(asked);
   EXPECT_TRUE(text.says("\nfits\n")) << text.output;
   EXPECT_TRUE(text.says("as unsure (--stack")) << text.output;
@@ -113,7 +113,7 @@ TEST(Confidence, stands_behind_time_speed_and_memory) {
 TEST(Confidence, verdict_is_close_where_memory_is_about_what_is_needed) {
   const Workbench bench;
   write_unsure(bench);
-  const std::string asked = "predict --stack ./unsure.json " + kSmall;
+  const std::string asked = "predict --stack ./unsure.json " + kStacked;
   const Json json = Json::parse(bench.run(asked + "--json").output);
   const double reserved = load_machine("gh200-96gb-480gb").gpu.reserved.value.gb() * 1e9;
   const auto with = [&](double share) {

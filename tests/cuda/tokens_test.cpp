@@ -8,7 +8,7 @@ namespace {
 
 using transformer::View;
 
-View view(std::vector<float>& values, int64_t rows) {
+View tokens_view(std::vector<float>& values, int64_t rows) {
   return {values.data(), DType::kF32, rows, static_cast<int64_t>(values.size()) / rows};
 }
 
@@ -143,7 +143,7 @@ Expected classify_on_host(const ClassifierCase& c, const std::vector<int32_t>& i
   e.logits = normal({1, 4, 6}, c.format, kTokens * c.vocab);
   e.gradient = e.logits;
   e.mean = transformer::loss_forward_backward(model, {kSequences, kLength}, ids.data(),
-                                              view(e.gradient, kTokens), double{kFactor});
+                                              tokens_view(e.gradient, kTokens), double{kFactor});
   return e;
 }
 

@@ -12,9 +12,11 @@ using tests::Costed;
 using tests::flat;
 using tests::tiny_machine;
 
-Costed cost(const Op& op, const Machine& machine) { return cost_with(op, machine, tests::Usage{}); }
+Costed framework_cost(const Op& op, const Machine& machine) {
+  return cost_with(op, machine, tests::Usage{});
+}
 
-Op copy_in(int64_t bytes) {
+Op copy_to_gpu(int64_t bytes) {
   Op op;
   op.kind = OpKind::kCopy;
   op.phase = Phase::kOptimizer;
@@ -23,7 +25,7 @@ Op copy_in(int64_t bytes) {
   return op;
 }
 
-Op adam(int64_t elements) {
+Op cpu_adam(int64_t elements) {
   Op op;
   op.kind = OpKind::kAdam;
   op.phase = Phase::kOptimizer;
@@ -34,22 +36,22 @@ Op adam(int64_t elements) {
 
 // 1 MB from pageable memory at half of 10 GB/s: 200 us, and 2 us of latency for each call.
 TEST(FrameworkCost, pageable_memory_and_every_further_call_slow_a_copy_down) {
-  Op op = copy_in(1'000'000);
+  Op op = copy_to_gpu(1'000'000);
   CopyWork& work = std::get<CopyWork>(op.work);
   work.host = HostMemory::kPageable;
-  EXPECT_NEAR(cost(op, tiny_machine()).us(), 202, 1e-6);
+  EXPECT_NEAR(framework_cost(op, tiny_machine()).us(), 202, 1e-6);
   work.calls = 4;
-  EXPECT_NEAR(cost(op, tiny_machine()).us(), 208, 1e-6);
+  EXPECT_NEAR(framework_cost(op, tiny_machine()).us(), 208, 1e-6);
 }
 
 // 1 GB/s up to 1 kB, 10 GB/s from 1 MB: a copy of 1 MB in 1000 calls runs at the rate of 1 kB.
 TEST(FrameworkCost, a_call_has_the_rate_of_its_own_size) {
   Machine machine = tiny_machine();
   machine.link.host_to_device.points = {{1e3, 1e9}, {1e6, 10e9}};
-  Op op = copy_in(1'000'000);
-  EXPECT_NEAR(cost(op, machine).us(), 100 + 2, 1e-6);
+  Op op = copy_to_gpu(1'000'000);
+  EXPECT_NEAR(framework_cost(op, machine).us(), 100 + 2, 1e-6);
   std::get<CopyWork>(op.work).calls = 1000;
-  EXPECT_NEAR(cost(op, machine).us(), 1000 + 2000, 1e-6);
+  EXPECT_NEAR(framework_cost(op, machine).us(), 1000 + 2000, 1e-6);
 }
 
 // PyTorch's Adam moves 80 bytes a parameter. One core of 8 GB/s steps 1e8 parameters a second: 1e6
@@ -62,18 +64,18 @@ TEST(FrameworkCost, pytorchs_adam_is_bound_by_its_threads) {
   tests::Usage usage;
   usage.plan.optimizer.adam = kTorchAdam;
   usage.stack.facts.torch_adam_threads = 1;
-  EXPECT_NEAR(cost_with(adam(1'000'000), machine, usage).us(), 6400, 1e-3);
+  EXPECT_NEAR(cost_with(cpu_adam(1'000'000), machine, usage).us(), 6400, 1e-3);
   machine.cpu.core_bandwidth.emplace().value = Bandwidth::from_gb_per_s(8);
-  const Costed one = cost_with(adam(1'000'000), machine, usage);
+  const Costed one = cost_with(cpu_adam(1'000'000), machine, usage);
   EXPECT_NEAR(one.us(), 10'000, 1e-3);
   EXPECT_EQ(one.demand("cores"), 1);
   usage.stack.facts.torch_adam_threads = 0;
-  const Costed lent = cost_with(adam(1'000'000), machine, usage);
+  const Costed lent = cost_with(cpu_adam(1'000'000), machine, usage);
   EXPECT_NEAR(lent.us(), 5000, 1e-3);
   EXPECT_EQ(lent.demand("cores"), 2);
   usage.plan.optimizer.adam = "quick";  // another implementation is not
   usage.stack.facts.torch_adam_threads = 1;
-  EXPECT_NEAR(cost_with(adam(1'000'000), machine, usage).us(), 560, 1e-3);
+  EXPECT_NEAR(cost_with(cpu_adam(1'000'000), machine, usage).us(), 560, 1e-3);
 }
 
 }  // namespace

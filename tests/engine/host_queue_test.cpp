@@ -15,10 +15,10 @@ namespace {
 using tests::span_of;
 using tests::TinyGraph;
 
-constexpr SimulateOptions kOnce{.max_steps = 1, .record_steps = 1};
+constexpr SimulateOptions kOneStep{.max_steps = 1, .record_steps = 1};
 constexpr int64_t kHost = 10;
 
-Timeline run(const TinyGraph& tiny, const SimulateOptions& options = {}) {
+Timeline run_step(const TinyGraph& tiny, const SimulateOptions& options = {}) {
   return simulate(tiny.graph.step, tiny.graph, tiny.costs, options);
 }
 
@@ -41,15 +41,15 @@ OpId decision(TinyGraph& tiny, OpId after) {
 TEST(HostQueue, a_step_of_short_kernels_lasts_as_long_as_its_host) {
   TinyGraph tiny;
   for (int i = 0; i < 50; ++i) enqueued(tiny, 1);
-  EXPECT_EQ(run(tiny).step_time.ps, 50 * kHost);
+  EXPECT_EQ(run_step(tiny).step_time.ps, 50 * kHost);
 }
 
 // Beside long ones a short kernel costs what it takes itself: 100 + 1 + 100.
 TEST(HostQueue, a_host_that_is_ahead_costs_nothing) {
   TinyGraph tiny;
   for (const int64_t ps : {100, 1, 100}) enqueued(tiny, ps);
-  EXPECT_EQ(run(tiny).step_time.ps, 201);
-  const Timeline first = run(tiny, kOnce);
+  EXPECT_EQ(run_step(tiny).step_time.ps, 201);
+  const Timeline first = run_step(tiny, kOneStep);
   EXPECT_EQ(span_of(first, 0, 0).begin.ps, kHost) << "nothing runs before it was enqueued";
 }
 
@@ -59,17 +59,17 @@ TEST(HostQueue, what_a_long_kernel_hides_is_its_own_length) {
   TinyGraph tiny;
   enqueued(tiny, 100);
   for (int i = 0; i < 20; ++i) enqueued(tiny, 1);
-  const Timeline first = run(tiny, kOnce);
+  const Timeline first = run_step(tiny, kOneStep);
   EXPECT_EQ(span_of(first, 9, 0).begin.ps, 110 + 8);
   EXPECT_EQ(span_of(first, 20, 0).begin.ps, 21 * kHost);
-  EXPECT_EQ(run(tiny).step_time.ps, 21 * kHost);
+  EXPECT_EQ(run_step(tiny).step_time.ps, 21 * kHost);
 }
 
 // Four kernels are enqueued at 40, and the operation, of 5 in all, does not end before.
 TEST(HostQueue, an_operation_of_many_kernels_ends_no_sooner_than_its_last_is_enqueued) {
   TinyGraph tiny;
   enqueued(tiny, 5, 4);
-  const Timeline once = run(tiny, kOnce);
+  const Timeline once = run_step(tiny, kOneStep);
   EXPECT_EQ(span_of(once, 0, 0).begin.ps, 35);
   EXPECT_EQ(span_of(once, 0, 0).end.ps, 40);
 }
@@ -81,7 +81,7 @@ TEST(HostQueue, the_gpu_runs_dry_where_the_host_waits_for_a_result) {
   const OpId forward = enqueued(tiny, 100);
   const OpId decide = decision(tiny, forward);
   const OpId step = enqueued(tiny, 100, 1, 0, {{decide, 0}});
-  const Timeline timeline = run(tiny);
+  const Timeline timeline = run_step(tiny);
   EXPECT_EQ(timeline.step_time.ps, 100 + kHost + 100);
   const int32_t last = timeline.first_step;
   EXPECT_EQ((span_of(timeline, step, last).begin - span_of(timeline, forward, last).end).ps, kHost);
@@ -95,7 +95,7 @@ TEST(HostQueue, every_device_has_a_host_and_all_wait_for_a_verdict) {
   const OpId decide = decision(tiny, first);
   const OpId a = enqueued(tiny, 1, 1, 0, {{decide, 0}});
   const OpId b = enqueued(tiny, 1, 2, 1, {{decide, 0}});
-  const Timeline once = run(tiny, kOnce);
+  const Timeline once = run_step(tiny, kOneStep);
   EXPECT_EQ(span_of(once, 5, 0).begin.ps, 5 * kHost) << "beside the other device";
   EXPECT_EQ(span_of(once, a, 0).begin.ps, 110 + kHost);
   EXPECT_EQ(span_of(once, b, 0).end.ps, 110 + 2 * kHost);
@@ -106,7 +106,7 @@ TEST(HostQueue, the_cpus_work_does_not_wait_for_the_host) {
   TinyGraph tiny;
   for (int i = 0; i < 5; ++i) enqueued(tiny, 1);
   const OpId cpu = tiny.op(LaneKind::kCpu, 7);
-  EXPECT_EQ(span_of(run(tiny, kOnce), cpu, 0).begin.ps, 0);
+  EXPECT_EQ(span_of(run_step(tiny, kOneStep), cpu, 0).begin.ps, 0);
 }
 
 Op of(Work work, Phase phase = Phase::kForward) {

@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-constexpr int64_t kParameters = 2344;
+constexpr int64_t kGathered = 2344;
 
 struct Split {
   int64_t zero_stage = 0;
@@ -50,8 +50,8 @@ TEST(gather_pass, every_visit_of_a_unit_gathers_it_and_every_backward_scatters_i
     const auto scatters = of_kind(graph, CollectiveKind::kReduceScatter);
     EXPECT_EQ(static_cast<int64_t>(gathers.size()), 9 * micro_batches);
     EXPECT_EQ(static_cast<int64_t>(scatters.size()), 5 * micro_batches);
-    EXPECT_EQ(sum(gathers), Bytes{2 * (2 * kParameters - 128)} * micro_batches);
-    EXPECT_EQ(sum(scatters), Bytes{2 * kParameters} * micro_batches);
+    EXPECT_EQ(sum(gathers), Bytes{2 * (2 * kGathered - 128)} * micro_batches);
+    EXPECT_EQ(sum(scatters), Bytes{2 * kGathered} * micro_batches);
     const CollectiveWork layer{CollectiveKind::kAllGather, {2 * 1040}, 2, 1};
     EXPECT_EQ(tiny::count(gathers, layer), 4 * micro_batches);
     EXPECT_EQ(of_kind(graph, CollectiveKind::kAllReduce).size(), 0U);
@@ -68,7 +68,7 @@ TEST(gather_pass, a_framework_that_works_by_tensor_joins_what_it_gathers) {
   const Graph graph = build(tiny::model(), by_two({3}), facts);
   const auto gathers = of_kind(graph, CollectiveKind::kAllGather);
   EXPECT_EQ(gathers.size(), 2 * (2 * 6 + 3) - 1U);  // no backward reads the embedding
-  EXPECT_EQ(sum(gathers), Bytes{2 * (2 * kParameters - 128)});
+  EXPECT_EQ(sum(gathers), Bytes{2 * (2 * kGathered - 128)});
   EXPECT_EQ(of_kind(graph, CollectiveKind::kReduceScatter).size(), 5U);
   Bytes joined, packed;
   for (const Op& op : graph.step.ops) {
@@ -76,15 +76,15 @@ TEST(gather_pass, a_framework_that_works_by_tensor_joins_what_it_gathers) {
     if (op.kind == OpKind::kUnpack) joined += work->moved;
     if (op.kind == OpKind::kPack) packed += work->moved;
   }
-  EXPECT_EQ(joined, Bytes{2 * 2 * (2 * kParameters - 128)});
-  EXPECT_EQ(packed, Bytes{2 * 2 * 2 * kParameters});
+  EXPECT_EQ(joined, Bytes{2 * 2 * (2 * kGathered - 128)});
+  EXPECT_EQ(packed, Bytes{2 * 2 * 2 * kGathered});
 }
 
 TEST(gather_pass, a_rank_keeps_half_of_weights_gradients_and_state) {
   const Graph graph = build(tiny::model(), by_two({3}));
   for (const TensorKind kind :
        {TensorKind::kWeight, TensorKind::kGradient, TensorKind::kMaster, TensorKind::kMoment1}) {
-    EXPECT_EQ(tiny::elements(graph, kind), kParameters / 2);
+    EXPECT_EQ(tiny::elements(graph, kind), kGathered / 2);
   }
 }
 
@@ -126,7 +126,7 @@ TEST(gather_pass, the_first_scatter_of_a_step_overwrites_the_shard_and_later_one
 TEST(gather_pass, it_leaves_stage_two_and_single_ranks_alone) {
   const Graph two = build(tiny::model(), by_two({2}));
   EXPECT_EQ(tiny::elements(two, TensorKind::kGathered), 0);
-  EXPECT_EQ(tiny::elements(two, TensorKind::kWeight), kParameters);
+  EXPECT_EQ(tiny::elements(two, TensorKind::kWeight), kGathered);
   Plan one = tiny::plan();
   one.zero_stage = 3;
   EXPECT_EQ(tiny::count(build(tiny::model(), one), OpKind::kCollective), 0);
@@ -138,9 +138,9 @@ TEST(optimizer_pass, stage_zero_sums_every_gradient_and_keeps_all_state) {
   const Graph graph = build(tiny::model(), by_two({0}));
   const auto sums = of_kind(graph, CollectiveKind::kAllReduce);
   EXPECT_EQ(sums.size(), 15U);
-  EXPECT_EQ(sum(sums), Bytes{2 * kParameters});
+  EXPECT_EQ(sum(sums), Bytes{2 * kGathered});
   EXPECT_EQ(tiny::count(graph, OpKind::kCollective), 15);
-  EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), kParameters);
+  EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), kGathered);
   for (const Op& op : graph.step.ops) {
     if (op.kind != OpKind::kAdam) continue;
     EXPECT_EQ(std::get<BucketWork>(op.work).elements,
@@ -151,12 +151,12 @@ TEST(optimizer_pass, stage_zero_sums_every_gradient_and_keeps_all_state) {
 TEST(optimizer_pass, stages_one_and_two_scatter_gradients_step_half_and_gather_weights) {
   for (const int64_t stage : {1, 2}) {
     const Graph graph = build(tiny::model(), by_two({stage}));
-    EXPECT_EQ(sum(of_kind(graph, CollectiveKind::kReduceScatter)), Bytes{2 * kParameters});
-    EXPECT_EQ(sum(of_kind(graph, CollectiveKind::kAllGather)), Bytes{2 * kParameters});
+    EXPECT_EQ(sum(of_kind(graph, CollectiveKind::kReduceScatter)), Bytes{2 * kGathered});
+    EXPECT_EQ(sum(of_kind(graph, CollectiveKind::kAllGather)), Bytes{2 * kGathered});
     EXPECT_EQ(tiny::count(graph, OpKind::kCollective), 30);
-    EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), kParameters / 2);
-    EXPECT_EQ(tiny::elements(graph, TensorKind::kMoment2), kParameters / 2);
-    EXPECT_EQ(tiny::elements(graph, TensorKind::kReduced), stage == 2 ? kParameters / 2 : 0);
+    EXPECT_EQ(tiny::elements(graph, TensorKind::kMaster), kGathered / 2);
+    EXPECT_EQ(tiny::elements(graph, TensorKind::kMoment2), kGathered / 2);
+    EXPECT_EQ(tiny::elements(graph, TensorKind::kReduced), stage == 2 ? kGathered / 2 : 0);
     for (const Op& op : graph.step.ops) {
       if (op.kind != OpKind::kAdam) continue;
       EXPECT_EQ(std::get<BucketWork>(op.work).elements,
@@ -229,7 +229,7 @@ TEST(optimizer_pass, nothing_streams_at_share_zero_and_all_buckets_at_share_one)
   Plan plan = tiny::plan();
   EXPECT_EQ(tiny::elements(build(tiny::model(), plan), TensorKind::kState), 0);
   plan.optimizer.stream_share = 1;
-  EXPECT_EQ(tiny::elements(build(tiny::model(), plan), TensorKind::kState), 3 * kParameters);
+  EXPECT_EQ(tiny::elements(build(tiny::model(), plan), TensorKind::kState), 3 * kGathered);
 }
 
 // 12 bytes a parameter rest on NVMe, are read before and written after each Adam of the CPU, whose
@@ -245,10 +245,10 @@ TEST(optimizer_pass, state_on_nvme_passes_through_cpu_memory) {
     EXPECT_EQ(op.lane, lane_of(0, LaneKind::kNvme));
     (work->direction == IoDirection::kRead ? read : written) += work->bytes;
   }
-  EXPECT_EQ(read, Bytes{12 * kParameters});
-  EXPECT_EQ(written, Bytes{12 * kParameters});
+  EXPECT_EQ(read, Bytes{12 * kGathered});
+  EXPECT_EQ(written, Bytes{12 * kGathered});
   const PlacePeak nvme = memory_peaks(graph)[static_cast<size_t>(Place::kNvme)];
-  EXPECT_EQ(nvme.live, Bytes{12 * kParameters});
+  EXPECT_EQ(nvme.live, Bytes{12 * kGathered});
   const std::vector<Life> lives = lives_of(graph);
   for (const Bucket& bucket : graph.buckets) {
     EXPECT_EQ(bucket.site, Site::kCpu);

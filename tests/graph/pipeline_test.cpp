@@ -14,20 +14,20 @@
 namespace ballast {
 namespace {
 
-struct Shape {
+struct StageShape {
   int64_t stages = 1, chunks = 1, micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   int64_t parts = 1;
 };
 
 // A layer a chunk.
-Model model_of(const Shape& shape) {
+Model model_of(const StageShape& shape) {
   Model model = tiny::model();
   model.layers = shape.stages * shape.chunks;
   return model;
 }
 
-Plan plan_of(const Shape& shape) {
+Plan plan_of(const StageShape& shape) {
   Plan plan = tiny::plan();
   plan.devices = plan.pipeline = shape.stages;
   plan.virtual_pipeline = shape.chunks;
@@ -39,11 +39,11 @@ Plan plan_of(const Shape& shape) {
   return plan;
 }
 
-Graph graph_of(const Shape& shape) { return build(model_of(shape), plan_of(shape)); }
+Graph graph_of(const StageShape& shape) { return build(model_of(shape), plan_of(shape)); }
 
 // "F0.1" is the forward of the stage's first chunk for the second micro-batch, "F0.1.2" for the
 // third part of it.
-std::string order_on(int stage, const Graph& graph, const Shape& shape) {
+std::string order_on(int stage, const Graph& graph, const StageShape& shape) {
   std::string order;
   for (const Op& op : graph.step.ops) {
     if (op.kind != OpKind::kBlock || device_of(op.lane) != stage) continue;
@@ -71,7 +71,7 @@ int64_t in_flight(int stage, const Graph& graph) {
 
 // arXiv 2104.04473, figure 4.
 TEST(build_pipeline, stages_warm_up_and_then_take_turns) {
-  const Shape shape{4, 1, 8};
+  const StageShape shape{4, 1, 8};
   const Graph graph = graph_of(shape);
   EXPECT_EQ(order_on(0, graph, shape),
             "F0.0 F0.1 F0.2 F0.3 B0.0 F0.4 B0.1 F0.5 B0.2 F0.6 B0.3 F0.7 B0.4 B0.5 B0.6 B0.7 ");
@@ -83,13 +83,13 @@ TEST(build_pipeline, stages_warm_up_and_then_take_turns) {
 
 // arXiv 1811.06965, figure 2; with chunks arXiv 2211.05953, figure 4.
 TEST(build_pipeline, gpipe_runs_all_forwards_and_holds_what_they_save) {
-  const Shape shape{4, 1, 3, PipelineSchedule::kGpipe};
+  const StageShape shape{4, 1, 3, PipelineSchedule::kGpipe};
   const Graph graph = graph_of(shape);
   for (const int stage : {0, 3}) {
     EXPECT_EQ(order_on(stage, graph, shape), "F0.0 F0.1 F0.2 B0.0 B0.1 B0.2 ");
     EXPECT_EQ(in_flight(stage, graph), 3);
   }
-  const Shape chunks{2, 2, 4, PipelineSchedule::kGpipe};
+  const StageShape chunks{2, 2, 4, PipelineSchedule::kGpipe};
   EXPECT_EQ(order_on(0, graph_of(chunks), chunks),
             "F0.0 F0.1 F0.2 F0.3 F1.0 F1.1 F1.2 F1.3 B1.0 B1.1 B1.2 B1.3 B0.0 B0.1 B0.2 B0.3 ");
   EXPECT_EQ(in_flight(0, graph_of(chunks)), 8);
@@ -97,13 +97,13 @@ TEST(build_pipeline, gpipe_runs_all_forwards_and_holds_what_they_save) {
 
 // arXiv 2102.07988: parts go as micro-batches do, but back in reverse.
 TEST(build_pipeline, terapipe_passes_parts_and_takes_them_back_in_reverse) {
-  const Shape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
+  const StageShape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
   for (const int stage : {0, 1}) {
     EXPECT_EQ(order_on(stage, graph_of(shape), shape),
               "F0.0.0 F0.0.1 F0.0.2 F0.1.0 F0.1.1 F0.1.2 "
               "B0.0.2 B0.0.1 B0.0.0 B0.1.2 B0.1.1 B0.1.0 ");
   }
-  const Shape chunks{2, 2, 2, PipelineSchedule::kGpipe, 2};
+  const StageShape chunks{2, 2, 2, PipelineSchedule::kGpipe, 2};
   EXPECT_EQ(order_on(0, graph_of(chunks), chunks),
             "F0.0.0 F0.0.1 F0.1.0 F0.1.1 F1.0.0 F1.0.1 F1.1.0 F1.1.1 "
             "B1.0.1 B1.0.0 B1.1.1 B1.1.0 B0.0.1 B0.0.0 B0.1.1 B0.1.0 ");
@@ -113,7 +113,7 @@ TEST(build_pipeline, terapipe_passes_parts_and_takes_them_back_in_reverse) {
 // arXiv 2406.03488: stage s of p runs p - s - 1 + N - 1 parts ahead, so that it holds one
 // for every stage from its own on and N - 1 more, where TeraPipe holds all of every micro-batch.
 TEST(build_pipeline, seq1f1b_takes_turns_by_parts) {
-  const Shape shape{2, 1, 2, PipelineSchedule::k1F1B, 3};
+  const StageShape shape{2, 1, 2, PipelineSchedule::k1F1B, 3};
   const Graph graph = graph_of(shape);
   EXPECT_EQ(order_on(0, graph, shape),
             "F0.0.0 F0.0.1 F0.0.2 F0.1.0 B0.0.2 F0.1.1 B0.0.1 F0.1.2 B0.0.0 B0.1.2 B0.1.1 B0.1.0 ");
@@ -128,7 +128,7 @@ TEST(build_pipeline, seq1f1b_takes_turns_by_parts) {
 
 // Of 2 sequences 128 tokens of 8 values of 2 bytes for each part, once forward and once backward.
 TEST(build_pipeline, every_part_crosses_every_border_twice) {
-  const Shape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
+  const StageShape shape{2, 1, 2, PipelineSchedule::kGpipe, 3};
   int64_t sends = 0;
   for (const Op& op : graph_of(shape).step.ops) {
     const auto* work = std::get_if<CollectiveWork>(&op.work);
@@ -141,7 +141,7 @@ TEST(build_pipeline, every_part_crosses_every_border_twice) {
 
 // arXiv 2211.05322: stage s of p runs 2 (p - s - 1) forwards ahead, where 1F1B runs p - s - 1.
 TEST(build_pipeline, eager_stages_run_twice_as_far_ahead) {
-  const Shape shape{3, 1, 6, PipelineSchedule::kEager1F1B};
+  const StageShape shape{3, 1, 6, PipelineSchedule::kEager1F1B};
   const Graph graph = graph_of(shape);
   EXPECT_EQ(order_on(0, graph, shape),
             "F0.0 F0.1 F0.2 F0.3 F0.4 B0.0 F0.5 B0.1 B0.2 B0.3 B0.4 B0.5 ");
@@ -161,7 +161,7 @@ TEST(build_pipeline, a_stage_has_as_many_micro_batches_in_flight_as_stages_follo
 
 // p = 2, v = 2: the first stage runs 2 (p - 1) + (v - 1) p = 4 chunks ahead.
 TEST(build_pipeline, chunks_are_interleaved_by_groups_of_micro_batches) {
-  const Shape shape{2, 2, 4};
+  const StageShape shape{2, 2, 4};
   const Graph graph = graph_of(shape);
   EXPECT_EQ(order_on(0, graph, shape),
             "F0.0 F0.1 F1.0 F1.1 F0.2 B1.0 F0.3 B1.1 F1.2 B0.0 F1.3 B0.1 B1.2 B1.3 B0.2 B0.3 ");
@@ -181,7 +181,7 @@ TEST(build_pipeline, interleaving_keeps_the_activations_of_more_than_all_layers)
 // backward over each of p v - 1 borders.
 TEST(build_pipeline, every_border_is_crossed_twice_a_micro_batch) {
   for (const int64_t tensor : {1, 2}) {
-    const Shape shape{2, 2, 4};
+    const StageShape shape{2, 2, 4};
     Plan plan = plan_of(shape);
     plan.tensor = tensor;
     plan.devices = 2 * tensor;
@@ -199,7 +199,7 @@ TEST(build_pipeline, every_border_is_crossed_twice_a_micro_batch) {
 }
 
 TEST(build_pipeline, sends_stand_between_blocks_where_a_stack_does_not_overlap_them) {
-  const Shape shape{2, 1, 4};
+  const StageShape shape{2, 1, 4};
   StackFacts facts;
   facts.pipeline_overlap = Overlap::kNone;
   for (const Op& op : build(model_of(shape), plan_of(shape), facts).step.ops) {
@@ -210,7 +210,7 @@ TEST(build_pipeline, sends_stand_between_blocks_where_a_stack_does_not_overlap_t
 // All stages together hold the model once, a tied embedding twice, and the sum of its two gradients
 // goes from the first to the last stage: 128 values.
 TEST(build_pipeline, a_tied_embedding_lies_on_both_ends) {
-  const Shape shape{2, 1, 4};
+  const StageShape shape{2, 1, 4};
   const int64_t layers = 2 * 1040;
   EXPECT_EQ(tiny::elements(graph_of(shape), TensorKind::kWeight), layers + 128 + 8 + 128);
   Model tied = model_of(shape);
@@ -224,7 +224,7 @@ TEST(build_pipeline, a_tied_embedding_lies_on_both_ends) {
 // What the first stage adds to must be there: its embedding is the first to write the gradient that
 // the head of another stage shares.
 TEST(build_pipeline, a_tied_gradient_begins_anew_every_step_on_both_ends) {
-  const Shape shape{2, 1, 4};
+  const StageShape shape{2, 1, 4};
   Model tied = model_of(shape);
   tied.tied_embeddings = true;
   for (const Folding folding : {Folding::kOn, Folding::kOff}) {
@@ -245,7 +245,7 @@ TEST(build_pipeline, a_tied_gradient_begins_anew_every_step_on_both_ends) {
 // Of a stage that only passes values on, the commit is told when its forward has read what it
 // stepped: else it might be judged, or undone, in the middle of its step.
 TEST(build_pipeline, a_commit_waits_for_the_forward_of_every_stage) {
-  for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 1, 6}, Shape{4, 2, 4}}) {
+  for (const StageShape& shape : {StageShape{2, 1, 4}, StageShape{4, 1, 6}, StageShape{4, 2, 4}}) {
     Plan plan = plan_of(shape);
     plan.optimizer.sync = SyncMode::kSpeculate;
     for (const bool spread : {false, true}) {
@@ -267,7 +267,7 @@ TEST(build_pipeline, a_commit_waits_for_the_forward_of_every_stage) {
 
 // A chunk is built once for all that are alike, and every layer still has its own names.
 TEST(build_pipeline, parameters_have_the_names_of_the_whole_model) {
-  const Shape shape{2, 2, 4};
+  const StageShape shape{2, 2, 4};
   const Model model = model_of(shape);
   std::set<std::string> names;
   for (const Module& module : graph_of(shape).modules) {
@@ -283,7 +283,7 @@ TEST(build_pipeline, parameters_have_the_names_of_the_whole_model) {
 // Stage after stage the layers are 0 2, 1 3; in the order of the model the tied matrix is there
 // once.
 TEST(stages, modules_are_those_of_the_model_in_its_order) {
-  const Shape shape{2, 2, 4};
+  const StageShape shape{2, 2, 4};
   Model model = model_of(shape);
   for (const bool tied : {false, true}) {
     model.tied_embeddings = tied;
@@ -306,7 +306,7 @@ TEST(stages, modules_are_those_of_the_model_in_its_order) {
 // 2 stages of 2 ranks each: every bucket's gradients are summed, or scattered and its weights
 // gathered. Ranks that hold the same weights are neighbours here.
 TEST(build_pipeline, replicas_exchange_the_gradients_of_every_bucket) {
-  const Shape shape{2, 2, 4};
+  const StageShape shape{2, 2, 4};
   Plan plan = plan_of(shape);
   plan.data = 2;
   plan.devices = 4;
@@ -374,7 +374,7 @@ std::map<std::string, std::set<std::string>> state_of_turns(const Graph& graph, 
 // buckets, the same weights read and gradients written by the same turns.
 TEST(build_pipeline, both_forms_do_the_same_work) {
   int64_t compared = 0;
-  for (const Shape& shape : {Shape{2, 1, 4}, Shape{4, 1, 8}, Shape{2, 2, 4}}) {
+  for (const StageShape& shape : {StageShape{2, 1, 4}, StageShape{4, 1, 8}, StageShape{2, 2, 4}}) {
     for (const auto placement : {OptimizerPlacement::kGpu, OptimizerPlacement::kCpu}) {
       for (const int64_t ranks : {1, 2}) {
         for (const SyncMode sync : {SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}) {
@@ -488,7 +488,8 @@ TEST(build_pipeline, layers_that_differ_keep_their_place_in_every_stage) {
   for (const Model& model : uneven_models()) {
     Plan plan = plan_of({1, 1, 8});
     const WorkOfStep whole = work_of(build(model, plan));
-    for (const Shape& shape : {Shape{2, 1, 8}, Shape{4, 1, 8}, Shape{8, 1, 8}, Shape{2, 2, 8}}) {
+    for (const StageShape& shape :
+         {StageShape{2, 1, 8}, StageShape{4, 1, 8}, StageShape{8, 1, 8}, StageShape{2, 2, 8}}) {
       for (const Folding folding : {Folding::kOn, Folding::kOff}) {
         const WorkOfStep stages = work_of(build_pipeline(model, plan_of(shape), {}, folding));
         EXPECT_EQ(stages.forward, whole.forward) << shape.stages;
@@ -502,7 +503,7 @@ TEST(build_pipeline, layers_that_differ_keep_their_place_in_every_stage) {
 // Folded or spread: what all parts compute is what they compute on one device.
 TEST(build_pipeline, parts_compute_the_same_on_any_stages) {
   for (const int64_t chunks : {1, 2}) {
-    const Shape shape{2, chunks, 2, PipelineSchedule::kGpipe, 3};
+    const StageShape shape{2, chunks, 2, PipelineSchedule::kGpipe, 3};
     const Model model = model_of(shape);
     Plan plan = plan_of(shape);
     plan.devices = plan.pipeline = plan.virtual_pipeline = 1;

@@ -11,13 +11,13 @@
 namespace ballast {
 namespace {
 
-struct Shape {
+struct ScheduleShape {
   int64_t stages = 1, chunks = 1, micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   int64_t parts = 1;
 };
 
-Plan plan_of(const Shape& shape) {
+Plan plan_of(const ScheduleShape& shape) {
   Plan plan = tiny::plan();
   plan.devices = plan.pipeline = shape.stages;
   plan.virtual_pipeline = shape.chunks;
@@ -30,11 +30,13 @@ Plan plan_of(const Shape& shape) {
 }
 
 // Every schedule, with one chunk a stage and with several.
-std::vector<Shape> shapes_of_all_schedules() {
-  std::vector<Shape> all;
+std::vector<ScheduleShape> shapes_of_all_schedules() {
+  std::vector<ScheduleShape> all;
   for (size_t i = 0; i < std::size(kPipelineSchedules); ++i) {
-    for (const Shape& shape : {Shape{2, 1, 1}, Shape{2, 1, 8}, Shape{4, 1, 3}, Shape{4, 1, 16},
-                               Shape{2, 2, 4}, Shape{4, 2, 8}, Shape{4, 3, 8}, Shape{4, 4, 16}}) {
+    for (const ScheduleShape& shape :
+         {ScheduleShape{2, 1, 1}, ScheduleShape{2, 1, 8}, ScheduleShape{4, 1, 3},
+          ScheduleShape{4, 1, 16}, ScheduleShape{2, 2, 4}, ScheduleShape{4, 2, 8},
+          ScheduleShape{4, 3, 8}, ScheduleShape{4, 4, 16}}) {
       for (const int64_t parts : {1, 3, 16}) {
         all.push_back(shape);
         all.back().schedule = static_cast<PipelineSchedule>(i);
@@ -69,7 +71,7 @@ void expect_an_order(const Plan& plan) {
 }
 
 TEST(schedules, exactly_one_applies_and_turns_come_after_what_they_read) {
-  for (const Shape& shape : shapes_of_all_schedules()) {
+  for (const ScheduleShape& shape : shapes_of_all_schedules()) {
     const Plan plan = plan_of(shape);
     EXPECT_EQ(std::count_if(schedules().begin(), schedules().end(),
                             [&](const Schedule& each) { return each.applies(plan); }),
@@ -101,7 +103,7 @@ std::pair<int64_t, int64_t> counted_in_flight(int64_t stage, const Plan& plan) {
 }
 
 TEST(schedules, bounds_of_what_is_in_flight_are_those_of_the_turns) {
-  for (const Shape& shape : shapes_of_all_schedules()) {
+  for (const ScheduleShape& shape : shapes_of_all_schedules()) {
     const Plan plan = plan_of(shape);
     for (int64_t stage = 0; stage < shape.stages; ++stage) {
       const auto [most, most_later] = counted_in_flight(stage, plan);

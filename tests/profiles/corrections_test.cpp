@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-using testing::TemporaryFolder;
+using profile_tests::TemporaryFolder;
 
 const Origin kOrigin{"0.1.0", "abc123"};
 const Host kHost{"here", "H100", "535.1"};

@@ -18,8 +18,8 @@ namespace ballast {
 namespace {
 
 using Json = nlohmann::json;
-using testing::error_of;
-using testing::holds;
+using profile_tests::error_of;
+using profile_tests::holds;
 
 constexpr auto kAll = {Framework::kDeepSpeed, Framework::kMegatron, Framework::kTorchtitan};
 
@@ -212,7 +212,7 @@ TEST(Frameworks, a_knob_is_either_said_or_listed_with_a_reason) {
     int compared = 0;
     for (const Knob& knob : knobs()) {
       if (knob.group == KnobGroup::kNames || knob.type == KnobType::kGroup) continue;
-      for (const KnobValue& value : testing::other_values(knob)) {
+      for (const KnobValue& value : knob_tests::other_values(knob)) {
         Plan plan = before;
         knob.set(plan, value);
         if (plan == before || !is_legal(plan, model) || !knob.matters_to(plan)) continue;

@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 using Pointer = Json::json_pointer;
-using testing::error_of;
-using testing::holds;
+using profile_tests::error_of;
+using profile_tests::holds;
 
 Json document() { return Json::parse(machine_json(load_machine("gh200-96gb-480gb"))); }
 
@@ -49,7 +49,7 @@ TEST(Machines, writing_and_reading_give_the_same_text) {
 }
 
 TEST(Machines, saved_machine_loads_again) {
-  const testing::TemporaryFolder folder;
+  const profile_tests::TemporaryFolder folder;
   const Machine machine = load_machine("alps-gh200-quad");
   save_machine(machine, folder.file("mine.json"));
   EXPECT_EQ(machine_json(load_machine(folder.file("mine.json"))), machine_json(machine));
@@ -260,8 +260,8 @@ TEST(Machines, wrong_optional_values_are_errors_too) {
 
 // A fact of profiles/published/hardware.json.
 Json fact(const std::string& machine, const std::string& quantity) {
-  const Json facts = Json::parse(
-      testing::read_file(std::string(BALLAST_SOURCE_DIR) + "/profiles/published/hardware.json"));
+  const Json facts = Json::parse(profile_tests::read_file(std::string(BALLAST_SOURCE_DIR) +
+                                                          "/profiles/published/hardware.json"));
   for (const Json& one : facts.at("facts")) {
     if (one.at("machine") == machine && one.at("quantity") == quantity) return one;
   }
@@ -409,7 +409,7 @@ TEST(Machines, copies_over_c2c_take_what_was_measured) {
     op.work = CopyWork{Bytes{bytes}, direction};
     return static_cast<double>(bytes) / seconds_of(op, load_machine(name)) / 1e9;
   };
-  const Json micro = Json::parse(testing::read_file(
+  const Json micro = Json::parse(profile_tests::read_file(
       std::string(BALLAST_SOURCE_DIR) + "/profiles/published/micro/links-and-dram.json"));
   std::map<int64_t, std::vector<double>> by_size;
   for (const Json& one : micro.at("entries")) {

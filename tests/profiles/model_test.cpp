@@ -9,8 +9,8 @@ namespace ballast {
 namespace {
 
 using Json = nlohmann::json;
-using testing::error_of;
-using testing::holds;
+using profile_tests::error_of;
+using profile_tests::holds;
 
 Json gpt2_config() {
   return {{"model_type", "gpt2"}, {"n_layer", 2},     {"n_embd", 8},
@@ -23,7 +23,7 @@ Json llama_config() {
           {"rms_norm_eps", 1e-5},    {"max_position_embeddings", 64}};
 }
 
-Model parse(const Json& config) { return parse_model(config.dump(), "config.json", "tiny"); }
+Model parse_config(const Json& config) { return parse_model(config.dump(), "config.json", "tiny"); }
 
 struct Known {
   const char* name;
@@ -82,7 +82,7 @@ TEST(Models, quickstart_model_has_about_three_million_parameters) {
 TEST(Models, gpt2_takes_the_defaults_of_its_configuration_class) {
   Json config = gpt2_config();
   config["n_inner"] = nullptr;
-  const Model model = parse(config);
+  const Model model = parse_config(config);
   EXPECT_EQ(model.ffn, 32);
   EXPECT_EQ(model.kv_heads, 2);
   EXPECT_EQ(model.head_size, 4);
@@ -93,12 +93,12 @@ TEST(Models, gpt2_takes_the_defaults_of_its_configuration_class) {
   EXPECT_EQ(model.layout, WeightLayout::kInOut);
   config["n_inner"] = 20;
   config["activation_function"] = "gelu";
-  EXPECT_EQ(parse(config).ffn, 20);
-  EXPECT_EQ(parse(config).activation, ActivationKind::kGelu);
+  EXPECT_EQ(parse_config(config).ffn, 20);
+  EXPECT_EQ(parse_config(config).activation, ActivationKind::kGelu);
 }
 
 TEST(Models, llama_takes_the_defaults_of_its_configuration_class) {
-  const Model model = parse(llama_config());
+  const Model model = parse_config(llama_config());
   EXPECT_EQ(model.kv_heads, 2);
   EXPECT_EQ(model.head_size, 4);
   EXPECT_EQ(model.rope_theta, 10000.0);
@@ -112,22 +112,23 @@ TEST(Models, biases_follow_the_architecture) {
   Json config = llama_config();
   config["attention_bias"] = true;
   config["mlp_bias"] = true;
-  EXPECT_TRUE(parse(config).qkv_bias && parse(config).attention_out_bias && parse(config).mlp_bias);
+  EXPECT_TRUE(parse_config(config).qkv_bias && parse_config(config).attention_out_bias &&
+              parse_config(config).mlp_bias);
   config = llama_config();
   config["num_key_value_heads"] = 2;
   config["model_type"] = "qwen2";
-  EXPECT_TRUE(parse(config).qkv_bias);
-  EXPECT_FALSE(parse(config).attention_out_bias);
+  EXPECT_TRUE(parse_config(config).qkv_bias);
+  EXPECT_FALSE(parse_config(config).attention_out_bias);
   config["model_type"] = "qwen3";
-  EXPECT_FALSE(parse(config).qkv_bias);
-  EXPECT_TRUE(parse(config).qk_norm);
-  EXPECT_EQ(parse(config).head_size, 128);
+  EXPECT_FALSE(parse_config(config).qkv_bias);
+  EXPECT_TRUE(parse_config(config).qk_norm);
+  EXPECT_EQ(parse_config(config).head_size, 128);
 }
 
 TEST(Models, newer_files_hold_rotary_settings_in_one_object) {
   Json config = llama_config();
   config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 500000.0}};
-  EXPECT_EQ(parse(config).rope_theta, 500000.0);
+  EXPECT_EQ(parse_config(config).rope_theta, 500000.0);
 }
 
 TEST(Models, sliding_window_is_that_of_every_layer) {
@@ -135,19 +136,19 @@ TEST(Models, sliding_window_is_that_of_every_layer) {
   config["max_position_embeddings"] = 32768;
   config["num_key_value_heads"] = 1;
   config["model_type"] = "mistral";
-  EXPECT_EQ(parse(config).sliding_window, 4096) << "the default of MistralConfig";
-  EXPECT_EQ(parse(config).max_positions, 32768);
+  EXPECT_EQ(parse_config(config).sliding_window, 4096) << "the default of MistralConfig";
+  EXPECT_EQ(parse_config(config).max_positions, 32768);
   config["sliding_window"] = 1024;
-  EXPECT_EQ(parse(config).window_of(0), 1024);
-  EXPECT_EQ(parse(config).window_of(1), 1024);
+  EXPECT_EQ(parse_config(config).window_of(0), 1024);
+  EXPECT_EQ(parse_config(config).window_of(1), 1024);
   config["layer_types"] = {"sliding_attention", "full_attention"};
-  EXPECT_EQ(parse(config).window_of(0), 1024);
-  EXPECT_EQ(parse(config).window_of(1), 0);
+  EXPECT_EQ(parse_config(config).window_of(0), 1024);
+  EXPECT_EQ(parse_config(config).window_of(1), 0);
   config["layer_types"] = {"full_attention", "full_attention"};
-  EXPECT_EQ(parse(config).window_of(0), 0);
+  EXPECT_EQ(parse_config(config).window_of(0), 0);
   config.erase("layer_types");
   config["sliding_window"] = nullptr;
-  EXPECT_EQ(parse(config).sliding_window, 0);
+  EXPECT_EQ(parse_config(config).sliding_window, 0);
 }
 
 // Qwen2Config gives the window to the layers from max_window_layers on, 28 by default.
@@ -156,44 +157,45 @@ TEST(Models, sliding_window_of_qwen_is_switched_on_and_begins_at_a_layer) {
   config["model_type"] = "qwen2";
   config["num_key_value_heads"] = 1;
   config["sliding_window"] = 16;
-  EXPECT_EQ(parse(config).sliding_window, 0) << "off by default";
+  EXPECT_EQ(parse_config(config).sliding_window, 0) << "off by default";
   config["use_sliding_window"] = true;
-  EXPECT_EQ(parse(config).sliding_window, 0) << "its two layers are before the 28th";
+  EXPECT_EQ(parse_config(config).sliding_window, 0) << "its two layers are before the 28th";
   config["max_window_layers"] = 0;
-  EXPECT_EQ(parse(config).sliding_window, 16);
+  EXPECT_EQ(parse_config(config).sliding_window, 16);
   config["max_window_layers"] = 1;
-  const std::string error = testing::error_of([&] { parse(config); });
-  EXPECT_TRUE(testing::holds(error, "max_window_layers")) << "the last layer alone: " << error;
+  const std::string error = profile_tests::error_of([&] { parse_config(config); });
+  EXPECT_TRUE(profile_tests::holds(error, "max_window_layers"))
+      << "the last layer alone: " << error;
 }
 
 TEST(Models, dropout_is_the_largest_that_the_file_or_its_class_says) {
   Json config = gpt2_config();
-  EXPECT_EQ(parse(config).dropout, 0.1) << "GPT2Config's own";
+  EXPECT_EQ(parse_config(config).dropout, 0.1) << "GPT2Config's own";
   for (const char* key : {"attn_pdrop", "embd_pdrop"}) config[key] = 0.0;
-  EXPECT_EQ(parse(config).dropout, 0.1) << "resid_pdrop";
+  EXPECT_EQ(parse_config(config).dropout, 0.1) << "resid_pdrop";
   config["resid_pdrop"] = 0.05;
-  EXPECT_EQ(parse(config).dropout, 0.05);
+  EXPECT_EQ(parse_config(config).dropout, 0.05);
   Json llama = llama_config();
-  EXPECT_EQ(parse(llama).dropout, 0);
+  EXPECT_EQ(parse_config(llama).dropout, 0);
   llama["attention_dropout"] = 0.25;
-  EXPECT_EQ(parse(llama).dropout, 0.25);
+  EXPECT_EQ(parse_config(llama).dropout, 0.25);
   llama["hidden_dropout"] = 0.5;
-  EXPECT_EQ(parse(llama).dropout, 0.5);
+  EXPECT_EQ(parse_config(llama).dropout, 0.5);
 }
 
 TEST(Models, quantization_is_named_by_its_method) {
   Json config = llama_config();
-  EXPECT_EQ(parse(config).quantization, "none");
+  EXPECT_EQ(parse_config(config).quantization, "none");
   config["quantization_config"] = {{"quant_method", "gptq"}, {"bits", 4}};
-  EXPECT_EQ(parse(config).quantization, "gptq");
+  EXPECT_EQ(parse_config(config).quantization, "gptq");
   config["quantization_config"] = {{"bits", 4}};
-  EXPECT_EQ(parse(config).quantization, "unnamed");
+  EXPECT_EQ(parse_config(config).quantization, "unnamed");
 }
 
 TEST(Models, keys_of_hugging_face_that_we_do_not_use_are_ignored) {
   Json config = gpt2_config();
   config["summary_type"] = "cls_index";
-  EXPECT_NO_THROW(parse(config));
+  EXPECT_NO_THROW(parse_config(config));
 }
 
 struct Wrong {
@@ -224,7 +226,7 @@ TEST(Models, wrong_values_name_the_file_and_the_key) {
     Json config = gpt2_config();
     wrong.value.is_discarded() ? void(config.erase(wrong.key))
                                : void(config[wrong.key] = wrong.value);
-    const std::string message = error_of([&] { parse(config); });
+    const std::string message = error_of([&] { parse_config(config); });
     EXPECT_TRUE(holds(message, wrong.message)) << wrong.key;
     EXPECT_TRUE(holds(message, "config.json")) << wrong.key;
   }
@@ -232,17 +234,17 @@ TEST(Models, wrong_values_name_the_file_and_the_key) {
 
 TEST(Models, scaled_rotary_positions_are_marked) {
   Json config = llama_config();
-  EXPECT_FALSE(parse(config).scaled_rope);
+  EXPECT_FALSE(parse_config(config).scaled_rope);
   config["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}};
-  EXPECT_TRUE(parse(config).scaled_rope);
+  EXPECT_TRUE(parse_config(config).scaled_rope);
   config["rope_scaling"] = {{"type", "yarn"}, {"factor", 8.0}};
-  EXPECT_TRUE(parse(config).scaled_rope);
+  EXPECT_TRUE(parse_config(config).scaled_rope);
   config["rope_scaling"] = {{"rope_type", "default"}};
-  EXPECT_FALSE(parse(config).scaled_rope);
+  EXPECT_FALSE(parse_config(config).scaled_rope);
   config["rope_scaling"] = nullptr;
-  EXPECT_FALSE(parse(config).scaled_rope);
+  EXPECT_FALSE(parse_config(config).scaled_rope);
   config["rope_scaling"] = "llama3";
-  EXPECT_TRUE(holds(error_of([&] { parse(config); }), "key 'rope_scaling'"));
+  EXPECT_TRUE(holds(error_of([&] { parse_config(config); }), "key 'rope_scaling'"));
 }
 
 // Left out, num_key_value_heads is 8 in MistralConfig; null stands for the number of heads.
@@ -250,11 +252,11 @@ TEST(Models, key_value_heads_left_out_and_null_differ) {
   Json config = llama_config();
   config["hidden_size"] = 64;
   config["num_attention_heads"] = 16;
-  EXPECT_EQ(parse(config).kv_heads, 16) << "LlamaConfig";
+  EXPECT_EQ(parse_config(config).kv_heads, 16) << "LlamaConfig";
   config["model_type"] = "mistral";
-  EXPECT_EQ(parse(config).kv_heads, 8);
+  EXPECT_EQ(parse_config(config).kv_heads, 8);
   config["num_key_value_heads"] = nullptr;
-  EXPECT_EQ(parse(config).kv_heads, 16);
+  EXPECT_EQ(parse_config(config).kv_heads, 16);
 }
 
 Json config_of(const std::string& family) {
@@ -265,25 +267,25 @@ Json config_of(const std::string& family) {
 }
 
 TEST(Models, families_of_experts_take_the_defaults_of_their_classes) {
-  const Model mixtral = parse(config_of("mixtral"));
+  const Model mixtral = parse_config(config_of("mixtral"));
   EXPECT_EQ(mixtral.experts, 8);
   EXPECT_EQ(mixtral.experts_per_token, 2);
   EXPECT_EQ(mixtral.expert_ffn, 12);
   EXPECT_EQ(mixtral.rope_theta, 1e6);
   EXPECT_EQ(mixtral.max_positions, 64);
-  const Model qwen = parse(config_of("qwen3_moe"));
+  const Model qwen = parse_config(config_of("qwen3_moe"));
   EXPECT_EQ(qwen.experts, 128);
   EXPECT_EQ(qwen.expert_ffn, 768);
   EXPECT_EQ(qwen.head_size, 4);
   EXPECT_TRUE(qwen.qk_norm);
-  const Model oss = parse(config_of("gpt_oss"));
+  const Model oss = parse_config(config_of("gpt_oss"));
   EXPECT_EQ(oss.experts, 128);
   EXPECT_EQ(oss.experts_per_token, 4);
   EXPECT_EQ(oss.head_size, 64);
   EXPECT_EQ(oss.sliding_window, 128);
   EXPECT_EQ(oss.full_attention_period, 2);
   EXPECT_TRUE(oss.attention_sinks && oss.router_bias && oss.qkv_bias && oss.attention_out_bias);
-  const Model deepseek = parse(config_of("deepseek_v3"));
+  const Model deepseek = parse_config(config_of("deepseek_v3"));
   EXPECT_EQ(deepseek.head_size, 192);
   EXPECT_EQ(deepseek.value_size, 128);
   EXPECT_EQ(deepseek.query_rank, 1536);
@@ -291,34 +293,30 @@ TEST(Models, families_of_experts_take_the_defaults_of_their_classes) {
   EXPECT_EQ(deepseek.first_dense_layers, 3);
   Json direct = config_of("deepseek_v3");
   direct["q_lora_rank"] = nullptr;
-  EXPECT_EQ(parse(direct).query_rank, 0);
+  EXPECT_EQ(parse_config(direct).query_rank, 0);
 }
 
 TEST(Models, routers_are_read_with_the_defaults_of_their_classes) {
-  const Model mixtral = parse(config_of("mixtral"));
+  const Model mixtral = parse_config(config_of("mixtral"));
   EXPECT_EQ(mixtral.router, RouterKind::kSoftmax);
   EXPECT_TRUE(mixtral.normalised_choice);
   EXPECT_EQ(mixtral.balance_loss, 0);
   Json balanced = config_of("mixtral");
   balanced["output_router_logits"] = true;
-  EXPECT_EQ(parse(balanced).balance_loss, 0.001);
+  EXPECT_EQ(parse_config(balanced).balance_loss, 0.001);
   balanced["router_aux_loss_coef"] = 0.02;
-  EXPECT_EQ(parse(balanced).balance_loss, 0.02);
-  EXPECT_FALSE(parse(config_of("qwen3_moe")).normalised_choice);
-  EXPECT_EQ(parse(config_of("gpt_oss")).activation, ActivationKind::kClampedSwiGlu);
-  const Model deepseek = parse(config_of("deepseek_v3"));
+  EXPECT_EQ(parse_config(balanced).balance_loss, 0.02);
+  EXPECT_FALSE(parse_config(config_of("qwen3_moe")).normalised_choice);
+  EXPECT_EQ(parse_config(config_of("gpt_oss")).activation, ActivationKind::kClampedSwiGlu);
+  const Model deepseek = parse_config(config_of("deepseek_v3"));
   EXPECT_EQ(deepseek.router, RouterKind::kSigmoid);
   EXPECT_EQ(deepseek.expert_groups, 8);
   EXPECT_EQ(deepseek.chosen_groups, 4);
   EXPECT_EQ(deepseek.routed_scale, 2.5);
   EXPECT_TRUE(deepseek.normalised_choice && deepseek.interleaved_rope);
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(deepseek, {"chosen_groups", "9"});
-                    }),
+  EXPECT_TRUE(holds(error_of([&] { apply_override(deepseek, {"chosen_groups", "9"}); }),
                     "chosen_groups is 9 of 8"));
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(deepseek, {"balance_loss", "0.1"});
-                    }),
+  EXPECT_TRUE(holds(error_of([&] { apply_override(deepseek, {"balance_loss", "0.1"}); }),
                     "belongs to routers with a softmax"));
   EXPECT_EQ(apply_override(mixtral, {"balance_loss", "0.1"}).balance_loss, 0.1);
 }
@@ -329,19 +327,19 @@ TEST(Models, gpt_oss_layer_types_are_read_as_a_period) {
   Json config = config_of("gpt_oss");
   config["num_hidden_layers"] = 4;
   config["layer_types"] = {window, full, window, full};
-  EXPECT_EQ(parse(config).full_attention_period, 2);
+  EXPECT_EQ(parse_config(config).full_attention_period, 2);
   config["layer_types"] = {full, full, full, full};
-  EXPECT_EQ(parse(config).full_attention_period, 1);
+  EXPECT_EQ(parse_config(config).full_attention_period, 1);
   config["layer_types"] = {window, window, window, window};
-  EXPECT_EQ(parse(config).full_attention_period, 0);
+  EXPECT_EQ(parse_config(config).full_attention_period, 0);
   config["layer_types"] = {full, window, window, full};
-  EXPECT_TRUE(holds(error_of([&] { parse(config); }), "layer 1 breaks the pattern"));
+  EXPECT_TRUE(holds(error_of([&] { parse_config(config); }), "layer 1 breaks the pattern"));
   config["layer_types"] = {window, full};
-  EXPECT_TRUE(holds(error_of([&] { parse(config); }), "key 'layer_types'"));
+  EXPECT_TRUE(holds(error_of([&] { parse_config(config); }), "key 'layer_types'"));
   config["layer_types"] = {window, full, window, "other"};
-  EXPECT_TRUE(holds(error_of([&] { parse(config); }), "key 'layer_types'"));
+  EXPECT_TRUE(holds(error_of([&] { parse_config(config); }), "key 'layer_types'"));
   config["layer_types"] = 3;
-  EXPECT_TRUE(holds(error_of([&] { parse(config); }), "key 'layer_types'"));
+  EXPECT_TRUE(holds(error_of([&] { parse_config(config); }), "key 'layer_types'"));
 }
 
 struct WrongIn {
@@ -374,9 +372,9 @@ TEST(Models, wrong_values_of_experts_and_latents_name_the_key_in_one_line) {
       {"deepseek_v3", "num_hidden_layers", 16384, "experts in 16384 layers are out of range"}};
   for (const WrongIn& wrong : wrongs) {
     Json config = config_of(wrong.family);
-    EXPECT_NO_THROW(parse(config)) << wrong.family;
+    EXPECT_NO_THROW(parse_config(config)) << wrong.family;
     config[wrong.key] = wrong.value;
-    const std::string message = error_of([&] { parse(config); });
+    const std::string message = error_of([&] { parse_config(config); });
     EXPECT_TRUE(holds(message, wrong.message)) << wrong.key << ": " << message;
     EXPECT_TRUE(holds(message, "config.json")) << wrong.key;
     EXPECT_EQ(message.find('\n'), std::string::npos) << wrong.key;
@@ -386,7 +384,7 @@ TEST(Models, wrong_values_of_experts_and_latents_name_the_key_in_one_line) {
 TEST(Models, qwen3_moe_without_experts_is_dense) {
   Json config = config_of("qwen3_moe");
   config["num_experts"] = 0;
-  const Model model = parse(config);
+  const Model model = parse_config(config);
   EXPECT_FALSE(model.has_experts(0));
   EXPECT_EQ(active_parameter_count(model), parameter_count(model));
 }
@@ -435,13 +433,9 @@ TEST(Models, fields_of_experts_and_latents_can_be_overridden) {
   EXPECT_EQ(apply_override(deepseek, {"dense_layers", "[9,7]"}).dense_layers,
             (std::vector<int64_t>{7, 9}));
   EXPECT_EQ(apply_override(deepseek, {"experts", "64"}).experts, 64);
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(deepseek, {"experts", "4"});
-                    }),
+  EXPECT_TRUE(holds(error_of([&] { apply_override(deepseek, {"experts", "4"}); }),
                     "experts_per_token is 8 of 4"));
-  EXPECT_TRUE(holds(error_of([] {
-                      apply_override(load_model("gpt2"), {"experts", "4"});
-                    }),
+  EXPECT_TRUE(holds(error_of([] { apply_override(load_model("gpt2"), {"experts", "4"}); }),
                     "gpt2 has no experts"));
 }
 
@@ -449,7 +443,7 @@ TEST(Models, head_groups_that_do_not_divide_are_refused) {
   Json config = llama_config();
   config["num_attention_heads"] = 4;
   config["num_key_value_heads"] = 3;
-  EXPECT_TRUE(holds(error_of([&] { parse(config); }), "4 heads cannot share 3 kv_heads"));
+  EXPECT_TRUE(holds(error_of([&] { parse_config(config); }), "4 heads cannot share 3 kv_heads"));
 }
 
 TEST(Models, impossibly_large_models_are_refused_before_anything_overflows) {
@@ -457,7 +451,7 @@ TEST(Models, impossibly_large_models_are_refused_before_anything_overflows) {
   config["num_hidden_layers"] = 16384;
   config["hidden_size"] = 4194304;
   config["intermediate_size"] = 4194304;
-  EXPECT_TRUE(holds(error_of([&] { parse(config); }), "parameters"));
+  EXPECT_TRUE(holds(error_of([&] { parse_config(config); }), "parameters"));
 }
 
 TEST(Models, broken_text_is_an_error_of_one_line) {
@@ -472,10 +466,10 @@ TEST(Models, broken_text_is_an_error_of_one_line) {
 }
 
 TEST(Models, model_is_found_by_file_by_folder_and_by_name) {
-  const testing::TemporaryFolder folder;
+  const profile_tests::TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("my-model"));
-  testing::write_file(folder.file("my-model/config.json"), gpt2_config().dump());
-  testing::write_file(folder.file("other.json"), gpt2_config().dump());
+  profile_tests::write_file(folder.file("my-model/config.json"), gpt2_config().dump());
+  profile_tests::write_file(folder.file("other.json"), gpt2_config().dump());
   EXPECT_EQ(load_model(folder.file("my-model")).name, "my-model");
   EXPECT_EQ(load_model(folder.file("my-model/config.json")).name, "my-model");
   EXPECT_EQ(load_model(folder.file("other.json")).name, "other");

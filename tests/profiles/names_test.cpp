@@ -67,7 +67,7 @@ class HubCache : public ::testing::Test {
                       int layers) {
     const fs::path snapshot = cache / model / "snapshots" / commit;
     fs::create_directories(snapshot);
-    testing::write_file(
+    profile_tests::write_file(
         snapshot / "config.json",
         R"({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 4,
             "n_layer": )" +
@@ -75,7 +75,7 @@ class HubCache : public ::testing::Test {
   }
 
   static constexpr const char* kVariables[] = {"HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"};
-  testing::TemporaryFolder own_;
+  profile_tests::TemporaryFolder own_;
   const fs::path folder_ = own_.path();
   std::vector<std::optional<std::string>> before_;
 };

@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 using Pointer = Json::json_pointer;
-using testing::error_of;
-using testing::holds;
+using profile_tests::error_of;
+using profile_tests::holds;
 
 // Every knob away from its default.
 Plan unusual() {
@@ -56,7 +56,7 @@ Plan unusual() {
 TEST(Plans, every_knob_survives_a_round_trip) {
   EXPECT_EQ(parse_plan(plan_json(Plan{}), "p"), Plan{});
   EXPECT_EQ(parse_plan(plan_json(unusual()), "p"), unusual());
-  const testing::TemporaryFolder folder;
+  const profile_tests::TemporaryFolder folder;
   save_plan(unusual(), folder.file("plan.json"));
   EXPECT_EQ(load_plan(folder.file("plan.json")), unusual());
 }
@@ -75,8 +75,8 @@ std::vector<std::string> keys_that_differ(const Plan& a, const Plan& b) {
 TEST(Plans, each_knob_of_the_table_is_a_key_of_its_own_and_can_be_set) {
   for (const Knob& knob : knobs()) {
     if (knob.type == KnobType::kGroup) continue;
-    const Plan before = testing::with_values();
-    for (const KnobValue& value : testing::other_values(knob)) {
+    const Plan before = knob_tests::with_values();
+    for (const KnobValue& value : knob_tests::other_values(knob)) {
       Plan plan = before;
       knob.set(plan, value);
       if (plan == before) continue;
@@ -101,7 +101,7 @@ TEST(Plans, each_knob_of_the_table_is_a_key_of_its_own_and_can_be_set) {
 TEST(Plans, knobs_that_older_files_lack_have_their_defaults) {
   for (const Knob& knob : knobs()) {
     if (knob.type == KnobType::kGroup || knob.type == KnobType::kFates) continue;
-    Plan plan = testing::with_values();
+    Plan plan = knob_tests::with_values();
     Json json = Json::parse(plan_json(plan));
     Json& object = knob.object().empty() ? json : json[std::string(knob.object())];
     object.erase(std::string(knob.key()));
@@ -125,14 +125,14 @@ TEST(Plans, absent_choices_are_written_as_auto) {
   EXPECT_EQ(json["optimizer"]["bucket_bytes"], 67108864);
 }
 
-struct Change {
+struct KnobChange {
   const char* pointer;
   Json value;
   const char* message;
 };
 
 TEST(Plans, wrong_values_name_the_file_and_the_key) {
-  const Change changes[] = {
+  const KnobChange changes[] = {
       {"/schema", "ballast.machine/1", "key 'schema'"},
       {"/optimizer/cast", "gpuu", "key 'optimizer.cast': is 'gpuu'; did you mean 'gpu'?"},
       {"/optimizer/sync", "later", "known are wait, delay, speculate"},
@@ -156,7 +156,7 @@ TEST(Plans, wrong_values_name_the_file_and_the_key) {
       {"/optimizer/moments", "fp16", "key 'optimizer.moments'"},
       {"/activations/scores", "offload", "key 'activations.scores'"},
       {"/devices", 3000000000, "key 'devices'"}};
-  for (const Change& change : changes) {
+  for (const KnobChange& change : changes) {
     Json json = Json::parse(plan_json(unusual()));
     json[Pointer(change.pointer)] = change.value;
     const std::string message = error_of([&] { parse_plan(json.dump(), "my-plan.json"); });
@@ -299,7 +299,7 @@ TEST(Resolve, later_wins_defaults_strategy_flags_overrides) {
 }
 
 TEST(Resolve, plan_file_takes_the_place_of_the_defaults) {
-  const testing::TemporaryFolder folder;
+  const profile_tests::TemporaryFolder folder;
   save_plan(unusual(), folder.file("plan.json"));
   PlanRequest request;
   request.plan_file = folder.file("plan.json");
@@ -338,10 +338,8 @@ TEST(Resolve, text_that_is_not_utf8_is_an_error) {
   PlanRequest request;
   request.knobs[KnobId::kModel] = "\xae";
   EXPECT_TRUE(holds(error_of([&] { resolve_plan(request); }), "is not UTF-8"));
-  EXPECT_TRUE(holds(error_of([] {
-                      apply_override(Plan{}, {"strategy", "\xae"});
-                    }),
-                    "is not UTF-8"));
+  EXPECT_TRUE(
+      holds(error_of([] { apply_override(Plan{}, {"strategy", "\xae"}); }), "is not UTF-8"));
 }
 
 TEST(Overrides, are_sorted_by_the_record_they_name) {
@@ -372,9 +370,7 @@ TEST(Overrides, short_forms_of_a_plan_are_expanded) {
   EXPECT_EQ(one.activations->fate[static_cast<size_t>(ModuleKind::kFc1)], ActivationFate::kOffload);
   EXPECT_EQ(one.activations->fate[static_cast<size_t>(ModuleKind::kFc2)], ActivationFate::kKeep);
   EXPECT_FALSE(apply_override(all, {"activations", "auto"}).activations.has_value());
-  EXPECT_TRUE(holds(error_of([] {
-                      apply_override(Plan{}, {"optimizer.cst", "cpu"});
-                    }),
+  EXPECT_TRUE(holds(error_of([] { apply_override(Plan{}, {"optimizer.cst", "cpu"}); }),
                     "--set plan.optimizer.cst: key 'optimizer.cst': is unknown; did you mean "
                     "'cast'?"));
   EXPECT_THROW(apply_override(Plan{}, {"optimizer", "cpu"}), Error);
@@ -389,13 +385,9 @@ TEST(Overrides, number_replaces_a_sourced_value_and_its_source) {
   EXPECT_EQ(after.cpu.memory_bandwidth.value.bytes_per_s, 500e9);
   EXPECT_FALSE(after.cpu.memory_bandwidth.measured);
   EXPECT_EQ(after.cpu.memory_bandwidth.source, "--set machine.cpu.memory_bandwidth_gb_per_s");
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(before, {"cpu.memory_gib", "1"});
-                    }),
+  EXPECT_TRUE(holds(error_of([&] { apply_override(before, {"cpu.memory_gib", "1"}); }),
                     "did you mean 'memory_gb'"));
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(before, {"node.latency_us", "1"});
-                    }),
+  EXPECT_TRUE(holds(error_of([&] { apply_override(before, {"node.latency_us", "1"}); }),
                     "'node' holds no keys"));
   EXPECT_THROW(apply_override(before, {"gpu", "3"}), Error);
   EXPECT_THROW(apply_override(before, {"gpu.memory_gb", "-3"}), Error);
@@ -434,10 +426,9 @@ TEST(Overrides, curve_may_be_named_with_the_unit_of_its_rates) {
   const Machine after = apply_override(before, {"link.host_to_device_gb_per_s", twice});
   expect_scaled(after.link.host_to_device, before.link.host_to_device, 2);
   expect_scaled(after.link.device_to_host, before.link.device_to_host, 1);
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(before, {"link.host_to_device_parameters_per_s", "1"});
-                    }),
-                    "unknown"))
+  EXPECT_TRUE(holds(
+      error_of([&] { apply_override(before, {"link.host_to_device_parameters_per_s", "1"}); }),
+      "unknown"))
       << "not its unit";
 }
 
@@ -453,10 +444,7 @@ TEST(Overrides, link_as_a_whole_keeps_the_proportion_of_its_directions) {
   EXPECT_EQ(after.link.both_total.source, "--set machine.link.gb_per_s");
   EXPECT_FALSE(after.link.device_to_host.measured);
   for (const char* bad : {"0", "-1", "fast"}) {
-    EXPECT_TRUE(holds(error_of([&] {
-                        apply_override(before, {"link.gb_per_s", bad});
-                      }),
-                      "above 0"))
+    EXPECT_TRUE(holds(error_of([&] { apply_override(before, {"link.gb_per_s", bad}); }), "above 0"))
         << bad;
   }
 }
@@ -466,14 +454,10 @@ TEST(Overrides, width_of_a_model_keeps_its_head_count) {
   EXPECT_EQ(apply_override(before, {"layers", "3"}).layers, 3);
   EXPECT_EQ(apply_override(before, {"hidden", "1536"}).head_size, 128);
   EXPECT_EQ(apply_override(before, {"heads", "24"}).kv_heads, 24);
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(before, {"hidden", "1000"});
-                    }),
+  EXPECT_TRUE(holds(error_of([&] { apply_override(before, {"hidden", "1000"}); }),
                     "12 heads do not divide a width of 1000"));
-  EXPECT_TRUE(holds(error_of([&] {
-                      apply_override(before, {"layer", "3"});
-                    }),
-                    "did you mean 'layers'"));
+  EXPECT_TRUE(
+      holds(error_of([&] { apply_override(before, {"layer", "3"}); }), "did you mean 'layers'"));
   EXPECT_THROW(apply_override(before, {"layers", "many"}), Error);
 }
 

@@ -11,7 +11,7 @@ namespace ballast {
 namespace {
 
 using Json = nlohmann::json;
-using testing::holds;
+using profile_tests::holds;
 
 // Four devices, four sequences of 128 tokens each.
 Json small_case() {
@@ -256,7 +256,7 @@ TEST(Published, one_bad_case_does_not_hide_the_next) {
 
 TEST(Published, file_of_another_schema_is_refused_and_not_among_the_shipped) {
   const std::string hardware = data_folder() + "/published/hardware.json";
-  EXPECT_TRUE(holds(testing::error_of([&] { load_published(hardware); }), "schema"));
+  EXPECT_TRUE(holds(profile_tests::error_of([&] { load_published(hardware); }), "schema"));
   const std::vector<std::string> shipped = shipped_published();
   EXPECT_GT(shipped.size(), 10u);
   EXPECT_EQ(std::count(shipped.begin(), shipped.end(), hardware), 0);

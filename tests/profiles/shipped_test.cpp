@@ -143,7 +143,7 @@ TEST(Shipped, every_published_case_names_a_shipped_machine) {
   size_t cases = 0;
   for (const auto& entry : fs::directory_iterator(fs::path(data_folder()) / "published")) {
     if (entry.path().extension() != ".json") continue;
-    const auto json = nlohmann::json::parse(testing::read_file(entry.path().string()));
+    const auto json = nlohmann::json::parse(profile_tests::read_file(entry.path().string()));
     if (json.at("schema") != "ballast.published/1") continue;
     for (const auto& one : json.at("cases")) {
       const std::string name = one.at("machine");
@@ -157,12 +157,13 @@ TEST(Shipped, every_published_case_names_a_shipped_machine) {
 
 TEST(Shipped, data_folder_can_be_moved) {
   const std::string home = data_folder();
-  const testing::TemporaryFolder folder;
+  const profile_tests::TemporaryFolder folder;
   fs::create_directory(folder.file("models"));
   fs::copy_file(home + "/models/gpt2.json", folder.file("models/small.json"));
   ::setenv("BALLAST_DATA", folder.path().c_str(), 1);
   EXPECT_EQ(load_model("small").layers, 12);
-  EXPECT_TRUE(testing::holds(testing::error_of([] { load_machine("x"); }), "BALLAST_DATA"));
+  EXPECT_TRUE(
+      profile_tests::holds(profile_tests::error_of([] { load_machine("x"); }), "BALLAST_DATA"));
   ::unsetenv("BALLAST_DATA");
   EXPECT_EQ(data_folder(), home);
 }

@@ -12,10 +12,10 @@ namespace {
 
 using Json = nlohmann::json;
 using Pointer = Json::json_pointer;
-using testing::error_of;
-using testing::holds;
+using profile_tests::error_of;
+using profile_tests::holds;
 
-// The rest of what unusual() says.
+// The rest of what unusual_stack() says.
 void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.loss_bytes = 52;
   facts.keeps_gate = true;
@@ -34,7 +34,7 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
 }
 
 // Every fact and constant away from its default.
-Stack unusual() {
+Stack unusual_stack() {
   Stack stack;
   stack.name = "odd";
   stack.description = "d";
@@ -103,15 +103,15 @@ void expect_same(const Stack& a, const Stack& b) {
 }
 
 TEST(Stacks, every_fact_and_constant_survives_a_round_trip) {
-  expect_same(parse_stack(stack_json(unusual()), "f", "odd"), unusual());
-  const testing::TemporaryFolder folder;
-  save_stack(unusual(), folder.file("odd.json"));
-  expect_same(load_stack(folder.file("odd.json")), unusual());
+  expect_same(parse_stack(stack_json(unusual_stack()), "f", "odd"), unusual_stack());
+  const profile_tests::TemporaryFolder folder;
+  save_stack(unusual_stack(), folder.file("odd.json"));
+  expect_same(load_stack(folder.file("odd.json")), unusual_stack());
 }
 
 // A fact that only some stacks have must not be lost by the one that writes them.
 TEST(Stacks, no_fact_of_the_unusual_one_is_the_default) {
-  const Json unusual_facts = Json::parse(stack_json(unusual()))["facts"];
+  const Json unusual_facts = Json::parse(stack_json(unusual_stack()))["facts"];
   const Json default_facts = Json::parse(stack_json(Stack{}))["facts"];
   for (const auto& [fact, value] : unusual_facts.items()) {
     EXPECT_NE(value, default_facts[fact]) << fact;
@@ -119,7 +119,7 @@ TEST(Stacks, no_fact_of_the_unusual_one_is_the_default) {
 }
 
 TEST(Stacks, without_uncertainty_nothing_was_held_against_them) {
-  Stack stack = unusual();
+  Stack stack = unusual_stack();
   stack.uncertainty.reset();
   EXPECT_FALSE(Json::parse(stack_json(stack)).contains("uncertainty"));
   expect_same(parse_stack(stack_json(stack), "f", "odd"), stack);
@@ -127,7 +127,7 @@ TEST(Stacks, without_uncertainty_nothing_was_held_against_them) {
 
 // Attention of a framework that does not say is FlashAttention 2; Ballast's own is cuDNN's.
 TEST(Stacks, absent_fact_has_its_default) {
-  Json json = Json::parse(stack_json(unusual()));
+  Json json = Json::parse(stack_json(unusual_stack()));
   json["facts"] = Json::object();
   json.erase("facts_where_offloaded");
   StackFacts facts;
@@ -137,7 +137,7 @@ TEST(Stacks, absent_fact_has_its_default) {
 }
 
 TEST(Stacks, name_the_kernel_of_attention_and_others_by_generation) {
-  Json json = Json::parse(stack_json(unusual()));
+  Json json = Json::parse(stack_json(unusual_stack()));
   json["facts"]["attention"] = {"eager", "flash1"};
   json["facts"]["attention_on"] = {{"hopper", "flash3"}};
   const Stack stack = parse_stack(json.dump(), "f", "odd");
@@ -186,7 +186,7 @@ TEST(Stacks, wrong_values_name_the_file_and_the_key) {
       {"/fitted", {"gem_share"}, "did you mean 'gemm_share'"},
       {"/schema", "ballast.plan/1", "key 'schema'"}};
   for (const Change& change : changes) {
-    Json json = Json::parse(stack_json(unusual()));
+    Json json = Json::parse(stack_json(unusual_stack()));
     json[Pointer(change.pointer)] = change.value;
     const std::string message = error_of([&] { parse_stack(json.dump(), "f.json", "odd"); });
     EXPECT_TRUE(holds(message, change.message)) << change.pointer;
@@ -194,7 +194,7 @@ TEST(Stacks, wrong_values_name_the_file_and_the_key) {
 }
 
 TEST(Stacks, each_constant_is_required) {
-  const Json whole = Json::parse(stack_json(unusual()));
+  const Json whole = Json::parse(stack_json(unusual_stack()));
   for (int i = 0; i < kStackConstants; ++i) {
     Json json = whole;
     json["constants"].erase(std::string(constant_name(i)));
@@ -203,7 +203,7 @@ TEST(Stacks, each_constant_is_required) {
 }
 
 TEST(Stacks, each_part_of_the_uncertainty_is_required) {
-  const Json whole = Json::parse(stack_json(unusual()));
+  const Json whole = Json::parse(stack_json(unusual_stack()));
   for (const char* key : {"time", "memory", "covariance"}) {
     Json json = whole;
     json["uncertainty"].erase(key);

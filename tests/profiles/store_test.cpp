@@ -16,12 +16,12 @@
 namespace ballast {
 namespace {
 
-using testing::error_of;
-using testing::holds;
-using testing::TemporaryFolder;
+using profile_tests::error_of;
+using profile_tests::holds;
+using profile_tests::TemporaryFolder;
 
-const Origin kOrigin{"0.1.0", "abc123"};
-const Host kHost{"here", "H100", "535.1"};
+const Origin kRowOrigin{"0.1.0", "abc123"};
+const Host kRowHost{"here", "H100", "535.1"};
 
 static_assert(!std::is_copy_constructible_v<Store> && std::is_move_constructible_v<Store>);
 
@@ -37,8 +37,9 @@ Measurement measured(int64_t median_ps) {
 
 TEST(Store, gives_back_every_field_of_a_measurement_to_the_picosecond) {
   const TemporaryFolder folder;
-  Store(folder.file("s.db"), kOrigin).append(kHost, {{"gemm m=1", measured(123'456'789'001)}});
-  const Measurements read = Store(folder.file("s.db"), kOrigin).measurements(kHost);
+  Store(folder.file("s.db"), kRowOrigin)
+      .append(kRowHost, {{"gemm m=1", measured(123'456'789'001)}});
+  const Measurements read = Store(folder.file("s.db"), kRowOrigin).measurements(kRowHost);
   ASSERT_EQ(read.size(), 1u);
   const Measurement& one = read.at("gemm m=1");
   EXPECT_EQ(one.median.ps, 123'456'789'001);
@@ -51,7 +52,7 @@ TEST(Store, gives_back_every_field_of_a_measurement_to_the_picosecond) {
 TEST(Store, says_that_it_waits_for_another_program_and_then_gives_up) {
   const TemporaryFolder folder;
   const std::string path = folder.file("s.db");
-  Store(path, kOrigin).append(kHost, {{"a", measured(10)}});
+  Store(path, kRowOrigin).append(kRowHost, {{"a", measured(10)}});
   Patience patience;
   patience.most = std::chrono::milliseconds(100);
   patience.notice = std::chrono::milliseconds(1);
@@ -64,34 +65,34 @@ TEST(Store, says_that_it_waits_for_another_program_and_then_gives_up) {
   const std::string reading = error_of([&] { Store::open_if_present(path, patience); });
   EXPECT_TRUE(holds(reading, "in use")) << reading;
   EXPECT_GT(told, 0);
-  EXPECT_TRUE(holds(error_of([&] { Store(path, kOrigin, patience); }), "in use"));
+  EXPECT_TRUE(holds(error_of([&] { Store(path, kRowOrigin, patience); }), "in use"));
   held.release();
-  EXPECT_EQ(Store::open_if_present(path, patience)->measurements(kHost).size(), 1u);
+  EXPECT_EQ(Store::open_if_present(path, patience)->measurements(kRowHost).size(), 1u);
 }
 
 TEST(Store, newest_measurement_of_an_operation_wins) {
   const TemporaryFolder folder;
-  Store store(folder.file("s.db"), kOrigin);
-  store.append(kHost, {{"a", measured(10)}, {"b", measured(20)}});
-  store.append(kHost, {{"a", measured(30)}});
-  EXPECT_EQ(store.measurements(kHost).at("a").median.ps, 30);
-  EXPECT_EQ(store.measurements(kHost).at("b").median.ps, 20);
+  Store store(folder.file("s.db"), kRowOrigin);
+  store.append(kRowHost, {{"a", measured(10)}, {"b", measured(20)}});
+  store.append(kRowHost, {{"a", measured(30)}});
+  EXPECT_EQ(store.measurements(kRowHost).at("a").median.ps, 30);
+  EXPECT_EQ(store.measurements(kRowHost).at("b").median.ps, 20);
 }
 
 TEST(Store, other_devices_and_drivers_are_other_hosts) {
   const TemporaryFolder folder;
-  Store store(folder.file("s.db"), kOrigin);
+  Store store(folder.file("s.db"), kRowOrigin);
   const Host newer{"here", "H100", "550.2"};
-  store.append(kHost, {{"a", measured(10)}});
+  store.append(kRowHost, {{"a", measured(10)}});
   store.append(newer, {{"a", measured(30)}});
-  EXPECT_EQ(store.measurements(kHost).at("a").median.ps, 10);
+  EXPECT_EQ(store.measurements(kRowHost).at("a").median.ps, 10);
   EXPECT_TRUE(store.measurements({"there", "H100", "535.1"}).empty());
-  EXPECT_EQ(store.hosts(), (std::vector<Host>{kHost, newer}));
+  EXPECT_EQ(store.hosts(), (std::vector<Host>{kRowHost, newer}));
 }
 
 TEST(Store, newest_profile_of_a_machine_wins) {
   const TemporaryFolder folder;
-  Store store(folder.file("s.db"), kOrigin);
+  Store store(folder.file("s.db"), kRowOrigin);
   Machine machine = load_machine("rtx-4090-pcie");
   machine.name = "here";
   store.append(machine);
@@ -104,9 +105,9 @@ TEST(Store, newest_profile_of_a_machine_wins) {
 
 TEST(Store, verify_records_and_tune_results_are_kept_in_order) {
   const TemporaryFolder folder;
-  Store store(folder.file("s.db"), kOrigin);
-  store.append(VerifyRecord{kHost, "{}", {1000}, {2000}, "{\"a\":1}", ""});
-  store.append(VerifyRecord{kHost, "{}", {3000}, {4000}, "{}", ""});
+  Store store(folder.file("s.db"), kRowOrigin);
+  store.append(VerifyRecord{kRowHost, "{}", {1000}, {2000}, "{\"a\":1}", ""});
+  store.append(VerifyRecord{kRowHost, "{}", {3000}, {4000}, "{}", ""});
   store.append(TuneResult{"here", "gpt2", "{}", {5000}, "[]", ""});
   const std::vector<VerifyRecord> records = store.verify_records();
   ASSERT_EQ(records.size(), 2u);
@@ -114,7 +115,7 @@ TEST(Store, verify_records_and_tune_results_are_kept_in_order) {
   EXPECT_EQ(records[0].measured_step.ps, 2000);
   EXPECT_EQ(records[0].metrics_json, "{\"a\":1}");
   EXPECT_EQ(records[1].predicted_step.ps, 3000);
-  EXPECT_EQ(records[0].host, kHost);
+  EXPECT_EQ(records[0].host, kRowHost);
   EXPECT_EQ(records[0].created_utc.size(), std::string("2025-01-01T00:00:00Z").size());
   ASSERT_EQ(store.tune_results().size(), 1u);
   EXPECT_EQ(store.tune_results()[0].model, "gpt2");
@@ -123,7 +124,7 @@ TEST(Store, verify_records_and_tune_results_are_kept_in_order) {
 
 TEST(Store, texts_are_values_and_not_sql) {
   const TemporaryFolder folder;
-  Store store(folder.file("s.db"), kOrigin);
+  Store store(folder.file("s.db"), kRowOrigin);
   const Host odd{"'; DROP TABLE measurements; --", "\"x\"", std::string("a\0b", 3)};
   store.append(odd, {{"'", measured(10)}});
   EXPECT_EQ(store.measurements(odd).at("'").median.ps, 10);
@@ -133,7 +134,7 @@ TEST(Store, algorithms_of_products_are_kept_by_their_key_and_the_first_stays) {
   const TemporaryFolder folder;
   const Store::Algorithm first = {1, 0, ~uint64_t{0}, 4, 5, 6, 7, 0x0123456789abcdef};
   {
-    Store store(folder.file("s.db"), kOrigin);
+    Store store(folder.file("s.db"), kRowOrigin);
     EXPECT_FALSE(store.algorithm("8x8x8").has_value());
     store.append_algorithm("8x8x8", first);
     store.append_algorithm("8x8x8", {});
@@ -148,22 +149,24 @@ TEST(Store, algorithms_of_products_are_kept_by_their_key_and_the_first_stays) {
 // A store of before there were any.
 TEST(Store, file_without_algorithms_has_none_and_can_be_read) {
   const TemporaryFolder folder;
-  { const Store made(folder.file("s.db"), kOrigin); }
+  {
+    const Store made(folder.file("s.db"), kRowOrigin);
+  }
   EXPECT_FALSE(Store::open_if_present(folder.file("s.db"))->algorithm("8x8x8").has_value());
 }
 
 TEST(Store, two_programs_append_to_one_file) {
   const TemporaryFolder folder;
-  Store one(folder.file("s.db"), kOrigin);
-  Store two(folder.file("s.db"), kOrigin);
-  one.append(kHost, {{"a", measured(10)}});
-  two.append(kHost, {{"a", measured(20)}});
-  EXPECT_EQ(one.measurements(kHost).at("a").median.ps, 20);
+  Store one(folder.file("s.db"), kRowOrigin);
+  Store two(folder.file("s.db"), kRowOrigin);
+  one.append(kRowHost, {{"a", measured(10)}});
+  two.append(kRowHost, {{"a", measured(20)}});
+  EXPECT_EQ(one.measurements(kRowHost).at("a").median.ps, 20);
 }
 
 TEST(Store, folders_above_the_file_are_made) {
   const TemporaryFolder folder;
-  Store store(folder.file("a/b/s.db"), kOrigin);
+  Store store(folder.file("a/b/s.db"), kRowOrigin);
   EXPECT_TRUE(std::filesystem::exists(folder.file("a/b/s.db")));
 }
 
@@ -171,57 +174,57 @@ TEST(Store, reading_makes_no_file_and_writes_nothing) {
   const TemporaryFolder folder;
   EXPECT_FALSE(Store::open_if_present(folder.file("s.db")).has_value());
   EXPECT_FALSE(std::filesystem::exists(folder.file("s.db")));
-  Store(folder.file("s.db"), kOrigin).append(kHost, {{"a", measured(10)}});
+  Store(folder.file("s.db"), kRowOrigin).append(kRowHost, {{"a", measured(10)}});
   std::optional<Store> store = Store::open_if_present(folder.file("s.db"));
   ASSERT_TRUE(store.has_value());
-  EXPECT_EQ(store->measurements(kHost).size(), 1u);
-  EXPECT_TRUE(holds(error_of([&] {
-                      store->append(kHost, {{"b", measured(1)}});
-                    }),
-                    folder.file("s.db")));
+  EXPECT_EQ(store->measurements(kRowHost).size(), 1u);
+  EXPECT_TRUE(
+      holds(error_of([&] { store->append(kRowHost, {{"b", measured(1)}}); }), folder.file("s.db")));
 }
 
 TEST(Store, file_that_is_no_database_is_refused_and_left_alone) {
   const TemporaryFolder folder;
   const std::string text(8192, 'x');
-  testing::write_file(folder.file("s.db"), text);
-  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("s.db"), kOrigin); }), "is not a store"));
+  profile_tests::write_file(folder.file("s.db"), text);
+  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("s.db"), kRowOrigin); }), "is not a store"));
   EXPECT_TRUE(
       holds(error_of([&] { Store::open_if_present(folder.file("s.db")); }), "is not a store"));
-  EXPECT_EQ(testing::read_file(folder.file("s.db")), text);
+  EXPECT_EQ(profile_tests::read_file(folder.file("s.db")), text);
 }
 
 // Bytes 60..63 of an SQLite file are user_version, 68..71 application_id, big-endian.
 TEST(Store, newer_schema_and_foreign_database_are_refused) {
   const TemporaryFolder folder;
-  Store(folder.file("s.db"), kOrigin);
-  const std::string good = testing::read_file(folder.file("s.db"));
+  Store(folder.file("s.db"), kRowOrigin);
+  const std::string good = profile_tests::read_file(folder.file("s.db"));
   std::string newer = good;
   newer[63] = 9;
-  testing::write_file(folder.file("newer.db"), newer);
-  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("newer.db"), kOrigin); }), "newer Ballast"));
+  profile_tests::write_file(folder.file("newer.db"), newer);
+  EXPECT_TRUE(
+      holds(error_of([&] { Store(folder.file("newer.db"), kRowOrigin); }), "newer Ballast"));
   std::string foreign = good;
   foreign[68] = 'X';
-  testing::write_file(folder.file("foreign.db"), foreign);
+  profile_tests::write_file(folder.file("foreign.db"), foreign);
   EXPECT_TRUE(
-      holds(error_of([&] { Store(folder.file("foreign.db"), kOrigin); }), "of another program"));
+      holds(error_of([&] { Store(folder.file("foreign.db"), kRowOrigin); }), "of another program"));
 }
 
 TEST(Store, damaged_file_is_an_error_wherever_it_is_damaged) {
   const TemporaryFolder folder;
   Measurements many;
   for (int i = 0; i < 500; ++i) many["operation " + std::to_string(i)] = measured(i);
-  Store(folder.file("s.db"), kOrigin).append(kHost, many);
-  const std::string good = testing::read_file(folder.file("s.db"));
+  Store(folder.file("s.db"), kRowOrigin).append(kRowHost, many);
+  const std::string good = profile_tests::read_file(folder.file("s.db"));
   ASSERT_GT(good.size(), 40'000u);
-  testing::write_file(folder.file("half.db"), good.substr(0, good.size() / 2));
-  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("half.db"), kOrigin); }), "is damaged"));
+  profile_tests::write_file(folder.file("half.db"), good.substr(0, good.size() / 2));
+  EXPECT_TRUE(holds(error_of([&] { Store(folder.file("half.db"), kRowOrigin); }), "is damaged"));
   for (size_t page = 4096; page < good.size(); page += 4096) {
     std::string bad = good;
     for (size_t i = 0; i < 64; ++i) bad[page + i] = '\xa5';
-    testing::write_file(folder.file("bad.db"), bad);
-    EXPECT_TRUE(holds(error_of([&] { Store(folder.file("bad.db"), kOrigin).measurements(kHost); }),
-                      "is damaged"))
+    profile_tests::write_file(folder.file("bad.db"), bad);
+    EXPECT_TRUE(
+        holds(error_of([&] { Store(folder.file("bad.db"), kRowOrigin).measurements(kRowHost); }),
+              "is damaged"))
         << "page at " << page;
   }
 }
@@ -250,21 +253,21 @@ void die_in_mid_change(const std::string& path) {
 TEST(Store, what_a_program_that_died_had_begun_is_undone_by_whoever_reads_next) {
   const TemporaryFolder folder;
   const std::string path = folder.file("s.db");
-  Store(path, kOrigin).append(kHost, {{"a", measured(10)}});
+  Store(path, kRowOrigin).append(kRowHost, {{"a", measured(10)}});
   die_in_mid_change(path);
   ASSERT_TRUE(std::filesystem::exists(path + "-journal"));
   const std::optional<Store> read = Store::open_if_present(path);
   ASSERT_TRUE(read.has_value());
-  EXPECT_EQ(read->measurements(kHost).at("a").median.ps, 10);
+  EXPECT_EQ(read->measurements(kRowHost).at("a").median.ps, 10);
   EXPECT_FALSE(std::filesystem::exists(path + "-journal"));
 }
 
 TEST(Store, an_empty_file_is_a_store_that_nothing_was_written_to) {
   const TemporaryFolder folder;
-  testing::write_file(folder.file("s.db"), "");
+  profile_tests::write_file(folder.file("s.db"), "");
   EXPECT_FALSE(Store::open_if_present(folder.file("s.db")).has_value());
-  Store(folder.file("s.db"), kOrigin).append(kHost, {{"a", measured(10)}});
-  EXPECT_EQ(Store::open_if_present(folder.file("s.db"))->measurements(kHost).size(), 1u);
+  Store(folder.file("s.db"), kRowOrigin).append(kRowHost, {{"a", measured(10)}});
+  EXPECT_EQ(Store::open_if_present(folder.file("s.db"))->measurements(kRowHost).size(), 1u);
 }
 
 // Triggers of the store refuse updates, so a row that is wrong is one that was inserted so.
@@ -272,7 +275,7 @@ TEST(Store, a_time_of_zero_and_a_text_for_a_number_are_damage) {
   for (const char* median : {"0", "'soon'", "-1", "1e300"}) {
     const TemporaryFolder folder;
     const std::string path = folder.file("s.db");
-    Store(path, kOrigin);
+    Store(path, kRowOrigin);
     sqlite3* database = nullptr;
     ASSERT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
     const std::string insert =
@@ -283,31 +286,31 @@ TEST(Store, a_time_of_zero_and_a_text_for_a_number_are_damage) {
     ASSERT_EQ(sqlite3_exec(database, insert.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
     sqlite3_close(database);
     const std::string message =
-        error_of([&] { Store::open_if_present(path)->measurements(kHost); });
+        error_of([&] { Store::open_if_present(path)->measurements(kRowHost); });
     EXPECT_TRUE(holds(message, "is damaged")) << median << ": " << message;
   }
 }
 
 TEST(Store, an_operation_that_was_too_short_for_the_clock_is_kept_as_very_short) {
   const TemporaryFolder folder;
-  Store store(folder.file("s.db"), kOrigin);
-  store.append(kHost, {{"a", measured(0)}});
-  EXPECT_EQ(store.measurements(kHost).at("a").median.ps, 1);
+  Store store(folder.file("s.db"), kRowOrigin);
+  store.append(kRowHost, {{"a", measured(0)}});
+  EXPECT_EQ(store.measurements(kRowHost).at("a").median.ps, 1);
 }
 
 TEST(Store, place_that_cannot_be_written_is_an_error) {
   const TemporaryFolder folder;
-  testing::write_file(folder.file("plain"), "x");
+  profile_tests::write_file(folder.file("plain"), "x");
   EXPECT_TRUE(
-      holds(error_of([&] { Store(folder.file("plain/s.db"), kOrigin); }), "cannot be created"));
-  EXPECT_TRUE(holds(error_of([&] { Store(folder.path(), kOrigin); }), "cannot be opened"));
+      holds(error_of([&] { Store(folder.file("plain/s.db"), kRowOrigin); }), "cannot be created"));
+  EXPECT_TRUE(holds(error_of([&] { Store(folder.path(), kRowOrigin); }), "cannot be opened"));
 }
 
 // A limit on file sizes fails the append as a full disk does; the rows before it stay.
 TEST(Store, full_disk_leaves_what_was_there) {
   const TemporaryFolder folder;
-  Store store(folder.file("s.db"), kOrigin);
-  store.append(kHost, {{"a", measured(10)}});
+  Store store(folder.file("s.db"), kRowOrigin);
+  store.append(kRowHost, {{"a", measured(10)}});
   const auto size = std::filesystem::file_size(folder.file("s.db"));
   Measurements many;
   for (int i = 0; i < 2000; ++i) many["operation " + std::to_string(i)] = measured(i);
@@ -316,12 +319,12 @@ TEST(Store, full_disk_leaves_what_was_there) {
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old_limit), 0);
   const rlimit small{size + 8192, old_limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  const std::string message = error_of([&] { store.append(kHost, many); });
+  const std::string message = error_of([&] { store.append(kRowHost, many); });
   ::setrlimit(RLIMIT_FSIZE, &old_limit);
   std::signal(SIGXFSZ, old_handler);
   EXPECT_TRUE(holds(message, folder.file("s.db")));
-  EXPECT_EQ(store.measurements(kHost).size(), 1u);
-  EXPECT_EQ(Store(folder.file("s.db"), kOrigin).measurements(kHost).size(), 1u);
+  EXPECT_EQ(store.measurements(kRowHost).size(), 1u);
+  EXPECT_EQ(Store(folder.file("s.db"), kRowOrigin).measurements(kRowHost).size(), 1u);
 }
 
 TEST(Store, default_place_follows_the_environment) {

@@ -10,7 +10,7 @@
 
 #include "sim/base/error.h"
 
-namespace ballast::testing {
+namespace ballast::profile_tests {
 
 // A new folder under the system's, removed with all it holds.
 class TemporaryFolder {
@@ -57,4 +57,4 @@ inline ::testing::AssertionResult holds(const std::string& text, const std::stri
   return ::testing::AssertionFailure() << "'" << part << "' is not in: " << text;
 }
 
-}  // namespace ballast::testing
+}  // namespace ballast::profile_tests

@@ -5,7 +5,7 @@
 
 #include "sim/spec/knobs.h"
 
-namespace ballast::testing {
+namespace ballast::knob_tests {
 
 // Every choice of an enumeration or a short range but the default and `now`; of anything else two
 // legal values or more ("auto" is not among them). Legal for a plan file; a model and the other
@@ -77,4 +77,4 @@ inline Plan with_values() {
   return plan;
 }
 
-}  // namespace ballast::testing
+}  // namespace ballast::knob_tests

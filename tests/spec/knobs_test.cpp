@@ -10,8 +10,8 @@
 namespace ballast {
 namespace {
 
-using testing::other_values;
-using testing::with_values;
+using knob_tests::other_values;
+using knob_tests::with_values;
 
 // Stands for any one field in an aggregate's braces.
 struct AnyField {

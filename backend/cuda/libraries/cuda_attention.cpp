@@ -14,10 +14,10 @@ namespace cuda = kernels::cuda;
 
 constexpr const char* kWorkspaceName = "the workspace of attention";
 
-constexpr uintptr_t kAlignment = 16;  // of every row that a library reads
+constexpr uintptr_t kRowAlignment = 16;  // of every row that a library reads
 
 bool is_aligned(const void* address) {
-  return reinterpret_cast<uintptr_t>(address) % kAlignment == 0;
+  return reinterpret_cast<uintptr_t>(address) % kRowAlignment == 0;
 }
 
 // Heads of a multiple of 16 bytes, so that all rows are aligned if the first is. One token attends
@@ -64,16 +64,16 @@ Pointer moved(Pointer base, int64_t values, kernels::Format format) {
 }
 
 // Where a slice of a pass begins.
-struct Place {
+struct SliceStart {
   int64_t sequence = 0;
   int64_t kv_head = 0;
 };
 
 // Of the whole batch's arrays, those of a slice.
-AttentionArrays arrays_at(const AttentionArrays& all, const AttentionPass& pass, Place place) {
+AttentionArrays arrays_at(const AttentionArrays& all, const AttentionPass& pass, SliceStart start) {
   const cuda::AttentionShape& shape = pass.shape;
-  const int64_t token = place.sequence * shape.length;
-  const int64_t kv = place.kv_head * shape.head_size;
+  const int64_t token = start.sequence * shape.length;
+  const int64_t kv = start.kv_head * shape.head_size;
   const int64_t head = kv * pass.group();
   AttentionArrays slice = all;
   slice.q = moved(all.q, token * pass.query_stride + head, pass.format);
@@ -85,7 +85,7 @@ AttentionArrays arrays_at(const AttentionArrays& all, const AttentionPass& pass,
   slice.dk = moved(all.dk, token * shape.width() + kv, pass.format);
   slice.dv = moved(all.dv, token * shape.width() + kv, pass.format);
   slice.log_sum_exp = all.log_sum_exp +
-                      (place.sequence * shape.heads + place.kv_head * pass.group()) * shape.length;
+                      (start.sequence * shape.heads + start.kv_head * pass.group()) * shape.length;
   return slice;
 }
 

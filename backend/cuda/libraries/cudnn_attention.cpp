@@ -17,7 +17,7 @@ using Point = CudnnGraph::PointOperation;
 
 constexpr int64_t kRowDimension = 2;
 constexpr int64_t kColumnDimension = 3;
-constexpr int64_t kAlignment = 256;  // of what lies in a workspace
+constexpr int64_t kWorkspaceAlignment = 256;  // of what lies in a workspace
 
 // Sizes of a run: batch, query heads, kv heads, length, head size.
 struct Sizes {
@@ -59,17 +59,21 @@ cudnn::Type type_of(kernels::Format format) {
   return format == kernels::Format::kBf16 ? cudnn::kBfloat16 : cudnn::kHalf;
 }
 
+}  // namespace
+
 // Which tensor of a graph is which array; -1: none.
-struct Places {
+struct CudnnPlaces {
   int64_t q = -1, k = -1, v = -1, out = -1, log_sum_exp = -1, dout = -1;
   int64_t dq = -1, dk = -1, dv = -1;
   int64_t row_sums = -1;  // of dout * out, in the workspace
   int64_t scale = -1, lowest = -1, one = -1;
 };
 
+namespace {
+
 struct Built {
   CudnnGraph graph;
-  Places places;
+  CudnnPlaces places;
 };
 
 // What both directions begin with.
@@ -78,7 +82,7 @@ class Attention {
   Attention(const CudnnFunctions& functions, const AttentionPass& pass)
       : pass_(pass), s_(pass), type_(type_of(pass.format)), built_{CudnnGraph(functions), {}} {
     CudnnGraph& graph = built_.graph;
-    Places& at = built_.places;
+    CudnnPlaces& at = built_.places;
     const int64_t width = pass.shape.width();
     const int64_t out_width = pass.shape.heads * pass.shape.head_size;
     at.q = graph.memory(type_, rows(s_, s_.heads, pass.query_stride));
@@ -100,7 +104,7 @@ class Attention {
   }
 
   Built forward() && {
-    const Places& at = built_.places;
+    const CudnnPlaces& at = built_.places;
     const int64_t seen = masked(scaled(product(at.q, at.k)));
     const int64_t highest = between(sums(s_, s_.heads));
     built_.graph.reduce({cudnn::kMaximum, seen, highest});
@@ -117,7 +121,7 @@ class Attention {
   }
 
   Built backward() && {
-    const Places& at = built_.places;
+    const CudnnPlaces& at = built_.places;
     fold_out();
     const int64_t s = scaled(product(at.q, at.k));
     const int64_t p = point(cudnn::kExp, masked(point(cudnn::kSubtract, s, at.log_sum_exp)));
@@ -167,7 +171,7 @@ class Attention {
   // row_sums = rowsum(dout out). The library wants a product by a scalar at its end, which a
   // dropout would need.
   void fold_out() {
-    const Places& at = built_.places;
+    const CudnnPlaces& at = built_.places;
     const int64_t square = s_.length * s_.head;
     const int64_t products = between({{s_.batch, s_.heads, s_.length, s_.head},
                                       {s_.heads * square, square, s_.heads * s_.head, 1}});
@@ -199,7 +203,7 @@ Bytes row_sums_of(const AttentionPass& pass) {
   if (pass.direction == AttentionDirection::kForward) return {};
   const Sizes s(pass);
   const int64_t bytes = s.batch * s.heads * s.length * static_cast<int64_t>(sizeof(float));
-  return {div_ceil(bytes, kAlignment) * kAlignment};
+  return {div_ceil(bytes, kWorkspaceAlignment) * kWorkspaceAlignment};
 }
 
 std::string text_of(const AttentionPass& pass) {
@@ -213,7 +217,7 @@ std::string text_of(const AttentionPass& pass) {
 
 struct CudnnAttention::Prepared {
   AttentionPass pass;
-  Places places;
+  CudnnPlaces places;
   std::optional<CudnnPlan> plan;
   std::string refusal;
 };
@@ -278,7 +282,7 @@ void CudnnAttention::run(const AttentionPass& pass, const AttentionArrays& array
   float lowest = -std::numeric_limits<float>::infinity();
   float one = 1;
   const auto bound = [](const void* address) { return const_cast<void*>(address); };
-  const Places& at = found.places;
+  const CudnnPlaces& at = found.places;
   const std::array all{CudnnBinding{at.q, bound(arrays.q)},
                        CudnnBinding{at.k, bound(arrays.k)},
                        CudnnBinding{at.v, bound(arrays.v)},

@@ -10,7 +10,7 @@ namespace ballast {
 
 namespace {
 
-constexpr int64_t kAlignment = 16;
+constexpr int64_t kTensorAlignment = 16;
 constexpr int64_t kNotesMost = 32;
 
 std::vector<void*> natives(std::span<const CudnnDescriptor> descriptors) {
@@ -50,7 +50,7 @@ int64_t CudnnGraph::add(cudnn::Type type, const CudnnExtent& extent,
   tensor.set(cudnn::kTensorDimensions, cudnn::kInt64Element, std::span<const int64_t>(extent.size));
   tensor.set(cudnn::kTensorStrides, cudnn::kInt64Element, std::span<const int64_t>(extent.stride));
   tensor.set(cudnn::kTensorId, cudnn::kInt64Element, id);
-  tensor.set(cudnn::kTensorAlignment, cudnn::kInt64Element, kAlignment);
+  tensor.set(cudnn::kTensorAlignment, cudnn::kInt64Element, kTensorAlignment);
   for (const cudnn::Attribute flag : flags) tensor.set(flag, cudnn::kBooleanElement, true);
   tensor.finalize();
   return id;

@@ -18,7 +18,7 @@ namespace ballast {
 
 namespace {
 
-constexpr int64_t kUsualBucket = int64_t{16} << 20;  // parameters
+constexpr int64_t kUsualGpuBucket = int64_t{16} << 20;  // parameters
 
 // No probe begins another of its sizes later than so many seconds after the profile began.
 constexpr double kWholeSeconds = 165;
@@ -436,7 +436,7 @@ std::string CudaProfiler::cpu_memory() {
 
 // The CPU's memory is what both share; see shared_capacity().
 std::string CudaProfiler::adam_beside_copies() {
-  const int64_t parameters = std::min(extent_.largest_bucket, kUsualBucket);
+  const int64_t parameters = std::min(extent_.largest_bucket, kUsualGpuBucket);
   const Bytes bytes{extent_.copies.largest.count / 4};
   const Body step = [&](int) {
     cpu_.optimizer().adam(cpu_.workers(), kernels::best(), parameters);

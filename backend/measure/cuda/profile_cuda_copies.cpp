@@ -11,7 +11,7 @@ namespace ballast {
 
 namespace {
 
-constexpr int64_t kSmallest = 4096;
+constexpr int64_t kSmallestCopy = 4096;
 
 const char* name_of(CopyDirection direction) {
   return direction == CopyDirection::kHostToDevice ? "host to device" : "device to host";
@@ -119,7 +119,7 @@ std::vector<OperationTime> CudaCopies::by_size(CopyDirection direction, HostMemo
   }
   const Bytes largest = host == HostMemory::kPageable ? extent_.largest_pageable : extent_.largest;
   std::vector<OperationTime> times;
-  for (int64_t size = kSmallest; size <= largest.count; size *= 4) {
+  for (int64_t size = kSmallestCopy; size <= largest.count; size *= 4) {
     if (!times.empty() && watch_.now() > deadline) break;
     const Bytes bytes{size};
     clear(direction, here, {}, extent_.largest);

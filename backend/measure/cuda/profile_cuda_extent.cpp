@@ -6,10 +6,6 @@ namespace ballast {
 
 namespace {
 
-constexpr int64_t kKi = 1024;
-constexpr int64_t kMi = 1024 * kKi;
-constexpr int64_t kGi = 1024 * kMi;
-
 CudaProfileExtent quick_extent() {
   CudaProfileExtent extent;
   extent.workspace = {16 * kMi};

@@ -16,7 +16,7 @@ namespace {
 constexpr int kClockOfMultiprocessors = 1;
 constexpr int kClockOfMemory = 2;
 constexpr int kSensorOfGpu = 0;
-constexpr auto kPeriod = std::chrono::milliseconds(20);
+constexpr auto kWattPeriod = std::chrono::milliseconds(20);
 
 class NoMonitor : public GpuMonitor {
  public:
@@ -110,7 +110,7 @@ GpuWatch::GpuWatch(GpuMonitor& monitor) : monitor_(monitor) {
     std::unique_lock lock(mutex);
     while (!stop.stop_requested()) {
       watch();
-      slept.wait_for(lock, stop, kPeriod, [] { return false; });
+      slept.wait_for(lock, stop, kWattPeriod, [] { return false; });
     }
   });
 }

@@ -7,13 +7,13 @@ namespace ballast {
 namespace {
 
 // Later than every event; never leaves this file.
-constexpr Instant kNone{std::numeric_limits<int64_t>::max()};
+constexpr Instant kNever{std::numeric_limits<int64_t>::max()};
 
 }  // namespace
 
 NextEvent::NextEvent(int32_t slots)
     : leaves_(std::bit_ceil(static_cast<size_t>(slots > 0 ? slots : 1))),
-      keys_(leaves_, Key{kNone, 0}),
+      keys_(leaves_, Key{kNever, 0}),
       winners_(2 * leaves_) {
   for (size_t i = 0; i < leaves_; ++i) winners_[leaves_ + i] = static_cast<int32_t>(i);
   for (size_t i = leaves_ - 1; i >= 1; --i) winners_[i] = winners_[2 * i];
@@ -25,13 +25,13 @@ void NextEvent::set(int32_t slot, Instant time, int64_t order) {
 }
 
 void NextEvent::clear(int32_t slot) {
-  keys_[static_cast<size_t>(slot)] = {kNone, 0};
+  keys_[static_cast<size_t>(slot)] = {kNever, 0};
   replay(slot);
 }
 
 std::optional<int32_t> NextEvent::first() const {
   const int32_t slot = winners_[1];
-  if (time_of(slot) == kNone) return std::nullopt;
+  if (time_of(slot) == kNever) return std::nullopt;
   return slot;
 }
 

@@ -8,13 +8,13 @@ namespace {
 
 // Axes: octaves of bytes, of ranks in a node, of nodes; the kind. Sources list sizes by factors of
 // two, which are thus an eighth apart.
-constexpr TablePlace kReach = {8, 2.5, 4, 0, 2};
+constexpr TablePlace kTableReach = {8, 2.5, 4, 0, 2};
 
 bool is_direct(CollectiveKind kind) {
   return kind == CollectiveKind::kAllToAll || kind == CollectiveKind::kSendReceive;
 }
 
-TablePlace place_of(CollectiveKind kind, Bytes bytes, const Layout& layout) {
+TablePlace table_place(CollectiveKind kind, Bytes bytes, const Layout& layout) {
   return {std::log2(static_cast<double>(std::max<int64_t>(bytes.count, 1))),
           std::log2(static_cast<double>(layout.per_node)),
           std::log2(static_cast<double>(layout.nodes)), 0, static_cast<double>(kind)};
@@ -51,12 +51,12 @@ FabricModel::FabricModel(FabricTables tables) : tables_(std::move(tables)) {
     for (const FabricPoint& point : series.points) {
       const Duration model = modelled(series.kind, point.bytes, layout, wiring());
       points[across].push_back(
-          {place_of(series.kind, point.bytes, layout), point.time.seconds() / model.seconds()});
+          {table_place(series.kind, point.bytes, layout), point.time.seconds() / model.seconds()});
       measured_[across][static_cast<size_t>(series.kind)] = true;
     }
   }
   for (size_t across = 0; across < 2; ++across) {
-    corrections_[across] = Correction(std::move(points[across]), kReach);
+    corrections_[across] = Correction(std::move(points[across]), kTableReach);
   }
 }
 
@@ -69,7 +69,8 @@ std::optional<Duration> FabricModel::time(CollectiveKind kind, Bytes bytes, cons
   const size_t across = layout.nodes > 1;
   if (!measured_[across][static_cast<size_t>(kind)]) return std::nullopt;
   const Correction& correction = corrections_[across];
-  return modelled(kind, bytes, layout, wiring) * correction.ratio_at(place_of(kind, bytes, layout));
+  return modelled(kind, bytes, layout, wiring) *
+         correction.ratio_at(table_place(kind, bytes, layout));
 }
 
 }  // namespace ballast

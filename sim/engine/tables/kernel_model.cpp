@@ -11,16 +11,16 @@ namespace ballast {
 namespace {
 
 // The tiles of CUTLASS and cuBLAS for 16-bit operands.
-constexpr std::array<Tile, 10> kTiles = {{{128, 256},
-                                          {256, 128},
-                                          {128, 192},
-                                          {192, 128},
-                                          {128, 128},
-                                          {64, 256},
-                                          {256, 64},
-                                          {64, 128},
-                                          {128, 64},
-                                          {64, 64}}};
+constexpr std::array<Tile, 10> kTableTiles = {{{128, 256},
+                                               {256, 128},
+                                               {128, 192},
+                                               {192, 128},
+                                               {128, 128},
+                                               {64, 256},
+                                               {256, 64},
+                                               {64, 128},
+                                               {128, 64},
+                                               {64, 64}}};
 
 // Octaves and kinds that count as one unit of distance: neighbours on the grids of the sources
 // (factors of two) are half a unit apart. Parts of a generation go through the same shapes alike,
@@ -119,7 +119,7 @@ Duration KernelModel::modelled(const GemmTable& table, const GemmQuery& query,
     const int64_t tiles = query.batch * div_ceil(query.m, tile.m) * div_ceil(query.n, tile.n);
     const auto waves = static_cast<double>(div_ceil(tiles * parts, use.multiprocessors));
     const double depth = static_cast<double>(div_ceil(query.k, parts)) + constants.start_k;
-    const double share = tile.share_of(kTiles.front(), constants.load);
+    const double share = tile.share_of(kTableTiles.front(), constants.load);
     const double flops = 2 * waves * static_cast<double>(tile.m * tile.n) * depth;
     double seconds = std::max(flops / (rate * share), read) + written;
     if (parts > 1) {
@@ -128,8 +128,8 @@ Duration KernelModel::modelled(const GemmTable& table, const GemmQuery& query,
     }
     return seconds;
   };
-  double best = with(kTiles.front(), 1);
-  for (const Tile& tile : kTiles) {
+  double best = with(kTableTiles.front(), 1);
+  for (const Tile& tile : kTableTiles) {
     for (int64_t parts = 1; parts == 1 || (parts <= kMostParts && query.k >= parts * kLeastSplit);
          parts *= 2) {
       best = std::min(best, with(tile, parts));
