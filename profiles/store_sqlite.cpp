@@ -224,7 +224,11 @@ int first_look(sqlite3* database) {
 void close_database(sqlite3* database) { sqlite3_close(database); }
 
 sqlite3* open_to_append(const std::string& path, const Waiting& waiting) {
-  return open_database(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, waiting).release();
+  Database database = open_database(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, waiting);
+  // By itself SQLite removes a journal without synchronising the folder: after a power cut it may
+  // be there again, and takes back what was committed.
+  execute(database.get(), path, "PRAGMA synchronous = EXTRA");
+  return database.release();
 }
 
 sqlite3* open_to_read(const std::string& path, const Waiting& waiting) {

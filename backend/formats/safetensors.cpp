@@ -10,12 +10,12 @@
 #include <limits>
 #include <set>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 
 #include "backend/formats/flat_json.h"
 #include "sim/base/crc32c.h"
 #include "sim/base/fault.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 namespace {
@@ -209,10 +209,10 @@ void take_checksums(SafetensorsHeader& header, std::string_view json, const std:
 }
 
 // Reads exactly out.size() bytes at `offset`.
-void read_exactly(int descriptor, int64_t offset, std::span<std::byte> out,
+void read_exactly(Files& files, int descriptor, int64_t offset, std::span<std::byte> out,
                   const std::string& where) {
   while (!out.empty()) {
-    const ssize_t got = ::pread(descriptor, out.data(), out.size(), offset);
+    const ssize_t got = files.read_at(descriptor, offset, out);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       const int code = errno;
@@ -315,38 +315,40 @@ SafetensorsHeader parse_safetensors(std::string_view json_text, int64_t file_byt
   return header;
 }
 
-SafetensorsReader::SafetensorsReader(const std::string& path) : path_(path) {
+SafetensorsReader::SafetensorsReader(const std::string& path, Files& files)
+    : files_(&files), path_(path) {
   // Without O_NONBLOCK opening a named pipe would wait for a writer.
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  descriptor_ = files.open(path, O_RDONLY | O_NONBLOCK, 0);
   if (descriptor_ < 0) {
     throw Error(path, "cannot be opened: " + fault_name(errno),
                 "check the path and its permissions");
   }
   try {
     struct stat status = {};
-    if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    if (files.status(descriptor_, status) != 0 || !S_ISREG(status.st_mode)) {
       throw Error(path, "not a regular file", "name a .safetensors file");
     }
     const int64_t file_bytes = status.st_size;
     std::array<std::byte, kLengthBytes> first = {};
-    if (file_bytes >= kLengthBytes) read_exactly(descriptor_, 0, first, path);
+    if (file_bytes >= kLengthBytes) read_exactly(files, descriptor_, 0, first, path);
     const int64_t header_bytes = safetensors_header_bytes(first, file_bytes, path);
     std::string json(static_cast<size_t>(header_bytes), '\0');
-    read_exactly(descriptor_, kLengthBytes, std::as_writable_bytes(std::span(json)), path);
+    read_exactly(files, descriptor_, kLengthBytes, std::as_writable_bytes(std::span(json)), path);
     header_ = parse_safetensors(json, file_bytes, path);
     for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_[header_.tensors[i].name] = i;
   } catch (...) {
-    ::close(descriptor_);
+    files.close(descriptor_);
     throw;
   }
 }
 
 SafetensorsReader::~SafetensorsReader() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  if (descriptor_ >= 0) files_->close(descriptor_);
 }
 
 SafetensorsReader::SafetensorsReader(SafetensorsReader&& other) noexcept
-    : path_(std::move(other.path_)),
+    : files_(other.files_),
+      path_(std::move(other.path_)),
       descriptor_(std::exchange(other.descriptor_, -1)),
       header_(std::move(other.header_)),
       by_name_(std::move(other.by_name_)) {}
@@ -369,7 +371,7 @@ void SafetensorsReader::read(const StoredTensor& tensor, int64_t first_byte,
                              std::span<std::byte> out) const {
   const auto bytes = static_cast<int64_t>(out.size());
   CHECK(first_byte >= 0 && bytes <= tensor.bytes && first_byte <= tensor.bytes - bytes);
-  read_exactly(descriptor_, tensor.begin + first_byte, out, place(path_, tensor.name));
+  read_exactly(*files_, descriptor_, tensor.begin + first_byte, out, place(path_, tensor.name));
 }
 
 void SafetensorsReader::read(const StoredTensor& tensor, std::span<std::byte> out) const {
@@ -438,8 +440,8 @@ std::string safetensors_preamble(std::span<const TensorDeclaration> tensors,
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path,
                                      std::span<const TensorDeclaration> tensors,
-                                     const StoredMetadata& metadata)
-    : file_(path),
+                                     const StoredMetadata& metadata, Files& files)
+    : file_(path, {}, files),
       tensors_(tensors.begin(), tensors.end()),
       metadata_(metadata),
       checksums_(tensors.size(), 0) {

@@ -84,7 +84,8 @@ SafetensorsHeader parse_safetensors(std::string_view json, int64_t file_bytes,
 // An open file, fully checked. Reads need no lock and may run in several threads at once.
 class SafetensorsReader {
  public:
-  explicit SafetensorsReader(const std::string& path);
+  // `files` must outlive this object.
+  explicit SafetensorsReader(const std::string& path, Files& files = system_files());
   ~SafetensorsReader();
   SafetensorsReader(SafetensorsReader&& other) noexcept;
   SafetensorsReader& operator=(SafetensorsReader&&) = delete;
@@ -108,6 +109,7 @@ class SafetensorsReader {
  private:
   void require_checksum(const StoredTensor& tensor, uint32_t found) const;
 
+  Files* files_;
   std::string path_;
   int descriptor_ = -1;
   SafetensorsHeader header_;
@@ -129,7 +131,7 @@ class SafetensorsWriter {
   // "__metadata__"; types stand widest first, so that every tensor starts aligned to its type
   // (the format allows no padding between tensors). The data starts at a multiple of 64 bytes.
   SafetensorsWriter(const std::string& path, std::span<const TensorDeclaration> tensors,
-                    const StoredMetadata& metadata);
+                    const StoredMetadata& metadata, Files& files = system_files());
 
   // Appends the next bytes; a call may hold a part of a tensor or several tensors.
   void write(std::span<const std::byte> bytes);

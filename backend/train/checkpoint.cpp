@@ -133,12 +133,12 @@ std::optional<std::string> visit_state(
 }  // namespace
 
 std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& device,
-                                           const CheckpointHeader& header,
-                                           const std::string& path) {
+                                           const CheckpointHeader& header, const std::string& path,
+                                           Files& files) {
   const bool pending = header.control.pending_gradient.has_value();
   std::optional<SafetensorsWriter> writer;
   if (is_first_rank(device)) {
-    writer.emplace(path, declarations_of(graph, device, pending), metadata_of(header));
+    writer.emplace(path, declarations_of(graph, device, pending), metadata_of(header), files);
   }
   const auto not_finite =
       visit_state(graph, device, pending, [&](const Parameter& parameter, const Read& read) {
@@ -173,8 +173,8 @@ std::optional<std::string> CheckpointSnapshot::take(const Graph& graph, Training
   });
 }
 
-void CheckpointSnapshot::write(const std::string& path) const {
-  SafetensorsWriter writer(path, declarations_, metadata_);
+void CheckpointSnapshot::write(const std::string& path, Files& files) const {
+  SafetensorsWriter writer(path, declarations_, metadata_, files);
   size_t at = 0;
   for (const TensorDeclaration& tensor : declarations_) {
     size_t size = 1;
@@ -192,8 +192,8 @@ int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device) {
   return values * static_cast<int64_t>(std::size(kStateArrays) * sizeof(float));
 }
 
-CheckpointHeader load_checkpoint_header(const std::string& path) {
-  const SafetensorsReader reader(path);
+CheckpointHeader load_checkpoint_header(const std::string& path, Files& files) {
+  const SafetensorsReader reader(path, files);
   const std::map<std::string, std::string>& metadata = reader.metadata();
   const std::string& format = value_of(metadata, "format", path);
   if (format != kFormat && format != kWithoutChecksums) {
@@ -222,15 +222,16 @@ CheckpointHeader load_checkpoint_header(const std::string& path) {
   return header;
 }
 
-bool verify_checkpoint(const std::string& path) {
-  load_checkpoint_header(path);
-  const SafetensorsReader reader(path);
+bool verify_checkpoint(const std::string& path, Files& files) {
+  load_checkpoint_header(path, files);
+  const SafetensorsReader reader(path, files);
   reader.verify();
   return reader.has_checksums();
 }
 
-void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path) {
-  const SafetensorsReader reader(path);
+void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path,
+                           Files& files) {
+  const SafetensorsReader reader(path, files);
   for (const StateArray array : kStateArrays) {
     for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
       const StoredTensor& tensor = tensor_of(reader, prefix_of(array) + parameter.name, parameter);

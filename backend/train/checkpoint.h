@@ -36,7 +36,8 @@ struct CheckpointHeader {
 // name of a tensor where its state has a value that is not finite: nobody can go on from such a
 // state.
 std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& device,
-                                           const CheckpointHeader& header, const std::string& path);
+                                           const CheckpointHeader& header, const std::string& path,
+                                           Files& files = system_files());
 
 // A copy in memory of what a checkpoint holds, which is written while training goes on.
 class CheckpointSnapshot {
@@ -46,7 +47,7 @@ class CheckpointSnapshot {
   std::optional<std::string> take(const Graph& graph, TrainingDevice& device,
                                   const CheckpointHeader& header);
   // Writes what was taken, to the bytes of save_checkpoint. Needs neither graph nor device.
-  void write(const std::string& path) const;
+  void write(const std::string& path, Files& files = system_files()) const;
 
  private:
   std::vector<TensorDeclaration> declarations_;
@@ -58,12 +59,13 @@ class CheckpointSnapshot {
 int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device);
 
 // Throws Error where the file is damaged or not a checkpoint.
-CheckpointHeader load_checkpoint_header(const std::string& path);
+CheckpointHeader load_checkpoint_header(const std::string& path, Files& files = system_files());
 // Reads the whole file. Throws Error where a byte of it is not as it was written. False where it
 // was written before checkpoints had checksums: then only its header was looked at.
-bool verify_checkpoint(const std::string& path);
+bool verify_checkpoint(const std::string& path, Files& files = system_files());
 // Fills masters, moments and pending gradients. Throws Error where the model's parameters
 // differ, data are not as they were written, or a value is not finite.
-void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path);
+void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path,
+                           Files& files = system_files());
 
 }  // namespace ballast

@@ -6,9 +6,6 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <random>
-#include <sys/file.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -16,6 +13,7 @@
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 
@@ -36,29 +34,26 @@ bool is_unfinished(const std::string& name) {
 }
 
 // Oldest first.
-std::vector<std::string> checkpoints_in(const std::string& folder) {
+std::vector<std::string> checkpoints_in(Files& files, const std::string& folder) {
   std::vector<std::string> paths;
-  std::error_code failure;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, failure)) {
-    if (is_checkpoint(entry.path().filename().string())) paths.push_back(entry.path().string());
+  for (const std::string& name : files.names_in(folder)) {
+    if (is_checkpoint(name)) paths.push_back((std::filesystem::path(folder) / name).string());
   }
   std::sort(paths.begin(), paths.end());
   return paths;
 }
 
-void remove_file(const std::string& path) {
-  std::error_code failure;
-  std::filesystem::remove(path, failure);
-  if (failure) {
-    throw Error(path, "cannot remove an old checkpoint: " + failure.message(),
-                fault_remedy(failure.value()));
-  }
+// One that is gone is fine.
+void remove_file(Files& files, const std::string& path) {
+  if (files.remove(path) == 0 || errno == ENOENT) return;
+  const int code = errno;
+  throw Error(path, "cannot remove an old checkpoint: " + fault_name(code), fault_remedy(code));
 }
 
 // Empty where the file is damaged.
-std::optional<CheckpointHeader> header_of(const std::string& path) {
+std::optional<CheckpointHeader> header_of(Files& files, const std::string& path) {
   try {
-    return load_checkpoint_header(path);
+    return load_checkpoint_header(path, files);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -70,59 +65,60 @@ struct Damage {
 };
 
 // A file that is whole and may not be read is no reason to go on from an older one.
-void require_readable(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+void require_readable(Files& files, const std::string& path) {
+  const int descriptor = files.open(path, O_RDONLY | O_NONBLOCK, 0);
   const int code = errno;
   if (descriptor >= 0) {
-    ::close(descriptor);
+    files.close(descriptor);
   } else if (code != EIO) {
     throw Error(path, "cannot be opened: " + fault_name(code), fault_remedy(code));
   }
 }
 
-void require_one_run(const std::vector<std::string>& paths, const std::string& newest) {
-  const std::string run = load_checkpoint_header(newest).run;
+void require_one_run(Files& files, const std::vector<std::string>& paths,
+                     const std::string& newest) {
+  const std::string run = load_checkpoint_header(newest, files).run;
   for (const std::string& path : paths) {
-    const std::optional<CheckpointHeader> other = header_of(path);
+    const std::optional<CheckpointHeader> other = header_of(files, path);
     if (!other || other->run == run) continue;
     throw Error("--resume", "checkpoints of two runs lie in one folder, " + path + " and " + newest,
                 "move those of the run that is not to go on to another folder");
   }
 }
 
-bool belongs_to(const std::string& path, const std::string& run) {
-  const std::optional<CheckpointHeader> header = header_of(path);
+bool belongs_to(Files& files, const std::string& path, const std::string& run) {
+  const std::optional<CheckpointHeader> header = header_of(files, path);
   return header && header->run == run;
 }
 
 }  // namespace
 
-CheckpointFolder::CheckpointFolder(std::string path) : path_(std::move(path)) {
-  std::error_code failure;
-  std::filesystem::create_directories(path_, failure);
-  if (failure) {
-    throw Error("--checkpoint " + path_, "the folder cannot be made: " + failure.message(),
-                fault_remedy(failure.value()));
+CheckpointFolder::CheckpointFolder(std::string path, Files& files)
+    : files_(&files), path_(std::move(path)) {
+  if (files.make_folder(path_) != 0) {
+    const int code = errno;
+    throw Error("--checkpoint " + path_, "the folder cannot be made: " + fault_name(code),
+                fault_remedy(code));
   }
   lock();
   // Whoever wrote those is gone, for the lock is ours.
-  for (const auto& entry : std::filesystem::directory_iterator(path_, failure)) {
-    if (is_unfinished(entry.path().filename().string())) remove_file(entry.path().string());
+  for (const std::string& name : files.names_in(path_)) {
+    if (is_unfinished(name)) remove_file(files, (std::filesystem::path(path_) / name).string());
   }
-  try_to_write(checkpoint_path(path_, 0), "--checkpoint " + path_);
+  try_to_write(checkpoint_path(path_, 0), "--checkpoint " + path_, files);
 }
 
 void CheckpointFolder::lock() {
   const std::string file = path_ + "/" + kLockFile;
-  descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  descriptor_ = files_->open(file, O_RDWR | O_CREAT, 0666);
   if (descriptor_ < 0) {
     const int code = errno;
     throw Error("--checkpoint " + path_, "nothing can be written there: " + fault_name(code),
                 fault_remedy(code));
   }
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+  if (files_->lock(descriptor_) == 0) return;
   const int reason = errno;
-  ::close(std::exchange(descriptor_, -1));
+  files_->close(std::exchange(descriptor_, -1));
   if (reason == EWOULDBLOCK) {
     throw Error("--checkpoint " + path_, "another process trains in this folder now",
                 "wait for its end, or name another folder");
@@ -132,20 +128,22 @@ void CheckpointFolder::lock() {
 }
 
 CheckpointFolder::CheckpointFolder(CheckpointFolder&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : files_(other.files_),
+      path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 CheckpointFolder::~CheckpointFolder() {
-  if (descriptor_ >= 0) ::close(descriptor_);  // and with it the lock
+  if (descriptor_ >= 0) files_->close(descriptor_);  // and with it the lock
 }
 
 CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
-  const std::vector<std::string> paths = checkpoints_in(path_);
+  const std::vector<std::string> paths = checkpoints_in(*files_, path_);
   ToResume found;
   std::vector<Damage> damaged;
   for (auto path = paths.rbegin(); path != paths.rend() && !found.checkpoint; ++path) {
-    require_readable(*path);
+    require_readable(*files_, *path);
     try {
-      if (!verify_checkpoint(*path)) {
+      if (!verify_checkpoint(*path, *files_)) {
         found.notes.push_back(*path +
                               " was written without checksums: nobody can tell whether it "
                               "still is what was written");
@@ -162,13 +160,12 @@ CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
         "nothing was removed; bring a copy of one there, or begin in another folder");
   }
   if (!found.checkpoint) return found;
-  require_one_run(paths, *found.checkpoint);
+  require_one_run(*files_, paths, *found.checkpoint);
   for (const Damage& one : damaged) {
-    std::error_code failure;
-    std::filesystem::rename(one.path, one.path + kDamaged, failure);
-    if (failure) {
-      throw Error(one.path, "is damaged and cannot be set aside: " + failure.message(),
-                  fault_remedy(failure.value()));
+    if (files_->rename(one.path, one.path + kDamaged) != 0) {
+      const int code = errno;
+      throw Error(one.path, "is damaged and cannot be set aside: " + fault_name(code),
+                  fault_remedy(code));
     }
     found.notes.push_back(
         fmt::format("training goes on from {}: {} is not whole ({}) and is kept as {}{}",
@@ -178,19 +175,17 @@ CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
 }
 
 void CheckpointFolder::require_room(int64_t bytes) const {
-  struct statvfs room {};
   // Some file systems do not say how large they are.
-  if (::statvfs(path_.c_str(), &room) != 0 || room.f_blocks == 0) return;
-  const double free = static_cast<double>(room.f_bavail) * static_cast<double>(room.f_frsize);
-  if (free >= static_cast<double>(bytes)) return;
+  const std::optional<double> free = files_->free_bytes(path_);
+  if (!free || *free >= static_cast<double>(bytes)) return;
   throw Error("--checkpoint " + path_,
               fmt::format("{}: a checkpoint takes {:.2f} GB, and {:.2f} GB are free",
-                          fault_name(ENOSPC), static_cast<double>(bytes) * 1e-9, free * 1e-9),
+                          fault_name(ENOSPC), static_cast<double>(bytes) * 1e-9, *free * 1e-9),
               fault_remedy(ENOSPC));
 }
 
 void CheckpointFolder::require_empty() const {
-  const std::vector<std::string> paths = checkpoints_in(path_);
+  const std::vector<std::string> paths = checkpoints_in(*files_, path_);
   if (paths.empty()) return;
   throw Error("--checkpoint " + path_,
               "it holds checkpoints of another run, " +
@@ -200,27 +195,28 @@ void CheckpointFolder::require_empty() const {
 }
 
 std::optional<std::string> CheckpointFolder::newest_of(const std::string& run) const {
-  const std::vector<std::string> paths = checkpoints_in(path_);
-  const auto found = std::find_if(paths.rbegin(), paths.rend(),
-                                  [&](const std::string& path) { return belongs_to(path, run); });
+  const std::vector<std::string> paths = checkpoints_in(*files_, path_);
+  const auto found = std::find_if(paths.rbegin(), paths.rend(), [&](const std::string& path) {
+    return belongs_to(*files_, path, run);
+  });
   if (found == paths.rend()) return std::nullopt;
   return *found;
 }
 
 void CheckpointFolder::prune(const std::string& run, size_t kept) const {
-  std::vector<std::string> own = checkpoints_in(path_);
-  std::erase_if(own, [&](const std::string& path) { return !belongs_to(path, run); });
-  for (size_t i = 0; i + kept < own.size(); ++i) remove_file(own[i]);
+  std::vector<std::string> own = checkpoints_in(*files_, path_);
+  std::erase_if(own, [&](const std::string& path) { return !belongs_to(*files_, path, run); });
+  for (size_t i = 0; i + kept < own.size(); ++i) remove_file(*files_, own[i]);
 }
 
 void CheckpointFolder::remove_others(const std::string& run) const {
-  for (const std::string& path : checkpoints_in(path_)) {
-    if (!belongs_to(path, run)) remove_file(path);
+  for (const std::string& path : checkpoints_in(*files_, path_)) {
+    if (!belongs_to(*files_, path, run)) remove_file(*files_, path);
   }
 }
 
 void CheckpointFolder::remove(int64_t next_step) const {
-  remove_file(checkpoint_path(path_, next_step));
+  remove_file(*files_, checkpoint_path(path_, next_step));
 }
 
 std::string new_run_id() {
@@ -233,7 +229,7 @@ std::string checkpoint_path(const std::string& folder, int64_t next_step) {
 }
 
 std::optional<std::string> newest_checkpoint(const std::string& folder) {
-  const std::vector<std::string> paths = checkpoints_in(folder);
+  const std::vector<std::string> paths = checkpoints_in(system_files(), folder);
   if (paths.empty()) return std::nullopt;
   return paths.back();
 }

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/files.h"
+
 namespace ballast {
 
 class CheckpointFolder {
@@ -18,7 +20,8 @@ class CheckpointFolder {
   // Creates the folder where there is none, removes what killed processes have left half written in
   // it, and tries to write a file there. Throws Error where it cannot be written, or another
   // process trains in it.
-  explicit CheckpointFolder(std::string path);
+  // `files` must outlive this object.
+  explicit CheckpointFolder(std::string path, Files& files = system_files());
   CheckpointFolder(CheckpointFolder&& other) noexcept;
   CheckpointFolder& operator=(CheckpointFolder&&) = delete;
   ~CheckpointFolder();
@@ -50,6 +53,7 @@ class CheckpointFolder {
  private:
   void lock();
 
+  Files* files_;
   std::string path_;
   int descriptor_ = -1;
 };

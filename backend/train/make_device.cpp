@@ -1,6 +1,5 @@
 #include "backend/train/make_device.h"
 
-#include <algorithm>
 #include <charconv>
 #include <string_view>
 
@@ -35,16 +34,6 @@ bool has_open_knobs(const Plan& plan) {
          !plan.optimizer.gpu_buckets;
 }
 
-// What a step asks for, one of a few micro-batches asks for: the first, the last and those between.
-// Of a pipeline their number decides whether its turns are spread.
-Plan with_few_micro_batches(Plan plan) {
-  constexpr int64_t kFew = 8;
-  if (plan.pipeline == 1) {
-    plan.global_batch = std::min(plan.global_batch, kFew * plan.data * *plan.micro_batch);
-  }
-  return plan;
-}
-
 }  // namespace
 
 std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
@@ -56,7 +45,7 @@ std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
       missing = Missing{"its knobs are not chosen yet", "plan", "choose those that are auto"};
     }
     if (!missing) {
-      if (!graph) graph = build_to_run_placed(model, with_few_micro_batches(plan));
+      if (!graph) graph = build_to_ask(model, plan);
       missing = first_missing(*graph, model, plan, *all);
     }
     if (!missing && all == &cuda_capabilities() && !cuda_is_built()) {

@@ -71,18 +71,22 @@ TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions
 }
 
 // The folder of checkpoints, locked; a run that begins anew may not put its own among others.
+Files& files_of(const TrainerOptions& options) {
+  return options.files != nullptr ? *options.files : system_files();
+}
+
 std::optional<CheckpointFolder> open_folder(const TrainerOptions& options) {
   if (!options.checkpoint_folder) {
     if (!options.resume) return std::nullopt;
     throw Error("--resume", "there is no checkpoint folder", "name it with --checkpoint DIR");
   }
-  CheckpointFolder folder(*options.checkpoint_folder);
+  CheckpointFolder folder(*options.checkpoint_folder, files_of(options));
   if (!options.resume && !options.replace_checkpoints) folder.require_empty();
   return folder;
 }
 
 CheckpointHeader header_to_resume(const std::string& path, const TrainerOptions& options) {
-  CheckpointHeader header = load_checkpoint_header(path);
+  CheckpointHeader header = load_checkpoint_header(path, files_of(options));
   const std::string other = first_difference(header.model_record, options.model_record);
   if (other.empty()) return header;
   throw Error(path, "it is of another model, " + header.model + ": " + other,
@@ -207,7 +211,7 @@ struct Trainer::State {
   // The state that is kept is one to go on from: where it is not, nothing is written or removed.
   void save(FiniteWatch& watch) {
     const std::string path = checkpoint_path(*options.checkpoint_folder, next_step);
-    if (const auto tensor = save_checkpoint(graph, *device, header(), path)) {
+    if (const auto tensor = save_checkpoint(graph, *device, header(), path, files_of(options))) {
       return watch.state_broke(next_step, *tensor);
     }
     saved = next_step;
@@ -220,10 +224,10 @@ struct Trainer::State {
     const auto tensor = schedule.keep(
         [&] {
           return copies ? snapshot.take(graph, *device, header())
-                        : save_checkpoint(graph, *device, header(), path);
+                        : save_checkpoint(graph, *device, header(), path, files_of(options));
         },
         [this, copies, path] {
-          if (copies) snapshot.write(path);
+          if (copies) snapshot.write(path, files_of(options));
           remove_older();
         });
     if (tensor) return watch.state_broke(next_step, *tensor);
@@ -391,7 +395,7 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
   state_ = std::make_unique<State>(model, plan, effective, header, std::move(folder));
   if (checkpoint) {
     note_changes(header, options);
-    load_checkpoint_state(state_->graph, *state_->device, *checkpoint);
+    load_checkpoint_state(state_->graph, *state_->device, *checkpoint, files_of(options));
     if (plan.optimizer.sync == SyncMode::kDelay)
       state_->device->restore_partials(state_->next_step);
   } else {
@@ -538,7 +542,7 @@ double Trainer::validation_loss(int64_t batches) {
 void Trainer::export_weights(const std::string& path) const {
   on_every_rank([&](Trainer& rank) {
     State& of = *rank.state_;
-    ballast::export_weights(of.graph, *of.device, of.model, path);
+    ballast::export_weights(of.graph, *of.device, of.model, path, files_of(of.options));
   });
 }
 

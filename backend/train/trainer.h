@@ -24,6 +24,7 @@
 
 namespace ballast {
 
+class Files;
 struct CheckpointHeader;
 
 struct TrainerOptions {
@@ -55,6 +56,8 @@ struct TrainerOptions {
   // The other ranks of the plan, each of which has a trainer with the same options. Null: where the
   // plan has several, they are threads of this process that the trainer starts.
   Communicator* ranks = nullptr;
+  // Tests: where checkpoints and exports lie; null: the files of the system.
+  Files* files = nullptr;
   // Tests: makes the device instead of make_device; null: it does, by name.
   std::function<std::unique_ptr<TrainingDevice>(const Training&, const DeviceOptions&,
                                                 const ControlState&)>

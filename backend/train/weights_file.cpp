@@ -72,7 +72,7 @@ std::vector<float> read_finite(const SafetensorsReader& reader, const StoredTens
 }
 
 void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
-                    const std::string& path) {
+                    const std::string& path, Files& files) {
   std::vector<TensorDeclaration> declarations;
   for_parameters(graph, device, [&](size_t, const Parameter& parameter) {
     declarations.push_back(declare_parameter(parameter, ""));
@@ -81,7 +81,7 @@ void export_weights(const Graph& graph, TrainingDevice& device, const Model& mod
   if (is_first_rank(device)) {
     writer.emplace(
         path, declarations,
-        std::map<std::string, std::string>{{"format", "pt"}, {"ballast.model", model.name}});
+        std::map<std::string, std::string>{{"format", "pt"}, {"ballast.model", model.name}}, files);
   }
   for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
     const std::vector<float> values =

@@ -11,7 +11,7 @@
 #include "cli/terminal/interrupt.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
-#include "sim/base/write_all.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 namespace {
@@ -34,7 +34,7 @@ MetricsFile::MetricsFile(const std::optional<std::string>& path, Mode mode, int6
   const int cut = mode == Mode::kNew ? O_TRUNC : 0;
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | cut, 0666);
   if (descriptor_ < 0) fail(errno);
-  struct stat found {};
+  struct stat found{};
   is_regular_ = ::fstat(descriptor_, &found) == 0 && S_ISREG(found.st_mode);
   try {
     if (is_regular_) {
@@ -84,7 +84,7 @@ void MetricsFile::fail(int code) const {
 }
 
 int MetricsFile::put(const std::string& text) {
-  return write_all(descriptor_, std::as_bytes(std::span(text)));
+  return write_all(system_files(), descriptor_, std::as_bytes(std::span(text)));
 }
 
 void MetricsFile::add(int64_t step, const std::string& line) {

@@ -342,7 +342,12 @@ int run_report(Words words) {
     // A file of ours in which somebody has put another kind of value.
     const std::string path = flags.compare_file.value_or(
         flags.tune_file.value_or(flags.verify_file.value_or(flags.validation_file.value_or("it"))));
-    throw Error(path, std::string("holds what no verb of Ballast writes: ") + error.what(),
+    // The library's text begins with its own name of the fault.
+    const std::string text = error.what();
+    const size_t name = text.starts_with('[') ? text.find("] ") : std::string::npos;
+    throw Error(path,
+                "holds what no verb of Ballast writes: " +
+                    (name == std::string::npos ? text : text.substr(name + 2)),
                 "write the file again");
   }
 }

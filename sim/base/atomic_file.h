@@ -15,12 +15,16 @@
 
 namespace ballast {
 
+class Files;
+Files& system_files();
+
 // Move-only. Destroyed without commit() it removes what was written and leaves the target alone.
 class AtomicFile {
  public:
   // Throws Error where the folder does not exist or may not be written.
   // `called`: what messages call it; empty: the path.
-  explicit AtomicFile(std::string path, std::string called = {});
+  // `files` must outlive this object.
+  explicit AtomicFile(std::string path, std::string called = {}, Files& files = system_files());
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
   AtomicFile(const AtomicFile&) = delete;
@@ -41,11 +45,12 @@ class AtomicFile {
   void commit();
 
  private:
-  friend void try_to_write(const std::string& path, const std::string& called);
+  friend void try_to_write(const std::string& path, const std::string& called, Files& files);
   [[noreturn]] void fail(const std::string& what, int code);
   void open_beside();
   void discard() noexcept;
 
+  Files* files_;
   std::string path_;       // as the caller named it, for messages
   std::string target_;     // with links resolved
   std::string temporary_;  // beside target_; empty where the target is written directly
@@ -58,7 +63,8 @@ void atomic_write(const std::string& path, std::string_view content);
 // Throws Error where a file of that name could not be written: puts a block beside it onto the disk
 // and removes it. What is there stays; a device is only opened, and a pipe left alone. `called`: as
 // above, "--out FILE".
-void try_to_write(const std::string& path, const std::string& called = {});
+void try_to_write(const std::string& path, const std::string& called = {},
+                  Files& files = system_files());
 
 // Whether a name is that of an unfinished copy beside a file called `target`.
 bool is_part_of(std::string_view name, std::string_view target);

@@ -94,6 +94,19 @@ Graph build_to_run_placed(const Model& model, const Plan& plan) {
   return build_up_to("place", model, plan, StackFacts{}, Folding::kIfLarge);
 }
 
+Graph build_to_ask(const Model& model, const Plan& plan) {
+  constexpr int64_t kFew = 8;
+  check(plan, model);
+  const bool folded =
+      plan.pipeline > 1 && is_folded_to_run(model, plan, facts_of(StackFacts{}, plan));
+  Plan asked = plan;
+  if (plan.pipeline == 1 || folded) {
+    asked.global_batch = std::min(plan.global_batch, kFew * plan.data * *plan.micro_batch);
+  }
+  return build_up_to("place", model, asked, StackFacts{},
+                     folded ? Folding::kOn : Folding::kIfLarge);
+}
+
 Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts) {
   Graph graph = build_up_to(kLastUnplaced, model, plan, facts);
   graph.reuse = plan.memory_reuse.value_or(MemoryReuse::kApart);

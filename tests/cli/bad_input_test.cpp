@@ -1,6 +1,7 @@
 // Whatever is wrong with the input: one line that says what, where and what to do, exit code 2
 // (1 where a plan does not fit), and nothing half-written.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "tests/cli/support.h"
 #include "tests/profiles/held_store.h"
@@ -268,6 +269,21 @@ TEST_F(BadInput, damaged_records_are_not_reported) {
   expect_refusal("report --model gpt2 --machine gh200-96gb-480gb --metrics metrics.jsonl",
                  {"metrics.jsonl, line 2"});
   EXPECT_FALSE(bench.exists("report.html"));
+}
+
+// The library's own name of the fault is nobody's business.
+TEST_F(BadInput, a_number_for_a_name_in_a_comparison_is_told_in_our_words) {
+  const std::string compare =
+      "compare --model gpt2 --machine gh200-96gb-480gb --strategy superoffload,zero-offload "
+      "--global-batch 8 --out c.json";
+  ASSERT_EQ(bench.run(compare).code, 0);
+  nlohmann::json comparison = nlohmann::json::parse(bench.read("c.json"));
+  comparison["cells"][1]["plan"]["machine"] = 7;
+  bench.write("c.json", comparison.dump());
+  const Outcome outcome = bench.run("report --compare c.json --out c.html");
+  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_FALSE(outcome.says("json.exception")) << outcome.output;
+  EXPECT_TRUE(outcome.says("c.json: holds what no verb of Ballast writes")) << outcome.output;
 }
 
 }  // namespace

@@ -35,12 +35,15 @@ std::optional<int32_t> NextEvent::first() const {
   return slot;
 }
 
+// Up to where another slot won before and wins still: nobody above has met this one.
 void NextEvent::replay(int32_t slot) {
   for (size_t node = (leaves_ + static_cast<size_t>(slot)) / 2; node >= 1; node /= 2) {
     const int32_t left = winners_[2 * node];
     const int32_t right = winners_[2 * node + 1];
     const bool right_wins = keys_[static_cast<size_t>(right)] < keys_[static_cast<size_t>(left)];
-    winners_[node] = right_wins ? right : left;
+    const int32_t winner = right_wins ? right : left;
+    if (winner != slot && winner == winners_[node]) return;
+    winners_[node] = winner;
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <set>
 
 #include "sim/graph/core/edit.h"
 
@@ -128,10 +127,25 @@ class Merge {
     }
   }
 
+  // Of a message, among all that there may be.
+  size_t index_of(const Message& message) const {
+    const int64_t micro_batches = context_.plan.accumulation();
+    const int64_t parts = context_.plan.subsequences;
+    const int64_t of_chunk = message.micro_batch * parts + message.part;
+    const int64_t forward = message.from * micro_batches * parts + of_chunk;
+    const bool back = message.direction == Direction::kBackward;
+    return static_cast<size_t>(2 * forward + (back ? 1 : 0));
+  }
+
   void find_receivers() {
+    const Plan& plan = context_.plan;
+    const int64_t messages = 2 * context_.chunks() * plan.accumulation() * plan.subsequences;
+    receivers_.assign(static_cast<size_t>(messages), -1);
+    sent_.assign(graph_.tensors.size(), false);
     for (const Graph& stage : stages_) {
       for (const Op& op : stage.step.ops) {
-        if (is_receive(op)) receivers_[message_of(op, context_)] = op.accesses.front().tensor;
+        if (!is_receive(op)) continue;
+        receivers_[index_of(message_of(op, context_))] = op.accesses.front().tensor;
       }
     }
   }
@@ -144,13 +158,14 @@ class Merge {
       Op& op = ops[next_[s]];
       if (decides(op) || sums_tied_gradient(op)) break;
       if (is_receive(op)) {
-        if (!sent_.contains(op.accesses.front().tensor)) break;
+        if (!sent_[static_cast<size_t>(op.accesses.front().tensor)]) break;
         continue;
       }
       if (is_send(op)) {
-        const TensorId arrived = receivers_.at(message_of(op, context_));
+        const TensorId arrived = receivers_[index_of(message_of(op, context_))];
+        CHECK(arrived >= 0);
         op.accesses.push_back(write(arrived, Role::kDestination));
-        sent_.insert(arrived);
+        sent_[static_cast<size_t>(arrived)] = true;
       }
       graph_.step.ops.push_back(std::move(op));
     }
@@ -211,9 +226,9 @@ class Merge {
 
   std::vector<Graph> stages_;
   const PipelineContext& context_;
-  std::vector<size_t> next_;  // by stage: the first operation that is not in the graph
-  std::map<Message, TensorId> receivers_;
-  std::set<TensorId> sent_;
+  std::vector<size_t> next_;         // by stage: the first operation that is not in the graph
+  std::vector<TensorId> receivers_;  // by message (index_of); -1: there is no such
+  std::vector<bool> sent_;           // by tensor that a message goes into
   Graph graph_;
 };
 

@@ -105,6 +105,10 @@ bool is_folded(const Model& model, const Plan& plan, const StackFacts& facts) {
   return turns_for(Chunks(model, plan, facts).context(), Folding::kAuto) == Turns::kFolded;
 }
 
+bool is_folded_to_run(const Model& model, const Plan& plan, const StackFacts& facts) {
+  return turns_for(Chunks(model, plan, facts).context(), Folding::kIfLarge) == Turns::kFolded;
+}
+
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts) {
   return build_pipeline(model, plan, facts, Folding::kAuto);
 }

@@ -23,5 +23,7 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
 bool overlaps_inside(const Plan& plan);
 // Whether a plan is folded where nobody says how.
 bool is_folded(const Model& model, const Plan& plan, const StackFacts& facts);
+// The same of what a device is to run.
+bool is_folded_to_run(const Model& model, const Plan& plan, const StackFacts& facts);
 
 }  // namespace ballast
