@@ -27,6 +27,9 @@ class CompletionEstimates {
   // What each place of a device must hold. Throws Error where the graph knows no such plan.
   std::vector<PlacePeak> peaks(const Setting& setting, const Completion& completion);
 
+  // Of one that does not fit: whether that is for want of the GPU's memory, perhaps beside others.
+  bool lacks_gpu_memory(const Setting& setting, const Completion& completion);
+
   // In ascending order, the numbers of buckets on the GPU with which the needs of a completion that
   // differs in nothing else are known already, between two.
   std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Completion& completion,
@@ -38,7 +41,10 @@ class CompletionEstimates {
 
  private:
   class Known;
+  struct BuiltStep;
   std::vector<PlacePeak> remember(const Completion& few, Prediction memory);
+  std::vector<BuiltStep> fitting_steps(const Setting& setting, const Completion& completion,
+                                       const Completion& few, const Stack& stack);
 
   std::unique_ptr<Known> known_;
 };

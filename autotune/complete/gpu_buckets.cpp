@@ -27,7 +27,7 @@ constexpr double kGoldenShare = 0.381966;
 struct Kind {
   Completion any;
   std::vector<int64_t> listed;  // ascending
-  Duration at_least;            // of any count
+  CompletionBound bound;        // of any count
 };
 
 Completion with_buckets(Completion completion, std::optional<int64_t> buckets) {
@@ -52,10 +52,12 @@ std::vector<Kind> kinds_of(const Setting& setting,
     std::sort(kind.listed.begin(), kind.listed.end());
     open.push_back(&kind.any);
   }
-  const std::vector<Duration> least = least_times(setting, open);
-  for (size_t i = 0; i < kinds.size(); ++i) kinds[i].at_least = least[i];
-  std::stable_sort(kinds.begin(), kinds.end(),
-                   [](const Kind& a, const Kind& b) { return a.at_least < b.at_least; });
+  const std::vector<CompletionBound> bounds = completion_bounds(setting, open);
+  for (size_t i = 0; i < kinds.size(); ++i) kinds[i].bound = bounds[i];
+  std::erase_if(kinds, [](const Kind& kind) { return kind.bound.overfills; });
+  std::stable_sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) {
+    return a.bound.at_least < b.bound.at_least;
+  });
   return kinds;
 }
 
@@ -172,7 +174,8 @@ std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
   if (best) limit = best->step_time;
   int no_better = 0;
   for (const Kind& kind : kinds_of(setting, completions)) {
-    const bool may_win = !limit || kind.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
+    const bool may_win =
+        !limit || kind.bound.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
     if (no_better == kPatience || !may_win) break;
     if (interrupted && interrupted()) break;
     ++no_better;

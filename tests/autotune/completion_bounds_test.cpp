@@ -20,16 +20,16 @@ struct Compared {
 // Completions of one kind of attention in one layout.
 void compare(const Setting& setting, const std::vector<const Completion*>& completions,
              Compared& compared) {
-  const std::vector<Duration> least = least_times(setting, completions);
+  const std::vector<CompletionBound> bounds = completion_bounds(setting, completions);
   CompletionEstimates estimates;
   for (size_t i = 0; i < completions.size(); ++i) {
     try {
       const std::optional<Duration> time = estimates.step_time_if_fits(setting, *completions[i]);
       if (!time) continue;
-      EXPECT_LE(least[i], *time) << name_of(setting) << ", micro-batch "
+      EXPECT_LE(bounds[i].at_least, *time) << name_of(setting) << ", micro-batch "
                                  << *completions[i]->plan.micro_batch;
       ++compared.completions;
-      if (2 * least[i].ps > time->ps) ++compared.informed;
+      if (2 * bounds[i].at_least.ps > time->ps) ++compared.informed;
     } catch (const Error&) {
       // The graph knows no such plan.
     }
