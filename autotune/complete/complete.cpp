@@ -154,7 +154,7 @@ class FastestCompletion {
     try {
       const std::optional<Duration> time = known_.step_time_if_fits(setting_, completion);
       if (!time) {
-        refuse(one, known_.lacks_gpu_memory(setting_, completion));
+        refuse(one, known_.gpu_excess(setting_, completion).count > 0);
         return;
       }
       if (completion.plan.weights.flow_share == 0.0) staying_.push_back(&completion);
@@ -218,7 +218,9 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Complet
       for (auto group = begin; group != end; ++group) {
         for (const Completion& completion : *group) completions.push_back(&completion);
       }
-      Fastest between = faster_gpu_buckets(setting, completions, best, known, ask.interrupted);
+      std::optional<Duration> limit = ask.limit;
+      if (best && (!limit || best->step_time < *limit)) limit = best->step_time;
+      Fastest between = faster_gpu_buckets(setting, completions, limit, known, ask.interrupted);
       if (between) best = std::move(between);
     }
     if (best) return best;
@@ -391,10 +393,13 @@ class LayoutChooser {
       return a->step_time < b->step_time;
     });
     if (near.size() > kMostNear) near.resize(kMostNear);
+    std::optional<Duration> limit;
+    if (best_ != nullptr) limit = best_->step_time;
     std::vector<Fastest> found(near.size());
     parallel_for(near.size(), hardware_threads(), [&](size_t i) {
       try {
-        found[i] = fastest_way(layouts_[near[i]->layout].setting, {true, {}, interrupted_}, known_);
+        found[i] =
+            fastest_way(layouts_[near[i]->layout].setting, {true, limit, interrupted_}, known_);
       } catch (const Error&) {
         // No completion is legal.
       }

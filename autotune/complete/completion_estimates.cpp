@@ -155,15 +155,17 @@ std::vector<PlacePeak> CompletionEstimates::remember(const Completion& few, Pred
   return std::move(memory.peaks);
 }
 
-bool CompletionEstimates::lacks_gpu_memory(const Setting& setting, const Completion& completion) {
+Bytes CompletionEstimates::gpu_excess(const Setting& setting, const Completion& completion) {
   const Stack stack = with_attention(setting.stack, completion.attention);
   const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
-  const auto lacks = [&](const std::vector<PlacePeak>& peaks) {
-    const std::vector<Shortfall> missing = shortfalls(peaks, setting.machine);
-    return !missing.empty() && missing.front().place == Place::kHbm;
+  const auto excess = [&](const std::vector<PlacePeak>& peaks) {
+    CHECK(peaks.front().place == Place::kHbm);
+    return peaks.front().arena - usable(setting.machine, Place::kHbm);
   };
-  if (const auto shorter = known_->find_shorter(few); shorter && lacks(*shorter)) return true;
-  return lacks(peaks(setting, completion));
+  if (const auto shorter = known_->find_shorter(few)) {
+    if (const Bytes least = excess(*shorter); least.count > 0) return least;
+  }
+  return excess(peaks(setting, completion));
 }
 
 // Steps that were built to see that they fit: those that a time is told from, where the longer one

@@ -27,8 +27,9 @@ class CompletionEstimates {
   // What each place of a device must hold. Throws Error where the graph knows no such plan.
   std::vector<PlacePeak> peaks(const Setting& setting, const Completion& completion);
 
-  // Of one that does not fit: whether that is for want of the GPU's memory, perhaps beside others.
-  bool lacks_gpu_memory(const Setting& setting, const Completion& completion);
+  // Bytes of the GPU that it needs beyond what is usable, negative where there is room; of one that
+  // lacks some perhaps less than it lacks.
+  Bytes gpu_excess(const Setting& setting, const Completion& completion);
 
   // In ascending order, the numbers of buckets on the GPU with which the needs of a completion that
   // differs in nothing else are known already, between two.
