@@ -46,15 +46,32 @@ bool memory_bounds_hold(const Stack& stack, const Plan& layout) {
   return !facts.pure_16_bit && !smaller_activations && !other_stages;
 }
 
+namespace {
+
+// What adds up on the CPU leaves the GPU as soon as it is made, as a single micro-batch's does.
+bool adds_up_on_cpu(const Stack& stack, const Plan& plan) {
+  return plan.optimizer.placement != OptimizerPlacement::kGpu &&
+         facts_of(stack.facts, plan).accumulates_on_cpu;
+}
+
+}  // namespace
+
 std::vector<PlacePeak> least_memory(const Model& model, const Stack& stack, const Plan& plan,
                                     const LayerProfile& profile, const Usable& usable) {
   if (!memory_bounds_hold(stack, plan)) return {};
   Plan bounded = plan;
-  // What adds up on the CPU leaves the GPU as soon as it is made, as a single micro-batch's does.
-  const bool adds_up_on_cpu = plan.optimizer.placement != OptimizerPlacement::kGpu &&
-                              facts_of(stack.facts, plan).accumulates_on_cpu;
-  if (adds_up_on_cpu) bounded.global_batch = plan.micro_batch.value() * plan.data;
+  if (adds_up_on_cpu(stack, plan)) bounded.global_batch = plan.micro_batch.value() * plan.data;
   return cell_memory(model, bounded, profile, usable);
+}
+
+Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
+                    const LayerProfile& profile, const StepFloor& floor, const Usable& usable) {
+  if (!adds_up_on_cpu(stack, plan)) return cell_time(model, plan, profile, floor, usable);
+  // No gradients lie on the GPU that take the place of state and weights.
+  Usable without_gradients = usable;
+  without_gradients[static_cast<size_t>(Place::kHbm)] +=
+      bytes_of(parameter_count(model), plan.dtype);
+  return cell_time(model, plan, profile, floor, without_gradients);
 }
 
 std::vector<CompletionBound> completion_bounds(const Setting& setting,
@@ -75,7 +92,7 @@ std::vector<CompletionBound> completion_bounds(const Setting& setting,
       profiles.prepare({plan}, 1);
       const LayerProfile& profile = profiles.of(plan);
       const StepFloor floor = floors.of(plan, space_of(setting.model, plan, OpenKnobs{}));
-      bounds[i].at_least = cell_time(setting.model, plan, profile, floor, usable);
+      bounds[i].at_least = least_time(setting.model, setting.stack, plan, profile, floor, usable);
       judge_memory(least_memory(setting.model, setting.stack, plan, profile, by_tensors),
                    by_tensors, bounds[i]);
     } catch (const Error&) {

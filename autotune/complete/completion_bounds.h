@@ -32,7 +32,11 @@ Usable usable_by_tensors(const Machine& machine, const Stack& stack);
 std::vector<PlacePeak> least_memory(const Model& model, const Stack& stack, const Plan& plan,
                                     const LayerProfile& profile, const Usable& usable);
 
-// Whether that is known of any plan of such a layout.
+// Least time of a step, as cell_time() has it.
+Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
+                    const LayerProfile& profile, const StepFloor& floor, const Usable& usable);
+
+// Whether the least memory of any plan of such a layout is known.
 bool memory_bounds_hold(const Stack& stack, const Plan& layout);
 
 }  // namespace ballast

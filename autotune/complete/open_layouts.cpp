@@ -164,7 +164,8 @@ class LayoutBounds::Judge {
         layout.refuted.emplace_back(*plan.micro_batch, *plan.activations);
       }
       if (any && excess > layout.excess) continue;
-      const Duration time = cell_time(of_.model, plan, profiles_.of(plan), cells.floor, usable);
+      const Duration time =
+          least_time(of_.model, of_.stack, plan, profiles_.of(plan), cells.floor, usable);
       if (any && excess == layout.excess && time >= layout.at_least) continue;
       layout.excess = excess;
       layout.at_least = time;
