@@ -87,11 +87,6 @@ Completed predict_reusing(Setting setting, const Measurements* measurements) {
   return {std::move(setting), std::move(prediction)};
 }
 
-bool lacks_gpu_memory(const std::vector<PlacePeak>& peaks, const Machine& machine) {
-  const std::vector<Shortfall> missing = shortfalls(peaks, machine);
-  return !missing.empty() && missing.front().place == Place::kHbm;
-}
-
 // The fastest of the completions that fit, by estimates; nothing where none of them does. Of those
 // that were looked at where it is interrupted.
 using Fastest = std::optional<TimedPlan>;
@@ -112,17 +107,17 @@ class FastestCompletion {
         completions.push_back(&groups[g][i]);
       }
     }
-    const std::vector<Duration> least = least_times(setting, completions);
-    for (Candidate& one : order_) one.at_least = least[one.rank];
+    const std::vector<CompletionBound> bounds = completion_bounds(setting, completions);
+    for (Candidate& one : order_) one.bound = bounds[one.rank];
     std::stable_sort(order_.begin(), order_.end(), [](const Candidate& a, const Candidate& b) {
-      return a.at_least < b.at_least;
+      return a.bound.at_least < b.bound.at_least;
     });
   }
 
   Fastest run(const std::function<bool()>& interrupted) {
     for (const Candidate& one : order_) {
-      if (best_ && one.at_least > best_->step_time) break;
-      if (limit_ && one.at_least >= *limit_) break;
+      if (best_ && one.bound.at_least > best_->step_time) break;
+      if (limit_ && one.bound.at_least >= *limit_) break;
       if (interrupted && interrupted()) break;
       if (one.index < fitting_[one.group]) look_at(one);
     }
@@ -134,7 +129,7 @@ class FastestCompletion {
     const Completion* completion = nullptr;
     size_t group = 0, index = 0;  // in the group
     size_t rank = 0;              // of two that are as fast the first is taken
-    Duration at_least;
+    CompletionBound bound;
   };
   static constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
@@ -143,19 +138,26 @@ class FastestCompletion {
     const bool is_fuller =
         std::any_of(too_full_.begin(), too_full_.end(),
                     [&](const Completion* other) { return has_more_on_gpu(completion, *other); });
+    // Weights that flow beside the same plan, which fits without, only add copies to its step.
+    if (std::any_of(staying_.begin(), staying_.end(),
+                    [&](const Completion* other) { return flows_more(completion, *other); })) {
+      return;
+    }
     if (is_fuller) {
       fitting_[one.group] = one.index;
+      return;
+    }
+    if (one.bound.overfills) {
+      refuse(one, one.bound.overfills_gpu);
       return;
     }
     try {
       const std::optional<Duration> time = known_.step_time_if_fits(setting_, completion);
       if (!time) {
-        fitting_[one.group] = one.index;
-        if (lacks_gpu_memory(known_.peaks(setting_, completion), setting_.machine)) {
-          too_full_.push_back(&completion);
-        }
+        refuse(one, known_.gpu_excess(setting_, completion).count > 0);
         return;
       }
+      if (completion.plan.weights.flow_share == 0.0) staying_.push_back(&completion);
       const bool is_first = one.rank < best_rank_;
       if (best_ && (*time > best_->step_time || (*time == best_->step_time && !is_first))) {
         return;
@@ -167,12 +169,27 @@ class FastestCompletion {
     }
   }
 
+  // Whether they differ in nothing but that weights flow.
+  static bool flows_more(const Completion& completion, const Completion& staying) {
+    if (*completion.plan.weights.flow_share <= *staying.plan.weights.flow_share) return false;
+    if (completion.plan.optimizer.gpu_buckets != staying.plan.optimizer.gpu_buckets) return false;
+    Plan plan = staying.plan;
+    plan.weights.flow_share = completion.plan.weights.flow_share;
+    return completion.attention == staying.attention && completion.plan == plan;
+  }
+
+  void refuse(const Candidate& one, bool lacks_gpu_memory) {
+    fitting_[one.group] = one.index;
+    if (lacks_gpu_memory) too_full_.push_back(one.completion);
+  }
+
   const Setting& setting_;
   std::optional<Duration> limit_;
   CompletionEstimates& known_;
   std::vector<Candidate> order_;
   std::vector<size_t> fitting_;              // by group: how many of its completions may fit
   std::vector<const Completion*> too_full_;  // on the GPU
+  std::vector<const Completion*> staying_;   // those that fit, whose weights stay
   Fastest best_;
   size_t best_rank_ = kAll;
 };
@@ -202,7 +219,9 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Complet
       for (auto group = begin; group != end; ++group) {
         for (const Completion& completion : *group) completions.push_back(&completion);
       }
-      Fastest between = faster_gpu_buckets(setting, completions, best, known, wanted.interrupted);
+      std::optional<Duration> limit = wanted.limit;
+      if (best && (!limit || best->step_time < *limit)) limit = best->step_time;
+      Fastest between = faster_gpu_buckets(setting, completions, limit, known, wanted.interrupted);
       if (between) best = std::move(between);
     }
     if (best) return best;
@@ -375,10 +394,13 @@ class LayoutChooser {
       return a->step_time < b->step_time;
     });
     if (near.size() > kMostNear) near.resize(kMostNear);
+    std::optional<Duration> limit;
+    if (best_ != nullptr) limit = best_->step_time;
     std::vector<Fastest> found(near.size());
     parallel_for(near.size(), hardware_threads(), [&](size_t i) {
       try {
-        found[i] = fastest_way(layouts_[near[i]->layout].setting, {true, {}, interrupted_}, known_);
+        found[i] =
+            fastest_way(layouts_[near[i]->layout].setting, {true, limit, interrupted_}, known_);
       } catch (const Error&) {
         // No completion is legal.
       }

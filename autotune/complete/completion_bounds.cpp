@@ -1,12 +1,12 @@
 #include "autotune/complete/completion_bounds.h"
 
-#include "autotune/bounds/cell_bound.h"
 #include "autotune/bounds/layer_costs.h"
 #include "autotune/bounds/step_floor.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/space/space.h"
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"
+#include "sim/graph/core/edit.h"
 
 namespace ballast {
 namespace {
@@ -16,30 +16,90 @@ bool is_cut_alike(const Plan& plan, const StackFacts& facts) {
   return plan.pipeline == 1 || !facts.balances_stages;
 }
 
+// What a cell needs at the least, in the bound's own measure of memory.
+void judge_memory(const std::vector<PlacePeak>& needed, const Usable& usable,
+                  CompletionBound& bound) {
+  for (const PlacePeak& peak : needed) {
+    const bool is_over = peak.arena > usable[static_cast<size_t>(peak.place)];
+    bound.overfills = bound.overfills || is_over;
+    if (peak.place == Place::kHbm) bound.overfills_gpu = is_over;
+  }
+}
+
 }  // namespace
 
-std::vector<Duration> least_times(const Setting& setting,
-                                  const std::vector<const Completion*>& completions) {
-  std::vector<Duration> times(completions.size());
-  if (completions.empty()) return times;
+Usable usable_by_tensors(const Machine& machine, const Stack& stack) {
+  Usable result = usable_of(machine);
+  if (stack.memory_is_planned()) return result;
+  Bytes& gpu = result[static_cast<size_t>(Place::kHbm)];
+  gpu = Bytes{
+      static_cast<int64_t>(static_cast<double>(gpu.count) / (1 + stack.constants.memory_slack))};
+  return result;
+}
+
+bool memory_bounds_hold(const Stack& stack, const Plan& layout) {
+  const StackFacts facts = facts_of(stack.facts, layout);
+  const bool smaller_activations =
+      facts.loss_chunks > 1 || (facts.fp8_saves_codes && layout.products == ProductFormat::kFp8);
+  const bool other_stages =
+      layout.pipeline > 1 && (facts.balances_stages || facts.accumulates_on_cpu);
+  return !facts.pure_16_bit && !smaller_activations && !other_stages;
+}
+
+namespace {
+
+// What adds up on the CPU leaves the GPU as soon as it is made, as a single micro-batch's does.
+bool adds_up_on_cpu(const Stack& stack, const Plan& plan) {
+  return plan.optimizer.placement != OptimizerPlacement::kGpu &&
+         facts_of(stack.facts, plan).accumulates_on_cpu;
+}
+
+}  // namespace
+
+std::vector<PlacePeak> least_memory(const Model& model, const Stack& stack, const Plan& plan,
+                                    const LayerProfile& profile, const Usable& usable) {
+  if (!memory_bounds_hold(stack, plan)) return {};
+  Plan bounded = plan;
+  if (adds_up_on_cpu(stack, plan)) bounded.global_batch = plan.micro_batch.value() * plan.data;
+  return cell_memory(model, bounded, profile, usable);
+}
+
+Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
+                    const LayerProfile& profile, const StepFloor& floor, const Usable& usable) {
+  if (!adds_up_on_cpu(stack, plan)) return cell_time(model, plan, profile, floor, usable);
+  // No gradients lie on the GPU that take the place of state and weights.
+  Usable without_gradients = usable;
+  without_gradients[static_cast<size_t>(Place::kHbm)] +=
+      bytes_of(parameter_count(model), plan.dtype);
+  return cell_time(model, plan, profile, floor, without_gradients);
+}
+
+std::vector<CompletionBound> completion_bounds(const Setting& setting,
+                                               const std::vector<const Completion*>& completions) {
+  std::vector<CompletionBound> bounds(completions.size());
+  if (completions.empty()) return bounds;
   Stack stack = setting.stack;
   stack.facts.attention = {completions.front()->attention};
   const CostModel costs(setting.machine, setting.plan, stack, nullptr);
   LayerProfiles profiles(setting.model, costs);
   StepFloors floors(costs);
   const Usable usable = usable_of(setting.machine);
+  const Usable by_tensors = usable_by_tensors(setting.machine, setting.stack);
   for (size_t i = 0; i < completions.size(); ++i) {
     const Plan& plan = completions[i]->plan;
     if (!is_cut_alike(plan, stack.facts)) continue;
     try {
       profiles.prepare({plan}, 1);
+      const LayerProfile& profile = profiles.of(plan);
       const StepFloor floor = floors.of(plan, space_of(setting.model, plan, OpenKnobs{}));
-      times[i] = cell_time(setting.model, plan, profiles.of(plan), floor, usable);
+      bounds[i].at_least = least_time(setting.model, setting.stack, plan, profile, floor, usable);
+      judge_memory(least_memory(setting.model, setting.stack, plan, profile, by_tensors),
+                   by_tensors, bounds[i]);
     } catch (const Error&) {
       // The graph knows no such plan.
     }
   }
-  return times;
+  return bounds;
 }
 
 }  // namespace ballast

@@ -53,23 +53,18 @@ Plan with_few_micro_batches(const Plan& plan, const Stack& stack) {
   return with_micro_batches(plan, std::max(settled, short_steps(plan).first));
 }
 
-struct BuiltStep {
+}  // namespace
+
+struct CompletionEstimates::BuiltStep {
   Plan plan;
   Graph graph;
 };
-
-}  // namespace
 
 class CompletionEstimates::Known {
  public:
   std::optional<std::vector<PlacePeak>> find(const Completion& completion) const {
     const std::lock_guard lock(mutex_);
-    const auto [begin, end] = all_.equal_range(key_of(completion.plan));
-    for (auto it = begin; it != end; ++it) {
-      const auto& [known, peaks] = it->second;
-      if (known.attention == completion.attention && known.plan == completion.plan) return peaks;
-    }
-    return std::nullopt;
+    return find_in(all_, completion);
   }
   std::vector<int64_t> gpu_buckets(Completion completion, int64_t above, int64_t below) const {
     const std::lock_guard lock(mutex_);
@@ -91,12 +86,16 @@ class CompletionEstimates::Known {
   }
   std::optional<Duration> time(const Completion& completion) const {
     const std::lock_guard lock(mutex_);
-    const auto [begin, end] = times_.equal_range(key_of(completion.plan));
-    for (auto it = begin; it != end; ++it) {
-      const auto& [known, time] = it->second;
-      if (known.attention == completion.attention && known.plan == completion.plan) return time;
-    }
-    return std::nullopt;
+    return find_in(times_, completion);
+  }
+  // Of a shorter step that does not fit, by the completion of few micro-batches.
+  std::optional<std::vector<PlacePeak>> find_shorter(const Completion& few) const {
+    const std::lock_guard lock(mutex_);
+    return find_in(shorter_, few);
+  }
+  void keep_shorter(const Completion& few, const std::vector<PlacePeak>& peaks) {
+    const std::lock_guard lock(mutex_);
+    shorter_.emplace(key_of(few.plan), std::pair(few, peaks));
   }
   void keep_time(const Completion& completion, Duration time) {
     const std::lock_guard lock(mutex_);
@@ -113,9 +112,22 @@ class CompletionEstimates::Known {
             plan.weights.flow_share.value_or(-1)};
   }
 
+  template <class Value>
+  using Memo = std::multimap<Key, std::pair<Completion, Value>>;
+  template <class Value>
+  static std::optional<Value> find_in(const Memo<Value>& memo, const Completion& completion) {
+    const auto [begin, end] = memo.equal_range(key_of(completion.plan));
+    for (auto it = begin; it != end; ++it) {
+      const auto& [known, value] = it->second;
+      if (known.attention == completion.attention && known.plan == completion.plan) return value;
+    }
+    return std::nullopt;
+  }
+
   mutable std::mutex mutex_;
-  std::multimap<Key, std::pair<Completion, std::vector<PlacePeak>>> all_;  // of few micro-batches
-  std::multimap<Key, std::pair<Completion, Duration>> times_;              // of whole steps
+  Memo<std::vector<PlacePeak>> all_;      // of few micro-batches
+  Memo<std::vector<PlacePeak>> shorter_;  // of fewer still, which do not fit
+  Memo<Duration> times_;                  // of whole steps
 };
 
 CompletionEstimates::CompletionEstimates() : known_(std::make_unique<Known>()) {}
@@ -143,6 +155,46 @@ std::vector<PlacePeak> CompletionEstimates::remember(const Completion& few, Pred
   return std::move(memory.peaks);
 }
 
+Bytes CompletionEstimates::gpu_excess(const Setting& setting, const Completion& completion) {
+  const Stack stack = with_attention(setting.stack, completion.attention);
+  const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
+  const auto excess = [&](const std::vector<PlacePeak>& peaks) {
+    CHECK(peaks.front().place == Place::kHbm);
+    return peaks.front().arena - usable(setting.machine, Place::kHbm);
+  };
+  if (const auto shorter = known_->find_shorter(few)) {
+    if (const Bytes least = excess(*shorter); least.count > 0) return least;
+  }
+  return excess(peaks(setting, completion));
+}
+
+// Steps that were built to see that they fit: those that a time is told from, where the longer one
+// shows what memory is needed as well and is not longer by more than one micro-batch. None where it
+// does not fit, which the shorter one shows most often, for it needs no more.
+std::vector<CompletionEstimates::BuiltStep> CompletionEstimates::fitting_steps(
+    const Setting& setting, const Completion& completion, const Completion& few,
+    const Stack& stack) {
+  const ShortSteps steps = short_steps(completion.plan);
+  const Plan timed = with_micro_batches(completion.plan, steps.first + steps.more);
+  const bool serves = !stack.memory_is_planned() && completion.plan.pipeline == 1;
+  const Plan& plan = serves ? timed : few.plan;
+  const Plan shorter = with_micro_batches(completion.plan, steps.first);
+  std::vector<BuiltStep> built;
+  if (serves && shorter != plan) {
+    Prediction memory =
+        predict_memory(graph_of(setting, shorter, stack), shorter, setting.machine, stack);
+    if (!memory.fits) {
+      known_->keep_shorter(few, memory.peaks);
+      return {};
+    }
+    built.push_back({shorter, std::move(memory.graph)});
+  }
+  Prediction memory = predict_memory(graph_of(setting, plan, stack), plan, setting.machine, stack);
+  built.push_back({plan, std::move(memory.graph)});
+  if (!shortfalls(remember(few, std::move(memory)), setting.machine).empty()) return {};
+  return built;
+}
+
 std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& setting,
                                                                const Completion& completion) {
   const Stack stack = with_attention(setting.stack, completion.attention);
@@ -155,39 +207,26 @@ std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& se
   const ShortSteps steps = short_steps(completion.plan);
   const int64_t longer = steps.first + steps.more;
   const int64_t beyond = completion.plan.accumulation() - longer;
-  std::optional<BuiltStep> built;
+  std::vector<BuiltStep> built;
   if (!known) {
-    // A step whose time is needed shows what memory is needed as well, where it is not longer by
-    // more than one micro-batch.
-    const Plan timed = with_micro_batches(completion.plan, longer);
-    const bool serves = !stack.memory_is_planned() && completion.plan.pipeline == 1;
-    const Plan& plan = serves ? timed : few.plan;
-    Prediction memory =
-        predict_memory(graph_of(setting, plan, stack), plan, setting.machine, stack);
-    built = BuiltStep{plan, std::move(memory.graph)};
-    if (!shortfalls(remember(few, std::move(memory)), setting.machine).empty()) {
-      return std::nullopt;
-    }
+    built = fitting_steps(setting, completion, few, stack);
+    if (built.empty()) return std::nullopt;
   }
   const CostModel costs(setting.machine, completion.plan, stack, nullptr);
   const auto time_of = [&](const Plan& plan) {
-    if (!built || built->plan != plan) built = BuiltStep{plan, graph_of(setting, plan, stack)};
-    link(built->graph);
-    return step_time_of(built->graph, plan, costs);
+    const auto found = std::find_if(built.begin(), built.end(),
+                                    [&](const BuiltStep& step) { return step.plan == plan; });
+    Graph graph = found == built.end() ? graph_of(setting, plan, stack) : std::move(found->graph);
+    link(graph);
+    return step_time_of(graph, plan, costs);
   };
   const auto kept = [&](Duration time) {
     known_->keep_time(completion, time);
     return time;
   };
   if (beyond <= 0 || !has_even_middle(completion.plan)) return kept(time_of(completion.plan));
-  // The one that is built already comes first.
-  const bool longer_is_built = built && built->plan == with_micro_batches(completion.plan, longer);
-  std::array<Duration, 2> times;
-  for (const size_t i :
-       longer_is_built ? std::array<size_t, 2>{1, 0} : std::array<size_t, 2>{0, 1}) {
-    times[i] = time_of(with_micro_batches(completion.plan, i == 0 ? steps.first : longer));
-  }
-  const auto [first, second] = times;
+  const Duration first = time_of(with_micro_batches(completion.plan, steps.first));
+  const Duration second = time_of(with_micro_batches(completion.plan, longer));
   const auto each = static_cast<double>(second.ps - first.ps) / static_cast<double>(steps.more);
   return kept(second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))});
 }

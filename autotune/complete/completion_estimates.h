@@ -27,6 +27,10 @@ class CompletionEstimates {
   // What each place of a device must hold. Throws Error where the graph knows no such plan.
   std::vector<PlacePeak> peaks(const Setting& setting, const Completion& completion);
 
+  // Bytes of the GPU that it needs beyond what is usable, negative where there is room; of one that
+  // lacks some perhaps less than it lacks.
+  Bytes gpu_excess(const Setting& setting, const Completion& completion);
+
   // In ascending order, the numbers of buckets on the GPU with which the needs of a completion that
   // differs in nothing else are known already, between two.
   std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Completion& completion,
@@ -38,7 +42,10 @@ class CompletionEstimates {
 
  private:
   class Known;
+  struct BuiltStep;
   std::vector<PlacePeak> remember(const Completion& few, Prediction memory);
+  std::vector<BuiltStep> fitting_steps(const Setting& setting, const Completion& completion,
+                                       const Completion& few, const Stack& stack);
 
   std::unique_ptr<Known> known_;
 };

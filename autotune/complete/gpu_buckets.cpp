@@ -11,8 +11,9 @@
 namespace ballast {
 namespace {
 
-// Kinds in a row that may be no faster than the best before the rest, which promise less, are left.
-constexpr int kPatience = 2;
+// Kinds in a row of which some count fits that may be no faster than the best before the rest,
+// which promise less, are left.
+constexpr int kPatience = 3;
 // A kind that promises no more than this share of a step less than the best is left alone.
 constexpr double kLeastGain = 0.01;
 // A kind whose fullest plan takes so many times as long as the best is not looked at more closely.
@@ -27,7 +28,7 @@ constexpr double kGoldenShare = 0.381966;
 struct Kind {
   Completion any;
   std::vector<int64_t> listed;  // ascending
-  Duration at_least;            // of any count
+  CompletionBound bound;        // of any count
 };
 
 Completion with_buckets(Completion completion, std::optional<int64_t> buckets) {
@@ -52,10 +53,12 @@ std::vector<Kind> kinds_of(const Setting& setting,
     std::sort(kind.listed.begin(), kind.listed.end());
     open.push_back(&kind.any);
   }
-  const std::vector<Duration> least = least_times(setting, open);
-  for (size_t i = 0; i < kinds.size(); ++i) kinds[i].at_least = least[i];
-  std::stable_sort(kinds.begin(), kinds.end(),
-                   [](const Kind& a, const Kind& b) { return a.at_least < b.at_least; });
+  const std::vector<CompletionBound> bounds = completion_bounds(setting, open);
+  for (size_t i = 0; i < kinds.size(); ++i) kinds[i].bound = bounds[i];
+  std::erase_if(kinds, [](const Kind& kind) { return kind.bound.overfills; });
+  std::stable_sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) {
+    return a.bound.at_least < b.bound.at_least;
+  });
   return kinds;
 }
 
@@ -87,12 +90,7 @@ class BestCount {
   Completion completion(int64_t buckets) const { return with_buckets(kind_.any, buckets); }
 
   // Bytes of the GPU beyond what is usable; negative where there is room.
-  Bytes excess(int64_t buckets) const {
-    for (const PlacePeak& peak : known_.peaks(setting_, completion(buckets))) {
-      if (peak.place == Place::kHbm) return peak.arena - usable(setting_.machine, Place::kHbm);
-    }
-    return {};
-  }
+  Bytes excess(int64_t buckets) const { return known_.gpu_excess(setting_, completion(buckets)); }
 
   // Nothing where it does not fit.
   std::optional<Duration> time(int64_t buckets) {
@@ -163,22 +161,22 @@ class BestCount {
 
 std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
                                             const std::vector<const Completion*>& completions,
-                                            const std::optional<TimedPlan>& best,
+                                            std::optional<Duration> limit,
                                             CompletionEstimates& known,
                                             const std::function<bool()>& interrupted) {
   if (setting.plan.optimizer.gpu_buckets) return std::nullopt;
   std::optional<TimedPlan> fastest;
-  std::optional<Duration> limit;
-  if (best) limit = best->step_time;
   int no_better = 0;
   for (const Kind& kind : kinds_of(setting, completions)) {
-    const bool may_win = !limit || kind.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
+    const bool may_win =
+        !limit || kind.bound.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
     if (no_better == kPatience || !may_win) break;
     if (interrupted && interrupted()) break;
-    ++no_better;
     try {
       std::optional<TimedPlan> one = BestCount(setting, kind, known).run(limit);
-      if (!one || (limit && one->step_time >= *limit)) continue;
+      if (!one) continue;
+      ++no_better;
+      if (limit && one->step_time >= *limit) continue;
       limit = one->step_time;
       fastest = std::move(one);
       no_better = 0;

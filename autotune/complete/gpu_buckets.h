@@ -22,14 +22,14 @@ struct TimedPlan {
   Duration step_time;
 };
 
-// A plan faster than `best` that differs from one of these completions in gpu_buckets alone;
+// A plan faster than `limit` that differs from one of these completions in gpu_buckets alone;
 // nothing where none was found, or where the setting says how many buckets the GPU steps.
 // Completions that differ in nothing else are one kind; kinds are asked by the bound of their
-// steps, until it is above the best or several in a row were no better. `completions` are of one
-// kind of attention. Ends with what was found where it is interrupted.
+// steps, until it is above the best or several that fit were no better in a row. `completions` are
+// of one kind of attention. Ends with what was found where it is interrupted.
 std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
                                             const std::vector<const Completion*>& completions,
-                                            const std::optional<TimedPlan>& best,
+                                            std::optional<Duration> limit,
                                             CompletionEstimates& known,
                                             const std::function<bool()>& interrupted);
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "autotune/bounds/cell_bound.h"
+#include "autotune/complete/completion_bounds.h"
 #include "autotune/complete/completion_lists.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/space/layout.h"
@@ -61,27 +62,6 @@ ActivationPlan all_kept() {
   plan.fate.fill(ActivationFate::kKeep);
   plan.scores = ActivationFate::kKeep;
   return plan;
-}
-
-// Bytes that tensors may take: of those of a GPU another framework's allocator loses some.
-Usable usable_by_tensors(const Machine& machine, const Stack& stack) {
-  Usable result = usable_of(machine);
-  if (stack.memory_is_planned()) return result;
-  Bytes& gpu = result[static_cast<size_t>(Place::kHbm)];
-  gpu = Bytes{
-      static_cast<int64_t>(static_cast<double>(gpu.count) / (1 + stack.constants.memory_slack))};
-  return result;
-}
-
-// Whether a plan of this stack needs no less than the bounds of Ballast's graphs.
-bool bounds_hold(const Setting& setting) {
-  const StackFacts& facts = setting.stack.facts;
-  const bool smaller_state = facts.pure_16_bit;
-  const bool smaller_activations =
-      facts.loss_chunks > 1 ||
-      (facts.fp8_saves_codes && setting.plan.products == ProductFormat::kFp8);
-  const bool other_stages = facts.balances_stages && setting.plan.pipeline > 1;
-  return !smaller_state && !smaller_activations && !facts.accumulates_on_cpu && !other_stages;
 }
 
 double fullness_of(const std::array<Bytes, kPlaces>& needed, const Usable& usable) {
@@ -180,11 +160,12 @@ class LayoutBounds::Judge {
       const double fullness = fullness_of(needed, usable);
       layout.fullness = any ? std::min(layout.fullness, fullness) : fullness;
       const Bytes excess = ballast::excess_of(needed, usable);
-      if (excess.count > 0 && bounds_hold(of_)) {
+      if (excess.count > 0 && memory_bounds_hold(of_.stack, plan)) {
         layout.refuted.emplace_back(*plan.micro_batch, *plan.activations);
       }
       if (any && excess > layout.excess) continue;
-      const Duration time = cell_time(of_.model, plan, profiles_.of(plan), cells.floor, usable);
+      const Duration time =
+          least_time(of_.model, of_.stack, plan, profiles_.of(plan), cells.floor, usable);
       if (any && excess == layout.excess && time >= layout.at_least) continue;
       layout.excess = excess;
       layout.at_least = time;
@@ -202,7 +183,11 @@ class LayoutBounds::Judge {
 
   std::array<Bytes, kPlaces> least_memory(const Plan& plan, const Usable& usable) const {
     std::array<Bytes, kPlaces> needed{};
-    for (const PlacePeak& peak : cell_memory(of_.model, plan, profiles_.of(plan), usable)) {
+    const std::vector<PlacePeak> least =
+        ballast::least_memory(of_.model, of_.stack, plan, profiles_.of(plan), usable);
+    // What is not known is taken for what Ballast's graphs need.
+    for (const PlacePeak& peak :
+         least.empty() ? cell_memory(of_.model, plan, profiles_.of(plan), usable) : least) {
       needed[static_cast<size_t>(peak.place)] = peak.arena;
     }
     return needed;
@@ -279,7 +264,7 @@ std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Pl
 }
 
 bool is_refuted(const OpenLayout& layout) {
-  return bounds_hold(layout.setting) && layout.excess.count > 0;
+  return memory_bounds_hold(layout.setting.stack, layout.setting.plan) && layout.excess.count > 0;
 }
 
 Setting with_short_step(Setting setting) {

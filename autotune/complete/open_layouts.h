@@ -57,7 +57,7 @@ std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Pl
                                        const std::function<bool()>& interrupted);
 
 // Whether no plan of it fits. Never where a fact of the stack lets it need less than the bounds of
-// Ballast's graphs: gradients that add up on the CPU, 16-bit state, a loss in pieces, 8-bit codes.
+// Ballast's graphs: 16-bit state, a loss in pieces, 8-bit codes, other stages.
 bool is_refuted(const OpenLayout& layout);
 
 // The same with a step of few micro-batches, which tells which of a layout's plans is good in a

@@ -17,8 +17,8 @@ struct ChosenQuestion {
 };
 
 // Of what is added by hand: the choice looks at a few layouts closely, and not at every count of
-// buckets of every micro-batch.
-constexpr double kLeastShare = 0.9;
+// buckets.
+constexpr double kLeastShare = 0.98;
 
 TEST(Chosen, what_is_not_named_is_chosen) {
   const ChosenQuestion questions[] = {

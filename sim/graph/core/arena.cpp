@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <map>
+#include <queue>
+#include <utility>
+#include <vector>
 
 namespace ballast {
 
@@ -10,7 +14,8 @@ namespace {
 
 enum class Fit : uint8_t { kBest, kLowest };
 
-// Free space of one arena as disjoint ranges; the last one has no end.
+// Free space of one arena as disjoint ranges, none beside another. They are few, so that a list in
+// the order of their offsets is searched and shifted faster than a tree.
 class FreeSpace {
  public:
   explicit FreeSpace(Fit fit) : fit_(fit) {}
@@ -18,50 +23,58 @@ class FreeSpace {
   int64_t take(int64_t bytes) {
     auto chosen = free_.end();
     for (auto range = free_.begin(); range != free_.end(); ++range) {
-      if (range->second < bytes) continue;
-      if (chosen == free_.end() || range->second < chosen->second) chosen = range;
+      if (range->bytes < bytes) continue;
+      if (chosen == free_.end() || range->bytes < chosen->bytes) chosen = range;
       if (fit_ == Fit::kLowest) break;
     }
     if (chosen == free_.end()) return grow(bytes);
-    const int64_t offset = chosen->first;
-    const int64_t left = chosen->second - bytes;
-    free_.erase(chosen);
-    if (left > 0) free_.emplace(offset + bytes, left);
+    const int64_t offset = chosen->offset;
+    if (chosen->bytes == bytes) {
+      free_.erase(chosen);
+    } else {
+      *chosen = {offset + bytes, chosen->bytes - bytes};
+    }
     return offset;
   }
 
   void give(int64_t offset, int64_t bytes) {
-    auto at = free_.emplace(offset, bytes).first;
-    if (const auto next = std::next(at); next != free_.end() && offset + bytes == next->first) {
-      at->second += next->second;
-      free_.erase(next);
-    }
-    if (at == free_.begin()) return;
-    if (const auto before = std::prev(at); before->first + before->second == at->first) {
-      before->second += at->second;
-      free_.erase(at);
+    const auto next = std::lower_bound(
+        free_.begin(), free_.end(), offset,
+        [](const Range& range, int64_t position) { return range.offset < position; });
+    const bool joins_next = next != free_.end() && offset + bytes == next->offset;
+    const bool joins_before = next != free_.begin() && std::prev(next)->end() == offset;
+    if (joins_before) {
+      std::prev(next)->bytes += bytes + (joins_next ? next->bytes : 0);
+      if (joins_next) free_.erase(next);
+    } else if (joins_next) {
+      *next = {offset, bytes + next->bytes};
+    } else {
+      free_.insert(next, {offset, bytes});
     }
   }
 
   int64_t size() const { return size_; }
 
  private:
+  struct Range {
+    int64_t offset = 0;
+    int64_t bytes = 0;
+    int64_t end() const { return offset + bytes; }
+  };
+
   // Extends the arena, using a free range at its end if there is one.
   int64_t grow(int64_t bytes) {
     int64_t offset = size_;
-    if (!free_.empty()) {
-      const auto last = std::prev(free_.end());
-      if (last->first + last->second == size_) {
-        offset = last->first;
-        free_.erase(last);
-      }
+    if (!free_.empty() && free_.back().end() == size_) {
+      offset = free_.back().offset;
+      free_.pop_back();
     }
     size_ = offset + bytes;
     return offset;
   }
 
   Fit fit_;
-  std::map<int64_t, int64_t> free_;  // offset -> bytes
+  std::vector<Range> free_;
   int64_t size_ = 0;
 };
 
@@ -117,13 +130,16 @@ std::vector<uint64_t> lanes_of(const Graph& graph) {
 int64_t plan_pool(const Graph& graph, const std::vector<Life>& lives, const Releases& releases,
                   const std::vector<TensorId>& members, Fit fit, std::vector<int64_t>& offset) {
   FreeSpace space(fit);
-  std::multimap<OpId, TensorId> alive;  // by release
+  // By release, the first on top; the order of equals does not show in what is free.
+  std::priority_queue<std::pair<OpId, TensorId>, std::vector<std::pair<OpId, TensorId>>,
+                      std::greater<>>
+      alive;
   for (const TensorId id : members) {
     const auto index = static_cast<size_t>(id);
-    while (!alive.empty() && alive.begin()->first < lives[index].first) {
-      const auto dead = static_cast<size_t>(alive.begin()->second);
+    while (!alive.empty() && alive.top().first < lives[index].first) {
+      const auto dead = static_cast<size_t>(alive.top().second);
       space.give(offset[dead], aligned_bytes(graph.tensors[dead]));
-      alive.erase(alive.begin());
+      alive.pop();
     }
     offset[index] = space.take(aligned_bytes(graph.tensors[index]));
     alive.emplace(releases.of(id), id);

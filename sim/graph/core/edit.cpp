@@ -367,32 +367,46 @@ void for_parts(const Graph& graph, int32_t bucket, int64_t ranks, const Add& add
 
 }  // namespace
 
-int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks) {
-  // By how many ranks share it: each sort is split by itself.
-  std::map<int64_t, int64_t> counts;
-  for_parts(graph, bucket, ranks,
-            [&](int64_t count, int64_t sharing) { counts[sharing] += count; });
-  if (counts.size() == 1 && counts.begin()->first == ranks) return div_ceil(elements, ranks);
-  int64_t all = 0;
-  int64_t kept = 0;
-  for (const auto& [sharing, count] : counts) {
-    all += count;
-    kept += div_ceil(count, sharing);
-  }
-  if (elements == all) return kept;
-  const double share = static_cast<double>(kept) / static_cast<double>(all);
+SharedBucket shared_bucket(const Graph& graph, int32_t bucket, int64_t ranks) {
+  // By how many ranks share it: each sort is split by itself, and there are two at the most where
+  // a rank's experts are as many in every layer.
+  std::vector<std::pair<int64_t, int64_t>> counts;
+  SharedBucket result;
+  for_parts(graph, bucket, ranks, [&](int64_t count, int64_t sharing) {
+    const auto found = std::find_if(counts.begin(), counts.end(),
+                                    [&](const auto& one) { return one.first == sharing; });
+    if (found == counts.end()) {
+      counts.emplace_back(sharing, count);
+    } else {
+      found->second += count;
+    }
+    result.all += count;
+    if (sharing > 1) result.exchanged += count;
+  });
+  result.is_even = counts.size() == 1 && counts.front().first == ranks;
+  for (const auto& [sharing, count] : counts) result.kept += div_ceil(count, sharing);
+  return result;
+}
+
+int64_t share_of(const SharedBucket& bucket, int64_t elements, int64_t ranks) {
+  if (bucket.is_even) return div_ceil(elements, ranks);
+  if (elements == bucket.all) return bucket.kept;
+  const double share = static_cast<double>(bucket.kept) / static_cast<double>(bucket.all);
   return std::min(elements, static_cast<int64_t>(std::ceil(share * static_cast<double>(elements))));
 }
 
-Bytes exchanged_bytes(const Graph& graph, int32_t bucket, Bytes whole, int64_t ranks) {
-  double all = 0;
-  double shared = 0;
-  for_parts(graph, bucket, ranks, [&](int64_t count, int64_t sharing) {
-    all += static_cast<double>(count);
-    if (sharing > 1) shared += static_cast<double>(count);
-  });
-  const double bytes = shared / all * static_cast<double>(whole.count);
+int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks) {
+  return share_of(shared_bucket(graph, bucket, ranks), elements, ranks);
+}
+
+Bytes exchanged_of(const SharedBucket& bucket, Bytes whole) {
+  const double bytes = static_cast<double>(bucket.exchanged) / static_cast<double>(bucket.all) *
+                       static_cast<double>(whole.count);
   return {std::max<int64_t>(1, std::llround(bytes))};
+}
+
+Bytes exchanged_bytes(const Graph& graph, int32_t bucket, Bytes whole, int64_t ranks) {
+  return exchanged_of(shared_bucket(graph, bucket, ranks), whole);
 }
 
 RankGroup group_of_bucket(const Graph& graph, int32_t bucket, const RankGroup& group) {

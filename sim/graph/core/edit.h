@@ -171,6 +171,16 @@ inline int64_t sharing_of(const Module& module, int64_t ranks) {
 // What a rank keeps of a tensor that is as long as a bucket, or a multiple of it, shared by
 // `ranks`. Bucket -1 here and below: of all of them.
 int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks);
+// What both of these ask of a bucket, for passes that ask again and again.
+struct SharedBucket {
+  int64_t all = 0;        // elements
+  int64_t kept = 0;       // of them, each sort divided by those that share it
+  int64_t exchanged = 0;  // elements that other ranks hold as well
+  bool is_even = false;   // all of it is shared by as many ranks
+};
+SharedBucket shared_bucket(const Graph& graph, int32_t bucket, int64_t ranks);
+int64_t share_of(const SharedBucket& bucket, int64_t elements, int64_t ranks);
+Bytes exchanged_of(const SharedBucket& bucket, Bytes whole);
 // Of `whole`, which is all that is in a bucket, what other ranks hold as well and exchange; a byte
 // at least.
 Bytes exchanged_bytes(const Graph& graph, int32_t bucket, Bytes whole, int64_t ranks);

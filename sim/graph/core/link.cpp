@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "sim/graph/build.h"
@@ -49,9 +50,6 @@ class MarkPool {
       nodes_.push_back(node);
     }
   }
-  void merge(Set& set, const Set& other) {
-    for (int32_t i = other.head; i >= 0; i = at(i).next) keep_latest(set, at(i).lane, at(i).mark);
-  }
   void clear(Set& set) {
     while (set.head >= 0) {
       const int32_t next = at(set.head).next;
@@ -79,15 +77,32 @@ class MarkPool {
   int32_t free_ = -1;
 };
 
+// Of one copy of a tensor.
 struct CopyState {
-  MarkPool::Set writer;   // of the current value, at most one
+  Mark writer;  // of the current value; none where the mark's operation is -1
+  LaneId writer_lane = 0;
   MarkPool::Set readers;  // since then
+};
+
+// One access of a program, with all that linking asks of the tensor: a graph has tens of thousands,
+// and each is met in every step that is unrolled.
+struct Use {
+  TensorId tensor = -1;
+  bool writes = false;
+  bool begins_life = false;  // takes the tensor's memory over
+  bool is_carried = false;   // nothing takes over the tensor's own
+  int8_t step_offset = 0;
+  int8_t copies = 1;
 };
 
 class Linker {
  public:
   Linker(const Graph& graph, const std::vector<Life>& lives)
-      : graph_(graph), lives_(lives), states_(graph.tensors.size()), used_(graph.tensors.size()) {
+      : graph_(graph),
+        lives_(lives),
+        states_(graph.tensors.size()),
+        used_(graph.tensors.size()),
+        waits_(static_cast<size_t>(graph.lanes)) {
     for (const Tensor& tensor : graph.tensors) {
       if (tensor.copies > 1) unrolled_ = 4;  // until both copies have been through a whole step
     }
@@ -95,6 +110,7 @@ class Linker {
 
   // Edges of the step, which wraps around.
   void link_step(Program& program) {
+    index(program, Lives::kBeginHere);
     for (int32_t step = 0; step < unrolled_; ++step) {
       const bool record = step == unrolled_ - 1;
       run(program, step, record);
@@ -103,49 +119,80 @@ class Linker {
   }
 
   // Edges of a program that runs once, with every other lane at rest.
-  void link_once(Program& program) { run(program, 0, true); }
+  void link_once(Program& program) {
+    index(program, Lives::kBeganBefore);
+    run(program, 0, true);
+  }
 
  private:
+  // Only lives of the step's own program begin here; a repair touches what is alive already.
+  enum class Lives : uint8_t { kBeginHere, kBeganBefore };
+
+  void index(const Program& program, Lives lives) {
+    uses_.clear();
+    begin_of_op_.assign(1, 0);
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      const std::vector<Access>& accesses = program.ops[i].accesses;
+      for (size_t a = 0; a < accesses.size(); ++a) {
+        const Access& access = accesses[a];
+        const Life& life = lives_[static_cast<size_t>(access.tensor)];
+        const bool begins = lives == Lives::kBeginHere && !life.carried &&
+                            life.first == static_cast<OpId>(i) && is_first_of_tensor(accesses, a);
+        uses_.push_back({access.tensor, writes(access), begins, life.carried, access.step_offset,
+                         graph_.tensor(access.tensor).copies});
+      }
+      begin_of_op_.push_back(uses_.size());
+    }
+  }
+
+  static bool is_first_of_tensor(const std::vector<Access>& accesses, size_t index) {
+    for (size_t i = 0; i < index; ++i) {
+      if (accesses[i].tensor == accesses[index].tensor) return false;
+    }
+    return true;
+  }
+
+  std::span<const Use> uses_of(size_t op) const {
+    return std::span(uses_).subspan(begin_of_op_[op], begin_of_op_[op + 1] - begin_of_op_[op]);
+  }
+
   void run(Program& program, int32_t step, bool record) {
     if (record) program.edge_begin.assign(1, 0);
     for (size_t i = 0; i < program.ops.size(); ++i) {
-      const Op& op = program.ops[i];
+      const LaneId lane = program.ops[i].lane;
       const Mark now{step, static_cast<OpId>(i)};
-      marks_.clear(waits_);
-      for (const Access& access : op.accesses) wait_for(access, now);
+      for (const Use& use : uses_of(i)) wait_for(use, step);
       if (record) {
-        append_edges(program, op, now);
+        append_edges(program, lane, now);
         program.edge_begin.push_back(static_cast<int32_t>(program.edges.size()));
       }
-      for (const Access& access : op.accesses) note(access, op.lane, now);
+      forget_waits();
+      for (const Use& use : uses_of(i)) note(use, lane, now);
     }
   }
 
-  CopyState& state_of(const Access& access, int32_t step) {
-    const int8_t copies = graph_.tensor(access.tensor).copies;
-    const int copy = (step + access.step_offset) % copies;
-    return states_[static_cast<size_t>(access.tensor)][static_cast<size_t>(copy)];
+  CopyState& state_of(const Use& use, int32_t step) {
+    const int copy = use.copies == 1 ? 0 : (step + use.step_offset) % use.copies;
+    return states_[static_cast<size_t>(use.tensor)][static_cast<size_t>(copy)];
   }
 
-  void wait_for(const Access& access, Mark now) {
-    const auto tensor = static_cast<size_t>(access.tensor);
-    const Life& life = lives_[tensor];
-    if (!life.carried && life.first == now.op && &access == first_access(now.op, access.tensor)) {
-      claim(access.tensor);
-    }
-    CopyState& state = state_of(access, now.step);
-    marks_.merge(waits_, state.writer);
-    if (writes(access)) marks_.merge(waits_, state.readers);
+  void wait_for(const Use& use, int32_t step) {
+    if (use.begins_life) claim(use.tensor);
+    const CopyState& state = state_of(use, step);
+    if (state.writer.op >= 0) wait_for(state.writer_lane, state.writer);
+    if (use.writes) wait_for(state.readers);
   }
-
-  // Only lives of the step's own program begin here; a repair touches what is alive already.
-  const Access* first_access(OpId op, TensorId tensor) const {
-    const size_t index = static_cast<size_t>(op);
-    if (index >= graph_.step.ops.size()) return nullptr;
-    for (const Access& access : graph_.step.ops[index].accesses) {
-      if (access.tensor == tensor) return &access;
-    }
-    return nullptr;
+  void wait_for(const MarkPool::Set& set) {
+    marks_.for_each(set, [&](LaneId lane, Mark mark) { wait_for(lane, mark); });
+  }
+  void wait_for(LaneId lane, Mark mark) {
+    Mark& latest = waits_[static_cast<size_t>(lane)];
+    if (latest.op < 0) waited_.push_back(lane);
+    latest = std::max(latest, mark);
+  }
+  void forget_waits() {
+    for (const LaneId lane : waited_) waits_[static_cast<size_t>(lane)] = {};
+    waited_.clear();
   }
 
   // Takes over the memory of a tensor whose life begins: waits for all who used it before.
@@ -156,40 +203,45 @@ class Linker {
     auto& occupied = occupied_[{t.device, t.place}];
     auto at = occupied.upper_bound(begin);
     if (at != occupied.begin() && std::prev(at)->second.end > begin) --at;
-    while (at != occupied.end() && at->first < end) {
+    // Most often the one before was as large and lay in the same place.
+    const bool is_replaced = at != occupied.end() && at->first == begin && at->second.end == end;
+    if (is_replaced) {
+      wait_for(used_[static_cast<size_t>(at->second.tensor)]);
+      at->second.tensor = tensor;
+    }
+    while (!is_replaced && at != occupied.end() && at->first < end) {
       const Occupant old = at->second;
       const int64_t old_begin = at->first;
-      marks_.merge(waits_, used_[static_cast<size_t>(old.tensor)]);
+      wait_for(used_[static_cast<size_t>(old.tensor)]);
       at = occupied.erase(at);
-      if (old_begin < begin) occupied.emplace(old_begin, Occupant{begin, old.tensor});
+      if (old_begin < begin) occupied.emplace_hint(at, old_begin, Occupant{begin, old.tensor});
       if (old.end > end) {
-        occupied.emplace(end, Occupant{old.end, old.tensor});
+        at = occupied.emplace_hint(at, end, Occupant{old.end, old.tensor});
         break;
       }
     }
-    occupied.emplace(begin, Occupant{end, tensor});
+    if (!is_replaced) occupied.emplace_hint(at, begin, Occupant{end, tensor});
     marks_.clear(used_[static_cast<size_t>(tensor)]);
   }
 
-  void note(const Access& access, LaneId lane, Mark now) {
-    CopyState& state = state_of(access, now.step);
-    if (writes(access)) {
-      marks_.clear(state.writer);
-      marks_.keep_latest(state.writer, lane, now);
+  void note(const Use& use, LaneId lane, Mark now) {
+    CopyState& state = state_of(use, now.step);
+    if (use.writes) {
+      state.writer = now;
+      state.writer_lane = lane;
       marks_.clear(state.readers);
     } else {
       marks_.keep_latest(state.readers, lane, now);
     }
-    marks_.keep_latest(used_[static_cast<size_t>(access.tensor)], lane, now);
+    if (!use.is_carried) marks_.keep_latest(used_[static_cast<size_t>(use.tensor)], lane, now);
   }
 
-  void append_edges(Program& program, const Op& op, Mark now) const {
-    marks_.for_each(waits_, [&](LaneId lane, Mark mark) {
-      if (lane == op.lane) return;  // the lane's order sees to it
+  void append_edges(Program& program, LaneId own, Mark now) const {
+    for (const LaneId lane : waited_) {
+      if (lane == own) continue;  // the lane's order sees to it
+      const Mark mark = waits_[static_cast<size_t>(lane)];
       program.edges.push_back({mark.op, now.step - mark.step});
-    });
-    const auto begin = program.edges.begin() + program.edge_begin.back();
-    std::reverse(begin, program.edges.end());  // the list has the newest first
+    }
   }
 
   // After a fence the first operation of every other lane waits for it; the lane's later ones
@@ -236,7 +288,10 @@ class Linker {
   std::vector<MarkPool::Set> used_;               // by tensor: accesses of its present life
   std::map<std::pair<int8_t, Place>, std::map<int64_t, Occupant>> occupied_;
   MarkPool marks_;
-  MarkPool::Set waits_;
+  std::vector<Mark> waits_;     // by lane: the latest that the operation at hand waits for
+  std::vector<LaneId> waited_;  // lanes with such a mark, in the order in which they were met
+  std::vector<Use> uses_;       // of the program at hand
+  std::vector<size_t> begin_of_op_;
   int32_t unrolled_ = 2;
 };
 

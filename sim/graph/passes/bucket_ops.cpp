@@ -111,11 +111,10 @@ void BucketOps::add_tensors(int32_t b) {
     }
   }
   if (sync() == SyncMode::kSpeculate) {
-    t.undo = in_place(
-        on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord, Category::kSnapshot,
-        DType::kF32,
-        div_ceil(undo_bytes(graph_, bucket(b), plan_.optimizer.undo).count, size_of(DType::kF32)),
-        b);
+    t.undo_record = undo_bytes(graph_, bucket(b), plan_.optimizer.undo);
+    t.undo =
+        in_place(on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord, Category::kSnapshot,
+                 DType::kF32, div_ceil(t.undo_record.count, size_of(DType::kF32)), b);
   }
   bucket_tensors_.push_back(t);
 }
@@ -280,7 +279,7 @@ Op BucketOps::adam(int32_t b, TensorId gradient, bool decided) {
     const TensorId record = bucket_tensors_[static_cast<size_t>(b)].undo;
     accesses.push_back(write(record, Role::kUndoRecord));
     work.exact_undo = true;
-    work.moved += undo_bytes(graph_, home, plan_.optimizer.undo);
+    work.moved += tensors(b).undo_record;
   }
   return op(OpKind::kAdam, on_gpu ? LaneKind::kCompute : LaneKind::kCpu, b, work,
             std::move(accesses));
@@ -296,7 +295,7 @@ Op BucketOps::exact_undo_of(int32_t b) {
   BucketWork& work = std::get<BucketWork>(undo.work);
   work.to = DType::kF32;
   work.exact_undo = true;
-  work.moved += undo_bytes(graph_, bucket(b), plan_.optimizer.undo);
+  work.moved += tensors(b).undo_record;
   return undo;
 }
 

@@ -57,6 +57,7 @@ class BucketOps {
     TensorId gathered = -1;     // weights of all ranks, where they are copied from there
     TensorId codes = -1;        // of the bucket's matrices, where they are kept in 8 bits too
     int64_t stationary = 0;     // elements of the bucket whose weights live on the GPU
+    Bytes undo_record;          // what a step that speculates leaves of it
   };
 
   // Who exchanges what of a bucket: experts that this rank alone has are its own.

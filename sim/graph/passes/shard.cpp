@@ -3,6 +3,8 @@
 // are reduce-scattered before they leave the GPU, every rank steps its shard, and weights are
 // all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
 // GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
+#include <optional>
+#include <vector>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -45,7 +47,7 @@ class Shard {
         tensor.elements = div_ceil(bytes.count, size_of(tensor.dtype));
         continue;
       }
-      tensor.elements = share_of_bucket(graph_, tensor.label.bucket, tensor.elements, ranks_);
+      tensor.elements = share_of(shared(tensor.label.bucket), tensor.elements, ranks_);
     }
     graph_.step.ops = rewrite(std::move(graph_.step.ops), Staging::kOfItsOwn);
     graph_.repair.ops = rewrite(std::move(graph_.repair.ops), Staging::kNone);
@@ -75,8 +77,8 @@ class Shard {
       auto* work = std::get_if<BucketWork>(&op.work);
       if (work != nullptr && op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) {
         const int32_t bucket = op.label.bucket;
-        work->elements = share_of_bucket(graph_, bucket, work->elements, ranks_);
-        work->moved = {share_of_bucket(graph_, bucket, work->moved.count, ranks_)};
+        work->elements = share_of(shared(bucket), work->elements, ranks_);
+        work->moved = {share_of(shared(bucket), work->moved.count, ranks_)};
       }
       result.push_back(std::move(op));
     }
@@ -112,8 +114,8 @@ class Shard {
   void copy_home_in_place(Op op, std::vector<Op>& result) {
     CopyWork& work = std::get<CopyWork>(op.work);
     CHECK(work.direction == CopyDirection::kHostToDevice);
-    const Bytes whole = exchanged_bytes(graph_, op.label.bucket, work.bytes, ranks_);
-    work.bytes = {share_of_bucket(graph_, op.label.bucket, work.bytes.count, ranks_)};
+    const Bytes whole = exchanged_of(shared(op.label.bucket), work.bytes);
+    work.bytes = {share_of(shared(op.label.bucket), work.bytes.count, ranks_)};
     std::vector<Access> gathered;
     for (Access access : op.accesses) {
       if (access.role != Role::kDestination) continue;
@@ -129,8 +131,8 @@ class Shard {
   void shard_copy(Op op, std::vector<Op>& result) {
     CopyWork& work = std::get<CopyWork>(op.work);
     const int32_t bucket = op.label.bucket;
-    const Bytes whole = exchanged_bytes(graph_, bucket, work.bytes, ranks_);
-    work.bytes = {share_of_bucket(graph_, bucket, work.bytes.count, ranks_)};
+    const Bytes whole = exchanged_of(shared(bucket), work.bytes);
+    work.bytes = {share_of(shared(bucket), work.bytes.count, ranks_)};
     const bool out = work.direction == CopyDirection::kDeviceToHost;
     std::vector<Access> far;
     for (Access& access : op.accesses) {
@@ -161,11 +163,21 @@ class Shard {
     }
   }
 
+  // Bucket -1: of all of them.
+  const SharedBucket& shared(int32_t bucket) {
+    const auto index = static_cast<size_t>(bucket + 1);
+    if (shared_.size() <= index) shared_.resize(graph_.buckets.size() + 1);
+    std::optional<SharedBucket>& found = shared_[index];
+    if (!found) found = shared_bucket(graph_, bucket, ranks_);
+    return *found;
+  }
+
   Graph& graph_;
   int64_t ranks_;
   int64_t stride_;
   RankGroup copies_;
   UndoKind undo_;
+  std::vector<std::optional<SharedBucket>> shared_;  // by bucket and one
 };
 
 }  // namespace
