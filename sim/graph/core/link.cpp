@@ -86,7 +86,7 @@ struct CopyState {
 
 // One access of a program, with all that linking asks of the tensor: a graph has tens of thousands,
 // and each is met in every step that is unrolled.
-struct Use {
+struct TensorUse {
   TensorId tensor = -1;
   bool writes = false;
   bool begins_life = false;  // takes the tensor's memory over
@@ -152,7 +152,7 @@ class Linker {
     return true;
   }
 
-  std::span<const Use> uses_of(size_t op) const {
+  std::span<const TensorUse> uses_of(size_t op) const {
     return std::span(uses_).subspan(begin_of_op_[op], begin_of_op_[op + 1] - begin_of_op_[op]);
   }
 
@@ -161,22 +161,22 @@ class Linker {
     for (size_t i = 0; i < program.ops.size(); ++i) {
       const LaneId lane = program.ops[i].lane;
       const Mark now{step, static_cast<OpId>(i)};
-      for (const Use& use : uses_of(i)) wait_for(use, step);
+      for (const TensorUse& use : uses_of(i)) wait_for(use, step);
       if (record) {
         append_edges(program, lane, now);
         program.edge_begin.push_back(static_cast<int32_t>(program.edges.size()));
       }
       forget_waits();
-      for (const Use& use : uses_of(i)) note(use, lane, now);
+      for (const TensorUse& use : uses_of(i)) note(use, lane, now);
     }
   }
 
-  CopyState& state_of(const Use& use, int32_t step) {
+  CopyState& state_of(const TensorUse& use, int32_t step) {
     const int copy = use.copies == 1 ? 0 : (step + use.step_offset) % use.copies;
     return states_[static_cast<size_t>(use.tensor)][static_cast<size_t>(copy)];
   }
 
-  void wait_for(const Use& use, int32_t step) {
+  void wait_for(const TensorUse& use, int32_t step) {
     if (use.begins_life) claim(use.tensor);
     const CopyState& state = state_of(use, step);
     if (state.writer.op >= 0) wait_for(state.writer_lane, state.writer);
@@ -224,7 +224,7 @@ class Linker {
     marks_.clear(used_[static_cast<size_t>(tensor)]);
   }
 
-  void note(const Use& use, LaneId lane, Mark now) {
+  void note(const TensorUse& use, LaneId lane, Mark now) {
     CopyState& state = state_of(use, now.step);
     if (use.writes) {
       state.writer = now;
@@ -288,9 +288,9 @@ class Linker {
   std::vector<MarkPool::Set> used_;               // by tensor: accesses of its present life
   std::map<std::pair<int8_t, Place>, std::map<int64_t, Occupant>> occupied_;
   MarkPool marks_;
-  std::vector<Mark> waits_;     // by lane: the latest that the operation at hand waits for
-  std::vector<LaneId> waited_;  // lanes with such a mark, in the order in which they were met
-  std::vector<Use> uses_;       // of the program at hand
+  std::vector<Mark> waits_;      // by lane: the latest that the operation at hand waits for
+  std::vector<LaneId> waited_;   // lanes with such a mark, in the order in which they were met
+  std::vector<TensorUse> uses_;  // of the program at hand
   std::vector<size_t> begin_of_op_;
   int32_t unrolled_ = 2;
 };
