@@ -17,15 +17,17 @@
 #include "tests/faults/disturbed_rank.h"
 #include "tests/faults/seeds.h"
 #include "tests/faults/simulated_disk.h"
+#include "tests/faults/small_training.h"
 
 namespace ballast {
 namespace {
 
 using tests::DisturbedRank;
 using tests::Incident;
+using tests::kFolder;
 using tests::SimulatedDisk;
+using tests::small_model;
 
-constexpr const char* kFolder = "/kept";
 constexpr int64_t kSteps = 6;
 constexpr int64_t kPeriod = 2;
 
@@ -35,17 +37,6 @@ struct Setup {
   int64_t zero_stage = 1;
   auto key() const { return std::tuple(sync, ranks, zero_stage); }
 };
-
-Model small_model() {
-  return tiny::gpt2({.layers = 1,
-                     .hidden = 16,
-                     .heads = 2,
-                     .kv_heads = 2,
-                     .head_size = 8,
-                     .ffn = 32,
-                     .vocab = 256,
-                     .positions = 16});
-}
 
 Plan plan_of(const Setup& setup) {
   Plan plan = tiny::plan_of_both_homes(setup.sync);

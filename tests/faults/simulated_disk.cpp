@@ -9,14 +9,7 @@
 namespace ballast::tests {
 namespace {
 
-constexpr int64_t kSector = 512;
 constexpr int kFirstDescriptor = 1000;  // none of the system's
-
-std::string folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
 
 int fail_with(int code) {
   errno = code;
@@ -24,6 +17,12 @@ int fail_with(int code) {
 }
 
 }  // namespace
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
 
 SimulatedDisk::SimulatedDisk(uint64_t seed) : random_(seed), folders_{"/", "."} {}
 

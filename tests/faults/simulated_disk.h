@@ -23,6 +23,11 @@
 
 namespace ballast::tests {
 
+constexpr int kSector = 512;  // bytes that the disk writes whole or not at all
+
+// The path of the folder that a file lies in.
+std::string folder_of(const std::string& path);
+
 // What happens, at the `at`th call from now on that changes anything (from 1; 0: never).
 struct Incident {
   enum class Kind : uint8_t { kNone, kKill, kPowerCut, kFailure };

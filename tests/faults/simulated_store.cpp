@@ -12,15 +12,9 @@ namespace ballast::tests {
 namespace {
 
 constexpr const char* kName = "simulated";
-constexpr int kSector = 512;
 constexpr int kLongestPath = 256;
 
 SimulatedDisk& disk_of(sqlite3_vfs* vfs) { return *static_cast<SimulatedDisk*>(vfs->pAppData); }
-
-std::string folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
-}
 
 // Puts the names of a folder onto the disk.
 int synchronise_folder(SimulatedDisk& disk, const std::string& folder) {

@@ -29,9 +29,9 @@ constexpr int64_t kMostCalls = 90;  // of such a run
 
 const Host kHost{"here", "cpu", "1"};
 
-class Simulation {
+class StoreSimulation {
  public:
-  explicit Simulation(uint64_t seed) : random_(seed), disk_(seed), store_(disk_) {
+  explicit StoreSimulation(uint64_t seed) : random_(seed), disk_(seed), store_(disk_) {
     // SQLite reads a journal back from the cache before it rolls back, and cannot know that a
     // synchronise() that failed long ago has dropped it: a power cut amid that is beyond it.
     disk_.set_forgetful(false);
@@ -127,7 +127,7 @@ TEST(faults, what_the_store_said_it_appended_is_there_whatever_befalls_the_disk)
   int ended = 0;
   for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
-    Simulation simulation(seed);
+    StoreSimulation simulation(seed);
     simulation.run();
     ended += simulation.ended();
     ASSERT_FALSE(HasFailure()) << simulation.told();

@@ -14,31 +14,22 @@
 #include "tests/backend/tiny_training.h"
 #include "tests/faults/seeds.h"
 #include "tests/faults/simulated_disk.h"
+#include "tests/faults/small_training.h"
 
 namespace ballast {
 namespace {
 
 using tests::Incident;
+using tests::kFolder;
 using tests::SimulatedDisk;
+using tests::small_model;
 
-constexpr const char* kFolder = "/kept";
 constexpr const char* kExport = "/out.safetensors";
 constexpr const char* kOldExport = "the old one";
-constexpr int64_t kSteps = 7;
+constexpr int64_t kTrainedSteps = 7;
 constexpr int kMostIncidents = 3;
 
-Model small_model() {
-  return tiny::gpt2({.layers = 1,
-                     .hidden = 16,
-                     .heads = 2,
-                     .kv_heads = 2,
-                     .head_size = 8,
-                     .ffn = 32,
-                     .vocab = 256,
-                     .positions = 16});
-}
-
-struct Setup {
+struct TrainingSetup {
   SyncMode sync{};
   int64_t ranks = 1;
   int64_t period = 1;
@@ -50,7 +41,7 @@ struct Setup {
   }
 };
 
-Plan plan_of(const Setup& setup) {
+Plan plan_of(const TrainingSetup& setup) {
   Plan plan = tiny::plan_of_both_homes(setup.sync);
   plan.micro_batch = 1;
   plan.data = plan.devices = setup.ranks;
@@ -58,25 +49,25 @@ Plan plan_of(const Setup& setup) {
   return plan;
 }
 
-struct Run {
+struct TrainingRun {
   std::string error;  // empty: it went to its end
   std::vector<float> parameters;
   int64_t first_step = 0;
   int64_t final_steps = 0;  // that its caller was told of
 };
 
-Run run_on(SimulatedDisk& disk, const Setup& setup) {
-  TrainerOptions options = tiny::options_for(kSteps);
+TrainingRun run_on(SimulatedDisk& disk, const TrainingSetup& setup) {
+  TrainerOptions options = tiny::options_for(kTrainedSteps);
   options.files = &disk;
   options.checkpoint_folder = kFolder;
   options.checkpoint_period_steps = setup.period;
   options.checkpoints_in_background = setup.in_background;
   options.resume = true;
-  Run run;
+  TrainingRun run;
   try {
     Trainer trainer(small_model(), plan_of(setup), options);
     run.first_step = run.final_steps = trainer.next_step();
-    trainer.train(kSteps, [&](const StepRecord& record) {
+    trainer.train(kTrainedSteps, [&](const StepRecord& record) {
       run.final_steps = std::max<int64_t>(run.final_steps, record.step + 1);
     });
     trainer.export_weights(kExport);
@@ -94,23 +85,23 @@ struct Undisturbed {
   int64_t calls = 0;  // that change files
 };
 
-const Undisturbed& undisturbed(const Setup& setup) {
+const Undisturbed& undisturbed(const TrainingSetup& setup) {
   static std::map<decltype(setup.key()), Undisturbed> known;
   const auto [found, is_new] = known.try_emplace(setup.key());
   if (is_new) {
     SimulatedDisk disk(0);
     disk.put(kExport, kOldExport);
     disk.expect({});
-    Run run = run_on(disk, setup);
+    TrainingRun run = run_on(disk, setup);
     EXPECT_EQ(run.error, "");
     found->second = {std::move(run.parameters), disk.content(kExport).value_or(""), disk.calls()};
   }
   return found->second;
 }
 
-class Simulation {
+class TrainingSimulation {
  public:
-  explicit Simulation(uint64_t seed) : random_(seed), disk_(seed) {
+  explicit TrainingSimulation(uint64_t seed) : random_(seed), disk_(seed) {
     setup_.sync = std::array{SyncMode::kWait, SyncMode::kDelay, SyncMode::kSpeculate}[draw(3)];
     setup_.ranks = draw(4) == 0 ? 2 : 1;
     setup_.period = 1 + static_cast<int64_t>(draw(3));
@@ -125,7 +116,7 @@ class Simulation {
     if (testing::Test::HasFailure()) return;
     disk_.set_interruptions(0);
     disk_.expect({});
-    const Run run = run_on(disk_, setup_);
+    const TrainingRun run = run_on(disk_, setup_);
     ASSERT_EQ(run.error, "") << told_;
     EXPECT_TRUE(tiny::same_bits(run.parameters, undisturbed(setup_).parameters)) << told_;
     EXPECT_EQ(disk_.content(kExport), undisturbed(setup_).exported) << told_;
@@ -172,7 +163,7 @@ class Simulation {
                          static_cast<int>(incident.kind), incident.at, incident.code,
                          incident.stays ? " for good" : "", incident.room);
     disk_.expect(incident);
-    const Run run = run_on(disk_, setup_);
+    const TrainingRun run = run_on(disk_, setup_);
     disk_.expect({});
     told_ += fmt::format("steps {} to {} {}; ", run.first_step, run.final_steps, run.error);
     if (!run.error.empty()) {
@@ -216,7 +207,7 @@ class Simulation {
 
   std::mt19937_64 random_;
   SimulatedDisk disk_;
-  Setup setup_;
+  TrainingSetup setup_;
   std::string told_;
   int ended_ = 0;
 };
@@ -226,7 +217,7 @@ TEST(faults, whatever_befalls_the_disk_a_run_that_resumes_has_the_bits_of_an_und
   uint64_t ended = 0;
   for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
-    Simulation simulation(seed);
+    TrainingSimulation simulation(seed);
     simulation.run();
     ended += simulation.ended_by_incident();
     ASSERT_FALSE(HasFailure()) << simulation.told();
