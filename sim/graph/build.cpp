@@ -95,13 +95,14 @@ Graph build_to_run_placed(const Model& model, const Plan& plan) {
 }
 
 Graph build_to_ask(const Model& model, const Plan& plan) {
-  constexpr int64_t kFew = 8;
   check(plan, model);
   const bool folded =
       plan.pipeline > 1 && is_folded_to_run(model, plan, facts_of(StackFacts{}, plan));
   Plan asked = plan;
   if (plan.pipeline == 1 || folded) {
-    asked.global_batch = std::min(plan.global_batch, kFew * plan.data * *plan.micro_batch);
+    // Interleaved stages want their number to divide that of the micro-batches.
+    const int64_t few = std::max<int64_t>(8, 2 * plan.pipeline);
+    if (few < plan.accumulation()) asked.global_batch = few * plan.data * *plan.micro_batch;
   }
   return build_up_to("place", model, asked, StackFacts{},
                      folded ? Folding::kOn : Folding::kIfLarge);

@@ -96,7 +96,7 @@ TEST(pipeline_forms, spread_turns_hide_what_folded_ones_cannot) {
 // What a device is asked of a step is asked of few micro-batches where turns are folded: a step of
 // ten thousand would take gigabytes to say that it does not run.
 TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_folded_step_asks_for) {
-  for (const Shape& shape : {Shape{2, 1, 1000}, Shape{4, 2, 400}}) {
+  for (const Shape& shape : {Shape{2, 1, 1000}, Shape{4, 2, 400}, Shape{12, 2, 1200}}) {
     const Model model = model_of(shape);
     const Plan plan = plan_of(shape);
     const auto asked = [](const Graph& graph) {
