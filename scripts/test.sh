@@ -124,8 +124,9 @@ fi
 if enough 300 "the address and undefined-behaviour sanitizers"; then
   say "address and undefined-behaviour sanitizers"
   build build/asan address,undefined test_base test_spec test_graph test_engine test_profiles \
-    test_kernels test_comm test_backend &&
-    run build/asan -R '^(base|spec|graph|engine|profiles|kernels|comm|backend)(_[0-9])?$'
+    test_kernels test_comm test_faults test_backend &&
+    BALLAST_FAULT_SEEDS=20 run build/asan \
+      -R '^(base|spec|graph|engine|profiles|kernels|comm|faults|backend)(_[0-9])?$'
 fi
 # Whatever more than one thread touches: executor, lanes, pacer, trainer, workers, ranks.
 if enough 240 "the thread sanitizer"; then

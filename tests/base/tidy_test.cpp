@@ -2,6 +2,7 @@
 // read in one sitting, folders that can be surveyed, headers that begin with what they are for,
 // pages that name what exists, and nothing left undone.
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <gtest/gtest.h>
@@ -139,17 +140,36 @@ TEST(Tidy, no_folder_holds_more_than_25_sources) {
   }
 }
 
+// Not as a part of a longer word.
+bool has_word(const std::string& line, const std::string& word) {
+  const auto goes_on = [&](size_t at) {
+    return at < line.size() &&
+           (std::isalnum(static_cast<unsigned char>(line[at])) != 0 || line[at] == '_');
+  };
+  for (size_t at = line.find(word); at != std::string::npos; at = line.find(word, at + 1)) {
+    if (!(at > 0 && goes_on(at - 1)) && !goes_on(at + word.size())) return true;
+  }
+  return false;
+}
+
 TEST(Tidy, nothing_is_left_for_later) {
   // Written apart, so that this file passes its own test.
-  const std::regex undone(
-      "\\b(TO"
-      "DO|FIX"
-      "ME|XX"
-      "X|HA"
-      "CK)\\b");
+  const std::string undone[] = {
+      "TO"
+      "DO",
+      "FIX"
+      "ME",
+      "XX"
+      "X",
+      "HA"
+      "CK"};
+  EXPECT_TRUE(has_word("x " + undone[0] + ": y", undone[0]));
+  EXPECT_FALSE(has_word("x" + undone[0] + ": y", undone[0]));
   for (const Source& source : sources()) {
     for (size_t i = 0; i < source.lines.size(); ++i) {
-      EXPECT_FALSE(std::regex_search(source.lines[i], undone)) << source.path << ":" << i + 1;
+      for (const std::string& word : undone) {
+        EXPECT_FALSE(has_word(source.lines[i], word)) << source.path << ":" << i + 1;
+      }
     }
   }
 }
