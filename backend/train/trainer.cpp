@@ -70,11 +70,11 @@ TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions
   return source;
 }
 
-// The folder of checkpoints, locked; a run that begins anew may not put its own among others.
 Files& files_of(const TrainerOptions& options) {
   return options.files != nullptr ? *options.files : system_files();
 }
 
+// The folder of checkpoints, locked; a run that begins anew may not put its own among others.
 std::optional<CheckpointFolder> open_folder(const TrainerOptions& options) {
   if (!options.checkpoint_folder) {
     if (!options.resume) return std::nullopt;
