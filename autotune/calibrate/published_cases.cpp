@@ -135,11 +135,7 @@ std::vector<double> flow_shares(const Plan& plan) {
 // What the case leaves open and has only one best value.
 Plan base_plan(const CaseSetup& setup) {
   Plan plan = setup.of.plan;
-  const bool on_gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
-  if (on_gpu && setup.of.open.has(KnobId::kBucketBytes)) {
-    plan.optimizer.bucket_bytes =
-        usual_bucket(setup.stack.name, plan).value_or(plan.optimizer.bucket_bytes);
-  }
+  if (setup.of.open.has(KnobId::kBucketBytes)) use_usual_bucket(setup.stack.name, plan);
   if (setup.of.open.has(KnobId::kTensorSequence))
     plan.tensor_sequence = plan.tensor > 1 && setup.stack.facts.splits_norms_by_token;
   const auto& rates = setup.machine.cpu.adam;
@@ -353,6 +349,8 @@ void override_facts(const CaseFacts& of, StackFacts& facts) {
   const auto set = [](const auto& from, auto& to) {
     if (from) to = *from;
   };
+  set(of.loss, facts.loss);
+  set(of.loss_bytes, facts.loss_bytes);
   set(of.loss_chunks, facts.loss_chunks);
   set(of.gradients, facts.gradients);
   set(of.reduction, facts.reduction);
