@@ -379,8 +379,11 @@ void resolve_state(CaseSetup& setup) {
 
 }  // namespace
 
-CaseSetup set_up(const PublishedCase& of) {
-  CaseSetup setup{of, load_machine(of.machine), load_stack(of.stack)};
+CaseSetup set_up(const PublishedCase& of) { return set_up(of, load_stack(of.stack)); }
+
+CaseSetup set_up(const PublishedCase& of, Stack stack) {
+  CaseSetup setup{of, load_machine(of.machine), std::move(stack)};
+  setup.profile = setup.stack.facts;
   setup.prints_allocated = setup.stack.facts.prints_allocated;
   setup.prints_gib = setup.stack.facts.prints_gib;
   setup.loads_whole_model = setup.stack.facts.loads_whole_model;
@@ -392,6 +395,7 @@ CaseSetup set_up(const PublishedCase& of) {
 
 CaseSetup as_run_by(CaseSetup setup, Stack stack) {
   setup.stack = std::move(stack);
+  setup.profile = setup.stack.facts;
   // The name stays that of whom the source names, and says nothing of buckets any more.
   setup.of.open.set(KnobId::kBucketBytes, false);
   override_facts(setup.of.facts, setup.stack.facts);
