@@ -6,6 +6,7 @@
 #include <set>
 
 #include "profiles/load.h"
+#include "profiles/names/clusters.h"
 #include "profiles/published_reader.h"
 #include "profiles/shipped.h"
 #include "sim/base/error.h"
@@ -81,6 +82,7 @@ PublishedFile parse_published(std::string_view text, const std::string& file) {
       const auto [framework, is_new] = frameworks.try_emplace(entry.of->stack);
       if (is_new) framework->second = framework_of(entry.of->stack, result.source);
       entry.of->stack = framework->second;
+      entry.of->machine = entry.of->plan.machine = cluster_of(entry.of->machine, result.source);
     }
     if (!ids.insert(entry.id).second) {
       entry.of.reset();

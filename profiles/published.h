@@ -49,9 +49,19 @@ struct Measured {
 // What is recomputed in the backward, in the words of the sources. kSelective: the scores of eager
 // attention (arXiv 2205.05198). kFull: everything but the input of each layer. kFfnAndNorms: both
 // norms, the first product of the feed-forward and its activation. kNormsAndActivation: the same
-// without the product.
-enum class Recompute : uint8_t { kNone, kSelective, kFull, kFfnAndNorms, kNormsAndActivation };
-ActivationPlan activations_of(Recompute recompute);
+// without the product. kEveryOtherProduct: norms, activation and every second product in the order
+// of the layer (torchtitan's selective_ac_option "op"), where gate and up of a gated `activation`
+// are two.
+enum class Recompute : uint8_t {
+  kNone,
+  kSelective,
+  kFull,
+  kFfnAndNorms,
+  kNormsAndActivation,
+  kEveryOtherProduct
+};
+ActivationPlan activations_of(Recompute recompute,
+                              ActivationKind activation = ActivationKind::kGeluTanh);
 
 // What a source counts as a FLOP of the model, beside the products of its layers.
 struct FlopsConvention {
@@ -67,6 +77,8 @@ std::vector<FlopsConvention> conventions_of(const std::string& formula);
 
 // What a run's framework does other than its stack says (sim/spec/stack.h, StackFacts).
 struct CaseFacts {
+  std::optional<LossPrecision> loss;
+  std::optional<int64_t> loss_bytes;
   std::optional<int64_t> loss_chunks;
   std::optional<GradientPrecision> gradients;
   std::optional<GradientPrecision> reduction;
@@ -76,7 +88,9 @@ struct CaseFacts {
 
 struct PublishedCase {
   std::string id;
-  std::string machine;  // name of a machine
+  // Name of a machine: the case's, or what the file's source says of it
+  // (profiles/names/clusters.h).
+  std::string machine;
   // Name of a stack: that of the family that the case names (framework_of in profiles/load.h) which
   // the file's source is of.
   std::string stack;

@@ -198,8 +198,8 @@ class RunReader {
   // The knobs of `activations`, or null where nothing was said about them.
   Json read_activations() {
     const bool named = reader_.has("recompute");
-    const std::vector<std::string> words = {"none", "selective", "full", "ffn+norm",
-                                            "norm+mlp-activation"};
+    const std::vector<std::string> words = {
+        "none", "selective", "full", "ffn+norm", "norm+mlp-activation", "every-other-product"};
     const bool checkpoints = flag("checkpoint_offload") || offloads("residual");
     const bool asked = flag("activation_offload");
     const double share = reader_.has("activation_offload_ratio")
@@ -211,7 +211,7 @@ class RunReader {
     const auto recompute = named ? static_cast<Recompute>(reader_.choice("recompute", words))
                            : checkpoints ? Recompute::kFull
                                          : Recompute::kNone;
-    const ActivationPlan plan = activations_of(recompute);
+    const ActivationPlan plan = activations_of(recompute, result_.model.activation);
     Json knobs = Json::object();
     for (const ModuleKind kind : saving_kinds()) {
       ActivationFate fate = plan.fate[static_cast<size_t>(kind)];
@@ -220,6 +220,7 @@ class RunReader {
       knobs[std::string(to_string(kind))] = to_string(fate);
     }
     knobs["scores"] = to_string(plan.scores);
+    if (plan.recompute_fc1_part < 1) knobs["recompute_fc1_part"] = plan.recompute_fc1_part;
     if (offload) knobs["offload_part"] = share;
     if (reader_.has("recompute_fraction")) {
       knobs["recompute_share"] = reader_.number("recompute_fraction", kRunShare);
@@ -309,6 +310,13 @@ class RunReader {
       // ops/fused_linear_cross_entropy.py: inc_factor = ceil(V / H)).
       facts.loss_chunks = div_ceil(result_.model.vocab, result_.model.hidden);
     }
+    if (reader_.has("loss")) {
+      // PyTorch's cross_entropy of logits.float(): as it stands its kernels write three copies and
+      // move 36 bytes a logit, behind torch.compile 16-bit logits and their gradient alone.
+      const bool compiled = reader_.choice("loss", {"eager", "compiled"}) == 1;
+      facts.loss = compiled ? LossPrecision::kCompiled : LossPrecision::kTorchF32;
+      facts.loss_bytes = compiled ? 8 : 36;
+    }
     if (reader_.has("accumulate_fp32")) {
       facts.gradients = reader_.boolean("accumulate_fp32") ? GradientPrecision::kF32
                                                            : GradientPrecision::kAsWeights;
@@ -376,7 +384,7 @@ void read_run(JsonReader reader, PublishedCase& of, const std::string& source) {
   RunReader(std::move(reader), of).read(source);
 }
 
-ActivationPlan activations_of(Recompute recompute) {
+ActivationPlan activations_of(Recompute recompute, ActivationKind activation) {
   ActivationPlan plan;
   const auto redo = [&](ModuleKind kind) {
     plan.fate[static_cast<size_t>(kind)] = ActivationFate::kRecompute;
@@ -386,13 +394,22 @@ ActivationPlan activations_of(Recompute recompute) {
       if (kind != ModuleKind::kFc2) redo(kind);
     }
   }
-  if (recompute == Recompute::kFfnAndNorms || recompute == Recompute::kNormsAndActivation) {
+  const bool every_other = recompute == Recompute::kEveryOtherProduct;
+  if (recompute == Recompute::kFfnAndNorms || recompute == Recompute::kNormsAndActivation ||
+      every_other) {
     for (const ModuleKind kind :
          {ModuleKind::kNorm1, ModuleKind::kNorm2, ModuleKind::kActivation}) {
       redo(kind);
     }
   }
   if (recompute == Recompute::kFfnAndNorms) redo(ModuleKind::kFc1);
+  // Queries, keys, values, output, gate, up, down: the first, third, fifth and seventh stay. The
+  // keys', a fraction of one product, count as kept with their neighbours.
+  if (every_other) redo(ModuleKind::kAttentionOut);
+  if (every_other && activation == ActivationKind::kSwiGlu) {
+    redo(ModuleKind::kFc1);
+    plan.recompute_fc1_part = 0.5;
+  }
   const bool scores = recompute == Recompute::kFull || recompute == Recompute::kSelective;
   plan.scores = scores ? ActivationFate::kRecompute : ActivationFate::kKeep;
   return plan;

@@ -18,12 +18,15 @@ constexpr double kConverged = 0.004;  // of the largest move of a coordinate
 // A constant is called fitted where cases halved the variance that frameworks have among them.
 constexpr double kFittedShare = 0.5;
 
-const Stack& stack_named(const std::vector<SourcedCase>& cases, const std::string& name) {
+// As its file has it: what single runs of it did otherwise is no fact of it.
+Stack stack_named(const std::vector<SourcedCase>& cases, const std::string& name) {
   const auto found = std::find_if(cases.begin(), cases.end(), [&](const SourcedCase& one) {
     return one.setup.stack.name == name;
   });
   CHECK(found != cases.end());
-  return found->setup.stack;
+  Stack stack = found->setup.stack;
+  if (found->setup.profile) stack.facts = *found->setup.profile;
+  return stack;
 }
 
 // The prediction that a log_error_of() tells.
@@ -182,7 +185,7 @@ Calibration calibrate(const std::vector<SourcedCase>& cases, const Stack& typica
     if (move < kConverged) break;
   }
   for (size_t f = 0; f < figures.frameworks().size(); ++f) {
-    const Stack& before = stack_named(cases, figures.frameworks()[f]);
+    const Stack before = stack_named(cases, figures.frameworks()[f]);
     result.stacks.push_back(fitted_stack(before, result.fit, f, figures.generations()));
     result.stacks.back().fitted_on.clear();
   }

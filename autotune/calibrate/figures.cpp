@@ -163,9 +163,7 @@ LoadedCases load_published_cases(const std::vector<PublishedFile>& files,
         const auto own = std::find_if(stacks.begin(), stacks.end(), [&](const Stack& stack) {
           return stack.name == entry.of->stack;
         });
-        CaseSetup setup = own == stacks.end()
-                              ? set_up(*entry.of)
-                              : CaseSetup{*entry.of, load_machine(entry.of->machine), *own};
+        CaseSetup setup = own == stacks.end() ? set_up(*entry.of) : set_up(*entry.of, *own);
         loaded.cases.push_back({std::move(setup), source_key(file.source), name});
       } catch (const std::exception& error) {
         loaded.refused.push_back({name, entry.id, error.what()});

@@ -135,11 +135,7 @@ std::vector<double> flow_shares(const Plan& plan) {
 // What the case leaves open and has only one best value.
 Plan base_plan(const CaseSetup& setup) {
   Plan plan = setup.of.plan;
-  const bool on_gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
-  if (on_gpu && setup.of.open.has(KnobId::kBucketBytes)) {
-    plan.optimizer.bucket_bytes =
-        usual_bucket(setup.stack.name, plan).value_or(plan.optimizer.bucket_bytes);
-  }
+  if (setup.of.open.has(KnobId::kBucketBytes)) use_usual_bucket(setup.stack.name, plan);
   if (setup.of.open.has(KnobId::kTensorSequence))
     plan.tensor_sequence = plan.tensor > 1 && setup.stack.facts.splits_norms_by_token;
   const auto& rates = setup.machine.cpu.adam;
@@ -353,6 +349,8 @@ void override_facts(const CaseFacts& of, StackFacts& facts) {
   const auto set = [](const auto& from, auto& to) {
     if (from) to = *from;
   };
+  set(of.loss, facts.loss);
+  set(of.loss_bytes, facts.loss_bytes);
   set(of.loss_chunks, facts.loss_chunks);
   set(of.gradients, facts.gradients);
   set(of.reduction, facts.reduction);
@@ -381,8 +379,11 @@ void resolve_state(CaseSetup& setup) {
 
 }  // namespace
 
-CaseSetup set_up(const PublishedCase& of) {
-  CaseSetup setup{of, load_machine(of.machine), load_stack(of.stack)};
+CaseSetup set_up(const PublishedCase& of) { return set_up(of, load_stack(of.stack)); }
+
+CaseSetup set_up(const PublishedCase& of, Stack stack) {
+  CaseSetup setup{of, load_machine(of.machine), std::move(stack)};
+  setup.profile = setup.stack.facts;
   setup.prints_allocated = setup.stack.facts.prints_allocated;
   setup.prints_gib = setup.stack.facts.prints_gib;
   setup.loads_whole_model = setup.stack.facts.loads_whole_model;
@@ -394,6 +395,7 @@ CaseSetup set_up(const PublishedCase& of) {
 
 CaseSetup as_run_by(CaseSetup setup, Stack stack) {
   setup.stack = std::move(stack);
+  setup.profile = setup.stack.facts;
   // The name stays that of whom the source names, and says nothing of buckets any more.
   setup.of.open.set(KnobId::kBucketBytes, false);
   override_facts(setup.of.facts, setup.stack.facts);

@@ -41,7 +41,8 @@ namespace ballast {
 struct CaseSetup {
   PublishedCase of;
   Machine machine;
-  Stack stack;
+  Stack stack;                             // with the facts that this run alone has
+  std::optional<StackFacts> profile = {};  // those of its file, where they may be other ones
   // How the peaks of its source were printed, whichever stack it is predicted as
   // (StackFacts::prints_allocated, prints_gib, loads_whole_model).
   bool prints_allocated = false, prints_gib = false, loads_whole_model = false;
@@ -49,6 +50,8 @@ struct CaseSetup {
 // Loads the machine and the stack that a case names, and settles what they decide of its plan.
 // Throws Error where one is not shipped.
 CaseSetup set_up(const PublishedCase& of);
+// The same with a stack that is none of the shipped.
+CaseSetup set_up(const PublishedCase& of, Stack stack);
 // The same case as run by another framework: what the source says of the run stays.
 CaseSetup as_run_by(CaseSetup setup, Stack stack);
 

@@ -10,6 +10,7 @@
 #include "autotune/search/evaluate.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"
+#include "profiles/frameworks/usual_buckets.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
@@ -36,6 +37,7 @@ std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
   for (Plan& plan : layouts_of(setting.model, start.plan, start.open)) {
     const bool keeps_data = start.open.has(KnobId::kData) || plan.data == start.plan.data;
     if (!keeps_data || !stack_allows(start, plan, setting.stack.facts)) continue;
+    if (start.usual_buckets) use_usual_bucket(setting.stack.name, plan);
     try {
       check(plan, setting.model);
       layouts.push_back(std::move(plan));
@@ -202,7 +204,7 @@ class LayoutBounds::Judge {
 
 LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
     : setting_(std::make_unique<const Setting>(std::move(setting))) {
-  std::vector<Start> starts = {{setting_->plan, setting_->open}};
+  std::vector<Start> starts = {{setting_->plan, setting_->open, setting_->usual_buckets}};
   starts.insert(starts.end(), setting_->others.begin(), setting_->others.end());
   std::optional<Error> refusal;
   for (const Start& start : starts) {

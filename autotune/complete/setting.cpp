@@ -1,6 +1,18 @@
 #include "autotune/complete/setting.h"
 
+#include <utility>
+
+#include "profiles/frameworks/usual_buckets.h"
+
 namespace ballast {
+
+void adopt(Setting& of, Stack stack) {
+  if (of.usual_buckets) use_usual_bucket(stack.name, of.plan);
+  for (Start& other : of.others) {
+    if (other.usual_buckets) use_usual_bucket(stack.name, other.plan);
+  }
+  of.stack = std::move(stack);
+}
 
 bool has_auto(const Plan& plan) {
   return !plan.micro_batch || !plan.activations || !plan.optimizer.gpu_buckets ||

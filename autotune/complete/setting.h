@@ -18,6 +18,7 @@ namespace ballast {
 struct Start {
   Plan plan;
   KnobSet open;
+  bool usual_buckets = false;  // nobody names buckets: a framework's are its own (adopt)
 };
 
 struct Setting {
@@ -27,9 +28,14 @@ struct Setting {
   Stack stack{};
   KnobSet open{};               // of `plan`, as in Start
   std::vector<Start> others{};  // other strategies' plans that may be chosen instead
+  bool usual_buckets = false;   // of `plan`, as in Start
 
   bool has_open_layout() const { return !open.empty() || !others.empty(); }
 };
+
+// Gives the setting a stack, and where nobody names buckets those that it cuts gradients into
+// (profiles/frameworks/usual_buckets.h), which published cases are predicted with as well.
+void adopt(Setting& of, Stack stack);
 
 // True if a knob is "auto".
 bool has_auto(const Plan& plan);

@@ -64,6 +64,16 @@ KnobSet open_layout(const PlanFlags& flags, const Plan& plan, const Overrides& o
   return (open & knobs_of(KnobSearch::kLayout)).empty() ? KnobSet{} : open;
 }
 
+// Whether neither a plan, nor a strategy, nor --set says into what buckets gradients are cut. (No
+// shipped strategy that steps on the GPU names them.)
+bool leaves_buckets(const PlanFlags& flags, const Plan& plan, const Overrides& overrides) {
+  const std::string path(knob_of(KnobId::kBucketBytes).path);
+  const bool set = std::any_of(overrides.plan.begin(), overrides.plan.end(),
+                               [&](const Override& change) { return change.key == path; });
+  if (set || flags.plan_file) return false;
+  return plan.optimizer.bucket_bytes == OptimizerPlan{}.bucket_bytes;
+}
+
 // This machine's own cores run the stages of a pipeline, or ranks, however many there are, and its
 // memory is divided between them. What else stages share the cost model knows.
 void run_stages(int64_t stages, Machine& machine) {
@@ -117,6 +127,7 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
     if (plan.devices > plan.pipeline) wire_ranks(result.machine);
   }
   result.open = open_layout(flags, plan, overrides);
+  result.usual_buckets = leaves_buckets(flags, plan, overrides);
   if (flags.plan_file || choice.strategy || plan.devices == 1 || plan.machine == kHere) {
     return result;
   }
@@ -127,6 +138,7 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
     start.plan.sequence_length = plan.sequence_length;
     start.plan.global_batch = plan.global_batch;
     start.open = open_layout(flags, start.plan, overrides);
+    start.usual_buckets = leaves_buckets(flags, start.plan, overrides);
     result.others.push_back(std::move(start));
   }
   return result;

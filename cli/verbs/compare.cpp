@@ -407,7 +407,7 @@ class Comparer {
     const bool any_strategy = flags.strategies.empty() && !flags.plan_file;
     Setting of = load(flags);
     // Bounds are those of Ballast's own graphs: a search knows no other stack.
-    of.stack = flags_.tune ? Stack{} : stack_of(flags_.stack, of.machine);
+    adopt(of, flags_.tune ? Stack{} : stack_of(flags_.stack, of.machine));
     if (flags_.tune && any_strategy) of.plan.strategy = kAnyStrategy;
     const auto known = measurements_.find(of.plan.machine);
     const Measurements measurements =

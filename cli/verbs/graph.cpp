@@ -282,7 +282,7 @@ int run_graph(Words words) {
   }
 
   Setting of = load_case(flags, store);
-  of.stack = stack_of(stack, of.machine);
+  adopt(of, stack_of(stack, of.machine));
   const Measurements measurements = measurements_of(of.machine, store);
   Completed completed = complete(std::move(of), &measurements);
   if (!folded.empty()) {

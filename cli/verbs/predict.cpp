@@ -217,7 +217,7 @@ int run_max_model(const PredictFlags& flags) {
   const Family gpt = gpt_family();
   Setting of = load_start(flags.plan, flags.store, &gpt.like);
   if (!of.plan.model.empty()) check(of.plan, of.model);
-  of.stack = stack_of(flags.stack, of.machine);
+  adopt(of, stack_of(flags.stack, of.machine));
   const bool named = !of.plan.model.empty();
   Family family = named ? family_of(of.model) : gpt;
   family.like.vocab = of.model.vocab;  // --set model.vocab
@@ -247,7 +247,7 @@ int run_max_model(const PredictFlags& flags) {
 
 int run_max_sequence(const PredictFlags& flags) {
   Setting of = load_case(flags.plan, flags.store);
-  of.stack = stack_of(flags.stack, of.machine);
+  adopt(of, stack_of(flags.stack, of.machine));
   const LongestSequence found = longest_sequence(of);
   if (found.tokens == 0) {
     return report_nothing(fmt::format("a sequence of {} tokens", found.next_tokens),
@@ -280,7 +280,7 @@ Setting on_devices(const PredictFlags& flags, const Setting& asked, int64_t devi
   plan.devices = {devices};
   plan.knobs[KnobId::kGlobalBatch] = asked.plan.global_batch;
   Setting of = load_case(plan, flags.store);
-  of.stack = asked.stack;
+  adopt(of, asked.stack);
   return of;
 }
 
@@ -308,7 +308,7 @@ std::string larger_machine_text(const Setting& of) {
 }
 
 int run_plan(Setting of, const PredictFlags& flags) {
-  of.stack = stack_of(flags.stack, of.machine);
+  adopt(of, stack_of(flags.stack, of.machine));
   check(flags.goodput, of);
   const Setting asked = of;
   Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
@@ -333,7 +333,7 @@ int run_plan(Setting of, const PredictFlags& flags) {
 // One of a list: that it is refused does not cost the others.
 Predicted predict_or_refuse(Case one, const PredictFlags& flags, const InterruptWatch& watch) {
   Setting& of = one.of;
-  of.stack = stack_of(flags.stack, of.machine);
+  adopt(of, stack_of(flags.stack, of.machine));
   if (!one.refusal.empty()) return {std::move(of), {}, {}, {}, one.refusal};
   try {
     if (!of.has_open_layout()) check(of.plan, of.model);

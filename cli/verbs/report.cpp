@@ -195,7 +195,7 @@ OrderedJson data_of_prediction(Completed completed, const Measurements& measurem
 
 OrderedJson data_of_plan(const ReportFlags& flags) {
   Setting of = load_case(flags.plan, flags.store);
-  of.stack = stack_of(flags.stack, of.machine);
+  adopt(of, stack_of(flags.stack, of.machine));
   const Measurements measurements = measurements_of(of.machine, flags.store);
   return data_of_prediction(complete(std::move(of), &measurements), measurements, flags);
 }

@@ -51,4 +51,9 @@ std::optional<Bytes> usual_bucket(std::string_view stack, const Plan& plan) {
   return bytes_of(std::max(found->elements, found->of_rank * plan.data), DType::kF32);
 }
 
+void use_usual_bucket(std::string_view stack, Plan& plan) {
+  if (plan.optimizer.placement != OptimizerPlacement::kGpu) return;
+  plan.optimizer.bucket_bytes = usual_bucket(stack, plan).value_or(plan.optimizer.bucket_bytes);
+}
+
 }  // namespace ballast

@@ -13,6 +13,9 @@
 
 namespace ballast {
 
+// Gives a plan whose state the GPU steps the buckets of its framework, where they are known.
+void use_usual_bucket(std::string_view stack, Plan& plan);
+
 // As OptimizerPlan::bucket_bytes, of 32-bit values; absent where a framework's source was not read
 // for it.
 std::optional<Bytes> usual_bucket(std::string_view stack, const Plan& plan);

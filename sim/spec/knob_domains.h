@@ -57,6 +57,11 @@ inline bool recomputes(const Plan& plan) {
          });
 }
 
+inline bool recomputes_fc1(const Plan& plan) {
+  constexpr auto kFc1 = static_cast<size_t>(ModuleKind::kFc1);
+  return !plan.activations || plan.activations->fate[kFc1] == ActivationFate::kRecompute;
+}
+
 inline bool reloads_by_module(const Plan& plan) {
   return plan.activations && plan.activations->reload == ReloadOrder::kByModule;
 }

@@ -521,6 +521,16 @@ constexpr Knob kTable[] = {
          .help = "Share of the layers, spread evenly over them, whose recompute is obeyed",
          .matters = "where something is recomputed",
          .matters_in = recomputes}),
+    knob<&ActivationPlan::recompute_fc1_part>(
+        {.id = KnobId::kRecomputeFc1Part,
+         .path = "activations.recompute_fc1_part",
+         .group = kActivations,
+         .may_be_absent = true,
+         .studied_with = "activations",
+         .only_predicted = "an output of which a part is recomputed and a part stays",
+         .help = "Of fc1's output, where it is recomputed, the part that is",
+         .matters = "where fc1 is recomputed",
+         .matters_in = recomputes_fc1}),
     knob<&ActivationPlan::look_ahead>(
         {.id = KnobId::kActivationsLookAhead,
          .path = "activations.look_ahead",
@@ -552,8 +562,7 @@ constexpr Knob kTable[] = {
          .choices = kChoices<Fate::kKeep, Fate::kRecompute, Fate::kOffload>,
          .may_be_absent = true,
          .studied_with = "activations",
-         .help = "The rows of tokens as experts take them: keep, recompute (they are sent again), "
-                 "or offload",
+         .help = "Rows of tokens as experts take them: keep, recompute (send again) or offload",
          .matters = "where the model has experts"}),
     knob<&ActivationPlan::scores>({.id = KnobId::kScores,
                                    .path = "activations.scores",

@@ -71,6 +71,7 @@ enum class KnobId : uint8_t {
   kOffloadPart,
   kOffloadPerMflop,
   kRecomputeShare,
+  kRecomputeFc1Part,
   kActivationsLookAhead,
   kReload,
   kDispatched,

@@ -97,6 +97,10 @@ struct ActivationPlan {
   int64_t offload_per_mflop = 0;
   // Of the layers, spread evenly over them, whose kRecompute is obeyed; the others keep.
   double recompute_share = 1.0;
+  // Of fc1's output, where it is recomputed, the part that is; the rest is kept. Half of a gated
+  // network's is the one of its two products that PyTorch's selective checkpointing of every other
+  // product makes again (torchtitan, torchtitan/distributed/activation_checkpoint.py).
+  double recompute_fc1_part = 1.0;
   int64_t look_ahead = 4;  // operations of the GPU between a reload and its use
   ReloadOrder reload = ReloadOrder::kLookAhead;
   // The rows of tokens as experts take them, one for each choice of a token, which are no module's

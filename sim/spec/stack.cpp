@@ -47,7 +47,7 @@ std::string_view to_string(Fusion value) {
 
 std::string_view to_string(LossPrecision value) {
   static constexpr std::array<std::string_view, kLossPrecisions> kNames = {
-      "in_place", "fp32", "fp32_copies", "torch_fp32", "torch"};
+      "in_place", "fp32", "fp32_copies", "torch_fp32", "torch", "compiled"};
   return kNames.at(static_cast<size_t>(value));
 }
 

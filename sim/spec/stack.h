@@ -56,9 +56,10 @@ std::string_view to_string(Fusion value);
 // Memory of the loss: the logits' gradient in their place, a 32-bit copy of the logits whose place
 // both take, or 32-bit copies of the logits and of their gradient beside them. As PyTorch's
 // cross_entropy, of 32-bit copies or of the logits as they are, beside the logits: their
-// log-softmax, its gradient (zeros but for one a row) and their own.
-enum class LossPrecision : uint8_t { kInPlace, kF32, kF32Copies, kTorchF32, kTorch };
-inline constexpr int kLossPrecisions = 5;
+// log-softmax, its gradient (zeros but for one a row) and their own. As torch.compile makes of that
+// one: their gradient beside them, as narrow as they are.
+enum class LossPrecision : uint8_t { kInPlace, kF32, kF32Copies, kTorchF32, kTorch, kCompiled };
+inline constexpr int kLossPrecisions = 6;
 std::string_view to_string(LossPrecision value);
 
 // A machine's name for the rate of torch.optim's Adam on the CPU, tensor by tensor and unfused.

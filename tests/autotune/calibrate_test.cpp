@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "autotune/calibrate/priors.h"
+#include "profiles/load.h"
+#include "profiles/published.h"
 #include "sim/base/error.h"
 #include "tests/autotune/calibrated.h"
 
@@ -126,6 +128,20 @@ TEST(Calibrate, cases_of_one_source_say_less_than_those_of_many) {
               1.05 * of_many.stacks[0].uncertainty->covariance[at])
         << constant_name(constant);
   }
+}
+
+// What one run did otherwise (a loss that was not compiled yet, gradients of another type) is used
+// to predict that run, and is not written down as a fact of its framework.
+TEST(Calibrate, facts_of_a_run_do_not_become_those_of_its_framework) {
+  PublishedCase of = load_published("torchtitan-h100").entries.front().of.value();
+  ASSERT_EQ(of.facts.loss, LossPrecision::kTorchF32);
+  const Stack profile = load_stack(of.stack);
+  ASSERT_EQ(profile.facts.loss, LossPrecision::kCompiled);
+  const CaseSetup setup = set_up(of);
+  EXPECT_EQ(setup.stack.facts.loss, LossPrecision::kTorchF32);
+  const Calibration result = calibrate({{setup, "torchtitan", "torchtitan-h100"}});
+  EXPECT_EQ(result.stacks.front().facts, profile.facts);
+  EXPECT_EQ(set_up(of, profile).stack.facts, setup.stack.facts);
 }
 
 TEST(Calibrate, cases_without_numbers_are_refused) {

@@ -46,6 +46,27 @@ TEST(Stack, is_the_typical_frameworks_where_none_is_named_and_the_output_says_so
   EXPECT_EQ(graph["step_time_s"], none["step_time_s"]);
 }
 
+// A plan whose buckets nobody names has those of the framework that is named, as published cases
+// have in `validate`, whether its layout is given or chosen.
+TEST(Stack, brings_its_frameworks_buckets_where_nobody_names_others) {
+  const Workbench bench;
+  const std::string plan =
+      "predict --json --model gpt2 --machine dgx-h100-80gb --devices 16 --global-batch 16 "
+      "--micro-batch 1 --sequence-length 512 --set plan.activations=keep ";
+  const auto bucket = [&](const std::string& more) {
+    const Outcome outcome = bench.run(plan + more);
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    return Json::parse(outcome.output)["plan"]["optimizer"]["bucket_bytes"].get<int64_t>();
+  };
+  EXPECT_EQ(bucket("--strategy ddp --stack nemo-2025"), int64_t{4} * 40'000'000);
+  EXPECT_EQ(bucket("--strategy ddp --stack torch-2025"), int64_t{25} << 20);
+  EXPECT_EQ(bucket("--strategy ddp"), int64_t{64} << 20);
+  EXPECT_EQ(bucket("--strategy megatron --stack nemo-2025"), int64_t{4} * 40'000'000);
+  EXPECT_EQ(bucket("--strategy ddp --stack nemo-2025 --set plan.optimizer.bucket_bytes=1048576"),
+            1 << 20);
+  EXPECT_EQ(bucket("--strategy superoffload --stack deepspeed-2025"), int64_t{64} << 20);
+}
+
 TEST(Stack, roofline_is_no_slower_and_plans_memory_as_ballast_does) {
   const Workbench bench;
   const auto as = [&](const std::string& stack) {

@@ -1,6 +1,7 @@
 // What the knobs zero_group, recompute_share, offload_part and ffn_tiles make of a graph, counted
 // by hand; layers over uneven chunks; and products in 8 bits as frameworks make them.
 #include <gtest/gtest.h>
+#include <set>
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/schedules/schedule.h"
@@ -141,6 +142,47 @@ TEST(RecomputeShare, so_many_layers_recompute_and_the_others_keep) {
   EXPECT_EQ(recomputed(build(tiny::model(), plan)), all / 2);
   plan.activations->recompute_share = 0;
   EXPECT_EQ(recomputed(build(tiny::model(), plan)), 0);
+}
+
+// Of a gated network half of fc1 is one of its two products: the backward finds the one and makes
+// the other again, at half the FLOPs.
+TEST(RecomputeFc1Part, half_of_the_columns_are_made_again_and_the_others_stay) {
+  const auto fc1 = static_cast<size_t>(ModuleKind::kFc1);
+  Plan plan = tiny::plan();
+  plan.activations->fate[fc1] = ActivationFate::kRecompute;
+  const auto again = [](const Graph& graph) {
+    double flops = 0;
+    for (const Op& op : graph.step.ops) {
+      if (op.phase == Phase::kRecompute) flops += flops_of(op.work).count;
+    }
+    return flops;
+  };
+  // What of fc1 is written by the forward and read by the backward.
+  const auto kept = [](const Graph& graph) {
+    std::set<TensorId> written;
+    std::set<TensorId> found;
+    int64_t elements = 0;
+    for (const Op& op : graph.step.ops) {
+      for (const Access& access : op.accesses) {
+        const Tensor& tensor = graph.tensor(access.tensor);
+        if (tensor.kind != TensorKind::kOutput || tensor.label.module != ModuleKind::kFc1) continue;
+        if (op.phase == Phase::kForward) written.insert(access.tensor);
+        const bool stays = is_backward(op.phase) && written.contains(access.tensor);
+        if (stays && found.insert(access.tensor).second) elements += tensor.elements;
+      }
+    }
+    return elements;
+  };
+  const Graph whole = build(tiny::model(), plan);
+  EXPECT_EQ(kept(whole), 0);
+  plan.activations->recompute_fc1_part = 0;
+  const Graph none = build(tiny::model(), plan);
+  EXPECT_EQ(again(none), 0);
+  plan.activations->recompute_fc1_part = 0.5;
+  const Graph half = build(tiny::model(), plan);
+  EXPECT_EQ(kept(half), kept(none) / 2);
+  EXPECT_GT(kept(half), 0);
+  EXPECT_EQ(again(half), again(whole) / 2);
 }
 
 TEST(OffloadPart, a_quarter_of_every_output_leaves_and_the_rest_stays) {

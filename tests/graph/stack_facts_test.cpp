@@ -242,6 +242,8 @@ TEST(StackFacts, the_loss_of_pytorch_takes_three_copies) {
   EXPECT_EQ(logits(facts).beside, 2048 * 12);
   facts.loss = LossPrecision::kTorch;
   EXPECT_EQ(logits(facts).beside, 2048 * 6);
+  facts.loss = LossPrecision::kCompiled;
+  EXPECT_EQ(logits(facts).beside, 2048 * 2) << "torch.compile leaves their gradient alone";
 }
 
 RowWork work_of_loss(const Plan& plan, const StackFacts& facts) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profiles/load.h"
+#include "profiles/names/clusters.h"
 #include "tests/profiles/support.h"
 
 namespace ballast {
@@ -170,6 +171,40 @@ TEST(Published, keys_of_newer_files_become_knobs_and_facts) {
   some["run"].erase("recompute_fraction");
   some["run"]["tiled_mlp"] = true;
   EXPECT_EQ(case_of(some).plan.ffn_tiles, 2) << "128 tokens over a width of 64";
+}
+
+// torchtitan's "op": of seven products of a gated layer the second, fourth and sixth are made
+// again; of six of another one the second, fourth and sixth too, none of them fc1.
+TEST(Published, every_other_product_is_half_of_a_gated_fc1) {
+  Json one = small_case();
+  one["run"]["recompute"] = "every-other-product";
+  EXPECT_EQ(fate(case_of(one), ModuleKind::kFc1), ActivationFate::kKeep);
+  one["model"]["architecture"] = "llama";
+  const PublishedCase gated = case_of(one);
+  EXPECT_EQ(fate(gated, ModuleKind::kFc1), ActivationFate::kRecompute);
+  EXPECT_EQ(gated.plan.activations->recompute_fc1_part, 0.5);
+  EXPECT_EQ(fate(gated, ModuleKind::kAttentionOut), ActivationFate::kRecompute);
+  EXPECT_EQ(fate(gated, ModuleKind::kQkv), ActivationFate::kKeep);
+  EXPECT_EQ(fate(gated, ModuleKind::kCoreAttention), ActivationFate::kKeep);
+}
+
+TEST(Published, a_run_says_whether_its_loss_was_compiled) {
+  EXPECT_EQ(with_run("loss", "compiled").facts.loss, LossPrecision::kCompiled);
+  EXPECT_EQ(with_run("loss", "eager").facts.loss, LossPrecision::kTorchF32);
+  EXPECT_EQ(with_run("loss", "eager").facts.loss_bytes, 36);
+  EXPECT_FALSE(with_run("packed", true).facts.loss);
+}
+
+// Cases name a machine like the one that their authors' other words describe.
+TEST(Published, a_source_says_on_which_cluster_it_ran) {
+  EXPECT_EQ(cluster_of("dgx-h100-80gb", "huggingface/nanotron@2411b022"), "hgx-h100-80gb-efa");
+  EXPECT_EQ(cluster_of("dgx-h100-80gb", "mosaicml/llm-foundry"), "dgx-h100-80gb");
+  EXPECT_EQ(cluster_of("h100-sxm-80gb", "huggingface/nanotron"), "h100-sxm-80gb");
+  for (const PublishedEntry& entry : load_published("fpdt-limits").entries) {
+    ASSERT_TRUE(entry.of);
+    EXPECT_EQ(entry.of->plan.machine, "hgx-a100-80gb-quad");
+    EXPECT_EQ(load_machine(entry.of->machine).devices_per_node, 4);
+  }
 }
 
 TEST(Published, experts_are_described_by_their_sizes) {

@@ -258,6 +258,7 @@ Votes votes_of(const std::vector<Stack>& stacks, const std::string& without) {
       // theirs runs on the CPU.
       if (fact == "weight_overlap" && stack.facts.most_zero_stage == 0) continue;
       if (fact == "torch_adam_threads" || fact == "most_zero_stage") continue;
+      if (fact == "attention_on") continue;  // counted below, by generation
       if (fact.starts_with("fp8_") && some_train_in_8_bits && !trains_in_8_bits(stack)) continue;
       ++count[fact][value.dump()];
     }
@@ -294,6 +295,28 @@ TEST(Stacks, no_typical_fact_hangs_on_one_framework) {
     const Json& facts = typical[offload ? "facts_where_offloaded" : "facts"];
     for (const Stack& left_out : all)
       expect_most(facts, votes_of(all, left_out.name), left_out.name);
+  }
+}
+
+// Whose kernels were made before Blackwell, and who never ran there, has nothing to say of what
+// computes attention there; whether state is offloaded does not matter.
+TEST(Stacks, typical_attention_on_blackwell_is_that_of_most_who_name_a_kernel_for_it) {
+  const Stack typical = load_stack(std::string(kTypicalStack));
+  std::vector<Stack> all = frameworks(false);
+  const std::vector<Stack> offloading = frameworks(true);
+  all.insert(all.end(), offloading.begin(), offloading.end());
+  for (const Stack& left_out : all) {
+    std::map<AttentionKernel, int> said;
+    for (const Stack& stack : all) {
+      const bool says = stack.facts.attention_kernel_on.contains("blackwell") ||
+                        stack.facts.attention_kernel == AttentionKernel::kCudnn;
+      if (says && stack.name != left_out.name) ++said[stack.facts.attention_kernel_of("blackwell")];
+    }
+    const auto most = std::max_element(
+        said.begin(), said.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    ASSERT_NE(most, said.end());
+    EXPECT_EQ(typical.facts.attention_kernel_of("blackwell"), most->first) << left_out.name;
+    EXPECT_EQ(typical.facts.where_offloaded.facts->attention_kernel_of("blackwell"), most->first);
   }
 }
 

@@ -55,7 +55,7 @@ class TensorFates {
     const ActivationFate fate = named(tensor);
     const int64_t layer = graph_.tensors[tensor].label.layer;
     const bool obeyed = fate == ActivationFate::kOffload     ? obeys_offload(tensor)
-                        : fate == ActivationFate::kRecompute ? obeys_recompute(layer)
+                        : fate == ActivationFate::kRecompute ? obeys_recompute(layer, tensor)
                                                              : true;
     return obeyed ? fate : ActivationFate::kKeep;
   }
@@ -119,8 +119,11 @@ class TensorFates {
 
   // As PyTorch's selective checkpointing chooses blocks (foundation-model-stack/fms-fsdp,
   // policies/ac_handler.py): evenly spread.
-  bool obeys_recompute(int64_t layer) const {
+  bool obeys_recompute(int64_t layer, size_t tensor) const {
     if (layer < 0) return true;
+    if (plan_.recompute_fc1_part == 0 && graph_.tensors[tensor].label.module == ModuleKind::kFc1) {
+      return false;
+    }
     const int64_t some = std::llround(plan_.recompute_share * static_cast<double>(layers_));
     return (layer + 1) * some / layers_ > layer * some / layers_;
   }
@@ -133,18 +136,42 @@ class TensorFates {
   std::vector<bool> dispatched_;
 };
 
+// Cuts `graph.tensors[whole]` into a part of `share` of its elements (at least one on either side)
+// and the rest, which keeps its name. The part.
+TensorId cut(Graph& graph, size_t whole, double share) {
+  Tensor part = graph.tensors[whole];
+  const double all = static_cast<double>(part.elements);
+  part.elements =
+      std::clamp<int64_t>(std::llround(share * all), 1, std::max<int64_t>(1, part.elements - 1));
+  graph.tensors[whole].elements =
+      std::max<int64_t>(1, graph.tensors[whole].elements - part.elements);
+  return add_tensor(graph, part);
+}
+
+// Whoever touches the one part touches the other: `part_of` gives that of a tensor, or -1.
+void touch_both(std::vector<Op>& ops, const std::vector<TensorId>& part_of) {
+  for (Op& op : ops) {
+    const size_t count = op.accesses.size();
+    for (size_t a = 0; a < count; ++a) {
+      const auto tensor = static_cast<size_t>(op.accesses[a].tensor);
+      if (tensor >= part_of.size() || part_of[tensor] < 0) continue;
+      Access other = op.accesses[a];
+      other.tensor = part_of[tensor];
+      op.accesses.push_back(other);
+    }
+  }
+}
+
 // Walks the backward, puts a copy of the producing forward before the first reader of every
 // output that is to be recomputed, and points the backward's reads at what the copies write.
 class Recompute {
  public:
   Recompute(Graph& graph, const Plan& plan, const StackFacts& facts)
-      : graph_(graph), gathers_beside_(facts.tensor_overlap == Overlap::kPartial) {
-    const TensorFates fates(graph, plan);
+      : graph_(graph),
+        fc1_part_(plan.activations->recompute_fc1_part),
+        gathers_beside_(facts.tensor_overlap == Overlap::kPartial) {
+    find_recomputed(plan);
     producers_.resize(graph.tensors.size());
-    recomputed_.assign(graph.tensors.size(), false);
-    for (size_t i = 0; i < graph.tensors.size(); ++i) {
-      recomputed_[i] = fates.of(i) == ActivationFate::kRecompute;
-    }
     for (size_t i = 0; i < graph.step.ops.size(); ++i) {
       const Op& op = graph.step.ops[i];
       if (op.phase != Phase::kForward) continue;
@@ -169,6 +196,37 @@ class Recompute {
   }
 
  private:
+  // Of what is recomputed in part, the part.
+  void find_recomputed(const Plan& plan) {
+    const TensorFates fates(graph_, plan);
+    const size_t tensors = graph_.tensors.size();
+    recomputed_.assign(tensors, false);
+    std::vector<TensorId> part_of(tensors, -1);
+    for (size_t i = 0; i < tensors; ++i) {
+      if (fates.of(i) != ActivationFate::kRecompute) continue;
+      const Tensor& tensor = graph_.tensors[i];
+      const bool in_part = fc1_part_ < 1 && tensor.label.module == ModuleKind::kFc1 &&
+                           tensor.kind == TensorKind::kOutput;
+      if (in_part) {
+        part_of[i] = cut(graph_, i, fc1_part_);
+        recomputed_.push_back(true);
+      } else {
+        recomputed_[i] = true;
+      }
+    }
+    if (recomputed_.size() > tensors) touch_both(graph_.step.ops, part_of);
+  }
+
+  // A product that is repeated for a part of its columns.
+  void repeat_in_part(Op& op) const {
+    auto* const product = std::get_if<GemmWork>(&op.work);
+    if (fc1_part_ == 1 || product == nullptr || op.label.module != ModuleKind::kFc1) return;
+    product->n = std::max<int64_t>(1, std::llround(fc1_part_ * static_cast<double>(product->n)));
+    std::erase_if(op.accesses, [&](const Access& access) {
+      return access.mode == AccessMode::kWrite && !is_recomputed(access.tensor);
+    });
+  }
+
   // Of the product of a weight's gradient: where that of its input's gradient stands, from which
   // only exchanges part it. Of all others: where they stand themselves.
   static size_t start_of_gradients(const std::vector<Op>& ops, size_t i) {
@@ -204,6 +262,7 @@ class Recompute {
 
   void repeat(Op op, const std::vector<Op>& ops, size_t position, Insertions& insertions) {
     op.phase = Phase::kRecompute;
+    repeat_in_part(op);
     // How evenly tokens were sent is counted once.
     std::erase_if(op.accesses, [](const Access& one) { return one.role == Role::kBalance; });
     resolve(op, ops, position, insertions);
@@ -226,6 +285,7 @@ class Recompute {
   }
 
   Graph& graph_;
+  const double fc1_part_;
   // What the gradient of a weight reads whole is gathered beside the product before it, which is
   // that of its input's (Megatron-LM, core/tensor_parallel/layers.py,
   // LinearWithGradAccumulationAndAsyncCommunication.backward).
@@ -351,24 +411,9 @@ std::vector<bool> cut_outputs(Graph& graph, const Plan& whole) {
     if (share == 1) continue;
     stays[t] = true;
     if (share == 0 && plan.offload_per_mflop > 0) continue;
-    Tensor part = graph.tensors[t];
-    const double all = static_cast<double>(part.elements);
-    // At least one element on either side.
-    part.elements =
-        std::clamp<int64_t>(std::llround(share * all), 1, std::max<int64_t>(1, part.elements - 1));
-    graph.tensors[t].elements = std::max<int64_t>(1, graph.tensors[t].elements - part.elements);
-    leaves[t] = add_tensor(graph, part);
+    leaves[t] = cut(graph, t, share);
   }
-  for (Op& op : graph.step.ops) {
-    const size_t count = op.accesses.size();
-    for (size_t a = 0; a < count; ++a) {
-      const auto tensor = static_cast<size_t>(op.accesses[a].tensor);
-      if (tensor >= tensors || leaves[tensor] < 0) continue;
-      Access other = op.accesses[a];
-      other.tensor = leaves[tensor];
-      op.accesses.push_back(other);
-    }
-  }
+  touch_both(graph.step.ops, leaves);
   stays.resize(graph.tensors.size(), false);
   return stays;
 }

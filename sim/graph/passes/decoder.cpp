@@ -263,14 +263,19 @@ class Decoder : private DecoderExperts {
       // Where nothing is kept in 32 bits the copies are of 16.
       copies = 2;
       values_moved = 10 * model_.vocab;
+    } else if (facts_.loss == LossPrecision::kCompiled) {
+      copies = 1;
+      values_moved = 4 * model_.vocab;
     } else if (facts_.loss != LossPrecision::kInPlace) {
       copies = 3;
       values_moved = 16 * model_.vocab;
     }
     if (facts_.loss_bytes > 0)
       values_moved = facts_.loss_bytes * model_.vocab / size_of(plan_.dtype);
-    const bool narrow = pure_16_bit(plan_, facts_) || facts_.loss == LossPrecision::kTorch;
-    const int64_t wide = logits_count() / (copies == 1 ? 2 : 1);  // whose other half is the logits
+    const bool narrow = pure_16_bit(plan_, facts_) || facts_.loss == LossPrecision::kTorch ||
+                        facts_.loss == LossPrecision::kCompiled;
+    // One of 32 bits has the logits for its other half.
+    const int64_t wide = logits_count() / (facts_.loss == LossPrecision::kF32 ? 2 : 1);
     for (int64_t copy = 0; copy < copies; ++copy) {
       accesses.push_back(write(typed(TensorKind::kPartial, Category::kWorkspace, label, wide,
                                      narrow ? plan_.dtype : DType::kF32),
