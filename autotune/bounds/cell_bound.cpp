@@ -1,6 +1,7 @@
 #include "autotune/bounds/cell_bound.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "autotune/bounds/bound.h"
 #include "sim/graph/core/edit.h"
@@ -17,8 +18,13 @@ struct Chunk {
 
 class CellBound {
  public:
-  CellBound(const Model& model, const Plan& plan, const LayerProfile& profile)
-      : model_(model), plan_(plan), profile_(profile) {}
+  CellBound(const Model& model, const Plan& plan, const LayerProfile& profile, Bounded of)
+      : model_(model), plan_(plan), profile_(profile) {
+    const bool named = of == Bounded::kPlan && plan.pipeline == 1 && plan.weights.flow_share &&
+                       plan.optimizer.gpu_buckets &&
+                       plan.optimizer.placement == OptimizerPlacement::kCpu;
+    if (named) on_gpu_ = buckets_on_gpu();
+  }
 
   Duration time(const StepFloor& floor, const Usable& usable) const {
     return lowered(plan_.pipeline > 1 ? pipeline_ps(floor) : one_stage_ps(floor, usable));
@@ -89,6 +95,47 @@ class CellBound {
     return (parameters.all - parameters.of_experts) / plan_.replicas() + of_experts;
   }
 
+  // Parameters of the last buckets, those that the GPU steps: all but the model's first one are
+  // full to within a segment.
+  struct OnGpu {
+    int64_t least = 0, most = 0;                  // whole ones
+    int64_t least_stepped = 0, most_stepped = 0;  // of them, a rank's share
+  };
+  OnGpu buckets_on_gpu() const {
+    const ParameterCount all = sums_of(0).parameters;
+    const int64_t size = plan_.optimizer.bucket_bytes.count / size_of(DType::kF32);
+    const int64_t count = *plan_.optimizer.gpu_buckets;
+    const auto times = [&](int64_t buckets, int64_t elements) {
+      const double product = static_cast<double>(buckets) * static_cast<double>(elements);
+      return static_cast<int64_t>(std::min(product, static_cast<double>(all.all)));
+    };
+    OnGpu found;
+    found.least = times(std::max<int64_t>(0, count - 1), std::max<int64_t>(0, size - kSegment));
+    found.most = times(count, std::max(size, kSegment));
+    const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
+    const int64_t most_ranks = splits ? plan_.replicas() : 1;
+    const int64_t least_ranks =
+        all.of_experts > 0 ? std::max<int64_t>(1, most_ranks / plan_.expert) : most_ranks;
+    const int64_t stepped_here = stepped(all);
+    found.least_stepped = std::min(stepped_here, found.least / most_ranks);
+    found.most_stepped = std::min(stepped_here, div_ceil(found.most, least_ranks));
+    return found;
+  }
+
+  // Parameters of the layers' weights that flow where all of them do that the GPU does not step.
+  // Of a module that is cut between both places none flows.
+  double flowing_at_least() const {
+    if (*plan_.weights.flow_share < 1) return 0;
+    int64_t layers = 0, largest = 0;
+    const Chunk all = chunk(0);
+    for (int64_t i = all.first; i < all.last; ++i) {
+      const int64_t one = layer(all, i).parameters.all;
+      layers += one;
+      largest = std::max(largest, one);
+    }
+    return static_cast<double>(std::max<int64_t>(0, layers - on_gpu_->most - largest));
+  }
+
   // The least time, not below `least`, in which every lane can do its share of the step as well.
   // A lane has the more time the more another one takes over; what that needs in memory decides.
   int64_t with_step(int64_t least, const Workload& work, const StepFloor& floor,
@@ -107,9 +154,15 @@ class CellBound {
     const auto busy = [&](LaneKind kind) {
       return micro_batches * static_cast<double>(work.lane[static_cast<size_t>(kind)]);
     };
+    const double must_flow = on_gpu_ ? flowing_at_least() : 0;
     const auto enough = [&](double ps) {
       double on_gpu = all;
-      if (!gpu_alone) {
+      if (on_gpu_) {
+        const double on_cpu = all - static_cast<double>(on_gpu_->most_stepped);
+        if (on_cpu * floor.cpu_adam > ps) return false;
+        if (busy(LaneKind::kCopyOut) + on_cpu * floor.out > ps) return false;
+        on_gpu = static_cast<double>(on_gpu_->least_stepped);
+      } else if (!gpu_alone) {
         const double cpu = floor.cpu_adam > 0 ? ps / floor.cpu_adam : all;
         const double time_out = std::max(0.0, ps - busy(LaneKind::kCopyOut));
         const double out = floor.out > 0 ? time_out / floor.out : all;
@@ -117,8 +170,9 @@ class CellBound {
         if (on_gpu > 0 && !floor.on_gpu) return false;
       }
       if (busy(LaneKind::kCompute) + on_gpu * floor.gpu_adam > ps) return false;
-      const double flowing = std::max(0.0, (state * on_gpu - room) / bytes + weights);
+      double flowing = std::max(0.0, (state * on_gpu - room) / bytes + weights);
       if (flowing > flow.most) return false;
+      flowing = std::max(flowing, must_flow);
       const double twice = std::max(0.0, flowing - flow.free);
       if (busy(LaneKind::kCopyIn) + twice * flow.visits * floor.fetch > ps) return false;
       const double gathered = dense + std::max(0.0, twice - (weights - dense)) * (flow.visits - 1);
@@ -312,6 +366,8 @@ class CellBound {
     }
     if (on_gpu) {
       at(Place::kHbm, Category::kMoments) = state;
+    } else if (on_gpu_) {
+      add_named_state(shard, stays, at);
     } else if (plan_.optimizer.placement == OptimizerPlacement::kCpu) {
       const bool some_on_gpu = !pipeline || plan_.optimizer.gpu_buckets.value_or(1) > 0;
       // What the GPU steps does not flow: its weights are there too.
@@ -332,6 +388,19 @@ class CellBound {
     return peaks;
   }
 
+  // The same where it is said how many buckets the GPU steps.
+  template <class At>
+  void add_named_state(int64_t shard, bool stays, const At& at) const {
+    at(Place::kHbm, Category::kMoments) = optimizer_state(on_gpu_->least_stepped, plan_.optimizer);
+    // What the GPU steps does not flow: its weights are there too.
+    if (!stays) at(Place::kHbm, Category::kWeights) = bytes_of(on_gpu_->least, plan_.dtype);
+    const int64_t on_cpu = shard - on_gpu_->most_stepped;
+    at(Place::kDram, Category::kMoments) = optimizer_state(on_cpu, plan_.optimizer);
+    if (plan_.optimizer.stream_share == 0.0) {
+      at(Place::kDram, Category::kGradients) = bytes_of(on_cpu, plan_.dtype);
+    }
+  }
+
   static double share(Bytes part, Bytes whole) {
     return whole.count > 0 ? static_cast<double>(part.count) / static_cast<double>(whole.count) : 1;
   }
@@ -342,18 +411,19 @@ class CellBound {
   const Model& model_;
   const Plan& plan_;
   const LayerProfile& profile_;
+  std::optional<OnGpu> on_gpu_;  // where the plan says it
 };
 
 }  // namespace
 
 Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile,
-                   const StepFloor& floor, const Usable& usable) {
-  return CellBound(model, plan, profile).time(floor, usable);
+                   const StepFloor& floor, const Usable& usable, Bounded of) {
+  return CellBound(model, plan, profile, of).time(floor, usable);
 }
 
 std::vector<PlacePeak> cell_memory(const Model& model, const Plan& plan,
-                                   const LayerProfile& profile, const Usable& usable) {
-  return CellBound(model, plan, profile).memory(usable);
+                                   const LayerProfile& profile, const Usable& usable, Bounded of) {
+  return CellBound(model, plan, profile, of).memory(usable);
 }
 
 }  // namespace ballast

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <vector>
 
 #include "autotune/bounds/layer_costs.h"
@@ -31,13 +32,18 @@ namespace ballast {
 // Usable bytes by place.
 using Usable = std::array<Bytes, kPlaces>;
 
+// What of a plan is bounded: all plans of its cell, or with gpu_buckets and flow_share as it has
+// them, where they have values. A pipeline is bounded by its cell.
+enum class Bounded : uint8_t { kCell, kPlan };
+
 // `plan`: every knob that a layout sets, and micro_batch and activations, have values.
 Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile,
-                   const StepFloor& floor, const Usable& usable);
+                   const StepFloor& floor, const Usable& usable, Bounded of = Bounded::kCell);
 
-// Least memory of every place, with what fills it. May count on weights that flow and on buckets of
-// either place, where the plan lets them.
+// Least memory of every place, with what fills it. Of a cell it may count on weights that flow and
+// on buckets of either place, where the plan lets them.
 std::vector<PlacePeak> cell_memory(const Model& model, const Plan& plan,
-                                   const LayerProfile& profile, const Usable& usable);
+                                   const LayerProfile& profile, const Usable& usable,
+                                   Bounded of = Bounded::kCell);
 
 }  // namespace ballast

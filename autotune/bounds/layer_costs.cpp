@@ -88,6 +88,12 @@ void add_operations(const Graph& graph, const CostTable& table, LayerProfile& pr
     const Op& op = graph.step.ops[i];
     LayerCost& part = part_of(profile, op.label);
     part.work.add(op, table.ops[i], table, 1);
+    if (op.kind == OpKind::kCollective && op.phase == Phase::kFetch) {
+      part.gathers.add(op, table.ops[i], table, 1);
+    }
+    if (op.kind == OpKind::kCollective && op.phase == Phase::kOptimizer) {
+      part.scatters.add(op, table.ops[i], table, 1);
+    }
     if (!is_compute(op)) continue;
     int64_t& compute = goes_back(op.phase) ? part.backward_compute_ps : part.forward_compute_ps;
     compute += table.ops[i].alone.ps;

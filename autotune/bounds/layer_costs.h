@@ -41,6 +41,7 @@ struct ParameterCount {
 // One micro-batch of one layer, or of one end of the model.
 struct LayerCost {
   Workload work;                   // of every lane and capacity
+  Workload gathers, scatters;      // of it, those of shards (ZeRO-3)
   int64_t forward_ps = 0;          // chain; for the ends, work of the compute lane
   int64_t backward_ps = 0;         // with recompute
   int64_t forward_compute_ps = 0;  // work of the compute lane, not above the chain

@@ -90,8 +90,8 @@ int64_t bucket_count(const CaseSetup& setup) {
   return std::max<int64_t>(1, count / (setup.of.plan.tensor * setup.of.plan.pipeline));
 }
 
-// From how many buckets on the GPU on a rank has no more of them: under ZeRO-3 it holds a share of
-// every module. Where matrices or layers are divided too, as many as the model has.
+}  // namespace
+
 int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
   Plan plan = setup.of.plan;
   plan.zero_stage = zero_stage;
@@ -107,6 +107,8 @@ int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
   }
   return buckets_in(modules, plan.optimizer);
 }
+
+namespace {
 
 std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup) {
   const OptimizerPlan& optimizer = setup.of.plan.optimizer;

@@ -75,6 +75,10 @@ struct Completion {
 // Throws Error, with the first reason, where no completion is legal.
 std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup);
 
+// From how many buckets on the GPU on a rank has no more of them: under ZeRO-3 it holds a share of
+// every module. Where matrices or layers are divided too, as many as the model has.
+int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage);
+
 struct MetricPrediction {
   Metric metric{};
   double published = 0;

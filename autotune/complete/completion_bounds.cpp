@@ -57,21 +57,68 @@ bool adds_up_on_cpu(const Stack& stack, const Plan& plan) {
 }  // namespace
 
 std::vector<PlacePeak> least_memory(const Model& model, const Stack& stack, const Plan& plan,
-                                    const LayerProfile& profile, const Usable& usable) {
+                                    const LayerProfile& profile, const Usable& usable, Bounded of) {
   if (!memory_bounds_hold(stack, plan)) return {};
   Plan bounded = plan;
   if (adds_up_on_cpu(stack, plan)) bounded.global_batch = plan.micro_batch.value() * plan.data;
-  return cell_memory(model, bounded, profile, usable);
+  return cell_memory(model, bounded, profile, usable, of);
 }
 
-Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
-                    const LayerProfile& profile, const StepFloor& floor, const Usable& usable) {
-  if (!adds_up_on_cpu(stack, plan)) return cell_time(model, plan, profile, floor, usable);
+namespace {
+
+// Ballast's graphs exchange shards on a lane of their own, in every micro-batch. A stack that does
+// not overlap these exchanges keeps the compute lane busy with them instead; one that scatters once
+// a step has none of it in most micro-batches, so that it counts for nothing.
+void exchange_as(const StackFacts& facts, LayerCost& part) {
+  const auto network = static_cast<size_t>(LaneKind::kDataNetwork);
+  const auto compute = static_cast<size_t>(LaneKind::kCompute);
+  const auto to_compute = [&](const Workload& exchanges) {
+    part.work.lane[network] -= exchanges.lane[network];
+    part.work.lane[compute] += exchanges.lane[network];
+  };
+  if (facts.weight_overlap == Overlap::kNone) to_compute(part.gathers);
+  if (facts.sums_whole_gradients) {
+    part.work.add(part.scatters, -1);
+  } else if (facts.gradient_overlap == Overlap::kNone) {
+    to_compute(part.scatters);
+  }
+}
+
+bool exchanges_otherwise(const StackFacts& facts, const Plan& plan) {
+  return gathers(plan) &&
+         (facts.weight_overlap == Overlap::kNone || facts.gradient_overlap == Overlap::kNone ||
+          (facts.sums_whole_gradients && plan.accumulation() > 1));
+}
+
+Duration least_time_by(const Model& model, const Stack& stack, const Plan& plan,
+                       const LayerProfile& profile, const StepFloor& floor, const Usable& usable,
+                       Bounded of) {
+  if (!adds_up_on_cpu(stack, plan)) return cell_time(model, plan, profile, floor, usable, of);
   // No gradients lie on the GPU that take the place of state and weights.
   Usable without_gradients = usable;
   without_gradients[static_cast<size_t>(Place::kHbm)] +=
       bytes_of(parameter_count(model), plan.dtype);
-  return cell_time(model, plan, profile, floor, without_gradients);
+  return cell_time(model, plan, profile, floor, without_gradients, of);
+}
+
+}  // namespace
+
+Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
+                    const LayerProfile& profile, const StepFloor& rates, const Usable& usable,
+                    Bounded of) {
+  const StackFacts facts = facts_of(stack.facts, plan);
+  StepFloor floor = rates;
+  // The rates are those of 32-bit state.
+  if (facts.pure_16_bit) floor.gpu_adam = 0;
+  if (!exchanges_otherwise(facts, plan)) {
+    return least_time_by(model, stack, plan, profile, floor, usable, of);
+  }
+  LayerProfile own = profile;
+  for (std::vector<LayerCost>* layers : {&own.layers, &own.alike}) {
+    for (LayerCost& layer : *layers) exchange_as(facts, layer);
+  }
+  for (LayerCost* end : {&own.first, &own.last}) exchange_as(facts, *end);
+  return least_time_by(model, stack, plan, own, floor, usable, of);
 }
 
 std::vector<CompletionBound> completion_bounds(const Setting& setting,
@@ -92,9 +139,11 @@ std::vector<CompletionBound> completion_bounds(const Setting& setting,
       profiles.prepare({plan}, 1);
       const LayerProfile& profile = profiles.of(plan);
       const StepFloor floor = floors.of(plan, space_of(setting.model, plan, OpenKnobs{}));
-      bounds[i].at_least = least_time(setting.model, setting.stack, plan, profile, floor, usable);
-      judge_memory(least_memory(setting.model, setting.stack, plan, profile, by_tensors),
-                   by_tensors, bounds[i]);
+      bounds[i].at_least =
+          least_time(setting.model, setting.stack, plan, profile, floor, usable, Bounded::kPlan);
+      judge_memory(
+          least_memory(setting.model, setting.stack, plan, profile, by_tensors, Bounded::kPlan),
+          by_tensors, bounds[i]);
     } catch (const Error&) {
       // The graph knows no such plan.
     }

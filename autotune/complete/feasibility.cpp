@@ -50,11 +50,17 @@ std::span<const Completion> first_run(std::span<const Completion> completions) {
   return completions.first(end);
 }
 
+// What is asked of completions that differ in the buckets on the GPU: the one that fits or misses
+// by least, or only whether one fits. Then the count is asked about at which one memory just lacks
+// some: what the other one lacks there it lacks on all machines that have more or less of it alone,
+// so the memory is taken that stays the same.
+enum class Ask : uint8_t { kNearest, kFitsByCpu, kFitsByGpu };
+
 // Collects what does not fit until something does: that, or else what misses by least.
 class NearestCompletion {
  public:
-  NearestCompletion(const Setting& setting, CompletionEstimates& known)
-      : setting_(setting), known_(known) {}
+  NearestCompletion(const Setting& setting, CompletionEstimates& known, Ask ask = Ask::kNearest)
+      : setting_(setting), known_(known), ask_(ask) {}
 
   // True where the completion fits.
   bool offer(const Completion& completion) { return outcome_of(completion).fits; }
@@ -97,6 +103,8 @@ class NearestCompletion {
       Verdict verdict = verdict_of(setting_, completion, known_);
       outcome.other = Bytes{std::numeric_limits<int64_t>::min()};
       for (const PlacePeak& peak : verdict.peaks) {
+        // Of NVMe that is not used there is just enough, whether there is any or not.
+        if (peak.place == Place::kNvme && peak.arena.count == 0) continue;
         const Bytes beyond = peak.arena - usable(setting_.machine, peak.place);
         Bytes& most = peak.place == Place::kHbm ? outcome.gpu : outcome.other;
         most = peak.place == Place::kHbm ? beyond : std::max(most, beyond);
@@ -118,11 +126,16 @@ class NearestCompletion {
   bool offer_run(std::span<const Completion> run) {
     const Outcome fewest = outcome_of(run.front());
     if (fewest.fits || fewest.lacks_gpu() || run.size() == 1) return fewest.fits;
+    // Lists may end beyond the buckets that there are: of more no more is on the GPU.
+    const int64_t all = most_gpu_buckets(setup_of(setting_), run.back().plan.zero_stage);
     Completion last = run.back();
+    const int64_t listed = *last.plan.optimizer.gpu_buckets;
+    last.plan.optimizer.gpu_buckets = std::min(listed, all);
     Outcome most = outcome_of(last);
-    if (most.lacks_other() && !most.lacks_gpu() && *last.plan.weights.flow_share > 0) {
+    if (most.lacks_other() && !most.lacks_gpu() && listed < all &&
+        *last.plan.weights.flow_share > 0) {
       // A list of what flows ends with half of the buckets, for of all of them none would flow.
-      last.plan.optimizer.gpu_buckets = 2 * *last.plan.optimizer.gpu_buckets - 1;
+      last.plan.optimizer.gpu_buckets = std::min(2 * listed - 1, all);
       most = outcome_of(last);
     }
     if (most.fits || most.lacks_other()) return most.fits;
@@ -134,10 +147,15 @@ class NearestCompletion {
     int64_t too_few, too_many;
     Outcome at_few, at_many;
 
-    // Where both memories would just be enough were needs as even as buckets are.
-    double even_share() const {
-      return (share_at_zero(at_few.gpu, at_many.gpu) + share_at_zero(at_few.other, at_many.other)) /
-             2;
+    int64_t width() const { return too_many - too_few; }
+    // The next count to ask about, were needs as even as buckets are: where both memories would
+    // just be enough; or, where none is, where one of them is short by a few buckets.
+    double next(Ask ask) const {
+      const double by_gpu = share_at_zero(at_few.gpu, at_many.gpu);
+      const double by_cpu = share_at_zero(at_few.other, at_many.other);
+      if (ask == Ask::kNearest || by_cpu < by_gpu) return (by_gpu + by_cpu) / 2;
+      constexpr double kShort = 1.0 / 256;
+      return ask == Ask::kFitsByCpu ? by_cpu - kShort : by_gpu + kShort;
     }
     static double share_at_zero(Bytes begin, Bytes end) {
       const double change = static_cast<double>(begin.count) - static_cast<double>(end.count);
@@ -173,9 +191,9 @@ class NearestCompletion {
       if (known >= bracket.too_many) break;
       if (const std::optional<bool> told = narrow(bracket, few, known)) return *told;
     }
-    for (bool halves = false; bracket.too_many - bracket.too_few > 1; halves = !halves) {
-      const double share = halves ? 0.5 : bracket.even_share();
-      const auto buckets = static_cast<double>(bracket.too_many - bracket.too_few);
+    for (bool halves = false; bracket.width() > 1; halves = !halves) {
+      const double share = halves ? 0.5 : bracket.next(ask_);
+      const auto buckets = static_cast<double>(bracket.width());
       const int64_t between = std::clamp<int64_t>(bracket.too_few + std::llround(share * buckets),
                                                   bracket.too_few + 1, bracket.too_many - 1);
       if (const std::optional<bool> told = narrow(bracket, few, between)) return *told;
@@ -185,6 +203,7 @@ class NearestCompletion {
 
   const Setting& setting_;
   CompletionEstimates& known_;
+  Ask ask_;
   std::optional<Verdict> verdict_;
   Bytes excess_;
   std::string refusal_;
@@ -192,8 +211,8 @@ class NearestCompletion {
 
 // One of these completions that fits, or the nearest. Throws Error where none could be built.
 Verdict verdict_of_completions(const Setting& setting, const std::vector<Completion>& completions,
-                               CompletionEstimates& known) {
-  NearestCompletion nearest(setting, known);
+                               CompletionEstimates& known, Ask ask = Ask::kNearest) {
+  NearestCompletion nearest(setting, known, ask);
   nearest.offer_with_reuses(completions);
   return nearest.take();
 }
@@ -282,7 +301,8 @@ std::vector<const OpenLayout*> likely_nearest(const std::vector<OpenLayout>& lay
 // Lean plans of the layouts that no bound refutes, one layout after the other.
 class LeanLayouts {
  public:
-  LeanLayouts(const std::vector<OpenLayout>& layouts, CompletionEstimates& known) : known_(known) {
+  LeanLayouts(const std::vector<OpenLayout>& layouts, CompletionEstimates& known, Ask ask)
+      : known_(known), ask_(ask) {
     for (const OpenLayout& layout : layouts) {
       if (!is_refuted(layout)) by_need_.push_back(&layout);
     }
@@ -317,10 +337,24 @@ class LeanLayouts {
     try {
       const std::vector<Completion> completions = completions_to_ask(layout);
       if (completions.empty()) return std::nullopt;
-      return verdict_of_completions(layout.setting, completions, known_);
+      const bool planned = layout.setting.stack.memory_is_planned();
+      if (!planned && !least_may_fit(layout.setting)) return std::nullopt;
+      return verdict_of_completions(layout.setting, completions, known_,
+                                    planned ? Ask::kNearest : ask_);
     } catch (const Error&) {
       return std::nullopt;  // the graph knows no such plan
     }
+  }
+
+  // A single micro-batch of a sequence needs no more than any number of larger ones: where it does
+  // not fit, which is the same for every batch, nothing else is asked.
+  bool least_may_fit(Setting setting) const {
+    Plan& plan = setting.plan;
+    if (plan.pipeline > 1) return true;
+    const int64_t least = plan.data * plan.micro_batch.value_or(1);
+    if (plan.global_batch == least) return true;
+    plan.global_batch = least;
+    return verdict_of_completions(setting, lean_completions(setting), known_, ask_).fits;
   }
 
   // Where memory is planned, how much the others miss by tells whether to look further.
@@ -337,6 +371,7 @@ class LeanLayouts {
   }
 
   CompletionEstimates& known_;
+  Ask ask_;
   std::vector<const OpenLayout*> by_need_, close_;
 };
 
@@ -355,19 +390,28 @@ Verdict lean_verdict(const Setting& setting, CompletionEstimates& known) {
 std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,
                                            CompletionEstimates& known,
                                            const std::function<bool()>& interrupted) {
-  LeanLayouts lean(layouts, known);
+  LeanLayouts lean(layouts, known, Ask::kFitsByCpu);
   return lean.fitting(interrupted);
 }
 
-std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts,
-                                      CompletionEstimates& known) {
-  LeanLayouts lean(layouts, known);
+namespace {
+
+std::optional<Nearest> fitting_layout_by(Ask ask, const std::vector<OpenLayout>& layouts,
+                                         CompletionEstimates& known) {
+  LeanLayouts lean(layouts, known, ask);
   if (std::optional<Nearest> fitting = lean.fitting({})) return fitting;
   for (const OpenLayout* layout : lean.close()) {
     Verdict verdict = verdict_of_layout(layout->setting, known, [] { return false; });
     if (verdict.fits) return Nearest{layout->setting, std::move(verdict)};
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Nearest> fitting_layout(const std::vector<OpenLayout>& layouts,
+                                      CompletionEstimates& known) {
+  return fitting_layout_by(Ask::kFitsByCpu, layouts, known);
 }
 
 Nearest nearest_layout(const std::vector<OpenLayout>& layouts, CompletionEstimates& known) {
@@ -433,7 +477,9 @@ Verdict Feasibility::of_all_layouts(const Machine& machine) {
 
 std::optional<Verdict> Feasibility::fitting_on(const Machine& machine) {
   if (!asks_one_layout()) {
-    std::optional<Nearest> fitting = fitting_layout(layouts_on(machine), *known_);
+    const bool same_cpu = machine.cpu.memory.value == setting_.machine.cpu.memory.value;
+    std::optional<Nearest> fitting = fitting_layout_by(same_cpu ? Ask::kFitsByCpu : Ask::kFitsByGpu,
+                                                       layouts_on(machine), *known_);
     if (!fitting) return std::nullopt;
     return std::move(fitting->verdict);
   }

@@ -1,6 +1,7 @@
 #include "autotune/complete/completion_bounds.h"
 
 #include <cstdlib>
+#include <functional>
 #include <gtest/gtest.h>
 
 #include "autotune/complete/completion_estimates.h"
@@ -52,7 +53,7 @@ void compare(const Setting& setting, const std::vector<const Completion*>& compl
         continue;
       }
       EXPECT_LE(bounds[i].at_least, *time)
-          << name_of(setting) << ", micro-batch " << *completions[i]->plan.micro_batch;
+          << name_of(setting) << ", " << plan_json(completions[i]->plan);
       ++compared.completions;
       if (2 * bounds[i].at_least.ps > time->ps) ++compared.informed;
     } catch (const Error&) {
@@ -79,19 +80,27 @@ void compare_completions(const Setting& layout, Compared& compared) {
   }
 }
 
-// A bound above what a completion takes or needs would leave out the fastest. Memories are made
-// smaller, so that many do not fit. BALLAST_SETTINGS asks for more.
-TEST(CompletionBounds, are_never_above_what_a_completion_takes_and_needs) {
+// A share of the memory that a GPU has, so that much does not fit.
+void shrink_gpu(Setting& setting, double share) {
+  Bytes& memory = setting.machine.gpu.memory.value;
+  memory = Bytes{static_cast<int64_t>(share * static_cast<double>(memory.count))} +
+           setting.machine.gpu.reserved.value;
+}
+
+int settings_or(int otherwise) {
   const char* const asked = std::getenv("BALLAST_SETTINGS");
-  Numbers numbers(20261123);
+  return asked == nullptr ? otherwise : std::atoi(asked);
+}
+
+// One layout of each of so many settings.
+Compared compare_settings(Numbers& numbers, int settings,
+                          const std::function<void(Setting&)>& change) {
   Compared compared;
-  for (int i = 0; i < (asked == nullptr ? 40 : std::atoi(asked)); ++i) {
+  for (int i = 0; i < settings; ++i) {
     Setting setting = random_setting(numbers);
     constexpr double kShares[] = {1, 0.3, 0.1};
-    Bytes& memory = setting.machine.gpu.memory.value;
-    const double share = kShares[numbers.below(3)];
-    memory = Bytes{static_cast<int64_t>(share * static_cast<double>(memory.count))} +
-             setting.machine.gpu.reserved.value;
+    shrink_gpu(setting, kShares[numbers.below(3)]);
+    change(setting);
     std::vector<OpenLayout> layouts;
     try {
       layouts = open_layouts(setting, nullptr);
@@ -100,9 +109,53 @@ TEST(CompletionBounds, are_never_above_what_a_completion_takes_and_needs) {
     }
     compare_completions(layouts[static_cast<size_t>(i) % layouts.size()].setting, compared);
   }
+  return compared;
+}
+
+// A bound above what a completion takes or needs would leave out the fastest. Memories are made
+// smaller, so that many do not fit. BALLAST_SETTINGS asks for more.
+TEST(CompletionBounds, are_never_above_what_a_completion_takes_and_needs) {
+  Numbers numbers(20261123);
+  const Compared compared = compare_settings(numbers, settings_or(40), [](Setting&) {});
   EXPECT_GT(compared.completions, 300);
   EXPECT_GT(2 * compared.informed, compared.completions);
   EXPECT_GT(compared.refused, 20);
+}
+
+// Frameworks differ in the lanes of their exchanges, and in how often they make them.
+TEST(CompletionBounds, hold_for_every_framework) {
+  Numbers numbers(20261124);
+  const std::vector<Shipped> stacks = shipped_stacks();
+  size_t next = 0;
+  const Compared compared = compare_settings(numbers, settings_or(60), [&](Setting& setting) {
+    setting.stack = load_stack(stacks[next++ % stacks.size()].name);
+  });
+  EXPECT_GT(compared.completions, 300);
+}
+
+// The typical framework gathers the weights of a layer on the compute lane, beside the gradients
+// that it scatters: a bound that has both on one lane is 2.6 % above the step.
+TEST(CompletionBounds, know_that_exchanges_of_shards_run_beside_each_other) {
+  Setting setting;
+  setting.model = load_model("mixtral-8x7b");
+  setting.model.layers = 1;
+  setting.machine = load_machine("dgx-h100-80gb");
+  shrink_gpu(setting, 0.3);
+  setting.stack = load_stack("typical");
+  PlanRequest request;
+  request.strategy = "superoffload-ulysses";
+  request.knobs[KnobId::kDevices] = 4;
+  request.knobs[KnobId::kSequence] = 4;
+  request.knobs[KnobId::kZeroStage] = 3;
+  request.knobs[KnobId::kGlobalBatch] = 16;
+  request.knobs[KnobId::kMicroBatch] = 1;
+  request.knobs[KnobId::kSequenceLength] = 1024;
+  setting.plan = resolve_plan(request);
+  setting.plan.optimizer.bucket_bytes = {int64_t{1} << 28};
+  Compared compared;
+  compare_completions(setting, compared);
+  EXPECT_GT(compared.completions, 4);
+  EXPECT_GT(compared.informed, 4);
 }
 
 }  // namespace
