@@ -12,7 +12,8 @@ bool takes_host_time(const CostTable& costs) {
 
 }  // namespace
 
-HostQueue::HostQueue(const Program& program, int32_t lanes, const CostTable& costs, int32_t steps)
+HostQueue::HostQueue(const Program& program, std::span<const int32_t> place_of, int32_t lanes,
+                     const CostTable& costs, int32_t steps)
     : devices_(static_cast<int32_t>(div_ceil(lanes, kLaneKinds))) {
   if (!takes_host_time(costs)) return;
   std::vector<Duration> before(static_cast<size_t>(devices_));
@@ -23,7 +24,7 @@ HostQueue::HostQueue(const Program& program, int32_t lanes, const CostTable& cos
   places_.resize(program.ops.size());
   for (size_t i = 0; i < program.ops.size(); ++i) {
     const OpCost& cost = costs.ops[i];
-    Place& place = places_[i];
+    Place& place = places_[static_cast<size_t>(place_of[i])];
     place.waits = static_cast<int32_t>(waits_.size());
     place.device = device_of(program.ops[i].lane);
     Duration& sum = before[static_cast<size_t>(place.device)];
@@ -33,7 +34,7 @@ HostQueue::HostQueue(const Program& program, int32_t lanes, const CostTable& cos
     place.delay = std::max(cost.host_first, cost.host - cost.alone);
     sum += cost.host;
     if (!cost.host_waits) continue;
-    waits_.push_back(static_cast<OpId>(i));
+    waits_.push_back(place_of[i]);
     close();
   }
   close();
@@ -47,7 +48,7 @@ size_t HostQueue::index(int32_t step, int32_t wait, int32_t device) const {
          static_cast<size_t>(device);
 }
 
-Edge HostQueue::wait_before(OpId op, int32_t step) const {
+Edge HostQueue::wait_before(int32_t op, int32_t step) const {
   const Place& place = places_[static_cast<size_t>(op)];
   if (place.waits > 0 && place.queued) return {waits_[static_cast<size_t>(place.waits) - 1], 0};
   if (waits_.empty() || step == 0 || !place.queued) return {};
@@ -67,13 +68,13 @@ Instant HostQueue::start_of(const Place& place, int32_t step) const {
   return went_on_[index(step - 1, last - 1, place.device)] + tail;
 }
 
-Instant HostQueue::enqueued(OpId op, int32_t step) const {
+Instant HostQueue::enqueued(int32_t op, int32_t step) const {
   const Place& place = places_[static_cast<size_t>(op)];
   if (!place.queued) return {};
   return start_of(place, step) + place.before + place.delay;
 }
 
-void HostQueue::waited(OpId op, int32_t step, Instant now) {
+void HostQueue::waited(int32_t op, int32_t step, Instant now) {
   const Place& at = places_[static_cast<size_t>(op)];
   for (int32_t device = 0; device < devices_; ++device) {
     Place place = at;
