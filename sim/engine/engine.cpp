@@ -1,8 +1,10 @@
 #include "sim/engine/engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "sim/engine/clock/host_queue.h"
 #include "sim/engine/clock/next_event.h"
@@ -167,6 +169,12 @@ class Engine {
   void enter_operation(Lane& lane);
   Duration period(int32_t step) const;
   bool periods_settled() const;
+  std::vector<int64_t> state() const;
+  int32_t lead() const;
+  bool rests_between_steps() const;
+  void look_back();
+  void fold();
+  void repeat_step(int32_t step, Duration later);
   Timeline timeline();
   void merge_spans(Timeline& timeline);
 
@@ -185,6 +193,9 @@ class Engine {
   Instant now_;
   int64_t insertions_ = 0;
   int32_t complete_steps_ = 0;
+  std::vector<int64_t> state_;   // when the latest of these steps ended
+  int32_t steps_at_state_ = -1;  // how many were complete then
+  int32_t steps_run_ = 0;        // where later ones were told by them, else 0
   bool finished_ = false;
   bool settled_ = false;
 };
@@ -227,6 +238,7 @@ Timeline Engine::run() {
 // Everything that happens at one instant; rates are solved once, when the dust has settled.
 void Engine::handle_events_at(Instant now) {
   now_ = now;
+  const int32_t complete = complete_steps_;
   while (!finished_) {
     if (!ready_.empty()) {
       const int32_t lane = ready_.back();
@@ -245,6 +257,7 @@ void Engine::handle_events_at(Instant now) {
     }
   }
   settle_rates();
+  if (complete_steps_ > complete && options_.fold) look_back();
 }
 
 void Engine::wait_for(int32_t index, int32_t place) {
@@ -365,11 +378,107 @@ void Engine::settle_rates() {
   }
 }
 
+// All that what happens from now on depends on, relative to now and to the steps complete.
+std::vector<int64_t> Engine::state() const {
+  std::vector<int64_t> all;
+  std::vector<std::pair<int64_t, int64_t>> pending;  // lanes with an event, by its number
+  for (size_t l = 0; l < lanes_.size(); ++l) {
+    const Lane& lane = lanes_[l];
+    const auto index = static_cast<int32_t>(l);
+    if (lane.first == lane.last) continue;
+    all.insert(all.end(), {lane.at, lane.step - complete_steps_, static_cast<int64_t>(lane.state)});
+    if (lane.state == LaneState::kFree) {
+      all.insert(all.end(), {lane.edge, lane.next_waiter, lane.free_since == now_ ? 1 : 0});
+      continue;
+    }
+    all.push_back((events_.time_of(index) - now_).ps);
+    pending.emplace_back(events_.order_of(index), index);
+    if (lane.state != LaneState::kRunning) continue;
+    all.insert(all.end(), {std::bit_cast<int64_t>(lane.work_left),
+                           std::bit_cast<int64_t>(lane.rate), (now_ - lane.updated).ps});
+  }
+  std::sort(pending.begin(), pending.end());
+  for (const auto& [order, lane] : pending) all.push_back(lane);
+  sharing_.describe(all);
+  host_.describe(now_, complete_steps_, all);
+  return all;
+}
+
+// How many steps the lane that is furthest ahead is beyond those complete.
+int32_t Engine::lead() const {
+  int32_t lead = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.first < lane.last) lead = std::max(lead, lane.step - complete_steps_);
+  }
+  return lead;
+}
+
+// Nothing of the next step has begun.
+bool Engine::rests_between_steps() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    if (lane.first == lane.last) return true;
+    return lane.step == complete_steps_ && lane.at == lane.first &&
+           lane.state != LaneState::kRunning;
+  });
+}
+
+// A step has just ended: did the one before it end like this?
+void Engine::look_back() {
+  if (finished_ || lead() > 1) return;
+  std::vector<int64_t> state = this->state();
+  const bool repeats = steps_at_state_ == complete_steps_ - 1 && state == state_;
+  state_ = std::move(state);
+  steps_at_state_ = complete_steps_;
+  if (repeats) fold();
+}
+
+// The steps to come are the last one again, up to where the run ends. Lanes that are ahead stop at
+// the last step to run, so that it is not like the others: then it has to be run.
+void Engine::fold() {
+  const int32_t run = complete_steps_;
+  const Duration later = period(run - 1);
+  while (!settled_ && complete_steps_ < options_.max_steps) {
+    step_end_[static_cast<size_t>(complete_steps_)] =
+        step_end_[static_cast<size_t>(complete_steps_) - 1] + later;
+    ++complete_steps_;
+    settled_ = periods_settled();
+  }
+  const int32_t end = std::exchange(complete_steps_, run);
+  const bool is_cut_short = end + lead() >= options_.max_steps && !rests_between_steps();
+  if (!settled_ || is_cut_short) {
+    settled_ = false;
+    return;
+  }
+  for (int32_t step = run; step < end && options_.record_steps > 0; ++step) {
+    repeat_step(step, later);
+    recorder_.complete(step);
+  }
+  steps_run_ = run;
+  complete_steps_ = end;
+  finished_ = true;
+}
+
+// The times of a step by those of the one before; what has run of it stays.
+void Engine::repeat_step(int32_t step, Duration later) {
+  const Times* const before = recorder_.row(step - 1);
+  Times* const times = recorder_.row(step);
+  for (const Lane& lane : lanes_) {
+    const bool is_in_it = lane.step == step;
+    if (lane.first < lane.last && lane.step > step) continue;
+    for (int32_t p = is_in_it ? lane.at : lane.first; p < lane.last; ++p) {
+      const bool runs = is_in_it && p == lane.at && lane.state == LaneState::kRunning;
+      if (!runs) times[p].begin = before[p].begin + later;
+      times[p].end = before[p].end + later;
+    }
+  }
+}
+
 Timeline Engine::timeline() {
   Timeline result;
   result.steps = std::min(options_.record_steps, complete_steps_);
   result.first_step = complete_steps_ - result.steps;
   result.settled = settled_;
+  result.run = steps_run_ > 0 ? steps_run_ : complete_steps_;
   const int32_t last = complete_steps_ - 1;
   if (settled_) {
     result.step_time = period(last);
@@ -378,7 +487,7 @@ Timeline Engine::timeline() {
     const Instant before = half > last ? Instant{} : step_end_[static_cast<size_t>(last - half)];
     result.step_time = {(step_end_[static_cast<size_t>(last)] - before).ps / half};
   }
-  merge_spans(result);
+  if (result.steps > 0) merge_spans(result);
   return result;
 }
 
@@ -420,7 +529,7 @@ void Engine::merge_spans(Timeline& timeline) {
 
 Timeline simulate(const Program& program, const Graph& graph, const CostTable& costs,
                   const SimulateOptions& options) {
-  CHECK(options.max_steps >= 1 && options.record_steps >= 1);
+  CHECK(options.max_steps >= 1 && options.record_steps >= 0);
   CHECK(options.record_steps <= options.max_steps);
   if (program.ops.empty()) return {};
   CHECK(costs.ops.size() == program.ops.size());

@@ -1,9 +1,13 @@
 #include "sim/engine/clock/host_queue.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace ballast {
 namespace {
+
+// A wait that is not over; nobody asks when the host went on.
+constexpr Instant kNotYet{std::numeric_limits<int64_t>::min()};
 
 bool takes_host_time(const CostTable& costs) {
   return std::any_of(costs.ops.begin(), costs.ops.end(),
@@ -38,7 +42,8 @@ HostQueue::HostQueue(const Program& program, std::span<const int32_t> place_of, 
     close();
   }
   close();
-  went_on_.resize(static_cast<size_t>(steps) * waits_.size() * static_cast<size_t>(devices_));
+  went_on_.resize(static_cast<size_t>(steps) * waits_.size() * static_cast<size_t>(devices_),
+                  kNotYet);
 }
 
 size_t HostQueue::index(int32_t step, int32_t wait, int32_t device) const {
@@ -82,6 +87,23 @@ void HostQueue::waited(int32_t op, int32_t step, Instant now) {
     const Duration enqueued = between_[static_cast<size_t>(at.waits * devices_ + device)];
     const Instant reached = start_of(place, step) + enqueued;
     went_on_[index(step, at.waits, device)] = std::max(now, reached);
+  }
+}
+
+void HostQueue::describe(Instant now, int32_t complete, std::vector<int64_t>& state) const {
+  const auto waits = static_cast<int32_t>(waits_.size());
+  for (int32_t device = 0; device < devices_ && !empty(); ++device) {
+    if (waits == 0) {
+      state.push_back((Instant{between_[static_cast<size_t>(device)].ps * complete} - now).ps);
+    }
+    for (int32_t step = complete - 1; step <= complete + 1; ++step) {
+      for (int32_t wait = 0; wait < waits; ++wait) {
+        const size_t at = index(step, wait, device);
+        if (step < 0 || at >= went_on_.size()) continue;
+        const Instant instant = went_on_[at];
+        state.push_back(instant == kNotYet ? kNotYet.ps : (instant - now).ps);
+      }
+    }
   }
 }
 

@@ -35,6 +35,10 @@ class HostQueue {
   // To be called for every operation that the host waits for.
   void waited(int32_t op, int32_t step, Instant now);
 
+  // Appends how far the hosts are, relative to `now` and to the steps complete. No lane may be more
+  // than a step ahead of these.
+  void describe(Instant now, int32_t complete, std::vector<int64_t>& state) const;
+
   bool empty() const { return places_.empty(); }
 
  private:

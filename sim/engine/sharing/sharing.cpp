@@ -116,6 +116,16 @@ std::span<const int32_t> Sharing::settle() {
   return changed_flows_;
 }
 
+void Sharing::describe(std::vector<int64_t>& state) const {
+  for (size_t f = 0; f < flows_.size(); ++f) {
+    if (flows_[f].uses > 0) state.push_back(static_cast<int64_t>(f));
+    for (int32_t i = 0; i < flows_[f].uses; ++i) {
+      const Use& use = uses_[f * kUses + static_cast<size_t>(i)];
+      state.insert(state.end(), {use.capacity, use.next, use.share, use.held ? 1 : 0});
+    }
+  }
+}
+
 // Gathers the flows on the changed capacities, and whatever hangs together with them.
 void Sharing::collect() {
   ++round_;

@@ -39,6 +39,10 @@ class Sharing {
   // The view is good until the next call of any member.
   std::span<const int32_t> settle();
 
+  // Appends all that rates to come depend on beside the capacities: who uses what, in what order.
+  // To be asked after settle().
+  void describe(std::vector<int64_t>& state) const;
+
   double rate(int32_t flow) const { return flows_[static_cast<size_t>(flow)].rate; }
 
  private:
