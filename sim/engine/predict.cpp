@@ -191,10 +191,11 @@ void take_as_allocated(std::vector<PlacePeak>& peaks, const Plan& plan, const St
   }
 }
 
-// A pipeline that waits empties at the end of every step, so a few steps show its period.
+// A pipeline that waits empties at the end of every step, so a few steps show its period: one from
+// a standing start, three that are alike, and one for their stages to go on with.
 SimulateOptions options_for(const Plan& plan) {
   if (plan.pipeline == 1 || plan.optimizer.sync != SyncMode::kWait) return {};
-  return {.max_steps = 4, .record_steps = 2};
+  return {.max_steps = 5, .record_steps = 2};
 }
 
 // The machine's best rate of the plan's products; null where it names none.
