@@ -3,15 +3,13 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli/terminal/interrupt.h"
 #include "sim/base/error.h"
 #include "sim/base/fault.h"
-#include "sim/base/files.h"
 
 namespace ballast {
 namespace {
@@ -28,35 +26,54 @@ std::optional<int64_t> step_of(const std::string& line) {
 
 }  // namespace
 
-MetricsFile::MetricsFile(const std::optional<std::string>& path, Mode mode, int64_t first_step)
-    : path_(path.value_or("")) {
+MetricsFile::MetricsFile(const std::optional<std::string>& path, Mode mode, int64_t first_step,
+                         Files& files)
+    : files_(files), path_(path.value_or("")) {
   if (!path) return;
   const int cut = mode == Mode::kNew ? O_TRUNC : 0;
-  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | cut, 0666);
+  descriptor_ = files_.open(path_, O_WRONLY | O_CREAT | O_APPEND | cut, 0666);
   if (descriptor_ < 0) fail(errno);
   struct stat found{};
-  is_regular_ = ::fstat(descriptor_, &found) == 0 && S_ISREG(found.st_mode);
+  is_regular_ = files_.status(descriptor_, found) == 0 && S_ISREG(found.st_mode);
   try {
     if (is_regular_) {
       if (mode == Mode::kContinue) cut_from(first_step);
       try_to_grow();
     } else {
       ignore_broken_pipes();  // a reader that goes away costs the metrics
-      if (::write(descriptor_, "", 0) < 0) fail(errno);
+      if (files_.write(descriptor_, {}) < 0) fail(errno);
     }
   } catch (...) {
-    ::close(descriptor_);
+    files_.close(descriptor_);
     throw;
   }
 }
 
 MetricsFile::~MetricsFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  if (descriptor_ >= 0) files_.close(descriptor_);
+}
+
+std::string MetricsFile::content() const {
+  const int descriptor = files_.open(path_, O_RDONLY, 0);
+  if (descriptor < 0) fail(errno);
+  std::string text;
+  std::string part(1 << 16, '\0');
+  ssize_t taken = 0;
+  while (true) {
+    taken = files_.read_at(descriptor, std::ssize(text), std::as_writable_bytes(std::span(part)));
+    if (taken < 0 && errno == EINTR) continue;
+    if (taken <= 0) break;
+    text.append(part, 0, static_cast<size_t>(taken));
+  }
+  const int code = errno;
+  files_.close(descriptor);
+  if (taken < 0) fail(code);
+  return text;
 }
 
 // Keeps the lines before that step. The last may have been cut short by whatever ended that run.
 void MetricsFile::cut_from(int64_t first_step) {
-  std::ifstream file(path_, std::ios::binary);
+  std::istringstream file(content());
   std::string line;
   for (int64_t number = 1; std::getline(file, line); ++number) {
     if (file.eof() || line.empty()) break;
@@ -68,14 +85,14 @@ void MetricsFile::cut_from(int64_t first_step) {
     if (*step >= first_step) break;
     bytes_ += std::ssize(line) + 1;
   }
-  if (::ftruncate(descriptor_, bytes_) != 0) fail(errno);
+  if (files_.truncate(descriptor_, bytes_) != 0) fail(errno);
 }
 
 // A block more than there is, put onto the disk and taken back: only there a quota is asked.
 void MetricsFile::try_to_grow() {
   int code = put(std::string(kBlock, '\n'));
-  if (code == 0 && ::fsync(descriptor_) != 0) code = errno;
-  if (::ftruncate(descriptor_, bytes_) != 0 && code == 0) code = errno;
+  if (code == 0 && files_.synchronise(descriptor_) != 0) code = errno;
+  if (files_.truncate(descriptor_, bytes_) != 0 && code == 0) code = errno;
   if (code != 0) fail(code);
 }
 
@@ -84,7 +101,7 @@ void MetricsFile::fail(int code) const {
 }
 
 int MetricsFile::put(const std::string& text) {
-  return write_all(system_files(), descriptor_, std::as_bytes(std::span(text)));
+  return write_all(files_, descriptor_, std::as_bytes(std::span(text)));
 }
 
 void MetricsFile::add(int64_t step, const std::string& line) {
@@ -96,7 +113,7 @@ void MetricsFile::add(int64_t step, const std::string& line) {
   }
   failure_ = {step, code};
   // What cannot be cut either is cut by the run that goes on with the file.
-  if (is_regular_ && ::ftruncate(descriptor_, bytes_) != 0) failure_->code = errno;
+  if (is_regular_ && files_.truncate(descriptor_, bytes_) != 0) failure_->code = errno;
   fmt::print(stderr, "note: --metrics {} cannot be written from step {} on: {}; training goes on\n",
              path_, step, fault_name(failure_->code));
 }

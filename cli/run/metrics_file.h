@@ -11,14 +11,17 @@
 #include <optional>
 #include <string>
 
+#include "sim/base/files.h"
+
 namespace ballast {
 
 class MetricsFile {
  public:
   enum class Mode : uint8_t { kNew, kContinue };
   // No path: nothing is written. Throws Error where the file cannot be written, or, to continue,
-  // holds something else than metrics.
-  MetricsFile(const std::optional<std::string>& path, Mode mode, int64_t first_step);
+  // holds something else than metrics. `files` must outlive this object.
+  MetricsFile(const std::optional<std::string>& path, Mode mode, int64_t first_step,
+              Files& files = system_files());
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
@@ -33,9 +36,11 @@ class MetricsFile {
  private:
   [[noreturn]] void fail(int code) const;
   void try_to_grow();
+  std::string content() const;
   void cut_from(int64_t first_step);
   int put(const std::string& text);  // 0, or the error's number
 
+  Files& files_;
   std::string path_;
   int descriptor_ = -1;
   bool is_regular_ = false;

@@ -18,12 +18,6 @@ constexpr int kMaxTemporaries = 1000;
 constexpr std::string_view kPart = ".part-";
 constexpr size_t kBlock = 4096;  // bytes: more than a file system keeps beside a name
 
-std::string folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 int open_retrying(Files& files, const std::string& path, int flags, mode_t mode) {
   int descriptor = -1;
   do {

@@ -30,6 +30,7 @@ class SystemFiles : public Files {
   ssize_t read_at(int descriptor, int64_t first_byte, std::span<std::byte> out) override {
     return ::pread(descriptor, out.data(), out.size(), first_byte);
   }
+  int truncate(int descriptor, int64_t bytes) override { return ::ftruncate(descriptor, bytes); }
   int synchronise(int descriptor) override { return ::fsync(descriptor); }
   int lock(int descriptor) override { return ::flock(descriptor, LOCK_EX | LOCK_NB); }
   int set_mode(int descriptor, mode_t mode) override { return ::fchmod(descriptor, mode); }
@@ -84,6 +85,12 @@ int put_all(std::span<const std::byte> data, const Put& put) {
 Files& system_files() {
   static SystemFiles files;  // without state
   return files;
+}
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 int write_all(Files& files, int descriptor, std::span<const std::byte> data) {

@@ -28,6 +28,7 @@ class Files {
   virtual ssize_t write(int descriptor, std::span<const std::byte> data) = 0;
   virtual ssize_t write_at(int descriptor, int64_t first_byte, std::span<const std::byte> data) = 0;
   virtual ssize_t read_at(int descriptor, int64_t first_byte, std::span<std::byte> out) = 0;
+  virtual int truncate(int descriptor, int64_t bytes) = 0;
   // Of a file or a folder: puts what was written, or the names that changed, onto the disk.
   virtual int synchronise(int descriptor) = 0;
   // Alone, until the last copy of the descriptor is closed; fails at once with EWOULDBLOCK.
@@ -50,6 +51,9 @@ class Files {
 
 // Those of this process.
 Files& system_files();
+
+// The folder that a file lies in: "." of a bare name, "/" of one in the root.
+std::string folder_of(const std::string& path);
 
 // Writes that go on where the system took only a part, or was interrupted: all of data, at the end
 // of what was written or at a byte of the file. 0, or else the error's number (errno), after which

@@ -110,6 +110,7 @@ class Study {
   void add_rates(Bottlenecks& result);
   void add_lanes(Bottlenecks& result) const;
   std::vector<LaneGain> groups() const;
+  bool takes_time(const LaneGain& group) const;
 
   const PredictedStep& step_;
   std::vector<MachineFigure> rates_;
@@ -190,6 +191,18 @@ void Study::add_rates(Bottlenecks& result) {
   result.rate_tie = tie_among(names, alone, result.all_rates, gain_of);
 }
 
+// Lanes of operations that all last no time gain none.
+bool Study::takes_time(const LaneGain& group) const {
+  std::vector<bool> of_group(static_cast<size_t>(graph().lanes), false);
+  for (const LaneId lane : group.lanes) of_group[static_cast<size_t>(lane)] = true;
+  const CostTable& costs = step_.prediction.costs;
+  for (size_t i = 0; i < costs.ops.size(); ++i) {
+    const auto lane = static_cast<size_t>(graph().step.ops[i].lane);
+    if (of_group[lane] && costs.ops[i].alone.ps > 0) return true;
+  }
+  return false;
+}
+
 // Of one device each lane. Of several each kind on all of them, and then each lane.
 std::vector<LaneGain> Study::groups() const {
   const std::vector<LaneUse>& uses = step_.prediction.lanes;
@@ -221,7 +234,9 @@ void Study::add_lanes(Bottlenecks& result) const {
     return gain([&](const Prediction& of) { return with_lanes(of, result.lanes, chosen); });
   };
   std::vector<double> alone(count);
-  parallel_for(count, hardware_threads(), [&](size_t i) { alone[i] = gain_of(only(count, i)); });
+  parallel_for(count, hardware_threads(), [&](size_t i) {
+    if (takes_time(result.lanes[i])) alone[i] = gain_of(only(count, i));
+  });
   std::vector<std::string> names;
   for (size_t i = 0; i < count; ++i) {
     result.lanes[i].gain = alone[i];

@@ -1,8 +1,10 @@
 #include "sim/engine/engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "sim/engine/clock/host_queue.h"
 #include "sim/engine/clock/next_event.h"
@@ -58,13 +60,31 @@ class Recorder {
   std::vector<int32_t> free_;
 };
 
-// The operations of every lane, in program order.
+// The operations of every lane, in program order, one lane after another, with all that the clock
+// asks of each: many lanes run at once, and each reads on in its own.
 struct LanePrograms {
-  std::vector<OpId> ops;       // lane after lane
-  std::vector<int32_t> begin;  // of lane l: ops[begin[l]] .. ops[begin[l+1]-1]
+  struct Step {
+    Duration alone;
+    Duration handover;
+    int32_t edges = 0;   // its first one
+    int32_t shares = 0;  // of capacities, its first one
+    int8_t share_count = 0;
+    bool host_waits = false;
+  };
 
-  LanePrograms(const Program& program, int32_t lanes)
-      : ops(program.ops.size()), begin(static_cast<size_t>(lanes) + 1) {
+  std::vector<OpId> ops;       // by place
+  std::vector<int32_t> place;  // by operation
+  std::vector<int32_t> begin;  // of lane l: places begin[l] .. begin[l+1]-1
+  std::vector<Step> steps;     // by place, and one behind the last
+  std::vector<Edge> edges;     // to places, where those of a program are to operations
+  std::vector<Sharing::Share> shares;
+
+  LanePrograms(const Program& program, int32_t lanes, const CostTable& costs,
+               const Sharing& sharing)
+      : ops(program.ops.size()),
+        place(program.ops.size()),
+        begin(static_cast<size_t>(lanes) + 1),
+        steps(program.ops.size() + 1) {
     for (const Op& op : program.ops) {
       CHECK(op.lane >= 0 && op.lane < lanes);
       ++begin[static_cast<size_t>(op.lane) + 1];
@@ -72,26 +92,49 @@ struct LanePrograms {
     for (size_t l = 1; l < begin.size(); ++l) begin[l] += begin[l - 1];
     std::vector<int32_t> next(begin.begin(), begin.end() - 1);
     for (size_t i = 0; i < program.ops.size(); ++i) {
-      const auto lane = static_cast<size_t>(program.ops[i].lane);
-      ops[static_cast<size_t>(next[lane]++)] = static_cast<OpId>(i);
+      place[i] = next[static_cast<size_t>(program.ops[i].lane)]++;
+      ops[static_cast<size_t>(place[i])] = static_cast<OpId>(i);
     }
+    edges.reserve(program.edges.size());
+    for (size_t p = 0; p < ops.size(); ++p) add(p, program, costs, sharing);
+    steps.back().edges = static_cast<int32_t>(edges.size());
   }
 
-  std::span<const OpId> of(size_t lane) const {
-    return std::span(ops).subspan(static_cast<size_t>(begin[lane]),
-                                  static_cast<size_t>(begin[lane + 1] - begin[lane]));
+  std::span<const Sharing::Share> shares_of(const Step& step) const {
+    return std::span(shares).subspan(static_cast<size_t>(step.shares),
+                                     static_cast<size_t>(step.share_count));
+  }
+
+ private:
+  void add(size_t at, const Program& program, const CostTable& costs, const Sharing& sharing) {
+    const auto op = static_cast<size_t>(ops[at]);
+    const OpCost& cost = costs.ops[op];
+    Step& step = steps[at];
+    step.alone = cost.alone;
+    step.handover = cost.handover;
+    step.host_waits = cost.host_waits;
+    step.edges = static_cast<int32_t>(edges.size());
+    for (int32_t e = program.edge_begin[op]; e < program.edge_begin[op + 1]; ++e) {
+      const Edge& edge = program.edges[static_cast<size_t>(e)];
+      edges.push_back({place[static_cast<size_t>(edge.op)], edge.steps_ahead});
+    }
+    step.shares = static_cast<int32_t>(shares.size());
+    for (int8_t i = 0; i < cost.demand_count; ++i) {
+      const Sharing::Share share = sharing.share_of(cost.demands[static_cast<size_t>(i)]);
+      if (share.units > 0) shares.push_back(share);
+    }
+    step.share_count = static_cast<int8_t>(static_cast<int32_t>(shares.size()) - step.shares);
   }
 };
 
 enum class LaneState : uint8_t { kFree, kStarting, kRunning };
 
 struct Lane {
-  // Its place in the program.
-  std::span<const OpId> program;
-  size_t position = 0;
+  // Its part of LanePrograms, and where it is in that.
+  int32_t first = 0, last = 0;  // [first, last)
+  int32_t at = 0;
   int32_t step = 0;
-  OpId op = -1;      // program[position]
-  int32_t edge = 0;  // the first edge of op that is not known to be finished
+  int32_t edge = 0;  // the first edge of what it is at that is not known to be finished
   Times* times = nullptr;
   // What it does.
   LaneState state = LaneState::kFree;
@@ -117,7 +160,7 @@ class Engine {
   bool done(const Edge& edge, int32_t step) const {
     return done_[static_cast<size_t>(edge.op)] > step - edge.steps_ahead;
   }
-  void wait_for(int32_t lane, OpId op);
+  void wait_for(int32_t lane, int32_t place);
   void begin(int32_t lane);
   void finish(int32_t lane);
   void complete_operation_of(int32_t step);
@@ -126,40 +169,45 @@ class Engine {
   void enter_operation(Lane& lane);
   Duration period(int32_t step) const;
   bool periods_settled() const;
+  std::vector<int64_t> state() const;
+  int32_t lead() const;
+  bool rests_between_steps() const;
+  void look_back();
+  void fold();
+  void repeat_step(int32_t step, Duration later);
   Timeline timeline();
   void merge_spans(Timeline& timeline);
 
-  const Program& program_;
-  const CostTable& costs_;
   const SimulateOptions options_;
+  Sharing sharing_;
   LanePrograms programs_;
   std::vector<Lane> lanes_;
   NextEvent events_;
-  Sharing sharing_;
   HostQueue host_;
   Recorder recorder_;
-  std::vector<int32_t> done_;     // by operation: steps that it has finished
-  std::vector<int32_t> waiters_;  // by operation: first lane that waits for it, or -1
+  std::vector<int32_t> done_;     // by place: steps that have finished it
+  std::vector<int32_t> waiters_;  // by place: first lane that waits for it, or -1
   std::vector<int32_t> ready_;    // lanes to look at, at this instant
   std::vector<int32_t> left_;     // by step: operations not finished
   std::vector<Instant> step_end_;
   Instant now_;
   int64_t insertions_ = 0;
   int32_t complete_steps_ = 0;
+  std::vector<int64_t> state_;   // when the latest of these steps ended
+  int32_t steps_at_state_ = -1;  // how many were complete then
+  int32_t steps_run_ = 0;        // where later ones were told by them, else 0
   bool finished_ = false;
   bool settled_ = false;
 };
 
 Engine::Engine(const Program& program, int32_t lanes, const CostTable& costs,
                const SimulateOptions& options)
-    : program_(program),
-      costs_(costs),
-      options_(options),
-      programs_(program, lanes),
+    : options_(options),
+      sharing_(costs.capacities, lanes),
+      programs_(program, lanes, costs, sharing_),
       lanes_(static_cast<size_t>(lanes)),
       events_(lanes),
-      sharing_(costs.capacities, lanes),
-      host_(program, lanes, costs, options.max_steps),
+      host_(program, programs_.place, lanes, costs, options.max_steps),
       recorder_(program.ops.size(), options),
       done_(program.ops.size(), 0),
       waiters_(program.ops.size(), -1),
@@ -168,8 +216,9 @@ Engine::Engine(const Program& program, int32_t lanes, const CostTable& costs,
   ready_.reserve(lanes_.size());
   for (size_t l = 0; l < lanes_.size(); ++l) {
     Lane& lane = lanes_[l];
-    lane.program = programs_.of(l);
-    if (lane.program.empty()) continue;
+    lane.first = lane.at = programs_.begin[l];
+    lane.last = programs_.begin[l + 1];
+    if (lane.first == lane.last) continue;
     lane.times = recorder_.row(0);
     enter_operation(lane);
     ready_.push_back(static_cast<int32_t>(l));
@@ -189,6 +238,7 @@ Timeline Engine::run() {
 // Everything that happens at one instant; rates are solved once, when the dust has settled.
 void Engine::handle_events_at(Instant now) {
   now_ = now;
+  const int32_t complete = complete_steps_;
   while (!finished_) {
     if (!ready_.empty()) {
       const int32_t lane = ready_.back();
@@ -207,35 +257,34 @@ void Engine::handle_events_at(Instant now) {
     }
   }
   settle_rates();
+  if (complete_steps_ > complete && options_.fold) look_back();
 }
 
-void Engine::wait_for(int32_t index, OpId op) {
-  lanes_[static_cast<size_t>(index)].next_waiter = waiters_[static_cast<size_t>(op)];
-  waiters_[static_cast<size_t>(op)] = index;
+void Engine::wait_for(int32_t index, int32_t place) {
+  lanes_[static_cast<size_t>(index)].next_waiter = waiters_[static_cast<size_t>(place)];
+  waiters_[static_cast<size_t>(place)] = index;
 }
 
 // The lane is free: start its operation, or wait for the first edge that is not finished, or for
 // the host.
 void Engine::look_ahead(int32_t index) {
   Lane& lane = lanes_[static_cast<size_t>(index)];
-  const int32_t end = program_.edge_begin[static_cast<size_t>(lane.op) + 1];
-  for (; lane.edge < end; ++lane.edge) {
-    const Edge& edge = program_.edges[static_cast<size_t>(lane.edge)];
+  const auto* const next = &programs_.steps[static_cast<size_t>(lane.at)];
+  for (const int32_t end = next[1].edges; lane.edge < end; ++lane.edge) {
+    const Edge& edge = programs_.edges[static_cast<size_t>(lane.edge)];
     if (done(edge, lane.step)) continue;
     wait_for(index, edge.op);
     return;
   }
   Instant start = now_;
-  if (now_ > lane.free_since) {
-    start = start + costs_.ops[static_cast<size_t>(lane.op)].handover;
-  }
+  if (now_ > lane.free_since) start = start + next->handover;
   if (!host_.empty()) {
-    const Edge wait = host_.wait_before(lane.op, lane.step);
+    const Edge wait = host_.wait_before(lane.at, lane.step);
     if (wait.op >= 0 && !done(wait, lane.step)) {
       wait_for(index, wait.op);
       return;
     }
-    start = std::max(start, host_.enqueued(lane.op, lane.step));
+    start = std::max(start, host_.enqueued(lane.at, lane.step));
   }
   if (start > now_) {
     lane.state = LaneState::kStarting;
@@ -247,37 +296,37 @@ void Engine::look_ahead(int32_t index) {
 
 void Engine::begin(int32_t index) {
   Lane& lane = lanes_[static_cast<size_t>(index)];
-  const OpCost& cost = costs_.ops[static_cast<size_t>(lane.op)];
-  lane.times[lane.op].begin = now_;
-  if (cost.alone.ps <= 0) {
+  const LanePrograms::Step& step = programs_.steps[static_cast<size_t>(lane.at)];
+  lane.times[lane.at].begin = now_;
+  if (step.alone.ps <= 0) {
     finish(index);
     return;
   }
   lane.state = LaneState::kRunning;
-  lane.work_left = static_cast<double>(cost.alone.ps);
+  lane.work_left = static_cast<double>(step.alone.ps);
   lane.rate = 1;
   lane.updated = now_;
-  sharing_.begin(index, std::span(cost.demands).first(static_cast<size_t>(cost.demand_count)));
-  schedule(index, now_ + cost.alone);
+  sharing_.begin(index, programs_.shares_of(step));
+  schedule(index, now_ + step.alone);
 }
 
 void Engine::finish(int32_t index) {
   Lane& lane = lanes_[static_cast<size_t>(index)];
-  const auto op = static_cast<size_t>(lane.op);
-  lane.times[lane.op].end = now_;
+  const auto at = static_cast<size_t>(lane.at);
+  lane.times[at].end = now_;
   lane.state = LaneState::kFree;
   lane.free_since = now_;
-  ++done_[op];
-  if (!host_.empty() && costs_.ops[op].host_waits) host_.waited(lane.op, lane.step, now_);
-  for (int32_t waiter = waiters_[op]; waiter >= 0;) {
+  ++done_[at];
+  if (!host_.empty() && programs_.steps[at].host_waits) host_.waited(lane.at, lane.step, now_);
+  for (int32_t waiter = waiters_[at]; waiter >= 0;) {
     ready_.push_back(waiter);
     waiter = lanes_[static_cast<size_t>(waiter)].next_waiter;
   }
-  waiters_[op] = -1;
+  waiters_[at] = -1;
 
   const int32_t step = lane.step;
-  if (++lane.position == lane.program.size()) {
-    lane.position = 0;
+  if (++lane.at == lane.last) {
+    lane.at = lane.first;
     ++lane.step;
     if (lane.step < options_.max_steps) lane.times = recorder_.row(lane.step);
   }
@@ -289,8 +338,7 @@ void Engine::finish(int32_t index) {
 }
 
 void Engine::enter_operation(Lane& lane) {
-  lane.op = lane.program[lane.position];
-  lane.edge = program_.edge_begin[static_cast<size_t>(lane.op)];
+  lane.edge = programs_.steps[static_cast<size_t>(lane.at)].edges;
 }
 
 // A lane finishes its operations of a step before those of the next, so steps complete in order.
@@ -330,11 +378,107 @@ void Engine::settle_rates() {
   }
 }
 
+// All that what happens from now on depends on, relative to now and to the steps complete.
+std::vector<int64_t> Engine::state() const {
+  std::vector<int64_t> all;
+  std::vector<std::pair<int64_t, int64_t>> pending;  // lanes with an event, by its number
+  for (size_t l = 0; l < lanes_.size(); ++l) {
+    const Lane& lane = lanes_[l];
+    const auto index = static_cast<int32_t>(l);
+    if (lane.first == lane.last) continue;
+    all.insert(all.end(), {lane.at, lane.step - complete_steps_, static_cast<int64_t>(lane.state)});
+    if (lane.state == LaneState::kFree) {
+      all.insert(all.end(), {lane.edge, lane.next_waiter, lane.free_since == now_ ? 1 : 0});
+      continue;
+    }
+    all.push_back((events_.time_of(index) - now_).ps);
+    pending.emplace_back(events_.order_of(index), index);
+    if (lane.state != LaneState::kRunning) continue;
+    all.insert(all.end(), {std::bit_cast<int64_t>(lane.work_left),
+                           std::bit_cast<int64_t>(lane.rate), (now_ - lane.updated).ps});
+  }
+  std::sort(pending.begin(), pending.end());
+  for (const auto& [order, lane] : pending) all.push_back(lane);
+  sharing_.describe(all);
+  host_.describe(now_, complete_steps_, all);
+  return all;
+}
+
+// How many steps the lane that is furthest ahead is beyond those complete.
+int32_t Engine::lead() const {
+  int32_t lead = 0;
+  for (const Lane& lane : lanes_) {
+    if (lane.first < lane.last) lead = std::max(lead, lane.step - complete_steps_);
+  }
+  return lead;
+}
+
+// Nothing of the next step has begun.
+bool Engine::rests_between_steps() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    if (lane.first == lane.last) return true;
+    return lane.step == complete_steps_ && lane.at == lane.first &&
+           lane.state != LaneState::kRunning;
+  });
+}
+
+// A step has just ended: did the one before it end like this?
+void Engine::look_back() {
+  if (finished_ || lead() > 1) return;
+  std::vector<int64_t> state = this->state();
+  const bool repeats = steps_at_state_ == complete_steps_ - 1 && state == state_;
+  state_ = std::move(state);
+  steps_at_state_ = complete_steps_;
+  if (repeats) fold();
+}
+
+// The steps to come are the last one again, up to where the run ends. Lanes that are ahead stop at
+// the last step to run, so that it is not like the others: then it has to be run.
+void Engine::fold() {
+  const int32_t run = complete_steps_;
+  const Duration later = period(run - 1);
+  while (!settled_ && complete_steps_ < options_.max_steps) {
+    step_end_[static_cast<size_t>(complete_steps_)] =
+        step_end_[static_cast<size_t>(complete_steps_) - 1] + later;
+    ++complete_steps_;
+    settled_ = periods_settled();
+  }
+  const int32_t end = std::exchange(complete_steps_, run);
+  const bool is_cut_short = end + lead() >= options_.max_steps && !rests_between_steps();
+  if (!settled_ || is_cut_short) {
+    settled_ = false;
+    return;
+  }
+  for (int32_t step = run; step < end && options_.record_steps > 0; ++step) {
+    repeat_step(step, later);
+    recorder_.complete(step);
+  }
+  steps_run_ = run;
+  complete_steps_ = end;
+  finished_ = true;
+}
+
+// The times of a step by those of the one before; what has run of it stays.
+void Engine::repeat_step(int32_t step, Duration later) {
+  const Times* const before = recorder_.row(step - 1);
+  Times* const times = recorder_.row(step);
+  for (const Lane& lane : lanes_) {
+    const bool is_in_it = lane.step == step;
+    if (lane.first < lane.last && lane.step > step) continue;
+    for (int32_t p = is_in_it ? lane.at : lane.first; p < lane.last; ++p) {
+      const bool runs = is_in_it && p == lane.at && lane.state == LaneState::kRunning;
+      if (!runs) times[p].begin = before[p].begin + later;
+      times[p].end = before[p].end + later;
+    }
+  }
+}
+
 Timeline Engine::timeline() {
   Timeline result;
   result.steps = std::min(options_.record_steps, complete_steps_);
   result.first_step = complete_steps_ - result.steps;
   result.settled = settled_;
+  result.run = steps_run_ > 0 ? steps_run_ : complete_steps_;
   const int32_t last = complete_steps_ - 1;
   if (settled_) {
     result.step_time = period(last);
@@ -343,32 +487,33 @@ Timeline Engine::timeline() {
     const Instant before = half > last ? Instant{} : step_end_[static_cast<size_t>(last - half)];
     result.step_time = {(step_end_[static_cast<size_t>(last)] - before).ps / half};
   }
-  merge_spans(result);
+  if (result.steps > 0) merge_spans(result);
   return result;
 }
 
 // Each lane's spans are in order already; merging them by (begin, lane) orders them all.
 void Engine::merge_spans(Timeline& timeline) {
-  timeline.spans.reserve(program_.ops.size() * static_cast<size_t>(timeline.steps));
+  timeline.spans.reserve(programs_.ops.size() * static_cast<size_t>(timeline.steps));
   NextEvent heads(static_cast<int32_t>(lanes_.size()));
   const auto enter = [&](int32_t index) {
     const Lane& lane = lanes_[static_cast<size_t>(index)];
-    heads.set(index, lane.times[lane.program[lane.position]].begin, index);
+    heads.set(index, lane.times[lane.at].begin, index);
   };
   for (size_t l = 0; l < lanes_.size(); ++l) {
     Lane& lane = lanes_[l];
-    if (lane.program.empty()) continue;
-    lane.position = 0;
+    if (lane.first == lane.last) continue;
+    lane.at = lane.first;
     lane.step = timeline.first_step;
     lane.times = recorder_.row(lane.step);
     enter(static_cast<int32_t>(l));
   }
   while (const std::optional<int32_t> index = heads.first()) {
     Lane& lane = lanes_[static_cast<size_t>(*index)];
-    const OpId op = lane.program[lane.position];
-    timeline.spans.push_back({op, lane.step, lane.times[op].begin, lane.times[op].end});
-    if (++lane.position == lane.program.size()) {
-      lane.position = 0;
+    const Times& times = lane.times[lane.at];
+    const OpId op = programs_.ops[static_cast<size_t>(lane.at)];
+    timeline.spans.push_back({op, lane.step, times.begin, times.end});
+    if (++lane.at == lane.last) {
+      lane.at = lane.first;
       ++lane.step;
       if (lane.step == timeline.first_step + timeline.steps) {
         heads.clear(*index);
@@ -384,7 +529,7 @@ void Engine::merge_spans(Timeline& timeline) {
 
 Timeline simulate(const Program& program, const Graph& graph, const CostTable& costs,
                   const SimulateOptions& options) {
-  CHECK(options.max_steps >= 1 && options.record_steps >= 1);
+  CHECK(options.max_steps >= 1 && options.record_steps >= 0);
   CHECK(options.record_steps <= options.max_steps);
   if (program.ops.empty()) return {};
   CHECK(costs.ops.size() == program.ops.size());

@@ -12,6 +12,9 @@
 //    (sim/engine/sharing/fair_share.h), which changes when others start or end.
 //  * Time is whole picoseconds; events order by (time, insertion number). The same input gives
 //    the same timeline, byte for byte.
+//  * What happens depends on nothing but the state: where each lane is, what it has left to do or
+//    waits for, who shares what, how far each host is. A step that ends in the state in which the
+//    one before it ended comes again and again, so the later ones are that one, later (`fold`).
 //
 // Will not do: compute a duration (sim/engine/cost), read an operation's work or tensors.
 #pragma once
@@ -27,7 +30,8 @@ namespace ballast {
 struct SimulateOptions {
   // The run ends once the periods of three successive steps are equal within 1e-6, or here.
   int32_t max_steps = 32;
-  int32_t record_steps = 2;  // the last ones run; at most max_steps
+  int32_t record_steps = 2;  // the last ones run; at most max_steps. 0: the time alone is asked for
+  bool fold = true;          // false: every step is run, for the same timeline
 };
 
 // Steady state of the program, whose lanes are those of the graph. Timeline::step_time is the

@@ -16,7 +16,8 @@ constexpr int64_t kLong = 3000;
 constexpr int64_t kTooLong = 60000;
 // Of a step that is not three times as long as what is looked at first, the look saves little.
 constexpr int64_t kWorthIt = 3;
-// Periods of the shorter steps that are tried, beyond what fills a pipeline.
+// Periods of the shorter steps that are tried, beyond what fills a pipeline: once where its stages
+// are in step at once, twice where a slow one holds up the others for as long.
 constexpr int64_t kPeriods[] = {4, 12, 48};
 
 // What runs, as one stretch of a timeline is compared with the next.
@@ -211,14 +212,14 @@ Duration Repetition::lengthen(Duration shorter, Duration longer) const {
 std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
   const int64_t round = plan.virtual_pipeline > 1 ? plan.pipeline : 1;
   const int64_t period = round % 2 == 0 ? round : 2 * round;  // buffers come in pairs
-  const int64_t fill = plan.pipeline > 1 ? 2 * plan.pipeline : 0;
+  const int64_t fill = plan.pipeline > 1 ? plan.pipeline : 0;
   std::vector<ShorterSteps> steps;
-  for (const int64_t periods : kPeriods) {
-    const int64_t least = fill + periods * period;
+  const auto add = [&](int64_t least) {
     const int64_t count = least + (plan.accumulation() - least) % period;
-    if (kWorthIt * (count + period) > plan.accumulation()) break;
-    steps.push_back({count, period});
-  }
+    if (kWorthIt * (count + period) <= plan.accumulation()) steps.push_back({count, period});
+  };
+  if (fill > 0) add(fill + kPeriods[0] * period);
+  for (const int64_t periods : kPeriods) add(2 * fill + periods * period);
   return steps;
 }
 

@@ -34,8 +34,8 @@ struct ShorterSteps {
   int64_t period = 1;
 };
 
-// The shortest first; none where a step is about as short. A pipeline's fill twice over first, and
-// those of a stage with several chunks come in rounds.
+// The shortest first; none where a step is about as short. What fills a pipeline, once or twice,
+// comes before the periods, and those of a stage with several chunks come in rounds.
 std::vector<ShorterSteps> shorter_steps(const Plan& plan);
 
 // Whether a step is so long that shorter ones are worth a look: layers times micro-batches.

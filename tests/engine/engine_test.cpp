@@ -1,6 +1,10 @@
 #include "sim/engine/engine.h"
 
 #include <gtest/gtest.h>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
 
 #include "sim/engine/clock/next_event.h"
 #include "tests/engine/tiny_graph.h"
@@ -316,6 +320,32 @@ TEST(NextEventTest, equal_times_come_in_the_order_of_insertion) {
   EXPECT_EQ(events.first(), 1);
   events.set(1, Instant{9}, 3);
   EXPECT_EQ(events.first(), 0);
+}
+
+// Against a search through all of them.
+TEST(NextEventTest, the_earliest_of_many_that_come_go_and_move) {
+  constexpr int32_t kSlots = 23;
+  NextEvent events(kSlots);
+  std::vector<std::optional<std::pair<int64_t, int64_t>>> plain(kSlots);
+  std::mt19937 random(1);
+  for (int64_t order = 0; order < 20000; ++order) {
+    const auto slot = static_cast<int32_t>(random() % kSlots);
+    if (random() % 3 == 0) {
+      events.clear(slot);
+      plain[static_cast<size_t>(slot)].reset();
+    } else {
+      const auto time = static_cast<int64_t>(random() % 50);
+      events.set(slot, Instant{time}, order);
+      plain[static_cast<size_t>(slot)] = {time, order};
+      EXPECT_EQ(events.time_of(slot).ps, time);
+    }
+    std::optional<int32_t> first;
+    for (int32_t s = 0; s < kSlots; ++s) {
+      const auto& one = plain[static_cast<size_t>(s)];
+      if (one && (!first || *one < *plain[static_cast<size_t>(*first)])) first = s;
+    }
+    ASSERT_EQ(events.first(), first) << order;
+  }
 }
 
 }  // namespace

@@ -7,7 +7,10 @@
 #include <gtest/gtest.h>
 #include <random>
 #include <string>
+#include <utility>
 
+#include "sim/engine/cost.h"
+#include "sim/engine/engine.h"
 #include "sim/graph/build.h"
 #include "tests/engine/tiny_machine.h"
 
@@ -137,10 +140,58 @@ void expect_same(const Prediction& one, const Prediction& whole, const std::stri
   EXPECT_EQ(path.ps, one.step_time.ps) << text;
 }
 
+int settings(int unless_asked) {
+  const char* const asked = std::getenv("BALLAST_SETTINGS");
+  return asked != nullptr ? std::atoi(asked) : unless_asked;
+}
+
+void expect_same_bits(const Timeline& folded, const Timeline& whole, const std::string& text) {
+  EXPECT_EQ(folded.step_time, whole.step_time) << text;
+  EXPECT_EQ(folded.settled, whole.settled) << text;
+  EXPECT_EQ(folded.first_step, whole.first_step) << text;
+  ASSERT_EQ(folded.spans.size(), whole.spans.size()) << text;
+  for (size_t i = 0; i < whole.spans.size(); ++i) {
+    const Span& a = folded.spans[i];
+    const Span& b = whole.spans[i];
+    const bool same = a.op == b.op && a.step == b.step && a.begin == b.begin && a.end == b.end;
+    ASSERT_TRUE(same) << text << ": span " << i;
+  }
+}
+
+// A step that ends as the one before it did is the step that comes: to the bit what the clock finds
+// that runs them all, for plans of all kinds and however many steps it may run.
+TEST(Repetition, steps_that_end_alike_are_the_steps_that_are_run) {
+  const int count = settings(100);
+  const Machine machine = machine_of();
+  Questions questions;
+  int folded = 0;
+  for (int i = 0; i < count; ++i) {
+    Question question = questions.next();
+    question.plan = with_micro_batches(question.plan, 4 + 4 * (i % 3));
+    const Graph graph = build(question.model, question.plan, question.stack.facts);
+    const CostTable costs =
+        costs_of(graph, CostModel(machine, question.plan, question.stack, nullptr));
+    std::optional<Duration> of_many;
+    for (const auto& [most, recorded] : {std::pair(32, 2), {4, 2}, {5, 0}, {7, 3}}) {
+      SimulateOptions options{.max_steps = most, .record_steps = recorded};
+      const Timeline one = simulate(graph.step, graph, costs, options);
+      options.fold = false;
+      const Timeline whole = simulate(graph.step, graph, costs, options);
+      expect_same_bits(one, whole, fmt::format("{}, {} steps", question.text, most));
+      folded += one.run < whole.run;
+      if (most == 32 && whole.settled) of_many = whole.step_time;
+    }
+    // What predict() runs of a pipeline that waits: five steps at most.
+    const Duration few = step_time_of(graph, question.plan, costs);
+    if (of_many) expect_near(few, *of_many, *of_many, 1e-6, question.text);
+  }
+  std::printf("%d of %d runs folded\n", folded, 4 * count);
+  EXPECT_GT(folded, count);
+}
+
 // BALLAST_SETTINGS asks for more of them.
 TEST(Repetition, a_step_from_two_shorter_ones_is_the_whole_step) {
-  const char* const asked = std::getenv("BALLAST_SETTINGS");
-  const int count = asked != nullptr ? std::atoi(asked) : 60;
+  const int count = settings(60);
   const Machine machine = machine_of();
   Questions questions;
   int found = 0, equal = 0;

@@ -18,12 +18,6 @@ int fail_with(int code) {
 
 }  // namespace
 
-std::string folder_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 SimulatedDisk::SimulatedDisk(uint64_t seed) : random_(seed), folders_{"/", "."} {}
 
 int64_t SimulatedDisk::draw(int64_t below) {
@@ -205,6 +199,10 @@ int SimulatedDisk::open(const std::string& path, int flags, mode_t mode) {
     made.folder = path;
   } else if (found != names_.end()) {
     made.node = found->second;
+    if ((flags & O_TRUNC) != 0) {
+      if (fate_of_change() != Fate::kRuns) return -1;
+      cut(nodes_.at(made.node), 0);
+    }
   } else {
     if (!folders_.contains(folder_of(path))) return fail_with(ENOENT);
     if (fate_of_change() != Fate::kRuns) return -1;
@@ -212,6 +210,7 @@ int SimulatedDisk::open(const std::string& path, int flags, mode_t mode) {
     nodes_[made.node].mode = mode;
     change_name({"", path, made.node});
   }
+  made.appends = (flags & O_APPEND) != 0;
   openings_[next_opening_] = made;
   int descriptor = kFirstDescriptor;
   while (descriptors_.contains(descriptor)) ++descriptor;
@@ -279,6 +278,8 @@ ssize_t SimulatedDisk::write(int descriptor, std::span<const std::byte> data) {
   if (down_) return down();
   Opening* const of = opening(descriptor);
   if (of == nullptr) return -1;
+  const Node* const node = of->appends ? file(descriptor) : nullptr;
+  if (node != nullptr) of->position = std::ssize(node->content);
   const ssize_t written = put_bytes(descriptor, of->position, data);
   if (written > 0) of->position += written;
   return written;
@@ -307,10 +308,14 @@ int SimulatedDisk::truncate(int descriptor, int64_t bytes) {
   if (down_) return down();
   Node* const node = file(descriptor);
   if (node == nullptr || fate_of_change() != Fate::kRuns) return -1;
-  const Change change{bytes, "", true};
-  apply(node->content, change);
-  node->unsynced.push_back(change);
+  cut(*node, bytes);
   return 0;
+}
+
+void SimulatedDisk::cut(Node& node, int64_t bytes) const {
+  const Change change{bytes, "", true};
+  apply(node.content, change);
+  node.unsynced.push_back(change);
 }
 
 int SimulatedDisk::synchronise(int descriptor) {

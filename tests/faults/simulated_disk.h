@@ -25,9 +25,6 @@ namespace ballast::tests {
 
 constexpr int kSector = 512;  // bytes that the disk writes whole or not at all
 
-// The path of the folder that a file lies in.
-std::string folder_of(const std::string& path);
-
 // What happens, at the `at`th call from now on that changes anything (from 1; 0: never).
 struct Incident {
   enum class Kind : uint8_t { kNone, kKill, kPowerCut, kFailure };
@@ -58,7 +55,6 @@ class SimulatedDisk : public Files {
   void put(const std::string& path, const std::string& content);  // on the disk at once
   // Whether the name and all bytes of the file would survive a power cut.
   bool is_durable(const std::string& path) const;
-  int truncate(int descriptor, int64_t bytes);
 
   int open(const std::string& path, int flags, mode_t mode) override;
   int duplicate(int descriptor) override;
@@ -66,6 +62,7 @@ class SimulatedDisk : public Files {
   ssize_t write(int descriptor, std::span<const std::byte> data) override;
   ssize_t write_at(int descriptor, int64_t first_byte, std::span<const std::byte> data) override;
   ssize_t read_at(int descriptor, int64_t first_byte, std::span<std::byte> out) override;
+  int truncate(int descriptor, int64_t bytes) override;
   int synchronise(int descriptor) override;
   int lock(int descriptor) override;
   int set_mode(int descriptor, mode_t mode) override;
@@ -103,6 +100,7 @@ class SimulatedDisk : public Files {
     NodeId node = 0;
     std::string folder;  // of one that is a folder
     int64_t position = 0;
+    bool appends = false;
     int copies = 1;
   };
 
@@ -116,6 +114,7 @@ class SimulatedDisk : public Files {
   int64_t used() const;
   ssize_t put_bytes(int descriptor, int64_t first_byte, std::span<const std::byte> data);
   void apply(std::string& content, const Change& change) const;
+  void cut(Node& node, int64_t bytes) const;
   void lose_unsynced(Node& node);
   void change_name(NameChange change);
   static void apply(std::map<std::string, NodeId>& names, const NameChange& change);

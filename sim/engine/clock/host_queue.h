@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sim/base/units.h"
@@ -22,16 +23,21 @@ namespace ballast {
 
 class HostQueue {
  public:
-  // Of at most `steps` steps. References must outlive this object.
-  HostQueue(const Program& program, int32_t lanes, const CostTable& costs, int32_t steps);
+  // Of at most `steps` steps. `place_of`: by operation, the number by which it is known here.
+  HostQueue(const Program& program, std::span<const int32_t> place_of, int32_t lanes,
+            const CostTable& costs, int32_t steps);
 
   // The wait of the host that comes before an operation in the program, or in that of the step
   // before (`steps_ahead` 1); op -1 where there is none, and for what no host enqueues.
-  Edge wait_before(OpId op, int32_t step) const;
+  Edge wait_before(int32_t op, int32_t step) const;
   // Before this instant the operation does not start. Requires that wait_before() is over.
-  Instant enqueued(OpId op, int32_t step) const;
+  Instant enqueued(int32_t op, int32_t step) const;
   // To be called for every operation that the host waits for.
-  void waited(OpId op, int32_t step, Instant now);
+  void waited(int32_t op, int32_t step, Instant now);
+
+  // Appends how far the hosts are, relative to `now` and to the steps complete. No lane may be more
+  // than a step ahead of these.
+  void describe(Instant now, int32_t complete, std::vector<int64_t>& state) const;
 
   bool empty() const { return places_.empty(); }
 
@@ -49,7 +55,7 @@ class HostQueue {
   size_t index(int32_t step, int32_t wait, int32_t device) const;
 
   std::vector<Place> places_;      // by operation; empty where there is no queue
-  std::vector<OpId> waits_;        // operations that the host waits for, in program order
+  std::vector<int32_t> waits_;     // operations that the host waits for, in program order
   std::vector<Duration> between_;  // by waits and device: host time up to the next one
   std::vector<Instant> went_on_;   // by step, wait and device
   int32_t devices_ = 1;

@@ -1,50 +1,75 @@
 #include "sim/engine/clock/next_event.h"
 
-#include <bit>
-#include <limits>
+#include <algorithm>
 
 namespace ballast {
 namespace {
 
-// Later than every event; never leaves this file.
-constexpr Instant kNever{std::numeric_limits<int64_t>::max()};
+constexpr size_t kChildren = 4;  // of a node: a level of few steps in one line of the cache
 
 }  // namespace
 
-NextEvent::NextEvent(int32_t slots)
-    : leaves_(std::bit_ceil(static_cast<size_t>(slots > 0 ? slots : 1))),
-      keys_(leaves_, Key{kNever, 0}),
-      winners_(2 * leaves_) {
-  for (size_t i = 0; i < leaves_; ++i) winners_[leaves_ + i] = static_cast<int32_t>(i);
-  for (size_t i = leaves_ - 1; i >= 1; --i) winners_[i] = winners_[2 * i];
+NextEvent::NextEvent(int32_t slots) : at_(static_cast<size_t>(slots), -1) {
+  heap_.reserve(at_.size());
 }
 
 void NextEvent::set(int32_t slot, Instant time, int64_t order) {
-  keys_[static_cast<size_t>(slot)] = {time, order};
-  replay(slot);
+  const Entry entry{time, order, slot};
+  const int32_t at = at_[static_cast<size_t>(slot)];
+  if (at < 0) {
+    heap_.emplace_back();
+    rise(heap_.size() - 1, entry);
+  } else if (entry < heap_[static_cast<size_t>(at)]) {
+    rise(static_cast<size_t>(at), entry);
+  } else {
+    sink(static_cast<size_t>(at), entry);
+  }
 }
 
 void NextEvent::clear(int32_t slot) {
-  keys_[static_cast<size_t>(slot)] = {kNever, 0};
-  replay(slot);
-}
-
-std::optional<int32_t> NextEvent::first() const {
-  const int32_t slot = winners_[1];
-  if (time_of(slot) == kNever) return std::nullopt;
-  return slot;
-}
-
-// Up to where another slot won before and wins still: nobody above has met this one.
-void NextEvent::replay(int32_t slot) {
-  for (size_t node = (leaves_ + static_cast<size_t>(slot)) / 2; node >= 1; node /= 2) {
-    const int32_t left = winners_[2 * node];
-    const int32_t right = winners_[2 * node + 1];
-    const bool right_wins = keys_[static_cast<size_t>(right)] < keys_[static_cast<size_t>(left)];
-    const int32_t winner = right_wins ? right : left;
-    if (winner != slot && winner == winners_[node]) return;
-    winners_[node] = winner;
+  const int32_t at = at_[static_cast<size_t>(slot)];
+  if (at < 0) return;
+  at_[static_cast<size_t>(slot)] = -1;
+  const Entry last = heap_.back();
+  heap_.pop_back();
+  if (last.slot == slot) return;
+  const auto hole = static_cast<size_t>(at);
+  if (hole > 0 && last < heap_[(hole - 1) / kChildren]) {
+    rise(hole, last);
+  } else {
+    sink(hole, last);
   }
+}
+
+void NextEvent::put(size_t at, const Entry& entry) {
+  heap_[at] = entry;
+  at_[static_cast<size_t>(entry.slot)] = static_cast<int32_t>(at);
+}
+
+void NextEvent::rise(size_t at, const Entry& entry) {
+  while (at > 0) {
+    const size_t parent = (at - 1) / kChildren;
+    if (!(entry < heap_[parent])) break;
+    put(at, heap_[parent]);
+    at = parent;
+  }
+  put(at, entry);
+}
+
+void NextEvent::sink(size_t at, const Entry& entry) {
+  while (true) {
+    const size_t first = kChildren * at + 1;
+    if (first >= heap_.size()) break;
+    const size_t end = std::min(first + kChildren, heap_.size());
+    size_t least = first;
+    for (size_t child = first + 1; child < end; ++child) {
+      if (heap_[child] < heap_[least]) least = child;
+    }
+    if (!(heap_[least] < entry)) break;
+    put(at, heap_[least]);
+    at = least;
+  }
+  put(at, entry);
 }
 
 }  // namespace ballast

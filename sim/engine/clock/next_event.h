@@ -1,7 +1,8 @@
-// The earliest of a fixed number of pending events, at most one a slot: a tournament tree.
+// The earliest of a few pending events, at most one a slot: a heap that knows where each slot is.
 //
-// A lane has at most one event ahead of it and moves it often (rates change), which a tree of
-// winners does in log2(slots) comparisons without searching, allocating or leaving dead entries.
+// A lane has at most one event ahead of it and moves it often (rates change), which is a sift in
+// the heap without searching, allocating or leaving dead entries. Most lanes of many stages have
+// none at a time, and cost nothing then.
 // Events order by (time, order), so a run does not depend on the slots' numbers.
 #pragma once
 
@@ -22,21 +23,32 @@ class NextEvent {
   void clear(int32_t slot);
 
   // The slot of the earliest event; empty if no slot has one.
-  std::optional<int32_t> first() const;
-  Instant time_of(int32_t slot) const { return keys_[static_cast<size_t>(slot)].time; }
+  std::optional<int32_t> first() const {
+    return heap_.empty() ? std::nullopt : std::optional(heap_.front().slot);
+  }
+  // Requires that the slot has an event.
+  Instant time_of(int32_t slot) const { return entry(slot).time; }
+  int64_t order_of(int32_t slot) const { return entry(slot).order; }
 
  private:
-  struct Key {
+  struct Entry {
     Instant time;
     int64_t order = 0;
-    auto operator<=>(const Key&) const = default;
+    int32_t slot = -1;
+    bool operator<(const Entry& other) const {
+      return time != other.time ? time < other.time : order < other.order;
+    }
   };
 
-  void replay(int32_t slot);
+  const Entry& entry(int32_t slot) const {
+    return heap_[static_cast<size_t>(at_[static_cast<size_t>(slot)])];
+  }
+  void put(size_t at, const Entry& entry);
+  void rise(size_t at, const Entry& entry);
+  void sink(size_t at, const Entry& entry);
 
-  size_t leaves_ = 1;             // slots rounded up to a power of two
-  std::vector<Key> keys_;         // by slot; kNone where there is no event
-  std::vector<int32_t> winners_;  // node i has the children 2i and 2i+1; leaves start at leaves_
+  std::vector<Entry> heap_;  // the children of i are at 4 i + 1 and after, and later than it
+  std::vector<int32_t> at_;  // by slot: its place in the heap, or -1
 };
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 #include "sim/engine/sharing/sharing.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace ballast {
@@ -49,26 +50,40 @@ void Sharing::mark(int32_t capacity) {
   changed_capacities_.push_back(capacity);
 }
 
+Sharing::Share Sharing::share_of(const Demand& demand) const {
+  const Shared& shared = capacities_[static_cast<size_t>(demand.capacity)];
+  return {demand.capacity, demand.held, std::llround(demand.amount * shared.units)};
+}
+
 void Sharing::begin(int32_t flow, std::span<const Demand> demands) {
-  Flow& started = flows_[static_cast<size_t>(flow)];
-  CHECK(started.uses == 0 && demands.size() <= kUses);
-  started.rate = 1;
+  CHECK(demands.size() <= kUses);
+  std::array<Share, kUses> shares;
+  size_t count = 0;
   for (const Demand& demand : demands) {
-    Shared& shared = capacities_[static_cast<size_t>(demand.capacity)];
-    const int64_t share = std::llround(demand.amount * shared.units);
-    if (share <= 0) continue;
+    const Share share = share_of(demand);
+    if (share.units > 0) shares[count++] = share;
+  }
+  begin(flow, std::span<const Share>(shares).first(count));
+}
+
+void Sharing::begin(int32_t flow, std::span<const Share> shares) {
+  Flow& started = flows_[static_cast<size_t>(flow)];
+  CHECK(started.uses == 0 && shares.size() <= kUses);
+  started.rate = 1;
+  for (const Share& part : shares) {
+    Shared& shared = capacities_[static_cast<size_t>(part.capacity)];
     const int32_t id = flow * kUses + started.uses++;
-    if (demand.held) {
-      uses_[static_cast<size_t>(id)] = {demand.capacity, -1, -1, share, true};
-      shared.held += share;
-      if (oversubscribed(shared)) mark(demand.capacity);
+    if (part.held) {
+      uses_[static_cast<size_t>(id)] = {part.capacity, -1, -1, part.units, true};
+      shared.held += part.units;
+      if (oversubscribed(shared)) mark(part.capacity);
       continue;
     }
-    uses_[static_cast<size_t>(id)] = {demand.capacity, shared.users, -1, share};
+    uses_[static_cast<size_t>(id)] = {part.capacity, shared.users, -1, part.units};
     if (shared.users >= 0) uses_[static_cast<size_t>(shared.users)].previous = id;
     shared.users = id;
-    shared.load += share;
-    if (oversubscribed(shared)) mark(demand.capacity);
+    shared.load += part.units;
+    if (oversubscribed(shared)) mark(part.capacity);
   }
 }
 
@@ -99,6 +114,16 @@ std::span<const int32_t> Sharing::settle() {
   collect();
   solve();
   return changed_flows_;
+}
+
+void Sharing::describe(std::vector<int64_t>& state) const {
+  for (size_t f = 0; f < flows_.size(); ++f) {
+    if (flows_[f].uses > 0) state.push_back(static_cast<int64_t>(f));
+    for (int32_t i = 0; i < flows_[f].uses; ++i) {
+      const Use& use = uses_[f * kUses + static_cast<size_t>(i)];
+      state.insert(state.end(), {use.capacity, use.next, use.share, use.held ? 1 : 0});
+    }
+  }
 }
 
 // Gathers the flows on the changed capacities, and whatever hangs together with them.

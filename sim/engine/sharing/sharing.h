@@ -21,13 +21,27 @@ class Sharing {
   // At most `flows` flows at a time, numbered from 0. Requires capacities above 0.
   Sharing(std::span<const Capacity> capacities, int32_t flows);
 
-  // A flow starts, at rate 1 until settle() says otherwise; it must not be running.
+  // A demand in the unit in which this object counts; one of no units is to be left out.
+  struct Share {
+    int32_t capacity = -1;
+    bool held = false;
+    int64_t units = 0;
+  };
+  Share share_of(const Demand& demand) const;
+
+  // A flow starts, at rate 1 until settle() says otherwise; it must not be running. Demands: at
+  // most kUses, as shares too.
   void begin(int32_t flow, std::span<const Demand> demands);
+  void begin(int32_t flow, std::span<const Share> shares);
   void end(int32_t flow);
 
   // Takes in all begins and ends since the last call; returns the flows whose rate is now another.
   // The view is good until the next call of any member.
   std::span<const int32_t> settle();
+
+  // Appends all that rates to come depend on beside the capacities: who uses what, in what order.
+  // To be asked after settle().
+  void describe(std::vector<int64_t>& state) const;
 
   double rate(int32_t flow) const { return flows_[static_cast<size_t>(flow)].rate; }
 

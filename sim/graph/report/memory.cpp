@@ -1,7 +1,9 @@
 #include "sim/graph/report/memory.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <span>
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/core/stages.h"
@@ -19,12 +21,69 @@ struct DevicePeak {
   LivePeak peak;
 };
 
-DevicePeak highest(const Graph& graph, const std::vector<Life>& lives, Place place) {
-  DevicePeak result;
-  for (int device = 0; device < devices_of(graph); ++device) {
-    const LivePeak peak = peak_of(live_bytes(
-        graph, lives, [&](size_t t) { return lies_in(graph.tensors[t], place, device); }));
-    if (peak.live > result.peak.live) result = {device, peak};
+// When bytes come and go in every place of every device, by operation.
+class Changes {
+ public:
+  struct Change {
+    int32_t where = 0;  // device times places, and the place
+    Bytes by;
+  };
+
+  Changes(const Graph& graph, const std::vector<Life>& lives)
+      : begin_(graph.step.ops.size() + 2), changes_(2 * graph.tensors.size()) {
+    const size_t ops = graph.step.ops.size();
+    const auto first = [](const Life& life) {
+      return life.carried ? 0 : static_cast<size_t>(life.first);
+    };
+    const auto after = [&](const Life& life) {
+      return life.carried ? ops : static_cast<size_t>(life.last) + 1;
+    };
+    for (const Life& life : lives) {
+      if (life.first < 0) continue;
+      ++begin_[first(life) + 1];
+      ++begin_[after(life) + 1];
+    }
+    for (size_t i = 1; i < begin_.size(); ++i) begin_[i] += begin_[i - 1];
+    std::vector<size_t> next(begin_.begin(), begin_.end() - 1);
+    for (size_t t = 0; t < lives.size(); ++t) {
+      const Tensor& tensor = graph.tensors[t];
+      if (lives[t].first < 0) continue;
+      const auto where = tensor.device * kPlaces + static_cast<int32_t>(tensor.place);
+      changes_[next[first(lives[t])]++] = {where, tensor.all_bytes()};
+      changes_[next[after(lives[t])]++] = {where, Bytes{} - tensor.all_bytes()};
+    }
+  }
+
+  std::span<const Change> at(size_t op) const {
+    return std::span(changes_).subspan(begin_[op], begin_[op + 1] - begin_[op]);
+  }
+
+ private:
+  std::vector<size_t> begin_;  // by operation, and one behind the last
+  std::vector<Change> changes_;
+};
+
+// By place. All in one pass over the step: a graph of many stages has many devices.
+std::array<DevicePeak, kPlaces> highest(const Graph& graph, const std::vector<Life>& lives) {
+  const auto devices = static_cast<size_t>(devices_of(graph));
+  std::vector<Bytes> live(devices * kPlaces);
+  std::vector<LivePeak> peaks(live.size());
+  const Changes changes(graph, lives);
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    for (const Changes::Change& change : changes.at(i)) {
+      live[static_cast<size_t>(change.where)] += change.by;
+    }
+    for (const Changes::Change& change : changes.at(i)) {
+      const auto where = static_cast<size_t>(change.where);
+      if (live[where] > peaks[where].live) peaks[where] = {live[where], static_cast<OpId>(i)};
+    }
+  }
+  std::array<DevicePeak, kPlaces> result;
+  for (size_t where = 0; where < peaks.size(); ++where) {
+    DevicePeak& highest = result[where % kPlaces];
+    if (peaks[where].live > highest.peak.live) {
+      highest = {static_cast<int>(where / kPlaces), peaks[where]};
+    }
   }
   return result;
 }
@@ -138,12 +197,13 @@ LivePeak peak_of(const std::vector<Bytes>& live) {
 
 std::vector<PlacePeak> memory_peaks(const Graph& graph) {
   const std::vector<Life> lives = lives_of(graph);
+  const std::array<DevicePeak, kPlaces> of_places = highest(graph, lives);
   std::vector<PlacePeak> peaks;
   for (int p = 0; p < kPlaces; ++p) {
     PlacePeak result;
     result.place = static_cast<Place>(p);
     result.arena = graph.arenas.size[static_cast<size_t>(p)];
-    const DevicePeak peak = highest(graph, lives, result.place);
+    const DevicePeak& peak = of_places[static_cast<size_t>(p)];
     result.live = peak.peak.live;
     result.at = peak.peak.at;
     if (result.at >= 0) result.holders = holders_at(graph, lives, result.place, peak);
@@ -156,7 +216,7 @@ std::vector<MemoryPoint> memory_over_time(const Graph& graph, const Timeline& ti
                                           Place place) {
   if (timeline.spans.empty()) return {};
   const std::vector<Life> lives = lives_of(graph);
-  const int device = highest(graph, lives, place).device;
+  const int device = highest(graph, lives)[static_cast<size_t>(place)].device;
   const StepUses step = uses_of_last_step(graph, timeline);
   Bytes always;
   std::vector<Change> changes;

@@ -27,6 +27,7 @@ struct Timeline {
   int32_t steps = 0;
   Duration step_time;   // steady state: median period of the recorded steps
   bool settled = true;  // else the periods still differed and step_time is their mean
+  int32_t run = 0;      // steps that the virtual clock ran; later ones are one of them again
 };
 
 // "compute", or "2 compute" where several devices are simulated.

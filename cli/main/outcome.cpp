@@ -1,0 +1,64 @@
+#include "cli/main/outcome.h"
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <fmt/format.h>
+#include <new>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include "backend/comm/mpi_ranks.h"
+#include "cli/verbs/verbs.h"
+#include "sim/base/error.h"
+
+namespace ballast {
+namespace {
+
+// One line without control characters, so that a file name cannot draw on a terminal. Of several
+// ranks the first one speaks for all where all fail alike; any other waits for that, and then says
+// who it is, and all end.
+int complain(const char* what) {
+  std::fflush(stdout);
+  const int rank = mpi_rank_of_this();
+  if (rank > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
+  const std::string who = rank > 0 ? fmt::format("rank {}: ", rank) : "";
+  fmt::print(stderr, "ballast: {}{}\n", who, one_line(what));
+  std::fflush(stderr);
+  mpi_end(kBadInput);
+  return kBadInput;
+}
+
+int run(int argc, char** argv) {
+  // One of several ranks prints.
+  const bool silent = mpi_rank_of_this() > 0;
+  if (silent && std::freopen("/dev/null", "w", stdout) == nullptr) {
+    throw Error("/dev/null", "it cannot be opened", "see that it is there");
+  }
+  const int code = run_program({argv + 1, argv + argc});
+  mpi_end(0);
+  return code;
+}
+
+}  // namespace
+
+int outcome_of(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const Error& error) {
+    return complain(error.what());
+  } catch (const std::bad_alloc&) {
+    return complain(
+        "memory: the system refused more of it; use a smaller model or a smaller batch");
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) return complain(error.what());
+    return complain(
+        "threads: the system gives no more of them, or memory has no room for their stacks; allow "
+        "more (ulimit -u, pids.max, --memory-limit)");
+  } catch (const std::exception& error) {
+    return complain(error.what());
+  }
+}
+
+}  // namespace ballast
