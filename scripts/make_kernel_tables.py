@@ -366,8 +366,8 @@ def ampere():
         # 2307.08691, sections 1 and 4.1), at head size 128, where half_head_size takes a sixth.
         attention_table("ampere", "flash1", attention_first(90.0, 108.0),
                         fixed=("backward_tflops", "half_backward_tokens")),
-        # FlashAttention in Triton, of before version 2: its backward takes twice version 2's (section
-        # 4.1).
+        # FlashAttention in Triton, of before version 2: its backward takes twice version 2's
+        # (section 4.1).
         attention_table("ampere", "triton", attention_first(200.0, 115.0),
                         fixed=("backward_tflops", "half_backward_tokens")),
         attention_table("ampere", "flash2", attention_first(220.0, 230.0),
@@ -400,7 +400,8 @@ def hopper():
     gemm = [gemm_table("hopper", parts, False, dict(GEMM_FIRST)),
             gemm_table("hopper", parts, True, dict(GEMM_FIRST, tflops=1600.0))]
     attention = [
-        # Nobody lists FlashAttention 1 here, CUDA's or Triton's: as much slower than 2 as on Ampere.
+        # Nobody lists FlashAttention 1 here, CUDA's or Triton's: as much slower than 2 as on
+        # Ampere.
         attention_table("hopper", "flash1", attention_first(177.0, 168.0)),
         attention_table("hopper", "triton", attention_first(329.0, 196.0)),
         attention_table("hopper", "flash2", attention_first(380.0, 310.0)),
