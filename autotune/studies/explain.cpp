@@ -8,9 +8,14 @@
 namespace ballast {
 namespace {
 
-// As a plan file shows it, without quotes.
+// As a plan file shows it, without quotes, but that many bytes are in MiB.
 std::string value_text(const Knob& knob, const Plan& plan) {
   const KnobValue value = knob.get(plan);
+  const auto* const count = std::get_if<int64_t>(&value);
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  if (count != nullptr && knob.path.ends_with("_bytes") && *count >= kMiB) {
+    return fmt::format("{:.4g} MiB", static_cast<double>(*count) / static_cast<double>(kMiB));
+  }
   std::string text = text_of(knob, value);
   const bool is_share = std::holds_alternative<double>(value);
   if (is_share && text.find_first_of(".e") == std::string::npos) text += ".0";

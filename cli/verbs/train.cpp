@@ -234,16 +234,20 @@ void print_checkpoints(const TrainFlags& flags, const CheckpointSchedule::Report
   if (report.kept == 0) return;
   const auto seconds = [](double value) { return show(Duration::from_seconds(value)); };
   const double rest = (report.resting_seconds - report.waiting_seconds);
-  fmt::print("checkpoints: {}, {} every {} steps; training rested {} for each",
-             show_count(static_cast<double>(report.kept)),
+  fmt::print("checkpoints: {}, {} every {} steps; training rested {} for each", report.kept,
              flags.checkpoint_overhead ? "now" : "one", report.period_steps,
              seconds(rest / static_cast<double>(report.kept)));
   if (!flags.pauses_for_checkpoints) {
     fmt::print(", {} to write beside the steps", seconds(report.writing_seconds));
   }
   if (report.undisturbed_step > 0) {
-    fmt::print("; they cost {} of the steps' time{}", show_percent(100 * report.overhead),
-               flags.checkpoint_overhead ? " (bound " + *flags.checkpoint_overhead + ")" : "");
+    const std::string bound =
+        flags.checkpoint_overhead ? " (bound " + *flags.checkpoint_overhead + ")" : "";
+    if (report.overhead > 0) {
+      fmt::print("; they cost {} of the steps' time{}", show_percent(100 * report.overhead), bound);
+    } else {
+      fmt::print("; they cost less than steps differ{}", bound);
+    }
   }
   fmt::print("\n");
   if (report.waiting_seconds > 0.01 * report.resting_seconds && report.waiting_seconds > 1e-3) {
