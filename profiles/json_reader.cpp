@@ -12,6 +12,7 @@
 #include "profiles/json_depth.h"
 #include "profiles/names/words.h"
 #include "sim/base/error.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 namespace {
@@ -104,6 +105,7 @@ Json parse_json(std::string_view text, const std::string& source) {
 }
 
 std::string read_text_file(const std::string& path) {
+  refuse_named_pipe(path);
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     throw Error(path, std::string("cannot be opened: ") + std::strerror(errno), "check the path");
@@ -119,6 +121,14 @@ std::string read_text_file(const std::string& path) {
                 "give a JSON description, not weights or data");
   }
   return text;
+}
+
+bool has_control_characters(std::string_view text) {
+  return std::any_of(text.begin(), text.end(), [](char letter) {
+    const auto code = static_cast<unsigned char>(letter);
+    const bool divides = letter == '\t' || letter == '\n' || letter == '\r';
+    return (code < 0x20 && !divides) || code == 0x7f;
+  });
 }
 
 std::string to_text(const OrderedJson& document) {
@@ -166,13 +176,17 @@ std::string JsonReader::text(const std::string& key) {
   if (!value.is_string()) {
     fail(key, fmt::format("must be a text, and is {}", type_of(value)), "put it between quotes");
   }
+  const std::string text = value.get<std::string>();
+  if (has_control_characters(text)) {
+    fail(key, "holds a control character, which could draw on a terminal", "take it out");
+  }
   // A file is always UTF-8 (the parser sees to it); a flag of the command line may not be.
   try {
     value.dump();
   } catch (const Json::exception&) {
     fail(key, "is not UTF-8 text", "use a name that is");
   }
-  return value.get<std::string>();
+  return text;
 }
 
 bool JsonReader::boolean(const std::string& key) {
@@ -235,6 +249,9 @@ std::vector<std::string> JsonReader::texts(const std::string& key) {
   for (const Json& one : list) {
     if (!one.is_string()) fail(key, "must hold texts only", "put each between quotes");
     found.push_back(one.get<std::string>());
+    if (has_control_characters(found.back())) {
+      fail(key, "holds a control character, which could draw on a terminal", "take it out");
+    }
   }
   return found;
 }

@@ -40,6 +40,10 @@ std::string to_text(const OrderedJson& document);
 // `text` between quotes, on one line, shortened: safe in a message whatever it holds.
 std::string in_quotes(std::string_view text);
 
+// Other than those between words and lines (tab, line feed, carriage return): what reaches a
+// terminal with one could move its cursor.
+bool has_control_characters(std::string_view text);
+
 // Reads one JSON object key by key, and remembers which keys were asked for, so that the keys its
 // format knows are exactly those its loader reads. Holds references: the document must outlive it.
 class JsonReader {

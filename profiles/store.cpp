@@ -12,6 +12,7 @@
 #include "profiles/load.h"
 #include "profiles/store_sqlite.h"
 #include "sim/base/error.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 namespace {
@@ -143,14 +144,19 @@ std::string digest_of(const std::string& text) {
   return fmt::format("{:016x}", digest);
 }
 
-std::string default_store_path() {
+bool has_default_store_path() {
   const char* data = std::getenv("XDG_DATA_HOME");
-  if (data != nullptr && data[0] == '/') return std::string(data) + "/ballast/store.db";
   const char* home = std::getenv("HOME");
-  if (home == nullptr || *home == '\0') {
+  return (data != nullptr && data[0] == '/') || (home != nullptr && *home != '\0');
+}
+
+std::string default_store_path() {
+  if (!has_default_store_path()) {
     throw Error("store", "neither HOME nor XDG_DATA_HOME is set", "give a file with --store");
   }
-  return std::string(home) + "/.local/share/ballast/store.db";
+  const char* data = std::getenv("XDG_DATA_HOME");
+  if (data != nullptr && data[0] == '/') return std::string(data) + "/ballast/store.db";
+  return std::string(std::getenv("HOME")) + "/.local/share/ballast/store.db";
 }
 
 struct Store::Wait {
@@ -204,6 +210,7 @@ Store::Store(const std::string& path, ReadOnly, Patience patience)
 }
 
 std::optional<Store> Store::open_if_present(const std::string& path, Patience patience) {
+  refuse_named_pipe(path);
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;
   Store store(path, ReadOnly{}, std::move(patience));

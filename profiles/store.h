@@ -24,6 +24,7 @@ namespace ballast {
 
 // $XDG_DATA_HOME/ballast/store.db, or ~/.local/share/ballast/store.db. Throws Error without both.
 std::string default_store_path();
+bool has_default_store_path();  // else it throws
 
 // What a measurement holds for: another device or driver is another host.
 struct Host {

@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
 """Feeds mutated files of every format to the program, and looks at how it ends.
 
-    scripts/mutate.py build/ballast [--count 1000] [--seed 1] [--jobs 2] [--only NAME ...]
-        [--most-seconds 10] [--most-mb 2000] [--keep FOLDER] [--store STORE]
+    scripts/mutate.py BUILD [--count 1000] [--seed 1] [--jobs 2] [--only NAME ...]
+        [--most-seconds 10] [--most-mb 2000] [--keep FOLDER] [--store STORE] [--time-box SECONDS]
 
-An exit code other than 0 to 3, a signal, more than so many seconds or so much memory, or text of
-another library ("json.exception", "terminate called") is a finding; its file and its line are kept
-in FOLDER, and the script exits with 1. Every try follows from the seed and its number alone:
-`--seed S --first N --count 1` does the Nth again. Works with sanitized builds (memory is then
-theirs: give --most-mb 0).
+BUILD is a build folder with `ballast` and `fork_server` (tests/cli/mutation/fork_server.cpp), which
+forks a child for every try. An exit code other than 0 to 3, a signal, more than so many seconds of
+a core or so much memory, or text of another library ("json.exception", "terminate called") is a
+finding; its file and its line are kept in FOLDER, and the script exits with 1. So is what has not
+ended after twelve times as many seconds of a clock: it hangs. Every try follows from the seed and
+its number alone: `--seed S --first N --count 1` does the Nth again. With a time box no try begins
+after it. The last lines say how many tries there were, how they ended, and what the most costly
+took. Works with sanitized builds, whose shadow counts as memory.
 """
 import argparse
 import concurrent.futures
 import json
-import os
 import pathlib
+import queue
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -36,7 +38,7 @@ FOREIGN = ["json.exception", "terminate called", "CHECK", "AddressSanitizer", "r
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("ballast")
+    parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
@@ -45,6 +47,7 @@ def arguments():
     parser.add_argument("--most-seconds", type=float, default=10)
     parser.add_argument("--most-mb", type=int, default=2000)
     parser.add_argument("--keep", default="mutated")
+    parser.add_argument("--time-box", type=float, default=float("inf"))
     parser.add_argument("--store")
     return parser.parse_args()
 
@@ -94,11 +97,31 @@ CASES = {
 }
 
 
+class Server:
+    """A program that forks a child for every run."""
+    MOST_CLOCK = 12  # times the seconds of a core: others use the machine
+
+    def __init__(self, build):
+        self.process = subprocess.Popen([str((build / "fork_server").resolve())], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, folder, words, most_seconds):
+        """The exit code, or a signal below 0; seconds of a core and of a clock; megabytes."""
+        seconds = str(int(most_seconds)), str(int(most_seconds * self.MOST_CLOCK))
+        self.process.stdin.write("\t".join((str(folder), *seconds, *words)) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"the server ended at {' '.join(words)}")
+        code, core, clock, kilobytes = line.split()
+        return int(code), float(core), float(clock), int(kilobytes) / 1024
+
+
 class Bench:
     def __init__(self, options, folder):
         self.options = options
         self.folder = folder
-        self.ballast = str(pathlib.Path(options.ballast).resolve())
+        self.ballast = str((options.build / "ballast").resolve())
         (folder / "tiny.json").write_text(CONFIG)
         (folder / "text.txt").write_text("".join(f"the quick brown fox {i * i}\n"
                                                  for i in range(400)))
@@ -195,63 +218,81 @@ def with_other_value(content, draw):
     return json.dumps(document, indent=1).encode()
 
 
-def try_one(bench, number):
-    """What is wrong, or None; the line; the mutated content."""
-    draw = random.Random(bench.options.seed * 1_000_003 + number)
-    names = bench.options.only or list(CASES)
-    name = names[number % len(names)]
-    source, lines = CASES[name]
-    is_text = source.endswith((".json", ".txt", ".jsonl"))
-    content = mutate((bench.folder / source).read_bytes(), draw, is_text)
-    here = bench.folder / f"try-{number}"
-    here.mkdir()
-    for kept in ("tiny.json", "text.txt", "here.db"):
-        shutil.copy(bench.folder / kept, here)
-    (here / "kept").mkdir()
-    file = here / ("kept" if name == "checkpoint" else "") / \
-        ("m-" + source if name == "store" else source)
-    file.write_bytes(content)
-    words = [str(file.relative_to(here)) if word == "FILE" else "kept" if word == "FOLDER" else word
-             for word in draw.choice(lines)]
-    with open(here / "err", "wb") as err:
-        begin = time.monotonic()
-        run = subprocess.Popen([bench.ballast, *words], cwd=here, stdout=subprocess.DEVNULL,
-                               stderr=err, stdin=subprocess.DEVNULL,
-                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
-        late = bench.options.most_seconds
-        while True:
-            pid, status, usage = os.wait4(run.pid, os.WNOHANG)
-            if pid:
-                break
-            if time.monotonic() - begin > late:
-                run.kill()
-                _, status, usage = os.wait4(run.pid, 0)
-                break
-            time.sleep(0.005)
-        run.returncode = status
-    seconds = time.monotonic() - begin
-    text = (here / "err").read_text(errors="replace")
-    code = os.waitstatus_to_exitcode(status)
-    megabytes = usage.ru_maxrss / 1024
-    wrong = None
-    if seconds > late:
-        wrong = f"it took more than {late:g} s"
-    elif code not in (0, 1, 2, 3):
-        wrong = f"it ended with {code}"
-    elif 0 < bench.options.most_mb < megabytes:
-        wrong = f"it took {megabytes:.0f} MB"
-    elif code == 2 and text.count("ballast: ") < 1:
-        wrong = "it ended with 2 and said nothing"
-    for foreign in FOREIGN:
-        if foreign in text:
-            wrong = f"it says '{foreign}'"
-    if wrong:
-        keep = pathlib.Path(bench.options.keep) / f"{bench.options.seed}-{number}"
-        shutil.rmtree(keep, ignore_errors=True)
-        shutil.copytree(here, keep)
-        (keep / "line").write_text(" ".join(words) + "\n" + wrong + "\n")
-    shutil.rmtree(here)
-    return name, code, wrong, " ".join(words), text.strip().splitlines()[-1:], number
+class Try:
+    """One mutated file, in a folder of its own."""
+
+    def __init__(self, bench, number):
+        self.number = number
+        draw = random.Random(bench.options.seed * 1_000_003 + number)
+        names = bench.options.only or list(CASES)
+        self.name = names[number % len(names)]
+        source, lines = CASES[self.name]
+        is_text = source.endswith((".json", ".txt", ".jsonl"))
+        content = mutate((bench.folder / source).read_bytes(), draw, is_text)
+        self.folder = bench.folder / f"try-{number}"
+        self.folder.mkdir()
+        for kept in ("tiny.json", "text.txt", "here.db"):
+            shutil.copy(bench.folder / kept, self.folder)
+        (self.folder / "kept").mkdir()
+        file = self.folder / ("kept" if self.name == "checkpoint" else "") / \
+            ("m-" + source if self.name == "store" else source)
+        file.write_bytes(content)
+        words = {"FILE": str(file.relative_to(self.folder)), "FOLDER": "kept"}
+        self.words = [words.get(word, word) for word in draw.choice(lines)]
+
+    def run(self, server, options):
+        self.code, self.core, self.clock, self.megabytes = server.run(
+            self.folder, self.words, options.most_seconds)
+        self.text = (self.folder / "err").read_text(errors="replace")
+        self.wrong = self.fault(options)
+        if self.wrong:
+            keep = pathlib.Path(options.keep) / f"{options.seed}-{self.number}"
+            shutil.rmtree(keep, ignore_errors=True)
+            shutil.copytree(self.folder, keep)
+            (keep / "line").write_text(" ".join(self.words) + "\n" + self.wrong + "\n")
+        shutil.rmtree(self.folder)
+        return self
+
+    def fault(self, options):
+        late = options.most_seconds
+        if self.core >= late or self.clock >= late * Server.MOST_CLOCK:
+            return f"it took {self.core:.1f} s of a core, {self.clock:.1f} s in all"
+        if self.code not in (0, 1, 2, 3):
+            return f"it ended with {self.code}"
+        if 0 < options.most_mb < self.megabytes:
+            return f"it took {self.megabytes:.0f} MB"
+        if self.code == 2 and self.text.count("ballast: ") < 1:
+            return "it ended with 2 and said nothing"
+        for foreign in FOREIGN:
+            if foreign in self.text:
+                return f"it says '{foreign}'"
+        return None
+
+    def __str__(self):
+        return f"{self.name} {self.number}: {' '.join(self.words)}"
+
+
+def all_tries(bench):
+    """Each as it ends. As many servers as jobs; none begins after the time box."""
+    options = bench.options
+    servers = queue.Queue()
+    for _ in range(options.jobs):
+        servers.put(Server(options.build))
+    end = time.monotonic() + options.time_box
+
+    def one(number):
+        if time.monotonic() > end:
+            return None
+        server = servers.get()
+        done = Try(bench, number).run(server, options)
+        servers.put(server)
+        return done
+
+    numbers = range(options.first, options.first + options.count)
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for done in pool.map(one, numbers):
+            if done:
+                yield done
 
 
 def main():
@@ -259,20 +300,27 @@ def main():
     unknown = set(options.only) - set(CASES)
     if unknown:
         sys.exit(f"no such format: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    findings = 0
+    findings = tries = 0
     codes = {}
+    longest = largest = None
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, pathlib.Path(folder))
-        numbers = range(options.first, options.first + options.count)
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            for name, code, wrong, line, text, number in pool.map(
-                    lambda number: try_one(bench, number), numbers):
-                codes[code] = codes.get(code, 0) + 1
-                if wrong:
-                    findings += 1
-                    print(f"{name} {number}: {wrong}: {line}: {' '.join(text)[:200]}", flush=True)
+        for done in all_tries(Bench(options, pathlib.Path(folder))):
+            tries += 1
+            codes[done.code] = codes.get(done.code, 0) + 1
+            if not longest or done.core > longest.core:
+                longest = done
+            if not largest or done.megabytes > largest.megabytes:
+                largest = done
+            if done.wrong:
+                findings += 1
+                last = " ".join(done.text.strip().splitlines()[-1:])
+                print(f"{done}: {done.wrong}: {last[:200]}", flush=True)
+    if not tries:
+        sys.exit("no try began in the time box")
+    print(f"longest: {longest.core:.2f} s of a core, {longest}")
+    print(f"largest: {largest.megabytes:.0f} MB, {largest}")
     ended = ", ".join(f"{count} with {code}" for code, count in sorted(codes.items()))
-    print(f"seed {options.seed}: {options.count} tries ({ended}), {findings} findings")
+    print(f"seed {options.seed}: {tries} tries ({ended}), {findings} findings")
     sys.exit(1 if findings else 0)
 
 

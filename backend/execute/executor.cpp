@@ -188,6 +188,12 @@ void Executor::run_once(const Program& program, OpId begin, OpId end, int32_t st
   std::mutex failure_mutex;
   std::exception_ptr failure;
   std::atomic<bool> failed{false};
+  const auto fail = [&] {
+    const std::scoped_lock lock(failure_mutex);
+    if (!failure) failure = std::current_exception();
+    failed = true;
+    abandon(std::current_exception());
+  };
   const auto lane_work = [&](LaneId lane) {
     std::vector<OpId> followed;
     for (OpId id = begin; id < end; ++id) {
@@ -208,18 +214,31 @@ void Executor::run_once(const Program& program, OpId begin, OpId end, int32_t st
         followed.clear();
         if (!failed) device_.execute(program, id, step);
       } catch (...) {
-        const std::scoped_lock lock(failure_mutex);
-        if (!failure) failure = std::current_exception();
-        failed = true;
-        abandon(std::current_exception());
+        fail();
       }
       done[index] = true;
       done[index].notify_all();
     }
   };
+  // Of lanes that have no thread nothing is waited for.
+  const auto leave_out = [&](LaneId first) {
+    fail();
+    for (OpId id = begin; id < end; ++id) {
+      if (program.ops[static_cast<size_t>(id)].lane < first) continue;
+      done[static_cast<size_t>(id)] = true;
+      done[static_cast<size_t>(id)].notify_all();
+    }
+  };
   {
     std::vector<std::jthread> threads;
-    for (LaneId lane = 0; lane < graph_.lanes; ++lane) threads.emplace_back(lane_work, lane);
+    for (LaneId lane = 0; lane < graph_.lanes; ++lane) {
+      try {
+        threads.emplace_back(lane_work, lane);
+      } catch (...) {
+        leave_out(lane);
+        break;
+      }
+    }
   }
   if (failure) std::rethrow_exception(failure);
   device_.drain();
@@ -282,8 +301,7 @@ RunResult Executor::run(const RunOptions& options) {
     std::unique_lock lock(done_mutex);
     for (LaneId lane = 0; lane < graph_.lanes; ++lane) {
       if (lane_ops_[static_cast<size_t>(lane)].empty()) continue;
-      ++running;
-      threads.emplace_back([&, lane] {
+      const auto run_to_its_end = [&, lane] {
         try {
           run_lane(lane);
         } catch (...) {
@@ -292,7 +310,15 @@ RunResult Executor::run(const RunOptions& options) {
         const std::scoped_lock ended(done_mutex);
         --running;
         done.notify_all();
-      });
+      };
+      // Lanes that run already would wait for ever for one that has no thread.
+      try {
+        threads.emplace_back(run_to_its_end);
+        ++running;
+      } catch (...) {
+        abort_all(std::current_exception());
+        break;
+      }
     }
     while (!done.wait_for(lock, kTickPeriod, [&] { return running == 0; })) {
       lock.unlock();

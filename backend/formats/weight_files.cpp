@@ -6,6 +6,7 @@
 
 #include "backend/formats/flat_json.h"
 #include "sim/base/error.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 
@@ -15,6 +16,7 @@ constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
 std::string text_of(const std::string& path) {
+  refuse_named_pipe(path);
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file) throw Error(path, "cannot be read", "check the file and its permissions");

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <limits>
 #include <span>
+#include <system_error>
 #include <thread>
 
 #include "backend/comm/local_ranks.h"
@@ -369,7 +370,14 @@ void Trainer::on_every_rank(const std::function<void(Trainer& rank)>& work) cons
   {
     std::vector<std::jthread> threads;
     for (size_t i = 0; i < team_->others.size(); ++i) {
-      threads.emplace_back([&, i] { run(i + 1, *team_->others[i]); });
+      // Ranks that run already would wait for ever for one that has no thread.
+      try {
+        threads.emplace_back([&, i] { run(i + 1, *team_->others[i]); });
+      } catch (const std::system_error& error) {
+        failures[i + 1] = std::current_exception();
+        team_->all.of(static_cast<int>(i) + 1).fail(error.what());
+        break;
+      }
     }
     run(0, self);
   }

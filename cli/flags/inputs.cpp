@@ -199,6 +199,8 @@ Store open_store(const StoreFlag& flag) {
 }
 
 std::optional<Store> open_store_if_present(const StoreFlag& flag) {
+  // Without a home nobody has written there.
+  if (!flag.path && !has_default_store_path()) return std::nullopt;
   return Store::open_if_present(store_path(flag), patience_of(Patience{}.most));
 }
 

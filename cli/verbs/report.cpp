@@ -12,6 +12,7 @@
 #include "cli/text/why_slower.h"
 #include "profiles/json_depth.h"
 #include "sim/base/error.h"
+#include "sim/base/files.h"
 
 namespace ballast {
 namespace {
@@ -62,6 +63,7 @@ bool parse(Words words, ReportFlags& flags) {
 }
 
 std::ifstream open_text(const std::string& path) {
+  refuse_named_pipe(path);
   std::ifstream file(path);
   if (!file || std::filesystem::is_directory(path)) {
     throw Error(path, "cannot be read", "check the path");

@@ -11,6 +11,7 @@
 #include "cli/flags/arguments.h"
 #include "cli/flags/memory_limit.h"
 #include "cli/terminal/interrupt.h"
+#include "profiles/json_reader.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -75,6 +76,11 @@ std::string one_line(std::string_view text) {
 int run_program(const std::vector<std::string>& words) {
   ignore_file_size_limit();
   end_where_memory_ends();
+  for (const std::string& word : words) {
+    if (!has_control_characters(word)) continue;
+    throw Error("'" + one_line(word) + "'",
+                "holds a control character, which could draw on a terminal", "take it out");
+  }
   if (words.empty() || words[0] == "--help" || words[0] == "help") {
     print_help();
     flush_output();

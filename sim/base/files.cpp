@@ -11,6 +11,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "sim/base/error.h"
+
 namespace ballast {
 namespace {
 
@@ -91,6 +93,13 @@ std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+void refuse_named_pipe(const std::string& path) {
+  struct stat found{};
+  const bool is_pipe = ::stat(path.c_str(), &found) == 0 && S_ISFIFO(found.st_mode);
+  if (!is_pipe || path.starts_with("/dev/") || path.starts_with("/proc/")) return;
+  throw Error(path, "is a pipe, which is waited for until somebody writes", "give a file");
 }
 
 int write_all(Files& files, int descriptor, std::span<const std::byte> data) {

@@ -55,6 +55,10 @@ Files& system_files();
 // The folder that a file lies in: "." of a bare name, "/" of one in the root.
 std::string folder_of(const std::string& path);
 
+// Throws Error where the path is that of a named pipe, which would be waited for until somebody
+// writes into it. A shell's own (/dev/stdin, or /dev/fd/63 of <(command)) has its writer already.
+void refuse_named_pipe(const std::string& path);
+
 // Writes that go on where the system took only a part, or was interrupted: all of data, at the end
 // of what was written or at a byte of the file. 0, or else the error's number (errno), after which
 // a part may be written.

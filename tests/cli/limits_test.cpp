@@ -1,5 +1,6 @@
 // What an attack found and no input may bring about again: times that overflow, memory that ends,
 // documents nested without end, files of ours that hold what no verb writes.
+#include <cstdio>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -133,6 +134,98 @@ TEST_F(Limits, documents_nested_without_end_are_refused_by_every_verb) {
     SCOPED_TRACE(words);
     expect_one_line(bench.run(words), {"deep.json", "nested deeper than"});
   }
+}
+
+// A cursor that a name moves could show another answer than the program's.
+TEST_F(Limits, names_and_texts_with_control_characters_are_refused) {
+  Json machine = Json::parse(bench.run("machines show gh200-96gb-480gb").output);
+  machine["name"] = "calm\x1b[31mred";
+  bench.write("machine.json", machine.dump());
+  const std::string on_it = "--machine machine.json --global-batch 8 --model gpt2";
+  for (const std::string verb :
+       {"predict ", "tune --deadline 5 ", "compare --strategy resident "}) {
+    const Outcome outcome = bench.run(verb + on_it);
+    expect_one_line(outcome, {"name", "control character"});
+    EXPECT_FALSE(outcome.says("\x1b")) << verb;
+  }
+  for (const std::string word : {"predict --model $'g\\x1b[2Jpt2'", "$'pre\\x1b[1mdict'",
+                                 "predict --plan $'a\\x07.json'", "machines show $'\\x7f'"}) {
+    const Outcome outcome = bench.shell("bash -c \"$BALLAST " + word + "\"");
+    expect_one_line(outcome, {"control character"});
+    EXPECT_EQ(outcome.output.find_first_of("\x1b\x07\x7f"), std::string::npos) << word;
+  }
+}
+
+TEST_F(Limits, without_a_home_what_is_shipped_is_there) {
+  const std::string nowhere = "env -u HOME -u XDG_DATA_HOME $BALLAST ";
+  const Outcome machines = bench.shell(nowhere + "machines");
+  EXPECT_EQ(machines.code, 0) << machines.output;
+  EXPECT_TRUE(machines.says("gh200-96gb-480gb")) << machines.output;
+  EXPECT_EQ(bench.shell(nowhere + predict + "gpt2").code, 0);
+  expect_one_line(bench.shell(nowhere + "profile --quick"), {"HOME", "--store"});
+  expect_one_line(bench.shell(nowhere + "predict --machine here --model gpt2"), {"HOME"});
+}
+
+TEST_F(Limits, pipes_that_nobody_writes_into_are_not_waited_for) {
+  bench.shell("mkfifo pipe.json");
+  for (const std::string words :
+       {"predict --plan pipe.json", "predict --model pipe.json --machine gh200-96gb-480gb",
+        "report --verify pipe.json --out page.html", "machines --store pipe.json",
+        "predict --model gpt2 --machine gh200-96gb-480gb --global-batch 8 --store pipe.json"}) {
+    expect_one_line(bench.shell("timeout 20 $BALLAST " + words), {"pipe.json", "is a pipe"});
+  }
+  bench.run(
+      "predict --model gpt2 --machine gh200-96gb-480gb --global-batch 8 --plan-out plan.json");
+  const Outcome fed = bench.shell("bash -c \"$BALLAST predict --plan <(cat plan.json)\"");
+  EXPECT_EQ(fed.code, 0) << fed.output;
+}
+
+TEST_F(Limits, an_empty_text_names_no_output) {
+  for (const std::string verb : {"compare --strategy resident --out ''", "report --out ''",
+                                 "tune --out ''", "predict --plan-out ''"}) {
+    expect_one_line(bench.run(verb + " --model gpt2 --machine gh200-96gb-480gb --global-batch 8"),
+                    {"out", "names no file"});
+  }
+}
+
+// The system counts threads of a user, but none of root: root asks as somebody else. Each limit
+// ends the run at another of its threads, and those that run by then must not wait for it.
+TEST_F(Limits, threads_that_the_system_refuses_end_in_one_line) {
+  bench.write_tiny_model();
+  bench.write_store();
+  bench.write("text.txt", std::string(4000, 'a'));
+  bench.shell("chmod -R a+rwX .");
+  const bool is_root = bench.shell("id -u").output == "0\n";
+  const std::string somebody = is_root ? "setpriv --reuid 54321 --clear-groups " : "";
+  if (bench.shell(somebody + "$BALLAST --version").code != 0) GTEST_SKIP() << "no other user here";
+  for (const std::string limit : {"1", "2", "3"}) {
+    const Outcome outcome =
+        bench.shell("export BALLAST; timeout -s KILL 60 " + somebody + "bash -c 'ulimit -u " +
+                    limit + "; exec $BALLAST train --model tiny.json --store here.db " +
+                    "--sequence-length 16 --global-batch 2 --steps 1 --data text.txt > /dev/null'");
+    expect_one_line(outcome, {"threads: the system gives no more of them", "ulimit -u"});
+  }
+}
+
+// Distinct work is few layers of few kinds, however often they are repeated: of the processor's
+// time, which others do not share, less than a whole step would take a minute of.
+TEST_F(Limits, many_stages_of_many_micro_batches_cost_what_is_distinct_in_them) {
+  const std::string usage = "; grep -q . /proc/self/status; times | tail -n 1";
+  const Outcome outcome = bench.shell(
+      "export BALLAST; bash -c '$BALLAST predict --json --model gpt3-175b --machine dgx-h100-80gb "
+      "--devices 96 "
+      "--pipeline 96 --strategy megatron --micro-batch 1 --global-batch 10000 > long.json" +
+      usage + "'");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  int minutes = 0;
+  double seconds = 0;
+  ASSERT_EQ(std::sscanf(outcome.output.c_str(), "%dm%lfs", &minutes, &seconds), 2)
+      << outcome.output;
+  // A whole step of so many operations was 156 s; sanitizers take ten times as long as this.
+  EXPECT_LT(60 * minutes + seconds, 30);
+  const Json json = Json::parse(bench.read("long.json"));
+  EXPECT_EQ(json["repetition"]["micro_batches"], 10000);
+  EXPECT_LT(json["repetition"]["simulated_micro_batches"], 2 * 96);
 }
 
 }  // namespace
