@@ -59,13 +59,13 @@ Model model_named(const std::string& name) {
   return model;
 }
 
-Plan base_plan(const Case& of) {
+Plan base_plan(const Case& tried) {
   Plan plan;
-  plan.devices = plan.data = of.devices;
-  plan.global_batch = of.global_batch;
-  plan.sequence_length = of.sequence_length;
+  plan.devices = plan.data = tried.devices;
+  plan.global_batch = tried.global_batch;
+  plan.sequence_length = tried.sequence_length;
   plan.optimizer.undo = UndoKind::kExact;
-  if (of.megatron) {
+  if (tried.megatron) {
     plan.optimizer.placement = OptimizerPlacement::kGpu;
     plan.optimizer.sync = SyncMode::kWait;
     plan.optimizer.gpu_buckets = 0;
@@ -75,13 +75,13 @@ Plan base_plan(const Case& of) {
   return plan;
 }
 
-void search_case(const Case& of) {
-  const Model model = model_named(of.model);
-  const Machine machine = load_machine(of.machine);
-  const Plan base = base_plan(of);
+void search_case(const Case& tried) {
+  const Model model = model_named(tried.model);
+  const Machine machine = load_machine(tried.machine);
+  const Plan base = base_plan(tried);
   KnobSet layouts = knobs_of(KnobSearch::kLayout);
   OpenKnobs open = OpenKnobs::all();
-  if (of.megatron) {
+  if (tried.megatron) {
     layouts.remove(KnobId::kSequence).remove(KnobId::kContext).remove(KnobId::kPlacement);
     open = {};
     open.add(KnobId::kMicroBatch).add(KnobId::kActivations);
@@ -94,7 +94,7 @@ void search_case(const Case& of) {
   const double seconds = since(begin);
   rusage use{};
   getrusage(RUSAGE_SELF, &use);
-  std::printf("%-20s %7.2f s %6lld layouts %12lld plans %6lld simulated %s %5ld MiB", of.name,
+  std::printf("%-20s %7.2f s %6lld layouts %12lld plans %6lld simulated %s %5ld MiB", tried.name,
               seconds, static_cast<long long>(found.layouts),
               static_cast<long long>(found.considered), static_cast<long long>(found.simulated),
               found.complete() ? "optimum " : "deadline", use.ru_maxrss / 1024);
@@ -158,7 +158,7 @@ int main(int argc, char** argv) {
   const bool real = argc > 1 && std::string(argv[1]) == "--real";
   const std::string name = argc > 2 ? argv[2] : "";
   if (name.empty()) one_plan();
-  for (const Case& of : kCases) {
-    if (name.empty() ? of.small != real : name == of.name) search_case(of);
+  for (const Case& tried : kCases) {
+    if (name.empty() ? tried.small != real : name == tried.name) search_case(tried);
   }
 }

@@ -46,7 +46,7 @@ PublishedEntry read_entry(const Json& document, const std::string& file, size_t 
   PublishedEntry entry;
   entry.id = id_of(document, index);
   try {
-    entry.of = read_case(document, file + ": case " + in_quotes(entry.id));
+    entry.published = read_case(document, file + ": case " + in_quotes(entry.id));
   } catch (const Error& error) {
     entry.error = error.what();
     // A plan that cannot be run is refused without the name of its file.
@@ -78,14 +78,15 @@ PublishedFile parse_published(std::string_view text, const std::string& file) {
   for (size_t i = 0; i < cases.size(); ++i) {
     result.entries.push_back(read_entry(cases[i], file, i));
     PublishedEntry& entry = result.entries.back();
-    if (entry.of) {
-      const auto [framework, is_new] = frameworks.try_emplace(entry.of->stack);
-      if (is_new) framework->second = framework_of(entry.of->stack, result.source);
-      entry.of->stack = framework->second;
-      entry.of->machine = entry.of->plan.machine = cluster_of(entry.of->machine, result.source);
+    if (entry.published) {
+      const auto [framework, is_new] = frameworks.try_emplace(entry.published->stack);
+      if (is_new) framework->second = framework_of(entry.published->stack, result.source);
+      entry.published->stack = framework->second;
+      entry.published->machine = entry.published->plan.machine =
+          cluster_of(entry.published->machine, result.source);
     }
     if (!ids.insert(entry.id).second) {
-      entry.of.reset();
+      entry.published.reset();
       entry.error = file + ": case " + in_quotes(entry.id) + ": its id is taken; rename it";
     }
   }

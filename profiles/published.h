@@ -127,7 +127,7 @@ struct PublishedCase {
 // A case that was read, or why it could not be: one bad case must not hide the others of its file.
 struct PublishedEntry {
   std::string id;
-  std::optional<PublishedCase> of;
+  std::optional<PublishedCase> published;
   std::string error;  // empty where `of` is there
 };
 

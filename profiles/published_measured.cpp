@@ -82,26 +82,26 @@ std::vector<FlopsConvention> conventions_of(const std::string& formula) {
   return list;
 }
 
-void read_measured(JsonReader reader, PublishedCase& of) {
+void read_measured(JsonReader reader, PublishedCase& published) {
   for (int i = 0; i < kMetrics; ++i) {
     const auto metric = static_cast<Metric>(i);
     const std::string key(metric_name(metric));
     if (!reader.has(key)) continue;
     const double value = metric == Metric::kFits ? static_cast<double>(reader.boolean(key))
                                                  : reader.number(key, kMeasuredRange);
-    of.measured.push_back({metric, value});
+    published.measured.push_back({metric, value});
   }
   const bool tflops = reader.has(std::string(metric_name(Metric::kTflopsPerDevice)));
   if (reader.has("tflops_counts_recompute") || tflops) {
-    of.tflops_count_recompute = reader.boolean("tflops_counts_recompute");
+    published.tflops_count_recompute = reader.boolean("tflops_counts_recompute");
   }
   if (reader.has("step_time_p10"))
-    of.step_time_p10 = reader.number("step_time_p10", kMeasuredRange);
+    published.step_time_p10 = reader.number("step_time_p10", kMeasuredRange);
   if (reader.has("step_time_p90"))
-    of.step_time_p90 = reader.number("step_time_p90", kMeasuredRange);
-  if (reader.has("mfu_formula")) of.mfu_formula = reader.text("mfu_formula");
+    published.step_time_p90 = reader.number("step_time_p90", kMeasuredRange);
+  if (reader.has("mfu_formula")) published.mfu_formula = reader.text("mfu_formula");
   reader.finish();
-  if (of.measured.empty()) {
+  if (published.measured.empty()) {
     reader.fail("", "names nothing that was measured", "add one, such as step_time_s");
   }
 }

@@ -12,10 +12,10 @@
 namespace ballast {
 
 // Fills in of.model, of.attention. `id` becomes the model's name.
-void read_model(JsonReader reader, PublishedCase& of);
+void read_model(JsonReader reader, PublishedCase& published);
 // Fills in of.plan, of.facts and what else a run says. `source` names the run in messages.
-void read_run(JsonReader reader, PublishedCase& of, const std::string& source);
+void read_run(JsonReader reader, PublishedCase& published, const std::string& source);
 // Fills in of.measured and how it was counted.
-void read_measured(JsonReader reader, PublishedCase& of);
+void read_measured(JsonReader reader, PublishedCase& published);
 
 }  // namespace ballast

@@ -59,9 +59,9 @@ void read_experts(JsonReader& reader, Model& model) {
 
 }  // namespace
 
-void read_model(JsonReader reader, PublishedCase& of) {
-  Model& model = of.model;
-  model.name = of.id;
+void read_model(JsonReader reader, PublishedCase& published) {
+  Model& model = published.model;
+  model.name = published.id;
   const std::vector<std::string> architectures = {"gpt2", "llama"};
   model.architecture = architectures[reader.choice("architecture", architectures)];
   model.layers = reader.whole("layers", kRunCount);
@@ -87,11 +87,11 @@ void read_model(JsonReader reader, PublishedCase& of) {
     std::vector<std::string> known = names_of<AttentionKernel>(kAttentionKernels);
     known.insert(known.begin(), std::string(to_string(AttentionKind::kEager)));
     const size_t kind = reader.choice("attention", known);
-    of.attention = kind == 0 ? AttentionKind::kEager : AttentionKind::kFlash;
+    published.attention = kind == 0 ? AttentionKind::kEager : AttentionKind::kFlash;
     const auto kernel = static_cast<AttentionKernel>(kind - 1);
     // The cases say flash2 of whatever stores no scores (their README), so which kernel that was
     // is the stack's to know; another name is meant.
-    if (kind > 0 && kernel != AttentionKernel::kFlash2) of.attention_kernel = kernel;
+    if (kind > 0 && kernel != AttentionKernel::kFlash2) published.attention_kernel = kernel;
   }
   reader.finish();
 }
@@ -380,8 +380,8 @@ class RunReader {
 
 }  // namespace
 
-void read_run(JsonReader reader, PublishedCase& of, const std::string& source) {
-  RunReader(std::move(reader), of).read(source);
+void read_run(JsonReader reader, PublishedCase& published, const std::string& source) {
+  RunReader(std::move(reader), published).read(source);
 }
 
 ActivationPlan activations_of(Recompute recompute, ActivationKind activation) {

@@ -18,9 +18,9 @@ struct Chunk {
 
 class CellBound {
  public:
-  CellBound(const Model& model, const Plan& plan, const LayerProfile& profile, Bounded of)
+  CellBound(const Model& model, const Plan& plan, const LayerProfile& profile, Bounded extent)
       : model_(model), plan_(plan), profile_(profile) {
-    const bool named = of == Bounded::kPlan && plan.pipeline == 1 && plan.weights.flow_share &&
+    const bool named = extent == Bounded::kPlan && plan.pipeline == 1 && plan.weights.flow_share &&
                        plan.optimizer.gpu_buckets &&
                        plan.optimizer.placement == OptimizerPlacement::kCpu;
     if (named) on_gpu_ = buckets_on_gpu();
@@ -53,16 +53,16 @@ class CellBound {
             first_layer_of(index + 1, chunks(), model_.layers)};
   }
   // Layers of a chunk offload as those of a model of its size.
-  const LayerCost& layer(const Chunk& of, int64_t i) const {
-    const bool ends_model = of.last == model_.layers;
+  const LayerCost& layer(const Chunk& chunk, int64_t i) const {
+    const bool ends_model = chunk.last == model_.layers;
     const int64_t leaving =
-        leaving_layers(plan_.activations.value(), of.last - of.first, ends_model);
-    return profile_.layer(i, of.first + leaving);
+        leaving_layers(plan_.activations.value(), chunk.last - chunk.first, ends_model);
+    return profile_.layer(i, chunk.first + leaving);
   }
   template <class Sum>
   void for_parts(int64_t index, const Sum& sum) const {
-    const Chunk of = chunk(index);
-    for (int64_t i = of.first; i < of.last; ++i) sum(layer(of, i));
+    const Chunk here = chunk(index);
+    for (int64_t i = here.first; i < here.last; ++i) sum(layer(here, i));
     if (index == 0) sum(profile_.first);
     if (index == chunks() - 1) sum(profile_.last);
   }
@@ -417,13 +417,14 @@ class CellBound {
 }  // namespace
 
 Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile,
-                   const StepFloor& floor, const Usable& usable, Bounded of) {
-  return CellBound(model, plan, profile, of).time(floor, usable);
+                   const StepFloor& floor, const Usable& usable, Bounded extent) {
+  return CellBound(model, plan, profile, extent).time(floor, usable);
 }
 
 std::vector<PlacePeak> cell_memory(const Model& model, const Plan& plan,
-                                   const LayerProfile& profile, const Usable& usable, Bounded of) {
-  return CellBound(model, plan, profile, of).memory(usable);
+                                   const LayerProfile& profile, const Usable& usable,
+                                   Bounded extent) {
+  return CellBound(model, plan, profile, extent).memory(usable);
 }
 
 }  // namespace ballast

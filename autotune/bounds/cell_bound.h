@@ -38,12 +38,12 @@ enum class Bounded : uint8_t { kCell, kPlan };
 
 // `plan`: every knob that a layout sets, and micro_batch and activations, have values.
 Duration cell_time(const Model& model, const Plan& plan, const LayerProfile& profile,
-                   const StepFloor& floor, const Usable& usable, Bounded of = Bounded::kCell);
+                   const StepFloor& floor, const Usable& usable, Bounded extent = Bounded::kCell);
 
 // Least memory of every place, with what fills it. Of a cell it may count on weights that flow and
 // on buckets of either place, where the plan lets them.
 std::vector<PlacePeak> cell_memory(const Model& model, const Plan& plan,
                                    const LayerProfile& profile, const Usable& usable,
-                                   Bounded of = Bounded::kCell);
+                                   Bounded extent = Bounded::kCell);
 
 }  // namespace ballast

@@ -88,15 +88,15 @@ std::vector<Stack> families_of(const Calibration& result,
   }
   for (const Stack& stack : result.stacks) members.erase(stack.name);
   std::vector<Stack> families;
-  for (const auto& [name, of] : members) {
+  for (const auto& [name, stacks] : members) {
     Eigen::VectorXd mean = Eigen::VectorXd::Zero(kStackConstants);
-    for (const size_t f : of) {
-      mean += result.fit.constants[f] / static_cast<double>(of.size());
+    for (const size_t f : stacks) {
+      mean += result.fit.constants[f] / static_cast<double>(stacks.size());
     }
     Stack family = fitted_stack(load_stack(name), result.fit, std::nullopt, generations);
     family.constants = fitted_constants(mean, result.fit, generations);
     family.fitted_on.clear();
-    for (const size_t f : of) {
+    for (const size_t f : stacks) {
       const std::vector<std::string>& used = result.stacks[f].fitted_on;
       family.fitted_on.insert(family.fitted_on.end(), used.begin(), used.end());
     }
@@ -107,20 +107,20 @@ std::vector<Stack> families_of(const Calibration& result,
 
 void fill_rows(const std::vector<SourcedCase>& cases, const Figures& figures, Calibration& result) {
   for (const Figure& figure : figures.all()) {
-    const CaseSetup& setup = cases[figure.of].setup;
+    const CaseSetup& setup = cases[figure.case_index].setup;
     const size_t framework = figure.linear.framework;
     const double fit =
         figure.linear.log_error(result.fit.constants[framework], result.fit.generations);
     const double before = figure.linear.log_error(
         free_of(setup.stack.constants), effects_of(setup.stack.constants, figures.generations()));
-    result.rows.push_back({setup.of.id, setup.stack.name, figure.metric, figure.published,
+    result.rows.push_back({setup.published.id, setup.stack.name, figure.metric, figure.published,
                            predicted_of(figure, before), predicted_of(figure, fit)});
     std::vector<std::string>& used = result.stacks[framework].fitted_on;
-    if (used.empty() || used.back() != setup.of.id) used.push_back(setup.of.id);
+    if (used.empty() || used.back() != setup.published.id) used.push_back(setup.published.id);
   }
   for (size_t i = 0; i < cases.size(); ++i) {
     if (!figures.refusals()[i].empty()) {
-      result.refused.push_back({cases[i].file, cases[i].setup.of.id, figures.refusals()[i]});
+      result.refused.push_back({cases[i].file, cases[i].setup.published.id, figures.refusals()[i]});
     }
   }
 }

@@ -61,9 +61,9 @@ std::vector<double> log_errors(const CasePrediction& prediction, const std::stri
   return errors;
 }
 
-std::vector<Measured> fitted_metrics(const PublishedCase& of) {
+std::vector<Measured> fitted_metrics(const PublishedCase& published) {
   std::vector<Measured> metrics;
-  for (const Measured& one : of.measured) {
+  for (const Measured& one : published.measured) {
     if (is_fitted_to(one.metric)) metrics.push_back(one);
   }
   return metrics;
@@ -74,7 +74,7 @@ class LinearisedCase {
  public:
   LinearisedCase(const CaseSetup& setup, const std::vector<Measured>& metrics,
                  const StackConstants& constants)
-      : id_(setup.of.id),
+      : id_(setup.published.id),
         metrics_(metrics),
         constants_(constants),
         times_(has_times(metrics)),
@@ -159,11 +159,12 @@ LoadedCases load_published_cases(const std::vector<PublishedFile>& files,
     const std::string name = std::filesystem::path(file.path).stem().string();
     for (const PublishedEntry& entry : file.entries) {
       try {
-        if (!entry.of) throw std::runtime_error(entry.error);
+        if (!entry.published) throw std::runtime_error(entry.error);
         const auto own = std::find_if(stacks.begin(), stacks.end(), [&](const Stack& stack) {
-          return stack.name == entry.of->stack;
+          return stack.name == entry.published->stack;
         });
-        CaseSetup setup = own == stacks.end() ? set_up(*entry.of) : set_up(*entry.of, *own);
+        CaseSetup setup =
+            own == stacks.end() ? set_up(*entry.published) : set_up(*entry.published, *own);
         loaded.cases.push_back({std::move(setup), source_key(file.source), name});
       } catch (const std::exception& error) {
         loaded.refused.push_back({name, entry.id, error.what()});
@@ -214,7 +215,7 @@ void Figures::linearise(const std::vector<StackConstants>& constants,
 
 std::vector<Figure> Figures::linearised(size_t index, const StackConstants& constants) const {
   const CaseSetup& setup = cases_[index].setup;
-  const std::vector<Measured> metrics = fitted_metrics(setup.of);
+  const std::vector<Measured> metrics = fitted_metrics(setup.published);
   if (metrics.empty()) return {};
   LinearisedCase linearised(setup, metrics, constants);
   const Eigen::VectorXd free = free_of(constants);

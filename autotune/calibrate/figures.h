@@ -47,7 +47,7 @@ bool is_fitted_to(Metric metric);
 
 // One published number of one case, and where it stands among all.
 struct Figure {
-  size_t of = 0;  // index of its case
+  size_t case_index = 0;
   Metric metric{};
   double published = 0;
   LinearFigure linear;  // at the constants of the last linearisation

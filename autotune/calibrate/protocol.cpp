@@ -56,7 +56,7 @@ class Judge {
         cases_.size(), hardware_threads(), [&](size_t i) { by_case[i] = judged(i); },
         [&](size_t i, size_t finished) {
           const double share = static_cast<double>(finished) / static_cast<double>(cases_.size());
-          progress_(0.6 + 0.4 * share, cases_[i].setup.of.id);
+          progress_(0.6 + 0.4 * share, cases_[i].setup.published.id);
         });
     std::vector<JudgedFigure> all;
     for (auto& rows : by_case) std::move(rows.begin(), rows.end(), std::back_inserter(all));
@@ -80,9 +80,9 @@ class Judge {
   }
 
   std::vector<JudgedFigure> judged(size_t index) const {
-    const PublishedCase& of = cases_[index].setup.of;
+    const PublishedCase& published = cases_[index].setup.published;
     std::vector<JudgedFigure> rows;
-    for (const Measured& one : of.measured) {
+    for (const Measured& one : published.measured) {
       rows.push_back({index, one.metric, one.value, {}, {}, figures_.source_of(index)});
     }
     for (int i = 0; i < kLeftOuts; ++i) {
@@ -115,9 +115,10 @@ class Judge {
         continue;
       }
       const Figures& figures = left_out == LeftOut::kFramework ? typical_figures_ : figures_;
-      const auto figure = std::find_if(
-          figures.all().begin(), figures.all().end(),
-          [&](const Figure& one) { return one.of == row.of && one.metric == row.metric; });
+      const auto figure =
+          std::find_if(figures.all().begin(), figures.all().end(), [&](const Figure& one) {
+            return one.case_index == row.case_index && one.metric == row.metric;
+          });
       if (figure == figures.all().end()) continue;
       const double factor = std::exp(kIntervalWidth * spread_of(*figure, *setup.stack.uncertainty));
       judged.low = *judged.value / factor;
@@ -164,21 +165,22 @@ double signed_error_percent(Metric metric, double predicted, double published) {
   return 100 * ((inverse ? published / predicted : predicted / published) - 1);
 }
 
-ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass of, LeftOut left_out) {
+ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass figure_class,
+                       LeftOut left_out) {
   const auto slot = static_cast<size_t>(left_out);
   ErrorSummary summary;
   std::vector<double> errors;
   double covered = 0;
   std::map<size_t, std::pair<double, double>> by_source;  // inside, and all
   for (const JudgedFigure& figure : figures) {
-    if (class_of(figure.metric) != of) continue;
+    if (class_of(figure.metric) != figure_class) continue;
     const std::optional<double>& value = figure.predicted[slot].value;
     if (!value) {
       ++summary.failed;
       continue;
     }
     ++summary.figures;
-    if (of == FigureClass::kVerdict) {
+    if (figure_class == FigureClass::kVerdict) {
       // A verdict is right or wrong: its error is 0 or 100 percent.
       errors.push_back(*value == figure.published ? 0 : 100);
     } else {
@@ -191,7 +193,7 @@ ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass of,
     summary.mean += std::abs(errors.back());
     if (std::abs(errors.back()) >= std::abs(summary.worst)) {
       summary.worst = errors.back();
-      summary.worst_of = figure.of;
+      summary.worst_of = figure.case_index;
     }
   }
   if (errors.empty()) return summary;

@@ -29,7 +29,7 @@ struct JudgedPrediction {
 };
 
 struct JudgedFigure {
-  size_t of = 0;  // index of its case
+  size_t case_index = 0;
   Metric metric{};
   double published = 0;
   std::array<JudgedPrediction, kLeftOuts> predicted;
@@ -61,6 +61,7 @@ FigureClass class_of(Metric metric);
 // Error of one prediction: a rate as it is, a time turned round, so that above zero is always too
 // fast, or too much memory.
 double signed_error_percent(Metric metric, double predicted, double published);
-ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass of, LeftOut left_out);
+ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass figure_class,
+                       LeftOut left_out);
 
 }  // namespace ballast

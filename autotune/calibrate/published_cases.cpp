@@ -38,7 +38,7 @@ ActivationPlan cheap_recompute() {
 }
 
 std::vector<ActivationPlan> activation_plans(const CaseSetup& setup, AttentionKind attention) {
-  if (setup.of.plan.activations) return {*setup.of.plan.activations};
+  if (setup.published.plan.activations) return {*setup.published.plan.activations};
   std::vector<ActivationPlan> plans = {activations_of(Recompute::kNone)};
   if (setup.stack.facts.recomputes_by_module) {
     plans.push_back(cheap_recompute());
@@ -52,12 +52,12 @@ std::vector<ActivationPlan> activation_plans(const CaseSetup& setup, AttentionKi
 }
 
 std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
-  const Plan& plan = setup.of.plan;
-  if (!setup.of.open.has(KnobId::kVirtualPipeline)) return {plan.virtual_pipeline};
+  const Plan& plan = setup.published.plan;
+  if (!setup.published.open.has(KnobId::kVirtualPipeline)) return {plan.virtual_pipeline};
   std::vector<int64_t> counts = {1};
   if (!setup.stack.facts.interleaves) return counts;
-  if (setup.of.model.layers % plan.pipeline != 0) return counts;
-  const int64_t layers = setup.of.model.layers / plan.pipeline;
+  if (setup.published.model.layers % plan.pipeline != 0) return counts;
+  const int64_t layers = setup.published.model.layers / plan.pipeline;
   for (int64_t chunks = 2; chunks <= layers; ++chunks) {
     // Of 23 layers, say, the only chunks are of one.
     if (chunks > kMostChunks && counts.size() > 1) break;
@@ -67,8 +67,8 @@ std::vector<int64_t> chunk_counts(const CaseSetup& setup) {
 }
 
 std::vector<int64_t> zero_stages(const CaseSetup& setup) {
-  const Plan& plan = setup.of.plan;
-  if (!setup.of.open.has(KnobId::kZeroStage)) return {plan.zero_stage};
+  const Plan& plan = setup.published.plan;
+  if (!setup.published.open.has(KnobId::kZeroStage)) return {plan.zero_stage};
   const StackFacts& facts = setup.stack.facts;
   if (plan.replicas() == 1) return {facts.least_zero_stage};
   std::vector<int64_t> stages;
@@ -85,17 +85,19 @@ int64_t buckets_in(const std::vector<Module>& modules, OptimizerPlan optimizer) 
 }
 
 int64_t bucket_count(const CaseSetup& setup) {
-  const int64_t count = buckets_in(modules_of(setup.of.model), setup.of.plan.optimizer);
+  const int64_t count =
+      buckets_in(modules_of(setup.published.model), setup.published.plan.optimizer);
   // Every tensor- and pipeline-parallel rank holds its part of the model.
-  return std::max<int64_t>(1, count / (setup.of.plan.tensor * setup.of.plan.pipeline));
+  return std::max<int64_t>(1,
+                           count / (setup.published.plan.tensor * setup.published.plan.pipeline));
 }
 
 }  // namespace
 
 int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
-  Plan plan = setup.of.plan;
+  Plan plan = setup.published.plan;
   plan.zero_stage = zero_stage;
-  std::vector<Module> modules = modules_of(setup.of.model);
+  std::vector<Module> modules = modules_of(setup.published.model);
   if (zero_stage == 3 && plan.tensor == 1 && plan.pipeline == 1) {
     int64_t offset = 0;
     for (Module& module : modules) {
@@ -111,11 +113,11 @@ int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
 namespace {
 
 std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup) {
-  const OptimizerPlan& optimizer = setup.of.plan.optimizer;
-  if (setup.of.optimizer_share_on_cpu) {
-    const double kept = 1 - *setup.of.optimizer_share_on_cpu;
+  const OptimizerPlan& optimizer = setup.published.plan.optimizer;
+  if (setup.published.optimizer_share_on_cpu) {
+    const double kept = 1 - *setup.published.optimizer_share_on_cpu;
     const int64_t all =
-        setup.of.plan.zero_stage == 3 ? most_gpu_buckets(setup, 3) : bucket_count(setup);
+        setup.published.plan.zero_stage == 3 ? most_gpu_buckets(setup, 3) : bucket_count(setup);
     return {std::llround(kept * static_cast<double>(all))};
   }
   if (optimizer.gpu_buckets) return {*optimizer.gpu_buckets};
@@ -136,13 +138,13 @@ std::vector<double> flow_shares(const Plan& plan) {
 
 // What the case leaves open and has only one best value.
 Plan base_plan(const CaseSetup& setup) {
-  Plan plan = setup.of.plan;
-  if (setup.of.open.has(KnobId::kBucketBytes)) use_usual_bucket(setup.stack.name, plan);
-  if (setup.of.open.has(KnobId::kTensorSequence))
+  Plan plan = setup.published.plan;
+  if (setup.published.open.has(KnobId::kBucketBytes)) use_usual_bucket(setup.stack.name, plan);
+  if (setup.published.open.has(KnobId::kTensorSequence))
     plan.tensor_sequence = plan.tensor > 1 && setup.stack.facts.splits_norms_by_token;
   const auto& rates = setup.machine.cpu.adam;
-  if (setup.of.open.has(KnobId::kAdam) && rates.contains(setup.of.strategy_adam)) {
-    plan.optimizer.adam = setup.of.strategy_adam;
+  if (setup.published.open.has(KnobId::kAdam) && rates.contains(setup.published.strategy_adam)) {
+    plan.optimizer.adam = setup.published.strategy_adam;
   }
   return plan;
 }
@@ -161,7 +163,7 @@ class CompletionCollector {
       const int64_t most = buckets.size() > 1 ? most_gpu_buckets(setup_, stage) : 0;
       for (const int64_t chunks : chunk_counts(setup_)) {
         plan.virtual_pipeline = chunks;
-        for (const double share : flow_shares(setup_.of.plan)) {
+        for (const double share : flow_shares(setup_.published.plan)) {
           plan.weights.flow_share = share;
           for (size_t i = 0; i < buckets.size(); ++i) {
             // What the GPU steps does not flow, so that nothing would.
@@ -181,10 +183,10 @@ class CompletionCollector {
     for (const ActivationPlan& activations : activation_plans(setup_, attention_)) {
       plan.activations = activations;
       std::vector<Completion> group;
-      for (const int64_t size : micro_batches(setup_.of.plan)) {
+      for (const int64_t size : micro_batches(setup_.published.plan)) {
         plan.micro_batch = size;
         try {
-          check(plan, setup_.of.model);
+          check(plan, setup_.published.model);
           group.push_back({plan, attention_});
         } catch (const Error& error) {
           if (refusal.empty()) refusal = error.what();
@@ -199,7 +201,7 @@ class CompletionCollector {
 };
 
 std::vector<AttentionKind> attention_kinds(const CaseSetup& setup) {
-  if (setup.of.attention) return {*setup.of.attention};
+  if (setup.published.attention) return {*setup.published.attention};
   return setup.stack.facts.attention;
 }
 
@@ -212,8 +214,9 @@ bool runs_on(AttentionKernel kernel, const Machine& machine) {
 Stack stack_of(const CaseSetup& setup, const StackConstants& constants, AttentionKind attention) {
   Stack stack = setup.stack;
   stack.facts.attention = {attention};
-  if (setup.of.attention_kernel && runs_on(*setup.of.attention_kernel, setup.machine)) {
-    stack.facts.attention_kernel = *setup.of.attention_kernel;
+  if (setup.published.attention_kernel &&
+      runs_on(*setup.published.attention_kernel, setup.machine)) {
+    stack.facts.attention_kernel = *setup.published.attention_kernel;
     stack.facts.attention_kernel_on.clear();
   }
   stack.constants = constants;
@@ -222,7 +225,7 @@ Stack stack_of(const CaseSetup& setup, const StackConstants& constants, Attentio
 
 Duration mean_step(const CaseSetup& setup, const Prediction& prediction) {
   if (!prediction.rollback_time) return prediction.step_time;
-  return prediction.step_time + *prediction.rollback_time * setup.of.rollback_rate;
+  return prediction.step_time + *prediction.rollback_time * setup.published.rollback_rate;
 }
 
 std::optional<double> if_known(Bytes bytes, double value) {
@@ -254,8 +257,9 @@ std::optional<double> time_metric(Metric metric, const CaseSetup& setup,
 // The peak as the framework's logs would print it.
 double printed_gb(const CaseSetup& setup, const Prediction& prediction) {
   Bytes peak = setup.prints_allocated ? prediction.peaks.front().live : prediction.gpu_peak;
-  if (setup.loads_whole_model && setup.of.plan.zero_stage == 3) {
-    peak = std::max(peak, bytes_of(parameter_count(setup.of.model), setup.of.plan.dtype));
+  if (setup.loads_whole_model && setup.published.plan.zero_stage == 3) {
+    peak = std::max(peak,
+                    bytes_of(parameter_count(setup.published.model), setup.published.plan.dtype));
   }
   return setup.prints_gib ? peak.gib() : peak.gb();
 }
@@ -269,12 +273,13 @@ std::optional<double> metric_of(Metric metric, const CaseSetup& setup, const Com
       return if_known(prediction.gpu_peak,
                       100 * prediction.gpu_peak.gb() / setup.machine.gpu.memory.value.gb());
     case Metric::kLayerStates: {
-      const Bytes states = layer_memory(prediction.graph, setup.of.model, completion.plan).states;
+      const Bytes states =
+          layer_memory(prediction.graph, setup.published.model, completion.plan).states;
       return if_known(states, states.gib());
     }
     case Metric::kLayerActivations: {
       const Bytes saved =
-          layer_memory(prediction.graph, setup.of.model, completion.plan).activations;
+          layer_memory(prediction.graph, setup.published.model, completion.plan).activations;
       return if_known(saved, saved.gib());
     }
     case Metric::kFits:
@@ -293,7 +298,7 @@ CasePrediction result_of(const CaseSetup& setup, const Completion& completion,
   result.completion = completion;
   result.considered = 1;
   if (prediction.step_time.ps > 0) result.step_time = mean_step(setup, prediction);
-  for (const Measured& measured : setup.of.measured) {
+  for (const Measured& measured : setup.published.measured) {
     result.metrics.push_back({measured.metric, measured.value,
                               metric_of(measured.metric, setup, completion, prediction)});
   }
@@ -326,20 +331,21 @@ class Best {
 };
 
 bool asks_only_whether_it_fits(const CaseSetup& setup) {
-  return std::all_of(setup.of.measured.begin(), setup.of.measured.end(),
+  return std::all_of(setup.published.measured.begin(), setup.published.measured.end(),
                      [](const Measured& measured) { return measured.metric == Metric::kFits; });
 }
 
 bool asks_for_time(const CaseSetup& setup) {
-  return std::any_of(setup.of.measured.begin(), setup.of.measured.end(),
+  return std::any_of(setup.published.measured.begin(), setup.published.measured.end(),
                      [](const Measured& measured) { return is_time(measured.metric); });
 }
 
 CasePrediction too_many_devices(const CaseSetup& setup) {
   CasePrediction result;
-  result.reason = fmt::format("the case uses {} devices, and machine {} has {}",
-                              setup.of.plan.devices, setup.machine.name, setup.machine.devices);
-  for (const Measured& measured : setup.of.measured) {
+  result.reason =
+      fmt::format("the case uses {} devices, and machine {} has {}", setup.published.plan.devices,
+                  setup.machine.name, setup.machine.devices);
+  for (const Measured& measured : setup.published.measured) {
     const bool verdict = measured.metric == Metric::kFits;
     result.metrics.push_back(
         {measured.metric, measured.value, verdict ? std::optional<double>(0) : std::nullopt});
@@ -347,49 +353,51 @@ CasePrediction too_many_devices(const CaseSetup& setup) {
   return result;
 }
 
-void override_facts(const CaseFacts& of, StackFacts& facts) {
+void override_facts(const CaseFacts& own, StackFacts& facts) {
   const auto set = [](const auto& from, auto& to) {
     if (from) to = *from;
   };
-  set(of.loss, facts.loss);
-  set(of.loss_bytes, facts.loss_bytes);
-  set(of.loss_chunks, facts.loss_chunks);
-  set(of.gradients, facts.gradients);
-  set(of.reduction, facts.reduction);
-  set(of.tensor_overlap, facts.tensor_overlap);
-  set(of.expert_overlap, facts.expert_overlap);
+  set(own.loss, facts.loss);
+  set(own.loss_bytes, facts.loss_bytes);
+  set(own.loss_chunks, facts.loss_chunks);
+  set(own.gradients, facts.gradients);
+  set(own.reduction, facts.reduction);
+  set(own.tensor_overlap, facts.tensor_overlap);
+  set(own.expert_overlap, facts.expert_overlap);
   if (!facts.where_offloaded.facts) return;
   StackFacts offloading = *facts.where_offloaded.facts;
-  override_facts(of, offloading);
+  override_facts(own, offloading);
   facts.where_offloaded.facts = std::make_shared<const StackFacts>(std::move(offloading));
 }
 
 // Where optimizer state is and who shares it, as far as the machine and the stack say it.
 void resolve_state(CaseSetup& setup) {
-  Plan& plan = setup.of.plan;
+  Plan& plan = setup.published.plan;
   const int64_t in_node = setup.machine.devices_per_node / plan.tensor;
-  if (setup.of.shards_by_node && in_node > 1 && in_node < plan.replicas()) {
+  if (setup.published.shards_by_node && in_node > 1 && in_node < plan.replicas()) {
     plan.zero_group = in_node;
   }
-  if (setup.of.offloads_state && setup.stack.facts.steps_offloaded_state_on_cpu) {
+  if (setup.published.offloads_state && setup.stack.facts.steps_offloaded_state_on_cpu) {
     plan.optimizer.stream_share = 0;
     plan.optimizer.cast = CastPlacement::kCpu;
-    if (setup.of.strategy_adam.empty()) setup.of.strategy_adam = "cpu-adam";
-    setup.of.open.set(KnobId::kAdam, plan.optimizer.adam == "best");
+    if (setup.published.strategy_adam.empty()) setup.published.strategy_adam = "cpu-adam";
+    setup.published.open.set(KnobId::kAdam, plan.optimizer.adam == "best");
   }
 }
 
 }  // namespace
 
-CaseSetup set_up(const PublishedCase& of) { return set_up(of, load_stack(of.stack)); }
+CaseSetup set_up(const PublishedCase& published) {
+  return set_up(published, load_stack(published.stack));
+}
 
-CaseSetup set_up(const PublishedCase& of, Stack stack) {
-  CaseSetup setup{of, load_machine(of.machine), std::move(stack)};
+CaseSetup set_up(const PublishedCase& published, Stack stack) {
+  CaseSetup setup{published, load_machine(published.machine), std::move(stack)};
   setup.profile = setup.stack.facts;
   setup.prints_allocated = setup.stack.facts.prints_allocated;
   setup.prints_gib = setup.stack.facts.prints_gib;
   setup.loads_whole_model = setup.stack.facts.loads_whole_model;
-  override_facts(of.facts, setup.stack.facts);
+  override_facts(published.facts, setup.stack.facts);
   resolve_state(setup);
   check(setup.machine);
   return setup;
@@ -399,8 +407,8 @@ CaseSetup as_run_by(CaseSetup setup, Stack stack) {
   setup.stack = std::move(stack);
   setup.profile = setup.stack.facts;
   // The name stays that of whom the source names, and says nothing of buckets any more.
-  setup.of.open.set(KnobId::kBucketBytes, false);
-  override_facts(setup.of.facts, setup.stack.facts);
+  setup.published.open.set(KnobId::kBucketBytes, false);
+  override_facts(setup.published.facts, setup.stack.facts);
   return setup;
 }
 
@@ -409,19 +417,19 @@ std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup) {
   std::string refusal;
   for (const AttentionKind attention : attention_kinds(setup)) {
     CompletionCollector(setup, attention).collect(groups, refusal);
-    if (!setup.of.state_may_be_anywhere || !setup.stack.facts.may_stream_state) continue;
+    if (!setup.published.state_may_be_anywhere || !setup.stack.facts.may_stream_state) continue;
     CaseSetup streamed = setup;
-    OptimizerPlan& optimizer = streamed.of.plan.optimizer;
+    OptimizerPlan& optimizer = streamed.published.plan.optimizer;
     optimizer.placement = OptimizerPlacement::kCpu;
     optimizer.gpu_buckets = 0;
     optimizer.stream_share = 1;
     optimizer.cast = CastPlacement::kGpu;
     optimizer.sync = SyncMode::kWait;
-    streamed.of.plan.weights.flow_share = 0;
+    streamed.published.plan.weights.flow_share = 0;
     CompletionCollector(streamed, attention).collect(groups, refusal);
   }
   if (groups.empty()) {
-    throw Error("case " + setup.of.id, "has no legal plan: " + refusal, "correct its run");
+    throw Error("case " + setup.published.id, "has no legal plan: " + refusal, "correct its run");
   }
   return groups;
 }
@@ -429,12 +437,12 @@ std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup) {
 BuiltCompletion::BuiltCompletion(const CaseSetup& setup, Completion completion)
     : setup_(setup), completion_(std::move(completion)) {
   const Stack stack = stack_of(setup, setup.stack.constants, completion_.attention);
-  graph_ = build(setup.of.model, completion_.plan, stack.facts);
+  graph_ = build(setup.published.model, completion_.plan, stack.facts);
 }
 
 CasePrediction BuiltCompletion::predict(const StackConstants& constants, Ask ask) {
   const Stack stack = stack_of(setup_, constants, completion_.attention);
-  const Model& model = setup_.of.model;
+  const Model& model = setup_.published.model;
   Machine machine = setup_.machine;
   if (ask == Ask::kUnlimited) {
     machine.gpu.memory.value = machine.cpu.memory.value = kUnlimitedMemory;
@@ -451,7 +459,7 @@ CasePrediction BuiltCompletion::predict(const StackConstants& constants, Ask ask
 }
 
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants) {
-  if (setup.of.plan.devices > setup.machine.devices) return too_many_devices(setup);
+  if (setup.published.plan.devices > setup.machine.devices) return too_many_devices(setup);
   const std::vector<std::vector<Completion>> groups = completions_of(setup);
   const bool one_completion = groups.size() == 1 && groups.front().size() == 1;
   const bool first_fit_is_enough = asks_only_whether_it_fits(setup);
@@ -489,7 +497,7 @@ CasePrediction predict_case(const CaseSetup& setup, const StackConstants& consta
     result->step_time = timed.step_time;
   }
   if (!result) {
-    throw Error("case " + setup.of.id, "none of its plans can be predicted: " + refusal,
+    throw Error("case " + setup.published.id, "none of its plans can be predicted: " + refusal,
                 "correct its run");
   }
   return *std::move(result);

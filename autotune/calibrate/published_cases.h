@@ -39,7 +39,7 @@ namespace ballast {
 
 // A case and what it names.
 struct CaseSetup {
-  PublishedCase of;
+  PublishedCase published;
   Machine machine;
   Stack stack;                             // with the facts that this run alone has
   std::optional<StackFacts> profile = {};  // those of its file, where they may be other ones
@@ -49,9 +49,9 @@ struct CaseSetup {
 };
 // Loads the machine and the stack that a case names, and settles what they decide of its plan.
 // Throws Error where one is not shipped.
-CaseSetup set_up(const PublishedCase& of);
+CaseSetup set_up(const PublishedCase& published);
 // The same with a stack that is none of the shipped.
-CaseSetup set_up(const PublishedCase& of, Stack stack);
+CaseSetup set_up(const PublishedCase& published, Stack stack);
 // The same case as run by another framework: what the source says of the run stays.
 CaseSetup as_run_by(CaseSetup setup, Stack stack);
 

@@ -28,13 +28,13 @@ double peak_of(const Machine& machine, const FlopsConvention& convention) {
 }
 
 // Tokens per second of all devices, by whichever figure of time a source gives; 0: none.
-double published_tokens_per_s(const PublishedCase& of) {
-  const auto tokens = static_cast<double>(of.plan.tokens_per_step());
-  for (const Measured& one : of.measured) {
+double published_tokens_per_s(const PublishedCase& published) {
+  const auto tokens = static_cast<double>(published.plan.tokens_per_step());
+  for (const Measured& one : published.measured) {
     if (one.metric == Metric::kStepTime) return tokens / one.value;
     if (one.metric == Metric::kTokensPerS) return one.value;
     if (one.metric == Metric::kTokensPerDevice) {
-      return one.value * static_cast<double>(of.plan.devices);
+      return one.value * static_cast<double>(published.plan.devices);
     }
   }
   return 0;
@@ -70,24 +70,25 @@ FlopRate nominal_peak(const Machine& machine) {
 double flops_metric(Metric metric, const CaseSetup& setup, const FlopsConvention& convention,
                     double steps_per_s) {
   CHECK(counts_flops(metric));
-  const PublishedCase& of = setup.of;
-  const bool all =
-      metric == Metric::kHfu || (metric == Metric::kTflopsPerDevice && of.tflops_count_recompute);
-  const Flops flops = published_flops(of.model, of.plan,
+  const PublishedCase& published = setup.published;
+  const bool all = metric == Metric::kHfu ||
+                   (metric == Metric::kTflopsPerDevice && published.tflops_count_recompute);
+  const Flops flops = published_flops(published.model, published.plan,
                                       all ? CountRecompute::kYes : CountRecompute::kNo, convention);
-  const double rate = flops.count * steps_per_s / static_cast<double>(of.plan.devices);
+  const double rate = flops.count * steps_per_s / static_cast<double>(published.plan.devices);
   if (metric == Metric::kTflopsPerDevice) return rate * 1e-12;
   return 100 * rate / peak_of(setup.machine, convention);
 }
 
 FlopsConvention settled_convention(const CaseSetup& setup) {
-  const PublishedCase& of = setup.of;
-  const std::vector<FlopsConvention> list = conventions_of(of.mfu_formula);
+  const PublishedCase& published = setup.published;
+  const std::vector<FlopsConvention> list = conventions_of(published.mfu_formula);
   const double steps_per_s =
-      published_tokens_per_s(of) / static_cast<double>(of.plan.tokens_per_step());
-  const auto found = std::find_if(of.measured.begin(), of.measured.end(),
+      published_tokens_per_s(published) / static_cast<double>(published.plan.tokens_per_step());
+  const auto found = std::find_if(published.measured.begin(), published.measured.end(),
                                   [](const Measured& one) { return counts_flops(one.metric); });
-  if (list.size() == 1 || steps_per_s == 0 || found == of.measured.end()) return list.front();
+  if (list.size() == 1 || steps_per_s == 0 || found == published.measured.end())
+    return list.front();
   const auto distance = [&](const FlopsConvention& convention) {
     return std::abs(
         std::log(flops_metric(found->metric, setup, convention, steps_per_s) / found->value));

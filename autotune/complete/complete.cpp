@@ -241,7 +241,7 @@ Fastest fastest_way(const Setting& setting, const Wanted& wanted, CompletionEsti
   Fastest best = fastest_of(setting, completions_of(setup), wanted, known);
   if (best || setting.plan.activations) return best;
   for (const ActivationPlan& offload : offloads()) {
-    setup.of.plan.activations = offload;
+    setup.published.plan.activations = offload;
     Fastest one = fastest_of(setting, completions_of(setup), wanted, known);
     if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
   }

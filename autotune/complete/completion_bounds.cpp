@@ -57,11 +57,12 @@ bool adds_up_on_cpu(const Stack& stack, const Plan& plan) {
 }  // namespace
 
 std::vector<PlacePeak> least_memory(const Model& model, const Stack& stack, const Plan& plan,
-                                    const LayerProfile& profile, const Usable& usable, Bounded of) {
+                                    const LayerProfile& profile, const Usable& usable,
+                                    Bounded extent) {
   if (!memory_bounds_hold(stack, plan)) return {};
   Plan bounded = plan;
   if (adds_up_on_cpu(stack, plan)) bounded.global_batch = plan.micro_batch.value() * plan.data;
-  return cell_memory(model, bounded, profile, usable, of);
+  return cell_memory(model, bounded, profile, usable, extent);
 }
 
 namespace {
@@ -92,33 +93,33 @@ bool exchanges_otherwise(const StackFacts& facts, const Plan& plan) {
 
 Duration least_time_by(const Model& model, const Stack& stack, const Plan& plan,
                        const LayerProfile& profile, const StepFloor& floor, const Usable& usable,
-                       Bounded of) {
-  if (!adds_up_on_cpu(stack, plan)) return cell_time(model, plan, profile, floor, usable, of);
+                       Bounded extent) {
+  if (!adds_up_on_cpu(stack, plan)) return cell_time(model, plan, profile, floor, usable, extent);
   // No gradients lie on the GPU that take the place of state and weights.
   Usable without_gradients = usable;
   without_gradients[static_cast<size_t>(Place::kHbm)] +=
       bytes_of(parameter_count(model), plan.dtype);
-  return cell_time(model, plan, profile, floor, without_gradients, of);
+  return cell_time(model, plan, profile, floor, without_gradients, extent);
 }
 
 }  // namespace
 
 Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
                     const LayerProfile& profile, const StepFloor& rates, const Usable& usable,
-                    Bounded of) {
+                    Bounded extent) {
   const StackFacts facts = facts_of(stack.facts, plan);
   StepFloor floor = rates;
   // The rates are those of 32-bit state.
   if (facts.pure_16_bit) floor.gpu_adam = 0;
   if (!exchanges_otherwise(facts, plan)) {
-    return least_time_by(model, stack, plan, profile, floor, usable, of);
+    return least_time_by(model, stack, plan, profile, floor, usable, extent);
   }
   LayerProfile own = profile;
   for (std::vector<LayerCost>* layers : {&own.layers, &own.alike}) {
     for (LayerCost& layer : *layers) exchange_as(facts, layer);
   }
   for (LayerCost* end : {&own.first, &own.last}) exchange_as(facts, *end);
-  return least_time_by(model, stack, plan, own, floor, usable, of);
+  return least_time_by(model, stack, plan, own, floor, usable, extent);
 }
 
 std::vector<CompletionBound> completion_bounds(const Setting& setting,

@@ -31,12 +31,12 @@ Usable usable_by_tensors(const Machine& machine, const Stack& stack);
 // need no less: empty where a fact of the stack lets them. `plan`: as cell_memory() wants it.
 std::vector<PlacePeak> least_memory(const Model& model, const Stack& stack, const Plan& plan,
                                     const LayerProfile& profile, const Usable& usable,
-                                    Bounded of = Bounded::kCell);
+                                    Bounded extent = Bounded::kCell);
 
 // Least time of a step, as cell_time() has it.
 Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
                     const LayerProfile& profile, const StepFloor& floor, const Usable& usable,
-                    Bounded of = Bounded::kCell);
+                    Bounded extent = Bounded::kCell);
 
 // Whether the least memory of any plan of such a layout is known.
 bool memory_bounds_hold(const Stack& stack, const Plan& layout);

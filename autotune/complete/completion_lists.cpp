@@ -22,10 +22,10 @@ std::vector<int64_t> lean_micro_batches(const Plan& plan) {
 
 CaseSetup setup_of(const Setting& setting) {
   CaseSetup setup;
-  setup.of.id = setting.model.name;
-  setup.of.model = setting.model;
-  setup.of.plan = setting.plan;
-  setup.of.measured = {{Metric::kStepTime, 1}};
+  setup.published.id = setting.model.name;
+  setup.published.model = setting.model;
+  setup.published.plan = setting.plan;
+  setup.published.measured = {{Metric::kStepTime, 1}};
   setup.machine = setting.machine;
   setup.stack = setting.stack;
   return setup;
@@ -48,10 +48,10 @@ bool has_more_on_gpu(const Completion& completion, Completion other) {
 
 std::vector<Completion> lean_completions(const Setting& setting) {
   CaseSetup setup = setup_of(setting);
-  Plan& plan = setup.of.plan;
+  Plan& plan = setup.published.plan;
   const auto& kinds = setting.stack.facts.attention;
   if (std::find(kinds.begin(), kinds.end(), AttentionKind::kFlash) != kinds.end()) {
-    setup.of.attention = AttentionKind::kFlash;
+    setup.published.attention = AttentionKind::kFlash;
   }
   std::vector<ActivationPlan> activations;
   if (plan.activations) {

@@ -164,7 +164,7 @@ class LeastChanges {
     while (grain * kMostCuts < now) grain *= 2;
     if (now <= grain) return std::nullopt;
     const auto fitting = [&](int64_t grains) {
-      const auto cut = [&](Plan& of) { of.sequence_length = grains * grain; };
+      const auto cut = [&](Plan& changed) { changed.sequence_length = grains * grain; };
       return fits([&] { return with_plans(setting_, cut); }, on_this_machine_);
     };
     LeastChange change{Limit::kSequence, static_cast<double>(now), std::nullopt, 0};

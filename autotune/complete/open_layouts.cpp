@@ -90,11 +90,11 @@ void sort_layouts(std::vector<OpenLayout>& layouts) {
 class LayoutBounds::Judge {
  public:
   // `of` must outlive this object.
-  Judge(const Setting& of, const Plan& start, std::vector<Plan> layouts,
+  Judge(const Setting& setting, const Plan& start, std::vector<Plan> layouts,
         const Measurements* measurements)
-      : of_(of),
-        costs_(of.machine, start, of.stack, measurements),
-        profiles_(of.model, costs_),
+      : of_(setting),
+        costs_(setting.machine, start, setting.stack, measurements),
+        profiles_(setting.model, costs_),
         floors_(costs_) {
     std::vector<Plan> plans;
     for (Plan& layout : layouts) {
@@ -102,7 +102,7 @@ class LayoutBounds::Judge {
       plans.insert(plans.end(), layouts_.back().plans.begin(), layouts_.back().plans.end());
     }
     profiles_.prepare(plans, hardware_threads());
-    const Usable usable = usable_by_tensors(of.machine, of.stack);
+    const Usable usable = usable_by_tensors(setting.machine, setting.stack);
     parallel_for(layouts_.size(), hardware_threads(),
                  [&](size_t i) { layouts_[i].asked_excess = excess_of(layouts_[i], usable); });
   }

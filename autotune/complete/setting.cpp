@@ -6,12 +6,12 @@
 
 namespace ballast {
 
-void adopt(Setting& of, Stack stack) {
-  if (of.usual_buckets) use_usual_bucket(stack.name, of.plan);
-  for (Start& other : of.others) {
+void adopt(Setting& setting, Stack stack) {
+  if (setting.usual_buckets) use_usual_bucket(stack.name, setting.plan);
+  for (Start& other : setting.others) {
     if (other.usual_buckets) use_usual_bucket(stack.name, other.plan);
   }
-  of.stack = std::move(stack);
+  setting.stack = std::move(stack);
 }
 
 bool has_auto(const Plan& plan) {

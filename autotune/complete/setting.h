@@ -35,7 +35,7 @@ struct Setting {
 
 // Gives the setting a stack, and where nobody names buckets those that it cuts gradients into
 // (profiles/frameworks/usual_buckets.h), which published cases are predicted with as well.
-void adopt(Setting& of, Stack stack);
+void adopt(Setting& setting, Stack stack);
 
 // True if a knob is "auto".
 bool has_auto(const Plan& plan);

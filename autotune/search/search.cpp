@@ -230,11 +230,11 @@ int64_t Search::undecided() {
   int64_t count = 0;
   for (; !queue_.empty() && !ruled_out(queue_.top().rank); queue_.pop()) {
     const Entry& entry = queue_.top();
-    const Region& of = region(entry.rank.id);
+    const Region& found = region(entry.rank.id);
     const bool one =
         entry.granularity == Granularity::kPlan || entry.granularity == Granularity::kBoundedPlan;
-    const auto cells = static_cast<int64_t>(of.space->activations.size());
-    count += one ? 1 : of.cell_size * (entry.granularity == Granularity::kNode ? cells : 1);
+    const auto cells = static_cast<int64_t>(found.space->activations.size());
+    count += one ? 1 : found.cell_size * (entry.granularity == Granularity::kNode ? cells : 1);
   }
   return count;
 }
@@ -336,10 +336,11 @@ void Search::cut_cells() {
   bound_pipelines(pipelines);
   Tasks regions;
   for (const auto& [index, choices] : by_region) {
-    Region& of = regions_[static_cast<size_t>(index)];
-    if (of.bounds) continue;
-    regions.push_back(
-        [this, &of] { of.bounds = std::make_unique<Bounds>(model_, of.base, *of.space, costs_); });
+    Region& found = regions_[static_cast<size_t>(index)];
+    if (found.bounds) continue;
+    regions.push_back([this, &found] {
+      found.bounds = std::make_unique<Bounds>(model_, found.base, *found.space, costs_);
+    });
   }
   run_all(regions, threads_);
   Tasks profiles;
@@ -357,8 +358,8 @@ void Search::cut_cells() {
 void Search::bound_pipelines(const std::vector<Rank>& cells) {
   std::vector<PlanId> ids;
   for (const Rank& cell : cells) {
-    const Region& of = region(cell.id);
-    for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
+    const Region& found = region(cell.id);
+    for (const Choice& choice : choices_of_cell(*found.space, found.base, cell.id.choice)) {
       ids.push_back({cell.id.region, choice});
     }
   }
@@ -370,20 +371,20 @@ void Search::bound_pipelines(const std::vector<Rank>& cells) {
 
 // Simulates a few plans of a cell ahead of their turn.
 void Search::probe(const Rank& cell) {
-  const Region& of = region(cell.id);
+  const Region& found = region(cell.id);
   std::vector<Rank> plans = plans_of(cell);
   std::sort(plans.begin(), plans.end());
   plans.resize(std::min(plans.size(), kPlansOfAProbe));
-  if (of.bounds) {
+  if (found.bounds) {
     std::vector<Choice> choices;
     for (const Rank& each : plans) choices.push_back(each.id.choice);
     Tasks profiles;
-    of.bounds->refine(choices, profiles);
+    found.bounds->refine(choices, profiles);
     run_all(profiles, threads_);
     std::erase_if(plans, [&](const Rank& each) {
-      return excess_of(of.bounds->least_memory(each.id.choice)).count > 0;
+      return excess_of(found.bounds->least_memory(each.id.choice)).count > 0;
     });
-    for (Rank& each : plans) each.time = of.bounds->step_time(each.id.choice);
+    for (Rank& each : plans) each.time = found.bounds->step_time(each.id.choice);
     std::sort(plans.begin(), plans.end());
   }
   plans.resize(std::min(plans.size(), kSimulatedAtOnce));
@@ -397,20 +398,21 @@ void Search::probe(const Rank& cell) {
 
 // All plans of an opened cell, by the work of their halves or by their pipeline's blocks.
 std::vector<Rank> Search::plans_of(const Rank& cell) const {
-  const Region& of = region(cell.id);
+  const Region& found = region(cell.id);
   std::vector<Rank> plans;
-  for (const Choice& choice : choices_of_cell(*of.space, of.base, cell.id.choice)) {
-    const Duration own = of.bounds ? of.bounds->quick(choice) : bound_.at({cell.id.region, choice});
+  for (const Choice& choice : choices_of_cell(*found.space, found.base, cell.id.choice)) {
+    const Duration own =
+        found.bounds ? found.bounds->quick(choice) : bound_.at({cell.id.region, choice});
     plans.push_back(rank_of({cell.id.region, choice}, std::max(cell.time, own)));
   }
   return plans;
 }
 
 void Search::push_plans(const Rank& cell) {
-  const Region& of = region(cell.id);
+  const Region& found = region(cell.id);
   for (const Rank& each : plans_of(cell)) {
     if (tried_.contains(each.id)) continue;
-    if (!of.bounds) {
+    if (!found.bounds) {
       push(each, Granularity::kBoundedPlan);
     } else if (!refuse_state(each.id)) {
       push(each, Granularity::kPlan);
@@ -440,9 +442,9 @@ void Search::bound_plans() {
   std::vector<uint8_t> fits(plans.size());
   parallel_for(plans.size(), threads_, [&](size_t i) {
     const PlanId& id = plans[i].id;
-    const Bounds& of = *region(id).bounds;
-    fits[i] = excess_of(of.least_memory(id.choice)).count == 0;
-    bounds[i] = std::max(plans[i].time, of.step_time(id.choice));
+    const Bounds& least = *region(id).bounds;
+    fits[i] = excess_of(least.least_memory(id.choice)).count == 0;
+    bounds[i] = std::max(plans[i].time, least.step_time(id.choice));
   });
   for (size_t i = 0; i < plans.size(); ++i) {
     const PlanId& id = plans[i].id;

@@ -203,18 +203,19 @@ void for_overlaps(const Pieces& pieces, int64_t begin, int64_t bytes, const Move
 
 void StateFile::read(size_t region, const Pieces& to) {
   flush();
-  Region& of = regions_[region];
-  read_chunks(of, 0, of.chunks.size(), [&](const Part& part, std::span<const std::byte> bytes) {
-    for_overlaps(to, part.begin, part.bytes, [&](std::span<std::byte> piece, int64_t offset) {
-      std::memcpy(piece.data(), bytes.data() + offset, piece.size());
-    });
-  });
+  Region& found = regions_[region];
+  read_chunks(
+      found, 0, found.chunks.size(), [&](const Part& part, std::span<const std::byte> bytes) {
+        for_overlaps(to, part.begin, part.bytes, [&](std::span<std::byte> piece, int64_t offset) {
+          std::memcpy(piece.data(), bytes.data() + offset, piece.size());
+        });
+      });
 }
 
 void StateFile::write(size_t region, const ConstPieces& from) {
   flush();
-  Region& of = regions_[region];
-  write_chunks(of, 0, of.chunks.size(), [&](const Part& part, std::span<std::byte> bytes) {
+  Region& found = regions_[region];
+  write_chunks(found, 0, found.chunks.size(), [&](const Part& part, std::span<std::byte> bytes) {
     int64_t filled = 0;
     for_overlaps(from, part.begin, part.bytes,
                  [&](std::span<const std::byte> piece, int64_t offset) {

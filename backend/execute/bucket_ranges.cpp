@@ -170,9 +170,9 @@ std::byte* BucketRanges::values_at(const std::vector<Argument>& sources,
 }
 
 std::byte* BucketRanges::part_at(const Bucket& bucket, const std::vector<Argument>& arguments,
-                                 const SharePart& part, Of of) {
+                                 const SharePart& part, Of owner) {
   if (!is_of_module(arguments.front())) {
-    return element(arguments.front(), of == Of::kShare ? part.in_share : part.range.begin);
+    return element(arguments.front(), owner == Of::kShare ? part.in_share : part.range.begin);
   }
   for (size_t i = 0; i < bucket.pieces.size(); ++i) {
     const Bucket::Piece& piece = bucket.pieces[i];

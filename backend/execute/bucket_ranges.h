@@ -133,7 +133,7 @@ class BucketRanges {
   // bucket; one of its owner's share.
   enum class Of : uint8_t { kBucket, kShare };
   static std::byte* part_at(const Bucket& bucket, const std::vector<Argument>& arguments,
-                            const SharePart& part, Of of);
+                            const SharePart& part, Of owner);
   bool is_own(const SharePart& part) const { return part.owner == shares_->rank(part.sort); }
 
   const Graph& graph_;

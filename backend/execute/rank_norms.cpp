@@ -101,15 +101,15 @@ void RankNorms::take(Sort sort, const std::vector<std::byte>& told, const kernel
 void RankNorms::take_cut(int32_t bucket, const SegmentRange& segment, const std::byte* values,
                          OpenSegments& open, const kernels::Table& table) {
   const auto key = std::pair(segment.module, segment.segment);
-  Open& of = open[key];
-  of.values.resize(static_cast<size_t>(segment.all.count));
+  Open& opened = open[key];
+  opened.values.resize(static_cast<size_t>(segment.all.count));
   table.cast(values, kept_[static_cast<size_t>(bucket)].format,
-             of.values.data() + (segment.here.begin - segment.all.begin), kernels::Format::kF32,
+             opened.values.data() + (segment.here.begin - segment.all.begin), kernels::Format::kF32,
              segment.here.count);
-  of.known += segment.here.count;
-  if (of.known < segment.all.count) return;
+  opened.known += segment.here.count;
+  if (opened.known < segment.all.count) return;
   sum_of(segment) =
-      table.sum_of_squares(of.values.data(), kernels::Format::kF32, segment.all.count);
+      table.sum_of_squares(opened.values.data(), kernels::Format::kF32, segment.all.count);
   open.erase(key);
 }
 

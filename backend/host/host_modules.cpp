@@ -251,19 +251,21 @@ void HostModules::part_attention(const Call& call) const {
   const Shape shape = shape_of(op);
   const int64_t queries = model_.heads * model_.head_size;
   const int64_t pair = model_.qkv_width() - queries;
-  const auto rows = [&](const Argument& of) { return view(of, of.tensor->elements / pair, pair); };
+  const auto rows = [&](const Argument& argument) {
+    return view(argument, argument.tensor->elements / pair, pair);
+  };
   transformer::PartOfAttention part;
   part.q = view(call.find(Role::kInput), shape.tokens(), queries);
-  for (const Argument& of : call.arguments.all(op, Role::kKeysValues, call.step)) {
-    part.keys_values.push_back(rows(of));
+  for (const Argument& argument : call.arguments.all(op, Role::kKeysValues, call.step)) {
+    part.keys_values.push_back(rows(argument));
   }
   const View out = view(call.find(Role::kOutput), shape.tokens(), model_.attention_width());
   const View log_sum_exp =
       view(call.find(Role::kStatistics), shape.sequences * model_.heads, shape.length);
-  const transformer::AttentionOf of{op.label.layer, flat(call.find(Role::kWeight))};
+  const transformer::AttentionOf attention{op.label.layer, flat(call.find(Role::kWeight))};
   if (forward(op)) {
     transformer::part_attention_forward(model_, shape, part.q, part.keys_values, out, log_sum_exp,
-                                        of);
+                                        attention);
     return;
   }
   for (const Argument& sums : call.arguments.all(op, Role::kKeyGradient, call.step)) {
@@ -278,7 +280,8 @@ void HostModules::part_attention(const Call& call) const {
     transformer::part_attention_backward(
         model_, shape, part, out, log_sum_exp,
         view(call.find(Role::kOutputGradient), shape.tokens(), model_.attention_width()),
-        view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), of, to, adds);
+        view(call.find(Role::kInputGradient), shape.tokens(), model_.qkv_width()), attention, to,
+        adds);
   };
   if (sums_over_ranks() && model_.qk_norm) {
     return sum_gradient(call, gradient, [&](View to) { backward(to, false); });
@@ -297,16 +300,17 @@ void HostModules::attention(const Call& call) const {
   const View out = view(call.find(Role::kOutput), shape.tokens(), model.attention_width());
   const View log_sum_exp =
       view(call.find(Role::kStatistics), work.sequences * work.heads, work.length);
-  const transformer::AttentionOf of{op.label.layer, flat(call.find(Role::kWeight))};
+  const transformer::AttentionOf attention{op.label.layer, flat(call.find(Role::kWeight))};
   if (forward(op)) {
-    transformer::attention_forward(model, shape, qkv, out, log_sum_exp, of);
+    transformer::attention_forward(model, shape, qkv, out, log_sum_exp, attention);
     return;
   }
   const View dout = view(call.find(Role::kOutputGradient), shape.tokens(), model.attention_width());
   const View dqkv = view(call.find(Role::kInputGradient), shape.tokens(), model.qkv_width());
   const Argument gradient = call.find(Role::kParameterGradient);
   const auto backward = [&](View to, bool adds) {
-    transformer::attention_backward(model, shape, qkv, out, log_sum_exp, dout, dqkv, of, to, adds);
+    transformer::attention_backward(model, shape, qkv, out, log_sum_exp, dout, dqkv, attention, to,
+                                    adds);
   };
   // Sinks are of heads; norms of queries and keys all heads share.
   if (sums_over_ranks() && model.qk_norm) {

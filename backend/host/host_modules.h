@@ -76,7 +76,7 @@ class HostModules {
   void activation(const Call& call) const;
   void expert_activation(const Call& call) const;
   void permute(const Call& call) const;
-  void send_to_experts(const Call& call, const transformer::Routed& of,
+  void send_to_experts(const Call& call, const transformer::Routed& routed,
                        const transformer::ExpertRows& rows) const;
   // Of the rows that this rank's experts have.
   transformer::Routed routed(const Call& call) const;

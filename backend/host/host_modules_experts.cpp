@@ -47,8 +47,8 @@ void HostModules::expert_gemm(const Call& call) const {
   const ExpertArray in = up ? ExpertArray::kSent : ExpertArray::kActivation;
   const ExpertArray din = up ? ExpertArray::kSentGradient : ExpertArray::kActivationGradient;
   const ExpertArray dout = up ? ExpertArray::kFc1Gradient : ExpertArray::kMadeGradient;
-  const transformer::Routed of = routed(call);
-  const transformer::ExpertRows rows = transformer::expert_rows(experts_, of.choice);
+  const transformer::Routed routing = routed(call);
+  const transformer::ExpertRows rows = transformer::expert_rows(experts_, routing.choice);
   const bool biased = !up && model_.mlp_bias;
   if (op.phase == Phase::kBackwardWeight) {
     const View dy = expert_rows(call, Role::kOutputGradient, dout, work.m);
@@ -57,7 +57,7 @@ void HostModules::expert_gemm(const Call& call) const {
                                          expert_rows(call, Role::kInput, in, work.n), rows,
                                          gradient, work.accumulate);
     if (biased) {
-      transformer::weighted_biases_backward(experts_, of, dy, gradient, work.accumulate);
+      transformer::weighted_biases_backward(experts_, routing, dy, gradient, work.accumulate);
     }
     return;
   }
@@ -67,7 +67,7 @@ void HostModules::expert_gemm(const Call& call) const {
     transformer::experts_backward_input(experts_, kind, dy, rows, params,
                                         expert_rows(call, Role::kInputGradient, din, work.n));
     if (biased) {
-      transformer::bias_weights_backward(experts_, of, dy, params, weight_gradients(call));
+      transformer::bias_weights_backward(experts_, routing, dy, params, weight_gradients(call));
     }
     return;
   }
@@ -75,7 +75,7 @@ void HostModules::expert_gemm(const Call& call) const {
       expert_rows(call, Role::kOutput, up ? ExpertArray::kFc1 : ExpertArray::kMade, work.n);
   transformer::experts_forward(experts_, kind, expert_rows(call, Role::kInput, in, work.k), rows,
                                params, y);
-  if (biased) transformer::add_weighted_biases(experts_, of, params, y);
+  if (biased) transformer::add_weighted_biases(experts_, routing, params, y);
 }
 
 // Of arrays that also hold what the routed experts read or make, the part behind it.
@@ -126,7 +126,7 @@ void HostModules::shared_gradient(const Call& call, const View& dy, const View& 
 }
 
 void HostModules::expert_activation(const Call& call) const {
-  const transformer::Routed of = routed(call);
+  const transformer::Routed routing = routed(call);
   const int64_t tokens = plan_.tokens_per_micro_batch();
   const int64_t sent = sent_rows();
   const int64_t ffn = model_.expert_ffn;
@@ -138,7 +138,7 @@ void HostModules::expert_activation(const Call& call) const {
   if (forward(call.op)) {
     const Argument a = call.find(Role::kOutput);
     transformer::experts_activation_forward(
-        experts_, of, rows, expert_rows(call, Role::kOutput, ExpertArray::kActivation, ffn));
+        experts_, routing, rows, expert_rows(call, Role::kOutput, ExpertArray::kActivation, ffn));
     if (shared == 0) return;
     transformer::shared_activation_forward(model_, part(h, sent * wide, tokens, shared_wide),
                                            part(a, sent * ffn, tokens, shared));
@@ -147,7 +147,7 @@ void HostModules::expert_activation(const Call& call) const {
   const Argument da = call.find(Role::kOutputGradient);
   const Argument dh = call.find(Role::kInputGradient);
   transformer::experts_activation_backward(
-      experts_, of, rows,
+      experts_, routing, rows,
       expert_rows(call, Role::kOutputGradient, ExpertArray::kActivationGradient, ffn),
       expert_rows(call, Role::kInputGradient, ExpertArray::kFc1Gradient, wide),
       weight_gradients(call), call.find(Role::kScratch).adds);
@@ -158,12 +158,13 @@ void HostModules::expert_activation(const Call& call) const {
 }
 
 // Where a token's rows go: forward to the experts, or to the ranks that have them.
-void HostModules::send_to_experts(const Call& call, const transformer::Routed& of,
+void HostModules::send_to_experts(const Call& call, const transformer::Routed& routed,
                                   const transformer::ExpertRows& rows) const {
   transformer::send_rows(rows, view(call.find(Role::kInput), rows.tokens, model_.hidden),
                          view(call.find(Role::kOutput), rows.count(), model_.hidden));
   if (sent_ == nullptr) return;
-  const float* const weights = transformer::choice_weights<float>(model_, of.scores, of.choice);
+  const float* const weights =
+      transformer::choice_weights<float>(model_, routed.scores, routed.choice);
   std::vector<float> by_row(static_cast<size_t>(rows.count()));
   for (int64_t i = 0; i < rows.count(); ++i) {
     by_row[static_cast<size_t>(rows.of_token[i])] = weights[i];
@@ -175,20 +176,21 @@ void HostModules::permute(const Call& call) const {
   const Op& op = call.op;
   const int64_t tokens = plan_.tokens_per_micro_batch();
   const int64_t c = model_.hidden;
-  const transformer::Routed of{view(call.find(Role::kStatistics), tokens, model_.experts),
-                               view(call.find(Role::kRouting), tokens, model_.experts_per_token)};
+  const transformer::Routed routed{
+      view(call.find(Role::kStatistics), tokens, model_.experts),
+      view(call.find(Role::kRouting), tokens, model_.experts_per_token)};
   const Argument balance = call.find(Role::kBalance);
   auto* sums = reinterpret_cast<double*>(balance.data);
   if (op.label.module == ModuleKind::kRouter && forward(op)) {
     const View choice = view(call.find(Role::kRouting), tokens, model_.experts_per_token);
-    transformer::choose_experts(model_, of.scores, flat(call.find(Role::kWeight)), choice);
+    transformer::choose_experts(model_, routed.scores, flat(call.find(Role::kWeight)), choice);
     if (sums != nullptr) {
-      transformer::add_balance(model_, of.scores, choice, !balance.adds, sums);
+      transformer::add_balance(model_, routed.scores, choice, !balance.adds, sums);
     }
   }
-  const transformer::ExpertRows rows = transformer::expert_rows(model_, of.choice);
+  const transformer::ExpertRows rows = transformer::expert_rows(model_, routed.choice);
   if (op.label.module == ModuleKind::kRouter) {
-    if (forward(op)) return send_to_experts(call, of, rows);
+    if (forward(op)) return send_to_experts(call, routed, rows);
     const Argument dx = call.find(Role::kInputGradient);
     const View to = view(dx, tokens, c);
     transformer::sum_rows(rows, view(call.find(Role::kOutputGradient), rows.count(), c),
@@ -197,7 +199,7 @@ void HostModules::permute(const Call& call) const {
     if (sent_ != nullptr) {
       transformer::put_weight_gradients(rows, sent_->weight_gradients(op.label), dscores);
     }
-    transformer::scores_backward(model_, of.scores, of.choice, sums, dscores);
+    transformer::scores_backward(model_, routed.scores, routed.choice, sums, dscores);
     return;
   }
   if (forward(op)) {

@@ -259,8 +259,8 @@ void loss_sums(const Model& model, Shape shape, const int32_t* tokens, ConstView
     float* const row = scratch<float>(Slot::kOutput, part.count);
     copy_in(logits, token * model.vocab, part.count, row);
     const float logit = holds(part, id) ? row[id - part.first] : 0;
-    const SoftmaxSums<float> of = row_loops<float>().softmax(row, part.count);
-    to[token] = {of.maximum, static_cast<float>(of.sum), logit};
+    const SoftmaxSums<float> row_sums = row_loops<float>().softmax(row, part.count);
+    to[token] = {row_sums.maximum, static_cast<float>(row_sums.sum), logit};
   });
 }
 
@@ -284,20 +284,21 @@ double shared_loss_forward_backward(const Model& model, Shape shape, const int32
   auto* losses = static_cast<double*>(
       scratch_bytes(Slot::kSums, shape.tokens() * static_cast<int64_t>(sizeof(double))));
   for_rows(shape.tokens(), model.vocab, [&](int64_t token) {
-    const LossSums& of = of_all[token];
+    const LossSums& token_sums = of_all[token];
     const int64_t id = target_of(shape, tokens, token, part.all);
     const int64_t first = token * model.vocab;
     float* const row = target<float>(logits, first, model.vocab, Slot::kOutput);
     if (logits.dtype != DType::kF32) copy_in(ConstView(logits), first, model.vocab, row);
     const SoftmaxSums<float> own = row_loops<float>().softmax(row, part.count);
-    const double share = factor / static_cast<double>(of.sum) *
-                         std::exp(static_cast<double>(own.maximum - of.maximum));
+    const double share = factor / static_cast<double>(token_sums.sum) *
+                         std::exp(static_cast<double>(own.maximum - token_sums.maximum));
     row_loops<float>().scale(static_cast<float>(share), row, part.count);
     if (holds(part, id)) row[id - part.first] -= static_cast<float>(factor);
     std::fill(row + part.count, row + model.vocab, 0.0f);
     finish(row, logits, first, model.vocab);
-    losses[token] = std::log(static_cast<double>(of.sum)) + static_cast<double>(of.maximum) -
-                    static_cast<double>(of.target);
+    losses[token] = std::log(static_cast<double>(token_sums.sum)) +
+                    static_cast<double>(token_sums.maximum) -
+                    static_cast<double>(token_sums.target);
   });
   const double total = std::accumulate(losses, losses + shape.tokens(), 0.0);
   return total / static_cast<double>(shape.tokens());

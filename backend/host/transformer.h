@@ -132,17 +132,17 @@ struct AttentionOf {
 // stored whole beyond one head's tile; backward recomputes them from log_sum_exp. dqkv like qkv;
 // dparams like the parameters, added to where `accumulate` is set.
 void attention_forward(const Model&, Shape, ConstView qkv, View out, View log_sum_exp,
-                       const AttentionOf& of = {});
+                       const AttentionOf& attention = {});
 void attention_backward(const Model&, Shape, ConstView qkv, ConstView out, ConstView log_sum_exp,
-                        ConstView dout, View dqkv, const AttentionOf& of = {}, View dparams = {},
-                        bool accumulate = false);
+                        ConstView dout, View dqkv, const AttentionOf& attention = {},
+                        View dparams = {}, bool accumulate = false);
 
 // The same for a part of the sequences. q: [T, H*D] of its own tokens. keys_values: [T', K*D +
 // K*value size] of it and of parts before it, side by side in the sequences, at least those that it
 // sees; its own are the last.
 void part_attention_forward(const Model&, Shape, ConstView q,
                             const std::vector<ConstView>& keys_values, View out, View log_sum_exp,
-                            const AttentionOf& of = {});
+                            const AttentionOf& attention = {});
 // Where gradients of the keys and values of one part add up, fp32 (fp64); like keys_values, but of
 // keys as attention takes them. adds: to what is there.
 struct KeyGradient {
@@ -158,7 +158,7 @@ struct PartOfAttention {
 // dqkv: [T, H*D + K*D + K*value size], complete: no part after it may follow.
 void part_attention_backward(const Model&, Shape, const PartOfAttention& part, ConstView out,
                              ConstView log_sum_exp, ConstView dout, View dqkv,
-                             const AttentionOf& of = {}, View dparams = {},
+                             const AttentionOf& attention = {}, View dparams = {},
                              bool accumulate = false);
 // kQkv forward, whose queries [T, H*D] lie apart from keys and values [T, K*D + K*value size].
 void part_qkv_forward(const Model&, ConstView x, ConstView params, View q, View keys_values);

@@ -25,9 +25,9 @@ const Real* load_sequence(const Model& model, int64_t length, int64_t sequence, 
 }
 
 template <class Real>
-void forward(const Model& model, Shape shape, const AttentionOf& of, ConstView qkv, View out,
+void forward(const Model& model, Shape shape, const AttentionOf& attention, ConstView qkv, View out,
              View log_sum_exp) {
-  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, attention);
   const int64_t length = shape.length;
   const int64_t width = model.attention_width();
   for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
@@ -35,16 +35,17 @@ void forward(const Model& model, Shape shape, const AttentionOf& of, ConstView q
     const int64_t first = sequence * length * width;
     Real* to = target<Real>(out, first, length * width, Slot::kOutput);
     Real* sums = reinterpret_cast<Real*>(address(log_sum_exp, sequence * model.heads * length));
-    forward_heads(model, of.layer, {0, length}, packed, parameters, to, sums);
+    forward_heads(model, attention.layer, {0, length}, packed, parameters, to, sums);
     finish(to, out, first, length * width);
   }
 }
 
 template <class Real>
-void backward(const Model& model, Shape shape, const AttentionOf& of, ConstView qkv, ConstView out,
-              ConstView log_sum_exp, ConstView dout, View dqkv, View dparams, bool accumulate) {
-  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
-  const HeadSums<Real> sums = start_sums<Real>(model, elements(of.params));
+void backward(const Model& model, Shape shape, const AttentionOf& attention, ConstView qkv,
+              ConstView out, ConstView log_sum_exp, ConstView dout, View dqkv, View dparams,
+              bool accumulate) {
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, attention);
+  const HeadSums<Real> sums = start_sums<Real>(model, elements(attention.params));
   const int64_t length = shape.length;
   const int64_t width = model.attention_width();
   const int64_t count = length * model.qkv_width();
@@ -60,7 +61,7 @@ void backward(const Model& model, Shape shape, const AttentionOf& of, ConstView 
     Real* gradient = target<Real>(dqkv, sequence * count, count, Slot::kPackedGradient);
     std::fill_n(gradient, count, Real(0));
     const Range rows{0, length};
-    backward_heads(model, of.layer, rows, packed, parameters, d, gradient, sums.sinks);
+    backward_heads(model, attention.layer, rows, packed, parameters, d, gradient, sums.sinks);
     if (model.position == PositionKind::kRope) {
       rotate_heads(model, all_heads(model, rows), Direction::kBack, gradient);
     }
@@ -74,17 +75,17 @@ void backward(const Model& model, Shape shape, const AttentionOf& of, ConstView 
     finish(gradient, dqkv, sequence * count, count);
   }
   if (sums.sinks != nullptr) {
-    write_sums(sums.sinks, dparams, 0, elements(of.params), accumulate);
+    write_sums(sums.sinks, dparams, 0, elements(attention.params), accumulate);
   }
 }
 
-void check_arguments(const Model& model, Shape shape, const AttentionOf& of, ConstView qkv,
+void check_arguments(const Model& model, Shape shape, const AttentionOf& attention, ConstView qkv,
                      ConstView out, ConstView log_sum_exp) {
   CHECK(qkv.rows == shape.tokens() && qkv.columns == model.qkv_width());
   CHECK(out.rows == shape.tokens() && out.columns == model.attention_width());
   CHECK(elements(log_sum_exp) == shape.tokens() * model.heads);
   CHECK(log_sum_exp.dtype == (qkv.dtype == DType::kF64 ? DType::kF64 : DType::kF32));
-  CHECK(elements(of.params) ==
+  CHECK(elements(attention.params) ==
         (model.attention_sinks ? model.heads : 0) + (model.qk_norm ? 2 * model.head_size : 0));
 }
 
@@ -158,16 +159,16 @@ const Real* load_rows(const Model& model, const Rows& rows, int64_t sequence, Co
 template <class Real>
 void part_forward(const Model& model, Shape shape, ConstView q,
                   const std::vector<ConstView>& keys_values, View out, View log_sum_exp,
-                  const AttentionOf& of) {
+                  const AttentionOf& attention) {
   const Rows rows = rows_of_part(model, shape, keys_values);
-  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, attention);
   const int64_t count = shape.length * model.attention_width();
   for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
     const Real* packed = load_rows<Real>(model, rows, sequence, q, keys_values, parameters);
     Real* to = target<Real>(out, sequence * count, count, Slot::kOutput);
     Real* sums =
         reinterpret_cast<Real*>(address(log_sum_exp, sequence * model.heads * shape.length));
-    forward_heads(model, of.layer, rows.part, packed, parameters, to, sums);
+    forward_heads(model, attention.layer, rows.part, packed, parameters, to, sums);
     finish(to, out, sequence * count, count);
   }
 }
@@ -221,11 +222,11 @@ void undo_heads(const Model& model, const Rows& rows, int64_t sequence, const Pa
 
 template <class Real>
 void part_backward(const Model& model, Shape shape, const PartOfAttention& part, ConstView out,
-                   ConstView log_sum_exp, ConstView dout, View dqkv, const AttentionOf& of,
+                   ConstView log_sum_exp, ConstView dout, View dqkv, const AttentionOf& attention,
                    View dparams, bool accumulate) {
   const Rows rows = rows_of_part(model, shape, part.keys_values);
-  const HeadParameters<Real> parameters = head_parameters<Real>(model, of);
-  const HeadSums<Real> sums = start_sums<Real>(model, elements(of.params));
+  const HeadParameters<Real> parameters = head_parameters<Real>(model, attention);
+  const HeadSums<Real> sums = start_sums<Real>(model, elements(attention.params));
   const int64_t width = model.attention_width();
   const int64_t count = shape.length * width;
   const Range seen = rows.seen();
@@ -240,7 +241,7 @@ void part_backward(const Model& model, Shape shape, const PartOfAttention& part,
         reinterpret_cast<const Real*>(address(log_sum_exp, sequence * model.heads * shape.length));
     Real* gradient = scratch<Real>(Slot::kPackedGradient, rows.part.end * rows.width());
     std::fill(gradient + seen.begin * rows.width(), gradient + seen.end * rows.width(), Real(0));
-    backward_heads(model, of.layer, rows.part, packed, parameters, d, gradient, sums.sinks);
+    backward_heads(model, attention.layer, rows.part, packed, parameters, d, gradient, sums.sinks);
     for (size_t k = 0; k < part.before.size(); ++k) {
       leave(rows, rows.keys[k], sequence, gradient, part.before[k]);
     }
@@ -249,61 +250,63 @@ void part_backward(const Model& model, Shape shape, const PartOfAttention& part,
     copy_out(gradient + rows.part.begin * rows.width(), dqkv,
              sequence * shape.length * rows.width(), shape.length * rows.width());
   }
-  if (sums.sinks != nullptr) write_sums(sums.sinks, dparams, 0, elements(of.params), accumulate);
+  if (sums.sinks != nullptr)
+    write_sums(sums.sinks, dparams, 0, elements(attention.params), accumulate);
 }
 
 void check_part(const Model& model, Shape shape, ConstView q, ConstView out, ConstView log_sum_exp,
-                const AttentionOf& of) {
+                const AttentionOf& attention) {
   CHECK(q.rows == shape.tokens() && q.columns == model.heads * model.head_size);
   CHECK(out.rows == shape.tokens() && out.columns == model.attention_width());
   CHECK(elements(log_sum_exp) == shape.tokens() * model.heads);
-  CHECK(elements(of.params) ==
+  CHECK(elements(attention.params) ==
         (model.attention_sinks ? model.heads : 0) + (model.qk_norm ? 2 * model.head_size : 0));
 }
 
 }  // namespace
 
 void attention_forward(const Model& model, Shape shape, ConstView qkv, View out, View log_sum_exp,
-                       const AttentionOf& of) {
-  check_arguments(model, shape, of, qkv, out, log_sum_exp);
-  if (qkv.dtype == DType::kF64) return forward<double>(model, shape, of, qkv, out, log_sum_exp);
-  forward<float>(model, shape, of, qkv, out, log_sum_exp);
+                       const AttentionOf& attention) {
+  check_arguments(model, shape, attention, qkv, out, log_sum_exp);
+  if (qkv.dtype == DType::kF64)
+    return forward<double>(model, shape, attention, qkv, out, log_sum_exp);
+  forward<float>(model, shape, attention, qkv, out, log_sum_exp);
 }
 
 void attention_backward(const Model& model, Shape shape, ConstView qkv, ConstView out,
-                        ConstView log_sum_exp, ConstView dout, View dqkv, const AttentionOf& of,
-                        View dparams, bool accumulate) {
-  check_arguments(model, shape, of, qkv, out, log_sum_exp);
+                        ConstView log_sum_exp, ConstView dout, View dqkv,
+                        const AttentionOf& attention, View dparams, bool accumulate) {
+  check_arguments(model, shape, attention, qkv, out, log_sum_exp);
   CHECK(dout.rows == out.rows && dout.columns == out.columns);
   CHECK(dqkv.rows == qkv.rows && dqkv.columns == qkv.columns);
-  CHECK(elements(dparams) == elements(of.params));
+  CHECK(elements(dparams) == elements(attention.params));
   if (qkv.dtype == DType::kF64) {
-    return backward<double>(model, shape, of, qkv, out, log_sum_exp, dout, dqkv, dparams,
+    return backward<double>(model, shape, attention, qkv, out, log_sum_exp, dout, dqkv, dparams,
                             accumulate);
   }
-  backward<float>(model, shape, of, qkv, out, log_sum_exp, dout, dqkv, dparams, accumulate);
+  backward<float>(model, shape, attention, qkv, out, log_sum_exp, dout, dqkv, dparams, accumulate);
 }
 
 void part_attention_forward(const Model& model, Shape shape, ConstView q,
                             const std::vector<ConstView>& keys_values, View out, View log_sum_exp,
-                            const AttentionOf& of) {
-  check_part(model, shape, q, out, log_sum_exp, of);
+                            const AttentionOf& attention) {
+  check_part(model, shape, q, out, log_sum_exp, attention);
   in_real_of(q, [&](auto real) {
-    part_forward<decltype(real)>(model, shape, q, keys_values, out, log_sum_exp, of);
+    part_forward<decltype(real)>(model, shape, q, keys_values, out, log_sum_exp, attention);
   });
 }
 
 void part_attention_backward(const Model& model, Shape shape, const PartOfAttention& part,
                              ConstView out, ConstView log_sum_exp, ConstView dout, View dqkv,
-                             const AttentionOf& of, View dparams, bool accumulate) {
-  check_part(model, shape, part.q, out, log_sum_exp, of);
+                             const AttentionOf& attention, View dparams, bool accumulate) {
+  check_part(model, shape, part.q, out, log_sum_exp, attention);
   CHECK(part.before.size() + 1 == part.keys_values.size());
   CHECK(dout.rows == out.rows && dout.columns == out.columns);
   CHECK(dqkv.rows == out.rows && dqkv.columns == model.qkv_width());
-  CHECK(elements(dparams) == elements(of.params));
+  CHECK(elements(dparams) == elements(attention.params));
   in_real_of(part.q, [&](auto real) {
-    part_backward<decltype(real)>(model, shape, part, out, log_sum_exp, dout, dqkv, of, dparams,
-                                  accumulate);
+    part_backward<decltype(real)>(model, shape, part, out, log_sum_exp, dout, dqkv, attention,
+                                  dparams, accumulate);
   });
 }
 

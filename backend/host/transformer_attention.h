@@ -123,10 +123,10 @@ struct HeadParameters {
 };
 
 template <class Real>
-HeadParameters<Real> head_parameters(const Model& model, const AttentionOf& of) {
+HeadParameters<Real> head_parameters(const Model& model, const AttentionOf& attention) {
   HeadParameters<Real> parameters;
   if (!model.attention_sinks && !model.qk_norm) return parameters;
-  const Real* all = load<Real>(of.params, 0, elements(of.params), Slot::kParameters);
+  const Real* all = load<Real>(attention.params, 0, elements(attention.params), Slot::kParameters);
   if (model.attention_sinks) parameters.sinks = all;
   if (!model.qk_norm) return parameters;
   parameters.q_norm = all + (model.attention_sinks ? model.heads : 0);

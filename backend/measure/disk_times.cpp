@@ -94,9 +94,9 @@ DiskProfile time_disk(const DiskOptions& options, ProfileEffort effort, const st
     if (depth != options.depth) depths.push_back(depth);
   }
   for (const int depth : depths) {
-    DiskOptions of = options;
-    of.depth = depth;
-    TimedDisk disk(of, sizes, limits);
+    DiskOptions here = options;
+    here.depth = depth;
+    TimedDisk disk(here, sizes, limits);
     found.engine = disk.file().described();
     for (size_t i = 0; i < sizes.size(); ++i) {
       for (const DiskUse use : {DiskUse::kRead, DiskUse::kWrite, DiskUse::kBoth}) {

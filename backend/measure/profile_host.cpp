@@ -72,7 +72,7 @@ class Profiler {
   std::string adam_and_copy();
   std::string adam_and_gemm();
   std::string copy_and_gemm();
-  std::string operations(const OperationCase& of);
+  std::string operations(const OperationCase& operation);
 
   // Copies as short as the clock's own time are repeated more often.
   ProbeLimits limits_for(int64_t bytes) const {
@@ -134,9 +134,10 @@ std::vector<Probe> Profiler::probes() {
     gpu_arena_.reset(), cpu_arena_.reset();
     return text;
   });
-  for (OperationCase& of : operation_grid(extent_.largest_width)) {
-    std::string name = of.name;
-    add(std::move(name), [this, of = std::move(of)] { return operations(of); });
+  for (OperationCase& operation : operation_grid(extent_.largest_width)) {
+    std::string name = operation.name;
+    add(std::move(name),
+        [this, operation = std::move(operation)] { return operations(operation); });
   }
   return all;
 }
@@ -342,11 +343,11 @@ void Profiler::fit_memory_bandwidth() {
 
 // --- Operations of training --------------------------------------------------------------------
 
-std::string Profiler::operations(const OperationCase& of) {
+std::string Profiler::operations(const OperationCase& operation) {
   TrainerOptions options;
   options.optimizer_threads = threads_;
   options.compute_threads = options_.compute_threads;
-  const std::vector<OperationTime> fresh = time_case(of, extent_.case_seconds, options);
+  const std::vector<OperationTime> fresh = time_case(operation, extent_.case_seconds, options);
   double flops = 0;
   double seconds = 0;
   for (const OperationTime& time : fresh) {

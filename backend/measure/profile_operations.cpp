@@ -159,9 +159,9 @@ std::vector<Op> product_grid(const std::vector<Model>& models, const std::vector
   for (const Model& model : models) {
     if (!is_plain(model) || has_bias(model)) continue;
     for (const int64_t count : tokens) {
-      const OperationCase of =
+      const OperationCase operation =
           make_case(one_layer(model), tokens_of(model, count), DType::kBf16, Variant{});
-      for (Op& op : build(of.model, of.plan).step.ops) {
+      for (Op& op : build(operation.model, operation.plan).step.ops) {
         if (op.kind == OpKind::kGemm) by_key.try_emplace(cost_key(op), std::move(op));
       }
     }
@@ -207,9 +207,9 @@ std::vector<OperationCase> operation_grid(int64_t largest_width) {
   return grid;
 }
 
-std::vector<OperationTime> time_case(const OperationCase& of, double seconds,
+std::vector<OperationTime> time_case(const OperationCase& operation, double seconds,
                                      const TrainerOptions& options) {
-  return measure_operations(of.model, of.plan, seconds, options);
+  return measure_operations(operation.model, operation.plan, seconds, options);
 }
 
 }  // namespace ballast

@@ -32,7 +32,7 @@ std::vector<OperationCase> layer_grid(const std::vector<Model>& models, int64_t 
 std::vector<Op> product_grid(const std::vector<Model>& models, const std::vector<int64_t>& tokens);
 
 // One a cost key. `options` says the device and the optimizer's threads.
-std::vector<OperationTime> time_case(const OperationCase& of, double seconds,
+std::vector<OperationTime> time_case(const OperationCase& operation, double seconds,
                                      const TrainerOptions& options);
 
 }  // namespace ballast

@@ -549,8 +549,8 @@ double Trainer::validation_loss(int64_t batches) {
 
 void Trainer::export_weights(const std::string& path) const {
   on_every_rank([&](Trainer& rank) {
-    State& of = *rank.state_;
-    ballast::export_weights(of.graph, *of.device, of.model, path, files_of(of.options));
+    State& state = *rank.state_;
+    ballast::export_weights(state.graph, *state.device, state.model, path, files_of(state.options));
   });
 }
 

@@ -151,7 +151,7 @@ void spread_part(TrainingDevice& device, const Spread& spread, const BucketPart&
   weights.resize(part.masters.size() * static_cast<size_t>(size));
   kernels::best().cast(part.masters.data(), kernels::Format::kF32, weights.data(),
                        format_of(spread.dtype), std::ssize(part.masters));
-  const auto of = [&](const ElementRange& range) {
+  const auto bytes_of = [&](const ElementRange& range) {
     return std::span(weights).subspan(static_cast<size_t>((range.begin - part.begin) * size),
                                       static_cast<size_t>(range.count * size));
   };
@@ -159,14 +159,15 @@ void spread_part(TrainingDevice& device, const Spread& spread, const BucketPart&
     const ElementRange both = overlap(own.range, here);
     if (part.bucket.weights < 0 || both.count == 0) continue;
     const int64_t to = own.in_share + both.begin - own.range.begin;
-    device.write(part.bucket.weights, 0, to * size, of(both));
+    device.write(part.bucket.weights, 0, to * size, bytes_of(both));
   }
   for (const BucketRanges::SpreadPiece& piece : spread.ranges.spread(part.bucket)) {
     const ElementRange both = overlap({piece.offset, piece.count}, here);
     if (both.count == 0) continue;
     for (int copy = 0; copy < spread.graph.tensors[static_cast<size_t>(piece.weight)].copies;
          ++copy) {
-      device.write(piece.weight, copy, (piece.begin + both.begin - piece.offset) * size, of(both));
+      device.write(piece.weight, copy, (piece.begin + both.begin - piece.offset) * size,
+                   bytes_of(both));
     }
   }
 }

@@ -148,10 +148,10 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
 // not known.
 Case refused(const Named& choice, const StoreFlag& store, const std::string& why) {
   Case one{{}, why};
-  if (choice.model) one.of.model = load_model(*choice.model);
-  if (choice.machine) one.of.machine = load_machine_or_here(*choice.machine, store);
-  if (choice.strategy) one.of.plan.strategy = load_strategy(*choice.strategy).name;
-  one.of.plan.devices = choice.devices.value_or(1);
+  if (choice.model) one.setting.model = load_model(*choice.model);
+  if (choice.machine) one.setting.machine = load_machine_or_here(*choice.machine, store);
+  if (choice.strategy) one.setting.plan.strategy = load_strategy(*choice.strategy).name;
+  one.setting.plan.devices = choice.devices.value_or(1);
   return one;
 }
 
@@ -253,7 +253,7 @@ StackFlag flag_for_ballast(const Machine& machine) {
 std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
   std::vector<Case> cases = starts_of(flags, store, nullptr);
   // An open layout is checked as it is chosen, and one of several when its turn comes.
-  const Setting& first = cases.front().of;
+  const Setting& first = cases.front().setting;
   if (cases.size() == 1 && !first.has_open_layout()) check(first.plan, first.model);
   return cases;
 }
@@ -261,7 +261,7 @@ std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
 Setting load_case(const PlanFlags& flags, const StoreFlag& store) {
   std::vector<Case> cases = load_cases(flags, store);
   CHECK(cases.size() == 1);
-  return std::move(cases.front().of);
+  return std::move(cases.front().setting);
 }
 
 Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
@@ -270,7 +270,7 @@ Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* 
     throw Error("--model, --machine, --devices, --strategy", "there are several plans",
                 "name one of each");
   }
-  return std::move(cases.front().of);
+  return std::move(cases.front().setting);
 }
 
 }  // namespace ballast

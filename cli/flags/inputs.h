@@ -51,7 +51,7 @@ StackFlag flag_for_ballast(const Machine& machine);
 // One of a list: a plan and what it refers to; where no plan can be made of the flags, why not, and
 // of the plan its devices and strategy alone.
 struct Case {
-  Setting of;
+  Setting setting;
   std::string refusal{};  // else empty
 };
 

@@ -230,50 +230,52 @@ Setting load_case_here(PlanFlags flags, const StoreFlag& store, const std::strin
   const int gpu = cuda_index_of(device);
   if (gpu >= 0) open_cuda_runtime(gpu);  // known before anything is read or measured
   if (flags.machines.empty() && !flags.plan_file) flags.machines = {kHere};
-  Setting of = load_case(flags, store);
-  if (gpu < 0 && of.plan.machine != kHere) {
-    throw Error("plan, machine", "the plan is for " + of.plan.machine + ", and this is another",
+  Setting setting = load_case(flags, store);
+  if (gpu < 0 && setting.plan.machine != kHere) {
+    throw Error("plan, machine",
+                "the plan is for " + setting.plan.machine + ", and this is another",
                 "add --machine here, or predict it instead");
   }
   const Capabilities& all = gpu < 0 ? host_capabilities() : cuda_capabilities();
-  if (const auto missing = first_missing(of.model, of.plan, all)) throw missing->error();
-  std::string& adam = of.plan.optimizer.adam;
-  if (is_adam_of_another_program(adam) && !of.machine.cpu.adam.contains(adam)) {
+  if (const auto missing = first_missing(setting.model, setting.plan, all)) throw missing->error();
+  std::string& adam = setting.plan.optimizer.adam;
+  if (is_adam_of_another_program(adam) && !setting.machine.cpu.adam.contains(adam)) {
     fmt::print(stderr,
                "plan.optimizer.adam={} is another program's Adam: the same step runs here as "
                "'best'\n",
                adam);
     adam = "best";
   }
-  return of;
+  return setting;
 }
 
-bool is_measured(const Setting& of, const Measurements& measurements) {
-  const Graph graph = build_to_run(of.model, of.plan);
+bool is_measured(const Setting& setting, const Measurements& measurements) {
+  const Graph graph = build_to_run(setting.model, setting.plan);
   for (const Op& op : graph.step.ops) {
     if (std::holds_alternative<std::monostate>(op.work)) continue;
-    if (op.kind == OpKind::kCollective && rank_count(of.plan) > 1)
+    if (op.kind == OpKind::kCollective && rank_count(setting.plan) > 1)
       continue;  // see measure_operations
     if (!measurements.contains(cost_key(op))) return false;
   }
   return true;
 }
 
-void measure_plan(const Setting& of, const PlanTiming& timing, const StoreFlag& store,
+void measure_plan(const Setting& setting, const PlanTiming& timing, const StoreFlag& store,
                   Measurements& measurements) {
   TrainingFlags flags;
   flags.device = timing.device;
-  TrainerOptions options = trainer_options(flags, of.machine, 1);
+  TrainerOptions options = trainer_options(flags, setting.machine, 1);
   options.gemm_algorithms = stored_algorithms(store);
   Measurements fresh;
-  for (const OperationTime& time : measure_operations(of.model, of.plan, timing.seconds, options)) {
+  for (const OperationTime& time :
+       measure_operations(setting.model, setting.plan, timing.seconds, options)) {
     // A key does not name the kernel: what the store knows of Adam is of the best one.
     const bool steps = time.op.kind == OpKind::kAdam || time.op.kind == OpKind::kUndo;
-    if (steps && of.plan.optimizer.adam != "best") continue;
+    if (steps && setting.plan.optimizer.adam != "best") continue;
     fresh[cost_key(time.op)] = measurement_of(time.op, {time.median, time.deviation});
   }
-  open_store(store).append(host_of(of.machine), fresh);
-  measurements = measurements_of(of.machine, store);  // as the store corrects them
+  open_store(store).append(host_of(setting.machine), fresh);
+  measurements = measurements_of(setting.machine, store);  // as the store corrects them
 }
 
 }  // namespace ballast

@@ -76,7 +76,7 @@ void check_nvme(const TrainingFlags& flags, const Plan& plan);
 void set_compute_threads(const TrainingFlags& flags, Machine& machine);
 
 // Whether every operation of the plan's graph has been timed.
-bool is_measured(const Setting& of, const Measurements& measurements);
+bool is_measured(const Setting& setting, const Measurements& measurements);
 // Times the plan's operations on the device for some seconds, appends them to the store and to
 // `measurements`.
 struct PlanTiming {
@@ -85,7 +85,7 @@ struct PlanTiming {
   double seconds;
   std::string device;
 };
-void measure_plan(const Setting& of, const PlanTiming& timing, const StoreFlag& store,
+void measure_plan(const Setting& setting, const PlanTiming& timing, const StoreFlag& store,
                   Measurements& measurements);
 
 }  // namespace ballast

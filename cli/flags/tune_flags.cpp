@@ -299,15 +299,15 @@ Setting case_for(TuneFlags& flags, const CaseSize& size) {
   if (size.devices) plan.devices = {*size.devices};
   if (size.global_batch) plan.knobs[KnobId::kGlobalBatch] = *size.global_batch;
   if (flags.loop.plans) {
-    Setting of = load_case_at_hand(plan, flags.store, flags.loop);
-    note_power(flags, of.machine);
-    of.machine = limited(flags, of.machine);
-    return of;
+    Setting setting = load_case_at_hand(plan, flags.store, flags.loop);
+    note_power(flags, setting.machine);
+    setting.machine = limited(flags, setting.machine);
+    return setting;
   }
-  Setting of = load_start(on_some_machine(plan), flags.store, nullptr);
-  note_power(flags, of.machine);
-  of.machine = limited(flags, of.machine);
-  return of;
+  Setting setting = load_start(on_some_machine(plan), flags.store, nullptr);
+  note_power(flags, setting.machine);
+  setting.machine = limited(flags, setting.machine);
+  return setting;
 }
 
 Setting case_like(const TuneFlags& flags, const Model& like) {
@@ -315,9 +315,9 @@ Setting case_like(const TuneFlags& flags, const Model& like) {
   plan.devices = parse_counts({"--devices", flags.devices});
   const std::vector<int64_t> batches = parse_counts({"--global-batch", flags.global_batch});
   if (!batches.empty()) plan.knobs[KnobId::kGlobalBatch] = batches.front();
-  Setting of = load_start(on_some_machine(plan), flags.store, &like);
-  of.machine = limited(flags, of.machine);
-  return of;
+  Setting setting = load_start(on_some_machine(plan), flags.store, &like);
+  setting.machine = limited(flags, setting.machine);
+  return setting;
 }
 
 }  // namespace ballast

@@ -66,12 +66,12 @@ Json tie_json(const std::optional<Tie>& tie) {
 
 }  // namespace
 
-std::optional<Bottlenecks> bottlenecks_of(const Setting& of, const Prediction& prediction,
+std::optional<Bottlenecks> bottlenecks_of(const Setting& setting, const Prediction& prediction,
                                           const Measurements& measurements, AskLimits ask) {
   if (!prediction.fits || ask == AskLimits::kNever) return std::nullopt;
   const bool quick = prediction.graph.step.ops.size() < kManyOperations;
   if (!quick && ask == AskLimits::kIfQuick) return std::nullopt;
-  return bottlenecks({prediction, of.plan, of.machine, of.stack, &measurements});
+  return bottlenecks({prediction, setting.plan, setting.machine, setting.stack, &measurements});
 }
 
 Json bottlenecks_json(const std::optional<Bottlenecks>& found) {

@@ -24,7 +24,7 @@ inline constexpr const char* kLimitsHelp =
 
 // Nothing where the plan does not fit, or where it was not asked. `prediction` must be of this
 // setting.
-std::optional<Bottlenecks> bottlenecks_of(const Setting& of, const Prediction& prediction,
+std::optional<Bottlenecks> bottlenecks_of(const Setting& setting, const Prediction& prediction,
                                           const Measurements& measurements, AskLimits ask);
 
 // {"faster_percent", "rates", "all_rates_gain", "rate_tie", "lanes", "all_lanes_gain", "lane_tie"}:

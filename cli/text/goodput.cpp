@@ -14,29 +14,30 @@ constexpr int kRuns = 400;
 constexpr uint64_t kSeed = 1;
 
 // For which training rests at a checkpoint; nothing where neither flag nor machine tells.
-std::optional<Duration> checkpoint_time(const GoodputFlags& flags, const Setting& of) {
+std::optional<Duration> checkpoint_time(const GoodputFlags& flags, const Setting& setting) {
   if (flags.checkpoint_s) return Duration::from_seconds(*flags.checkpoint_s);
-  Plan plan = of.plan;
+  Plan plan = setting.plan;
   if (plan.checkpoint_period_steps == 0) plan.checkpoint_period_steps = 1;
-  return checkpoint_cost(of.model, plan, of.machine)->time;
+  return checkpoint_cost(setting.model, plan, setting.machine)->time;
 }
 
 std::string share(double value) { return show_percent(100 * value); }
 
 }  // namespace
 
-void check(const GoodputFlags& flags, const Setting& of) {
-  if (!flags.failures_per_device_year || checkpoint_time(flags, of)) return;
-  throw Error("--failures-per-device-year",
-              "machine " + of.machine.name + " describes no disk that checkpoints are written to",
-              "say with --checkpoint-seconds how long one takes");
+void check(const GoodputFlags& flags, const Setting& setting) {
+  if (!flags.failures_per_device_year || checkpoint_time(flags, setting)) return;
+  throw Error(
+      "--failures-per-device-year",
+      "machine " + setting.machine.name + " describes no disk that checkpoints are written to",
+      "say with --checkpoint-seconds how long one takes");
 }
 
 std::optional<LongPrediction> predict_goodput(const GoodputFlags& flags,
                                               const Predicted& predicted) {
   const Prediction& prediction = predicted.prediction;
   if (!flags.failures_per_device_year || !prediction.fits) return std::nullopt;
-  const Plan& plan = predicted.of.plan;
+  const Plan& plan = predicted.setting.plan;
   LongPrediction result;
   result.failures = {*flags.failures_per_device_year, Duration::from_seconds(flags.detection_s),
                      Duration::from_seconds(flags.restart_s)};
@@ -44,7 +45,7 @@ std::optional<LongPrediction> predict_goodput(const GoodputFlags& flags,
   LongRun& run = result.run;
   run.devices = plan.devices;
   run.step_time = prediction.step_time;
-  run.checkpoint = checkpoint_time(flags, predicted.of).value();
+  run.checkpoint = checkpoint_time(flags, predicted.setting).value();
   run.days = flags.days;
   run.period_steps = plan.checkpoint_period_steps;
   result.period_is_chosen = run.period_steps == 0;

@@ -31,7 +31,7 @@ struct LongPrediction {
 };
 
 // Throws Error where a rate is given and nothing tells what a checkpoint takes.
-void check(const GoodputFlags& flags, const Setting& of);
+void check(const GoodputFlags& flags, const Setting& setting);
 
 // Nothing where no rate was asked for, or the plan does not fit. Requires check().
 std::optional<LongPrediction> predict_goodput(const GoodputFlags& flags,

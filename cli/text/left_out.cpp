@@ -15,8 +15,8 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr std::array<FigureClass, 4> kClasses = {FigureClass::kSpeed, FigureClass::kMemory,
                                                  FigureClass::kVerdict, FigureClass::kLayerMemory};
 
-std::string_view class_name(FigureClass of) {
-  switch (of) {
+std::string_view class_name(FigureClass figure_class) {
+  switch (figure_class) {
     case FigureClass::kSpeed:
       return "speed";
     case FigureClass::kMemory:
@@ -41,15 +41,16 @@ std::string_view heading(LeftOut left_out) {
   return "";
 }
 
-OrderedJson summary_json(const LeftOutValidation& validation, FigureClass of, LeftOut left_out) {
-  const ErrorSummary summary = summarise(validation.figures, of, left_out);
-  OrderedJson json = {{"quantity", class_name(of)},
+OrderedJson summary_json(const LeftOutValidation& validation, FigureClass figure_class,
+                         LeftOut left_out) {
+  const ErrorSummary summary = summarise(validation.figures, figure_class, left_out);
+  OrderedJson json = {{"quantity", class_name(figure_class)},
                       {"left_out", to_string(left_out)},
                       {"figures", summary.figures},
                       {"failed", summary.failed}};
   if (summary.figures == 0) return json;
-  const std::string& worst = validation.cases[summary.worst_of].setup.of.id;
-  if (of == FigureClass::kVerdict) {
+  const std::string& worst = validation.cases[summary.worst_of].setup.published.id;
+  if (figure_class == FigureClass::kVerdict) {
     json["right_percent"] = 100 - summary.mean;
     return json;
   }
@@ -64,11 +65,11 @@ OrderedJson summary_json(const LeftOutValidation& validation, FigureClass of, Le
 }
 
 OrderedJson figure_json(const LeftOutValidation& validation, const JudgedFigure& figure) {
-  const SourcedCase& of = validation.cases[figure.of];
-  OrderedJson json = {{"file", of.file},
-                      {"id", of.setup.of.id},
-                      {"source", of.source},
-                      {"stack", of.setup.stack.name},
+  const SourcedCase& sourced = validation.cases[figure.case_index];
+  OrderedJson json = {{"file", sourced.file},
+                      {"id", sourced.setup.published.id},
+                      {"source", sourced.source},
+                      {"stack", sourced.setup.stack.name},
                       {"metric", metric_name(figure.metric)},
                       {"published", figure.published}};
   for (int i = 0; i < kLeftOuts; ++i) {
@@ -104,17 +105,17 @@ std::string summary_text(const LeftOutValidation& validation) {
                {"worst case", true}});
   for (int i = 0; i < kLeftOuts; ++i) {
     const auto left_out = static_cast<LeftOut>(i);
-    for (const FigureClass of : kClasses) {
-      const ErrorSummary summary = summarise(validation.figures, of, left_out);
+    for (const FigureClass figure_class : kClasses) {
+      const ErrorSummary summary = summarise(validation.figures, figure_class, left_out);
       if (summary.figures + summary.failed == 0) continue;
-      std::vector<std::string> cells = {std::string(heading(left_out)), std::string(class_name(of)),
-                                        std::to_string(summary.figures),
-                                        std::to_string(summary.failed)};
-      if (of == FigureClass::kVerdict) {
+      std::vector<std::string> cells = {
+          std::string(heading(left_out)), std::string(class_name(figure_class)),
+          std::to_string(summary.figures), std::to_string(summary.failed)};
+      if (figure_class == FigureClass::kVerdict) {
         cells.push_back(show_percent(100 - summary.mean) + " right");
       } else if (summary.figures > 0) {
-        const std::string& worst = validation.cases[summary.worst_of].setup.of.id;
-        const bool interval = of != FigureClass::kLayerMemory;
+        const std::string& worst = validation.cases[summary.worst_of].setup.published.id;
+        const bool interval = figure_class != FigureClass::kLayerMemory;
         cells.insert(cells.end(),
                      {show_percent(summary.mean), show_signed_percent(summary.bias),
                       show_percent(summary.median), show_signed_percent(summary.worst),
@@ -130,7 +131,7 @@ std::string summary_text(const LeftOutValidation& validation) {
 std::string files_text(const LeftOutValidation& validation) {
   std::map<std::string, std::vector<JudgedFigure>> by_file;
   for (const JudgedFigure& figure : validation.figures) {
-    by_file[validation.cases[figure.of].file].push_back(figure);
+    by_file[validation.cases[figure.case_index].file].push_back(figure);
   }
   Table table({{"file", true},
                {"quantity", true},
@@ -141,10 +142,10 @@ std::string files_text(const LeftOutValidation& validation) {
                {"worst"},
                {"in interval"}});
   for (const auto& [file, figures] : by_file) {
-    for (const FigureClass of : {FigureClass::kSpeed, FigureClass::kMemory}) {
-      const ErrorSummary summary = summarise(figures, of, LeftOut::kSource);
+    for (const FigureClass figure_class : {FigureClass::kSpeed, FigureClass::kMemory}) {
+      const ErrorSummary summary = summarise(figures, figure_class, LeftOut::kSource);
       if (summary.figures + summary.failed == 0) continue;
-      table.add({file, std::string(class_name(of)), std::to_string(summary.figures),
+      table.add({file, std::string(class_name(figure_class)), std::to_string(summary.figures),
                  std::to_string(summary.failed), show_percent(summary.mean),
                  show_signed_percent(summary.bias), show_signed_percent(summary.worst),
                  show_percent(100 * summary.coverage)});
@@ -153,8 +154,8 @@ std::string files_text(const LeftOutValidation& validation) {
   return table.text();
 }
 
-std::vector<std::string> row_cells(const SourcedCase& of, const JudgedFigure& figure) {
-  std::vector<std::string> cells = {of.file, of.setup.of.id,
+std::vector<std::string> row_cells(const SourcedCase& sourced, const JudgedFigure& figure) {
+  std::vector<std::string> cells = {sourced.file, sourced.setup.published.id,
                                     std::string(metric_name(figure.metric))};
   const bool verdict = figure.metric == Metric::kFits;
   const auto number = [&](double value) {
@@ -192,7 +193,7 @@ std::string rows_text(const LeftOutValidation& validation) {
                {"framework out"},
                {"fitted"}});
   for (const JudgedFigure& figure : validation.figures) {
-    table.add(row_cells(validation.cases[figure.of], figure));
+    table.add(row_cells(validation.cases[figure.case_index], figure));
   }
   return table.text();
 }
@@ -212,8 +213,8 @@ LeftOutValidation validate_left_out(const std::vector<PublishedFile>& files,
 OrderedJson left_out_json(const LeftOutValidation& validation) {
   OrderedJson summaries = OrderedJson::array();
   for (int i = 0; i < kLeftOuts; ++i) {
-    for (const FigureClass of : kClasses) {
-      summaries.push_back(summary_json(validation, of, static_cast<LeftOut>(i)));
+    for (const FigureClass figure_class : kClasses) {
+      summaries.push_back(summary_json(validation, figure_class, static_cast<LeftOut>(i)));
     }
   }
   OrderedJson figures = OrderedJson::array();

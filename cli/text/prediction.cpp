@@ -68,7 +68,7 @@ std::string provenance_text(const Prediction& prediction) {
 }
 
 std::string memory_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
   Table table({{"memory", true}, {"needed"}, {"usable"}, {"", true}});
   for (const PlacePeak& peak : prediction.peaks) {
     if (peak.arena.count == 0) continue;
@@ -82,12 +82,12 @@ std::string memory_text(const Predicted& predicted) {
       holders.push_back(fmt::format("{} {}", to_string(holder.category), show(holder.bytes)));
     }
     const Bytes held = peak.arena - peak.live;
-    const bool by_plan = of.stack.memory_is_planned();  // other frameworks' slack is no reuse
+    const bool by_plan = setting.stack.memory_is_planned();  // other frameworks' slack is no reuse
     if (by_plan &&
         static_cast<double>(held.count) > kHeldShown * static_cast<double>(peak.arena.count)) {
       holders.push_back("held for reuse " + show(held));
     }
-    table.add({memory_name(peak.place), show(peak.arena), show(usable(of.machine, peak.place)),
+    table.add({memory_name(peak.place), show(peak.arena), show(usable(setting.machine, peak.place)),
                fmt::format("{}", fmt::join(holders, ", "))});
   }
   return table.text();
@@ -97,12 +97,12 @@ std::string memory_text(const Predicted& predicted) {
 std::string repetition_text(const Repetition& repetition) {
   return fmt::format(
       "drawn is a step of {} micro-batches; the plan's has {}, and every {} more take {}\n",
-      repetition.simulated, repetition.of, repetition.micro_batches, show(repetition.period));
+      repetition.simulated, repetition.all, repetition.micro_batches, show(repetition.period));
 }
 
 OrderedJson repetition_json(const Repetition& repetition) {
   return {{"simulated_micro_batches", repetition.simulated},
-          {"micro_batches", repetition.of},
+          {"micro_batches", repetition.all},
           {"period_micro_batches", repetition.micro_batches},
           {"period_s", repetition.period.seconds()}};
 }
@@ -148,7 +148,7 @@ std::string mfu_text(const Prediction& prediction) {
 
 // The intervals stand behind what they are of, and take a line of their own.
 std::string rates_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
   const std::string device =
       fmt::format("{} a device ({} with recompute)   MFU {}\n", show(prediction.model_rate),
                   show(prediction.hardware_rate), mfu_text(prediction));
@@ -158,7 +158,7 @@ std::string rates_text(const Predicted& predicted) {
   }
   return fmt::format("step {} {}   {} tokens/s {}\n{}", show(prediction.step_time),
                      interval_text(confidence->step_time), show_count(prediction.tokens_per_s),
-                     tokens_interval_text(confidence->step_time, of.plan.tokens_per_step()),
+                     tokens_interval_text(confidence->step_time, setting.plan.tokens_per_step()),
                      device);
 }
 
@@ -179,15 +179,16 @@ namespace {
 
 // Empty where the plan writes none.
 std::optional<CheckpointCost> cost_of(const Predicted& predicted) {
-  return checkpoint_cost(predicted.of.model, predicted.of.plan, predicted.of.machine);
+  return checkpoint_cost(predicted.setting.model, predicted.setting.plan,
+                         predicted.setting.machine);
 }
 
 std::optional<BackgroundCheckpoint> background_of(const CheckpointCost& cost,
                                                   const Predicted& predicted,
                                                   std::optional<Duration> write) {
   if (!predicted.prediction.fits) return std::nullopt;
-  return background_checkpoint(cost, predicted.prediction, predicted.of.plan, predicted.of.machine,
-                               write);
+  return background_checkpoint(cost, predicted.prediction, predicted.setting.plan,
+                               predicted.setting.machine, write);
 }
 
 std::string checkpoints_text(const CheckpointCost& cost, const BackgroundCheckpoint& beside,
@@ -255,21 +256,23 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
   return list;
 }
 
-Predicted judged(Setting of, Prediction prediction, const Measurements& measurements,
+Predicted judged(Setting setting, Prediction prediction, const Measurements& measurements,
                  AskLimits ask) {
-  auto confidence = confidence_of(prediction, of.plan, of.machine, of.stack, &measurements);
-  auto bottlenecks = bottlenecks_of(of, prediction, measurements, ask);
-  return {std::move(of), std::move(prediction), std::move(confidence), std::move(bottlenecks)};
+  auto confidence =
+      confidence_of(prediction, setting.plan, setting.machine, setting.stack, &measurements);
+  auto bottlenecks = bottlenecks_of(setting, prediction, measurements, ask);
+  return {std::move(setting), std::move(prediction), std::move(confidence), std::move(bottlenecks)};
 }
 
 OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
-  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
-  OrderedJson json = {{"model", of.model.name},     {"machine", of.machine.name},
-                      {"stack", of.stack.name},     {"strategy", of.plan.strategy},
-                      {"devices", of.plan.devices}, {"fits", prediction.fits},
+  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  OrderedJson json = {{"model", setting.model.name},     {"machine", setting.machine.name},
+                      {"stack", setting.stack.name},     {"strategy", setting.plan.strategy},
+                      {"devices", setting.plan.devices}, {"fits", prediction.fits},
                       {"reason", prediction.reason}};
-  json["notes"] = notes_of(of.model, of.plan, of.stack.facts);
-  json["confidence"] = confidence_json(of.stack.name, confidence, of.plan.tokens_per_step());
+  json["notes"] = notes_of(setting.model, setting.plan, setting.stack.facts);
+  json["confidence"] =
+      confidence_json(setting.stack.name, confidence, setting.plan.tokens_per_step());
   json["step_time_s"] = if_fits(prediction, prediction.step_time.seconds());
   json["settled"] = prediction.settled;
   if (prediction.repetition) json["repetition"] = repetition_json(*prediction.repetition);
@@ -292,11 +295,11 @@ OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> 
   json["peak_gpu_bytes"] = arena_bytes(prediction, Place::kHbm);
   json["peak_cpu_bytes"] = arena_bytes(prediction, Place::kDram);
   json["peak_nvme_bytes"] = arena_bytes(prediction, Place::kNvme);
-  json["usable_gpu_bytes"] = usable(of.machine, Place::kHbm).count;
-  json["usable_cpu_bytes"] = usable(of.machine, Place::kDram).count;
-  const bool disks = of.machine.nvme.has_value();
+  json["usable_gpu_bytes"] = usable(setting.machine, Place::kHbm).count;
+  json["usable_cpu_bytes"] = usable(setting.machine, Place::kDram).count;
+  const bool disks = setting.machine.nvme.has_value();
   json["usable_nvme_bytes"] =
-      disks ? OrderedJson(usable(of.machine, Place::kNvme).count) : OrderedJson(nullptr);
+      disks ? OrderedJson(usable(setting.machine, Place::kNvme).count) : OrderedJson(nullptr);
   json["holders"] = holders_json(prediction);
   json["lanes"] = lanes_json(prediction.graph, prediction.lanes);
   json["kinds"] = kinds_json(prediction.kinds);
@@ -304,8 +307,8 @@ OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> 
   json["longest_path"] = {{"kinds", kinds_json(prediction.longest_path.by_kind)},
                           {"waiting_s", prediction.longest_path.waiting.seconds()}};
   json["provenance"] = provenance_json(prediction);
-  json["runs_on"] = runs_on_json(runs_on(of.model, of.plan, of.stack));
-  json["plan"] = OrderedJson::parse(plan_json(of.plan));
+  json["runs_on"] = runs_on_json(runs_on(setting.model, setting.plan, setting.stack));
+  json["plan"] = OrderedJson::parse(plan_json(setting.plan));
   return json;
 }
 
@@ -329,12 +332,13 @@ std::string plan_text(const Plan& plan) {
 }
 
 std::string prediction_text(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
-  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
-  std::string text = fmt::format(
-      "{} on {}, {} {}, {}\n{}\n{}\n{}\n", of.model.name, of.machine.name, of.plan.devices,
-      of.plan.devices == 1 ? "device" : "devices",
-      of.plan.strategy.empty() ? "no strategy" : of.plan.strategy, stack_text(of.stack.name),
-      plan_text(of.plan), notes_text(notes_of(of.model, of.plan, of.stack.facts)));
+  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  std::string text =
+      fmt::format("{} on {}, {} {}, {}\n{}\n{}\n{}\n", setting.model.name, setting.machine.name,
+                  setting.plan.devices, setting.plan.devices == 1 ? "device" : "devices",
+                  setting.plan.strategy.empty() ? "no strategy" : setting.plan.strategy,
+                  stack_text(setting.stack.name), plan_text(setting.plan),
+                  notes_text(notes_of(setting.model, setting.plan, setting.stack.facts)));
   text += verdict_text(prediction.fits, confidence);
   if (!prediction.fits) {
     text += ": " + prediction.reason + "\n\n";
@@ -356,12 +360,13 @@ std::string prediction_text(const Predicted& predicted, std::optional<Duration> 
   text += "lanes in use    " + lanes_text(prediction) + "\n";
   text += bottlenecks_text(bottlenecks);
   text += "times are       " + provenance_text(prediction) + "\n";
-  text += "to run it       " + runs_on_text(runs_on(of.model, of.plan, of.stack)) + "\n";
+  text +=
+      "to run it       " + runs_on_text(runs_on(setting.model, setting.plan, setting.stack)) + "\n";
   return text;
 }
 
 std::string outcome_text(const Predicted& predicted) {
-  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
   if (!refusal.empty()) return refusal;
   const std::string verdict = verdict_text(prediction.fits, confidence);
   if (!prediction.fits) return fmt::format("{}: {}", verdict, prediction.reason);
@@ -369,17 +374,18 @@ std::string outcome_text(const Predicted& predicted) {
                      interval_text(confidence ? confidence->step_time : std::nullopt),
                      show_count(prediction.tokens_per_s),
                      tokens_interval_text(confidence ? confidence->step_time : std::nullopt,
-                                          of.plan.tokens_per_step()));
+                                          setting.plan.tokens_per_step()));
 }
 
 OrderedJson outcome_json(const Predicted& predicted) {
-  const auto& [of, prediction, confidence, bottlenecks, refusal] = predicted;
-  return {{"stack", of.stack.name},
+  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  return {{"stack", setting.stack.name},
           {"fits", refusal.empty() ? OrderedJson(prediction.fits) : OrderedJson(nullptr)},
           {"reason", refusal.empty() ? prediction.reason : refusal},
           {"step_time_s", if_fits(prediction, prediction.step_time.seconds())},
           {"tokens_per_s", if_fits(prediction, prediction.tokens_per_s)},
-          {"confidence", confidence_json(of.stack.name, confidence, of.plan.tokens_per_step())}};
+          {"confidence",
+           confidence_json(setting.stack.name, confidence, setting.plan.tokens_per_step())}};
 }
 
 std::string prediction_table(const std::vector<Predicted>& cases) {
@@ -396,13 +402,13 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                {"CPU memory"},
                {"runs on", true}});
   std::vector<std::string> notes;  // each once
-  for (const auto& [of, prediction, confidence, bottlenecks, refusal] : cases) {
-    for (std::string& note : notes_of(of.model, of.plan, of.stack.facts)) {
+  for (const auto& [setting, prediction, confidence, bottlenecks, refusal] : cases) {
+    for (std::string& note : notes_of(setting.model, setting.plan, setting.stack.facts)) {
       if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
     }
-    std::vector<std::string> cells = {of.model.name, of.machine.name,
-                                      std::to_string(of.plan.devices), of.plan.strategy,
-                                      of.stack.name};
+    std::vector<std::string> cells = {setting.model.name, setting.machine.name,
+                                      std::to_string(setting.plan.devices), setting.plan.strategy,
+                                      setting.stack.name};
     if (!refusal.empty()) {
       cells.push_back("illegal: " + refusal);
     } else if (!prediction.fits) {
@@ -415,7 +421,7 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                     show_count(prediction.model_rate.tflops()), show_percent(100 * prediction.mfu),
                     show(Bytes{arena_bytes(prediction, Place::kHbm)}),
                     show(Bytes{arena_bytes(prediction, Place::kDram)}),
-                    runs_on_cell(runs_on(of.model, of.plan, of.stack))});
+                    runs_on_cell(runs_on(setting.model, setting.plan, setting.stack))});
     }
     table.add(std::move(cells));
   }

@@ -25,14 +25,14 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes);
 // A plan that was predicted, and how sure that is; no confidence where its stack was never held
 // against anything.
 struct Predicted {
-  Setting of;
+  Setting setting;
   Prediction prediction;
   std::optional<Confidence> confidence;
   std::optional<Bottlenecks> bottlenecks{};  // as bottlenecks_of() has them
   std::string refusal{};  // of a list: why there is no prediction of this one; else empty
 };
 // `prediction` must be of these arguments.
-Predicted judged(Setting of, Prediction prediction, const Measurements& measurements,
+Predicted judged(Setting setting, Prediction prediction, const Measurements& measurements,
                  AskLimits ask = AskLimits::kIfQuick);
 
 // The keys of design.md. Rates and lanes are null where the plan does not fit. checkpoint_write:

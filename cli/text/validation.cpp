@@ -36,28 +36,28 @@ std::vector<ValidationRow> rows_of(const ValidationJob& job,
                                    const std::vector<MetricPrediction>& metrics,
                                    const std::string& error) {
   std::vector<ValidationRow> rows;
-  const PublishedCase& of = *job.entry->of;
+  const PublishedCase& published = *job.entry->published;
   for (const MetricPrediction& metric : metrics) {
     const std::string missing =
         error.empty() && !metric.predicted ? "the prediction lacks this quantity" : error;
-    rows.push_back({job.file, of.id, of.machine, of.stack, metric, missing});
+    rows.push_back({job.file, published.id, published.machine, published.stack, metric, missing});
   }
   return rows;
 }
 
 Outcome run(const ValidationJob& job) {
   Outcome outcome;
-  if (!job.entry->of) {
+  if (!job.entry->published) {
     outcome.rows = {{job.file, job.entry->id, "", "", {}, job.entry->error}};
     return outcome;
   }
-  const PublishedCase& of = *job.entry->of;
+  const PublishedCase& published = *job.entry->published;
   std::vector<MetricPrediction> unknown;
-  for (const Measured& measured : of.measured) {
+  for (const Measured& measured : published.measured) {
     unknown.push_back({measured.metric, measured.value, std::nullopt});
   }
   try {
-    const CaseSetup setup = set_up(of);
+    const CaseSetup setup = set_up(published);
     outcome.stack = setup.stack;
     const CasePrediction predicted = predict_case(setup, setup.stack.constants);
     outcome.rows = rows_of(job, predicted.metrics, "");

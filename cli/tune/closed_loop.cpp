@@ -28,13 +28,13 @@ constexpr int64_t kMostSteps = 1'000'000;
 // Everything that a run's time depends on but for its plan; text, compared as a whole.
 OrderedJson identity_of(const Question& question) {
   const TrainingFlags& training = question.flags.training;
-  return {{"model", OrderedJson::parse(model_json(question.of.model))},
-          {"plan", OrderedJson::parse(plan_json(question.of.plan))},
+  return {{"model", OrderedJson::parse(model_json(question.setting.model))},
+          {"plan", OrderedJson::parse(plan_json(question.setting.plan))},
           {"free", question.free},
           {"device", training.device},
           {"data", training.data},
           {"steps", question.flags.steps},
-          {"profile", std::hash<std::string>()(machine_json(question.of.machine))},
+          {"profile", std::hash<std::string>()(machine_json(question.setting.machine))},
           {"version", program_version() + " " + program_commit()}};
 }
 
@@ -64,7 +64,7 @@ std::array<Bytes, kPlaces> memory_of(const OrderedJson& json) {
 Knowledge knowledge_of(const Question& question) {
   const auto store = open_store_if_present(question.store);
   if (!store) return {};
-  const Host host = host_of(question.of.machine);
+  const Host host = host_of(question.setting.machine);
   return {store->timings(host), store->corrections(host)};
 }
 
@@ -73,7 +73,7 @@ std::vector<PlanRun> known_runs(const Question& question, const Measurements& me
   const auto store = open_store_if_present(question.store);
   if (!store) return {};
   const OrderedJson identity = identity_of(question);
-  const Host host = host_of(question.of.machine);
+  const Host host = host_of(question.setting.machine);
   std::vector<PlanRun> runs;
   for (const VerifyRecord& record : store->verify_records()) {
     if (record.host != host) continue;
@@ -89,8 +89,9 @@ std::vector<PlanRun> known_runs(const Question& question, const Measurements& me
     run.operations = operations_of(metrics["tune"].at("operations"));
     std::erase_if(runs, [&](const PlanRun& older) { return older.plan == run.plan; });
     // A newer profile may know of less memory.
-    const Setting& of = question.of;
-    if (predict(of.model, run.plan, of.machine, &measurements).fits) runs.push_back(std::move(run));
+    const Setting& setting = question.setting;
+    if (predict(setting.model, run.plan, setting.machine, &measurements).fits)
+      runs.push_back(std::move(run));
   }
   return runs;
 }
@@ -104,10 +105,10 @@ class Runner {
   std::optional<PlanRun> run(const Plan& plan, const Prediction& prediction) {
     if (watch_.interrupted()) return std::nullopt;
     const LoopFlags& flags = question_.flags;
-    const Setting& of = question_.of;
-    TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
+    const Setting& setting = question_.setting;
+    TrainerOptions options = trainer_options(flags.training, setting.machine, flags.steps);
     options.gemm_algorithms = stored_algorithms(question_.store);
-    Trainer trainer(of.model, plan, options);
+    Trainer trainer(setting.model, plan, options);
     trainer.set_tick([&] {
       if (watch_.interrupted()) trainer.request_stop();
     });
@@ -143,7 +144,7 @@ class Runner {
     metrics["tune"] = {{"question", identity_of(question_)},
                        {"operations", operations_json(run.operations)}};
     VerifyRecord record;
-    record.host = host_of(question_.of.machine);
+    record.host = host_of(question_.setting.machine);
     record.plan_json = plan_json(plan);
     record.predicted_step = prediction.step_time;
     record.measured_step = run.step_time;
@@ -210,18 +211,18 @@ void add_loop_flags(VerbParser& parser, LoopFlags& flags) {
 Setting load_case_at_hand(const PlanFlags& plan, const StoreFlag& store, LoopFlags& flags) {
   std::string& device = flags.training.device;
   if (device.empty()) device = "host";
-  Setting of = load_case_here(plan, store, device);
+  Setting setting = load_case_here(plan, store, device);
   const bool host = cuda_index_of(device) < 0;
-  if (host == of.machine.gpu.is_host_thread) {
+  if (host == setting.machine.gpu.is_host_thread) {
     TokenOptions tokens;
-    tokens.vocab = of.model.vocab;
+    tokens.vocab = setting.model.vocab;
     // Known to be good before minutes of search.
     if (!flags.training.data.empty()) TokenSource::open(flags.training.data, tokens);
-    return of;
+    return setting;
   }
   const std::string what = host ? "a GPU, and --device host is none"
                                 : "a CPU that plays the GPU, and " + device + " is one itself";
-  throw Error("machine '" + of.machine.name + "'", "its profile is of " + what,
+  throw Error("machine '" + setting.machine.name + "'", "its profile is of " + what,
               host ? "add --device cuda:0, or run ballast profile --device host first"
                    : "run ballast profile --device " + device + " first");
 }
@@ -238,10 +239,10 @@ MeasureResult run_closed_loop(const Question& question, const SearchResult& foun
   };
   hooks.refitted = [&](const Refit& refit) {
     Store store = open_store(question.store);
-    if (!refit.added.empty()) store.append(host_of(question.of.machine), refit.added);
-    store.append(host_of(question.of.machine), refit.changed);
+    if (!refit.added.empty()) store.append(host_of(question.setting.machine), refit.added);
+    store.append(host_of(question.setting.machine), refit.changed);
   };
-  MeasureRequest request{question.of.model, question.of.machine, knowledge_of(question),
+  MeasureRequest request{question.setting.model, question.setting.machine, knowledge_of(question),
                          found.ranked};
   request.plans = *question.flags.plans;
   request.known = std::move(known);

@@ -31,8 +31,8 @@ Setting load_case_at_hand(const PlanFlags& plan, const StoreFlag& store, LoopFla
 
 // What is asked: as long as it is the same, runs that the store holds answer it.
 struct Question {
-  const Setting& of;  // "auto" knobs still open
-  std::string free;   // which knobs, degrees and places may be chosen, as text
+  const Setting& setting;  // "auto" knobs still open
+  std::string free;        // which knobs, degrees and places may be chosen, as text
   const LoopFlags& flags;
   const StoreFlag& store;
 };

@@ -13,8 +13,8 @@ namespace {
 // Whose config.json is filled in where no model was named: the family of sizes is GPT-3's.
 constexpr const char* kFamilyModel = "gpt2";
 
-std::string file_name(const Setting& of, const Model& named, const std::string& plan_file) {
-  const Model& model = of.model;
+std::string file_name(const Setting& setting, const Model& named, const std::string& plan_file) {
+  const Model& model = setting.model;
   std::string name = model.name;
   if (name == named.name) {
     const bool shape = model.layers != named.layers || model.hidden != named.hidden;
@@ -39,25 +39,25 @@ std::filesystem::path folder_of(const std::string& plan_file) {
 
 }  // namespace
 
-FoundFiles write_found(Setting& of, const FoundBy& by) {
-  const bool family = of.plan.model.empty();
-  const std::string base = family ? kFamilyModel : of.plan.model;
+FoundFiles write_found(Setting& setting, const FoundBy& by) {
+  const bool family = setting.plan.model.empty();
+  const std::string base = family ? kFamilyModel : setting.plan.model;
   const Model named = load_model(base);
   FoundFiles files;
   files.plan = by.plan_file;
   std::vector<std::string> words = {"--plan", by.plan_file};
-  if (family || !differences(named, of.model).empty()) {
-    files.model = (folder_of(by.plan_file) / file_name(of, named, by.plan_file)).string();
-    const std::string config = config_like(base, of.model);
-    const Model written = parse_model(config, files.model, of.model.name);
+  if (family || !differences(named, setting.model).empty()) {
+    files.model = (folder_of(by.plan_file) / file_name(setting, named, by.plan_file)).string();
+    const std::string config = config_like(base, setting.model);
+    const Model written = parse_model(config, files.model, setting.model.name);
     atomic_write(files.model, config);
-    of.plan.model = files.model;
+    setting.plan.model = files.model;
     // What no config.json of the class can say.
-    for (const std::string& key : differences(written, of.model)) {
+    for (const std::string& key : differences(written, setting.model)) {
       words.insert(words.end(), {"--set", "model." + key});
     }
   }
-  save_plan(of.plan, by.plan_file);
+  save_plan(setting.plan, by.plan_file);
   for (const std::string& change : by.set) {
     if (change.starts_with("machine.")) words.insert(words.end(), {"--set", change});
   }

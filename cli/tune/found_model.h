@@ -27,7 +27,7 @@ struct FoundBy {
 
 // Names the model's file in of.plan, and writes both. The folder is that of the plan; a plan that
 // goes to no file (a pipe) has its model in the current folder.
-FoundFiles write_found(Setting& of, const FoundBy& by);
+FoundFiles write_found(Setting& setting, const FoundBy& by);
 
 // "wrote plan.json and gpt-1.3b.json\nask what it does with ballast predict ...\n"
 std::string text_of(const FoundFiles& files);

@@ -56,22 +56,23 @@ ObjectivePoint make_point(TuneFlags& flags, const CaseSize& size, SearchCache& c
   ObjectivePoint point;
   point.devices = size.devices.value_or(0);
   point.global_batch = size.global_batch.value_or(0);
-  Setting of = case_for(flags, size);
-  point.devices = of.plan.devices;
-  point.global_batch = of.plan.global_batch;
+  Setting setting = case_for(flags, size);
+  point.devices = setting.plan.devices;
+  point.global_batch = setting.plan.global_batch;
   const auto& most = flags.constraints.most_devices;
-  if (of.plan.devices > of.machine.devices) {
-    point.refusal = fmt::format("{} has {} device{}, not {}", of.machine.name, of.machine.devices,
-                                of.machine.devices == 1 ? "" : "s", of.plan.devices);
+  if (setting.plan.devices > setting.machine.devices) {
+    point.refusal =
+        fmt::format("{} has {} device{}, not {}", setting.machine.name, setting.machine.devices,
+                    setting.machine.devices == 1 ? "" : "s", setting.plan.devices);
     return point;
   }
-  if (most && of.plan.devices > *most) {
+  if (most && setting.plan.devices > *most) {
     point.refusal = fmt::format("--most-devices {} leaves nothing, the least that would do is {}",
-                                *most, of.plan.devices);
+                                *most, setting.plan.devices);
     return point;
   }
-  if (flags.plan.strategies.empty()) of.plan.strategy = "tuned";
-  tuner = std::make_unique<Tuner>(std::move(of), flags, cache);
+  if (flags.plan.strategies.empty()) setting.plan.strategy = "tuned";
+  tuner = std::make_unique<Tuner>(std::move(setting), flags, cache);
   point.question = tuner->question(label_of(point));
   return point;
 }
@@ -188,8 +189,8 @@ std::optional<Emptied> emptied_by_devices(TuneFlags& flags, const TunedPoints& t
                                           SearchCache& cache, const Ask& ask) {
   const ObjectivePoint& last = tuned.points.back();
   if (flags.plan.plan_file || tuned.tuners.back() == nullptr) return std::nullopt;
-  const Setting& of = tuned.tuners.back()->base();
-  const int64_t most = std::min(of.machine.devices, kMostDeviceFactor * last.devices);
+  const Setting& setting = tuned.tuners.back()->base();
+  const int64_t most = std::min(setting.machine.devices, kMostDeviceFactor * last.devices);
   for (int64_t count = 2 * last.devices; count <= most; count *= 2) {
     CaseSize size{count, {}};
     if (!flags.global_batch.empty()) size.global_batch = last.global_batch;

@@ -23,41 +23,43 @@ CaseSize size_of(const TuneFlags& flags) {
 }
 
 // As in every other search, no strategy is named where all knobs were free.
-void name_strategy(const TuneFlags& flags, Setting& of) {
-  if (flags.plan.strategies.empty() && !flags.plan.plan_file) of.plan.strategy = "tuned";
+void name_strategy(const TuneFlags& flags, Setting& setting) {
+  if (flags.plan.strategies.empty() && !flags.plan.plan_file) setting.plan.strategy = "tuned";
 }
 
-void check_devices(const TuneFlags& flags, const Setting& of) {
+void check_devices(const TuneFlags& flags, const Setting& setting) {
   const auto& most = flags.constraints.most_devices;
-  if (most && of.plan.devices > *most) {
+  if (most && setting.plan.devices > *most) {
     throw Error(fmt::format("--most-devices {}", *most),
-                fmt::format("leaves nothing of {} devices", of.plan.devices),
-                fmt::format("the least that would do is {}", of.plan.devices));
+                fmt::format("leaves nothing of {} devices", setting.plan.devices),
+                fmt::format("the least that would do is {}", setting.plan.devices));
   }
-  if (of.plan.devices > of.machine.devices) {
-    throw Error(fmt::format("--devices {}", of.plan.devices),
-                fmt::format("{} has {}", of.machine.name, of.machine.devices),
+  if (setting.plan.devices > setting.machine.devices) {
+    throw Error(fmt::format("--devices {}", setting.plan.devices),
+                fmt::format("{} has {}", setting.machine.name, setting.machine.devices),
                 "name fewer, or a larger machine");
   }
 }
 
 // The space of one size; nothing where no layout of it is legal.
-std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Setting& of,
+std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Setting& setting,
                                            const std::string& label) {
   try {
     const OpenKnobsOfFlags open = open_knobs_of(flags);
-    return SearchQuestion{
-        label, of.model, of.machine, {open.layouts(of.model, of.plan), open.knobs()}};
+    return SearchQuestion{label,
+                          setting.model,
+                          setting.machine,
+                          {open.layouts(setting.model, setting.plan), open.knobs()}};
   } catch (const Error&) {
     return std::nullopt;
   }
 }
 
 // `of` with sequences of so many tokens, and positions for them.
-Setting with_tokens(const Setting& of, int64_t tokens) {
-  Setting longer = of;
+Setting with_tokens(const Setting& setting, int64_t tokens) {
+  Setting longer = setting;
   longer.plan.sequence_length = tokens;
-  const Model& model = of.model;
+  const Model& model = setting.model;
   longer.model = model_of(family_of(model), {model.layers, model.hidden, model.heads}, tokens);
   longer.model.name = model.name;
   return longer;
@@ -65,50 +67,51 @@ Setting with_tokens(const Setting& of, int64_t tokens) {
 
 TunedSize tune_sequence(TuneFlags& flags, SearchCache& cache) {
   TunedSize size;
-  size.of = case_for(flags, size_of(flags));
-  name_strategy(flags, size.of);
-  check_devices(flags, size.of);
-  const Measurements measurements = measurements_of(size.of.machine, flags.store);
+  size.setting = case_for(flags, size_of(flags));
+  name_strategy(flags, size.setting);
+  check_devices(flags, size.setting);
+  const Measurements measurements = measurements_of(size.setting.machine, flags.store);
   SizeSearch sizes;
-  const int64_t grain = sequence_grain(size.of.plan);
+  const int64_t grain = sequence_grain(size.setting.plan);
   sizes.most = kMostTokens / grain;
   sizes.question = [&](int64_t grains) {
     const int64_t tokens = grains * grain;
-    return question_for(flags, with_tokens(size.of, tokens), fmt::format("{} tokens", tokens));
+    return question_for(flags, with_tokens(size.setting, tokens), fmt::format("{} tokens", tokens));
   };
   size.found = largest_size(sizes, cache.asker(measurements));
   size.value = static_cast<double>(size.found.size * grain);
   size.next_value = static_cast<double>(size.found.next * grain);
   size.grain = fmt::format("multiples of {} tokens", grain);
-  if (size.found.size > 0) size.of = with_tokens(size.of, size.found.size * grain);
+  if (size.found.size > 0) size.setting = with_tokens(size.setting, size.found.size * grain);
   return size;
 }
 
 TunedSize tune_model(TuneFlags& flags, SearchCache& cache) {
   const Family gpt = gpt_family();
   TunedSize size;
-  size.of = case_like(flags, gpt.like);
-  name_strategy(flags, size.of);
-  check_devices(flags, size.of);
-  const bool named = !size.of.plan.model.empty();
-  Family family = named ? family_of(size.of.model) : gpt;
-  family.like.vocab = size.of.model.vocab;  // --set model.vocab
-  const bool chosen = size.of.plan.machine != kHere && size.of.plan.devices > 1 &&
+  size.setting = case_like(flags, gpt.like);
+  name_strategy(flags, size.setting);
+  check_devices(flags, size.setting);
+  const bool named = !size.setting.plan.model.empty();
+  Family family = named ? family_of(size.setting.model) : gpt;
+  family.like.vocab = size.setting.model.vocab;  // --set model.vocab
+  const bool chosen = size.setting.plan.machine != kHere && size.setting.plan.devices > 1 &&
                       open_knobs_of(flags).knobs().has(KnobId::kPipeline);
   const int64_t grain =
-      chosen ? kLayerGrain : size.of.plan.pipeline * size.of.plan.virtual_pipeline;
+      chosen ? kLayerGrain : size.setting.plan.pipeline * size.setting.plan.virtual_pipeline;
   const std::vector<Shape> shapes = shapes_of(family, grain);
-  const Measurements measurements = measurements_of(size.of.machine, flags.store);
+  const Measurements measurements = measurements_of(size.setting.machine, flags.store);
   const auto case_at = [&](int64_t index) {
-    Setting of = size.of;
-    of.model = model_of(family, shapes[static_cast<size_t>(index - 1)], of.plan.sequence_length);
-    return of;
+    Setting setting = size.setting;
+    setting.model =
+        model_of(family, shapes[static_cast<size_t>(index - 1)], setting.plan.sequence_length);
+    return setting;
   };
   SizeSearch sizes;
   sizes.most = static_cast<int64_t>(shapes.size());
   sizes.question = [&](int64_t index) {
-    const Setting of = case_at(index);
-    return question_for(flags, of, of.model.name);
+    const Setting setting = case_at(index);
+    return question_for(flags, setting, setting.model.name);
   };
   size.found = largest_size(sizes, cache.asker(measurements));
   const auto parameters = [&](int64_t index) {
@@ -117,7 +120,7 @@ TunedSize tune_model(TuneFlags& flags, SearchCache& cache) {
   size.value = parameters(size.found.size);
   size.next_value = parameters(size.found.next);
   size.grain = fmt::format("shapes of {}, layers in multiples of {}", family.source, grain);
-  if (size.found.size > 0) size.of = case_at(size.found.size);
+  if (size.found.size > 0) size.setting = case_at(size.found.size);
   return size;
 }
 
@@ -126,7 +129,7 @@ TunedSize tune_model(TuneFlags& flags, SearchCache& cache) {
 TunedSize tune_size(TuneFlags& flags, SearchCache& cache) {
   const bool sequence = flags.request.objective == Objective::kLongestSequence;
   TunedSize size = sequence ? tune_sequence(flags, cache) : tune_model(flags, cache);
-  if (size.found.found && size.found.found->best) size.of.plan = size.found.found->best->plan;
+  if (size.found.found && size.found.found->best) size.setting.plan = size.found.found->best->plan;
   return size;
 }
 
@@ -139,9 +142,9 @@ OrderedJson size_json(const TuneFlags& flags, const TunedSize& size) {
                       {"searches", size.found.searches},
                       {"proven", size.found.next_stop == SearchStop::kNone},
                       {"stopped_by", stop_json(size.found.next_stop)},
-                      {"layers", size.of.model.layers},
-                      {"hidden", size.of.model.hidden},
-                      {"heads", size.of.model.heads}};
+                      {"layers", size.setting.model.layers},
+                      {"hidden", size.setting.model.hidden},
+                      {"heads", size.setting.model.heads}};
   if (!size.found.next_reasons.empty()) {
     json["next_reason"] = size.found.next_reasons.front().detail;
   }
@@ -159,7 +162,7 @@ std::string size_text(const TuneFlags& flags, const TunedSize& size) {
   if (size.found.size > 0) {
     text += fmt::format("{}   {} ({} layers of {})\n",
                         decided ? "the longest or largest that fits" : "fits, a larger one may too",
-                        amount(size.value), size.of.model.layers, size.of.model.hidden);
+                        amount(size.value), size.setting.model.layers, size.setting.model.hidden);
   }
   if (size.next_value > 0 && decided) {
     const auto& reasons = size.found.next_reasons;

@@ -15,7 +15,7 @@ namespace ballast {
 
 // What --objective longest-sequence and largest-model find.
 struct TunedSize {
-  Setting of;  // of the size that fits, its plan the fastest
+  Setting setting;  // of the size that fits, its plan the fastest
   LargestSize found;
   double value = 0;       // tokens, or parameters
   double next_value = 0;  // 0: all that are allowed fit

@@ -264,14 +264,14 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Sett
       request.strategy = shipped.name;
       request.knobs = given_by(best.plan, what_is_trained());
       request.knobs.insert(flags.plan.knobs.begin(), flags.plan.knobs.end());
-      Setting of = best;
-      of.plan = resolve_plan(request);
-      of.open = open_layout(flags.plan, of.plan);
-      if (of.open.empty()) check(of.plan, of.model);
-      const Verdict found = feasibility(of);
+      Setting setting = best;
+      setting.plan = resolve_plan(request);
+      setting.open = open_layout(flags.plan, setting.plan);
+      if (setting.open.empty()) check(setting.plan, setting.model);
+      const Verdict found = feasibility(setting);
       verdict.fits = found.fits;
       verdict.reason = found.reason;
-      verdict.lacks = shortfalls(found.peaks, of.machine);
+      verdict.lacks = shortfalls(found.peaks, setting.machine);
     } catch (const Error& error) {
       verdict.reason = error.what();
     }
@@ -332,13 +332,15 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts) {
 
 std::optional<Predicted> study_as_typical(const Setting& best, const Tuner& tuner) {
   if (default_stack(best.machine) == kBallastStack) return std::nullopt;
-  Setting of = best;
-  of.stack = load_stack(std::string(kTypicalStack));
+  Setting setting = best;
+  setting.stack = load_stack(std::string(kTypicalStack));
   try {
-    Prediction prediction = predict(of.model, of.plan, of.machine, of.stack, &tuner.measurements());
-    return judged(std::move(of), std::move(prediction), tuner.measurements(), AskLimits::kNever);
+    Prediction prediction =
+        predict(setting.model, setting.plan, setting.machine, setting.stack, &tuner.measurements());
+    return judged(std::move(setting), std::move(prediction), tuner.measurements(),
+                  AskLimits::kNever);
   } catch (const Error& error) {
-    Predicted refused{std::move(of), {}, {}, {}, one_line(error.what())};
+    Predicted refused{std::move(setting), {}, {}, {}, one_line(error.what())};
     return refused;
   }
 }

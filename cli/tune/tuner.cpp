@@ -41,8 +41,8 @@ SearchCacheOptions search_cache_options(const TuneFlags& flags) {
   return options;
 }
 
-Tuner::Tuner(Setting of, TuneFlags& flags, SearchCache& cache)
-    : of_(std::move(of)),
+Tuner::Tuner(Setting setting, TuneFlags& flags, SearchCache& cache)
+    : of_(std::move(setting)),
       flags_(flags),
       cache_(cache),
       space_{open_knobs_of(flags).layouts(of_.model, of_.plan), open_knobs_of(flags).knobs()},
@@ -116,11 +116,12 @@ void Tuner::add_candidates(SearchResult& found) const {
 
 // True if anything was left to measure.
 bool Tuner::measure(const Plan& plan) {
-  const Setting of = with(plan);
-  if (is_measured(of, measurements_)) return false;
-  if (!predict(of.model, of.plan, of.machine, &measurements_).fits) return false;
+  const Setting setting = with(plan);
+  if (is_measured(setting, measurements_)) return false;
+  if (!predict(setting.model, setting.plan, setting.machine, &measurements_).fits) return false;
   const std::string& device = flags_.loop.training.device;
-  measure_plan(of, {kSecondsAPlan, device.empty() ? "host" : device}, flags_.store, measurements_);
+  measure_plan(setting, {kSecondsAPlan, device.empty() ? "host" : device}, flags_.store,
+               measurements_);
   return true;
 }
 

@@ -15,7 +15,7 @@ namespace ballast {
 class Tuner {
  public:
   // References must outlive this object. Throws Error where no layout is legal.
-  Tuner(Setting of, TuneFlags& flags, SearchCache& cache);
+  Tuner(Setting setting, TuneFlags& flags, SearchCache& cache);
 
   SearchQuestion question(const std::string& label) const;
   // Searches; on the device at hand until the plans at the top have been timed.

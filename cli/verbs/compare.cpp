@@ -313,9 +313,9 @@ PlanFlags cell_flags(const CompareFlags& flags, const ComparisonQuestion& questi
   return one;
 }
 
-SearchSpace space_for(const Setting& of, const PlanFlags& flags) {
+SearchSpace space_for(const Setting& setting, const PlanFlags& flags) {
   const OpenKnobsOfFlags open(flags, {});
-  return {open.layouts(of.model, of.plan), open.knobs()};
+  return {open.layouts(setting.model, setting.plan), open.knobs()};
 }
 
 class Comparer {
@@ -405,26 +405,27 @@ class Comparer {
   CellResult cell(size_t index, const std::function<bool()>& interrupted) const {
     const PlanFlags flags = cell_flags(flags_, question_, grid_, index);
     const bool any_strategy = flags.strategies.empty() && !flags.plan_file;
-    Setting of = load(flags);
+    Setting setting = load(flags);
     // Bounds are those of Ballast's own graphs: a search knows no other stack.
-    adopt(of, flags_.tune ? Stack{} : stack_of(flags_.stack, of.machine));
-    if (flags_.tune && any_strategy) of.plan.strategy = kAnyStrategy;
-    const auto known = measurements_.find(of.plan.machine);
-    const Measurements measurements =
-        known != measurements_.end() ? known->second : measurements_of(of.machine, flags_.store);
+    adopt(setting, flags_.tune ? Stack{} : stack_of(flags_.stack, setting.machine));
+    if (flags_.tune && any_strategy) setting.plan.strategy = kAnyStrategy;
+    const auto known = measurements_.find(setting.plan.machine);
+    const Measurements measurements = known != measurements_.end()
+                                          ? known->second
+                                          : measurements_of(setting.machine, flags_.store);
     const Offer* const offer = offer_of(flags_, grid_, index);
     const double price =
-        offer != nullptr ? offer->price_per_device_hour : price_of(of.plan.machine);
-    const int64_t parameters = parameter_count(of.model);
+        offer != nullptr ? offer->price_per_device_hour : price_of(setting.plan.machine);
+    const int64_t parameters = parameter_count(setting.model);
     CellResult result;
     if (flags_.tune) {
       CellSearchLimits limits;
       limits.deadline_s = flags_.deadline_s.value_or(kCellDeadline);
       limits.interrupted = interrupted;
-      result = tuned_cell(of, space_for(of, flags), measurements, limits);
-      if (result.fits) result.runs_on = runs_on(of.model, result.plan, of.stack);
+      result = tuned_cell(setting, space_for(setting, flags), measurements, limits);
+      if (result.fits) result.runs_on = runs_on(setting.model, result.plan, setting.stack);
     } else {
-      const Completed completed = complete(std::move(of), &measurements, interrupted);
+      const Completed completed = complete(std::move(setting), &measurements, interrupted);
       const Setting& of_cell = completed.setting;
       result = cell_of(completed.prediction, of_cell, measurements);
       result.runs_on = runs_on(of_cell.model, of_cell.plan, of_cell.stack);

@@ -91,18 +91,18 @@ int run_export(Words words) {
   const Request request = request_of(flags);
   PlanFlags plan_flags;
   plan_flags.plan_file = request.plan;
-  Setting of = load_case(plan_flags, flags.store);
-  if (has_auto(of.plan)) {
-    const Measurements measurements = measurements_of(of.machine, flags.store);
-    Completed completed = complete(of, &measurements);
+  Setting setting = load_case(plan_flags, flags.store);
+  if (has_auto(setting.plan)) {
+    const Measurements measurements = measurements_of(setting.machine, flags.store);
+    Completed completed = complete(setting, &measurements);
     if (!completed.prediction.fits) {
       fmt::print(stderr, "the plan does not fit: {}\n", completed.prediction.reason);
       return kInfeasible;
     }
-    of = std::move(completed.setting);
+    setting = std::move(completed.setting);
   }
   const FrameworkFacts facts = framework_facts(request.framework);
-  const ExportedPlan exported = export_plan(of.plan, of.model, request.framework);
+  const ExportedPlan exported = export_plan(setting.plan, setting.model, request.framework);
   if (flags.output.out) atomic_write(*flags.output.out, exported.text);
   if (flags.output.json) {
     fmt::print("{}\n", json_of(exported, facts).dump(1));

@@ -190,13 +190,16 @@ std::string operation_text(const OneOperation& one) {
 }
 
 // As `predict` does, of a pipeline in the form that was asked for.
-Prediction predict_folded(const Setting& of, Folding folding, const Measurements& measurements) {
-  if (of.plan.pipeline == 1) throw Error("--coarsen", "the plan has no pipeline", "leave it out");
-  StackFacts facts = of.stack.facts;
+Prediction predict_folded(const Setting& setting, Folding folding,
+                          const Measurements& measurements) {
+  if (setting.plan.pipeline == 1)
+    throw Error("--coarsen", "the plan has no pipeline", "leave it out");
+  StackFacts facts = setting.stack.facts;
   facts.attention = {facts.attention.front()};
-  Graph graph = build_pipeline(of.model, of.plan, facts, folding);
-  graph = run_passes(std::move(graph), {of.model, of.plan, facts}, "place", "link");
-  return predict(std::move(graph), of.model, of.plan, of.machine, of.stack, &measurements);
+  Graph graph = build_pipeline(setting.model, setting.plan, facts, folding);
+  graph = run_passes(std::move(graph), {setting.model, setting.plan, facts}, "place", "link");
+  return predict(std::move(graph), setting.model, setting.plan, setting.machine, setting.stack,
+                 &measurements);
 }
 
 // Which passes apply to a plan; every one may, where none is given.
@@ -281,10 +284,10 @@ int run_graph(Words words) {
     return kDone;
   }
 
-  Setting of = load_case(flags, store);
-  adopt(of, stack_of(stack, of.machine));
-  const Measurements measurements = measurements_of(of.machine, store);
-  Completed completed = complete(std::move(of), &measurements);
+  Setting setting = load_case(flags, store);
+  adopt(setting, stack_of(stack, setting.machine));
+  const Measurements measurements = measurements_of(setting.machine, store);
+  Completed completed = complete(std::move(setting), &measurements);
   if (!folded.empty()) {
     const Folding folding = folded == "on" ? Folding::kOn : Folding::kOff;
     completed.prediction = predict_folded(completed.setting, folding, measurements);

@@ -22,9 +22,12 @@ namespace {
 
 OrderedJson json_of(const Predicted& one, std::optional<Duration> checkpoint_write) {
   if (one.refusal.empty()) return prediction_json(one, checkpoint_write);
-  return {{"model", one.of.model.name},     {"machine", one.of.machine.name},
-          {"devices", one.of.plan.devices}, {"strategy", one.of.plan.strategy},
-          {"stack", one.of.stack.name},     {"fits", nullptr},
+  return {{"model", one.setting.model.name},
+          {"machine", one.setting.machine.name},
+          {"devices", one.setting.plan.devices},
+          {"strategy", one.setting.plan.strategy},
+          {"stack", one.setting.stack.name},
+          {"fits", nullptr},
           {"refusal", one.refusal}};
 }
 
@@ -175,10 +178,10 @@ OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
 }
 
 // Fills in the plan, and what `predict` says of it.
-Predicted complete_and_predict(Setting of, const PredictFlags& flags, AskLimits limits,
+Predicted complete_and_predict(Setting setting, const PredictFlags& flags, AskLimits limits,
                                const std::function<bool()>& interrupted = {}) {
-  const Measurements measurements = measurements_of(of.machine, flags.store);
-  Completed completed = complete(std::move(of), &measurements, interrupted);
+  const Measurements measurements = measurements_of(setting.machine, flags.store);
+  Completed completed = complete(std::move(setting), &measurements, interrupted);
   return judged(std::move(completed.setting), std::move(completed.prediction), measurements,
                 limits);
 }
@@ -192,21 +195,21 @@ AskLimits limits_in_list(const PredictFlags& flags) {
 }
 
 // What was found as files, where they were asked for; and what to say of them.
-std::string write_plan(Setting& of, const PredictFlags& flags, OrderedJson& json) {
+std::string write_plan(Setting& setting, const PredictFlags& flags, OrderedJson& json) {
   if (!flags.plan_out) return "";
   const FoundFiles files =
-      write_found(of, {*flags.plan_out, flags.plan.set, flags.store, flags.stack});
-  json["plan"]["model"] = of.plan.model;
+      write_found(setting, {*flags.plan_out, flags.plan.set, flags.store, flags.stack});
+  json["plan"]["model"] = setting.plan.model;
   json["model_file"] = files.model;
   json["predict"] = files.predict;
   return "\n" + text_of(files);
 }
 
-int report_nothing(const std::string& what, const Verdict& verdict, const Setting& of,
+int report_nothing(const std::string& what, const Verdict& verdict, const Setting& setting,
                    const PredictFlags& flags) {
   OrderedJson json = {{"fits", false}};
-  json.update(verdict_json(verdict, of.machine));
-  const std::vector<std::string> notes = notes_of(of.model, of.plan, of.stack.facts);
+  json.update(verdict_json(verdict, setting.machine));
+  const std::vector<std::string> notes = notes_of(setting.model, setting.plan, setting.stack.facts);
   json["notes"] = notes;
   print({what + " does not fit: " + verdict.reason + "\n" + notes_text(notes), std::move(json)},
         flags);
@@ -215,50 +218,50 @@ int report_nothing(const std::string& what, const Verdict& verdict, const Settin
 
 int run_max_model(const PredictFlags& flags) {
   const Family gpt = gpt_family();
-  Setting of = load_start(flags.plan, flags.store, &gpt.like);
-  if (!of.plan.model.empty()) check(of.plan, of.model);
-  adopt(of, stack_of(flags.stack, of.machine));
-  const bool named = !of.plan.model.empty();
-  Family family = named ? family_of(of.model) : gpt;
-  family.like.vocab = of.model.vocab;  // --set model.vocab
-  const LargestModel found = largest_model(of, family);
+  Setting setting = load_start(flags.plan, flags.store, &gpt.like);
+  if (!setting.plan.model.empty()) check(setting.plan, setting.model);
+  adopt(setting, stack_of(flags.stack, setting.machine));
+  const bool named = !setting.plan.model.empty();
+  Family family = named ? family_of(setting.model) : gpt;
+  family.like.vocab = setting.model.vocab;  // --set model.vocab
+  const LargestModel found = largest_model(setting, family);
   if (!found.model) {
     return report_nothing("the smallest model (" + size_text(found.next) + ")", found.next_verdict,
-                          of, flags);
+                          setting, flags);
   }
-  of.model = *found.model;
-  Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
+  setting.model = *found.model;
+  Predicted predicted = complete_and_predict(std::move(setting), flags, limits_of_one(flags));
   OrderedJson next = size_json(found.next);
-  next.update(verdict_json(found.next_verdict, predicted.of.machine));
-  OrderedJson json = {{"max_model", size_json(predicted.of.model)},
+  next.update(verdict_json(found.next_verdict, predicted.setting.machine));
+  OrderedJson json = {{"max_model", size_json(predicted.setting.model)},
                       {"next", next},
                       {"family", family.source},
                       {"considered", found.considered}};
   json.update(prediction_json(predicted));
-  const std::string files = write_plan(predicted.of, flags, json);
+  const std::string files = write_plan(predicted.setting, flags, json);
   const std::string text = fmt::format(
       "the largest that fits   {}\nthe next does not       {}: {}\n"
       "of {} models tried, shapes of {}\n\n",
-      size_text(predicted.of.model), size_text(found.next), found.next_verdict.reason,
+      size_text(predicted.setting.model), size_text(found.next), found.next_verdict.reason,
       found.considered, family.source);
   print({text + prediction_text(predicted) + files, std::move(json)}, flags);
   return kDone;
 }
 
 int run_max_sequence(const PredictFlags& flags) {
-  Setting of = load_case(flags.plan, flags.store);
-  adopt(of, stack_of(flags.stack, of.machine));
-  const LongestSequence found = longest_sequence(of);
+  Setting setting = load_case(flags.plan, flags.store);
+  adopt(setting, stack_of(flags.stack, setting.machine));
+  const LongestSequence found = longest_sequence(setting);
   if (found.tokens == 0) {
     return report_nothing(fmt::format("a sequence of {} tokens", found.next_tokens),
-                          found.next_verdict, of, flags);
+                          found.next_verdict, setting, flags);
   }
-  const bool turned = found.model.position != of.model.position;
-  of.model = found.model;
-  of.plan.sequence_length = found.tokens;
-  Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
+  const bool turned = found.model.position != setting.model.position;
+  setting.model = found.model;
+  setting.plan.sequence_length = found.tokens;
+  Predicted predicted = complete_and_predict(std::move(setting), flags, limits_of_one(flags));
   OrderedJson next = {{"tokens", found.next_tokens}};
-  next.update(verdict_json(found.next_verdict, predicted.of.machine));
+  next.update(verdict_json(found.next_verdict, predicted.setting.machine));
   OrderedJson json = {{"max_sequence_length", found.tokens},
                       {"next", next},
                       {"rotary_positions", found.model.position == PositionKind::kRope},
@@ -269,7 +272,7 @@ int run_max_sequence(const PredictFlags& flags) {
                   show_count(static_cast<double>(found.tokens)),
                   show_count(static_cast<double>(found.next_tokens)), found.next_verdict.reason);
   if (turned) text += "positions are rotary: the model's learned table is shorter\n";
-  const std::string files = write_plan(predicted.of, flags, json);
+  const std::string files = write_plan(predicted.setting, flags, json);
   print({text + "\n" + prediction_text(predicted) + files, std::move(json)}, flags);
   return kDone;
 }
@@ -279,9 +282,9 @@ Setting on_devices(const PredictFlags& flags, const Setting& asked, int64_t devi
   PlanFlags plan = flags.plan;
   plan.devices = {devices};
   plan.knobs[KnobId::kGlobalBatch] = asked.plan.global_batch;
-  Setting of = load_case(plan, flags.store);
-  adopt(of, asked.stack);
-  return of;
+  Setting setting = load_case(plan, flags.store);
+  adopt(setting, asked.stack);
+  return setting;
 }
 
 // Says what would have to give for a plan that does not fit.
@@ -295,23 +298,24 @@ void add_least_changes(const PredictFlags& flags, const Setting& asked, Report& 
 }
 
 // How to ask about more devices than the machine's file has: it may be one node of many.
-std::string larger_machine_text(const Setting& of) {
-  if (of.plan.devices <= of.machine.devices) return "";
+std::string larger_machine_text(const Setting& setting) {
+  if (setting.plan.devices <= setting.machine.devices) return "";
   constexpr int64_t kOfNode = 8;  // as many as a node has most often
-  const int64_t node = std::min(of.plan.devices, std::max(kOfNode, of.machine.devices_per_node));
-  const int64_t nodes = (of.plan.devices + node - 1) / node;
+  const int64_t node =
+      std::min(setting.plan.devices, std::max(kOfNode, setting.machine.devices_per_node));
+  const int64_t nodes = (setting.plan.devices + node - 1) / node;
   return fmt::format(
       "to ask about {} of this GPU: ballast machines --new FILE.json --gpu '{}' --gpus {}{}, then "
       "--machine FILE.json\n",
-      of.plan.devices, of.machine.gpu.name, node,
+      setting.plan.devices, setting.machine.gpu.name, node,
       nodes == 1 ? "" : fmt::format(" --nodes {} --network 400gbit", nodes));
 }
 
-int run_plan(Setting of, const PredictFlags& flags) {
-  adopt(of, stack_of(flags.stack, of.machine));
-  check(flags.goodput, of);
-  const Setting asked = of;
-  Predicted predicted = complete_and_predict(std::move(of), flags, limits_of_one(flags));
+int run_plan(Setting setting, const PredictFlags& flags) {
+  adopt(setting, stack_of(flags.stack, setting.machine));
+  check(flags.goodput, setting);
+  const Setting asked = setting;
+  Predicted predicted = complete_and_predict(std::move(setting), flags, limits_of_one(flags));
   if (flags.trace) write_trace(*flags.trace, predicted.prediction);
   Report report{prediction_text(predicted, flags.checkpoint_write()),
                 prediction_json(predicted, flags.checkpoint_write())};
@@ -322,7 +326,7 @@ int run_plan(Setting of, const PredictFlags& flags) {
     report.json["goodput"] = goodput_json(*weeks);
   }
   if (fits) {
-    report.text += write_plan(predicted.of, flags, report.json);
+    report.text += write_plan(predicted.setting, flags, report.json);
   } else {
     add_least_changes(flags, asked, report);
   }
@@ -332,15 +336,15 @@ int run_plan(Setting of, const PredictFlags& flags) {
 
 // One of a list: that it is refused does not cost the others.
 Predicted predict_or_refuse(Case one, const PredictFlags& flags, const InterruptWatch& watch) {
-  Setting& of = one.of;
-  adopt(of, stack_of(flags.stack, of.machine));
-  if (!one.refusal.empty()) return {std::move(of), {}, {}, {}, one.refusal};
+  Setting& setting = one.setting;
+  adopt(setting, stack_of(flags.stack, setting.machine));
+  if (!one.refusal.empty()) return {std::move(setting), {}, {}, {}, one.refusal};
   try {
-    if (!of.has_open_layout()) check(of.plan, of.model);
-    return complete_and_predict(of, flags, limits_in_list(flags),
+    if (!setting.has_open_layout()) check(setting.plan, setting.model);
+    return complete_and_predict(setting, flags, limits_in_list(flags),
                                 [&] { return watch.interrupted(); });
   } catch (const Error& error) {
-    return {std::move(of), {}, {}, {}, one_line(error.what())};
+    return {std::move(setting), {}, {}, {}, one_line(error.what())};
   }
 }
 
@@ -361,9 +365,10 @@ int run_list(std::vector<Case> cases, const PredictFlags& flags) {
   Progress progress("predict");
   std::vector<Predicted> predicted;
   for (Case& each : cases) {
-    const Setting& of = each.of;
-    const std::string name = fmt::format("{} on {} x{}, {}", of.model.name, of.machine.name,
-                                         of.plan.devices, of.plan.strategy);
+    const Setting& setting = each.setting;
+    const std::string name =
+        fmt::format("{} on {} x{}, {}", setting.model.name, setting.machine.name,
+                    setting.plan.devices, setting.plan.strategy);
     Predicted one = predict_or_refuse(std::move(each), flags, watch);
     if (watch.interrupted()) break;
     predicted.push_back(std::move(one));
@@ -411,7 +416,7 @@ int run_predict(Words words) {
   if (flags.max_model) return run_max_model(flags);
   if (flags.max_sequence) return run_max_sequence(flags);
   std::vector<Case> cases = load_cases(flags.plan, flags.store);
-  if (cases.size() == 1) return run_plan(std::move(cases.front().of), flags);
+  if (cases.size() == 1) return run_plan(std::move(cases.front().setting), flags);
   return run_list(std::move(cases), flags);
 }
 

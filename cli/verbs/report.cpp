@@ -185,9 +185,9 @@ OrderedJson data_of_prediction(Completed completed, const Measurements& measurem
       judged(std::move(completed.setting), std::move(completed.prediction), measurements,
              flags.bottlenecks ? AskLimits::kAlways : AskLimits::kIfQuick);
   const Prediction& prediction = predicted.prediction;
-  return {{"model", predicted.of.model.name},
-          {"machine", predicted.of.machine.description},
-          {"plan", OrderedJson::parse(plan_json(predicted.of.plan))},
+  return {{"model", predicted.setting.model.name},
+          {"machine", predicted.setting.machine.description},
+          {"plan", OrderedJson::parse(plan_json(predicted.setting.plan))},
           {"prediction", prediction_json(predicted)},
           {"measured", nullptr},
           {"timelines",
@@ -196,10 +196,10 @@ OrderedJson data_of_prediction(Completed completed, const Measurements& measurem
 }
 
 OrderedJson data_of_plan(const ReportFlags& flags) {
-  Setting of = load_case(flags.plan, flags.store);
-  adopt(of, stack_of(flags.stack, of.machine));
-  const Measurements measurements = measurements_of(of.machine, flags.store);
-  return data_of_prediction(complete(std::move(of), &measurements), measurements, flags);
+  Setting setting = load_case(flags.plan, flags.store);
+  adopt(setting, stack_of(flags.stack, setting.machine));
+  const Measurements measurements = measurements_of(setting.machine, flags.store);
+  return data_of_prediction(complete(std::move(setting), &measurements), measurements, flags);
 }
 
 std::string text_of(const OrderedJson& value) {
@@ -217,13 +217,13 @@ StoreFlag store_of(const ReportFlags& flags, const OrderedJson& written) {
 // The names that a plan gives, unless flags give others (a model's file may have moved).
 Setting case_of(const Plan& plan, const ReportFlags& flags, const StoreFlag& store) {
   const PlanFlags& given = flags.plan;
-  Setting of;
-  of.model = load_model(given.models.empty() ? plan.model : given.models.front());
-  of.machine =
+  Setting setting;
+  setting.model = load_model(given.models.empty() ? plan.model : given.models.front());
+  setting.machine =
       load_machine_or_here(given.machines.empty() ? plan.machine : given.machines.front(), store);
-  of.plan = plan;
-  check(of.plan, of.model);
-  return of;
+  setting.plan = plan;
+  check(setting.plan, setting.model);
+  return setting;
 }
 
 // The page of a search: what it printed, the knobs in which each plan differs from the best, and,
@@ -246,14 +246,15 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
   }
   try {
     const StoreFlag store = store_of(flags, tune);
-    const Setting of = case_of(best, flags, store);
-    const Measurements measurements = measurements_of(of.machine, store);
-    data = data_of_prediction({of, predict(of.model, of.plan, of.machine, of.stack, &measurements)},
+    const Setting setting = case_of(best, flags, store);
+    const Measurements measurements = measurements_of(setting.machine, store);
+    data = data_of_prediction({setting, predict(setting.model, setting.plan, setting.machine,
+                                                setting.stack, &measurements)},
                               measurements, flags);
     if (tune.contains("next_best") && tune["next_best"].is_object()) {
-      Setting next = of;
+      Setting next = setting;
       next.plan = parse_plan(tune["next_best"].at("plan").dump(), path);
-      data["why"] = why_it_loses(of, next, measurements);
+      data["why"] = why_it_loses(setting, next, measurements);
     }
   } catch (const Error& error) {
     data["missing"] = error.what();

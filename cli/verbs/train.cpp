@@ -421,8 +421,8 @@ void check_flags(const TrainFlags& flags) {
 }
 
 // What the configuration says and nothing here does would train another model without a word.
-void check_is_that_model(const Setting& of) {
-  for (const Caveat& caveat : caveats_of(of.model, of.plan, of.stack.facts)) {
+void check_is_that_model(const Setting& setting) {
+  for (const Caveat& caveat : caveats_of(setting.model, setting.plan, setting.stack.facts)) {
     if (caveat.trains_another) throw caveat.error();
   }
 }
@@ -434,16 +434,16 @@ int run_train(Words words) {
   if (!parse(words, flags)) return kDone;
   check_flags(flags);
   check_compute_threads(flags.training);
-  Setting of = load_case_here(flags.plan, flags.store, flags.training.device);
-  check_nvme(flags.training, of.plan);
-  set_compute_threads(flags.training, of.machine);
-  if (of.plan.checkpoint_period_steps > 0 && !flags.checkpoint_folder) {
+  Setting setting = load_case_here(flags.plan, flags.store, flags.training.device);
+  check_nvme(flags.training, setting.plan);
+  set_compute_threads(flags.training, setting.machine);
+  if (setting.plan.checkpoint_period_steps > 0 && !flags.checkpoint_folder) {
     throw Error("plan.checkpoint_period_steps", "there is no folder for checkpoints",
                 "add --checkpoint DIR, or --set plan.checkpoint_period_steps=0");
   }
-  check_is_that_model(of);
-  const Measurements measurements = measurements_of(of.machine, flags.store);
-  Completed completed = complete(std::move(of), &measurements);
+  check_is_that_model(setting);
+  const Measurements measurements = measurements_of(setting.machine, flags.store);
+  Completed completed = complete(std::move(setting), &measurements);
   completed.setting.plan = plan_of_all_ranks(completed.setting.plan, flags.training.device);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);

@@ -125,8 +125,8 @@ std::vector<std::string> notes_of_nothing(const TunedPoints& tuned) {
   const auto found = std::find_if(tuned.tuners.begin(), tuned.tuners.end(),
                                   [](const auto& tuner) { return tuner != nullptr; });
   if (found == tuned.tuners.end()) return {};
-  const Setting& of = (*found)->base();
-  return notes_of(of.model, of.plan, Stack{}.facts);
+  const Setting& setting = (*found)->base();
+  return notes_of(setting.model, setting.plan, Stack{}.facts);
 }
 
 int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache) {
@@ -187,17 +187,19 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
   const bool any = size.found.found && size.found.found->best;
   FoundFiles files;
   if (any) {
-    files = write_found(
-        size.of, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(size.of.machine)});
-    for (Candidate& one : size.found.found->ranked) one.plan.model = size.of.plan.model;
+    files = write_found(size.setting, {flags.plan_out, flags.plan.set, flags.store,
+                                       flag_for_ballast(size.setting.machine)});
+    for (Candidate& one : size.found.found->ranked) one.plan.model = size.setting.plan.model;
   }
   SearchResult nothing;
   nothing.stop = size.found.next_stop;
   const int without = nothing.complete() ? kInfeasible : kUndecided;
-  OrderedJson json = any ? search_json(*size.found.found, &size.of.model) : search_json(nothing);
+  OrderedJson json =
+      any ? search_json(*size.found.found, &size.setting.model) : search_json(nothing);
   json.update(counts_of(cache));
   json["objective"] = size_json(flags, size);
-  const std::vector<std::string> notes = notes_of(size.of.model, size.of.plan, Stack{}.facts);
+  const std::vector<std::string> notes =
+      notes_of(size.setting.model, size.setting.plan, Stack{}.facts);
   json["notes"] = notes;
   if (any) {
     json["objective"]["model_file"] = files.model;
@@ -207,12 +209,13 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
   if (!any && !flags.output.json) fmt::print("{}", notes_text(notes));
   if (!any) return without;
   if (!flags.output.json) {
-    fmt::print("\n{}the best: {}\n{}\n{}\n{}{}{}", search_text(flags, size.of, *size.found.found),
-               plan_text(size.of.plan), runs_on_text(runs_on(size.of.model, size.of.plan, Stack{})),
+    fmt::print("\n{}the best: {}\n{}\n{}\n{}{}{}",
+               search_text(flags, size.setting, *size.found.found), plan_text(size.setting.plan),
+               runs_on_text(runs_on(size.setting.model, size.setting.plan, Stack{})),
                notes_text(notes), ranking_text(*size.found.found, flags.top), text_of_cache(cache),
                text_of(files));
   }
-  append_to_store(flags, size.of, *size.found.found->best, json);
+  append_to_store(flags, size.setting, *size.found.found->best, json);
   return kDone;
 }
 

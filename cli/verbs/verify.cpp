@@ -71,11 +71,11 @@ OrderedJson load_json(const std::optional<MachineLoad>& load) {
   return {{"own_cores", load->own}, {"other_cores", load->others}, {"cores", load->cores}};
 }
 
-MeasuredRun run(const VerifyFlags& flags, const Setting& of) {
-  TrainerOptions options = trainer_options(flags.training, of.machine, flags.steps);
+MeasuredRun run(const VerifyFlags& flags, const Setting& setting) {
+  TrainerOptions options = trainer_options(flags.training, setting.machine, flags.steps);
   options.gemm_algorithms = stored_algorithms(flags.store);
-  options.ranks = ranks_of(of.plan, flags.training.device);
-  Trainer trainer(of.model, of.plan, options);
+  options.ranks = ranks_of(setting.plan, flags.training.device);
+  Trainer trainer(setting.model, setting.plan, options);
   Progress progress("verify");
   const LoadWatch load;
   MeasuredRun run;
@@ -88,11 +88,11 @@ MeasuredRun run(const VerifyFlags& flags, const Setting& of) {
   return run;
 }
 
-void append_to_store(const VerifyFlags& flags, const Setting& of, const Verification& verification,
-                     const OrderedJson& json) {
+void append_to_store(const VerifyFlags& flags, const Setting& setting,
+                     const Verification& verification, const OrderedJson& json) {
   VerifyRecord record;
-  record.host = host_of(of.machine);
-  record.plan_json = plan_json(of.plan);
+  record.host = host_of(setting.machine);
+  record.plan_json = plan_json(setting.plan);
   record.predicted_step = verification.predicted.step_time;
   record.measured_step = verification.measured.step_time;
   record.metrics_json = json.dump();
@@ -122,10 +122,10 @@ OrderedJson whole_json(const Completed& completed, const StoreFlag& store, const
 Completed predict_measured(const VerifyFlags& flags) {
   const std::string& device = flags.training.device;
   const StoreFlag& store = flags.store;
-  Setting of = load_case_here(flags.plan, store, device);
-  set_compute_threads(flags.training, of.machine);
-  Measurements measurements = measurements_of(of.machine, store);
-  Completed completed = complete(std::move(of), &measurements);
+  Setting setting = load_case_here(flags.plan, store, device);
+  set_compute_threads(flags.training, setting.machine);
+  Measurements measurements = measurements_of(setting.machine, store);
+  Completed completed = complete(std::move(setting), &measurements);
   if (!completed.prediction.fits || is_measured(completed.setting, measurements)) return completed;
   if (!is_first_rank()) return completed;  // what is predicted and printed is the first one's
   measure_plan(completed.setting, {kMeasuringSeconds, device}, store, measurements);
@@ -133,9 +133,9 @@ Completed predict_measured(const VerifyFlags& flags) {
 }
 
 Completed predict_elsewhere(const VerifyFlags& flags) {
-  Setting of = load_case(flags.plan, flags.store);
-  const Measurements measurements = measurements_of(of.machine, flags.store);
-  return complete(std::move(of), &measurements);
+  Setting setting = load_case(flags.plan, flags.store);
+  const Measurements measurements = measurements_of(setting.machine, flags.store);
+  return complete(std::move(setting), &measurements);
 }
 
 MeasuredRun run_elsewhere(const VerifyFlags& flags, const Completed& completed) {
@@ -156,25 +156,26 @@ bool exchanges_are_timed(const Graph& graph, const Measurements& measurements) {
 // What the prediction leaves out, a line each.
 std::string left_out_text(const VerifyFlags& flags, const Completed& completed,
                           const TrainResult& result) {
-  const Setting& of = completed.setting;
+  const Setting& setting = completed.setting;
   const bool paced = flags.training.device == "paced";
   std::string text;
   if (result.rollbacks > 0) {
     text += fmt::format("{} of the steps were rolled back, which the prediction leaves out\n",
                         result.rollbacks);
   }
-  const int64_t threads = of.plan.pipeline * of.machine.gpu.compute_threads;
-  if (!paced && of.plan.pipeline > 1) {
+  const int64_t threads = setting.plan.pipeline * setting.machine.gpu.compute_threads;
+  if (!paced && setting.plan.pipeline > 1) {
     text += fmt::format("memory is of the stage that takes the most; {} stages share {} cores{}\n",
-                        of.plan.pipeline, of.machine.cpu.cores,
-                        threads > of.machine.cpu.cores
+                        setting.plan.pipeline, setting.machine.cpu.cores,
+                        threads > setting.machine.cpu.cores
                             ? ", and what more threads than cores lose by taking turns the "
                               "prediction leaves out"
                             : "");
   }
-  const int64_t ranks = of.plan.devices / of.plan.pipeline;
+  const int64_t ranks = setting.plan.devices / setting.plan.pipeline;
   if (!paced && ranks > 1 &&
-      !exchanges_are_timed(completed.prediction.graph, measurements_of(of.machine, flags.store))) {
+      !exchanges_are_timed(completed.prediction.graph,
+                           measurements_of(setting.machine, flags.store))) {
     text += fmt::format(
         "what {0} ranks exchange was not timed on this machine, and is predicted as copies; "
         "`ballast profile --ranks {0}` times it\n",

@@ -167,9 +167,9 @@ struct Avx2 {
   }
   // 16 h + l = 15 h + (h + l): what is left of h + l by 15 stands for the digits of w and v.
   static uint32_t take_32_digits(const uint8_t* codes, int8_t* w, int8_t* m, int8_t* v) {
-    const auto table = [](int8_t (*of)(int)) {
+    const auto table = [](int8_t (*entry)(int)) {
       int8_t values[32];
-      for (int k = 0; k < 32; ++k) values[k] = of(k % 16);
+      for (int k = 0; k < 32; ++k) values[k] = entry(k % 16);
       return _mm256_loadu_si256(reinterpret_cast<const I*>(values));
     };
     const auto store = [](int8_t* p, I x) { _mm256_store_si256(reinterpret_cast<I*>(p), x); };

@@ -135,9 +135,9 @@ struct Avx512 {
   // The differences that 64 codes stand for. Bit i of the result is set where parameter i escaped.
   // 16 h + l = 15 h + (h + l): what is left of h + l by 15 stands for the digits of w and v.
   static uint64_t take_digits(const uint8_t* codes, Digits& d) {
-    const auto table = [](int8_t (*of)(int)) {
+    const auto table = [](int8_t (*entry)(int)) {
       int8_t values[64];
-      for (int k = 0; k < 64; ++k) values[k] = of(k % 16);
+      for (int k = 0; k < 64; ++k) values[k] = entry(k % 16);
       return _mm512_loadu_si512(values);
     };
     const I code = _mm512_loadu_si512(codes);

@@ -410,9 +410,9 @@ std::string torchtitan_text(const OrderedJson& options) {
   std::string section;
   for (const auto& item : options.items()) {
     const size_t dot = item.key().find('.');
-    const std::string of = item.key().substr(0, dot);
-    if (of != section) text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", of);
-    section = of;
+    const std::string owner = item.key().substr(0, dot);
+    if (owner != section) text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", owner);
+    section = owner;
     text += fmt::format("{} = {}\n", item.key().substr(dot + 1), item.value().dump());
   }
   return text;

@@ -81,21 +81,22 @@ class Study {
         machine = with_figure(machine, rates_[i], kFaster);
       }
     }
-    return [this, machine = std::move(machine), stack = std::move(stack)](const Prediction& of) {
-      return costs_of(of.graph, CostModel(machine, step_.plan, stack, step_.measurements));
+    return [this, machine = std::move(machine),
+            stack = std::move(stack)](const Prediction& simulated) {
+      return costs_of(simulated.graph, CostModel(machine, step_.plan, stack, step_.measurements));
     };
   }
 
-  CostTable with_lanes(const Prediction& of, const std::vector<LaneGain>& groups,
+  CostTable with_lanes(const Prediction& simulated, const std::vector<LaneGain>& groups,
                        const Chosen& chosen) const {
-    CostTable costs = of.costs;
+    CostTable costs = simulated.costs;
     std::vector<bool> faster(static_cast<size_t>(graph().lanes), false);
     for (size_t i = 0; i < chosen.size(); ++i) {
       if (!chosen[i]) continue;
       for (const LaneId lane : groups[i].lanes) faster[static_cast<size_t>(lane)] = true;
     }
     for (size_t i = 0; i < costs.ops.size(); ++i) {
-      if (!faster[static_cast<size_t>(of.graph.step.ops[i].lane)]) continue;
+      if (!faster[static_cast<size_t>(simulated.graph.step.ops[i].lane)]) continue;
       OpCost& cost = costs.ops[i];
       cost.alone = cost.alone * (1 / kFaster);
       for (Demand& demand : cost.demands) {
@@ -231,7 +232,8 @@ void Study::add_lanes(Bottlenecks& result) const {
   result.lanes = groups();
   const size_t count = result.lanes.size();
   const GainOf gain_of = [&](const Chosen& chosen) {
-    return gain([&](const Prediction& of) { return with_lanes(of, result.lanes, chosen); });
+    return gain(
+        [&](const Prediction& simulated) { return with_lanes(simulated, result.lanes, chosen); });
   };
   std::vector<double> alone(count);
   parallel_for(count, hardware_threads(), [&](size_t i) {

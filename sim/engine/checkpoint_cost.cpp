@@ -66,8 +66,8 @@ Duration copy_time(const CheckpointCost& cost, const Prediction& prediction,
 // threads of this machine, of the cores.
 Duration step_beside(const Prediction& prediction, const Plan& plan, const Machine& machine,
                      double bytes_per_s) {
-  const auto costs_of = [&](const Prediction& of) {
-    CostTable costs = of.costs;
+  const auto costs_of = [&](const Prediction& simulated) {
+    CostTable costs = simulated.costs;
     const auto lessen = [&](Capacity& capacity, double taken) {
       capacity.amount = std::max(capacity.amount - taken, kLeast * capacity.amount);
     };

@@ -248,10 +248,10 @@ bool is_worth_placing(const Prediction& from_less, const Model& model, const Pla
 }
 
 // `whole`: of the step that `of` was not simulated as; they agree in whether it fits.
-void take_memory(Prediction& of, Prediction whole) {
-  of.reason = std::move(whole.reason);
-  of.peaks = std::move(whole.peaks);
-  of.gpu_peak = whole.gpu_peak;
+void take_memory(Prediction& simulated, Prediction whole) {
+  simulated.reason = std::move(whole.reason);
+  simulated.peaks = std::move(whole.peaks);
+  simulated.gpu_peak = whole.gpu_peak;
 }
 
 // Everything that follows from the simulated step.
@@ -299,8 +299,9 @@ Duration step_time_of(const Prediction& prediction, const Plan& plan,
 }
 
 Duration step_time_of(const Prediction& prediction, const Plan& plan, const CostModel& costs) {
-  return step_time_of(prediction, plan,
-                      [&](const Prediction& of) { return costs_of(of.graph, costs); });
+  return step_time_of(prediction, plan, [&](const Prediction& simulated) {
+    return costs_of(simulated.graph, costs);
+  });
 }
 
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs) {
@@ -395,11 +396,11 @@ Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
   for (const AttentionKind kind : stack.facts.attention) {
     StackFacts facts = stack.facts;
     facts.attention = {kind};
-    const auto predict_whole = [&](const Plan& of) {
+    const auto predict_whole = [&](const Plan& changed) {
       // Of the machine that runs it itself what is predicted is what runs.
-      Graph graph =
-          machine.gpu.is_host_thread ? build_to_run(model, of, facts) : build(model, of, facts);
-      return predict(std::move(graph), model, of, machine, stack, measurements);
+      Graph graph = machine.gpu.is_host_thread ? build_to_run(model, changed, facts)
+                                               : build(model, changed, facts);
+      return predict(std::move(graph), model, changed, machine, stack, measurements);
     };
     std::optional<Prediction> from_less;
     if (!machine.gpu.is_host_thread && is_long(model, plan)) {

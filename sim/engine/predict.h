@@ -30,7 +30,7 @@ inline constexpr int kProvenances = 3;
 // Of a step of many micro-batches, which is not simulated whole (sim/engine/repetition.h).
 struct Repetition {
   int64_t simulated = 0;      // micro-batches of Prediction::graph and its timeline
-  int64_t of = 0;             // those of the step
+  int64_t all = 0;            // those of the step
   int64_t micro_batches = 0;  // of a period
   Duration period;
 

@@ -206,7 +206,7 @@ bool lengthen(Prediction& longer, const Prediction& shorter, const Line& line) {
 }  // namespace
 
 Duration Repetition::lengthen(Duration shorter, Duration longer) const {
-  return Line(of - simulated, micro_batches)(shorter, longer);
+  return Line(all - simulated, micro_batches)(shorter, longer);
 }
 
 std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
@@ -238,7 +238,7 @@ namespace {
 // By the two steps, whether or not they show a period.
 std::optional<Prediction> lengthened(std::shared_ptr<const Prediction> shorter, Prediction longer,
                                      const Repetition& repetition) {
-  const Line line(repetition.of - repetition.simulated, repetition.micro_batches);
+  const Line line(repetition.all - repetition.simulated, repetition.micro_batches);
   if (!lengthen(longer, *shorter, line)) return std::nullopt;
   longer.repetition = repetition;
   longer.shorter = std::move(shorter);

@@ -18,11 +18,11 @@ void scale(Sourced<Bytes>& memory, double factor) {
       static_cast<int64_t>(std::llround(static_cast<double>(memory.value.count) * factor));
 }
 
-void scale(Interconnect& of, double factor) {
-  scale(of.bandwidth, factor);
-  if (of.switch_reduction) scale(*of.switch_reduction, factor);
-  if (of.all_reduce) scale(of.all_reduce->bus, factor);
-  scale(of.point_to_point, factor);
+void scale(Interconnect& interconnect, double factor) {
+  scale(interconnect.bandwidth, factor);
+  if (interconnect.switch_reduction) scale(*interconnect.switch_reduction, factor);
+  if (interconnect.all_reduce) scale(interconnect.all_reduce->bus, factor);
+  scale(interconnect.point_to_point, factor);
 }
 
 // Fused attention multiplies 16-bit factors, whatever the products around it do.

@@ -90,7 +90,7 @@ TEST(Calibrate, constant_that_no_case_sees_keeps_its_prior_and_is_not_listed) {
   std::vector<SourcedCase> cases;
   for (int i = 0; i < 8; ++i) {
     CaseSetup setup = large_setup("case-" + std::to_string(i), "one");
-    setup.of.plan.global_batch = 16 * (i + 1);
+    setup.published.plan.global_batch = 16 * (i + 1);
     cases.push_back(publish(std::move(setup), {Metric::kStepTime}, truth));
   }
   const Calibration result = calibrate(cases);
@@ -133,27 +133,27 @@ TEST(Calibrate, cases_of_one_source_say_less_than_those_of_many) {
 // What one run did otherwise (a loss that was not compiled yet, gradients of another type) is used
 // to predict that run, and is not written down as a fact of its framework.
 TEST(Calibrate, facts_of_a_run_do_not_become_those_of_its_framework) {
-  PublishedCase of = load_published("torchtitan-h100").entries.front().of.value();
-  ASSERT_EQ(of.facts.loss, LossPrecision::kTorchF32);
-  const Stack profile = load_stack(of.stack);
+  PublishedCase published = load_published("torchtitan-h100").entries.front().published.value();
+  ASSERT_EQ(published.facts.loss, LossPrecision::kTorchF32);
+  const Stack profile = load_stack(published.stack);
   ASSERT_EQ(profile.facts.loss, LossPrecision::kCompiled);
-  const CaseSetup setup = set_up(of);
+  const CaseSetup setup = set_up(published);
   EXPECT_EQ(setup.stack.facts.loss, LossPrecision::kTorchF32);
   const Calibration result = calibrate({{setup, "torchtitan", "torchtitan-h100"}});
   EXPECT_EQ(result.stacks.front().facts, profile.facts);
-  EXPECT_EQ(set_up(of, profile).stack.facts, setup.stack.facts);
+  EXPECT_EQ(set_up(published, profile).stack.facts, setup.stack.facts);
 }
 
 TEST(Calibrate, cases_without_numbers_are_refused) {
   SourcedCase verdict{large_setup("verdict", "one"), "s", "f"};
-  verdict.setup.of.measured = {{Metric::kFits, 1}};
+  verdict.setup.published.measured = {{Metric::kFits, 1}};
   EXPECT_THROW(calibrate({verdict}), Error);
 }
 
 TEST(Calibrate, case_that_cannot_be_predicted_is_named_and_the_others_are_used) {
   std::vector<SourcedCase> cases = four_cases("one", prior_constants());
   SourcedCase broken = cases[0];
-  broken.setup.of.id = "broken";
+  broken.setup.published.id = "broken";
   broken.setup.machine.gpu.matmul.clear();
   cases.push_back(broken);
   const Calibration result = calibrate(cases);

@@ -18,46 +18,46 @@ inline void ignore(double, const std::string&) {}
 // A case large enough that products decide its time: 1024 wide, 16 sequences of 512 tokens at once.
 inline CaseSetup large_setup(const std::string& id, const std::string& stack) {
   CaseSetup setup = small_setup(id);
-  setup.of.stack = setup.stack.name = stack;
-  setup.of.model.hidden = 1024;
-  setup.of.model.heads = setup.of.model.kv_heads = 8;
-  setup.of.model.head_size = 128;
-  setup.of.model.ffn = 4096;
-  setup.of.model.max_positions = 512;
-  setup.of.plan.sequence_length = 512;
-  setup.of.plan.global_batch = 16;
-  setup.of.plan.micro_batch = 16;
+  setup.published.stack = setup.stack.name = stack;
+  setup.published.model.hidden = 1024;
+  setup.published.model.heads = setup.published.model.kv_heads = 8;
+  setup.published.model.head_size = 128;
+  setup.published.model.ffn = 4096;
+  setup.published.model.max_positions = 512;
+  setup.published.plan.sequence_length = 512;
+  setup.published.plan.global_batch = 16;
+  setup.published.plan.micro_batch = 16;
   return setup;
 }
 
 // Publishes what would be measured if these constants were true, in a source of its own.
 inline SourcedCase publish(CaseSetup setup, const std::vector<Metric>& metrics,
                            const StackConstants& truth) {
-  for (const Metric metric : metrics) setup.of.measured.push_back({metric, 1});
+  for (const Metric metric : metrics) setup.published.measured.push_back({metric, 1});
   const CasePrediction prediction = predict_case(setup, truth);
   for (size_t i = 0; i < metrics.size(); ++i) {
-    setup.of.measured[i].value = prediction.metrics[i].predicted.value();
+    setup.published.measured[i].value = prediction.metrics[i].predicted.value();
   }
-  const std::string source = "source of " + setup.of.id;
+  const std::string source = "source of " + setup.published.id;
   return {std::move(setup), source, "synthetic"};
 }
 
 // Four shapes: wide, long (attention counts), many small (launches count), and accumulating.
 inline std::vector<SourcedCase> four_cases(const std::string& stack, const StackConstants& truth) {
   CaseSetup wide = large_setup(stack + "-wide", stack);
-  wide.of.model.hidden = 2048;
-  wide.of.model.ffn = 8192;
-  wide.of.model.head_size = 256;
+  wide.published.model.hidden = 2048;
+  wide.published.model.ffn = 8192;
+  wide.published.model.head_size = 256;
   CaseSetup longer = large_setup(stack + "-long", stack);
-  longer.of.model.max_positions = longer.of.plan.sequence_length = 8192;
-  longer.of.plan.global_batch = 2;
-  longer.of.plan.micro_batch = 2;
+  longer.published.model.max_positions = longer.published.plan.sequence_length = 8192;
+  longer.published.plan.global_batch = 2;
+  longer.published.plan.micro_batch = 2;
   CaseSetup small = large_setup(stack + "-small", stack);
-  small.of.model.hidden = 256;
-  small.of.model.head_size = 32;
-  small.of.model.ffn = 1024;
-  small.of.model.max_positions = small.of.plan.sequence_length = 64;
-  small.of.plan.micro_batch = 1;
+  small.published.model.hidden = 256;
+  small.published.model.head_size = 32;
+  small.published.model.ffn = 1024;
+  small.published.model.max_positions = small.published.plan.sequence_length = 64;
+  small.published.plan.micro_batch = 1;
   CaseSetup plain = large_setup(stack + "-plain", stack);
   std::vector<SourcedCase> cases;
   for (CaseSetup* one : {&wide, &longer, &small, &plain}) {

@@ -346,8 +346,8 @@ TEST(choose, is_the_fastest_of_the_completions_that_fit) {
   const Duration best =
       predict(setting.model, chosen, setting.machine, setting.stack, nullptr).step_time;
   CaseSetup setup;
-  setup.of.model = setting.model;
-  setup.of.plan = setting.plan;
+  setup.published.model = setting.model;
+  setup.published.plan = setting.plan;
   setup.machine = setting.machine;
   setup.stack = setting.stack;
   for (const std::vector<Completion>& group : completions_of(setup)) {

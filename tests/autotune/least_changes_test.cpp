@@ -79,7 +79,7 @@ std::vector<Need> needs_of_all(const Setting& setting) {
       check(layout, setting.model);
       add_needs(one, completions_of(setup), needs);
       for (const ActivationPlan& offload : activations) {
-        setup.of.plan.activations = offload;
+        setup.published.plan.activations = offload;
         add_needs(one, completions_of(setup), needs);
       }
     } catch (const Error&) {

@@ -32,7 +32,7 @@ std::vector<SourcedCase> two_frameworks() {
 }
 
 void measure_twice_as_much(SourcedCase& one) {
-  for (Measured& measured : one.setup.of.measured) measured.value *= 2;
+  for (Measured& measured : one.setup.published.measured) measured.value *= 2;
 }
 
 TEST(Judge, source_that_is_left_out_has_no_say_in_its_prediction) {
@@ -46,12 +46,12 @@ TEST(Judge, source_that_is_left_out_has_no_say_in_its_prediction) {
     const JudgedPrediction& was = of(before[i], LeftOut::kSource);
     const JudgedPrediction& is = of(after[i], LeftOut::kSource);
     ASSERT_TRUE(was.value && is.value) << before[i].error << after[i].error;
-    if (after[i].of == 1) {
+    if (after[i].case_index == 1) {
       EXPECT_EQ(*was.value, *is.value);
       // The width of an interval is made of slopes, whose difference of logarithms rounds.
       EXPECT_NEAR(was.low, is.low, 1e-9 * was.low);
       EXPECT_NEAR(was.high, is.high, 1e-9 * was.high);
-    } else if (after[i].of < 4) {
+    } else if (after[i].case_index < 4) {
       EXPECT_NE(*was.value, *is.value) << "its framework hears of it";
     }
   }
@@ -65,7 +65,7 @@ TEST(Judge, framework_that_is_left_out_has_no_say_in_its_prediction) {
   for (size_t i = 0; i < after.size(); ++i) {
     const double was = of(before[i], LeftOut::kFramework).value.value();
     const double is = of(after[i], LeftOut::kFramework).value.value();
-    if (after[i].of < 4) {
+    if (after[i].case_index < 4) {
       EXPECT_EQ(was, is);
     } else {
       EXPECT_NE(was, is) << "the other framework is all that it is predicted from";
@@ -77,7 +77,7 @@ TEST(Judge, framework_that_is_left_out_has_no_say_in_its_prediction) {
 TEST(Judge, nothing_left_out_is_what_ships) {
   const std::vector<SourcedCase> cases = two_frameworks();
   for (const JudgedFigure& figure : judge(cases)) {
-    const CaseSetup& setup = cases[figure.of].setup;
+    const CaseSetup& setup = cases[figure.case_index].setup;
     const CasePrediction shipped = predict_case(setup, setup.stack.constants);
     const auto found =
         std::find_if(shipped.metrics.begin(), shipped.metrics.end(),
@@ -94,9 +94,9 @@ TEST(Judge, figures_near_the_others_are_inside_their_intervals_and_far_ones_are_
     EXPECT_LT(judged.low, *judged.value);
     EXPECT_GT(judged.high, *judged.value);
   }
-  for (Measured& measured : cases[3].setup.of.measured) measured.value *= 5;
+  for (Measured& measured : cases[3].setup.published.measured) measured.value *= 5;
   for (const JudgedFigure& figure : judge(cases)) {
-    if (figure.of == 3) EXPECT_FALSE(figure.covered(LeftOut::kSource));
+    if (figure.case_index == 3) EXPECT_FALSE(figure.covered(LeftOut::kSource));
   }
 }
 
@@ -104,8 +104,8 @@ TEST(Judge, case_that_cannot_be_predicted_has_its_rows_with_the_reason) {
   std::vector<SourcedCase> cases = two_frameworks();
   cases[2].setup.machine.gpu.matmul.clear();
   for (const JudgedFigure& figure : judge(cases)) {
-    EXPECT_EQ(figure.error.empty(), figure.of != 2) << figure.error;
-    EXPECT_EQ(of(figure, LeftOut::kSource).value.has_value(), figure.of != 2);
+    EXPECT_EQ(figure.error.empty(), figure.case_index != 2) << figure.error;
+    EXPECT_EQ(of(figure, LeftOut::kSource).value.has_value(), figure.case_index != 2);
   }
 }
 

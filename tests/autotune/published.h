@@ -12,24 +12,24 @@ namespace ballast::calibrated {
 // tokens a step, two at a time, nothing recomputed, flash attention. Nothing measured yet.
 inline CaseSetup small_setup(const std::string& id = "small") {
   CaseSetup setup;
-  PublishedCase& of = setup.of;
-  of.id = id;
-  of.machine = "hgx-a100-80gb";
-  of.stack = "ballast";
-  of.model = parse_model(R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
+  PublishedCase& published = setup.published;
+  published.id = id;
+  published.machine = "hgx-a100-80gb";
+  published.stack = "ballast";
+  published.model = parse_model(R"({"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4,
                              "vocab_size": 2048, "n_positions": 128})",
-                         id, id);
-  of.plan.zero_stage = 0;
-  of.plan.sequence_length = 128;
-  of.plan.global_batch = 8;
-  of.plan.micro_batch = 2;
-  of.plan.weights.flow_share = 0;
-  of.plan.optimizer.placement = OptimizerPlacement::kGpu;
-  of.plan.optimizer.gpu_buckets = 0;
-  of.plan.optimizer.sync = SyncMode::kWait;
-  of.plan.activations = ActivationPlan{};
-  setup.machine = load_machine(of.machine);
-  setup.stack = load_stack(of.stack);
+                                id, id);
+  published.plan.zero_stage = 0;
+  published.plan.sequence_length = 128;
+  published.plan.global_batch = 8;
+  published.plan.micro_batch = 2;
+  published.plan.weights.flow_share = 0;
+  published.plan.optimizer.placement = OptimizerPlacement::kGpu;
+  published.plan.optimizer.gpu_buckets = 0;
+  published.plan.optimizer.sync = SyncMode::kWait;
+  published.plan.activations = ActivationPlan{};
+  setup.machine = load_machine(published.machine);
+  setup.stack = load_stack(published.stack);
   return setup;
 }
 

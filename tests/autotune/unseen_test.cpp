@@ -43,9 +43,9 @@ std::vector<SourcedCase> frameworks_that_sum_in_32_bits() {
   for (const char* name : {"one", "two", "three"}) {
     CaseSetup setup = calibrated::large_setup(name, name);
     setup.stack.facts.gradients = GradientPrecision::kF32;
-    setup.of.plan.sequence_length = 16;  // activations weigh nothing
-    setup.of.plan.global_batch = 1;
-    setup.of.plan.micro_batch = 1;
+    setup.published.plan.sequence_length = 16;  // activations weigh nothing
+    setup.published.plan.global_batch = 1;
+    setup.published.plan.micro_batch = 1;
     setup.stack.constants = prior_constants();
     cases.push_back(calibrated::publish(setup, {Metric::kPeakMemory}, prior_constants()));
   }
@@ -79,7 +79,7 @@ TEST(SpreadOfFacts, memory_is_as_unsure_as_facts_differ) {
 
 TEST(SpreadOfFacts, framework_that_is_left_out_has_no_say) {
   std::vector<SourcedCase> cases = frameworks_that_sum_in_32_bits();
-  for (Measured& measured : cases[1].setup.of.measured) measured.value *= 3;
+  for (Measured& measured : cases[1].setup.published.measured) measured.value *= 3;
   const std::vector<SourcedCase> as_typical = run_as_typical(cases, cases[0].setup.stack);
   Figures figures(as_typical);
   figures.linearise(std::vector<StackConstants>(3, prior_constants()), [](double) {});

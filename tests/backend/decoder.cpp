@@ -296,11 +296,12 @@ class Step {
                   gradients(ModuleKind::kNorm2, i), adds_);
     const Array dattention = backward_linear(ModuleKind::kAttentionOut, i, dx, layer.attention);
     Array dqkv = tokens_by(model_.qkv_width());
-    const AttentionOf of = attention_of(i);
+    const AttentionOf attention = attention_of(i);
     attention_backward(
         model_, shape_, layer.qkv.view(), layer.attention.view(), layer.log_sum_exp.view(),
-        dattention.view(), dqkv.view(), of,
-        of.params.data == nullptr ? View() : gradients(ModuleKind::kCoreAttention, i), adds_);
+        dattention.view(), dqkv.view(), attention,
+        attention.params.data == nullptr ? View() : gradients(ModuleKind::kCoreAttention, i),
+        adds_);
     const Array dnorm1 = model_.is_latent()
                              ? backward_latents(i, layer, dqkv)
                              : backward_linear(ModuleKind::kQkv, i, dqkv, layer.norm1);

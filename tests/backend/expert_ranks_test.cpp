@@ -59,11 +59,11 @@ TEST(expert_ranks, every_plan_trains_as_one_rank_does) {
   int trained = 0;
   for (const Model& model : models_with_experts()) {
     const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}), options, kSteps, true);
-    for (const Degrees& of : kPlans) {
-      if (model.experts % of.expert != 0) continue;
-      if (of.pipeline > 1 && model.balance_loss > 0) continue;
-      expect_near(tiny::train(model, plan_of(of), options, kSteps, false), alone,
-                  model.name + " " + text_of(of));
+    for (const Degrees& degrees : kPlans) {
+      if (model.experts % degrees.expert != 0) continue;
+      if (degrees.pipeline > 1 && model.balance_loss > 0) continue;
+      expect_near(tiny::train(model, plan_of(degrees), options, kSteps, false), alone,
+                  model.name + " " + text_of(degrees));
       ++trained;
     }
   }
@@ -78,20 +78,21 @@ void train_experts(SyncMode sync) {
   const std::vector<Model> all = models_with_experts();
   for (const Model& model : {all.front(), all.back()}) {  // the last has experts that all pass
     const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}, sync), options, kSteps, true);
-    for (Degrees of : {Degrees{.data = 4, .expert = 2}, Degrees{.data = 2, .expert = 2}}) {
-      const tiny::Outcome reference = tiny::train(model, plan_of(of, sync), options, kSteps, true);
+    for (Degrees degrees : {Degrees{.data = 4, .expert = 2}, Degrees{.data = 2, .expert = 2}}) {
+      const tiny::Outcome reference =
+          tiny::train(model, plan_of(degrees, sync), options, kSteps, true);
       // Steps of clipped noise are as large as any other.
-      expect_near(reference, alone, model.name + " " + text_of(of), 5e-4);
+      expect_near(reference, alone, model.name + " " + text_of(degrees), 5e-4);
       for (const int64_t zero_stage : {0, 1, 2, 3}) {
         for (const Homes homes : kHomes) {
-          of.zero_stage = zero_stage;
+          degrees.zero_stage = zero_stage;
           if (zero_stage == 0 && homes != Homes::kGpu) continue;
           // ZeRO 3 sums over ranks after every micro-batch.
-          if (zero_stage == 3 && of.data == 2) continue;
-          const std::string what =
-              model.name + " " + text_of(of) + " home " + std::to_string(static_cast<int>(homes));
+          if (zero_stage == 3 && degrees.data == 2) continue;
+          const std::string what = model.name + " " + text_of(degrees) + " home " +
+                                   std::to_string(static_cast<int>(homes));
           const tiny::Outcome outcome =
-              tiny::train(model, plan_of(of, sync, homes), options, kSteps, false);
+              tiny::train(model, plan_of(degrees, sync, homes), options, kSteps, false);
           tiny::expect_same(outcome, reference, what);
           if (sync == SyncMode::kSpeculate) EXPECT_GE(outcome.rollbacks, 3) << what;
           ++trained;
@@ -113,10 +114,10 @@ TEST(expert_ranks, every_way_to_speculate_has_the_same_bits) {
 TEST(expert_ranks, what_is_recomputed_has_the_same_bits) {
   const TrainerOptions options = gentle();
   for (const Model& model : models_with_experts()) {
-    for (const Degrees& of : {Degrees{.data = 2, .expert = 2}}) {
-      const tiny::Outcome kept = tiny::train(model, plan_of(of), options, kSteps, true);
+    for (const Degrees& degrees : {Degrees{.data = 2, .expert = 2}}) {
+      const tiny::Outcome kept = tiny::train(model, plan_of(degrees), options, kSteps, true);
       for (const ActivationFate fate : {ActivationFate::kRecompute, ActivationFate::kOffload}) {
-        Plan plan = plan_of(of);
+        Plan plan = plan_of(degrees);
         plan.activations = tiny::all_activations(fate);
         tiny::expect_same(tiny::train(model, plan, options, kSteps, false), kept, model.name);
       }
@@ -130,21 +131,21 @@ TEST(expert_ranks, state_is_that_of_the_whole_model) {
   for (const Model& model : models_with_experts()) {
     Trainer alone(model, plan_of(Degrees{}), options);
     const TemporaryFolder folder;
-    for (const Degrees& of :
+    for (const Degrees& degrees :
          {Degrees{.data = 2, .expert = 2}, Degrees{.data = 4, .expert = 2, .zero_stage = 3},
           Degrees{.data = 4, .expert = 4, .zero_stage = 1}}) {
-      if (model.experts % of.expert != 0) continue;
-      Trainer ranks(model, plan_of(of), options);
-      EXPECT_TRUE(tiny::same_bits(ranks.parameters(), alone.parameters())) << text_of(of);
-      EXPECT_NEAR(ranks.validation_loss(2), alone.validation_loss(2), 1e-5) << text_of(of);
+      if (model.experts % degrees.expert != 0) continue;
+      Trainer ranks(model, plan_of(degrees), options);
+      EXPECT_TRUE(tiny::same_bits(ranks.parameters(), alone.parameters())) << text_of(degrees);
+      EXPECT_NEAR(ranks.validation_loss(2), alone.validation_loss(2), 1e-5) << text_of(degrees);
       ranks.export_weights(folder / "ranks.safetensors");
       TrainerOptions imports = options;
       imports.seed = 7;
       imports.initial_weights = folder / "ranks.safetensors";
       EXPECT_TRUE(tiny::same_bits(Trainer(model, plan_of(Degrees{}), imports).parameters(),
                                   alone.parameters()));
-      EXPECT_TRUE(
-          tiny::same_bits(Trainer(model, plan_of(of), imports).parameters(), alone.parameters()));
+      EXPECT_TRUE(tiny::same_bits(Trainer(model, plan_of(degrees), imports).parameters(),
+                                  alone.parameters()));
     }
   }
 }
@@ -156,21 +157,21 @@ TEST(expert_ranks, resume_as_another_split) {
     TrainerOptions options = gentle();
     const Plan plan = plan_of(first, sync, Homes::kOptimizerAway);
     const tiny::Outcome reference = tiny::train(model, plan, options, kSteps, false);
-    for (const Degrees& of :
+    for (const Degrees& degrees :
          {first, Degrees{.data = 4, .expert = 4, .zero_stage = 3}, Degrees{.data = 2}}) {
       const TemporaryFolder folder;
       options.checkpoint_folder = folder.path();
       options.resume = true;
       Trainer(model, plan, options).train(kSteps / 2, nullptr);
-      Trainer resumed(model, plan_of(of, sync), options);
+      Trainer resumed(model, plan_of(degrees, sync), options);
       EXPECT_EQ(resumed.next_step(), kSteps / 2);
       const TrainResult rest = resumed.train(kSteps, nullptr);
-      if (of.expert == 2) {
+      if (degrees.expert == 2) {
         EXPECT_TRUE(tiny::same_bits(resumed.parameters(), reference.parameters));
       }
       for (const StepRecord& record : rest.records) {
         const double loss = reference.records[static_cast<size_t>(record.step)].loss;
-        EXPECT_NEAR(record.loss / loss, 1, 1e-6) << text_of(of) << record.step;
+        EXPECT_NEAR(record.loss / loss, 1, 1e-6) << text_of(degrees) << record.step;
       }
     }
   }

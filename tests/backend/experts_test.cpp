@@ -30,10 +30,10 @@ Model router_of(int64_t experts, int64_t per_token) {
 std::vector<int32_t> chosen(const Model& model, const std::vector<double>& scores,
                             const std::vector<double>& params = {}) {
   const int64_t tokens = std::ssize(scores) / model.experts;
-  const Array of = array_of(scores, DType::kF64, tokens, model.experts);
+  const Array routed = array_of(scores, DType::kF64, tokens, model.experts);
   const Array with = array_of(params, DType::kF64, 1, std::ssize(params));
   Array choice = zeros(DType::kI32, tokens, model.experts_per_token);
-  choose_experts(model, of.view(), with.view(), choice.view());
+  choose_experts(model, routed.view(), with.view(), choice.view());
   const auto* ids = reinterpret_cast<const int32_t*>(choice.bytes.data());
   return {ids, ids + choice.count()};
 }
@@ -82,11 +82,11 @@ TEST(experts, rows_lie_one_expert_after_another_in_the_order_of_tokens) {
 // Scores whose exponentials are 1, 2 and 5.
 TEST(experts, weights_of_a_choice_by_hand) {
   const std::vector<double> scores = {std::log(1.0), std::log(2.0), std::log(5.0)};
-  const Array of = array_of(scores, DType::kF64, 1, 3);
+  const Array routed = array_of(scores, DType::kF64, 1, 3);
   const std::vector<int32_t> ids = {2, 1};
   const transformer::ConstView choice(ids.data(), DType::kI32, 1, 2);
   const auto expect = [&](const Model& model, double first, double second) {
-    const double* weights = transformer::choice_weights<double>(model, of.view(), choice);
+    const double* weights = transformer::choice_weights<double>(model, routed.view(), choice);
     EXPECT_NEAR(weights[0], first, 1e-15);
     EXPECT_NEAR(weights[1], second, 1e-15);
   };

@@ -379,28 +379,28 @@ TEST(CudaProfile, products_are_asked_for_as_models_store_their_matrices) {
     Orientation a, b;
   };
   using enum Orientation;
-  for (const Case& of :
+  for (const Case& tried :
        {Case{Phase::kForward, {2, 3, 5, DType::kBf16}, 5, 5, kAsStored, kTransposed},
         Case{Phase::kBackwardInput, {2, 5, 3, DType::kBf16}, 3, 5, kAsStored, kAsStored},
         Case{
             Phase::kBackwardWeight, {3, 5, 2, DType::kBf16, true}, 3, 5, kTransposed, kAsStored}}) {
     Op op;
     op.kind = OpKind::kGemm;
-    op.phase = of.phase;
-    op.work = of.work;
+    op.phase = tried.phase;
+    op.work = tried.work;
     kernels.noted.clear();
     compute.product(op, {2, 4, 0.001, 0.05});
     ASSERT_FALSE(kernels.noted.empty());
     const CudaGemm& gemm = kernels.noted.front();
-    EXPECT_EQ(gemm.m, of.work.m);
-    EXPECT_EQ(gemm.n, of.work.n);
-    EXPECT_EQ(gemm.k, of.work.k);
-    EXPECT_EQ(gemm.a.stride, of.a_stride);
-    EXPECT_EQ(gemm.b.stride, of.b_stride);
-    EXPECT_EQ(gemm.a.orientation, of.a);
-    EXPECT_EQ(gemm.b.orientation, of.b);
-    EXPECT_EQ(gemm.out_stride, of.work.n);
-    EXPECT_EQ(gemm.added, of.work.accumulate ? gemm.out : nullptr);
+    EXPECT_EQ(gemm.m, tried.work.m);
+    EXPECT_EQ(gemm.n, tried.work.n);
+    EXPECT_EQ(gemm.k, tried.work.k);
+    EXPECT_EQ(gemm.a.stride, tried.a_stride);
+    EXPECT_EQ(gemm.b.stride, tried.b_stride);
+    EXPECT_EQ(gemm.a.orientation, tried.a);
+    EXPECT_EQ(gemm.b.orientation, tried.b);
+    EXPECT_EQ(gemm.out_stride, tried.work.n);
+    EXPECT_EQ(gemm.added, tried.work.accumulate ? gemm.out : nullptr);
     // Small operands change from repeat to repeat, or they would come from a cache.
     const CudaGemm& last = kernels.noted.back();
     const CudaGemm& before = kernels.noted[kernels.noted.size() - 2];
@@ -475,9 +475,9 @@ TEST(CudaProfile, layers_are_timed_once_a_shape_and_up_to_a_size) {
   ASSERT_EQ(grid.size(), 2U);
   EXPECT_TRUE(grid[0].name.starts_with("layer of tiny-llama, "));  // the smaller layer first
   EXPECT_TRUE(grid[1].name.starts_with("layer of tiny-gpt2, "));
-  for (const OperationCase& of : grid) {
-    EXPECT_EQ(of.model.layers, 1);
-    check(of.plan, of.model);
+  for (const OperationCase& operation : grid) {
+    EXPECT_EQ(operation.model.layers, 1);
+    check(operation.plan, operation.model);
   }
   EXPECT_TRUE(layer_grid({tiny::gpt2_model()}, 1000).empty());
 }
@@ -488,7 +488,7 @@ TEST(CudaProfile, every_shipped_model_that_devices_run_has_products_or_layers) {
   EXPECT_GT(product_grid(models, {1024, 8192}).size(), 100U);
   const std::vector<OperationCase> grid = layer_grid(models, 1'000'000'000);
   EXPECT_GT(grid.size(), 8U);
-  for (const OperationCase& of : grid) check(of.plan, of.model);
+  for (const OperationCase& operation : grid) check(operation.plan, operation.model);
 }
 
 }  // namespace

@@ -99,10 +99,10 @@ TEST(profile, adam_that_steps_wrongly_is_noticed) {
 TEST(profile, grid_has_every_number_format_and_both_architectures) {
   std::set<DType> dtypes;
   std::set<std::string> architectures;
-  for (const OperationCase& of : operation_grid(1024)) {
-    check(of.plan, of.model);
-    dtypes.insert(of.plan.dtype);
-    architectures.insert(of.model.architecture);
+  for (const OperationCase& operation : operation_grid(1024)) {
+    check(operation.plan, operation.model);
+    dtypes.insert(operation.plan.dtype);
+    architectures.insert(operation.model.architecture);
   }
   EXPECT_EQ(dtypes, (std::set<DType>{DType::kF32, DType::kBf16, DType::kF16}));
   EXPECT_EQ(architectures, (std::set<std::string>{"gpt2", "llama"}));

@@ -371,9 +371,9 @@ TEST(ranks, groups_that_share_come_to_the_same_bits) {
   int trained = 0;
   for (const SyncMode sync : kSyncs) {
     const auto plan = [&](int64_t zero_stage, Homes homes) {
-      Plan of = plan_of(4, 4, zero_stage, sync, homes, DType::kF32);
-      of.zero_group = 2;
-      return of;
+      Plan changed = plan_of(4, 4, zero_stage, sync, homes, DType::kF32);
+      changed.zero_group = 2;
+      return changed;
     };
     const Plan alone = plan_of(1, 4, 0, sync, Homes::kGpu, DType::kF32);
     const tiny::Outcome reference = tiny::train(model, plan(1, Homes::kGpu), options, kSteps, true);

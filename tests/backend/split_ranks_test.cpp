@@ -68,10 +68,10 @@ TEST(split_ranks, every_plan_trains_as_one_rank_does) {
   std::vector<Model> models = {tiny::gpt2_model(), tiny::llama_model(), tiny::newer_models()[0]};
   for (const Model& model : models) {
     const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}), options, kSteps, true);
-    for (const Degrees& of : kPlans) {
-      if (model.kv_heads % (of.tensor * of.sequence) != 0) continue;
-      expect_near(tiny::train(model, plan_of(of), options, kSteps, false), alone,
-                  model.name + " " + text_of(of));
+    for (const Degrees& degrees : kPlans) {
+      if (model.kv_heads % (degrees.tensor * degrees.sequence) != 0) continue;
+      expect_near(tiny::train(model, plan_of(degrees), options, kSteps, false), alone,
+                  model.name + " " + text_of(degrees));
     }
   }
 }
@@ -81,13 +81,13 @@ TEST(split_ranks, every_plan_trains_as_one_rank_does) {
 TEST(split_ranks, sequences_of_every_family_are_shared) {
   const TrainerOptions options = gentle();
   for (const Model& model : tiny::newer_models()) {
-    for (const Degrees& of : {Degrees{.sequence = 2}, Degrees{.context = 2}}) {
-      const bool refused = (model.attention_sinks && of.sequence > 1) || model.balance_loss > 0 ||
-                           (model.is_latent() && of.context > 1);
+    for (const Degrees& degrees : {Degrees{.sequence = 2}, Degrees{.context = 2}}) {
+      const bool refused = (model.attention_sinks && degrees.sequence > 1) ||
+                           model.balance_loss > 0 || (model.is_latent() && degrees.context > 1);
       if (refused) continue;
-      expect_near(tiny::train(model, plan_of(of), options, kSteps, false),
+      expect_near(tiny::train(model, plan_of(degrees), options, kSteps, false),
                   tiny::train(model, plan_of(Degrees{}), options, kSteps, true),
-                  model.name + " " + text_of(of));
+                  model.name + " " + text_of(degrees));
     }
   }
 }
@@ -105,23 +105,24 @@ void train_splits(SyncMode sync) {
                             {.tensor = 2, .data = 2, .tensor_sequence = true}};
   int trained = 0;
   const tiny::Outcome alone = tiny::train(model, plan_of(Degrees{}, sync), options, kSteps, true);
-  for (Degrees of : kPlans) {
-    of.zero_stage = 0;
-    const tiny::Outcome reference = tiny::train(model, plan_of(of, sync), options, kSteps, true);
+  for (Degrees degrees : kPlans) {
+    degrees.zero_stage = 0;
+    const tiny::Outcome reference =
+        tiny::train(model, plan_of(degrees, sync), options, kSteps, true);
     // Steps of clipped noise are as large as any other.
-    expect_near(reference, alone, text_of(of) + std::string(to_string(sync)),
+    expect_near(reference, alone, text_of(degrees) + std::string(to_string(sync)),
                 10 * kParameterTolerance);
     for (const int64_t zero_stage : {0, 2}) {
       for (const Homes homes : kHomes) {
-        of.zero_stage = zero_stage;
+        degrees.zero_stage = zero_stage;
         // What ranks do not share is averaged by an all-reduce only where the GPU steps it.
-        const bool alone_in_group = of.data * of.sequence * of.context == 1;
+        const bool alone_in_group = degrees.data * degrees.sequence * degrees.context == 1;
         if (zero_stage == 0 && homes != Homes::kGpu && !alone_in_group) continue;
         if (zero_stage > 0 && alone_in_group) continue;
-        const std::string what = text_of(of) + std::string(to_string(sync)) + " home " +
+        const std::string what = text_of(degrees) + std::string(to_string(sync)) + " home " +
                                  std::to_string(static_cast<int>(homes));
         const tiny::Outcome outcome =
-            tiny::train(model, plan_of(of, sync, homes), options, kSteps, false);
+            tiny::train(model, plan_of(degrees, sync, homes), options, kSteps, false);
         tiny::expect_same(outcome, reference, what);
         ++trained;
         if (sync == SyncMode::kSpeculate) EXPECT_GE(outcome.rollbacks, 3) << what;
@@ -139,14 +140,14 @@ TEST(split_ranks, every_way_to_speculate_has_the_same_bits) { train_splits(SyncM
 TEST(split_ranks, what_is_recomputed_has_the_same_bits) {
   const Model model = tiny::llama_model();
   const TrainerOptions options = gentle();
-  for (const Degrees& of :
+  for (const Degrees& degrees :
        {Degrees{.tensor = 2}, Degrees{.tensor = 2, .tensor_sequence = true}, Degrees{.sequence = 2},
         Degrees{.context = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
-    const tiny::Outcome kept = tiny::train(model, plan_of(of), options, kSteps, true);
+    const tiny::Outcome kept = tiny::train(model, plan_of(degrees), options, kSteps, true);
     for (const ActivationFate fate : {ActivationFate::kRecompute, ActivationFate::kOffload}) {
-      Plan plan = plan_of(of);
+      Plan plan = plan_of(degrees);
       plan.activations = tiny::all_activations(fate);
-      tiny::expect_same(tiny::train(model, plan, options, kSteps, false), kept, text_of(of));
+      tiny::expect_same(tiny::train(model, plan, options, kSteps, false), kept, text_of(degrees));
     }
   }
 }
@@ -154,7 +155,7 @@ TEST(split_ranks, what_is_recomputed_has_the_same_bits) {
 // Whichever rank comes first to a step's loss fails there; the others are anywhere.
 TEST(split_ranks, a_rank_that_fails_ends_all) {
   const Model model = tiny::llama_model();
-  for (const Degrees& of :
+  for (const Degrees& degrees :
        {Degrees{.tensor = 2, .data = 2, .tensor_sequence = true}, Degrees{.sequence = 2},
         Degrees{.context = 2}, Degrees{.data = 2, .pipeline = 2}}) {
     for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate}) {
@@ -164,12 +165,12 @@ TEST(split_ranks, a_rank_that_fails_ends_all) {
         if (step == 2 && !failed.exchange(true)) throw Error("the disk", "it is full", "make room");
         return 1.0;
       };
-      Trainer trainer(model, plan_of(of, sync), options);
+      Trainer trainer(model, plan_of(degrees, sync), options);
       try {
         trainer.train(kSteps, nullptr);
-        FAIL() << "it trains: " << text_of(of);
+        FAIL() << "it trains: " << text_of(degrees);
       } catch (const Error& error) {
-        EXPECT_EQ(std::string(error.what()), "the disk: it is full; make room") << text_of(of);
+        EXPECT_EQ(std::string(error.what()), "the disk: it is full; make room") << text_of(degrees);
       }
     }
   }
@@ -182,12 +183,12 @@ TEST(split_ranks, sixteen_bits_stay_near_one_rank) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     const tiny::Outcome alone = tiny::train(
         model, plan_of(Degrees{}, SyncMode::kWait, Homes::kGpu, dtype), options, kSteps, true);
-    for (const Degrees& of : {Degrees{.tensor = 2}, Degrees{.sequence = 2},
-                              Degrees{.tensor = 2, .tensor_sequence = true}}) {
+    for (const Degrees& degrees : {Degrees{.tensor = 2}, Degrees{.sequence = 2},
+                                   Degrees{.tensor = 2, .tensor_sequence = true}}) {
       const tiny::Outcome outcome = tiny::train(
-          model, plan_of(of, SyncMode::kWait, Homes::kGpu, dtype), options, kSteps, false);
+          model, plan_of(degrees, SyncMode::kWait, Homes::kGpu, dtype), options, kSteps, false);
       const Distance apart = distance(outcome, alone);
-      EXPECT_LT(apart.loss, 5e-3) << text_of(of) << to_string(dtype);
+      EXPECT_LT(apart.loss, 5e-3) << text_of(degrees) << to_string(dtype);
       for (size_t i = 0; i < outcome.records.size(); ++i) {
         EXPECT_EQ(outcome.records[i].loss_scale, alone.records[i].loss_scale);
       }
@@ -203,12 +204,12 @@ TEST(split_ranks, state_is_that_of_the_whole_model) {
     const TrainerOptions options = gentle();
     Trainer alone(model, plan_of(Degrees{}), options);
     const TemporaryFolder folder;
-    for (const Degrees& of :
+    for (const Degrees& degrees :
          {Degrees{.tensor = 2}, Degrees{.tensor = 2, .data = 2, .zero_stage = 3},
           Degrees{.tensor = 2, .pipeline = 2, .tensor_sequence = true}}) {
-      Trainer ranks(model, plan_of(of), options);
-      EXPECT_TRUE(tiny::same_bits(ranks.parameters(), alone.parameters())) << text_of(of);
-      EXPECT_NEAR(ranks.validation_loss(2), alone.validation_loss(2), 1e-5) << text_of(of);
+      Trainer ranks(model, plan_of(degrees), options);
+      EXPECT_TRUE(tiny::same_bits(ranks.parameters(), alone.parameters())) << text_of(degrees);
+      EXPECT_NEAR(ranks.validation_loss(2), alone.validation_loss(2), 1e-5) << text_of(degrees);
       ranks.export_weights(folder / "ranks.safetensors");
       TrainerOptions imports = options;
       imports.seed = 7;
@@ -226,18 +227,20 @@ TEST(split_ranks, resume_as_another_split) {
     TrainerOptions options = gentle();
     const Plan plan = plan_of(first, sync, Homes::kOptimizerAway);
     const tiny::Outcome reference = tiny::train(model, plan, options, kSteps, false);
-    for (const Degrees& of : {first, Degrees{.sequence = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
+    for (const Degrees& degrees :
+         {first, Degrees{.sequence = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
       const TemporaryFolder folder;
       options.checkpoint_folder = folder.path();
       options.resume = true;
       Trainer(model, plan, options).train(kSteps / 2, nullptr);
-      Trainer resumed(model, plan_of(of, sync), options);
+      Trainer resumed(model, plan_of(degrees, sync), options);
       EXPECT_EQ(resumed.next_step(), kSteps / 2);
       const TrainResult rest = resumed.train(kSteps, nullptr);
-      if (of.data == 2) EXPECT_TRUE(tiny::same_bits(resumed.parameters(), reference.parameters));
+      if (degrees.data == 2)
+        EXPECT_TRUE(tiny::same_bits(resumed.parameters(), reference.parameters));
       for (const StepRecord& record : rest.records) {
         const double loss = reference.records[static_cast<size_t>(record.step)].loss;
-        EXPECT_NEAR(record.loss / loss, 1, kLossTolerance) << text_of(of) << record.step;
+        EXPECT_NEAR(record.loss / loss, 1, kLossTolerance) << text_of(degrees) << record.step;
       }
     }
   }

@@ -21,35 +21,36 @@ struct Degrees {
   int64_t zero_stage = 0;
 };
 
-inline std::string text_of(const Degrees& of) {
+inline std::string text_of(const Degrees& degrees) {
   std::string text;
   const auto add = [&](const char* name, int64_t degree) {
     if (degree > 1) text += std::string(name) + " " + std::to_string(degree) + " ";
   };
-  add("tensor", of.tensor);
-  add("sequence", of.sequence);
-  add("context", of.context);
-  add("data", of.data);
-  add("expert", of.expert);
-  add("pipeline", of.pipeline);
-  if (of.tensor_sequence) text += "norms by token ";
-  if (of.zero_stage > 0) text += "ZeRO " + std::to_string(of.zero_stage) + " ";
+  add("tensor", degrees.tensor);
+  add("sequence", degrees.sequence);
+  add("context", degrees.context);
+  add("data", degrees.data);
+  add("expert", degrees.expert);
+  add("pipeline", degrees.pipeline);
+  if (degrees.tensor_sequence) text += "norms by token ";
+  if (degrees.zero_stage > 0) text += "ZeRO " + std::to_string(degrees.zero_stage) + " ";
   return text;
 }
 
-inline Plan plan_of(const Degrees& of, SyncMode sync = SyncMode::kWait, Homes homes = Homes::kGpu,
-                    DType dtype = DType::kF32) {
+inline Plan plan_of(const Degrees& degrees, SyncMode sync = SyncMode::kWait,
+                    Homes homes = Homes::kGpu, DType dtype = DType::kF32) {
   Plan plan = waiting_plan({.sequences = 4, .micro_batch = 1, .tokens = 12}, 2 * kSegment * 4);
   plan.dtype = dtype;
-  plan.tensor = of.tensor;
-  plan.sequence = of.sequence;
-  plan.context = of.context;
-  plan.data = of.data;
-  plan.expert = of.expert;
-  plan.pipeline = of.pipeline;
-  plan.tensor_sequence = of.tensor_sequence;
-  plan.zero_stage = of.zero_stage;
-  plan.devices = of.tensor * of.sequence * of.context * of.data * of.pipeline;
+  plan.tensor = degrees.tensor;
+  plan.sequence = degrees.sequence;
+  plan.context = degrees.context;
+  plan.data = degrees.data;
+  plan.expert = degrees.expert;
+  plan.pipeline = degrees.pipeline;
+  plan.tensor_sequence = degrees.tensor_sequence;
+  plan.zero_stage = degrees.zero_stage;
+  plan.devices =
+      degrees.tensor * degrees.sequence * degrees.context * degrees.data * degrees.pipeline;
   plan.optimizer.sync = sync;
   set_homes(plan, homes);
   return plan;

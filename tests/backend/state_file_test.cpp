@@ -43,12 +43,12 @@ std::string error_of(const std::function<void()>& run) {
 class OfEngine : public testing::TestWithParam<IoEngine> {
  protected:
   DiskOptions options() const {
-    DiskOptions of;
-    of.folder = folder_.path();
-    of.chunk = {3 * kDiskBlock};
-    of.depth = 3;
-    of.engine = GetParam();
-    return of;
+    DiskOptions here;
+    here.folder = folder_.path();
+    here.chunk = {3 * kDiskBlock};
+    here.depth = 3;
+    here.engine = GetParam();
+    return here;
   }
   TemporaryFolder folder_;
 };

@@ -241,8 +241,8 @@ TEST(Buyer, bandwidth_of_cpu_memory_is_a_flag_of_a_new_machine) {
   const Json& rate = cpu["memory_bandwidth_gb_per_s"];
   EXPECT_NEAR(rate["value"].get<double>(), 139.8, 1e-9) << "of each of two GPUs";
   EXPECT_TRUE(rate["source"].get<std::string>().starts_with("given"));
-  const auto adam = [](const Json& of) {
-    return of["adam"]["cpu-adam"]["parameters_per_s"][0].get<double>();
+  const auto adam = [](const Json& row) {
+    return row["adam"]["cpu-adam"]["parameters_per_s"][0].get<double>();
   };
   EXPECT_NEAR(adam(cpu) / adam(plain),
               139.8 / plain["memory_bandwidth_gb_per_s"]["value"].get<double>(), 1e-9);

@@ -69,18 +69,19 @@ TEST_F(MpiRun, every_degree_has_the_bits_of_threads) {
       {2, "--devices 4 --set plan.data=2 --set plan.pipeline=2 --set plan.zero_stage=1"},
       {4, "--devices 4 --set plan.tensor=2 --set plan.data=2 --set plan.zero_stage=3"},
   };
-  for (const Degrees& of : kPlans) {
+  for (const Degrees& degrees : kPlans) {
     const std::string line =
         "$BALLAST train --model tiny.json --set model.dropout=0 --store here.db "
         "--sequence-length 16 --global-batch 4 --data text.txt "
         "--set plan.weights.flow_share=0 --steps 5 --json " +
-        std::string(of.flags);
+        std::string(degrees.flags);
     const Outcome threads = bench.shell(line + " --export threads.safetensors 2> /dev/null");
     ASSERT_EQ(threads.code, 0) << threads.output;
     const Outcome processes =
-        ranks(of.ranks, line + " --export processes.safetensors 2> /dev/null");
+        ranks(degrees.ranks, line + " --export processes.safetensors 2> /dev/null");
     ASSERT_EQ(processes.code, 0) << processes.output;
-    EXPECT_EQ(bench.read("threads.safetensors"), bench.read("processes.safetensors")) << of.flags;
+    EXPECT_EQ(bench.read("threads.safetensors"), bench.read("processes.safetensors"))
+        << degrees.flags;
     EXPECT_EQ(Json::parse(threads.output)["last_loss"], Json::parse(processes.output)["last_loss"]);
   }
 }

@@ -190,11 +190,11 @@ TEST_F(Train, what_checkpoints_cost_beside_the_steps_is_predicted) {
   const Json fast = predict("--checkpoint-write-seconds 1");
   const Json slow = predict("--checkpoint-write-seconds 1000");
   const double step = fast["step_time_s"];
-  const Json& of = fast["checkpoints"];
-  EXPECT_GT(of["copy_s"], 0);
-  EXPECT_EQ(of["write_s"], 1);
-  EXPECT_GE(of["step_beside_write_s"], step);
-  EXPECT_GT(of["overhead_percent"], 0);
+  const Json& row = fast["checkpoints"];
+  EXPECT_GT(row["copy_s"], 0);
+  EXPECT_EQ(row["write_s"], 1);
+  EXPECT_GE(row["step_beside_write_s"], step);
+  EXPECT_GT(row["overhead_percent"], 0);
   EXPECT_GT(slow["checkpoints"]["overhead_percent"].get<double>(),
             100 * (1000 / (100 * step) - 1) * 0.9);
   const Outcome refused = bench.run("predict --model gpt2 --checkpoint-write-seconds 1");

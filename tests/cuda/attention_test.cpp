@@ -64,15 +64,15 @@ Arrays on_host(const Case& c) {
 
 // Its arrays on the machine. Backward starts from the host's out and log-sum-exp.
 struct OnDevice {
-  OnDevice(const Case& of, const Arrays& a)
-      : c(of),
-        qkv(of.format, a.qkv),
-        out(of.format, static_cast<int64_t>(a.out.size())),
+  OnDevice(const Case& tried, const Arrays& a)
+      : c(tried),
+        qkv(tried.format, a.qkv),
+        out(tried.format, static_cast<int64_t>(a.out.size())),
         log_sum_exp(Format::kF32, static_cast<int64_t>(a.log_sum_exp.size())),
-        host_out(of.format, a.out),
+        host_out(tried.format, a.out),
         host_log_sum_exp(Format::kF32, a.log_sum_exp),
-        dout(of.format, a.dout),
-        dqkv(of.format, static_cast<int64_t>(a.dqkv.size())),
+        dout(tried.format, a.dout),
+        dqkv(tried.format, static_cast<int64_t>(a.dqkv.size())),
         rope(Format::kF32, rope_table()) {}
 
   // More positions than the sequences have.

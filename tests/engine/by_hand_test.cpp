@@ -69,9 +69,9 @@ TEST(ByHand, an_all_to_all_between_nodes_and_a_copy_halve_a_switch_that_they_sha
   exchange.lane = lane_of(0, LaneKind::kExpertNetwork);
   const auto ends = [&](int64_t stride) {
     exchange.work = CollectiveWork{CollectiveKind::kAllToAll, Bytes{24'000}, 2, stride};
-    const Ends of = ends_of(copy_op(LaneKind::kCopyOut, 12'000), exchange, machine);
-    return std::pair(static_cast<double>(of.first.ps) / 1e9,
-                     static_cast<double>(of.second.ps) / 1e9);
+    const Ends ends = ends_of(copy_op(LaneKind::kCopyOut, 12'000), exchange, machine);
+    return std::pair(static_cast<double>(ends.first.ps) / 1e9,
+                     static_cast<double>(ends.second.ps) / 1e9);
   };
   constexpr double kStarts = 0.05;  // ms, of the exchange
   const auto expect = [&](int64_t stride, double copy, double all_to_all) {

@@ -301,8 +301,8 @@ TEST(Engine, every_rule_holds_in_a_random_graph) {
       for (int32_t e = step.edge_begin[op]; e < step.edge_begin[op + 1]; ++e) {
         const Edge& edge = step.edges[static_cast<size_t>(e)];
         if (edge.steps_ahead > static_cast<int32_t>(s)) continue;
-        const size_t of = s - static_cast<size_t>(edge.steps_ahead);
-        EXPECT_LE(of_step[of][static_cast<size_t>(edge.op)].end, of_step[s][op].begin);
+        const size_t index = s - static_cast<size_t>(edge.steps_ahead);
+        EXPECT_LE(of_step[index][static_cast<size_t>(edge.op)].end, of_step[s][op].begin);
       }
     }
   }

@@ -30,15 +30,16 @@ class Questions {
   Question next() {
     Question question{tests::tiny_model(), plan(), stack(), ""};
     question.model.layers = 2 * question.plan.pipeline * question.plan.virtual_pipeline;
-    const Plan& of = question.plan;
+    const Plan& changed = question.plan;
     question.text = fmt::format(
         "{} micro-batches, pipeline {} x {} {}, data {} ZeRO {}, tensor {}, {} {} {} buckets on "
         "the "
         "GPU, flow {}, activations {}, launch {}",
-        of.accumulation(), of.pipeline, of.virtual_pipeline, to_string(of.pipeline_schedule),
-        of.data, of.zero_stage, of.tensor, to_string(of.optimizer.placement),
-        to_string(of.optimizer.sync), *of.optimizer.gpu_buckets, *of.weights.flow_share,
-        static_cast<int>(of.activations->fate[0]), question.stack.constants.launch.us());
+        changed.accumulation(), changed.pipeline, changed.virtual_pipeline,
+        to_string(changed.pipeline_schedule), changed.data, changed.zero_stage, changed.tensor,
+        to_string(changed.optimizer.placement), to_string(changed.optimizer.sync),
+        *changed.optimizer.gpu_buckets, *changed.weights.flow_share,
+        static_cast<int>(changed.activations->fate[0]), question.stack.constants.launch.us());
     return question;
   }
 

@@ -14,14 +14,14 @@ namespace {
 using namespace ballast;
 
 void check_entry(const PublishedEntry& entry) {
-  CHECK(entry.of.has_value() == entry.error.empty());
-  if (!entry.of) {
+  CHECK(entry.published.has_value() == entry.error.empty());
+  if (!entry.published) {
     CHECK(entry.error.starts_with("input"));
     return;
   }
-  check(entry.of->plan, entry.of->model);
-  CHECK(!entry.of->measured.empty());
-  for (const Measured& measured : entry.of->measured) {
+  check(entry.published->plan, entry.published->model);
+  CHECK(!entry.published->measured.empty());
+  for (const Measured& measured : entry.published->measured) {
     CHECK(measured.metric == Metric::kFits || measured.value > 0);
   }
 }

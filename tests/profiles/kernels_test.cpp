@@ -59,8 +59,8 @@ KernelTables thinned(KernelTables tables, const Keep& keep) {
 
 double error_of(const KernelModel& model, const GemmTable& table, const std::string& part,
                 const GemmPoint& p) {
-  const KernelPart& of = *model.part(part);
-  const KernelUse use{part, 1, of.memory, of.multiprocessors};
+  const KernelPart& kernel = *model.part(part);
+  const KernelUse use{part, 1, kernel.memory, kernel.multiprocessors};
   const auto time = model.gemm_time({table.format, p.batch, p.m, p.n, p.k}, use);
   return time->seconds() / p.time.seconds() - 1;
 }

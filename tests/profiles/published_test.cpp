@@ -34,7 +34,7 @@ PublishedEntry entry_of(const Json& one) {
 PublishedCase case_of(const Json& one) {
   const PublishedEntry entry = entry_of(one);
   EXPECT_EQ(entry.error, "");
-  return entry.of.value();
+  return entry.published.value();
 }
 
 PublishedCase with_run(const std::string& key, const Json& value) {
@@ -43,8 +43,8 @@ PublishedCase with_run(const std::string& key, const Json& value) {
   return case_of(one);
 }
 
-ActivationFate fate(const PublishedCase& of, ModuleKind kind) {
-  return of.plan.activations.value().fate[static_cast<size_t>(kind)];
+ActivationFate fate(const PublishedCase& published, ModuleKind kind) {
+  return published.plan.activations.value().fate[static_cast<size_t>(kind)];
 }
 
 TEST(Published, gpt2_and_llama_get_the_parts_of_their_kind) {
@@ -70,12 +70,12 @@ TEST(Published, gpt2_and_llama_get_the_parts_of_their_kind) {
 }
 
 TEST(Published, what_was_not_published_stays_open) {
-  const PublishedCase of = case_of(small_case());
-  EXPECT_FALSE(of.plan.micro_batch.has_value());
-  EXPECT_FALSE(of.plan.activations.has_value());
-  EXPECT_EQ(of.plan.data, 4) << "devices over the other degrees";
-  EXPECT_FALSE(of.open.has(KnobId::kZeroStage)) << "zero-2 is a stage";
-  EXPECT_FALSE(of.open.has(KnobId::kVirtualPipeline)) << "there is one stage";
+  const PublishedCase published = case_of(small_case());
+  EXPECT_FALSE(published.plan.micro_batch.has_value());
+  EXPECT_FALSE(published.plan.activations.has_value());
+  EXPECT_EQ(published.plan.data, 4) << "devices over the other degrees";
+  EXPECT_FALSE(published.open.has(KnobId::kZeroStage)) << "zero-2 is a stage";
+  EXPECT_FALSE(published.open.has(KnobId::kVirtualPipeline)) << "there is one stage";
   Json megatron = small_case();
   megatron["run"]["strategy"] = "megatron";
   megatron["run"]["tensor"] = 2;
@@ -117,11 +117,11 @@ TEST(Published, offloaded_checkpoints_are_layer_inputs) {
 }
 
 TEST(Published, offloaded_state_is_stepped_by_the_gpu) {
-  const PublishedCase of = with_run("offload", {"m", "v", "residual"});
-  EXPECT_EQ(of.plan.optimizer.placement, OptimizerPlacement::kCpu);
-  EXPECT_EQ(of.plan.optimizer.stream_share, 1.0);
-  EXPECT_EQ(of.plan.optimizer.gpu_buckets, 0);
-  EXPECT_EQ(fate(of, ModuleKind::kFc2), ActivationFate::kOffload);
+  const PublishedCase published = with_run("offload", {"m", "v", "residual"});
+  EXPECT_EQ(published.plan.optimizer.placement, OptimizerPlacement::kCpu);
+  EXPECT_EQ(published.plan.optimizer.stream_share, 1.0);
+  EXPECT_EQ(published.plan.optimizer.gpu_buckets, 0);
+  EXPECT_EQ(fate(published, ModuleKind::kFc2), ActivationFate::kOffload);
 }
 
 TEST(Published, optimizer_keys_become_knobs) {
@@ -201,9 +201,9 @@ TEST(Published, a_source_says_on_which_cluster_it_ran) {
   EXPECT_EQ(cluster_of("dgx-h100-80gb", "mosaicml/llm-foundry"), "dgx-h100-80gb");
   EXPECT_EQ(cluster_of("h100-sxm-80gb", "huggingface/nanotron"), "h100-sxm-80gb");
   for (const PublishedEntry& entry : load_published("fpdt-limits").entries) {
-    ASSERT_TRUE(entry.of);
-    EXPECT_EQ(entry.of->plan.machine, "hgx-a100-80gb-quad");
-    EXPECT_EQ(load_machine(entry.of->machine).devices_per_node, 4);
+    ASSERT_TRUE(entry.published);
+    EXPECT_EQ(entry.published->plan.machine, "hgx-a100-80gb-quad");
+    EXPECT_EQ(load_machine(entry.published->machine).devices_per_node, 4);
   }
 }
 
@@ -267,7 +267,7 @@ TEST(Published, bad_case_is_an_entry_that_names_file_case_and_key) {
     one[Json::json_pointer(change.pointer)] = change.value;
     // Nested keys are named by their path in the case.
     const PublishedEntry entry = entry_of(one);
-    EXPECT_FALSE(entry.of.has_value()) << change.pointer;
+    EXPECT_FALSE(entry.published.has_value()) << change.pointer;
     EXPECT_TRUE(holds(entry.error, change.message)) << change.pointer;
     EXPECT_TRUE(holds(entry.error, "f.json: case 'one'")) << change.pointer;
   }
@@ -284,7 +284,7 @@ TEST(Published, one_bad_case_does_not_hide_the_next) {
   const PublishedFile read = parse_published(file.dump(), "f.json");
   ASSERT_EQ(read.entries.size(), 4u);
   EXPECT_TRUE(holds(read.entries[0].error, "'bad'"));
-  EXPECT_TRUE(read.entries[1].of.has_value());
+  EXPECT_TRUE(read.entries[1].published.has_value());
   EXPECT_TRUE(holds(read.entries[2].error, "is taken"));
   EXPECT_EQ(read.entries[3].id, "case 4");
 }
@@ -305,9 +305,9 @@ TEST(Published, every_metric_is_read) {
         metric == Metric::kFits ? Json(true) : Json(1.5);
   }
   one["measured"]["tflops_counts_recompute"] = true;
-  const PublishedCase of = case_of(one);
-  EXPECT_EQ(of.measured.size(), static_cast<size_t>(kMetrics));
-  EXPECT_TRUE(of.tflops_count_recompute);
+  const PublishedCase published = case_of(one);
+  EXPECT_EQ(published.measured.size(), static_cast<size_t>(kMetrics));
+  EXPECT_TRUE(published.tflops_count_recompute);
 }
 
 }  // namespace

@@ -128,8 +128,8 @@ TEST(Shipped, every_published_case_is_read_and_names_a_shipped_stack) {
   for (const std::string& path : shipped_published()) {
     for (const PublishedEntry& entry : load_published(path).entries) {
       EXPECT_EQ(entry.error, "");
-      if (!entry.of) continue;
-      EXPECT_NO_THROW(load_stack(entry.of->stack)) << entry.id;
+      if (!entry.published) continue;
+      EXPECT_NO_THROW(load_stack(entry.published->stack)) << entry.id;
       ++cases;
     }
   }

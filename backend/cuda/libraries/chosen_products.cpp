@@ -50,8 +50,9 @@ ChosenProducts::ChosenProducts(CudaRuntime& runtime, std::unique_ptr<GemmLibrary
     : runtime_(runtime), library_(std::move(library)), store_(std::move(store)) {}
 
 ChosenProducts::Shape ChosenProducts::shape_of(const CudaGemm& gemm) {
-  const auto operand = [](const GemmOperand& of) {
-    return Operand{of.dtype, of.orientation, of.stride, alignment_of(of.data), of.scale != nullptr};
+  const auto operand = [](const GemmOperand& one) {
+    return Operand{one.dtype, one.orientation, one.stride, alignment_of(one.data),
+                   one.scale != nullptr};
   };
   Shape shape{gemm.m, gemm.n, gemm.k, operand(gemm.a), operand(gemm.b), {}, {}, false};
   shape.out = {gemm.out_dtype, {}, gemm.out_stride, alignment_of(gemm.out), false};
@@ -61,8 +62,8 @@ ChosenProducts::Shape ChosenProducts::shape_of(const CudaGemm& gemm) {
 }
 
 std::string ChosenProducts::text_of(const Shape& s) {
-  const auto turned = [](const Operand& of) {
-    return of.orientation == Orientation::kTransposed ? "^T" : "";
+  const auto turned = [](const Operand& one) {
+    return one.orientation == Orientation::kTransposed ? "^T" : "";
   };
   return fmt::format("{}x{}x{} {}{} {}{} to {} strides {} {} {} aligned {} {} {}{}{}{}", s.m, s.n,
                      s.k, to_string(s.a.dtype), turned(s.a), to_string(s.b.dtype), turned(s.b),

@@ -79,7 +79,7 @@ class CudaProfiler {
   std::string attention();
   std::string cpu_memory();
   std::string adam_beside_copies();
-  std::string operations(const OperationCase& of);
+  std::string operations(const OperationCase& operation);
   void release();
 
   // Of the probe that runs: seconds that it may take, as long as the whole profile has them.
@@ -216,13 +216,15 @@ std::vector<Probe> CudaProfiler::probes() {
     return text;
   });
   std::vector<OperationCase> cases = operation_grid(extent_.largest_width);
-  std::erase_if(cases, [](const OperationCase& of) { return of.plan.dtype != DType::kBf16; });
-  for (OperationCase& of : layer_grid(options_.models, extent_.largest_layer)) {
-    cases.push_back(std::move(of));
+  std::erase_if(
+      cases, [](const OperationCase& operation) { return operation.plan.dtype != DType::kBf16; });
+  for (OperationCase& operation : layer_grid(options_.models, extent_.largest_layer)) {
+    cases.push_back(std::move(operation));
   }
-  for (OperationCase& of : cases) {
-    std::string name = of.name;
-    add(std::move(name), 20, [this, of = std::move(of)] { return operations(of); });
+  for (OperationCase& operation : cases) {
+    std::string name = operation.name;
+    add(std::move(name), 20,
+        [this, operation = std::move(operation)] { return operations(operation); });
   }
   return all;
 }
@@ -467,9 +469,10 @@ std::string CudaProfiler::adam_beside_copies() {
 
 // By kind, what of its bound each reached: FLOP/s of products and attention, bytes per second of
 // what goes over memory.
-std::string CudaProfiler::operations(const OperationCase& of) {
+std::string CudaProfiler::operations(const OperationCase& operation) {
   if (time_is_up()) throw Error("the time of the profile", "is used up", "run it alone");
-  const std::vector<OperationTime> fresh = time_case(of, extent_.case_seconds, parts_.trainer);
+  const std::vector<OperationTime> fresh =
+      time_case(operation, extent_.case_seconds, parts_.trainer);
   struct Sum {
     const char* unit = "";
     double amount = 0;

@@ -134,10 +134,7 @@ CudaCompute::MemoryRates CudaCompute::memory() {
   std::byte* const c = workspace_.take_input(rates.each);
   const auto bytes = static_cast<double>(rates.each.count);
   const Timing copy = watch_.time(
-      [&](int) {
-        kernels_.copy({b, a, rates.each.count}, watch_.stream());
-      },
-      extent_.limits);
+      [&](int) { kernels_.copy({b, a, rates.each.count}, watch_.stream()); }, extent_.limits);
   cuda::TriadProbe triad;
   triad.a = reinterpret_cast<float*>(a);
   triad.b = reinterpret_cast<const float*>(b);
@@ -225,7 +222,7 @@ double CudaCompute::best_product(DType dtype) {
 }
 
 CudaCompute::AttentionCase CudaCompute::attention_case(int64_t head_size, int64_t length) {
-  AttentionCase of;
+  AttentionCase attention;
   cuda::AttentionShape shape;
   shape.length = length;
   shape.sequences = extent_.attention_tokens / length;
@@ -242,22 +239,23 @@ CudaCompute::AttentionCase CudaCompute::attention_case(int64_t head_size, int64_
   };
   const int64_t width = shape.heads * head_size;
   workspace_.reset();
-  of.forward.shape = of.backward.shape = shape;
-  of.forward.qkv = input(shape.width());
-  of.forward.out = output(width);
-  of.forward.log_sum_exp = reinterpret_cast<float*>(
+  attention.forward.shape = attention.backward.shape = shape;
+  attention.forward.qkv = input(shape.width());
+  attention.forward.out = output(width);
+  attention.forward.log_sum_exp = reinterpret_cast<float*>(
       workspace_.take_output(bytes_of(shape.tokens() * shape.heads, DType::kF32)));
-  of.backward.qkv = of.forward.qkv;
-  of.backward.out = of.forward.out;
-  of.backward.log_sum_exp = of.forward.log_sum_exp;
-  of.backward.dout = input(width);
-  of.backward.dqkv = output(shape.width());
-  const Bytes scratch = std::max(kernels_.scratch_of(of.forward), kernels_.scratch_of(of.backward));
-  of.forward.scratch = of.backward.scratch = workspace_.take_output(scratch);
+  attention.backward.qkv = attention.forward.qkv;
+  attention.backward.out = attention.forward.out;
+  attention.backward.log_sum_exp = attention.forward.log_sum_exp;
+  attention.backward.dout = input(width);
+  attention.backward.dqkv = output(shape.width());
+  const Bytes scratch =
+      std::max(kernels_.scratch_of(attention.forward), kernels_.scratch_of(attention.backward));
+  attention.forward.scratch = attention.backward.scratch = workspace_.take_output(scratch);
   // Two products of the causal half of [S, S] with D, in every head.
-  of.flops = 2.0 * static_cast<double>(shape.sequences * shape.heads * head_size) *
-             static_cast<double>(length) * static_cast<double>(length);
-  return of;
+  attention.flops = 2.0 * static_cast<double>(shape.sequences * shape.heads * head_size) *
+                    static_cast<double>(length) * static_cast<double>(length);
+  return attention;
 }
 
 std::vector<CudaCompute::AttentionPoint> CudaCompute::attention(int64_t head_size,
@@ -266,13 +264,13 @@ std::vector<CudaCompute::AttentionPoint> CudaCompute::attention(int64_t head_siz
   std::vector<AttentionPoint> points;
   for (const int64_t length : extent_.lengths) {
     if (!points.empty() && watch_.now() > deadline) break;
-    const AttentionCase of = attention_case(head_size, length);
-    const Timing forward =
-        watch_.time([&](int) { kernels_.attention(of.forward, watch_.stream()); }, extent_.limits);
-    const Timing backward =
-        watch_.time([&](int) { kernels_.attention(of.backward, watch_.stream()); }, extent_.limits);
-    points.push_back({length, of.flops / forward.median.seconds(),
-                      kBackwardShare * of.flops / backward.median.seconds()});
+    const AttentionCase attention = attention_case(head_size, length);
+    const Timing forward = watch_.time(
+        [&](int) { kernels_.attention(attention.forward, watch_.stream()); }, extent_.limits);
+    const Timing backward = watch_.time(
+        [&](int) { kernels_.attention(attention.backward, watch_.stream()); }, extent_.limits);
+    points.push_back({length, attention.flops / forward.median.seconds(),
+                      kBackwardShare * attention.flops / backward.median.seconds()});
   }
   return points;
 }

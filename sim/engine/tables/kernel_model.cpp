@@ -41,12 +41,12 @@ KernelModel::KernelModel(KernelTables tables) : tables_(std::move(tables)) {
   for (const GemmTable& table : tables_.gemm) {
     std::vector<Correction::Point> points;
     for (const GemmSeries& series : table.series) {
-      const KernelPart* of = part(series.part);
-      CHECK(of != nullptr);
+      const KernelPart* kernel = part(series.part);
+      CHECK(kernel != nullptr);
       for (const GemmPoint& point : series.points) {
         const GemmQuery query{table.format, point.batch, point.m, point.n, point.k};
-        const Duration model =
-            modelled(table, query, *of, {series.part, 1, of->memory, of->multiprocessors});
+        const Duration model = modelled(table, query, *kernel,
+                                        {series.part, 1, kernel->memory, kernel->multiprocessors});
         points.push_back({place_of(query, series.part), point.time.seconds() / model.seconds()});
       }
     }
@@ -139,12 +139,12 @@ Duration KernelModel::modelled(const GemmTable& table, const GemmQuery& query,
 }
 
 std::optional<Duration> KernelModel::gemm_time(const GemmQuery& query, const KernelUse& use) const {
-  const KernelPart* of = part(use.part);
-  if (of == nullptr) return std::nullopt;
+  const KernelPart* kernel = part(use.part);
+  if (kernel == nullptr) return std::nullopt;
   for (const Gemm& gemm : gemm_) {
     if (gemm.table->format != query.format) continue;
     const double ratio = gemm.correction.ratio_at(place_of(query, use.part));
-    return modelled(*gemm.table, query, *of, use) * ratio;
+    return modelled(*gemm.table, query, *kernel, use) * ratio;
   }
   return std::nullopt;
 }

@@ -156,10 +156,11 @@ class Decoder : private DecoderExperts {
     const Label activation = label(ModuleKind::kActivation);
     const Label norm = label(ModuleKind::kNorm2);
     if (model_.has_experts(layer)) {
-      const ExpertGradients of =
+      const ExpertGradients gradients =
           experts_down_backward(label(ModuleKind::kFc2), activation, saved, dy);
-      const TensorId dh = activation_backward(activation, fc1, saved, of.activation, of.scores);
-      return experts_up_backward(fc1, label(ModuleKind::kRouter), norm, saved, of, dh);
+      const TensorId dh =
+          activation_backward(activation, fc1, saved, gradients.activation, gradients.scores);
+      return experts_up_backward(fc1, label(ModuleKind::kRouter), norm, saved, gradients, dh);
     }
     const TensorId da = gemm_backward(label(ModuleKind::kFc2), activation, saved.activation,
                                       model_.ffn_width(layer), dy, c, saved.output_mask);

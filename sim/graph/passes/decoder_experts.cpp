@@ -35,9 +35,9 @@ void DecoderExperts::move_rows(OpKind kind, Phase phase, Label label,
        std::move(accesses));
 }
 
-void DecoderExperts::product(Label label, const Product& of, int64_t experts,
+void DecoderExperts::product(Label label, const Product& product, int64_t experts,
                              std::vector<Access> accesses) {
-  GemmWork work{tokens() * of.active, of.out, of.in, plan_.dtype, false};
+  GemmWork work{tokens() * product.active, product.out, product.in, plan_.dtype, false};
   work.experts = experts;
   emit(OpKind::kGemm, Phase::kForward, label, work, std::move(accesses));
 }
@@ -118,16 +118,16 @@ DecoderExperts::ExpertGradients DecoderExperts::experts_down_backward(Label labe
   const Label router{label.layer, ModuleKind::kRouter, label.micro_batch, -1};
   made.scores = output_gradient(router, model_.experts);
   made.activation = output_gradient(activation, model_.ffn_width(label.layer));
-  BackwardOf of{label, saved.activation, exchange(sorted, Phase::kBackward, label), made.activation,
-                saved.output_mask};
-  of.experts = own_experts();
-  of.choice = saved.choice;
+  BackwardOf backward{label, saved.activation, exchange(sorted, Phase::kBackward, label),
+                      made.activation, saved.output_mask};
+  backward.experts = own_experts();
+  backward.choice = saved.choice;
   if (model_.mlp_bias) {
-    of.scores = saved.router;
-    of.dscores = made.scores;
+    backward.scores = saved.router;
+    backward.dscores = made.scores;
     first_write(made.scores);
   }
-  product_backward(of, each.front());
+  product_backward(backward, each.front());
   if (each.size() == 1) return made;
   BackwardOf shared{label, saved.activation, dy, made.activation, saved.output_mask};
   shared.follows = true;
@@ -139,17 +139,17 @@ TensorId DecoderExperts::experts_up_backward(Label label, Label router, Label no
                                              const LayerSaved& saved, const ExpertGradients& from,
                                              TensorId dh) {
   const std::vector<Product> each = products_of(model_, label.module, label.layer);
-  BackwardOf of{label, saved.sent, dh, sent_tensor(TensorKind::kOutputGradient, router), -1};
-  of.experts = own_experts();
-  of.choice = saved.choice;
-  product_backward(of, each.front());
+  BackwardOf backward{label, saved.sent, dh, sent_tensor(TensorKind::kOutputGradient, router), -1};
+  backward.experts = own_experts();
+  backward.choice = saved.choice;
+  product_backward(backward, each.front());
   const TensorId dx = output_gradient(norm, model_.hidden);
   if (each.size() > 1) {
     BackwardOf shared{label, saved.norm2, dh, dx, -1};
     shared.follows = true;
     product_backward(shared, each.back());
   }
-  const TensorId back = exchange(of.dx, Phase::kBackward, router);
+  const TensorId back = exchange(backward.dx, Phase::kBackward, router);
   std::vector<Access> accesses = {read(back, Role::kOutputGradient),
                                   read(saved.router, Role::kStatistics),
                                   read(saved.choice, Role::kRouting),

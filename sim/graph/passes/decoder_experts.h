@@ -43,7 +43,7 @@ class DecoderExperts : protected DecoderLatent {
                                         TensorId dy);
   // From the gradient of fc1's output to that of the norm before the layer.
   TensorId experts_up_backward(Label label, Label router, Label norm, const LayerSaved& saved,
-                               const ExpertGradients& of, TensorId dh);
+                               const ExpertGradients& gradients, TensorId dh);
 
  private:
   // Tokens times the experts that each is sent to, the shared ones not counted.

@@ -66,10 +66,10 @@ void DecoderLatent::down_backward(Label label, const LayerSaved& saved, const La
   if (dqkv >= 0) accesses.push_back(read(dqkv, Role::kResidualGradient));
   emit(OpKind::kNorm, Phase::kBackward, label,
        rows_of(split_tokens(), normed, 2 * norm_passes() * normed, 14), std::move(accesses));
-  BackwardOf of{label, saved.norm1, dmade, dx};
-  of.follows = true;
-  of.rows = split_tokens();
-  product_backward(of, {model_.hidden, width});
+  BackwardOf backward{label, saved.norm1, dmade, dx};
+  backward.follows = true;
+  backward.rows = split_tokens();
+  product_backward(backward, {model_.hidden, width});
 }
 
 TensorId DecoderLatent::latent_qkv_backward(Label label, Label norm, const LayerSaved& saved,
@@ -87,9 +87,9 @@ TensorId DecoderLatent::latent_qkv_backward(Label label, Label norm, const Layer
     product_backward({query_up, saved.norm1, dqkv, dx}, {model_.hidden, queries()});
   }
   const TensorId dkey = latent_tensor(TensorKind::kOutputGradient, key_up, model_.kv_rank);
-  BackwardOf of{key_up, saved.key.normed, dqkv, dkey};
-  of.follows = true;
-  product_backward(of, {model_.kv_rank, keys_and_values()});
+  BackwardOf backward{key_up, saved.key.normed, dqkv, dkey};
+  backward.follows = true;
+  product_backward(backward, {model_.kv_rank, keys_and_values()});
   down_backward(part_of(label, ChainPart::kKeyDown), saved, saved.key, dkey,
                 model_.kv_rank + model_.rope_size, model_.kv_rank, dqkv, dx);
   return dx;

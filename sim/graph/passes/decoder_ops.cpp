@@ -233,41 +233,42 @@ void DecoderOps::gemm(Label label, TensorId x, int64_t in, TensorId y, int64_t o
 
 TensorId DecoderOps::gemm_backward(Label label, Label input, TensorId x, int64_t in, TensorId dy,
                                    int64_t out, TensorId kept) {
-  const BackwardOf of{label, x, dy, output_gradient(input, in), kept};
-  product_backward(of, {in, out});
-  return of.dx;
+  const BackwardOf backward{label, x, dy, output_gradient(input, in), kept};
+  product_backward(backward, {in, out});
+  return backward.dx;
 }
 
-void DecoderOps::product_backward(const BackwardOf& of, const Product& product) {
-  Access dw = gradient(of.label);
+void DecoderOps::product_backward(const BackwardOf& backward, const Product& product) {
+  Access dw = gradient(backward.label);
   const bool adds = dw.mode == AccessMode::kReadWrite;
-  if (of.follows) dw.mode = AccessMode::kReadWrite;
-  const int64_t rows = of.rows > 0 ? of.rows : tokens() * product.active;
-  std::vector<Access> weight_accesses = {read(of.dy, Role::kOutputGradient),
-                                         read(of.x, Role::kInput), dw};
-  std::vector<Access> input_accesses = {read(of.dy, Role::kOutputGradient),
-                                        read(weight(of.label), Role::kWeight),
-                                        {of.dx, Role::kInputGradient, first_write(of.dx), 0}};
-  if (of.kept >= 0) weight_accesses.push_back(read(of.kept, Role::kStatistics));
-  if (of.choice >= 0) {
-    weight_accesses.push_back(read(of.choice, Role::kRouting));
-    input_accesses.push_back(read(of.choice, Role::kRouting));
+  if (backward.follows) dw.mode = AccessMode::kReadWrite;
+  const int64_t rows = backward.rows > 0 ? backward.rows : tokens() * product.active;
+  std::vector<Access> weight_accesses = {read(backward.dy, Role::kOutputGradient),
+                                         read(backward.x, Role::kInput), dw};
+  std::vector<Access> input_accesses = {
+      read(backward.dy, Role::kOutputGradient),
+      read(weight(backward.label), Role::kWeight),
+      {backward.dx, Role::kInputGradient, first_write(backward.dx), 0}};
+  if (backward.kept >= 0) weight_accesses.push_back(read(backward.kept, Role::kStatistics));
+  if (backward.choice >= 0) {
+    weight_accesses.push_back(read(backward.choice, Role::kRouting));
+    input_accesses.push_back(read(backward.choice, Role::kRouting));
   }
-  if (of.scores >= 0) {
-    weight_accesses.push_back(read(of.scores, Role::kStatistics));
-    input_accesses.push_back(read(of.scores, Role::kStatistics));
-    input_accesses.push_back(write(of.dscores, Role::kScratch));
+  if (backward.scores >= 0) {
+    weight_accesses.push_back(read(backward.scores, Role::kStatistics));
+    input_accesses.push_back(read(backward.scores, Role::kStatistics));
+    input_accesses.push_back(write(backward.dscores, Role::kScratch));
   }
   const auto weight_gradient = [&] {
     GemmWork work{product.out, product.in, rows, plan_.dtype, adds};
-    work.experts = of.experts;
-    emit(OpKind::kGemm, Phase::kBackwardWeight, of.label, work, weight_accesses);
+    work.experts = backward.experts;
+    emit(OpKind::kGemm, Phase::kBackwardWeight, backward.label, work, weight_accesses);
   };
   const bool exchanges = plan_.tensor > 1 && facts_.tensor_overlap != Overlap::kNone;
   if (!exchanges) weight_gradient();
   GemmWork work{rows, product.in, product.out, plan_.dtype, false};
-  work.experts = of.experts;
-  emit(OpKind::kGemm, Phase::kBackwardInput, of.label, work, input_accesses);
+  work.experts = backward.experts;
+  emit(OpKind::kGemm, Phase::kBackwardInput, backward.label, work, input_accesses);
   if (exchanges) weight_gradient();
 }
 

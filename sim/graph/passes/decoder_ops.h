@@ -110,7 +110,7 @@ class DecoderOps {
                          TensorId kept = -1);
   // Weight gradient first: it is what the optimizer waits for. But where ranks exchange gradients
   // of inputs, those first: the exchange runs beside the weight gradient.
-  void product_backward(const BackwardOf& of, const Product& product);
+  void product_backward(const BackwardOf& backward, const Product& product);
   // Several products of a module add up in one gradient.
   AccessMode first_write(TensorId id);
 

@@ -11,91 +11,107 @@ namespace {
 
 bool always(const PassContext&) { return true; }
 
-bool orders_copies(const PassContext& of) {
-  const ActivationPlan& activations = *of.plan.activations;
+bool orders_copies(const PassContext& context) {
+  const ActivationPlan& activations = *context.plan.activations;
   return activations.reload == ReloadOrder::kByModule || activations.offload_in_flight > 0;
 }
 
-bool shards_state(const PassContext& of) {
-  return of.plan.replicas() > 1 && (of.plan.zero_stage == 1 || of.plan.zero_stage == 2);
+bool shards_state(const PassContext& context) {
+  return context.plan.replicas() > 1 &&
+         (context.plan.zero_stage == 1 || context.plan.zero_stage == 2);
 }
 
-bool gathers_weights(const PassContext& of) {
-  return of.plan.replicas() > 1 && of.plan.zero_stage == 3;
+bool gathers_weights(const PassContext& context) {
+  return context.plan.replicas() > 1 && context.plan.zero_stage == 3;
 }
 
 // Stage 3 over several ranks scatters gradients layer by layer, into shards on the GPU.
-bool adds_up_on_cpu(const PassContext& of) {
-  return of.facts.accumulates_on_cpu && !gathers_weights(of) && of.plan.accumulation() > 1 &&
-         of.plan.optimizer.placement != OptimizerPlacement::kGpu;
+bool adds_up_on_cpu(const PassContext& context) {
+  return context.facts.accumulates_on_cpu && !gathers_weights(context) &&
+         context.plan.accumulation() > 1 &&
+         context.plan.optimizer.placement != OptimizerPlacement::kGpu;
 }
 
-bool multiplies_in_8_bits(const PassContext& of) {
-  return of.plan.products != ProductFormat::kAsStored;
+bool multiplies_in_8_bits(const PassContext& context) {
+  return context.plan.products != ProductFormat::kAsStored;
 }
 
 constexpr Pass kPasses[] = {
     {"plain", "passes/decoder.cpp",
      "forward, loss and backward of every micro-batch of one rank, everything on its GPU", always,
-     [](Graph, const PassContext& of) { return build_plain(of.model, of.plan, of.facts); }},
+     [](Graph, const PassContext& context) {
+       return build_plain(context.model, context.plan, context.facts);
+     }},
     {"gemm formats", "passes/gemm_formats.cpp", "which GEMMs multiply 8-bit factors",
      multiplies_in_8_bits,
-     [](Graph graph, const PassContext& of) {
-       choose_product_formats(graph, of.plan, of.facts);
+     [](Graph graph, const PassContext& context) {
+       choose_product_formats(graph, context.plan, context.facts);
        return graph;
      }},
     {"tensor", "passes/tensor.cpp",
      "all-reduces, or gather and scatter by token, around GEMMs split over ranks",
-     [](const PassContext& of) { return of.plan.tensor > 1; },
-     [](Graph graph, const PassContext& of) {
-       return tensor_pass(std::move(graph), of.model, of.plan, of.facts);
+     [](const PassContext& context) { return context.plan.tensor > 1; },
+     [](Graph graph, const PassContext& context) {
+       return tensor_pass(std::move(graph), context.model, context.plan, context.facts);
      }},
     {"sequence", "passes/sequence.cpp",
      "all-to-alls around attention (Ulysses), keys and values around a ring beside it",
-     [](const PassContext& of) { return of.plan.sequence > 1 || of.plan.context > 1; },
-     [](Graph graph, const PassContext& of) { return sequence_pass(std::move(graph), of.plan); }},
+     [](const PassContext& context) {
+       return context.plan.sequence > 1 || context.plan.context > 1;
+     },
+     [](Graph graph, const PassContext& context) {
+       return sequence_pass(std::move(graph), context.plan);
+     }},
     {"checkpoint", "passes/checkpoint.cpp", "recompute or offload of activations, by module",
      always,
-     [](Graph graph, const PassContext& of) {
-       return checkpoint_pass(std::move(graph), of.plan, of.facts);
+     [](Graph graph, const PassContext& context) {
+       return checkpoint_pass(std::move(graph), context.plan, context.facts);
      }},
     {"gather", "passes/gather.cpp",
      "ZeRO-3 and FSDP: weights gathered for each visit, gradients scattered after", gathers_weights,
-     [](Graph graph, const PassContext& of) {
-       return gather_pass(std::move(graph), of.plan, of.facts);
+     [](Graph graph, const PassContext& context) {
+       return gather_pass(std::move(graph), context.plan, context.facts);
      }},
     {"reload", "passes/reload.cpp",
      "when offloaded activations return by module, and how many leave at once", orders_copies,
-     [](Graph graph, const PassContext& of) { return reload_pass(std::move(graph), of.plan); }},
+     [](Graph graph, const PassContext& context) {
+       return reload_pass(std::move(graph), context.plan);
+     }},
     {"residency", "passes/residency.cpp", "weights that flow in before each use",
-     [](const PassContext& of) { return *of.plan.weights.flow_share > 0; },
-     [](Graph graph, const PassContext& of) { return residency_pass(std::move(graph), of.plan); }},
+     [](const PassContext& context) { return *context.plan.weights.flow_share > 0; },
+     [](Graph graph, const PassContext& context) {
+       return residency_pass(std::move(graph), context.plan);
+     }},
     {"optimizer", "passes/optimizer.cpp",
      "buckets, casts, norms, Adam, uploads; wait, delay, speculate; state that streams in", always,
-     [](Graph graph, const PassContext& of) {
-       return optimizer_pass(std::move(graph), of.plan, of.facts);
+     [](Graph graph, const PassContext& context) {
+       return optimizer_pass(std::move(graph), context.plan, context.facts);
      }},
     {"accumulate", "passes/accumulate.cpp",
      "gradients of micro-batches that add up in CPU memory, where a framework does that",
      adds_up_on_cpu,
-     [](Graph graph, const PassContext& of) { return accumulate_pass(std::move(graph), of.plan); }},
+     [](Graph graph, const PassContext& context) {
+       return accumulate_pass(std::move(graph), context.plan);
+     }},
     {"shard", "passes/shard.cpp", "ZeRO-1 and 2: a rank's share of what is stepped", shards_state,
-     [](Graph graph, const PassContext& of) { return shard_pass(std::move(graph), of.plan); }},
+     [](Graph graph, const PassContext& context) {
+       return shard_pass(std::move(graph), context.plan);
+     }},
     {"host copies", "passes/host_copies.cpp",
      "pageable memory, calls tensor by tensor, a host that waits, where a framework does so",
-     [](const PassContext& of) {
-       return of.facts.stage3_copies_by_tensor || of.facts.casts_through_pageable ||
-              of.facts.returns_weights_whole;
+     [](const PassContext& context) {
+       return context.facts.stage3_copies_by_tensor || context.facts.casts_through_pageable ||
+              context.facts.returns_weights_whole;
      },
-     [](Graph graph, const PassContext& of) {
-       return host_copies_pass(std::move(graph), of.plan, of.facts);
+     [](Graph graph, const PassContext& context) {
+       return host_copies_pass(std::move(graph), context.plan, context.facts);
      }},
     {"gemm codes", "passes/gemm_formats.cpp", "memory for the 8-bit codes of factors",
      multiplies_in_8_bits,
      [](Graph graph, const PassContext&) { return products_pass(std::move(graph)); }},
     {"place", "core/arena.cpp", "lives, and an address for every tensor", always,
-     [](Graph graph, const PassContext& of) {
-       graph.reuse = of.plan.memory_reuse.value_or(MemoryReuse::kApart);
+     [](Graph graph, const PassContext& context) {
+       graph.reuse = context.plan.memory_reuse.value_or(MemoryReuse::kApart);
        place(graph);
        return graph;
      }},

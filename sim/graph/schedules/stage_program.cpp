@@ -396,13 +396,13 @@ std::vector<int64_t> cuts_of(const Model& model, const Plan& plan, const StackFa
 
 }  // namespace
 
-PipelineContext::PipelineContext(const Model& of, const Plan& by, const StackFacts& as)
-    : model(of),
-      plan(by),
-      facts(as),
-      parts(subsequences_of(by, of)),
-      first_layers(cuts_of(of, by, as)),
-      modules(modules_held(rank_model(of, by), by)),
+PipelineContext::PipelineContext(const Model& whole, const Plan& asked, const StackFacts& known)
+    : model(whole),
+      plan(asked),
+      facts(known),
+      parts(subsequences_of(asked, whole)),
+      first_layers(cuts_of(whole, asked, known)),
+      modules(modules_held(rank_model(whole, asked), asked)),
       module_index(modules) {}
 
 int64_t PipelineContext::chunk_of(int64_t layer) const {

@@ -21,7 +21,7 @@ namespace ballast {
 enum class Turns : uint8_t { kFolded, kSpread };
 
 struct PipelineContext {
-  PipelineContext(const Model& of, const Plan& by, const StackFacts& as);
+  PipelineContext(const Model& whole, const Plan& asked, const StackFacts& known);
 
   const Model& model;
   const Plan& plan;

@@ -49,7 +49,8 @@ class PlainAttention : public AttentionLibrary {
  private:
   // Where the rows of a kv head's values lie, of `token` and query head `head` of its group.
   struct Rows {
-    Rows(const AttentionPass& of, int64_t s, int64_t h) : pass(of), sequence(s), kv(h) {}
+    Rows(const AttentionPass& attention, int64_t s, int64_t h)
+        : pass(attention), sequence(s), kv(h) {}
     int64_t token(int64_t i) const { return sequence * pass.shape.length + i; }
     int64_t of_query(int64_t i, int64_t head) const {
       return token(i) * pass.query_stride + query_head(head) * size();
