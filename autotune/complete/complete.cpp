@@ -236,13 +236,17 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Complet
   return {};
 }
 
+// Copies of activations that leave are worth their time where nothing else fits, or a larger
+// micro-batch then does: the latter is asked of layouts near the best alone.
 Fastest fastest_way(const Setting& setting, const Wanted& wanted, CompletionEstimates& known) {
   CaseSetup setup = setup_of(setting);
   Fastest best = fastest_of(setting, completions_of(setup), wanted, known);
-  if (best || setting.plan.activations) return best;
+  if (setting.plan.activations || (best && !wanted.between)) return best;
   for (const ActivationPlan& offload : offloads()) {
     setup.published.plan.activations = offload;
-    Fastest one = fastest_of(setting, completions_of(setup), wanted, known);
+    Wanted faster = wanted;
+    if (best && (!faster.limit || best->step_time < *faster.limit)) faster.limit = best->step_time;
+    Fastest one = fastest_of(setting, completions_of(setup), faster, known);
     if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
   }
   return best;
