@@ -171,15 +171,20 @@ const Json& JsonReader::require(const std::string& key) {
 
 const Json& JsonReader::raw(const std::string& key) { return require(key); }
 
+std::string JsonReader::shown_text(const std::string& key, const Json& value) const {
+  std::string text = value.get<std::string>();
+  if (has_control_characters(text)) {
+    fail(key, "holds a control character, which could draw on a terminal", "take it out");
+  }
+  return text;
+}
+
 std::string JsonReader::text(const std::string& key) {
   const Json& value = require(key);
   if (!value.is_string()) {
     fail(key, fmt::format("must be a text, and is {}", type_of(value)), "put it between quotes");
   }
-  const std::string text = value.get<std::string>();
-  if (has_control_characters(text)) {
-    fail(key, "holds a control character, which could draw on a terminal", "take it out");
-  }
+  const std::string text = shown_text(key, value);
   // A file is always UTF-8 (the parser sees to it); a flag of the command line may not be.
   try {
     value.dump();
@@ -248,10 +253,7 @@ std::vector<std::string> JsonReader::texts(const std::string& key) {
   std::vector<std::string> found;
   for (const Json& one : list) {
     if (!one.is_string()) fail(key, "must hold texts only", "put each between quotes");
-    found.push_back(one.get<std::string>());
-    if (has_control_characters(found.back())) {
-      fail(key, "holds a control character, which could draw on a terminal", "take it out");
-    }
+    found.push_back(shown_text(key, one));
   }
   return found;
 }

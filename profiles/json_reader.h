@@ -82,6 +82,8 @@ class JsonReader {
  private:
   const Json& require(const std::string& key);
   double checked(const std::string& key, const Json& value, NumberRange range) const;
+  // Throws Error where it holds what could draw on a terminal. `value` is a text.
+  std::string shown_text(const std::string& key, const Json& value) const;
 
   const Json* value_;
   std::string source_;
