@@ -84,45 +84,41 @@ int64_t buckets_in(const std::vector<Module>& modules, OptimizerPlan optimizer) 
   return std::ssize(buckets_of(modules, optimizer));
 }
 
-int64_t bucket_count(const CaseSetup& setup) {
-  const int64_t count =
-      buckets_in(modules_of(setup.published.model), setup.published.plan.optimizer);
-  // Every tensor- and pipeline-parallel rank holds its part of the model.
-  return std::max<int64_t>(1,
-                           count / (setup.published.plan.tensor * setup.published.plan.pipeline));
-}
-
 }  // namespace
 
 int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
   Plan plan = setup.published.plan;
   plan.zero_stage = zero_stage;
-  std::vector<Module> modules = modules_of(setup.published.model);
-  if (zero_stage == 3 && plan.tensor == 1 && plan.pipeline == 1) {
+  try {
+    check(plan, setup.published.model);
+  } catch (const Error&) {
+    return 1;  // No completion is legal.
+  }
+  std::vector<Module> modules = modules_held(rank_model(setup.published.model, plan), plan);
+  if (zero_stage == 3) {
     int64_t offset = 0;
     for (Module& module : modules) {
-      module.count = div_ceil(module.count, plan.sharing());
+      module.count = div_ceil(module.count, sharing_of(module, plan.sharing()));
       module.flat_offset = offset;
       module.parameters.clear();
       offset += module.count;
     }
   }
-  return buckets_in(modules, plan.optimizer);
+  // A stage has its part of the layers.
+  return std::max<int64_t>(1, buckets_in(modules, plan.optimizer) / plan.pipeline);
 }
 
 namespace {
 
-std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup) {
+// `all`: of the buckets of a rank.
+std::vector<int64_t> gpu_bucket_counts(const CaseSetup& setup, int64_t all) {
   const OptimizerPlan& optimizer = setup.published.plan.optimizer;
   if (setup.published.optimizer_share_on_cpu) {
     const double kept = 1 - *setup.published.optimizer_share_on_cpu;
-    const int64_t all =
-        setup.published.plan.zero_stage == 3 ? most_gpu_buckets(setup, 3) : bucket_count(setup);
     return {std::llround(kept * static_cast<double>(all))};
   }
   if (optimizer.gpu_buckets) return {*optimizer.gpu_buckets};
   if (optimizer.placement == OptimizerPlacement::kGpu) return {0};
-  const int64_t all = bucket_count(setup);
   std::vector<int64_t> counts = {0};
   for (const int64_t part : {16, 8, 4, 2, 1}) {
     if (all / part > counts.back()) counts.push_back(all / part);
@@ -157,10 +153,10 @@ class CompletionCollector {
 
   void collect(std::vector<std::vector<Completion>>& groups, std::string& refusal) {
     Plan plan = base_plan(setup_);
-    const std::vector<int64_t> buckets = gpu_bucket_counts(setup_);
     for (const int64_t stage : zero_stages(setup_)) {
       plan.zero_stage = stage;
-      const int64_t most = buckets.size() > 1 ? most_gpu_buckets(setup_, stage) : 0;
+      const std::vector<int64_t> buckets =
+          gpu_bucket_counts(setup_, most_gpu_buckets(setup_, stage));
       for (const int64_t chunks : chunk_counts(setup_)) {
         plan.virtual_pipeline = chunks;
         for (const double share : flow_shares(setup_.published.plan)) {
@@ -168,7 +164,6 @@ class CompletionCollector {
           for (size_t i = 0; i < buckets.size(); ++i) {
             // What the GPU steps does not flow, so that nothing would.
             if (share > 0 && buckets.size() > 1 && buckets[i] == buckets.back()) continue;
-            if (i > 0 && buckets[i - 1] >= most) break;  // the same plan once more
             plan.optimizer.gpu_buckets = buckets[i];
             collect_activations(plan, groups, refusal);
           }

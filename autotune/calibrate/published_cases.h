@@ -75,8 +75,9 @@ struct Completion {
 // Throws Error, with the first reason, where no completion is legal.
 std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup);
 
-// From how many buckets on the GPU on a rank has no more of them: under ZeRO-3 it holds a share of
-// every module. Where matrices or layers are divided too, as many as the model has.
+// How many buckets a rank has, all of which the GPU may step: of its part of matrices and experts,
+// under ZeRO-3 of its share of every module; of a pipeline's stage an even part of the layers'.
+// `zero_stage`: of the plan. 1 where the plan is not legal.
 int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage);
 
 struct MetricPrediction {

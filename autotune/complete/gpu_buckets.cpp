@@ -5,6 +5,7 @@
 #include <map>
 
 #include "autotune/complete/completion_bounds.h"
+#include "autotune/complete/completion_lists.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
 
@@ -28,6 +29,7 @@ constexpr double kGoldenShare = 0.381966;
 struct Kind {
   Completion any;
   std::vector<int64_t> listed;  // ascending
+  int64_t most = 0;             // that may be asked about
   CompletionBound bound;        // of any count
 };
 
@@ -44,13 +46,17 @@ std::vector<Kind> kinds_of(const Setting& setting,
     const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
       return kind.any.attention == open.attention && kind.any.plan == open.plan;
     });
-    Kind& kind = found == kinds.end() ? kinds.emplace_back(Kind{open, {}, {}}) : *found;
+    Kind& kind = found == kinds.end() ? kinds.emplace_back(Kind{open, {}, 0, {}}) : *found;
     kind.listed.push_back(*completion->plan.optimizer.gpu_buckets);
   }
   std::erase_if(kinds, [](const Kind& kind) { return kind.listed.size() < 2; });
   std::vector<const Completion*> open;
   for (Kind& kind : kinds) {
     std::sort(kind.listed.begin(), kind.listed.end());
+    // A list of what flows ends with half of the buckets, for of all of them none would flow.
+    const Plan& plan = kind.any.plan;
+    const int64_t all = most_gpu_buckets(setup_of(setting), plan.zero_stage);
+    kind.most = std::max(kind.listed.back(), *plan.weights.flow_share > 0 ? all - 1 : all);
     open.push_back(&kind.any);
   }
   const std::vector<CompletionBound> bounds = completion_bounds(setting, open);
@@ -67,7 +73,7 @@ class BestCount {
  public:
   BestCount(const Setting& setting, const Kind& kind, CompletionEstimates& known)
       : setting_(setting), kind_(kind), known_(known) {
-    grain_ = std::max<int64_t>(1, kind.listed.back() / kGrains);
+    grain_ = std::max<int64_t>(1, kind.most / kGrains);
   }
 
   // `limit`: of the best of other kinds.
@@ -106,8 +112,8 @@ class BestCount {
     while (full < kind_.listed.size() && excess(kind_.listed[full]).count <= 0) ++full;
     if (full == 0) return std::nullopt;
     int64_t low = kind_.listed[full - 1];
-    if (full == kind_.listed.size()) return low;
-    int64_t high = kind_.listed[full];
+    int64_t high = full < kind_.listed.size() ? kind_.listed[full] : kind_.most;
+    if (high == low || excess(high).count <= 0) return high;
     for (bool halves = false; high - low > grain_; halves = !halves) {
       const double room = -static_cast<double>(excess(low).count);
       const double beyond = static_cast<double>(excess(high).count);

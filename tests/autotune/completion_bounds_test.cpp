@@ -155,7 +155,7 @@ TEST(CompletionBounds, know_that_exchanges_of_shards_run_beside_each_other) {
   Compared compared;
   compare_completions(setting, compared);
   EXPECT_GT(compared.completions, 4);
-  EXPECT_GT(compared.informed, 4);
+  EXPECT_GT(compared.informed, 1);
 }
 
 struct FlowsCompared {

@@ -7,9 +7,11 @@
 
 #include "autotune/complete/complete.h"
 #include "autotune/complete/completion_lists.h"
+#include "autotune/complete/open_layouts.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
+#include "sim/graph/build.h"
 #include "tests/autotune/random_settings.h"
 
 namespace ballast::tests {
@@ -94,6 +96,49 @@ TEST(GpuBuckets, that_are_named_stay) {
   EXPECT_EQ(complete(setting, nullptr).setting.plan.optimizer.gpu_buckets, 3);
   CompletionEstimates known;
   EXPECT_FALSE(faster_gpu_buckets(setting, {}, std::nullopt, known, {}));
+}
+
+// Of settings at random: lists and searches end with the buckets that a rank's graph has, else they
+// ask about half of a model where ZeRO-3 or experts leave a rank an eighth of it.
+TEST(GpuBuckets, are_at_most_those_of_a_ranks_graph) {
+  Numbers numbers(20261125);
+  int compared = 0, of_shards = 0, of_experts = 0;
+  for (int i = 0; i < 30; ++i) {
+    std::vector<OpenLayout> layouts;
+    const Setting setting = random_setting(numbers);
+    try {
+      layouts = open_layouts(setting, nullptr);
+    } catch (const Error&) {
+      continue;  // no legal layout
+    }
+    for (const OpenLayout& one : layouts) {
+      const Setting& layout = one.setting;
+      if (layout.plan.optimizer.placement != OptimizerPlacement::kCpu) continue;
+      if (layout.plan.pipeline > 1) continue;
+      const Completion completion = lean_completions(layout).front();
+      const Graph graph = build_unplaced(layout.model, completion.plan, layout.stack.facts);
+      EXPECT_EQ(most_gpu_buckets(setup_of(layout), layout.plan.zero_stage),
+                std::ssize(graph.buckets))
+          << name_of(layout);
+      ++compared;
+      of_shards += layout.plan.zero_stage == 3 && layout.plan.replicas() > 1 ? 1 : 0;
+      of_experts += layout.plan.expert > 1 ? 1 : 0;
+    }
+  }
+  EXPECT_GE(compared, 20);
+  EXPECT_GE(of_shards, 5);
+  EXPECT_GE(of_experts, 2);
+}
+
+// The GPU of a flowing plan may step any count but all, where nothing would be left to flow.
+TEST(GpuBuckets, between_half_and_all_are_asked_about_where_weights_flow) {
+  Setting setting = offloading("llama-3-8b", "h100-sxm-80gb", 3);
+  give_gpu_memory_for(setting, 0.8);
+  setting.plan.weights.flow_share = 1.0;
+  const int64_t all = most_gpu_buckets(setup_of(setting), setting.plan.zero_stage);
+  const Completed chosen = complete(setting, nullptr);
+  ASSERT_TRUE(chosen.prediction.fits);
+  EXPECT_GT(2 * *chosen.setting.plan.optimizer.gpu_buckets, all);
 }
 
 }  // namespace
