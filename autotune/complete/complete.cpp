@@ -25,10 +25,13 @@ namespace {
 // may be no better than the best before the rest, which promise less, are left alone.
 constexpr size_t kLayoutsAtOnce = 4;
 constexpr int kStalledLayouts = 6;
-// Layouts of which more numbers of buckets are asked about: those that take so many times as long
-// as the best at most.
+// Layouts that are asked about more closely: those that take so many times as long as the best at
+// most. Where the CPU steps buckets, how many the GPU steps is sought, which takes the longest.
 constexpr double kNearTheBest = 1.1;
 constexpr size_t kMostNear = 2;
+// Where the GPU steps all, offloaded activations alone are asked about.
+constexpr double kNearTheBestOnGpu = 1.25;
+constexpr size_t kMostNearOnGpu = 8;
 // Micro-batches of a step from which on weights that flow are not timed where the same plan fits
 // with weights that stay: of fewer they were found to gain up to 4 %.
 constexpr int64_t kFlowOnlyAdds = 4;
@@ -389,21 +392,32 @@ class LayoutChooser {
     }
   }
 
+  std::vector<const Estimate*> near_the_best() const {
+    std::vector<const Estimate*> all;
+    for (const auto& one : estimates_) {
+      const Setting& setting = layouts_[one->layout].setting;
+      if (!has_auto(setting.plan) || is_searched(setting.plan, setting.stack)) continue;
+      all.push_back(one.get());
+    }
+    std::stable_sort(all.begin(), all.end(), [](const Estimate* a, const Estimate* b) {
+      return a->step_time < b->step_time;
+    });
+    std::vector<const Estimate*> near;
+    size_t on_gpu = 0, on_cpu = 0;
+    for (const Estimate* one : all) {
+      const Plan& plan = one->setting.plan;
+      const bool gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
+      const double ratio = one->step_time.seconds() / best_->step_time.seconds();
+      if (ratio > (gpu ? kNearTheBestOnGpu : kNearTheBest)) continue;
+      if (gpu ? on_gpu++ < kMostNearOnGpu : on_cpu++ < kMostNear) near.push_back(one);
+    }
+    return near;
+  }
+
   // The numbers of buckets on the GPU between those of the list, of the layouts that are near the
   // best. What the list had stays an estimate, for it leaves more room.
   void look_between() {
-    std::vector<const Estimate*> near;
-    for (const auto& one : estimates_) {
-      if (one->step_time.seconds() > kNearTheBest * best_->step_time.seconds()) continue;
-      const Setting& setting = layouts_[one->layout].setting;
-      if (has_auto(setting.plan) && !is_searched(setting.plan, setting.stack)) {
-        near.push_back(one.get());
-      }
-    }
-    std::stable_sort(near.begin(), near.end(), [](const Estimate* a, const Estimate* b) {
-      return a->step_time < b->step_time;
-    });
-    if (near.size() > kMostNear) near.resize(kMostNear);
+    const std::vector<const Estimate*> near = near_the_best();
     std::optional<Duration> limit;
     if (best_ != nullptr) limit = best_->step_time;
     std::vector<Fastest> found(near.size());
