@@ -86,9 +86,7 @@ inline constexpr Knob kStateRows[] = {
          .tried = kChoices<SyncMode::kWait, SyncMode::kSpeculate>,
          .tried_text = "delay too with --allow-delay",
          .help = "wait for all gradients; delay the step by one, which changes results; or "
-                 "speculate, and undo what was wrong",
-         .matters = "with optimizer.placement cpu or nvme",
-         .matters_in = steps_on_cpu}),
+                 "speculate, and undo what was wrong"}),
     knob<&OptimizerPlan::undo>(
         {.id = KnobId::kUndo,
          .path = "optimizer.undo",
