@@ -5,7 +5,9 @@
 #include "kernels/kernels.h"
 #include "kernels/tables.h"
 
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
@@ -21,13 +23,21 @@ struct Available {
   void add(const Table& table) { tables[count++] = &table; }
 };
 
+#if defined(__x86_64__)
+// Clang 14 does not let __builtin_cpu_supports ask for this one.
+bool has_half_conversions() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 Available ask_machine() {
   Available found;
   found.add(kReferenceTable);
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_half_conversions();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");

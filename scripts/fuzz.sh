@@ -18,33 +18,20 @@ if [ -z "$CXX" ]; then
 fi
 export FLAGS="-std=c++20 -O1 -gline-tables-only -I. -ffp-contract=off -fno-omit-frame-pointer
   -fno-sanitize-recover=all -DBALLAST_SOURCE_DIR=\"$PWD\""
-export OBJECTS=$folder/objects
-mkdir -p "$OBJECTS"
+mkdir -p "$folder"
 
 names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
   for file in tests/fuzz/*_fuzz.cpp; do names+=("$(basename "$file" _fuzz.cpp)"); done
 fi
 
-# What the harnesses may call; main and the sanitizers' runtime come with each harness. A folder is
-# compiled as one, as in the unity build of CMakeLists.txt: its headers are read once.
-rm -f "$OBJECTS"/*.o "$OBJECTS"/*.cpp "$OBJECTS/library.a"
-for in_folder in sim/{base,spec,graph} sim/graph/*/ sim/engine/tables profiles profiles/*/ \
-  backend/formats; do
-  compgen -G "${in_folder%/}/*.cpp" >/dev/null || continue
-  unit=$OBJECTS/$(echo "${in_folder%/}" | tr / _)_folder.cpp
-  for source in "${in_folder%/}"/*.cpp; do
-    echo "#include \"$source\""
-  done >"$unit"
-done
-sources=("$OBJECTS"/*.cpp backend/train/{data,random}.cpp)
-compile() {
-  "$CXX" $FLAGS "-fsanitize=fuzzer-no-link,address,undefined" -c "$1" \
-    -o "$OBJECTS/$(echo "${1%.cpp}" | tr / _).o"
-}
-export -f compile
-printf '%s\n' "${sources[@]}" | xargs -P $jobs -I{} bash -c 'compile {}'
-ar rcs "$OBJECTS/library.a" "$OBJECTS"/*.o
+# What the harnesses may call: the libraries of the tests under these sanitizers, and what of the
+# backend reads files, in one unit; main and the sanitizers' runtime come with each harness.
+scripts/build.sh build/asan address,undefined sim profiles
+for source in backend/formats/*.cpp backend/train/{data,random}.cpp; do
+  echo "#include \"$source\""
+done >"$folder/read.cpp"
+"$CXX" $FLAGS -fsanitize=fuzzer-no-link,address,undefined -c "$folder/read.cpp" -o "$folder/read.o"
 
 seed() {  # name: real inputs to begin from
   case $1 in
@@ -64,7 +51,7 @@ seed() {  # name: real inputs to begin from
 run() {
   local name=$1 here=$FOLDER/$1
   "$CXX" $FLAGS -fsanitize=fuzzer,address,undefined "tests/fuzz/${name}_fuzz.cpp" \
-    "$OBJECTS/library.a" -lfmt -lsqlite3 -o "$here/fuzz"
+    "$FOLDER/read.o" build/asan/lib{profiles,sim}.a -lfmt -lsqlite3 -o "$here/fuzz"
   if "$here/fuzz" -max_total_time="$SECONDS_EACH" -timeout=10 -rss_limit_mb=2048 \
     -artifact_prefix="$here/" -print_final_stats=1 "$here/corpus" >"$here/log" 2>&1; then
     echo "$name: nothing found ($(awk '/number_of_executed_units/ { print $2 }' "$here/log") runs)"

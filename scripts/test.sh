@@ -32,22 +32,11 @@ out_of_time() {
   skipped=$((skipped + 1))
 }
 
-# build FOLDER SANITIZE TARGET...: configures and builds, or counts a failure.
+# build FOLDER SANITIZERS TARGET...: configures and builds, or counts a failure.
 build() {
-  local folder=$1 sanitize=$2
-  shift 2
-  mkdir -p "$folder"
-  local launcher=()
-  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  if [ ! -f "$folder/CMakeCache.txt" ]; then
-    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSANITIZE="$sanitize" \
-      -DBALLAST_UNITY=ON "${launcher[@]}" >"$folder/configure.log" 2>&1 ||
-      { cat "$folder/configure.log"; fail "configuring $folder"; return 1; }
-  fi
-  timeout "$(left)" cmake --build "$folder" --target "$@" >"$folder/build.log" 2>&1 && return
-  [ $? -eq 124 ] && { out_of_time "building $folder"; return 1; }
-  tail -n 40 "$folder/build.log"
-  fail "building $folder"
+  timeout "$(left)" scripts/build.sh "$@" && return
+  [ $? -eq 124 ] && { out_of_time "building $1"; return 1; }
+  fail "building $1"
   return 1
 }
 

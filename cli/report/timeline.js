@@ -5,13 +5,13 @@ const kGroups = {
   copy: 'copy', other: 'cast, pack, check',
 };
 // In units of the drawing, which is as wide as the page.
-const kTimeline = {row: 20, left: 128, right: 78, width: 1120, top: 26};
+const kTimeline = {row: 20, left: 128, right: 78, width: 1120, top: 26, digit: 7};
 
 // Spans too short to see are drawn together with their neighbours of the same group: thousands of
-// boxes would make the page slow and say no more. An entry is [begin, end, group, text, busy].
+// boxes would make the page slow and say no more.
 function visibleSpans(spans, shortest) {
   const boxes = [];
-  for (const [, begin, end, group, name] of spans) {
+  for (const [, begin, end, group, name, operation] of spans) {
     const last = boxes[boxes.length - 1];
     const joins = last && last.group === group && begin - last.end < shortest / 4 &&
       end - begin < shortest && last.longest < shortest && end - last.begin < 20 * shortest;
@@ -21,7 +21,8 @@ function visibleSpans(spans, shortest) {
       last.longest = Math.max(last.longest, end - begin);
       ++last.count;
     } else {
-      boxes.push({begin, end, group, name, busy: end - begin, longest: end - begin, count: 1});
+      boxes.push({begin, end, group, name, operation, busy: end - begin, longest: end - begin,
+        count: 1});
     }
   }
   return boxes;
@@ -56,7 +57,7 @@ function hatch(svg, id) {
 }
 
 function drawLane(svg, lane, {x, y, pattern, unit}) {
-  const {row, left, width} = kTimeline;
+  const {row, left, width, digit} = kTimeline;
   const box = (begin, end, attributes, text) => {
     const made = shape('rect', {x: x(begin), y, height: row - 4,
       width: Math.max(x(end) - x(begin), 0.5), ...attributes}, svg);
@@ -70,9 +71,16 @@ function drawLane(svg, lane, {x, y, pattern, unit}) {
       `idle, ${seconds((end - begin) * 1e-6)} from ${seconds(begin * 1e-6)} on`);
   }
   for (const one of visibleSpans(lane.spans, unit)) {
-    const what = one.count === 1 ? one.name : `${one.count} operations from ${one.name} on`;
+    // Files that an older version wrote have no numbers.
+    const numbered = one.operation === undefined ? one.name : `${one.operation} ${one.name}`;
+    const what = one.count === 1 ? numbered : `${one.count} operations from ${numbered} on`;
     box(one.begin, one.end, {style: `fill: var(--${one.group})`, class: 'span'},
       `${what}, ${seconds(one.busy * 1e-6)} from ${seconds(one.begin * 1e-6)} on`);
+    const number = one.count === 1 && one.operation !== undefined ? String(one.operation) : '';
+    if (number && x(one.end) - x(one.begin) >= digit * number.length + 4) {
+      shape('text', {x: (x(one.begin) + x(one.end)) / 2, y: y + 12, 'text-anchor': 'middle',
+        class: 'number'}, svg, number);
+    }
   }
   shape('text', {x: width, y: y + 13, 'text-anchor': 'end'}, svg,
     `${(100 * lane.share).toFixed(0)} % idle`);

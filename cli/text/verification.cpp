@@ -232,7 +232,7 @@ OrderedJson timeline_json(const Graph& graph, const Timeline& timeline) {
     used[static_cast<size_t>(op.lane)] = true;
     spans.push_back({op.lane, (std::max(span.begin, window.begin) - window.begin).us(),
                      (std::min(span.end, window.end) - window.begin).us(), group_of(op),
-                     describe(op)});
+                     describe(op), span.op});
   }
   OrderedJson lanes = OrderedJson::array();
   for (size_t lane = 0; lane < used.size(); ++lane) {

@@ -1,4 +1,6 @@
 // Apart, because the commit changes with every build and nothing else needs to follow it.
+#include <commit.h>  // made by scripts/commit.cmake
+
 #include "cli/flags/arguments.h"
 
 namespace ballast {

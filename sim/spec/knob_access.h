@@ -1,7 +1,7 @@
 // How a row of the table of knobs (sim/spec/knobs.cpp) reaches the field that it stands for: typed
 // get, set, comparison and cache key, made from a pointer to the field.
 //
-// Only sim/spec/knobs.cpp includes this header.
+// Only the rows in sim/spec/knobs/ include this header.
 #pragma once
 
 #include <optional>

@@ -1,7 +1,7 @@
 // What the rows of the table of knobs share: values that searches try, ends of ranges, and when
 // what concerns activations matters.
 //
-// Only sim/spec/knobs.cpp includes this header.
+// Only the rows in sim/spec/knobs/ include this header.
 #pragma once
 
 #include <algorithm>

@@ -139,6 +139,39 @@ TEST(Output, trace_names_what_each_operation_waited_for) {
   EXPECT_GT(named, static_cast<int>(events.size()) - 10);
 }
 
+// The commit of the sources as they were built, in a header that is written only where it changes.
+TEST(Output, version_names_the_commit_of_the_build) {
+  const Workbench bench;
+  const std::string commit =
+      "git -c user.name=a -c user.email=a@b -C sources commit -q -m one "
+      "--allow-empty && git -C sources rev-parse --short HEAD";
+  const std::string made = "cmake -DSOURCE=sources -DHEADER=\"$PWD/commit.h\" -P '" +
+                           std::string(BALLAST_SOURCE_DIR) + "/scripts/commit.cmake'";
+  const auto holds = [&](const Outcome& first) {
+    const std::string hash = first.output.substr(0, first.output.find('\n'));
+    return hash.size() >= 4 && bench.read("commit.h").find('"' + hash + '"') != std::string::npos;
+  };
+  ASSERT_EQ(bench.shell("git init -q sources").code, 0);
+  const Outcome first = bench.shell(commit);
+  ASSERT_EQ(bench.shell(made).code, 0);
+  EXPECT_TRUE(holds(first)) << first.output << bench.read("commit.h");
+  const std::string untouched =
+      " && test \"$(stat -c %Y commit.h)\" = \"$(date -d 2001-01-01 +%s)\"";
+  EXPECT_EQ(bench.shell("touch -d 2001-01-01 commit.h && " + made + untouched).code, 0);
+  const Outcome second = bench.shell("sleep 1; " + commit);
+  EXPECT_NE(bench.shell(made + untouched).code, 0);
+  EXPECT_TRUE(holds(second)) << second.output << bench.read("commit.h");
+  EXPECT_FALSE(holds(first));
+  // The program was built with the header beside it.
+  const Outcome header = bench.shell("cat '" BALLAST_BINARY_DIR "/generated/commit.h'");
+  const Outcome version = bench.run("--version");
+  const size_t at = version.output.rfind(' ');
+  ASSERT_NE(at, std::string::npos) << version.output;
+  EXPECT_TRUE(
+      header.says('"' + version.output.substr(at + 1, version.output.size() - at - 2) + '"'))
+      << header.output << version.output;
+}
+
 TEST(Output, graph_says_what_its_columns_mean_before_their_lines) {
   const Workbench bench;
   const std::string text = bench.run("graph " + kPrinted).output;

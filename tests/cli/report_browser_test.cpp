@@ -6,6 +6,7 @@
 #include "tests/cli/report_browser.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
 #include <gtest/gtest.h>
@@ -428,7 +429,22 @@ TEST_F(ReportPages, timeline_names_operations_and_idle_time_under_the_pointer) {
     ASSERT_TRUE(browser.becomes_true("!tip.hidden")) << kind;
     const std::string text = browser.evaluate("tip.textContent");
     EXPECT_NE(text.find("s from "), std::string::npos) << text;
+    EXPECT_EQ(std::isdigit(static_cast<unsigned char>(text[0])) != 0, kind == "span") << text;
     EXPECT_EQ(text.starts_with("idle, "), kind == "idle") << text;
+  }
+  // Boxes with room hold the number of their operation, which does not leave them.
+  const Json numbers = browser.evaluate(
+      "(() => {return [...document.querySelectorAll('svg text.number')].map(text => {"
+      "const inner = text.getBoundingClientRect(); const outer = "
+      "text.previousElementSibling.getBoundingClientRect();"
+      "return {number: Number(text.textContent), inside: inner.left >= outer.left &&"
+      "inner.right <= outer.right && inner.top >= outer.top && inner.bottom <= outer.bottom};});"
+      "})()");
+  ASSERT_FALSE(numbers.empty());
+  const Json operations = browser.evaluate("data.timelines.predicted.spans.map(span => span[5])");
+  for (const Json& each : numbers) {
+    EXPECT_TRUE(each["inside"].get<bool>()) << each;
+    EXPECT_NE(std::find(operations.begin(), operations.end(), each["number"]), operations.end());
   }
   // Busy and idle of a lane make up the step.
   const Json sums = browser.evaluate(

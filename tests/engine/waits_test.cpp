@@ -47,6 +47,30 @@ TEST(Waits, every_edge_has_a_cause) {
   }
 }
 
+// In the first recorded step too, or nothing is said: what it awaits of the step before is not
+// there.
+TEST(Waits, what_began_later_than_all_that_was_recorded_names_none_of_it) {
+  int64_t named = 0, left_out = 0;
+  for (const Prediction& one : predictions()) {
+    const Waits waits(one.graph, one.timeline);
+    for (const Span& span : one.timeline.spans) {
+      const std::vector<Release> recorded = waits.releases_of(span);
+      const std::optional<Release> last = waits.last_release_of(span);
+      if (!last) {
+        EXPECT_EQ(span.step, one.timeline.first_step);
+        if (!recorded.empty()) ++left_out;
+        continue;
+      }
+      ++named;
+      const Duration since = span.begin - last->span->end;
+      const Duration handover = one.costs.ops[static_cast<size_t>(span.op)].handover;
+      EXPECT_TRUE(since.ps == 0 || since == handover) << describe(one.graph.op(span.op));
+    }
+  }
+  EXPECT_GT(named, 100);
+  EXPECT_GT(left_out, 0);
+}
+
 // An operation begins when the last of what it waits for has ended, or a hand-over later; and what
 // waits for it begins no sooner than it ends.
 TEST(Waits, last_release_is_when_an_operation_begins) {

@@ -3,6 +3,7 @@
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/report/memory.h"
+#include "sim/spec/knobs.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {
@@ -192,6 +193,22 @@ TEST(optimizer_pass, speculation_commits_before_the_first_backward_and_can_repai
   int64_t undone = 0;
   for (const Op& op : graph.repair.ops) undone += op.kind == OpKind::kUndo;
   EXPECT_EQ(undone, 15);
+}
+
+// On the GPU too it takes snapshots, which is why the table says that it matters there.
+TEST(optimizer_pass, sync_changes_the_graph_wherever_the_optimizer_stands) {
+  const Knob& sync = knob_of(KnobId::kSync);
+  for (const auto placement : {OptimizerPlacement::kGpu, OptimizerPlacement::kCpu}) {
+    Plan plan = tiny::plan();
+    plan.optimizer.placement = placement;
+    plan.optimizer.sync = SyncMode::kWait;
+    const Graph waits = build(tiny::model(), plan);
+    plan.optimizer.sync = SyncMode::kSpeculate;
+    const Graph speculates = build(tiny::model(), plan);
+    EXPECT_EQ(tiny::count(waits, OpKind::kSnapshot), 0);
+    EXPECT_GT(tiny::count(speculates, OpKind::kSnapshot), 0);
+    EXPECT_TRUE(sync.matters_to(plan));
+  }
 }
 
 // Master and both moments as they are stored: 12 bytes a parameter, or 8.

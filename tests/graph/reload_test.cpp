@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "sim/graph/core/edit.h"
 #include "sim/graph/schedules/pipeline.h"
 #include "tests/graph/tiny_plans.h"
 
@@ -60,6 +61,18 @@ TEST(reload_pass, its_copies_have_the_four_waits_and_no_others_of_their_own) {
     EXPECT_TRUE(waits_for(graph, in, out));
     EXPECT_TRUE(waits_for(graph, at(Phase::kBackward, ModuleKind::kActivation, layer), in));
   }
+}
+
+// What such a wait is read by in traces: a byte of no module, of which nothing is summed.
+TEST(reload_pass, its_tokens_are_called_so) {
+  const Graph graph = build(layers(4), plan_with({ModuleKind::kFc1}));
+  int tokens = 0;
+  for (const Tensor& tensor : graph.tensors) {
+    if (!is_token(tensor)) continue;
+    ++tokens;
+    EXPECT_EQ(describe(tensor), "order token [1 uint8] in hbm");
+  }
+  EXPECT_GT(tokens, 0);
 }
 
 // Of every module's offloaded outputs those of one layer are on the GPU while layers go back.

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "sim/graph/core/edit.h"
 #include "sim/graph/core/graph.h"
 
 namespace ballast {
@@ -140,7 +141,10 @@ std::string describe(const Op& op) {
 }
 
 std::string describe(const Tensor& tensor) {
-  return fmt::format("{}{} [{} {}] in {}", to_string(tensor.kind), describe(tensor.label),
+  // A token holds no value, of a sum or else; one that two operations hand on is of no module.
+  const bool token = tensor.kind == TensorKind::kPartial && tensor.elements == 1;
+  const std::string_view kind = token ? "order token" : to_string(tensor.kind);
+  return fmt::format("{}{} [{} {}] in {}", kind, is_token(tensor) ? "" : describe(tensor.label),
                      tensor.elements, to_string(tensor.dtype), to_string(tensor.place));
 }
 

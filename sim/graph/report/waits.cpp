@@ -47,7 +47,8 @@ EdgeCause cause_of(const Graph& graph, OpId op, const Edge& edge) {
   return {WaitCause::kFence, -1, -1};
 }
 
-Waits::Waits(const Graph& graph, const Timeline& timeline) : graph_(graph) {
+Waits::Waits(const Graph& graph, const Timeline& timeline)
+    : graph_(graph), first_step_(timeline.first_step) {
   std::map<LaneId, const Span*> last;
   for (const Span& span : timeline.spans) {
     const std::pair<OpId, int32_t> key{span.op, span.step};
@@ -72,15 +73,21 @@ const Span* Waits::before_on_lane(const Span& span) const {
 }
 
 template <class Visit>
-void Waits::for_earlier(const Span& span, const Visit& visit) const {
-  if (const Span* before = before_on_lane(span)) visit(before, nullptr);
+bool Waits::for_earlier(const Span& span, const Visit& visit) const {
+  const Span* before = before_on_lane(span);
+  if (before != nullptr) visit(before, nullptr);
+  // Nothing comes before step 0.
+  bool all = before != nullptr || first_step_ == 0;
   const Program& step = graph_.step;
   const auto op = static_cast<size_t>(span.op);
   for (int32_t e = step.edge_begin[op]; e < step.edge_begin[op + 1]; ++e) {
     const Edge& edge = step.edges[static_cast<size_t>(e)];
-    const Span* first = span_of(edge.op, span.step - edge.steps_ahead);
+    const int32_t its_step = span.step - edge.steps_ahead;
+    const Span* first = span_of(edge.op, its_step);
     if (first != nullptr) visit(first, &edge);
+    all = all && (its_step < 0 || its_step >= first_step_);
   }
+  return all;
 }
 
 Release Waits::release(const Span& span, const Span* first, const Edge* edge) const {
@@ -101,12 +108,13 @@ std::vector<Release> Waits::releases_of(const Span& span) const {
 std::optional<Release> Waits::last_release_of(const Span& span) const {
   const Span* last = nullptr;
   const Edge* its_edge = nullptr;
-  for_earlier(span, [&](const Span* first, const Edge* edge) {
+  const bool all = for_earlier(span, [&](const Span* first, const Edge* edge) {
     if (last != nullptr && first->end <= last->end) return;
     last = first;
     its_edge = edge;
   });
-  if (last == nullptr) return std::nullopt;
+  // None can have ended later than as this began, recorded or not.
+  if (last == nullptr || (!all && last->end < span.begin)) return std::nullopt;
   return release(span, last, its_edge);
 }
 

@@ -43,8 +43,10 @@ class Waits {
 
   // Null where it was not recorded.
   const Span* span_of(OpId op, int32_t step) const;
-  // All of a span's releases that were recorded, the one that ended last first; and that one alone.
+  // All of a span's releases that were recorded, the one that ended last first.
   std::vector<Release> releases_of(const Span& span) const;
+  // The one that ended last of all. Nothing where it may have been one of the steps before those
+  // that were recorded.
   std::optional<Release> last_release_of(const Span& span) const;
   // From the span's end to the first begin of an operation that waits for it, and that one. Nothing
   // where none was recorded.
@@ -52,12 +54,14 @@ class Waits {
 
  private:
   const Span* before_on_lane(const Span& span) const;
-  // Calls visit(span, edge) for each that had to end before; null for the one on its lane.
+  // Calls visit(span, edge) for each that had to end before; null for the one on its lane. Returns
+  // whether all of them were recorded.
   template <class Visit>
-  void for_earlier(const Span& span, const Visit& visit) const;
+  bool for_earlier(const Span& span, const Visit& visit) const;
   Release release(const Span& span, const Span* first, const Edge* edge) const;
 
   const Graph& graph_;
+  int32_t first_step_;
   std::map<std::pair<OpId, int32_t>, const Span*> spans_;
   std::map<std::pair<OpId, int32_t>, const Span*> before_, after_;  // on the same lane
 };
