@@ -5,7 +5,8 @@
         [--only train profile tune export] [--store STORE]
 
 Every kill is at one of the calls that a run of the same line makes (write, sync, rename, unlink,
-close, open for writing; a write that is killed has written half), drawn by the seed. After it:
+close, open for writing; a write that is killed has written half), drawn by the seed. Trainings take
+turns in how they step (wait, delay, speculate). After it:
 
 * train: the newest checkpoint is whole and no older than the period allows, a run that resumes has
   the bits of one that nobody disturbed, and it leaves nothing half written;
@@ -30,6 +31,7 @@ from tiny_model import CONFIG
 PERIOD = 3
 STEPS = 11
 TOLD_EVERY = 50
+SYNCS = ["wait", "delay", "speculate"]
 
 
 def arguments():
@@ -56,9 +58,11 @@ class Bench:
         else:
             self.must("profile", "--quick", "--store", "here.db")
         # What the store learns at the first run of a plan it knows from there on.
-        self.must(*self.train("warm", "warm.safetensors"))
+        self.whole = {}
+        for sync in SYNCS:
+            self.must(*self.train(f"warm-{sync}", "warm.safetensors", sync))
+            self.whole[sync] = (folder / "warm.safetensors").read_bytes()
         shutil.copy(folder / "here.db", folder / "known.db")
-        self.whole = (folder / "warm.safetensors").read_bytes()
         self.counts = {}
 
     def start(self, words, **environment):
@@ -71,20 +75,20 @@ class Bench:
             sys.exit(f"{' '.join(words)}\nended with {done.returncode}:\n{done.stderr}")
         return done.stdout
 
-    def train(self, kept, export):
+    def train(self, kept, export, sync):
         return ["train", "--model", "tiny.json", "--store", "here.db", "--data", "text.txt",
                 "--sequence-length", "16", "--global-batch", "2", "--steps", str(STEPS),
                 "--checkpoint", kept, "--checkpoint-period", str(PERIOD), "--resume", "--export",
-                export]
+                export, "--set", f"plan.optimizer.sync={sync}"]
 
-    def line(self, verb):
+    def line(self, verb, sync):
         if verb == "profile":
             return ["profile", "--quick", "--store", "here.db"], "here.db"
         if verb == "tune":
             return ["tune", "--model", "gpt2", "--machine", "gh200-96gb-480gb", "--global-batch",
                     "8", "--store", "here.db", "--deadline", "5", "--out", "plan.json"], \
                    str(self.folder)
-        return self.train("kept", "out.safetensors"), "/kept/" if verb == "train" else "/out.saf"
+        return self.train("kept", "out.safetensors", sync), "/kept/" if verb == "train" else "/out.saf"
 
     def begin_anew(self, verb):
         for name in ("kept", "out.safetensors", "plan.json"):
@@ -96,28 +100,29 @@ class Bench:
         if verb == "export":
             (self.folder / "out.safetensors").write_bytes(b"the old one")
 
-    def calls(self, verb):
-        if verb not in self.counts:
+    def calls(self, verb, sync):
+        of = f"{verb}, {sync}" if verb in ("train", "export") else verb
+        if of not in self.counts:
             self.begin_anew(verb)
-            words, where = self.line(verb)
+            words, where = self.line(verb, sync)
             done = self.start(words, LD_PRELOAD=self.shim, BALLAST_FAULT_IN=where,
                               BALLAST_FAULT_CALL="any", BALLAST_FAULT_AT="0",
                               BALLAST_FAULT_COUNT="count")
             if done.returncode != 0:
                 sys.exit(f"{verb} under the shim ended with {done.returncode}:\n{done.stderr}")
-            self.counts[verb] = int((self.folder / "count").read_text())
-            print(f"{verb}: {self.counts[verb]} calls on files", flush=True)
-        return self.counts[verb]
+            self.counts[of] = int((self.folder / "count").read_text())
+            print(f"{of}: {self.counts[of]} calls on files", flush=True)
+        return self.counts[of]
 
     def parts(self):
         return [str(path.relative_to(self.folder)) for path in self.folder.rglob("*.part-*")]
 
 
-def kill_one(bench, verb, draw):
+def kill_one(bench, verb, sync, draw):
     """The number of the call, and what is wrong or None."""
-    at = draw.randint(1, bench.calls(verb))
+    at = draw.randint(1, bench.calls(verb, sync))
     bench.begin_anew(verb)
-    words, where = bench.line(verb)
+    words, where = bench.line(verb, sync)
     done = bench.start(words, LD_PRELOAD=bench.shim, BALLAST_FAULT_IN=where,
                        BALLAST_FAULT_CALL="any", BALLAST_FAULT_AT=str(at),
                        BALLAST_FAULT_WHAT="KILL")
@@ -125,13 +130,13 @@ def kill_one(bench, verb, draw):
         return at, None, False  # a run may make fewer calls than the one that was counted
     if done.returncode != -9:
         return at, f"it ended with {done.returncode}: {done.stderr}", False
-    return at, after_kill(bench, verb, words), True
+    return at, after_kill(bench, verb, sync, words), True
 
 
-def after_kill(bench, verb, words):
+def after_kill(bench, verb, sync, words):
     if verb == "export":
         left = (bench.folder / "out.safetensors").read_bytes()
-        if left not in (b"the old one", bench.whole):
+        if left not in (b"the old one", bench.whole[sync]):
             return "the export is neither the old one nor the new one"
     if verb in ("profile", "tune"):
         told = bench.start(["predict", "--model", "tiny.json", "--machine", "here",
@@ -148,7 +153,7 @@ def after_kill(bench, verb, words):
     if ".damaged" in again.stderr or list(bench.folder.rglob("*.damaged")):
         return f"a checkpoint was not whole: {again.stderr}"
     if verb in ("train", "export"):
-        if (bench.folder / "out.safetensors").read_bytes() != bench.whole:
+        if (bench.folder / "out.safetensors").read_bytes() != bench.whole[sync]:
             return "a run that resumes has other bits"
     if bench.parts():
         return f"left half written: {bench.parts()}"
@@ -163,10 +168,11 @@ def main():
         bench = Bench(options, pathlib.Path(folder))
         for number in range(options.kills):
             verb = options.only[number % len(options.only)]
-            at, wrong, was_killed = kill_one(bench, verb, draw)
+            sync = SYNCS[number // len(options.only) % len(SYNCS)]
+            at, wrong, was_killed = kill_one(bench, verb, sync, draw)
             killed[verb] += was_killed
             if wrong:
-                print(f"{number}: {verb}, call {at} of {bench.calls(verb)}: {wrong}")
+                print(f"{number}: {verb}, {sync}, call {at} of {bench.calls(verb, sync)}: {wrong}")
                 sys.exit(1)
             if (number + 1) % TOLD_EVERY == 0:
                 print(f"{number + 1} tries, {sum(killed.values())} kills", flush=True)

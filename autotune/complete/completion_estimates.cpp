@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "autotune/search/evaluate.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
+#include "sim/graph/same_graph.h"
 
 namespace ballast {
 namespace {
@@ -53,11 +56,29 @@ Plan with_few_micro_batches(const Plan& plan, const Stack& stack) {
   return with_micro_batches(plan, std::max(settled, short_steps(plan).first));
 }
 
+// Of a stack and a completion, what their estimates are made from, and known by.
+struct Asked {
+  Stack stack;
+  Completion few;  // micro-batches
+};
+
+Asked asked_of(const Setting& setting, const Completion& completion) {
+  Asked asked{with_attention(setting.stack, completion.attention), completion};
+  asked.few.plan = as_built(with_few_micro_batches(completion.plan, asked.stack));
+  return asked;
+}
+
+// A graph of more operations is let go of before the next one is built, though more is timed so
+// than has to be: it takes 100 MB and more.
+constexpr size_t kLargeGraph = 100'000;
+
 }  // namespace
 
+// A step that was built, or the time that it takes.
 struct CompletionEstimates::BuiltStep {
   Plan plan;
   Graph graph;
+  std::optional<Duration> time{};
 };
 
 class CompletionEstimates::Known {
@@ -88,6 +109,33 @@ class CompletionEstimates::Known {
     const std::lock_guard lock(mutex_);
     return find_in(times_, completion);
   }
+  // While it lives nobody else estimates a completion of the same few micro-batches: who asks
+  // meanwhile waits, and then finds what is known.
+  class Turn {
+   public:
+    Turn(Known& known, Completion few) : known_(known), few_(std::move(few)) {
+      std::unique_lock lock(known_.mutex_);
+      known_.turn_ends_.wait(lock, [&] {
+        const auto& taken = known_.turns_;
+        return std::none_of(taken.begin(), taken.end(), [&](const Completion* other) {
+          return other->attention == few_.attention && other->plan == few_.plan;
+        });
+      });
+      known_.turns_.push_back(&few_);
+    }
+    ~Turn() {
+      const std::lock_guard lock(known_.mutex_);
+      std::erase(known_.turns_, &few_);
+      known_.turn_ends_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Known& known_;
+    const Completion few_;
+  };
+
   // Of a shorter step that does not fit, by the completion of few micro-batches.
   std::optional<std::vector<PlacePeak>> find_shorter(const Completion& few) const {
     const std::lock_guard lock(mutex_);
@@ -125,6 +173,8 @@ class CompletionEstimates::Known {
   }
 
   mutable std::mutex mutex_;
+  std::condition_variable turn_ends_;
+  std::vector<const Completion*> turns_;
   Memo<std::vector<PlacePeak>> all_;      // of few micro-batches
   Memo<std::vector<PlacePeak>> shorter_;  // of fewer still, which do not fit
   Memo<Duration> times_;                  // of whole steps
@@ -136,15 +186,13 @@ CompletionEstimates::~CompletionEstimates() = default;
 std::vector<int64_t> CompletionEstimates::known_gpu_buckets(const Setting& setting,
                                                             const Completion& completion,
                                                             int64_t above, int64_t below) const {
-  const Stack stack = with_attention(setting.stack, completion.attention);
-  return known_->gpu_buckets({with_few_micro_batches(completion.plan, stack), completion.attention},
-                             above, below);
+  return known_->gpu_buckets(asked_of(setting, completion).few, above, below);
 }
 
 std::vector<PlacePeak> CompletionEstimates::peaks(const Setting& setting,
                                                   const Completion& completion) {
-  const Stack stack = with_attention(setting.stack, completion.attention);
-  const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
+  const auto [stack, few] = asked_of(setting, completion);
+  const Known::Turn turn(*known_, few);
   if (auto known = known_->find(few)) return *std::move(known);
   Graph graph = graph_of(setting, few.plan, stack);
   return remember(few, predict_memory(std::move(graph), few.plan, setting.machine, stack));
@@ -156,8 +204,7 @@ std::vector<PlacePeak> CompletionEstimates::remember(const Completion& few, Pred
 }
 
 Bytes CompletionEstimates::gpu_excess(const Setting& setting, const Completion& completion) {
-  const Stack stack = with_attention(setting.stack, completion.attention);
-  const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
+  const Completion few = asked_of(setting, completion).few;
   const auto excess = [&](const std::vector<PlacePeak>& peaks) {
     CHECK(peaks.front().place == Place::kHbm);
     return peaks.front().arena - usable(setting.machine, Place::kHbm);
@@ -168,12 +215,50 @@ Bytes CompletionEstimates::gpu_excess(const Setting& setting, const Completion& 
   return excess(peaks(setting, completion));
 }
 
+std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& setting,
+                                                               const Completion& completion) {
+  const auto [stack, few] = asked_of(setting, completion);
+  const Completion whole = {as_built(completion.plan), completion.attention};
+  const Known::Turn turn(*known_, few);
+  const std::optional<std::vector<PlacePeak>> known = known_->find(few);
+  if (known && !shortfalls(*known, setting.machine).empty()) return std::nullopt;
+  if (known) {
+    if (const std::optional<Duration> time = known_->time(whole)) return time;
+  }
+  const std::optional<std::vector<PlacePeak>> shorter = known_->find_shorter(few);
+  if (shorter && !shortfalls(*shorter, setting.machine).empty()) return std::nullopt;
+  const CostModel costs(setting.machine, completion.plan, stack, nullptr);
+  std::vector<BuiltStep> built;
+  if (!known) {
+    built = fitting_steps(setting, whole, few, stack, costs);
+    if (built.empty()) return std::nullopt;
+  }
+  const Duration time = time_of_whole(setting, whole.plan, stack, costs, built);
+  known_->keep_time(whole, time);
+  return time;
+}
+
+namespace {
+
+Duration link_and_time(Graph graph, const Plan& plan, const CostModel& costs) {
+  link(graph);
+  return step_time_of(graph, plan, costs);
+}
+
+// Whether a time is told from two short steps.
+bool is_told_from_shorter(const Plan& plan) {
+  const ShortSteps steps = short_steps(plan);
+  return plan.accumulation() > steps.first + steps.more && has_even_middle(plan);
+}
+
+}  // namespace
+
 // Steps that were built to see that they fit: those that a time is told from, where the longer one
 // shows what memory is needed as well and is not longer by more than one micro-batch. None where it
 // does not fit, which the shorter one shows most often, for it needs no more.
 std::vector<CompletionEstimates::BuiltStep> CompletionEstimates::fitting_steps(
-    const Setting& setting, const Completion& completion, const Completion& few,
-    const Stack& stack) {
+    const Setting& setting, const Completion& completion, const Completion& few, const Stack& stack,
+    const CostModel& costs) {
   const ShortSteps steps = short_steps(completion.plan);
   const Plan timed = with_micro_batches(completion.plan, steps.first + steps.more);
   const bool serves = !stack.memory_is_planned() && completion.plan.pipeline == 1;
@@ -188,6 +273,10 @@ std::vector<CompletionEstimates::BuiltStep> CompletionEstimates::fitting_steps(
       return {};
     }
     built.push_back({shorter, std::move(memory.graph)});
+    BuiltStep& step = built.back();
+    if (step.graph.step.ops.size() > kLargeGraph && is_told_from_shorter(completion.plan)) {
+      step.time = link_and_time(std::exchange(step.graph, {}), shorter, costs);
+    }
   }
   Prediction memory = predict_memory(graph_of(setting, plan, stack), plan, setting.machine, stack);
   built.push_back({plan, std::move(memory.graph)});
@@ -195,40 +284,24 @@ std::vector<CompletionEstimates::BuiltStep> CompletionEstimates::fitting_steps(
   return built;
 }
 
-std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& setting,
-                                                               const Completion& completion) {
-  const Stack stack = with_attention(setting.stack, completion.attention);
-  const Completion few = {with_few_micro_batches(completion.plan, stack), completion.attention};
-  const std::optional<std::vector<PlacePeak>> known = known_->find(few);
-  if (known && !shortfalls(*known, setting.machine).empty()) return std::nullopt;
-  if (known) {
-    if (const std::optional<Duration> time = known_->time(completion)) return time;
-  }
-  const ShortSteps steps = short_steps(completion.plan);
-  const int64_t longer = steps.first + steps.more;
-  const int64_t beyond = completion.plan.accumulation() - longer;
-  std::vector<BuiltStep> built;
-  if (!known) {
-    built = fitting_steps(setting, completion, few, stack);
-    if (built.empty()) return std::nullopt;
-  }
-  const CostModel costs(setting.machine, completion.plan, stack, nullptr);
-  const auto time_of = [&](const Plan& plan) {
+Duration CompletionEstimates::time_of_whole(const Setting& setting, const Plan& plan,
+                                            const Stack& stack, const CostModel& costs,
+                                            std::vector<BuiltStep>& built) {
+  const auto time_of = [&](const Plan& one) {
     const auto found = std::find_if(built.begin(), built.end(),
-                                    [&](const BuiltStep& step) { return step.plan == plan; });
-    Graph graph = found == built.end() ? graph_of(setting, plan, stack) : std::move(found->graph);
-    link(graph);
-    return step_time_of(graph, plan, costs);
+                                    [&](const BuiltStep& step) { return step.plan == one; });
+    if (found == built.end()) return link_and_time(graph_of(setting, one, stack), one, costs);
+    if (found->time) return *found->time;
+    return link_and_time(std::exchange(found->graph, {}), one, costs);
   };
-  const auto kept = [&](Duration time) {
-    known_->keep_time(completion, time);
-    return time;
-  };
-  if (beyond <= 0 || !has_even_middle(completion.plan)) return kept(time_of(completion.plan));
-  const Duration first = time_of(with_micro_batches(completion.plan, steps.first));
-  const Duration second = time_of(with_micro_batches(completion.plan, longer));
+  if (!is_told_from_shorter(plan)) return time_of(plan);
+  const ShortSteps steps = short_steps(plan);
+  const int64_t longer = steps.first + steps.more;
+  const Duration first = time_of(with_micro_batches(plan, steps.first));
+  const Duration second = time_of(with_micro_batches(plan, longer));
   const auto each = static_cast<double>(second.ps - first.ps) / static_cast<double>(steps.more);
-  return kept(second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))});
+  const int64_t beyond = plan.accumulation() - longer;
+  return second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))};
 }
 
 }  // namespace ballast

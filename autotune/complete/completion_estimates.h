@@ -45,7 +45,10 @@ class CompletionEstimates {
   struct BuiltStep;
   std::vector<PlacePeak> remember(const Completion& few, Prediction memory);
   std::vector<BuiltStep> fitting_steps(const Setting& setting, const Completion& completion,
-                                       const Completion& few, const Stack& stack);
+                                       const Completion& few, const Stack& stack,
+                                       const CostModel& costs);
+  Duration time_of_whole(const Setting& setting, const Plan& plan, const Stack& stack,
+                         const CostModel& costs, std::vector<BuiltStep>& built);
 
   std::unique_ptr<Known> known_;
 };

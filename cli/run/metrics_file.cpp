@@ -71,12 +71,15 @@ std::string MetricsFile::content() const {
   return text;
 }
 
-// Keeps the lines before that step. The last may have been cut short by whatever ended that run.
+// Keeps the lines before that step. The last may have been cut short by whatever ended that run; a
+// power cut may also have left zeros where blocks were not on the disk yet, and nothing is believed
+// from there on.
 void MetricsFile::cut_from(int64_t first_step) {
   std::istringstream file(content());
   std::string line;
+  int64_t next = 0;  // after the last step that stays
   for (int64_t number = 1; std::getline(file, line); ++number) {
-    if (file.eof() || line.empty()) break;
+    if (file.eof() || line.empty() || line.find('\0') != std::string::npos) break;
     const std::optional<int64_t> step = step_of(line);
     if (!step) {
       throw Error(fmt::format("--metrics {}, line {}", path_, number), "it is no line of metrics",
@@ -84,15 +87,22 @@ void MetricsFile::cut_from(int64_t first_step) {
     }
     if (*step >= first_step) break;
     bytes_ += std::ssize(line) + 1;
+    next = *step + 1;
   }
   if (files_.truncate(descriptor_, bytes_) != 0) fail(errno);
+  if (bytes_ > 0 && next < first_step) {
+    fmt::print(stderr, "note: --metrics {} lacks steps {} to {}; it goes on with step {}\n", path_,
+               next, first_step - 1, first_step);
+  }
 }
 
-// A block more than there is, put onto the disk and taken back: only there a quota is asked.
+// A block more than there is, put onto the disk and taken back: only there a quota is asked. That it
+// is taken back is put there too, or a power cut would leave lines among the rest of the block.
 void MetricsFile::try_to_grow() {
   int code = put(std::string(kBlock, '\n'));
   if (code == 0 && files_.synchronise(descriptor_) != 0) code = errno;
   if (files_.truncate(descriptor_, bytes_) != 0 && code == 0) code = errno;
+  if (code == 0 && files_.synchronise(descriptor_) != 0) code = errno;
   if (code != 0) fail(code);
 }
 

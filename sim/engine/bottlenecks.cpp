@@ -29,7 +29,7 @@ bool is_part_of_another(const MachineFigure& rate) {
 
 std::vector<bool> demanded(const CostTable& costs) {
   std::vector<bool> demanded(costs.capacities.size(), false);
-  for (const OpCost& cost : costs.ops) {
+  for (const OpCost& cost : costs.ops.kinds()) {
     for (int8_t i = 0; i < cost.demand_count; ++i) {
       demanded[static_cast<size_t>(cost.demands[static_cast<size_t>(i)].capacity)] = true;
     }
@@ -95,9 +95,13 @@ class Study {
       if (!chosen[i]) continue;
       for (const LaneId lane : groups[i].lanes) faster[static_cast<size_t>(lane)] = true;
     }
+    std::vector<bool> seen(costs.ops.kinds().size(), false);
     for (size_t i = 0; i < costs.ops.size(); ++i) {
+      const size_t kind = costs.ops.kind_at(i);
+      if (seen[kind]) continue;
+      seen[kind] = true;
       if (!faster[static_cast<size_t>(simulated.graph.step.ops[i].lane)]) continue;
-      OpCost& cost = costs.ops[i];
+      OpCost& cost = costs.ops.kinds()[kind];
       cost.alone = cost.alone * (1 / kFaster);
       for (Demand& demand : cost.demands) {
         if (demand.capacity < 0 || demand.held) continue;

@@ -246,12 +246,12 @@ CostTable CostModel::table(const Program& program, const Graph& graph) const {
       table.capacities.push_back(std::move(capacity));
     }
   }
-  std::unordered_map<Identity, OpCost, IdentityHash> known;
+  std::unordered_map<Identity, int32_t, IdentityHash> known;
   table.ops.reserve(program.ops.size());
   for (const Op& op : program.ops) {
     const auto [entry, is_new] = known.try_emplace({op.kind, op.phase, op.lane, op.work});
-    if (is_new) entry->second = cost_of(op);
-    table.ops.push_back(entry->second);
+    if (is_new) entry->second = table.ops.add_kind(cost_of(op));
+    table.ops.append(entry->second);
   }
   return table;
 }

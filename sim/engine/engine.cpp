@@ -64,9 +64,13 @@ class Recorder {
 // asks of each: many lanes run at once, and each reads on in its own.
 struct LanePrograms {
   struct Step {
+    int32_t edges = 0;  // its first one
+    int32_t kind = 0;
+  };
+  // What operations that cost the same have in common.
+  struct Kind {
     Duration alone;
     Duration handover;
-    int32_t edges = 0;   // its first one
     int32_t shares = 0;  // of capacities, its first one
     int8_t share_count = 0;
     bool host_waits = false;
@@ -76,7 +80,8 @@ struct LanePrograms {
   std::vector<int32_t> place;  // by operation
   std::vector<int32_t> begin;  // of lane l: places begin[l] .. begin[l+1]-1
   std::vector<Step> steps;     // by place, and one behind the last
-  std::vector<Edge> edges;     // to places, where those of a program are to operations
+  std::vector<Kind> kinds;
+  std::vector<Edge> edges;  // to places, where those of a program are to operations
   std::vector<Sharing::Share> shares;
 
   LanePrograms(const Program& program, int32_t lanes, const CostTable& costs,
@@ -95,35 +100,39 @@ struct LanePrograms {
       place[i] = next[static_cast<size_t>(program.ops[i].lane)]++;
       ops[static_cast<size_t>(place[i])] = static_cast<OpId>(i);
     }
+    kinds.reserve(costs.ops.kinds().size());
+    for (const OpCost& cost : costs.ops.kinds()) add_kind(cost, sharing);
     edges.reserve(program.edges.size());
-    for (size_t p = 0; p < ops.size(); ++p) add(p, program, costs, sharing);
+    for (size_t p = 0; p < ops.size(); ++p) add(p, program, costs);
     steps.back().edges = static_cast<int32_t>(edges.size());
   }
 
-  std::span<const Sharing::Share> shares_of(const Step& step) const {
-    return std::span(shares).subspan(static_cast<size_t>(step.shares),
-                                     static_cast<size_t>(step.share_count));
+  const Kind& kind_of(const Step& step) const { return kinds[static_cast<size_t>(step.kind)]; }
+  std::span<const Sharing::Share> shares_of(const Kind& kind) const {
+    return std::span(shares).subspan(static_cast<size_t>(kind.shares),
+                                     static_cast<size_t>(kind.share_count));
   }
 
  private:
-  void add(size_t at, const Program& program, const CostTable& costs, const Sharing& sharing) {
+  void add_kind(const OpCost& cost, const Sharing& sharing) {
+    Kind kind{cost.alone, cost.handover, static_cast<int32_t>(shares.size()), 0, cost.host_waits};
+    for (int8_t i = 0; i < cost.demand_count; ++i) {
+      const Sharing::Share share = sharing.share_of(cost.demands[static_cast<size_t>(i)]);
+      if (share.units > 0) shares.push_back(share);
+    }
+    kind.share_count = static_cast<int8_t>(static_cast<int32_t>(shares.size()) - kind.shares);
+    kinds.push_back(kind);
+  }
+
+  void add(size_t at, const Program& program, const CostTable& costs) {
     const auto op = static_cast<size_t>(ops[at]);
-    const OpCost& cost = costs.ops[op];
     Step& step = steps[at];
-    step.alone = cost.alone;
-    step.handover = cost.handover;
-    step.host_waits = cost.host_waits;
+    step.kind = static_cast<int32_t>(costs.ops.kind_at(op));
     step.edges = static_cast<int32_t>(edges.size());
     for (int32_t e = program.edge_begin[op]; e < program.edge_begin[op + 1]; ++e) {
       const Edge& edge = program.edges[static_cast<size_t>(e)];
       edges.push_back({place[static_cast<size_t>(edge.op)], edge.steps_ahead});
     }
-    step.shares = static_cast<int32_t>(shares.size());
-    for (int8_t i = 0; i < cost.demand_count; ++i) {
-      const Sharing::Share share = sharing.share_of(cost.demands[static_cast<size_t>(i)]);
-      if (share.units > 0) shares.push_back(share);
-    }
-    step.share_count = static_cast<int8_t>(static_cast<int32_t>(shares.size()) - step.shares);
   }
 };
 
@@ -277,7 +286,7 @@ void Engine::look_ahead(int32_t index) {
     return;
   }
   Instant start = now_;
-  if (now_ > lane.free_since) start = start + next->handover;
+  if (now_ > lane.free_since) start = start + programs_.kind_of(*next).handover;
   if (!host_.empty()) {
     const Edge wait = host_.wait_before(lane.at, lane.step);
     if (wait.op >= 0 && !done(wait, lane.step)) {
@@ -296,18 +305,18 @@ void Engine::look_ahead(int32_t index) {
 
 void Engine::begin(int32_t index) {
   Lane& lane = lanes_[static_cast<size_t>(index)];
-  const LanePrograms::Step& step = programs_.steps[static_cast<size_t>(lane.at)];
+  const LanePrograms::Kind& kind = programs_.kind_of(programs_.steps[static_cast<size_t>(lane.at)]);
   lane.times[lane.at].begin = now_;
-  if (step.alone.ps <= 0) {
+  if (kind.alone.ps <= 0) {
     finish(index);
     return;
   }
   lane.state = LaneState::kRunning;
-  lane.work_left = static_cast<double>(step.alone.ps);
+  lane.work_left = static_cast<double>(kind.alone.ps);
   lane.rate = 1;
   lane.updated = now_;
-  sharing_.begin(index, programs_.shares_of(step));
-  schedule(index, now_ + step.alone);
+  sharing_.begin(index, programs_.shares_of(kind));
+  schedule(index, now_ + kind.alone);
 }
 
 void Engine::finish(int32_t index) {
@@ -317,7 +326,8 @@ void Engine::finish(int32_t index) {
   lane.state = LaneState::kFree;
   lane.free_since = now_;
   ++done_[at];
-  if (!host_.empty() && programs_.steps[at].host_waits) host_.waited(lane.at, lane.step, now_);
+  if (!host_.empty() && programs_.kind_of(programs_.steps[at]).host_waits)
+    host_.waited(lane.at, lane.step, now_);
   for (int32_t waiter = waiters_[at]; waiter >= 0;) {
     ready_.push_back(waiter);
     waiter = lanes_[static_cast<size_t>(waiter)].next_waiter;

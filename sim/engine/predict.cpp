@@ -152,10 +152,10 @@ BlockCost block_cost(const Program& block, const Graph& graph, const CostModel& 
   BlockCost sum;
   if (block.ops.empty()) return sum;
   CostTable table = costs.table(block, graph);
-  for (OpCost& cost : table.ops) {
-    sum.host += cost.host;
-    sum.host_first = std::max(sum.host_first, cost.host_first);
-    cost.host = cost.host_first = {};
+  for (size_t i = 0; i < table.ops.size(); ++i) sum.host += table.ops[i].host;
+  for (OpCost& kind : table.ops.kinds()) {
+    sum.host_first = std::max(sum.host_first, kind.host_first);
+    kind.host = kind.host_first = {};
   }
   sum.alone = simulate(block, graph, table, {.max_steps = 1, .record_steps = 0}).step_time;
   return sum;
@@ -282,9 +282,10 @@ CostTable costs_of(const Graph& graph, const CostModel& costs) {
     const auto* work = std::get_if<BlockWork>(&graph.step.ops[i].work);
     if (work == nullptr) continue;
     const BlockCost& block = blocks[static_cast<size_t>(work->block)];
-    table.ops[i].alone = block.alone;
-    table.ops[i].host = block.host;
-    table.ops[i].host_first = block.host_first;
+    OpCost& kind = table.ops.kinds()[table.ops.kind_at(i)];
+    kind.alone = block.alone;
+    kind.host = block.host;
+    kind.host_first = block.host_first;
   }
   return table;
 }

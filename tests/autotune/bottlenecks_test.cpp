@@ -173,17 +173,21 @@ TEST(Bottlenecks, of_each_lane_are_those_of_costs_that_are_scaled_by_hand) {
   for (const Case& one : cases()) {
     const Graph& graph = one.prediction.graph;
     for (const LaneGain& lane : bottlenecks(one.step()).lanes) {
-      CostTable costs = one.prediction.costs;
-      for (size_t i = 0; i < costs.ops.size(); ++i) {
+      const CostTable& before = one.prediction.costs;
+      CostTable costs{before.capacities, {}};
+      for (size_t i = 0; i < before.ops.size(); ++i) {
+        OpCost cost = before.ops[i];
         const LaneId of = graph.step.ops[i].lane;
-        if (std::find(lane.lanes.begin(), lane.lanes.end(), of) == lane.lanes.end()) continue;
-        costs.ops[i].alone = Duration::from_seconds(costs.ops[i].alone.seconds() / 1.1);
-        for (int8_t d = 0; d < costs.ops[i].demand_count; ++d) {
-          Demand& demand = costs.ops[i].demands[static_cast<size_t>(d)];
-          const std::string& name = costs.capacities[static_cast<size_t>(demand.capacity)].name;
-          const bool occupied = name.starts_with("cores") || name.starts_with("multiprocessors");
-          if (!occupied) demand.amount *= 1.1;
+        if (std::find(lane.lanes.begin(), lane.lanes.end(), of) != lane.lanes.end()) {
+          cost.alone = Duration::from_seconds(cost.alone.seconds() / 1.1);
+          for (int8_t d = 0; d < cost.demand_count; ++d) {
+            Demand& demand = cost.demands[static_cast<size_t>(d)];
+            const std::string& name = costs.capacities[static_cast<size_t>(demand.capacity)].name;
+            const bool occupied = name.starts_with("cores") || name.starts_with("multiprocessors");
+            if (!occupied) demand.amount *= 1.1;
+          }
         }
+        costs.ops.push_back(cost);
       }
       const double gain = one.gain(step_time_of(graph, one.plan, costs));
       EXPECT_NEAR(lane.gain, gain, 1e-7) << lane.name << ", " << one.name();

@@ -84,7 +84,7 @@ TEST(PacedDevice, operations_last_their_time_and_handover_delays_those_that_wait
   TinyGraph tiny;
   tiny.op(LaneKind::kCompute, 2 * kMillisecond, {{1, 1}});
   tiny.op(LaneKind::kCpu, 3 * kMillisecond, {{0, 0}});
-  for (OpCost& cost : tiny.costs.ops) cost.handover = {kMillisecond};
+  for (OpCost& cost : tiny.costs.ops.kinds()) cost.handover = {kMillisecond};
   PacedDevice device(tiny.graph, machine_of(tiny), {.slow_down = 2, .forgiven = {}});
   const RunResult result = Executor(tiny.graph, device).run(paced_steps(4));
   for (const Span& span : result.timeline.spans) {
@@ -132,7 +132,7 @@ const Duration kForgiven = PacedOptions{}.forgiven;  // by which the first opera
 
 double slow_down_for(const CostTable& costs) {
   Duration sum;
-  for (const OpCost& cost : costs.ops) sum += cost.alone;
+  for (size_t i = 0; i < costs.ops.size(); ++i) sum += costs.ops[i].alone;
   return kMeanOperationMs * static_cast<double>(costs.ops.size()) / sum.ms();
 }
 

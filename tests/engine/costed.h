@@ -38,7 +38,7 @@ inline Costed cost_with(const Op& op, const Machine& machine, const Usage& usage
   graph.lanes = kLaneKinds;
   const CostTable table =
       CostModel(machine, usage.plan, usage.stack, measurements).table(program, graph);
-  return {table.ops.at(0), table.capacities};
+  return {table.ops[0], table.capacities};
 }
 
 }  // namespace ballast::tests

@@ -111,7 +111,7 @@ TEST(Engine, an_operation_that_waited_starts_a_handover_later) {
   const OpId b = tiny.op(LaneKind::kCopyOut, 2, {{a, 0}});
   const OpId long_one = tiny.op(LaneKind::kCompute, 90);
   const OpId c = tiny.op(LaneKind::kCompute, 5, {{b, 0}});
-  for (OpCost& cost : tiny.costs.ops) cost.handover = {3};
+  for (OpCost& cost : tiny.costs.ops.kinds()) cost.handover = {3};
   const Timeline timeline = run(tiny, kOnce);
   expect_span(timeline, b, 13, 15);
   expect_span(timeline, long_one, 10, 100);
@@ -257,7 +257,7 @@ TinyGraph random_graph(int ops) {
     const Edge edge = i >= back ? Edge{i - back, 0} : Edge{ops - 1 - i, 1};
     tiny.op(lane, 1000 + next(5000), {edge}, {demand});
   }
-  for (OpCost& cost : tiny.costs.ops) cost.handover = {100};
+  for (OpCost& cost : tiny.costs.ops.kinds()) cost.handover = {100};
   return tiny;
 }
 

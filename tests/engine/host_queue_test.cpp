@@ -26,14 +26,14 @@ Timeline run_step(const TinyGraph& tiny, const SimulateOptions& options = {}) {
 OpId enqueued(TinyGraph& tiny, int64_t ps, int64_t kernels = 1, int device = 0,
               std::initializer_list<Edge> edges = {}) {
   const OpId op = tiny.op_on(device, LaneKind::kCompute, ps, edges);
-  tiny.costs.ops.back().host = {kHost * kernels};
-  tiny.costs.ops.back().host_first = {kHost};
+  tiny.costs.ops.kinds().back().host = {kHost * kernels};
+  tiny.costs.ops.kinds().back().host_first = {kHost};
   return op;
 }
 
 OpId decision(TinyGraph& tiny, OpId after) {
   const OpId op = tiny.op(LaneKind::kCheck, 0, {{after, 0}});
-  tiny.costs.ops.back().host_waits = true;
+  tiny.costs.ops.kinds().back().host_waits = true;
   return op;
 }
 

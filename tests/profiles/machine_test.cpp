@@ -335,10 +335,7 @@ double seconds_of(const Op& op, const Machine& machine) {
   program.ops = {op};
   Graph graph;
   graph.lanes = kLaneKinds;
-  return CostModel(machine, Plan{}, Stack{}, nullptr)
-      .table(program, graph)
-      .ops.at(0)
-      .alone.seconds();
+  return CostModel(machine, Plan{}, Stack{}, nullptr).table(program, graph).ops[0].alone.seconds();
 }
 
 double tflops_of_product(const std::string& name, const GemmWork& work) {
@@ -449,7 +446,7 @@ TEST(Machines, adam_of_pytorch_takes_what_its_sources_say) {
     plan.optimizer.adam = kTorchAdam;
     Stack stack;
     stack.facts.torch_adam_threads = threads;
-    return CostModel(machine, plan, stack, nullptr).table(program, graph).ops.at(0).alone.seconds();
+    return CostModel(machine, plan, stack, nullptr).table(program, graph).ops[0].alone.seconds();
   };
   EXPECT_NEAR(seconds("dgx-h100-80gb", 536'900'000, 1) / 1.93, 1, 0.02);
   EXPECT_NEAR(seconds("gh200-96gb-480gb", 8'000'000'000, 0) / 1.834, 1, 0.02);

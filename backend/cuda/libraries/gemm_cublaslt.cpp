@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <cublasLt.h>
 #include <fmt/format.h>
 #include <span>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "backend/cuda/cuda_math.h"
 #include "backend/cuda/cuda_memory.h"
 #include "backend/cuda/libraries/chosen_products.h"
+#include "backend/cuda/libraries/cublaslt_library.h"
 #include "backend/cuda/libraries/cuda_attention.h"
 #include "backend/cuda/libraries/cudnn_attention.h"
 #include "backend/cuda/transformer_cuda.h"
@@ -28,7 +28,7 @@ constexpr Bytes kWorkspace{int64_t{32} << 20};  // what NVIDIA advises for Hoppe
 void check(cublasStatus_t status, const std::string& what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   throw Error("cuBLASLt, " + what,
-              fmt::format("{} ({})", cublasLtGetStatusString(status), static_cast<int>(status)),
+              fmt::format("{} ({})", cublaslt().text(status), static_cast<int>(status)),
               "check that driver and library fit each other, or run under compute-sanitizer");
 }
 
@@ -62,12 +62,12 @@ class Layout {
     int64_t stride = 0;
   };
   explicit Layout(const Shape& shape) {
-    check(cublasLtMatrixLayoutCreate(&layout_, native(shape.dtype),
-                                     static_cast<uint64_t>(shape.columns),
-                                     static_cast<uint64_t>(shape.rows), shape.stride),
+    check(cublaslt().create_layout(&layout_, native(shape.dtype),
+                                   static_cast<uint64_t>(shape.columns),
+                                   static_cast<uint64_t>(shape.rows), shape.stride),
           "layout of a matrix");
   }
-  ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
+  ~Layout() { cublaslt().destroy_layout(layout_); }
   Layout(const Layout&) = delete;
   Layout& operator=(const Layout&) = delete;
   cublasLtMatrixLayout_t get() const { return layout_; }
@@ -89,7 +89,7 @@ class Description {
       : left(stored(gemm.b, gemm.k, gemm.n)),
         right(stored(gemm.a, gemm.m, gemm.k)),
         out({gemm.out_dtype, gemm.m, gemm.n, gemm.out_stride}) {
-    check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+    check(cublaslt().create_operation(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
           "description of a product");
     set(CUBLASLT_MATMUL_DESC_TRANSA, native(gemm.b.orientation));
     set(CUBLASLT_MATMUL_DESC_TRANSB, native(gemm.a.orientation));
@@ -102,7 +102,7 @@ class Description {
     }
     point_to(gemm);
   }
-  ~Description() { cublasLtMatmulDescDestroy(operation_); }
+  ~Description() { cublaslt().destroy_operation(operation_); }
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
   cublasLtMatmulDesc_t operation() const { return operation_; }
@@ -122,7 +122,7 @@ class Description {
  private:
   template <class Value>
   void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
-    check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)),
+    check(cublaslt().set_of_operation(operation_, attribute, &value, sizeof(value)),
           "attribute of a product");
   }
   cublasLtMatmulDesc_t operation_ = nullptr;
@@ -131,7 +131,7 @@ class Description {
 class Preference {
  public:
   explicit Preference(const CudaGemm& gemm) {
-    check(cublasLtMatmulPreferenceCreate(&preference_), "preference");
+    check(cublaslt().create_preference(&preference_), "preference");
     const auto most = static_cast<uint64_t>(kWorkspace.count);
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most);
     // Parts of a long sum are added up in fp32: other schemes would round each to the output first.
@@ -143,7 +143,7 @@ class Preference {
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(added));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(gemm.out));
   }
-  ~Preference() { cublasLtMatmulPreferenceDestroy(preference_); }
+  ~Preference() { cublaslt().destroy_preference(preference_); }
   Preference(const Preference&) = delete;
   Preference& operator=(const Preference&) = delete;
   cublasLtMatmulPreference_t get() const { return preference_; }
@@ -151,7 +151,7 @@ class Preference {
  private:
   template <class Value>
   void set(cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
-    check(cublasLtMatmulPreferenceSetAttribute(preference_, attribute, &value, sizeof(value)),
+    check(cublaslt().set_of_preference(preference_, attribute, &value, sizeof(value)),
           "attribute of a preference");
   }
   cublasLtMatmulPreference_t preference_ = nullptr;
@@ -160,16 +160,16 @@ class Preference {
 std::string machine_of(CudaRuntime& runtime) {
   const CudaProperties device = runtime.properties();
   return fmt::format("{} sm_{}{} cuBLASLt {}", device.name, device.major, device.minor,
-                     cublasLtGetVersion());
+                     cublaslt().version());
 }
 
 // What the library of this process holds on the GPU.
 struct Shared {
   explicit Shared(CudaRuntime& runtime)
       : workspace(runtime, CudaMemoryKind::kDevice, kWorkspace, "the workspace of cuBLASLt") {
-    check(cublasLtCreate(&handle), "start");
+    check(cublaslt().create(&handle), "start");
   }
-  ~Shared() { cublasLtDestroy(handle); }
+  ~Shared() { cublaslt().destroy(handle); }
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
   cublasLtHandle_t handle = nullptr;
@@ -184,7 +184,7 @@ class CublasGemm : public PreparedGemm {
   std::vector<GemmAlgorithm> candidates(int most) override {
     std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
     int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+    const cublasStatus_t status = cublaslt().propose_algorithms(
         shared_.handle, description_.operation(), description_.left.get(), description_.right.get(),
         description_.out.get(), description_.out.get(), preference_.get(), most, results.data(),
         &found);
@@ -200,7 +200,7 @@ class CublasGemm : public PreparedGemm {
   bool accepts(const GemmAlgorithm& algorithm) override {
     const cublasLtMatmulAlgo_t asked = native(algorithm);
     cublasLtMatmulHeuristicResult_t result{};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
+    const cublasStatus_t status = cublaslt().check_algorithm(
         shared_.handle, description_.operation(), description_.left.get(), description_.right.get(),
         description_.out.get(), description_.out.get(), &asked, &result);
     return status == CUBLAS_STATUS_SUCCESS &&
@@ -212,7 +212,7 @@ class CublasGemm : public PreparedGemm {
     const float one = 1;
     const float beta = gemm.added == nullptr ? 0 : 1;
     const void* added = gemm.added == nullptr ? gemm.out : gemm.added;
-    const cublasStatus_t status = cublasLtMatmul(
+    const cublasStatus_t status = cublaslt().multiply(
         shared_.handle, description_.operation(), &one, gemm.b.data, description_.left.get(),
         gemm.a.data, description_.right.get(), &beta, added, description_.out.get(), gemm.out,
         description_.out.get(), &chosen, shared_.workspace.data(),

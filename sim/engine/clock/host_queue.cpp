@@ -10,7 +10,8 @@ namespace {
 constexpr Instant kNotYet{std::numeric_limits<int64_t>::min()};
 
 bool takes_host_time(const CostTable& costs) {
-  return std::any_of(costs.ops.begin(), costs.ops.end(),
+  const std::vector<OpCost>& kinds = costs.ops.kinds();
+  return std::any_of(kinds.begin(), kinds.end(),
                      [](const OpCost& cost) { return cost.host.ps > 0; });
 }
 

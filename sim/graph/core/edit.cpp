@@ -10,8 +10,11 @@ namespace ballast {
 std::vector<Op> Insertions::apply(std::vector<Op> ops) {
   std::vector<size_t> order(all_.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return all_[a].first < all_[b].first; });
+  const auto comes_first = [&](size_t a, size_t b) { return all_[a].first < all_[b].first; };
+  // Most passes go through a program once and give what they insert in its order.
+  if (!std::is_sorted(order.begin(), order.end(), comes_first)) {
+    std::stable_sort(order.begin(), order.end(), comes_first);
+  }
   std::vector<Op> result;
   result.reserve(ops.size() + all_.size());
   size_t next = 0;

@@ -46,10 +46,37 @@ struct OpCost {
   bool operator==(const OpCost&) const = default;
 };
 
-// Costs of every operation of a program, in its order, and the capacities they refer to.
+// What each operation of a program costs, in its order. A step repeats few kinds of operations:
+// each kind is stored once, whoever repeats it takes four bytes.
+class OpCosts {
+ public:
+  size_t size() const { return kind_of_.size(); }
+  const OpCost& operator[](size_t op) const { return kinds_[kind_at(op)]; }
+  // Index into kinds(). Two operations of one kind have the same lane.
+  size_t kind_at(size_t op) const { return static_cast<size_t>(kind_of_[op]); }
+  const std::vector<OpCost>& kinds() const { return kinds_; }
+  std::vector<OpCost>& kinds() { return kinds_; }
+
+  void reserve(size_t count) { kind_of_.reserve(count); }
+  int32_t add_kind(const OpCost& cost) {
+    kinds_.push_back(cost);
+    return static_cast<int32_t>(kinds_.size()) - 1;
+  }
+  void append(int32_t kind) { kind_of_.push_back(kind); }
+  // Of a kind of its own.
+  void push_back(const OpCost& cost) { append(add_kind(cost)); }
+
+  bool operator==(const OpCosts&) const = default;
+
+ private:
+  std::vector<OpCost> kinds_;
+  std::vector<int32_t> kind_of_;  // by operation
+};
+
+// Costs of every operation of a program, and the capacities they refer to.
 struct CostTable {
   std::vector<Capacity> capacities;
-  std::vector<OpCost> ops;
+  OpCosts ops;
 };
 
 }  // namespace ballast
