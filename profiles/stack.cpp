@@ -87,6 +87,11 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_flag(reader, "reduces_whole", facts.reduces_whole);
   read_flag(reader, "copies_gathered_by_tensor", facts.copies_gathered_by_tensor);
   read_whole(reader, "reduce_buffer_elements", {0, int64_t{1} << 40}, facts.reduce_buffer_elements);
+  read_whole(reader, "reduce_bytes", {0, 1 << 20}, facts.reduce_bytes);
+  read_whole(reader, "wide_reduce_bytes", {0, 1 << 20}, facts.wide_reduce_bytes);
+  read_whole(reader, "gather_bytes", {0, 1 << 20}, facts.gather_bytes);
+  read_whole(reader, "step_bytes", {0, 1 << 20}, facts.step_bytes);
+  read_whole(reader, "stage3_step_bytes", {0, 1 << 20}, facts.stage3_step_bytes);
 }
 
 StackFacts read_facts(JsonReader reader) {
@@ -133,6 +138,35 @@ StackFacts read_facts(JsonReader reader) {
   return facts;
 }
 
+// In the order of a stack's file, behind what facts_json() begins with.
+void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
+  json["reduce_buffer_elements"] = facts.reduce_buffer_elements;
+  json["reduce_bytes"] = facts.reduce_bytes;
+  json["wide_reduce_bytes"] = facts.wide_reduce_bytes;
+  json["gather_bytes"] = facts.gather_bytes;
+  json["step_bytes"] = facts.step_bytes;
+  json["stage3_step_bytes"] = facts.stage3_step_bytes;
+  json["gradients"] = to_string(facts.gradients);
+  json["reduction"] = to_string(facts.reduction);
+  json["gradient_overlap"] = to_string(facts.gradient_overlap);
+  json["weight_overlap"] = to_string(facts.weight_overlap);
+  json["tensor_overlap"] = to_string(facts.tensor_overlap);
+  json["pipeline_overlap"] = to_string(facts.pipeline_overlap);
+  json["interleaves"] = facts.interleaves;
+  json["balances_stages"] = facts.balances_stages;
+  json["least_zero_stage"] = facts.least_zero_stage;
+  json["most_zero_stage"] = facts.most_zero_stage;
+  json["expert_overlap"] = to_string(facts.expert_overlap);
+  json["fp8_scaling"] = to_string(facts.fp8_scaling);
+  json["fp8_weights"] = to_string(facts.fp8_weights);
+  json["fp8_saves_codes"] = facts.fp8_saves_codes;
+  json["steps_offloaded_state_on_cpu"] = facts.steps_offloaded_state_on_cpu;
+  json["may_stream_state"] = facts.may_stream_state;
+  json["loads_whole_model"] = facts.loads_whole_model;
+  json["prints_allocated"] = facts.prints_allocated;
+  json["prints_gib"] = facts.prints_gib;
+}
+
 OrderedJson facts_json(const StackFacts& facts) {
   OrderedJson attention = OrderedJson::array();
   for (const AttentionKind kind : facts.attention) {
@@ -143,53 +177,35 @@ OrderedJson facts_json(const StackFacts& facts) {
   for (const auto& [generation, kernel] : facts.attention_kernel_on) {
     on[generation] = to_string(kernel);
   }
-  return {{"attention", attention},
-          {"attention_on", on},
-          {"dropout", facts.dropout},
-          {"fusion", to_string(facts.fusion)},
-          {"keeps_gate", facts.keeps_gate},
-          {"recomputes_whole_layer", facts.recomputes_whole_layer},
-          {"loss", to_string(facts.loss)},
-          {"loss_chunks", facts.loss_chunks},
-          {"loss_bytes", facts.loss_bytes},
-          {"gathers_logits", facts.gathers_logits},
-          {"widens_gradients", facts.widens_gradients},
-          {"returns_weights_whole", facts.returns_weights_whole},
-          {"recomputes_by_module", facts.recomputes_by_module},
-          {"casts_on_arrival", facts.casts_on_arrival},
-          {"casts_through_pageable", facts.casts_through_pageable},
-          {"stage3_copies_by_tensor", facts.stage3_copies_by_tensor},
-          {"accumulates_on_cpu", facts.accumulates_on_cpu},
-          {"torch_adam_threads", facts.torch_adam_threads},
-          {"splits_norms_by_token", facts.splits_norms_by_token},
-          {"separate_unscale", facts.separate_unscale},
-          {"pinned_power_of_two", facts.pinned_power_of_two},
-          {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
-          {"pure_16_bit", facts.pure_16_bit},
-          {"adds_gradients_apart", facts.adds_gradients_apart},
-          {"sums_whole_gradients", facts.sums_whole_gradients},
-          {"reduces_whole", facts.reduces_whole},
-          {"copies_gathered_by_tensor", facts.copies_gathered_by_tensor},
-          {"reduce_buffer_elements", facts.reduce_buffer_elements},
-          {"gradients", to_string(facts.gradients)},
-          {"reduction", to_string(facts.reduction)},
-          {"gradient_overlap", to_string(facts.gradient_overlap)},
-          {"weight_overlap", to_string(facts.weight_overlap)},
-          {"tensor_overlap", to_string(facts.tensor_overlap)},
-          {"pipeline_overlap", to_string(facts.pipeline_overlap)},
-          {"interleaves", facts.interleaves},
-          {"balances_stages", facts.balances_stages},
-          {"least_zero_stage", facts.least_zero_stage},
-          {"most_zero_stage", facts.most_zero_stage},
-          {"expert_overlap", to_string(facts.expert_overlap)},
-          {"fp8_scaling", to_string(facts.fp8_scaling)},
-          {"fp8_weights", to_string(facts.fp8_weights)},
-          {"fp8_saves_codes", facts.fp8_saves_codes},
-          {"steps_offloaded_state_on_cpu", facts.steps_offloaded_state_on_cpu},
-          {"may_stream_state", facts.may_stream_state},
-          {"loads_whole_model", facts.loads_whole_model},
-          {"prints_allocated", facts.prints_allocated},
-          {"prints_gib", facts.prints_gib}};
+  OrderedJson json = {{"attention", attention},
+                      {"attention_on", on},
+                      {"dropout", facts.dropout},
+                      {"fusion", to_string(facts.fusion)},
+                      {"keeps_gate", facts.keeps_gate},
+                      {"recomputes_whole_layer", facts.recomputes_whole_layer},
+                      {"loss", to_string(facts.loss)},
+                      {"loss_chunks", facts.loss_chunks},
+                      {"loss_bytes", facts.loss_bytes},
+                      {"gathers_logits", facts.gathers_logits},
+                      {"widens_gradients", facts.widens_gradients},
+                      {"returns_weights_whole", facts.returns_weights_whole},
+                      {"recomputes_by_module", facts.recomputes_by_module},
+                      {"casts_on_arrival", facts.casts_on_arrival},
+                      {"casts_through_pageable", facts.casts_through_pageable},
+                      {"stage3_copies_by_tensor", facts.stage3_copies_by_tensor},
+                      {"accumulates_on_cpu", facts.accumulates_on_cpu},
+                      {"torch_adam_threads", facts.torch_adam_threads},
+                      {"splits_norms_by_token", facts.splits_norms_by_token},
+                      {"separate_unscale", facts.separate_unscale},
+                      {"pinned_power_of_two", facts.pinned_power_of_two},
+                      {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
+                      {"pure_16_bit", facts.pure_16_bit},
+                      {"adds_gradients_apart", facts.adds_gradients_apart},
+                      {"sums_whole_gradients", facts.sums_whole_gradients},
+                      {"reduces_whole", facts.reduces_whole},
+                      {"copies_gathered_by_tensor", facts.copies_gathered_by_tensor}};
+  add_gradients_and_later(facts, json);
+  return json;
 }
 
 StackConstants read_constants(JsonReader reader) {

@@ -134,6 +134,21 @@ struct StackFacts {
   // Elements of a buffer that gradients of sharded state are collected in to be reduced, which is
   // there all the time.
   int64_t reduce_buffer_elements = 0;
+  // Bytes that passes of their own move on the GPU for each element of gradients that a rank
+  // contributes to a reduction: into a bucket, widened, divided, and laid out for the collective.
+  // They run beside the backward. Of gradients that cross the wire in 16 bits, and in 32; 0:
+  // collectives read gradients where they are.
+  int64_t reduce_bytes = 0;
+  int64_t wide_reduce_bytes = 0;
+  // The same for each element that stage 3 has gathered, before it is used: out of what arrived
+  // from each rank, into tensors.
+  int64_t gather_bytes = 0;
+  // The same for each element of a rank's share of the reduced gradients, beside the one pass of a
+  // fused optimizer: looked through for infinities, summed for their norm, widened, unscaled and
+  // clipped, and what an optimizer in several kernels moves more. Under stage 3 the second. 0: one
+  // pass that reads them for their norm.
+  int64_t step_bytes = 0;
+  int64_t stage3_step_bytes = 0;
   GradientPrecision gradients = GradientPrecision::kAsWeights;  // accumulated and stored
   GradientPrecision reduction = GradientPrecision::kAsWeights;  // on the wire
   Overlap gradient_overlap = Overlap::kFull;                    // reduction beside the backward

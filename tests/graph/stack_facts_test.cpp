@@ -337,6 +337,86 @@ TEST(StackFacts, sharded_steps_reduce_by_scattering_or_all_of_it) {
   EXPECT_EQ(collectives(whole, CollectiveKind::kAllReduce), buckets);
 }
 
+// Bytes that passes over gradients or weights of a kind move in a step, and where the first lies.
+struct Passes {
+  int64_t moved = 0, count = 0;
+  size_t first = 0;
+};
+Passes passes(const Graph& graph, OpKind kind) {
+  Passes result;
+  for (size_t i = graph.step.ops.size(); i-- > 0;) {
+    const Op& op = graph.step.ops[i];
+    if (op.kind != kind) continue;
+    result.moved += std::get<BucketWork>(op.work).moved.count;
+    ++result.count;
+    result.first = i;
+  }
+  return result;
+}
+
+// Of every parameter once a step under stages 0 to 2, of each of two micro-batches under stage 3.
+TEST(StackFacts, gradients_are_laid_out_in_passes_of_their_own_before_they_are_reduced) {
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    StackFacts facts;
+    facts.reduce_bytes = 12;
+    facts.wide_reduce_bytes = 18;
+    const int64_t times = stage == 3 ? 2 : 1;
+    const Graph narrow = build(gpt(), two_ranks(stage), facts);
+    EXPECT_EQ(passes(narrow, OpKind::kPack).moved, times * 12 * parameter_count(gpt())) << stage;
+    // The collective waits for what it reduces: it touches a tensor that the pass changed.
+    const Op& pass = narrow.step.ops[passes(narrow, OpKind::kPack).first];
+    ASSERT_FALSE(pass.accesses.empty()) << stage;
+    const TensorId changed = pass.accesses.front().tensor;
+    EXPECT_EQ(pass.accesses.front().mode, AccessMode::kReadWrite) << stage;
+    const auto reduced =
+        std::find_if(narrow.step.ops.begin(), narrow.step.ops.end(), [&](const Op& op) {
+          const auto* work = std::get_if<CollectiveWork>(&op.work);
+          return work != nullptr && work->kind != CollectiveKind::kAllGather &&
+                 std::any_of(op.accesses.begin(), op.accesses.end(),
+                             [&](const Access& access) { return access.tensor == changed; });
+        });
+    ASSERT_NE(reduced, narrow.step.ops.end()) << stage;
+    EXPECT_GT(static_cast<size_t>(reduced - narrow.step.ops.begin()),
+              passes(narrow, OpKind::kPack).first);
+    facts.reduction = GradientPrecision::kF32;
+    EXPECT_EQ(passes(build(gpt(), two_ranks(stage), facts), OpKind::kPack).moved,
+              times * 18 * parameter_count(gpt()))
+        << stage;
+    EXPECT_EQ(passes(build(gpt(), two_ranks(stage), StackFacts{}), OpKind::kPack).count, 0);
+  }
+}
+
+// One where one gather is.
+TEST(StackFacts, gathered_weights_are_copied_out_before_they_are_used) {
+  StackFacts facts;
+  const Graph before = build(gpt(), two_ranks(3), facts);
+  EXPECT_EQ(passes(before, OpKind::kUnpack).count, 0);
+  facts.gather_bytes = 4;
+  const Graph graph = build(gpt(), two_ranks(3), facts);
+  int64_t gathered = 0;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work != nullptr && work->kind == CollectiveKind::kAllGather) gathered += work->bytes.count;
+  }
+  EXPECT_EQ(passes(graph, OpKind::kUnpack).moved, 2 * gathered) << "4 bytes for 2 that arrive";
+  EXPECT_EQ(passes(graph, OpKind::kUnpack).count, collectives(graph, CollectiveKind::kAllGather));
+}
+
+// Of each of two ranks' share under stage 1 and 3, of everything under stage 0.
+TEST(StackFacts, what_a_step_reads_of_its_gradients_is_what_a_stack_says) {
+  StackFacts facts;
+  facts.step_bytes = 72;
+  facts.stage3_step_bytes = 60;
+  const auto count = static_cast<double>(parameter_count(gpt()));
+  const auto moved = [&](int64_t stage) {
+    const Graph graph = build(gpt(), two_ranks(stage), facts);
+    return static_cast<double>(passes(graph, OpKind::kSumOfSquares).moved) / count;
+  };
+  EXPECT_EQ(moved(0), 72);
+  EXPECT_NEAR(moved(1), 36, 0.4);
+  EXPECT_NEAR(moved(3), 30, 0.4);
+}
+
 // Of both ranks each tensor by itself, and once more from one piece to the ranks' buffers.
 TEST(StackFacts, gathered_weights_are_copied_by_rank_and_tensor_where_a_stack_does_so) {
   StackFacts facts;

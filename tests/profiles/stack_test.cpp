@@ -29,6 +29,11 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.reduces_whole = true;
   facts.copies_gathered_by_tensor = true;
   facts.reduce_buffer_elements = 1000;
+  facts.reduce_bytes = 12;
+  facts.wide_reduce_bytes = 18;
+  facts.gather_bytes = 4;
+  facts.step_bytes = 72;
+  facts.stage3_step_bytes = 60;
   facts.prints_allocated = true;
   facts.prints_gib = true;
 }

@@ -195,7 +195,9 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   } else {
     share = accesses;
   }
-  std::vector<Op> made = {group_op(kind, group, b, bytes, std::move(accesses))};
+  std::vector<Op> made;
+  if (layout_bytes() > 0) made.push_back(laid_out(b));
+  made.push_back(group_op(kind, group, b, bytes, std::move(accesses)));
   const RankGroup copies = copies_group(plan_);
   if (copies.ranks > 1 && ranks.ranks < plan_.replicas()) {
     made.push_back(group_op(CollectiveKind::kAllReduce, copies, b,
@@ -205,6 +207,20 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
     if (facts_.gradient_overlap == Overlap::kNone) each.lane = lane_of(0, LaneKind::kCompute);
   }
   return made;
+}
+
+int64_t BucketOps::layout_bytes() const {
+  const bool wide = facts_.reduction == GradientPrecision::kF32;
+  return wide ? facts_.wide_reduce_bytes : facts_.reduce_bytes;
+}
+
+// An update, so that the collective waits for it.
+Op BucketOps::laid_out(int32_t b) {
+  std::vector<Access> sources;
+  append_modules(sources, b, module_gradient_, update(-1, Role::kSource));
+  BucketWork work = elementwise(bucket(b).count, gradient_type(), gradient_type(), Site::kGpu);
+  work.moved = {bucket(b).count * layout_bytes()};
+  return op(OpKind::kPack, LaneKind::kCopyOut, b, work, std::move(sources));
 }
 
 void BucketOps::append_gradient(std::vector<Access>& accesses, int32_t b, Role role) {
@@ -226,7 +242,9 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
     if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
     sources.push_back(write(t.partials_gpu, Role::kNormPartials));
     const DType type = gradient_type();
-    BucketWork norm{count, type, DType::kF64, Site::kGpu, bytes_of(count, type)};
+    const int64_t passes = plan_.zero_stage == 3 ? facts_.stage3_step_bytes : facts_.step_bytes;
+    const Bytes moved = passes > 0 ? Bytes{count * passes} : bytes_of(count, type);
+    BucketWork norm{count, type, DType::kF64, Site::kGpu, moved};
     ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
     ops.push_back(
         op(OpKind::kCopy, LaneKind::kCopyOut, b,

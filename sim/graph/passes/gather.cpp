@@ -162,7 +162,11 @@ class GatherPass {
         collective_op(LaneKind::kDataNetwork, work, Phase::kFetch, label, std::move(accesses));
     if (!ahead) made.lane = lane_of(0, LaneKind::kCompute);
     std::optional<Op> joined;
-    if (facts_.stage3_copies_by_tensor) joined = join(made, visit, bytes);
+    if (facts_.stage3_copies_by_tensor) {
+      joined = join(made, visit, bytes);
+    } else if (facts_.gather_bytes > 0) {
+      joined = copied_out(made);
+    }
     insertions.before(position, std::move(made));
     if (joined) insertions.before(visit.first, *std::move(joined));
   }
@@ -188,6 +192,50 @@ class GatherPass {
     return op;
   }
 
+  // Each tensor's parts, out of what each rank sent (torch/distributed/fsdp/_fully_shard/
+  // _fsdp_collectives.py, foreach_all_gather_copy_out): where memory is reused as soon as it is
+  // read, the tensors take the place of what arrived.
+  Op copied_out(const Op& gather) const {
+    Op op = gather;
+    op.kind = OpKind::kUnpack;
+    op.lane = lane_of(0, LaneKind::kCompute);
+    op.accesses.clear();
+    int64_t elements = 0;
+    DType type = plan_.dtype;
+    for (const Access& access : gather.accesses) {
+      if (access.role != Role::kDestination) continue;
+      op.accesses.push_back(update(access.tensor, Role::kDestination));
+      elements += graph_.tensor(access.tensor).elements;
+      type = graph_.tensor(access.tensor).dtype;
+    }
+    BucketWork work = elementwise(elements, type, type, Site::kGpu);
+    work.moved = {elements * facts_.gather_bytes};
+    op.work = work;
+    return op;
+  }
+
+  // What passes of their own do to gradients before they are scattered, where they lie.
+  Op laid_out(const Op& scatter, Bytes bytes) const {
+    Op op = scatter;
+    op.kind = OpKind::kPack;
+    op.lane = lane_of(0, LaneKind::kCopyOut);
+    op.accesses.clear();
+    for (const Access& access : scatter.accesses) {
+      if (access.role == Role::kSource) op.accesses.push_back(update(access.tensor, Role::kSource));
+    }
+    const bool wide = facts_.reduction == GradientPrecision::kF32;
+    const DType type = wide ? DType::kF32 : plan_.dtype;
+    BucketWork work = elementwise(bytes.count / size_of(type), type, type, Site::kGpu);
+    work.moved = {work.elements * layout_bytes()};
+    op.work = work;
+    return op;
+  }
+
+  int64_t layout_bytes() const {
+    const bool wide = facts_.reduction == GradientPrecision::kF32;
+    return wide ? facts_.wide_reduce_bytes : facts_.reduce_bytes;
+  }
+
   // Gradients are concatenated by the rank that they go to, and divided by the number of ranks, in
   // two passes (the same, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced).
   Op pack(Op& scatter, const GatherVisit& visit, Bytes bytes) {
@@ -199,7 +247,10 @@ class GatherPass {
     Op op = scatter;
     op.kind = OpKind::kPack;
     op.lane = lane_of(0, LaneKind::kCopyOut);
-    op.work = elementwise(2 * partitions.elements, partitions.dtype, partitions.dtype, Site::kGpu);
+    BucketWork work =
+        elementwise(2 * partitions.elements, partitions.dtype, partitions.dtype, Site::kGpu);
+    if (layout_bytes() > 0) work.moved = {partitions.elements * layout_bytes()};
+    op.work = work;
     op.accesses = {write(leaving, Role::kDestination)};
     const auto source = [](const Access& access) { return access.role == Role::kSource; };
     std::copy_if(scatter.accesses.begin(), scatter.accesses.end(), std::back_inserter(op.accesses),
@@ -263,7 +314,11 @@ class GatherPass {
     Op made =
         collective_op(LaneKind::kDataNetwork, work, Phase::kOptimizer, label, std::move(accesses));
     if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
-    if (facts_.stage3_copies_by_tensor) insertions.after(visit.last, pack(made, visit, bytes));
+    if (facts_.stage3_copies_by_tensor) {
+      insertions.after(visit.last, pack(made, visit, bytes));
+    } else if (layout_bytes() > 0) {
+      insertions.after(visit.last, laid_out(made, bytes));
+    }
     std::optional<Op> summed;
     if (copies_group(plan_).ranks > 1) summed = sum_over_copies(made, visit, bytes);
     insertions.after(visit.last, std::move(made));
