@@ -168,8 +168,9 @@ TEST_F(tokens, two_equal_logits_cost_ln_2_and_pull_by_a_half) {
 
 TEST_F(tokens, the_classifier_gives_the_hosts_loss_and_gradient_rows_at_a_time) {
   for (const Format format : kFormats) {
-    for (const auto& [vocab, shift] : std::vector<std::pair<int64_t, int64_t>>{
+    for (const auto& [columns, shift] : std::vector<std::pair<int64_t, int64_t>>{
              {2, 0}, {37, 1}, {64, 0}, {1000, 3}, {4101, 0}, {9000, 1}}) {
+      const int64_t vocab = columns;  // Clang 14 captures no name of a pair's part
       const ClassifierCase c{vocab, format, shift};
       const std::vector<int32_t> ids = some_tokens(kSequences, kLength, vocab);
       const Expected expected = classify_on_host(c, ids);
