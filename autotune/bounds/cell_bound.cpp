@@ -252,9 +252,15 @@ class CellBound {
     for (int64_t c = 0; c < chunks(); ++c) {
       const BlockTime time = block(c);
       work[static_cast<size_t>(c % plan_.pipeline)] += time.forward + time.backward;
-      // Of sequences in parts the first part's way there and back, which may be any share of it.
-      if (c + 1 < plan_.pipeline && plan_.subsequences == 1) {
-        const auto s = static_cast<size_t>(c);
+      if (c + 1 >= plan_.pipeline) continue;
+      const auto s = static_cast<size_t>(c);
+      if (plan_.subsequences > 1) {
+        // The first part is the first to come, and goes back last.
+        around[s + 1] = around[s];
+        for_parts(c, [&](const LayerCost& part) {
+          around[s + 1] += part.first_part_forward_ps + part.first_part_backward_ps;
+        });
+      } else {
         // What a spread backward recomputes, no more than a forward, need not wait for its turn.
         const int64_t back = overlaps_inside(plan_)
                                  ? std::max<int64_t>(0, time.backward - time.forward)
@@ -364,6 +370,7 @@ class CellBound {
       activations = {};
       at(Place::kHbm, Category::kGradients) = gradients;
     }
+    raise_to_between_parts(stage, at);
     if (on_gpu) {
       at(Place::kHbm, Category::kMoments) = state;
     } else if (on_gpu_) {
@@ -386,6 +393,27 @@ class CellBound {
       peaks.push_back(peak_of(static_cast<Place>(p), least[p]));
     }
     return peaks;
+  }
+
+  // Parts that pass through a pipeline leave keys, values and sums of a whole chunk's layers behind
+  // when the last of them went back, which has begun every gradient of the chunk.
+  template <class At>
+  void raise_to_between_parts(int64_t stage, const At& at) const {
+    if (plan_.pipeline == 1 || plan_.subsequences == 1) return;
+    for (int64_t c = stage; c < chunks(); c += plan_.pipeline) {
+      Bytes between;
+      ParameterCount parameters;
+      for_parts(c, [&](const LayerCost& part) {
+        between += part.between_parts;
+        parameters += part.parameters;
+      });
+      const Bytes gradients = bytes_of(parameters.all, plan_.dtype);
+      Bytes& activations = at(Place::kHbm, Category::kActivations);
+      Bytes& begun = at(Place::kHbm, Category::kGradients);
+      if (between + gradients <= activations + begun) continue;
+      activations = between;
+      begun = gradients;
+    }
   }
 
   // The same where it is said how many buckets the GPU steps.

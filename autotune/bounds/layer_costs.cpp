@@ -9,6 +9,7 @@
 #include "sim/graph/core/edit.h"
 #include "sim/graph/core/module_index.h"
 #include "sim/graph/report/memory.h"
+#include "sim/graph/schedules/chunk.h"
 #include "sim/graph/schedules/schedule.h"
 #include "sim/spec/knobs.h"
 
@@ -95,6 +96,10 @@ void add_operations(const Graph& graph, const CostTable& table, LayerProfile& pr
       part.scatters.add(op, table.ops[i], table, 1);
     }
     if (!is_compute(op)) continue;
+    if (op.label.subsequence == 0 && op.phase != Phase::kRecompute) {
+      (goes_back(op.phase) ? part.first_part_backward_ps : part.first_part_forward_ps) +=
+          table.ops[i].alone.ps;
+    }
     int64_t& compute = goes_back(op.phase) ? part.backward_compute_ps : part.forward_compute_ps;
     compute += table.ops[i].alone.ps;
   }
@@ -118,6 +123,37 @@ void add_memory(const Graph& graph, LayerProfile& profile) {
       continue;
     }
     part.saved[static_cast<size_t>(tensor.place)] += tensor.all_bytes();
+  }
+}
+
+// What a stage of a pipeline over parts has on its GPU between the backward of the last part and
+// that of the part before it, where keys and values of all others are there, and the sums of their
+// gradients: what turns before use as well as turns after. When it leaves or returns does not
+// count, for here the layers follow each other within a part's turn.
+void add_between_parts(const Graph& graph, int64_t parts, LayerProfile& profile) {
+  if (parts == 1) return;
+  const std::vector<Op>& ops = graph.step.ops;
+  const std::vector<size_t> turn_of = turns_of_operations(ops, parts);
+  struct Uses {
+    size_t first = SIZE_MAX, last = 0;  // turns
+  };
+  std::vector<Uses> uses(graph.tensors.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].phase == Phase::kOffload || ops[i].phase == Phase::kReload) continue;
+    for (const Access& access : ops[i].accesses) {
+      Uses& one = uses[static_cast<size_t>(access.tensor)];
+      one.first = std::min(one.first, turn_of[i]);
+      one.last = std::max(one.last, turn_of[i]);
+    }
+  }
+  const auto last_part = static_cast<size_t>(parts);  // its backward: all forwards come before
+  const std::vector<Life> lives = lives_of(graph);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Tensor& tensor = graph.tensors[t];
+    const bool counts =
+        tensor.place == Place::kHbm && !lives[t].carried && tensor.kind != TensorKind::kGradient;
+    if (!counts || uses[t].first > last_part || uses[t].last <= last_part) continue;
+    part_of(profile, tensor.label).between_parts += tensor.all_bytes();
   }
 }
 
@@ -171,6 +207,7 @@ void leave_all(LayerProfile& profile) {
       if (away) layer.saved[p] = {};
     }
   }
+  layers.back().between_parts = std::min(layers.back().between_parts, before.between_parts);
 }
 
 LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
@@ -204,9 +241,12 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
     once.activations->recompute_share = 1;
     if (otherwise) once.activations->offload_share = 1;
     once.activations->offload_least = {};
-    add_memory(forward_backward_graph(part, sample_plan(once, 1)), profile);
+    const Graph lean = forward_backward_graph(part, sample_plan(once, 1));
+    add_memory(lean, profile);
+    add_between_parts(lean, plan.subsequences, profile);
   } else {
     add_memory(graph, profile);
+    add_between_parts(graph, plan.subsequences, profile);
   }
   if (otherwise) leave_all(profile);
   for (int64_t i = 0; i < part.layers; ++i) {

@@ -47,6 +47,10 @@ struct LayerCost {
   int64_t forward_compute_ps = 0;  // work of the compute lane, not above the chain
   int64_t backward_compute_ps = 0;
   std::array<Bytes, kPlaces> saved{};  // activations alive between forward and backward
+  // Of sequences in parts that pass through a pipeline one after another; else nothing.
+  Bytes between_parts;                 // on the GPU when the last part went back, and no other did
+  int64_t first_part_forward_ps = 0;   // what the compute lane does for the first part alone
+  int64_t first_part_backward_ps = 0;  // without what is recomputed
   ParameterCount parameters;           // of weights that live through the step on this rank
 };
 

@@ -335,11 +335,11 @@ class LayoutChooser {
   // `limit`: the step time of the best so far.
   std::optional<Estimate> estimate_layout(size_t layout, std::optional<Duration> limit) {
     Setting setting = layouts_[layout].setting;
-    const Verdict lean = lean_verdict(setting, known_);
-    if (!lean.fits) return std::nullopt;
+    const std::optional<Verdict> lean = fitting_lean_verdict(setting, known_);
+    if (!lean) return std::nullopt;
     if (!has_auto(setting.plan) || !is_searched(setting.plan, setting.stack)) {
       const Fastest best = fastest_way(setting, {false, limit, interrupted_}, known_);
-      setting.plan = best ? best->plan : lean.plan;
+      setting.plan = best ? best->plan : lean->plan;
       if (best) return Estimate{layout, std::move(setting), best->step_time};
       if (limit) return Estimate{layout, std::move(setting), *limit, true};
       const Prediction lone =

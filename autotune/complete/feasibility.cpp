@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "autotune/complete/completion_bounds.h"
 #include "autotune/complete/completion_lists.h"
 #include "autotune/search/search.h"
 #include "autotune/space/memory_reuse.h"
@@ -48,6 +49,17 @@ std::span<const Completion> first_run(std::span<const Completion> completions) {
   size_t end = 1;
   while (end < completions.size() && has_more_on_gpu(completions[end], completions[end - 1])) ++end;
   return completions.first(end);
+}
+
+// Of sequences in parts a completion's graph has many times the operations of that of its bound,
+// which is asked first.
+std::vector<Completion> without_overfilling(const Setting& setting,
+                                            std::vector<Completion> completions) {
+  if (setting.plan.subsequences == 1) return completions;
+  std::erase_if(completions, [&](const Completion& completion) {
+    return completion_bounds(setting, {&completion}).front().overfills;
+  });
+  return completions;
 }
 
 // What is asked of completions that differ in the buckets on the GPU: the one that fits or misses
@@ -261,7 +273,7 @@ Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known,
 // Of a refuted layout one kind of plan is example enough: the one that needs least.
 Verdict leanest_verdict(Setting setting, CompletionEstimates& known) {
   if (!setting.plan.activations) setting.plan.activations = offloads().front();
-  return lean_verdict(setting, known);
+  return verdict_of_completions(setting, lean_completions(setting), known);
 }
 
 // Whether another plan of the layout may fit where its lean ones miss by so little. Without planned
@@ -335,7 +347,8 @@ class LeanLayouts {
  private:
   std::optional<Verdict> verdict_of_lean(const OpenLayout& layout) const {
     try {
-      const std::vector<Completion> completions = completions_to_ask(layout);
+      const std::vector<Completion> completions =
+          without_overfilling(layout.setting, completions_to_ask(layout));
       if (completions.empty()) return std::nullopt;
       const bool planned = layout.setting.stack.memory_is_planned();
       if (!planned && !least_may_fit(layout.setting)) return std::nullopt;
@@ -383,8 +396,12 @@ std::string of_all_plans(const std::string& reason) {
          "; of all plans that the open knobs leave this one comes nearest";
 }
 
-Verdict lean_verdict(const Setting& setting, CompletionEstimates& known) {
-  return verdict_of_completions(setting, lean_completions(setting), known);
+std::optional<Verdict> fitting_lean_verdict(const Setting& setting, CompletionEstimates& known) {
+  const std::vector<Completion> lean = without_overfilling(setting, lean_completions(setting));
+  if (lean.empty()) return std::nullopt;
+  Verdict verdict = verdict_of_completions(setting, lean, known);
+  if (!verdict.fits) return std::nullopt;
+  return verdict;
 }
 
 std::optional<Nearest> fitting_lean_layout(const std::vector<OpenLayout>& layouts,

@@ -66,6 +66,14 @@ ActivationPlan all_kept() {
   return plan;
 }
 
+// What needs least where a stage holds keys and values of all parts: recomputing these keeps what
+// they are made of as well.
+ActivationPlan all_away() {
+  ActivationPlan plan = all_kept();
+  plan.fate.fill(ActivationFate::kOffload);
+  return plan;
+}
+
 double fullness_of(const std::array<Bytes, kPlaces>& needed, const Usable& usable) {
   double fullness = 0;
   for (size_t p = 0; p < kPlaces; ++p) {
@@ -142,6 +150,7 @@ class LayoutBounds::Judge {
     if (space.flow_share.back() == 0) plan.weights.flow_share = 0;
     std::vector<ActivationPlan> kinds = {all_kept(), activations_of(Recompute::kFull),
                                          offloads().front()};
+    if (layout.pipeline > 1 && layout.subsequences > 1) kinds.push_back(all_away());
     if (layout.activations) kinds = {*layout.activations};
     for (const int64_t size : micro_batches_to_judge_by(layout)) {
       for (const ActivationPlan& kind : kinds) {

@@ -25,6 +25,8 @@ std::vector<Module> modules_of_rank(const Model& model, const Plan& plan) {
   Plan once = plan;
   once.micro_batch = 1;
   once.activations = ActivationPlan{};
+  // Parts pass through the same modules, and their graph has as many times the operations.
+  once.subsequences = 1;
   once = sample_plan(once, 1);
   const StackFacts facts;
   return run_passes(build_plain(model, once), {model, once, facts}, "gather", "gather").modules;

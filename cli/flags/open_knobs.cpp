@@ -70,7 +70,10 @@ bool OpenKnobsOfFlags::is_open(const Knob& knob) const {
   // Parts change what a plan is, so that a search tries them where a strategy is about them.
   if (knob.id == KnobId::kSubsequences && !open_of_strategy_.contains(path)) return false;
   const bool any_named = !flags_.strategies.empty() || flags_.plan_file;
-  if (knob.search == KnobSearch::kLayout && any_named && !rules_.degrees_of_named) return false;
+  if (knob.search == KnobSearch::kLayout && any_named && !rules_.degrees_of_named) {
+    // Its users choose the degrees that a strategy leaves open; a plan file has chosen.
+    return !flags_.plan_file && open_of_strategy_.contains(path);
+  }
   return knob.tuned_under_strategy || !keeps_knobs_ || open_of_strategy_.contains(path);
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "autotune/bounds/cell_bound.h"
@@ -367,6 +368,104 @@ TEST(LayoutSearch, finds_the_optimum_of_pipelines) {
   Plan base = narrow_plan(4);
   base.activations.reset();
   expect_the_optimum(base, many(4), micro_batch_alone(), layouts);
+}
+
+// A space over parts of sequences: what strategies leave open that are about them.
+struct PartsSpace {
+  const char* name;
+  KnobSet layouts;
+  Plan base;
+  Machine machine;
+};
+
+KnobSet degrees_with_parts() {
+  return KnobSet{}.add(KnobId::kPipeline).add(KnobId::kSubsequences).add(KnobId::kZeroStage);
+}
+
+// Of 8,192 tokens a device has parts of 2,048 at the least.
+Plan parts_base(int64_t devices, int64_t global_batch) {
+  Plan base = narrow_plan(devices);
+  base.sequence_length = 8192;
+  base.subsequence_split = SubsequenceSplit::kFlops;
+  base.global_batch = global_batch;
+  base.data = std::gcd(devices, global_batch);
+  base.optimizer.placement = OptimizerPlacement::kGpu;
+  base.optimizer.sync = SyncMode::kWait;
+  base.optimizer.gpu_buckets = 0;
+  base.micro_batch = 1;
+  base.activations.reset();
+  return base;
+}
+
+std::vector<PartsSpace> parts_spaces() {
+  std::vector<PartsSpace> spaces;
+  Plan sppo = parts_base(4, 1);
+  sppo.activations.emplace().reload = ReloadOrder::kByModule;
+  sppo.activations->offload_per_mflop = 10'000;
+  spaces.push_back({"SPPO", degrees_with_parts().add(KnobId::kSequence), sppo, many(4)});
+  Machine short_of_memory = many(4);
+  short_of_memory.gpu.memory.value = Bytes{int64_t{48} << 20};
+  spaces.push_back({"stages, little memory", degrees_with_parts(), sppo, short_of_memory});
+  const Plan seq1f1b = parts_base(4, 2);
+  spaces.push_back({"Seq1F1B",
+                    degrees_with_parts().add(KnobId::kTensor).add(KnobId::kVirtualPipeline),
+                    seq1f1b, many(4)});
+  Plan terapipe = parts_base(4, 1);
+  terapipe.pipeline_schedule = PipelineSchedule::kGpipe;
+  spaces.push_back({"TeraPipe", degrees_with_parts().add(KnobId::kTensor), terapipe, many(4)});
+  Machine nodes = many(4);
+  nodes.devices_per_node = 2;
+  nodes.network->bandwidth.value = Bandwidth::from_gb_per_s(0.5);
+  spaces.push_back({"rings over two nodes", degrees_with_parts().add(KnobId::kContext),
+                    parts_base(4, 1), nodes});
+  return spaces;
+}
+
+TEST(LayoutSearch, over_parts_of_sequences_finds_what_simulating_every_plan_finds) {
+  Model model = small_model();
+  model.max_positions = 8192;
+  std::set<std::string> in_parts;
+  for (const PartsSpace& each : parts_spaces()) {
+    SCOPED_TRACE(each.name);
+    OpenKnobs open;
+    open.add(KnobId::kActivations).add(KnobId::kMemoryReuse);
+    const SearchSpace space{layouts_of(model, each.base, each.layouts), open};
+    SearchOptions options;
+    const SearchResult bounded = search(model, space, each.machine, nullptr, options);
+    options.exhaustive = true;
+    const SearchResult all = search(model, space, each.machine, nullptr, options);
+    ASSERT_TRUE(bounded.best && all.best);
+    EXPECT_EQ(bounded.best->plan, all.best->plan)
+        << plan_name(bounded.best->plan) << " and " << plan_name(all.best->plan);
+    EXPECT_EQ(bounded.best->step_time.ps, all.best->step_time.ps);
+    EXPECT_EQ(bounded.considered, all.considered);
+    EXPECT_LT(bounded.simulated, all.simulated);
+    if (all.best->plan.subsequences > 1) in_parts.insert(each.name);
+    fmt::print("{}: {} plans, {} and {} simulated, {} and {} do not fit; the best: {}\n", each.name,
+               all.considered, bounded.simulated, all.simulated, bounded.infeasible, all.infeasible,
+               plan_name(all.best->plan));
+  }
+  EXPECT_GE(in_parts.size(), 2u);
+}
+
+// Where everything leaves, a layer has keys and values of three parts of four on the GPU when the
+// last part went back, of 2 bytes each, and the sums of their gradients, of 4 bytes. Of keys and
+// values that stay it is the same.
+TEST(LayerProfiles, between_parts_lie_keys_values_and_the_sums_of_their_gradients) {
+  Model model = small_model();
+  model.max_positions = 8192;
+  Plan plan = parts_base(2, 1);
+  plan.pipeline = 2;
+  plan.data = 1;
+  plan.subsequences = 4;
+  plan.subsequence_split = SubsequenceSplit::kTokens;
+  plan.activations.emplace().fate.fill(ActivationFate::kOffload);
+  const Machine machine = many(2);
+  const CostModel costs(machine, plan, Stack{}, nullptr);
+  LayerProfiles profiles(model, costs);
+  profiles.prepare({plan}, 1);
+  const int64_t elements = 8192 / 4 * 3 * 2 * model.kv_heads * model.head_size;
+  EXPECT_EQ(profiles.of(plan).layer(0, model.layers).between_parts.count, elements * (2 + 4));
 }
 
 TEST(LayoutSearch, does_not_depend_on_threads) {

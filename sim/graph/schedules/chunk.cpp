@@ -31,25 +31,6 @@ std::optional<size_t> own_turn(const Op& op, int64_t parts) {
   return place_of({forward ? Direction::kForward : Direction::kBackward, 0, 0, part}, parts);
 }
 
-// What is recomputed or comes back belongs to what follows it, what leaves to what it follows.
-std::vector<size_t> turns_in(const std::vector<Op>& ops, int64_t parts) {
-  std::vector<size_t> turns(ops.size());
-  const auto forwards = static_cast<size_t>(parts);
-  size_t next = 2 * forwards - 1;
-  for (size_t i = ops.size(); i-- > 0;) {
-    next = own_turn(ops[i], parts).value_or(next);
-    turns[i] = is_forward(ops[i]) ? next : std::max(next, forwards);
-  }
-  size_t before = 0;
-  for (size_t i = 0; i < ops.size(); ++i) {
-    before = own_turn(ops[i], parts).value_or(before);
-    if (ops[i].phase == Phase::kOffload) turns[i] = std::min(before, forwards - 1);
-  }
-  if (parts > 1) return turns;
-  for (size_t i = 0; i < ops.size(); ++i) turns[i] = is_forward(ops[i]) ? 0 : 1;
-  return turns;
-}
-
 // The operations of one turn with the edges among them, from a linked graph. What leaves and
 // returns does so beside the turns (stage_program.cpp), and has left or is back as far as a turn
 // knows.
@@ -149,6 +130,24 @@ void find_ends(int64_t layers, int64_t parts, ChunkEnds ends, ChunkKind& chunk) 
 
 }  // namespace
 
+std::vector<size_t> turns_of_operations(const std::vector<Op>& ops, int64_t parts) {
+  std::vector<size_t> turns(ops.size());
+  const auto forwards = static_cast<size_t>(parts);
+  size_t next = 2 * forwards - 1;
+  for (size_t i = ops.size(); i-- > 0;) {
+    next = own_turn(ops[i], parts).value_or(next);
+    turns[i] = is_forward(ops[i]) ? next : std::max(next, forwards);
+  }
+  size_t before = 0;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    before = own_turn(ops[i], parts).value_or(before);
+    if (ops[i].phase == Phase::kOffload) turns[i] = std::min(before, forwards - 1);
+  }
+  if (parts > 1) return turns;
+  for (size_t i = 0; i < ops.size(); ++i) turns[i] = is_forward(ops[i]) ? 0 : 1;
+  return turns;
+}
+
 ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
                      int64_t last) {
   const ChunkEnds ends{first == 0, last == model.layers};
@@ -164,7 +163,7 @@ ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& fac
   chunk.inside =
       run_passes(build_chunk(part, once, facts, ends), context, "gemm formats", "checkpoint");
   find_ends(part.layers, plan.subsequences, ends, chunk);
-  chunk.turn_of = turns_in(chunk.inside.step.ops, plan.subsequences);
+  chunk.turn_of = turns_of_operations(chunk.inside.step.ops, plan.subsequences);
   chunk.turns.resize(static_cast<size_t>(2 * plan.subsequences));
   Graph alone = run_passes(chunk.inside, context, "gemm codes", "gemm codes");
   link(alone);

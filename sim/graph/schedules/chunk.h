@@ -40,6 +40,11 @@ struct ChunkKind {
   std::vector<TensorId> input_gradient, output_gradient;
 };
 
+// By operation of a graph without a pipeline, of one micro-batch in so many parts: the turn that it
+// belongs to. What is recomputed or comes back belongs to what follows it, what leaves to what it
+// follows.
+std::vector<size_t> turns_of_operations(const std::vector<Op>& ops, int64_t parts);
+
 // Layers [first, last) of the model.
 ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
                      int64_t last);
