@@ -88,7 +88,8 @@ class Bench:
             return ["tune", "--model", "gpt2", "--machine", "gh200-96gb-480gb", "--global-batch",
                     "8", "--store", "here.db", "--deadline", "5", "--out", "plan.json"], \
                    str(self.folder)
-        return self.train("kept", "out.safetensors", sync), "/kept/" if verb == "train" else "/out.saf"
+        where = "/kept/" if verb == "train" else "/out.saf"
+        return self.train("kept", "out.safetensors", sync), where
 
     def begin_anew(self, verb):
         for name in ("kept", "out.safetensors", "plan.json"):

@@ -5,13 +5,14 @@
         [--most-seconds 10] [--most-mb 2000] [--keep FOLDER] [--store STORE] [--time-box SECONDS]
 
 BUILD is a build folder with `ballast` and `fork_server` (tests/cli/mutation/fork_server.cpp), which
-forks a child for every try. An exit code other than 0 to 3, a signal, more than so many seconds of
-a core or so much memory, or text of another library ("json.exception", "terminate called") is a
-finding; its file and its line are kept in FOLDER, and the script exits with 1. So is what has not
-ended after twelve times as many seconds of a clock: it hangs. Every try follows from the seed and
-its number alone: `--seed S --first N --count 1` does the Nth again. With a time box no try begins
-after it. The last lines say how many tries there were, how they ended, and what the most costly
-took. Works with sanitized builds, whose shadow counts as memory.
+forks a child for every hundred tries; what is found is tried again in a child of its own, and the
+line says so where it does not happen there. An exit code other than 0 to 3, a signal, more than so
+many seconds of a core or so much memory, or text of another library ("json.exception", "terminate
+called") is a finding; its file and its line are kept in FOLDER, and the script exits with 1. So is
+what has not ended after twelve times as many seconds of a clock: it hangs. Every try follows from
+the seed and its number alone: `--seed S --first N --count 1` does the Nth again. With a time box no
+try begins after it. The last lines say how many tries there were, how they ended, and what the most
+costly took. Works with sanitized builds, whose shadow counts as memory.
 """
 import argparse
 import concurrent.futures
@@ -52,8 +53,12 @@ def arguments():
     return parser.parse_args()
 
 
+# A model of two layers and short sequences: what reads a file is tried, not what a model costs.
 TINY = ["--sequence-length", "16", "--global-batch", "2", "--store", "here.db"]
-ON = ["--machine", "gh200-96gb-480gb", "--store", "here.db"]
+ON = [*TINY, "--machine", "gh200-96gb-480gb"]
+# Plans with nothing left open: no search begins before the file is read, or because it is.
+SETTLED = ["--plan", "settled.json", "--store", "here.db"]
+TRAINED = ["--plan", "trained.json", "--store", "here.db"]
 # What reads a file of each kind; FILE is the mutated one. "copy": where it has to lie.
 CASES = {
     "plan": ("plan.json", [["predict", "--plan", "FILE", "--store", "here.db"],
@@ -61,14 +66,16 @@ CASES = {
                            ["export", "--deepspeed", "FILE", "--store", "here.db"],
                            ["export", "--megatron", "FILE", "--store", "here.db"],
                            ["export", "--torchtitan", "FILE", "--store", "here.db"]]),
-    "config": ("tiny.json", [["predict", "--model", "FILE", "--global-batch", "8", *ON],
-                             ["models", "show", "FILE"]]),
-    "machine": ("machine.json", [["predict", "--model", "gpt2", "--machine", "FILE",
-                                  "--global-batch", "8", "--store", "here.db"]]),
-    "strategy": ("strategy.json", [["predict", "--model", "gpt2", "--strategy", "FILE",
-                                    "--global-batch", "8", *ON]]),
-    "stack": ("stack.json", [["predict", "--model", "gpt2", "--stack", "FILE", "--global-batch",
-                              "8", *ON]]),
+    "config": ("tiny.json", [["predict", "--model", "FILE", *ON], ["models", "show", "FILE"]]),
+    "machine": ("machine.json", [["predict", "--machine", "FILE", *SETTLED],
+                                 ["machines", "show", "FILE", "--store", "here.db"]]),
+    # Of eight GPUs, with a fabric, a network, prices and what is on offer.
+    "cluster": ("cluster.json", [["predict", "--machine", "FILE", "--devices", "2",
+                                  "--zero-stage", "3", *SETTLED],
+                                 ["machines", "show", "FILE", "--store", "here.db"]]),
+    "strategy": ("strategy.json", [["predict", "--model", "tiny.json", "--strategy", "FILE", *ON],
+                                   ["strategies", "show", "FILE"]]),
+    "stack": ("stack.json", [["predict", "--stack", "FILE", *SETTLED]]),
     "case": ("case.json", [["validate", "FILE"]]),
     "verify": ("verify.json", [["report", "--verify", "FILE", "--out", "OUT.html", "--store",
                                 "here.db"]]),
@@ -77,33 +84,35 @@ CASES = {
     "compare": ("compare.json", [["report", "--compare", "FILE", "--out", "OUT.html", "--store",
                                   "here.db"]]),
     "validation": ("validation.json", [["report", "--validation", "FILE", "--out", "OUT.html"]]),
-    "deepspeed": ("deepspeed.json", [["import", "--deepspeed", "FILE", "--model", "gpt2",
+    "deepspeed": ("deepspeed.json", [["import", "--deepspeed", "FILE", "--model", "tiny.json",
                                       "--devices", "1", "--machine", "gh200-96gb-480gb"]]),
-    "megatron": ("megatron.txt", [["import", "--megatron", "FILE", "--model", "gpt2", "--devices",
-                                   "1", "--machine", "gh200-96gb-480gb"]]),
-    "store": ("here.db", [["predict", "--model", "tiny.json", "--machine", "here",
-                           "--sequence-length", "16", "--global-batch", "2", "--store", "FILE"],
-                          ["machines", "--store", "FILE"],
+    "megatron": ("megatron.txt", [["import", "--megatron", "FILE", "--model", "tiny.json",
+                                   "--devices", "1", "--machine", "gh200-96gb-480gb"]]),
+    "store": ("here.db", [["predict", "--plan", "trained.json", "--machine", "here", "--store",
+                           "FILE"],
+                          ["machines", "show", "here", "--store", "FILE"],
                           ["verify", "--history", "--store", "FILE"]]),
-    "weights": ("model.safetensors", [["train", "--model", "tiny.json", *TINY, "--data",
-                                       "text.txt", "--steps", "1", "--import", "FILE"]]),
+    "weights": ("model.safetensors", [["train", *TRAINED, "--data", "text.txt", "--steps", "1",
+                                       "--import", "FILE"]]),
     "checkpoint": ("step-00000002.safetensors",
-                   [["train", "--model", "tiny.json", *TINY, "--data", "text.txt", "--steps", "3",
-                     "--checkpoint", "FOLDER", "--resume"]]),
-    "metrics": ("metrics.jsonl", [["report", "--metrics", "FILE", "--model", "tiny.json",
-                                   "--machine", "here", "--out", "OUT.html", *TINY]]),
-    "tokens": ("tokens.bin", [["train", "--model", "tiny.json", *TINY, "--data", "FILE",
-                               "--steps", "1"]]),
+                   [["train", *TRAINED, "--data", "text.txt", "--steps", "3", "--checkpoint",
+                     "FOLDER", "--resume"]]),
+    "metrics": ("metrics.jsonl", [["report", "--metrics", "FILE", "--out", "OUT.html", *TRAINED]]),
+    "tokens": ("tokens.bin", [["train", *TRAINED, "--data", "FILE", "--steps", "1"]]),
 }
 
 
 class Server:
-    """A program that forks a child for every run."""
+    """A program that forks a child for so many runs."""
     MOST_CLOCK = 12  # times the seconds of a core: others use the machine
 
-    def __init__(self, build):
-        self.process = subprocess.Popen([str((build / "fork_server").resolve())], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, build, runs=100):
+        self.process = subprocess.Popen([str((build / "fork_server").resolve()), str(runs)],
+                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
 
     def run(self, folder, words, most_seconds):
         """The exit code, or a signal below 0; seconds of a core and of a clock; megabytes."""
@@ -133,26 +142,27 @@ class Bench:
         else:
             self.make("profile", "--quick", "--store", "here.db")
         on = ["--model", "tiny.json", *TINY]
+        self.make("predict", *on, "--machine", "here", "--plan-out", "trained.json")
+        on = TRAINED
         self.make("verify", *on, "--steps", "3", "--data", "text.txt", "--out", "verify.json")
         self.make("train", *on, "--data", "text.txt", "--steps", "2", "--checkpoint", "kept",
                   "--export", "model.safetensors", "--metrics", "metrics.jsonl")
         shutil.copy(folder / "kept/step-00000002.safetensors", folder)
-        self.make("predict", "--model", "gpt2", "--global-batch", "8", *ON, "--plan-out",
-                  "plan.json")
-        text = self.make("tune", "--model", "gpt2", "--global-batch", "8", *ON, "--json",
-                         "--deadline", "5", "--out", "tuned.json")
+        of_tiny = ["--model", "tiny.json", *ON]
+        self.make("predict", *of_tiny, "--plan-out", "plan.json")
+        shutil.copy(folder / "plan.json", folder / "settled.json")
+        text = self.make("tune", *of_tiny, "--json", "--deadline", "5", "--out", "tuned.json")
         (folder / "tune.json").write_text(text)
-        self.make("compare", "--model", "gpt2", "--machine", "gh200-96gb-480gb", "--strategy",
-                  "superoffload,zero-offload", "--global-batch", "8", "--store", "here.db",
-                  "--out", "compare.json")
+        self.make("compare", *of_tiny, "--strategy", "superoffload,zero-offload", "--out",
+                  "compare.json")
         for name, words in (("machine", ["machines", "show", "gh200-96gb-480gb"]),
+                            ("cluster", ["machines", "show", "dgx-h100-80gb"]),
                             ("strategy", ["strategies", "show", "zero-offload"])):
             (folder / f"{name}.json").write_text(self.make(*words))
         root = pathlib.Path(__file__).resolve().parent.parent
         shutil.copy(root / "profiles/stacks/deepspeed-2024.json", folder / "stack.json")
-        case = sorted((root / "profiles/published").glob("*.json"),
-                      key=lambda path: path.stat().st_size)[0]
-        shutil.copy(case, folder / "case.json")
+        # One whose plan leaves little open.
+        shutil.copy(root / "profiles/published/korthikanti-time.json", folder / "case.json")
         self.make("validate", "case.json", "--out", "validation.json")
         (folder / "deepspeed.json").write_text(self.make("export", "--deepspeed", "plan.json"))
         (folder / "megatron.txt").write_text(self.make("export", "--megatron", "plan.json"))
@@ -230,15 +240,21 @@ class Try:
         is_text = source.endswith((".json", ".txt", ".jsonl"))
         content = mutate((bench.folder / source).read_bytes(), draw, is_text)
         self.folder = bench.folder / f"try-{number}"
-        self.folder.mkdir()
-        for kept in ("tiny.json", "text.txt", "here.db"):
-            shutil.copy(bench.folder / kept, self.folder)
-        (self.folder / "kept").mkdir()
-        file = self.folder / ("kept" if self.name == "checkpoint" else "") / \
+        self.bench = bench
+        self.file = self.folder / ("kept" if self.name == "checkpoint" else "") / \
             ("m-" + source if self.name == "store" else source)
-        file.write_bytes(content)
-        words = {"FILE": str(file.relative_to(self.folder)), "FOLDER": "kept"}
+        self.content = content
+        self.put_files()
+        words = {"FILE": str(self.file.relative_to(self.folder)), "FOLDER": "kept"}
         self.words = [words.get(word, word) for word in draw.choice(lines)]
+
+    def put_files(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        for kept in ("tiny.json", "text.txt", "here.db", "settled.json", "trained.json"):
+            shutil.copyfile(self.bench.folder / kept, self.folder / kept)
+        (self.folder / "kept").mkdir()
+        self.file.write_bytes(self.content)
 
     def run(self, server, options):
         self.code, self.core, self.clock, self.megabytes = server.run(
@@ -246,12 +262,25 @@ class Try:
         self.text = (self.folder / "err").read_text(errors="replace")
         self.wrong = self.fault(options)
         if self.wrong:
+            self.run_alone(options)
             keep = pathlib.Path(options.keep) / f"{options.seed}-{self.number}"
             shutil.rmtree(keep, ignore_errors=True)
             shutil.copytree(self.folder, keep)
             (keep / "line").write_text(" ".join(self.words) + "\n" + self.wrong + "\n")
         shutil.rmtree(self.folder)
         return self
+
+    def run_alone(self, options):
+        first, text = self.wrong, self.text
+        self.put_files()
+        server = Server(options.build, runs=1)
+        self.code, self.core, self.clock, self.megabytes = server.run(
+            self.folder, self.words, options.most_seconds)
+        server.end()
+        self.text = (self.folder / "err").read_text(errors="replace")
+        self.wrong = self.fault(options)
+        if not self.wrong:
+            self.wrong, self.text = f"{first}, but not alone", text
 
     def fault(self, options):
         late = options.most_seconds
@@ -302,11 +331,14 @@ def main():
         sys.exit(f"no such format: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     findings = tries = 0
     codes = {}
+    cores = {}
     longest = largest = None
     with tempfile.TemporaryDirectory() as folder:
         for done in all_tries(Bench(options, pathlib.Path(folder))):
             tries += 1
             codes[done.code] = codes.get(done.code, 0) + 1
+            count, core = cores.get(done.name, (0, 0))
+            cores[done.name] = (count + 1, core + done.core)
             if not longest or done.core > longest.core:
                 longest = done
             if not largest or done.megabytes > largest.megabytes:
@@ -317,6 +349,9 @@ def main():
                 print(f"{done}: {done.wrong}: {last[:200]}", flush=True)
     if not tries:
         sys.exit("no try began in the time box")
+    each = {name: 1000 * core / count for name, (count, core) in cores.items()}
+    print("ms of a core a try:", ", ".join(f"{name} {each[name]:.0f}" for name in
+                                           sorted(each, key=each.get, reverse=True)))
     print(f"longest: {longest.core:.2f} s of a core, {longest}")
     print(f"largest: {largest.megabytes:.0f} MB, {largest}")
     ended = ", ".join(f"{count} with {code}" for code, count in sorted(codes.items()))

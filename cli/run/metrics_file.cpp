@@ -96,8 +96,8 @@ void MetricsFile::cut_from(int64_t first_step) {
   }
 }
 
-// A block more than there is, put onto the disk and taken back: only there a quota is asked. That it
-// is taken back is put there too, or a power cut would leave lines among the rest of the block.
+// A block more than there is, put onto the disk and taken back: only there a quota is asked. That
+// it is taken back is put there too, or a power cut would leave lines among the rest of the block.
 void MetricsFile::try_to_grow() {
   int code = put(std::string(kBlock, '\n'));
   if (code == 0 && files_.synchronise(descriptor_) != 0) code = errno;

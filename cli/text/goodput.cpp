@@ -1,5 +1,6 @@
 #include "cli/text/goodput.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -55,11 +56,43 @@ std::optional<LongPrediction> predict_goodput(const GoodputFlags& flags,
   }
   result.goodput = simulate_goodput(run, result.failures, kRuns, kSeed);
   result.tokens = prediction.tokens_per_s * result.goodput.kept * flags.days * kSecondsOfDay;
+  if (flags.redundant_stages) {
+    const RedundantStages stages = redundant_stages(prediction, plan);
+    const Bytes beyond =
+        prediction.gpu_peak + stages.memory - usable(predicted.setting.machine, Place::kHbm);
+    result.redundant = {stages,
+                        simulate_redundant_goodput(run, result.failures, stages, kRuns, kSeed),
+                        {std::max<int64_t>(0, beyond.count)}};
+  }
   return result;
 }
 
+namespace {
+
+std::string redundant_text(const LongPrediction::Redundant& redundant) {
+  const auto& [stages, goodput, gpu_lacks] = redundant;
+  const std::string indent(16, ' ');
+  std::string text = fmt::format(
+      "redundant stages    goodput {}; {} slower, {} repeated, {} down, {} checkpoints; {} of {} "
+      "failures read a checkpoint\n",
+      share(goodput.kept), share(goodput.slowed), share(goodput.repeated), share(goodput.down),
+      share(goodput.checkpoints), show_count(goodput.restarts), show_count(goodput.failures));
+  text += fmt::format(
+      "{}each of {} stages keeps its successor's weights, {} of GPU memory{}, and is sent as much "
+      "a step\n",
+      indent, stages.stages, show(stages.memory),
+      gpu_lacks.count > 0 ? ", which is " + show(gpu_lacks) + " too much" : "");
+  return text + fmt::format(
+                    "{}and computes its forward, {} a step, in bubbles of {}: the step takes {} "
+                    "longer; nothing here trains so\n",
+                    indent, show(stages.forward), show(stages.idle), show(stages.longer));
+}
+
+}  // namespace
+
 std::string goodput_text(const LongPrediction& predicted) {
-  const auto& [run, failures, period_is_chosen, checkpoint_is_given, goodput, tokens] = predicted;
+  const auto& [run, failures, period_is_chosen, checkpoint_is_given, goodput, tokens, redundant] =
+      predicted;
   const double between = mean_time_between(failures, run.devices);
   std::string text = fmt::format(
       "over {:g} days    goodput {} (eight runs of ten: {} to {}): steps that stay; {} repeated, "
@@ -76,29 +109,50 @@ std::string goodput_text(const LongPrediction& predicted) {
                       run.period_steps, period_is_chosen ? " (the period that keeps most)" : "",
                       show(run.checkpoint),
                       checkpoint_is_given ? "--checkpoint-seconds" : "at the rate of the NVMe");
-  return text + fmt::format(
-                    "{}assumed: a failure is noticed after {} (--detection-seconds), a restart "
-                    "takes {} (--restart-seconds)\n",
-                    indent, show(failures.detection), show(failures.restart));
+  text += fmt::format(
+      "{}assumed: a failure is noticed after {} (--detection-seconds), a restart takes {} "
+      "(--restart-seconds)\n",
+      indent, show(failures.detection), show(failures.restart));
+  return redundant ? text + redundant_text(*redundant) : text;
 }
 
 nlohmann::ordered_json goodput_json(const LongPrediction& predicted) {
-  const auto& [run, failures, period_is_chosen, checkpoint_is_given, goodput, tokens] = predicted;
-  return {{"days", run.days},
-          {"failures_per_device_year", failures.per_device_year},
-          {"mean_time_between_failures_s", mean_time_between(failures, run.devices)},
-          {"detection_s", failures.detection.seconds()},
-          {"restart_s", failures.restart.seconds()},
-          {"checkpoint_s", run.checkpoint.seconds()},
-          {"period_steps", run.period_steps},
-          {"period_is_chosen", period_is_chosen},
-          {"failures", goodput.failures},
-          {"kept", goodput.kept},
-          {"kept_of_eight_in_ten", {goodput.low, goodput.high}},
-          {"repeated", goodput.repeated},
-          {"down", goodput.down},
-          {"checkpoints", goodput.checkpoints},
-          {"tokens", tokens}};
+  const auto& [run, failures, period_is_chosen, checkpoint_is_given, goodput, tokens, redundant] =
+      predicted;
+  nlohmann::ordered_json json = {
+      {"days", run.days},
+      {"failures_per_device_year", failures.per_device_year},
+      {"mean_time_between_failures_s", mean_time_between(failures, run.devices)},
+      {"detection_s", failures.detection.seconds()},
+      {"restart_s", failures.restart.seconds()},
+      {"checkpoint_s", run.checkpoint.seconds()},
+      {"period_steps", run.period_steps},
+      {"period_is_chosen", period_is_chosen},
+      {"failures", goodput.failures},
+      {"kept", goodput.kept},
+      {"kept_of_eight_in_ten", {goodput.low, goodput.high}},
+      {"repeated", goodput.repeated},
+      {"down", goodput.down},
+      {"checkpoints", goodput.checkpoints},
+      {"tokens", tokens}};
+  if (!redundant) return json;
+  const RedundantStages& stages = redundant->stages;
+  const RedundantGoodput& with = redundant->goodput;
+  json["redundant_stages"] = {{"stages", stages.stages},
+                              {"gpu_bytes", stages.memory.count},
+                              {"gpu_lacks_bytes", redundant->gpu_lacks.count},
+                              {"bytes_a_step", stages.traffic.count},
+                              {"forward_s", stages.forward.seconds()},
+                              {"idle_s", stages.idle.seconds()},
+                              {"step_longer_s", stages.longer.seconds()},
+                              {"failures", with.failures},
+                              {"restarts", with.restarts},
+                              {"kept", with.kept},
+                              {"slowed", with.slowed},
+                              {"repeated", with.repeated},
+                              {"down", with.down},
+                              {"checkpoints", with.checkpoints}};
+  return json;
 }
 
 }  // namespace ballast

@@ -19,6 +19,7 @@ struct GoodputFlags {
   double detection_s = 60;  // assumed, as no machine's file tells it; so is the next
   double restart_s = 300;
   std::optional<double> checkpoint_s;  // else at the rate of the machine's NVMe
+  bool redundant_stages = false;
 };
 
 struct LongPrediction {
@@ -28,12 +29,21 @@ struct LongPrediction {
   bool checkpoint_is_given = false;
   Goodput goodput;
   double tokens = 0;  // trained on in steps that stay
+
+  // The same with redundant stages, where they were asked for.
+  struct Redundant {
+    RedundantStages stages;
+    RedundantGoodput goodput;
+    Bytes gpu_lacks;  // beyond what is usable; 0 where it fits
+  };
+  std::optional<Redundant> redundant{};
 };
 
 // Throws Error where a rate is given and nothing tells what a checkpoint takes.
 void check(const GoodputFlags& flags, const Setting& setting);
 
-// Nothing where no rate was asked for, or the plan does not fit. Requires check().
+// Nothing where no rate was asked for, or the plan does not fit. Requires check(). Throws Error
+// where redundant stages are asked of a plan that cannot have them.
 std::optional<LongPrediction> predict_goodput(const GoodputFlags& flags,
                                               const Predicted& predicted);
 std::string goodput_text(const LongPrediction& predicted);

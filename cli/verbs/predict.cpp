@@ -87,6 +87,10 @@ void add(CLI::App& app, GoodputFlags& flags) {
   beside("--checkpoint-seconds", flags.checkpoint_s, "SECONDS",
          "For which training rests at a checkpoint [state at the rate of the machine's NVMe]",
          zero_or_more());
+  app.add_flag("--redundant-stages", flags.redundant_stages,
+               "Beside it the same where every stage could go on for its successor (Bamboo)")
+      ->needs(rate)
+      ->group(group);
 }
 
 void add(VerbParser& parser, PredictFlags& flags) {

@@ -51,6 +51,59 @@ TEST(Goodput, same_seed_gives_the_same_runs) {
   EXPECT_NE(one.kept, simulate_goodput(a_run(), failures, 20, 4).kept);
 }
 
+// Four stages of 256 pipelines; a forward takes 0.5 s more of a step than the bubbles hold.
+RedundantStages four_stages() {
+  RedundantStages stages;
+  stages.stages = 4;
+  stages.longer = seconds(0.5);
+  return stages;
+}
+
+// Of a period 1,000 s of steps are 1,250 s then, and 20 s a checkpoint.
+TEST(RedundantGoodput, without_failures_steps_are_as_much_longer_as_no_bubble_holds) {
+  LongRun run = a_run();
+  run.days = 1270.0 * 100 / kSecondsOfDay;
+  const Failures never{1e-9, seconds(60), seconds(300)};
+  const RedundantGoodput goodput = simulate_redundant_goodput(run, never, four_stages(), 10, 1);
+  EXPECT_EQ(goodput.failures, 0);
+  EXPECT_NEAR(goodput.kept, 1000.0 / 1270, 1e-9);
+  EXPECT_NEAR(goodput.slowed, 250.0 / 1270, 1e-9);
+  EXPECT_NEAR(goodput.checkpoints, 20.0 / 1270, 1e-9);
+}
+
+// A device that is back at once leaves no neighbour alone: each failure costs its 60 s and a step
+// of 2 s, and no checkpoint is read. A restart of an hour costs half of the hour's steps each time.
+TEST(RedundantGoodput, a_failure_that_is_covered_costs_its_detection_a_step_and_half_the_speed) {
+  RedundantStages stages = four_stages();
+  stages.longer = {};
+  LongRun run = a_run();
+  run.checkpoint = {};
+  const double whole = run.days * kSecondsOfDay;
+  const RedundantGoodput at_once =
+      simulate_redundant_goodput(run, {0.2, seconds(60), {}}, stages, 400, 7);
+  EXPECT_EQ(at_once.restarts, 0);
+  EXPECT_NEAR(at_once.down, at_once.failures * 60 / whole, 1e-6);
+  EXPECT_NEAR(at_once.repeated, at_once.failures * 2 / whole, 1e-6);
+  EXPECT_NEAR(at_once.kept + at_once.down + at_once.repeated, 1, 1e-9);
+  const RedundantGoodput later =
+      simulate_redundant_goodput(run, {0.2, {}, seconds(3600)}, stages, 400, 7);
+  EXPECT_NEAR(later.slowed, later.failures * 1800 / whole, 0.02 * later.slowed);
+}
+
+// While a device is missing, for an hour, either of its two neighbours may fail: of 5,000 failures
+// a year and 1,024 devices (5 a device) one in 876 does so.
+TEST(RedundantGoodput, two_neighbours_at_once_read_a_checkpoint_and_shares_sum_to_one) {
+  LongRun run = a_run();
+  const Failures failures{5, seconds(0), seconds(3600)};
+  const RedundantGoodput goodput = simulate_redundant_goodput(run, failures, four_stages(), 400, 3);
+  const double each = 2 * 5.0 * 3600 / (365.25 * kSecondsOfDay);
+  const double expected = goodput.failures * each;  // 0.48 of a run
+  EXPECT_NEAR(goodput.restarts, expected, 4 * std::sqrt(expected / 400));
+  EXPECT_NEAR(goodput.kept + goodput.slowed + goodput.repeated + goodput.checkpoints + goodput.down,
+              1, 1e-9);
+  EXPECT_GT(goodput.kept, simulate_goodput(run, failures, 100, 3).kept);
+}
+
 // From a failure in 28 hours to one in 20 minutes.
 TEST(Goodput, is_that_of_dalys_cost_function_at_a_hundred_rates) {
   LongRun run = a_run();

@@ -49,6 +49,34 @@ TEST(GoodputOutput, period_of_the_plan_and_what_a_checkpoint_takes_are_obeyed) {
   EXPECT_GT(best["kept"], kept("--checkpoint-seconds 30 --restart-seconds 7200")["kept"]);
 }
 
+// What a stage keeps for its successor is 12 layers of gpt2-xl (of 48, in four stages) and, of the
+// last for the first, the embedding.
+TEST(GoodputOutput, redundant_stages_stand_beside_checkpoints) {
+  const Workbench bench;
+  const std::string plan =
+      "predict --model gpt2-xl --machine dgx-h100-80gb --devices 8 --strategy megatron "
+      "--tensor 1 --pipeline 4 --virtual-pipeline 1 --zero-stage 0 --micro-batch 1 --global-batch "
+      "16 ";
+  const Outcome outcome = bench.run(plan + kFails + "--redundant-stages --json 2> /dev/null");
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  const Json goodput = Json::parse(outcome.output)["goodput"];
+  const Json with = goodput["redundant_stages"];
+  const auto number = [&](const char* key) { return with[key].get<double>(); };
+  EXPECT_EQ(with["stages"], 4);
+  EXPECT_GT(number("gpu_bytes"), 2.0 * 12 * 12 * 1600 * 1600);
+  EXPECT_LT(number("gpu_bytes"), 2.0 * (12 * 12 * 1600 * 1600 * 1.01 + 60'000 * 1600));
+  EXPECT_NEAR(number("step_longer_s"), std::max(0.0, number("forward_s") - number("idle_s")),
+              number("forward_s"));
+  EXPECT_NEAR(number("kept") + number("slowed") + number("repeated") + number("down") +
+                  number("checkpoints"),
+              1, 1e-9);
+  EXPECT_LT(number("restarts"), goodput["failures"].get<double>());
+  const Outcome text = bench.run(plan + kFails + "--redundant-stages");
+  EXPECT_TRUE(text.says("redundant stages    goodput ")) << text.output;
+  EXPECT_TRUE(text.says("nothing here trains so")) << text.output;
+  EXPECT_FALSE(bench.run(plan + kFails).says("redundant stages"));
+}
+
 TEST(GoodputOutput, what_cannot_be_told_is_refused_by_name) {
   const Workbench bench;
   const auto refuses = [&](const std::string& arguments, const std::string& words) {
@@ -64,6 +92,8 @@ TEST(GoodputOutput, what_cannot_be_told_is_refused_by_name) {
   refuses("predict --max-model --machine dgx-h100-80gb " + kFails, "a search is for a size");
   refuses(kPlan + "--failures-per-device-year 1e12", "fail 6.57e+11 times in 30 days");
   refuses(kPlan + "--failures-per-device-year 0", "no finite number above 0");
+  refuses(kPlan + "--redundant-stages", "requires --failures-per-device-year");
+  refuses(kPlan + kFails + "--redundant-stages", "a plan of one stage has no other");
 }
 
 }  // namespace

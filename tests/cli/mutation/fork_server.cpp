@@ -1,5 +1,7 @@
-// Runs the program again and again, each time in a child forked from here, so that a hundred
-// thousand runs (scripts/mutate.py) do not each load and set up a sanitized program anew.
+// Runs the program again and again in a child forked from here, so that a hundred thousand runs
+// (scripts/mutate.py) do not each load a sanitized program and touch its pages anew.
+//
+//   fork_server [RUNS]     runs that one child makes [1]; then, or when it died, the next is forked
 //
 // One run a line of stdin, its fields separated by tabs:
 //   FOLDER  CPU_SECONDS  WALL_SECONDS  WORD...
@@ -8,7 +10,7 @@
 // (SIGKILL). One line of stdout for each:
 //   STATUS CPU_SECONDS WALL_SECONDS MOST_KILOBYTES
 // STATUS is the exit code, or the number of the signal below 0. The kilobytes are the child's most
-// in memory, with what it shares with this program.
+// in memory during the run, with what it shares with this program and what runs before it left.
 //
 // Nothing here may start a thread or open a file that a child would share: only the child runs a
 // verb.
@@ -17,10 +19,13 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fstream>
 #include <iostream>
+#include <memory>
+#include <optional>
+#include <poll.h>
 #include <sstream>
 #include <string>
 #include <sys/resource.h>
@@ -42,8 +47,9 @@ struct Run {
 
 struct Ending {
   int status = 0;
+  double core_s = 0;
   double wall_s = 0;
-  rusage usage{};
+  long kilobytes = 0;
 };
 
 Run run_of(const std::string& line) {
@@ -65,65 +71,157 @@ void send_to(int descriptor, const char* path, int flags) {
   ::close(opened);
 }
 
-[[noreturn]] void run_here(const Run& run, const sigset_t& signals) {
-  const auto most = static_cast<rlim_t>(run.cpu_s);
-  const rlimit cpu{most, most + 1};
-  const rlimit no_core{0, 0};
-  const bool ready = ::chdir(run.folder.c_str()) == 0 && ::setrlimit(RLIMIT_CPU, &cpu) == 0 &&
-                     ::setrlimit(RLIMIT_CORE, &no_core) == 0 &&
-                     ::sigprocmask(SIG_SETMASK, &signals, nullptr) == 0;
-  if (!ready) std::_Exit(99);
-  send_to(STDIN_FILENO, "/dev/null", O_RDONLY);
-  send_to(STDOUT_FILENO, "/dev/null", O_WRONLY);
+double seconds_of(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+}
+
+double core_seconds_of(const rusage& usage) {
+  return seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
+}
+
+double core_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return core_seconds_of(usage);
+}
+
+// From here on; where the system keeps no such mark, since the child began.
+void forget_most_memory() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+long most_kilobytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    long kilobytes = 0;
+    if (word == "VmHWM:" && status >> kilobytes) return kilobytes;
+  }
+  return 0;
+}
+
+// One run in this process. A signal, or a verb that ends the process, tells itself.
+Ending run_here(const Run& run) {
+  const double before = core_seconds();
+  const rlimit cpu{static_cast<rlim_t>(before) + 1 + static_cast<rlim_t>(run.cpu_s), RLIM_INFINITY};
+  if (::chdir(run.folder.c_str()) != 0 || ::setrlimit(RLIMIT_CPU, &cpu) != 0) std::_Exit(99);
   send_to(STDERR_FILENO, "err", O_WRONLY | O_CREAT | O_TRUNC);
+  forget_most_memory();
   std::vector<std::string> words = run.words;
   words.insert(words.begin(), "ballast");
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  std::exit(ballast::outcome_of(static_cast<int>(words.size()), argv.data()));
-}
-
-// SIGCHLD is blocked, so that it can be waited for with a limit.
-Ending wait_for(pid_t child, long wall_s, const sigset_t& of_child) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
   Ending ending;
-  while (::wait4(child, &ending.status, WNOHANG, &ending.usage) == 0) {
-    const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (spent >= static_cast<double>(wall_s)) ::kill(child, SIGKILL);
-    const timespec a_while{0, 200'000'000};
-    ::sigtimedwait(&of_child, nullptr, &a_while);
-  }
-  ending.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
+  ending.status = ballast::outcome_of(static_cast<int>(words.size()), argv.data());
+  std::fflush(nullptr);
+  ending.core_s = core_seconds() - before;
+  ending.kilobytes = most_kilobytes();
   return ending;
 }
 
-double seconds_of(const timeval& time) {
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+std::optional<std::string> line_from(int descriptor) {
+  std::string line;
+  for (char byte = 0; ::read(descriptor, &byte, 1) == 1; line += byte) {
+    if (byte == '\n') return line;
+  }
+  return std::nullopt;
 }
+
+bool send_line(int descriptor, const std::string& line) {
+  return ::write(descriptor, line.data(), line.size()) == std::ssize(line);
+}
+
+// The runs that come in by a pipe, until it is closed.
+[[noreturn]] void work(int runs, int endings, const sigset_t& signals) {
+  const rlimit no_core{0, 0};
+  if (::setrlimit(RLIMIT_CORE, &no_core) != 0 ||
+      ::sigprocmask(SIG_SETMASK, &signals, nullptr) != 0) {
+    std::_Exit(99);
+  }
+  send_to(STDIN_FILENO, "/dev/null", O_RDONLY);
+  send_to(STDOUT_FILENO, "/dev/null", O_WRONLY);
+  while (const std::optional<std::string> line = line_from(runs)) {
+    const Ending ending = run_here(run_of(*line));
+    send_line(endings, fmt::format("{} {} {}\n", ending.status, ending.core_s, ending.kilobytes));
+  }
+  std::exit(0);
+}
+
+// A child and the pipes to it and from it.
+class Child {
+ public:
+  explicit Child(const sigset_t& signals) {
+    int runs[2], endings[2];
+    if (::pipe2(runs, O_CLOEXEC) != 0 || ::pipe2(endings, O_CLOEXEC) != 0) std::_Exit(2);
+    pid_ = ::fork();
+    if (pid_ < 0) {
+      fmt::print(stderr, "fork_server: no child: error {}\n", errno);
+      std::_Exit(2);
+    }
+    ::close(pid_ == 0 ? runs[1] : runs[0]);
+    ::close(pid_ == 0 ? endings[0] : endings[1]);
+    if (pid_ == 0) work(runs[0], endings[1], signals);
+    runs_ = runs[1];
+    endings_ = endings[0];
+  }
+  ~Child() {
+    ::close(runs_);
+    ::close(endings_);
+    if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int64_t runs_made() const { return made_; }
+  bool is_gone() const { return pid_ < 0; }
+
+  Ending run(const std::string& line, long wall_s) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now();
+    ++made_;
+    send_line(runs_, line + "\n");
+    pollfd told{endings_, POLLIN, 0};
+    if (::poll(&told, 1, static_cast<int>(1000 * wall_s)) == 0) ::kill(pid_, SIGKILL);
+    Ending ending;
+    if (const std::optional<std::string> said = line_from(endings_)) {
+      std::istringstream(*said) >> ending.status >> ending.core_s >> ending.kilobytes;
+    } else {
+      ending = death();
+    }
+    ending.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    return ending;
+  }
+
+ private:
+  // Of the child with all its runs: what the last one took is not known apart.
+  Ending death() {
+    int status = 0;
+    rusage usage{};
+    ::wait4(pid_, &status, 0, &usage);
+    pid_ = -1;
+    return {WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status), core_seconds_of(usage),
+            0, usage.ru_maxrss};
+  }
+
+  pid_t pid_ = -1;
+  int runs_ = -1, endings_ = -1;
+  int64_t made_ = 0;
+};
 
 }  // namespace
 
-int main() {
-  sigset_t of_child, signals;
-  sigemptyset(&of_child);
-  sigaddset(&of_child, SIGCHLD);
-  if (::sigprocmask(SIG_BLOCK, &of_child, &signals) != 0) return 2;
+int main(int argc, char** argv) {
+  const int64_t most_runs = argc > 1 ? std::stol(argv[1]) : 1;
+  std::signal(SIGPIPE, SIG_IGN);  // a child that is gone
+  sigset_t signals;
+  if (::sigprocmask(SIG_BLOCK, nullptr, &signals) != 0) return 2;
+  std::unique_ptr<Child> child;
   for (std::string line; std::getline(std::cin, line);) {
-    const Run run = run_of(line);
-    const pid_t child = ::fork();
-    if (child < 0) {
-      fmt::print(stderr, "fork_server: no child: error {}\n", errno);
-      return 2;
+    if (!child || child->is_gone() || child->runs_made() >= most_runs) {
+      child.reset();  // before the next has the pipes of both
+      child = std::make_unique<Child>(signals);
     }
-    if (child == 0) run_here(run, signals);
-    const Ending ending = wait_for(child, run.wall_s, of_child);
-    const int code =
-        WIFSIGNALED(ending.status) ? -WTERMSIG(ending.status) : WEXITSTATUS(ending.status);
-    fmt::print("{} {:.3f} {:.3f} {}\n", code,
-               seconds_of(ending.usage.ru_utime) + seconds_of(ending.usage.ru_stime), ending.wall_s,
-               ending.usage.ru_maxrss);
+    const Ending ending = child->run(line, run_of(line).wall_s);
+    fmt::print("{} {:.3f} {:.3f} {}\n", ending.status, ending.core_s, ending.wall_s,
+               ending.kilobytes);
     std::fflush(stdout);
   }
   return 0;
