@@ -29,7 +29,7 @@ double mean_operation_ms() {
 
 double slow_down_for(const CostTable& costs) {
   Duration sum;
-  for (const OpCost& cost : costs.ops) sum += cost.alone;
+  for (size_t i = 0; i < costs.ops.size(); ++i) sum += costs.ops[i].alone;
   return mean_operation_ms() * static_cast<double>(costs.ops.size()) / sum.ms();
 }
 

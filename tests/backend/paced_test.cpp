@@ -71,9 +71,9 @@ TEST(Pacer, two_flows_share_a_capacity_and_the_longer_one_speeds_up_when_the_oth
       const std::jthread other([&] { first = pacer.run(0, {{0}, {10 * kMillisecond}, demands}); });
       second = pacer.run(1, {{0}, {30 * kMillisecond}, demands});
     }
-    EXPECT_GE(pacer.now().ps, 40 * kMillisecond);  // 40 ms of work never take less
     agreed = std::abs(first.ps - 20 * kMillisecond) < 1000 &&
              std::abs(second.ps - 40 * kMillisecond) < 1000;
+    if (agreed) EXPECT_GE(pacer.now().ps, 40 * kMillisecond);  // nothing ends before it is due
   }
   EXPECT_TRUE(agreed);
 }
