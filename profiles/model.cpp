@@ -425,24 +425,24 @@ OrderedJson to_json(const Model& model) {
                         {"mlp_bias", model.mlp_bias},
                         {"qk_norm", model.qk_norm},
                         {"tied_embeddings", model.tied_embeddings},
-                        {"scaled_rope", model.scaled_rope},
-                        {"experts", model.experts},
-                        {"experts_per_token", model.experts_per_token},
-                        {"expert_ffn", model.expert_ffn},
-                        {"shared_experts", model.shared_experts},
-                        {"first_dense_layers", model.first_dense_layers},
-                        {"sparse_step", model.sparse_step},
-                        {"dense_layers", model.dense_layers},
-                        {"router_bias", model.router_bias},
-                        {"query_rank", model.query_rank},
-                        {"kv_rank", model.kv_rank},
-                        {"rope_size", model.rope_size},
-                        {"value_size", model.value_size},
-                        {"sliding_window", model.sliding_window},
-                        {"full_attention_period", model.full_attention_period},
-                        {"attention_sinks", model.attention_sinks},
-                        {"dropout", model.dropout},
-                        {"quantization", model.quantization}};
+                        {"scaled_rope", model.scaled_rope}};
+  record.update(OrderedJson{{"experts", model.experts},
+                            {"experts_per_token", model.experts_per_token},
+                            {"expert_ffn", model.expert_ffn},
+                            {"shared_experts", model.shared_experts},
+                            {"first_dense_layers", model.first_dense_layers},
+                            {"sparse_step", model.sparse_step},
+                            {"dense_layers", model.dense_layers},
+                            {"router_bias", model.router_bias}});
+  record.update(OrderedJson{{"query_rank", model.query_rank},
+                            {"kv_rank", model.kv_rank},
+                            {"rope_size", model.rope_size},
+                            {"value_size", model.value_size},
+                            {"sliding_window", model.sliding_window},
+                            {"full_attention_period", model.full_attention_period},
+                            {"attention_sinks", model.attention_sinks},
+                            {"dropout", model.dropout},
+                            {"quantization", model.quantization}});
   // Models without keep the record that they had before there were these.
   if (model.experts > 0) {
     record["router"] = word(kRouters, model.router);

@@ -1,6 +1,7 @@
 #include "autotune/complete/least_changes.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -198,21 +199,10 @@ class LeastChanges {
 }  // namespace
 
 std::string_view to_string(Limit value) {
-  switch (value) {
-    case Limit::kGpuMemory:
-      return "gpu_memory";
-    case Limit::kCpuMemory:
-      return "cpu_memory";
-    case Limit::kDevices:
-      return "devices";
-    case Limit::kSequence:
-      return "sequence";
-    case Limit::kBatch:
-      return "batch";
-    case Limit::kMicroBatch:
-      return "micro_batch";
-  }
-  return "";
+  // In the order of the enumeration.
+  constexpr std::array<std::string_view, kLimits> kNames = {
+      "gpu_memory", "cpu_memory", "devices", "sequence", "batch", "micro_batch"};
+  return kNames.at(static_cast<size_t>(value));
 }
 
 std::vector<LeastChange> least_changes(const LeastChangeQuestion& question) {

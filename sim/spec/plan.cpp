@@ -24,15 +24,8 @@ std::string_view to_string(CastPlacement value) {
 }
 
 std::string_view to_string(SyncMode value) {
-  switch (value) {
-    case SyncMode::kWait:
-      return "wait";
-    case SyncMode::kDelay:
-      return "delay";
-    case SyncMode::kSpeculate:
-      return "speculate";
-  }
-  return "";
+  if (value == SyncMode::kWait) return "wait";
+  return value == SyncMode::kDelay ? "delay" : "speculate";
 }
 
 std::string_view to_string(NumaBinding value) {
@@ -52,15 +45,8 @@ std::string_view to_string(ReloadOrder value) {
 }
 
 std::string_view to_string(ActivationFate value) {
-  switch (value) {
-    case ActivationFate::kKeep:
-      return "keep";
-    case ActivationFate::kRecompute:
-      return "recompute";
-    case ActivationFate::kOffload:
-      return "offload";
-  }
-  return "";
+  if (value == ActivationFate::kKeep) return "keep";
+  return value == ActivationFate::kRecompute ? "recompute" : "offload";
 }
 
 std::string_view to_string(SubsequenceSplit value) {

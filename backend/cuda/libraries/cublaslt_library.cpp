@@ -11,21 +11,16 @@ namespace ballast {
 namespace {
 
 bool find_all(void* library, CublasLtFunctions& its) {
-  return find_function(library, "cublasLtCreate", its.create) &&
-         find_function(library, "cublasLtDestroy", its.destroy) &&
-         find_function(library, "cublasLtGetStatusString", its.text) &&
-         find_function(library, "cublasLtGetVersion", its.version) &&
-         find_function(library, "cublasLtMatmul", its.multiply) &&
-         find_function(library, "cublasLtMatmulAlgoCheck", its.check_algorithm) &&
-         find_function(library, "cublasLtMatmulAlgoGetHeuristic", its.propose_algorithms) &&
-         find_function(library, "cublasLtMatmulDescCreate", its.create_operation) &&
-         find_function(library, "cublasLtMatmulDescDestroy", its.destroy_operation) &&
-         find_function(library, "cublasLtMatmulDescSetAttribute", its.set_of_operation) &&
-         find_function(library, "cublasLtMatmulPreferenceCreate", its.create_preference) &&
-         find_function(library, "cublasLtMatmulPreferenceDestroy", its.destroy_preference) &&
-         find_function(library, "cublasLtMatmulPreferenceSetAttribute", its.set_of_preference) &&
-         find_function(library, "cublasLtMatrixLayoutCreate", its.create_layout) &&
-         find_function(library, "cublasLtMatrixLayoutDestroy", its.destroy_layout);
+  return find_functions(
+      library, "cublasLtCreate", its.create, "cublasLtDestroy", its.destroy,
+      "cublasLtGetStatusString", its.text, "cublasLtGetVersion", its.version, "cublasLtMatmul",
+      its.multiply, "cublasLtMatmulAlgoCheck", its.check_algorithm,
+      "cublasLtMatmulAlgoGetHeuristic", its.propose_algorithms, "cublasLtMatmulDescCreate",
+      its.create_operation, "cublasLtMatmulDescDestroy", its.destroy_operation,
+      "cublasLtMatmulDescSetAttribute", its.set_of_operation, "cublasLtMatmulPreferenceCreate",
+      its.create_preference, "cublasLtMatmulPreferenceDestroy", its.destroy_preference,
+      "cublasLtMatmulPreferenceSetAttribute", its.set_of_preference, "cublasLtMatrixLayoutCreate",
+      its.create_layout, "cublasLtMatrixLayoutDestroy", its.destroy_layout);
 }
 
 CublasLtFunctions load() {

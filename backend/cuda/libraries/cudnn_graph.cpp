@@ -43,7 +43,7 @@ void CudnnPlan::run(const Run& run, std::span<const CudnnBinding> bindings) cons
 }
 
 int64_t CudnnGraph::add(cudnn::Type type, const CudnnExtent& extent,
-                        std::span<const cudnn::Attribute> flags) {
+                        std::span<const cudnn::TensorAttribute> flags) {
   const auto id = static_cast<int64_t>(tensors_.size());
   CudnnDescriptor& tensor = tensors_.emplace_back(functions_, cudnn::kTensor);
   tensor.set(cudnn::kTensorType, cudnn::kTypeElement, static_cast<int>(type));
@@ -51,7 +51,7 @@ int64_t CudnnGraph::add(cudnn::Type type, const CudnnExtent& extent,
   tensor.set(cudnn::kTensorStrides, cudnn::kInt64Element, std::span<const int64_t>(extent.stride));
   tensor.set(cudnn::kTensorId, cudnn::kInt64Element, id);
   tensor.set(cudnn::kTensorAlignment, cudnn::kInt64Element, kTensorAlignment);
-  for (const cudnn::Attribute flag : flags) tensor.set(flag, cudnn::kBooleanElement, true);
+  for (const cudnn::TensorAttribute flag : flags) tensor.set(flag, cudnn::kBooleanElement, true);
   tensor.finalize();
   return id;
 }

@@ -96,7 +96,8 @@ class CudnnGraph {
   CudnnPlan plan(const CudnnTarget& target);
 
  private:
-  int64_t add(cudnn::Type type, const CudnnExtent& extent, std::span<const cudnn::Attribute> flags);
+  int64_t add(cudnn::Type type, const CudnnExtent& extent,
+              std::span<const cudnn::TensorAttribute> flags);
   const CudnnDescriptor& at(int64_t tensor) const { return tensors_[static_cast<size_t>(tensor)]; }
   CudnnDescriptor finished(const CudnnTarget& target);
   std::vector<CudnnDescriptor> configurations(const CudnnDescriptor& graph,

@@ -13,18 +13,14 @@ namespace ballast {
 namespace {
 
 bool find_all(void* library, CudnnFunctions& functions) {
-  return find_function(library, "cudnnGetVersion", functions.version) &&
-         find_function(library, "cudnnGetErrorString", functions.text) &&
-         find_function(library, "cudnnGetLastErrorString", functions.last_error) &&
-         find_function(library, "cudnnCreate", functions.create) &&
-         find_function(library, "cudnnDestroy", functions.destroy) &&
-         find_function(library, "cudnnSetStream", functions.set_stream) &&
-         find_function(library, "cudnnBackendCreateDescriptor", functions.create_descriptor) &&
-         find_function(library, "cudnnBackendDestroyDescriptor", functions.destroy_descriptor) &&
-         find_function(library, "cudnnBackendSetAttribute", functions.set) &&
-         find_function(library, "cudnnBackendGetAttribute", functions.get) &&
-         find_function(library, "cudnnBackendFinalize", functions.finalize) &&
-         find_function(library, "cudnnBackendExecute", functions.execute);
+  return find_functions(library, "cudnnGetVersion", functions.version, "cudnnGetErrorString",
+                        functions.text, "cudnnGetLastErrorString", functions.last_error,
+                        "cudnnCreate", functions.create, "cudnnDestroy", functions.destroy,
+                        "cudnnSetStream", functions.set_stream, "cudnnBackendCreateDescriptor",
+                        functions.create_descriptor, "cudnnBackendDestroyDescriptor",
+                        functions.destroy_descriptor, "cudnnBackendSetAttribute", functions.set,
+                        "cudnnBackendGetAttribute", functions.get, "cudnnBackendFinalize",
+                        functions.finalize, "cudnnBackendExecute", functions.execute);
 }
 
 }  // namespace

@@ -35,24 +35,35 @@ enum Descriptor : int {
   kDeviceProperties = 38,
 };
 
-enum Attribute : int {
+// What may be set of each kind of descriptor, or asked.
+using Attribute = int;
+enum PointwiseAttribute : Attribute {
   kPointwiseMode = 0,
   kPointwisePrecision = 1,
   kPointwiseAxis = 9,
-  kHeuristicMode = 200,
-  kHeuristicGraph = 201,
-  kHeuristicResults = 202,
-  kHeuristicDevice = 204,
-  kConfigEngine = 300,
-  kPlanConfig = 401,
-  kPlanWorkspace = 402,
   kPointwiseDescriptor = 750,
   kPointwiseX = 751,
   kPointwiseB = 752,
   kPointwiseY = 753,
   kPointwiseT = 758,
+};
+enum HeuristicAttribute : Attribute {
+  kHeuristicMode = 200,
+  kHeuristicGraph = 201,
+  kHeuristicResults = 202,
+  kHeuristicDevice = 204,
+};
+enum PlanAttribute : Attribute {
+  kConfigEngine = 300,
+  kPlanConfig = 401,
+  kPlanWorkspace = 402,
+  kEngineNotes = 1303,
+};
+enum GraphAttribute : Attribute {
   kGraphHandle = 800,
   kGraphOperations = 801,
+};
+enum TensorAttribute : Attribute {
   kTensorAlignment = 900,
   kTensorType = 901,
   kTensorDimensions = 902,
@@ -60,22 +71,31 @@ enum Attribute : int {
   kTensorId = 906,
   kTensorIsVirtual = 907,
   kTensorIsByValue = 908,
+};
+enum PackAttribute : Attribute {
   kPackIds = 1000,
   kPackPointers = 1001,
   kPackWorkspace = 1003,
-  kEngineNotes = 1303,
+};
+enum MatmulAttribute : Attribute {
   kMatmulPrecision = 1500,
   kMatmulA = 1520,
   kMatmulB = 1521,
   kMatmulC = 1522,
   kMatmulDescriptor = 1523,
+};
+enum ReductionAttribute : Attribute {
   kReductionOperator = 1600,
   kReductionPrecision = 1601,
   kReductionX = 1610,
   kReductionY = 1611,
   kReductionDescriptor = 1612,
+};
+enum ReshapeAttribute : Attribute {
   kReshapeX = 2200,
   kReshapeY = 2201,
+};
+enum DeviceAttribute : Attribute {
   kDeviceText = 2702,
 };
 

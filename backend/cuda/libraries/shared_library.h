@@ -12,4 +12,11 @@ bool find_function(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
+// The same of several: name, function, name, function, ...
+inline bool find_functions(void*) { return true; }
+template <class Function, class... Others>
+bool find_functions(void* library, const char* name, Function& function, Others&&... others) {
+  return find_function(library, name, function) && find_functions(library, others...);
+}
+
 }  // namespace ballast
