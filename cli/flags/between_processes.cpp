@@ -29,8 +29,9 @@ Measurements between_processes(Measurements all) {
     one = measurement;
     one.group.resize(one.group.size() - kBetweenProcesses.size());
   }
-  for (const auto& [key, measurement] : own) {
-    std::erase_if(all, [&](const auto& one) { return one.second.group == measurement.group; });
+  for (const auto& measured : own) {
+    const std::string& group = measured.second.group;
+    std::erase_if(all, [&](const auto& one) { return one.second.group == group; });
   }
   all.merge(own);
   return all;
