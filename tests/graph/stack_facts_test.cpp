@@ -233,6 +233,9 @@ TEST(StackFacts, a_loss_in_32_bits_takes_copies_of_the_logits) {
   facts.loss_chunks = 2;
   EXPECT_EQ(logits(facts).bytes, 2048);
   EXPECT_EQ(logits(facts).beside, 1024 * 8);
+  facts.loss = LossPrecision::kF32;
+  facts.loss_chunks = 1 << 20;
+  EXPECT_EQ(logits(facts).beside, 4) << "more pieces than logits: one of them, in 32 bits";
 }
 
 // PyTorch's cross_entropy keeps three of them: of 32 bits, or of what the logits are.

@@ -276,7 +276,8 @@ class Decoder : private DecoderExperts {
     const bool narrow = pure_16_bit(plan_, facts_) || facts_.loss == LossPrecision::kTorch ||
                         facts_.loss == LossPrecision::kCompiled;
     // One of 32 bits has the logits for its other half.
-    const int64_t wide = logits_count() / (facts_.loss == LossPrecision::kF32 ? 2 : 1);
+    const int64_t halves = facts_.loss == LossPrecision::kF32 ? 2 : 1;
+    const int64_t wide = std::max<int64_t>(1, logits_count() / halves);
     for (int64_t copy = 0; copy < copies; ++copy) {
       accesses.push_back(write(typed(TensorKind::kPartial, Category::kWorkspace, label, wide,
                                      narrow ? plan_.dtype : DType::kF32),
