@@ -28,9 +28,7 @@ double mean_operation_ms() {
 }
 
 double slow_down_for(const CostTable& costs) {
-  Duration sum;
-  for (size_t i = 0; i < costs.ops.size(); ++i) sum += costs.ops[i].alone;
-  return mean_operation_ms() * static_cast<double>(costs.ops.size()) / sum.ms();
+  return mean_operation_ms() * static_cast<double>(costs.ops.size()) / costs.ops.sum_alone().ms();
 }
 
 Duration median_after_warm_up(std::vector<Duration> times) {

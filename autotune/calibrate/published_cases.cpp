@@ -78,12 +78,6 @@ std::vector<int64_t> zero_stages(const CaseSetup& setup) {
   return stages;
 }
 
-// Of these modules.
-int64_t buckets_in(const std::vector<Module>& modules, OptimizerPlan optimizer) {
-  optimizer.gpu_buckets = 0;
-  return std::ssize(buckets_of(modules, optimizer));
-}
-
 }  // namespace
 
 int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
@@ -94,18 +88,11 @@ int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage) {
   } catch (const Error&) {
     return 1;  // No completion is legal.
   }
-  std::vector<Module> modules = modules_held(rank_model(setup.published.model, plan), plan);
-  if (zero_stage == 3) {
-    int64_t offset = 0;
-    for (Module& module : modules) {
-      module.count = div_ceil(module.count, sharing_of(module, plan.sharing()));
-      module.flat_offset = offset;
-      module.parameters.clear();
-      offset += module.count;
-    }
-  }
+  plan.optimizer.gpu_buckets = 0;
+  const auto all =
+      std::ssize(buckets_of(modules_stepped(setup.published.model, plan), plan.optimizer));
   // A stage has its part of the layers.
-  return std::max<int64_t>(1, buckets_in(modules, plan.optimizer) / plan.pipeline);
+  return std::max<int64_t>(1, all / plan.pipeline);
 }
 
 namespace {

@@ -79,6 +79,10 @@ std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup);
 // under ZeRO-3 of its share of every module; of a pipeline's stage an even part of the layers'.
 // `zero_stage`: of the plan. 1 where the plan is not legal.
 int64_t most_gpu_buckets(const CaseSetup& setup, int64_t zero_stage);
+// Of so many, those that a completion may name: where weights flow not all, for then none would.
+inline int64_t most_beside(double flow_share, int64_t all) {
+  return flow_share > 0 ? all - 1 : all;
+}
 
 struct MetricPrediction {
   Metric metric{};

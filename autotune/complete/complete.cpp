@@ -407,9 +407,14 @@ class LayoutChooser {
     for (const Estimate* one : all) {
       const Plan& plan = one->setting.plan;
       const bool gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
-      const double ratio = one->step_time.seconds() / best_->step_time.seconds();
-      if (ratio > (gpu ? kNearTheBestOnGpu : kNearTheBest)) continue;
-      if (gpu ? on_gpu++ < kMostNearOnGpu : on_cpu++ < kMostNear) near.push_back(one);
+      const double farthest = gpu ? kNearTheBestOnGpu : kNearTheBest;
+      const size_t most = gpu ? kMostNearOnGpu : kMostNear;
+      size_t& taken = gpu ? on_gpu : on_cpu;
+      if (taken == most || one->step_time.seconds() > farthest * best_->step_time.seconds()) {
+        continue;
+      }
+      ++taken;
+      near.push_back(one);
     }
     return near;
   }

@@ -56,9 +56,11 @@ std::span<const Completion> first_run(std::span<const Completion> completions) {
 std::vector<Completion> without_overfilling(const Setting& setting,
                                             std::vector<Completion> completions) {
   if (setting.plan.subsequences == 1) return completions;
-  std::erase_if(completions, [&](const Completion& completion) {
-    return completion_bounds(setting, {&completion}).front().overfills;
-  });
+  std::vector<const Completion*> all;
+  for (const Completion& completion : completions) all.push_back(&completion);
+  const std::vector<CompletionBound> bounds = completion_bounds(setting, all);
+  size_t next = 0;
+  std::erase_if(completions, [&](const Completion&) { return bounds[next++].overfills; });
   return completions;
 }
 

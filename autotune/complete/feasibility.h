@@ -62,8 +62,8 @@ class Feasibility {
 // help, so none is advised. Empty where the plan fits.
 std::string of_all_plans(const std::string& reason);
 
-// For a setting of one layout: the knobs as they most often need least
-// memory, where they fit. A plan may fit where these do not.
+// For a setting of one layout: the knobs as they most often need least memory, where they fit. A
+// plan may fit where these do not.
 std::optional<Verdict> fitting_lean_verdict(const Setting& setting, CompletionEstimates& known);
 
 // One of several layouts, and what became of it.

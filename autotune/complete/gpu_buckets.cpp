@@ -50,13 +50,12 @@ std::vector<Kind> kinds_of(const Setting& setting,
     kind.listed.push_back(*completion->plan.optimizer.gpu_buckets);
   }
   std::erase_if(kinds, [](const Kind& kind) { return kind.listed.size() < 2; });
+  const int64_t all = most_gpu_buckets(setup_of(setting), setting.plan.zero_stage);
   std::vector<const Completion*> open;
   for (Kind& kind : kinds) {
     std::sort(kind.listed.begin(), kind.listed.end());
-    // A list of what flows ends with half of the buckets, for of all of them none would flow.
-    const Plan& plan = kind.any.plan;
-    const int64_t all = most_gpu_buckets(setup_of(setting), plan.zero_stage);
-    kind.most = std::max(kind.listed.back(), *plan.weights.flow_share > 0 ? all - 1 : all);
+    const int64_t most = most_beside(*kind.any.plan.weights.flow_share, all);
+    kind.most = std::max(kind.listed.back(), most);
     open.push_back(&kind.any);
   }
   const std::vector<CompletionBound> bounds = completion_bounds(setting, open);

@@ -200,8 +200,9 @@ class LeastChanges {
 
 std::string_view to_string(Limit value) {
   // In the order of the enumeration.
-  constexpr std::array<std::string_view, kLimits> kNames = {
-      "gpu_memory", "cpu_memory", "devices", "sequence", "batch", "micro_batch"};
+  constexpr auto kNames = std::to_array<std::string_view>(
+      {"gpu_memory", "cpu_memory", "devices", "sequence", "batch", "micro_batch"});
+  static_assert(kNames.size() == kLimits);
   return kNames.at(static_cast<size_t>(value));
 }
 

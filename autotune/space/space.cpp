@@ -18,20 +18,6 @@ namespace {
 // More buckets than this cost more in hand-overs than their finer grain gains.
 constexpr int64_t kMostBuckets = 1024;
 
-// The modules whose parameters one rank steps: its part of the matrices, and under ZeRO-3 its
-// shard.
-std::vector<Module> modules_of_rank(const Model& model, const Plan& plan) {
-  if (plan.tensor == 1 && plan.expert == 1 && !gathers(plan)) return modules_of(model);
-  Plan once = plan;
-  once.micro_batch = 1;
-  once.activations = ActivationPlan{};
-  // Parts pass through the same modules, and their graph has as many times the operations.
-  once.subsequences = 1;
-  once = sample_plan(once, 1);
-  const StackFacts facts;
-  return run_passes(build_plain(model, once), {model, once, facts}, "gather", "gather").modules;
-}
-
 // The choices that the table gives to a search.
 template <class Enum>
 std::vector<Enum> tried(KnobId id) {
@@ -253,7 +239,7 @@ Space space_of(const Model& model, const Plan& base, const OpenKnobs& asked) {
   } else {
     space.activations = activation_choices(model.layers, like);
   }
-  const std::vector<Module> modules = modules_of_rank(model, base);
+  const std::vector<Module> modules = modules_stepped(model, base);
   const Bytes given = base.optimizer.bucket_bytes;
   LastModulesBySize buckets;
   if (open.has(KnobId::kBucketBytes)) {

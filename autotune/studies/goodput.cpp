@@ -22,6 +22,20 @@ struct Spent {
   int64_t failures = 0;
 };
 
+// When devices fail, and which. The library's own distributions differ from one to the next.
+class RandomFailures {
+ public:
+  RandomFailures(double mean_time_between, uint64_t seed)
+      : mean_(mean_time_between), random_(seed) {}
+
+  double uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }  // [0, 1)
+  double until_next() { return -mean_ * std::log1p(-uniform()); }
+
+ private:
+  double mean_;
+  std::mt19937_64 random_;
+};
+
 // One run, from failure to failure.
 class SimulatedRun {
  public:
@@ -30,13 +44,12 @@ class SimulatedRun {
         checkpoint_(run.checkpoint.seconds()),
         recovery_((failures.detection + failures.restart).seconds()),
         end_(run.days * kSecondsOfDay),
-        mean_(mean_time_between(failures, run.devices)),
-        random_(seed) {}
+        random_(mean_time_between(failures, run.devices), seed) {}
 
   Spent whole() {
     double now = 0;
     while (now < end_) {
-      const double failure = now + until_next();
+      const double failure = now + random_.until_next();
       train(now, std::min(failure, end_), failure >= end_);
       if (failure >= end_) break;
       ++spent_.failures;
@@ -46,12 +59,6 @@ class SimulatedRun {
   }
 
  private:
-  // The library's own distributions differ from one to the next.
-  double until_next() {
-    const double uniform = static_cast<double>(random_() >> 11) * 0x1p-53;  // [0, 1)
-    return -mean_ * std::log1p(-uniform);
-  }
-
   // From a checkpoint on. What was not yet in one is lost, but for what the run ends with.
   void train(double from, double to, bool ends) {
     const double time = to - from;
@@ -67,7 +74,8 @@ class SimulatedRun {
   // When steps go on.
   double recovered(double failure) {
     double begin = failure;
-    for (double next = until_next(); next < recovery_ && begin + next < end_; next = until_next()) {
+    for (double next = random_.until_next(); next < recovery_ && begin + next < end_;
+         next = random_.until_next()) {
       ++spent_.failures;
       begin += next;
     }
@@ -76,8 +84,8 @@ class SimulatedRun {
     return now;
   }
 
-  double work_, checkpoint_, recovery_, end_, mean_;
-  std::mt19937_64 random_;
+  double work_, checkpoint_, recovery_, end_;
+  RandomFailures random_;
   Spent spent_;
 };
 
@@ -193,11 +201,10 @@ class RedundantRun {
         rate_(run.step_time.seconds() / (run.step_time + stages.longer).seconds()),
         work_(run.step_time.seconds() * static_cast<double>(run.period_steps)),
         end_(run.days * kSecondsOfDay),
-        mean_(mean_time_between(failures, run.devices)),
-        random_(seed) {}
+        random_(mean_time_between(failures, run.devices), seed) {}
 
   RedundantGoodput whole() {
-    double failure = until_next();
+    double failure = random_.until_next();
     while (now_ < end_) {
       const double back = missing_.empty() ? end_ : missing_.front().until;
       train(std::min({failure, back, end_}));
@@ -205,7 +212,7 @@ class RedundantRun {
       if (now_ >= back) missing_.pop_front();
       if (now_ < failure) continue;
       fail();
-      failure = now_ + until_next();
+      failure = now_ + random_.until_next();
     }
     spent_.kept += since_checkpoint_;  // what a run ends with is not lost
     return spent_;
@@ -216,9 +223,6 @@ class RedundantRun {
     int64_t device = 0;
     double until = 0;
   };
-
-  double uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }  // [0, 1)
-  double until_next() { return -mean_ * std::log1p(-uniform()); }
 
   // Seconds of steps that count, at the rate of now, and checkpoints, until then.
   void train(double until) {
@@ -256,7 +260,7 @@ class RedundantRun {
   }
 
   void fail() {
-    const auto device = static_cast<int64_t>(uniform() * static_cast<double>(run_.devices));
+    const auto device = static_cast<int64_t>(random_.uniform() * static_cast<double>(run_.devices));
     const bool is_there = std::none_of(missing_.begin(), missing_.end(),
                                        [&](const Missing& one) { return one.device == device; });
     if (!is_there) return;
@@ -288,8 +292,8 @@ class RedundantRun {
   const LongRun& run_;
   const Failures& failures_;
   int64_t stages_;
-  double rate_, work_, end_, mean_;
-  std::mt19937_64 random_;
+  double rate_, work_, end_;
+  RandomFailures random_;
   double now_ = 0;
   double since_checkpoint_ = 0;  // seconds of steps, as long as they are without redundant stages
   double written_ = 0;           // of the checkpoint under way
@@ -330,6 +334,7 @@ RedundantGoodput simulate_redundant_goodput(const LongRun& run, const Failures& 
                                             const RedundantStages& stages, int runs,
                                             uint64_t seed) {
   CHECK(runs > 0 && stages.stages > 1 && run.devices % stages.stages == 0);
+  check(run, failures);
   RedundantGoodput mean;
   for (int i = 0; i < runs; ++i) {
     const RedundantGoodput one =

@@ -16,8 +16,7 @@ const Duration kMeanOperation = Duration::from_us(5000);
 
 double slow_down_of(const CostTable& costs, const PacedRun& run) {
   if (run.slow_down) return *run.slow_down;
-  Duration sum;
-  for (size_t i = 0; i < costs.ops.size(); ++i) sum += costs.ops[i].alone;
+  const Duration sum = costs.ops.sum_alone();
   CHECK(sum.ps > 0);
   return kMeanOperation.seconds() * static_cast<double>(costs.ops.size()) / sum.seconds();
 }

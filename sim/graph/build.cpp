@@ -45,6 +45,12 @@ std::vector<Module> modules_held(const Model& rank, const Plan& plan) {
   return modules;
 }
 
+std::vector<Module> modules_stepped(const Model& model, const Plan& plan) {
+  std::vector<Module> modules = modules_held(rank_model(model, plan), plan);
+  if (plan.zero_stage == 3) shard_modules(modules, replica_group(plan).ranks);
+  return modules;
+}
+
 Graph build_plain(const Model& model, const Plan& plan) {
   return build_plain(model, plan, StackFacts{});
 }

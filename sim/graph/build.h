@@ -41,6 +41,8 @@ Model rank_model(const Model& model, const Plan& plan);
 Model own_experts(const Model& rank, const Plan& plan);
 // All modules of the model, with what such a rank holds of each.
 std::vector<Module> modules_held(const Model& rank, const Plan& plan);
+// The same with what one rank steps of each: under stage 3 its share. Of a pipeline, all stages'.
+std::vector<Module> modules_stepped(const Model& model, const Plan& plan);
 
 // --- what the table of passes is made of -----------------------------------------------------
 

@@ -24,8 +24,15 @@ std::string_view to_string(CastPlacement value) {
 }
 
 std::string_view to_string(SyncMode value) {
-  if (value == SyncMode::kWait) return "wait";
-  return value == SyncMode::kDelay ? "delay" : "speculate";
+  switch (value) {
+    case SyncMode::kWait:
+      return "wait";
+    case SyncMode::kDelay:
+      return "delay";
+    case SyncMode::kSpeculate:
+      return "speculate";
+  }
+  return "";
 }
 
 std::string_view to_string(NumaBinding value) {
@@ -42,11 +49,6 @@ std::string_view to_string(UndoKind value) {
 
 std::string_view to_string(ReloadOrder value) {
   return value == ReloadOrder::kLookAhead ? "look-ahead" : "by-module";
-}
-
-std::string_view to_string(ActivationFate value) {
-  if (value == ActivationFate::kKeep) return "keep";
-  return value == ActivationFate::kRecompute ? "recompute" : "offload";
 }
 
 std::string_view to_string(SubsequenceSplit value) {

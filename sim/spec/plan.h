@@ -44,13 +44,23 @@ enum class UndoKind : uint8_t { kSnapshot, kExact };
 enum class ReloadOrder : uint8_t { kLookAhead, kByModule };
 // What becomes of a module's output between forward and backward.
 enum class ActivationFate : uint8_t { kKeep, kRecompute, kOffload };
+constexpr std::string_view to_string(ActivationFate value) {
+  switch (value) {
+    case ActivationFate::kKeep:
+      return "keep";
+    case ActivationFate::kRecompute:
+      return "recompute";
+    case ActivationFate::kOffload:
+      return "offload";
+  }
+  return "";
+}
 
 std::string_view to_string(OptimizerPlacement value);
 std::string_view to_string(CastPlacement value);
 std::string_view to_string(SyncMode value);
 std::string_view to_string(NumaBinding value);
 std::string_view to_string(UndoKind value);
-std::string_view to_string(ActivationFate value);
 std::string_view to_string(ReloadOrder value);  // "look-ahead", "by-module"
 
 struct OptimizerPlan {

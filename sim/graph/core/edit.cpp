@@ -105,6 +105,15 @@ int64_t most_elements(Bytes bucket_bytes) { return bucket_bytes.count / size_of(
 
 }  // namespace
 
+void shard_modules(std::vector<Module>& modules, int64_t ranks) {
+  int64_t offset = 0;
+  for (Module& module : modules) {
+    module.count = div_ceil(module.count, sharing_of(module, ranks));
+    module.flat_offset = offset;
+    offset += module.count;
+  }
+}
+
 std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const OptimizerPlan& optimizer) {
   const int64_t most = most_elements(optimizer.bucket_bytes);
   std::vector<Bucket> buckets;

@@ -168,6 +168,15 @@ inline RankGroup replica_group(const Plan& plan) { return {plan.sharing(), plan.
 inline int64_t sharing_of(const Module& module, int64_t ranks) {
   return std::max<int64_t>(1, ranks / module.expert_ranks);
 }
+// Bytes that passes of their own move for each element of gradients that is reduced: of those that
+// cross the wire as these facts say.
+inline int64_t layout_bytes(const StackFacts& facts) {
+  const bool wide = facts.reduction == GradientPrecision::kF32;
+  return wide ? facts.wide_reduce_bytes : facts.reduce_bytes;
+}
+// What a rank keeps of each module where `ranks` share its weights (stage 3). Tables of parameters
+// stay those of whole modules.
+void shard_modules(std::vector<Module>& modules, int64_t ranks);
 // What a rank keeps of a tensor that is as long as a bucket, or a multiple of it, shared by
 // `ranks`. Bucket -1 here and below: of all of them.
 int64_t share_of_bucket(const Graph& graph, int32_t bucket, int64_t elements, int64_t ranks);

@@ -56,6 +56,12 @@ class OpCosts {
   size_t kind_at(size_t op) const { return static_cast<size_t>(kind_of_[op]); }
   const std::vector<OpCost>& kinds() const { return kinds_; }
   std::vector<OpCost>& kinds() { return kinds_; }
+  // What all operations take, each alone.
+  Duration sum_alone() const {
+    Duration sum;
+    for (const int32_t kind : kind_of_) sum += kinds_[static_cast<size_t>(kind)].alone;
+    return sum;
+  }
 
   void reserve(size_t count) { kind_of_.reserve(count); }
   int32_t add_kind(const OpCost& cost) {

@@ -196,7 +196,7 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
     share = accesses;
   }
   std::vector<Op> made;
-  if (layout_bytes() > 0) made.push_back(laid_out(b));
+  if (layout_bytes(facts_) > 0) made.push_back(laid_out(b));
   made.push_back(group_op(kind, group, b, bytes, std::move(accesses)));
   const RankGroup copies = copies_group(plan_);
   if (copies.ranks > 1 && ranks.ranks < plan_.replicas()) {
@@ -209,17 +209,12 @@ std::vector<Op> BucketOps::reduction(int32_t b) {
   return made;
 }
 
-int64_t BucketOps::layout_bytes() const {
-  const bool wide = facts_.reduction == GradientPrecision::kF32;
-  return wide ? facts_.wide_reduce_bytes : facts_.reduce_bytes;
-}
-
 // An update, so that the collective waits for it.
 Op BucketOps::laid_out(int32_t b) {
   std::vector<Access> sources;
   append_modules(sources, b, module_gradient_, update(-1, Role::kSource));
   BucketWork work = elementwise(bucket(b).count, gradient_type(), gradient_type(), Site::kGpu);
-  work.moved = {bucket(b).count * layout_bytes()};
+  work.moved = {bucket(b).count * layout_bytes(facts_)};
   return op(OpKind::kPack, LaneKind::kCopyOut, b, work, std::move(sources));
 }
 

@@ -98,8 +98,7 @@ class BucketOps {
   Op cast_of_gradient(int32_t b);
   // The loss scale and the clip factor, in a pass of their own.
   Op unscale(int32_t b, TensorId gradient) const;
-  // StackFacts::reduce_bytes, or the wide ones.
-  int64_t layout_bytes() const;
+  // What passes of their own do to gradients before they are reduced.
   Op laid_out(int32_t b);
   // Master and moments between where they rest and where they are stepped.
   enum class Arrival : uint8_t { kIn, kOut };

@@ -95,15 +95,8 @@ class GatherPass {
     }
   }
 
-  // What a module keeps on this rank. Its table of parameters stays that of the whole module.
   void shard() {
-    int64_t offset = 0;
-    for (Module& module : graph_.modules) {
-      const int64_t ranks = sharing_of(module, group_.ranks);
-      module.count = div_ceil(module.count, ranks);
-      module.flat_offset = offset;
-      offset += module.count;
-    }
+    shard_modules(graph_.modules, group_.ranks);
     for (Tensor& tensor : graph_.tensors) {
       if (tensor.kind != TensorKind::kWeight && tensor.kind != TensorKind::kGradient) continue;
       tensor.elements = div_ceil(tensor.elements, ranks_of(tensor));
@@ -226,14 +219,9 @@ class GatherPass {
     const bool wide = facts_.reduction == GradientPrecision::kF32;
     const DType type = wide ? DType::kF32 : plan_.dtype;
     BucketWork work = elementwise(bytes.count / size_of(type), type, type, Site::kGpu);
-    work.moved = {work.elements * layout_bytes()};
+    work.moved = {work.elements * layout_bytes(facts_)};
     op.work = work;
     return op;
-  }
-
-  int64_t layout_bytes() const {
-    const bool wide = facts_.reduction == GradientPrecision::kF32;
-    return wide ? facts_.wide_reduce_bytes : facts_.reduce_bytes;
   }
 
   // Gradients are concatenated by the rank that they go to, and divided by the number of ranks, in
@@ -249,7 +237,7 @@ class GatherPass {
     op.lane = lane_of(0, LaneKind::kCopyOut);
     BucketWork work =
         elementwise(2 * partitions.elements, partitions.dtype, partitions.dtype, Site::kGpu);
-    if (layout_bytes() > 0) work.moved = {partitions.elements * layout_bytes()};
+    if (layout_bytes(facts_) > 0) work.moved = {partitions.elements * layout_bytes(facts_)};
     op.work = work;
     op.accesses = {write(leaving, Role::kDestination)};
     const auto source = [](const Access& access) { return access.role == Role::kSource; };
@@ -316,7 +304,7 @@ class GatherPass {
     if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
     if (facts_.stage3_copies_by_tensor) {
       insertions.after(visit.last, pack(made, visit, bytes));
-    } else if (layout_bytes() > 0) {
+    } else if (layout_bytes(facts_) > 0) {
       insertions.after(visit.last, laid_out(made, bytes));
     }
     std::optional<Op> summed;
