@@ -65,8 +65,9 @@ TEST(GoodputOutput, redundant_stages_stand_beside_checkpoints) {
   EXPECT_EQ(with["stages"], 4);
   EXPECT_GT(number("gpu_bytes"), 2.0 * 12 * 12 * 1600 * 1600);
   EXPECT_LT(number("gpu_bytes"), 2.0 * (12 * 12 * 1600 * 1600 * 1.01 + 60'000 * 1600));
-  EXPECT_NEAR(number("step_longer_s"), std::max(0.0, number("forward_s") - number("idle_s")),
-              number("forward_s"));
+  // Forward and bubbles are those of the stages that have most and least.
+  EXPECT_GE(number("step_longer_s"), 0);
+  EXPECT_LE(number("step_longer_s"), std::max(0.0, number("forward_s") - number("idle_s")));
   EXPECT_NEAR(number("kept") + number("slowed") + number("repeated") + number("down") +
                   number("checkpoints"),
               1, 1e-9);
