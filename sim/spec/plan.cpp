@@ -186,21 +186,24 @@ void check_batch(const Plan& plan) {
   }
 }
 
-// Each bucket is a dozen operations of the graph: so many small ones take minutes to predict, and
-// none is faster than a large one. Of large ones a model may have as many as it is large.
+// Each bucket is a dozen operations of the graph, which has the buckets of all stages: many small
+// ones take minutes to predict, and none is faster than a large one. Of large ones a model may have
+// as many as it is large.
 void check_buckets(const Plan& plan, const Model& model) {
-  constexpr int64_t kMostSmallBuckets = 1 << 15;
+  constexpr int64_t kMostSmallBuckets = 1 << 13;
   constexpr Bytes kLargeBucket{32 << 20};
   constexpr Bytes kSmallestBucket{256 << 10};  // one segment of 65,536 values
   const Bytes bucket = std::max(plan.optimizer.bucket_bytes, kSmallestBucket);
   if (bucket >= kLargeBucket) return;
-  const int64_t of_rank = parameter_count(model) / (plan.tensor * plan.pipeline);
-  const Bytes values = bytes_of(of_rank, DType::kF32);
+  const int64_t sharers = plan.zero_stage == 3 ? plan.sharing() : 1;
+  const int64_t stepped = parameter_count(model) / (plan.tensor * sharers);
+  const Bytes values = bytes_of(stepped, DType::kF32);
   const int64_t count = values.count / bucket.count;
   if (count <= kMostSmallBuckets) return;
   const Bytes least = std::min(kLargeBucket, Bytes{div_ceil(values.count, kMostSmallBuckets)});
   refuse("optimizer.bucket_bytes",
-         fmt::format("{} buckets of {} bytes on a rank", count, bucket.count),
+         fmt::format("{} buckets of {} bytes on {}", count, bucket.count,
+                     plan.pipeline > 1 ? "the stages of a pipeline" : "a rank"),
          fmt::format("use buckets of {} bytes or more", least.count));
 }
 

@@ -246,8 +246,9 @@ TEST_F(BadInput, numbers_that_no_formula_takes_are_refused) {
   // Every micro-batch has its operations in the graph.
   expect_refusal(kPredict + "gpt2 --global-batch 100000000 --micro-batch 1",
                  {"100000000 micro-batches", "16384"});
-  expect_refusal(kPredict + "llama-3-8b --set plan.optimizer.bucket_bytes=65536",
-                 {"optimizer.bucket_bytes: 122532 buckets", "use buckets of 980257 bytes or more"});
+  expect_refusal(
+      kPredict + "llama-3-8b --set plan.optimizer.bucket_bytes=65536",
+      {"optimizer.bucket_bytes: 122532 buckets", "use buckets of 3921026 bytes or more"});
 }
 
 TEST_F(BadInput, words_that_name_nothing_are_refused) {
