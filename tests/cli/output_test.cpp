@@ -1,6 +1,7 @@
 // What the verbs print and write: JSON with the promised keys, traces that a viewer accepts,
 // pages whose text cannot become markup, and a clean end on Ctrl-C.
 #include <algorithm>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -26,6 +27,40 @@ TEST(Output, every_verb_has_help_and_json) {
     EXPECT_TRUE(outcome.says("--json")) << verb.name;
     EXPECT_TRUE(outcome.says("--help")) << verb.name;
   }
+}
+
+// A lane of a hundred stages is one entry of the line; JSON has each of them.
+TEST(Output, lanes_in_use_are_as_many_as_their_kinds_for_any_number_of_stages) {
+  const Workbench bench;
+  const std::string ask =
+      "predict --model gpt2-xl --machine dgx-h100-80gb --strategy megatron --micro-batch 1 "
+      "--global-batch 8 --devices 8 --tensor 1 --pipeline 4";
+  std::map<std::string, std::pair<double, double>> of_kinds;
+  const Json json = Json::parse(bench.run(ask + " --json").output);
+  for (const Json& lane : json["lanes"]) {
+    const std::string name = lane["lane"];
+    const double percent = 100 * lane["share"].get<double>();
+    auto [known, is_new] =
+        of_kinds.try_emplace(name.substr(name.find(' ') + 1), std::pair{percent, percent});
+    if (is_new) continue;
+    known->second.first = std::min(known->second.first, percent);
+    known->second.second = std::max(known->second.second, percent);
+  }
+  ASSERT_TRUE(of_kinds.contains("compute"));
+  EXPECT_LT(of_kinds.at("compute").first, of_kinds.at("compute").second);
+  const std::string text = bench.run(ask).output;
+  const size_t begin = text.find("lanes in use");
+  ASSERT_NE(begin, std::string::npos);
+  const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+  EXPECT_EQ(static_cast<size_t>(std::count(line.begin(), line.end(), '%')), of_kinds.size())
+      << line;
+  for (const auto& [kind, range] : of_kinds) {
+    const std::string least = fmt::format("{:.0f}", range.first);
+    const std::string most = fmt::format("{:.0f}", range.second);
+    const std::string shown = least == most ? least : least + " to " + most;
+    EXPECT_NE(line.find(fmt::format(" {} {} %", kind, shown)), std::string::npos) << line;
+  }
+  EXPECT_NE(line.find("(of 4 stages)"), std::string::npos) << line;
 }
 
 TEST(Output, every_shipped_thing_can_be_listed_and_shown) {
