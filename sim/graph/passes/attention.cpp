@@ -55,9 +55,13 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   const auto length = static_cast<double>(plan.sequence_length);
   const int64_t window = rank.window_of(layer);
   // Each product of the causal half of [S, S] with D costs S*S*D. A window w leaves 2wS - w^2 of
-  // the S^2 that the half is counted by; a part what its queries see.
-  double products = (backward ? 5 : 2) / static_cast<double>(plan.context);
-  const double area = causal_area(part.end(), window) - causal_area(part.begin, window);
+  // the S^2 that the half is counted by; a part what its queries see. All ranks of a ring wait for
+  // the one that sees most.
+  const auto ranks = static_cast<double>(plan.context);
+  double products = (backward ? 5 : 2) / ranks;
+  const bool is_even = plan.context_balance == ContextBalance::kZigzag;
+  const double area = is_even ? causal_area(part.end(), window) - causal_area(part.begin, window)
+                              : ranks * busiest_area(plan, part, window);
   if (area != length * length) products *= area / (length * length);
   work.flops = {products * length * length *
                 static_cast<double>(work.head_size * work.heads * work.sequences)};
