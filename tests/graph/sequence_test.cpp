@@ -167,6 +167,17 @@ TEST(context_balance, parts_of_sequences_are_shared_in_the_same_way) {
   }
 }
 
+// Behind each piece of a sequence a rank has the token that its last one is to predict.
+TEST(context_balance, a_batch_has_one_more_token_a_piece) {
+  const auto ids = [](ContextBalance balance) {
+    return tiny::used(build(tiny::model(), ring_of_four(balance)), TensorKind::kTokens)
+        .front()
+        .elements;
+  };
+  EXPECT_EQ(ids(ContextBalance::kZigzag), 2 * (16 + 2));
+  EXPECT_EQ(ids(ContextBalance::kNone), 2 * (16 + 1));
+}
+
 // Tensor-parallel ranks are neighbours, then context, then sequence.
 TEST(sequence_pass, groups_lie_outside_the_tensor_parallel_ranks) {
   Model model = tiny::model();
