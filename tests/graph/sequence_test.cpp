@@ -145,6 +145,22 @@ TEST(context_balance, attention_costs_what_the_busiest_rank_has) {
   EXPECT_EQ(of(ContextBalance::kNone), all * 7 / 16);
 }
 
+// A window of 4 tokens: of pieces of 8 the first has 4 (2 * 8 - 4) = 48 pairs, counted twice, and
+// each of the others 2 * 4 * 8 = 64. So rank 0 has 112 of a zigzag and the others 128, of all 496;
+// of 16 consecutive tokens each but the first has 128 too.
+TEST(context_balance, the_first_tokens_of_a_window_leave_the_other_ranks_more_than_the_mean) {
+  Model model = tiny::model();
+  model.sliding_window = 4;
+  Plan alone = tiny::plan();
+  alone.sequence_length = 64;
+  const double all = attention_flops(build(model, alone));
+  for (const ContextBalance balance : {ContextBalance::kZigzag, ContextBalance::kNone}) {
+    const Plan plan = ring_of_four(balance);
+    EXPECT_EQ(busiest_area(plan, {0, 64}, 4), 128);
+    EXPECT_DOUBLE_EQ(attention_flops(build(model, plan)), all * 128 / 496);
+  }
+}
+
 // Part i of four of 128 tokens, begin 128 i: of two ranks of 64 the second has (begin + 128)^2 -
 // (begin + 64)^2 pairs, counted twice, of a zigzag each half of (begin + 128)^2 - begin^2.
 TEST(context_balance, parts_of_sequences_are_shared_in_the_same_way) {

@@ -59,9 +59,7 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   // the one that sees most.
   const auto ranks = static_cast<double>(plan.context);
   double products = (backward ? 5 : 2) / ranks;
-  const bool is_even = plan.context_balance == ContextBalance::kZigzag;
-  const double area = is_even ? causal_area(part.end(), window) - causal_area(part.begin, window)
-                              : ranks * busiest_area(plan, part, window);
+  const double area = ranks * busiest_area(plan, part, window);
   if (area != length * length) products *= area / (length * length);
   work.flops = {products * length * length *
                 static_cast<double>(work.head_size * work.heads * work.sequences)};
