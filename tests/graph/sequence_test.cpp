@@ -194,6 +194,31 @@ TEST(context_balance, a_batch_has_one_more_token_a_piece) {
   EXPECT_EQ(ids(ContextBalance::kNone), 2 * (16 + 1));
 }
 
+// Eager attention multiplies what the mask hides too: a rank of four has a quarter of the rows of
+// scores, each with all 64 keys, to multiply, to pass over and to keep, whichever tokens it has.
+TEST(context_balance, of_eager_attention_every_rank_has_as_many_rows) {
+  StackFacts facts;
+  facts.attention = {AttentionKind::kEager};
+  Plan alone = tiny::plan();
+  alone.sequence_length = 64;
+  const auto attention = [&](const Plan& plan) {
+    const Graph graph = build(tiny::model(), plan, facts);
+    for (const Op& op : graph.step.ops) {
+      if (op.kind == OpKind::kAttention) return std::get<AttentionWork>(op.work);
+    }
+    return AttentionWork{};
+  };
+  const AttentionWork all = attention(alone);
+  EXPECT_EQ(all.length, 64);
+  for (const ContextBalance balance : {ContextBalance::kZigzag, ContextBalance::kNone}) {
+    const AttentionWork rows = attention(ring_of_four(balance));
+    EXPECT_EQ(rows.length, 16);
+    EXPECT_EQ(rows.tokens_before + rows.length, 64);
+    EXPECT_EQ(rows.flops.count, all.flops.count / 4);
+    EXPECT_EQ(rows.moved.count, all.moved.count / 4);
+  }
+}
+
 // Tensor-parallel ranks are neighbours, then context, then sequence.
 TEST(sequence_pass, groups_lie_outside_the_tensor_parallel_ranks) {
   Model model = tiny::model();

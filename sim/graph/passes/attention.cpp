@@ -33,7 +33,8 @@ int64_t first_seen(Subsequence part, int64_t window) {
 }
 
 int64_t scores_count(const Model& rank, const Plan& plan, Subsequence part) {
-  return *plan.micro_batch * div_ceil(rank.heads, plan.sequence) * part.length * part.end();
+  return *plan.micro_batch * div_ceil(rank.heads, plan.sequence) *
+         div_ceil(part.length, plan.context) * part.end();
 }
 
 AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFacts& facts,
@@ -49,6 +50,10 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   work.head_size = div_ceil(rank.head_size + rank.value_head_size(), 2);
   work.dtype = plan.dtype;
   if (facts.attention.front() == AttentionKind::kEager) {
+    // Of a ring the rows of this rank's queries, with the keys of all ranks as they come round:
+    // what the mask hides is multiplied too, so all have as much whichever tokens they have.
+    work.length = div_ceil(part.length, plan.context);
+    work.tokens_before = part.end() - work.length;
     make_eager(work, scores_count(rank, plan, part), facts, phase);
     return work;
   }
