@@ -98,12 +98,19 @@ class Enumeration {
          })) {
       plan_.sequence = s;
       for (const int64_t c :
-           degrees(left / s, base_.context, open_.has(KnobId::kContext),
-                   [&](int64_t d) { return base_.sequence_length % (s * d) == 0; })) {
+           degrees(left / s, base_.context, open_.has(KnobId::kContext), [&](int64_t d) {
+             return base_.sequence_length % (s * d) == 0 && fits_ring(d, 1);
+           })) {
         plan_.context = c;
         with_data(left / s / c);
       }
     }
+  }
+
+  // Whether the two pieces that each rank of a zigzag has of a part divide it.
+  bool fits_ring(int64_t context, int64_t parts) const {
+    if (context == 1 || base_.context_balance != ContextBalance::kZigzag) return true;
+    return base_.sequence_length % (2 * context * parts) == 0;
   }
 
   void with_data(int64_t data) {
@@ -153,7 +160,8 @@ class Enumeration {
     const int64_t tokens = base_.sequence_length / ranks;
     const int64_t most = std::min(tokens / kLeastTokens, knob_of(KnobId::kSubsequences).most);
     for (int64_t n = 2; n <= most; n *= 2) {
-      if (tokens / n <= kMostTokens && base_.sequence_length % (n * ranks) == 0) parts.push_back(n);
+      const bool divides = base_.sequence_length % (n * ranks) == 0 && fits_ring(plan_.context, n);
+      if (tokens / n <= kMostTokens && divides) parts.push_back(n);
     }
     return parts;
   }

@@ -209,15 +209,15 @@ const std::byte* RankExchanges::arrived(const Op& attention) const {
   return at;
 }
 
-void RankExchanges::pass_back(LaneId lane, std::span<float> gradients) const {
+void RankExchanges::pass_back(LaneId lane, int64_t from, std::span<float> gradients) const {
   const RankGroup group = context_group(plan_);
   auto* const bytes = reinterpret_cast<std::byte*>(gradients.data());
   const auto size = static_cast<int64_t>(gradients.size_bytes());
   std::array<ExchangedPart, 2> parts;
-  if (ranks_.members_of(group).self == 0) {
-    parts[1] = {nullptr, 0, bytes, size};
+  if (ranks_.members_of(group).self == from) {
+    parts[static_cast<size_t>(1 - from)] = {bytes, size, nullptr, 0};
   } else {
-    parts[0] = {bytes, size, nullptr, 0};
+    parts[static_cast<size_t>(from)] = {nullptr, 0, bytes, size};
   }
   ranks_.all_to_all(channel_of(lane), group, parts);
 }

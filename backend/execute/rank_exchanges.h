@@ -38,9 +38,9 @@ class RankExchanges {
   // Within the attention of a ring of two: the keys and values of the other rank, which the ring
   // brings beside it. Waits for them; throws Error where this rank has failed.
   const std::byte* arrived(const Op& attention) const;
-  // The gradients of the first rank's keys and values that the second one found: given by the
-  // second, taken by the first.
-  void pass_back(LaneId lane, std::span<float> gradients) const;
+  // Gradients of keys and values that one rank of a ring of two found for the other's: given by
+  // rank `from`, taken by the other.
+  void pass_back(LaneId lane, int64_t from, std::span<float> gradients) const;
   // Whoever waits for a ring does so no longer.
   void fail() const;
   // `values` (fp32) of all ranks of a group, summed on each, in place; within an operation of this

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "sim/graph/core/edit.h"
 #include "sim/spec/plan.h"
@@ -34,8 +35,6 @@ struct RankPlace {
   int64_t sequence = 0;
   int64_t data = 0;
   int64_t expert = 0;  // of the data ranks
-  // Which part of every sequence a rank has: ranks that exchange heads have parts side by side.
-  int64_t part(const Plan& plan) const { return context * plan.sequence + sequence; }
 };
 
 inline RankPlace place_of(const Plan& plan, int rank) {
@@ -43,6 +42,17 @@ inline RankPlace place_of(const Plan& plan, int rank) {
   const int64_t data = rank / (of_sequence * plan.sequence);
   return {rank % plan.tensor, rank / plan.tensor % plan.context, rank / of_sequence % plan.sequence,
           data, data % plan.expert};
+}
+
+// The tokens of every sequence that a rank has, earliest first; all pieces have as many. Ranks that
+// exchange heads have pieces side by side.
+inline std::vector<Subsequence> pieces_of(const Plan& plan, const RankPlace& place) {
+  std::vector<Subsequence> pieces = ring_pieces(plan, {0, plan.sequence_length}, place.context);
+  for (Subsequence& piece : pieces) {
+    piece.length /= plan.sequence;
+    piece.begin += place.sequence * piece.length;
+  }
+  return pieces;
 }
 
 // The model whose attention a rank computes: of its tensor-parallel share, the heads that it has of

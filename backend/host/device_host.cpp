@@ -194,7 +194,8 @@ void HostDevice::carry_out(const Program& program, const Op& op, int32_t step) {
   CHECK(false && "not an operation of one host device");
 }
 
-// Of sequences that ranks share each takes its tokens, and the one that its last is to predict.
+// Of sequences that ranks share each takes its tokens, and behind each piece of them the one that
+// its last is to predict.
 void HostDevice::load_batch(const Op& op, int32_t step) const {
   const Argument tokens = arguments_.find(op, Role::kTokens, step);
   const BatchRequest request =
@@ -205,11 +206,14 @@ void HostDevice::load_batch(const Op& op, int32_t step) const {
   if (parts == 1) return data_.batch(request, own);
   std::vector<int32_t> whole(static_cast<size_t>(request.sequences * (request.length + 1)));
   data_.batch(request, whole);
-  const int64_t length = request.length / parts;
+  auto to = own.begin();
   for (int64_t i = 0; i < request.sequences; ++i) {
-    std::copy_n(whole.begin() + i * (request.length + 1) + place_.part(plan_) * length, length + 1,
-                own.begin() + i * (length + 1));
+    for (const Subsequence& piece : pieces_of(plan_, place_)) {
+      to =
+          std::copy_n(whole.begin() + i * (request.length + 1) + piece.begin, piece.length + 1, to);
+    }
   }
+  CHECK(to == own.end());
 }
 
 void HostDevice::loss(const Op& op, int32_t step) {

@@ -63,8 +63,10 @@ void HostModules::module(const Op& op, const OperationArguments& arguments, int3
 
 Shape HostModules::shape_of(const Op& op) const {
   if (op.label.subsequence < 0) {
-    const int64_t length = plan_.tokens_per_micro_batch() / *plan_.micro_batch;
-    return {*plan_.micro_batch, length, 0, 0, place_.part(plan_) * length};
+    const std::vector<Subsequence> pieces = pieces_of(plan_, place_);
+    const int64_t second = pieces.size() > 1 ? pieces.back().begin : -1;
+    const int64_t sequences = *plan_.micro_batch * std::ssize(pieces);
+    return {sequences, pieces.front().length, 0, 0, pieces.front().begin, second};
   }
   const Subsequence& part = parts_[static_cast<size_t>(op.label.subsequence)];
   return {*plan_.micro_batch, part.length, part.begin, plan_.sequence_length};
@@ -317,69 +319,6 @@ void HostModules::attention(const Call& call) const {
     return sum_gradient(call, gradient, [&](View to) { backward(to, false); });
   }
   backward(flat(gradient), gradient.adds);
-}
-
-void HostModules::ring_attention(const Call& call) const {
-  const Op& op = call.op;
-  Shape shape = shape_of(op);
-  shape = {shape.sequences, shape.length, shape.first, plan_.sequence_length, 0};
-  const int64_t tokens = shape.tokens();
-  const int64_t queries = model_.heads * model_.head_size;
-  const int64_t width = model_.qkv_width();
-  const Argument qkv = call.find(Role::kInput);
-  const int64_t size = size_of(qkv.tensor->dtype);
-  std::vector<std::byte> q(static_cast<size_t>(tokens * queries * size));
-  std::vector<std::byte> pairs(static_cast<size_t>(tokens * (width - queries) * size));
-  for (int64_t token = 0; token < tokens; ++token) {
-    const std::byte* const row = element(qkv, token * width);
-    std::memcpy(q.data() + token * queries * size, row, static_cast<size_t>(queries * size));
-    std::memcpy(pairs.data() + token * (width - queries) * size, row + queries * size,
-                static_cast<size_t>((width - queries) * size));
-  }
-  const std::byte* const other = exchanges_->arrived(op);
-  const DType dtype = qkv.tensor->dtype;
-  transformer::PartOfAttention part;
-  part.q = {q.data(), dtype, tokens, queries};
-  if (place_.context > 0) part.keys_values.emplace_back(other, dtype, tokens, width - queries);
-  part.keys_values.emplace_back(pairs.data(), dtype, tokens, width - queries);
-  if (!forward(op)) return ring_attention_backward(call, std::move(part), shape);
-  transformer::part_attention_forward(
-      model_, shape, part.q, part.keys_values,
-      view(call.find(Role::kOutput), tokens, model_.attention_width()),
-      view(call.find(Role::kStatistics), shape.sequences * model_.heads, shape.length),
-      {op.label.layer, flat(call.find(Role::kWeight))});
-}
-
-// The second rank's queries have gradients for the first's keys and values, which go back before
-// the first one's own are complete.
-void HostModules::ring_attention_backward(const Call& call, transformer::PartOfAttention part,
-                                          Shape shape) const {
-  const int64_t tokens = shape.tokens();
-  const int64_t pair = part.keys_values.back().columns;
-  std::vector<float> sums(static_cast<size_t>(tokens * pair));
-  const View of_first{sums.data(), DType::kF32, tokens, pair};
-  const bool is_first = place_.context == 0;
-  if (is_first) {
-    exchanges_->pass_back(call.op.lane, sums);
-    part.after = of_first;
-  } else {
-    part.before.push_back({of_first, false});
-  }
-  const Argument gradient = call.find(Role::kParameterGradient);
-  const auto backward = [&](View to, bool adds) {
-    transformer::part_attention_backward(
-        model_, shape, part, view(call.find(Role::kOutput), tokens, model_.attention_width()),
-        view(call.find(Role::kStatistics), shape.sequences * model_.heads, shape.length),
-        view(call.find(Role::kOutputGradient), tokens, model_.attention_width()),
-        view(call.find(Role::kInputGradient), tokens, model_.qkv_width()),
-        {call.op.label.layer, flat(call.find(Role::kWeight))}, to, adds);
-  };
-  if (sums_over_ranks() && model_.qk_norm) {
-    sum_gradient(call, gradient, [&](View to) { backward(to, false); });
-  } else {
-    backward(flat(gradient), gradient.adds);
-  }
-  if (!is_first) exchanges_->pass_back(call.op.lane, sums);
 }
 
 void HostModules::activation(const Call& call) const {

@@ -68,11 +68,9 @@ class HostModules {
   // Of parts of the sequences: queries apart from keys and values.
   void part_qkv(const Call& call) const;
   void part_attention(const Call& call) const;
-  // Of a ring of two ranks, each with consecutive tokens of every sequence: the second's queries
-  // see the first's keys and values too.
+  // Of a ring of two ranks (backend/host/attention/host_modules_ring.cpp).
+  class Ring;
   void ring_attention(const Call& call) const;
-  void ring_attention_backward(const Call& call, transformer::PartOfAttention part,
-                               transformer::Shape shape) const;
   void activation(const Call& call) const;
   void expert_activation(const Call& call) const;
   void permute(const Call& call) const;

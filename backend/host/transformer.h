@@ -43,8 +43,15 @@ struct Shape {
   int64_t begin = 0;      // of the part in its sequence
   int64_t whole = 0;      // S where they are parts; 0: they are whole
   int64_t first = 0;      // position of the first of these tokens' ids, where ranks share sequences
+  // Where a rank has two pieces of every sequence, of which each counts as a sequence here: the
+  // position of the first ids of the second ones.
+  int64_t second = -1;
+  int64_t pieces() const { return second < 0 ? 1 : 2; }
   int64_t tokens() const { return sequences * length; }
-  int64_t position(int64_t token) const { return first + begin + token % length; }
+  int64_t position(int64_t token) const {
+    const bool is_second = second >= 0 && token / length % 2 == 1;
+    return (is_second ? second : first) + begin + token % length;
+  }
   // Of a token in rows of S + 1 ids.
   int64_t id_at(int64_t token) const {
     return token / length * ((whole > 0 ? whole : length) + 1) + begin + token % length;

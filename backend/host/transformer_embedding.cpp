@@ -16,7 +16,7 @@ void check_arguments(const Model& model, Shape shape, const int32_t* tokens, Con
   const bool learned = model.position == PositionKind::kLearned;
   CHECK(x.rows == shape.tokens() && x.columns == model.hidden);
   CHECK(elements(params) == (model.vocab + (learned ? model.max_positions : 0)) * model.hidden);
-  const int64_t end = shape.first + shape.begin + shape.length;
+  const int64_t end = std::max(shape.first, shape.second) + shape.begin + shape.length;
   if (learned && end > model.max_positions) {
     throw Error("model " + model.name,
                 "sequences of " + std::to_string(end) + " tokens exceed its " +
@@ -94,13 +94,13 @@ template <class Real>
 void position_gradients(const Model& model, Shape shape, ConstView dout, View dparams) {
   const int64_t width = dout.columns;
   Real* sums = scratch<Real>(Slot::kSums, width);
-  for (int64_t position = 0; position < shape.length; ++position) {
+  for (int64_t of_piece = 0; of_piece < shape.pieces() * shape.length; ++of_piece) {
     std::fill_n(sums, width, Real(0));
-    for (int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
-      const int64_t first = (sequence * shape.length + position) * width;
+    for (int64_t sequence = 0; sequence < shape.sequences; sequence += shape.pieces()) {
+      const int64_t first = (sequence * shape.length + of_piece) * width;
       row_loops<Real>().add(load<Real>(dout, first, width, Slot::kGradient), sums, width);
     }
-    const int64_t row = model.vocab + shape.first + shape.begin + position;
+    const int64_t row = model.vocab + shape.position(of_piece);
     write_sums(sums, dparams, row * width, width, true);
   }
 }

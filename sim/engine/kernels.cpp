@@ -23,8 +23,8 @@ int64_t passes_in(const RowWork& work) {
 // Products read or write the scores once each; the other passes read and write them.
 int64_t eager_kernels(const AttentionWork& work, Phase phase) {
   const int64_t products = is_backward(phase) ? 4 : 2;
-  const Bytes scores =
-      bytes_of(work.sequences * work.heads * work.length * work.length, work.dtype);
+  const int64_t keys = work.tokens_before + work.length;
+  const Bytes scores = bytes_of(work.sequences * work.heads * work.length * keys, work.dtype);
   if (scores.count <= 0) return products;
   return products + std::max<int64_t>(0, (work.moved.count / scores.count - products) / 2);
 }

@@ -35,6 +35,7 @@ enum class KnobId : uint8_t {
   kPipelineSchedule,
   kSequence,
   kContext,
+  kContextBalance,
   kExpert,
   kTensorSequence,
   kNuma,

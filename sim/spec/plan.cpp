@@ -55,10 +55,36 @@ std::string_view to_string(SubsequenceSplit value) {
   return value == SubsequenceSplit::kTokens ? "tokens" : "flops";
 }
 
+std::string_view to_string(ContextBalance value) {
+  return value == ContextBalance::kZigzag ? "zigzag" : "none";
+}
+
 double causal_area(int64_t end, int64_t window) {
   const auto all = static_cast<double>(end);
   const auto seen = static_cast<double>(window);
   return seen > 0 && seen < all ? seen * (2 * all - seen) : all * all;
+}
+
+std::vector<Subsequence> ring_pieces(const Plan& plan, const Subsequence& part, int64_t rank) {
+  if (plan.context == 1) return {part};
+  const bool is_zigzag = plan.context_balance == ContextBalance::kZigzag;
+  const int64_t pieces = is_zigzag ? 2 * plan.context : plan.context;
+  const int64_t length = part.length / pieces;
+  const auto piece = [&](int64_t i) { return Subsequence{part.begin + i * length, length}; };
+  if (!is_zigzag) return {piece(rank)};
+  return {piece(rank), piece(pieces - 1 - rank)};
+}
+
+double busiest_area(const Plan& plan, const Subsequence& part, int64_t window) {
+  double most = 0;
+  for (int64_t rank = 0; rank < plan.context; ++rank) {
+    double area = 0;
+    for (const Subsequence& piece : ring_pieces(plan, part, rank)) {
+      area += causal_area(piece.end(), window) - causal_area(piece.begin, window);
+    }
+    most = std::max(most, area);
+  }
+  return most;
 }
 
 namespace {
@@ -330,6 +356,18 @@ void check_subsequences(const Plan& plan, const Model& model) {
   }
 }
 
+void check_ring(const Plan& plan, const Model& model) {
+  if (plan.context == 1 || plan.context_balance != ContextBalance::kZigzag) return;
+  for (const Subsequence& part : subsequences_of(plan, model)) {
+    if (part.length % (2 * plan.context) == 0) continue;
+    refuse("context_balance",
+           fmt::format("a zigzag gives each of {} ranks two pieces, and {} pieces do not divide {} "
+                       "tokens",
+                       plan.context, 2 * plan.context, part.length),
+           "use none, or a sequence_length that they divide");
+  }
+}
+
 // Tensor cores take 8-bit factors by 16 in every direction (cuBLAS documentation, cublasLtMatmul,
 // "To use FP8 kernels").
 constexpr int64_t kFp8Multiple = 16;
@@ -371,6 +409,7 @@ void check(const Plan& plan, const Model& model) {
   check_degrees(plan, model);
   check_batch(plan);
   check_subsequences(plan, model);
+  check_ring(plan, model);
   check_buckets(plan, model);
   if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
     refuse("sequence_length",

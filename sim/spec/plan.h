@@ -137,6 +137,14 @@ std::string_view to_string(MemoryReuse value);  // "apart", "at-once"
 enum class SubsequenceSplit : uint8_t { kTokens, kFlops };
 std::string_view to_string(SubsequenceSplit value);  // "tokens", "flops"
 
+// Which tokens of a sequence (or of a part of one) a rank of a ring has. kZigzag: of twice as many
+// pieces as ranks an early and a late one, rank r the pieces r and 2 P - 1 - r, so that every rank
+// has the same causal pairs (Megatron-LM, get_batch_on_this_cp_rank; zig-zag ring attention).
+// kNone: consecutive tokens, so that the last rank has 2 - 1/P times the mean of the pairs, and all
+// wait for it.
+enum class ContextBalance : uint8_t { kZigzag, kNone };
+std::string_view to_string(ContextBalance value);  // "zigzag", "none"
+
 struct Plan {
   std::string model;    // a name of profiles/models or a path of a config.json
   std::string machine;  // a name of profiles/machines, a path, or "here"
@@ -150,7 +158,8 @@ struct Plan {
   PipelineSchedule pipeline_schedule = PipelineSchedule::k1F1B;
   int64_t sequence = 1;  // ranks that share every sequence (Ulysses, arXiv 2309.14509)
   int64_t context = 1;   // the same by ring attention (arXiv 2310.01889)
-  int64_t expert = 1;    // of the data-parallel ranks, those that share the experts
+  ContextBalance context_balance = ContextBalance::kZigzag;
+  int64_t expert = 1;  // of the data-parallel ranks, those that share the experts
   // Norms and residuals split over the tensor-parallel ranks by token (arXiv 2205.05198).
   bool tensor_sequence = false;
   // Split over the ranks that see the same weights: 0 nothing, 1 optimizer state, 2 also
@@ -232,6 +241,14 @@ std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model);
 // Pairs of a query and a key that it sees among the first `end` tokens, twice; `window` as that of
 // a model's layer.
 double causal_area(int64_t end, int64_t window);
+
+// Tokens of a part of every sequence that rank `rank` of a ring (below Plan::context) has, earliest
+// first: two pieces of a zigzag, else one. Requires pieces that divide the part.
+std::vector<Subsequence> ring_pieces(const Plan& plan, const Subsequence& part, int64_t rank);
+
+// Pairs, counted twice as above, of the queries of a part that the busiest rank of a ring has; of
+// no ring those of all. Of a zigzag without a window every rank has as many.
+double busiest_area(const Plan& plan, const Subsequence& part, int64_t window);
 
 // Throws Error naming the knob if the plan cannot be run for this model: zero or negative sizes,
 // degrees that do not divide, sequence longer than learned positions, 8-bit products of a dtype

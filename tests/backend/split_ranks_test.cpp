@@ -45,10 +45,13 @@ TEST(split_ranks, every_plan_trains_as_one_rank_does) {
       {.sequence = 4},
       {.sequence = 2, .zero_stage = 3},
       {.context = 2},
+      {.context = 2, .balance = ContextBalance::kNone},
       {.context = 2, .zero_stage = 3},
+      {.context = 2, .zero_stage = 3, .balance = ContextBalance::kNone},
       {.context = 2, .data = 2, .zero_stage = 1},
       {.context = 2, .pipeline = 2},
       {.tensor = 2, .context = 2},
+      {.tensor = 2, .context = 2, .balance = ContextBalance::kNone},
       {.tensor = 2, .context = 2, .tensor_sequence = true, .zero_stage = 2},
       {.data = 2, .pipeline = 2},
       {.data = 2, .pipeline = 2, .zero_stage = 2},
@@ -81,13 +84,33 @@ TEST(split_ranks, every_plan_trains_as_one_rank_does) {
 TEST(split_ranks, sequences_of_every_family_are_shared) {
   const TrainerOptions options = gentle();
   for (const Model& model : tiny::newer_models()) {
-    for (const Degrees& degrees : {Degrees{.sequence = 2}, Degrees{.context = 2}}) {
+    for (const Degrees& degrees : {Degrees{.sequence = 2}, Degrees{.context = 2},
+                                   Degrees{.context = 2, .balance = ContextBalance::kNone}}) {
       const bool refused = (model.attention_sinks && degrees.sequence > 1) ||
                            model.balance_loss > 0 || (model.is_latent() && degrees.context > 1);
       if (refused) continue;
       expect_near(tiny::train(model, plan_of(degrees), options, kSteps, false),
                   tiny::train(model, plan_of(Degrees{}), options, kSteps, true),
                   model.name + " " + text_of(degrees));
+    }
+  }
+}
+
+// Rows of several sequences of a micro-batch lie one after another, each with the pieces of a rank;
+// of a window that ends within a piece a rank sees some keys of the other's.
+TEST(split_ranks, rings_of_several_sequences_and_windows_train_as_one_rank_does) {
+  const TrainerOptions options = gentle();
+  Model windows = tiny::llama_model();
+  windows.sliding_window = 5;
+  for (const Model& model : {tiny::gpt2_model(), tiny::llama_model(), windows}) {
+    Plan plan = plan_of(Degrees{});
+    plan.micro_batch = 2;
+    const tiny::Outcome alone = tiny::train(model, plan, options, kSteps, true);
+    plan.devices = plan.context = 2;
+    for (const ContextBalance balance : {ContextBalance::kZigzag, ContextBalance::kNone}) {
+      plan.context_balance = balance;
+      expect_near(tiny::train(model, plan, options, kSteps, false), alone,
+                  model.name + " 2 sequences " + std::string(to_string(balance)));
     }
   }
 }
@@ -101,6 +124,7 @@ void train_splits(SyncMode sync) {
                             {.tensor = 2, .tensor_sequence = true},
                             {.sequence = 2},
                             {.context = 2},
+                            {.context = 2, .balance = ContextBalance::kNone},
                             {.data = 2, .pipeline = 2},
                             {.tensor = 2, .data = 2, .tensor_sequence = true}};
   int trained = 0;

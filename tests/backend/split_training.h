@@ -19,6 +19,7 @@ struct Degrees {
   int64_t tensor = 1, sequence = 1, context = 1, data = 1, expert = 1, pipeline = 1;
   bool tensor_sequence = false;
   int64_t zero_stage = 0;
+  ContextBalance balance = ContextBalance::kZigzag;
 };
 
 inline std::string text_of(const Degrees& degrees) {
@@ -28,7 +29,7 @@ inline std::string text_of(const Degrees& degrees) {
   };
   add("tensor", degrees.tensor);
   add("sequence", degrees.sequence);
-  add("context", degrees.context);
+  add(degrees.balance == ContextBalance::kZigzag ? "zigzag" : "consecutive", degrees.context);
   add("data", degrees.data);
   add("expert", degrees.expert);
   add("pipeline", degrees.pipeline);
@@ -44,6 +45,7 @@ inline Plan plan_of(const Degrees& degrees, SyncMode sync = SyncMode::kWait,
   plan.tensor = degrees.tensor;
   plan.sequence = degrees.sequence;
   plan.context = degrees.context;
+  plan.context_balance = degrees.balance;
   plan.data = degrees.data;
   plan.expert = degrees.expert;
   plan.pipeline = degrees.pipeline;

@@ -66,6 +66,14 @@ TEST_F(BadInput, parts_that_no_sequence_has_are_refused) {
                  {knob, "experts"});
 }
 
+TEST_F(BadInput, pieces_that_do_not_divide_a_sequence_are_refused) {
+  const std::string llama = kPredict + "llama-3-8b --devices 4 --context 4 --global-batch 1 ";
+  expect_refusal(llama + "--sequence-length 4100", {"plan, context_balance:", "4 ranks two pieces",
+                                                    "8 pieces do not divide 4100", "use none"});
+  expect_refusal(llama + "--sequence-length 4096 --set plan.context_balance=even",
+                 {"context_balance", "even", "zigzag", "none"});
+}
+
 TEST_F(BadInput, missing_and_damaged_configs_are_refused) {
   expect_refusal(kPredict + "nothing.json", {"nothing.json", "no such file"});
   bench.write("half.json", R"({"model_type": "gpt2", "n_embd": )");

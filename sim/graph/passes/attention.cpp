@@ -33,7 +33,8 @@ int64_t first_seen(Subsequence part, int64_t window) {
 }
 
 int64_t scores_count(const Model& rank, const Plan& plan, Subsequence part) {
-  return *plan.micro_batch * div_ceil(rank.heads, plan.sequence) * part.length * part.end();
+  return *plan.micro_batch * div_ceil(rank.heads, plan.sequence) *
+         div_ceil(part.length, plan.context) * part.end();
 }
 
 AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFacts& facts,
@@ -49,15 +50,21 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   work.head_size = div_ceil(rank.head_size + rank.value_head_size(), 2);
   work.dtype = plan.dtype;
   if (facts.attention.front() == AttentionKind::kEager) {
+    // Of a ring the rows of this rank's queries, with the keys of all ranks as they come round:
+    // what the mask hides is multiplied too, so all have as much whichever tokens they have.
+    work.length = div_ceil(part.length, plan.context);
+    work.tokens_before = part.end() - work.length;
     make_eager(work, scores_count(rank, plan, part), facts, phase);
     return work;
   }
   const auto length = static_cast<double>(plan.sequence_length);
   const int64_t window = rank.window_of(layer);
   // Each product of the causal half of [S, S] with D costs S*S*D. A window w leaves 2wS - w^2 of
-  // the S^2 that the half is counted by; a part what its queries see.
-  double products = (backward ? 5 : 2) / static_cast<double>(plan.context);
-  const double area = causal_area(part.end(), window) - causal_area(part.begin, window);
+  // the S^2 that the half is counted by; a part what its queries see. All ranks of a ring wait for
+  // the one that sees most.
+  const auto ranks = static_cast<double>(plan.context);
+  double products = (backward ? 5 : 2) / ranks;
+  const double area = ranks * busiest_area(plan, part, window);
   if (area != length * length) products *= area / (length * length);
   work.flops = {products * length * length *
                 static_cast<double>(work.head_size * work.heads * work.sequences)};

@@ -15,7 +15,8 @@ namespace ballast {
 AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFacts& facts,
                              Phase phase, int64_t layer, Subsequence part);
 
-// Elements of [B, H, S, S] on one rank; of a part [B, H, length, end].
+// Elements of [B, H, S, S] on one rank; of a part [B, H, length, end]; of a ring the rows of the
+// rank's queries.
 int64_t scores_count(const Model& rank, const Plan& plan, Subsequence part);
 
 // The first token that any query of a part sees.

@@ -413,7 +413,9 @@ class Decoder : private DecoderExperts {
   bool is_last(int16_t micro) const { return micro + 1 == plan_.accumulation(); }
 
   TensorId load_batch(Label label) {
-    const int64_t ids = plan_.tokens_per_micro_batch() + *plan_.micro_batch;
+    // Behind each piece of a sequence the token that its last one is to predict.
+    const bool in_two = plan_.context > 1 && plan_.context_balance == ContextBalance::kZigzag;
+    const int64_t ids = plan_.tokens_per_micro_batch() + *plan_.micro_batch * (in_two ? 2 : 1);
     const TensorId batch = typed(TensorKind::kTokens, Category::kData, label, ids, DType::kI32);
     emit(OpKind::kLoadBatch, Phase::kForward, label,
          CopyWork{bytes_of(ids, DType::kI32), CopyDirection::kHostToDevice},

@@ -3,8 +3,8 @@
 // Ulysses (arXiv 2309.14509): before attention an all-to-all gives each rank whole sequences of
 // some heads, after it another gives it all heads of its tokens back; the same for the gradients.
 // Ring attention (arXiv 2310.01889): each rank keeps its queries, and keys and values go round the
-// ring beside the computation; causal work is assumed to be balanced, as Megatron's context
-// parallelism does. In the backward keys, values and their gradients go round.
+// ring beside the computation. In the backward keys, values and their gradients go round. What a
+// rank attends for depends on which tokens it has (Plan::context_balance, passes/attention.cpp).
 //
 // Where sequences pass in parts every part is spread over the ranks. Ulysses exchanges a part's
 // keys and values once, after which they wait by heads for the parts after it (FPDT, arXiv

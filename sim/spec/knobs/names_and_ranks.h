@@ -136,6 +136,18 @@ inline constexpr Knob kNameAndRankRows[] = {
          .flag = {"--context",
                   "The same by ring attention [1, or chosen where the strategy leaves it open]",
                   "COUNT"}})),
+    knob<&Plan::context_balance>(
+        {.id = KnobId::kContextBalance,
+         .path = "context_balance",
+         .group = kParallelism,
+         .choices = kChoices<ContextBalance::kZigzag, ContextBalance::kNone>,
+         .may_be_absent = true,
+         .studied_with = "layout",
+         .help = "Tokens of a rank of a ring: zigzag: an early and a late piece, so that all ranks "
+                 "have as many causal pairs; none: consecutive ones, and all wait for the last "
+                 "rank",
+         .matters = "with context above 1",
+         .matters_in = [](const Plan& plan) { return plan.context > 1; }}),
     knob<&Plan::expert>(degree({.id = KnobId::kExpert,
                                 .path = "expert",
                                 .unit = "ranks",

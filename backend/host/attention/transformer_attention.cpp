@@ -1,6 +1,6 @@
 // Attention over whole sequences, and of a part of sequences over the keys and values up to its
 // end, which lie in pieces.
-#include "backend/host/transformer_attention.h"
+#include "backend/host/attention/transformer_attention.h"
 
 #include "sim/base/error.h"
 

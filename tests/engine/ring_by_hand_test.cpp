@@ -1,0 +1,69 @@
+// Steps of a ring of ranks, written down by hand on the machine of tests/engine/by_hand.h.
+#include <gtest/gtest.h>
+
+#include "tests/engine/by_hand.h"
+
+namespace ballast::by_hand {
+namespace {
+
+// Exchanges are free, norms take 1 ms and Adam 2; attention takes what its FLOPs take.
+std::optional<Duration> time_beside_attention(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kAttention:
+      return std::nullopt;
+    case OpKind::kCollective:
+      return Duration{};
+    case OpKind::kSumOfSquares:
+      return us(1000);
+    case OpKind::kAdam:
+      return us(2000);
+    default:
+      return time_of(op);
+  }
+}
+
+// One layer, 2 sequences of 64 tokens: two products of 8 columns over both are 2 * 2 * 64 * 64 * 8
+// = 131,072 FLOPs forward, which take 16 ms alone; the five of the backward 40 ms.
+Case ring(int64_t ranks, ContextBalance balance) {
+  Case given{model_of(1), plan_of(OptimizerPlacement::kGpu), without_link()};
+  given.machine.gpu.matmul[DType::kBf16].value = {131'072 / 16e-3};
+  given.machine.gpu.attention_efficiency.value = 1;
+  given.plan.sequence_length = 64;
+  given.plan.devices = given.plan.context = ranks;
+  given.plan.context_balance = balance;
+  given.plan.zero_stage = 0;
+  given.plan.optimizer.bucket_bytes = {int64_t{1} << 40};
+  return given;
+}
+
+// 4 + 8 ms of products, 3 ms of the step, and attention of 16 + 40 ms: alone all of it, of a zigzag
+// of four a quarter, 14 ms, and without one the last rank's 7/16, 24.5 ms.
+TEST(ByHand, a_ring_takes_as_long_as_its_busiest_rank_attends) {
+  const Duration beside = kForward + kBackward + us(3000);
+  const auto step = [](int64_t ranks, ContextBalance balance) {
+    return step_of(ring(ranks, balance), time_beside_attention);
+  };
+  EXPECT_EQ(step(1, ContextBalance::kZigzag), beside + us(56'000));
+  EXPECT_EQ(step(1, ContextBalance::kNone), beside + us(56'000));
+  EXPECT_EQ(step(2, ContextBalance::kZigzag), beside + us(28'000));
+  EXPECT_EQ(step(2, ContextBalance::kNone), beside + us(42'000));
+  EXPECT_EQ(step(4, ContextBalance::kZigzag), beside + us(14'000));
+  EXPECT_EQ(step(4, ContextBalance::kNone), beside + us(24'500));
+}
+
+// Where the forward's ring takes 30 ms, what follows attention waits for it, whatever a rank
+// attends for in 4 or 7 ms; the backward's is free, and takes a quarter of 40 ms or 7/16.
+TEST(ByHand, a_ring_that_takes_longer_than_attention_hides_what_the_busiest_rank_has_more) {
+  const auto time = [](const Op& op) -> std::optional<Duration> {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    const bool is_ring = work != nullptr && work->kind == CollectiveKind::kSendReceive;
+    if (is_ring && op.phase == Phase::kForward) return us(30'000);
+    return time_beside_attention(op);
+  };
+  const Duration beside = kForward + kBackward + us(3000) + us(30'000);
+  EXPECT_EQ(step_of(ring(4, ContextBalance::kZigzag), time), beside + us(10'000));
+  EXPECT_EQ(step_of(ring(4, ContextBalance::kNone), time), beside + us(17'500));
+}
+
+}  // namespace
+}  // namespace ballast::by_hand
