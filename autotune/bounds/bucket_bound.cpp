@@ -60,6 +60,7 @@ void BucketBound::fill_times(const CostModel& costs) {
   // What ranks have of different experts they do not exchange.
   const bool exchanges = talks && base_.expert == 1;
   const DType types[] = {base_.dtype, DType::kF32};
+  const DType gradient = gradient_dtype(base_, {});
   Prices prices(base_);
   for (const Bucket& bucket : buckets_) {
     const int64_t whole = bucket.count;
@@ -73,16 +74,17 @@ void BucketBound::fill_times(const CostModel& costs) {
           OpKind::kSnapshot, lane,
           elementwise(snapshot.count / size_of(DType::kF32), DType::kF32, DType::kF32, site));
     }
-    BucketWork norm{count, base_.dtype, DType::kF64, Site::kGpu, bytes_of(count, base_.dtype)};
+    BucketWork norm{count, gradient, DType::kF64, Site::kGpu, bytes_of(count, gradient)};
     prices.add(OpKind::kSumOfSquares, LaneKind::kCompute, norm);
     prices.add(OpKind::kCast, LaneKind::kCpu,
                elementwise(count, DType::kF32, base_.dtype, Site::kCpu));
     for (const DType type : types) {
-      const Bytes bytes = bytes_of(count, type);
-      prices.add(OpKind::kPack, LaneKind::kCopyOut,
-                 elementwise(whole, base_.dtype, type, Site::kGpu));
-      prices.add(OpKind::kCopy, LaneKind::kCopyOut, CopyWork{bytes, CopyDirection::kDeviceToHost});
-      prices.add(OpKind::kCopy, LaneKind::kUpload, CopyWork{bytes, CopyDirection::kHostToDevice});
+      const DType out = gradient == DType::kF32 ? gradient : type;
+      prices.add(OpKind::kPack, LaneKind::kCopyOut, elementwise(whole, gradient, out, Site::kGpu));
+      prices.add(OpKind::kCopy, LaneKind::kCopyOut,
+                 CopyWork{bytes_of(count, out), CopyDirection::kDeviceToHost});
+      prices.add(OpKind::kCopy, LaneKind::kUpload,
+                 CopyWork{bytes_of(count, type), CopyDirection::kHostToDevice});
     }
     prices.add_exchange(splits ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, whole,
                         exchanges);

@@ -190,11 +190,13 @@ class CellBound {
     return static_cast<int64_t>(low);
   }
 
+  DType gradient_type() const { return gradient_dtype(plan_, {}); }
+
   // Bytes of the GPU that activations and gradients leave to weights and state.
   double room_for_weights(const StageSums& sums, const Usable& usable) const {
     const auto hbm = static_cast<size_t>(Place::kHbm);
     Bytes room = usable[hbm] - sums.saved[hbm];
-    if (plan_.accumulation() > 1) room -= bytes_of(sums.parameters.all, plan_.dtype);
+    if (plan_.accumulation() > 1) room -= bytes_of(sums.parameters.all, gradient_type());
     return static_cast<double>(room.count);
   }
 
@@ -362,7 +364,8 @@ class CellBound {
     const bool stays = on_gpu || plan_.weights.flow_share == 0.0;
     if (stays) at(Place::kHbm, Category::kWeights) = weights;
     // Of several micro-batches gradients add up; a single one's may leave as soon as they are made.
-    const Bytes gradients = plan_.accumulation() > 1 ? weights : Bytes{};
+    const Bytes gradients =
+        plan_.accumulation() > 1 ? bytes_of(sums.parameters.all, gradient_type()) : Bytes{};
     Bytes& activations = at(Place::kHbm, Category::kActivations);
     if (holds_again(stage)) {
       at(Place::kHbm, Category::kGradients) = gradients;
@@ -385,7 +388,7 @@ class CellBound {
       at(Place::kDram, Category::kMoments) = scaled(state, on_cpu);
       // Every gradient of what the CPU steps is there before the first is forgotten.
       if (plan_.optimizer.stream_share == 0.0) {
-        at(Place::kDram, Category::kGradients) = scaled(bytes_of(shard, plan_.dtype), on_cpu);
+        at(Place::kDram, Category::kGradients) = scaled(bytes_of(shard, gradient_type()), on_cpu);
       }
     }
     std::vector<PlacePeak> peaks;
@@ -407,7 +410,7 @@ class CellBound {
         between += part.between_parts;
         parameters += part.parameters;
       });
-      const Bytes gradients = bytes_of(parameters.all, plan_.dtype);
+      const Bytes gradients = bytes_of(parameters.all, gradient_type());
       Bytes& activations = at(Place::kHbm, Category::kActivations);
       Bytes& begun = at(Place::kHbm, Category::kGradients);
       if (between + gradients <= activations + begun) continue;
@@ -425,7 +428,7 @@ class CellBound {
     const int64_t on_cpu = shard - on_gpu_->most_stepped;
     at(Place::kDram, Category::kMoments) = optimizer_state(on_cpu, plan_.optimizer);
     if (plan_.optimizer.stream_share == 0.0) {
-      at(Place::kDram, Category::kGradients) = bytes_of(on_cpu, plan_.dtype);
+      at(Place::kDram, Category::kGradients) = bytes_of(on_cpu, gradient_type());
     }
   }
 

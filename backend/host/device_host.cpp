@@ -295,7 +295,7 @@ void HostDevice::exchange_data(const Op& op, int32_t step) {
       const std::vector<SummedPart> parts = ranges_.summed(op, step, sort);
       if (parts.empty()) continue;
       shares_->ranks().reduce_scatter(channel_of(op.lane), group, parts,
-                                      {format_of(stored), format_of(plan_.dtype)});
+                                      {format_of(stored), format_of(gradient_dtype(plan_, {}))});
     }
     if (work.kind != CollectiveKind::kReduceScatter) {
       const std::vector<GatheredPart> parts = ranges_.gathered(op, step, sort);
@@ -310,7 +310,7 @@ void HostDevice::sum_over_copies(const Op& op, int32_t step) {
   const DType stored = arguments_.find(op, role, step).tensor->dtype;
   for (const BucketRanges::ShareRange& range : ranges_.shared_by_groups(op, step)) {
     shares_->ranks().all_reduce(channel_of(op.lane), copies_group(plan_), range.values, range.count,
-                                {format_of(stored), format_of(plan_.dtype)});
+                                {format_of(stored), format_of(gradient_dtype(plan_, {}))});
   }
 }
 

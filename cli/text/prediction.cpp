@@ -347,10 +347,12 @@ std::string plan_text(const Plan& plan) {
           : fmt::format("of {:.0f} % of the layers flow", 100 * *plan.weights.flow_share);
   const char* plural = plan.global_batch == 1 ? "" : "s";
   const char* products = plan.products == ProductFormat::kFp8 ? ", products in fp8" : "";
+  const bool wide = plan.gradients == GradientFormat::kF32 && plan.dtype != DType::kF32;
+  const char* gradients = wide ? ", gradients in fp32" : "";
   const char* reuse = plan.memory_reuse == MemoryReuse::kAtOnce ? "; memory reused at once" : "";
-  return fmt::format("{} sequence{} of {} tokens{}, {}{}; {};\n{}weights {}; activations: {}{}",
+  return fmt::format("{} sequence{} of {} tokens{}, {}{}{}; {};\n{}weights {}; activations: {}{}",
                      plan.global_batch, plural, plan.sequence_length, batch, to_string(plan.dtype),
-                     products, optimizer_text(plan.optimizer), degrees_text(plan), flow,
+                     products, gradients, optimizer_text(plan.optimizer), degrees_text(plan), flow,
                      activations_text(plan.activations), reuse);
 }
 

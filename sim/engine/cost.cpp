@@ -44,7 +44,7 @@ struct Mixer {
   void operator()(std::monostate) {}
   void operator()(const GemmWork& w) {
     mix(w.m), mix(w.n), mix(w.k), mix(w.accumulate), mix(static_cast<int64_t>(w.format));
-    mix(w.experts);
+    mix(w.experts), mix(w.wide_output);
   }
   void operator()(const AttentionWork& w) {
     mix(w.sequences), mix(w.length), mix(w.heads), mix(w.tokens_before);

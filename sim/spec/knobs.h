@@ -50,6 +50,7 @@ enum class KnobId : uint8_t {
   kRoutingPercent,
   kDtype,
   kProducts,
+  kGradients,
   kFlowShare,
   kWeightsLookAhead,
   kPlacement,

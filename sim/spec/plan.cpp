@@ -39,6 +39,9 @@ std::string_view to_string(NumaBinding value) {
   return value == NumaBinding::kLocal ? "local" : "remote";
 }
 
+std::string_view to_string(GradientFormat value) {
+  return value == GradientFormat::kF32 ? "fp32" : "as-weights";
+}
 std::string_view to_string(MemoryReuse value) {
   return value == MemoryReuse::kAtOnce ? "at-once" : "apart";
 }

@@ -63,6 +63,11 @@ std::string_view to_string(NumaBinding value);
 std::string_view to_string(UndoKind value);
 std::string_view to_string(ReloadOrder value);  // "look-ahead", "by-module"
 
+// What gradients of parameters are stored in, and so what micro-batches add up in. kF32: a sum of
+// many micro-batches in 16 bits loses those that are small beside it; 32 bits are twice the memory.
+enum class GradientFormat : uint8_t { kAsWeights, kF32 };
+std::string_view to_string(GradientFormat value);  // "as-weights", "fp32"
+
 struct OptimizerPlan {
   OptimizerPlacement placement = OptimizerPlacement::kCpu;
   Bytes bucket_bytes{64 << 20};        // of 32-bit values
@@ -187,6 +192,8 @@ struct Plan {
   // Of the matrices of layers (qkv, attention_out, fc1, fc2), forward and backward; the head and
   // the scores of attention multiply as stored. What is stored is of `dtype` either way.
   ProductFormat products = ProductFormat::kAsStored;
+  // Of parameters; those of activations are of `dtype`.
+  GradientFormat gradients = GradientFormat::kAsWeights;
   // Pieces of a micro-batch's tokens that pass a feed-forward one after another, so that of its
   // hidden columns only a piece exists at a time (arXiv 2506.13996, section 3.1).
   int64_t ffn_tiles = 1;

@@ -13,10 +13,11 @@ namespace {
 class BoundCase {
  public:
   // Sequences of 64 tokens, or of 128 for each of several parts.
-  BoundCase(Machine machine, int64_t devices, int64_t parts = 1, const ActivationPlan& like = {})
+  BoundCase(Machine machine, int64_t devices, int64_t parts = 1, const ActivationPlan& like = {},
+            GradientFormat gradients = GradientFormat::kAsWeights)
       : model_(model(parts)),
         machine_(std::move(machine)),
-        base_(plan(devices, parts, like)),
+        base_(with_gradients(plan(devices, parts, like), gradients)),
         space_(space_of(model_, base_, open())),
         costs_(machine_, Plan{}, Stack{}, nullptr),
         bounds_(model_, base_, space_, costs_) {
@@ -57,6 +58,10 @@ class BoundCase {
     plan.devices = plan.data = devices;
     plan.subsequences = parts;
     if (parts > 1) plan.sequence_length = parts * kAttentionTile;
+    return plan;
+  }
+  static Plan with_gradients(Plan plan, GradientFormat gradients) {
+    plan.gradients = gradients;
     return plan;
   }
 
@@ -148,6 +153,27 @@ TEST(Bound, sequences_that_pass_in_parts_have_bounds_of_their_graphs) {
   const BoundCase host(host_machine(), 1, 2);
   expect_no_step_below_its_bound(host, 127);
   expect_no_arena_below_its_bound(host, 223);
+}
+
+// Gradients in 32 bits are not cast by the CPU, and twice the bytes of the GPU.
+TEST(Bound, gradients_in_32_bits_have_bounds_of_their_graphs) {
+  for (const int64_t devices : {1, 2}) {
+    const BoundCase c(gpu_machine(), devices, 1, {}, GradientFormat::kF32);
+    expect_work_of_the_graphs(c, 307);
+    expect_no_step_below_its_bound(c, 101);
+    expect_no_arena_below_its_bound(c, 211);
+  }
+  const BoundCase host(host_machine(), 1, 1, {}, GradientFormat::kF32);
+  expect_no_step_below_its_bound(host, 127);
+  const BoundCase narrow(gpu_machine(), 1);
+  const BoundCase wide(gpu_machine(), 1, 1, {}, GradientFormat::kF32);
+  Bytes least_narrow, least_wide;
+  for (const Choice& choice : narrow.some(503)) {
+    const auto hbm = static_cast<size_t>(Place::kHbm);
+    least_narrow += narrow.bounds().least_memory(choice)[hbm];
+    least_wide += wide.bounds().least_memory(choice)[hbm];
+  }
+  EXPECT_GT(least_wide, least_narrow);
 }
 
 TEST(Bound, holders_sum_to_the_bytes_of_the_bound) {

@@ -26,7 +26,8 @@ class Step {
         type_(parameters.dtype),
         factor_(so_far.factor),
         adds_(so_far.before != nullptr),
-        gradients_(adds_ ? *so_far.before : zeros(type_, 1, parameters.count())) {}
+        gradients_(adds_ ? *so_far.before
+                         : zeros(so_far.dtype.value_or(type_), 1, parameters.count())) {}
 
   StepResult run() {
     StepResult result;
@@ -67,7 +68,8 @@ class Step {
   }
   View gradients(ModuleKind kind, int64_t layer = -1) {
     const Module& module = module_of(kind, layer);
-    return {gradients_.bytes.data() + module.flat_offset * size_of(type_), type_, 1, module.count};
+    const DType type = gradients_.dtype;
+    return {gradients_.bytes.data() + module.flat_offset * size_of(type), type, 1, module.count};
   }
   Array tokens_by(int64_t columns) const { return zeros(type_, shape_.tokens(), columns); }
   int64_t sent_rows() const { return shape_.tokens() * model_.experts_per_token; }
@@ -141,10 +143,11 @@ class Step {
   }
 
   ConstView part_of(ConstView all, int64_t first, int64_t count) const {
-    return {static_cast<const std::byte*>(all.data) + first * size_of(type_), type_, 1, count};
+    return {static_cast<const std::byte*>(all.data) + first * size_of(all.dtype), all.dtype, 1,
+            count};
   }
   View part_of(View all, int64_t first, int64_t count) const {
-    return {static_cast<std::byte*>(all.data) + first * size_of(type_), type_, 1, count};
+    return {static_cast<std::byte*>(all.data) + first * size_of(all.dtype), all.dtype, 1, count};
   }
 
   void forward_latents(int64_t i, Layer& layer) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -69,6 +70,7 @@ StepResult run_step(const Model& model, Shape shape, std::span<const int32_t> to
 struct GradientsSoFar {
   double factor = 1;
   const Array* before = nullptr;
+  std::optional<DType> dtype = {};  // of gradients of parameters; none: that of the parameters
 };
 StepResult run_step(const Model& model, Shape shape, std::span<const int32_t> tokens,
                     const Array& parameters, const GradientsSoFar& gradients);

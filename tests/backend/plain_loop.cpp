@@ -101,7 +101,7 @@ class PlainLoop {
     const auto gradients_of = [&](int64_t piece, const Array* sum) {
       std::vector<int32_t> tokens(static_cast<size_t>(micro * (plan_.sequence_length + 1)));
       data_.batch({Split::kTraining, step, piece, micro, plan_.sequence_length}, tokens);
-      return run_step(twin, shape, tokens, parameters, {factor, sum}).gradients;
+      return run_step(twin, shape, tokens, parameters, {factor, sum, gradient_type()}).gradients;
     };
     sum_over_ranks(gradient.values, pieces / plan_.data, gradients_of);
     if (gradient.values.size() > weights.size()) tie(gradient.values, weights.size());
@@ -140,9 +140,13 @@ class PlainLoop {
     }
   }
 
+  DType gradient_type() const {
+    return plan_.gradients == GradientFormat::kF32 ? DType::kF32 : plan_.dtype;
+  }
+
   void round(std::vector<double>& values) const {
-    values =
-        transformer::values_of(transformer::array_of(values, plan_.dtype, 1, std::ssize(values)));
+    values = transformer::values_of(
+        transformer::array_of(values, gradient_type(), 1, std::ssize(values)));
   }
 
   // In a pipeline the first stage has the gradient of a tied embedding, the last that of the head:

@@ -22,7 +22,10 @@ constexpr int kMostSets = 8;
 constexpr Bytes kScale{4};
 
 bool is_codes(const GemmWork& work) { return work.dtype == DType::kE4m3; }
-DType dtype_of_output(const GemmWork& work) { return is_codes(work) ? DType::kBf16 : work.dtype; }
+DType dtype_of_output(const GemmWork& work) {
+  if (work.wide_output) return DType::kF32;
+  return is_codes(work) ? DType::kBf16 : work.dtype;
+}
 
 // What a product reads and writes, as the workspace hands it out.
 struct Footprint {

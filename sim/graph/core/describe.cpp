@@ -41,6 +41,7 @@ struct KeyOfWork {
     std::string text = fmt::format(" m={} n={} k={} {}{}", w.m, w.n, w.k, to_string(w.dtype),
                                    w.accumulate ? " accumulate" : "");
     if (w.experts > 0) text += fmt::format(" experts={}", w.experts);
+    if (w.wide_output) text += " to fp32";
     if (w.format != ProductFormat::kFp8) return text;
     text += " in fp8";
     // Keys of what Ballast rounds itself are those of measurements in stores.
@@ -183,7 +184,8 @@ Flops flops_of(const Work& work) {
 
 Bytes product_bytes(const GemmWork& work) {
   const DType factors = work.format == ProductFormat::kFp8 ? DType::kE4m3 : work.dtype;
-  return bytes_of((work.m + work.n) * work.k, factors) + bytes_of(work.m * work.n, work.dtype);
+  const DType output = work.wide_output ? DType::kF32 : work.dtype;
+  return bytes_of((work.m + work.n) * work.k, factors) + bytes_of(work.m * work.n, output);
 }
 
 Bytes rounding_bytes(const GemmWork& work) {

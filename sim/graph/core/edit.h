@@ -147,10 +147,12 @@ inline bool pure_16_bit(const Plan& plan, const StackFacts& facts) {
          plan.optimizer.placement == OptimizerPlacement::kGpu;
 }
 
-// How a module's gradient is stored.
+// How a module's gradient is stored: in 32 bits where the plan asks for that or the framework does
+// it anyway. What keeps no 32-bit state has no such gradients either.
 inline DType gradient_dtype(const Plan& plan, const StackFacts& facts) {
-  const bool wide = facts.gradients == GradientPrecision::kF32 && !pure_16_bit(plan, facts);
-  return wide ? DType::kF32 : plan.dtype;
+  const bool wide =
+      plan.gradients == GradientFormat::kF32 || facts.gradients == GradientPrecision::kF32;
+  return wide && !pure_16_bit(plan, facts) ? DType::kF32 : plan.dtype;
 }
 
 // An operation of device 0, in the lane of its communicator.

@@ -218,13 +218,14 @@ std::string_view to_string(Rounding rounding);
 // weight m=out, n=in, k=T.
 struct GemmWork {
   int64_t m = 0, n = 0, k = 0;
-  DType dtype{};            // of operands and output in memory
+  DType dtype{};            // of operands in memory, and of the output unless it is wide
   bool accumulate = false;  // adds to what the output holds
   ProductFormat format = ProductFormat::kAsStored;
   Rounding rounding = Rounding::kJustInTime;  // of 8-bit products
   // Experts whose weights these are: the tokens' rows lie one expert after another, as many as the
   // router sent to each, together the m (or, of a weight's gradient, the k) given. 0: one product.
   int64_t experts = 0;
+  bool wide_output = false;  // in 32 bits, whatever the factors are in
   bool operator==(const GemmWork&) const = default;
 };
 

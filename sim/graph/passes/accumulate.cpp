@@ -7,7 +7,8 @@
 //   those between        sum -> copy in -> pack (adds) -> copy out -> sum
 //   last                 sum -> copy in -> pack (adds) -> as without this pass
 //
-// The sum has the type of the weights and adds up on the GPU: only copies touch CPU memory.
+// The sum has the type of the weights, or 32 bits where the plan asks for that, and adds up on the
+// GPU: only copies touch CPU memory.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -106,13 +107,13 @@ class Accumulate {
       for (Access& access : packed.accesses) {
         if (access.role == Role::kDestination) access.tensor = staging;
       }
-      // Sums keep the type of the weights until the last micro-batch.
+      // Sums keep their type until the last micro-batch.
       BucketWork& work = std::get<BucketWork>(packed.work);
-      work = elementwise(work.elements, work.from, plan_.dtype, Site::kGpu);
+      work = elementwise(work.elements, work.from, sum_type(), Site::kGpu);
       if (m > 0) insertions_.before(position, bring(sum, packed));
       insertions_.before(position, packed);
       Op out = *copy;
-      std::get<CopyWork>(out.work).bytes = bytes_of(work.elements, plan_.dtype);
+      std::get<CopyWork>(out.work).bytes = bytes_of(work.elements, sum_type());
       out.accesses = {read(staging, Role::kSource), write(sum, Role::kDestination)};
       insertions_.before(position, std::move(out));
     }
@@ -133,10 +134,13 @@ class Accumulate {
     return in;
   }
 
-  // Of one bucket, in the type of the weights. The whole of it leaves; `shard` divides the sum.
+  DType sum_type() const {
+    return plan_.gradients == GradientFormat::kF32 ? DType::kF32 : plan_.dtype;
+  }
+  // Of one bucket, in the type of the sum. The whole of it leaves; `shard` divides the sum.
   Tensor part_of(int32_t bucket) const {
     Tensor tensor;
-    tensor.dtype = plan_.dtype;
+    tensor.dtype = sum_type();
     tensor.label.bucket = bucket;
     tensor.elements = graph_.bucket(bucket).count;
     return tensor;

@@ -24,6 +24,10 @@ BucketOps::BucketOps(Graph& graph, const Plan& plan, const StackFacts& facts)
 
 DType BucketOps::gradient_type() const { return gradient_dtype(plan_, facts_); }
 DType BucketOps::wire() const { return cast_on_gpu(plan_) ? DType::kF32 : plan_.dtype; }
+// Rounded to the link's 16 bits, what is summed in 32 would depend on where it is stepped.
+DType BucketOps::gradient_wire() const {
+  return plan_.gradients == GradientFormat::kF32 ? DType::kF32 : wire();
+}
 
 void BucketOps::index_module_tensors() {
   const ModuleIndex index(graph_.modules);
@@ -98,9 +102,9 @@ void BucketOps::add_tensors(int32_t b) {
     t.partials_gpu =
         hbm(TensorKind::kNormPartials, Category::kWorkspace, DType::kF64, bucket(b).segments, b);
   } else {
-    t.packed = hbm(TensorKind::kPacked, Category::kStaging, wire(), count, b);
-    t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, wire(), count, b);
-    if (cast_on_cpu(plan_)) {
+    t.packed = hbm(TensorKind::kPacked, Category::kStaging, gradient_wire(), count, b);
+    t.landed = dram(TensorKind::kBucketGradient, Category::kGradients, gradient_wire(), count, b);
+    if (gradient_wire() != DType::kF32) {
       // Kept until the step where the cast is made on arrival.
       const Category category =
           facts_.casts_on_arrival ? Category::kGradients : Category::kWorkspace;
@@ -250,11 +254,13 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
   append_modules(sources, b, module_gradient_, read(-1, Role::kSource));
   sources.push_back(write(t.packed, Role::kDestination));
   ops.push_back(op(OpKind::kPack, LaneKind::kCopyOut, b,
-                   elementwise(count, gradient_type(), wire(), Site::kGpu), std::move(sources)));
+                   elementwise(count, gradient_type(), gradient_wire(), Site::kGpu),
+                   std::move(sources)));
   ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
-                   CopyWork{bytes_of(count, wire()), CopyDirection::kDeviceToHost},
+                   CopyWork{bytes_of(count, gradient_wire()), CopyDirection::kDeviceToHost},
                    {read(t.packed, Role::kSource), write(t.landed, Role::kDestination)}));
-  BucketWork norm{count, wire(), DType::kF64, Site::kCpu, bytes_of(count, wire())};
+  const DType landed = gradient_wire();
+  BucketWork norm{count, landed, DType::kF64, Site::kCpu, bytes_of(count, landed)};
   ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCheck, b, norm,
                    {read(t.landed, Role::kSource), write(t.partials, Role::kNormPartials)}));
   if (t.gradient32 >= 0 && facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));

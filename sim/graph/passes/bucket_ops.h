@@ -109,7 +109,8 @@ class BucketOps {
   Access through_whole_copy();
   void append_partials(std::vector<Access>& accesses);
   DType gradient_type() const;
-  DType wire() const;  // of what crosses the link
+  DType wire() const;           // of what crosses the link
+  DType gradient_wire() const;  // of gradients that do
 
   Graph& graph_;
   const Plan& plan_;

@@ -262,6 +262,9 @@ void DecoderOps::product_backward(const BackwardOf& backward, const Product& pro
   const auto weight_gradient = [&] {
     GemmWork work{product.out, product.in, rows, plan_.dtype, adds};
     work.experts = backward.experts;
+    // Where a framework's source says so, its fitted constants hold what these bytes take.
+    work.wide_output =
+        plan_.gradients == GradientFormat::kF32 && gradient_type() != plan_.dtype && !adds_apart();
     emit(OpKind::kGemm, Phase::kBackwardWeight, backward.label, work, weight_accesses);
   };
   const bool exchanges = plan_.tensor > 1 && facts_.tensor_overlap != Overlap::kNone;

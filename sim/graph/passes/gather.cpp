@@ -216,7 +216,8 @@ class GatherPass {
     for (const Access& access : scatter.accesses) {
       if (access.role == Role::kSource) op.accesses.push_back(update(access.tensor, Role::kSource));
     }
-    const bool wide = facts_.reduction == GradientPrecision::kF32;
+    const bool wide =
+        facts_.reduction == GradientPrecision::kF32 || plan_.gradients == GradientFormat::kF32;
     const DType type = wide ? DType::kF32 : plan_.dtype;
     BucketWork work = elementwise(bytes.count / size_of(type), type, type, Site::kGpu);
     work.moved = {work.elements * layout_bytes(facts_)};

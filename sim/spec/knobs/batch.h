@@ -99,6 +99,16 @@ inline constexpr Knob kBatchRows[] = {
                            .help =
                                "What the matrix products of layers multiply: values as they are "
                                "stored, or rounded to 8 bits"}),
+    knob<&Plan::gradients>(
+        {.id = KnobId::kGradients,
+         .path = "gradients",
+         .group = kFormats,
+         .choices = kChoices<GradientFormat::kAsWeights, GradientFormat::kF32>,
+         .may_be_absent = true,
+         .help = "What gradients of parameters are stored, and add up over micro-batches, in: the "
+                 "format of weights, or 32 bits",
+         .matters = "with dtype not fp32",
+         .matters_in = [](const Plan& plan) { return plan.dtype != DType::kF32; }}),
 };
 
 }  // namespace ballast::knob_rows

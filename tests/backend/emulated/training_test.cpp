@@ -152,6 +152,56 @@ std::vector<float> way(const Model& model, const Plan& plan, const TrainerOption
   return end;
 }
 
+// Eight micro-batches whose gradients add up in 32 bits: every kernel that writes or reads one
+// takes it so. Products are rounded to bf16 no more, so what is left of the distance to the host
+// device is that of activations.
+Plan wide_sums() {
+  Plan plan = small_plan(DType::kBf16);
+  plan.global_batch = 8;
+  plan.gradients = GradientFormat::kF32;
+  return plan;
+}
+
+TEST(EmulatedTraining, sums_of_gradients_in_32_bits_follow_those_of_the_host_device) {
+  const TrainerOptions options = proportional_steps();
+  for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {
+    Plan plan = wide_sums();
+    const std::vector<float> host = way(model, plan, options);
+    const std::vector<float> cuda = way(model, plan, on_emulated_cuda(options));
+    const double off = distance(cuda, host);
+    plan.gradients = GradientFormat::kAsWeights;
+    const double off_narrow = distance(way(model, plan, on_emulated_cuda(options)), host);
+    EXPECT_LT(off, 1e-2) << model.name;
+    EXPECT_GT(off_narrow, off) << model.name;
+    std::printf("%s: off by %.1e with sums in fp32, %.1e in bf16\n", model.name.c_str(), off,
+                off_narrow);
+  }
+}
+
+TEST(EmulatedTraining, sums_of_gradients_in_32_bits_give_the_bits_of_waiting_whatever_the_knob) {
+  const TrainerOptions options = on_emulated_cuda(tiny::options_for(10));
+  const Model model = small_llama();
+  const Plan wait = wide_sums();
+  const std::vector<float> reference = tiny::train(model, wait, options, kSteps, true).parameters;
+  Plan offloads = wait;
+  offloads.optimizer.sync = SyncMode::kSpeculate;
+  offloads.optimizer.bucket_bytes = {4 * kSegment};
+  offloads.optimizer.cast = CastPlacement::kCpu;
+  offloads.activations = tiny::all_activations(ActivationFate::kOffload);
+  Plan exact = offloads;
+  exact.optimizer.cast = CastPlacement::kGpu;
+  exact.optimizer.gpu_buckets = 100;
+  exact.optimizer.undo = UndoKind::kExact;
+  for (const Plan& plan : {offloads, exact}) {
+    EXPECT_TRUE(
+        tiny::same_bits(reference, tiny::train(model, plan, options, kSteps, true).parameters));
+  }
+  Plan narrow = wait;
+  narrow.gradients = GradientFormat::kAsWeights;
+  EXPECT_FALSE(
+      tiny::same_bits(reference, tiny::train(model, narrow, options, kSteps, true).parameters));
+}
+
 TEST(EmulatedTraining, attention_of_a_library_trains_as_ours_does) {
   const TrainerOptions options = proportional_steps();
   for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {

@@ -52,8 +52,10 @@ enum class Adds : uint8_t { kNothing, kBias, kItself, kAnotherAndBias };
 
 class Case {
  public:
-  Case(const Shape& shape, Format format, int64_t most)
-      : shape_(shape), format_(format), most_(most) {}
+  Case(const Shape& shape, Format format, int64_t most) : Case(shape, format, most, format) {}
+  // Of an output, and what is added to it, in another format.
+  Case(const Shape& shape, Format format, int64_t most, Format output)
+      : shape_(shape), format_(format), output_(output), most_(most) {}
 
   // One product by `ours`, where it comes from, and the same by loops.
   template <class Multiply>
@@ -63,14 +65,14 @@ class Case {
     gemm.m = shape_.m, gemm.n = shape_.n, gemm.k = shape_.k;
     gemm.a = operand(shape_, dtype, of_a, true);
     gemm.b = operand(shape_, dtype, of_b, false);
-    gemm.out_dtype = dtype;
+    gemm.out_dtype = dtype_of(output_);
     gemm.out_stride = shape_.n + shape_.gap;
     const int64_t outputs = shape_.m * gemm.out_stride;
     const Both a(format_, integers(values_of(gemm.a, shape_.m, shape_.k), most_, 1));
     const Both b(format_, integers(values_of(gemm.b, shape_.k, shape_.n), most_, 5));
-    const Both bias(format_, integers(shape_.n, 50, 9));
-    const Both another(format_, integers(outputs, 50, 11));
-    Both out(format_, integers(outputs, 50, 13));
+    const Both bias(output_, integers(shape_.n, 50, 9));
+    const Both another(output_, integers(outputs, 50, 11));
+    Both out(output_, integers(outputs, 50, 13));
     const bool has_bias = adds == Adds::kBias || adds == Adds::kAnotherAndBias;
     const auto bind = [&](const auto& place, auto* to) {
       gemm.a.data = place(a), gemm.b.data = place(b), gemm.out = to;
@@ -85,14 +87,16 @@ class Case {
     bind([](const Both& both) -> const void* { return both.host.data(); },
          static_cast<void*>(out.host.data()));
     tests::PlainProducts().multiply(gemm, {});
-    EXPECT_TRUE(found == out.host) << fmt::format(
-        "{} {}x{}x{}, orientations {} {}, adds {}: other bits", name_of(format_), shape_.m,
-        shape_.n, shape_.k, static_cast<int>(of_a), static_cast<int>(of_b), static_cast<int>(adds));
+    EXPECT_TRUE(found == out.host)
+        << fmt::format("{} to {} {}x{}x{}, orientations {} {}, adds {}: other bits",
+                       name_of(format_), name_of(output_), shape_.m, shape_.n, shape_.k,
+                       static_cast<int>(of_a), static_cast<int>(of_b), static_cast<int>(adds));
   }
 
  private:
   Shape shape_;
   Format format_;
+  Format output_;
   int64_t most_;
 };
 
@@ -112,6 +116,25 @@ TEST_F(products, are_exact_in_every_orientation_whatever_they_add) {
           for (const Adds adds : kAdds) {
             of.expect_exact(of_a, of_b, adds,
                             [&](const CudaGemm& gemm) { ours->multiply(gemm, kDefault); });
+          }
+        }
+      }
+    }
+  }
+}
+
+// Gradients of weights that add up in 32 bits (Plan::gradients).
+TEST_F(products, of_16_bits_add_up_in_32) {
+  const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
+  const std::unique_ptr<CudaProducts> ours = make_cublas_products(*runtime, {});
+  for (const Shape& shape : {Shape{96, 80, 64, 8}, Shape{70, 53, 65, 0}, Shape{64, 64, 8192, 0}}) {
+    for (const Format format : {Format::kBf16, Format::kF16}) {
+      for (const Orientation of_a : kOrientations) {
+        for (const Orientation of_b : kOrientations) {
+          for (const Adds adds : {Adds::kNothing, Adds::kItself}) {
+            Case(shape, format, 2, Format::kF32)
+                .expect_exact(of_a, of_b, adds,
+                              [&](const CudaGemm& gemm) { ours->multiply(gemm, kDefault); });
           }
         }
       }
