@@ -76,8 +76,10 @@ std::vector<NcclGroup> nccl_groups_of(const Graph& graph) {
                 "train them on the host device, or choose plan.pipeline=1");
   }
   std::ranges::sort(groups, {}, key_of);
-  const auto same = std::ranges::unique(groups, {}, key_of);
-  groups.erase(same.begin(), same.end());
+  const auto same = [](const NcclGroup& one, const NcclGroup& other) {
+    return key_of(one) == key_of(other);
+  };
+  groups.erase(std::unique(groups.begin(), groups.end(), same), groups.end());
   return groups;
 }
 
