@@ -1,9 +1,8 @@
 // The communicators of NCCL by themselves: what arrives, in the order of streams, and that no
 // failure leaves a rank waiting. Numbers are small integers, so sums are exact in every order.
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
+#include <filesystem>
 #include <set>
 
 #include "tests/cuda/nccl/ranks.h"
@@ -15,6 +14,7 @@ using nccl_stand_in::Call;
 using nccl_stand_in::Noted;
 
 class nccl_ranks : public NcclOnThreads {};
+class nccl_real : public NcclOnThreads {};  // apart: threads race for the text of its last error
 
 constexpr LaneId kData = lane_of(0, LaneKind::kDataNetwork);
 constexpr LaneId kTensor = lane_of(0, LaneKind::kTensorNetwork);
@@ -354,7 +354,6 @@ TEST_F(nccl_ranks, errors_of_nccl_end_all_by_name) {
 // Of the network: who has not heard of the failure sees NCCL's own error.
 TEST_F(nccl_ranks, a_remote_error_ends_those_that_wait) {
   reset(true);
-  std::atomic<int> told = 0;
   const auto thrown = on_ranks(2, [&](Communicator& host, RankGpu& gpu) {
     const NcclGroup group{kData, {2, 1}};
     std::optional<NcclRanks> ranks;
@@ -363,18 +362,28 @@ TEST_F(nccl_ranks, a_remote_error_ends_those_that_wait) {
     float* const value = gpu.values(std::vector<float>{1});
     if (host.rank() == 1) {
       ranks.reset();  // aborts, and says nothing to the host
-      while (told == 0) std::this_thread::yield();
+      while (!host.failure()) std::this_thread::yield();
       throw Error("rank", "ended later", "go");
     }
-    try {
-      ranks->all_reduce(group, bytes(value), bytes(value), 1, kernels::Format::kF32, stream);
-      wait_for(*ranks, gpu, stream);
-    } catch (const Error&) {
-      ++told;
-      throw;
-    }
+    ranks->all_reduce(group, bytes(value), bytes(value), 1, kernels::Format::kF32, stream);
+    wait_for(*ranks, gpu, stream);
   });
   expect_each({thrown[0]}, "ncclRemoteError (6)");
+}
+
+// NCCL itself makes ids without a GPU, and refuses to make a communicator: by name, on every rank.
+TEST_F(nccl_real, without_a_gpu_ends_all_by_name) {
+  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "there is a GPU";
+  NcclFunctions real;
+  try {
+    real = load_nccl(nccl_library_name());
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  const auto thrown = on_ranks(2, [&](Communicator& host, RankGpu& gpu) {
+    NcclRanks ranks(real, gpu.cuda(), host, {{kData, {2, 1}}});
+  });
+  expect_each(thrown, "of communicator data-network of 2 ranks, 1 apart: ncclUnhandledCudaError");
 }
 
 TEST_F(nccl_ranks, a_communicator_that_cannot_be_made_ends_all) {
