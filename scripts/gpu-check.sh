@@ -4,13 +4,14 @@
 # .deps/ (scripts/stage_dependencies.sh) where that is there, else from the system. Leaves under
 # OUT: log.txt, summary.txt, the machine as JSON, verify records, traces and metrics.
 #   scripts/gpu-check.sh OUT [--only STEP] [--minutes N]
-# STEP: build, test, profile, tune, train, verify, pytorch or sanitize. A later call goes on where
-# an earlier one ran out of time: a step that left OUT/STEP.done is not run again unless --only
-# names it, and of verify, pytorch and sanitize no run that left its record. By estimate, on an H200
-# beside 16 cores: build 2 minutes, test 4, profile 3, tune 1, train 2, verify 8, pytorch 4, and
-# sanitize what is left: three calls of 10 minutes do all but the end of it.
+# STEP: build, test, ranks, profile, tune, train, verify, pytorch or sanitize. A later call goes
+# on where an earlier one ran out of time: a step that left OUT/STEP.done is not run again unless
+# --only names it, and of verify, pytorch and sanitize no run that left its record. By estimate,
+# on an H200 beside 16 cores: build 2 minutes, test 4, profile 3, tune 1, train 2, verify 8,
+# pytorch 4, and sanitize what is left: three calls of 10 minutes do all but the end of it.
 # Without a GPU the steps build and test do what can be done; the others are skipped, and so is test
-# in the end. A GPU that nvidia-smi lists and no test reaches is a failure.
+# in the end. A GPU that nvidia-smi lists and no test reaches is a failure. The step ranks, NCCL
+# between GPUs, is skipped where there are fewer than two.
 # The last line is "N done, N failed, N skipped"; exits 1 if a step failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +20,7 @@ usage() {
   sed -n 's/^#   //p' "$0" >&2
   exit 2
 }
-steps=(build test profile tune train verify pytorch sanitize)
+steps=(build test ranks profile tune train verify pytorch sanitize)
 [ $# -ge 1 ] || usage
 out=$1
 shift
@@ -51,25 +52,36 @@ shown() {
   [ $code -ne 137 ] || [ "$(left)" -gt 0 ] || code=124  # it had to be killed
   return $code
 }
+gpus() { nvidia-smi -L 2>/dev/null | grep -c '^GPU'; }
 has_gpu() { [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; }
 no_gpu="there is no GPU (nvidia-smi lists none)"
 ballast() { shown "$build/ballast" "$@"; }
 
-# Names cuDNN in BALLAST_CUDNN unless that says already which: beside the toolkit, where the loader
-# looks, or in a Python package.
-find_cudnn() {
-  [ -z "${BALLAST_CUDNN:-}" ] || return
+# find_library VARIABLE FILE PACKAGE: names a library that is loaded at run time in the variable,
+# unless that says already which: beside the toolkit, where the loader looks, or in nvidia.PACKAGE
+# of Python.
+find_library() {
+  [ -z "${!1:-}" ] || return
   local place
   local places=("${CUDA_HOME:-/usr/local/cuda}/lib64"
-    "$(ldconfig -p 2>/dev/null | awk '/libcudnn\.so\.9$/ && !n++ { print $NF }' | xargs -r dirname)"
-    "$(python3 -c 'import nvidia.cudnn as c; print(list(c.__path__)[0] + "/lib")' 2>/dev/null)")
+    "$(ldconfig -p 2>/dev/null | awk -v file="$2" '$1 == file && !n++ { print $NF }' |
+      xargs -r dirname)"
+    "$(python3 -c "import nvidia.$3 as c; print(list(c.__path__)[0] + '/lib')" 2>/dev/null)")
   for place in "${places[@]}"; do
-    [ -n "$place" ] && [ -f "$place/libcudnn.so.9" ] || continue
-    export BALLAST_CUDNN=$place/libcudnn.so.9
-    echo "attention by $BALLAST_CUDNN"
+    [ -n "$place" ] && [ -f "$place/$2" ] || continue
+    export "$1=$place/$2"
     return
   done
-  echo "there is no cuDNN: attention by our kernels"
+}
+find_cudnn() {
+  local named=${BALLAST_CUDNN:-}
+  find_library BALLAST_CUDNN libcudnn.so.9 cudnn
+  [ -z "$named" ] || return
+  if [ -n "${BALLAST_CUDNN:-}" ]; then
+    echo "attention by $BALLAST_CUDNN"
+  else
+    echo "there is no cuDNN: attention by our kernels"
+  fi
 }
 
 # A toolkit may be a compiler alone, and the libraries those of Python packages (PyTorch brings them
@@ -114,14 +126,15 @@ step_build() {
   grep -q '/test_cuda\.dir$' "$build/CMakeFiles/TargetDirectories.txt" ||
     { echo "no CUDA toolkit was found: put its nvcc on the PATH"; return 1; }
   shown cmake --build "$build" --parallel "$(nproc)" --target ballast test_backend test_kernels \
-    test_cudnn test_cuda
+    test_cudnn test_nccl test_cuda
 }
 
-# tests PROGRAM: runs it, and tells how many of its tests passed and why others were skipped.
+# tests PROGRAM [FILTER]: runs it, and tells how many of its tests passed and why others were
+# skipped.
 tests() {
   local xml=$out/$1.xml code ran bad left_out
   rm -f "$xml"
-  shown "$build/$1" --gtest_brief=1 --gtest_output="xml:$xml"
+  shown "$build/$1" --gtest_brief=1 --gtest_output="xml:$xml" --gtest_filter="${2:-*}"
   code=$?
   [ -f "$xml" ] || return $((code > 0 ? code : 1))
   ran=$(awk -F'"' '/<testsuites / { print $2 }' "$xml")
@@ -137,13 +150,31 @@ step_test() {
   tests test_backend || return
   # Its calls; its plans for a described GPU are skipped beside a driver, for test_cuda runs them.
   tests test_cudnn || return
+  # NCCL's calls, by a library in its place.
+  tests test_nccl || return
   has_gpu || { echo "skipped: $no_gpu"; return 77; }
-  tests test_cuda || return
+  tests test_cuda '-several_gpus.*' || return
   if grep -q '<skipped message=.*no GPU' "$out/test_cuda.xml"; then
     echo "nvidia-smi lists a GPU that the CUDA runtime does not reach"
     return 1
   fi
   exactness
+}
+
+# NCCL itself, with a rank on every GPU.
+step_ranks() {
+  local count
+  count=$(gpus)
+  if [ "$count" -lt 2 ]; then
+    echo "skipped: fewer than two GPUs (nvidia-smi lists $count)"
+    return 77
+  fi
+  find_library BALLAST_NCCL libnccl.so.2 nccl
+  tests test_cuda 'several_gpus.*' || return
+  if grep -q 'result="skipped"' "$out/test_cuda.xml"; then
+    echo "nvidia-smi lists $count GPUs, of which the CUDA runtime reaches fewer than two"
+    return 1
+  fi
 }
 
 # Races and bad accesses of our kernels, at the sizes of the emulation: every access takes a hundred

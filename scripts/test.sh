@@ -128,8 +128,9 @@ if enough 240 "the thread sanitizer"; then
   say "thread sanitizer"
   export GTEST_FILTER='exact*:*xecutor*:*aced*:*acer*:resume.a_req*:weights*:*hreads*'
   GTEST_FILTER+=':CudaDevice.every_plan*:CudaDevice.rollbacks*:*ommunicator*:ranks.all_take*'
-  GTEST_FILTER+=':split_ranks.every_plan*:background*'
-  build build/tsan thread test_backend test_comm && run build/tsan -R '^(backend_[0-9]|comm)$'
+  GTEST_FILTER+=':split_ranks.every_plan*:background*:nccl_ranks.*:nccl_graph.*'
+  build build/tsan thread test_backend test_comm test_nccl &&
+    run build/tsan -R '^(backend_[0-9]|comm|nccl)$'
   unset GTEST_FILTER
 fi
 # The CUDA kernels, emulated: one test for every barrier of theirs.

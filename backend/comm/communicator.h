@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -83,6 +84,9 @@ class Communicator {
   // This rank goes no further: whoever waits for it, now or later, throws Error with its number and
   // `why`. The first failure counts. From any thread.
   virtual void fail(const std::string& why) = 0;
+  // What another rank, or this one, has failed with, where an engine knows that outside of an
+  // exchange ("rank 2: why"): for whoever waits for a GPU instead. MPI ends all processes itself.
+  virtual std::optional<std::string> failure() const { return {}; }
 
   // The sum of `values` (of `count`) of every rank, on all of them, in place.
   void all_reduce(Channel channel, const RankGroup& group, std::byte* values, int64_t count,

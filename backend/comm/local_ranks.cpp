@@ -18,6 +18,7 @@ class LocalRanks::Rank : public Communicator {
   void all_to_all(Channel channel, const RankGroup& group,
                   std::span<const ExchangedPart> parts) override;
   void fail(const std::string& why) override { all_.fail(rank_, why); }
+  std::optional<std::string> failure() const override { return all_.failure(); }
 
  private:
   template <class Part>
@@ -42,6 +43,12 @@ Communicator& LocalRanks::of(int rank) const { return *ranks_[static_cast<size_t
 int LocalRanks::failed() const {
   const std::scoped_lock lock(mutex_);
   return failure_ ? failure_->rank : -1;
+}
+
+std::optional<std::string> LocalRanks::failure() const {
+  const std::scoped_lock lock(mutex_);
+  if (!failure_) return {};
+  return failure_text(failure_->rank, failure_->why);
 }
 
 std::vector<const void*> LocalRanks::meet(Channel channel, const GroupMembers& members,

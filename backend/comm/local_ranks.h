@@ -26,6 +26,8 @@ class LocalRanks {
   Communicator& of(int rank) const;
   // The rank that failed first, or -1.
   int failed() const;
+  // With its number and reason.
+  std::optional<std::string> failure() const;
 
  private:
   class Rank;

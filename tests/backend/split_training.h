@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include "tests/backend/disturbed_training.h"
 #include "tests/backend/tiny_training.h"
 
 namespace ballast::tiny {
