@@ -120,12 +120,18 @@ Bandwidth CpuProfiler::copied_by(int threads, Arena& from, Arena& to) const {
   return {rate_of(static_cast<double>(2 * bytes), timing)};
 }
 
+std::string CpuProfiler::MemoryRates::text() const {
+  return fmt::format("{:.1f} GB/s by {} threads, {:.1f} GB/s by one", all.gb_per_s(), threads,
+                     one.gb_per_s());
+}
+
 CpuProfiler::MemoryRates CpuProfiler::memory() {
   // As much as the largest bucket's state, which no cache holds.
   const Bytes bytes{settings_.largest_bucket * 4 * 2};
   Arena from("profile copy source", bytes);
   Arena to("profile copy destination", bytes);
   MemoryRates rates;
+  rates.threads = settings_.threads;
   rates.all = copied_by(settings_.threads, from, to);
   rates.one = settings_.threads > 1 ? copied_by(1, from, to) : rates.all;
   cpu_.core_bandwidth = Sourced<Bandwidth>{rates.one, true, settings_.source()};

@@ -33,6 +33,8 @@ class CpuProfiler {
   struct MemoryRates {
     Bandwidth all;
     Bandwidth one;
+    int threads = 1;  // all of them
+    std::string text() const;
   };
   MemoryRates memory();
 

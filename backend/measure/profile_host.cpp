@@ -125,6 +125,7 @@ std::vector<Probe> Profiler::probes() {
   add("copy device to host", [this] { return copies(CopyDirection::kDeviceToHost); });
   add("copy both ways at once", [this] { return copies_both_ways(); });
   for (Probe& probe : cpu_.probes()) all.push_back(std::move(probe));
+  add("memory of the CPU", [this] { return cpu_.memory().text(); });
   add("Adam beside a copy", [this] { return adam_and_copy(); });
   add("Adam beside a GEMM", [this] { return adam_and_gemm(); });
   add("copy beside a GEMM", [this] {

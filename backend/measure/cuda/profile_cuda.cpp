@@ -432,8 +432,7 @@ std::string CudaProfiler::attention() {
 std::string CudaProfiler::cpu_memory() {
   const CpuProfiler::MemoryRates rates = cpu_.memory();
   cpu_copy_ = rates.all;
-  return fmt::format("{:.1f} GB/s by {} threads, {:.1f} GB/s by one", rates.all.gb_per_s(),
-                     threads_, rates.one.gb_per_s());
+  return rates.text();
 }
 
 // The CPU's memory is what both share; see shared_capacity().
