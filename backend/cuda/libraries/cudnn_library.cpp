@@ -1,7 +1,6 @@
 #include "backend/cuda/libraries/cudnn_library.h"
 
 #include <array>
-#include <cstdlib>
 #include <fmt/format.h>
 #include <utility>
 
@@ -43,8 +42,7 @@ std::string why_no_cudnn(const std::string& library) {
 }
 
 std::string cudnn_library_name() {
-  const char* const named = std::getenv("BALLAST_CUDNN");
-  return named == nullptr ? "libcudnn.so.9" : named;
+  return library_name("BALLAST_CUDNN", "libcudnn.so.9");
 }
 
 void check_cudnn(const CudnnFunctions& functions, int status, std::string_view attempt) {

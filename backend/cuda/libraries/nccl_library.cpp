@@ -1,7 +1,6 @@
 #include "backend/cuda/libraries/nccl_library.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fmt/format.h>
 
 #include "backend/cuda/libraries/shared_library.h"
@@ -50,20 +49,23 @@ const char* name_of(nccl::Result result) {
 
 }  // namespace
 
-std::string nccl_library_name() {
-  const char* const named = std::getenv("BALLAST_NCCL");
-  return named == nullptr ? "libnccl.so.2" : named;
+std::string nccl_library_name() { return library_name("BALLAST_NCCL", "libnccl.so.2"); }
+
+std::string why_no_nccl(const std::string& library) {
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return "NCCL could not be loaded";
+  decltype(NcclFunctions::version) version = nullptr;
+  int code = 0;
+  const bool older = find_function(handle, "ncclGetVersion", version) &&
+                     version(&code) == nccl::kSuccess && code < kNcclOldest;
+  return older ? fmt::format("this NCCL is of version {}", code) : "";
 }
 
 NcclFunctions load_nccl(const std::string& library) {
+  const std::string why = why_no_nccl(library);
+  if (!why.empty()) throw Error(library, why, kAdvice);
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw Error(library, "NCCL could not be loaded", kAdvice);
   NcclFunctions functions;
-  int version = 0;
-  if (find_function(handle, "ncclGetVersion", functions.version) &&
-      functions.version(&version) == nccl::kSuccess && version < kNcclOldest) {
-    throw Error(library, fmt::format("this NCCL is of version {}", version), kAdvice);
-  }
   if (!find_all(handle, functions)) throw Error(library, "it lacks functions of NCCL", kAdvice);
   return functions;
 }

@@ -83,6 +83,10 @@ inline constexpr int kNcclOldest = 21400;
 // What the environment's BALLAST_NCCL names, else libnccl.so.2.
 std::string nccl_library_name();
 
+// Why there is none to load: not there, or older. Empty where there should be one: that it then
+// lacks a function is a fault and no reason.
+std::string why_no_nccl(const std::string& library);
+
 // `library`: a path, or a name for the loader. Throws Error, one line with that name, where it is
 // not here, lacks a function or is older than kNcclOldest.
 NcclFunctions load_nccl(const std::string& library);

@@ -1,9 +1,17 @@
 // Functions of libraries that are loaded at run time, where they are.
 #pragma once
 
+#include <cstdlib>
 #include <dlfcn.h>
+#include <string>
 
 namespace ballast {
+
+// What the environment's variable names (a path, or a name for the loader), else the usual one.
+inline std::string library_name(const char* variable, const char* usual) {
+  const char* const named = std::getenv(variable);
+  return named == nullptr ? usual : named;
+}
 
 // False where the library, as dlopen gave it, does not have the function.
 template <class Function>

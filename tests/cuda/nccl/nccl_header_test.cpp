@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "backend/cuda/libraries/nccl_library.h"
-#include "sim/base/error.h"
+#include "tests/backend/temporary_folder.h"
 
 #if defined(BALLAST_HAS_CUDA_HEADERS) && __has_include(<nccl.h>)
 #include <nccl.h>
@@ -104,12 +104,10 @@ TEST(nccl_header, is_here) { GTEST_SKIP() << "there is no nccl.h beside a CUDA t
 #endif
 
 TEST(nccl_library, the_real_one_has_all_functions) {
-  NcclFunctions functions;
-  try {
-    functions = load_nccl(nccl_library_name());
-  } catch (const Error& error) {
-    GTEST_SKIP() << error.what();
-  }
+  const std::string library = nccl_library_name();
+  const std::string missing = why_no_nccl(library);
+  if (!missing.empty()) GTEST_SKIP() << library << ": " << missing;
+  const NcclFunctions functions = load_nccl(library);
   int version = 0;
   EXPECT_EQ(functions.version(&version), nccl::kSuccess);
   EXPECT_GE(version, kNcclOldest);
@@ -119,12 +117,7 @@ TEST(nccl_library, the_real_one_has_all_functions) {
 }
 
 std::string failure_to_load(const std::string& library) {
-  try {
-    load_nccl(library);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { load_nccl(library); });
 }
 
 TEST(nccl_library, one_that_cannot_serve_is_named) {

@@ -374,12 +374,10 @@ TEST_F(nccl_ranks, a_remote_error_ends_those_that_wait) {
 // NCCL itself makes ids without a GPU, and refuses to make a communicator: by name, on every rank.
 TEST_F(nccl_real, without_a_gpu_ends_all_by_name) {
   if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "there is a GPU";
-  NcclFunctions real;
-  try {
-    real = load_nccl(nccl_library_name());
-  } catch (const Error& error) {
-    GTEST_SKIP() << error.what();
-  }
+  const std::string library = nccl_library_name();
+  const std::string missing = why_no_nccl(library);
+  if (!missing.empty()) GTEST_SKIP() << library << ": " << missing;
+  const NcclFunctions real = load_nccl(library);
   const auto thrown = on_ranks(2, [&](Communicator& host, RankGpu& gpu) {
     NcclRanks ranks(real, gpu.cuda(), host, {{kData, {2, 1}}});
   });
