@@ -53,7 +53,7 @@ shown() {
   return $code
 }
 gpus() { nvidia-smi -L 2>/dev/null | grep -c '^GPU'; }
-has_gpu() { [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; }
+has_gpu() { [ "$(gpus)" -gt 0 ]; }
 no_gpu="there is no GPU (nvidia-smi lists none)"
 ballast() { shown "$build/ballast" "$@"; }
 

@@ -107,10 +107,10 @@ class Enumeration {
     }
   }
 
-  // Whether the two pieces that each rank of a zigzag has of a part divide it.
+  // Whether the pieces that a ring cuts each part into divide it.
   bool fits_ring(int64_t context, int64_t parts) const {
-    if (context == 1 || base_.context_balance != ContextBalance::kZigzag) return true;
-    return base_.sequence_length % (2 * context * parts) == 0;
+    const int64_t pieces = ring_piece_count(base_.context_balance, context);
+    return base_.sequence_length % (pieces * parts) == 0;
   }
 
   void with_data(int64_t data) {

@@ -68,13 +68,15 @@ double causal_area(int64_t end, int64_t window) {
   return seen > 0 && seen < all ? seen * (2 * all - seen) : all * all;
 }
 
+int64_t ring_piece_count(ContextBalance balance, int64_t context) {
+  return context > 1 && balance == ContextBalance::kZigzag ? 2 * context : context;
+}
+
 std::vector<Subsequence> ring_pieces(const Plan& plan, const Subsequence& part, int64_t rank) {
-  if (plan.context == 1) return {part};
-  const bool is_zigzag = plan.context_balance == ContextBalance::kZigzag;
-  const int64_t pieces = is_zigzag ? 2 * plan.context : plan.context;
+  const int64_t pieces = ring_piece_count(plan.context_balance, plan.context);
   const int64_t length = part.length / pieces;
   const auto piece = [&](int64_t i) { return Subsequence{part.begin + i * length, length}; };
-  if (!is_zigzag) return {piece(rank)};
+  if (pieces == plan.context) return {piece(rank)};
   return {piece(rank), piece(pieces - 1 - rank)};
 }
 
@@ -360,13 +362,14 @@ void check_subsequences(const Plan& plan, const Model& model) {
 }
 
 void check_ring(const Plan& plan, const Model& model) {
-  if (plan.context == 1 || plan.context_balance != ContextBalance::kZigzag) return;
+  const int64_t pieces = ring_piece_count(plan.context_balance, plan.context);
+  if (pieces == plan.context) return;
   for (const Subsequence& part : subsequences_of(plan, model)) {
-    if (part.length % (2 * plan.context) == 0) continue;
+    if (part.length % pieces == 0) continue;
     refuse("context_balance",
            fmt::format("a zigzag gives each of {} ranks two pieces, and {} pieces do not divide {} "
                        "tokens",
-                       plan.context, 2 * plan.context, part.length),
+                       plan.context, pieces, part.length),
            "use none, or a sequence_length that they divide");
   }
 }

@@ -249,6 +249,9 @@ std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model);
 // a model's layer.
 double causal_area(int64_t end, int64_t window);
 
+// Into how many pieces a ring of `context` ranks cuts a sequence, or a part of one.
+int64_t ring_piece_count(ContextBalance balance, int64_t context);
+
 // Tokens of a part of every sequence that rank `rank` of a ring (below Plan::context) has, earliest
 // first: two pieces of a zigzag, else one. Requires pieces that divide the part.
 std::vector<Subsequence> ring_pieces(const Plan& plan, const Subsequence& part, int64_t rank);

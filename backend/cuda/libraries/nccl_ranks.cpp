@@ -148,21 +148,28 @@ void NcclRanks::together(const One& one, const char* attempt, const Calls& calls
   settle(one, attempt);
 }
 
+nccl::Result NcclRanks::state_of(const One& one) {
+  const std::scoped_lock lock(mutex_);
+  throw_if_failed();
+  if (one.native == nullptr) return nccl::kSuccess;
+  nccl::Result state = nccl::kSuccess;
+  const nccl::Result result = functions_.async_error(one.native, &state);
+  return result == nccl::kSuccess ? state : result;
+}
+
+void NcclRanks::throw_if_another_failed(const std::string& attempt) {
+  const std::optional<std::string> other = host_.failure();
+  if (!other) return;
+  abort_all(*other);
+  throw Error("NCCL, " + attempt, *other, kOthersRemedy);
+}
+
 void NcclRanks::settle(const One& one, const std::string& attempt) {
   for (int asked = 0;; ++asked) {
-    nccl::Result state = nccl::kSuccess;
-    {
-      const std::scoped_lock lock(mutex_);
-      throw_if_failed();
-      const nccl::Result result = functions_.async_error(one.native, &state);
-      if (result != nccl::kSuccess) state = result;
-    }
+    const nccl::Result state = state_of(one);
     check(one, state, attempt);
     if (state != nccl::kInProgress) return;
-    if (const std::optional<std::string> other = host_.failure()) {
-      abort_all(*other);
-      throw Error("NCCL, " + attempt + " of " + name_of(one.group), *other, kOthersRemedy);
-    }
+    throw_if_another_failed(attempt + " of " + name_of(one.group));
     rest(asked);
   }
 }
@@ -181,17 +188,7 @@ void NcclRanks::check(const One& one, nccl::Result result, const std::string& at
 }
 
 void NcclRanks::check_all() {
-  for (const One& one : all_) {
-    nccl::Result state = nccl::kSuccess;
-    {
-      const std::scoped_lock lock(mutex_);
-      throw_if_failed();
-      if (one.native == nullptr) continue;
-      const nccl::Result result = functions_.async_error(one.native, &state);
-      if (result != nccl::kSuccess) state = result;
-    }
-    check(one, state, "work");
-  }
+  for (const One& one : all_) check(one, state_of(one), "work");
 }
 
 void NcclRanks::throw_if_failed() {
@@ -219,10 +216,7 @@ void NcclRanks::wait(CudaEvent event) {
     const bool done = runtime_.done(event);
     check_all();
     if (done) return;
-    if (const std::optional<std::string> other = host_.failure()) {
-      abort_all(*other);
-      throw Error(fmt::format("NCCL, wait for stream {}", event.stream), *other, kOthersRemedy);
-    }
+    throw_if_another_failed(fmt::format("wait for stream {}", event.stream));
     rest(asked);
   }
 }

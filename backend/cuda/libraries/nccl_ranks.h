@@ -113,6 +113,10 @@ class NcclRanks {
                   CudaStream stream);
   void exchange_evenly(const NcclGroup& group, const CollectiveWork& work,
                        const NcclBuffers& buffers, CudaStream stream);
+  // What NCCL knows of a communicator by now; of one that was closed, no failure.
+  nccl::Result state_of(const One& one);
+  // `attempt`: at what this rank hears of it.
+  void throw_if_another_failed(const std::string& attempt);
   // Until NCCL has begun what it was asked for.
   void settle(const One& one, const std::string& attempt);
   void check(const One& one, nccl::Result result, const std::string& attempt);

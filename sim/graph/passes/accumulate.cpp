@@ -134,9 +134,7 @@ class Accumulate {
     return in;
   }
 
-  DType sum_type() const {
-    return plan_.gradients == GradientFormat::kF32 ? DType::kF32 : plan_.dtype;
-  }
+  DType sum_type() const { return gradient_dtype(plan_, {}); }
   // Of one bucket, in the type of the sum. The whole of it leaves; `shard` divides the sum.
   Tensor part_of(int32_t bucket) const {
     Tensor tensor;

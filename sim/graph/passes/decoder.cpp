@@ -414,8 +414,8 @@ class Decoder : private DecoderExperts {
 
   TensorId load_batch(Label label) {
     // Behind each piece of a sequence the token that its last one is to predict.
-    const bool in_two = plan_.context > 1 && plan_.context_balance == ContextBalance::kZigzag;
-    const int64_t ids = plan_.tokens_per_micro_batch() + *plan_.micro_batch * (in_two ? 2 : 1);
+    const int64_t pieces = ring_piece_count(plan_.context_balance, plan_.context) / plan_.context;
+    const int64_t ids = plan_.tokens_per_micro_batch() + *plan_.micro_batch * pieces;
     const TensorId batch = typed(TensorKind::kTokens, Category::kData, label, ids, DType::kI32);
     emit(OpKind::kLoadBatch, Phase::kForward, label,
          CopyWork{bytes_of(ids, DType::kI32), CopyDirection::kHostToDevice},
