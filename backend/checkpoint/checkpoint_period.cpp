@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "sim/base/error.h"
 
@@ -38,16 +37,19 @@ CheckpointPeriod::CheckpointPeriod(std::optional<double> bound, int64_t given)
   CHECK(!bound || *bound > 0);
 }
 
-void CheckpointPeriod::add(const std::vector<Step>& steps) {
+void CheckpointPeriod::add(const std::vector<Step>& steps, double drained_seconds) {
   for (const Step& step : steps) {
     const bool touches_memory_first = count_++ == 0;
     if (step.beside_write || step.first || touches_memory_first) continue;
-    keep(undisturbed_, step.seconds, kStepsKept);
+    undisturbed_.push_back({step.seconds, step.repairs});
+    if (undisturbed_.size() > kStepsKept) undisturbed_.pop_front();
   }
-  const double alone = undisturbed_step();
-  if (alone == 0 || !any_) return;
+  drained_ += drained_seconds;
+  if (undisturbed_.empty()) return;
   for (const Step& step : steps) {
-    if (!step.beside_write && !step.first) continue;
+    const double alone = expected(step.repairs);
+    alone_ += alone;
+    if (!any_ || (!step.beside_write && !step.first)) continue;
     latest_stretch_ += step.seconds - alone;
     stretched_ += step.seconds - alone;
   }
@@ -56,17 +58,30 @@ void CheckpointPeriod::add(const std::vector<Step>& steps) {
 void CheckpointPeriod::add_checkpoint(double rest_seconds) {
   if (any_) keep(costs_, latest(), kCostsKept);
   any_ = true;
-  latest_rest_ = rest_seconds;
+  latest_rest_ = drained_ + rest_seconds;
   latest_stretch_ = 0;
-  rested_ += rest_seconds;
+  rested_ += drained_ + rest_seconds;
+  drained_ = 0;
 }
 
 void CheckpointPeriod::add_written(double seconds) { keep(written_, seconds, kCostsKept); }
 
 double CheckpointPeriod::undisturbed_step() const {
   if (undisturbed_.empty()) return 0;
-  return std::accumulate(undisturbed_.begin(), undisturbed_.end(), 0.0) /
-         static_cast<double>(undisturbed_.size());
+  double sum = 0;
+  for (const Undisturbed& step : undisturbed_) sum += step.seconds;
+  return sum / static_cast<double>(undisturbed_.size());
+}
+
+double CheckpointPeriod::expected(bool repairs) const {
+  double sum = 0;
+  int64_t of_kind = 0;
+  for (const Undisturbed& step : undisturbed_) {
+    if (step.repairs != repairs) continue;
+    sum += step.seconds;
+    ++of_kind;
+  }
+  return of_kind > 0 ? sum / static_cast<double>(of_kind) : undisturbed_step();
 }
 
 double CheckpointPeriod::written() const { return median_of(written_); }
@@ -88,8 +103,7 @@ int64_t CheckpointPeriod::steps() const {
 }
 
 double CheckpointPeriod::measured_overhead() const {
-  const double alone = undisturbed_step() * static_cast<double>(count_);
-  return alone > 0 ? (rested_ + stretched_) / alone : 0;
+  return alone_ > 0 ? (rested_ + stretched_) / alone_ : 0;
 }
 
 }  // namespace ballast

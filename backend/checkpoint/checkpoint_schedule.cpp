@@ -33,18 +33,25 @@ int64_t CheckpointSchedule::boundary(int64_t next_step) {
   return boundary_;
 }
 
-void CheckpointSchedule::add(const RunResult& run, Clock::time_point began) {
+void CheckpointSchedule::add(const RunResult& run, const std::set<int32_t>& rolled_back,
+                             Clock::time_point began, Clock::time_point ended) {
   if (!keeps_any()) return;
   const bool wrote = write_ && !is_noted_;
   const Clock::time_point written = wrote ? write_->times().end : began;
   std::vector<CheckpointPeriod::Step> steps;
   Clock::time_point at = began;
+  auto step = run.last_step - static_cast<int32_t>(run.step_times.size()) + 1;
   for (const Duration time : run.step_times) {
-    steps.push_back({time.seconds(), at < written, steps.empty()});
+    // The last step of the run before was repaired as that run ended; without an end, this one
+    // would have done it.
+    const bool repairs = rolled_back.contains(step - 1) || (steps.empty() && ended_rolled_back_);
+    steps.push_back({time.seconds(), at < written, steps.empty(), repairs});
     at +=
         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time.seconds()));
+    ++step;
   }
-  period_.add(steps);
+  ended_rolled_back_ = rolled_back.contains(run.last_step);
+  period_.add(steps, std::max(std::chrono::duration<double>(ended - at).count(), 0.0));
   note_written();
 }
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "backend/checkpoint/background_write.h"
@@ -38,8 +39,9 @@ class CheckpointSchedule {
 
   // The step after which the run from `next_step` on is to end, so that a checkpoint may be taken.
   int64_t boundary(int64_t next_step);
-  // Of the run that ended: how long its steps took.
-  void add(const RunResult& run, Clock::time_point began);
+  // Of the run that ended then: how long its steps took, and which of them were rolled back.
+  void add(const RunResult& run, const std::set<int32_t>& rolled_back, Clock::time_point began,
+           Clock::time_point ended);
   bool is_due(int64_t next_step);
   // Takes a checkpoint: `take` makes the copy, while training rests, and returns why it is none;
   // `write` puts it down, on the first rank alone. Rethrows what the write before threw.
@@ -71,7 +73,8 @@ class CheckpointSchedule {
   Communicator* ranks_;
   CheckpointPeriod period_;
   int64_t boundary_ = 0;
-  bool is_noted_ = true;  // how long the last write took
+  bool is_noted_ = true;            // how long the last write took
+  bool ended_rolled_back_ = false;  // the last step of the run before
   Report report_;
   std::unique_ptr<BackgroundWrite> write_;  // of the first rank, where there is one to write
 };

@@ -494,9 +494,11 @@ TrainResult Trainer::train_rank(int64_t steps,
   TrainResult result;
   result.first_step = s.next_step;
   FiniteWatch watch;
+  std::set<int32_t> rolled_back;  // steps of the run under way
   const auto take = [&] {
     for (const StepRecord& record : s.device->control().take_records()) {
       watch.add(record);
+      if (record.rolled_back) rolled_back.insert(record.step);
       // A delayed step that waited in the checkpoint was told of when its run ended.
       if (record.step < result.first_step) continue;
       result.records.push_back(record);
@@ -516,12 +518,14 @@ TrainResult Trainer::train_rank(int64_t steps,
     };
     const auto began = CheckpointSchedule::Clock::now();
     RunResult ran = sequential ? s.executor.run_sequentially(run) : s.executor.run(run);
+    const auto ended = CheckpointSchedule::Clock::now();
     s.next_step = ran.last_step + 1;
-    s.schedule.add(ran, began);
+    take();
+    s.schedule.add(ran, rolled_back, began, ended);
+    rolled_back.clear();
     result.step_times.insert(result.step_times.end(), ran.step_times.begin(), ran.step_times.end());
     result.timeline = std::move(ran.timeline);
     result.rollbacks += ran.rollbacks;
-    take();
     if (s.schedule.has_failed()) s.schedule.wait();
     // The last one is written as training ends, and needs no copy.
     const bool goes_on = s.next_step < steps && !s.stop && !watch.divergence();

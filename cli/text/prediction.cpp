@@ -226,9 +226,9 @@ std::string checkpoints_text(const CheckpointCost& cost, const BackgroundCheckpo
   }
   return text +
          fmt::format(
-             "for its copy of {} in CPU memory, and it is written beside the steps for {}{}, "
-             "{} each then: {} of the time\n",
-             show(cost.device), show(*beside.write),
+             "for its copy of {} in CPU memory, the step after it is {} longer, as lanes begin "
+             "empty, and it is written beside the steps for {}{}, {} each then: {} of the time\n",
+             show(cost.device), show(beside.refill), show(*beside.write),
              write_is_given ? "" : " at the rate of the NVMe", show(*beside.step_beside),
              show_percent(100 * *beside.overhead));
 }
@@ -245,6 +245,7 @@ OrderedJson checkpoints_json(const CheckpointCost& cost,
                       {"time_per_step_s", seconds(cost.time_per_step)}};
   if (!beside) return json;
   json["copy_s"] = beside->copy.seconds();
+  json["refill_s"] = beside->refill.seconds();
   json["write_s"] = seconds(beside->write);
   json["step_beside_write_s"] = seconds(beside->step_beside);
   json["overhead_percent"] =

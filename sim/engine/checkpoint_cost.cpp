@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/engine/engine.h"
+
 namespace ballast {
 
 namespace {
@@ -62,6 +64,17 @@ Duration copy_time(const CheckpointCost& cost, const Prediction& prediction,
   return Duration::from_seconds(seconds);
 }
 
+// A step that begins with empty lanes has the next one's beginning to itself, and is longer by what
+// successive steps overlap. Of a long step that repeats itself both ends are in the shorter one.
+Duration refill_time(const Prediction& prediction) {
+  const Prediction& whole = prediction.shorter ? *prediction.shorter : prediction;
+  SimulateOptions once;
+  once.max_steps = 1;
+  once.record_steps = 0;
+  const Timeline alone = simulate(whole.graph.step, whole.graph, whole.costs, once);
+  return std::max(alone.step_time - whole.step_time, Duration{});
+}
+
 // A step of which a write takes a part of the CPU memory's bandwidth and, where its lanes are
 // threads of this machine, of the cores.
 Duration step_beside(const Prediction& prediction, const Plan& plan, const Machine& machine,
@@ -106,6 +119,7 @@ BackgroundCheckpoint background_checkpoint(const CheckpointCost& cost, const Pre
                                            std::optional<Duration> write) {
   BackgroundCheckpoint result;
   result.copy = copy_time(cost, prediction, machine);
+  result.refill = refill_time(prediction);
   result.write = write ? write : cost.time;
   if (!result.write) return result;
   const double writing = result.write->seconds();
@@ -121,7 +135,8 @@ BackgroundCheckpoint background_checkpoint(const CheckpointCost& cost, const Pre
   // Steps that the write lasts, at most all of the period; then training waits for the rest.
   const double slowed = std::min(writing / beside, period);
   const double waits = std::max(writing - period * beside, 0.0);
-  result.overhead = (result.copy.seconds() + slowed * (beside - step) + waits) / (period * step);
+  const double rests = result.copy.seconds() + result.refill.seconds() + waits;
+  result.overhead = (rests + slowed * (beside - step)) / (period * step);
   return result;
 }
 

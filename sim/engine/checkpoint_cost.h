@@ -1,7 +1,7 @@
 // What checkpoints take: the state of the optimizer in fp32, as often as the plan says. Training
-// rests while each device copies its part into CPU memory; the copy is then written to its NVMe
-// beside the steps, which it slows where these use the same memory or, on this machine, the same
-// cores.
+// rests while each device copies its part into CPU memory, and its lanes, which drained for it,
+// then fill anew; the copy is written to its NVMe beside the steps, which it slows where these use
+// the same memory or, on this machine, the same cores.
 //
 // Will not do: add to a step's time (a graph is one step, and most write nothing), or know of disks
 // that a machine's file does not describe.
@@ -33,6 +33,7 @@ std::optional<CheckpointCost> checkpoint_cost(const Model& model, const Plan& pl
 // What it takes where training goes on while a checkpoint is written (CheckFreq, FAST 2021).
 struct BackgroundCheckpoint {
   Duration copy;                        // for which training rests
+  Duration refill;                      // what the next step takes longer, from a standing start
   std::optional<Duration> write;        // beside the steps; empty where nothing tells of a disk
   std::optional<Duration> step_beside;  // how long a step is meanwhile
   // Share of the steps' time that checkpoints cost at the plan's period. Where the write is longer

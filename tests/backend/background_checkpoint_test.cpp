@@ -238,6 +238,35 @@ TEST(checkpoint_period, takes_no_noise_for_a_gain) {
   EXPECT_EQ(period.steps(), 20);
 }
 
+// Two steps in three repair the one before and take 3 s instead of 1 s. The run with the write
+// beside its first two drains for 0.25 s before it and rests 0.5 s: with 2.5 s of longer steps, it
+// cost 3.25 s, whatever the kinds of the other steps are.
+TEST(checkpoint_period, compares_steps_with_their_kind_and_counts_the_draining) {
+  CheckpointPeriod period(0.05);
+  const CheckpointPeriod::Step repairing{3.0, false, false, true};
+  period.add({{9.0}, repairing, repairing, {1.0}, repairing, repairing, {1.0}}, 0.25);
+  period.add_checkpoint(0.5);
+  period.add({{4.0, true, true, true}, {2.5, true}, repairing, repairing, {1.0}}, 0.125);
+  period.add_written(6);
+  EXPECT_DOUBLE_EQ(period.cost(), 3.25);
+  // Of 1 + 4 * 3 + 2 * 1 and 3 * 3 + 2 * 1 s.
+  EXPECT_DOUBLE_EQ(period.measured_overhead(), 3.25 / 26);
+  period.add_checkpoint(1);
+  period.add({{3.0, true, true, true}});
+  EXPECT_DOUBLE_EQ(period.cost(), 3.25);
+  EXPECT_DOUBLE_EQ(period.measured_overhead(), (3.25 + 1.125) / 29);
+}
+
+// Without a checkpoint a first step would have repaired the last one of the run before: where none
+// of its kind was seen it is compared with any.
+TEST(checkpoint_period, compares_a_kind_that_was_not_seen_with_all) {
+  CheckpointPeriod period(0.05);
+  period.add({{9.0}, {2.0}, {2.0}});
+  period.add_checkpoint(0.5);
+  period.add({{2.5, false, true, true}, {2.0}});
+  EXPECT_DOUBLE_EQ(period.cost(), 1);
+}
+
 TEST(checkpoint_period, that_is_given_is_kept) {
   CheckpointPeriod period({}, 7);
   period.add({{1.0}, {1.0}});

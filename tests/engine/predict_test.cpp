@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "sim/engine/checkpoint_cost.h"
+#include "sim/engine/engine.h"
 #include "tests/engine/tiny_machine.h"
 
 namespace ballast {
@@ -183,6 +184,13 @@ TEST(Predict, the_step_follows_the_machine) {
 
 // Master weights and two moments, 12 bytes a parameter, 16 where gradients wait as well: at 1 GB/s
 // a nanosecond a byte, every tenth step.
+// One step that begins with empty lanes.
+Timeline from_rest(const Prediction& prediction) {
+  SimulateOptions options;
+  options.max_steps = options.record_steps = 1;
+  return simulate(prediction.graph.step, prediction.graph, prediction.costs, options);
+}
+
 TEST(CheckpointCost, the_state_at_the_rate_of_the_disk_spread_over_the_period) {
   Plan plan = tiny_plan(SyncMode::kWait);
   Machine machine = tiny_machine();
@@ -214,6 +222,29 @@ TEST(CheckpointCost, each_part_of_the_state_is_written_once) {
   EXPECT_EQ(device_bytes(), bytes / 2);
   plan.zero_stage = 0;
   EXPECT_EQ(device_bytes(), bytes);
+}
+
+// Speculation lets the update of a step run beside the next one's forward: a step from a standing
+// start has none beside it, and is longer by that. With a write that takes no time, a checkpoint
+// costs the copy and that.
+TEST(CheckpointCost, lanes_that_drained_fill_anew) {
+  Machine machine = tiny_machine();
+  machine.nvme.emplace().write = tests::flat(1e9);
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate, SyncMode::kDelay}) {
+    Plan plan = tiny_plan(sync);
+    plan.checkpoint_period_steps = 10;
+    const Prediction prediction = predict_tiny(plan, machine);
+    Duration first_step;
+    for (const Span& span : from_rest(prediction).spans) {
+      first_step = std::max(first_step, Duration{span.end.ps});
+    }
+    const BackgroundCheckpoint beside = background_checkpoint(
+        *checkpoint_cost(tiny_model(), plan, machine), prediction, plan, machine, Duration{});
+    EXPECT_EQ(beside.refill, std::max(first_step - prediction.step_time, Duration{}));
+    if (sync == SyncMode::kSpeculate) EXPECT_GT(beside.refill.ps, 0);
+    const double costs = (beside.copy + beside.refill).seconds();
+    EXPECT_NEAR(*beside.overhead, costs / (10 * prediction.step_time.seconds()), 1e-12);
+  }
 }
 
 }  // namespace
