@@ -36,7 +36,7 @@ bool has_times(const std::vector<Measured>& measured) {
 
 // Where nothing fits this is the completion that comes nearest: it was run, whatever our sums say.
 Completion completion_of(const CaseSetup& setup, const StackConstants& constants) {
-  const std::vector<std::vector<Completion>> groups = completions_of(setup);
+  const std::vector<std::vector<Completion>> groups = completions_of_case(setup);
   const bool one_completion = groups.size() == 1 && groups.front().size() == 1;
   return one_completion ? groups.front().front() : predict_case(setup, constants).completion;
 }

@@ -138,7 +138,7 @@ class CompletionCollector {
   CompletionCollector(const CaseSetup& setup, AttentionKind attention)
       : setup_(setup), attention_(attention) {}
 
-  void collect(std::vector<std::vector<Completion>>& groups, std::string& refusal) {
+  void collect(std::vector<std::vector<Completion>>& groups, std::optional<Error>& refusal) {
     Plan plan = base_plan(setup_);
     for (const int64_t stage : zero_stages(setup_)) {
       plan.zero_stage = stage;
@@ -161,7 +161,7 @@ class CompletionCollector {
 
  private:
   void collect_activations(Plan plan, std::vector<std::vector<Completion>>& groups,
-                           std::string& refusal) {
+                           std::optional<Error>& refusal) {
     for (const ActivationPlan& activations : activation_plans(setup_, attention_)) {
       plan.activations = activations;
       std::vector<Completion> group;
@@ -171,7 +171,7 @@ class CompletionCollector {
           check(plan, setup_.published.model);
           group.push_back({plan, attention_});
         } catch (const Error& error) {
-          if (refusal.empty()) refusal = error.what();
+          if (!refusal) refusal = error;
         }
       }
       if (!group.empty()) groups.push_back(std::move(group));
@@ -396,7 +396,7 @@ CaseSetup as_run_by(CaseSetup setup, Stack stack) {
 
 std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup) {
   std::vector<std::vector<Completion>> groups;
-  std::string refusal;
+  std::optional<Error> refusal;
   for (const AttentionKind attention : attention_kinds(setup)) {
     CompletionCollector(setup, attention).collect(groups, refusal);
     if (!setup.published.state_may_be_anywhere || !setup.stack.facts.may_stream_state) continue;
@@ -411,9 +411,18 @@ std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup) {
     CompletionCollector(streamed, attention).collect(groups, refusal);
   }
   if (groups.empty()) {
-    throw Error("case " + setup.published.id, "has no legal plan: " + refusal, "correct its run");
+    throw refusal.value_or(Error("plan", "leaves no way to run it", "leave more of it open"));
   }
   return groups;
+}
+
+std::vector<std::vector<Completion>> completions_of_case(const CaseSetup& setup) {
+  try {
+    return completions_of(setup);
+  } catch (const Error& error) {
+    throw Error("case " + setup.published.id, std::string("has no legal plan: ") + error.what(),
+                "correct its run");
+  }
 }
 
 BuiltCompletion::BuiltCompletion(const CaseSetup& setup, Completion completion)
@@ -442,7 +451,7 @@ CasePrediction BuiltCompletion::predict(const StackConstants& constants, Ask ask
 
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants) {
   if (setup.published.plan.devices > setup.machine.devices) return too_many_devices(setup);
-  const std::vector<std::vector<Completion>> groups = completions_of(setup);
+  const std::vector<std::vector<Completion>> groups = completions_of_case(setup);
   const bool one_completion = groups.size() == 1 && groups.front().size() == 1;
   const bool first_fit_is_enough = asks_only_whether_it_fits(setup);
   const auto ask = first_fit_is_enough || (one_completion && !asks_for_time(setup))

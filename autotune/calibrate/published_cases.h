@@ -72,8 +72,10 @@ struct Completion {
 //   gpu_buckets        none, 1/16, 1/8, 1/4, 1/2 and all of the buckets
 //   flow_share         0 or 1
 //   optimizer state    on the GPU, or (where the stack may) in CPU memory and stepped by the GPU
-// Throws Error, with the first reason, where no completion is legal.
+// Throws Error, which is the first one's refusal, where no completion is legal.
 std::vector<std::vector<Completion>> completions_of(const CaseSetup& setup);
+// The same of a published case: what is refused is its run.
+std::vector<std::vector<Completion>> completions_of_case(const CaseSetup& setup);
 
 // How many buckets a rank has, all of which the GPU may step: of its part of matrices and experts,
 // under ZeRO-3 of its share of every module; of a pipeline's stage an even part of the layers'.

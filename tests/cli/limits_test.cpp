@@ -37,6 +37,15 @@ TEST_F(Limits, sums_of_long_times_are_long_times_or_refused) {
                   {"106 days"});
 }
 
+// Where all that a framework leaves open was tried and refused, the reason is the first refusal's
+// own, with its remedy, and not that of a published case, whose file could be corrected.
+TEST_F(Limits, a_batch_that_no_way_of_running_can_take_is_refused_by_its_own_reason) {
+  const Outcome outcome =
+      bench.run("predict --machine gh200-96gb-480gb --model gpt2 --global-batch 1000000000");
+  expect_one_line(outcome, {"plan, micro_batch", "smaller global_batch: at most 16384"});
+  EXPECT_FALSE(outcome.says("case")) << outcome.output;
+}
+
 TEST_F(Limits, shares_that_no_framework_has_are_refused) {
   Json stack =
       Json::parse(bench.shell("cat " BALLAST_SOURCE_DIR "/profiles/stacks/typical.json").output);

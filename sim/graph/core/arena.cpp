@@ -25,7 +25,8 @@ class FreeSpace {
     for (auto range = free_.begin(); range != free_.end(); ++range) {
       if (range->bytes < bytes) continue;
       if (chosen == free_.end() || range->bytes < chosen->bytes) chosen = range;
-      if (fit_ == Fit::kLowest) break;
+      // Layers are alike, so that a range of the very size is often there: none fits better.
+      if (fit_ == Fit::kLowest || range->bytes == bytes) break;
     }
     if (chosen == free_.end()) return grow(bytes);
     const int64_t offset = chosen->offset;
