@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <limits>
 #include <map>
+#include <optional>
 #include <queue>
 #include <utility>
 #include <vector>
@@ -14,43 +16,45 @@ namespace {
 
 enum class Fit : uint8_t { kBest, kLowest };
 
-// Free space of one arena as disjoint ranges, none beside another. They are few, so that a list in
-// the order of their offsets is searched and shifted faster than a tree.
+// Free space of one arena as disjoint ranges, none beside another, in the order of their offsets.
+// They are mostly few, and one list is searched and shifted faster than a tree. A graph of
+// thousands of layers leaves tens of thousands: so the list is cut into blocks, of which those
+// whose largest range is too small are passed over.
 class FreeSpace {
  public:
   explicit FreeSpace(Fit fit) : fit_(fit) {}
 
   int64_t take(int64_t bytes) {
-    auto chosen = free_.end();
-    for (auto range = free_.begin(); range != free_.end(); ++range) {
-      if (range->bytes < bytes) continue;
-      if (chosen == free_.end() || range->bytes < chosen->bytes) chosen = range;
-      // Layers are alike, so that a range of the very size is often there: none fits better.
-      if (fit_ == Fit::kLowest || range->bytes == bytes) break;
-    }
-    if (chosen == free_.end()) return grow(bytes);
-    const int64_t offset = chosen->offset;
-    if (chosen->bytes == bytes) {
-      free_.erase(chosen);
+    const std::optional<Position> chosen = fitting(bytes);
+    if (!chosen) return grow(bytes);
+    Range& range = at(*chosen);
+    const int64_t offset = range.offset;
+    if (range.bytes == bytes) {
+      erase(*chosen);
     } else {
-      *chosen = {offset + bytes, chosen->bytes - bytes};
+      range = {offset + bytes, range.bytes - bytes};
+      refresh(blocks_[chosen->block]);
     }
     return offset;
   }
 
   void give(int64_t offset, int64_t bytes) {
-    const auto next = std::lower_bound(
-        free_.begin(), free_.end(), offset,
-        [](const Range& range, int64_t position) { return range.offset < position; });
-    const bool joins_next = next != free_.end() && offset + bytes == next->offset;
-    const bool joins_before = next != free_.begin() && std::prev(next)->end() == offset;
+    const Position place = place_of(offset);
+    const bool ends_block =
+        place.block < blocks_.size() && place.index == blocks_[place.block].ranges.size();
+    const Position next = ends_block ? Position{place.block + 1, 0} : place;
+    const Position before{place.block, place.index - 1};  // of the same block: place_of
+    const bool joins_next = next.block < blocks_.size() && offset + bytes == at(next).offset;
+    const bool joins_before = place.index > 0 && at(before).end() == offset;
     if (joins_before) {
-      std::prev(next)->bytes += bytes + (joins_next ? next->bytes : 0);
-      if (joins_next) free_.erase(next);
+      at(before).bytes += bytes + (joins_next ? at(next).bytes : 0);
+      refresh(blocks_[before.block]);
+      if (joins_next) erase(next);
     } else if (joins_next) {
-      *next = {offset, bytes + next->bytes};
+      at(next) = {offset, bytes + at(next).bytes};
+      refresh(blocks_[next.block]);
     } else {
-      free_.insert(next, {offset, bytes});
+      insert(place, {offset, bytes});
     }
   }
 
@@ -62,20 +66,94 @@ class FreeSpace {
     int64_t bytes = 0;
     int64_t end() const { return offset + bytes; }
   };
+  struct Block {
+    std::vector<Range> ranges;  // 1 to kMostRanges
+    int64_t largest = 0;        // bytes of one of them
+  };
+  struct Position {
+    size_t block = 0;
+    size_t index = 0;
+  };
+  static constexpr size_t kMostRanges = 64;
+
+  Range& at(Position position) { return blocks_[position.block].ranges[position.index]; }
+
+  std::optional<Position> fitting(int64_t bytes) const {
+    std::optional<Position> chosen;
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (size_t b = 0; b < blocks_.size(); ++b) {
+      if (blocks_[b].largest < bytes) continue;
+      const std::vector<Range>& ranges = blocks_[b].ranges;
+      for (size_t i = 0; i < ranges.size(); ++i) {
+        if (ranges[i].bytes < bytes || ranges[i].bytes >= least) continue;
+        chosen = Position{b, i};
+        least = ranges[i].bytes;
+        // Layers are alike, so that a range of the very size is often there: none fits better.
+        if (fit_ == Fit::kLowest || least == bytes) return chosen;
+      }
+    }
+    return chosen;
+  }
+
+  // Where a range of that offset belongs: in the last block that begins below it.
+  Position place_of(int64_t offset) const {
+    auto block = std::partition_point(blocks_.begin(), blocks_.end(), [&](const Block& one) {
+      return one.ranges.front().offset < offset;
+    });
+    if (block != blocks_.begin()) --block;
+    if (block == blocks_.end()) return {};
+    const std::vector<Range>& ranges = block->ranges;
+    const auto place = std::partition_point(
+        ranges.begin(), ranges.end(), [&](const Range& range) { return range.offset < offset; });
+    return {static_cast<size_t>(block - blocks_.begin()),
+            static_cast<size_t>(place - ranges.begin())};
+  }
+
+  static void refresh(Block& block) {
+    block.largest = 0;
+    for (const Range& range : block.ranges) block.largest = std::max(block.largest, range.bytes);
+  }
+
+  void insert(Position position, Range range) {
+    if (blocks_.empty()) blocks_.emplace_back();
+    std::vector<Range>& ranges = blocks_[position.block].ranges;
+    ranges.insert(ranges.begin() + static_cast<std::ptrdiff_t>(position.index), range);
+    if (ranges.size() > kMostRanges) {
+      Block later;
+      const auto middle = ranges.begin() + kMostRanges / 2;
+      later.ranges.assign(middle, ranges.end());
+      ranges.erase(middle, ranges.end());
+      refresh(later);
+      blocks_.insert(blocks_.begin() + static_cast<std::ptrdiff_t>(position.block) + 1,
+                     std::move(later));
+    }
+    refresh(blocks_[position.block]);
+  }
+
+  void erase(Position position) {
+    Block& block = blocks_[position.block];
+    block.ranges.erase(block.ranges.begin() + static_cast<std::ptrdiff_t>(position.index));
+    if (block.ranges.empty()) {
+      blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(position.block));
+    } else {
+      refresh(block);
+    }
+  }
 
   // Extends the arena, using a free range at its end if there is one.
   int64_t grow(int64_t bytes) {
     int64_t offset = size_;
-    if (!free_.empty() && free_.back().end() == size_) {
-      offset = free_.back().offset;
-      free_.pop_back();
+    if (!blocks_.empty() && blocks_.back().ranges.back().end() == size_) {
+      const Position last{blocks_.size() - 1, blocks_.back().ranges.size() - 1};
+      offset = at(last).offset;
+      erase(last);
     }
     size_ = offset + bytes;
     return offset;
   }
 
   Fit fit_;
-  std::vector<Range> free_;
+  std::vector<Block> blocks_;
   int64_t size_ = 0;
 };
 
