@@ -248,6 +248,28 @@ Eigen::MatrixXd HierarchyFit::unseen_covariance() const {
   return covariance;
 }
 
+namespace {
+
+// Between the two votes whose middles lie around half of all, in proportion, so that it moves as
+// votes do and lies in the middle of two equal ones. `votes`: values in order, and their weights.
+double weighted_median(const std::vector<std::pair<double, double>>& votes, double all) {
+  double before = 0, middle_before = 0, value_before = votes.front().first;
+  for (const auto& [value, weight] : votes) {
+    const double middle = before + weight / 2;
+    if (middle >= all / 2) {
+      const double span = middle - middle_before;
+      const double part = span > 0 ? (all / 2 - middle_before) / span : 1;
+      return value_before + part * (value - value_before);
+    }
+    before += weight;
+    middle_before = middle;
+    value_before = value;
+  }
+  return votes.back().first;
+}
+
+}  // namespace
+
 Eigen::VectorXd HierarchyFit::typical() const {
   const Eigen::MatrixXd unseen = unseen_covariance();
   Vector typical = center;
@@ -262,12 +284,7 @@ Eigen::VectorXd HierarchyFit::typical() const {
     }
     if (all < kLeastVotes) continue;
     std::sort(votes.begin(), votes.end());
-    double below = 0;
-    for (const auto& [value, known] : votes) {
-      typical[i] = value;
-      below += known;
-      if (below >= all / 2) break;
-    }
+    typical[i] = weighted_median(votes, all);
   }
   return typical;
 }

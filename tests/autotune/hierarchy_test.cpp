@@ -305,12 +305,13 @@ TEST(Hierarchy, the_typical_framework_is_the_median_of_those_that_are_known) {
   add(50, 0.2);
   EXPECT_DOUBLE_EQ(fit.typical()[0], 14) << "less than of one framework";
   add(1, 0.2);
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 25.5) << "the middle of two";
   add(3, 0.6);
   add(2, 0.2);
-  EXPECT_DOUBLE_EQ(fit.typical()[0], 2);
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 2 + 1.0 / 3);
   // Who is unseen has no vote, wherever the center put it.
   for (int i = 0; i < 9; ++i) add(100, 1);
-  EXPECT_DOUBLE_EQ(fit.typical()[0], 2);
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 2 + 1.0 / 3);
 }
 
 }  // namespace
