@@ -142,7 +142,7 @@ HierarchyFit fit_without(const Figures& figures, const Without& left_out) {
 Stack fitted_stack(Stack stack, const HierarchyFit& fit, std::optional<size_t> framework,
                    const std::vector<std::string>& generations) {
   stack.constants =
-      fitted_constants(framework ? fit.constants[*framework] : fit.center, fit, generations);
+      fitted_constants(framework ? fit.constants[*framework] : fit.typical(), fit, generations);
   const Eigen::MatrixXd unseen = fit.unseen_covariance();
   const Eigen::MatrixXd& covariance = framework ? fit.covariances[*framework] : unseen;
   StackUncertainty uncertainty;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "sim/base/error.h"
 
@@ -14,7 +16,9 @@ using Vector = Eigen::VectorXd;
 using Matrix = Eigen::MatrixXd;
 
 constexpr int kMostSpreadRounds = 500;
-constexpr double kFreedom = 4;              // degrees, of Student's t
+constexpr double kFreedom = 4;  // degrees, of Student's t
+// Frameworks that are known whole, which it takes to have a median.
+constexpr double kLeastVotes = 1;
 constexpr double kSpreadsConverged = 1e-6;  // relative change of every spread in one round
 
 // Where the unknowns stand in one vector: mu, then each framework's distance from it, then the
@@ -242,6 +246,47 @@ Eigen::MatrixXd HierarchyFit::unseen_covariance() const {
   Eigen::MatrixXd covariance = center_covariance;
   covariance.diagonal() += between.cwiseAbs2();
   return covariance;
+}
+
+namespace {
+
+// Between the two votes whose middles lie around half of all, in proportion, so that it moves as
+// votes do and lies in the middle of two equal ones. `votes`: values in order, and their weights.
+double weighted_median(const std::vector<std::pair<double, double>>& votes, double all) {
+  double before = 0, middle_before = 0, value_before = votes.front().first;
+  for (const auto& [value, weight] : votes) {
+    const double middle = before + weight / 2;
+    if (middle >= all / 2) {
+      const double span = middle - middle_before;
+      const double part = span > 0 ? (all / 2 - middle_before) / span : 1;
+      return value_before + part * (value - value_before);
+    }
+    before += weight;
+    middle_before = middle;
+    value_before = value;
+  }
+  return votes.back().first;
+}
+
+}  // namespace
+
+Eigen::VectorXd HierarchyFit::typical() const {
+  const Eigen::MatrixXd unseen = unseen_covariance();
+  Vector typical = center;
+  for (Index i = 0; i < typical.size(); ++i) {
+    std::vector<std::pair<double, double>> votes;  // constant, and how much is known of it
+    double all = 0;
+    for (size_t f = 0; f < constants.size(); ++f) {
+      const double known = 1 - covariances[f](i, i) / unseen(i, i);
+      if (known <= 0) continue;
+      votes.emplace_back(constants[f][i], known);
+      all += known;
+    }
+    if (all < kLeastVotes) continue;
+    std::sort(votes.begin(), votes.end());
+    typical[i] = weighted_median(votes, all);
+  }
+  return typical;
 }
 
 double HierarchyFit::unexplained(FigureKind kind) const {

@@ -85,6 +85,11 @@ struct HierarchyFit {
 
   // Of a framework that nobody has measured.
   Eigen::MatrixXd unseen_covariance() const;
+  // Constants of the typical framework: of each the median of the frameworks', a framework as heavy
+  // as the part of the variance of an unseen one that figures took off its own. The center, being a
+  // mean of normals, goes after the one framework that lies far from all others. Where figures say
+  // less than would make one framework known, it is the center.
+  Eigen::VectorXd typical() const;
   // Spread of what no constant explains in one figure of a source that is new: of the normal that
   // has eight tenths of it within the same width.
   double unexplained(FigureKind kind) const;

@@ -289,5 +289,30 @@ TEST(Hierarchy, covariances_say_how_far_the_constants_are_off) {
   EXPECT_NEAR(static_cast<double>(inside) / all, 0.8, 0.07);
 }
 
+// By hand: unseen frameworks spread by one, so that variances of 0.2, 0.2, 0.2 and 0.6 make votes
+// of 0.8, 0.8, 0.8 and 0.4. Half of 2.8 is reached at the second of 1, 2, 3 and 50; the mean is
+// at 14.
+TEST(Hierarchy, the_typical_framework_is_the_median_of_those_that_are_known) {
+  HierarchyFit fit;
+  fit.center = Eigen::VectorXd::Constant(1, 14);
+  fit.center_covariance = Eigen::MatrixXd::Constant(1, 1, 0.36);
+  fit.between = Eigen::VectorXd::Constant(1, 0.8);
+  const auto add = [&](double constant, double variance) {
+    fit.constants.push_back(Eigen::VectorXd::Constant(1, constant));
+    fit.covariances.push_back(Eigen::MatrixXd::Constant(1, 1, variance));
+  };
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 14) << "nothing is known";
+  add(50, 0.2);
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 14) << "less than of one framework";
+  add(1, 0.2);
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 25.5) << "the middle of two";
+  add(3, 0.6);
+  add(2, 0.2);
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 2 + 1.0 / 3);
+  // Who is unseen has no vote, wherever the center put it.
+  for (int i = 0; i < 9; ++i) add(100, 1);
+  EXPECT_DOUBLE_EQ(fit.typical()[0], 2 + 1.0 / 3);
+}
+
 }  // namespace
 }  // namespace ballast

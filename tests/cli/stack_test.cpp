@@ -144,6 +144,11 @@ TEST(Confidence, verdict_is_close_where_memory_is_about_what_is_needed) {
   const Outcome above = with(1.03);
   EXPECT_EQ(above.code, 0) << above.output;
   EXPECT_TRUE(above.says("close: fits with a chance of 62 %")) << above.output;
+  EXPECT_FALSE(above.says("gives its cached blocks back")) << above.output;
+  const Outcome full = with(1.005);
+  EXPECT_EQ(full.code, 0) << full.output;
+  EXPECT_TRUE(full.says("GPU memory is filled to 99.5 %: ")) << full.output;
+  EXPECT_TRUE(full.says("gives its cached blocks back")) << full.output;
   const Outcome below = with(0.97);
   EXPECT_EQ(below.code, 1) << below.output;
   EXPECT_TRUE(below.says("close: does not fit, but has a chance of 38 %: ")) << below.output;

@@ -389,6 +389,26 @@ TEST(StackFacts, gradients_are_laid_out_in_passes_of_their_own_before_they_are_r
   }
 }
 
+// FSDP 1 with MixedPrecision(param_dtype=bf16, reduce_dtype=bf16): 32-bit shards, 16 bits on the
+// wire. Two micro-batches, N parameters: 8 N each are moved and 2 N each are scattered.
+TEST(StackFacts, shards_in_32_bits_that_are_reduced_in_16_are_laid_out_and_sent_in_16) {
+  StackFacts facts;
+  facts.reduce_bytes = 8;
+  facts.wide_reduce_bytes = 18;
+  facts.gradients = GradientPrecision::kF32;
+  const Graph graph = build(gpt(), two_ranks(3), facts);
+  EXPECT_EQ(passes(graph, OpKind::kPack).moved, 2 * 8 * parameter_count(gpt()));
+  int64_t scattered = 0;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<CollectiveWork>(&op.work);
+    if (work == nullptr || work->kind != CollectiveKind::kReduceScatter) continue;
+    scattered += work->bytes.count;
+  }
+  EXPECT_EQ(scattered, 2 * 2 * parameter_count(gpt()));
+  EXPECT_EQ(tiny::bytes(graph, TensorKind::kGradient).count, 2 * parameter_count(gpt()))
+      << "half of them on a rank, in 32 bits";
+}
+
 // One where one gather is.
 TEST(StackFacts, gathered_weights_are_copied_out_before_they_are_used) {
   StackFacts facts;

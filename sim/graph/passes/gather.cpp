@@ -208,19 +208,21 @@ class GatherPass {
   }
 
   // What passes of their own do to gradients before they are scattered, where they lie.
-  Op laid_out(const Op& scatter, Bytes bytes) const {
+  Op laid_out(const Op& scatter) const {
     Op op = scatter;
     op.kind = OpKind::kPack;
     op.lane = lane_of(0, LaneKind::kCopyOut);
     op.accesses.clear();
+    int64_t elements = 0;
+    DType type = plan_.dtype;
     for (const Access& access : scatter.accesses) {
-      if (access.role == Role::kSource) op.accesses.push_back(update(access.tensor, Role::kSource));
+      if (access.role != Role::kSource) continue;
+      op.accesses.push_back(update(access.tensor, Role::kSource));
+      elements += graph_.tensor(access.tensor).elements;
+      type = reduced_type(graph_.tensor(access.tensor));
     }
-    const bool wide =
-        facts_.reduction == GradientPrecision::kF32 || plan_.gradients == GradientFormat::kF32;
-    const DType type = wide ? DType::kF32 : plan_.dtype;
-    BucketWork work = elementwise(bytes.count / size_of(type), type, type, Site::kGpu);
-    work.moved = {work.elements * layout_bytes(facts_)};
+    BucketWork work = elementwise(elements, type, type, Site::kGpu);
+    work.moved = {elements * layout_bytes(facts_)};
     op.work = work;
     return op;
   }
@@ -266,9 +268,17 @@ class GatherPass {
     return facts_.reduction == GradientPrecision::kF32 ? DType::kF32 : gradient.dtype;
   }
 
-  // The whole gradient of a shard: of one micro-batch, or the sum of all so far.
+  // The whole gradient of a shard: of one micro-batch, or the sum of all so far. Where a framework
+  // keeps its shard in 32 bits and reduces in the type of the weights, a backward leaves that type
+  // (torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook: the reduced shard is cast).
   TensorId whole_gradient(TensorId shard) {
-    if (!sums_whole()) return whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
+    if (!sums_whole()) {
+      const TensorId whole = whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
+      const bool stays_wide =
+          facts_.reduction == GradientPrecision::kF32 || plan_.gradients == GradientFormat::kF32;
+      if (!stays_wide) graph_.tensor(whole).dtype = plan_.dtype;
+      return whole;
+    }
     const auto [sum, is_new] = sums_.try_emplace(shard, -1);
     if (is_new) {
       sum->second = whole_of(shard, TensorKind::kFullGradient, Category::kGradients);
@@ -306,7 +316,7 @@ class GatherPass {
     if (facts_.stage3_copies_by_tensor) {
       insertions.after(visit.last, pack(made, visit, bytes));
     } else if (layout_bytes(facts_) > 0) {
-      insertions.after(visit.last, laid_out(made, bytes));
+      insertions.after(visit.last, laid_out(made));
     }
     std::optional<Op> summed;
     if (copies_group(plan_).ranks > 1) summed = sum_over_copies(made, visit, bytes);
