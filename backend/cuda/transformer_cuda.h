@@ -64,6 +64,8 @@ class CudaTransformer : public CudaMath {
   void linear_backward_input(const Call& call);
   void linear_backward_weight(const Call& call);
 
+  // Of a micro-batch's tokens those of an operation of head or loss.
+  LossChunk chunk_of(const Op& op) const;
   kernels::cuda::EmbeddingShape embedding_shape() const;
   kernels::cuda::NormShape norm_shape(const Op& op) const;
   kernels::cuda::AttentionShape attention_shape(const Op& op) const;
@@ -82,6 +84,7 @@ class CudaTransformer : public CudaMath {
   std::unique_ptr<CudaAttention> attention_;
   CudaMemory rope_;     // empty where positions are learned
   CudaMemory scratch_;  // of the operation that runs
+  CudaMemory losses_;   // by token, where head and loss take them in pieces; else empty
 };
 
 }  // namespace ballast

@@ -127,6 +127,27 @@ TEST(EmulatedTraining, every_knob_gives_the_bits_of_the_gpus_own_waiting_run) {
   }
 }
 
+// Of equal logits the loss has the bits of the whole: its tokens' losses are added up in one order.
+// The head's gradient is a sum over pieces, and has those of the GPU's own waiting run.
+TEST(EmulatedTraining, head_and_loss_in_pieces_follow_the_whole) {
+  const TrainerOptions options = on_emulated_cuda(proportional_steps());
+  for (const Model& model : {small_gpt2(), small_llama()}) {
+    const Plan whole = small_plan(DType::kF32);
+    Plan pieces = whole;
+    pieces.loss_chunks = 5;
+    const tiny::Outcome one = tiny::train(model, whole, options, kSteps, true);
+    const tiny::Outcome five = tiny::train(model, pieces, options, kSteps, true);
+    EXPECT_EQ(five.records.front().loss, one.records.front().loss) << model.name;
+    EXPECT_LT(distance(five.parameters, one.parameters), 1e-6) << model.name;
+    EXPECT_FALSE(tiny::same_bits(five.parameters, one.parameters)) << "are there pieces?";
+    Plan speculates = pieces;
+    speculates.optimizer.sync = SyncMode::kSpeculate;
+    speculates.activations = tiny::all_activations(ActivationFate::kOffload);
+    EXPECT_TRUE(tiny::same_bits(tiny::train(model, speculates, options, kSteps, true).parameters,
+                                five.parameters));
+  }
+}
+
 // Steps that nothing clips: what their records did not hold is stepped when they are kept. In the
 // first steps that is most of it.
 TEST(EmulatedTraining, exact_steps_of_the_gpu_that_are_kept_give_the_bits_of_waiting) {
