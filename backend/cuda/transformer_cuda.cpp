@@ -18,8 +18,12 @@ namespace cuda = kernels::cuda;
 using transformer::LinearLayout;
 using transformer::LinearPart;
 
-// Products take a bias in their epilogue where it is aligned so.
+// Products take a bias in their epilogue, or leave its gradient, where it is aligned so.
 constexpr uintptr_t kBiasAlignment = 16;
+
+bool is_aligned(const void* bias) {
+  return reinterpret_cast<uintptr_t>(bias) % kBiasAlignment == 0;
+}
 
 bool is_forward(const Op& op) { return !is_backward(op.phase); }
 
@@ -336,7 +340,7 @@ void CudaTransformer::linear_forward(const Call& call) {
     product.out_stride = layout.out;
     if (residual.tensor != nullptr) product.added = element(residual, part.column);
     const std::byte* bias = layout.has_bias ? element(weight, part.bias) : nullptr;
-    const bool in_epilogue = reinterpret_cast<uintptr_t>(bias) % kBiasAlignment == 0;
+    const bool in_epilogue = is_aligned(bias);
     if (in_epilogue) product.bias = bias;
     multiply(call, product, GradientFactor::kNone);
     if (in_epilogue) continue;
@@ -369,6 +373,19 @@ void CudaTransformer::linear_backward_input(const Call& call) {
   }
 }
 
+// An epilogue overwrites what is there: sums of later micro-batches are a pass of their own.
+// Factors in 8 bits are rounded, and a bias has the gradient of what was not.
+bool CudaTransformer::leaves_sums(const Call& call, CudaGemm& product, void* sums) {
+  const bool as_stored = std::get<GemmWork>(call.op.work).format == ProductFormat::kAsStored;
+  if (product.added != nullptr || !as_stored || !is_aligned(sums)) return false;
+  CudaGemm with_sums = product;
+  const bool in_out = layout_of(call.op.label.module).order == WeightLayout::kInOut;
+  (in_out ? with_sums.sums_of_b : with_sums.sums_of_a) = sums;
+  if (!products_->offers_sums(with_sums)) return false;
+  product = with_sums;
+  return true;
+}
+
 void CudaTransformer::linear_backward_weight(const Call& call) {
   const LinearLayout layout = layout_of(call.op.label.module);
   const int64_t tokens = std::get<GemmWork>(call.op.work).k;
@@ -392,12 +409,14 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
     product.out_dtype = gradient.tensor->dtype;
     product.out_stride = product.n;
     if (gradient.adds) product.added = product.out;
+    std::byte* const of_bias = layout.has_bias ? element(gradient, part.bias) : nullptr;
+    const bool in_epilogue = layout.has_bias && leaves_sums(call, product, of_bias);
     multiply(call, product, in_out ? GradientFactor::kB : GradientFactor::kA);
-    if (!layout.has_bias) continue;
+    if (!layout.has_bias || in_epilogue) continue;
     cuda::BiasGradient bias;
     bias.place = columns_of(layout, part, tokens);
     bias.dy = input(dy);
-    bias.dbias = {element(gradient, part.bias), format_of(gradient.tensor->dtype)};
+    bias.dbias = {of_bias, format_of(gradient.tensor->dtype)};
     bias.write = write_of(gradient);
     bias.scratch = scratch_.data();
     check_launch(cuda::bias_gradient(bias, call.native()), call.stream);
