@@ -21,13 +21,20 @@ int64_t undo_tiles_to(int64_t end) { return (end + kUndoTile - 1) / kUndoTile; }
 
 #ifdef BALLAST_HWLOC
 
-// hwloc spreads over sockets and caches first, which is where the memory channels are.
+// hwloc spreads over sockets and caches first, which is where the memory channels are. It knows
+// what a container allows, and not what the thread that made this one was bound to (numactl,
+// mpirun, the chip of a GPU): the topology is cut down to that.
 void pin(int worker, int workers) {
   hwloc_topology_t topology = nullptr;
   if (hwloc_topology_init(&topology) != 0) return;
   const std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)> owner(
       topology, hwloc_topology_destroy);
   if (hwloc_topology_load(topology) != 0) return;
+  const std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)> bound(hwloc_bitmap_alloc(),
+                                                                            hwloc_bitmap_free);
+  const bool is_known =
+      bound != nullptr && hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_THREAD) == 0;
+  if (is_known && hwloc_topology_restrict(topology, bound.get(), 0) != 0) return;
   std::vector<hwloc_cpuset_t> sets(static_cast<size_t>(workers), nullptr);
   hwloc_obj_t root = hwloc_get_root_obj(topology);
   if (hwloc_distrib(topology, &root, 1, sets.data(), static_cast<unsigned>(workers), 1 << 20, 0) !=

@@ -33,7 +33,8 @@ class CudaMath {
     double gradient_factor = 1;  // on the gradient of each token's loss
     double* mean = nullptr;      // where the mean loss goes, in pinned memory
   };
-  // Replaces logits by their gradient.
+  // Replaces logits by their gradient. Of pieces of the tokens (Plan::loss_chunks) the mean is
+  // there after the last one.
   virtual void loss(const Op& op, const OperationArguments& arguments, int32_t step,
                     const Loss& loss, CudaStream stream) = 0;
 

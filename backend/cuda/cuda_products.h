@@ -30,11 +30,18 @@ struct CudaGemm {
   int64_t out_stride = 0;       // of out and of added
   const void* added = nullptr;  // may be out; null: nothing is added
   const void* bias = nullptr;   // of out's dtype; null: none
+  // Where a factor's sums over k go too, in out's dtype: a's, [m], or b's, [n]; null: nowhere. One
+  // of them at most, without a bias, and only of products that the library offers so.
+  void* sums_of_a = nullptr;
+  void* sums_of_b = nullptr;
 };
 
 class CudaProducts {
  public:
   virtual ~CudaProducts() = default;
+  // Whether a product that leaves sums of a factor is there: asked of the library once a shape. Of
+  // two that differ in nothing but addresses of the same alignment, the same.
+  virtual bool offers_sums(const CudaGemm&) { return false; }
   // Enqueues. Sums in fp32 and rounds once. One call at a time.
   virtual void multiply(const CudaGemm& gemm, CudaStream stream) = 0;
 };

@@ -104,6 +104,7 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
       options_(options),
       runtime_(checked(training, std::move(parts.runtime))),
       capabilities_(cuda_capabilities(runtime_->properties())),
+      notes_(std::move(parts.notes)),
       math_(std::move(parts.math)),
       free_before_(parts.free_before),
       hbm_(*runtime_, CudaMemoryKind::kDevice, graph_.arenas.size[index_of(Place::kHbm)],
@@ -216,6 +217,13 @@ bool CudaDevice::launch_recorded(const Program& program, OpId id, int32_t step) 
   }
   lanes_.end(program, id, step);
   return true;
+}
+
+std::vector<std::string> CudaDevice::notes() const {
+  std::vector<std::string> all = notes_;
+  const std::vector<std::string> of_math = math_->notes();
+  all.insert(all.end(), of_math.begin(), of_math.end());
+  return all;
 }
 
 void CudaDevice::follow(const Program& program, OpId id, OpId before, int32_t step_of_before) {

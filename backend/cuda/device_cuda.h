@@ -33,7 +33,8 @@ namespace ballast {
 struct CudaParts {
   std::unique_ptr<CudaRuntime> runtime;
   std::unique_ptr<CudaMath> math;
-  Bytes free_before;  // on the GPU, before `math` took its scratch
+  Bytes free_before;                    // on the GPU, before `math` took its scratch
+  std::vector<std::string> notes = {};  // of where it runs; before those of `math`
 };
 
 // All that this device carries out, on a GPU of compute capability 8.9 or newer and on a given one.
@@ -63,7 +64,7 @@ class CudaDevice : public TrainingDevice {
   void restore_partials(int32_t step) override;
   double evaluate(int64_t batch, int32_t step) override;
   std::vector<MemoryUse> memory() override;
-  std::vector<std::string> notes() const override { return math_->notes(); }
+  std::vector<std::string> notes() const override;
 
  private:
   using ProgramKind = BucketUpdates::ProgramKind;
@@ -109,6 +110,7 @@ class CudaDevice : public TrainingDevice {
   DeviceOptions options_;
   std::unique_ptr<CudaRuntime> runtime_;
   Capabilities capabilities_;
+  std::vector<std::string> notes_;
   std::unique_ptr<CudaMath> math_;
   Bytes free_before_;
   CudaMemory hbm_;

@@ -18,8 +18,12 @@ namespace cuda = kernels::cuda;
 using transformer::LinearLayout;
 using transformer::LinearPart;
 
-// Products take a bias in their epilogue where it is aligned so.
+// Products take a bias in their epilogue, or leave its gradient, where it is aligned so.
 constexpr uintptr_t kBiasAlignment = 16;
+
+bool is_aligned(const void* bias) {
+  return reinterpret_cast<uintptr_t>(bias) % kBiasAlignment == 0;
+}
 
 bool is_forward(const Op& op) { return !is_backward(op.phase); }
 
@@ -86,7 +90,10 @@ CudaTransformer::CudaTransformer(const Training& training, CudaRuntime& runtime,
       attention_(std::move(attention)),
       rope_(runtime, CudaMemoryKind::kDevice,
             bytes_of(rope_table(model_, plan_).values(), DType::kF32), "rotary positions"),
-      scratch_(runtime, CudaMemoryKind::kDevice, largest_scratch(), "scratch of kernels") {
+      scratch_(runtime, CudaMemoryKind::kDevice, largest_scratch(), "scratch of kernels"),
+      losses_(runtime, CudaMemoryKind::kDevice,
+              bytes_of(plan_.loss_chunks > 1 ? plan_.tokens_per_micro_batch() : 0, DType::kF64),
+              "losses of tokens") {
   fill_rope();
 }
 
@@ -310,6 +317,10 @@ void CudaTransformer::multiply(const Call& call, const CudaGemm& gemm, GradientF
   multiply_in_fp8(product, *products_, call.stream);
 }
 
+LossChunk CudaTransformer::chunk_of(const Op& op) const {
+  return loss_chunk_of(plan_, plan_.tokens_per_micro_batch(), op.label.loss_chunk);
+}
+
 void CudaTransformer::linear_forward(const Call& call) {
   const LinearLayout layout = layout_of(call.op.label.module);
   const Argument x = call.find(Role::kInput);
@@ -322,14 +333,14 @@ void CudaTransformer::linear_forward(const Call& call) {
     product.m = std::get<GemmWork>(call.op.work).m;
     product.n = part.out;
     product.k = layout.in;
-    product.a = operand(x, 0, layout.in, Orientation::kAsStored);
+    product.a = operand(x, chunk_of(call.op).begin * layout.in, layout.in, Orientation::kAsStored);
     product.b = weight_of(layout, part, weight, Factor::kOfInput);
     product.out = element(y, part.column);
     product.out_dtype = y.tensor->dtype;
     product.out_stride = layout.out;
     if (residual.tensor != nullptr) product.added = element(residual, part.column);
     const std::byte* bias = layout.has_bias ? element(weight, part.bias) : nullptr;
-    const bool in_epilogue = reinterpret_cast<uintptr_t>(bias) % kBiasAlignment == 0;
+    const bool in_epilogue = is_aligned(bias);
     if (in_epilogue) product.bias = bias;
     multiply(call, product, GradientFactor::kNone);
     if (in_epilogue) continue;
@@ -354,12 +365,25 @@ void CudaTransformer::linear_backward_input(const Call& call) {
     product.k = part.out;
     product.a = operand(dy, part.column, layout.out, Orientation::kAsStored);
     product.b = weight_of(layout, part, weight, Factor::kOfGradient);
-    product.out = dx.data;
+    product.out = element(dx, chunk_of(call.op).begin * layout.in);
     product.out_dtype = dx.tensor->dtype;
     product.out_stride = layout.in;
-    if (i > 0) product.added = dx.data;
+    if (i > 0) product.added = product.out;
     multiply(call, product, GradientFactor::kA);
   }
+}
+
+// An epilogue overwrites what is there: sums of later micro-batches are a pass of their own.
+// Factors in 8 bits are rounded, and a bias has the gradient of what was not.
+bool CudaTransformer::leaves_sums(const Call& call, CudaGemm& product, void* sums) {
+  const bool as_stored = std::get<GemmWork>(call.op.work).format == ProductFormat::kAsStored;
+  if (product.added != nullptr || !as_stored || !is_aligned(sums)) return false;
+  CudaGemm with_sums = product;
+  const bool in_out = layout_of(call.op.label.module).order == WeightLayout::kInOut;
+  (in_out ? with_sums.sums_of_b : with_sums.sums_of_a) = sums;
+  if (!products_->offers_sums(with_sums)) return false;
+  product = with_sums;
+  return true;
 }
 
 void CudaTransformer::linear_backward_weight(const Call& call) {
@@ -376,7 +400,8 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
     product.n = in_out ? part.out : layout.in;
     product.k = tokens;
     const GemmOperand dy_part = operand(dy, part.column, layout.out, Orientation::kTransposed);
-    const GemmOperand x_whole = operand(x, 0, layout.in, Orientation::kTransposed);
+    const GemmOperand x_whole =
+        operand(x, chunk_of(call.op).begin * layout.in, layout.in, Orientation::kTransposed);
     product.a = in_out ? x_whole : dy_part;
     product.b = in_out ? dy_part : x_whole;
     product.b.orientation = Orientation::kAsStored;
@@ -384,12 +409,14 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
     product.out_dtype = gradient.tensor->dtype;
     product.out_stride = product.n;
     if (gradient.adds) product.added = product.out;
+    std::byte* const of_bias = layout.has_bias ? element(gradient, part.bias) : nullptr;
+    const bool in_epilogue = layout.has_bias && leaves_sums(call, product, of_bias);
     multiply(call, product, in_out ? GradientFactor::kB : GradientFactor::kA);
-    if (!layout.has_bias) continue;
+    if (!layout.has_bias || in_epilogue) continue;
     cuda::BiasGradient bias;
     bias.place = columns_of(layout, part, tokens);
     bias.dy = input(dy);
-    bias.dbias = {element(gradient, part.bias), format_of(gradient.tensor->dtype)};
+    bias.dbias = {of_bias, format_of(gradient.tensor->dtype)};
     bias.write = write_of(gradient);
     bias.scratch = scratch_.data();
     check_launch(cuda::bias_gradient(bias, call.native()), call.stream);
@@ -407,14 +434,20 @@ void CudaTransformer::loss(const Op& op, const OperationArguments& arguments, in
   cuda::Classifier classifier;
   classifier.rows.sequences = *plan_.micro_batch;
   classifier.rows.length = plan_.sequence_length;
-  classifier.rows.rows = plan_.tokens_per_micro_batch();
+  const LossChunk chunk = chunk_of(op);
+  classifier.rows.first_row = chunk.begin;
+  classifier.rows.rows = chunk.count;
   classifier.vocab = model_.vocab;
   classifier.tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
   classifier.logits = output(call.find(Role::kOutput));
   classifier.gradient_factor = static_cast<float>(loss.gradient_factor);
-  classifier.losses = reinterpret_cast<double*>(scratch_.data());
+  // Other kernels run between the pieces.
+  const bool in_pieces = plan_.loss_chunks > 1;
+  classifier.losses = reinterpret_cast<double*>((in_pieces ? losses_ : scratch_).data());
   check_launch(cuda::classifier(classifier, call.native()), stream);
-  const cuda::MeanLoss mean{classifier.losses, classifier.rows.rows, loss.mean};
+  const int64_t tokens = plan_.tokens_per_micro_batch();
+  if (chunk.begin + chunk.count < tokens) return;
+  const cuda::MeanLoss mean{classifier.losses, tokens, loss.mean};
   check_launch(cuda::mean_loss(mean, call.native()), stream);
 }
 

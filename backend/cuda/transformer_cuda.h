@@ -2,12 +2,12 @@
 // products to cuBLASLt (or whatever multiplies, in tests), attention to cuDNN where it is there.
 //
 // The same modules as backend/host/transformer.h, from the same roles of tensors. Products take the
-// bias, and the residual or what is accumulated, in their epilogue; where a module's matrices lie
-// side by side without biases between (q, k and v; gate and up) they are one product. Factors of
-// products in fp8 are rounded right before (cuda_fp8.h). Scratch of the largest operation is taken
-// once; all modules run on one stream. Activations are operations of their own in the graph (their
-// input and output may be kept, offloaded or computed again apart), so no product computes one in
-// its epilogue.
+// bias, and the residual or what is accumulated, in their epilogue, and leave the gradient of a
+// bias where the library offers that; where a module's matrices lie side by side without biases
+// between (q, k and v; gate and up) they are one product. Factors of products in fp8 are rounded
+// right before (cuda_fp8.h). Scratch of the largest operation is taken once; all modules run on one
+// stream. Activations are operations of their own in the graph (their input and output may be kept,
+// offloaded or computed again apart), so no product computes one in its epilogue.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,11 @@ class CudaTransformer : public CudaMath {
   void linear_forward(const Call& call);
   void linear_backward_input(const Call& call);
   void linear_backward_weight(const Call& call);
+  // Lets the product of a weight's gradient leave that of the bias too, if there is such a one.
+  bool leaves_sums(const Call& call, CudaGemm& product, void* sums);
 
+  // Of a micro-batch's tokens those of an operation of head or loss.
+  LossChunk chunk_of(const Op& op) const;
   kernels::cuda::EmbeddingShape embedding_shape() const;
   kernels::cuda::NormShape norm_shape(const Op& op) const;
   kernels::cuda::AttentionShape attention_shape(const Op& op) const;
@@ -82,6 +86,7 @@ class CudaTransformer : public CudaMath {
   std::unique_ptr<CudaAttention> attention_;
   CudaMemory rope_;     // empty where positions are learned
   CudaMemory scratch_;  // of the operation that runs
+  CudaMemory losses_;   // by token, where head and loss take them in pieces; else empty
 };
 
 }  // namespace ballast

@@ -222,14 +222,14 @@ void HostDevice::loss(const Op& op, int32_t step) {
       static_cast<double>(plan_.tokens_per_micro_batch() * plan_.accumulation() * plan_.replicas());
   if (options_.gradient_factor) factor *= options_.gradient_factor(step);
   const double mean = modules_.loss(op, arguments_, step, factor);
-  // Of parts of the sequences the last comes first.
-  const double share = static_cast<double>(std::get<RowWork>(op.work).rows) /
-                       static_cast<double>(plan_.tokens_per_micro_batch());
-  const bool adds = op.label.subsequence >= 0 && op.label.subsequence + 1 < plan_.subsequences;
+  // Of parts of the sequences the last comes first, of pieces of their tokens the first.
+  const bool after_part =
+      op.label.subsequence >= 0 && op.label.subsequence + 1 < plan_.subsequences;
+  const bool adds = after_part || op.label.loss_chunk > 0;
   if (split_ == Split::kValidation) {
-    evaluated_loss_ = mean * share + (adds ? evaluated_loss_ : 0);
+    evaluated_loss_ = mean + (adds ? evaluated_loss_ : 0);
   } else {
-    control_.set_loss(step, op.label.micro_batch, mean * share, adds);
+    control_.set_loss(step, op.label.micro_batch, mean, adds);
   }
 }
 

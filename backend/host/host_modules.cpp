@@ -72,6 +72,12 @@ Shape HostModules::shape_of(const Op& op) const {
   return {*plan_.micro_batch, part.length, part.begin, plan_.sequence_length};
 }
 
+View HostModules::chunk_rows(const Call& call, const Argument& all, int64_t rows,
+                             int64_t columns) const {
+  if (call.op.label.loss_chunk < 0) return view(all, rows, columns);
+  return part(all, chunk_of(call.op).begin * columns, rows, columns);
+}
+
 void HostModules::embedding(const Call& call) const {
   const Op& op = call.op;
   const Shape shape = shape_of(op);
@@ -142,8 +148,7 @@ void HostModules::gemm(const Call& call) const {
     }
     transformer::linear_backward_weight(
         model_, kind, view(call.find(Role::kOutputGradient), work.k, work.m),
-        view(call.find(Role::kInput), work.k, work.n), view(gradient, 1, gradient.tensor->elements),
-        gradient.adds);
+        chunk_rows(call, call.find(Role::kInput), work.k, work.n), flat(gradient), gradient.adds);
     return;
   }
   if (kind == ModuleKind::kQkv && op.label.subsequence >= 0 && forward(op)) return part_qkv(call);
@@ -153,12 +158,13 @@ void HostModules::gemm(const Call& call) const {
   const View params = view(weight, 1, weight.tensor->elements);
   if (op.phase == Phase::kBackwardInput) {
     const Argument to = call.find(Role::kInputGradient);
-    transformer::linear_backward_input(model_, kind,
-                                       view(call.find(Role::kOutputGradient), work.m, work.k),
-                                       params, view(to, work.m, work.n), to.adds);
+    transformer::linear_backward_input(
+        model_, kind, view(call.find(Role::kOutputGradient), work.m, work.k), params,
+        chunk_rows(call, to, work.m, work.n), to.adds && op.label.loss_chunk < 0);
     return;
   }
-  transformer::linear_forward(model_, kind, view(call.find(Role::kInput), work.m, work.k), params,
+  transformer::linear_forward(model_, kind,
+                              chunk_rows(call, call.find(Role::kInput), work.m, work.k), params,
                               view(call.find(Role::kResidual), work.m, work.n),
                               view(call.find(Role::kOutput), work.m, work.n));
 }
@@ -340,10 +346,11 @@ void HostModules::loss_sums(const Op& op, const OperationArguments& arguments, i
   const Shape shape = shape_of(op);
   const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
   const Argument to = call.find(Role::kDestination);
-  const View sums = view(to, shape.tokens(), 3);
+  const LossChunk chunk = chunk_of(op);
+  const View sums = view(to, chunk.count, 3);
   transformer::loss_sums(model_, shape, tokens,
-                         view(call.find(Role::kSource), shape.tokens(), model_.vocab), vocabulary_,
-                         sums);
+                         view(call.find(Role::kSource), chunk.count, model_.vocab), vocabulary_,
+                         sums, chunk.begin);
   const auto bytes = static_cast<size_t>(to.tensor->bytes().count);
   const std::vector<std::byte> all = exchanges_->all_of(op.lane, {to.data, bytes});
   std::memcpy(to.data, all.data(), bytes);
@@ -358,14 +365,18 @@ double HostModules::loss(const Op& op, const OperationArguments& arguments, int3
   const Call call{op, arguments, step};
   const Shape shape = shape_of(op);
   const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
-  const View logits = view(call.find(Role::kOutput), shape.tokens(), model_.vocab);
+  const LossChunk chunk = chunk_of(op);
+  const double share =
+      static_cast<double>(chunk.count) / static_cast<double>(plan_.tokens_per_micro_batch());
+  const View logits = view(call.find(Role::kOutput), chunk.count, model_.vocab);
   if (sums_over_ranks()) {
-    return transformer::shared_loss_forward_backward(
-        model_, shape, tokens, logits, vocabulary_,
-        view(call.find(Role::kStatistics), shape.tokens(), 3), gradient_factor);
+    return share * transformer::shared_loss_forward_backward(
+                       model_, shape, tokens, logits, vocabulary_,
+                       view(call.find(Role::kStatistics), chunk.count, 3), gradient_factor,
+                       chunk.begin);
   }
-  const double mean =
-      transformer::loss_forward_backward(model_, shape, tokens, logits, gradient_factor);
+  const double mean = share * transformer::loss_forward_backward(model_, shape, tokens, logits,
+                                                                 gradient_factor, chunk.begin);
   const Argument balance = call.find(Role::kBalance);
   if (balance.data == nullptr) return mean;
   int64_t rows = 0;

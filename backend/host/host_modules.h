@@ -32,8 +32,8 @@ class HostModules {
 
   // Embedding, norm, matrix product, attention, activation, or tokens' way to experts and back.
   void module(const Op& op, const OperationArguments& arguments, int32_t step) const;
-  // Mean loss in nats, of a part of the sequences over its own tokens; logits become their gradient
-  // times the factor.
+  // Mean loss in nats over the micro-batch's tokens, of a part or piece of them its share; logits
+  // become their gradient times the factor.
   double loss(const Op& op, const OperationArguments& arguments, int32_t step,
               double gradient_factor) const;
   // What ranks that share the vocabulary tell each other of logits, before the loss.
@@ -49,6 +49,13 @@ class HostModules {
   };
   // Of the sequences, or of their part that an operation is of.
   transformer::Shape shape_of(const Op& op) const;
+  // Of those tokens the ones whose logits an operation of head or loss has.
+  LossChunk chunk_of(const Op& op) const {
+    return loss_chunk_of(plan_, shape_of(op).tokens(), op.label.loss_chunk);
+  }
+  // What a product reads of all tokens, or its gradient: the rows of its piece.
+  transformer::View chunk_rows(const Call& call, const Argument& all, int64_t rows,
+                               int64_t columns) const;
   void embedding(const Call& call) const;
   void norm(const Call& call) const;
   // Of parameters that every tensor-parallel rank has whole, gradients of what each has of the

@@ -146,20 +146,21 @@ int64_t target_of(Shape shape, const int32_t* tokens, int64_t token, int64_t voc
 }
 
 template <class Real>
-double loss_rows(Shape shape, const int32_t* tokens, View logits, double factor) {
+double loss_rows(Shape shape, const int32_t* tokens, View logits, double factor,
+                 int64_t first_token) {
   const int64_t vocab = logits.columns;
   auto* losses = static_cast<double*>(
-      scratch_bytes(Slot::kSums, shape.tokens() * static_cast<int64_t>(sizeof(double))));
-  for_rows(shape.tokens(), vocab, [&](int64_t token) {
-    const int64_t id = target_of(shape, tokens, token, vocab);
+      scratch_bytes(Slot::kSums, logits.rows * static_cast<int64_t>(sizeof(double))));
+  for_rows(logits.rows, vocab, [&](int64_t token) {
+    const int64_t id = target_of(shape, tokens, first_token + token, vocab);
     const int64_t first = token * vocab;
     Real* row = target<Real>(logits, first, vocab, Slot::kOutput);
     if (logits.dtype != kStored<Real>) copy_in(ConstView(logits), first, vocab, row);
     losses[token] = loss_row(row, vocab, id, factor);
     finish(row, logits, first, vocab);
   });
-  const double total = std::accumulate(losses, losses + shape.tokens(), 0.0);
-  return total / static_cast<double>(shape.tokens());
+  const double total = std::accumulate(losses, losses + logits.rows, 0.0);
+  return total / static_cast<double>(logits.rows);
 }
 
 void check_statistics(ConstView x, ConstView statistics) {
@@ -217,12 +218,12 @@ void activation_backward(const Model& model, ConstView h, ConstView da, View dh)
 }
 
 double loss_forward_backward(const Model& model, Shape shape, const int32_t* tokens, View logits,
-                             double gradient_factor) {
-  CHECK(logits.rows == shape.tokens() && logits.columns == model.vocab);
+                             double gradient_factor, int64_t first) {
+  CHECK(first + logits.rows <= shape.tokens() && logits.columns == model.vocab);
   if (logits.dtype == DType::kF64) {
-    return loss_rows<double>(shape, tokens, logits, gradient_factor);
+    return loss_rows<double>(shape, tokens, logits, gradient_factor, first);
   }
-  return loss_rows<float>(shape, tokens, logits, gradient_factor);
+  return loss_rows<float>(shape, tokens, logits, gradient_factor, first);
 }
 
 namespace {
@@ -250,12 +251,12 @@ bool holds(const VocabularyPart& part, int64_t id) {
 }  // namespace
 
 void loss_sums(const Model& model, Shape shape, const int32_t* tokens, ConstView logits,
-               const VocabularyPart& part, View sums) {
-  CHECK(logits.rows == shape.tokens() && logits.columns == model.vocab);
+               const VocabularyPart& part, View sums, int64_t first) {
+  CHECK(first + logits.rows <= shape.tokens() && logits.columns == model.vocab);
   CHECK(part.count <= model.vocab && sums.rows == logits.rows);
   LossSums* const to = sums_at(sums);
-  for_rows(shape.tokens(), part.count, [&](int64_t token) {
-    const int64_t id = target_of(shape, tokens, token, part.all);
+  for_rows(logits.rows, part.count, [&](int64_t token) {
+    const int64_t id = target_of(shape, tokens, first + token, part.all);
     float* const row = scratch<float>(Slot::kOutput, part.count);
     copy_in(logits, token * model.vocab, part.count, row);
     const float logit = holds(part, id) ? row[id - part.first] : 0;
@@ -278,30 +279,30 @@ void add_loss_sums(ConstView other, View sums) {
 
 double shared_loss_forward_backward(const Model& model, Shape shape, const int32_t* tokens,
                                     View logits, const VocabularyPart& part, ConstView sums,
-                                    double factor) {
-  CHECK(logits.rows == shape.tokens() && logits.columns == model.vocab);
+                                    double factor, int64_t first) {
+  CHECK(first + logits.rows <= shape.tokens() && logits.columns == model.vocab);
   const LossSums* const of_all = sums_at(sums);
   auto* losses = static_cast<double*>(
-      scratch_bytes(Slot::kSums, shape.tokens() * static_cast<int64_t>(sizeof(double))));
-  for_rows(shape.tokens(), model.vocab, [&](int64_t token) {
+      scratch_bytes(Slot::kSums, logits.rows * static_cast<int64_t>(sizeof(double))));
+  for_rows(logits.rows, model.vocab, [&](int64_t token) {
     const LossSums& token_sums = of_all[token];
-    const int64_t id = target_of(shape, tokens, token, part.all);
-    const int64_t first = token * model.vocab;
-    float* const row = target<float>(logits, first, model.vocab, Slot::kOutput);
-    if (logits.dtype != DType::kF32) copy_in(ConstView(logits), first, model.vocab, row);
+    const int64_t id = target_of(shape, tokens, first + token, part.all);
+    const int64_t at = token * model.vocab;
+    float* const row = target<float>(logits, at, model.vocab, Slot::kOutput);
+    if (logits.dtype != DType::kF32) copy_in(ConstView(logits), at, model.vocab, row);
     const SoftmaxSums<float> own = row_loops<float>().softmax(row, part.count);
     const double share = factor / static_cast<double>(token_sums.sum) *
                          std::exp(static_cast<double>(own.maximum - token_sums.maximum));
     row_loops<float>().scale(static_cast<float>(share), row, part.count);
     if (holds(part, id)) row[id - part.first] -= static_cast<float>(factor);
     std::fill(row + part.count, row + model.vocab, 0.0f);
-    finish(row, logits, first, model.vocab);
+    finish(row, logits, at, model.vocab);
     losses[token] = std::log(static_cast<double>(token_sums.sum)) +
                     static_cast<double>(token_sums.maximum) -
                     static_cast<double>(token_sums.target);
   });
-  const double total = std::accumulate(losses, losses + shape.tokens(), 0.0);
-  return total / static_cast<double>(shape.tokens());
+  const double total = std::accumulate(losses, losses + logits.rows, 0.0);
+  return total / static_cast<double>(logits.rows);
 }
 
 }  // namespace ballast::transformer

@@ -175,23 +175,23 @@ void part_qkv_forward(const Model&, ConstView x, ConstView params, View q, View 
 void activation_forward(const Model&, ConstView h, View a);
 void activation_backward(const Model&, ConstView h, ConstView da, View dh);
 
-// Mean cross-entropy over all T tokens of the micro-batch in nats (returned, double, summed in a
-// fixed order). logits [T, V] are replaced by their gradient times gradient_factor (which folds
-// 1/(T * accumulation) and the loss scale; the mean's 1/T is NOT applied again).
+// Mean cross-entropy in nats (returned, double, summed in a fixed order) over tokens [first, first
+// + N) of the micro-batch, whose logits [N, V] are replaced by their gradient times gradient_factor
+// (which folds 1/(T * accumulation) and the loss scale; the mean's 1/N is NOT applied again).
 double loss_forward_backward(const Model&, Shape, const int32_t* tokens, View logits,
-                             double gradient_factor);
+                             double gradient_factor, int64_t first = 0);
 
 // The same of a vocabulary that ranks share (Megatron-LM, megatron/core/tensor_parallel/
 // cross_entropy.py: VocabParallelCrossEntropy). What a rank tells of a token: its largest logit,
 // the sum of the exponentials beyond that, and the target's logit, 0 where another rank has it;
-// sums: [T, 3] in fp32.
+// sums: [N, 3] in fp32.
 void loss_sums(const Model&, Shape, const int32_t* tokens, ConstView logits,
-               const VocabularyPart& part, View sums);
+               const VocabularyPart& part, View sums, int64_t first = 0);
 // `sums` += those of another rank; in the same order on all of them.
 void add_loss_sums(ConstView other, View sums);
 // `sums`: of all ranks.
 double shared_loss_forward_backward(const Model&, Shape, const int32_t* tokens, View logits,
                                     const VocabularyPart& part, ConstView sums,
-                                    double gradient_factor);
+                                    double gradient_factor, int64_t first = 0);
 
 }  // namespace ballast::transformer

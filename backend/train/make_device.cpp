@@ -6,6 +6,7 @@
 #include "backend/cuda/cuda_math.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/device_cuda.h"
+#include "backend/cuda/gpu_node.h"
 #include "backend/host/device_host.h"
 #include "sim/graph/build.h"
 
@@ -64,6 +65,9 @@ std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Tra
   if (index < 0) return std::make_unique<HostDevice>(training, options, state);
   CudaParts parts;
   parts.runtime = open_cuda_runtime(index);
+  // Before the arena, and the threads that step it, are made.
+  std::string bound = bind_to_node_of_gpu(parts.runtime->properties().bus);
+  if (!bound.empty()) parts.notes.push_back(std::move(bound));
   parts.free_before = parts.runtime->free_memory();
   parts.math = make_cuda_math(training, *parts.runtime, options.gemm_algorithms);
   return std::make_unique<CudaDevice>(training, options, state, std::move(parts));

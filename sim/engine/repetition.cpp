@@ -29,7 +29,8 @@ struct Activity {
   Label label;  // micro-batches counted from the stretch's first
   auto key() const {
     return std::tuple(lane, begin_ps, end_ps, kind, phase, label.layer, label.module,
-                      label.micro_batch, label.bucket, label.part, label.subsequence);
+                      label.micro_batch, label.bucket, label.part, label.subsequence,
+                      label.loss_chunk);
   }
 };
 

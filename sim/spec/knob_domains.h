@@ -32,6 +32,7 @@ inline constexpr auto kSchedulesTried = first_numbers<std::size(kPipelineSchedul
 inline constexpr int64_t kBucketsTried[] = {1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24,
                                             1 << 25, 1 << 26, 1 << 27, 1 << 28};
 inline constexpr int64_t kMostSubsequences = 4096;
+inline constexpr int64_t kMostLossChunks = 4096;
 // A stage is a number of 8 bits in a program.
 inline constexpr int64_t kMostStages = 127;
 

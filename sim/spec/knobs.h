@@ -63,6 +63,7 @@ enum class KnobId : uint8_t {
   kStreamShare,
   kMoments,
   kFfnTiles,
+  kLossChunks,
   kMemoryReuse,
   kActivations,
   kFates,

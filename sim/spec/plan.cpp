@@ -142,6 +142,12 @@ std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model) {
   return parts;
 }
 
+LossChunk loss_chunk_of(const Plan& plan, int64_t tokens, int64_t chunk) {
+  if (chunk < 0 || plan.loss_chunks == 1) return {0, tokens};
+  const int64_t begin = tokens * chunk / plan.loss_chunks;
+  return {begin, tokens * (chunk + 1) / plan.loss_chunks - begin};
+}
+
 bool saves_output(ModuleKind kind) {
   // The router's few scores a token are always kept: fc1 and fc2 choose their experts by them.
   return kind >= ModuleKind::kNorm1 && kind <= ModuleKind::kFc2 && kind != ModuleKind::kRouter;
@@ -354,6 +360,10 @@ void check_subsequences(const Plan& plan, const Model& model) {
     refuse("ffn_tiles", "the parts of a sequence pass a feed-forward one after another already",
            "use 1, or more subsequences");
   }
+  if (plan.loss_chunks > 1) {
+    refuse("loss_chunks", "the parts of a sequence have their logits one after another already",
+           "use 1, or more subsequences");
+  }
   const int64_t pairs = parts * parts * model.layers * (plan.micro_batch ? plan.accumulation() : 1);
   if (pairs > kMostPairsOfParts) {
     refuse("subsequences", fmt::format("{} parts in {} layers", parts, model.layers),
@@ -401,6 +411,15 @@ void check_fp8(const Plan& plan, const Model& model) {
   }
 }
 
+// Every piece has a token.
+void check_loss_chunks(const Plan& plan) {
+  if (plan.loss_chunks == 1 || !plan.micro_batch) return;
+  const int64_t tokens = plan.tokens_per_micro_batch();
+  if (plan.loss_chunks <= tokens) return;
+  refuse("loss_chunks", fmt::format("{} pieces of {} tokens", plan.loss_chunks, tokens),
+         fmt::format("use at most {}", tokens));
+}
+
 bool recomputes_feed_forward(const ActivationPlan& plan) {
   return plan.recompute_share == 1 &&
          plan.fate[static_cast<size_t>(ModuleKind::kFc1)] == ActivationFate::kRecompute &&
@@ -416,6 +435,7 @@ void check(const Plan& plan, const Model& model) {
   check_batch(plan);
   check_subsequences(plan, model);
   check_ring(plan, model);
+  check_loss_chunks(plan);
   check_buckets(plan, model);
   if (model.position == PositionKind::kLearned && plan.sequence_length > model.max_positions) {
     refuse("sequence_length",

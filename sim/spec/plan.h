@@ -197,6 +197,10 @@ struct Plan {
   // Pieces of a micro-batch's tokens that pass a feed-forward one after another, so that of its
   // hidden columns only a piece exists at a time (arXiv 2506.13996, section 3.1).
   int64_t ffn_tiles = 1;
+  // Pieces of a micro-batch's tokens that pass head and loss, and the head's backward, one after
+  // another, so that the logits of one piece exist at a time (FusedLinearCrossEntropy of arXiv
+  // 2410.10989).
+  int64_t loss_chunks = 1;
   WeightsPlan weights;
   OptimizerPlan optimizer;
   std::optional<ActivationPlan> activations;
@@ -236,6 +240,15 @@ struct Subsequence {
 inline int64_t part_tokens(const Plan& plan, const Subsequence& part) {
   return plan.micro_batch.value() * div_ceil(part.length, plan.sequence * plan.context);
 }
+
+// Tokens [begin, end) of a micro-batch on one device, of which there are `tokens`, that pass the
+// head together: piece `chunk` of Plan::loss_chunks, whose numbers of tokens differ by one at most.
+// All of them where there is one piece, or for chunk -1.
+struct LossChunk {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+LossChunk loss_chunk_of(const Plan& plan, int64_t tokens, int64_t chunk);
 
 // Queries that attention takes at a time: no part is shorter (FlashAttention-2, arXiv 2307.08691,
 // section 3.3, has tiles of 64 or 128).

@@ -15,9 +15,11 @@ class BoundCase {
   // Sequences of 64 tokens, or of 128 for each of several parts.
   BoundCase(Machine machine, int64_t devices, int64_t parts = 1, const ActivationPlan& like = {},
             GradientFormat gradients = GradientFormat::kAsWeights)
-      : model_(model(parts)),
+      : BoundCase(std::move(machine), with_gradients(plan(devices, parts, like), gradients)) {}
+  BoundCase(Machine machine, Plan base)
+      : model_(model(base.subsequences)),
         machine_(std::move(machine)),
-        base_(with_gradients(plan(devices, parts, like), gradients)),
+        base_(std::move(base)),
         space_(space_of(model_, base_, open())),
         costs_(machine_, Plan{}, Stack{}, nullptr),
         bounds_(model_, base_, space_, costs_) {
@@ -130,6 +132,16 @@ TEST(Bound, no_simulated_step_is_shorter_where_ranks_share_the_optimizer) {
 TEST(Bound, no_arena_is_smaller) {
   expect_no_arena_below_its_bound(BoundCase(gpu_machine(), 1), 73);
   expect_no_arena_below_its_bound(BoundCase(gpu_machine(), 2), 83);
+}
+
+TEST(Bound, head_and_loss_in_pieces_have_bounds_of_their_graphs) {
+  Plan base = auto_plan(8);
+  base.loss_chunks = 5;
+  const BoundCase c(gpu_machine(), base);
+  expect_work_of_the_graphs(c, 179);
+  expect_no_step_below_its_bound(c, 59);
+  expect_no_arena_below_its_bound(c, 73);
+  expect_no_step_below_its_bound(BoundCase(host_machine(), base), 59);
 }
 
 TEST(Bound, activations_that_return_by_module_have_bounds_of_their_graphs) {

@@ -195,6 +195,25 @@ TEST_F(Chosen, shapes_strides_alignments_and_what_is_added_are_products_of_their
   EXPECT_EQ(prepared([&](CudaGemm& g) { g.bias = a_.data(); }), 7);
 }
 
+TEST_F(Chosen, sums_of_a_factor_are_offered_where_the_library_has_an_algorithm) {
+  alignas(256) std::array<float, kSide> sums{};
+  CudaGemm with_sums = gemm(false);
+  with_sums.sums_of_a = sums.data();
+  EXPECT_FALSE(products({}, store()).offers_sums(with_sums));
+  EXPECT_TRUE(kept_.empty());
+  calls_ = {};
+  ChosenProducts chosen = products({{1, 30}}, store());
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(chosen.offers_sums(with_sums));
+  EXPECT_EQ(calls_.asked, 1) << "once a shape";
+  chosen.multiply(with_sums, kStream);
+  EXPECT_EQ(sums, (std::array<float, kSide>{8, 8, 8, 8})) << "four twos a row";
+  EXPECT_EQ(calls_.prepared, 2);
+  chosen.multiply(gemm(false), kStream);
+  EXPECT_EQ(calls_.prepared, 3) << "without sums it is another product";
+  EXPECT_EQ(kept_.size(), 2U);
+  EXPECT_TRUE(kept_.rbegin()->first.ends_with(" sums of a 256")) << kept_.rbegin()->first;
+}
+
 TEST_F(Chosen, product_without_an_algorithm_is_refused_by_its_shape_and_stream) {
   ChosenProducts chosen = products({}, store());
   try {

@@ -26,6 +26,7 @@ class Step {
         type_(parameters.dtype),
         factor_(so_far.factor),
         adds_(so_far.before != nullptr),
+        loss_chunks_(so_far.loss_chunks),
         gradients_(adds_ ? *so_far.before
                          : zeros(so_far.dtype.value_or(type_), 1, parameters.count())) {}
 
@@ -33,12 +34,13 @@ class Step {
     StepResult result;
     forward();
     result.logits = logits_;
-    result.loss = loss_forward_backward(model_, shape_, tokens_.data(), logits_.view(), factor_);
+    Array dx = tokens_by(model_.hidden);
+    for (int64_t i = 0; i < loss_chunks_; ++i) result.loss += head_and_loss(i, dx);
     if (balance_ != nullptr) {
       const double factor = factor_ * static_cast<double>(shape_.tokens());
       result.loss += balance_loss(model_, balanced_rows_, factor, balance_);
     }
-    backward();
+    backward(std::move(dx));
     result.gradients = std::move(gradients_);
     return result;
   }
@@ -279,8 +281,26 @@ class Step {
     return dx;
   }
 
-  void backward() {
-    Array dx = backward_linear(ModuleKind::kHead, -1, logits_, final_norm_);
+  // Of piece `chunk` of the tokens, whose rows of dx it writes: its share of the mean loss.
+  double head_and_loss(int64_t chunk, Array& dx) {
+    const int64_t tokens = shape_.tokens();
+    const int64_t first = tokens * chunk / loss_chunks_;
+    const int64_t count = tokens * (chunk + 1) / loss_chunks_ - first;
+    const auto rows = [&](Array& all) {
+      const View whole = all.view();
+      std::byte* const begin = all.bytes.data() + first * all.columns * size_of(type_);
+      return View{begin, whole.dtype, count, whole.columns};
+    };
+    const double mean =
+        loss_forward_backward(model_, shape_, tokens_.data(), rows(logits_), factor_, first);
+    linear_backward_weight(model_, ModuleKind::kHead, rows(logits_), rows(final_norm_),
+                           gradients(ModuleKind::kHead), adds_ || chunk > 0);
+    linear_backward_input(model_, ModuleKind::kHead, rows(logits_), parameters(ModuleKind::kHead),
+                          rows(dx));
+    return mean * (static_cast<double>(count) / static_cast<double>(tokens));
+  }
+
+  void backward(Array dx) {
     norm_backward(model_, final_input_.view(), final_statistics_.view(),
                   parameters(ModuleKind::kFinalNorm), dx.view(), {}, dx.view(),
                   gradients(ModuleKind::kFinalNorm), adds_);
@@ -378,6 +398,7 @@ class Step {
   DType type_;
   double factor_;
   bool adds_;
+  int64_t loss_chunks_;
   Array gradients_;
   std::vector<Layer> layers_;
   Array final_input_, final_norm_, final_statistics_, logits_;

@@ -71,6 +71,7 @@ struct GradientsSoFar {
   double factor = 1;
   const Array* before = nullptr;
   std::optional<DType> dtype = {};  // of gradients of parameters; none: that of the parameters
+  int64_t loss_chunks = 1;  // pieces of the tokens that pass head and loss one after another
 };
 StepResult run_step(const Model& model, Shape shape, std::span<const int32_t> tokens,
                     const Array& parameters, const GradientsSoFar& gradients);

@@ -139,9 +139,9 @@ TEST(knobs, the_plain_loop_has_the_bits_of_the_reference) {
 // Every knob at every value that is tried, under three plans.
 void try_every_knob(Trials trials, const std::string& model) {
   const KnobSet changes_arithmetic = {
-      KnobId::kGlobalBatch, KnobId::kMicroBatch, KnobId::kSequenceLength,
-      KnobId::kDtype,       KnobId::kSync,       KnobId::kMoments,
-      KnobId::kData,        KnobId::kDevices,    KnobId::kGradients};
+      KnobId::kGlobalBatch, KnobId::kMicroBatch, KnobId::kSequenceLength, KnobId::kDtype,
+      KnobId::kSync,        KnobId::kMoments,    KnobId::kData,           KnobId::kDevices,
+      KnobId::kGradients,   KnobId::kLossChunks};
   std::map<Outcome, int> counts;
   std::map<KnobId, int> tried;
   for (const Plan& base : {waiting_plan(), speculating_plan(), pipelined_plan()}) {

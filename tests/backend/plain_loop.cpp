@@ -101,7 +101,9 @@ class PlainLoop {
     const auto gradients_of = [&](int64_t piece, const Array* sum) {
       std::vector<int32_t> tokens(static_cast<size_t>(micro * (plan_.sequence_length + 1)));
       data_.batch({Split::kTraining, step, piece, micro, plan_.sequence_length}, tokens);
-      return run_step(twin, shape, tokens, parameters, {factor, sum, gradient_type()}).gradients;
+      return run_step(twin, shape, tokens, parameters,
+                      {factor, sum, gradient_type(), plan_.loss_chunks})
+          .gradients;
     };
     sum_over_ranks(gradient.values, pieces / plan_.data, gradients_of);
     if (gradient.values.size() > weights.size()) tie(gradient.values, weights.size());

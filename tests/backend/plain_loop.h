@@ -12,9 +12,10 @@
 
 namespace ballast::tiny {
 
-// The parameters after `steps` steps, in flat order. Looks at the batch, the types, at whether
-// weights are split over ranks, and of the optimizer at `moments` and at whether it delays, and
-// then at which weights flow; at no other knob of the plan.
+// The parameters after `steps` steps, in flat order. Looks at the batch, the types, into
+// how many pieces the loss cuts its tokens, at whether weights are split over ranks, and of the
+// optimizer at `moments` and at whether it delays, and then at which weights flow; at no other knob
+// of the plan.
 std::vector<float> plain_loop(const Model& model, const Plan& plan, const TrainerOptions& options,
                               int64_t steps);
 

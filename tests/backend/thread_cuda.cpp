@@ -281,7 +281,8 @@ void ThreadCudaMath::module(const Op& op, const OperationArguments& arguments, i
 void ThreadCudaMath::loss(const Op& op, const OperationArguments& arguments, int32_t step,
                           const Loss& loss, CudaStream stream) {
   runtime_.enqueue(stream, "loss", [this, &op, &arguments, step, loss] {
-    *loss.mean = modules_.loss(op, arguments, step, loss.gradient_factor);
+    const double before = op.label.loss_chunk > 0 ? *loss.mean : 0;
+    *loss.mean = before + modules_.loss(op, arguments, step, loss.gradient_factor);
   });
 }
 

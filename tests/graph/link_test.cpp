@@ -103,6 +103,7 @@ Plan random_plan(std::mt19937& random) {
   plan.weights.flow_share = 0.5 * pick(3);
   plan.weights.look_ahead = pick(6);
   plan.activations->look_ahead = pick(6);
+  plan.loss_chunks = 1 + pick(4);
   for (int kind = 0; kind < kModuleKinds; ++kind) {
     const auto module = static_cast<ModuleKind>(kind);
     if (!saves_output(module)) continue;

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <stdexcept>
+#include <thread>
 
 #include "tests/kernels/adam_inputs.h"
 
@@ -22,6 +24,31 @@ TEST(threads, every_value_is_given_to_exactly_one_worker_at_tile_boundaries) {
       for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
     });
     for (const std::atomic<int>& visit : visits) EXPECT_EQ(visit, 1);
+  }
+}
+
+// A thread of its own, so that the test's others stay where they are.
+TEST(threads, pinned_ones_stay_where_the_thread_that_made_them_is_bound) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    std::thread([&] {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+      Workers workers(3, Pinning::kCores);
+      std::atomic<int> elsewhere = 0;
+      workers.for_tiles(3, 1, [&](int64_t, int64_t) {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        const bool is_known = sched_getaffinity(0, sizeof(own), &own) == 0;
+        if (!is_known || !CPU_EQUAL(&own, &one)) ++elsewhere;
+      });
+      EXPECT_EQ(elsewhere, 0) << "CPU " << cpu;
+    }).join();
   }
 }
 

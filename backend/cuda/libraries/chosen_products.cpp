@@ -54,10 +54,12 @@ ChosenProducts::Shape ChosenProducts::shape_of(const CudaGemm& gemm) {
     return Operand{one.dtype, one.orientation, one.stride, alignment_of(one.data),
                    one.scale != nullptr};
   };
-  Shape shape{gemm.m, gemm.n, gemm.k, operand(gemm.a), operand(gemm.b), {}, {}, false};
+  Shape shape{gemm.m, gemm.n, gemm.k, operand(gemm.a), operand(gemm.b), {}, {}, false, 0, 0};
   shape.out = {gemm.out_dtype, {}, gemm.out_stride, alignment_of(gemm.out), false};
   if (gemm.added != nullptr) shape.added.alignment = alignment_of(gemm.added);
   shape.bias = gemm.bias != nullptr;
+  if (gemm.sums_of_a != nullptr) shape.sums_of_a = alignment_of(gemm.sums_of_a);
+  if (gemm.sums_of_b != nullptr) shape.sums_of_b = alignment_of(gemm.sums_of_b);
   return shape;
 }
 
@@ -65,12 +67,16 @@ std::string ChosenProducts::text_of(const Shape& s) {
   const auto turned = [](const Operand& one) {
     return one.orientation == Orientation::kTransposed ? "^T" : "";
   };
-  return fmt::format("{}x{}x{} {}{} {}{} to {} strides {} {} {} aligned {} {} {}{}{}{}", s.m, s.n,
-                     s.k, to_string(s.a.dtype), turned(s.a), to_string(s.b.dtype), turned(s.b),
+  const auto sums = [](const char* factor, uint32_t alignment) {
+    return alignment == 0 ? "" : fmt::format(" sums of {} {}", factor, alignment);
+  };
+  return fmt::format("{}x{}x{} {}{} {}{} to {} strides {} {} {} aligned {} {} {}{}{}{}{}{}", s.m,
+                     s.n, s.k, to_string(s.a.dtype), turned(s.a), to_string(s.b.dtype), turned(s.b),
                      to_string(s.out.dtype), s.a.stride, s.b.stride, s.out.stride, s.a.alignment,
                      s.b.alignment, s.out.alignment,
                      s.added.alignment == 0 ? "" : fmt::format(" adds {}", s.added.alignment),
-                     s.bias ? " bias" : "", s.a.scaled ? " scaled" : "");
+                     s.bias ? " bias" : "", s.a.scaled ? " scaled" : "", sums("a", s.sums_of_a),
+                     sums("b", s.sums_of_b));
 }
 
 void ChosenProducts::multiply(const CudaGemm& gemm, CudaStream stream) {
@@ -83,6 +89,12 @@ void ChosenProducts::multiply(const CudaGemm& gemm, CudaStream stream) {
     at = choices_.emplace(shape, std::move(made)).first;
   }
   at->second.prepared->run(gemm, at->second.algorithm, stream);
+}
+
+bool ChosenProducts::offers_sums(const CudaGemm& gemm) {
+  const auto [offer, is_new] = offers_.try_emplace(shape_of(gemm), false);
+  if (is_new) offer->second = !library_->prepare(gemm)->candidates(1).empty();
+  return offer->second;
 }
 
 GemmAlgorithm ChosenProducts::choose(const CudaGemm& gemm, PreparedGemm& prepared,

@@ -24,6 +24,7 @@ class ChosenProducts : public CudaProducts {
   ChosenProducts(CudaRuntime& runtime, std::unique_ptr<GemmLibrary> library,
                  GemmAlgorithmStore store);
 
+  bool offers_sums(const CudaGemm& gemm) override;
   // Throws Error that names shape and stream where no algorithm fits or the launch is refused.
   void multiply(const CudaGemm& gemm, CudaStream stream) override;
 
@@ -45,6 +46,7 @@ class ChosenProducts : public CudaProducts {
     int64_t m = 0, n = 0, k = 0;
     Operand a, b, out, added;  // added: alignment 0 where nothing is
     bool bias = false;
+    uint32_t sums_of_a = 0, sums_of_b = 0;  // their alignment; 0: they go nowhere
     friend auto operator<=>(const Shape&, const Shape&) = default;
   };
   struct Choice {
@@ -64,6 +66,7 @@ class ChosenProducts : public CudaProducts {
   std::unique_ptr<GemmLibrary> library_;
   GemmAlgorithmStore store_;
   std::map<Shape, Choice> choices_;
+  std::map<Shape, bool> offers_;  // of products that leave sums
 };
 
 }  // namespace ballast

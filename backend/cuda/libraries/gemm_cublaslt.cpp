@@ -100,6 +100,12 @@ class Description {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, native(gemm.out_dtype));
     }
+    // Our b is cuBLASLt's A, and our a its B.
+    if (gemm.sums_of_b != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADA);
+    if (gemm.sums_of_a != nullptr) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB);
+    if (sums_of(gemm) != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, native(gemm.out_dtype));
+    }
     point_to(gemm);
   }
   ~Description() { cublaslt().destroy_operation(operation_); }
@@ -111,6 +117,7 @@ class Description {
   // host never waits for them.
   void point_to(const CudaGemm& gemm) {
     if (gemm.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, gemm.bias);
+    if (void* sums = sums_of(gemm)) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, sums);
     if (gemm.a.scale == nullptr) return;
     CHECK(gemm.b.scale != nullptr);
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, gemm.b.scale);
@@ -120,6 +127,9 @@ class Description {
   Layout left, right, out;
 
  private:
+  static void* sums_of(const CudaGemm& gemm) {
+    return gemm.sums_of_a != nullptr ? gemm.sums_of_a : gemm.sums_of_b;
+  }
   template <class Value>
   void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
     check(cublaslt().set_of_operation(operation_, attribute, &value, sizeof(value)),

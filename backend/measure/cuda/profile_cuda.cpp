@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "backend/cuda/gpu_node.h"
 #include "backend/measure/cuda/profile_cuda_compute.h"
 #include "backend/measure/cuda/profile_cuda_copies.h"
 #include "backend/measure/cuda/profile_cuda_extent.h"
@@ -128,7 +129,7 @@ CudaProfiler::CudaProfiler(const CudaProfileOptions& options, CudaProfileParts p
       gpu_(parts_.runtime->properties()),
       extent_(
           cuda_profile_extent(options.effort, {parts_.runtime->free_memory(), facts_.available})),
-      date_(measurement_source(options)),
+      date_(measurement_source(options) + (parts_.bound.empty() ? "" : "; " + parts_.bound)),
       threads_(optimizer_threads(options, facts_)),
       began_(parts_.now()),
       free_at_first_(parts_.runtime->free_memory()),
@@ -558,6 +559,8 @@ Profile profile_cuda(const CudaProfileOptions& options, CudaProfileParts parts) 
 Profile profile_cuda(const CudaProfileOptions& options) {
   CudaProfileParts parts;
   parts.runtime = open_cuda_runtime(std::max(cuda_index_of(options.device), 0));
+  // As a training does, before cores are counted and memory is touched.
+  parts.bound = bind_to_node_of_gpu(parts.runtime->properties().bus);
   parts.make_kernels = [&](CudaRuntime& runtime) {
     return make_probe_kernels(runtime, options.algorithms);
   };

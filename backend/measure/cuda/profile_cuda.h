@@ -41,6 +41,7 @@ struct CudaProfileParts {
   SecondsNow now;
   // How whole operations are timed: device, or what makes one.
   TrainerOptions trainer;
+  std::string bound = {};  // to which CPUs the threads that measure are; empty: to none
 };
 
 // Takes less than three minutes. Throws Error "no CUDA device: ..." where there is none, for

@@ -32,6 +32,7 @@ std::string describe(const Label& label) {
   text += kParts.at(static_cast<size_t>(label.part));
   if (label.micro_batch >= 0) text += fmt::format(" micro-batch {}", label.micro_batch);
   if (label.subsequence >= 0) text += fmt::format(" subsequence {}", label.subsequence);
+  if (label.loss_chunk >= 0) text += fmt::format(" loss chunk {}", label.loss_chunk);
   return text;
 }
 

@@ -130,6 +130,7 @@ struct Label {
   int32_t bucket = -1;
   ChainPart part = ChainPart::kWhole;
   int16_t subsequence = -1;  // of the sequences the part (Plan::subsequences); -1: they are whole
+  int16_t loss_chunk = -1;   // of head and loss the piece (Plan::loss_chunks); -1: of all tokens
   bool operator==(const Label&) const = default;
 };
 

@@ -251,8 +251,9 @@ class Decoder : private DecoderExperts {
                          dmiddle);
   }
 
-  // Leaves the logits' gradient in their place, or makes the copies that the stack makes.
-  void loss(Label label, TensorId batch, TensorId logits) {
+  // Leaves the logits' gradient in their place, or makes the copies that the stack makes. Of
+  // `count` tokens.
+  void loss(Label label, TensorId batch, TensorId logits, int64_t count) {
     std::vector<Access> accesses = {read(batch, Role::kTokens), update(logits, Role::kOutput)};
     // In values of 16 bits: a copy is written and read once as 32 bits.
     int64_t values_moved = 2 * model_.vocab;
@@ -277,18 +278,52 @@ class Decoder : private DecoderExperts {
                         facts_.loss == LossPrecision::kCompiled;
     // One of 32 bits has the logits for its other half.
     const int64_t halves = facts_.loss == LossPrecision::kF32 ? 2 : 1;
-    const int64_t wide = std::max<int64_t>(1, logits_count() / halves);
+    const int64_t wide = std::max<int64_t>(1, graph_.tensor(logits).elements / halves);
     for (int64_t copy = 0; copy < copies; ++copy) {
       accesses.push_back(write(typed(TensorKind::kPartial, Category::kWorkspace, label, wide,
                                      narrow ? plan_.dtype : DType::kF32),
                                Role::kScratch));
     }
-    if (balance() >= 0) accesses.push_back(update(balance(), Role::kBalance));
-    emit(OpKind::kLoss, Phase::kForward, label, rows(model_.vocab, values_moved, 8),
+    // What balances experts is of all tokens, and added once.
+    if (balance() >= 0 && label.loss_chunk <= 0) {
+      accesses.push_back(update(balance(), Role::kBalance));
+    }
+    emit(OpKind::kLoss, Phase::kForward, label, rows_of(count, model_.vocab, values_moved, 8),
          std::move(accesses));
   }
-  // Of the logits that exist at once.
-  int64_t logits_count() const { return div_ceil(tokens() * model_.vocab, facts_.loss_chunks); }
+
+  // Of `count` tokens those that exist at once: a plan that cuts them says how many, not the
+  // framework.
+  int64_t logits_count(int64_t count) const {
+    return div_ceil(count * model_.vocab, plan_.loss_chunks > 1 ? 1 : facts_.loss_chunks);
+  }
+
+  // The gradient of what the head reads. Of a plan that cuts tokens into pieces each passes to the
+  // end of the head's backward before the next one begins.
+  TensorId head_and_loss(int16_t micro, TensorId batch, TensorId normed) {
+    TensorId gradient = -1;
+    for (int64_t i = 0; i < plan_.loss_chunks; ++i) {
+      Label head{-1, ModuleKind::kHead, micro, -1};
+      if (plan_.loss_chunks > 1) head.loss_chunk = static_cast<int16_t>(i);
+      Label of_loss = head;
+      of_loss.module = ModuleKind::kLoss;
+      const int64_t count = loss_chunk_of(plan_, tokens(), i).count;
+      const TensorId logits =
+          tensor(TensorKind::kOutput, Category::kActivations, head, logits_count(count));
+      const GemmWork work{count, model_.vocab, model_.hidden, plan_.dtype, false};
+      emit(OpKind::kGemm, Phase::kForward, head, work,
+           {read(normed, Role::kInput), read(weight(head), Role::kWeight),
+            write(logits, Role::kOutput)});
+      loss(of_loss, batch, logits, count);
+      if (gradient < 0) {
+        gradient = output_gradient({-1, ModuleKind::kFinalNorm, micro, -1}, model_.hidden);
+      }
+      BackwardOf backward{head, normed, logits, gradient};
+      backward.rows = count;
+      product_backward(backward, {model_.hidden, model_.vocab});
+    }
+    return gradient;
+  }
 
   // What another stage sends, at no cost of its own here.
   void arrive(Phase phase, Label label, TensorId value) {
@@ -322,12 +357,7 @@ class Decoder : private DecoderExperts {
     const TensorId normed = output(label(ModuleKind::kFinalNorm), c);
     const TensorId stats = statistics(label(ModuleKind::kFinalNorm));
     norm(label(ModuleKind::kFinalNorm), x, normed, stats);
-    const TensorId logits = tensor(TensorKind::kOutput, Category::kActivations,
-                                   label(ModuleKind::kHead), logits_count());
-    gemm(label(ModuleKind::kHead), normed, c, logits, model_.vocab, -1);
-    loss(label(ModuleKind::kLoss), batch, logits);
-    const TensorId dnormed = gemm_backward(label(ModuleKind::kHead), label(ModuleKind::kFinalNorm),
-                                           normed, c, logits, model_.vocab);
+    const TensorId dnormed = head_and_loss(micro, batch, normed);
     return norm_backward(label(ModuleKind::kFinalNorm), top, x, stats, dnormed, -1);
   }
 

@@ -162,7 +162,8 @@ Access DecoderOps::gradient(Label label) {
       label.module == ModuleKind::kEmbedding && model_.tied_embeddings && ends_.last;
   // Backward, the last part comes first.
   const bool after_part = part_ + 1 < parts_.size();
-  const bool adds = label.micro_batch > 0 || after_head || after_part;
+  const bool after_chunk = label.loss_chunk > 0;
+  const bool adds = label.micro_batch > 0 || after_head || after_part || after_chunk;
   return {gradient_[index], Role::kParameterGradient,
           adds ? AccessMode::kReadWrite : AccessMode::kWrite, 0};
 }

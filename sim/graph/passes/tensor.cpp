@@ -109,11 +109,13 @@ class TensorPass {
     return add_tensor(graph_, tensor);
   }
 
-  // Whole rows of what lies split by token; both products of a backward share one gathering.
+  // Whole rows of what lies split by token; both products of a backward share one gathering, and
+  // all pieces of a head.
   void gather(Op& op, Role role, std::vector<Op>& result) {
     Access& access = access_of(op, role);
     const TensorId split = access.tensor;
-    const bool reused = op.phase != Phase::kForward && gathered_.contains(split);
+    const bool shares = op.phase != Phase::kForward || op.label.loss_chunk > 0;
+    const bool reused = shares && gathered_.contains(split);
     if (!reused) {
       const int64_t whole = graph_.tensor(split).elements * plan_.tensor;
       const TensorId here = workspace(split, TensorKind::kGathered, whole);

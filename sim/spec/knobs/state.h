@@ -134,6 +134,17 @@ inline constexpr Knob kStateRows[] = {
          .help = "Pieces of a micro-batch's tokens that pass a feed-forward one after another "
                  "(arXiv 2506.13996)",
          .matters = "where fc1 and activation are recomputed"}),
+    knob<&Plan::loss_chunks>(
+        {.id = KnobId::kLossChunks,
+         .path = "loss_chunks",
+         .group = kMemory,
+         .unit = "pieces",
+         .least = 1,
+         .most = kMostLossChunks,
+         .may_be_absent = true,
+         .help =
+             "Pieces of a micro-batch's tokens that pass head, loss and the head's backward one "
+             "after another, so that the logits of one exist at a time (arXiv 2410.10989)"}),
     knob<&Plan::memory_reuse>({
         .id = KnobId::kMemoryReuse,
         .path = "memory_reuse",

@@ -73,12 +73,25 @@ class ImmediateCuda : public CudaRuntime {
 class PlainProducts : public CudaProducts {
  public:
   // Products of 8-bit factors are counted in `fp8` where it is given.
-  explicit PlainProducts(std::shared_ptr<int64_t> fp8 = nullptr) : fp8_(std::move(fp8)) {}
+  // `sums`: those that leave sums of a factor are offered, and counted.
+  explicit PlainProducts(std::shared_ptr<int64_t> fp8 = nullptr,
+                         std::shared_ptr<int64_t> sums = nullptr)
+      : fp8_(std::move(fp8)), sums_(std::move(sums)) {}
+
+  bool offers_sums(const CudaGemm&) override { return sums_ != nullptr; }
 
   void multiply(const CudaGemm& gemm, CudaStream) override {
     if (fp8_ != nullptr && gemm.a.scale != nullptr) ++*fp8_;
     const std::vector<double> a = whole(gemm.a, gemm.m, gemm.k);
     const std::vector<double> b = whole(gemm.b, gemm.k, gemm.n);
+    if (gemm.sums_of_a != nullptr) {
+      leave_sums(gemm, gemm.sums_of_a, gemm.m,
+                 [&](int64_t i, int64_t l) { return a[static_cast<size_t>(i * gemm.k + l)]; });
+    }
+    if (gemm.sums_of_b != nullptr) {
+      leave_sums(gemm, gemm.sums_of_b, gemm.n,
+                 [&](int64_t j, int64_t l) { return b[static_cast<size_t>(l * gemm.n + j)]; });
+    }
     for (int64_t i = 0; i < gemm.m; ++i) {
       for (int64_t j = 0; j < gemm.n; ++j) {
         double sum = 0;
@@ -88,16 +101,27 @@ class PlainProducts : public CudaProducts {
         if (gemm.bias != nullptr) sum += value(gemm.bias, gemm.out_dtype, j);
         const int64_t place = i * gemm.out_stride + j;
         if (gemm.added != nullptr) sum += value(gemm.added, gemm.out_dtype, place);
-        const auto rounded = static_cast<float>(sum);
-        kernels::reference().cast(
-            &rounded, kernels::Format::kF32,
-            static_cast<std::byte*>(gemm.out) + place * size_of(gemm.out_dtype),
-            format(gemm.out_dtype), 1);
+        put(gemm.out, gemm.out_dtype, place, sum);
       }
     }
   }
 
  private:
+  template <class Value>
+  void leave_sums(const CudaGemm& gemm, void* to, int64_t count, const Value& value_of) {
+    if (sums_ != nullptr) ++*sums_;
+    for (int64_t i = 0; i < count; ++i) {
+      double sum = 0;
+      for (int64_t l = 0; l < gemm.k; ++l) sum += value_of(i, l);
+      put(to, gemm.out_dtype, i, sum);
+    }
+  }
+  static void put(void* to, DType dtype, int64_t index, double value) {
+    const auto rounded = static_cast<float>(value);
+    kernels::reference().cast(&rounded, kernels::Format::kF32,
+                              static_cast<std::byte*>(to) + index * size_of(dtype), format(dtype),
+                              1);
+  }
   static kernels::Format format(DType dtype) {
     return dtype == DType::kBf16  ? kernels::Format::kBf16
            : dtype == DType::kF16 ? kernels::Format::kF16
@@ -129,6 +153,7 @@ class PlainProducts : public CudaProducts {
   }
 
   std::shared_ptr<int64_t> fp8_;
+  std::shared_ptr<int64_t> sums_;
 };
 
 }  // namespace ballast::tests

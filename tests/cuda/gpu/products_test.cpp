@@ -1,6 +1,7 @@
 // Matrix products by cuBLASLt against three loops, in every orientation, with everything that they
 // add. Of small integers: sums are exact, so what is rounded once has the very bits.
 
+#include <cstdio>
 #include <fmt/format.h>
 
 #include "backend/cuda/cuda_fp8.h"
@@ -57,16 +58,35 @@ class Case {
   Case(const Shape& shape, Format format, int64_t most, Format output)
       : shape_(shape), format_(format), output_(output), most_(most) {}
 
+  // The sums of a or of b over k that a product leaves, held against those of loops, where the
+  // library offers them; whether it does.
+  bool expect_exact_sums(Orientation of_a, Orientation of_b, bool sums_a, CudaProducts& ours) {
+    CudaGemm gemm = gemm_of(of_a, of_b);
+    const Both a(format_, integers(values_of(gemm.a, shape_.m, shape_.k), most_, 1));
+    const Both b(format_, integers(values_of(gemm.b, shape_.k, shape_.n), most_, 5));
+    Both out(output_, integers(shape_.m * gemm.out_stride, 50, 13));
+    Both sums(output_, integers(sums_a ? shape_.m : shape_.n, 50, 17));
+    (sums_a ? gemm.sums_of_a : gemm.sums_of_b) = sums.device.data();
+    gemm.a.data = a.device.data(), gemm.b.data = b.device.data(), gemm.out = out.device.data();
+    if (!ours.offers_sums(gemm)) return false;
+    ours.multiply(gemm, {nullptr, "default"});
+    const std::vector<unsigned char> found = out.device.bytes();
+    const std::vector<unsigned char> found_sums = sums.device.bytes();
+    (sums_a ? gemm.sums_of_a : gemm.sums_of_b) = sums.host.data();
+    gemm.a.data = a.host.data(), gemm.b.data = b.host.data(), gemm.out = out.host.data();
+    tests::PlainProducts().multiply(gemm, {});
+    const std::string what =
+        fmt::format("{} to {} {}x{}x{}, sums of {}", name_of(format_), name_of(output_), shape_.m,
+                    shape_.n, shape_.k, sums_a ? "a" : "b");
+    EXPECT_TRUE(found == out.host) << what << ": other bits of the product";
+    EXPECT_TRUE(found_sums == sums.host) << what << ": other bits of the sums";
+    return true;
+  }
+
   // One product by `ours`, where it comes from, and the same by loops.
   template <class Multiply>
   void expect_exact(Orientation of_a, Orientation of_b, Adds adds, const Multiply& multiply) {
-    const DType dtype = dtype_of(format_);
-    CudaGemm gemm;
-    gemm.m = shape_.m, gemm.n = shape_.n, gemm.k = shape_.k;
-    gemm.a = operand(shape_, dtype, of_a, true);
-    gemm.b = operand(shape_, dtype, of_b, false);
-    gemm.out_dtype = dtype_of(output_);
-    gemm.out_stride = shape_.n + shape_.gap;
+    CudaGemm gemm = gemm_of(of_a, of_b);
     const int64_t outputs = shape_.m * gemm.out_stride;
     const Both a(format_, integers(values_of(gemm.a, shape_.m, shape_.k), most_, 1));
     const Both b(format_, integers(values_of(gemm.b, shape_.k, shape_.n), most_, 5));
@@ -94,6 +114,17 @@ class Case {
   }
 
  private:
+  CudaGemm gemm_of(Orientation of_a, Orientation of_b) const {
+    const DType dtype = dtype_of(format_);
+    CudaGemm gemm;
+    gemm.m = shape_.m, gemm.n = shape_.n, gemm.k = shape_.k;
+    gemm.a = operand(shape_, dtype, of_a, true);
+    gemm.b = operand(shape_, dtype, of_b, false);
+    gemm.out_dtype = dtype_of(output_);
+    gemm.out_stride = shape_.n + shape_.gap;
+    return gemm;
+  }
+
   Shape shape_;
   Format format_;
   Format output_;
@@ -121,6 +152,27 @@ TEST_F(products, are_exact_in_every_orientation_whatever_they_add) {
       }
     }
   }
+}
+
+// Gradients of biases: of weights [in, out] b is the gradient of the output, of [out, in] it is a,
+// turned over. What is not offered a kernel does; that nothing is would be news.
+TEST_F(products, leave_exact_sums_of_a_factor_where_they_are_offered) {
+  const std::unique_ptr<CudaRuntime> runtime = open_cuda_runtime(0);
+  const std::unique_ptr<CudaProducts> ours = make_cublas_products(*runtime, {});
+  int offered = 0;
+  int asked = 0;
+  for (const Shape& shape : {Shape{96, 80, 64, 0}, Shape{64, 64, 8192, 0}}) {
+    for (const Format format : kFormats) {
+      for (const bool sums_a : {false, true}) {
+        Case of(shape, format, 2);
+        offered +=
+            of.expect_exact_sums(Orientation::kTransposed, Orientation::kAsStored, sums_a, *ours);
+        ++asked;
+      }
+    }
+  }
+  std::printf("sums of a factor are offered by %d of %d products\n", offered, asked);
+  EXPECT_GT(offered, 0);
 }
 
 // Gradients of weights that add up in 32 bits (Plan::gradients).
