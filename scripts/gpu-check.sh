@@ -129,10 +129,10 @@ step_build() {
     test_cudnn test_nccl test_cuda
 }
 
-# tests PROGRAM [FILTER]: runs it, and tells how many of its tests passed and why others were
-# skipped.
+# tests PROGRAM [FILTER [NAME]]: runs it, and tells how many of its tests passed and why others were
+# skipped; NAME.xml lists them.
 tests() {
-  local xml=$out/$1.xml code ran bad left_out
+  local xml=$out/${3:-$1}.xml code ran bad left_out
   rm -f "$xml"
   shown "$build/$1" --gtest_brief=1 --gtest_output="xml:$xml" --gtest_filter="${2:-*}"
   code=$?
@@ -170,11 +170,29 @@ step_ranks() {
     return 77
   fi
   find_library BALLAST_NCCL libnccl.so.2 nccl
-  tests test_cuda 'several_gpus.*' || return
-  if grep -q 'result="skipped"' "$out/test_cuda.xml"; then
+  tests test_cuda 'several_gpus.*' several_gpus || return
+  if grep -q 'result="skipped"' "$out/several_gpus.xml"; then
     echo "nvidia-smi lists $count GPUs, of which the CUDA runtime reaches fewer than two"
     return 1
   fi
+  trains_on_two_gpus
+}
+
+# Ten steps of GPT-2 on two GPUs, one micro-batch each: however the ranks share state and weights,
+# the weights that they export are the same.
+trains_on_two_gpus() {
+  command -v mpirun > /dev/null || { echo "there is no mpirun: trainings left out"; return 0; }
+  local zero file first=$out/two-gpus-0.safetensors
+  for zero in 0 1 2 3; do
+    file=$out/two-gpus-$zero.safetensors
+    shown mpirun --allow-run-as-root -n 2 "$build/ballast" train --device cuda \
+      --machine hgx-h200-quad --model gpt2 --devices 2 --set plan.data=2 \
+      --set plan.zero_stage=$zero --steps 10 --global-batch 4 --micro-batch 2 \
+      --sequence-length 256 --store "$store" --set model.dropout=0 \
+      --set plan.optimizer.sync=wait --set plan.optimizer.placement=gpu \
+      --export "$file" || return
+    cmp "$first" "$file" || { echo "ZeRO $zero differs from ZeRO 0"; return 1; }
+  done
 }
 
 # Races and bad accesses of our kernels, at the sizes of the emulation: every access takes a hundred

@@ -69,6 +69,8 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Which of the ranks on this machine it is, from 0 in the order of their numbers.
+  virtual int local_rank() const { return rank(); }
 
   // Every rank of the group calls with the same parts in the same order. They return when this
   // rank's memory may be used again. Throw Error, which names the rank, where another one failed.

@@ -27,6 +27,7 @@ class MpiRanks : public Communicator {
   MpiRanks();
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int local_rank() const override { return local_rank_; }
   void reduce_scatter(Channel channel, const RankGroup& group, std::span<const SummedPart> parts,
                       const SumFormat& format) override;
   void all_gather(Channel channel, const RankGroup& group,
@@ -46,6 +47,7 @@ class MpiRanks : public Communicator {
                 const SumFormat& format);
 
   int rank_ = 0;
+  int local_rank_ = 0;
   int size_ = 1;
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::mutex mutex_;  // guards why_
@@ -69,6 +71,10 @@ MpiRanks::MpiRanks() {
                 "use srun --mpi=pmix, or the mpirun of this MPI");
   }
   MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
+  MPI_Comm machine = MPI_COMM_NULL;
+  MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine);
+  MPI_Comm_rank(machine, &local_rank_);
+  MPI_Comm_free(&machine);
 }
 
 void MpiRanks::send(Channel channel, int to, const std::byte* from, int64_t bytes,

@@ -117,7 +117,8 @@ int64_t CudaClock::time_of(CudaEvent event) {
   return anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, event) * 1e6);
 }
 
-CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_steps_apart)
+CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_steps_apart,
+                     CudaWait wait)
     : graph_(graph),
       runtime_(runtime),
       timed_steps_apart_(timed_steps_apart),
@@ -125,12 +126,17 @@ CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_ste
       repair_followed_(followed_of(graph.repair)),
       ends_step_(ends_of(graph)),
       streams_(streams_of(graph, runtime)),
+      wait_(std::move(wait)),
       step_tickets_(graph.step.ops.size()),
       repair_tickets_(graph.repair.ops.size()),
       in_flight_(static_cast<size_t>(graph.lanes)),
       finished_early_(static_cast<size_t>(graph.lanes)),
       last_end_ns_(static_cast<size_t>(graph.lanes)),
       clock_(runtime, streams_[static_cast<size_t>(lane_of(0, LaneKind::kCompute))]) {
+  for (const CudaStream stream : streams_) {
+    const bool has_one = wait_ && stream.native != nullptr;
+    drained_.push_back(has_one ? runtime.create_event(stream) : CudaEvent{});
+  }
   for (const Op& op : graph.step.ops) step_names_.push_back(describe(op));
   for (const Op& op : graph.repair.ops) repair_names_.push_back(describe(op));
 }
@@ -138,7 +144,10 @@ CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_ste
 CudaLanes::~CudaLanes() {
   try {
     runtime_.bind_thread();
-    drain();
+    synchronize_streams();
+    for (const CudaEvent event : drained_) {
+      if (event.native != nullptr) runtime_.destroy(event);
+    }
     for (Tickets* tickets : {&step_tickets_, &repair_tickets_}) {
       for (auto& of_op : *tickets) {
         for (const Ticket& ticket : of_op) {
@@ -198,7 +207,7 @@ CudaStream CudaLanes::begin(const Program& program, OpId id, int32_t step) {
   // A rollback runs the step's beginning again, before its first times were asked for.
   while (mine.in_flight) {
     const InFlight& first = in_flight_[static_cast<size_t>(lane)].front();
-    if (first.ticket != nullptr) runtime_.synchronize(first.ticket->end);
+    if (first.ticket != nullptr) wait_for(first.ticket->end);
     take_first(lane, finished_early_[static_cast<size_t>(lane)]);
   }
   const bool timed = is_timed(program, id, step);
@@ -231,7 +240,7 @@ void CudaLanes::follow(const Program& program, OpId id, OpId before, int32_t ste
   CHECK(other.step == step_of_before && is_followed(program, before));
   const Op& op = program.ops[static_cast<size_t>(id)];
   if (is_of_the_host(op)) {
-    runtime_.synchronize(other.end);
+    wait_for(other.end);
   } else {
     runtime_.wait(stream(op.lane), other.end);
   }
@@ -271,11 +280,25 @@ std::vector<FinishedOperation> CudaLanes::take_finished(LaneId lane) {
   return finished;
 }
 
-void CudaLanes::drain() {
-  runtime_.bind_thread();
+void CudaLanes::wait_for(CudaEvent event) {
+  if (wait_) return wait_(event);
+  runtime_.synchronize(event);
+}
+
+void CudaLanes::synchronize_streams() {
   for (const CudaStream stream : streams_) {
     if (stream.native != nullptr) runtime_.synchronize(stream);
   }
+}
+
+void CudaLanes::drain() {
+  runtime_.bind_thread();
+  for (size_t lane = 0; lane < streams_.size(); ++lane) {
+    if (drained_[lane].native == nullptr) continue;
+    runtime_.record(drained_[lane], streams_[lane]);
+    wait_(drained_[lane]);
+  }
+  synchronize_streams();
   clock_.set();
 }
 

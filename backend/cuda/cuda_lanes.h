@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -50,11 +51,17 @@ class CudaClock {
   bool is_set_ = false;
 };
 
+// Returns when the work before the event is done. Of one of several ranks it throws Error where
+// another one fails, for whose part the work may wait for ever.
+using CudaWait = std::function<void(CudaEvent event)>;
+
 class CudaLanes {
  public:
   // Both must outlive this. All operations of every so many steps are timed; of other steps what
-  // ends them, the last on each stream, from which the times of steps are known.
-  CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_steps_apart = 1);
+  // ends them, the last on each stream, from which the times of steps are known. `wait`: how the
+  // host waits; null: as the runtime does.
+  CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_steps_apart = 1,
+            CudaWait wait = nullptr);
   ~CudaLanes();
   CudaLanes(const CudaLanes&) = delete;
   CudaLanes& operator=(const CudaLanes&) = delete;
@@ -73,6 +80,8 @@ class CudaLanes {
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before);
   std::vector<FinishedOperation> take_finished(LaneId lane);
   void drain();
+  // The same where a rank has failed, once nothing waits for it any more.
+  void synchronize_streams();
 
  private:
   // An operation's run in one step.
@@ -96,6 +105,7 @@ class CudaLanes {
   bool is_followed(const Program& program, OpId id) const;
   Ticket& ticket(const Program& program, OpId id, int32_t step);
   void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
+  void wait_for(CudaEvent event);
 
   const Graph& graph_;
   CudaRuntime& runtime_;
@@ -103,6 +113,8 @@ class CudaLanes {
   std::vector<bool> step_followed_, repair_followed_;  // by operation
   std::vector<bool> ends_step_;                        // of the step's: the last of its lane
   std::vector<CudaStream> streams_;                    // by lane; none for the lanes of the CPU
+  CudaWait wait_;
+  std::vector<CudaEvent> drained_;  // by lane, where `wait_` is another's
   Tickets step_tickets_, repair_tickets_;
   std::vector<std::string> step_names_, repair_names_;          // of operations, for profilers
   std::vector<std::deque<InFlight>> in_flight_;                 // by lane, each used by its thread

@@ -40,6 +40,14 @@ class CudaMath {
 
   virtual void cast(const CastRange& range, CudaStream stream) = 0;
   virtual void sums(const SumRange& range, CudaStream stream) = 0;
+  // to[i] += from[i], in fp32, rounded to the format of both.
+  struct Addition {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    kernels::Format format{};
+    int64_t count = 0;  // values
+  };
+  virtual void add(const Addition& addition, CudaStream stream) = 0;
   virtual void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
                     CudaStream stream) = 0;
   // One that can be taken back exactly.

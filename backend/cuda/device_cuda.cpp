@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "backend/execute/rank_place.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -12,6 +13,18 @@ namespace ballast {
 namespace {
 
 using Part = kernels::cuda::RecordedPart;
+
+std::optional<RankShares> shares_of(const Training& training, const DeviceOptions& options) {
+  const int64_t ranks = rank_count(training.plan);
+  if (ranks == 1) return std::nullopt;
+  if (options.of_rank.ranks == nullptr) {
+    throw Error("plan.devices", fmt::format("{} GPUs are {} processes, one for each", ranks, ranks),
+                fmt::format("start it with mpirun -n {}", ranks));
+  }
+  CHECK(options.of_rank.ranks->size() == ranks);
+  return std::optional<RankShares>(std::in_place, training.graph, training.plan,
+                                   *options.of_rank.ranks);
+}
 
 // Checks the training before anything is allocated for it.
 std::unique_ptr<CudaRuntime> checked(const Training& training,
@@ -78,6 +91,16 @@ constexpr size_t index_of(Place place) { return static_cast<size_t>(place); }
 
 namespace {
 
+Capabilities all_but_fp8(const std::string& described) {
+  constexpr DTypes kFloats = {DType::kF32, DType::kBf16, DType::kF16};
+  return training_capabilities("cuda", described)
+      .carries_out(
+          OpKind::kCollective,
+          {{{Role::kSource, Role::kDestination, Role::kWeight, Role::kParameterGradient}, kFloats}},
+          {WorkVariant::kSeveralRanks})
+      .has({PlanFeature::kDataRanks, PlanFeature::kSplitWeights});
+}
+
 Capabilities with_fp8(Capabilities all) {
   return all.also(OpKind::kGemm, {{{Role::kCodes}, {DType::kU8}}}, {WorkVariant::kFp8Product});
 }
@@ -85,13 +108,13 @@ Capabilities with_fp8(Capabilities all) {
 }  // namespace
 
 const Capabilities& cuda_capabilities() {
-  static const Capabilities kTable = with_fp8(training_capabilities("cuda", "the CUDA device"));
+  static const Capabilities kTable = with_fp8(all_but_fp8("the CUDA device"));
   return kTable;
 }
 
 Capabilities cuda_capabilities(const CudaProperties& gpu) {
-  Capabilities all = training_capabilities(
-      "cuda", fmt::format("{} (compute capability {}.{})", gpu.name, gpu.major, gpu.minor));
+  Capabilities all =
+      all_but_fp8(fmt::format("{} (compute capability {}.{})", gpu.name, gpu.major, gpu.minor));
   return gpu.has_fp8() ? with_fp8(std::move(all)) : all;
 }
 
@@ -119,14 +142,18 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
             recorded_adams_.empty() ? Bytes{} : bytes_of(first_run_.back(), DType::kI32),
             "what records did not hold"),
       arguments_(graph_, {bases_of(hbm_, dram_)}),
-      ranges_(graph_, arguments_),
-      control_(plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
-               [this] { return updates_.sum_of_partials().all; }),
+      shares_(shares_of(training, options)),
+      ranges_(graph_, arguments_, shares()),
+      control_(
+          plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
+          [this] { return sum_of_partials(); },
+          shares_ ? rank_views(*shares_, plan_, options_.of_rank) : RankViews{}),
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kDram},
                options.optimizer_threads),
-      lanes_(graph_, *runtime_, options.timed_steps_apart),
+      ranks_(ranks_of(parts.nccl)),
+      lanes_(graph_, *runtime_, options.timed_steps_apart, waits()),
       batches_(*runtime_, {batches_at_once(plan_), batch_bytes(plan_)},
-               lanes_.stream(lane_of(0, LaneKind::kCopyIn))) {
+               lanes_.stream(lane_of(0, LaneKind::kCopyIn)), waits()) {
   runtime_->clear(hbm_.data(), hbm_.bytes(), lanes_.stream(lane_of(0, LaneKind::kCompute)));
   drain();
   std::fill_n(left_.data(), left_.bytes().count, std::byte{});
@@ -168,16 +195,44 @@ class CudaDevice::Capture {
   bool ended_ = false;
 };
 
+std::optional<CudaRanks> CudaDevice::ranks_of(const std::optional<NcclFunctions>& nccl) {
+  if (!shares_) return std::nullopt;
+  return std::optional<CudaRanks>(
+      std::in_place,
+      CudaRanks::Setting{graph_, plan_, ranges_, arguments_, *shares_, *runtime_, *math_}, nccl);
+}
+
+CudaWait CudaDevice::waits() {
+  if (!ranks_) return nullptr;
+  return [this](CudaEvent event) { ranks_->wait(event); };
+}
+
 CudaDevice::~CudaDevice() {
   try {
     runtime_->bind_thread();
     lanes_.drain();
+    if (ranks_) ranks_->close();
     for (const Recorded& recorded : recorded_) {
       if (recorded.graph.native != nullptr) runtime_->destroy(recorded.graph);
     }
   } catch (const Error&) {
     // The device has failed, which whoever used it was told.
+    if (ranks_) end_without_ranks();
   }
+}
+
+// What waits for other ranks ends, and nothing works any more on memory that is freed next.
+void CudaDevice::end_without_ranks() {
+  try {
+    ranks_->fail("it ended");
+    lanes_.synchronize_streams();
+  } catch (const Error&) {
+    // Likewise.
+  }
+}
+
+void CudaDevice::abandon(const std::string& why) {
+  if (ranks_) ranks_->fail(why);
 }
 
 void CudaDevice::execute(const Program& program, OpId id, int32_t step) {
@@ -251,8 +306,7 @@ void CudaDevice::enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStrea
     case OpKind::kUnpack:
       return casts(ranges_.unpack(op, step), stream);
     case OpKind::kSumOfSquares:
-      for (const SumRange& range : ranges_.sums(op, step)) math_->sums(range, stream);
-      return;
+      return sum_squares(op, step, stream);
     case OpKind::kUndo:
       if (std::get<BucketWork>(op.work).exact_undo) {
         return enqueue_recorded(op, step, {Part::kUndo, control_.undone_constants()}, stream);
@@ -263,7 +317,10 @@ void CudaDevice::enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStrea
     case OpKind::kAdam:
       return enqueue_adam(op, step, kind, stream);
     case OpKind::kCopy:
+      if (ranks_) ranks_->bring_cuts(op, stream);
       return copies(ranges_.copies(op, step), kind_of_copy(op), stream);
+    case OpKind::kCollective:
+      return ranks_->exchange(op, step, stream);
     case OpKind::kCommit:
       // Judged by the host; its place in the stream is what others follow.
       return finish_recorded(stream);
@@ -278,7 +335,9 @@ void CudaDevice::work_on_cpu(const Op& op, int32_t step, ProgramKind kind) {
     case OpKind::kCast:
       return updates_.cast(op, step, StepThreads::kPool);
     case OpKind::kSumOfSquares:
-      return updates_.sums(op, step, StepThreads::kPool);
+      updates_.sums(op, step, StepThreads::kPool);
+      if (ranks_) ranks_->keep_cuts_of_cpu(op, step);
+      return;
     case OpKind::kDecide:
       collect_losses(plan_.optimizer.sync == SyncMode::kDelay ? step - 1 : step);
       return control_.decide(step);
@@ -295,6 +354,16 @@ void CudaDevice::work_on_cpu(const Op& op, int32_t step, ProgramKind kind) {
       break;
   }
   CHECK(false && "not an operation of the CPU");
+}
+
+void CudaDevice::sum_squares(const Op& op, int32_t step, CudaStream stream) {
+  for (const SumRange& range : ranges_.sums(op, step)) math_->sums(range, stream);
+  if (ranks_) ranks_->put_cuts_aside(op, step, stream);
+}
+
+double CudaDevice::sum_of_partials() {
+  const bool shared = ranks_ && ranks_->share_norms();
+  return (shared ? ranks_->sum_of_all(updates_.table()) : updates_.sum_of_partials()).all;
 }
 
 void CudaDevice::casts(const std::vector<CastRange>& ranges, CudaStream stream) {
@@ -351,7 +420,8 @@ void CudaDevice::load_batch(const Op& op, int32_t step) {
   const std::span<std::byte> buffer = batches_.take();
   const std::span<int32_t> ids(reinterpret_cast<int32_t*>(buffer.data()),
                                static_cast<size_t>(tokens.tensor->elements));
-  data_.batch(batch_request(plan_, op, split_, step), ids);
+  const int rank = shares_ ? shares_->rank(Sort::kDense) : 0;
+  data_.batch(batch_request(plan_, op, split_, step, rank), ids);
   check_tokens(ids);
   batches_.send(tokens.data, tokens.tensor->bytes());
 }
@@ -369,8 +439,8 @@ void CudaDevice::loss(const Op& op, int32_t step, CudaStream stream) {
   const int64_t tokens = plan_.tokens_per_micro_batch();
   const bool trains = split_ == Split::kTraining;
   CudaMath::Loss loss;
-  loss.gradient_factor =
-      control_.loss_scale(step) / static_cast<double>(tokens * plan_.accumulation());
+  loss.gradient_factor = control_.loss_scale(step) /
+                         static_cast<double>(tokens * plan_.accumulation() * plan_.replicas());
   if (options_.gradient_factor) loss.gradient_factor *= options_.gradient_factor(step);
   const int64_t place =
       trains ? (step & 1) * micro_batches() + op.label.micro_batch : 2 * micro_batches();

@@ -18,6 +18,7 @@
 #include "backend/cuda/cuda_lanes.h"
 #include "backend/cuda/cuda_math.h"
 #include "backend/cuda/cuda_memory.h"
+#include "backend/cuda/cuda_ranks.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/cuda_segments.h"
 #include "backend/cuda/staging_ring.h"
@@ -33,7 +34,9 @@ namespace ballast {
 struct CudaParts {
   std::unique_ptr<CudaRuntime> runtime;
   std::unique_ptr<CudaMath> math;
-  Bytes free_before;                    // on the GPU, before `math` took its scratch
+  Bytes free_before;  // on the GPU, before `math` took its scratch
+  // Of one of several ranks: how it exchanges with the others, where they are there.
+  std::optional<NcclFunctions> nccl = {};
   std::vector<std::string> notes = {};  // of where it runs; before those of `math`
 };
 
@@ -55,9 +58,11 @@ class CudaDevice : public TrainingDevice {
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before) override;
   bool commit(int32_t step) override;
   std::vector<FinishedOperation> take_finished(LaneId lane) override;
+  void abandon(const std::string& why) override;
   void drain() override;
 
   UpdateControl& control() override { return control_; }
+  const RankShares* shares() const override { return shares_ ? &*shares_ : nullptr; }
   void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) override;
   void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) override;
   void spread_weights() override;
@@ -99,6 +104,11 @@ class CudaDevice : public TrainingDevice {
   void collect_losses(int32_t step);
   void copies(const std::vector<CopyRange>& ranges, CopyKind kind, CudaStream stream);
   void casts(const std::vector<CastRange>& ranges, CudaStream stream);
+  void sum_squares(const Op& op, int32_t step, CudaStream stream);
+  double sum_of_partials();
+  std::optional<CudaRanks> ranks_of(const std::optional<NcclFunctions>& nccl);
+  CudaWait waits();
+  void end_without_ranks();
   // Outside a run: one operation, from beginning to end, that no timeline is told of.
   void run_alone(OpId id, int32_t step);
   int64_t micro_batches() const { return plan_.accumulation(); }
@@ -129,9 +139,11 @@ class CudaDevice : public TrainingDevice {
   std::optional<int32_t> recorded_step_;  // the last whose exact Adam ran on the GPU
   std::optional<int32_t> unfinished_;     // the one that was accepted and is to be finished
   OperationArguments arguments_;
+  std::optional<RankShares> shares_;  // of one of several ranks
   BucketRanges ranges_;
   UpdateControl control_;
   BucketUpdates updates_;
+  std::optional<CudaRanks> ranks_;  // likewise
   CudaLanes lanes_;
   StagingRing batches_;
   std::vector<Recorded> recorded_;

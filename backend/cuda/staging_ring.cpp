@@ -1,11 +1,13 @@
 #include "backend/cuda/staging_ring.h"
 
+#include <utility>
+
 #include "sim/base/error.h"
 
 namespace ballast {
 
-StagingRing::StagingRing(CudaRuntime& runtime, const Size& size, CudaStream stream)
-    : runtime_(runtime), each_(size.each), stream_(stream) {
+StagingRing::StagingRing(CudaRuntime& runtime, const Size& size, CudaStream stream, CudaWait wait)
+    : runtime_(runtime), each_(size.each), stream_(stream), wait_(std::move(wait)) {
   CHECK(size.buffers > 0 && size.each.count > 0);
   const Bytes all = each_ * static_cast<int64_t>(size.buffers);
   memory_ = static_cast<std::byte*>(runtime.allocate_pinned(all, "batches on their way"));
@@ -26,7 +28,9 @@ StagingRing::~StagingRing() {
 
 std::span<std::byte> StagingRing::take() {
   const Buffer& buffer = buffers_[next_];
-  if (buffer.used && !runtime_.done(buffer.copied)) runtime_.synchronize(buffer.copied);
+  if (buffer.used && !runtime_.done(buffer.copied)) {
+    wait_ ? wait_(buffer.copied) : runtime_.synchronize(buffer.copied);
+  }
   return {buffer.memory, static_cast<size_t>(each_.count)};
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/cuda/cuda_lanes.h"
 #include "backend/cuda/cuda_runtime.h"
 
 namespace ballast {
@@ -16,8 +17,8 @@ class StagingRing {
     size_t buffers = 0;  // at least 1
     Bytes each;
   };
-  // `stream` is the one that copies.
-  StagingRing(CudaRuntime& runtime, const Size& size, CudaStream stream);
+  // `stream` is the one that copies; `wait` how the host waits (cuda_lanes.h).
+  StagingRing(CudaRuntime& runtime, const Size& size, CudaStream stream, CudaWait wait = nullptr);
   ~StagingRing();
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
@@ -36,6 +37,7 @@ class StagingRing {
   CudaRuntime& runtime_;
   Bytes each_;
   CudaStream stream_;
+  CudaWait wait_;
   std::byte* memory_ = nullptr;
   std::vector<Buffer> buffers_;
   size_t next_ = 0;

@@ -468,6 +468,15 @@ void CudaTransformer::sums(const SumRange& range, CudaStream stream) {
   check_launch(cuda::sum_of_squares(sum, static_cast<cuda::Stream>(stream.native)), stream);
 }
 
+void CudaTransformer::add(const Addition& addition, CudaStream stream) {
+  cuda::Add add;
+  add.x = {addition.to, addition.format};
+  add.y = {addition.from, addition.format};
+  add.out = {addition.to, addition.format};
+  add.count = addition.count;
+  check_launch(cuda::add(add, native_stream(stream)), stream);
+}
+
 void CudaTransformer::adam(const kernels::AdamArrays& arrays,
                            const kernels::AdamConstants& constants, CudaStream stream) {
   check_launch(cuda::adam_step(arrays, constants, {}, static_cast<cuda::Stream>(stream.native)),

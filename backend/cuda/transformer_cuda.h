@@ -35,6 +35,7 @@ class CudaTransformer : public CudaMath {
             CudaStream stream) override;
   void cast(const CastRange& range, CudaStream stream) override;
   void sums(const SumRange& range, CudaStream stream) override;
+  void add(const Addition& addition, CudaStream stream) override;
   void recorded_adam(const kernels::cuda::RecordedStep& step, kernels::cuda::RecordedPart part,
                      CudaStream stream) override;
   void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,

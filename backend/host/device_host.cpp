@@ -93,7 +93,8 @@ HostDevice::HostDevice(const Training& training, const DeviceOptions& options,
       ranges_(graph_, arguments_, shares()),
       control_(
           plan_.optimizer.sync, plan_.dtype, plan_.accumulation(), options.optimizer, state,
-          [this] { return sum_of_partials(); }, views()),
+          [this] { return sum_of_partials(); },
+          shares_ ? rank_views(*shares_, plan_, options_.of_rank) : RankViews{}),
       disk_(graph_.arenas.size[static_cast<size_t>(Place::kNvme)].count > 0
                 ? std::make_unique<DiskState>(graph_, options.disk)
                 : nullptr),
@@ -326,33 +327,6 @@ void HostDevice::sum_squares(const Op& op, int32_t step) {
 double HostDevice::sum_of_partials() {
   const NormSums sums = norms_ ? norms_->sum_of_all(updates_.table()) : updates_.sum_of_partials();
   return split_norms_ ? split_norms_->sum_of_all(sums, updates_.table()) : sums.all;
-}
-
-// Beside the losses each rank tells whether it would end the run. Of tensor-parallel ranks, which
-// have the same losses, those of the first count.
-RankViews HostDevice::views() {
-  if (!shares_) return {};
-  return {[this](const std::vector<double>& losses) {
-    const RankOptions& own = options_.of_rank;
-    std::vector<double> told = losses;
-    told.push_back(own.wishes ? own.wishes() : 0);
-    const std::vector<double> all = shares_->gather_numbers(told);
-    std::vector<double> of_all;
-    int wishes = 0;
-    for (size_t i = 0; i < all.size(); ++i) {
-      if ((i + 1) % told.size() == 0) {
-        wishes |= static_cast<int>(all[i]);
-      } else if (i / told.size() % static_cast<size_t>(plan_.tensor) == 0) {
-        of_all.push_back(all[i]);
-      }
-    }
-    if (wishes != 0 && own.agreed) {
-      const auto held = static_cast<double>(own.hold());
-      const std::vector<double> begun = shares_->gather_numbers({&held, 1});
-      own.agreed(static_cast<int32_t>(*std::max_element(begun.begin(), begun.end())), wishes);
-    }
-    return of_all;
-  }};
 }
 
 void HostDevice::abandon(const std::string& why) {

@@ -71,7 +71,6 @@ class HostDevice : public TrainingDevice {
   void sum_over_copies(const Op& op, int32_t step);
   void sum_squares(const Op& op, int32_t step);
   double sum_of_partials();
-  RankViews views();
 
   const Plan& plan_;
   const Graph& graph_;

@@ -137,7 +137,7 @@ std::vector<OperationTime> measure_operations(const Model& model, const Plan& pl
   with.captures = false;  // each operation is timed alone
   // Of several ranks, what one does by itself: what it exchanges is not measured so.
   LoneRank lone(static_cast<int>(rank_count(plan)));
-  if (lone.size() > 1) with.of_rank.ranks = &lone;
+  if (lone.size() > 1) with.of_rank = {&lone, {}, {}, {}, true};
   ControlState control;
   control.loss_scale = LossScale(1, 1 << 20);
   const std::unique_ptr<TrainingDevice> device =

@@ -12,10 +12,17 @@
 
 namespace ballast {
 
+namespace {
+
+// The first GPU; of several ranks each takes that of its place on the machine.
+constexpr std::string_view kGpuOfRank = "cuda";
+
+}  // namespace
+
 int cuda_index_of(const std::string& device) {
   constexpr std::string_view kPrefix = "cuda:";
   if (device == "host") return -1;
-  if (device == "cuda") return 0;
+  if (device == kGpuOfRank) return 0;
   int index = -1;
   if (device.starts_with(kPrefix)) {
     const char* const end = device.data() + device.size();
@@ -61,14 +68,18 @@ std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
 std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Training& training,
                                             const DeviceOptions& options,
                                             const ControlState& state) {
-  const int index = cuda_index_of(device);
+  int index = cuda_index_of(device);
   if (index < 0) return std::make_unique<HostDevice>(training, options, state);
+  const RankOptions& of_rank = options.of_rank;
+  const bool exchanges = of_rank.ranks != nullptr && !of_rank.without_others;
+  if (exchanges && device == kGpuOfRank) index = of_rank.ranks->local_rank();
   CudaParts parts;
   parts.runtime = open_cuda_runtime(index);
   // Before the arena, and the threads that step it, are made.
   std::string bound = bind_to_node_of_gpu(parts.runtime->properties().bus);
   if (!bound.empty()) parts.notes.push_back(std::move(bound));
   parts.free_before = parts.runtime->free_memory();
+  if (exchanges) parts.nccl = load_nccl(nccl_library_name());
   parts.math = make_cuda_math(training, *parts.runtime, options.gemm_algorithms);
   return std::make_unique<CudaDevice>(training, options, state, std::move(parts));
 }

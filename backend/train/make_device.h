@@ -1,4 +1,5 @@
-// Devices by name: "host", "cuda" (the first GPU) or "cuda:N".
+// Devices by name: "host", "cuda" (the first GPU; of several ranks on a machine the first rank
+// takes the first, the next the second) or "cuda:N" (that one, whatever the rank).
 #pragma once
 
 #include <memory>

@@ -91,6 +91,30 @@ void require(const Capabilities& capabilities, const Training& training) {
   if (missing) throw missing->error();
 }
 
+// Of tensor-parallel ranks, which have the same losses, those of the first count.
+RankViews rank_views(const RankShares& shares, const Plan& plan, const RankOptions& own) {
+  return {[&shares, &plan, &own](const std::vector<double>& losses) {
+    std::vector<double> told = losses;
+    told.push_back(own.wishes ? own.wishes() : 0);
+    const std::vector<double> all = shares.gather_numbers(told);
+    std::vector<double> of_all;
+    int wishes = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if ((i + 1) % told.size() == 0) {
+        wishes |= static_cast<int>(all[i]);
+      } else if (i / told.size() % static_cast<size_t>(plan.tensor) == 0) {
+        of_all.push_back(all[i]);
+      }
+    }
+    if (wishes != 0 && own.agreed) {
+      const auto held = static_cast<double>(own.hold());
+      const std::vector<double> begun = shares.gather_numbers({&held, 1});
+      own.agreed(static_cast<int32_t>(*std::max_element(begun.begin(), begun.end())), wishes);
+    }
+    return of_all;
+  }};
+}
+
 BatchRequest batch_request(const Plan& plan, const Op& op, Split split, int32_t step, int rank) {
   BatchRequest request;
   request.split = split;

@@ -38,6 +38,8 @@ struct RankOptions {
   std::function<int()> wishes;
   std::function<int32_t()> hold;
   std::function<void(int32_t last_step, int wishes)> agreed;
+  // The others are not there (LoneRank): between GPUs nothing is exchanged.
+  bool without_others = false;
 };
 
 struct DeviceOptions {
@@ -108,6 +110,10 @@ bool is_first_rank(const TrainingDevice& device);
 
 // Throws Error that names the knob if the device lacks something that the training asks for.
 void require(const Capabilities& capabilities, const Training& training);
+
+// What the ranks of a plan know together, as this one's control asks. Beside the losses each tells
+// whether it would end the run. All that is referred to must outlive it.
+RankViews rank_views(const RankShares& shares, const Plan& plan, const RankOptions& own);
 
 // The batch that a kLoadBatch of `step` loads: of several ranks each trains on other micro-batches,
 // one rank after another.

@@ -100,7 +100,7 @@ void add_device_flag(VerbParser& parser, std::string& device, const OtherDevice&
   const bool more = *other.name != '\0';
   const std::string help = std::string(
                                "What runs the plan: host (this machine's CPU), cuda:0 (its "
-                               "first GPU; cuda:N another)") +
+                               "first GPU; cuda:N another; cuda of several ranks one each)") +
                            (more ? std::string(", ") + other.name + " (" + other.help + ")" : "") +
                            " [host]";
   parser.app()
@@ -138,7 +138,7 @@ Communicator* ranks_of(const Plan& plan, const std::string& device) {
   }
   const int started = mpi_ranks_started();
   if (started == 1) return nullptr;
-  if (device != "host") {
+  if (device != "host" && !device.starts_with("cuda")) {
     throw Error("mpirun", "it started several ranks, and " + device + " runs one",
                 "add --device host, or start it alone");
   }

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "backend/cuda/device_cuda.h"
+#include "backend/execute/rank_place.h"
 #include "backend/host/device_host.h"
 #include "backend/paced/device_paced.h"
 #include "backend/train/make_device.h"
@@ -75,6 +76,16 @@ struct Counts {
   int graphs = 0, refused = 0, trained = 0;
 };
 
+void expect_processes(const Model& model, const Plan& plan, const TrainerOptions& options) {
+  try {
+    Trainer trainer(model, plan, options);
+    ADD_FAILURE() << "it begins";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("start it with mpirun"), std::string::npos)
+        << error.what();
+  }
+}
+
 // Trains the first plan that has a form which none before it had.
 Counts run_every_form(const Capabilities& capabilities, const TrainerOptions& options,
                       const Model& model = tiny::gpt2_model()) {
@@ -88,6 +99,8 @@ Counts run_every_form(const Capabilities& capabilities, const TrainerOptions& op
       ++counts.refused;
       return expect_named(*missing, what);
     }
+    // GPUs of several ranks are processes, which tests/cuda/nccl trains.
+    if (rank_count(plan) > 1 && options.make_device) return expect_processes(model, plan, options);
     std::set<Form> forms = forms_of(graph);
     const size_t before = run.size();
     run.merge(forms);
@@ -183,10 +196,14 @@ TEST(contract, every_device_says_what_it_lacks_of_a_plan) {
   EXPECT_FALSE(verdicts[0].missing);
   EXPECT_EQ(verdicts[1].device, "cuda");
   plan.devices = plan.data = 2;
+  EXPECT_FALSE(which_run(model, plan)[0].missing);
+  EXPECT_FALSE(first_missing(model, plan, cuda_capabilities()));
+  plan.data = 1;
+  plan.tensor = 2;
   verdicts = which_run(model, plan);
   EXPECT_FALSE(verdicts[0].missing);
   ASSERT_TRUE(verdicts[1].missing);
-  EXPECT_EQ(verdicts[1].missing->knob, "plan.data");
+  EXPECT_EQ(verdicts[1].missing->knob, "plan.tensor");
   plan = tiny::waiting_plan();
   plan.activations.reset();
   EXPECT_EQ(which_run(model, plan)[0].missing->knob, "plan");

@@ -1,6 +1,7 @@
 #include "tests/backend/thread_cuda.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -299,6 +300,13 @@ void ThreadCudaMath::sums(const SumRange& range_of_values, CudaStream stream) {
           kernels::best().sum_of_squares(r.values + done * kernels::bytes_of(r.format), r.format,
                                          std::min(kSegment, r.count - done));
     }
+  });
+}
+
+void ThreadCudaMath::add(const Addition& addition, CudaStream stream) {
+  runtime_.enqueue(stream, "add", [a = addition] {
+    const std::array<const std::byte*, 2> parts = {a.to, a.from};
+    sum_in_order(parts, a.to, a.count, {a.format, a.format});
   });
 }
 

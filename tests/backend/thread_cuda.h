@@ -164,6 +164,7 @@ class ThreadCudaMath : public CudaMath {
             CudaStream stream) override;
   void cast(const CastRange& range, CudaStream stream) override;
   void sums(const SumRange& range, CudaStream stream) override;
+  void add(const Addition& addition, CudaStream stream) override;
   void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
             CudaStream stream) override;
   // Of every other tile the step is left to kFinish, as if its record did not hold it; but nothing

@@ -248,6 +248,20 @@ void NcclRanks::all_reduce(const NcclGroup& group, const std::byte* from, std::b
   });
 }
 
+void NcclRanks::all_reduce(const NcclGroup& group, std::span<const ValueRun> runs,
+                           kernels::Format format, CudaStream stream) {
+  const One& one = one_of(group);
+  together(one, "all-reduce", [&] {
+    nccl::Result result = nccl::kSuccess;
+    for (const ValueRun& run : runs) {
+      result = first_failure(
+          result, functions_.all_reduce(run.values, run.values, to_size(run.count), type_of(format),
+                                        nccl::kSum, one.native, stream.native));
+    }
+    return result;
+  });
+}
+
 void NcclRanks::reduce_scatter(const NcclGroup& group, const std::byte* from, std::byte* to,
                                int64_t count, kernels::Format format, CudaStream stream) {
   const One& one = one_of(group);

@@ -47,6 +47,12 @@ struct NcclBuffers {
   kernels::Format format{};
 };
 
+// Values of a rank that lie side by side.
+struct ValueRun {
+  std::byte* values = nullptr;
+  int64_t count = 0;
+};
+
 class NcclRanks {
  public:
   // Makes the communicators, in the order of `groups`, which is the same on every rank of `host`:
@@ -63,6 +69,9 @@ class NcclRanks {
   // `count` values of every rank, summed, on all of them; `from` may be `to`.
   void all_reduce(const NcclGroup& group, const std::byte* from, std::byte* to, int64_t count,
                   kernels::Format format, CudaStream stream);
+  // The same of several runs, in place, as one launch.
+  void all_reduce(const NcclGroup& group, std::span<const ValueRun> runs, kernels::Format format,
+                  CudaStream stream);
   // The values of `from`, `count` for each rank in their order, summed: its own on each.
   void reduce_scatter(const NcclGroup& group, const std::byte* from, std::byte* to, int64_t count,
                       kernels::Format format, CudaStream stream);

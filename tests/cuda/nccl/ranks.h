@@ -22,32 +22,63 @@
 
 namespace ballast::tests {
 
-// A GPU whose streams the stand-in finds by their native part.
+// A runtime whose streams the stand-in finds by their native part.
+class RankCuda : public ThreadCuda {
+ public:
+  using ThreadCuda::ThreadCuda;
+  CudaStream create_stream(const char* name, StreamPriority priority) override {
+    const CudaStream stream = ThreadCuda::create_stream(name, priority);
+    const std::scoped_lock lock(mutex());
+    known()[stream.native] = {this, stream};
+    return stream;
+  }
+  // Forgotten first: another runtime's next stream may lie where this one did.
+  void destroy(CudaStream stream) override {
+    {
+      const std::scoped_lock lock(mutex());
+      known().erase(stream.native);
+    }
+    ThreadCuda::destroy(stream);
+  }
+  using ThreadCuda::destroy;
+
+  static void enqueue_known(void* native, void (*work)(void*), void* data) {
+    std::pair<ThreadCuda*, CudaStream> its;
+    {
+      const std::scoped_lock lock(mutex());
+      its = known().at(native);
+    }
+    its.first->enqueue(its.second, "NCCL", [work, data] { work(data); });
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::map<void*, std::pair<ThreadCuda*, CudaStream>>& known() {
+    static std::map<void*, std::pair<ThreadCuda*, CudaStream>> all;
+    return all;
+  }
+};
+
 class RankGpu {
  public:
   explicit RankGpu(uint32_t dawdle_one_in)
       : cuda_(std::make_shared<CudaLog>(), options(dawdle_one_in)) {}
   ~RankGpu() {
     // Streams first: each ends what was enqueued, events too.
-    for (const CudaStream stream : streams_) {
-      cuda_.destroy(stream);
-      const std::scoped_lock lock(mutex());
-      known().erase(stream.native);
-    }
+    for (const CudaStream stream : streams_) cuda_.destroy(stream);
     for (const CudaEvent event : events_) cuda_.destroy(event);
     for (void* const memory : memory_) cuda_.free(memory);
   }
   ThreadCuda& cuda() { return cuda_; }
   CudaStream stream(const char* name) {
-    const CudaStream stream = cuda_.create_stream(name, StreamPriority::kHigh);
-    streams_.push_back(stream);
-    const std::scoped_lock lock(mutex());
-    known()[stream.native] = {&cuda_, stream};
-    return stream;
+    return streams_.emplace_back(cuda_.create_stream(name, StreamPriority::kHigh));
   }
   // From any thread.
   CudaEvent event(CudaStream stream) {
-    const std::scoped_lock lock(mutex());
+    const std::scoped_lock lock(mutex_);
     return events_.emplace_back(cuda_.create_event(stream));
   }
   std::byte* memory(int64_t bytes) {
@@ -61,31 +92,15 @@ class RankGpu {
     return memory;
   }
 
-  static void enqueue(void* native, void (*work)(void*), void* data) {
-    std::pair<ThreadCuda*, CudaStream> its;
-    {
-      const std::scoped_lock lock(mutex());
-      its = known().at(native);
-    }
-    its.first->enqueue(its.second, "NCCL", [work, data] { work(data); });
-  }
-
  private:
   static ThreadCudaOptions options(uint32_t dawdle_one_in) {
     ThreadCudaOptions options;
     options.dawdle_one_in = dawdle_one_in;
     return options;
   }
-  static std::mutex& mutex() {
-    static std::mutex one;
-    return one;
-  }
-  static std::map<void*, std::pair<ThreadCuda*, CudaStream>>& known() {
-    static std::map<void*, std::pair<ThreadCuda*, CudaStream>> all;
-    return all;
-  }
 
-  ThreadCuda cuda_;
+  RankCuda cuda_;
+  std::mutex mutex_;  // guards events_
   std::vector<CudaStream> streams_;
   std::vector<CudaEvent> events_;
   std::vector<void*> memory_;
@@ -99,8 +114,8 @@ class NcclOnThreads : public testing::Test {
     EXPECT_EQ(control<nccl_stand_in::Living>("nccl_stand_in_living")(), 0);
   }
 
-  void reset(bool errors_are_remote) {
-    control<nccl_stand_in::Reset>("nccl_stand_in_reset")({RankGpu::enqueue}, errors_are_remote);
+  void reset(bool errors_are_remote, nccl_stand_in::Streams streams = {RankCuda::enqueue_known}) {
+    control<nccl_stand_in::Reset>("nccl_stand_in_reset")(streams, errors_are_remote);
   }
   void fail(const nccl_stand_in::Failure& failure) {
     control<nccl_stand_in::Fail>("nccl_stand_in_fail")(failure);

@@ -1,0 +1,171 @@
+// Whole trainings of ranks that each have a GPU: the CUDA device on threads for streams, NCCL's
+// stand-in between them, and the CPU's kernels. With two ranks a sum has one order, so losses,
+// norms and parameters have the bits of the host device's ranks; of more, or where a sum is added
+// to what is there, they are as near as rounding is.
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/device_cuda.h"
+#include "tests/backend/disturbed_training.h"
+#include "tests/cuda/nccl/ranks.h"
+
+namespace ballast::tests {
+namespace {
+
+using tiny::Homes;
+using tiny::kHomes;
+
+constexpr int kSteps = 9;  // past the first steps that clip and that are skipped
+using tiny::kSyncs;
+
+class nccl_training : public NcclOnThreads {
+ protected:
+  TrainerOptions on_gpus(TrainerOptions options, Communicator& ranks) {
+    options.ranks = &ranks;
+    options.make_device = [this](const Training& training, const DeviceOptions& with,
+                                 const ControlState& state) {
+      ThreadCudaOptions dawdles;
+      dawdles.dawdle_one_in = dawdle_one_in_;
+      auto runtime = std::make_unique<RankCuda>(std::make_shared<CudaLog>(), dawdles);
+      auto math = std::make_unique<ThreadCudaMath>(training, *runtime);
+      const Bytes before = runtime->free_memory();
+      return std::make_unique<CudaDevice>(
+          training, with, state,
+          CudaParts{std::move(runtime), std::move(math), before, functions_});
+    };
+    return options;
+  }
+
+  // Of every rank.
+  struct Trained {
+    std::vector<tiny::Outcome> ranks;
+    std::vector<std::string> thrown;
+  };
+  using Change = std::function<void(int rank, TrainerOptions& options)>;
+  Trained train(const Model& model, const Plan& plan, const TrainerOptions& options,
+                const Change& change = {}) {
+    Trained trained;
+    trained.ranks.resize(static_cast<size_t>(plan.data));
+    trained.thrown = on_ranks(static_cast<int>(plan.data), [&](Communicator& host, RankGpu&) {
+      TrainerOptions own = on_gpus(options, host);
+      if (change) change(host.rank(), own);
+      trained.ranks[static_cast<size_t>(host.rank())] =
+          tiny::train(model, plan, own, kSteps, false);
+    });
+    return trained;
+  }
+};
+
+Plan plan_of(int64_t ranks, int64_t micro_batches, int64_t zero_stage, SyncMode sync, Homes homes,
+             DType dtype) {
+  Plan plan = tiny::waiting_plan({.sequences = micro_batches, .micro_batch = 1, .tokens = 12},
+                                 2 * kSegment * 4);
+  plan.dtype = dtype;
+  plan.data = plan.devices = ranks;
+  plan.zero_stage = zero_stage;
+  plan.optimizer.sync = sync;
+  tiny::set_homes(plan, homes);
+  return plan;
+}
+
+std::string text_of(const Plan& plan) {
+  return std::to_string(plan.data) + " GPUs, " + std::to_string(plan.accumulation()) +
+         " micro-batches each, ZeRO " + std::to_string(plan.zero_stage) + ", " +
+         std::string(to_string(plan.optimizer.sync)) + ", " +
+         std::string(to_string(plan.optimizer.placement)) + ", " +
+         std::string(to_string(plan.dtype));
+}
+
+TEST_F(nccl_training, two_gpus_have_the_bits_of_two_ranks_of_the_host) {
+  const Model model = tiny::gpt2_model();
+  const TrainerOptions options = tiny::disturbed_options();
+  int trained = 0;
+  for (const int64_t zero_stage : {0, 1, 2, 3}) {
+    for (const SyncMode sync : kSyncs) {
+      for (const Homes homes : kHomes) {
+        for (const DType dtype : {DType::kF32, DType::kBf16}) {
+          // Numbers that the CPU steps are bf16 on their way; of fp32 the GPU's are enough.
+          const bool on_gpu = homes == Homes::kGpu;
+          if (!on_gpu && (zero_stage == 0 || dtype == DType::kF32)) continue;
+          // ZeRO 3 adds the sums of a second micro-batch to those of the first.
+          const int64_t micro_batches = zero_stage == 3 ? 2 : 4;
+          const Plan plan = plan_of(2, micro_batches, zero_stage, sync, homes, dtype);
+          const tiny::Outcome host = tiny::train(model, plan, options, kSteps, false);
+          const Trained gpus = train(model, plan, options);
+          for (const std::string& thrown : gpus.thrown) ASSERT_EQ(thrown, "") << text_of(plan);
+          for (const tiny::Outcome& rank : gpus.ranks) {
+            tiny::expect_same(rank, host, text_of(plan));
+            if (sync == SyncMode::kSpeculate) EXPECT_GE(rank.rollbacks, 2) << text_of(plan);
+          }
+          ++trained;
+        }
+      }
+    }
+  }
+  std::printf("%d plans on two GPUs with the bits of the host's ranks over %d steps\n", trained,
+              static_cast<int>(kSteps));
+}
+
+// Sums of more than one micro-batch, which NCCL rounds before they are added to those before it.
+TEST_F(nccl_training, what_zero_3_adds_up_is_as_near_as_rounding) {
+  const Model model = tiny::gpt2_model();
+  const TrainerOptions options = tiny::disturbed_options();
+  double furthest = 0;
+  for (const SyncMode sync : kSyncs) {
+    const Plan plan = plan_of(2, 4, 3, sync, Homes::kOptimizerAway, DType::kF32);
+    const tiny::Outcome host = tiny::train(model, plan, options, kSteps, false);
+    const Trained gpus = train(model, plan, options);
+    for (const std::string& thrown : gpus.thrown) ASSERT_EQ(thrown, "") << text_of(plan);
+    EXPECT_TRUE(tiny::same_bits(gpus.ranks[0].parameters, gpus.ranks[1].parameters));
+    EXPECT_FALSE(tiny::same_bits(gpus.ranks[0].parameters, host.parameters));
+    ASSERT_EQ(gpus.ranks[0].records.size(), host.records.size());
+    for (size_t i = 0; i < host.records.size(); ++i) {
+      const StepRecord &one = gpus.ranks[0].records[i], &other = host.records[i];
+      EXPECT_EQ(one.skipped, other.skipped) << i;
+      EXPECT_EQ(one.clipped, other.clipped) << i;
+      if (!other.skipped) furthest = std::max(furthest, std::abs(one.loss / other.loss - 1));
+    }
+  }
+  EXPECT_LT(furthest, 1e-5);
+  std::printf("ZeRO 3 of two micro-batches: losses at most %.1e from the host's\n", furthest);
+}
+
+// Three do not divide the parameters: shares are uneven, and cut through segments.
+TEST_F(nccl_training, three_gpus_share_what_does_not_divide) {
+  const Model model = tiny::gpt2_model();
+  const TrainerOptions options = tiny::disturbed_options();
+  for (const int64_t zero_stage : {1, 3}) {
+    const Plan plan =
+        plan_of(3, 3, zero_stage, SyncMode::kSpeculate, Homes::kOptimizerAway, DType::kBf16);
+    // What stands in for NCCL adds in the order of the ranks, as the host does.
+    const tiny::Outcome host = tiny::train(model, plan, options, kSteps, false);
+    const Trained gpus = train(model, plan, options);
+    for (const std::string& thrown : gpus.thrown) ASSERT_EQ(thrown, "") << text_of(plan);
+    for (const tiny::Outcome& rank : gpus.ranks) tiny::expect_same(rank, host, text_of(plan));
+  }
+}
+
+TEST_F(nccl_training, a_rank_that_fails_ends_the_others_with_its_number) {
+  for (const SyncMode sync : kSyncs) {
+    for (const int32_t moment : {0, 4}) {
+      const auto spoil = [&](int rank, TrainerOptions& own) {
+        if (rank != 1) return;
+        own.gradient_factor = [moment](int32_t step) {
+          if (step == moment) throw Error("the disk", "it is full", "make room");
+          return 1.0;
+        };
+      };
+      const Trained gpus =
+          train(tiny::gpt2_model(), plan_of(2, 4, 2, sync, Homes::kOptimizerAway, DType::kBf16),
+                tiny::options_for(kSteps), spoil);
+      EXPECT_EQ(gpus.thrown[1], "the disk: it is full; make room");
+      EXPECT_NE(gpus.thrown[0].find("rank 1: the disk: it is full"), std::string::npos)
+          << gpus.thrown[0];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::tests
