@@ -149,6 +149,12 @@ struct StackFacts {
   // pass that reads them for their norm.
   int64_t step_bytes = 0;
   int64_t stage3_step_bytes = 0;
+  // Ulysses exchanges keys and values for every head of queries, repeated before where they have
+  // fewer.
+  bool repeats_keys_values = false;
+  // Bytes that a pass of its own moves on the GPU for each element that Ulysses exchanges: laid out
+  // by rank before heads are given away, or by token when they are back. 0: none.
+  int64_t exchange_bytes = 0;
   // Where the CPU steps while it speculates: bytes that passes of their own move in its memory for
   // each element that it has stepped, behind the backward and the last step. Nothing computes
   // before they are done. They have so many percent of its cores; 0: all.
