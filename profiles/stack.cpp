@@ -92,6 +92,12 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "gather_bytes", {0, 1 << 20}, facts.gather_bytes);
   read_whole(reader, "step_bytes", {0, 1 << 20}, facts.step_bytes);
   read_whole(reader, "stage3_step_bytes", {0, 1 << 20}, facts.stage3_step_bytes);
+  read_flag(reader, "repeats_keys_values", facts.repeats_keys_values);
+  read_whole(reader, "exchange_bytes", {0, 1 << 20}, facts.exchange_bytes);
+  read_whole(reader, "return_bytes", {0, 1 << 20}, facts.return_bytes);
+  read_whole(reader, "return_core_percent", {0, 100}, facts.return_core_percent);
+  read_flag(reader, "undoes_by_arithmetic", facts.undoes_by_arithmetic);
+  read_flag(reader, "scatters_by_bucket", facts.scatters_by_bucket);
 }
 
 StackFacts read_facts(JsonReader reader) {
@@ -146,6 +152,12 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["gather_bytes"] = facts.gather_bytes;
   json["step_bytes"] = facts.step_bytes;
   json["stage3_step_bytes"] = facts.stage3_step_bytes;
+  json["repeats_keys_values"] = facts.repeats_keys_values;
+  json["exchange_bytes"] = facts.exchange_bytes;
+  json["return_bytes"] = facts.return_bytes;
+  json["return_core_percent"] = facts.return_core_percent;
+  json["undoes_by_arithmetic"] = facts.undoes_by_arithmetic;
+  json["scatters_by_bucket"] = facts.scatters_by_bucket;
   json["gradients"] = to_string(facts.gradients);
   json["reduction"] = to_string(facts.reduction);
   json["gradient_overlap"] = to_string(facts.gradient_overlap);

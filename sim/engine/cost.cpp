@@ -389,6 +389,7 @@ CostModel::Alone CostModel::on_cpu(const Op& op, const BucketWork& work) const {
     if (op.kind == OpKind::kSumOfSquares && !cpu.sum_of_squares.empty()) {
       return on_curve(cpu.sum_of_squares);
     }
+    if (work.core_percent > 0) return {work.moved / bandwidth_of_cores(work.core_percent)};
     return {work.moved / cpu.memory_bandwidth.value};
   };
   // Rates are those of the kernels alone; a framework's own loops and threads reach a share.
@@ -411,6 +412,15 @@ CostModel::Alone CostModel::adam(const BucketWork& work) const {
   if (chosen->measured) return {computed, Provenance::kInterpolated};
   // A rate from elsewhere cannot move more than this memory does.
   return {std::max(computed, work.moved / machine_.cpu.memory_bandwidth.value)};
+}
+
+Bandwidth CostModel::bandwidth_of_cores(int64_t percent) const {
+  const Cpu& cpu = machine_.cpu;
+  const auto cores = static_cast<double>(std::max<int64_t>(1, cpu.cores * percent / 100));
+  const double whole = cpu.memory_bandwidth.value.bytes_per_s;
+  const double core = cpu.core_bandwidth ? cpu.core_bandwidth->value.bytes_per_s
+                                         : whole / static_cast<double>(cpu.cores);
+  return {std::min(whole, cores * core)};
 }
 
 // Parameters per second that its threads can bring past their cores.

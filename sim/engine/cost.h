@@ -112,6 +112,7 @@ class CostModel {
   Alone adam(const BucketWork& work) const;
   int64_t threads_of(const Op& op) const;
   double torch_adam_rate() const;
+  Bandwidth bandwidth_of_cores(int64_t percent) const;
   Alone copy(const CopyWork& work) const;
   Alone between_stages(const CollectiveWork& work) const;
   Alone io(const IoWork& work) const;

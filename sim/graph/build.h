@@ -82,7 +82,7 @@ Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const Stack
 
 // sequence.cpp: all-to-alls around attention (Plan::sequence), or keys and values passed around a
 // ring beside it (Plan::context).
-Graph sequence_pass(Graph graph, const Plan& plan);
+Graph sequence_pass(Graph graph, const Plan& plan, const StackFacts& facts = {});
 
 // gather.cpp: weights that are split over ranks, gathered before each use, and gradients that are
 // scattered after (ZeRO stage 3). Needs every weight's uses, so it runs after checkpoint.

@@ -149,6 +149,22 @@ struct StackFacts {
   // pass that reads them for their norm.
   int64_t step_bytes = 0;
   int64_t stage3_step_bytes = 0;
+  // Ulysses exchanges keys and values for every head of queries, repeated before where they have
+  // fewer.
+  bool repeats_keys_values = false;
+  // Bytes that a pass of its own moves on the GPU for each element that Ulysses exchanges: laid out
+  // by rank before heads are given away, or by token when they are back. 0: none.
+  int64_t exchange_bytes = 0;
+  // Where the CPU steps while it speculates: bytes that passes of their own move in its memory for
+  // each element that it has stepped, behind the backward and the last step. Nothing computes
+  // before they are done. They have so many percent of its cores; 0: all.
+  int64_t return_bytes = 0;
+  int64_t return_core_percent = 0;
+  // What a step that speculated did is computed back from its gradient: it leaves no record.
+  bool undoes_by_arithmetic = false;
+  // Where it speculates stage 3 scatters what one bucket of optimizer state holds at a time: until
+  // then gradients are whole.
+  bool scatters_by_bucket = false;
   GradientPrecision gradients = GradientPrecision::kAsWeights;  // accumulated and stored
   GradientPrecision reduction = GradientPrecision::kAsWeights;  // on the wire
   Overlap gradient_overlap = Overlap::kFull;                    // reduction beside the backward

@@ -78,5 +78,23 @@ TEST(FrameworkCost, pytorchs_adam_is_bound_by_its_threads) {
   EXPECT_NEAR(cost_with(cpu_adam(1'000'000), machine, usage).us(), 560, 1e-3);
 }
 
+// 1 MB in CPU memory at 50 GB/s: 20 us. A quarter of four cores is one of 8 GB/s: 125 us, and less
+// than a core is one. Fast cores are bound by memory again.
+TEST(FrameworkCost, a_pass_on_some_of_the_cores_is_bound_by_them) {
+  Machine machine = tiny_machine();
+  machine.cpu.core_bandwidth.emplace().value = Bandwidth::from_gb_per_s(8);
+  Op op = cpu_adam(62'500);
+  op.kind = OpKind::kScale;
+  BucketWork& work = std::get<BucketWork>(op.work);
+  work.moved = Bytes{1'000'000};
+  EXPECT_NEAR(framework_cost(op, machine).us(), 20, 1e-3);
+  work.core_percent = 25;
+  EXPECT_NEAR(framework_cost(op, machine).us(), 125, 1e-3);
+  work.core_percent = 10;
+  EXPECT_NEAR(framework_cost(op, machine).us(), 125, 1e-3);
+  machine.cpu.core_bandwidth->value = Bandwidth::from_gb_per_s(100);
+  EXPECT_NEAR(framework_cost(op, machine).us(), 20, 1e-3);
+}
+
 }  // namespace
 }  // namespace ballast

@@ -1,6 +1,7 @@
 // State split over two ranks, by stage of ZeRO, and where it rests. The tiny model has 128
 // parameters in the embedding, 1040 in each of 2 layers, 8 in the final norm and 128 in the head:
 // N = 2344.
+#include <algorithm>
 #include <gtest/gtest.h>
 
 #include "sim/graph/core/edit.h"
@@ -255,6 +256,69 @@ TEST(optimizer_pass, state_on_nvme_passes_through_cpu_memory) {
     EXPECT_FALSE(lives[static_cast<size_t>(bucket.master)].carried);
     EXPECT_TRUE(lives[static_cast<size_t>(bucket.rest)].carried);
   }
+}
+
+Plan speculating_by_two() {
+  Plan plan = by_two({3, 1});
+  plan.optimizer.placement = OptimizerPlacement::kCpu;
+  plan.optimizer.gpu_buckets = 0;
+  plan.optimizer.sync = SyncMode::kSpeculate;
+  // A rank's 1172 parameters in two buckets: modules are one segment each, and are not cut.
+  plan.optimizer.bucket_bytes = bytes_of(600, DType::kF32);
+  return plan;
+}
+
+TEST(gather_pass, gradients_are_scattered_by_bucket_where_a_stack_speculates_so) {
+  StackFacts facts;
+  facts.scatters_by_bucket = true;
+  const Graph graph = build(tiny::model(), speculating_by_two(), facts);
+  const auto scatters = of_kind(graph, CollectiveKind::kReduceScatter);
+  EXPECT_EQ(scatters.size(), graph.buckets.size());
+  EXPECT_EQ(sum(scatters), Bytes{2 * kGathered});
+  // Those of a bucket are whole until the last of them is there.
+  for (size_t b = 0; b < graph.buckets.size(); ++b) {
+    EXPECT_EQ(scatters[b].bytes, Bytes{2 * 2 * graph.buckets[b].count}) << b;
+  }
+  Plan waits = speculating_by_two();
+  waits.optimizer.sync = SyncMode::kWait;
+  const Graph waiting = build(tiny::model(), waits, facts);
+  EXPECT_EQ(of_kind(waiting, CollectiveKind::kReduceScatter).size(), 5U);
+}
+
+// 16 bytes of every parameter of a rank, behind the last step; the next forward waits for them.
+TEST(gather_pass, what_was_stepped_returns_in_passes_of_its_own_where_a_stack_does_so) {
+  StackFacts facts;
+  facts.return_bytes = 16;
+  facts.return_core_percent = 10;
+  facts.undoes_by_arithmetic = true;
+  const Graph graph = build(tiny::model(), speculating_by_two(), facts);
+  int64_t moved = 0;
+  size_t last_adam = 0, first_pass = graph.step.ops.size();
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    if (op.kind == OpKind::kAdam) last_adam = i;
+    if (op.kind != OpKind::kScale) continue;
+    first_pass = std::min(first_pass, i);
+    moved += std::get<BucketWork>(op.work).moved.count;
+    EXPECT_EQ(std::get<BucketWork>(op.work).core_percent, 10);
+  }
+  EXPECT_EQ(moved, 16 * kGathered / 2);
+  EXPECT_GT(first_pass, last_adam);
+  const auto first = std::find_if(graph.step.ops.begin(), graph.step.ops.end(), [](const Op& op) {
+    return kind_of(op.lane) == LaneKind::kCompute;
+  });
+  for (const Bucket& bucket : graph.buckets) {
+    EXPECT_TRUE(std::any_of(first->accesses.begin(), first->accesses.end(),
+                            [&](const Access& access) { return access.tensor == bucket.master; }));
+  }
+  EXPECT_EQ(tiny::count(graph, OpKind::kSnapshot), 0);
+  EXPECT_TRUE(tiny::used(graph, TensorKind::kUndoRecord).empty());
+  EXPECT_EQ(std::count_if(graph.repair.ops.begin(), graph.repair.ops.end(),
+                          [](const Op& op) { return op.kind == OpKind::kUndo; }),
+            std::ssize(graph.buckets));
+  const Graph plain = build(tiny::model(), speculating_by_two(), StackFacts{});
+  EXPECT_EQ(tiny::count(plain, OpKind::kScale), 0);
+  EXPECT_EQ(tiny::count(plain, OpKind::kSnapshot), std::ssize(plain.buckets));
 }
 
 }  // namespace

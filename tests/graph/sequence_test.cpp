@@ -39,6 +39,35 @@ TEST(sequence_pass, a_layer_has_two_all_to_alls_forward_and_two_backward) {
             (std::vector<CollectiveWork>{out, in, out, in}));
 }
 
+// With one head of keys for two of queries 4 tokens have 4 * 16 values before the exchange, and
+// repeated 4 * 24; the gradient the same. Each of the four exchanges has a pass of 4 bytes a value.
+TEST(sequence_pass, a_framework_repeats_keys_and_lays_out_what_it_exchanges) {
+  Model model = tiny::model();
+  model.kv_heads = 1;
+  StackFacts facts;
+  facts.repeats_keys_values = true;
+  facts.exchange_bytes = 4;
+  const Plan plan = ulysses();
+  const Graph graph = sequence_pass(build_plain(model, plan), plan, facts);
+  const CollectiveWork in{CollectiveKind::kAllToAll, {4 * 24 * 2}, 2, 1};
+  const CollectiveWork out{CollectiveKind::kAllToAll, {4 * 8 * 2}, 2, 1};
+  EXPECT_EQ(tiny::exchanges(graph, Phase::kForward).layers,
+            (std::vector<CollectiveWork>{in, out, in, out}));
+  EXPECT_EQ(tiny::exchanges(graph, Phase::kBackward).layers,
+            (std::vector<CollectiveWork>{out, in, out, in}));
+  int64_t moved = 0;
+  for (const Op& op : graph.step.ops) {
+    if (op.kind != OpKind::kPack && op.kind != OpKind::kUnpack) continue;
+    EXPECT_EQ(kind_of(op.lane), LaneKind::kCompute);
+    moved += std::get<BucketWork>(op.work).moved.count;
+  }
+  EXPECT_EQ(moved, 2 * 4 * 2 * (4 * 24 + 4 * 8)) << "two layers, forward and backward";
+  EXPECT_EQ(tiny::exchanges(sequence_pass(build_plain(model, plan), plan), Phase::kForward)
+                .layers.front()
+                .bytes,
+            Bytes{4 * 16 * 2});
+}
+
 // Keys and values of 4 tokens are 2 * 4 * 8 values, 128 bytes, and go to the one other rank; in the
 // backward with their gradients (arXiv 2310.01889, section 3).
 TEST(sequence_pass, keys_and_values_go_round_the_ring_once_forward_and_with_gradients_backward) {

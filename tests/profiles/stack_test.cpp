@@ -34,6 +34,12 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.gather_bytes = 4;
   facts.step_bytes = 72;
   facts.stage3_step_bytes = 60;
+  facts.repeats_keys_values = true;
+  facts.exchange_bytes = 4;
+  facts.return_bytes = 16;
+  facts.return_core_percent = 20;
+  facts.undoes_by_arithmetic = true;
+  facts.scatters_by_bucket = true;
   facts.prints_allocated = true;
   facts.prints_gib = true;
 }

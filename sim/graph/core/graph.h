@@ -262,6 +262,7 @@ struct BucketWork {
   Bytes moved;
   bool exact_undo = false;  // Adam that records what an exact undo needs, or that undo
   int64_t launches = 0;     // of a framework that goes tensor by tensor; 0: as multi-tensor kernels
+  int64_t core_percent = 0;  // of the CPU's cores, where it does not have all
   bool operator==(const BucketWork&) const = default;
 };
 

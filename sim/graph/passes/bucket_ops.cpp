@@ -114,7 +114,7 @@ void BucketOps::add_tensors(int32_t b) {
       t.arriving = hbm(TensorKind::kArriving, Category::kStaging, DType::kF32, t.stationary, b);
     }
   }
-  if (sync() == SyncMode::kSpeculate) {
+  if (sync() == SyncMode::kSpeculate && !facts_.undoes_by_arithmetic) {
     t.undo_record = undo_bytes(graph_, bucket(b), plan_.optimizer.undo);
     t.undo =
         in_place(on_gpu ? Place::kHbm : Place::kDram, TensorKind::kUndoRecord, Category::kSnapshot,
@@ -294,7 +294,7 @@ Op BucketOps::adam(int32_t b, TensorId gradient, bool decided) {
   }
   if (decided) {
     accesses.push_back(read(decision_, Role::kDecision));
-  } else if (exact_undo()) {
+  } else if (exact_undo() && tensors(b).undo >= 0) {
     const TensorId record = bucket_tensors_[static_cast<size_t>(b)].undo;
     accesses.push_back(write(record, Role::kUndoRecord));
     work.exact_undo = true;
@@ -304,15 +304,17 @@ Op BucketOps::adam(int32_t b, TensorId gradient, bool decided) {
             std::move(accesses));
 }
 
+// Without a record Adam's own arithmetic runs backwards.
 Op BucketOps::exact_undo_of(int32_t b) {
   Op undo = adam(b, tensors(b).landed, true);
   undo.kind = OpKind::kUndo;
   std::erase_if(undo.accesses, [](const Access& access) {
     return access.role == Role::kDecision || access.role == Role::kDestination;
   });
-  undo.accesses.push_back(read(tensors(b).undo, Role::kUndoRecord));
   BucketWork& work = std::get<BucketWork>(undo.work);
   work.to = DType::kF32;
+  if (tensors(b).undo < 0) return undo;
+  undo.accesses.push_back(read(tensors(b).undo, Role::kUndoRecord));
   work.exact_undo = true;
   work.moved += tensors(b).undo_record;
   return undo;
@@ -355,7 +357,7 @@ std::vector<Op> BucketOps::step_of(int32_t b) {
   const bool rests = bucket(b).rest >= 0;
   if (rests) ops.push_back(move_state(b, Arrival::kIn));
   if (t.gradient32 >= 0 && !facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
-  if (sync() == SyncMode::kSpeculate && !exact_undo()) {
+  if (sync() == SyncMode::kSpeculate && !exact_undo() && t.undo >= 0) {
     ops.push_back(snapshot(b, OpKind::kSnapshot));
   }
   const TensorId gradient = t.gradient32 >= 0 ? t.gradient32 : t.landed;
@@ -365,6 +367,14 @@ std::vector<Op> BucketOps::step_of(int32_t b) {
   append_cast_of_weights(ops, b);
   if (rests) ops.push_back(move_state(b, Arrival::kOut));
   return ops;
+}
+
+std::vector<Op> BucketOps::return_passes(int32_t b) const {
+  if (facts_.return_bytes == 0 || bucket(b).site == Site::kGpu) return {};
+  const DType type = graph_.tensor(bucket(b).master).dtype;
+  BucketWork work{bucket(b).count, type, type, Site::kCpu, {bucket(b).count * facts_.return_bytes}};
+  work.core_percent = facts_.return_core_percent;
+  return {op(OpKind::kScale, LaneKind::kCpu, b, work, {update(bucket(b).master, Role::kMaster)})};
 }
 
 std::vector<Op> BucketOps::gather_of(int32_t b) const {
@@ -480,7 +490,7 @@ Op BucketOps::commit() {
   for (size_t i = 0; i < graph_.buckets.size(); ++i) {
     const auto b = static_cast<int32_t>(i);
     const BucketTensors& t = tensors(b);
-    accesses.push_back(read(t.undo, Role::kUndoRecord));
+    if (t.undo >= 0) accesses.push_back(read(t.undo, Role::kUndoRecord));
     if (bucket(b).site == Site::kGpu) {
       append_gradient(accesses, b, Role::kGradient);
     } else {
@@ -503,7 +513,8 @@ void BucketOps::repair() {
   std::vector<Op>& ops = graph_.repair.ops;
   for (size_t i = 0; i < graph_.buckets.size(); ++i) {
     const auto b = static_cast<int32_t>(i);
-    ops.push_back(exact_undo() ? exact_undo_of(b) : snapshot(b, OpKind::kUndo));
+    const bool recomputed = exact_undo() || tensors(b).undo < 0;
+    ops.push_back(recomputed ? exact_undo_of(b) : snapshot(b, OpKind::kUndo));
     ops.push_back(adam(b, tensors(b).landed, true));
     append_cast_of_weights(ops, b);
     const TensorId staging = tensors(b).arriving >= 0 ? repair_arriving_ : -1;

@@ -27,6 +27,9 @@ class BucketOps {
   std::vector<Op> gradient_out(int32_t b);
   // From the landed gradient to stepped master and, where the CPU casts, 16-bit weights in DRAM.
   std::vector<Op> step_of(int32_t b);
+  // What passes of their own do in CPU memory to what was stepped, behind the last step; empty
+  // where a framework has none.
+  std::vector<Op> return_passes(int32_t b) const;
   // What the other ranks stepped of a GPU bucket; empty where every rank steps all.
   std::vector<Op> gather_of(int32_t b) const;
   // Copies of what was gathered to where weights live, where a framework gathers elsewhere.

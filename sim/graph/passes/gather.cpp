@@ -20,11 +20,13 @@ namespace ballast {
 
 namespace {
 
-// Modules whose weights or gradients go together: all of one layer, or one alone.
+// Modules whose weights or gradients go together: all of one layer, one alone, or those whose
+// gradients end in one bucket.
 struct Unit {
   int16_t layer = -1;
   ModuleKind module = ModuleKind::kEmbedding;  // of a whole layer: not read
   bool whole_layer = false;
+  int32_t bucket = -1;
   auto operator<=>(const Unit&) const = default;
 };
 
@@ -47,6 +49,7 @@ class GatherPass {
         modules_(graph.modules) {}
 
   void run() {
+    if (scatters_by_bucket()) find_buckets();
     find_visits();
     shard();
     for (GatherVisit& visit : visits_) {
@@ -65,12 +68,40 @@ class GatherPass {
   }
 
  private:
-  // Gradients are scattered by layer; a framework that works tensor by tensor fetches the weights
-  // of a module in a hook of that module.
+  bool scatters_by_bucket() const {
+    return facts_.scatters_by_bucket && plan_.optimizer.sync == SyncMode::kSpeculate;
+  }
+
+  // By module: the bucket that its gradient ends in, which is the first that wants it.
+  void find_buckets() {
+    std::vector<Module> shards = graph_.modules;
+    shard_modules(shards, group_.ranks);
+    bucket_of_.assign(shards.size(), -1);
+    const std::vector<Bucket> buckets = buckets_of(shards, plan_.optimizer);
+    for (size_t b = buckets.size(); b-- > 0;) {
+      for (const Bucket::Piece& piece : buckets[b].pieces) {
+        bucket_of_[static_cast<size_t>(piece.module)] = static_cast<int32_t>(b);
+      }
+    }
+  }
+
+  // Gradients are scattered by layer, or by bucket; a framework that works tensor by tensor fetches
+  // the weights of a module in a hook of that module.
   Unit unit_of(const Tensor& tensor, Role role) const {
+    if (role == Role::kParameterGradient && !bucket_of_.empty()) {
+      return {.bucket = bucket_of_[static_cast<size_t>(modules_.of(tensor.label))]};
+    }
     const bool alone = role == Role::kWeight && facts_.stage3_copies_by_tensor;
-    if (alone || tensor.label.layer < 0) return {tensor.label.layer, tensor.label.module, false};
-    return {tensor.label.layer, ModuleKind::kEmbedding, true};
+    if (alone || tensor.label.layer < 0)
+      return {tensor.label.layer, tensor.label.module, false, -1};
+    return {tensor.label.layer, ModuleKind::kEmbedding, true, -1};
+  }
+
+  // Of a bucket that of the first gradient which lies in it.
+  Label label_of(const GatherVisit& visit) const {
+    if (visit.unit.bucket < 0) return {visit.unit.layer, visit.unit.module, -1, -1};
+    const Label& first = graph_.tensor(visit.gradients.front()).label;
+    return {first.layer, first.module, -1, -1};
   }
 
   void find_visits() {
@@ -309,9 +340,8 @@ class GatherPass {
     if (!sums_whole()) overwrite_first(visit, whole);
     if (facts_.reduce_buffer_elements > 0) accesses.push_back(in_buffer());
     const CollectiveWork work{CollectiveKind::kReduceScatter, bytes, group_.ranks, group_.stride};
-    const Label label{visit.unit.layer, visit.unit.module, -1, -1};
-    Op made =
-        collective_op(LaneKind::kDataNetwork, work, Phase::kOptimizer, label, std::move(accesses));
+    Op made = collective_op(LaneKind::kDataNetwork, work, Phase::kOptimizer, label_of(visit),
+                            std::move(accesses));
     if (facts_.gradient_overlap == Overlap::kNone) made.lane = lane_of(0, LaneKind::kCompute);
     if (facts_.stage3_copies_by_tensor) {
       insertions.after(visit.last, pack(made, visit, bytes));
@@ -378,6 +408,7 @@ class GatherPass {
   const StackFacts& facts_;
   RankGroup group_;
   const ModuleIndex modules_;
+  std::vector<int32_t> bucket_of_;   // by module, where gradients are scattered by bucket
   std::vector<GatherVisit> visits_;  // by first use
   std::set<TensorId> written_;
   std::map<TensorId, TensorId> sums_;  // shard -> whole sum of the micro-batches

@@ -121,8 +121,20 @@ class OptimizerPass {
       }
       deferred.clear();
     }
+    return_what_was_stepped();
     insertions_.before(first_backward(graph_.step.ops), ops_.commit());
     ops_.repair();
+  }
+
+  // By the process that computes: its next forward waits.
+  void return_what_was_stepped() {
+    std::vector<TensorId> returned;
+    for (int32_t b = 0; b < buckets_; ++b) {
+      std::vector<Op> passes = ops_.return_passes(b);
+      if (!passes.empty()) returned.push_back(graph_.bucket(b).master);
+      insert(end_, std::move(passes));
+    }
+    compute_after(returned, graph_.step.ops);
   }
 
   // --- what they share -----------------------------------------------------------------------

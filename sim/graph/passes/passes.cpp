@@ -60,7 +60,7 @@ constexpr Pass kPasses[] = {
        return context.plan.sequence > 1 || context.plan.context > 1;
      },
      [](Graph graph, const PassContext& context) {
-       return sequence_pass(std::move(graph), context.plan);
+       return sequence_pass(std::move(graph), context.plan, context.facts);
      }},
     {"checkpoint", "passes/checkpoint.cpp", "recompute or offload of activations, by module",
      always,

@@ -6,6 +6,9 @@
 // ring beside the computation. In the backward keys, values and their gradients go round. What a
 // rank attends for depends on which tokens it has (Plan::context_balance, passes/attention.cpp).
 //
+// A framework may exchange keys and values that it has repeated for all heads, and lay out what it
+// exchanges in passes of their own (StackFacts::repeats_keys_values, exchange_bytes).
+//
 // Where sequences pass in parts every part is spread over the ranks. Ulysses exchanges a part's
 // keys and values once, after which they wait by heads for the parts after it (FPDT, arXiv
 // 2408.16978).
@@ -22,7 +25,8 @@ namespace {
 
 class SequencePass {
  public:
-  SequencePass(Graph& graph, const Plan& plan) : graph_(graph), plan_(plan) {}
+  SequencePass(Graph& graph, const Plan& plan, const StackFacts& facts)
+      : graph_(graph), plan_(plan), facts_(facts) {}
 
   void run() {
     std::vector<Op> result;
@@ -58,14 +62,66 @@ class SequencePass {
     }
   }
 
+  // What is exchanged has the size of the side that has heads.
   Op exchange(TensorId from, TensorId to, const Op& beside) const {
-    const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(),
-                              plan_.sequence, plan_.tensor * plan_.context};
+    const Bytes bytes = std::max(graph_.tensor(from).bytes(), graph_.tensor(to).bytes());
+    const CollectiveWork work{CollectiveKind::kAllToAll, bytes, plan_.sequence,
+                              plan_.tensor * plan_.context};
     return collective_op(LaneKind::kSequenceNetwork, work, beside.phase, beside.label,
                          {read(from, Role::kSource), write(to, Role::kDestination)});
   }
 
-  TensorId same_as(TensorId id) { return add_tensor(graph_, graph_.tensor(id)); }
+  // Between tokens and what is laid out for the exchange, whose tensor is `laid`.
+  Op lay_out(TensorId from, TensorId to, TensorId laid, const Op& beside) const {
+    const Tensor& tensor = graph_.tensor(laid);
+    BucketWork work = elementwise(tensor.elements, tensor.dtype, tensor.dtype, Site::kGpu);
+    work.moved = {tensor.elements * facts_.exchange_bytes};
+    Op op = beside;
+    op.kind = laid == to ? OpKind::kPack : OpKind::kUnpack;
+    op.work = work;
+    op.accesses = {read(from, Role::kSource), write(to, Role::kDestination)};
+    return op;
+  }
+
+  TensorId laid_out_like(TensorId id) {
+    Tensor tensor = graph_.tensor(id);
+    tensor.kind = TensorKind::kPartial;
+    tensor.category = Category::kWorkspace;
+    return add_tensor(graph_, tensor);
+  }
+
+  void to_heads(TensorId by_token, TensorId by_head, const Op& beside, std::vector<Op>& result) {
+    if (facts_.exchange_bytes == 0) {
+      result.push_back(exchange(by_token, by_head, beside));
+      return;
+    }
+    const TensorId laid = laid_out_like(by_head);
+    result.push_back(lay_out(by_token, laid, laid, beside));
+    result.push_back(exchange(laid, by_head, beside));
+  }
+
+  void to_tokens(TensorId by_head, TensorId by_token, const Op& beside, std::vector<Op>& result) {
+    if (facts_.exchange_bytes == 0) {
+      result.push_back(exchange(by_head, by_token, beside));
+      return;
+    }
+    const TensorId laid = laid_out_like(by_head);
+    result.push_back(exchange(by_head, laid, beside));
+    result.push_back(lay_out(laid, by_token, laid, beside));
+  }
+
+  // Of queries, keys and values (of a whole sequence: parts have theirs apart), or of their
+  // gradients, as attention has them.
+  TensorId by_head_of(TensorId by_token, const Op& attention) {
+    Tensor tensor = graph_.tensor(by_token);
+    const AttentionWork& work = std::get<AttentionWork>(attention.work);
+    const bool of_all = tensor.label.module == ModuleKind::kQkv;
+    if (facts_.repeats_keys_values && of_all && attention.label.subsequence < 0) {
+      const int64_t queries = plan_.sequence * work.heads * work.head_size;
+      tensor.elements = std::max(tensor.elements, 3 * plan_.tokens_per_micro_batch() * queries);
+    }
+    return add_tensor(graph_, tensor);
+  }
 
   void all_to_all(Op op, std::vector<Op>& result) {
     const bool forward = op.phase == Phase::kForward;
@@ -79,15 +135,15 @@ class SequencePass {
           forward && access.role == Role::kKeysValues && !of_heads_.contains(access.tensor);
       if (access.role == in || own_pair) {
         const TensorId by_token = access.tensor;
-        access.tensor = same_as(by_token);
+        access.tensor = by_head_of(by_token, op);
         if (forward) by_head_[by_token] = access.tensor;
         if (own_pair) of_heads_.insert(access.tensor);
-        result.push_back(exchange(by_token, access.tensor, op));
+        to_heads(by_token, access.tensor, op, result);
       } else if (access.role == out && writes(access)) {
         const TensorId by_token = access.tensor;
-        access.tensor = same_as(by_token);
+        access.tensor = by_head_of(by_token, op);
         if (forward) by_head_[by_token] = access.tensor;
-        after.push_back(exchange(access.tensor, by_token, op));
+        to_tokens(access.tensor, by_token, op, after);
       }
     }
     if (divided && plan_.context > 1) result.push_back(ring(op));
@@ -143,6 +199,7 @@ class SequencePass {
 
   Graph& graph_;
   const Plan& plan_;
+  const StackFacts& facts_;
   std::unordered_map<TensorId, TensorId> by_head_;
   std::unordered_set<TensorId> of_heads_;  // keys and values that were exchanged
   NextComputation next_computation_;
@@ -150,8 +207,8 @@ class SequencePass {
 
 }  // namespace
 
-Graph sequence_pass(Graph graph, const Plan& plan) {
-  SequencePass(graph, plan).run();
+Graph sequence_pass(Graph graph, const Plan& plan, const StackFacts& facts) {
+  SequencePass(graph, plan, facts).run();
   return graph;
 }
 
