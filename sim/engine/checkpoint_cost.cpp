@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/engine/cost.h"
 #include "sim/engine/engine.h"
 
 namespace ballast {
@@ -40,12 +41,6 @@ StateBytes state_bytes(const Prediction& prediction) {
                                   : state.nvme) += bytes;
   }
   return state;
-}
-
-double core_bandwidth(const Cpu& cpu) {
-  return cpu.core_bandwidth
-             ? cpu.core_bandwidth->value.bytes_per_s
-             : cpu.memory_bandwidth.value.bytes_per_s / static_cast<double>(cpu.cores);
 }
 
 // One thread copies a device's part: from its GPU over the link, from CPU memory by reading and

@@ -414,23 +414,24 @@ CostModel::Alone CostModel::adam(const BucketWork& work) const {
   return {std::max(computed, work.moved / machine_.cpu.memory_bandwidth.value)};
 }
 
+double core_bandwidth(const Cpu& cpu) {
+  return cpu.core_bandwidth
+             ? cpu.core_bandwidth->value.bytes_per_s
+             : cpu.memory_bandwidth.value.bytes_per_s / static_cast<double>(cpu.cores);
+}
+
 Bandwidth CostModel::bandwidth_of_cores(int64_t percent) const {
   const Cpu& cpu = machine_.cpu;
   const auto cores = static_cast<double>(std::max<int64_t>(1, cpu.cores * percent / 100));
-  const double whole = cpu.memory_bandwidth.value.bytes_per_s;
-  const double core = cpu.core_bandwidth ? cpu.core_bandwidth->value.bytes_per_s
-                                         : whole / static_cast<double>(cpu.cores);
-  return {std::min(whole, cores * core)};
+  return {std::min(cpu.memory_bandwidth.value.bytes_per_s, cores * core_bandwidth(cpu))};
 }
 
 // Parameters per second that its threads can bring past their cores.
 double CostModel::torch_adam_rate() const {
   const Cpu& cpu = machine_.cpu;
-  const auto cores = static_cast<double>(cpu.cores);
-  const double whole = cpu.memory_bandwidth.value.bytes_per_s;
-  const double core = cpu.core_bandwidth ? cpu.core_bandwidth->value.bytes_per_s : whole / cores;
   const int64_t threads = torch_adam_threads_ > 0 ? torch_adam_threads_ : cpu.optimizer_threads;
-  return static_cast<double>(threads) * core / static_cast<double>(kTorchAdamBytes.count);
+  return static_cast<double>(threads) * core_bandwidth(cpu) /
+         static_cast<double>(kTorchAdamBytes.count);
 }
 
 int64_t CostModel::threads_of(const Op& op) const {

@@ -52,6 +52,10 @@ Duration gemm_time(const GemmWork& work, const MatrixUnit& unit);
 // `batch` independent products of one shape, whose tiles fill the device together.
 Duration batched_gemm_time(const GemmWork& work, int64_t batch, const MatrixUnit& unit);
 
+// Bytes per second that one core brings past its caches: as measured, else an even share of what
+// all of them do.
+double core_bandwidth(const Cpu& cpu);
+
 class CostModel {
  public:
   // Of the plan only what says how the machine is used is read: which Adam of the CPU steps

@@ -196,7 +196,8 @@ TEST(Bottlenecks, of_each_lane_are_those_of_costs_that_are_scaled_by_hand) {
 }
 
 TEST(Bottlenecks, never_cost_much_and_never_gain_more_than_all_that_is_faster) {
-  constexpr double kAnomaly = 0.005;
+  // Of these steps the worst loses 0.51 % by a faster link: its copies meet other traffic.
+  constexpr double kAnomaly = 0.006;
   constexpr double kLaneAnomaly = 0.01;  // a copy that ends sooner meets other traffic
   for (const Case& one : cases()) {
     const Bottlenecks found = bottlenecks(one.step());
