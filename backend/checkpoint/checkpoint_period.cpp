@@ -18,7 +18,8 @@ constexpr size_t kCostsKept = 5;
 constexpr double kUndisturbedSteps = 2;
 constexpr int64_t kMostSteps = int64_t{1} << 30;
 
-void keep(std::deque<double>& values, double value, size_t most) {
+template <class Value>
+void keep(std::deque<Value>& values, Value value, size_t most) {
   values.push_back(value);
   if (values.size() > most) values.pop_front();
 }
@@ -41,8 +42,7 @@ void CheckpointPeriod::add(const std::vector<Step>& steps, double drained_second
   for (const Step& step : steps) {
     const bool touches_memory_first = count_++ == 0;
     if (step.beside_write || step.first || touches_memory_first) continue;
-    undisturbed_.push_back({step.seconds, step.repairs});
-    if (undisturbed_.size() > kStepsKept) undisturbed_.pop_front();
+    keep(undisturbed_, {step.seconds, step.repairs}, kStepsKept);
   }
   drained_ += drained_seconds;
   if (undisturbed_.empty()) return;
@@ -66,22 +66,22 @@ void CheckpointPeriod::add_checkpoint(double rest_seconds) {
 
 void CheckpointPeriod::add_written(double seconds) { keep(written_, seconds, kCostsKept); }
 
-double CheckpointPeriod::undisturbed_step() const {
-  if (undisturbed_.empty()) return 0;
+double CheckpointPeriod::mean_of(std::optional<bool> repairs) const {
   double sum = 0;
-  for (const Undisturbed& step : undisturbed_) sum += step.seconds;
-  return sum / static_cast<double>(undisturbed_.size());
+  int64_t steps = 0;
+  for (const Undisturbed& step : undisturbed_) {
+    if (repairs && step.repairs != *repairs) continue;
+    sum += step.seconds;
+    ++steps;
+  }
+  return steps > 0 ? sum / static_cast<double>(steps) : 0;
 }
 
+double CheckpointPeriod::undisturbed_step() const { return mean_of(std::nullopt); }
+
 double CheckpointPeriod::expected(bool repairs) const {
-  double sum = 0;
-  int64_t of_kind = 0;
-  for (const Undisturbed& step : undisturbed_) {
-    if (step.repairs != repairs) continue;
-    sum += step.seconds;
-    ++of_kind;
-  }
-  return of_kind > 0 ? sum / static_cast<double>(of_kind) : undisturbed_step();
+  const double of_kind = mean_of(repairs);
+  return of_kind > 0 ? of_kind : undisturbed_step();
 }
 
 double CheckpointPeriod::written() const { return median_of(written_); }

@@ -63,6 +63,8 @@ class CheckpointPeriod {
     bool repairs = false;
   };
   double latest() const;  // what the checkpoint that came last has cost so far
+  // Of undisturbed steps of that kind, or of all; 0 where there are none.
+  double mean_of(std::optional<bool> repairs) const;
   // Of an undisturbed step of that kind; of any where none of that kind was seen.
   double expected(bool repairs) const;
 

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
@@ -66,6 +67,43 @@ inline void expect_same(const Outcome& outcome, const Outcome& reference, const 
       EXPECT_EQ(one.gradient_norm, other.gradient_norm) << what << ", step " << one.step;
     }
   }
+}
+
+// Of ranks that share data: each accumulates micro_batches / ranks sequences of 12 tokens.
+inline Plan plan_of(int64_t ranks, int64_t micro_batches, int64_t zero_stage, SyncMode sync,
+                    Homes homes, DType dtype) {
+  Plan plan =
+      waiting_plan({.sequences = micro_batches, .micro_batch = 1, .tokens = 12}, 2 * kSegment * 4);
+  plan.dtype = dtype;
+  plan.data = plan.devices = ranks;
+  plan.zero_stage = zero_stage;
+  plan.optimizer.sync = sync;
+  set_homes(plan, homes);
+  return plan;
+}
+
+inline std::string text_of(const Plan& plan) {
+  return std::to_string(plan.data) + " ranks, " + std::to_string(plan.accumulation()) +
+         " micro-batches each, ZeRO " + std::to_string(plan.zero_stage) + ", " +
+         std::string(to_string(plan.optimizer.sync)) + ", " +
+         std::string(to_string(plan.optimizer.placement)) + ", " +
+         std::string(to_string(plan.optimizer.undo)) + ", " + std::string(to_string(plan.dtype));
+}
+
+// The greatest relative difference of a loss, where a product adds to the sum of earlier
+// micro-batches in another order than ranks add their sums; verdicts and the first loss are equal.
+inline double furthest_apart(const Outcome& ranks, const Outcome& alone) {
+  double furthest = 0;
+  EXPECT_EQ(ranks.records.size(), alone.records.size());
+  EXPECT_EQ(ranks.records.front().loss, alone.records.front().loss);
+  for (size_t i = 0; i < alone.records.size(); ++i) {
+    EXPECT_EQ(ranks.records[i].skipped, alone.records[i].skipped) << i;
+    EXPECT_EQ(ranks.records[i].clipped, alone.records[i].clipped) << i;
+    const double loss = alone.records[i].loss;
+    furthest = std::max(furthest, std::abs(ranks.records[i].loss / loss - 1));
+  }
+  EXPECT_LT(furthest, 1e-5);
+  return furthest;
 }
 
 }  // namespace ballast::tiny

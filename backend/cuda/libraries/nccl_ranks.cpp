@@ -56,6 +56,14 @@ nccl::Result first_failure(nccl::Result so_far, nccl::Result next) {
   return fine ? next : so_far;
 }
 
+// The same of a call for each part.
+template <class Part, class Call>
+nccl::Result first_failure_of(std::span<const Part> parts, const Call& call) {
+  nccl::Result result = nccl::kSuccess;
+  for (const Part& part : parts) result = first_failure(result, call(part));
+  return result;
+}
+
 constexpr const char* kRemedy = "set NCCL_DEBUG=INFO to see why";
 constexpr const char* kOthersRemedy = "see the message of the rank that failed first";
 
@@ -252,13 +260,10 @@ void NcclRanks::all_reduce(const NcclGroup& group, std::span<const ValueRun> run
                            kernels::Format format, CudaStream stream) {
   const One& one = one_of(group);
   together(one, "all-reduce", [&] {
-    nccl::Result result = nccl::kSuccess;
-    for (const ValueRun& run : runs) {
-      result = first_failure(
-          result, functions_.all_reduce(run.values, run.values, to_size(run.count), type_of(format),
-                                        nccl::kSum, one.native, stream.native));
-    }
-    return result;
+    return first_failure_of(runs, [&](const ValueRun& run) {
+      return functions_.all_reduce(run.values, run.values, to_size(run.count), type_of(format),
+                                   nccl::kSum, one.native, stream.native);
+    });
   });
 }
 
@@ -283,15 +288,12 @@ void NcclRanks::reduce_scatter(const NcclGroup& group, std::span<const SummedPar
                                kernels::Format format, CudaStream stream) {
   const One& one = one_of(group);
   together(one, "reduce-scatter", [&] {
-    nccl::Result result = nccl::kSuccess;
-    for (const SummedPart& part : parts) {
+    return first_failure_of(parts, [&](const SummedPart& part) {
       CHECK(!part.adds && "NCCL adds to nothing that is there");
-      if (part.count == 0) continue;
-      result = first_failure(
-          result, functions_.reduce(part.from, part.to, to_size(part.count), type_of(format),
-                                    nccl::kSum, part.owner, one.native, stream.native));
-    }
-    return result;
+      if (part.count == 0) return nccl::kSuccess;
+      return functions_.reduce(part.from, part.to, to_size(part.count), type_of(format), nccl::kSum,
+                               part.owner, one.native, stream.native);
+    });
   });
 }
 
@@ -299,15 +301,12 @@ void NcclRanks::all_gather(const NcclGroup& group, std::span<const GatheredPart>
                            CudaStream stream) {
   const One& one = one_of(group);
   together(one, "all-gather", [&] {
-    nccl::Result result = nccl::kSuccess;
-    for (const GatheredPart& part : parts) {
-      if (part.bytes == 0) continue;
+    return first_failure_of(parts, [&](const GatheredPart& part) {
+      if (part.bytes == 0) return nccl::kSuccess;
       const std::byte* const from = part.owner == one.members.self ? part.from : part.to;
-      result = first_failure(
-          result, functions_.broadcast(from, part.to, to_size(part.bytes), nccl::kBytes, part.owner,
-                                       one.native, stream.native));
-    }
-    return result;
+      return functions_.broadcast(from, part.to, to_size(part.bytes), nccl::kBytes, part.owner,
+                                  one.native, stream.native);
+    });
   });
 }
 
