@@ -61,8 +61,8 @@ TEST_F(Train, two_processes_in_one_folder_are_kept_apart) {
       "--data text.txt --checkpoint kept ";
   const Outcome second =
       bench.shell(train + "--steps 100000000 --metrics m.jsonl > first.txt 2>&1 & pid=$!\n" +
-                  "for i in $(seq 600); do [ -s m.jsonl ] && break; sleep 0.1; done\n" + train +
-                  "--steps 3 --resume; echo exit $?\nkill -INT $pid; wait $pid");
+                  "for i in $(seq 600); do grep -qs step m.jsonl && break; sleep 0.1; done\n" +
+                  train + "--steps 3 --resume; echo exit $?\nkill -INT $pid; wait $pid");
   EXPECT_TRUE(second.says("another process trains in this folder")) << second.output;
   EXPECT_TRUE(second.says("exit 2")) << second.output;
 }
