@@ -89,6 +89,18 @@ struct StackFacts {
   std::map<std::string, AttentionKernel> attention_kernel_on = {};
   bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;
+  // Bytes that rotary positions move, where several kernels make them, for each element of queries
+  // and keys, forward and backward; 0: what `fusion` says, an element read and written.
+  int64_t rotary_bytes = 0;
+  int64_t rotary_backward_bytes = 0;
+  // The same of other passes around attention, for each element of queries: what it reads and
+  // leaves in another layout, keys and values repeated for every head.
+  int64_t head_bytes = 0;
+  int64_t head_backward_bytes = 0;
+  // The same of the activation, for each element that the product before it leaves, its bias
+  // included; 0: what `fusion` says.
+  int64_t activation_bytes = 0;
+  int64_t activation_backward_bytes = 0;
   bool keeps_gate = false;  // what activates a gated network is a pass, and kept, of its own
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
   LossPrecision loss = LossPrecision::kInPlace;

@@ -38,6 +38,12 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.exchange_bytes = 4;
   facts.return_bytes = 16;
   facts.return_core_percent = 20;
+  facts.rotary_bytes = 24;
+  facts.rotary_backward_bytes = 36;
+  facts.head_bytes = 24;
+  facts.head_backward_bytes = 12;
+  facts.activation_bytes = 46;
+  facts.activation_backward_bytes = 92;
   facts.undoes_by_arithmetic = true;
   facts.scatters_by_bucket = true;
   facts.prints_allocated = true;

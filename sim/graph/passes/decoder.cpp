@@ -121,8 +121,9 @@ class Decoder : private DecoderExperts {
       accesses.push_back(write(saved.gate, Role::kStatistics));
     }
     const int64_t gate_passes = saved.gate >= 0 ? 2 * ffn : 0;
-    emit(OpKind::kActivation, Phase::kForward, label,
-         rows(ffn, wide + ffn + bias_pass + gate_passes, 12), std::move(accesses));
+    RowWork work = rows(ffn, wide + ffn + bias_pass + gate_passes, 12);
+    if (facts_.activation_bytes > 0) work.moved = {tokens() * wide * facts_.activation_bytes};
+    emit(OpKind::kActivation, Phase::kForward, label, work, std::move(accesses));
   }
 
   // dscores: of a layer with experts, where the gradients of their weights go; else -1.
@@ -140,8 +141,10 @@ class Decoder : private DecoderExperts {
     // The product's two gradients, then the activation's: two more values written, and read.
     if (saved.gate >= 0) accesses.push_back(read(saved.gate, Role::kStatistics));
     const int64_t gate_passes = saved.gate >= 0 ? 4 * ffn : 0;
-    emit(OpKind::kActivation, Phase::kBackward, label, rows(ffn, 2 * wide + ffn + gate_passes, 20),
-         std::move(accesses));
+    RowWork work = rows(ffn, 2 * wide + ffn + gate_passes, 20);
+    const int64_t own = facts_.activation_backward_bytes;
+    if (own > 0) work.moved = {tokens() * wide * own};
+    emit(OpKind::kActivation, Phase::kBackward, label, work, std::move(accesses));
     return dh;
   }
 
