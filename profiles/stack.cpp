@@ -93,6 +93,10 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "gather_bytes", kFactBytes, facts.gather_bytes);
   read_whole(reader, "step_bytes", kFactBytes, facts.step_bytes);
   read_whole(reader, "stage3_step_bytes", kFactBytes, facts.stage3_step_bytes);
+  read_whole(reader, "overflow_bytes", kFactBytes, facts.overflow_bytes);
+  read_whole(reader, "stage3_overflow_bytes", kFactBytes, facts.stage3_overflow_bytes);
+  read_whole(reader, "live_elements", {0, int64_t{1} << 40}, facts.live_elements);
+  read_flag(reader, "holds_sent_gradients", facts.holds_sent_gradients);
   read_flag(reader, "repeats_keys_values", facts.repeats_keys_values);
   read_whole(reader, "exchange_bytes", kFactBytes, facts.exchange_bytes);
   read_whole(reader, "return_bytes", kFactBytes, facts.return_bytes);
@@ -115,6 +119,8 @@ StackFacts read_facts(JsonReader reader) {
   read_whole(reader, "activation_bytes", kFactBytes, facts.activation_bytes);
   read_whole(reader, "activation_backward_bytes", kFactBytes, facts.activation_backward_bytes);
   read_flag(reader, "keeps_gate", facts.keeps_gate);
+  read_flag(reader, "keeps_wide_norms", facts.keeps_wide_norms);
+  read_flag(reader, "keeps_repeated_heads", facts.keeps_repeated_heads);
   read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
   read_choice(reader, "loss", kLossPrecisions, facts.loss);
   read_whole(reader, "loss_chunks", {1, 1 << 20}, facts.loss_chunks);
@@ -159,6 +165,10 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["gather_bytes"] = facts.gather_bytes;
   json["step_bytes"] = facts.step_bytes;
   json["stage3_step_bytes"] = facts.stage3_step_bytes;
+  json["overflow_bytes"] = facts.overflow_bytes;
+  json["stage3_overflow_bytes"] = facts.stage3_overflow_bytes;
+  json["live_elements"] = facts.live_elements;
+  json["holds_sent_gradients"] = facts.holds_sent_gradients;
   json["repeats_keys_values"] = facts.repeats_keys_values;
   json["exchange_bytes"] = facts.exchange_bytes;
   json["return_bytes"] = facts.return_bytes;
@@ -207,6 +217,8 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"activation_bytes", facts.activation_bytes},
                       {"activation_backward_bytes", facts.activation_backward_bytes},
                       {"keeps_gate", facts.keeps_gate},
+                      {"keeps_wide_norms", facts.keeps_wide_norms},
+                      {"keeps_repeated_heads", facts.keeps_repeated_heads},
                       {"recomputes_whole_layer", facts.recomputes_whole_layer},
                       {"loss", to_string(facts.loss)},
                       {"loss_chunks", facts.loss_chunks},
