@@ -212,16 +212,16 @@ Op attention(Phase phase, const AttentionWork& work) {
 // the kernel or what it moves.
 TEST(Cost, what_passes_around_attention_comes_beside_the_kernel) {
   for (const AttentionKind kind : {AttentionKind::kFlash, AttentionKind::kEager}) {
-    AttentionWork work{1, 128, 1, 1, 64, DType::kBf16, Bytes{1000}, Flops{1e9}, {}, kind};
+    AttentionWork work{1, 128, 1, 1, 64, DType::kBf16, Bytes{1000}, Flops{1e9}, kind};
     const Op alone = attention(Phase::kForward, work);
     work.passed = Bytes{1'000'000};
     const Op both = attention(Phase::kForward, work);
     EXPECT_NEAR(cost(both, tiny_machine()).us() - cost(alone, tiny_machine()).us(), 10, 1e-6);
     tests::Usage usage;
     usage.stack.constants.elementwise = 0.5;
-    EXPECT_NEAR(cost_with(both, tiny_machine(), usage).us() -
-                    cost_with(alone, tiny_machine(), usage).us(),
-                20, 1e-6);
+    EXPECT_NEAR(
+        cost_with(both, tiny_machine(), usage).us() - cost_with(alone, tiny_machine(), usage).us(),
+        20, 1e-6);
     EXPECT_EQ(bytes_of(both.work) - bytes_of(alone.work), Bytes{1'000'000});
   }
 }
@@ -257,7 +257,7 @@ TEST(Cost, attention_has_rates_by_phase_head_size_and_length) {
 // The products move the scores once each, in less time (2.6 us). Of 1,524,288 B the rest is 1 MB
 // after a forward's two products: 10 us at 100 GB/s. A backward's four leave 475,712 B: 4.757 us.
 TEST(Cost, eager_attention_pays_for_tiles_and_for_passes_over_the_scores) {
-  AttentionWork work{1, 256, 2, 2, 64, DType::kBf16, Bytes{1'524'288}, {}, {}, AttentionKind::kEager};
+  AttentionWork work{1, 256, 2, 2, 64, DType::kBf16, Bytes{1'524'288}, {}, AttentionKind::kEager};
   work.flops = {4.0 * 256 * 256 * 64 * 2};
   const double two = cost(attention(Phase::kForward, work), tiny_machine()).us();
   EXPECT_NEAR(two, 33.554 + 25.690 + 10 + 2, 0.001);
@@ -272,7 +272,7 @@ TEST(Cost, eager_attention_pays_for_tiles_and_for_passes_over_the_scores) {
 TEST(Cost, products_of_eager_attention_are_bound_by_their_scores_on_slow_memory) {
   Machine machine = tiny_machine();
   machine.gpu.memory_bandwidth.value = Bandwidth::from_gb_per_s(1);
-  AttentionWork work{1, 256, 2, 2, 64, DType::kBf16, Bytes{524'288}, {}, {}, AttentionKind::kEager};
+  AttentionWork work{1, 256, 2, 2, 64, DType::kBf16, Bytes{524'288}, {}, AttentionKind::kEager};
   work.flops = {4.0 * 256 * 256 * 64 * 2};
   EXPECT_NEAR(cost(attention(Phase::kForward, work), machine).us(), 2 * 393.216 + 2, 0.001);
 }
