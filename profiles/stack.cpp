@@ -96,6 +96,7 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "overflow_bytes", kFactBytes, facts.overflow_bytes);
   read_whole(reader, "stage3_overflow_bytes", kFactBytes, facts.stage3_overflow_bytes);
   read_whole(reader, "live_elements", {0, int64_t{1} << 40}, facts.live_elements);
+  read_flag(reader, "keeps_gradient_buffer", facts.keeps_gradient_buffer);
   read_flag(reader, "holds_sent_gradients", facts.holds_sent_gradients);
   read_flag(reader, "repeats_keys_values", facts.repeats_keys_values);
   read_whole(reader, "exchange_bytes", kFactBytes, facts.exchange_bytes);
@@ -168,6 +169,7 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["overflow_bytes"] = facts.overflow_bytes;
   json["stage3_overflow_bytes"] = facts.stage3_overflow_bytes;
   json["live_elements"] = facts.live_elements;
+  json["keeps_gradient_buffer"] = facts.keeps_gradient_buffer;
   json["holds_sent_gradients"] = facts.holds_sent_gradients;
   json["repeats_keys_values"] = facts.repeats_keys_values;
   json["exchange_bytes"] = facts.exchange_bytes;

@@ -97,8 +97,8 @@ struct StackFacts {
   // leaves in another layout, keys and values repeated for every head.
   int64_t head_bytes = 0;
   int64_t head_backward_bytes = 0;
-  // The same of the activation, for each element that the product before it leaves, its bias
-  // included; 0: what `fusion` says.
+  // The same of GELU, for each element that the product before it leaves, its bias included; 0:
+  // what `fusion` says, as it does of gated networks.
   int64_t activation_bytes = 0;
   int64_t activation_backward_bytes = 0;
   bool keeps_gate = false;  // what activates a gated network is a pass, and kept, of its own
@@ -162,8 +162,9 @@ struct StackFacts {
   // from each rank, into tensors.
   int64_t gather_bytes = 0;
   // The same for each element of a rank's share of the reduced gradients, beside the one pass of a
-  // fused optimizer: summed for their norm, widened, unscaled and clipped, and what an optimizer in several kernels moves more. Under stage 3 the second. 0: one
-  // pass that reads them for their norm.
+  // fused optimizer: summed for their norm, widened, unscaled and clipped, and what an optimizer in
+  // several kernels moves more. Under stage 3 the second. 0: one pass that reads them for their
+  // norm.
   int64_t step_bytes = 0;
   int64_t stage3_step_bytes = 0;
   // What of them is moved in fp16 alone, beside: looked through for infinities.
@@ -172,6 +173,9 @@ struct StackFacts {
   // Elements of weights that stage 3 has gathered at any time of the forward and backward, ahead of
   // their use; 0: those of the module or layer under way, and of the next where that overlaps.
   int64_t live_elements = 0;
+  // Stage 3 has a buffer for a rank's share of all gradients, which is there all the time where the
+  // GPU steps them.
+  bool keeps_gradient_buffer = false;
   // A gradient that was sent to the CPU while a plan speculates stays on the GPU until the next
   // bucket's has been sent: who steps it holds on to it.
   bool holds_sent_gradients = false;

@@ -89,8 +89,8 @@ TEST(FrameworkPasses, every_rank_passes_over_its_own_heads_and_tokens) {
   }
 }
 
-int64_t moved_by_activation(const StackFacts& facts, Phase phase) {
-  for (const Op& op : build(grouped(), on_one_gpu(), facts).step.ops) {
+int64_t moved_by_activation(const Model& model, const StackFacts& facts, Phase phase) {
+  for (const Op& op : build(model, on_one_gpu(), facts).step.ops) {
     if (op.kind == OpKind::kActivation && op.phase == phase) {
       return std::get<RowWork>(op.work).moved.count;
     }
@@ -98,15 +98,25 @@ int64_t moved_by_activation(const StackFacts& facts, Phase phase) {
   return -1;
 }
 
-// Of 128 columns that the gated network's first product leaves; without the fact they are read, and
-// half as many written.
-TEST(FrameworkPasses, an_activation_moves_as_many_bytes_as_its_kernels_do) {
+// Of 64 columns that are read and written, in 16 bits; of a gated network's 128 half as many are
+// written, whatever a stack says of GELU.
+TEST(FrameworkPasses, gelu_moves_as_many_bytes_as_its_kernels_do) {
+  const Model gelu = tiny::gpt2({.layers = 1,
+                                 .hidden = 32,
+                                 .heads = 4,
+                                 .kv_heads = 4,
+                                 .head_size = 8,
+                                 .ffn = 64,
+                                 .positions = 16});
   StackFacts facts;
-  EXPECT_EQ(moved_by_activation(facts, Phase::kForward), kTokensOfAll * (128 + 64) * 2);
+  EXPECT_EQ(moved_by_activation(gelu, facts, Phase::kForward), kTokensOfAll * (64 + 64) * 2);
+  const int64_t gated = kTokensOfAll * (128 + 64) * 2;
+  EXPECT_EQ(moved_by_activation(grouped(), facts, Phase::kForward), gated);
   facts.activation_bytes = 46;
   facts.activation_backward_bytes = 92;
-  EXPECT_EQ(moved_by_activation(facts, Phase::kForward), kTokensOfAll * 128 * 46);
-  EXPECT_EQ(moved_by_activation(facts, Phase::kBackward), kTokensOfAll * 128 * 92);
+  EXPECT_EQ(moved_by_activation(gelu, facts, Phase::kForward), kTokensOfAll * 64 * 46);
+  EXPECT_EQ(moved_by_activation(gelu, facts, Phase::kBackward), kTokensOfAll * 64 * 92);
+  EXPECT_EQ(moved_by_activation(grouped(), facts, Phase::kForward), gated);
 }
 
 // Two norms a layer and one at the end keep 4 + 2 bytes a value, in place of the input's 2: no
@@ -187,6 +197,30 @@ TEST(FrameworkPasses, weights_are_gathered_ahead_as_far_as_a_stack_lets_them) {
   Plan whole = sharded_over_two();
   whole.zero_stage = 1;
   EXPECT_EQ(tiny::elements(build(grouped(), whole, facts), TensorKind::kArriving), 0);
+}
+
+// A rank's half of all gradients, from one step to the next; not where the CPU steps them.
+TEST(FrameworkPasses, a_buffer_of_gradients_is_there_all_the_time) {
+  const auto carried = [](const Plan& plan, bool keeps) {
+    StackFacts facts;
+    facts.keeps_gradient_buffer = keeps;
+    const Graph graph = build(grouped(), plan, facts);
+    const std::vector<Life> lives = lives_of(graph);
+    int64_t elements = 0;
+    for (size_t t = 0; t < graph.tensors.size(); ++t) {
+      const bool gradient = graph.tensors[t].kind == TensorKind::kGradient;
+      if (gradient && lives[t].carried) elements += graph.tensors[t].elements;
+    }
+    return elements;
+  };
+  EXPECT_EQ(carried(sharded_over_two(), true), parameter_count(grouped()) / 2);
+  EXPECT_EQ(carried(sharded_over_two(), false), 0);
+  Plan on_cpu = sharded_over_two();
+  on_cpu.optimizer.placement = OptimizerPlacement::kCpu;
+  EXPECT_EQ(carried(on_cpu, true), 0);
+  Plan whole = sharded_over_two();
+  whole.zero_stage = 1;
+  EXPECT_EQ(carried(whole, true), 0);
 }
 
 Plan speculating() {

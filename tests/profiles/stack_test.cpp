@@ -37,6 +37,7 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.overflow_bytes = 36;
   facts.stage3_overflow_bytes = 20;
   facts.live_elements = 1000;
+  facts.keeps_gradient_buffer = true;
   facts.holds_sent_gradients = true;
   facts.keeps_wide_norms = true;
   facts.keeps_repeated_heads = true;

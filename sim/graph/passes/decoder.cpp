@@ -113,6 +113,10 @@ class Decoder : private DecoderExperts {
     if (sums[part_] >= 0) accesses.push_back(read(sums[part_], Role::kKeyGradient));
   }
 
+  bool is_gelu_of(int64_t bytes) const {
+    return bytes > 0 && model_.activation == ActivationKind::kGeluTanh;
+  }
+
   void activation_forward(Label label, LayerSaved& saved) {
     const int64_t wide = model_.fc1_width(label.layer);
     const int64_t ffn = model_.ffn_width(label.layer);
@@ -127,7 +131,9 @@ class Decoder : private DecoderExperts {
     }
     const int64_t gate_passes = saved.gate >= 0 ? 2 * ffn : 0;
     RowWork work = rows(ffn, wide + ffn + bias_pass + gate_passes, 12);
-    if (facts_.activation_bytes > 0) work.moved = {tokens() * wide * facts_.activation_bytes};
+    if (is_gelu_of(facts_.activation_bytes)) {
+      work.moved = {tokens() * wide * facts_.activation_bytes};
+    }
     emit(OpKind::kActivation, Phase::kForward, label, work, std::move(accesses));
   }
 
@@ -147,8 +153,9 @@ class Decoder : private DecoderExperts {
     if (saved.gate >= 0) accesses.push_back(read(saved.gate, Role::kStatistics));
     const int64_t gate_passes = saved.gate >= 0 ? 4 * ffn : 0;
     RowWork work = rows(ffn, 2 * wide + ffn + gate_passes, 20);
-    const int64_t own = facts_.activation_backward_bytes;
-    if (own > 0) work.moved = {tokens() * wide * own};
+    if (is_gelu_of(facts_.activation_backward_bytes)) {
+      work.moved = {tokens() * wide * facts_.activation_backward_bytes};
+    }
     emit(OpKind::kActivation, Phase::kBackward, label, work, std::move(accesses));
     return dh;
   }

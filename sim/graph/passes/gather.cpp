@@ -64,6 +64,8 @@ class GatherPass {
     }
     graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
     if (facts_.live_elements > 0) gathered_ahead();
+    const bool steps_there = plan_.optimizer.placement == OptimizerPlacement::kGpu;
+    if (facts_.keeps_gradient_buffer && steps_there) keep_gradients();
     graph_.buckets = buckets_of(graph_.modules, plan_.optimizer);
     add_bucket_state(graph_, plan_, facts_);
   }
@@ -212,12 +214,26 @@ class GatherPass {
     tensor.category = Category::kWeights;
     tensor.elements = std::min(whole, facts_.live_elements);
     const TensorId ahead = add_tensor(graph_, tensor);
-    const auto computes = [](const Op& op) { return kind_of(op.lane) == LaneKind::kCompute; };
     std::vector<Op>& ops = graph_.step.ops;
-    std::find_if(ops.begin(), ops.end(), computes)
-        ->accesses.push_back(write(ahead, Role::kScratch));
+    first_computation().accesses.push_back(write(ahead, Role::kScratch));
     std::find_if(ops.rbegin(), ops.rend(), computes)
         ->accesses.push_back(read(ahead, Role::kScratch));
+  }
+
+  static bool computes(const Op& op) { return kind_of(op.lane) == LaneKind::kCompute; }
+  Op& first_computation() {
+    return *std::find_if(graph_.step.ops.begin(), graph_.step.ops.end(), computes);
+  }
+
+  // Read before they are written, so that they are there all the time.
+  void keep_gradients() {
+    std::set<TensorId> shards;
+    for (const GatherVisit& visit : visits_) {
+      shards.insert(visit.gradients.begin(), visit.gradients.end());
+    }
+    for (const TensorId shard : shards) {
+      first_computation().accesses.push_back(read(shard, Role::kScratch));
+    }
   }
 
   // The partitions of every rank arrive side by side, and are concatenated into tensors (DeepSpeed,
