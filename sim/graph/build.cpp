@@ -100,18 +100,19 @@ Graph build_to_run_placed(const Model& model, const Plan& plan) {
   return build_up_to("place", model, plan, StackFacts{}, Folding::kIfLarge);
 }
 
+bool is_folded_to_run(const Model& model, const Plan& plan) {
+  check(plan, model);
+  return plan.pipeline > 1 && is_folded_to_run(model, plan, facts_of(StackFacts{}, plan));
+}
+
 Graph build_to_ask(const Model& model, const Plan& plan) {
   check(plan, model);
-  const bool folded =
-      plan.pipeline > 1 && is_folded_to_run(model, plan, facts_of(StackFacts{}, plan));
+  constexpr int64_t kFew = 8;
   Plan asked = plan;
-  if (plan.pipeline == 1 || folded) {
-    // Interleaved stages want their number to divide that of the micro-batches.
-    const int64_t few = std::max<int64_t>(8, 2 * plan.pipeline);
-    if (few < plan.accumulation()) asked.global_batch = few * plan.data * *plan.micro_batch;
+  if (plan.pipeline == 1 && plan.accumulation() > kFew) {
+    asked.global_batch = kFew * plan.data * *plan.micro_batch;
   }
-  return build_up_to("place", model, asked, StackFacts{},
-                     folded ? Folding::kOn : Folding::kIfLarge);
+  return build_to_run_placed(model, asked);
 }
 
 Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts) {

@@ -243,12 +243,7 @@ bool state_rests(const Graph& graph) {
 
 std::optional<Missing> first_missing(const Op& op, const Graph& graph,
                                      const Capabilities& capabilities) {
-  if (!capabilities.declares(op.kind)) {
-    const Asked asked = asked_by(op.kind);
-    const std::string what =
-        asked.what.empty() ? fmt::format("'{}'", describe(op)) : std::string(asked.what);
-    return missing(capabilities, what, asked.knob, asked.remedy);
-  }
+  if (!capabilities.declares(op.kind)) return missing_kind(op.kind, describe(op), capabilities);
   const WorkVariants variants = variants_of(op, graph);
   for (int i = 0; i < kWorkVariants; ++i) {
     const auto variant = static_cast<WorkVariant>(i);
@@ -398,6 +393,15 @@ WorkVariants variants_of(const Op& op, const Graph& graph) {
     add(exact && size_of(moment.dtype) < size_of(DType::kF32), WorkVariant::kExactNarrowUndo);
   }
   return variants;
+}
+
+std::optional<Missing> missing_kind(OpKind kind, std::string_view operation,
+                                    const Capabilities& capabilities) {
+  if (capabilities.declares(kind)) return std::nullopt;
+  const Asked asked = asked_by(kind);
+  const std::string what =
+      asked.what.empty() ? fmt::format("'{}'", operation) : std::string(asked.what);
+  return missing(capabilities, what, asked.knob, asked.remedy);
 }
 
 std::optional<Missing> first_missing(const Model& model, const Plan& plan,
