@@ -29,10 +29,10 @@ std::string_view to_string(AttentionKind value);
 enum class GradientPrecision : uint8_t { kAsWeights, kF32 };
 std::string_view to_string(GradientPrecision value);
 
-// By which scale values are rounded to 8 bits: the largest of them, which takes a pass to find, or
-// one that earlier steps left.
-enum class Scaling8 : uint8_t { kJustInTime, kDelayed };
-inline constexpr int kScalings8 = 2;
+// By which scale values are rounded to 8 bits: the largest of them, which takes a pass to find,
+// before each product that reads them or once for all of them, or one that earlier steps left.
+enum class Scaling8 : uint8_t { kJustInTime, kDelayed, kCurrent };
+inline constexpr int kScalings8 = 3;
 std::string_view to_string(Scaling8 value);
 
 // Weights of 8-bit products: rounded before each use, rounded once a step and kept beside the
