@@ -28,6 +28,7 @@ class MpiRanks : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int local_rank() const override { return local_rank_; }
+  int local_size() const override { return local_size_; }
   void reduce_scatter(Channel channel, const RankGroup& group, std::span<const SummedPart> parts,
                       const SumFormat& format) override;
   void all_gather(Channel channel, const RankGroup& group,
@@ -48,6 +49,7 @@ class MpiRanks : public Communicator {
 
   int rank_ = 0;
   int local_rank_ = 0;
+  int local_size_ = 1;
   int size_ = 1;
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::mutex mutex_;  // guards why_
@@ -74,6 +76,7 @@ MpiRanks::MpiRanks() {
   MPI_Comm machine = MPI_COMM_NULL;
   MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine);
   MPI_Comm_rank(machine, &local_rank_);
+  MPI_Comm_size(machine, &local_size_);
   MPI_Comm_free(&machine);
 }
 

@@ -252,7 +252,7 @@ struct Trainer::State {
   Plan plan;
   TrainerOptions options;
   std::optional<CheckpointFolder> folder;
-  bool keeps;  // checkpoints, which of several ranks the first one writes
+  bool keeps;  // checkpoints, of which each of several ranks writes its part
   std::string run;
   Graph graph;
   TokenSource data;
@@ -308,6 +308,14 @@ namespace {
 bool starts_ranks(const Plan& plan, const TrainerOptions& options) {
   return rank_count(plan) > 1 && options.ranks == nullptr && options.device == "host" &&
          !options.make_device;
+}
+
+// Every rank writes into the folder that the first one has opened.
+void require_shared(const TrainerOptions& options) {
+  if (options.ranks == nullptr || !options.checkpoint_folder) return;
+  told_by_first(*options.ranks, "opened");
+  if (options.ranks->rank() == 0) return;
+  require_shared_folder(*options.checkpoint_folder, options.ranks->rank(), files_of(options));
 }
 
 // Of several ranks the first one looks into the folder.
@@ -392,6 +400,7 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
   check(options.optimizer.learning_rate);
   const bool first = options.ranks == nullptr || options.ranks->rank() == 0;
   std::optional<CheckpointFolder> folder = first ? open_folder(options) : std::nullopt;
+  require_shared(options);
   const CheckpointFolder::ToResume found = found_in(folder, options);
   const std::optional<std::string>& checkpoint = found.checkpoint;
   CheckpointHeader header;
@@ -423,20 +432,37 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
     state_->notes.push_back(std::move(note));
   }
   state_->device->spread_weights();
-  if (first) require_memory_for_copy();
+  require_memory_for_copy();
 }
+
+namespace {
+
+// Of what every rank tells, that of an average one for each rank on this machine.
+Bytes on_this_machine(Communicator* ranks, Bytes own) {
+  if (ranks == nullptr) return own;
+  Bytes all;
+  for (const std::string& text :
+       told_by_all(*ranks, Channel::kControl, std::to_string(own.count))) {
+    all += {std::stoll(text)};
+  }
+  return {div_ceil(all.count * ranks->local_size(), int64_t{ranks->size()})};
+}
+
+}  // namespace
 
 // Beside what the plan's arenas have not touched yet.
 void Trainer::require_memory_for_copy() const {
   const State& s = *state_;
   if (!s.options.available_memory || !s.schedule.keeps_any() || !s.schedule.in_background()) return;
-  Bytes copy{checkpoint_bytes(s.graph, *s.device)};
+  Bytes copy{copied_bytes(s.graph, *s.device)};
   if (s.plan.optimizer.sync == SyncMode::kDelay) copy = {copy.count / 3 * 4};
   Bytes untouched;
   for (const MemoryUse& use : s.device->memory()) {
     const bool on_cpu = use.place == Place::kDram || s.options.device == "host";
     if (on_cpu) untouched += {std::max<int64_t>(use.planned.count - use.resident.count, 0)};
   }
+  copy = on_this_machine(s.options.ranks, copy);
+  untouched = on_this_machine(s.options.ranks, untouched);
   const Bytes available = s.options.available_memory();
   if (copy + untouched <= available) return;
   throw Error("--checkpoint " + *s.options.checkpoint_folder,
