@@ -130,8 +130,8 @@ CheckpointFolder::CheckpointFolder(std::string path, Files& files)
   try_to_write(checkpoint_path(path_, 0), "--checkpoint " + path_, files);
 }
 
-// Shards whose manifest was never written, or was removed before them. Those of one that cannot be
-// read may be its: they stay.
+// Shards whose manifest was never written, was replaced by another of its name, or has just been
+// removed. Those of one that cannot be read may be its: they stay.
 void CheckpointFolder::remove_lone_shards() const {
   std::set<std::string> named;
   std::set<int64_t> not_known;  // steps
@@ -149,17 +149,6 @@ void CheckpointFolder::remove_lone_shards() const {
     if (!step || named.contains(name) || not_known.contains(*step)) continue;
     remove_file(*files_, (std::filesystem::path(path_) / name).string());
   }
-}
-
-void CheckpointFolder::remove_whole(const std::string& checkpoint) const {
-  std::vector<std::string> shards;
-  try {
-    shards = shards_of_checkpoint(checkpoint, *files_);
-  } catch (const Error&) {
-    // One that is gone, or damaged: whoever opens the folder next finds shards that nobody names.
-  }
-  remove_file(*files_, checkpoint);
-  for (const std::string& shard : shards) remove_file(*files_, shard);
 }
 
 // The manifest last: as long as it is there the shards are not taken for ones that nobody names.
@@ -272,17 +261,20 @@ std::optional<std::string> CheckpointFolder::newest_of(const std::string& run) c
 void CheckpointFolder::prune(const std::string& run, size_t kept) const {
   std::vector<std::string> own = checkpoints_in(*files_, path_);
   std::erase_if(own, [&](const std::string& path) { return !belongs_to(*files_, path, run); });
-  for (size_t i = 0; i + kept < own.size(); ++i) remove_whole(own[i]);
+  for (size_t i = 0; i + kept < own.size(); ++i) remove_file(*files_, own[i]);
+  remove_lone_shards();
 }
 
 void CheckpointFolder::remove_others(const std::string& run) const {
   for (const std::string& path : checkpoints_in(*files_, path_)) {
-    if (!belongs_to(*files_, path, run)) remove_whole(path);
+    if (!belongs_to(*files_, path, run)) remove_file(*files_, path);
   }
+  remove_lone_shards();
 }
 
 void CheckpointFolder::remove(int64_t next_step) const {
-  remove_whole(checkpoint_path(path_, next_step));
+  remove_file(*files_, checkpoint_path(path_, next_step));
+  remove_lone_shards();
 }
 
 void require_shared_folder(const std::string& folder, int rank, Files& files) {

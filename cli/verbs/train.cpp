@@ -433,6 +433,7 @@ int run_train(Words words) {
   TrainFlags flags;
   if (!parse(words, flags)) return kDone;
   check_flags(flags);
+  check_launch(flags.training.device);
   check_compute_threads(flags.training);
   Setting setting = load_case_here(flags.plan, flags.store, flags.training.device);
   check_nvme(flags.training, setting.plan);

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <filesystem>
+#include <fmt/format.h>
 #include <fstream>
 #include <functional>
 #include <gtest/gtest.h>
@@ -49,7 +50,7 @@ ElementRuns drawn_runs(std::mt19937& random, int64_t stride) {
 TEST(element_runs, that_do_not_meet_have_no_element_in_common) {
   std::mt19937 random(5);
   int apart = 0, split = 0;
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < 60'000; ++i) {
     const int64_t stride = 2 + i % 9;
     const ElementRuns one = drawn_runs(random, stride);
     const ElementRuns other = drawn_runs(random, i % 3 == 0 ? stride + 1 : stride);
@@ -88,8 +89,15 @@ struct Case {
   int64_t zero_group = 0;
 };
 
+// Of a batch that any of these numbers of ranks divides.
+Plan plan_for(const Degrees& degrees, SyncMode sync = SyncMode::kWait, Homes homes = Homes::kGpu) {
+  Plan plan = tiny::plan_of(degrees, sync, homes);
+  plan.global_batch = 12;
+  return plan;
+}
+
 Plan plan_of_case(const Case& one) {
-  Plan plan = tiny::plan_of(
+  Plan plan = plan_for(
       one.degrees, one.sync,
       one.degrees.zero_stage > 0 && one.degrees.expert == 1 ? Homes::kOptimizerAway : Homes::kGpu);
   plan.zero_group = one.zero_group;
@@ -278,8 +286,8 @@ TEST(sharded_checkpoint, resumes_as_any_plan_to_the_bits_of_one_file) {
 // --- what befalls them ---------------------------------------------------------------------------
 
 Plan three_ranks(int64_t zero_stage = 2) {
-  return tiny::plan_of(Degrees{.data = 3, .zero_stage = zero_stage}, SyncMode::kWait,
-                       Homes::kOptimizerAway);
+  return plan_for(Degrees{.data = 3, .zero_stage = zero_stage}, SyncMode::kWait,
+                  Homes::kOptimizerAway);
 }
 
 Model small_model() {
@@ -448,8 +456,8 @@ TEST(sharded_checkpoint, goes_whole_when_newer_ones_are_there) {
 // What other ranks and one rank keep in one folder in turns.
 TEST(sharded_checkpoint, ranks_and_one_alone_go_on_in_turns) {
   const TemporaryFolder folder;
-  const std::vector<Plan> plans = {three_ranks(), tiny::plan_of(Degrees{}), three_ranks(3),
-                                   tiny::plan_of(Degrees{.tensor = 2}), tiny::plan_of(Degrees{})};
+  const std::vector<Plan> plans = {three_ranks(), plan_for(Degrees{}), three_ranks(3),
+                                   plan_for(Degrees{.tensor = 2}), plan_for(Degrees{})};
   int64_t steps = 0;
   for (const Plan& plan : plans) train_to(steps += kKept, folder.path(), plan);
   EXPECT_TRUE(shards_of_checkpoint(checkpoint_path(folder.path(), steps)).empty());
@@ -532,14 +540,15 @@ TEST(sharded_checkpoint, that_one_rank_cannot_write_is_kept_by_none) {
       for (const int64_t step : {2 * kKept, 3 * kKept}) {  // at the end, and before it
         const TemporaryFolder folder;
         train_to(kKept, folder.path());
-        FullForOne files("-" + std::to_string(rank) + "-of-3");
+        const std::string part = fmt::format("-{}-of-3", rank);
+        FullForOne files(part);
         TrainerOptions options = periodic(folder.path());
         options.checkpoints_in_background = in_background;
         options.files = &files;
         Trainer trainer(small_model(), three_ranks(), options);
         const std::string message = error_of([&] { trainer.train(step, nullptr); });
         EXPECT_TRUE(mentions(message, "No space left on device")) << message;
-        EXPECT_TRUE(mentions(message, "-" + std::to_string(rank) + "-of-3")) << message;
+        EXPECT_TRUE(mentions(message, part)) << message;
         const CheckpointFolder::ToResume found = CheckpointFolder(folder.path()).to_resume();
         EXPECT_EQ(found.checkpoint, checkpoint_path(folder.path(), kKept));
         EXPECT_TRUE(found.notes.empty());
@@ -554,7 +563,7 @@ TEST(sharded_checkpoint, copies_of_all_ranks_have_to_fit_and_each_copies_its_par
   TrainerOptions options = periodic(folder.path());
   int64_t all = 0;
   {
-    Trainer alone(small_model(), tiny::plan_of(Degrees{}), options);
+    Trainer alone(small_model(), plan_for(Degrees{}), options);
     all = 12 * static_cast<int64_t>(alone.parameters().size());
   }
   options.available_memory = [&] { return Bytes{all - 1}; };
