@@ -10,7 +10,7 @@ using Runs = RankPart::Runs;
 
 // Of values that several ranks keep alike each writes a part of so many at least, or none: many
 // tensors of a few values would be slower to write than one.
-constexpr int64_t kLeastWritten = 4096;
+constexpr int64_t kLeastWritten = 256;
 
 // Adds `count` elements that lie side by side both in the whole parameter and in this rank's part,
 // to the last runs where they go on with them.

@@ -43,8 +43,9 @@ class CheckpointFolder {
 
   // The newest of a run.
   std::optional<std::string> newest_of(const std::string& run) const;
-  // Removes all of a run but its newest `kept`. Of each the manifest goes before its shards, so
-  // that a checkpoint is there whole or not at all.
+  // Removes all of a run but its newest `kept`, and shards that no checkpoint names. While no rank
+  // writes one. Of each checkpoint the manifest goes before its shards, so that it is there whole
+  // or not at all.
   void prune(const std::string& run, size_t kept) const;
   // Removes all but those of a run.
   void remove_others(const std::string& run) const;
@@ -52,7 +53,6 @@ class CheckpointFolder {
 
  private:
   void lock();
-  void remove_whole(const std::string& checkpoint) const;
   void remove_lone_shards() const;
   void set_aside(const std::string& checkpoint) const;
 

@@ -545,8 +545,8 @@ TEST(sharded_checkpoint, that_one_rank_cannot_write_is_kept_by_none) {
         TrainerOptions options = periodic(folder.path());
         options.checkpoints_in_background = in_background;
         options.files = &files;
-        Trainer trainer(small_model(), three_ranks(), options);
-        const std::string message = error_of([&] { trainer.train(step, nullptr); });
+        const std::string message =
+            error_of([&] { Trainer(small_model(), three_ranks(), options).train(step, nullptr); });
         EXPECT_TRUE(mentions(message, "No space left on device")) << message;
         EXPECT_TRUE(mentions(message, part)) << message;
         const CheckpointFolder::ToResume found = CheckpointFolder(folder.path()).to_resume();
