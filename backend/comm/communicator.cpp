@@ -106,6 +106,14 @@ std::vector<std::string> told_by_all(Communicator& ranks, Channel channel,
   return texts;
 }
 
+int64_t sum_on_this_machine(Communicator& ranks, int64_t own) {
+  int64_t all = 0;
+  for (const std::string& text : told_by_all(ranks, Channel::kControl, std::to_string(own))) {
+    all += std::stoll(text);
+  }
+  return div_ceil(all * ranks.local_size(), int64_t{ranks.size()});
+}
+
 std::string failure_text(int rank, const std::string& why) {
   return "rank " + std::to_string(rank) + ": " + why;
 }

@@ -119,6 +119,10 @@ std::string told_by_first(Communicator& ranks, std::string text);
 // What every rank says, by rank, on all of them; all call.
 std::vector<std::string> told_by_all(Communicator& ranks, Channel channel, const std::string& text);
 
+// Of the numbers of all ranks the sum over those on this machine, taken to be average ones; all
+// call.
+int64_t sum_on_this_machine(Communicator& ranks, int64_t own);
+
 // "rank 2: why"; what every other rank throws.
 std::string failure_text(int rank, const std::string& why);
 

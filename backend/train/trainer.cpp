@@ -435,21 +435,6 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
   require_memory_for_copy();
 }
 
-namespace {
-
-// Of what every rank tells, that of an average one for each rank on this machine.
-Bytes on_this_machine(Communicator* ranks, Bytes own) {
-  if (ranks == nullptr) return own;
-  Bytes all;
-  for (const std::string& text :
-       told_by_all(*ranks, Channel::kControl, std::to_string(own.count))) {
-    all += {std::stoll(text)};
-  }
-  return {div_ceil(all.count * ranks->local_size(), int64_t{ranks->size()})};
-}
-
-}  // namespace
-
 // Beside what the plan's arenas have not touched yet.
 void Trainer::require_memory_for_copy() const {
   const State& s = *state_;
@@ -461,8 +446,10 @@ void Trainer::require_memory_for_copy() const {
     const bool on_cpu = use.place == Place::kDram || s.options.device == "host";
     if (on_cpu) untouched += {std::max<int64_t>(use.planned.count - use.resident.count, 0)};
   }
-  copy = on_this_machine(s.options.ranks, copy);
-  untouched = on_this_machine(s.options.ranks, untouched);
+  if (Communicator* const ranks = s.options.ranks) {
+    copy = {sum_on_this_machine(*ranks, copy.count)};
+    untouched = {sum_on_this_machine(*ranks, untouched.count)};
+  }
   const Bytes available = s.options.available_memory();
   if (copy + untouched <= available) return;
   throw Error("--checkpoint " + *s.options.checkpoint_folder,
@@ -577,10 +564,11 @@ double Trainer::validation_loss(int64_t batches) {
   return loss;
 }
 
-void Trainer::export_weights(const std::string& path) const {
+void Trainer::export_weights(const std::string& path, std::optional<int64_t> most) const {
   on_every_rank([&](Trainer& rank) {
     State& state = *rank.state_;
-    ballast::export_weights(state.graph, *state.device, state.model, path, files_of(state.options));
+    ballast::export_weights(state.graph, *state.device, state.model, {path, most},
+                            files_of(state.options));
   });
 }
 
