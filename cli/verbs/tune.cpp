@@ -224,6 +224,7 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
 int run_tune(Words words) {
   TuneFlags flags;
   if (!parse_tune(words, flags)) return kDone;
+  if (flags.loop.plans) require_alone("tune --measure");
   SearchCache cache(search_cache_options(flags), flags.store);
   const Objective objective = flags.request.objective;
   if (objective == Objective::kLongestSequence || objective == Objective::kLargestModel) {
