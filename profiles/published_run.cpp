@@ -79,6 +79,10 @@ void read_model(JsonReader reader, PublishedCase& published) {
     model.head_size = model.hidden / model.heads;
   }
   set_architecture(model);
+  if (reader.has("position")) {
+    const bool turned = reader.choice("position", {"learned", "rope"}) == 1;
+    model.position = turned ? PositionKind::kRope : PositionKind::kLearned;
+  }
   model.tied_embeddings = reader.has("tied_embeddings")
                               ? reader.boolean("tied_embeddings")
                               : model_family(model.architecture).gpt2_names;

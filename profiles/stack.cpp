@@ -14,6 +14,7 @@ namespace ballast {
 namespace {
 
 constexpr const char* kStackSchema = "ballast.stack/1";
+constexpr WholeRange kFactBytes{0, 1 << 20};
 constexpr NumberRange kAnyConstant{0, 1000};
 constexpr NumberRange kSpread{0, 10};  // of a logarithm
 
@@ -87,14 +88,18 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_flag(reader, "reduces_whole", facts.reduces_whole);
   read_flag(reader, "copies_gathered_by_tensor", facts.copies_gathered_by_tensor);
   read_whole(reader, "reduce_buffer_elements", {0, int64_t{1} << 40}, facts.reduce_buffer_elements);
-  read_whole(reader, "reduce_bytes", {0, 1 << 20}, facts.reduce_bytes);
-  read_whole(reader, "wide_reduce_bytes", {0, 1 << 20}, facts.wide_reduce_bytes);
-  read_whole(reader, "gather_bytes", {0, 1 << 20}, facts.gather_bytes);
-  read_whole(reader, "step_bytes", {0, 1 << 20}, facts.step_bytes);
-  read_whole(reader, "stage3_step_bytes", {0, 1 << 20}, facts.stage3_step_bytes);
+  read_whole(reader, "reduce_bytes", kFactBytes, facts.reduce_bytes);
+  read_whole(reader, "wide_reduce_bytes", kFactBytes, facts.wide_reduce_bytes);
+  read_whole(reader, "gather_bytes", kFactBytes, facts.gather_bytes);
+  read_whole(reader, "step_bytes", kFactBytes, facts.step_bytes);
+  read_whole(reader, "stage3_step_bytes", kFactBytes, facts.stage3_step_bytes);
+  read_whole(reader, "overflow_bytes", kFactBytes, facts.overflow_bytes);
+  read_whole(reader, "stage3_overflow_bytes", kFactBytes, facts.stage3_overflow_bytes);
+  read_whole(reader, "live_elements", {0, int64_t{1} << 40}, facts.live_elements);
+  read_flag(reader, "holds_sent_gradients", facts.holds_sent_gradients);
   read_flag(reader, "repeats_keys_values", facts.repeats_keys_values);
-  read_whole(reader, "exchange_bytes", {0, 1 << 20}, facts.exchange_bytes);
-  read_whole(reader, "return_bytes", {0, 1 << 20}, facts.return_bytes);
+  read_whole(reader, "exchange_bytes", kFactBytes, facts.exchange_bytes);
+  read_whole(reader, "return_bytes", kFactBytes, facts.return_bytes);
   read_whole(reader, "return_core_percent", {0, 100}, facts.return_core_percent);
   read_flag(reader, "undoes_by_arithmetic", facts.undoes_by_arithmetic);
   read_flag(reader, "scatters_by_bucket", facts.scatters_by_bucket);
@@ -107,11 +112,19 @@ StackFacts read_facts(JsonReader reader) {
   if (reader.has("attention_on")) read_attention_on(reader.object("attention_on"), facts);
   read_flag(reader, "dropout", facts.dropout);
   read_choice(reader, "fusion", kFusions, facts.fusion);
+  read_whole(reader, "rotary_bytes", kFactBytes, facts.rotary_bytes);
+  read_whole(reader, "rotary_backward_bytes", kFactBytes, facts.rotary_backward_bytes);
+  read_whole(reader, "head_bytes", kFactBytes, facts.head_bytes);
+  read_whole(reader, "head_backward_bytes", kFactBytes, facts.head_backward_bytes);
+  read_whole(reader, "activation_bytes", kFactBytes, facts.activation_bytes);
+  read_whole(reader, "activation_backward_bytes", kFactBytes, facts.activation_backward_bytes);
   read_flag(reader, "keeps_gate", facts.keeps_gate);
+  read_flag(reader, "keeps_wide_norms", facts.keeps_wide_norms);
+  read_flag(reader, "keeps_repeated_heads", facts.keeps_repeated_heads);
   read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
   read_choice(reader, "loss", kLossPrecisions, facts.loss);
   read_whole(reader, "loss_chunks", {1, 1 << 20}, facts.loss_chunks);
-  read_whole(reader, "loss_bytes", {0, 1 << 20}, facts.loss_bytes);
+  read_whole(reader, "loss_bytes", kFactBytes, facts.loss_bytes);
   read_flag(reader, "gathers_logits", facts.gathers_logits);
   read_flag(reader, "widens_gradients", facts.widens_gradients);
   read_flag(reader, "returns_weights_whole", facts.returns_weights_whole);
@@ -152,6 +165,10 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["gather_bytes"] = facts.gather_bytes;
   json["step_bytes"] = facts.step_bytes;
   json["stage3_step_bytes"] = facts.stage3_step_bytes;
+  json["overflow_bytes"] = facts.overflow_bytes;
+  json["stage3_overflow_bytes"] = facts.stage3_overflow_bytes;
+  json["live_elements"] = facts.live_elements;
+  json["holds_sent_gradients"] = facts.holds_sent_gradients;
   json["repeats_keys_values"] = facts.repeats_keys_values;
   json["exchange_bytes"] = facts.exchange_bytes;
   json["return_bytes"] = facts.return_bytes;
@@ -193,7 +210,15 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"attention_on", on},
                       {"dropout", facts.dropout},
                       {"fusion", to_string(facts.fusion)},
+                      {"rotary_bytes", facts.rotary_bytes},
+                      {"rotary_backward_bytes", facts.rotary_backward_bytes},
+                      {"head_bytes", facts.head_bytes},
+                      {"head_backward_bytes", facts.head_backward_bytes},
+                      {"activation_bytes", facts.activation_bytes},
+                      {"activation_backward_bytes", facts.activation_backward_bytes},
                       {"keeps_gate", facts.keeps_gate},
+                      {"keeps_wide_norms", facts.keeps_wide_norms},
+                      {"keeps_repeated_heads", facts.keeps_repeated_heads},
                       {"recomputes_whole_layer", facts.recomputes_whole_layer},
                       {"loss", to_string(facts.loss)},
                       {"loss_chunks", facts.loss_chunks},

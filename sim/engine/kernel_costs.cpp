@@ -99,6 +99,7 @@ CostModel::Alone CostModel::flash_attention(const AttentionWork& work, Phase pha
     rate *= std::min(1.0, static_cast<double>(blocks) / static_cast<double>(gpu.multiprocessors));
   }
   Alone result = gpu_memory_bound(work.moved, work.flops / FlopRate{rate});
+  result.time += pass(work.passed);
   if (gpu.attention.empty()) result.provenance = of_tables(work.dtype);
   return result;
 }
@@ -115,9 +116,9 @@ CostModel::Alone CostModel::eager_attention(const AttentionWork& work) const {
   const double products = std::max(std::round(work.flops.count / product_flops), 1.0);
   const Bytes square = bytes_of(batch * work.length * keys, work.dtype);
   const Bytes in_products = square * static_cast<int64_t>(products);
-  const Duration passes = pass(std::max(work.moved - in_products, Bytes{}));
+  const Duration passes = pass(std::max(work.moved - in_products, Bytes{}) + work.passed);
   if (machine_.gpu.is_host_thread) {
-    return {launched(pass(work.moved) + work.flops / matmul_rate(work.dtype))};
+    return {launched(pass(work.moved + work.passed) + work.flops / matmul_rate(work.dtype))};
   }
   return {product_time(scores, batch) + product_time(sums, batch) * (products - 1) + passes +
           machine_.gpu.launch.value * products};

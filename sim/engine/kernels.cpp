@@ -20,6 +20,16 @@ int64_t passes_in(const RowWork& work) {
   return std::llround(values / kValuesOfAKernel);
 }
 
+// Around attention: of the size of its queries.
+int64_t passes_around(const AttentionWork& work) {
+  const Bytes queries =
+      bytes_of(work.sequences * work.length * work.heads * work.head_size, work.dtype);
+  if (queries.count <= 0) return 0;
+  const double values =
+      static_cast<double>(work.passed.count) / static_cast<double>(queries.count);
+  return std::llround(values / kValuesOfAKernel);
+}
+
 // Products read or write the scores once each; the other passes read and write them.
 int64_t eager_kernels(const AttentionWork& work, Phase phase) {
   const int64_t products = is_backward(phase) ? 4 : 2;
@@ -36,8 +46,10 @@ struct KernelCount {
     return work.format == ProductFormat::kFp8 ? kFp8Product : 1;
   }
   int64_t operator()(const AttentionWork& work) const {
-    if (work.kind == AttentionKind::kEager) return eager_kernels(work, op.phase);
-    return is_backward(op.phase) ? kFlashBackward : 1;
+    const int64_t kernel = work.kind == AttentionKind::kEager ? eager_kernels(work, op.phase)
+                           : is_backward(op.phase)            ? kFlashBackward
+                                                              : 1;
+    return kernel + passes_around(work);
   }
   int64_t operator()(const RowWork& work) const { return std::max<int64_t>(1, passes_in(work)); }
   int64_t operator()(const BucketWork& work) const {

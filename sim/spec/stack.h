@@ -89,7 +89,25 @@ struct StackFacts {
   std::map<std::string, AttentionKernel> attention_kernel_on = {};
   bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;
+  // Bytes that rotary positions move, where several kernels make them, for each element of queries
+  // and keys, forward and backward; 0: what `fusion` says, an element read and written.
+  int64_t rotary_bytes = 0;
+  int64_t rotary_backward_bytes = 0;
+  // The same of other passes around attention, for each element of queries: what it reads and
+  // leaves in another layout, keys and values repeated for every head.
+  int64_t head_bytes = 0;
+  int64_t head_backward_bytes = 0;
+  // The same of the activation, for each element that the product before it leaves, its bias
+  // included; 0: what `fusion` says.
+  int64_t activation_bytes = 0;
+  int64_t activation_backward_bytes = 0;
   bool keeps_gate = false;  // what activates a gated network is a pass, and kept, of its own
+  // What an RMSNorm of separate operations keeps: its input in 32 bits, and in 16 what it is before
+  // the weight.
+  bool keeps_wide_norms = false;
+  // Keys and values are kept for every head of queries, repeated before the attention where they
+  // have fewer. (Of ranks that share sequences `repeats_keys_values` says so.)
+  bool keeps_repeated_heads = false;
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
   LossPrecision loss = LossPrecision::kInPlace;
   int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
@@ -144,11 +162,19 @@ struct StackFacts {
   // from each rank, into tensors.
   int64_t gather_bytes = 0;
   // The same for each element of a rank's share of the reduced gradients, beside the one pass of a
-  // fused optimizer: looked through for infinities, summed for their norm, widened, unscaled and
-  // clipped, and what an optimizer in several kernels moves more. Under stage 3 the second. 0: one
+  // fused optimizer: summed for their norm, widened, unscaled and clipped, and what an optimizer in several kernels moves more. Under stage 3 the second. 0: one
   // pass that reads them for their norm.
   int64_t step_bytes = 0;
   int64_t stage3_step_bytes = 0;
+  // What of them is moved in fp16 alone, beside: looked through for infinities.
+  int64_t overflow_bytes = 0;
+  int64_t stage3_overflow_bytes = 0;
+  // Elements of weights that stage 3 has gathered at any time of the forward and backward, ahead of
+  // their use; 0: those of the module or layer under way, and of the next where that overlaps.
+  int64_t live_elements = 0;
+  // A gradient that was sent to the CPU while a plan speculates stays on the GPU until the next
+  // bucket's has been sent: who steps it holds on to it.
+  bool holds_sent_gradients = false;
   // Ulysses exchanges keys and values for every head of queries, repeated before where they have
   // fewer.
   bool repeats_keys_values = false;

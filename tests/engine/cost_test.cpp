@@ -208,6 +208,24 @@ Op attention(Phase phase, const AttentionWork& work) {
   return op_of(OpKind::kAttention, phase, LaneKind::kCompute, work);
 }
 
+// 1 MB around the kernel at 100 GB/s and at half of it: 10 and 20 us more, whether arithmetic binds
+// the kernel or what it moves.
+TEST(Cost, what_passes_around_attention_comes_beside_the_kernel) {
+  for (const AttentionKind kind : {AttentionKind::kFlash, AttentionKind::kEager}) {
+    AttentionWork work{1, 128, 1, 1, 64, DType::kBf16, Bytes{1000}, Flops{1e9}, kind};
+    const Op alone = attention(Phase::kForward, work);
+    work.passed = Bytes{1'000'000};
+    const Op both = attention(Phase::kForward, work);
+    EXPECT_NEAR(cost(both, tiny_machine()).us() - cost(alone, tiny_machine()).us(), 10, 1e-6);
+    tests::Usage usage;
+    usage.stack.constants.elementwise = 0.5;
+    EXPECT_NEAR(
+        cost_with(both, tiny_machine(), usage).us() - cost_with(alone, tiny_machine(), usage).us(),
+        20, 1e-6);
+    EXPECT_EQ(bytes_of(both.work) - bytes_of(alone.work), Bytes{1'000'000});
+  }
+}
+
 // Head size 64: forward 0.2 TFLOP/s at 1024 tokens and 0.4 at 4096, so 0.3 at 2048, backward 0.1;
 // head size 128: twice that. 1 GFLOP: 3333.3 us at 64, 1666.7 at 128, 2222.2 at 96 (0.45), and
 // 10000 us for a backward; 1 us launch each.

@@ -128,6 +128,10 @@ TEST(kernels, are_counted_by_what_an_operation_moves) {
   AttentionWork attention{1, 128, 2, 2, 64, DType::kBf16, Bytes{1}, Flops{1}};
   EXPECT_EQ(kernels_of(of(attention)), 1);
   EXPECT_EQ(kernels_of(of(attention, Phase::kBackward)), 3);
+  // Values of 16384 queries: 10 kernels read and write a little more than each of them.
+  attention.passed = Bytes{23 * 2 * 128 * 2 * 64};
+  EXPECT_EQ(kernels_of(of(attention)), 1 + 10);
+  attention.passed = {};
   attention.kind = AttentionKind::kEager;
   attention.moved = Bytes{8 * 2 * 128 * 128 * 2};
   EXPECT_EQ(kernels_of(of(attention)), 2 + 3) << "scale, mask and softmax beside two products";

@@ -69,6 +69,18 @@ TEST(Published, gpt2_and_llama_get_the_parts_of_their_kind) {
   EXPECT_EQ(parameter_count(llama), 128000 + 4 * (8192 + 4096 + 49152 + 128) + 64);
 }
 
+TEST(Published, a_model_may_have_other_positions_than_its_kind) {
+  Json one = small_case();
+  one["model"]["position"] = "rope";
+  const Model turned = case_of(one).model;
+  EXPECT_EQ(turned.position, PositionKind::kRope);
+  EXPECT_EQ(turned.norm, NormKind::kLayerNorm);
+  EXPECT_EQ(parameter_count(turned), parameter_count(case_of(small_case()).model) - 128 * 64)
+      << "positions that are not learned are no parameters";
+  one["model"]["position"] = "sinusoidal";
+  EXPECT_TRUE(holds(entry_of(one).error, "position"));
+}
+
 TEST(Published, what_was_not_published_stays_open) {
   const PublishedCase published = case_of(small_case());
   EXPECT_FALSE(published.plan.micro_batch.has_value());

@@ -34,10 +34,22 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.gather_bytes = 4;
   facts.step_bytes = 72;
   facts.stage3_step_bytes = 60;
+  facts.overflow_bytes = 36;
+  facts.stage3_overflow_bytes = 20;
+  facts.live_elements = 1000;
+  facts.holds_sent_gradients = true;
+  facts.keeps_wide_norms = true;
+  facts.keeps_repeated_heads = true;
   facts.repeats_keys_values = true;
   facts.exchange_bytes = 4;
   facts.return_bytes = 16;
   facts.return_core_percent = 20;
+  facts.rotary_bytes = 24;
+  facts.rotary_backward_bytes = 36;
+  facts.head_bytes = 24;
+  facts.head_backward_bytes = 12;
+  facts.activation_bytes = 46;
+  facts.activation_backward_bytes = 92;
   facts.undoes_by_arithmetic = true;
   facts.scatters_by_bucket = true;
   facts.prints_allocated = true;
@@ -231,6 +243,8 @@ TEST(Stacks, a_source_tells_which_framework_of_a_family_it_ran) {
   EXPECT_EQ(framework_of("megatron-core-2024", "kwai/Megatron-Kwai@b2646e4d"),
             "megatron-kwai-2024");
   EXPECT_EQ(framework_of("megatron-2023", "huggingface/nanotron"), "megatron-2023");
+  EXPECT_EQ(framework_of("megatron-2023", "CSCS reframe references; CARAML"),
+            "megatron-caraml-2024");
 }
 
 // The shipped stacks that stand for a framework: those that are told as offloading optimizer state

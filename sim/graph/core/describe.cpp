@@ -233,7 +233,9 @@ Bytes bytes_of(const Work& work) {
   if (const auto* gemm = std::get_if<GemmWork>(&work)) {
     return product_bytes(*gemm) + rounding_bytes(*gemm);
   }
-  if (const auto* attention = std::get_if<AttentionWork>(&work)) return attention->moved;
+  if (const auto* attention = std::get_if<AttentionWork>(&work)) {
+    return attention->moved + attention->passed;
+  }
   if (const auto* row = std::get_if<RowWork>(&work)) return row->moved;
   if (const auto* bucket = std::get_if<BucketWork>(&work)) return bucket->moved;
   if (const auto* copy = std::get_if<CopyWork>(&work)) return copy->bytes;

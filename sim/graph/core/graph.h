@@ -243,6 +243,9 @@ struct AttentionWork {
   Flops flops;
   AttentionKind kind = AttentionKind::kFlash;
   int64_t tokens_before = 0;  // in the sequence, whether in the window or not
+  // What passes of their own read and write around the kernel: rotary positions, other layouts,
+  // repeated keys and values.
+  Bytes passed = {};
   bool operator==(const AttentionWork&) const = default;
 };
 

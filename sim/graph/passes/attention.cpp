@@ -26,6 +26,22 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
   if (facts.dropout) work.moved += bytes_of(2 * values, work.dtype) + Bytes{values};
 }
 
+// Rotary positions turn queries and keys, and turn their gradients back; layouts and repetitions
+// are counted by the queries. Of the tokens that this rank has, in whichever heads.
+Bytes passes_around(const Model& rank, int64_t tokens, const StackFacts& facts, DType dtype,
+                    bool backward) {
+  const int64_t queries = tokens * rank.heads * rank.head_size;
+  const int64_t keys = tokens * rank.kv_heads * rank.head_size;
+  int64_t bytes = queries * (backward ? facts.head_backward_bytes : facts.head_bytes);
+  if (rank.position == PositionKind::kRope) {
+    const int64_t own = backward ? facts.rotary_backward_bytes : facts.rotary_bytes;
+    const bool is_fused = facts.fusion == Fusion::kIntoProducts;
+    const int64_t one_pass = is_fused ? 0 : 2 * size_of(dtype);
+    bytes += (queries + keys) * (own > 0 ? own : one_pass);
+  }
+  return {bytes};
+}
+
 }  // namespace
 
 int64_t first_seen(Subsequence part, int64_t window) {
@@ -49,6 +65,7 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   // Queries and keys are as wide as the values but for latent attention.
   work.head_size = div_ceil(rank.head_size + rank.value_head_size(), 2);
   work.dtype = plan.dtype;
+  work.passed = passes_around(rank, part_tokens(plan, part), facts, plan.dtype, backward);
   if (facts.attention.front() == AttentionKind::kEager) {
     // Of a ring the rows of this rank's queries, with the keys of all ranks as they come round:
     // what the mask hides is multiplied too, so all have as much whichever tokens they have.
@@ -80,10 +97,6 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
     // Gradients of keys and values before are sums, which are read and written in 32 bits.
     work.moved = work.moved - bytes_of(before * pair, plan.dtype);
     work.moved += bytes_of(2 * before * pair, DType::kF32);
-  }
-  // Rotary embedding as a pass of its own reads and writes queries and keys.
-  if (facts.fusion != Fusion::kIntoProducts && rank.position == PositionKind::kRope) {
-    work.moved += bytes_of(2 * tokens * (rank.heads + rank.kv_heads) * rank.head_size, plan.dtype);
   }
   return work;
 }

@@ -241,7 +241,11 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
     if (t.widened >= 0) sources.push_back(write(t.widened, Role::kDestination));
     sources.push_back(write(t.partials_gpu, Role::kNormPartials));
     const DType type = gradient_type();
-    const int64_t passes = plan_.zero_stage == 3 ? facts_.stage3_step_bytes : facts_.step_bytes;
+    const bool split = plan_.zero_stage == 3;
+    int64_t passes = split ? facts_.stage3_step_bytes : facts_.step_bytes;
+    if (plan_.dtype == DType::kF16) {
+      passes += split ? facts_.stage3_overflow_bytes : facts_.overflow_bytes;
+    }
     const Bytes moved = passes > 0 ? Bytes{count * passes} : bytes_of(count, type);
     BucketWork norm{count, type, DType::kF64, Site::kGpu, moved};
     ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCompute, b, norm, std::move(sources)));
@@ -259,12 +263,25 @@ std::vector<Op> BucketOps::gradient_out(int32_t b) {
   ops.push_back(op(OpKind::kCopy, LaneKind::kCopyOut, b,
                    CopyWork{bytes_of(count, gradient_wire()), CopyDirection::kDeviceToHost},
                    {read(t.packed, Role::kSource), write(t.landed, Role::kDestination)}));
+  const TensorId held = sent_before(b);
+  if (held >= 0) ops.back().accesses.push_back(read(held, Role::kScratch));
   const DType landed = gradient_wire();
   BucketWork norm{count, landed, DType::kF64, Site::kCpu, bytes_of(count, landed)};
   ops.push_back(op(OpKind::kSumOfSquares, LaneKind::kCheck, b, norm,
                    {read(t.landed, Role::kSource), write(t.partials, Role::kNormPartials)}));
   if (t.gradient32 >= 0 && facts_.casts_on_arrival) ops.push_back(cast_of_gradient(b));
   return ops;
+}
+
+// Buckets leave in their order, and the first of a step follows the last of the step before.
+TensorId BucketOps::sent_before(int32_t b) const {
+  if (!facts_.holds_sent_gradients || sync() != SyncMode::kSpeculate) return -1;
+  const auto buckets = static_cast<int32_t>(graph_.buckets.size());
+  for (int32_t back = 1; back < buckets; ++back) {
+    const int32_t before = (b - back + buckets) % buckets;
+    if (bucket(before).site == Site::kCpu) return tensors(before).packed;
+  }
+  return -1;
 }
 
 Op BucketOps::adam(int32_t b, TensorId gradient, bool decided) {

@@ -93,6 +93,8 @@ class BucketOps {
               std::vector<Access> accesses) const;
   // What reads the bucket's gradient on the GPU.
   void append_gradient(std::vector<Access>& accesses, int32_t b, Role role);
+  // What left before the gradient of `b` and is still held, or -1.
+  TensorId sent_before(int32_t b) const;
   Op adam(int32_t b, TensorId gradient, bool decided);
   // From the record that Adam left: reads it and the gradient, and takes the state back.
   Op exact_undo_of(int32_t b);

@@ -28,6 +28,11 @@ class Decoder : private DecoderExperts {
            !model_.has_experts(layer);
   }
 
+  bool repeats_heads() const {
+    return facts_.keeps_repeated_heads && plan_.sequence == 1 && !is_divided() &&
+           model_.kv_heads < model_.heads;
+  }
+
   TensorId layer_forward(int64_t layer, int16_t micro, TensorId x, LayerSaved& saved) {
     const auto label = [&](ModuleKind kind) {
       return Label{static_cast<int16_t>(layer), kind, micro, -1};
@@ -35,7 +40,7 @@ class Decoder : private DecoderExperts {
     const int64_t c = model_.hidden;
     saved.input = x;
     saved.norm1 = output(label(ModuleKind::kNorm1), c);
-    saved.statistics1 = statistics(label(ModuleKind::kNorm1));
+    saved.statistics1 = norm_statistics(label(ModuleKind::kNorm1));
     norm(label(ModuleKind::kNorm1), x, saved.norm1, saved.statistics1);
     qkv_forward(label(ModuleKind::kQkv), saved);
     attention_forward(label(ModuleKind::kCoreAttention), saved);
@@ -44,7 +49,7 @@ class Decoder : private DecoderExperts {
     gemm(label(ModuleKind::kAttentionOut), saved.attention, model_.attention_width(), saved.middle,
          c, x, saved.attention_mask);
     saved.norm2 = output(label(ModuleKind::kNorm2), c);
-    saved.statistics2 = statistics(label(ModuleKind::kNorm2));
+    saved.statistics2 = norm_statistics(label(ModuleKind::kNorm2));
     norm(label(ModuleKind::kNorm2), saved.middle, saved.norm2, saved.statistics2);
     const int64_t wide = model_.fc1_width(layer);
     const int64_t ffn = model_.ffn_width(layer);
@@ -121,8 +126,9 @@ class Decoder : private DecoderExperts {
       accesses.push_back(write(saved.gate, Role::kStatistics));
     }
     const int64_t gate_passes = saved.gate >= 0 ? 2 * ffn : 0;
-    emit(OpKind::kActivation, Phase::kForward, label,
-         rows(ffn, wide + ffn + bias_pass + gate_passes, 12), std::move(accesses));
+    RowWork work = rows(ffn, wide + ffn + bias_pass + gate_passes, 12);
+    if (facts_.activation_bytes > 0) work.moved = {tokens() * wide * facts_.activation_bytes};
+    emit(OpKind::kActivation, Phase::kForward, label, work, std::move(accesses));
   }
 
   // dscores: of a layer with experts, where the gradients of their weights go; else -1.
@@ -140,8 +146,10 @@ class Decoder : private DecoderExperts {
     // The product's two gradients, then the activation's: two more values written, and read.
     if (saved.gate >= 0) accesses.push_back(read(saved.gate, Role::kStatistics));
     const int64_t gate_passes = saved.gate >= 0 ? 4 * ffn : 0;
-    emit(OpKind::kActivation, Phase::kBackward, label, rows(ffn, 2 * wide + ffn + gate_passes, 20),
-         std::move(accesses));
+    RowWork work = rows(ffn, 2 * wide + ffn + gate_passes, 20);
+    const int64_t own = facts_.activation_backward_bytes;
+    if (own > 0) work.moved = {tokens() * wide * own};
+    emit(OpKind::kActivation, Phase::kBackward, label, work, std::move(accesses));
     return dh;
   }
 
@@ -182,6 +190,12 @@ class Decoder : private DecoderExperts {
                                 tokens() * model_.heads, DType::kF32);
       accesses.push_back(write(saved.log_sum_exp, Role::kStatistics));
     }
+    if (repeats_heads()) {
+      // The rest of them: the kernel's keys and values take the place of the product's.
+      const int64_t rest = 2 * (model_.heads - model_.kv_heads) * model_.head_size;
+      saved.repeated = output(label, rest);
+      accesses.push_back(write(saved.repeated, Role::kStatistics));
+    }
     if (weight(label) >= 0) accesses.push_back(read(weight(label), Role::kWeight));
     emit(OpKind::kAttention, Phase::kForward, label,
          attention_work(model_, plan_, facts_, Phase::kForward, label.layer, part()),
@@ -205,6 +219,7 @@ class Decoder : private DecoderExperts {
     std::vector<Access> accesses = {read(saved.qkv, Role::kInput)};
     for (const TensorId pair : saved.keys_values) accesses.push_back(read(pair, Role::kKeysValues));
     if (is_divided()) add_key_gradients(label, saved, accesses);
+    if (saved.repeated >= 0) accesses.push_back(read(saved.repeated, Role::kStatistics));
     if (eager()) {
       for (const TensorId kept : {saved.scores, saved.dropped_scores, saved.scores_mask}) {
         if (kept >= 0) accesses.push_back(read(kept, Role::kStatistics));
@@ -355,7 +370,7 @@ class Decoder : private DecoderExperts {
       return dx;
     }
     const TensorId normed = output(label(ModuleKind::kFinalNorm), c);
-    const TensorId stats = statistics(label(ModuleKind::kFinalNorm));
+    const TensorId stats = norm_statistics(label(ModuleKind::kFinalNorm));
     norm(label(ModuleKind::kFinalNorm), x, normed, stats);
     const TensorId dnormed = head_and_loss(micro, batch, normed);
     return norm_backward(label(ModuleKind::kFinalNorm), top, x, stats, dnormed, -1);

@@ -97,6 +97,15 @@ TensorId DecoderOps::statistics(Label label) {
                DType::kF32);
 }
 
+// The input in 32 bits, and 16 bits more.
+TensorId DecoderOps::norm_statistics(Label label) {
+  const TensorId kept = statistics(label);
+  if (!keeps_wide_norms()) return kept;
+  const int64_t values = split_tokens() * model_.hidden;
+  graph_.tensor(kept).elements += values + div_ceil(values, 2);
+  return kept;
+}
+
 TensorId DecoderOps::mask(Label label, int64_t elements) {
   if (!facts_.dropout) return -1;
   return typed(TensorKind::kMask, Category::kActivations, label, elements, DType::kU8);
@@ -202,12 +211,10 @@ void DecoderOps::norm(Label label, TensorId x, TensorId out, TensorId stats) {
 TensorId DecoderOps::norm_backward(Label label, Label input, TensorId x, TensorId stats,
                                    TensorId dout, TensorId residual_gradient) {
   const TensorId dx = output_gradient(input, model_.hidden);
-  std::vector<Access> accesses = {read(x, Role::kInput),
-                                  read(stats, Role::kStatistics),
-                                  read(weight(label), Role::kWeight),
-                                  read(dout, Role::kOutputGradient),
-                                  write(dx, Role::kInputGradient),
-                                  gradient(label)};
+  std::vector<Access> accesses = {
+      read(stats, Role::kStatistics), read(weight(label), Role::kWeight),
+      read(dout, Role::kOutputGradient), write(dx, Role::kInputGradient), gradient(label)};
+  if (!keeps_wide_norms()) accesses.insert(accesses.begin(), read(x, Role::kInput));
   if (residual_gradient >= 0) {
     accesses.push_back(read(residual_gradient, Role::kResidualGradient));
   }

@@ -32,7 +32,8 @@ class DecoderOps {
     TensorId sent = -1;                 // what each of them receives
     TensorId scores = -1, dropped_scores = -1, scores_mask = -1;
     TensorId attention_mask = -1, output_mask = -1;
-    TensorId gate = -1;  // of the activation, where a framework keeps its other half
+    TensorId repeated = -1;  // keys and values for all heads, where a framework keeps those
+    TensorId gate = -1;      // of the activation, where a framework keeps its other half
     // Where sequences pass in parts, qkv has queries alone; these are the keys and values that they
     // see, part by part, their own last, and the first part of them.
     std::vector<TensorId> keys_values;
@@ -63,6 +64,11 @@ class DecoderOps {
   TensorId output(Label label, int64_t width);
   TensorId output_gradient(Label label, int64_t width);
   TensorId statistics(Label label);
+  // Those of a norm over [T, C], with what a framework keeps of its input beside.
+  TensorId norm_statistics(Label label);
+  bool keeps_wide_norms() const {
+    return facts_.keeps_wide_norms && model_.norm == NormKind::kRmsNorm;
+  }
   // A dropout's mask of `elements` bytes, or -1 where nothing is dropped.
   TensorId mask(Label label, int64_t elements);
   Op& emit(OpKind kind, Phase phase, Label label, Work work, std::vector<Access> accesses);

@@ -63,6 +63,7 @@ class GatherPass {
       if (!visits_[i].gradients.empty()) scatter(visits_[i], insertions);
     }
     graph_.step.ops = insertions.apply(std::move(graph_.step.ops));
+    if (facts_.live_elements > 0) gathered_ahead();
     graph_.buckets = buckets_of(graph_.modules, plan_.optimizer);
     add_bucket_state(graph_, plan_, facts_);
   }
@@ -193,6 +194,30 @@ class GatherPass {
     }
     insertions.before(position, std::move(made));
     if (joined) insertions.before(visit.first, *std::move(joined));
+  }
+
+  // What has been gathered ahead, as far as it goes: from the first computation to the last.
+  void gathered_ahead() {
+    std::set<TensorId> shards;
+    for (const GatherVisit& visit : visits_) {
+      shards.insert(visit.weights.begin(), visit.weights.end());
+    }
+    int64_t whole = 0;
+    for (const TensorId shard : shards) {
+      whole += graph_.tensor(shard).elements * ranks_of(graph_.tensor(shard));
+    }
+    if (whole == 0) return;
+    Tensor tensor = graph_.tensor(*shards.begin());
+    tensor.kind = TensorKind::kArriving;
+    tensor.category = Category::kWeights;
+    tensor.elements = std::min(whole, facts_.live_elements);
+    const TensorId ahead = add_tensor(graph_, tensor);
+    const auto computes = [](const Op& op) { return kind_of(op.lane) == LaneKind::kCompute; };
+    std::vector<Op>& ops = graph_.step.ops;
+    std::find_if(ops.begin(), ops.end(), computes)
+        ->accesses.push_back(write(ahead, Role::kScratch));
+    std::find_if(ops.rbegin(), ops.rend(), computes)
+        ->accesses.push_back(read(ahead, Role::kScratch));
   }
 
   // The partitions of every rank arrive side by side, and are concatenated into tensors (DeepSpeed,
