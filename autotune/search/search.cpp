@@ -33,6 +33,12 @@ constexpr size_t kEnumeratedAtOnce = 64;
 constexpr size_t kPlansOfAProbe = 32;
 constexpr size_t kMostProbes = 4;
 
+// Of sequences in parts nearly all that a plan takes is to build it, and so few micro-batches are
+// built whole to bound them: what fits is simulated at once.
+bool is_bounded_by_cell(const Plan& plan) {
+  return plan.subsequences > 1 && plan.accumulation() <= plan.pipeline;
+}
+
 using Clock = std::chrono::steady_clock;
 
 class Search {
@@ -295,7 +301,7 @@ std::vector<Rank> Search::take(Granularity granularity, size_t most) {
 void Search::cut_nodes() {
   std::vector<PlanId> cells;
   std::vector<Plan> plans;
-  for (const Rank& node : take(Granularity::kNode, kRefinedAtOnce)) {
+  for (const Rank& node : take(Granularity::kNode, kOpenedAtOnce)) {
     PlanId id = node.id;
     const auto count = static_cast<int16_t>(region(id).space->activations.size());
     for (id.choice.activations = 0; id.choice.activations < count; ++id.choice.activations) {
@@ -360,7 +366,12 @@ void Search::bound_pipelines(const std::vector<Rank>& cells) {
   for (const Rank& cell : cells) {
     const Region& found = region(cell.id);
     for (const Choice& choice : choices_of_cell(*found.space, found.base, cell.id.choice)) {
-      ids.push_back({cell.id.region, choice});
+      const PlanId id{cell.id.region, choice};
+      if (is_bounded_by_cell(plan(id))) {
+        bound_[id] = cell.time;
+      } else {
+        ids.push_back(id);
+      }
     }
   }
   std::vector<Duration> bounds(ids.size());

@@ -31,30 +31,33 @@ std::optional<size_t> own_turn(const Op& op, int64_t parts) {
   return place_of({forward ? Direction::kForward : Direction::kBackward, 0, 0, part}, parts);
 }
 
-// The operations of one turn with the edges among them, from a linked graph. What leaves and
+// The operations of every turn with the edges among them, from a graph linked once. What leaves and
 // returns does so beside the turns (stage_program.cpp), and has left or is back as far as a turn
 // knows.
-Program part_of(const Graph& graph, const std::vector<size_t>& turn_of, size_t turn) {
+std::vector<Program> programs_of_turns(const Graph& graph, const std::vector<size_t>& turn_of,
+                                       size_t turns) {
   const Program& step = graph.step;
-  std::vector<OpId> place(step.ops.size(), -1);
-  Program part;
-  part.edge_begin.push_back(0);
+  std::vector<Program> programs(turns);
+  for (Program& program : programs) program.edge_begin.push_back(0);
+  std::vector<OpId> place(step.ops.size(), -1);  // in the program of its turn
   for (size_t i = 0; i < step.ops.size(); ++i) {
-    if (turn_of[i] != turn || moves_activations(step.ops[i])) continue;
-    place[i] = static_cast<OpId>(part.ops.size());
-    part.ops.push_back(step.ops[i]);
-    part.ops.back().accesses.clear();
+    const Op& op = step.ops[i];
+    if (moves_activations(op)) continue;
+    Program& program = programs[turn_of[i]];
+    place[i] = static_cast<OpId>(program.ops.size());
+    program.ops.push_back({op.kind, op.phase, op.lane, op.label, op.work, {}, op.fence});
     for (int32_t e = step.edge_begin[i]; e < step.edge_begin[i + 1]; ++e) {
-      const Edge& edge = step.edges[static_cast<size_t>(e)];
-      const OpId before = place[static_cast<size_t>(edge.op)];
-      if (edge.steps_ahead == 0 && before >= 0) part.edges.push_back({before, 0});
+      const auto from = static_cast<size_t>(step.edges[static_cast<size_t>(e)].op);
+      const bool within = turn_of[from] == turn_of[i] && place[from] >= 0;
+      if (within) program.edges.push_back({place[from], 0});
     }
-    part.edge_begin.push_back(static_cast<int32_t>(part.edges.size()));
+    program.edge_begin.push_back(static_cast<int32_t>(program.edges.size()));
   }
-  return part;
+  return programs;
 }
 
-void measure_memory(const Graph& graph, const std::vector<size_t>& turn_of, ChunkKind& chunk) {
+void measure_memory(const std::vector<size_t>& turn_of, ChunkKind& chunk) {
+  const Graph& graph = chunk.inside;
   const size_t turns = chunk.turns.size();
   const std::vector<Life> lives = lives_of(graph);
   const auto counts = [&](size_t t) {
@@ -148,31 +151,56 @@ std::vector<size_t> turns_of_operations(const std::vector<Op>& ops, int64_t part
   return turns;
 }
 
+namespace {
+
+// The plan of a chunk's inside: no pipeline, one micro-batch.
+Plan inside_plan(const Plan& plan) {
+  Plan once = plan;
+  once.pipeline = once.virtual_pipeline = 1;
+  once.devices = plan.devices / plan.pipeline;
+  once.global_batch = once.data * *once.micro_batch;
+  return once;
+}
+
+}  // namespace
+
 ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
                      int64_t last) {
   const ChunkEnds ends{first == 0, last == model.layers};
   Model part = rank_model(model, plan);
   part.first_layer = first;
   part.layers = last - first;
-  Plan once = plan;
-  once.pipeline = once.virtual_pipeline = 1;
-  once.devices = plan.devices / plan.pipeline;
-  once.global_batch = once.data * *once.micro_batch;
-  const PassContext context{model, once, facts};
+  const Plan once = inside_plan(plan);
   ChunkKind chunk;
-  chunk.inside =
-      run_passes(build_chunk(part, once, facts, ends), context, "gemm formats", "checkpoint");
+  chunk.inside = run_passes(build_chunk(part, once, facts, ends), {model, once, facts},
+                            "gemm formats", "checkpoint");
   find_ends(part.layers, plan.subsequences, ends, chunk);
-  chunk.turn_of = turns_of_operations(chunk.inside.step.ops, plan.subsequences);
-  chunk.turns.resize(static_cast<size_t>(2 * plan.subsequences));
-  Graph alone = run_passes(chunk.inside, context, "gemm codes", "gemm codes");
-  link(alone);
-  CHECK(alone.step.ops.size() == chunk.turn_of.size());
-  measure_memory(alone, chunk.turn_of, chunk);
-  for (size_t turn = 0; turn < chunk.turns.size(); ++turn) {
-    chunk.turns[turn].ops = part_of(alone, chunk.turn_of, turn);
+  const std::vector<size_t> turn_of =
+      turns_of_operations(chunk.inside.step.ops, plan.subsequences);
+  chunk.operations.resize(static_cast<size_t>(2 * plan.subsequences));
+  for (size_t i = 0; i < turn_of.size(); ++i) {
+    chunk.operations[turn_of[i]].push_back(static_cast<OpId>(i));
   }
   return chunk;
+}
+
+void fold_turns(ChunkKind& chunk, const Model& model, const Plan& plan, const StackFacts& facts) {
+  const Plan once = inside_plan(plan);
+  const size_t operations = chunk.inside.step.ops.size();
+  chunk.inside =
+      run_passes(std::move(chunk.inside), {model, once, facts}, "gemm codes", "gemm codes");
+  CHECK(chunk.inside.step.ops.size() == operations);
+  link_once(chunk.inside);
+  std::vector<size_t> turn_of(operations);
+  for (size_t turn = 0; turn < chunk.operations.size(); ++turn) {
+    for (const OpId i : chunk.operations[turn]) turn_of[static_cast<size_t>(i)] = turn;
+  }
+  chunk.turns.resize(chunk.operations.size());
+  measure_memory(turn_of, chunk);
+  std::vector<Program> programs = programs_of_turns(chunk.inside, turn_of, chunk.turns.size());
+  for (size_t turn = 0; turn < chunk.turns.size(); ++turn) {
+    chunk.turns[turn].ops = std::move(programs[turn]);
+  }
 }
 
 }  // namespace ballast

@@ -31,13 +31,14 @@ struct Kept {
 struct ChunkKind {
   // Forward and backward of one micro-batch; layers are counted from the chunk's first.
   Graph inside;
-  std::vector<size_t> turn_of;  // by operation of `inside`
-  std::vector<ChunkTurn> turns;
-  std::vector<Kept> kept;  // first what forwards leave on the GPU for their own backwards
+  std::vector<std::vector<OpId>> operations;  // of `inside`, by turn, in their order
   // Tensors of `inside` that cross the chunk's ends, by part: what the forward reads and leaves,
   // and the gradients of these. Empty at an end of the model.
   std::vector<TensorId> input, output;
   std::vector<TensorId> input_gradient, output_gradient;
+  // Of one that is folded.
+  std::vector<ChunkTurn> turns;
+  std::vector<Kept> kept;  // first what forwards leave on the GPU for their own backwards
 };
 
 // By operation of a graph without a pipeline, of one micro-batch in so many parts: the turn that it
@@ -48,5 +49,8 @@ std::vector<size_t> turns_of_operations(const std::vector<Op>& ops, int64_t part
 // Layers [first, last) of the model.
 ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
                      int64_t last);
+// Makes every turn of such a chunk one operation. Most of what a long pipeline takes to build, so
+// that it is done of those alone whose turns are one.
+void fold_turns(ChunkKind& chunk, const Model& model, const Plan& plan, const StackFacts& facts);
 
 }  // namespace ballast

@@ -25,5 +25,12 @@ bool overlaps_inside(const Plan& plan);
 bool is_folded(const Model& model, const Plan& plan, const StackFacts& facts);
 // The same of what a device is to run.
 bool is_folded_to_run(const Model& model, const Plan& plan, const StackFacts& facts);
+// A pipeline with fewer micro-batches than the plan has, folded; and is_folded() of the plan.
+struct FoldedPipeline {
+  Graph graph;
+  bool by_itself = false;
+};
+FoldedPipeline build_folded(const Model& model, const Plan& plan, const StackFacts& facts,
+                            int64_t micro_batches);
 
 }  // namespace ballast

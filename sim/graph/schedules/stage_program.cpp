@@ -37,7 +37,7 @@ class StageBuilder {
     const ChunkKind* kind = nullptr;
     // By tensor of kind->inside: the same in this program, -1 where each turn has its own.
     std::vector<TensorId> shared;
-    std::vector<std::vector<Access>> state;  // of weights and gradients, by turn
+    std::vector<std::vector<Access>> state;  // folded: of weights and gradients, by turn
   };
   // What turns of a chunk leave for later ones of the same micro-batch.
   struct Saved {
@@ -64,7 +64,8 @@ class StageBuilder {
       if (!module.parameters.empty()) module.parameters = context_.whole_module(module).parameters;
       graph_.modules.push_back(std::move(module));
     }
-    for (size_t turn = 0; turn < chunk.kind->turns.size(); ++turn) {
+    const bool folded = turns_ == Turns::kFolded;
+    for (size_t turn = 0; folded && turn < chunk.kind->turns.size(); ++turn) {
       chunk.state.push_back(state_accesses(chunk, turn));
     }
     const std::vector<TensorId> nothing(chunk.kind->kept.size(), -1);
@@ -96,17 +97,15 @@ class StageBuilder {
   }
 
   // What a turn does with the stage's weights and gradients, each once.
-  static std::vector<Access> state_accesses(const Chunk& chunk, size_t turn) {
+  std::vector<Access> state_accesses(const Chunk& chunk, size_t turn) const {
     std::vector<Access> accesses;
-    std::vector<bool> seen(chunk.shared.size(), false);
-    const std::vector<Op>& ops = chunk.kind->inside.step.ops;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      if (chunk.kind->turn_of[i] != turn) continue;
-      for (const Access& access : ops[i].accesses) {
-        const auto t = static_cast<size_t>(access.tensor);
-        if (chunk.shared[t] < 0 || seen[t]) continue;
-        seen[t] = true;
-        accesses.push_back({chunk.shared[t], access.role, access.mode, 0});
+    std::vector<bool> seen(graph_.tensors.size(), false);
+    for (const OpId i : chunk.kind->operations[turn]) {
+      for (const Access& access : chunk.kind->inside.op(i).accesses) {
+        const TensorId shared = chunk.shared[static_cast<size_t>(access.tensor)];
+        if (shared < 0 || seen[static_cast<size_t>(shared)]) continue;
+        seen[static_cast<size_t>(shared)] = true;
+        accesses.push_back({shared, access.role, access.mode, 0});
       }
     }
     return accesses;
@@ -272,9 +271,8 @@ class StageBuilder {
     const ChunkKind& kind = *chunk.kind;
     Saved& saved = saved_of(turn);
     if (saved.tensors.empty()) saved.tensors = chunk.shared;
-    for (size_t i = 0; i < kind.inside.step.ops.size(); ++i) {
-      if (kind.turn_of[i] != place(turn)) continue;
-      Op op = kind.inside.step.ops[i];
+    for (const OpId i : kind.operations[place(turn)]) {
+      Op op = kind.inside.op(i);
       move(op.label, chunk.index, turn.micro_batch);
       for (Access& access : op.accesses) {
         access.tensor = here(access.tensor, chunk, turn, saved);
@@ -288,7 +286,7 @@ class StageBuilder {
     }
     const TensorId made = of_turn(forward ? kind.output : kind.input_gradient, turn);
     if (made >= 0) send(turn, chunk.index, saved.tensors[static_cast<size_t>(made)]);
-    if (place(turn) + 1 == kind.turns.size()) saved.tensors = {};
+    if (place(turn) + 1 == kind.operations.size()) saved.tensors = {};
   }
 
   TensorId here(TensorId inside, const Chunk& chunk, const Turn& turn, Saved& saved) {
