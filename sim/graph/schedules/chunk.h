@@ -8,6 +8,8 @@
 // Will not do: order turns (sim/graph/schedules/schedule.h), or step (the pass `optimizer`).
 #pragma once
 
+#include <compare>
+#include <optional>
 #include <vector>
 
 #include "sim/graph/build.h"
@@ -21,10 +23,24 @@ struct ChunkTurn {
   Bytes workspace;  // most alive beside what is kept
 };
 // What turns of a micro-batch leave for later ones: made in one, last used in another.
+enum class KeptFor : uint8_t {
+  kTurns,  // on the GPU, made there
+  kLeave,  // the same, until it leaves for the CPU: keys and values, which later parts read
+  kAway,   // on the CPU
+  kBack,   // on the GPU again for several turns, the first of which it is back for
+};
 struct Kept {
   size_t first = 0, last = 0;
-  Place place{};
+  KeptFor what{};
   Bytes bytes;
+  // Of what is away: from which of the kept it leaves and to which it returns; the rest is on the
+  // GPU for its first and its last turn alone.
+  struct Move {
+    std::optional<size_t> from, to;
+    auto operator<=>(const Move&) const = default;
+  };
+  std::vector<Move> moves;  // each once
+  Bytes first_alone, last_alone;
 };
 
 // Turns are numbered by place_of(): without parts a forward and a backward.
