@@ -14,9 +14,7 @@ namespace ballast {
 namespace {
 
 // The least that a schedule with all its chunks can have.
-int64_t few_micro_batches(const Plan& plan) {
-  return std::min(plan.accumulation(), plan.pipeline);
-}
+int64_t few_micro_batches(const Plan& plan) { return std::min(plan.accumulation(), plan.pipeline); }
 
 class PipelineBound {
  public:
@@ -192,6 +190,10 @@ class PipelineBound {
 };
 
 }  // namespace
+
+bool is_worth_bounding(const Plan& plan) {
+  return plan.subsequences == 1 || plan.accumulation() > plan.pipeline;
+}
 
 Duration pipeline_step_bound(const Model& model, const Plan& plan, const CostModel& costs) {
   return lowered(PipelineBound(model, plan, costs).step_ps());

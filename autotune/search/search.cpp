@@ -24,6 +24,7 @@ namespace ballast {
 namespace {
 
 // Plans handled between two looks at the best, whatever the number of threads.
+constexpr size_t kCutAtOnce = 4;
 constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
@@ -32,12 +33,6 @@ constexpr size_t kEnumeratedAtOnce = 64;
 // many with the least work, those with the least bounds.
 constexpr size_t kPlansOfAProbe = 32;
 constexpr size_t kMostProbes = 4;
-
-// Of sequences in parts nearly all that a plan takes is to build it, and so few micro-batches are
-// built whole to bound them: what fits is simulated at once.
-bool is_bounded_by_cell(const Plan& plan) {
-  return plan.subsequences > 1 && plan.accumulation() <= plan.pipeline;
-}
 
 using Clock = std::chrono::steady_clock;
 
@@ -301,7 +296,7 @@ std::vector<Rank> Search::take(Granularity granularity, size_t most) {
 void Search::cut_nodes() {
   std::vector<PlanId> cells;
   std::vector<Plan> plans;
-  for (const Rank& node : take(Granularity::kNode, kOpenedAtOnce)) {
+  for (const Rank& node : take(Granularity::kNode, kCutAtOnce)) {
     PlanId id = node.id;
     const auto count = static_cast<int16_t>(region(id).space->activations.size());
     for (id.choice.activations = 0; id.choice.activations < count; ++id.choice.activations) {
@@ -367,10 +362,10 @@ void Search::bound_pipelines(const std::vector<Rank>& cells) {
     const Region& found = region(cell.id);
     for (const Choice& choice : choices_of_cell(*found.space, found.base, cell.id.choice)) {
       const PlanId id{cell.id.region, choice};
-      if (is_bounded_by_cell(plan(id))) {
-        bound_[id] = cell.time;
-      } else {
+      if (is_worth_bounding(plan(id))) {
         ids.push_back(id);
+      } else {
+        bound_[id] = cell.time;
       }
     }
   }

@@ -97,9 +97,6 @@ struct TensorUse {
 
 class Linker {
  public:
-  // Only lives of the step's own program begin here; a repair touches what is alive already.
-  enum class Lives : uint8_t { kBeginHere, kBeganBefore };
-
   Linker(const Graph& graph, const std::vector<Life>& lives)
       : graph_(graph),
         lives_(lives),
@@ -121,14 +118,16 @@ class Linker {
     add_fences(program);
   }
 
-  // Edges of a program that runs once, with every other lane at rest: the step itself, or what runs
-  // beside it.
-  void link_once(Program& program, Lives lives) {
-    index(program, lives);
+  // Edges of a program that runs once, with every other lane at rest.
+  void link_once(Program& program) {
+    index(program, Lives::kBeganBefore);
     run(program, 0, true);
   }
 
  private:
+  // Only lives of the step's own program begin here; a repair touches what is alive already.
+  enum class Lives : uint8_t { kBeginHere, kBeganBefore };
+
   void index(const Program& program, Lives lives) {
     uses_.clear();
     begin_of_op_.assign(1, 0);
@@ -304,13 +303,12 @@ void link(Graph& graph) {
   const std::vector<Life> lives = lives_of(graph);
   if (graph.arenas.offset.empty()) graph.arenas = plan_arenas(graph, lives);
   Linker(graph, lives).link_step(graph.step);
-  Linker(graph, lives).link_once(graph.repair, Linker::Lives::kBeganBefore);
+  Linker(graph, lives).link_once(graph.repair);
 }
 
 void link_once(Graph& graph) {
   const std::vector<Life> lives = lives_of(graph);
-  graph.arenas = plan_arenas(graph, lives);
-  Linker(graph, lives).link_once(graph.step, Linker::Lives::kBeginHere);
+  Linker(graph, lives).link_once(graph.step);
 }
 
 }  // namespace ballast

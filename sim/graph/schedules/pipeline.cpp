@@ -25,14 +25,24 @@ int64_t operations_of(const PipelineContext& context) {
   return operations;
 }
 
+// Eight modules go forward; back, four of them are two products each.
+constexpr int64_t kLeastOperationsOfALayer = 20;
+
+// Of all turns of a micro-batch.
+int64_t least_operations(const Model& model, const Plan& plan) {
+  return kLeastOperationsOfALayer * model.layers * plan.subsequences;
+}
+
 // Of `plan`, of which the context may have fewer micro-batches.
 Turns turns_for(const PipelineContext& context, const Plan& plan, Folding folding) {
   if (folding == Folding::kOn) return Turns::kFolded;
   if (folding == Folding::kOff) return Turns::kSpread;
   const bool asks = folding == Folding::kIfLarge || overlaps_inside(plan);
-  const bool spreads =
-      asks && operations_of(context) * plan.accumulation() <= kMostSpreadOperations;
-  return spreads ? Turns::kSpread : Turns::kFolded;
+  if (!asks) return Turns::kFolded;
+  const int64_t operations = operations_of(context);
+  CHECK(operations >= least_operations(context.model, plan));
+  return operations * plan.accumulation() <= kMostSpreadOperations ? Turns::kSpread
+                                                                   : Turns::kFolded;
 }
 Turns turns_for(const PipelineContext& context, Folding folding) {
   return turns_for(context, context.plan, folding);
@@ -110,19 +120,15 @@ class Chunks {
 
 }  // namespace
 
+bool is_surely_folded(const Model& model, const Plan& plan) {
+  return plan.pipeline > 1 &&
+         least_operations(model, plan) * plan.accumulation() > kMostSpreadOperations;
+}
+
 bool overlaps_inside(const Plan& plan) {
   const auto& fate = plan.activations->fate;
   return std::find(fate.begin(), fate.end(), ActivationFate::kOffload) != fate.end() ||
          plan.weights.flow_share.value_or(1) > 0 || plan.optimizer.sync != SyncMode::kWait;
-}
-
-bool is_folded(const Model& model, const Plan& plan, const StackFacts& facts) {
-  if (!overlaps_inside(plan)) return true;
-  return turns_for(Chunks(model, plan, facts).context(), Folding::kAuto) == Turns::kFolded;
-}
-
-bool is_folded_to_run(const Model& model, const Plan& plan, const StackFacts& facts) {
-  return turns_for(Chunks(model, plan, facts).context(), Folding::kIfLarge) == Turns::kFolded;
 }
 
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts) {
@@ -158,15 +164,32 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
   return build_from(chunks, turns_for(chunks.context(), folding));
 }
 
+namespace {
+
+Plan with_micro_batches(Plan plan, int64_t count) {
+  plan.global_batch = plan.data * *plan.micro_batch * count;
+  return plan;
+}
+
+}  // namespace
+
 FoldedPipeline build_folded(const Model& model, const Plan& plan, const StackFacts& facts,
                             int64_t micro_batches) {
-  Plan fewer = plan;
-  fewer.global_batch = plan.data * *plan.micro_batch * micro_batches;
+  const Plan fewer = with_micro_batches(plan, micro_batches);
   Chunks chunks(model, fewer, facts);  // of one micro-batch, whatever their number
   FoldedPipeline folded;
   folded.by_itself = turns_for(chunks.context(), plan, Folding::kAuto) == Turns::kFolded;
   folded.graph = build_from(chunks, Turns::kFolded);
   return folded;
+}
+
+Graph build_pipeline_to_ask(const Model& model, const Plan& plan, const StackFacts& facts,
+                            int64_t micro_batches) {
+  const Plan fewer = with_micro_batches(plan, micro_batches);
+  Chunks chunks(model, fewer, facts);
+  const Turns turns = turns_for(chunks.context(), plan, Folding::kIfLarge);
+  if (turns == Turns::kFolded || fewer == plan) return build_from(chunks, turns);
+  return build_pipeline(model, plan, facts, Folding::kOff);
 }
 
 }  // namespace ballast
