@@ -52,10 +52,6 @@ std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
     if (!missing && has_open_knobs(plan)) {
       missing = Missing{"its knobs are not chosen yet", "plan", "choose those that are auto"};
     }
-    // A step of ten thousand turns would take gigabytes to say so.
-    if (!missing && is_folded_to_run(model, plan)) {
-      missing = missing_kind(OpKind::kBlock, "turn of a stage", *all);
-    }
     if (!missing) {
       if (!graph) graph = build_to_ask(model, plan);
       missing = first_missing(*graph, model, plan, *all);

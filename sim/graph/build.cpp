@@ -100,19 +100,18 @@ Graph build_to_run_placed(const Model& model, const Plan& plan) {
   return build_up_to("place", model, plan, StackFacts{}, Folding::kIfLarge);
 }
 
-bool is_folded_to_run(const Model& model, const Plan& plan) {
-  check(plan, model);
-  return plan.pipeline > 1 && is_folded_to_run(model, plan, facts_of(StackFacts{}, plan));
-}
-
 Graph build_to_ask(const Model& model, const Plan& plan) {
   check(plan, model);
-  constexpr int64_t kFew = 8;
-  Plan asked = plan;
-  if (plan.pipeline == 1 && plan.accumulation() > kFew) {
-    asked.global_batch = kFew * plan.data * *plan.micro_batch;
+  // Interleaved stages want their number to divide that of the micro-batches.
+  const int64_t few = std::min(std::max<int64_t>(8, 2 * plan.pipeline), plan.accumulation());
+  if (plan.pipeline == 1) {
+    Plan asked = plan;
+    asked.global_batch = few * plan.data * *plan.micro_batch;
+    return build_up_to("place", model, asked, StackFacts{});
   }
-  return build_to_run_placed(model, asked);
+  const StackFacts own = facts_of(StackFacts{}, plan);
+  return run_passes(build_pipeline_to_ask(model, plan, own, few), {model, plan, own}, "place",
+                    "place");
 }
 
 Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts) {

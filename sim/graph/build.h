@@ -22,11 +22,9 @@ Graph build_to_run(const Model& model, const Plan& plan, const StackFacts& facts
 Graph build_to_run(const Model& model, const Plan& plan);
 // The same without the edges.
 Graph build_to_run_placed(const Model& model, const Plan& plan);
-// Whether that is a pipeline of so many operations that its turns are folded. Nothing is built.
-bool is_folded_to_run(const Model& model, const Plan& plan);
 // What stands for it where a device is asked whether it carries out its operations: of few
-// micro-batches, whose first, last and those between ask for all that a long step asks for. A
-// pipeline is whole, so whoever asks about one asks first whether it is folded.
+// micro-batches, whose first, last and those between ask for all that a long step asks for. Of a
+// pipeline their number decides whether its turns are spread, and a step that is spread is whole.
 Graph build_to_ask(const Model& model, const Plan& plan);
 
 // All of build but places and edges, both of which link() adds: what lives when is known, which is
@@ -124,5 +122,7 @@ void verify(const Graph& graph);
 void place(Graph& graph);
 // Places what is not placed, and derives the edges, those that memory reuse asks for included.
 void link(Graph& graph);
+// The edges of a step that is run once, from a standing start, each tensor in memory of its own.
+void link_once(Graph& graph);
 
 }  // namespace ballast

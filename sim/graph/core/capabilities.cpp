@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "sim/graph/core/edit.h"
+#include "sim/graph/schedules/pipeline.h"
 #include "sim/spec/knobs.h"
 
 namespace ballast {
@@ -243,7 +244,12 @@ bool state_rests(const Graph& graph) {
 
 std::optional<Missing> first_missing(const Op& op, const Graph& graph,
                                      const Capabilities& capabilities) {
-  if (!capabilities.declares(op.kind)) return missing_kind(op.kind, describe(op), capabilities);
+  if (!capabilities.declares(op.kind)) {
+    const Asked asked = asked_by(op.kind);
+    const std::string what =
+        asked.what.empty() ? fmt::format("'{}'", describe(op)) : std::string(asked.what);
+    return missing(capabilities, what, asked.knob, asked.remedy);
+  }
   const WorkVariants variants = variants_of(op, graph);
   for (int i = 0; i < kWorkVariants; ++i) {
     const auto variant = static_cast<WorkVariant>(i);
@@ -395,15 +401,6 @@ WorkVariants variants_of(const Op& op, const Graph& graph) {
   return variants;
 }
 
-std::optional<Missing> missing_kind(OpKind kind, std::string_view operation,
-                                    const Capabilities& capabilities) {
-  if (capabilities.declares(kind)) return std::nullopt;
-  const Asked asked = asked_by(kind);
-  const std::string what =
-      asked.what.empty() ? fmt::format("'{}'", operation) : std::string(asked.what);
-  return missing(capabilities, what, asked.knob, asked.remedy);
-}
-
 std::optional<Missing> first_missing(const Model& model, const Plan& plan,
                                      const Capabilities& capabilities) {
   for (int i = 0; i < kPlanFeatures; ++i) {
@@ -432,6 +429,11 @@ std::optional<Missing> first_missing(const Model& model, const Plan& plan,
   if (!capabilities.knows_adam(plan.optimizer.adam)) {
     return missing(capabilities, fmt::format("an Adam named '{}'", plan.optimizer.adam),
                    "plan.optimizer.adam", "set plan.optimizer.adam=best");
+  }
+  // Its first operation says so; a graph of parts of sequences takes long to build.
+  if (plan.micro_batch && is_surely_folded(model, plan) && !capabilities.declares(OpKind::kBlock)) {
+    const Asked asked = asked_by(OpKind::kBlock);
+    return missing(capabilities, std::string(asked.what), asked.knob, asked.remedy);
   }
   return std::nullopt;
 }

@@ -204,10 +204,6 @@ struct DeviceVerdict {
   std::optional<Missing> missing;
 };
 
-// Nothing if the device declares operations of this kind; `operation` names the one that is asked.
-std::optional<Missing> missing_kind(OpKind kind, std::string_view operation,
-                                    const Capabilities& capabilities);
-
 // The first thing that model or plan ask for and that the device does not have; or that an
 // operation of the graph asks for, of its step or its repair, in program order. None: the device
 // carries the graph out. Edges and addresses do not matter.
