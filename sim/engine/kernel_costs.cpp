@@ -88,7 +88,8 @@ CostModel::Alone CostModel::flash_attention(const AttentionWork& work, Phase pha
     const int64_t blocks = work.sequences * work.heads * div_ceil(work.length, 128);
     rate *= std::min(1.0, static_cast<double>(blocks) / static_cast<double>(gpu.multiprocessors));
   }
-  Alone result = gpu_memory_bound(work.moved, work.flops / FlopRate{rate});
+  Alone result = gpu_memory_bound(work.moved - work.beside, work.flops / FlopRate{rate});
+  if (work.beside.count > 0) result.time += pass(work.beside);
   if (gpu.attention.empty()) result.provenance = of_tables(work.dtype);
   return result;
 }

@@ -90,6 +90,23 @@ struct StackFacts {
   bool dropout = false;  // of GPT-2 models (others have none): masks of a byte a value are kept
   Fusion fusion = Fusion::kIntoProducts;
   bool keeps_gate = false;  // what activates a gated network is a pass, and kept, of its own
+  // What a gated network's product made leaves in two halves, whose gradients are joined in a pass
+  // of their own.
+  bool joins_gate = false;
+  // Bytes that a norm reads and writes for each value, with the casts around it; backward with the
+  // sum of its gradient and the residual's. 0: what `fusion` says.
+  int64_t norm_bytes = 0;
+  int64_t norm_backward_bytes = 0;
+  // A layer's norms are made once more before their backward, the second with the residual's sum,
+  // although what they left is kept.
+  bool repeats_norms = false;
+  // Bytes that passes of their own move around flash attention for each value of queries, and of
+  // keys and values: taken apart, joined, laid out by sequence. Forward and backward; rotary
+  // embedding is not among them.
+  int64_t query_bytes = 0;
+  int64_t key_bytes = 0;
+  int64_t query_backward_bytes = 0;
+  int64_t key_backward_bytes = 0;
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
   LossPrecision loss = LossPrecision::kInPlace;
   int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
@@ -123,6 +140,9 @@ struct StackFacts {
   // Gradients of a micro-batch are written in the type of the weights, all of them, and a pass
   // behind its backward adds them to the 32-bit ones.
   bool adds_gradients_apart = false;
+  // Bytes that a pass of its own moves for each element of a weight's gradient to add it to that of
+  // the micro-batches before, of the same type. 0: the product that makes it adds.
+  int64_t accumulate_bytes = 0;
   // Stage 3 scatters gradients once a step: those of earlier micro-batches add up whole, in the
   // type that is reduced.
   bool sums_whole_gradients = false;
@@ -131,6 +151,9 @@ struct StackFacts {
   // What stage 1 or 2 gathers of stepped weights lands in a buffer for each rank, and each tensor's
   // part of each of them is copied from there by a kernel of its own.
   bool copies_gathered_by_tensor = false;
+  // Stage 1's shares are whole tensors, which each rank that has some sends to the others by
+  // itself, one rank after another.
+  bool broadcasts_shares = false;
   // Elements of a buffer that gradients of sharded state are collected in to be reduced, which is
   // there all the time.
   int64_t reduce_buffer_elements = 0;

@@ -242,6 +242,8 @@ struct AttentionWork {
   Flops flops;
   AttentionKind kind = AttentionKind::kFlash;
   int64_t tokens_before = 0;  // in the sequence, whether in the window or not
+  // Of `moved`, what passes of their own move around the kernel that computes.
+  Bytes beside;
   bool operator==(const AttentionWork&) const = default;
 };
 

@@ -26,6 +26,21 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
   if (facts.dropout) work.moved += bytes_of(2 * values, work.dtype) + Bytes{values};
 }
 
+// Rotary embedding as a pass of its own reads and writes queries and keys; what else a framework
+// does to lay them out.
+Bytes passes_around(const Model& rank, const Plan& plan, const StackFacts& facts, bool backward,
+                    int64_t tokens) {
+  Bytes moved;
+  if (facts.fusion != Fusion::kIntoProducts && rank.position == PositionKind::kRope) {
+    moved = bytes_of(2 * tokens * (rank.heads + rank.kv_heads) * rank.head_size, plan.dtype);
+  }
+  const int64_t queries = rank.heads * rank.head_size;
+  const int64_t pair = rank.kv_heads * (rank.head_size + rank.value_head_size());
+  const int64_t of_query = backward ? facts.query_backward_bytes : facts.query_bytes;
+  const int64_t of_key = backward ? facts.key_backward_bytes : facts.key_bytes;
+  return moved + Bytes{tokens * (queries * of_query + pair * of_key)};
+}
+
 }  // namespace
 
 int64_t first_seen(Subsequence part, int64_t window) {
@@ -81,10 +96,8 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
     work.moved = work.moved - bytes_of(before * pair, plan.dtype);
     work.moved += bytes_of(2 * before * pair, DType::kF32);
   }
-  // Rotary embedding as a pass of its own reads and writes queries and keys.
-  if (facts.fusion != Fusion::kIntoProducts && rank.position == PositionKind::kRope) {
-    work.moved += bytes_of(2 * tokens * (rank.heads + rank.kv_heads) * rank.head_size, plan.dtype);
-  }
+  work.beside = passes_around(rank, plan, facts, backward, tokens);
+  work.moved += work.beside;
   return work;
 }
 
