@@ -22,6 +22,8 @@ constexpr UsualBucket kUsual[] = {
     {"megatron-core-2024", 40'000'000, 1'000'000},
     {"nemo-2025", 40'000'000, 1'000'000},
     {"megatron-2023", 40'000'000},
+    // InternEvo, configs/7B_sft.py at fa7337b: reduce_bucket_size.
+    {"internevo-2023", int64_t{512} << 20},
     // Before that, megatron/model/distributed.py: one buffer of each type, reduced whole.
     {"megatron-2021", kWhole},
     {"megatron-2022", kWhole},

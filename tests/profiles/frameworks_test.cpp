@@ -547,6 +547,7 @@ TEST(Frameworks, cut_gradients_into_buckets_of_their_own) {
   EXPECT_EQ(usual_bucket("nemo-2025", plan), Bytes{4LL * 336'000'000});
   EXPECT_EQ(usual_bucket("deepspeed-2025", plan), Bytes{4LL * 500'000'000});
   EXPECT_EQ(usual_bucket("nanotron-2025", plan), Bytes{4LL * 13'107'200});
+  EXPECT_EQ(usual_bucket("internevo-2023", plan), Bytes{int64_t{2} << 30});
   EXPECT_EQ(usual_bucket("megatron-2022", plan), Bytes{int64_t{1} << 40});
   EXPECT_EQ(usual_bucket("typical", plan), std::nullopt);
 }
