@@ -140,6 +140,7 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "separate_unscale", facts.separate_unscale);
   read_flag(reader, "pinned_power_of_two", facts.pinned_power_of_two);
   read_flag(reader, "copies_gradients_to_buckets", facts.copies_gradients_to_buckets);
+  read_flag(reader, "buckets_at_stage_0_alone", facts.buckets_at_stage_0_alone);
   read_flag(reader, "pure_16_bit", facts.pure_16_bit);
   read_gradients(reader, facts);
   read_overlaps(reader, facts);
@@ -234,6 +235,7 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"separate_unscale", facts.separate_unscale},
                       {"pinned_power_of_two", facts.pinned_power_of_two},
                       {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
+                      {"buckets_at_stage_0_alone", facts.buckets_at_stage_0_alone},
                       {"pure_16_bit", facts.pure_16_bit},
                       {"adds_gradients_apart", facts.adds_gradients_apart},
                       {"accumulate_bytes", facts.accumulate_bytes},

@@ -50,6 +50,10 @@ std::optional<Bytes> usual_bucket(std::string_view stack, const Plan& plan) {
   const auto found = std::find_if(std::begin(kUsual), std::end(kUsual),
                                   [&](const UsualBucket& usual) { return usual.stack == stack; });
   if (found == std::end(kUsual)) return std::nullopt;
+  // nanotron, src/nanotron/trainer.py line 786 at e24d2483: no DDP, and so no buckets, with ZeRO-1
+  // and 32-bit sums, which are reduced as one buffer (gradient_accumulator.py,
+  // sync_gradients_across_dp).
+  if (stack == "nanotron-2025" && plan.zero_stage > 0) return bytes_of(kWhole, DType::kF32);
   return bytes_of(std::max(found->elements, found->of_rank * plan.data), DType::kF32);
 }
 

@@ -135,6 +135,9 @@ struct StackFacts {
   bool splits_norms_by_token = true;         // can do Plan::tensor_sequence
   bool pinned_power_of_two = false;          // host buffers round up to a power of two (PyTorch)
   bool copies_gradients_to_buckets = false;  // all-reduced from a second copy (PyTorch DDP)
+  // What reduces beside the backward, from buckets, is there at stage 0 of several ranks alone: at
+  // stage 1 gradients are reduced behind it, from where they are.
+  bool buckets_at_stage_0_alone = false;
   // 16-bit state: the optimizer on the GPU steps the weights themselves, with moments in 16 bits.
   bool pure_16_bit = false;
   // Gradients of a micro-batch are written in the type of the weights, all of them, and a pass

@@ -129,6 +129,63 @@ TEST(LayerFacts, later_micro_batches_add_their_gradients_in_a_pass_of_their_own)
   EXPECT_EQ(tiny::bytes(graph, TensorKind::kGradient), tiny::bytes(before, TensorKind::kGradient));
 }
 
+// Buckets of PyTorch's DDP and the reductions beside the backward: of two ranks, at stage 0. At
+// stage 1 both are gone, and so are they on one rank.
+TEST(LayerFacts, buckets_may_be_there_at_stage_0_of_several_ranks_alone) {
+  StackFacts facts;
+  facts.copies_gradients_to_buckets = true;
+  facts.reduces_whole = true;
+  facts.reduce_bytes = 4;
+  const auto graph_at = [&](int64_t ranks, int64_t stage, bool alone) {
+    Plan plan = plan_on_gpu();
+    plan.devices = plan.data = ranks;
+    plan.global_batch = 2 * ranks;
+    plan.zero_stage = stage;
+    facts.buckets_at_stage_0_alone = alone;
+    return graph_of(facts, plan);
+  };
+  const auto is_laid_out = [](const Graph& graph) {
+    return std::any_of(graph.step.ops.begin(), graph.step.ops.end(),
+                       [](const Op& op) { return op.kind == OpKind::kPack; });
+  };
+  const auto reduces_on_compute_lane = [](const Graph& graph) {
+    for (const Op& op : graph.step.ops) {
+      const auto* work = std::get_if<CollectiveWork>(&op.work);
+      const bool reduces = work != nullptr && work->kind == CollectiveKind::kAllReduce;
+      if (reduces && kind_of(op.lane) != LaneKind::kCompute) return false;
+    }
+    return true;
+  };
+  for (const bool alone : {false, true}) {
+    const Graph graph = graph_at(2, 0, alone);
+    EXPECT_GT(tiny::elements(graph, TensorKind::kPacked), 0) << alone;
+    EXPECT_TRUE(is_laid_out(graph)) << alone;
+    EXPECT_FALSE(reduces_on_compute_lane(graph)) << alone;
+  }
+  EXPECT_FALSE(reduces_on_compute_lane(graph_at(2, 1, false)));
+  EXPECT_TRUE(reduces_on_compute_lane(graph_at(2, 1, true)));
+  EXPECT_FALSE(is_laid_out(graph_at(2, 1, true)));
+  EXPECT_GT(tiny::elements(graph_at(1, 0, false), TensorKind::kPacked), 0);
+  EXPECT_EQ(tiny::elements(graph_at(1, 0, true), TensorKind::kPacked), 0);
+}
+
+// A framework's sums of gradients are there before the first micro-batch's are made.
+TEST(LayerFacts, sums_of_gradients_that_are_added_apart_are_there_all_the_time) {
+  StackFacts facts;
+  facts.gradients = GradientPrecision::kF32;
+  facts.adds_gradients_apart = true;
+  int64_t sums = 0;
+  for (const Graph graph = graph_of(facts); const Op& op : graph.step.ops) {
+    for (const Access& access : op.accesses) {
+      const Tensor& tensor = graph.tensors[static_cast<size_t>(access.tensor)];
+      if (op.kind != OpKind::kActivation || tensor.kind != TensorKind::kGradient) continue;
+      EXPECT_EQ(access.mode, AccessMode::kReadWrite);
+      ++sums;
+    }
+  }
+  EXPECT_GT(sums, 0);
+}
+
 // Four ranks' shares, or as many as there are modules with weights: each rank's by itself.
 TEST(LayerFacts, shares_of_whole_tensors_are_broadcast_rank_by_rank) {
   Plan plan = plan_on_gpu();

@@ -78,6 +78,7 @@ Stack unusual_stack() {
   stack.facts.separate_unscale = true;
   stack.facts.pinned_power_of_two = true;
   stack.facts.copies_gradients_to_buckets = true;
+  stack.facts.buckets_at_stage_0_alone = true;
   stack.facts.pure_16_bit = true;
   set_unusual_gradients_and_peaks(stack.facts);
   stack.facts.gradients = GradientPrecision::kF32;

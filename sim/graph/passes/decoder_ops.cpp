@@ -136,11 +136,11 @@ void DecoderOps::add_apart(int16_t micro, std::optional<int64_t> layer) {
     if (apart_[i] < 0 || (layer && module.layer != *layer)) continue;
     const Label label{static_cast<int16_t>(module.layer), module.kind, micro, -1};
     RowWork work = rows_of(1, module.count, 0, 1);
-    // The sums begin as zeros: they are read by the first micro-batch too.
+    // The sums begin as zeros, to which the step sets them, and where they are: they are read by
+    // the first micro-batch too, and are there all the time.
     work.moved = bytes_of(module.count, plan_.dtype) + bytes_of(module.count, gradient_type()) * 2;
-    const AccessMode mode = micro > 0 ? AccessMode::kReadWrite : AccessMode::kWrite;
     emit(OpKind::kActivation, Phase::kBackward, label, work,
-         {read(apart_[i], Role::kSource), {gradient_[i], Role::kParameterGradient, mode, 0}});
+         {read(apart_[i], Role::kSource), update(gradient_[i], Role::kParameterGradient)});
     apart_[i] = -1;
   }
 }
