@@ -145,7 +145,8 @@ class Decoder : private DecoderExperts {
     }
     // The product's two gradients, then the activation's: two more values written, and read.
     if (saved.gate >= 0) accesses.push_back(read(saved.gate, Role::kStatistics));
-    const int64_t gate_passes = saved.gate >= 0 ? 4 * ffn : 0;
+    const bool joins = facts_.joins_gate && wide == 2 * ffn && !has_experts(label);
+    const int64_t gate_passes = (saved.gate >= 0 ? 4 * ffn : 0) + (joins ? 4 * ffn : 0);
     RowWork work = rows(ffn, 2 * wide + ffn + gate_passes, 20);
     const int64_t own = facts_.activation_backward_bytes;
     if (own > 0) work.moved = {tokens() * wide * own};
