@@ -330,6 +330,10 @@ class RunReader {
       facts.gradients = type == 2 ? GradientPrecision::kF32 : GradientPrecision::kAsWeights;
       facts.reduction = facts.gradients;
     }
+    if (reader_.has("fp8_scaling")) {
+      facts.fp8_scaling =
+          static_cast<Scaling8>(reader_.choice("fp8_scaling", names_of<Scaling8>(kScalings8)));
+    }
     if (reader_.has("tp_comm_overlap")) {
       facts.tensor_overlap =
           reader_.boolean("tp_comm_overlap") ? Overlap::kFull : Overlap::kPartial;

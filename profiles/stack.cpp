@@ -84,9 +84,11 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_choice(reader, "gradients", 2, facts.gradients);
   read_choice(reader, "reduction", 2, facts.reduction);
   read_flag(reader, "adds_gradients_apart", facts.adds_gradients_apart);
+  read_whole(reader, "accumulate_bytes", {0, 1 << 20}, facts.accumulate_bytes);
   read_flag(reader, "sums_whole_gradients", facts.sums_whole_gradients);
   read_flag(reader, "reduces_whole", facts.reduces_whole);
   read_flag(reader, "copies_gathered_by_tensor", facts.copies_gathered_by_tensor);
+  read_flag(reader, "broadcasts_shares", facts.broadcasts_shares);
   read_whole(reader, "reduce_buffer_elements", {0, int64_t{1} << 40}, facts.reduce_buffer_elements);
   read_whole(reader, "reduce_bytes", kFactBytes, facts.reduce_bytes);
   read_whole(reader, "wide_reduce_bytes", kFactBytes, facts.wide_reduce_bytes);
@@ -106,6 +108,18 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_flag(reader, "scatters_by_bucket", facts.scatters_by_bucket);
 }
 
+void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
+  constexpr WholeRange kBytes{0, 1 << 20};
+  read_flag(reader, "joins_gate", facts.joins_gate);
+  read_whole(reader, "norm_bytes", kBytes, facts.norm_bytes);
+  read_whole(reader, "norm_backward_bytes", kBytes, facts.norm_backward_bytes);
+  read_flag(reader, "repeats_norms", facts.repeats_norms);
+  read_whole(reader, "query_bytes", kBytes, facts.query_bytes);
+  read_whole(reader, "key_bytes", kBytes, facts.key_bytes);
+  read_whole(reader, "query_backward_bytes", kBytes, facts.query_backward_bytes);
+  read_whole(reader, "key_backward_bytes", kBytes, facts.key_backward_bytes);
+}
+
 StackFacts read_facts(JsonReader reader) {
   StackFacts facts;
   facts.attention_kernel = AttentionKernel::kFlash2;
@@ -115,13 +129,12 @@ StackFacts read_facts(JsonReader reader) {
   read_choice(reader, "fusion", kFusions, facts.fusion);
   read_whole(reader, "rotary_bytes", kFactBytes, facts.rotary_bytes);
   read_whole(reader, "rotary_backward_bytes", kFactBytes, facts.rotary_backward_bytes);
-  read_whole(reader, "head_bytes", kFactBytes, facts.head_bytes);
-  read_whole(reader, "head_backward_bytes", kFactBytes, facts.head_backward_bytes);
   read_whole(reader, "activation_bytes", kFactBytes, facts.activation_bytes);
   read_whole(reader, "activation_backward_bytes", kFactBytes, facts.activation_backward_bytes);
   read_flag(reader, "keeps_gate", facts.keeps_gate);
   read_flag(reader, "keeps_wide_norms", facts.keeps_wide_norms);
   read_flag(reader, "keeps_repeated_heads", facts.keeps_repeated_heads);
+  read_passes_of_layers(reader, facts);
   read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
   read_choice(reader, "loss", kLossPrecisions, facts.loss);
   read_whole(reader, "loss_chunks", {1, 1 << 20}, facts.loss_chunks);
@@ -139,6 +152,7 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "separate_unscale", facts.separate_unscale);
   read_flag(reader, "pinned_power_of_two", facts.pinned_power_of_two);
   read_flag(reader, "copies_gradients_to_buckets", facts.copies_gradients_to_buckets);
+  read_flag(reader, "buckets_at_stage_0_alone", facts.buckets_at_stage_0_alone);
   read_flag(reader, "pure_16_bit", facts.pure_16_bit);
   read_gradients(reader, facts);
   read_overlaps(reader, facts);
@@ -214,13 +228,19 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"fusion", to_string(facts.fusion)},
                       {"rotary_bytes", facts.rotary_bytes},
                       {"rotary_backward_bytes", facts.rotary_backward_bytes},
-                      {"head_bytes", facts.head_bytes},
-                      {"head_backward_bytes", facts.head_backward_bytes},
                       {"activation_bytes", facts.activation_bytes},
                       {"activation_backward_bytes", facts.activation_backward_bytes},
                       {"keeps_gate", facts.keeps_gate},
                       {"keeps_wide_norms", facts.keeps_wide_norms},
                       {"keeps_repeated_heads", facts.keeps_repeated_heads},
+                      {"joins_gate", facts.joins_gate},
+                      {"norm_bytes", facts.norm_bytes},
+                      {"norm_backward_bytes", facts.norm_backward_bytes},
+                      {"repeats_norms", facts.repeats_norms},
+                      {"query_bytes", facts.query_bytes},
+                      {"key_bytes", facts.key_bytes},
+                      {"query_backward_bytes", facts.query_backward_bytes},
+                      {"key_backward_bytes", facts.key_backward_bytes},
                       {"recomputes_whole_layer", facts.recomputes_whole_layer},
                       {"loss", to_string(facts.loss)},
                       {"loss_chunks", facts.loss_chunks},
@@ -238,11 +258,14 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"separate_unscale", facts.separate_unscale},
                       {"pinned_power_of_two", facts.pinned_power_of_two},
                       {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
+                      {"buckets_at_stage_0_alone", facts.buckets_at_stage_0_alone},
                       {"pure_16_bit", facts.pure_16_bit},
                       {"adds_gradients_apart", facts.adds_gradients_apart},
+                      {"accumulate_bytes", facts.accumulate_bytes},
                       {"sums_whole_gradients", facts.sums_whole_gradients},
                       {"reduces_whole", facts.reduces_whole},
-                      {"copies_gathered_by_tensor", facts.copies_gathered_by_tensor}};
+                      {"copies_gathered_by_tensor", facts.copies_gathered_by_tensor},
+                      {"broadcasts_shares", facts.broadcasts_shares}};
   add_gradients_and_later(facts, json);
   return json;
 }

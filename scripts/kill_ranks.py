@@ -151,7 +151,9 @@ def resume(bench, kept, newest, zero_stage):
     clean = kept.with_name("clean-" + kept.name)
     clean.mkdir()
     if newest:
-        shutil.copy(newest, clean)
+        step = newest.stem.split("-")[1]
+        for file in [newest, *kept.glob(f"shard-{step}-*.safetensors")]:
+            shutil.copy(file, clean)
     steps = (int(newest.stem.split("-")[1]) if newest else 0) + 7
     exports = []
     for folder in (kept, clean):

@@ -343,9 +343,9 @@ def write_columns(document, path):
         file.write(text(document, 0) + "\n")
 
 
-def generation_file(generation, description, parts, gemm, attention):
+def generation_file(generation, description, parts, gemm, attention, **facts):
     write_columns({"schema": "ballast.kernels/1", "generation": generation,
-                   "description": description, "parts": parts,
+                   "description": description, **facts, "parts": parts,
                    "gemm": [table for table in gemm if table], "attention": attention},
                   os.path.join(OUT, generation + ".json"))
 
@@ -434,7 +434,9 @@ def blackwell():
                         fixed=("half_backward_tokens",)),
         attention_table("blackwell", "cudnn", attention_first(1750.0, 1400.0)),
     ]
-    generation_file("blackwell", "NVIDIA B200, GB200 and GB300", parts, gemm, attention)
+    # TransformerEngine v2.2, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported
+    generation_file("blackwell", "NVIDIA B200, GB200 and GB300; its 8-bit products take a factor in "
+                    "either layout", parts, gemm, attention, code_layouts=1)
 
 
 def main():

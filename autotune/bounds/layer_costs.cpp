@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
-#include <unordered_map>
 
 #include "sim/base/parallel.h"
 #include "sim/graph/core/edit.h"
@@ -24,14 +23,14 @@ bool goes_back(Phase phase) { return is_backward(phase) || phase == Phase::kReco
 // compute lane. What none of them made was there long ago.
 class Chain {
  public:
-  Chain() { free_.fill(kLongAgo); }
+  explicit Chain(size_t tensors) : made_(tensors, kLongAgo) { free_.fill(kLongAgo); }
 
   void append(const Op& op, int64_t ps) {
     const int64_t start = start_of(op);
     auto& free = free_[static_cast<size_t>(kind_of(op.lane))];
     free = start == kLongAgo ? kLongAgo : start + ps;
     for (const Access& access : op.accesses) {
-      if (writes(access)) made_[access.tensor] = free;
+      if (writes(access)) made_[static_cast<size_t>(access.tensor)] = free;
     }
   }
 
@@ -40,10 +39,7 @@ class Chain {
     int64_t start = free_[static_cast<size_t>(kind_of(op.lane))];
     if (is_compute(op)) start = std::max<int64_t>(start, 0);
     for (const Access& access : op.accesses) {
-      if (!reads(access)) continue;
-      if (const auto found = made_.find(access.tensor); found != made_.end()) {
-        start = std::max(start, found->second);
-      }
+      if (reads(access)) start = std::max(start, made_[static_cast<size_t>(access.tensor)]);
     }
     return start;
   }
@@ -54,7 +50,7 @@ class Chain {
 
  private:
   std::array<int64_t, kLaneKinds> free_{};
-  std::unordered_map<TensorId, int64_t> made_;
+  std::vector<int64_t> made_;  // by tensor
 };
 
 bool belongs(const Op& op, int64_t layer, Direction direction) {
@@ -64,7 +60,7 @@ bool belongs(const Op& op, int64_t layer, Direction direction) {
 
 int64_t chain_of(const Graph& graph, const CostTable& table, int64_t layer, Direction direction) {
   const std::vector<Op>& ops = graph.step.ops;
-  Chain chain;
+  Chain chain(graph.tensors.size());
   size_t last = ops.size();  // of the compute lane
   for (size_t i = 0; i < ops.size(); ++i) {
     if (!belongs(ops[i], layer, direction)) continue;
@@ -105,9 +101,8 @@ void add_operations(const Graph& graph, const CostTable& table, LayerProfile& pr
   }
 }
 
-void add_memory(const Graph& graph, LayerProfile& profile) {
+void add_saved(const Graph& graph, const std::vector<Life>& lives, LayerProfile& profile) {
   const auto middle = static_cast<OpId>(first_backward(graph.step.ops));
-  const std::vector<Life> lives = lives_of(graph);
   const ModuleIndex modules(graph.modules);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
@@ -130,7 +125,8 @@ void add_memory(const Graph& graph, LayerProfile& profile) {
 // that of the part before it, where keys and values of all others are there, and the sums of their
 // gradients: what turns before use as well as turns after. When it leaves or returns does not
 // count, for here the layers follow each other within a part's turn.
-void add_between_parts(const Graph& graph, int64_t parts, LayerProfile& profile) {
+void add_between_parts(const Graph& graph, const std::vector<Life>& lives, int64_t parts,
+                       LayerProfile& profile) {
   if (parts == 1) return;
   const std::vector<Op>& ops = graph.step.ops;
   const std::vector<size_t> turn_of = turns_of_operations(ops, parts);
@@ -147,7 +143,6 @@ void add_between_parts(const Graph& graph, int64_t parts, LayerProfile& profile)
     }
   }
   const auto last_part = static_cast<size_t>(parts);  // its backward: all forwards come before
-  const std::vector<Life> lives = lives_of(graph);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const Tensor& tensor = graph.tensors[t];
     const bool counts =
@@ -157,9 +152,23 @@ void add_between_parts(const Graph& graph, int64_t parts, LayerProfile& profile)
   }
 }
 
+void add_memory(const Graph& graph, int64_t parts, LayerProfile& profile) {
+  const std::vector<Life> lives = lives_of(graph);
+  add_saved(graph, lives, profile);
+  add_between_parts(graph, lives, parts, profile);
+}
+
 // The first layer stands for those whose activations leave, the last for those that stay. What the
 // one between offloads is back before the first backward, which starts from it.
 constexpr int64_t kLayersProfiled = 3;
+
+// Where nothing leaves there need be none between.
+int64_t layers_to_profile(const ActivationPlan& plan) {
+  const bool leaves =
+      plan.dispatched == ActivationFate::kOffload ||
+      std::find(plan.fate.begin(), plan.fate.end(), ActivationFate::kOffload) != plan.fate.end();
+  return leaves ? kLayersProfiled : kLayersProfiled - 1;
+}
 
 // From which layer on all are alike.
 int64_t first_alike(const Model& model) {
@@ -222,7 +231,7 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
   once.devices = plan.devices / plan.pipeline;
   once.pipeline = once.virtual_pipeline = 1;
   if (alike) {
-    part.layers = kLayersProfiled;
+    part.layers = layers_to_profile(*once.activations);
     once.activations->offload_share = 1;
   }
   if (shortened) part.layers = few;
@@ -242,11 +251,9 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
     if (otherwise) once.activations->offload_share = 1;
     once.activations->offload_least = {};
     const Graph lean = forward_backward_graph(part, sample_plan(once, 1));
-    add_memory(lean, profile);
-    add_between_parts(lean, plan.subsequences, profile);
+    add_memory(lean, plan.subsequences, profile);
   } else {
-    add_memory(graph, profile);
-    add_between_parts(graph, plan.subsequences, profile);
+    add_memory(graph, plan.subsequences, profile);
   }
   if (otherwise) leave_all(profile);
   for (int64_t i = 0; i < part.layers; ++i) {

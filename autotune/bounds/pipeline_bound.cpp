@@ -14,20 +14,20 @@ namespace ballast {
 namespace {
 
 // The least that a schedule with all its chunks can have.
-Plan with_few_micro_batches(Plan plan) {
-  const int64_t few = std::min(plan.accumulation(), plan.pipeline);
-  plan.global_batch = plan.data * plan.micro_batch.value() * few;
-  return plan;
-}
+int64_t few_micro_batches(const Plan& plan) { return std::min(plan.accumulation(), plan.pipeline); }
 
 class PipelineBound {
  public:
   PipelineBound(const Model& model, const Plan& plan, const CostModel& costs)
+      : PipelineBound(model, plan, costs,
+                      build_folded(model, plan, StackFacts{}, few_micro_batches(plan))) {}
+
+  PipelineBound(const Model& model, const Plan& plan, const CostModel& costs, FoldedPipeline built)
       : plan_(plan),
         chunks_(plan.pipeline * plan.virtual_pipeline),
         layers_(model.layers),
-        folded_(is_folded(model, plan, StackFacts{})),
-        graph_(build_pipeline(model, with_few_micro_batches(plan), StackFacts{}, Folding::kOn)),
+        folded_(built.by_itself),
+        graph_(std::move(built.graph)),
         table_(costs_of(graph_, costs)) {
     block_ps_.assign(static_cast<size_t>(chunks_ * 2 * plan.subsequences), 0);
     recompute_ps_ = block_ps_;
@@ -190,6 +190,10 @@ class PipelineBound {
 };
 
 }  // namespace
+
+bool is_worth_bounding(const Plan& plan) {
+  return plan.subsequences == 1 || plan.accumulation() > plan.pipeline;
+}
 
 Duration pipeline_step_bound(const Model& model, const Plan& plan, const CostModel& costs) {
   return lowered(PipelineBound(model, plan, costs).step_ps());

@@ -15,6 +15,10 @@
 
 namespace ballast {
 
+// False where it would take as long to bound a plan as to build and simulate it: of sequences in
+// parts nearly all that either takes is to build the blocks, and a few micro-batches are the whole.
+bool is_worth_bounding(const Plan& plan);
+
 // Every knob of the plan must have a value. Requires pipeline > 1.
 Duration pipeline_step_bound(const Model& model, const Plan& plan, const CostModel& costs);
 

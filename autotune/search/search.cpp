@@ -24,6 +24,7 @@ namespace ballast {
 namespace {
 
 // Plans handled between two looks at the best, whatever the number of threads.
+constexpr size_t kCutAtOnce = 4;
 constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
 constexpr size_t kSimulatedAtOnce = 8;
@@ -295,7 +296,7 @@ std::vector<Rank> Search::take(Granularity granularity, size_t most) {
 void Search::cut_nodes() {
   std::vector<PlanId> cells;
   std::vector<Plan> plans;
-  for (const Rank& node : take(Granularity::kNode, kRefinedAtOnce)) {
+  for (const Rank& node : take(Granularity::kNode, kCutAtOnce)) {
     PlanId id = node.id;
     const auto count = static_cast<int16_t>(region(id).space->activations.size());
     for (id.choice.activations = 0; id.choice.activations < count; ++id.choice.activations) {
@@ -360,7 +361,12 @@ void Search::bound_pipelines(const std::vector<Rank>& cells) {
   for (const Rank& cell : cells) {
     const Region& found = region(cell.id);
     for (const Choice& choice : choices_of_cell(*found.space, found.base, cell.id.choice)) {
-      ids.push_back({cell.id.region, choice});
+      const PlanId id{cell.id.region, choice};
+      if (is_worth_bounding(plan(id))) {
+        ids.push_back(id);
+      } else {
+        bound_[id] = cell.time;
+      }
     }
   }
   std::vector<Duration> bounds(ids.size());

@@ -149,19 +149,17 @@ class Enumeration {
     }
   }
 
-  // Whole sequences, and parts of which a device has as many tokens as SPPO's solver tries (arXiv
-  // 2503.10377: fewer leave a GPU idle, more leave bubbles).
+  // Whole sequences, and parts of which a device has as many tokens as SPPO's solver tries.
   std::vector<int64_t> parts_of() const {
-    constexpr int64_t kLeastTokens = 2048, kMostTokens = 16384;
     if (!open_.has(KnobId::kSubsequences)) return {base_.subsequences};
     std::vector<int64_t> parts = {1};
     if (model_.experts > 0 || model_.is_latent() || base_.ffn_tiles > 1) return parts;
     const int64_t ranks = plan_.sequence * plan_.context;
     const int64_t tokens = base_.sequence_length / ranks;
-    const int64_t most = std::min(tokens / kLeastTokens, knob_of(KnobId::kSubsequences).most);
+    const int64_t most = std::min(tokens / kLeastPartTokens, knob_of(KnobId::kSubsequences).most);
     for (int64_t n = 2; n <= most; n *= 2) {
       const bool divides = base_.sequence_length % (n * ranks) == 0 && fits_ring(plan_.context, n);
-      if (tokens / n <= kMostTokens && divides) parts.push_back(n);
+      if (tokens / n <= kMostPartTokens && divides) parts.push_back(n);
     }
     return parts;
   }

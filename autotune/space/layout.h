@@ -17,6 +17,11 @@
 
 namespace ballast {
 
+// Tokens of a part that a device has at the least and at the most where parts are open (SPPO, arXiv
+// 2503.10377: fewer leave a GPU idle, more leave bubbles).
+inline constexpr int64_t kLeastPartTokens = 2048;
+inline constexpr int64_t kMostPartTokens = 16384;
+
 // `open` are the knobs that may be changed, of those with KnobSearch::kLayout; `data` is always
 // what the devices leave. Of base.devices devices; at least one, or none where the fixed degrees
 // and the model leave no legal layout. Requires check(model) to pass. Where none is open: {base}.

@@ -18,9 +18,7 @@ double seconds_from(CheckpointSchedule::Clock::time_point begin) {
 
 CheckpointSchedule::CheckpointSchedule(const Options& options, Communicator* ranks)
     : options_(options), ranks_(ranks), period_(options.overhead, options.period_steps) {
-  if (keeps_any() && options.in_background && is_first()) {
-    write_ = std::make_unique<BackgroundWrite>();
-  }
+  if (keeps_any() && options.in_background) write_ = std::make_unique<BackgroundWrite>();
 }
 
 int64_t CheckpointSchedule::told(int64_t value) const {
@@ -81,7 +79,7 @@ std::optional<std::string> CheckpointSchedule::keep(
   if (write_) {
     write_->begin(std::move(write));
     is_noted_ = false;
-  } else if (is_first()) {
+  } else {
     write();
   }
   ++report_.kept;

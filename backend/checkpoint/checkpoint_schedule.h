@@ -4,7 +4,7 @@
 // Where a period is given the next checkpoint is taken when it is due, and training waits for a
 // write that is not over yet; where the period is chosen by what checkpoints cost, a checkpoint
 // that meets a write is put off instead. Both are told of (Report).
-// Of several ranks every one has a schedule and calls alike; the first one writes and decides.
+// Of several ranks every one has a schedule, calls alike and writes; the first one decides.
 // Will not do: take a copy or write a file (backend/train/checkpoint): it is handed what does.
 #pragma once
 
@@ -44,7 +44,7 @@ class CheckpointSchedule {
            Clock::time_point ended);
   bool is_due(int64_t next_step);
   // Takes a checkpoint: `take` makes the copy, while training rests, and returns why it is none;
-  // `write` puts it down, on the first rank alone. Rethrows what the write before threw.
+  // `write` puts it down. Rethrows what the write before threw.
   std::optional<std::string> keep(const std::function<std::optional<std::string>()>& take,
                                   std::function<void()> write);
   // The write under way, or the last one, has thrown.
@@ -66,7 +66,6 @@ class CheckpointSchedule {
 
  private:
   int64_t told(int64_t value) const;  // the first rank's
-  bool is_first() const { return ranks_ == nullptr || ranks_->rank() == 0; }
   void note_written();
 
   Options options_;
@@ -76,7 +75,7 @@ class CheckpointSchedule {
   bool is_noted_ = true;            // how long the last write took
   bool ended_rolled_back_ = false;  // the last step of the run before
   Report report_;
-  std::unique_ptr<BackgroundWrite> write_;  // of the first rank, where there is one to write
+  std::unique_ptr<BackgroundWrite> write_;  // where there is any in the background
 };
 
 }  // namespace ballast

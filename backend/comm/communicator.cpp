@@ -83,6 +83,37 @@ std::string told_by_first(Communicator& ranks, std::string text) {
   return text;
 }
 
+std::vector<std::string> told_by_all(Communicator& ranks, Channel channel,
+                                     const std::string& text) {
+  const RankGroup all{ranks.size(), 1};
+  const auto own = static_cast<int64_t>(text.size());
+  std::vector<int64_t> sizes(static_cast<size_t>(ranks.size()));
+  std::vector<GatheredPart> parts;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    auto* const to = reinterpret_cast<std::byte*>(&sizes[static_cast<size_t>(rank)]);
+    parts.push_back({rank, reinterpret_cast<const std::byte*>(&own), to, sizeof(own)});
+  }
+  ranks.all_gather(channel, all, parts);
+  std::vector<std::string> texts;
+  for (const int64_t size : sizes) texts.emplace_back(static_cast<size_t>(size), ' ');
+  parts.clear();
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    std::string& to = texts[static_cast<size_t>(rank)];
+    parts.push_back({rank, reinterpret_cast<const std::byte*>(text.data()),
+                     reinterpret_cast<std::byte*>(to.data()), std::ssize(to)});
+  }
+  ranks.all_gather(channel, all, parts);
+  return texts;
+}
+
+int64_t sum_on_this_machine(Communicator& ranks, int64_t own) {
+  int64_t all = 0;
+  for (const std::string& text : told_by_all(ranks, Channel::kControl, std::to_string(own))) {
+    all += std::stoll(text);
+  }
+  return div_ceil(all * ranks.local_size(), int64_t{ranks.size()});
+}
+
 std::string failure_text(int rank, const std::string& why) {
   return "rank " + std::to_string(rank) + ": " + why;
 }

@@ -26,6 +26,9 @@ namespace ballast {
 enum class Channel : uint16_t {
   kControl,  // verdicts on a step, and state that is saved or restored
   kData = 1 + static_cast<uint16_t>(LaneKind::kDataNetwork),  // of the first device's lane
+  // Of the thread that writes a checkpoint beside the steps. No lane has it, and every MPI a tag of
+  // that number (MPI 4.1, 9.1.2: the upper bound is at least 32,767).
+  kCheckpoint = 32767,
 };
 constexpr Channel channel_of(LaneId lane) { return static_cast<Channel>(1 + lane); }
 
@@ -71,6 +74,8 @@ class Communicator {
   virtual int size() const = 0;
   // Which of the ranks on this machine it is, from 0 in the order of their numbers.
   virtual int local_rank() const { return rank(); }
+  // How many of them are on this machine.
+  virtual int local_size() const { return size(); }
 
   // Every rank of the group calls with the same parts in the same order. They return when this
   // rank's memory may be used again. Throw Error, which names the rank, where another one failed.
@@ -110,6 +115,13 @@ void sum_in_order(std::span<const std::byte* const> parts, std::byte* to, int64_
 
 // What rank 0 says, on every rank; all of them call.
 std::string told_by_first(Communicator& ranks, std::string text);
+
+// What every rank says, by rank, on all of them; all call.
+std::vector<std::string> told_by_all(Communicator& ranks, Channel channel, const std::string& text);
+
+// Of the numbers of all ranks the sum over those on this machine, taken to be average ones; all
+// call.
+int64_t sum_on_this_machine(Communicator& ranks, int64_t own);
 
 // "rank 2: why"; what every other rank throws.
 std::string failure_text(int rank, const std::string& why);

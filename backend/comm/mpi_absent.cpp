@@ -6,6 +6,8 @@ namespace ballast {
 
 bool mpi_is_built() { return false; }
 
+bool mpi_asks_for_pmi() { return true; }
+
 Communicator& mpi_ranks() {
   throw Error("mpirun", "this program was built without MPI",
               "build it where CMake finds one (libopenmpi-dev), or start it without mpirun: the "

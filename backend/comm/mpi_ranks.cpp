@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "backend/comm/launch.h"
 #include "sim/base/error.h"
 
 namespace ballast {
@@ -28,6 +29,7 @@ class MpiRanks : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int local_rank() const override { return local_rank_; }
+  int local_size() const override { return local_size_; }
   void reduce_scatter(Channel channel, const RankGroup& group, std::span<const SummedPart> parts,
                       const SumFormat& format) override;
   void all_gather(Channel channel, const RankGroup& group,
@@ -48,6 +50,7 @@ class MpiRanks : public Communicator {
 
   int rank_ = 0;
   int local_rank_ = 0;
+  int local_size_ = 1;
   int size_ = 1;
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::mutex mutex_;  // guards why_
@@ -64,17 +67,21 @@ MpiRanks::MpiRanks() {
   }
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
-  if (const int started = mpi_ranks_started(); started != size_) {
+  const Launch launch = launch_of_this();
+  if (launch.ranks != size_) {
     throw Error("MPI",
-                "its launcher started " + std::to_string(started) + " ranks, and it knows of " +
-                    std::to_string(size_),
+                std::string(launch.by) + " started " + std::to_string(launch.ranks) +
+                    " ranks, and it knows of " + std::to_string(size_),
                 "use srun --mpi=pmix, or the mpirun of this MPI");
   }
   MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
   MPI_Comm machine = MPI_COMM_NULL;
   MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine);
   MPI_Comm_rank(machine, &local_rank_);
+  MPI_Comm_size(machine, &local_size_);
   MPI_Comm_free(&machine);
+  // Containers of one machine are several to MPI, which asks who shares memory.
+  if (launch.local_rank) local_rank_ = *launch.local_rank;
 }
 
 void MpiRanks::send(Channel channel, int to, const std::byte* from, int64_t bytes,
@@ -205,6 +212,14 @@ MpiRanks* begun = nullptr;
 }  // namespace
 
 bool mpi_is_built() { return true; }
+
+bool mpi_asks_for_pmi() {
+#ifdef OPEN_MPI
+  return true;
+#else
+  return false;
+#endif
+}
 
 Communicator& mpi_ranks() {
   static MpiRanks ranks;

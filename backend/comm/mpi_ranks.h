@@ -11,16 +11,12 @@ namespace ballast {
 // Whether this program was built with MPI.
 bool mpi_is_built();
 
-// How many processes a launcher of MPI started, of which this is one; 1 where none did. Of what its
-// environment says (OpenMPI, launchers with a PMI, and srun), without a call of MPI.
-int mpi_ranks_started();
-int mpi_rank_of_this();  // 0 where none did
-
-// How many ranks torchrun started, of which this is one; 1 where it did not. They do not know MPI.
-int torchrun_ranks_started();
+// Whether this MPI finds what srun started by a PMI that stands in the environment alone: Open MPI
+// does; others may be linked with a library of Slurm's.
+bool mpi_asks_for_pmi();
 
 // Initialises MPI, once; the communicator lives until mpi_end. Throws Error where there is no MPI
-// here, or it has no threads.
+// here, it has no threads, or it knows of other ranks than the launcher started.
 Communicator& mpi_ranks();
 
 // Ends MPI where it was begun. Where `exit_code` is not 0 all ranks end with this one, whatever

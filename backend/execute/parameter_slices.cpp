@@ -129,15 +129,33 @@ void ParameterSlices::for_runs(size_t module, const Parameter& whole, int64_t ra
   }
 }
 
+std::vector<ParameterSlices::Run> ParameterSlices::own_runs(size_t module,
+                                                            const Parameter& whole) const {
+  const Parameter* const own_part = own(module, whole);
+  if (own_part == nullptr) return {};
+  if (own_part->count() == whole.count()) return {{0, 0, whole.count()}};
+  std::vector<Run> runs;
+  for_runs(module, whole, self(),
+           [&](int64_t from, int64_t to, int64_t count) { runs.push_back({from, to, count}); });
+  return runs;
+}
+
+// Dense modules of ranks that share experts are alike among all ranks of data parallelism, which
+// RankShares counts.
+RankCopies ParameterSlices::copies(size_t module, const Parameter& whole) const {
+  const bool dense = splits_experts() && graph_.modules[module].expert_ranks <= 1;
+  if (dense || holder_of(module, whole) >= 0 || is_split(module, whole)) return {};
+  return {self(), group().ranks};
+}
+
 std::vector<float> ParameterSlices::cut(size_t module, const Parameter& whole,
                                         std::span<const float> values) const {
   const Parameter* const own_part = own(module, whole);
   if (own_part == nullptr) return {};
-  if (own_part->count() == whole.count()) return {values.begin(), values.end()};
   std::vector<float> part(static_cast<size_t>(own_part->count()));
-  for_runs(module, whole, self(), [&](int64_t from, int64_t to, int64_t count) {
-    std::copy_n(values.begin() + from, count, part.begin() + to);
-  });
+  for (const Run& run : own_runs(module, whole)) {
+    std::copy_n(values.begin() + run.whole, run.count, part.begin() + run.own);
+  }
   return part;
 }
 

@@ -31,6 +31,13 @@ class ParameterSlices {
   // This rank's part of a parameter of the whole module, as the graph's module has it; null where
   // other ranks have all of it.
   const Parameter* own(size_t module, const Parameter& whole) const;
+  // Elements that lie side by side both in the whole parameter and in this rank's part of it.
+  struct Run {
+    int64_t whole = 0, own = 0, count = 0;
+  };
+  std::vector<Run> own_runs(size_t module, const Parameter& whole) const;
+  // Ranks that split modules and have the same of this parameter as this one.
+  RankCopies copies(size_t module, const Parameter& whole) const;
   // Elements of the graph's module that all ranks have alike, as (begin, count).
   std::vector<std::pair<int64_t, int64_t>> alike(size_t module) const;
 

@@ -29,6 +29,12 @@ inline RankGroup context_group(const Plan& plan) { return {plan.context, plan.te
 // Parts of equal length in which ranks have every sequence.
 inline int64_t parts_of_sequences(const Plan& plan) { return plan.sequence * plan.context; }
 
+// How many ranks keep the same of something, and which of them this one is.
+struct RankCopies {
+  int64_t index = 0;
+  int64_t count = 1;
+};
+
 struct RankPlace {
   int64_t tensor = 0;
   int64_t context = 0;

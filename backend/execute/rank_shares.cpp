@@ -12,13 +12,18 @@ ElementRange overlap(const ElementRange& one, const ElementRange& other) {
 }
 
 RankShares::RankShares(const Graph& graph, const Plan& plan, Communicator& ranks)
-    : graph_(graph), ranks_(ranks) {
+    : graph_(graph), ranks_(ranks), with_same_share_(copies_group(plan)) {
   const RankGroup all = replica_group(plan);
   groups_ = {all, {all.ranks / plan.expert, all.stride * plan.expert}};
   of_ = plan.zero_stage == 0 || all.ranks == 1 ? Of::kNothing
         : plan.zero_stage == 3                 ? Of::kModules
                                                : Of::kBuckets;
   CHECK(rank_count(plan) == ranks.size() && all.ranks == plan.sharing());
+}
+
+RankCopies RankShares::copies(Sort sort) const {
+  const RankGroup& same = are_split() ? with_same_share_ : group(sort);
+  return {ranks_.members_of(same).self, same.ranks};
 }
 
 RankShares::Extent RankShares::extent_of(int32_t bucket, Sort sort) const {

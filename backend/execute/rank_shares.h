@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "backend/comm/communicator.h"
+#include "backend/execute/rank_place.h"
 #include "sim/graph/core/graph.h"
 #include "sim/spec/plan.h"
 
@@ -74,6 +75,10 @@ class RankShares {
   bool are_of_modules() const { return of_ == Of::kModules; }
   bool are_split() const { return of_ != Of::kNothing; }
 
+  // Ranks that keep the same of modules of a sort as this one: all with the same weights, or those
+  // with the same share.
+  RankCopies copies(Sort sort) const;
+
   // What of a bucket each rank sums for the others, and where shares are of buckets keeps: of
   // every piece the parts of all ranks of its sort, in order.
   std::vector<SharePart> parts_of(int32_t bucket) const;
@@ -110,6 +115,7 @@ class RankShares {
   const Graph& graph_;
   Communicator& ranks_;
   std::array<RankGroup, kSorts.size()> groups_;
+  RankGroup with_same_share_;
   Of of_;
 };
 

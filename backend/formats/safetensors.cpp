@@ -206,6 +206,7 @@ void take_checksums(SafetensorsHeader& header, std::string_view json, const std:
     metadata.erase(found);
   }
   header.has_checksums = true;
+  header.checksum = *sum;
 }
 
 // Reads exactly out.size() bytes at `offset`.
@@ -478,8 +479,9 @@ void SafetensorsWriter::count_in(std::span<const std::byte> bytes) {
   }
 }
 
-void SafetensorsWriter::commit() {
+uint32_t SafetensorsWriter::commit() {
   CHECK(bytes_left_ == 0);
+  uint32_t checksum = 0;
   if (file_.can_rewrite()) {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       metadata_[checksum_key(tensors_[i].name)] = hex_of(checksums_[i]);
@@ -488,11 +490,13 @@ void SafetensorsWriter::commit() {
     const std::optional<uint32_t> whole =
         header_checksum(std::string_view(sums).substr(kLengthBytes));
     CHECK(whole);
+    checksum = *whole;
     metadata_[std::string(kChecksum)] = hex_of(*whole);
     const std::string preamble = safetensors_preamble(tensors_, metadata_);
     file_.rewrite(0, std::as_bytes(std::span(preamble)));
   }
   file_.commit();
+  return checksum;
 }
 
 }  // namespace ballast

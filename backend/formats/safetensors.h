@@ -68,6 +68,7 @@ struct SafetensorsHeader {
   StoredMetadata metadata;            // without checksums
   int64_t data_begin = 0;
   bool has_checksums = false;
+  uint32_t checksum = 0;  // of the header, where it has one
 };
 
 // Header length from the first 8 bytes. Throws Error where it is impossible for a file of
@@ -93,6 +94,10 @@ class SafetensorsReader {
   const std::vector<StoredTensor>& tensors() const { return header_.tensors; }
   const StoredMetadata& metadata() const { return header_.metadata; }
   bool has_checksums() const { return header_.has_checksums; }
+  // Of the header, and through those of the tensors of the whole file; nothing where it has none.
+  std::optional<uint32_t> checksum() const {
+    return has_checksums() ? std::optional(header_.checksum) : std::nullopt;
+  }
   const std::string& path() const { return path_; }
   // Null if there is none of that name. Valid as long as the reader.
   const StoredTensor* find(std::string_view name) const;
@@ -135,8 +140,9 @@ class SafetensorsWriter {
 
   // Appends the next bytes; a call may hold a part of a tensor or several tensors.
   void write(std::span<const std::byte> bytes);
-  // Requires that every declared byte has been written.
-  void commit();
+  // Requires that every declared byte has been written. Returns SafetensorsReader::checksum of the
+  // file; 0 of what is no regular file, which has none.
+  uint32_t commit();
 
   // Declared bytes that have not been written yet.
   int64_t bytes_left() const { return bytes_left_; }

@@ -1,11 +1,15 @@
 #include "backend/formats/weight_files.h"
 
+#include <cerrno>
 #include <filesystem>
+#include <fmt/format.h>
 #include <fstream>
 #include <iterator>
 
 #include "backend/formats/flat_json.h"
+#include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
+#include "sim/base/fault.h"
 #include "sim/base/files.h"
 
 namespace ballast {
@@ -24,6 +28,99 @@ std::string text_of(const std::string& path) {
 }
 
 }  // namespace
+
+namespace {
+
+int64_t bytes_of(const TensorDeclaration& tensor) {
+  int64_t bytes = size_of(tensor.type);
+  for (const int64_t extent : tensor.shape) bytes *= extent;
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<size_t> cut_into_files(std::span<const TensorDeclaration> tensors,
+                                   std::optional<int64_t> most) {
+  if (!most) return {tensors.size()};
+  std::vector<size_t> counts;
+  int64_t left = 0;
+  for (const TensorDeclaration& tensor : tensors) {
+    const int64_t bytes = bytes_of(tensor);
+    if (counts.empty() || bytes > left) {
+      counts.push_back(0);
+      left = *most;
+    }
+    ++counts.back();
+    left -= bytes;
+  }
+  return counts;
+}
+
+WeightFilesWriter::WeightFilesWriter(const WeightsTarget& target,
+                                     std::span<const TensorDeclaration> tensors,
+                                     const StoredMetadata& metadata, Files& files)
+    : target_(target),
+      tensors_(tensors.begin(), tensors.end()),
+      files_(&files),
+      counts_(cut_into_files(tensors, target.most)) {
+  for (const TensorDeclaration& tensor : tensors) total_ += bytes_of(tensor);
+  size_t first = 0;
+  for (size_t file = 0; file < counts_.size(); ++file) {
+    writers_.emplace_back(path_of(file), tensors.subspan(first, counts_[file]), metadata, files);
+    first += counts_[file];
+  }
+}
+
+// "model-00002-of-00003.safetensors" beside "model.safetensors".
+std::string WeightFilesWriter::path_of(size_t file) const {
+  if (counts_.size() == 1) return target_.path;
+  const std::filesystem::path path = target_.path;
+  const std::string name = fmt::format("{}-{:05}-of-{:05}{}", path.stem().string(), file + 1,
+                                       counts_.size(), path.extension().string());
+  return (path.parent_path() / name).string();
+}
+
+void WeightFilesWriter::write(std::span<const std::byte> tensor) {
+  while (written_ == counts_[file_]) {
+    ++file_;
+    written_ = 0;
+  }
+  writers_[file_].write(tensor);
+  ++written_;
+}
+
+std::string WeightFilesWriter::index_text() const {
+  std::string map;
+  size_t tensor = 0;
+  for (size_t file = 0; file < counts_.size(); ++file) {
+    const std::string name = std::filesystem::path(path_of(file)).filename().string();
+    for (size_t i = 0; i < counts_[file]; ++i, ++tensor) {
+      map += fmt::format("{}\n    {}: {}", map.empty() ? "" : ",",
+                         json_quoted(tensors_[tensor].name), json_quoted(name));
+    }
+  }
+  return fmt::format(
+      "{{\n  \"metadata\": {{\n    \"total_size\": {}\n  }},\n  \"weight_map\": "
+      "{{{}\n  }}\n}}\n",
+      total_, map);
+}
+
+void WeightFilesWriter::commit() {
+  if (counts_.size() == 1) {
+    writers_.front().commit();
+    return;
+  }
+  const std::string index = folder_of(target_.path) + "/" + kIndexFile;
+  if (files_->remove(index) != 0 && errno != ENOENT) {
+    const int code = errno;
+    throw Error(index, "the one that was there cannot be removed: " + fault_name(code),
+                fault_remedy(code));
+  }
+  for (SafetensorsWriter& writer : writers_) writer.commit();
+  AtomicFile file(index, {}, *files_);
+  file.write(std::string_view(index_text()));
+  file.commit();
+}
 
 WeightFiles::WeightFiles(const std::string& path) {
   std::error_code ignored;

@@ -5,13 +5,56 @@
 // Will not do: config.json, or weights in any other format.
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backend/formats/safetensors.h"
 
 namespace ballast {
+
+// Where weights are written: a file, or, where they are larger than `most` bytes, beside it several
+// with an index, as huggingface_hub cuts them (serialization/_base.py,
+// split_state_dict_into_shards_factory): tensors in their order, each file as full as it gets, a
+// tensor that is larger alone.
+struct WeightsTarget {
+  std::string path;             // of several files: FOLDER/model.safetensors
+  std::optional<int64_t> most;  // nothing: one file, whatever its size
+};
+
+// How many of the tensors, in their order, go into each file.
+std::vector<size_t> cut_into_files(std::span<const TensorDeclaration> tensors,
+                                   std::optional<int64_t> most);
+
+// Writes the tensors one after another. All files appear at commit, the index last, and not before
+// an index that was there is gone: what can be loaded is never half of two exports.
+class WeightFilesWriter {
+ public:
+  // As SafetensorsWriter, for each file. `target.path` is then one of a folder.
+  WeightFilesWriter(const WeightsTarget& target, std::span<const TensorDeclaration> tensors,
+                    const StoredMetadata& metadata, Files& files = system_files());
+  // The bytes of the next tensor.
+  void write(std::span<const std::byte> tensor);
+  void commit();
+
+ private:
+  std::string path_of(size_t file) const;
+  std::string index_text() const;
+
+  WeightsTarget target_;
+  std::vector<TensorDeclaration> tensors_;
+  Files* files_;
+  std::vector<size_t> counts_;  // of tensors, by file
+  std::deque<SafetensorsWriter> writers_;
+  size_t file_ = 0;     // that is being written
+  size_t written_ = 0;  // tensors of it
+  int64_t total_ = 0;   // bytes
+};
 
 class WeightFiles {
  public:

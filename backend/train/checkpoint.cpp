@@ -6,6 +6,8 @@
 #include <map>
 #include <vector>
 
+#include "backend/checkpoint/rank_parts.h"
+#include "backend/checkpoint/shard_write.h"
 #include "backend/formats/safetensors.h"
 #include "backend/train/parameter_state.h"
 #include "backend/train/resume_notes.h"
@@ -16,10 +18,13 @@ namespace ballast {
 namespace {
 
 constexpr const char* kFormat = "ballast.checkpoint/3";
+constexpr const char* kOfShards = "ballast.checkpoint/4";
 constexpr const char* kWithoutChecksums = "ballast.checkpoint/2";
+constexpr const char* kShardFormat = "ballast.checkpoint.shard/1";
 
 // Whose names in a checkpoint begin so. All are written in fp32, whatever they are kept in: moments
 // in fewer bits come back as they were.
+constexpr const char* kGradientPrefix = "gradient.";
 std::string prefix_of(StateArray array) {
   switch (array) {
     case StateArray::kMaster:
@@ -32,9 +37,10 @@ std::string prefix_of(StateArray array) {
   return "";
 }
 
-std::map<std::string, std::string> metadata_of(const CheckpointHeader& header) {
+std::map<std::string, std::string> metadata_of(const CheckpointHeader& header,
+                                               const Communicator* ranks) {
   std::map<std::string, std::string> metadata = {
-      {"format", kFormat},
+      {"format", ranks == nullptr ? kFormat : kOfShards},
       {"run", header.run},
       {"model", header.model},
       {"model_record", header.model_record},
@@ -91,43 +97,89 @@ double hexadecimal(const std::map<std::string, std::string>& metadata, const std
 
 bool all_finite(std::span<const float> values) { return !first_not_finite(values); }
 
-std::vector<TensorDeclaration> declarations_of(const Graph& graph, const TrainingDevice& device,
-                                               bool pending) {
+// The other ranks, each of which writes a shard; null where this one is alone.
+Communicator* others_of(const TrainingDevice& device) {
+  if (device.shares() == nullptr || device.shares()->ranks().size() == 1) return nullptr;
+  return &device.shares()->ranks();
+}
+
+// Tensors of a shard are flat, for what a rank keeps of a parameter is mostly no whole rows.
+std::vector<TensorDeclaration> declarations_of(const std::vector<RankPart>& parts, bool pending,
+                                               const Communicator* ranks) {
   std::vector<TensorDeclaration> declarations;
   const auto add = [&](const std::string& prefix) {
-    for_parameters(graph, device, [&](size_t, const Parameter& parameter) {
-      declarations.push_back(declare_parameter(parameter, prefix));
-    });
+    for (const RankPart& part : parts) {
+      TensorDeclaration& one =
+          declarations.emplace_back(declare_parameter(*part.parameter, prefix));
+      if (ranks != nullptr) one.shape = {part.count};
+    }
   };
   for (const StateArray array : kStateArrays) add(prefix_of(array));
-  if (pending) add("gradient.");
+  if (pending) add(kGradientPrefix);
   return declarations;
+}
+
+StoredMetadata shard_metadata(const std::vector<RankPart>& parts, const ShardName& name) {
+  StoredMetadata metadata = {{"format", kShardFormat},
+                             {"next_step", fmt::format("{}", name.next_step)},
+                             {"mark", name.mark},
+                             {"rank", fmt::format("{}", name.rank)},
+                             {"ranks", fmt::format("{}", name.ranks)}};
+  for (const RankPart& part : parts) {
+    std::vector<ElementRuns> elements;
+    for (const RankPart::Runs& runs : part.runs) elements.push_back(runs.whole);
+    metadata[elements_key(part.parameter->name)] = text_of(elements);
+  }
+  return metadata;
+}
+
+// What the shards of this checkpoint are called; all ranks call.
+ShardName shard_name(Communicator* ranks, const CheckpointHeader& header) {
+  ShardName name;
+  name.next_step = header.next_step;
+  if (ranks == nullptr) return name;
+  name.mark = told_by_first(*ranks, ranks->rank() == 0 ? new_shard_mark() : "");
+  name.rank = ranks->rank();
+  name.ranks = ranks->size();
+  return name;
+}
+
+std::string shard_beside(const std::string& path, const ShardName& name) {
+  return folder_of(path) + "/" + shard_file(name);
 }
 
 using Read = std::function<void(std::span<float> values)>;
 
-// Calls `visit` for every tensor of a checkpoint in its order, with what reads it, and is told
-// whether it is finite; of gradients that wait that is not asked. Returns the first one of an array
-// that is not, and goes on no further. Every rank calls, for each tells the others what it keeps.
+// Calls `visit` for every tensor that this rank writes of a checkpoint in its order, with what
+// reads it, and is told whether it is finite; of gradients that wait that is not asked. Returns the
+// first one of an array that is not, and goes on no further.
 std::optional<std::string> visit_state(
-    const Graph& graph, TrainingDevice& device, bool pending,
-    const std::function<bool(const Parameter& parameter, const Read& read)>& visit) {
-  std::optional<std::string> not_finite;
+    const Graph& graph, TrainingDevice& device, const std::vector<RankPart>& parts, bool pending,
+    const std::function<bool(const RankPart& part, const Read& read)>& visit) {
+  const auto own = [&](const RankPart& part) -> const Parameter& {
+    return *own_part(device, part.module, *part.parameter);
+  };
   for (const StateArray array : kStateArrays) {
-    for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
-      const bool finite = visit(parameter, [&](std::span<float> values) {
-        read_parameter(graph, device, module, parameter, array, values);
-      });
-      if (!finite && !not_finite) not_finite = prefix_of(array) + parameter.name;
-    });
+    std::optional<std::string> not_finite;
+    for (const RankPart& part : parts) {
+      const auto kept = [&](int64_t begin, std::span<float> values) {
+        read_kept(graph, device, part.module, own(part), begin, array, values);
+      };
+      const bool finite =
+          visit(part, [&](std::span<float> values) { read_part(part, kept, values); });
+      if (!finite && !not_finite) not_finite = prefix_of(array) + part.parameter->name;
+    }
     if (not_finite) return not_finite;
   }
-  if (!pending) return not_finite;
+  if (!pending) return std::nullopt;
   const PendingGradients gradients(graph, device);
-  for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
-    visit(parameter, [&](std::span<float> values) { gradients.read(module, parameter, values); });
-  });
-  return not_finite;
+  for (const RankPart& part : parts) {
+    const auto kept = [&](int64_t begin, std::span<float> values) {
+      gradients.read_kept(part.module, own(part), begin, values);
+    };
+    visit(part, [&](std::span<float> values) { read_part(part, kept, values); });
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -136,53 +188,74 @@ std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& d
                                            const CheckpointHeader& header, const std::string& path,
                                            Files& files) {
   const bool pending = header.control.pending_gradient.has_value();
+  Communicator* const ranks = others_of(device);
+  const std::vector<RankPart> parts = parts_to_write(graph, device);
+  const ShardName name = shard_name(ranks, header);
+  const StoredMetadata metadata = metadata_of(header, ranks);
   std::optional<SafetensorsWriter> writer;
-  if (is_first_rank(device)) {
-    writer.emplace(path, declarations_of(graph, device, pending), metadata_of(header), files);
+  auto not_finite = first_of_ranks(ranks, [&] {
+    writer.emplace(ranks == nullptr ? path : shard_beside(path, name),
+                   declarations_of(parts, pending, ranks),
+                   ranks == nullptr ? metadata : shard_metadata(parts, name), files);
+    return visit_state(graph, device, parts, pending, [&](const RankPart& part, const Read& read) {
+      std::vector<float> values(static_cast<size_t>(part.count));
+      read(values);
+      writer->write(std::as_bytes(std::span(values)));
+      return all_finite(values);
+    });
+  });
+  if (not_finite) return not_finite;
+  const auto commit = [&] { return writer->commit(); };
+  if (ranks == nullptr) {
+    commit();
+  } else {
+    write_shards(*ranks, Channel::kControl, path, name, commit, metadata, files);
   }
-  const auto not_finite =
-      visit_state(graph, device, pending, [&](const Parameter& parameter, const Read& read) {
-        std::vector<float> values(static_cast<size_t>(parameter.count()));
-        read(values);
-        if (writer) writer->write(std::as_bytes(std::span(values)));
-        return all_finite(values);
-      });
-  if (!not_finite && writer) writer->commit();
-  return not_finite;
+  return std::nullopt;
 }
 
 std::optional<std::string> CheckpointSnapshot::take(const Graph& graph, TrainingDevice& device,
                                                     const CheckpointHeader& header) {
   const bool pending = header.control.pending_gradient.has_value();
-  const bool keeps = is_first_rank(device);
-  declarations_ = declarations_of(graph, device, pending);
-  metadata_ = metadata_of(header);
-  int64_t count = 0;
-  for_parameters(graph, device,
-                 [&](size_t, const Parameter& parameter) { count += parameter.count(); });
-  if (keeps) values_.resize(static_cast<size_t>(count) * (kStateArrays.size() + (pending ? 1 : 0)));
-  std::vector<float> passed_on;  // of a rank that keeps none
-  size_t at = 0;
-  return visit_state(graph, device, pending, [&](const Parameter& parameter, const Read& read) {
-    const auto size = static_cast<size_t>(parameter.count());
-    if (!keeps) passed_on.resize(size);
-    const std::span<float> values = keeps ? std::span(values_).subspan(at, size) : passed_on;
-    read(values);
-    at += size;
-    return all_finite(values);
+  ranks_ = others_of(device);
+  name_ = shard_name(ranks_, header);
+  metadata_ = metadata_of(header, ranks_);
+  return first_of_ranks(ranks_, [&] {
+    const std::vector<RankPart> parts = parts_to_write(graph, device);
+    declarations_ = declarations_of(parts, pending, ranks_);
+    shard_metadata_ = shard_metadata(parts, name_);
+    size_t count = 0;
+    for (const RankPart& part : parts) count += static_cast<size_t>(part.count);
+    values_.resize(count * (kStateArrays.size() + (pending ? 1 : 0)));
+    std::span<float> left = values_;
+    return visit_state(graph, device, parts, pending, [&](const RankPart& part, const Read& read) {
+      const std::span<float> values = left.first(static_cast<size_t>(part.count));
+      left = left.subspan(values.size());
+      read(values);
+      return all_finite(values);
+    });
   });
 }
 
 void CheckpointSnapshot::write(const std::string& path, Files& files) const {
-  SafetensorsWriter writer(path, declarations_, metadata_, files);
-  size_t at = 0;
-  for (const TensorDeclaration& tensor : declarations_) {
-    size_t size = 1;
-    for (const int64_t extent : tensor.shape) size *= static_cast<size_t>(extent);
-    writer.write(std::as_bytes(std::span(values_).subspan(at, size)));
-    at += size;
+  const auto write = [&](const std::string& file, const StoredMetadata& metadata) {
+    SafetensorsWriter writer(file, declarations_, metadata, files);
+    writer.write(std::as_bytes(std::span(values_)));
+    return writer.commit();
+  };
+  if (ranks_ == nullptr) {
+    write(path, metadata_);
+    return;
   }
-  writer.commit();
+  write_shards(
+      *ranks_, Channel::kCheckpoint, path, name_,
+      [&] { return write(shard_beside(path, name_), shard_metadata_); }, metadata_, files);
+}
+
+int64_t copied_bytes(const Graph& graph, const TrainingDevice& device) {
+  int64_t values = 0;
+  for (const RankPart& part : parts_to_write(graph, device)) values += part.count;
+  return values * static_cast<int64_t>(std::size(kStateArrays) * sizeof(float));
 }
 
 int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device) {
@@ -196,10 +269,13 @@ CheckpointHeader load_checkpoint_header(const std::string& path, Files& files) {
   const SafetensorsReader reader(path, files);
   const std::map<std::string, std::string>& metadata = reader.metadata();
   const std::string& format = value_of(metadata, "format", path);
-  if (format != kFormat && format != kWithoutChecksums) {
-    refuse(path, "it is '" + format + "', and a checkpoint is " + kFormat);
+  if (format != kFormat && format != kOfShards && format != kWithoutChecksums) {
+    refuse(path, "it is '" + format + "', and a checkpoint is " + kFormat + " or " + kOfShards);
   }
-  if (format == kFormat && !reader.has_checksums()) refuse(path, "it has no checksums");
+  if (format != kWithoutChecksums && !reader.has_checksums()) refuse(path, "it has no checksums");
+  if ((format == kOfShards) == shards_of(metadata, path).empty()) {
+    refuse(path, "it is '" + format + "', and does not name its shards as one is meant to");
+  }
   CheckpointHeader header;
   header.run = value_of(metadata, "run", path);
   header.model = value_of(metadata, "model", path);
@@ -222,28 +298,48 @@ CheckpointHeader load_checkpoint_header(const std::string& path, Files& files) {
   return header;
 }
 
+std::vector<std::string> shards_of_checkpoint(const std::string& path, Files& files) {
+  std::vector<std::string> paths;
+  for (const Shard& shard : shards_of(SafetensorsReader(path, files).metadata(), path)) {
+    paths.push_back(folder_of(path) + "/" + shard.file);
+  }
+  return paths;
+}
+
 bool verify_checkpoint(const std::string& path, Files& files) {
   load_checkpoint_header(path, files);
   const SafetensorsReader reader(path, files);
   reader.verify();
+  ShardReaders(path, shards_of(reader.metadata(), path), files).verify();
   return reader.has_checksums();
 }
 
 void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path,
                            Files& files) {
   const SafetensorsReader reader(path, files);
+  const std::vector<Shard> shards = shards_of(reader.metadata(), path);
+  const ShardReaders of_ranks(path, shards, files);
+  using Values = ShardReaders::Values;
+  const auto read = [&](const std::string& prefix, size_t module, const Parameter& parameter,
+                        Values kind) {
+    if (!shards.empty()) {
+      return of_ranks.read(prefix, parameter.name, parameter.count(),
+                           kept_elements(graph, device, module, parameter), kind);
+    }
+    const StoredTensor& tensor = tensor_of(reader, prefix + parameter.name, parameter);
+    return kind == Values::kFinite ? read_finite(reader, tensor, parameter.count())
+                                   : read_floats(reader, tensor, parameter.count());
+  };
   for (const StateArray array : kStateArrays) {
     for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
-      const StoredTensor& tensor = tensor_of(reader, prefix_of(array) + parameter.name, parameter);
       write_parameter(graph, device, module, parameter, array,
-                      read_finite(reader, tensor, parameter.count()));
+                      read(prefix_of(array), module, parameter, Values::kFinite));
     });
   }
   if (!reader.metadata().contains("pending_loss_scale")) return;
   PendingGradients gradients(graph, device);
   for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {
-    const StoredTensor& tensor = tensor_of(reader, "gradient." + parameter.name, parameter);
-    gradients.write(module, parameter, read_floats(reader, tensor, parameter.count()));
+    gradients.write(module, parameter, read(kGradientPrefix, module, parameter, Values::kAny));
   });
 }
 

@@ -4,8 +4,10 @@
 // is pending, gradient.NAME; counters, and what the run was begun with, in its metadata. Weights in
 // the plan's format are not stored: they are the rounded masters. Written beside, synced, renamed
 // (SafetensorsWriter), with a checksum of every tensor and one of the whole.
-// Will not do: decide when (trainer), know of other checkpoints (checkpoint_folder), or run while
-// the executor does.
+// Of several ranks each writes a shard, what it keeps, and the first one last of all a manifest of
+// that name with the same metadata (backend/checkpoint/shards.h): no rank gathers what is
+// another's. Will not do: decide when (trainer), know of other checkpoints (checkpoint_folder), or
+// run while the executor does.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/checkpoint/shards.h"
+#include "backend/comm/communicator.h"
 #include "backend/execute/update_control.h"
 #include "backend/formats/safetensors.h"
 #include "backend/train/training_device.h"
@@ -32,39 +36,51 @@ struct CheckpointHeader {
   ControlState control;
 };
 
-// Every rank calls, and the first one writes; the header is its. Writes nothing and returns the
-// name of a tensor where its state has a value that is not finite: nobody can go on from such a
-// state.
+// Every rank calls; the header is the first one's. Keeps nothing and returns the name of a tensor,
+// on every rank, where the state of any has a value that is not finite: nobody can go on from such
+// a state.
 std::optional<std::string> save_checkpoint(const Graph& graph, TrainingDevice& device,
                                            const CheckpointHeader& header, const std::string& path,
                                            Files& files = system_files());
 
-// A copy in memory of what a checkpoint holds, which is written while training goes on.
+// A copy in memory of what this rank writes of a checkpoint while training goes on.
 class CheckpointSnapshot {
  public:
-  // Takes the copy, while nothing runs. Every rank calls, and the first one keeps it; the header is
-  // its. Returns the name of a tensor that has a value that is not finite, and is then no copy.
+  // Takes the copy, while nothing runs. Every rank calls; the header is the first one's. Returns
+  // the name of a tensor that has a value that is not finite, of any rank, and is then no copy.
   std::optional<std::string> take(const Graph& graph, TrainingDevice& device,
                                   const CheckpointHeader& header);
-  // Writes what was taken, to the bytes of save_checkpoint. Needs neither graph nor device.
+  // Writes what was taken, to the bytes of save_checkpoint but for the names of shards. Needs
+  // neither graph nor device, but the ranks' communicator. Every rank calls, from any thread.
   void write(const std::string& path, Files& files = system_files()) const;
 
  private:
+  Communicator* ranks_ = nullptr;  // null: this one is alone
+  ShardName name_;
   std::vector<TensorDeclaration> declarations_;
-  StoredMetadata metadata_;
-  std::vector<float> values_;  // of all tensors, one after another; its memory is used again
+  StoredMetadata metadata_;        // of the checkpoint
+  StoredMetadata shard_metadata_;  // of this rank's shard
+  std::vector<float> values_;      // of all tensors, one after another; its memory is used again
 };
 
-// What the state of a checkpoint takes, in bytes, but for gradients that wait.
+// What the state of a checkpoint takes, in bytes, but for gradients that wait: all of it, and what
+// this rank copies and writes.
 int64_t checkpoint_bytes(const Graph& graph, const TrainingDevice& device);
+int64_t copied_bytes(const Graph& graph, const TrainingDevice& device);
+
+// The files of its shards; none of a checkpoint of one file. Throws Error where the file is
+// damaged.
+std::vector<std::string> shards_of_checkpoint(const std::string& path,
+                                              Files& files = system_files());
 
 // Throws Error where the file is damaged or not a checkpoint.
 CheckpointHeader load_checkpoint_header(const std::string& path, Files& files = system_files());
-// Reads the whole file. Throws Error where a byte of it is not as it was written. False where it
-// was written before checkpoints had checksums: then only its header was looked at.
+// Reads the whole of it, shards too. Throws Error where a byte is not as it was written. False
+// where it was written before checkpoints had checksums: then only its header was looked at.
 bool verify_checkpoint(const std::string& path, Files& files = system_files());
-// Fills masters, moments and pending gradients. Throws Error where the model's parameters
-// differ, data are not as they were written, or a value is not finite.
+// Fills masters, moments and pending gradients, of which each of several ranks reads what it keeps.
+// Throws Error where the model's parameters differ, data are not as they were written, or a value
+// is not finite.
 void load_checkpoint_state(const Graph& graph, TrainingDevice& device, const std::string& path,
                            Files& files = system_files());
 

@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "backend/checkpoint/shards.h"
 #include "backend/train/checkpoint.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
@@ -29,8 +31,13 @@ bool is_checkpoint(const std::string& name) {
 // What AtomicFile writes before it renames.
 bool is_unfinished(const std::string& name) {
   const size_t end = name.rfind(".part-");
-  return end != std::string::npos && is_checkpoint(name.substr(0, end)) &&
-         is_part_of(name, name.substr(0, end));
+  if (end == std::string::npos) return false;
+  const std::string target = name.substr(0, end);
+  return (is_checkpoint(target) || step_of_shard(target)) && is_part_of(name, target);
+}
+
+int64_t step_of_checkpoint(const std::string& path) {
+  return std::stoll(std::filesystem::path(path).stem().string().substr(5));
 }
 
 // Oldest first.
@@ -75,6 +82,20 @@ void require_readable(Files& files, const std::string& path) {
   }
 }
 
+// Of its shards, as far as they are known: one that is missing is no whole checkpoint.
+void require_readable_shards(Files& files, const std::string& checkpoint) {
+  std::vector<std::string> shards;
+  try {
+    shards = shards_of_checkpoint(checkpoint, files);
+  } catch (const Error&) {
+    return;  // damaged, as whoever verifies it will find
+  }
+  struct stat found{};
+  for (const std::string& shard : shards) {
+    if (files.status(shard, found) == 0) require_readable(files, shard);
+  }
+}
+
 void require_one_run(Files& files, const std::vector<std::string>& paths,
                      const std::string& newest) {
   const std::string run = load_checkpoint_header(newest, files).run;
@@ -105,7 +126,44 @@ CheckpointFolder::CheckpointFolder(std::string path, Files& files)
   for (const std::string& name : files.names_in(path_)) {
     if (is_unfinished(name)) remove_file(files, (std::filesystem::path(path_) / name).string());
   }
+  remove_lone_shards();
   try_to_write(checkpoint_path(path_, 0), "--checkpoint " + path_, files);
+}
+
+// Shards whose manifest was never written, was replaced by another of its name, or has just been
+// removed. Those of one that cannot be read may be its: they stay.
+void CheckpointFolder::remove_lone_shards() const {
+  std::set<std::string> named;
+  std::set<int64_t> not_known;  // steps
+  for (const std::string& checkpoint : checkpoints_in(*files_, path_)) {
+    try {
+      for (const std::string& shard : shards_of_checkpoint(checkpoint, *files_)) {
+        named.insert(std::filesystem::path(shard).filename().string());
+      }
+    } catch (const Error&) {
+      not_known.insert(step_of_checkpoint(checkpoint));
+    }
+  }
+  for (const std::string& name : files_->names_in(path_)) {
+    const std::optional<int64_t> step = step_of_shard(name);
+    if (!step || named.contains(name) || not_known.contains(*step)) continue;
+    remove_file(*files_, (std::filesystem::path(path_) / name).string());
+  }
+}
+
+// The manifest last: as long as it is there the shards are not taken for ones that nobody names.
+void CheckpointFolder::set_aside(const std::string& checkpoint) const {
+  const auto rename = [&](const std::string& path) {
+    if (files_->rename(path, path + kDamaged) == 0) return;
+    const int code = errno;
+    throw Error(path, "is damaged and cannot be set aside: " + fault_name(code),
+                fault_remedy(code));
+  };
+  const int64_t step = step_of_checkpoint(checkpoint);
+  for (const std::string& name : files_->names_in(path_)) {
+    if (step_of_shard(name) == step) rename((std::filesystem::path(path_) / name).string());
+  }
+  rename(checkpoint);
 }
 
 void CheckpointFolder::lock() {
@@ -142,6 +200,7 @@ CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
   std::vector<Damage> damaged;
   for (auto path = paths.rbegin(); path != paths.rend() && !found.checkpoint; ++path) {
     require_readable(*files_, *path);
+    require_readable_shards(*files_, *path);
     try {
       if (!verify_checkpoint(*path, *files_)) {
         found.notes.push_back(*path +
@@ -162,11 +221,7 @@ CheckpointFolder::ToResume CheckpointFolder::to_resume() const {
   if (!found.checkpoint) return found;
   require_one_run(*files_, paths, *found.checkpoint);
   for (const Damage& one : damaged) {
-    if (files_->rename(one.path, one.path + kDamaged) != 0) {
-      const int code = errno;
-      throw Error(one.path, "is damaged and cannot be set aside: " + fault_name(code),
-                  fault_remedy(code));
-    }
+    set_aside(one.path);
     found.notes.push_back(
         fmt::format("training goes on from {}: {} is not whole ({}) and is kept as {}{}",
                     *found.checkpoint, one.path, one.what, one.path, kDamaged));
@@ -207,16 +262,29 @@ void CheckpointFolder::prune(const std::string& run, size_t kept) const {
   std::vector<std::string> own = checkpoints_in(*files_, path_);
   std::erase_if(own, [&](const std::string& path) { return !belongs_to(*files_, path, run); });
   for (size_t i = 0; i + kept < own.size(); ++i) remove_file(*files_, own[i]);
+  remove_lone_shards();
 }
 
 void CheckpointFolder::remove_others(const std::string& run) const {
   for (const std::string& path : checkpoints_in(*files_, path_)) {
     if (!belongs_to(*files_, path, run)) remove_file(*files_, path);
   }
+  remove_lone_shards();
 }
 
 void CheckpointFolder::remove(int64_t next_step) const {
   remove_file(*files_, checkpoint_path(path_, next_step));
+  remove_lone_shards();
+}
+
+void require_shared_folder(const std::string& folder, int rank, Files& files) {
+  struct stat found{};
+  if (files.status(folder + "/" + kLockFile, found) == 0) return;
+  const int code = errno;
+  throw Error("--checkpoint " + folder,
+              fmt::format("rank {} does not see the folder that the first one has opened: {}", rank,
+                          fault_name(code)),
+              "name a folder that all ranks share");
 }
 
 std::string new_run_id() {

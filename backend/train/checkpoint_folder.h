@@ -18,9 +18,8 @@ namespace ballast {
 class CheckpointFolder {
  public:
   // Creates the folder where there is none, removes what killed processes have left half written in
-  // it, and tries to write a file there. Throws Error where it cannot be written, or another
-  // process trains in it.
-  // `files` must outlive this object.
+  // it (shards too that no checkpoint names), and tries to write a file there. Throws Error where
+  // it cannot be written, or another process trains in it. `files` must outlive this object.
   explicit CheckpointFolder(std::string path, Files& files = system_files());
   CheckpointFolder(CheckpointFolder&& other) noexcept;
   CheckpointFolder& operator=(CheckpointFolder&&) = delete;
@@ -30,8 +29,8 @@ class CheckpointFolder {
 
   // The newest checkpoint that is whole, every byte as it was written, or nothing where there is
   // none at all. Newer ones that are not whole are set aside: they keep their content under a name
-  // that ends in ".damaged". Throws Error, and leaves all as it is, where none is whole, one cannot
-  // be opened, or checkpoints of two runs lie there.
+  // that ends in ".damaged", each of their files. Throws Error, and leaves all as it is, where none
+  // is whole, one cannot be opened, or checkpoints of two runs lie there.
   struct ToResume {
     std::optional<std::string> checkpoint{};
     std::vector<std::string> notes{};  // what was set aside or cannot be checked, one line each
@@ -44,7 +43,9 @@ class CheckpointFolder {
 
   // The newest of a run.
   std::optional<std::string> newest_of(const std::string& run) const;
-  // Removes all of a run but its newest `kept`.
+  // Removes all of a run but its newest `kept`, and shards that no checkpoint names. While no rank
+  // writes one. Of each checkpoint the manifest goes before its shards, so that it is there whole
+  // or not at all.
   void prune(const std::string& run, size_t kept) const;
   // Removes all but those of a run.
   void remove_others(const std::string& run) const;
@@ -52,6 +53,8 @@ class CheckpointFolder {
 
  private:
   void lock();
+  void remove_lone_shards() const;
+  void set_aside(const std::string& checkpoint) const;
 
   Files* files_;
   std::string path_;
@@ -63,6 +66,8 @@ std::string new_run_id();
 
 // "FOLDER/step-00000120.safetensors".
 std::string checkpoint_path(const std::string& folder, int64_t next_step);
+// Throws Error where another rank than the first, which has opened the folder, does not see it.
+void require_shared_folder(const std::string& folder, int rank, Files& files = system_files());
 // The newest checkpoint of a folder, or nothing.
 std::optional<std::string> newest_checkpoint(const std::string& folder);
 

@@ -54,22 +54,32 @@ bool is_here(const TrainingDevice& device, Sort sort, const Held& part) {
   return shares == nullptr || !shares->are_split() || part.rank == shares->rank(sort);
 }
 
+// Of `values`, which are those of a module from `begin` on, what this rank has.
+void fill_kept(const Graph& graph, TrainingDevice& device, size_t module, int64_t begin,
+               std::span<float> values, const HomeOf& home) {
+  const Sort sort = sort_of(graph.modules[module]);
+  for (const Held& part : parts_of(graph, device.shares(), module, {begin, std::ssize(values)})) {
+    if (!is_here(device, sort, part)) continue;
+    read_values(
+        device, home(part), part.offset,
+        values.subspan(static_cast<size_t>(part.begin - begin), static_cast<size_t>(part.count)));
+  }
+}
+
 // Of several ranks all call, and each comes to know what the others have.
 void read_range(const Graph& graph, TrainingDevice& device, size_t module, int64_t begin,
                 std::span<float> values, const HomeOf& home) {
   const ElementRange range{begin, std::ssize(values)};
   const Sort sort = sort_of(graph.modules[module]);
+  fill_kept(graph, device, module, begin, values, home);
+  const RankShares* const shares = device.shares();
+  if (shares == nullptr || !shares->are_split()) return;
   std::vector<GatheredPart> told;
-  for (const Held& part : parts_of(graph, device.shares(), module, range)) {
-    float* const to = values.data() + (part.begin - range.begin);
-    if (is_here(device, sort, part)) {
-      read_values(device, home(part), part.offset, {to, static_cast<size_t>(part.count)});
-    }
-    auto* const bytes = reinterpret_cast<std::byte*>(to);
+  for (const Held& part : parts_of(graph, shares, module, range)) {
+    auto* const bytes = reinterpret_cast<std::byte*>(values.data() + (part.begin - range.begin));
     told.push_back({part.rank, bytes, bytes, part.count * size_of(DType::kF32)});
   }
-  const RankShares* const shares = device.shares();
-  if (shares != nullptr && shares->are_split()) shares->gather(sort, told);
+  shares->gather(sort, told);
 }
 
 // Each rank writes what it keeps.
@@ -110,7 +120,13 @@ HomeOf homes_of(const Graph& graph, StateArray array) {
   };
 }
 
-std::vector<size_t> with_copies(const Graph& graph, size_t module) {
+}  // namespace
+
+const Parameter* own_part(const TrainingDevice& device, size_t module, const Parameter& parameter) {
+  return device.slices() == nullptr ? &parameter : device.slices()->own(module, parameter);
+}
+
+std::vector<size_t> modules_that_hold(const Graph& graph, size_t module) {
   std::vector<size_t> all = {module};
   for (const int32_t copy : copies_of_module(graph, static_cast<int32_t>(module))) {
     all.push_back(static_cast<size_t>(copy));
@@ -118,7 +134,23 @@ std::vector<size_t> with_copies(const Graph& graph, size_t module) {
   return all;
 }
 
-}  // namespace
+std::vector<ElementRange> kept_ranges(const Graph& graph, const TrainingDevice& device,
+                                      size_t module, const Parameter& own) {
+  const Sort sort = sort_of(graph.modules[module]);
+  std::vector<ElementRange> kept;
+  for (const Held& part : parts_of(graph, device.shares(), module, {own.offset, own.count()})) {
+    if (is_here(device, sort, part)) kept.push_back({part.begin - own.offset, part.count});
+  }
+  std::sort(kept.begin(), kept.end(), [](const ElementRange& one, const ElementRange& other) {
+    return one.begin < other.begin;
+  });
+  return kept;
+}
+
+void read_kept(const Graph& graph, TrainingDevice& device, size_t module, const Parameter& own,
+               int64_t begin, StateArray array, std::span<float> values) {
+  fill_kept(graph, device, module, own.offset + begin, values, homes_of(graph, array));
+}
 
 void for_parameters(const Graph& graph, const TrainingDevice& device,
                     const std::function<void(size_t module, const Parameter&)>& visit) {
@@ -144,7 +176,7 @@ void read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
 
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values) {
-  for (const size_t copy : with_copies(graph, module)) {
+  for (const size_t copy : modules_that_hold(graph, module)) {
     write_whole(graph, device, copy, parameter, values, homes_of(graph, array));
   }
 }
@@ -197,9 +229,15 @@ void PendingGradients::read(size_t module, const Parameter& parameter,
              [&](const Held& part) { return home(part.bucket, module, part.offset, part.begin); });
 }
 
+void PendingGradients::read_kept(size_t module, const Parameter& own, int64_t begin,
+                                 std::span<float> values) const {
+  fill_kept(graph_, device_, module, own.offset + begin, values,
+            [&](const Held& part) { return home(part.bucket, module, part.offset, part.begin); });
+}
+
 void PendingGradients::write(size_t module, const Parameter& parameter,
                              std::span<const float> values) {
-  for (const size_t copy : with_copies(graph_, module)) {
+  for (const size_t copy : modules_that_hold(graph_, module)) {
     write_whole(graph_, device_, copy, parameter, values,
                 [&](const Held& part) { return home(part.bucket, copy, part.offset, part.begin); });
   }

@@ -34,6 +34,19 @@ void read_parameter(const Graph& graph, TrainingDevice& device, size_t module,
 void write_parameter(const Graph& graph, TrainingDevice& device, size_t module,
                      const Parameter& parameter, StateArray array, std::span<const float> values);
 
+// This rank's part of a parameter of the whole model, all of it where ranks split none; null where
+// other ranks have it.
+const Parameter* own_part(const TrainingDevice& device, size_t module, const Parameter& parameter);
+// The modules that hold a parameter: beside `module` what other stages have of a tied embedding.
+std::vector<size_t> modules_that_hold(const Graph& graph, size_t module);
+// What of its part this rank keeps itself, where ranks share the state: elements from the part's
+// start, in their order.
+std::vector<ElementRange> kept_ranges(const Graph& graph, const TrainingDevice& device,
+                                      size_t module, const Parameter& own);
+// Fills what of its part, from element `begin` on, this rank keeps itself. Asks no other rank.
+void read_kept(const Graph& graph, TrainingDevice& device, size_t module, const Parameter& own,
+               int64_t begin, StateArray array, std::span<float> values);
+
 // Parameters of a module (an index into Graph::modules), from its element `begin`, into their
 // masters. Several threads may write different ones.
 void write_masters(const Graph& graph, size_t module, int64_t begin, std::span<const float> values,
@@ -48,6 +61,8 @@ class PendingGradients {
   std::vector<float> read(size_t module, const Parameter& parameter) const;
   void read(size_t module, const Parameter& parameter, std::span<float> values) const;
   void write(size_t module, const Parameter& parameter, std::span<const float> values);
+  // As the function of that name.
+  void read_kept(size_t module, const Parameter& own, int64_t begin, std::span<float> values) const;
 
  private:
   // Of values `offset` from the start of what this rank's tensors of a bucket hold, and `begin`

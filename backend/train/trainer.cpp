@@ -252,7 +252,7 @@ struct Trainer::State {
   Plan plan;
   TrainerOptions options;
   std::optional<CheckpointFolder> folder;
-  bool keeps;  // checkpoints, which of several ranks the first one writes
+  bool keeps;  // checkpoints, of which each of several ranks writes its part
   std::string run;
   Graph graph;
   TokenSource data;
@@ -308,6 +308,14 @@ namespace {
 bool starts_ranks(const Plan& plan, const TrainerOptions& options) {
   return rank_count(plan) > 1 && options.ranks == nullptr && options.device == "host" &&
          !options.make_device;
+}
+
+// Every rank writes into the folder that the first one has opened.
+void require_shared(const TrainerOptions& options) {
+  if (options.ranks == nullptr || !options.checkpoint_folder) return;
+  told_by_first(*options.ranks, "opened");
+  if (options.ranks->rank() == 0) return;
+  require_shared_folder(*options.checkpoint_folder, options.ranks->rank(), files_of(options));
 }
 
 // Of several ranks the first one looks into the folder.
@@ -392,6 +400,7 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
   check(options.optimizer.learning_rate);
   const bool first = options.ranks == nullptr || options.ranks->rank() == 0;
   std::optional<CheckpointFolder> folder = first ? open_folder(options) : std::nullopt;
+  require_shared(options);
   const CheckpointFolder::ToResume found = found_in(folder, options);
   const std::optional<std::string>& checkpoint = found.checkpoint;
   CheckpointHeader header;
@@ -423,19 +432,23 @@ void Trainer::begin(const Model& model, const Plan& plan, const TrainerOptions& 
     state_->notes.push_back(std::move(note));
   }
   state_->device->spread_weights();
-  if (first) require_memory_for_copy();
+  require_memory_for_copy();
 }
 
 // Beside what the plan's arenas have not touched yet.
 void Trainer::require_memory_for_copy() const {
   const State& s = *state_;
   if (!s.options.available_memory || !s.schedule.keeps_any() || !s.schedule.in_background()) return;
-  Bytes copy{checkpoint_bytes(s.graph, *s.device)};
+  Bytes copy{copied_bytes(s.graph, *s.device)};
   if (s.plan.optimizer.sync == SyncMode::kDelay) copy = {copy.count / 3 * 4};
   Bytes untouched;
   for (const MemoryUse& use : s.device->memory()) {
     const bool on_cpu = use.place == Place::kDram || s.options.device == "host";
     if (on_cpu) untouched += {std::max<int64_t>(use.planned.count - use.resident.count, 0)};
+  }
+  if (Communicator* const ranks = s.options.ranks) {
+    copy = {sum_on_this_machine(*ranks, copy.count)};
+    untouched = {sum_on_this_machine(*ranks, untouched.count)};
   }
   const Bytes available = s.options.available_memory();
   if (copy + untouched <= available) return;
@@ -551,10 +564,11 @@ double Trainer::validation_loss(int64_t batches) {
   return loss;
 }
 
-void Trainer::export_weights(const std::string& path) const {
+void Trainer::export_weights(const std::string& path, std::optional<int64_t> most) const {
   on_every_rank([&](Trainer& rank) {
     State& state = *rank.state_;
-    ballast::export_weights(state.graph, *state.device, state.model, path, files_of(state.options));
+    ballast::export_weights(state.graph, *state.device, state.model, {path, most},
+                            files_of(state.options));
   });
 }
 

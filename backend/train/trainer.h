@@ -113,8 +113,9 @@ class Trainer {
   // Mean loss over `batches` held-out batches of the plan's micro-batch, with the present weights.
   double validation_loss(int64_t batches);
 
-  // The fp32 master weights by Hugging Face name, in one file of safetensors.
-  void export_weights(const std::string& path) const;
+  // The fp32 master weights by Hugging Face name, in one file of safetensors, or in several of at
+  // most `most` bytes with their index beside it.
+  void export_weights(const std::string& path, std::optional<int64_t> most = {}) const;
   // All parameters in flat order, for comparison.
   std::vector<float> parameters() const;
 

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "backend/execute/operation_arguments.h"
-#include "backend/formats/weight_files.h"
 #include "backend/train/parameter_state.h"
 
 namespace ballast {
@@ -72,15 +71,15 @@ std::vector<float> read_finite(const SafetensorsReader& reader, const StoredTens
 }
 
 void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
-                    const std::string& path, Files& files) {
+                    const WeightsTarget& target, Files& files) {
   std::vector<TensorDeclaration> declarations;
   for_parameters(graph, device, [&](size_t, const Parameter& parameter) {
     declarations.push_back(declare_parameter(parameter, ""));
   });
-  std::optional<SafetensorsWriter> writer;
+  std::optional<WeightFilesWriter> writer;
   if (is_first_rank(device)) {
     writer.emplace(
-        path, declarations,
+        target, declarations,
         std::map<std::string, std::string>{{"format", "pt"}, {"ballast.model", model.name}}, files);
   }
   for_parameters(graph, device, [&](size_t module, const Parameter& parameter) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/formats/safetensors.h"
+#include "backend/formats/weight_files.h"
 #include "backend/train/training_device.h"
 #include "sim/graph/core/graph.h"
 #include "sim/spec/model.h"
@@ -20,7 +21,7 @@ namespace ballast {
 
 // Masters in fp32. Every rank calls, and the first one writes.
 void export_weights(const Graph& graph, TrainingDevice& device, const Model& model,
-                    const std::string& path, Files& files = system_files());
+                    const WeightsTarget& target, Files& files = system_files());
 // Sets masters from a file, or from the files of a folder (WeightFiles), with Hugging Face names in
 // fp32, bf16 or fp16 (a "transformer." or "model." in front may be missing). Throws Error for
 // missing names, other shapes, and values that are not finite.

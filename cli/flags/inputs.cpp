@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <span>
 
-#include "backend/comm/mpi_ranks.h"
+#include "backend/comm/launch.h"
 #include "backend/measure/profile_host.h"
 #include "cli/flags/between_processes.h"
 #include "sim/base/error.h"
@@ -233,7 +233,7 @@ Host host_of(const Machine& machine) {
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
   const auto store = open_store_if_present(flag);
   Measurements measurements = store ? store->measurements(host_of(machine)) : Measurements{};
-  return mpi_ranks_started() > 1 ? between_processes(std::move(measurements)) : measurements;
+  return launch_of_this().ranks > 1 ? between_processes(std::move(measurements)) : measurements;
 }
 
 std::string_view default_stack(const Machine& machine) {

@@ -58,18 +58,29 @@ void end_where_memory_ends() {
   std::set_new_handler(end_without_memory);
 }
 
+std::optional<Bytes> size_meant(const std::string& text) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  if (end == text.c_str()) return std::nullopt;
+  const std::string_view unit = end;
+  for (const SizeUnit& one : kSizeUnits) {
+    const double bytes = number * one.bytes;
+    if (unit == one.name && bytes >= 1 && bytes <= 1e18) {
+      return Bytes{static_cast<int64_t>(bytes)};
+    }
+  }
+  return std::nullopt;
+}
+
 Bytes memory_limit_of(const std::string& text) {
   char* end = nullptr;
   const double number = std::strtod(text.c_str(), &end);
-  const std::string_view unit = end;
   double bytes = 0;
-  if (unit == "%" && number <= 100) {
+  if (end != text.c_str() && end == std::string_view("%") && number <= 100) {
     bytes = number / 100 * static_cast<double>(host_facts().memory.count);
   }
-  for (const SizeUnit& one : kSizeUnits) {
-    if (unit == one.name) bytes = number * one.bytes;
-  }
-  if (end == text.c_str() || !(bytes >= static_cast<double>(kLeast)) || bytes > 1e18) {
+  if (const auto size = size_meant(text)) bytes = static_cast<double>(size->count);
+  if (!(bytes >= static_cast<double>(kLeast)) || bytes > 1e18) {
     throw Error("--memory-limit", "'" + one_line(text) + "' is no size from 16MiB on",
                 "give one like 4GB, 512MB, 2GiB, or 50% of what there is");
   }

@@ -5,6 +5,7 @@
 // Will not do: say what of it is used by whom (sim/graph/report/memory.h plans that of a training).
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "sim/base/units.h"
@@ -16,6 +17,9 @@ namespace ballast {
 void end_where_memory_ends();
 // Says so and ends.
 [[noreturn]] void end_without_memory();
+
+// "4GB", "512MB", "2GiB"; nothing of any other text.
+std::optional<Bytes> size_meant(const std::string& text);
 
 // "4GB", "512MB", "2GiB", "50%" of what the container or the machine has. Throws Error.
 Bytes memory_limit_of(const std::string& text);

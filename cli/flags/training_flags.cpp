@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "backend/comm/launch.h"
 #include "backend/comm/mpi_ranks.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/device_cuda.h"
@@ -130,24 +131,35 @@ GemmAlgorithmStore stored_algorithms(const StoreFlag& store) {
           }};
 }
 
+void check_launch(const std::string& device) {
+  const Launch launch = launch_of_this();
+  const bool may_meet_otherwise = launch.by == std::string_view("srun") && !mpi_asks_for_pmi();
+  if (!may_meet_otherwise) require_ranks_that_meet(launch);
+  if (launch.ranks == 1 || device == "host" || device.starts_with("cuda")) return;
+  throw Error(launch.by, "it started several ranks, and " + device + " runs one",
+              "add --device host, or start it alone");
+}
+
+void require_alone(const std::string& what) {
+  const Launch launch = launch_of_this();
+  if (launch.ranks == 1) return;
+  throw Error(launch.by,
+              fmt::format("it started {} ranks, each of which would do {}, beside the others",
+                          launch.ranks, what),
+              "start it alone");
+}
+
 Communicator* ranks_of(const Plan& plan, const std::string& device) {
-  if (const int others = torchrun_ranks_started(); others > 1) {
-    throw Error("torchrun",
-                fmt::format("it started {} ranks, which find each other by MPI", others),
-                fmt::format("use mpirun -n {0}, or srun --mpi=pmix -n {0}", others));
-  }
-  const int started = mpi_ranks_started();
-  if (started == 1) return nullptr;
-  if (device != "host" && !device.starts_with("cuda")) {
-    throw Error("mpirun", "it started several ranks, and " + device + " runs one",
-                "add --device host, or start it alone");
-  }
-  if (const int64_t wanted = rank_count(plan); started != wanted) {
+  check_launch(device);
+  const Launch launch = launch_of_this();
+  if (launch.ranks == 1) return nullptr;
+  if (const int64_t wanted = rank_count(plan); launch.ranks != wanted) {
     const std::string stages =
         plan.pipeline > 1 ? fmt::format(", with {} stages in each", plan.pipeline) : "";
-    throw Error("mpirun",
-                fmt::format("it started {} ranks, and the plan has {}{}", started, wanted, stages),
-                fmt::format("use mpirun -n {}, or set plan.devices", wanted));
+    throw Error(
+        launch.by,
+        fmt::format("it started {} ranks, and the plan has {}{}", launch.ranks, wanted, stages),
+        fmt::format("use {} -n {}, or set plan.devices", launch.by, wanted));
   }
   return &mpi_ranks();
 }
@@ -158,10 +170,10 @@ Plan plan_of_all_ranks(const Plan& plan, const std::string& device) {
   return parse_plan(told_by_first(*ranks, plan_json(plan)), "the plan of rank 0");
 }
 
-bool is_first_rank() { return mpi_rank_of_this() == 0; }
+bool is_first_rank() { return rank_of_this() == 0; }
 
 void tell_if_busy(const std::optional<MachineLoad>& load) {
-  if (!load || !is_first_rank() || mpi_ranks_started() > 1) return;
+  if (!load || launch_of_this().ranks > 1) return;
   const std::string text = busy_text(*load);
   if (!text.empty()) fmt::print(stderr, "note: {}\n", text);
 }

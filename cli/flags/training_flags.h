@@ -39,6 +39,12 @@ void add_training_flags(VerbParser& parser, TrainingFlags& flags);
 // Algorithms of a GPU's matrix products, kept in the store; opened when first asked.
 GemmAlgorithmStore stored_algorithms(const StoreFlag& store);
 
+// Throws Error where several ranks were started that cannot find each other, or of which `device`
+// runs one: before anything is measured or searched.
+void check_launch(const std::string& device);
+// Throws Error where several ranks were started: each of them would do `what` (a flag or a verb),
+// and at the cost of the others.
+void require_alone(const std::string& what);
 // The other ranks of a plan where mpirun started this one; null where it did not. Throws Error
 // where it started other than as many as the plan has, or none can run it.
 Communicator* ranks_of(const Plan& plan, const std::string& device);

@@ -37,15 +37,27 @@ std::string config_of(const std::string& path, const std::string& like, const Mo
 }  // namespace
 
 // What cannot be written is known before the steps are run, not after them.
-ExportTarget export_target(const std::string& path, const std::string& like, const Model& model) {
+ExportTarget export_target(const std::string& path, const std::string& like, const Model& model,
+                           std::optional<int64_t> most) {
   std::error_code failure;
   const bool is_file = fs::path(path).extension() == ".safetensors" ||
                        (fs::exists(path, failure) && !fs::is_directory(path, failure));
   if (is_file) {
+    if (most) {
+      throw Error("--max-shard-size", "--export " + path + " is one file",
+                  "export a folder, or leave the size out");
+    }
     try_to_write(path, "--export " + path);
-    return {path, std::nullopt, ""};
+    return {path, std::nullopt, std::nullopt, ""};
   }
-  ExportTarget target{path + "/model.safetensors", path, config_of(path, like, model)};
+  ExportTarget target{path + "/model.safetensors", most.value_or(kMaxShardBytes), path,
+                      config_of(path, like, model)};
+  const bool several = parameter_count(model) * size_of(DType::kF32) > *target.most;
+  if (several && fs::exists(target.weights, failure)) {
+    throw Error("--export " + path,
+                "it holds a model.safetensors, which would be loaded in place of several files",
+                "remove it, or name another folder");
+  }
   fs::create_directory(path, failure);
   if (failure) {
     throw Error("--export " + path, "the folder cannot be made: " + failure.message(),

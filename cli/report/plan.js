@@ -245,7 +245,7 @@ function drawPlanSections() {
 // Where the prediction departs from what the model's configuration says.
 function drawNotes(notes) {
   if (!notes || notes.length === 0) return;
-  const parent = card('notes', 'Not as the configuration says');
+  const parent = card('notes', 'To be noted');
   for (const note of notes) element('p', note[0].toUpperCase() + note.slice(1) + '.', parent);
 }
 

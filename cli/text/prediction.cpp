@@ -17,9 +17,6 @@ namespace {
 constexpr int kTimelineWidth = 84;
 constexpr size_t kHoldersShown = 3;
 constexpr double kHeldShown = 0.01;  // of a memory: less is not worth a word
-// Of the GPU's memory: published runs that were predicted to fill more of it were at times far
-// slower than predicted, those that filled less were not (docs/validation.md).
-constexpr double kNearlyFull = 0.98;
 
 const PlacePeak* peak_at(const Prediction& prediction, Place place) {
   for (const PlacePeak& peak : prediction.peaks) {
@@ -94,23 +91,6 @@ std::string memory_text(const Predicted& predicted) {
                fmt::format("{}", fmt::join(holders, ", "))});
   }
   return table.text();
-}
-
-// Other frameworks' caching allocators give all cached blocks back where the device has none left,
-// and take them anew (PyTorch, c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). What that
-// takes was not measured anywhere, and no time stands for it.
-std::string nearly_full_text(const Predicted& predicted) {
-  const Setting& setting = predicted.setting;
-  if (setting.stack.memory_is_planned() || setting.machine.gpu.is_host_thread) return "";
-  const PlacePeak* const peak = peak_at(predicted.prediction, Place::kHbm);
-  if (peak == nullptr) return "";
-  const double filled = static_cast<double>(peak->arena.count) /
-                        static_cast<double>(usable(setting.machine, Place::kHbm).count);
-  if (filled < kNearlyFull) return "";
-  return fmt::format(
-      "GPU memory is filled to {}: where the framework's allocator runs out, it gives its cached "
-      "blocks back and takes them anew, which the step time leaves out (docs/validation.md)\n",
-      show_percent(100 * filled));
 }
 
 // What the timeline above does not draw.
@@ -314,7 +294,7 @@ OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> 
                       {"stack", setting.stack.name},     {"strategy", setting.plan.strategy},
                       {"devices", setting.plan.devices}, {"fits", prediction.fits},
                       {"reason", prediction.reason}};
-  json["notes"] = notes_of(setting.model, setting.plan, setting.stack.facts);
+  json["notes"] = notes_of(predicted);
   json["confidence"] =
       confidence_json(setting.stack.name, confidence, setting.plan.tokens_per_step());
   json["step_time_s"] = if_fits(prediction, prediction.step_time.seconds());
@@ -379,12 +359,11 @@ std::string plan_text(const Plan& plan) {
 
 std::string prediction_text(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
   const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
-  std::string text =
-      fmt::format("{} on {}, {} {}, {}\n{}\n{}\n{}\n", setting.model.name, setting.machine.name,
-                  setting.plan.devices, setting.plan.devices == 1 ? "device" : "devices",
-                  setting.plan.strategy.empty() ? "no strategy" : setting.plan.strategy,
-                  stack_text(setting.stack.name), plan_text(setting.plan),
-                  notes_text(notes_of(setting.model, setting.plan, setting.stack.facts)));
+  std::string text = fmt::format(
+      "{} on {}, {} {}, {}\n{}\n{}\n{}\n", setting.model.name, setting.machine.name,
+      setting.plan.devices, setting.plan.devices == 1 ? "device" : "devices",
+      setting.plan.strategy.empty() ? "no strategy" : setting.plan.strategy,
+      stack_text(setting.stack.name), plan_text(setting.plan), notes_text(notes_of(predicted)));
   text += verdict_text(prediction.fits, confidence);
   if (!prediction.fits) {
     text += ": " + prediction.reason + "\n\n";
@@ -400,7 +379,7 @@ std::string prediction_text(const Predicted& predicted, std::optional<Duration> 
                              checkpoint_write.has_value());
   }
   if (!prediction.settled) text += "the step time had not settled: it is a mean\n";
-  text += "\n" + memory_text(predicted) + nearly_full_text(predicted) + "\n";
+  text += "\n" + memory_text(predicted) + "\n";
   text += text_timeline(prediction.graph, prediction.timeline, kTimelineWidth) + "\n";
   if (prediction.repetition) text += repetition_text(*prediction.repetition) + "\n";
   text += "lanes in use    " + lanes_text(prediction) + "\n";
@@ -448,8 +427,9 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                {"CPU memory"},
                {"runs on", true}});
   std::vector<std::string> notes;  // each once
-  for (const auto& [setting, prediction, confidence, bottlenecks, refusal] : cases) {
-    for (std::string& note : notes_of(setting.model, setting.plan, setting.stack.facts)) {
+  for (const Predicted& one : cases) {
+    const auto& [setting, prediction, confidence, bottlenecks, refusal] = one;
+    for (std::string& note : notes_of(one)) {
       if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
     }
     std::vector<std::string> cells = {setting.model.name, setting.machine.name,
@@ -472,6 +452,14 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
     table.add(std::move(cells));
   }
   return table.text() + notes_text(notes);
+}
+
+std::vector<std::string> notes_of(const Predicted& predicted) {
+  const Setting& setting = predicted.setting;
+  std::vector<std::string> notes = notes_of(setting.model, setting.plan, setting.stack.facts);
+  auto full = nearly_full_note(predicted.prediction, setting.machine, setting.stack);
+  if (full) notes.push_back(std::move(*full));
+  return notes;
 }
 
 std::string notes_text(const std::vector<std::string>& notes) {

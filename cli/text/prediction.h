@@ -54,7 +54,10 @@ OrderedJson outcome_json(const Predicted& predicted);
 // One line a plan, for plans side by side.
 std::string prediction_table(const std::vector<Predicted>& cases);
 
-// One line each: "note: ..." (sim/spec/caveats.h).
+// What is to be known of it: where it departs from the model's configuration (sim/spec/caveats.h),
+// and that memory is nearly full.
+std::vector<std::string> notes_of(const Predicted& predicted);
+// One line each: "note: ...".
 std::string notes_text(const std::vector<std::string>& notes);
 
 OrderedJson or_null(const std::optional<double>& value);

@@ -349,4 +349,54 @@ std::string as_typical_text(const Predicted& typical) {
   return fmt::format("the best, as the typical framework runs it: {}\n", outcome_text(typical));
 }
 
+std::optional<SolverStudy> study_sppo_solver(const Tuner& tuner, const Candidate& best,
+                                             SearchCache& cache) {
+  SearchQuestion question = tuner.question("SPPO's solver");
+  for (const KnobId id : {KnobId::kSequence, KnobId::kPipeline, KnobId::kSubsequences}) {
+    if (!question.space.open.has(id)) return std::nullopt;
+  }
+  std::vector<Plan>& layouts = question.space.layouts;
+  const std::optional<SolverChoice> choice = sppo_choice(layouts, question.machine);
+  if (!choice) return std::nullopt;
+  SolverStudy study{*choice, choice->is_of(best.plan), std::nullopt, best.step_time, ""};
+  if (study.is_best) {
+    study.step_time = best.step_time;
+    return study;
+  }
+  std::erase_if(layouts, [&](const Plan& layout) { return !choice->is_of(layout); });
+  const auto found = cache.asker(tuner.measurements())(question);
+  if (found && found->best) {
+    study.step_time = found->best->step_time;
+  } else if (found && found->complete() && !found->reasons.empty()) {
+    study.reason = found->reasons.front().detail;
+  } else {
+    study.reason = "not decided: the studies were stopped";
+  }
+  return study;
+}
+
+OrderedJson solver_json(const SolverStudy& study) {
+  OrderedJson json = {{"sequence", study.choice.sequence},
+                      {"pipeline", study.choice.pipeline},
+                      {"subsequences", study.choice.subsequences},
+                      {"idle_share", study.choice.idle_share},
+                      {"is_best", study.is_best},
+                      {"step_time_s", seconds_or_null(study.step_time)}};
+  if (!study.step_time) json["reason"] = study.reason;
+  return json;
+}
+
+std::string solver_text(const SolverStudy& study) {
+  const SolverChoice& choice = study.choice;
+  const std::string degrees = fmt::format(
+      "SPPO's solver, by its rules alone: sequence {}, pipeline {}, {} parts, of which "
+      "stages idle {:.1f} %: ",
+      choice.sequence, choice.pipeline, choice.subsequences, 100 * choice.idle_share);
+  if (study.is_best) return degrees + "those of the best plan\n";
+  if (!study.step_time) return degrees + study.reason + "\n";
+  const double more = study.step_time->seconds() / study.best.seconds() - 1;
+  return fmt::format("{}{} a step, {:.1f} % more than the best\n", degrees, show(*study.step_time),
+                     100 * more);
+}
+
 }  // namespace ballast

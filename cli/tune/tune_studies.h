@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "autotune/space/sppo_solver.h"
 #include "autotune/studies/ablation.h"
 #include "autotune/studies/sensitivity.h"
 #include "cli/text/prediction.h"
@@ -60,5 +61,19 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts);
 // and in more memory. Nothing on machines where `predict` assumes that backend too.
 std::optional<Predicted> study_as_typical(const Setting& best, const Tuner& tuner);
 std::string as_typical_text(const Predicted& typical);
+
+// The layout that SPPO's rules alone choose among those that were searched, and what the search
+// makes of it. Nothing where sequence and pipeline degree and parts are not all open.
+struct SolverStudy {
+  SolverChoice choice;
+  bool is_best = false;               // the best plan has these degrees
+  std::optional<Duration> step_time;  // of its fastest plan
+  Duration best;
+  std::string reason;  // why it has none: what does not fit, or that it was not decided
+};
+std::optional<SolverStudy> study_sppo_solver(const Tuner& tuner, const Candidate& best,
+                                             SearchCache& cache);
+OrderedJson solver_json(const SolverStudy& study);
+std::string solver_text(const SolverStudy& study);
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "backend/comm/launch.h"
 #include "backend/comm/mpi_ranks.h"
 #include "backend/measure/cuda/profile_cuda.h"
 #include "backend/measure/disk_times.h"
@@ -114,15 +115,17 @@ void append_to_store(const ProfileFlags& flags, const Profile& profile) {
 }
 
 void check_ranks(const ProfileFlags& flags) {
-  const int started = mpi_ranks_started();
+  check_launch(flags.device);
+  const Launch launch = launch_of_this();
   if (*flags.ranks < 2) throw Error("--ranks", "one rank exchanges nothing", "name 2 or more");
   if (cuda_index_of(flags.device) >= 0) {
     throw Error("--ranks", "ranks run on the host device alone", "leave --device out");
   }
-  if (started > 1 && started != *flags.ranks) {
-    throw Error("--ranks",
-                fmt::format("mpirun started {} ranks, and {} are named", started, *flags.ranks),
-                fmt::format("use mpirun -n {}", *flags.ranks));
+  if (launch.ranks > 1 && launch.ranks != *flags.ranks) {
+    throw Error(
+        "--ranks",
+        fmt::format("{} started {} ranks, and {} are named", launch.by, launch.ranks, *flags.ranks),
+        fmt::format("use {} -n {}", launch.by, *flags.ranks));
   }
 }
 
@@ -131,7 +134,7 @@ int profile_ranks(const ProfileFlags& flags) {
   check_ranks(flags);
   const Machine here = load_machine_or_here(kHere, flags.store);
   const ProfileEffort effort = flags.quick ? ProfileEffort::kQuick : ProfileEffort::kFull;
-  const bool processes = mpi_ranks_started() > 1;
+  const bool processes = launch_of_this().ranks > 1;
   const std::vector<OperationTime> times = processes
                                                ? time_collectives(mpi_ranks(), effort)
                                                : time_collectives_of_threads(*flags.ranks, effort);
@@ -211,8 +214,9 @@ int profile_disk(const ProfileFlags& flags) {
 int run_profile(Words words) {
   ProfileFlags flags;
   if (!parse(words, flags)) return kDone;
+  if (flags.ranks && !flags.nvme) return profile_ranks(flags);
+  require_alone(flags.nvme ? "profile --nvme" : "profile");
   if (flags.nvme) return profile_disk(flags);
-  if (flags.ranks) return profile_ranks(flags);
   // Known before the minutes of measuring: a GPU that is missing, a store that cannot be written.
   if (const int gpu = cuda_index_of(flags.device); gpu >= 0) {
     if (flags.gpu_memory_share) {

@@ -12,6 +12,7 @@
 #include "autotune/complete/complete.h"
 #include "backend/measure/profile.h"
 #include "backend/train/trainer.h"
+#include "cli/flags/memory_limit.h"
 #include "cli/flags/training_flags.h"
 #include "cli/flags/weights_folder.h"
 #include "cli/run/metrics_file.h"
@@ -41,6 +42,7 @@ struct TrainFlags {
   bool resume = false;
   bool replace_checkpoints = false;
   std::optional<std::string> export_path;
+  std::optional<std::string> max_shard_size;
   std::optional<std::string> metrics_file;
 };
 
@@ -101,6 +103,15 @@ bool parse(Words words, TrainFlags& flags) {
                                "fp32), or only FILE.safetensors")
                     ->type_name("PATH"),
                 {.may_be_folder = true});
+  app.add_option(
+         "--max-shard-size", flags.max_shard_size,
+         "Of one file of weights in the folder of --export; larger ones become several with "
+         "an index [5GB]")
+      ->check([](const std::string& text) {
+        return size_meant(text) ? std::string()
+                                : "'" + text + "' is no size: give one like 5GB, 512MB or 2GiB";
+      })
+      ->type_name("SIZE");
   parser.writes(app.add_option("--metrics", flags.metrics_file, "Write one JSON object a step")
                     ->type_name("FILE"));
   parser.add(flags.store);
@@ -365,7 +376,9 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   const Setting& setting = completed.setting;
   std::optional<ExportTarget> target;
   if (flags.export_path) {
-    target = export_target(*flags.export_path, setting.plan.model, setting.model);
+    std::optional<int64_t> most;
+    if (flags.max_shard_size) most = size_meant(*flags.max_shard_size)->count;
+    target = export_target(*flags.export_path, setting.plan.model, setting.model, most);
   }
   Trainer trainer(setting.model, setting.plan, options_of(flags, setting));
   print_notes(flags, setting, trainer);
@@ -394,7 +407,7 @@ TrainOutcome run(const TrainFlags& flags, const Completed& completed) {
   if (outcome.result.divergence) return outcome;
   outcome.validation_loss = trainer.validation_loss(kValidationBatches);
   if (target) {
-    trainer.export_weights(target->weights);
+    trainer.export_weights(target->weights, target->most);
     if (is_first_rank()) write_config(*target);
   }
   return outcome;
@@ -412,6 +425,9 @@ void check_flags(const TrainFlags& flags) {
   if (flags.checkpoint_overhead && !folder) {
     throw Error("--checkpoint-overhead", "there is no folder for checkpoints",
                 "add --checkpoint DIR");
+  }
+  if (flags.max_shard_size && !flags.export_path) {
+    throw Error("--max-shard-size", "nothing is exported", "add --export DIR");
   }
   if (flags.replace_checkpoints && (flags.resume || !folder)) {
     throw Error("--replace-checkpoints",
@@ -433,6 +449,7 @@ int run_train(Words words) {
   TrainFlags flags;
   if (!parse(words, flags)) return kDone;
   check_flags(flags);
+  check_launch(flags.training.device);
   check_compute_threads(flags.training);
   Setting setting = load_case_here(flags.plan, flags.store, flags.training.device);
   check_nvme(flags.training, setting.plan);

@@ -45,6 +45,9 @@ Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Cand
     const AblationStudy study = study_ablation(flags, tuner, best, cache);
     studies.add("ablation", ablation_json(study), ablation_text(study));
   }
+  if (const auto solver = study_sppo_solver(tuner, best, cache)) {
+    studies.add("sppo_solver", solver_json(*solver), solver_text(*solver));
+  }
   if (!cache.must_stop()) {
     const auto typical = study_as_typical(tuner.with(best.plan), tuner);
     if (typical) studies.add("typical", outcome_json(*typical), as_typical_text(*typical));
@@ -224,6 +227,7 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
 int run_tune(Words words) {
   TuneFlags flags;
   if (!parse_tune(words, flags)) return kDone;
+  if (flags.loop.plans) require_alone("tune --measure");
   SearchCache cache(search_cache_options(flags), flags.store);
   const Objective objective = flags.request.objective;
   if (objective == Objective::kLongestSequence || objective == Objective::kLargestModel) {

@@ -205,6 +205,7 @@ int run_verify(Words words) {
   VerifyFlags flags;
   if (!parse(words, flags)) return kDone;
   if (flags.history) return print_history(flags);
+  check_launch(flags.training.device);
   check_compute_threads(flags.training);
   const bool paced = flags.training.device == "paced";
   Completed completed = paced ? predict_elsewhere(flags) : predict_measured(flags);

@@ -22,6 +22,8 @@ constexpr UsualBucket kUsual[] = {
     {"megatron-core-2024", 40'000'000, 1'000'000},
     {"nemo-2025", 40'000'000, 1'000'000},
     {"megatron-2023", 40'000'000},
+    // InternEvo, configs/7B_sft.py at fa7337b: reduce_bucket_size.
+    {"internevo-2023", int64_t{512} << 20},
     // Before that, megatron/model/distributed.py: one buffer of each type, reduced whole.
     {"megatron-2021", kWhole},
     {"megatron-2022", kWhole},
@@ -48,6 +50,10 @@ std::optional<Bytes> usual_bucket(std::string_view stack, const Plan& plan) {
   const auto found = std::find_if(std::begin(kUsual), std::end(kUsual),
                                   [&](const UsualBucket& usual) { return usual.stack == stack; });
   if (found == std::end(kUsual)) return std::nullopt;
+  // nanotron, src/nanotron/trainer.py line 786 at e24d2483: no DDP, and so no buckets, with ZeRO-1
+  // and 32-bit sums, which are reduced as one buffer (gradient_accumulator.py,
+  // sync_gradients_across_dp).
+  if (stack == "nanotron-2025" && plan.zero_stage > 0) return bytes_of(kWhole, DType::kF32);
   return bytes_of(std::max(found->elements, found->of_rank * plan.data), DType::kF32);
 }
 

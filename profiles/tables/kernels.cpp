@@ -154,6 +154,7 @@ KernelTables parse_kernels(std::string_view text, const std::string& source) {
   KernelTables tables;
   tables.generation = reader.text("generation");
   reader.text("description");
+  if (reader.has("code_layouts")) tables.code_layouts = reader.whole("code_layouts", {1, 2});
   for (JsonReader& one : reader.objects("parts")) {
     tables.parts.push_back(read_kernel_part(std::move(one)));
   }

@@ -364,14 +364,6 @@ Duration CostModel::pass(Bytes moved) const {
   return moved / Bandwidth{rate};
 }
 
-// The passes over its operands, then the product.
-CostModel::Alone CostModel::fp8_product(const GemmWork& work) const {
-  const Duration product = product_time(work, 1);
-  const auto passes = static_cast<double>(rounding_passes(work));
-  return {launched(product + pass(rounding_bytes(work)) + machine_.gpu.launch.value * passes),
-          of_tables(work.dtype)};
-}
-
 CostModel::Alone CostModel::gpu_memory_bound(Bytes moved, Duration arithmetic) const {
   return {launched(std::max(pass(moved), arithmetic))};
 }

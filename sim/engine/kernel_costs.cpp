@@ -49,6 +49,16 @@ Duration CostModel::product_time(const GemmWork& work, int64_t batch) const {
   return batched_gemm_time(work, batch, matrix_unit(dtype));
 }
 
+// The passes over its operands, then the product.
+CostModel::Alone CostModel::fp8_product(const GemmWork& work) const {
+  const auto& tables = machine_.gpu.kernels.model;
+  const int64_t layouts = tables ? tables->tables().code_layouts : KernelTables{}.code_layouts;
+  const auto passes = static_cast<double>(rounding_passes(work, layouts));
+  const Duration rounding = pass(rounding_bytes(work, layouts));
+  return {launched(product_time(work, 1) + rounding + machine_.gpu.launch.value * passes),
+          of_tables(work.dtype)};
+}
+
 // Of a large grid, before the stack's share.
 FlopRate CostModel::flash_rate(const AttentionWork& work, Phase phase) const {
   const Gpu& gpu = machine_.gpu;

@@ -459,4 +459,25 @@ Prediction predict(Graph graph, const Model& model, const Plan& plan, const Mach
   return result;
 }
 
+// PyTorch's allocator gives all cached blocks back where the device has none left, and takes them
+// anew (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks). What that takes was not measured
+// anywhere, and no time stands for it.
+std::optional<std::string> nearly_full_note(const Prediction& prediction, const Machine& machine,
+                                            const Stack& stack) {
+  constexpr double kNearlyFull = 0.98;
+  if (!prediction.fits || stack.memory_is_planned() || machine.gpu.is_host_thread) {
+    return std::nullopt;
+  }
+  const auto peak = std::find_if(prediction.peaks.begin(), prediction.peaks.end(),
+                                 [](const PlacePeak& one) { return one.place == Place::kHbm; });
+  if (peak == prediction.peaks.end()) return std::nullopt;
+  const double filled = static_cast<double>(peak->arena.count) /
+                        static_cast<double>(usable(machine, Place::kHbm).count);
+  if (filled < kNearlyFull) return std::nullopt;
+  return fmt::format(
+      "GPU memory is filled to {:.1f} %: where the framework's allocator runs out, it gives its "
+      "cached blocks back and takes them anew, which the step time leaves out",
+      100 * filled);
+}
+
 }  // namespace ballast

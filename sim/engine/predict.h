@@ -140,6 +140,12 @@ std::vector<Shortfall> shortfalls(const std::vector<PlacePeak>& peaks, const Mac
 std::string lacking_text(const Shortfall& shortfall);
 std::string memory_name(Place place);  // "GPU memory"
 
+// What may come where a plan that fits fills its GPU's memory so far that published runs which were
+// predicted to fill as much were at times far slower than predicted (docs/validation.md): in one
+// line, of frameworks whose memory an allocator manages.
+std::optional<std::string> nearly_full_note(const Prediction& prediction, const Machine& machine,
+                                            const Stack& stack);
+
 // Why these peaks do not fit the machine, in one sentence with the nearest remedy; empty if they
 // do.
 std::string reason_not_to_fit(const std::vector<PlacePeak>& peaks, const Plan& plan,

@@ -102,16 +102,16 @@ Graph build_to_run_placed(const Model& model, const Plan& plan) {
 
 Graph build_to_ask(const Model& model, const Plan& plan) {
   check(plan, model);
-  const bool folded =
-      plan.pipeline > 1 && is_folded_to_run(model, plan, facts_of(StackFacts{}, plan));
-  Plan asked = plan;
-  if (plan.pipeline == 1 || folded) {
-    // Interleaved stages want their number to divide that of the micro-batches.
-    const int64_t few = std::max<int64_t>(8, 2 * plan.pipeline);
-    if (few < plan.accumulation()) asked.global_batch = few * plan.data * *plan.micro_batch;
+  // Interleaved stages want their number to divide that of the micro-batches.
+  const int64_t few = std::min(std::max<int64_t>(8, 2 * plan.pipeline), plan.accumulation());
+  if (plan.pipeline == 1) {
+    Plan asked = plan;
+    asked.global_batch = few * plan.data * *plan.micro_batch;
+    return build_up_to("place", model, asked, StackFacts{});
   }
-  return build_up_to("place", model, asked, StackFacts{},
-                     folded ? Folding::kOn : Folding::kIfLarge);
+  const StackFacts own = facts_of(StackFacts{}, plan);
+  return run_passes(build_pipeline_to_ask(model, plan, own, few), {model, plan, own}, "place",
+                    "place");
 }
 
 Graph build_unplaced(const Model& model, const Plan& plan, const StackFacts& facts) {

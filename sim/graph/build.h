@@ -122,5 +122,7 @@ void verify(const Graph& graph);
 void place(Graph& graph);
 // Places what is not placed, and derives the edges, those that memory reuse asks for included.
 void link(Graph& graph);
+// The edges of a step that is run once, from a standing start, each tensor in memory of its own.
+void link_once(Graph& graph);
 
 }  // namespace ballast

@@ -86,6 +86,10 @@ struct KernelPart {
 
 struct KernelTables {
   std::string generation;
+  // Layouts of its codes that an 8-bit factor is needed in: products of Hopper sum over what lies
+  // side by side alone, so that a factor of two products is written row by row and column by
+  // column.
+  int64_t code_layouts = 2;
   std::vector<KernelPart> parts;
   std::vector<GemmTable> gemm;
   std::vector<AttentionTable> attention;

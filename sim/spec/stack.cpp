@@ -26,7 +26,9 @@ std::string_view to_string(GradientPrecision value) {
 }
 
 std::string_view to_string(Scaling8 value) {
-  return value == Scaling8::kDelayed ? "delayed" : "just_in_time";
+  static constexpr std::array<std::string_view, kScalings8> kNames = {"just_in_time", "delayed",
+                                                                      "current"};
+  return kNames.at(static_cast<size_t>(value));
 }
 
 std::string_view to_string(Weights8 value) {
@@ -61,7 +63,7 @@ namespace {
 struct ConstantRow {
   std::string_view name;
   ConstantKind kind;
-  double StackConstants::*place;  // null: the launch, which is a Duration
+  double StackConstants::* place;  // null: the launch, which is a Duration
 };
 constexpr std::array<ConstantRow, kStackConstants> kConstants = {{
     {"gemm_share", ConstantKind::kShare, &StackConstants::gemm},

@@ -29,10 +29,10 @@ std::string_view to_string(AttentionKind value);
 enum class GradientPrecision : uint8_t { kAsWeights, kF32 };
 std::string_view to_string(GradientPrecision value);
 
-// By which scale values are rounded to 8 bits: the largest of them, which takes a pass to find, or
-// one that earlier steps left.
-enum class Scaling8 : uint8_t { kJustInTime, kDelayed };
-inline constexpr int kScalings8 = 2;
+// By which scale values are rounded to 8 bits: the largest of them, which takes a pass to find,
+// before each product that reads them or once for all of them, or one that earlier steps left.
+enum class Scaling8 : uint8_t { kJustInTime, kDelayed, kCurrent };
+inline constexpr int kScalings8 = 3;
 std::string_view to_string(Scaling8 value);
 
 // Weights of 8-bit products: rounded before each use, rounded once a step and kept beside the
@@ -93,10 +93,6 @@ struct StackFacts {
   // and keys, forward and backward; 0: what `fusion` says, an element read and written.
   int64_t rotary_bytes = 0;
   int64_t rotary_backward_bytes = 0;
-  // The same of other passes around attention, for each element of queries: what it reads and
-  // leaves in another layout, keys and values repeated for every head.
-  int64_t head_bytes = 0;
-  int64_t head_backward_bytes = 0;
   // The same of GELU, for each element that the product before it leaves, its bias included; 0:
   // what `fusion` says, as it does of gated networks.
   int64_t activation_bytes = 0;
@@ -108,6 +104,23 @@ struct StackFacts {
   // Keys and values are kept for every head of queries, repeated before the attention where they
   // have fewer. (Of ranks that share sequences `repeats_keys_values` says so.)
   bool keeps_repeated_heads = false;
+  // What a gated network's product made leaves in two halves, whose gradients are joined in a pass
+  // of their own.
+  bool joins_gate = false;
+  // Bytes that a norm reads and writes for each value, with the casts around it; backward with the
+  // sum of its gradient and the residual's. 0: what `fusion` says.
+  int64_t norm_bytes = 0;
+  int64_t norm_backward_bytes = 0;
+  // A layer's norms are made once more before their backward, the second with the residual's sum,
+  // although what they left is kept.
+  bool repeats_norms = false;
+  // Bytes that passes of their own move around attention for each value of queries, and of keys and
+  // values: taken apart, joined, laid out by sequence, keys and values repeated for every head.
+  // Forward and backward; rotary positions are not among them.
+  int64_t query_bytes = 0;
+  int64_t key_bytes = 0;
+  int64_t query_backward_bytes = 0;
+  int64_t key_backward_bytes = 0;
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
   LossPrecision loss = LossPrecision::kInPlace;
   int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
@@ -136,11 +149,17 @@ struct StackFacts {
   bool splits_norms_by_token = true;         // can do Plan::tensor_sequence
   bool pinned_power_of_two = false;          // host buffers round up to a power of two (PyTorch)
   bool copies_gradients_to_buckets = false;  // all-reduced from a second copy (PyTorch DDP)
+  // What reduces beside the backward, from buckets, is there at stage 0 of several ranks alone: at
+  // stage 1 gradients are reduced behind it, from where they are.
+  bool buckets_at_stage_0_alone = false;
   // 16-bit state: the optimizer on the GPU steps the weights themselves, with moments in 16 bits.
   bool pure_16_bit = false;
   // Gradients of a micro-batch are written in the type of the weights, all of them, and a pass
   // behind its backward adds them to the 32-bit ones.
   bool adds_gradients_apart = false;
+  // Bytes that a pass of its own moves for each element of a weight's gradient to add it to that of
+  // the micro-batches before, of the same type. 0: the product that makes it adds.
+  int64_t accumulate_bytes = 0;
   // Stage 3 scatters gradients once a step: those of earlier micro-batches add up whole, in the
   // type that is reduced.
   bool sums_whole_gradients = false;
@@ -149,6 +168,9 @@ struct StackFacts {
   // What stage 1 or 2 gathers of stepped weights lands in a buffer for each rank, and each tensor's
   // part of each of them is copied from there by a kernel of its own.
   bool copies_gathered_by_tensor = false;
+  // Stage 1's shares are whole tensors, which each rank that has some sends to the others by
+  // itself, one rank after another.
+  bool broadcasts_shares = false;
   // Elements of a buffer that gradients of sharded state are collected in to be reduced, which is
   // there all the time.
   int64_t reduce_buffer_elements = 0;

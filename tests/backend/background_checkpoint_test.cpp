@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <map>
 #include <stdexcept>
@@ -10,6 +11,7 @@
 
 #include "backend/checkpoint/background_write.h"
 #include "backend/checkpoint/checkpoint_period.h"
+#include "backend/checkpoint/shards.h"
 #include "backend/formats/safetensors.h"
 #include "backend/train/checkpoint_folder.h"
 #include "tests/backend/temporary_folder.h"
@@ -32,11 +34,22 @@ TrainerOptions options_in(const std::string& folder, int64_t period) {
   return options;
 }
 
-// Data of every tensor, and the metadata but for the run's random id.
+// Data of every tensor, of shards too, and the metadata but for what is random: the run's id, and
+// the names of shards.
 std::map<std::string, std::string> content_of(const std::string& path) {
   const SafetensorsReader reader(path);
   std::map<std::string, std::string> content(reader.metadata().begin(), reader.metadata().end());
   content.erase("run");
+  content.erase("mark");
+  size_t number = 0;
+  for (const Shard& shard : shards_of(reader.metadata(), path)) {
+    const std::string key = fmt::format("shard/{:05}", number++);
+    EXPECT_EQ(content.erase(key), 1u);
+    for (const auto& [name, data] :
+         content_of((fs::path(path).parent_path() / shard.file).string())) {
+      content[key + "/" + name] = data;
+    }
+  }
   for (const StoredTensor& tensor : reader.tensors()) {
     std::string data(static_cast<size_t>(tensor.bytes), '\0');
     reader.read(tensor, std::as_writable_bytes(std::span(data.data(), data.size())));

@@ -288,6 +288,10 @@ TEST(pipeline, what_does_not_run_is_refused_by_name) {
   Plan large = plan;
   large.global_batch = 400;
   EXPECT_EQ(knob_missing(model, large, host_capabilities()), "plan.pipeline");
+  const auto whole =
+      first_missing(build_to_run_placed(model, large), model, large, host_capabilities());
+  ASSERT_TRUE(which_run(model, large).front().missing);
+  EXPECT_EQ(which_run(model, large).front().missing->what, whole->what);
   const std::optional<Missing> missing = which_run(model, large).front().missing;
   ASSERT_TRUE(missing);
   EXPECT_NE(missing->what.find("folded"), std::string::npos);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "backend/formats/safetensors.h"
+#include "backend/formats/weight_files.h"
 #include "backend/train/checkpoint.h"
 #include "backend/train/checkpoint_folder.h"
 #include "tests/backend/plain_loop.h"
@@ -406,6 +407,49 @@ TEST(weights, a_folder_of_one_file_or_of_several_with_their_index_is_imported) {
   std::ofstream(empty / "model.safetensors.index.json")
       << R"({"weight_map": {"a": "../model.safetensors"}})";
   EXPECT_TRUE(mentions(refusal(empty.path()), "no file beside it"));
+}
+
+// Of any size of a file: what is exported is imported to the same bits, no file is larger but for
+// one tensor alone, the index names every tensor once, and what was there before is not mixed in.
+TEST(weights, exported_into_several_files_are_imported_to_the_same_bits) {
+  TrainerOptions options = tiny::options_for(kResumeSteps);
+  Plan ranks = tiny::wait_plan();
+  ranks.data = ranks.devices = 2;
+  ranks.zero_stage = 3;
+  Trainer first(tiny::llama_model(), ranks, options);
+  const TemporaryFolder several;
+  for (const int64_t most : {int64_t{1}, int64_t{30'000}, int64_t{100'000}, int64_t{1} << 40}) {
+    first.train(first.next_step() + 1, nullptr);
+    first.export_weights(several / "model.safetensors", most);
+    const bool one = std::filesystem::exists(several / "model.safetensors");
+    EXPECT_EQ(one, most == int64_t{1} << 40);
+    for (const auto& entry : std::filesystem::directory_iterator(several.path())) {
+      if (one || entry.path().extension() != ".safetensors") continue;
+      const SafetensorsReader reader(entry.path().string());
+      int64_t bytes = 0;
+      for (const StoredTensor& tensor : reader.tensors()) bytes += tensor.bytes;
+      EXPECT_TRUE(bytes <= most || reader.tensors().size() == 1) << entry.path() << bytes;
+    }
+    options.initial_weights = several.path();
+    options.seed = 7;
+    Trainer second(tiny::llama_model(), tiny::wait_plan(), options);
+    EXPECT_TRUE(tiny::same_bits(first.parameters(), second.parameters())) << most;
+  }
+}
+
+TEST(weights, are_cut_into_files_in_their_order) {
+  const auto tensor = [](int64_t count) {
+    return TensorDeclaration{std::to_string(count), StoredType::kF32, {count, 2}};
+  };
+  const std::vector<TensorDeclaration> all = {tensor(6), tensor(6), tensor(2),
+                                              tensor(6), tensor(2), tensor(40)};
+  using Counts = std::vector<size_t>;
+  EXPECT_EQ(cut_into_files(all, std::nullopt), Counts{6});
+  EXPECT_EQ(cut_into_files(all, 80), (Counts{1, 2, 2, 1}));  // 48; 48 + 16; 48 + 16; 320
+  EXPECT_EQ(cut_into_files(all, 79), (Counts{1, 2, 2, 1}));
+  EXPECT_EQ(cut_into_files(all, 63), (Counts{1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(cut_into_files(all, 496), Counts{6});
+  EXPECT_EQ(cut_into_files(all, 495), (Counts{5, 1}));
 }
 
 // Beside an extent of 0 the others may be of any size: their product is no number of 63 bits.

@@ -100,6 +100,52 @@ TEST_F(MpiRun, another_number_of_ranks_is_refused) {
   EXPECT_TRUE(outcome.says("it started 3 ranks, and the plan has 2")) << outcome.output;
 }
 
+// Each of them would train alone, all of it, and write what the others write.
+TEST_F(MpiRun, processes_that_cannot_find_each_other_are_refused) {
+  const std::string torch = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=here MASTER_PORT=29500 ";
+  const std::string slurm = "SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0 ";
+  for (const std::string& line :
+       {train("--steps 2"), std::string("$BALLAST profile --ranks 2 --store here.db"),
+        std::string("$BALLAST profile --store here.db"),
+        std::string("$BALLAST verify --model tiny.json --store here.db --data text.txt")}) {
+    const Outcome torchrun = bench.shell(torch + line);
+    EXPECT_EQ(torchrun.code, 2) << line << torchrun.output;
+    EXPECT_TRUE(torchrun.says("mpirun")) << line << torchrun.output;
+    const Outcome srun = bench.shell(slurm + line);
+    EXPECT_EQ(srun.code, 2) << line << srun.output;
+    EXPECT_TRUE(srun.says("srun: it started 2 ranks")) << line << srun.output;
+  }
+  EXPECT_FALSE(bench.exists("kept"));
+}
+
+TEST_F(MpiRun, what_measures_a_machine_is_started_alone) {
+  for (const char* line : {"$BALLAST profile --quick --store here.db",
+                           "$BALLAST tune --measure 1 --model tiny.json --store here.db"}) {
+    const Outcome outcome = ranks(2, line);
+    EXPECT_EQ(outcome.code, 2) << outcome.output;
+    EXPECT_TRUE(outcome.says("beside the others; start it alone")) << outcome.output;
+  }
+}
+
+// Each process writes its shard; as one, or as threads, others go on with them.
+TEST_F(MpiRun, processes_keep_a_part_each_and_threads_and_one_alone_resume_it) {
+  const Outcome first = ranks(2, train("--steps 6 --checkpoint kept --checkpoint-period 2"));
+  ASSERT_EQ(first.code, 0) << first.output;
+  EXPECT_EQ(bench.shell("ls kept/shard-00000006-*-of-2.safetensors | wc -l").output, "2\n");
+  EXPECT_EQ(bench.shell("ls kept | wc -l").output, "7\n");
+  ASSERT_EQ(bench.shell("cp -r kept threads && cp -r kept alone").code, 0);
+  const Outcome processes =
+      ranks(2, train("--checkpoint kept --resume --steps 9 --export a.safetensors"));
+  EXPECT_EQ(processes.code, 0) << processes.output;
+  const Outcome threads =
+      bench.shell(train("--checkpoint threads --resume --steps 9 --export b.safetensors", 3));
+  EXPECT_EQ(threads.code, 0) << threads.output;
+  EXPECT_EQ(bench.read("a.safetensors"), bench.read("b.safetensors"));
+  const Outcome alone =
+      bench.shell(train("--checkpoint alone --resume --steps 9 --devices 1 --set plan.data=1", 0));
+  EXPECT_EQ(alone.code, 0) << alone.output;
+}
+
 // Nothing hangs: `timeout` would end with 124.
 TEST_F(MpiRun, a_rank_that_is_killed_ends_the_others) {
   const std::string line =

@@ -137,9 +137,10 @@ TEST(Confidence, verdict_is_close_where_memory_is_about_what_is_needed) {
   const std::string asked = "predict --stack ./unsure.json " + kStacked;
   const Json json = Json::parse(bench.run(asked + "--json").output);
   const double reserved = load_machine("gh200-96gb-480gb").gpu.reserved.value.gb() * 1e9;
-  const auto with = [&](double share) {
+  const auto with = [&](double share, const std::string& verb_flags = "") {
     const double bytes = share * json["peak_gpu_bytes"].get<double>() + reserved;
-    return bench.run(asked + "--set machine.gpu.memory_gb=" + std::to_string(bytes * 1e-9));
+    return bench.run(asked + "--set machine.gpu.memory_gb=" + std::to_string(bytes * 1e-9) +
+                     verb_flags);
   };
   const Outcome above = with(1.03);
   EXPECT_EQ(above.code, 0) << above.output;
@@ -149,6 +150,11 @@ TEST(Confidence, verdict_is_close_where_memory_is_about_what_is_needed) {
   EXPECT_EQ(full.code, 0) << full.output;
   EXPECT_TRUE(full.says("GPU memory is filled to 99.5 %: ")) << full.output;
   EXPECT_TRUE(full.says("gives its cached blocks back")) << full.output;
+  const auto notes = [&](double share) {
+    return Json::parse(with(share, " --json").output)["notes"].dump();
+  };
+  EXPECT_NE(notes(1.005).find("GPU memory is filled to 99.5 %: "), std::string::npos);
+  EXPECT_EQ(notes(1.03).find("GPU memory is filled"), std::string::npos);
   const Outcome below = with(0.97);
   EXPECT_EQ(below.code, 1) << below.output;
   EXPECT_TRUE(below.says("close: does not fit, but has a chance of 38 %: ")) << below.output;

@@ -220,6 +220,24 @@ TEST_F(Train, a_bound_on_what_checkpoints_cost_chooses_their_period) {
                  {"--checkpoint-period"});
 }
 
+TEST_F(Train, large_exports_are_several_files_with_an_index) {
+  const std::string flags = "--steps 2 --json --max-shard-size 20KB --export ";
+  const Outcome out = train(flags + "several 2>/dev/null");
+  ASSERT_EQ(out.code, 0) << out.output;
+  EXPECT_FALSE(bench.exists("several/model.safetensors"));
+  const Json index = Json::parse(bench.read("several/model.safetensors.index.json"));
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    EXPECT_TRUE(bench.exists("several/" + file.get<std::string>())) << tensor;
+  }
+  EXPECT_EQ(train("--steps 2 --import several --json 2>/dev/null").code, 0);
+  expect_refusal("--steps 1 --max-shard-size 20KB --export one.safetensors",
+                 {"--max-shard-size", "one file"});
+  expect_refusal("--steps 1 --max-shard-size 20KB", {"--max-shard-size", "--export DIR"});
+  expect_refusal("--steps 1 --max-shard-size 20 --export other", {"'20' is no size"});
+  EXPECT_EQ(train("--steps 1 --export whole 2>/dev/null").code, 0);
+  expect_refusal(flags + "whole", {"--export whole", "would be loaded in place"});
+}
+
 TEST_F(Train, exported_folders_hold_a_config_and_are_imported) {
   const Outcome out = train("--steps 3 --export model --json 2>/dev/null");
   ASSERT_EQ(out.code, 0) << out.output;

@@ -68,6 +68,27 @@ TEST(communicator, sums_in_the_order_of_the_ranks) {
   }
 }
 
+// Texts of any length, none too, on a channel of its own beside another.
+TEST(communicator, tells_all_what_each_says) {
+  for (const int ranks : {1, 2, 5}) {
+    LocalRanks all(ranks);
+    const auto text_of = [](int rank) { return std::string(static_cast<size_t>(rank) * 7, 'a'); };
+    on_ranks(all, ranks, [&](Communicator& one) {
+      std::jthread beside([&] {
+        const auto told = told_by_all(one, Channel::kCheckpoint, std::to_string(one.rank()));
+        for (int rank = 0; rank < ranks; ++rank) {
+          EXPECT_EQ(told[static_cast<size_t>(rank)], std::to_string(rank));
+        }
+      });
+      const auto told = told_by_all(one, Channel::kControl, text_of(one.rank()));
+      ASSERT_EQ(std::ssize(told), ranks);
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_EQ(told[static_cast<size_t>(rank)], text_of(rank));
+      }
+    });
+  }
+}
+
 // Two groups of ranks 0, 2 and 1, 3, and two of 0, 1 and 2, 3, at once.
 TEST(communicator, groups_have_a_stride) {
   constexpr size_t kCount = 513;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <map>
 #include <random>
+#include <set>
 #include <tuple>
 
 #include "backend/train/checkpoint.h"
@@ -126,6 +127,7 @@ class TrainingSimulation {
         EXPECT_EQ(name.find(".damaged"), std::string::npos) << name << ": " << told_;
       }
     }
+    expect_named_shards();
   }
 
   const std::string& told() const { return told_; }
@@ -181,6 +183,19 @@ class TrainingSimulation {
     EXPECT_LE(run.final_steps - left, (setup_.in_background ? 2 : 1) * setup_.period) << told_;
     const auto exported = disk_.content(kExport);
     EXPECT_TRUE(exported == kOldExport || exported == undisturbed(setup_).exported) << told_;
+  }
+
+  // Of several ranks all shards are those of checkpoints that are there.
+  void expect_named_shards() {
+    std::set<std::string> expected, found;
+    for (const std::string& name : disk_.names_in(kFolder)) {
+      const std::string path = std::string(kFolder) + "/" + name;
+      if (name.starts_with("shard-")) found.insert(path);
+      if (!name.starts_with("step-")) continue;
+      for (const std::string& shard : shards_of_checkpoint(path, disk_)) expected.insert(shard);
+    }
+    EXPECT_EQ(found, expected) << told_;
+    EXPECT_EQ(found.empty(), setup_.ranks == 1) << told_;
   }
 
   void expect_whole(const std::string& path) {

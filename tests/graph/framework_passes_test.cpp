@@ -63,8 +63,8 @@ TEST(FrameworkPasses, rotary_positions_pass_beside_the_attention) {
     Model learned = grouped();
     learned.position = PositionKind::kLearned;
     EXPECT_EQ(passed(learned, facts, Phase::kForward), 0);
-    facts.head_bytes = 5;
-    facts.head_backward_bytes = 7;
+    facts.query_bytes = 5;
+    facts.query_backward_bytes = 7;
     EXPECT_EQ(passed(learned, facts, Phase::kForward), 5 * kQueries);
     EXPECT_EQ(passed(learned, facts, Phase::kBackward), 7 * kQueries);
   }
@@ -74,7 +74,7 @@ TEST(FrameworkPasses, rotary_positions_pass_beside_the_attention) {
 TEST(FrameworkPasses, every_rank_passes_over_its_own_heads_and_tokens) {
   StackFacts facts;
   facts.rotary_bytes = 24;
-  facts.head_bytes = 5;
+  facts.query_bytes = 5;
   Plan plan = on_one_gpu();
   plan.devices = 2;
   for (int64_t Plan::* degree : {&Plan::tensor, &Plan::sequence}) {

@@ -290,5 +290,51 @@ TEST(ProductsInFp8, delayed_scales_round_each_value_once) {
   }
 }
 
+// The scale of the values themselves takes a pass over what a kernel wrote in 16 bits, and the pass
+// that writes the codes reads it again; the codes are kept and serve both products that read them.
+TEST(ProductsInFp8, current_scales_round_each_value_once_after_a_pass) {
+  Model model = tiny::model();
+  Plan plan = tiny::plan();
+  plan.sequence_length = 16;
+  model.max_positions = 16;
+  model.hidden = 32;
+  model.head_size = 16;
+  plan.products = ProductFormat::kFp8;
+  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  StackFacts facts = transformer_engine();
+  facts.fp8_scaling = Scaling8::kCurrent;
+  const Graph graph = build(model, plan, facts);
+  int products = 0;
+  for (const Op& op : graph.step.ops) {
+    const auto* work = std::get_if<GemmWork>(&op.work);
+    if (work == nullptr || work->format != ProductFormat::kFp8) continue;
+    ++products;
+    if (op.phase == Phase::kBackwardWeight) {
+      EXPECT_EQ(work->rounding, Rounding::kNone);
+      continue;
+    }
+    EXPECT_EQ(work->rounding, Rounding::kCurrent);
+    EXPECT_EQ(rounding_passes(*work), 3);
+    EXPECT_EQ(rounding_bytes(*work).count, 6 * work->m * work->k);
+    EXPECT_EQ(rounding_bytes(*work, 1).count, 5 * work->m * work->k);
+  }
+  EXPECT_EQ(products, 12 * model.layers);
+  plan.products = ProductFormat::kAsStored;
+  const Graph stored = build(model, plan, facts);
+  const auto moved_by_rows = [](const Graph& one) {
+    int64_t moved = 0;
+    for (const Op& op : one.step.ops) {
+      if (const auto* rows = std::get_if<RowWork>(&op.work)) moved += rows->moved.count;
+    }
+    return moved;
+  };
+  EXPECT_EQ(moved_by_rows(graph), moved_by_rows(stored)) << "norms write 16 bits";
+  for (const Tensor& tensor : tiny::used(graph, TensorKind::kOutput)) {
+    if (tensor.label.module == ModuleKind::kNorm1) {
+      EXPECT_EQ(tensor.dtype, DType::kU8);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ballast

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sim/graph/report/memory.h"
+#include "sim/graph/schedules/pipeline.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {
@@ -275,6 +276,38 @@ TEST(subsequences, sppo_keeps_keys_and_values) {
   const int64_t queries = kPart * 8 * 2;
   EXPECT_EQ(part_bytes(plan, ModuleKind::kQkv).left,
             (std::vector<int64_t>{queries, queries, queries, 0}));
+}
+
+// Two stages of a layer, queries, keys and values offloaded, all else kept: X bytes a part, which
+// is what a part keeps in all but its 128 * 24 values of 2 bytes. Folded, keys and values (4,096
+// bytes a part) leave where they are once the last part has read them, and come back to where the
+// backward reads them; of the last part they pass through, with its queries, in 6,144 bytes. They
+// are there once beside the sums of their gradients, of 8,192 bytes a part, while it goes back; and
+// the queries of the part before it, 2,048, are back for their turn.
+TEST(subsequences, folded_stages_hold_keys_and_values_once) {
+  Plan plan = divided_plan();
+  plan.global_batch = 1;
+  plan.devices = plan.pipeline = 2;
+  const auto of_first = [](const Tensor& t) {
+    return t.kind == TensorKind::kSaved && t.device == 0 && t.place == Place::kHbm;
+  };
+  const auto folded = [&] {
+    return build_pipeline(tiny::model(), plan, StackFacts(), Folding::kOn);
+  };
+  const int64_t sums = 3 * 8192;
+  const int64_t kept = most_alive(folded(), of_first) - sums;
+  plan.activations->fate[static_cast<size_t>(ModuleKind::kQkv)] = ActivationFate::kOffload;
+  const Graph graph = folded();
+  EXPECT_EQ(most_alive(graph, of_first), kept - kParts * 6144 + 3 * 4096 + 6144 + 2048 + sums);
+  // Whatever leaves comes back.
+  int64_t left = 0, returned = 0;
+  for (const Op& op : graph.step.ops) {
+    if (device_of(op.lane) != 0) continue;
+    if (op.phase == Phase::kOffload) left += bytes_of(op.work).count;
+    if (op.phase == Phase::kReload) returned += bytes_of(op.work).count;
+  }
+  EXPECT_EQ(left, kParts * 6144);
+  EXPECT_EQ(returned, kParts * 6144);
 }
 
 // Two ranks have 64 tokens each of a part. Of a layer and part queries (64 * 8 values of 2 bytes),

@@ -542,11 +542,15 @@ TEST(Frameworks, a_plan_with_an_open_knob_is_not_exported) {
 TEST(Frameworks, cut_gradients_into_buckets_of_their_own) {
   Plan plan;
   plan.data = 8;
+  plan.zero_stage = 0;
   EXPECT_EQ(usual_bucket("nemo-2025", plan), Bytes{4 * 40'000'000});
   plan.data = 336;
   EXPECT_EQ(usual_bucket("nemo-2025", plan), Bytes{4LL * 336'000'000});
   EXPECT_EQ(usual_bucket("deepspeed-2025", plan), Bytes{4LL * 500'000'000});
   EXPECT_EQ(usual_bucket("nanotron-2025", plan), Bytes{4LL * 13'107'200});
+  plan.zero_stage = 1;
+  EXPECT_EQ(usual_bucket("nanotron-2025", plan), Bytes{int64_t{1} << 40});
+  EXPECT_EQ(usual_bucket("internevo-2023", plan), Bytes{int64_t{2} << 30});
   EXPECT_EQ(usual_bucket("megatron-2022", plan), Bytes{int64_t{1} << 40});
   EXPECT_EQ(usual_bucket("typical", plan), std::nullopt);
 }

@@ -15,7 +15,13 @@ NextEvent::NextEvent(int32_t slots) : at_(static_cast<size_t>(slots), -1) {
 
 void NextEvent::set(int32_t slot, Instant time, int64_t order) {
   const Entry entry{time, order, slot};
-  const int32_t at = at_[static_cast<size_t>(slot)];
+  int32_t& at = at_[static_cast<size_t>(slot)];
+  if (is_open_ && at < 0) {
+    is_open_ = false;
+    sink(0, entry);
+    return;
+  }
+  if (is_open_) close();
   if (at < 0) {
     heap_.emplace_back();
     rise(heap_.size() - 1, entry);
@@ -27,18 +33,29 @@ void NextEvent::set(int32_t slot, Instant time, int64_t order) {
 }
 
 void NextEvent::clear(int32_t slot) {
-  const int32_t at = at_[static_cast<size_t>(slot)];
+  int32_t& at = at_[static_cast<size_t>(slot)];
   if (at < 0) return;
-  at_[static_cast<size_t>(slot)] = -1;
+  if (is_open_) close();
+  const auto hole = static_cast<size_t>(at);
+  at = -1;
+  is_open_ = hole == 0;
+  if (is_open_) return;
   const Entry last = heap_.back();
   heap_.pop_back();
   if (last.slot == slot) return;
-  const auto hole = static_cast<size_t>(at);
-  if (hole > 0 && last < heap_[(hole - 1) / kChildren]) {
+  if (last < heap_[(hole - 1) / kChildren]) {
     rise(hole, last);
   } else {
     sink(hole, last);
   }
+}
+
+// The first place goes to the last event, or there is none.
+void NextEvent::close() {
+  is_open_ = false;
+  const Entry last = heap_.back();
+  heap_.pop_back();
+  if (!heap_.empty()) sink(0, last);
 }
 
 void NextEvent::put(size_t at, const Entry& entry) {
@@ -63,7 +80,7 @@ void NextEvent::sink(size_t at, const Entry& entry) {
     const size_t end = std::min(first + kChildren, heap_.size());
     size_t least = first;
     for (size_t child = first + 1; child < end; ++child) {
-      if (heap_[child] < heap_[least]) least = child;
+      least = heap_[child] < heap_[least] ? child : least;
     }
     if (!(heap_[least] < entry)) break;
     put(at, heap_[least]);

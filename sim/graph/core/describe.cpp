@@ -189,38 +189,43 @@ Bytes product_bytes(const GemmWork& work) {
   return bytes_of((work.m + work.n) * work.k, factors) + bytes_of(work.m * work.n, output);
 }
 
-Bytes rounding_bytes(const GemmWork& work) {
+Bytes rounding_bytes(const GemmWork& work, int64_t layouts) {
   if (work.format != ProductFormat::kFp8) return {};
   const int64_t first = work.m * work.k;
   const int64_t second = work.n * work.k;
-  // One pass reads values and writes their codes row by row and column by column.
-  const auto both_layouts = [&](int64_t elements) {
-    return bytes_of(elements, work.dtype) + bytes_of(elements, DType::kE4m3) * 2;
+  // One pass reads values and writes their codes row by row and, where needed, column by column.
+  const auto in_layouts = [&](int64_t elements) {
+    return bytes_of(elements, work.dtype) + bytes_of(elements, DType::kE4m3) * layouts;
   };
   switch (work.rounding) {
     case Rounding::kJustInTime:
       return bytes_of(first + second, work.dtype) * 2 + bytes_of(first + second, DType::kE4m3);
+    case Rounding::kCurrent:
+      return bytes_of(first, work.dtype) + in_layouts(first);
     case Rounding::kFirst:
-      return both_layouts(first);
+      return in_layouts(first);
     case Rounding::kBoth:
-      return both_layouts(first + second);
+      return in_layouts(first + second);
     case Rounding::kTransposed:
-      return bytes_of(second, DType::kE4m3) * 2;
+      return layouts == 1 ? Bytes{} : bytes_of(second, DType::kE4m3) * 2;
     case Rounding::kNone:
       return {};
   }
   CHECK(false);
 }
 
-int64_t rounding_passes(const GemmWork& work) {
+int64_t rounding_passes(const GemmWork& work, int64_t layouts) {
   if (work.format != ProductFormat::kFp8) return 0;
-  constexpr std::array<int64_t, 5> kPasses = {4, 1, 2, 1, 0};  // in the order of Rounding
+  if (work.rounding == Rounding::kTransposed && layouts == 1) return 0;
+  // In the order of Rounding. Between the pass for the largest value and that for the codes one
+  // kernel makes the scale.
+  constexpr std::array<int64_t, 6> kPasses = {4, 3, 1, 2, 1, 0};
   return kPasses.at(static_cast<size_t>(work.rounding));
 }
 
 std::string_view to_string(Rounding rounding) {
-  constexpr std::array<std::string_view, 5> kNames = {"just in time", "first", "both", "transposed",
-                                                      "none"};
+  constexpr std::array<std::string_view, 6> kNames = {"just in time", "current",    "first",
+                                                      "both",         "transposed", "none"};
   return kNames.at(static_cast<size_t>(rounding));
 }
 

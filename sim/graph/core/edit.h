@@ -129,15 +129,21 @@ class NextComputation {
 };
 
 // The facts that hold for a plan: those of whoever offloads, where it does (which attention was
-// settled before).
+// settled before), and how gradients are reduced at its stage.
 inline StackFacts facts_of(const StackFacts& facts, const Plan& plan) {
-  if (!facts.where_offloaded.facts || plan.optimizer.placement == OptimizerPlacement::kGpu) {
-    return facts;
+  const bool offloads = plan.optimizer.placement != OptimizerPlacement::kGpu;
+  StackFacts own = facts;
+  if (facts.where_offloaded.facts && offloads) {
+    own = *facts.where_offloaded.facts;
+    own.attention = facts.attention;
+    own.attention_kernel = facts.attention_kernel;
+    own.attention_kernel_on = facts.attention_kernel_on;
   }
-  StackFacts own = *facts.where_offloaded.facts;
-  own.attention = facts.attention;
-  own.attention_kernel = facts.attention_kernel;
-  own.attention_kernel_on = facts.attention_kernel_on;
+  if (own.buckets_at_stage_0_alone && (plan.zero_stage > 0 || plan.replicas() == 1)) {
+    own.copies_gradients_to_buckets = false;
+    own.gradient_overlap = Overlap::kNone;
+    own.reduce_bytes = own.wide_reduce_bytes = 0;
+  }
   return own;
 }
 

@@ -208,11 +208,12 @@ std::string_view to_string(CollectiveKind kind);
 
 // How operands of an 8-bit product come to have 8 bits, beside the passes that made them.
 //   kJustInTime  both before every product: a pass for the largest value, one that writes the codes
-//   kFirst       the first in one pass, by a scale that is known before, in both layouts
+//   kCurrent     the first so, in every layout that a product may want
+//   kFirst       the first in one pass, by a scale that is known before, in every layout
 //   kBoth        both so
 //   kTransposed  the second, which has 8 bits already, in one pass into its other layout
 //   kNone        they have them already
-enum class Rounding : uint8_t { kJustInTime, kFirst, kBoth, kTransposed, kNone };
+enum class Rounding : uint8_t { kJustInTime, kCurrent, kFirst, kBoth, kTransposed, kNone };
 std::string_view to_string(Rounding rounding);
 
 // m x n output, k summed over: forward m=T, n=out, k=in; backward input m=T, n=in, k=out; backward
@@ -444,7 +445,8 @@ Bytes bytes_of(const Work& work);
 // that is one pass that reads an operand for its largest value, one that reads it again and writes
 // the codes.
 Bytes product_bytes(const GemmWork& work);
-Bytes rounding_bytes(const GemmWork& work);
-int64_t rounding_passes(const GemmWork& work);
+// On a GPU whose products want codes in so many layouts (KernelTables::code_layouts).
+Bytes rounding_bytes(const GemmWork& work, int64_t layouts = 2);
+int64_t rounding_passes(const GemmWork& work, int64_t layouts = 2);
 
 }  // namespace ballast

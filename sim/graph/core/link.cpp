@@ -306,4 +306,9 @@ void link(Graph& graph) {
   Linker(graph, lives).link_once(graph.repair);
 }
 
+void link_once(Graph& graph) {
+  const std::vector<Life> lives = lives_of(graph);
+  Linker(graph, lives).link_once(graph.step);
+}
+
 }  // namespace ballast

@@ -49,7 +49,8 @@ void verify(const Graph& graph) {
     verify_op(graph, op);
     for (const Access& access : op.accesses) {
       const auto tensor = static_cast<size_t>(access.tensor);
-      if (reads(access)) CHECK(written[tensor] || may_carry(graph.tensors[tensor].kind));
+      if (!reads(access) || written[tensor]) continue;
+      CHECK(may_carry(graph.tensors[tensor].kind));
     }
     for (const Access& access : op.accesses) {
       if (writes(access)) written[static_cast<size_t>(access.tensor)] = true;

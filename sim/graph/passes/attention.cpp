@@ -26,13 +26,16 @@ void make_eager(AttentionWork& work, int64_t values, const StackFacts& facts, Ph
   if (facts.dropout) work.moved += bytes_of(2 * values, work.dtype) + Bytes{values};
 }
 
-// Rotary positions turn queries and keys, and turn their gradients back; layouts and repetitions
-// are counted by the queries. Of the tokens that this rank has, in whichever heads.
+// Rotary positions turn queries and keys, and turn their gradients back; beside that what a
+// framework does to lay out queries, keys and values. Of the tokens that this rank has, in
+// whichever heads.
 Bytes passes_around(const Model& rank, int64_t tokens, const StackFacts& facts, DType dtype,
                     bool backward) {
   const int64_t queries = tokens * rank.heads * rank.head_size;
   const int64_t keys = tokens * rank.kv_heads * rank.head_size;
-  int64_t bytes = queries * (backward ? facts.head_backward_bytes : facts.head_bytes);
+  const int64_t pairs = tokens * rank.kv_heads * (rank.head_size + rank.value_head_size());
+  int64_t bytes = queries * (backward ? facts.query_backward_bytes : facts.query_bytes) +
+                  pairs * (backward ? facts.key_backward_bytes : facts.key_bytes);
   if (rank.position == PositionKind::kRope) {
     const int64_t own = backward ? facts.rotary_backward_bytes : facts.rotary_bytes;
     const bool is_fused = facts.fusion == Fusion::kIntoProducts;

@@ -411,9 +411,24 @@ std::vector<Op> BucketOps::gather_of(int32_t b) const {
     for (Access& access : weights) access.mode = AccessMode::kRead;
     weights.push_back(write(tensors(b).gathered, Role::kDestination));
   }
-  ops.push_back(
-      group_op(CollectiveKind::kAllGather, exchange.group, b, exchange.bytes, std::move(weights)));
+  const int64_t calls = broadcasts_of(exchange.group.ranks);
+  const CollectiveKind kind =
+      facts_.broadcasts_shares ? CollectiveKind::kBroadcast : CollectiveKind::kAllGather;
+  for (int64_t call = 0; call < calls; ++call) {
+    ops.push_back(
+        group_op(kind, exchange.group, b, {div_ceil(exchange.bytes.count, calls)}, weights));
+  }
   return ops;
+}
+
+// Of all buckets together as many as ranks have shares, which are at most as many as there are
+// tensors: here a module's weights count as one.
+int64_t BucketOps::broadcasts_of(int64_t ranks) const {
+  if (!facts_.broadcasts_shares) return 1;
+  const auto tensors = std::count_if(graph_.modules.begin(), graph_.modules.end(),
+                                     [](const Module& module) { return module.count > 0; });
+  const int64_t shares = std::min<int64_t>(ranks, tensors);
+  return div_ceil(shares, static_cast<int64_t>(graph_.buckets.size()));
 }
 
 std::vector<Op> BucketOps::unpack_of(int32_t b) const {

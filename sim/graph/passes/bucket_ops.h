@@ -89,6 +89,7 @@ class BucketOps {
   void append_modules(std::vector<Access>& accesses, int32_t b, const std::vector<TensorId>& ids,
                       const Access& like) const;
   Access weights_home() const;
+  int64_t broadcasts_of(int64_t ranks) const;
   Op group_op(CollectiveKind kind, const RankGroup& group, int32_t b, Bytes bytes,
               std::vector<Access> accesses) const;
   // What reads the bucket's gradient on the GPU.

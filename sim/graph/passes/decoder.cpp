@@ -151,7 +151,8 @@ class Decoder : private DecoderExperts {
     }
     // The product's two gradients, then the activation's: two more values written, and read.
     if (saved.gate >= 0) accesses.push_back(read(saved.gate, Role::kStatistics));
-    const int64_t gate_passes = saved.gate >= 0 ? 4 * ffn : 0;
+    const bool joins = facts_.joins_gate && wide == 2 * ffn && !has_experts(label);
+    const int64_t gate_passes = (saved.gate >= 0 ? 4 * ffn : 0) + (joins ? 4 * ffn : 0);
     RowWork work = rows(ffn, 2 * wide + ffn + gate_passes, 20);
     if (is_gelu_of(facts_.activation_backward_bytes)) {
       work.moved = {tokens() * wide * facts_.activation_backward_bytes};

@@ -25,7 +25,7 @@ DecoderLatent::Latent DecoderLatent::down(Label label, TensorId x, int64_t width
   latent.normed = latent_tensor(TensorKind::kOutput, label, normed);
   latent.statistics = statistics(label);
   emit(OpKind::kNorm, Phase::kForward, label,
-       rows_of(split_tokens(), normed, norm_passes() * normed, 8),
+       rows_of(split_tokens(), normed, norm_values(Phase::kForward, normed), 8),
        {read(latent.made, Role::kInput), read(weight(label), Role::kWeight),
         write(latent.normed, Role::kOutput), write(latent.statistics, Role::kStatistics)});
   return latent;
@@ -65,7 +65,8 @@ void DecoderLatent::down_backward(Label label, const LayerSaved& saved, const La
       write(dmade, Role::kInputGradient), dweight};
   if (dqkv >= 0) accesses.push_back(read(dqkv, Role::kResidualGradient));
   emit(OpKind::kNorm, Phase::kBackward, label,
-       rows_of(split_tokens(), normed, 2 * norm_passes() * normed, 14), std::move(accesses));
+       rows_of(split_tokens(), normed, norm_values(Phase::kBackward, normed), 14),
+       std::move(accesses));
   BackwardOf backward{label, saved.norm1, dmade, dx};
   backward.follows = true;
   backward.rows = split_tokens();

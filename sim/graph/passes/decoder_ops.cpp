@@ -145,11 +145,11 @@ void DecoderOps::add_apart(int16_t micro, std::optional<int64_t> layer) {
     if (apart_[i] < 0 || (layer && module.layer != *layer)) continue;
     const Label label{static_cast<int16_t>(module.layer), module.kind, micro, -1};
     RowWork work = rows_of(1, module.count, 0, 1);
-    // The sums begin as zeros: they are read by the first micro-batch too.
+    // The sums begin as zeros, to which the step sets them, and where they are: they are read by
+    // the first micro-batch too, and are there all the time.
     work.moved = bytes_of(module.count, plan_.dtype) + bytes_of(module.count, gradient_type()) * 2;
-    const AccessMode mode = micro > 0 ? AccessMode::kReadWrite : AccessMode::kWrite;
     emit(OpKind::kActivation, Phase::kBackward, label, work,
-         {read(apart_[i], Role::kSource), {gradient_[i], Role::kParameterGradient, mode, 0}});
+         {read(apart_[i], Role::kSource), update(gradient_[i], Role::kParameterGradient)});
     apart_[i] = -1;
   }
 }
@@ -192,8 +192,21 @@ RowWork DecoderOps::rows_of(int64_t count, int64_t columns, int64_t values_moved
   return work;
 }
 
-int64_t DecoderOps::norm_passes() const {
-  return facts_.fusion == Fusion::kNone && model_.norm == NormKind::kRmsNorm ? 18 : 2;
+int64_t DecoderOps::norm_values(Phase phase, int64_t width) const {
+  const bool backward = is_backward(phase);
+  const int64_t bytes = backward ? facts_.norm_backward_bytes : facts_.norm_bytes;
+  if (bytes > 0) return bytes * width / size_of(plan_.dtype);
+  const bool in_pieces = facts_.fusion == Fusion::kNone && model_.norm == NormKind::kRmsNorm;
+  return (backward ? 2 : 1) * (in_pieces ? 18 : 2) * width;
+}
+
+int64_t DecoderOps::repeated_norm_values(Label label) const {
+  const bool repeats =
+      facts_.repeats_norms && label.layer >= 0 &&
+      plan_.activations->fate[static_cast<size_t>(label.module)] != ActivationFate::kRecompute;
+  if (!repeats) return 0;
+  const int64_t sums = label.module == ModuleKind::kNorm2 ? residual_passes() : 0;
+  return norm_values(Phase::kForward, model_.hidden) + sums * model_.hidden;
 }
 
 bool DecoderOps::follows_residual(Label label) {
@@ -201,9 +214,10 @@ bool DecoderOps::follows_residual(Label label) {
 }
 
 void DecoderOps::norm(Label label, TensorId x, TensorId out, TensorId stats) {
-  const int64_t passes = norm_passes() + (follows_residual(label) ? residual_passes() : 0);
+  const int64_t sums = follows_residual(label) ? residual_passes() : 0;
   emit(OpKind::kNorm, Phase::kForward, label,
-       rows_of(split_tokens(), model_.hidden, passes * model_.hidden, 8),
+       rows_of(split_tokens(), model_.hidden,
+               norm_values(Phase::kForward, model_.hidden) + sums * model_.hidden, 8),
        {read(x, Role::kInput), read(weight(label), Role::kWeight), write(out, Role::kOutput),
         write(stats, Role::kStatistics)});
 }
@@ -219,9 +233,11 @@ TensorId DecoderOps::norm_backward(Label label, Label input, TensorId x, TensorI
     accesses.push_back(read(residual_gradient, Role::kResidualGradient));
   }
   // The backward of the residual before: dropout and bias gradients read and write again.
-  const int64_t passes = 2 * norm_passes() + (follows_residual(label) && facts_.dropout ? 3 : 0);
-  emit(OpKind::kNorm, Phase::kBackward, label,
-       rows_of(split_tokens(), model_.hidden, passes * model_.hidden, 14), std::move(accesses));
+  const int64_t drops = follows_residual(label) && facts_.dropout ? 3 : 0;
+  const int64_t values = norm_values(Phase::kBackward, model_.hidden) + drops * model_.hidden +
+                         repeated_norm_values(label);
+  emit(OpKind::kNorm, Phase::kBackward, label, rows_of(split_tokens(), model_.hidden, values, 14),
+       std::move(accesses));
   return dx;
 }
 
@@ -273,7 +289,11 @@ void DecoderOps::product_backward(const BackwardOf& backward, const Product& pro
     // Where a framework's source says so, its fitted constants hold what these bytes take.
     work.wide_output =
         plan_.gradients == GradientFormat::kF32 && gradient_type() != plan_.dtype && !adds_apart();
-    emit(OpKind::kGemm, Phase::kBackwardWeight, backward.label, work, weight_accesses);
+    if (!adds_behind_product(backward.label)) {
+      emit(OpKind::kGemm, Phase::kBackwardWeight, backward.label, work, weight_accesses);
+    } else {
+      add_behind_product(backward.label, work, std::move(weight_accesses));
+    }
   };
   const bool exchanges = plan_.tensor > 1 && facts_.tensor_overlap != Overlap::kNone;
   if (!exchanges) weight_gradient();
@@ -281,6 +301,28 @@ void DecoderOps::product_backward(const BackwardOf& backward, const Product& pro
   work.experts = backward.experts;
   emit(OpKind::kGemm, Phase::kBackwardInput, backward.label, work, input_accesses);
   if (exchanges) weight_gradient();
+}
+
+bool DecoderOps::adds_behind_product(Label label) const {
+  return facts_.accumulate_bytes > 0 && !adds_apart() && plan_.zero_stage < 3 &&
+         label.micro_batch > 0;
+}
+
+void DecoderOps::add_behind_product(Label label, GemmWork work, std::vector<Access> accesses) {
+  const int64_t count = work.m * work.n * std::max<int64_t>(1, work.experts);
+  const TensorId alone =
+      typed(TensorKind::kPartial, Category::kWorkspace, label, count, gradient_type());
+  std::vector<Access> sum = {read(alone, Role::kSource)};
+  for (Access& access : accesses) {
+    if (access.role != Role::kParameterGradient) continue;
+    sum.push_back({access.tensor, Role::kParameterGradient, AccessMode::kReadWrite, 0});
+    access = {alone, Role::kParameterGradient, AccessMode::kWrite, 0};
+  }
+  work.accumulate = false;
+  emit(OpKind::kGemm, Phase::kBackwardWeight, label, work, std::move(accesses));
+  RowWork add = rows_of(1, count, 0, 1);
+  add.moved = {count * facts_.accumulate_bytes};
+  emit(OpKind::kActivation, Phase::kBackwardWeight, label, add, std::move(sum));
 }
 
 AccessMode DecoderOps::first_write(TensorId id) {

@@ -87,10 +87,12 @@ class DecoderOps {
   RowWork rows(int64_t columns, int64_t values_moved, double flops_per_value) const;
   RowWork rows_of(int64_t count, int64_t columns, int64_t values_moved,
                   double flops_per_value) const;
-  // Passes over [T, C] in 16 bits. LayerNorm is one kernel everywhere; RMSNorm as separate PyTorch
-  // operations casts up (3), squares (4), takes the mean (2), scales (4), casts down (3) and
-  // multiplies by the weight (2).
-  int64_t norm_passes() const;
+  // Values that a norm of `width` moves for a token. In passes over them, of 16 bits: LayerNorm is
+  // one kernel everywhere; RMSNorm as separate PyTorch operations casts up (3), squares (4), takes
+  // the mean (2), scales (4), casts down (3) and multiplies by the weight (2).
+  int64_t norm_values(Phase phase, int64_t width) const;
+  // The same of what a framework makes once more before a norm's backward.
+  int64_t repeated_norm_values(Label label) const;
   // Every norm reads the sum of a residual and a product but the very first.
   static bool follows_residual(Label label);
   void norm(Label label, TensorId x, TensorId out, TensorId stats);
@@ -117,6 +119,10 @@ class DecoderOps {
   // Weight gradient first: it is what the optimizer waits for. But where ranks exchange gradients
   // of inputs, those first: the exchange runs beside the weight gradient.
   void product_backward(const BackwardOf& backward, const Product& product);
+  // Whether the gradient of a weight is made by itself and added to that of earlier micro-batches
+  // in a pass of its own (StackFacts::accumulate_bytes); the product and that pass.
+  bool adds_behind_product(Label label) const;
+  void add_behind_product(Label label, GemmWork work, std::vector<Access> accesses);
   // Several products of a module add up in one gradient.
   AccessMode first_write(TensorId id);
 

@@ -27,8 +27,17 @@ bool multiplies_in_fp8(const Op& op) {
 // layernorm_linear.py): a gradient is rounded once, for both products that read it, and so is an
 // input, unless the kernel before wrote codes; these are in one layout, and the product that makes
 // the weight's gradient needs the other. Weights kept in 8 bits are rounded with the step.
+// Of scales that are those of the values themselves (its current scaling) an input and a gradient
+// are rounded once, too, but no kernel before can write codes: the largest value comes first
+// (pytorch/csrc/extensions/cast.cpp, quantize; activation.cpp says why).
 Rounding rounding_of(const Op& op, const StackFacts& facts) {
   if (facts.fp8_scaling == Scaling8::kJustInTime) return Rounding::kJustInTime;
+  if (facts.fp8_scaling == Scaling8::kCurrent) {
+    if (op.phase == Phase::kBackwardWeight) return Rounding::kNone;
+    const bool rounds_weights =
+        op.phase != Phase::kBackwardInput && facts.fp8_weights == Weights8::kEachUse;
+    return rounds_weights ? Rounding::kJustInTime : Rounding::kCurrent;
+  }
   const bool comes_in_codes = facts.fp8_saves_codes && op.label.module != ModuleKind::kAttentionOut;
   if (op.phase == Phase::kBackwardInput) return Rounding::kFirst;
   if (op.phase == Phase::kBackwardWeight) {
@@ -53,8 +62,9 @@ std::vector<bool> rows_of_experts(const Graph& graph) {
   return found;
 }
 
-// Norms and activations write codes, a byte a value.
-void write_codes(Graph& graph) {
+// What norms and activations make is kept as codes, a byte a value, which they write themselves
+// where the scale is known before.
+void write_codes(Graph& graph, Scaling8 scaling) {
   const std::vector<bool> dispatched = rows_of_experts(graph);
   const auto is_code = [&](TensorId id) {
     const Tensor& tensor = graph.tensor(id);
@@ -65,6 +75,7 @@ void write_codes(Graph& graph) {
              module == ModuleKind::kActivation));
   };
   for (Op& op : graph.step.ops) {
+    if (scaling == Scaling8::kCurrent) break;
     auto* rows = std::get_if<RowWork>(&op.work);
     if (rows == nullptr || op.phase != Phase::kForward) continue;
     for (const Access& access : op.accesses) {
@@ -117,7 +128,7 @@ void choose_product_formats(Graph& graph, const Plan& plan, const StackFacts& fa
     work.rounding = rounding_of(op, facts);
   }
   if (facts.fp8_saves_codes) {
-    write_codes(graph);
+    write_codes(graph, facts.fp8_scaling);
     save_codes_of_attention(graph, plan);
   }
 }

@@ -136,15 +136,17 @@ size_t pass_at(std::string_view name) {
 Graph run_passes(Graph graph, const PassContext& context, std::string_view first,
                  std::string_view last, ProgramExtent extent) {
   const size_t end = pass_at(last) + 1;
+  bool changed = false;
   const auto verifies = [&] {
     return extent == ProgramExtent::kWhole && graph.step.ops.size() <= kMostVerifiedByPass;
   };
   for (size_t i = pass_at(first); i < end; ++i) {
     if (!kPasses[i].applies(context)) continue;
     graph = kPasses[i].run(std::move(graph), context);
+    changed = true;
     if (verifies()) verify(graph);
   }
-  if (extent == ProgramExtent::kWhole && !verifies()) verify(graph);
+  if (extent == ProgramExtent::kWhole && changed && !verifies()) verify(graph);
   return graph;
 }
 

@@ -8,6 +8,8 @@
 // Will not do: order turns (sim/graph/schedules/schedule.h), or step (the pass `optimizer`).
 #pragma once
 
+#include <compare>
+#include <optional>
 #include <vector>
 
 #include "sim/graph/build.h"
@@ -21,23 +23,38 @@ struct ChunkTurn {
   Bytes workspace;  // most alive beside what is kept
 };
 // What turns of a micro-batch leave for later ones: made in one, last used in another.
+enum class KeptFor : uint8_t {
+  kTurns,  // on the GPU, made there
+  kLeave,  // the same, until it leaves for the CPU: keys and values, which later parts read
+  kAway,   // on the CPU
+  kBack,   // on the GPU again for several turns, the first of which it is back for
+};
 struct Kept {
   size_t first = 0, last = 0;
-  Place place{};
+  KeptFor what{};
   Bytes bytes;
+  // Of what is away: from which of the kept it leaves and to which it returns; the rest is on the
+  // GPU for its first and its last turn alone.
+  struct Move {
+    std::optional<size_t> from, to;
+    auto operator<=>(const Move&) const = default;
+  };
+  std::vector<Move> moves;  // each once
+  Bytes first_alone, last_alone;
 };
 
 // Turns are numbered by place_of(): without parts a forward and a backward.
 struct ChunkKind {
   // Forward and backward of one micro-batch; layers are counted from the chunk's first.
   Graph inside;
-  std::vector<size_t> turn_of;  // by operation of `inside`
-  std::vector<ChunkTurn> turns;
-  std::vector<Kept> kept;  // first what forwards leave on the GPU for their own backwards
+  std::vector<std::vector<OpId>> operations;  // of `inside`, by turn, in their order
   // Tensors of `inside` that cross the chunk's ends, by part: what the forward reads and leaves,
   // and the gradients of these. Empty at an end of the model.
   std::vector<TensorId> input, output;
   std::vector<TensorId> input_gradient, output_gradient;
+  // Of one that is folded.
+  std::vector<ChunkTurn> turns;
+  std::vector<Kept> kept;  // first what forwards leave on the GPU for their own backwards
 };
 
 // By operation of a graph without a pipeline, of one micro-batch in so many parts: the turn that it
@@ -48,5 +65,8 @@ std::vector<size_t> turns_of_operations(const std::vector<Op>& ops, int64_t part
 // Layers [first, last) of the model.
 ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
                      int64_t last);
+// Makes every turn of such a chunk one operation. Most of what a long pipeline takes to build, so
+// that it is done of those alone whose turns are one.
+void fold_turns(ChunkKind& chunk, const Model& model, const Plan& plan, const StackFacts& facts);
 
 }  // namespace ballast

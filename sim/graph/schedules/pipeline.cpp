@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <list>
+#include <map>
 #include <optional>
 
 #include "sim/graph/build.h"
@@ -15,21 +16,36 @@
 namespace ballast {
 namespace {
 
-// Operations of all turns, were they spread.
+// Operations of all turns of a micro-batch, were they spread.
 int64_t operations_of(const PipelineContext& context) {
   int64_t operations = 0;
   for (const ChunkKind* kind : context.kind_of_chunk) {
     operations += static_cast<int64_t>(kind->inside.step.ops.size());
   }
-  return operations * context.plan.accumulation();
+  return operations;
 }
 
-Turns turns_for(const PipelineContext& context, Folding folding) {
+// Eight modules go forward; back, four of them are two products each.
+constexpr int64_t kLeastOperationsOfALayer = 20;
+
+// Of all turns of a micro-batch.
+int64_t least_operations(const Model& model, const Plan& plan) {
+  return kLeastOperationsOfALayer * model.layers * plan.subsequences;
+}
+
+// Of `plan`, of which the context may have fewer micro-batches.
+Turns turns_for(const PipelineContext& context, const Plan& plan, Folding folding) {
   if (folding == Folding::kOn) return Turns::kFolded;
   if (folding == Folding::kOff) return Turns::kSpread;
-  const bool asks = folding == Folding::kIfLarge || overlaps_inside(context.plan);
-  const bool spreads = asks && operations_of(context) <= kMostSpreadOperations;
-  return spreads ? Turns::kSpread : Turns::kFolded;
+  const bool asks = folding == Folding::kIfLarge || overlaps_inside(plan);
+  if (!asks) return Turns::kFolded;
+  const int64_t operations = operations_of(context);
+  CHECK(operations >= least_operations(context.model, plan));
+  return operations * plan.accumulation() <= kMostSpreadOperations ? Turns::kSpread
+                                                                   : Turns::kFolded;
+}
+Turns turns_for(const PipelineContext& context, Folding folding) {
+  return turns_for(context, context.plan, folding);
 }
 
 // Later stages hold less, and may offload less (ActivationPlan::offload_share_fall).
@@ -53,12 +69,23 @@ class Chunks {
       });
       if (found == kinds_.end()) {
         ChunkKind kind = make_chunk(model, on_stage, facts, layers.first, layers.last);
-        const auto block = static_cast<int32_t>(blocks_.size());
-        for (ChunkTurn& turn : kind.turns) blocks_.push_back(std::move(turn.ops));
-        found = kinds_.insert(kinds_.end(), {layers, on_stage.activations, std::move(kind), block});
+        found = kinds_.insert(kinds_.end(), {layers, on_stage.activations, std::move(kind)});
       }
       context_.kind_of_chunk.push_back(&found->kind);
-      context_.block_of_chunk.push_back(found->block);
+    }
+  }
+
+  void fold() {
+    std::map<const ChunkKind*, int32_t> blocks;
+    for (Kind& one : kinds_) {
+      Plan on_stage = context_.plan;
+      on_stage.activations = one.activations;
+      fold_turns(one.kind, context_.model, on_stage, context_.facts);
+      blocks[&one.kind] = static_cast<int32_t>(blocks_.size());
+      for (ChunkTurn& turn : one.kind.turns) blocks_.push_back(std::move(turn.ops));
+    }
+    for (const ChunkKind* kind : context_.kind_of_chunk) {
+      context_.block_of_chunk.push_back(blocks.at(kind));
     }
   }
 
@@ -73,7 +100,6 @@ class Chunks {
     Layers layers;  // of the first chunk of this kind
     std::optional<ActivationPlan> activations;
     ChunkKind kind;
-    int32_t block;
   };
 
   // Layer by layer, and in the ends of the model: one with experts is not like one without.
@@ -94,31 +120,28 @@ class Chunks {
 
 }  // namespace
 
+bool is_surely_folded(const Model& model, const Plan& plan) {
+  return plan.pipeline > 1 &&
+         least_operations(model, plan) * plan.accumulation() > kMostSpreadOperations;
+}
+
 bool overlaps_inside(const Plan& plan) {
   const auto& fate = plan.activations->fate;
   return std::find(fate.begin(), fate.end(), ActivationFate::kOffload) != fate.end() ||
          plan.weights.flow_share.value_or(1) > 0 || plan.optimizer.sync != SyncMode::kWait;
 }
 
-bool is_folded(const Model& model, const Plan& plan, const StackFacts& facts) {
-  if (!overlaps_inside(plan)) return true;
-  return turns_for(Chunks(model, plan, facts).context(), Folding::kAuto) == Turns::kFolded;
-}
-
-bool is_folded_to_run(const Model& model, const Plan& plan, const StackFacts& facts) {
-  return turns_for(Chunks(model, plan, facts).context(), Folding::kIfLarge) == Turns::kFolded;
-}
-
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts) {
   return build_pipeline(model, plan, facts, Folding::kAuto);
 }
 
-Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts,
-                     Folding folding) {
-  Chunks chunks(model, plan, facts);
+namespace {
+
+Graph build_from(Chunks& chunks, Turns turns) {
+  if (turns == Turns::kFolded) chunks.fold();
   const PipelineContext& context = chunks.context();
-  const Turns turns = turns_for(context, folding);
-  const PassContext passes{model, plan, facts};
+  const Plan& plan = context.plan;
+  const PassContext passes{context.model, plan, context.facts};
   std::vector<Graph> stages;
   for (int64_t s = 0; s < plan.pipeline; ++s) {
     stages.push_back(run_passes(stage_program(s, context, turns), passes, "reload", "host copies"));
@@ -131,6 +154,42 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
   }
   verify(graph);
   return graph;
+}
+
+}  // namespace
+
+Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts,
+                     Folding folding) {
+  Chunks chunks(model, plan, facts);
+  return build_from(chunks, turns_for(chunks.context(), folding));
+}
+
+namespace {
+
+Plan with_micro_batches(Plan plan, int64_t count) {
+  plan.global_batch = plan.data * *plan.micro_batch * count;
+  return plan;
+}
+
+}  // namespace
+
+FoldedPipeline build_folded(const Model& model, const Plan& plan, const StackFacts& facts,
+                            int64_t micro_batches) {
+  const Plan fewer = with_micro_batches(plan, micro_batches);
+  Chunks chunks(model, fewer, facts);  // of one micro-batch, whatever their number
+  FoldedPipeline folded;
+  folded.by_itself = turns_for(chunks.context(), plan, Folding::kAuto) == Turns::kFolded;
+  folded.graph = build_from(chunks, Turns::kFolded);
+  return folded;
+}
+
+Graph build_pipeline_to_ask(const Model& model, const Plan& plan, const StackFacts& facts,
+                            int64_t micro_batches) {
+  const Plan fewer = with_micro_batches(plan, micro_batches);
+  Chunks chunks(model, fewer, facts);
+  const Turns turns = turns_for(chunks.context(), plan, Folding::kIfLarge);
+  if (turns == Turns::kFolded || fewer == plan) return build_from(chunks, turns);
+  return build_pipeline(model, plan, facts, Folding::kOff);
 }
 
 }  // namespace ballast

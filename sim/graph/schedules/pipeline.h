@@ -15,15 +15,25 @@ namespace ballast {
 // device is to run is spread (kIfLarge): folded only where it has more operations than that.
 enum class Folding : uint8_t { kAuto, kOn, kOff, kIfLarge };
 inline constexpr int64_t kMostSpreadOperations = 50'000;
+// True only of what has so many layers, parts and micro-batches that it is folded to be run,
+// whatever its layers are made of: nothing is built to say so.
+bool is_surely_folded(const Model& model, const Plan& plan);
 
 Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& facts,
                      Folding folding);
 // True where a plan asks, or with open knobs may ask, for overlap between the inside of a turn and
 // what is outside of it.
 bool overlaps_inside(const Plan& plan);
-// Whether a plan is folded where nobody says how.
-bool is_folded(const Model& model, const Plan& plan, const StackFacts& facts);
-// The same of what a device is to run.
-bool is_folded_to_run(const Model& model, const Plan& plan, const StackFacts& facts);
+// A pipeline with fewer micro-batches than the plan has, folded; and whether the plan is folded
+// where nobody says how.
+struct FoldedPipeline {
+  Graph graph;
+  bool by_itself = false;
+};
+FoldedPipeline build_folded(const Model& model, const Plan& plan, const StackFacts& facts,
+                            int64_t micro_batches);
+// What a device is to run; where that is folded, with so many micro-batches.
+Graph build_pipeline_to_ask(const Model& model, const Plan& plan, const StackFacts& facts,
+                            int64_t micro_batches);
 
 }  // namespace ballast

@@ -37,12 +37,16 @@ class StageBuilder {
     const ChunkKind* kind = nullptr;
     // By tensor of kind->inside: the same in this program, -1 where each turn has its own.
     std::vector<TensorId> shared;
-    std::vector<std::vector<Access>> state;  // of weights and gradients, by turn
+    std::vector<std::vector<Access>> state;  // folded: of weights and gradients, by turn
   };
   // What turns of a chunk leave for later ones of the same micro-batch.
   struct Saved {
-    std::vector<TensorId> kept, returned;  // folded: by what is kept, and copied back to the GPU
-    std::vector<TensorId> tensors;         // spread: by tensor of kind->inside
+    // Folded, by what is kept: where it is; of what left and is back the part that its last turn
+    // alone reads, once it is there.
+    std::vector<std::vector<TensorId>> kept;
+    std::vector<std::vector<TensorId>> returned;
+    std::vector<bool> is_back;      // of what is away
+    std::vector<TensorId> tensors;  // spread: by tensor of kind->inside
   };
 
   void add_chunk(int64_t index) {
@@ -64,11 +68,14 @@ class StageBuilder {
       if (!module.parameters.empty()) module.parameters = context_.whole_module(module).parameters;
       graph_.modules.push_back(std::move(module));
     }
-    for (size_t turn = 0; turn < chunk.kind->turns.size(); ++turn) {
+    const bool folded = turns_ == Turns::kFolded;
+    for (size_t turn = 0; folded && turn < chunk.kind->turns.size(); ++turn) {
       chunk.state.push_back(state_accesses(chunk, turn));
     }
-    const std::vector<TensorId> nothing(chunk.kind->kept.size(), -1);
-    saved_.emplace_back(static_cast<size_t>(plan_.accumulation()), Saved{nothing, nothing, {}});
+    const size_t kept = chunk.kind->kept.size();
+    const std::vector<std::vector<TensorId>> nothing(kept);
+    saved_.emplace_back(static_cast<size_t>(plan_.accumulation()),
+                        Saved{nothing, nothing, std::vector<bool>(kept, false), {}});
     chunks_.push_back(std::move(chunk));
   }
 
@@ -96,17 +103,15 @@ class StageBuilder {
   }
 
   // What a turn does with the stage's weights and gradients, each once.
-  static std::vector<Access> state_accesses(const Chunk& chunk, size_t turn) {
+  std::vector<Access> state_accesses(const Chunk& chunk, size_t turn) const {
     std::vector<Access> accesses;
-    std::vector<bool> seen(chunk.shared.size(), false);
-    const std::vector<Op>& ops = chunk.kind->inside.step.ops;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      if (chunk.kind->turn_of[i] != turn) continue;
-      for (const Access& access : ops[i].accesses) {
-        const auto t = static_cast<size_t>(access.tensor);
-        if (chunk.shared[t] < 0 || seen[t]) continue;
-        seen[t] = true;
-        accesses.push_back({chunk.shared[t], access.role, access.mode, 0});
+    std::vector<bool> seen(graph_.tensors.size(), false);
+    for (const OpId i : chunk.kind->operations[turn]) {
+      for (const Access& access : chunk.kind->inside.op(i).accesses) {
+        const TensorId shared = chunk.shared[static_cast<size_t>(access.tensor)];
+        if (shared < 0 || seen[static_cast<size_t>(shared)]) continue;
+        seen[static_cast<size_t>(shared)] = true;
+        accesses.push_back({shared, access.role, access.mode, 0});
       }
     }
     return accesses;
@@ -177,33 +182,39 @@ class StageBuilder {
       block.accesses.push_back(write(scratch, Role::kScratch));
     }
     use_kept(turn, chunk, block);
-    const std::vector<TensorId> leaving = keep(turn, chunk, block);
+    const std::vector<Departure> leaving = keep(turn, chunk, block);
     TensorId made = -1;
     if (!(forward ? kind.output : kind.input_gradient).empty()) {
       made = message(turn, chunk.index);
       block.accesses.push_back(write(made, Role::kOutput));
     }
     graph_.step.ops.push_back(std::move(block));
-    for (size_t k = 0; k < leaving.size(); ++k) {
-      if (leaving[k] < 0) continue;
-      move_kept(turn, chunk, k, leaving[k], saved_of(turn).kept[k], Phase::kOffload);
+    for (const Departure& one : leaving) {
+      move_kept(turn, chunk, one.kept, one.from, saved_of(turn).kept[one.kept], Phase::kOffload);
     }
     if (made >= 0) send(turn, chunk.index, made);
   }
 
-  // On the GPU, what a turn of this chunk sends to the CPU or gets back.
-  TensorId passing(const Chunk& chunk, Bytes bytes) {
+  // What goes to the CPU after a turn: which of the kept, and where it is until it has left.
+  struct Departure {
+    size_t kept = 0;
+    std::vector<TensorId> from;
+  };
+
+  // On the GPU.
+  TensorId saved_tensor(const Chunk& chunk, Bytes bytes) {
     return tensor(chunk.index, TensorKind::kSaved, Category::kActivations, DType::kU8, bytes.count);
   }
 
-  void move_kept(const Turn& turn, const Chunk& chunk, size_t k, TensorId from, TensorId to,
-                 Phase phase) {
+  void move_kept(const Turn& turn, const Chunk& chunk, size_t k, const std::vector<TensorId>& from,
+                 const std::vector<TensorId>& to, Phase phase) {
     const bool out = phase == Phase::kOffload;
     Op op = op_of(turn, chunk.index, OpKind::kCopy, out ? LaneKind::kCopyOut : LaneKind::kCopyIn);
     op.phase = phase;
     op.work = CopyWork{chunk.kind->kept[k].bytes,
                        out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice};
-    op.accesses = {read(from, Role::kSource), write(to, Role::kDestination)};
+    for (const TensorId id : from) op.accesses.push_back(read(id, Role::kSource));
+    for (const TensorId id : to) op.accesses.push_back(write(id, Role::kDestination));
     graph_.step.ops.push_back(std::move(op));
   }
 
@@ -214,10 +225,18 @@ class StageBuilder {
     Saved& saved = saved_of(turn);
     for (size_t k = 0; k < chunk.kind->kept.size(); ++k) {
       const Kept& one = chunk.kind->kept[k];
-      if (one.place != Place::kDram || one.last != place(turn)) continue;
-      if (saved.kept[k] < 0 || saved.returned[k] >= 0) continue;  // not made yet, or back
-      saved.returned[k] = passing(chunk, one.bytes);
-      move_kept(turn, chunk, k, saved.kept[k], saved.returned[k], Phase::kReload);
+      if (one.what != KeptFor::kAway || one.last != place(turn)) continue;
+      if (saved.kept[k].empty() || saved.is_back[k]) continue;  // not made yet, or back
+      saved.is_back[k] = true;
+      if (one.last_alone.count > 0) saved.returned[k] = {saved_tensor(chunk, one.last_alone)};
+      std::vector<TensorId> to = saved.returned[k];
+      for (const Kept::Move& move : one.moves) {
+        if (!move.to) continue;
+        std::vector<TensorId>& back = saved.kept[*move.to];
+        if (back.empty()) back = {saved_tensor(chunk, chunk.kind->kept[*move.to].bytes)};
+        if (std::find(to.begin(), to.end(), back.front()) == to.end()) to.push_back(back.front());
+      }
+      move_kept(turn, chunk, k, saved.kept[k], to, Phase::kReload);
     }
   }
 
@@ -226,32 +245,62 @@ class StageBuilder {
     const Saved& saved = saved_of(turn);
     for (size_t k = 0; k < chunk.kind->kept.size(); ++k) {
       const Kept& one = chunk.kind->kept[k];
-      if (one.last != place(turn)) continue;
-      const TensorId here = one.place == Place::kDram ? saved.returned[k] : saved.kept[k];
-      block.accesses.push_back(read(here, Role::kStatistics));
+      const bool arrives = one.what == KeptFor::kBack && one.first == place(turn);
+      if (one.last != place(turn) && !arrives) continue;
+      const auto& here = one.what == KeptFor::kAway ? saved.returned[k] : saved.kept[k];
+      for (const TensorId id : here) block.accesses.push_back(read(id, Role::kStatistics));
     }
   }
 
-  // What a turn leaves; of what goes to the CPU where it is on the GPU until it has left, else -1.
-  std::vector<TensorId> keep(const Turn& turn, const Chunk& chunk, Op& block) {
+  // What a turn leaves. Of what goes to the CPU it writes what was not kept before.
+  std::vector<Departure> keep(const Turn& turn, const Chunk& chunk, Op& block) {
     const std::vector<Kept>& kept = chunk.kind->kept;
     Saved& saved = saved_of(turn);
-    std::vector<TensorId> leaving(kept.size(), -1);
+    std::vector<Departure> leaving;
     for (size_t k = 0; k < kept.size(); ++k) {
-      if (kept[k].first != place(turn)) continue;
-      const bool is_away = kept[k].place == Place::kDram;
-      const bool leaves = is_away && !used_at_once(turn, kept[k]);
-      saved.kept[k] = tensor(chunk.index, leaves ? TensorKind::kHostOutput : TensorKind::kSaved,
-                             Category::kActivations, DType::kU8, kept[k].bytes.count);
-      if (leaves) {
-        graph_.tensor(saved.kept[k]).place = Place::kDram;
-        leaving[k] = passing(chunk, kept[k].bytes);
-      } else if (is_away) {
-        saved.returned[k] = saved.kept[k];
+      if (kept[k].first != place(turn) || kept[k].what == KeptFor::kBack) continue;
+      if (kept[k].what != KeptFor::kAway) {
+        saved.kept[k] = {saved_tensor(chunk, kept[k].bytes)};
+        block.accesses.push_back(write(saved.kept[k].front(), Role::kStatistics));
+        continue;
       }
-      block.accesses.push_back(write(leaves ? leaving[k] : saved.kept[k], Role::kStatistics));
+      Departure departure{k, {}};
+      if (kept[k].first_alone.count > 0) {
+        departure.from = {saved_tensor(chunk, kept[k].first_alone)};
+        block.accesses.push_back(write(departure.from.front(), Role::kStatistics));
+      }
+      if (used_at_once(turn, kept[k])) {
+        stay(kept[k], departure, saved);
+        continue;
+      }
+      for (const Kept::Move& move : kept[k].moves) {
+        if (!move.from) continue;
+        const TensorId from = saved.kept[*move.from].front();
+        const bool is_new =
+            std::find(departure.from.begin(), departure.from.end(), from) == departure.from.end();
+        if (is_new) departure.from.push_back(from);
+      }
+      const TensorId away = saved_tensor(chunk, kept[k].bytes);
+      graph_.tensor(away).kind = TensorKind::kHostOutput;
+      graph_.tensor(away).place = Place::kDram;
+      saved.kept[k] = {away};
+      leaving.push_back(std::move(departure));
     }
     return leaving;
+  }
+
+  // Whoever would read what comes back reads what never left.
+  static void stay(const Kept& kept, const Departure& departure, Saved& saved) {
+    const size_t k = departure.kept;
+    saved.is_back[k] = true;
+    saved.returned[k] = departure.from;
+    for (const Kept::Move& move : kept.moves) {
+      const std::vector<TensorId> here = move.from ? saved.kept[*move.from] : departure.from;
+      std::vector<TensorId>& there = move.to ? saved.kept[*move.to] : saved.returned[k];
+      for (const TensorId id : here) {
+        if (std::find(there.begin(), there.end(), id) == there.end()) there.push_back(id);
+      }
+    }
   }
 
   // What comes back by module does not leave where the turn that reads it follows.
@@ -272,9 +321,8 @@ class StageBuilder {
     const ChunkKind& kind = *chunk.kind;
     Saved& saved = saved_of(turn);
     if (saved.tensors.empty()) saved.tensors = chunk.shared;
-    for (size_t i = 0; i < kind.inside.step.ops.size(); ++i) {
-      if (kind.turn_of[i] != place(turn)) continue;
-      Op op = kind.inside.step.ops[i];
+    for (const OpId i : kind.operations[place(turn)]) {
+      Op op = kind.inside.op(i);
       move(op.label, chunk.index, turn.micro_batch);
       for (Access& access : op.accesses) {
         access.tensor = here(access.tensor, chunk, turn, saved);
@@ -288,7 +336,7 @@ class StageBuilder {
     }
     const TensorId made = of_turn(forward ? kind.output : kind.input_gradient, turn);
     if (made >= 0) send(turn, chunk.index, saved.tensors[static_cast<size_t>(made)]);
-    if (place(turn) + 1 == kind.turns.size()) saved.tensors = {};
+    if (place(turn) + 1 == kind.operations.size()) saved.tensors = {};
   }
 
   TensorId here(TensorId inside, const Chunk& chunk, const Turn& turn, Saved& saved) {
