@@ -162,12 +162,14 @@ void add_memory(const Graph& graph, int64_t parts, LayerProfile& profile) {
 // one between offloads is back before the first backward, which starts from it.
 constexpr int64_t kLayersProfiled = 3;
 
+bool leaves_any(const ActivationPlan& plan) {
+  return plan.dispatched == ActivationFate::kOffload ||
+         std::find(plan.fate.begin(), plan.fate.end(), ActivationFate::kOffload) != plan.fate.end();
+}
+
 // Where nothing leaves there need be none between.
 int64_t layers_to_profile(const ActivationPlan& plan) {
-  const bool leaves =
-      plan.dispatched == ActivationFate::kOffload ||
-      std::find(plan.fate.begin(), plan.fate.end(), ActivationFate::kOffload) != plan.fate.end();
-  return leaves ? kLayersProfiled : kLayersProfiled - 1;
+  return leaves_any(plan) ? kLayersProfiled : kLayersProfiled - 1;
 }
 
 // From which layer on all are alike.
@@ -189,18 +191,26 @@ void insert_alike(LayerProfile& profile, int64_t layers) {
 
 // Whether it is not by layer alone what leaves: then a bound counts all as gone, and no copy.
 bool leaves_otherwise(const ActivationPlan& plan) {
-  return plan.reload == ReloadOrder::kByModule || plan.offload_share_fall > 0 ||
-         plan.offload_least.count > 0;
+  const bool otherwise = plan.reload == ReloadOrder::kByModule || plan.offload_share_fall > 0 ||
+                         plan.offload_least.count > 0;
+  return otherwise && leaves_any(plan);
 }
 
+// The same where nothing leaves; how it would does not matter then.
 Plan without_copies(Plan plan) {
-  ActivationPlan& activations = *plan.activations;
+  const ActivationPlan& asked = *plan.activations;
+  ActivationPlan stays;
+  stays.fate = asked.fate;
+  stays.dispatched = asked.dispatched;
+  stays.scores = asked.scores;
+  stays.recompute_share = asked.recompute_share;
+  stays.recompute_fc1_part = asked.recompute_fc1_part;
   const auto stay = [](ActivationFate& fate) {
     if (fate == ActivationFate::kOffload) fate = ActivationFate::kKeep;
   };
-  for (ActivationFate& fate : activations.fate) stay(fate);
-  stay(activations.dispatched);
-  activations.reload = ReloadOrder::kLookAhead;
+  for (ActivationFate& fate : stays.fate) stay(fate);
+  stay(stays.dispatched);
+  plan.activations = stays;
   return plan;
 }
 
@@ -219,44 +229,59 @@ void leave_all(LayerProfile& profile) {
   layers.back().between_parts = std::min(layers.back().between_parts, before.between_parts);
 }
 
-LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
+// The part of the model that is profiled, as one stage without a pipeline.
+struct Profiled {
+  Model model;
+  Plan plan;
+  bool shortened = false;  // of layers that are not all alike
+};
+
+Profiled profiled(const Model& model, const Plan& plan) {
   const bool alike = layers_are_alike(model);
   const int64_t few = first_alike(model) + kLayersProfiled;
   // Shares of the layers are of all of them.
   const bool by_share =
       plan.activations->offload_share < 1 || plan.activations->recompute_share < 1;
-  const bool shortened = !alike && few < model.layers && !by_share;
-  Model part = model;
-  Plan once = plan;
-  once.devices = plan.devices / plan.pipeline;
-  once.pipeline = once.virtual_pipeline = 1;
+  Profiled part{model, plan, !alike && few < model.layers && !by_share};
+  part.plan.devices = plan.devices / plan.pipeline;
+  part.plan.pipeline = part.plan.virtual_pipeline = 1;
   if (alike) {
-    part.layers = layers_to_profile(*once.activations);
-    once.activations->offload_share = 1;
+    part.model.layers = layers_to_profile(*plan.activations);
+    part.plan.activations->offload_share = 1;
   }
-  if (shortened) part.layers = few;
+  if (part.shortened) part.model.layers = few;
+  return part;
+}
+
+// With the least activations, whatever share of the layers keeps.
+void add_least_memory(const Profiled& part, LayerProfile& profile) {
+  Plan lean = part.plan;
+  lean.activations->recompute_share = 1;
+  if (leaves_otherwise(*lean.activations)) lean.activations->offload_share = 1;
+  lean.activations->offload_least = {};
+  add_memory(forward_backward_graph(part.model, sample_plan(lean, 1)), lean.subsequences, profile);
+}
+
+LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
+  const Profiled part = profiled(model, plan);
   // Where some layers recompute and some keep, none counts as repeating anything, and (below) none
   // as keeping.
-  const double share = once.activations->recompute_share;
-  if (share < 1) once.activations->recompute_share = 0;
-  const bool otherwise = leaves_otherwise(*once.activations);
-  const Plan timed = otherwise ? without_copies(once) : once;
-  const Graph graph = forward_backward_graph(part, sample_plan(timed, 1));
+  const bool otherwise = leaves_otherwise(*part.plan.activations);
+  Plan timed = otherwise ? without_copies(part.plan) : part.plan;
+  const bool by_share = timed.activations->recompute_share < 1;
+  if (by_share) timed.activations->recompute_share = 0;
+  const Graph graph = forward_backward_graph(part.model, sample_plan(timed, 1));
   const CostTable table = costs.table(graph.step, graph);
   LayerProfile profile;
-  profile.layers.resize(static_cast<size_t>(part.layers));
+  profile.layers.resize(static_cast<size_t>(part.model.layers));
   add_operations(graph, table, profile);
-  if (share < 1 || otherwise) {
-    once.activations->recompute_share = 1;
-    if (otherwise) once.activations->offload_share = 1;
-    once.activations->offload_least = {};
-    const Graph lean = forward_backward_graph(part, sample_plan(once, 1));
-    add_memory(lean, plan.subsequences, profile);
+  if (by_share || otherwise) {
+    add_least_memory(part, profile);
   } else {
     add_memory(graph, plan.subsequences, profile);
   }
   if (otherwise) leave_all(profile);
-  for (int64_t i = 0; i < part.layers; ++i) {
+  for (int64_t i = 0; i < part.model.layers; ++i) {
     LayerCost& layer = profile.layers[static_cast<size_t>(i)];
     layer.forward_ps = chain_of(graph, table, i, Direction::kForward);
     layer.backward_ps = chain_of(graph, table, i, Direction::kBackward);
@@ -265,8 +290,32 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
     end->forward_ps = end->forward_compute_ps;
     end->backward_ps = end->backward_compute_ps;
   }
-  if (shortened) insert_alike(profile, model.layers);
-  if (alike) profile.alike = {profile.layers.front(), profile.layers.back()};
+  if (part.shortened) insert_alike(profile, model.layers);
+  if (layers_are_alike(model)) profile.alike = {profile.layers.front(), profile.layers.back()};
+  return profile;
+}
+
+// Of layers alike that leave otherwise: what they take is known from `timed`, the profile of the
+// same plan without copies.
+LayerProfile profile_leaving(const Model& model, const Plan& plan, const LayerProfile& timed) {
+  const Profiled part = profiled(model, plan);
+  LayerProfile profile;
+  profile.layers.resize(static_cast<size_t>(part.model.layers));
+  add_least_memory(part, profile);
+  leave_all(profile);
+  const auto take_times = [](LayerCost& to, const LayerCost& from) {
+    const LayerCost own = to;
+    to = from;
+    to.saved = own.saved;
+    to.between_parts = own.between_parts;
+    to.parameters = own.parameters;
+  };
+  take_times(profile.first, timed.first);
+  take_times(profile.last, timed.last);
+  for (LayerCost& layer : profile.layers) {
+    take_times(layer, timed.alike[&layer == &profile.layers.back() ? 1 : 0]);
+  }
+  profile.alike = {profile.layers.front(), profile.layers.back()};
   return profile;
 }
 
@@ -286,8 +335,9 @@ int64_t leaving_layers(const ActivationPlan& plan, int64_t layers, bool ends_mod
 LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs)
     : model_(model), costs_(costs), alike_(layers_are_alike(model)) {}
 
-std::string LayerProfiles::key_of(const Plan& plan) const {
-  CHECK(plan.activations && plan.micro_batch);
+std::string LayerProfiles::key_of(const Plan& asked) const {
+  CHECK(asked.activations && asked.micro_batch);
+  const Plan plan = leaves_any(*asked.activations) ? asked : without_copies(asked);
   // What no operation of a layer's two halves depends on: how often they run, what the optimizer
   // does, and where weights and memory are. A knob that is not named here is part of the key.
   static const KnobSet apart = {KnobId::kModel,
@@ -321,16 +371,35 @@ std::string LayerProfiles::key_of(const Plan& plan) const {
 }
 
 void LayerProfiles::prepare(const std::vector<Plan>& plans, int threads) {
-  std::vector<std::pair<LayerProfile*, const Plan*>> missing;
-  for (const Plan& plan : plans) {
+  struct Missing {
+    LayerProfile* profile;
+    Plan plan;
+    const LayerProfile* timed;  // or null
+  };
+  std::vector<Missing> missing, leaving;
+  const auto add = [&](std::vector<Missing>& list, const Plan& plan, const LayerProfile* timed) {
     const auto [found, is_new] = profiles_.try_emplace(key_of(plan));
-    if (!is_new) continue;
-    found->second = std::make_unique<LayerProfile>();
-    missing.emplace_back(found->second.get(), &plan);
+    if (is_new) {
+      found->second = std::make_unique<LayerProfile>();
+      list.push_back({found->second.get(), plan, timed});
+    }
+    return found->second.get();
+  };
+  for (const Plan& plan : plans) {
+    if (profiles_.contains(key_of(plan))) continue;
+    if (alike_ && leaves_otherwise(*plan.activations)) {
+      add(leaving, plan, add(missing, without_copies(plan), nullptr));
+    } else {
+      add(missing, plan, nullptr);
+    }
   }
-  parallel_for(missing.size(), threads, [&](size_t i) {
-    *missing[i].first = profile_layers(model_, *missing[i].second, costs_);
-  });
+  for (const std::vector<Missing>* list : {&missing, &leaving}) {
+    parallel_for(list->size(), threads, [&](size_t i) {
+      const Missing& one = (*list)[i];
+      *one.profile = one.timed != nullptr ? profile_leaving(model_, one.plan, *one.timed)
+                                          : profile_layers(model_, one.plan, costs_);
+    });
+  }
 }
 
 const LayerProfile& LayerProfiles::of(const Plan& plan) const {

@@ -73,7 +73,8 @@ class LayerProfiles {
   LayerProfiles(const Model& model, const CostModel& costs);
 
   // Profiles all of these that are not known yet, on `threads` threads. micro_batch and
-  // activations of every plan must have values.
+  // activations of every plan must have values. Those that leave by module, or by size or stage,
+  // are timed as what they are without copies, which is then known too.
   void prepare(const std::vector<Plan>& plans, int threads);
 
   // Requires prepare() of an equal plan.

@@ -66,7 +66,7 @@ class PipelineBound {
   // backward recomputes before its first gradient need not wait for the message (`recompute_ps`).
   int64_t computed_in(const BlockWork& work, const CostModel& costs, int64_t& recompute_ps) const {
     const Program& block = graph_.blocks[static_cast<size_t>(work.block)];
-    const CostTable table = costs.table(block, graph_);
+    const CostTable table = costs.table_of_block(block);
     int64_t ps = 0;
     bool recomputes = true;
     for (size_t i = 0; i < block.ops.size(); ++i) {

@@ -508,8 +508,9 @@ Completed complete(Setting setting, const Measurements* measurements,
 
 std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layouts,
                               const Measurements* measurements,
-                              const std::function<bool()>& interrupted) {
-  const std::vector<OpenLayout> judged = judged_layouts(like, layouts, measurements, interrupted);
+                              const std::function<bool()>& interrupted, LayerProfiles* layers) {
+  const std::vector<OpenLayout> judged =
+      judged_layouts(like, layouts, measurements, interrupted, layers);
   LayoutChooser chooser(judged, measurements, interrupted);
   std::vector<Plan> plans;
   if (std::optional<Plan> lean = chooser.lean()) plans.push_back(*std::move(lean));

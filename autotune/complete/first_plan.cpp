@@ -21,7 +21,7 @@ void begin_with_first_plan(Setting like, const std::vector<Plan>& layouts,
     const bool asked = options.interrupted && options.interrupted();
     return asked || (options.deadline_s && seconds() > *options.deadline_s);
   };
-  for (Plan& plan : first_plans(like, layouts, measurements, must_stop)) {
+  for (Plan& plan : first_plans(like, layouts, measurements, must_stop, options.layers)) {
     options.starts.push_back(std::move(plan));
   }
   if (options.deadline_s) *options.deadline_s = std::max(*options.deadline_s - seconds(), 0.0);

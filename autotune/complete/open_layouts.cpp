@@ -99,10 +99,11 @@ class LayoutBounds::Judge {
  public:
   // `of` must outlive this object.
   Judge(const Setting& setting, const Plan& start, std::vector<Plan> layouts,
-        const Measurements* measurements)
+        const Measurements* measurements, LayerProfiles* layers)
       : of_(setting),
         costs_(setting.machine, start, setting.stack, measurements),
-        profiles_(setting.model, costs_),
+        own_profiles_(setting.model, costs_),
+        profiles_(layers != nullptr ? *layers : own_profiles_),
         floors_(costs_) {
     std::vector<Plan> plans;
     for (Plan& layout : layouts) {
@@ -206,7 +207,8 @@ class LayoutBounds::Judge {
 
   const Setting& of_;
   const CostModel costs_;
-  LayerProfiles profiles_;
+  LayerProfiles own_profiles_;
+  LayerProfiles& profiles_;
   StepFloors floors_;
   std::vector<Cells> layouts_;
 };
@@ -224,7 +226,7 @@ LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
     });
     if (layouts.empty()) continue;
     judges_.push_back(
-        std::make_unique<Judge>(*setting_, start.plan, std::move(layouts), measurements));
+        std::make_unique<Judge>(*setting_, start.plan, std::move(layouts), measurements, nullptr));
   }
   if (!judges_.empty()) return;
   if (refusal) throw *refusal;
@@ -236,10 +238,10 @@ LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
 }
 
 LayoutBounds::LayoutBounds(Setting like, std::vector<Plan> layouts,
-                           const Measurements* measurements)
+                           const Measurements* measurements, LayerProfiles* layers)
     : setting_(std::make_unique<const Setting>(std::move(like))) {
   judges_.push_back(
-      std::make_unique<Judge>(*setting_, setting_->plan, std::move(layouts), measurements));
+      std::make_unique<Judge>(*setting_, setting_->plan, std::move(layouts), measurements, layers));
 }
 
 LayoutBounds::~LayoutBounds() = default;
@@ -260,14 +262,15 @@ std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements*
 // Block by block, so that a deadline is seen between two of them.
 std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
                                        const Measurements* measurements,
-                                       const std::function<bool()>& interrupted) {
+                                       const std::function<bool()>& interrupted,
+                                       LayerProfiles* layers) {
   constexpr size_t kBlock = 64;
   std::vector<OpenLayout> judged;
   for (size_t begin = 0; begin < layouts.size(); begin += kBlock) {
     if (begin > 0 && interrupted && interrupted()) break;
     const auto first = layouts.begin() + static_cast<std::ptrdiff_t>(begin);
     const auto count = static_cast<std::ptrdiff_t>(std::min(kBlock, layouts.size() - begin));
-    const LayoutBounds bounds(like, {first, first + count}, measurements);
+    const LayoutBounds bounds(like, {first, first + count}, measurements, layers);
     for (OpenLayout& layout : bounds.on(like.machine)) judged.push_back(std::move(layout));
   }
   sort_layouts(judged);

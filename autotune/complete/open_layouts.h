@@ -16,6 +16,8 @@
 
 namespace ballast {
 
+class LayerProfiles;
+
 struct OpenLayout {
   Setting setting;     // nothing of the layout is open any more
   Duration at_least;   // of a step whose least memory fits
@@ -32,8 +34,10 @@ class LayoutBounds {
  public:
   // `measurements` may be null. Throws Error where no layout is legal.
   LayoutBounds(Setting setting, const Measurements* measurements);
-  // Of these layouts, of which nothing is open and each passes check(). At least one.
-  LayoutBounds(Setting like, std::vector<Plan> layouts, const Measurements* measurements);
+  // Of these layouts, of which nothing is open and each passes check(). At least one. `layers`: as
+  // SearchOptions::layers, or null.
+  LayoutBounds(Setting like, std::vector<Plan> layouts, const Measurements* measurements,
+               LayerProfiles* layers = nullptr);
   ~LayoutBounds();
   LayoutBounds(LayoutBounds&&) noexcept;
   LayoutBounds& operator=(LayoutBounds&&) noexcept;
@@ -54,7 +58,8 @@ std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements*
 // where `interrupted` is asked between blocks of them and says so. It may be null.
 std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
                                        const Measurements* measurements,
-                                       const std::function<bool()>& interrupted);
+                                       const std::function<bool()>& interrupted,
+                                       LayerProfiles* layers = nullptr);
 
 // Whether no plan of it fits. Never where a fact of the stack lets it need less than the bounds of
 // Ballast's graphs: 16-bit state, a loss in pieces, 8-bit codes, other stages.

@@ -45,7 +45,8 @@ class Search {
         options_(options),
         threads_(options.threads > 0 ? options.threads : hardware_threads()),
         costs_(machine, plan, Stack{}, measurements),
-        layers_(model, costs_),
+        own_layers_(model, costs_),
+        layers_(options.layers != nullptr ? *options.layers : own_layers_),
         floors_(costs_),
         infeasible_(machine, usable_) {
     usable_ = usable_of(machine);
@@ -103,7 +104,8 @@ class Search {
   const SearchOptions& options_;
   const int threads_;
   const CostModel costs_;
-  LayerProfiles layers_;
+  LayerProfiles own_layers_;
+  LayerProfiles& layers_;
   StepFloors floors_;
   Usable usable_{};
   const Clock::time_point begin_ = Clock::now();

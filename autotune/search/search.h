@@ -29,6 +29,8 @@
 
 namespace ballast {
 
+class LayerProfiles;
+
 // A plan that fits, as the engine predicts it.
 struct Candidate {
   Plan plan;
@@ -80,6 +82,9 @@ struct SearchOptions {
   // whether or not they are of the space. Every knob of them has a value.
   std::vector<Plan> starts;
   bool exhaustive = false;  // simulate every plan, use no bound
+  // Layers that are profiled already, for more than one search: of the same model, and costs as
+  // Ballast itself has of the first layout. Null: none.
+  LayerProfiles* layers = nullptr;
   // Steps of very many micro-batches are told by shorter ones, but for those within 0.3 % of the
   // best (autotune/search/evaluate.h): the result is then no proof.
   bool estimates = false;

@@ -9,6 +9,7 @@
 #include "backend/cuda/gpu_node.h"
 #include "backend/host/device_host.h"
 #include "sim/graph/build.h"
+#include "sim/graph/schedules/pipeline.h"
 
 namespace ballast {
 
@@ -44,6 +45,22 @@ bool has_open_knobs(const Plan& plan) {
 
 }  // namespace
 
+namespace {
+
+// A turn that is one operation, with which every folded step begins.
+Graph first_turn() {
+  Graph graph;
+  graph.lanes = kLaneKinds;
+  Op turn;
+  turn.kind = OpKind::kBlock;
+  turn.lane = lane_of(0, LaneKind::kCompute);
+  turn.work = BlockWork{0};
+  graph.step.ops.push_back(std::move(turn));
+  return graph;
+}
+
+}  // namespace
+
 std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
   std::vector<DeviceVerdict> verdicts;
   std::optional<Graph> graph;  // made for the first device that has what model and plan ask for
@@ -51,6 +68,9 @@ std::vector<DeviceVerdict> which_run(const Model& model, const Plan& plan) {
     std::optional<Missing> missing = first_missing(model, plan, *all);
     if (!missing && has_open_knobs(plan)) {
       missing = Missing{"its knobs are not chosen yet", "plan", "choose those that are auto"};
+    }
+    if (!missing && !all->declares(OpKind::kBlock) && is_surely_folded(model, plan)) {
+      missing = first_missing(first_turn(), model, plan, *all);
     }
     if (!missing) {
       if (!graph) graph = build_to_ask(model, plan);

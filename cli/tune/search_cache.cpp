@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "autotune/bounds/layer_costs.h"
 #include "autotune/complete/first_plan.h"
 #include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
@@ -177,6 +178,9 @@ SearchResult SearchCache::search_now(const SearchQuestion& question,
     progress.show(share, fmt::format("{}{} plans, {} simulated, best {}", where, at.considered,
                                      at.simulated, at.best ? show(*at.best) : "none yet"));
   };
+  const CostModel costs(question.machine, question.space.layouts.front(), Stack{}, &measurements);
+  LayerProfiles layers(question.model, costs);
+  options.layers = &layers;
   begin_with_first_plan({question.model, {}, question.machine}, question.space.layouts,
                         &measurements, options);
   SearchResult found =

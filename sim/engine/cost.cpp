@@ -234,11 +234,17 @@ void CostModel::group_measurements() {
 }
 
 CostTable CostModel::table(const Program& program, const Graph& graph) const {
+  return table_on(program, devices_of(graph));
+}
+
+CostTable CostModel::table_of_block(const Program& block) const { return table_on(block, 1); }
+
+CostTable CostModel::table_on(const Program& program, int all_devices) const {
   CostTable table;
   // Stages that this machine runs itself are threads of one process: they share its cores and its
   // memory, while others have a GPU and a part of a CPU each. Of ranks, which do the same at the
   // same time, each has its part of both.
-  const int devices = machine_.gpu.is_host_thread ? 1 : devices_of(graph);
+  const int devices = machine_.gpu.is_host_thread ? 1 : all_devices;
   for (int device = 0; device < devices; ++device) {
     for (Capacity capacity : capacities_) {
       if (devices > 1) capacity.name += fmt::format(" {}", device);

@@ -69,6 +69,8 @@ class CostModel {
   // Costs of a program of this graph, whose lanes say on how many devices it runs. Throws Error
   // where the machine lacks a number that the program needs.
   CostTable table(const Program& program, const Graph& graph) const;
+  // Of a block, which runs on the lanes of device 0, whichever it is that runs it.
+  CostTable table_of_block(const Program& block) const;
 
   // True if any operation was timed, so that times need not grow with sizes.
   bool is_measured() const { return !measured_.empty(); }
@@ -95,6 +97,7 @@ class CostModel {
 
   void add_capacities();
   void group_measurements();
+  CostTable table_on(const Program& program, int devices) const;
   OpCost cost_of(const Op& op) const;
   Alone alone(const Op& op) const;
   std::optional<Alone> interpolated(const Op& op) const;

@@ -151,7 +151,7 @@ struct BlockCost {
 BlockCost block_cost(const Program& block, const Graph& graph, const CostModel& costs) {
   BlockCost sum;
   if (block.ops.empty()) return sum;
-  CostTable table = costs.table(block, graph);
+  CostTable table = costs.table_of_block(block);
   for (size_t i = 0; i < table.ops.size(); ++i) sum.host += table.ops[i].host;
   for (OpCost& kind : table.ops.kinds()) {
     sum.host_first = std::max(sum.host_first, kind.host_first);

@@ -122,7 +122,8 @@ void verify(const Graph& graph);
 void place(Graph& graph);
 // Places what is not placed, and derives the edges, those that memory reuse asks for included.
 void link(Graph& graph);
-// The edges of a step that is run once, from a standing start, each tensor in memory of its own.
+// The same of a step that is run once, from a standing start: it has the edges of any step but
+// those that reach back into the one before.
 void link_once(Graph& graph);
 
 }  // namespace ballast

@@ -473,6 +473,28 @@ TEST_F(Tune, strategies_are_judged_in_every_layout) {
   EXPECT_GE(fitting, 2);
 }
 
+// Of 65,536 tokens on eight the rules leave parts of 2,048 tokens a device or more, on one stage,
+// which idles for nobody. What the search makes of that layout is never faster than the best.
+TEST_F(Tune, sppo_solver_stands_beside_the_best_plan) {
+  const std::string on =
+      "tune --store s.db --model llama-2-7b --machine hgx-a100-80gb --devices 8 --global-batch 1 "
+      "--sequence-length 65536 --strategy ";
+  const Json json = Json::parse(bench.run(on + "sppo --json 2> /dev/null").output);
+  const Json& solver = json["sppo_solver"];
+  EXPECT_EQ(solver["sequence"], 8);
+  EXPECT_EQ(solver["pipeline"], 1);
+  EXPECT_EQ(solver["subsequences"], 1);
+  EXPECT_EQ(solver["idle_share"], 0.0);
+  ASSERT_TRUE(solver["step_time_s"].is_number()) << solver.dump();
+  EXPECT_GE(solver["step_time_s"], json["ranked"][0]["step_time_s"]);
+  const Json& best = json["ranked"][0]["plan"];
+  EXPECT_EQ(solver["is_best"],
+            best["sequence"] == 8 && best["pipeline"] == 1 && best["subsequences"] == 1);
+  // Nothing is said where sequences are not for the search to share.
+  EXPECT_FALSE(
+      Json::parse(bench.run(on + "seq1f1b --json 2> /dev/null").output).contains("sppo_solver"));
+}
+
 // What a search of Ballast's own plans found is what `predict` then says of it, as its framework.
 TEST_F(Tune, best_plan_is_told_as_the_typical_framework_too) {
   const std::string on = "--model gpt2-xl --machine gh200-96gb-480gb --devices 1 --global-batch 8 ";

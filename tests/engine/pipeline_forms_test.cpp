@@ -96,6 +96,7 @@ TEST(pipeline_forms, spread_turns_hide_what_folded_ones_cannot) {
 // What a device is asked of a step is asked of few micro-batches where turns are folded: a step of
 // ten thousand would take gigabytes to say that it does not run.
 TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_folded_step_asks_for) {
+  int surely = 0;
   for (const Shape& shape : {Shape{2, 1, 1000}, Shape{4, 2, 400}, Shape{12, 2, 1200}}) {
     const Model model = model_of(shape);
     const Plan plan = plan_of(shape);
@@ -113,8 +114,13 @@ TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_folded_step_asks_for) 
     ASSERT_FALSE(whole.blocks.empty()) << "it is not folded";
     EXPECT_EQ(asked(few), asked(whole));
     EXPECT_LT(20 * few.step.ops.size(), whole.step.ops.size());
+    // What needs no graph to be known as folded begins with a turn as well.
+    surely += is_surely_folded(model, plan) ? 1 : 0;
+    EXPECT_EQ(whole.step.ops.front().kind, OpKind::kBlock);
   }
+  EXPECT_GT(surely, 0);
   const Shape small{2, 1, 4};
+  EXPECT_FALSE(is_surely_folded(model_of(small), plan_of(small)));
   EXPECT_EQ(build_to_ask(model_of(small), plan_of(small)).step.ops.size(),
             build_to_run_placed(model_of(small), plan_of(small)).step.ops.size());
 }

@@ -51,6 +51,24 @@ TEST(ByHand, a_ring_takes_as_long_as_its_busiest_rank_attends) {
   EXPECT_EQ(step(4, ContextBalance::kNone), beside + us(24'500));
 }
 
+// Two sequences of 1,024 tokens and two heads are 32 blocks of 128 queries, two for each of 16
+// multiprocessors. Each of four ranks has the queries of 8: half of the multiprocessors compute a
+// quarter, which takes half as long as all of it alone.
+TEST(ByHand, a_rank_of_a_ring_fills_the_multiprocessors_with_its_own_queries) {
+  const auto step = [](int64_t ranks, ContextBalance balance) {
+    Case given = ring(ranks, balance);
+    given.plan.sequence_length = 1024;
+    given.machine.gpu.matmul[DType::kBf16].value = {256 * 131'072 / 16e-3};
+    given.machine.gpu.multiprocessors = 16;
+    return step_of(given, time_beside_attention);
+  };
+  const Duration beside = kForward + kBackward + us(3000);
+  EXPECT_EQ(step(1, ContextBalance::kZigzag), beside + us(56'000));
+  EXPECT_EQ(step(2, ContextBalance::kZigzag), beside + us(28'000));
+  EXPECT_EQ(step(4, ContextBalance::kZigzag), beside + us(28'000));
+  EXPECT_EQ(step(4, ContextBalance::kNone), beside + us(49'000));
+}
+
 // Where the forward's ring takes 30 ms, what follows attention waits for it, whatever a rank
 // attends for in 4 or 7 ms; the backward's is free, and takes a quarter of 40 ms or 7/16.
 TEST(ByHand, a_ring_that_takes_longer_than_attention_hides_what_the_busiest_rank_has_more) {

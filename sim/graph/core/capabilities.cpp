@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "sim/graph/core/edit.h"
-#include "sim/graph/schedules/pipeline.h"
 #include "sim/spec/knobs.h"
 
 namespace ballast {
@@ -429,11 +428,6 @@ std::optional<Missing> first_missing(const Model& model, const Plan& plan,
   if (!capabilities.knows_adam(plan.optimizer.adam)) {
     return missing(capabilities, fmt::format("an Adam named '{}'", plan.optimizer.adam),
                    "plan.optimizer.adam", "set plan.optimizer.adam=best");
-  }
-  // Its first operation says so; a graph of parts of sequences takes long to build.
-  if (plan.micro_batch && is_surely_folded(model, plan) && !capabilities.declares(OpKind::kBlock)) {
-    const Asked asked = asked_by(OpKind::kBlock);
-    return missing(capabilities, std::string(asked.what), asked.knob, asked.remedy);
   }
   return std::nullopt;
 }

@@ -97,6 +97,9 @@ struct TensorUse {
 
 class Linker {
  public:
+  // Only lives of the step's own program begin here; a repair touches what is alive already.
+  enum class Lives : uint8_t { kBeginHere, kBeganBefore };
+
   Linker(const Graph& graph, const std::vector<Life>& lives)
       : graph_(graph),
         lives_(lives),
@@ -118,16 +121,14 @@ class Linker {
     add_fences(program);
   }
 
-  // Edges of a program that runs once, with every other lane at rest.
-  void link_once(Program& program) {
-    index(program, Lives::kBeganBefore);
+  // Edges of a program that runs once, with every other lane at rest: the step itself, or what runs
+  // beside it.
+  void link_once(Program& program, Lives lives) {
+    index(program, lives);
     run(program, 0, true);
   }
 
  private:
-  // Only lives of the step's own program begin here; a repair touches what is alive already.
-  enum class Lives : uint8_t { kBeginHere, kBeganBefore };
-
   void index(const Program& program, Lives lives) {
     uses_.clear();
     begin_of_op_.assign(1, 0);
@@ -303,12 +304,13 @@ void link(Graph& graph) {
   const std::vector<Life> lives = lives_of(graph);
   if (graph.arenas.offset.empty()) graph.arenas = plan_arenas(graph, lives);
   Linker(graph, lives).link_step(graph.step);
-  Linker(graph, lives).link_once(graph.repair);
+  Linker(graph, lives).link_once(graph.repair, Linker::Lives::kBeganBefore);
 }
 
 void link_once(Graph& graph) {
   const std::vector<Life> lives = lives_of(graph);
-  Linker(graph, lives).link_once(graph.step);
+  graph.arenas = plan_arenas(graph, lives);
+  Linker(graph, lives).link_once(graph.step, Linker::Lives::kBeginHere);
 }
 
 }  // namespace ballast

@@ -61,8 +61,9 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   const bool backward = is_backward(phase);
   AttentionWork work;
   work.sequences = *plan.micro_batch;
-  work.length = part.length;
-  work.tokens_before = part.begin;
+  // Of a ring the queries of this rank, which see the keys of all ranks as these come round.
+  work.length = div_ceil(part.length, plan.context);
+  work.tokens_before = part.end() - work.length;
   work.heads = div_ceil(rank.heads, plan.sequence);
   work.kv_heads = div_ceil(rank.kv_heads, plan.sequence);
   // Queries and keys are as wide as the values but for latent attention.
@@ -70,10 +71,8 @@ AttentionWork attention_work(const Model& rank, const Plan& plan, const StackFac
   work.dtype = plan.dtype;
   work.passed = passes_around(rank, part_tokens(plan, part), facts, plan.dtype, backward);
   if (facts.attention.front() == AttentionKind::kEager) {
-    // Of a ring the rows of this rank's queries, with the keys of all ranks as they come round:
-    // what the mask hides is multiplied too, so all have as much whichever tokens they have.
-    work.length = div_ceil(part.length, plan.context);
-    work.tokens_before = part.end() - work.length;
+    // What the mask hides is multiplied too, so all ranks of a ring have as much whichever tokens
+    // they have.
     make_eager(work, scores_count(rank, plan, part), facts, phase);
     return work;
   }
