@@ -435,8 +435,8 @@ def blackwell():
         attention_table("blackwell", "cudnn", attention_first(1750.0, 1400.0)),
     ]
     # TransformerEngine v2.2, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported
-    generation_file("blackwell", "NVIDIA B200, GB200 and GB300; its 8-bit products take a factor in "
-                    "either layout", parts, gemm, attention, code_layouts=1)
+    generation_file("blackwell", "NVIDIA B200, GB200 and GB300; its 8-bit products take a factor "
+                    "in either layout", parts, gemm, attention, code_layouts=1)
 
 
 def main():
