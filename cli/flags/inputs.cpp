@@ -258,19 +258,24 @@ std::vector<Case> load_cases(const PlanFlags& flags, const StoreFlag& store) {
   return cases;
 }
 
-Setting load_case(const PlanFlags& flags, const StoreFlag& store) {
-  std::vector<Case> cases = load_cases(flags, store);
-  CHECK(cases.size() == 1);
-  return std::move(cases.front().setting);
-}
+namespace {
 
-Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
-  std::vector<Case> cases = starts_of(flags, store, like);
+Setting only_one(std::vector<Case> cases) {
   if (cases.size() > 1) {
     throw Error("--model, --machine, --devices, --strategy", "there are several plans",
                 "name one of each");
   }
   return std::move(cases.front().setting);
+}
+
+}  // namespace
+
+Setting load_case(const PlanFlags& flags, const StoreFlag& store) {
+  return only_one(load_cases(flags, store));
+}
+
+Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like) {
+  return only_one(starts_of(flags, store, like));
 }
 
 }  // namespace ballast

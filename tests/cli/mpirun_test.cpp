@@ -24,12 +24,14 @@ class MpiRun : public testing::Test {
     bench.write("text.txt", text);
   }
 
-  static std::string train(const std::string& flags, int zero_stage = 2) {
+  static std::string train(const std::string& flags, int zero_stage = 2, int ranks = 2) {
+    const std::string count = std::to_string(ranks);
     return "$BALLAST train --model tiny.json --set model.dropout=0 --store here.db "
            "--sequence-length 16 "
-           "--global-batch 4 --data text.txt --devices 2 --set plan.data=2 "
-           "--set plan.weights.flow_share=0 --set plan.zero_stage=" +
-           std::to_string(zero_stage) + " " + flags;
+           "--global-batch 4 --data text.txt --devices " +
+           count + " --set plan.data=" + count +
+           " --set plan.weights.flow_share=0 --set plan.zero_stage=" + std::to_string(zero_stage) +
+           " " + flags;
   }
   Outcome ranks(int count, const std::string& line) const {
     return bench.shell(
@@ -110,7 +112,10 @@ TEST_F(MpiRun, processes_that_cannot_find_each_other_are_refused) {
         std::string("$BALLAST verify --model tiny.json --store here.db --data text.txt")}) {
     const Outcome torchrun = bench.shell(torch + line);
     EXPECT_EQ(torchrun.code, 2) << line << torchrun.output;
-    EXPECT_TRUE(torchrun.says("mpirun")) << line << torchrun.output;
+    EXPECT_TRUE(torchrun.says("it started 2 ranks")) << line << torchrun.output;
+    const bool is_for_ranks = line != "$BALLAST profile --store here.db";
+    EXPECT_TRUE(torchrun.says(is_for_ranks ? "mpirun" : "start it alone"))
+        << line << torchrun.output;
     const Outcome srun = bench.shell(slurm + line);
     EXPECT_EQ(srun.code, 2) << line << srun.output;
     EXPECT_TRUE(srun.says("srun: it started 2 ranks")) << line << srun.output;
@@ -141,9 +146,11 @@ TEST_F(MpiRun, processes_keep_a_part_each_and_threads_and_one_alone_resume_it) {
       bench.shell(train("--checkpoint threads --resume --steps 9 --export b.safetensors", 3));
   EXPECT_EQ(threads.code, 0) << threads.output;
   EXPECT_EQ(bench.read("a.safetensors"), bench.read("b.safetensors"));
-  const Outcome alone =
-      bench.shell(train("--checkpoint alone --resume --steps 9 --devices 1 --set plan.data=1", 0));
+  const Outcome alone = bench.shell(train("--checkpoint alone --resume --steps 9", 0, 1));
   EXPECT_EQ(alone.code, 0) << alone.output;
+  const Outcome several = bench.shell(train("--steps 1 --devices 1"));
+  EXPECT_EQ(several.code, 2) << several.output;
+  EXPECT_TRUE(several.says("there are several plans")) << several.output;
 }
 
 // Nothing hangs: `timeout` would end with 124.
