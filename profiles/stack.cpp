@@ -84,7 +84,7 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
   read_choice(reader, "gradients", 2, facts.gradients);
   read_choice(reader, "reduction", 2, facts.reduction);
   read_flag(reader, "adds_gradients_apart", facts.adds_gradients_apart);
-  read_whole(reader, "accumulate_bytes", {0, 1 << 20}, facts.accumulate_bytes);
+  read_whole(reader, "accumulate_bytes", kFactBytes, facts.accumulate_bytes);
   read_flag(reader, "sums_whole_gradients", facts.sums_whole_gradients);
   read_flag(reader, "reduces_whole", facts.reduces_whole);
   read_flag(reader, "copies_gathered_by_tensor", facts.copies_gathered_by_tensor);
@@ -109,15 +109,14 @@ void read_gradients(JsonReader& reader, StackFacts& facts) {
 }
 
 void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
-  constexpr WholeRange kBytes{0, 1 << 20};
   read_flag(reader, "joins_gate", facts.joins_gate);
-  read_whole(reader, "norm_bytes", kBytes, facts.norm_bytes);
-  read_whole(reader, "norm_backward_bytes", kBytes, facts.norm_backward_bytes);
+  read_whole(reader, "norm_bytes", kFactBytes, facts.norm_bytes);
+  read_whole(reader, "norm_backward_bytes", kFactBytes, facts.norm_backward_bytes);
   read_flag(reader, "repeats_norms", facts.repeats_norms);
-  read_whole(reader, "query_bytes", kBytes, facts.query_bytes);
-  read_whole(reader, "key_bytes", kBytes, facts.key_bytes);
-  read_whole(reader, "query_backward_bytes", kBytes, facts.query_backward_bytes);
-  read_whole(reader, "key_backward_bytes", kBytes, facts.key_backward_bytes);
+  read_whole(reader, "query_bytes", kFactBytes, facts.query_bytes);
+  read_whole(reader, "key_bytes", kFactBytes, facts.key_bytes);
+  read_whole(reader, "query_backward_bytes", kFactBytes, facts.query_backward_bytes);
+  read_whole(reader, "key_backward_bytes", kFactBytes, facts.key_backward_bytes);
 }
 
 StackFacts read_facts(JsonReader reader) {

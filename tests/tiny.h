@@ -45,6 +45,18 @@ inline Model gpt2(const Widths& widths) {
   return model;
 }
 
+// 21,000 parameters: a checkpoint of 250 KB.
+inline Model one_layer_gpt2() {
+  return gpt2({.layers = 1,
+               .hidden = 32,
+               .heads = 2,
+               .kv_heads = 2,
+               .head_size = 16,
+               .ffn = 64,
+               .vocab = 256,
+               .positions = 16});
+}
+
 // RMSNorm, rotary positions, SwiGLU, no biases.
 inline Model llama(const Widths& widths) {
   Model model = with_widths(widths, "llama");

@@ -42,7 +42,7 @@ void add(std::vector<Runs>& all, int64_t whole, int64_t own, int64_t count) {
 std::vector<Runs> kept_runs(const Graph& graph, const TrainingDevice& device, size_t module,
                             const Parameter& parameter) {
   const ParameterSlices* const slices = device.slices();
-  const Parameter* const own = slices == nullptr ? &parameter : slices->own(module, parameter);
+  const Parameter* const own = own_part(device, module, parameter);
   if (own == nullptr) return {};
   std::vector<ParameterSlices::Run> split = {{0, 0, parameter.count()}};
   if (slices != nullptr) split = slices->own_runs(module, parameter);

@@ -27,10 +27,6 @@ std::string text_of(const std::string& path) {
   return text;
 }
 
-}  // namespace
-
-namespace {
-
 int64_t bytes_of(const TensorDeclaration& tensor) {
   int64_t bytes = size_of(tensor.type);
   for (const int64_t extent : tensor.shape) bytes *= extent;

@@ -43,10 +43,6 @@ bool has_open_knobs(const Plan& plan) {
          !plan.optimizer.gpu_buckets;
 }
 
-}  // namespace
-
-namespace {
-
 // A turn that is one operation, with which every folded step begins.
 Graph first_turn() {
   Graph graph;

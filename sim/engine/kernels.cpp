@@ -25,8 +25,7 @@ int64_t passes_around(const AttentionWork& work) {
   const Bytes queries =
       bytes_of(work.sequences * work.length * work.heads * work.head_size, work.dtype);
   if (queries.count <= 0) return 0;
-  const double values =
-      static_cast<double>(work.passed.count) / static_cast<double>(queries.count);
+  const double values = static_cast<double>(work.passed.count) / static_cast<double>(queries.count);
   return std::llround(values / kValuesOfAKernel);
 }
 

@@ -22,18 +22,6 @@ constexpr int64_t kPeriod = 4;
 constexpr int64_t kDamagedSteps = 2 * kPeriod;
 constexpr int kTries = 10'000;
 
-// 21,000 parameters: a checkpoint of 250 KB.
-Model small_model() {
-  return tiny::gpt2({.layers = 1,
-                     .hidden = 32,
-                     .heads = 2,
-                     .kv_heads = 2,
-                     .head_size = 16,
-                     .ffn = 64,
-                     .vocab = 256,
-                     .positions = 16});
-}
-
 TrainerOptions options_in(const std::string& folder) {
   TrainerOptions options = tiny::options_for(kDamagedSteps);
   options.checkpoint_folder = folder;
@@ -43,13 +31,13 @@ TrainerOptions options_in(const std::string& folder) {
 }
 
 std::vector<float> train_to(int64_t steps, const std::string& folder) {
-  Trainer trainer(small_model(), tiny::wait_plan(), options_in(folder));
+  Trainer trainer(tiny::one_layer_gpt2(), tiny::wait_plan(), options_in(folder));
   trainer.train(steps, nullptr);
   return trainer.parameters();
 }
 
 std::string error_of_resuming(const std::string& folder) {
-  return error_of([&] { Trainer(small_model(), tiny::wait_plan(), options_in(folder)); });
+  return error_of([&] { Trainer(tiny::one_layer_gpt2(), tiny::wait_plan(), options_in(folder)); });
 }
 
 std::string file_content(const std::string& path) {
@@ -164,7 +152,7 @@ TEST(damage, checkpoints_without_checksums_are_resumed_aloud) {
   take_checksums_out(path);
   EXPECT_FALSE(verify_checkpoint(path));
   {
-    const Trainer trainer(small_model(), tiny::wait_plan(), options_in(folder.path()));
+    const Trainer trainer(tiny::one_layer_gpt2(), tiny::wait_plan(), options_in(folder.path()));
     ASSERT_EQ(trainer.notes().size(), 1u);
     EXPECT_TRUE(mentions(trainer.notes()[0], path + " was written without checksums"));
   }
@@ -187,7 +175,8 @@ TEST(damage, every_flipped_bit_of_exported_weights_is_found) {
   const TemporaryFolder folder;
   const std::string path = folder / "weights.safetensors";
   {
-    const Trainer trainer(small_model(), tiny::wait_plan(), tiny::options_for(kDamagedSteps));
+    const Trainer trainer(tiny::one_layer_gpt2(), tiny::wait_plan(),
+                          tiny::options_for(kDamagedSteps));
     trainer.export_weights(path);
   }
   EXPECT_EQ(SafetensorsReader(path).metadata().at("format"), "pt");
@@ -206,7 +195,8 @@ TEST(damage, imported_values_that_are_not_finite_are_refused_with_their_tensor) 
     const TemporaryFolder folder;
     const std::string path = folder / "weights.safetensors";
     {
-      const Trainer trainer(small_model(), tiny::wait_plan(), tiny::options_for(kDamagedSteps));
+      const Trainer trainer(tiny::one_layer_gpt2(), tiny::wait_plan(),
+                            tiny::options_for(kDamagedSteps));
       trainer.export_weights(path);
     }
     const std::string copy = folder / "copy.safetensors";
@@ -230,7 +220,7 @@ TEST(damage, imported_values_that_are_not_finite_are_refused_with_their_tensor) 
     TrainerOptions options = tiny::options_for(kDamagedSteps);
     options.initial_weights = copy;
     const std::string message =
-        error_of([&] { Trainer(small_model(), tiny::wait_plan(), options); });
+        error_of([&] { Trainer(tiny::one_layer_gpt2(), tiny::wait_plan(), options); });
     EXPECT_TRUE(mentions(message, "tensor '" + name + "' has a value that is not finite"));
     EXPECT_TRUE(mentions(message, " at 5 of ")) << message;
   }

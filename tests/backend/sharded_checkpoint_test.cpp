@@ -290,17 +290,6 @@ Plan three_ranks(int64_t zero_stage = 2) {
                   Homes::kOptimizerAway);
 }
 
-Model small_model() {
-  return tiny::gpt2({.layers = 1,
-                     .hidden = 32,
-                     .heads = 2,
-                     .kv_heads = 2,
-                     .head_size = 16,
-                     .ffn = 64,
-                     .vocab = 256,
-                     .positions = 16});
-}
-
 TrainerOptions periodic(const std::string& folder) {
   TrainerOptions options = options_in(folder);
   options.checkpoint_period_steps = kKept;
@@ -308,7 +297,7 @@ TrainerOptions periodic(const std::string& folder) {
 }
 
 void train_to(int64_t steps, const std::string& folder, const Plan& plan = three_ranks()) {
-  Trainer(small_model(), plan, periodic(folder)).train(steps, nullptr);
+  Trainer(tiny::one_layer_gpt2(), plan, periodic(folder)).train(steps, nullptr);
 }
 
 std::vector<std::string> files_of_checkpoint(const std::string& manifest) {
@@ -473,7 +462,7 @@ TEST(sharded_checkpoint, of_a_run_that_is_replaced_goes_once_another_is_there) {
   TrainerOptions options = periodic(folder.path());
   options.resume = false;
   options.replace_checkpoints = true;
-  Trainer(small_model(), three_ranks(), options).train(kKept, nullptr);
+  Trainer(tiny::one_layer_gpt2(), three_ranks(), options).train(kKept, nullptr);
   for (const std::string& file : before) {
     EXPECT_EQ(fs::exists(file), file == before.back()) << file;  // the manifest has the name again
   }
@@ -545,8 +534,8 @@ TEST(sharded_checkpoint, that_one_rank_cannot_write_is_kept_by_none) {
         TrainerOptions options = periodic(folder.path());
         options.checkpoints_in_background = in_background;
         options.files = &files;
-        const std::string message =
-            error_of([&] { Trainer(small_model(), three_ranks(), options).train(step, nullptr); });
+        const std::string message = error_of(
+            [&] { Trainer(tiny::one_layer_gpt2(), three_ranks(), options).train(step, nullptr); });
         EXPECT_TRUE(mentions(message, "No space left on device")) << message;
         EXPECT_TRUE(mentions(message, part)) << message;
         const CheckpointFolder::ToResume found = CheckpointFolder(folder.path()).to_resume();
@@ -563,14 +552,15 @@ TEST(sharded_checkpoint, copies_of_all_ranks_have_to_fit_and_each_copies_its_par
   TrainerOptions options = periodic(folder.path());
   int64_t all = 0;
   {
-    Trainer alone(small_model(), plan_for(Degrees{}), options);
+    Trainer alone(tiny::one_layer_gpt2(), plan_for(Degrees{}), options);
     all = 12 * static_cast<int64_t>(alone.parameters().size());
   }
   options.available_memory = [&] { return Bytes{all - 1}; };
-  const std::string message = error_of([&] { Trainer(small_model(), three_ranks(), options); });
+  const std::string message =
+      error_of([&] { Trainer(tiny::one_layer_gpt2(), three_ranks(), options); });
   EXPECT_TRUE(mentions(message, "--pause-for-checkpoints")) << message;
   options.checkpoints_in_background = false;
-  EXPECT_EQ(error_of([&] { Trainer(small_model(), three_ranks(), options); }), "");
+  EXPECT_EQ(error_of([&] { Trainer(tiny::one_layer_gpt2(), three_ranks(), options); }), "");
 }
 
 TEST(sharded_checkpoint, folder_that_another_rank_does_not_see_is_refused) {

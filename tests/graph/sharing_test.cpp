@@ -246,15 +246,23 @@ StackFacts transformer_engine() {
   return facts;
 }
 
-TEST(ProductsInFp8, delayed_scales_round_each_value_once) {
+struct ModelInFp8 {
   Model model = tiny::model();
   Plan plan = tiny::plan();
-  plan.sequence_length = 16;
-  model.max_positions = 16;
-  model.hidden = 32;
-  model.head_size = 16;
-  plan.products = ProductFormat::kFp8;
-  plan.optimizer.placement = OptimizerPlacement::kGpu;
+};
+ModelInFp8 in_fp8() {
+  ModelInFp8 in;
+  in.plan.sequence_length = 16;
+  in.model.max_positions = 16;
+  in.model.hidden = 32;
+  in.model.head_size = 16;
+  in.plan.products = ProductFormat::kFp8;
+  in.plan.optimizer.placement = OptimizerPlacement::kGpu;
+  return in;
+}
+
+TEST(ProductsInFp8, delayed_scales_round_each_value_once) {
+  auto [model, plan] = in_fp8();
   const Graph graph = build(model, plan, transformer_engine());
   for (const Op& op : graph.step.ops) {
     const auto* work = std::get_if<GemmWork>(&op.work);
@@ -293,14 +301,7 @@ TEST(ProductsInFp8, delayed_scales_round_each_value_once) {
 // The scale of the values themselves takes a pass over what a kernel wrote in 16 bits, and the pass
 // that writes the codes reads it again; the codes are kept and serve both products that read them.
 TEST(ProductsInFp8, current_scales_round_each_value_once_after_a_pass) {
-  Model model = tiny::model();
-  Plan plan = tiny::plan();
-  plan.sequence_length = 16;
-  model.max_positions = 16;
-  model.hidden = 32;
-  model.head_size = 16;
-  plan.products = ProductFormat::kFp8;
-  plan.optimizer.placement = OptimizerPlacement::kGpu;
+  auto [model, plan] = in_fp8();
   StackFacts facts = transformer_engine();
   facts.fp8_scaling = Scaling8::kCurrent;
   const Graph graph = build(model, plan, facts);

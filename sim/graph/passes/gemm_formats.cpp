@@ -74,10 +74,10 @@ void write_codes(Graph& graph, Scaling8 scaling) {
             (module == ModuleKind::kNorm1 || module == ModuleKind::kNorm2 ||
              module == ModuleKind::kActivation));
   };
+  const bool known_before = scaling != Scaling8::kCurrent;
   for (Op& op : graph.step.ops) {
-    if (scaling == Scaling8::kCurrent) break;
     auto* rows = std::get_if<RowWork>(&op.work);
-    if (rows == nullptr || op.phase != Phase::kForward) continue;
+    if (!known_before || rows == nullptr || op.phase != Phase::kForward) continue;
     for (const Access& access : op.accesses) {
       const Tensor& tensor = graph.tensor(access.tensor);
       if (!writes(access) || !is_code(access.tensor)) continue;
