@@ -161,9 +161,13 @@ TEST(feasibility, is_denied_only_where_no_plan_of_the_space_fits) {
 }
 
 // Tflops of the rows of table 2 (arXiv 2509.21271): 116.2, 128.23, 144.49, 209.36, 238.92.
-TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
+// Returns how long the GPU is idle, of the step.
+struct IdleShares {
+  double of_few_counts = 1, searched = 1;  // of buckets on the GPU
+};
+IdleShares expect_published_order(const Stack& stack) {
   Setting setting = with_shape(superoffload({"gh200-96gb-480gb"}), {44, 3072, 32});
-  setting.stack = load_stack("deepspeed-gh200");
+  setting.stack = stack;
   setting.plan.dtype = DType::kF16;
   setting.plan.global_batch = 8;
   setting.plan.weights.flow_share = 0;
@@ -195,7 +199,8 @@ TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
   idle_share(&cast);
   optimizer.sync = SyncMode::kSpeculate;
   idle_share(&speculate);
-  // Of a few counts the fastest.
+  // Of a few counts, as the paper's grid search tries them, the fastest.
+  double idle_after = 1;
   repartition = speculate;
   const auto buckets = std::ssize(build(setting.model, choose(setting)).buckets);
   for (const int64_t share : {16, 8, 4, 2, 1}) {
@@ -203,19 +208,28 @@ TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
     const Prediction prediction = predicted();
     if (!prediction.fits || prediction.step_time.seconds() >= repartition) continue;
     repartition = prediction.step_time.seconds();
+    idle_after = idle_share_of(prediction);
   }
-  // Halves and doubles may all miss the count at which the CPU is done as the GPU is, which the
-  // paper's grid search finds, and so does this.
+  // Between them may lie a faster plan, which waits for the CPU a little and recomputes less.
   optimizer.gpu_buckets.reset();
   double any_count = 0;
-  const double idle_after = idle_share(&any_count);
+  const double idle_searched = idle_share(&any_count);
   EXPECT_LT(grace, zero_offload);
   EXPECT_LT(cast, grace);
   EXPECT_LT(speculate, cast);
   EXPECT_LT(repartition, speculate);
   EXPECT_GT(idle_before, 0.35) << "published: 40 to 50 %";
   EXPECT_LE(any_count, repartition);
-  EXPECT_LT(idle_after, 0.05) << "published: near none";
+  return {idle_after, idle_searched};
+}
+
+TEST(capacity, parts_of_superoffload_help_in_the_published_order) {
+  Stack stack = load_stack("deepspeed-gh200");
+  EXPECT_LT(expect_published_order(stack).searched, 0.05) << "published: near none";
+  // Where GELU is one kernel, one of a few counts is near the best. Of several kernels the CPU is
+  // done as the GPU is between two of them: 77 leave it idle for 13 %, 154 for 11 %, 116 for none.
+  stack.facts.activation_bytes = stack.facts.activation_backward_bytes = 0;
+  EXPECT_LT(expect_published_order(stack).of_few_counts, 0.05) << "published: near none";
 }
 
 // A machine of 1.25 GB beside the 1 GB that is reserved, and everything on the GPU: 16 bytes a
