@@ -94,11 +94,13 @@ Launch launch_of_this() {
   return launch_of([](const char* name) { return std::getenv(name); });
 }
 
-int rank_of_this() {
+RankOfThis rank_of_this() {
   try {
-    return launch_of_this().rank;
+    const Launch launch = launch_of_this();
+    if (std::string_view(launch.by) == kTorch.name) return {};
+    return {launch.rank, launch.ranks};
   } catch (const Error&) {
-    return 0;
+    return {};
   }
 }
 

@@ -25,7 +25,13 @@ using Environment = std::function<const char*(const char* name)>;
 Launch launch_of(const Environment& environment);
 // Of this process.
 Launch launch_of_this();
-int rank_of_this();  // 0 where launchers contradict each other
+// Among the ranks that MPI brings together: alone where launchers contradict each other, and where
+// torch's variables alone speak of several, which stand in shells and pods that start nothing too.
+struct RankOfThis {
+  int rank = 0;
+  int ranks = 1;
+};
+RankOfThis rank_of_this();
 
 // Throws Error where several ranks were started that cannot find each other: each of them would
 // train alone, all of it.

@@ -233,7 +233,7 @@ Host host_of(const Machine& machine) {
 Measurements measurements_of(const Machine& machine, const StoreFlag& flag) {
   const auto store = open_store_if_present(flag);
   Measurements measurements = store ? store->measurements(host_of(machine)) : Measurements{};
-  return launch_of_this().ranks > 1 ? between_processes(std::move(measurements)) : measurements;
+  return rank_of_this().ranks > 1 ? between_processes(std::move(measurements)) : measurements;
 }
 
 std::string_view default_stack(const Machine& machine) {

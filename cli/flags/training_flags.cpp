@@ -170,7 +170,7 @@ Plan plan_of_all_ranks(const Plan& plan, const std::string& device) {
   return parse_plan(told_by_first(*ranks, plan_json(plan)), "the plan of rank 0");
 }
 
-bool is_first_rank() { return rank_of_this() == 0; }
+bool is_first_rank() { return rank_of_this().rank == 0; }
 
 void tell_if_busy(const std::optional<MachineLoad>& load) {
   if (!load || launch_of_this().ranks > 1) return;

@@ -22,7 +22,7 @@ namespace {
 // who it is, and all end.
 int complain(const char* what) {
   std::fflush(stdout);
-  const int rank = rank_of_this();
+  const int rank = rank_of_this().rank;
   if (rank > 0) std::this_thread::sleep_for(std::chrono::seconds(5));
   const std::string who = rank > 0 ? fmt::format("rank {}: ", rank) : "";
   fmt::print(stderr, "ballast: {}{}\n", who, one_line(what));
@@ -33,7 +33,7 @@ int complain(const char* what) {
 
 int run(int argc, char** argv) {
   // One of several ranks prints.
-  const bool silent = rank_of_this() > 0;
+  const bool silent = rank_of_this().rank > 0;
   if (silent && std::freopen("/dev/null", "w", stdout) == nullptr) {
     throw Error("/dev/null", "it cannot be opened", "see that it is there");
   }

@@ -30,6 +30,18 @@ TEST(Output, every_verb_has_help_and_json) {
 }
 
 // A lane of a hundred stages is one entry of the line; JSON has each of them.
+// What a pod or a shell has of torchrun's variables starts no ranks: the second of two would print
+// nothing, as ranks of MPI but the first do.
+TEST(Output, variables_of_torch_silence_nobody) {
+  const Workbench bench;
+  const std::string line = "predict --model gpt2 --machine gh200-96gb-480gb --global-batch 8";
+  const Outcome plain = bench.run(line);
+  ASSERT_EQ(plain.code, 0) << plain.output;
+  const Outcome set = bench.shell("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 $BALLAST " + line + " 2>&1");
+  EXPECT_EQ(set.code, 0) << set.output;
+  EXPECT_EQ(set.output, plain.output);
+}
+
 TEST(Output, lanes_in_use_are_as_many_as_their_kinds_for_any_number_of_stages) {
   const Workbench bench;
   const std::string ask =
