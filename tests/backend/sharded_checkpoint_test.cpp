@@ -58,7 +58,7 @@ TEST(element_runs, that_do_not_meet_have_no_element_in_common) {
     const std::set<int64_t> of_other = elements_of(other);
     const bool common =
         std::ranges::any_of(of_one, [&](int64_t e) { return of_other.contains(e); });
-    if (common) EXPECT_TRUE(may_meet(one, other)) << text_of({{one, other}});
+    if (common) EXPECT_TRUE(may_meet(one, other)) << ballast::text_of({{one, other}});
     apart += may_meet(one, other) ? 0 : 1;
     const bool interleaved = !common && one.first < other.end() && other.first < one.end();
     split += interleaved && !may_meet(one, other) ? 1 : 0;
