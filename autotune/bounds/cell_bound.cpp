@@ -240,8 +240,8 @@ class CellBound {
     for_parts(index, [&](const LayerCost& part) {
       time.forward += part.forward_ps;
       time.backward += part.backward_ps;
-      forward_tail = std::max(forward_tail, part.forward_ps - part.forward_compute_ps);
-      backward_tail = std::max(backward_tail, part.backward_ps - part.backward_compute_ps);
+      forward_tail = std::max(forward_tail, part.forward_tail_ps);
+      backward_tail = std::max(backward_tail, part.backward_tail_ps);
     });
     time.forward -= forward_tail;
     time.backward -= backward_tail;

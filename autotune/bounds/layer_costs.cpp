@@ -58,7 +58,12 @@ bool belongs(const Op& op, int64_t layer, Direction direction) {
   return direction == Direction::kForward ? op.phase == Phase::kForward : goes_back(op.phase);
 }
 
-int64_t chain_of(const Graph& graph, const CostTable& table, int64_t layer, Direction direction) {
+struct ChainTime {
+  int64_t ps = 0;
+  int64_t tail_ps = 0;  // of it, after the last computation
+};
+
+ChainTime chain_of(const Graph& graph, const CostTable& table, int64_t layer, Direction direction) {
   const std::vector<Op>& ops = graph.step.ops;
   Chain chain(graph.tensors.size());
   size_t last = ops.size();  // of the compute lane
@@ -68,11 +73,14 @@ int64_t chain_of(const Graph& graph, const CostTable& table, int64_t layer, Dire
     // A collective before the layer's first computation belongs to what came before.
     if (last < ops.size()) chain.append(ops[i], table.ops[i].alone.ps);
   }
-  if (last == ops.size()) return 0;
+  if (last == ops.size()) return {};
+  const int64_t computed = chain.computed();
   for (size_t i = last + 1; i < ops.size(); ++i) {
-    if (is_compute(ops[i])) return std::max(chain.computed(), chain.start_of(ops[i]));
+    if (!is_compute(ops[i])) continue;
+    const int64_t ps = std::max(computed, chain.start_of(ops[i]));
+    return {ps, ps - computed};
   }
-  return chain.computed();
+  return {computed, 0};
 }
 
 LayerCost& part_of(LayerProfile& profile, const Label& label) {
@@ -96,8 +104,10 @@ void add_operations(const Graph& graph, const CostTable& table, LayerProfile& pr
       (goes_back(op.phase) ? part.first_part_backward_ps : part.first_part_forward_ps) +=
           table.ops[i].alone.ps;
     }
-    int64_t& compute = goes_back(op.phase) ? part.backward_compute_ps : part.forward_compute_ps;
-    compute += table.ops[i].alone.ps;
+    // Of an end of the model that is all; of a layer its chain takes the place. Exchanges of shards
+    // are in neither: not every micro-batch has them.
+    if (op.phase == Phase::kFetch || op.phase == Phase::kOptimizer) continue;
+    (goes_back(op.phase) ? part.backward_ps : part.forward_ps) += table.ops[i].alone.ps;
   }
 }
 
@@ -262,7 +272,19 @@ void add_least_memory(const Profiled& part, LayerProfile& profile) {
   add_memory(forward_backward_graph(part.model, sample_plan(lean, 1)), lean.subsequences, profile);
 }
 
-LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs) {
+// One micro-batch of what is profiled, as the framework with these facts runs it. Where it steps
+// says what it keeps in 16 bits.
+Graph timed_graph(const Profiled& part, const Plan& timed, const std::optional<StackFacts>& facts) {
+  Plan sample = sample_plan(timed, 1);
+  if (!facts) return forward_backward_graph(part.model, sample);
+  if (timed.optimizer.placement == OptimizerPlacement::kGpu) {
+    sample.optimizer.placement = OptimizerPlacement::kGpu;
+  }
+  return forward_backward_graph(part.model, sample, facts_of(*facts, timed));
+}
+
+LayerProfile profile_layers(const Model& model, const Plan& plan, const CostModel& costs,
+                            const std::optional<StackFacts>& facts) {
   const Profiled part = profiled(model, plan);
   // Where some layers recompute and some keep, none counts as repeating anything, and (below) none
   // as keeping.
@@ -270,12 +292,13 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
   Plan timed = otherwise ? without_copies(part.plan) : part.plan;
   const bool by_share = timed.activations->recompute_share < 1;
   if (by_share) timed.activations->recompute_share = 0;
-  const Graph graph = forward_backward_graph(part.model, sample_plan(timed, 1));
+  const Graph graph = timed_graph(part, timed, facts);
   const CostTable table = costs.table(graph.step, graph);
   LayerProfile profile;
+  profile.of_framework = facts.has_value();
   profile.layers.resize(static_cast<size_t>(part.model.layers));
   add_operations(graph, table, profile);
-  if (by_share || otherwise) {
+  if (by_share || otherwise || facts) {
     add_least_memory(part, profile);
   } else {
     add_memory(graph, plan.subsequences, profile);
@@ -283,12 +306,12 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
   if (otherwise) leave_all(profile);
   for (int64_t i = 0; i < part.model.layers; ++i) {
     LayerCost& layer = profile.layers[static_cast<size_t>(i)];
-    layer.forward_ps = chain_of(graph, table, i, Direction::kForward);
-    layer.backward_ps = chain_of(graph, table, i, Direction::kBackward);
-  }
-  for (LayerCost* end : {&profile.first, &profile.last}) {
-    end->forward_ps = end->forward_compute_ps;
-    end->backward_ps = end->backward_compute_ps;
+    const ChainTime forward = chain_of(graph, table, i, Direction::kForward);
+    const ChainTime backward = chain_of(graph, table, i, Direction::kBackward);
+    layer.forward_ps = forward.ps;
+    layer.forward_tail_ps = forward.tail_ps;
+    layer.backward_ps = backward.ps;
+    layer.backward_tail_ps = backward.tail_ps;
   }
   if (part.shortened) insert_alike(profile, model.layers);
   if (layers_are_alike(model)) profile.alike = {profile.layers.front(), profile.layers.back()};
@@ -300,6 +323,7 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
 LayerProfile profile_leaving(const Model& model, const Plan& plan, const LayerProfile& timed) {
   const Profiled part = profiled(model, plan);
   LayerProfile profile;
+  profile.of_framework = timed.of_framework;
   profile.layers.resize(static_cast<size_t>(part.model.layers));
   add_least_memory(part, profile);
   leave_all(profile);
@@ -335,6 +359,9 @@ int64_t leaving_layers(const ActivationPlan& plan, int64_t layers, bool ends_mod
 LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs)
     : model_(model), costs_(costs), alike_(layers_are_alike(model)) {}
 
+LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs, const StackFacts& facts)
+    : model_(model), costs_(costs), facts_(facts), alike_(layers_are_alike(model)) {}
+
 std::string LayerProfiles::key_of(const Plan& asked) const {
   CHECK(asked.activations && asked.micro_batch);
   const Plan plan = leaves_any(*asked.activations) ? asked : without_copies(asked);
@@ -366,8 +393,14 @@ std::string LayerProfiles::key_of(const Plan& asked) const {
   static const KnobSet apart_if_alike = KnobSet(apart).add(KnobId::kOffloadShare);
   // Gathers, and experts' all-to-alls, go over the ranks that see other sequences.
   const bool data = gathers(plan) || plan.expert > 1;
-  return plan_key(plan, alike_ ? apart_if_alike : apart) +
-         fmt::format("{} {}", gathers(plan), data ? plan.data : 0);
+  std::string key = plan_key(plan, alike_ ? apart_if_alike : apart) +
+                    fmt::format("{} {}", gathers(plan), data ? plan.data : 0);
+  // Which facts hold (facts_of()), and what is in 16 bits.
+  if (facts_) {
+    key += fmt::format(" {} {}", plan.optimizer.placement == OptimizerPlacement::kGpu,
+                       plan.zero_stage > 0 || plan.replicas() == 1);
+  }
+  return key;
 }
 
 void LayerProfiles::prepare(const std::vector<Plan>& plans, int threads) {
@@ -397,7 +430,7 @@ void LayerProfiles::prepare(const std::vector<Plan>& plans, int threads) {
     parallel_for(list->size(), threads, [&](size_t i) {
       const Missing& one = (*list)[i];
       *one.profile = one.timed != nullptr ? profile_leaving(model_, one.plan, *one.timed)
-                                          : profile_layers(model_, one.plan, costs_);
+                                          : profile_layers(model_, one.plan, costs_, facts_);
     });
   }
 }

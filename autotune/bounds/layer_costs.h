@@ -14,6 +14,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "sim/engine/cost.h"
 #include "sim/spec/model.h"
 #include "sim/spec/plan.h"
+#include "sim/spec/stack.h"
 
 namespace ballast {
 
@@ -40,12 +42,12 @@ struct ParameterCount {
 
 // One micro-batch of one layer, or of one end of the model.
 struct LayerCost {
-  Workload work;                   // of every lane and capacity
-  Workload gathers, scatters;      // of it, those of shards (ZeRO-3)
-  int64_t forward_ps = 0;          // chain; for the ends, work of the compute lane
-  int64_t backward_ps = 0;         // with recompute
-  int64_t forward_compute_ps = 0;  // work of the compute lane, not above the chain
-  int64_t backward_compute_ps = 0;
+  Workload work;                // of every lane and capacity
+  Workload gathers, scatters;   // of it, those of shards (ZeRO-3)
+  int64_t forward_ps = 0;       // chain; for the ends, work of the compute lane
+  int64_t backward_ps = 0;      // with recompute
+  int64_t forward_tail_ps = 0;  // what the chain waits for after its last computation
+  int64_t backward_tail_ps = 0;
   std::array<Bytes, kPlaces> saved{};  // activations alive between forward and backward
   // Of sequences in parts that pass through a pipeline one after another; else nothing.
   Bytes between_parts;                 // on the GPU when the last part went back, and no other did
@@ -55,8 +57,9 @@ struct LayerCost {
 };
 
 struct LayerProfile {
-  LayerCost first;  // embedding
-  LayerCost last;   // final norm, head and loss
+  bool of_framework = false;  // timed as a framework runs it, with its exchanges where it has them
+  LayerCost first;            // embedding
+  LayerCost last;             // final norm, head and loss
   std::vector<LayerCost> layers;
   std::vector<LayerCost> alike;  // where all layers are alike: one that offloads, one that stays
 
@@ -71,6 +74,12 @@ class LayerProfiles {
  public:
   // References must outlive this object.
   LayerProfiles(const Model& model, const CostModel& costs);
+  // Times of the graphs of a framework with these facts; what they save is that of Ballast's
+  // graphs all the same (memory_bounds_hold() in autotune/complete).
+  LayerProfiles(const Model& model, const CostModel& costs, const StackFacts& facts);
+
+  // Whose graphs are timed; Ballast's where there are none.
+  const std::optional<StackFacts>& facts() const { return facts_; }
 
   // Profiles all of these that are not known yet, on `threads` threads. micro_batch and
   // activations of every plan must have values. Those that leave by module, or by size or stage,
@@ -85,6 +94,7 @@ class LayerProfiles {
 
   const Model& model_;
   const CostModel& costs_;
+  const std::optional<StackFacts> facts_;
   const bool alike_;
   std::map<std::string, std::unique_ptr<LayerProfile>> profiles_;
 };

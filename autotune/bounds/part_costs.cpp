@@ -97,7 +97,10 @@ Plan sample_plan(const Plan& plan, int64_t micro_batches) {
 }
 
 Graph forward_backward_graph(const Model& model, const Plan& plan) {
-  const StackFacts facts;
+  return forward_backward_graph(model, plan, StackFacts{});
+}
+
+Graph forward_backward_graph(const Model& model, const Plan& plan, const StackFacts& facts) {
   return run_passes({}, {model, plan, facts}, "plain", "reload");
 }
 

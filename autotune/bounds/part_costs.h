@@ -60,6 +60,8 @@ struct FetchProfile {
 // What a plan does between two optimizer steps: all passes of build() up to those of residency and
 // optimizer. The plan's pipeline must be 1.
 Graph forward_backward_graph(const Model& model, const Plan& plan);
+// The same as the framework with these facts does it, which are those of the plan (facts_of()).
+Graph forward_backward_graph(const Model& model, const Plan& plan, const StackFacts& facts);
 
 // `plan` with so many micro-batches, and nothing of an optimizer.
 Plan sample_plan(const Plan& plan, int64_t micro_batches);

@@ -320,11 +320,14 @@ class LayoutChooser {
   };
 
   void look() {
+    bool is_first = true;
     while (stalled_ < kStalledLayouts && !is_interrupted()) {
       std::optional<Duration> best;
       if (best_ != nullptr) best = best_->step_time;
-      const std::vector<size_t> next = order_.take(kLayoutsAtOnce, best);
+      // The first one alone: its time is a limit for all others, of which most then end at once.
+      const std::vector<size_t> next = order_.take(is_first ? 1 : kLayoutsAtOnce, best);
       if (next.empty()) return;
+      is_first = false;
       complete(next);
     }
   }

@@ -1,5 +1,8 @@
 #include "autotune/complete/completion_bounds.h"
 
+#include <algorithm>
+
+#include "autotune/bounds/bound.h"
 #include "autotune/bounds/layer_costs.h"
 #include "autotune/bounds/step_floor.h"
 #include "autotune/search/evaluate.h"
@@ -67,20 +70,21 @@ std::vector<PlacePeak> least_memory(const Model& model, const Stack& stack, cons
 
 namespace {
 
-// Ballast's graphs exchange shards on a lane of their own, in every micro-batch. A stack that does
-// not overlap these exchanges keeps the compute lane busy with them instead; one that scatters once
-// a step has none of it in most micro-batches, so that it counts for nothing.
-void exchange_as(const StackFacts& facts, LayerCost& part) {
+// A stack that scatters once a step has none of it in most micro-batches, so that it counts for
+// nothing. Ballast's graphs exchange shards on a lane of their own: where a profile is made of
+// them, a stack that does not overlap these exchanges keeps the compute lane busy with them
+// instead.
+void exchange_as(const StackFacts& facts, bool of_framework, LayerCost& part) {
   const auto network = static_cast<size_t>(LaneKind::kDataNetwork);
   const auto compute = static_cast<size_t>(LaneKind::kCompute);
   const auto to_compute = [&](const Workload& exchanges) {
     part.work.lane[network] -= exchanges.lane[network];
     part.work.lane[compute] += exchanges.lane[network];
   };
-  if (facts.weight_overlap == Overlap::kNone) to_compute(part.gathers);
+  if (!of_framework && facts.weight_overlap == Overlap::kNone) to_compute(part.gathers);
   if (facts.sums_whole_gradients) {
     part.work.add(part.scatters, -1);
-  } else if (facts.gradient_overlap == Overlap::kNone) {
+  } else if (!of_framework && facts.gradient_overlap == Overlap::kNone) {
     to_compute(part.scatters);
   }
 }
@@ -102,24 +106,49 @@ Duration least_time_by(const Model& model, const Stack& stack, const Plan& plan,
   return cell_time(model, plan, profile, floor, without_gradients, extent);
 }
 
-}  // namespace
+// What adds up on the CPU leaves in every micro-batch, and where ranks share it is reduced before:
+// of the fullest stage at least as much as of the average one. Nothing is said where the GPU may
+// step a part.
+Duration least_time_of_sums(const Model& model, const Stack& stack, const Plan& plan,
+                            const LayerProfile& profile, const StepFloor& floor) {
+  const bool leaves = adds_up_on_cpu(stack, plan) && plan.optimizer.gpu_buckets == 0;
+  if (!leaves || gathers(plan) || plan.accumulation() == 1) return {};
+  ParameterCount parameters = profile.first.parameters;
+  parameters += profile.last.parameters;
+  for (int64_t i = 0; i < model.layers; ++i) parameters += profile.layer(i, 0).parameters;
+  const bool shared = plan.zero_stage > 0 && plan.replicas() > 1;
+  const auto own = static_cast<double>(shared ? parameters.all / plan.replicas() : parameters.all);
+  const double reduced = shared ? static_cast<double>(parameters.dense()) * floor.reduce : 0;
+  const double each = std::max(own * floor.out, reduced) / static_cast<double>(plan.pipeline);
+  return lowered(static_cast<int64_t>(each * static_cast<double>(plan.accumulation())));
+}
 
-Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
-                    const LayerProfile& profile, const StepFloor& rates, const Usable& usable,
-                    Bounded extent) {
+// The profile with the exchanges as the stack makes them.
+Duration least_time_exchanging(const Model& model, const Stack& stack, const Plan& plan,
+                               const LayerProfile& profile, const StepFloor& floor,
+                               const Usable& usable, Bounded extent) {
   const StackFacts facts = facts_of(stack.facts, plan);
-  StepFloor floor = rates;
-  // The rates are those of 32-bit state.
-  if (facts.pure_16_bit) floor.gpu_adam = 0;
   if (!exchanges_otherwise(facts, plan)) {
     return least_time_by(model, stack, plan, profile, floor, usable, extent);
   }
   LayerProfile own = profile;
   for (std::vector<LayerCost>* layers : {&own.layers, &own.alike}) {
-    for (LayerCost& layer : *layers) exchange_as(facts, layer);
+    for (LayerCost& layer : *layers) exchange_as(facts, profile.of_framework, layer);
   }
-  for (LayerCost* end : {&own.first, &own.last}) exchange_as(facts, *end);
+  for (LayerCost* end : {&own.first, &own.last}) exchange_as(facts, profile.of_framework, *end);
   return least_time_by(model, stack, plan, own, floor, usable, extent);
+}
+
+}  // namespace
+
+Duration least_time(const Model& model, const Stack& stack, const Plan& plan,
+                    const LayerProfile& profile, const StepFloor& rates, const Usable& usable,
+                    Bounded extent) {
+  StepFloor floor = rates;
+  // The rates are those of 32-bit state.
+  if (facts_of(stack.facts, plan).pure_16_bit) floor.gpu_adam = 0;
+  return std::max(least_time_exchanging(model, stack, plan, profile, floor, usable, extent),
+                  least_time_of_sums(model, stack, plan, profile, floor));
 }
 
 std::vector<CompletionBound> completion_bounds(const Setting& setting,
@@ -129,7 +158,7 @@ std::vector<CompletionBound> completion_bounds(const Setting& setting,
   Stack stack = setting.stack;
   stack.facts.attention = {completions.front()->attention};
   const CostModel costs(setting.machine, setting.plan, stack, nullptr);
-  LayerProfiles profiles(setting.model, costs);
+  LayerProfiles profiles(setting.model, costs, stack.facts);
   StepFloors floors(costs);
   const Usable usable = usable_of(setting.machine);
   const Usable by_tensors = usable_by_tensors(setting.machine, setting.stack);

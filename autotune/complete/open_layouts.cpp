@@ -102,7 +102,7 @@ class LayoutBounds::Judge {
         const Measurements* measurements, LayerProfiles* layers)
       : of_(setting),
         costs_(setting.machine, start, setting.stack, measurements),
-        own_profiles_(setting.model, costs_),
+        own_profiles_(setting.model, costs_, setting.stack.facts),
         profiles_(layers != nullptr ? *layers : own_profiles_),
         floors_(costs_) {
     std::vector<Plan> plans;
