@@ -176,17 +176,42 @@ Duration compute_time(const Prediction& step) {
   return time;
 }
 
+// The longest path of a step `times` as long.
+void lengthen_in_proportion(LongestPath& path, double times) {
+  const auto longer = [&](int64_t value) {
+    return static_cast<int64_t>(static_cast<double>(value) * times);
+  };
+  path.waiting.ps = longer(path.waiting.ps);
+  for (KindTime& kind : path.by_kind) {
+    kind.time.ps = longer(kind.time.ps);
+    kind.operations = longer(kind.operations);
+  }
+}
+
+// The longest path of a step that shows a period goes through the same kinds in each.
+bool lengthen_path(Prediction& longer, const Prediction& shorter, const Line& line) {
+  LongestPath& path = longer.longest_path;
+  auto kinds = line(shorter.longest_path.by_kind, path.by_kind);
+  if (!kinds) return false;
+  path.by_kind = *std::move(kinds);
+  path.waiting = line(shorter.longest_path.waiting, path.waiting);
+  return true;
+}
+
 // Everything of `longer` that grows with its micro-batches.
 bool lengthen(Prediction& longer, const Prediction& shorter, const Line& line) {
   auto kinds = line(shorter.kinds, longer.kinds);
-  auto path = line(shorter.longest_path.by_kind, longer.longest_path.by_kind);
-  if (!kinds || !path || shorter.lanes.size() != longer.lanes.size()) return false;
+  if (!kinds || shorter.lanes.size() != longer.lanes.size()) return false;
+  const Duration step_time = line(shorter.step_time, longer.step_time);
+  if (!longer.settled) {
+    lengthen_in_proportion(longer.longest_path, step_time.seconds() / longer.step_time.seconds());
+  } else if (!lengthen_path(longer, shorter, line)) {
+    return false;
+  }
   const double before = compute_time(shorter).seconds();
   const double after = compute_time(longer).seconds();
   longer.kinds = *std::move(kinds);
-  longer.longest_path.by_kind = *std::move(path);
-  longer.longest_path.waiting = line(shorter.longest_path.waiting, longer.longest_path.waiting);
-  longer.step_time = line(shorter.step_time, longer.step_time);
+  longer.step_time = step_time;
   longer.gpu_work.count = line(shorter.gpu_work.count, longer.gpu_work.count);
   for (size_t i = 0; i < longer.lanes.size(); ++i) {
     LaneUse& use = longer.lanes[i];

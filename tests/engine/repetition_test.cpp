@@ -1,6 +1,7 @@
 // A step that is predicted from two shorter ones is the step that is simulated whole.
 #include "sim/engine/repetition.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fmt/format.h>
@@ -214,6 +215,35 @@ TEST(Repetition, a_step_from_two_shorter_ones_is_the_whole_step) {
   std::printf("%d of %d steps from shorter ones, %d to the picosecond\n", found, count, equal);
   EXPECT_GT(found, count / 2);
   EXPECT_GT(equal, found * 9 / 10);
+}
+
+// Nothing of a step too long to simulate asks for the whole of it: not that no period shows, nor
+// that the longest paths of the shorter steps go through other kinds of operations.
+TEST(Repetition, a_step_too_long_to_simulate_is_averaged_whatever_its_longest_path) {
+  Model model = tests::tiny_model();
+  Plan plan = Questions().next().plan;
+  plan.pipeline = plan.virtual_pipeline = 1;
+  plan = with_micro_batches(plan, 16384);
+  model.layers = 12;
+  int64_t longest = 0;
+  const auto predicted = [&](const Plan& shorter) {
+    const int64_t count = shorter.accumulation();
+    longest = std::max(longest, count);
+    Prediction step;
+    step.fits = step.settled = true;
+    step.step_time = Duration::from_seconds(0.001 * static_cast<double>(count));
+    const OpKind limiting = count < 50 ? OpKind::kGemm : OpKind::kCopy;
+    step.longest_path.by_kind = {{limiting, Phase::kForward, step.step_time, count}};
+    return step;
+  };
+  const std::optional<Prediction> one = repeated(model, plan, predicted);
+  ASSERT_TRUE(one.has_value());
+  EXPECT_LT(longest, 200);
+  EXPECT_FALSE(one->settled);
+  EXPECT_NEAR(one->step_time.seconds(), 16.384, 1e-9);
+  ASSERT_EQ(one->longest_path.by_kind.size(), 1U);
+  EXPECT_EQ(one->longest_path.by_kind.front().kind, OpKind::kCopy);
+  EXPECT_NEAR(one->longest_path.by_kind.front().time.seconds(), 16.384, 1e-9);
 }
 
 }  // namespace
