@@ -10,7 +10,6 @@
 #include "autotune/search/evaluate.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"
-#include "profiles/frameworks/usual_buckets.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
@@ -37,7 +36,7 @@ std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
   for (Plan& plan : layouts_of(setting.model, start.plan, start.open)) {
     const bool keeps_data = start.open.has(KnobId::kData) || plan.data == start.plan.data;
     if (!keeps_data || !stack_allows(start, plan, setting.stack.facts)) continue;
-    if (start.usual_buckets) use_usual_bucket(setting.stack.name, plan);
+    if (start.usual_buckets) use_usual_buckets(setting.model, setting.stack, plan);
     try {
       check(plan, setting.model);
       layouts.push_back(std::move(plan));

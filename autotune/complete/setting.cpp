@@ -6,10 +6,21 @@
 
 namespace ballast {
 
+void use_usual_buckets(const Model& model, const Stack& stack, Plan& plan) {
+  constexpr int64_t kMostBuckets = 8192;
+  use_usual_bucket(stack.name, plan);
+  if (plan.optimizer.placement == OptimizerPlacement::kGpu) return;
+  const int64_t sharers = plan.zero_stage == 3 ? plan.sharing() : 1;
+  const int64_t stepped = parameter_count(model) / (plan.tensor * sharers);
+  Bytes& bucket = plan.optimizer.bucket_bytes;
+  bucket = OptimizerPlan{}.bucket_bytes;
+  while (bytes_of(stepped, DType::kF32).count / bucket.count > kMostBuckets) bucket = bucket * 2;
+}
+
 void adopt(Setting& setting, Stack stack) {
-  if (setting.usual_buckets) use_usual_bucket(stack.name, setting.plan);
+  if (setting.usual_buckets) use_usual_buckets(setting.model, stack, setting.plan);
   for (Start& other : setting.others) {
-    if (other.usual_buckets) use_usual_bucket(stack.name, other.plan);
+    if (other.usual_buckets) use_usual_buckets(setting.model, stack, other.plan);
   }
   setting.stack = std::move(stack);
 }

@@ -33,9 +33,14 @@ struct Setting {
   bool has_open_layout() const { return !open.empty() || !others.empty(); }
 };
 
-// Gives the setting a stack, and where nobody names buckets those that it cuts gradients into
-// (profiles/frameworks/usual_buckets.h), which published cases are predicted with as well.
+// Gives the setting a stack, and where nobody names buckets those of use_usual_buckets().
 void adopt(Setting& setting, Stack stack);
+
+// Buckets that nobody names. Where the GPU steps, those that the framework cuts gradients into
+// (profiles/frameworks/usual_buckets.h), which published cases are predicted with as well. Where
+// the CPU does, 64 MiB, or the power of two from there that cuts a model into 8192 at most: of more
+// than 137 billion parameters a rank, or a pipeline, more are only overhead.
+void use_usual_buckets(const Model& model, const Stack& stack, Plan& plan);
 
 // True if a knob is "auto".
 bool has_auto(const Plan& plan);

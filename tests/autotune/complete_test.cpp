@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "autotune/search/search.h"
+#include "profiles/load.h"
 #include "sim/base/error.h"
 #include "tests/autotune/support.h"
 
@@ -48,6 +49,29 @@ TEST(Complete, reuses_memory_at_once_where_nothing_fits_otherwise) {
   EXPECT_TRUE(completed(plan, machine).prediction.fits);
   plan.memory_reuse = MemoryReuse::kApart;
   EXPECT_FALSE(completed(plan, machine).prediction.fits);
+}
+
+TEST(Complete, buckets_that_nobody_names_grow_with_a_model_that_has_many) {
+  Setting setting;
+  setting.usual_buckets = true;
+  setting.plan.optimizer.placement = OptimizerPlacement::kCpu;
+  const auto bucket_of = [&](const char* model, int64_t tensor) {
+    setting.model = load_model(model);
+    setting.plan.tensor = tensor;
+    adopt(setting, Stack{});
+    return setting.plan.optimizer.bucket_bytes;
+  };
+  const Bytes usual = OptimizerPlan{}.bucket_bytes;
+  EXPECT_EQ(bucket_of("gpt-1t", 1), usual * 8);
+  EXPECT_EQ(bucket_of("gpt-1t", 2), usual * 4);
+  EXPECT_EQ(bucket_of("llama-3-70b", 1), usual);
+  setting.plan.zero_stage = 3;
+  setting.plan.data = setting.plan.devices = 8;
+  EXPECT_EQ(bucket_of("gpt-1t", 1), usual);
+  setting.plan.zero_stage = 0;
+  setting.usual_buckets = false;
+  setting.plan.optimizer.bucket_bytes = usual * 2;
+  EXPECT_EQ(bucket_of("gpt-1t", 1), usual * 2);
 }
 
 TEST(Complete, says_why_where_nothing_fits) {

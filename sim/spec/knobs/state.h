@@ -53,7 +53,8 @@ inline constexpr Knob kStateRows[] = {
          .tried = kBucketsTried,
          .tried_text = "powers of two that cut the model into other numbers of buckets",
          .tuned_under_strategy = true,
-         .help = "Size of a bucket, counted in 32-bit values"}),
+         .help = "Size of a bucket, counted in 32-bit values. Unnamed it doubles until the CPU has "
+                 "at most 8192"}),
     knob<&OptimizerPlan::gpu_buckets>(
         {.id = KnobId::kGpuBuckets,
          .path = "optimizer.gpu_buckets",
