@@ -1,5 +1,6 @@
 // Each pass where it must act and where it must not.
 #include <gtest/gtest.h>
+#include <random>
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/report/memory.h"
@@ -134,6 +135,35 @@ TEST(buckets_of, cover_every_parameter_once_from_the_end) {
   EXPECT_EQ(buckets.back().site, Site::kGpu);
   EXPECT_EQ(buckets[buckets.size() - 2].site, Site::kGpu);
   EXPECT_EQ(buckets.front().site, Site::kCpu);
+}
+
+// Modules of many sizes: none, less than a segment, whole segments, many buckets.
+TEST(last_modules_of_buckets, are_those_of_the_buckets) {
+  std::mt19937 random(20261126);
+  const auto draw = [&](int64_t most) {
+    return std::uniform_int_distribution<int64_t>(0, most)(random);
+  };
+  size_t inside = 0;  // buckets that are parts of one module
+  for (int i = 0; i < 500; ++i) {
+    std::vector<Module> modules(static_cast<size_t>(1 + draw(5)));
+    int64_t offset = 0;
+    for (Module& module : modules) {
+      const int64_t sizes[] = {0, draw(2000), draw(40) * kSegment, draw(40 * kSegment)};
+      module.count = sizes[draw(3)];
+      module.flat_offset = offset;
+      offset += module.count;
+    }
+    OptimizerPlan optimizer;
+    optimizer.gpu_buckets = 0;
+    optimizer.bucket_bytes = Bytes{4 * (1 + draw(6 * kSegment))};
+    std::vector<int32_t> expected;
+    for (const Bucket& bucket : buckets_of(modules, optimizer)) {
+      expected.push_back(bucket.pieces.back().module);
+      inside += bucket.pieces.size() == 1;
+    }
+    EXPECT_EQ(last_modules_of_buckets(modules, optimizer.bucket_bytes), expected) << i;
+  }
+  EXPECT_GT(inside, 1000U);
 }
 
 TEST(optimizer_pass, every_bucket_leaves_steps_and_comes_home) {

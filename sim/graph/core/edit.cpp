@@ -134,13 +134,20 @@ std::vector<Bucket> buckets_of(const std::vector<Module>& modules, const Optimiz
 std::vector<int32_t> last_modules_of_buckets(const std::vector<Module>& modules,
                                              Bytes bucket_bytes) {
   std::vector<int32_t> last_modules;
+  const int64_t most = most_elements(bucket_bytes);
+  const int64_t whole = std::max<int64_t>(1, most / kSegment) * kSegment;
   Cursor cursor = end_of(modules);
   while (cursor.module >= 0) {
     int32_t last = -1;
     const int64_t elements =
-        cut_bucket(modules, most_elements(bucket_bytes), cursor,
+        cut_bucket(modules, most, cursor,
                    [&](int32_t module, int64_t, int64_t) { last = std::max(last, module); });
     if (elements > 0) last_modules.push_back(last);
+    // All that lie within one module at once: of large models they are tens of thousands.
+    if (cursor.module < 0 || cursor.end <= whole || cursor.end % kSegment != 0) continue;
+    const int64_t inside = (cursor.end - 1) / whole;
+    last_modules.insert(last_modules.end(), static_cast<size_t>(inside), cursor.module);
+    cursor.end -= inside * whole;
   }
   return last_modules;
 }
