@@ -110,7 +110,7 @@ Stack unusual_stack() {
   stack.facts.fp8_saves_codes = true;
   stack.facts.attention_kernel = AttentionKernel::kFlash1;
   stack.facts.attention_kernel_on = {{"hopper", AttentionKernel::kFlash3}};
-  stack.constants = {0.5, 0.6, 0.7, 0.8, Duration::from_us(3), 0.1, 0.9, {{"hopper", 0.875}}};
+  stack.constants = {0.5, 0.6, 0.7, 0.8, 0.85, Duration::from_us(3), 0.1, 0.9, {{"hopper", 0.875}}};
   stack.fitted = {"gemm_share", "launch_us"};
   stack.fitted_on = {"case-1"};
   stack.uncertainty.emplace();
