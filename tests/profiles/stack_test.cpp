@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profiles/load.h"
+#include "profiles/shipped.h"
 #include "tests/profiles/support.h"
 
 namespace ballast {
@@ -235,6 +236,17 @@ TEST(Stacks, each_constant_is_required) {
     json["constants"].erase(std::string(constant_name(i)));
     EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "is missing"));
   }
+}
+
+// What cases determined is counted as `calibrate` lists it, with one share for each generation of
+// GPUs that all frameworks have in common; of a case its figures count as one.
+TEST(Stacks, fitted_constants_are_less_than_a_third_of_the_cases_that_they_are_fitted_to) {
+  const Stack typical = load_stack(std::string(kTypicalStack));
+  size_t constants = typical.constants.sustained_gemm.size();
+  for (const std::string& name : shipped_names("stacks"))
+    constants += load_stack(name).fitted.size();
+  EXPECT_GT(constants, 20u);
+  EXPECT_LT(3 * constants, typical.fitted_on.size());
 }
 
 TEST(Stacks, each_part_of_the_uncertainty_is_required) {
