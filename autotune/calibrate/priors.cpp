@@ -24,9 +24,14 @@ Prior prior_of(int index) {
       // H100 and GH200: profiles/published/hardware.json); separate small kernels reach less.
       {0.75, 0.25, 0.2, 0.2, 1.3},
       // Tables and formulas of a fabric hold what NCCL reaches alone, so that little is left to
-      // lose:
-      // collectives of a training step share the wires and start late.
-      {0.9, 0.15, 0.2, 0.15, 1.0},
+      // lose. Inside a node ranks have wires of their own to the switch: what is lost is that they
+      // start late, and that the memory of the GPU is read and written by others meanwhile.
+      {0.9, 0.15, 0.15, 0.15, 1.0},
+      // Between nodes there is more to lose, and it differs more: what was measured is one group of
+      // a few nodes that nobody else used (profiles/fabrics). In a step many groups cross the same
+      // switches at once, over paths that collide, with jobs of others beside, and each waits for
+      // the slowest of more ranks.
+      {0.8, 0.2, 0.3, 0.1, 1.0},
       // Host time of a launch: from a C++ loop (two microseconds) to eager PyTorch with its hooks
       // (a dozen or more).
       {5.0, 0.7, 0.5, 0.05, 50.0},

@@ -54,8 +54,8 @@ Bytes scaled(Bytes bytes, double factor) {
 // The formulas, on the wires of one group.
 class Formulas {
  public:
-  Formulas(const Wiring& wiring, const Layout& layout, double share)
-      : wiring_(wiring), layout_(layout), share_(share) {}
+  Formulas(const Wiring& wiring, const Layout& layout, const WireShares& shares)
+      : wiring_(wiring), layout_(layout), shares_(shares) {}
 
   CollectiveTime best(CollectiveKind kind, Bytes bytes) const {
     switch (kind) {
@@ -98,9 +98,10 @@ class Formulas {
 
   // Bytes per second that all network cards of the group's ranks in one node carry.
   double cards() const {
-    return static_cast<double>(layout_.per_node) * wiring_.network->bandwidth.value.bytes_per_s;
+    return static_cast<double>(layout_.per_node) * shares_.network *
+           wiring_.network->bandwidth.value.bytes_per_s;
   }
-  double node_rate() const { return wiring_.node->bandwidth.value.bytes_per_s; }
+  double node_rate() const { return wiring_.node->bandwidth.value.bytes_per_s * shares_.node; }
   // Bus bandwidth of a ring through all ranks.
   double ring_rate() const {
     if (!crosses()) return node_rate();
@@ -118,7 +119,7 @@ class Formulas {
       const double latency = protocol.ring_base_us +
                              in_nodes * (node_us() + protocol.ring_node_us) +
                              between_nodes * (network_us() + protocol.ring_network_us);
-      const Bandwidth rate{ring_rate() * protocol.ring_share * share_};
+      const Bandwidth rate{ring_rate() * protocol.ring_share};
       const Duration time = Duration::from_us(latency) + passed / rate;
       best = std::min(best.value_or(time), time);
     }
@@ -137,7 +138,7 @@ class Formulas {
       const double latency = protocol.tree_base_us +
                              2 * chain * (node_us() + protocol.tree_node_us) +
                              2 * depth * (network_us() + protocol.tree_network_us);
-      const double share = protocol.tree_share * share_;
+      const double share = protocol.tree_share;
       Duration transfer = leaves_node / Bandwidth{cards() * share};
       if (chain > 0) transfer = std::max(transfer, passed / Bandwidth{node_rate() * share});
       best = std::min(best.value_or(Duration::from_us(latency) + transfer),
@@ -147,7 +148,7 @@ class Formulas {
   }
 
   CollectiveTime in_switch(Bytes bytes) const {
-    const double rate = wiring_.node->switch_reduction->value.bytes_per_s * share_;
+    const double rate = wiring_.node->switch_reduction->value.bytes_per_s * shares_.node;
     const Duration time = Duration::from_us(kSwitchLatencyUs) +
                           scaled(bytes, share_sent(layout_, 2)) / Bandwidth{rate};
     // The switch reads every rank's buffer and sends each rank the sums that it stores.
@@ -156,11 +157,11 @@ class Formulas {
     return {time, sent, sent, Wires::kNode, CollectiveAlgorithm::kSwitch};
   }
 
-  Bandwidth message_rate(const Interconnect& wires, Bytes message) const {
+  Bandwidth message_rate(const Interconnect& wires, double share, Bytes message) const {
     const double rate = wires.point_to_point.empty()
                             ? wires.bandwidth.value.bytes_per_s
                             : wires.point_to_point.rate_at(static_cast<double>(message.count));
-    return {rate * share_};
+    return {rate * share};
   }
 
   // The messages inside the node and those between nodes move at the same time.
@@ -169,16 +170,18 @@ class Formulas {
     const Bytes near = message * (layout_.per_node - 1);
     const Bytes far = message * (layout_.ranks - layout_.per_node);
     Duration time;
-    if (near.count > 0) time = near / message_rate(*wiring_.node, message);
-    if (crosses()) time = std::max(time, far / message_rate(*wiring_.network, message));
+    if (near.count > 0) time = near / message_rate(*wiring_.node, shares_.node, message);
+    if (crosses()) {
+      time = std::max(time, far / message_rate(*wiring_.network, shares_.network, message));
+    }
     return {time + hop(), crosses() ? far : near, near + far, wires(),
             CollectiveAlgorithm::kDirect};
   }
 
   CollectiveTime send(Bytes bytes) const {
-    const Interconnect& used = crosses() ? *wiring_.network : *wiring_.node;
-    return {bytes / message_rate(used, bytes) + hop(), bytes, bytes, wires(),
-            CollectiveAlgorithm::kDirect};
+    const Bandwidth rate = crosses() ? message_rate(*wiring_.network, shares_.network, bytes)
+                                     : message_rate(*wiring_.node, shares_.node, bytes);
+    return {bytes / rate + hop(), bytes, bytes, wires(), CollectiveAlgorithm::kDirect};
   }
 
   // Of one message under Simple, its kernel's start included.
@@ -190,7 +193,7 @@ class Formulas {
 
   const Wiring& wiring_;
   const Layout& layout_;
-  double share_;
+  WireShares shares_;
 };
 
 Wiring wiring_of(const Machine& machine) {
@@ -205,7 +208,7 @@ double correction(const AllReduceTable& table, const Machine& machine, Bytes byt
     const Bytes size{std::llround(point.size)};
     const double measured = point.size * share_sent(layout, 2) / point.rate;
     const CollectiveTime formula =
-        formula_time(CollectiveKind::kAllReduce, size, layout, wiring_of(machine), 1);
+        formula_time(CollectiveKind::kAllReduce, size, layout, wiring_of(machine), {});
     ratio.points.push_back({point.size, measured / formula.time.seconds()});
   }
   return ratio.rate_at(static_cast<double>(bytes.count));
@@ -236,23 +239,25 @@ std::string_view to_string(CollectiveAlgorithm value) {
 }
 
 CollectiveTime formula_time(CollectiveKind kind, Bytes bytes, const Layout& layout,
-                            const Wiring& wiring, double share) {
-  return Formulas(wiring, layout, share).best(kind, bytes);
+                            const Wiring& wiring, const WireShares& shares) {
+  return Formulas(wiring, layout, shares).best(kind, bytes);
 }
 
-CollectiveTime collective_time(const CollectiveWork& work, const Machine& machine, double share) {
-  CHECK(share > 0 && share <= 1);
+CollectiveTime collective_time(const CollectiveWork& work, const Machine& machine,
+                               const WireShares& shares) {
+  CHECK(shares.node > 0 && shares.node <= 1);
+  CHECK(shares.network > 0 && shares.network <= 1);
   if (work.ranks == 1) return {};
   const Layout layout = layout_of(work, machine);
   check_wires(work, layout, machine);
-  CollectiveTime result = formula_time(work.kind, work.bytes, layout, wiring_of(machine), share);
+  CollectiveTime result = formula_time(work.kind, work.bytes, layout, wiring_of(machine), shares);
   const Interconnect& wires = layout.nodes > 1 ? *machine.network : *machine.node;
   if (wires.fabric_model) {
     const Wiring wiring = wiring_of(machine);
     const auto measured = wires.fabric_model->time(work.kind, work.bytes, layout, wiring);
     if (measured) {
       // A share of the bandwidth leaves the latency.
-      const Duration whole = formula_time(work.kind, work.bytes, layout, wiring, 1).time;
+      const Duration whole = formula_time(work.kind, work.bytes, layout, wiring, {}).time;
       result.time = *measured * (result.time.seconds() / whole.seconds());
       result.corrected = true;
       return result;

@@ -51,14 +51,21 @@ struct Wiring {
   const Interconnect* network = nullptr;
 };
 
+// Of the bandwidth of the wires inside a node and of those between nodes that is reached, each
+// above 0 and at most 1.
+struct WireShares {
+  double node = 1;
+  double network = 1;
+};
+
 // The formulas alone, before anything measured. Requires the wires between the ranks.
 CollectiveTime formula_time(CollectiveKind kind, Bytes bytes, const Layout& layout,
-                            const Wiring& wiring, double share);
+                            const Wiring& wiring, const WireShares& shares);
 
-// `share`: of the machine's bandwidth that is reached, above 0 and at most 1. A group of one takes
-// no time. Throws Error naming the operation and the key of the machine's file if the machine has
-// no wires between the ranks.
-CollectiveTime collective_time(const CollectiveWork& work, const Machine& machine, double share);
+// A group of one takes no time. Throws Error naming the operation and the key of the machine's file
+// if the machine has no wires between the ranks.
+CollectiveTime collective_time(const CollectiveWork& work, const Machine& machine,
+                               const WireShares& shares);
 
 // Share of the multiprocessors that a collective over these wires keeps from other work.
 double multiprocessor_share(Wires wires, const Machine& machine);

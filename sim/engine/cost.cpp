@@ -351,7 +351,7 @@ CostModel::Alone CostModel::from_rates(const Op& op) const {
   if (const auto* work = std::get_if<IoWork>(&op.work)) return io(*work);
   if (const auto* collective = std::get_if<CollectiveWork>(&op.work)) {
     if (gpu.is_host_thread) return between_stages(*collective);
-    const CollectiveTime result = collective_time(*collective, machine_, constants_.collective);
+    const CollectiveTime result = collective_time(*collective, machine_, wire_shares());
     return {result.time, result.corrected ? Provenance::kInterpolated : Provenance::kRoofline};
   }
   return {};
@@ -543,8 +543,12 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
   demand(cost, kMultiprocessors, 1);
 }
 
+WireShares CostModel::wire_shares() const {
+  return {constants_.node_collective, constants_.network_collective};
+}
+
 void CostModel::add_collective_demands(const CollectiveWork& work, OpCost& cost) const {
-  const CollectiveTime result = collective_time(work, machine_, constants_.collective);
+  const CollectiveTime result = collective_time(work, machine_, wire_shares());
   if (result.wires == Wires::kNone) return;
   demand(cost, result.wires == Wires::kNetwork ? network_ : node_,
          per_second(result.sent, cost.alone));

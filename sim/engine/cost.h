@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/engine/collective.h"
 #include "sim/graph/core/graph.h"
 #include "sim/graph/core/op_cost.h"
 #include "sim/spec/machine.h"
@@ -126,6 +127,7 @@ class CostModel {
   FlopRate matmul_rate(DType dtype) const;
   double most_cores() const;  // of one rank, where all use theirs
   void add_demands(const Op& op, OpCost& cost) const;
+  WireShares wire_shares() const;
   void add_collective_demands(const CollectiveWork& work, OpCost& cost) const;
   void demand(OpCost& cost, int32_t capacity, double amount) const;
 

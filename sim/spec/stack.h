@@ -261,10 +261,13 @@ struct StackFacts {
 
 // 1 is perfect for every share; what is not fitted keeps its default.
 struct StackConstants {
-  double gemm = 1;          // share of the machine's matrix product time model
-  double attention = 1;     // share of the machine's attention rate
-  double elementwise = 1;   // share of GPU memory bandwidth in passes that it binds
-  double collective = 1;    // share of the machine's collective bandwidth
+  double gemm = 1;         // share of the machine's matrix product time model
+  double attention = 1;    // share of the machine's attention rate
+  double elementwise = 1;  // share of GPU memory bandwidth in passes that it binds
+  // Shares of the bandwidth of collectives and messages, on the wires inside a node and on those
+  // between nodes. What crosses both has each share on its own wires.
+  double node_collective = 1;
+  double network_collective = 1;
   Duration launch;          // of the host, for each kernel that it enqueues
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer
@@ -280,7 +283,7 @@ struct StackConstants {
   }
   bool operator==(const StackConstants&) const = default;
 };
-inline constexpr int kStackConstants = 7;
+inline constexpr int kStackConstants = 8;
 // By index, in the order of the members.
 enum class ConstantKind : uint8_t { kShare, kMicroseconds, kSlack };
 ConstantKind constant_kind(int index);

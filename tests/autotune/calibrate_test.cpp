@@ -15,8 +15,9 @@ namespace ballast {
 namespace {
 
 using calibrated::four_cases;
-using calibrated::kCollective;
 using calibrated::kGemm;
+using calibrated::kNetwork;
+using calibrated::kNode;
 using calibrated::kSlack;
 using calibrated::large_setup;
 using calibrated::publish;
@@ -96,15 +97,49 @@ TEST(Calibrate, constant_that_no_case_sees_keeps_its_prior_and_is_not_listed) {
   const Calibration result = calibrate(cases);
   const Stack& stack = result.stacks[0];
   EXPECT_TRUE(is_fitted(stack, kGemm));
-  EXPECT_FALSE(is_fitted(stack, kCollective));
+  EXPECT_FALSE(is_fitted(stack, kNode));
+  EXPECT_FALSE(is_fitted(stack, kNetwork));
   EXPECT_FALSE(is_fitted(stack, kSlack));
-  EXPECT_NEAR(stack.constants.collective, prior_of(kCollective).value, 1e-9);
+  EXPECT_NEAR(stack.constants.node_collective, prior_of(kNode).value, 1e-9);
+  EXPECT_NEAR(stack.constants.network_collective, prior_of(kNetwork).value, 1e-9);
   EXPECT_NEAR(stack.constants.memory_slack, prior_of(kSlack).value, 1e-9);
   EXPECT_LT(stack.constants.gemm, prior_of(kGemm).value);
   ASSERT_TRUE(stack.uncertainty.has_value());
   const std::vector<double>& covariance = stack.uncertainty->covariance;
   ASSERT_EQ(covariance.size(), static_cast<size_t>(kStackConstants * kStackConstants));
   EXPECT_LT(covariance[0], result.typical.uncertainty->covariance[0]);
+}
+
+// Eight ranks of one node tell how its wires are used and nothing of those between nodes; sixteen
+// of two nodes, whose ring is as slow as a network of 5 GB/s a card, the other way round.
+TEST(Calibrate, shares_of_wires_are_told_by_what_crosses_them) {
+  const auto calibrated_on = [](int64_t ranks, const StackConstants& truth) {
+    std::vector<SourcedCase> cases;
+    for (int i = 0; i < 4; ++i) {
+      CaseSetup setup = large_setup("case-" + std::to_string(i), "one");
+      setup.published.plan.devices = setup.published.plan.tensor = ranks;
+      setup.published.plan.global_batch = 16 * (i + 1);
+      setup.machine.network->bandwidth.value = Bandwidth{5e9};
+      setup.published.model.heads = setup.published.model.kv_heads = 16;
+      setup.published.model.head_size = 64;
+      cases.push_back(publish(std::move(setup), {Metric::kStepTime}, truth));
+    }
+    return calibrate(cases).stacks[0];
+  };
+  StackConstants truth = prior_constants();
+  truth.node_collective = 0.6;
+  const Stack inside = calibrated_on(8, truth);
+  EXPECT_TRUE(is_fitted(inside, kNode));
+  EXPECT_FALSE(is_fitted(inside, kNetwork));
+  EXPECT_LT(inside.constants.node_collective, 0.75);
+  EXPECT_NEAR(inside.constants.network_collective, prior_of(kNetwork).value, 1e-9);
+  truth = prior_constants();
+  truth.network_collective = 0.5;
+  const Stack across = calibrated_on(16, truth);
+  EXPECT_TRUE(is_fitted(across, kNetwork));
+  EXPECT_FALSE(is_fitted(across, kNode));
+  EXPECT_LT(across.constants.network_collective, 0.65);
+  EXPECT_NEAR(across.constants.node_collective, prior_of(kNode).value, 1e-9);
 }
 
 TEST(Calibrate, numbers_of_the_priors_leave_the_priors) {

@@ -13,7 +13,7 @@ using tests::tiny_cluster;
 constexpr int64_t kMega = 1'000'000;
 
 CollectiveTime time_of(const CollectiveWork& work, const Machine& machine = tiny_cluster()) {
-  return collective_time(work, machine, 1);
+  return collective_time(work, machine, {});
 }
 
 double us_of(CollectiveKind kind, int64_t bytes, int64_t ranks, int64_t stride = 1) {
@@ -157,7 +157,34 @@ TEST(Collective, a_measured_table_corrects_every_ring_over_its_wires) {
 // Half of the bandwidth doubles the 6000 us of transfer, not the 31.8 us of latency.
 TEST(Collective, a_share_of_the_bandwidth_leaves_the_latency) {
   const CollectiveWork work{CollectiveKind::kAllReduce, Bytes{400 * kMega}, 4};
-  EXPECT_NEAR(collective_time(work, tiny_cluster(), 0.5).time.us(), 12031.8, 1e-6);
+  EXPECT_NEAR(collective_time(work, tiny_cluster(), {0.5, 1}).time.us(), 12031.8, 1e-6);
+  EXPECT_NEAR(collective_time(work, tiny_cluster(), {1, 0.5}).time.us(), 6031.8, 1e-6);
+}
+
+// A send to a neighbour has the share of the node, one to the next node that of the network: twice
+// the 100 and the 1000 us of above.
+TEST(Collective, each_share_is_of_its_own_wires) {
+  const auto us = [](int64_t stride, const WireShares& shares) {
+    const CollectiveWork work{CollectiveKind::kSendReceive, Bytes{10 * kMega}, 2, stride};
+    return collective_time(work, tiny_cluster(), shares).time.us();
+  };
+  EXPECT_NEAR(us(1, {0.5, 1}), 212.3, 1e-6);
+  EXPECT_NEAR(us(1, {1, 0.5}), 112.3, 1e-6);
+  EXPECT_NEAR(us(4, {0.5, 1}), 1020.3, 1e-6);
+  EXPECT_NEAR(us(4, {1, 0.5}), 2020.3, 1e-6);
+}
+
+// A ring over two nodes of four runs at the 40 GB/s of a node's four cards while the wires inside
+// reach more (100 GB/s), and at a quarter of those once they reach less.
+TEST(Collective, a_ring_over_nodes_has_the_share_of_its_narrowest_wires) {
+  const CollectiveWork work{CollectiveKind::kAllGather, Bytes{400 * kMega}, 8};
+  const auto us = [&](const WireShares& shares) {
+    return collective_time(work, tiny_cluster(), shares).time.us();
+  };
+  const double transfer = 400e6 * 7 / 8 / 40e9 * 1e6;
+  EXPECT_NEAR(us({0.5, 1}), us({}), 1e-6);
+  EXPECT_NEAR(us({1, 0.5}), us({}) + transfer, 1e-6);
+  EXPECT_NEAR(us({0.25, 1}), us({}) + 0.6 * transfer, 1e-6);
 }
 
 TEST(Collective, a_group_of_one_takes_no_time) {
@@ -168,7 +195,7 @@ TEST(Collective, a_group_of_one_takes_no_time) {
 
 std::string complaint(const CollectiveWork& work, const Machine& machine) {
   try {
-    collective_time(work, machine, 1);
+    collective_time(work, machine, {});
   } catch (const Error& error) {
     return error.what();
   }

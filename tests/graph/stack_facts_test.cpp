@@ -456,7 +456,7 @@ TEST(StackFacts, gathered_weights_are_copied_by_rank_and_tensor_where_a_stack_do
   const auto buckets = static_cast<int64_t>(graph.buckets.size());
   const auto modules = std::count_if(graph.modules.begin(), graph.modules.end(),
                                      [](const Module& module) { return module.count > 0; });
-  EXPECT_EQ(launches_of(1), 2 * (modules + buckets));
+  EXPECT_EQ(launches_of(1), 2 * (2 * modules + buckets)) << "a slice, and its copy";
   EXPECT_EQ(tiny::bytes(graph, TensorKind::kArriving).count, 2 * 2 * parameter_count(gpt()));
   EXPECT_EQ(launches_of(0), 0) << "nothing is gathered";
 }

@@ -270,7 +270,7 @@ Json fact(const std::string& machine, const std::string& quantity) {
 }
 
 double seconds_of(const CollectiveWork& work, const Machine& machine) {
-  return collective_time(work, machine, 1).time.seconds();
+  return collective_time(work, machine, {}).time.seconds();
 }
 
 // Thirteen all-reduces over eight ranks of two nodes, of another run than the fabric's table: half

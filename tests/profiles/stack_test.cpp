@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profiles/load.h"
+#include "profiles/shipped.h"
 #include "tests/profiles/support.h"
 
 namespace ballast {
@@ -110,7 +111,7 @@ Stack unusual_stack() {
   stack.facts.fp8_saves_codes = true;
   stack.facts.attention_kernel = AttentionKernel::kFlash1;
   stack.facts.attention_kernel_on = {{"hopper", AttentionKernel::kFlash3}};
-  stack.constants = {0.5, 0.6, 0.7, 0.8, Duration::from_us(3), 0.1, 0.9, {{"hopper", 0.875}}};
+  stack.constants = {0.5, 0.6, 0.7, 0.8, 0.85, Duration::from_us(3), 0.1, 0.9, {{"hopper", 0.875}}};
   stack.fitted = {"gemm_share", "launch_us"};
   stack.fitted_on = {"case-1"};
   stack.uncertainty.emplace();
@@ -206,6 +207,9 @@ TEST(Stacks, wrong_values_name_the_file_and_the_key) {
       {"/facts/gradient_overlap", "some", "'facts.gradient_overlap': is 'some'"},
       {"/constants/gemm_share", 0, "gemm_share"},
       {"/constants/gem_share", 0.5, "key 'constants.gem_share'"},
+      {"/constants/elementwise_share", 2.1, "0.001 to 2"},
+      {"/constants/node_collective_share", 1.01, "0.001 to 1"},
+      {"/constants/network_collective_share", 1.01, "0.001 to 1"},
       {"/constants/cpu_share", 0, "cpu_share"},
       {"/constants/cpu_shar", 0.5, "key 'constants.cpu_shar'"},
       {"/sustained_gemm/hoper", 0.9, "did you mean 'hopper'"},
@@ -235,6 +239,17 @@ TEST(Stacks, each_constant_is_required) {
     json["constants"].erase(std::string(constant_name(i)));
     EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "is missing"));
   }
+}
+
+// What cases determined is counted as `calibrate` lists it, with one share for each generation of
+// GPUs that all frameworks have in common; of a case its figures count as one.
+TEST(Stacks, fitted_constants_are_less_than_a_third_of_the_cases_that_they_are_fitted_to) {
+  const Stack typical = load_stack(std::string(kTypicalStack));
+  size_t constants = typical.constants.sustained_gemm.size();
+  for (const std::string& name : shipped_names("stacks"))
+    constants += load_stack(name).fitted.size();
+  EXPECT_GT(constants, 20u);
+  EXPECT_LT(3 * constants, typical.fitted_on.size());
 }
 
 TEST(Stacks, each_part_of_the_uncertainty_is_required) {

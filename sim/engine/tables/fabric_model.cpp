@@ -14,8 +14,12 @@ bool is_direct(CollectiveKind kind) {
   return kind == CollectiveKind::kAllToAll || kind == CollectiveKind::kSendReceive;
 }
 
+// Between nodes a ring's bytes count by card: groups of one rank a node load each card with what
+// eight times as much does over eight ranks, and tables are mostly of whole nodes.
 TablePlace table_place(CollectiveKind kind, Bytes bytes, const Layout& layout) {
-  return {std::log2(static_cast<double>(std::max<int64_t>(bytes.count, 1))),
+  const int64_t cards = layout.nodes > 1 && !is_direct(kind) ? layout.per_node : 1;
+  return {std::log2(static_cast<double>(std::max<int64_t>(bytes.count, 1))) -
+              std::log2(static_cast<double>(cards)),
           std::log2(static_cast<double>(layout.per_node)),
           std::log2(static_cast<double>(layout.nodes)), 0, static_cast<double>(kind)};
 }

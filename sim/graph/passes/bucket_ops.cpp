@@ -438,10 +438,11 @@ std::vector<Op> BucketOps::unpack_of(int32_t b) const {
   // From one piece to a buffer for each rank, and from there to the tensors: both read and written.
   BucketWork work = elementwise(bucket(b).count, plan_.dtype, plan_.dtype, Site::kGpu);
   work.moved = work.moved * 2;
-  // A module that lies in several buckets is copied with its first part.
+  // A module that lies in several buckets is copied with its first part. The host takes each rank's
+  // slice of it in an operation of its own before it copies there: no kernel, but as many calls.
   int64_t begun = 0;
   for (const Bucket::Piece& piece : bucket(b).pieces) begun += piece.begin == 0 ? 1 : 0;
-  work.launches = replica_group(plan_).ranks * (begun + 1);
+  work.launches = replica_group(plan_).ranks * (2 * begun + 1);
   return {op(OpKind::kUnpack, LaneKind::kCompute, b, work, std::move(accesses))};
 }
 
