@@ -41,37 +41,82 @@ std::vector<ValueRun> runs_of_all(std::span<const SummedPart> parts, int64_t siz
 
 CudaRanks::CudaRanks(const Setting& setting, std::optional<NcclFunctions> functions)
     : at_(setting),
+      place_(place_of(setting.plan, setting.shares.ranks().rank())),
       functions_(std::move(functions)),
-      cuts_(cuts_of(setting)),
-      cuts_on_gpu_(setting.runtime, CudaMemoryKind::kDevice, bytes_of(cuts_), "cut segments"),
-      cuts_on_host_(setting.runtime, CudaMemoryKind::kPinned, bytes_of(cuts_), "cut segments"),
-      scratch_(setting.runtime, CudaMemoryKind::kDevice, scratch_of(setting), "sums over ranks") {
-  if (at_.shares.are_split()) norms_.emplace(at_.graph, at_.arguments, at_.shares);
+      norms_(setting.shares.are_split()
+                 ? std::optional<RankNorms>(std::in_place, setting.graph, setting.arguments,
+                                            setting.shares)
+                 : std::nullopt),
+      slices_(setting.plan.tensor > 1
+                  ? std::optional<ParameterSlices>(std::in_place, setting.graph, setting.model,
+                                                   setting.plan, setting.shares.ranks())
+                  : std::nullopt),
+      split_norms_(slices_ ? std::optional<SplitNorms>(std::in_place, setting.graph, setting.shares,
+                                                       setting.plan, *slices_)
+                           : std::nullopt),
+      asides_(asides_of()),
+      aside_on_gpu_(setting.runtime, CudaMemoryKind::kDevice, bytes_aside(), "values of norms"),
+      aside_on_host_(setting.runtime, CudaMemoryKind::kPinned, bytes_aside(), "values of norms"),
+      scratch_(setting.runtime, CudaMemoryKind::kDevice, scratch_of(setting), "sums over ranks"),
+      told_(setting.runtime, CudaMemoryKind::kDevice, told_of_loss() * setting.plan.tensor,
+            "what ranks tell of logits"),
+      norm_scratch_(setting.runtime, CudaMemoryKind::kDevice, norm_scratch(),
+                    "gradients of norms") {
+  find_alike_aside();
   if (!functions_) return;
-  nccl_.emplace(*functions_, at_.runtime, at_.shares.ranks(), nccl_groups_of(at_.graph));
+  nccl_.emplace(*functions_, at_.runtime, at_.shares.ranks(), groups());
 }
 
-// In the order of the program; a bucket's norm is taken once a step.
-CudaRanks::Cuts CudaRanks::cuts_of(const Setting& at) {
-  Cuts all;
-  if (!at.shares.are_split()) return all;
-  for (const Op& op : at.graph.step.ops) {
-    if (op.kind != OpKind::kSumOfSquares || !CudaLanes::queues(op.lane)) continue;
-    Cut cut;
-    cut.begin = bytes_of(all).count;
-    cut.format = format_of(stored_in(at.arguments, op, 0));
-    for (const CutRange& range : at.ranges.cuts(op, 0)) cut.count += range.count;
-    if (cut.count > 0) CHECK(all.emplace(op.label.bucket, cut).second);
+// Those of the graph's collectives, and within operations, in one order on every rank.
+std::vector<NcclGroup> CudaRanks::groups() const {
+  std::vector<NcclGroup> all = nccl_groups_of(at_.graph);
+  if (norm_scratch().count > 0) {
+    all.push_back({lane_of(0, LaneKind::kCompute), tensor_group(at_.plan)});
   }
   return all;
 }
 
-Bytes CudaRanks::bytes_of(const Cuts& cuts) {
+// In the order of the program; a bucket's norm is taken once a step.
+CudaRanks::Asides CudaRanks::asides_of() const {
+  Asides all;
+  int64_t begin = 0;
+  for (const Op& op : at_.graph.step.ops) {
+    if (op.kind != OpKind::kSumOfSquares || !CudaLanes::queues(op.lane)) continue;
+    Aside aside;
+    aside.begin = begin;
+    aside.format = format_of(stored_in(at_.arguments, op, 0));
+    if (norms_) {
+      for (const CutRange& range : at_.ranges.cuts(op, 0)) aside.cut += range.count;
+    }
+    aside.count = aside.cut;
+    if (split_norms_)
+      aside.alike = split_norms_->alike(at_.ranges.own_segments(op, 0), aside.format);
+    for (const SplitNorms::Alike& part : aside.alike) aside.count += part.values.count;
+    if (aside.count == 0) continue;
+    begin += aside.bytes().count;
+    CHECK(all.emplace(op.label.bucket, std::move(aside)).second);
+  }
+  return all;
+}
+
+Bytes CudaRanks::bytes_aside() const {
   int64_t end = 0;
-  for (const auto& [bucket, cut] : cuts) {
-    end = std::max(end, cut.begin + cut.count * kernels::bytes_of(cut.format));
+  for (const auto& [bucket, aside] : asides_) {
+    end = std::max(end, aside.begin + aside.bytes().count);
   }
   return {end};
+}
+
+// What a bucket's operation lists on the GPU lies behind its cut values, one after another.
+void CudaRanks::find_alike_aside() {
+  for (auto& [bucket, aside] : asides_) {
+    const int64_t size = kernels::bytes_of(aside.format);
+    const std::byte* next = aside_on_host_.data() + aside.begin + aside.cut * size;
+    for (SplitNorms::Alike& part : aside.alike) {
+      part.values.values = next;
+      next += part.values.count * size;
+    }
+  }
 }
 
 bool CudaRanks::rounds(const Plan& plan, DType stored) {
@@ -97,8 +142,106 @@ Bytes CudaRanks::scratch_of(const Setting& at) {
   return {most};
 }
 
+bool CudaRanks::exchanges(const Op& op) const {
+  return op.kind == OpKind::kCollective || sums_gradient(op);
+}
+
+// Of parameters that every rank has whole, where each has some of the tokens.
+bool CudaRanks::sums_gradient(const Op& op) const {
+  return op.kind == OpKind::kNorm && is_backward(op.phase) && at_.plan.tensor > 1 &&
+         at_.plan.tensor_sequence;
+}
+
 void CudaRanks::exchange(const Op& op, int32_t step, CudaStream stream) {
-  CHECK(exchanges_data(op));
+  if (sums_gradient(op)) return norm(op, step, stream);
+  if (exchanges_data(op)) return exchange_data(op, step, stream);
+  CHECK(kind_of(op.lane) == LaneKind::kTensorNetwork);
+  if (op.label.module == ModuleKind::kLoss) return exchange_loss(op, step, stream);
+  exchange_rows(op, step, stream);
+}
+
+// Without the others a sum is this rank's contribution, as LoneRank has it.
+void CudaRanks::exchange_rows(const Op& op, int32_t step, CudaStream stream) {
+  const CollectiveWork& work = std::get<CollectiveWork>(op.work);
+  const NcclGroup group{op.lane, tensor_group(at_.plan)};
+  CHECK(work.ranks == group.ranks.ranks && work.stride == group.ranks.stride);
+  const Argument from = at_.arguments.find(op, Role::kSource, step);
+  const Argument to = at_.arguments.find(op, Role::kDestination, step);
+  const kernels::Format stored = format_of(from.tensor->dtype);
+  const int64_t elements = to.tensor->elements;
+  const bool gathers = work.kind == CollectiveKind::kAllGather;
+  const bool scatters = work.kind == CollectiveKind::kReduceScatter;
+  CHECK(gathers || scatters || work.kind == CollectiveKind::kAllReduce);
+  const int64_t given = gathers    ? elements / at_.plan.tensor
+                        : scatters ? elements * at_.plan.tensor
+                                   : elements;
+  CHECK(from.tensor->elements == given);
+  if (!nccl_) {
+    const Bytes own = std::min(from.tensor->bytes(), to.tensor->bytes());
+    return at_.runtime.copy({to.data, from.data, own, CopyKind::kDeviceToDevice}, stream);
+  }
+  if (gathers) {
+    return nccl_->all_gather(group, from.data, to.data, from.tensor->bytes().count, stream);
+  }
+  if (scatters) return nccl_->reduce_scatter(group, from.data, to.data, elements, stored, stream);
+  nccl_->all_reduce(group, from.data, to.data, elements, stored, stream);
+}
+
+Bytes CudaRanks::told_of_loss() const {
+  Bytes most;
+  for (const Op& op : at_.graph.step.ops) {
+    if (op.kind != OpKind::kCollective || op.label.module != ModuleKind::kLoss) continue;
+    most = std::max(most, at_.arguments.find(op, Role::kDestination, 0).tensor->bytes());
+  }
+  return most;
+}
+
+void CudaRanks::exchange_loss(const Op& op, int32_t step, CudaStream stream) {
+  const int64_t bytes = at_.arguments.find(op, Role::kDestination, step).tensor->bytes().count;
+  std::byte* const own = told_.data() + place_.tensor * bytes;
+  at_.math.tell_loss(op, at_.arguments, step, own, stream);
+  if (nccl_) {
+    nccl_->all_gather({op.lane, tensor_group(at_.plan)}, own, told_.data(), bytes, stream);
+  } else {
+    for (int64_t rank = 0; rank < at_.plan.tensor; ++rank) {
+      if (rank == place_.tensor) continue;
+      at_.runtime.copy({told_.data() + rank * bytes, own, {bytes}, CopyKind::kDeviceToDevice},
+                       stream);
+    }
+  }
+  at_.math.merge_loss(op, at_.arguments, step, told_.data(), stream);
+}
+
+// A gradient in fp32, twice: this one's part, and what it is added to.
+Bytes CudaRanks::norm_scratch() const {
+  int64_t most = 0;
+  for (const Op& op : at_.graph.step.ops) {
+    if (!sums_gradient(op)) continue;
+    most = std::max(most, at_.arguments.find(op, Role::kParameterGradient, 0).tensor->elements);
+  }
+  return {2 * most * size_of(DType::kF32)};
+}
+
+// Added in fp32 and rounded once.
+void CudaRanks::norm(const Op& op, int32_t step, CudaStream stream) {
+  constexpr kernels::Format kF32 = kernels::Format::kF32;
+  const Argument gradient = at_.arguments.find(op, Role::kParameterGradient, step);
+  const int64_t count = gradient.tensor->elements;
+  const kernels::Format stored = format_of(gradient.tensor->dtype);
+  std::byte* const sums = norm_scratch_.data();
+  at_.math.norm_apart(op, at_.arguments, step, reinterpret_cast<float*>(sums), stream);
+  if (nccl_) {
+    nccl_->all_reduce({op.lane, tensor_group(at_.plan)}, sums, sums, count, kF32, stream);
+  }
+  if (gradient.adds) {
+    std::byte* const before = sums + count * size_of(DType::kF32);
+    at_.math.cast({gradient.data, stored, before, kF32, count}, stream);
+    at_.math.add({before, sums, kF32, count}, stream);
+  }
+  at_.math.cast({sums, kF32, gradient.data, stored, count}, stream);
+}
+
+void CudaRanks::exchange_data(const Op& op, int32_t step, CudaStream stream) {
   if (!nccl_) return;
   const CollectiveWork& work = std::get<CollectiveWork>(op.work);
   const NcclGroup group{op.lane, at_.shares.group(Sort::kDense)};
@@ -164,24 +307,32 @@ void CudaRanks::round(std::byte* values, int64_t count, DType stored, CudaStream
   }
 }
 
-void CudaRanks::put_cuts_aside(const Op& op, int32_t step, CudaStream stream) {
-  const auto found = cuts_.find(op.label.bucket);
-  if (found == cuts_.end()) return;
-  std::byte* to = cuts_on_gpu_.data() + found->second.begin;
-  for (const CutRange& range : at_.ranges.cuts(op, step)) {
-    const Bytes bytes{range.count * kernels::bytes_of(found->second.format)};
+void CudaRanks::put_aside(const Op& op, int32_t step, CudaStream stream) {
+  const auto found = asides_.find(op.label.bucket);
+  if (found == asides_.end()) return;
+  const kernels::Format format = found->second.format;
+  std::byte* to = aside_on_gpu_.data() + found->second.begin;
+  const auto put = [&](const CutRange& range) {
+    const Bytes bytes{range.count * kernels::bytes_of(format)};
     at_.runtime.copy({to, range.values, bytes, CopyKind::kDeviceToDevice}, stream);
     to += bytes.count;
+  };
+  if (norms_) {
+    for (const CutRange& range : at_.ranges.cuts(op, step)) put(range);
+  }
+  if (!split_norms_) return;
+  for (const SplitNorms::Alike& part :
+       split_norms_->alike(at_.ranges.own_segments(op, step), format)) {
+    put(part.values);
   }
 }
 
-void CudaRanks::bring_cuts(const Op& op, CudaStream stream) {
-  const auto found = cuts_.find(op.label.bucket);
-  if (found == cuts_.end() || !brings_partials(op)) return;
-  const Cut& cut = found->second;
-  const Bytes bytes{cut.count * kernels::bytes_of(cut.format)};
-  at_.runtime.copy({cuts_on_host_.data() + cut.begin, cuts_on_gpu_.data() + cut.begin, bytes,
-                    CopyKind::kDeviceToHost},
+void CudaRanks::bring(const Op& op, CudaStream stream) {
+  const auto found = asides_.find(op.label.bucket);
+  if (found == asides_.end() || !brings_partials(op)) return;
+  const Aside& aside = found->second;
+  at_.runtime.copy({aside_on_host_.data() + aside.begin, aside_on_gpu_.data() + aside.begin,
+                    aside.bytes(), CopyKind::kDeviceToHost},
                    stream);
 }
 
@@ -192,18 +343,23 @@ bool CudaRanks::brings_partials(const Op& op) const {
   });
 }
 
-void CudaRanks::keep_cuts_of_cpu(const Op& op, int32_t step) {
-  if (!norms_) return;
-  const DType stored = stored_in(at_.arguments, op, step);
-  norms_->keep(op.label.bucket, format_of(stored), at_.ranges.cuts(op, step));
+void CudaRanks::keep_of_cpu(const Op& op, int32_t step, const kernels::Table& table) {
+  const kernels::Format stored = format_of(stored_in(at_.arguments, op, step));
+  if (norms_) norms_->keep(op.label.bucket, stored, at_.ranges.cuts(op, step));
+  if (!split_norms_) return;
+  split_norms_->keep(op.label.bucket, stored,
+                     split_norms_->alike(at_.ranges.own_segments(op, step), stored), table);
 }
 
-NormSums CudaRanks::sum_of_all(const kernels::Table& table) {
-  CHECK(norms_.has_value());
-  for (const auto& [bucket, cut] : cuts_) {
-    norms_->keep(bucket, cut.format, {{cuts_on_host_.data() + cut.begin, cut.count}});
+double CudaRanks::sum_of_all(const BucketUpdates& updates) {
+  const kernels::Table& table = updates.table();
+  for (const auto& [bucket, aside] : asides_) {
+    const std::byte* const values = aside_on_host_.data() + aside.begin;
+    if (norms_) norms_->keep(bucket, aside.format, {{values, aside.cut}});
+    if (split_norms_) split_norms_->keep(bucket, aside.format, aside.alike, table);
   }
-  return norms_->sum_of_all(table);
+  const NormSums sums = norms_ ? norms_->sum_of_all(table) : updates.sum_of_partials();
+  return split_norms_ ? split_norms_->sum_of_all(sums, table) : sums.all;
 }
 
 void CudaRanks::wait(CudaEvent event) {

@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/device_cuda.h"
-#include "tests/backend/disturbed_training.h"
-#include "tests/cuda/nccl/ranks.h"
+#include "tests/cuda/nccl/training.h"
 
 namespace ballast::tests {
 namespace {
@@ -19,46 +17,7 @@ using tiny::kHomes;
 using tiny::plan_of;
 using tiny::text_of;
 
-constexpr int kSteps = 9;  // past the first steps that clip and that are skipped
 using tiny::kSyncs;
-
-class nccl_training : public NcclOnThreads {
- protected:
-  TrainerOptions on_gpus(TrainerOptions options, Communicator& ranks) {
-    options.ranks = &ranks;
-    options.make_device = [this](const Training& training, const DeviceOptions& with,
-                                 const ControlState& state) {
-      ThreadCudaOptions dawdles;
-      dawdles.dawdle_one_in = dawdle_one_in_;
-      auto runtime = std::make_unique<RankCuda>(std::make_shared<CudaLog>(), dawdles);
-      auto math = std::make_unique<ThreadCudaMath>(training, *runtime);
-      const Bytes before = runtime->free_memory();
-      return std::make_unique<CudaDevice>(
-          training, with, state,
-          CudaParts{std::move(runtime), std::move(math), before, functions_});
-    };
-    return options;
-  }
-
-  // Of every rank.
-  struct Trained {
-    std::vector<tiny::Outcome> ranks;
-    std::vector<std::string> thrown;
-  };
-  using Change = std::function<void(int rank, TrainerOptions& options)>;
-  Trained train(const Model& model, const Plan& plan, const TrainerOptions& options,
-                const Change& change = {}) {
-    Trained trained;
-    trained.ranks.resize(static_cast<size_t>(plan.data));
-    trained.thrown = on_ranks(static_cast<int>(plan.data), [&](Communicator& host, RankGpu&) {
-      TrainerOptions own = on_gpus(options, host);
-      if (change) change(host.rank(), own);
-      trained.ranks[static_cast<size_t>(host.rank())] =
-          tiny::train(model, plan, own, kSteps, false);
-    });
-    return trained;
-  }
-};
 
 TEST_F(nccl_training, two_gpus_have_the_bits_of_two_ranks_of_the_host) {
   const Model model = tiny::gpt2_model();

@@ -94,10 +94,16 @@ std::optional<nccl_stand_in::Failure> failure_of_next(Call call) {
 
 size_t size_of(nccl::Type type) { return type == nccl::kF32 ? 4 : type == nccl::kBytes ? 1 : 2; }
 
+__extension__ using Half = _Float16;
+
 float widened(const std::byte* values, size_t i, nccl::Type type) {
   float value = 0;
   if (type == nccl::kF32) {
     std::memcpy(&value, values + i * sizeof(float), sizeof(float));
+  } else if (type == nccl::kF16) {
+    Half half{};
+    std::memcpy(&half, values + i * sizeof(half), sizeof(half));
+    value = static_cast<float>(half);
   } else {
     uint16_t high = 0;
     std::memcpy(&high, values + i * sizeof(high), sizeof(high));
@@ -106,10 +112,15 @@ float widened(const std::byte* values, size_t i, nccl::Type type) {
   return value;
 }
 
-// To bf16 where that is the type, to the nearest and to even; not of what is no number.
+// To the nearest and to even; to bf16 not of what is no number.
 void store(float value, std::byte* values, size_t i, nccl::Type type) {
   if (type == nccl::kF32) {
     std::memcpy(values + i * sizeof(float), &value, sizeof(float));
+    return;
+  }
+  if (type == nccl::kF16) {
+    const auto half = static_cast<Half>(value);
+    std::memcpy(values + i * sizeof(half), &half, sizeof(half));
     return;
   }
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -286,7 +297,6 @@ nccl::Result call(Call call, const Arguments& its, nccl::Communicator* end, void
   {
     const std::scoped_lock lock(world().mutex);
     if (const auto failure = failure_of_next(call)) return failure->result;
-    if (its.type == nccl::kF16) return nccl::kInvalidArgument;  // not done here
     if (end == nullptr || end->aborted) return nccl::kInvalidArgument;
     if (end->state != nccl::kSuccess) return end->state;
     if (its.other >= end->shared->ranks) return nccl::kInvalidArgument;
