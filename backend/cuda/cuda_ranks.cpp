@@ -22,7 +22,9 @@ bool sums_gradients(const Op& op) {
 }
 
 DType stored_in(const OperationArguments& arguments, const Op& op, int32_t step) {
-  return arguments.find(op, Role::kSource, step).tensor->dtype;
+  const Argument source = arguments.find(op, Role::kSource, step);
+  if (source.tensor != nullptr) return source.tensor->dtype;
+  return arguments.find(op, Role::kParameterGradient, step).tensor->dtype;
 }
 
 // Parts that lie one after another, whoever owns them: of an all-reduce all are everybody's.
@@ -129,9 +131,10 @@ Bytes CudaRanks::scratch_of(const Setting& at) {
   for (const Op& op : at.graph.step.ops) {
     if (!sums_gradients(op)) continue;
     const DType stored = stored_in(at.arguments, op, 0);
-    int64_t added = 0, longest = 0;
-    for (const SummedPart& part : at.ranges.summed(op, 0, Sort::kDense)) {
-      longest = std::max(longest, part.count);
+    int64_t added = 0;
+    std::vector<SummedPart> parts;
+    if (!is_over_copies(at.plan, op)) parts = at.ranges.summed(op, 0, Sort::kDense);
+    for (const SummedPart& part : parts) {
       if (part.adds && part.owner == at.shares.rank(Sort::kDense)) added += part.count;
     }
     most = std::max(most, added * size_of(stored));
@@ -243,6 +246,7 @@ void CudaRanks::norm(const Op& op, int32_t step, CudaStream stream) {
 
 void CudaRanks::exchange_data(const Op& op, int32_t step, CudaStream stream) {
   if (!nccl_) return;
+  if (is_over_copies(at_.plan, op)) return sum_over_copies(op, step, stream);
   const CollectiveWork& work = std::get<CollectiveWork>(op.work);
   const NcclGroup group{op.lane, at_.shares.group(Sort::kDense)};
   CHECK(work.ranks == group.ranks.ranks && work.stride == group.ranks.stride);
@@ -254,6 +258,23 @@ void CudaRanks::exchange_data(const Op& op, int32_t step, CudaStream stream) {
   if (work.kind == CollectiveKind::kAllReduce) return sum_on_all(group, parts, stored, stream);
   CHECK(work.kind == CollectiveKind::kReduceScatter);
   sum_on_owners(group, parts, stored, stream);
+}
+
+bool CudaRanks::is_over_copies(const Plan& plan, const Op& op) {
+  const CollectiveWork& work = std::get<CollectiveWork>(op.work);
+  const RankGroup copies = copies_group(plan);
+  return copies.ranks > 1 && work.ranks == copies.ranks && work.stride == copies.stride;
+}
+
+// The sums of this rank's group, each rounded already, and once more with those of the others.
+void CudaRanks::sum_over_copies(const Op& op, int32_t step, CudaStream stream) {
+  const DType stored = stored_in(at_.arguments, op, step);
+  std::vector<ValueRun> runs;
+  for (const BucketRanges::ShareRange& range : at_.ranges.shared_by_groups(op, step)) {
+    if (range.count > 0) runs.push_back({range.values, range.count});
+  }
+  nccl_->all_reduce({op.lane, copies_group(at_.plan)}, runs, format_of(stored), stream);
+  for (const ValueRun& run : runs) round(run.values, run.count, stored, stream);
 }
 
 void CudaRanks::sum_on_all(const NcclGroup& group, std::span<const SummedPart> parts, DType stored,

@@ -98,6 +98,9 @@ class CudaRanks {
   bool sums_gradient(const Op& op) const;
   Bytes norm_scratch() const;
   void exchange_data(const Op& op, int32_t step, CudaStream stream);
+  // Among ranks with the same shares (zero_group).
+  static bool is_over_copies(const Plan& plan, const Op& op);
+  void sum_over_copies(const Op& op, int32_t step, CudaStream stream);
   void exchange_rows(const Op& op, int32_t step, CudaStream stream);
   // What ranks that share the vocabulary tell each other of logits.
   void exchange_loss(const Op& op, int32_t step, CudaStream stream);

@@ -446,8 +446,8 @@ void CudaDevice::load_batch(const Op& op, int32_t step) {
   const std::span<std::byte> buffer = batches_.take();
   const std::span<int32_t> ids(reinterpret_cast<int32_t*>(buffer.data()),
                                static_cast<size_t>(tokens.tensor->elements));
-  const int rank = shares_ ? shares_->rank(Sort::kDense) : 0;
-  data_.batch(batch_request(plan_, op, split_, step, rank), ids);
+  const RankPlace place = shares_ ? place_of(plan_, shares_->ranks().rank()) : RankPlace{};
+  data_.batch(batch_request(plan_, op, split_, step, static_cast<int>(place.data)), ids);
   check_tokens(ids);
   batches_.send(tokens.data, tokens.tensor->bytes());
 }

@@ -45,7 +45,7 @@ class nccl_training : public NcclOnThreads {
   };
   using Change = std::function<void(int rank, TrainerOptions& options)>;
   Trained train(const Model& model, const Plan& plan, const TrainerOptions& options,
-                const Change& change = {}) {
+                const Change& change = {}, int64_t steps = kSteps) {
     const auto count = static_cast<size_t>(rank_count(plan));
     Trained trained;
     trained.ranks.resize(count);
@@ -54,7 +54,7 @@ class nccl_training : public NcclOnThreads {
       const auto rank = static_cast<size_t>(host.rank());
       TrainerOptions own = on_gpus(options, host, trained.logs[rank]);
       if (change) change(host.rank(), own);
-      trained.ranks[rank] = tiny::train(model, plan, own, kSteps, false);
+      trained.ranks[rank] = tiny::train(model, plan, own, steps, false);
     });
     return trained;
   }
