@@ -15,13 +15,13 @@
 #include <span>
 #include <vector>
 
-#include "backend/cuda/collective_order.h"
 #include "backend/cuda/cuda_lanes.h"
 #include "backend/cuda/cuda_math.h"
 #include "backend/cuda/cuda_memory.h"
-#include "backend/cuda/cuda_ranks.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/cuda_segments.h"
+#include "backend/cuda/ranks/collective_order.h"
+#include "backend/cuda/ranks/cuda_ranks.h"
 #include "backend/cuda/staging_ring.h"
 #include "backend/execute/arena.h"
 #include "backend/execute/bucket_ranges.h"

@@ -81,6 +81,38 @@ TEST_F(nccl_training, three_gpus_share_what_does_not_divide) {
   }
 }
 
+// Of every step and rank the bits that ranks find which share nothing and sum segment by segment in
+// the flat order: three ranks, whose shares cut through segments, and two by two that also split
+// products, and count once what they have alike.
+TEST_F(nccl_training, a_gradient_norm_is_the_same_on_every_rank_however_they_share) {
+  const Model model = tiny::gpt2_model();
+  const TrainerOptions options = tiny::options_for(kSteps);
+  const auto norms_of = [](const tiny::Outcome& outcome) {
+    std::vector<double> norms;
+    for (const StepRecord& record : outcome.records) norms.push_back(record.gradient_norm);
+    return norms;
+  };
+  for (const int64_t tensor : {1, 2}) {
+    std::vector<double> expected;
+    for (const Homes homes : {Homes::kGpu, Homes::kOptimizerAway}) {
+      for (const int64_t zero_stage : {0, 1, 2, 3}) {
+        if (zero_stage == 0 && homes == Homes::kOptimizerAway) continue;  // they share the state
+        const int64_t data = tensor == 1 ? 3 : 2;
+        Plan plan = plan_of(data, data, zero_stage, SyncMode::kWait, homes, DType::kBf16);
+        plan.tensor = tensor;
+        plan.devices = data * tensor;
+        const Trained gpus = train(model, plan, options);
+        for (const std::string& thrown : gpus.thrown) ASSERT_EQ(thrown, "") << text_of(plan);
+        if (expected.empty()) expected = norms_of(gpus.ranks.front());
+        EXPECT_EQ(std::ssize(expected), kSteps);
+        for (const tiny::Outcome& rank : gpus.ranks) {
+          EXPECT_EQ(norms_of(rank), expected) << text_of(plan) << ", tensor " << tensor;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(nccl_training, a_rank_that_fails_ends_the_others_with_its_number) {
   for (const SyncMode sync : kSyncs) {
     for (const int32_t moment : {0, 4}) {

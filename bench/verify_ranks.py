@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds plans of two ranks on this machine's CPU beside their predictions.
 
-    scripts/verify_ranks.py build/ballast [--store STORE] [--steps 20] [--width 256] [--mpirun]
+    bench/verify_ranks.py build/ballast [--store STORE] [--steps 20] [--width 256] [--mpirun]
         [--tolerance PERCENT] [--agreement SHARE]
 
 Ten plans of one small model: ZeRO 0 to 3, two ways to step with the optimizer on the CPU, tensor

@@ -1,4 +1,4 @@
-#include "backend/cuda/cuda_ranks.h"
+#include "backend/cuda/ranks/cuda_ranks.h"
 
 #include <algorithm>
 #include <utility>

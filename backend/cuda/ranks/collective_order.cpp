@@ -1,4 +1,4 @@
-#include "backend/cuda/collective_order.h"
+#include "backend/cuda/ranks/collective_order.h"
 
 #include <algorithm>
 
