@@ -17,6 +17,8 @@
 #include <optional>
 #include <tuple>
 
+#include "kernels/reference/convert.h"
+
 namespace ballast::nccl {
 
 struct End;
@@ -94,16 +96,14 @@ std::optional<nccl_stand_in::Failure> failure_of_next(Call call) {
 
 size_t size_of(nccl::Type type) { return type == nccl::kF32 ? 4 : type == nccl::kBytes ? 1 : 2; }
 
-__extension__ using Half = _Float16;
-
 float widened(const std::byte* values, size_t i, nccl::Type type) {
   float value = 0;
   if (type == nccl::kF32) {
     std::memcpy(&value, values + i * sizeof(float), sizeof(float));
   } else if (type == nccl::kF16) {
-    Half half{};
+    uint16_t half = 0;
     std::memcpy(&half, values + i * sizeof(half), sizeof(half));
-    value = static_cast<float>(half);
+    value = kernels::f16_to_f32(half);
   } else {
     uint16_t high = 0;
     std::memcpy(&high, values + i * sizeof(high), sizeof(high));
@@ -119,7 +119,7 @@ void store(float value, std::byte* values, size_t i, nccl::Type type) {
     return;
   }
   if (type == nccl::kF16) {
-    const auto half = static_cast<Half>(value);
+    const uint16_t half = kernels::f32_to_f16(value);
     std::memcpy(values + i * sizeof(half), &half, sizeof(half));
     return;
   }
