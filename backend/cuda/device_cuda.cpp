@@ -207,8 +207,12 @@ std::optional<CudaRanks> CudaDevice::ranks_of(const std::optional<NcclFunctions>
       nccl);
 }
 
+// Those of a repair stand in no order of several lanes (turn_of).
 std::vector<OpId> CudaDevice::exchanges() const {
   std::vector<OpId> found;
+  for (const Op& op : graph_.repair.ops) {
+    CHECK(op.kind != OpKind::kCollective || kind_of(op.lane) == LaneKind::kDataNetwork);
+  }
   for (size_t i = 0; ranks_ && i < graph_.step.ops.size(); ++i) {
     if (ranks_->exchanges(graph_.step.ops[i])) found.push_back(static_cast<OpId>(i));
   }

@@ -173,8 +173,8 @@ nccl::Result NcclRanks::state_of(const One& one) {
 }
 
 void NcclRanks::watch(const std::stop_token& stop) {
-  runtime_.bind_thread();
   try {
+    runtime_.bind_thread();
     while (!stop.stop_requested()) {
       check_all();
       throw_if_another_failed("watch");

@@ -2,8 +2,10 @@
 // step, whatever the lanes' own pace.
 //
 // Each lane is in that order by itself. Collectives of two lanes are of two communicators, whose
-// kernels may each hold multiprocessors that the other's need: enqueued in one order on all ranks
-// they cannot wait for each other (NCCL's guide, "Using multiple NCCL communicators concurrently").
+// kernels may each hold multiprocessors that the other's need. NCCL asks that they be submitted in
+// one order on all ranks (its guide, usage/communicators, "Using multiple NCCL communicators
+// concurrently"), which this does; that they also run at different times, as it advises, is left
+// to what the operations depend on.
 // A thread waits here for others of its rank alone, for what stands before its own in the program,
 // which none of them hands over later than it depends on: so it ends.
 // Will not do: order what the GPU does, or know the other ranks.
