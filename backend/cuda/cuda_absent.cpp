@@ -13,7 +13,8 @@ std::unique_ptr<CudaRuntime> open_cuda_runtime(int) {
               "build it where CMake finds CUDA 13, or use --device host");
 }
 
-std::unique_ptr<CudaMath> make_cuda_math(const Training&, CudaRuntime&, const GemmAlgorithmStore&) {
+std::unique_ptr<CudaMath> make_cuda_math(const Training&, const RankPlace&, CudaRuntime&,
+                                         const GemmAlgorithmStore&) {
   CHECK(false && "no runtime was opened");
 }
 

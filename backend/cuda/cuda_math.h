@@ -15,6 +15,7 @@
 #include "backend/cuda/libraries/gemm_algorithms.h"
 #include "backend/execute/bucket_ranges.h"
 #include "backend/execute/operation_arguments.h"
+#include "backend/execute/rank_place.h"
 #include "backend/train/training_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/kernels.h"
@@ -38,6 +39,18 @@ class CudaMath {
   virtual void loss(const Op& op, const OperationArguments& arguments, int32_t step,
                     const Loss& loss, CudaStream stream) = 0;
 
+  // Of ranks that share the vocabulary, on the stream that exchanges: what this one tells of its
+  // logits, [tokens, 3] in fp32, and what all have told, one after another, merged to where the
+  // loss finds it.
+  virtual void tell_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                         std::byte* told, CudaStream stream) = 0;
+  virtual void merge_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                          const std::byte* told, CudaStream stream) = 0;
+  // The backward of a norm that ranks have some of the tokens of each: as module(), but for the
+  // gradient of its parameters, which goes to `gradient`, where nothing was.
+  virtual void norm_apart(const Op& op, const OperationArguments& arguments, int32_t step,
+                          float* gradient, CudaStream stream) = 0;
+
   virtual void cast(const CastRange& range, CudaStream stream) = 0;
   virtual void sums(const SumRange& range, CudaStream stream) = 0;
   // to[i] += from[i], in fp32, rounded to the format of both.
@@ -59,7 +72,9 @@ class CudaMath {
 };
 
 // Allocates its scratch on `runtime` and knows the training's shapes; both must outlive it.
-std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
+// `place`: of one of several ranks.
+std::unique_ptr<CudaMath> make_cuda_math(const Training& training, const RankPlace& place,
+                                         CudaRuntime& runtime,
                                          const GemmAlgorithmStore& algorithms);
 
 }  // namespace ballast

@@ -26,7 +26,8 @@ bool is_fixed(const Graph& graph, const Op& op) {
 
 }  // namespace
 
-std::vector<CudaSegment> cuda_segments(const Graph& graph) {
+std::vector<CudaSegment> cuda_segments(const Graph& graph,
+                                       const std::function<bool(const Op& op)>& is_apart) {
   const Program& step = graph.step;
   std::vector<bool> is_followed(step.ops.size(), false);
   for (const Edge& edge : step.edges) is_followed[static_cast<size_t>(edge.op)] = true;
@@ -39,8 +40,9 @@ std::vector<CudaSegment> cuda_segments(const Graph& graph) {
   for (size_t i = 0; i < step.ops.size(); ++i) {
     if (kind_of(step.ops[i].lane) != LaneKind::kCompute) continue;
     const bool follows = step.edge_begin[i] != step.edge_begin[i + 1];
-    if (follows || !is_fixed(graph, step.ops[i])) close();
-    if (!is_fixed(graph, step.ops[i])) continue;
+    const bool fixed = is_fixed(graph, step.ops[i]) && !(is_apart && is_apart(step.ops[i]));
+    if (follows || !fixed) close();
+    if (!fixed) continue;
     open.ops.push_back(static_cast<OpId>(i));
     if (is_followed[i]) close();
   }

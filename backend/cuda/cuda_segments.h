@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "sim/graph/core/graph.h"
@@ -17,6 +18,8 @@ struct CudaSegment {
 };
 
 // Of the step's program. Requires link(graph).
-std::vector<CudaSegment> cuda_segments(const Graph& graph);
+// `is_apart`: what is left out besides.
+std::vector<CudaSegment> cuda_segments(const Graph& graph,
+                                       const std::function<bool(const Op& op)>& is_apart = {});
 
 }  // namespace ballast

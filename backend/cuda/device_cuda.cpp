@@ -96,9 +96,11 @@ Capabilities all_but_fp8(const std::string& described) {
   return training_capabilities("cuda", described)
       .carries_out(
           OpKind::kCollective,
-          {{{Role::kSource, Role::kDestination, Role::kWeight, Role::kParameterGradient}, kFloats}},
+          {{{Role::kSource, Role::kDestination, Role::kWeight, Role::kParameterGradient}, kFloats},
+           {{Role::kTokens}, {DType::kI32}}},
           {WorkVariant::kSeveralRanks})
-      .has({PlanFeature::kDataRanks, PlanFeature::kSplitWeights});
+      .also(OpKind::kLoss, {{{Role::kStatistics}, {DType::kF32}}})
+      .has({PlanFeature::kDataRanks, PlanFeature::kTensorRanks, PlanFeature::kSplitWeights});
 }
 
 Capabilities with_fp8(Capabilities all) {
@@ -151,6 +153,7 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
       updates_({graph_, plan_, ranges_, arguments_, control_}, {Place::kDram},
                options.optimizer_threads),
       ranks_(ranks_of(parts.nccl)),
+      order_(graph_, exchanges()),
       lanes_(graph_, *runtime_, options.timed_steps_apart, waits()),
       batches_(*runtime_, {batches_at_once(plan_), batch_bytes(plan_)},
                lanes_.stream(lane_of(0, LaneKind::kCopyIn)), waits()) {
@@ -159,7 +162,8 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
   std::fill_n(left_.data(), left_.bytes().count, std::byte{});
   recorded_of_.assign(graph_.step.ops.size(), -1);
   if (!options.captures) return;
-  for (CudaSegment& segment : cuda_segments(graph_)) {
+  const auto exchanges = [this](const Op& op) { return ranks_ && ranks_->exchanges(op); };
+  for (CudaSegment& segment : cuda_segments(graph_, exchanges)) {
     for (const OpId id : segment.ops) {
       recorded_of_[static_cast<size_t>(id)] = static_cast<int32_t>(recorded_.size());
     }
@@ -199,7 +203,20 @@ std::optional<CudaRanks> CudaDevice::ranks_of(const std::optional<NcclFunctions>
   if (!shares_) return std::nullopt;
   return std::optional<CudaRanks>(
       std::in_place,
-      CudaRanks::Setting{graph_, plan_, ranges_, arguments_, *shares_, *runtime_, *math_}, nccl);
+      CudaRanks::Setting{graph_, model_, plan_, ranges_, arguments_, *shares_, *runtime_, *math_},
+      nccl);
+}
+
+// Those of a repair stand in no order of several lanes (turn_of).
+std::vector<OpId> CudaDevice::exchanges() const {
+  std::vector<OpId> found;
+  for (const Op& op : graph_.repair.ops) {
+    CHECK(op.kind != OpKind::kCollective || kind_of(op.lane) == LaneKind::kDataNetwork);
+  }
+  for (size_t i = 0; ranks_ && i < graph_.step.ops.size(); ++i) {
+    if (ranks_->exchanges(graph_.step.ops[i])) found.push_back(static_cast<OpId>(i));
+  }
+  return found;
 }
 
 CudaWait CudaDevice::waits() {
@@ -232,7 +249,15 @@ void CudaDevice::end_without_ranks() {
 }
 
 void CudaDevice::abandon(const std::string& why) {
+  order_.fail();
   if (ranks_) ranks_->fail(why);
+}
+
+// A repair's are of one lane, and what runs alone is in the order of whoever runs it.
+CollectiveOrder::Turn CudaDevice::turn_of(const Program& program, OpId id) {
+  const bool repairs = &program == &graph_.repair;
+  if (repairs || runs_alone_) return CollectiveOrder::Turn(nullptr);
+  return order_.wait_for(id);
 }
 
 void CudaDevice::execute(const Program& program, OpId id, int32_t step) {
@@ -241,6 +266,7 @@ void CudaDevice::execute(const Program& program, OpId id, int32_t step) {
   const ProgramKind kind = &program == &graph_.repair ? ProgramKind::kRepair : ProgramKind::kStep;
   if (!queues(op.lane)) return work_on_cpu(op, step, kind);
   if (launch_recorded(program, id, step)) return;
+  const CollectiveOrder::Turn turn = turn_of(program, id);
   const CudaStream stream = lanes_.begin(program, id, step);
   enqueue(op, step, kind, stream);
   lanes_.end(program, id, step);
@@ -298,7 +324,7 @@ void CudaDevice::enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStrea
     case OpKind::kGemm:
     case OpKind::kAttention:
     case OpKind::kActivation:
-      return math_->module(op, arguments_, step, stream);
+      return compute(op, step, stream);
     case OpKind::kLoss:
       return loss(op, step, stream);
     case OpKind::kPack:
@@ -317,7 +343,7 @@ void CudaDevice::enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStrea
     case OpKind::kAdam:
       return enqueue_adam(op, step, kind, stream);
     case OpKind::kCopy:
-      if (ranks_) ranks_->bring_cuts(op, stream);
+      if (ranks_) ranks_->bring(op, stream);
       return copies(ranges_.copies(op, step), kind_of_copy(op), stream);
     case OpKind::kCollective:
       return ranks_->exchange(op, step, stream);
@@ -330,13 +356,18 @@ void CudaDevice::enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStrea
   CHECK(false && "not an operation of one CUDA device");
 }
 
+void CudaDevice::compute(const Op& op, int32_t step, CudaStream stream) {
+  if (ranks_ && ranks_->exchanges(op)) return ranks_->exchange(op, step, stream);
+  math_->module(op, arguments_, step, stream);
+}
+
 void CudaDevice::work_on_cpu(const Op& op, int32_t step, ProgramKind kind) {
   switch (op.kind) {
     case OpKind::kCast:
       return updates_.cast(op, step, StepThreads::kPool);
     case OpKind::kSumOfSquares:
       updates_.sums(op, step, StepThreads::kPool);
-      if (ranks_) ranks_->keep_cuts_of_cpu(op, step);
+      if (ranks_) ranks_->keep_of_cpu(op, step, updates_.table());
       return;
     case OpKind::kDecide:
       collect_losses(plan_.optimizer.sync == SyncMode::kDelay ? step - 1 : step);
@@ -358,12 +389,11 @@ void CudaDevice::work_on_cpu(const Op& op, int32_t step, ProgramKind kind) {
 
 void CudaDevice::sum_squares(const Op& op, int32_t step, CudaStream stream) {
   for (const SumRange& range : ranges_.sums(op, step)) math_->sums(range, stream);
-  if (ranks_) ranks_->put_cuts_aside(op, step, stream);
+  if (ranks_) ranks_->put_aside(op, step, stream);
 }
 
 double CudaDevice::sum_of_partials() {
-  const bool shared = ranks_ && ranks_->share_norms();
-  return (shared ? ranks_->sum_of_all(updates_.table()) : updates_.sum_of_partials()).all;
+  return ranks_ ? ranks_->sum_of_all(updates_) : updates_.sum_of_partials().all;
 }
 
 void CudaDevice::casts(const std::vector<CastRange>& ranges, CudaStream stream) {
@@ -420,8 +450,8 @@ void CudaDevice::load_batch(const Op& op, int32_t step) {
   const std::span<std::byte> buffer = batches_.take();
   const std::span<int32_t> ids(reinterpret_cast<int32_t*>(buffer.data()),
                                static_cast<size_t>(tokens.tensor->elements));
-  const int rank = shares_ ? shares_->rank(Sort::kDense) : 0;
-  data_.batch(batch_request(plan_, op, split_, step, rank), ids);
+  const RankPlace place = shares_ ? place_of(plan_, shares_->ranks().rank()) : RankPlace{};
+  data_.batch(batch_request(plan_, op, split_, step, static_cast<int>(place.data)), ids);
   check_tokens(ids);
   batches_.send(tokens.data, tokens.tensor->bytes());
 }
@@ -460,6 +490,7 @@ void CudaDevice::collect_losses(int32_t step) {
 bool CudaDevice::commit(int32_t step) {
   collect_losses(step - 1);
   const bool accepted = control_.commit(step);
+  begins_again_ = !accepted;
   if (accepted && recorded_step_ == step - 1) {
     // It tells by run whether something was left. The forward behind it keeps the GPU busy.
     lanes_.follow(graph_.step, graph_.commit, recorded_adams_.back(), step - 1);
@@ -485,6 +516,8 @@ void CudaDevice::drain() {
   runtime_->bind_thread();  // of whoever runs the executor, which need not have made the device
   finish_recorded(lanes_.stream(lane_of(0, LaneKind::kCompute)));
   lanes_.drain();
+  // Everything before the fence has been handed over, and now is once more.
+  if (std::exchange(begins_again_, false)) order_.begin_again();
   for (const int32_t step : loss_steps_) collect_losses(step);
 }
 
@@ -525,8 +558,10 @@ void CudaDevice::spread_weights() {
 }
 
 void CudaDevice::run_alone(OpId id, int32_t step) {
+  runs_alone_ = true;
   execute(graph_.step, id, step);
   drain();
+  runs_alone_ = false;
   const LaneId lane = graph_.step.ops[static_cast<size_t>(id)].lane;
   if (queues(lane)) static_cast<void>(take_finished(lane));
 }

@@ -18,9 +18,10 @@
 #include "backend/cuda/cuda_lanes.h"
 #include "backend/cuda/cuda_math.h"
 #include "backend/cuda/cuda_memory.h"
-#include "backend/cuda/cuda_ranks.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/cuda_segments.h"
+#include "backend/cuda/ranks/collective_order.h"
+#include "backend/cuda/ranks/cuda_ranks.h"
 #include "backend/cuda/staging_ring.h"
 #include "backend/execute/arena.h"
 #include "backend/execute/bucket_ranges.h"
@@ -63,6 +64,7 @@ class CudaDevice : public TrainingDevice {
 
   UpdateControl& control() override { return control_; }
   const RankShares* shares() const override { return shares_ ? &*shares_ : nullptr; }
+  const ParameterSlices* slices() const override { return ranks_ ? ranks_->slices() : nullptr; }
   void read(TensorId tensor, int copy, int64_t begin, std::span<std::byte> to) override;
   void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) override;
   void spread_weights() override;
@@ -85,6 +87,9 @@ class CudaDevice : public TrainingDevice {
   class Capture;
 
   void enqueue(const Op& op, int32_t step, ProgramKind kind, CudaStream stream);
+  void compute(const Op& op, int32_t step, CudaStream stream);
+  // Of operations of the step that lanes hand over; of others an empty one.
+  CollectiveOrder::Turn turn_of(const Program& program, OpId id);
   // Whether the operation was or is part of a recorded run, which its first launches.
   bool launch_recorded(const Program& program, OpId id, int32_t step);
   void enqueue_adam(const Op& op, int32_t step, ProgramKind kind, CudaStream stream);
@@ -107,6 +112,7 @@ class CudaDevice : public TrainingDevice {
   void sum_squares(const Op& op, int32_t step, CudaStream stream);
   double sum_of_partials();
   std::optional<CudaRanks> ranks_of(const std::optional<NcclFunctions>& nccl);
+  std::vector<OpId> exchanges() const;
   CudaWait waits();
   void end_without_ranks();
   // Outside a run: one operation, from beginning to end, that no timeline is told of.
@@ -144,6 +150,9 @@ class CudaDevice : public TrainingDevice {
   UpdateControl control_;
   BucketUpdates updates_;
   std::optional<CudaRanks> ranks_;  // likewise
+  CollectiveOrder order_;
+  bool begins_again_ = false;  // the step that was judged last, in part
+  bool runs_alone_ = false;    // what runs now, outside of a run
   CudaLanes lanes_;
   StagingRing batches_;
   std::vector<Recorded> recorded_;

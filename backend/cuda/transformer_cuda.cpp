@@ -7,7 +7,9 @@
 
 #include "backend/cuda/cuda_launch.h"
 #include "backend/execute/module_dispatch.h"
+#include "backend/host/host_modules.h"
 #include "sim/base/error.h"
+#include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 
 namespace ballast {
@@ -79,11 +81,13 @@ GemmOperand operand(const Argument& argument, int64_t column, int64_t stride,
 
 }  // namespace
 
-CudaTransformer::CudaTransformer(const Training& training, CudaRuntime& runtime,
-                                 std::unique_ptr<CudaProducts> products,
+CudaTransformer::CudaTransformer(const Training& training, const RankPlace& place,
+                                 CudaRuntime& runtime, std::unique_ptr<CudaProducts> products,
                                  std::unique_ptr<CudaAttention> attention)
-    : model_(training.model),
+    : model_(rank_model(training.model, training.plan)),
       plan_(training.plan),
+      place_(place),
+      vocabulary_(vocabulary_part(model_, training.model.vocab, plan_, place_)),
       graph_(training.graph),
       runtime_(runtime),
       products_(std::move(products)),
@@ -165,6 +169,8 @@ cuda::EmbeddingShape CudaTransformer::embedding_shape() const {
   shape.width = model_.hidden;
   shape.vocab = model_.vocab;
   shape.positions = model_.position == PositionKind::kLearned ? model_.max_positions : 0;
+  shape.first_id = vocabulary_.first;
+  shape.all_ids = vocabulary_.all;
   return shape;
 }
 
@@ -176,6 +182,7 @@ void CudaTransformer::embedding(const Call& call) {
     forward.tokens = tokens;
     forward.params = input(call.find(Role::kWeight));
     forward.out = output(call.find(Role::kOutput));
+    forward.adds_positions = vocabulary_.adds_positions;
     return check_launch(cuda::embedding_forward(forward, call.native()), call.stream);
   }
   const Argument gradient = call.find(Role::kParameterGradient);
@@ -211,6 +218,17 @@ void CudaTransformer::norm(const Call& call) {
     return check_launch(cuda::norm_forward(forward, call.native()), call.stream);
   }
   const Argument gradient = call.find(Role::kParameterGradient);
+  norm_backward(call, output(gradient), write_of(gradient));
+}
+
+void CudaTransformer::norm_apart(const Op& op, const OperationArguments& arguments, int32_t step,
+                                 float* gradient, CudaStream stream) {
+  norm_backward({op, arguments, step, stream}, {gradient, kernels::Format::kF32},
+                cuda::Write::kOverwrite);
+}
+
+void CudaTransformer::norm_backward(const Call& call, const cuda::Array& gradient,
+                                    cuda::Write write) {
   cuda::NormBackward backward;
   backward.shape = norm_shape(call.op);
   backward.x = input(call.find(Role::kInput));
@@ -219,8 +237,8 @@ void CudaTransformer::norm(const Call& call) {
   backward.dout = input(call.find(Role::kOutputGradient));
   backward.residual_gradient = input(call.find(Role::kResidualGradient));
   backward.dx = output(call.find(Role::kInputGradient));
-  backward.dparams = output(gradient);
-  backward.write = write_of(gradient);
+  backward.dparams = gradient;
+  backward.write = write;
   backward.scratch = scratch_.data();
   check_launch(cuda::norm_backward(backward, call.native()), call.stream);
 }
@@ -321,7 +339,26 @@ LossChunk CudaTransformer::chunk_of(const Op& op) const {
   return loss_chunk_of(plan_, plan_.tokens_per_micro_batch(), op.label.loss_chunk);
 }
 
+std::vector<CudaTransformer::Rows> CudaTransformer::rows_of(const Call& call) const {
+  const int64_t all = std::get<GemmWork>(call.op.work).m;
+  const ModuleKind kind = call.op.label.module;
+  const bool is_partial = kind == ModuleKind::kAttentionOut || kind == ModuleKind::kFc2;
+  if (plan_.tensor == 1 || !is_partial) return {{0, all}};
+  if (!plan_.tensor_sequence) return {{0, all, place_.tensor == 0}};
+  // Of tokens that ranks share between products each has the residual of its own.
+  const int64_t own = div_exact(all, plan_.tensor);
+  const int64_t first = place_.tensor * own;
+  std::vector<Rows> rows = {
+      {0, first, false}, {first, own}, {first + own, all - first - own, false}};
+  std::erase_if(rows, [](const Rows& some) { return some.count == 0; });
+  return rows;
+}
+
 void CudaTransformer::linear_forward(const Call& call) {
+  for (const Rows& rows : rows_of(call)) linear_rows(call, rows);
+}
+
+void CudaTransformer::linear_rows(const Call& call, const Rows& rows) {
   const LinearLayout layout = layout_of(call.op.label.module);
   const Argument x = call.find(Role::kInput);
   const Argument weight = call.find(Role::kWeight);
@@ -330,23 +367,24 @@ void CudaTransformer::linear_forward(const Call& call) {
   for (size_t i = 0; i < layout.count; ++i) {
     const LinearPart& part = layout.parts[i];
     CudaGemm product;
-    product.m = std::get<GemmWork>(call.op.work).m;
+    product.m = rows.count;
     product.n = part.out;
     product.k = layout.in;
-    product.a = operand(x, chunk_of(call.op).begin * layout.in, layout.in, Orientation::kAsStored);
+    product.a = operand(x, (chunk_of(call.op).begin + rows.first) * layout.in, layout.in,
+                        Orientation::kAsStored);
     product.b = weight_of(layout, part, weight, Factor::kOfInput);
-    product.out = element(y, part.column);
+    product.out = element(y, rows.first * layout.out + part.column);
     product.out_dtype = y.tensor->dtype;
     product.out_stride = layout.out;
-    if (residual.tensor != nullptr) product.added = element(residual, part.column);
-    const std::byte* bias = layout.has_bias ? element(weight, part.bias) : nullptr;
+    if (residual.tensor != nullptr && rows.adds) product.added = element(residual, part.column);
+    const std::byte* bias = layout.has_bias && rows.adds ? element(weight, part.bias) : nullptr;
     const bool in_epilogue = is_aligned(bias);
     if (in_epilogue) product.bias = bias;
     multiply(call, product, GradientFactor::kNone);
     if (in_epilogue) continue;
     cuda::AddBias added;
     added.place = columns_of(layout, part, product.m);
-    added.y = output(y);
+    added.y = {element(y, rows.first * layout.out), format_of(y.tensor->dtype)};
     added.bias = {bias, format_of(weight.tensor->dtype)};
     check_launch(cuda::add_bias(added, call.native()), call.stream);
   }
@@ -431,24 +469,64 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
 void CudaTransformer::loss(const Op& op, const OperationArguments& arguments, int32_t step,
                            const Loss& loss, CudaStream stream) {
   const Call call{op, arguments, step, stream};
-  cuda::Classifier classifier;
-  classifier.rows.sequences = *plan_.micro_batch;
-  classifier.rows.length = plan_.sequence_length;
-  const LossChunk chunk = chunk_of(op);
-  classifier.rows.first_row = chunk.begin;
-  classifier.rows.rows = chunk.count;
-  classifier.vocab = model_.vocab;
-  classifier.tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
-  classifier.logits = output(call.find(Role::kOutput));
-  classifier.gradient_factor = static_cast<float>(loss.gradient_factor);
   // Other kernels run between the pieces.
   const bool in_pieces = plan_.loss_chunks > 1;
-  classifier.losses = reinterpret_cast<double*>((in_pieces ? losses_ : scratch_).data());
-  check_launch(cuda::classifier(classifier, call.native()), stream);
+  auto* const losses = reinterpret_cast<double*>((in_pieces ? losses_ : scratch_).data());
+  if (vocabulary_.is_shared()) {
+    cuda::ClassifierShare share = classifier_share(call, Role::kOutput);
+    share.gradient_factor = static_cast<float>(loss.gradient_factor);
+    const float* const sums = floats(call.find(Role::kStatistics));
+    check_launch(cuda::classifier_share(share, sums, losses, call.native()), stream);
+  } else {
+    cuda::Classifier classifier;
+    classifier.rows = classifier_rows(op);
+    classifier.vocab = model_.vocab;
+    classifier.tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
+    classifier.logits = output(call.find(Role::kOutput));
+    classifier.gradient_factor = static_cast<float>(loss.gradient_factor);
+    classifier.losses = losses;
+    check_launch(cuda::classifier(classifier, call.native()), stream);
+  }
+  const LossChunk chunk = chunk_of(op);
   const int64_t tokens = plan_.tokens_per_micro_batch();
   if (chunk.begin + chunk.count < tokens) return;
-  const cuda::MeanLoss mean{classifier.losses, tokens, loss.mean};
+  const cuda::MeanLoss mean{losses, tokens, loss.mean};
   check_launch(cuda::mean_loss(mean, call.native()), stream);
+}
+
+cuda::ClassifierRows CudaTransformer::classifier_rows(const Op& op) const {
+  const LossChunk chunk = chunk_of(op);
+  return {*plan_.micro_batch, plan_.sequence_length, chunk.begin, chunk.count};
+}
+
+cuda::ClassifierShare CudaTransformer::classifier_share(const Call& call, Role logits) const {
+  cuda::ClassifierShare share;
+  share.rows = classifier_rows(call.op);
+  share.first_id = vocabulary_.first;
+  share.ids = vocabulary_.count;
+  share.columns = model_.vocab;
+  share.tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
+  share.logits = output(call.find(logits));
+  return share;
+}
+
+void CudaTransformer::tell_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                                std::byte* told, CudaStream stream) {
+  const Call call{op, arguments, step, stream};
+  check_launch(cuda::classifier_tell(classifier_share(call, Role::kSource),
+                                     reinterpret_cast<float*>(told), call.native()),
+               stream);
+}
+
+void CudaTransformer::merge_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                                 const std::byte* told, CudaStream stream) {
+  const Call call{op, arguments, step, stream};
+  cuda::ToldSums sums;
+  sums.told = reinterpret_cast<const float*>(told);
+  sums.ranks = plan_.tensor;
+  sums.rows = chunk_of(op).count;
+  sums.sums = floats(call.find(Role::kDestination));
+  check_launch(cuda::classifier_merge(sums, call.native()), stream);
 }
 
 void CudaTransformer::cast(const CastRange& range, CudaStream stream) {

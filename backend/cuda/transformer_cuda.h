@@ -12,27 +12,37 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "backend/cuda/cuda_fp8.h"
 #include "backend/cuda/cuda_math.h"
 #include "backend/cuda/cuda_memory.h"
 #include "backend/cuda/cuda_products.h"
 #include "backend/cuda/libraries/cuda_attention.h"
+#include "backend/execute/rank_place.h"
 #include "backend/host/linear_layout.h"
+#include "backend/host/transformer.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 namespace ballast {
 
 class CudaTransformer : public CudaMath {
  public:
-  // Takes its scratch from the runtime, which must outlive it.
-  CudaTransformer(const Training& training, CudaRuntime& runtime,
+  // Takes its scratch from the runtime, which must outlive it. `place`: of one of several ranks,
+  // which may have some of the heads, columns and vocabulary.
+  CudaTransformer(const Training& training, const RankPlace& place, CudaRuntime& runtime,
                   std::unique_ptr<CudaProducts> products, std::unique_ptr<CudaAttention> attention);
 
   void module(const Op& op, const OperationArguments& arguments, int32_t step,
               CudaStream stream) override;
   void loss(const Op& op, const OperationArguments& arguments, int32_t step, const Loss& loss,
             CudaStream stream) override;
+  void tell_loss(const Op& op, const OperationArguments& arguments, int32_t step, std::byte* told,
+                 CudaStream stream) override;
+  void merge_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                  const std::byte* told, CudaStream stream) override;
+  void norm_apart(const Op& op, const OperationArguments& arguments, int32_t step, float* gradient,
+                  CudaStream stream) override;
   void cast(const CastRange& range, CudaStream stream) override;
   void sums(const SumRange& range, CudaStream stream) override;
   void add(const Addition& addition, CudaStream stream) override;
@@ -57,11 +67,22 @@ class CudaTransformer : public CudaMath {
 
   void embedding(const Call& call);
   void norm(const Call& call);
+  void norm_backward(const Call& call, const kernels::cuda::Array& gradient,
+                     kernels::cuda::Write write);
   void attention(const Call& call);
   void activation(const Call& call);
   void gemm(const Call& call);
   void multiply(const Call& call, const CudaGemm& gemm, GradientFactor gradient);
   void linear_forward(const Call& call);
+  // Rows of a product's output.
+  struct Rows {
+    int64_t first = 0;
+    int64_t count = 0;
+    bool adds = true;  // bias and residual, whose rows are these
+  };
+  // A sum over ranks has the bias and the residual of each row once, from one of them.
+  std::vector<Rows> rows_of(const Call& call) const;
+  void linear_rows(const Call& call, const Rows& rows);
   void linear_backward_input(const Call& call);
   void linear_backward_weight(const Call& call);
   // Lets the product of a weight's gradient leave that of the bias too, if there is such a one.
@@ -73,14 +94,18 @@ class CudaTransformer : public CudaMath {
   kernels::cuda::NormShape norm_shape(const Op& op) const;
   kernels::cuda::AttentionShape attention_shape(const Op& op) const;
   kernels::cuda::ActivationShape activation_shape(const Op& op) const;
+  kernels::cuda::ClassifierRows classifier_rows(const Op& op) const;
+  kernels::cuda::ClassifierShare classifier_share(const Call& call, Role logits) const;
   transformer::LinearLayout layout_of(ModuleKind kind) const;
   Bytes scratch_of(const Op& op) const;
   Bytes largest_scratch() const;
   void fill_rope();
   const float* rope() const { return reinterpret_cast<const float*>(rope_.data()); }
 
-  const Model& model_;
+  const Model model_;  // of this rank
   const Plan& plan_;
+  const RankPlace place_;
+  const transformer::VocabularyPart vocabulary_;
   const Graph& graph_;
   CudaRuntime& runtime_;
   std::unique_ptr<CudaProducts> products_;

@@ -183,26 +183,37 @@ void SplitNorms::for_parts(int32_t bucket, int rank, const Visit& visit) {
   }
 }
 
-void SplitNorms::keep(int32_t bucket, kernels::Format format,
-                      const std::vector<BucketRanges::OwnSegment>& segments,
+std::vector<SplitNorms::Alike> SplitNorms::alike(
+    const std::vector<BucketRanges::OwnSegment>& segments, kernels::Format format) const {
+  std::vector<Alike> all;
+  for (const auto& [segment, values] : segments) {
+    const std::vector<Unit>& units = units_[static_cast<size_t>(segment.module)];
+    for (size_t unit = 0; unit < units.size(); ++unit) {
+      const ElementRange here = overlap(units[unit].range, segment.here);
+      if (here.count == 0) continue;
+      const int64_t before = here.begin - segment.here.begin;
+      all.push_back(
+          {segment.module, unit, {values + before * kernels::bytes_of(format), here.count}});
+    }
+  }
+  return all;
+}
+
+void SplitNorms::keep(int32_t bucket, kernels::Format format, const std::vector<Alike>& alike,
                       const kernels::Table& table) {
   std::vector<float>& kept = kept_[static_cast<size_t>(bucket)];
   kept.clear();
-  for (const auto& [segment, values] : segments) {
-    for (Unit& unit : units_[static_cast<size_t>(segment.module)]) {
-      const ElementRange here = overlap(unit.range, segment.here);
-      if (here.count == 0) continue;
-      const std::byte* const at =
-          values + (here.begin - segment.here.begin) * kernels::bytes_of(format);
-      if (!shares_.are_split()) {
-        CHECK(here.count == unit.range.count);
-        unit.sum = table.sum_of_squares(at, format, here.count);
-        continue;
-      }
-      const size_t known = kept.size();
-      kept.resize(known + static_cast<size_t>(here.count));
-      table.cast(at, format, kept.data() + known, kernels::Format::kF32, here.count);
+  for (const Alike& part : alike) {
+    const auto& [at, count] = part.values;
+    if (!shares_.are_split()) {
+      Unit& unit = units_[static_cast<size_t>(part.module)][part.unit];
+      CHECK(count == unit.range.count);
+      unit.sum = table.sum_of_squares(at, format, count);
+      continue;
     }
+    const size_t known = kept.size();
+    kept.resize(known + static_cast<size_t>(count));
+    table.cast(at, format, kept.data() + known, kernels::Format::kF32, count);
   }
 }
 

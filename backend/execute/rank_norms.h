@@ -88,10 +88,18 @@ class SplitNorms {
   SplitNorms(const Graph& graph, const RankShares& shares, const Plan& plan,
              const ParameterSlices& slices);
 
-  // Of what a kSumOfSquares of a bucket met, what all ranks have alike. Thread safety: as the graph
-  // orders the bucket's norm partials.
-  void keep(int32_t bucket, kernels::Format format,
-            const std::vector<BucketRanges::OwnSegment>& segments, const kernels::Table& table);
+  // Where a kSumOfSquares of a bucket finds what all ranks have alike.
+  struct Alike {
+    int32_t module = 0;
+    size_t unit = 0;  // of the module
+    CutRange values;
+  };
+  std::vector<Alike> alike(const std::vector<BucketRanges::OwnSegment>& segments,
+                           kernels::Format format) const;
+  // Its values, which may have been brought elsewhere. Thread safety: as the graph orders the
+  // bucket's norm partials.
+  void keep(int32_t bucket, kernels::Format format, const std::vector<Alike>& alike,
+            const kernels::Table& table);
   // Of the sum of this rank's weights that of the model's. Every rank calls.
   double sum_of_all(const NormSums& of_this, const kernels::Table& table);
 

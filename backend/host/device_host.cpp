@@ -321,7 +321,8 @@ void HostDevice::sum_squares(const Op& op, int32_t step) {
   const kernels::Format stored = format_of(arguments_.find(op, Role::kSource, step).tensor->dtype);
   if (norms_) norms_->keep(op.label.bucket, stored, ranges_.cuts(op, step));
   if (!split_norms_) return;
-  split_norms_->keep(op.label.bucket, stored, ranges_.own_segments(op, step), updates_.table());
+  split_norms_->keep(op.label.bucket, stored,
+                     split_norms_->alike(ranges_.own_segments(op, step), stored), updates_.table());
 }
 
 double HostDevice::sum_of_partials() {

@@ -36,6 +36,17 @@ transformer::LatentProduct latent_product(ChainPart part) {
 
 }  // namespace
 
+transformer::VocabularyPart vocabulary_part(const Model& rank, int64_t whole, const Plan& plan,
+                                            const RankPlace& place) {
+  transformer::VocabularyPart part;
+  if (plan.tensor == 1) return part;
+  part.first = place.tensor * rank.vocab;
+  part.count = std::min(rank.vocab, whole - part.first);
+  part.all = whole;
+  part.adds_positions = place.tensor == 0;
+  return part;
+}
+
 HostModules::HostModules(const Model& model, int64_t whole_vocabulary, const Plan& plan,
                          RankPlace place, const RankExchanges* exchanges,
                          const ExpertExchanges* experts)
@@ -46,13 +57,8 @@ HostModules::HostModules(const Model& model, int64_t whole_vocabulary, const Pla
       place_(place),
       exchanges_(exchanges),
       sent_(experts),
-      parts_(subsequences_of(plan, model)) {
-  if (!sums_over_ranks()) return;
-  vocabulary_.first = place.tensor * model.vocab;
-  vocabulary_.count = std::min(model.vocab, whole_vocabulary - vocabulary_.first);
-  vocabulary_.all = whole_vocabulary;
-  vocabulary_.adds_positions = place.tensor == 0;
-}
+      vocabulary_(vocabulary_part(model, whole_vocabulary, plan, place)),
+      parts_(subsequences_of(plan, model)) {}
 
 void HostModules::module(const Op& op, const OperationArguments& arguments, int32_t step) const {
   const Call call{op, arguments, step};
@@ -108,28 +114,36 @@ void HostModules::sum_gradient(
 void HostModules::norm(const Call& call) const {
   const Op& op = call.op;
   if (op.label.part != ChainPart::kWhole) return latent_norm(call);
-  const int64_t rows = std::get<RowWork>(op.work).rows;
-  const int64_t columns = std::get<RowWork>(op.work).columns;
-  const Argument weight = call.find(Role::kWeight);
-  const View x = view(call.find(Role::kInput), rows, columns);
-  const View statistics = view(call.find(Role::kStatistics), rows, 2);
-  const View params = view(weight, 1, weight.tensor->elements);
   if (forward(op)) {
-    transformer::norm_forward(model_, x, params, view(call.find(Role::kOutput), rows, columns),
-                              statistics);
+    const int64_t rows = std::get<RowWork>(op.work).rows;
+    const int64_t columns = std::get<RowWork>(op.work).columns;
+    transformer::norm_forward(
+        model_, view(call.find(Role::kInput), rows, columns), flat(call.find(Role::kWeight)),
+        view(call.find(Role::kOutput), rows, columns), view(call.find(Role::kStatistics), rows, 2));
     return;
   }
   const Argument gradient = call.find(Role::kParameterGradient);
-  const auto backward = [&](View to, bool adds) {
-    transformer::norm_backward(model_, x, statistics, params,
-                               view(call.find(Role::kOutputGradient), rows, columns),
-                               view(call.find(Role::kResidualGradient), rows, columns),
-                               view(call.find(Role::kInputGradient), rows, columns), to, adds);
-  };
   if (sums_over_ranks() && plan_.tensor_sequence) {
-    return sum_gradient(call, gradient, [&](View to) { backward(to, false); });
+    return sum_gradient(call, gradient, [&](View to) { norm_backward(call, to, false); });
   }
-  backward(flat(gradient), gradient.adds);
+  norm_backward(call, flat(gradient), gradient.adds);
+}
+
+void HostModules::norm_backward(const Call& call, View gradient, bool adds) const {
+  const int64_t rows = std::get<RowWork>(call.op.work).rows;
+  const int64_t columns = std::get<RowWork>(call.op.work).columns;
+  transformer::norm_backward(model_, view(call.find(Role::kInput), rows, columns),
+                             view(call.find(Role::kStatistics), rows, 2),
+                             flat(call.find(Role::kWeight)),
+                             view(call.find(Role::kOutputGradient), rows, columns),
+                             view(call.find(Role::kResidualGradient), rows, columns),
+                             view(call.find(Role::kInputGradient), rows, columns), gradient, adds);
+}
+
+void HostModules::norm_apart(const Op& op, const OperationArguments& arguments, int32_t step,
+                             std::span<float> gradient) const {
+  norm_backward({op, arguments, step}, {gradient.data(), DType::kF32, 1, std::ssize(gradient)},
+                false);
 }
 
 void HostModules::gemm(const Call& call) const {
@@ -342,21 +356,30 @@ void HostModules::activation(const Call& call) const {
 }
 
 void HostModules::loss_sums(const Op& op, const OperationArguments& arguments, int32_t step) const {
-  const Call call{op, arguments, step};
-  const Shape shape = shape_of(op);
-  const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
-  const Argument to = call.find(Role::kDestination);
-  const LossChunk chunk = chunk_of(op);
-  const View sums = view(to, chunk.count, 3);
-  transformer::loss_sums(model_, shape, tokens,
-                         view(call.find(Role::kSource), chunk.count, model_.vocab), vocabulary_,
-                         sums, chunk.begin);
+  const Argument to = arguments.find(op, Role::kDestination, step);
+  tell_loss(op, arguments, step, to.data);
   const auto bytes = static_cast<size_t>(to.tensor->bytes().count);
-  const std::vector<std::byte> all = exchanges_->all_of(op.lane, {to.data, bytes});
-  std::memcpy(to.data, all.data(), bytes);
+  merge_loss(op, arguments, step, exchanges_->all_of(op.lane, {to.data, bytes}).data());
+}
+
+void HostModules::tell_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                            std::byte* told) const {
+  const Call call{op, arguments, step};
+  const LossChunk chunk = chunk_of(op);
+  const auto* tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
+  transformer::loss_sums(model_, shape_of(op), tokens,
+                         view(call.find(Role::kSource), chunk.count, model_.vocab), vocabulary_,
+                         {told, DType::kF32, chunk.count, 3}, chunk.begin);
+}
+
+void HostModules::merge_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                             const std::byte* told) const {
+  const Argument to = arguments.find(op, Role::kDestination, step);
+  const int64_t bytes = to.tensor->bytes().count;
+  const View sums = view(to, chunk_of(op).count, 3);
+  std::memcpy(to.data, told, static_cast<size_t>(bytes));
   for (int64_t rank = 1; rank < plan_.tensor; ++rank) {
-    const std::byte* const of_rank = all.data() + static_cast<size_t>(rank) * bytes;
-    transformer::add_loss_sums({of_rank, DType::kF32, sums.rows, sums.columns}, sums);
+    transformer::add_loss_sums({told + rank * bytes, DType::kF32, sums.rows, sums.columns}, sums);
   }
 }
 

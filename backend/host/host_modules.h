@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "backend/execute/expert_exchanges.h"
@@ -18,6 +19,10 @@
 #include "sim/spec/plan.h"
 
 namespace ballast {
+
+// Which ids of the vocabulary a tensor-parallel rank has. `rank`: its model; `whole`: ids of all.
+transformer::VocabularyPart vocabulary_part(const Model& rank, int64_t whole, const Plan& plan,
+                                            const RankPlace& place);
 
 class HostModules {
  public:
@@ -38,6 +43,16 @@ class HostModules {
               double gradient_factor) const;
   // What ranks that share the vocabulary tell each other of logits, before the loss.
   void loss_sums(const Op& op, const OperationArguments& arguments, int32_t step) const;
+  // The same in two parts, for whoever brings what they tell to the others: what this rank tells,
+  // and what all have told, one after another, merged to where the operation has it.
+  void tell_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                 std::byte* told) const;
+  void merge_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                  const std::byte* told) const;
+  // The backward of a norm of some of the tokens, whose parameters' gradient other ranks have the
+  // rest of: as fp32 in `gradient`, where nothing was.
+  void norm_apart(const Op& op, const OperationArguments& arguments, int32_t step,
+                  std::span<float> gradient) const;
 
  private:
   // An operation with its arguments at hand.
@@ -58,6 +73,7 @@ class HostModules {
                                int64_t columns) const;
   void embedding(const Call& call) const;
   void norm(const Call& call) const;
+  void norm_backward(const Call& call, transformer::View gradient, bool adds) const;
   // Of parameters that every tensor-parallel rank has whole, gradients of what each has of the
   // tokens or heads: summed over the ranks. `backward` writes them into the view that it is given.
   void sum_gradient(const Call& call, const Argument& gradient,

@@ -7,6 +7,7 @@
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/device_cuda.h"
 #include "backend/cuda/gpu_node.h"
+#include "backend/execute/rank_place.h"
 #include "backend/host/device_host.h"
 #include "sim/graph/build.h"
 #include "sim/graph/schedules/pipeline.h"
@@ -96,7 +97,9 @@ std::unique_ptr<TrainingDevice> make_device(const std::string& device, const Tra
   if (!bound.empty()) parts.notes.push_back(std::move(bound));
   parts.free_before = parts.runtime->free_memory();
   if (exchanges) parts.nccl = load_nccl(nccl_library_name());
-  parts.math = make_cuda_math(training, *parts.runtime, options.gemm_algorithms);
+  const int rank = of_rank.ranks == nullptr ? 0 : of_rank.ranks->rank();
+  parts.math = make_cuda_math(training, place_of(training.plan, rank), *parts.runtime,
+                              options.gemm_algorithms);
   return std::make_unique<CudaDevice>(training, options, state, std::move(parts));
 }
 

@@ -552,6 +552,7 @@ TrainResult Trainer::train_rank(int64_t steps,
   result.next_step = s.next_step;
   result.stopped = s.stop && s.next_step < steps;
   result.memory = s.device->memory();
+  result.memory_of_ranks = memory_of_ranks(*s.device, result.memory);
   return result;
 }
 

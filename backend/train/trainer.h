@@ -71,6 +71,7 @@ struct TrainResult {
   std::vector<Duration> step_times;
   Timeline timeline;
   std::vector<MemoryUse> memory;
+  std::vector<std::vector<MemoryUse>> memory_of_ranks;  // by rank; of one that is alone its own
   int32_t first_step = 0;
   int32_t next_step = 0;  // where a resumed run would go on
   int32_t rollbacks = 0;

@@ -86,6 +86,20 @@ bool is_first_rank(const TrainingDevice& device) {
   return device.shares() == nullptr || device.shares()->ranks().rank() == 0;
 }
 
+std::vector<std::vector<MemoryUse>> memory_of_ranks(const TrainingDevice& device,
+                                                    const std::vector<MemoryUse>& own) {
+  if (device.shares() == nullptr) return {own};
+  std::vector<double> resident;
+  for (const MemoryUse& use : own) resident.push_back(static_cast<double>(use.resident.count));
+  const std::vector<double> told = device.shares()->gather_numbers(resident);
+  std::vector<std::vector<MemoryUse>> of_ranks;
+  for (size_t i = 0; i < told.size(); ++i) {
+    if (i % own.size() == 0) of_ranks.emplace_back(own);
+    of_ranks.back()[i % own.size()].resident = {static_cast<int64_t>(told[i])};
+  }
+  return of_ranks;
+}
+
 void require(const Capabilities& capabilities, const Training& training) {
   const auto missing = first_missing(training.graph, training.model, training.plan, capabilities);
   if (missing) throw missing->error();

@@ -108,6 +108,11 @@ Capabilities training_capabilities(const std::string& device, const std::string&
 // True of a device that is alone.
 bool is_first_rank(const TrainingDevice& device);
 
+// What every rank of a training says of its memory, by rank; all call, each with its own. What is
+// planned is the same on all.
+std::vector<std::vector<MemoryUse>> memory_of_ranks(const TrainingDevice& device,
+                                                    const std::vector<MemoryUse>& own);
+
 // Throws Error that names the knob if the device lacks something that the training asks for.
 void require(const Capabilities& capabilities, const Training& training);
 

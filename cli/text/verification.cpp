@@ -80,14 +80,17 @@ std::vector<Pair> memory_pairs(const Verification& verification) {
   return pairs;
 }
 
+OrderedJson memory_json(const std::map<Place, Bytes>& memory) {
+  OrderedJson json = OrderedJson::object();
+  for (const auto& [place, bytes] : memory) json[std::string(to_string(place))] = bytes.count;
+  return json;
+}
+
 OrderedJson view_json(const Graph& graph, const ClockView& view) {
-  OrderedJson memory = OrderedJson::object();
-  for (const auto& [place, bytes] : view.memory)
-    memory[std::string(to_string(place))] = bytes.count;
   return {{"step_time_s", view.step_time.seconds()},
           {"kinds", kinds_json(view.kinds)},
           {"lanes", lanes_json(graph, view.lanes)},
-          {"memory_bytes", memory}};
+          {"memory_bytes", memory_json(view.memory)}};
 }
 
 OrderedJson errors_json(const std::vector<Pair>& pairs) {
@@ -182,6 +185,13 @@ Verification verification_of(const Prediction& prediction, const Graph& graph,
   for (const MemoryUse& use : result.memory) {
     if (use.resident.count > 0) verification.measured.memory[use.place] = use.resident;
   }
+  if (result.memory_of_ranks.size() < 2) return verification;
+  for (const std::vector<MemoryUse>& of_rank : result.memory_of_ranks) {
+    std::map<Place, Bytes>& memory = verification.memory_of_ranks.emplace_back();
+    for (const MemoryUse& use : of_rank) {
+      if (use.resident.count > 0) memory[use.place] = use.resident;
+    }
+  }
   return verification;
 }
 
@@ -212,9 +222,13 @@ std::string verification_text(const Graph& graph, const Verification& verificati
 OrderedJson verification_json(const Graph& graph, const Verification& verification) {
   const ClockView& predicted = verification.predicted;
   const ClockView& measured = verification.measured;
+  OrderedJson measured_json = view_json(graph, measured);
+  for (const auto& memory : verification.memory_of_ranks) {
+    measured_json["memory_bytes_of_ranks"].push_back(memory_json(memory));
+  }
   return {
       {"predicted", view_json(graph, predicted)},
-      {"measured", view_json(graph, measured)},
+      {"measured", measured_json},
       {"error_percent",
        {{"step_time_s", error_percent(predicted.step_time.seconds(), measured.step_time.seconds())},
         {"kinds", errors_json(kind_pairs(verification))},

@@ -26,6 +26,7 @@ struct ClockView {
 struct Verification {
   ClockView predicted;
   ClockView measured;
+  std::vector<std::map<Place, Bytes>> memory_of_ranks;  // measured; of several, by rank
 };
 // `graph` is the one that ran, equal to the prediction's. Requires at least one step in `result`.
 Verification verification_of(const Prediction& prediction, const Graph& graph,

@@ -183,6 +183,59 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(ClassifierChunk d, d
   }
 }
 
+template <Format kFormat>
+__global__ void __launch_bounds__(kThreads) tell_kernel(ClassifierShare d, float* told) {
+  const void* row = row_of<kFormat>(d.logits, blockIdx.x, d.columns);
+  const int64_t token = d.rows.first_row + blockIdx.x;
+  const int64_t target = target_of(d.rows, d.tokens, token) - d.first_id;
+  Softmax softmax;
+  for_row<kFormat>(row, d.ids, Observe<kFormat>{row, &softmax});
+  const RowSoftmax all = merged_over_block(softmax);
+  if (threadIdx.x != 0) return;
+  float logit[1] = {0};
+  if (target >= 0 && target < d.ids) load<kFormat>(row, target, logit);
+  float* to = told + 3 * static_cast<int64_t>(blockIdx.x);
+  to[0] = all.maximum;
+  to[1] = static_cast<float>(all.sum);
+  to[2] = logit[0];
+}
+
+__global__ void __launch_bounds__(kThreads) merge_kernel(ToldSums d) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= d.rows) return;
+  const float* told = d.told + 3 * row;
+  float maximum = told[0], sum = told[1], target = told[2];
+  for (int64_t rank = 1; rank < d.ranks; ++rank) {
+    told += 3 * d.rows;
+    const float largest = fmaxf(maximum, told[0]);
+    sum = sum * expf(maximum - largest) + told[1] * expf(told[0] - largest);
+    maximum = largest;
+    target += told[2];
+  }
+  float* to = d.sums + 3 * row;
+  to[0] = maximum;
+  to[1] = sum;
+  to[2] = target;
+}
+
+template <Format kFormat>
+__global__ void __launch_bounds__(kThreads)
+    share_kernel(ClassifierShare d, const float* sums, double* losses) {
+  void* row = row_of<kFormat>(d.logits, blockIdx.x, d.columns);
+  const int64_t token = d.rows.first_row + blockIdx.x;
+  const int64_t target = target_of(d.rows, d.tokens, token) - d.first_id;
+  const float* of_all = sums + 3 * static_cast<int64_t>(blockIdx.x);
+  const auto sum = static_cast<double>(of_all[1]);
+  const auto scale = static_cast<float>(static_cast<double>(d.gradient_factor) / sum);
+  for_row<kFormat>(row, d.ids, Replace<kFormat>{row, of_all[0], scale, d.gradient_factor, target});
+  const float nothing[1] = {0};
+  for (int64_t at = d.ids + threadIdx.x; at < d.columns; at += kThreads) {
+    store<kFormat>(row, at, nothing);
+  }
+  if (threadIdx.x != 0) return;
+  losses[token] = log(sum) + static_cast<double>(of_all[0]) - static_cast<double>(of_all[2]);
+}
+
 // One block: thread t adds losses t, t + 512, ...; then a tree over the threads.
 __global__ void __launch_bounds__(kThreads) mean_loss_kernel(MeanLoss d) {
   __shared__ double sums[kThreads];
@@ -222,6 +275,27 @@ Status classifier_gradient(const ClassifierChunk& d, double* losses, Stream stre
   const Grid grid{.x = d.rows.rows, .threads = kThreads};
   return with_format(d.logits.format, [&](auto tag) {
     return launch("classifier_gradient", gradient_kernel<decltype(tag)::kValue>, grid, stream, d,
+                  losses);
+  });
+}
+
+Status classifier_tell(const ClassifierShare& d, float* told, Stream stream) {
+  const Grid grid{.x = d.rows.rows, .threads = kThreads};
+  return with_format(d.logits.format, [&](auto tag) {
+    return launch("classifier_tell", tell_kernel<decltype(tag)::kValue>, grid, stream, d, told);
+  });
+}
+
+Status classifier_merge(const ToldSums& d, Stream stream) {
+  const Grid grid{.x = div_up(d.rows, kThreads), .threads = kThreads};
+  return launch("classifier_merge", merge_kernel, grid, stream, d);
+}
+
+Status classifier_share(const ClassifierShare& d, const float* sums, double* losses,
+                        Stream stream) {
+  const Grid grid{.x = d.rows.rows, .threads = kThreads};
+  return with_format(d.logits.format, [&](auto tag) {
+    return launch("classifier_share", share_kernel<decltype(tag)::kValue>, grid, stream, d, sums,
                   losses);
   });
 }

@@ -111,16 +111,21 @@ struct EmbeddingShape {
   int64_t width = 0;
   int64_t vocab = 0;
   int64_t positions = 0;  // learned; 0: none. At least length otherwise.
+  // Of a vocabulary that ranks share: the rows of params are those of the ids from first_id on, the
+  // last of which may be of no id.
+  int64_t first_id = 0;
+  int64_t all_ids = 0;  // of all ranks; 0: it is not shared
   constexpr int64_t tokens() const { return sequences * length; }
 };
 
 // The caller has checked the ids (it read them on the host). An id outside the vocabulary reads
-// nothing and gives rows of NaN.
+// nothing and gives rows of NaN, one that another rank has gives zeros.
 struct EmbeddingForward {
   EmbeddingShape shape;
   const int32_t* tokens = nullptr;
   ConstArray params;
-  Array out;  // [T, width]
+  Array out;                   // [T, width]
+  bool adds_positions = true;  // of ranks whose rows are summed one does
 };
 Status embedding_forward(const EmbeddingForward&, Stream);
 
@@ -374,6 +379,31 @@ struct ClassifierChunk {
 Status classifier_observe(const ClassifierChunk&, Chunk, Stream);
 // Also writes the rows' losses, the same for every chunk; losses null: not.
 Status classifier_gradient(const ClassifierChunk&, double* losses, Stream);
+
+// The same where ranks share the vocabulary. This one has the logits of ids [first_id, first_id +
+// ids), in rows of `columns`; beyond its ids there is nothing, whose gradient is zero. What a rank
+// tells of a row is three floats: its largest logit, the sum of exp(logit - that), and the target's
+// logit, 0 where another rank has it (transformer::loss_sums).
+struct ClassifierShare {
+  ClassifierRows rows;
+  int64_t first_id = 0;
+  int64_t ids = 0;
+  int64_t columns = 0;
+  const int32_t* tokens = nullptr;
+  Array logits;  // [rows, columns]
+  float gradient_factor = 1.0f;
+};
+Status classifier_tell(const ClassifierShare&, float* told, Stream);  // told: [rows, 3]
+// What all ranks told, merged in their order. told: [ranks, rows, 3]; sums: [rows, 3].
+struct ToldSums {
+  const float* told = nullptr;
+  int64_t ranks = 0;
+  int64_t rows = 0;
+  float* sums = nullptr;
+};
+Status classifier_merge(const ToldSums&, Stream);
+// Logits become their gradient, and losses[first_row + i] the row's; `sums` of all ranks.
+Status classifier_share(const ClassifierShare&, const float* sums, double* losses, Stream);
 
 // mean[0] = sum of losses / count, in double; losses one fixed tree.
 struct MeanLoss {

@@ -16,13 +16,18 @@ constexpr int kScanThreads = 1024;
 
 // --- Kernels -----------------------------------------------------------------------------------
 
-// The id of token `token`: rows of tokens hold one more id than inputs.
+// The row of the id of token `token`, from this rank's first: rows of tokens hold one more id than
+// inputs.
 __device__ __forceinline__ int64_t id_of(const EmbeddingShape& shape, const int32_t* tokens,
                                          int64_t token) {
-  return tokens[token + token / shape.length];
+  return tokens[token + token / shape.length] - shape.first_id;
 }
 __device__ __forceinline__ bool is_known(const EmbeddingShape& shape, int64_t id) {
   return id >= 0 && id < shape.vocab;
+}
+__device__ __forceinline__ bool is_elsewhere(const EmbeddingShape& shape, int64_t id) {
+  const int64_t of_all = id + shape.first_id;
+  return !is_known(shape, id) && of_all >= 0 && of_all < shape.all_ids;
 }
 
 template <int kCount>
@@ -36,9 +41,10 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward d) {
   if (is_known(d.shape, id)) {
     load(d.params, id * width + column, values);
   } else {
-    for (int i = 0; i < kCount; ++i) values[i] = __uint_as_float(0x7fc00000u);
+    const bool zero = is_elsewhere(d.shape, id);
+    for (int i = 0; i < kCount; ++i) values[i] = zero ? 0.0f : __uint_as_float(0x7fc00000u);
   }
-  if (d.shape.positions > 0) {
+  if (d.shape.positions > 0 && d.adds_positions) {
     float position[kCount];
     load(d.params, (d.shape.vocab + token % d.shape.length) * width + column, position);
     for (int i = 0; i < kCount; ++i) values[i] += position[i];

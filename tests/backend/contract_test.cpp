@@ -200,10 +200,14 @@ TEST(contract, every_device_says_what_it_lacks_of_a_plan) {
   EXPECT_FALSE(first_missing(model, plan, cuda_capabilities()));
   plan.data = 1;
   plan.tensor = 2;
+  EXPECT_FALSE(which_run(model, plan)[0].missing);
+  EXPECT_FALSE(first_missing(model, plan, cuda_capabilities()));
+  plan.tensor = 1;
+  plan.sequence = 2;
   verdicts = which_run(model, plan);
   EXPECT_FALSE(verdicts[0].missing);
   ASSERT_TRUE(verdicts[1].missing);
-  EXPECT_EQ(verdicts[1].missing->knob, "plan.tensor");
+  EXPECT_EQ(verdicts[1].missing->knob, "plan.sequence");
   plan = tiny::waiting_plan();
   plan.activations.reset();
   EXPECT_EQ(which_run(model, plan)[0].missing->knob, "plan");

@@ -356,6 +356,23 @@ TEST(ranks, groups_that_share_come_to_the_same_bits) {
   std::printf("%d plans of two groups with the same bits\n", trained);
 }
 
+// Of every rank, as planned but for pages that are begun.
+TEST(ranks, each_says_what_memory_it_takes) {
+  constexpr int64_t kPages = int64_t{1} << 16;
+  const Plan plan = three_ranks(2, SyncMode::kWait, Homes::kOptimizerAway);
+  Trainer trainer(tiny::gpt2_model(), plan, tiny::options_for(3));
+  const TrainResult result = trainer.train(3, nullptr);
+  ASSERT_EQ(result.memory_of_ranks.size(), 3u);
+  for (const std::vector<MemoryUse>& of_rank : result.memory_of_ranks) {
+    ASSERT_EQ(of_rank.size(), result.memory.size());
+    for (const MemoryUse& use : of_rank) {
+      EXPECT_GT(use.planned.count, kPages) << to_string(use.place);
+      const int64_t apart = std::abs(use.resident.count - use.planned.count);
+      EXPECT_LE(apart, use.planned.count / 100 + kPages) << to_string(use.place);
+    }
+  }
+}
+
 TEST(ranks, what_does_not_run_is_refused_by_name) {
   const Plan plan = three_ranks(1, SyncMode::kWait, Homes::kOptimizerAway);
   EXPECT_EQ(knob_missing(plan), "");

@@ -287,6 +287,28 @@ void ThreadCudaMath::loss(const Op& op, const OperationArguments& arguments, int
   });
 }
 
+void ThreadCudaMath::tell_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                               std::byte* told, CudaStream stream) {
+  runtime_.enqueue(stream, "tell loss", [this, &op, &arguments, step, told] {
+    modules_.tell_loss(op, arguments, step, told);
+  });
+}
+
+void ThreadCudaMath::merge_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                                const std::byte* told, CudaStream stream) {
+  runtime_.enqueue(stream, "merge loss", [this, &op, &arguments, step, told] {
+    modules_.merge_loss(op, arguments, step, told);
+  });
+}
+
+void ThreadCudaMath::norm_apart(const Op& op, const OperationArguments& arguments, int32_t step,
+                                float* gradient, CudaStream stream) {
+  runtime_.enqueue(stream, "norm", [this, &op, &arguments, step, gradient] {
+    const int64_t count = arguments.find(op, Role::kParameterGradient, step).tensor->elements;
+    modules_.norm_apart(op, arguments, step, {gradient, static_cast<size_t>(count)});
+  });
+}
+
 void ThreadCudaMath::cast(const CastRange& range_of_values, CudaStream stream) {
   runtime_.enqueue(stream, "cast", [r = range_of_values] {
     kernels::best().cast(r.from, r.from_format, r.to, r.to_format, r.count);

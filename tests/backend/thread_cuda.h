@@ -20,6 +20,7 @@
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/host/host_modules.h"
 #include "sim/base/error.h"
+#include "sim/graph/build.h"
 
 namespace ballast::tests {
 
@@ -155,13 +156,21 @@ class ThreadCuda : public CudaRuntime {
 // The mathematics of a GPU by the CPU's kernels, on the threads of the streams.
 class ThreadCudaMath : public CudaMath {
  public:
-  ThreadCudaMath(const Training& training, ThreadCuda& runtime)
-      : modules_(training.model, training.plan), runtime_(runtime) {}
+  ThreadCudaMath(const Training& training, ThreadCuda& runtime, const RankPlace& place = {})
+      : model_(rank_model(training.model, training.plan)),
+        modules_(model_, training.model.vocab, training.plan, place, nullptr, nullptr),
+        runtime_(runtime) {}
 
   void module(const Op& op, const OperationArguments& arguments, int32_t step,
               CudaStream stream) override;
   void loss(const Op& op, const OperationArguments& arguments, int32_t step, const Loss& loss,
             CudaStream stream) override;
+  void tell_loss(const Op& op, const OperationArguments& arguments, int32_t step, std::byte* told,
+                 CudaStream stream) override;
+  void merge_loss(const Op& op, const OperationArguments& arguments, int32_t step,
+                  const std::byte* told, CudaStream stream) override;
+  void norm_apart(const Op& op, const OperationArguments& arguments, int32_t step, float* gradient,
+                  CudaStream stream) override;
   void cast(const CastRange& range, CudaStream stream) override;
   void sums(const SumRange& range, CudaStream stream) override;
   void add(const Addition& addition, CudaStream stream) override;
@@ -173,6 +182,7 @@ class ThreadCudaMath : public CudaMath {
                      CudaStream stream) override;
 
  private:
+  Model model_;  // of a rank
   HostModules modules_;
   ThreadCuda& runtime_;
   std::map<const uint8_t*, std::vector<float>> states_;  // before recorded steps; of one stream

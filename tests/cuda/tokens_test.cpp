@@ -58,26 +58,29 @@ struct Stored {
   int64_t count;
 };
 
+// `part`: of a vocabulary that ranks share.
 void expect_embedding_like_host(const EmbeddingShape& shape, Format format, Write write,
-                                int64_t shift) {
+                                int64_t shift, const transformer::VocabularyPart& part = {}) {
   const std::string name = name_of(format) + " width " + std::to_string(shape.width) + " vocab " +
                            std::to_string(shape.vocab);
   const Model model = embedding_model(shape);
   const transformer::Shape batch{shape.sequences, shape.length};
-  const std::vector<int32_t> ids = some_tokens(shape.sequences, shape.length, shape.vocab);
+  const std::vector<int32_t> ids =
+      some_tokens(shape.sequences, shape.length, part.is_shared() ? part.all : shape.vocab);
   const std::vector<float> params = normal({0, 1, 1}, format, parameters_of(shape));
   const std::vector<float> gradient = normal({0, 1, 2}, format, shape.tokens() * shape.width);
   const std::vector<float> before = normal({0, 1, 3}, format, parameters_of(shape));
   Stored host_params(format, params), host_dout(format, gradient), host_dparams(format, before);
   Stored host_out(format, std::vector<float>(gradient.size()));
   transformer::embedding_forward(model, batch, ids.data(), host_params.view(1),
-                                 host_out.view(shape.tokens()));
+                                 host_out.view(shape.tokens()), part);
   transformer::embedding_backward(model, batch, ids.data(), host_dout.view(shape.tokens()),
-                                  host_dparams.view(1), write == Write::kAdd);
+                                  host_dparams.view(1), write == Write::kAdd, part);
   const Tokens tokens(ids);
   const Values from(format, params, shift), dout(format, gradient, shift);
   Values out(format, dout.count(), shift), dparams(format, before, shift);
-  expect_launched(embedding_forward({shape, tokens.data(), from.array(), out.array()}, nullptr));
+  expect_launched(embedding_forward(
+      {shape, tokens.data(), from.array(), out.array(), part.adds_positions}, nullptr));
   EXPECT_EQ(out.bytes(), host_out.bytes) << name;
   const Memory scratch(embedding_backward_scratch_bytes(shape));
   const auto written = same_every_time([&] {
@@ -98,6 +101,21 @@ TEST_F(tokens, embeddings_and_their_gradients_have_the_bits_of_the_host) {
       expect_embedding_like_host({3, 7, 33, 50, 0}, format, write, 0);
       expect_embedding_like_host({1, 40, 16, 1100, 40}, format, write, 1);
       expect_embedding_like_host({1, 90, 2056, 5, 0}, format, write, 0);
+    }
+  }
+}
+
+// 37 ids on three ranks of 13 rows, of which the last has 11 and two rows of no id; an id that
+// another rank has gives zeros, and one rank adds positions.
+TEST_F(tokens, embeddings_of_a_shared_vocabulary_have_the_bits_of_the_host) {
+  for (const Format format : kFormats) {
+    for (const int64_t first : {0, 13, 26}) {
+      EmbeddingShape shape{2, 19, 24, 13, 30, first, 37};
+      const transformer::VocabularyPart part{first, std::min(int64_t{13}, 37 - first), 37,
+                                             first == 0};
+      for (const Write write : {Write::kOverwrite, Write::kAdd}) {
+        expect_embedding_like_host(shape, format, write, 0, part);
+      }
     }
   }
 }
@@ -240,6 +258,54 @@ TEST_F(tokens, a_vocabulary_in_chunks_gives_what_it_gives_whole) {
       expect_close(chunks[i]->get(), gradient, format, 1.5, "chunk " + std::to_string(i));
     }
     EXPECT_NEAR(mean_on_device(losses), expected.mean, 2e-6 * expected.mean);
+  }
+}
+
+// Three ranks of 334 columns, of which the last has 332 ids: what lies beyond them is of no weight,
+// and its gradient is zero.
+TEST_F(tokens, ranks_that_share_a_vocabulary_give_what_it_gives_whole) {
+  constexpr int64_t kRanks = 3, kColumns = 334;
+  for (const Format format : kFormats) {
+    const ClassifierCase c{1000, format, 0};
+    const std::vector<int32_t> ids = some_tokens(kSequences, kLength, c.vocab);
+    const Expected expected = classify_on_host(c, ids);
+    const Tokens on_device(ids);
+    const Memory losses(8 * kTokens), told(12 * kRanks * kTokens), sums(12 * kTokens);
+    auto* const of_ranks = static_cast<float*>(told.data());
+    std::vector<std::unique_ptr<Values>> logits;
+    std::vector<ClassifierShare> shares;
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      const int64_t first = rank * kColumns;
+      const int64_t own = std::min(kColumns, c.vocab - first);
+      std::vector<float> part(static_cast<size_t>(kTokens * kColumns), 100.0f);
+      for (int64_t row = 0; row < kTokens; ++row) {
+        std::copy_n(expected.logits.begin() + row * c.vocab + first, own,
+                    part.begin() + row * kColumns);
+      }
+      logits.push_back(std::make_unique<Values>(format, part));
+      shares.push_back({{kSequences, kLength, 0, kTokens},
+                        first,
+                        own,
+                        kColumns,
+                        on_device.data(),
+                        logits.back()->array(),
+                        kFactor});
+      expect_launched(classifier_tell(shares.back(), of_ranks + rank * kTokens * 3, nullptr));
+    }
+    auto* const of_all = static_cast<float*>(sums.data());
+    expect_launched(classifier_merge({of_ranks, kRanks, kTokens, of_all}, nullptr));
+    for (size_t rank = 0; rank < shares.size(); ++rank) {
+      const ClassifierShare& share = shares[rank];
+      expect_launched(
+          classifier_share(share, of_all, static_cast<double*>(losses.data()), nullptr));
+      EXPECT_NEAR(mean_on_device(losses), expected.mean, 2e-6 * expected.mean) << rank;
+      std::vector<float> gradient(static_cast<size_t>(kTokens * kColumns), 0.0f);
+      for (int64_t row = 0; row < kTokens; ++row) {
+        std::copy_n(expected.gradient.begin() + row * c.vocab + share.first_id, share.ids,
+                    gradient.begin() + row * kColumns);
+      }
+      expect_close(logits[rank]->get(), gradient, format, 1.5, "rank " + std::to_string(rank));
+    }
   }
 }
 

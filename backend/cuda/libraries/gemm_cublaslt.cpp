@@ -281,10 +281,11 @@ std::unique_ptr<CudaProbeKernels> make_probe_kernels(CudaRuntime& runtime,
                                                           attention_memory(runtime, {})));
 }
 
-std::unique_ptr<CudaMath> make_cuda_math(const Training& training, CudaRuntime& runtime,
+std::unique_ptr<CudaMath> make_cuda_math(const Training& training, const RankPlace& place,
+                                         CudaRuntime& runtime,
                                          const GemmAlgorithmStore& algorithms) {
   return std::make_unique<CudaTransformer>(
-      training, runtime, make_cublas_products(runtime, algorithms),
+      training, place, runtime, make_cublas_products(runtime, algorithms),
       std::make_unique<CudaAttention>(
           runtime, open_cudnn_attention(),
           attention_memory(runtime, training.graph.arenas.size[static_cast<size_t>(Place::kHbm)])));

@@ -14,7 +14,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Ranks of tests, and of small machines, share cores with each other's computation.
+// How long a failure may go unheard while this rank waits.
+constexpr auto kWatchPeriod = 20ms;
+
+// NCCL tells that it has begun what it was asked for by asking it alone. Ranks of tests, and of
+// small machines, share cores with each other's computation.
 void rest(int asked) {
   constexpr int kEagerly = 200;
   if (asked < kEagerly) {
@@ -98,9 +102,12 @@ NcclRanks::NcclRanks(const NcclFunctions& functions, CudaRuntime& runtime, Commu
   runtime_.bind_thread();
   all_.reserve(groups.size());
   for (const NcclGroup& group : groups) create(group);
+  if (groups.empty()) return;
+  watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
 NcclRanks::~NcclRanks() {
+  watcher_ = {};  // ends before what it asks
   const std::scoped_lock lock(mutex_);
   for (One& one : all_) {
     if (one.native != nullptr) functions_.abort(one.native);
@@ -165,6 +172,20 @@ nccl::Result NcclRanks::state_of(const One& one) {
   return result == nccl::kSuccess ? state : result;
 }
 
+void NcclRanks::watch(const std::stop_token& stop) {
+  try {
+    runtime_.bind_thread();
+    while (!stop.stop_requested()) {
+      check_all();
+      throw_if_another_failed("watch");
+      std::unique_lock lock(mutex_);
+      stopped_.wait_for(lock, stop, kWatchPeriod, [] { return false; });
+    }
+  } catch (const Error&) {
+    // Aborted: whoever waits is told why.
+  }
+}
+
 void NcclRanks::throw_if_another_failed(const std::string& attempt) {
   const std::optional<std::string> other = host_.failure();
   if (!other) return;
@@ -191,6 +212,10 @@ void NcclRanks::check(const One& one, nccl::Result result, const std::string& at
     text = nccl_failure_text(functions_, result, one.native);
   }
   const Error error("NCCL, " + attempt + " of " + name_of(one.group), text, kRemedy);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!why_ && !error_) error_ = error;
+  }
   fail(error.what());
   throw error;
 }
@@ -219,14 +244,16 @@ void NcclRanks::fail(const std::string& why) {
 
 void NcclRanks::wait(CudaEvent event) {
   runtime_.bind_thread();
-  for (int asked = 0;; ++asked) {
-    // Asked before the communicators are: what an abort ends early is done too, and is no result.
-    const bool done = runtime_.done(event);
-    check_all();
-    if (done) return;
-    throw_if_another_failed(fmt::format("wait for stream {}", event.stream));
-    rest(asked);
+  runtime_.synchronize(event);
+  // What an abort ends early is done too, and is no result.
+  {
+    const std::scoped_lock lock(mutex_);
+    if (error_) throw Error(*error_);
+    if (why_) {
+      throw Error(fmt::format("NCCL, wait for stream {}", event.stream), *why_, kOthersRemedy);
+    }
   }
+  check_all();
 }
 
 void NcclRanks::close() {

@@ -4,8 +4,10 @@
 // The calls are those of backend/comm/communicator.h, but ordered by streams: they return when the
 // work is in its stream, and wait() is what tells that it is done. Communicators never block the
 // host: where a rank fails, or another one is heard to have failed, all of this rank's are aborted
-// and whoever waits throws. Sums are NCCL's, in an order of its own and in the type that is stored:
-// every rank has the same bits, but not those of the host's communicators.
+// and whoever waits throws. Waits sleep in the driver: one thread of the rank asks now and then
+// whether NCCL or another rank has failed, and its abort ends what they wait for. Sums are NCCL's,
+// in an order of its own and in the type that is stored: every rank has the same bits, but not
+// those of the host's communicators.
 //
 // Whoever calls keeps the order of the ranks' program on each lane; one thread a lane at a time.
 // Kernels of two communicators may need the multiprocessors that the other's hold: a device that
@@ -14,17 +16,21 @@
 // of a group's ranks have one GPU (NCCL does not).
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/comm/communicator.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/cuda/libraries/nccl_library.h"
+#include "sim/base/error.h"
 #include "sim/graph/core/graph.h"
 
 namespace ballast {
@@ -131,6 +137,8 @@ class NcclRanks {
   void check(const One& one, nccl::Result result, const std::string& attempt);
   void check_all();
   void throw_if_failed();  // with mutex_ held
+  // Until `stop`, or until something has failed and was aborted.
+  void watch(const std::stop_token& stop);
   void abort_all(const std::string& why);
 
   const NcclFunctions& functions_;
@@ -139,6 +147,9 @@ class NcclRanks {
   std::vector<One> all_;            // as they were created
   mutable std::mutex mutex_;        // guards calls of NCCL, so that none meets an abort, and why_
   std::optional<std::string> why_;  // it failed, once it did
+  std::optional<Error> error_;      // with which it failed first, where that was NCCL's
+  std::condition_variable_any stopped_;
+  std::jthread watcher_;
 };
 
 }  // namespace ballast

@@ -31,7 +31,7 @@ TrainerOptions on_emulated_cuda(TrainerOptions options, const Attention& attenti
     std::unique_ptr<AttentionLibrary> library;
     if (attention.workspace) library = std::make_unique<tests::PlainAttention>(attention.runs);
     auto math = std::make_unique<CudaTransformer>(
-        training, *runtime,
+        training, RankPlace{}, *runtime,
         std::make_unique<tests::PlainProducts>(attention.fp8_products, attention.sums),
         std::make_unique<CudaAttention>(
             *runtime, OpenedAttention{std::move(library), ""},

@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/device_cuda.h"
-#include "tests/backend/disturbed_training.h"
-#include "tests/cuda/nccl/ranks.h"
+#include "tests/cuda/nccl/training.h"
 
 namespace ballast::tests {
 namespace {
@@ -19,46 +17,7 @@ using tiny::kHomes;
 using tiny::plan_of;
 using tiny::text_of;
 
-constexpr int kSteps = 9;  // past the first steps that clip and that are skipped
 using tiny::kSyncs;
-
-class nccl_training : public NcclOnThreads {
- protected:
-  TrainerOptions on_gpus(TrainerOptions options, Communicator& ranks) {
-    options.ranks = &ranks;
-    options.make_device = [this](const Training& training, const DeviceOptions& with,
-                                 const ControlState& state) {
-      ThreadCudaOptions dawdles;
-      dawdles.dawdle_one_in = dawdle_one_in_;
-      auto runtime = std::make_unique<RankCuda>(std::make_shared<CudaLog>(), dawdles);
-      auto math = std::make_unique<ThreadCudaMath>(training, *runtime);
-      const Bytes before = runtime->free_memory();
-      return std::make_unique<CudaDevice>(
-          training, with, state,
-          CudaParts{std::move(runtime), std::move(math), before, functions_});
-    };
-    return options;
-  }
-
-  // Of every rank.
-  struct Trained {
-    std::vector<tiny::Outcome> ranks;
-    std::vector<std::string> thrown;
-  };
-  using Change = std::function<void(int rank, TrainerOptions& options)>;
-  Trained train(const Model& model, const Plan& plan, const TrainerOptions& options,
-                const Change& change = {}) {
-    Trained trained;
-    trained.ranks.resize(static_cast<size_t>(plan.data));
-    trained.thrown = on_ranks(static_cast<int>(plan.data), [&](Communicator& host, RankGpu&) {
-      TrainerOptions own = on_gpus(options, host);
-      if (change) change(host.rank(), own);
-      trained.ranks[static_cast<size_t>(host.rank())] =
-          tiny::train(model, plan, own, kSteps, false);
-    });
-    return trained;
-  }
-};
 
 TEST_F(nccl_training, two_gpus_have_the_bits_of_two_ranks_of_the_host) {
   const Model model = tiny::gpt2_model();
@@ -119,6 +78,38 @@ TEST_F(nccl_training, three_gpus_share_what_does_not_divide) {
     const Trained gpus = train(model, plan, options);
     for (const std::string& thrown : gpus.thrown) ASSERT_EQ(thrown, "") << text_of(plan);
     for (const tiny::Outcome& rank : gpus.ranks) tiny::expect_same(rank, host, text_of(plan));
+  }
+}
+
+// Of every step and rank the bits that ranks find which share nothing and sum segment by segment in
+// the flat order: three ranks, whose shares cut through segments, and two by two that also split
+// products, and count once what they have alike.
+TEST_F(nccl_training, a_gradient_norm_is_the_same_on_every_rank_however_they_share) {
+  const Model model = tiny::gpt2_model();
+  const TrainerOptions options = tiny::options_for(kSteps);
+  const auto norms_of = [](const tiny::Outcome& outcome) {
+    std::vector<double> norms;
+    for (const StepRecord& record : outcome.records) norms.push_back(record.gradient_norm);
+    return norms;
+  };
+  for (const int64_t tensor : {1, 2}) {
+    std::vector<double> expected;
+    for (const Homes homes : {Homes::kGpu, Homes::kOptimizerAway}) {
+      for (const int64_t zero_stage : {0, 1, 2, 3}) {
+        if (zero_stage == 0 && homes == Homes::kOptimizerAway) continue;  // they share the state
+        const int64_t data = tensor == 1 ? 3 : 2;
+        Plan plan = plan_of(data, data, zero_stage, SyncMode::kWait, homes, DType::kBf16);
+        plan.tensor = tensor;
+        plan.devices = data * tensor;
+        const Trained gpus = train(model, plan, options);
+        for (const std::string& thrown : gpus.thrown) ASSERT_EQ(thrown, "") << text_of(plan);
+        if (expected.empty()) expected = norms_of(gpus.ranks.front());
+        EXPECT_EQ(std::ssize(expected), kSteps);
+        for (const tiny::Outcome& rank : gpus.ranks) {
+          EXPECT_EQ(norms_of(rank), expected) << text_of(plan) << ", tensor " << tensor;
+        }
+      }
+    }
   }
 }
 

@@ -17,6 +17,8 @@
 #include <optional>
 #include <tuple>
 
+#include "kernels/reference/convert.h"
+
 namespace ballast::nccl {
 
 struct End;
@@ -98,6 +100,10 @@ float widened(const std::byte* values, size_t i, nccl::Type type) {
   float value = 0;
   if (type == nccl::kF32) {
     std::memcpy(&value, values + i * sizeof(float), sizeof(float));
+  } else if (type == nccl::kF16) {
+    uint16_t half = 0;
+    std::memcpy(&half, values + i * sizeof(half), sizeof(half));
+    value = kernels::f16_to_f32(half);
   } else {
     uint16_t high = 0;
     std::memcpy(&high, values + i * sizeof(high), sizeof(high));
@@ -106,10 +112,15 @@ float widened(const std::byte* values, size_t i, nccl::Type type) {
   return value;
 }
 
-// To bf16 where that is the type, to the nearest and to even; not of what is no number.
+// To the nearest and to even; to bf16 not of what is no number.
 void store(float value, std::byte* values, size_t i, nccl::Type type) {
   if (type == nccl::kF32) {
     std::memcpy(values + i * sizeof(float), &value, sizeof(float));
+    return;
+  }
+  if (type == nccl::kF16) {
+    const uint16_t half = kernels::f32_to_f16(value);
+    std::memcpy(values + i * sizeof(half), &half, sizeof(half));
     return;
   }
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -286,7 +297,6 @@ nccl::Result call(Call call, const Arguments& its, nccl::Communicator* end, void
   {
     const std::scoped_lock lock(world().mutex);
     if (const auto failure = failure_of_next(call)) return failure->result;
-    if (its.type == nccl::kF16) return nccl::kInvalidArgument;  // not done here
     if (end == nullptr || end->aborted) return nccl::kInvalidArgument;
     if (end->state != nccl::kSuccess) return end->state;
     if (its.other >= end->shared->ranks) return nccl::kInvalidArgument;
