@@ -272,12 +272,31 @@ class CellBound {
     }
     int64_t longest = 0;
     for (size_t s = 0; s < work.size(); ++s) {
-      longest = std::max(longest, around[s] + plan_.accumulation() * work[s]);
+      longest = std::max(longest, own_work(around[s] + plan_.accumulation() * work[s], work[s]));
     }
     // A step that does not wait runs beside the next forward, and the first chunk of a spread stage
     // begins before all of its weights are there.
     if (overlaps_inside(plan_)) return longest;
-    return longest_with_step(longest, plan_.accumulation() * work.front(), floor);
+    const int64_t computed = plan_.accumulation() * work.front();
+    return longest_with_step(longest, own_work(computed, work.front()), floor);
+  }
+
+  // Of what a stage does the part that no other device shares (Plan::multiplex): all but p - 1 of
+  // its N parts, the longest ones. Parts of equal tokens take the longer the later they are, at
+  // most as the odd numbers grow, so that the others have a share of ((N - p + 1) / N)^2 or more.
+  int64_t own_work(int64_t alone, int64_t work) const {
+    if (!plan_.multiplex) return alone;
+    const double share = own_share(plan_.subsequences);
+    return static_cast<int64_t>(static_cast<double>(work) * share * share);
+  }
+  double own_share(int64_t parts) const {
+    return static_cast<double>(parts - plan_.pipeline + 1) / static_cast<double>(parts);
+  }
+  // Of what a stage's parts hold the part that lies on it whoever shares the others. Parts of equal
+  // FLOPs hold the more the earlier they are: k of N the square root of k / N at most.
+  Bytes own_bytes(Bytes all) const {
+    if (!plan_.multiplex) return all;
+    return scaled(all, 1 - std::sqrt(1 - own_share(plan_.subsequences)));
   }
 
   // What the first stage does between its last backward and the next forward, chunk by chunk. From
@@ -343,7 +362,7 @@ class CellBound {
         least[p] = c == stage ? saved[p] : std::min(least[p], saved[p]);
       }
     }
-    for (size_t p = 0; p < kPlaces; ++p) sums.saved[p] = least[p] * in_flight(stage);
+    for (size_t p = 0; p < kPlaces; ++p) sums.saved[p] = own_bytes(least[p] * in_flight(stage));
     return sums;
   }
 
@@ -407,7 +426,7 @@ class CellBound {
       Bytes between;
       ParameterCount parameters;
       for_parts(c, [&](const LayerCost& part) {
-        between += part.between_parts;
+        between += own_bytes(part.between_parts);
         parameters += part.parameters;
       });
       const Bytes gradients = bytes_of(parameters.all, gradient_type());
