@@ -26,7 +26,8 @@ def predicted(given, devices, steps):
     if "plan.multiplex" not in given.more:
         plan += " --set plan.multiplex=false"
     command = (
-        f"{given.ballast} predict --json --stack {given.stack} --model llama-2-7b --machine hgx-a100-80gb"
+        f"{given.ballast} predict --json --stack {given.stack}"
+        " --model llama-2-7b --machine hgx-a100-80gb"
         f" --set machine.cpu.memory_gb=250 --devices {devices} --global-batch 1 --micro-batch 1"
         f" --sequence-length {length} {plan} {given.more}"
     )

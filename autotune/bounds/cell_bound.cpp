@@ -1,6 +1,8 @@
 #include "autotune/bounds/cell_bound.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "autotune/bounds/bound.h"
@@ -270,7 +272,7 @@ class CellBound {
         around[s + 1] = around[s] + time.forward + back;
       }
     }
-    int64_t longest = 0;
+    int64_t longest = all_work(work);
     for (size_t s = 0; s < work.size(); ++s) {
       longest = std::max(longest, own_work(around[s] + plan_.accumulation() * work[s], work[s]));
     }
@@ -288,6 +290,12 @@ class CellBound {
     if (!plan_.multiplex) return alone;
     const double share = own_share(plan_.subsequences);
     return static_cast<int64_t>(static_cast<double>(work) * share * share);
+  }
+  // What all stages share takes each of p devices a p-th of it at least, and what they do not share
+  // lies on one: none is done before it has done a p-th of all.
+  int64_t all_work(const std::vector<int64_t>& work) const {
+    if (!plan_.multiplex) return 0;
+    return std::accumulate(work.begin(), work.end(), int64_t{0}) / plan_.pipeline;
   }
   double own_share(int64_t parts) const {
     return static_cast<double>(parts - plan_.pipeline + 1) / static_cast<double>(parts);

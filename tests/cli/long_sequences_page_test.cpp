@@ -122,7 +122,7 @@ TEST(LongSequencesPage, has_what_multiplexing_adds) {
           "--sequence-length 1048576 --strategy sppo --sequence 8 --pipeline 4 --subsequences " +
           parts + " --set plan.multiplex=" + multiplex);
       ASSERT_EQ(outcome.code, 0) << outcome.output;
-      const std::string key = "\"step_time_s\": ";
+      const std::string key = "\n \"step_time_s\": ";  // not that of "confidence"
       const size_t at = outcome.output.find(key);
       ASSERT_NE(at, std::string::npos);
       steps.push_back(std::stod(outcome.output.substr(at + key.size())));
