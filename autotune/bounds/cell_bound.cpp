@@ -371,7 +371,25 @@ class CellBound {
       }
     }
     for (size_t p = 0; p < kPlaces; ++p) sums.saved[p] = own_bytes(least[p] * in_flight(stage));
+    Bytes& away = sums.saved[static_cast<size_t>(Place::kDram)];
+    away = std::max(away, mean_away());
     return sums;
+  }
+
+  // Where stages share parts all that has left waits on some device when the forward is over, and
+  // one has the mean of it. Nothing else of a stage is there then, where the GPU steps. What the
+  // last stage shares at its end goes back at once, and may not have left.
+  Bytes mean_away() const {
+    if (!plan_.multiplex || plan_.optimizer.placement != OptimizerPlacement::kGpu) return {};
+    Bytes all;
+    for (int64_t c = 0; c < chunks(); ++c) {
+      Bytes of_stage;
+      for_parts(c, [&](const LayerCost& part) {
+        of_stage += part.saved[static_cast<size_t>(Place::kDram)];
+      });
+      all += c + 1 < chunks() ? of_stage : scaled(of_stage, own_share(plan_.subsequences));
+    }
+    return Bytes{all.count / plan_.pipeline};
   }
 
   std::vector<PlacePeak> memory_of(int64_t stage, const Usable& usable) const {
