@@ -5,7 +5,8 @@
 
 A 7B model on A100-80GB, 8 a node, 250 GB of CPU memory a GPU (arXiv 2503.10377, figure 12). For
 each number of devices the longest that fits, in steps of 65,536 tokens, by bisection from above.
-Prints a table in Markdown.
+Prints a table in Markdown. --more adds flags, for example
+--more="--set plan.activations.reload=look-ahead", or --set plan.multiplex=true.
 """
 
 import argparse
@@ -17,14 +18,18 @@ MOST = 128  # steps: 8.4 million tokens
 CLAIMS = {32: 1.3, 64: 2.0, 128: 4.0}  # million tokens
 
 
-def predicted(ballast, stack, devices, steps):
+def predicted(given, devices, steps):
     """The prediction of one length."""
     length = steps * STEP
-    plan = f"--strategy sppo --sequence 8 --pipeline {devices // 8} --subsequences {steps}"
+    parts = length // (8 * given.part_tokens)
+    plan = f"--strategy sppo --sequence 8 --pipeline {devices // 8} --subsequences {parts}"
+    if "plan.multiplex" not in given.more:
+        plan += " --set plan.multiplex=false"
     command = (
-        f"{ballast} predict --json --stack {stack} --model llama-2-7b --machine hgx-a100-80gb"
+        f"{given.ballast} predict --json --stack {given.stack}"
+        " --model llama-2-7b --machine hgx-a100-80gb"
         f" --set machine.cpu.memory_gb=250 --devices {devices} --global-batch 1 --micro-batch 1"
-        f" --sequence-length {length} {plan}"
+        f" --sequence-length {length} {plan} {given.more}"
     )
     run = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if run.returncode not in (0, 1):
@@ -32,16 +37,18 @@ def predicted(ballast, stack, devices, steps):
     return json.loads(run.stdout)
 
 
-def longest(ballast, stack, devices):
-    low, high, best = 0, MOST, None
+def longest(given, devices):
+    # A part has as many tokens in every length.
+    grain = given.part_tokens * 8 // STEP
+    low, high, best = 0, MOST // grain, None
     while high - low > 1:
         middle = (low + high) // 2
-        answer = predicted(ballast, stack, devices, middle)
+        answer = predicted(given, devices, middle * grain)
         if answer["fits"]:
             low, best = middle, answer
         else:
             high = middle
-    return low * STEP, best
+    return low * grain * STEP, best
 
 
 def main():
@@ -49,11 +56,13 @@ def main():
     parser.add_argument("--ballast", default="build/ballast")
     parser.add_argument("--stack", default="ballast")
     parser.add_argument("--devices", default="32,64,128")
+    parser.add_argument("--part-tokens", type=int, default=8192, help="on each of 8 ranks")
+    parser.add_argument("--more", default="")
     given = parser.parse_args()
     print("| GPUs | published, million tokens | ours | GPU memory | CPU memory | step |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
     for devices in (int(text) for text in given.devices.split(",")):
-        tokens, best = longest(given.ballast, given.stack, devices)
+        tokens, best = longest(given, devices)
         if best is None:
             print(f"| {devices} | {CLAIMS[devices]} | none | - | - | - |", flush=True)
             continue

@@ -1,6 +1,8 @@
 #include "autotune/bounds/cell_bound.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "autotune/bounds/bound.h"
@@ -270,14 +272,39 @@ class CellBound {
         around[s + 1] = around[s] + time.forward + back;
       }
     }
-    int64_t longest = 0;
+    int64_t longest = all_work(work);
     for (size_t s = 0; s < work.size(); ++s) {
-      longest = std::max(longest, around[s] + plan_.accumulation() * work[s]);
+      longest = std::max(longest, own_work(around[s] + plan_.accumulation() * work[s], work[s]));
     }
     // A step that does not wait runs beside the next forward, and the first chunk of a spread stage
     // begins before all of its weights are there.
     if (overlaps_inside(plan_)) return longest;
-    return longest_with_step(longest, plan_.accumulation() * work.front(), floor);
+    const int64_t computed = plan_.accumulation() * work.front();
+    return longest_with_step(longest, own_work(computed, work.front()), floor);
+  }
+
+  // Of what a stage does the part that no other device shares (Plan::multiplex): all but p - 1 of
+  // its N parts, the longest ones. Parts of equal tokens take the longer the later they are, at
+  // most as the odd numbers grow, so that the others have a share of ((N - p + 1) / N)^2 or more.
+  int64_t own_work(int64_t alone, int64_t work) const {
+    if (!plan_.multiplex) return alone;
+    const double share = own_share(plan_.subsequences);
+    return static_cast<int64_t>(static_cast<double>(work) * share * share);
+  }
+  // What all stages share takes each of p devices a p-th of it at least, and what they do not share
+  // lies on one: none is done before it has done a p-th of all.
+  int64_t all_work(const std::vector<int64_t>& work) const {
+    if (!plan_.multiplex) return 0;
+    return std::accumulate(work.begin(), work.end(), int64_t{0}) / plan_.pipeline;
+  }
+  double own_share(int64_t parts) const {
+    return static_cast<double>(parts - plan_.pipeline + 1) / static_cast<double>(parts);
+  }
+  // Of what a stage's parts hold the part that lies on it whoever shares the others. Parts of equal
+  // FLOPs hold the more the earlier they are: k of N the square root of k / N at most.
+  Bytes own_bytes(Bytes all) const {
+    if (!plan_.multiplex) return all;
+    return scaled(all, 1 - std::sqrt(1 - own_share(plan_.subsequences)));
   }
 
   // What the first stage does between its last backward and the next forward, chunk by chunk. From
@@ -343,8 +370,26 @@ class CellBound {
         least[p] = c == stage ? saved[p] : std::min(least[p], saved[p]);
       }
     }
-    for (size_t p = 0; p < kPlaces; ++p) sums.saved[p] = least[p] * in_flight(stage);
+    for (size_t p = 0; p < kPlaces; ++p) sums.saved[p] = own_bytes(least[p] * in_flight(stage));
+    Bytes& away = sums.saved[static_cast<size_t>(Place::kDram)];
+    away = std::max(away, mean_away());
     return sums;
+  }
+
+  // Where stages share parts all that has left waits on some device when the forward is over, and
+  // one has the mean of it. Nothing else of a stage is there then, where the GPU steps. What the
+  // last stage shares at its end goes back at once, and may not have left.
+  Bytes mean_away() const {
+    if (!plan_.multiplex || plan_.optimizer.placement != OptimizerPlacement::kGpu) return {};
+    Bytes all;
+    for (int64_t c = 0; c < chunks(); ++c) {
+      Bytes of_stage;
+      for_parts(c, [&](const LayerCost& part) {
+        of_stage += part.saved[static_cast<size_t>(Place::kDram)];
+      });
+      all += c + 1 < chunks() ? of_stage : scaled(of_stage, own_share(plan_.subsequences));
+    }
+    return Bytes{all.count / plan_.pipeline};
   }
 
   std::vector<PlacePeak> memory_of(int64_t stage, const Usable& usable) const {
@@ -407,7 +452,7 @@ class CellBound {
       Bytes between;
       ParameterCount parameters;
       for_parts(c, [&](const LayerCost& part) {
-        between += part.between_parts;
+        between += own_bytes(part.between_parts);
         parameters += part.parameters;
       });
       const Bytes gradients = bytes_of(parameters.all, gradient_type());

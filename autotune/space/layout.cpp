@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <numeric>
 
+#include "sim/spec/keys_values.h"
+
 namespace ballast {
 namespace {
 
@@ -143,10 +145,26 @@ class Enumeration {
     }
     for (const int64_t parts : parts_of()) {
       plan_.subsequences = parts;
-      for (const OptimizerPlacement place : places) {
-        for (const int64_t stage : stages(place)) add(place, stage);
+      for (const bool multiplex : sharing_of_ends()) {
+        plan_.multiplex = multiplex;
+        for (const OptimizerPlacement place : places) {
+          for (const int64_t stage : stages(place)) add(place, stage);
+        }
       }
     }
+  }
+
+  // Only of one micro-batch, and where the plan says that keys and values stay.
+  std::vector<bool> sharing_of_ends() const {
+    const bool open = open_.has(KnobId::kMultiplex);
+    if (!open && !base_.multiplex) return {false};
+    Plan shared = plan_;
+    shared.micro_batch = base_.global_batch / plan_.data;
+    const bool is_one = !base_.micro_batch || shared.micro_batch == base_.micro_batch;
+    const bool possible = is_one && base_.activations && keys_values_stay(*base_.activations) &&
+                          !refusal_of_multiplex(shared, model_);
+    if (!open) return possible ? std::vector<bool>{true} : std::vector<bool>{};
+    return possible ? std::vector<bool>{false, true} : std::vector<bool>{false};
   }
 
   // Whole sequences, and parts of which a device has as many tokens as SPPO's solver tries.
@@ -180,6 +198,7 @@ class Enumeration {
     Plan plan = plan_;
     plan.zero_stage = plan.pipeline > 1 ? std::min<int64_t>(stage, 2) : stage;
     plan.optimizer.placement = place;
+    if (plan.multiplex) plan.micro_batch = plan.global_batch / plan.data;
     if (plan.pipeline > 1) {
       plan.optimizer.sync = SyncMode::kWait;
       plan.optimizer.stream_share = 0;
@@ -215,6 +234,7 @@ std::string layout_name(const Plan& plan) {
     parts.emplace_back(to_string(plan.pipeline_schedule));
   }
   add("parts", plan.subsequences);
+  if (plan.multiplex) parts.emplace_back("multiplexed");
   add("sequence", plan.sequence);
   add("context", plan.context);
   add("expert", plan.expert);

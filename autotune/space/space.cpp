@@ -11,6 +11,7 @@
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/passes.h"
+#include "sim/spec/keys_values.h"
 
 namespace ballast {
 namespace {
@@ -214,6 +215,7 @@ std::string text_of(const OpenKnobs& open) {
 std::vector<int64_t> micro_batches_of(const Plan& base, const OpenKnobs& open) {
   if (base.micro_batch && !open.has(KnobId::kMicroBatch)) return {*base.micro_batch};
   const int64_t local = div_exact(base.global_batch, base.data);
+  if (base.multiplex) return {local};  // which all devices share
   // Interleaving takes micro-batches in rounds of as many as there are stages.
   const int64_t round = base.virtual_pipeline > 1 ? base.pipeline : 1;
   std::vector<int64_t> sizes = divisors_of(div_exact(local, round));
@@ -238,6 +240,10 @@ Space space_of(const Model& model, const Plan& base, const OpenKnobs& asked) {
     space.activations = {{"as given", like}};
   } else {
     space.activations = activation_choices(model.layers, like);
+    if (base.multiplex) {
+      std::erase_if(space.activations,
+                    [](const ActivationChoice& choice) { return !keys_values_stay(choice.plan); });
+    }
   }
   const std::vector<Module> modules = modules_stepped(model, base);
   const Bytes given = base.optimizer.bucket_bytes;

@@ -68,7 +68,8 @@ bool OpenKnobsOfFlags::is_open(const Knob& knob) const {
   });
   if (is_named || knob.search == KnobSearch::kNone) return false;
   // Parts change what a plan is, so that a search tries them where a strategy is about them.
-  if (knob.id == KnobId::kSubsequences && !open_of_strategy_.contains(path)) return false;
+  const bool of_parts = knob.id == KnobId::kSubsequences || knob.id == KnobId::kMultiplex;
+  if (of_parts && !open_of_strategy_.contains(path)) return false;
   const bool any_named = !flags_.strategies.empty() || flags_.plan_file;
   if (knob.search == KnobSearch::kLayout && any_named && !rules_.degrees_of_named) {
     // Its users choose the degrees that a strategy leaves open; a plan file has chosen.

@@ -155,6 +155,10 @@ std::string degrees_text(const Plan& plan) {
   if (plan.pipeline > 1 && plan.pipeline_schedule != PipelineSchedule::k1F1B) {
     parts.emplace_back(to_string(plan.pipeline_schedule));
   }
+  if (plan.subsequences > 1) {
+    parts.push_back(fmt::format("{} parts{}", plan.subsequences,
+                                plan.multiplex ? ", the outer ones on all stages" : ""));
+  }
   if (plan.tensor_sequence) parts.emplace_back("norms split by token");
   if (plan.replicas() > 1) parts.push_back(fmt::format("ZeRO-{}", plan.zero_stage));
   return fmt::format("{}; ", fmt::join(parts, ", "));

@@ -47,6 +47,7 @@ enum class KnobId : uint8_t {
   kSequenceLength,
   kSubsequences,
   kSubsequenceSplit,
+  kMultiplex,
   kRoutingPercent,
   kDtype,
   kProducts,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "sim/spec/keys_values.h"
 #include "sim/spec/knobs.h"
 
 namespace ballast {
@@ -142,6 +143,18 @@ std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model) {
   return parts;
 }
 
+SharedParts shared_parts(const Plan& plan, int64_t stage) {
+  if (!plan.multiplex) return {0, plan.subsequences};
+  return {plan.pipeline - 1 - stage, plan.subsequences - stage};
+}
+
+Plan spread_over_stages(Plan plan) {
+  plan.sequence *= plan.pipeline;
+  plan.pipeline = 1;
+  plan.multiplex = false;
+  return plan;
+}
+
 LossChunk loss_chunk_of(const Plan& plan, int64_t tokens, int64_t chunk) {
   if (chunk < 0 || plan.loss_chunks == 1) return {0, tokens};
   const int64_t begin = tokens * chunk / plan.loss_chunks;
@@ -151,6 +164,41 @@ LossChunk loss_chunk_of(const Plan& plan, int64_t tokens, int64_t chunk) {
 bool saves_output(ModuleKind kind) {
   // The router's few scores a token are always kept: fc1 and fc2 choose their experts by them.
   return kind >= ModuleKind::kNorm1 && kind <= ModuleKind::kFc2 && kind != ModuleKind::kRouter;
+}
+
+std::optional<KnobRefusal> refusal_of_multiplex(const Plan& plan, const Model& model) {
+  const int64_t ranks = plan.sequence * plan.pipeline;
+  if (plan.pipeline == 1) return KnobRefusal{"pipeline", "there is one stage", "set pipeline"};
+  if (plan.subsequences < plan.pipeline) {
+    return KnobRefusal{
+        "subsequences",
+        fmt::format("{} stages share more than {} parts have", plan.pipeline, plan.subsequences),
+        "use at least as many as stages"};
+  }
+  if (plan.virtual_pipeline > 1) {
+    return KnobRefusal{"virtual_pipeline", "a stage has one chunk", "use 1"};
+  }
+  if (plan.data > 1 || (plan.micro_batch && plan.accumulation() > 1)) {
+    return KnobRefusal{plan.data > 1 ? "data" : "micro_batch", "all devices share one micro-batch",
+                       "use data 1 and a micro_batch of all sequences"};
+  }
+  if (plan.context > 1) {
+    return KnobRefusal{"context", "stages share parts by heads, not round a ring", "use 1"};
+  }
+  if (model.heads % (ranks * plan.tensor) != 0) {
+    return KnobRefusal{
+        "pipeline",
+        fmt::format("{} ranks of all stages share {} heads", ranks * plan.tensor, model.heads),
+        "use fewer stages or sequence ranks"};
+  }
+  for (const Subsequence& part : subsequences_of(plan, model)) {
+    if (part.length % ranks == 0) continue;
+    return KnobRefusal{
+        "subsequences",
+        fmt::format("{} ranks of all stages do not divide a part of {} tokens", ranks, part.length),
+        "use parts that they divide"};
+  }
+  return std::nullopt;
 }
 
 namespace {
@@ -371,6 +419,26 @@ void check_subsequences(const Plan& plan, const Model& model) {
   }
 }
 
+// What a plan may have to say, or to leave open, for parts to pass all stages' devices.
+void check_multiplex(const Plan& plan, const Model& model) {
+  if (!plan.multiplex) return;
+  if (const auto refusal = refusal_of_multiplex(plan, model)) {
+    refuse(refusal->knob, "with multiplex " + refusal->what, refusal->remedy);
+  }
+  if (plan.weights.flow_share.value_or(0) > 0) {
+    refuse("weights.flow_share", "with multiplex a stage sends its weights from where they stay",
+           "use 0, or multiplex false");
+  }
+  if (plan.optimizer.sync != SyncMode::kWait) {
+    refuse("optimizer.sync", "with multiplex stages send weights that are stepped",
+           "use wait, or multiplex false");
+  }
+  if (plan.activations && !keys_values_stay(*plan.activations)) {
+    refuse("activations.qkv", "with multiplex keys and values stay, for stages to send them",
+           "use keep, or offload with offload_per_mflop");
+  }
+}
+
 void check_ring(const Plan& plan, const Model& model) {
   const int64_t pieces = ring_piece_count(plan.context_balance, plan.context);
   if (pieces == plan.context) return;
@@ -434,6 +502,7 @@ void check(const Plan& plan, const Model& model) {
   check_degrees(plan, model);
   check_batch(plan);
   check_subsequences(plan, model);
+  check_multiplex(plan, model);
   check_ring(plan, model);
   check_loss_chunks(plan);
   check_buckets(plan, model);

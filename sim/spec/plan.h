@@ -185,6 +185,9 @@ struct Plan {
   // the keys and values of those before it (FPDT, arXiv 2408.16978). 1: whole.
   int64_t subsequences = 1;
   SubsequenceSplit subsequence_split = SubsequenceSplit::kTokens;
+  // Parts next to a pipeline's bubbles pass a stage's layers on the devices of all stages at once,
+  // each with a share of their tokens (SPPO, arXiv 2503.10377, multiplexed sequence partitioning).
+  bool multiplex = false;
   // Rows that experts of the busiest rank take, of a hundred that each rank would take were all
   // tokens spread evenly.
   int64_t routing_percent = 100;
@@ -257,6 +260,24 @@ inline constexpr int64_t kAttentionTile = 128;
 // The parts of a sequence in their order: Plan::subsequences of them. Split by FLOPs they begin at
 // multiples of the tile, as near to equal as that allows.
 std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model);
+
+// Of the parts of a sequence those that pass a stage on the devices of all stages
+// (Plan::multiplex): the first `left`, for which later stages would wait, and those from `right`
+// on, during which earlier stages would idle.
+struct SharedParts {
+  int64_t left = 0;
+  int64_t right = 0;
+  bool has(int64_t part) const { return part < left || part >= right; }
+};
+SharedParts shared_parts(const Plan& plan, int64_t stage);
+// The plan by which they do: one stage of all devices, which exchange as its sequence ranks.
+Plan spread_over_stages(Plan plan);
+// What keeps a plan from it, apart from what it says of activations, weights and the step: the knob
+// in the way, what is wrong with it, and the remedy.
+struct KnobRefusal {
+  std::string knob, what, remedy;
+};
+std::optional<KnobRefusal> refusal_of_multiplex(const Plan& plan, const Model& model);
 
 // Pairs of a query and a key that it sees among the first `end` tokens, twice; `window` as that of
 // a model's layer.

@@ -406,6 +406,10 @@ std::vector<PartsSpace> parts_spaces() {
   Machine short_of_memory = many(4);
   short_of_memory.gpu.memory.value = Bytes{int64_t{48} << 20};
   spaces.push_back({"stages, little memory", degrees_with_parts(), sppo, short_of_memory});
+  const KnobSet shared_ends = degrees_with_parts().add(KnobId::kMultiplex);
+  spaces.push_back(
+      {"SPPO, multiplexed", KnobSet(shared_ends).add(KnobId::kSequence), sppo, many(4)});
+  spaces.push_back({"stages that share, little memory", shared_ends, sppo, short_of_memory});
   const Plan seq1f1b = parts_base(4, 2);
   spaces.push_back({"Seq1F1B",
                     degrees_with_parts().add(KnobId::kTensor).add(KnobId::kVirtualPipeline),

@@ -50,6 +50,35 @@ TEST_F(BadInput, names_that_are_not_shipped_come_with_the_nearest) {
   expect_refusal(kPredict + "gpt2 --strategy superofload", {"superofload", "superoffload"});
 }
 
+TEST_F(BadInput, parts_that_stages_cannot_share_are_refused) {
+  const std::string sppo =
+      "predict --machine hgx-a100-80gb --model llama-2-7b --devices 32 --sequence-length 131072 "
+      "--strategy sppo --set plan.multiplex=true ";
+  const auto refuses = [&](const std::string& flags, const std::string& knob,
+                           const std::string& what) {
+    expect_refusal(sppo + flags, {"plan, " + knob + ":", "multiplex", what});
+  };
+  const std::string one = "--global-batch 1 --micro-batch 1 ";
+  refuses(one + "--sequence 32 --pipeline 1 --subsequences 4", "pipeline", "one stage");
+  refuses(one + "--sequence 8 --pipeline 4 --subsequences 2", "subsequences",
+          "4 stages share more than 2 parts");
+  refuses(
+      "--global-batch 4 --micro-batch 1 --sequence 8 --pipeline 4 --subsequences 8 "
+      "--virtual-pipeline 2",
+      "virtual_pipeline", "one chunk");
+  refuses("--global-batch 2 --micro-batch 1 --sequence 8 --pipeline 4 --subsequences 8",
+          "micro_batch", "one micro-batch");
+  refuses("--global-batch 2 --micro-batch 1 --sequence 4 --pipeline 4 --subsequences 8", "data",
+          "one micro-batch");
+  refuses(one + "--sequence 4 --context 2 --pipeline 4 --subsequences 8", "context", "by heads");
+  refuses(one + "--sequence 8 --pipeline 4 --subsequences 8 --set model.heads=16", "pipeline",
+          "32 ranks");
+  refuses(one +
+              "--sequence 8 --pipeline 4 --subsequences 8 "
+              "--set plan.activations.offload_per_mflop=0",
+          "activations.qkv", "keys and values stay");
+}
+
 TEST_F(BadInput, parts_that_no_sequence_has_are_refused) {
   const std::string llama = kPredict + "llama-3-8b --global-batch 1 --sequence-length ";
   const std::string knob = "plan, subsequences:";

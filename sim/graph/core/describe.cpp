@@ -83,7 +83,9 @@ struct KeyOfWork {
     return fmt::format(" bytes={} {}", w.bytes.count,
                        w.direction == IoDirection::kRead ? "read" : "write");
   }
-  std::string operator()(const BlockWork& w) const { return fmt::format(" block={}", w.block); }
+  std::string operator()(const BlockWork& w) const {
+    return fmt::format(" block={}{}", w.block, w.is_shared ? " shared" : "");
+  }
 };
 
 }  // namespace

@@ -301,6 +301,7 @@ struct IoWork {
 // One run of Graph::blocks[block].
 struct BlockWork {
   int32_t block = 0;
+  bool is_shared = false;  // by the devices of all stages, which run it at once (Plan::multiplex)
   bool operator==(const BlockWork&) const = default;
 };
 
@@ -409,8 +410,8 @@ struct Graph {
   int lanes = 0;
   Program step;
   // What operations of kind kBlock stand for: the forward or backward of one chunk of layers for
-  // one micro-batch, on the lanes of device 0 whichever device runs it. A block starts when its
-  // operation does, with nothing else running, and its tensors are its own.
+  // one micro-batch, or for parts of it, on the lanes of device 0 whichever device runs it. A block
+  // starts when its operation does, with nothing else running, and its tensors are its own.
   std::vector<Program> blocks;
   // What a failed commit runs before it lets the step go on: undo, redo, upload. After it the
   // operations of the step before the commit are run once more. Empty where nothing speculates.

@@ -35,7 +35,10 @@ void hasten_sends(Program& program, size_t tensors) {
 class Merge {
  public:
   Merge(std::vector<Graph> stages, const PipelineContext& context)
-      : stages_(std::move(stages)), context_(context), next_(stages_.size(), 0) {}
+      : stages_(std::move(stages)),
+        context_(context),
+        next_(stages_.size(), 0),
+        computed_(stages_.size(), -1) {}
 
   Graph run() {
     graph_.lanes = static_cast<int>(stages_.size()) * kLaneKinds;
@@ -53,7 +56,7 @@ class Merge {
     for (bool progress = true; progress;) {
       progress = false;
       for (size_t s = 0; s < stages_.size(); ++s) progress = advance(s) || progress;
-      if (!progress) progress = together(decides) || together(sums_tied_gradient);
+      if (!progress) progress = share() || together(decides) || together(sums_tied_gradient);
     }
     for (size_t s = 0; s < stages_.size(); ++s) {
       CHECK(next_[s] == stages_[s].step.ops.size());
@@ -156,7 +159,7 @@ class Merge {
     const size_t before = next_[s];
     for (; next_[s] < ops.size(); ++next_[s]) {
       Op& op = ops[next_[s]];
-      if (decides(op) || sums_tied_gradient(op)) break;
+      if (decides(op) || sums_tied_gradient(op) || is_shared(op)) break;
       if (is_receive(op)) {
         if (!sent_[static_cast<size_t>(op.accesses.front().tensor)]) break;
         continue;
@@ -167,9 +170,47 @@ class Merge {
         op.accesses.push_back(write(arrived, Role::kDestination));
         sent_[static_cast<size_t>(arrived)] = true;
       }
-      graph_.step.ops.push_back(std::move(op));
+      add(s, std::move(op));
     }
     return next_[s] > before;
+  }
+
+  void add(size_t s, Op op) {
+    if (kind_of(op.lane) == LaneKind::kCompute) {
+      for (const Access& access : op.accesses) {
+        if (writes(access)) computed_[s] = access.tensor;
+      }
+    }
+    graph_.step.ops.push_back(std::move(op));
+  }
+
+  // A turn that every stage has come to: none begins it before all have done what comes before, and
+  // the weights that the others are sent are stepped.
+  bool share() {
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      const std::vector<Op>& ops = stages_[s].step.ops;
+      if (next_[s] == ops.size() || !is_shared(ops[next_[s]])) return false;
+    }
+    const std::vector<TensorId> before = computed_;
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      Op& op = stages_[s].step.ops[next_[s]++];
+      const auto owner = static_cast<size_t>(context_.chunk_of(op.label.layer));
+      for (size_t other = 0; other < stages_.size(); ++other) {
+        if (other == s) continue;
+        if (before[other] >= 0) op.accesses.push_back(read(before[other], Role::kSource));
+        if (other == owner && op.phase == Phase::kForward) await_weights(owner, op);
+      }
+      add(s, std::move(op));
+    }
+    return true;
+  }
+
+  void await_weights(size_t owner, Op& op) const {
+    for (size_t t = 0; t < graph_.tensors.size(); ++t) {
+      const Tensor& tensor = graph_.tensors[t];
+      if (tensor.kind != TensorKind::kWeight || tensor.device != static_cast<int>(owner)) continue;
+      op.accesses.push_back(read(static_cast<TensorId>(t), Role::kSource));
+    }
   }
 
   // One operation for all of a kind that every stage has come to; false where none is waited for.
@@ -227,6 +268,7 @@ class Merge {
   std::vector<Graph> stages_;
   const PipelineContext& context_;
   std::vector<size_t> next_;         // by stage: the first operation that is not in the graph
+  std::vector<TensorId> computed_;   // by stage: what its last computation wrote; -1: none yet
   std::vector<TensorId> receivers_;  // by message (index_of); -1: there is no such
   std::vector<bool> sent_;           // by tensor that a message goes into
   Graph graph_;

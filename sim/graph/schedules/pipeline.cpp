@@ -12,6 +12,7 @@
 #include "sim/graph/core/edit.h"
 #include "sim/graph/passes/passes.h"
 #include "sim/graph/schedules/merge_stages.h"
+#include "sim/graph/schedules/multiplex.h"
 
 namespace ballast {
 namespace {
@@ -35,7 +36,8 @@ int64_t least_operations(const Model& model, const Plan& plan) {
 
 // Of `plan`, of which the context may have fewer micro-batches.
 Turns turns_for(const PipelineContext& context, const Plan& plan, Folding folding) {
-  if (folding == Folding::kOn) return Turns::kFolded;
+  // What all stages do together is timed as a whole.
+  if (folding == Folding::kOn || plan.multiplex) return Turns::kFolded;
   if (folding == Folding::kOff) return Turns::kSpread;
   const bool asks = folding == Folding::kIfLarge || overlaps_inside(plan);
   if (!asks) return Turns::kFolded;
@@ -73,19 +75,27 @@ class Chunks {
       }
       context_.kind_of_chunk.push_back(&found->kind);
     }
+    if (plan.multiplex) share_ends(facts);
   }
 
   void fold() {
     std::map<const ChunkKind*, int32_t> blocks;
-    for (Kind& one : kinds_) {
-      Plan on_stage = context_.plan;
-      on_stage.activations = one.activations;
-      fold_turns(one.kind, context_.model, on_stage, context_.facts);
-      blocks[&one.kind] = static_cast<int32_t>(blocks_.size());
-      for (ChunkTurn& turn : one.kind.turns) blocks_.push_back(std::move(turn.ops));
-    }
+    const auto fold_all = [&](std::list<Kind>& kinds, const Plan& plan) {
+      for (Kind& one : kinds) {
+        Plan on_stage = plan;
+        on_stage.activations = one.activations;
+        fold_turns(one.kind, context_.model, on_stage, context_.facts);
+        blocks[&one.kind] = static_cast<int32_t>(blocks_.size());
+        for (ChunkTurn& turn : one.kind.turns) blocks_.push_back(std::move(turn.ops));
+      }
+    };
+    fold_all(kinds_, context_.plan);
+    fold_all(shared_, spread_over_stages(context_.plan));
     for (const ChunkKind* kind : context_.kind_of_chunk) {
       context_.block_of_chunk.push_back(blocks.at(kind));
+    }
+    for (const ChunkKind* kind : context_.shared_kinds) {
+      context_.shared_blocks.push_back(blocks.at(kind));
     }
   }
 
@@ -113,8 +123,39 @@ class Chunks {
     return true;
   }
 
+  // Every stage gives other parts away, so that none is like another: of each what it keeps, and
+  // what all do of it.
+  void share_ends(const StackFacts& facts) {
+    const Plan& plan = context_.plan;
+    const Plan spread = spread_over_stages(plan);
+    std::list<Kind> alike;
+    alike.swap(kinds_);
+    std::map<const ChunkKind*, ChunkKind> spread_kinds;
+    for (int64_t s = 0; s < plan.pipeline; ++s) {
+      const ChunkKind*& whole = context_.kind_of_chunk[static_cast<size_t>(s)];
+      const auto kind = std::find_if(alike.begin(), alike.end(),
+                                     [&](const Kind& one) { return &one.kind == whole; });
+      auto found = spread_kinds.find(whole);
+      if (found == spread_kinds.end()) {
+        Plan on_stage = spread;
+        on_stage.activations = kind->activations;
+        ChunkKind made =
+            make_chunk(context_.model, on_stage, facts, kind->layers.first, kind->layers.last);
+        found = spread_kinds.emplace(whole, std::move(made)).first;
+      }
+      const SharedParts parts = shared_parts(plan, s);
+      shared_.push_back(
+          {kind->layers, kind->activations, shared_chunk(found->second, plan, parts)});
+      context_.shared_kinds.push_back(&shared_.back().kind);
+      kinds_.push_back(*kind);
+      leave_to_all_stages(kinds_.back().kind, plan, parts);
+      whole = &kinds_.back().kind;
+    }
+  }
+
   PipelineContext context_;
-  std::list<Kind> kinds_;  // which stay where they are
+  std::list<Kind> kinds_;   // which stay where they are
+  std::list<Kind> shared_;  // of Plan::multiplex, by stage; likewise
   std::vector<Program> blocks_;
 };
 
@@ -137,6 +178,16 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
 
 namespace {
 
+// Norms of a stage whose gradients are complete wait until no other stage waits for its turns.
+void norms_after_shared_turns(Program& program) {
+  const auto shared = [](const Op& op) { return is_shared(op); };
+  const auto norm = [](const Op& op) {
+    return op.kind == OpKind::kSumOfSquares && kind_of(op.lane) == LaneKind::kCompute;
+  };
+  const auto end = std::find_if(program.ops.rbegin(), program.ops.rend(), shared).base();
+  std::stable_partition(program.ops.begin(), end, [&](const Op& op) { return !norm(op); });
+}
+
 Graph build_from(Chunks& chunks, Turns turns) {
   if (turns == Turns::kFolded) chunks.fold();
   const PipelineContext& context = chunks.context();
@@ -145,6 +196,7 @@ Graph build_from(Chunks& chunks, Turns turns) {
   std::vector<Graph> stages;
   for (int64_t s = 0; s < plan.pipeline; ++s) {
     stages.push_back(run_passes(stage_program(s, context, turns), passes, "reload", "host copies"));
+    if (plan.multiplex) norms_after_shared_turns(stages.back().step);
   }
   Graph graph = merge_stages(std::move(stages), context);
   if (turns == Turns::kFolded) {

@@ -4,6 +4,7 @@
 
 #include "sim/graph/core/edit.h"
 #include "sim/graph/core/module_index.h"
+#include "sim/graph/schedules/multiplex.h"
 
 namespace ballast {
 namespace {
@@ -16,8 +17,12 @@ class StageBuilder {
   Graph run() {
     graph_.lanes = kLaneKinds;
     for (int64_t c = stage_; c < context_.chunks(); c += plan_.pipeline) add_chunk(c);
+    if (plan_.multiplex) {
+      for (int64_t s = 0; s < plan_.pipeline; ++s) add_shared_chunk(s);
+    }
     place_modules();
-    const std::vector<Turn> turns = turns_of(stage_, plan_);
+    const std::vector<Turn> turns =
+        plan_.multiplex ? multiplexed_turns(stage_, plan_) : turns_of(stage_, plan_);
     for (size_t i = 0; i < turns.size(); ++i) {
       // What a backward reads comes back beside the turn before it.
       if (turns_ == Turns::kFolded && i + 1 < turns.size()) bring_back(turns[i + 1]);
@@ -35,6 +40,7 @@ class StageBuilder {
   struct Chunk {
     int64_t index = 0;  // in the pipeline
     const ChunkKind* kind = nullptr;
+    int64_t parts = 1;  // by which its turns are numbered (place_of)
     // By tensor of kind->inside: the same in this program, -1 where each turn has its own.
     std::vector<TensorId> shared;
     std::vector<std::vector<Access>> state;  // folded: of weights and gradients, by turn
@@ -49,10 +55,17 @@ class StageBuilder {
     std::vector<TensorId> tensors;  // spread: by tensor of kind->inside
   };
 
+  // What goes to the CPU after a turn: which of the kept, and where it is until it has left.
+  struct Departure {
+    size_t kept = 0;
+    std::vector<TensorId> from;
+  };
+
   void add_chunk(int64_t index) {
     Chunk chunk;
     chunk.index = index;
     chunk.kind = context_.kind_of_chunk[static_cast<size_t>(index)];
+    chunk.parts = plan_.subsequences;
     const Graph& inside = chunk.kind->inside;
     chunk.shared.assign(inside.tensors.size(), -1);
     const ModuleIndex modules(inside.modules);
@@ -72,11 +85,24 @@ class StageBuilder {
     for (size_t turn = 0; folded && turn < chunk.kind->turns.size(); ++turn) {
       chunk.state.push_back(state_accesses(chunk, turn));
     }
+    add_saved(std::move(chunk));
+  }
+
+  void add_saved(Chunk chunk) {
     const size_t kept = chunk.kind->kept.size();
     const std::vector<std::vector<TensorId>> nothing(kept);
     saved_.emplace_back(static_cast<size_t>(plan_.accumulation()),
                         Saved{nothing, nothing, std::vector<bool>(kept, false), {}});
     chunks_.push_back(std::move(chunk));
+  }
+
+  // What all stages share of one of them. Its weights and gradients are there for a turn only.
+  void add_shared_chunk(int64_t stage) {
+    Chunk chunk;
+    chunk.index = stage;
+    chunk.kind = context_.shared_kinds[static_cast<size_t>(stage)];
+    chunk.parts = kSharedEnds;
+    add_saved(std::move(chunk));
   }
 
   // The matrix of a tied embedding on the last stage is that of the head, whose gradient comes
@@ -139,13 +165,17 @@ class StageBuilder {
     return op;
   }
 
-  size_t place(const Turn& turn) const { return place_of(turn, plan_.subsequences); }
+  size_t place(const Turn& turn) const {
+    return place_of(turn, chunks_[static_cast<size_t>(turn.chunk)].parts);
+  }
+  bool is_shared_turn(const Turn& turn) const { return turn.chunk >= plan_.virtual_pipeline; }
   // Of a tensor for each part, or of none at an end of the model: -1.
   static TensorId of_turn(const std::vector<TensorId>& by_part, const Turn& turn) {
     return by_part.empty() ? -1 : by_part[static_cast<size_t>(turn.part)];
   }
 
   void emit(const Turn& turn) {
+    if (is_shared_turn(turn)) return share(turn);
     if (turns_ == Turns::kFolded) return fold(turn);
     spread(turn);
   }
@@ -175,12 +205,7 @@ class StageBuilder {
       receive(turn, chunk.index, arrived);
       block.accesses.push_back(read(arrived, Role::kInput));
     }
-    const Bytes workspace = kind.turns[place(turn)].workspace;
-    if (workspace.count > 0) {
-      const TensorId scratch = tensor(chunk.index, TensorKind::kPartial, Category::kWorkspace,
-                                      DType::kU8, workspace.count);
-      block.accesses.push_back(write(scratch, Role::kScratch));
-    }
+    use_workspace(turn, chunk, block);
     use_kept(turn, chunk, block);
     const std::vector<Departure> leaving = keep(turn, chunk, block);
     TensorId made = -1;
@@ -189,17 +214,96 @@ class StageBuilder {
       block.accesses.push_back(write(made, Role::kOutput));
     }
     graph_.step.ops.push_back(std::move(block));
-    for (const Departure& one : leaving) {
-      move_kept(turn, chunk, one.kept, one.from, saved_of(turn).kept[one.kept], Phase::kOffload);
-    }
+    move_out(turn, chunk, leaving);
     if (made >= 0) send(turn, chunk.index, made);
   }
 
-  // What goes to the CPU after a turn: which of the kept, and where it is until it has left.
-  struct Departure {
-    size_t kept = 0;
-    std::vector<TensorId> from;
-  };
+  void use_workspace(const Turn& turn, const Chunk& chunk, Op& block) {
+    const Bytes workspace = chunk.kind->turns[place(turn)].workspace;
+    if (workspace.count == 0) return;
+    const TensorId scratch = tensor(chunk.index, TensorKind::kPartial, Category::kWorkspace,
+                                    DType::kU8, workspace.count);
+    block.accesses.push_back(write(scratch, Role::kScratch));
+  }
+
+  // --- a turn that all stages share ----------------------------------------------------------
+
+  void share(const Turn& turn) {
+    const Chunk& chunk = chunks_[static_cast<size_t>(turn.chunk)];
+    const Turn own = own_turn_of(turn, plan_);
+    const bool is_own = chunk.index == stage_;
+    Op block = op_of(own, chunk.index, OpKind::kBlock, LaneKind::kCompute);
+    block.label.subsequence = -1;
+    const int32_t first = context_.shared_blocks[static_cast<size_t>(chunk.index)];
+    block.work = BlockWork{first + static_cast<int32_t>(place(turn)), true};
+    pass_between_shared(turn, chunk, block);
+    TensorId made = -1;
+    const Turn crossing = crossing_turn(turn, chunk.index);
+    if (is_own) {
+      made = act_for_stage(turn, own, crossing, block);
+    }
+    use_workspace(turn, chunk, block);
+    use_kept(turn, chunk, block);
+    const std::vector<Departure> leaving = keep(turn, chunk, block);
+    graph_.step.ops.push_back(std::move(block));
+    move_out(turn, chunk, leaving);
+    if (made >= 0) send(crossing, chunk.index, made);
+  }
+
+  // Of the parts that a shared turn takes the one that comes from a stage's own turn, or goes to
+  // one: the last on the left, the first on the right.
+  Turn crossing_turn(const Turn& turn, int64_t stage) const {
+    const SharedParts parts = shared_parts(plan_, stage);
+    return {turn.direction, 0, 0, turn.part == kLeft ? parts.left - 1 : parts.right};
+  }
+
+  // What the stage's own turns see of a shared one, on the stage itself: what it does to weights,
+  // gradients, keys and values, and the part that arrives for it or that it makes for a neighbour.
+  TensorId act_for_stage(const Turn& turn, const Turn& own, const Turn& crossing, Op& block) {
+    const Chunk& chunk = chunks_.front();
+    for (const Access& access : chunk.state[place(own)]) block.accesses.push_back(access);
+    use_kept(own, chunk, block);
+    const std::vector<Departure> leaving = keep(own, chunk, block);
+    CHECK(leaving.empty());  // keys and values stay
+    const bool sends = (turn.direction == Direction::kForward) == (turn.part == kLeft);
+    const TensorId crosses = message(crossing, chunk.index);
+    if (sends) {
+      block.accesses.push_back(write(crosses, Role::kOutput));
+      return crosses;
+    }
+    receive(crossing, chunk.index, crosses);
+    block.accesses.push_back(read(crosses, Role::kInput));
+    return -1;
+  }
+
+  // The other parts stay where they are from a shared turn to the next one, by token.
+  void pass_between_shared(const Turn& turn, const Chunk& chunk, Op& block) {
+    if (passed_ >= 0) block.accesses.push_back(read(passed_, Role::kInput));
+    passed_ = -1;
+    const bool follows = is_shared_turn(follows_) && follows_.direction == turn.direction &&
+                         follows_.part == turn.part && follows_.chunk != turn.chunk;
+    if (!follows) return;
+    const SharedParts here = shared_parts(plan_, chunk.index);
+    const SharedParts next =
+        shared_parts(plan_, chunks_[static_cast<size_t>(follows_.chunk)].index);
+    int64_t elements = 0;
+    for (int64_t part = 0; part < plan_.subsequences; ++part) {
+      const bool on_left = part < std::min(here.left, next.left);
+      const bool on_right = part >= std::max(here.right, next.right);
+      if (turn.part == kLeft ? on_left : on_right) {
+        elements += message_elements({turn.direction, 0, 0, part});
+      }
+    }
+    passed_ = tensor(chunk.index, TensorKind::kOutput, Category::kStaging, plan_.dtype,
+                     div_ceil(elements, plan_.pipeline));
+    block.accesses.push_back(write(passed_, Role::kOutput));
+  }
+
+  void move_out(const Turn& turn, const Chunk& chunk, const std::vector<Departure>& leaving) {
+    for (const Departure& one : leaving) {
+      move_kept(turn, chunk, one.kept, one.from, saved_of(turn).kept[one.kept], Phase::kOffload);
+    }
+  }
 
   // On the GPU.
   TensorId saved_tensor(const Chunk& chunk, Bytes bytes) {
@@ -410,60 +514,18 @@ class StageBuilder {
   std::vector<Chunk> chunks_;
   Turn follows_;                           // the turn after the one under way
   std::vector<std::vector<Saved>> saved_;  // by chunk of the stage and micro-batch
+  TensorId passed_ = -1;                   // from a shared turn to the next
 };
-
-// nanotron (src/nanotron/models/base.py, build_model): blocks are given to a stage until their
-// weights pass its part of the sum; the head's matrix is one of them.
-std::vector<int64_t> cut_by_weights(const Model& model, int64_t chunks) {
-  double layer = 0;
-  double head = 0;
-  for (const Module& module : modules_of(model)) {
-    if (module.layer == 0) layer += static_cast<double>(module.count);
-    if (module.kind == ModuleKind::kHead) head += static_cast<double>(model.vocab * model.hidden);
-  }
-  const auto layers = static_cast<double>(model.layers);
-  std::vector<int64_t> cuts = {0};
-  for (int64_t chunk = 1; chunk < chunks; ++chunk) {
-    const double before =
-        (layers * layer + head) * static_cast<double>(chunk) / static_cast<double>(chunks) / layer;
-    // Every stage has a layer.
-    cuts.push_back(std::clamp<int64_t>(static_cast<int64_t>(before) + 1, chunk,
-                                       model.layers - (chunks - chunk)));
-  }
-  cuts.push_back(model.layers);
-  return cuts;
-}
-
-std::vector<int64_t> cuts_of(const Model& model, const Plan& plan, const StackFacts& facts) {
-  const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
-  if (facts.balances_stages && plan.virtual_pipeline == 1) return cut_by_weights(model, chunks);
-  std::vector<int64_t> cuts;
-  for (int64_t c = 0; c <= chunks; ++c) cuts.push_back(first_layer_of(c, chunks, model.layers));
-  return cuts;
-}
 
 }  // namespace
 
-PipelineContext::PipelineContext(const Model& whole, const Plan& asked, const StackFacts& known)
-    : model(whole),
-      plan(asked),
-      facts(known),
-      parts(subsequences_of(asked, whole)),
-      first_layers(cuts_of(whole, asked, known)),
-      modules(modules_held(rank_model(whole, asked), asked)),
-      module_index(modules) {}
-
-int64_t PipelineContext::chunk_of(int64_t layer) const {
-  return std::upper_bound(first_layers.begin(), first_layers.end(), layer) - first_layers.begin() -
-         1;
-}
-
-const Module& PipelineContext::whole_module(const Module& module) const {
-  return modules[static_cast<size_t>(module_index.of(module.layer, module.kind))];
-}
-
 Graph stage_program(int64_t stage, const PipelineContext& context, Turns turns) {
   return StageBuilder(stage, context, turns).run();
+}
+
+bool is_shared(const Op& op) {
+  const auto* block = std::get_if<BlockWork>(&op.work);
+  return block != nullptr && block->is_shared;
 }
 
 bool is_receive(const Op& op) {

@@ -31,6 +31,10 @@ struct PipelineContext {
   // forward in Graph::blocks; its other turns come next (place_of).
   std::vector<const ChunkKind*> kind_of_chunk;
   std::vector<int32_t> block_of_chunk;
+  // The same of the turns that all stages share (multiplex.h), by stage; empty where they share
+  // none.
+  std::vector<const ChunkKind*> shared_kinds;
+  std::vector<int32_t> shared_blocks;
   // Where each chunk begins, as schedule.h cuts layers or by their weights; then where the last one
   // ends.
   std::vector<int64_t> first_layers;
@@ -56,6 +60,8 @@ struct Message {
   auto operator<=>(const Message&) const = default;
 };
 bool is_send(const Op& op);
+// A turn of all stages at once.
+bool is_shared(const Op& op);
 bool is_receive(const Op& op);
 // Of an operation that is one of these.
 Message message_of(const Op& op, const PipelineContext& context);

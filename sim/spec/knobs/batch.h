@@ -71,6 +71,22 @@ inline constexpr Knob kBatchRows[] = {
                  "so that later parts are shorter (arXiv 2406.03488)",
          .matters = "with subsequences above 1",
          .matters_in = [](const Plan& plan) { return plan.subsequences > 1; }}),
+    knob<&Plan::multiplex>(
+        {.id = KnobId::kMultiplex,
+         .path = "multiplex",
+         .group = kBatch,
+         .may_be_absent = true,
+         .search = KnobSearch::kLayout,
+         .tried_text = "where a strategy lists it: both, with as many parts as stages or more, "
+                       "one micro-batch, and activations that are said",
+         .studied_with = "layout",
+         .only_predicted = "parts of sequences that pass a stage on the devices of all stages",
+         .help = "Parts that a pipeline fills and empties with pass each stage's layers on the "
+                 "devices of all stages at once, which share their tokens and are sent the weights "
+                 "(arXiv 2503.10377)",
+         .matters = "with pipeline and subsequences above 1",
+         .matters_in =
+             [](const Plan& plan) { return plan.pipeline > 1 && plan.subsequences > 1; }}),
     knob<&Plan::routing_percent>(
         {.id = KnobId::kRoutingPercent,
          .path = "routing_percent",

@@ -1,0 +1,139 @@
+// docs/long-sequences.md: its figures are those that the program prints.
+#include <cmath>
+#include <fmt/format.h>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <regex>
+#include <sstream>
+
+#include "tests/cli/support.h"
+
+namespace ballast {
+namespace {
+
+std::vector<std::string> rows_of(std::istream& text) {
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("| ")) rows.push_back(line);
+  }
+  return rows;
+}
+
+std::vector<std::string> cells_of_row(const std::string& row) {
+  std::vector<std::string> cells;
+  std::istringstream text(row.substr(2));
+  for (std::string cell; std::getline(text, cell, '|');) {
+    const size_t begin = cell.find_first_not_of(' ');
+    if (begin == std::string::npos) continue;
+    cells.push_back(cell.substr(begin, cell.find_last_not_of(' ') - begin + 1));
+  }
+  return cells;
+}
+
+std::vector<double> numbers_in(const std::string& text) {
+  static const std::regex number("[-+]?[0-9]+(\\.[0-9]+)?");
+  std::vector<double> found;
+  for (std::sregex_iterator at(text.begin(), text.end(), number), end; at != end; ++at) {
+    found.push_back(std::stod(at->str()));
+  }
+  return found;
+}
+
+// The row that begins with a cell, of the page's table whose head begins so.
+std::vector<std::string> cells_on_page(const std::string& head, const std::string& first) {
+  std::ifstream page(std::string(BALLAST_SOURCE_DIR) + "/docs/long-sequences.md");
+  bool is_in_table = false;
+  for (std::string line; std::getline(page, line);) {
+    is_in_table = line.starts_with(head) || (is_in_table && line.starts_with("|"));
+    if (!is_in_table) continue;
+    const std::vector<std::string> cells = cells_of_row(line);
+    if (!cells.empty() && cells.front() == first) return cells;
+  }
+  ADD_FAILURE() << "no row of " << first << " in the table that begins with " << head;
+  return {};
+}
+
+// A figure may be off by 2 %: a fit of the stack moves all a little. Shares of a percent by as much
+// of what they are of.
+void expect_near(const std::string& page, const std::string& printed, const std::string& row) {
+  const std::vector<double> said = numbers_in(page), now = numbers_in(printed);
+  ASSERT_EQ(said.size(), now.size()) << row << ": " << page << ", printed " << printed;
+  const bool percent = page.ends_with("%");
+  for (size_t i = 0; i < said.size(); ++i) {
+    EXPECT_NEAR(said[i], now[i], percent ? 1.0 : 0.02 * std::abs(now[i]))
+        << row << ": " << page << ", printed " << printed;
+  }
+}
+
+TEST(LongSequencesPage, has_what_its_script_of_offload_prints) {
+  const Workbench bench;
+  const Outcome outcome = bench.shell("python3 " + std::string(BALLAST_SOURCE_DIR) +
+                                      "/scripts/activation_offload_claims.py --ballast $BALLAST");
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  std::istringstream text(outcome.output);
+  int compared = 0;
+  for (const std::string& row : rows_of(text)) {
+    const std::vector<std::string> printed = cells_of_row(row);
+    if (printed.front() == "experiment" || printed.front() == "---") continue;
+    const std::vector<std::string> page = cells_on_page("| experiment", printed.front());
+    ASSERT_GE(page.size(), 5U) << row;
+    for (size_t i = 1; i < 5; ++i) expect_near(page[i], printed[i], printed.front());
+    ++compared;
+  }
+  EXPECT_EQ(compared, 4);
+}
+
+// Of the table of limits: the length that the page has for so many GPUs fits, and one that is
+// longer by a tenth does not.
+TEST(LongSequencesPage, has_the_longest_sequences_of_sppo) {
+  const Workbench bench;
+  constexpr int64_t kStep = 65536;
+  for (const int64_t devices : {32, 64, 128}) {
+    const std::vector<std::string> page = cells_on_page("| GPUs", std::to_string(devices));
+    ASSERT_GE(page.size(), 5U);
+    const auto fits = [&](const std::string& stack, double million, double share) {
+      const auto steps = std::llround(share * million * 1e6 / kStep);
+      return bench
+          .run(fmt::format("predict --stack {} --model llama-2-7b --machine hgx-a100-80gb --set "
+                           "machine.cpu.memory_gb=250 --devices {} --global-batch 1 "
+                           "--micro-batch 1 --sequence-length {} --strategy sppo --sequence 8 "
+                           "--pipeline {} --subsequences {} --set plan.multiplex=false",
+                           stack, devices, steps * kStep, devices / 8, steps))
+          .code;
+    };
+    const std::pair<std::string, size_t> columns[] = {{"ballast", 3}, {"megatron-core-2024", 4}};
+    for (const auto& [stack, column] : columns) {
+      const double million = std::stod(page[column]);
+      EXPECT_EQ(fits(stack, million, 0.98), 0) << devices << " " << stack;
+      EXPECT_EQ(fits(stack, million, 1.1), 1) << devices << " " << stack;
+    }
+  }
+}
+
+// What multiplexing adds to the step of 7B with a million tokens.
+TEST(LongSequencesPage, has_what_multiplexing_adds) {
+  const Workbench bench;
+  for (const std::string parts : {"32", "64"}) {
+    std::vector<double> steps;
+    for (const std::string multiplex : {"false", "true"}) {
+      const Outcome outcome = bench.run(
+          "predict --json --stack ballast --model llama-2-7b --machine hgx-a100-80gb --set "
+          "machine.cpu.memory_gb=250 --devices 32 --global-batch 1 --micro-batch 1 "
+          "--sequence-length 1048576 --strategy sppo --sequence 8 --pipeline 4 --subsequences " +
+          parts + " --set plan.multiplex=" + multiplex);
+      ASSERT_EQ(outcome.code, 0) << outcome.output;
+      const std::string key = "\n \"step_time_s\": ";  // not that of "confidence"
+      const size_t at = outcome.output.find(key);
+      ASSERT_NE(at, std::string::npos);
+      steps.push_back(std::stod(outcome.output.substr(at + key.size())));
+    }
+    const std::vector<std::string> page = cells_on_page("| N | idle", parts);
+    ASSERT_EQ(page.size(), 7U);
+    EXPECT_NEAR(std::stod(page[2]), steps[0], 0.02 * steps[0]);
+    EXPECT_NEAR(std::stod(page[3]), steps[1], 0.02 * steps[1]);
+    EXPECT_NEAR(std::stod(page[4]), 100 * (steps[0] / steps[1] - 1), 0.5);
+  }
+}
+
+}  // namespace
+}  // namespace ballast
