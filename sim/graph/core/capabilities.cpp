@@ -93,7 +93,9 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
      {"a ring of more than two ranks, or beside sequence ranks", "plan.context",
       "set plan.context=2 and plan.sequence=1, and plan.devices to match"},
      {"expert ranks beside ranks that share sequences", "plan.expert",
-      "set plan.expert=1, or plan.sequence=1 and plan.context=1 and plan.devices to match"}}};
+      "set plan.expert=1, or plan.sequence=1 and plan.context=1 and plan.devices to match"},
+     {"matrix products in fp8 of tensor-parallel ranks", "plan.products",
+      "set plan.products=as-stored"}}};
 
 // As far as a plan shows it: a window that covers the sequence is none.
 bool has_feature(const Model& model, const Plan& plan, ModelFeature feature) {
@@ -170,6 +172,8 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
       return plan.context > 2 || (plan.context > 1 && plan.sequence > 1);
     case PlanFeature::kExpertsOfSequences:
       return plan.expert > 1 && plan.sequence * plan.context > 1;
+    case PlanFeature::kFp8OfTensorRanks:
+      return plan.tensor > 1 && plan.products == ProductFormat::kFp8;
   }
   return false;
 }

@@ -86,8 +86,9 @@ enum class PlanFeature : uint8_t {
   kUnevenRows,          // tokens that do not divide over tensor-parallel ranks that share norms
   kLongRings,           // of more than two ranks, or beside others that share sequences
   kExpertsOfSequences,  // expert ranks beside those that share sequences
+  kFp8OfTensorRanks,    // scales of factors of which tensor-parallel ranks have parts
 };
-inline constexpr int kPlanFeatures = 17;
+inline constexpr int kPlanFeatures = 18;
 
 // A set of values of an enumeration.
 template <class Enum>
