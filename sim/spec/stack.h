@@ -269,9 +269,10 @@ struct StackConstants {
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer
   // By generation of GPUs, beside `gemm`: what products of 16-bit factors reach under the load of a
-  // step, of what the tables of that generation say. Tables were measured in bursts or for minutes,
-  // cool or at the clocks that the power limit leaves; no one published both for one GPU. It is of
-  // the tables and not of the framework, and the same in all that were fitted together.
+  // step, of what the tables of that generation say, and those of 8-bit factors where they were
+  // timed alike (GemmTable::under_load). Tables were measured in bursts or for minutes, cool or at
+  // the clocks that the power limit leaves; no one published both for one GPU. It is of the tables
+  // and not of the framework, and the same in all that were fitted together.
   std::map<std::string, double> sustained_gemm = {};
 
   double sustained_gemm_of(const std::string& generation) const {
