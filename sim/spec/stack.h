@@ -158,7 +158,9 @@ struct StackFacts {
   // behind its backward adds them to the 32-bit ones.
   bool adds_gradients_apart = false;
   // Bytes that a pass of its own moves for each element of a weight's gradient to add it to that of
-  // the micro-batches before, of the same type. 0: the product that makes it adds.
+  // the micro-batches before, of the same type; or that passes behind the backward move where
+  // gradients are added apart. 0: the product that makes it adds, or one pass, which reads it and
+  // updates the sum.
   int64_t accumulate_bytes = 0;
   // Stage 3 scatters gradients once a step: those of earlier micro-batches add up whole, in the
   // type that is reduced.

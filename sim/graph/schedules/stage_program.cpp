@@ -123,7 +123,7 @@ class StageBuilder {
     t.kind = kind;
     t.category = category;
     t.dtype = dtype;
-    t.label.layer = static_cast<int16_t>(context_.first_layer(chunk));
+    t.label = context_.place_of_chunk(chunk);
     t.elements = std::max<int64_t>(1, elements);
     return add_tensor(graph_, t);
   }
@@ -133,7 +133,7 @@ class StageBuilder {
     op.kind = kind;
     op.phase = turn.direction == Direction::kForward ? Phase::kForward : Phase::kBackward;
     op.lane = lane_of(0, lane);
-    op.label.layer = static_cast<int16_t>(context_.first_layer(chunk));
+    op.label = context_.place_of_chunk(chunk);
     op.label.micro_batch = static_cast<int16_t>(turn.micro_batch);
     if (plan_.subsequences > 1) op.label.subsequence = static_cast<int16_t>(turn.part);
     return op;
@@ -436,7 +436,9 @@ std::vector<int64_t> cut_by_weights(const Model& model, int64_t chunks) {
 
 std::vector<int64_t> cuts_of(const Model& model, const Plan& plan, const StackFacts& facts) {
   const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
-  if (facts.balances_stages && plan.virtual_pipeline == 1) return cut_by_weights(model, chunks);
+  // By weights every stage has a layer.
+  const bool by_weights = facts.balances_stages && plan.virtual_pipeline == 1;
+  if (by_weights && chunks <= model.layers) return cut_by_weights(model, chunks);
   std::vector<int64_t> cuts;
   for (int64_t c = 0; c <= chunks; ++c) cuts.push_back(first_layer_of(c, chunks, model.layers));
   return cuts;
@@ -453,9 +455,20 @@ PipelineContext::PipelineContext(const Model& whole, const Plan& asked, const St
       modules(modules_held(rank_model(whole, asked), asked)),
       module_index(modules) {}
 
-int64_t PipelineContext::chunk_of(int64_t layer) const {
-  return std::upper_bound(first_layers.begin(), first_layers.end(), layer) - first_layers.begin() -
-         1;
+Label PipelineContext::place_of_chunk(int64_t chunk) const {
+  Label place;
+  if (first_layer(chunk) < first_layer(chunk + 1)) {
+    place.layer = static_cast<int16_t>(first_layer(chunk));
+  } else if (chunk > 0) {
+    place.module = ModuleKind::kHead;
+  }
+  return place;
+}
+
+int64_t PipelineContext::chunk_of(const Label& place) const {
+  if (place.layer < 0) return place.module == ModuleKind::kEmbedding ? 0 : chunks() - 1;
+  return std::upper_bound(first_layers.begin(), first_layers.end(), place.layer) -
+         first_layers.begin() - 1;
 }
 
 const Module& PipelineContext::whole_module(const Module& module) const {
@@ -478,7 +491,7 @@ bool is_send(const Op& op) {
 Message message_of(const Op& op, const PipelineContext& context) {
   Message message;
   message.direction = op.phase == Phase::kForward ? Direction::kForward : Direction::kBackward;
-  message.from = context.chunk_of(op.label.layer);
+  message.from = context.chunk_of(op.label);
   if (is_receive(op)) message.from += message.direction == Direction::kForward ? -1 : 1;
   message.micro_batch = op.label.micro_batch;
   message.part = std::max<int64_t>(0, op.label.subsequence);
