@@ -16,6 +16,7 @@ namespace {
 struct Chunk {
   int64_t first = 0;
   int64_t last = 0;
+  bool ends_model = false;  // has head and loss
 };
 
 class CellBound {
@@ -52,11 +53,11 @@ class CellBound {
   int64_t chunks() const { return plan_.pipeline * plan_.virtual_pipeline; }
   Chunk chunk(int64_t index) const {
     return {first_layer_of(index, chunks(), model_.layers),
-            first_layer_of(index + 1, chunks(), model_.layers)};
+            first_layer_of(index + 1, chunks(), model_.layers), index + 1 == chunks()};
   }
   // Layers of a chunk offload as those of a model of its size.
   const LayerCost& layer(const Chunk& chunk, int64_t i) const {
-    const bool ends_model = chunk.last == model_.layers;
+    const bool ends_model = chunk.ends_model;
     const int64_t leaving =
         leaving_layers(plan_.activations.value(), chunk.last - chunk.first, ends_model);
     return profile_.layer(i, chunk.first + leaving);

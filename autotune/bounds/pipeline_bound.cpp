@@ -50,7 +50,7 @@ class PipelineBound {
       const Direction direction =
           op.phase == Phase::kForward ? Direction::kForward : Direction::kBackward;
       const int64_t part = std::max<int64_t>(0, op.label.subsequence);
-      const size_t turn = turn_at(chunk_of(op.label), {direction, 0, 0, part});
+      const size_t turn = turn_at(chunk_of(op.label, device_of(op.lane)), {direction, 0, 0, part});
       int64_t& block = block_ps_[turn];
       if (folded_) {
         block = ps;
@@ -79,7 +79,7 @@ class PipelineBound {
   }
 
   // Of what lies outside of the layers the first chunk has the embedding, the last one the rest.
-  int64_t chunk_of(const Label& label, int device = 0) const {
+  int64_t chunk_of(const Label& label, int device) const {
     if (label.layer >= 0) return chunk_of_layer(label.layer, chunks_, layers_);
     return device == 0 ? 0 : chunks_ - 1;
   }

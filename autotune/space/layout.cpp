@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <numeric>
+#include <span>
 
 #include "sim/spec/keys_values.h"
 
@@ -59,11 +60,12 @@ class Enumeration {
     if (p == 1)
       return free || base_.virtual_pipeline == 1 ? std::vector<int64_t>{1} : std::vector<int64_t>{};
     std::vector<int64_t> chunks;
-    std::vector<int64_t> asked = {base_.virtual_pipeline};
-    const auto tried = knob_of(KnobId::kVirtualPipeline).tried;
-    if (free) asked.assign(tried.begin(), tried.end());
+    const std::span<const int64_t> asked =
+        free ? knob_of(KnobId::kVirtualPipeline).tried : std::span(&base_.virtual_pipeline, 1);
     for (const int64_t v : asked) {
-      if (v == 1 || model_.layers % (p * v) == 0) chunks.push_back(v);
+      // Chunks of fewer layers at the ends, or of none, are made where they are asked for.
+      const bool asked_for = !free && ends_count_as_layers(p * v, model_.layers);
+      if (v == 1 || model_.layers % (p * v) == 0 || asked_for) chunks.push_back(v);
     }
     return chunks;
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "profiles/frameworks/megatron_chunks.h"
 #include "profiles/frameworks/options.h"
 #include "profiles/names/words.h"
 #include "sim/base/error.h"
@@ -106,10 +107,7 @@ void write_degrees(OrderedJson& out, const Plan& plan, const Model& model) {
   out["--tensor-model-parallel-size"] = plan.tensor;
   if (plan.tensor > 1 && plan.tensor_sequence) out["--sequence-parallel"] = true;
   out["--pipeline-model-parallel-size"] = plan.pipeline;
-  if (plan.virtual_pipeline > 1) {
-    out["--num-layers-per-virtual-pipeline-stage"] =
-        model.layers / (plan.pipeline * plan.virtual_pipeline);
-  }
+  write_megatron_chunks(out, plan, model);
   const int64_t shared = plan.sequence * plan.context;
   out["--context-parallel-size"] = shared;
   if (plan.sequence > 1 && plan.context > 1) {
@@ -239,29 +237,6 @@ void check_model(OptionReader& reader, const Model& model) {
   reader.accept({"--max-position-embeddings", "--make-vocab-size-divisible-by"});
 }
 
-void read_interleaving(OptionReader& reader, Plan& plan, const Model& model) {
-  const std::string by_layers = "--num-layers-per-virtual-pipeline-stage";
-  const std::string by_chunks = "--num-virtual-stages-per-pipeline-rank";
-  const auto layers = reader.whole_if_present(by_layers, kOptionCount);
-  const auto chunks = reader.whole_if_present(by_chunks, kOptionCount);
-  if (layers && chunks) reader.fail(by_layers, by_chunks + " is given too", "give one of them");
-  plan.virtual_pipeline = chunks.value_or(1);
-  if (layers) {
-    // Both factors are at most 2^20.
-    if (model.layers % (plan.pipeline * *layers) != 0) {
-      reader.fail(by_layers,
-                  fmt::format("{} layers do not divide into {} stages of chunks of {}",
-                              model.layers, plan.pipeline, *layers),
-                  "correct one of them");
-    }
-    plan.virtual_pipeline = model.layers / (plan.pipeline * *layers);
-  }
-  if (plan.virtual_pipeline > 1 && plan.pipeline == 1) {
-    reader.fail(layers ? by_layers : by_chunks, "there is one pipeline stage",
-                "set --pipeline-model-parallel-size");
-  }
-}
-
 // A size that the flags say, else the request's, else 1.
 int64_t read_degree(OptionReader& reader, const std::string& name, const std::string& flag,
                     std::optional<int64_t> said) {
@@ -299,7 +274,7 @@ void read_degrees(OptionReader& reader, Plan& plan, const Model& model,
   plan.tensor = reader.whole("--tensor-model-parallel-size", kOptionCount, 1);
   plan.pipeline =
       read_degree(reader, "--pipeline-model-parallel-size", "--pipeline", request.pipeline);
-  read_interleaving(reader, plan, model);
+  read_megatron_chunks(reader, plan, model);
   read_context(reader, plan, request);
   plan.expert = read_degree(reader, "--expert-model-parallel-size", "--expert", request.expert);
   if (plan.expert > 1 && model.experts == 0) {

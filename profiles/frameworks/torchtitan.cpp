@@ -82,11 +82,12 @@ OrderedJson write_torchtitan(const Plan& plan, const Model& model) {
   out[kParallel + "tensor_parallel_degree"] = plan.tensor;
   out[kParallel + "pipeline_parallel_degree"] = plan.pipeline;
   if (stages) {
+    const int64_t less =
+        ends_count_as_layers(plan.pipeline * plan.virtual_pipeline, model.layers) ? 1 : 0;
     out[kParallel + "pipeline_parallel_layers_per_stage"] =
-        model.layers / (plan.pipeline * plan.virtual_pipeline);
-    // Stages of equally many layers, as a plan has them.
-    out[kParallel + "pipeline_parallel_first_stage_less_layers"] = 0;
-    out[kParallel + "pipeline_parallel_last_stage_less_layers"] = 0;
+        (model.layers + 2 * less) / (plan.pipeline * plan.virtual_pipeline);
+    out[kParallel + "pipeline_parallel_first_stage_less_layers"] = less;
+    out[kParallel + "pipeline_parallel_last_stage_less_layers"] = less;
     out[kParallel + "pipeline_parallel_schedule"] = schedule_name(plan);
     out[kParallel + "pipeline_parallel_microbatch_size"] = *plan.micro_batch;
   }
@@ -119,7 +120,14 @@ Plan read_torchtitan(OptionReader& reader, const Model& model, const ImportReque
   if (plan.pipeline > 1) {
     plan.micro_batch = degree("pipeline_parallel_microbatch_size");
     const int64_t chunk = degree("pipeline_parallel_layers_per_stage");
-    plan.virtual_pipeline = std::max<int64_t>(1, model.layers / (chunk * plan.pipeline));
+    // A stage of its own is what it calls a chunk; the ends of the model count as a layer each
+    // where it is not told otherwise (pipeline_module_split of layers and both weights).
+    const auto less = [&](const std::string& end) {
+      return reader.whole(kParallel + "pipeline_parallel_" + end + "_stage_less_layers",
+                          {0, kOptionCount.most}, 1);
+    };
+    const int64_t counted = model.layers + less("first") + less("last");
+    plan.virtual_pipeline = std::max<int64_t>(1, counted / (chunk * plan.pipeline));
     read_schedule(reader, plan);
   }
   const bool wide = reader.text(kTraining + "mixed_precision_param", "bfloat16") == "float32";

@@ -106,6 +106,7 @@ GemmTable read_gemm(JsonReader reader, const KernelTables& tables) {
   GemmTable table;
   const bool fp8 = reader.choice("format", {"16-bit", "fp8"}) == 1;
   table.format = fp8 ? ProductFormat::kFp8 : ProductFormat::kAsStored;
+  table.under_load = reader.choice("timed", {"in bursts", "under load"}) == 1;
   table.constants = read_gemm_constants(reader.object("model"));
   for (JsonReader& one : reader.objects("series")) {
     table.series.push_back(read_series<GemmSeries>(std::move(one), tables, read_gemm_columns));

@@ -39,7 +39,7 @@ Duration CostModel::product_time(const GemmWork& work, int64_t batch) const {
   const DType dtype = fp8 ? DType::kE4m3 : work.dtype;
   const Gpu& gpu = machine_.gpu;
   if (gpu.kernels.model && (fp8 || is_half(dtype))) {
-    const double sustained = is_half(dtype) && !fp8 ? sustained_gemm_ : 1;
+    const double sustained = gpu.kernels.model->timed_as_16_bit(work.format) ? sustained_gemm_ : 1;
     const KernelUse use{gpu.kernels.part, kernel_rate(dtype) * constants_.gemm * sustained,
                         gpu.memory_bandwidth.value, gpu.multiprocessors};
     const auto time =

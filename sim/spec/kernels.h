@@ -42,6 +42,9 @@ struct GemmSeries {
 };
 struct GemmTable {
   ProductFormat format{};  // kAsStored: of 16-bit operands
+  // Timed after so many others that the GPU had the clocks that its power limit leaves; else in
+  // bursts, at clocks that it does not hold for long.
+  bool under_load = false;
   GemmConstants constants;
   std::vector<GemmSeries> series;
 };

@@ -302,9 +302,11 @@ void require_divides(const std::string& knob, int64_t degree, int64_t count,
 
 void check_pipeline(const Plan& plan, const Model& model) {
   const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
-  if (chunks > model.layers) {
+  if (chunks > model.layers && !ends_count_as_layers(chunks, model.layers)) {
     refuse(plan.virtual_pipeline > 1 ? "virtual_pipeline" : "pipeline",
-           fmt::format("{} chunks for {} layers", chunks, model.layers), "use fewer");
+           fmt::format("{} chunks for {} layers", chunks, model.layers),
+           fmt::format("use fewer, or {}: the first has the embedding alone and the last the head",
+                       model.layers + 2));
   }
   if (plan.virtual_pipeline > 1) {
     if (plan.pipeline == 1) refuse("virtual_pipeline", "there is one stage", "set pipeline");

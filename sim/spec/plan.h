@@ -299,4 +299,12 @@ double busiest_area(const Plan& plan, const Subsequence& part, int64_t window);
 // or of widths that they do not have. "auto" knobs pass.
 void check(const Plan& plan, const Model& model);
 
+// Whether so many chunks of a pipeline are cut as if embedding and head were a layer each: where
+// the layers do not divide into them, but would if these counted (Megatron-LM,
+// --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split: 126 layers in
+// 64 chunks). Of 126 layers in 128 the first and the last chunk have none.
+inline bool ends_count_as_layers(int64_t chunks, int64_t layers) {
+  return layers % chunks != 0 && (layers + 2) % chunks == 0;
+}
+
 }  // namespace ballast

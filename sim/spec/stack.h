@@ -158,7 +158,9 @@ struct StackFacts {
   // behind its backward adds them to the 32-bit ones.
   bool adds_gradients_apart = false;
   // Bytes that a pass of its own moves for each element of a weight's gradient to add it to that of
-  // the micro-batches before, of the same type. 0: the product that makes it adds.
+  // the micro-batches before, of the same type; or that passes behind the backward move where
+  // gradients are added apart. 0: the product that makes it adds, or one pass, which reads it and
+  // updates the sum.
   int64_t accumulate_bytes = 0;
   // Stage 3 scatters gradients once a step: those of earlier micro-batches add up whole, in the
   // type that is reduced.
@@ -272,9 +274,10 @@ struct StackConstants {
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer
   // By generation of GPUs, beside `gemm`: what products of 16-bit factors reach under the load of a
-  // step, of what the tables of that generation say. Tables were measured in bursts or for minutes,
-  // cool or at the clocks that the power limit leaves; no one published both for one GPU. It is of
-  // the tables and not of the framework, and the same in all that were fitted together.
+  // step, of what the tables of that generation say, and those of 8-bit factors where they were
+  // timed alike (GemmTable::under_load). Tables were measured in bursts or for minutes, cool or at
+  // the clocks that the power limit leaves; no one published both for one GPU. It is of the tables
+  // and not of the framework, and the same in all that were fitted together.
   std::map<std::string, double> sustained_gemm = {};
 
   double sustained_gemm_of(const std::string& generation) const {

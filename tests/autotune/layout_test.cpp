@@ -223,6 +223,32 @@ TEST(PipelineBound, no_plan_that_reloads_by_module_is_faster) {
   expect_pipeline_bounds(3, 307, by_module());
 }
 
+// Six layers in eight chunks, the first and the last without one, and in four of one or two.
+TEST(PipelineBound, no_plan_whose_ends_count_as_layers_is_faster) {
+  Model model = long_model(1);
+  model.layers = 6;
+  const Machine machine = many(8);
+  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
+  int64_t seen = 0;
+  for (const int64_t chunks : {2, 4}) {
+    Plan base = base_plan(8);
+    base.global_batch = 32;
+    base.data = 4;
+    base.pipeline = 2;
+    base.virtual_pipeline = chunks;
+    const std::vector<Plan> layouts = layouts_of(model, base, {});
+    ASSERT_EQ(layouts, std::vector<Plan>{base});
+    const Space space = space_of(model, base, OpenKnobs::all());
+    for (const Choice& choice : every(choices_of(space, base), 29)) {
+      const Plan plan = plan_of(space, base, choice);
+      const Duration step = step_time_of(build(model, plan), plan, costs);
+      ASSERT_LE(pipeline_step_bound(model, plan, costs), step) << plan_name(plan);
+      ++seen;
+    }
+  }
+  EXPECT_GT(seen, 20);
+}
+
 // By every choice of activations: twelve layers, of which those that offload are back one by one.
 TEST(CellBound, no_memory_is_smaller_whatever_the_activations) {
   Model model = small_model();

@@ -57,7 +57,9 @@ struct PipelineShape {
 // 1F1B, with fewer micro-batches than stages all forwards before any backward, and interleaved.
 // Of each other schedule one chunk and several.
 std::vector<PipelineShape> shapes() {
-  std::vector<PipelineShape> all = {{2, 1, 4}, {4, 1, 6}, {4, 1, 2}, {2, 2, 4}, {4, 2, 4}};
+  // Of the last two, whose chunks are of a layer, the first and the last chunk have none.
+  std::vector<PipelineShape> all = {{2, 1, 4}, {4, 1, 6},  {4, 1, 2}, {2, 2, 4},
+                                    {4, 2, 4}, {10, 1, 4}, {2, 5, 4}};
   for (size_t i = 1; i < std::size(kPipelineSchedules); ++i) {
     all.push_back({4, 1, 6, static_cast<PipelineSchedule>(i)});
     all.push_back({2, 2, 4, static_cast<PipelineSchedule>(i)});

@@ -517,6 +517,52 @@ TEST(build_pipeline, parts_compute_the_same_on_any_stages) {
   }
 }
 
+// Of a pipeline whose chunks would have a layer each if embedding and head were layers, the first
+// and the last have none. Their stages do the same work as one device: with learned or tied
+// embeddings, folded and spread, with a stage of its own for either end (4 stages of one chunk).
+TEST(build_pipeline, chunks_at_the_ends_may_have_no_layer) {
+  int64_t compared = 0;
+  for (const StageShape& shape : {StageShape{2, 2, 4}, StageShape{4, 1, 6}, StageShape{2, 4, 4},
+                                  StageShape{3, 1, 3}, StageShape{4, 2, 4}}) {
+    for (const int64_t parts : {1, 3}) {
+      for (const bool tied : {false, true}) {
+        StageShape of = shape;
+        of.parts = parts;
+        if (parts > 1) of.schedule = PipelineSchedule::kGpipe;
+        Model model = model_of(of);
+        model.layers -= 2;
+        model.tied_embeddings = tied;
+        Plan alone = plan_of(of);
+        alone.devices = alone.pipeline = alone.virtual_pipeline = 1;
+        const WorkOfStep whole = work_of(build(model, alone));
+        for (const Folding folding : {Folding::kOn, Folding::kOff}) {
+          const Graph graph = build_pipeline(model, plan_of(of), {}, folding);
+          const WorkOfStep stages = work_of(graph);
+          EXPECT_EQ(stages.forward, whole.forward) << of.stages << " of " << of.chunks;
+          EXPECT_EQ(stages.backward, whole.backward) << of.stages << " of " << of.chunks;
+          // A tied embedding lies, and is stepped, on the first stage and on the last.
+          if (!tied) {
+            EXPECT_EQ(stages.stepped, whole.stepped) << of.stages << " of " << of.chunks;
+          }
+          ++compared;
+        }
+        const Graph folded = build_pipeline(model, plan_of(of), {}, Folding::kOn);
+        const Graph spread = build_pipeline(model, plan_of(of), {}, Folding::kOff);
+        EXPECT_EQ(outside_of_turns(folded), outside_of_turns(spread));
+        const int64_t chunks = of.stages * of.chunks;
+        EXPECT_EQ(state_of_turns(folded, model.layers, chunks),
+                  state_of_turns(spread, model.layers, chunks));
+        // Of three kinds: the ends, and what lies between.
+        EXPECT_EQ(folded.blocks.size(), 2U * 3U * static_cast<size_t>(parts));
+      }
+    }
+  }
+  EXPECT_EQ(compared, 5 * 2 * 2 * 2);
+  Model model = model_of({2, 2, 4});
+  model.layers = 1;
+  EXPECT_THROW(build(model, plan_of({2, 2, 4})), Error) << "4 chunks of 1 layer";
+}
+
 // Blocks are built once for each kind of chunk: the first, the last, and those between.
 TEST(build_pipeline, stages_alike_share_their_blocks) {
   EXPECT_EQ(graph_of({4, 2, 8}).blocks.size(), 2U * 3U);

@@ -234,6 +234,14 @@ TEST(first_layer_of, ends_count_where_layers_alone_do_not_divide) {
     EXPECT_LE(first_layer_of(chunk, 64, 126), layer);
     EXPECT_GT(first_layer_of(chunk + 1, 64, 126), layer);
   }
+  // In 128 chunks the first and the last have no layer of their own.
+  for (int64_t chunk = 0; chunk < 128; ++chunk) {
+    const int64_t size = first_layer_of(chunk + 1, 128, 126) - first_layer_of(chunk, 128, 126);
+    EXPECT_EQ(size, chunk == 0 || chunk == 127 ? 0 : 1) << chunk;
+    if (size > 0) {
+      EXPECT_EQ(chunk_of_layer(chunk - 1, 128, 126), chunk);
+    }
+  }
   EXPECT_EQ(first_layer_of(1, 4, 126), 31) << "32 layers of 128, one of them the embedding";
   EXPECT_EQ(first_layer_of(1, 4, 9), 2) << "neither way divides: chunks differ by a layer";
 }

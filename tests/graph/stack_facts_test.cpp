@@ -298,6 +298,27 @@ TEST(StackFacts, gradients_that_are_added_apart_exist_in_both_types) {
   EXPECT_EQ(tiny::bytes(graph, TensorKind::kGradient).count, 4 * parameter_count(gpt()));
 }
 
+// In one pass of 2 + 4 + 4 bytes, or, cast first, in two of 18: for each element of each of two
+// micro-batches.
+TEST(StackFacts, gradients_that_are_added_apart_move_what_the_framework_says) {
+  StackFacts facts;
+  facts.gradients = GradientPrecision::kF32;
+  facts.adds_gradients_apart = true;
+  const auto moved = [&](int64_t bytes) {
+    facts.accumulate_bytes = bytes;
+    int64_t sum = 0;
+    for (const Graph graph = build(gpt(), two_ranks(0), facts); const Op& op : graph.step.ops) {
+      for (const Access& access : op.accesses) {
+        const bool adds = op.kind == OpKind::kActivation && access.role == Role::kSource;
+        if (adds) sum += bytes_of(op.work).count;
+      }
+    }
+    return sum;
+  };
+  EXPECT_EQ(moved(0), 2 * 10 * parameter_count(gpt()));
+  EXPECT_EQ(moved(18), 2 * 18 * parameter_count(gpt()));
+}
+
 // Of the last micro-batch the hook that reduces a layer's gradients adds them (nanotron,
 // gradient_accumulator.py, get_fp32_accum_hook), before the backward of the layer below.
 TEST(StackFacts, gradients_that_are_added_apart_are_reduced_beside_the_last_backward) {

@@ -142,7 +142,9 @@ const std::vector<Wish>& wishes() {
         "plan.activations.fc1=recompute", "plan.activations.activation=recompute",
         "plan.activations.qkv=offload"}},
       {"gpt2", "alps-gh200-quad", "zero-1", 4, {"plan.optimizer.moments=bf16"}},
-      {"gpt2", "gh200-96gb-480gb", "superoffload", 1, {"plan.memory_reuse=at-once"}}};
+      {"gpt2", "gh200-96gb-480gb", "superoffload", 1, {"plan.memory_reuse=at-once"}},
+      // 12 layers in 14 chunks: the first and the last have none.
+      {"gpt2", "alps-gh200-quad", "megatron", 4, {"plan.pipeline=2", "plan.virtual_pipeline=7"}}};
   return all;
 }
 
@@ -173,6 +175,23 @@ TEST(Frameworks, export_then_import_predicts_the_same_step) {
       for (const IgnoredOption& one : back.ignored) ADD_FAILURE() << one.option << one.reason;
       EXPECT_EQ(step_of(back.plan), step_of(reset(plan, exported)));
     }
+  }
+}
+
+TEST(Frameworks, ends_of_a_pipeline_that_count_as_layers_are_said) {
+  const Plan plan = plan_of(wishes().back());
+  const auto text = [&](Framework framework) {
+    return export_plan(plan, load_model(plan.model), framework).text;
+  };
+  for (const char* part :
+       {"--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
+        "--num-layers-per-virtual-pipeline-stage 1"}) {
+    EXPECT_TRUE(holds(text(Framework::kMegatron), part)) << part;
+  }
+  for (const char* part :
+       {"pipeline_parallel_layers_per_stage = 1", "pipeline_parallel_first_stage_less_layers = 1",
+        "pipeline_parallel_last_stage_less_layers = 1"}) {
+    EXPECT_TRUE(holds(text(Framework::kTorchtitan), part)) << part;
   }
 }
 
@@ -503,6 +522,9 @@ TEST(Frameworks, contradictions_of_megatron_are_refused_in_one_line) {
   refused("--num-layers-per-virtual-pipeline-stage 3", "there is one pipeline stage");
   refused("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2",
           "12 layers do not divide");
+  refused("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 7",
+          "12 layers in 14 chunks");
+  refused("--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split", "alone");
   refused("--recompute-granularity selective --recompute-method uniform", "selective");
   refused("--optimizer-cpu-offload", "--use-precision-aware-optimizer");
   refused("--overlap-param-gather", "--use-distributed-optimizer");

@@ -77,6 +77,19 @@ const KernelPart* KernelModel::part(const std::string& name) const {
   return nullptr;
 }
 
+const GemmTable* KernelModel::gemm_table(ProductFormat format) const {
+  for (const GemmTable& table : tables_.gemm) {
+    if (table.format == format) return &table;
+  }
+  return nullptr;
+}
+
+bool KernelModel::timed_as_16_bit(ProductFormat format) const {
+  const GemmTable* half = gemm_table(ProductFormat::kAsStored);
+  const GemmTable* own = gemm_table(format);
+  return half && own && own->under_load == half->under_load;
+}
+
 double KernelModel::part_axis(const std::string& name) const {
   return static_cast<double>(part(name) - tables_.parts.data());
 }

@@ -51,6 +51,9 @@ class KernelModel {
 
   // None where there is no table of this format.
   std::optional<Duration> gemm_time(const GemmQuery& query, const KernelUse& use) const;
+  // Whether products of this format were timed as those of 16-bit factors were, in bursts or under
+  // load: what these sustain in a step is then told of both (StackConstants::sustained_gemm).
+  bool timed_as_16_bit(ProductFormat format) const;
   // Of a kernel that has no table here: kFlash2's. None where that has none either.
   std::optional<FlopRate> attention_rate(const AttentionQuery& query,
                                          const std::string& part) const;
@@ -64,6 +67,7 @@ class KernelModel {
     const AttentionTable* table = nullptr;
     Correction correction;
   };
+  const GemmTable* gemm_table(ProductFormat format) const;  // null where there is none
   double part_axis(const std::string& name) const;
   // Rate of products of a part over that of the first one, which the constants are of.
   double rate_of(const KernelPart& part, ProductFormat format) const;

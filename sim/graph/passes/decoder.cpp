@@ -370,7 +370,9 @@ class Decoder : private DecoderExperts {
   // Final norm, head and loss, and their backward: the gradient of what the layers left.
   TensorId end_of_forward(int16_t micro, TensorId batch, TensorId x) {
     const auto label = [&](ModuleKind kind) { return Label{-1, kind, micro, -1}; };
-    const Label top = {static_cast<int16_t>(model_.layers - 1), ModuleKind::kFc2, micro, -1};
+    const bool has_layers = model_.layers > 0;  // else what the embedding made is at the top
+    const Label top = {static_cast<int16_t>(model_.layers - 1),
+                       has_layers ? ModuleKind::kFc2 : ModuleKind::kEmbedding, micro, -1};
     const int64_t c = model_.hidden;
     if (!ends_.last) {
       const TensorId dx = output_gradient(top, c);

@@ -7,9 +7,25 @@
 namespace ballast {
 namespace {
 
+// Of a run without layers what lies outside of them, as in a model of one.
+std::vector<Module> modules_of_run(const Model& model, const Plan& plan) {
+  if (model.layers > 0) return modules_held(model, plan);
+  Model one = model;
+  one.first_layer = 0;
+  one.layers = 1;
+  std::vector<Module> modules = modules_held(one, plan);
+  std::erase_if(modules, [](const Module& module) { return module.layer >= 0; });
+  int64_t offset = 0;
+  for (Module& module : modules) {
+    module.flat_offset = offset;
+    offset += module.count;
+  }
+  return modules;
+}
+
 Graph empty_graph(const Model& model, const Plan& plan) {
   Graph graph;
-  graph.modules = modules_held(model, plan);
+  graph.modules = modules_of_run(model, plan);
   graph.lanes = kLaneKinds;
   return graph;
 }
@@ -147,7 +163,9 @@ void DecoderOps::add_apart(int16_t micro, std::optional<int64_t> layer) {
     RowWork work = rows_of(1, module.count, 0, 1);
     // The sums begin as zeros, to which the step sets them, and where they are: they are read by
     // the first micro-batch too, and are there all the time.
-    work.moved = bytes_of(module.count, plan_.dtype) + bytes_of(module.count, gradient_type()) * 2;
+    work.moved = facts_.accumulate_bytes > 0 ? Bytes{module.count * facts_.accumulate_bytes}
+                                             : bytes_of(module.count, plan_.dtype) +
+                                                   bytes_of(module.count, gradient_type()) * 2;
     emit(OpKind::kActivation, Phase::kBackward, label, work,
          {read(apart_[i], Role::kSource), update(gradient_[i], Role::kParameterGradient)});
     apart_[i] = -1;

@@ -219,8 +219,9 @@ void find_ends(int64_t layers, int64_t parts, ChunkEnds ends, ChunkKind& chunk) 
     chunk.input_gradient = at(TensorKind::kOutputGradient, -1, ModuleKind::kEmbedding);
   }
   if (!ends.last) {
-    chunk.output = at(TensorKind::kOutput, layers - 1, ModuleKind::kFc2);
-    chunk.output_gradient = at(TensorKind::kOutputGradient, layers - 1, ModuleKind::kFc2);
+    const ModuleKind last = layers > 0 ? ModuleKind::kFc2 : ModuleKind::kEmbedding;
+    chunk.output = at(TensorKind::kOutput, layers - 1, last);
+    chunk.output_gradient = at(TensorKind::kOutputGradient, layers - 1, last);
   }
 }
 
@@ -257,17 +258,16 @@ Plan inside_plan(const Plan& plan) {
 
 }  // namespace
 
-ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
-                     int64_t last) {
-  const ChunkEnds ends{first == 0, last == model.layers};
+ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts,
+                     const ChunkLayers& layers) {
   Model part = rank_model(model, plan);
-  part.first_layer = first;
-  part.layers = last - first;
+  part.first_layer = layers.first;
+  part.layers = layers.last - layers.first;
   const Plan once = inside_plan(plan);
   ChunkKind chunk;
-  chunk.inside = run_passes(build_chunk(part, once, facts, ends), {model, once, facts},
+  chunk.inside = run_passes(build_chunk(part, once, facts, layers.ends), {model, once, facts},
                             "gemm formats", "checkpoint");
-  find_ends(part.layers, plan.subsequences, ends, chunk);
+  find_ends(part.layers, plan.subsequences, layers.ends, chunk);
   const std::vector<size_t> turn_of = turns_of_operations(chunk.inside.step.ops, plan.subsequences);
   chunk.operations.resize(static_cast<size_t>(2 * plan.subsequences));
   for (size_t i = 0; i < turn_of.size(); ++i) {

@@ -62,9 +62,14 @@ struct ChunkKind {
 // follows.
 std::vector<size_t> turns_of_operations(const std::vector<Op>& ops, int64_t parts);
 
-// Layers [first, last) of the model.
-ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts, int64_t first,
-                     int64_t last);
+// Consecutive layers of the model, [first, last), and which of its ends they come with: with one a
+// chunk may have no layer.
+struct ChunkLayers {
+  int64_t first = 0, last = 0;
+  ChunkEnds ends;
+};
+ChunkKind make_chunk(const Model& model, const Plan& plan, const StackFacts& facts,
+                     const ChunkLayers& layers);
 // Makes every turn of such a chunk one operation. Most of what a long pipeline takes to build, so
 // that it is done of those alone whose turns are one.
 void fold_turns(ChunkKind& chunk, const Model& model, const Plan& plan, const StackFacts& facts);

@@ -194,7 +194,7 @@ class Merge {
     const std::vector<TensorId> before = computed_;
     for (size_t s = 0; s < stages_.size(); ++s) {
       Op& op = stages_[s].step.ops[next_[s]++];
-      const auto owner = static_cast<size_t>(context_.chunk_of(op.label.layer));
+      const auto owner = static_cast<size_t>(context_.chunk_of(op.label));
       for (size_t other = 0; other < stages_.size(); ++other) {
         if (other == s) continue;
         if (before[other] >= 0) op.accesses.push_back(read(before[other], Role::kSource));

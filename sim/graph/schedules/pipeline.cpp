@@ -64,13 +64,15 @@ class Chunks {
   Chunks(const Model& model, const Plan& plan, const StackFacts& facts)
       : context_(model, plan, facts) {
     for (int64_t c = 0; c < context_.chunks(); ++c) {
-      const Layers layers{context_.first_layer(c), context_.first_layer(c + 1)};
+      const ChunkLayers layers{context_.first_layer(c),
+                               context_.first_layer(c + 1),
+                               {c == 0, c + 1 == context_.chunks()}};
       const Plan on_stage = plan_on(c % plan.pipeline, plan);
       auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {
         return kind.activations == on_stage.activations && are_alike(model, kind.layers, layers);
       });
       if (found == kinds_.end()) {
-        ChunkKind kind = make_chunk(model, on_stage, facts, layers.first, layers.last);
+        ChunkKind kind = make_chunk(model, on_stage, facts, layers);
         found = kinds_.insert(kinds_.end(), {layers, on_stage.activations, std::move(kind)});
       }
       context_.kind_of_chunk.push_back(&found->kind);
@@ -103,20 +105,16 @@ class Chunks {
   std::vector<Program> take_blocks() { return std::move(blocks_); }
 
  private:
-  struct Layers {
-    int64_t first, last;  // [first, last)
-  };
   struct Kind {
-    Layers layers;  // of the first chunk of this kind
+    ChunkLayers layers;  // of the first chunk of this kind
     std::optional<ActivationPlan> activations;
     ChunkKind kind;
   };
 
   // Layer by layer, and in the ends of the model: one with experts is not like one without.
-  static bool are_alike(const Model& model, Layers one, Layers other) {
+  static bool are_alike(const Model& model, const ChunkLayers& one, const ChunkLayers& other) {
     if (one.last - one.first != other.last - other.first) return false;
-    if ((one.first == 0) != (other.first == 0)) return false;
-    if ((one.last == model.layers) != (other.last == model.layers)) return false;
+    if (one.ends.first != other.ends.first || one.ends.last != other.ends.last) return false;
     for (int64_t i = 0; i < one.last - one.first; ++i) {
       if (!model.are_alike(one.first + i, other.first + i)) return false;
     }
@@ -139,8 +137,7 @@ class Chunks {
       if (found == spread_kinds.end()) {
         Plan on_stage = spread;
         on_stage.activations = kind->activations;
-        ChunkKind made =
-            make_chunk(context_.model, on_stage, facts, kind->layers.first, kind->layers.last);
+        ChunkKind made = make_chunk(context_.model, on_stage, facts, kind->layers);
         found = spread_kinds.emplace(whole, std::move(made)).first;
       }
       const SharedParts parts = shared_parts(plan, s);

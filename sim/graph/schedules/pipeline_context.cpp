@@ -30,7 +30,9 @@ std::vector<int64_t> cut_by_weights(const Model& model, int64_t chunks) {
 
 std::vector<int64_t> cuts_of(const Model& model, const Plan& plan, const StackFacts& facts) {
   const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
-  if (facts.balances_stages && plan.virtual_pipeline == 1) return cut_by_weights(model, chunks);
+  // By weights every stage has a layer.
+  const bool by_weights = facts.balances_stages && plan.virtual_pipeline == 1;
+  if (by_weights && chunks <= model.layers) return cut_by_weights(model, chunks);
   std::vector<int64_t> cuts;
   for (int64_t c = 0; c <= chunks; ++c) cuts.push_back(first_layer_of(c, chunks, model.layers));
   return cuts;
@@ -47,9 +49,20 @@ PipelineContext::PipelineContext(const Model& whole, const Plan& asked, const St
       modules(modules_held(rank_model(whole, asked), asked)),
       module_index(modules) {}
 
-int64_t PipelineContext::chunk_of(int64_t layer) const {
-  return std::upper_bound(first_layers.begin(), first_layers.end(), layer) - first_layers.begin() -
-         1;
+Label PipelineContext::place_of_chunk(int64_t chunk) const {
+  Label place;
+  if (first_layer(chunk) < first_layer(chunk + 1)) {
+    place.layer = static_cast<int16_t>(first_layer(chunk));
+  } else if (chunk > 0) {
+    place.module = ModuleKind::kHead;
+  }
+  return place;
+}
+
+int64_t PipelineContext::chunk_of(const Label& place) const {
+  if (place.layer < 0) return place.module == ModuleKind::kEmbedding ? 0 : chunks() - 1;
+  return std::upper_bound(first_layers.begin(), first_layers.end(), place.layer) -
+         first_layers.begin() - 1;
 }
 
 const Module& PipelineContext::whole_module(const Module& module) const {

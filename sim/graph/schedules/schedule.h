@@ -61,12 +61,11 @@ bool fills_again(int64_t stage, const Plan& plan);
 void for_turns(const Plan& plan, const std::function<bool(int64_t stage, const Turn& turn)>& run);
 
 // The layers of a model, cut into chunks: where the one of this index begins. Of index `chunks`:
-// where the last one ends. Where they do not divide, but would if embedding and head counted as a
-// layer each, they count (Megatron-LM, --account-for-embedding-in-pipeline-split and
-// --account-for-loss-in-pipeline-split: 126 layers in 64 chunks); else chunks differ by a layer.
+// where the last one ends. Where embedding and head count as layers (ends_count_as_layers in
+// sim/spec/plan.h) the chunks at the ends have one layer less, and none where others have one; else
+// chunks differ by a layer.
 inline int64_t first_layer_of(int64_t chunk, int64_t chunks, int64_t layers) {
-  const bool ends_count = layers % chunks != 0 && (layers + 2) % chunks == 0 && layers > chunks;
-  if (!ends_count) return chunk * layers / chunks;
+  if (!ends_count_as_layers(chunks, layers)) return chunk * layers / chunks;
   return std::clamp<int64_t>(chunk * ((layers + 2) / chunks) - 1, 0, layers);
 }
 

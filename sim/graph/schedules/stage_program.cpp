@@ -149,7 +149,7 @@ class StageBuilder {
     t.kind = kind;
     t.category = category;
     t.dtype = dtype;
-    t.label.layer = static_cast<int16_t>(context_.first_layer(chunk));
+    t.label = context_.place_of_chunk(chunk);
     t.elements = std::max<int64_t>(1, elements);
     return add_tensor(graph_, t);
   }
@@ -159,7 +159,7 @@ class StageBuilder {
     op.kind = kind;
     op.phase = turn.direction == Direction::kForward ? Phase::kForward : Phase::kBackward;
     op.lane = lane_of(0, lane);
-    op.label.layer = static_cast<int16_t>(context_.first_layer(chunk));
+    op.label = context_.place_of_chunk(chunk);
     op.label.micro_batch = static_cast<int16_t>(turn.micro_batch);
     if (plan_.subsequences > 1) op.label.subsequence = static_cast<int16_t>(turn.part);
     return op;
@@ -540,7 +540,7 @@ bool is_send(const Op& op) {
 Message message_of(const Op& op, const PipelineContext& context) {
   Message message;
   message.direction = op.phase == Phase::kForward ? Direction::kForward : Direction::kBackward;
-  message.from = context.chunk_of(op.label.layer);
+  message.from = context.chunk_of(op.label);
   if (is_receive(op)) message.from += message.direction == Direction::kForward ? -1 : 1;
   message.micro_batch = op.label.micro_batch;
   message.part = std::max<int64_t>(0, op.label.subsequence);

@@ -43,7 +43,10 @@ struct PipelineContext {
 
   int64_t chunks() const { return plan.pipeline * plan.virtual_pipeline; }
   int64_t first_layer(int64_t chunk) const { return first_layers[static_cast<size_t>(chunk)]; }
-  int64_t chunk_of(int64_t layer) const;
+  // Where a chunk stands: at its first layer or, where it has none, at its end of the model. And
+  // the chunk that stands or lies at such a place.
+  Label place_of_chunk(int64_t chunk) const;
+  int64_t chunk_of(const Label& place) const;
   // The same module of the model that the pipeline is of, as one rank holds it.
   const Module& whole_module(const Module& module) const;
 };
