@@ -97,15 +97,29 @@ Completed predict_reusing(Setting setting, const Measurements* measurements) {
 // that were looked at where it is interrupted.
 using Fastest = std::optional<TimedPlan>;
 
+// Whether a plan fits with one of these kinds of attention: then predict() takes that one.
+bool fits_with_any(const std::vector<AttentionKind>& kinds, const Setting& setting,
+                   const Plan& plan, CompletionEstimates& known) {
+  return std::any_of(kinds.begin(), kinds.end(), [&](AttentionKind kind) {
+    return shortfalls(known.peaks(setting, {plan, kind}), setting.machine).empty();
+  });
+}
+
 // Looks for the fastest completion of a list, all of one kind of attention, from the one that
 // promises most on.
 class FastestCompletion {
  public:
-  // `groups`: as ways_of() has them. All references must outlive this object.
+  // `groups`: as ways_of() has them. `preferred`: kinds of attention that a plan has instead where
+  // it fits with them. All references must outlive this object.
   // `limit`: completions that promise no less are left alone.
   FastestCompletion(const Setting& setting, std::span<const std::vector<Completion>> groups,
-                    std::optional<Duration> limit, CompletionEstimates& known)
-      : setting_(setting), limit_(limit), known_(known), fitting_(groups.size(), kAll) {
+                    const std::vector<AttentionKind>& preferred, std::optional<Duration> limit,
+                    CompletionEstimates& known)
+      : setting_(setting),
+        preferred_(preferred),
+        limit_(limit),
+        known_(known),
+        fitting_(groups.size(), kAll) {
     std::vector<const Completion*> completions;
     for (size_t g = 0; g < groups.size(); ++g) {
       for (size_t i = 0; i < groups[g].size(); ++i) {
@@ -171,6 +185,7 @@ class FastestCompletion {
       if (best_ && (*time > best_->step_time || (*time == best_->step_time && !is_first))) {
         return;
       }
+      if (fits_with_any(preferred_, setting_, completion.plan, known_)) return;
       best_ = TimedPlan{completion.plan, *time};
       best_rank_ = one.rank;
     } catch (const Error&) {
@@ -193,6 +208,7 @@ class FastestCompletion {
   }
 
   const Setting& setting_;
+  const std::vector<AttentionKind>& preferred_;
   std::optional<Duration> limit_;
   CompletionEstimates& known_;
   std::vector<Candidate> order_;
@@ -216,13 +232,14 @@ struct Wanted {
 // taken.
 Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
                    const Wanted& wanted, CompletionEstimates& known) {
+  std::vector<AttentionKind> preferred;
   for (auto begin = groups.begin(); begin != groups.end();) {
     const AttentionKind kind = begin->front().attention;
     const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Completion>& group) {
       return group.front().attention != kind;
     });
-    Fastest best =
-        FastestCompletion(setting, {begin, end}, wanted.limit, known).run(wanted.interrupted);
+    Fastest best = FastestCompletion(setting, {begin, end}, preferred, wanted.limit, known)
+                       .run(wanted.interrupted);
     if (wanted.between) {
       std::vector<const Completion*> completions;
       for (auto group = begin; group != end; ++group) {
@@ -231,9 +248,12 @@ Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Complet
       std::optional<Duration> limit = wanted.limit;
       if (best && (!limit || best->step_time < *limit)) limit = best->step_time;
       Fastest between = faster_gpu_buckets(setting, completions, limit, known, wanted.interrupted);
-      if (between) best = std::move(between);
+      if (between && !fits_with_any(preferred, setting, between->plan, known)) {
+        best = std::move(between);
+      }
     }
     if (best) return best;
+    preferred.push_back(kind);
     begin = end;
   }
   return {};

@@ -9,7 +9,8 @@ namespace ballast {
 void use_usual_buckets(const Model& model, const Stack& stack, Plan& plan) {
   constexpr int64_t kMostBuckets = 8192;
   use_usual_bucket(stack.name, plan);
-  if (plan.optimizer.placement == OptimizerPlacement::kGpu) return;
+  // A search of the largest model begins with none.
+  if (plan.optimizer.placement == OptimizerPlacement::kGpu || model.layers == 0) return;
   const int64_t sharers = plan.zero_stage == 3 ? plan.sharing() : 1;
   const int64_t stepped = parameter_count(model) / (plan.tensor * sharers);
   Bytes& bucket = plan.optimizer.bucket_bytes;

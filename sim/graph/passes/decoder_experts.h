@@ -25,8 +25,9 @@ class DecoderExperts : protected DecoderLatent {
 
   // Before the first layer of a micro-batch.
   void start_balance(int16_t micro);
-  // How evenly experts are used in a micro-batch, where that is part of the loss; else -1.
-  TensorId balance() const { return balance_; }
+  // How evenly experts are used in a micro-batch, where that is part of the loss; else, or where no
+  // layer wrote it, as in a chunk of the head alone, -1.
+  TensorId balance() const { return balanced_ ? balance_ : -1; }
 
   void route(Label label, LayerSaved& saved);
   void experts_up(Label label, const LayerSaved& saved);
