@@ -289,7 +289,7 @@ class CellBound {
   // most as the odd numbers grow, so that the others have a share of ((N - p + 1) / N)^2 or more.
   int64_t own_work(int64_t alone, int64_t work) const {
     if (!plan_.multiplex) return alone;
-    const double share = own_share(plan_.subsequences);
+    const double share = own_share();
     return static_cast<int64_t>(static_cast<double>(work) * share * share);
   }
   // What all stages share takes each of p devices a p-th of it at least, and what they do not share
@@ -298,14 +298,15 @@ class CellBound {
     if (!plan_.multiplex) return 0;
     return std::accumulate(work.begin(), work.end(), int64_t{0}) / plan_.pipeline;
   }
-  double own_share(int64_t parts) const {
+  double own_share() const {
+    const int64_t parts = plan_.subsequences;
     return static_cast<double>(parts - plan_.pipeline + 1) / static_cast<double>(parts);
   }
   // Of what a stage's parts hold the part that lies on it whoever shares the others. Parts of equal
   // FLOPs hold the more the earlier they are: k of N the square root of k / N at most.
   Bytes own_bytes(Bytes all) const {
     if (!plan_.multiplex) return all;
-    return scaled(all, 1 - std::sqrt(1 - own_share(plan_.subsequences)));
+    return scaled(all, 1 - std::sqrt(1 - own_share()));
   }
 
   // What the first stage does between its last backward and the next forward, chunk by chunk. From
@@ -388,7 +389,7 @@ class CellBound {
       for_parts(c, [&](const LayerCost& part) {
         of_stage += part.saved[static_cast<size_t>(Place::kDram)];
       });
-      all += c + 1 < chunks() ? of_stage : scaled(of_stage, own_share(plan_.subsequences));
+      all += c + 1 < chunks() ? of_stage : scaled(of_stage, own_share());
     }
     return Bytes{all.count / plan_.pipeline};
   }

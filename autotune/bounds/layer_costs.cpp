@@ -96,7 +96,7 @@ void add_operations(const Graph& graph, const CostTable& table, LayerProfile& pr
     if (op.kind == OpKind::kCollective && op.phase == Phase::kFetch) {
       part.gathers.add(op, table.ops[i], table, 1);
     }
-    if (op.kind == OpKind::kCollective && op.phase == Phase::kOptimizer) {
+    if (op.phase == Phase::kOptimizer) {
       part.scatters.add(op, table.ops[i], table, 1);
     }
     if (!is_compute(op)) continue;

@@ -78,9 +78,6 @@ class LayerProfiles {
   // graphs all the same (memory_bounds_hold() in autotune/complete).
   LayerProfiles(const Model& model, const CostModel& costs, const StackFacts& facts);
 
-  // Whose graphs are timed; Ballast's where there are none.
-  const std::optional<StackFacts>& facts() const { return facts_; }
-
   // Profiles all of these that are not known yet, on `threads` threads. micro_batch and
   // activations of every plan must have values. Those that leave by module, or by size or stage,
   // are timed as what they are without copies, which is then known too.
@@ -94,7 +91,7 @@ class LayerProfiles {
 
   const Model& model_;
   const CostModel& costs_;
-  const std::optional<StackFacts> facts_;
+  const std::optional<StackFacts> facts_;  // whose graphs are timed; Ballast's where there are none
   const bool alike_;
   std::map<std::string, std::unique_ptr<LayerProfile>> profiles_;
 };

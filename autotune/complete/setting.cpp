@@ -7,15 +7,13 @@
 namespace ballast {
 
 void use_usual_buckets(const Model& model, const Stack& stack, Plan& plan) {
-  constexpr int64_t kMostBuckets = 8192;
   use_usual_bucket(stack.name, plan);
   // A search of the largest model begins with none.
   if (plan.optimizer.placement == OptimizerPlacement::kGpu || model.layers == 0) return;
-  const int64_t sharers = plan.zero_stage == 3 ? plan.sharing() : 1;
-  const int64_t stepped = parameter_count(model) / (plan.tensor * sharers);
+  const Bytes values = bytes_of(parameters_in_buckets(plan, model), DType::kF32);
   Bytes& bucket = plan.optimizer.bucket_bytes;
   bucket = OptimizerPlan{}.bucket_bytes;
-  while (bytes_of(stepped, DType::kF32).count / bucket.count > kMostBuckets) bucket = bucket * 2;
+  while (values.count / bucket.count > kMostBucketsOfRank) bucket = bucket * 2;
 }
 
 void adopt(Setting& setting, Stack stack) {

@@ -51,7 +51,9 @@ class Enumeration {
   }
 
   bool fits_pipeline(int64_t p) const {
-    if (p > std::min(model_.layers, knob_of(KnobId::kPipeline).most)) return false;
+    if (p > knob_of(KnobId::kPipeline).most) return false;
+    const bool named = !open_.has(KnobId::kPipeline);
+    if (p > model_.layers && !(named && ends_count_as_layers(p, model_.layers))) return false;
     return p == 1 || base_.optimizer.placement != OptimizerPlacement::kNvme;
   }
 

@@ -50,7 +50,7 @@ void read_megatron_chunks(OptionReader& reader, Plan& plan, const Model& model) 
     plan.virtual_pipeline = counted / (plan.pipeline * *layers);
   }
   const int64_t cut = plan.pipeline * plan.virtual_pipeline;
-  if ((counted > model.layers) != ends_count_as_layers(cut, model.layers) && cut > 1) {
+  if ((counted > model.layers) != ends_count_as_layers(cut, model.layers) && cut > 2) {
     reader.fail(kEmbeddingCounts, fmt::format("{} layers in {} chunks", model.layers, cut),
                 "count embedding and loss where layers divide with them alone");
   }

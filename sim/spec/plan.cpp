@@ -271,21 +271,27 @@ void check_batch(const Plan& plan) {
   }
 }
 
+}  // namespace
+
+int64_t parameters_in_buckets(const Plan& plan, const Model& model) {
+  const int64_t sharers = plan.zero_stage == 3 ? plan.sharing() : 1;
+  return parameter_count(model) / (plan.tensor * sharers);
+}
+
+namespace {
+
 // Each bucket is a dozen operations of the graph, which has the buckets of all stages: many small
 // ones take minutes to predict, and none is faster than a large one. Of large ones a model may have
 // as many as it is large.
 void check_buckets(const Plan& plan, const Model& model) {
-  constexpr int64_t kMostSmallBuckets = 1 << 13;
   constexpr Bytes kLargeBucket{32 << 20};
   constexpr Bytes kSmallestBucket{256 << 10};  // one segment of 65,536 values
   const Bytes bucket = std::max(plan.optimizer.bucket_bytes, kSmallestBucket);
   if (bucket >= kLargeBucket) return;
-  const int64_t sharers = plan.zero_stage == 3 ? plan.sharing() : 1;
-  const int64_t stepped = parameter_count(model) / (plan.tensor * sharers);
-  const Bytes values = bytes_of(stepped, DType::kF32);
+  const Bytes values = bytes_of(parameters_in_buckets(plan, model), DType::kF32);
   const int64_t count = values.count / bucket.count;
-  if (count <= kMostSmallBuckets) return;
-  const Bytes least = std::min(kLargeBucket, Bytes{div_ceil(values.count, kMostSmallBuckets)});
+  if (count <= kMostBucketsOfRank) return;
+  const Bytes least = std::min(kLargeBucket, Bytes{div_ceil(values.count, kMostBucketsOfRank)});
   refuse("optimizer.bucket_bytes",
          fmt::format("{} buckets of {} bytes on {}", count, bucket.count,
                      plan.pipeline > 1 ? "the stages of a pipeline" : "a rank"),
@@ -303,10 +309,11 @@ void require_divides(const std::string& knob, int64_t degree, int64_t count,
 void check_pipeline(const Plan& plan, const Model& model) {
   const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
   if (chunks > model.layers && !ends_count_as_layers(chunks, model.layers)) {
-    refuse(plan.virtual_pipeline > 1 ? "virtual_pipeline" : "pipeline",
-           fmt::format("{} chunks for {} layers", chunks, model.layers),
-           fmt::format("use fewer, or {}: the first has the embedding alone and the last the head",
-                       model.layers + 2));
+    refuse(
+        plan.virtual_pipeline > 1 ? "virtual_pipeline" : "pipeline",
+        fmt::format("{} chunks for {} layers", chunks, model.layers),
+        fmt::format("use fewer chunks, or {}: the first has the embedding alone, the last the head",
+                    model.layers + 2));
   }
   if (plan.virtual_pipeline > 1) {
     if (plan.pipeline == 1) refuse("virtual_pipeline", "there is one stage", "set pipeline");

@@ -299,6 +299,12 @@ double busiest_area(const Plan& plan, const Subsequence& part, int64_t window);
 // or of widths that they do not have. "auto" knobs pass.
 void check(const Plan& plan, const Model& model);
 
+// Parameters that buckets of a rank cut, experts of other ranks among them; of a pipeline those of
+// all stages, whose buckets are in one graph.
+int64_t parameters_in_buckets(const Plan& plan, const Model& model);
+// Small buckets of which there may be so many, and usual ones of which there are no more.
+inline constexpr int64_t kMostBucketsOfRank = 1 << 13;
+
 // Whether so many chunks of a pipeline are cut as if embedding and head were a layer each: where
 // the layers do not divide into them, but would if these counted (Megatron-LM,
 // --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split: 126 layers in

@@ -356,7 +356,7 @@ TEST(ranks, groups_that_share_come_to_the_same_bits) {
   std::printf("%d plans of two groups with the same bits\n", trained);
 }
 
-// Of every rank, as planned but for pages that are begun.
+// The memory of every rank is that of its plan, but for pages that are only begun.
 TEST(ranks, each_says_what_memory_it_takes) {
   constexpr int64_t kPages = int64_t{1} << 16;
   const Plan plan = three_ranks(2, SyncMode::kWait, Homes::kOptimizerAway);

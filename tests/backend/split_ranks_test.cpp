@@ -308,6 +308,11 @@ TEST(split_ranks, what_does_not_run_is_refused_by_name) {
   EXPECT_EQ(on_gpus(dense, {.tensor = 2, .sequence = 2}), "plan.sequence");
   EXPECT_EQ(on_gpus(dense, {.context = 2}), "plan.context");
   EXPECT_EQ(on_gpus(dense, {.tensor = 2, .pipeline = 2}), "plan.pipeline");
+  Plan eight_bits = plan_of({.tensor = 2});
+  eight_bits.products = ProductFormat::kFp8;
+  const auto missing = first_missing(dense, eight_bits, cuda_capabilities());
+  ASSERT_TRUE(missing.has_value());
+  EXPECT_EQ(missing->knob, "plan.products");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <map>
+#include <set>
 
 #include "sim/graph/report/memory.h"
 #include "sim/graph/schedules/pipeline.h"
@@ -117,6 +118,23 @@ TEST(Multiplex, a_shared_turn_waits_for_all_stages) {
 //   right, forward   of parts 2 to 6 to 3 devices (0 and 1 are there)     3 * 5 pairs
 //   right, back      the same again, then sums of 7 parts back            3 * 5 and 3 * 14 pairs
 //   left, back       sums of parts 0 and 1 to 3 devices                   3 * 4 pairs
+// A stage's norms wait for its last shared turn, and what copies them waits with them.
+TEST(Multiplex, norms_are_copied_after_they_are_found) {
+  const Graph graph = build(shared_model(), shared_plan());
+  std::set<TensorId> found;
+  int copies = 0;
+  for (const Op& op : graph.step.ops) {
+    for (const Access& access : op.accesses) {
+      if (graph.tensor(access.tensor).kind != TensorKind::kNormPartials) continue;
+      if (op.kind == OpKind::kSumOfSquares) found.insert(access.tensor);
+      if (op.kind != OpKind::kCopy || !reads(access)) continue;
+      EXPECT_TRUE(found.contains(access.tensor));
+      ++copies;
+    }
+  }
+  EXPECT_GE(copies, kSharers);
+}
+
 TEST(Multiplex, keys_and_values_are_sent_once_each_way) {
   constexpr int64_t kPair = 2 * kAttentionTile * 2 * 4 * 2;
   const Graph graph = build(shared_model(), shared_plan());

@@ -298,8 +298,8 @@ TEST(StackFacts, gradients_that_are_added_apart_exist_in_both_types) {
   EXPECT_EQ(tiny::bytes(graph, TensorKind::kGradient).count, 4 * parameter_count(gpt()));
 }
 
-// In one pass of 2 + 4 + 4 bytes, or, cast first, in two of 18: for each element of each of two
-// micro-batches.
+// They are added in one pass of 2 + 4 + 4 bytes or, cast first, in two of 18: for each element of
+// each of two micro-batches.
 TEST(StackFacts, gradients_that_are_added_apart_move_what_the_framework_says) {
   StackFacts facts;
   facts.gradients = GradientPrecision::kF32;

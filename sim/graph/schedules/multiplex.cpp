@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-// More than a model has.
+// No model has as many layers.
 constexpr int64_t kMostLayers = int64_t{1} << 20;
 
 // By operation of a chunk: its turn (place_of).

@@ -175,14 +175,19 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
 
 namespace {
 
-// Norms of a stage whose gradients are complete wait until no other stage waits for its turns.
-void norms_after_shared_turns(Program& program) {
+// Norms of a stage whose gradients are complete, and the copies of what they find, wait until no
+// other stage waits for its turns.
+void norms_after_shared_turns(Graph& stage) {
   const auto shared = [](const Op& op) { return is_shared(op); };
-  const auto norm = [](const Op& op) {
-    return op.kind == OpKind::kSumOfSquares && kind_of(op.lane) == LaneKind::kCompute;
+  const auto is_of_norm = [&](const Op& op) {
+    return op.phase == Phase::kOptimizer &&
+           std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+             return stage.tensor(access.tensor).kind == TensorKind::kNormPartials;
+           });
   };
-  const auto end = std::find_if(program.ops.rbegin(), program.ops.rend(), shared).base();
-  std::stable_partition(program.ops.begin(), end, [&](const Op& op) { return !norm(op); });
+  std::vector<Op>& ops = stage.step.ops;
+  const auto end = std::find_if(ops.rbegin(), ops.rend(), shared).base();
+  std::stable_partition(ops.begin(), end, [&](const Op& op) { return !is_of_norm(op); });
 }
 
 Graph build_from(Chunks& chunks, Turns turns) {
@@ -193,7 +198,7 @@ Graph build_from(Chunks& chunks, Turns turns) {
   std::vector<Graph> stages;
   for (int64_t s = 0; s < plan.pipeline; ++s) {
     stages.push_back(run_passes(stage_program(s, context, turns), passes, "reload", "host copies"));
-    if (plan.multiplex) norms_after_shared_turns(stages.back().step);
+    if (plan.multiplex) norms_after_shared_turns(stages.back());
   }
   Graph graph = merge_stages(std::move(stages), context);
   if (turns == Turns::kFolded) {
