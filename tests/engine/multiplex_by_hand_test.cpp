@@ -66,8 +66,8 @@ Case parts_through(const Multiplexed& shape) {
 // (p - 1) / 2 each way, in place of p - 1: none is idle, and N (f + b) are left.
 TEST(ByHand, parts_that_all_stages_share_leave_no_bubble) {
   for (const auto& [stages, parts] : {std::pair<int64_t, int64_t>(2, 2), {2, 4}, {4, 4}, {4, 16}}) {
-    const auto step = [&](bool multiplex) {
-      return step_of(parts_through({stages, parts, multiplex}), time_when({}));
+    const auto step = [p = stages, n = parts](bool multiplex) {
+      return step_of(parts_through({p, n, multiplex}), time_when({}));
     };
     EXPECT_EQ(step(false), times(parts + stages - 1, kForward + kBackward) + us(3000));
     EXPECT_EQ(step(true), times(parts, kForward + kBackward) + us(3000))
