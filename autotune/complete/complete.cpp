@@ -316,6 +316,9 @@ class LayoutChooser {
     return predict_reusing(std::move(nearest.setting), measurements_);
   }
 
+  // A graph may take seconds, of which a layout has dozens: none is begun after the interruption.
+  void stop_when_interrupted() { known_.stop_when(interrupted_); }
+
   // One that fits, whatever time it takes.
   std::optional<Plan> lean() {
     std::optional<Nearest> fitting = fitting_lean_layout(layouts_, known_, interrupted_);
@@ -535,10 +538,15 @@ std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layo
   const std::vector<OpenLayout> judged =
       judged_layouts(like, layouts, measurements, interrupted, layers);
   LayoutChooser chooser(judged, measurements, interrupted);
+  chooser.stop_when_interrupted();
   std::vector<Plan> plans;
-  if (std::optional<Plan> lean = chooser.lean()) plans.push_back(*std::move(lean));
-  if (interrupted && interrupted()) return plans;
-  if (std::optional<Plan> good = chooser.first()) plans.push_back(*std::move(good));
+  try {
+    if (std::optional<Plan> lean = chooser.lean()) plans.push_back(*std::move(lean));
+    if (interrupted && interrupted()) return plans;
+    if (std::optional<Plan> good = chooser.first()) plans.push_back(*std::move(good));
+  } catch (const Error&) {
+    if (!interrupted || !interrupted()) throw;
+  }
   return plans;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "autotune/search/evaluate.h"
+#include "sim/base/error.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
 #include "sim/graph/same_graph.h"
@@ -194,8 +195,13 @@ std::vector<PlacePeak> CompletionEstimates::peaks(const Setting& setting,
   const auto [stack, few] = asked_of(setting, completion);
   const Known::Turn turn(*known_, few);
   if (auto known = known_->find(few)) return *std::move(known);
+  refuse_if_interrupted();
   Graph graph = graph_of(setting, few.plan, stack);
   return remember(few, predict_memory(std::move(graph), few.plan, setting.machine, stack));
+}
+
+void CompletionEstimates::refuse_if_interrupted() const {
+  if (interrupted_ && interrupted_()) throw Error("an estimate", "it was interrupted", "ask again");
 }
 
 std::vector<PlacePeak> CompletionEstimates::remember(const Completion& few, Prediction memory) {
@@ -229,6 +235,7 @@ std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& se
   if (shorter && !shortfalls(*shorter, setting.machine).empty()) return std::nullopt;
   const CostModel costs(setting.machine, completion.plan, stack, nullptr);
   std::vector<BuiltStep> built;
+  refuse_if_interrupted();
   if (!known) {
     built = fitting_steps(setting, whole, few, stack, costs);
     if (built.empty()) return std::nullopt;

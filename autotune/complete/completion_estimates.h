@@ -6,8 +6,10 @@
 // do: choose (autotune/complete/complete.h), or look at what was measured.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "autotune/calibrate/published_cases.h"
@@ -23,6 +25,9 @@ class CompletionEstimates {
  public:
   CompletionEstimates();
   ~CompletionEstimates();
+
+  // From now on no graph is built any more once this says so: whoever asks gets an Error instead.
+  void stop_when(std::function<bool()> interrupted) { interrupted_ = std::move(interrupted); }
 
   // What each place of a device must hold. Throws Error where the graph knows no such plan.
   std::vector<PlacePeak> peaks(const Setting& setting, const Completion& completion);
@@ -50,7 +55,10 @@ class CompletionEstimates {
   Duration time_of_whole(const Setting& setting, const Plan& plan, const Stack& stack,
                          const CostModel& costs, std::vector<BuiltStep>& built);
 
+  void refuse_if_interrupted() const;
+
   std::unique_ptr<Known> known_;
+  std::function<bool()> interrupted_;
 };
 
 }  // namespace ballast
