@@ -123,9 +123,8 @@ class Search {
   SearchResult result_;
 };
 
-// A whole step may take minutes to simulate: none is begun after the deadline.
 void Search::start_with(const Plan& plan) {
-  if (plan.devices > machine_.devices || must_stop()) return;
+  if (plan.devices > machine_.devices || must_stop()) return;  // a whole step may take minutes
   add(plan, std::make_shared<const Space>(space_of(model_, plan, OpenKnobs{})), 1);
   --result_.layouts;
   const PlanId id{static_cast<int32_t>(regions_.size() - 1), {}};
