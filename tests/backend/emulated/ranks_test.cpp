@@ -11,6 +11,7 @@
 #include "backend/cuda/device_cuda.h"
 #include "backend/cuda/transformer_cuda.h"
 #include "tests/backend/emulated/immediate_cuda.h"
+#include "tests/backend/emulated/proportional_steps.h"
 #include "tests/backend/tiny_training.h"
 
 namespace ballast::tests {
@@ -136,16 +137,6 @@ class EmulatedRanks : public NcclOnThreads {
           << what;
     }
   }
-
-  // Steps are proportional to gradients.
-  static TrainerOptions proportional() {
-    TrainerOptions options = tiny::options_for(10);
-    options.optimizer.learning_rate = {3, 3, 0, 10};
-    options.optimizer.epsilon = 10;
-    options.optimizer.weight_decay = 0;
-    options.optimizer.clip_norm = 0;
-    return options;
-  }
 };
 
 Plan two_ranks(int64_t zero_stage, DType dtype) {
@@ -163,7 +154,7 @@ Plan two_ranks(int64_t zero_stage, DType dtype) {
 TEST_F(EmulatedRanks, follow_the_hosts_and_have_the_same_bits_however_they_share) {
   const Model model =
       tiny::gpt2({.hidden = 32, .head_size = 16, .ffn = 64, .vocab = 256, .positions = 16});
-  const TrainerOptions options = proportional();
+  const TrainerOptions options = tiny::proportional_steps();
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     const std::vector<float> begin = Trainer(model, two_ranks(0, dtype), options).parameters();
     const tiny::Outcome host = tiny::train(model, two_ranks(0, dtype), options, kTrained, false);
@@ -187,7 +178,7 @@ TEST_F(EmulatedRanks, that_split_products_follow_the_hosts) {
                                .ffn = 64,
                                .vocab = 251,
                                .positions = 16};
-  const TrainerOptions options = proportional();
+  const TrainerOptions options = tiny::proportional_steps();
   int trained = 0;
   for (const Model& model : {tiny::gpt2(widths), tiny::llama(widths)}) {
     for (const DType dtype : {DType::kF32, DType::kBf16}) {

@@ -7,6 +7,7 @@
 #include "backend/cuda/transformer_cuda.h"
 #include "tests/backend/emulated/immediate_cuda.h"
 #include "tests/backend/emulated/plain_attention.h"
+#include "tests/backend/emulated/proportional_steps.h"
 #include "tests/backend/tiny_training.h"
 
 namespace ballast {
@@ -69,21 +70,10 @@ Plan small_plan(DType dtype) {
   return plan;
 }
 
-// SGD-like: with a large epsilon Adam's step is proportional to the gradient, so parameters tell
-// gradients apart, which a step of Adam's usual sign would not.
-TrainerOptions proportional_steps() {
-  TrainerOptions options = tiny::options_for(10);
-  options.optimizer.learning_rate = {3, 3, 0, 10};
-  options.optimizer.epsilon = 10;
-  options.optimizer.weight_decay = 0;
-  options.optimizer.clip_norm = 0;
-  return options;
-}
-
 TEST(EmulatedTraining, parameters_follow_those_of_the_host_device) {
   for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {
     for (const DType dtype : {DType::kF32, DType::kBf16}) {
-      const TrainerOptions options = proportional_steps();
+      const TrainerOptions options = tiny::proportional_steps();
       const Plan plan = small_plan(dtype);
       Trainer untrained(model, plan, options);
       const std::vector<float> begin = untrained.parameters();
@@ -140,7 +130,7 @@ TEST(EmulatedTraining, gradients_of_biases_come_from_products_where_a_library_of
   } kCases[] = {{small_gpt2(), 8}, {small_qwen2(), 6}, {small_llama(), 0}};
   for (const auto& [model, sums] : kCases) {
     for (const DType dtype : {DType::kF32, DType::kBf16}) {
-      const TrainerOptions options = proportional_steps();
+      const TrainerOptions options = tiny::proportional_steps();
       Attention offers;
       offers.sums = std::make_shared<int64_t>(0);
       const Plan plan = small_plan(dtype);
@@ -159,7 +149,7 @@ TEST(EmulatedTraining, gradients_of_biases_come_from_products_where_a_library_of
 // Of equal logits the loss has the bits of the whole: its tokens' losses are added up in one order.
 // The head's gradient is a sum over pieces, and has those of the GPU's own waiting run.
 TEST(EmulatedTraining, head_and_loss_in_pieces_follow_the_whole) {
-  const TrainerOptions options = on_emulated_cuda(proportional_steps());
+  const TrainerOptions options = on_emulated_cuda(tiny::proportional_steps());
   for (const Model& model : {small_gpt2(), small_llama()}) {
     const Plan whole = small_plan(DType::kF32);
     Plan pieces = whole;
@@ -213,7 +203,7 @@ Plan wide_sums() {
 }
 
 TEST(EmulatedTraining, sums_of_gradients_in_32_bits_follow_those_of_the_host_device) {
-  const TrainerOptions options = proportional_steps();
+  const TrainerOptions options = tiny::proportional_steps();
   for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {
     Plan plan = wide_sums();
     const std::vector<float> host = way(model, plan, options);
@@ -253,7 +243,7 @@ TEST(EmulatedTraining, sums_of_gradients_in_32_bits_give_the_bits_of_waiting_wha
 }
 
 TEST(EmulatedTraining, attention_of_a_library_trains_as_ours_does) {
-  const TrainerOptions options = proportional_steps();
+  const TrainerOptions options = tiny::proportional_steps();
   for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {
     const Plan plan = small_plan(DType::kBf16);
     const Attention library{Bytes{1 << 20}};
@@ -272,7 +262,7 @@ TEST(EmulatedTraining, attention_in_slices_gives_the_bits_of_attention_at_once) 
   Model model = small_gpt2();
   Plan plan = small_plan(DType::kBf16);
   plan.micro_batch = 2;
-  const TrainerOptions options = proportional_steps();
+  const TrainerOptions options = tiny::proportional_steps();
   const Attention at_once{Bytes{1 << 20}}, by_sequence{Bytes{600}}, by_head{Bytes{300}};
   const Attention none{Bytes{100}};
   const std::vector<float> whole = way(model, plan, on_emulated_cuda(options, at_once));
@@ -293,7 +283,7 @@ TEST(EmulatedTraining, attention_in_slices_gives_the_bits_of_attention_at_once) 
 
 // One head's backward needs 288 bytes of the 100 that are there.
 TEST(EmulatedTraining, workspace_grows_to_the_smallest_slice_where_that_is_allowed) {
-  const TrainerOptions options = proportional_steps();
+  const TrainerOptions options = tiny::proportional_steps();
   Plan plan = small_plan(DType::kBf16);
   plan.micro_batch = 2;
   const Attention at_once{Bytes{1 << 20}}, grows{Bytes{100}, Bytes{288}};
@@ -305,7 +295,8 @@ TEST(EmulatedTraining, workspace_grows_to_the_smallest_slice_where_that_is_allow
 TEST(EmulatedTraining, what_a_library_leaves_to_our_kernels_is_told_once_with_the_reason) {
   const Plan plan = small_plan(DType::kBf16);
   const auto notes = [&](const Attention& attention) {
-    return Trainer(small_gpt2(), plan, on_emulated_cuda(proportional_steps(), attention)).notes();
+    return Trainer(small_gpt2(), plan, on_emulated_cuda(tiny::proportional_steps(), attention))
+        .notes();
   };
   EXPECT_EQ(notes({Bytes{1 << 20}}).size(), 0U);
   EXPECT_EQ(
@@ -324,8 +315,8 @@ TEST(EmulatedTraining, what_a_library_leaves_to_our_kernels_is_told_once_with_th
 
 TEST(EmulatedTraining, fp32_is_left_to_our_kernels) {
   const Attention library{Bytes{1 << 20}};
-  static_cast<void>(
-      way(small_llama(), small_plan(DType::kF32), on_emulated_cuda(proportional_steps(), library)));
+  static_cast<void>(way(small_llama(), small_plan(DType::kF32),
+                        on_emulated_cuda(tiny::proportional_steps(), library)));
   EXPECT_EQ(library.runs->forward + library.runs->backward, 0);
 }
 
@@ -340,7 +331,7 @@ Plan fp8_plan(ProductFormat products) {
 // e4m3 keeps 4 bits of a value and e5m2 3: a factor is off by 2.5 % or 5 % on average, and so are
 // gradients that pass one product. Embedding, head and norms are nearly as far as in bf16.
 TEST(EmulatedTraining, products_in_fp8_go_the_way_of_those_in_bf16) {
-  const TrainerOptions options = proportional_steps();
+  const TrainerOptions options = tiny::proportional_steps();
   for (const Model& model : {small_gpt2(), small_llama(), small_qwen2()}) {
     const Attention counted;
     const std::vector<float> bf16 =
