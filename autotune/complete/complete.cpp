@@ -532,12 +532,10 @@ Completed complete(Setting setting, const Measurements* measurements,
   return completed;
 }
 
-std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layouts,
+std::vector<Plan> first_plans(const std::vector<OpenLayout>& layouts,
                               const Measurements* measurements,
-                              const std::function<bool()>& interrupted, LayerProfiles* layers) {
-  const std::vector<OpenLayout> judged =
-      judged_layouts(like, layouts, measurements, interrupted, layers);
-  LayoutChooser chooser(judged, measurements, interrupted);
+                              const std::function<bool()>& interrupted) {
+  LayoutChooser chooser(layouts, measurements, interrupted);
   chooser.stop_when_interrupted();
   std::vector<Plan> plans;
   try {

@@ -9,13 +9,12 @@
 #include <optional>
 #include <vector>
 
+#include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
 #include "sim/engine/predict.h"
 #include "sim/spec/measurements.h"
 
 namespace ballast {
-
-class LayerProfiles;
 
 struct Completed {
   Setting setting;  // every knob of the plan has a value
@@ -35,12 +34,10 @@ Completed complete(Setting setting, const Measurements* measurements,
 
 // Plans of Ballast among these layouts, which all share devices and batch: what a search of them
 // begins with. First one that needs little memory, which is found at once, then a good one, unless
-// that was interrupted. Empty where none was found to fit; that is no proof. `layers`: as
-// SearchOptions::layers.
-std::vector<Plan> first_plans(const Setting& like, const std::vector<Plan>& layouts,
+// that was interrupted. Empty where none was found to fit; that is no proof.
+std::vector<Plan> first_plans(const std::vector<OpenLayout>& layouts,
                               const Measurements* measurements,
-                              const std::function<bool()>& interrupted = {},
-                              LayerProfiles* layers = nullptr);
+                              const std::function<bool()>& interrupted = {});
 
 // The plan, of one layout, with every "auto" knob filled in: the fastest of ways_of()
 // (autotune/calibrate/published_cases.h) that fits; where none does, of those that recompute and

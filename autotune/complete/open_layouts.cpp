@@ -248,9 +248,14 @@ LayoutBounds::LayoutBounds(LayoutBounds&&) noexcept = default;
 LayoutBounds& LayoutBounds::operator=(LayoutBounds&&) noexcept = default;
 
 std::vector<OpenLayout> LayoutBounds::on(const Machine& machine) const {
+  std::vector<OpenLayout> found = in_their_order(machine);
+  sort_layouts(found);
+  return found;
+}
+
+std::vector<OpenLayout> LayoutBounds::in_their_order(const Machine& machine) const {
   std::vector<OpenLayout> found;
   for (const auto& judge : judges_) judge->judge_all(machine, found);
-  sort_layouts(found);
   return found;
 }
 
@@ -258,22 +263,31 @@ std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements*
   return LayoutBounds(setting, measurements).on(setting.machine);
 }
 
-// Block by block, so that a deadline is seen between two of them.
+// Block by block, so that a deadline is seen between two of them; in steps through the list, so
+// that what was seen by then is of every kind.
 std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
                                        const Measurements* measurements,
                                        const std::function<bool()>& interrupted,
                                        LayerProfiles* layers) {
   constexpr size_t kBlock = 64;
-  std::vector<OpenLayout> judged;
-  for (size_t begin = 0; begin < layouts.size(); begin += kBlock) {
-    if (begin > 0 && interrupted && interrupted()) break;
-    const auto first = layouts.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto count = static_cast<std::ptrdiff_t>(std::min(kBlock, layouts.size() - begin));
-    const LayoutBounds bounds(like, {first, first + count}, measurements, layers);
-    for (OpenLayout& layout : bounds.on(like.machine)) judged.push_back(std::move(layout));
+  const size_t blocks = (layouts.size() + kBlock - 1) / kBlock;
+  std::vector<std::optional<OpenLayout>> judged(layouts.size());
+  for (size_t block = 0; block < blocks; ++block) {
+    if (block > 0 && interrupted && interrupted()) break;
+    std::vector<size_t> places;
+    for (size_t i = block; i < layouts.size(); i += blocks) places.push_back(i);
+    std::vector<Plan> plans;
+    for (const size_t place : places) plans.push_back(layouts[place]);
+    const LayoutBounds bounds(like, std::move(plans), measurements, layers);
+    std::vector<OpenLayout> found = bounds.in_their_order(like.machine);
+    for (size_t i = 0; i < places.size(); ++i) judged[places[i]] = std::move(found[i]);
   }
-  sort_layouts(judged);
-  return judged;
+  std::vector<OpenLayout> seen;
+  for (std::optional<OpenLayout>& one : judged) {
+    if (one) seen.push_back(*std::move(one));
+  }
+  sort_layouts(seen);
+  return seen;
 }
 
 bool is_refuted(const OpenLayout& layout) {

@@ -44,6 +44,8 @@ class LayoutBounds {
 
   // Those whose least memory fits, in ascending order of time; then the others, by what they lack.
   std::vector<OpenLayout> on(const Machine& machine) const;
+  // The same in the order of the layouts.
+  std::vector<OpenLayout> in_their_order(const Machine& machine) const;
 
  private:
   class Judge;

@@ -24,6 +24,7 @@ namespace ballast {
 namespace {
 
 // Plans handled between two looks at the best, whatever the number of threads.
+constexpr size_t kNodesAtOnce = 1024;
 constexpr size_t kCutAtOnce = 4;
 constexpr size_t kOpenedAtOnce = 8;
 constexpr size_t kRefinedAtOnce = 512;
@@ -67,8 +68,6 @@ class Search {
   Plan plan(const PlanId& id) const {
     return plan_of(*region(id).space, region(id).base, id.choice);
   }
-  Plan cell_plan(const PlanId& id) const;
-  Plan node_plan(const PlanId& id) const;
   Rank rank_of(const PlanId& id, Duration time) const { return {time, moving_parts(plan(id)), id}; }
   bool must_stop();
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
@@ -77,7 +76,7 @@ class Search {
   void branch_and_bound();
   void work_off_queue();
   bool settle_best();
-  void fill_queue();
+  bool fill_queue();
   std::vector<Rank> take(Granularity granularity, size_t most);
   void cut_nodes();
   void cut_cells();
@@ -124,7 +123,9 @@ class Search {
 };
 
 void Search::start_with(const Plan& plan) {
-  if (plan.devices > machine_.devices || must_stop()) return;  // a whole step may take minutes
+  // A whole step may take minutes: once time is up, none but the first answer is worth it.
+  const bool late = must_stop() && (!found_.empty() || result_.stop == SearchStop::kInterrupt);
+  if (plan.devices > machine_.devices || late) return;
   add(plan, std::make_shared<const Space>(space_of(model_, plan, OpenKnobs{})), 1);
   --result_.layouts;
   const PlanId id{static_cast<int32_t>(regions_.size() - 1), {}};
@@ -180,10 +181,7 @@ void Search::branch_and_bound() {
     if (must_stop()) break;
     each.floor = floors_.of(each.base, *each.space);
   }
-  if (!must_stop()) {
-    fill_queue();
-    filled_ = true;
-  }
+  filled_ = !must_stop() && fill_queue();
   do {
     work_off_queue();
   } while (settle_best());
@@ -242,46 +240,35 @@ int64_t Search::undecided() {
   return count;
 }
 
-// The plan of a cell: its optimizer's knobs are those of the base, or auto.
-Plan Search::cell_plan(const PlanId& id) const {
-  Plan plan = region(id).base;
-  const Space& space = *region(id).space;
-  plan.micro_batch = space.micro_batch[static_cast<size_t>(id.choice.micro_batch)];
-  plan.activations = space.activations[static_cast<size_t>(id.choice.activations)].plan;
-  plan.weights.flow_share.reset();
-  if (space.flow_share.back() == 0) plan.weights.flow_share = 0;
-  return plan;
-}
-
-// No plan of a node computes less than one that keeps all activations.
-Plan Search::node_plan(const PlanId& id) const {
-  Plan plan = cell_plan(id);
-  plan.activations->fate.fill(ActivationFate::kKeep);
-  plan.activations->offload_share = 1;
-  plan.activations->scores = ActivationFate::kKeep;
-  return plan;
-}
-
-void Search::fill_queue() {
+// The nodes of all regions, block by block so that a deadline is seen between two of them. False
+// where that came first: the queue then lacks what would have followed.
+bool Search::fill_queue() {
+  std::vector<Entry> entries;
   std::vector<PlanId> ids;
   std::vector<Plan> plans;
-  for (size_t r = 0; r < regions_.size(); ++r) {
+  for (size_t r = 0; r < regions_.size() && !must_stop(); ++r) {
     PlanId id{static_cast<int32_t>(r), {}};
     const auto count = static_cast<int16_t>(regions_[r].space->micro_batch.size());
-    if (tried_.contains(id)) continue;
-    for (id.choice.micro_batch = 0; id.choice.micro_batch < count; ++id.choice.micro_batch) {
-      ids.push_back(id);
-      plans.push_back(node_plan(id));
+    if (!tried_.contains(id)) {
+      for (id.choice.micro_batch = 0; id.choice.micro_batch < count; ++id.choice.micro_batch) {
+        ids.push_back(id);
+        plans.push_back(node_plan(regions_[r], id.choice));
+      }
     }
+    if (ids.size() < kNodesAtOnce && r + 1 < regions_.size()) continue;
+    layers_.prepare(plans, threads_);
+    const size_t first = entries.size();
+    entries.resize(first + ids.size());
+    parallel_for(ids.size(), threads_, [&](size_t i) {
+      const Duration time =
+          cell_time(model_, plans[i], layers_.of(plans[i]), region(ids[i]).floor, usable_);
+      entries[first + i] = {{time, 0, ids[i]}, Granularity::kNode};
+    });
+    ids.clear();
+    plans.clear();
   }
-  layers_.prepare(plans, threads_);
-  std::vector<Entry> entries(ids.size());
-  parallel_for(ids.size(), threads_, [&](size_t i) {
-    const Duration time =
-        cell_time(model_, plans[i], layers_.of(plans[i]), region(ids[i]).floor, usable_);
-    entries[i] = {{time, 0, ids[i]}, Granularity::kNode};
-  });
   queue_ = decltype(queue_)(Later{}, std::move(entries));
+  return result_.stop == SearchStop::kNone;
 }
 
 // Up to `most` of the first entries, while they are of this granularity and may still win.
@@ -303,7 +290,7 @@ void Search::cut_nodes() {
     const auto count = static_cast<int16_t>(region(id).space->activations.size());
     for (id.choice.activations = 0; id.choice.activations < count; ++id.choice.activations) {
       cells.push_back(id);
-      plans.push_back(cell_plan(id));
+      plans.push_back(cell_plan(region(id), id.choice));
     }
   }
   layers_.prepare(plans, threads_);
@@ -526,11 +513,8 @@ void Search::record(const PlanId& id, Outcome outcome) {
 
 void Search::report(Duration bound) const {
   if (!options_.progress) return;
-  SearchProgress progress;
-  progress.considered = result_.considered;
-  progress.simulated = result_.simulated;
+  SearchProgress progress{result_.considered, result_.simulated, {}, bound};
   if (!found_.empty()) progress.best = found_.begin()->first.time;
-  progress.bound = bound;
   options_.progress(progress);
 }
 

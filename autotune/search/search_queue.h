@@ -24,6 +24,12 @@ struct Region {
   std::unique_ptr<Bounds> bounds;
 };
 
+// The plan of a cell: its optimizer's knobs are those of the base, or auto. Of the choice only
+// micro_batch and activations are read.
+Plan cell_plan(const Region& region, const Choice& cell);
+// No plan of this micro-batch computes less than this one, which keeps all activations.
+Plan node_plan(const Region& region, const Choice& node);
+
 struct PlanId {
   int32_t region = 0;
   Choice choice;

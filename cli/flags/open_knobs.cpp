@@ -85,7 +85,9 @@ OpenKnobs OpenKnobsOfFlags::knobs() const {
   return open;
 }
 
-std::vector<Plan> OpenKnobsOfFlags::layouts(const Model& model, const Plan& plan) const {
+std::vector<Plan> OpenKnobsOfFlags::layouts(const Setting& setting) const {
+  const Model& model = setting.model;
+  const Plan& plan = setting.plan;
   // What runs at hand is one device.
   const KnobSet open = plan.machine == kHere ? KnobSet{} : knobs();
   std::optional<Error> refusal;
@@ -102,11 +104,15 @@ std::vector<Plan> OpenKnobsOfFlags::layouts(const Model& model, const Plan& plan
   std::vector<Plan> layouts = layouts_of(model, plan, open);
   std::erase_if(layouts, [&](const Plan& one) {
     if (is_illegal(one)) return true;
+    if (named_.empty()) return false;  // to write plans down takes as long as all else here
     const Json after = Json::parse(plan_json(one));
     return std::any_of(named_.begin(), named_.end(), [&](const std::string& key) {
       return !keeps(value_at(after, key), value_at(before, key));
     });
   });
+  if (setting.usual_buckets) {
+    for (Plan& one : layouts) use_usual_buckets(model, setting.stack, one);
+  }
   if (!layouts.empty()) return layouts;
   if (refusal) throw *refusal;
   throw Error("the plans to choose from",

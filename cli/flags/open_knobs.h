@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "autotune/complete/setting.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"
 #include "cli/flags/arguments.h"
@@ -29,9 +30,10 @@ class OpenKnobsOfFlags {
 
   // Those of one rank, and of layouts.
   OpenKnobs knobs() const;
-  // Every legal layout of the plan's devices that leaves alone what is named. Throws Error where
-  // there is none. Requires a plan that these flags made.
-  std::vector<Plan> layouts(const Model& model, const Plan& plan) const;
+  // Every legal layout of the plan's devices that leaves alone what is named; buckets that nobody
+  // names are the usual ones (use_usual_buckets). Throws Error where there is none. Requires a
+  // setting whose plan these flags made.
+  std::vector<Plan> layouts(const Setting& setting) const;
 
  private:
   bool is_open(const Knob& knob) const;

@@ -49,7 +49,7 @@ std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Setting
     return SearchQuestion{label,
                           setting.model,
                           setting.machine,
-                          {open.layouts(setting.model, setting.plan), open.knobs()}};
+                          {open.layouts(setting), open.knobs()}};
   } catch (const Error&) {
     return std::nullopt;
   }

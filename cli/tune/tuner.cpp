@@ -45,7 +45,7 @@ Tuner::Tuner(Setting setting, TuneFlags& flags, SearchCache& cache)
     : of_(std::move(setting)),
       flags_(flags),
       cache_(cache),
-      space_{open_knobs_of(flags).layouts(of_.model, of_.plan), open_knobs_of(flags).knobs()},
+      space_{open_knobs_of(flags).layouts(of_), open_knobs_of(flags).knobs()},
       timed_(of_.plan.machine == kHere || flags.loop.plans),
       measurements_(measurements_of(of_.machine, flags.store)) {}
 

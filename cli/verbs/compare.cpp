@@ -315,7 +315,7 @@ PlanFlags cell_flags(const CompareFlags& flags, const ComparisonQuestion& questi
 
 SearchSpace space_for(const Setting& setting, const PlanFlags& flags) {
   const OpenKnobsOfFlags open(flags, {});
-  return {open.layouts(setting.model, setting.plan), open.knobs()};
+  return {open.layouts(setting), open.knobs()};
 }
 
 class Comparer {
