@@ -47,6 +47,16 @@ std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
   return layouts;
 }
 
+// Of a setting of which no layout is legal.
+[[noreturn]] void refuse_layouts(const Setting& setting, const std::optional<Error>& refusal) {
+  if (refusal) throw *refusal;
+  check(setting.plan, setting.model);
+  throw Error("the plan",
+              fmt::format("no layout of {} devices and {} sequences keeps what is named",
+                          setting.plan.devices, setting.plan.global_batch),
+              "name less, or another global batch");
+}
+
 // Those that need least memory, and a large one, which is fast where there is room.
 std::vector<int64_t> micro_batches_to_judge_by(const Plan& layout) {
   std::vector<int64_t> sizes = micro_batches_of(layout, OpenKnobs{});
@@ -227,13 +237,7 @@ LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
     judges_.push_back(
         std::make_unique<Judge>(*setting_, start.plan, std::move(layouts), measurements, nullptr));
   }
-  if (!judges_.empty()) return;
-  if (refusal) throw *refusal;
-  check(setting_->plan, setting_->model);
-  throw Error("the plan",
-              fmt::format("no layout of {} devices and {} sequences keeps what is named",
-                          setting_->plan.devices, setting_->plan.global_batch),
-              "name less, or another global batch");
+  if (judges_.empty()) refuse_layouts(*setting_, refusal);
 }
 
 LayoutBounds::LayoutBounds(Setting like, std::vector<Plan> layouts,
@@ -252,6 +256,14 @@ std::vector<OpenLayout> LayoutBounds::on(const Machine& machine) const {
   for (const auto& judge : judges_) judge->judge_all(machine, found);
   sort_layouts(found);
   return found;
+}
+
+std::vector<Plan> legal_layouts(const Setting& setting) {
+  std::optional<Error> refusal;
+  std::vector<Plan> layouts =
+      layouts_of_start(setting, {setting.plan, setting.open, setting.usual_buckets}, refusal);
+  if (layouts.empty()) refuse_layouts(setting, refusal);
+  return layouts;
 }
 
 std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements) {
