@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "autotune/bounds/bound.h"
+#include "autotune/bounds/shared_turns.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/schedules/pipeline.h"
 
@@ -273,7 +274,7 @@ class CellBound {
         around[s + 1] = around[s] + time.forward + back;
       }
     }
-    int64_t longest = all_work(work);
+    int64_t longest = plan_.multiplex ? std::max(all_work(work), with_shared_turns(floor)) : 0;
     for (size_t s = 0; s < work.size(); ++s) {
       longest = std::max(longest, own_work(around[s] + plan_.accumulation() * work[s], work[s]));
     }
@@ -295,8 +296,29 @@ class CellBound {
   // What all stages share takes each of p devices a p-th of it at least, and what they do not share
   // lies on one: none is done before it has done a p-th of all.
   int64_t all_work(const std::vector<int64_t>& work) const {
-    if (!plan_.multiplex) return 0;
     return std::accumulate(work.begin(), work.end(), int64_t{0}) / plan_.pipeline;
+  }
+  // The same turn by turn, with what is sent for each.
+  int64_t with_shared_turns(const StepFloor& floor) const {
+    std::vector<StageParts> stages;
+    for (int64_t c = 0; c < chunks(); ++c) {
+      StageParts& stage = stages.emplace_back();
+      stage.forward_ps.assign(static_cast<size_t>(plan_.subsequences), 0);
+      stage.backward_ps = stage.forward_ps;
+      for_parts(c, [&](const LayerCost& part) {
+        add(part.forward_of_parts_ps, stage.forward_ps);
+        add(part.backward_of_parts_ps, stage.backward_ps);
+      });
+      const Chunk here = chunk(c);
+      stage.layers = here.last - here.first;
+      for (int64_t i = here.first; i < here.last; ++i) {
+        stage.parameters += layer(here, i).parameters.all;
+      }
+    }
+    return least_with_shared_turns(model_, plan_, stages, floor);
+  }
+  static void add(const std::vector<int64_t>& of_parts, std::vector<int64_t>& sums) {
+    for (size_t i = 0; i < of_parts.size(); ++i) sums[i] += of_parts[i];
   }
   double own_share() const {
     const int64_t parts = plan_.subsequences;
