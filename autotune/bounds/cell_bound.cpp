@@ -401,17 +401,24 @@ class CellBound {
   }
 
   // Where stages share parts all that has left waits on some device when the forward is over, and
-  // one has the mean of it. Nothing else of a stage is there then, where the GPU steps. What the
-  // last stage shares at its end goes back at once, and may not have left.
+  // one has the mean of it. Nothing else of a stage is there then, where the GPU steps. What is
+  // shared on the right, and the turns that a reload's look-ahead reaches over from there, go back
+  // so soon that they may never be away together; of the other parts, the first ones, as great a
+  // share leaves as they are of all at least. The input of a chunk's first layer, which was sent,
+  // stays, while that of each layer after it leaves as an output.
   Bytes mean_away() const {
     if (!plan_.multiplex || plan_.optimizer.placement != OptimizerPlacement::kGpu) return {};
+    const Bytes input = bytes_of(plan_.tokens_per_micro_batch() * model_.hidden, plan_.dtype);
+    const int64_t near = div_ceil(int64_t{plan_.activations->look_ahead}, 2);
     Bytes all;
     for (int64_t c = 0; c < chunks(); ++c) {
       Bytes of_stage;
       for_parts(c, [&](const LayerCost& part) {
         of_stage += part.saved[static_cast<size_t>(Place::kDram)];
       });
-      all += c + 1 < chunks() ? of_stage : scaled(of_stage, own_share());
+      const int64_t parts = std::max<int64_t>(0, shared_parts(plan_, c).right - near);
+      all += scaled(std::max(Bytes{}, of_stage - input),
+                    static_cast<double>(parts) / static_cast<double>(plan_.subsequences));
     }
     return Bytes{all.count / plan_.pipeline};
   }

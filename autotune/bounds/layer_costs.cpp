@@ -412,8 +412,8 @@ std::string LayerProfiles::key_of(const Plan& asked) const {
   CHECK(asked.activations && asked.micro_batch);
   const Plan plan = leaves_any(*asked.activations) ? asked : without_copies(asked);
   // What no operation of a layer's two halves depends on: how often and in which order they run,
-  // what the optimizer does, and where weights and memory are. A knob that is not named here is part
-  // of the key.
+  // what the optimizer does, and where weights and memory are. A knob that is not named here is
+  // part of the key.
   static const KnobSet apart = {KnobId::kModel,
                                 KnobId::kMachine,
                                 KnobId::kStrategy,

@@ -33,7 +33,9 @@ class SharedTurns {
     double longest = 0;
     for (size_t s = 0; s < stages_.size(); ++s) {
       const SharedParts own = parts_of(s);
-      const auto alone = [&](const std::vector<int64_t>& ps) { return sum(ps, own.left, own.right); };
+      const auto alone = [&](const std::vector<int64_t>& ps) {
+        return sum(ps, own.left, own.right);
+      };
       longest = std::max(longest, alone(stages_[s].forward_ps) + alone(stages_[s].backward_ps));
     }
     return static_cast<int64_t>(shared + longest);
@@ -44,8 +46,7 @@ class SharedTurns {
     return shared_parts(plan_, static_cast<int64_t>(stage));
   }
   static double sum(const std::vector<int64_t>& ps, int64_t first, int64_t last) {
-    return static_cast<double>(
-        std::accumulate(ps.begin() + first, ps.begin() + last, int64_t{0}));
+    return static_cast<double>(std::accumulate(ps.begin() + first, ps.begin() + last, int64_t{0}));
   }
   // Keys and values of these parts that a device has of a shared turn, elements of a layer.
   double elements(int64_t first, int64_t last) const {

@@ -2,8 +2,9 @@
 //
 // A device runs the shared turns of all stages and the others of its own, one after another. A
 // shared turn is over when each device has computed its share, and when all has come and gone that
-// it is sent: weights, keys and values, the sums of their gradients (sim/graph/schedules/multiplex).
-// Will not do: what the first layer of a turn waits for, or what the ends of the model are sent.
+// it is sent: weights, keys and values, the sums of their gradients
+// (sim/graph/schedules/multiplex). Will not do: what the first layer of a turn waits for, or what
+// the ends of the model are sent.
 #pragma once
 
 #include <cstdint>
