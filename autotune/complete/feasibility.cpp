@@ -518,9 +518,8 @@ constexpr size_t kFirstJudged = 8;
 // least.
 std::vector<Plan> cheapest_first(std::vector<Plan> layouts) {
   std::reverse(layouts.begin(), layouts.end());  // which begin with those that are spread least
-  std::stable_sort(layouts.begin(), layouts.end(), [](const Plan& a, const Plan& b) {
-    return a.subsequences < b.subsequences;
-  });
+  std::stable_sort(layouts.begin(), layouts.end(),
+                   [](const Plan& a, const Plan& b) { return a.subsequences < b.subsequences; });
   return layouts;
 }
 
