@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "autotune/bounds/bound.h"
+#include "autotune/bounds/shared_turns.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/schedules/pipeline.h"
 
@@ -273,7 +274,7 @@ class CellBound {
         around[s + 1] = around[s] + time.forward + back;
       }
     }
-    int64_t longest = all_work(work);
+    int64_t longest = plan_.multiplex ? std::max(all_work(work), with_shared_turns(floor)) : 0;
     for (size_t s = 0; s < work.size(); ++s) {
       longest = std::max(longest, own_work(around[s] + plan_.accumulation() * work[s], work[s]));
     }
@@ -295,8 +296,29 @@ class CellBound {
   // What all stages share takes each of p devices a p-th of it at least, and what they do not share
   // lies on one: none is done before it has done a p-th of all.
   int64_t all_work(const std::vector<int64_t>& work) const {
-    if (!plan_.multiplex) return 0;
     return std::accumulate(work.begin(), work.end(), int64_t{0}) / plan_.pipeline;
+  }
+  // The same turn by turn, with what is sent for each.
+  int64_t with_shared_turns(const StepFloor& floor) const {
+    std::vector<StageParts> stages;
+    for (int64_t c = 0; c < chunks(); ++c) {
+      StageParts& stage = stages.emplace_back();
+      stage.forward_ps.assign(static_cast<size_t>(plan_.subsequences), 0);
+      stage.backward_ps = stage.forward_ps;
+      for_parts(c, [&](const LayerCost& part) {
+        add(part.forward_of_parts_ps, stage.forward_ps);
+        add(part.backward_of_parts_ps, stage.backward_ps);
+      });
+      const Chunk here = chunk(c);
+      stage.layers = here.last - here.first;
+      for (int64_t i = here.first; i < here.last; ++i) {
+        stage.parameters += layer(here, i).parameters.all;
+      }
+    }
+    return least_with_shared_turns(model_, plan_, stages, floor);
+  }
+  static void add(const std::vector<int64_t>& of_parts, std::vector<int64_t>& sums) {
+    for (size_t i = 0; i < of_parts.size(); ++i) sums[i] += of_parts[i];
   }
   double own_share() const {
     const int64_t parts = plan_.subsequences;
@@ -379,17 +401,24 @@ class CellBound {
   }
 
   // Where stages share parts all that has left waits on some device when the forward is over, and
-  // one has the mean of it. Nothing else of a stage is there then, where the GPU steps. What the
-  // last stage shares at its end goes back at once, and may not have left.
+  // one has the mean of it. Nothing else of a stage is there then, where the GPU steps. What is
+  // shared on the right, and the turns that a reload's look-ahead reaches over from there, go back
+  // so soon that they may never be away together; of the other parts, the first ones, as great a
+  // share leaves as they are of all at least. The input of a chunk's first layer, which was sent,
+  // stays, while that of each layer after it leaves as an output.
   Bytes mean_away() const {
     if (!plan_.multiplex || plan_.optimizer.placement != OptimizerPlacement::kGpu) return {};
+    const Bytes input = bytes_of(plan_.tokens_per_micro_batch() * model_.hidden, plan_.dtype);
+    const int64_t near = div_ceil(int64_t{plan_.activations->look_ahead}, 2);
     Bytes all;
     for (int64_t c = 0; c < chunks(); ++c) {
       Bytes of_stage;
       for_parts(c, [&](const LayerCost& part) {
         of_stage += part.saved[static_cast<size_t>(Place::kDram)];
       });
-      all += c + 1 < chunks() ? of_stage : scaled(of_stage, own_share());
+      const int64_t parts = std::max<int64_t>(0, shared_parts(plan_, c).right - near);
+      all += scaled(std::max(Bytes{}, of_stage - input),
+                    static_cast<double>(parts) / static_cast<double>(plan_.subsequences));
     }
     return Bytes{all.count / plan_.pipeline};
   }

@@ -58,20 +58,39 @@ bool belongs(const Op& op, int64_t layer, Direction direction) {
   return direction == Direction::kForward ? op.phase == Phase::kForward : goes_back(op.phase);
 }
 
+// By operation of a graph: the turn of its part. Nothing of whole sequences.
+std::vector<size_t> turns_of_parts(const Graph& graph, int64_t parts) {
+  return parts > 1 ? turns_of_operations(graph.step.ops, parts) : std::vector<size_t>{};
+}
+
+// Of turns forward, then back, last part first: those of one part.
+int64_t& time_of_turn(LayerCost& part, size_t turn) {
+  const size_t parts = part.forward_of_parts_ps.size();
+  return turn < parts ? part.forward_of_parts_ps[turn]
+                      : part.backward_of_parts_ps[2 * parts - 1 - turn];
+}
+
 struct ChainTime {
   int64_t ps = 0;
   int64_t tail_ps = 0;  // of it, after the last computation
 };
 
-ChainTime chain_of(const Graph& graph, const CostTable& table, int64_t layer, Direction direction) {
+// `turn_of`: turns_of_parts(); what each adds to the chain is added to `part`.
+ChainTime chain_of(const Graph& graph, const CostTable& table, int64_t layer, Direction direction,
+                   const std::vector<size_t>& turn_of, LayerCost& part) {
   const std::vector<Op>& ops = graph.step.ops;
   Chain chain(graph.tensors.size());
   size_t last = ops.size();  // of the compute lane
+  int64_t before = 0;
   for (size_t i = 0; i < ops.size(); ++i) {
     if (!belongs(ops[i], layer, direction)) continue;
     if (is_compute(ops[i])) last = i;
     // A collective before the layer's first computation belongs to what came before.
-    if (last < ops.size()) chain.append(ops[i], table.ops[i].alone.ps);
+    if (last == ops.size()) continue;
+    chain.append(ops[i], table.ops[i].alone.ps);
+    if (turn_of.empty() || last != i) continue;
+    time_of_turn(part, turn_of[i]) += chain.computed() - before;
+    before = chain.computed();
   }
   if (last == ops.size()) return {};
   const int64_t computed = chain.computed();
@@ -88,7 +107,8 @@ LayerCost& part_of(LayerProfile& profile, const Label& label) {
   return label.module == ModuleKind::kEmbedding ? profile.first : profile.last;
 }
 
-void add_operations(const Graph& graph, const CostTable& table, LayerProfile& profile) {
+void add_operations(const Graph& graph, const CostTable& table, const std::vector<size_t>& turn_of,
+                    LayerProfile& profile) {
   for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     const Op& op = graph.step.ops[i];
     LayerCost& part = part_of(profile, op.label);
@@ -108,7 +128,21 @@ void add_operations(const Graph& graph, const CostTable& table, LayerProfile& pr
     // are in neither: not every micro-batch has them.
     if (op.phase == Phase::kFetch || op.phase == Phase::kOptimizer) continue;
     (goes_back(op.phase) ? part.backward_ps : part.forward_ps) += table.ops[i].alone.ps;
+    const bool of_end = op.label.layer < 0;
+    if (of_end && !turn_of.empty()) time_of_turn(part, turn_of[i]) += table.ops[i].alone.ps;
   }
+}
+
+// Gives every part of every layer, and of the ends, a time of 0.
+void begin_parts(int64_t parts, LayerProfile& profile) {
+  if (parts == 1) return;
+  const auto begin = [&](LayerCost& part) {
+    part.forward_of_parts_ps.assign(static_cast<size_t>(parts), 0);
+    part.backward_of_parts_ps = part.forward_of_parts_ps;
+  };
+  begin(profile.first);
+  begin(profile.last);
+  for (LayerCost& layer : profile.layers) begin(layer);
 }
 
 void add_saved(const Graph& graph, const std::vector<Life>& lives, LayerProfile& profile) {
@@ -158,7 +192,11 @@ void add_between_parts(const Graph& graph, const std::vector<Life>& lives, int64
     const bool counts =
         tensor.place == Place::kHbm && !lives[t].carried && tensor.kind != TensorKind::kGradient;
     if (!counts || uses[t].first > last_part || uses[t].last <= last_part) continue;
-    part_of(profile, tensor.label).between_parts += tensor.all_bytes();
+    LayerCost& part = part_of(profile, tensor.label);
+    part.between_parts += tensor.all_bytes();
+    const bool is_pair =
+        tensor.kind == TensorKind::kKeysValues || tensor.kind == TensorKind::kKeyGradient;
+    if (is_pair) part.pairs_between_parts += tensor.all_bytes();
   }
 }
 
@@ -237,6 +275,8 @@ void leave_all(LayerProfile& profile) {
     }
   }
   layers.back().between_parts = std::min(layers.back().between_parts, before.between_parts);
+  layers.back().pairs_between_parts =
+      std::min(layers.back().pairs_between_parts, before.pairs_between_parts);
 }
 
 // The part of the model that is profiled, as one stage without a pipeline.
@@ -297,7 +337,9 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
   LayerProfile profile;
   profile.of_framework = facts.has_value();
   profile.layers.resize(static_cast<size_t>(part.model.layers));
-  add_operations(graph, table, profile);
+  begin_parts(plan.subsequences, profile);
+  const std::vector<size_t> turn_of = turns_of_parts(graph, plan.subsequences);
+  add_operations(graph, table, turn_of, profile);
   if (by_share || otherwise || facts) {
     add_least_memory(part, profile);
   } else {
@@ -306,8 +348,11 @@ LayerProfile profile_layers(const Model& model, const Plan& plan, const CostMode
   if (otherwise) leave_all(profile);
   for (int64_t i = 0; i < part.model.layers; ++i) {
     LayerCost& layer = profile.layers[static_cast<size_t>(i)];
-    const ChainTime forward = chain_of(graph, table, i, Direction::kForward);
-    const ChainTime backward = chain_of(graph, table, i, Direction::kBackward);
+    const auto chain = [&](Direction direction) {
+      return chain_of(graph, table, i, direction, turn_of, layer);
+    };
+    const ChainTime forward = chain(Direction::kForward);
+    const ChainTime backward = chain(Direction::kBackward);
     layer.forward_ps = forward.ps;
     layer.forward_tail_ps = forward.tail_ps;
     layer.backward_ps = backward.ps;
@@ -332,14 +377,14 @@ LayerProfile profile_leaving(const Model& model, const Plan& plan, const LayerPr
     to = from;
     to.saved = own.saved;
     to.between_parts = own.between_parts;
+    to.pairs_between_parts = own.pairs_between_parts;
     to.parameters = own.parameters;
   };
   take_times(profile.first, timed.first);
   take_times(profile.last, timed.last);
-  for (LayerCost& layer : profile.layers) {
-    take_times(layer, timed.alike[&layer == &profile.layers.back() ? 1 : 0]);
-  }
-  profile.alike = {profile.layers.front(), profile.layers.back()};
+  take_times(profile.layers.front(), timed.alike.front());
+  // What is beyond the share of the layers that leave keeps all that the plan without copies does.
+  profile.alike = {profile.layers.front(), timed.alike.back()};
   return profile;
 }
 
@@ -350,10 +395,11 @@ bool layers_are_alike(const Model& model) {
 }
 
 int64_t leaving_layers(const ActivationPlan& plan, int64_t layers, bool ends_model) {
-  const auto offloads = [](ActivationFate fate) { return fate == ActivationFate::kOffload; };
-  if (std::none_of(plan.fate.begin(), plan.fate.end(), offloads)) return 0;
+  if (!leaves_any(plan)) return 0;
   const double share = plan.offload_share * static_cast<double>(layers);
-  return std::min(static_cast<int64_t>(std::ceil(share)), ends_model ? layers - 1 : layers);
+  // By module it may be the last layer's last part alone that stays (checkpoint.cpp).
+  const bool last_stays = ends_model && plan.reload != ReloadOrder::kByModule;
+  return std::min(static_cast<int64_t>(std::ceil(share)), last_stays ? layers - 1 : layers);
 }
 
 LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs)
@@ -365,8 +411,9 @@ LayerProfiles::LayerProfiles(const Model& model, const CostModel& costs, const S
 std::string LayerProfiles::key_of(const Plan& asked) const {
   CHECK(asked.activations && asked.micro_batch);
   const Plan plan = leaves_any(*asked.activations) ? asked : without_copies(asked);
-  // What no operation of a layer's two halves depends on: how often they run, what the optimizer
-  // does, and where weights and memory are. A knob that is not named here is part of the key.
+  // What no operation of a layer's two halves depends on: how often and in which order they run,
+  // what the optimizer does, and where weights and memory are. A knob that is not named here is
+  // part of the key.
   static const KnobSet apart = {KnobId::kModel,
                                 KnobId::kMachine,
                                 KnobId::kStrategy,
@@ -374,6 +421,8 @@ std::string LayerProfiles::key_of(const Plan& asked) const {
                                 KnobId::kData,
                                 KnobId::kPipeline,
                                 KnobId::kVirtualPipeline,
+                                KnobId::kPipelineSchedule,
+                                KnobId::kMultiplex,
                                 KnobId::kZeroStage,
                                 KnobId::kGlobalBatch,
                                 KnobId::kFlowShare,
@@ -395,6 +444,8 @@ std::string LayerProfiles::key_of(const Plan& asked) const {
   const bool data = gathers(plan) || plan.expert > 1;
   std::string key = plan_key(plan, alike_ ? apart_if_alike : apart) +
                     fmt::format("{} {}", gathers(plan), data ? plan.data : 0);
+  // Of whole sequences the order of a pipeline says what stays where layers leave by module.
+  if (plan.subsequences == 1) key += to_string(plan.pipeline_schedule);
   // Which facts hold (facts_of()), and what is in 16 bits.
   if (facts_) {
     key += fmt::format(" {} {}", plan.optimizer.placement == OptimizerPlacement::kGpu,

@@ -50,7 +50,10 @@ struct LayerCost {
   int64_t backward_tail_ps = 0;
   std::array<Bytes, kPlaces> saved{};  // activations alive between forward and backward
   // Of sequences in parts that pass through a pipeline one after another; else nothing.
-  Bytes between_parts;                 // on the GPU when the last part went back, and no other did
+  Bytes between_parts;        // on the GPU when the last part went back, and no other did
+  Bytes pairs_between_parts;  // of it, keys, values and the sums of their gradients
+  // By part, what its turn takes at least: of the chain, or of an end's work, what it adds.
+  std::vector<int64_t> forward_of_parts_ps, backward_of_parts_ps;
   int64_t first_part_forward_ps = 0;   // what the compute lane does for the first part alone
   int64_t first_part_backward_ps = 0;  // without what is recomputed
   ParameterCount parameters;           // of weights that live through the step on this rank

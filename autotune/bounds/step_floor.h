@@ -19,10 +19,14 @@ namespace ballast {
 struct StepFloor {
   double gpu_adam = 0;
   double cpu_adam = 0;
-  double out = 0;        // a gradient to the CPU, as narrow as the space allows
-  double fetch = 0;      // a flowing weight to the GPU, likewise
-  double reduce = 0;     // a gradient over the ranks that hold the same weights
-  double gather = 0;     // a weight from the ranks that step its shards; 0 where none talk
+  double out = 0;     // a gradient to the CPU, as narrow as the space allows
+  double fetch = 0;   // a flowing weight to the GPU, likewise
+  double reduce = 0;  // a gradient over the ranks that hold the same weights
+  double gather = 0;  // a weight from the ranks that step its shards; 0 where none talk
+  // Of turns that all stages share (Plan::multiplex), picoseconds a byte; 0 where none are.
+  double send = 0;       // from a device of one stage to those in its place in the others
+  double broadcast = 0;  // of weights, to the devices of all stages
+  double scatter = 0;    // of gradients, summed over them by share
   bool on_gpu = false;   // some parameters may be stepped by the GPU
   double most_flow = 0;  // share of the layers whose weights may flow
 };

@@ -509,4 +509,39 @@ std::optional<Verdict> Feasibility::fitting_on(const Machine& machine) {
 
 Verdict feasibility(const Setting& setting) { return Feasibility(setting).on(setting.machine); }
 
+namespace {
+
+// How many layouts are judged before any lean plan of them is placed.
+constexpr size_t kFirstJudged = 8;
+
+// Layouts that are judged soonest first: those of few parts. Of these what is spread most holds
+// least.
+std::vector<Plan> cheapest_first(std::vector<Plan> layouts) {
+  std::reverse(layouts.begin(), layouts.end());  // which begin with those that are spread least
+  std::stable_sort(layouts.begin(), layouts.end(),
+                   [](const Plan& a, const Plan& b) { return a.subsequences < b.subsequences; });
+  return layouts;
+}
+
+}  // namespace
+
+Verdict fits_at_all(const Setting& setting) {
+  const bool one = setting.open.empty() || setting.plan.devices > setting.machine.devices;
+  if (one || !setting.others.empty()) return feasibility(setting);
+  const auto known = std::make_shared<CompletionEstimates>();
+  const std::vector<Plan> layouts = cheapest_first(legal_layouts(setting));
+  // A few, then twice as many: where nothing fits all are judged, and little was done in vain.
+  size_t count = kFirstJudged;
+  for (size_t begin = 0; begin < layouts.size(); begin += count, count *= 2) {
+    const size_t end = std::min(layouts.size(), begin + count);
+    const auto at = [&](size_t i) { return layouts.begin() + static_cast<std::ptrdiff_t>(i); };
+    const std::vector<OpenLayout> judged =
+        judged_layouts(setting, {at(begin), at(end)}, nullptr, {});
+    if (std::optional<Nearest> found = fitting_lean_layout(judged, *known, {})) {
+      return std::move(found->verdict);
+    }
+  }
+  return Feasibility(setting, known).on(setting.machine);
+}
+
 }  // namespace ballast

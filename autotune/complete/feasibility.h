@@ -35,6 +35,10 @@ struct Verdict {
 // where no completion is legal.
 Verdict feasibility(const Setting& setting);
 
+// Whether any plan fits, as feasibility() says it; of what fits any plan, soon found: lean plans of
+// a few layouts after the other, those first that are cheap to judge.
+Verdict fits_at_all(const Setting& setting);
+
 // The same, asked again and again: what is learned of the plans of one setting serves machines
 // whose memories differ. Throws Error where no layout is legal.
 class Feasibility {

@@ -29,13 +29,30 @@ bool stack_allows(const Start& start, const Plan& plan, const StackFacts& facts)
   return plan.zero_stage >= facts.least_zero_stage && plan.zero_stage <= facts.most_zero_stage;
 }
 
+// Why a layout is none: it has another value of a knob than somebody named.
+std::optional<Error> refusal_of_named(const Start& start, const Plan& layout) {
+  for (const Knob& knob : knobs()) {
+    if (!start.named.has(knob.id) || knob.same(start.plan, layout)) continue;
+    const std::string named = text_of(knob, knob.get(start.plan));
+    return Error(fmt::format("plan.{}", knob.path),
+                 fmt::format("no layout that is left keeps {}; one has {}", named,
+                             text_of(knob, knob.get(layout))),
+                 "name another value, or other degrees");
+  }
+  return std::nullopt;
+}
+
 // The legal layouts of one start; the first refusal where there was one.
 std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
                                    std::optional<Error>& refusal) {
   std::vector<Plan> layouts;
-  for (Plan& plan : layouts_of(setting.model, start.plan, start.open)) {
+  for (Plan& plan : layouts_of(setting.model, start.plan, start.open, start.named)) {
     const bool keeps_data = start.open.has(KnobId::kData) || plan.data == start.plan.data;
     if (!keeps_data || !stack_allows(start, plan, setting.stack.facts)) continue;
+    if (const std::optional<Error> changed = refusal_of_named(start, plan)) {
+      if (!refusal) refusal = changed;
+      continue;
+    }
     if (start.usual_buckets) use_usual_buckets(setting.model, setting.stack, plan);
     try {
       check(plan, setting.model);
@@ -45,6 +62,20 @@ std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
     }
   }
   return layouts;
+}
+
+Start start_of(const Setting& setting) {
+  return {setting.plan, setting.open, setting.usual_buckets, setting.named};
+}
+
+// Of a setting of which no layout is legal.
+[[noreturn]] void refuse_layouts(const Setting& setting, const std::optional<Error>& refusal) {
+  if (refusal) throw *refusal;
+  check(setting.plan, setting.model);
+  throw Error("the plan",
+              fmt::format("no layout of {} devices and {} sequences keeps what is named",
+                          setting.plan.devices, setting.plan.global_batch),
+              "name less, or another global batch");
 }
 
 // Those that need least memory, and a large one, which is fast where there is room.
@@ -214,7 +245,7 @@ class LayoutBounds::Judge {
 
 LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
     : setting_(std::make_unique<const Setting>(std::move(setting))) {
-  std::vector<Start> starts = {{setting_->plan, setting_->open, setting_->usual_buckets}};
+  std::vector<Start> starts = {start_of(*setting_)};
   starts.insert(starts.end(), setting_->others.begin(), setting_->others.end());
   std::optional<Error> refusal;
   for (const Start& start : starts) {
@@ -227,13 +258,7 @@ LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
     judges_.push_back(
         std::make_unique<Judge>(*setting_, start.plan, std::move(layouts), measurements, nullptr));
   }
-  if (!judges_.empty()) return;
-  if (refusal) throw *refusal;
-  check(setting_->plan, setting_->model);
-  throw Error("the plan",
-              fmt::format("no layout of {} devices and {} sequences keeps what is named",
-                          setting_->plan.devices, setting_->plan.global_batch),
-              "name less, or another global batch");
+  if (judges_.empty()) refuse_layouts(*setting_, refusal);
 }
 
 LayoutBounds::LayoutBounds(Setting like, std::vector<Plan> layouts,
@@ -257,6 +282,13 @@ std::vector<OpenLayout> LayoutBounds::in_their_order(const Machine& machine) con
   std::vector<OpenLayout> found;
   for (const auto& judge : judges_) judge->judge_all(machine, found);
   return found;
+}
+
+std::vector<Plan> legal_layouts(const Setting& setting) {
+  std::optional<Error> refusal;
+  std::vector<Plan> layouts = layouts_of_start(setting, start_of(setting), refusal);
+  if (layouts.empty()) refuse_layouts(setting, refusal);
+  return layouts;
 }
 
 std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements) {

@@ -53,6 +53,10 @@ class LayoutBounds {
   std::vector<std::unique_ptr<Judge>> judges_;  // one a start
 };
 
+// The legal layouts that a setting leaves open, of its own start alone: nothing of them is open.
+// Throws the first refusal where none is legal.
+std::vector<Plan> legal_layouts(const Setting& setting);
+
 // Those of the setting's own machine.
 std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements);
 

@@ -19,6 +19,7 @@ struct Start {
   Plan plan;
   KnobSet open;
   bool usual_buckets = false;  // nobody names buckets: a framework's are its own (adopt)
+  KnobSet named{};             // by flags or --set: a layout keeps their values, or is none
 };
 
 struct Setting {
@@ -29,6 +30,7 @@ struct Setting {
   KnobSet open{};               // of `plan`, as in Start
   std::vector<Start> others{};  // other strategies' plans that may be chosen instead
   bool usual_buckets = false;   // of `plan`, as in Start
+  KnobSet named{};              // of `plan`, as in Start
 
   bool has_open_layout() const { return !open.empty() || !others.empty(); }
 };

@@ -24,8 +24,8 @@ std::vector<int64_t> degrees(int64_t number, int64_t fixed, bool free, const Leg
 // Fills one knob after the other, each from what those before it leave.
 class Enumeration {
  public:
-  Enumeration(const Model& model, const Plan& base, const KnobSet& open)
-      : model_(model), base_(base), open_(open), plan_(base) {}
+  Enumeration(const Model& model, const Plan& base, const KnobSet& open, const KnobSet& named)
+      : model_(model), base_(base), open_(open), named_(named), plan_(base) {}
 
   std::vector<Plan> run() {
     for (const int64_t p : degrees(base_.devices, base_.pipeline, open_.has(KnobId::kPipeline),
@@ -204,10 +204,10 @@ class Enumeration {
     plan.optimizer.placement = place;
     if (plan.multiplex) plan.micro_batch = plan.global_batch / plan.data;
     if (plan.pipeline > 1) {
-      plan.optimizer.sync = SyncMode::kWait;
-      plan.optimizer.stream_share = 0;
-      plan.optimizer.gpu_buckets = 0;
-      plan.weights.flow_share = 0;
+      if (!named_.has(KnobId::kSync)) plan.optimizer.sync = SyncMode::kWait;
+      if (!named_.has(KnobId::kStreamShare)) plan.optimizer.stream_share = 0;
+      if (!named_.has(KnobId::kGpuBuckets)) plan.optimizer.gpu_buckets = 0;
+      if (!named_.has(KnobId::kFlowShare)) plan.weights.flow_share = 0;
     }
     found_.push_back(std::move(plan));
   }
@@ -215,15 +215,17 @@ class Enumeration {
   const Model& model_;
   const Plan& base_;
   const KnobSet& open_;
+  const KnobSet& named_;
   Plan plan_;
   std::vector<Plan> found_;
 };
 
 }  // namespace
 
-std::vector<Plan> layouts_of(const Model& model, const Plan& base, const KnobSet& open) {
+std::vector<Plan> layouts_of(const Model& model, const Plan& base, const KnobSet& open,
+                             const KnobSet& named) {
   if ((open & knobs_of(KnobSearch::kLayout)).empty()) return {base};
-  return Enumeration(model, base, open).run();
+  return Enumeration(model, base, open, named).run();
 }
 
 std::string layout_name(const Plan& plan) {

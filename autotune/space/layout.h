@@ -25,7 +25,10 @@ inline constexpr int64_t kMostPartTokens = 16384;
 // `open` are the knobs that may be changed, of those with KnobSearch::kLayout; `data` is always
 // what the devices leave. Of base.devices devices; at least one, or none where the fixed degrees
 // and the model leave no legal layout. Requires check(model) to pass. Where none is open: {base}.
-std::vector<Plan> layouts_of(const Model& model, const Plan& base, const KnobSet& open);
+// A pipeline waits, and its weights stay, but for what is `named`: of that it has the base's value,
+// and may so be a plan that check() refuses.
+std::vector<Plan> layouts_of(const Model& model, const Plan& base, const KnobSet& open,
+                             const KnobSet& named = {});
 
 // "tensor 8, pipeline 4, data 2, ZeRO-1": what differs from one device; "one device".
 std::string layout_name(const Plan& plan);

@@ -64,6 +64,18 @@ KnobSet open_layout(const PlanFlags& flags, const Plan& plan, const Overrides& o
   return (open & knobs_of(KnobSearch::kLayout)).empty() ? KnobSet{} : open;
 }
 
+// What flags and --set give a value; of an object all its members.
+KnobSet named_by(const PlanFlags& flags, const Overrides& overrides) {
+  KnobSet named;
+  for (const auto& [id, value] : flags.knobs) named.add(id);
+  for (const Override& change : overrides.plan) {
+    for (const Knob& knob : knobs()) {
+      if (knob.path == change.key || knob.object() == change.key) named.add(knob.id);
+    }
+  }
+  return named;
+}
+
 // Whether neither a plan, nor a strategy, nor --set says into what buckets gradients are cut. (No
 // shipped strategy that steps on the GPU names them.)
 bool leaves_buckets(const PlanFlags& flags, const Plan& plan, const Overrides& overrides) {
@@ -128,6 +140,7 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
   }
   result.open = open_layout(flags, plan, overrides);
   result.usual_buckets = leaves_buckets(flags, plan, overrides);
+  result.named = named_by(flags, overrides);
   if (flags.plan_file || choice.strategy || plan.devices == 1 || plan.machine == kHere) {
     return result;
   }
@@ -139,6 +152,7 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
     start.plan.global_batch = plan.global_batch;
     start.open = open_layout(flags, start.plan, overrides);
     start.usual_buckets = leaves_buckets(flags, start.plan, overrides);
+    start.named = result.named;
     result.others.push_back(std::move(start));
   }
   return result;

@@ -268,7 +268,7 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Sett
       setting.plan = resolve_plan(request);
       setting.open = open_layout(flags.plan, setting.plan);
       if (setting.open.empty()) check(setting.plan, setting.model);
-      const Verdict found = feasibility(setting);
+      const Verdict found = fits_at_all(setting);
       verdict.fits = found.fits;
       verdict.reason = found.reason;
       verdict.lacks = shortfalls(found.peaks, setting.machine);

@@ -95,30 +95,41 @@ double busiest_area(const Plan& plan, const Subsequence& part, int64_t window) {
 
 namespace {
 
-// FLOPs of a layer's forward over the first `end` tokens of a sequence.
-double layer_flops(const Model& model, int64_t end) {
-  double weights = 0;
-  for (const ModuleKind kind :
-       {ModuleKind::kQkv, ModuleKind::kAttentionOut, ModuleKind::kFc1, ModuleKind::kFc2}) {
-    for (const Product& product : products_of(model, kind, 0)) {
-      weights += static_cast<double>(product.in * product.out * product.active);
+// FLOPs of a layer's forward over the first tokens of a sequence.
+class LayerFlops {
+ public:
+  explicit LayerFlops(const Model& model)
+      : widths_(static_cast<double>(model.heads * model.head_size + model.attention_width())),
+        window_(model.window_of(0)) {
+    for (const ModuleKind kind :
+         {ModuleKind::kQkv, ModuleKind::kAttentionOut, ModuleKind::kFc1, ModuleKind::kFc2}) {
+      for (const Product& product : products_of(model, kind, 0)) {
+        weights_ += static_cast<double>(product.in * product.out * product.active);
+      }
     }
   }
-  const auto widths = static_cast<double>(model.heads * model.head_size + model.attention_width());
-  return 2 * weights * static_cast<double>(end) + widths * causal_area(end, model.window_of(0));
-}
+
+  double up_to(int64_t end) const {
+    return 2 * weights_ * static_cast<double>(end) + widths_ * causal_area(end, window_);
+  }
+
+ private:
+  double weights_ = 0;  // a layer has
+  double widths_;       // of queries and values
+  int64_t window_;
+};
 
 // The multiple of a tile of attention at which FLOPs come nearest to `share` of the sequence's.
-int64_t cut_at(const Model& model, int64_t length, double share) {
-  const double wanted = share * layer_flops(model, length);
+int64_t cut_at(const LayerFlops& flops, int64_t length, double share) {
+  const double wanted = share * flops.up_to(length);
   int64_t least = 0;
   int64_t most = length / kAttentionTile;
   while (most - least > 1) {
     const int64_t middle = (least + most) / 2;
-    (layer_flops(model, middle * kAttentionTile) <= wanted ? least : most) = middle;
+    (flops.up_to(middle * kAttentionTile) <= wanted ? least : most) = middle;
   }
-  const double below = wanted - layer_flops(model, least * kAttentionTile);
-  const double above = layer_flops(model, most * kAttentionTile) - wanted;
+  const double below = wanted - flops.up_to(least * kAttentionTile);
+  const double above = flops.up_to(most * kAttentionTile) - wanted;
   return (below <= above ? least : most) * kAttentionTile;
 }
 
@@ -127,13 +138,16 @@ int64_t cut_at(const Model& model, int64_t length, double share) {
 std::vector<Subsequence> subsequences_of(const Plan& plan, const Model& model) {
   const int64_t count = plan.subsequences;
   const bool by_flops = count > 1 && plan.subsequence_split == SubsequenceSplit::kFlops;
+  std::optional<LayerFlops> flops;
+  if (by_flops) flops.emplace(model);
   std::vector<Subsequence> parts;
+  parts.reserve(static_cast<size_t>(count));
   int64_t begin = 0;
   for (int64_t i = 1; i <= count; ++i) {
     int64_t end = plan.sequence_length / count * i;
     if (by_flops && i < count) {
       end =
-          cut_at(model, plan.sequence_length, static_cast<double>(i) / static_cast<double>(count));
+          cut_at(*flops, plan.sequence_length, static_cast<double>(i) / static_cast<double>(count));
     } else if (i == count) {
       end = plan.sequence_length;
     }

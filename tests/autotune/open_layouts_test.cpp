@@ -85,6 +85,7 @@ TEST(open_layouts, verdicts_are_those_of_every_layout_one_by_one) {
     const bool expected = any_layout_fits(setting);
     fitting += expected ? 1 : 0;
     EXPECT_EQ(feasibility(setting).fits, expected) << i;
+    EXPECT_EQ(fits_at_all(setting).fits, expected) << i;
     EXPECT_EQ(complete(setting, nullptr).prediction.fits, expected) << i;
   }
   EXPECT_GT(fitting, kSettings / 5);

@@ -73,6 +73,12 @@ TEST_F(BadInput, parts_that_stages_cannot_share_are_refused) {
   refuses(one + "--sequence 4 --context 2 --pipeline 4 --subsequences 8", "context", "by heads");
   refuses(one + "--sequence 8 --pipeline 4 --subsequences 8 --set model.heads=16", "pipeline",
           "32 ranks");
+  // What is named is kept, though a pipeline that nobody says more of waits, with weights that
+  // stay.
+  refuses(one + "--sequence 8 --pipeline 4 --subsequences 8 --set plan.optimizer.sync=delay",
+          "optimizer.sync", "stages send weights that are stepped");
+  refuses(one + "--sequence 8 --pipeline 4 --subsequences 8 --set plan.weights.flow_share=0.5",
+          "weights.flow_share", "from where they stay");
   refuses(one +
               "--sequence 8 --pipeline 4 --subsequences 8 "
               "--set plan.activations.offload_per_mflop=0",

@@ -2,9 +2,12 @@
 // cannot keep.
 #include "cli/flags/open_knobs.h"
 
+#include <fmt/format.h>
+#include <set>
 #include <sstream>
 
 #include "tests/cli/tune_bench.h"
+#include "tests/spec/knob_values.h"
 
 namespace ballast {
 namespace {
@@ -56,6 +59,52 @@ TEST_F(Tune, knob_that_a_set_names_keeps_its_value_in_every_plan) {
       EXPECT_EQ(value_at(one["plan"], key), Json::parse(value)) << set;
     }
   }
+}
+
+// As a plan file says a value of a knob; of fates what the file names one by one.
+std::string words_of(const Knob& knob, const KnobValue& value) {
+  if (std::holds_alternative<std::string>(value)) return '"' + std::get<std::string>(value) + '"';
+  const std::string text = text_of(knob, value);
+  return knob.type == KnobType::kChoice ? '"' + text + '"' : text;
+}
+
+// Whatever is named, of every knob: the plan that is predicted has it, though the strategy leaves
+// its layout open, or one line refuses it.
+TEST_F(Tune, prediction_of_an_open_layout_keeps_every_knob_that_is_named) {
+  int kept = 0, refused = 0;
+  std::set<std::string> kept_of_a_pipeline;
+  for (const Knob& knob : knobs()) {
+    // Names and sizes of the question are flags of their own; groups are named by their members.
+    const bool is_question = knob.group == KnobGroup::kNames || knob.type == KnobType::kGroup ||
+                             knob.type == KnobType::kFates || knob.id == KnobId::kDevices;
+    if (is_question) continue;
+    for (const KnobValue& value : knob_tests::other_values(knob)) {
+      const std::string words = words_of(knob, value);
+      for (const char* degrees : {"", "--pipeline 2 "}) {
+        if (*degrees != '\0' && knob.id == KnobId::kPipeline) continue;
+        const Outcome outcome =
+            bench.run(fmt::format("predict --model tiny.json --machine hgx-h200-quad --devices 4 "
+                                  "--global-batch 8 --sequence-length 64 --strategy megatron {}"
+                                  "--set 'plan.{}={}' --json",
+                                  degrees, knob.path, words));
+        if (outcome.code == 2) {
+          EXPECT_EQ(outcome.lines(), 1) << outcome.output;
+          ++refused;
+          continue;
+        }
+        ASSERT_TRUE(outcome.code == 0 || outcome.code == 1) << outcome.output;
+        const Json plan = Json::parse(outcome.output)["plan"];
+        EXPECT_EQ(value_at(plan, std::string(knob.path)), Json::parse(words))
+            << degrees << knob.path;
+        ++kept;
+        if (*degrees != '\0') kept_of_a_pipeline.emplace(knob.path);
+      }
+    }
+  }
+  EXPECT_GT(kept, 60);
+  EXPECT_GT(refused, 10);
+  EXPECT_TRUE(kept_of_a_pipeline.contains("optimizer.sync"));
+  EXPECT_TRUE(kept_of_a_pipeline.contains("optimizer.gpu_buckets"));
 }
 
 TEST_F(Tune, what_cannot_be_kept_is_refused) {
