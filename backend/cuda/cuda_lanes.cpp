@@ -33,18 +33,6 @@ std::vector<CudaStream> streams_of(const Graph& graph, CudaRuntime& runtime) {
   return streams;
 }
 
-// By operation, whether another lane waits for it. Those that leave a record of undo are asked for
-// besides, once their step has been judged (CudaDevice::commit).
-std::vector<bool> followed_of(const Program& program) {
-  std::vector<bool> followed(program.ops.size(), false);
-  for (const Edge& edge : program.edges) followed[static_cast<size_t>(edge.op)] = true;
-  for (size_t i = 0; i < program.ops.size(); ++i) {
-    const auto* work = std::get_if<BucketWork>(&program.ops[i].work);
-    if (work != nullptr && work->exact_undo) followed[i] = true;
-  }
-  return followed;
-}
-
 std::vector<bool> ends_of(const Graph& graph) {
   std::vector<bool> ends(graph.step.ops.size(), false);
   std::vector<bool> seen(static_cast<size_t>(graph.lanes), false);
@@ -54,11 +42,6 @@ std::vector<bool> ends_of(const Graph& graph) {
     seen[lane] = true;
   }
   return ends;
-}
-
-// Work of the host that stands on a queued lane, or on a lane of the CPU.
-bool is_of_the_host(const Op& op) {
-  return op.kind == OpKind::kCommit || !CudaLanes::queues(op.lane);
 }
 
 }  // namespace
@@ -122,8 +105,8 @@ CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_ste
     : graph_(graph),
       runtime_(runtime),
       timed_steps_apart_(timed_steps_apart),
-      step_followed_(followed_of(graph.step)),
-      repair_followed_(followed_of(graph.repair)),
+      step_edges_(graph.step, graph.lanes, true),
+      repair_edges_(graph.repair, graph.lanes, false),
       ends_step_(ends_of(graph)),
       streams_(streams_of(graph, runtime)),
       wait_(std::move(wait)),
@@ -196,8 +179,11 @@ bool CudaLanes::is_timed(const Program& program, OpId id, int32_t step) const {
   return step % timed_steps_apart_ == 0 || ends_step_[static_cast<size_t>(id)];
 }
 
+// What leaves a record of undo is asked for besides, once its step has been judged
+// (CudaDevice::commit).
 bool CudaLanes::is_followed(const Program& program, OpId id) const {
-  return (is_repair(program) ? repair_followed_ : step_followed_)[static_cast<size_t>(id)];
+  const auto* work = std::get_if<BucketWork>(&program.ops[static_cast<size_t>(id)].work);
+  return edges(program).is_followed(id) || (work != nullptr && work->exact_undo);
 }
 
 CudaStream CudaLanes::begin(const Program& program, OpId id, int32_t step) {
@@ -236,10 +222,11 @@ void CudaLanes::end(const Program& program, OpId id, int32_t step) {
 
 void CudaLanes::follow(const Program& program, OpId id, OpId before, int32_t step_of_before) {
   runtime_.bind_thread();
+  if (!edges(program).must_wait(id, before)) return;
   const Ticket& other = ticket(program, before, step_of_before);
   CHECK(other.step == step_of_before && is_followed(program, before));
   const Op& op = program.ops[static_cast<size_t>(id)];
-  if (is_of_the_host(op)) {
+  if (is_work_of_the_host(op)) {
     wait_for(other.end);
   } else {
     runtime_.wait(stream(op.lane), other.end);

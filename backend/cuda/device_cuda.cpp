@@ -26,8 +26,8 @@ std::optional<RankShares> shares_of(const Training& training, const DeviceOption
                                    *options.of_rank.ranks);
 }
 
-// Checks the training before anything is allocated for it. What does not pass leaves the parts whole:
-// the mathematics gives its memory back to the runtime.
+// Checks the training before anything is allocated for it. What does not pass leaves the parts
+// whole: the mathematics gives its memory back to the runtime.
 std::unique_ptr<CudaRuntime> checked(const Training& training, CudaParts& parts) {
   require(cuda_capabilities(parts.runtime->properties()), training);
   const Bytes needed = training.graph.arenas.size[static_cast<size_t>(Place::kHbm)];

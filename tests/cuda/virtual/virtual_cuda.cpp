@@ -184,7 +184,9 @@ void VirtualCuda::spend(VirtualClock::Lock& lock, Duration host) {
   const Instant begin = std::max(clock_->now(), driver_is_free_);
   driver_is_free_ = begin + host;
   if (handed.op != nullptr && !handed.repairs) {
-    host_times_[{handed.id, handed.step}] += driver_is_free_ - clock_->now();
+    HostTime& time = host_times_[{handed.id, handed.step}];
+    time.calls += host;
+    time.waits += begin - clock_->now();
   }
   clock_->wait_until(lock, driver_is_free_);
 }

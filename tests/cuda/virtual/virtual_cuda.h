@@ -76,6 +76,12 @@ struct Ran {
   Instant begin, end;
 };
 
+// What it took of the host to hand an operation over: its own calls, and those of other threads
+// that were in the driver before them.
+struct HostTime {
+  Duration calls, waits;
+};
+
 class VirtualCuda : public CudaRuntime, public KernelQueue {
  public:
   // `computes`: else nothing is done but wait, and memory of the device has addresses alone.
@@ -130,7 +136,7 @@ class VirtualCuda : public CudaRuntime, public KernelQueue {
   // While nothing runs. What ran, in the order in which it ended; and by operation of the step and
   // step, what it took of the host to hand it over.
   const std::vector<Ran>& ran() const { return ran_; }
-  const std::map<std::pair<OpId, int32_t>, Duration>& host_times() const { return host_times_; }
+  const std::map<std::pair<OpId, int32_t>, HostTime>& host_times() const { return host_times_; }
   // Kernels and copies by operation of the step, of its last run.
   int64_t calls_of(const Op& op) const;
 
@@ -177,7 +183,7 @@ class VirtualCuda : public CudaRuntime, public KernelQueue {
   std::map<void*, std::pair<Bytes, bool>> allocated_;  // bytes, and whether they are the device's
   std::map<const Op*, int64_t> calls_;                 // of the last time
   std::vector<Ran> ran_;
-  std::map<std::pair<OpId, int32_t>, Duration> host_times_;
+  std::map<std::pair<OpId, int32_t>, HostTime> host_times_;
 };
 
 }  // namespace ballast::tests

@@ -82,7 +82,7 @@ TEST(Virtual, every_way_to_step_has_the_bits_of_the_host_device_in_the_order_of_
           simulate(trainer.graph().step, trainer.graph(), run.playing().step);
       std::printf("%-22s step %.3f ms, predicted %.3f ms; idle %.1f %%; host %.2f us\n", name,
                   timeline.step_time.ms(), predicted.step_time.ms(),
-                  100 * run.idle_share(trainer.graph()), run.host_time(trainer.graph()).us());
+                  100 * run.idle_share(trainer.graph()), run.host_time(trainer.graph()).calls.us());
     }
   }
 }

@@ -112,17 +112,18 @@ double VirtualRun::idle_share(const Graph& graph) const {
   return 1 - busy.seconds() / (all.step_time.seconds() * all.steps);
 }
 
-Duration VirtualRun::host_time(const Graph& graph) const {
-  Duration sum;
+HostTime VirtualRun::host_time(const Graph& graph) const {
+  HostTime sum;
   int64_t count = 0;
   for (const auto& [name, host] : runtime_->host_times()) {
     const LaneId lane = graph.step.ops[static_cast<size_t>(name.first)].lane;
     if (name.second < first_measured() || kind_of(lane) != LaneKind::kCompute) continue;
-    sum += host;
+    sum.calls += host.calls;
+    sum.waits += host.waits;
     ++count;
   }
   CHECK(count > 0);
-  return {sum.ps / count};
+  return {{sum.calls.ps / count}, {sum.waits.ps / count}};
 }
 
 std::vector<std::string> VirtualRun::out_of_order(const Graph& graph) const {

@@ -40,8 +40,8 @@ class VirtualRun {
   Timeline timeline() const;
   // The share of them in which the GPU computes nothing.
   double idle_share(const Graph& graph) const;
-  // Of the compute lane's operations: the mean of what the host took to hand one over.
-  Duration host_time(const Graph& graph) const;
+  // The mean over the compute lane's operations.
+  HostTime host_time(const Graph& graph) const;
   // Edges whose consumer began before its producer had ended, in words.
   std::vector<std::string> out_of_order(const Graph& graph) const;
 
