@@ -43,13 +43,19 @@ class CudaClock {
   int64_t time_of(CudaEvent event);
 
  private:
+  // To the event after the anchor, once it is done.
+  void move_on();
+
   CudaRuntime& runtime_;
   CudaStream stream_;
   std::mutex mutex_;  // guards all below
-  CudaEvent anchor_, next_;
+  CudaEvent anchor_, next_event_;
   int64_t anchor_ns_ = 0;
   int64_t noted_ns_ = 0;  // when the last of both was recorded
-  bool next_pending_ = false;
+  // Of the event that follows the anchor: not recorded; a thread is in the driver for it, no other
+  // touches it; recorded.
+  enum class Next : uint8_t { kFree, kTaken, kRecorded };
+  Next next_ = Next::kFree;
   bool is_set_ = false;
 };
 
@@ -78,7 +84,7 @@ class CudaLanes {
   // no time of its own, and nothing follows it.
   void pass(const Program& program, OpId id, int32_t step);
 
-  // As Device says.
+  // As Device says. The GPU is asked now and then what has finished, and always when it is drained.
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before);
   std::vector<FinishedOperation> take_finished(LaneId lane);
   void drain();
@@ -125,6 +131,7 @@ class CudaLanes {
   std::vector<std::deque<InFlight>> in_flight_;                 // by lane, each used by its thread
   std::vector<std::vector<FinishedOperation>> finished_early_;  // by lane, likewise
   std::vector<int64_t> last_end_ns_;  // by lane, of what was taken last; likewise
+  std::vector<int32_t> unasked_;      // by lane: calls since the GPU was asked; likewise
   CudaClock clock_;
 };
 

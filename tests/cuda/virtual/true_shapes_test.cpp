@@ -15,7 +15,7 @@ namespace {
 using tests::Arithmetic;
 using tests::VirtualRun;
 
-constexpr int kSteps = 4;
+constexpr int kSteps = 20;
 
 struct Outcome {
   Graph graph;

@@ -156,9 +156,15 @@ void VirtualDevice::end_rollback() {
 }
 
 std::vector<FinishedOperation> VirtualDevice::take_finished(LaneId lane) {
-  std::vector<FinishedOperation> finished = device_->take_finished(lane);
   const Lane& mine = lanes_[static_cast<size_t>(lane)];
-  if (mine.arrived) leave(mine.ops[mine.at], mine.step);
+  if (!mine.arrived) return device_->take_finished(lane);
+  const OpId id = mine.ops[mine.at];
+  std::vector<FinishedOperation> finished;
+  {
+    const VirtualCuda::Handing handing(at_.runtime, doing(at_.graph.step, id, mine.step));
+    finished = device_->take_finished(lane);
+  }
+  leave(id, mine.step);
   return finished;
 }
 

@@ -117,7 +117,7 @@ HostTime VirtualRun::host_time(const Graph& graph) const {
   int64_t count = 0;
   for (const auto& [name, host] : runtime_->host_times()) {
     const LaneId lane = graph.step.ops[static_cast<size_t>(name.first)].lane;
-    if (name.second < first_measured() || kind_of(lane) != LaneKind::kCompute) continue;
+    if (name.second < first_measured() || !CudaLanes::queues(lane)) continue;
     sum.calls += host.calls;
     sum.waits += host.waits;
     ++count;

@@ -35,18 +35,19 @@ class VirtualRun {
   const VirtualDevice& device() const { return *device_; }
   const PlayedMachine& playing() const { return playing_; }
 
-  // Of the run's steps but the first two, which fill the lanes: one span an operation, from the
-  // begin of the first thing that it did to the end of its last. Its `step_time` is their mean.
+  // Of the second half of the run's steps, when all lanes have their rhythm: one span an operation,
+  // from the begin of the first thing that it did to the end of its last. Its `step_time` is their
+  // mean.
   Timeline timeline() const;
   // The share of them in which the GPU computes nothing.
   double idle_share(const Graph& graph) const;
-  // The mean over the compute lane's operations.
+  // The mean over all operations that are handed to the GPU.
   HostTime host_time(const Graph& graph) const;
   // Edges whose consumer began before its producer had ended, in words.
   std::vector<std::string> out_of_order(const Graph& graph) const;
 
  private:
-  int32_t first_measured() const { return std::min(2, steps_ - 1); }
+  int32_t first_measured() const { return steps_ / 2; }
 
   const Machine& machine_;
   Arithmetic arithmetic_;
