@@ -5,6 +5,7 @@
 
 #include "backend/execute/executor.h"
 #include "profiles/load.h"
+#include "sim/base/error.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
 #include "tests/cuda/virtual/virtual_training.h"
@@ -15,7 +16,7 @@ namespace {
 using tests::Arithmetic;
 using tests::VirtualRun;
 
-constexpr int kSteps = 20;
+constexpr int kSteps = 12;
 
 struct Outcome {
   Graph graph;
@@ -135,19 +136,50 @@ std::vector<NamedPlan> plans() {
   return all;
 }
 
+// By operation, how long it took in the last step of a timeline.
+std::map<OpId, Duration> lengths(const Timeline& timeline) {
+  std::map<OpId, Duration> found;
+  const int32_t last = timeline.first_step + timeline.steps - 1;
+  for (const Span& span : timeline.spans) {
+    if (span.step == last) found[span.op] = span.end - span.begin;
+  }
+  return found;
+}
+
+// Every operation that the prediction gives time on its own lane: how much longer it took, at most.
+// Those of other lanes share the link and memories with what a few microseconds move beside them.
+Duration most_beyond(const Outcome& outcome) {
+  const std::map<OpId, Duration> ran = lengths(outcome.ran);
+  Duration most;
+  int compared = 0;
+  for (const auto& [id, predicted] : lengths(outcome.predicted)) {
+    const Op& op = outcome.graph.step.ops[static_cast<size_t>(id)];
+    if (predicted.ps == 0 || kind_of(op.lane) != LaneKind::kCompute) continue;
+    const auto found = ran.find(id);
+    EXPECT_NE(found, ran.end()) << describe(op);
+    if (found == ran.end()) continue;
+    ++compared;
+    most = std::max(most, found->second - predicted);
+  }
+  EXPECT_GT(compared, 500);
+  return most;
+}
+
 TEST(TrueShapes, twelve_plans_take_what_is_predicted_in_the_order_of_the_graph) {
   const std::vector<NamedPlan> all = plans();
   ASSERT_EQ(all.size(), 12U);
   for (const auto& [name, plan] : all) {
     const Outcome outcome = run_of(plan);
     const double ratio = outcome.ran.step_time.seconds() / outcome.predicted.step_time.seconds();
-    std::printf("| %s | %.2f | %.2f | %+.2f %% | %.1f %% | %.1f %% | %.2f + %.2f |\n", name,
-                outcome.ran.step_time.ms(), outcome.predicted.step_time.ms(), 100 * (ratio - 1),
-                100 * outcome.idle, 100 * outcome.predicted_idle, outcome.host.calls.us(),
-                outcome.host.waits.us());
+    const Duration beyond = most_beyond(outcome);
+    std::printf("| %s | %.1f | %.1f | %+.2f %% | %.1f %% | %.1f %% | %.0f | %.1f + %.1f |\n", name,
+                outcome.predicted.step_time.ms(), outcome.ran.step_time.ms(), 100 * (ratio - 1),
+                100 * outcome.predicted_idle, 100 * outcome.idle, beyond.us(),
+                outcome.host.calls.us(), outcome.host.waits.us());
     EXPECT_EQ(outcome.wrong, std::vector<std::string>{}) << name;
     EXPECT_NEAR(ratio, 1, 0.02) << name;
-    EXPECT_LT(outcome.host.calls.us(), 5) << name;
+    EXPECT_NEAR(outcome.idle, outcome.predicted_idle, 0.02) << name;
+    EXPECT_LT(beyond.us(), 100) << name;
   }
 }
 
@@ -156,6 +188,19 @@ TEST(TrueShapes, superoffload_leaves_the_gpu_no_time_and_zero_offload_nearly_hal
   const double idle = run_of(zero_offload()).idle;
   EXPECT_GT(idle, 0.40);
   EXPECT_LT(idle, 0.50);
+}
+
+// In one line, and the memory that the mathematics has taken by then is given back.
+TEST(TrueShapes, a_plan_that_the_gpu_has_no_room_for_is_refused_in_one_line) {
+  Plan plan = superoffload();
+  plan.activations = ActivationPlan{};
+  try {
+    run_of(plan);
+    FAIL() << "no such memory";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("arena hbm: the plan needs"), std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 // graph, in the time that the prediction gives.
 #include <gtest/gtest.h>
 
+#include "backend/cuda/transformer_cuda.h"
 #include "profiles/load.h"
+#include "tests/backend/emulated/immediate_cuda.h"
 #include "tests/backend/tiny_training.h"
 #include "tests/cuda/virtual/virtual_training.h"
 
@@ -85,6 +87,52 @@ TEST(Virtual, every_way_to_step_has_the_bits_of_the_host_device_in_the_order_of_
                   100 * run.idle_share(trainer.graph()), run.host_time(trainer.graph()).calls.us());
     }
   }
+}
+
+// The CUDA kernels themselves, emulated, each launch in its turn on its stream; against the same
+// kernels one after another.
+TEST(Virtual, cuda_kernels_have_the_bits_of_one_after_another) {
+  const Model model = tiny::llama(
+      {.hidden = 32, .heads = 2, .kv_heads = 1, .head_size = 16, .ffn = 48, .vocab = 256});
+  for (const SyncMode sync : {SyncMode::kWait, SyncMode::kSpeculate}) {
+    Plan plan = tiny::plan_of_both_homes(sync);
+    plan.global_batch = 2;
+    plan.micro_batch = 1;
+    plan.activations = tiny::all_activations(ActivationFate::kOffload);
+    TrainerOptions at_once = tiny::options_for(10);
+    at_once.make_device = [](const Training& training, const DeviceOptions& with,
+                             const ControlState& state) {
+      auto runtime = std::make_unique<tests::ImmediateCuda>();
+      auto math = std::make_unique<CudaTransformer>(
+          training, RankPlace{}, *runtime, std::make_unique<tests::PlainProducts>(),
+          std::make_unique<CudaAttention>(*runtime, OpenedAttention{}, AttentionMemory{}));
+      return std::make_unique<CudaDevice>(
+          training, with, state,
+          CudaParts{std::move(runtime), std::move(math), {int64_t{1} << 40}});
+    };
+    const tiny::Outcome reference = tiny::train(model, plan, at_once, kSteps, true);
+    VirtualRun run(gh200(), Arithmetic::kEmulated, kSteps);
+    Trainer trainer(model, plan, on(run, tiny::options_for(10)));
+    const TrainResult result = trainer.train(kSteps, nullptr);
+    EXPECT_TRUE(tiny::same_bits(trainer.parameters(), reference.parameters));
+    EXPECT_EQ(result.rollbacks, reference.rollbacks);
+    EXPECT_EQ(run.device().too_early(), std::vector<std::string>{});
+  }
+}
+
+// On however loaded a machine. Calls of the driver at one instant may come in either order.
+TEST(Virtual, time_repeats_itself) {
+  Plan plan = tiny::plan_of_both_homes(SyncMode::kSpeculate);
+  plan.activations = tiny::all_activations(ActivationFate::kOffload);
+  std::vector<double> steps;
+  for (int i = 0; i < 3; ++i) {
+    VirtualRun run(gh200(), Arithmetic::kHost, kSteps);
+    Trainer trainer(tiny::gpt2_model(), plan, on(run, unclipped()));
+    trainer.train(kSteps, nullptr);
+    steps.push_back(run.timeline().step_time.us());
+  }
+  std::printf("%.2f %.2f %.2f us\n", steps[0], steps[1], steps[2]);
+  for (const double step : steps) EXPECT_NEAR(step, steps[0], 0.02 * steps[0]);
 }
 
 }  // namespace
