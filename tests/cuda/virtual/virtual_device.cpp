@@ -122,7 +122,7 @@ void VirtualDevice::follow(const Program& program, OpId id, OpId before, int32_t
   const Lane& lane = lanes_[static_cast<size_t>(op.lane)];
   if (!repeated && lane.step <= at_.last_step) arrive(id, lane.step);
   const VirtualCuda::Handing handing(at_.runtime, doing(program, id, lane.step));
-  device_->follow(program, id, before, step_of_before);
+  if (at_.follows) device_->follow(program, id, before, step_of_before);
 }
 
 bool VirtualDevice::commit(int32_t step) {

@@ -28,6 +28,7 @@ class VirtualDevice : public TrainingDevice {
     VirtualCuda& runtime;  // of `device`
     bool computes = true;
     int32_t last_step = 0;  // of the run, which begins with step 0
+    bool follows = true;    // else no stream waits for another: what must show
   };
   VirtualDevice(const Setting& setting, std::unique_ptr<TrainingDevice> device);
 

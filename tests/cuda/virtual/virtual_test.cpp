@@ -39,11 +39,9 @@ struct NamedPlan {
 std::vector<NamedPlan> plans() {
   std::vector<NamedPlan> all;
   const auto add = [&](const char* name, const Plan& plan) { all.push_back({name, plan}); };
-  for (const auto& [name, sync] : {std::pair{"waits", SyncMode::kWait},
-                                   {"is late", SyncMode::kDelay},
-                                   {"speculates", SyncMode::kSpeculate}}) {
-    add(name, tiny::plan_of_both_homes(sync));
-  }
+  add("waits", tiny::plan_of_both_homes(SyncMode::kWait));
+  add("is late", tiny::plan_of_both_homes(SyncMode::kDelay));
+  add("speculates", tiny::plan_of_both_homes(SyncMode::kSpeculate));
   Plan offloads = tiny::plan_of_both_homes(SyncMode::kSpeculate);
   offloads.activations = tiny::all_activations(ActivationFate::kOffload);
   add("offloads", offloads);
@@ -87,6 +85,32 @@ TEST(Virtual, every_way_to_step_has_the_bits_of_the_host_device_in_the_order_of_
                   100 * run.idle_share(trainer.graph()), run.host_time(trainer.graph()).calls.us());
     }
   }
+}
+
+// Runs of kernels that are recorded and launched as one keep the order of streams.
+TEST(Virtual, recorded_runs_have_the_bits_of_the_host_device) {
+  for (const auto& [name, plan] : plans()) {
+    TrainerOptions options = tiny::options_for(10);
+    const tiny::Outcome host = tiny::train(tiny::gpt2_model(), plan, options, kSteps, true);
+    options.captures = true;
+    VirtualRun run(gh200(), Arithmetic::kHost, kSteps);
+    Trainer trainer(tiny::gpt2_model(), plan, on(run, options));
+    trainer.train(kSteps, nullptr);
+    EXPECT_TRUE(tiny::same_bits(trainer.parameters(), host.parameters)) << name;
+    EXPECT_EQ(run.device().too_early(), std::vector<std::string>{}) << name;
+  }
+}
+
+// A device that forgets to wait is found out by its bits and by its timeline.
+TEST(Virtual, waits_that_are_missing_show) {
+  const Plan plan = tiny::plan_of_both_homes(SyncMode::kWait);
+  const tiny::Outcome host = tiny::train(tiny::gpt2_model(), plan, unclipped(), kSteps, true);
+  VirtualRun run(gh200(), Arithmetic::kHost, kSteps);
+  run.forget_waits();
+  Trainer trainer(tiny::gpt2_model(), plan, on(run, unclipped()));
+  trainer.train(kSteps, nullptr);
+  EXPECT_FALSE(tiny::same_bits(trainer.parameters(), host.parameters));
+  EXPECT_GT(run.out_of_order(trainer.graph()).size(), 10U);
 }
 
 // The CUDA kernels themselves, emulated, each launch in its turn on its stream; against the same

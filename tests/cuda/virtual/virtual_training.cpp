@@ -71,7 +71,8 @@ std::unique_ptr<TrainingDevice> VirtualRun::make_device(const Training& training
   if (!computes) parts.backing_of_dram = ArenaBacking::kWhereTouched;
   auto cuda = std::make_unique<CudaDevice>(training, with, state, std::move(parts));
   auto device = std::make_unique<VirtualDevice>(
-      VirtualDevice::Setting{training.graph, playing_, clock, *runtime_, computes, steps_ - 1},
+      VirtualDevice::Setting{training.graph, playing_, clock, *runtime_, computes, steps_ - 1,
+                             follows_},
       std::move(cuda));
   device_ = device.get();
   return device;

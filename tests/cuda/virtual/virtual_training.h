@@ -31,6 +31,9 @@ class VirtualRun {
   std::unique_ptr<TrainingDevice> make_device(const Training& training, const DeviceOptions& with,
                                               const ControlState& state);
 
+  // Before: no stream or thread waits for another stream.
+  void forget_waits() { follows_ = false; }
+
   VirtualCuda& runtime() const { return *runtime_; }
   const VirtualDevice& device() const { return *device_; }
   const PlayedMachine& playing() const { return playing_; }
@@ -52,6 +55,7 @@ class VirtualRun {
   const Machine& machine_;
   Arithmetic arithmetic_;
   int32_t steps_;
+  bool follows_ = true;
   PlayedMachine playing_;
   VirtualCuda* runtime_ = nullptr;  // both live as long as the device that was made
   VirtualDevice* device_ = nullptr;
