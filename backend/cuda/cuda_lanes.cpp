@@ -14,6 +14,10 @@ namespace {
 // Events tell floats of milliseconds: within two seconds those are exact to a quarter microsecond.
 constexpr int64_t kNear = 1'000'000'000;
 
+// A thread runs up to a step ahead of its stream. Asking after each operation whether the first
+// that was timed has ended would be a call of the driver each time, most often for nothing.
+constexpr int32_t kCallsBetweenAsking = 16;
+
 // Kernels of lanes that carry data (unpacks, sums over ranks) are short, and the link stands still
 // behind them. Those of the compute lane fill the whole GPU: among equals a short kernel would wait
 // until the blocks of all that was launched before it have begun.
@@ -33,18 +37,6 @@ std::vector<CudaStream> streams_of(const Graph& graph, CudaRuntime& runtime) {
   return streams;
 }
 
-// By operation, whether another lane waits for it. Those that leave a record of undo are asked for
-// besides, once their step has been judged (CudaDevice::commit).
-std::vector<bool> followed_of(const Program& program) {
-  std::vector<bool> followed(program.ops.size(), false);
-  for (const Edge& edge : program.edges) followed[static_cast<size_t>(edge.op)] = true;
-  for (size_t i = 0; i < program.ops.size(); ++i) {
-    const auto* work = std::get_if<BucketWork>(&program.ops[i].work);
-    if (work != nullptr && work->exact_undo) followed[i] = true;
-  }
-  return followed;
-}
-
 std::vector<bool> ends_of(const Graph& graph) {
   std::vector<bool> ends(graph.step.ops.size(), false);
   std::vector<bool> seen(static_cast<size_t>(graph.lanes), false);
@@ -56,23 +48,18 @@ std::vector<bool> ends_of(const Graph& graph) {
   return ends;
 }
 
-// Work of the host that stands on a queued lane, or on a lane of the CPU.
-bool is_of_the_host(const Op& op) {
-  return op.kind == OpKind::kCommit || !CudaLanes::queues(op.lane);
-}
-
 }  // namespace
 
 CudaClock::CudaClock(CudaRuntime& runtime, CudaStream stream)
     : runtime_(runtime),
       stream_(stream),
       anchor_(runtime.create_event(stream)),
-      next_(runtime.create_event(stream)) {
+      next_event_(runtime.create_event(stream)) {
   set();
 }
 
 CudaClock::~CudaClock() {
-  for (const CudaEvent& event : {anchor_, next_}) {
+  for (const CudaEvent& event : {anchor_, next_event_}) {
     try {
       runtime_.destroy(event);
     } catch (const Error&) {
@@ -86,34 +73,50 @@ CudaClock::~CudaClock() {
 void CudaClock::set() {
   const std::scoped_lock lock(mutex_);
   const int64_t before = host_clock_ns();
-  runtime_.record(next_, stream_);
-  runtime_.synchronize(next_);
+  runtime_.record(next_event_, stream_);
+  runtime_.synchronize(next_event_);
   const int64_t after = host_clock_ns();
   const int64_t expected =
-      is_set_ ? anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, next_) * 1e6)
+      is_set_ ? anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, next_event_) * 1e6)
               : std::midpoint(before, after);
-  std::swap(anchor_, next_);
+  std::swap(anchor_, next_event_);
   anchor_ns_ = std::clamp(expected, before, after);
   noted_ns_ = after;
-  next_pending_ = false;
+  next_ = Next::kFree;
   is_set_ = true;
 }
 
+// No call of the driver is made with the lock held: a thread that asks for a time would wait for
+// whoever is in the driver.
 void CudaClock::keep_near() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (next_ != Next::kFree || host_clock_ns() - noted_ns_ < kNear) return;
+    next_ = Next::kTaken;
+  }
+  runtime_.record(next_event_, stream_);
   const std::scoped_lock lock(mutex_);
-  if (next_pending_ || host_clock_ns() - noted_ns_ < kNear) return;
-  runtime_.record(next_, stream_);
   noted_ns_ = host_clock_ns();
-  next_pending_ = true;
+  next_ = Next::kRecorded;
+}
+
+void CudaClock::move_on() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (next_ != Next::kRecorded) return;
+    next_ = Next::kTaken;
+  }
+  const bool is_done = runtime_.done(next_event_);
+  const std::scoped_lock lock(mutex_);
+  next_ = is_done ? Next::kFree : Next::kRecorded;
+  if (!is_done) return;
+  anchor_ns_ += std::llround(runtime_.milliseconds(anchor_, next_event_) * 1e6);
+  std::swap(anchor_, next_event_);
 }
 
 int64_t CudaClock::time_of(CudaEvent event) {
+  move_on();
   const std::scoped_lock lock(mutex_);
-  if (next_pending_ && runtime_.done(next_)) {
-    anchor_ns_ += std::llround(runtime_.milliseconds(anchor_, next_) * 1e6);
-    std::swap(anchor_, next_);
-    next_pending_ = false;
-  }
   return anchor_ns_ + std::llround(runtime_.milliseconds(anchor_, event) * 1e6);
 }
 
@@ -122,8 +125,8 @@ CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_ste
     : graph_(graph),
       runtime_(runtime),
       timed_steps_apart_(timed_steps_apart),
-      step_followed_(followed_of(graph.step)),
-      repair_followed_(followed_of(graph.repair)),
+      step_edges_(graph.step, graph.lanes, true),
+      repair_edges_(graph.repair, graph.lanes, false),
       ends_step_(ends_of(graph)),
       streams_(streams_of(graph, runtime)),
       wait_(std::move(wait)),
@@ -132,6 +135,7 @@ CudaLanes::CudaLanes(const Graph& graph, CudaRuntime& runtime, int32_t timed_ste
       in_flight_(static_cast<size_t>(graph.lanes)),
       finished_early_(static_cast<size_t>(graph.lanes)),
       last_end_ns_(static_cast<size_t>(graph.lanes)),
+      unasked_(static_cast<size_t>(graph.lanes)),
       clock_(runtime, streams_[static_cast<size_t>(lane_of(0, LaneKind::kCompute))]) {
   for (const CudaStream stream : streams_) {
     const bool has_one = wait_ && stream.native != nullptr;
@@ -196,8 +200,11 @@ bool CudaLanes::is_timed(const Program& program, OpId id, int32_t step) const {
   return step % timed_steps_apart_ == 0 || ends_step_[static_cast<size_t>(id)];
 }
 
+// What leaves a record of undo is asked for besides, once its step has been judged
+// (CudaDevice::commit).
 bool CudaLanes::is_followed(const Program& program, OpId id) const {
-  return (is_repair(program) ? repair_followed_ : step_followed_)[static_cast<size_t>(id)];
+  const auto* work = std::get_if<BucketWork>(&program.ops[static_cast<size_t>(id)].work);
+  return edges(program).is_followed(id) || (work != nullptr && work->exact_undo);
 }
 
 CudaStream CudaLanes::begin(const Program& program, OpId id, int32_t step) {
@@ -236,10 +243,11 @@ void CudaLanes::end(const Program& program, OpId id, int32_t step) {
 
 void CudaLanes::follow(const Program& program, OpId id, OpId before, int32_t step_of_before) {
   runtime_.bind_thread();
+  if (!edges(program).must_wait(id, before)) return;
   const Ticket& other = ticket(program, before, step_of_before);
   CHECK(other.step == step_of_before && is_followed(program, before));
   const Op& op = program.ops[static_cast<size_t>(id)];
-  if (is_of_the_host(op)) {
+  if (is_work_of_the_host(op)) {
     wait_for(other.end);
   } else {
     runtime_.wait(stream(op.lane), other.end);
@@ -272,6 +280,9 @@ std::vector<FinishedOperation> CudaLanes::take_finished(LaneId lane) {
   std::vector<FinishedOperation> finished =
       std::exchange(finished_early_[static_cast<size_t>(lane)], {});
   const std::deque<InFlight>& queue = in_flight_[static_cast<size_t>(lane)];
+  int32_t& unasked = unasked_[static_cast<size_t>(lane)];
+  if (queue.empty() || ++unasked < kCallsBetweenAsking) return finished;
+  unasked = 0;
   while (!queue.empty()) {
     const Ticket* first = queue.front().ticket;
     if (first != nullptr && !runtime_.done(first->end)) break;
@@ -299,6 +310,7 @@ void CudaLanes::drain() {
     wait_(drained_[lane]);
   }
   synchronize_streams();
+  std::fill(unasked_.begin(), unasked_.end(), kCallsBetweenAsking);
   clock_.set();
 }
 

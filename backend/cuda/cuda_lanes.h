@@ -3,10 +3,11 @@
 // An operation on a stream that is timed stands between two events of its own, one that others only
 // follow is before one. Another stream follows it by waiting for the second; the host's threads
 // wait for that one too; the time between both is the operation's. What neither is asked of has
-// none: an event takes the host and the GPU longer than a short kernel does. Streams of lanes:
-// compute, copy-in, copy-out, upload and communicators; the others are threads of the CPU. Will not
-// do: launch anything between the events (device_cuda), or decide what follows what (the graph's
-// edges do, as the executor asks).
+// none: an event takes the host and the GPU longer than a short kernel does. An edge that an
+// earlier wait implies (cuda_edges.h) asks for nothing. Streams of lanes: compute, copy-in,
+// copy-out, upload and communicators; the others are threads of the CPU. Will not do: launch
+// anything between the events (device_cuda), or decide what follows what (the graph's edges do, as
+// the executor asks).
 #pragma once
 
 #include <array>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/cuda_edges.h"
 #include "backend/cuda/cuda_runtime.h"
 #include "backend/execute/device.h"
 #include "sim/graph/core/graph.h"
@@ -41,13 +43,19 @@ class CudaClock {
   int64_t time_of(CudaEvent event);
 
  private:
+  // To the event after the anchor, once it is done.
+  void move_on();
+
   CudaRuntime& runtime_;
   CudaStream stream_;
   std::mutex mutex_;  // guards all below
-  CudaEvent anchor_, next_;
+  CudaEvent anchor_, next_event_;
   int64_t anchor_ns_ = 0;
   int64_t noted_ns_ = 0;  // when the last of both was recorded
-  bool next_pending_ = false;
+  // Of the event that follows the anchor: not recorded; a thread is in the driver for it, no other
+  // touches it; recorded.
+  enum class Next : uint8_t { kFree, kTaken, kRecorded };
+  Next next_ = Next::kFree;
   bool is_set_ = false;
 };
 
@@ -76,7 +84,7 @@ class CudaLanes {
   // no time of its own, and nothing follows it.
   void pass(const Program& program, OpId id, int32_t step);
 
-  // As Device says.
+  // As Device says. The GPU is asked now and then what has finished, and always when it is drained.
   void follow(const Program& program, OpId id, OpId before, int32_t step_of_before);
   std::vector<FinishedOperation> take_finished(LaneId lane);
   void drain();
@@ -102,6 +110,9 @@ class CudaLanes {
 
   bool is_repair(const Program& program) const { return &program == &graph_.repair; }
   bool is_timed(const Program& program, OpId id, int32_t step) const;
+  const NeededEdges& edges(const Program& program) const {
+    return is_repair(program) ? repair_edges_ : step_edges_;
+  }
   bool is_followed(const Program& program, OpId id) const;
   Ticket& ticket(const Program& program, OpId id, int32_t step);
   void take_first(LaneId lane, std::vector<FinishedOperation>& finished);
@@ -110,9 +121,9 @@ class CudaLanes {
   const Graph& graph_;
   CudaRuntime& runtime_;
   int32_t timed_steps_apart_;
-  std::vector<bool> step_followed_, repair_followed_;  // by operation
-  std::vector<bool> ends_step_;                        // of the step's: the last of its lane
-  std::vector<CudaStream> streams_;                    // by lane; none for the lanes of the CPU
+  NeededEdges step_edges_, repair_edges_;
+  std::vector<bool> ends_step_;      // of the step's: the last of its lane
+  std::vector<CudaStream> streams_;  // by lane; none for the lanes of the CPU
   CudaWait wait_;
   std::vector<CudaEvent> drained_;  // by lane, where `wait_` is another's
   Tickets step_tickets_, repair_tickets_;
@@ -120,6 +131,7 @@ class CudaLanes {
   std::vector<std::deque<InFlight>> in_flight_;                 // by lane, each used by its thread
   std::vector<std::vector<FinishedOperation>> finished_early_;  // by lane, likewise
   std::vector<int64_t> last_end_ns_;  // by lane, of what was taken last; likewise
+  std::vector<int32_t> unasked_;      // by lane: calls since the GPU was asked; likewise
   CudaClock clock_;
 };
 

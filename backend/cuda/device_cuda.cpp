@@ -26,19 +26,19 @@ std::optional<RankShares> shares_of(const Training& training, const DeviceOption
                                    *options.of_rank.ranks);
 }
 
-// Checks the training before anything is allocated for it.
-std::unique_ptr<CudaRuntime> checked(const Training& training,
-                                     std::unique_ptr<CudaRuntime> runtime) {
-  require(cuda_capabilities(runtime->properties()), training);
+// Checks the training before anything is allocated for it. What does not pass leaves the parts
+// whole: the mathematics gives its memory back to the runtime.
+std::unique_ptr<CudaRuntime> checked(const Training& training, CudaParts& parts) {
+  require(cuda_capabilities(parts.runtime->properties()), training);
   const Bytes needed = training.graph.arenas.size[static_cast<size_t>(Place::kHbm)];
-  const Bytes available = runtime->free_memory();
+  const Bytes available = parts.runtime->free_memory();
   if (needed > available) {
     throw Error("arena hbm",
                 fmt::format("the plan needs {:.3f} GB and {:.3f} GB of the GPU are free",
                             needed.gb(), available.gb()),
                 "choose a plan that needs less memory, or end what else uses the GPU");
   }
-  return runtime;
+  return std::move(parts.runtime);
 }
 
 Bytes batch_bytes(const Plan& plan) {
@@ -127,14 +127,14 @@ CudaDevice::CudaDevice(const Training& training, const DeviceOptions& options,
       graph_(training.graph),
       data_(training.data),
       options_(options),
-      runtime_(checked(training, std::move(parts.runtime))),
+      runtime_(checked(training, parts)),
       capabilities_(cuda_capabilities(runtime_->properties())),
       notes_(std::move(parts.notes)),
       math_(std::move(parts.math)),
       free_before_(parts.free_before),
       hbm_(*runtime_, CudaMemoryKind::kDevice, graph_.arenas.size[index_of(Place::kHbm)],
            "the arena"),
-      dram_("dram", graph_.arenas.size[index_of(Place::kDram)], ArenaBacking::kWhole),
+      dram_("dram", graph_.arenas.size[index_of(Place::kDram)], parts.backing_of_dram),
       pin_(*runtime_, dram_.at(0), dram_.size(), "the arena of the CPU"),
       losses_(*runtime_, CudaMemoryKind::kPinned, bytes_of(2 * micro_batches() + 1, DType::kF64),
               "losses"),

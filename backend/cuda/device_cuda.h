@@ -39,6 +39,8 @@ struct CudaParts {
   // Of one of several ranks: how it exchanges with the others, where they are there.
   std::optional<NcclFunctions> nccl = {};
   std::vector<std::string> notes = {};  // of where it runs; before those of `math`
+  // Tests: of plans that no memory here holds, and of which nothing is computed.
+  ArenaBacking backing_of_dram = ArenaBacking::kWhole;
 };
 
 // All that this device carries out, on a GPU of compute capability 8.9 or newer and on a given one.

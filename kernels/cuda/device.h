@@ -173,16 +173,16 @@ __device__ __forceinline__ void wait_for_copies() {
 #else  // emulation: see its header for what each of these does
 
 template <class... Parameters, class... Arguments>
-Status launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Stream,
+Status launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Stream stream,
               const Arguments&... arguments) {
   const Status started{0, name, grid.x * grid.y * grid.z, grid.threads, grid.shared_bytes};
-  emulation::run({grid.x, grid.y, grid.z, grid.threads, grid.shared_bytes},
-                 [&] { kernel(arguments...); });
+  emulation::launch({stream, name}, {grid.x, grid.y, grid.z, grid.threads, grid.shared_bytes},
+                    [kernel, arguments...] { kernel(arguments...); });
   return started;
 }
 
-inline Status clear_async(const char* name, void* memory, int64_t bytes, Stream) {
-  emulation::clear(memory, bytes);
+inline Status clear_async(const char* name, void* memory, int64_t bytes, Stream stream) {
+  emulation::clear({stream, name}, memory, bytes);
   return {0, name, 0, 0, 0};
 }
 

@@ -19,7 +19,8 @@ inline std::unique_ptr<CudaDevice> thread_cuda_device(const std::shared_ptr<Cuda
                                                       const DeviceOptions& with,
                                                       const ControlState& state) {
   auto runtime = std::make_unique<ThreadCuda>(log, options);
-  auto math = std::make_unique<ThreadCudaMath>(training, *runtime);
+  auto math =
+      std::make_unique<ThreadCudaMath>(training, *runtime, RankPlace{}, options.before_module);
   const Bytes before = runtime->free_memory();
   return std::make_unique<CudaDevice>(training, with, state,
                                       CudaParts{std::move(runtime), std::move(math), before});

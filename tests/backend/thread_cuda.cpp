@@ -273,8 +273,7 @@ void ThreadCuda::pop_range() { range = ""; }
 void ThreadCudaMath::module(const Op& op, const OperationArguments& arguments, int32_t step,
                             CudaStream stream) {
   runtime_.enqueue(stream, "module", [this, &op, &arguments, step] {
-    const auto& before = runtime_.options().before_module;
-    if (before) before(op, step);
+    if (before_module_) before_module_(op, step);
     modules_.module(op, arguments, step);
   });
 }

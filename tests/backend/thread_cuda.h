@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/cuda_math.h"
@@ -21,6 +22,7 @@
 #include "backend/host/host_modules.h"
 #include "sim/base/error.h"
 #include "sim/graph/build.h"
+#include "tests/backend/kernel_queue.h"
 
 namespace ballast::tests {
 
@@ -79,7 +81,7 @@ struct ThreadCudaOptions {
   int64_t failing_kernel = -1;
 };
 
-class ThreadCuda : public CudaRuntime {
+class ThreadCuda : public CudaRuntime, public KernelQueue {
  public:
   ThreadCuda(std::shared_ptr<CudaLog> log, const ThreadCudaOptions& options);
   ~ThreadCuda() override;
@@ -112,10 +114,7 @@ class ThreadCuda : public CudaRuntime {
   void push_range(const char* name) override;
   void pop_range() override;
 
-  const ThreadCudaOptions& options() const { return options_; }
-
-  // Runs `work` on the stream's thread, in its turn.
-  void enqueue(CudaStream stream, const std::string& what, std::function<void()> work);
+  void enqueue(CudaStream stream, const std::string& what, std::function<void()> work) override;
 
  private:
   struct Event {
@@ -156,10 +155,14 @@ class ThreadCuda : public CudaRuntime {
 // The mathematics of a GPU by the CPU's kernels, on the threads of the streams.
 class ThreadCudaMath : public CudaMath {
  public:
-  ThreadCudaMath(const Training& training, ThreadCuda& runtime, const RankPlace& place = {})
+  // `before_module` is called on the stream's thread before each module; null: nothing is.
+  using BeforeModule = std::function<void(const Op& op, int32_t step)>;
+  ThreadCudaMath(const Training& training, KernelQueue& runtime, const RankPlace& place = {},
+                 BeforeModule before_module = nullptr)
       : model_(rank_model(training.model, training.plan)),
         modules_(model_, training.model.vocab, training.plan, place, nullptr, nullptr),
-        runtime_(runtime) {}
+        runtime_(runtime),
+        before_module_(std::move(before_module)) {}
 
   void module(const Op& op, const OperationArguments& arguments, int32_t step,
               CudaStream stream) override;
@@ -184,7 +187,8 @@ class ThreadCudaMath : public CudaMath {
  private:
   Model model_;  // of a rank
   HostModules modules_;
-  ThreadCuda& runtime_;
+  KernelQueue& runtime_;
+  BeforeModule before_module_;
   std::map<const uint8_t*, std::vector<float>> states_;  // before recorded steps; of one stream
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/convert.h"
@@ -96,6 +97,7 @@ struct Block {
 
 Block block;
 Order order = Order::kRising;
+Queue queue = nullptr;
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "emulated block (%u, %u, %u), thread %u: %s\n", block_index.x, block_index.y,
@@ -296,7 +298,18 @@ const uint64_t* exchange(uint64_t value) {
   return values;
 }
 
-void clear(void* memory, int64_t bytes) { std::memset(memory, 0, static_cast<size_t>(bytes)); }
+void set_queue(Queue chosen) { queue = chosen; }
+
+void launch(const Handed& handed, const Launch& grid, std::function<void()> body) {
+  if (queue == nullptr) return run(grid, body);
+  queue(handed, [grid, body = std::move(body)] { run(grid, body); });
+}
+
+void clear(const Handed& handed, void* memory, int64_t bytes) {
+  const auto work = [memory, bytes] { std::memset(memory, 0, static_cast<size_t>(bytes)); };
+  if (queue == nullptr) return work();
+  queue(handed, work);
+}
 
 unsigned char* dynamic_shared() { return reinterpret_cast<unsigned char*>(block.shared.data()); }
 

@@ -36,8 +36,19 @@ struct Launch {
   int64_t shared_bytes = 0;
 };
 
-// Runs body once for every thread of every block, block after block.
+// Runs body once for every thread of every block, block after block. One call at a time.
 void run(const Launch&, const std::function<void()>& body);
+
+// What a kernel, or a clear, is handed over with: the stream, as the launcher had it.
+struct Handed {
+  void* stream = nullptr;
+  const char* name = "";
+};
+// Does what was handed over, in its turn; where there is no queue it is done at once, on the thread
+// that hands it over. A whole GPU that is played has one (tests/cuda/virtual).
+using Queue = void (*)(const Handed&, std::function<void()> work);
+void set_queue(Queue);
+void launch(const Handed&, const Launch&, std::function<void()> body);
 
 // In which order the fibers of a block take their turns. kRising: all in step, thread 0 first.
 // kFalling: the last warp runs as far as it can before the one before it begins, its last lane
@@ -64,7 +75,7 @@ inline float off_by(float value, int ulps) {
   return std::isfinite(missed) ? missed : value;
 }
 
-void clear(void* memory, int64_t bytes);
+void clear(const Handed&, void* memory, int64_t bytes);
 unsigned char* dynamic_shared();
 uint16_t half_from_float(float value);
 float float_from_half(uint16_t half);
