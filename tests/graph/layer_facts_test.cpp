@@ -240,7 +240,7 @@ ExpertRows rows_of_experts(const StackFacts& facts, int64_t ranks, ProductFormat
   return sum;
 }
 
-// 32 tokens, two experts each: 64 rows of 16 values, read and written before the experts and behind.
+// 32 tokens, two experts each: 64 rows of 16 values, read and written before experts and behind.
 TEST(LayerFacts, rows_are_sorted_by_expert_where_a_rank_has_several_and_padded_in_8_bits) {
   constexpr int64_t kRows = 64 * 16;
   StackFacts facts;
