@@ -113,6 +113,9 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
   read_whole(reader, "norm_bytes", kFactBytes, facts.norm_bytes);
   read_whole(reader, "norm_backward_bytes", kFactBytes, facts.norm_backward_bytes);
   read_flag(reader, "repeats_norms", facts.repeats_norms);
+  read_flag(reader, "multiplies_by_expert", facts.multiplies_by_expert);
+  read_whole(reader, "sort_bytes", kFactBytes, facts.sort_bytes);
+  read_whole(reader, "padding_bytes", kFactBytes, facts.padding_bytes);
   read_whole(reader, "query_bytes", kFactBytes, facts.query_bytes);
   read_whole(reader, "key_bytes", kFactBytes, facts.key_bytes);
   read_whole(reader, "query_backward_bytes", kFactBytes, facts.query_backward_bytes);
@@ -236,6 +239,9 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"norm_bytes", facts.norm_bytes},
                       {"norm_backward_bytes", facts.norm_backward_bytes},
                       {"repeats_norms", facts.repeats_norms},
+                      {"multiplies_by_expert", facts.multiplies_by_expert},
+                      {"sort_bytes", facts.sort_bytes},
+                      {"padding_bytes", facts.padding_bytes},
                       {"query_bytes", facts.query_bytes},
                       {"key_bytes", facts.key_bytes},
                       {"query_backward_bytes", facts.query_backward_bytes},

@@ -114,6 +114,14 @@ struct StackFacts {
   // A layer's norms are made once more before their backward, the second with the residual's sum,
   // although what they left is kept.
   bool repeats_norms = false;
+  // The experts of a rank are multiplied one after another: a product, and what rounds its factors
+  // to 8 bits, is so many kernels for each of them. (Else one kernel goes over all of them.)
+  bool multiplies_by_expert = false;
+  // Bytes that passes of their own move for each value of rows on their way to a rank's experts and
+  // back, beside the gathering before and the sum behind: sorted by expert where a rank has several
+  // of them, and made a multiple of sixteen rows for products in 8 bits. Forward; backward as many.
+  int64_t sort_bytes = 0;
+  int64_t padding_bytes = 0;
   // Bytes that passes of their own move around attention for each value of queries, and of keys and
   // values: taken apart, joined, laid out by sequence, keys and values repeated for every head.
   // Forward and backward; rotary positions are not among them.

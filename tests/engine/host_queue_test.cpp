@@ -125,6 +125,13 @@ TEST(kernels, are_counted_by_what_an_operation_moves) {
   EXPECT_EQ(rows(18), 8) << "an RMSNorm of eager PyTorch";
   EXPECT_EQ(rows(36), 16) << "and its backward";
   EXPECT_EQ(kernels_of(of(GemmWork{1, 1, 1, DType::kBf16})), 1);
+  GemmWork experts{1, 1, 1, DType::kBf16};
+  experts.experts = 16;
+  EXPECT_EQ(kernels_of(of(experts)), 1) << "one kernel goes over all";
+  experts.by_expert = true;
+  EXPECT_EQ(kernels_of(of(experts)), 16);
+  experts.format = ProductFormat::kFp8;
+  EXPECT_EQ(kernels_of(of(experts)), 16 * 5);
   AttentionWork attention{1, 128, 2, 2, 64, DType::kBf16, Bytes{1}, Flops{1}};
   EXPECT_EQ(kernels_of(of(attention)), 1);
   EXPECT_EQ(kernels_of(of(attention, Phase::kBackward)), 3);

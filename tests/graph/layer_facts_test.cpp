@@ -211,5 +211,55 @@ TEST(LayerFacts, shares_of_whole_tensors_are_broadcast_rank_by_rank) {
   for (const int64_t share : shares) EXPECT_EQ(share, (gathered.front() + 3) / 4);
 }
 
+constexpr tiny::Widths kOfSixteen{.layers = 1, .hidden = 16, .head_size = 8};
+
+// Bytes that rows of experts move on their way there and back, and whether each expert has a
+// product of its own.
+struct ExpertRows {
+  int64_t forward = 0, backward = 0, one_by_one = 0, products = 0;
+};
+
+ExpertRows rows_of_experts(const StackFacts& facts, int64_t ranks, ProductFormat products) {
+  Plan plan = plan_on_gpu();
+  plan.devices = plan.data = plan.expert = ranks;
+  plan.global_batch *= ranks;
+  plan.sequence_length = 16;
+  plan.products = products;
+  ExpertRows sum;
+  const Model model = tiny::mixtral(kOfSixteen);
+  for (const Op& op : build(model, plan, facts).step.ops) {
+    if (op.kind == OpKind::kPermute || op.kind == OpKind::kCombine) {
+      const int64_t bytes = std::get<RowWork>(op.work).moved.count;
+      (is_backward(op.phase) ? sum.backward : sum.forward) += bytes;
+    }
+    const auto* product = std::get_if<GemmWork>(&op.work);
+    if (product == nullptr || product->experts == 0) continue;
+    sum.one_by_one += product->by_expert ? 1 : 0;
+    ++sum.products;
+  }
+  return sum;
+}
+
+// 32 tokens, two experts each: 64 rows of 16 values, read and written before experts and behind.
+TEST(LayerFacts, rows_are_sorted_by_expert_where_a_rank_has_several_and_padded_in_8_bits) {
+  constexpr int64_t kRows = 64 * 16;
+  StackFacts facts;
+  const ExpertRows plain = rows_of_experts(facts, 1, ProductFormat::kAsStored);
+  EXPECT_EQ(plain.forward, 2 * kRows * 4);
+  EXPECT_EQ(plain.one_by_one, 0);
+  EXPECT_EQ(plain.products, 6) << "up and down, each with two of its gradients";
+  facts.sort_bytes = 8;
+  facts.padding_bytes = 6;
+  facts.multiplies_by_expert = true;
+  const ExpertRows sorted = rows_of_experts(facts, 1, ProductFormat::kAsStored);
+  EXPECT_EQ(sorted.forward - plain.forward, kRows * 8);
+  EXPECT_EQ(sorted.backward - plain.backward, kRows * 8);
+  EXPECT_EQ(sorted.one_by_one, 6);
+  const ExpertRows in_codes = rows_of_experts(facts, 1, ProductFormat::kFp8);
+  EXPECT_EQ(in_codes.forward - sorted.forward, kRows * 6);
+  const ExpertRows of_one = rows_of_experts(facts, 4, ProductFormat::kAsStored);
+  EXPECT_EQ(of_one.forward, plain.forward) << "a rank with one expert has nothing to sort";
+}
+
 }  // namespace
 }  // namespace ballast

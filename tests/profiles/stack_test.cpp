@@ -24,6 +24,9 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.norm_bytes = 12;
   facts.norm_backward_bytes = 28;
   facts.repeats_norms = true;
+  facts.multiplies_by_expert = true;
+  facts.sort_bytes = 8;
+  facts.padding_bytes = 4;
   facts.query_bytes = 4;
   facts.key_bytes = 12;
   facts.query_backward_bytes = 8;

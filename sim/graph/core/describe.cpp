@@ -41,7 +41,9 @@ struct KeyOfWork {
   std::string operator()(const GemmWork& w) const {
     std::string text = fmt::format(" m={} n={} k={} {}{}", w.m, w.n, w.k, to_string(w.dtype),
                                    w.accumulate ? " accumulate" : "");
-    if (w.experts > 0) text += fmt::format(" experts={}", w.experts);
+    if (w.experts > 0) {
+      text += fmt::format(" {}={}", w.by_expert ? "experts, one by one" : "experts", w.experts);
+    }
     if (w.wide_output) text += " to fp32";
     if (w.format != ProductFormat::kFp8) return text;
     text += " in fp8";

@@ -228,6 +228,7 @@ struct GemmWork {
   // router sent to each, together the m (or, of a weight's gradient, the k) given. 0: one product.
   int64_t experts = 0;
   bool wide_output = false;  // in 32 bits, whatever the factors are in
+  bool by_expert = false;    // a kernel for each of the experts, not one for all
   bool operator==(const GemmWork&) const = default;
 };
 

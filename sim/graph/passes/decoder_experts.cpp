@@ -31,14 +31,19 @@ TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
 
 void DecoderExperts::move_rows(OpKind kind, Phase phase, Label label,
                                std::vector<Access> accesses) {
-  emit(kind, phase, label, rows_of(sent_rows(), model_.hidden, 2 * model_.hidden, 2),
-       std::move(accesses));
+  RowWork work = rows_of(sent_rows(), model_.hidden, 2 * model_.hidden, 2);
+  // What lies between this and the experts' products, half of it on either side of them.
+  int64_t between = own_experts() > 1 ? facts_.sort_bytes : 0;
+  if (plan_.products != ProductFormat::kAsStored) between += facts_.padding_bytes;
+  work.moved = work.moved + Bytes{sent_rows() * model_.hidden * between / 2};
+  emit(kind, phase, label, work, std::move(accesses));
 }
 
 void DecoderExperts::product(Label label, const Product& product, int64_t experts,
                              std::vector<Access> accesses) {
   GemmWork work{tokens() * product.active, product.out, product.in, plan_.dtype, false};
   work.experts = experts;
+  work.by_expert = experts > 0 && facts_.multiplies_by_expert;
   emit(OpKind::kGemm, Phase::kForward, label, work, std::move(accesses));
 }
 

@@ -304,6 +304,7 @@ void DecoderOps::product_backward(const BackwardOf& backward, const Product& pro
   const auto weight_gradient = [&] {
     GemmWork work{product.out, product.in, rows, plan_.dtype, adds};
     work.experts = backward.experts;
+    work.by_expert = work.experts > 0 && facts_.multiplies_by_expert;
     // Where a framework's source says so, its fitted constants hold what these bytes take.
     work.wide_output =
         plan_.gradients == GradientFormat::kF32 && gradient_type() != plan_.dtype && !adds_apart();
@@ -317,6 +318,7 @@ void DecoderOps::product_backward(const BackwardOf& backward, const Product& pro
   if (!exchanges) weight_gradient();
   GemmWork work{rows, product.in, product.out, plan_.dtype, false};
   work.experts = backward.experts;
+  work.by_expert = work.experts > 0 && facts_.multiplies_by_expert;
   emit(OpKind::kGemm, Phase::kBackwardInput, backward.label, work, input_accesses);
   if (exchanges) weight_gradient();
 }
