@@ -211,6 +211,10 @@ void CostModel::add_capacities() {
   };
   node_ = add("node", machine_.node);
   network_ = add("network", machine_.network);
+  if (!machine_.nvme) return;
+  // Of its time: a read alone, or a write, takes all of it.
+  nvme_ = static_cast<int32_t>(capacities_.size());
+  capacities_.push_back({"nvme", machine_.nvme->both_share ? machine_.nvme->both_share->value : 1});
 }
 
 // Sorts every group by size and gives works of equal size their mean rate.
@@ -511,6 +515,8 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
     demand(cost, kCores, static_cast<double>(threads_of(op)));
     return;
   }
+  // A machine may lack a disk that measured transfers were of.
+  if (std::holds_alternative<IoWork>(op.work) && nvme_ >= 0) demand(cost, nvme_, 1);
   const auto* copy = std::get_if<CopyWork>(&op.work);
   if (machine_.gpu.is_host_thread) {
     // A copy, as a message between stages is one, reads and writes the one memory that there is.

@@ -85,7 +85,8 @@ class CostModel {
     double log_size = 0;
     double rate = 0;  // FLOPs or bytes per second
   };
-  // What operations of one device share; after these come the interconnects that there are.
+  // What operations of one device share; after these come the interconnects and disks that there
+  // are.
   enum CapacityIndex : int32_t {
     kHbm,
     kDram,
@@ -146,6 +147,7 @@ class CostModel {
   std::vector<Capacity> capacities_;                       // of one device
   int32_t node_ = -1;                                      // index of the interconnects, or -1
   int32_t network_ = -1;
+  int32_t nvme_ = -1;
 };
 
 }  // namespace ballast
