@@ -13,6 +13,11 @@
 namespace ballast {
 namespace {
 
+// Ranks that run beside each other, each with all stages of its pipeline.
+int64_t ranks_of(const Plan& plan) {
+  return plan.data * plan.tensor * plan.sequence * plan.context;
+}
+
 // Beyond this factor outside the measured sizes of a group nothing is known about the rate.
 constexpr double kReach = 2;
 
@@ -157,7 +162,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
     : machine_(machine),
       adam_(plan.optimizer.adam),
       numa_(plan.numa),
-      ranks_here_(machine.gpu.is_host_thread ? plan.data : 1),
+      ranks_here_(machine.gpu.is_host_thread ? ranks_of(plan) : 1),
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
       launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch),
