@@ -60,10 +60,11 @@ double core_bandwidth(const Cpu& cpu);
 class CostModel {
  public:
   // Of the plan only what says how the machine is used is read: which Adam of the CPU steps
-  // (optimizer.adam), which memory it is bound to (numa) and how many ranks share it (data). The
-  // constants of the stack are shares of the rates of the roofline; what was measured is left
-  // alone. `measurements` may be null. The machine must outlive this object. Throws Error if no
-  // curve has the name of the Adam, or if the machine lacks the link of a remote binding.
+  // (optimizer.adam), which memory it is bound to (numa) and how many ranks share it (all degrees
+  // but pipeline). The constants of the stack are shares of the rates of the roofline; what was
+  // measured is left alone. `measurements` may be null. The machine must outlive this object.
+  // Throws Error if no curve has the name of the Adam, or if the machine lacks the link of a remote
+  // binding.
   CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
             const Measurements* measurements);
 
