@@ -36,6 +36,22 @@ Duration median_after_warm_up(std::vector<Duration> times) {
   return median(std::move(times));
 }
 
+void report(benchmark::State& state, const gh200::Prepared& prepared, double slow_down,
+            double measured_ms, const Lateness& lateness) {
+  const double predicted_ms = prepared.predicted.step_time.ms();
+  const auto operations = static_cast<double>(lateness.operations);
+  state.counters["predicted_ms"] = predicted_ms;
+  state.counters["measured_ms"] = measured_ms;
+  state.counters["agreement_percent"] =
+      100 * (1 - std::abs(measured_ms - predicted_ms) / predicted_ms);
+  state.counters["late_us"] = lateness.forgiven.us() / operations;
+  state.counters["charged_percent"] =
+      100 * static_cast<double>(lateness.charged_operations) / operations;
+  state.counters["operations"] = static_cast<double>(prepared.graph.step.ops.size());
+  state.counters["settled"] = prepared.predicted.settled ? 1 : 0;
+  state.counters["slow_down"] = slow_down;
+}
+
 void paced(benchmark::State& state, const gh200::NamedPlan& named, Duration forgiven) {
   const gh200::Prepared prepared =
       gh200::prepare(gh200::model(3), named.plan, load_machine("gh200-96gb-480gb"));
@@ -52,18 +68,23 @@ void paced(benchmark::State& state, const gh200::NamedPlan& named, Duration forg
     measured_ms = median_after_warm_up(result.step_times).ms() / slow_down;
     lateness = device.lateness();
   }
-  const double predicted_ms = prepared.predicted.step_time.ms();
-  const auto operations = static_cast<double>(lateness.operations);
-  state.counters["predicted_ms"] = predicted_ms;
-  state.counters["measured_ms"] = measured_ms;
-  state.counters["agreement_percent"] =
-      100 * (1 - std::abs(measured_ms - predicted_ms) / predicted_ms);
-  state.counters["late_us"] = lateness.forgiven.us() / operations;
-  state.counters["charged_percent"] =
-      100 * static_cast<double>(lateness.charged_operations) / operations;
-  state.counters["operations"] = static_cast<double>(prepared.graph.step.ops.size());
-  state.counters["settled"] = prepared.predicted.settled ? 1 : 0;
-  state.counters["slow_down"] = slow_down;
+  report(state, prepared, slow_down, measured_ms, lateness);
+}
+
+// Four superchips side by side, each with an executor of its own, against the one that the
+// prediction has for all.
+void paced_ranks(benchmark::State& state) {
+  const gh200::Prepared prepared = gh200::prepare_ranks(gh200::model(3));
+  const double slow_down = slow_down_for(prepared.machine.step);
+  double measured_ms = 0;
+  Lateness lateness;
+  for (auto _ : state) {
+    const gh200::RanksRun run =
+        gh200::run_ranks(prepared, 4, slow_down, kWarmUpSteps + kSteps, PacedOptions{}.forgiven);
+    measured_ms = median_after_warm_up(run.step_times).ms() / slow_down;
+    lateness = run.lateness;
+  }
+  report(state, prepared, slow_down, measured_ms, lateness);
 }
 
 }  // namespace
@@ -78,6 +99,10 @@ int main(int argc, char** argv) {
   };
   const std::vector<ballast::gh200::NamedPlan> plans = ballast::gh200::plans();
   for (const ballast::gh200::NamedPlan& named : plans) add(named, ballast::PacedOptions{}.forgiven);
+  benchmark::RegisterBenchmark("ZeRO-3 and superoffload on 4 ranks", ballast::paced_ranks)
+      ->Iterations(1)
+      ->UseRealTime()
+      ->Unit(benchmark::kMillisecond);
   add({plans.front().name + ", no lateness forgiven", plans.front().plan}, {});
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();

@@ -2,9 +2,9 @@
 // measured; a curve is two lists of equal length with the same two. Units are in the keys. Keys
 // that not every machine has may be left out: power_watts, gpu.nominal_matmul_tflops,
 // gpu.attention_tflops, gpu.compute_threads (1; more only where is_host_thread),
-// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, link.network_share, nvme, node where a node
-// has one device, network where there is one node, and of an interconnect all but its bandwidth and
-// latency.
+// cpu.core_bandwidth_gb_per_s, link.remote_gb_per_s, link.network_share, nvme, nvme.both_share,
+// node where a node has one device, network where there is one node, and of an interconnect all but
+// its bandwidth and latency.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
@@ -374,15 +374,18 @@ Nvme read_nvme(JsonReader reader) {
   nvme.read = read_curve(reader, "read", kCopyKeys);
   nvme.write = read_curve(reader, "write", kCopyKeys);
   nvme.latency = read_sourced(reader, "latency_us", kUs);
+  nvme.both_share = read_optional(reader, "both_share", kAmount);
   reader.finish();
   return nvme;
 }
 
 OrderedJson write_nvme(const Nvme& nvme) {
-  return {{"capacity_gb", write_sourced(nvme.capacity, kGb)},
-          {"read", write_curve(nvme.read, kCopyKeys)},
-          {"write", write_curve(nvme.write, kCopyKeys)},
-          {"latency_us", write_sourced(nvme.latency, kUs)}};
+  OrderedJson json = {{"capacity_gb", write_sourced(nvme.capacity, kGb)},
+                      {"read", write_curve(nvme.read, kCopyKeys)},
+                      {"write", write_curve(nvme.write, kCopyKeys)},
+                      {"latency_us", write_sourced(nvme.latency, kUs)}};
+  if (nvme.both_share) json["both_share"] = write_sourced(*nvme.both_share, kAmount);
+  return json;
 }
 
 }  // namespace

@@ -178,20 +178,37 @@ step_ranks() {
   trains_on_two_gpus
 }
 
-# Ten steps of GPT-2 on two GPUs, one micro-batch each: however the ranks share state and weights,
-# the weights that they export are the same.
+# train_on_two_gpus FILE FLAG...: ten steps of GPT-2 on two GPUs, whose weights are exported.
+train_on_two_gpus() {
+  shown mpirun --allow-run-as-root -n 2 "$build/ballast" train --device cuda \
+    --machine hgx-h200-quad --model gpt2 --devices 2 --steps 10 --global-batch 4 --micro-batch 2 \
+    --sequence-length 256 --store "$store" --set model.dropout=0 \
+    --set plan.optimizer.sync=wait "${@:2}" --export "$1"
+}
+
+# However ranks share state and weights, the weights that they export are the same; so are those of
+# tensor ranks wherever the optimizer's state is.
 trains_on_two_gpus() {
   command -v mpirun > /dev/null || { echo "there is no mpirun: trainings left out"; return 0; }
-  local zero file first=$out/two-gpus-0.safetensors
+  local zero placement split file first=$out/two-gpus-0.safetensors
   for zero in 0 1 2 3; do
     file=$out/two-gpus-$zero.safetensors
-    shown mpirun --allow-run-as-root -n 2 "$build/ballast" train --device cuda \
-      --machine hgx-h200-quad --model gpt2 --devices 2 --set plan.data=2 \
-      --set plan.zero_stage=$zero --steps 10 --global-batch 4 --micro-batch 2 \
-      --sequence-length 256 --store "$store" --set model.dropout=0 \
-      --set plan.optimizer.sync=wait --set plan.optimizer.placement=gpu \
-      --export "$file" || return
+    train_on_two_gpus "$file" --set plan.data=2 --set plan.zero_stage=$zero \
+      --set plan.optimizer.placement=gpu || return
     cmp "$first" "$file" || { echo "ZeRO $zero differs from ZeRO 0"; return 1; }
+  done
+  for split in false true; do
+    first=$out/two-gpus-tensor-$split-gpu.safetensors
+    for placement in gpu cpu; do
+      file=$out/two-gpus-tensor-$split-$placement.safetensors
+      train_on_two_gpus "$file" --set plan.tensor=2 --set plan.tensor_sequence=$split \
+        --set plan.weights.flow_share=0 --set plan.optimizer.placement=$placement || return
+      cmp "$first" "$file" || {
+        echo "tensor ranks (norms by token: $split) with state on the $placement differ from" \
+          "those with state on the gpu"
+        return 1
+      }
+    done
   done
 }
 

@@ -22,7 +22,7 @@
 
 namespace ballast {
 
-inline constexpr int kMostCapacities = 9;
+inline constexpr int kMostCapacities = 10;
 
 // Time that operations keep lanes and shared capacities busy for, if each ran alone. No step is
 // shorter than the busiest of them.

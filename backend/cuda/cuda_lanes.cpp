@@ -183,7 +183,8 @@ bool CudaLanes::queues(LaneId lane) {
       return true;
     case LaneKind::kCpu:
     case LaneKind::kCheck:
-    case LaneKind::kNvme:
+    case LaneKind::kNvmeRead:
+    case LaneKind::kNvmeWrite:
       return false;
   }
   return false;

@@ -76,7 +76,26 @@ Curve curve_of(const std::vector<DiskTime>& times, DiskUse use, int depth, Durat
   return curve;
 }
 
+// Of the largest size.
+Duration largest(const std::vector<DiskTime>& times, DiskUse use, int depth) {
+  const DiskTime* found = nullptr;
+  for (const DiskTime& one : times) {
+    if (one.use == use && one.depth == depth) found = &one;
+  }
+  CHECK(found != nullptr);
+  return found->time.median;
+}
+
 }  // namespace
+
+// While both are under way each has half of what they reach in sum, then the longer one all.
+double both_share_of(Duration read, Duration write, Duration both) {
+  const Duration shorter = std::min(read, write);
+  const Duration longer = std::max(read, write);
+  if (shorter.ps <= 0) return 1;
+  const double held_up = (both - longer).seconds() / shorter.seconds();
+  return 2 / (1 + std::clamp(held_up, 0.0, 1.0));
+}
 
 std::string_view to_string(DiskUse use) {
   return use == DiskUse::kRead ? "read" : use == DiskUse::kWrite ? "write" : "both";
@@ -114,6 +133,10 @@ DiskProfile time_disk(const DiskOptions& options, ProfileEffort effort, const st
   nvme.latency = {latency, true, source};
   nvme.read = curve_of(found.times, DiskUse::kRead, options.depth, latency, source);
   nvme.write = curve_of(found.times, DiskUse::kWrite, options.depth, latency, source);
+  nvme.both_share = {both_share_of(largest(found.times, DiskUse::kRead, options.depth),
+                                   largest(found.times, DiskUse::kWrite, options.depth),
+                                   largest(found.times, DiskUse::kBoth, options.depth)),
+                     true, source};
   const std::string folder = options.folder.empty() ? "/tmp" : options.folder;
   const auto room = static_cast<int64_t>(std::filesystem::space(folder).available);
   nvme.capacity = {Bytes{room}, true, source};

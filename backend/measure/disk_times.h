@@ -29,6 +29,11 @@ struct DiskProfile {
   std::string engine;           // "io_uring, direct"
 };
 
+// What a read and a write reach at once, in sum, each as a share of its own rate alone: from the
+// time that each takes alone and that both take which begin together. Nvme::both_share, from 1 to
+// 2; what takes longer at once than one after the other counts as 1.
+double both_share_of(Duration read, Duration write, Duration both);
+
 // Of a file in the options' folder, which is gone afterwards. `when`: as ProfileOptions has it.
 // Throws Error where the folder has no room for it.
 DiskProfile time_disk(const DiskOptions& options, ProfileEffort effort, const std::string& when);

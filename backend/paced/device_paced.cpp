@@ -16,7 +16,9 @@ PacedDevice::PacedDevice(const Graph& graph, PacedMachine machine, PacedOptions 
     : graph_(graph),
       machine_(std::move(machine)),
       options_(std::move(options)),
-      pacer_(graph.lanes, machine_.rates),
+      pacer_(
+          graph.lanes, machine_.rates,
+          options_.ranks != nullptr ? options_.ranks->epoch() : std::chrono::steady_clock::now()),
       step_records_(graph.step.ops.size()),
       repair_records_(graph.repair.ops.size()),
       lanes_(static_cast<size_t>(graph.lanes)),
@@ -73,7 +75,15 @@ void PacedDevice::execute(const Program& program, OpId id, int32_t step) {
   const CostTable& costs = &program == &graph_.repair ? machine_.repair : machine_.step;
   const OpCost& cost = costs.ops[index];
   const LaneId lane = program.ops[index].lane;
-  const Instant begin = begin_of(program, id, step, slowed(cost.handover));
+  Instant begin = begin_of(program, id, step, slowed(cost.handover));
+  const auto* exchange = std::get_if<CollectiveWork>(&program.ops[index].work);
+  // Messages between stages stay in the one graph that has all of them.
+  if (options_.ranks != nullptr && exchange != nullptr &&
+      kind_of(lane) != LaneKind::kPipelineNetwork) {
+    begin = options_.ranks->meet(
+        {&program == &graph_.repair, id, step, exchange->stride, exchange->ranks}, options_.rank,
+        begin);
+  }
   const auto demands = std::span(cost.demands).first(static_cast<size_t>(cost.demand_count));
   const Instant due_end = pacer_.run(lane, {begin, slowed(cost.alone), demands});
 

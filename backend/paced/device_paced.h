@@ -12,6 +12,10 @@
 // `PacedOptions::forgiven` after the last of them really returned: then only the system's delay is
 // left out. An executor that lets an operation wait for anything else loses that time for good.
 // The times that the executor reports are those of the real clock.
+//
+// Several ranks are several devices, each with a graph, an executor and capacities of its own, as
+// each has a GPU, a CPU and network cards. A collective begins on all ranks of its group when the
+// last of them comes to it (paced_ranks.h), and lasts as long as the tables say.
 // Will not do: decide when an operation runs (backend/execute/executor).
 #pragma once
 
@@ -22,6 +26,7 @@
 #include <vector>
 
 #include "backend/execute/device.h"
+#include "backend/paced/paced_ranks.h"
 #include "backend/paced/pacer.h"
 #include "sim/graph/core/capabilities.h"
 #include "sim/graph/core/graph.h"
@@ -41,6 +46,11 @@ struct PacedOptions {
   double slow_down = 1;                         // real seconds for a second of the machine; above 0
   Duration forgiven = Duration::from_us(2000);  // of real time; 0: no lateness is left out
   std::function<bool(int32_t step)> verdict{};  // of Device::commit; null: all updates stand
+  // Where several ranks run beside each other, each on a device and an executor of its own: what
+  // they have in common, which must outlive the devices, and which of them this one is. Null: the
+  // one rank stands for all, as in a prediction.
+  PacedRanks* ranks = nullptr;
+  int rank = 0;
 };
 
 // How late the executor called, over all operations: real time.

@@ -7,10 +7,8 @@
 
 namespace ballast {
 
-Pacer::Pacer(int32_t flows, RateFunction rates)
-    : epoch_(std::chrono::steady_clock::now()),
-      rate_function_(std::move(rates)),
-      flows_(static_cast<size_t>(flows)) {
+Pacer::Pacer(int32_t flows, RateFunction rates, Epoch epoch)
+    : epoch_(epoch), rate_function_(std::move(rates)), flows_(static_cast<size_t>(flows)) {
   CHECK(rate_function_ != nullptr);
 }
 

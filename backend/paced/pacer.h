@@ -28,9 +28,11 @@ using RateFunction =
 class Pacer {
  public:
   // At most `flows` flows at a time, numbered from 0. `rates` is called by one thread at a time.
-  Pacer(int32_t flows, RateFunction rates);
+  // Pacers of one epoch have one clock.
+  using Epoch = std::chrono::steady_clock::time_point;
+  Pacer(int32_t flows, RateFunction rates, Epoch epoch = std::chrono::steady_clock::now());
 
-  // Real time since the pacer was made.
+  // Real time since the epoch.
   Instant now() const;
 
   struct Work {
@@ -59,7 +61,7 @@ class Pacer {
   void progress(Instant to);
   void change_rates(Instant since);
 
-  const std::chrono::steady_clock::time_point epoch_;
+  const Epoch epoch_;
   RateFunction rate_function_;
   std::mutex mutex_;  // guards all below
   std::vector<Flow> flows_;

@@ -200,10 +200,15 @@ int profile_disk(const ProfileFlags& flags) {
     const nlohmann::ordered_json json = {{"schema", "ballast.disk/1"},
                                          {"folder", *flags.nvme},
                                          {"by", found.engine},
+                                         {"both_share", found.nvme.both_share->value},
                                          {"times", list}};
     fmt::print("{}\n", json.dump(1));
     return kDone;
   }
+  fmt::print(
+      "a read and a write at once: {:.2f} of their rates alone in sum (1: as one after the "
+      "other, 2: neither slows the other)\n",
+      found.nvme.both_share->value);
   fmt::print("{} transfers timed, by {}; the disk belongs to machine 'here' in {}\n",
              found.times.size(), found.engine, store_path(flags.store));
   return kDone;

@@ -13,6 +13,11 @@
 namespace ballast {
 namespace {
 
+// Ranks that run beside each other, each with all stages of its pipeline.
+int64_t ranks_of(const Plan& plan) {
+  return plan.data * plan.tensor * plan.sequence * plan.context;
+}
+
 // Beyond this factor outside the measured sizes of a group nothing is known about the rate.
 constexpr double kReach = 2;
 
@@ -157,7 +162,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
     : machine_(machine),
       adam_(plan.optimizer.adam),
       numa_(plan.numa),
-      ranks_here_(machine.gpu.is_host_thread ? plan.data : 1),
+      ranks_here_(machine.gpu.is_host_thread ? ranks_of(plan) : 1),
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
       launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch),
@@ -211,6 +216,10 @@ void CostModel::add_capacities() {
   };
   node_ = add("node", machine_.node);
   network_ = add("network", machine_.network);
+  if (!machine_.nvme) return;
+  // Of its time: a read alone, or a write, takes all of it.
+  nvme_ = static_cast<int32_t>(capacities_.size());
+  capacities_.push_back({"nvme", machine_.nvme->both_share ? machine_.nvme->both_share->value : 1});
 }
 
 // Sorts every group by size and gives works of equal size their mean rate.
@@ -511,6 +520,8 @@ void CostModel::add_demands(const Op& op, OpCost& cost) const {
     demand(cost, kCores, static_cast<double>(threads_of(op)));
     return;
   }
+  // A machine may lack a disk that measured transfers were of.
+  if (std::holds_alternative<IoWork>(op.work) && nvme_ >= 0) demand(cost, nvme_, 1);
   const auto* copy = std::get_if<CopyWork>(&op.work);
   if (machine_.gpu.is_host_thread) {
     // A copy, as a message between stages is one, reads and writes the one memory that there is.

@@ -60,10 +60,11 @@ double core_bandwidth(const Cpu& cpu);
 class CostModel {
  public:
   // Of the plan only what says how the machine is used is read: which Adam of the CPU steps
-  // (optimizer.adam), which memory it is bound to (numa) and how many ranks share it (data). The
-  // constants of the stack are shares of the rates of the roofline; what was measured is left
-  // alone. `measurements` may be null. The machine must outlive this object. Throws Error if no
-  // curve has the name of the Adam, or if the machine lacks the link of a remote binding.
+  // (optimizer.adam), which memory it is bound to (numa) and how many ranks share it (all degrees
+  // but pipeline). The constants of the stack are shares of the rates of the roofline; what was
+  // measured is left alone. `measurements` may be null. The machine must outlive this object.
+  // Throws Error if no curve has the name of the Adam, or if the machine lacks the link of a remote
+  // binding.
   CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
             const Measurements* measurements);
 
@@ -85,7 +86,8 @@ class CostModel {
     double log_size = 0;
     double rate = 0;  // FLOPs or bytes per second
   };
-  // What operations of one device share; after these come the interconnects that there are.
+  // What operations of one device share; after these come the interconnects and disks that there
+  // are.
   enum CapacityIndex : int32_t {
     kHbm,
     kDram,
@@ -146,6 +148,7 @@ class CostModel {
   std::vector<Capacity> capacities_;                       // of one device
   int32_t node_ = -1;                                      // index of the interconnects, or -1
   int32_t network_ = -1;
+  int32_t nvme_ = -1;
 };
 
 }  // namespace ballast

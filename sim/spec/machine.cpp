@@ -153,6 +153,9 @@ void check_nvme(const Checker& checker, const Nvme& nvme) {
   checker.curve("nvme.read", nvme.read);
   checker.curve("nvme.write", nvme.write);
   checker.not_negative("nvme.latency", static_cast<double>(nvme.latency.value.ps));
+  if (!nvme.both_share) return;
+  const double share = nvme.both_share->value;
+  if (!(share >= 1 && share <= 2)) checker.fail("nvme.both_share", "is not from 1 to 2");
 }
 
 }  // namespace

@@ -142,6 +142,10 @@ struct Nvme {
   Curve read;  // bytes per second by bytes
   Curve write;
   Sourced<Duration> latency;
+  // What a read and a write reach at once, each as a share of its own rate alone, in sum: from 1,
+  // where both take as long as one after the other, to 2, where neither slows the other. Without it
+  // 1.
+  std::optional<Sourced<double>> both_share = {};
 };
 
 struct Machine {

@@ -1,9 +1,12 @@
 // A GH200-shaped training for the paced device: a few layers of a large model, under all knobs.
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "backend/execute/executor.h"
 #include "backend/paced/device_paced.h"
 #include "profiles/load.h"
 #include "sim/engine/cost.h"
@@ -108,6 +111,55 @@ inline Prepared prepare(const Model& model, const Plan& plan, const Machine& mac
   prepared.machine.rates = fair_rates(prepared.machine.step.capacities);
   prepared.predicted = simulate(prepared.graph.step, prepared.graph, prepared.machine.step);
   return prepared;
+}
+
+// SuperOffload on the four superchips of a node: weights, gradients and state split (ZeRO-3), state
+// on the CPU.
+inline Prepared prepare_ranks(const Model& model) {
+  Plan plan = superoffload();
+  plan.devices = plan.data = 4;
+  plan.global_batch = 4 * superoffload().global_batch;
+  plan.zero_stage = 3;
+  plan.weights.flow_share = 0;
+  plan.optimizer.gpu_buckets = 0;
+  return prepare(model, plan, load_machine("jedi-gh200-quad"));
+}
+
+// What ranks beside each other took, each on a paced device and an executor of its own.
+struct RanksRun {
+  std::vector<Timeline> timelines;   // of each rank
+  std::vector<Duration> step_times;  // of the slowest rank in each step; real time
+  Lateness lateness;                 // of the first rank
+};
+
+inline RanksRun run_ranks(const Prepared& prepared, int count, double slow_down, int32_t steps,
+                          Duration forgiven) {
+  RanksRun run;
+  PacedRanks ranks;
+  std::vector<RunResult> results(static_cast<size_t>(count));
+  {
+    std::vector<std::jthread> crew;
+    for (int rank = 0; rank < count; ++rank) {
+      crew.emplace_back([&, rank] {
+        PacedDevice device(
+            prepared.graph, prepared.machine,
+            {.slow_down = slow_down, .forgiven = forgiven, .ranks = &ranks, .rank = rank});
+        RunOptions options;
+        options.last_step = steps - 1;
+        options.recorded_steps = 100;
+        results[static_cast<size_t>(rank)] = Executor(prepared.graph, device).run(options);
+        if (rank == 0) run.lateness = device.lateness();
+      });
+    }
+  }
+  run.step_times = results.front().step_times;
+  for (RunResult& result : results) {
+    for (size_t step = 0; step < run.step_times.size(); ++step) {
+      run.step_times[step] = std::max(run.step_times[step], result.step_times[step]);
+    }
+    run.timelines.push_back(std::move(result.timeline));
+  }
+  return run;
 }
 
 }  // namespace ballast::gh200

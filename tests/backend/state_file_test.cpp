@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "backend/measure/disk_times.h"
 #include "sim/base/error.h"
 #include "sim/graph/report/memory.h"
 #include "tests/backend/disturbed_training.h"
@@ -181,6 +182,21 @@ TEST(StateFile, what_no_disk_can_do_is_refused) {
   options.folder = "/nowhere";
   EXPECT_EQ(error_of([&] { StateFile file({{1}}, options); }).find("state on NVMe: cannot make"),
             0u);
+}
+
+// 1 s of reading and 2 s of writing that begin together. Neither slows the other: 2 s. As one after
+// the other: 3 s. At 1.6 of their rates in sum each has 0.8 for 1.25 s, and then the write has 1 s
+// left: 2.25 s.
+TEST(DiskTimes, what_both_directions_reach_at_once_follows_from_the_time_that_both_take) {
+  const auto share = [](double both) {
+    return both_share_of(Duration::from_us(1e6), Duration::from_us(2e6),
+                         Duration::from_us(1e6 * both));
+  };
+  EXPECT_NEAR(share(2), 2, 1e-9);
+  EXPECT_NEAR(share(2.25), 1.6, 1e-9);
+  EXPECT_NEAR(share(3), 1, 1e-9);
+  EXPECT_EQ(share(1.9), 2);  // noise
+  EXPECT_EQ(share(3.5), 1);
 }
 
 // Buckets of a segment each, whose memory the next ones use, so that few are there at a time.

@@ -170,7 +170,8 @@ TEST_F(MpiRun, what_killed_ranks_leave_is_resumed_by_another_number_of_them) {
   if (bench.shell("command -v python3").code != 0) GTEST_SKIP() << "there is no python3";
   const Outcome outcome = bench.shell("python3 " BALLAST_SOURCE_DIR
                                       "/scripts/kill_ranks.py $BALLAST --kills 2 --seed 3 "
-                                      "--most-seconds 120 --store here.db");
+                                      "--splits data,expert --most-seconds 120 "
+                                      "--store here.db");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(outcome.says("2 kills, each left a run that resumes")) << outcome.output;
 }

@@ -433,33 +433,6 @@ TEST(Cost, a_remote_binding_without_a_remote_link_names_the_key) {
   EXPECT_NE(text.find("numa remote"), std::string::npos) << text;
 }
 
-Op io(IoDirection direction) {
-  return op_of(OpKind::kIo, Phase::kOptimizer, LaneKind::kNvme,
-               IoWork{Bytes{1'000'000}, direction});
-}
-
-// 1 MB read at 4 GB/s and written at 2 GB/s: 250 and 500 us, and 10 us of latency; through DRAM.
-TEST(Cost, nvme_reads_and_writes_on_its_curves) {
-  Machine machine = tiny_machine();
-  Nvme& nvme = machine.nvme.emplace();
-  nvme.capacity.value = Bytes{1'000'000'000};
-  nvme.read = flat(4e9);
-  nvme.write = flat(2e9);
-  nvme.latency.value = Duration::from_us(10);
-  check(machine);
-  const Costed read = cost(io(IoDirection::kRead), machine);
-  EXPECT_NEAR(read.us(), 260, 1e-6);
-  EXPECT_NEAR(read.demand("dram"), spread(1e6, 260), 1);
-  EXPECT_EQ(read.demand("hbm"), 0);
-  EXPECT_NEAR(cost(io(IoDirection::kWrite), machine).us(), 510, 1e-6);
-}
-
-TEST(Cost, nvme_that_a_machine_lacks_is_an_error_that_names_the_key) {
-  const std::string text = complaint_of([&] { cost(io(IoDirection::kRead), tiny_machine()); });
-  EXPECT_NE(text.find("tiny: nvme"), std::string::npos) << text;
-  EXPECT_NE(text.find("capacity_gb"), std::string::npos) << text;
-}
-
 // Half the rate of products: 2 * 67.109 us; a quarter of the memory's: 4 * 10 us; a third of
 // attention's: 3 * 2000 us; 1 us more for each launch. What the host takes is no time of the GPU's:
 // 1 kB in a quarter of 100 GB/s is 0.04 us and 1 us. A copy is not a kernel: unchanged.

@@ -78,5 +78,30 @@ TEST(SharedCores, ranks_that_this_machine_runs_take_cores_from_each_other) {
   EXPECT_EQ(cores_of(2), cores_of(1) / 2);
 }
 
+// So do those that split products, sequences or a ring; the stages of a pipeline share what there
+// is among them.
+TEST(SharedCores, ranks_of_every_degree_have_a_part_of_this_machine) {
+  Machine machine = tiny_machine();
+  machine.gpu.is_host_thread = true;
+  const auto cores_of = [&](const Plan& plan) {
+    const CostTable table =
+        CostModel(machine, plan, Stack{}, nullptr).table(Program{}, two_stages());
+    for (const Capacity& capacity : table.capacities) {
+      if (capacity.name.starts_with("cores")) return capacity.amount;
+    }
+    return 0.0;
+  };
+  const double all = cores_of(Plan{});
+  for (int64_t Plan::* degree : {&Plan::tensor, &Plan::sequence, &Plan::context}) {
+    Plan plan;
+    plan.data = 2;
+    plan.*degree = 2;
+    EXPECT_EQ(cores_of(plan), all / 4);
+  }
+  Plan staged;
+  staged.pipeline = 2;
+  EXPECT_EQ(cores_of(staged), all);
+}
+
 }  // namespace
 }  // namespace ballast

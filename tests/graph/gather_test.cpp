@@ -243,8 +243,9 @@ TEST(optimizer_pass, state_on_nvme_passes_through_cpu_memory) {
   for (const Op& op : graph.step.ops) {
     const auto* work = std::get_if<IoWork>(&op.work);
     if (work == nullptr) continue;
-    EXPECT_EQ(op.lane, lane_of(0, LaneKind::kNvme));
-    (work->direction == IoDirection::kRead ? read : written) += work->bytes;
+    const bool in = work->direction == IoDirection::kRead;
+    EXPECT_EQ(op.lane, lane_of(0, in ? LaneKind::kNvmeRead : LaneKind::kNvmeWrite));
+    (in ? read : written) += work->bytes;
   }
   EXPECT_EQ(read, Bytes{12 * kGathered});
   EXPECT_EQ(written, Bytes{12 * kGathered});

@@ -199,6 +199,8 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   json["cpu"]["core_bandwidth_gb_per_s"] = number;
   json["nvme"] = {
       {"capacity_gb", number}, {"read", curve}, {"write", curve}, {"latency_us", number}};
+  EXPECT_FALSE(parse(json).nvme->both_share);
+  json["nvme"]["both_share"] = {{"value", 1.5}, {"source", "test"}, {"measured", true}};
   Json table = {{"ranks", 8}, {"nodes", 2}, {"bytes", {1e6}}, {"bus_gb_per_s", {3.0}}};
   table.update({{"source", "test"}, {"measured", true}});
   json["node"] = {{"bandwidth_gb_per_s", number}, {"latency_us", number}};
@@ -212,6 +214,9 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   EXPECT_EQ(more.cpu.core_bandwidth->value.gb_per_s(), 4);
   EXPECT_EQ(more.nvme->capacity.value.count, 4'000'000'000);
   EXPECT_EQ(more.nvme->read.rate_at(5), 2e9);
+  EXPECT_EQ(more.nvme->both_share->value, 1.5);
+  json["nvme"]["both_share"]["value"] = 2.5;
+  EXPECT_TRUE(holds(error_of([&] { parse(json); }), "nvme.both_share"));
   EXPECT_EQ(more.network->switch_reduction->value.gb_per_s(), 4);
   EXPECT_EQ(more.network->point_to_point.rate_at(5), 2e9);
   EXPECT_EQ(more.network->multiprocessors->value, 4);

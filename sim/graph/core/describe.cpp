@@ -95,7 +95,8 @@ struct KeyOfWork {
 std::string_view to_string(LaneKind kind) {
   static constexpr auto names =
       names_of("compute", "copy-in", "copy-out", "upload", "cpu", "check", "tensor-network",
-               "sequence-network", "expert-network", "data-network", "pipeline-network", "nvme");
+               "sequence-network", "expert-network", "data-network", "pipeline-network",
+               "nvme-read", "nvme-write");
   return name_in<kLaneKinds>(names, kind);
 }
 

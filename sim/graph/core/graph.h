@@ -47,9 +47,12 @@ enum class LaneKind : uint8_t {
   kExpertNetwork,    // tokens to the ranks of their experts, and back
   kDataNetwork,      // ranks that hold the same weights, or shards of them
   kPipelineNetwork,  // between stages
-  kNvme,
+  // A read of the next bucket's state does not queue behind the write of one that was stepped. What
+  // the two share is the disk (Nvme::both_share).
+  kNvmeRead,
+  kNvmeWrite,
 };
-inline constexpr int kLaneKinds = static_cast<int>(LaneKind::kNvme) + 1;
+inline constexpr int kLaneKinds = static_cast<int>(LaneKind::kNvmeWrite) + 1;
 std::string_view to_string(LaneKind kind);
 
 constexpr LaneId lane_of(int device, LaneKind kind) {

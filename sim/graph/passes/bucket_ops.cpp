@@ -462,7 +462,7 @@ Op BucketOps::move_state(int32_t b, Arrival arrival) const {
     accesses.push_back(in ? write(id, Role::kDestination) : read(id, Role::kSource));
   }
   if (home.site == Site::kCpu) {
-    return op(OpKind::kIo, LaneKind::kNvme, b,
+    return op(OpKind::kIo, in ? LaneKind::kNvmeRead : LaneKind::kNvmeWrite, b,
               IoWork{bytes, in ? IoDirection::kRead : IoDirection::kWrite}, std::move(accesses));
   }
   return op(OpKind::kCopy, in ? LaneKind::kUpload : LaneKind::kCopyOut, b,
