@@ -1,5 +1,6 @@
 #include "autotune/complete/open_layouts.h"
 
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 
@@ -52,6 +53,32 @@ TEST(open_layouts, are_all_legal_ones_and_each_is_settled) {
   for (const OpenLayout& layout : found) {
     EXPECT_FALSE(layout.setting.has_open_layout());
     EXPECT_GT(layout.at_least.ps, 0);
+  }
+}
+
+// However early a deadline comes, layouts were seen of all parts of the list; where none comes, all
+// were, in the order of open_layouts().
+TEST(open_layouts, are_judged_in_steps_through_the_list) {
+  const Setting setting = open_setting();
+  const std::vector<Plan> legal = legal_layouts(setting);
+  ASSERT_GT(legal.size(), 4U);
+  std::vector<Plan> list;
+  for (const Plan& plan : legal) list.insert(list.end(), 40, plan);
+  Setting like = setting;
+  like.plan = list.front();
+  const std::vector<OpenLayout> early = judged_layouts(like, list, nullptr, [] { return true; });
+  ASSERT_LT(early.size(), list.size());
+  for (const Plan& plan : legal) {
+    EXPECT_TRUE(std::any_of(early.begin(), early.end(), [&](const OpenLayout& one) {
+      return one.setting.plan == plan;
+    })) << layout_name(plan);
+  }
+  const std::vector<OpenLayout> all = judged_layouts(like, legal, nullptr, {});
+  const std::vector<OpenLayout> open = open_layouts(setting, nullptr);
+  ASSERT_EQ(all.size(), open.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i].setting.plan, open[i].setting.plan);
+    EXPECT_EQ(all[i].at_least, open[i].at_least);
   }
 }
 

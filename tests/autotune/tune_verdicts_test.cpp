@@ -118,5 +118,34 @@ TEST(TuneVerdicts, are_those_of_every_plan_one_by_one) {
   EXPECT_LT(yes, settings * 3 / 4);
 }
 
+// A search that has no time left once its first plans are known answers with one of them; one that
+// somebody interrupts with none.
+TEST(TuneVerdicts, a_first_plan_is_an_answer_where_no_time_is_left) {
+  Numbers numbers;
+  int answered = 0;
+  while (answered < 10) {
+    const Question question = random_question(numbers);
+    if (question.space.layouts.size() < 2) continue;
+    SCOPED_TRACE(name_of(question.setting));
+    SearchOptions options;
+    options.threads = 1;
+    begin_with_first_plan(question.setting, question.space.layouts, nullptr, options);
+    if (options.starts.empty()) continue;
+    options.deadline_s = 0;
+    const Machine& machine = question.setting.machine;
+    const SearchResult late =
+        search(question.setting.model, question.space, machine, nullptr, options);
+    EXPECT_EQ(late.stop, SearchStop::kDeadline);
+    ASSERT_TRUE(late.best);
+    EXPECT_TRUE(predict(question.setting.model, late.best->plan, machine, nullptr).fits);
+    options.interrupted = [] { return true; };
+    const SearchResult interrupted =
+        search(question.setting.model, question.space, machine, nullptr, options);
+    EXPECT_EQ(interrupted.stop, SearchStop::kInterrupt);
+    EXPECT_FALSE(interrupted.best);
+    ++answered;
+  }
+}
+
 }  // namespace
 }  // namespace ballast::tests
