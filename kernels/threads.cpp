@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <sched.h>
 #include <utility>
 
 #ifdef BALLAST_HWLOC
@@ -19,56 +18,94 @@ constexpr int64_t kTile = 4 * kUndoTile;
 // Tiles up to the one that ends at parameter `end`, or is cut off there.
 int64_t undo_tiles_to(int64_t end) { return (end + kUndoTile - 1) / kUndoTile; }
 
+std::optional<cpu_set_t> binding_of_this_thread() {
+  cpu_set_t bound;
+  CPU_ZERO(&bound);
+  if (sched_getaffinity(0, sizeof(bound), &bound) != 0) return std::nullopt;
+  return bound;
+}
+
 #ifdef BALLAST_HWLOC
 
 // hwloc spreads over sockets and caches first, which is where the memory channels are. It knows
 // what a container allows, and not what the thread that made this one was bound to (numactl,
 // mpirun, the chip of a GPU): the topology is cut down to that.
-void pin(int worker, int workers) {
+std::vector<cpu_set_t> spread(int parts) {
   hwloc_topology_t topology = nullptr;
-  if (hwloc_topology_init(&topology) != 0) return;
+  if (hwloc_topology_init(&topology) != 0) return {};
   const std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)> owner(
       topology, hwloc_topology_destroy);
-  if (hwloc_topology_load(topology) != 0) return;
+  if (hwloc_topology_load(topology) != 0) return {};
   const std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)> bound(hwloc_bitmap_alloc(),
                                                                             hwloc_bitmap_free);
   const bool is_known =
       bound != nullptr && hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_THREAD) == 0;
-  if (is_known && hwloc_topology_restrict(topology, bound.get(), 0) != 0) return;
-  std::vector<hwloc_cpuset_t> sets(static_cast<size_t>(workers), nullptr);
+  if (is_known && hwloc_topology_restrict(topology, bound.get(), 0) != 0) return {};
+  std::vector<hwloc_cpuset_t> sets(static_cast<size_t>(parts), nullptr);
   hwloc_obj_t root = hwloc_get_root_obj(topology);
-  if (hwloc_distrib(topology, &root, 1, sets.data(), static_cast<unsigned>(workers), 1 << 20, 0) !=
+  if (hwloc_distrib(topology, &root, 1, sets.data(), static_cast<unsigned>(parts), 1 << 20, 0) !=
       0) {
-    return;
+    return {};
   }
-  // A thread that cannot be pinned works all the same, only less evenly.
-  (void)hwloc_set_cpubind(topology, sets[static_cast<size_t>(worker)], HWLOC_CPUBIND_THREAD);
-  for (hwloc_cpuset_t set : sets) hwloc_bitmap_free(set);
+  std::vector<cpu_set_t> result(sets.size());
+  for (size_t i = 0; i < sets.size(); ++i) {
+    CPU_ZERO(&result[i]);
+    for (int core = hwloc_bitmap_first(sets[i]); core >= 0 && core < CPU_SETSIZE;
+         core = hwloc_bitmap_next(sets[i], core)) {
+      CPU_SET(static_cast<size_t>(core), &result[i]);
+    }
+    hwloc_bitmap_free(sets[i]);
+  }
+  return result;
 }
 
 #else
 
-void pin(int worker, int /*workers*/) {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
-  const int count = CPU_COUNT(&allowed);
-  if (count == 0) return;
-  int skip = worker % count;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &allowed) || skip-- > 0) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    // A thread that cannot be pinned works all the same, only less evenly.
-    (void)sched_setaffinity(0, sizeof(one), &one);
-    return;
+std::vector<cpu_set_t> spread(int parts) {
+  const std::optional<cpu_set_t> allowed = binding_of_this_thread();
+  if (!allowed || CPU_COUNT(&*allowed) == 0) return {};
+  std::vector<cpu_set_t> result(static_cast<size_t>(parts));
+  for (cpu_set_t& part : result) CPU_ZERO(&part);
+  const auto count = static_cast<size_t>(CPU_COUNT(&*allowed));
+  size_t seen = 0;
+  for (size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &*allowed)) continue;
+    // Neighbours to one part, or, of more parts than cores, parts that lie `count` apart.
+    if (count >= result.size()) {
+      CPU_SET(core, &result[seen * result.size() / count]);
+    } else {
+      for (size_t part = seen; part < result.size(); part += count) CPU_SET(core, &result[part]);
+    }
+    ++seen;
   }
+  return result;
 }
 
 #endif
 
+// A thread that cannot be bound works all the same, only less evenly.
+void bind_this_thread(const cpu_set_t& cores) { (void)sched_setaffinity(0, sizeof(cores), &cores); }
+
+void pin(int worker, int workers) {
+  const std::vector<cpu_set_t> parts = spread(workers);
+  if (!parts.empty()) bind_this_thread(parts[static_cast<size_t>(worker)]);
+}
+
 }  // namespace
+
+std::vector<cpu_set_t> core_shares(int parts) {
+  const std::optional<cpu_set_t> allowed = binding_of_this_thread();
+  if (!allowed || CPU_COUNT(&*allowed) < parts) return {};
+  return spread(parts);
+}
+
+CoreBinding::CoreBinding(const cpu_set_t& cores) : before_(binding_of_this_thread()) {
+  bind_this_thread(cores);
+}
+
+CoreBinding::~CoreBinding() {
+  if (before_) bind_this_thread(*before_);
+}
 
 Workers::Workers(int count, Pinning pinning)
     : count_(count), failures_(static_cast<size_t>(count)) {

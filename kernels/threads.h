@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <optional>
+#include <sched.h>
 #include <span>
 #include <thread>
 #include <vector>
@@ -19,6 +21,23 @@
 #include "kernels/undo.h"
 
 namespace ballast::kernels {
+
+// The cores that this thread may use in so many parts without a core in common, each of neighbours
+// in the machine's topology. None where there are fewer cores than parts.
+std::vector<cpu_set_t> core_shares(int parts);
+
+// Binds this thread, and those that it starts meanwhile, to some cores. At its end, on the same
+// thread, that thread is bound as it was before; those that it started stay.
+class CoreBinding {
+ public:
+  explicit CoreBinding(const cpu_set_t& cores);
+  ~CoreBinding();
+  CoreBinding(const CoreBinding&) = delete;
+  CoreBinding& operator=(const CoreBinding&) = delete;
+
+ private:
+  std::optional<cpu_set_t> before_;
+};
 
 // kCores spreads the threads over the cores that this process may use, one each as far as they go.
 enum class Pinning : uint8_t { kNone, kCores };

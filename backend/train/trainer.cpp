@@ -270,8 +270,11 @@ struct Trainer::State {
 };
 
 struct Trainer::Team {
-  explicit Team(int64_t ranks) : all(static_cast<int>(ranks)) {}
+  explicit Team(int64_t ranks)
+      : all(static_cast<int>(ranks)), cores(kernels::core_shares(static_cast<int>(ranks))) {}
   LocalRanks all;
+  // Of each rank, or none. Unbound ones that wake each other may take turns on one core for long.
+  std::vector<cpu_set_t> cores;
   std::vector<std::unique_ptr<Trainer>> others;  // ranks 1, 2, ...
 };
 
@@ -368,6 +371,8 @@ void Trainer::on_every_rank(const std::function<void(Trainer& rank)>& work) cons
   std::vector<std::exception_ptr> failures(team_->others.size() + 1);
   const auto run = [&](size_t rank, Trainer& trainer) {
     Communicator& ranks = team_->all.of(static_cast<int>(rank));
+    std::optional<kernels::CoreBinding> bound;
+    if (!team_->cores.empty()) bound.emplace(team_->cores[rank]);
     try {
       work(trainer);
     } catch (const std::exception& error) {

@@ -52,6 +52,50 @@ TEST(threads, pinned_ones_stay_where_the_thread_that_made_them_is_bound) {
   }
 }
 
+// Each core is of exactly one part, where there are enough of them.
+TEST(core_shares, divide_the_cores_that_this_thread_may_use) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  const int cores = CPU_COUNT(&allowed);
+  for (int parts = 1; parts <= cores; ++parts) {
+    const std::vector<cpu_set_t> shares = core_shares(parts);
+    ASSERT_EQ(std::ssize(shares), parts);
+    cpu_set_t seen;
+    CPU_ZERO(&seen);
+    int sum = 0;
+    for (const cpu_set_t& share : shares) {
+      EXPECT_GE(CPU_COUNT(&share), 1);
+      sum += CPU_COUNT(&share);
+      CPU_OR(&seen, &seen, &share);
+    }
+    EXPECT_EQ(sum, cores);
+    EXPECT_TRUE(CPU_EQUAL(&seen, &allowed));
+  }
+  EXPECT_TRUE(core_shares(cores + 1).empty());
+}
+
+TEST(core_binding, holds_for_threads_that_are_started_meanwhile_and_ends) {
+  const auto binding = [] {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    EXPECT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+    return cores;
+  };
+  const cpu_set_t before = binding();
+  const std::vector<cpu_set_t> shares = core_shares(CPU_COUNT(&before));
+  ASSERT_FALSE(shares.empty());
+  {
+    const CoreBinding bound(shares.back());
+    cpu_set_t of_thread;
+    CPU_ZERO(&of_thread);
+    std::thread([&] { of_thread = binding(); }).join();
+    EXPECT_TRUE(CPU_EQUAL(&of_thread, &shares.back()));
+  }
+  const cpu_set_t after = binding();
+  EXPECT_TRUE(CPU_EQUAL(&after, &before));
+}
+
 TEST(threads, thousand_jobs_in_a_row_all_run) {
   Workers workers(2, Pinning::kNone);
   std::atomic<int64_t> sum = 0;
