@@ -12,8 +12,9 @@
 
 namespace ballast {
 
-// Collectives of 16-bit values among all ranks, from when all are ready until this rank may go on.
-// Every rank calls; each has its own times.
+// Collectives of 16-bit values among all ranks, and among every group of them that a degree may
+// have, all groups at once, from when all are ready until this rank may go on. Every rank calls;
+// each has its own times.
 std::vector<OperationTime> time_collectives(Communicator& ranks, ProfileEffort effort);
 
 // The same among threads of this process; the times are those of the first.

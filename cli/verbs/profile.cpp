@@ -129,6 +129,11 @@ void check_ranks(const ProfileFlags& flags) {
   }
 }
 
+std::string group_text(const CollectiveWork& work) {
+  if (work.stride == 1) return fmt::format("of {}", work.ranks);
+  return fmt::format("of {} that lie {} apart", work.ranks, work.stride);
+}
+
 // What is found belongs to the machine that was profiled before.
 int profile_ranks(const ProfileFlags& flags) {
   check_ranks(flags);
@@ -146,12 +151,13 @@ int profile_ranks(const ProfileFlags& flags) {
     measurements[cost_key(time.op)] = measurement_of(time.op, {time.median, time.deviation});
     list.push_back({{"kind", to_string(work.kind)},
                     {"ranks", work.ranks},
+                    {"stride", work.stride},
                     {"bytes", work.bytes.count},
                     {"time_us", time.median.us()},
                     {"deviation_us", time.deviation.us()}});
     if (flags.output.json) continue;
-    fmt::print("  {:<16}{:>12} bytes{:>12.1f} us +-{:.1f}\n", to_string(work.kind),
-               work.bytes.count, time.median.us(), time.deviation.us());
+    fmt::print("  {:<16}{:<28}{:>12} bytes{:>12.1f} us +-{:.1f}\n", to_string(work.kind),
+               group_text(work), work.bytes.count, time.median.us(), time.deviation.us());
   }
   open_store(flags.store)
       .append(host_of(here), processes ? named_between_processes(measurements) : measurements);

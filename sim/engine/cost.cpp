@@ -108,23 +108,6 @@ struct GroupOfWork {
   std::string operator()(const BlockWork&) const { return ""; }
 };
 
-// Phases whose work differs though its sizes may not; a recomputed forward is a forward.
-std::string_view group_of(Phase phase) {
-  switch (phase) {
-    case Phase::kForward:
-    case Phase::kRecompute:
-      return " forward";
-    case Phase::kBackward:
-      return " backward";
-    case Phase::kBackwardInput:
-      return " backward_input";
-    case Phase::kBackwardWeight:
-      return " backward_weight";
-    default:
-      return "";
-  }
-}
-
 bool runs_on_cpu(const Op& op) {
   const auto* bucket = std::get_if<BucketWork>(&op.work);
   return bucket != nullptr && bucket->site == Site::kCpu;
@@ -143,7 +126,7 @@ double fastest(const Curve& curve) {
 }  // namespace
 
 std::string cost_group(const Op& op) {
-  return fmt::format("{}{}{}", to_string(op.kind), group_of(op.phase),
+  return fmt::format("{}{}{}", to_string(op.kind), cost_phase(op),
                      std::visit(GroupOfWork{}, op.work));
 }
 
@@ -295,10 +278,13 @@ CostModel::Alone CostModel::alone(const Op& op) const {
   if (std::holds_alternative<std::monostate>(op.work)) return {};
   // Measured steps are those of the fastest implementation; another one has its own curve.
   const bool other_adam = adam_ != "best" && op.kind == OpKind::kAdam && runs_on_cpu(op);
+  // Stages on this machine are of one process: a message between them is a copy.
+  const bool between_stages =
+      machine_.gpu.is_host_thread && kind_of(op.lane) == LaneKind::kPipelineNetwork;
   // What was timed went to the device's own CPU memory.
   const bool other_memory =
       numa_ == NumaBinding::kRemote && std::holds_alternative<CopyWork>(op.work);
-  if (!measured_.empty() && !other_adam && !other_memory) {
+  if (!measured_.empty() && !other_adam && !other_memory && !between_stages) {
     const auto measured = measured_.find(cost_key(op));
     if (measured != measured_.end()) return {measured->second, Provenance::kMeasured};
     if (const auto result = interpolated(op)) return *result;

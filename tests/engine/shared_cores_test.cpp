@@ -60,6 +60,40 @@ TEST(SharedCores, a_message_between_them_is_a_copy) {
   EXPECT_GT(table.ops[1].alone.ps, 0);
 }
 
+// What ranks exchange was timed once, without a phase, and holds in every phase of a step; messages
+// between stages are none of it.
+TEST(SharedCores, what_was_timed_of_ranks_holds_in_every_phase_and_not_between_stages) {
+  Machine machine = tiny_machine();
+  machine.gpu.is_host_thread = true;
+  Op timed;
+  timed.kind = OpKind::kCollective;
+  timed.phase = Phase::kOptimizer;
+  timed.lane = lane_of(0, LaneKind::kDataNetwork);
+  timed.work = CollectiveWork{CollectiveKind::kSendReceive, Bytes{4096}, 2, 1};
+  const Duration median = Duration::from_seconds(1);
+  const Measurements measurements = {{cost_key(timed), measurement_of(timed, {median, {}})}};
+  Program program;
+  for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kFetch, Phase::kOptimizer}) {
+    for (const int64_t bytes : {4096, 8192}) {  // the second is interpolated
+      Op op = timed;
+      op.phase = phase;
+      op.lane = lane_of(0, LaneKind::kSequenceNetwork);
+      op.work = CollectiveWork{CollectiveKind::kSendReceive, Bytes{bytes}, 2, 1};
+      program.ops.push_back(op);
+    }
+  }
+  Op between_stages = timed;
+  between_stages.lane = lane_of(0, LaneKind::kPipelineNetwork);
+  program.ops.push_back(between_stages);
+  const CostTable table =
+      CostModel(machine, Plan{}, Stack{}, &measurements).table(program, two_stages());
+  for (size_t i = 0; i + 1 < program.ops.size(); i += 2) {
+    EXPECT_EQ(table.ops[i].alone, median);
+    EXPECT_NEAR(table.ops[i + 1].alone.seconds(), 2, 1e-9);
+  }
+  EXPECT_LT(table.ops[program.ops.size() - 1].alone, median);
+}
+
 // Four cores: one rank's step by four threads runs at full speed, of two ranks each has two.
 TEST(SharedCores, ranks_that_this_machine_runs_take_cores_from_each_other) {
   Machine machine = tiny_machine();

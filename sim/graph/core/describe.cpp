@@ -155,27 +155,27 @@ std::string describe(const Tensor& tensor) {
                      tensor.elements, to_string(tensor.dtype), to_string(tensor.place));
 }
 
-std::string cost_key(const Op& op) {
-  // A recomputed forward costs what the forward costs; whose bucket is moved does not matter.
-  std::string key(to_string(op.kind));
+std::string_view cost_phase(const Op& op) {
+  // What ranks exchange costs the same whenever they do.
+  if (std::holds_alternative<CollectiveWork>(op.work)) return "";
   switch (op.phase) {
     case Phase::kForward:
     case Phase::kRecompute:
-      key += " forward";
-      break;
+      return " forward";
     case Phase::kBackward:
-      key += " backward";
-      break;
+      return " backward";
     case Phase::kBackwardInput:
-      key += " backward_input";
-      break;
+      return " backward_input";
     case Phase::kBackwardWeight:
-      key += " backward_weight";
-      break;
+      return " backward_weight";
     default:
-      break;
+      return "";
   }
-  return key + std::visit(KeyOfWork{}, op.work);
+}
+
+std::string cost_key(const Op& op) {
+  return fmt::format("{}{}{}", to_string(op.kind), cost_phase(op),
+                     std::visit(KeyOfWork{}, op.work));
 }
 
 Flops flops_of(const Work& work) {

@@ -437,6 +437,10 @@ struct Graph {
 std::string describe(const Op& op);
 std::string describe(const Tensor& tensor);
 
+// The phase of operations whose work differs though its sizes may not, behind a space, or nothing. A
+// recomputed forward costs what the forward costs; whose bucket is moved does not matter.
+std::string_view cost_phase(const Op& op);
+
 // Canonical text of an operation's kind, phase and work: equal text means equal cost; the key of
 // measurements in the store. For example "gemm forward m=512 n=768 k=256 bf16".
 std::string cost_key(const Op& op);
