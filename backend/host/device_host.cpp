@@ -71,7 +71,7 @@ const Capabilities& host_capabilities() {
           .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks,
                 PlanFeature::kSplitWeights, PlanFeature::kTensorRanks, PlanFeature::kSequenceRanks,
                 PlanFeature::kContextRanks, PlanFeature::kExpertRanks,
-                PlanFeature::kRanksOfPipelines});
+                PlanFeature::kRanksOfPipelines, PlanFeature::kStreamsOfShares});
   return kTable;
 }
 

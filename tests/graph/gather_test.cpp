@@ -259,6 +259,41 @@ TEST(optimizer_pass, state_on_nvme_passes_through_cpu_memory) {
   }
 }
 
+// Of three ranks that share optimizer state each moves its third, rounded up in each of the three
+// arrays, and nobody exchanges it: from CPU memory as from NVMe.
+TEST(optimizer_pass, each_rank_moves_its_share_of_state_that_rests_elsewhere) {
+  for (const bool nvme : {false, true}) {
+    for (const int64_t zero_stage : {1, 2}) {
+      Plan plan = tiny::plan();
+      plan.data = plan.devices = 3;
+      plan.global_batch = 3 * tiny::plan().global_batch;
+      plan.zero_stage = zero_stage;
+      if (nvme) plan.optimizer.placement = OptimizerPlacement::kNvme;
+      if (!nvme) plan.optimizer.stream_share = 1;
+      const Graph graph = build(tiny::model(), plan);
+      Bytes moved, expected;
+      int64_t collectives = 0;
+      for (const Bucket& bucket : graph.buckets) {
+        expected += Bytes{2 * 12 * div_ceil(bucket.count, 3)};
+        EXPECT_EQ(graph.tensor(bucket.rest).elements, 3 * div_ceil(bucket.count, 3));
+      }
+      for (const Op& op : graph.step.ops) {
+        collectives += op.kind == OpKind::kCollective ? 1 : 0;
+        const bool moves =
+            std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+              return graph.tensor(access.tensor).kind == TensorKind::kState;
+            });
+        if (!moves) continue;
+        const auto* copy = std::get_if<CopyWork>(&op.work);
+        moved += copy != nullptr ? copy->bytes : std::get<IoWork>(op.work).bytes;
+      }
+      EXPECT_EQ(moved, expected);
+      // Gradients of each bucket are scattered and its weights gathered.
+      EXPECT_EQ(collectives, 2 * std::ssize(graph.buckets));
+    }
+  }
+}
+
 Plan speculating_by_two() {
   Plan plan = by_two({3, 1});
   plan.optimizer.placement = OptimizerPlacement::kCpu;

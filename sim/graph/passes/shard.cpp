@@ -3,6 +3,7 @@
 // are reduce-scattered before they leave the GPU, every rank steps its shard, and weights are
 // all-gathered after they come home. Traffic to the CPU is 1/P of the bucket on each rank. What the
 // GPU steps is exchanged by the optimizer pass; here its share of the work is taken.
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -47,7 +48,9 @@ class Shard {
         tensor.elements = div_ceil(bytes.count, size_of(tensor.dtype));
         continue;
       }
-      tensor.elements = share_of(shared(tensor.label.bucket), tensor.elements, ranks_);
+      tensor.elements = tensor.kind == TensorKind::kState
+                            ? share_of_state(tensor.label.bucket, tensor.elements)
+                            : share_of(shared(tensor.label.bucket), tensor.elements, ranks_);
     }
     graph_.step.ops = rewrite(std::move(graph_.step.ops), Staging::kOfItsOwn);
     graph_.repair.ops = rewrite(std::move(graph_.repair.ops), Staging::kNone);
@@ -65,6 +68,11 @@ class Shard {
     std::vector<Op> result;
     result.reserve(ops.size() + ops.size() / 8);
     for (Op& op : ops) {
+      if (moves_state(op)) {
+        share_moved(op);
+        result.push_back(std::move(op));
+        continue;
+      }
       if (op.kind == OpKind::kCopy && op.phase != Phase::kOffload && op.phase != Phase::kReload &&
           moves_shard(op)) {
         if (staging == Staging::kNone) {
@@ -83,6 +91,25 @@ class Shard {
       result.push_back(std::move(op));
     }
     return result;
+  }
+
+  // State that streams in for its step and out again, from CPU memory or NVMe: no other rank's.
+  bool moves_state(const Op& op) const {
+    return std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& access) {
+      return graph_.tensor(access.tensor).kind == TensorKind::kState;
+    });
+  }
+
+  void share_moved(Op& op) {
+    auto* const copy = std::get_if<CopyWork>(&op.work);
+    Bytes& bytes = copy != nullptr ? copy->bytes : std::get<IoWork>(op.work).bytes;
+    bytes = {share_of_state(op.label.bucket, bytes.count)};
+  }
+
+  // Of several arrays as long as the bucket, each of which is shared by itself.
+  int64_t share_of_state(int32_t bucket, int64_t whole) {
+    const int64_t count = graph_.bucket(bucket).count;
+    return div_exact(whole, count) * share_of(shared(bucket), count, ranks_);
   }
 
   // Everything but the handful of norms, and sums of gradients that return to be added to: those
