@@ -71,7 +71,8 @@ const Capabilities& host_capabilities() {
           .has({PlanFeature::kPipeline, PlanFeature::kSubsequences, PlanFeature::kDataRanks,
                 PlanFeature::kSplitWeights, PlanFeature::kTensorRanks, PlanFeature::kSequenceRanks,
                 PlanFeature::kContextRanks, PlanFeature::kExpertRanks,
-                PlanFeature::kRanksOfPipelines, PlanFeature::kStreamsOfShares});
+                PlanFeature::kRanksOfPipelines, PlanFeature::kStreamsOfShares,
+                PlanFeature::kFlowOfSplitWeights});
   return kTable;
 }
 

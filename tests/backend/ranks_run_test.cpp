@@ -111,6 +111,41 @@ TEST(ranks, state_that_streams_in_has_the_same_bits) {
               trained);
 }
 
+// A rank's part of a module's weights rests in its CPU memory, comes in before each use, and is
+// gathered then. What flows is not late: with delay it is held against one rank whose weights flow.
+TEST(ranks, split_weights_that_flow_train_as_those_that_stay) {
+  const Model model = tiny::gpt2_model();
+  const TrainerOptions options = tiny::disturbed_options();
+  int trained = 0;
+  double furthest = 0;
+  for (const RankShape& shape : kRankShapes) {
+    for (const SyncMode sync : kSyncs) {
+      for (const Homes homes : {Homes::kOptimizerAway, Homes::kAllAway}) {
+        const auto of = [&](int64_t ranks, double flow_share) {
+          Plan plan =
+              plan_of(ranks, shape.micro_batches, ranks > 1 ? 3 : 0, sync, homes, DType::kF32);
+          plan.weights.flow_share = flow_share;
+          plan.optimizer.gpu_buckets = 0;
+          return plan;
+        };
+        const bool late = sync == SyncMode::kDelay;
+        const tiny::Outcome stays = tiny::train(model, of(shape.ranks, 0), options, kSteps, true);
+        for (const double share : {0.5, 1.0}) {
+          const Plan plan = of(shape.ranks, share);
+          const tiny::Outcome flows = tiny::train(model, plan, options, kSteps, false);
+          if (!late) tiny::expect_same(flows, stays, text_of(plan));
+          const tiny::Outcome alone = tiny::train(model, of(1, share), options, kSteps, true);
+          furthest = std::max(furthest, furthest_apart(flows, alone));
+          ++trained;
+        }
+      }
+    }
+  }
+  EXPECT_LE(furthest, 1e-5);
+  std::printf("%d plans whose split weights flow, losses at most %.1e from one rank's\n", trained,
+              furthest);
+}
+
 // With clipped and poisoned steps: every way to split has the bits of ranks that keep all, whose
 // verdicts are those of one rank that accumulates, and whose numbers are its but for rounding.
 TEST(ranks, every_split_and_sync_comes_to_the_same_verdicts) {
@@ -406,6 +441,11 @@ TEST(ranks, what_does_not_run_is_refused_by_name) {
   };
   EXPECT_EQ(with([](Plan& other) { other.zero_stage = 3; }), "");
   EXPECT_EQ(with([](Plan& other) { other.weights.flow_share = 0.5; }), "plan.weights.flow_share");
+  EXPECT_EQ(with([](Plan& other) {
+              other.weights.flow_share = 0.5;
+              other.zero_stage = 3;
+            }),
+            "");
   EXPECT_EQ(with([](Plan& other) { other.optimizer.stream_share = 0.5; }), "");
   EXPECT_EQ(with([](Plan& other) {
               other.data = other.devices = 4;

@@ -81,7 +81,9 @@ constexpr std::array<Asked, kPlanFeatures> kPlanAsked = {
       "set plan.data=1 or plan.pipeline=1, and plan.devices to match"},
      {"weights that are split over ranks (ZeRO stage 3)", "plan.zero_stage",
       "set plan.zero_stage=2"},
-     {"weights that flow in from ranks that share them", "plan.weights.flow_share",
+     {"weights that flow in to ranks that share what is stepped (ZeRO stages 1 and 2)",
+      "plan.weights.flow_share", "set plan.weights.flow_share=0"},
+     {"weights that flow in to ranks that split them", "plan.weights.flow_share",
       "set plan.weights.flow_share=0"},
      {"shares that several groups of expert ranks have", "plan.zero_group",
       "set plan.zero_group=0"},
@@ -158,7 +160,10 @@ bool has_feature(const Plan& plan, PlanFeature feature) {
     case PlanFeature::kSplitWeights:
       return plan.replicas() > 1 && plan.zero_stage == 3;
     case PlanFeature::kFlowOfShares:
-      return plan.replicas() > 1 && plan.zero_stage > 0 && plan.weights.flow_share.value_or(0) > 0;
+      return plan.replicas() > 1 && (plan.zero_stage == 1 || plan.zero_stage == 2) &&
+             plan.weights.flow_share.value_or(0) > 0;
+    case PlanFeature::kFlowOfSplitWeights:
+      return plan.replicas() > 1 && plan.zero_stage == 3 && plan.weights.flow_share.value_or(0) > 0;
     case PlanFeature::kCopiesOfShares:
       return plan.sharing() < plan.replicas() && plan.zero_stage > 0 && plan.expert > 1;
     case PlanFeature::kStreamsOfShares:

@@ -76,10 +76,12 @@ enum class PlanFeature : uint8_t {
   kRemoteMemory,  // threads that use the memory of another chip
   kSubsequences,  // sequences that pass the layers in parts
   // Of ranks of data parallelism: beside stages, weights that are split over them or flow in from
-  // where they are split, shares that several groups of them have, and state that streams in.
+  // where optimizer state is split (ZeRO 1, 2) or weights are (3), shares that several groups of
+  // them have, and state that streams in.
   kRanksOfPipelines,
   kSplitWeights,
   kFlowOfShares,
+  kFlowOfSplitWeights,
   kCopiesOfShares,
   kStreamsOfShares,
   kSequenceParts,       // parts of sequences that ranks share
@@ -88,7 +90,7 @@ enum class PlanFeature : uint8_t {
   kExpertsOfSequences,  // expert ranks beside those that share sequences
   kFp8OfTensorRanks,    // scales of factors of which tensor-parallel ranks have parts
 };
-inline constexpr int kPlanFeatures = 18;
+inline constexpr int kPlanFeatures = 19;
 
 // A set of values of an enumeration.
 template <class Enum>
