@@ -177,6 +177,28 @@ TEST(split_ranks, what_is_recomputed_has_the_same_bits) {
   }
 }
 
+// Beside every degree what a rank has of the weights flows, and of the state streams in.
+TEST(split_ranks, what_flows_and_streams_in_has_the_bits_of_what_stays) {
+  const TrainerOptions options = gentle(tiny::disturbed_options());
+  const Degrees kPlans[] = {{.sequence = 2, .data = 2},
+                            {.context = 2, .data = 2},
+                            {.tensor = 2, .data = 2},
+                            {.tensor = 2, .data = 2, .tensor_sequence = true},
+                            {.data = 4, .expert = 2}};
+  for (Degrees degrees : kPlans) {
+    degrees.zero_stage = 3;
+    const Model model = degrees.expert > 1 ? tiny::newer_models()[1] : tiny::gpt2_model();
+    Plan plan = plan_of(degrees, SyncMode::kWait, Homes::kOptimizerAway);
+    const tiny::Outcome stays = tiny::train(model, plan, options, kSteps, true);
+    plan.optimizer.gpu_buckets = 0;
+    for (const auto& [flow, stream] : {std::pair{1.0, 0.0}, {0.0, 1.0}, {0.5, 0.5}}) {
+      plan.weights.flow_share = flow;
+      plan.optimizer.stream_share = stream;
+      tiny::expect_same(tiny::train(model, plan, options, kSteps, false), stays, text_of(degrees));
+    }
+  }
+}
+
 // Whichever rank comes first to a step's loss fails there; the others are anywhere.
 TEST(split_ranks, a_rank_that_fails_ends_all) {
   const Model model = tiny::llama_model();

@@ -437,8 +437,8 @@ struct Graph {
 std::string describe(const Op& op);
 std::string describe(const Tensor& tensor);
 
-// The phase of operations whose work differs though its sizes may not, behind a space, or nothing. A
-// recomputed forward costs what the forward costs; whose bucket is moved does not matter.
+// The phase of operations whose work differs though its sizes may not, behind a space, or nothing.
+// A recomputed forward costs what the forward costs; whose bucket is moved does not matter.
 std::string_view cost_phase(const Op& op);
 
 // Canonical text of an operation's kind, phase and work: equal text means equal cost; the key of
