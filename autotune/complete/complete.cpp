@@ -347,12 +347,24 @@ class LayoutChooser {
     while (stalled_ < kStalledLayouts && !is_interrupted()) {
       std::optional<Duration> best;
       if (best_ != nullptr) best = best_->step_time;
-      // The first one alone: its time is a limit for all others, of which most then end at once.
-      const std::vector<size_t> next = order_.take(is_first ? 1 : kLayoutsAtOnce, best);
+      std::vector<size_t> next = order_.take(kLayoutsAtOnce, best);
       if (next.empty()) return;
+      // What is found soonest comes first, for its time is a limit for all others, of which most
+      // then end at once: pipelines of many chunks take the largest graphs.
+      std::stable_sort(next.begin(), next.end(), [&](size_t one, size_t other) {
+        return turns_of(layouts_[one]) < turns_of(layouts_[other]);
+      });
+      const size_t soonest = std::min<size_t>(next.size(), is_first ? 1 : kLayoutsAtOnce / 2);
       is_first = false;
-      complete(next);
+      complete({next.begin(), next.begin() + static_cast<std::ptrdiff_t>(soonest)});
+      complete({next.begin() + static_cast<std::ptrdiff_t>(soonest), next.end()});
     }
+  }
+
+  // Of the chunks of a pipeline, in as many micro-batches as it has stages.
+  static int64_t turns_of(const OpenLayout& layout) {
+    const Plan& plan = layout.setting.plan;
+    return plan.pipeline == 1 ? 0 : plan.pipeline * plan.pipeline * plan.virtual_pipeline;
   }
 
   bool is_interrupted() const { return interrupted_ && interrupted_(); }

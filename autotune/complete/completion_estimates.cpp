@@ -20,8 +20,8 @@ namespace ballast {
 namespace {
 
 // Micro-batches of the shorter of two steps, and how many more the longer one has. Those of a
-// pipeline fill it; where a stage has several chunks they come in rounds of its stages, and two
-// rounds are under way at once.
+// pipeline fill it; where a stage has several chunks they come in rounds of its stages, of which
+// the longer step has two: as many are under way at once, which memory shows.
 struct ShortSteps {
   int64_t first = 2;
   int64_t more = 2;
@@ -29,7 +29,7 @@ struct ShortSteps {
 
 ShortSteps short_steps(const Plan& plan) {
   if (plan.pipeline == 1) return {};
-  if (plan.virtual_pipeline > 1) return {2 * plan.pipeline, plan.pipeline};
+  if (plan.virtual_pipeline > 1) return {plan.pipeline, plan.pipeline};
   return {plan.pipeline, 4};
 }
 
@@ -54,7 +54,10 @@ Graph graph_of(const Setting& setting, const Plan& plan, const Stack& stack) {
 // Planned memory is reused across micro-batches, which takes some more of them to settle.
 Plan with_few_micro_batches(const Plan& plan, const Stack& stack) {
   const int64_t settled = stack.memory_is_planned() ? 8 : 3;
-  return with_micro_batches(plan, std::max(settled, short_steps(plan).first));
+  const ShortSteps steps = short_steps(plan);
+  const bool in_rounds = plan.virtual_pipeline > 1;
+  return with_micro_batches(plan,
+                            std::max(settled, in_rounds ? steps.first + steps.more : steps.first));
 }
 
 // Of a stack and a completion, what their estimates are made from, and known by.
