@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "autotune/search/evaluate.h"
 #include "sim/base/error.h"
+#include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
 #include "sim/graph/same_graph.h"
@@ -307,8 +309,12 @@ Duration CompletionEstimates::time_of_whole(const Setting& setting, const Plan& 
   if (!is_told_from_shorter(plan)) return time_of(plan);
   const ShortSteps steps = short_steps(plan);
   const int64_t longer = steps.first + steps.more;
+  // Each takes a graph of its own.
+  const auto how = hardware_threads() > 1 ? std::launch::async : std::launch::deferred;
+  std::future<Duration> of_longer =
+      std::async(how, [&] { return time_of(with_micro_batches(plan, longer)); });
   const Duration first = time_of(with_micro_batches(plan, steps.first));
-  const Duration second = time_of(with_micro_batches(plan, longer));
+  const Duration second = of_longer.get();
   const auto each = static_cast<double>(second.ps - first.ps) / static_cast<double>(steps.more);
   const int64_t beyond = plan.accumulation() - longer;
   return second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))};

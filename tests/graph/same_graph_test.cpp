@@ -79,6 +79,30 @@ TEST(same_graph, stages_1_and_2_have_one_graph_where_the_gpu_steps_nothing) {
   EXPECT_GE(held, 24);
 }
 
+TEST(same_graph, of_one_rank_all_stages_below_3_have_the_graph_of_stage_0) {
+  int held = 0;
+  for (auto [plan, facts] : plans_of_two_ranks()) {
+    plan.devices = plan.data = 1;
+    plan.optimizer.gpu_buckets = 0;
+    for (const int64_t zero_stage : {1, 2}) {
+      plan.zero_stage = zero_stage;
+      plan.strategy = "zero-offload";
+      const Plan least = as_built(plan);
+      ASSERT_EQ(least.zero_stage, 0);
+      ASSERT_EQ(least.strategy, "");
+      std::vector<std::string> lines;
+      try {
+        lines = lines_of(build(tiny::model(), plan, facts));
+      } catch (const Error&) {
+        continue;  // of a combination that no graph has
+      }
+      EXPECT_EQ(lines_of(build(tiny::model(), least, facts)), lines);
+      ++held;
+    }
+  }
+  EXPECT_GE(held, 48);
+}
+
 TEST(same_graph, where_the_gpu_steps_a_bucket_they_differ) {
   Plan plan = tiny::plan();
   plan.devices = plan.data = 2;
