@@ -10,6 +10,7 @@
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"
 #include "sim/graph/core/edit.h"
+#include "sim/graph/schedules/schedule.h"
 
 namespace ballast {
 namespace {
@@ -106,20 +107,40 @@ Duration least_time_by(const Model& model, const Stack& stack, const Plan& plan,
   return cell_time(model, plan, profile, floor, without_gradients, extent);
 }
 
+// Of each stage; of the average one alone where stages are cut otherwise than Ballast cuts them.
+std::vector<ParameterCount> parameters_by_stage(const Model& model, const Plan& plan,
+                                                const StackFacts& facts,
+                                                const LayerProfile& profile) {
+  const bool is_known = is_cut_alike(plan, facts);
+  const int64_t stages = is_known ? plan.pipeline : 1;
+  const int64_t chunks = stages * (is_known ? plan.virtual_pipeline : 1);
+  std::vector<ParameterCount> stage(static_cast<size_t>(stages));
+  stage.front() += profile.first.parameters;
+  stage.back() += profile.last.parameters;
+  for (int64_t i = 0; i < model.layers; ++i) {
+    const int64_t at = chunk_of_layer(i, chunks, model.layers) % stages;
+    stage[static_cast<size_t>(at)] += profile.layer(i, 0).parameters;
+  }
+  return stage;
+}
+
 // What adds up on the CPU leaves in every micro-batch, and where ranks share it is reduced before:
-// of the fullest stage at least as much as of the average one. Nothing is said where the GPU may
-// step a part.
+// of the stage with most of it. Nothing is said where the GPU may step a part.
 Duration least_time_of_sums(const Model& model, const Stack& stack, const Plan& plan,
                             const LayerProfile& profile, const StepFloor& floor) {
+  const StackFacts facts = facts_of(stack.facts, plan);
   const bool leaves = adds_up_on_cpu(stack, plan) && plan.optimizer.gpu_buckets == 0;
   if (!leaves || gathers(plan) || plan.accumulation() == 1) return {};
-  ParameterCount parameters = profile.first.parameters;
-  parameters += profile.last.parameters;
-  for (int64_t i = 0; i < model.layers; ++i) parameters += profile.layer(i, 0).parameters;
   const bool shared = plan.zero_stage > 0 && plan.replicas() > 1;
-  const auto own = static_cast<double>(shared ? parameters.all / plan.replicas() : parameters.all);
-  const double reduced = shared ? static_cast<double>(parameters.dense()) * floor.reduce : 0;
-  const double each = std::max(own * floor.out, reduced) / static_cast<double>(plan.pipeline);
+  double longest = 0;
+  const std::vector<ParameterCount> stages = parameters_by_stage(model, plan, facts, profile);
+  for (const ParameterCount& stage : stages) {
+    const auto own = static_cast<double>(shared ? stage.all / plan.replicas() : stage.all);
+    const double reduced = shared ? static_cast<double>(stage.dense()) * floor.reduce : 0;
+    longest = std::max({longest, own * floor.out, reduced});
+  }
+  const double each =
+      longest * static_cast<double>(stages.size()) / static_cast<double>(plan.pipeline);
   return lowered(static_cast<int64_t>(each * static_cast<double>(plan.accumulation())));
 }
 
