@@ -354,7 +354,7 @@ class LayoutChooser {
       // What is found soonest comes first, for its time is a limit for all others, of which most
       // then end at once: pipelines of many chunks take the largest graphs.
       std::stable_sort(next.begin(), next.end(), [&](size_t one, size_t other) {
-        return turns_of(layouts_[one]) < turns_of(layouts_[other]);
+        return effort_of(layouts_[one]) < effort_of(layouts_[other]);
       });
       size_t most = is_first ? 1 : kLayoutsBetween;
       for (size_t begin = 0; begin < next.size() && !is_interrupted();) {
@@ -365,6 +365,12 @@ class LayoutChooser {
       }
       is_first = false;
     }
+  }
+
+  // Whether its completion is a search of its own, and how many turns its graphs have.
+  static std::pair<bool, int64_t> effort_of(const OpenLayout& layout) {
+    const Setting& setting = layout.setting;
+    return {has_auto(setting.plan) && is_searched(setting.plan, setting.stack), turns_of(layout)};
   }
 
   // Of the chunks of a pipeline, in as many micro-batches as it has stages.
@@ -559,7 +565,7 @@ std::vector<Plan> first_plans(const std::vector<OpenLayout>& layouts,
   try {
     if (std::optional<Plan> lean = chooser.lean()) plans.push_back(*std::move(lean));
     if (interrupted && interrupted()) return plans;
-    if (std::optional<Plan> good = chooser.first()) plans.push_back(*std::move(good));
+    if (std::optional<Plan> good = chooser.first()) plans.insert(plans.begin(), *std::move(good));
   } catch (const Error&) {
     if (!interrupted || !interrupted()) throw;
   }

@@ -123,9 +123,10 @@ class Search {
 };
 
 void Search::start_with(const Plan& plan) {
-  // A whole step may take minutes: once time is up, none but the first answer is worth it.
-  const bool late = must_stop() && (!found_.empty() || result_.stop == SearchStop::kInterrupt);
-  if (plan.devices > machine_.devices || late) return;
+  // A whole step may take minutes, even once time is up: none but the first answer is worth it.
+  must_stop();
+  const bool is_answered = !found_.empty() || result_.stop == SearchStop::kInterrupt;
+  if (plan.devices > machine_.devices || is_answered) return;
   add(plan, std::make_shared<const Space>(space_of(model_, plan, OpenKnobs{})), 1);
   --result_.layouts;
   const PlanId id{static_cast<int32_t>(regions_.size() - 1), {}};

@@ -78,8 +78,9 @@ struct SearchOptions {
   double tolerance = 0;
   // Stop with the best so far when so many simulations in a row brought none better. 0: never.
   int64_t patience = 0;
-  // Plans to begin with, so that there is a best from the start: simulated first and counted,
-  // whether or not they are of the space. Every knob of them has a value.
+  // Plans to begin with, so that there is a best from the start: one after another until one fits
+  // they are simulated first and counted, whether or not they are of the space. Every knob of them
+  // has a value.
   std::vector<Plan> starts;
   bool exhaustive = false;  // simulate every plan, use no bound
   // Layers that are profiled already, for more than one search: of the same model, and costs as
