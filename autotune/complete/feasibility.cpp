@@ -525,10 +525,11 @@ std::vector<Plan> cheapest_first(std::vector<Plan> layouts) {
 
 }  // namespace
 
-Verdict fits_at_all(const Setting& setting) {
-  const bool one = setting.open.empty() || setting.plan.devices > setting.machine.devices;
-  if (one || !setting.others.empty()) return feasibility(setting);
+Verdict fits_at_all(const Setting& setting, const std::function<bool()>& interrupted) {
   const auto known = std::make_shared<CompletionEstimates>();
+  known->stop_when(interrupted);
+  const bool one = setting.open.empty() || setting.plan.devices > setting.machine.devices;
+  if (one || !setting.others.empty()) return Feasibility(setting, known).on(setting.machine);
   const std::vector<Plan> layouts = cheapest_first(legal_layouts(setting));
   // A few, then twice as many: where nothing fits all are judged, and little was done in vain.
   size_t count = kFirstJudged;
@@ -536,8 +537,8 @@ Verdict fits_at_all(const Setting& setting) {
     const size_t end = std::min(layouts.size(), begin + count);
     const auto at = [&](size_t i) { return layouts.begin() + static_cast<std::ptrdiff_t>(i); };
     const std::vector<OpenLayout> judged =
-        judged_layouts(setting, {at(begin), at(end)}, nullptr, {});
-    if (std::optional<Nearest> found = fitting_lean_layout(judged, *known, {})) {
+        judged_layouts(setting, {at(begin), at(end)}, nullptr, interrupted);
+    if (std::optional<Nearest> found = fitting_lean_layout(judged, *known, interrupted)) {
       return std::move(found->verdict);
     }
   }

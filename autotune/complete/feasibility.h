@@ -36,8 +36,9 @@ struct Verdict {
 Verdict feasibility(const Setting& setting);
 
 // Whether any plan fits, as feasibility() says it; of what fits any plan, soon found: lean plans of
-// a few layouts after the other, those first that are cheap to judge.
-Verdict fits_at_all(const Setting& setting);
+// a few layouts after the other, those first that are cheap to judge. Once it is interrupted (of
+// which nobody is asked where there is no function) a verdict that nothing fits says nothing.
+Verdict fits_at_all(const Setting& setting, const std::function<bool()>& interrupted);
 
 // The same, asked again and again: what is learned of the plans of one setting serves machines
 // whose memories differ. Throws Error where no layout is legal.

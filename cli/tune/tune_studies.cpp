@@ -254,26 +254,29 @@ std::vector<StrategyVerdict> study_strategies(const TuneFlags& flags, const Sett
     StrategyVerdict verdict;
     verdict.name = shipped.name;
     verdict.decided = !cache.must_stop();
-    if (!verdict.decided) {
-      verdict.reason = "not decided: the studies were stopped";
-      verdicts.push_back(std::move(verdict));
-      continue;
-    }
     try {
-      PlanRequest request;
-      request.strategy = shipped.name;
-      request.knobs = given_by(best.plan, what_is_trained());
-      request.knobs.insert(flags.plan.knobs.begin(), flags.plan.knobs.end());
-      Setting setting = best;
-      setting.plan = resolve_plan(request);
-      setting.open = open_layout(flags.plan, setting.plan);
-      if (setting.open.empty()) check(setting.plan, setting.model);
-      const Verdict found = fits_at_all(setting);
-      verdict.fits = found.fits;
-      verdict.reason = found.reason;
-      verdict.lacks = shortfalls(found.peaks, setting.machine);
+      if (verdict.decided) {
+        PlanRequest request;
+        request.strategy = shipped.name;
+        request.knobs = given_by(best.plan, what_is_trained());
+        request.knobs.insert(flags.plan.knobs.begin(), flags.plan.knobs.end());
+        Setting setting = best;
+        setting.plan = resolve_plan(request);
+        setting.open = open_layout(flags.plan, setting.plan);
+        if (setting.open.empty()) check(setting.plan, setting.model);
+        const Verdict found = fits_at_all(setting, cache.interruption());
+        verdict.fits = found.fits;
+        verdict.reason = found.reason;
+        verdict.lacks = shortfalls(found.peaks, setting.machine);
+      }
     } catch (const Error& error) {
       verdict.reason = error.what();
+    }
+    // What was stopped had not looked at everything.
+    if (!verdict.fits && cache.must_stop()) {
+      verdict.decided = false;
+      verdict.lacks.clear();
+      verdict.reason = "not decided: the studies were stopped";
     }
     verdicts.push_back(std::move(verdict));
   }

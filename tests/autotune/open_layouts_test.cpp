@@ -112,11 +112,24 @@ TEST(open_layouts, verdicts_are_those_of_every_layout_one_by_one) {
     const bool expected = any_layout_fits(setting);
     fitting += expected ? 1 : 0;
     EXPECT_EQ(feasibility(setting).fits, expected) << i;
-    EXPECT_EQ(fits_at_all(setting).fits, expected) << i;
+    EXPECT_EQ(fits_at_all(setting, {}).fits, expected) << i;
     EXPECT_EQ(complete(setting, nullptr).prediction.fits, expected) << i;
   }
   EXPECT_GT(fitting, kSettings / 5);
   EXPECT_LT(fitting, kSettings * 4 / 5);
+}
+
+// It ends at once, by an Error or without a plan, where somebody who is not stopped is told of one.
+TEST(open_layouts, a_question_that_is_stopped_finds_no_plan) {
+  const Setting setting = open_setting();
+  ASSERT_TRUE(fits_at_all(setting, {}).fits);
+  bool found = false;
+  try {
+    found = fits_at_all(setting, [] { return true; }).fits;
+  } catch (const Error&) {
+    // Nothing was looked at.
+  }
+  EXPECT_FALSE(found);
 }
 
 TEST(open_layouts, the_chosen_one_is_about_as_fast_as_the_fastest) {
