@@ -33,8 +33,8 @@ Completed complete(Setting setting, const Measurements* measurements,
                    const std::function<bool()>& interrupted = {});
 
 // Plans of Ballast among these layouts, which all share devices and batch: what a search of them
-// begins with. A good one, unless looking for it was interrupted, then one that needs little memory,
-// which is found at once. Empty where none was found to fit; that is no proof.
+// begins with. A good one, unless looking for it was interrupted, then one that needs little
+// memory, which is found at once. Empty where none was found to fit; that is no proof.
 std::vector<Plan> first_plans(const std::vector<OpenLayout>& layouts,
                               const Measurements* measurements,
                               const std::function<bool()>& interrupted = {});

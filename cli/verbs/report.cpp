@@ -254,6 +254,7 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
     if (tune.contains("next_best") && tune["next_best"].is_object()) {
       Setting next = setting;
       next.plan = parse_plan(tune["next_best"].at("plan").dump(), path);
+      check(next.plan, next.model);
       data["why"] = why_it_loses(setting, next, measurements);
     }
   } catch (const Error& error) {

@@ -530,6 +530,21 @@ TEST_F(Tune, next_best_is_the_same_in_text_json_and_page) {
   EXPECT_EQ(page["why"], told);
 }
 
+// A file of another hand: its next plan is checked as its best is, and what it lacks is told on the
+// page.
+TEST_F(Tune, page_of_a_next_best_that_cannot_run_says_so) {
+  Json json = Json::parse(tune("--devices 1 --json 2> /dev/null").output);
+  ASSERT_TRUE(json["next_best"].is_object());
+  json["next_best"]["plan"]["micro_batch"] = 1000003;
+  bench.write("tune.json", json.dump());
+  const Outcome outcome =
+      bench.run("report --tune tune.json --model ./tiny.json --out page.html --json");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_NE(Json::parse(outcome.output)["missing"].get<std::string>().find("micro"),
+            std::string::npos)
+      << outcome.output.substr(0, 2000);
+}
+
 // As near as nobody can tell two plans apart (sim/engine/interval.h).
 TEST_F(Tune, plans_that_cannot_be_told_apart_are_ties) {
   const Json json = tuned("--devices 1");
