@@ -309,8 +309,10 @@ Duration CompletionEstimates::time_of_whole(const Setting& setting, const Plan& 
   if (!is_told_from_shorter(plan)) return time_of(plan);
   const ShortSteps steps = short_steps(plan);
   const int64_t longer = steps.first + steps.more;
-  // Each takes a graph of its own.
-  const auto how = hardware_threads() > 1 ? std::launch::async : std::launch::deferred;
+  // Each takes a graph of its own: side by side only where no other thread holds some.
+  const bool alone = timing_.fetch_add(1) + 1 < hardware_threads();
+  const std::shared_ptr<void> ends(nullptr, [&](void*) { --timing_; });
+  const auto how = alone ? std::launch::async : std::launch::deferred;
   std::future<Duration> of_longer =
       std::async(how, [&] { return time_of(with_micro_batches(plan, longer)); });
   const Duration first = time_of(with_micro_batches(plan, steps.first));

@@ -6,6 +6,7 @@
 // do: choose (autotune/complete/complete.h), or look at what was measured.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -58,6 +59,7 @@ class CompletionEstimates {
   void refuse_if_interrupted() const;
 
   std::unique_ptr<Known> known_;
+  std::atomic<int> timing_{0};  // whole steps, by this many threads
   std::function<bool()> interrupted_;
 };
 
