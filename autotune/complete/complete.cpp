@@ -21,10 +21,11 @@
 namespace ballast {
 namespace {
 
-// Layouts that are completed side by side, whatever the number of threads; and how many that fit
-// may be no better than the best before the rest, which promise less, are left alone.
+// Layouts that are chosen by the same knowledge of the others; of them, those that are completed
+// side by side with the same limit, whatever the number of threads; and how many that fit may be no
+// better than the best before the rest, which promise less, are left alone.
 constexpr size_t kLayoutsAtOnce = 4;
-constexpr size_t kLayoutsBetween = 2;  // two looks at what the best is
+constexpr size_t kLayoutsSideBySide = 2;
 constexpr int kStalledLayouts = 6;
 // Layouts that are asked about more closely: those that take so many times as long as the best at
 // most. Where the CPU steps buckets, how many the GPU steps is sought, which takes the longest.
@@ -351,17 +352,17 @@ class LayoutChooser {
       // At first one of each kind, so that none of them waits for pipelines of another.
       std::vector<size_t> next = order_.take(is_first ? 2 * kLayoutsAtOnce : kLayoutsAtOnce, best);
       if (next.empty()) return;
-      // What is found soonest comes first, for its time is a limit for all others, of which most
-      // then end at once: pipelines of many chunks take the largest graphs.
+      // What is found soonest comes first, and at first alone, for its time is a limit for all
+      // others, of which most then end at once: pipelines of many chunks take the largest graphs.
       std::stable_sort(next.begin(), next.end(), [&](size_t one, size_t other) {
         return effort_of(layouts_[one]) < effort_of(layouts_[other]);
       });
-      size_t most = is_first ? 1 : kLayoutsBetween;
+      size_t most = is_first ? 1 : kLayoutsSideBySide;
       for (size_t begin = 0; begin < next.size() && !is_interrupted();) {
         const size_t end = std::min(next.size(), begin + most);
         complete({next.data() + begin, next.data() + end});
         begin = end;
-        most = kLayoutsBetween;
+        most = kLayoutsSideBySide;
       }
       is_first = false;
     }

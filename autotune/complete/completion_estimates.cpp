@@ -309,7 +309,7 @@ Duration CompletionEstimates::time_of_whole(const Setting& setting, const Plan& 
   if (!is_told_from_shorter(plan)) return time_of(plan);
   const ShortSteps steps = short_steps(plan);
   const int64_t longer = steps.first + steps.more;
-  // Each takes a graph of its own: side by side only where no other thread holds some.
+  // Each takes a graph of its own: side by side as long as a thread is free, for graphs are large.
   const bool alone = timing_.fetch_add(1) + 1 < hardware_threads();
   const std::shared_ptr<void> ends(nullptr, [&](void*) { --timing_; });
   const auto how = alone ? std::launch::async : std::launch::deferred;
