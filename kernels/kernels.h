@@ -52,9 +52,11 @@ AdamArrays slice(const AdamArrays& arrays, int64_t begin, int64_t count);
 // fixed size, so that the norm does not depend on buckets or threads.
 inline constexpr int64_t kNormBlock = 65536;
 
-// The order within a block: lane j adds the squares of the values j, j + 16, j + 32, ... one
-// after the other; then the lanes are added in halves, lane j to lane j + 8, + 4, + 2, + 1.
-inline constexpr int64_t kNormLanes = 16;
+// The order within a block: lane j adds the squares of the values j, j + 128, j + 256, ... one
+// after the other; then the lanes are added in halves, lane j to lane j + 64, + 32, ... + 1. So
+// many, because a GPU needs that many sums under way at once: of 16 lanes the 4,096 dependent
+// additions took an H100 twenty times as long as reading the values.
+inline constexpr int64_t kNormLanes = 128;
 
 // Parameters of a tile of an undo record: its 28 bytes a parameter fit the second cache.
 inline constexpr int64_t kUndoTile = 4096;

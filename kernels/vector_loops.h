@@ -116,15 +116,33 @@ inline double sum_lanes(double* lanes) {
   return lanes[0];
 }
 
+// The registers hold the sums of a strip of kStripLanes lanes. Strip after strip over a tile that
+// the first cache holds, so that memory is read once:
+//   V::add_squares<K>(values, first, end, sums)   adds to sums[0, kStripLanes) the squares of the
+//                                                 values from `first` on, and so many of every
+//                                                 kNormLanes after them, that lie before `end`
+template <class V, Format K>
+double sum_of_squares_in_strips(const void* values, int64_t count) {
+  constexpr int64_t kSumTile = 32 * kNormLanes;
+  alignas(64) double sums[kNormLanes] = {};
+  for (int64_t begin = 0; begin < count; begin += kSumTile) {
+    const int64_t end = begin + kSumTile < count ? begin + kSumTile : count;
+    for (int64_t lane = 0; lane < kNormLanes; lane += V::kStripLanes) {
+      V::template add_squares<K>(values, begin + lane, end, sums + lane);
+    }
+  }
+  return sum_lanes(sums);
+}
+
 template <class V>
 double sum_of_squares(const void* values, Format format, int64_t count) {
   switch (format) {
     case Format::kF32:
-      return V::template sum_of_squares<Format::kF32>(values, count);
+      return sum_of_squares_in_strips<V, Format::kF32>(values, count);
     case Format::kBf16:
-      return V::template sum_of_squares<Format::kBf16>(values, count);
+      return sum_of_squares_in_strips<V, Format::kBf16>(values, count);
     case Format::kF16:
-      return V::template sum_of_squares<Format::kF16>(values, count);
+      return sum_of_squares_in_strips<V, Format::kF16>(values, count);
   }
   return 0.0;
 }

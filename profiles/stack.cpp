@@ -125,6 +125,7 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
 StackFacts read_facts(JsonReader reader) {
   StackFacts facts;
   facts.attention_kernel = AttentionKernel::kFlash2;
+  facts.logits_multiple = 1;
   if (reader.has("attention")) read_attention(reader, facts);
   if (reader.has("attention_on")) read_attention_on(reader.object("attention_on"), facts);
   read_flag(reader, "dropout", facts.dropout);
@@ -140,6 +141,7 @@ StackFacts read_facts(JsonReader reader) {
   read_flag(reader, "recomputes_whole_layer", facts.recomputes_whole_layer);
   read_choice(reader, "loss", kLossPrecisions, facts.loss);
   read_whole(reader, "loss_chunks", {1, 1 << 20}, facts.loss_chunks);
+  read_whole(reader, "logits_multiple", {1, 1 << 20}, facts.logits_multiple);
   read_whole(reader, "loss_bytes", kFactBytes, facts.loss_bytes);
   read_flag(reader, "gathers_logits", facts.gathers_logits);
   read_flag(reader, "widens_gradients", facts.widens_gradients);
@@ -249,6 +251,7 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"recomputes_whole_layer", facts.recomputes_whole_layer},
                       {"loss", to_string(facts.loss)},
                       {"loss_chunks", facts.loss_chunks},
+                      {"logits_multiple", facts.logits_multiple},
                       {"loss_bytes", facts.loss_bytes},
                       {"gathers_logits", facts.gathers_logits},
                       {"widens_gradients", facts.widens_gradients},

@@ -67,6 +67,12 @@ class CudaMath {
   virtual void recorded_adam(const kernels::cuda::RecordedStep& step,
                              kernels::cuda::RecordedPart part, CudaStream stream) = 0;
 
+  // What of its memory the profile of a GPU counts too (Gpu::reserved): workspaces of libraries.
+  virtual Bytes library_memory() const { return {}; }
+
+  // Keeps the stream busy for some tenths of a millisecond (TrainingDevice::hold).
+  virtual void hold(CudaStream) {}
+
   // What runs otherwise than one may take for granted, and why; a line each.
   virtual std::vector<std::string> notes() const { return {}; }
 };

@@ -42,6 +42,8 @@ class CudaProducts {
   // Whether a product that leaves sums of a factor is there: asked of the library once a shape. Of
   // two that differ in nothing but addresses of the same alignment, the same.
   virtual bool offers_sums(const CudaGemm&) { return false; }
+  // What it holds on the GPU, whatever it multiplies.
+  virtual Bytes workspace() const { return {}; }
   // Enqueues. Sums in fp32 and rounds once. One call at a time.
   virtual void multiply(const CudaGemm& gemm, CudaStream stream) = 0;
 };

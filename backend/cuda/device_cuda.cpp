@@ -577,9 +577,15 @@ double CudaDevice::evaluate(int64_t batch, int32_t step) {
   return reinterpret_cast<const double*>(losses_.data())[2 * micro_batches()];
 }
 
+void CudaDevice::hold(LaneId lane) {
+  runtime_->bind_thread();
+  math_->hold(lanes_.stream(lane));
+}
+
 std::vector<MemoryUse> CudaDevice::memory() {
   runtime_->bind_thread();
-  return {{Place::kHbm, hbm_.bytes(), {free_before_.count - runtime_->free_memory().count}},
+  const Bytes taken = free_before_ - runtime_->free_memory();
+  return {{Place::kHbm, hbm_.bytes(), taken - math_->library_memory()},
           {Place::kDram, dram_.size(), dram_.resident()}};
 }
 

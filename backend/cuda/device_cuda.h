@@ -71,6 +71,7 @@ class CudaDevice : public TrainingDevice {
   void write(TensorId tensor, int copy, int64_t begin, std::span<const std::byte> from) override;
   void spread_weights() override;
   void restore_partials(int32_t step) override;
+  void hold(LaneId lane) override;
   double evaluate(int64_t batch, int32_t step) override;
   std::vector<MemoryUse> memory() override;
   std::vector<std::string> notes() const override;

@@ -60,6 +60,17 @@ cuda::Columns columns_of(const LinearLayout& layout, const LinearPart& part, int
   return columns;
 }
 
+// Values from one of `rows` logits to the next: they may begin further apart than they are long
+// (StackFacts::logits_multiple).
+int64_t logits_stride(const Argument& logits, int64_t rows) {
+  return div_exact(logits.tensor->elements, rows);
+}
+
+// The same of a linear module's output.
+int64_t output_stride(const Op& op, const LinearLayout& layout, const Argument& y, int64_t rows) {
+  return op.label.module == ModuleKind::kHead ? logits_stride(y, rows) : layout.out;
+}
+
 // A weight [in, out] as the right factor of x W, or transposed as that of dy W^T.
 enum class Factor : uint8_t { kOfInput, kOfGradient };
 GemmOperand weight_of(const LinearLayout& layout, const LinearPart& part, const Argument& weight,
@@ -110,6 +121,21 @@ void CudaTransformer::fill_rope() {
   runtime_.copy({rope_.data(), values.data(), rope_.bytes(), CopyKind::kHostToDevice}, stream);
   runtime_.synchronize(stream);
   runtime_.destroy(stream);
+}
+
+// One block that computes and leaves memory and caches alone.
+void CudaTransformer::hold(CudaStream stream) {
+  constexpr int64_t kValues = 2048;
+  constexpr int32_t kRounds = 25'000;  // of 16 cycles: 0.2 ms on Hopper
+  if (!held_) {
+    held_.emplace(runtime_, CudaMemoryKind::kDevice, bytes_of(kValues, DType::kF32),
+                  "what holds a stream");
+  }
+  cuda::ArithmeticProbe probe;
+  probe.values = reinterpret_cast<float*>(held_->data());
+  probe.count = kValues;
+  probe.rounds = kRounds;
+  check_launch(cuda::arithmetic_probe(probe, native_stream(stream)), stream);
 }
 
 Bytes CudaTransformer::largest_scratch() const {
@@ -364,6 +390,7 @@ void CudaTransformer::linear_rows(const Call& call, const Rows& rows) {
   const Argument weight = call.find(Role::kWeight);
   const Argument residual = call.find(Role::kResidual);
   const Argument y = call.find(Role::kOutput);
+  const int64_t stride = output_stride(call.op, layout, y, std::get<GemmWork>(call.op.work).m);
   for (size_t i = 0; i < layout.count; ++i) {
     const LinearPart& part = layout.parts[i];
     CudaGemm product;
@@ -373,9 +400,9 @@ void CudaTransformer::linear_rows(const Call& call, const Rows& rows) {
     product.a = operand(x, (chunk_of(call.op).begin + rows.first) * layout.in, layout.in,
                         Orientation::kAsStored);
     product.b = weight_of(layout, part, weight, Factor::kOfInput);
-    product.out = element(y, rows.first * layout.out + part.column);
+    product.out = element(y, rows.first * stride + part.column);
     product.out_dtype = y.tensor->dtype;
-    product.out_stride = layout.out;
+    product.out_stride = stride;
     if (residual.tensor != nullptr && rows.adds) product.added = element(residual, part.column);
     const std::byte* bias = layout.has_bias && rows.adds ? element(weight, part.bias) : nullptr;
     const bool in_epilogue = is_aligned(bias);
@@ -395,13 +422,15 @@ void CudaTransformer::linear_backward_input(const Call& call) {
   const Argument dy = call.find(Role::kOutputGradient);
   const Argument weight = call.find(Role::kWeight);
   const Argument dx = call.find(Role::kInputGradient);
+  const int64_t rows = std::get<GemmWork>(call.op.work).m;
+  const int64_t stride = output_stride(call.op, layout, dy, rows);
   for (size_t i = 0; i < layout.count; ++i) {
     const LinearPart& part = layout.parts[i];
     CudaGemm product;
-    product.m = std::get<GemmWork>(call.op.work).m;
+    product.m = rows;
     product.n = layout.in;
     product.k = part.out;
-    product.a = operand(dy, part.column, layout.out, Orientation::kAsStored);
+    product.a = operand(dy, part.column, stride, Orientation::kAsStored);
     product.b = weight_of(layout, part, weight, Factor::kOfGradient);
     product.out = element(dx, chunk_of(call.op).begin * layout.in);
     product.out_dtype = dx.tensor->dtype;
@@ -430,6 +459,7 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
   const Argument dy = call.find(Role::kOutputGradient);
   const Argument x = call.find(Role::kInput);
   const Argument gradient = call.find(Role::kParameterGradient);
+  const int64_t stride = output_stride(call.op, layout, dy, tokens);
   for (size_t i = 0; i < layout.count; ++i) {
     const LinearPart& part = layout.parts[i];
     const bool in_out = layout.order == WeightLayout::kInOut;
@@ -437,7 +467,7 @@ void CudaTransformer::linear_backward_weight(const Call& call) {
     product.m = in_out ? layout.in : part.out;
     product.n = in_out ? part.out : layout.in;
     product.k = tokens;
-    const GemmOperand dy_part = operand(dy, part.column, layout.out, Orientation::kTransposed);
+    const GemmOperand dy_part = operand(dy, part.column, stride, Orientation::kTransposed);
     const GemmOperand x_whole =
         operand(x, chunk_of(call.op).begin * layout.in, layout.in, Orientation::kTransposed);
     product.a = in_out ? x_whole : dy_part;
@@ -482,7 +512,9 @@ void CudaTransformer::loss(const Op& op, const OperationArguments& arguments, in
     classifier.rows = classifier_rows(op);
     classifier.vocab = model_.vocab;
     classifier.tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
-    classifier.logits = output(call.find(Role::kOutput));
+    const Argument logits = call.find(Role::kOutput);
+    classifier.logits = output(logits);
+    classifier.stride = logits_stride(logits, classifier.rows.rows);
     classifier.gradient_factor = static_cast<float>(loss.gradient_factor);
     classifier.losses = losses;
     check_launch(cuda::classifier(classifier, call.native()), stream);
@@ -499,14 +531,16 @@ cuda::ClassifierRows CudaTransformer::classifier_rows(const Op& op) const {
   return {*plan_.micro_batch, plan_.sequence_length, chunk.begin, chunk.count};
 }
 
-cuda::ClassifierShare CudaTransformer::classifier_share(const Call& call, Role logits) const {
+cuda::ClassifierShare CudaTransformer::classifier_share(const Call& call, Role role) const {
+  const Argument logits = call.find(role);
   cuda::ClassifierShare share;
   share.rows = classifier_rows(call.op);
+  share.stride = logits_stride(logits, share.rows.rows);
   share.first_id = vocabulary_.first;
   share.ids = vocabulary_.count;
   share.columns = model_.vocab;
   share.tokens = reinterpret_cast<const int32_t*>(call.find(Role::kTokens).data);
-  share.logits = output(call.find(logits));
+  share.logits = output(logits);
   return share;
 }
 

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend/cuda/cuda_fp8.h"
@@ -50,6 +51,8 @@ class CudaTransformer : public CudaMath {
                      CudaStream stream) override;
   void adam(const kernels::AdamArrays& arrays, const kernels::AdamConstants& constants,
             CudaStream stream) override;
+  Bytes library_memory() const override { return products_->workspace() + attention_->workspace(); }
+  void hold(CudaStream stream) override;
   std::vector<std::string> notes() const override { return attention_->notes(); }
 
  private:
@@ -95,7 +98,7 @@ class CudaTransformer : public CudaMath {
   kernels::cuda::AttentionShape attention_shape(const Op& op) const;
   kernels::cuda::ActivationShape activation_shape(const Op& op) const;
   kernels::cuda::ClassifierRows classifier_rows(const Op& op) const;
-  kernels::cuda::ClassifierShare classifier_share(const Call& call, Role logits) const;
+  kernels::cuda::ClassifierShare classifier_share(const Call& call, Role role) const;
   transformer::LinearLayout layout_of(ModuleKind kind) const;
   Bytes scratch_of(const Op& op) const;
   Bytes largest_scratch() const;
@@ -110,9 +113,10 @@ class CudaTransformer : public CudaMath {
   CudaRuntime& runtime_;
   std::unique_ptr<CudaProducts> products_;
   std::unique_ptr<CudaAttention> attention_;
-  CudaMemory rope_;     // empty where positions are learned
-  CudaMemory scratch_;  // of the operation that runs
-  CudaMemory losses_;   // by token, where head and loss take them in pieces; else empty
+  CudaMemory rope_;                 // empty where positions are learned
+  CudaMemory scratch_;              // of the operation that runs
+  CudaMemory losses_;               // by token, where head and loss take them in pieces; else empty
+  std::optional<CudaMemory> held_;  // what hold() computes on, from its first call on
 };
 
 }  // namespace ballast

@@ -89,6 +89,7 @@ class OneAtATime {
       if (op.kind == OpKind::kCommit) {
         device_.commit(step);
       } else {
+        if (device_.queues(op.lane)) device_.hold(op.lane);
         device_.execute(graph_.step, id, step);
       }
       device_.drain();

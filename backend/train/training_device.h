@@ -69,7 +69,7 @@ struct Training {
 struct MemoryUse {
   Place place{};
   Bytes planned;   // the arena's size, as predicted
-  Bytes resident;  // what is really taken
+  Bytes resident;  // what is really taken, but for what Gpu::reserved counts
 };
 
 class TrainingDevice : public Device {
@@ -90,6 +90,10 @@ class TrainingDevice : public Device {
   virtual void spread_weights() = 0;
   // Recomputes the norm partials of gradients that were restored into the buckets (delay).
   virtual void restore_partials(int32_t step) = 0;
+
+  // Keeps a queued lane busy for some tenths of a millisecond, so that what is handed over next is
+  // there whole when it begins: what is timed alone is not what the host took to hand it over.
+  virtual void hold(LaneId) {}
 
   // Mean loss of forward operations over held-out data; see Trainer::validation_loss.
   virtual double evaluate(int64_t batch, int32_t step) = 0;

@@ -207,31 +207,35 @@ struct Avx2 {
   }
   static void end_streaming() { _mm_sfence(); }
 
+  static constexpr int64_t kStripLanes = 32;
+
   template <Format K, class Lanes>
-  static void add_squares(Lanes lanes, const void* values, int64_t i, __m256d& low, __m256d& high) {
+  static void add_squares(Lanes lanes, const void* values, int64_t i, __m256d (&sums)[2]) {
     const F x = load_as_f32<Avx2, K>(lanes, values, i);
     const __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
     const __m256d b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-    low = _mm256_fmadd_pd(a, a, low);
-    high = _mm256_fmadd_pd(b, b, high);
+    sums[0] = _mm256_fmadd_pd(a, a, sums[0]);
+    sums[1] = _mm256_fmadd_pd(b, b, sums[1]);
   }
   template <Format K>
-  static double sum_of_squares(const void* values, int64_t count) {
-    __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
-    int64_t i = 0;
-    for (; i + kNormLanes <= count; i += kNormLanes) {
-      add_squares<K>(All{}, values, i, s0, s1);
-      add_squares<K>(All{}, values, i + 8, s2, s3);
+  static void add_squares(const void* values, int64_t first_value, int64_t end, double* sums) {
+    __m256d s[4][2];
+    for (int k = 0; k < 4; ++k) {
+      s[k][0] = _mm256_load_pd(sums + 8 * k);
+      s[k][1] = _mm256_load_pd(sums + 8 * k + 4);
     }
-    const int64_t left = count - i;
-    if (left > 0) add_squares<K>(first(left < 8 ? left : 8), values, i, s0, s1);
-    if (left > 8) add_squares<K>(first(left - 8), values, i + 8, s2, s3);
-    double sums[kNormLanes];
-    _mm256_storeu_pd(sums, s0);
-    _mm256_storeu_pd(sums + 4, s1);
-    _mm256_storeu_pd(sums + 8, s2);
-    _mm256_storeu_pd(sums + 12, s3);
-    return sum_lanes(sums);
+    int64_t i = first_value;
+    for (; i + kStripLanes <= end; i += kNormLanes) {
+      for (int k = 0; k < 4; ++k) add_squares<K>(All{}, values, i + 8 * k, s[k]);
+    }
+    for (int k = 0; k < 4 && i + 8 * k < end; ++k) {
+      const int64_t left = end - i - 8 * k;
+      add_squares<K>(first(left < 8 ? left : 8), values, i + 8 * k, s[k]);
+    }
+    for (int k = 0; k < 4; ++k) {
+      _mm256_store_pd(sums + 8 * k, s[k][0]);
+      _mm256_store_pd(sums + 8 * k + 4, s[k][1]);
+    }
   }
 };
 

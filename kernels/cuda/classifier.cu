@@ -1,8 +1,9 @@
 // Softmax, cross-entropy and gradient over rows of logits, in place; the mean loss.
 //
 // Bound: bytes, 2 read twice and written once a logit in 16 bits: the second reading of a row of
-// 50k to 150k logits comes from the second cache in part. Rows need not be aligned (a vocabulary of
-// 50,257 is not): a block takes single values up to the first aligned one and after the last.
+// 50k to 150k logits comes from the second cache in part. Rows need not be aligned (without a
+// stride those of a vocabulary of 50,257 are not): a block takes single values up to the first
+// aligned one and after the last.
 
 #include <cfloat>
 
@@ -111,9 +112,9 @@ struct Replace {
 };
 
 template <Format kFormat>
-__device__ __forceinline__ void* row_of(const Array& logits, int64_t row, int64_t columns) {
+__device__ __forceinline__ void* row_of(const Array& logits, int64_t row, int64_t stride) {
   constexpr int64_t kBytes = kFormat == Format::kF32 ? 4 : 2;
-  return static_cast<char*>(logits.data) + row * columns * kBytes;
+  return static_cast<char*>(logits.data) + row * stride * kBytes;
 }
 
 // Of token `token`: rows of tokens hold one more id than inputs.
@@ -128,7 +129,7 @@ __device__ __forceinline__ double not_a_number() {
 
 template <Format kFormat>
 __global__ void __launch_bounds__(kThreads) classifier_kernel(Classifier d) {
-  void* row = row_of<kFormat>(d.logits, blockIdx.x, d.vocab);
+  void* row = row_of<kFormat>(d.logits, blockIdx.x, d.stride > 0 ? d.stride : d.vocab);
   const int64_t token = d.rows.first_row + blockIdx.x;
   const int64_t target = target_of(d.rows, d.tokens, token);
   const bool known = target >= 0 && target < d.vocab;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(ClassifierChunk d, d
 
 template <Format kFormat>
 __global__ void __launch_bounds__(kThreads) tell_kernel(ClassifierShare d, float* told) {
-  const void* row = row_of<kFormat>(d.logits, blockIdx.x, d.columns);
+  const void* row = row_of<kFormat>(d.logits, blockIdx.x, d.stride > 0 ? d.stride : d.columns);
   const int64_t token = d.rows.first_row + blockIdx.x;
   const int64_t target = target_of(d.rows, d.tokens, token) - d.first_id;
   Softmax softmax;
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(ToldSums d) {
 template <Format kFormat>
 __global__ void __launch_bounds__(kThreads)
     share_kernel(ClassifierShare d, const float* sums, double* losses) {
-  void* row = row_of<kFormat>(d.logits, blockIdx.x, d.columns);
+  void* row = row_of<kFormat>(d.logits, blockIdx.x, d.stride > 0 ? d.stride : d.columns);
   const int64_t token = d.rows.first_row + blockIdx.x;
   const int64_t target = target_of(d.rows, d.tokens, token) - d.first_id;
   const float* of_all = sums + 3 * static_cast<int64_t>(blockIdx.x);

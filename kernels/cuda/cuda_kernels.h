@@ -359,6 +359,7 @@ struct Classifier {
   Array logits;
   float gradient_factor = 1.0f;
   double* losses = nullptr;  // [T]
+  int64_t stride = 0;        // values from one row of logits to the next; 0: vocab
 };
 Status classifier(const Classifier&, Stream);
 
@@ -392,6 +393,7 @@ struct ClassifierShare {
   const int32_t* tokens = nullptr;
   Array logits;  // [rows, columns]
   float gradient_factor = 1.0f;
+  int64_t stride = 0;  // values from one row of logits to the next; 0: columns
 };
 Status classifier_tell(const ClassifierShare&, float* told, Stream);  // told: [rows, 3]
 // What all ranks told, merged in their order. told: [ranks, rows, 3]; sums: [rows, 3].

@@ -30,15 +30,19 @@ struct Grid {
 
 #ifdef __CUDACC__
 
-// Starts the kernel; nothing where the grid has no blocks. Shared memory above 48 KB must be asked
-// for once per kernel and device; asking again costs less than remembering for which.
+// Dynamic shared memory that a block gets unasked: 48 KB less what its kernel has statically, which
+// no kernel of ours with dynamic memory has more than this leaves of it.
+inline constexpr int64_t kUnaskedShared = 32 * 1024;
+
+// Starts the kernel; nothing where the grid has no blocks. More shared memory must be asked for
+// once per kernel and device; asking again costs less than remembering for which.
 template <class... Parameters, class... Arguments>
 Status launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Stream stream,
               const Arguments&... arguments) {
   const Status started{0, name, grid.x * grid.y * grid.z, grid.threads, grid.shared_bytes};
   if (started.blocks == 0) return started;
   cudaError_t error = cudaSuccess;
-  if (grid.shared_bytes > 48 * 1024) {
+  if (grid.shared_bytes > kUnaskedShared) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(grid.shared_bytes));
   }

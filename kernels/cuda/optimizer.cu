@@ -2,9 +2,9 @@
 //
 // Bound: bytes. Adam moves 30 bytes a parameter with fp32 gradients and 16-bit weights, and 12 more
 // with a snapshot. Every operation is written as the instruction that rounds it, so no compiler may
-// contract two. A sum of squares has 16 chains of 4,096 dependent additions in double a segment
-// (the order of the CPU), about 20 us at 8 cycles each: a block stages its segment through shared
-// memory, loads of the next tile under way while 16 threads add, and many blocks run beside it.
+// contract two. A sum of squares has 128 chains of 512 dependent additions in double a segment (the
+// order of the CPU), one a thread: a block stages its segment through shared memory, loads of the
+// next tile under way while its threads add.
 
 #include "kernels/cuda/adam_step.h"
 #include "kernels/cuda/values.h"
@@ -61,9 +61,10 @@ AdamTask part_of(AdamTask task, int64_t first, int64_t count) {
 
 // --- Sums of squares ---------------------------------------------------------------------------
 
-constexpr int kSumThreads = 128;
+constexpr int kSumThreads = static_cast<int>(kNormLanes);  // thread j adds up lane j
 constexpr int kSumTile = 4096;  // values in shared memory at a time: 16 KiB
 constexpr int kPerThread = kSumTile / kSumThreads;
+constexpr int kSumAhead = 8;  // values on their way to double beside the additions
 
 // Values [first, first + kSumTile) of the run, zeros after `end`. Thread t holds kCount neighbours
 // at multiples of kSumThreads * kCount.
@@ -86,10 +87,21 @@ __device__ __forceinline__ void load_tile(const void* values, int64_t first, int
   }
 }
 
+// |x| as a double. A number with an exponent of its own is widened by shifts: the unit that
+// converts has a longer latency than the addition that waits for it.
+__device__ __forceinline__ double wide_magnitude(float x) {
+  const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+  constexpr uint32_t kLeast = 0x00800000u, kBeyond = 0x7f800000u;  // below are zero and subnormals
+  constexpr uint32_t kBias = (1023u - 127u) << 20;
+  if (bits - kLeast >= kBeyond - kLeast) return static_cast<double>(__uint_as_float(bits));
+  return __hiloint2double(static_cast<int>((bits >> 3) + kBias), static_cast<int>(bits << 29));
+}
+
 // Block x: segment x. A zero beyond the end adds +0 to a sum of squares, which changes no bit.
 template <Format kFormat, int kCount>
 __global__ void __launch_bounds__(kSumThreads) sum_of_squares_kernel(SumOfSquares d) {
   alignas(16) __shared__ float tile[kSumTile];  // written by fours
+  __shared__ double sums[kSumThreads];
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t begin = blockIdx.x * kNormBlock;
   const int64_t end = smaller(begin + kNormBlock, d.count);
@@ -104,20 +116,26 @@ __global__ void __launch_bounds__(kSumThreads) sum_of_squares_kernel(SumOfSquare
     }
     __syncthreads();
     if (first + kSumTile < end) load_tile<kFormat>(d.values.data, first + kSumTile, end, next);
-    if (lane < kNormLanes) {
-#pragma unroll 8
-      for (int i = lane; i < kSumTile; i += static_cast<int>(kNormLanes)) {
-        const auto value = static_cast<double>(tile[i]);
-        sum = __fma_rn(value, value, sum);  // the product is exact: 24 + 24 bits fit in 53
+#pragma unroll
+    for (int i = 0; i < kPerThread; i += kSumAhead) {
+      double value[kSumAhead];
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) {
+        value[k] = wide_magnitude(tile[(i + k) * kSumThreads + lane]);
+      }
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) {
+        sum = __fma_rn(value[k], value[k], sum);  // the product is exact: 24 + 24 bits fit in 53
       }
     }
   }
-  if (lane >= kWarp) return;
+  sums[lane] = sum;
 #pragma unroll
-  for (int half = static_cast<int>(kNormLanes) / 2; half > 0; half /= 2) {
-    sum = __dadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, half));
+  for (int half = kSumThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) sums[lane] = __dadd_rn(sums[lane], sums[lane + half]);
   }
-  if (lane == 0) d.partials[blockIdx.x] = sum;
+  if (lane == 0) d.partials[blockIdx.x] = sums[0];
 }
 
 }  // namespace

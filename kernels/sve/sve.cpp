@@ -177,15 +177,22 @@ struct Sve {
     return svcvt_f64_f16_x(k, svreinterpret_f16_u64(x));
   }
 
-  // The kNormLanes sums in 16 / kVectors doubles a vector. Vectors cannot stand in an array, so
-  // 8 have names: the first kVectors are used.
+  static constexpr int64_t kStripLanes = 16;
+
+  // The strip's sums in 16 / kVectors doubles a vector. Vectors cannot stand in an array, so 8 have
+  // names: the first kVectors are used.
   template <Format K, int kVectors>
-  static double sum_in_vectors(const void* values, int64_t count) {
-    constexpr int64_t kWidth = kNormLanes / kVectors;
-    svfloat64_t s0 = svdup_n_f64(0), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
-    for (int64_t i = 0; i < count; i += kNormLanes) {
+  static void add_in_vectors(const void* values, int64_t first_value, int64_t end, double* sums) {
+    constexpr int64_t kWidth = kStripLanes / kVectors;
+    const Mask all = svwhilelt_b64(int64_t{0}, kWidth);
+    const auto load_sums = [&](int k) {
+      return k < kVectors ? svld1_f64(all, sums + k * kWidth) : svdup_n_f64(0);
+    };
+    svfloat64_t s0 = load_sums(0), s1 = load_sums(1), s2 = load_sums(2), s3 = load_sums(3);
+    svfloat64_t s4 = load_sums(4), s5 = load_sums(5), s6 = load_sums(6), s7 = load_sums(7);
+    for (int64_t i = first_value; i < end; i += kNormLanes) {
       const auto add_to = [&](svfloat64_t& sum, int64_t at) {
-        const int64_t left = count - at < kWidth ? count - at : kWidth;
+        const int64_t left = end - at < kWidth ? end - at : kWidth;
         const Mask k = svwhilelt_b64(int64_t{0}, left);
         const svfloat64_t x = load_as_f64<K>(k, values, at);
         sum = svmla_f64_m(k, sum, x, x);
@@ -203,28 +210,25 @@ struct Sve {
         add_to(s7, i + 7 * kWidth);
       }
     }
-    double sums[kNormLanes];
-    const Mask k = svwhilelt_b64(int64_t{0}, kWidth);
-    svst1_f64(k, sums, s0);
-    svst1_f64(k, sums + kWidth, s1);
+    svst1_f64(all, sums, s0);
+    svst1_f64(all, sums + kWidth, s1);
     if constexpr (kVectors >= 4) {
-      svst1_f64(k, sums + 2 * kWidth, s2);
-      svst1_f64(k, sums + 3 * kWidth, s3);
+      svst1_f64(all, sums + 2 * kWidth, s2);
+      svst1_f64(all, sums + 3 * kWidth, s3);
     }
     if constexpr (kVectors >= 8) {
-      svst1_f64(k, sums + 4 * kWidth, s4);
-      svst1_f64(k, sums + 5 * kWidth, s5);
-      svst1_f64(k, sums + 6 * kWidth, s6);
-      svst1_f64(k, sums + 7 * kWidth, s7);
+      svst1_f64(all, sums + 4 * kWidth, s4);
+      svst1_f64(all, sums + 5 * kWidth, s5);
+      svst1_f64(all, sums + 6 * kWidth, s6);
+      svst1_f64(all, sums + 7 * kWidth, s7);
     }
-    return sum_lanes(sums);
   }
   template <Format K>
-  static double sum_of_squares(const void* values, int64_t count) {
+  static void add_squares(const void* values, int64_t first_value, int64_t end, double* sums) {
     const uint64_t doubles = svcntd();
-    if (doubles >= 8) return sum_in_vectors<K, 2>(values, count);
-    if (doubles >= 4) return sum_in_vectors<K, 4>(values, count);
-    return sum_in_vectors<K, 8>(values, count);
+    if (doubles >= 8) return add_in_vectors<K, 2>(values, first_value, end, sums);
+    if (doubles >= 4) return add_in_vectors<K, 4>(values, first_value, end, sums);
+    return add_in_vectors<K, 8>(values, first_value, end, sums);
   }
 };
 

@@ -132,6 +132,10 @@ struct StackFacts {
   bool recomputes_whole_layer = false;  // also what no backward reads (the last product)
   LossPrecision loss = LossPrecision::kInPlace;
   int64_t loss_chunks = 1;  // pieces of a micro-batch whose logits exist at the same time: one
+  // The rows of logits begin a multiple of so many values apart, whatever the vocabulary: products
+  // of Hopper want rows that begin at multiples of 16 bytes. The default is our own backend's; a
+  // stack file that names none has 1.
+  int64_t logits_multiple = 64;
   // Bytes that the loss reads and writes for each logit, from the end of the head's product to the
   // gradient that its backward reads; 0: what `loss` says, a copy written and read once.
   int64_t loss_bytes = 0;
@@ -261,6 +265,8 @@ struct StackFacts {
   // have none of their own.
   OffloadFacts where_offloaded;
 
+  // Values from the logits of one token to those of the next.
+  int64_t logits_stride(int64_t vocabulary) const { return round_up(vocabulary, logits_multiple); }
   // On a generation of GPUs, or "" where a machine names none.
   AttentionKernel attention_kernel_of(const std::string& generation) const {
     const auto other = attention_kernel_on.find(generation);

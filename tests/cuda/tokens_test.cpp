@@ -216,6 +216,32 @@ TEST_F(tokens, the_classifier_gives_the_hosts_loss_and_gradient_rows_at_a_time) 
   }
 }
 
+// What lies between rows is neither read nor written.
+TEST_F(tokens, rows_of_logits_may_begin_further_apart_than_they_are_long) {
+  constexpr int64_t kStride = 1024;
+  for (const Format format : kFormats) {
+    const ClassifierCase c{1000, format, 0};
+    const std::vector<int32_t> ids = some_tokens(kSequences, kLength, c.vocab);
+    const Expected expected = classify_on_host(c, ids);
+    const Tokens on_device(ids);
+    const auto apart = [&](const std::vector<float>& rows) {
+      std::vector<float> spread(static_cast<size_t>(kTokens * kStride), 60.0f);
+      for (int64_t row = 0; row < kTokens; ++row) {
+        std::copy_n(rows.begin() + row * c.vocab, c.vocab, spread.begin() + row * kStride);
+      }
+      return spread;
+    };
+    const Values logits(format, apart(expected.logits));
+    const Memory losses(8 * kTokens);
+    Classifier d{
+        {kSequences, kLength, 0, kTokens},   c.vocab, on_device.data(), logits.array(), kFactor,
+        static_cast<double*>(losses.data()), kStride};
+    expect_launched(classifier(d, nullptr));
+    expect_close(logits.get(), apart(expected.gradient), format, 1.5, name_of(format));
+    EXPECT_NEAR(mean_on_device(losses), expected.mean, 2e-6 * expected.mean);
+  }
+}
+
 TEST_F(tokens, a_vocabulary_in_chunks_gives_what_it_gives_whole) {
   for (const Format format : kFormats) {
     const ClassifierCase c{1000, format, 0};

@@ -23,17 +23,17 @@ TEST(norm, three_four_twelve_is_thirteen_squared) {
 }
 
 // Lane 0 adds 1e16 first and then 1, lane 1 the same: (1e16 + 1) loses the 1 (ulp is 2). In one
-// running sum over 18 values the result would be the same only by accident of the order; here
-// the order is fixed: lanes 0 and 1 hold 1e16 each, and the other 14 lanes 1 each.
+// running sum over 130 values all 128 ones would be lost; here the order is fixed: lanes 0 and 1
+// hold 1e16 each, and the other 126 lanes 1 each.
 TEST(norm, order_of_addition_is_the_documented_one) {
-  std::vector<float> values(18, 1.0f);
+  std::vector<float> values(130, 1.0f);
   values[0] = values[1] = 1e8f;
   for (const Table* table : available()) {
-    // Halves: lane 0 + lane 8 = 1e16 + 1 -> 1e16 (tie to even); every other sum is exact until
-    // lane 0 meets lane 4's 1 + 1 = 2: 1e16 + 2; then lane 2's 4, then lane 1's equal of it.
-    const double lane_0 = 1e16 + 2.0 + 4.0;
-    const double lane_1 = 1e16 + 2.0 + 4.0;
-    EXPECT_EQ(table->sum_of_squares(values.data(), Format::kF32, 18), lane_0 + lane_1)
+    // Halves: lane 0 + lane 64 = 1e16 + 1 -> 1e16 (tie to even); every other sum is exact: lane 0
+    // meets lane 32's 1 + 1 = 2, then 4, 8, 16 and lane 2's 32; then lane 1's equal of it.
+    const double lane_0 = 1e16 + 2.0 + 4.0 + 8.0 + 16.0 + 32.0;
+    const double lane_1 = lane_0;
+    EXPECT_EQ(table->sum_of_squares(values.data(), Format::kF32, 130), lane_0 + lane_1)
         << table->name;
   }
 }
@@ -41,6 +41,9 @@ TEST(norm, order_of_addition_is_the_documented_one) {
 TEST(norm, every_table_gives_the_bits_of_the_reference) {
   Source source(11);
   std::vector<int64_t> counts = lengths();
+  for (const int64_t rows : {32, 64}) {
+    for (const int64_t more : {-1, 0, 1, 77}) counts.push_back(rows * kNormLanes + more);
+  }
   counts.push_back(kNormBlock);
   for (const Format format : kFormats) {
     for (const int64_t count : counts) {
@@ -66,7 +69,7 @@ TEST(norm, largest_values_do_not_overflow) {
 }
 
 TEST(norm, one_nan_or_infinity_anywhere_shows) {
-  constexpr int64_t kCount = 83;
+  constexpr int64_t kCount = 2 * kNormLanes + 83;
   for (const Table* table : available()) {
     for (const Format format : kFormats) {
       for (const float poison :

@@ -25,6 +25,7 @@ class ChosenProducts : public CudaProducts {
                  GemmAlgorithmStore store);
 
   bool offers_sums(const CudaGemm& gemm) override;
+  Bytes workspace() const override { return library_->workspace(); }
   // Throws Error that names shape and stream where no algorithm fits or the launch is refused.
   void multiply(const CudaGemm& gemm, CudaStream stream) override;
 

@@ -131,6 +131,7 @@ const void* rotated(const Task& task, CudaStream stream) {
 CudaAttention::CudaAttention(CudaRuntime& runtime, OpenedAttention opened, AttentionMemory memory)
     : runtime_(runtime),
       library_(std::move(opened.library)),
+      least_(memory.workspace),
       most_(std::max(memory.most, memory.workspace)) {
   if (!opened.why_not.empty()) notes_.push_back("attention by our kernels: " + opened.why_not);
   const Bytes bytes = library_ ? memory.workspace : Bytes{};

@@ -47,6 +47,9 @@ class CudaAttention {
   // be done, its slice is not read.
   std::optional<AttentionPass> slice_of(const AttentionPass& pass);
 
+  // What a library gets whatever the shapes are; nothing where there is none.
+  Bytes workspace() const { return library_ ? least_ : Bytes{}; }
+
   // What a library was expected to do and does not, and why; each once.
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -59,6 +62,7 @@ class CudaAttention {
 
   CudaRuntime& runtime_;
   std::unique_ptr<AttentionLibrary> library_;
+  Bytes least_;
   Bytes most_;
   std::optional<CudaMemory> workspace_;
   std::vector<std::string> notes_;

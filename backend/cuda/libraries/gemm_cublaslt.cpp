@@ -248,6 +248,7 @@ class CublasLibrary : public GemmLibrary {
   explicit CublasLibrary(CudaRuntime& runtime) : machine_(machine_of(runtime)), shared_(runtime) {}
 
   std::string machine() const override { return machine_; }
+  Bytes workspace() const override { return shared_.workspace.bytes(); }
   std::unique_ptr<PreparedGemm> prepare(const CudaGemm& gemm) override {
     return std::make_unique<CublasGemm>(gemm, shared_);
   }

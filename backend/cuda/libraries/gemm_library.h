@@ -33,6 +33,8 @@ class GemmLibrary {
   virtual ~GemmLibrary() = default;
   // Of the GPU and the library's version: what algorithms are good for.
   virtual std::string machine() const = 0;
+  // What it holds on the GPU.
+  virtual Bytes workspace() const { return {}; }
   virtual std::unique_ptr<PreparedGemm> prepare(const CudaGemm& gemm) = 0;
 };
 

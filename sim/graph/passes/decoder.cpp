@@ -318,7 +318,8 @@ class Decoder : private DecoderExperts {
   // Of `count` tokens those that exist at once: a plan that cuts them says how many, not the
   // framework.
   int64_t logits_count(int64_t count) const {
-    return div_ceil(count * model_.vocab, plan_.loss_chunks > 1 ? 1 : facts_.loss_chunks);
+    const int64_t values = count * facts_.logits_stride(model_.vocab);
+    return div_ceil(values, plan_.loss_chunks > 1 ? 1 : facts_.loss_chunks);
   }
 
   // The gradient of what the head reads. Of a plan that cuts tokens into pieces each passes to the

@@ -230,7 +230,8 @@ class TensorPass {
     sums.kind = TensorKind::kPartial;
     sums.category = Category::kWorkspace;
     sums.dtype = DType::kF32;
-    sums.elements = 3 * div_ceil(sums.elements, div_ceil(model_.vocab, plan_.tensor));
+    const int64_t stride = facts_.logits_stride(div_ceil(model_.vocab, plan_.tensor));
+    sums.elements = 3 * div_ceil(sums.elements, stride);
     const TensorId shared = add_tensor(graph_, sums);
     const CollectiveWork work{CollectiveKind::kAllReduce, sums.bytes(), plan_.tensor, 1};
     result.push_back(

@@ -153,6 +153,10 @@ inline int atomicAdd(int* address, int value) {
 }
 
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline double __hiloint2double(int high, int low) {
+  return std::bit_cast<double>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 |
+                               static_cast<uint32_t>(low));
+}
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

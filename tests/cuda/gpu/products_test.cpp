@@ -107,13 +107,36 @@ class Case {
     bind([](const Both& both) -> const void* { return both.host.data(); },
          static_cast<void*>(out.host.data()));
     tests::PlainProducts().multiply(gemm, {});
-    EXPECT_TRUE(found == out.host)
-        << fmt::format("{} to {} {}x{}x{}, orientations {} {}, adds {}: other bits",
-                       name_of(format_), name_of(output_), shape_.m, shape_.n, shape_.k,
-                       static_cast<int>(of_a), static_cast<int>(of_b), static_cast<int>(adds));
+    EXPECT_TRUE(found == out.host) << fmt::format(
+        "{} to {} {}x{}x{}, orientations {} {}, adds {}: other bits: {}", name_of(format_),
+        name_of(output_), shape_.m, shape_.n, shape_.k, static_cast<int>(of_a),
+        static_cast<int>(of_b), static_cast<int>(adds), difference(found, out.host));
   }
 
  private:
+  // How many values differ, and the first of them.
+  std::string difference(const std::vector<unsigned char>& found,
+                         const std::vector<unsigned char>& expected) const {
+    const int64_t bytes = bytes_of(output_);
+    const auto value = [&](const std::vector<unsigned char>& from, int64_t i) {
+      float wide = 0;
+      reference().cast(from.data() + i * bytes, output_, &wide, Format::kF32, 1);
+      return wide;
+    };
+    std::string text;
+    int64_t count = 0;
+    const int64_t stride = shape_.n + shape_.gap;
+    for (int64_t i = 0; i < shape_.m * stride; ++i) {
+      const float is = value(found, i), should = value(expected, i);
+      if (is == should) continue;
+      if (count++ < 4) {
+        text +=
+            fmt::format("row {} column {} is {} and not {}; ", i / stride, i % stride, is, should);
+      }
+    }
+    return text + fmt::format("{} values of {} differ", count, shape_.m * stride);
+  }
+
   CudaGemm gemm_of(Orientation of_a, Orientation of_b) const {
     const DType dtype = dtype_of(format_);
     CudaGemm gemm;
