@@ -214,6 +214,7 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["loads_whole_model"] = facts.loads_whole_model;
   json["prints_allocated"] = facts.prints_allocated;
   json["prints_gib"] = facts.prints_gib;
+  json["logits_multiple"] = facts.logits_multiple;
 }
 
 OrderedJson facts_json(const StackFacts& facts) {
@@ -251,7 +252,6 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"recomputes_whole_layer", facts.recomputes_whole_layer},
                       {"loss", to_string(facts.loss)},
                       {"loss_chunks", facts.loss_chunks},
-                      {"logits_multiple", facts.logits_multiple},
                       {"loss_bytes", facts.loss_bytes},
                       {"gathers_logits", facts.gathers_logits},
                       {"widens_gradients", facts.widens_gradients},

@@ -24,6 +24,12 @@ struct Argument {
   bool adds = false;  // read and written
 };
 
+// Values from one of an argument's `rows` to the next: those of logits may begin further apart than
+// they are long (StackFacts::logits_multiple).
+inline int64_t stride_of_rows(const Argument& all, int64_t rows) {
+  return div_exact(all.tensor->elements, rows);
+}
+
 // Where the arena of each place of one device begins; null where a place holds nothing.
 using ArenaBases = std::array<std::byte*, kPlaces>;
 

@@ -83,6 +83,7 @@ Stack unusual_stack() {
   stack.facts.recomputes_whole_layer = true;
   stack.facts.loss = LossPrecision::kF32Copies;
   stack.facts.loss_chunks = 4;
+  stack.facts.logits_multiple = 16;
   stack.facts.widens_gradients = true;
   stack.facts.returns_weights_whole = true;
   stack.facts.recomputes_by_module = true;
@@ -164,7 +165,8 @@ TEST(Stacks, without_uncertainty_nothing_was_held_against_them) {
   expect_same(parse_stack(stack_json(stack), "f", "odd"), stack);
 }
 
-// Attention of a framework that does not say is FlashAttention 2; Ballast's own is cuDNN's.
+// Attention of a framework that does not say is FlashAttention 2, and its rows of logits lie side
+// by side; Ballast's own is cuDNN's, and its rows begin at multiples of 64 values.
 TEST(Stacks, absent_fact_has_its_default) {
   Json json = Json::parse(stack_json(unusual_stack()));
   json["facts"] = Json::object();
@@ -172,6 +174,8 @@ TEST(Stacks, absent_fact_has_its_default) {
   StackFacts facts;
   EXPECT_EQ(facts.attention_kernel, AttentionKernel::kCudnn);
   facts.attention_kernel = AttentionKernel::kFlash2;
+  EXPECT_EQ(facts.logits_multiple, 64);
+  facts.logits_multiple = 1;
   EXPECT_EQ(parse_stack(json.dump(), "f", "odd").facts, facts);
 }
 
