@@ -3,14 +3,17 @@
 # models and compares with PyTorch. Needs a compiler, CMake and CUDA 13; takes the dependencies from
 # .deps/ (scripts/stage_dependencies.sh) where that is there, else from the system. Leaves under
 # OUT: log.txt, summary.txt, the machine as JSON, verify records, traces and metrics.
-#   scripts/gpu-check.sh OUT [--only STEP] [--minutes N]
+#   scripts/gpu-check.sh OUT [--only STEP] [--minutes N] [--resume ARCHIVE]
 # STEP: build, test, ranks, profile, tune, train, verify, pytorch or sanitize. A later call goes
 # on where an earlier one ran out of time: a step that left OUT/STEP.done is not run again unless
-# --only names it, and of verify, pytorch and sanitize no run that left its record. By estimate,
-# on an H200 beside 16 cores: build 2 minutes, test 4, profile 3, tune 1, train 2, verify 8,
-# pytorch 4, and sanitize what is left: three calls of 10 minutes do all but the end of it.
+# --only names it, and of verify, pytorch and sanitize no run that left its record. All of it is in
+# OUT/gpu-check.tar.gz in the end; where OUT was emptied since, --resume brings it back from there.
+# On an H100 beside 16 cores test took 2 minutes, profile 2 and verify 20 s a model of 1.5 billion;
+# by estimate build takes 2, tune 1, train 2, verify 8 in all, pytorch 6, and sanitize what is left:
+# three calls of 10 minutes do all but the end of it. Programs of another machine
+# (BALLAST_GPU_BUILD) save the build.
 # Without a GPU the steps build and test do what can be done; the others are skipped, and so is test
-# in the end. A GPU that nvidia-smi lists and no test reaches is a failure. The step ranks, NCCL
+# in the end. Beside a GPU no test of the CPU runs. A GPU that nvidia-smi lists and no test reaches is a failure. The step ranks, NCCL
 # between GPUs, is skipped where there are fewer than two.
 # The last line is "N done, N failed, N skipped"; exits 1 if a step failed.
 set -uo pipefail
@@ -24,17 +27,19 @@ steps=(build test ranks profile tune train verify pytorch sanitize)
 [ $# -ge 1 ] || usage
 out=$1
 shift
-only="" minutes=30
+only="" minutes=30 resume=""
 while [ $# -gt 0 ]; do
   case $1 in
     --only) only=${2:?} && shift 2 ;;
     --minutes) minutes=${2:?} && shift 2 ;;
+    --resume) resume=${2:?} && shift 2 ;;
     *) usage ;;
   esac
 done
 [ -z "$only" ] || [[ " ${steps[*]} " == *" $only "* ]] || usage
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
+[ -z "$resume" ] || tar -C "$out" -xzf "$resume" || exit 2
 exec > >(tee -a "$out/log.txt") 2>&1
 log=$!
 end=$((SECONDS + minutes * 60))
@@ -145,20 +150,65 @@ tests() {
   return $code
 }
 
-step_test() {
-  tests test_kernels || return
-  tests test_backend || return
-  # Its calls; its plans for a described GPU are skipped beside a driver, for test_cuda runs them.
-  tests test_cudnn || return
-  # NCCL's calls, by a library in its place.
-  tests test_nccl || return
-  has_gpu || { echo "skipped: $no_gpu"; return 77; }
-  tests test_cuda '-several_gpus.*' || return
-  if grep -q '<skipped message=.*no GPU' "$out/test_cuda.xml"; then
+# Every test of test_cuda in a process of its own, several at once: what a kernel breaks fails in no
+# other test.
+each_test_alone() {
+  local list=$out/alone name
+  rm -rf "$list" && mkdir "$list"
+  "$build/test_cuda" --gtest_list_tests '--gtest_filter=-several_gpus.*' |
+    awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }' >"$list/names"
+  [ -s "$list/names" ] || { echo "test_cuda lists no tests"; return 1; }
+  export build list
+  # shellcheck disable=SC2016  # expanded by each shell
+  shown xargs -P 8 -I NAME bash -c 'file=$list/$(tr / _ <<<NAME).log
+    timeout --kill-after=5 90 "$build/test_cuda" --gtest_filter=NAME >"$file" 2>&1 ||
+      echo NAME >>"$list/failed"' <"$list/names" || return
+  if grep -lq 'no GPU' "$list"/*.log; then
     echo "nvidia-smi lists a GPU that the CUDA runtime does not reach"
     return 1
   fi
-  exactness
+  echo "test_cuda: $(wc -l <"$list/names") tests by themselves, of which" \
+    "$(cat "$list/failed" 2>/dev/null | wc -l) failed"
+  [ -f "$list/failed" ] || return 0
+  for name in $(cat "$list/failed"); do
+    echo "-- $name"
+    grep -v '^\[\|^Running\|^Note' "$list/$(tr / _ <<<"$name").log" | head -n 12
+  done
+  return 1
+}
+
+# Bad accesses and races of some kernels at small sizes: a minute.
+short_sanitize() {
+  command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer: left out"; return 0; }
+  local tool filter=rows.*:bits.sums*:bits.an_adam*:attention.heads*:eight_bit.the_same*
+  for tool in memcheck racecheck; do
+    shown timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/test_cuda" \
+      --gtest_brief=1 "--gtest_filter=$filter" | tail -n 3
+    case ${PIPESTATUS[0]} in
+      0) ;;
+      9) return 1 ;;
+      *) echo "$tool did not come to its end: left out" ;;
+    esac
+  done
+}
+
+step_test() {
+  if ! has_gpu; then
+    tests test_kernels || return
+    tests test_backend || return
+    # Its calls; its plans for a described GPU are skipped beside a driver, for test_cuda runs them.
+    tests test_cudnn || return
+    # NCCL's calls, by a library in its place.
+    tests test_nccl || return
+    echo "skipped: $no_gpu"
+    return 77
+  fi
+  local code=0
+  each_test_alone || code=$?
+  [ $code -ne 124 ] || return 124
+  short_sanitize || code=1
+  exactness || code=$?
+  return $code
 }
 
 # NCCL itself, with a rank on every GPU.
@@ -411,6 +461,8 @@ find_cudnn
 for step in "${steps[@]}"; do
   if [ -z "$only" ] || [ "$only" = "$step" ]; then run_step "$step"; fi
 done
+(cd "$out" && tar -czf gpu-check.tar.gz --exclude=gpu-check.tar.gz --exclude='*.safetensors' \
+  --exclude='*.trace.json' .)
 echo "$done_count done, $failed failed, $skipped skipped"
 # The log is whole before the machine may go away.
 exec >&- 2>&-
