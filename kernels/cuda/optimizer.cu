@@ -3,8 +3,8 @@
 // Bound: bytes. Adam moves 30 bytes a parameter with fp32 gradients and 16-bit weights, and 12 more
 // with a snapshot. Every operation is written as the instruction that rounds it, so no compiler may
 // contract two. A sum of squares has 128 chains of 512 dependent additions in double a segment (the
-// order of the CPU), one a thread: a block stages its segment through shared memory, loads of the
-// next tile under way while its threads add.
+// order of the CPU), one a thread: a block copies its segment through shared memory, three tiles
+// under way while its threads add a fourth.
 
 #include "kernels/cuda/adam_step.h"
 #include "kernels/cuda/values.h"
@@ -62,30 +62,15 @@ AdamTask part_of(AdamTask task, int64_t first, int64_t count) {
 // --- Sums of squares ---------------------------------------------------------------------------
 
 constexpr int kSumThreads = static_cast<int>(kNormLanes);  // thread j adds up lane j
-constexpr int kSumTile = 4096;  // values in shared memory at a time: 16 KiB
-constexpr int kPerThread = kSumTile / kSumThreads;
-constexpr int kSumAhead = 8;  // values on their way to double beside the additions
+constexpr int kSumTile = 2048;  // values that are copied to shared memory together
+constexpr int kSumStages = 4;   // tiles there: one that is added, the others on their way
+constexpr int kSumAhead = 8;    // values on their way to double beside the additions
+constexpr int kSumPerThread = kSumTile / kSumThreads;
 
-// Values [first, first + kSumTile) of the run, zeros after `end`. Thread t holds kCount neighbours
-// at multiples of kSumThreads * kCount.
-template <Format kFormat, int kCount>
-__device__ __forceinline__ void load_tile(const void* values, int64_t first, int64_t end,
-                                          float (&to)[kPerThread / kCount][kCount]) {
-#pragma unroll
-  for (int k = 0; k < kPerThread / kCount; ++k) {
-    const int64_t at = first + (k * kSumThreads + static_cast<int>(threadIdx.x)) * kCount;
-    if (at + kCount <= end) {
-      load<kFormat>(values, at, to[k]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        float value[1] = {0};
-        if (at + i < end) load<kFormat>(values, at + i, value);
-        to[k][i] = value[0];
-      }
-    }
-  }
-}
+template <Format kFormat>
+constexpr int64_t kValueBytes = kFormat == Format::kF32 ? 4 : 2;
+template <Format kFormat>
+constexpr int64_t kSumTileBytes = kSumTile * kValueBytes<kFormat>;
 
 // |x| as a double. A number with an exponent of its own is widened by shifts: the unit that
 // converts has a longer latency than the addition that waits for it.
@@ -97,45 +82,88 @@ __device__ __forceinline__ double wide_magnitude(float x) {
   return __hiloint2double(static_cast<int>((bits >> 3) + kBias), static_cast<int>(bits << 29));
 }
 
-// Block x: segment x. A zero beyond the end adds +0 to a sum of squares, which changes no bit.
-template <Format kFormat, int kCount>
-__global__ void __launch_bounds__(kSumThreads) sum_of_squares_kernel(SumOfSquares d) {
-  alignas(16) __shared__ float tile[kSumTile];  // written by fours
+// Starts the copies of a tile, zeros after `end`, as one group; an empty one beyond the last tile.
+template <Format kFormat>
+__device__ __forceinline__ void fetch_tile(const void* values, int64_t first, int64_t end,
+                                           unsigned char* to) {
+  constexpr int64_t kPiece = 16 / kValueBytes<kFormat>;  // values of a copy
+  for (int i = static_cast<int>(threadIdx.x); first < end && i < kSumTile / kPiece;
+       i += kSumThreads) {
+    const int64_t at = first + i * kPiece;
+    const int64_t left = at < end ? smaller(end - at, kPiece) : 0;
+    const auto* from = static_cast<const unsigned char*>(values);
+    start_copy(to + 16 * i, from + (left > 0 ? at : first) * kValueBytes<kFormat>,
+               static_cast<uint32_t>(left * kValueBytes<kFormat>));
+  }
+  close_copies();
+}
+
+// Lanes added in halves, by all threads of the block.
+__device__ __forceinline__ double sum_of_lanes(double sum) {
   __shared__ double sums[kSumThreads];
   const int lane = static_cast<int>(threadIdx.x);
-  const int64_t begin = blockIdx.x * kNormBlock;
-  const int64_t end = smaller(begin + kNormBlock, d.count);
-  float next[kPerThread / kCount][kCount];
-  load_tile<kFormat>(d.values.data, begin, end, next);
-  double sum = 0;
-  for (int64_t first = begin; first < end; first += kSumTile) {
-    __syncthreads();  // the tile before has been added
-#pragma unroll
-    for (int k = 0; k < kPerThread / kCount; ++k) {
-      store<Format::kF32>(tile, (k * kSumThreads + lane) * kCount, next[k]);
-    }
-    __syncthreads();
-    if (first + kSumTile < end) load_tile<kFormat>(d.values.data, first + kSumTile, end, next);
-#pragma unroll
-    for (int i = 0; i < kPerThread; i += kSumAhead) {
-      double value[kSumAhead];
-#pragma unroll
-      for (int k = 0; k < kSumAhead; ++k) {
-        value[k] = wide_magnitude(tile[(i + k) * kSumThreads + lane]);
-      }
-#pragma unroll
-      for (int k = 0; k < kSumAhead; ++k) {
-        sum = __fma_rn(value[k], value[k], sum);  // the product is exact: 24 + 24 bits fit in 53
-      }
-    }
-  }
   sums[lane] = sum;
-#pragma unroll
   for (int half = kSumThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (lane < half) sums[lane] = __dadd_rn(sums[lane], sums[lane + half]);
   }
-  if (lane == 0) d.partials[blockIdx.x] = sums[0];
+  return sums[0];  // thread 0's own
+}
+
+// Block x: segment x. A zero beyond the end adds +0 to a sum of squares, which changes no bit. The
+// product is exact: 24 + 24 bits fit in 53.
+template <Format kFormat>
+__global__ void __launch_bounds__(kSumThreads) sum_of_squares_kernel(SumOfSquares d) {
+  unsigned char* const ring = dynamic_shared();
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t begin = blockIdx.x * kNormBlock;
+  const int64_t end = smaller(begin + kNormBlock, d.count);
+  const auto stage = [&](int64_t first) {
+    return ring + (first - begin) / kSumTile % kSumStages * kSumTileBytes<kFormat>;
+  };
+  for (int64_t i = 0; i < kSumStages - 1; ++i) {
+    const int64_t first = begin + i * kSumTile;
+    fetch_tile<kFormat>(d.values.data, first, end, stage(first));
+  }
+  double sum = 0;
+  for (int64_t first = begin; first < end; first += kSumTile) {
+    wait_for_copies<kSumStages - 2>();
+    __syncthreads();  // all threads' copies are there, and the tile before has been added
+    const int64_t ahead = first + (kSumStages - 1) * kSumTile;
+    fetch_tile<kFormat>(d.values.data, ahead, end, stage(ahead));
+    const unsigned char* const tile = stage(first);
+#pragma unroll
+    for (int i = 0; i < kSumPerThread; i += kSumAhead) {
+      double value[kSumAhead];
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) {
+        float x[1];
+        load<kFormat>(tile, (i + k) * kSumThreads + lane, x);
+        value[k] = wide_magnitude(x[0]);
+      }
+#pragma unroll
+      for (int k = 0; k < kSumAhead; ++k) sum = __fma_rn(value[k], value[k], sum);
+    }
+  }
+  sum = sum_of_lanes(sum);
+  if (lane == 0) d.partials[blockIdx.x] = sum;
+}
+
+// The same of values that do not begin at a multiple of 16 bytes, as copies must.
+template <Format kFormat>
+__global__ void __launch_bounds__(kSumThreads) unaligned_sum_of_squares_kernel(SumOfSquares d) {
+  const int64_t begin = blockIdx.x * kNormBlock;
+  const int64_t end = smaller(begin + kNormBlock, d.count);
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t at = begin + threadIdx.x; at < end; at += kSumThreads) {
+    float x[1];
+    load<kFormat>(d.values.data, at, x);
+    const double value = wide_magnitude(x[0]);
+    sum = __fma_rn(value, value, sum);
+  }
+  sum = sum_of_lanes(sum);
+  if (threadIdx.x == 0) d.partials[blockIdx.x] = sum;
 }
 
 }  // namespace
@@ -162,13 +190,15 @@ Status adam_step(const AdamArrays& arrays, const AdamConstants& constants, const
 }
 
 Status sum_of_squares(const SumOfSquares& d, Stream stream) {
-  const Grid grid{.x = segments_of(d.count), .threads = kSumThreads};
   const bool wide = is_wide(d.values.data);
   return with_format(d.values.format, [&](auto tag) {
     constexpr Format kFormat = decltype(tag)::kValue;
-    const auto kernel =
-        wide ? sum_of_squares_kernel<kFormat, kWide> : sum_of_squares_kernel<kFormat, 1>;
-    return launch("sum_of_squares", kernel, grid, stream, d);
+    Grid grid{.x = segments_of(d.count), .threads = kSumThreads};
+    if (!wide) {
+      return launch("sum_of_squares", unaligned_sum_of_squares_kernel<kFormat>, grid, stream, d);
+    }
+    grid.shared_bytes = kSumStages * kSumTileBytes<kFormat>;
+    return launch("sum_of_squares", sum_of_squares_kernel<kFormat>, grid, stream, d);
   });
 }
 
