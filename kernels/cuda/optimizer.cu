@@ -98,7 +98,7 @@ __device__ __forceinline__ void fetch_tile(const void* values, int64_t first, in
   close_copies();
 }
 
-// Lanes added in halves, by all threads of the block.
+// Lanes added in halves, by all threads of the block; thread 0 has what comes of it, others 0.
 __device__ __forceinline__ double sum_of_lanes(double sum) {
   __shared__ double sums[kSumThreads];
   const int lane = static_cast<int>(threadIdx.x);
@@ -107,7 +107,7 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
     __syncthreads();
     if (lane < half) sums[lane] = __dadd_rn(sums[lane], sums[lane + half]);
   }
-  return sums[0];  // thread 0's own
+  return lane == 0 ? sums[0] : 0;
 }
 
 // Block x: segment x. A zero beyond the end adds +0 to a sum of squares, which changes no bit. The
