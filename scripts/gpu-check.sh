@@ -13,8 +13,8 @@
 # three calls of 10 minutes do all but the end of it. Programs of another machine
 # (BALLAST_GPU_BUILD) save the build.
 # Without a GPU the steps build and test do what can be done; the others are skipped, and so is test
-# in the end. Beside a GPU no test of the CPU runs. A GPU that nvidia-smi lists and no test reaches is a failure. The step ranks, NCCL
-# between GPUs, is skipped where there are fewer than two.
+# in the end. Beside a GPU no test of the CPU runs. A GPU that nvidia-smi lists and no test reaches
+# is a failure. The step ranks, NCCL between GPUs, is skipped where there are fewer than two.
 # The last line is "N done, N failed, N skipped"; exits 1 if a step failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -172,7 +172,7 @@ each_test_alone() {
   [ -f "$list/failed" ] || return 0
   for name in $(cat "$list/failed"); do
     echo "-- $name"
-    grep -v '^\[\|^Running\|^Note' "$list/$(tr / _ <<<"$name").log" | head -n 12
+    awk '!/^(\[|Running|Note)/ && n++ < 12' "$list/$(tr / _ <<<"$name").log"
   done
   return 1
 }

@@ -95,9 +95,11 @@ std::string CpuProfiler::casts() {
 
 std::string CpuProfiler::sums() {
   OptimizerProbe& probe = optimizer();
-  cpu_.sum_of_squares = curve([&](int64_t count) { probe.sum_of_squares(kernels::best(), count); });
-  return fmt::format("{:.0f} M values/s on one thread",
-                     cpu_.sum_of_squares.points.back().rate / 1e6);
+  // By as many threads as the executor lends them (BucketUpdates::sums).
+  cpu_.sum_of_squares =
+      curve([&](int64_t count) { probe.sum_of_squares(workers(), kernels::best(), count); });
+  return fmt::format("{:.0f} M values/s on {} threads",
+                     cpu_.sum_of_squares.points.back().rate / 1e6, settings_.threads);
 }
 
 std::string CpuProfiler::snapshots() {

@@ -246,12 +246,10 @@ void OptimizerProbe::cast(kernels::Workers& workers, const kernels::Table& table
                 kernels::Format::kBf16, elements);
 }
 
-void OptimizerProbe::sum_of_squares(const kernels::Table& table, int64_t elements) {
+void OptimizerProbe::sum_of_squares(kernels::Workers& workers, const kernels::Table& table,
+                                    int64_t elements) {
   const float* gradient = values(3) + next_begin(elements);
-  for (int64_t at = 0; at < elements; at += kernels::kNormBlock) {
-    sum_ += table.sum_of_squares(gradient + at, kernels::Format::kF32,
-                                 std::min(kernels::kNormBlock, elements - at));
-  }
+  sum_ += kernels::sum_of_squares(workers, table, gradient, kernels::Format::kF32, elements);
 }
 
 void OptimizerProbe::snapshot(int64_t parameters) {

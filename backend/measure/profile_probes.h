@@ -84,7 +84,7 @@ class OptimizerProbe {
   int64_t capacity() const { return capacity_; }
   void adam(kernels::Workers& workers, const kernels::Table& table, int64_t parameters);
   void cast(kernels::Workers& workers, const kernels::Table& table, int64_t elements);
-  void sum_of_squares(const kernels::Table& table, int64_t elements);
+  void sum_of_squares(kernels::Workers& workers, const kernels::Table& table, int64_t elements);
   void snapshot(int64_t parameters);
 
   // Whether `table` leaves the same master as the reference after a step over these parameters.
