@@ -116,6 +116,30 @@ inline double sum_lanes(double* lanes) {
   return lanes[0];
 }
 
+// V::add_squares where vectors may stand in arrays: a strip of four of them, whose squares are
+// added as two vectors of doubles each.
+template <class V, Format K>
+void add_squares_in_four(const void* values, int64_t first_value, int64_t end, double* sums) {
+  constexpr int64_t kWidth = V::kStripLanes / 4;
+  typename V::D s[4][2];
+  const auto add = [&](auto lanes, int64_t i, int k) {
+    const auto x = load_as_f32<V, K>(lanes, values, i + kWidth * k);
+    const auto low = V::low_doubles(x), high = V::high_doubles(x);
+    s[k][0] = V::fma_doubles(low, low, s[k][0]);
+    s[k][1] = V::fma_doubles(high, high, s[k][1]);
+  };
+  for (int k = 0; k < 8; ++k) s[k / 2][k % 2] = V::load_doubles(sums + kWidth / 2 * k);
+  int64_t i = first_value;
+  for (; i + V::kStripLanes <= end; i += kNormLanes) {
+    for (int k = 0; k < 4; ++k) add(All{}, i, k);
+  }
+  for (int k = 0; k < 4 && i + kWidth * k < end; ++k) {
+    const int64_t left = end - i - kWidth * k;
+    add(V::first(left < kWidth ? left : kWidth), i, k);
+  }
+  for (int k = 0; k < 8; ++k) V::store_doubles(sums + kWidth / 2 * k, s[k / 2][k % 2]);
+}
+
 // The registers hold the sums of a strip of kStripLanes lanes. Strip after strip over a tile that
 // the first cache holds, so that memory is read once:
 //   V::add_squares<K>(values, first, end, sums)   adds to sums[0, kStripLanes) the squares of the

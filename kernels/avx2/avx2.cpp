@@ -207,35 +207,17 @@ struct Avx2 {
   }
   static void end_streaming() { _mm_sfence(); }
 
-  static constexpr int64_t kStripLanes = 32;
+  using D = __m256d;
+  static D load_doubles(const double* p) { return _mm256_load_pd(p); }
+  static void store_doubles(double* p, D x) { _mm256_store_pd(p, x); }
+  static D low_doubles(F x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+  static D high_doubles(F x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
+  static D fma_doubles(D a, D b, D c) { return _mm256_fmadd_pd(a, b, c); }
 
-  template <Format K, class Lanes>
-  static void add_squares(Lanes lanes, const void* values, int64_t i, __m256d (&sums)[2]) {
-    const F x = load_as_f32<Avx2, K>(lanes, values, i);
-    const __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
-    const __m256d b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-    sums[0] = _mm256_fmadd_pd(a, a, sums[0]);
-    sums[1] = _mm256_fmadd_pd(b, b, sums[1]);
-  }
+  static constexpr int64_t kStripLanes = 32;
   template <Format K>
   static void add_squares(const void* values, int64_t first_value, int64_t end, double* sums) {
-    __m256d s[4][2];
-    for (int k = 0; k < 4; ++k) {
-      s[k][0] = _mm256_load_pd(sums + 8 * k);
-      s[k][1] = _mm256_load_pd(sums + 8 * k + 4);
-    }
-    int64_t i = first_value;
-    for (; i + kStripLanes <= end; i += kNormLanes) {
-      for (int k = 0; k < 4; ++k) add_squares<K>(All{}, values, i + 8 * k, s[k]);
-    }
-    for (int k = 0; k < 4 && i + 8 * k < end; ++k) {
-      const int64_t left = end - i - 8 * k;
-      add_squares<K>(first(left < 8 ? left : 8), values, i + 8 * k, s[k]);
-    }
-    for (int k = 0; k < 4; ++k) {
-      _mm256_store_pd(sums + 8 * k, s[k][0]);
-      _mm256_store_pd(sums + 8 * k + 4, s[k][1]);
-    }
+    add_squares_in_four<Avx2, K>(values, first_value, end, sums);
   }
 };
 

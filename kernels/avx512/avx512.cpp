@@ -160,35 +160,17 @@ struct Avx512 {
   }
   static void end_streaming() { _mm_sfence(); }
 
-  static constexpr int64_t kStripLanes = 64;
+  using D = __m512d;
+  static D load_doubles(const double* p) { return _mm512_load_pd(p); }
+  static void store_doubles(double* p, D x) { _mm512_store_pd(p, x); }
+  static D low_doubles(F x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+  static D high_doubles(F x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+  static D fma_doubles(D a, D b, D c) { return _mm512_fmadd_pd(a, b, c); }
 
-  template <Format K, class Lanes>
-  static void add_squares(Lanes lanes, const void* values, int64_t i, __m512d (&sums)[2]) {
-    const F x = load_as_f32<Avx512, K>(lanes, values, i);
-    const __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-    const __m512d b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
-    sums[0] = _mm512_fmadd_pd(a, a, sums[0]);
-    sums[1] = _mm512_fmadd_pd(b, b, sums[1]);
-  }
+  static constexpr int64_t kStripLanes = 64;
   template <Format K>
   static void add_squares(const void* values, int64_t first_value, int64_t end, double* sums) {
-    __m512d s[4][2];
-    for (int k = 0; k < 4; ++k) {
-      s[k][0] = _mm512_load_pd(sums + 16 * k);
-      s[k][1] = _mm512_load_pd(sums + 16 * k + 8);
-    }
-    int64_t i = first_value;
-    for (; i + kStripLanes <= end; i += kNormLanes) {
-      for (int k = 0; k < 4; ++k) add_squares<K>(All{}, values, i + 16 * k, s[k]);
-    }
-    for (int k = 0; k < 4 && i + 16 * k < end; ++k) {
-      const int64_t left = end - i - 16 * k;
-      add_squares<K>(first(left < 16 ? left : 16), values, i + 16 * k, s[k]);
-    }
-    for (int k = 0; k < 4; ++k) {
-      _mm512_store_pd(sums + 16 * k, s[k][0]);
-      _mm512_store_pd(sums + 16 * k + 8, s[k][1]);
-    }
+    add_squares_in_four<Avx512, K>(values, first_value, end, sums);
   }
 };
 
