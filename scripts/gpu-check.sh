@@ -169,6 +169,7 @@ each_test_alone() {
   fi
   echo "test_cuda: $(wc -l <"$list/names") tests by themselves, of which" \
     "$(cat "$list/failed" 2>/dev/null | wc -l) failed"
+  awk '/: Skipped$/ { getline; print "skipped: " $0 }' "$list"/*.log | sort | uniq -c
   [ -f "$list/failed" ] || return 0
   for name in $(cat "$list/failed"); do
     echo "-- $name"
