@@ -22,7 +22,11 @@ PublishedCase read_case(const Json& document, const std::string& source) {
   result.id = reader.text("id");
   result.machine = reader.text("machine");
   result.stack = reader.text("stack");
-  read_model(reader.object("model"), result);
+  if (reader.raw("model").is_string()) {
+    result.model = load_model(reader.text("model"));
+  } else {
+    read_model(reader.object("model"), result);
+  }
   read_run(reader.object("run"), result, source + ": run");
   result.plan.model = result.id;
   result.plan.machine = result.machine;

@@ -148,7 +148,8 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       ranks_here_(machine.gpu.is_host_thread ? ranks_of(plan) : 1),
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
-      launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch),
+      launch_(plan.cuda_graphs ? Duration{}
+                               : stack.constants.launch * host_slowness(machine.cpu)),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),
       torch_adam_threads_(facts_of(stack.facts, plan).torch_adam_threads) {

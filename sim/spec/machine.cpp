@@ -97,6 +97,9 @@ void check_cpu(const Checker& checker, const Cpu& cpu) {
   }
   checker.curve("cpu.cast", cpu.cast);
   checker.curve("cpu.sum_of_squares", cpu.sum_of_squares);
+  if (cpu.dispatch) {
+    checker.positive("cpu.dispatch", static_cast<double>(cpu.dispatch->value.ps));
+  }
 }
 
 void check_link(const Checker& checker, const Link& link) {
@@ -183,6 +186,10 @@ double Curve::rate_at(double size) const {
   const Point& low = *(after - 1);
   const double share = std::log(size / low.size) / std::log(high.size / low.size);
   return low.rate + share * (high.rate - low.rate);
+}
+
+double host_slowness(const Cpu& cpu) {
+  return cpu.dispatch ? cpu.dispatch->value.seconds() / kReferenceDispatch.seconds() : 1;
 }
 
 void check(const Machine& machine) {

@@ -94,7 +94,13 @@ struct Cpu {
   std::map<std::string, Curve> adam;  // by implementation: parameters per second by parameters
   Curve cast;                         // elements per second by elements, 16 <-> 32 bit
   Curve sum_of_squares;               // elements per second by elements
+  // Of one thread, for one call of a framework: the forward of torch.nn.Linear in 16 bits, without
+  // its kernel. Without it the host is as fast as kReferenceDispatch.
+  std::optional<Sourced<Duration>> dispatch = {};
 };
+// Of an Intel Xeon Platinum 8480C in a DGX H100 (NVIDIA/TransformerEngine, issue 2053): the host
+// that StackConstants::launch is of.
+inline constexpr Duration kReferenceDispatch{13'480'000};
 
 // GPU memory <-> CPU memory of one device.
 struct Link {
@@ -163,6 +169,9 @@ struct Machine {
   std::optional<Nvme> nvme;
   Sourced<Duration> handover;  // from a finished operation to one waiting on another lane
 };
+
+// What the host takes for one call of a framework, over what that of kReferenceDispatch takes.
+double host_slowness(const Cpu& cpu);
 
 // Throws Error naming the machine and the field where a number is missing, zero or negative.
 void check(const Machine& machine);

@@ -284,7 +284,7 @@ struct StackConstants {
   // between nodes. What crosses both has each share on its own wires.
   double node_collective = 1;
   double network_collective = 1;
-  Duration launch;          // of the host, for each kernel that it enqueues
+  Duration launch;  // of a host of kReferenceDispatch, for each kernel that it enqueues
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer
   // By generation of GPUs, beside `gemm`: what products of 16-bit factors reach under the load of a
