@@ -84,6 +84,7 @@ struct CaseFacts {
   std::optional<GradientPrecision> reduction;
   std::optional<Overlap> tensor_overlap;
   std::optional<Overlap> expert_overlap;
+  std::optional<bool> sends_tokens_once;
   std::optional<Scaling8> fp8_scaling;
 };
 

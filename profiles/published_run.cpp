@@ -339,6 +339,7 @@ class RunReader {
           reader_.boolean("tp_comm_overlap") ? Overlap::kFull : Overlap::kPartial;
     }
     if (flag("expert_overlap")) facts.expert_overlap = Overlap::kFull;
+    if (flag("sends_tokens_once")) facts.sends_tokens_once = true;
     result_.packed = flag("packed");
   }
 

@@ -51,6 +51,32 @@ Bytes scaled(Bytes bytes, double factor) {
   return {std::llround(static_cast<double>(bytes.count) * factor)};
 }
 
+// Share of the ways to take `taken` of `all` that take none of `these`.
+double share_without(int64_t all, int64_t these, int64_t taken) {
+  double share = 1;
+  for (int64_t i = 0; i < taken; ++i) {
+    share *= static_cast<double>(std::max<int64_t>(all - these - i, 0)) /
+             static_cast<double>(all - i);
+  }
+  return share;
+}
+
+// How many of `places`, each with as many experts, have any of a token's, on average.
+double places_of_token(const TokenRouting& routing, int64_t places) {
+  const auto all = static_cast<double>(places);
+  const int64_t groups = std::max<int64_t>(routing.groups, 1);
+  if (groups == 1 || places <= groups) {
+    // Where a place is whole groups, each group that was chosen has an expert of the token.
+    const int64_t units = groups == 1 ? routing.experts : groups;
+    const int64_t chosen = groups == 1 ? routing.per_token : routing.chosen_groups;
+    return all * (1 - share_without(units, div_ceil(units, places), chosen));
+  }
+  const int64_t candidates = routing.experts / groups * routing.chosen_groups;
+  const double near = all * static_cast<double>(routing.chosen_groups) / static_cast<double>(groups);
+  const int64_t each = div_ceil(routing.experts, places);
+  return near * (1 - share_without(candidates, each, routing.per_token));
+}
+
 // The formulas, on the wires of one group.
 class Formulas {
  public:
@@ -73,6 +99,20 @@ class Formulas {
     }
     CHECK(false);
     return {};
+  }
+
+  CollectiveTime tokens(Bytes bytes, const TokenRouting& routing) const {
+    const double tokens =
+        static_cast<double>(bytes.count) / static_cast<double>(routing.per_token);
+    const auto copies = [&](int64_t places) {
+      return tokens * places_of_token(routing, places) / static_cast<double>(places);
+    };
+    const auto ranks = static_cast<double>(layout_.ranks);
+    const auto per_node = static_cast<double>(layout_.per_node);
+    // Of what a rank gets, its own tokens come from itself, or straight over the network.
+    const Bytes near{std::llround(copies(layout_.ranks) * ranks * (per_node - 1) / per_node)};
+    const Bytes far{std::llround(copies(layout_.nodes) * static_cast<double>(layout_.nodes - 1))};
+    return all_to_all(near, crosses() ? far : Bytes{});
   }
 
   CollectiveTime all_reduce(Bytes bytes) const {
@@ -164,14 +204,21 @@ class Formulas {
     return {rate * share};
   }
 
-  // The messages inside the node and those between nodes move at the same time.
   CollectiveTime all_to_all(Bytes bytes) const {
     const Bytes message{div_ceil(bytes.count, layout_.ranks)};
-    const Bytes near = message * (layout_.per_node - 1);
-    const Bytes far = message * (layout_.ranks - layout_.per_node);
+    return all_to_all(message * (layout_.per_node - 1),
+                      message * (layout_.ranks - layout_.per_node));
+  }
+
+  // The messages inside the node and those between nodes move at the same time.
+  CollectiveTime all_to_all(Bytes near, Bytes far) const {
     Duration time;
-    if (near.count > 0) time = near / message_rate(*wiring_.node, shares_.node, message);
-    if (crosses()) {
+    if (near.count > 0) {
+      const Bytes message{div_ceil(near.count, layout_.per_node - 1)};
+      time = near / message_rate(*wiring_.node, shares_.node, message);
+    }
+    if (far.count > 0) {
+      const Bytes message{div_ceil(far.count, layout_.ranks - layout_.per_node)};
       time = std::max(time, far / message_rate(*wiring_.network, shares_.network, message));
     }
     return {time + hop(), crosses() ? far : near, near + far, wires(),
@@ -250,10 +297,12 @@ CollectiveTime collective_time(const CollectiveWork& work, const Machine& machin
   if (work.ranks == 1) return {};
   const Layout layout = layout_of(work, machine);
   check_wires(work, layout, machine);
-  CollectiveTime result = formula_time(work.kind, work.bytes, layout, wiring_of(machine), shares);
+  const Wiring wiring = wiring_of(machine);
+  CollectiveTime result =
+      work.once.experts > 0 ? Formulas(wiring, layout, shares).tokens(work.bytes, work.once)
+                            : formula_time(work.kind, work.bytes, layout, wiring, shares);
   const Interconnect& wires = layout.nodes > 1 ? *machine.network : *machine.node;
   if (wires.fabric_model) {
-    const Wiring wiring = wiring_of(machine);
     const auto measured = wires.fabric_model->time(work.kind, work.bytes, layout, wiring);
     if (measured) {
       // A share of the bandwidth leaves the latency.

@@ -11,6 +11,9 @@
 //           buffer leaves each node, over r network cards, in 2 log2(n) hops between nodes.
 //   switch  all-reduce inside a node whose switch adds (NVLS).
 //   direct  all-to-all and send and receive: every message straight to its receiver.
+//   once    all-to-all of tokens that go once to each rank (CollectiveWork::once): once to each
+//           other node over the network, and from there or from home to each rank over the node's
+//           wires, as many as have any of a token's experts on average (DeepEP, HybridEP).
 //
 // Each of the first two runs under one of three protocols (LL, LL128, Simple), which trade latency
 // for bandwidth. The least time wins, as in ncclTopoTuneModel (NCCL 2.10, src/graph/tuning.cc),

@@ -100,13 +100,19 @@ struct GroupOfWork {
     return text;
   }
   std::string operator()(const CollectiveWork& w) const {
-    return fmt::format(" {} ranks={} stride={}", to_string(w.kind), w.ranks, w.stride);
+    return fmt::format(" {} ranks={} stride={}{}", to_string(w.kind), w.ranks, w.stride,
+                       w.once.experts > 0 ? " once" : "");
   }
   std::string operator()(const IoWork& w) const {
     return w.direction == IoDirection::kRead ? " read" : " write";
   }
   std::string operator()(const BlockWork&) const { return ""; }
 };
+
+// Tokens in the order of their experts, before they go there.
+bool sorts_tokens(const Op& op) {
+  return op.kind == OpKind::kPermute && (op.phase == Phase::kForward || op.phase == Phase::kRecompute);
+}
 
 bool runs_on_cpu(const Op& op) {
   const auto* bucket = std::get_if<BucketWork>(&op.work);
@@ -151,6 +157,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       launch_(plan.cuda_graphs ? Duration{}
                                : stack.constants.launch * host_slowness(machine.cpu)),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
+      reads_routing_(stack.facts.reads_routing),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),
       torch_adam_threads_(facts_of(stack.facts, plan).torch_adam_threads) {
   if (adam_ != "best" && !machine.cpu.adam.contains(adam_)) {
@@ -265,7 +272,8 @@ OpCost CostModel::cost_of(const Op& op) const {
   cost.host = {launch_.ps * kernels};
   if (kernels > 0) cost.host_first = launch_;
   // Where a step waits the host reads the norms to say how to go on; else the CPU's threads do.
-  cost.host_waits = reads_norms_ && op.kind == OpKind::kDecide;
+  if (reads_norms_ && op.kind == OpKind::kDecide) cost.host_waits = HostWait::kOfEveryDevice;
+  if (reads_routing_ && sorts_tokens(op)) cost.host_waits = HostWait::kOfItsDevice;
   if (cost.alone.ps > 0) add_demands(op, cost);
   const int32_t device = machine_.gpu.is_host_thread ? 0 : device_of(op.lane);
   const int32_t first = device * static_cast<int32_t>(capacities_.size());

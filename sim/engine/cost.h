@@ -141,6 +141,7 @@ class CostModel {
   const double sustained_gemm_;  // on this machine's generation
   const Duration launch_;        // of the host, for a kernel
   const bool reads_norms_;       // the host, before it enqueues the optimizer
+  const bool reads_routing_;     // the host, before it enqueues what rows of experts pass through
   const AttentionKernel attention_kernel_;
   const int64_t torch_adam_threads_;                       // StackFacts::torch_adam_threads
   std::map<std::string, Duration> measured_;               // by cost_key

@@ -73,7 +73,7 @@ struct LanePrograms {
     Duration handover;
     int32_t shares = 0;  // of capacities, its first one
     int8_t share_count = 0;
-    bool host_waits = false;
+    HostWait host_waits = HostWait::kNone;
   };
 
   std::vector<OpId> ops;       // by place
@@ -326,7 +326,7 @@ void Engine::finish(int32_t index) {
   lane.state = LaneState::kFree;
   lane.free_since = now_;
   ++done_[at];
-  if (!host_.empty() && programs_.kind_of(programs_.steps[at]).host_waits)
+  if (!host_.empty() && programs_.kind_of(programs_.steps[at]).host_waits != HostWait::kNone)
     host_.waited(lane.at, lane.step, now_);
   for (int32_t waiter = waiters_[at]; waiter >= 0;) {
     ready_.push_back(waiter);

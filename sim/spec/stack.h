@@ -117,6 +117,12 @@ struct StackFacts {
   // The experts of a rank are multiplied one after another: a product, and what rounds its factors
   // to 8 bits, is so many kernels for each of them. (Else one kernel goes over all of them.)
   bool multiplies_by_expert = false;
+  // A token goes once to each rank that has any of its experts, and between nodes once to each node,
+  // where it is spread, and its sums return alike (DeepEP, HybridEP). (Else once to each expert.)
+  bool sends_tokens_once = false;
+  // In the forward the host reads how many rows each expert gets before it enqueues what they pass
+  // through: no row is dropped, so nothing else says it.
+  bool reads_routing = false;
   // Bytes that passes of their own move for each value of rows on their way to a rank's experts and
   // back, beside the gathering before and the sum behind: sorted by expert where a rank has several
   // of them, and made a multiple of sixteen rows for products in 8 bits. Forward; backward as many.

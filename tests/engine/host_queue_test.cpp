@@ -33,7 +33,7 @@ OpId enqueued(TinyGraph& tiny, int64_t ps, int64_t kernels = 1, int device = 0,
 
 OpId decision(TinyGraph& tiny, OpId after) {
   const OpId op = tiny.op(LaneKind::kCheck, 0, {{after, 0}});
-  tiny.costs.ops.kinds().back().host_waits = true;
+  tiny.costs.ops.kinds().back().host_waits = HostWait::kOfEveryDevice;
   return op;
 }
 

@@ -25,6 +25,8 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.norm_backward_bytes = 28;
   facts.repeats_norms = true;
   facts.multiplies_by_expert = true;
+  facts.sends_tokens_once = true;
+  facts.reads_routing = true;
   facts.sort_bytes = 8;
   facts.padding_bytes = 4;
   facts.query_bytes = 4;

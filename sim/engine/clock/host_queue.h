@@ -5,6 +5,8 @@
 // enqueued, so a step of many short kernels lasts as long as its host does, while one short kernel
 // beside long ones costs nothing. The host runs ahead until it has to know a result
 // (OpCost::host_waits): then it waits for that operation, and the GPU may have run dry meanwhile.
+// Some results are of every device's host (may the step be taken), some of one's own (how many rows
+// go to each expert).
 //
 // Positions are sums over the program from one such wait to the next, so a look-up is O(1). Where
 // no operation costs the host anything there is no queue: nothing waits for it.
@@ -13,6 +15,7 @@
 
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "sim/base/units.h"
@@ -43,22 +46,28 @@ class HostQueue {
 
  private:
   struct Place {
-    int32_t waits = 0;  // of the host, before the operation in the program
+    int32_t waits = 0;  // of the host of its device, before the operation in the program
     int32_t device = 0;
     bool queued = false;
     Duration before;  // host time since the last of them, of what stands before it
     Duration delay;   // from there to the earliest start
   };
 
-  Instant start_of(const Place& place, int32_t step) const;
-  // Where the host of a device went on after a wait.
-  size_t index(int32_t step, int32_t wait, int32_t device) const;
+  // One device's host.
+  struct Host {
+    std::vector<int32_t> waits;     // operations that it waits for, in program order
+    std::vector<Duration> between;  // by waits before: host time up to the next one
+    std::vector<Instant> went_on;   // by step and wait
+  };
 
-  std::vector<Place> places_;      // by operation; empty where there is no queue
-  std::vector<int32_t> waits_;     // operations that the host waits for, in program order
-  std::vector<Duration> between_;  // by waits and device: host time up to the next one
-  std::vector<Instant> went_on_;   // by step, wait and device
-  int32_t devices_ = 1;
+  // Where it stood when it began with the operations that follow so many waits in the program.
+  static Instant start_of(const Host& host, int32_t waits, int32_t step);
+  static void waited(Host& host, int32_t wait, int32_t step, Instant now);
+
+  std::vector<Place> places_;  // by operation; empty where there is no queue
+  std::vector<Host> hosts_;    // by device
+  // Of an operation that every host waits for: which of its waits that is, by device.
+  std::unordered_map<int32_t, std::vector<int32_t>> of_every_host_;
 };
 
 }  // namespace ballast

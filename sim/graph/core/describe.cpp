@@ -78,8 +78,12 @@ struct KeyOfWork {
     return text;
   }
   std::string operator()(const CollectiveWork& w) const {
-    return fmt::format(" {} bytes={} ranks={} stride={}", to_string(w.kind), w.bytes.count, w.ranks,
-                       w.stride);
+    std::string text = fmt::format(" {} bytes={} ranks={} stride={}", to_string(w.kind),
+                                   w.bytes.count, w.ranks, w.stride);
+    if (w.once.experts > 0) {
+      text += fmt::format(" once of {} in {}", w.once.per_token, w.once.experts);
+    }
+    return text;
   }
   std::string operator()(const IoWork& w) const {
     return fmt::format(" bytes={} {}", w.bytes.count,

@@ -284,6 +284,16 @@ struct CopyWork {
   bool operator==(const CopyWork&) const = default;
 };
 
+// How the experts of a token lie among those of a layer, all equally likely: `per_token` of
+// `experts`, out of `chosen_groups` of `groups` of neighbours.
+struct TokenRouting {
+  int64_t experts = 0;
+  int64_t per_token = 0;
+  int64_t groups = 1;
+  int64_t chosen_groups = 1;
+  bool operator==(const TokenRouting&) const = default;
+};
+
 struct CollectiveWork {
   CollectiveKind kind{};
   // Of the full (unsharded) buffer on one rank; all-to-all: what a rank holds before and after;
@@ -293,6 +303,9 @@ struct CollectiveWork {
   // Devices from one rank of the group to the next, in the order in which devices fill nodes:
   // tensor-parallel ranks are neighbours (stride 1), then context, sequence, data, pipeline.
   int64_t stride = 1;
+  // Of an all-to-all whose bytes are a row for each expert of a token: the row goes but once to each
+  // rank that has any of them, and between nodes once to each node. No experts: each row goes.
+  TokenRouting once = {};
   bool operator==(const CollectiveWork&) const = default;
 };
 

@@ -33,13 +33,16 @@ struct Demand {
   bool operator==(const Demand&) const = default;
 };
 
+// Whose host enqueues nothing that follows an operation in the program before that is done.
+enum class HostWait : uint8_t { kNone, kOfItsDevice, kOfEveryDevice };
+
 struct OpCost {
   Duration alone;     // with nothing else running
   Duration handover;  // added once if it had to wait for another lane
   // Of the thread that enqueues a device's operations: for all its kernels, and for the first.
   Duration host;
   Duration host_first;
-  bool host_waits = false;          // the host enqueues nothing that follows before this is done
+  HostWait host_waits = HostWait::kNone;
   std::array<Demand, 6> demands{};  // the first `demand_count` are set
   int8_t demand_count = 0;
   Provenance provenance = Provenance::kRoofline;

@@ -20,8 +20,12 @@ TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
   // Where experts are split over the ranks that share sequences too, neighbours have them.
   const bool beside = plan_.data % plan_.expert == 0;
   const int64_t stride = beside ? plan_.tensor * plan_.sequence * plan_.context : plan_.tensor;
-  const CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(), plan_.expert,
-                            stride};
+  CollectiveWork work{CollectiveKind::kAllToAll, graph_.tensor(from).bytes(), plan_.expert, stride};
+  if (facts_.sends_tokens_once) {
+    const bool grouped = model_.router == RouterKind::kSigmoid;
+    work.once = {model_.experts, model_.experts_per_token, grouped ? model_.expert_groups : 1,
+                 grouped ? model_.chosen_groups : 1};
+  }
   graph_.step.ops.push_back(
       collective_op(LaneKind::kExpertNetwork, work, phase, label,
                     {read(from, Role::kSource), write(to, Role::kDestination)}));
