@@ -85,6 +85,7 @@ struct CaseFacts {
   std::optional<Overlap> tensor_overlap;
   std::optional<Overlap> expert_overlap;
   std::optional<bool> sends_tokens_once;
+  std::optional<bool> keeps_experts_whole;
   std::optional<Scaling8> fp8_scaling;
 };
 

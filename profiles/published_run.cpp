@@ -184,7 +184,29 @@ class RunReader {
       data_ = devices / others;
     }
     const auto degree = [&](const char* key) { return changes_.value(key, int64_t{1}); };
+    read_expert_tensor(degree("expert"), degree("tensor"));
     replicas_ = data_ * degree("sequence") * degree("context");
+  }
+
+  // Where experts are whole, ranks that share them are tensor-parallel ones too, and a plan counts
+  // the data-parallel ones among these.
+  void read_expert_tensor(int64_t expert, int64_t tensor) {
+    if (!reader_.has("expert_tensor")) return;
+    const int64_t cut = reader_.whole("expert_tensor", kRunCount);
+    if (cut != 1 && cut != tensor) {
+      reader_.fail("expert_tensor", fmt::format("{} is neither 1 nor tensor", cut),
+                   "give one of the two");
+    }
+    if (cut == tensor) return;
+    if (expert % tensor != 0 || expert == tensor) {
+      reader_.fail("expert_tensor",
+                   fmt::format("1 wants experts over several times the {} tensor-parallel ranks, "
+                               "and expert is {}",
+                               tensor, expert),
+                   "make expert a multiple of tensor above it");
+    }
+    changes_["expert"] = expert / tensor;
+    whole_experts_ = true;
   }
 
   void read_batch() {
@@ -340,6 +362,7 @@ class RunReader {
     }
     if (flag("expert_overlap")) facts.expert_overlap = Overlap::kFull;
     if (flag("sends_tokens_once")) facts.sends_tokens_once = true;
+    if (whole_experts_) facts.keeps_experts_whole = true;
     result_.packed = flag("packed");
   }
 
@@ -385,6 +408,7 @@ class RunReader {
   Json changes_ = Json::object();
   int64_t data_ = 1;
   int64_t replicas_ = 1;
+  bool whole_experts_ = false;
 };
 
 }  // namespace

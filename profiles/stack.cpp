@@ -115,6 +115,8 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
   read_flag(reader, "repeats_norms", facts.repeats_norms);
   read_flag(reader, "multiplies_by_expert", facts.multiplies_by_expert);
   read_flag(reader, "sends_tokens_once", facts.sends_tokens_once);
+  read_flag(reader, "norms_find_largest", facts.norms_find_largest);
+  read_flag(reader, "keeps_experts_whole", facts.keeps_experts_whole);
   read_flag(reader, "reads_routing", facts.reads_routing);
   read_whole(reader, "sort_bytes", kFactBytes, facts.sort_bytes);
   read_whole(reader, "padding_bytes", kFactBytes, facts.padding_bytes);
@@ -209,8 +211,10 @@ void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
   json["most_zero_stage"] = facts.most_zero_stage;
   json["expert_overlap"] = to_string(facts.expert_overlap);
   json["sends_tokens_once"] = facts.sends_tokens_once;
+  json["keeps_experts_whole"] = facts.keeps_experts_whole;
   json["reads_routing"] = facts.reads_routing;
   json["fp8_scaling"] = to_string(facts.fp8_scaling);
+  json["norms_find_largest"] = facts.norms_find_largest;
   json["fp8_weights"] = to_string(facts.fp8_weights);
   json["fp8_saves_codes"] = facts.fp8_saves_codes;
   json["steps_offloaded_state_on_cpu"] = facts.steps_offloaded_state_on_cpu;

@@ -347,6 +347,7 @@ void override_facts(const CaseFacts& own, StackFacts& facts) {
   set(own.tensor_overlap, facts.tensor_overlap);
   set(own.expert_overlap, facts.expert_overlap);
   set(own.sends_tokens_once, facts.sends_tokens_once);
+  set(own.keeps_experts_whole, facts.keeps_experts_whole);
   set(own.fp8_scaling, facts.fp8_scaling);
   if (!facts.where_offloaded.facts) return;
   StackFacts offloading = *facts.where_offloaded.facts;

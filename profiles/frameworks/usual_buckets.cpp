@@ -21,6 +21,7 @@ constexpr UsualBucket kUsual[] = {
     // since core_r0.5 1,000,000 a rank where that is more.
     {"megatron-core-2024", 40'000'000, 1'000'000},
     {"nemo-2025", 40'000'000, 1'000'000},
+    {"megatron-bridge-2025", 40'000'000, 1'000'000},
     {"megatron-2023", 40'000'000},
     // InternEvo, configs/7B_sft.py at fa7337b: reduce_bucket_size.
     {"internevo-2023", int64_t{512} << 20},

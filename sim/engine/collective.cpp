@@ -55,8 +55,8 @@ Bytes scaled(Bytes bytes, double factor) {
 double share_without(int64_t all, int64_t these, int64_t taken) {
   double share = 1;
   for (int64_t i = 0; i < taken; ++i) {
-    share *= static_cast<double>(std::max<int64_t>(all - these - i, 0)) /
-             static_cast<double>(all - i);
+    share *=
+        static_cast<double>(std::max<int64_t>(all - these - i, 0)) / static_cast<double>(all - i);
   }
   return share;
 }
@@ -72,7 +72,8 @@ double places_of_token(const TokenRouting& routing, int64_t places) {
     return all * (1 - share_without(units, div_ceil(units, places), chosen));
   }
   const int64_t candidates = routing.experts / groups * routing.chosen_groups;
-  const double near = all * static_cast<double>(routing.chosen_groups) / static_cast<double>(groups);
+  const double near =
+      all * static_cast<double>(routing.chosen_groups) / static_cast<double>(groups);
   const int64_t each = div_ceil(routing.experts, places);
   return near * (1 - share_without(candidates, each, routing.per_token));
 }
@@ -102,8 +103,7 @@ class Formulas {
   }
 
   CollectiveTime tokens(Bytes bytes, const TokenRouting& routing) const {
-    const double tokens =
-        static_cast<double>(bytes.count) / static_cast<double>(routing.per_token);
+    const double tokens = static_cast<double>(bytes.count) / static_cast<double>(routing.per_token);
     const auto copies = [&](int64_t places) {
       return tokens * places_of_token(routing, places) / static_cast<double>(places);
     };
@@ -298,9 +298,9 @@ CollectiveTime collective_time(const CollectiveWork& work, const Machine& machin
   const Layout layout = layout_of(work, machine);
   check_wires(work, layout, machine);
   const Wiring wiring = wiring_of(machine);
-  CollectiveTime result =
-      work.once.experts > 0 ? Formulas(wiring, layout, shares).tokens(work.bytes, work.once)
-                            : formula_time(work.kind, work.bytes, layout, wiring, shares);
+  CollectiveTime result = work.once.experts > 0
+                              ? Formulas(wiring, layout, shares).tokens(work.bytes, work.once)
+                              : formula_time(work.kind, work.bytes, layout, wiring, shares);
   const Interconnect& wires = layout.nodes > 1 ? *machine.network : *machine.node;
   if (wires.fabric_model) {
     const auto measured = wires.fabric_model->time(work.kind, work.bytes, layout, wiring);

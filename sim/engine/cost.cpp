@@ -111,7 +111,8 @@ struct GroupOfWork {
 
 // Tokens in the order of their experts, before they go there.
 bool sorts_tokens(const Op& op) {
-  return op.kind == OpKind::kPermute && (op.phase == Phase::kForward || op.phase == Phase::kRecompute);
+  return op.kind == OpKind::kPermute &&
+         (op.phase == Phase::kForward || op.phase == Phase::kRecompute);
 }
 
 bool runs_on_cpu(const Op& op) {
@@ -154,8 +155,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       ranks_here_(machine.gpu.is_host_thread ? ranks_of(plan) : 1),
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
-      launch_(plan.cuda_graphs ? Duration{}
-                               : stack.constants.launch * host_slowness(machine.cpu)),
+      launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch * host_slowness(machine.cpu)),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       reads_routing_(stack.facts.reads_routing),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),

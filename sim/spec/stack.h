@@ -117,9 +117,14 @@ struct StackFacts {
   // The experts of a rank are multiplied one after another: a product, and what rounds its factors
   // to 8 bits, is so many kernels for each of them. (Else one kernel goes over all of them.)
   bool multiplies_by_expert = false;
-  // A token goes once to each rank that has any of its experts, and between nodes once to each node,
-  // where it is spread, and its sums return alike (DeepEP, HybridEP). (Else once to each expert.)
+  // A token goes once to each rank that has any of its experts, and between nodes once to each
+  // node, where it is spread, and its sums return alike (DeepEP, HybridEP). (Else once to each
+  // expert.)
   bool sends_tokens_once = false;
+  // Tensor-parallel ranks have different experts, each of them whole, in place of some columns of
+  // each, where experts are shared by data-parallel ranks too (Megatron-Core,
+  // --expert-tensor-parallel-size 1).
+  bool keeps_experts_whole = false;
   // In the forward the host reads how many rows each expert gets before it enqueues what they pass
   // through: no row is dropped, so nothing else says it.
   bool reads_routing = false;
@@ -251,6 +256,8 @@ struct StackFacts {
   int64_t most_zero_stage = 3;
   // Products in 8 bits (Plan::products).
   Scaling8 fp8_scaling = Scaling8::kJustInTime;
+  // Of current scales: a norm finds the largest of its values as it writes them.
+  bool norms_find_largest = false;
   Weights8 fp8_weights = Weights8::kEachUse;
   // Norms and activations write codes, and what is kept of a product's input for its weight's
   // gradient are codes.
@@ -290,7 +297,7 @@ struct StackConstants {
   // between nodes. What crosses both has each share on its own wires.
   double node_collective = 1;
   double network_collective = 1;
-  Duration launch;  // of a host of kReferenceDispatch, for each kernel that it enqueues
+  Duration launch;          // of a host of kReferenceDispatch, for each kernel that it enqueues
   double memory_slack = 0;  // what the allocator takes beyond the tensors, as a share of them
   double cpu = 1;           // share of the machine's rates in passes of the CPU's optimizer
   // By generation of GPUs, beside `gemm`: what products of 16-bit factors reach under the load of a

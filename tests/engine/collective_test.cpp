@@ -117,6 +117,35 @@ TEST(Collective, all_to_all_is_bound_by_each_ranks_own_card) {
   EXPECT_EQ(result.passed.count, 700 * kMega);
 }
 
+// Tokens of 800 MB in all, two of eight experts each, one a rank: 400 MB of tokens. A token has two
+// of eight ranks, and on two nodes of four both or one: 2 * (1 - (4 * 3) / (8 * 7)) = 1.571 nodes.
+// Half of those copies leave the node: 400 * 1.571 / 2 = 314.3 MB at 10 GB/s, where rows of their
+// own would be 400. To another rank of a node come three quarters of two copies: 600 MB at 100
+// GB/s.
+TEST(Collective, tokens_go_once_to_each_node_and_once_to_each_rank) {
+  CollectiveWork work{CollectiveKind::kAllToAll, Bytes{800 * kMega}, 8};
+  work.once = {8, 2, 1, 1};
+  const CollectiveTime result = time_of(work);
+  EXPECT_NEAR(result.time.us(), 31428.57 + 20.3, 0.01);
+  EXPECT_NEAR(static_cast<double>(result.sent.count), 314.2857e6, 100);
+  EXPECT_NEAR(static_cast<double>(result.passed.count), 914.2857e6, 100);
+}
+
+// In a node four ranks have two experts each, of which a token takes two: both of one rank with 1
+// in 7, so 13/7 ranks. 400 MB of tokens: three quarters of 13/7 copies, 557.1 MB at 100 GB/s.
+TEST(Collective, a_rank_with_several_experts_of_a_token_gets_it_once) {
+  CollectiveWork work{CollectiveKind::kAllToAll, Bytes{800 * kMega}, 4};
+  work.once = {8, 2, 1, 1};
+  EXPECT_NEAR(time_of(work).time.us(), 5571.43 + 12.3, 0.01);
+  // Out of one group of four it is two of two ranks: 2 * (1 - (2 * 1) / (4 * 3)) = 5/3.
+  work.once = {8, 2, 2, 1};
+  EXPECT_NEAR(time_of(work).time.us(), 5000 + 12.3, 0.01);
+  // Two groups of four, both chosen, on two ranks: each has some of them, whatever is taken.
+  work.ranks = 2;
+  work.once = {8, 2, 2, 2};
+  EXPECT_NEAR(time_of(work).time.us(), 4000 + 12.3, 0.01);
+}
+
 // 10 MB to a neighbour at 100 GB/s: 100 us and 12.3 us; four devices on, in the next node, at 10
 // GB/s: 1000 us and 20.3 us, or on a measured curve of 5 GB/s 2000 us.
 TEST(Collective, a_send_takes_the_wires_between_its_ends) {

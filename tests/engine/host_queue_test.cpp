@@ -101,6 +101,27 @@ TEST(HostQueue, every_device_has_a_host_and_all_wait_for_a_verdict) {
   EXPECT_EQ(span_of(once, b, 0).end.ps, 110 + 2 * kHost);
 }
 
+// What only its own host reads keeps no other from going on: the first device's kernels behind its
+// long one are enqueued when that is done, those of the second meanwhile.
+TEST(HostQueue, a_host_that_waits_for_a_result_of_its_own_waits_alone) {
+  TinyGraph tiny(2);
+  const OpId routing = enqueued(tiny, 100, 1, 0);
+  tiny.costs.ops.kinds().back().host_waits = HostWait::kOfItsDevice;
+  const OpId own = enqueued(tiny, 1, 2, 0);
+  const OpId other = enqueued(tiny, 1, 3, 1);
+  const OpId decide = decision(tiny, other);
+  const OpId after = enqueued(tiny, 1, 1, 0, {{decide, 0}});
+  const OpId beside = enqueued(tiny, 1, 1, 1, {{decide, 0}});
+  const Timeline once = run_step(tiny, kOneStep);
+  EXPECT_EQ(span_of(once, routing, 0).end.ps, 110);
+  EXPECT_EQ(span_of(once, own, 0).end.ps, 110 + 2 * kHost);
+  EXPECT_EQ(span_of(once, other, 0).end.ps, 3 * kHost);
+  // The first host comes to the verdict when it has enqueued those two, and both go on from there.
+  EXPECT_EQ(span_of(once, beside, 0).begin.ps, 110 + 3 * kHost);
+  EXPECT_EQ(span_of(once, after, 0).begin.ps, 110 + 3 * kHost);
+  EXPECT_EQ(run_step(tiny).step_time.ps, 100 + 4 * kHost);
+}
+
 // Work of the CPU is not enqueued, and starts although the host has not come to it.
 TEST(HostQueue, the_cpus_work_does_not_wait_for_the_host) {
   TinyGraph tiny;
@@ -166,6 +187,32 @@ TEST(kernels, the_host_takes_its_time_for_every_kernel) {
   EXPECT_EQ(costed(norm).cost.host, Duration{});
   usage = {};
   EXPECT_EQ(costed(norm).cost.host, Duration{});
+}
+
+// Grace takes 33.17 us for a call of PyTorch for which the reference takes 13.48.
+TEST(kernels, a_slower_host_takes_longer_for_each) {
+  tests::Usage usage;
+  usage.stack.constants.launch = Duration::from_us(5);
+  Machine machine = tests::tiny_machine();
+  machine.cpu.dispatch.emplace().value = Duration::from_us(33.17);
+  const Op copy = of(CopyWork{Bytes{1'000'000}, CopyDirection::kHostToDevice});
+  EXPECT_NEAR(tests::cost_with(copy, machine, usage).cost.host.us(), 5 * 33.17 / 13.48, 1e-6);
+}
+
+// A framework that drops no token reads in each layer's forward how many rows its experts get.
+TEST(kernels, a_host_waits_for_the_rows_of_experts_where_its_framework_reads_them) {
+  tests::Usage usage;
+  const auto waits = [&](OpKind kind, Phase phase) {
+    Op op = of(RowWork{10, 100, DType::kBf16, Bytes{4000}, Flops{1}}, phase);
+    op.kind = kind;
+    return tests::cost_with(op, tests::tiny_machine(), usage).cost.host_waits;
+  };
+  EXPECT_EQ(waits(OpKind::kPermute, Phase::kForward), HostWait::kNone);
+  usage.stack.facts.reads_routing = true;
+  EXPECT_EQ(waits(OpKind::kPermute, Phase::kForward), HostWait::kOfItsDevice);
+  EXPECT_EQ(waits(OpKind::kPermute, Phase::kRecompute), HostWait::kOfItsDevice);
+  EXPECT_EQ(waits(OpKind::kPermute, Phase::kBackward), HostWait::kNone);
+  EXPECT_EQ(waits(OpKind::kCombine, Phase::kForward), HostWait::kNone);
 }
 
 }  // namespace

@@ -65,5 +65,86 @@ TEST(routing, what_is_shared_grows_by_nothing) {
   EXPECT_EQ(more.kept, 12 * 2 * 3 * 16 + 8 * 2 * 2 * 16);
 }
 
+// Two tensor-parallel ranks with whole experts in place of halves: as many FLOPs of half the rows
+// and all columns, no exchange of partial sums, and tokens of their norms to twice the ranks.
+TEST(routing, experts_that_stay_whole_are_dealt_to_tensor_ranks) {
+  const Model model = tiny::mixtral({.layers = 1});
+  Plan plan = plan_of(100);
+  plan.tensor = 2;
+  plan.devices = 4;
+  plan.tensor_sequence = true;
+  struct Sums {
+    double flops = 0;
+    int64_t weights = 0, partial = 0;
+  };
+  const auto sums_of = [](const Graph& graph) {
+    Sums sums;
+    for (const Op& op : graph.step.ops) {
+      if (op.kind == OpKind::kGemm) sums.flops += flops_of(op.work).count;
+      const bool of_experts =
+          op.label.module == ModuleKind::kFc1 || op.label.module == ModuleKind::kFc2;
+      if (kind_of(op.lane) == LaneKind::kTensorNetwork && of_experts) ++sums.partial;
+    }
+    for (const Tensor& tensor : graph.tensors) {
+      if (tensor.kind == TensorKind::kWeight) sums.weights += tensor.elements;
+    }
+    return sums;
+  };
+  StackFacts facts;
+  const Graph cut = build(model, plan, facts);
+  facts.keeps_experts_whole = true;
+  const Graph whole = build(model, plan, facts);
+  EXPECT_EQ(sums_of(whole).flops, sums_of(cut).flops);
+  EXPECT_EQ(sums_of(whole).weights, sums_of(cut).weights);
+  EXPECT_GT(sums_of(cut).partial, 0);
+  EXPECT_EQ(sums_of(whole).partial, 0);
+  int exchanges = 0;
+  int products = 0;
+  for (const Op& op : whole.step.ops) {
+    if (kind_of(op.lane) == LaneKind::kExpertNetwork) {
+      // 8 rows of 8 values of 2 bytes: four tokens of a rank's norms, two experts each.
+      EXPECT_EQ(std::get<CollectiveWork>(op.work),
+                (CollectiveWork{CollectiveKind::kAllToAll, {128}, 4, 1}));
+      ++exchanges;
+    }
+    const auto* product = std::get_if<GemmWork>(&op.work);
+    if (product == nullptr || product->experts == 0) continue;
+    ++products;
+    EXPECT_EQ(product->experts, 1);
+    const bool up = op.label.module == ModuleKind::kFc1;
+    const std::vector<int64_t> shape = {product->m, product->n, product->k};
+    if (op.phase == Phase::kForward) {
+      EXPECT_EQ(shape, (up ? std::vector<int64_t>{8, 64, 8} : std::vector<int64_t>{8, 8, 32}));
+    } else if (op.phase == Phase::kBackwardInput) {
+      EXPECT_EQ(shape, (up ? std::vector<int64_t>{8, 8, 64} : std::vector<int64_t>{8, 32, 8}));
+    } else {
+      EXPECT_EQ(shape, (up ? std::vector<int64_t>{64, 8, 8} : std::vector<int64_t>{8, 32, 8}));
+    }
+  }
+  EXPECT_EQ(exchanges, 4);
+  EXPECT_EQ(products, 6);
+}
+
+// What sends a token once says among how many experts it chooses; a sorted row is as long as ever.
+TEST(routing, tokens_that_go_once_say_how_their_experts_lie) {
+  StackFacts facts;
+  facts.sends_tokens_once = true;
+  Model model = tiny::deepseek_v3({.layers = 1});
+  model.first_dense_layers = 0;
+  const auto once_of = [&](const Model& one) {
+    TokenRouting found;
+    for (const Op& op : build(one, plan_of(100), facts).step.ops) {
+      if (kind_of(op.lane) == LaneKind::kExpertNetwork) {
+        found = std::get<CollectiveWork>(op.work).once;
+      }
+    }
+    return found;
+  };
+  EXPECT_EQ(once_of(model), (TokenRouting{model.experts, model.experts_per_token,
+                                          model.expert_groups, model.chosen_groups}));
+  const Model plain = tiny::mixtral({.layers = 1});
+  EXPECT_EQ(once_of(plain), (TokenRouting{plain.experts, plain.experts_per_token, 1, 1}));
+}
+
 }  // namespace
 }  // namespace ballast

@@ -328,6 +328,14 @@ TEST(ProductsInFp8, current_scales_round_each_value_once_after_a_pass) {
     EXPECT_EQ(rounding_bytes(*work, 1).count, 5 * work->m * work->k);
   }
   EXPECT_EQ(products, 12 * model.layers);
+  facts.norms_find_largest = true;
+  int found_before = 0;
+  for (const Op& op : build(model, plan, facts).step.ops) {
+    const auto* work = std::get_if<GemmWork>(&op.work);
+    found_before += work != nullptr && work->rounding == Rounding::kFirst ? 1 : 0;
+  }
+  EXPECT_EQ(found_before, 2 * model.layers) << "qkv and fc1 read what a norm wrote";
+  facts.norms_find_largest = false;
   plan.products = ProductFormat::kAsStored;
   const Graph stored = build(model, plan, facts);
   const auto moved_by_rows = [](const Graph& one) {

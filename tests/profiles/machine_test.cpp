@@ -139,8 +139,9 @@ TEST(Machines, know_the_power_of_a_device_where_a_data_sheet_says_it) {
 
 // What not every machine has; see the head of profiles/machine.cpp.
 bool optional(const std::string& key) {
-  return key == "attention_tflops" || key == "core_bandwidth_gb_per_s" || key == "power_watts" ||
-         key == "nominal_matmul_tflops" || key == "node" || key == "network";
+  return key == "attention_tflops" || key == "core_bandwidth_gb_per_s" || key == "dispatch_us" ||
+         key == "power_watts" || key == "nominal_matmul_tflops" || key == "node" ||
+         key == "network";
 }
 
 // A part of a generation of device tables brings rates, which the file's own go before.
@@ -185,10 +186,12 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   json.erase("power_watts");
   json["gpu"].erase("attention_tflops");
   json["cpu"].erase("core_bandwidth_gb_per_s");
+  json["cpu"].erase("dispatch_us");
   const Machine less = parse(json);
   EXPECT_FALSE(less.power_watts);
   EXPECT_TRUE(less.gpu.attention.empty());
-  EXPECT_FALSE(less.cpu.core_bandwidth);
+  EXPECT_FALSE(less.cpu.core_bandwidth || less.cpu.dispatch);
+  EXPECT_EQ(host_slowness(less.cpu), 1) << "as fast as the reference";
   EXPECT_FALSE(less.link.remote || less.link.network_share || less.nvme || less.node);
   const Json number = {{"value", 4.0}, {"source", "test"}, {"measured", false}};
   const Json curve = {
@@ -197,6 +200,7 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   json["link"]["remote_gb_per_s"] = number;
   json["link"]["network_share"] = {{"value", 0.5}, {"source", "test"}, {"measured", false}};
   json["cpu"]["core_bandwidth_gb_per_s"] = number;
+  json["cpu"]["dispatch_us"] = number;
   json["nvme"] = {
       {"capacity_gb", number}, {"read", curve}, {"write", curve}, {"latency_us", number}};
   EXPECT_FALSE(parse(json).nvme->both_share);
@@ -212,6 +216,7 @@ TEST(Machines, keys_that_few_machines_have_may_be_left_out) {
   EXPECT_EQ(more.link.remote->value.gb_per_s(), 4);
   EXPECT_EQ(more.link.network_share->value, 0.5);
   EXPECT_EQ(more.cpu.core_bandwidth->value.gb_per_s(), 4);
+  EXPECT_EQ(more.cpu.dispatch->value.us(), 4);
   EXPECT_EQ(more.nvme->capacity.value.count, 4'000'000'000);
   EXPECT_EQ(more.nvme->read.rate_at(5), 2e9);
   EXPECT_EQ(more.nvme->both_share->value, 1.5);

@@ -81,6 +81,37 @@ TEST(Published, a_model_may_have_other_positions_than_its_kind) {
   EXPECT_TRUE(holds(entry_of(one).error, "position"));
 }
 
+TEST(Published, a_model_may_be_a_shipped_one) {
+  Json one = small_case();
+  one["model"] = "gpt-oss-120b";
+  const PublishedCase named = case_of(one);
+  EXPECT_EQ(named.model.layers, 36);
+  EXPECT_EQ(named.model.experts, 128);
+  EXPECT_EQ(named.model.max_positions, named.plan.sequence_length);
+  one["model"] = "gpt-oss-121b";
+  EXPECT_TRUE(holds(entry_of(one).error, "gpt-oss-120b")) << "the nearest name";
+}
+
+// Whole experts over four ranks, of which two are tensor-parallel ones: over two of the data ranks.
+TEST(Published, whole_experts_are_shared_by_tensor_ranks_too) {
+  Json one = small_case();
+  one["model"]["architecture"] = "llama";
+  one["model"]["kv_heads"] = 2;
+  one["model"]["experts"] = 8;
+  one["model"]["experts_per_token"] = 2;
+  one["run"].update({{"devices", 4}, {"tensor", 2}, {"expert", 4}, {"expert_tensor", 1}});
+  const PublishedCase whole = case_of(one);
+  EXPECT_EQ(whole.plan.expert, 2);
+  EXPECT_TRUE(whole.facts.keeps_experts_whole.value_or(false));
+  one["run"]["expert_tensor"] = 2;
+  one["run"]["expert"] = 2;
+  EXPECT_FALSE(case_of(one).facts.keeps_experts_whole.has_value());
+  one["run"]["expert_tensor"] = 3;
+  EXPECT_TRUE(holds(entry_of(one).error, "neither 1 nor tensor"));
+  one["run"]["expert_tensor"] = 1;
+  EXPECT_TRUE(holds(entry_of(one).error, "make expert a multiple of tensor above it"));
+}
+
 TEST(Published, what_was_not_published_stays_open) {
   const PublishedCase published = case_of(small_case());
   EXPECT_FALSE(published.plan.micro_batch.has_value());

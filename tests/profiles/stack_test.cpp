@@ -26,6 +26,8 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.repeats_norms = true;
   facts.multiplies_by_expert = true;
   facts.sends_tokens_once = true;
+  facts.keeps_experts_whole = true;
+  facts.norms_find_largest = true;
   facts.reads_routing = true;
   facts.sort_bytes = 8;
   facts.padding_bytes = 4;

@@ -81,8 +81,7 @@ Instant HostQueue::enqueued(int32_t op, int32_t step) const {
 
 void HostQueue::waited(Host& host, int32_t wait, int32_t step, Instant now) {
   const auto in_step = static_cast<int32_t>(host.waits.size());
-  const Instant reached =
-      start_of(host, wait, step) + host.between[static_cast<size_t>(wait)];
+  const Instant reached = start_of(host, wait, step) + host.between[static_cast<size_t>(wait)];
   host.went_on[static_cast<size_t>(step * in_step + wait)] = std::max(now, reached);
 }
 

@@ -303,7 +303,7 @@ struct CollectiveWork {
   // Devices from one rank of the group to the next, in the order in which devices fill nodes:
   // tensor-parallel ranks are neighbours (stride 1), then context, sequence, data, pipeline.
   int64_t stride = 1;
-  // Of an all-to-all whose bytes are a row for each expert of a token: the row goes but once to each
+  // Of an all-to-all whose bytes are a row for each expert of a token: it goes but once to each
   // rank that has any of them, and between nodes once to each node. No experts: each row goes.
   TokenRouting once = {};
   bool operator==(const CollectiveWork&) const = default;

@@ -23,17 +23,28 @@ bool multiplies_in_fp8(const Op& op) {
   }
 }
 
+// In the forward, but for rows of experts, which were sorted and exchanged behind their norm.
+bool reads_norm(const Op& op) {
+  const bool first = op.label.module == ModuleKind::kQkv || op.label.module == ModuleKind::kFc1;
+  const bool forward = op.phase == Phase::kForward || op.phase == Phase::kRecompute;
+  return first && forward && std::get<GemmWork>(op.work).experts == 0;
+}
+
 // Of scales that are known before (Transformer Engine's delayed scaling; pytorch/module/linear.py,
 // layernorm_linear.py): a gradient is rounded once, for both products that read it, and so is an
 // input, unless the kernel before wrote codes; these are in one layout, and the product that makes
 // the weight's gradient needs the other. Weights kept in 8 bits are rounded with the step.
 // Of scales that are those of the values themselves (its current scaling) an input and a gradient
 // are rounded once, too, but no kernel before can write codes: the largest value comes first
-// (pytorch/csrc/extensions/cast.cpp, quantize; activation.cpp says why).
+// (pytorch/csrc/extensions/cast.cpp, quantize; activation.cpp says why). Since 2.7 norms find it
+// (normalization.cpp, FUSED_NORM_AMAX_FP8); activations, too, where they are its own.
 Rounding rounding_of(const Op& op, const StackFacts& facts) {
   if (facts.fp8_scaling == Scaling8::kJustInTime) return Rounding::kJustInTime;
   if (facts.fp8_scaling == Scaling8::kCurrent) {
     if (op.phase == Phase::kBackwardWeight) return Rounding::kNone;
+    if (facts.norms_find_largest && reads_norm(op)) {
+      return facts.fp8_weights == Weights8::kEachUse ? Rounding::kBoth : Rounding::kFirst;
+    }
     const bool rounds_weights =
         op.phase != Phase::kBackwardInput && facts.fp8_weights == Weights8::kEachUse;
     return rounds_weights ? Rounding::kJustInTime : Rounding::kCurrent;

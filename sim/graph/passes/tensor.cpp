@@ -8,8 +8,13 @@
 // A partial sum is all-reduced. With Plan::tensor_sequence it is reduce-scattered by token instead,
 // and what a product reads is all-gathered before it, in the backward once more (arXiv 2205.05198,
 // section 4.2.2). Gradients of norms, tiny, are not exchanged here.
+//
+// Experts are cut like the other matrices, or, where the framework keeps them whole
+// (StackFacts::keeps_experts_whole), dealt out: each tensor-parallel rank sends the tokens of its
+// norms, and has 1/t of the experts that t ranks would have cut among them.
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "sim/graph/build.h"
@@ -30,6 +35,67 @@ bool is_row(ModuleKind kind) {
 bool makes_latent(const Op& op) {
   return op.label.part == ChainPart::kQueryDown || op.label.part == ChainPart::kKeyDown;
 }
+
+// Of routed experts, not of shared ones.
+bool is_product_of_experts(const Op& op) {
+  const auto* const work = std::get_if<GemmWork>(&op.work);
+  return work != nullptr && work->experts > 0;
+}
+
+// Rewrites layers of experts that are cut by columns into those of whole ones: as many products'
+// FLOPs and weights, of 1/t of the rows and all columns, and an exchange among t times the ranks.
+class WholeExperts {
+ public:
+  WholeExperts(Graph& graph, const Model& model, const Plan& plan)
+      : graph_(graph),
+        ranks_(plan.tensor),
+        // Of one row for each expert of a token, as wide as the model.
+        rows_(plan.tokens_per_micro_batch() * model.experts_per_token * model.hidden) {}
+
+  void run() {
+    for (Op& op : graph_.step.ops) {
+      if (is_product_of_experts(op)) {
+        deal(std::get<GemmWork>(op.work), op);
+      } else if (kind_of(op.lane) == LaneKind::kExpertNetwork) {
+        CollectiveWork& work = std::get<CollectiveWork>(op.work);
+        work = {work.kind, part(work.bytes), work.ranks * ranks_, 1, work.once};
+      } else if (op.kind == OpKind::kPermute || op.kind == OpKind::kCombine) {
+        RowWork& work = std::get<RowWork>(op.work);
+        work.rows = div_ceil(work.rows, ranks_);
+        work.moved = part(work.moved);
+        work.flops = {work.flops.count / static_cast<double>(ranks_)};
+      } else {
+        continue;
+      }
+      for (const Access& access : op.accesses) {
+        if (graph_.tensor(access.tensor).elements == rows_) sent_.insert(access.tensor);
+      }
+    }
+    for (const TensorId id : sent_) {
+      graph_.tensor(id).elements = div_ceil(graph_.tensor(id).elements, ranks_);
+    }
+  }
+
+ private:
+  Bytes part(Bytes bytes) const { return {div_ceil(bytes.count, ranks_)}; }
+
+  // The first product's outputs are columns of an expert, the second's inputs.
+  void deal(GemmWork& work, const Op& op) const {
+    const bool first = op.label.module == ModuleKind::kFc1;
+    int64_t& rows = op.phase == Phase::kBackwardWeight ? work.k : work.m;
+    int64_t& columns = op.phase == Phase::kBackwardWeight  ? (first ? work.m : work.n)
+                       : op.phase == Phase::kBackwardInput ? (first ? work.k : work.n)
+                                                           : (first ? work.n : work.k);
+    rows = div_ceil(rows, ranks_);
+    columns *= ranks_;
+    work.experts = div_ceil(work.experts, ranks_);
+  }
+
+  Graph& graph_;
+  const int64_t ranks_;
+  const int64_t rows_;
+  std::set<TensorId> sent_;
+};
 
 class TensorPass {
  public:
@@ -53,7 +119,8 @@ class TensorPass {
     if (op.kind == OpKind::kEmbedding) return embedding(std::move(op), result);
     if (op.kind == OpKind::kLoss) return loss(std::move(op), result);
     const bool is_split = is_column(module) || is_row(module);
-    if (op.kind != OpKind::kGemm || !is_split || makes_latent(op)) {
+    const bool is_whole = facts_.keeps_experts_whole && is_product_of_experts(op);
+    if (op.kind != OpKind::kGemm || !is_split || is_whole || makes_latent(op)) {
       result.push_back(std::move(op));
       return;
     }
@@ -255,6 +322,7 @@ class TensorPass {
 }  // namespace
 
 Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts) {
+  if (facts.keeps_experts_whole && plan.expert > 1) WholeExperts(graph, model, plan).run();
   TensorPass(graph, model, plan, facts).run();
   return graph;
 }
