@@ -13,8 +13,8 @@ namespace ballast {
 namespace {
 
 // Kinds in a row of which some count fits that may be no faster than the best before the rest,
-// which promise less, are left.
-constexpr int kPatience = 3;
+// which promise less, are left. One that is far slower has cost one estimate, and counts half.
+constexpr double kPatience = 3;
 // A kind that promises no more than this share of a step less than the best is left alone.
 constexpr double kLeastGain = 0.01;
 // A kind whose fullest plan takes so many times as long as the best is not looked at more closely.
@@ -171,16 +171,17 @@ std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
                                             const std::function<bool()>& interrupted) {
   if (setting.plan.optimizer.gpu_buckets) return std::nullopt;
   std::optional<TimedPlan> fastest;
-  int no_better = 0;
+  double no_better = 0;
   for (const Kind& kind : kinds_of(setting, completions)) {
     const bool may_win =
         !limit || kind.bound.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
-    if (no_better == kPatience || !may_win) break;
+    if (no_better >= kPatience || !may_win) break;
     if (interrupted && interrupted()) break;
     try {
       std::optional<TimedPlan> one = BestCount(setting, kind, known).run(limit);
       if (!one) continue;
-      ++no_better;
+      const bool is_far = limit && one->step_time.seconds() > kFarSlower * limit->seconds();
+      no_better += is_far ? 0.5 : 1;
       if (limit && one->step_time >= *limit) continue;
       limit = one->step_time;
       fastest = std::move(one);
