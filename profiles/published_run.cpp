@@ -205,6 +205,11 @@ class RunReader {
                                tensor, expert),
                    "make expert a multiple of tensor above it");
     }
+    if (reader_.has("megatron_sequence_parallel") &&
+        !reader_.boolean("megatron_sequence_parallel")) {
+      reader_.fail("expert_tensor", "1 wants tokens split over the tensor-parallel ranks",
+                   "set megatron_sequence_parallel to true");
+    }
     changes_["expert"] = expert / tensor;
     whole_experts_ = true;
   }

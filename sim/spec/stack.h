@@ -122,8 +122,8 @@ struct StackFacts {
   // expert.)
   bool sends_tokens_once = false;
   // Tensor-parallel ranks have different experts, each of them whole, in place of some columns of
-  // each, where experts are shared by data-parallel ranks too (Megatron-Core,
-  // --expert-tensor-parallel-size 1).
+  // each, where experts are shared by data-parallel ranks too and Plan::tensor_sequence splits the
+  // tokens (Megatron-Core, --expert-tensor-parallel-size 1).
   bool keeps_experts_whole = false;
   // In the forward the host reads how many rows each expert gets before it enqueues what they pass
   // through: no row is dropped, so nothing else says it.

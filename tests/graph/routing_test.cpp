@@ -1,4 +1,5 @@
 // The busiest rank of experts (Plan::routing_percent), counted by hand.
+#include <algorithm>
 #include <gtest/gtest.h>
 
 #include "tests/graph/tiny_plans.h"
@@ -123,6 +124,29 @@ TEST(routing, experts_that_stay_whole_are_dealt_to_tensor_ranks) {
   }
   EXPECT_EQ(exchanges, 4);
   EXPECT_EQ(products, 6);
+}
+
+// Ranks with the same tokens, or with experts of their own, cut them as ever.
+TEST(routing, experts_stay_whole_where_tokens_and_experts_are_shared) {
+  const Model model = tiny::mixtral({.layers = 1});
+  Plan plan = plan_of(100);
+  plan.tensor = 2;
+  plan.devices = 4;
+  StackFacts facts;
+  facts.keeps_experts_whole = true;
+  const auto as_ever = [&] {
+    const Graph with = build(model, plan, facts);
+    const Graph without = build(model, plan, StackFacts{});
+    return std::equal(with.step.ops.begin(), with.step.ops.end(), without.step.ops.begin(),
+                      without.step.ops.end(), [](const Op& a, const Op& b) {
+                        return a.kind == b.kind && a.work == b.work;
+                      });
+  };
+  EXPECT_TRUE(as_ever());
+  plan.tensor_sequence = true;
+  EXPECT_FALSE(as_ever());
+  plan.expert = 1;
+  EXPECT_TRUE(as_ever());
 }
 
 // What sends a token once says among how many experts it chooses; a sorted row is as long as ever.

@@ -110,6 +110,9 @@ TEST(Published, whole_experts_are_shared_by_tensor_ranks_too) {
   EXPECT_TRUE(holds(entry_of(one).error, "neither 1 nor tensor"));
   one["run"]["expert_tensor"] = 1;
   EXPECT_TRUE(holds(entry_of(one).error, "make expert a multiple of tensor above it"));
+  one["run"]["expert"] = 4;
+  one["run"]["megatron_sequence_parallel"] = false;
+  EXPECT_TRUE(holds(entry_of(one).error, "set megatron_sequence_parallel to true"));
 }
 
 TEST(Published, what_was_not_published_stays_open) {

@@ -36,6 +36,11 @@ bool makes_latent(const Op& op) {
   return op.label.part == ChainPart::kQueryDown || op.label.part == ChainPart::kKeyDown;
 }
 
+// Where they are dealt out: ranks that have the same tokens would send each several times.
+bool keeps_experts_whole(const Plan& plan, const StackFacts& facts) {
+  return facts.keeps_experts_whole && plan.expert > 1 && plan.tensor_sequence;
+}
+
 // Of routed experts, not of shared ones.
 bool is_product_of_experts(const Op& op) {
   const auto* const work = std::get_if<GemmWork>(&op.work);
@@ -119,7 +124,7 @@ class TensorPass {
     if (op.kind == OpKind::kEmbedding) return embedding(std::move(op), result);
     if (op.kind == OpKind::kLoss) return loss(std::move(op), result);
     const bool is_split = is_column(module) || is_row(module);
-    const bool is_whole = facts_.keeps_experts_whole && is_product_of_experts(op);
+    const bool is_whole = keeps_experts_whole(plan_, facts_) && is_product_of_experts(op);
     if (op.kind != OpKind::kGemm || !is_split || is_whole || makes_latent(op)) {
       result.push_back(std::move(op));
       return;
@@ -322,7 +327,7 @@ class TensorPass {
 }  // namespace
 
 Graph tensor_pass(Graph graph, const Model& model, const Plan& plan, const StackFacts& facts) {
-  if (facts.keeps_experts_whole && plan.expert > 1) WholeExperts(graph, model, plan).run();
+  if (keeps_experts_whole(plan, facts)) WholeExperts(graph, model, plan).run();
   TensorPass(graph, model, plan, facts).run();
   return graph;
 }
