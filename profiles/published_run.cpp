@@ -205,11 +205,6 @@ class RunReader {
                                tensor, expert),
                    "make expert a multiple of tensor above it");
     }
-    if (reader_.has("megatron_sequence_parallel") &&
-        !reader_.boolean("megatron_sequence_parallel")) {
-      reader_.fail("expert_tensor", "1 wants tokens split over the tensor-parallel ranks",
-                   "set megatron_sequence_parallel to true");
-    }
     changes_["expert"] = expert / tensor;
     whole_experts_ = true;
   }
@@ -367,8 +362,16 @@ class RunReader {
     }
     if (flag("expert_overlap")) facts.expert_overlap = Overlap::kFull;
     if (flag("sends_tokens_once")) facts.sends_tokens_once = true;
-    if (whole_experts_) facts.keeps_experts_whole = true;
+    if (whole_experts_) keep_experts_whole(facts);
     result_.packed = flag("packed");
+  }
+
+  void keep_experts_whole(CaseFacts& facts) {
+    if (changes_.value("tensor_sequence", Json(true)) == false) {
+      reader_.fail("expert_tensor", "1 wants tokens split over the tensor-parallel ranks",
+                   "set megatron_sequence_parallel to true");
+    }
+    facts.keeps_experts_whole = true;
   }
 
   // Ranks that share state: a number of them, or all; of a hybrid scheme those of a node, which

@@ -33,6 +33,10 @@ struct Kind {
   CompletionBound bound;        // of any count
 };
 
+bool is_far_slower(Duration time, const std::optional<Duration>& best) {
+  return best && time.seconds() > kFarSlower * best->seconds();
+}
+
 Completion with_buckets(Completion completion, std::optional<int64_t> buckets) {
   completion.plan.optimizer.gpu_buckets = buckets;
   return completion;
@@ -79,8 +83,7 @@ class BestCount {
   std::optional<TimedPlan> run(std::optional<Duration> limit) {
     const std::optional<int64_t> most = most_that_fit();
     if (!most || !time(*most)) return std::nullopt;
-    const bool is_far = limit && time(*most)->seconds() > kFarSlower * limit->seconds();
-    if (!is_far) narrow(listed_below_best(*most), *most);
+    if (!is_far_slower(*time(*most), limit)) narrow(listed_below_best(*most), *most);
     const auto best = std::min_element(
         times_.begin(), times_.end(),
         [](const auto& a, const auto& b) { return is_faster(a.second, b.second); });
@@ -180,8 +183,7 @@ std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
     try {
       std::optional<TimedPlan> one = BestCount(setting, kind, known).run(limit);
       if (!one) continue;
-      const bool is_far = limit && one->step_time.seconds() > kFarSlower * limit->seconds();
-      no_better += is_far ? 0.5 : 1;
+      no_better += is_far_slower(one->step_time, limit) ? 0.5 : 1;
       if (limit && one->step_time >= *limit) continue;
       limit = one->step_time;
       fastest = std::move(one);

@@ -49,7 +49,7 @@ class Study {
  public:
   explicit Study(const PredictedStep& step)
       : step_(step), rates_(machine_rates(step.machine, step.plan)) {
-    const Duration launch = step.stack.constants.launch * host_slowness(step.machine.cpu);
+    const Duration launch = launch_on(step.machine.cpu, step.stack.constants);
     if (launch.ps > 0) rates_.push_back({kLaunch, "launches by the host", "us", launch.us()});
   }
 

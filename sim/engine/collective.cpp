@@ -104,15 +104,12 @@ class Formulas {
 
   CollectiveTime tokens(Bytes bytes, const TokenRouting& routing) const {
     const double tokens = static_cast<double>(bytes.count) / static_cast<double>(routing.per_token);
-    const auto copies = [&](int64_t places) {
-      return tokens * places_of_token(routing, places) / static_cast<double>(places);
+    // One of so many copies needs no wires: it is where it has to be.
+    const auto moved = [&](int64_t places, int64_t alike) {
+      const auto of = static_cast<double>(alike);
+      return Bytes{std::llround(tokens * places_of_token(routing, places) * (of - 1) / of)};
     };
-    const auto ranks = static_cast<double>(layout_.ranks);
-    const auto per_node = static_cast<double>(layout_.per_node);
-    // Of what a rank gets, its own tokens come from itself, or straight over the network.
-    const Bytes near{std::llround(copies(layout_.ranks) * ranks * (per_node - 1) / per_node)};
-    const Bytes far{std::llround(copies(layout_.nodes) * static_cast<double>(layout_.nodes - 1))};
-    return all_to_all(near, crosses() ? far : Bytes{});
+    return all_to_all(moved(layout_.ranks, layout_.per_node), moved(layout_.nodes, layout_.nodes));
   }
 
   CollectiveTime all_reduce(Bytes bytes) const {

@@ -147,6 +147,10 @@ Measurement measurement_of(const Op& op, const Sample& sample) {
   return result;
 }
 
+Duration launch_on(const Cpu& cpu, const StackConstants& constants) {
+  return constants.launch * host_slowness(cpu);
+}
+
 CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stack,
                      const Measurements* measurements)
     : machine_(machine),
@@ -155,7 +159,7 @@ CostModel::CostModel(const Machine& machine, const Plan& plan, const Stack& stac
       ranks_here_(machine.gpu.is_host_thread ? ranks_of(plan) : 1),
       constants_(stack.constants),
       sustained_gemm_(constants_.sustained_gemm_of(machine.gpu.kernels.generation)),
-      launch_(plan.cuda_graphs ? Duration{} : stack.constants.launch * host_slowness(machine.cpu)),
+      launch_(plan.cuda_graphs ? Duration{} : launch_on(machine.cpu, stack.constants)),
       reads_norms_(plan.optimizer.sync == SyncMode::kWait),
       reads_routing_(stack.facts.reads_routing),
       attention_kernel_(stack.facts.attention_kernel_of(machine.gpu.kernels.generation)),

@@ -33,6 +33,9 @@ struct Sample {
 };
 Measurement measurement_of(const Op& op, const Sample& sample);
 
+// What this machine's host takes for a kernel that it enqueues (StackConstants::launch).
+Duration launch_on(const Cpu& cpu, const StackConstants& constants);
+
 // Time of a dense matrix product m x n x k that runs at `best` when it is large, on a GPU that
 // names no device tables (sim/engine/tables/kernel_model.h has those).
 //

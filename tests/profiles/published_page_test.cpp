@@ -1,5 +1,4 @@
 // docs/published-cases.md has every key that a case may hold, and none that it may not.
-#include <fstream>
 #include <gtest/gtest.h>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,11 +17,7 @@ using Json = nlohmann::json;
 using profile_tests::holds;
 
 std::string text_of(const std::string& path) {
-  std::ifstream file(BALLAST_SOURCE_DIR "/" + path);
-  EXPECT_TRUE(file) << path;
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  return read_text_file(BALLAST_SOURCE_DIR "/" + path);
 }
 
 std::set<std::string> words_in(const std::string& text, const std::regex& pattern) {

@@ -113,6 +113,9 @@ TEST(Published, whole_experts_are_shared_by_tensor_ranks_too) {
   one["run"]["expert"] = 4;
   one["run"]["megatron_sequence_parallel"] = false;
   EXPECT_TRUE(holds(entry_of(one).error, "set megatron_sequence_parallel to true"));
+  one["run"].erase("megatron_sequence_parallel");
+  one["run"]["tensor_sequence"] = false;
+  EXPECT_TRUE(holds(entry_of(one).error, "set megatron_sequence_parallel to true"));
 }
 
 TEST(Published, what_was_not_published_stays_open) {
