@@ -39,9 +39,7 @@ OrderedJson holders_json(const Prediction& prediction) {
     }
     all[std::string(to_string(peak.place))] = {
         {"live_bytes", peak.live.count},
-        {"at", peak.at < 0 ? OrderedJson(nullptr)
-                           : OrderedJson(describe(
-                                 prediction.graph.step.ops[static_cast<size_t>(peak.at)]))},
+        {"at", peak.at < 0 ? OrderedJson(nullptr) : OrderedJson(peak.at_text)},
         {"categories", list}};
   }
   return all;

@@ -206,7 +206,10 @@ std::vector<PlacePeak> memory_peaks(const Graph& graph) {
     const DevicePeak& peak = of_places[static_cast<size_t>(p)];
     result.live = peak.peak.live;
     result.at = peak.peak.at;
-    if (result.at >= 0) result.holders = holders_at(graph, lives, result.place, peak);
+    if (result.at >= 0) {
+      result.at_text = describe(graph.op(result.at));
+      result.holders = holders_at(graph, lives, result.place, peak);
+    }
     peaks.push_back(std::move(result));
   }
   return peaks;

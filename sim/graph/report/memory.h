@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <vector>
 
 #include "sim/base/units.h"
@@ -19,7 +20,8 @@ struct PlacePeak {
   Place place{};
   Bytes arena;                  // what is reserved: the planned arena, reuse gaps included
   Bytes live;                   // most bytes alive at once, in program order
-  OpId at = -1;                 // the operation at which that happens
+  OpId at = -1;                 // the operation of that graph at which that happens
+  std::string at_text;          // what it is: peaks may go where their graph does not
   std::vector<Holder> holders;  // what is alive there, largest first; sums to `live`
 };
 
