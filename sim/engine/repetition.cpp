@@ -4,6 +4,7 @@
 #include <memory>
 #include <tuple>
 
+#include "sim/base/parallel.h"
 #include "sim/graph/core/stages.h"
 #include "sim/graph/schedules/schedule.h"
 
@@ -295,9 +296,11 @@ std::optional<Prediction> repeated(
   const std::vector<ShorterSteps> all = shorter_steps(plan);
   for (const ShorterSteps& steps : all) {
     const int64_t count = steps.micro_batches + steps.period;
-    auto shorter =
-        std::make_shared<Prediction>(predicted(with_micro_batches(plan, steps.micro_batches)));
-    Prediction longer = predicted(with_micro_batches(plan, count));
+    auto shorter = std::make_shared<Prediction>();
+    Prediction longer;
+    run_all({[&] { longer = predicted(with_micro_batches(plan, count)); },
+             [&] { *shorter = predicted(with_micro_batches(plan, steps.micro_batches)); }},
+            hardware_threads());
     if (!is_same_memory(shorter->peaks, longer.peaks)) continue;
     if (!longer.fits) return longer;
     const Duration time = longer.step_time - shorter->step_time;

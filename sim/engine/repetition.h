@@ -46,7 +46,7 @@ Plan with_micro_batches(const Plan& plan, int64_t count);
 
 // The prediction of a step by those of two shorter ones, or nothing where it is to be simulated
 // whole. Rates per second are those of the shorter step: they are the caller's.
-// `predicted`: what a step of so many micro-batches is predicted to be.
+// `predicted`: what a step of so many micro-batches is predicted to be; asked by two threads.
 std::optional<Prediction> repeated(const Model& model, const Plan& plan,
                                    const std::function<Prediction(const Plan& shorter)>& predicted);
 

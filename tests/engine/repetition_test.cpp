@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -217,6 +218,34 @@ TEST(Repetition, a_step_from_two_shorter_ones_is_the_whole_step) {
   EXPECT_GT(equal, found * 9 / 10);
 }
 
+// The whole step's memory is told beside a shorter step's graph, which has fewer operations.
+TEST(Repetition, the_fullest_moment_of_a_long_step_is_named_as_its_own_graph_has_it) {
+  const Machine machine = machine_of();
+  Questions questions;
+  int found = 0;
+  for (int i = 0; i < 12; ++i) {
+    Question question = questions.next();
+    if (question.plan.pipeline > 1) continue;
+    question.plan = with_micro_batches(question.plan, 400);
+    question.model.layers = 10;
+    question.stack = Stack{};
+    ASSERT_TRUE(question.stack.memory_is_planned());
+    check(question.plan, question.model);
+    const Prediction one = predict(question.model, question.plan, machine, question.stack, nullptr);
+    if (!one.repetition) continue;
+    const Graph whole = build(question.model, question.plan, question.stack.facts);
+    const std::vector<PlacePeak> peaks = memory_peaks(whole);
+    ASSERT_EQ(one.peaks.size(), peaks.size());
+    for (size_t p = 0; p < peaks.size(); ++p) {
+      if (peaks[p].at < 0) continue;
+      ++found;
+      EXPECT_EQ(one.peaks[p].at, peaks[p].at) << question.text;
+      EXPECT_EQ(one.peaks[p].at_text, describe(whole.op(peaks[p].at))) << question.text;
+    }
+  }
+  EXPECT_GT(found, 8);
+}
+
 // Nothing of a step too long to simulate asks for the whole of it: not that no period shows, nor
 // that the longest paths of the shorter steps go through other kinds of operations.
 TEST(Repetition, a_step_too_long_to_simulate_is_averaged_whatever_its_longest_path) {
@@ -226,9 +255,13 @@ TEST(Repetition, a_step_too_long_to_simulate_is_averaged_whatever_its_longest_pa
   plan = with_micro_batches(plan, 16384);
   model.layers = 12;
   int64_t longest = 0;
+  std::mutex mutex;
   const auto predicted = [&](const Plan& shorter) {
     const int64_t count = shorter.accumulation();
-    longest = std::max(longest, count);
+    {
+      const std::lock_guard lock(mutex);
+      longest = std::max(longest, count);
+    }
     Prediction step;
     step.fits = step.settled = true;
     step.step_time = Duration::from_seconds(0.001 * static_cast<double>(count));
