@@ -1,15 +1,11 @@
 #include "autotune/complete/complete.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
-#include <span>
 
-#include "autotune/complete/completion_bounds.h"
-#include "autotune/complete/completion_estimates.h"
-#include "autotune/complete/completion_lists.h"
+#include "autotune/complete/estimates/completion_estimates.h"
+#include "autotune/complete/fastest_way.h"
 #include "autotune/complete/feasibility.h"
-#include "autotune/complete/gpu_buckets.h"
 #include "autotune/complete/layout_order.h"
 #include "autotune/complete/open_layouts.h"
 #include "autotune/search/evaluate.h"
@@ -34,10 +30,6 @@ constexpr size_t kMostNear = 2;
 // Where the GPU steps all, offloaded activations alone are asked about.
 constexpr double kNearTheBestOnGpu = 1.25;
 constexpr size_t kMostNearOnGpu = 8;
-// Micro-batches of a step from which on weights that flow are not timed where the same plan fits
-// with weights that stay: of fewer they were found to gain up to 4 %.
-constexpr int64_t kFlowOnlyAdds = 4;
-
 SearchOptions completing() {
   SearchOptions options;
   options.tolerance = 0.01;
@@ -93,188 +85,6 @@ Completed predict_reusing(Setting setting, const Measurements* measurements) {
   });
   plan.memory_reuse = kept.value_or(MemoryReuse::kApart);
   return {std::move(setting), std::move(prediction)};
-}
-
-// The fastest of the completions that fit, by estimates; nothing where none of them does. Of those
-// that were looked at where it is interrupted.
-using Fastest = std::optional<TimedPlan>;
-
-// Whether a plan fits with one of these kinds of attention: then predict() takes that one.
-bool fits_with_any(const std::vector<AttentionKind>& kinds, const Setting& setting,
-                   const Plan& plan, CompletionEstimates& known) {
-  return std::any_of(kinds.begin(), kinds.end(), [&](AttentionKind kind) {
-    return shortfalls(known.peaks(setting, {plan, kind}), setting.machine).empty();
-  });
-}
-
-// Looks for the fastest completion of a list, all of one kind of attention, from the one that
-// promises most on.
-class FastestCompletion {
- public:
-  // `groups`: as ways_of() has them. `preferred`: kinds of attention that a plan has instead where
-  // it fits with them. All references must outlive this object.
-  // `limit`: completions that promise no less are left alone.
-  FastestCompletion(const Setting& setting, std::span<const std::vector<Completion>> groups,
-                    const std::vector<AttentionKind>& preferred, std::optional<Duration> limit,
-                    CompletionEstimates& known)
-      : setting_(setting),
-        preferred_(preferred),
-        limit_(limit),
-        known_(known),
-        fitting_(groups.size(), kAll) {
-    std::vector<const Completion*> completions;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      for (size_t i = 0; i < groups[g].size(); ++i) {
-        order_.push_back({&groups[g][i], g, i, completions.size(), {}});
-        completions.push_back(&groups[g][i]);
-      }
-    }
-    const std::vector<CompletionBound> bounds = completion_bounds(setting, completions);
-    for (Candidate& one : order_) one.bound = bounds[one.rank];
-    std::stable_sort(order_.begin(), order_.end(), [](const Candidate& a, const Candidate& b) {
-      return a.bound.at_least < b.bound.at_least;
-    });
-  }
-
-  Fastest run(const std::function<bool()>& interrupted) {
-    for (const Candidate& one : order_) {
-      if (best_ && one.bound.at_least > best_->step_time) break;
-      if (limit_ && one.bound.at_least >= *limit_) break;
-      if (interrupted && interrupted()) break;
-      if (one.index < fitting_[one.group]) look_at(one);
-    }
-    return std::move(best_);
-  }
-
- private:
-  struct Candidate {
-    const Completion* completion = nullptr;
-    size_t group = 0, index = 0;  // in the group
-    size_t rank = 0;              // of two that are as fast the first is taken
-    CompletionBound bound;
-  };
-  static constexpr size_t kAll = std::numeric_limits<size_t>::max();
-
-  void look_at(const Candidate& one) {
-    const Completion& completion = *one.completion;
-    const bool is_fuller =
-        std::any_of(too_full_.begin(), too_full_.end(),
-                    [&](const Completion* other) { return has_more_on_gpu(completion, *other); });
-    // Weights that flow beside the same plan, which fits without, only add copies to its step; of a
-    // few micro-batches they may gain, for not all of them need be home before it begins.
-    const bool only_adds = completion.plan.accumulation() >= kFlowOnlyAdds;
-    if (only_adds && std::any_of(staying_.begin(), staying_.end(), [&](const Completion* other) {
-          return flows_more(completion, *other);
-        })) {
-      return;
-    }
-    if (is_fuller) {
-      fitting_[one.group] = one.index;
-      return;
-    }
-    if (one.bound.overfills) {
-      refuse(one, one.bound.overfills_gpu);
-      return;
-    }
-    try {
-      const std::optional<Duration> time = known_.step_time_if_fits(setting_, completion);
-      if (!time) {
-        refuse(one, known_.gpu_excess(setting_, completion).count > 0);
-        return;
-      }
-      if (completion.plan.weights.flow_share == 0.0) staying_.push_back(&completion);
-      const bool is_first = one.rank < best_rank_;
-      if (best_ && (*time > best_->step_time || (*time == best_->step_time && !is_first))) {
-        return;
-      }
-      if (fits_with_any(preferred_, setting_, completion.plan, known_)) return;
-      best_ = TimedPlan{completion.plan, *time};
-      best_rank_ = one.rank;
-    } catch (const Error&) {
-      // The graph knows no such plan.
-    }
-  }
-
-  // Whether they differ in nothing but that weights flow.
-  static bool flows_more(const Completion& completion, const Completion& staying) {
-    if (*completion.plan.weights.flow_share <= *staying.plan.weights.flow_share) return false;
-    if (completion.plan.optimizer.gpu_buckets != staying.plan.optimizer.gpu_buckets) return false;
-    Plan plan = staying.plan;
-    plan.weights.flow_share = completion.plan.weights.flow_share;
-    return completion.attention == staying.attention && completion.plan == plan;
-  }
-
-  void refuse(const Candidate& one, bool lacks_gpu_memory) {
-    fitting_[one.group] = one.index;
-    if (lacks_gpu_memory) too_full_.push_back(one.completion);
-  }
-
-  const Setting& setting_;
-  const std::vector<AttentionKind>& preferred_;
-  std::optional<Duration> limit_;
-  CompletionEstimates& known_;
-  std::vector<Candidate> order_;
-  std::vector<size_t> fitting_;              // by group: how many of its completions may fit
-  std::vector<const Completion*> too_full_;  // on the GPU
-  std::vector<const Completion*> staying_;   // those that fit, whose weights stay
-  Fastest best_;
-  size_t best_rank_ = kAll;
-};
-
-// What is asked about.
-struct Wanted {
-  // The numbers of buckets on the GPU between those of a list, too: without them it is told how
-  // good a layout is, roughly.
-  bool between = false;
-  std::optional<Duration> limit{};  // nothing that promises no less than this
-  const std::function<bool()>& interrupted;
-};
-
-// Kinds of attention come in the order of preference: the first with a completion that fits is
-// taken.
-Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
-                   const Wanted& wanted, CompletionEstimates& known) {
-  std::vector<AttentionKind> preferred;
-  for (auto begin = groups.begin(); begin != groups.end();) {
-    const AttentionKind kind = begin->front().attention;
-    const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Completion>& group) {
-      return group.front().attention != kind;
-    });
-    Fastest best = FastestCompletion(setting, {begin, end}, preferred, wanted.limit, known)
-                       .run(wanted.interrupted);
-    if (wanted.between) {
-      std::vector<const Completion*> completions;
-      for (auto group = begin; group != end; ++group) {
-        for (const Completion& completion : *group) completions.push_back(&completion);
-      }
-      std::optional<Duration> limit = wanted.limit;
-      if (best && (!limit || best->step_time < *limit)) limit = best->step_time;
-      Fastest between = faster_gpu_buckets(setting, completions, limit, known, wanted.interrupted);
-      if (between && !fits_with_any(preferred, setting, between->plan, known)) {
-        best = std::move(between);
-      }
-    }
-    if (best) return best;
-    preferred.push_back(kind);
-    begin = end;
-  }
-  return {};
-}
-
-// Copies of activations that leave are worth their time where nothing else fits, or a larger
-// micro-batch then does: the latter is asked of layouts near the best alone.
-Fastest fastest_way(const Setting& setting, const Wanted& wanted, CompletionEstimates& known) {
-  CaseSetup setup = setup_of(setting);
-  Fastest best = fastest_of(setting, completions_of(setup), wanted, known);
-  if (setting.plan.activations || (best && !wanted.between)) return best;
-  for (const ActivationPlan& offload : offloads()) {
-    setup.published.plan.activations = offload;
-    Wanted faster = wanted;
-    if (best && (!faster.limit || best->step_time < *faster.limit)) faster.limit = best->step_time;
-    Fastest one = fastest_of(setting, completions_of(setup), faster, known);
-    if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
-  }
-  return best;
 }
 
 // A setting of one layout.
@@ -389,7 +199,8 @@ class LayoutChooser {
     const std::optional<Verdict> lean = fitting_lean_verdict(setting, known_);
     if (!lean) return std::nullopt;
     if (!has_auto(setting.plan) || !is_searched(setting.plan, setting.stack)) {
-      const Fastest best = fastest_way(setting, {false, limit, interrupted_}, known_);
+      const std::optional<TimedPlan> best =
+          fastest_way(setting, {false, limit, interrupted_}, known_);
       setting.plan = best ? best->plan : lean->plan;
       if (best) return Estimate{layout, std::move(setting), best->step_time};
       if (limit) return Estimate{layout, std::move(setting), *limit, true};
@@ -476,7 +287,7 @@ class LayoutChooser {
     const std::vector<const Estimate*> near = near_the_best();
     std::optional<Duration> limit;
     if (best_ != nullptr) limit = best_->step_time;
-    std::vector<Fastest> found(near.size());
+    std::vector<std::optional<TimedPlan>> found(near.size());
     parallel_for(near.size(), hardware_threads(), [&](size_t i) {
       try {
         found[i] =
@@ -576,7 +387,7 @@ std::vector<Plan> first_plans(const std::vector<OpenLayout>& layouts,
 Plan choose(const Setting& setting) {
   if (setting.plan.devices > setting.machine.devices) return feasibility(setting).plan;
   CompletionEstimates known;
-  const Fastest best = fastest_way(setting, {true, {}, {}}, known);
+  const std::optional<TimedPlan> best = fastest_way(setting, {true, {}, {}}, known);
   return best ? best->plan : feasibility(setting).plan;
 }
 

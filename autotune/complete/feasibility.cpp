@@ -7,8 +7,8 @@
 #include <optional>
 #include <span>
 
-#include "autotune/complete/completion_bounds.h"
 #include "autotune/complete/completion_lists.h"
+#include "autotune/complete/estimates/completion_bounds.h"
 #include "autotune/search/search.h"
 #include "autotune/space/memory_reuse.h"
 #include "sim/base/error.h"

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "autotune/complete/completion_estimates.h"
+#include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
 #include "sim/graph/report/memory.h"

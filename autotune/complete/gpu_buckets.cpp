@@ -4,26 +4,28 @@
 #include <cmath>
 #include <map>
 
-#include "autotune/complete/completion_bounds.h"
 #include "autotune/complete/completion_lists.h"
+#include "autotune/complete/estimates/completion_bounds.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"
 
 namespace ballast {
 namespace {
 
-// Kinds in a row of which some count fits that may be no faster than the best before the rest,
-// which promise less, are left. One that is far slower has cost one estimate, and counts half.
+// Kinds in a row that were asked about and were no faster than the best before the rest are left,
+// of those that were timed as of the others. One that is far slower has cost one estimate, and
+// counts half.
 constexpr double kPatience = 3;
-// A kind that promises no more than this share of a step less than the best is left alone.
+// A kind that promises no more than this share of a step less than the best is left alone, and a
+// count of a kind that promises no more than that.
 constexpr double kLeastGain = 0.01;
+constexpr double kLeastGainOfCount = 0.003;
 // A kind whose fullest plan takes so many times as long as the best is not looked at more closely.
 constexpr double kFarSlower = 1.1;
 // Two counts that are nearer than this share of all buckets are not told apart.
-constexpr int64_t kGrains = 64;
-// Each narrows where the shortest step lies to 0.62 of what it was.
-constexpr int kNarrowings = 2;
-constexpr double kGoldenShare = 0.381966;
+constexpr int64_t kGrains = 128;
+// Counts of a kind that are timed at most.
+constexpr int kMostTimed = 5;
 
 // Completions that differ in how many buckets the GPU steps and in nothing else.
 struct Kind {
@@ -31,19 +33,19 @@ struct Kind {
   std::vector<int64_t> listed;  // ascending
   int64_t most = 0;             // that may be asked about
   CompletionBound bound;        // of any count
+  std::optional<Duration> best_timed{};
 };
-
-bool is_far_slower(Duration time, const std::optional<Duration>& best) {
-  return best && time.seconds() > kFarSlower * best->seconds();
-}
 
 Completion with_buckets(Completion completion, std::optional<int64_t> buckets) {
   completion.plan.optimizer.gpu_buckets = buckets;
   return completion;
 }
 
+// Those of which a count was timed come first, from the shortest step on, then the others by what
+// they promise.
 std::vector<Kind> kinds_of(const Setting& setting,
-                           const std::vector<const Completion*>& completions) {
+                           const std::vector<const Completion*>& completions,
+                           const CompletionPromises& promises) {
   std::vector<Kind> kinds;
   for (const Completion* completion : completions) {
     const Completion open = with_buckets(*completion, std::nullopt);
@@ -65,7 +67,10 @@ std::vector<Kind> kinds_of(const Setting& setting,
   const std::vector<CompletionBound> bounds = completion_bounds(setting, open);
   for (size_t i = 0; i < kinds.size(); ++i) kinds[i].bound = bounds[i];
   std::erase_if(kinds, [](const Kind& kind) { return kind.bound.overfills; });
+  for (Kind& kind : kinds) kind.best_timed = promises.best_timed(kind.any);
   std::stable_sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) {
+    if (a.best_timed.has_value() != b.best_timed.has_value()) return a.best_timed.has_value();
+    if (a.best_timed) return *a.best_timed < *b.best_timed;
     return a.bound.at_least < b.bound.at_least;
   });
   return kinds;
@@ -77,44 +82,89 @@ class BestCount {
   BestCount(const Setting& setting, const Kind& kind, CompletionEstimates& known)
       : setting_(setting), kind_(kind), known_(known) {
     grain_ = std::max<int64_t>(1, kind.most / kGrains);
+    // Beside weights that only add to a step nothing but the most buckets gains.
+    const Plan& plan = kind.any.plan;
+    const bool flows = plan.weights.flow_share.value_or(0) > 0;
+    if (flows && plan.accumulation() >= kFlowOnlyAdds) most_timed_ = 1;
   }
 
-  // `limit`: of the best of other kinds.
+  // Of those that were not timed yet, one that takes less than `limit`, which others take.
   std::optional<TimedPlan> run(std::optional<Duration> limit) {
-    const std::optional<int64_t> most = most_that_fit();
-    if (!most || !time(*most)) return std::nullopt;
-    if (!is_far_slower(*time(*most), limit)) narrow(listed_below_best(*most), *most);
-    const auto best = std::min_element(
-        times_.begin(), times_.end(),
-        [](const auto& a, const auto& b) { return is_faster(a.second, b.second); });
-    return TimedPlan{completion(best->first).plan, *best->second};
+    limit_ = limit;
+    const int64_t fewest = kind_.listed.front(), most = most_that_may_fit();
+    if (most < fewest || !gaining_between(fewest, most)) return std::nullopt;
+    int64_t last = most_timed_and_fitting().value_or(fewest - 1);
+    if (last < most && gaining_between(last + 1, most)) {
+      const std::optional<int64_t> fits = most_that_fit();
+      if (!fits) return std::nullopt;
+      last = *fits;
+      if (!was_timed(last)) time(last);
+    }
+    while (timed_ < most_timed_ && !is_far_slower_) {
+      const std::optional<int64_t> next = gaining_between(fewest, last);
+      if (!next || !time(*next)) break;
+    }
+    return std::move(best_);
   }
+
+  // How much of the patience a kind takes that had none.
+  double cost() const { return is_far_slower_ ? 0.5 : timed_ > 0 ? 1 : 0; }
 
  private:
-  static bool is_faster(const std::optional<Duration>& one, const std::optional<Duration>& other) {
-    return one && (!other || *one < *other);
+  Completion completion(int64_t buckets) const { return with_buckets(kind_.any, buckets); }
+
+  bool was_timed(int64_t buckets) const { return known_.promises().was_timed(completion(buckets)); }
+
+  // The count that promises most of those that are not timed, where it is worth a look.
+  std::optional<int64_t> gaining_between(int64_t fewest, int64_t most) const {
+    const std::optional<Promise> next = known_.promises().best_between(kind_.any, fewest, most);
+    if (!next) return std::nullopt;
+    const bool gains =
+        !limit_ || next->at_least.seconds() < (1 - kLeastGainOfCount) * limit_->seconds();
+    return gains ? std::optional(next->gpu_buckets) : std::nullopt;
   }
 
-  Completion completion(int64_t buckets) const { return with_buckets(kind_.any, buckets); }
+  // False where it does not fit.
+  bool time(int64_t buckets) {
+    const Completion one = completion(buckets);
+    const std::optional<Duration> time = known_.step_time_if_fits(setting_, one);
+    ++timed_;
+    if (!time) return false;
+    is_far_slower_ = timed_ == 1 && limit_ && time->seconds() > kFarSlower * limit_->seconds();
+    if (limit_ && *time >= *limit_) return true;
+    limit_ = time;
+    best_ = TimedPlan{one.plan, *time};
+    return true;
+  }
+
+  // As far as is known without a graph.
+  int64_t most_that_may_fit() const {
+    for (const int64_t listed : kind_.listed) {
+      const std::optional<Bytes> known = known_.known_gpu_excess(setting_, completion(listed));
+      if (known && known->count > 0) return listed - 1;
+    }
+    return kind_.most;
+  }
+
+  std::optional<int64_t> most_timed_and_fitting() const {
+    for (auto listed = kind_.listed.rbegin(); listed != kind_.listed.rend(); ++listed) {
+      if (was_timed(*listed) && excess(*listed).count <= 0) return *listed;
+    }
+    return std::nullopt;
+  }
 
   // Bytes of the GPU beyond what is usable; negative where there is room.
   Bytes excess(int64_t buckets) const { return known_.gpu_excess(setting_, completion(buckets)); }
 
-  // Nothing where it does not fit.
-  std::optional<Duration> time(int64_t buckets) {
-    const auto [found, is_new] = times_.try_emplace(buckets);
-    if (is_new) found->second = known_.step_time_if_fits(setting_, completion(buckets));
-    return found->second;
-  }
-
   // More buckets on the GPU need no less there. The most that its memory takes; nothing where it
   // takes none.
   std::optional<int64_t> most_that_fit() {
-    size_t full = 0;
-    while (full < kind_.listed.size() && excess(kind_.listed[full]).count <= 0) ++full;
-    if (full == 0) return std::nullopt;
-    int64_t low = kind_.listed[full - 1];
-    int64_t high = full < kind_.listed.size() ? kind_.listed[full] : kind_.most;
+    const auto full =
+        std::partition_point(kind_.listed.begin(), kind_.listed.end(),
+                             [&](int64_t listed) { return excess(listed).count <= 0; });
+    if (full == kind_.listed.begin()) return std::nullopt;
+    int64_t low = *std::prev(full);
+    int64_t high = full == kind_.listed.end() ? kind_.most : *full;
     if (high == low || excess(high).count <= 0) return high;
     for (bool halves = false; high - low > grain_; halves = !halves) {
       const double room = -static_cast<double>(excess(low).count);
@@ -128,41 +178,14 @@ class BestCount {
     return low;
   }
 
-  // The listed count below which no shorter step is expected than above it.
-  int64_t listed_below_best(int64_t most) {
-    const auto end = std::lower_bound(kind_.listed.begin(), kind_.listed.end(), most);
-    if (end == kind_.listed.begin()) return most;
-    const int64_t last = *std::prev(end);
-    const bool rises = is_faster(time(last), time(most));
-    if (!rises || std::prev(end) == kind_.listed.begin()) return last;
-    return *std::prev(end, 2);
-  }
-
-  // Golden section: a step gets shorter with every bucket that the GPU takes from the CPU, up to
-  // where its own part of the step is the longer one.
-  void narrow(int64_t low, int64_t high) {
-    const auto part = [&] {
-      return static_cast<int64_t>(kGoldenShare * static_cast<double>(high - low));
-    };
-    int64_t left = low + part(), right = high - part();
-    for (int i = 0; i < kNarrowings && left < right; ++i) {
-      if (is_faster(time(left), time(right))) {
-        high = right;
-        right = left;
-        left = low + part();
-      } else {
-        low = left;
-        left = right;
-        right = high - part();
-      }
-    }
-  }
-
   const Setting& setting_;
   const Kind& kind_;
   CompletionEstimates& known_;
   int64_t grain_ = 1;
-  std::map<int64_t, std::optional<Duration>> times_;  // by count
+  std::optional<Duration> limit_;
+  std::optional<TimedPlan> best_;
+  int timed_ = 0, most_timed_ = kMostTimed;
+  bool is_far_slower_ = false;
 };
 
 }  // namespace
@@ -175,19 +198,24 @@ std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
   if (setting.plan.optimizer.gpu_buckets) return std::nullopt;
   std::optional<TimedPlan> fastest;
   double no_better = 0;
-  for (const Kind& kind : kinds_of(setting, completions)) {
+  bool are_timed = true;
+  for (const Kind& kind : kinds_of(setting, completions, known.promises())) {
+    if (are_timed && !kind.best_timed) no_better = 0;
+    are_timed = kind.best_timed.has_value();
     const bool may_win =
         !limit || kind.bound.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
-    if (no_better >= kPatience || !may_win) break;
+    if (no_better >= kPatience || !may_win) continue;
     if (interrupted && interrupted()) break;
     try {
-      std::optional<TimedPlan> one = BestCount(setting, kind, known).run(limit);
-      if (!one) continue;
-      no_better += is_far_slower(one->step_time, limit) ? 0.5 : 1;
-      if (limit && one->step_time >= *limit) continue;
-      limit = one->step_time;
-      fastest = std::move(one);
-      no_better = 0;
+      BestCount best_count(setting, kind, known);
+      std::optional<TimedPlan> one = best_count.run(limit);
+      if (one) {
+        limit = one->step_time;
+        fastest = std::move(one);
+        no_better = 0;
+      } else {
+        no_better += best_count.cost();
+      }
     } catch (const Error&) {
       // The graph knows no such plan.
     }

@@ -11,22 +11,18 @@
 #include <optional>
 #include <vector>
 
-#include "autotune/complete/completion_estimates.h"
+#include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/complete/setting.h"
 
 namespace ballast {
 
-// A plan and what its step takes, by an estimate.
-struct TimedPlan {
-  Plan plan;
-  Duration step_time;
-};
-
 // A plan faster than `limit` that differs from one of these completions in gpu_buckets alone;
 // nothing where none was found, or where the setting says how many buckets the GPU steps.
-// Completions that differ in nothing else are one kind; kinds are asked by the bound of their
-// steps, until it is above the best or several that fit were no better in a row. `completions` are
-// of one kind of attention. Ends with what was found where it is interrupted.
+// Completions that differ in nothing else are one kind. Kinds are asked from the one on of which
+// the fastest step was timed, then by the bound of their steps, until several were no better in a
+// row; of each, where its steps promise to be short
+// (autotune/complete/estimates/completion_promises.h). `completions` are of one kind of attention.
+// Ends with what was found where it is interrupted.
 std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
                                             const std::vector<const Completion*>& completions,
                                             std::optional<Duration> limit,

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "autotune/bounds/cell_bound.h"
-#include "autotune/complete/completion_bounds.h"
 #include "autotune/complete/completion_lists.h"
+#include "autotune/complete/estimates/completion_bounds.h"
 #include "autotune/search/evaluate.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"

@@ -1,10 +1,10 @@
-#include "autotune/complete/completion_bounds.h"
+#include "autotune/complete/estimates/completion_bounds.h"
 
 #include <cstdlib>
 #include <functional>
 #include <gtest/gtest.h>
 
-#include "autotune/complete/completion_estimates.h"
+#include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/complete/completion_lists.h"
 #include "autotune/complete/open_layouts.h"
 #include "sim/base/error.h"

@@ -1,4 +1,4 @@
-#include "autotune/complete/completion_bounds.h"
+#include "autotune/complete/estimates/completion_bounds.h"
 
 #include <algorithm>
 

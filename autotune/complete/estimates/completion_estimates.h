@@ -8,17 +8,25 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "autotune/calibrate/published_cases.h"
+#include "autotune/complete/estimates/completion_promises.h"
 #include "autotune/complete/setting.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/report/memory.h"
 
 namespace ballast {
+
+// A plan and what its step takes, by an estimate.
+struct TimedPlan {
+  Plan plan;
+  Duration step_time;
+};
 
 // Of one model, one stack and machines whose rates are the same. May be called from several
 // threads.
@@ -37,6 +45,9 @@ class CompletionEstimates {
   // lacks some perhaps less than it lacks.
   Bytes gpu_excess(const Setting& setting, const Completion& completion);
 
+  // The same, where it is known without a graph.
+  std::optional<Bytes> known_gpu_excess(const Setting& setting, const Completion& completion) const;
+
   // In ascending order, the numbers of buckets on the GPU with which the needs of a completion that
   // differs in nothing else are known already, between two.
   std::vector<int64_t> known_gpu_buckets(const Setting& setting, const Completion& completion,
@@ -46,6 +57,13 @@ class CompletionEstimates {
   // the optimizer does lies beside many of them. Nothing where its memory does not fit.
   std::optional<Duration> step_time_if_fits(const Setting& setting, const Completion& completion);
 
+  // Asks for that, beside the caller where a thread is free, so that it is known when the future
+  // ends. All references must outlive the future.
+  std::future<void> begin_timing(const Setting& setting, const Completion& completion);
+
+  // What the steps that were timed promise of others.
+  const CompletionPromises& promises() const { return promises_; }
+
  private:
   class Known;
   struct BuiltStep;
@@ -53,12 +71,13 @@ class CompletionEstimates {
   std::vector<BuiltStep> fitting_steps(const Setting& setting, const Completion& completion,
                                        const Completion& few, const Stack& stack,
                                        const CostModel& costs);
-  Duration time_of_whole(const Setting& setting, const Plan& plan, const Stack& stack,
-                         const CostModel& costs, std::vector<BuiltStep>& built);
+  TimedStep time_of_whole(const Setting& setting, const Plan& plan, const Stack& stack,
+                          const CostModel& costs, std::vector<BuiltStep>& built);
 
   void refuse_if_interrupted() const;
 
   std::unique_ptr<Known> known_;
+  CompletionPromises promises_;
   std::atomic<int> timing_{0};  // whole steps, by this many threads
   std::function<bool()> interrupted_;
 };

@@ -3,7 +3,7 @@
 //
 // A completion's bounds are those of its cell (autotune/bounds/cell_bound), with the costs of the
 // setting's stack: no completion takes less time, and none whose bound is too full fits. Will not
-// do: say what fits (autotune/complete/completion_estimates.h).
+// do: say what fits (autotune/complete/estimates/completion_estimates.h).
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-#include "autotune/complete/completion_estimates.h"
+#include "autotune/complete/estimates/completion_estimates.h"
 
 #include <algorithm>
 #include <array>
@@ -84,7 +84,7 @@ constexpr size_t kLargeGraph = 100'000;
 struct CompletionEstimates::BuiltStep {
   Plan plan;
   Graph graph;
-  std::optional<Duration> time{};
+  std::optional<TimedStep> timed{};
 };
 
 class CompletionEstimates::Known {
@@ -214,16 +214,29 @@ std::vector<PlacePeak> CompletionEstimates::remember(const Completion& few, Pred
   return std::move(memory.peaks);
 }
 
-Bytes CompletionEstimates::gpu_excess(const Setting& setting, const Completion& completion) {
+namespace {
+
+Bytes excess_of(const std::vector<PlacePeak>& peaks, const Machine& machine) {
+  CHECK(peaks.front().place == Place::kHbm);
+  return peaks.front().arena - usable(machine, Place::kHbm);
+}
+
+}  // namespace
+
+std::optional<Bytes> CompletionEstimates::known_gpu_excess(const Setting& setting,
+                                                           const Completion& completion) const {
   const Completion few = asked_of(setting, completion).few;
-  const auto excess = [&](const std::vector<PlacePeak>& peaks) {
-    CHECK(peaks.front().place == Place::kHbm);
-    return peaks.front().arena - usable(setting.machine, Place::kHbm);
-  };
   if (const auto shorter = known_->find_shorter(few)) {
-    if (const Bytes least = excess(*shorter); least.count > 0) return least;
+    if (const Bytes least = excess_of(*shorter, setting.machine); least.count > 0) return least;
   }
-  return excess(peaks(setting, completion));
+  const auto known = known_->find(few);
+  if (!known) return std::nullopt;
+  return excess_of(*known, setting.machine);
+}
+
+Bytes CompletionEstimates::gpu_excess(const Setting& setting, const Completion& completion) {
+  if (const std::optional<Bytes> known = known_gpu_excess(setting, completion)) return *known;
+  return excess_of(peaks(setting, completion), setting.machine);
 }
 
 std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& setting,
@@ -245,16 +258,48 @@ std::optional<Duration> CompletionEstimates::step_time_if_fits(const Setting& se
     built = fitting_steps(setting, whole, few, stack, costs);
     if (built.empty()) return std::nullopt;
   }
-  const Duration time = time_of_whole(setting, whole.plan, stack, costs, built);
-  known_->keep_time(whole, time);
-  return time;
+  const TimedStep step = time_of_whole(setting, whole.plan, stack, costs, built);
+  known_->keep_time(whole, step.time);
+  promises_.learn(completion, step);
+  return step.time;
+}
+
+std::future<void> CompletionEstimates::begin_timing(const Setting& setting,
+                                                    const Completion& completion) {
+  const bool is_free = timing_.load() + 1 < hardware_threads();
+  return std::async(is_free ? std::launch::async : std::launch::deferred, [&] {
+    try {
+      step_time_if_fits(setting, completion);
+    } catch (const Error&) {
+      // Whoever asks next is told.
+    }
+  });
 }
 
 namespace {
 
-Duration link_and_time(Graph graph, const Plan& plan, const CostModel& costs) {
+// Turns of a pipeline that are one operation each are not one lane's alone.
+TimedStep link_and_time(Graph graph, const Plan& plan, const CostModel& costs) {
   link(graph);
-  return step_time_of(graph, plan, costs);
+  const CostTable table = costs_of(graph, costs);
+  TimedStep step{step_time_of(graph, plan, table), {}, {}};
+  if (!graph.blocks.empty()) return step;
+  std::vector<Duration> busy(static_cast<size_t>(graph.lanes));
+  std::vector<Duration> bucket(graph.buckets.size());
+  for (size_t i = 0; i < graph.step.ops.size(); ++i) {
+    const Op& op = graph.step.ops[i];
+    const Duration alone = table.ops[i].alone;
+    busy[static_cast<size_t>(op.lane)] += alone;
+    if (op.label.bucket < 0 || kind_of(op.lane) == LaneKind::kCompute) continue;
+    Duration& own = bucket[static_cast<size_t>(op.label.bucket)];
+    own += alone;
+    step.bucket = std::max(step.bucket, own);
+  }
+  for (size_t lane = 0; lane < busy.size(); ++lane) {
+    const bool computes = kind_of(static_cast<LaneId>(lane)) == LaneKind::kCompute;
+    if (computes) step.compute = std::max(step.compute, busy[lane]);
+  }
+  return step;
 }
 
 // Whether a time is told from two short steps.
@@ -287,7 +332,7 @@ std::vector<CompletionEstimates::BuiltStep> CompletionEstimates::fitting_steps(
     built.push_back({shorter, std::move(memory.graph)});
     BuiltStep& step = built.back();
     if (step.graph.step.ops.size() > kLargeGraph && is_told_from_shorter(completion.plan)) {
-      step.time = link_and_time(std::exchange(step.graph, {}), shorter, costs);
+      step.timed = link_and_time(std::exchange(step.graph, {}), shorter, costs);
     }
   }
   Prediction memory = predict_memory(graph_of(setting, plan, stack), plan, setting.machine, stack);
@@ -296,14 +341,14 @@ std::vector<CompletionEstimates::BuiltStep> CompletionEstimates::fitting_steps(
   return built;
 }
 
-Duration CompletionEstimates::time_of_whole(const Setting& setting, const Plan& plan,
-                                            const Stack& stack, const CostModel& costs,
-                                            std::vector<BuiltStep>& built) {
+TimedStep CompletionEstimates::time_of_whole(const Setting& setting, const Plan& plan,
+                                             const Stack& stack, const CostModel& costs,
+                                             std::vector<BuiltStep>& built) {
   const auto time_of = [&](const Plan& one) {
     const auto found = std::find_if(built.begin(), built.end(),
                                     [&](const BuiltStep& step) { return step.plan == one; });
     if (found == built.end()) return link_and_time(graph_of(setting, one, stack), one, costs);
-    if (found->time) return *found->time;
+    if (found->timed) return *found->timed;
     return link_and_time(std::exchange(found->graph, {}), one, costs);
   };
   if (!is_told_from_shorter(plan)) return time_of(plan);
@@ -313,13 +358,17 @@ Duration CompletionEstimates::time_of_whole(const Setting& setting, const Plan& 
   const bool alone = timing_.fetch_add(1) + 1 < hardware_threads();
   const std::shared_ptr<void> ends(nullptr, [&](void*) { --timing_; });
   const auto how = alone ? std::launch::async : std::launch::deferred;
-  std::future<Duration> of_longer =
+  std::future<TimedStep> of_longer =
       std::async(how, [&] { return time_of(with_micro_batches(plan, longer)); });
-  const Duration first = time_of(with_micro_batches(plan, steps.first));
-  const Duration second = of_longer.get();
-  const auto each = static_cast<double>(second.ps - first.ps) / static_cast<double>(steps.more);
-  const int64_t beyond = plan.accumulation() - longer;
-  return second + Duration{static_cast<int64_t>(each * static_cast<double>(beyond))};
+  const TimedStep first = time_of(with_micro_batches(plan, steps.first));
+  const TimedStep second = of_longer.get();
+  const auto beyond = static_cast<double>(plan.accumulation() - longer);
+  const auto lengthened = [&](Duration less, Duration more) {
+    const auto each = static_cast<double>(more.ps - less.ps) / static_cast<double>(steps.more);
+    return more + Duration{static_cast<int64_t>(each * beyond)};
+  };
+  return {lengthened(first.time, second.time), lengthened(first.compute, second.compute),
+          lengthened(first.bucket, second.bucket)};
 }
 
 }  // namespace ballast

@@ -1,0 +1,239 @@
+#include "autotune/complete/fastest_way.h"
+
+#include <algorithm>
+#include <future>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "autotune/complete/completion_lists.h"
+#include "autotune/complete/estimates/completion_bounds.h"
+#include "autotune/complete/gpu_buckets.h"
+#include "sim/base/error.h"
+#include "sim/engine/predict.h"
+
+namespace ballast {
+namespace {
+
+using Fastest = std::optional<TimedPlan>;
+
+// Whether a plan fits with one of these kinds of attention: then predict() takes that one.
+bool fits_with_any(const std::vector<AttentionKind>& kinds, const Setting& setting,
+                   const Plan& plan, CompletionEstimates& known) {
+  return std::any_of(kinds.begin(), kinds.end(), [&](AttentionKind kind) {
+    return shortfalls(known.peaks(setting, {plan, kind}), setting.machine).empty();
+  });
+}
+
+// Looks for the fastest completion of a list, all of one kind of attention, from the one that
+// promises most on.
+class FastestCompletion {
+ public:
+  // `groups`: as ways_of() has them. `preferred`: kinds of attention that a plan has instead where
+  // it fits with them. All references must outlive this object.
+  // `limit`: completions that promise no less are left alone.
+  FastestCompletion(const Setting& setting, std::span<const std::vector<Completion>> groups,
+                    const std::vector<AttentionKind>& preferred, std::optional<Duration> limit,
+                    CompletionEstimates& known)
+      : setting_(setting),
+        preferred_(preferred),
+        limit_(limit),
+        known_(known),
+        fitting_(groups.size(), kAll) {
+    std::vector<const Completion*> completions;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < groups[g].size(); ++i) {
+        order_.push_back({&groups[g][i], g, i, completions.size(), {}});
+        completions.push_back(&groups[g][i]);
+      }
+    }
+    const std::vector<CompletionBound> bounds = completion_bounds(setting, completions);
+    for (Candidate& one : order_) one.bound = bounds[one.rank];
+    // Weights that flow come last: of the same plan with weights that stay is told what they gain.
+    std::stable_sort(order_.begin(), order_.end(), [](const Candidate& a, const Candidate& b) {
+      return std::pair(a.flows(), a.bound.at_least) < std::pair(b.flows(), b.bound.at_least);
+    });
+  }
+
+  // Two at a time: the second is timed, whatever the first takes, while another thread may do so.
+  Fastest run(const std::function<bool()>& interrupted) {
+    for (auto one = next(order_.cbegin()); one != order_.cend();) {
+      if (interrupted && interrupted()) break;
+      const auto other = next(std::next(one));
+      std::future<void> timed;
+      if (other != order_.cend()) timed = known_.begin_timing(setting_, *other->completion);
+      look_at(*one);
+      if (other == order_.cend()) break;
+      timed.get();
+      if (is_asked(*other)) look_at(*other);
+      one = next(std::next(other));
+    }
+    return std::move(best_);
+  }
+
+ private:
+  struct Candidate {
+    const Completion* completion = nullptr;
+    size_t group = 0, index = 0;  // in the group
+    size_t rank = 0;              // of two that are as fast the first is taken
+    CompletionBound bound;
+
+    bool flows() const { return completion->plan.weights.flow_share.value_or(0) > 0; }
+  };
+  static constexpr size_t kAll = std::numeric_limits<size_t>::max();
+
+  bool is_asked(const Candidate& one) const {
+    return one.index < fitting_[one.group] && may_win(one);
+  }
+
+  std::vector<Candidate>::const_iterator next(std::vector<Candidate>::const_iterator from) const {
+    return std::find_if(from, order_.cend(), [&](const Candidate& one) { return is_asked(one); });
+  }
+
+  bool may_win(const Candidate& one) const {
+    const Duration promised = known_.promises().at_least(*one.completion);
+    const Duration least = std::max(one.bound.at_least, promised);
+    return !(best_ && least > best_->step_time) && !(limit_ && least >= *limit_);
+  }
+
+  void look_at(const Candidate& one) {
+    const Completion& completion = *one.completion;
+    const bool is_fuller =
+        std::any_of(too_full_.begin(), too_full_.end(),
+                    [&](const Completion* other) { return has_more_on_gpu(completion, *other); });
+    const bool only_adds = completion.plan.accumulation() >= kFlowOnlyAdds;
+    if (only_adds && std::any_of(staying_.begin(), staying_.end(), [&](const Completion* other) {
+          return flows_more(completion, *other);
+        })) {
+      return;
+    }
+    if (is_fuller) {
+      fitting_[one.group] = one.index;
+      return;
+    }
+    if (one.bound.overfills) {
+      refuse(one, one.bound.overfills_gpu);
+      return;
+    }
+    try {
+      const std::optional<Duration> time = known_.step_time_if_fits(setting_, completion);
+      if (!time) {
+        refuse(one, known_.gpu_excess(setting_, completion).count > 0);
+        return;
+      }
+      if (completion.plan.weights.flow_share == 0.0) staying_.push_back(&completion);
+      const bool is_first = one.rank < best_rank_;
+      if (best_ && (*time > best_->step_time || (*time == best_->step_time && !is_first))) {
+        return;
+      }
+      if (fits_with_any(preferred_, setting_, completion.plan, known_)) return;
+      best_ = TimedPlan{completion.plan, *time};
+      best_rank_ = one.rank;
+    } catch (const Error&) {
+      // The graph knows no such plan.
+    }
+  }
+
+  // Whether they differ in nothing but that weights flow.
+  static bool flows_more(const Completion& completion, const Completion& staying) {
+    if (*completion.plan.weights.flow_share <= *staying.plan.weights.flow_share) return false;
+    if (completion.plan.optimizer.gpu_buckets != staying.plan.optimizer.gpu_buckets) return false;
+    Plan plan = staying.plan;
+    plan.weights.flow_share = completion.plan.weights.flow_share;
+    return completion.attention == staying.attention && completion.plan == plan;
+  }
+
+  void refuse(const Candidate& one, bool lacks_gpu_memory) {
+    fitting_[one.group] = one.index;
+    if (lacks_gpu_memory) too_full_.push_back(one.completion);
+  }
+
+  const Setting& setting_;
+  const std::vector<AttentionKind>& preferred_;
+  std::optional<Duration> limit_;
+  CompletionEstimates& known_;
+  std::vector<Candidate> order_;
+  std::vector<size_t> fitting_;              // by group: how many of its completions may fit
+  std::vector<const Completion*> too_full_;  // on the GPU
+  std::vector<const Completion*> staying_;   // those that fit, whose weights stay
+  Fastest best_;
+  size_t best_rank_ = kAll;
+};
+
+// Completions with one kind of attention that were looked at.
+struct LookedAt {
+  AttentionKind attention{};
+  std::vector<AttentionKind> preferred;  // as FastestCompletion has it
+  std::vector<const Completion*> completions{};
+};
+
+LookedAt& of_kind(std::vector<LookedAt>& all, AttentionKind kind,
+                  const std::vector<AttentionKind>& preferred) {
+  const auto found = std::find_if(all.begin(), all.end(), [&](const LookedAt& one) {
+    return one.attention == kind && one.preferred == preferred;
+  });
+  return found == all.end() ? all.emplace_back(LookedAt{kind, preferred}) : *found;
+}
+
+// Kinds of attention come in the order of preference: the first with a completion that fits is
+// taken. What was looked at is added to `looked_at`.
+Fastest fastest_listed(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
+                       const Wanted& wanted, CompletionEstimates& known,
+                       std::vector<LookedAt>& looked_at) {
+  std::vector<AttentionKind> preferred;
+  for (auto begin = groups.begin(); begin != groups.end();) {
+    const AttentionKind kind = begin->front().attention;
+    const auto end = std::find_if(begin, groups.end(), [&](const std::vector<Completion>& group) {
+      return group.front().attention != kind;
+    });
+    Fastest best = FastestCompletion(setting, {begin, end}, preferred, wanted.limit, known)
+                       .run(wanted.interrupted);
+    LookedAt& looked = of_kind(looked_at, kind, preferred);
+    for (auto group = begin; group != end; ++group) {
+      for (const Completion& completion : *group) looked.completions.push_back(&completion);
+    }
+    if (best) return best;
+    preferred.push_back(kind);
+    begin = end;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::optional<TimedPlan> fastest_way(const Setting& setting, const Wanted& wanted,
+                                     CompletionEstimates& known) {
+  CaseSetup setup = setup_of(setting);
+  std::vector<std::vector<std::vector<Completion>>> lists;
+  std::vector<LookedAt> looked_at;
+  Fastest best;
+  Wanted faster = wanted;
+  const auto take = [&](Fastest one) {
+    if (!one || (best && one->step_time >= best->step_time)) return;
+    best = std::move(one);
+    if (!faster.limit || best->step_time < *faster.limit) faster.limit = best->step_time;
+  };
+  const auto look = [&] {
+    lists.push_back(completions_of(setup));
+    take(fastest_listed(setting, lists.back(), faster, known, looked_at));
+  };
+  look();
+  if (!setting.plan.activations && (!best || wanted.between)) {
+    for (const ActivationPlan& offload : offloads()) {
+      setup.published.plan.activations = offload;
+      look();
+    }
+  }
+  if (!wanted.between) return best;
+  for (const LookedAt& one : looked_at) {
+    Fastest between =
+        faster_gpu_buckets(setting, one.completions, faster.limit, known, wanted.interrupted);
+    if (between && !fits_with_any(one.preferred, setting, between->plan, known)) {
+      take(std::move(between));
+    }
+  }
+  return best;
+}
+
+}  // namespace ballast
