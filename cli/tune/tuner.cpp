@@ -13,6 +13,8 @@ namespace ballast {
 namespace {
 
 constexpr double kSecondsAPlan = 0.4;
+// Of a deadline, for a search.
+constexpr double kSearchShare = 0.8;
 // The best plans of a search must have been timed, operation by operation, before it counts.
 constexpr size_t kTimedAtTheTop = 5;
 constexpr int kMostRounds = 4;
@@ -33,9 +35,13 @@ Candidate candidate_of(const Plan& plan, const Prediction& prediction) {
 
 }  // namespace
 
+double studies_seconds(const TuneFlags& flags, double taken) {
+  return std::max((1 - kSearchShare) * flags.deadline_s, flags.deadline_s - taken);
+}
+
 SearchCacheOptions search_cache_options(const TuneFlags& flags) {
   SearchCacheOptions options;
-  options.deadline_s = flags.deadline_s;
+  options.deadline_s = kSearchShare * flags.deadline_s;
   options.exhaustive = flags.exhaustive;
   options.again = flags.loop.again;
   return options;

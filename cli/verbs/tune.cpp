@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -70,7 +71,7 @@ std::string text_of_cache(const SearchCache& cache) {
   if (cache.interrupted()) {
     text += "interrupted: this is the best so far; the same call goes on\n";
   } else if (cache.is_out_of_time()) {
-    text += "the studies took as long as --deadline says: what they had not decided is left out\n";
+    text += "the studies took what --deadline leaves them: what they had not decided is left out\n";
   }
   if (cache.asked() > 0 && cache.from_store() == cache.asked()) {
     text += "all of this was found before, and is in the store; --again searches anew\n";
@@ -228,6 +229,7 @@ int run_tune(Words words) {
   TuneFlags flags;
   if (!parse_tune(words, flags)) return kDone;
   if (flags.loop.plans) require_alone("tune --measure");
+  const auto began = std::chrono::steady_clock::now();
   SearchCache cache(search_cache_options(flags), flags.store);
   const Objective objective = flags.request.objective;
   if (objective == Objective::kLongestSequence || objective == Objective::kLargestModel) {
@@ -251,7 +253,8 @@ int run_tune(Words words) {
   const FoundFiles files = write_found(
       best, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(best.machine)});
   json["predict"] = files.predict;
-  cache.limit_studies(flags.deadline_s);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - began;
+  cache.limit_studies(studies_seconds(flags, taken.count()));
   const std::optional<Bottlenecks> limits = limits_of(best, tuner.measurements());
   json["bottlenecks"] = bottlenecks_json(limits);
   json["store"] = store_path(flags.store);
