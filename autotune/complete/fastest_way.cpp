@@ -56,18 +56,25 @@ class FastestCompletion {
     });
   }
 
-  // Two at a time: the second is timed, whatever the first takes, while another thread may do so.
+  // While one is looked at the next that it says nothing about is timed, beside it where a thread
+  // is free, and whatever is found meanwhile.
   Fastest run(const std::function<bool()>& interrupted) {
-    for (auto one = next(order_.cbegin()); one != order_.cend();) {
+    for (Candidate& one : order_) {
       if (interrupted && interrupted()) break;
-      const auto other = next(std::next(one));
+      if (!is_asked(one)) continue;
       std::future<void> timed;
-      if (other != order_.cend()) timed = known_.begin_timing(setting_, *other->completion);
-      look_at(*one);
-      if (other == order_.cend()) break;
-      timed.get();
-      if (is_asked(*other)) look_at(*other);
-      one = next(std::next(other));
+      if (!one.is_timed) {
+        const auto other = std::find_if(order_.begin(), order_.end(), [&](const Candidate& next) {
+          return &next > &one && !next.is_timed && next.group != one.group && is_asked(next) &&
+                 !has_more_on_gpu(*next.completion, *one.completion);
+        });
+        if (other != order_.end()) {
+          timed = known_.begin_timing(setting_, *other->completion);
+          other->is_timed = true;
+        }
+      }
+      look_at(one);
+      if (timed.valid()) timed.get();
     }
     return std::move(best_);
   }
@@ -78,6 +85,7 @@ class FastestCompletion {
     size_t group = 0, index = 0;  // in the group
     size_t rank = 0;              // of two that are as fast the first is taken
     CompletionBound bound;
+    bool is_timed = false;
 
     bool flows() const { return completion->plan.weights.flow_share.value_or(0) > 0; }
   };
@@ -85,10 +93,6 @@ class FastestCompletion {
 
   bool is_asked(const Candidate& one) const {
     return one.index < fitting_[one.group] && may_win(one);
-  }
-
-  std::vector<Candidate>::const_iterator next(std::vector<Candidate>::const_iterator from) const {
-    return std::find_if(from, order_.cend(), [&](const Candidate& one) { return is_asked(one); });
   }
 
   bool may_win(const Candidate& one) const {

@@ -15,7 +15,7 @@ namespace {
 // Kinds in a row that were asked about and were no faster than the best before the rest are left,
 // of those that were timed as of the others. One that is far slower has cost one estimate, and
 // counts half.
-constexpr double kPatience = 3;
+constexpr double kPatience = 4;
 // A kind that promises no more than this share of a step less than the best is left alone, and a
 // count of a kind that promises no more than that.
 constexpr double kLeastGain = 0.01;
@@ -91,23 +91,26 @@ class BestCount {
   // Of those that were not timed yet, one that takes less than `limit`, which others take.
   std::optional<TimedPlan> run(std::optional<Duration> limit) {
     limit_ = limit;
-    const int64_t fewest = kind_.listed.front(), most = most_that_may_fit();
+    int64_t fewest = kind_.listed.front();
+    const int64_t most = most_that_may_fit();
     if (most < fewest || !gaining_between(fewest, most)) return std::nullopt;
     int64_t last = most_timed_and_fitting().value_or(fewest - 1);
     if (last < most && gaining_between(last + 1, most)) {
       const std::optional<int64_t> fits = most_that_fit();
       if (!fits) return std::nullopt;
       last = *fits;
-      if (!was_timed(last)) time(last);
+      if (!was_timed(last) && !time(last)) return std::nullopt;
     }
-    while (timed_ < most_timed_ && !is_far_slower_) {
+    for (int asked = timed_; asked < most_timed_ && !is_far_slower_; ++asked) {
       const std::optional<int64_t> next = gaining_between(fewest, last);
-      if (!next || !time(*next)) break;
+      if (!next) break;
+      // What is too much for the CPU's memory needs more buckets on the GPU.
+      if (!time(*next)) fewest = *next + 1;
     }
     return std::move(best_);
   }
 
-  // How much of the patience a kind takes that had none.
+  // How much of the patience a kind takes that was no faster; nothing where it does not fit.
   double cost() const { return is_far_slower_ ? 0.5 : timed_ > 0 ? 1 : 0; }
 
  private:
@@ -124,12 +127,12 @@ class BestCount {
     return gains ? std::optional(next->gpu_buckets) : std::nullopt;
   }
 
-  // False where it does not fit.
+  // False where it does not fit, of other memories than the GPU's.
   bool time(int64_t buckets) {
     const Completion one = completion(buckets);
     const std::optional<Duration> time = known_.step_time_if_fits(setting_, one);
-    ++timed_;
     if (!time) return false;
+    ++timed_;
     is_far_slower_ = timed_ == 1 && limit_ && time->seconds() > kFarSlower * limit_->seconds();
     if (limit_ && *time >= *limit_) return true;
     limit_ = time;
