@@ -63,7 +63,7 @@ class FastestCompletion {
       if (interrupted && interrupted()) break;
       if (!is_asked(one)) continue;
       std::future<void> timed;
-      if (!one.is_timed) {
+      if (!one.is_timed && last_fits_) {
         const auto other = std::find_if(order_.begin(), order_.end(), [&](const Candidate& next) {
           return &next > &one && !next.is_timed && next.group != one.group && is_asked(next) &&
                  !has_more_on_gpu(*next.completion, *one.completion);
@@ -120,8 +120,10 @@ class FastestCompletion {
       refuse(one, one.bound.overfills_gpu);
       return;
     }
+    last_fits_ = false;
     try {
       const std::optional<Duration> time = known_.step_time_if_fits(setting_, completion);
+      last_fits_ = time.has_value();
       if (!time) {
         refuse(one, known_.gpu_excess(setting_, completion).count > 0);
         return;
@@ -161,30 +163,15 @@ class FastestCompletion {
   std::vector<size_t> fitting_;              // by group: how many of its completions may fit
   std::vector<const Completion*> too_full_;  // on the GPU
   std::vector<const Completion*> staying_;   // those that fit, whose weights stay
+  bool last_fits_ = false;
   Fastest best_;
   size_t best_rank_ = kAll;
 };
 
-// Completions with one kind of attention that were looked at.
-struct LookedAt {
-  AttentionKind attention{};
-  std::vector<AttentionKind> preferred;  // as FastestCompletion has it
-  std::vector<const Completion*> completions{};
-};
-
-LookedAt& of_kind(std::vector<LookedAt>& all, AttentionKind kind,
-                  const std::vector<AttentionKind>& preferred) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const LookedAt& one) {
-    return one.attention == kind && one.preferred == preferred;
-  });
-  return found == all.end() ? all.emplace_back(LookedAt{kind, preferred}) : *found;
-}
-
 // Kinds of attention come in the order of preference: the first with a completion that fits is
-// taken. What was looked at is added to `looked_at`.
-Fastest fastest_listed(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
-                       const Wanted& wanted, CompletionEstimates& known,
-                       std::vector<LookedAt>& looked_at) {
+// taken.
+Fastest fastest_of(const Setting& setting, const std::vector<std::vector<Completion>>& groups,
+                   const Wanted& wanted, CompletionEstimates& known) {
   std::vector<AttentionKind> preferred;
   for (auto begin = groups.begin(); begin != groups.end();) {
     const AttentionKind kind = begin->front().attention;
@@ -193,9 +180,17 @@ Fastest fastest_listed(const Setting& setting, const std::vector<std::vector<Com
     });
     Fastest best = FastestCompletion(setting, {begin, end}, preferred, wanted.limit, known)
                        .run(wanted.interrupted);
-    LookedAt& looked = of_kind(looked_at, kind, preferred);
-    for (auto group = begin; group != end; ++group) {
-      for (const Completion& completion : *group) looked.completions.push_back(&completion);
+    if (wanted.between) {
+      std::vector<const Completion*> completions;
+      for (auto group = begin; group != end; ++group) {
+        for (const Completion& completion : *group) completions.push_back(&completion);
+      }
+      std::optional<Duration> limit = wanted.limit;
+      if (best && (!limit || best->step_time < *limit)) limit = best->step_time;
+      Fastest between = faster_gpu_buckets(setting, completions, limit, known, wanted.interrupted);
+      if (between && !fits_with_any(preferred, setting, between->plan, known)) {
+        best = std::move(between);
+      }
     }
     if (best) return best;
     preferred.push_back(kind);
@@ -209,33 +204,14 @@ Fastest fastest_listed(const Setting& setting, const std::vector<std::vector<Com
 std::optional<TimedPlan> fastest_way(const Setting& setting, const Wanted& wanted,
                                      CompletionEstimates& known) {
   CaseSetup setup = setup_of(setting);
-  std::vector<std::vector<std::vector<Completion>>> lists;
-  std::vector<LookedAt> looked_at;
-  Fastest best;
-  Wanted faster = wanted;
-  const auto take = [&](Fastest one) {
-    if (!one || (best && one->step_time >= best->step_time)) return;
-    best = std::move(one);
-    if (!faster.limit || best->step_time < *faster.limit) faster.limit = best->step_time;
-  };
-  const auto look = [&] {
-    lists.push_back(completions_of(setup));
-    take(fastest_listed(setting, lists.back(), faster, known, looked_at));
-  };
-  look();
-  if (!setting.plan.activations && (!best || wanted.between)) {
-    for (const ActivationPlan& offload : offloads()) {
-      setup.published.plan.activations = offload;
-      look();
-    }
-  }
-  if (!wanted.between) return best;
-  for (const LookedAt& one : looked_at) {
-    Fastest between =
-        faster_gpu_buckets(setting, one.completions, faster.limit, known, wanted.interrupted);
-    if (between && !fits_with_any(one.preferred, setting, between->plan, known)) {
-      take(std::move(between));
-    }
+  Fastest best = fastest_of(setting, completions_of(setup), wanted, known);
+  if (setting.plan.activations || (best && !wanted.between)) return best;
+  for (const ActivationPlan& offload : offloads()) {
+    setup.published.plan.activations = offload;
+    Wanted faster = wanted;
+    if (best && (!faster.limit || best->step_time < *faster.limit)) faster.limit = best->step_time;
+    Fastest one = fastest_of(setting, completions_of(setup), faster, known);
+    if (one && (!best || one->step_time < best->step_time)) best = std::move(one);
   }
   return best;
 }

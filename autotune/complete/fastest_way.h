@@ -24,8 +24,7 @@ struct Wanted {
 
 // Nothing where none fits and is faster than the limit. Of those that were looked at where it is
 // interrupted. Copies of activations that leave are worth their time where nothing else fits, or a
-// larger micro-batch then does: the latter is asked with `between` alone. The numbers of buckets
-// between those of the lists come last, when the best of all lists is known.
+// larger micro-batch then does: the latter is asked with `between` alone.
 std::optional<TimedPlan> fastest_way(const Setting& setting, const Wanted& wanted,
                                      CompletionEstimates& known);
 

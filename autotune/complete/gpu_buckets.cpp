@@ -15,7 +15,7 @@ namespace {
 // Kinds in a row that were asked about and were no faster than the best before the rest are left,
 // of those that were timed as of the others. One that is far slower has cost one estimate, and
 // counts half.
-constexpr double kPatience = 4;
+constexpr double kPatience = 3;
 // A kind that promises no more than this share of a step less than the best is left alone, and a
 // count of a kind that promises no more than that.
 constexpr double kLeastGain = 0.01;
@@ -25,7 +25,7 @@ constexpr double kFarSlower = 1.1;
 // Two counts that are nearer than this share of all buckets are not told apart.
 constexpr int64_t kGrains = 128;
 // Counts of a kind that are timed at most.
-constexpr int kMostTimed = 5;
+constexpr int kMostTimed = 6;
 
 // Completions that differ in how many buckets the GPU steps and in nothing else.
 struct Kind {
