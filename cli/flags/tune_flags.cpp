@@ -23,8 +23,8 @@ void add_search_flags(VerbParser& parser, TuneFlags& flags) {
           ->type_name("FILE"),
       {.otherwise = flags.plan_out, .replaces = "--plan"});
   app.add_option("--deadline", flags.deadline_s,
-                 "Take this long for each search, which stops after four fifths of it with the best "
-                 "so far, and for the studies of the best [60]")
+                 "Take this long for each search, which stops after four fifths of it with the "
+                 "best so far, and for the studies of the best [60]")
       ->check(above_zero())
       ->type_name("SECONDS");
   app.add_option("--top", flags.top, "Plans to print [5]")->check(above_zero())->type_name("COUNT");

@@ -26,7 +26,7 @@ double flow_of(const Completion& completion) {
   return completion.plan.weights.flow_share.value_or(0);
 }
 
-Completion any_of(Completion completion) {
+Completion kind_of_completion(Completion completion) {
   completion.plan.optimizer.gpu_buckets.reset();
   completion.plan.weights.flow_share.reset();
   return completion;
@@ -86,12 +86,12 @@ size_t CompletionPromises::find(const Completion& any) const {
 const std::vector<CompletionPromises::Known>& CompletionPromises::known_of(
     const Completion& completion) const {
   static const std::vector<Known> nothing;
-  const size_t kind = find(any_of(completion));
+  const size_t kind = find(kind_of_completion(completion));
   return kind == kinds_.size() ? nothing : kinds_[kind].known;
 }
 
 void CompletionPromises::learn(const Completion& completion, const TimedStep& step) {
-  Completion any = any_of(completion);
+  Completion any = kind_of_completion(completion);
   const std::lock_guard lock(mutex_);
   const size_t kind = find(any);
   if (kind == kinds_.size()) kinds_.push_back({std::move(any), {}});
