@@ -59,6 +59,7 @@ CaseSetup as_run_by(CaseSetup setup, Stack stack);
 struct Completion {
   Plan plan;
   AttentionKind attention{};
+  bool operator==(const Completion&) const = default;
 };
 
 // Every legal completion, in groups of one kind of attention (in the order of preference of the

@@ -30,6 +30,7 @@ constexpr size_t kMostNear = 2;
 // Where the GPU steps all, offloaded activations alone are asked about.
 constexpr double kNearTheBestOnGpu = 1.25;
 constexpr size_t kMostNearOnGpu = 8;
+
 SearchOptions completing() {
   SearchOptions options;
   options.tolerance = 0.01;

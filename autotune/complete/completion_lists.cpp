@@ -42,8 +42,7 @@ std::vector<ActivationPlan> offloads() {
 bool has_more_on_gpu(const Completion& completion, Completion other) {
   const std::optional<int64_t> fewer = other.plan.optimizer.gpu_buckets;
   other.plan.optimizer.gpu_buckets = completion.plan.optimizer.gpu_buckets;
-  return completion.attention == other.attention && completion.plan == other.plan &&
-         completion.plan.optimizer.gpu_buckets > fewer;
+  return completion == other && completion.plan.optimizer.gpu_buckets > fewer;
 }
 
 std::vector<Completion> lean_completions(const Setting& setting) {

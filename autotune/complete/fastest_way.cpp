@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <utility>
@@ -59,21 +60,22 @@ class FastestCompletion {
   // While one is looked at the next that it says nothing about is timed, beside it where a thread
   // is free, and whatever is found meanwhile.
   Fastest run(const std::function<bool()>& interrupted) {
-    for (Candidate& one : order_) {
+    for (auto one = order_.begin(); one != order_.end(); ++one) {
       if (interrupted && interrupted()) break;
-      if (!is_asked(one)) continue;
+      if (!is_asked(*one)) continue;
       std::future<void> timed;
-      if (!one.is_timed && last_fits_) {
-        const auto other = std::find_if(order_.begin(), order_.end(), [&](const Candidate& next) {
-          return &next > &one && !next.is_timed && next.group != one.group && is_asked(next) &&
-                 !has_more_on_gpu(*next.completion, *one.completion);
+      if (!one->is_timed && last_fits_) {
+        const auto other = std::find_if(std::next(one), order_.end(), [&](const Candidate& next) {
+          return !next.is_timed && next.group != one->group && is_asked(next) &&
+                 !has_more_on_gpu(*next.completion, *one->completion) &&
+                 !is_known_without_graph(next);
         });
         if (other != order_.end()) {
           timed = known_.begin_timing(setting_, *other->completion);
           other->is_timed = true;
         }
       }
-      look_at(one);
+      look_at(*one);
       if (timed.valid()) timed.get();
     }
     return std::move(best_);
@@ -101,18 +103,28 @@ class FastestCompletion {
     return !(best_ && least > best_->step_time) && !(limit_ && least >= *limit_);
   }
 
+  // Than one that lacks memory of the GPU.
+  bool is_fuller(const Completion& completion) const {
+    return std::any_of(too_full_.begin(), too_full_.end(), [&](const Completion* other) {
+      return has_more_on_gpu(completion, *other);
+    });
+  }
+
+  // Copies to a step that fits without them.
+  bool only_adds(const Completion& completion) const {
+    return completion.plan.accumulation() >= kFlowOnlyAdds &&
+           std::any_of(staying_.begin(), staying_.end(),
+                       [&](const Completion* other) { return flows_more(completion, *other); });
+  }
+
+  bool is_known_without_graph(const Candidate& one) const {
+    return one.bound.overfills || only_adds(*one.completion) || is_fuller(*one.completion);
+  }
+
   void look_at(const Candidate& one) {
     const Completion& completion = *one.completion;
-    const bool is_fuller =
-        std::any_of(too_full_.begin(), too_full_.end(),
-                    [&](const Completion* other) { return has_more_on_gpu(completion, *other); });
-    const bool only_adds = completion.plan.accumulation() >= kFlowOnlyAdds;
-    if (only_adds && std::any_of(staying_.begin(), staying_.end(), [&](const Completion* other) {
-          return flows_more(completion, *other);
-        })) {
-      return;
-    }
-    if (is_fuller) {
+    if (only_adds(completion)) return;
+    if (is_fuller(completion)) {
       fitting_[one.group] = one.index;
       return;
     }
@@ -145,9 +157,9 @@ class FastestCompletion {
   static bool flows_more(const Completion& completion, const Completion& staying) {
     if (*completion.plan.weights.flow_share <= *staying.plan.weights.flow_share) return false;
     if (completion.plan.optimizer.gpu_buckets != staying.plan.optimizer.gpu_buckets) return false;
-    Plan plan = staying.plan;
-    plan.weights.flow_share = completion.plan.weights.flow_share;
-    return completion.attention == staying.attention && completion.plan == plan;
+    Completion flowing = staying;
+    flowing.plan.weights.flow_share = completion.plan.weights.flow_share;
+    return completion == flowing;
   }
 
   void refuse(const Candidate& one, bool lacks_gpu_memory) {

@@ -1,8 +1,6 @@
 #include "autotune/complete/gpu_buckets.h"
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 
 #include "autotune/complete/completion_lists.h"
 #include "autotune/complete/estimates/completion_bounds.h"
@@ -49,9 +47,8 @@ std::vector<Kind> kinds_of(const Setting& setting,
   std::vector<Kind> kinds;
   for (const Completion* completion : completions) {
     const Completion open = with_buckets(*completion, std::nullopt);
-    const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
-      return kind.any.attention == open.attention && kind.any.plan == open.plan;
-    });
+    const auto found = std::find_if(kinds.begin(), kinds.end(),
+                                    [&](const Kind& kind) { return kind.any == open; });
     Kind& kind = found == kinds.end() ? kinds.emplace_back(Kind{open, {}, 0, {}}) : *found;
     kind.listed.push_back(*completion->plan.optimizer.gpu_buckets);
   }

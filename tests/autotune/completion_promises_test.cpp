@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "autotune/bounds/convex_floor.h"
-#include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/complete/completion_lists.h"
+#include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/complete/open_layouts.h"
 #include "sim/base/error.h"
 #include "tests/autotune/random_settings.h"
@@ -25,7 +25,7 @@ TEST(ConvexFloor, is_where_lines_through_two_points_meet) {
   ASSERT_TRUE(lowest);
   EXPECT_EQ(lowest->at, 3);
   EXPECT_DOUBLE_EQ(lowest->value, 4.5);
-  // Twice as steep the first is at 2 there, and the second at half its slope at 6.25.
+  // Both twice as steep: the first, falling by 4 a piece, is at 2 there, and the second at 1.
   EXPECT_DOUBLE_EQ(lowest_of_convex(points, 3, 3, 2)->value, 2);
   EXPECT_DOUBLE_EQ(lowest_of_convex(points, 20, 20)->value, 13);
   EXPECT_DOUBLE_EQ(lowest_of_convex(points, 20, 20, 2)->value, 11);
@@ -131,13 +131,7 @@ TEST(CompletionPromises, are_kept) {
   int asked = 0, promised = 0, broken = 0;
   double worst = 0;
   for (int i = 0; i < 100; ++i) {
-    std::vector<OpenLayout> layouts;
-    try {
-      layouts = open_layouts(random_setting(numbers), nullptr);
-    } catch (const Error&) {
-      continue;  // no legal layout
-    }
-    for (const OpenLayout& layout : layouts) {
+    for (const OpenLayout& layout : open_layouts_or_none(random_setting(numbers))) {
       const Setting& setting = layout.setting;
       if (setting.plan.optimizer.placement != OptimizerPlacement::kCpu) continue;
       if (setting.plan.pipeline > 1) continue;

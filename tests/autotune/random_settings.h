@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
+#include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
 #include "profiles/load.h"
+#include "sim/base/error.h"
 #include "tests/autotune/numbers.h"
 
 namespace ballast::tests {
@@ -50,6 +53,15 @@ inline Setting random_setting(Numbers& numbers) {
     if (!setting.open.empty()) setting.open.add(KnobId::kData);
   }
   return setting;
+}
+
+// None where no layout is legal.
+inline std::vector<OpenLayout> open_layouts_or_none(const Setting& setting) {
+  try {
+    return open_layouts(setting, nullptr);
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 inline std::string name_of(const Setting& setting) {

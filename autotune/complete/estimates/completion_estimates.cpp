@@ -100,9 +100,9 @@ class CompletionEstimates::Known {
     for (auto it = begin; it != end; ++it) {
       const Completion& known = it->second.first;
       const int64_t buckets = known.plan.optimizer.gpu_buckets.value_or(0);
-      if (buckets <= above || buckets >= below || known.attention != completion.attention) continue;
+      if (buckets <= above || buckets >= below) continue;
       completion.plan.optimizer.gpu_buckets = known.plan.optimizer.gpu_buckets;
-      if (known.plan == completion.plan) found.push_back(buckets);
+      if (known == completion) found.push_back(buckets);
     }
     std::sort(found.begin(), found.end());
     return found;
@@ -123,9 +123,8 @@ class CompletionEstimates::Known {
       std::unique_lock lock(known_.mutex_);
       known_.turn_ends_.wait(lock, [&] {
         const auto& taken = known_.turns_;
-        return std::none_of(taken.begin(), taken.end(), [&](const Completion* other) {
-          return other->attention == few_.attention && other->plan == few_.plan;
-        });
+        return std::none_of(taken.begin(), taken.end(),
+                            [&](const Completion* other) { return *other == few_; });
       });
       known_.turns_.push_back(&few_);
     }
@@ -173,7 +172,7 @@ class CompletionEstimates::Known {
     const auto [begin, end] = memo.equal_range(key_of(completion.plan));
     for (auto it = begin; it != end; ++it) {
       const auto& [known, value] = it->second;
-      if (known.attention == completion.attention && known.plan == completion.plan) return value;
+      if (known == completion) return value;
     }
     return std::nullopt;
   }

@@ -77,9 +77,8 @@ double time_of_staying(const std::vector<Known>& known, int64_t buckets) {
 }  // namespace
 
 size_t CompletionPromises::find(const Completion& any) const {
-  const auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {
-    return kind.any.attention == any.attention && kind.any.plan == any.plan;
-  });
+  const auto found =
+      std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.any == any; });
   return static_cast<size_t>(found - kinds_.begin());
 }
 
