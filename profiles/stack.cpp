@@ -120,6 +120,10 @@ void read_passes_of_layers(JsonReader& reader, StackFacts& facts) {
   read_flag(reader, "reads_routing", facts.reads_routing);
   read_whole(reader, "sort_bytes", kFactBytes, facts.sort_bytes);
   read_whole(reader, "padding_bytes", kFactBytes, facts.padding_bytes);
+  read_whole(reader, "clamp_bytes", kFactBytes, facts.clamp_bytes);
+  read_whole(reader, "clamp_backward_bytes", kFactBytes, facts.clamp_backward_bytes);
+  read_whole(reader, "expert_bias_bytes", kFactBytes, facts.expert_bias_bytes);
+  read_whole(reader, "expert_bias_backward_bytes", kFactBytes, facts.expert_bias_backward_bytes);
   read_whole(reader, "query_bytes", kFactBytes, facts.query_bytes);
   read_whole(reader, "key_bytes", kFactBytes, facts.key_bytes);
   read_whole(reader, "query_backward_bytes", kFactBytes, facts.query_backward_bytes);
@@ -253,6 +257,10 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"multiplies_by_expert", facts.multiplies_by_expert},
                       {"sort_bytes", facts.sort_bytes},
                       {"padding_bytes", facts.padding_bytes},
+                      {"clamp_bytes", facts.clamp_bytes},
+                      {"clamp_backward_bytes", facts.clamp_backward_bytes},
+                      {"expert_bias_bytes", facts.expert_bias_bytes},
+                      {"expert_bias_backward_bytes", facts.expert_bias_backward_bytes},
                       {"query_bytes", facts.query_bytes},
                       {"key_bytes", facts.key_bytes},
                       {"query_backward_bytes", facts.query_backward_bytes},
@@ -308,6 +316,9 @@ StackUncertainty read_uncertainty(JsonReader reader) {
   StackUncertainty uncertainty;
   uncertainty.time = reader.number("time", kSpread);
   uncertainty.memory = reader.number("memory", kSpread);
+  // Files of before say nothing of networks with experts.
+  uncertainty.expert_time =
+      reader.has("expert_time") ? reader.number("expert_time", kSpread) : uncertainty.time;
   const Json& rows = reader.raw("covariance");
   const auto refuse = [&] {
     reader.fail("covariance", "must be a square table of numbers, a row for each constant",
@@ -333,6 +344,7 @@ OrderedJson uncertainty_json(const StackUncertainty& uncertainty) {
   }
   return {{"time", rounded(uncertainty.time)},
           {"memory", rounded(uncertainty.memory)},
+          {"expert_time", rounded(uncertainty.expert_time)},
           {"covariance", rows}};
 }
 

@@ -151,8 +151,10 @@ Stack fitted_stack(Stack stack, const HierarchyFit& fit, std::optional<size_t> f
       uncertainty.covariance.push_back(covariance(row, column));
     }
   }
-  uncertainty.time = fit.unexplained(FigureKind::kTime);
-  uncertainty.memory = fit.unexplained(FigureKind::kMemory);
+  for (int kind = 0; kind < kFigureKinds; ++kind) {
+    rest_of(static_cast<FigureKind>(kind), uncertainty) =
+        fit.unexplained(static_cast<FigureKind>(kind));
+  }
   stack.uncertainty = std::move(uncertainty);
   stack.fitted.clear();
   for (int i = 0; i < kStackConstants; ++i) {

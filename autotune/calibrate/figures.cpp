@@ -25,8 +25,9 @@ size_t index_in(std::vector<std::string>& names, const std::string& name) {
   return names.size() - 1;
 }
 
-FigureKind kind_of(Metric metric) {
-  return is_time(metric) ? FigureKind::kTime : FigureKind::kMemory;
+FigureKind kind_of(Metric metric, const Model& model) {
+  if (!is_time(metric)) return FigureKind::kMemory;
+  return model.experts > 0 ? FigureKind::kExpertTime : FigureKind::kTime;
 }
 
 bool has_times(const std::vector<Measured>& measured) {
@@ -140,6 +141,23 @@ class LinearisedCase {
 
 }  // namespace
 
+double& rest_of(FigureKind kind, StackUncertainty& uncertainty) {
+  switch (kind) {
+    case FigureKind::kMemory:
+      return uncertainty.memory;
+    case FigureKind::kExpertTime:
+      return uncertainty.expert_time;
+    case FigureKind::kTime:
+      break;
+  }
+  return uncertainty.time;
+}
+
+double rest_of(FigureKind kind, const StackUncertainty& uncertainty) {
+  StackUncertainty same = uncertainty;
+  return rest_of(kind, same);
+}
+
 std::string source_key(const std::string& source) {
   const size_t end = source.find_first_of("@,;(");
   std::string text = source.substr(0, end);
@@ -233,7 +251,7 @@ std::vector<Figure> Figures::linearised(size_t index, const StackConstants& cons
     LinearFigure linear;
     linear.framework = framework_of_[index];
     linear.source = source_of_[index];
-    linear.kind = kind_of(metric);
+    linear.kind = kind_of(metric, setup.published.model);
     linear.slope = slopes.row(row).transpose();
     linear.weight = is_time(metric) ? 1 / count : 1;
     linear.value = linear.slope.dot(free) - linearised.at()[m];

@@ -22,7 +22,7 @@ constexpr double kLeastVotes = 1;
 constexpr double kSpreadsConverged = 1e-6;  // relative change of every spread in one round
 
 // Where the unknowns stand in one vector: mu, then each framework's distance from it, then the
-// effects of sources, times before memory, then those of generations.
+// effects of sources, kind by kind, then those of generations.
 struct Places {
   Index constants = 0, frameworks = 0, sources = 0, generations = 0;
 

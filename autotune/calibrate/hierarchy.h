@@ -11,7 +11,7 @@
 // g_h is what all frameworks have in common on a generation of GPUs: what its tables hold was
 // measured under another load than another one's. It moves one of the constants there.
 // u_s is what all figures of one source have in common and no constant explains (its clocks, its
-// way of counting), for times and for memory apart. So a framework with one case moves a little
+// way of counting), for each kind of figures apart. So a framework with one case moves a little
 // from its relatives and one with twenty from many sources a lot, and twenty rows of one source
 // are no twenty witnesses. Both have heavy tails (Student's t with 4 degrees of freedom, as scale
 // mixtures of normals: Lange, Little and Taylor, 1989), so that a run that went wrong, or whose
@@ -28,9 +28,10 @@
 
 namespace ballast {
 
-// Kinds of figures; each has spreads of its own.
-enum class FigureKind : unsigned char { kTime, kMemory };
-inline constexpr int kFigureKinds = 2;
+// Kinds of figures; each has spreads of its own. Steps of networks with experts are predicted less
+// well than others, and are that much poorer witnesses of what a framework's constants are.
+enum class FigureKind : unsigned char { kTime, kMemory, kExpertTime };
+inline constexpr int kFigureKinds = 3;
 
 struct LinearFigure {
   size_t framework = 0;

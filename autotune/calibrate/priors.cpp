@@ -70,8 +70,8 @@ HierarchyPrior hierarchy_prior(const std::vector<std::string>& generations) {
     prior.between[i] = prior_of(i).between;
   }
   // Two sources that run the same differ by a twentieth, and so do rows of one source.
-  prior.source = {0.05, 0.05};
-  prior.within = {0.05, 0.05};
+  prior.source.fill(0.05);
+  prior.within.fill(0.05);
   prior.generation = kGenerationWidth;
   prior.generation_center.resize(static_cast<Eigen::Index>(generations.size()));
   for (size_t g = 0; g < generations.size(); ++g) {

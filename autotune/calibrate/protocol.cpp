@@ -20,8 +20,7 @@ double spread_of(const Figure& figure, const StackUncertainty& uncertainty) {
   const Eigen::VectorXd& slope = figure.linear.slope;
   const double explained =
       explained_variance({slope.data(), static_cast<size_t>(slope.size())}, uncertainty);
-  const bool time = figure.linear.kind == FigureKind::kTime;
-  const double rest = time ? uncertainty.time : uncertainty.memory;
+  const double rest = rest_of(figure.linear.kind, uncertainty);
   return std::sqrt(explained + rest * rest);
 }
 

@@ -64,11 +64,10 @@ Stack with_spread_of_facts(Stack typical, const Figures& figures, std::optional<
         .push_back({linear.framework, linear.log_error(at, effects),
                     explained_variance({linear.slope.data(), length}, uncertainty)});
   }
-  const auto widen = [&](FigureKind kind, double& spread) {
-    spread = std::max(spread, covering_spread(misses.at(static_cast<size_t>(kind))));
-  };
-  widen(FigureKind::kTime, uncertainty.time);
-  widen(FigureKind::kMemory, uncertainty.memory);
+  for (size_t kind = 0; kind < misses.size(); ++kind) {
+    double& spread = rest_of(static_cast<FigureKind>(kind), uncertainty);
+    spread = std::max(spread, covering_spread(misses[kind]));
+  }
   return typical;
 }
 

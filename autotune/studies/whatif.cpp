@@ -251,7 +251,8 @@ CellResult cell_of(const Prediction& prediction, const Setting& setting,
   cell.notes = notes_of(setting.model, plan, setting.stack.facts);
   auto full = nearly_full_note(prediction, machine, setting.stack);
   if (full) cell.notes.push_back(std::move(*full));
-  cell.confidence = confidence_of(prediction, plan, machine, setting.stack, &measurements);
+  cell.confidence =
+      confidence_of(prediction, setting.model, plan, machine, setting.stack, &measurements);
   cell.fits = prediction.fits;
   cell.plan = plan;
   for (const PlacePeak& peak : prediction.peaks) {

@@ -284,8 +284,8 @@ OrderedJson lanes_json(const Graph& graph, const std::vector<LaneUse>& lanes) {
 
 Predicted judged(Setting setting, Prediction prediction, const Measurements& measurements,
                  AskLimits ask) {
-  auto confidence =
-      confidence_of(prediction, setting.plan, setting.machine, setting.stack, &measurements);
+  auto confidence = confidence_of(prediction, setting.model, setting.plan, setting.machine,
+                                  setting.stack, &measurements);
   auto bottlenecks = bottlenecks_of(setting, prediction, measurements, ask);
   return {std::move(setting), std::move(prediction), std::move(confidence), std::move(bottlenecks)};
 }

@@ -92,9 +92,9 @@ double probability_to_fit(const std::vector<PlacePeak>& peaks, const Machine& ma
   return probability;
 }
 
-std::optional<Confidence> confidence_of(const Prediction& prediction, const Plan& plan,
-                                        const Machine& machine, const Stack& stack,
-                                        const Measurements* measurements) {
+std::optional<Confidence> confidence_of(const Prediction& prediction, const Model& model,
+                                        const Plan& plan, const Machine& machine,
+                                        const Stack& stack, const Measurements* measurements) {
   if (!stack.uncertainty) return std::nullopt;
   const StackUncertainty& uncertainty = *stack.uncertainty;
   Confidence result;
@@ -109,8 +109,8 @@ std::optional<Confidence> confidence_of(const Prediction& prediction, const Plan
   }
   if (prediction.step_time.ps > 0) {
     const std::vector<double> slopes = time_slopes(prediction, plan, machine, stack, measurements);
-    const double variance =
-        explained_variance(slopes, uncertainty) + uncertainty.time * uncertainty.time;
+    const double rest = uncertainty.time_of(model);
+    const double variance = explained_variance(slopes, uncertainty) + rest * rest;
     const double factor = std::exp(kIntervalWidth * std::sqrt(variance));
     result.step_time =
         DurationInterval{prediction.step_time * (1 / factor), prediction.step_time * factor};

@@ -50,9 +50,9 @@ struct Confidence {
 
 // Simulates the plan again for every constant that its stack is unsure of. `prediction` must be of
 // these very arguments. Absent where the stack has no uncertainty.
-std::optional<Confidence> confidence_of(const Prediction& prediction, const Plan& plan,
-                                        const Machine& machine, const Stack& stack,
-                                        const Measurements* measurements);
+std::optional<Confidence> confidence_of(const Prediction& prediction, const Model& model,
+                                        const Plan& plan, const Machine& machine,
+                                        const Stack& stack, const Measurements* measurements);
 
 // slope' covariance slope: the variance that the constants leave in a logarithm with this slope by
 // their coordinates. Requires kStackConstants numbers.

@@ -91,6 +91,10 @@ Graph gather_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 // checkpoint.cpp: recompute and offload of activations (Plan::activations).
 Graph checkpoint_pass(Graph graph, const Plan& plan, const StackFacts& facts);
 
+// routing.cpp: exchanges of tokens and experts beside computation, where a framework runs them so.
+// Of what is computed again too, so it runs after checkpoint.
+Graph expert_overlap_pass(Graph graph);
+
 // reload.cpp: when what was offloaded comes back (ActivationPlan::reload), and how many copies out
 // are under way. On the whole program of a device, where a pipeline's chunks stand in their order.
 Graph reload_pass(Graph graph, const Plan& plan);

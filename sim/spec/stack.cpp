@@ -102,6 +102,10 @@ void set_constant(StackConstants& constants, int index, double value) {
   }
 }
 
+double StackUncertainty::time_of(const Model& model) const {
+  return model.experts > 0 ? expert_time : time;
+}
+
 namespace {
 
 void check(const Stack& stack, const StackUncertainty& uncertainty) {
@@ -117,6 +121,9 @@ void check(const Stack& stack, const StackUncertainty& uncertainty) {
   }
   if (!is_spread(uncertainty.time)) refuse(stack, "uncertainty.time", "is no spread");
   if (!is_spread(uncertainty.memory)) refuse(stack, "uncertainty.memory", "is no spread");
+  if (!is_spread(uncertainty.expert_time)) {
+    refuse(stack, "uncertainty.expert_time", "is no spread");
+  }
 }
 
 }  // namespace

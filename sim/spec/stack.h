@@ -133,6 +133,13 @@ struct StackFacts {
   // of them, and made a multiple of sixteen rows for products in 8 bits. Forward; backward as many.
   int64_t sort_bytes = 0;
   int64_t padding_bytes = 0;
+  // Bytes that passes of their own move for each value: of what a product leaves to an activation
+  // that is clamped first, and of what experts with biases leave, which are added by expert and
+  // weight. Forward and backward.
+  int64_t clamp_bytes = 0;
+  int64_t clamp_backward_bytes = 0;
+  int64_t expert_bias_bytes = 0;
+  int64_t expert_bias_backward_bytes = 0;
   // Bytes that passes of their own move around attention for each value of queries, and of keys and
   // values: taken apart, joined, laid out by sequence, keys and values repeated for every head.
   // Forward and backward; rotary positions are not among them.
@@ -335,6 +342,9 @@ struct StackUncertainty {
   // is new.
   double time = 0;
   double memory = 0;
+  double expert_time = 0;  // of networks with experts; `time` is that of all others
+
+  double time_of(const Model& model) const;
 };
 
 struct Stack {

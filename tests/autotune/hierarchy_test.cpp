@@ -37,8 +37,8 @@ HierarchyPrior prior_of_one_constant(double certainty) {
   prior.center = Eigen::VectorXd::Constant(1, kCenter);
   prior.width = Eigen::VectorXd::Constant(1, kWidth);
   prior.between = Eigen::VectorXd::Constant(1, kBetween);
-  prior.source = {kSource, 2 * kSource};
-  prior.within = {kWithin, 2 * kWithin};
+  prior.source = {kSource, 2 * kSource, 3 * kSource};
+  prior.within = {kWithin, 2 * kWithin, 3 * kWithin};
   prior.figures = certainty;
   return prior;
 }
@@ -191,8 +191,8 @@ TEST(Hierarchy, what_a_generation_takes_from_all_is_told_from_what_a_framework_d
     figures.push_back(of(2, 1, 24 + i));
   }
   HierarchyPrior prior = prior_of_one_constant(kCertain);
-  prior.source = {0.02, 0.02};
-  prior.within = {0.02, 0.02};
+  prior.source.fill(0.02);
+  prior.within.fill(0.02);
   prior.generation = 0.2;
   prior.generation_center = Eigen::Vector2d::Zero();
   const HierarchyFit fit = fit_hierarchy(figures, {3, 36, 2}, prior);
@@ -223,7 +223,8 @@ TEST(Hierarchy, constants_that_made_the_figures_are_found_again) {
   prior.center = Eigen::VectorXd::Constant(3, kCenter);
   prior.width = Eigen::VectorXd::Constant(3, kWidth);
   prior.between = Eigen::VectorXd::Constant(3, kBetween);
-  prior.source = prior.within = {0.1, 0.1};
+  prior.source.fill(0.1);
+  prior.within.fill(0.1);
   const HierarchyFit fit = fit_hierarchy(world.figures, {4, world.sources}, prior);
   for (size_t f = 0; f < 4; ++f) {
     EXPECT_LT((fit.constants[f] - world.truth[f]).cwiseAbs().maxCoeff(), 0.03) << f;
@@ -240,8 +241,8 @@ TEST(Hierarchy, spreads_that_made_the_figures_are_found_again) {
     const World world = drawn_world(draws, 1, 20, 4, 4, truth);
     HierarchyPrior prior = prior_of_one_constant(0.1);
     prior.between[0] = truth.between / 3;
-    prior.source = {truth.source * 3, 0.25};
-    prior.within = {truth.within * 3, 0.25};
+    prior.source = {truth.source * 3, 0.25, 0.25};
+    prior.within = {truth.within * 3, 0.25, 0.25};
     const HierarchyFit fit = fit_hierarchy(world.figures, {20, world.sources}, prior);
     mean.between += fit.between[0] / kWorlds;
     mean.source += fit.source[0] / kWorlds;

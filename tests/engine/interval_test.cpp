@@ -42,8 +42,8 @@ Stack unsure() {
 Confidence confidence(const Stack& stack) {
   const Prediction prediction =
       predict(tiny_model(), tiny_plan(OptimizerPlacement::kGpu), tiny_machine(), stack, nullptr);
-  return confidence_of(prediction, tiny_plan(OptimizerPlacement::kGpu), tiny_machine(), stack,
-                       nullptr)
+  return confidence_of(prediction, tiny_model(), tiny_plan(OptimizerPlacement::kGpu),
+                       tiny_machine(), stack, nullptr)
       .value();
 }
 
@@ -107,7 +107,8 @@ TEST(Interval, lies_around_the_prediction_and_is_as_wide_as_what_is_open) {
   EXPECT_GT(wide.gpu_peak->high, narrow.gpu_peak->high);
   stack.uncertainty.reset();
   EXPECT_FALSE(
-      confidence_of(prediction, tiny_plan(OptimizerPlacement::kGpu), tiny_machine(), stack, nullptr)
+      confidence_of(prediction, tiny_model(), tiny_plan(OptimizerPlacement::kGpu), tiny_machine(),
+                    stack, nullptr)
           .has_value());
 }
 

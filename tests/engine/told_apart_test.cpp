@@ -13,7 +13,8 @@ using tests::tiny_plan;
 Stack unsure(double time, double memory) {
   Stack stack;
   stack.uncertainty = StackUncertainty{
-      std::vector<double>(static_cast<size_t>(kStackConstants * kStackConstants), 0), time, memory};
+      std::vector<double>(static_cast<size_t>(kStackConstants * kStackConstants), 0), time, memory,
+      time};
   return stack;
 }
 
@@ -28,7 +29,8 @@ TEST(Interval, of_devices_that_are_not_there_says_that_the_plan_does_not_fit) {
   plan.devices = plan.data = 1000;
   const Prediction prediction = predicted(stack, plan);
   ASSERT_FALSE(prediction.fits);
-  const auto sure = confidence_of(prediction, plan, tests::tiny_machine(), stack, nullptr);
+  const auto sure =
+      confidence_of(prediction, tiny_model(), plan, tests::tiny_machine(), stack, nullptr);
   ASSERT_TRUE(sure);
   EXPECT_EQ(sure->fits, 0);
   EXPECT_FALSE(sure->step_time);

@@ -261,5 +261,41 @@ TEST(LayerFacts, rows_are_sorted_by_expert_where_a_rank_has_several_and_padded_i
   EXPECT_EQ(of_one.forward, plain.forward) << "a rank with one expert has nothing to sort";
 }
 
+// As above, with as many rows of 2 x 32 values before their activation: each value is clamped in
+// passes of its own, and 16 values a row take their expert's bias.
+TEST(LayerFacts, clamped_activations_and_biases_of_experts_are_passes_of_their_own) {
+  constexpr int64_t kRows = 64;
+  Plan plan = plan_on_gpu();
+  plan.sequence_length = 16;
+  Model model = tiny::mixtral(kOfSixteen);
+  const auto bytes = [&](const StackFacts& facts, OpKind kind, bool backward) {
+    int64_t sum = 0;
+    for (const Op& op : build(model, plan, facts).step.ops) {
+      const auto* work = std::get_if<RowWork>(&op.work);
+      if (op.kind == kind && work != nullptr && is_backward(op.phase) == backward) {
+        sum += work->moved.count;
+      }
+    }
+    return sum;
+  };
+  StackFacts facts;
+  facts.clamp_bytes = 8;
+  facts.clamp_backward_bytes = 10;
+  facts.expert_bias_bytes = 12;
+  facts.expert_bias_backward_bytes = 16;
+  const auto more = [&](OpKind kind, bool backward) {
+    return bytes(facts, kind, backward) - bytes({}, kind, backward);
+  };
+  EXPECT_EQ(more(OpKind::kActivation, false), 0) << "nothing is clamped";
+  EXPECT_EQ(more(OpKind::kCombine, false), 0) << "no expert has a bias";
+  model.activation = ActivationKind::kClampedSwiGlu;
+  model.mlp_bias = true;
+  EXPECT_EQ(more(OpKind::kActivation, false), kRows * model.fc1_width(0) / 2 * 8);
+  EXPECT_EQ(more(OpKind::kActivation, true), kRows * model.fc1_width(0) / 2 * 10);
+  EXPECT_EQ(more(OpKind::kCombine, false), kRows * 16 * 12);
+  EXPECT_EQ(more(OpKind::kPermute, true), kRows * 16 * 16);
+  EXPECT_EQ(more(OpKind::kCombine, true) + more(OpKind::kPermute, false), 0);
+}
+
 }  // namespace
 }  // namespace ballast

@@ -170,5 +170,41 @@ TEST(routing, tokens_that_go_once_say_how_their_experts_lie) {
   EXPECT_EQ(once_of(plain), (TokenRouting{plain.experts, plain.experts_per_token, 1, 1}));
 }
 
+bool reads_what_it_writes(const Op& reader, const Op& writer) {
+  for (const Access& made : writer.accesses) {
+    if (made.mode == AccessMode::kRead) continue;
+    for (const Access& used : reader.accesses) {
+      if (used.tensor == made.tensor && used.mode != AccessMode::kWrite) return true;
+    }
+  }
+  return false;
+}
+
+// By exchange: how many more begin before the first computation that needs what it writes; -1
+// where none does.
+std::vector<int> exchanges_before_a_wait(const StackFacts& facts) {
+  const Graph graph = build(tiny::mixtral({.layers = 2}), plan_of(100), facts);
+  const std::vector<Op>& ops = graph.step.ops;
+  std::vector<int> counts;
+  for (auto exchange = ops.begin(); exchange != ops.end(); ++exchange) {
+    if (kind_of(exchange->lane) != LaneKind::kExpertNetwork) continue;
+    int begun = 0;
+    const auto waits = std::find_if(exchange + 1, ops.end(), [&](const Op& op) {
+      if (kind_of(op.lane) == LaneKind::kExpertNetwork) ++begun;
+      return kind_of(op.lane) == LaneKind::kCompute && reads_what_it_writes(op, *exchange);
+    });
+    counts.push_back(waits == ops.end() ? -1 : begun);
+  }
+  return counts;
+}
+
+// Four of a layer. Beside computation each has one piece of it, the last none behind it.
+TEST(routing, exchanges_beside_computation_end_before_what_follows_the_next) {
+  StackFacts facts;
+  EXPECT_EQ(exchanges_before_a_wait(facts), std::vector<int>(8, 0));
+  facts.expert_overlap = Overlap::kFull;
+  EXPECT_EQ(exchanges_before_a_wait(facts), (std::vector<int>{1, 1, 1, 1, 1, 1, 1, -1}));
+}
+
 }  // namespace
 }  // namespace ballast

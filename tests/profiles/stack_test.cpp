@@ -31,6 +31,10 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.reads_routing = true;
   facts.sort_bytes = 8;
   facts.padding_bytes = 4;
+  facts.clamp_bytes = 8;
+  facts.clamp_backward_bytes = 10;
+  facts.expert_bias_bytes = 12;
+  facts.expert_bias_backward_bytes = 16;
   facts.query_bytes = 4;
   facts.key_bytes = 12;
   facts.query_backward_bytes = 8;
@@ -125,6 +129,7 @@ Stack unusual_stack() {
   stack.uncertainty.emplace();
   stack.uncertainty->time = 0.125;
   stack.uncertainty->memory = 0.0625;
+  stack.uncertainty->expert_time = 0.25;
   for (int i = 0; i < kStackConstants * kStackConstants; ++i) {
     stack.uncertainty->covariance.push_back(0.25 * i - 3);
   }
@@ -143,6 +148,7 @@ void expect_same(const Stack& a, const Stack& b) {
   if (!a.uncertainty) return;
   EXPECT_EQ(a.uncertainty->time, b.uncertainty->time);
   EXPECT_EQ(a.uncertainty->memory, b.uncertainty->memory);
+  EXPECT_EQ(a.uncertainty->expert_time, b.uncertainty->expert_time);
   EXPECT_EQ(a.uncertainty->covariance, b.uncertainty->covariance);
 }
 

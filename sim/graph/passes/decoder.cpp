@@ -117,6 +117,8 @@ class Decoder : private DecoderExperts {
     return bytes > 0 && model_.activation == ActivationKind::kGeluTanh;
   }
 
+  bool is_clamped() const { return model_.activation == ActivationKind::kClampedSwiGlu; }
+
   void activation_forward(Label label, LayerSaved& saved) {
     const int64_t wide = model_.fc1_width(label.layer);
     const int64_t ffn = model_.ffn_width(label.layer);
@@ -134,6 +136,7 @@ class Decoder : private DecoderExperts {
     if (is_gelu_of(facts_.activation_bytes)) {
       work.moved = {tokens() * wide * facts_.activation_bytes};
     }
+    if (is_clamped()) work.moved = work.moved + Bytes{tokens() * wide * facts_.clamp_bytes};
     emit(OpKind::kActivation, Phase::kForward, label, work, std::move(accesses));
   }
 
@@ -156,6 +159,9 @@ class Decoder : private DecoderExperts {
     RowWork work = rows(ffn, 2 * wide + ffn + gate_passes, 20);
     if (is_gelu_of(facts_.activation_backward_bytes)) {
       work.moved = {tokens() * wide * facts_.activation_backward_bytes};
+    }
+    if (is_clamped()) {
+      work.moved = work.moved + Bytes{tokens() * wide * facts_.clamp_backward_bytes};
     }
     emit(OpKind::kActivation, Phase::kBackward, label, work, std::move(accesses));
     return dh;

@@ -29,7 +29,7 @@ TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
   graph_.step.ops.push_back(
       collective_op(LaneKind::kExpertNetwork, work, phase, label,
                     {read(from, Role::kSource), write(to, Role::kDestination)}));
-  // Beside the computation of another micro-batch, which is not told apart here: nobody waits.
+  // Beside computation nobody waits for it here, but what expert_overlap_pass says.
   return facts_.expert_overlap == Overlap::kFull ? from : to;
 }
 
@@ -39,7 +39,15 @@ void DecoderExperts::move_rows(OpKind kind, Phase phase, Label label,
   // What lies between this and the experts' products, half of it on either side of them.
   int64_t between = own_experts() > 1 ? facts_.sort_bytes : 0;
   if (plan_.products != ProductFormat::kAsStored) between += facts_.padding_bytes;
-  work.moved = work.moved + Bytes{sent_rows() * model_.hidden * between / 2};
+  // Biases are added before what the experts made goes back; gradients come the same way.
+  int64_t biases = 0;
+  if (model_.mlp_bias && kind == OpKind::kCombine && phase == Phase::kForward) {
+    biases = facts_.expert_bias_bytes;
+  }
+  if (model_.mlp_bias && kind == OpKind::kPermute && phase == Phase::kBackward) {
+    biases = facts_.expert_bias_backward_bytes;
+  }
+  work.moved = work.moved + Bytes{sent_rows() * model_.hidden * (between + 2 * biases) / 2};
   emit(kind, phase, label, work, std::move(accesses));
 }
 

@@ -67,6 +67,12 @@ constexpr Pass kPasses[] = {
      [](Graph graph, const PassContext& context) {
        return checkpoint_pass(std::move(graph), context.plan, context.facts);
      }},
+    {"expert overlap", "passes/routing.cpp",
+     "which computation an exchange of tokens and experts runs beside, where a framework does so",
+     [](const PassContext& context) {
+       return context.plan.expert > 1 && context.facts.expert_overlap == Overlap::kFull;
+     },
+     [](Graph graph, const PassContext&) { return expert_overlap_pass(std::move(graph)); }},
     {"gather", "passes/gather.cpp",
      "ZeRO-3 and FSDP: weights gathered for each visit, gradients scattered after", gathers_weights,
      [](Graph graph, const PassContext& context) {

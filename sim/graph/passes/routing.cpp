@@ -1,9 +1,20 @@
-// Tokens that are not spread evenly over expert ranks: all ranks wait for the one whose experts are
-// sent most rows, so the graph is made that rank's.
+// How tokens reach experts, in time and number.
+//
+// Not spread evenly over expert ranks: all ranks wait for the one whose experts are sent most rows,
+// so the graph is made that rank's.
+//
+// Beside computation (StackFacts::expert_overlap): the forward of one micro-batch runs among the
+// backward of another, layer by layer, so each exchange has one piece of the other's computation
+// to run beside, and what comes after that piece waits for it (Megatron-LM at d98e8a64,
+// megatron/core/models/common/model_chunk_schedule_plan.py: combine beside attention, dispatch
+// beside the experts' products). Other micro-batches are not told apart here: the piece that an
+// exchange runs beside is the next one of its own, which takes as long on average.
 #include <algorithm>
 #include <cmath>
 #include <set>
 
+#include "sim/graph/build.h"
+#include "sim/graph/core/edit.h"
 #include "sim/graph/passes/decoder_experts.h"
 
 namespace ballast {
@@ -94,6 +105,21 @@ class BusiestRank {
 void load_busiest_rank(Graph& graph, const Model& model, const Plan& plan) {
   if (plan.expert == 1 || model.experts == 0) return;
   BusiestRank(graph, model, factor_of(model, plan)).run();
+}
+
+Graph expert_overlap_pass(Graph graph) {
+  Op* under_way = nullptr;  // exchange that the piece of computation after it runs beside
+  Op* due = nullptr;        // exchange whose piece has ended
+  for (Op& op : graph.step.ops) {
+    if (kind_of(op.lane) == LaneKind::kExpertNetwork) {
+      due = under_way;
+      under_way = &op;
+    } else if (due != nullptr && kind_of(op.lane) == LaneKind::kCompute) {
+      hand_token(graph, due->accesses, op.accesses);
+      due = nullptr;
+    }
+  }
+  return graph;
 }
 
 }  // namespace ballast
