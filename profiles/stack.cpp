@@ -186,6 +186,12 @@ StackFacts read_facts(JsonReader reader) {
 
 // In the order of a stack's file, behind what facts_json() begins with.
 void add_gradients_and_later(const StackFacts& facts, OrderedJson& json) {
+  json["adds_gradients_apart"] = facts.adds_gradients_apart;
+  json["accumulate_bytes"] = facts.accumulate_bytes;
+  json["sums_whole_gradients"] = facts.sums_whole_gradients;
+  json["reduces_whole"] = facts.reduces_whole;
+  json["copies_gathered_by_tensor"] = facts.copies_gathered_by_tensor;
+  json["broadcasts_shares"] = facts.broadcasts_shares;
   json["reduce_buffer_elements"] = facts.reduce_buffer_elements;
   json["reduce_bytes"] = facts.reduce_bytes;
   json["wide_reduce_bytes"] = facts.wide_reduce_bytes;
@@ -283,13 +289,7 @@ OrderedJson facts_json(const StackFacts& facts) {
                       {"pinned_power_of_two", facts.pinned_power_of_two},
                       {"copies_gradients_to_buckets", facts.copies_gradients_to_buckets},
                       {"buckets_at_stage_0_alone", facts.buckets_at_stage_0_alone},
-                      {"pure_16_bit", facts.pure_16_bit},
-                      {"adds_gradients_apart", facts.adds_gradients_apart},
-                      {"accumulate_bytes", facts.accumulate_bytes},
-                      {"sums_whole_gradients", facts.sums_whole_gradients},
-                      {"reduces_whole", facts.reduces_whole},
-                      {"copies_gathered_by_tensor", facts.copies_gathered_by_tensor},
-                      {"broadcasts_shares", facts.broadcasts_shares}};
+                      {"pure_16_bit", facts.pure_16_bit}};
   add_gradients_and_later(facts, json);
   return json;
 }

@@ -68,6 +68,8 @@ Stack with_spread_of_facts(Stack typical, const Figures& figures, std::optional<
     double& spread = rest_of(static_cast<FigureKind>(kind), uncertainty);
     spread = std::max(spread, covering_spread(misses[kind]));
   }
+  // Few frameworks ran networks with experts; none makes those better known than others.
+  uncertainty.expert_time = std::max(uncertainty.expert_time, uncertainty.time);
   return typical;
 }
 

@@ -31,10 +31,6 @@ void set_unusual_gradients_and_peaks(StackFacts& facts) {
   facts.reads_routing = true;
   facts.sort_bytes = 8;
   facts.padding_bytes = 4;
-  facts.clamp_bytes = 8;
-  facts.clamp_backward_bytes = 10;
-  facts.expert_bias_bytes = 12;
-  facts.expert_bias_backward_bytes = 16;
   facts.query_bytes = 4;
   facts.key_bytes = 12;
   facts.query_backward_bytes = 8;
@@ -106,6 +102,10 @@ Stack unusual_stack() {
   stack.facts.copies_gradients_to_buckets = true;
   stack.facts.buckets_at_stage_0_alone = true;
   stack.facts.pure_16_bit = true;
+  stack.facts.clamp_bytes = 8;
+  stack.facts.clamp_backward_bytes = 10;
+  stack.facts.expert_bias_bytes = 12;
+  stack.facts.expert_bias_backward_bytes = 16;
   set_unusual_gradients_and_peaks(stack.facts);
   stack.facts.gradients = GradientPrecision::kF32;
   stack.facts.reduction = GradientPrecision::kF32;
