@@ -7,7 +7,7 @@
 
 namespace ballast {
 
-BackgroundWrite::BackgroundWrite() {
+BackgroundWrite::BackgroundWrite(const HostClock& clock) : clock_(clock) {
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
@@ -41,7 +41,7 @@ void BackgroundWrite::run() {
     }
     lock.lock();
     failure_ = std::move(failure);
-    times_.end = Clock::now();
+    times_.end = clock_.now();
     work_ = nullptr;
     changed_.notify_all();
   }
@@ -51,7 +51,7 @@ void BackgroundWrite::begin(std::function<void()> work) {
   const std::scoped_lock lock(mutex_);
   CHECK(!work_ && !failure_);
   work_ = std::move(work);
-  times_ = {Clock::now(), Clock::time_point::max()};
+  times_ = {clock_.now(), std::chrono::nanoseconds::max()};
   changed_.notify_all();
 }
 

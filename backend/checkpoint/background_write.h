@@ -12,17 +12,18 @@
 #include <mutex>
 #include <thread>
 
+#include "sim/base/host_clock.h"
+
 namespace ballast {
 
 class BackgroundWrite {
  public:
-  using Clock = std::chrono::steady_clock;
-  struct Times {
-    Clock::time_point begin, end;
+  struct Times {  // of a HostClock
+    std::chrono::nanoseconds begin{}, end{};
   };
 
   // Throws Error where there is no thread to be had.
-  BackgroundWrite();
+  explicit BackgroundWrite(const HostClock& clock = host_clock());
   // Lets the work that is under way end.
   ~BackgroundWrite();
   BackgroundWrite(const BackgroundWrite&) = delete;
@@ -42,7 +43,8 @@ class BackgroundWrite {
  private:
   void run();
 
-  mutable std::mutex mutex_;  // guards all but the thread
+  const HostClock& clock_;
+  mutable std::mutex mutex_;  // guards all but the clock and the thread
   std::condition_variable changed_;
   std::function<void()> work_;  // set from begin() until it has ended
   std::exception_ptr failure_;

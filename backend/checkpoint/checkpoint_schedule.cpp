@@ -10,15 +10,21 @@ namespace {
 // One that meets a write is tried again after such a part of the period.
 constexpr int64_t kPutOffShare = 8;
 
-double seconds_from(CheckpointSchedule::Clock::time_point begin) {
-  return std::chrono::duration<double>(CheckpointSchedule::Clock::now() - begin).count();
-}
+using Seconds = std::chrono::duration<double>;
 
 }  // namespace
 
-CheckpointSchedule::CheckpointSchedule(const Options& options, Communicator* ranks)
-    : options_(options), ranks_(ranks), period_(options.overhead, options.period_steps) {
-  if (keeps_any() && options.in_background) write_ = std::make_unique<BackgroundWrite>();
+CheckpointSchedule::CheckpointSchedule(const Options& options, Communicator* ranks,
+                                       const HostClock& clock)
+    : options_(options),
+      ranks_(ranks),
+      clock_(clock),
+      period_(options.overhead, options.period_steps) {
+  if (keeps_any() && options.in_background) write_ = std::make_unique<BackgroundWrite>(clock);
+}
+
+double CheckpointSchedule::seconds_since(std::chrono::nanoseconds begin) const {
+  return Seconds(clock_.now() - begin).count();
 }
 
 int64_t CheckpointSchedule::told(int64_t value) const {
@@ -32,31 +38,30 @@ int64_t CheckpointSchedule::boundary(int64_t next_step) {
 }
 
 void CheckpointSchedule::add(const RunResult& run, const std::set<int32_t>& rolled_back,
-                             Clock::time_point began, Clock::time_point ended) {
+                             std::chrono::nanoseconds began, std::chrono::nanoseconds ended) {
   if (!keeps_any()) return;
   const bool wrote = write_ && !is_noted_;
-  const Clock::time_point written = wrote ? write_->times().end : began;
+  const std::chrono::nanoseconds written = wrote ? write_->times().end : began;
   std::vector<CheckpointPeriod::Step> steps;
-  Clock::time_point at = began;
+  std::chrono::nanoseconds at = began;
   auto step = run.last_step - static_cast<int32_t>(run.step_times.size()) + 1;
   for (const Duration time : run.step_times) {
     // The last step of the run before was repaired as that run ended; without an end, this one
     // would have done it.
     const bool repairs = rolled_back.contains(step - 1) || (steps.empty() && ended_rolled_back_);
     steps.push_back({time.seconds(), at < written, steps.empty(), repairs});
-    at +=
-        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time.seconds()));
+    at += std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(time.seconds()));
     ++step;
   }
   ended_rolled_back_ = rolled_back.contains(run.last_step);
-  period_.add(steps, std::max(std::chrono::duration<double>(ended - at).count(), 0.0));
+  period_.add(steps, std::max(Seconds(ended - at).count(), 0.0));
   note_written();
 }
 
 void CheckpointSchedule::note_written() {
   if (!write_ || is_noted_ || write_->is_under_way()) return;
   const BackgroundWrite::Times times = write_->times();
-  period_.add_written(std::chrono::duration<double>(times.end - times.begin).count());
+  period_.add_written(Seconds(times.end - times.begin).count());
   is_noted_ = true;
 }
 
@@ -72,9 +77,9 @@ bool CheckpointSchedule::is_due(int64_t next_step) {
 
 std::optional<std::string> CheckpointSchedule::keep(
     const std::function<std::optional<std::string>()>& take, std::function<void()> write) {
-  const Clock::time_point begin = Clock::now();
+  const std::chrono::nanoseconds begin = clock_.now();
   wait();
-  if (write_) report_.waiting_seconds += seconds_from(begin);
+  if (write_) report_.waiting_seconds += seconds_since(begin);
   if (auto why = take()) return why;
   if (write_) {
     write_->begin(std::move(write));
@@ -83,7 +88,7 @@ std::optional<std::string> CheckpointSchedule::keep(
     write();
   }
   ++report_.kept;
-  const double rested = seconds_from(begin);
+  const double rested = seconds_since(begin);
   report_.resting_seconds += rested;
   period_.add_checkpoint(rested);
   return std::nullopt;

@@ -24,14 +24,14 @@ namespace ballast {
 
 class CheckpointSchedule {
  public:
-  using Clock = BackgroundWrite::Clock;
   struct Options {
     int64_t period_steps = 0;        // 0: none is kept but at the end
     std::optional<double> overhead;  // share of the steps' time: chooses the period instead
     bool in_background = true;       // else training rests until a checkpoint is on disk
   };
   // ranks: null where this one is alone. Throws Error where no thread can be started.
-  CheckpointSchedule(const Options& options, Communicator* ranks);
+  CheckpointSchedule(const Options& options, Communicator* ranks,
+                     const HostClock& clock = host_clock());
 
   // Whether any checkpoint is kept before the end.
   bool keeps_any() const { return options_.overhead || options_.period_steps > 0; }
@@ -39,9 +39,9 @@ class CheckpointSchedule {
 
   // The step after which the run from `next_step` on is to end, so that a checkpoint may be taken.
   int64_t boundary(int64_t next_step);
-  // Of the run that ended then: how long its steps took, and which of them were rolled back.
-  void add(const RunResult& run, const std::set<int32_t>& rolled_back, Clock::time_point began,
-           Clock::time_point ended);
+  // Of the run between these times: how long its steps took, and which of them were rolled back.
+  void add(const RunResult& run, const std::set<int32_t>& rolled_back,
+           std::chrono::nanoseconds began, std::chrono::nanoseconds ended);
   bool is_due(int64_t next_step);
   // Takes a checkpoint: `take` makes the copy, while training rests, and returns why it is none;
   // `write` puts it down. Rethrows what the write before threw.
@@ -67,9 +67,11 @@ class CheckpointSchedule {
  private:
   int64_t told(int64_t value) const;  // the first rank's
   void note_written();
+  double seconds_since(std::chrono::nanoseconds begin) const;
 
   Options options_;
   Communicator* ranks_;
+  const HostClock& clock_;
   CheckpointPeriod period_;
   int64_t boundary_ = 0;
   bool is_noted_ = true;            // how long the last write took

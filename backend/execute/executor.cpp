@@ -7,7 +7,6 @@
 #include <thread>
 #include <tuple>
 
-#include "sim/base/host_clock.h"
 #include "sim/base/median.h"
 
 namespace ballast {
@@ -21,19 +20,20 @@ constexpr auto kTickPeriod = 50ms;
 
 }  // namespace
 
-Executor::Executor(const Graph& graph, Device& device)
+Executor::Executor(const Graph& graph, Device& device, const HostClock& clock)
     : graph_(graph),
       device_(device),
       lane_ops_(static_cast<size_t>(graph.lanes)),
       completed_(graph.step.ops.size()),
-      records_(static_cast<size_t>(graph.lanes)) {
+      records_(static_cast<size_t>(graph.lanes)),
+      clock_(clock) {
   CHECK(graph.step.edge_begin.size() == graph.step.ops.size() + 1);
   for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     lane_ops_[static_cast<size_t>(graph.step.ops[i].lane)].push_back(static_cast<OpId>(i));
   }
 }
 
-Instant Executor::now() const { return {(host_clock_ns() - epoch_ns_) * 1000}; }
+Instant Executor::now() const { return {(clock_.now() - epoch_).count() * 1000}; }
 
 void Executor::reset(const RunOptions& options) {
   CHECK(options.last_step >= options.first_step);
@@ -50,7 +50,7 @@ void Executor::reset(const RunOptions& options) {
   aborted_ = false;
   held_ = false;
   rollbacks_ = 0;
-  epoch_ns_ = host_clock_ns();
+  epoch_ = clock_.now();
   if (stop_requested_.exchange(false)) last_step_ = options.first_step;
 }
 
@@ -155,8 +155,8 @@ void Executor::record_finished(LaneId lane) {
     if (!spans.empty() && name <= std::tuple(spans.back().step, spans.back().op)) continue;
     record(lane, {finished.op,
                   finished.step,
-                  {(finished.begin_ns - epoch_ns_) * 1000},
-                  {(finished.end_ns - epoch_ns_) * 1000}});
+                  {(finished.begin_ns - epoch_.count()) * 1000},
+                  {(finished.end_ns - epoch_.count()) * 1000}});
   }
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backend/execute/device.h"
+#include "sim/base/host_clock.h"
 #include "sim/graph/core/graph.h"
 #include "sim/graph/report/timeline.h"
 
@@ -37,8 +38,9 @@ struct RunResult {
 
 class Executor {
  public:
-  // Both must outlive the executor. Requires link(graph).
-  Executor(const Graph& graph, Device& device);
+  // All must outlive the executor. `clock`: by which operations are recorded; a device that
+  // tells when its own finished tells it by the host's. Requires link(graph).
+  Executor(const Graph& graph, Device& device, const HostClock& clock = host_clock());
 
   // Runs the steps, and then, where the plan speculates, has the last one judged and repaired, so
   // that the state is final when it returns. Rethrows the first failure of any lane after all
@@ -99,7 +101,8 @@ class Executor {
   std::atomic<bool> aborted_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<int32_t> rollbacks_{0};
-  int64_t epoch_ns_ = 0;
+  const HostClock& clock_;
+  std::chrono::nanoseconds epoch_{};
 };
 
 }  // namespace ballast

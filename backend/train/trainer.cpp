@@ -71,6 +71,10 @@ TokenSource open_data(const Model& model, const Plan& plan, const TrainerOptions
   return source;
 }
 
+const HostClock& clock_of(const TrainerOptions& options) {
+  return options.clock != nullptr ? *options.clock : host_clock();
+}
+
 Files& files_of(const TrainerOptions& options) {
   return options.files != nullptr ? *options.files : system_files();
 }
@@ -164,8 +168,8 @@ struct Trainer::State {
         graph(build_to_run(model, plan)),
         data(open_data(model, plan, options)),
         device(open_device({model, plan, graph, data}, options, with_ranks(), header.control)),
-        executor(graph, *device),
-        schedule(schedule_options(), options.ranks),
+        executor(graph, *device, clock_of(options)),
+        schedule(schedule_options(), options.ranks, clock_of(options)),
         next_step(static_cast<int32_t>(header.next_step)) {
     if (!folder) return;
     data_fingerprint = data.fingerprint();
@@ -534,9 +538,9 @@ TrainResult Trainer::train_rank(int64_t steps,
       if (s.schedule.has_failed()) s.end_run(kNotWritten);
       if (s.tick) s.tick();
     };
-    const auto began = CheckpointSchedule::Clock::now();
+    const std::chrono::nanoseconds began = clock_of(s.options).now();
     RunResult ran = sequential ? s.executor.run_sequentially(run) : s.executor.run(run);
-    const auto ended = CheckpointSchedule::Clock::now();
+    const std::chrono::nanoseconds ended = clock_of(s.options).now();
     s.next_step = ran.last_step + 1;
     take();
     s.schedule.add(ran, rolled_back, began, ended);

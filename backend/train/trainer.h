@@ -58,6 +58,8 @@ struct TrainerOptions {
   Communicator* ranks = nullptr;
   // Tests: where checkpoints and exports lie; null: the files of the system.
   Files* files = nullptr;
+  // Tests: what steps and checkpoints are timed by; null: the clock of the host.
+  const HostClock* clock = nullptr;
   // Tests: makes the device instead of make_device; null: it does, by name.
   std::function<std::unique_ptr<TrainingDevice>(const Training&, const DeviceOptions&,
                                                 const ControlState&)>

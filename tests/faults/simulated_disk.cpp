@@ -150,6 +150,7 @@ SimulatedDisk::Fate SimulatedDisk::fate_of_change() {
     return Fate::kFails;
   }
   ++calls_;
+  if (clock_ != nullptr) clock_->pass(a_change_);
   const bool meets =
       incident_.at > 0 && (calls_ == incident_.at || (incident_.stays && calls_ > incident_.at));
   if (!meets) return Fate::kRuns;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "sim/base/files.h"
+#include "tests/faults/simulated_clock.h"
 
 namespace ballast::tests {
 
@@ -49,6 +50,12 @@ class SimulatedDisk : public Files {
   // Whether what a failing synchronise() did not put down is dropped from the cache, so that the
   // next one says that all is well, as Linux does. Else it stays to be put down.
   void set_forgetful(bool forgets) { forgets_ = forgets; }
+
+  // Every call that changes anything takes so long by this clock, which must outlive the disk.
+  void take_time(SimulatedClock& clock, std::chrono::nanoseconds a_change) {
+    clock_ = &clock;
+    a_change_ = a_change;
+  }
 
   // What a reader would find now.
   std::optional<std::string> content(const std::string& path) const;
@@ -122,6 +129,8 @@ class SimulatedDisk : public Files {
 
   mutable std::mutex mutex_;  // guards all below
   std::mt19937_64 random_;
+  SimulatedClock* clock_ = nullptr;
+  std::chrono::nanoseconds a_change_{};
   int one_in_ = 0;
   bool forgets_ = true;
   Incident incident_;
