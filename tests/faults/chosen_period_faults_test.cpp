@@ -1,10 +1,12 @@
 // Checkpoints as often as a bound allows, by a clock of the simulation, on a disk that takes its
 // time and fails: the bound is kept, and what ends a run costs no more than a period.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <random>
+#include <set>
 
 #include "backend/train/checkpoint.h"
 #include "tests/backend/tiny_training.h"
@@ -44,12 +46,19 @@ struct TimedRun {
   int64_t final_steps = 0;  // that its caller was told of
 };
 
-TimedRun timed_run_on(SimulatedDisk& disk, const PeriodSetting& setting) {
-  SimulatedClock clock(kLook);
-  disk.take_time(clock, setting.a_change);
+// A disk with the clock that it takes time by.
+struct TimedDisk {
+  TimedDisk(uint64_t seed, const PeriodSetting& setting) : disk(seed) {
+    disk.take_time(clock, setting.a_change);
+  }
+  SimulatedClock clock{kLook};
+  SimulatedDisk disk;
+};
+
+TimedRun timed_run_on(TimedDisk& timed, const PeriodSetting& setting) {
   TrainerOptions options = tiny::options_for(kTimedSteps);
-  options.files = &disk;
-  options.clock = &clock;
+  options.files = &timed.disk;
+  options.clock = &timed.clock;
   options.checkpoint_folder = kFolder;
   options.checkpoint_overhead = setting.bound;
   options.checkpoints_in_background = setting.in_background;
@@ -114,25 +123,25 @@ TEST(faults, a_chosen_period_keeps_its_bound_and_what_ends_a_run_costs_a_period)
     SCOPED_TRACE(fmt::format("seed {}", seed));
     std::mt19937_64 random(seed);
     const PeriodSetting setting = drawn_setting(random);
-    SimulatedDisk undisturbed_disk(seed);
+    TimedDisk undisturbed_disk(seed, setting);
     const TimedRun undisturbed = timed_run_on(undisturbed_disk, setting);
     ASSERT_EQ(undisturbed.error, "") << setting.text();
     expect_within_bound(undisturbed.checkpoints, setting);
     periods.insert(undisturbed.checkpoints.period_steps);
 
-    SimulatedDisk disk(seed);
+    TimedDisk disk(seed, setting);
     Incident incident;
     incident.kind = random() % 2 == 0 ? Incident::Kind::kKill : Incident::Kind::kPowerCut;
-    incident.at = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(
-                                                          undisturbed_disk.calls()));
-    disk.expect(incident);
+    const auto calls = static_cast<uint64_t>(undisturbed_disk.disk.calls());
+    incident.at = 1 + static_cast<int64_t>(random() % calls);
+    disk.disk.expect(incident);
     const TimedRun cut = timed_run_on(disk, setting);
     ended += cut.error.empty() ? 0 : 1;
-    disk.restart();
+    disk.disk.restart();
     // The first comes behind the steps that are timed, and one in the background may be under way.
     const int64_t period =
         std::max(undisturbed.checkpoints.period_steps, CheckpointPeriod::kProfiledSteps);
-    const int64_t left = newest_of(disk);
+    const int64_t left = newest_of(disk.disk);
     EXPECT_LE(cut.final_steps - left, 2 * (setting.in_background ? 2 : 1) * period)
         << setting.text() << ", call " << incident.at;
     const TimedRun resumed = timed_run_on(disk, setting);
