@@ -175,6 +175,18 @@ TEST(Stacks, without_uncertainty_nothing_was_held_against_them) {
   expect_same(parse_stack(stack_json(stack), "f", "odd"), stack);
 }
 
+TEST(Stacks, networks_with_experts_have_a_spread_of_their_own_or_that_of_others) {
+  Model model;
+  EXPECT_EQ(unusual_stack().uncertainty->time_of(model), 0.125);
+  model.experts = 8;
+  EXPECT_EQ(unusual_stack().uncertainty->time_of(model), 0.25);
+  Json json = Json::parse(stack_json(unusual_stack()));
+  json["uncertainty"].erase("expert_time");
+  EXPECT_EQ(parse_stack(json.dump(), "f", "odd").uncertainty->time_of(model), 0.125);
+  json["uncertainty"]["expert_time"] = -1;
+  EXPECT_TRUE(holds(error_of([&] { parse_stack(json.dump(), "f", "odd"); }), "expert_time"));
+}
+
 // Attention of a framework that does not say is FlashAttention 2, and its rows of logits lie side
 // by side; Ballast's own is cuDNN's, and its rows begin at multiples of 64 values.
 TEST(Stacks, absent_fact_has_its_default) {
