@@ -151,9 +151,9 @@ Stack fitted_stack(Stack stack, const HierarchyFit& fit, std::optional<size_t> f
       uncertainty.covariance.push_back(covariance(row, column));
     }
   }
-  for (int kind = 0; kind < kFigureKinds; ++kind) {
-    rest_of(static_cast<FigureKind>(kind), uncertainty) =
-        fit.unexplained(static_cast<FigureKind>(kind));
+  for (int i = 0; i < kFigureKinds; ++i) {
+    const auto kind = static_cast<FigureKind>(i);
+    uncertainty.*rest_of(kind) = fit.unexplained(kind);
   }
   stack.uncertainty = std::move(uncertainty);
   stack.fitted.clear();

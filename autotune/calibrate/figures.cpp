@@ -141,21 +141,10 @@ class LinearisedCase {
 
 }  // namespace
 
-double& rest_of(FigureKind kind, StackUncertainty& uncertainty) {
-  switch (kind) {
-    case FigureKind::kMemory:
-      return uncertainty.memory;
-    case FigureKind::kExpertTime:
-      return uncertainty.expert_time;
-    case FigureKind::kTime:
-      break;
-  }
-  return uncertainty.time;
-}
-
-double rest_of(FigureKind kind, const StackUncertainty& uncertainty) {
-  StackUncertainty same = uncertainty;
-  return rest_of(kind, same);
+double StackUncertainty::*rest_of(FigureKind kind) {
+  if (kind == FigureKind::kMemory) return &StackUncertainty::memory;
+  if (kind == FigureKind::kExpertTime) return &StackUncertainty::expert_time;
+  return &StackUncertainty::time;
 }
 
 std::string source_key(const std::string& source) {

@@ -56,9 +56,8 @@ struct Figure {
 // Of a rate a larger prediction is a shorter time: all figures of time are told as times.
 double log_error_of(Metric metric, double predicted, double published);
 
-// What no constant explains of figures of this kind.
-double& rest_of(FigureKind kind, StackUncertainty& uncertainty);
-double rest_of(FigureKind kind, const StackUncertainty& uncertainty);
+// Where it stands what no constant explains of figures of this kind.
+double StackUncertainty::*rest_of(FigureKind kind);
 
 class Figures {
  public:

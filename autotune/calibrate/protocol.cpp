@@ -20,7 +20,7 @@ double spread_of(const Figure& figure, const StackUncertainty& uncertainty) {
   const Eigen::VectorXd& slope = figure.linear.slope;
   const double explained =
       explained_variance({slope.data(), static_cast<size_t>(slope.size())}, uncertainty);
-  const double rest = rest_of(figure.linear.kind, uncertainty);
+  const double rest = uncertainty.*rest_of(figure.linear.kind);
   return std::sqrt(explained + rest * rest);
 }
 

@@ -65,7 +65,7 @@ Stack with_spread_of_facts(Stack typical, const Figures& figures, std::optional<
                     explained_variance({linear.slope.data(), length}, uncertainty)});
   }
   for (size_t kind = 0; kind < misses.size(); ++kind) {
-    double& spread = rest_of(static_cast<FigureKind>(kind), uncertainty);
+    double& spread = uncertainty.*rest_of(static_cast<FigureKind>(kind));
     spread = std::max(spread, covering_spread(misses[kind]));
   }
   // Few frameworks ran networks with experts; none makes those better known than others.

@@ -30,8 +30,7 @@ class CheckpointSchedule {
     bool in_background = true;       // else training rests until a checkpoint is on disk
   };
   // ranks: null where this one is alone. Throws Error where no thread can be started.
-  CheckpointSchedule(const Options& options, Communicator* ranks,
-                     const HostClock& clock = host_clock());
+  CheckpointSchedule(const Options& options, Communicator* ranks, const HostClock& clock);
 
   // Whether any checkpoint is kept before the end.
   bool keeps_any() const { return options_.overhead || options_.period_steps > 0; }

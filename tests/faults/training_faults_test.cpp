@@ -210,12 +210,10 @@ class TrainingSimulation {
   template <class Holds>
   int64_t newest(const Holds& holds) {
     int64_t step = 0;
-    for (const std::string& name : disk_.names_in(kFolder)) {
-      if (!name.starts_with("step-") || !name.ends_with(".safetensors")) continue;
-      const std::string path = std::string(kFolder) + "/" + name;
+    for (const auto& [its, path] : tests::checkpoints_on(disk_)) {
       if (!holds(path)) continue;
       if (!disk_.is_down()) expect_whole(path);
-      step = std::max<int64_t>(step, std::stoll(name.substr(5)));
+      step = its;
     }
     return step;
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <gtest/gtest.h>
 
+#include "sim/graph/core/edit.h"
 #include "tests/graph/tiny_plans.h"
 
 namespace ballast {
@@ -172,9 +173,8 @@ TEST(routing, tokens_that_go_once_say_how_their_experts_lie) {
 
 bool reads_what_it_writes(const Op& reader, const Op& writer) {
   for (const Access& made : writer.accesses) {
-    if (made.mode == AccessMode::kRead) continue;
     for (const Access& used : reader.accesses) {
-      if (used.tensor == made.tensor && used.mode != AccessMode::kWrite) return true;
+      if (used.tensor == made.tensor && writes(made) && reads(used)) return true;
     }
   }
   return false;

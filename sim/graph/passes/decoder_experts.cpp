@@ -33,21 +33,14 @@ TensorId DecoderExperts::exchange(TensorId from, Phase phase, Label label) {
   return facts_.expert_overlap == Overlap::kFull ? from : to;
 }
 
-void DecoderExperts::move_rows(OpKind kind, Phase phase, Label label,
-                               std::vector<Access> accesses) {
+void DecoderExperts::move_rows(OpKind kind, Phase phase, Label label, std::vector<Access> accesses,
+                               int64_t bias_bytes) {
   RowWork work = rows_of(sent_rows(), model_.hidden, 2 * model_.hidden, 2);
   // What lies between this and the experts' products, half of it on either side of them.
   int64_t between = own_experts() > 1 ? facts_.sort_bytes : 0;
   if (plan_.products != ProductFormat::kAsStored) between += facts_.padding_bytes;
-  // Biases are added before what the experts made goes back; gradients come the same way.
-  int64_t biases = 0;
-  if (model_.mlp_bias && kind == OpKind::kCombine && phase == Phase::kForward) {
-    biases = facts_.expert_bias_bytes;
-  }
-  if (model_.mlp_bias && kind == OpKind::kPermute && phase == Phase::kBackward) {
-    biases = facts_.expert_bias_backward_bytes;
-  }
-  work.moved = work.moved + Bytes{sent_rows() * model_.hidden * (between + 2 * biases) / 2};
+  if (model_.mlp_bias) between += 2 * bias_bytes;
+  work.moved = work.moved + Bytes{sent_rows() * model_.hidden * between / 2};
   emit(kind, phase, label, work, std::move(accesses));
 }
 
@@ -120,7 +113,7 @@ void DecoderExperts::experts_down(Label label, const LayerSaved& saved, TensorId
     sums.push_back(read(saved.middle, Role::kResidual));
     sums.push_back(write(y, Role::kOutput));
   }
-  move_rows(OpKind::kCombine, Phase::kForward, label, std::move(sums));
+  move_rows(OpKind::kCombine, Phase::kForward, label, std::move(sums), facts_.expert_bias_bytes);
 }
 
 DecoderExperts::ExpertGradients DecoderExperts::experts_down_backward(Label label, Label activation,
@@ -130,7 +123,8 @@ DecoderExperts::ExpertGradients DecoderExperts::experts_down_backward(Label labe
   const TensorId sorted = sent_tensor(TensorKind::kOutputGradient, label);
   move_rows(OpKind::kPermute, Phase::kBackward, label,
             {read(dy, Role::kOutputGradient), read(saved.choice, Role::kRouting),
-             write(sorted, Role::kInputGradient)});
+             write(sorted, Role::kInputGradient)},
+            facts_.expert_bias_backward_bytes);
   ExpertGradients made;
   const Label router{label.layer, ModuleKind::kRouter, label.micro_batch, -1};
   made.scores = output_gradient(router, model_.experts);

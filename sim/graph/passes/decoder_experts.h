@@ -53,8 +53,10 @@ class DecoderExperts : protected DecoderLatent {
   TensorId sent_tensor(TensorKind kind, Label label);
   // To the ranks that hold the experts, or back.
   TensorId exchange(TensorId from, Phase phase, Label label);
-  // Rows of tokens put in the order of experts, or put back and summed.
-  void move_rows(OpKind kind, Phase phase, Label label, std::vector<Access> accesses);
+  // Rows of tokens put in the order of experts, or put back and summed. `bias_bytes`: that passes
+  // over the experts' biases move beside, for each value.
+  void move_rows(OpKind kind, Phase phase, Label label, std::vector<Access> accesses,
+                 int64_t bias_bytes = 0);
   void product(Label label, const Product& product, int64_t experts, std::vector<Access> accesses);
 
   TensorId balance_ = -1;
