@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "autotune/bounds/bound.h"
+#include "autotune/bounds/cpu_chain.h"
 #include "autotune/bounds/shared_turns.h"
 #include "sim/graph/core/edit.h"
 #include "sim/graph/schedules/pipeline.h"
@@ -24,10 +25,11 @@ class CellBound {
  public:
   CellBound(const Model& model, const Plan& plan, const LayerProfile& profile, Bounded extent)
       : model_(model), plan_(plan), profile_(profile) {
-    const bool named = extent == Bounded::kPlan && plan.pipeline == 1 && plan.weights.flow_share &&
-                       plan.optimizer.gpu_buckets &&
-                       plan.optimizer.placement == OptimizerPlacement::kCpu;
-    if (named) on_gpu_ = buckets_on_gpu();
+    const bool on_cpu = extent == Bounded::kPlan && plan.pipeline == 1 &&
+                        plan.optimizer.placement == OptimizerPlacement::kCpu;
+    if (!on_cpu) return;
+    cpu_chain_.emplace(model, plan, profile);
+    if (plan.weights.flow_share && plan.optimizer.gpu_buckets) on_gpu_ = buckets_on_gpu();
   }
 
   Duration time(const StepFloor& floor, const Usable& usable) const {
@@ -99,6 +101,12 @@ class CellBound {
     return (parameters.all - parameters.of_experts) / plan_.replicas() + of_experts;
   }
 
+  // The ranks that share the step of a parameter which they all hold.
+  int64_t most_ranks_stepping() const {
+    const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
+    return splits ? plan_.replicas() : 1;
+  }
+
   // Parameters of the last buckets, those that the GPU steps: all but the model's first one are
   // full to within a segment.
   struct OnGpu {
@@ -116,8 +124,7 @@ class CellBound {
     OnGpu found;
     found.least = times(std::max<int64_t>(0, count - 1), std::max<int64_t>(0, size - kSegment));
     found.most = times(count, std::max(size, kSegment));
-    const bool splits = plan_.zero_stage > 0 && !gathers(plan_);
-    const int64_t most_ranks = splits ? plan_.replicas() : 1;
+    const int64_t most_ranks = most_ranks_stepping();
     const int64_t least_ranks =
         all.of_experts > 0 ? std::max<int64_t>(1, most_ranks / plan_.expert) : most_ranks;
     const int64_t stepped_here = stepped(all);
@@ -165,12 +172,13 @@ class CellBound {
         const double on_cpu = all - static_cast<double>(on_gpu_->most_stepped);
         if (on_cpu * floor.cpu_adam > ps) return false;
         if (busy(LaneKind::kCopyOut) + on_cpu * floor.out > ps) return false;
+        if (around_cpu_ps(floor) > ps) return false;
         on_gpu = static_cast<double>(on_gpu_->least_stepped);
       } else if (!gpu_alone) {
         const double cpu = floor.cpu_adam > 0 ? ps / floor.cpu_adam : all;
         const double time_out = std::max(0.0, ps - busy(LaneKind::kCopyOut));
         const double out = floor.out > 0 ? time_out / floor.out : all;
-        on_gpu = std::max(0.0, all - std::min(cpu, out));
+        on_gpu = std::max(least_around_cpu(ps, floor), all - std::min(cpu, out));
         if (on_gpu > 0 && !floor.on_gpu) return false;
       }
       if (busy(LaneKind::kCompute) + on_gpu * floor.gpu_adam > ps) return false;
@@ -192,6 +200,18 @@ class CellBound {
       (enough(middle) ? high : low) = middle;
     }
     return static_cast<int64_t>(low);
+  }
+
+  // Where it is said how many buckets the GPU steps.
+  double around_cpu_ps(const StepFloor& floor) const {
+    const int64_t on_cpu = stepped(sums_of(0).parameters) - on_gpu_->most_stepped;
+    return static_cast<double>(cpu_chain_->step_ps(on_cpu, on_gpu_->most, floor.cpu_adam));
+  }
+  // Where it is not, the parameters that the GPU steps of a rank's in a step of `ps`.
+  double least_around_cpu(double ps, const StepFloor& floor) const {
+    if (!cpu_chain_) return 0;
+    return static_cast<double>(cpu_chain_->least_on_gpu(ps, stepped(sums_of(0).parameters),
+                                                        most_ranks_stepping(), floor.cpu_adam));
   }
 
   DType gradient_type() const { return gradient_dtype(plan_, {}); }
@@ -518,7 +538,8 @@ class CellBound {
   const Model& model_;
   const Plan& plan_;
   const LayerProfile& profile_;
-  std::optional<OnGpu> on_gpu_;  // where the plan says it
+  std::optional<CpuChain> cpu_chain_;  // of a plan whose CPU steps, not of a cell
+  std::optional<OnGpu> on_gpu_;        // where the plan says it
 };
 
 }  // namespace

@@ -90,6 +90,8 @@ void exchange_as(const StackFacts& facts, bool of_framework, LayerCost& part) {
   }
 }
 
+constexpr Bytes kUnlimited{int64_t{1} << 60};
+
 bool exchanges_otherwise(const StackFacts& facts, const Plan& plan) {
   return gathers(plan) &&
          (facts.weight_overlap == Overlap::kNone || facts.gradient_overlap == Overlap::kNone ||
@@ -99,12 +101,14 @@ bool exchanges_otherwise(const StackFacts& facts, const Plan& plan) {
 Duration least_time_by(const Model& model, const Stack& stack, const Plan& plan,
                        const LayerProfile& profile, const StepFloor& floor, const Usable& usable,
                        Bounded extent) {
-  if (!adds_up_on_cpu(stack, plan)) return cell_time(model, plan, profile, floor, usable, extent);
-  // No gradients lie on the GPU that take the place of state and weights.
-  Usable without_gradients = usable;
-  without_gradients[static_cast<size_t>(Place::kHbm)] +=
-      bytes_of(parameter_count(model), plan.dtype);
-  return cell_time(model, plan, profile, floor, without_gradients, extent);
+  Usable room = usable;
+  Bytes& gpu = room[static_cast<size_t>(Place::kHbm)];
+  if (!memory_bounds_hold(stack, plan)) {
+    gpu = kUnlimited;  // what takes the place of state and weights is not known
+  } else if (adds_up_on_cpu(stack, plan)) {
+    gpu += bytes_of(parameter_count(model), plan.dtype);  // no gradients do
+  }
+  return cell_time(model, plan, profile, floor, room, extent);
 }
 
 // Of each stage; of the average one alone where stages are cut otherwise than Ballast cuts them.
