@@ -66,7 +66,7 @@ std::string provenance_text(const Prediction& prediction) {
 }
 
 std::string memory_text(const Predicted& predicted) {
-  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = predicted;
   Table table({{"memory", true}, {"needed"}, {"usable"}, {"", true}});
   for (const PlacePeak& peak : prediction.peaks) {
     if (peak.arena.count == 0) continue;
@@ -173,7 +173,7 @@ std::string mfu_text(const Prediction& prediction) {
 
 // The intervals stand behind what they are of, and take a line of their own.
 std::string rates_text(const Predicted& predicted) {
-  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = predicted;
   const std::string device =
       fmt::format("{} a device ({} with recompute)   MFU {}\n", show(prediction.model_rate),
                   show(prediction.hardware_rate), mfu_text(prediction));
@@ -287,11 +287,13 @@ Predicted judged(Setting setting, Prediction prediction, const Measurements& mea
   auto confidence = confidence_of(prediction, setting.model, setting.plan, setting.machine,
                                   setting.stack, &measurements);
   auto bottlenecks = bottlenecks_of(setting, prediction, measurements, ask);
-  return {std::move(setting), std::move(prediction), std::move(confidence), std::move(bottlenecks)};
+  auto devices = runs_on(setting.model, setting.plan, setting.stack);
+  return {std::move(setting),     std::move(prediction), std::move(confidence),
+          std::move(bottlenecks), std::string(),         std::move(devices)};
 }
 
 OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
-  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = predicted;
   OrderedJson json = {{"model", setting.model.name},     {"machine", setting.machine.name},
                       {"stack", setting.stack.name},     {"strategy", setting.plan.strategy},
                       {"devices", setting.plan.devices}, {"fits", prediction.fits},
@@ -333,7 +335,7 @@ OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> 
   json["longest_path"] = {{"kinds", kinds_json(prediction.longest_path.by_kind)},
                           {"waiting_s", prediction.longest_path.waiting.seconds()}};
   json["provenance"] = provenance_json(prediction);
-  json["runs_on"] = runs_on_json(runs_on(setting.model, setting.plan, setting.stack));
+  json["runs_on"] = runs_on_json(devices);
   json["plan"] = OrderedJson::parse(plan_json(setting.plan));
   return json;
 }
@@ -360,7 +362,7 @@ std::string plan_text(const Plan& plan) {
 }
 
 std::string prediction_text(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
-  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = predicted;
   std::string text = fmt::format(
       "{} on {}, {} {}, {}\n{}\n{}\n{}\n", setting.model.name, setting.machine.name,
       setting.plan.devices, setting.plan.devices == 1 ? "device" : "devices",
@@ -387,13 +389,12 @@ std::string prediction_text(const Predicted& predicted, std::optional<Duration> 
   text += "lanes in use    " + lanes_text(prediction) + "\n";
   text += bottlenecks_text(bottlenecks);
   text += "times are       " + provenance_text(prediction) + "\n";
-  text +=
-      "to run it       " + runs_on_text(runs_on(setting.model, setting.plan, setting.stack)) + "\n";
+  text += "to run it       " + runs_on_text(devices) + "\n";
   return text;
 }
 
 std::string outcome_text(const Predicted& predicted) {
-  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = predicted;
   if (!refusal.empty()) return refusal;
   const std::string verdict = verdict_text(prediction.fits, confidence);
   if (!prediction.fits) return fmt::format("{}: {}", verdict, prediction.reason);
@@ -405,7 +406,7 @@ std::string outcome_text(const Predicted& predicted) {
 }
 
 OrderedJson outcome_json(const Predicted& predicted) {
-  const auto& [setting, prediction, confidence, bottlenecks, refusal] = predicted;
+  const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = predicted;
   return {{"stack", setting.stack.name},
           {"fits", refusal.empty() ? OrderedJson(prediction.fits) : OrderedJson(nullptr)},
           {"reason", refusal.empty() ? prediction.reason : refusal},
@@ -430,7 +431,7 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                {"runs on", true}});
   std::vector<std::string> notes;  // each once
   for (const Predicted& one : cases) {
-    const auto& [setting, prediction, confidence, bottlenecks, refusal] = one;
+    const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = one;
     for (std::string& note : notes_of(one)) {
       if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
     }
@@ -448,8 +449,7 @@ std::string prediction_table(const std::vector<Predicted>& cases) {
                    {show(prediction.step_time), show_count(prediction.tokens_per_s),
                     show_count(prediction.model_rate.tflops()), show_percent(100 * prediction.mfu),
                     show(Bytes{arena_bytes(prediction, Place::kHbm)}),
-                    show(Bytes{arena_bytes(prediction, Place::kDram)}),
-                    runs_on_cell(runs_on(setting.model, setting.plan, setting.stack))});
+                    show(Bytes{arena_bytes(prediction, Place::kDram)}), runs_on_cell(devices)});
     }
     table.add(std::move(cells));
   }

@@ -11,6 +11,7 @@
 #include "cli/text/bottlenecks.h"
 #include "sim/engine/interval.h"
 #include "sim/engine/predict.h"
+#include "sim/graph/core/capabilities.h"
 
 namespace ballast {
 
@@ -30,6 +31,7 @@ struct Predicted {
   std::optional<Confidence> confidence;
   std::optional<Bottlenecks> bottlenecks{};  // as bottlenecks_of() has them
   std::string refusal{};  // of a list: why there is no prediction of this one; else empty
+  std::vector<DeviceVerdict> runs_on{};  // as runs_on() has them
 };
 // `prediction` must be of these arguments.
 Predicted judged(Setting setting, Prediction prediction, const Measurements& measurements,

@@ -102,13 +102,13 @@ Graph build_to_run_placed(const Model& model, const Plan& plan) {
 
 Graph build_to_ask(const Model& model, const Plan& plan) {
   check(plan, model);
-  // Interleaved stages want their number to divide that of the micro-batches.
-  const int64_t few = std::min(std::max<int64_t>(8, 2 * plan.pipeline), plan.accumulation());
   if (plan.pipeline == 1) {
     Plan asked = plan;
-    asked.global_batch = few * plan.data * *plan.micro_batch;
-    return build_up_to("place", model, asked, StackFacts{});
+    asked.global_batch = std::min<int64_t>(4, plan.accumulation()) * plan.data * *plan.micro_batch;
+    return build_unplaced(model, asked, StackFacts{});
   }
+  // Interleaved stages want their number to divide that of the micro-batches.
+  const int64_t few = std::min(std::max<int64_t>(8, 2 * plan.pipeline), plan.accumulation());
   const StackFacts own = facts_of(StackFacts{}, plan);
   return run_passes(build_pipeline_to_ask(model, plan, own, few), {model, plan, own}, "place",
                     "place");

@@ -22,6 +22,7 @@ struct Capacity {
   double amount = 0;
   // Cores and multiprocessors: an operation takes as many of them whether it is fast or slow.
   bool is_occupied = false;
+  bool operator==(const Capacity&) const = default;
 };
 
 // While it runs at full speed an operation uses `amount` units per second of the capacity.
@@ -86,6 +87,7 @@ class OpCosts {
 struct CostTable {
   std::vector<Capacity> capacities;
   OpCosts ops;
+  bool operator==(const CostTable&) const = default;
 };
 
 }  // namespace ballast
