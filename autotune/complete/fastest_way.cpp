@@ -17,6 +17,10 @@
 namespace ballast {
 namespace {
 
+// Weights that flow and promise no more than this share of a step less than the best stay: what
+// they add to every step is sure.
+constexpr double kLeastGainOfFlow = 0.003;
+
 using Fastest = std::optional<TimedPlan>;
 
 // Whether a plan fits with one of these kinds of attention: then predict() takes that one.
@@ -66,9 +70,7 @@ class FastestCompletion {
       std::future<void> timed;
       if (!one->is_timed && last_fits_) {
         const auto other = std::find_if(std::next(one), order_.end(), [&](const Candidate& next) {
-          return !next.is_timed && next.group != one->group && is_asked(next) &&
-                 !has_more_on_gpu(*next.completion, *one->completion) &&
-                 !is_known_without_graph(next);
+          return !next.is_timed && is_asked(next) && !is_known_without_graph(next);
         });
         if (other != order_.end()) {
           timed = known_.begin_timing(setting_, *other->completion);
@@ -100,7 +102,9 @@ class FastestCompletion {
   bool may_win(const Candidate& one) const {
     const Duration promised = known_.promises().at_least(*one.completion);
     const Duration least = std::max(one.bound.at_least, promised);
-    return !(best_ && least > best_->step_time) && !(limit_ && least >= *limit_);
+    const double share = one.flows() ? 1 - kLeastGainOfFlow : 1;
+    if (best_ && least.seconds() > share * best_->step_time.seconds()) return false;
+    return !(limit_ && least >= *limit_);
   }
 
   // Than one that lacks memory of the GPU.

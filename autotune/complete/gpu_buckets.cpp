@@ -73,6 +73,37 @@ std::vector<Kind> kinds_of(const Setting& setting,
   return kinds;
 }
 
+// Counts of a kind that are bounded before any is built.
+constexpr int64_t kBounded = 16;
+
+struct Counts {
+  int64_t fewest = 0, most = 0;
+};
+
+// Those between which all lie that may take less than `limit`: bounds fall with what the CPU steps
+// no more, and rise with what the GPU does.
+Counts that_may_win(const Setting& setting, const Completion& any, Counts all, Duration limit) {
+  std::vector<Completion> spaced;
+  const int64_t grain = std::max<int64_t>(1, (all.most - all.fewest) / kBounded);
+  for (int64_t count = all.fewest; count < all.most; count += grain) {
+    spaced.push_back(with_buckets(any, count));
+  }
+  spaced.push_back(with_buckets(any, all.most));
+  std::vector<const Completion*> asked;
+  for (const Completion& one : spaced) asked.push_back(&one);
+  const std::vector<CompletionBound> bounds = completion_bounds(setting, asked);
+  const auto lowest =
+      std::min_element(bounds.begin(), bounds.end(),
+                       [](const auto& a, const auto& b) { return a.at_least < b.at_least; });
+  auto first = lowest, last = lowest;
+  while (first != bounds.begin() && first->at_least < limit) --first;
+  while (last + 1 != bounds.end() && last->at_least < limit) ++last;
+  const auto count_at = [&](auto at) {
+    return *asked[static_cast<size_t>(at - bounds.begin())]->plan.optimizer.gpu_buckets;
+  };
+  return {count_at(first), count_at(last)};
+}
+
 // Looks for the best count of one kind.
 class BestCount {
  public:
@@ -89,13 +120,19 @@ class BestCount {
   std::optional<TimedPlan> run(std::optional<Duration> limit) {
     limit_ = limit;
     int64_t fewest = kind_.listed.front();
-    const int64_t most = most_that_may_fit();
-    if (most < fewest || !gaining_between(fewest, most)) return std::nullopt;
+    int64_t most = most_that_may_fit();
+    if (most < fewest) return std::nullopt;
+    if (limit) {
+      const Counts may_win = that_may_win(setting_, kind_.any, {fewest, most}, *limit);
+      fewest = may_win.fewest;
+      most = may_win.most;
+    }
+    if (!gaining_between(fewest, most)) return std::nullopt;
     int64_t last = most_timed_and_fitting().value_or(fewest - 1);
     if (last < most && gaining_between(last + 1, most)) {
       const std::optional<int64_t> fits = most_that_fit();
       if (!fits) return std::nullopt;
-      last = *fits;
+      last = std::min(*fits, most);
       if (!was_timed(last) && !time(last)) return std::nullopt;
     }
     for (int asked = timed_; asked < most_timed_ && !is_far_slower_; ++asked) {
@@ -169,6 +206,7 @@ class BestCount {
     for (bool halves = false; high - low > grain_; halves = !halves) {
       const double room = -static_cast<double>(excess(low).count);
       const double beyond = static_cast<double>(excess(high).count);
+      if (room * static_cast<double>(high - low) < room + beyond) break;  // for not one more
       const double share = halves ? 0.5 : room / std::max(1.0, room + beyond);
       // A little below where it would just fit: needs are not as even as counts are.
       const int64_t guess = low + static_cast<int64_t>(share * static_cast<double>(high - low));

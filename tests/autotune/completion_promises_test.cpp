@@ -92,8 +92,48 @@ TEST(CompletionPromises, of_buckets_are_what_was_done_for_them) {
   CompletionPromises promises;
   promises.learn(with(4, 0), {Duration::from_seconds(9), {}, Duration::from_seconds(0.125)});
   EXPECT_DOUBLE_EQ(promises.at_least(with(8, 0)).seconds(), 8);
-  EXPECT_EQ(promises.at_least(with(8, 1)), Duration{}) << "of the same flow alone";
+  EXPECT_DOUBLE_EQ(promises.at_least(with(8, 1)).seconds(), 8 - 0.065 * 8);
   EXPECT_DOUBLE_EQ(promises.best_between(with(0, 0), 5, 12)->at_least.seconds(), 7);
+}
+
+// Of the computation that four buckets added four more add as much, but for the last one of all and
+// a tenth.
+TEST(CompletionPromises, of_more_buckets_are_what_others_added_to_the_computation) {
+  CompletionPromises promises;
+  promises.learn(with(0, 0), step(9, 5));
+  promises.learn(with(4, 0), step(9, 7));
+  EXPECT_DOUBLE_EQ(promises.at_least(with(9, 0)).seconds(), 7 + 4 * 0.5 * 0.9);
+  EXPECT_DOUBLE_EQ(promises.at_least(with(5, 1)).seconds(), 7);
+  promises.learn(with(2, 1), step(9, 8));
+  EXPECT_DOUBLE_EQ(promises.at_least(with(3, 0)).seconds(), 8) << "of any flow";
+}
+
+TEST(CompletionPromises, of_fewer_buckets_are_no_less_where_more_take_less) {
+  CompletionPromises promises;
+  promises.learn(with(4, 0), step(9));
+  promises.learn(with(8, 0), step(10));
+  EXPECT_EQ(promises.at_least(with(2, 0)), Duration{}) << "it may still fall";
+  promises.learn(with(2, 0), step(9.5));
+  EXPECT_DOUBLE_EQ(promises.at_least(with(1, 0)).seconds(), 9.5);
+  EXPECT_EQ(promises.at_least(with(6, 0)), Duration{}) << "between others";
+}
+
+// Six buckets at most, and no more than 7.5 beyond what they gained with another count.
+TEST(CompletionPromises, of_flow_are_a_few_buckets) {
+  CompletionPromises promises;
+  const auto learn = [&](int64_t buckets, double flow, double time) {
+    promises.learn(with(buckets, flow),
+                   {Duration::from_seconds(time), {}, Duration::from_seconds(1.0 / 64)});
+  };
+  learn(4, 0, 9);
+  learn(8, 0, 8);
+  EXPECT_DOUBLE_EQ(promises.at_least(with(8, 1)).seconds(), 8 - 6.0 / 64);
+  learn(4, 1, 9 + 4.0 / 64);
+  EXPECT_DOUBLE_EQ(promises.at_least(with(8, 1)).seconds(), 8 - 3.5 / 64);
+  learn(16, 0, 7.5);
+  learn(16, 1, 7.5 + 8.0 / 64);
+  EXPECT_DOUBLE_EQ(promises.at_least(with(8, 1)).seconds(), 8);
+  EXPECT_DOUBLE_EQ(promises.best_between(with(0, 1), 5, 8)->at_least.seconds(), 7.5);
 }
 
 // 13 % of one micro-batch, and of two half of that.
