@@ -205,10 +205,17 @@ std::vector<uint64_t> lanes_of(const Graph& graph) {
   return lanes;
 }
 
+struct PoolSize {
+  int64_t bytes = 0;
+  int64_t least = 0;  // bytes that are taken at once, which no other order of places does with less
+};
+
 // Plans one pool of tensors in program order; returns its size and fills their `offset`.
-int64_t plan_pool(const Graph& graph, const std::vector<Life>& lives, const Releases& releases,
-                  const std::vector<TensorId>& members, Fit fit, std::vector<int64_t>& offset) {
+PoolSize plan_pool(const Graph& graph, const std::vector<Life>& lives, const Releases& releases,
+                   const std::vector<TensorId>& members, Fit fit, std::vector<int64_t>& offset) {
   FreeSpace space(fit);
+  PoolSize size;
+  int64_t taken = 0;
   // By release, the first on top; the order of equals does not show in what is free.
   std::priority_queue<std::pair<OpId, TensorId>, std::vector<std::pair<OpId, TensorId>>,
                       std::greater<>>
@@ -217,13 +224,19 @@ int64_t plan_pool(const Graph& graph, const std::vector<Life>& lives, const Rele
     const auto index = static_cast<size_t>(id);
     while (!alive.empty() && alive.top().first < lives[index].first) {
       const auto dead = static_cast<size_t>(alive.top().second);
-      space.give(offset[dead], aligned_bytes(graph.tensors[dead]));
+      const int64_t bytes = aligned_bytes(graph.tensors[dead]);
+      space.give(offset[dead], bytes);
+      taken -= bytes;
       alive.pop();
     }
-    offset[index] = space.take(aligned_bytes(graph.tensors[index]));
+    const int64_t bytes = aligned_bytes(graph.tensors[index]);
+    offset[index] = space.take(bytes);
+    taken += bytes;
+    size.least = std::max(size.least, taken);
     alive.emplace(releases.of(id), id);
   }
-  return space.size();
+  size.bytes = space.size();
+  return size;
 }
 
 }  // namespace
@@ -263,13 +276,19 @@ ArenaPlan plan_arenas(const Graph& graph, const std::vector<Life>& lives) {
     std::stable_sort(members.begin(), members.end(), [&](TensorId a, TensorId b) {
       return lives[static_cast<size_t>(a)].first < lives[static_cast<size_t>(b)].first;
     });
-    const int64_t best_size = plan_pool(graph, lives, releases, members, Fit::kBest, best);
-    const int64_t lowest_size = plan_pool(graph, lives, releases, members, Fit::kLowest, lowest);
-    const std::vector<int64_t>& chosen = best_size <= lowest_size ? best : lowest;
+    const PoolSize best_size = plan_pool(graph, lives, releases, members, Fit::kBest, best);
+    int64_t size = best_size.bytes;
+    bool is_best = true;
+    if (size > best_size.least) {
+      const int64_t other = plan_pool(graph, lives, releases, members, Fit::kLowest, lowest).bytes;
+      is_best = size <= other;
+      size = std::min(size, other);
+    }
+    const std::vector<int64_t>& chosen = is_best ? best : lowest;
     for (const TensorId id : members) {
       plan.offset[static_cast<size_t>(id)] = base + chosen[static_cast<size_t>(id)];
     }
-    base += std::min(best_size, lowest_size);
+    base += size;
   }
   for (const auto& [where, bytes] : used) {
     Bytes& size = plan.size[static_cast<size_t>(where.second)];
