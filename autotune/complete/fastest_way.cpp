@@ -70,7 +70,10 @@ class FastestCompletion {
       std::future<void> timed;
       if (!one->is_timed && last_fits_) {
         const auto other = std::find_if(std::next(one), order_.end(), [&](const Candidate& next) {
-          return !next.is_timed && is_asked(next) && !is_known_without_graph(next);
+          // Of its own kind only where it would leave a thread idle: it may tell what the next
+          // does.
+          const bool is_alike = next.group == one->group && is_timed_by_two(*one->completion);
+          return !next.is_timed && !is_alike && is_asked(next) && !is_known_without_graph(next);
         });
         if (other != order_.end()) {
           timed = known_.begin_timing(setting_, *other->completion);

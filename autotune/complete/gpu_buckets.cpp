@@ -190,15 +190,23 @@ class BestCount {
     return std::nullopt;
   }
 
+  // Where weights stay, for those that flow need no more.
+  bool is_known_to_fit(int64_t buckets) const {
+    Completion staying = completion(buckets);
+    staying.plan.weights.flow_share = 0;
+    const std::optional<Bytes> known = known_.known_gpu_excess(setting_, staying);
+    return known && known->count <= 0;
+  }
+
   // Bytes of the GPU beyond what is usable; negative where there is room.
   Bytes excess(int64_t buckets) const { return known_.gpu_excess(setting_, completion(buckets)); }
 
   // More buckets on the GPU need no less there. The most that its memory takes; nothing where it
   // takes none.
   std::optional<int64_t> most_that_fit() {
-    const auto full =
-        std::partition_point(kind_.listed.begin(), kind_.listed.end(),
-                             [&](int64_t listed) { return excess(listed).count <= 0; });
+    const auto full = std::partition_point(
+        kind_.listed.begin(), kind_.listed.end(),
+        [&](int64_t listed) { return is_known_to_fit(listed) || excess(listed).count <= 0; });
     if (full == kind_.listed.begin()) return std::nullopt;
     int64_t low = *std::prev(full);
     int64_t high = full == kind_.listed.end() ? kind_.most : *full;

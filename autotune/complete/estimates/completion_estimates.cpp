@@ -309,6 +309,8 @@ bool is_told_from_shorter(const Plan& plan) {
 
 }  // namespace
 
+bool is_timed_by_two(const Completion& completion) { return is_told_from_shorter(completion.plan); }
+
 // Steps that were built to see that they fit: those that a time is told from, where the longer one
 // shows what memory is needed as well and is not longer by more than one micro-batch. None where it
 // does not fit, which the shorter one shows most often, for it needs no more.

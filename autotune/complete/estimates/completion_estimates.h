@@ -28,6 +28,9 @@ struct TimedPlan {
   Duration step_time;
 };
 
+// Whether two threads time its step, where they are free: it is told from two short ones.
+bool is_timed_by_two(const Completion& completion);
+
 // Of one model, one stack and machines whose rates are the same. May be called from several
 // threads.
 class CompletionEstimates {
