@@ -153,7 +153,8 @@ class CellBound {
                     const Usable& usable) const {
     if (plan_.optimizer.placement == OptimizerPlacement::kNvme) return least;
     const StageSums sums = sums_of(0);
-    const auto all = static_cast<double>(stepped(sums.parameters));
+    const int64_t all_stepped = stepped(sums.parameters);
+    const auto all = static_cast<double>(all_stepped);
     const auto weights = static_cast<double>(sums.parameters.all);
     const auto dense = static_cast<double>(sums.parameters.dense());
     const bool gpu_alone = plan_.optimizer.placement == OptimizerPlacement::kGpu;
@@ -166,19 +167,20 @@ class CellBound {
       return micro_batches * static_cast<double>(work.lane[static_cast<size_t>(kind)]);
     };
     const double must_flow = on_gpu_ ? flowing_at_least() : 0;
+    const double around_cpu = on_gpu_ ? around_cpu_ps(all_stepped, floor) : 0;
     const auto enough = [&](double ps) {
       double on_gpu = all;
       if (on_gpu_) {
         const double on_cpu = all - static_cast<double>(on_gpu_->most_stepped);
         if (on_cpu * floor.cpu_adam > ps) return false;
         if (busy(LaneKind::kCopyOut) + on_cpu * floor.out > ps) return false;
-        if (around_cpu_ps(floor) > ps) return false;
+        if (around_cpu > ps) return false;
         on_gpu = static_cast<double>(on_gpu_->least_stepped);
       } else if (!gpu_alone) {
         const double cpu = floor.cpu_adam > 0 ? ps / floor.cpu_adam : all;
         const double time_out = std::max(0.0, ps - busy(LaneKind::kCopyOut));
         const double out = floor.out > 0 ? time_out / floor.out : all;
-        on_gpu = std::max(least_around_cpu(ps, floor), all - std::min(cpu, out));
+        on_gpu = std::max(least_around_cpu(ps, all_stepped, floor), all - std::min(cpu, out));
         if (on_gpu > 0 && !floor.on_gpu) return false;
       }
       if (busy(LaneKind::kCompute) + on_gpu * floor.gpu_adam > ps) return false;
@@ -202,16 +204,16 @@ class CellBound {
     return static_cast<int64_t>(low);
   }
 
-  // Where it is said how many buckets the GPU steps.
-  double around_cpu_ps(const StepFloor& floor) const {
-    const int64_t on_cpu = stepped(sums_of(0).parameters) - on_gpu_->most_stepped;
+  // Of `all` parameters that a rank steps, where it is said how many buckets of them the GPU does.
+  double around_cpu_ps(int64_t all, const StepFloor& floor) const {
+    const int64_t on_cpu = all - on_gpu_->most_stepped;
     return static_cast<double>(cpu_chain_->step_ps(on_cpu, on_gpu_->most, floor.cpu_adam));
   }
-  // Where it is not, the parameters that the GPU steps of a rank's in a step of `ps`.
-  double least_around_cpu(double ps, const StepFloor& floor) const {
+  // Where it is not, those that the GPU steps at least in a step of `ps`.
+  double least_around_cpu(double ps, int64_t all, const StepFloor& floor) const {
     if (!cpu_chain_) return 0;
-    return static_cast<double>(cpu_chain_->least_on_gpu(ps, stepped(sums_of(0).parameters),
-                                                        most_ranks_stepping(), floor.cpu_adam));
+    const int64_t ranks = most_ranks_stepping();
+    return static_cast<double>(cpu_chain_->least_on_gpu(ps, all, ranks, floor.cpu_adam));
   }
 
   DType gradient_type() const { return gradient_dtype(plan_, {}); }

@@ -95,9 +95,11 @@ Counts that_may_win(const Setting& setting, const Completion& any, Counts all, D
   const auto lowest =
       std::min_element(bounds.begin(), bounds.end(),
                        [](const auto& a, const auto& b) { return a.at_least < b.at_least; });
+  // Beside the lowest of these one may be lower.
+  const auto goes_on = [&](auto at) { return at == lowest || at->at_least < limit; };
   auto first = lowest, last = lowest;
-  while (first != bounds.begin() && first->at_least < limit) --first;
-  while (last + 1 != bounds.end() && last->at_least < limit) ++last;
+  while (first != bounds.begin() && goes_on(first)) --first;
+  while (last + 1 != bounds.end() && goes_on(last)) ++last;
   const auto count_at = [&](auto at) {
     return *asked[static_cast<size_t>(at - bounds.begin())]->plan.optimizer.gpu_buckets;
   };
