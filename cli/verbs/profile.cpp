@@ -12,6 +12,7 @@
 #include "cli/flags/between_processes.h"
 #include "cli/flags/training_flags.h"
 #include "cli/terminal/progress.h"
+#include "profiles/names/machine_with_gpu.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
 #include "sim/engine/cost.h"
@@ -88,12 +89,12 @@ Profile measure_gpu(const ProfileFlags& flags, Progress& progress) {
   options.device = flags.device;
   options.algorithms = stored_algorithms(flags.store);
   for (const Shipped& model : shipped_models()) options.models.push_back(load_model(model.name));
-  options.shipped = [](const std::string& gpu) {
+  options.shipped = [](const std::string& gpu, Bytes memory) {
     std::vector<Machine> machines;
     for (const Shipped& machine : shipped_machines()) {
       machines.push_back(load_machine(machine.name));
     }
-    return machine_with_gpu(machines, gpu);
+    return machine_with_gpu(machines, gpu, memory);
   };
   return profile_cuda(options);
 }

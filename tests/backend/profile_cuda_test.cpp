@@ -267,8 +267,9 @@ TEST(CudaProfile, what_cannot_be_measured_comes_from_a_shipped_machine_and_says_
   PricedDevice device = small_gpu();
   device.failing = "attention backward";
   CudaProfileOptions options = quick();
-  options.shipped = [](const std::string& gpu) {
+  options.shipped = [](const std::string& gpu, Bytes memory) {
     EXPECT_EQ(gpu, "Priced 100");
+    EXPECT_EQ(memory, small_gpu().properties.memory);
     return load_machine("hgx-h200-quad");
   };
   const Gpu gpu = profile_cuda(options, parts_of(device)).machine.gpu;
@@ -299,7 +300,7 @@ TEST(CudaProfile, gpu_older_than_fp8_has_no_rate_of_it_and_the_probe_says_why) {
   device.properties.minor = 6;
   Seen seen;
   CudaProfileOptions options = quick();
-  options.shipped = [](const std::string&) { return load_machine("hgx-h200-quad"); };
+  options.shipped = [](const std::string&, Bytes) { return load_machine("hgx-h200-quad"); };
   const Profile profile = profile_cuda(options, parts_of(device, &seen));
   EXPECT_FALSE(profile.machine.gpu.matmul.contains(DType::kE4m3));
   EXPECT_TRUE(profile.machine.gpu.matmul.at(DType::kBf16).measured);
@@ -317,7 +318,7 @@ TEST(CudaProfile, fp8_that_fails_is_left_out_or_taken_from_a_shipped_machine) {
   device.failing = "product fp8";
   EXPECT_FALSE(profile_of(device).machine.gpu.matmul.contains(DType::kE4m3));
   CudaProfileOptions options = quick();
-  options.shipped = [](const std::string&) { return load_machine("hgx-h200-quad"); };
+  options.shipped = [](const std::string&, Bytes) { return load_machine("hgx-h200-quad"); };
   const Gpu gpu = profile_cuda(options, parts_of(device)).machine.gpu;
   const Sourced<FlopRate>& rate = gpu.matmul.at(DType::kE4m3);
   EXPECT_FALSE(rate.measured);
@@ -338,17 +339,6 @@ TEST(CudaProfile, impossible_options_are_refused) {
   CudaProfileOptions nowhere = quick();
   nowhere.device = "cuda:nowhere";
   EXPECT_THROW(profile_cuda(nowhere), Error);
-}
-
-TEST(CudaProfile, shipped_machine_is_found_by_the_drivers_name_of_its_gpu) {
-  std::vector<Machine> machines(3);
-  machines[0].name = "b", machines[0].gpu.name = "NVIDIA H200 SXM 141 GB";
-  machines[1].name = "a", machines[1].gpu.name = "NVIDIA H200 NVL";
-  machines[2].name = "c", machines[2].gpu.name = "NVIDIA H20";
-  EXPECT_EQ(machine_with_gpu(machines, "NVIDIA H200")->name, "a");
-  EXPECT_EQ(machine_with_gpu(machines, "NVIDIA H20")->name, "c");
-  EXPECT_FALSE(machine_with_gpu(machines, "NVIDIA H100"));
-  EXPECT_FALSE(machine_with_gpu(machines, ""));
 }
 
 // --- Its parts ---------------------------------------------------------------------------------

@@ -509,7 +509,7 @@ std::string CudaProfiler::why_not(const char* probe) const {
 void CudaProfiler::complete() {
   Machine& machine = result_.machine;
   const std::optional<Machine> shipped =
-      options_.shipped ? options_.shipped(gpu_.name) : std::nullopt;
+      options_.shipped ? options_.shipped(gpu_.name, gpu_.memory) : std::nullopt;
   const auto require = [&](bool is_there, const char* probe, const char* field) {
     if (is_there) return;
     throw Error(fmt::format("profile, probe '{}'", probe), why_not(probe),
@@ -572,17 +572,6 @@ Profile profile_cuda(const CudaProfileOptions& options) {
   parts.trainer.device = options.device;
   parts.trainer.gemm_algorithms = options.algorithms;
   return profile_cuda(options, std::move(parts));
-}
-
-std::optional<Machine> machine_with_gpu(const std::vector<Machine>& machines,
-                                        const std::string& gpu) {
-  if (gpu.empty()) return std::nullopt;
-  std::optional<Machine> found;
-  for (const Machine& machine : machines) {
-    const bool same = machine.gpu.name == gpu || machine.gpu.name.starts_with(gpu + " ");
-    if (same && (!found || machine.name < found->name)) found = machine;
-  }
-  return found;
 }
 
 }  // namespace ballast

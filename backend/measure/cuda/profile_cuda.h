@@ -28,9 +28,9 @@ struct CudaProfileOptions : ProfileOptions {
   // Whose products and layers are timed.
   std::vector<Model> models;
   GemmAlgorithmStore algorithms;  // of products, as training takes them
-  // A machine with this GPU (by the driver's name for it), for what cannot be measured; may be
-  // null.
-  std::function<std::optional<Machine>(const std::string& gpu)> shipped;
+  // A machine with this GPU (by the driver's name for it, and its memory), for what cannot be
+  // measured; may be null.
+  std::function<std::optional<Machine>(const std::string& gpu, Bytes memory)> shipped;
 };
 
 // What the profile runs on.
@@ -48,10 +48,5 @@ struct CudaProfileParts {
 // options out of range, and where a number is missing that nothing else can tell, naming its probe.
 Profile profile_cuda(const CudaProfileOptions& options);
 Profile profile_cuda(const CudaProfileOptions& options, CudaProfileParts parts);
-
-// Of these machines the one whose GPU the driver calls `gpu` ("NVIDIA H200" is in "NVIDIA H200 SXM
-// 141 GB"); the first by name where there are several.
-std::optional<Machine> machine_with_gpu(const std::vector<Machine>& machines,
-                                        const std::string& gpu);
 
 }  // namespace ballast
