@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "sim/base/crc32c.h"
@@ -69,6 +70,13 @@ void StateFile::open(const DiskOptions& options) {
   }
   reads_ = make_disk_queue(file_, options.depth, largest, options.engine);
   writes_ = make_disk_queue(file_, options.depth, largest, options.engine);
+}
+
+Bytes StateFile::taken() const {
+  constexpr int64_t kStatBlock = 512;  // whatever the file system's blocks are: stat(2)
+  struct stat status;
+  if (fstat(file_, &status) != 0) fail("cannot be looked at", "see that it is still mounted");
+  return {status.st_blocks * kStatBlock};
 }
 
 std::string StateFile::described() const {

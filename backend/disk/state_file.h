@@ -56,6 +56,8 @@ class StateFile {
   // For tests, and benchmarks that read the same file plainly.
   int descriptor() const { return file_; }
   Bytes size() const { return size_; }
+  // Of the disk, as the system counts them.
+  Bytes taken() const;
 
  private:
   // None was written where `written` is false: it is zeros.

@@ -372,6 +372,10 @@ std::vector<MemoryUse> HostDevice::memory() {
     if (place == Place::kHbm && experts_) most.resident += experts_->beside();
     uses.push_back(most);
   }
+  if (disk_) {
+    const Bytes planned = graph_.arenas.size[static_cast<size_t>(Place::kNvme)];
+    uses.push_back({Place::kNvme, planned, disk_->taken_by_largest_stage()});
+  }
   return uses;
 }
 

@@ -1,23 +1,52 @@
 #include "backend/host/disk_state.h"
 
+#include <algorithm>
 #include <fmt/format.h>
+#include <map>
 
 namespace ballast {
 
-std::vector<Bytes> DiskState::sizes_of(const Graph& graph) {
+namespace {
+
+// Tensors that no operation touches have no place: passes leave some behind.
+std::vector<TensorId> resting_tensors(const Graph& graph) {
+  std::vector<TensorId> resting;
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    const bool is_placed = graph.arenas.offset[t] >= 0;
+    if (is_placed && graph.tensors[t].place == Place::kNvme) {
+      resting.push_back(static_cast<TensorId>(t));
+    }
+  }
+  return resting;
+}
+
+std::vector<Bytes> sizes_of(const Graph& graph) {
   std::vector<Bytes> sizes;
-  for (const Tensor& tensor : graph.tensors) {
-    if (tensor.place == Place::kNvme) sizes.push_back(tensor.bytes());
+  for (const TensorId tensor : resting_tensors(graph)) {
+    sizes.push_back(graph.tensor(tensor).bytes());
   }
   return sizes;
 }
 
+}  // namespace
+
 DiskState::DiskState(const Graph& graph, const DiskOptions& options)
     : graph_(graph), file_(sizes_of(graph), options) {
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    if (graph.tensors[t].place != Place::kNvme) continue;
-    regions_.emplace(static_cast<TensorId>(t), regions_.size());
+  for (const TensorId tensor : resting_tensors(graph)) regions_.emplace(tensor, regions_.size());
+}
+
+Bytes DiskState::taken_by_largest_stage() const {
+  std::map<int8_t, double> stages;
+  double all = 0;
+  for (const auto& [tensor, region] : regions_) {
+    const Tensor& resting = graph_.tensor(tensor);
+    const auto bytes = static_cast<double>(resting.bytes().count);
+    stages[resting.device] += bytes;
+    all += bytes;
   }
+  double most = 0;
+  for (const auto& [stage, bytes] : stages) most = std::max(most, bytes);
+  return {static_cast<int64_t>(static_cast<double>(file_.taken().count) * most / all)};
 }
 
 const Access* DiskState::resting(const Op& op) const {

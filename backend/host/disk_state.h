@@ -25,11 +25,12 @@ class DiskState {
   void move(const Op& op, const std::vector<CopyRange>& ranges);
   void read(TensorId tensor, int64_t begin, std::span<std::byte> to);
   void write(TensorId tensor, int64_t begin, std::span<const std::byte> from);
+  // Of the disk, as the system counts it.
+  Bytes taken_by_largest_stage() const;
   // One line.
   std::string described() const;
 
  private:
-  static std::vector<Bytes> sizes_of(const Graph& graph);
   const Access* resting(const Op& op) const;
 
   const Graph& graph_;

@@ -452,6 +452,7 @@ void Trainer::require_memory_for_copy() const {
   if (s.plan.optimizer.sync == SyncMode::kDelay) copy = {copy.count / 3 * 4};
   Bytes untouched;
   for (const MemoryUse& use : s.device->memory()) {
+    if (use.place == Place::kNvme) continue;
     const bool on_cpu = use.place == Place::kDram || s.options.device == "host";
     if (on_cpu) untouched += {std::max<int64_t>(use.planned.count - use.resident.count, 0)};
   }

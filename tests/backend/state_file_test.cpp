@@ -228,6 +228,18 @@ TEST(StateOnNvme, trains_to_the_bits_of_state_in_memory_that_it_does_not_fit) {
       const TrainResult result = trainer.train(tiny::kSteps, nullptr);
       const tiny::Outcome outcome{trainer.parameters(), result.records, result.rollbacks};
       tiny::expect_same(outcome, in_memory, "ZeRO " + std::to_string(zero_stage));
+      const MemoryUse& disk = result.memory.back();
+      ASSERT_EQ(disk.place, Place::kNvme);
+      EXPECT_EQ(disk.planned, state);
+      // Whole blocks for each bucket.
+      EXPECT_NEAR(static_cast<double>(disk.resident.count) / static_cast<double>(state.count), 1,
+                  0.01);
+    }
+    for (const MemoryUse& use :
+         Trainer(model, plan_on(OptimizerPlacement::kCpu, data, zero_stage), options)
+             .train(1, nullptr)
+             .memory) {
+      EXPECT_NE(use.place, Place::kNvme);
     }
   }
 }
