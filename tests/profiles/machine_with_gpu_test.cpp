@@ -32,5 +32,17 @@ TEST(Machines, shipped_one_is_found_by_the_drivers_name_of_its_gpu) {
   EXPECT_EQ(machine_with_gpu(machines, "NVIDIA H200", {})->name, "a");
 }
 
+TEST(Machines, gpu_on_a_card_is_not_the_module_and_a_longer_number_is_another_model) {
+  std::vector<Machine> machines(3);
+  machines[0].name = "b", machines[0].gpu.name = "NVIDIA H200 SXM 141 GB";
+  machines[1].name = "a", machines[1].gpu.name = "NVIDIA H200 NVL";
+  machines[2].name = "c", machines[2].gpu.name = "NVIDIA H20";
+  EXPECT_EQ(machine_with_gpu(machines, "NVIDIA H200", {})->name, "b");
+  EXPECT_EQ(machine_with_gpu(machines, "NVIDIA H200 NVL", {})->name, "a");
+  EXPECT_EQ(machine_with_gpu(machines, "NVIDIA H20", {})->name, "c");
+  EXPECT_FALSE(machine_with_gpu(machines, "NVIDIA H100", {}));
+  EXPECT_FALSE(machine_with_gpu(machines, "", {}));
+}
+
 }  // namespace
 }  // namespace ballast
