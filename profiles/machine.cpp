@@ -29,6 +29,7 @@ constexpr NumberRange kRate{0, 1e8, true};  // GB/s and TFLOP/s
 constexpr NumberRange kShare{0, 1, true};
 constexpr NumberRange kMicroseconds{0, 1e9};
 constexpr NumberRange kAboveZero{0, 1e18, true};
+constexpr NumberRange kSizes{1, 1e18};  // bytes, elements or tokens of a curve
 constexpr WholeRange kCount{1, 10'000'000};
 
 // The conversions between a key's unit and ours, once for reading and once for writing.
@@ -97,7 +98,7 @@ std::optional<Sourced<Quantity>> read_optional(JsonReader& owner, const std::str
 }
 
 Curve read_points(JsonReader& reader, const CurveKeys& keys) {
-  const std::vector<double> sizes = reader.numbers(keys.sizes, kAboveZero);
+  const std::vector<double> sizes = reader.numbers(keys.sizes, kSizes);
   const std::vector<double> rates = reader.numbers(keys.rates, kAboveZero);
   if (sizes.size() != rates.size()) {
     reader.fail(keys.rates, fmt::format("has {} numbers for {} sizes", rates.size(), sizes.size()),

@@ -21,9 +21,11 @@ import pathlib
 import queue
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from tiny_model import CONFIG
@@ -108,7 +110,8 @@ class Server:
 
     def __init__(self, build, runs=100):
         self.process = subprocess.Popen([str((build / "fork_server").resolve()), str(runs)],
-                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        start_new_session=True)  # Ctrl-C is for the script
 
     def end(self):
         self.process.stdin.close()
@@ -301,16 +304,35 @@ class Try:
         return f"{self.name} {self.number}: {' '.join(self.words)}"
 
 
+class Progress:
+    """A line on stderr every so many seconds."""
+    SECONDS = 30
+
+    def __init__(self, count):
+        self.count = count
+        self.began = self.said = time.monotonic()
+
+    def say(self, tries, findings):
+        now = time.monotonic()
+        if now - self.said >= self.SECONDS:
+            self.said = now
+            print(f"{tries} of {self.count} tries, {findings} findings, {now - self.began:.0f} s",
+                  file=sys.stderr, flush=True)
+
+
 def all_tries(bench):
-    """Each as it ends. As many servers as jobs; none begins after the time box."""
+    """Each as it ends. As many servers as jobs; none begins after the time box or a signal."""
     options = bench.options
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
     servers = queue.Queue()
     for _ in range(options.jobs):
         servers.put(Server(options.build))
     end = time.monotonic() + options.time_box
 
     def one(number):
-        if time.monotonic() > end:
+        if stopped.is_set() or time.monotonic() > end:
             return None
         server = servers.get()
         done = Try(bench, number).run(server, options)
@@ -333,6 +355,7 @@ def main():
     codes = {}
     cores = {}
     longest = largest = None
+    progress = Progress(options.count)
     with tempfile.TemporaryDirectory() as folder:
         for done in all_tries(Bench(options, pathlib.Path(folder))):
             tries += 1
@@ -347,8 +370,9 @@ def main():
                 findings += 1
                 last = " ".join(done.text.strip().splitlines()[-1:])
                 print(f"{done}: {done.wrong}: {last[:200]}", flush=True)
+            progress.say(tries, findings)
     if not tries:
-        sys.exit("no try began in the time box")
+        sys.exit("no try began before the time box ended or a signal came")
     each = {name: 1000 * core / count for name, (count, core) in cores.items()}
     print("ms of a core a try:", ", ".join(f"{name} {each[name]:.0f}" for name in
                                            sorted(each, key=each.get, reverse=True)))

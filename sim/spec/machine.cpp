@@ -26,8 +26,8 @@ class Checker {
   void curve(const std::string& field, const Curve& value) const {
     double size_before = 0;
     for (const Curve::Point& point : value.points) {
-      if (!std::isfinite(point.size) || point.size <= size_before) {
-        fail(field, "has sizes that are not positive and strictly ascending");
+      if (!std::isfinite(point.size) || point.size < 1 || point.size <= size_before) {
+        fail(field, "has sizes that are below 1 or not strictly ascending");
       }
       if (!std::isfinite(point.rate) || point.rate <= 0) {
         fail(field, "has a rate that is zero or negative");

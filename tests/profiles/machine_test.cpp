@@ -75,6 +75,7 @@ TEST(Machines, wrong_values_name_the_file_and_the_key) {
       {"/link/kind", "c2", "did you mean 'c2c'"},
       {"/link/host_to_device/bytes", Json::array({1, 1, 2, 3, 4, 5, 6, 7}), "has 1 after 1"},
       {"/link/host_to_device/bytes", Json::array({1, 2, 3}), "has 8 numbers for 3 sizes"},
+      {"/link/host_to_device/bytes/0", 1e-308, "key 'link.host_to_device.bytes"},
       {"/link/host_to_device/gb_per_s", Json::array({0, 1}), "is 0"},
       {"/link/host_to_device/gb_per_s", Json::array(), "must be a list of numbers"},
       {"/cpu/optimizer_threads", 1000, "cpu.optimizer_threads"},
