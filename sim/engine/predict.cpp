@@ -144,21 +144,42 @@ Duration time_once(const Program& program, const Graph& graph, const CostModel& 
 
 struct BlockCost {
   Duration alone, host, host_first;
+  HostWait host_waits = HostWait::kNone;
 };
 
-// A block lasts as long as its operations do from a standing start. The host enqueues them ahead,
-// as it does those of an operation of many kernels.
-BlockCost block_cost(const Program& block, const Graph& graph, const CostModel& costs) {
-  BlockCost sum;
-  if (block.ops.empty()) return sum;
-  CostTable table = costs.table_of_block(block);
-  for (size_t i = 0; i < table.ops.size(); ++i) sum.host += table.ops[i].host;
-  for (OpCost& kind : table.ops.kinds()) {
-    sum.host_first = std::max(sum.host_first, kind.host_first);
-    kind.host = kind.host_first = {};
+// The costs of a block's operations without the host's time for those that it enqueues ahead, which
+// `block` gets: all of them, or, where it waits for a result, those up to that.
+OpCosts without_ahead(const OpCosts& costs, BlockCost& block) {
+  OpCosts result;
+  result.reserve(costs.size());
+  std::vector<int32_t> ahead(costs.kinds().size(), -1);
+  std::vector<int32_t> behind = ahead;
+  for (size_t i = 0; i < costs.size(); ++i) {
+    OpCost cost = costs[i];
+    const bool is_ahead = block.host_waits == HostWait::kNone;
+    if (cost.host_waits != HostWait::kNone) block.host_waits = HostWait::kOfItsDevice;
+    if (is_ahead) {
+      block.host += cost.host;
+      block.host_first = std::max(block.host_first, cost.host_first);
+      cost.host = cost.host_first = {};
+    }
+    int32_t& kind = (is_ahead ? ahead : behind)[costs.kind_at(i)];
+    if (kind < 0) kind = result.add_kind(cost);
+    result.append(kind);
   }
-  sum.alone = simulate(block, graph, table, {.max_steps = 1, .record_steps = 0}).step_time;
-  return sum;
+  return result;
+}
+
+// A block lasts as long as its operations do from a standing start. The host enqueues them ahead,
+// as it does those of an operation of many kernels; behind a result that it waits for it enqueues
+// beside them, and what follows the block when that is over.
+BlockCost block_cost(const Program& block, const Graph& graph, const CostModel& costs) {
+  BlockCost cost;
+  if (block.ops.empty()) return cost;
+  CostTable table = costs.table_of_block(block);
+  table.ops = without_ahead(table.ops, cost);
+  cost.alone = simulate(block, graph, table, {.max_steps = 1, .record_steps = 0}).step_time;
+  return cost;
 }
 
 std::optional<Duration> rollback_time_of(const Graph& graph, const CostModel& costs) {
@@ -286,6 +307,7 @@ CostTable costs_of(const Graph& graph, const CostModel& costs) {
     kind.alone = block.alone;
     kind.host = block.host;
     kind.host_first = block.host_first;
+    kind.host_waits = block.host_waits;
   }
   return table;
 }

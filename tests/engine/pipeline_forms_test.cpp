@@ -51,14 +51,14 @@ Plan plan_of(const Shape& shape) {
 }
 
 double step_of(const Model& model, const Plan& plan, Folding folding,
-               const Machine& machine = tests::tiny_cluster()) {
-  const StackFacts facts;
-  Graph graph = build_pipeline(model, plan, facts, folding);
-  graph = run_passes(std::move(graph), {model, plan, facts}, "place", "link");
-  const CostModel costs(machine, Plan{}, Stack{}, nullptr);
+               const Machine& machine = tests::tiny_cluster(), const Stack& stack = {}) {
+  Graph graph = build_pipeline(model, plan, stack.facts, folding);
+  graph = run_passes(std::move(graph), {model, plan, stack.facts}, "place", "link");
+  const CostModel costs(machine, Plan{}, stack, nullptr);
   return step_time_of(graph, plan, costs).seconds();
 }
 
+constexpr double kLongLaunch = 40;  // us, of a host that takes about as long as its GPU
 const Shape kShapes[] = {{2, 1, 4}, {4, 1, 8}, {2, 2, 4}, {4, 2, 8}};
 
 // Where all is kept, nothing is exchanged and one decision stands between the backward and the
@@ -90,6 +90,29 @@ TEST(pipeline_forms, spread_turns_hide_what_folded_ones_cannot) {
     const double spread = step_of(model, plan, Folding::kOff, machine);
     EXPECT_LT(spread, 0.95 * folded) << shape.stages << " " << shape.chunks;
     EXPECT_EQ(step_of(model, plan, Folding::kAuto, machine), spread);
+  }
+}
+
+// A host that reads how many rows each expert gets waits for the GPU in every layer's forward, and
+// what it enqueues then the GPU waits for, in a turn that is one operation as in one that is many.
+TEST(pipeline_forms, wait_alike_where_the_host_reads_the_rows_of_experts) {
+  for (const Shape& shape : kShapes) {
+    Model model = model_of(shape);
+    model.architecture = "mixtral";
+    model.experts = 4;
+    model.experts_per_token = 2;
+    model.expert_ffn = 1024;
+    const Plan plan = plan_of(shape);
+    Stack stack;
+    stack.constants.launch = Duration::from_us(100);
+    const auto step = [&](Folding folding, bool reads_routing) {
+      stack.facts.reads_routing = reads_routing;
+      return step_of(model, plan, folding, tests::tiny_cluster(), stack);
+    };
+    const auto added = [&](Folding folding) { return step(folding, true) - step(folding, false); };
+    EXPECT_GT(added(Folding::kOn), 0.9 * added(Folding::kOff));
+    EXPECT_LT(added(Folding::kOn), 2 * added(Folding::kOff))
+        << "the host is not ahead when a folded turn ends: a launch more for each";
   }
 }
 
