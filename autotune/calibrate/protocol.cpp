@@ -164,47 +164,82 @@ double signed_error_percent(Metric metric, double predicted, double published) {
   return 100 * ((inverse ? published / predicted : predicted / published) - 1);
 }
 
+namespace {
+
+// What is counted once: a figure, or all figures of one run's speed, which say the same.
+struct Counted {
+  size_t case_index = 0, source = 0;
+  double error = 0;    // signed, percent; the mean of its figures
+  double covered = 0;  // share of them
+  double figures = 0;
+
+  void add(double one_error, bool is_covered) {
+    error = (error * figures + one_error) / (figures + 1);
+    covered = (covered * figures + (is_covered ? 1 : 0)) / (figures + 1);
+    ++figures;
+  }
+};
+
+// A verdict is right or wrong: its error is 0 or 100 percent.
+double error_of(const JudgedFigure& figure, double predicted) {
+  if (figure.metric == Metric::kFits) return predicted == figure.published ? 0 : 100;
+  return signed_error_percent(figure.metric, predicted, figure.published);
+}
+
+std::vector<Counted> counted(const std::vector<JudgedFigure>& figures, FigureClass figure_class,
+                             LeftOut left_out) {
+  std::vector<Counted> all;
+  for (const JudgedFigure& figure : figures) {
+    const std::optional<double>& value = figure.predicted[static_cast<size_t>(left_out)].value;
+    if (class_of(figure.metric) != figure_class || !value) continue;
+    const bool is_same_run = figure_class == FigureClass::kSpeed && !all.empty() &&
+                             all.back().case_index == figure.case_index;
+    if (!is_same_run) all.push_back({figure.case_index, figure.source});
+    const bool covers = figure_class != FigureClass::kVerdict && figure.covered(left_out);
+    all.back().add(error_of(figure, *value), covers);
+  }
+  return all;
+}
+
+size_t failed(const std::vector<JudgedFigure>& figures, FigureClass figure_class,
+              LeftOut left_out) {
+  return static_cast<size_t>(
+      std::count_if(figures.begin(), figures.end(), [&](const JudgedFigure& figure) {
+        return class_of(figure.metric) == figure_class &&
+               !figure.predicted[static_cast<size_t>(left_out)].value;
+      }));
+}
+
+}  // namespace
+
 ErrorSummary summarise(const std::vector<JudgedFigure>& figures, FigureClass figure_class,
                        LeftOut left_out) {
-  const auto slot = static_cast<size_t>(left_out);
   ErrorSummary summary;
+  summary.failed = failed(figures, figure_class, left_out);
+  const std::vector<Counted> all = counted(figures, figure_class, left_out);
+  summary.figures = all.size();
+  if (all.empty()) return summary;
   std::vector<double> errors;
-  double covered = 0;
   std::map<size_t, std::pair<double, double>> by_source;  // inside, and all
-  for (const JudgedFigure& figure : figures) {
-    if (class_of(figure.metric) != figure_class) continue;
-    const std::optional<double>& value = figure.predicted[slot].value;
-    if (!value) {
-      ++summary.failed;
-      continue;
-    }
-    ++summary.figures;
-    if (figure_class == FigureClass::kVerdict) {
-      // A verdict is right or wrong: its error is 0 or 100 percent.
-      errors.push_back(*value == figure.published ? 0 : 100);
-    } else {
-      errors.push_back(signed_error_percent(figure.metric, *value, figure.published));
-      covered += figure.covered(left_out);
-      by_source[figure.source].first += figure.covered(left_out);
-      by_source[figure.source].second += 1;
-    }
-    summary.bias += errors.back();
-    summary.mean += std::abs(errors.back());
-    if (std::abs(errors.back()) >= std::abs(summary.worst)) {
-      summary.worst = errors.back();
-      summary.worst_of = figure.case_index;
-    }
+  for (const Counted& one : all) {
+    errors.push_back(std::abs(one.error));
+    summary.bias += one.error;
+    summary.mean += std::abs(one.error);
+    summary.coverage += one.covered;
+    by_source[one.source].first += one.covered;
+    by_source[one.source].second += 1;
+    if (std::abs(one.error) < std::abs(summary.worst)) continue;
+    summary.worst = one.error;
+    summary.worst_of = one.case_index;
   }
-  if (errors.empty()) return summary;
-  const auto count = static_cast<double>(errors.size());
+  const auto count = static_cast<double>(all.size());
   summary.bias /= count;
   summary.mean /= count;
-  summary.coverage = covered / count;
+  summary.coverage /= count;
   for (const auto& [source, counts] : by_source) {
     summary.coverage_by_source +=
         counts.first / counts.second / static_cast<double>(by_source.size());
   }
-  for (double& error : errors) error = std::abs(error);
   summary.median = median(std::move(errors));
   return summary;
 }

@@ -43,7 +43,8 @@ struct JudgedFigure {
 std::vector<JudgedFigure> judge(const std::vector<SourcedCase>& cases, const Stack& typical,
                                 const CalibrationProgress& progress);
 
-// Of the rows that have a number in one of the three ways.
+// Of the rows that have a number in one of the three ways. Figures of one run's speed (tokens per
+// second and MFU, say) count as one, as the fit weighs them: they are the same measurement.
 struct ErrorSummary {
   size_t figures = 0;
   size_t failed = 0;  // refused or without a number: they count as failed, not as left out

@@ -157,5 +157,20 @@ TEST(Summarise, errors_are_signed_as_speeds_and_failures_count) {
   EXPECT_EQ(summarise(figures, FigureClass::kLayerMemory, LeftOut::kSource).figures, 0u);
 }
 
+// A run that was published as tokens per second and as MFU was measured once.
+TEST(Summarise, figures_of_one_runs_speed_count_as_one) {
+  std::vector<JudgedFigure> figures = {
+      judged(0, Metric::kTokensPerS, 10, 12), judged(0, Metric::kPeakMemory, 10, 13),
+      judged(0, Metric::kMfu, 40, 52), judged(1, Metric::kTokensPerS, 100, 95)};
+  const ErrorSummary speed = summarise(figures, FigureClass::kSpeed, LeftOut::kSource);
+  EXPECT_EQ(speed.figures, 2u);
+  EXPECT_NEAR(speed.mean, (25 + 5) / 2.0, 1e-9) << "20 and 30 % of the first";
+  EXPECT_NEAR(speed.bias, (25 - 5) / 2.0, 1e-9);
+  EXPECT_NEAR(speed.worst, 25, 1e-9);
+  EXPECT_NEAR(speed.coverage, 0.5, 1e-9);
+  figures[0].predicted[0].value.reset();
+  EXPECT_EQ(summarise(figures, FigureClass::kSpeed, LeftOut::kSource).failed, 1u);
+}
+
 }  // namespace
 }  // namespace ballast
