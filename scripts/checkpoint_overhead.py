@@ -7,10 +7,11 @@
 For each period: `predict --checkpoint-period` with the rates of the machine's profile and with the
 seconds in which this disk takes a file of a checkpoint's size, written and synced alone; and
 `train --checkpoint-period`, whose steps beside a write and without one are of one run. Then
-`train --checkpoint-overhead`, with the period that it chose. In each turn a run that keeps no
-checkpoint before its end comes first: how much longer the other takes as a whole is what
-checkpoints cost, whichever steps pay for it. Without --store the machine is profiled first. Prints
-a table of Markdown.
+`train --checkpoint-overhead`, with the period that it chose. In each turn there is a run that keeps
+no checkpoint before its end, before the other or after it by turns: how much longer the other takes
+as a whole is what checkpoints cost, whichever steps pay for it. Beside the median of all turns
+stands the standard error of their mean, which says what a machine with neighbours can tell. Without
+--store the machine is profiled first. Prints a table of Markdown.
 """
 import argparse
 import json
@@ -37,7 +38,7 @@ def arguments():
     parser.add_argument("--store")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--periods", type=int, nargs="+", default=[10, 20, 40])
+    parser.add_argument("--periods", type=int, nargs="*", default=[10, 20, 40])
     parser.add_argument("--overhead", default="3.5%")
     parser.add_argument("--width", type=int, default=384, help="of the model, a multiple of 8")
     parser.add_argument("--folder", help="on the disk that is meant")
@@ -73,14 +74,17 @@ class Bench:
         return json.loads(self.run("train", *PLAN, "--store", "here.db", "--data", "text.txt",
                                    "--steps", str(steps), "--json", "--checkpoint", "kept", *words))
 
-    def whole_runs(self, steps, *words):
+    def whole_runs(self, steps, is_first, *words):
         """What a run says of its checkpoints, and how much longer it takes than one without."""
-        begin = time.monotonic()
-        self.train(steps, "--checkpoint-period", str(10 * steps))
-        middle = time.monotonic()
-        checkpoints = self.train(steps, *words)["checkpoints"]
-        end = time.monotonic()
-        checkpoints["longer_percent"] = 100 * ((end - middle) / (middle - begin) - 1)
+        seconds = {}
+        for keeps in (is_first, not is_first):
+            begin = time.monotonic()
+            if keeps:
+                checkpoints = self.train(steps, *words)["checkpoints"]
+            else:
+                self.train(steps, "--checkpoint-period", str(10 * steps))
+            seconds[keeps] = time.monotonic() - begin
+        checkpoints["longer_percent"] = 100 * (seconds[True] / seconds[False] - 1)
         return checkpoints
 
     def write_alone(self, size):
@@ -103,7 +107,7 @@ def main():
         size = bench.predict("--checkpoint-period", "10")["checkpoints"]["bytes"]
         write = statistics.median(bench.write_alone(size) for _ in range(5))
         print(f"a checkpoint of {size / 1e6:.0f} MB, which this disk takes in {write:.2f} s\n")
-        print("| period, steps | predicted, % | whole runs, % by turns | median "
+        print("| period, steps | predicted, % | whole runs, % by turns | median, error of the mean "
               "| within the run, % | copy, predicted ms | measured ms | write, measured s "
               "| step s |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -122,13 +126,14 @@ def main():
 
 
 def row(bench, name, told, options, *words):
-    runs = [bench.whole_runs(options.steps, *words) for _ in range(options.turns)]
+    runs = [bench.whole_runs(options.steps, turn % 2 == 1, *words) for turn in range(options.turns)]
     measured = [run["longer_percent"] for run in runs]
     within = statistics.median(run["overhead_percent"] for run in runs)
+    error = statistics.stdev(measured) / len(measured) ** 0.5 if len(measured) > 1 else 0
     copies = [1e3 * (run["rest_s"] - run["waited_s"]) / run["kept_before_the_end"] for run in runs]
     print(f"| {name} | {told['overhead_percent']:.2f} |" if told else f"| {name} | - |",
           " ".join(f"{one:.2f}" for one in measured),
-          f"| {statistics.median(measured):.2f} | {within:.2f} |",
+          f"| {statistics.median(measured):.2f} ± {error:.2f} | {within:.2f} |",
           f"{1e3 * told['copy_s']:.1f} |" if told else "- |",
           f"{statistics.median(copies):.1f} |",
           f"{statistics.median(run['write_s'] for run in runs):.3f} |",

@@ -25,14 +25,14 @@ class CellBound {
  public:
   CellBound(const Model& model, const Plan& plan, const LayerProfile& profile, Bounded extent)
       : model_(model), plan_(plan), profile_(profile) {
-    const bool on_cpu = extent == Bounded::kPlan && plan.pipeline == 1 &&
-                        plan.optimizer.placement == OptimizerPlacement::kCpu;
-    if (!on_cpu) return;
-    cpu_chain_.emplace(model, plan, profile);
+    steps_on_cpu_ = extent == Bounded::kPlan && plan.pipeline == 1 &&
+                    plan.optimizer.placement == OptimizerPlacement::kCpu;
+    if (!steps_on_cpu_) return;
     if (plan.weights.flow_share && plan.optimizer.gpu_buckets) on_gpu_ = buckets_on_gpu();
   }
 
-  Duration time(const StepFloor& floor, const Usable& usable) const {
+  Duration time(const StepFloor& floor, const Usable& usable) {
+    if (steps_on_cpu_) cpu_chain_.emplace(model_, plan_, profile_);
     return lowered(plan_.pipeline > 1 ? pipeline_ps(floor) : one_stage_ps(floor, usable));
   }
 
@@ -540,7 +540,8 @@ class CellBound {
   const Model& model_;
   const Plan& plan_;
   const LayerProfile& profile_;
-  std::optional<CpuChain> cpu_chain_;  // of a plan whose CPU steps, not of a cell
+  bool steps_on_cpu_ = false;          // of a plan, not of a cell
+  std::optional<CpuChain> cpu_chain_;  // of such a one, once its time is asked for
   std::optional<OnGpu> on_gpu_;        // where the plan says it
 };
 
