@@ -68,14 +68,14 @@ double largest_move(const std::vector<StackConstants>& before,
   return most;
 }
 
-// `typical` with the spread that its facts add.
+// `typical` with what its facts add: as slow as frameworks are on average, and as uncertain.
 Stack as_unseen(Stack typical, const std::vector<SourcedCase>& cases,
                 const CalibrationProgress& progress) {
   const std::vector<SourcedCase> same = run_as_typical(cases, typical);
   Figures figures(same);
   figures.linearise(std::vector<StackConstants>(figures.frameworks().size(), typical.constants),
                     [&](double share) { progress(share, "as the typical framework"); });
-  return with_spread_of_facts(std::move(typical), figures, std::nullopt);
+  return with_misses_of_facts(std::move(typical), figures, std::nullopt);
 }
 
 // A family that no case names any more, since each of its frameworks has a profile of its own:

@@ -73,7 +73,7 @@ class Judge {
     } else if (left_out == LeftOut::kFramework) {
       const Stack center = fitted_stack(typical_, without_framework_[framework], std::nullopt,
                                         figures_.generations());
-      return as_run_by(std::move(setup), with_spread_of_facts(center, typical_figures_, framework));
+      return as_run_by(std::move(setup), with_misses_of_facts(center, typical_figures_, framework));
     }
     return setup;
   }

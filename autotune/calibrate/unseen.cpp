@@ -51,22 +51,69 @@ double covering_spread(const std::vector<Miss>& misses) {
   return needed.back().first;
 }
 
-Stack with_spread_of_facts(Stack typical, const Figures& figures, std::optional<size_t> without) {
-  StackUncertainty& uncertainty = typical.uncertainty.value();
-  const Eigen::VectorXd at = free_of(typical.constants);
-  const Eigen::VectorXd effects = effects_of(typical.constants, figures.generations());
-  std::array<std::vector<Miss>, kFigureKinds> misses;
-  for (const Figure& figure : figures.all()) {
-    const LinearFigure& linear = figure.linear;
-    if (linear.framework == without) continue;
-    const auto length = static_cast<size_t>(linear.slope.size());
-    misses.at(static_cast<size_t>(linear.kind))
-        .push_back({linear.framework, linear.log_error(at, effects),
-                    explained_variance({linear.slope.data(), length}, uncertainty)});
+namespace {
+
+// Figures of frameworks other than `without`, by their kind, as these constants miss them.
+class Misses {
+ public:
+  Misses(const Stack& typical, const Figures& figures, std::optional<size_t> without) {
+    const Eigen::VectorXd at = free_of(typical.constants);
+    const Eigen::VectorXd effects = effects_of(typical.constants, figures.generations());
+    for (const Figure& figure : figures.all()) {
+      const LinearFigure& linear = figure.linear;
+      if (linear.framework == without) continue;
+      const auto length = static_cast<size_t>(linear.slope.size());
+      of_kind_.at(static_cast<size_t>(linear.kind))
+          .push_back({linear.framework, linear.log_error(at, effects),
+                      explained_variance({linear.slope.data(), length}, *typical.uncertainty)});
+    }
   }
-  for (size_t kind = 0; kind < misses.size(); ++kind) {
-    double& spread = uncertainty.*rest_of(static_cast<FigureKind>(kind));
-    spread = std::max(spread, covering_spread(misses[kind]));
+
+  const std::vector<Miss>& of(FigureKind kind) const {
+    return of_kind_.at(static_cast<size_t>(kind));
+  }
+
+ private:
+  std::array<std::vector<Miss>, kFigureKinds> of_kind_;
+};
+
+// All that takes time takes exp(`by`) times as long.
+StackConstants slowed(StackConstants constants, double by) {
+  for (int i = 0; i < kStackConstants; ++i) {
+    const ConstantKind kind = constant_kind(i);
+    if (kind == ConstantKind::kSlack || constant(constants, i) <= 0) continue;
+    const double sign = kind == ConstantKind::kShare ? -1 : 1;
+    const double moved = coordinate(constants, i) + sign * by;
+    set_coordinate(constants, i, std::min(moved, std::log(most_of_constant(i))));
+  }
+  return constants;
+}
+
+}  // namespace
+
+double mean_miss(const std::vector<Miss>& misses) {
+  std::map<size_t, std::pair<double, double>> by_framework;  // sum and count
+  for (const Miss& miss : misses) {
+    by_framework[miss.framework].first += miss.log_error;
+    by_framework[miss.framework].second += 1;
+  }
+  double sum = 0;
+  for (const auto& [framework, of_it] : by_framework) sum += of_it.first / of_it.second;
+  return by_framework.empty() ? 0 : sum / static_cast<double>(by_framework.size());
+}
+
+Stack with_misses_of_facts(Stack typical, const Figures& figures, std::optional<size_t> without) {
+  const Misses before(typical, figures, without);
+  std::vector<Miss> times = before.of(FigureKind::kTime);
+  const std::vector<Miss>& of_experts = before.of(FigureKind::kExpertTime);
+  times.insert(times.end(), of_experts.begin(), of_experts.end());
+  typical.constants = slowed(typical.constants, -mean_miss(times));
+  const Misses misses(typical, figures, without);
+  StackUncertainty& uncertainty = typical.uncertainty.value();
+  for (int i = 0; i < kFigureKinds; ++i) {
+    const auto kind = static_cast<FigureKind>(i);
+    double& spread = uncertainty.*rest_of(kind);
+    spread = std::max(spread, covering_spread(misses.of(kind)));
   }
   // Few frameworks ran networks with experts; none makes those better known than others.
   uncertainty.expert_time = std::max(uncertainty.expert_time, uncertainty.time);

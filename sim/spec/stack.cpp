@@ -86,6 +86,10 @@ const ConstantRow& row_of(int index) { return kConstants.at(static_cast<size_t>(
 
 ConstantKind constant_kind(int index) { return row_of(index).kind; }
 
+double most_of_constant(int index) {
+  return row_of(index).kind == ConstantKind::kShare ? row_of(index).most : 1000;
+}
+
 std::string_view constant_name(int index) { return row_of(index).name; }
 
 double constant(const StackConstants& constants, int index) {
@@ -151,8 +155,8 @@ void check(const Stack& stack) {
   for (int i = 0; i < kStackConstants; ++i) {
     const double value = constant(stack.constants, i);
     const bool share = constant_kind(i) == ConstantKind::kShare;
-    const double most = row_of(i).most;
-    const bool legal = share ? value >= 1e-3 && value <= most : value >= 0 && value <= 1000;
+    const double most = most_of_constant(i);
+    const bool legal = value >= (share ? 1e-3 : 0) && value <= most;
     if (!std::isfinite(value) || !legal) {
       refuse(stack, std::string(constant_name(i)),
              share ? fmt::format("is not a share from 0.001 to {}", most)

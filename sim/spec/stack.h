@@ -324,6 +324,8 @@ inline constexpr int kStackConstants = 8;
 // By index, in the order of the members.
 enum class ConstantKind : uint8_t { kShare, kMicroseconds, kSlack };
 ConstantKind constant_kind(int index);
+// The largest value that a constant may have.
+double most_of_constant(int index);
 // "gemm_share", ...: the keys of a stack file.
 std::string_view constant_name(int index);
 // The value of one constant: a share, or microseconds for `launch_us`.
