@@ -3,13 +3,13 @@
 // The hierarchy says how constants differ from framework to framework where facts are known. Of a
 // framework that is not here facts are not known either: what it stores, casts and gathers, the
 // typical one may not. So every case is predicted as if the typical framework had run it. What
-// frameworks took longer than that on average, each counting as one, one that is not here will take
-// longer as well; and the spread of what no constant explains is made so wide that eight of ten
-// frameworks' figures lie inside the interval, each framework counting as one however many rows it
-// has. This is the quantile of split conformal prediction (Lei et al., "Distribution-Free
-// Predictive Inference for Regression", 2018) without its (n + 1) / n, which of six frameworks
-// takes the widest: coverage is held against left-out frameworks instead (docs/validation.md). Will
-// not do: say anything of a framework that has a profile.
+// frameworks took longer than that on average, one that is not here will take longer as well; and
+// the spread of what no constant explains is made so wide that eight of ten frameworks' figures lie
+// inside the interval. Each framework counts as one however many rows it has. The spread is the
+// quantile of split conformal prediction (Lei et al., "Distribution-Free Predictive Inference for
+// Regression", 2018) without its (n + 1) / n, which of six frameworks takes the widest: coverage is
+// held against left-out frameworks instead (docs/validation.md).
+// Will not do: say anything of a framework that has a profile.
 #pragma once
 
 #include <optional>
