@@ -155,16 +155,19 @@ OpCosts without_ahead(const OpCosts& costs, BlockCost& block) {
   std::vector<int32_t> ahead(costs.kinds().size(), -1);
   std::vector<int32_t> behind = ahead;
   for (size_t i = 0; i < costs.size(); ++i) {
-    OpCost cost = costs[i];
+    const OpCost& cost = costs[i];
     const bool is_ahead = block.host_waits == HostWait::kNone;
     if (cost.host_waits != HostWait::kNone) block.host_waits = HostWait::kOfItsDevice;
     if (is_ahead) {
       block.host += cost.host;
       block.host_first = std::max(block.host_first, cost.host_first);
-      cost.host = cost.host_first = {};
     }
     int32_t& kind = (is_ahead ? ahead : behind)[costs.kind_at(i)];
-    if (kind < 0) kind = result.add_kind(cost);
+    if (kind < 0) {
+      kind = result.add_kind(cost);
+      OpCost& added = result.kinds().back();
+      if (is_ahead) added.host = added.host_first = {};
+    }
     result.append(kind);
   }
   return result;

@@ -58,7 +58,6 @@ double step_of(const Model& model, const Plan& plan, Folding folding,
   return step_time_of(graph, plan, costs).seconds();
 }
 
-constexpr double kLongLaunch = 40;  // us, of a host that takes about as long as its GPU
 const Shape kShapes[] = {{2, 1, 4}, {4, 1, 8}, {2, 2, 4}, {4, 2, 8}};
 
 // Where all is kept, nothing is exchanged and one decision stands between the backward and the
