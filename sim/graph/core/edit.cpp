@@ -15,18 +15,18 @@ std::vector<Op> Insertions::apply(std::vector<Op> ops) {
   if (!std::is_sorted(order.begin(), order.end(), comes_first)) {
     std::stable_sort(order.begin(), order.end(), comes_first);
   }
-  std::vector<Op> result;
-  result.reserve(ops.size() + all_.size());
-  size_t next = 0;
-  for (size_t position = 0; position <= ops.size(); ++position) {
-    for (; next < order.size() && all_[order[next]].first == position; ++next) {
-      result.push_back(std::move(all_[order[next]].second));
-    }
-    if (position < ops.size()) result.push_back(std::move(ops[position]));
+  // From the end on, so that all can stay in their memory: programs are large.
+  size_t from = ops.size();
+  ops.resize(ops.size() + order.size());
+  size_t to = ops.size();
+  for (auto next = order.rbegin(); next != order.rend(); ++next) {
+    auto& [position, inserted] = all_[*next];
+    CHECK(position <= from);
+    while (from > position) ops[--to] = std::move(ops[--from]);
+    ops[--to] = std::move(inserted);
   }
-  CHECK(next == order.size());
   all_.clear();
-  return result;
+  return ops;
 }
 
 size_t ahead_of(const std::vector<Op>& ops, size_t position, int64_t count, size_t least) {

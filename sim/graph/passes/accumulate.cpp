@@ -10,8 +10,7 @@
 // The sum has the type of the weights, or 32 bits where the plan asks for that, and adds up on the
 // GPU: only copies touch CPU memory.
 #include <algorithm>
-#include <map>
-#include <unordered_map>
+#include <vector>
 
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
@@ -28,7 +27,13 @@ class Accumulate {
 
   void run() {
     find_gradients();
-    for (int16_t m = 0; m <= last_; ++m) separate(m);
+    std::vector<std::vector<size_t>> of_micro_batch(static_cast<size_t>(last_) + 1);
+    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+      const Op& op = graph_.step.ops[i];
+      if (op.label.micro_batch < 0 || op.kind == OpKind::kPack) continue;
+      of_micro_batch[static_cast<size_t>(op.label.micro_batch)].push_back(i);
+    }
+    for (int16_t m = 0; m <= last_; ++m) separate(m, of_micro_batch[static_cast<size_t>(m)]);
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       const Op& op = graph_.step.ops[i];
       if (op.kind == OpKind::kPack && op.label.bucket >= 0) extend(i);
@@ -37,6 +42,11 @@ class Accumulate {
   }
 
  private:
+  struct Part {
+    TensorId tensor = -1;
+    size_t last = 0;  // operation that writes it
+  };
+
   // Gradients of modules that the CPU steps whole. A module that is cut between CPU and GPU adds up
   // on the GPU, where its parts are stepped together.
   void find_gradients() {
@@ -48,32 +58,39 @@ class Accumulate {
       }
     }
     const ModuleIndex modules(graph_.modules);
+    gradient_of_.assign(graph_.tensors.size(), -1);
     for (size_t t = 0; t < graph_.tensors.size(); ++t) {
       const Tensor& tensor = graph_.tensors[t];
       if (tensor.kind != TensorKind::kGradient) continue;
       const int32_t module = modules.of(tensor.label);
-      if (module >= 0 && on_cpu[static_cast<size_t>(module)]) parts_[static_cast<TensorId>(t)] = {};
+      if (module < 0 || !on_cpu[static_cast<size_t>(module)]) continue;
+      gradient_of_[t] = std::ssize(parts_);
+      parts_.emplace_back();
     }
   }
 
+  // Of a gradient that adds up, those of the micro-batches so far; null of other tensors.
+  std::vector<Part>* parts_of(TensorId gradient) {
+    const auto id = static_cast<size_t>(gradient);
+    if (id >= gradient_of_.size() || gradient_of_[id] < 0) return nullptr;
+    return &parts_[static_cast<size_t>(gradient_of_[id])];
+  }
+
   // A micro-batch's own gradients: written anew by its first operation, and but for the last
-  // micro-batch in tensors of their own.
-  void separate(int16_t micro_batch) {
-    std::unordered_map<TensorId, bool> begun;
-    for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
+  // micro-batch in tensors of their own. `operations`: the micro-batch's, in order.
+  void separate(int16_t micro_batch, const std::vector<size_t>& operations) {
+    for (const size_t i : operations) {
       Op& op = graph_.step.ops[i];
-      if (op.label.micro_batch != micro_batch || op.kind == OpKind::kPack) continue;
       for (Access& access : op.accesses) {
-        const auto found = parts_.find(access.tensor);
-        if (found == parts_.end() || access.role != Role::kParameterGradient) continue;
-        std::vector<Part>& parts = found->second;
-        if (parts.size() <= static_cast<size_t>(micro_batch)) {
-          parts.push_back({micro_batch == last_ ? access.tensor : copy_of(access.tensor), i});
+        std::vector<Part>* const parts = parts_of(access.tensor);
+        if (parts == nullptr || access.role != Role::kParameterGradient) continue;
+        const bool is_first = parts->size() <= static_cast<size_t>(micro_batch);
+        if (is_first) {
+          parts->push_back({micro_batch == last_ ? access.tensor : copy_of(access.tensor), i});
         }
-        parts.back().last = i;
-        access.tensor = parts.back().tensor;
-        if (begun[found->first]) continue;
-        begun[found->first] = true;
+        parts->back().last = i;
+        access.tensor = parts->back().tensor;
+        if (!is_first) continue;
         access.mode = AccessMode::kWrite;
         if (auto* gemm = std::get_if<GemmWork>(&op.work)) gemm->accumulate = false;
       }
@@ -90,7 +107,7 @@ class Accumulate {
         [&](const Op& op) { return op.kind == OpKind::kCopy && op.label == original.label; });
     const bool adds_up =
         std::all_of(original.accesses.begin(), original.accesses.end(), [&](const Access& access) {
-          return access.role != Role::kSource || parts_.contains(access.tensor);
+          return access.role != Role::kSource || parts_of(access.tensor) != nullptr;
         });
     if (copy == graph_.step.ops.end() || !adds_up) return;
     const TensorId sum = sum_of(original.label.bucket);
@@ -99,7 +116,7 @@ class Accumulate {
       Op packed = original;
       for (Access& access : packed.accesses) {
         if (access.role != Role::kSource) continue;
-        const Part& part = parts_.at(access.tensor)[static_cast<size_t>(m)];
+        const Part& part = parts_of(access.tensor)->at(static_cast<size_t>(m));
         access.tensor = part.tensor;
         position = std::max(position, part.last + 1);
       }
@@ -166,15 +183,11 @@ class Accumulate {
     return add_tensor(graph_, tensor);
   }
 
-  struct Part {
-    TensorId tensor = -1;
-    size_t last = 0;  // operation that writes it
-  };
-
   Graph& graph_;
   const Plan& plan_;
   int16_t last_;
-  std::map<TensorId, std::vector<Part>> parts_;  // by gradient, of every micro-batch
+  std::vector<int64_t> gradient_of_;      // by tensor: its place in parts_, or -1
+  std::vector<std::vector<Part>> parts_;  // by gradient, of every micro-batch
   Insertions insertions_;
 };
 
