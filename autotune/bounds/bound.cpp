@@ -1,7 +1,6 @@
 #include "autotune/bounds/bound.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 
 #include "sim/graph/core/edit.h"
 
@@ -23,20 +22,6 @@ CategoryBytes added(const CategoryBytes& a, const CategoryBytes& b) {
 
 Duration lowered(int64_t ps) {
   return {static_cast<int64_t>(static_cast<double>(ps) * (1 - kBoundSlack))};
-}
-
-WorkBound work_bound(const Workload& work, const std::vector<Capacity>& capacities) {
-  WorkBound bound;
-  const auto offer = [&](Duration time, const std::string& resource) {
-    if (time > bound.time) bound = {time, resource};
-  };
-  for (size_t i = 0; i < work.lane.size(); ++i) {
-    offer({work.lane[i]}, fmt::format("lane {}", to_string(static_cast<LaneKind>(i))));
-  }
-  for (size_t i = 0; i < capacities.size() && i < work.capacity.size(); ++i) {
-    offer(Duration::from_seconds(work.capacity[i]), "capacity " + capacities[i].name);
-  }
-  return bound;
 }
 
 Bounds::Bounds(const Model& model, const Plan& base, const Space& space, const CostModel& costs)
@@ -133,11 +118,7 @@ Duration Bounds::quick(const Choice& choice) const {
 }
 
 Duration Bounds::step_time(const Choice& choice) const {
-  const Workload all = work(choice);
-  int64_t most = *std::max_element(all.lane.begin(), all.lane.end());
-  const double capacity = *std::max_element(all.capacity.begin(), all.capacity.end());
-  most = std::max(most, Duration::from_seconds(capacity).ps);
-  most = std::max(most, cycles(choice));
+  const int64_t most = std::max(work(choice).busiest_ps(), cycles(choice));
   return std::max(quick(choice), lowered(most));
 }
 

@@ -3,7 +3,7 @@
 // a bound rules out, simulation would have ruled out too.
 //
 // The step time is the greatest of
-//   work      time that a lane or a shared capacity is busy for in a step, at full speed;
+//   work      time that a lane, a shared capacity at full speed, or the host is busy for in a step;
 //   cycles    from a weight's first use, on the compute lane to the gradients, through the
 //             optimizer's operations in their order, home, and to its use in the next step. A
 //             chain that ends where it began, one step later, is no longer than a step.
@@ -30,13 +30,6 @@ namespace ballast {
 // Relative slack of the engine's settled period, by which a bound of time is lowered.
 inline constexpr double kBoundSlack = 1e-6;
 Duration lowered(int64_t ps);
-
-// What a step time cannot go below, and which lane or capacity says so.
-struct WorkBound {
-  Duration time;
-  std::string resource;  // "lane compute", "capacity dram"
-};
-WorkBound work_bound(const Workload& work, const std::vector<Capacity>& capacities);
 
 class Bounds {
  public:

@@ -161,9 +161,7 @@ std::vector<std::vector<int64_t>> BucketBound::flows(const ForwardBackwardProfil
       }
       work.lane[static_cast<size_t>(LaneKind::kDataNetwork)] +=
           reduce + static_cast<int64_t>(gather * static_cast<double>(residence.staying));
-      const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
-      const int64_t lane = *std::max_element(work.lane.begin(), work.lane.end());
-      least.back().push_back(std::max(lane, Duration::from_seconds(capacity).ps));
+      least.back().push_back(work.busiest_ps());
     }
   }
   return least;

@@ -85,10 +85,7 @@ class CellBound {
       chain += part.forward_ps + part.backward_ps;
       work.add(part.work, 1);
     });
-    const int64_t lane = *std::max_element(work.lane.begin(), work.lane.end());
-    const double capacity = *std::max_element(work.capacity.begin(), work.capacity.end());
-    const int64_t least =
-        plan_.accumulation() * std::max({chain, lane, Duration::from_seconds(capacity).ps});
+    const int64_t least = plan_.accumulation() * std::max(chain, work.busiest_ps());
     return with_step(least, work, floor, usable);
   }
 
@@ -166,6 +163,7 @@ class CellBound {
     const auto busy = [&](LaneKind kind) {
       return micro_batches * static_cast<double>(work.lane[static_cast<size_t>(kind)]);
     };
+    const double host = micro_batches * static_cast<double>(work.host);
     const double must_flow = on_gpu_ ? flowing_at_least() : 0;
     const double around_cpu = on_gpu_ ? around_cpu_ps(all_stepped, floor) : 0;
     const auto enough = [&](double ps) {
@@ -189,6 +187,8 @@ class CellBound {
       flowing = std::max(flowing, must_flow);
       const double twice = std::max(0.0, flowing - flow.free);
       if (busy(LaneKind::kCopyIn) + twice * flow.visits * floor.fetch > ps) return false;
+      const double whole = std::max(0.0, twice - flow.cut);
+      if (host + whole * flow.visits * flow.host > ps) return false;
       const double gathered = dense + std::max(0.0, twice - (weights - dense)) * (flow.visits - 1);
       return busy(LaneKind::kDataNetwork) + dense * floor.reduce + gathered * floor.gather <= ps;
     };
@@ -233,6 +233,10 @@ class CellBound {
     double most = 0;    // parameters
     double free = 0;    // of them, those that need no second copy
     double visits = 0;  // a step
+    // Picoseconds a parameter and visit, of the thread that enqueues a layer's copies: of layers of
+    // which all flows, so of all but a few parameters.
+    double host = 0;
+    double cut = 0;  // parameters
   };
   FlowLimits flow_limits(double weights, const StepFloor& floor) const {
     constexpr int64_t kLeastOperations = 4;  // of the GPU in a layer, forward and backward
@@ -248,6 +252,13 @@ class CellBound {
     for (int64_t i = 0; i < near; ++i) {
       limits.free += static_cast<double>(layer(all, all.first + i).parameters.all) +
                      static_cast<double>(layer(all, all.last - 1 - i).parameters.all);
+    }
+    for (int64_t i = all.first; i < all.last; ++i) {
+      const LayerCost& one = layer(all, i);
+      const auto parameters = static_cast<double>(std::max<int64_t>(1, one.parameters.all));
+      const double host = static_cast<double>(one.weights * floor.fetch_host) / parameters;
+      limits.host = i == all.first ? host : std::min(limits.host, host);
+      limits.cut = std::max(limits.cut, parameters);
     }
     // Shares are rounded to whole layers.
     limits.most = floor.most_flow > 0 ? floor.most_flow * layers + limits.free : 0;

@@ -2,7 +2,7 @@
 // ruled out here is ruled out by the thousand, before a graph of its size is built.
 //
 //   time     one device: every micro-batch takes the chains of its layers, one after another
-//            (autotune/bounds/layer_costs), and keeps lanes and capacities busy.
+//            (autotune/bounds/layer_costs), and keeps lanes, capacities and the host busy.
 //            What the optimizer adds is the least over how many parameters the GPU steps and how
 //            many weights flow: each lane needs its time for its share
 //            (autotune/bounds/step_floor), and what neither leaves nor flows must find room beside

@@ -154,6 +154,7 @@ void add_saved(const Graph& graph, const std::vector<Life>& lives, LayerProfile&
     if (tensor.kind == TensorKind::kWeight) {
       const bool of_experts = graph.module(modules.of(tensor.label)).expert_ranks > 1;
       part.parameters += {tensor.elements, of_experts ? tensor.elements : 0};
+      ++part.weights;
     }
     const bool state =
         tensor.category == Category::kWeights || tensor.category == Category::kGradients;
@@ -379,6 +380,7 @@ LayerProfile profile_leaving(const Model& model, const Plan& plan, const LayerPr
     to.between_parts = own.between_parts;
     to.pairs_between_parts = own.pairs_between_parts;
     to.parameters = own.parameters;
+    to.weights = own.weights;
   };
   take_times(profile.first, timed.first);
   take_times(profile.last, timed.last);

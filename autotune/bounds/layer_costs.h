@@ -57,6 +57,7 @@ struct LayerCost {
   int64_t first_part_forward_ps = 0;   // what the compute lane does for the first part alone
   int64_t first_part_backward_ps = 0;  // without what is recomputed
   ParameterCount parameters;           // of weights that live through the step on this rank
+  int64_t weights = 0;                 // tensors that these are
 };
 
 struct LayerProfile {

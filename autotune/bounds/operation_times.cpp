@@ -1,5 +1,6 @@
 #include "autotune/bounds/operation_times.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "autotune/bounds/part_costs.h"
@@ -35,6 +36,14 @@ void Prices::add_exchange(CollectiveKind kind, int64_t count, bool talks) {
 void Prices::price(const CostModel& costs) {
   table_ = costs.table(graph_.step, graph_);
   next_ = 0;
+}
+
+int64_t Prices::host_ps(OpKind kind) const {
+  const std::vector<Op>& ops = graph_.step.ops;
+  const auto found =
+      std::find_if(ops.begin(), ops.end(), [&](const Op& op) { return op.kind == kind; });
+  CHECK(found != ops.end());
+  return table_.ops[static_cast<size_t>(found - ops.begin())].host.ps;
 }
 
 }  // namespace ballast

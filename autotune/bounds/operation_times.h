@@ -23,6 +23,8 @@ class Prices {
 
   void price(const CostModel& costs);
   int64_t next() { return table_.ops[next_++].alone.ps; }
+  // Host time of the first operation of a kind, each of which takes as much.
+  int64_t host_ps(OpKind kind) const;
 
  private:
   const Plan& plan_;

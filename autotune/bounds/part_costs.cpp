@@ -107,6 +107,7 @@ Graph forward_backward_graph(const Model& model, const Plan& plan, const StackFa
 void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, double times) {
   CHECK(device_of(op.lane) == 0 && table.capacities.size() <= kMostCapacities);
   lane[static_cast<size_t>(kind_of(op.lane))] += static_cast<int64_t>(times) * cost.alone.ps;
+  host += static_cast<int64_t>(times) * cost.host.ps;
   for (int8_t i = 0; i < cost.demand_count; ++i) {
     const Demand& demand = cost.demands[static_cast<size_t>(i)];
     const auto index = static_cast<size_t>(demand.capacity);
@@ -118,6 +119,13 @@ void Workload::add(const Op& op, const OpCost& cost, const CostTable& table, dou
 void Workload::add(const Workload& other, double times) {
   for (size_t i = 0; i < lane.size(); ++i) lane[i] += static_cast<int64_t>(times) * other.lane[i];
   for (size_t i = 0; i < capacity.size(); ++i) capacity[i] += times * other.capacity[i];
+  host += static_cast<int64_t>(times) * other.host;
+}
+
+int64_t Workload::busiest_ps() const {
+  const double shared = *std::max_element(capacity.begin(), capacity.end());
+  return std::max(
+      {*std::max_element(lane.begin(), lane.end()), Duration::from_seconds(shared).ps, host});
 }
 
 Bytes sum_of(const CategoryBytes& bytes) {

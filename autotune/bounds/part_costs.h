@@ -24,11 +24,14 @@ namespace ballast {
 
 inline constexpr int kMostCapacities = 10;
 
-// Time that operations keep lanes and shared capacities busy for, if each ran alone. No step is
-// shorter than the busiest of them.
+// Time that operations keep lanes, shared capacities and the host thread that enqueues them busy
+// for, if each ran alone. No step is shorter than the busiest of them.
 struct Workload {
   std::array<int64_t, kLaneKinds> lane{};          // picoseconds
   std::array<double, kMostCapacities> capacity{};  // seconds, by index in CostTable::capacities
+  int64_t host = 0;                                // picoseconds
+
+  int64_t busiest_ps() const;
 
   void add(const Op& op, const OpCost& cost, const CostTable& table, double times);
   void add(const Workload& other, double times);

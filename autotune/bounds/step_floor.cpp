@@ -33,6 +33,7 @@ StepFloor rates_of(const Plan& layout, bool talks, const CostModel& costs) {
     prices.add_exchange(CollectiveKind::kAllGather, count, talks && splits);
   }
   prices.price(costs);
+  rates.fetch_host = prices.host_ps(OpKind::kCopy);
   for (const int64_t count : counts) {
     for (double* rate : {&rates.gpu_adam, &rates.cpu_adam, &rates.out, &rates.fetch, &rates.reduce,
                          &rates.gather}) {

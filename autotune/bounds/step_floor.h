@@ -23,6 +23,8 @@ struct StepFloor {
   double fetch = 0;   // a flowing weight to the GPU, likewise
   double reduce = 0;  // a gradient over the ranks that hold the same weights
   double gather = 0;  // a weight from the ranks that step its shards; 0 where none talk
+  // Of the thread that enqueues copies: picoseconds a copy that brings a weight's tensor in.
+  int64_t fetch_host = 0;
   // Of turns that all stages share (Plan::multiplex), picoseconds a byte; 0 where none are.
   double send = 0;       // from a device of one stage to those in its place in the others
   double broadcast = 0;  // of weights, to the devices of all stages

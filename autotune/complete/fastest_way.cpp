@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,9 +57,14 @@ class FastestCompletion {
     const std::vector<CompletionBound> bounds = completion_bounds(setting, completions);
     for (Candidate& one : order_) one.bound = bounds[one.rank];
     // Weights that flow come last: of the same plan with weights that stay is told what they gain.
-    std::stable_sort(order_.begin(), order_.end(), [](const Candidate& a, const Candidate& b) {
-      return std::pair(a.flows(), a.bound.at_least) < std::pair(b.flows(), b.bound.at_least);
-    });
+    // Where nothing else tells them apart, as where all wait for the host, most buckets on the GPU
+    // come first.
+    const auto key = [](const Candidate& one) {
+      const int64_t on_gpu = one.completion->plan.optimizer.gpu_buckets.value_or(0);
+      return std::tuple(one.flows(), one.bound.at_least, -on_gpu);
+    };
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](const Candidate& a, const Candidate& b) { return key(a) < key(b); });
   }
 
   // While one is looked at the next that it says nothing about is timed, beside it where a thread
@@ -72,8 +78,8 @@ class FastestCompletion {
         const auto other = std::find_if(std::next(one), order_.end(), [&](const Candidate& next) {
           // Of its own kind only where it would leave a thread idle: it may tell what the next
           // does.
-          const bool is_alike = next.group == one->group && is_timed_by_two(*one->completion);
-          return !next.is_timed && !is_alike && is_asked(next) && !is_known_without_graph(next);
+          const bool waits = is_alike(next, *one) && is_timed_by_two(*one->completion);
+          return !next.is_timed && !waits && is_asked(next) && !is_known_without_graph(next);
         });
         if (other != order_.end()) {
           timed = known_.begin_timing(setting_, *other->completion);
@@ -98,8 +104,14 @@ class FastestCompletion {
   };
   static constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
+  static bool is_alike(const Candidate& a, const Candidate& b) {
+    return a.group == b.group || has_more_on_gpu(*a.completion, *b.completion) ||
+           has_more_on_gpu(*b.completion, *a.completion);
+  }
+
   bool is_asked(const Candidate& one) const {
-    return one.index < fitting_[one.group] && may_win(one);
+    return one.index < fitting_[one.group] && may_win(one) &&
+           known_.promises().may_use_room(*one.completion);
   }
 
   bool may_win(const Candidate& one) const {

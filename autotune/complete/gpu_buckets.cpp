@@ -81,8 +81,9 @@ struct Counts {
 };
 
 // Those between which all lie that may take less than `limit`: bounds fall with what the CPU steps
-// no more, and rise with what the GPU does.
-Counts that_may_win(const Setting& setting, const Completion& any, Counts all, Duration limit) {
+// no more, and rise with what the GPU does. Nothing where none does that may fit.
+std::optional<Counts> that_may_win(const Setting& setting, const Completion& any, Counts all,
+                                   Duration limit) {
   std::vector<Completion> spaced;
   const int64_t grain = std::max<int64_t>(1, (all.most - all.fewest) / kBounded);
   for (int64_t count = all.fewest; count < all.most; count += grain) {
@@ -92,18 +93,22 @@ Counts that_may_win(const Setting& setting, const Completion& any, Counts all, D
   std::vector<const Completion*> asked;
   for (const Completion& one : spaced) asked.push_back(&one);
   const std::vector<CompletionBound> bounds = completion_bounds(setting, asked);
-  const auto lowest =
-      std::min_element(bounds.begin(), bounds.end(),
-                       [](const auto& a, const auto& b) { return a.at_least < b.at_least; });
+  // More buckets on the GPU need no less there: of the first that cannot fit one between may.
+  const auto too_full = std::find_if(bounds.begin(), bounds.end(),
+                                     [](const CompletionBound& one) { return one.overfills_gpu; });
+  if (too_full == bounds.begin()) return std::nullopt;
+  const auto end = too_full == bounds.end() ? too_full : too_full + 1;
+  const auto lowest = std::min_element(
+      bounds.begin(), end, [](const auto& a, const auto& b) { return a.at_least < b.at_least; });
   // Beside the lowest of these one may be lower.
   const auto goes_on = [&](auto at) { return at == lowest || at->at_least < limit; };
   auto first = lowest, last = lowest;
   while (first != bounds.begin() && goes_on(first)) --first;
-  while (last + 1 != bounds.end() && goes_on(last)) ++last;
+  while (last + 1 != end && goes_on(last)) ++last;
   const auto count_at = [&](auto at) {
     return *asked[static_cast<size_t>(at - bounds.begin())]->plan.optimizer.gpu_buckets;
   };
-  return {count_at(first), count_at(last)};
+  return Counts{count_at(first), count_at(last) - (last == too_full ? 1 : 0)};
 }
 
 // Looks for the best count of one kind.
@@ -125,16 +130,19 @@ class BestCount {
     int64_t most = most_that_may_fit();
     if (most < fewest) return std::nullopt;
     if (limit) {
-      const Counts may_win = that_may_win(setting_, kind_.any, {fewest, most}, *limit);
-      fewest = may_win.fewest;
-      most = may_win.most;
+      const std::optional<Counts> may_win =
+          that_may_win(setting_, kind_.any, {fewest, most}, *limit);
+      if (!may_win || may_win->most < may_win->fewest) return std::nullopt;
+      fewest = may_win->fewest;
+      most = may_win->most;
     }
     if (!gaining_between(fewest, most)) return std::nullopt;
     int64_t last = most_timed_and_fitting().value_or(fewest - 1);
+    most = most_promising(last, most);
     if (last < most && gaining_between(last + 1, most)) {
-      const std::optional<int64_t> fits = most_that_fit();
+      const std::optional<int64_t> fits = most_that_fit(fewest, most);
       if (!fits) return std::nullopt;
-      last = std::min(*fits, most);
+      last = *fits;
       if (!was_timed(last) && !time(last)) return std::nullopt;
     }
     for (int asked = timed_; asked < most_timed_ && !is_far_slower_; ++asked) {
@@ -158,9 +166,19 @@ class BestCount {
   std::optional<int64_t> gaining_between(int64_t fewest, int64_t most) const {
     const std::optional<Promise> next = known_.promises().best_between(kind_.any, fewest, most);
     if (!next) return std::nullopt;
-    const bool gains =
-        !limit_ || next->at_least.seconds() < (1 - kLeastGainOfCount) * limit_->seconds();
-    return gains ? std::optional(next->gpu_buckets) : std::nullopt;
+    return gains(next->at_least) ? std::optional(next->gpu_buckets) : std::nullopt;
+  }
+
+  // Of those above `timed`, up to `most`, the most that promises enough to be worth a look.
+  int64_t most_promising(int64_t timed, int64_t most) const {
+    while (limit_ && most > timed && !gains(known_.promises().at_least(completion(most)))) {
+      most = std::max(timed, most - grain_);
+    }
+    return most;
+  }
+
+  bool gains(Duration at_least) const {
+    return !limit_ || at_least.seconds() < (1 - kLeastGainOfCount) * limit_->seconds();
   }
 
   // False where it does not fit, of other memories than the GPU's.
@@ -178,11 +196,9 @@ class BestCount {
 
   // As far as is known without a graph.
   int64_t most_that_may_fit() const {
-    for (const int64_t listed : kind_.listed) {
-      const std::optional<Bytes> known = known_.known_gpu_excess(setting_, completion(listed));
-      if (known && known->count > 0) return listed - 1;
-    }
-    return kind_.most;
+    const auto full = std::find_if(kind_.listed.begin(), kind_.listed.end(),
+                                   [&](int64_t listed) { return is_known_not_to_fit(listed); });
+    return full == kind_.listed.end() ? kind_.most : *full - 1;
   }
 
   std::optional<int64_t> most_timed_and_fitting() const {
@@ -200,19 +216,33 @@ class BestCount {
     return known && known->count <= 0;
   }
 
+  bool is_known_not_to_fit(int64_t buckets) const {
+    const std::optional<Bytes> known = known_.known_gpu_excess(setting_, completion(buckets));
+    return known && known->count > 0;
+  }
+
   // Bytes of the GPU beyond what is usable; negative where there is room.
   Bytes excess(int64_t buckets) const { return known_.gpu_excess(setting_, completion(buckets)); }
 
-  // More buckets on the GPU need no less there. The most that its memory takes; nothing where it
-  // takes none.
-  std::optional<int64_t> most_that_fit() {
-    const auto full = std::partition_point(
-        kind_.listed.begin(), kind_.listed.end(),
-        [&](int64_t listed) { return is_known_to_fit(listed) || excess(listed).count <= 0; });
-    if (full == kind_.listed.begin()) return std::nullopt;
+  // More buckets on the GPU need no less there. Of `fewest` to `most` the most that its memory
+  // takes; nothing where it does not take `fewest`.
+  std::optional<int64_t> most_that_fit(int64_t fewest, int64_t most) {
+    const auto fits = [&](int64_t count) {
+      return is_known_to_fit(count) || excess(count).count <= 0;
+    };
+    // Of those that may win the fewest are most likely to be too many.
+    if (fewest > kind_.listed.front() && !fits(fewest)) return std::nullopt;
+    std::vector<int64_t> counts = {fewest};
+    for (const int64_t listed : kind_.listed) {
+      if (listed > fewest && listed < most) counts.push_back(listed);
+    }
+    // What is known not to fit needs no graph.
+    if (most > fewest) counts.push_back(is_known_not_to_fit(most + 1) ? most + 1 : most);
+    const auto full = std::partition_point(counts.begin(), counts.end(), fits);
+    if (full == counts.begin()) return std::nullopt;
     int64_t low = *std::prev(full);
-    int64_t high = full == kind_.listed.end() ? kind_.most : *full;
-    if (high == low || excess(high).count <= 0) return high;
+    if (full == counts.end()) return low;
+    int64_t high = *full;
     for (bool halves = false; high - low > grain_; halves = !halves) {
       const double room = -static_cast<double>(excess(low).count);
       const double beyond = static_cast<double>(excess(high).count);
@@ -252,7 +282,7 @@ std::optional<TimedPlan> faster_gpu_buckets(const Setting& setting,
     are_timed = kind.best_timed.has_value();
     const bool may_win =
         !limit || kind.bound.at_least.seconds() < (1 - kLeastGain) * limit->seconds();
-    if (no_better >= kPatience || !may_win) continue;
+    if (no_better >= kPatience || !may_win || !known.promises().may_use_room(kind.any)) continue;
     if (interrupted && interrupted()) break;
     try {
       BestCount best_count(setting, kind, known);

@@ -85,6 +85,7 @@ void expect_work_of_the_graphs(const BoundCase& c, size_t n) {
     }
     const Workload work = c.bounds().work(choice);
     ASSERT_EQ(work.lane, expected.lane);
+    ASSERT_EQ(work.host, expected.host);
     for (size_t i = 0; i < work.capacity.size(); ++i) {
       ASSERT_NEAR(work.capacity[i], expected.capacity[i], 1e-12);
     }
@@ -224,16 +225,15 @@ TEST(Bound, a_step_that_waits_adds_the_optimizer_to_the_compute) {
   EXPECT_GT(bounds.step_time(Choice{}), cpu + compute * 0.6);
 }
 
-TEST(WorkBound, the_busiest_lane_or_capacity_is_named) {
+TEST(Workload, is_as_long_as_its_busiest_lane_capacity_or_host) {
   Workload work;
   work.lane[static_cast<size_t>(LaneKind::kCompute)] = 3'000'000;  // 3 us
-  work.capacity[1] = 4e-6;
-  const std::vector<Capacity> capacities = {{"hbm", 1}, {"dram", 1}};
-  EXPECT_EQ(work_bound(work, capacities).resource, "capacity dram");
-  EXPECT_EQ(work_bound(work, capacities).time, Duration::from_us(4));
   work.capacity[1] = 2e-6;
-  EXPECT_EQ(work_bound(work, capacities).resource, "lane compute");
-  EXPECT_EQ(work_bound(work, capacities).time, Duration::from_us(3));
+  EXPECT_EQ(work.busiest_ps(), 3'000'000);
+  work.capacity[1] = 4e-6;
+  EXPECT_EQ(work.busiest_ps(), 4'000'000);
+  work.host = 5'000'000;
+  EXPECT_EQ(work.busiest_ps(), 5'000'000);
 }
 
 }  // namespace

@@ -146,6 +146,26 @@ TEST(CompletionPromises, of_flow_are_a_share_of_the_same_plan_whose_weights_stay
   EXPECT_EQ(promises.at_least(with(8, 1)), Duration{});
 }
 
+// Room for more buckets is what they are for, and these made the step longer.
+TEST(CompletionPromises, of_activations_that_leave_are_nothing_where_more_buckets_were_no_use) {
+  CompletionPromises promises;
+  const auto with_fate = [](int64_t buckets, ActivationFate fate) {
+    Completion completion = with(buckets, 0);
+    completion.plan.activations = activations_of(Recompute::kFull);
+    completion.plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = fate;
+    return completion;
+  };
+  const auto stays = [&](int64_t buckets) { return with_fate(buckets, ActivationFate::kKeep); };
+  const Completion leaves = with_fate(0, ActivationFate::kOffload);
+  EXPECT_TRUE(promises.may_use_room(leaves)) << "nothing is known";
+  promises.learn(stays(4), step(9));
+  promises.learn(stays(8), step(8));
+  EXPECT_TRUE(promises.may_use_room(leaves)) << "it may fall further";
+  promises.learn(stays(16), step(8.5));
+  EXPECT_FALSE(promises.may_use_room(leaves));
+  EXPECT_TRUE(promises.may_use_room(stays(4)));
+}
+
 TEST(CompletionPromises, name_the_count_where_a_step_may_be_shortest) {
   CompletionPromises promises;
   const auto anything = promises.best_between(with(0, 0), 0, 100);

@@ -80,11 +80,19 @@ constexpr size_t kLargeGraph = 100'000;
 
 }  // namespace
 
-// A step that was built, or the time that it takes.
+// What a short step takes.
+struct ShortStep {
+  TimedStep step;
+  // By lane, then of the host's thread: what each is busy for. Nothing where turns of a pipeline
+  // are one operation each, which are not one lane's alone.
+  std::vector<Duration> busy;
+};
+
+// A step that was built, or what it takes.
 struct CompletionEstimates::BuiltStep {
   Plan plan;
   Graph graph;
-  std::optional<TimedStep> timed{};
+  std::optional<ShortStep> timed{};
 };
 
 class CompletionEstimates::Known {
@@ -277,28 +285,30 @@ std::future<void> CompletionEstimates::begin_timing(const Setting& setting,
 
 namespace {
 
-// Turns of a pipeline that are one operation each are not one lane's alone.
-TimedStep link_and_time(Graph graph, const Plan& plan, const CostModel& costs) {
+ShortStep link_and_time(Graph graph, const Plan& plan, const CostModel& costs) {
   link(graph);
   const CostTable table = costs_of(graph, costs);
-  TimedStep step{step_time_of(graph, plan, table), {}, {}};
-  if (!graph.blocks.empty()) return step;
-  std::vector<Duration> busy(static_cast<size_t>(graph.lanes));
+  ShortStep timed{{step_time_of(graph, plan, table), {}, {}}, {}};
+  if (!graph.blocks.empty()) return timed;
+  TimedStep& step = timed.step;
+  const auto lanes = static_cast<size_t>(graph.lanes);
+  timed.busy.resize(lanes + 1);
   std::vector<Duration> bucket(graph.buckets.size());
   for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     const Op& op = graph.step.ops[i];
     const Duration alone = table.ops[i].alone;
-    busy[static_cast<size_t>(op.lane)] += alone;
+    timed.busy[static_cast<size_t>(op.lane)] += alone;
+    if (device_of(op.lane) == 0) timed.busy.back() += table.ops[i].host;
     if (op.label.bucket < 0 || kind_of(op.lane) == LaneKind::kCompute) continue;
     Duration& own = bucket[static_cast<size_t>(op.label.bucket)];
     own += alone;
     step.bucket = std::max(step.bucket, own);
   }
-  for (size_t lane = 0; lane < busy.size(); ++lane) {
+  for (size_t lane = 0; lane < lanes; ++lane) {
     const bool computes = kind_of(static_cast<LaneId>(lane)) == LaneKind::kCompute;
-    if (computes) step.compute = std::max(step.compute, busy[lane]);
+    if (computes) step.compute = std::max(step.compute, timed.busy[lane]);
   }
-  return step;
+  return timed;
 }
 
 // Whether a time is told from two short steps.
@@ -352,24 +362,31 @@ TimedStep CompletionEstimates::time_of_whole(const Setting& setting, const Plan&
     if (found->timed) return *found->timed;
     return link_and_time(std::exchange(found->graph, {}), one, costs);
   };
-  if (!is_told_from_shorter(plan)) return time_of(plan);
+  if (!is_told_from_shorter(plan)) return time_of(plan).step;
   const ShortSteps steps = short_steps(plan);
   const int64_t longer = steps.first + steps.more;
   // Each takes a graph of its own: side by side as long as a thread is free, for graphs are large.
   const bool alone = timing_.fetch_add(1) + 1 < hardware_threads();
   const std::shared_ptr<void> ends(nullptr, [&](void*) { --timing_; });
   const auto how = alone ? std::launch::async : std::launch::deferred;
-  std::future<TimedStep> of_longer =
+  std::future<ShortStep> of_longer =
       std::async(how, [&] { return time_of(with_micro_batches(plan, longer)); });
-  const TimedStep first = time_of(with_micro_batches(plan, steps.first));
-  const TimedStep second = of_longer.get();
+  const ShortStep first = time_of(with_micro_batches(plan, steps.first));
+  const ShortStep second = of_longer.get();
   const auto beyond = static_cast<double>(plan.accumulation() - longer);
   const auto lengthened = [&](Duration less, Duration more) {
     const auto each = static_cast<double>(more.ps - less.ps) / static_cast<double>(steps.more);
     return more + Duration{static_cast<int64_t>(each * beyond)};
   };
-  return {lengthened(first.time, second.time), lengthened(first.compute, second.compute),
-          lengthened(first.bucket, second.bucket)};
+  TimedStep whole{lengthened(first.step.time, second.step.time),
+                  lengthened(first.step.compute, second.step.compute),
+                  lengthened(first.step.bucket, second.step.bucket)};
+  // In a short step a lane, or the host, may catch up beside the optimizer; in a long one it is
+  // what everything waits for.
+  for (size_t i = 0; i < first.busy.size(); ++i) {
+    whole.time = std::max(whole.time, lengthened(first.busy[i], second.busy[i]));
+  }
+  return whole;
 }
 
 }  // namespace ballast

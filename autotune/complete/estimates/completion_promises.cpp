@@ -185,6 +185,19 @@ void CompletionPromises::learn(const Completion& completion, const TimedStep& st
   known.insert(later, one);
 }
 
+bool CompletionPromises::may_use_room(const Completion& completion) const {
+  if (!completion.plan.activations) return true;
+  Completion staying = completion;
+  for (ActivationFate& fate : staying.plan.activations->fate) {
+    if (fate == ActivationFate::kOffload) fate = ActivationFate::kKeep;
+  }
+  if (staying == completion) return true;
+  const std::lock_guard lock(mutex_);
+  const std::vector<CurvePoint> points = TimedKind(known_of(staying)).curve(0);
+  return std::none_of(points.begin(), points.end(),
+                      [&](const CurvePoint& one) { return one.value < points.back().value; });
+}
+
 bool CompletionPromises::was_timed(const Completion& completion) const {
   const std::lock_guard lock(mutex_);
   const std::vector<Known>& known = known_of(completion);
