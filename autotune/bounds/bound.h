@@ -13,8 +13,6 @@
 
 #include <array>
 #include <map>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "autotune/bounds/bucket_bound.h"

@@ -23,7 +23,7 @@ class Prices {
 
   void price(const CostModel& costs);
   int64_t next() { return table_.ops[next_++].alone.ps; }
-  // Host time of the first operation of a kind, each of which takes as much.
+  // Host time of the first operation of a kind, each of which takes as much at least.
   int64_t host_ps(OpKind kind) const;
 
  private:

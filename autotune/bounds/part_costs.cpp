@@ -73,7 +73,6 @@ std::vector<FetchProfile> fetches_of(const Graph& uses, const Model& model, cons
   const CostTable table = costs.table(fetches, graph);
   const ModuleIndex modules(graph.modules);
   std::vector<FetchProfile> result(graph.modules.size());
-  std::vector<int64_t> priced(graph.modules.size(), 0);
   for (size_t i = 0; i < fetches.ops.size(); ++i) {
     const Op& op = fetches.ops[i];
     FetchProfile& fetch = result[static_cast<size_t>(modules.of(op.label))];

@@ -207,6 +207,7 @@ class LayoutChooser {
       if (limit) return Estimate{layout, std::move(setting), *limit, true};
       const Prediction lone =
           predict(setting.model, setting.plan, setting.machine, setting.stack, measurements_);
+      if (!lone.fits) return std::nullopt;
       return Estimate{layout, std::move(setting), lone.step_time};
     }
     const int64_t global_batch = setting.plan.global_batch;

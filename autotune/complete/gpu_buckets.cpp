@@ -137,7 +137,7 @@ class BestCount {
       most = may_win->most;
     }
     if (!gaining_between(fewest, most)) return std::nullopt;
-    int64_t last = most_timed_and_fitting().value_or(fewest - 1);
+    int64_t last = std::clamp(most_timed_and_fitting().value_or(fewest - 1), fewest - 1, most);
     most = most_promising(last, most);
     if (last < most && gaining_between(last + 1, most)) {
       const std::optional<int64_t> fits = most_that_fit(fewest, most);

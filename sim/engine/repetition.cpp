@@ -169,6 +169,26 @@ class Line {
   int64_t apart_;
 };
 
+// What the operations of a step take the thread that enqueues them, by device.
+std::vector<Duration> host_times(const Prediction& step) {
+  std::vector<Duration> times(static_cast<size_t>(devices_of(step.graph)));
+  for (size_t i = 0; i < step.graph.step.ops.size(); ++i) {
+    times[static_cast<size_t>(device_of(step.graph.step.ops[i].lane))] += step.costs.ops[i].host;
+  }
+  return times;
+}
+
+// Whether the hosts take no longer for a period than it lasts. What a host gained while a step's
+// end was waited for may last for all of a short step, and not for a long one.
+bool hosts_keep_up(const Prediction& shorter, const Prediction& longer, Duration period) {
+  const std::vector<Duration> less = host_times(shorter);
+  const std::vector<Duration> more = host_times(longer);
+  for (size_t i = 0; i < more.size(); ++i) {
+    if (more[i] - less[i] > period) return false;
+  }
+  return true;
+}
+
 Duration compute_time(const Prediction& step) {
   Duration time;
   for (const LaneUse& use : step.lanes) {
@@ -203,7 +223,10 @@ bool lengthen_path(Prediction& longer, const Prediction& shorter, const Line& li
 bool lengthen(Prediction& longer, const Prediction& shorter, const Line& line) {
   auto kinds = line(shorter.kinds, longer.kinds);
   if (!kinds || shorter.lanes.size() != longer.lanes.size()) return false;
-  const Duration step_time = line(shorter.step_time, longer.step_time);
+  Duration step_time = line(shorter.step_time, longer.step_time);
+  const std::vector<Duration> less = host_times(shorter);
+  const std::vector<Duration> more = host_times(longer);
+  for (size_t i = 0; i < more.size(); ++i) step_time = std::max(step_time, line(less[i], more[i]));
   if (!longer.settled) {
     lengthen_in_proportion(longer.longest_path, step_time.seconds() / longer.step_time.seconds());
   } else if (!lengthen_path(longer, shorter, line)) {
@@ -283,6 +306,7 @@ std::optional<Prediction> averaged(
   Prediction longer = predicted(with_micro_batches(plan, many));
   const Duration time = longer.step_time - shorter->step_time;
   if (!shorter->fits || !longer.fits || time.ps <= 0) return std::nullopt;
+  if (shorter->graph.blocks.empty() != longer.graph.blocks.empty()) return std::nullopt;
   longer.settled = false;
   return lengthened(std::move(shorter), std::move(longer),
                     {many, plan.accumulation(), many - few, time});
@@ -306,6 +330,8 @@ std::optional<Prediction> repeated(
     const Duration time = longer.step_time - shorter->step_time;
     if (!shorter->settled || !longer.settled || time.ps <= 0) continue;
     if (shorter->rollback_time.has_value() != longer.rollback_time.has_value()) continue;
+    if (shorter->graph.blocks.empty() != longer.graph.blocks.empty()) continue;
+    if (!hosts_keep_up(*shorter, longer, time)) continue;
     if (!PeriodSearch(longer, count, steps, time).found()) continue;
     auto found = lengthened(std::move(shorter), std::move(longer),
                             {count, plan.accumulation(), steps.period, time});

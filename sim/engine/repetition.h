@@ -6,12 +6,13 @@
 // once more, later by the period and of later micro-batches. What the engine will do depends on
 // nothing but what runs and what is left to run, so in a longer step the stretch comes again and
 // again until the last micro-batches are near. And the longer step must last longer by exactly the
-// period, so that nothing that piles up over it (a host's lead, an update beside it) decides its
-// end; and take the same memory, as far as tensors alive at once go: addresses planned for more
-// micro-batches may pack a little better or worse, which is the caller's to ask. Then every sum
-// over a step is a line in its periods. Where any of this is not so the step is simulated whole.
-// Reused addresses tie micro-batches by a pattern of their own, which a short step need not show:
-// of 350 random steps six differed from the whole one, by at most 1.3e-4.
+// period, so that nothing that piles up over it (an update beside it) decides its end; its hosts
+// must take no longer for a period than it lasts, for what they gained before it is used up in a
+// longer one; and it must take the same memory, as far as tensors alive at once go: addresses
+// planned for more micro-batches may pack a little better or worse, which is the caller's to ask.
+// Then every sum over a step is a line in its periods. Where any of this is not so the step is
+// simulated whole. Reused addresses tie micro-batches by a pattern of their own, which a short step
+// need not show: of 350 random steps six differed from the whole one, by at most 1.3e-4.
 //
 // A step of so many operations that a whole one would take minutes and gigabytes, and that shows no
 // period, gets the mean of many micro-batches, and says that it has not settled.

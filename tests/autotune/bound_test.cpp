@@ -14,14 +14,15 @@ class BoundCase {
  public:
   // Sequences of 64 tokens, or of 128 for each of several parts.
   BoundCase(Machine machine, int64_t devices, int64_t parts = 1, const ActivationPlan& like = {},
-            GradientFormat gradients = GradientFormat::kAsWeights)
-      : BoundCase(std::move(machine), with_gradients(plan(devices, parts, like), gradients)) {}
-  BoundCase(Machine machine, Plan base)
+            GradientFormat gradients = GradientFormat::kAsWeights, const Stack& stack = {})
+      : BoundCase(std::move(machine), with_gradients(plan(devices, parts, like), gradients),
+                  stack) {}
+  BoundCase(Machine machine, Plan base, const Stack& stack = {})
       : model_(model(base.subsequences)),
         machine_(std::move(machine)),
         base_(std::move(base)),
         space_(space_of(model_, base_, open())),
-        costs_(machine_, Plan{}, Stack{}, nullptr),
+        costs_(machine_, Plan{}, stack, nullptr),
         bounds_(model_, base_, space_, costs_) {
     const std::vector<Choice> all = choices_of(space_, base_);
     Tasks tasks;
@@ -187,6 +188,20 @@ TEST(Bound, gradients_in_32_bits_have_bounds_of_their_graphs) {
     least_wide += wide.bounds().least_memory(choice)[hbm];
   }
   EXPECT_GT(least_wide, least_narrow);
+}
+
+// A host that takes 20 us for each kernel is what these small layers wait for.
+TEST(Bound, a_step_is_no_shorter_than_its_host) {
+  Stack stack;
+  stack.constants.launch = Duration::from_us(20);
+  const BoundCase c(gpu_machine(), 1, 1, {}, GradientFormat::kAsWeights, stack);
+  expect_work_of_the_graphs(c, 307);
+  expect_no_step_below_its_bound(c, 101);
+  for (const Choice& choice : c.some(503)) {
+    const Duration host{c.bounds().work(choice).host};
+    EXPECT_GT(host, Duration{});
+    EXPECT_GE(c.bounds().step_time(choice), lowered(host.ps));
+  }
 }
 
 TEST(Bound, holders_sum_to_the_bytes_of_the_bound) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "autotune/complete/completion_lists.h"
+#include "autotune/complete/estimates/completion_bounds.h"
 #include "autotune/complete/open_layouts.h"
 #include "sim/base/error.h"
 #include "sim/graph/same_graph.h"
@@ -62,9 +63,8 @@ TEST(CompletionEstimates, of_long_steps_are_near_them) {
   EXPECT_LE(told_steps.sum, 0.001 * told_steps.steps);
 }
 
-// The host enqueues many short kernels, and is the last to be done with them; in a step of a few
-// micro-batches it catches up while the CPU steps.
-TEST(CompletionEstimates, see_that_a_long_step_waits_for_its_host) {
+// Of many short kernels, which the host is the last to be done with.
+Setting waiting_for_its_host() {
   Setting setting;
   setting.model = load_model("gpt2");
   setting.model.layers = 40;
@@ -76,10 +76,80 @@ TEST(CompletionEstimates, see_that_a_long_step_waits_for_its_host) {
   setting.plan = resolve_plan(request);
   setting.plan.global_batch = 64;
   setting.plan.micro_batch = 1;
+  return setting;
+}
+
+// In a step of a few micro-batches the host catches up while the CPU steps.
+TEST(CompletionEstimates, see_that_a_long_step_waits_for_its_host) {
   ToldSteps told_steps;
-  compare_told(setting, 1, told_steps);
+  compare_told(waiting_for_its_host(), 1, told_steps);
   EXPECT_GE(told_steps.steps, 4);
   EXPECT_LE(told_steps.worst, 0.005);
+}
+
+// Every tensor that flows is enqueued once for a forward and once for a backward.
+TEST(CompletionBounds, count_the_host_of_weights_that_flow) {
+  const Setting setting = waiting_for_its_host();
+  CompletionEstimates known;
+  int flowing = 0;
+  for (const std::vector<Completion>& group : completions_of(setup_of(setting))) {
+    for (const Completion& completion : group) {
+      const Plan& plan = completion.plan;
+      if (plan.optimizer.gpu_buckets != 0 || plan.weights.flow_share != 1.0) continue;
+      const std::optional<Duration> time = known.step_time_if_fits(setting, completion);
+      if (!time) continue;
+      Completion staying = completion;
+      staying.plan.weights.flow_share = 0;
+      const auto bounds = completion_bounds(setting, {&completion, &staying});
+      EXPECT_LE(bounds[0].at_least, *time);
+      EXPECT_GE(bounds[0].at_least.seconds(), 1.15 * bounds[1].at_least.seconds());
+      ++flowing;
+    }
+  }
+  EXPECT_GT(flowing, 0);
+}
+
+// What a host gained before a step may last for all of a short one: more work takes no less time.
+TEST(CompletionEstimates, of_long_steps_do_not_live_on_the_lead_of_a_short_one) {
+  Setting setting = waiting_for_its_host();
+  setting.model = load_model("gpt2");
+  setting.stack = load_stack("torchtune-2024");
+  PlanRequest request;
+  request.strategy = "zero-offload";
+  request.knobs[KnobId::kSequenceLength] = 816;
+  setting.plan = resolve_plan(request);
+  setting.plan.micro_batch = 2;
+  setting.plan.activations = ActivationPlan{};
+  const auto time_of = [&](int64_t sequences) {
+    setting.plan.global_batch = sequences;
+    return predict(setting.model, setting.plan, setting.machine, setting.stack, nullptr).step_time;
+  };
+  const Duration whole = time_of(500);
+  EXPECT_GE(time_of(504), whole);
+  EXPECT_GE(time_of(4000).seconds(), 8 * whole.seconds() * 0.99);
+}
+
+// Of which a short step is spread and a longer one folded: neither tells the other's time.
+TEST(CompletionEstimates, of_pipelines_are_told_from_steps_of_one_form) {
+  Setting setting;
+  setting.model = load_model("gpt2");
+  setting.model.layers = 450;
+  setting.machine = load_machine("alps-gh200-quad");
+  setting.stack = load_stack("typical");
+  PlanRequest request;
+  request.strategy = "superoffload";
+  request.knobs[KnobId::kDevices] = 2;
+  request.knobs[KnobId::kPipeline] = 2;
+  request.knobs[KnobId::kSequenceLength] = 512;
+  setting.plan = resolve_plan(request);
+  setting.plan.global_batch = 64;
+  setting.plan.optimizer.sync = SyncMode::kSpeculate;
+  setting.plan.weights.flow_share = 0;
+  setting.plan.activations = ActivationPlan{};
+  setting.plan.activations->fate[static_cast<size_t>(ModuleKind::kFc2)] = ActivationFate::kOffload;
+  ToldSteps told_steps;
+  compare_told(setting, 5, told_steps);
+  EXPECT_GT(told_steps.steps, 0);
 }
 
 }  // namespace

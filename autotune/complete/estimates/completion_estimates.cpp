@@ -16,6 +16,7 @@
 #include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
 #include "sim/graph/build.h"
+#include "sim/graph/core/stages.h"
 #include "sim/graph/same_graph.h"
 
 namespace ballast {
@@ -83,8 +84,8 @@ constexpr size_t kLargeGraph = 100'000;
 // What a short step takes.
 struct ShortStep {
   TimedStep step;
-  // By lane, then of the host's thread: what each is busy for. Nothing where turns of a pipeline
-  // are one operation each, which are not one lane's alone.
+  // By lane, then by device of its host's thread: what each is busy for. Nothing where turns of a
+  // pipeline are one operation each, which are not one lane's alone.
   std::vector<Duration> busy;
 };
 
@@ -292,13 +293,13 @@ ShortStep link_and_time(Graph graph, const Plan& plan, const CostModel& costs) {
   if (!graph.blocks.empty()) return timed;
   TimedStep& step = timed.step;
   const auto lanes = static_cast<size_t>(graph.lanes);
-  timed.busy.resize(lanes + 1);
+  timed.busy.resize(lanes + static_cast<size_t>(devices_of(graph)));
   std::vector<Duration> bucket(graph.buckets.size());
   for (size_t i = 0; i < graph.step.ops.size(); ++i) {
     const Op& op = graph.step.ops[i];
     const Duration alone = table.ops[i].alone;
     timed.busy[static_cast<size_t>(op.lane)] += alone;
-    if (device_of(op.lane) == 0) timed.busy.back() += table.ops[i].host;
+    timed.busy[lanes + static_cast<size_t>(device_of(op.lane))] += table.ops[i].host;
     if (op.label.bucket < 0 || kind_of(op.lane) == LaneKind::kCompute) continue;
     Duration& own = bucket[static_cast<size_t>(op.label.bucket)];
     own += alone;
@@ -373,6 +374,9 @@ TimedStep CompletionEstimates::time_of_whole(const Setting& setting, const Plan&
       std::async(how, [&] { return time_of(with_micro_batches(plan, longer)); });
   const ShortStep first = time_of(with_micro_batches(plan, steps.first));
   const ShortStep second = of_longer.get();
+  // A pipeline that is spread in a short step may be folded in a longer one: they tell nothing of
+  // each other.
+  if (first.busy.size() != second.busy.size()) return time_of(plan).step;
   const auto beyond = static_cast<double>(plan.accumulation() - longer);
   const auto lengthened = [&](Duration less, Duration more) {
     const auto each = static_cast<double>(more.ps - less.ps) / static_cast<double>(steps.more);

@@ -66,7 +66,7 @@ class CompletionPromises {
   std::optional<Duration> best_timed(const Completion& completion) const;
 
   // Whether the room that activations make which leave the GPU may shorten a step. Not where they
-  // stay and a step was longer with more buckets than with fewer.
+  // stay and a step was longer with the most buckets that were timed than with fewer.
   bool may_use_room(const Completion& completion) const;
 
   // Whether this very completion was.
