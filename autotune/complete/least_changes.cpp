@@ -16,14 +16,6 @@ constexpr double kGb = 1e9;
 constexpr int64_t kGrainTokens = 1024;
 constexpr int64_t kMostCuts = 32;  // of a sequence
 
-// Applies to the plan and to those of other strategies that may be chosen instead.
-template <class Change>
-Setting with_plans(Setting setting, const Change& change) {
-  change(setting.plan);
-  for (Start& other : setting.others) change(other.plan);
-  return setting;
-}
-
 class LeastChanges {
  public:
   explicit LeastChanges(const LeastChangeQuestion& question)

@@ -35,6 +35,14 @@ struct Setting {
   bool has_open_layout() const { return !open.empty() || !others.empty(); }
 };
 
+// Changes the plan, and those of other strategies that may be chosen instead.
+template <class Change>
+Setting with_plans(Setting setting, const Change& change) {
+  change(setting.plan);
+  for (Start& other : setting.others) change(other.plan);
+  return setting;
+}
+
 // Gives the setting a stack, and where nobody names buckets those of use_usual_buckets().
 void adopt(Setting& setting, Stack stack);
 

@@ -169,12 +169,17 @@ int64_t sequence_grain(const Plan& plan) {
 }
 
 LongestSequence longest_sequence(const Setting& setting) {
-  const int64_t grain = sequence_grain(setting.plan) * setting.plan.sequence * setting.plan.context;
+  const Plan& asked = setting.plan;
+  // Where degrees are chosen, lengths that the devices of a node can share: a longer one that fits
+  // would else lie behind one that fewer can share.
+  const int64_t shared_by =
+      setting.has_open_layout() ? std::min(asked.devices, setting.machine.devices_per_node) : 1;
+  const int64_t grain = sequence_grain(asked) * std::lcm(asked.sequence * asked.context, shared_by);
   LongestSequence result;
   const auto fits = [&](int64_t grains) {
-    Setting at = setting;
-    at.plan.sequence_length = grains * grain;
-    at.model = with_positions(setting.model, at.plan.sequence_length);
+    const int64_t tokens = grains * grain;
+    Setting at = with_plans(setting, [&](Plan& plan) { plan.sequence_length = tokens; });
+    at.model = with_positions(setting.model, tokens);
     Verdict verdict = feasibility(at);
     ++result.considered;
     const bool fitting = verdict.fits;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/text/confidence.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
 
@@ -69,7 +70,10 @@ std::vector<std::string> buyers_line(const Comparison& comparison, size_t index)
   }
   const bool priced = cell.price_per_device_hour > 0;
   const auto price = [&](double value) { return priced ? show_price(value) : "not said"; };
-  line.insert(line.end(), {"yes", show(cell.step_time), show_count(cell.tokens_per_s),
+  const std::string fits = is_close(cell.confidence)
+                               ? fmt::format("close: {:.0f} %", 100 * cell.confidence->fits)
+                               : std::string("yes");
+  line.insert(line.end(), {fits, show(cell.step_time), show_count(cell.tokens_per_s),
                            price(cell.cost_per_million_tokens())});
   if (comparison.run_tokens) {
     line.push_back(show_count(cell.days_of_run(*comparison.run_tokens)));

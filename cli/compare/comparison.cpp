@@ -11,6 +11,7 @@
 
 #include "autotune/space/layout.h"
 #include "cli/compare/buyers.h"
+#include "cli/compare/remarks.h"
 #include "cli/text/confidence.h"
 #include "cli/text/prediction.h"
 #include "cli/text/runs_on.h"
@@ -73,8 +74,6 @@ constexpr std::array<CriterionWords, kCriteria> kCriterionWords = {
 const CriterionWords& words_of(Criterion criterion) {
   return kCriterionWords[static_cast<size_t>(criterion)];
 }
-
-bool is_undecided(const CellResult& cell) { return cell.obstacle == Obstacle::kNotDecided; }
 
 // What all cells have in common.
 std::string heading(const Comparison& comparison) {
@@ -182,9 +181,35 @@ std::string crossings_text(const Comparison& comparison) {
   return text;
 }
 
-// Every note of the cells once, in their order.
+// Where cells of one row that use as many devices train different batches, as those of a strategy
+// with other degrees do where nobody names one.
+std::optional<std::string> batches_note(const Comparison& comparison) {
+  const Grid& grid = comparison.grid;
+  const auto is_batch = [](const Axis& axis) { return axis.name == "plan.global_batch"; };
+  const std::vector<Axis>& columns = grid.column_axes();
+  if (std::any_of(columns.begin(), columns.end(), is_batch)) return std::nullopt;
+  for (size_t row = 0; row < grid.rows(); ++row) {
+    const Plan* first = nullptr;
+    for (size_t column = 0; column < grid.columns(); ++column) {
+      const CellResult& cell = comparison.cells[grid.cell(row, column)];
+      if (!cell.fits) continue;
+      if (first == nullptr) first = &cell.plan;
+      if (cell.plan.devices != first->devices || cell.plan.global_batch == first->global_batch) {
+        continue;
+      }
+      return fmt::format(
+          "steps of a row train different batches, of {} and of {} sequences: "
+          "--global-batch makes them alike",
+          first->global_batch, cell.plan.global_batch);
+    }
+  }
+  return std::nullopt;
+}
+
+// Every note of the cells once, in their order, behind what is to be noted of all.
 std::vector<std::string> notes_of_cells(const Comparison& comparison) {
   std::vector<std::string> notes;
+  if (const auto note = batches_note(comparison)) notes.push_back(*note);
   for (const CellResult& cell : comparison.cells) {
     for (const std::string& note : cell.notes) {
       if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
@@ -221,97 +246,6 @@ std::string assumed_text(const Comparison& comparison) {
                     where.empty() ? "" : " at " + where, verdict_text(cell.fits, cell.confidence));
   }
   return text;
-}
-
-std::string reasons_text(const Comparison& comparison) {
-  const Grid& grid = comparison.grid;
-  struct Group {
-    size_t count = 0;
-    size_t first = 0;
-  };
-  std::map<std::pair<size_t, Obstacle>, Group> groups;  // by column
-  for (size_t row = 0; row < grid.rows(); ++row) {
-    for (size_t column = 0; column < grid.columns(); ++column) {
-      const size_t cell = grid.cell(row, column);
-      if (comparison.cells[cell].fits || is_undecided(comparison.cells[cell])) continue;
-      Group& group = groups[{column, comparison.cells[cell].obstacle}];
-      if (group.count++ == 0) group.first = cell;
-    }
-  }
-  std::string text;
-  for (const auto& [key, group] : groups) {
-    const std::string where = row_name(grid, group.first / grid.columns(), std::nullopt);
-    const std::string which = group.count == 1
-                                  ? (where.empty() ? "" : " at " + where)
-                                  : fmt::format(" in {} rows, first at {}", group.count, where);
-    text += fmt::format("{}{}: {}\n", column_name(grid, key.first), which,
-                        comparison.cells[group.first].reason);
-  }
-  return text.empty() ? "" : "what does not fit:\n" + text;
-}
-
-// A line a column, or one for each thing that is said of its cells; of a cell of which `said` gives
-// nothing, none.
-std::string by_column(const Comparison& comparison,
-                      const std::function<std::string(const CellResult&)>& said) {
-  const Grid& grid = comparison.grid;
-  std::string text;
-  for (size_t column = 0; column < grid.columns(); ++column) {
-    std::map<std::string, size_t> rows;
-    for (size_t row = 0; row < grid.rows(); ++row) {
-      const std::string one = said(comparison.cells[grid.cell(row, column)]);
-      if (!one.empty()) ++rows[one];
-    }
-    for (const auto& [one, count] : rows) {
-      const std::string where = rows.size() == 1 ? "" : fmt::format(" in {} rows", count);
-      text += fmt::format("{}{}: {}\n", column_name(grid, column), where, one);
-    }
-  }
-  return text;
-}
-
-// Which strategy each cell came to, where nobody named one.
-std::string chosen_text(const Comparison& comparison) {
-  const auto is_chosen = [](const Axis& axis) {
-    return axis.name == "strategy" && axis.values.front() == kChosenStrategy;
-  };
-  const auto& columns = comparison.grid.column_axes();
-  const auto& rows = comparison.grid.row_axes();
-  if (std::none_of(columns.begin(), columns.end(), is_chosen) &&
-      std::none_of(rows.begin(), rows.end(), is_chosen)) {
-    return "";
-  }
-  const std::string text = by_column(comparison, [](const CellResult& cell) -> std::string {
-    if (!cell.fits) return "";
-    const std::string layout = cell.plan.devices > 1 ? layout_name(cell.plan) : "";
-    return cell.plan.strategy + (layout.empty() ? "" : ", " + layout);
-  });
-  return text.empty() ? "" : "chosen, as no strategy was named:\n" + text;
-}
-
-// What this build runs of it.
-std::string running_text(const Comparison& comparison) {
-  const std::string text = by_column(comparison, [](const CellResult& cell) {
-    return cell.fits ? runs_on_text(cell.runs_on) : std::string();
-  });
-  return text.empty() ? "" : "to run it:\n" + text;
-}
-
-// Whether what was searched is proven, and what was not decided.
-std::string searches_text(const Comparison& comparison) {
-  const std::string text = by_column(comparison, [&](const CellResult& cell) -> std::string {
-    if (is_undecided(cell)) return comparison.interrupted ? "" : "not decided: " + cell.reason;
-    if (!cell.search) return "";
-    if (!cell.fits) return "no plan of those searched fits";
-    const std::optional<double> within = cell.search->proven_within;
-    const std::string proof = within && *within < 1
-                                  ? fmt::format("no plan is faster by more than {}",
-                                                show_percent(std::ceil(1000 * *within) / 10))
-                                  : "nothing proven";
-    if (cell.search->stop == SearchStop::kNone) return proof;
-    return fmt::format("stopped by the {}, {}", to_string(cell.search->stop), proof);
-  });
-  return text.empty() ? "" : "of what was searched:\n" + text;
 }
 
 std::string csv_field(const std::string& text) {
@@ -518,16 +452,20 @@ std::string comparison_csv(const Comparison& comparison) {
     for (const Axis& axis : *axes) titles.push_back(axis.name);
   }
   const size_t axes = titles.size();
-  for (const char* title : {"fits", "best", "obstacle", "step_time_s", "tokens_per_s",
-                            "tokens_per_s_per_device", "mfu_percent", "peak_gpu_bytes",
-                            "peak_cpu_bytes", "cost_per_million_tokens", "stack", "reason"}) {
+  for (const char* title :
+       {"fits", "best", "obstacle", "step_time_s", "tokens_per_s", "tokens_per_s_per_device",
+        "mfu_percent", "peak_gpu_bytes", "peak_cpu_bytes", "cost_per_million_tokens", "stack",
+        "reason", "fits_probability"}) {
     titles.emplace_back(title);
   }
   if (comparison.run_tokens) titles.insert(titles.end(), {"run_days", "run_cost"});
   for (const char* title : buyers_keys(comparison)) titles.emplace_back(title);
   std::string text = csv_line(titles);
   for (size_t i = 0; i < comparison.cells.size(); ++i) {
-    const OrderedJson cell = cell_json(comparison, i);
+    OrderedJson cell = cell_json(comparison, i);
+    cell["fits_probability"] = cell["confidence"].is_object()
+                                   ? cell["confidence"]["fits_probability"]
+                                   : OrderedJson(nullptr);
     std::vector<std::string> fields;
     for (size_t title = 0; title < titles.size(); ++title) {
       const OrderedJson& value = title < axes ? cell["at"][titles[title]] : cell[titles[title]];

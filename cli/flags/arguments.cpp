@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/flags/memory_limit.h"
 #include "profiles/names/meant.h"
@@ -208,10 +209,11 @@ void VerbParser::add(StoreFlag& flag) {
          {.otherwise = store_by_default(), .makes_folder = true});
 }
 
-void VerbParser::add(StackFlag& flag) {
+void VerbParser::add(StackFlag& flag, const std::string& otherwise) {
   reads(app_.add_option("--stack", flag.name,
                         "Framework: a name of profiles/stacks, or a file [typical; ballast "
-                        "on the machine that was measured]")
+                        "on the machine that was measured" +
+                            otherwise + "]")
             ->type_name("NAME"));
 }
 
@@ -286,6 +288,13 @@ std::string flag_meant(const CLI::App& app, Words words) {
   return "";
 }
 
+// In the order in which they were given, which CLI11's own message turns around.
+std::string not_expected(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining();
+  return one_line(fmt::format("The following argument{} not expected: {}",
+                              words.size() == 1 ? " was" : "s were", fmt::join(words, " ")));
+}
+
 }  // namespace
 
 bool VerbParser::parse(Words words) {
@@ -296,7 +305,8 @@ bool VerbParser::parse(Words words) {
     fmt::print("{}", app_.help());
     return false;
   } catch (const CLI::ParseError& error) {
-    throw Error("ballast " + name_, one_line(error.what()),
+    const bool is_extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    throw Error("ballast " + name_, is_extra ? not_expected(app_) : one_line(error.what()),
                 flag_meant(app_, words) + "ballast " + name_ + " --help lists the flags");
   }
   check_finite(app_);

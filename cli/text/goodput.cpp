@@ -22,7 +22,8 @@ std::optional<Duration> checkpoint_time(const GoodputFlags& flags, const Setting
   return checkpoint_cost(setting.model, plan, setting.machine)->time;
 }
 
-std::string share(double value) { return show_percent(100 * value); }
+// To a hundredth of a percent: what is lost is little where devices are few.
+std::string share(double value) { return fmt::format("{:.2f} %", 100 * value); }
 
 }  // namespace
 
@@ -103,8 +104,9 @@ std::string goodput_text(const LongPrediction& predicted) {
   const std::string indent(16, ' ');
   text += fmt::format(
       "{}{} billion tokens; {} failures, one in {:.3g} hours ({:g} a device and year)\n", indent,
-      show_count(tokens * 1e-9), show_count(goodput.failures), between / 3600,
-      failures.per_device_year);
+      show_count(tokens * 1e-9),
+      goodput.failures < 1 ? fmt::format("{:.2g}", goodput.failures) : show_count(goodput.failures),
+      between / 3600, failures.per_device_year);
   text += fmt::format("{}a checkpoint every {} steps{}, for which training rests {} ({})\n", indent,
                       run.period_steps, period_is_chosen ? " (the period that keeps most)" : "",
                       show(run.checkpoint),

@@ -39,6 +39,7 @@ OrderedJson holders_json(const Prediction& prediction) {
     }
     all[std::string(to_string(peak.place))] = {
         {"live_bytes", peak.live.count},
+        {"held_bytes", (peak.arena - peak.live).count},
         {"at", peak.at < 0 ? OrderedJson(nullptr) : OrderedJson(peak.at_text)},
         {"categories", list}};
   }
@@ -74,17 +75,22 @@ std::string memory_text(const Predicted& predicted) {
     if (peak.place == Place::kHbm && confidence) {
       holders.push_back(interval_text(confidence->gpu_peak));
     }
-    const size_t most = kHoldersShown + holders.size();
-    for (const Holder& holder : peak.holders) {
-      if (holders.size() == most) break;
-      holders.push_back(fmt::format("{} {}", to_string(holder.category), show(holder.bytes)));
+    const auto shown = [&](Bytes bytes) {
+      return static_cast<double>(bytes.count) > kHeldShown * static_cast<double>(peak.arena.count);
+    };
+    Bytes others;
+    for (size_t i = 0; i < peak.holders.size(); ++i) {
+      const Holder& holder = peak.holders[i];
+      if (i >= kHoldersShown) {
+        others += holder.bytes;
+      } else {
+        holders.push_back(fmt::format("{} {}", to_string(holder.category), show(holder.bytes)));
+      }
     }
+    if (shown(others)) holders.push_back("others " + show(others));
     const Bytes held = peak.arena - peak.live;
-    const bool by_plan = setting.stack.memory_is_planned();  // other frameworks' slack is no reuse
-    if (by_plan &&
-        static_cast<double>(held.count) > kHeldShown * static_cast<double>(peak.arena.count)) {
-      holders.push_back("held for reuse " + show(held));
-    }
+    const char* const by = setting.stack.memory_is_planned() ? "for reuse" : "by the allocator";
+    if (shown(held)) holders.push_back(fmt::format("held {} {}", by, show(held)));
     table.add({memory_name(peak.place), show(peak.arena), show(usable(setting.machine, peak.place)),
                fmt::format("{}", fmt::join(holders, ", "))});
   }
@@ -187,14 +193,21 @@ std::string rates_text(const Predicted& predicted) {
                      device);
 }
 
-std::string optimizer_text(const OptimizerPlan& plan) {
+// `buckets`: of all, where that is known.
+std::string optimizer_text(const OptimizerPlan& plan, std::optional<int64_t> buckets) {
+  const bool all_on_gpu = buckets && plan.gpu_buckets.value_or(0) >= *buckets;
   if (plan.placement == OptimizerPlacement::kGpu) {
     return fmt::format("Adam on the GPU, {}", to_string(plan.sync));
   }
+  if (plan.placement == OptimizerPlacement::kCpu && all_on_gpu) {
+    return fmt::format("Adam on the GPU (all {} buckets of {}), {}", *buckets,
+                       show(plan.bucket_bytes), to_string(plan.sync));
+  }
   const std::string on_gpu = plan.gpu_buckets ? std::to_string(*plan.gpu_buckets) : "auto";
-  return fmt::format("Adam on the {}, buckets of {} ({} on the GPU), cast on the {}, {}",
+  const std::string of_all = buckets ? fmt::format(" of {}", *buckets) : "";
+  return fmt::format("Adam on the {}, buckets of {} ({}{} on the GPU), cast on the {}, {}",
                      plan.placement == OptimizerPlacement::kCpu ? "CPU" : "NVMe",
-                     show(plan.bucket_bytes), on_gpu,
+                     show(plan.bucket_bytes), on_gpu, of_all,
                      plan.cast == CastPlacement::kGpu ? "GPU" : "CPU", to_string(plan.sync));
 }
 
@@ -340,7 +353,7 @@ OrderedJson prediction_json(const Predicted& predicted, std::optional<Duration> 
   return json;
 }
 
-std::string plan_text(const Plan& plan) {
+std::string plan_text(const Plan& plan, std::optional<int64_t> buckets) {
   const std::string batch =
       plan.micro_batch ? fmt::format(", {} micro-batch{} of {} on a device", plan.accumulation(),
                                      plan.accumulation() == 1 ? "" : "es", *plan.micro_batch)
@@ -357,17 +370,21 @@ std::string plan_text(const Plan& plan) {
   const char* reuse = plan.memory_reuse == MemoryReuse::kAtOnce ? "; memory reused at once" : "";
   return fmt::format("{} sequence{} of {} tokens{}, {}{}{}; {};\n{}weights {}; activations: {}{}",
                      plan.global_batch, plural, plan.sequence_length, batch, to_string(plan.dtype),
-                     products, gradients, optimizer_text(plan.optimizer), degrees_text(plan), flow,
-                     activations_text(plan.activations), reuse);
+                     products, gradients, optimizer_text(plan.optimizer, buckets),
+                     degrees_text(plan), flow, activations_text(plan.activations), reuse);
 }
 
 std::string prediction_text(const Predicted& predicted, std::optional<Duration> checkpoint_write) {
   const auto& [setting, prediction, confidence, bottlenecks, refusal, devices] = predicted;
-  std::string text = fmt::format(
-      "{} on {}, {} {}, {}\n{}\n{}\n{}\n", setting.model.name, setting.machine.name,
-      setting.plan.devices, setting.plan.devices == 1 ? "device" : "devices",
-      setting.plan.strategy.empty() ? "no strategy" : setting.plan.strategy,
-      stack_text(setting.stack.name), plan_text(setting.plan), notes_text(notes_of(predicted)));
+  // Of a pipeline each stage has buckets of its own.
+  const bool counts = setting.plan.pipeline == 1 && !prediction.graph.buckets.empty();
+  const auto buckets = counts ? std::optional(std::ssize(prediction.graph.buckets)) : std::nullopt;
+  std::string text =
+      fmt::format("{} on {}, {} {}, {}\n{}\n{}\n{}\n", setting.model.name, setting.machine.name,
+                  setting.plan.devices, setting.plan.devices == 1 ? "device" : "devices",
+                  setting.plan.strategy.empty() ? "no strategy" : setting.plan.strategy,
+                  stack_text(setting.stack.name), plan_text(setting.plan, buckets),
+                  notes_text(notes_of(predicted)));
   text += verdict_text(prediction.fits, confidence);
   if (!prediction.fits) {
     text += ": " + prediction.reason + "\n\n";

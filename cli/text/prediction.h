@@ -46,7 +46,8 @@ OrderedJson prediction_json(const Predicted& predicted,
 std::string prediction_text(const Predicted& predicted,
                             std::optional<Duration> checkpoint_write = {});
 // "superoffload: 8 sequences of 2048 tokens as 4 x 2, bf16, ...": the knobs in one or two lines.
-std::string plan_text(const Plan& plan);
+// `buckets`: of a rank, where they were counted.
+std::string plan_text(const Plan& plan, std::optional<int64_t> buckets = std::nullopt);
 
 // What a framework makes of a plan, in one line and in short: whether it fits, time and speed with
 // their intervals.

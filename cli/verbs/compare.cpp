@@ -108,7 +108,7 @@ bool parse(Words words, CompareFlags& flags) {
       app.add_option("--html", flags.html, "Write a page with charts of all cells to this file")
           ->type_name("FILE"));
   parser.add(flags.store);
-  parser.add(flags.stack);
+  parser.add(flags.stack, " and with --tune");
   parser.add(flags.output, "Write the JSON to this file too");
   if (!parser.parse(words)) return false;
   read_offers(flags);

@@ -126,7 +126,8 @@ void add(VerbParser& parser, PredictFlags& flags) {
   CLI::Option* sequence =
       app.add_flag("--max-sequence", flags.max_sequence,
                    "Search the longest sequence of --model that fits, in steps of 1024 tokens "
-                   "a rank of --sequence and --context")
+                   "a rank of --sequence and --context, or where degrees are chosen a device "
+                   "of a node")
           ->group(searches);
   model->excludes(sequence);
 }
@@ -261,8 +262,9 @@ int run_max_sequence(const PredictFlags& flags) {
                           found.next_verdict, setting, flags);
   }
   const bool turned = found.model.position != setting.model.position;
+  setting =
+      with_plans(std::move(setting), [&](Plan& plan) { plan.sequence_length = found.tokens; });
   setting.model = found.model;
-  setting.plan.sequence_length = found.tokens;
   Predicted predicted = complete_and_predict(std::move(setting), flags, limits_of_one(flags));
   OrderedJson next = {{"tokens", found.next_tokens}};
   next.update(verdict_json(found.next_verdict, predicted.setting.machine));

@@ -101,7 +101,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   if (word.size() > kMaxCompared) return {};
   std::string best;
   // A suggestion that shares less than half of the word would only mislead.
-  size_t least = std::max<size_t>(2, word.size() / 2) + 1;
+  size_t least = std::max<size_t>(1, word.size() / 2) + 1;
   for (const std::string& candidate : candidates) {
     const size_t distance = edit_distance(word, candidate);
     if (distance < least) {

@@ -73,6 +73,24 @@ TEST(Capacity, longest_sequence_comes_with_its_step_time_and_mfu) {
   EXPECT_TRUE(text.says("MFU")) << text.output;
 }
 
+// Every strategy that may be chosen is asked about the length at hand, and the plan that is shown
+// is one of the longest.
+TEST(Capacity, longest_sequence_is_that_of_the_strategy_that_is_chosen) {
+  const Workbench bench;
+  const std::string asked =
+      "predict --machine alps-gh200-quad --model gpt2 --devices 2 --max-sequence --global-batch 2 "
+      "--set machine.gpu.memory_gb=8 --json";
+  const Outcome outcome = bench.run(asked);
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  const Json json = Json::parse(outcome.output);
+  const auto tokens = json["max_sequence_length"].get<int64_t>();
+  EXPECT_EQ(json["plan"]["sequence_length"], tokens);
+  EXPECT_TRUE(json["fits"].get<bool>());
+  EXPECT_EQ(json["next"]["binds"], "gpu");
+  const Json named = Json::parse(bench.run(asked + " --strategy superoffload").output);
+  EXPECT_GE(tokens, named["max_sequence_length"].get<int64_t>());
+}
+
 // The command that an answer prints, run.
 Json predicted(const Workbench& bench, const Json& answer) {
   std::string command = answer.get<std::string>();

@@ -23,7 +23,10 @@ inline constexpr Knob kBatchRows[] = {
          .most = kMost,
          .help = "Sequences of a step over all devices; 0 in a file: 8 a "
                  "device",
-         .flag = {"--global-batch", "Sequences of a step, all devices [8 a device]", "COUNT"}}),
+         .flag = {"--global-batch",
+                  "Sequences of a step, all devices [8 a device; 8 a replica where degrees are "
+                  "named]",
+                  "COUNT"}}),
     knob<&Plan::micro_batch>(
         {.id = KnobId::kMicroBatch,
          .path = "micro_batch",
@@ -106,7 +109,10 @@ inline constexpr Knob kBatchRows[] = {
          .group = kFormats,
          .choices = kChoices<DType::kF32, DType::kBf16, DType::kF16>,
          .help = "Format of weights and activations",
-         .flag = {"--dtype", "Of weights and activations: bf16, fp16, fp32 [bf16]", "NAME"}}),
+         .flag = {"--dtype",
+                  "Of weights and activations: bf16, fp16, fp32 [bf16]; fp8 is of products alone: "
+                  "--set plan.products=fp8",
+                  "NAME"}}),
     knob<&Plan::products>({.id = KnobId::kProducts,
                            .path = "products",
                            .group = kFormats,
