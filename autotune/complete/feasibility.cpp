@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 #include <limits>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
 
 #include "autotune/complete/completion_lists.h"
 #include "autotune/complete/estimates/completion_bounds.h"
@@ -297,7 +299,8 @@ bool needs_less(const OpenLayout& one, const OpenLayout& other) {
   return is_emptier(one, other);
 }
 
-// The emptiest of these layouts, and those that lack least.
+// The emptiest of these layouts, and those that lack least; of each strategy one, for bounds of one
+// may be much lower than another's.
 std::vector<const OpenLayout*> likely_nearest(const std::vector<OpenLayout>& layouts) {
   std::vector<const OpenLayout*> all;
   for (const OpenLayout& layout : layouts) all.push_back(&layout);
@@ -305,7 +308,10 @@ std::vector<const OpenLayout*> likely_nearest(const std::vector<OpenLayout>& lay
   for (const auto& comes_first : {is_emptier, needs_less}) {
     std::stable_sort(all.begin(), all.end(),
                      [&](const auto* one, const auto* other) { return comes_first(*one, *other); });
-    for (size_t i = 0; i < std::min(all.size(), kMostLeanLayouts); ++i) {
+    std::set<std::string> strategies;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool is_first = strategies.insert(all[i]->setting.plan.strategy).second;
+      if (i >= kMostLeanLayouts && !is_first) continue;
       if (std::find(found.begin(), found.end(), all[i]) == found.end()) found.push_back(all[i]);
     }
   }
