@@ -30,6 +30,7 @@ class Accumulate {
     std::vector<std::vector<size_t>> of_micro_batch(static_cast<size_t>(last_) + 1);
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       const Op& op = graph_.step.ops[i];
+      CHECK(op.label.micro_batch <= last_);
       if (op.label.micro_batch < 0 || op.kind == OpKind::kPack) continue;
       of_micro_batch[static_cast<size_t>(op.label.micro_batch)].push_back(i);
     }
