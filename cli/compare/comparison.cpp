@@ -5,18 +5,15 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "autotune/space/layout.h"
 #include "cli/compare/buyers.h"
 #include "cli/compare/remarks.h"
 #include "cli/text/confidence.h"
 #include "cli/text/prediction.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
-#include "profiles/load.h"
 
 namespace ballast {
 namespace {

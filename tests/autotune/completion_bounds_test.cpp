@@ -148,12 +148,6 @@ TEST(CompletionBounds, hold_for_every_framework) {
 // The typical framework gathers the weights of a layer on the compute lane, beside the gradients
 // that it scatters: a bound that has both on one lane is 2.6 % above the step.
 TEST(CompletionBounds, know_that_exchanges_of_shards_run_beside_each_other) {
-  Setting setting;
-  setting.model = load_model("mixtral-8x7b");
-  setting.model.layers = 1;
-  setting.machine = load_machine("dgx-h100-80gb");
-  shrink_gpu(setting, 0.3);
-  setting.stack = load_stack("typical");
   PlanRequest request;
   request.strategy = "superoffload-ulysses";
   request.knobs[KnobId::kDevices] = 4;
@@ -161,7 +155,8 @@ TEST(CompletionBounds, know_that_exchanges_of_shards_run_beside_each_other) {
   request.knobs[KnobId::kZeroStage] = 3;
   request.knobs[KnobId::kGlobalBatch] = 16;
   request.knobs[KnobId::kSequenceLength] = 1024;
-  setting.plan = resolve_plan(request);
+  Setting setting = setting_of("mixtral-8x7b", 1, "dgx-h100-80gb", request);
+  shrink_gpu(setting, 0.3);
   setting.plan.optimizer.bucket_bytes = {int64_t{1} << 26};
   Compared compared;
   compare_completions(setting, compared);

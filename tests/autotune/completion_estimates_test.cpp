@@ -65,15 +65,10 @@ TEST(CompletionEstimates, of_long_steps_are_near_them) {
 
 // Of many short kernels, which the host is the last to be done with.
 Setting waiting_for_its_host() {
-  Setting setting;
-  setting.model = load_model("gpt2");
-  setting.model.layers = 40;
-  setting.machine = load_machine("gh200-96gb-480gb");
-  setting.stack = load_stack("typical");
   PlanRequest request;
   request.strategy = "superoffload";
   request.knobs[KnobId::kSequenceLength] = 1024;
-  setting.plan = resolve_plan(request);
+  Setting setting = setting_of("gpt2", 40, "gh200-96gb-480gb", request);
   setting.plan.global_batch = 64;
   setting.plan.micro_batch = 1;
   return setting;
@@ -111,13 +106,11 @@ TEST(CompletionBounds, count_the_host_of_weights_that_flow) {
 
 // What a host gained before a step may last for all of a short one: more work takes no less time.
 TEST(CompletionEstimates, of_long_steps_do_not_live_on_the_lead_of_a_short_one) {
-  Setting setting = waiting_for_its_host();
-  setting.model = load_model("gpt2");
-  setting.stack = load_stack("torchtune-2024");
   PlanRequest request;
   request.strategy = "zero-offload";
   request.knobs[KnobId::kSequenceLength] = 816;
-  setting.plan = resolve_plan(request);
+  Setting setting = setting_of("gpt2", 12, "gh200-96gb-480gb", request);
+  setting.stack = load_stack("torchtune-2024");
   setting.plan.micro_batch = 2;
   setting.plan.activations = ActivationPlan{};
   const auto time_of = [&](int64_t sequences) {
@@ -131,17 +124,12 @@ TEST(CompletionEstimates, of_long_steps_do_not_live_on_the_lead_of_a_short_one) 
 
 // Of which a short step is spread and a longer one folded: neither tells the other's time.
 TEST(CompletionEstimates, of_pipelines_are_told_from_steps_of_one_form) {
-  Setting setting;
-  setting.model = load_model("gpt2");
-  setting.model.layers = 450;
-  setting.machine = load_machine("alps-gh200-quad");
-  setting.stack = load_stack("typical");
   PlanRequest request;
   request.strategy = "superoffload";
   request.knobs[KnobId::kDevices] = 2;
   request.knobs[KnobId::kPipeline] = 2;
   request.knobs[KnobId::kSequenceLength] = 512;
-  setting.plan = resolve_plan(request);
+  Setting setting = setting_of("gpt2", 450, "alps-gh200-quad", request);
   setting.plan.global_batch = 64;
   setting.plan.optimizer.sync = SyncMode::kSpeculate;
   setting.plan.weights.flow_share = 0;

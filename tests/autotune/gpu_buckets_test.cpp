@@ -19,15 +19,10 @@ namespace {
 
 // A few layers of a model beside a CPU that takes longer than they do.
 Setting offloading(const char* model, const char* machine, int64_t layers) {
-  Setting setting;
-  setting.model = load_model(model);
-  setting.model.layers = layers;
-  setting.machine = load_machine(machine);
-  setting.stack = load_stack("typical");
   PlanRequest request;
   request.strategy = "superoffload";
   request.knobs[KnobId::kSequenceLength] = 2048;
-  setting.plan = resolve_plan(request);
+  Setting setting = setting_of(model, layers, machine, request);
   setting.plan.global_batch = 2;
   setting.plan.optimizer.bucket_bytes = {int64_t{1} << 25};
   return setting;

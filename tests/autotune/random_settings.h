@@ -1,5 +1,5 @@
-// Settings at random: a few layers of shipped models on shipped machines, small enough that every
-// plan can be looked at.
+// Settings of a few layers of shipped models on shipped machines, at random or by name, small
+// enough that every plan can be looked at.
 #pragma once
 
 #include <algorithm>
@@ -52,6 +52,18 @@ inline Setting random_setting(Numbers& numbers) {
     }
     if (!setting.open.empty()) setting.open.add(KnobId::kData);
   }
+  return setting;
+}
+
+// A few layers of a shipped model on a shipped machine, as the typical framework runs them.
+inline Setting setting_of(const char* model, int64_t layers, const char* machine,
+                          const PlanRequest& request) {
+  Setting setting;
+  setting.model = load_model(model);
+  setting.model.layers = layers;
+  setting.machine = load_machine(machine);
+  setting.stack = load_stack("typical");
+  setting.plan = resolve_plan(request);
   return setting;
 }
 
