@@ -7,6 +7,7 @@
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/engine/layer_memory.h"
+#include "sim/engine/repetition.h"
 #include "sim/graph/build.h"
 #include "sim/graph/core/edit.h"
 
@@ -430,26 +431,32 @@ std::vector<std::vector<Completion>> completions_of_case(const CaseSetup& setup)
 
 BuiltCompletion::BuiltCompletion(const CaseSetup& setup, Completion completion)
     : setup_(setup), completion_(std::move(completion)) {
+  const Plan& plan = completion_.plan;
+  if (is_long(setup.published.model, plan)) return;
   const Stack stack = stack_of(setup, setup.stack.constants, completion_.attention);
-  graph_ = build(setup.published.model, completion_.plan, stack.facts);
+  graph_ = build(setup.published.model, plan, stack.facts);
 }
 
 CasePrediction BuiltCompletion::predict(const StackConstants& constants, Ask ask) {
   const Stack stack = stack_of(setup_, constants, completion_.attention);
-  const Model& model = setup_.published.model;
   Machine machine = setup_.machine;
   if (ask == Ask::kUnlimited) {
     machine.gpu.memory.value = machine.cpu.memory.value = kUnlimitedMemory;
     if (machine.nvme) machine.nvme->capacity.value = kUnlimitedMemory;
   }
-  Prediction prediction =
-      ask == Ask::kMemory
-          ? predict_memory(std::move(graph_), completion_.plan, machine, stack)
-          : ballast::predict(std::move(graph_), model, completion_.plan, machine, stack, nullptr);
+  Prediction prediction = predict_on(machine, stack, ask);
   CasePrediction result = result_of(setup_, completion_, prediction);
   gpu_peak_ = prediction.gpu_peak;
-  graph_ = std::move(prediction.graph);
+  if (graph_) graph_ = std::move(prediction.graph);
   return result;
+}
+
+Prediction BuiltCompletion::predict_on(const Machine& machine, const Stack& stack, Ask ask) {
+  const Model& model = setup_.published.model;
+  const Plan& plan = completion_.plan;
+  if (!graph_) return ballast::predict(model, plan, machine, stack, nullptr);
+  if (ask == Ask::kMemory) return predict_memory(*std::move(graph_), plan, machine, stack);
+  return ballast::predict(*std::move(graph_), model, plan, machine, stack, nullptr);
 }
 
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants) {

@@ -114,22 +114,25 @@ struct CasePrediction {
 CasePrediction predict_case(const CaseSetup& setup, const StackConstants& constants);
 
 // One completion whose graph is built: the constants of a stack do not shape it, so it serves many.
+// Of a long step it is not: shorter ones are simulated in its place (sim/engine/repetition.h).
 class BuiltCompletion {
  public:
   // `setup` must outlive this object. Throws Error where the graph refuses the plan.
   BuiltCompletion(const CaseSetup& setup, Completion completion);
 
-  // kMemory: nothing is simulated, so there are no times. kUnlimited: on a machine whose memories
-  // hold anything, so there always are.
+  // kMemory: times are not asked for, and are there for a long step alone. kUnlimited: on a machine
+  // whose memories hold anything, so there always are.
   enum class Ask : uint8_t { kMemory, kAll, kUnlimited };
   CasePrediction predict(const StackConstants& constants, Ask ask);
   // Bytes of GPU memory that the last prediction asked for.
   Bytes gpu_peak() const { return gpu_peak_; }
 
  private:
+  Prediction predict_on(const Machine& machine, const Stack& stack, Ask ask);
+
   const CaseSetup& setup_;
   Completion completion_;
-  Graph graph_;
+  std::optional<Graph> graph_;  // absent of a long step
   Bytes gpu_peak_;
 };
 

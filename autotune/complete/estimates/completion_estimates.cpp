@@ -15,6 +15,7 @@
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
+#include "sim/engine/repetition.h"
 #include "sim/graph/build.h"
 #include "sim/graph/core/stages.h"
 #include "sim/graph/same_graph.h"
@@ -36,9 +37,8 @@ ShortSteps short_steps(const Plan& plan) {
   return {plan.pipeline, 4};
 }
 
-Plan with_micro_batches(Plan plan, int64_t count) {
-  plan.global_batch = std::min(plan.global_batch, count * *plan.micro_batch * plan.data);
-  return plan;
+Plan with_at_most(const Plan& plan, int64_t micro_batches) {
+  return with_micro_batches(plan, std::min(micro_batches, plan.accumulation()));
 }
 
 Stack with_attention(Stack stack, AttentionKind attention) {
@@ -59,8 +59,7 @@ Plan with_few_micro_batches(const Plan& plan, const Stack& stack) {
   const int64_t settled = stack.memory_is_planned() ? 8 : 3;
   const ShortSteps steps = short_steps(plan);
   const bool in_rounds = plan.virtual_pipeline > 1;
-  return with_micro_batches(plan,
-                            std::max(settled, in_rounds ? steps.first + steps.more : steps.first));
+  return with_at_most(plan, std::max(settled, in_rounds ? steps.first + steps.more : steps.first));
 }
 
 // Of a stack and a completion, what their estimates are made from, and known by.
@@ -329,10 +328,10 @@ std::vector<CompletionEstimates::BuiltStep> CompletionEstimates::fitting_steps(
     const Setting& setting, const Completion& completion, const Completion& few, const Stack& stack,
     const CostModel& costs) {
   const ShortSteps steps = short_steps(completion.plan);
-  const Plan timed = with_micro_batches(completion.plan, steps.first + steps.more);
+  const Plan timed = with_at_most(completion.plan, steps.first + steps.more);
   const bool serves = !stack.memory_is_planned() && completion.plan.pipeline == 1;
   const Plan& plan = serves ? timed : few.plan;
-  const Plan shorter = with_micro_batches(completion.plan, steps.first);
+  const Plan shorter = with_at_most(completion.plan, steps.first);
   std::vector<BuiltStep> built;
   if (serves && shorter != plan) {
     Prediction memory =
@@ -371,8 +370,8 @@ TimedStep CompletionEstimates::time_of_whole(const Setting& setting, const Plan&
   const std::shared_ptr<void> ends(nullptr, [&](void*) { --timing_; });
   const auto how = alone ? std::launch::async : std::launch::deferred;
   std::future<ShortStep> of_longer =
-      std::async(how, [&] { return time_of(with_micro_batches(plan, longer)); });
-  const ShortStep first = time_of(with_micro_batches(plan, steps.first));
+      std::async(how, [&] { return time_of(with_at_most(plan, longer)); });
+  const ShortStep first = time_of(with_at_most(plan, steps.first));
   const ShortStep second = of_longer.get();
   // A pipeline that is spread in a short step may be folded in a longer one: they tell nothing of
   // each other.
