@@ -9,17 +9,13 @@
 #include <optional>
 #include <vector>
 
+#include "autotune/complete/one_layout.h"
 #include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
 #include "sim/engine/predict.h"
 #include "sim/spec/measurements.h"
 
 namespace ballast {
-
-struct Completed {
-  Setting setting;  // every knob of the plan has a value
-  Prediction prediction;
-};
 
 // Where the layout is open, layouts are completed in the order of open_layouts() until none that is
 // left can be faster, or several in a row were not; the fastest that fits is taken.
@@ -38,11 +34,5 @@ Completed complete(Setting setting, const Measurements* measurements,
 std::vector<Plan> first_plans(const std::vector<OpenLayout>& layouts,
                               const Measurements* measurements,
                               const std::function<bool()>& interrupted = {});
-
-// The plan, of one layout, with every "auto" knob filled in: the fastest of ways_of()
-// (autotune/calibrate/published_cases.h) that fits; where none does, of those that recompute and
-// offload the layers' inputs, or the outputs of attention too; or else that of feasibility().
-// Throws Error where no way is legal.
-Plan choose(const Setting& setting);
 
 }  // namespace ballast

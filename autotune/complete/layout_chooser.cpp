@@ -1,0 +1,244 @@
+#include "autotune/complete/layout_chooser.h"
+
+#include <algorithm>
+
+#include "autotune/complete/fastest_way.h"
+#include "autotune/complete/feasibility.h"
+#include "autotune/search/evaluate.h"
+#include "autotune/space/memory_reuse.h"
+#include "sim/base/error.h"
+#include "sim/base/parallel.h"
+
+namespace ballast {
+namespace {
+
+// Layouts that are chosen by the same knowledge of the others; of them, those that are completed
+// side by side with the same limit, whatever the number of threads; and how many that fit may be no
+// better than the best before the rest, which promise less, are left alone.
+constexpr size_t kLayoutsAtOnce = 4;
+constexpr size_t kLayoutsSideBySide = 2;
+constexpr int kStalledLayouts = 6;
+// Layouts that are asked about more closely: those that take so many times as long as the best at
+// most. Where the CPU steps buckets, how many the GPU steps is sought, which takes the longest.
+constexpr double kNearTheBest = 1.1;
+constexpr size_t kMostNear = 2;
+// Where the GPU steps all, offloaded activations alone are asked about.
+constexpr double kNearTheBestOnGpu = 1.25;
+constexpr size_t kMostNearOnGpu = 8;
+
+// Of the chunks of a pipeline, in as many micro-batches as it has stages.
+int64_t turns_of(const OpenLayout& layout) {
+  const Plan& plan = layout.setting.plan;
+  return plan.pipeline == 1 ? 0 : plan.pipeline * plan.pipeline * plan.virtual_pipeline;
+}
+
+// Whether its completion is a search of its own, and how many turns its graphs have.
+std::pair<bool, int64_t> effort_of(const OpenLayout& layout) {
+  const Setting& setting = layout.setting;
+  return {has_auto(setting.plan) && is_searched(setting.plan, setting.stack), turns_of(layout)};
+}
+
+}  // namespace
+
+LayoutChooser::LayoutChooser(const std::vector<OpenLayout>& layouts,
+                             const Measurements* measurements,
+                             const std::function<bool()>& interrupted)
+    : layouts_(layouts), measurements_(measurements), interrupted_(interrupted), order_(layouts) {}
+
+Completed LayoutChooser::run() {
+  look();
+  look_between();
+  while (best_ != nullptr) {
+    Completed completed = whole();
+    if (completed.prediction.fits) return completed;
+    drop_best();
+  }
+  if (is_interrupted()) {
+    throw Error("what the plan leaves open", "its choice was interrupted", "ask again");
+  }
+  if (std::optional<Nearest> fitting = fitting_layout(layouts_, known_)) {
+    return complete_layout(std::move(fitting->setting), measurements_, interrupted_);
+  }
+  Nearest nearest = nearest_layout(layouts_, known_);
+  nearest.setting.plan = nearest.verdict.plan;
+  return predict_reusing(std::move(nearest.setting), measurements_);
+}
+
+std::optional<Plan> LayoutChooser::lean() {
+  std::optional<Nearest> fitting = fitting_lean_layout(layouts_, known_, interrupted_);
+  if (!fitting) return std::nullopt;
+  return std::move(fitting->verdict.plan);
+}
+
+std::optional<Plan> LayoutChooser::first() {
+  look();
+  look_between();
+  if (best_ == nullptr) return std::nullopt;
+  return best_->setting.plan;
+}
+
+void LayoutChooser::look() {
+  bool is_first = true;
+  while (stalled_ < kStalledLayouts && !is_interrupted()) {
+    std::optional<Duration> best;
+    if (best_ != nullptr) best = best_->step_time;
+    // At first one of each kind, so that none of them waits for pipelines of another.
+    std::vector<size_t> next = order_.take(is_first ? 2 * kLayoutsAtOnce : kLayoutsAtOnce, best);
+    if (next.empty()) return;
+    // What is found soonest comes first, and at first alone, for its time is a limit for all
+    // others, of which most then end at once: pipelines of many chunks take the largest graphs.
+    std::stable_sort(next.begin(), next.end(), [&](size_t one, size_t other) {
+      return effort_of(layouts_[one]) < effort_of(layouts_[other]);
+    });
+    size_t most = is_first ? 1 : kLayoutsSideBySide;
+    for (size_t begin = 0; begin < next.size() && !is_interrupted();) {
+      const size_t end = std::min(next.size(), begin + most);
+      complete({next.data() + begin, next.data() + end});
+      begin = end;
+      most = kLayoutsSideBySide;
+    }
+    is_first = false;
+  }
+}
+
+// Nothing where the lean plans do not fit, or the search of a short step found none that does.
+// `limit`: the step time of the best so far.
+std::optional<LayoutChooser::Estimate> LayoutChooser::estimate_layout(
+    size_t layout, std::optional<Duration> limit) {
+  Setting setting = layouts_[layout].setting;
+  const std::optional<Verdict> lean = fitting_lean_verdict(setting, known_);
+  if (!lean) return std::nullopt;
+  if (!has_auto(setting.plan) || !is_searched(setting.plan, setting.stack)) {
+    const std::optional<TimedPlan> best =
+        fastest_way(setting, {false, limit, interrupted_}, known_);
+    setting.plan = best ? best->plan : lean->plan;
+    if (best) return Estimate{layout, std::move(setting), best->step_time};
+    if (limit) return Estimate{layout, std::move(setting), *limit, true};
+    const Prediction lone =
+        predict(setting.model, setting.plan, setting.machine, setting.stack, measurements_);
+    if (!lone.fits) return std::nullopt;
+    return Estimate{layout, std::move(setting), lone.step_time};
+  }
+  const int64_t global_batch = setting.plan.global_batch;
+  setting = with_short_step(std::move(setting));
+  setting = complete_layout(std::move(setting), measurements_, interrupted_).setting;
+  setting.plan.global_batch = global_batch;
+  const Outcome outcome = estimate_searched(setting);
+  if (!outcome.step_time) return std::nullopt;
+  setting.plan.memory_reuse = outcome.memory_reuse;
+  return Estimate{layout, std::move(setting), *outcome.step_time};
+}
+
+Outcome LayoutChooser::estimate_searched(const Setting& setting) const {
+  const CostModel costs(setting.machine, setting.plan, setting.stack, measurements_);
+  std::vector<MemoryReuse> reuses;
+  for (const auto reuse : memory_reuses(setting.plan, setting.stack)) {
+    reuses.push_back(reuse.value_or(MemoryReuse::kApart));
+  }
+  return estimate(setting.model, setting.plan, reuses, usable_of(setting.machine), costs);
+}
+
+void LayoutChooser::complete(const std::vector<size_t>& layouts) {
+  std::vector<std::optional<Estimate>> done(layouts.size());
+  std::optional<Duration> limit;
+  if (best_ != nullptr) limit = best_->step_time;
+  parallel_for(done.size(), hardware_threads(), [&](size_t i) {
+    try {
+      done[i] = estimate_layout(layouts[i], limit);
+    } catch (const Error&) {
+      // The graph knows no such plan, or the search of its knobs was interrupted.
+    }
+  });
+  for (std::optional<Estimate>& one : done) {
+    if (!one) continue;
+    const bool of_known_kind = one->is_slower ? order_.learn_slower(one->layout, one->step_time)
+                                              : order_.learn(one->layout, one->step_time);
+    const bool better = best_ == nullptr || (!one->is_slower && one->step_time < best_->step_time);
+    if (better)
+      stalled_ = 0;
+    else if (of_known_kind)
+      ++stalled_;
+    if (one->is_slower) continue;
+    estimates_.push_back(std::make_unique<Estimate>(*std::move(one)));
+    if (better) best_ = estimates_.back().get();
+  }
+}
+
+std::vector<const LayoutChooser::Estimate*> LayoutChooser::near_the_best() const {
+  std::vector<const Estimate*> all;
+  for (const auto& one : estimates_) {
+    const Setting& setting = layouts_[one->layout].setting;
+    if (!has_auto(setting.plan) || is_searched(setting.plan, setting.stack)) continue;
+    all.push_back(one.get());
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Estimate* a, const Estimate* b) {
+    return a->step_time < b->step_time;
+  });
+  std::vector<const Estimate*> near;
+  size_t on_gpu = 0, on_cpu = 0;
+  for (const Estimate* one : all) {
+    const Plan& plan = one->setting.plan;
+    const bool gpu = plan.optimizer.placement == OptimizerPlacement::kGpu;
+    const double farthest = gpu ? kNearTheBestOnGpu : kNearTheBest;
+    const size_t most = gpu ? kMostNearOnGpu : kMostNear;
+    size_t& taken = gpu ? on_gpu : on_cpu;
+    if (taken == most || one->step_time.seconds() > farthest * best_->step_time.seconds()) {
+      continue;
+    }
+    ++taken;
+    near.push_back(one);
+  }
+  return near;
+}
+
+// The numbers of buckets on the GPU between those of the list, of the layouts that are near the
+// best. What the list had stays an estimate, for it leaves more room.
+void LayoutChooser::look_between() {
+  const std::vector<const Estimate*> near = near_the_best();
+  std::optional<Duration> limit;
+  if (best_ != nullptr) limit = best_->step_time;
+  std::vector<std::optional<TimedPlan>> found(near.size());
+  parallel_for(near.size(), hardware_threads(), [&](size_t i) {
+    try {
+      found[i] =
+          fastest_way(layouts_[near[i]->layout].setting, {true, limit, interrupted_}, known_);
+    } catch (const Error&) {
+      // No completion is legal.
+    }
+  });
+  for (size_t i = 0; i < near.size(); ++i) {
+    if (!found[i] || found[i]->step_time >= near[i]->step_time) continue;
+    Estimate faster{near[i]->layout, layouts_[near[i]->layout].setting, found[i]->step_time};
+    faster.setting.plan = found[i]->plan;
+    estimates_.push_back(std::make_unique<Estimate>(std::move(faster)));
+  }
+  choose_best();
+}
+
+// Its whole step does not fit after all: the next best is the best.
+void LayoutChooser::drop_best() {
+  std::erase_if(estimates_, [&](const auto& one) { return one.get() == best_; });
+  choose_best();
+}
+
+void LayoutChooser::choose_best() {
+  best_ = nullptr;
+  for (const auto& one : estimates_) {
+    if (best_ == nullptr || one->step_time < best_->step_time) best_ = one.get();
+  }
+}
+
+// The best layout's best plan, which in a whole step may be another than in a short one.
+Completed LayoutChooser::whole() {
+  const Setting& setting = layouts_[best_->layout].setting;
+  Completed estimated = predict_reusing(best_->setting, measurements_);
+  const bool by_search = has_auto(setting.plan) && is_searched(setting.plan, setting.stack);
+  if (!by_search || with_short_step(setting).plan == setting.plan) return estimated;
+  Completed completed = complete_layout(setting, measurements_, interrupted_);
+  const bool better = completed.prediction.fits &&
+                      (!estimated.prediction.fits ||
+                       completed.prediction.step_time <= estimated.prediction.step_time);
+  return better ? std::move(completed) : std::move(estimated);
+}
+
+}  // namespace ballast

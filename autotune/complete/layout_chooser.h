@@ -1,0 +1,68 @@
+// Completes the layouts of a setting, a few at a time and by estimates of their steps, from the
+// most promising on; then the best of them as it is.
+//
+// Will not do: judge layouts by bounds (autotune/complete/open_layouts.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "autotune/complete/estimates/completion_estimates.h"
+#include "autotune/complete/layout_order.h"
+#include "autotune/complete/one_layout.h"
+#include "autotune/complete/open_layouts.h"
+#include "autotune/search/evaluate.h"
+
+namespace ballast {
+
+class LayoutChooser {
+ public:
+  // References must outlive this object. `layouts`: as open_layouts() orders them, at least one.
+  LayoutChooser(const std::vector<OpenLayout>& layouts, const Measurements* measurements,
+                const std::function<bool()>& interrupted);
+
+  // The fastest, or where none fits the one that comes nearest. Throws Error where it was
+  // interrupted before it found one that fits.
+  Completed run();
+
+  // A graph may take seconds, of which a layout has dozens: none is begun after the interruption.
+  void stop_when_interrupted() { known_.stop_when(interrupted_); }
+
+  // One that fits, whatever time it takes.
+  std::optional<Plan> lean();
+  // The best of what was looked at, as far as estimates tell.
+  std::optional<Plan> first();
+
+ private:
+  struct Estimate {
+    size_t layout = 0;  // index
+    Setting setting;    // every knob has a value
+    Duration step_time;
+    bool is_slower = false;  // than what was the best, whose time this is: its own is not known
+  };
+
+  bool is_interrupted() const { return interrupted_ && interrupted_(); }
+  void look();
+  std::optional<Estimate> estimate_layout(size_t layout, std::optional<Duration> limit);
+  Outcome estimate_searched(const Setting& setting) const;
+  void complete(const std::vector<size_t>& layouts);
+  std::vector<const Estimate*> near_the_best() const;
+  void look_between();
+  void drop_best();
+  void choose_best();
+  Completed whole();
+
+  const std::vector<OpenLayout>& layouts_;
+  const Measurements* measurements_;
+  const std::function<bool()>& interrupted_;
+  LayoutOrder order_;
+  CompletionEstimates known_;
+  std::vector<std::unique_ptr<Estimate>> estimates_;
+  const Estimate* best_ = nullptr;  // of those
+  int stalled_ = 0;
+};
+
+}  // namespace ballast
