@@ -1,7 +1,7 @@
 #include "autotune/complete/complete.h"
 
 #include "autotune/complete/feasibility.h"
-#include "autotune/complete/layout_chooser.h"
+#include "autotune/complete/layouts/layout_chooser.h"
 #include "sim/base/error.h"
 
 namespace ballast {

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/complete/one_layout.h"
-#include "autotune/complete/open_layouts.h"
 #include "autotune/complete/setting.h"
 #include "sim/engine/predict.h"
 #include "sim/spec/measurements.h"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "autotune/complete/estimates/completion_estimates.h"
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/complete/setting.h"
 #include "sim/graph/report/memory.h"
 

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "autotune/complete/complete.h"
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "sim/base/error.h"
 
 namespace ballast {

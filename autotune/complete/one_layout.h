@@ -1,6 +1,6 @@
 // One layout: the knobs of one rank that are still open, filled in, and what the plan then takes.
 //
-// Will not do: choose among layouts (autotune/complete/layout_chooser.h).
+// Will not do: choose among layouts (autotune/complete/layouts/layout_chooser.h).
 #pragma once
 
 #include <functional>

@@ -522,8 +522,6 @@ void Search::report(Duration bound) const {
 Candidate Search::candidate(const Rank& rank) const {
   Candidate candidate;
   candidate.plan = plan(rank.id);
-  candidate.activations =
-      region(rank.id).space->activations[static_cast<size_t>(rank.id.choice.activations)].name;
   candidate.step_time = rank.time;
   candidate.tokens_per_s =
       static_cast<double>(candidate.plan.tokens_per_step()) / rank.time.seconds();

@@ -9,7 +9,6 @@
 // threads. Will not do: measure anything, or read and write files.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -18,10 +17,10 @@
 #include <string_view>
 #include <vector>
 
+#include "autotune/search/candidate.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"
 #include "sim/base/units.h"
-#include "sim/graph/core/graph.h"
 #include "sim/spec/machine.h"
 #include "sim/spec/measurements.h"
 #include "sim/spec/model.h"
@@ -30,16 +29,6 @@
 namespace ballast {
 
 class LayerProfiles;
-
-// A plan that fits, as the engine predicts it.
-struct Candidate {
-  Plan plan;
-  std::string activations;  // the choice's name
-  Duration step_time;
-  double tokens_per_s = 0;
-  std::array<Bytes, kPlaces> memory{};  // arenas, by Place
-  Duration bound;                       // what its step time was known to be at least
-};
 
 struct InfeasibleReason {
   std::string reason;  // "GPU memory, mostly activations"

@@ -17,7 +17,7 @@ class Study {
         const SensitivityOptions& options, const Ask& ask)
       : question_(question), measurements_(measurements), options_(options), ask_(ask) {
     const SearchQuestion& search = question.search;
-    same_ = predict(search.model, question.best.plan, search.machine, measurements);
+    same_ = predict(search.model, question.best.plan, search.machine, search.stack, measurements);
   }
 
   // Nothing: interrupted before its points were known.
@@ -44,8 +44,9 @@ class Study {
     point.value = figure.value * factor;
     const Plan& same = question_.best.plan;
     if (same_.fits) {
-      point.same_plan = step_time_on({same_, same, question_.search.machine, stack_, measurements_},
-                                     search.machine);
+      const SearchQuestion& asked = question_.search;
+      point.same_plan =
+          step_time_on({same_, same, asked.machine, asked.stack, measurements_}, search.machine);
     }
     const std::optional<SearchResult> found = ask_(search);
     if (!found || found->stop == SearchStop::kInterrupt) return std::nullopt;
@@ -120,8 +121,7 @@ class Study {
   const Measurements* measurements_;
   const SensitivityOptions& options_;
   const Ask& ask_;
-  const Stack stack_;  // the one that is searched for: Ballast's
-  Prediction same_;    // of the best plan on the machine as it is
+  Prediction same_;  // of the best plan on the machine as it is
 };
 
 }  // namespace

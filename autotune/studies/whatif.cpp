@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "autotune/complete/first_plan.h"
+#include "autotune/complete/layouts/ranking.h"
 #include "sim/base/error.h"
 #include "sim/base/parallel.h"
 #include "sim/spec/caveats.h"
@@ -290,6 +291,30 @@ CellResult undecided_cell(const std::string& reason) {
   return cell;
 }
 
+namespace {
+
+SearchResult search_cell(const Setting& setting, const SearchSpace& space,
+                         const Measurements& measurements, const CellSearchLimits& limits) {
+  if (setting.stack.name != kBallastStack) {
+    RankingOptions options;
+    options.ranked = 1;
+    options.tolerance = limits.tolerance;
+    options.deadline_s = limits.deadline_s;
+    options.interrupted = limits.interrupted;
+    return rank_layouts(setting, space.layouts, &measurements, options);
+  }
+  SearchOptions options;
+  options.threads = 1;
+  options.ranked = 1;
+  options.tolerance = limits.tolerance;
+  options.deadline_s = limits.deadline_s;
+  options.interrupted = limits.interrupted;
+  begin_with_first_plan(setting, space.layouts, &measurements, options);
+  return search(setting.model, space, setting.machine, &measurements, options);
+}
+
+}  // namespace
+
 CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
                       const Measurements& measurements, const CellSearchLimits& limits) {
   CHECK(!space.layouts.empty());
@@ -301,14 +326,7 @@ CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
     cell.obstacle = Obstacle::kDevices;
     return cell;
   }
-  SearchOptions options;
-  options.threads = 1;
-  options.ranked = 1;
-  options.tolerance = limits.tolerance;
-  options.deadline_s = limits.deadline_s;
-  options.interrupted = limits.interrupted;
-  begin_with_first_plan(setting, space.layouts, &measurements, options);
-  const SearchResult found = search(setting.model, space, machine, &measurements, options);
+  const SearchResult found = search_cell(setting, space, measurements, limits);
   if (!found.best && !found.complete()) {
     return undecided_cell(
         fmt::format("its search was stopped by the {} before it found a plan "

@@ -159,7 +159,8 @@ struct CellSearchLimits {
   std::optional<double> deadline_s;  // with the time of its first plan
   std::function<bool()> interrupted = {};
 };
-// The fastest plan of a space on setting.machine, one thread. setting.plan is not read.
+// The fastest plan of a space on setting.machine, as setting.stack runs it: one thread, or as
+// rank_layouts() does it of another stack than Ballast's. setting.plan is not read.
 CellResult tuned_cell(const Setting& setting, const SearchSpace& space,
                       const Measurements& measurements, const CellSearchLimits& limits);
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "autotune/search/search_question.h"
 #include "cli/compare/buyers.h"
 #include "cli/compare/remarks.h"
 #include "cli/text/confidence.h"
@@ -309,7 +310,8 @@ OrderedJson memory_json(const CellResult& cell) {
 // What a search proved of the plan; null where nothing was searched for a proof.
 OrderedJson search_json(const CellResult& cell) {
   if (!cell.search) return nullptr;
-  return {{"considered", cell.search->considered},
+  return {{"counted", counted(cell.stack, 0)},
+          {"considered", cell.search->considered},
           {"simulated", cell.search->simulated},
           {"complete", cell.search->stop == SearchStop::kNone},
           {"stopped_by", cell.search->stop == SearchStop::kNone

@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "autotune/search/search_question.h"
 #include "autotune/space/layout.h"
 #include "cli/text/runs_on.h"
 #include "cli/text/tables.h"
@@ -93,16 +94,29 @@ std::string running_text(const Comparison& comparison) {
   return text.empty() ? "" : "to run it:\n" + text;
 }
 
+namespace {
+
+// What a search proved of the plan that it found, or what a ranking stands for.
+std::string proof_text(const CellResult& cell) {
+  const CellSearch& search = *cell.search;
+  if (cell.stack != kBallastStack) {
+    return fmt::format("the best of {} {}, of each by a list", search.considered,
+                       counted(cell.stack, search.considered));
+  }
+  const std::optional<double> within = search.proven_within;
+  if (!within || *within >= 1) return "nothing proven";
+  return fmt::format("no plan is faster by more than {}",
+                     show_percent(std::ceil(1000 * *within) / 10));
+}
+
+}  // namespace
+
 std::string searches_text(const Comparison& comparison) {
   const std::string text = by_column(comparison, [&](const CellResult& cell) -> std::string {
     if (is_undecided(cell)) return comparison.interrupted ? "" : "not decided: " + cell.reason;
     if (!cell.search) return "";
     if (!cell.fits) return "no plan of those searched fits";
-    const std::optional<double> within = cell.search->proven_within;
-    const std::string proof = within && *within < 1
-                                  ? fmt::format("no plan is faster by more than {}",
-                                                show_percent(std::ceil(1000 * *within) / 10))
-                                  : "nothing proven";
+    const std::string proof = proof_text(cell);
     if (cell.search->stop == SearchStop::kNone) return proof;
     return fmt::format("stopped by the {}, {}", to_string(cell.search->stop), proof);
   });

@@ -211,9 +211,7 @@ void VerbParser::add(StoreFlag& flag) {
 
 void VerbParser::add(StackFlag& flag, const std::string& otherwise) {
   reads(app_.add_option("--stack", flag.name,
-                        "Framework: a name of profiles/stacks, or a file [typical; ballast "
-                        "on the machine that was measured" +
-                            otherwise + "]")
+                        "Framework: a name of profiles/stacks, or a file [" + otherwise + "]")
             ->type_name("NAME"));
 }
 

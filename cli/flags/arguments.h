@@ -73,8 +73,9 @@ class VerbParser {
   enum class Lists { kNo, kYes };
   void add(PlanFlags& flags, Lists lists);
   void add(StoreFlag& flag);
-  // `otherwise`: what else the default depends on, behind the rest of it.
-  void add(StackFlag& flag, const std::string& otherwise = "");
+  // `otherwise`: whose habits are assumed where the flag is not given.
+  void add(StackFlag& flag,
+           const std::string& otherwise = "typical; ballast on the machine that was measured");
 
   // Marks a flag as that of a file which the verb writes, or reads (a model, machine or strategy
   // may be a name instead). A file to be written twice, or read and then written, would be lost

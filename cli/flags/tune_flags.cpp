@@ -149,6 +149,29 @@ void check_counts(const TuneFlags& flags) {
   }
 }
 
+// What is of Ballast's own spaces, bounds and runs is refused where another runs the plans.
+void check_framework(TuneFlags& flags) {
+  if (!flags.stack.name) return;
+  flags.framework = load_stack(*flags.stack.name);
+  if (flags.framework.name == kBallastStack) return;
+  const Objective objective = flags.request.objective;
+  const std::pair<const char*, bool> given[] = {
+      {"--measure", flags.loop.plans.has_value()},
+      {"--exhaustive", flags.exhaustive},
+      {"--allow-delay", flags.allow_delay},
+      {"--free-degrees", flags.free_degrees},
+      {"--plan", flags.plan.plan_file.has_value()},
+      {"--objective longest-sequence", objective == Objective::kLongestSequence},
+      {"--objective largest-model", objective == Objective::kLargestModel}};
+  for (const auto& [name, is_given] : given) {
+    if (!is_given) continue;
+    throw Error(std::string(name) + " with --stack " + *flags.stack.name,
+                "is of plans that Ballast runs itself",
+                "leave one of the two out; predict --stack takes --plan, --max-sequence and "
+                "--max-model");
+  }
+}
+
 // Not a number passes the ranges of CLI11.
 void check_amounts(const TuneFlags& flags) {
   const std::pair<const char*, std::optional<double>> amounts[] = {
@@ -242,12 +265,14 @@ bool parse_tune(Words words, TuneFlags& flags) {
   again->remove_needs(app.get_option("--measure"));
   again->description("Search and run what the store holds already once more");
   parser.add(flags.store);
+  parser.add(flags.stack, "ballast");
   parser.add(flags.output, "");
   if (!parser.parse(words)) return false;
   flags.frontier_options.least_step = flags.frontier_step_percent / 100;
   check_amounts(flags);
   check_request(flags);
   check_counts(flags);
+  check_framework(flags);
   return true;
 }
 
@@ -305,6 +330,7 @@ Setting case_for(TuneFlags& flags, const CaseSize& size) {
     return setting;
   }
   Setting setting = load_start(on_some_machine(plan), flags.store, nullptr);
+  adopt(setting, flags.framework);
   note_power(flags, setting.machine);
   setting.machine = limited(flags, setting.machine);
   return setting;

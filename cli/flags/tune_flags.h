@@ -27,6 +27,10 @@ struct TuneFlags {
   OutputFlags output;
   PlanFlags plan;
   StoreFlag store;
+  StackFlag stack;
+  // Who runs the plans: Ballast, whose plans are searched, or whom the flag names, for whom layouts
+  // are completed and ranked.
+  Stack framework{};
   std::string plan_out = "plan.json";
   bool allow_delay = false;
   bool free_degrees = false;
@@ -75,8 +79,8 @@ struct CaseSize {
   std::optional<int64_t> devices;
   std::optional<int64_t> global_batch;
 };
-// With --measure: for the device at hand, whose name it puts into flags.loop. Notes the power of a
-// device in `flags`; throws Error where energy is limited and nobody knows it.
+// Of flags.framework. With --measure: for the device at hand, whose name it puts into flags.loop.
+// Notes the power of a device in `flags`; throws Error where energy is limited and nobody knows it.
 Setting case_for(TuneFlags& flags, const CaseSize& size);
 // The same where the model is looked for.
 Setting case_like(const TuneFlags& flags, const Model& like);

@@ -10,9 +10,14 @@ function stopWords() {
   return tune.stopped_by ? `stopped by the ${tune.stopped_by}` : 'stopped';
 }
 
-// What became of all plans that were considered.
+// A search counts plans; of another framework layouts are ranked, each by the best of a list.
+const isRanking = tune.counted === 'layouts';
+const counted = isRanking ? 'layouts' : 'plans';
+
+// What became of all that were considered.
 function countWords() {
-  const parts = [[tune.simulated, 'simulated'], [tune.bounded, 'ruled out by bounds'],
+  const parts = [[tune.simulated, isRanking ? 'timed' : 'simulated'],
+    [tune.bounded, 'ruled out by bounds'],
     [tune.infeasible, 'do not fit'], [tune.not_looked_at, 'not looked at']];
   return parts.filter(([plans]) => plans > 0)
     .map(([plans, words]) => `${count(plans)} ${words}`).join(', ');
@@ -39,9 +44,11 @@ function drawTuneFigures() {
     figure('share of the GPU’s nominal peak (MFU)', share(prediction.mfu_percent),
       digits(prediction.tflops_per_device) + ' TFLOP/s' + ofMeasured(prediction));
   }
-  figure('plans considered', count(tune.considered), `${countWords()}, in ` +
+  figure(`${counted} considered`, count(tune.considered), `${countWords()}, in ` +
     seconds(tune.seconds));
-  if (tune.complete) {
+  if (isRanking) {
+    figure('proof', 'none', tune.complete ? 'of each layout, the best of a list' : stopWords());
+  } else if (tune.complete) {
     figure('proof', 'optimal', 'no plan of the space is faster');
   } else {
     const known = isNumber(tune.proven_within) && tune.proven_within < 1;
@@ -71,8 +78,8 @@ function drawRanked() {
 function drawInfeasible() {
   if (!tune.reasons || tune.reasons.length === 0) return;
   const parent = card('infeasible', 'What does not fit',
-    `${count(tune.infeasible)} of ${count(tune.considered)} plans, by reason.`);
-  table(parent, [{title: 'plans', format: count}, {title: 'reason', kind: 'name'},
+    `${count(tune.infeasible)} of ${count(tune.considered)} ${counted}, by reason.`);
+  table(parent, [{title: counted, format: count}, {title: 'reason', kind: 'name'},
     {title: 'the nearest of them', kind: 'name'}],
   tune.reasons.map((one) => [one.plans, one.reason, one.nearest]));
 }

@@ -16,10 +16,10 @@ std::string differing_text(const Plan& plan, const Plan& other) {
 
 std::string why_it_loses(const Setting& best, const Setting& other,
                          const Measurements& measurements) {
-  const Stack ballast;  // the search's
-  const Prediction next = predict(other.model, other.plan, other.machine, ballast, &measurements);
+  const Prediction next =
+      predict(other.model, other.plan, other.machine, other.stack, &measurements);
   const SlowerStep slower =
-      why_slower(predict(best.model, best.plan, best.machine, ballast, &measurements), next);
+      why_slower(predict(best.model, best.plan, best.machine, best.stack, &measurements), next);
   const std::string percent = show_signed_percent(100 * slower.share);
   const std::string knobs = differing_text(other.plan, best.plan);
   if (slower.is_tie()) {
@@ -36,9 +36,7 @@ std::string why_it_loses(const Setting& best, const Setting& other,
       text += fmt::format(" and {} less of {}", show(Duration{-least.more.ps}), least.name);
     }
   }
-  Setting searched = other;
-  searched.stack = ballast;
-  const auto limits = bottlenecks_of(searched, next, measurements, AskLimits::kIfQuick);
+  const auto limits = bottlenecks_of(other, next, measurements, AskLimits::kIfQuick);
   return limits ? text + "; " + limit_text(*limits) : text;
 }
 

@@ -12,7 +12,7 @@ namespace ballast {
 // "micro_batch 4 (not 8), optimizer.sync wait (not speculate)": differing_knobs() with commas.
 std::string differing_text(const Plan& plan, const Plan& other);
 
-// One or two sentences. Both plans fit.
+// One or two sentences. Both plans fit, as the settings' stacks run them.
 std::string why_it_loses(const Setting& best, const Setting& other,
                          const Measurements& measurements);
 

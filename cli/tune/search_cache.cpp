@@ -1,11 +1,13 @@
 #include "cli/tune/search_cache.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "autotune/bounds/layer_costs.h"
 #include "autotune/complete/first_plan.h"
+#include "autotune/complete/layouts/ranking.h"
 #include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
@@ -52,6 +54,7 @@ std::string question_text(const SearchQuestion& question, const Measurements& me
                      {"model", Json::parse(model_json(question.model))},
                      {"machine", Json::parse(machine_json(question.machine))},
                      {"measurements", digest_of(text_of(measurements))},
+                     {"stack", {question.stack.name, digest_of(stack_json(question.stack))}},
                      {"plan", Json::parse(plan_json(space.layouts.front()))},
                      {"layouts", {space.layouts.size(), digest_of(text_of(space.layouts))}},
                      {"free", text_of(space.open)},
@@ -65,7 +68,6 @@ Json candidate_json(const Candidate& candidate) {
   Json memory = Json::array();
   for (const Bytes bytes : candidate.memory) memory.push_back(bytes.count);
   return {{"plan", Json::parse(plan_json(candidate.plan))},
-          {"activations", candidate.activations},
           {"step_time_ps", candidate.step_time.ps},
           {"tokens_per_s", candidate.tokens_per_s},
           {"memory_bytes", memory},
@@ -75,7 +77,6 @@ Json candidate_json(const Candidate& candidate) {
 Candidate candidate_of(const Json& json, const std::string& source) {
   Candidate candidate;
   candidate.plan = parse_plan(json.at("plan").dump(), source);
-  candidate.activations = json.at("activations");
   candidate.step_time.ps = json.at("step_time_ps");
   candidate.tokens_per_s = json.at("tokens_per_s");
   for (size_t i = 0; i < candidate.memory.size(); ++i) {
@@ -163,10 +164,42 @@ std::optional<SearchResult> SearchCache::known(const std::string& question) cons
   return as_long ? std::optional(std::move(result)) : std::nullopt;
 }
 
+SearchResult SearchCache::rank_now(const SearchQuestion& question,
+                                   const Measurements& measurements) {
+  Progress progress("rank");
+  const std::string where = place_of(question);
+  RankingOptions options;
+  options.deadline_s = options_.deadline_s;
+  options.ranked = question.ranked;
+  options.tolerance = question.tolerance;
+  options.interrupted = interruption();
+  options.progress = [&](const RankingProgress& at) {
+    const double share = static_cast<double>(at.looked_at) /
+                         static_cast<double>(std::max<int64_t>(1, at.looked_at + at.left));
+    progress.show(share,
+                  fmt::format("{}{} layouts, {} looked at, {} to go, best {}", where, at.layouts,
+                              at.looked_at, at.left, at.best ? show(*at.best) : "none yet"));
+  };
+  SearchResult found = rank_layouts({question.model, {}, question.machine, question.stack},
+                                    question.space.layouts, &measurements, options);
+  const double decided = 1 - static_cast<double>(found.not_looked_at) /
+                                 static_cast<double>(std::max<int64_t>(1, found.layouts));
+  progress.finish(
+      fmt::format("{}{} layouts: {} timed, {} ruled out by their bounds, {} do not fit{}", where,
+                  found.layouts, found.simulated, found.bounded, found.infeasible,
+                  found.complete() ? "" : fmt::format(", {} not looked at", found.not_looked_at)),
+      decided);
+  return found;
+}
+
+std::string SearchCache::place_of(const SearchQuestion& question) const {
+  return standing_ + (question.label.empty() ? "" : question.label + ": ");
+}
+
 SearchResult SearchCache::search_now(const SearchQuestion& question,
                                      const Measurements& measurements) {
   Progress progress("search");
-  const std::string where = standing_ + (question.label.empty() ? "" : question.label + ": ");
+  const std::string where = place_of(question);
   SearchOptions options;
   options.deadline_s = options_.deadline_s;
   options.exhaustive = options_.exhaustive;
@@ -212,7 +245,9 @@ SearchResult SearchCache::ask(const SearchQuestion& question, const Measurements
     ++from_store_;
     return *std::move(found);
   }
-  SearchResult found = search_now(question, measurements);
+  const bool of_ballast = question.stack.name == kBallastStack;
+  SearchResult found =
+      of_ballast ? search_now(question, measurements) : rank_now(question, measurements);
   if (found.stop != SearchStop::kInterrupt) keep({text, answer_json(found)});
   return found;
 }

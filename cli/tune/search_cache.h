@@ -57,6 +57,8 @@ class SearchCache {
  private:
   std::optional<SearchResult> known(const std::string& question) const;
   void keep(const SearchRecord& record) const;
+  std::string place_of(const SearchQuestion& question) const;
+  SearchResult rank_now(const SearchQuestion& question, const Measurements& measurements);
   SearchResult search_now(const SearchQuestion& question, const Measurements& measurements);
 
   SearchCacheOptions options_;

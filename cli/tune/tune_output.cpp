@@ -25,11 +25,12 @@ std::string plans_text(int64_t plans) {
   return plans < 100 ? std::to_string(plans) : show_count(static_cast<double>(plans));
 }
 
-// What became of all plans.
-std::string counts_text(const SearchResult& found) {
-  std::string text = fmt::format("{} simulated, {} ruled out by their bounds, {} do not fit",
-                                 plans_text(found.simulated), plans_text(found.bounded),
-                                 plans_text(found.infeasible));
+// What became of all plans, or layouts.
+std::string counts_text(const SearchResult& found, const Stack& stack) {
+  std::string text =
+      fmt::format("{} {}, {} ruled out by their bounds, {} do not fit", plans_text(found.simulated),
+                  stack.name == kBallastStack ? "simulated" : "timed", plans_text(found.bounded),
+                  plans_text(found.infeasible));
   if (!found.complete()) text += fmt::format(", {} not looked at", plans_text(found.not_looked_at));
   return text;
 }
@@ -56,7 +57,7 @@ OrderedJson next_json(const SearchResult& found) {
           {"plan", OrderedJson::parse(plan_json(next->plan))}};
 }
 
-OrderedJson search_json(const SearchResult& found, const Model* model) {
+OrderedJson search_json(const SearchResult& found, const Stack& stack, const Model* model) {
   const size_t near = near_ties(found);
   OrderedJson ranked = OrderedJson::array();
   for (const Candidate& candidate : found.ranked) {
@@ -69,7 +70,7 @@ OrderedJson search_json(const SearchResult& found, const Model* model) {
          {"bound_s", candidate.bound.seconds()},
          {"tie", near > 1 && ranked.size() < near},
          {"runs_on", model == nullptr ? OrderedJson::array()
-                                      : runs_on_json(runs_on(*model, candidate.plan, Stack{}))},
+                                      : runs_on_json(runs_on(*model, candidate.plan, stack))},
          {"plan", OrderedJson::parse(plan_json(candidate.plan))}});
   }
   OrderedJson reasons = OrderedJson::array();
@@ -77,7 +78,8 @@ OrderedJson search_json(const SearchResult& found, const Model* model) {
     reasons.push_back(
         {{"reason", reason.reason}, {"plans", reason.count}, {"nearest", reason.detail}});
   }
-  return {{"stack", kBallastStack},
+  return {{"stack", stack.name},
+          {"counted", counted(stack.name, 0)},
           {"layouts", found.layouts},
           {"considered", found.considered},
           {"simulated", found.simulated},
@@ -109,14 +111,22 @@ std::string stop_text(SearchStop stop, double deadline_s) {
 }
 
 std::string search_text(const TuneFlags& flags, const Setting& best, const SearchResult& found) {
-  std::string text = fmt::format("{} plans for {} on {}: {}, in {}\n\n",
-                                 show_count(static_cast<double>(found.considered)), best.model.name,
-                                 best.machine.name, counts_text(found),
-                                 show(Duration::from_seconds(found.seconds)));
-  // Bounds are those of Ballast's own graphs, so that a search knows no other stack.
-  text.pop_back();
-  text += "as Ballast's own backend, whose plans these are (predict --stack tells of others)\n\n";
+  const bool of_ballast = best.stack.name == kBallastStack;
+  std::string text =
+      fmt::format("{} {} for {} on {}: {}, in {}\n", plans_text(found.considered),
+                  counted(best.stack.name, found.considered), best.model.name, best.machine.name,
+                  counts_text(found, best.stack), show(Duration::from_seconds(found.seconds)));
+  text += of_ballast ? "as Ballast's own backend, whose plans these are (--stack to tune for "
+                       "another framework)\n\n"
+                     : fmt::format(
+                           "as {} runs them: of every layout the best of a list, which "
+                           "proves nothing of other plans\n\n",
+                           best.stack.name);
   if (found.complete()) return text;
+  if (!of_ballast) {
+    return text + fmt::format("{}; one of the {} layouts that nobody looked at may be faster\n\n",
+                              stop_text(found.stop, flags.deadline_s), found.not_looked_at);
+  }
   const double within = found.proven_within.value_or(1);
   text += stop_text(found.stop, flags.deadline_s);
   if (within < 1) {
@@ -167,11 +177,11 @@ std::string why_text(const Setting& best, const SearchResult& found,
   return text + fmt::format("\n{}\n", why_it_loses(best, other, measurements));
 }
 
-std::string infeasible_text(const SearchResult& found) {
-  if (found.infeasible == 0) return "";
+std::string infeasible_text(const SearchResult& found, const Stack& stack) {
+  if (found.infeasible == 0 || found.reasons.empty()) return "";
   std::string text =
-      fmt::format("{} of {} plans do not fit:\n", show_count(static_cast<double>(found.infeasible)),
-                  show_count(static_cast<double>(found.considered)));
+      fmt::format("{} of {} {} do not fit:\n", plans_text(found.infeasible),
+                  plans_text(found.considered), counted(stack.name, found.considered));
   for (size_t i = 0; i < std::min(kReasonsShown, found.reasons.size()); ++i) {
     const InfeasibleReason& reason = found.reasons[i];
     text +=

@@ -14,9 +14,10 @@ namespace ballast {
 // (sim/engine/interval.h).
 size_t near_ties(const SearchResult& found);
 
-// {"layouts", "considered", "simulated", ..., "ranked": up to 20 plans, "reasons"}. `model`: of the
-// plans; null where none was found.
-OrderedJson search_json(const SearchResult& found, const Model* model = nullptr);
+// {"layouts", "considered", "simulated", ..., "ranked": up to 20 plans, "reasons"}. `stack`: who
+// runs the plans. `model`: of the plans; null where none was found.
+OrderedJson search_json(const SearchResult& found, const Stack& stack,
+                        const Model* model = nullptr);
 // {"hbm": bytes, ...} of the places that hold anything.
 OrderedJson memory_json(const std::array<Bytes, kPlaces>& memory);
 
@@ -31,6 +32,6 @@ std::string ranking_text(const SearchResult& found, int64_t top);
 std::string why_text(const Setting& best, const SearchResult& found,
                      const Measurements& measurements);
 // By reason, the nearest of each; empty where all plans fit.
-std::string infeasible_text(const SearchResult& found);
+std::string infeasible_text(const SearchResult& found, const Stack& stack);
 
 }  // namespace ballast

@@ -211,7 +211,8 @@ AblationStudy study_ablation(const TuneFlags& flags, const Tuner& tuner, const C
   const Setting& base = tuner.base();
   const StepTime step_time = [&](const Plan& plan) -> std::optional<Duration> {
     check(plan, base.model);
-    const Prediction prediction = predict(base.model, plan, base.machine, &tuner.measurements());
+    const Prediction prediction =
+        predict(base.model, plan, base.machine, base.stack, &tuner.measurements());
     return prediction.fits ? std::optional(prediction.step_time) : std::nullopt;
   };
   return {flags.ablation_from, ablate({start, best.plan}, step_time, cache.interruption()),
@@ -333,10 +334,12 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts) {
   return text;
 }
 
-std::optional<Predicted> study_as_typical(const Setting& best, const Tuner& tuner) {
-  if (default_stack(best.machine) == kBallastStack) return std::nullopt;
+std::optional<Predicted> study_as_framework(const Setting& best, const Tuner& tuner) {
   Setting setting = best;
-  setting.stack = load_stack(std::string(kTypicalStack));
+  if (best.stack.name == kBallastStack) {
+    if (default_stack(best.machine) == kBallastStack) return std::nullopt;
+    setting.stack = load_stack(std::string(kTypicalStack));
+  }
   try {
     Prediction prediction =
         predict(setting.model, setting.plan, setting.machine, setting.stack, &tuner.measurements());
@@ -348,8 +351,11 @@ std::optional<Predicted> study_as_typical(const Setting& best, const Tuner& tune
   }
 }
 
-std::string as_typical_text(const Predicted& typical) {
-  return fmt::format("the best, as the typical framework runs it: {}\n", outcome_text(typical));
+std::string as_framework_text(const Predicted& predicted) {
+  const std::string& name = predicted.setting.stack.name;
+  return fmt::format("the best, as {} runs it: {}\n",
+                     name == kTypicalStack ? "the typical framework" : name,
+                     outcome_text(predicted));
 }
 
 std::optional<SolverStudy> study_sppo_solver(const Tuner& tuner, const Candidate& best,

@@ -59,8 +59,8 @@ std::string strategies_text(const std::vector<StrategyVerdict>& verdicts);
 
 // The best plan as the framework that `predict` assumes runs it: slower than Ballast's own backend,
 // and in more memory. Nothing on machines where `predict` assumes that backend too.
-std::optional<Predicted> study_as_typical(const Setting& best, const Tuner& tuner);
-std::string as_typical_text(const Predicted& typical);
+std::optional<Predicted> study_as_framework(const Setting& best, const Tuner& tuner);
+std::string as_framework_text(const Predicted& predicted);
 
 // The layout that SPPO's rules alone choose among those that were searched, and what the search
 // makes of it. Nothing where sequence and pipeline degree and parts are not all open.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/studies/experiments.h"
-#include "autotune/studies/studied_knobs.h"
 #include "cli/flags/training_flags.h"
 #include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
@@ -20,17 +20,15 @@ constexpr size_t kTimedAtTheTop = 5;
 constexpr int kMostRounds = 4;
 // Candidates kept behind those that are shown: the next-best that is explained lies behind ties.
 constexpr size_t kRankedAtLeast = 200;
+// Of layouts: each is the best of its own.
+constexpr size_t kRankedOfFramework = 1;
 
-Candidate candidate_of(const Plan& plan, const Prediction& prediction) {
-  Candidate candidate;
-  candidate.plan = plan;
-  candidate.activations = activations_text(plan.activations);
-  candidate.step_time = prediction.step_time;
-  candidate.tokens_per_s = prediction.tokens_per_s;
-  for (const PlacePeak& peak : prediction.peaks) {
-    candidate.memory[static_cast<size_t>(peak.place)] = peak.arena;
-  }
-  return candidate;
+bool is_of_ballast(const Setting& setting) { return setting.stack.name == kBallastStack; }
+
+SearchSpace space_for(const Setting& setting, const TuneFlags& flags) {
+  if (!is_of_ballast(setting)) return {legal_layouts_of_all(setting), {}};
+  const OpenKnobsOfFlags open = open_knobs_of(flags);
+  return {open.layouts(setting), open.knobs()};
 }
 
 }  // namespace
@@ -51,13 +49,14 @@ Tuner::Tuner(Setting setting, TuneFlags& flags, SearchCache& cache)
     : of_(std::move(setting)),
       flags_(flags),
       cache_(cache),
-      space_{open_knobs_of(flags).layouts(of_), open_knobs_of(flags).knobs()},
-      timed_(of_.plan.machine == kHere || flags.loop.plans),
+      space_(space_for(of_, flags)),
+      timed_(is_of_ballast(of_) && (of_.plan.machine == kHere || flags.loop.plans)),
       measurements_(measurements_of(of_.machine, flags.store)) {}
 
 SearchQuestion Tuner::question(const std::string& label) const {
-  SearchQuestion question{label, of_.model, of_.machine, space_};
-  question.ranked = kRankedAtLeast + static_cast<size_t>(flags_.top);
+  SearchQuestion question{label, of_.model, of_.machine, space_, of_.stack};
+  const size_t behind = is_of_ballast(of_) ? kRankedAtLeast : kRankedOfFramework;
+  question.ranked = behind + static_cast<size_t>(flags_.top);
   return question;
 }
 

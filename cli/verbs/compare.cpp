@@ -7,6 +7,7 @@
 #include <set>
 
 #include "autotune/complete/complete.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/studies/whatif.h"
 #include "cli/compare/comparison.h"
 #include "cli/flags/open_knobs.h"
@@ -108,7 +109,7 @@ bool parse(Words words, CompareFlags& flags) {
       app.add_option("--html", flags.html, "Write a page with charts of all cells to this file")
           ->type_name("FILE"));
   parser.add(flags.store);
-  parser.add(flags.stack, " and with --tune");
+  parser.add(flags.stack, "typical; ballast on the machine that was measured and with --tune");
   parser.add(flags.output, "Write the JSON to this file too");
   if (!parser.parse(words)) return false;
   read_offers(flags);
@@ -325,10 +326,6 @@ class Comparer {
         prices_(prices_of(flags)),
         question_(question_of(flags)),
         grid_(grid_of(flags, question_)) {
-    if (flags.tune && flags.stack.name.value_or(std::string(kBallastStack)) != kBallastStack) {
-      throw Error("--tune", "searches plans of Ballast itself, not of another stack",
-                  "leave --stack or --tune out");
-    }
     check_names(flags);
     if (flags.deadline_s && !flags.tune) {
       throw Error("--deadline", "is of searches, and cells are not searched", "add --tune");
@@ -406,9 +403,10 @@ class Comparer {
     const PlanFlags flags = cell_flags(flags_, question_, grid_, index);
     const bool any_strategy = flags.strategies.empty() && !flags.plan_file;
     Setting setting = load(flags);
-    // Bounds are those of Ballast's own graphs: a search knows no other stack.
-    adopt(setting, flags_.tune ? Stack{} : stack_of(flags_.stack, setting.machine));
-    if (flags_.tune && any_strategy) setting.plan.strategy = kAnyStrategy;
+    const bool named = flags_.stack.name.has_value();
+    adopt(setting, flags_.tune && !named ? Stack{} : stack_of(flags_.stack, setting.machine));
+    const bool of_ballast = setting.stack.name == kBallastStack;
+    if (flags_.tune && of_ballast && any_strategy) setting.plan.strategy = kAnyStrategy;
     const auto known = measurements_.find(setting.plan.machine);
     const Measurements measurements = known != measurements_.end()
                                           ? known->second
@@ -422,7 +420,9 @@ class Comparer {
       CellSearchLimits limits;
       limits.deadline_s = flags_.deadline_s.value_or(kCellDeadline);
       limits.interrupted = interrupted;
-      result = tuned_cell(setting, space_for(setting, flags), measurements, limits);
+      const SearchSpace space =
+          of_ballast ? space_for(setting, flags) : SearchSpace{legal_layouts_of_all(setting), {}};
+      result = tuned_cell(setting, space, measurements, limits);
       if (result.fits) result.runs_on = runs_on(setting.model, result.plan, setting.stack);
     } else {
       const Completed completed = complete(std::move(setting), &measurements, interrupted);

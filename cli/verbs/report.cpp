@@ -226,6 +226,14 @@ Setting case_of(const Plan& plan, const ReportFlags& flags, const StoreFlag& sto
   return setting;
 }
 
+// Who runs the plans of a search, by name or file; nothing where that is Ballast.
+std::optional<std::string> stack_of_tune(const ReportFlags& flags, const OrderedJson& tune) {
+  if (flags.stack.name) return flags.stack.name;
+  const OrderedJson name = tune.value("stack", OrderedJson());
+  if (!name.is_string() || name == kBallastStack) return std::nullopt;
+  return name.get<std::string>();
+}
+
 // The page of a search: what it printed, the knobs in which each plan differs from the best, and,
 // where model and machine are still at hand, the prediction of the best.
 OrderedJson data_of_tune(const ReportFlags& flags) {
@@ -246,7 +254,8 @@ OrderedJson data_of_tune(const ReportFlags& flags) {
   }
   try {
     const StoreFlag store = store_of(flags, tune);
-    const Setting setting = case_of(best, flags, store);
+    Setting setting = case_of(best, flags, store);
+    if (const auto stack = stack_of_tune(flags, tune)) setting.stack = load_stack(*stack);
     const Measurements measurements = measurements_of(setting.machine, store);
     data = data_of_prediction({setting, predict(setting.model, setting.plan, setting.machine,
                                                 setting.stack, &measurements)},

@@ -50,8 +50,12 @@ Studies run_studies(const TuneFlags& flags, const TunedPoints& tuned, const Cand
     studies.add("sppo_solver", solver_json(*solver), solver_text(*solver));
   }
   if (!cache.must_stop()) {
-    const auto typical = study_as_typical(tuner.with(best.plan), tuner);
-    if (typical) studies.add("typical", outcome_json(*typical), as_typical_text(*typical));
+    const bool of_ballast = flags.framework.name == kBallastStack;
+    const auto outcome = study_as_framework(tuner.with(best.plan), tuner);
+    if (outcome) {
+      studies.add(of_ballast ? "typical" : "outcome", outcome_json(*outcome),
+                  as_framework_text(*outcome));
+    }
   }
   const std::vector<StrategyVerdict> verdicts =
       study_strategies(flags, tuner.with(best.plan), cache);
@@ -112,7 +116,7 @@ int report_undecided(const TuneFlags& flags, const TunedPoints& tuned, const Sea
   SearchResult found = nearest ? *nearest : SearchResult{};
   found.stop = stop_of(tuned);
   if (flags.output.json) {
-    OrderedJson json = search_json(found);
+    OrderedJson json = search_json(found, flags.framework);
     json.update(counts_of(cache));
     json["points"] = points_json(flags, tuned);
     fmt::print("{}\n", json.dump(1));
@@ -130,7 +134,7 @@ std::vector<std::string> notes_of_nothing(const TunedPoints& tuned) {
                                   [](const auto& tuner) { return tuner != nullptr; });
   if (found == tuned.tuners.end()) return {};
   const Setting& setting = (*found)->base();
-  return notes_of(setting.model, setting.plan, Stack{}.facts);
+  return notes_of(setting.model, setting.plan, setting.stack.facts);
 }
 
 int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cache) {
@@ -143,7 +147,7 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cach
     verdicts = study_strategies(flags, tuner->base(), cache);
   }
   if (flags.output.json) {
-    OrderedJson json = search_json(nearest ? *nearest : SearchResult{});
+    OrderedJson json = search_json(nearest ? *nearest : SearchResult{}, flags.framework);
     json.update(counts_of(cache));
     json["points"] = points_json(flags, tuned);
     json["emptied_by"] = emptied_json(emptied);
@@ -157,14 +161,13 @@ int report_nothing(TuneFlags& flags, const TunedPoints& tuned, SearchCache& cach
   } else {
     fmt::print("{}", points_text(flags, tuned));
   }
-  if (nearest && !nearest->best) fmt::print("{}", infeasible_text(*nearest));
+  if (nearest && !nearest->best) fmt::print("{}", infeasible_text(*nearest, flags.framework));
   fmt::print("{}{}{}", notes_text(notes), emptied_text(emptied), strategies_text(verdicts));
   return kInfeasible;
 }
 
 // Of the best plan, as the search knew it: what `predict` says of it too.
-std::optional<Bottlenecks> limits_of(Setting best, const Measurements& measurements) {
-  best.stack = Stack{};
+std::optional<Bottlenecks> limits_of(const Setting& best, const Measurements& measurements) {
   const Prediction prediction =
       predict(best.model, best.plan, best.machine, best.stack, &measurements);
   return bottlenecks_of(best, prediction, measurements, AskLimits::kIfQuick);
@@ -198,12 +201,12 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
   SearchResult nothing;
   nothing.stop = size.found.next_stop;
   const int without = nothing.complete() ? kInfeasible : kUndecided;
-  OrderedJson json =
-      any ? search_json(*size.found.found, &size.setting.model) : search_json(nothing);
+  OrderedJson json = any ? search_json(*size.found.found, flags.framework, &size.setting.model)
+                         : search_json(nothing, flags.framework);
   json.update(counts_of(cache));
   json["objective"] = size_json(flags, size);
   const std::vector<std::string> notes =
-      notes_of(size.setting.model, size.setting.plan, Stack{}.facts);
+      notes_of(size.setting.model, size.setting.plan, size.setting.stack.facts);
   json["notes"] = notes;
   if (any) {
     json["objective"]["model_file"] = files.model;
@@ -215,7 +218,7 @@ int run_sized(TuneFlags& flags, SearchCache& cache) {
   if (!flags.output.json) {
     fmt::print("\n{}the best: {}\n{}\n{}\n{}{}{}",
                search_text(flags, size.setting, *size.found.found), plan_text(size.setting.plan),
-               runs_on_text(runs_on(size.setting.model, size.setting.plan, Stack{})),
+               runs_on_text(runs_on(size.setting.model, size.setting.plan, size.setting.stack)),
                notes_text(notes), ranking_text(*size.found.found, flags.top), text_of_cache(cache),
                text_of(files));
   }
@@ -243,15 +246,16 @@ int run_tune(Words words) {
   std::optional<MeasureResult> measured;
   if (flags.loop.plans) measured = tuner.measure_plans(found);
   Setting best = tuner.with(found.best->plan);
-  OrderedJson json = search_json(found, &best.model);
-  std::vector<std::string> notes = notes_of(best.model, best.plan, Stack{}.facts);
+  OrderedJson json = search_json(found, best.stack, &best.model);
+  std::vector<std::string> notes = notes_of(best.model, best.plan, best.stack.facts);
   append_departures(flags, tuner.base().plan, best.plan, notes);
   json["notes"] = notes;
   if (measured) json["measured"] = measured_json(*measured);
   json["objective"] = objective_json(flags, *found.best);
   json["points"] = points_json(flags, tuned);
-  const FoundFiles files = write_found(
-      best, {flags.plan_out, flags.plan.set, flags.store, flag_for_ballast(best.machine)});
+  const StackFlag stack =
+      best.stack.name == kBallastStack ? flag_for_ballast(best.machine) : flags.stack;
+  const FoundFiles files = write_found(best, {flags.plan_out, flags.plan.set, flags.store, stack});
   json["predict"] = files.predict;
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - began;
   cache.limit_studies(studies_seconds(flags, taken.count()));
@@ -269,13 +273,13 @@ int run_tune(Words words) {
   fmt::print("{}{}", points_text(flags, tuned), search_text(flags, best, found));
   if (measured) fmt::print("{}\n", measured_text(flags.loop, *measured));
   fmt::print("the best: {}\n{}\n{}{}\n", plan_text(best.plan),
-             runs_on_text(runs_on(best.model, best.plan, Stack{})), notes_text(notes),
+             runs_on_text(runs_on(best.model, best.plan, best.stack)), notes_text(notes),
              limits ? bottlenecks_text(limits) : std::string());
   if (!measured || measured->measured.empty()) {
     fmt::print("{}", ranking_text(found, flags.top));
     if (!cache.must_stop()) fmt::print("{}", why_text(best, found, tuner.measurements()));
   }
-  fmt::print("{}{}\n{}{}", infeasible_text(found), studies.text, text_of_cache(cache),
+  fmt::print("{}{}\n{}{}", infeasible_text(found, best.stack), studies.text, text_of_cache(cache),
              text_of(files));
   append_to_store(flags, best, *found.best, json);
   return kDone;

@@ -6,7 +6,7 @@
 
 #include "autotune/complete/completion_lists.h"
 #include "autotune/complete/estimates/completion_bounds.h"
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "sim/base/error.h"
 #include "sim/graph/same_graph.h"
 #include "tests/autotune/random_settings.h"

@@ -9,7 +9,7 @@
 #include "autotune/bounds/convex_floor.h"
 #include "autotune/complete/completion_lists.h"
 #include "autotune/complete/estimates/completion_estimates.h"
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "sim/base/error.h"
 #include "tests/autotune/random_settings.h"
 

@@ -7,7 +7,7 @@
 
 #include "autotune/complete/complete.h"
 #include "autotune/complete/completion_lists.h"
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/engine/predict.h"

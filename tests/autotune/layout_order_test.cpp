@@ -1,4 +1,4 @@
-#include "autotune/complete/layout_order.h"
+#include "autotune/complete/layouts/layout_order.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 
 #include <algorithm>
 #include <cmath>

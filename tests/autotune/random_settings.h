@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/complete/setting.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"

@@ -144,7 +144,6 @@ TEST(Answer, that_is_written_and_read_is_the_same) {
   SearchResult result;
   Candidate candidate;
   candidate.plan = plan;
-  candidate.activations = "keep";
   candidate.step_time = {123'456'789'012'345};
   candidate.tokens_per_s = 1.0 / 3;
   candidate.memory = {Bytes{1}, Bytes{(int64_t{1} << 53) + 1}, Bytes{3}};

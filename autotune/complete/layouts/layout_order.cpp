@@ -1,4 +1,4 @@
-#include "autotune/complete/layout_order.h"
+#include "autotune/complete/layouts/layout_order.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,8 +14,8 @@ constexpr double kFarSlowerLayout = 1.2;
 
 }  // namespace
 
-LayoutOrder::LayoutOrder(const std::vector<OpenLayout>& layouts)
-    : layouts_(layouts), taken_(layouts.size(), false) {}
+LayoutOrder::LayoutOrder(const std::vector<OpenLayout>& layouts, LayoutReach reach)
+    : layouts_(layouts), reach_(reach), taken_(layouts.size(), false) {}
 
 LayoutOrder::KindOfLayout LayoutOrder::kind_of(size_t layout) const {
   const Plan& plan = layouts_[layout].setting.plan;
@@ -33,6 +33,7 @@ bool LayoutOrder::may_win(size_t layout, std::optional<Duration> best) const {
   if (is_refuted(layouts_[layout])) return false;
   if (!best) return true;
   if (layouts_[layout].at_least >= *best) return false;
+  if (reach_ == LayoutReach::kAll) return true;
   const auto found = known_.find(kind_of(layout));
   return found == known_.end() || (found->second.slower < kPatienceOfKind &&
                                    promise(layout) < kFarSlowerLayout * best->seconds());
@@ -53,6 +54,12 @@ std::vector<size_t> LayoutOrder::take(size_t most, std::optional<Duration> best)
   if (found.size() > most) found.resize(most);
   for (const size_t layout : found) taken_[layout] = true;
   return found;
+}
+
+int64_t LayoutOrder::left(std::optional<Duration> best) const {
+  int64_t count = 0;
+  for (size_t i = 0; i < layouts_.size(); ++i) count += !taken_[i] && may_win(i, best);
+  return count;
 }
 
 bool LayoutOrder::learn(size_t layout, Duration step_time) {

@@ -1,7 +1,7 @@
 // Completes the layouts of a setting, a few at a time and by estimates of their steps, from the
 // most promising on; then the best of them as it is.
 //
-// Will not do: judge layouts by bounds (autotune/complete/open_layouts.h).
+// Will not do: judge layouts by bounds (autotune/complete/layouts/open_layouts.h).
 #pragma once
 
 #include <functional>
@@ -11,22 +11,50 @@
 #include <vector>
 
 #include "autotune/complete/estimates/completion_estimates.h"
-#include "autotune/complete/layout_order.h"
+#include "autotune/complete/layouts/layout_order.h"
+#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/complete/one_layout.h"
-#include "autotune/complete/open_layouts.h"
 #include "autotune/search/evaluate.h"
 
 namespace ballast {
 
+// How far layouts are looked at.
+struct LayoutLook {
+  LayoutReach reach = LayoutReach::kPromising;
+  double within = 1;               // of what takes less than so many times the best
+  bool any_is_enough = false;      // until one fits
+  std::function<void()> looked{};  // after each few; may be empty
+};
+
 class LayoutChooser {
  public:
+  struct Estimate {
+    size_t layout = 0;  // index
+    Setting setting;    // every knob has a value
+    Duration step_time;
+    bool is_slower = false;  // than what was the best, whose time this is: its own is not known
+  };
+
   // References must outlive this object. `layouts`: as open_layouts() orders them, at least one.
   LayoutChooser(const std::vector<OpenLayout>& layouts, const Measurements* measurements,
-                const std::function<bool()>& interrupted);
+                const std::function<bool()>& interrupted, LayoutLook how = {});
 
   // The fastest, or where none fits the one that comes nearest. Throws Error where it was
   // interrupted before it found one that fits.
   Completed run();
+
+  // The best plan of each layout that was looked at and fits, as far as estimates tell: the fastest
+  // first.
+  std::vector<Estimate> look_at_all();
+  // Of these layouts, none of which was found to fit: one that does after all, or else the one that
+  // comes nearest.
+  Completed nearest();
+
+  // What became of them so far.
+  int64_t fitting() const { return fitting_; }  // and whose plans were timed
+  int64_t unfit() const { return unfit_; }
+  int64_t left() const { return order_.left(limit()); }
+  std::optional<Duration> best() const;
 
   // A graph may take seconds, of which a layout has dozens: none is begun after the interruption.
   void stop_when_interrupted() { known_.stop_when(interrupted_); }
@@ -37,14 +65,9 @@ class LayoutChooser {
   std::optional<Plan> first();
 
  private:
-  struct Estimate {
-    size_t layout = 0;  // index
-    Setting setting;    // every knob has a value
-    Duration step_time;
-    bool is_slower = false;  // than what was the best, whose time this is: its own is not known
-  };
-
   bool is_interrupted() const { return interrupted_ && interrupted_(); }
+  // What nothing that is asked about may take longer than.
+  std::optional<Duration> limit() const;
   void look();
   std::optional<Estimate> estimate_layout(size_t layout, std::optional<Duration> limit);
   Outcome estimate_searched(const Setting& setting) const;
@@ -58,11 +81,14 @@ class LayoutChooser {
   const std::vector<OpenLayout>& layouts_;
   const Measurements* measurements_;
   const std::function<bool()>& interrupted_;
+  const LayoutLook how_;
   LayoutOrder order_;
   CompletionEstimates known_;
   std::vector<std::unique_ptr<Estimate>> estimates_;
   const Estimate* best_ = nullptr;  // of those
   int stalled_ = 0;
+  int64_t fitting_ = 0;
+  int64_t unfit_ = 0;
 };
 
 }  // namespace ballast

@@ -4,7 +4,8 @@
 // another. So a kind's bounds are scaled by the root of the smallest ratio of plan to bound that
 // was found in it; a kind of which nothing is known is believed, and asked about first. A kind is
 // left alone once its layouts go on being slower than its own best, or promise far less than the
-// best of all. Will not do: estimate a plan (autotune/complete/complete.h).
+// best of all; unless it is asked for all of them. Will not do: estimate a plan
+// (autotune/complete/complete.h).
 #pragma once
 
 #include <map>
@@ -13,18 +14,24 @@
 #include <utility>
 #include <vector>
 
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 
 namespace ballast {
+
+// Of the layouts whose bounds leave room for a shorter step.
+enum class LayoutReach : uint8_t { kPromising, kAll };
 
 class LayoutOrder {
  public:
   // `layouts` must outlive this object.
-  explicit LayoutOrder(const std::vector<OpenLayout>& layouts);
+  explicit LayoutOrder(const std::vector<OpenLayout>& layouts,
+                       LayoutReach reach = LayoutReach::kPromising);
 
   // At most so many that were not taken yet, whose bounds do not refute them and leave room for a
   // shorter step than the best, the most promising first. Indices.
   std::vector<size_t> take(size_t most, std::optional<Duration> best);
+  // How many it would go on to give.
+  int64_t left(std::optional<Duration> best) const;
 
   // What a layout's best plan takes. True where it was not the first of its kind.
   bool learn(size_t layout, Duration step_time);
@@ -44,6 +51,7 @@ class LayoutOrder {
   bool may_win(size_t layout, std::optional<Duration> best) const;
 
   const std::vector<OpenLayout>& layouts_;
+  const LayoutReach reach_;
   std::vector<bool> taken_;
   std::map<KindOfLayout, Known> known_;
 };

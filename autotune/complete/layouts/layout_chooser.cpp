@@ -1,4 +1,4 @@
-#include "autotune/complete/layout_chooser.h"
+#include "autotune/complete/layouts/layout_chooser.h"
 
 #include <algorithm>
 
@@ -42,8 +42,12 @@ std::pair<bool, int64_t> effort_of(const OpenLayout& layout) {
 
 LayoutChooser::LayoutChooser(const std::vector<OpenLayout>& layouts,
                              const Measurements* measurements,
-                             const std::function<bool()>& interrupted)
-    : layouts_(layouts), measurements_(measurements), interrupted_(interrupted), order_(layouts) {}
+                             const std::function<bool()>& interrupted, LayoutLook how)
+    : layouts_(layouts),
+      measurements_(measurements),
+      interrupted_(interrupted),
+      how_(std::move(how)),
+      order_(layouts, how_.reach) {}
 
 Completed LayoutChooser::run() {
   look();
@@ -56,6 +60,10 @@ Completed LayoutChooser::run() {
   if (is_interrupted()) {
     throw Error("what the plan leaves open", "its choice was interrupted", "ask again");
   }
+  return nearest();
+}
+
+Completed LayoutChooser::nearest() {
   if (std::optional<Nearest> fitting = fitting_layout(layouts_, known_)) {
     return complete_layout(std::move(fitting->setting), measurements_, interrupted_);
   }
@@ -77,13 +85,37 @@ std::optional<Plan> LayoutChooser::first() {
   return best_->setting.plan;
 }
 
+std::vector<LayoutChooser::Estimate> LayoutChooser::look_at_all() {
+  look();
+  if (!how_.any_is_enough) look_between();
+  std::vector<Estimate> all;
+  for (const auto& one : estimates_) all.push_back(*one);
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Estimate& a, const Estimate& b) { return a.step_time < b.step_time; });
+  // Of a layout whose buckets were asked about more closely there are two.
+  std::vector<Estimate> fastest;
+  for (Estimate& one : all) {
+    const auto is_of_it = [&](const Estimate& known) { return known.layout == one.layout; };
+    if (std::none_of(fastest.begin(), fastest.end(), is_of_it)) fastest.push_back(std::move(one));
+  }
+  return fastest;
+}
+
+std::optional<Duration> LayoutChooser::best() const {
+  return best_ != nullptr ? std::optional(best_->step_time) : std::nullopt;
+}
+
+std::optional<Duration> LayoutChooser::limit() const {
+  if (best_ == nullptr || how_.within == 1) return best();
+  return best_->step_time * how_.within;
+}
+
 void LayoutChooser::look() {
+  const bool all = how_.reach == LayoutReach::kAll;
   bool is_first = true;
-  while (stalled_ < kStalledLayouts && !is_interrupted()) {
-    std::optional<Duration> best;
-    if (best_ != nullptr) best = best_->step_time;
+  while ((all || stalled_ < kStalledLayouts) && !is_interrupted()) {
     // At first one of each kind, so that none of them waits for pipelines of another.
-    std::vector<size_t> next = order_.take(is_first ? 2 * kLayoutsAtOnce : kLayoutsAtOnce, best);
+    std::vector<size_t> next = order_.take(is_first ? 2 * kLayoutsAtOnce : kLayoutsAtOnce, limit());
     if (next.empty()) return;
     // What is found soonest comes first, and at first alone, for its time is a limit for all
     // others, of which most then end at once: pipelines of many chunks take the largest graphs.
@@ -94,6 +126,8 @@ void LayoutChooser::look() {
     for (size_t begin = 0; begin < next.size() && !is_interrupted();) {
       const size_t end = std::min(next.size(), begin + most);
       complete({next.data() + begin, next.data() + end});
+      if (how_.looked) how_.looked();
+      if (how_.any_is_enough && best_ != nullptr) return;
       begin = end;
       most = kLayoutsSideBySide;
     }
@@ -102,7 +136,7 @@ void LayoutChooser::look() {
 }
 
 // Nothing where the lean plans do not fit, or the search of a short step found none that does.
-// `limit`: the step time of the best so far.
+// `limit`: as limit() was when it was begun.
 std::optional<LayoutChooser::Estimate> LayoutChooser::estimate_layout(
     size_t layout, std::optional<Duration> limit) {
   Setting setting = layouts_[layout].setting;
@@ -140,8 +174,7 @@ Outcome LayoutChooser::estimate_searched(const Setting& setting) const {
 
 void LayoutChooser::complete(const std::vector<size_t>& layouts) {
   std::vector<std::optional<Estimate>> done(layouts.size());
-  std::optional<Duration> limit;
-  if (best_ != nullptr) limit = best_->step_time;
+  const std::optional<Duration> limit = this->limit();
   parallel_for(done.size(), hardware_threads(), [&](size_t i) {
     try {
       done[i] = estimate_layout(layouts[i], limit);
@@ -150,7 +183,10 @@ void LayoutChooser::complete(const std::vector<size_t>& layouts) {
     }
   });
   for (std::optional<Estimate>& one : done) {
-    if (!one) continue;
+    if (!one) {
+      unfit_ += is_interrupted() ? 0 : 1;
+      continue;
+    }
     const bool of_known_kind = one->is_slower ? order_.learn_slower(one->layout, one->step_time)
                                               : order_.learn(one->layout, one->step_time);
     const bool better = best_ == nullptr || (!one->is_slower && one->step_time < best_->step_time);
@@ -159,6 +195,7 @@ void LayoutChooser::complete(const std::vector<size_t>& layouts) {
     else if (of_known_kind)
       ++stalled_;
     if (one->is_slower) continue;
+    ++fitting_;
     estimates_.push_back(std::make_unique<Estimate>(*std::move(one)));
     if (better) best_ = estimates_.back().get();
   }
@@ -182,7 +219,8 @@ std::vector<const LayoutChooser::Estimate*> LayoutChooser::near_the_best() const
     const double farthest = gpu ? kNearTheBestOnGpu : kNearTheBest;
     const size_t most = gpu ? kMostNearOnGpu : kMostNear;
     size_t& taken = gpu ? on_gpu : on_cpu;
-    if (taken == most || one->step_time.seconds() > farthest * best_->step_time.seconds()) {
+    const bool enough = taken == most && how_.reach == LayoutReach::kPromising;
+    if (enough || one->step_time.seconds() > farthest * best_->step_time.seconds()) {
       continue;
     }
     ++taken;
@@ -195,8 +233,7 @@ std::vector<const LayoutChooser::Estimate*> LayoutChooser::near_the_best() const
 // best. What the list had stays an estimate, for it leaves more room.
 void LayoutChooser::look_between() {
   const std::vector<const Estimate*> near = near_the_best();
-  std::optional<Duration> limit;
-  if (best_ != nullptr) limit = best_->step_time;
+  const std::optional<Duration> limit = this->limit();
   std::vector<std::optional<TimedPlan>> found(near.size());
   parallel_for(near.size(), hardware_threads(), [&](size_t i) {
     try {

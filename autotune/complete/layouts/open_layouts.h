@@ -56,12 +56,15 @@ class LayoutBounds {
 // The legal layouts that a setting leaves open, of its own start alone: nothing of them is open.
 // Throws the first refusal where none is legal.
 std::vector<Plan> legal_layouts(const Setting& setting);
+// The same of all its starts, one after the other. None is there twice by another strategy's name.
+std::vector<Plan> legal_layouts_of_all(const Setting& setting);
 
 // Those of the setting's own machine.
 std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements);
 
-// The same of these layouts, of which nothing is open and each passes check(): of the first ones,
-// where `interrupted` is asked between blocks of them and says so. It may be null.
+// The same of these layouts, of which nothing is open and each passes check(), and those of a
+// strategy stand together: of some of them, where `interrupted` is asked between blocks of them and
+// says so. It may be null.
 std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
                                        const Measurements* measurements,
                                        const std::function<bool()>& interrupted,

@@ -1,4 +1,4 @@
-#include "autotune/complete/open_layouts.h"
+#include "autotune/complete/layouts/open_layouts.h"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -64,8 +64,16 @@ std::vector<Plan> layouts_of_start(const Setting& setting, const Start& start,
   return layouts;
 }
 
-Start start_of(const Setting& setting) {
-  return {setting.plan, setting.open, setting.usual_buckets, setting.named};
+std::vector<Start> starts_of(const Setting& setting) {
+  std::vector<Start> starts = {{setting.plan, setting.open, setting.usual_buckets, setting.named}};
+  starts.insert(starts.end(), setting.others.begin(), setting.others.end());
+  return starts;
+}
+
+// Whether two plans differ in the name of their strategy at most.
+bool are_one(const Plan& one, Plan other) {
+  other.strategy = one.strategy;
+  return one == other;
 }
 
 // Of a setting of which no layout is legal.
@@ -76,6 +84,28 @@ Start start_of(const Setting& setting) {
               fmt::format("no layout of {} devices and {} sequences keeps what is named",
                           setting.plan.devices, setting.plan.global_batch),
               "name less, or another global batch");
+}
+
+struct StartLayouts {
+  Start start;
+  std::vector<Plan> layouts;  // at least one, none of which another start has too
+};
+
+std::vector<StartLayouts> layouts_of_starts(const Setting& setting) {
+  std::vector<StartLayouts> all;
+  std::optional<Error> refusal;
+  for (Start& start : starts_of(setting)) {
+    std::vector<Plan> layouts = layouts_of_start(setting, start, refusal);
+    std::erase_if(layouts, [&](const Plan& plan) {
+      return std::any_of(all.begin(), all.end(), [&](const StartLayouts& before) {
+        return std::any_of(before.layouts.begin(), before.layouts.end(),
+                           [&](const Plan& one) { return are_one(one, plan); });
+      });
+    });
+    if (!layouts.empty()) all.push_back({std::move(start), std::move(layouts)});
+  }
+  if (all.empty()) refuse_layouts(setting, refusal);
+  return all;
 }
 
 // Those that need least memory, and a large one, which is fast where there is room.
@@ -144,14 +174,6 @@ class LayoutBounds::Judge {
     const Usable usable = usable_by_tensors(setting.machine, setting.stack);
     parallel_for(layouts_.size(), hardware_threads(),
                  [&](size_t i) { layouts_[i].asked_excess = excess_of(layouts_[i], usable); });
-  }
-
-  // Whether another strategy came to the same plan.
-  bool has(Plan plan) const {
-    return std::any_of(layouts_.begin(), layouts_.end(), [&](const Cells& one) {
-      plan.strategy = one.layout.strategy;
-      return plan == one.layout;
-    });
   }
 
   void judge_all(const Machine& machine, std::vector<OpenLayout>& found) const {
@@ -245,20 +267,10 @@ class LayoutBounds::Judge {
 
 LayoutBounds::LayoutBounds(Setting setting, const Measurements* measurements)
     : setting_(std::make_unique<const Setting>(std::move(setting))) {
-  std::vector<Start> starts = {start_of(*setting_)};
-  starts.insert(starts.end(), setting_->others.begin(), setting_->others.end());
-  std::optional<Error> refusal;
-  for (const Start& start : starts) {
-    std::vector<Plan> layouts = layouts_of_start(*setting_, start, refusal);
-    std::erase_if(layouts, [&](const Plan& plan) {
-      return std::any_of(judges_.begin(), judges_.end(),
-                         [&](const auto& judge) { return judge->has(plan); });
-    });
-    if (layouts.empty()) continue;
-    judges_.push_back(
-        std::make_unique<Judge>(*setting_, start.plan, std::move(layouts), measurements, nullptr));
+  for (StartLayouts& of_start : layouts_of_starts(*setting_)) {
+    judges_.push_back(std::make_unique<Judge>(*setting_, of_start.start.plan,
+                                              std::move(of_start.layouts), measurements, nullptr));
   }
-  if (judges_.empty()) refuse_layouts(*setting_, refusal);
 }
 
 LayoutBounds::LayoutBounds(Setting like, std::vector<Plan> layouts,
@@ -286,21 +298,30 @@ std::vector<OpenLayout> LayoutBounds::in_their_order(const Machine& machine) con
 
 std::vector<Plan> legal_layouts(const Setting& setting) {
   std::optional<Error> refusal;
-  std::vector<Plan> layouts = layouts_of_start(setting, start_of(setting), refusal);
+  std::vector<Plan> layouts = layouts_of_start(setting, starts_of(setting).front(), refusal);
   if (layouts.empty()) refuse_layouts(setting, refusal);
   return layouts;
+}
+
+std::vector<Plan> legal_layouts_of_all(const Setting& setting) {
+  std::vector<Plan> all;
+  for (StartLayouts& of_start : layouts_of_starts(setting)) {
+    for (Plan& layout : of_start.layouts) all.push_back(std::move(layout));
+  }
+  return all;
 }
 
 std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements* measurements) {
   return LayoutBounds(setting, measurements).on(setting.machine);
 }
 
+namespace {
+
 // Block by block, so that a deadline is seen between two of them; in steps through the list, so
 // that what was seen by then is of every kind.
-std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
-                                       const Measurements* measurements,
-                                       const std::function<bool()>& interrupted,
-                                       LayerProfiles* layers) {
+void judge_by_blocks(const Setting& like, const std::vector<Plan>& layouts,
+                     const Measurements* measurements, const std::function<bool()>& interrupted,
+                     LayerProfiles* layers, std::vector<OpenLayout>& seen) {
   constexpr size_t kBlock = 64;
   const size_t blocks = (layouts.size() + kBlock - 1) / kBlock;
   std::vector<std::optional<OpenLayout>> judged(layouts.size());
@@ -314,9 +335,28 @@ std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Pl
     std::vector<OpenLayout> found = bounds.in_their_order(like.machine);
     for (size_t i = 0; i < places.size(); ++i) judged[places[i]] = std::move(found[i]);
   }
-  std::vector<OpenLayout> seen;
   for (std::optional<OpenLayout>& one : judged) {
     if (one) seen.push_back(*std::move(one));
+  }
+}
+
+}  // namespace
+
+std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Plan>& layouts,
+                                       const Measurements* measurements,
+                                       const std::function<bool()>& interrupted,
+                                       LayerProfiles* layers) {
+  std::vector<OpenLayout> seen;
+  Setting like_strategy = like;
+  for (size_t begin = 0; begin < layouts.size();) {
+    const auto other =
+        std::find_if(layouts.begin() + static_cast<std::ptrdiff_t>(begin), layouts.end(),
+                     [&](const Plan& one) { return one.strategy != layouts[begin].strategy; });
+    const std::vector<Plan> of_strategy(layouts.begin() + static_cast<std::ptrdiff_t>(begin),
+                                        other);
+    if (begin > 0) like_strategy.plan = of_strategy.front();
+    judge_by_blocks(like_strategy, of_strategy, measurements, interrupted, layers, seen);
+    begin = static_cast<size_t>(other - layouts.begin());
   }
   sort_layouts(seen);
   return seen;
