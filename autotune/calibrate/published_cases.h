@@ -117,7 +117,8 @@ CasePrediction predict_case(const CaseSetup& setup, const StackConstants& consta
 // Of a long step it is not: shorter ones are simulated in its place (sim/engine/repetition.h).
 class BuiltCompletion {
  public:
-  // `setup` must outlive this object. Throws Error where the graph refuses the plan.
+  // `setup` must outlive this object. It throws Error where the graph refuses the plan, of a long
+  // step predict() does.
   BuiltCompletion(const CaseSetup& setup, Completion completion);
 
   // kMemory: times are not asked for, and are there for a long step alone. kUnlimited: on a machine

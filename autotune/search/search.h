@@ -102,6 +102,8 @@ struct SearchResult {
   // where that is not known, for no bound was used or none was found.
   std::optional<double> proven_within;
   double seconds = 0;  // of wall time
+  // What it was given, where it was asked by somebody who says so.
+  std::optional<double> deadline_s;
 
   bool complete() const { return stop == SearchStop::kNone; }
 };

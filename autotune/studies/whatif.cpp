@@ -298,7 +298,7 @@ SearchResult search_cell(const Setting& setting, const SearchSpace& space,
   if (setting.stack.name != kBallastStack) {
     RankingOptions options;
     options.ranked = 1;
-    options.tolerance = limits.tolerance;
+    options.within = 1;
     options.deadline_s = limits.deadline_s;
     options.interrupted = limits.interrupted;
     return rank_layouts(setting, space.layouts, &measurements, options);

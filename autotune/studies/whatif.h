@@ -155,7 +155,7 @@ CellResult illegal_cell(const std::string& reason);
 CellResult undecided_cell(const std::string& reason);
 // How far a cell is searched.
 struct CellSearchLimits {
-  double tolerance = 0.01;           // as in SearchOptions
+  double tolerance = 0.01;           // as in SearchOptions; of Ballast's plans
   std::optional<double> deadline_s;  // with the time of its first plan
   std::function<bool()> interrupted = {};
 };

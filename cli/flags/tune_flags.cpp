@@ -153,7 +153,11 @@ void check_counts(const TuneFlags& flags) {
 void check_framework(TuneFlags& flags) {
   if (!flags.stack.name) return;
   flags.framework = load_stack(*flags.stack.name);
-  if (flags.framework.name == kBallastStack) return;
+  if (*flags.stack.name == kBallastStack) return;
+  if (flags.framework.name == kBallastStack) {
+    throw Error("--stack " + *flags.stack.name, "has the name of Ballast's own backend",
+                "name the file otherwise");
+  }
   const Objective objective = flags.request.objective;
   const std::pair<const char*, bool> given[] = {
       {"--measure", flags.loop.plans.has_value()},

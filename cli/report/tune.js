@@ -29,7 +29,7 @@ function drawTuneFigures() {
     if (tune.complete === false) {
       figure('plans that fit', 'not decided', stopWords());
     } else {
-      figure('plans that fit', 'none', `of ${count(tune.considered)} considered`);
+      figure('plans that fit', 'none', `of ${count(tune.considered)} ${counted} considered`);
     }
     return;
   }
@@ -363,7 +363,8 @@ const barLabels = {
 };
 
 function drawTunePage() {
-  subtitle(data.plan_text || 'No plan of the space that was searched fits.');
+  subtitle(data.plan_text || (isRanking ? 'None of the layouts that were ranked fits.' :
+    'No plan of the space that was searched fits.'));
   drawTuneFigures();
   drawNotes(tune.notes);
   drawRanked();

@@ -415,11 +415,15 @@ std::string outcome_text(const Predicted& predicted) {
   if (!refusal.empty()) return refusal;
   const std::string verdict = verdict_text(prediction.fits, confidence);
   if (!prediction.fits) return fmt::format("{}: {}", verdict, prediction.reason);
-  return fmt::format("{}; step {} {}, {} tokens/s {}", verdict, show(prediction.step_time),
-                     interval_text(confidence ? confidence->step_time : std::nullopt),
-                     show_count(prediction.tokens_per_s),
-                     tokens_interval_text(confidence ? confidence->step_time : std::nullopt,
-                                          setting.plan.tokens_per_step()));
+  const std::string step = show(prediction.step_time);
+  const std::string rate = show_count(prediction.tokens_per_s);
+  if (!confidence || !confidence->step_time) {
+    return fmt::format("{}; step {}, {} tokens/s", verdict, step, rate);
+  }
+  const int64_t tokens = setting.plan.tokens_per_step();
+  return fmt::format("{}; step {} {}, {} tokens/s {}", verdict, step,
+                     interval_text(confidence->step_time), rate,
+                     tokens_interval_text(confidence->step_time, tokens));
 }
 
 OrderedJson outcome_json(const Predicted& predicted) {

@@ -116,7 +116,8 @@ std::string answer_json(const SearchResult& result) {
                      {"reasons", reasons},
                      {"stop", to_string(result.stop)},
                      {"proven_within", or_null(result.proven_within)},
-                     {"seconds", result.seconds}};
+                     {"seconds", result.seconds},
+                     {"deadline_s", or_null(result.deadline_s)}};
   return json.dump();
 }
 
@@ -147,6 +148,9 @@ SearchResult parse_answer(const std::string& text, const std::string& source) {
       result.proven_within = within.get<double>();
     }
     result.seconds = json.at("seconds");
+    if (const Json& deadline = json.at("deadline_s"); !deadline.is_null()) {
+      result.deadline_s = deadline.get<double>();
+    }
     return result;
   } catch (const Json::exception&) {
     throw Error(source, "holds a search that cannot be read", "ask with --again");
@@ -160,7 +164,7 @@ std::optional<SearchResult> SearchCache::known(const std::string& question) cons
   const std::optional<std::string> answer = store->search_answer(question);
   if (!answer) return std::nullopt;
   SearchResult result = parse_answer(*answer, store->path());
-  const bool as_long = result.complete() || result.seconds >= options_.deadline_s;
+  const bool as_long = result.complete() || result.deadline_s >= options_.deadline_s;
   return as_long ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -171,7 +175,8 @@ SearchResult SearchCache::rank_now(const SearchQuestion& question,
   RankingOptions options;
   options.deadline_s = options_.deadline_s;
   options.ranked = question.ranked;
-  options.tolerance = question.tolerance;
+  options.any_is_enough = question.tolerance >= kAnyPlan;
+  if (question.tolerance > 0) options.within = 1;
   options.interrupted = interruption();
   options.progress = [&](const RankingProgress& at) {
     const double share = static_cast<double>(at.looked_at) /
@@ -248,6 +253,7 @@ SearchResult SearchCache::ask(const SearchQuestion& question, const Measurements
   const bool of_ballast = question.stack.name == kBallastStack;
   SearchResult found =
       of_ballast ? search_now(question, measurements) : rank_now(question, measurements);
+  found.deadline_s = options_.deadline_s;
   if (found.stop != SearchStop::kInterrupt) keep({text, answer_json(found)});
   return found;
 }

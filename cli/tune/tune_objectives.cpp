@@ -71,7 +71,8 @@ ObjectivePoint make_point(TuneFlags& flags, const CaseSize& size, SearchCache& c
                                 *most, setting.plan.devices);
     return point;
   }
-  if (flags.plan.strategies.empty()) setting.plan.strategy = "tuned";
+  const bool of_ballast = flags.framework.name == kBallastStack;
+  if (of_ballast && flags.plan.strategies.empty()) setting.plan.strategy = "tuned";
   tuner = std::make_unique<Tuner>(std::move(setting), flags, cache);
   point.question = tuner->question(label_of(point));
   return point;

@@ -124,7 +124,10 @@ std::string frontier_text(const TuneFlags& flags, const Frontier& frontier) {
                fmt::format("{}; micro-batch {}; {}", layout_name(plan), *plan.micro_batch,
                            activations_text(plan.activations))});
   }
-  std::string text = "no plan beats these in throughput, GPU memory and devices at once:\n";
+  std::string text = flags.framework.name == kBallastStack
+                         ? "no plan beats these in throughput, GPU memory and devices at once:\n"
+                         : "of the plans that were ranked none beats these in throughput, GPU "
+                           "memory and devices at once:\n";
   text += table.text();
   if (!frontier.whole) {
     text += fmt::format(
@@ -144,9 +147,11 @@ SensitivityStudy study_sensitivity(const Tuner& tuner, const Candidate& best, Se
     layout.optimizer.bucket_bytes = best.plan.optimizer.bucket_bytes;
   }
   SensitivityStudy study;
-  study.searched = fmt::format("all {} layouts with buckets of {}, each to within {:g} %",
-                               question.search.space.layouts.size(),
-                               show(best.plan.optimizer.bucket_bytes), 100 * kSensitivityTolerance);
+  const bool of_ballast = question.search.stack.name == kBallastStack;
+  study.searched = fmt::format(
+      "all {} layouts with buckets of {}, each {}", question.search.space.layouts.size(),
+      show(best.plan.optimizer.bucket_bytes),
+      of_ballast ? fmt::format("to within {:g} %", 100 * kSensitivityTolerance) : "by a list");
   const Measurements& measurements = tuner.measurements();
   if (!measurements.empty()) study.searched += "; operations that were timed keep their times";
   study.figures = sensitivities(question, &measurements, {}, cache.asker(measurements));

@@ -20,8 +20,8 @@ constexpr size_t kTimedAtTheTop = 5;
 constexpr int kMostRounds = 4;
 // Candidates kept behind those that are shown: the next-best that is explained lies behind ties.
 constexpr size_t kRankedAtLeast = 200;
-// Of layouts: each is the best of its own.
-constexpr size_t kRankedOfFramework = 1;
+// Of layouts, each by the best of its own, which are predicted one by one.
+constexpr size_t kRankedOfFramework = 15;
 
 bool is_of_ballast(const Setting& setting) { return setting.stack.name == kBallastStack; }
 
@@ -34,7 +34,8 @@ SearchSpace space_for(const Setting& setting, const TuneFlags& flags) {
 }  // namespace
 
 double studies_seconds(const TuneFlags& flags, double taken) {
-  return std::max((1 - kSearchShare) * flags.deadline_s, flags.deadline_s - taken);
+  const double left = flags.deadline_s - taken;
+  return left > 0 ? left : (1 - kSearchShare) * flags.deadline_s;
 }
 
 SearchCacheOptions search_cache_options(const TuneFlags& flags) {

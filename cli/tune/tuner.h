@@ -43,8 +43,8 @@ class Tuner {
 
 // The options of every search that these flags ask for.
 SearchCacheOptions search_cache_options(const TuneFlags& flags);
-// What is left of --deadline for the studies of what a tune found that has taken so long: at least
-// what searches leave of it. Seconds.
+// What is left of --deadline for the studies of what a tune found that has taken so long; after
+// several searches, which took longer together, what each leaves of it. Seconds.
 double studies_seconds(const TuneFlags& flags, double taken);
 
 }  // namespace ballast

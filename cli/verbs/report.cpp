@@ -229,7 +229,7 @@ Setting case_of(const Plan& plan, const ReportFlags& flags, const StoreFlag& sto
 // Who runs the plans of a search, by name or file; nothing where that is Ballast.
 std::optional<std::string> stack_of_tune(const ReportFlags& flags, const OrderedJson& tune) {
   if (flags.stack.name) return flags.stack.name;
-  const OrderedJson name = tune.value("stack", OrderedJson());
+  const OrderedJson name = tune.value("stack_named", OrderedJson());
   if (!name.is_string() || name == kBallastStack) return std::nullopt;
   return name.get<std::string>();
 }

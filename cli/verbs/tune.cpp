@@ -250,6 +250,7 @@ int run_tune(Words words) {
   std::vector<std::string> notes = notes_of(best.model, best.plan, best.stack.facts);
   append_departures(flags, tuner.base().plan, best.plan, notes);
   json["notes"] = notes;
+  json["stack_named"] = flags.stack.name ? OrderedJson(*flags.stack.name) : OrderedJson(nullptr);
   if (measured) json["measured"] = measured_json(*measured);
   json["objective"] = objective_json(flags, *found.best);
   json["points"] = points_json(flags, tuned);

@@ -1,10 +1,10 @@
 #include "autotune/complete/layouts/ranking.h"
 
 #include <algorithm>
+#include <atomic>
 #include <gtest/gtest.h>
 
 #include "autotune/complete/complete.h"
-#include "autotune/search/search_question.h"
 #include "autotune/space/layout.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
@@ -111,7 +111,8 @@ TEST(rank_layouts, where_nothing_fits_the_nearest_says_why) {
   EXPECT_TRUE(found.complete());
   EXPECT_FALSE(found.best);
   EXPECT_EQ(found.infeasible, std::ssize(layouts));
-  ASSERT_FALSE(found.reasons.empty());
+  ASSERT_EQ(found.reasons.size(), 1U);
+  EXPECT_EQ(found.reasons.front().count, found.infeasible);
   EXPECT_NE(found.reasons.front().detail.find("too much"), std::string::npos)
       << found.reasons.front().detail;
 }
@@ -119,7 +120,7 @@ TEST(rank_layouts, where_nothing_fits_the_nearest_says_why) {
 TEST(rank_layouts, any_plan_is_enough_where_that_is_asked) {
   const Setting setting = eight_gpus("typical");
   RankingOptions options;
-  options.tolerance = kAnyPlan;
+  options.any_is_enough = true;
   options.ranked = 1;
   const SearchResult found = rank_layouts(setting, legal_layouts_of_all(setting), nullptr, options);
   ASSERT_TRUE(found.best);
@@ -146,6 +147,34 @@ TEST(rank_layouts, an_interruption_leaves_the_best_so_far) {
   EXPECT_EQ(nothing.stop, SearchStop::kInterrupt);
   EXPECT_FALSE(nothing.best);
   EXPECT_EQ(decided(nothing), nothing.layouts);
+  // Nobody looked at what no bound decides.
+  const SearchResult whole = rank_layouts(setting, layouts, nullptr, {});
+  EXPECT_LT(found.simulated, whole.simulated);
+  EXPECT_LE(found.infeasible + found.bounded, whole.infeasible + whole.bounded);
+  EXPECT_EQ(nothing.simulated, 0);
+  EXPECT_GE(nothing.not_looked_at, whole.simulated);
+}
+
+// However few the layouts, and whenever it comes: what was cut short is not decided.
+TEST(rank_layouts, what_was_cut_short_is_not_complete) {
+  const Setting setting = eight_gpus("megatron-core-2024");
+  const std::vector<Plan> all = legal_layouts_of_all(setting);
+  for (const size_t count : {size_t{1}, size_t{5}}) {
+    const std::vector<Plan> layouts(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
+    const SearchResult whole = rank_layouts(setting, layouts, nullptr, {});
+    for (int asked_before = 0; asked_before < 40; asked_before += 3) {
+      std::atomic<int> asked{0};
+      RankingOptions options;
+      options.interrupted = [&] { return ++asked > asked_before; };
+      const SearchResult found = rank_layouts(setting, layouts, nullptr, options);
+      EXPECT_EQ(decided(found), found.layouts) << asked_before;
+      if (found.complete()) {
+        EXPECT_EQ(found.best->step_time, whole.best->step_time) << asked_before;
+      } else {
+        EXPECT_EQ(found.stop, SearchStop::kInterrupt) << asked_before;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // `tune` and `compare --tune` for a framework, as a user runs them: layouts are ranked as it runs
 // them.
 #include <fmt/format.h>
+#include <set>
 
 #include "tests/cli/tune_bench.h"
 
@@ -56,6 +57,14 @@ TEST_F(TuneStack, best_is_what_predict_says_of_the_plan_that_was_written) {
   }
 }
 
+// Without a strategy those that `predict` chooses among, each by its name.
+TEST_F(TuneStack, plans_have_the_strategies_that_they_follow) {
+  const std::set<std::string> chosen_among = {"superoffload", "megatron", "superoffload-ulysses"};
+  for (const Json& one : ranked(kOnFour)["ranked"]) {
+    EXPECT_TRUE(chosen_among.contains(one["plan"]["strategy"])) << one["plan"].dump();
+  }
+}
+
 TEST_F(TuneStack, another_stack_is_another_question) {
   EXPECT_FALSE(ranked(kOnFour)["from_store"].get<bool>());
   EXPECT_TRUE(ranked(kOnFour)["from_store"].get<bool>());
@@ -64,11 +73,25 @@ TEST_F(TuneStack, another_stack_is_another_question) {
   EXPECT_NE(other["ranked"][0]["step_time_s"], ranked(kOnFour)["ranked"][0]["step_time_s"]);
 }
 
+// A ranking that a deadline stopped answers what would have stopped no later, and nothing else.
+TEST_F(TuneStack, what_a_deadline_stopped_is_not_decided) {
+  const std::string one = std::string("tune --json --store s.db --stack megatron-core-2024 ") +
+                          kOnFour + "--strategy resident ";
+  const Json stopped = json_of(one + "--deadline 0.0001");
+  EXPECT_FALSE(stopped["complete"].get<bool>());
+  EXPECT_EQ(stopped["stopped_by"], "deadline");
+  EXPECT_TRUE(json_of(one + "--deadline 0.0001")["from_store"].get<bool>());
+  const Json whole = json_of(one + "--deadline 500");
+  EXPECT_FALSE(whole["from_store"].get<bool>());
+  EXPECT_TRUE(whole["complete"].get<bool>());
+}
+
 TEST_F(TuneStack, strategy_and_knobs_that_are_named_stay) {
-  const Json json = ranked(std::string(kOnFour) + "--strategy megatron --tensor 2 --micro-batch 2");
+  const Json json =
+      ranked(std::string(kOnFour) + "--strategy megatron --pipeline 2 --micro-batch 2");
   for (const Json& one : json["ranked"]) {
     EXPECT_EQ(one["plan"]["strategy"], "megatron");
-    EXPECT_EQ(one["plan"]["tensor"], 2);
+    EXPECT_EQ(one["plan"]["pipeline"], 2);
     EXPECT_EQ(one["plan"]["micro_batch"], 2);
   }
 }
@@ -109,7 +132,7 @@ TEST_F(TuneStack, page_predicts_as_the_framework_does) {
 TEST_F(TuneStack, nothing_that_fits_is_told_with_the_nearest) {
   const Outcome outcome = bench.run(
       "tune --json --store s.db --stack typical --model gpt2-xl --machine dgx-h100-80gb "
-      "--devices 2 --set machine.gpu.memory_gb=6 --set machine.cpu.memory_gb=40 2> /dev/null");
+      "--devices 2 --set machine.gpu.memory_gb=3 --set machine.cpu.memory_gb=20 2> /dev/null");
   EXPECT_EQ(outcome.code, 1) << outcome.output;
   const Json json = Json::parse(outcome.output);
   EXPECT_TRUE(json["ranked"].empty());
@@ -127,6 +150,8 @@ TEST_F(TuneStack, what_is_of_ballasts_own_plans_is_refused_by_name) {
     refuses(std::string("--devices 1 --stack typical ") + flag, {name, "--stack typical"});
   }
   refuses("--devices 1 --stack nobody", {"nobody"});
+  bench.shell("cp " BALLAST_SOURCE_DIR "/profiles/stacks/typical.json ballast.json");
+  refuses("--devices 1 --stack ./ballast.json", {"./ballast.json", "Ballast's own"});
 }
 
 // In every cell, and no cell is slower than what its strategy's layouts were completed to.
@@ -141,6 +166,7 @@ TEST_F(TuneStack, compare_ranks_every_cell) {
     const Json& cell = tuned["cells"][i];
     EXPECT_EQ(cell["search"]["counted"], "layouts");
     EXPECT_EQ(cell["stack"], "megatron-core-2024");
+    ASSERT_TRUE(cell["step_time_s"].is_number()) << cell.dump();
     EXPECT_LE(cell["step_time_s"], chosen["cells"][i]["step_time_s"]);
   }
   const Outcome text = bench.run("compare --tune " + cells);

@@ -156,6 +156,7 @@ TEST(Answer, that_is_written_and_read_is_the_same) {
   result.reasons = {{"GPU memory", 4, plan, "too much", {9}}};
   result.stop = SearchStop::kDeadline;
   result.proven_within = 0.1;
+  result.deadline_s = 48;
   const SearchResult back = parse_answer(answer_json(result), "test");
   EXPECT_EQ(back.best->plan, plan);
   EXPECT_EQ(back.best->step_time, candidate.step_time);
@@ -168,6 +169,7 @@ TEST(Answer, that_is_written_and_read_is_the_same) {
   EXPECT_EQ(back.reasons[0].excess, result.reasons[0].excess);
   EXPECT_EQ(back.stop, result.stop);
   EXPECT_EQ(back.proven_within, result.proven_within);
+  EXPECT_EQ(back.deadline_s, result.deadline_s);
   EXPECT_EQ(answer_json(back), answer_json(result));
   result.proven_within.reset();
   EXPECT_FALSE(parse_answer(answer_json(result), "test").proven_within);

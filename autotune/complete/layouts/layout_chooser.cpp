@@ -47,7 +47,8 @@ LayoutChooser::LayoutChooser(const std::vector<OpenLayout>& layouts,
       measurements_(measurements),
       interrupted_(interrupted),
       how_(std::move(how)),
-      order_(layouts, how_.reach) {}
+      order_(layouts, how_.reach),
+      fates_(layouts.size(), Fate::kOpen) {}
 
 Completed LayoutChooser::run() {
   look();
@@ -99,6 +100,21 @@ std::vector<LayoutChooser::Estimate> LayoutChooser::look_at_all() {
     if (std::none_of(fastest.begin(), fastest.end(), is_of_it)) fastest.push_back(std::move(one));
   }
   return fastest;
+}
+
+void LayoutChooser::drop(size_t layout) {
+  std::erase_if(estimates_, [&](const auto& one) { return one->layout == layout; });
+  choose_best();
+  fates_[layout] = Fate::kUnfit;
+  for (size_t i = 0; i < fates_.size(); ++i) {
+    if (fates_[i] != Fate::kSlower) continue;
+    fates_[i] = Fate::kOpen;
+    order_.give_back(i);
+  }
+}
+
+bool LayoutChooser::is_left(size_t layout) const {
+  return fates_[layout] == Fate::kOpen && order_.may_win(layout, limit());
 }
 
 std::optional<Duration> LayoutChooser::best() const {
@@ -182,11 +198,13 @@ void LayoutChooser::complete(const std::vector<size_t>& layouts) {
       // The graph knows no such plan, or the search of its knobs was interrupted.
     }
   });
-  for (std::optional<Estimate>& one : done) {
-    if (!one) {
-      unfit_ += is_interrupted() ? 0 : 1;
-      continue;
+  const bool cut_short = is_interrupted();
+  for (size_t i = 0; i < done.size(); ++i) {
+    std::optional<Estimate>& one = done[i];
+    if (!cut_short) {
+      fates_[layouts[i]] = !one ? Fate::kUnfit : one->is_slower ? Fate::kSlower : Fate::kTimed;
     }
+    if (!one) continue;
     const bool of_known_kind = one->is_slower ? order_.learn_slower(one->layout, one->step_time)
                                               : order_.learn(one->layout, one->step_time);
     const bool better = best_ == nullptr || (!one->is_slower && one->step_time < best_->step_time);
@@ -195,7 +213,6 @@ void LayoutChooser::complete(const std::vector<size_t>& layouts) {
     else if (of_known_kind)
       ++stalled_;
     if (one->is_slower) continue;
-    ++fitting_;
     estimates_.push_back(std::make_unique<Estimate>(*std::move(one)));
     if (better) best_ = estimates_.back().get();
   }

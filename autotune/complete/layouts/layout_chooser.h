@@ -50,10 +50,16 @@ class LayoutChooser {
   // comes nearest.
   Completed nearest();
 
-  // What became of them so far.
-  int64_t fitting() const { return fitting_; }  // and whose plans were timed
-  int64_t unfit() const { return unfit_; }
-  int64_t left() const { return order_.left(limit()); }
+  // Whose plan does not fit as it is, whatever its estimate said. What its time ruled out is open
+  // again.
+  void drop(size_t layout);
+
+  // What became of a layout. Of one whose completion was interrupted it stays open.
+  enum class Fate : uint8_t { kOpen, kTimed, kSlower, kUnfit };
+  Fate fate(size_t layout) const { return fates_[layout]; }
+  // Whether it is open and its bounds leave room for a shorter step than what nothing may take
+  // longer than.
+  bool is_left(size_t layout) const;
   std::optional<Duration> best() const;
 
   // A graph may take seconds, of which a layout has dozens: none is begun after the interruption.
@@ -87,8 +93,7 @@ class LayoutChooser {
   std::vector<std::unique_ptr<Estimate>> estimates_;
   const Estimate* best_ = nullptr;  // of those
   int stalled_ = 0;
-  int64_t fitting_ = 0;
-  int64_t unfit_ = 0;
+  std::vector<Fate> fates_;
 };
 
 }  // namespace ballast

@@ -56,12 +56,6 @@ std::vector<size_t> LayoutOrder::take(size_t most, std::optional<Duration> best)
   return found;
 }
 
-int64_t LayoutOrder::left(std::optional<Duration> best) const {
-  int64_t count = 0;
-  for (size_t i = 0; i < layouts_.size(); ++i) count += !taken_[i] && may_win(i, best);
-  return count;
-}
-
 bool LayoutOrder::learn(size_t layout, Duration step_time) {
   const double bound = layouts_[layout].at_least.seconds();
   const double ratio = step_time.seconds() / std::max(1e-12, bound);

@@ -30,8 +30,10 @@ class LayoutOrder {
   // At most so many that were not taken yet, whose bounds do not refute them and leave room for a
   // shorter step than the best, the most promising first. Indices.
   std::vector<size_t> take(size_t most, std::optional<Duration> best);
-  // How many it would go on to give.
-  int64_t left(std::optional<Duration> best) const;
+  // As if it had not been taken.
+  void give_back(size_t layout) { taken_[layout] = false; }
+  // Whether its bounds leave room for a shorter step than the best, and its kind is not left alone.
+  bool may_win(size_t layout, std::optional<Duration> best) const;
 
   // What a layout's best plan takes. True where it was not the first of its kind.
   bool learn(size_t layout, Duration step_time);
@@ -48,7 +50,6 @@ class LayoutOrder {
 
   KindOfLayout kind_of(size_t layout) const;
   double promise(size_t layout) const;  // seconds
-  bool may_win(size_t layout, std::optional<Duration> best) const;
 
   const std::vector<OpenLayout>& layouts_;
   const LayoutReach reach_;

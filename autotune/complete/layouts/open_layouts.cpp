@@ -317,28 +317,50 @@ std::vector<OpenLayout> open_layouts(const Setting& setting, const Measurements*
 
 namespace {
 
-// Block by block, so that a deadline is seen between two of them; in steps through the list, so
-// that what was seen by then is of every kind.
-void judge_by_blocks(const Setting& like, const std::vector<Plan>& layouts,
-                     const Measurements* measurements, const std::function<bool()>& interrupted,
-                     LayerProfiles* layers, std::vector<OpenLayout>& seen) {
-  constexpr size_t kBlock = 64;
-  const size_t blocks = (layouts.size() + kBlock - 1) / kBlock;
-  std::vector<std::optional<OpenLayout>> judged(layouts.size());
-  for (size_t block = 0; block < blocks; ++block) {
-    if (block > 0 && interrupted && interrupted()) break;
+// The layouts of one strategy, judged block by block, so that a deadline is seen between two of
+// them; in steps through the list, so that what was seen by then is of every kind.
+class JudgedByBlocks {
+ public:
+  // `layers` may be null.
+  JudgedByBlocks(Setting like, std::vector<Plan> layouts, const Measurements* measurements,
+                 LayerProfiles* layers)
+      : like_(std::move(like)),
+        all_(std::move(layouts)),
+        measurements_(measurements),
+        costs_(like_.machine, like_.plan, like_.stack, measurements),
+        own_layers_(like_.model, costs_, like_.stack.facts),
+        layers_(layers != nullptr ? *layers : own_layers_),
+        judged_(all_.size()) {}
+
+  size_t blocks() const { return (all_.size() + kBlock - 1) / kBlock; }
+
+  void judge(size_t block) {
     std::vector<size_t> places;
-    for (size_t i = block; i < layouts.size(); i += blocks) places.push_back(i);
+    for (size_t i = block; i < all_.size(); i += blocks()) places.push_back(i);
     std::vector<Plan> plans;
-    for (const size_t place : places) plans.push_back(layouts[place]);
-    const LayoutBounds bounds(like, std::move(plans), measurements, layers);
-    std::vector<OpenLayout> found = bounds.in_their_order(like.machine);
-    for (size_t i = 0; i < places.size(); ++i) judged[places[i]] = std::move(found[i]);
+    for (const size_t place : places) plans.push_back(all_[place]);
+    const LayoutBounds bounds(like_, std::move(plans), measurements_, &layers_);
+    std::vector<OpenLayout> found = bounds.in_their_order(like_.machine);
+    for (size_t i = 0; i < places.size(); ++i) judged_[places[i]] = std::move(found[i]);
   }
-  for (std::optional<OpenLayout>& one : judged) {
-    if (one) seen.push_back(*std::move(one));
+
+  // In their order.
+  void move_judged_to(std::vector<OpenLayout>& seen) {
+    for (std::optional<OpenLayout>& one : judged_) {
+      if (one) seen.push_back(*std::move(one));
+    }
   }
-}
+
+ private:
+  static constexpr size_t kBlock = 64;
+  const Setting like_;
+  const std::vector<Plan> all_;
+  const Measurements* const measurements_;
+  const CostModel costs_;
+  LayerProfiles own_layers_;
+  LayerProfiles& layers_;
+  std::vector<std::optional<OpenLayout>> judged_;
+};
 
 }  // namespace
 
@@ -346,18 +368,26 @@ std::vector<OpenLayout> judged_layouts(const Setting& like, const std::vector<Pl
                                        const Measurements* measurements,
                                        const std::function<bool()>& interrupted,
                                        LayerProfiles* layers) {
-  std::vector<OpenLayout> seen;
-  Setting like_strategy = like;
-  for (size_t begin = 0; begin < layouts.size();) {
-    const auto other =
-        std::find_if(layouts.begin() + static_cast<std::ptrdiff_t>(begin), layouts.end(),
-                     [&](const Plan& one) { return one.strategy != layouts[begin].strategy; });
-    const std::vector<Plan> of_strategy(layouts.begin() + static_cast<std::ptrdiff_t>(begin),
-                                        other);
-    if (begin > 0) like_strategy.plan = of_strategy.front();
-    judge_by_blocks(like_strategy, of_strategy, measurements, interrupted, layers, seen);
-    begin = static_cast<size_t>(other - layouts.begin());
+  std::vector<std::unique_ptr<JudgedByBlocks>> strategies;
+  size_t most_blocks = 0;
+  for (auto begin = layouts.begin(); begin != layouts.end();) {
+    const auto end = std::find_if(begin, layouts.end(),
+                                  [&](const Plan& one) { return one.strategy != begin->strategy; });
+    Setting of_strategy = like;
+    if (begin != layouts.begin()) of_strategy.plan = *begin;
+    strategies.push_back(std::make_unique<JudgedByBlocks>(
+        std::move(of_strategy), std::vector<Plan>(begin, end), measurements, layers));
+    most_blocks = std::max(most_blocks, strategies.back()->blocks());
+    begin = end;
   }
+  for (size_t block = 0; block < most_blocks; ++block) {
+    if (block > 0 && interrupted && interrupted()) break;
+    for (const auto& strategy : strategies) {
+      if (block < strategy->blocks()) strategy->judge(block);
+    }
+  }
+  std::vector<OpenLayout> seen;
+  for (const auto& strategy : strategies) strategy->move_judged_to(seen);
   sort_layouts(seen);
   return seen;
 }

@@ -5,15 +5,15 @@
 
 #include "autotune/complete/layouts/layout_chooser.h"
 #include "autotune/search/infeasible.h"
-#include "autotune/search/search_question.h"
 #include "sim/base/error.h"
 
 namespace ballast {
 namespace {
 
-// Of the deadline, for estimates; then the plans that they rank first are predicted as they are.
+// Of the deadline: for bounds, and for estimates; then the plans that these rank first are
+// predicted as they are.
+constexpr double kShareOfBounds = 0.25;
 constexpr double kShareOfLook = 0.75;
-constexpr double kRankedWithin = 1.05;
 
 class Ranking {
  public:
@@ -21,8 +21,9 @@ class Ranking {
           const RankingOptions& options)
       : options_(options),
         measurements_(measurements),
+        ends_judging_([this] { return asked_to_stop() || is_past(kShareOfBounds); }),
         ends_look_([this] { return asked_to_stop() || is_past(kShareOfLook); }),
-        layouts_(judged_layouts(like, layouts, measurements, ends_look_)),
+        layouts_(judged_layouts(like, layouts, measurements, ends_judging_)),
         chooser_(layouts_, measurements, ends_look_, how_to_look()),
         usable_(usable_of(like.machine)),
         infeasible_(like.machine, usable_) {
@@ -31,10 +32,17 @@ class Ranking {
   }
 
   SearchResult run() {
-    predict(chooser_.look_at_all());
-    const bool enough = any_is_enough() && result_.best;
+    bool cut_short = false;
+    // Where none of the estimated plans fits as it is, what they ruled out is looked at again.
+    for (bool again = true; again && !cut_short;) {
+      const std::vector<LayoutChooser::Estimate> estimates = chooser_.look_at_all();
+      cut_short = ends_look_();
+      predict(estimates);
+      again = !result_.best && !estimates.empty();
+    }
     const bool all_judged = std::ssize(layouts_) == result_.layouts;
-    if (!enough && !(all_judged && chooser_.left() == 0)) stop();
+    const bool enough = options_.any_is_enough && result_.best;
+    if (!enough && (cut_short || !all_judged || left() > 0)) stop();
     if (!result_.best && result_.complete()) find_nearest();
     count();
     result_.seconds = seconds();
@@ -42,6 +50,8 @@ class Ranking {
   }
 
  private:
+  using Fate = LayoutChooser::Fate;
+
   double seconds() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   }
@@ -49,28 +59,37 @@ class Ranking {
     return options_.deadline_s && seconds() > share * *options_.deadline_s;
   }
   bool asked_to_stop() const { return options_.interrupted && options_.interrupted(); }
-  bool any_is_enough() const { return options_.tolerance >= kAnyPlan; }
 
-  void stop() {
-    result_.stop = asked_to_stop() ? SearchStop::kInterrupt : SearchStop::kDeadline;
-  }
+  void stop() { result_.stop = asked_to_stop() ? SearchStop::kInterrupt : SearchStop::kDeadline; }
 
   LayoutLook how_to_look() {
     LayoutLook how;
     how.reach = LayoutReach::kAll;
-    how.any_is_enough = any_is_enough();
-    how.within = options_.tolerance > 0 ? 1 - options_.tolerance : kRankedWithin;
+    how.any_is_enough = options_.any_is_enough;
+    how.within = options_.within;
     how.looked = [this] { report(); };
     return how;
   }
 
-  void report() const {
-    if (!options_.progress) return;
-    options_.progress({result_.layouts, chooser_.fitting() + chooser_.unfit(), chooser_.left(),
-                       chooser_.best()});
+  int64_t count_of(Fate fate) const {
+    int64_t count = 0;
+    for (size_t i = 0; i < layouts_.size(); ++i) count += chooser_.fate(i) == fate;
+    return count;
+  }
+  int64_t left() const {
+    int64_t count = 0;
+    for (size_t i = 0; i < layouts_.size(); ++i) count += chooser_.is_left(i);
+    return count;
   }
 
-  // The plans as they are, in the order of their estimates; then in that of their times.
+  void report() const {
+    if (!options_.progress) return;
+    const int64_t open = count_of(Fate::kOpen);
+    options_.progress({result_.layouts, std::ssize(layouts_) - open, left(), chooser_.best()});
+  }
+
+  // The plans as they are, in the order of their estimates; then in that of their times. Once it is
+  // asked to stop, as many as it takes to have one.
   void predict(const std::vector<LayoutChooser::Estimate>& estimates) {
     for (const LayoutChooser::Estimate& one : estimates) {
       if (result_.ranked.size() >= std::max<size_t>(options_.ranked, 1)) break;
@@ -80,7 +99,7 @@ class Ranking {
         result_.ranked.push_back(candidate_of(completed.setting.plan, completed.prediction));
         result_.ranked.back().bound = layouts_[one.layout].at_least;
       } else {
-        infeasible_.refuse(completed.setting.plan, 1, completed.prediction.peaks);
+        chooser_.drop(one.layout);
       }
     }
     const auto faster = [](const Candidate& a, const Candidate& b) {
@@ -97,9 +116,8 @@ class Ranking {
       if (nearest.prediction.fits) {
         result_.best = candidate_of(nearest.setting.plan, nearest.prediction);
         result_.ranked = {*result_.best};
-        found_late_ = 1;
       } else {
-        infeasible_.refuse(nearest.setting.plan, unfit(), nearest.prediction.peaks);
+        infeasible_.refuse(nearest.setting.plan, result_.layouts, nearest.prediction.peaks);
         result_.reasons = infeasible_.reasons();
       }
     } catch (const Error&) {
@@ -108,31 +126,34 @@ class Ranking {
     }
   }
 
-  // By their bounds, or by what was looked at.
-  int64_t unfit() const {
-    return std::count_if(layouts_.begin(), layouts_.end(), is_refuted) + chooser_.unfit() -
-           found_late_;
-  }
-
   void count() {
-    const int64_t not_whole = result_.reasons.empty() ? infeasible_.count() : 0;
-    result_.simulated = chooser_.fitting() - not_whole + found_late_;
-    result_.infeasible = unfit() + not_whole;
-    const int64_t not_judged = result_.layouts - std::ssize(layouts_);
-    result_.not_looked_at = result_.complete() ? 0 : not_judged + chooser_.left();
-    result_.bounded =
-        result_.layouts - result_.simulated - result_.infeasible - result_.not_looked_at;
+    const int64_t fits_after_all = result_.best && count_of(Fate::kTimed) == 0 ? 1 : 0;
+    result_.simulated = count_of(Fate::kTimed) + fits_after_all;
+    result_.bounded = count_of(Fate::kSlower);
+    result_.infeasible = count_of(Fate::kUnfit) - fits_after_all;
+    const bool any_left = !result_.complete();
+    for (size_t i = 0; i < layouts_.size(); ++i) {
+      if (chooser_.fate(i) != Fate::kOpen) continue;
+      if (is_refuted(layouts_[i])) {
+        ++result_.infeasible;
+      } else if (any_left && chooser_.is_left(i)) {
+        ++result_.not_looked_at;
+      } else {
+        ++result_.bounded;
+      }
+    }
+    result_.not_looked_at += result_.layouts - std::ssize(layouts_);
   }
 
   const RankingOptions& options_;
   const Measurements* const measurements_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  const std::function<bool()> ends_judging_;
   const std::function<bool()> ends_look_;
   const std::vector<OpenLayout> layouts_;
   LayoutChooser chooser_;
   const Usable usable_;
   Infeasible infeasible_;
-  int64_t found_late_ = 0;  // layouts that fit after all
   SearchResult result_;
 };
 

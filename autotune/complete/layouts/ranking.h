@@ -14,24 +14,25 @@
 
 #include "autotune/complete/setting.h"
 #include "autotune/search/search.h"
+#include "sim/engine/interval.h"
 
 namespace ballast {
 
 struct RankingProgress {
   int64_t layouts = 0;
-  int64_t looked_at = 0;  // of which no bound decides
+  int64_t looked_at = 0;  // those that no bound decided
   int64_t left = 0;       // to look at, as far as is known by now
   std::optional<Duration> best;
 };
 
 struct RankingOptions {
-  std::optional<double> deadline_s;    // stop then with the best so far
+  std::optional<double> deadline_s;     // stop then with the best so far
   std::function<bool()> interrupted{};  // asked on any thread; may be empty
-  // Layouts that can be faster than the best by less than this share are left alone; kAnyPlan: once
-  // one fits, all are. Where it is 0 those within 5 % of the best are timed too, for a ranking is
-  // asked what comes next.
-  double tolerance = 0;
-  size_t ranked = 10;  // candidates to return, as far as there is time to predict them
+  // Layouts that may take less than so many times the best are looked at: as far as nobody can tell
+  // two plans apart, for a ranking is asked what comes next.
+  double within = 1 + told_apart_from();
+  bool any_is_enough = false;  // until one fits
+  size_t ranked = 10;          // candidates to return, as far as there is time to predict them
   std::function<void(const RankingProgress&)> progress{};  // on this thread; may be empty
 };
 
