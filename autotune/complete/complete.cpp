@@ -37,7 +37,9 @@ Completed complete(Setting setting, const Measurements* measurements,
 std::vector<Plan> first_plans(const std::vector<OpenLayout>& layouts,
                               const Measurements* measurements,
                               const std::function<bool()>& interrupted) {
-  LayoutChooser chooser(layouts, measurements, interrupted);
+  LayoutLook soon;
+  soon.reach = LayoutReach::kPromising;
+  LayoutChooser chooser(layouts, measurements, interrupted, std::move(soon));
   chooser.stop_when_interrupted();
   std::vector<Plan> plans;
   try {

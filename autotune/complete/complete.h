@@ -17,8 +17,8 @@
 
 namespace ballast {
 
-// Where the layout is open, layouts are completed in the order of open_layouts() until none that is
-// left can be faster, or several in a row were not; the fastest that fits is taken.
+// Where the layout is open, layouts are completed, the most promising first, until by its bound
+// none that is left can be faster; the fastest that fits is taken.
 // Open knobs are searched where is_searched(), to within 1 % or until hundreds of plans in a row
 // were no better than the best: a prediction should not wait for a proof. Else the fastest of a
 // list is taken (choose()), which does not look at measurements. A memory_reuse that is open

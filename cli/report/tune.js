@@ -11,7 +11,7 @@ function stopWords() {
 }
 
 // A search counts plans; of another framework layouts are ranked, each by the best of a list.
-const isRanking = tune.counted === 'layouts';
+const isRanking = Boolean(tune) && tune.counted === 'layouts';
 const counted = isRanking ? 'layouts' : 'plans';
 
 // What became of all that were considered.

@@ -227,7 +227,6 @@ TEST(Compare, bad_input_is_one_line_and_exit_code_2) {
   refuses("--columns nosuch", "no axis 'nosuch'");
   refuses("--metric cost_per_token", "price");
   refuses("--price-per-device-hour free", "not a price");
-  refuses("--tune --stack megatron-2021", "--tune");
   refuses("--deadline 10", "add --tune");
 }
 

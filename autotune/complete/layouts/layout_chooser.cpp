@@ -236,7 +236,7 @@ std::vector<const LayoutChooser::Estimate*> LayoutChooser::near_the_best() const
     const double farthest = gpu ? kNearTheBestOnGpu : kNearTheBest;
     const size_t most = gpu ? kMostNearOnGpu : kMostNear;
     size_t& taken = gpu ? on_gpu : on_cpu;
-    const bool enough = taken == most && how_.reach == LayoutReach::kPromising;
+    const bool enough = taken == most && !how_.all_more_closely;
     if (enough || one->step_time.seconds() > farthest * best_->step_time.seconds()) {
       continue;
     }

@@ -20,8 +20,10 @@ namespace ballast {
 
 // How far layouts are looked at.
 struct LayoutLook {
-  LayoutReach reach = LayoutReach::kPromising;
-  double within = 1;               // of what takes less than so many times the best
+  LayoutReach reach = LayoutReach::kAll;
+  double within = 1;  // of what takes less than so many times the best
+  // Whether all that are near the best are asked about more closely, or a few.
+  bool all_more_closely = false;
   bool any_is_enough = false;      // until one fits
   std::function<void()> looked{};  // after each few; may be empty
 };

@@ -4,7 +4,7 @@
 // another. So a kind's bounds are scaled by the root of the smallest ratio of plan to bound that
 // was found in it; a kind of which nothing is known is believed, and asked about first. A kind is
 // left alone once its layouts go on being slower than its own best, or promise far less than the
-// best of all; unless it is asked for all of them. Will not do: estimate a plan
+// best of all, unless all of them are asked for. Will not do: estimate a plan
 // (autotune/complete/complete.h).
 #pragma once
 
@@ -18,7 +18,8 @@
 
 namespace ballast {
 
-// Of the layouts whose bounds leave room for a shorter step.
+// Of the layouts whose bounds leave room for a shorter step. Who needs a good plan soon, and has
+// thousands of layouts, asks for the promising ones.
 enum class LayoutReach : uint8_t { kPromising, kAll };
 
 class LayoutOrder {

@@ -64,7 +64,7 @@ class Ranking {
 
   LayoutLook how_to_look() {
     LayoutLook how;
-    how.reach = LayoutReach::kAll;
+    how.all_more_closely = true;
     how.any_is_enough = options_.any_is_enough;
     how.within = options_.within;
     how.looked = [this] { report(); };
