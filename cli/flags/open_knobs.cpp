@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "autotune/complete/layouts/open_layouts.h"
 #include "cli/flags/inputs.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
@@ -119,6 +120,11 @@ std::vector<Plan> OpenKnobsOfFlags::layouts(const Setting& setting) const {
               fmt::format("no layout of {} devices and {} sequences keeps what is named: {}",
                           plan.devices, plan.global_batch, fmt::join(named_, ", ")),
               "name less, or another global batch");
+}
+
+SearchSpace OpenKnobsOfFlags::space(const Setting& setting) const {
+  if (setting.stack.name != kBallastStack) return {legal_layouts_of_all(setting), {}};
+  return {layouts(setting), knobs()};
 }
 
 }  // namespace ballast

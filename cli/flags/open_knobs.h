@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "autotune/complete/setting.h"
+#include "autotune/search/search.h"
 #include "autotune/space/layout.h"
 #include "autotune/space/space.h"
 #include "cli/flags/arguments.h"
@@ -34,6 +35,9 @@ class OpenKnobsOfFlags {
   // names are the usual ones (use_usual_buckets). Throws Error where there is none. Requires a
   // setting whose plan these flags made.
   std::vector<Plan> layouts(const Setting& setting) const;
+  // What is searched: those layouts and knobs, or, where another than Ballast runs the plans, the
+  // layouts of all the setting's starts, which have open knobs themselves. Throws as layouts().
+  SearchSpace space(const Setting& setting) const;
 
  private:
   bool is_open(const Knob& knob) const;

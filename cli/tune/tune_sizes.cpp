@@ -45,11 +45,8 @@ void check_devices(const TuneFlags& flags, const Setting& setting) {
 std::optional<SearchQuestion> question_for(const TuneFlags& flags, const Setting& setting,
                                            const std::string& label) {
   try {
-    const OpenKnobsOfFlags open = open_knobs_of(flags);
-    return SearchQuestion{label,
-                          setting.model,
-                          setting.machine,
-                          {open.layouts(setting), open.knobs()}};
+    return SearchQuestion{label, setting.model, setting.machine,
+                          open_knobs_of(flags).space(setting)};
   } catch (const Error&) {
     return std::nullopt;
   }

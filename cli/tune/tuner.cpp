@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/studies/experiments.h"
 #include "cli/flags/training_flags.h"
 #include "cli/terminal/progress.h"
@@ -25,12 +24,6 @@ constexpr size_t kRankedOfFramework = 15;
 
 bool is_of_ballast(const Setting& setting) { return setting.stack.name == kBallastStack; }
 
-SearchSpace space_for(const Setting& setting, const TuneFlags& flags) {
-  if (!is_of_ballast(setting)) return {legal_layouts_of_all(setting), {}};
-  const OpenKnobsOfFlags open = open_knobs_of(flags);
-  return {open.layouts(setting), open.knobs()};
-}
-
 }  // namespace
 
 double studies_seconds(const TuneFlags& flags, double taken) {
@@ -50,7 +43,7 @@ Tuner::Tuner(Setting setting, TuneFlags& flags, SearchCache& cache)
     : of_(std::move(setting)),
       flags_(flags),
       cache_(cache),
-      space_(space_for(of_, flags)),
+      space_(open_knobs_of(flags).space(of_)),
       timed_(is_of_ballast(of_) && (of_.plan.machine == kHere || flags.loop.plans)),
       measurements_(measurements_of(of_.machine, flags.store)) {}
 

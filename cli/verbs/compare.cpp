@@ -7,7 +7,6 @@
 #include <set>
 
 #include "autotune/complete/complete.h"
-#include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/studies/whatif.h"
 #include "cli/compare/comparison.h"
 #include "cli/flags/open_knobs.h"
@@ -314,11 +313,6 @@ PlanFlags cell_flags(const CompareFlags& flags, const ComparisonQuestion& questi
   return one;
 }
 
-SearchSpace space_for(const Setting& setting, const PlanFlags& flags) {
-  const OpenKnobsOfFlags open(flags, {});
-  return {open.layouts(setting), open.knobs()};
-}
-
 class Comparer {
  public:
   explicit Comparer(const CompareFlags& flags)
@@ -420,8 +414,7 @@ class Comparer {
       CellSearchLimits limits;
       limits.deadline_s = flags_.deadline_s.value_or(kCellDeadline);
       limits.interrupted = interrupted;
-      const SearchSpace space =
-          of_ballast ? space_for(setting, flags) : SearchSpace{legal_layouts_of_all(setting), {}};
+      const SearchSpace space = OpenKnobsOfFlags(flags, {}).space(setting);
       result = tuned_cell(setting, space, measurements, limits);
       if (result.fits) result.runs_on = runs_on(setting.model, result.plan, setting.stack);
     } else {

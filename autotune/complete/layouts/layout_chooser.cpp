@@ -13,8 +13,8 @@ namespace ballast {
 namespace {
 
 // Layouts that are chosen by the same knowledge of the others; of them, those that are completed
-// side by side with the same limit, whatever the number of threads; and how many that fit may be no
-// better than the best before the rest, which promise less, are left alone.
+// side by side with the same limit, whatever the number of threads; and, where only promising ones
+// are asked for, how many that fit may be no better than the best before the rest is left alone.
 constexpr size_t kLayoutsAtOnce = 4;
 constexpr size_t kLayoutsSideBySide = 2;
 constexpr int kStalledLayouts = 6;
