@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
-#include <queue>
 #include <utility>
 #include <vector>
 
@@ -216,24 +214,26 @@ PoolSize plan_pool(const Graph& graph, const std::vector<Life>& lives, const Rel
   FreeSpace space(fit);
   PoolSize size;
   int64_t taken = 0;
-  // By release, the first on top; the order of equals does not show in what is free.
-  std::priority_queue<std::pair<OpId, TensorId>, std::vector<std::pair<OpId, TensorId>>,
-                      std::greater<>>
-      alive;
+  // The order of equals does not show in what is free. What is released before an operation was
+  // taken before it.
+  std::vector<std::pair<OpId, TensorId>> by_release;
+  by_release.reserve(members.size());
+  for (const TensorId id : members) by_release.emplace_back(releases.of(id), id);
+  std::sort(by_release.begin(), by_release.end());
+  auto released = by_release.begin();
   for (const TensorId id : members) {
     const auto index = static_cast<size_t>(id);
-    while (!alive.empty() && alive.top().first < lives[index].first) {
-      const auto dead = static_cast<size_t>(alive.top().second);
+    while (released->first < lives[index].first) {
+      const auto dead = static_cast<size_t>(released->second);
       const int64_t bytes = aligned_bytes(graph.tensors[dead]);
       space.give(offset[dead], bytes);
       taken -= bytes;
-      alive.pop();
+      ++released;
     }
     const int64_t bytes = aligned_bytes(graph.tensors[index]);
     offset[index] = space.take(bytes);
     taken += bytes;
     size.least = std::max(size.least, taken);
-    alive.emplace(releases.of(id), id);
   }
   size.bytes = space.size();
   return size;

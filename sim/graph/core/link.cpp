@@ -107,17 +107,22 @@ class Linker {
         used_(graph.tensors.size()),
         waits_(static_cast<size_t>(graph.lanes)) {
     for (const Tensor& tensor : graph.tensors) {
-      if (tensor.copies > 1) unrolled_ = 4;  // until both copies have been through a whole step
+      if (tensor.copies > 1) before_ = 2;  // until both copies have been through a whole step
     }
   }
 
   // Edges of the step, which wraps around.
   void link_step(Program& program) {
     index(program, Lives::kBeginHere);
-    for (int32_t step = 0; step < unrolled_; ++step) {
-      const bool record = step == unrolled_ - 1;
-      run(program, step, record);
+    for (int32_t step = 0; step < before_; ++step) {
+      for (size_t i = 0; i < program.ops.size(); ++i) {
+        for (const TensorUse& use : uses_of(i)) {
+          if (step == 0 && use.begins_life) claim(use.tensor, [](TensorId) {});
+        }
+        note_uses(i, program.ops[i].lane, {step, static_cast<OpId>(i)});
+      }
     }
+    record(program, before_);
     add_fences(program);
   }
 
@@ -125,7 +130,7 @@ class Linker {
   // beside it.
   void link_once(Program& program, Lives lives) {
     index(program, lives);
-    run(program, 0, true);
+    record(program, 0);
   }
 
  private:
@@ -157,18 +162,17 @@ class Linker {
     return std::span(uses_).subspan(begin_of_op_[op], begin_of_op_[op + 1] - begin_of_op_[op]);
   }
 
-  void run(Program& program, int32_t step, bool record) {
-    if (record) program.edge_begin.assign(1, 0);
+  // Edges of the step at hand, which depend on what was accessed in those before it.
+  void record(Program& program, int32_t step) {
+    program.edge_begin.assign(1, 0);
     for (size_t i = 0; i < program.ops.size(); ++i) {
       const LaneId lane = program.ops[i].lane;
       const Mark now{step, static_cast<OpId>(i)};
       for (const TensorUse& use : uses_of(i)) wait_for(use, step);
-      if (record) {
-        append_edges(program, lane, now);
-        program.edge_begin.push_back(static_cast<int32_t>(program.edges.size()));
-      }
+      append_edges(program, lane, now);
+      program.edge_begin.push_back(static_cast<int32_t>(program.edges.size()));
       forget_waits();
-      for (const TensorUse& use : uses_of(i)) note(use, lane, now);
+      note_uses(i, lane, now);
     }
   }
 
@@ -178,7 +182,9 @@ class Linker {
   }
 
   void wait_for(const TensorUse& use, int32_t step) {
-    if (use.begins_life) claim(use.tensor);
+    if (use.begins_life) {
+      claim(use.tensor, [&](TensorId before) { wait_for(used_[static_cast<size_t>(before)]); });
+    }
     const CopyState& state = state_of(use, step);
     if (state.writer.op >= 0) wait_for(state.writer_lane, state.writer);
     if (use.writes) wait_for(state.readers);
@@ -196,8 +202,9 @@ class Linker {
     waited_.clear();
   }
 
-  // Takes over the memory of a tensor whose life begins: waits for all who used it before.
-  void claim(TensorId tensor) {
+  // Takes over the memory of a tensor whose life begins. `replaced` hears of each that had it.
+  template <class Visit>
+  void claim(TensorId tensor, const Visit& replaced) {
     const Tensor& t = graph_.tensor(tensor);
     const int64_t begin = graph_.arenas.offset[static_cast<size_t>(tensor)];
     const int64_t end = begin + t.all_bytes().count;
@@ -207,13 +214,13 @@ class Linker {
     // Most often the one before was as large and lay in the same place.
     const bool is_replaced = at != occupied.end() && at->first == begin && at->second.end == end;
     if (is_replaced) {
-      wait_for(used_[static_cast<size_t>(at->second.tensor)]);
+      replaced(at->second.tensor);
       at->second.tensor = tensor;
     }
     while (!is_replaced && at != occupied.end() && at->first < end) {
       const Occupant old = at->second;
       const int64_t old_begin = at->first;
-      wait_for(used_[static_cast<size_t>(old.tensor)]);
+      replaced(old.tensor);
       at = occupied.erase(at);
       if (old_begin < begin) occupied.emplace_hint(at, old_begin, Occupant{begin, old.tensor});
       if (old.end > end) {
@@ -225,6 +232,9 @@ class Linker {
     marks_.clear(used_[static_cast<size_t>(tensor)]);
   }
 
+  void note_uses(size_t op, LaneId lane, Mark now) {
+    for (const TensorUse& use : uses_of(op)) note(use, lane, now);
+  }
   void note(const TensorUse& use, LaneId lane, Mark now) {
     CopyState& state = state_of(use, now.step);
     if (use.writes) {
@@ -293,7 +303,7 @@ class Linker {
   std::vector<LaneId> waited_;   // lanes with such a mark, in the order in which they were met
   std::vector<TensorUse> uses_;  // of the program at hand
   std::vector<size_t> begin_of_op_;
-  int32_t unrolled_ = 2;
+  int32_t before_ = 1;  // steps that are run before the one whose edges are kept
 };
 
 }  // namespace

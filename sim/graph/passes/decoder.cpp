@@ -17,12 +17,23 @@ class Decoder : private DecoderExperts {
       : DecoderExperts(rank, plan, facts, ends) {}
 
   Graph run() {
-    for (int64_t i = 0; i < plan_.accumulation(); ++i) micro_batch(static_cast<int16_t>(i));
+    for (int64_t i = 0; i < plan_.accumulation(); ++i) {
+      micro_batch(static_cast<int16_t>(i));
+      if (i == 0) reserve_for_rest();
+    }
     if (plan_.routing_percent > 100) load_busiest_rank(graph_, model_, plan_);
     return std::move(graph_);
   }
 
  private:
+  // The other micro-batches are like the first. Passes will add about half as many operations:
+  // without room for them each would move all that is there.
+  void reserve_for_rest() {
+    const auto count = static_cast<size_t>(plan_.accumulation());
+    graph_.step.ops.reserve(count * graph_.step.ops.size() * 3 / 2);
+    graph_.tensors.reserve(count * graph_.tensors.size() * 3 / 2);
+  }
+
   bool keeps_gate(int64_t layer) const {
     return facts_.keeps_gate && model_.activation == ActivationKind::kSwiGlu &&
            !model_.has_experts(layer);
