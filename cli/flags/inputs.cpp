@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kDefaultSequenceLength = 2048;
 constexpr int64_t kDefaultSequencesPerDevice = 8;
-// Where no strategy is named: the first on one device, and the fastest of them on several.
-constexpr const char* kDefaultStrategies[] = {"superoffload", "megatron", "superoffload-ulysses"};
+constexpr std::string_view kDefaultStrategies[] = {
+    "superoffload", "megatron", "megatron-activation-offload", "superoffload-ulysses"};
 constexpr std::chrono::milliseconds kAppendingWait{60'000};
 
 Patience patience_of(std::chrono::milliseconds most) {
@@ -45,7 +45,7 @@ Plan plan_of(const PlanFlags& flags, const Named& choice, const Overrides& overr
   if (choice.machine) request.knobs[KnobId::kMachine] = *choice.machine;
   if (choice.devices) request.knobs[KnobId::kDevices] = *choice.devices;
   request.overrides = overrides.plan;
-  if (!flags.plan_file && !request.strategy) request.strategy = kDefaultStrategies[0];
+  if (!flags.plan_file && !request.strategy) request.strategy = std::string(kDefaultStrategies[0]);
   return resolve_plan(request);
 }
 
@@ -144,7 +144,7 @@ Setting start_of(const PlanFlags& flags, const Named& choice, const Overrides& o
   if (flags.plan_file || choice.strategy || plan.devices == 1 || plan.machine == kHere) {
     return result;
   }
-  for (const char* const other : std::span(kDefaultStrategies).subspan(1)) {
+  for (const std::string_view other : default_strategies().subspan(1)) {
     Named named_other = choice;
     named_other.strategy = other;
     Start start{plan_of(flags, named_other, overrides), {}};
@@ -197,6 +197,8 @@ std::vector<Case> starts_of(const PlanFlags& flags, const StoreFlag& store, cons
 }
 
 }  // namespace
+
+std::span<const std::string_view> default_strategies() { return kDefaultStrategies; }
 
 KnobSet open_layout(const PlanFlags& flags, const Plan& plan) {
   return open_layout(flags, plan, parse_overrides(flags.set));

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "autotune/complete/setting.h"
@@ -67,6 +69,10 @@ Setting load_case(const PlanFlags& flags, const StoreFlag& store);
 // Where a search starts: the plan is not checked against the model, for its degrees may change.
 // `like` stands for a model that is not named, where it is what is looked for; else null.
 Setting load_start(const PlanFlags& flags, const StoreFlag& store, const Model* like);
+
+// Among which is chosen where no strategy is named: the first on one device, and the fastest of
+// them on several.
+std::span<const std::string_view> default_strategies();
 
 // What of the layout nobody names: what the strategy of `plan` leaves open, but for what flags and
 // --set say. Empty on one device, and where the flags name a plan file.

@@ -3,8 +3,11 @@
 #include <fstream>
 #include <gtest/gtest.h>
 #include <set>
+#include <span>
 #include <sstream>
+#include <string_view>
 
+#include "cli/flags/inputs.h"
 #include "tests/cli/support.h"
 
 namespace ballast {
@@ -28,6 +31,19 @@ TEST(Readme, every_command_it_shows_can_be_run) {
     EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.output;
   }
   EXPECT_GE(commands, 1);
+}
+
+// The one list of them that a page has.
+TEST(DesignPage, names_the_strategies_that_are_chosen_among) {
+  std::string page;
+  for (const std::string& line : lines_of("docs/design.md")) page += line + " ";
+  const std::span<const std::string_view> names = default_strategies();
+  std::string sentence = "on several devices, ";
+  for (size_t i = 0; i < names.size(); ++i) {
+    sentence += i == 0 ? "" : i + 1 == names.size() ? " and " : ", ";
+    sentence += names[i];
+  }
+  EXPECT_NE(page.find(sentence + " are chosen among"), std::string::npos) << sentence;
 }
 
 // docs/why.md: every line that it shows as printed (two levels deep) is one of its commands' lines.
