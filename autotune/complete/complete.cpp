@@ -8,7 +8,8 @@ namespace ballast {
 namespace {
 
 Completed complete_open(Setting setting, const Measurements* measurements,
-                        const std::function<bool()>& interrupted) {
+                        const std::function<bool()>& interrupted,
+                        const LayoutProgress::Listener& looked) {
   const bool by_search = is_searched(setting.plan, setting.stack);
   const bool settled = !setting.has_open_layout() && (by_search || !has_auto(setting.plan));
   const bool devices_exist = setting.plan.devices <= setting.machine.devices;
@@ -20,15 +21,18 @@ Completed complete_open(Setting setting, const Measurements* measurements,
   if (layouts.size() == 1 && !is_refuted(layouts.front())) {
     return complete_layout(std::move(layouts.front().setting), measurements, interrupted);
   }
-  return LayoutChooser(layouts, measurements, interrupted).run();
+  LayoutLook how;
+  how.looked = looked;
+  return LayoutChooser(layouts, measurements, interrupted, std::move(how)).run();
 }
 
 }  // namespace
 
 Completed complete(Setting setting, const Measurements* measurements,
-                   const std::function<bool()>& interrupted) {
+                   const std::function<bool()>& interrupted,
+                   const LayoutProgress::Listener& looked) {
   const bool open = setting.has_open_layout() || has_auto(setting.plan);
-  Completed completed = complete_open(std::move(setting), measurements, interrupted);
+  Completed completed = complete_open(std::move(setting), measurements, interrupted, looked);
   Prediction& prediction = completed.prediction;
   if (open && !prediction.peaks.empty()) prediction.reason = of_all_plans(prediction.reason);
   return completed;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "autotune/complete/layouts/layout_progress.h"
 #include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/complete/one_layout.h"
 #include "autotune/complete/setting.h"
@@ -24,9 +25,11 @@ namespace ballast {
 // list is taken (choose()), which does not look at measurements. A memory_reuse that is open
 // becomes kApart, or kAtOnce where only that fits. Where nothing fits, the plan is the one that
 // comes nearest, and its prediction says why. `measurements` may be null. Throws Error where no
-// plan is legal, or where a search was interrupted before it found one.
+// plan is legal, or where a search was interrupted before it found one. `looked` hears how far the
+// choice of a layout is; it may be empty.
 Completed complete(Setting setting, const Measurements* measurements,
-                   const std::function<bool()>& interrupted = {});
+                   const std::function<bool()>& interrupted = {},
+                   const LayoutProgress::Listener& looked = {});
 
 // Plans of Ballast among these layouts, which all share devices and batch: what a search of them
 // begins with. A good one, unless looking for it was interrupted, then one that needs little

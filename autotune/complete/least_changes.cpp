@@ -46,6 +46,10 @@ class LeastChanges {
 
   bool interrupted() const { return question_.interrupted && question_.interrupted(); }
 
+  void tell(Limit limit, int64_t value) const {
+    if (question_.looks_at) question_.looks_at(limit, static_cast<double>(value));
+  }
+
   void add(Found& found, const std::optional<LeastChange>& change) const {
     if (change && !interrupted()) found.push_back(*change);
   }
@@ -75,6 +79,7 @@ class LeastChanges {
     Machine machine = setting_.machine;
     const double now = static_cast<double>(memory_at(machine, place).value.count) / kGb;
     const auto with = [&](int64_t gb) {
+      tell(limit, gb);
       memory_at(machine, place).value = Bytes{gb * 1'000'000'000};
       return memories_.fitting_on(machine);
     };
@@ -106,6 +111,7 @@ class LeastChanges {
                        const std::shared_ptr<CompletionEstimates>& known) const {
     LeastChange change{limit, static_cast<double>(now), std::nullopt, static_cast<double>(now)};
     for (std::optional<int64_t> value = next(now); value && !interrupted(); value = next(*value)) {
+      tell(limit, *value);
       if (fits([&] { return changed(*value); }, known)) {
         change.fits = static_cast<double>(*value);
         break;
@@ -157,6 +163,7 @@ class LeastChanges {
     while (grain * kMostCuts < now) grain *= 2;
     if (now <= grain) return std::nullopt;
     const auto fitting = [&](int64_t grains) {
+      tell(Limit::kSequence, grains * grain);
       const auto cut = [&](Plan& changed) { changed.sequence_length = grains * grain; };
       return fits([&] { return with_plans(setting_, cut); }, on_this_machine_);
     };

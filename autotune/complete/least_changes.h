@@ -41,6 +41,8 @@ struct LeastChangeQuestion {
   Setting setting;
   std::function<Setting(int64_t devices)> on_devices;
   std::function<bool()> interrupted;  // may be null
+  // Hears what is looked at next, from two threads; may be empty.
+  std::function<void(Limit, double value)> looks_at{};
 };
 // In the order of Limit, without those that no number of steps can change: a batch of one
 // sequence, a machine that has no more devices, a micro-batch that is not named. Ends with those

@@ -11,6 +11,7 @@ namespace {
 
 constexpr auto kTerminalPeriod = std::chrono::milliseconds(100);
 constexpr auto kPlainPeriod = std::chrono::seconds(5);
+constexpr auto kMoment = std::chrono::seconds(1);
 constexpr int kBarWidth = 24;
 
 // A line wider than the terminal would scroll instead of being rewritten.
@@ -22,18 +23,21 @@ size_t terminal_width() {
 
 }  // namespace
 
-Progress::Progress(std::string title)
-    : title_(std::move(title)), terminal_(isatty(STDERR_FILENO) == 1), next_(Clock::now()) {
+Progress::Progress(std::string title, Kind kind)
+    : title_(std::move(title)),
+      kind_(kind),
+      terminal_(isatty(STDERR_FILENO) == 1),
+      next_(Clock::now() + (kind == Kind::kMoment ? kMoment : std::chrono::seconds(0))) {
   std::fflush(stdout);  // what was printed before comes first where both streams are one file
 }
 
 Progress::~Progress() {
-  if (line_is_open_) fmt::print(stderr, "\n");
+  if (line_is_open_) fmt::print(stderr, "{}", kind_ == Kind::kMoment ? "\r\x1b[K" : "\n");
 }
 
 void Progress::show(double share, const std::string& text) {
   const Clock::time_point now = Clock::now();
-  if (now < next_) return;
+  if (now < next_ || (kind_ == Kind::kMoment && !terminal_)) return;
   next_ = now + (terminal_ ? Clock::duration(kTerminalPeriod) : Clock::duration(kPlainPeriod));
   draw(share, text);
 }

@@ -3,13 +3,18 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 
 namespace ballast {
 
 class Progress {
  public:
-  explicit Progress(std::string title);
+  enum class Kind : uint8_t {
+    kJob,
+    kMoment,  // mostly no time to speak of: on a terminal alone, from a second on, and then erased
+  };
+  explicit Progress(std::string title, Kind kind = Kind::kJob);
   ~Progress();  // leaves the terminal on a line of its own
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -26,6 +31,7 @@ class Progress {
   void draw(double share, const std::string& text);
 
   std::string title_;
+  Kind kind_;
   bool terminal_;
   bool line_is_open_ = false;
   Clock::time_point next_;

@@ -48,6 +48,11 @@ std::string show_value(double value) {
 
 }  // namespace
 
+std::string limit_text(Limit limit, double value) {
+  const LimitWords words = words_of({limit, value, value, value}, 1);
+  return fmt::format("{} of {} {}", words.name, show_value(value), words.unit);
+}
+
 std::string least_changes_text(const std::vector<LeastChange>& changes, int64_t global_batch) {
   if (changes.empty()) return "";
   Table table({{"the least that fits", true}, {"now"}, {"does not"}, {"fits"}, {"", true}});

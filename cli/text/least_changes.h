@@ -15,6 +15,9 @@ namespace ballast {
 // A line a limit; `global_batch` is that of the setting, which other devices are asked about with.
 std::string least_changes_text(const std::vector<LeastChange>& changes, int64_t global_batch);
 
+// "GPU memory of 192 GB".
+std::string limit_text(Limit limit, double value);
+
 // [{"limit", "unit", "now", "fits", "does_not_fit"}]: "fits" is null where no value of this limit
 // alone is enough.
 nlohmann::ordered_json least_changes_json(const std::vector<LeastChange>& changes);

@@ -8,9 +8,9 @@
 #include "autotune/bounds/layer_costs.h"
 #include "autotune/complete/first_plan.h"
 #include "autotune/complete/layouts/ranking.h"
-#include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
+#include "cli/tune/choice_progress.h"
 #include "profiles/json_depth.h"
 #include "sim/base/error.h"
 
@@ -178,13 +178,7 @@ SearchResult SearchCache::rank_now(const SearchQuestion& question,
   options.any_is_enough = question.tolerance >= kAnyPlan;
   if (question.tolerance > 0) options.within = 1;
   options.interrupted = interruption();
-  options.progress = [&](const RankingProgress& at) {
-    const double share = static_cast<double>(at.looked_at) /
-                         static_cast<double>(std::max<int64_t>(1, at.looked_at + at.left));
-    progress.show(share,
-                  fmt::format("{}{} layouts, {} looked at, {} to go, best {}", where, at.layouts,
-                              at.looked_at, at.left, at.best ? show(*at.best) : "none yet"));
-  };
+  options.progress = [&](const LayoutProgress& at) { show(progress, where, at); };
   SearchResult found = rank_layouts({question.model, {}, question.machine, question.stack},
                                     question.space.layouts, &measurements, options);
   const double decided = 1 - static_cast<double>(found.not_looked_at) /

@@ -4,6 +4,7 @@
 
 #include "autotune/complete/complete.h"
 #include "cli/text/prediction.h"
+#include "cli/tune/choice_progress.h"
 #include "profiles/frameworks/frameworks.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
@@ -94,7 +95,7 @@ int run_export(Words words) {
   Setting setting = load_case(plan_flags, flags.store);
   if (has_auto(setting.plan)) {
     const Measurements measurements = measurements_of(setting.machine, flags.store);
-    Completed completed = complete(setting, &measurements);
+    Completed completed = complete_in_sight(setting, &measurements);
     if (!completed.prediction.fits) {
       fmt::print(stderr, "the plan does not fit: {}\n", completed.prediction.reason);
       return kInfeasible;

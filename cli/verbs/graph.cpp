@@ -5,6 +5,7 @@
 #include "cli/text/confidence.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
+#include "cli/tune/choice_progress.h"
 #include "sim/base/atomic_file.h"
 #include "sim/graph/passes/passes.h"
 #include "sim/graph/report/waits.h"
@@ -287,7 +288,7 @@ int run_graph(Words words) {
   Setting setting = load_case(flags, store);
   adopt(setting, stack_of(stack, setting.machine));
   const Measurements measurements = measurements_of(setting.machine, store);
-  Completed completed = complete(std::move(setting), &measurements);
+  Completed completed = complete_in_sight(std::move(setting), &measurements);
   if (!folded.empty()) {
     const Folding folding = folded == "on" ? Folding::kOn : Folding::kOff;
     completed.prediction = predict_folded(completed.setting, folding, measurements);

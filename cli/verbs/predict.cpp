@@ -12,6 +12,7 @@
 #include "cli/text/least_changes.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
+#include "cli/tune/choice_progress.h"
 #include "cli/tune/found_model.h"
 #include "sim/base/atomic_file.h"
 #include "sim/base/error.h"
@@ -186,7 +187,7 @@ OrderedJson verdict_json(const Verdict& verdict, const Machine& machine) {
 Predicted complete_and_predict(Setting setting, const PredictFlags& flags, AskLimits limits,
                                const std::function<bool()>& interrupted = {}) {
   const Measurements measurements = measurements_of(setting.machine, flags.store);
-  Completed completed = complete(std::move(setting), &measurements, interrupted);
+  Completed completed = complete_in_sight(std::move(setting), &measurements, interrupted);
   return judged(std::move(completed.setting), std::move(completed.prediction), measurements,
                 limits);
 }
@@ -296,9 +297,9 @@ Setting on_devices(const PredictFlags& flags, const Setting& asked, int64_t devi
 // Says what would have to give for a plan that does not fit.
 void add_least_changes(const PredictFlags& flags, const Setting& asked, Report& report) {
   const InterruptWatch watch;
-  const std::vector<LeastChange> changes =
-      least_changes({asked, [&](int64_t devices) { return on_devices(flags, asked, devices); },
-                     [&] { return watch.interrupted(); }});
+  const std::vector<LeastChange> changes = least_changes_in_sight(
+      {asked, [&](int64_t devices) { return on_devices(flags, asked, devices); },
+       [&] { return watch.interrupted(); }});
   report.text += "\n" + least_changes_text(changes, asked.plan.global_batch);
   report.json["least_changes"] = least_changes_json(changes);
 }

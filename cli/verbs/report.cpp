@@ -10,6 +10,7 @@
 #include "cli/text/prediction.h"
 #include "cli/text/verification.h"
 #include "cli/text/why_slower.h"
+#include "cli/tune/choice_progress.h"
 #include "profiles/json_depth.h"
 #include "sim/base/error.h"
 #include "sim/base/files.h"
@@ -199,7 +200,8 @@ OrderedJson data_of_plan(const ReportFlags& flags) {
   Setting setting = load_case(flags.plan, flags.store);
   adopt(setting, stack_of(flags.stack, setting.machine));
   const Measurements measurements = measurements_of(setting.machine, flags.store);
-  return data_of_prediction(complete(std::move(setting), &measurements), measurements, flags);
+  return data_of_prediction(complete_in_sight(std::move(setting), &measurements), measurements,
+                            flags);
 }
 
 std::string text_of(const OrderedJson& value) {

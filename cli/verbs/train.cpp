@@ -20,6 +20,7 @@
 #include "cli/terminal/progress.h"
 #include "cli/text/prediction.h"
 #include "cli/text/tables.h"
+#include "cli/tune/choice_progress.h"
 #include "sim/base/error.h"
 #include "sim/base/median.h"
 #include "sim/spec/caveats.h"
@@ -460,7 +461,7 @@ int run_train(Words words) {
   }
   check_is_that_model(setting);
   const Measurements measurements = measurements_of(setting.machine, flags.store);
-  Completed completed = complete(std::move(setting), &measurements);
+  Completed completed = complete_in_sight(std::move(setting), &measurements);
   completed.setting.plan = plan_of_all_ranks(completed.setting.plan, flags.training.device);
   if (!completed.prediction.fits) {
     fmt::print("does not fit: {}\n", completed.prediction.reason);

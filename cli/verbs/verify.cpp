@@ -10,6 +10,7 @@
 #include "cli/text/history.h"
 #include "cli/text/tables.h"
 #include "cli/text/verification.h"
+#include "cli/tune/choice_progress.h"
 #include "sim/base/atomic_file.h"
 #include "sim/engine/cost.h"
 
@@ -125,17 +126,17 @@ Completed predict_measured(const VerifyFlags& flags) {
   Setting setting = load_case_here(flags.plan, store, device);
   set_compute_threads(flags.training, setting.machine);
   Measurements measurements = measurements_of(setting.machine, store);
-  Completed completed = complete(std::move(setting), &measurements);
+  Completed completed = complete_in_sight(std::move(setting), &measurements);
   if (!completed.prediction.fits || is_measured(completed.setting, measurements)) return completed;
   if (!is_first_rank()) return completed;  // what is predicted and printed is the first one's
   measure_plan(completed.setting, {kMeasuringSeconds, device}, store, measurements);
-  return complete(std::move(completed.setting), &measurements);
+  return complete_in_sight(std::move(completed.setting), &measurements);
 }
 
 Completed predict_elsewhere(const VerifyFlags& flags) {
   Setting setting = load_case(flags.plan, flags.store);
   const Measurements measurements = measurements_of(setting.machine, flags.store);
-  return complete(std::move(setting), &measurements);
+  return complete_in_sight(std::move(setting), &measurements);
 }
 
 MeasuredRun run_elsewhere(const VerifyFlags& flags, const Completed& completed) {

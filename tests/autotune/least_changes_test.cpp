@@ -4,6 +4,7 @@
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
+#include <mutex>
 #include <set>
 
 #include "autotune/complete/complete.h"
@@ -197,7 +198,17 @@ TEST(LeastChanges, of_a_limit_that_nothing_can_change_says_so) {
   setting.plan.global_batch = 4;
   setting.plan.micro_batch = 4;
   setting.plan.sequence_length = 1024;
-  const std::vector<LeastChange> changes = least_changes({setting, {}, {}});
+  std::mutex mutex;
+  std::set<Limit> heard;
+  const std::vector<LeastChange> changes =
+      least_changes({setting, {}, {}, [&](Limit limit, double value) {
+                       const std::lock_guard lock(mutex);
+                       EXPECT_GT(value, 0);
+                       heard.insert(limit);
+                     }});
+  std::set<Limit> told;
+  for (const LeastChange& change : changes) told.insert(change.limit);
+  EXPECT_EQ(heard, told);
   EXPECT_EQ(change_of(changes, Limit::kDevices), nullptr);   // the machine has one
   EXPECT_EQ(change_of(changes, Limit::kSequence), nullptr);  // as short as they are asked about
   ASSERT_NE(change_of(changes, Limit::kBatch), nullptr);

@@ -56,6 +56,26 @@ TEST(open_layouts, are_all_legal_ones_and_each_is_settled) {
   }
 }
 
+// A choice among layouts says how far it is, and at the end that nothing is left.
+TEST(open_layouts, whoever_listens_hears_how_far_the_choice_is) {
+  const Setting setting = open_setting();
+  std::vector<LayoutProgress> heard;
+  const Completed chosen =
+      complete(setting, nullptr, {}, [&](const LayoutProgress& at) { heard.push_back(at); });
+  ASSERT_GE(heard.size(), 2U);
+  for (size_t i = 1; i < heard.size(); ++i) {
+    EXPECT_EQ(heard[i].layouts, std::ssize(open_layouts(setting, nullptr)));
+    EXPECT_GT(heard[i].looked_at, heard[i - 1].looked_at);
+    EXPECT_LE(heard[i].best->ps, heard[i - 1].best->ps);
+  }
+  EXPECT_GT(heard.front().left, 0);
+  EXPECT_EQ(heard.back().left, 0);
+  const double estimated = heard.back().best->seconds() / chosen.prediction.step_time.seconds();
+  EXPECT_NEAR(estimated, 1, 0.05);
+  const Completed unheard = complete(setting, nullptr);
+  EXPECT_EQ(unheard.setting.plan, chosen.setting.plan);
+}
+
 // However early a deadline comes, layouts were seen of all parts of the list; where none comes, all
 // were, in the order of open_layouts().
 TEST(open_layouts, are_judged_in_steps_through_the_list) {

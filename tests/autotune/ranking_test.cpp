@@ -139,7 +139,7 @@ TEST(rank_layouts, an_interruption_leaves_the_best_so_far) {
   const std::vector<Plan> layouts = legal_layouts_of_all(setting);
   RankingOptions options;
   bool any = false;
-  options.progress = [&](const RankingProgress& at) { any = at.best.has_value(); };
+  options.progress = [&](const LayoutProgress& at) { any = at.best.has_value(); };
   options.interrupted = [&] { return any; };
   const SearchResult found = rank_layouts(setting, layouts, nullptr, options);
   EXPECT_EQ(found.stop, SearchStop::kInterrupt);

@@ -198,5 +198,18 @@ TEST(Chosen, an_illegal_cell_of_a_list_says_why) {
   EXPECT_EQ(bench.run(asked + "--devices 2,4").code, 2);
 }
 
+// On a terminal a choice that takes longer than a moment says how far it is, and then takes the
+// line away; elsewhere, where answers are read by programs, it says nothing.
+TEST(Chosen, a_terminal_shows_how_far_a_long_choice_is) {
+  const Workbench bench;
+  const std::string ask =
+      "predict --model deepseek-v3 --machine dgx-h100-80gb --devices 256 --global-batch 512";
+  const std::string seen = bench.shell("script -qec \"$BALLAST " + ask + "\" /dev/null").output;
+  EXPECT_NE(seen.find("\r\x1b[Kchoose ["), std::string::npos) << seen;
+  EXPECT_NE(seen.find("layouts looked"), std::string::npos) << seen;
+  EXPECT_NE(seen.find("\r\x1b[Kdeepseek-v3 on"), std::string::npos) << seen;
+  EXPECT_EQ(bench.run(ask).output.find("choose ["), std::string::npos);
+}
+
 }  // namespace
 }  // namespace ballast

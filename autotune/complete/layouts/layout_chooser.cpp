@@ -117,6 +117,12 @@ bool LayoutChooser::is_left(size_t layout) const {
   return fates_[layout] == Fate::kOpen && order_.may_win(layout, limit());
 }
 
+int64_t LayoutChooser::left() const {
+  int64_t count = 0;
+  for (size_t i = 0; i < layouts_.size(); ++i) count += is_left(i);
+  return count;
+}
+
 std::optional<Duration> LayoutChooser::best() const {
   return best_ != nullptr ? std::optional(best_->step_time) : std::nullopt;
 }
@@ -142,7 +148,10 @@ void LayoutChooser::look() {
     for (size_t begin = 0; begin < next.size() && !is_interrupted();) {
       const size_t end = std::min(next.size(), begin + most);
       complete({next.data() + begin, next.data() + end});
-      if (how_.looked) how_.looked();
+      if (how_.looked) {
+        how_.looked(
+            {std::ssize(layouts_), std::ssize(layouts_) - count_of(Fate::kOpen), left(), best()});
+      }
       if (how_.any_is_enough && best_ != nullptr) return;
       begin = end;
       most = kLayoutsSideBySide;

@@ -4,6 +4,7 @@
 // Will not do: judge layouts by bounds (autotune/complete/layouts/open_layouts.h).
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "autotune/complete/estimates/completion_estimates.h"
 #include "autotune/complete/layouts/layout_order.h"
+#include "autotune/complete/layouts/layout_progress.h"
 #include "autotune/complete/layouts/open_layouts.h"
 #include "autotune/complete/one_layout.h"
 #include "autotune/search/evaluate.h"
@@ -24,8 +26,8 @@ struct LayoutLook {
   double within = 1;  // of what takes less than so many times the best
   // Whether all that are near the best are asked about more closely, or a few.
   bool all_more_closely = false;
-  bool any_is_enough = false;      // until one fits
-  std::function<void()> looked{};  // after each few; may be empty
+  bool any_is_enough = false;         // until one fits
+  LayoutProgress::Listener looked{};  // may be empty
 };
 
 class LayoutChooser {
@@ -59,9 +61,11 @@ class LayoutChooser {
   // What became of a layout. Of one whose completion was interrupted it stays open.
   enum class Fate : uint8_t { kOpen, kTimed, kSlower, kUnfit };
   Fate fate(size_t layout) const { return fates_[layout]; }
+  int64_t count_of(Fate fate) const { return std::count(fates_.begin(), fates_.end(), fate); }
   // Whether it is open and its bounds leave room for a shorter step than what nothing may take
   // longer than.
   bool is_left(size_t layout) const;
+  int64_t left() const;
   std::optional<Duration> best() const;
 
   // A graph may take seconds, of which a layout has dozens: none is begun after the interruption.

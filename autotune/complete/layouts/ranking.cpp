@@ -42,7 +42,7 @@ class Ranking {
     }
     const bool all_judged = std::ssize(layouts_) == result_.layouts;
     const bool enough = options_.any_is_enough && result_.best;
-    if (!enough && (cut_short || !all_judged || left() > 0)) stop();
+    if (!enough && (cut_short || !all_judged || chooser_.left() > 0)) stop();
     if (!result_.best && result_.complete()) find_nearest();
     count();
     result_.seconds = seconds();
@@ -67,25 +67,13 @@ class Ranking {
     how.all_more_closely = true;
     how.any_is_enough = options_.any_is_enough;
     how.within = options_.within;
-    how.looked = [this] { report(); };
+    if (options_.progress) {
+      how.looked = [this](LayoutProgress at) {
+        at.layouts = result_.layouts;
+        options_.progress(at);
+      };
+    }
     return how;
-  }
-
-  int64_t count_of(Fate fate) const {
-    int64_t count = 0;
-    for (size_t i = 0; i < layouts_.size(); ++i) count += chooser_.fate(i) == fate;
-    return count;
-  }
-  int64_t left() const {
-    int64_t count = 0;
-    for (size_t i = 0; i < layouts_.size(); ++i) count += chooser_.is_left(i);
-    return count;
-  }
-
-  void report() const {
-    if (!options_.progress) return;
-    const int64_t open = count_of(Fate::kOpen);
-    options_.progress({result_.layouts, std::ssize(layouts_) - open, left(), chooser_.best()});
   }
 
   // The plans as they are, in the order of their estimates; then in that of their times. Once it is
@@ -127,10 +115,10 @@ class Ranking {
   }
 
   void count() {
-    const int64_t fits_after_all = result_.best && count_of(Fate::kTimed) == 0 ? 1 : 0;
-    result_.simulated = count_of(Fate::kTimed) + fits_after_all;
-    result_.bounded = count_of(Fate::kSlower);
-    result_.infeasible = count_of(Fate::kUnfit) - fits_after_all;
+    const int64_t fits_after_all = result_.best && chooser_.count_of(Fate::kTimed) == 0 ? 1 : 0;
+    result_.simulated = chooser_.count_of(Fate::kTimed) + fits_after_all;
+    result_.bounded = chooser_.count_of(Fate::kSlower);
+    result_.infeasible = chooser_.count_of(Fate::kUnfit) - fits_after_all;
     const bool any_left = !result_.complete();
     for (size_t i = 0; i < layouts_.size(); ++i) {
       if (chooser_.fate(i) != Fate::kOpen) continue;

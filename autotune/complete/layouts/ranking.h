@@ -12,18 +12,12 @@
 #include <optional>
 #include <vector>
 
+#include "autotune/complete/layouts/layout_progress.h"
 #include "autotune/complete/setting.h"
 #include "autotune/search/search.h"
 #include "sim/engine/interval.h"
 
 namespace ballast {
-
-struct RankingProgress {
-  int64_t layouts = 0;
-  int64_t looked_at = 0;  // those that no bound decided
-  int64_t left = 0;       // to look at, as far as is known by now
-  std::optional<Duration> best;
-};
 
 struct RankingOptions {
   std::optional<double> deadline_s;     // stop then with the best so far
@@ -33,7 +27,7 @@ struct RankingOptions {
   double within = 1 + told_apart_from();
   bool any_is_enough = false;  // until one fits
   size_t ranked = 10;          // candidates to return, as far as there is time to predict them
-  std::function<void(const RankingProgress&)> progress{};  // on this thread; may be empty
+  LayoutProgress::Listener progress{};  // on this thread; may be empty
 };
 
 // `layouts`: with open knobs, of which each passes check(); those of a strategy stand together. At
