@@ -173,12 +173,12 @@ bool is_allowed(const Candidate& candidate, const ObjectiveRequest& request) {
 }
 
 bool is_decided(const ObjectivePoint& point, const ObjectiveRequest& request) {
-  if (point.stop == SearchStop::kNone) return true;
-  if (!point.found || !point.found->best) return false;
+  const bool is_whole = point.stop == SearchStop::kNone;
+  if (!point.found || !point.found->best) return is_whole;
   Candidate best = *point.found->best;
   if (is_allowed(best, request)) return true;
   const std::optional<double>& within = point.found->proven_within;
-  if (!within || *within >= 1) return false;
+  if (!within || *within >= 1) return is_whole;
   best.step_time = best.step_time * (1 - *within);
   best.tokens_per_s /= 1 - *within;
   return !is_allowed(best, request);

@@ -32,8 +32,14 @@ void add_search_flags(VerbParser& parser, TuneFlags& flags) {
                "Consider updates one step late, which are not exact, as well");
   app.add_flag("--free-degrees", flags.free_degrees,
                "Search the parallel degrees even where a strategy or a plan is named");
-  app.add_flag("--exhaustive", flags.exhaustive,
-               "Simulate every plan instead of ruling out by bounds: slow, the same answer");
+  CLI::Option* exhaustive =
+      app.add_flag("--exhaustive", flags.exhaustive,
+                   "Simulate every plan instead of ruling out by bounds: slow, and exact");
+  app.add_option("--tolerance", flags.tolerance_percent,
+                 "Stop once no plan can be faster by more than this [0.1; 0: a whole proof]")
+      ->check(CLI::Range(0.0, 100.0))
+      ->excludes(exhaustive)
+      ->type_name("PERCENT");
 }
 
 // In place of those that all verbs share.
@@ -162,6 +168,7 @@ void check_framework(TuneFlags& flags) {
   const std::pair<const char*, bool> given[] = {
       {"--measure", flags.loop.plans.has_value()},
       {"--exhaustive", flags.exhaustive},
+      {"--tolerance", flags.tolerance_percent.has_value()},
       {"--allow-delay", flags.allow_delay},
       {"--free-degrees", flags.free_degrees},
       {"--plan", flags.plan.plan_file.has_value()},
@@ -180,6 +187,7 @@ void check_framework(TuneFlags& flags) {
 void check_amounts(const TuneFlags& flags) {
   const std::pair<const char*, std::optional<double>> amounts[] = {
       {"--headroom-percent", flags.constraints.headroom_percent},
+      {"--tolerance", flags.tolerance_percent},
       {"--frontier-step-percent", flags.frontier_step_percent}};
   for (const auto& [name, amount] : amounts) {
     if (!amount || std::isfinite(*amount)) continue;
@@ -255,6 +263,12 @@ void note_power(TuneFlags& flags, const Machine& machine) {
 }
 
 }  // namespace
+
+double tolerance_of(const TuneFlags& flags) {
+  constexpr double kUsualPercent = 0.1;
+  const bool proves = flags.framework.name == kBallastStack && !flags.exhaustive;
+  return proves ? flags.tolerance_percent.value_or(kUsualPercent) / 100 : 0;
+}
 
 bool parse_tune(Words words, TuneFlags& flags) {
   VerbParser parser("tune");

@@ -35,6 +35,7 @@ struct TuneFlags {
   bool allow_delay = false;
   bool free_degrees = false;
   bool exhaustive = false;
+  std::optional<double> tolerance_percent;  // see tolerance_of()
   double deadline_s = 60;
   int64_t top = 5;
   LoopFlags loop;
@@ -54,6 +55,10 @@ struct TuneFlags {
   bool ablation = false;
   std::string ablation_from = "zero-offload";
 };
+
+// Share of a step by which no plan may be faster once a search ends: nobody could measure it. None
+// where every plan is simulated, and where layouts are ranked, which proves nothing.
+double tolerance_of(const TuneFlags& flags);
 
 // False where --help was asked for. Throws Error for flags that contradict one another.
 bool parse_tune(Words words, TuneFlags& flags);

@@ -1,6 +1,7 @@
 #include "cli/tune/tune_output.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -122,26 +123,23 @@ std::string search_text(const TuneFlags& flags, const Setting& best, const Searc
                            "as {} runs them: of every layout the best of a list, which "
                            "proves nothing of other plans\n\n",
                            best.stack.name);
-  if (found.complete()) return text;
+  const bool is_whole = found.complete();
+  const double within = found.proven_within.value_or(is_whole ? 0 : 1);
+  if (is_whole && (!of_ballast || within <= 0)) return text;
   if (!of_ballast) {
     return text + fmt::format("{}; one of the {} layouts that nobody looked at may be faster\n\n",
                               stop_text(found.stop, flags.deadline_s), found.not_looked_at);
   }
-  const double within = found.proven_within.value_or(1);
-  text += stop_text(found.stop, flags.deadline_s);
-  if (within < 1) {
-    const auto faster = [](const Candidate& a, const Candidate& b) {
-      return a.step_time < b.step_time;
-    };
-    const Duration least =
-        std::min_element(found.ranked.begin(), found.ranked.end(), faster)->step_time *
-        (1 - within);
-    text += fmt::format("; no plan takes less than {}, {:.1f} % less than the best so far\n\n",
-                        show(least), 100 * within);
-  } else {
-    text += "; how much faster another plan can be is not known\n\n";
-  }
-  return text;
+  if (!is_whole) text += stop_text(found.stop, flags.deadline_s) + "; ";
+  if (within >= 1) return text + "how much faster another plan can be is not known\n\n";
+  const auto faster = [](const Candidate& a, const Candidate& b) {
+    return a.step_time < b.step_time;
+  };
+  const Duration fastest =
+      std::min_element(found.ranked.begin(), found.ranked.end(), faster)->step_time;
+  return text + fmt::format("no plan takes less than {}, {:.2f} % less than the fastest{}\n\n",
+                            show(fastest * (1 - within)), 100 * within,
+                            is_whole ? " (--tolerance)" : " so far");
 }
 
 std::string ranking_text(const SearchResult& found, int64_t top) {

@@ -50,6 +50,7 @@ Tuner::Tuner(Setting setting, TuneFlags& flags, SearchCache& cache)
 SearchQuestion Tuner::question(const std::string& label) const {
   SearchQuestion question{label, of_.model, of_.machine, space_, of_.stack};
   const size_t behind = is_of_ballast(of_) ? kRankedAtLeast : kRankedOfFramework;
+  question.tolerance = tolerance_of(flags_);
   question.ranked = behind + static_cast<size_t>(flags_.top);
   return question;
 }

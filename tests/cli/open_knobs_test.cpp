@@ -114,21 +114,6 @@ TEST_F(Tune, what_cannot_be_kept_is_refused) {
   refuses("--devices 1 --micro-batch 3", {"micro_batch", "3"});
 }
 
-// Degrees, stage and parts of SPPO for 7B and a million tokens on 32 A100: the optimum is proven
-// by simulating a few of its plans.
-TEST_F(Tune, sppo_of_a_million_tokens_is_decided_by_few_simulations) {
-  const std::string flags =
-      "tune --model llama-2-7b --machine hgx-a100-80gb --devices 32 --global-batch 1"
-      " --sequence-length 1048576 --strategy sppo --store s.db --again --json 2> /dev/null";
-  const Outcome outcome = bench.run(flags);
-  ASSERT_EQ(outcome.code, 0) << outcome.output;
-  const Json json = Json::parse(outcome.output);
-  EXPECT_EQ(json["not_looked_at"], 0);
-  EXPECT_GT(json["considered"], 1000);
-  EXPECT_LT(json["simulated"], 100);
-  EXPECT_EQ(json["ranked"][0]["plan"]["strategy"], "sppo");
-}
-
 // The plan to start from speculates, and of pipelines the search tries only what waits; that is for
 // it to change.
 TEST_F(Tune, flag_of_a_degree_leaves_knobs_that_go_with_it_to_the_search) {

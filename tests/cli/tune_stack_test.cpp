@@ -149,8 +149,8 @@ TEST_F(TuneStack, nothing_that_fits_is_told_with_the_nearest) {
 TEST_F(TuneStack, what_is_of_ballasts_own_plans_is_refused_by_name) {
   bench.write("plan_before.json", "{}");
   for (const char* flag :
-       {"--exhaustive", "--allow-delay", "--free-degrees", "--measure 1", "--plan plan_before.json",
-        "--objective longest-sequence", "--objective largest-model"}) {
+       {"--exhaustive", "--tolerance 1", "--allow-delay", "--free-degrees", "--measure 1",
+        "--plan plan_before.json", "--objective longest-sequence", "--objective largest-model"}) {
     const std::string name = std::string(flag).substr(0, std::string(flag).find(' '));
     refuses(std::string("--devices 1 --stack typical ") + flag, {name, "--stack typical"});
   }
