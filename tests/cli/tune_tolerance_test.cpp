@@ -53,19 +53,5 @@ TEST_F(Tune, sppo_of_a_million_tokens_is_decided_by_few_simulations) {
   EXPECT_EQ(json["ranked"][0]["plan"]["strategy"], "sppo");
 }
 
-// Of all strategies, with everything that is theirs to choose: thousands of plans take the same
-// time there, and nobody waits for a proof of one against another.
-TEST_F(Tune, million_tokens_of_any_strategy_are_decided_by_few_simulations) {
-  const Outcome outcome = bench.run(
-      "tune --model llama-2-7b --machine hgx-a100-80gb --devices 32 --global-batch 1"
-      " --sequence-length 1048576 --store s.db --again --json 2> /dev/null");
-  ASSERT_EQ(outcome.code, 0) << outcome.output;
-  const Json json = Json::parse(outcome.output);
-  EXPECT_TRUE(json["complete"].get<bool>());
-  EXPECT_LE(json["proven_within"], 0.001);
-  EXPECT_GT(json["considered"], 1'000'000);
-  EXPECT_LT(json["simulated"], 200);
-}
-
 }  // namespace
 }  // namespace ballast
