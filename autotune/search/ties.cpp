@@ -4,13 +4,17 @@
 
 namespace ballast {
 
-size_t count_within(const SearchResult& found, double share) {
-  const auto& ranked = found.ranked;
-  if (ranked.empty()) return 0;
+Duration shortest_step(const SearchResult& found) {
   const auto faster = [](const Candidate& a, const Candidate& b) {
     return a.step_time < b.step_time;
   };
-  const double least = std::min_element(ranked.begin(), ranked.end(), faster)->step_time.seconds();
+  return std::min_element(found.ranked.begin(), found.ranked.end(), faster)->step_time;
+}
+
+size_t count_within(const SearchResult& found, double share) {
+  const auto& ranked = found.ranked;
+  if (ranked.empty()) return 0;
+  const double least = shortest_step(found).seconds();
   const auto behind = [&](const Candidate& one) {
     return one.step_time.seconds() >= (1 + share) * least;
   };

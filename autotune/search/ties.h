@@ -12,6 +12,10 @@ namespace ballast {
 
 inline constexpr double kTieShare = 2e-3;  // of a step: nobody could measure it
 
+// Of the ranked plans, of which there is one at least: after prefer_simple() not always the
+// first's.
+Duration shortest_step(const SearchResult& found);
+
 // Ranked plans, the first among them, within this share of the shortest step; 0 where none is
 // ranked. The same before and after prefer_simple().
 size_t count_within(const SearchResult& found, double share);

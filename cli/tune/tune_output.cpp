@@ -1,7 +1,6 @@
 #include "cli/tune/tune_output.h"
 
 #include <algorithm>
-#include <cmath>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -132,13 +131,8 @@ std::string search_text(const TuneFlags& flags, const Setting& best, const Searc
   }
   if (!is_whole) text += stop_text(found.stop, flags.deadline_s) + "; ";
   if (within >= 1) return text + "how much faster another plan can be is not known\n\n";
-  const auto faster = [](const Candidate& a, const Candidate& b) {
-    return a.step_time < b.step_time;
-  };
-  const Duration fastest =
-      std::min_element(found.ranked.begin(), found.ranked.end(), faster)->step_time;
   return text + fmt::format("no plan takes less than {}, {:.2f} % less than the fastest{}\n\n",
-                            show(fastest * (1 - within)), 100 * within,
+                            show(shortest_step(found) * (1 - within)), 100 * within,
                             is_whole ? " (--tolerance)" : " so far");
 }
 
