@@ -293,7 +293,11 @@ void Engine::look_ahead(int32_t index) {
       wait_for(index, wait.op);
       return;
     }
-    start = std::max(start, host_.enqueued(lane.at, lane.step));
+    const Instant enqueued = host_.enqueued(lane.at, lane.step);
+    if (enqueued > start) {
+      host_.held_up(lane.at);
+      start = enqueued;
+    }
   }
   if (start > now_) {
     lane.state = LaneState::kStarting;
@@ -388,7 +392,8 @@ void Engine::settle_rates() {
   }
 }
 
-// All that what happens from now on depends on, relative to now and to the steps complete.
+// All that what happens from now on depends on, relative to now and to the steps complete, but for
+// hosts that wait for nothing (HostQueue::let_repeat).
 std::vector<int64_t> Engine::state() const {
   std::vector<int64_t> all;
   std::vector<std::pair<int64_t, int64_t>> pending;  // lanes with an event, by its number
@@ -436,7 +441,8 @@ bool Engine::rests_between_steps() const {
 void Engine::look_back() {
   if (finished_ || lead() > 1) return;
   std::vector<int64_t> state = this->state();
-  const bool repeats = steps_at_state_ == complete_steps_ - 1 && state == state_;
+  const bool hosts_let = host_.let_repeat(period(complete_steps_ - 1));
+  const bool repeats = hosts_let && steps_at_state_ == complete_steps_ - 1 && state == state_;
   state_ = std::move(state);
   steps_at_state_ = complete_steps_;
   if (repeats) fold();

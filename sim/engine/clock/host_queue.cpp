@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace ballast {
 namespace {
@@ -88,8 +89,7 @@ void HostQueue::waited(Host& host, int32_t wait, int32_t step, Instant now) {
 void HostQueue::waited(int32_t op, int32_t step, Instant now) {
   const auto every = of_every_host_.find(op);
   if (every == of_every_host_.end()) {
-    const Place& place = places_[static_cast<size_t>(op)];
-    waited(hosts_[static_cast<size_t>(place.device)], place.waits, step, now);
+    waited(host_of(op), places_[static_cast<size_t>(op)].waits, step, now);
     return;
   }
   for (size_t device = 0; device < hosts_.size(); ++device) {
@@ -100,9 +100,6 @@ void HostQueue::waited(int32_t op, int32_t step, Instant now) {
 void HostQueue::describe(Instant now, int32_t complete, std::vector<int64_t>& state) const {
   for (const Host& host : hosts_) {
     const auto waits = static_cast<int32_t>(host.waits.size());
-    if (waits == 0) {
-      state.push_back((Instant{host.between.back().ps * complete} - now).ps);
-    }
     for (int32_t step = complete - 1; step <= complete + 1; ++step) {
       for (int32_t wait = 0; wait < waits; ++wait) {
         const auto at = static_cast<size_t>(step * waits + wait);
@@ -112,6 +109,16 @@ void HostQueue::describe(Instant now, int32_t complete, std::vector<int64_t>& st
       }
     }
   }
+}
+
+bool HostQueue::let_repeat(Duration period) {
+  bool let = true;
+  for (Host& host : hosts_) {
+    const bool held_up = std::exchange(host.holds_up, false);
+    const Duration step = host.between.back();
+    if (host.waits.empty()) let = let && (step == period || (step < period && !held_up));
+  }
+  return let;
 }
 
 }  // namespace ballast

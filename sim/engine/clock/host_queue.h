@@ -35,12 +35,19 @@ class HostQueue {
   Edge wait_before(int32_t op, int32_t step) const;
   // Before this instant the operation does not start. Requires that wait_before() is over.
   Instant enqueued(int32_t op, int32_t step) const;
+  // To be called for every operation that starts later because it was not enqueued.
+  void held_up(int32_t op) { host_of(op).holds_up = true; }
   // To be called for every operation that the host waits for.
   void waited(int32_t op, int32_t step, Instant now);
 
-  // Appends how far the hosts are, relative to `now` and to the steps complete. No lane may be more
-  // than a step ahead of these.
+  // Appends how far the hosts are that wait for operations, relative to `now` and to the steps
+  // complete. No lane may be more than a step ahead of these.
   void describe(Instant now, int32_t complete, std::vector<int64_t>& state) const;
+
+  // A step has ended, `period` after the one before: whether hosts that wait for nothing let the
+  // next one be like it. One that takes as long does; one that takes less is further ahead each
+  // time, and does if it held up nothing since this was last asked.
+  bool let_repeat(Duration period);
 
   bool empty() const { return places_.empty(); }
 
@@ -58,7 +65,12 @@ class HostQueue {
     std::vector<int32_t> waits;     // operations that it waits for, in program order
     std::vector<Duration> between;  // by waits before: host time up to the next one
     std::vector<Instant> went_on;   // by step and wait
+    bool holds_up = false;          // since let_repeat() was last asked
   };
+
+  Host& host_of(int32_t op) {
+    return hosts_[static_cast<size_t>(places_[static_cast<size_t>(op)].device)];
+  }
 
   // Where it stood when it began with the operations that follow so many waits in the program.
   static Instant start_of(const Host& host, int32_t waits, int32_t step);
