@@ -114,13 +114,19 @@ class Linker {
   // Edges of the step, which wraps around.
   void link_step(Program& program) {
     index(program, Lives::kBeginHere);
-    for (int32_t step = 0; step < before_; ++step) {
+    // Of a tensor with one copy only the last of the steps before leaves a trace.
+    for (int32_t step = 0; step < before_ - 1; ++step) {
       for (size_t i = 0; i < program.ops.size(); ++i) {
         for (const TensorUse& use : uses_of(i)) {
-          if (step == 0 && use.begins_life) claim(use.tensor, [](TensorId) {});
+          if (use.copies > 1) note(use, program.ops[i].lane, {step, static_cast<OpId>(i)});
         }
-        note_uses(i, program.ops[i].lane, {step, static_cast<OpId>(i)});
       }
+    }
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      for (const TensorUse& use : uses_of(i)) {
+        if (use.begins_life) claim(use.tensor, [](TensorId) {});
+      }
+      note_uses(i, program.ops[i].lane, {before_ - 1, static_cast<OpId>(i)});
     }
     record(program, before_);
     add_fences(program);
