@@ -83,7 +83,7 @@ class Study {
     }
     return [this, machine = std::move(machine),
             stack = std::move(stack)](const Prediction& simulated) {
-      return costs_of(simulated.graph, CostModel(machine, step_.plan, stack, step_.measurements));
+      return costs_of(simulated, CostModel(machine, step_.plan, stack, step_.measurements));
     };
   }
 
@@ -170,7 +170,11 @@ void Study::add_rates(Bottlenecks& result) {
   std::vector<std::optional<double>> gains(known);
   parallel_for(known, hardware_threads(), [&](size_t i) {
     const auto costs_of = with_rates(only(known, i));
-    if (!is_same(step_.prediction.costs, costs_of(step_.prediction))) gains[i] = gain(costs_of);
+    CostTable of_step = costs_of(step_.prediction);
+    if (is_same(step_.prediction.costs, of_step)) return;
+    gains[i] = gain([&](const Prediction& simulated) {
+      return &simulated == &step_.prediction ? std::move(of_step) : costs_of(simulated);
+    });
   });
   // Whole ones, which together are everything.
   std::vector<size_t> whole;

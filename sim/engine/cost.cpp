@@ -243,8 +243,22 @@ CostTable CostModel::table(const Program& program, const Graph& graph) const {
 
 CostTable CostModel::table_of_block(const Program& block) const { return table_on(block, 1); }
 
-CostTable CostModel::table_on(const Program& program, int all_devices) const {
-  CostTable table;
+CostTable CostModel::table(const Program& program, const Graph& graph,
+                           const OpCosts& of_another) const {
+  CHECK(of_another.size() == program.ops.size());
+  CostTable table{capacities_of(devices_of(graph)), of_another};
+  std::vector<bool> known(table.ops.kinds().size(), false);
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const size_t kind = table.ops.kind_at(i);
+    if (known[kind]) continue;
+    known[kind] = true;
+    table.ops.kinds()[kind] = cost_of(program.ops[i]);
+  }
+  return table;
+}
+
+std::vector<Capacity> CostModel::capacities_of(int all_devices) const {
+  std::vector<Capacity> capacities;
   // Stages that this machine runs itself are threads of one process: they share its cores and its
   // memory, while others have a GPU and a part of a CPU each. Of ranks, which do the same at the
   // same time, each has its part of both.
@@ -253,9 +267,14 @@ CostTable CostModel::table_on(const Program& program, int all_devices) const {
     for (Capacity capacity : capacities_) {
       if (devices > 1) capacity.name += fmt::format(" {}", device);
       capacity.amount /= static_cast<double>(ranks_here_);
-      table.capacities.push_back(std::move(capacity));
+      capacities.push_back(std::move(capacity));
     }
   }
+  return capacities;
+}
+
+CostTable CostModel::table_on(const Program& program, int all_devices) const {
+  CostTable table{capacities_of(all_devices), {}};
   std::unordered_map<Identity, int32_t, IdentityHash> known;
   table.ops.reserve(program.ops.size());
   for (const Op& op : program.ops) {

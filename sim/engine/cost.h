@@ -74,6 +74,9 @@ class CostModel {
   // Costs of a program of this graph, whose lanes say on how many devices it runs. Throws Error
   // where the machine lacks a number that the program needs.
   CostTable table(const Program& program, const Graph& graph) const;
+  // The same, by the costs that another machine or stack has for the program: operations of one
+  // kind there are of one kind here.
+  CostTable table(const Program& program, const Graph& graph, const OpCosts& of_another) const;
   // Of a block, which runs on the lanes of device 0, whichever it is that runs it.
   CostTable table_of_block(const Program& block) const;
 
@@ -103,7 +106,8 @@ class CostModel {
 
   void add_capacities();
   void group_measurements();
-  CostTable table_on(const Program& program, int devices) const;
+  std::vector<Capacity> capacities_of(int all_devices) const;
+  CostTable table_on(const Program& program, int all_devices) const;
   OpCost cost_of(const Op& op) const;
   Alone alone(const Op& op) const;
   std::optional<Alone> interpolated(const Op& op) const;

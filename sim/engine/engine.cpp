@@ -185,6 +185,7 @@ class Engine {
   void fold();
   void repeat_step(int32_t step, Duration later);
   Timeline timeline();
+  void take_spans(Timeline& timeline);
   void merge_spans(Timeline& timeline);
 
   const SimulateOptions options_;
@@ -503,8 +504,22 @@ Timeline Engine::timeline() {
     const Instant before = half > last ? Instant{} : step_end_[static_cast<size_t>(last - half)];
     result.step_time = {(step_end_[static_cast<size_t>(last)] - before).ps / half};
   }
-  if (result.steps > 0) merge_spans(result);
+  if (options_.spans_of.empty()) {
+    if (result.steps > 0) merge_spans(result);
+  } else {
+    take_spans(result);
+  }
   return result;
+}
+
+void Engine::take_spans(Timeline& timeline) {
+  for (int32_t step = timeline.first_step; step < complete_steps_; ++step) {
+    const Times* const row = recorder_.row(step);
+    for (const OpId op : options_.spans_of) {
+      const Times& times = row[programs_.place[static_cast<size_t>(op)]];
+      timeline.spans.push_back({op, step, times.begin, times.end});
+    }
+  }
 }
 
 // Each lane's spans are in order already; merging them by (begin, lane) orders them all.

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "sim/graph/core/graph.h"
 #include "sim/graph/core/op_cost.h"
@@ -32,6 +33,7 @@ struct SimulateOptions {
   int32_t max_steps = 32;
   int32_t record_steps = 2;  // the last ones run; at most max_steps. 0: the time alone is asked for
   bool fold = true;          // false: every step is run, for the same timeline
+  std::span<const OpId> spans_of{};  // of the recorded steps these alone, in this order; none: all
 };
 
 // Steady state of the program, whose lanes are those of the graph. Timeline::step_time is the

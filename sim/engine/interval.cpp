@@ -42,10 +42,10 @@ std::vector<double> time_slopes(const Prediction& prediction, const Plan& plan,
     const double at = coordinate(stack.constants, i);
     set_coordinate(moved.constants, i, std::isfinite(at) ? at - kDifference : kDifference);
     const CostModel costs(machine, plan, moved, measurements);
-    CostTable of_step = costs_of(prediction.graph, costs);
+    CostTable of_step = costs_of(prediction, costs);
     if (of_step == prediction.costs) return;  // the plan has nothing that it is of
     const Duration time = step_time_of(prediction, plan, [&](const Prediction& step) {
-      return &step == &prediction ? std::move(of_step) : costs_of(step.graph, costs);
+      return &step == &prediction ? std::move(of_step) : costs_of(step, costs);
     });
     slopes[index] = std::log(prediction.step_time.seconds() / time.seconds()) / kDifference;
   });

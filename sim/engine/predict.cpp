@@ -296,10 +296,8 @@ void fill_rates(Prediction& result, const Model& model, const Plan& plan, const 
   }
 }
 
-}  // namespace
-
-CostTable costs_of(const Graph& graph, const CostModel& costs) {
-  CostTable table = costs.table(graph.step, graph);
+// Operations that stand for a block take what it does.
+void time_blocks(const Graph& graph, const CostModel& costs, CostTable& table) {
   std::vector<BlockCost> blocks;
   for (const Program& block : graph.blocks) blocks.push_back(block_cost(block, graph, costs));
   for (size_t i = 0; i < table.ops.size(); ++i) {
@@ -312,22 +310,53 @@ CostTable costs_of(const Graph& graph, const CostModel& costs) {
     kind.host_first = block.host_first;
     kind.host_waits = block.host_waits;
   }
+}
+
+// What lies between three operations, of which that is all that was recorded.
+std::optional<Duration> even_period(const Timeline& timeline) {
+  if (!timeline.settled || timeline.spans.size() != 3) return std::nullopt;
+  const Duration one = timeline.spans[1].begin - timeline.spans[0].begin;
+  const Duration two = timeline.spans[2].begin - timeline.spans[1].begin;
+  return one == two && one.ps > 0 ? std::optional(one) : std::nullopt;
+}
+
+}  // namespace
+
+CostTable costs_of(const Graph& graph, const CostModel& costs) {
+  CostTable table = costs.table(graph.step, graph);
+  time_blocks(graph, costs, table);
+  return table;
+}
+
+CostTable costs_of(const Prediction& prediction, const CostModel& costs) {
+  const Graph& graph = prediction.graph;
+  CostTable table = costs.table(graph.step, graph, prediction.costs.ops);
+  time_blocks(graph, costs, table);
   return table;
 }
 
 Duration step_time_of(const Prediction& prediction, const Plan& plan,
                       const std::function<CostTable(const Prediction&)>& costs_of) {
-  const Duration simulated = step_time_of(prediction.graph, plan, costs_of(prediction));
-  if (!prediction.repetition) return simulated;
+  if (!prediction.repetition) {
+    return step_time_of(prediction.graph, plan, costs_of(prediction));
+  }
+  SimulateOptions options = options_for(plan);
+  options.spans_of = prediction.repetition->apart;
+  options.record_steps = options.spans_of.empty() ? 0 : 1;
+  const Timeline timeline =
+      simulate(prediction.graph.step, prediction.graph, costs_of(prediction), options);
+  const Duration simulated = timeline.step_time;
+  if (const std::optional<Duration> period = even_period(timeline)) {
+    return prediction.repetition->lengthen(simulated - *period, simulated);
+  }
   const Prediction& shorter = *prediction.shorter;
   const Duration less = step_time_of(shorter.graph, plan, costs_of(shorter));
   return prediction.repetition->lengthen(less, simulated);
 }
 
 Duration step_time_of(const Prediction& prediction, const Plan& plan, const CostModel& costs) {
-  return step_time_of(prediction, plan, [&](const Prediction& simulated) {
-    return costs_of(simulated.graph, costs);
-  });
+  return step_time_of(prediction, plan,
+                      [&](const Prediction& simulated) { return costs_of(simulated, costs); });
 }
 
 Duration step_time_of(const Graph& graph, const Plan& plan, const CostModel& costs) {

@@ -33,6 +33,8 @@ struct Repetition {
   int64_t all = 0;            // those of the step
   int64_t micro_batches = 0;  // of a period
   Duration period;
+  // The first operations of three micro-batches that are a period apart; none where it is a mean.
+  std::vector<OpId> apart;
 
   // The time of the step by those of the one simulated and of the one that is a period shorter.
   Duration lengthen(Duration shorter, Duration longer) const;
@@ -109,9 +111,12 @@ Prediction predict_time(Graph graph, const Plan& plan, const CostModel& costs);
 
 // What the operations of graph.step take, blocks timed from a standing start.
 CostTable costs_of(const Graph& graph, const CostModel& costs);
+// Of the graph of a prediction with other costs.
+CostTable costs_of(const Prediction& prediction, const CostModel& costs);
 
 // How long a step is, of what one costs that has the graph of a prediction: `costs_of` is asked of
-// that prediction and, where it repeats, of the shorter one.
+// that prediction and, where it repeats and does not do so evenly with these costs, of the shorter
+// one.
 Duration step_time_of(const Prediction& prediction, const Plan& plan,
                       const std::function<CostTable(const Prediction&)>& costs_of);
 Duration step_time_of(const Prediction& prediction, const Plan& plan, const CostModel& costs);

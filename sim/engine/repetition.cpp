@@ -45,47 +45,49 @@ class PeriodSearch {
         steps_(steps),
         time_(time) {}
 
-  // In every recorded step: of its predecessor the first one lacks what is late, and of its
-  // successor the last one what is early.
-  bool found() const {
+  // The first operations of three micro-batches that are a period apart. Nothing where a recorded
+  // step shows none: of its predecessor the first one lacks what is late, and of its successor the
+  // last one what is early.
+  std::vector<OpId> found() const {
+    std::vector<OpId> apart;
     for (int32_t s = 0; s < timeline_.steps; ++s) {
-      if (!found_in(timeline_.first_step + s)) return false;
+      apart = found_in(timeline_.first_step + s);
+      if (apart.empty()) break;
     }
-    return timeline_.steps > 0;
+    return apart;
   }
 
  private:
-  // When the first computation of each micro-batch begins.
-  std::vector<Instant> begins_in(int32_t step) const {
-    std::vector<std::optional<Instant>> first(static_cast<size_t>(count_));
+  // The first computation of each micro-batch.
+  std::vector<Span> firsts_in(int32_t step) const {
+    std::vector<Span> first(static_cast<size_t>(count_));
     for (const Span& span : timeline_.spans) {
       const Op& op = graph_.op(span.op);
       const int64_t micro_batch = op.label.micro_batch;
       const bool computes = kind_of(op.lane) == LaneKind::kCompute && device_of(op.lane) == 0;
       if (span.step != step || !computes || micro_batch < 0 || micro_batch >= count_) continue;
-      std::optional<Instant>& begin = first[static_cast<size_t>(micro_batch)];
-      if (!begin) begin = span.begin;
+      Span& known = first[static_cast<size_t>(micro_batch)];
+      if (known.op < 0) known = span;
     }
-    std::vector<Instant> begins;
-    for (const std::optional<Instant>& begin : first) {
-      if (!begin) return {};
-      begins.push_back(*begin);
-    }
-    return begins;
+    const bool all =
+        std::all_of(first.begin(), first.end(), [](const Span& s) { return s.op >= 0; });
+    return all ? first : std::vector<Span>{};
   }
 
-  bool found_in(int32_t step) const {
-    const std::vector<Instant> begins = begins_in(step);
-    const int64_t last = std::ssize(begins) - 1 - 2 * steps_.period;
+  std::vector<OpId> found_in(int32_t step) const {
+    const std::vector<Span> firsts = firsts_in(step);
+    const int64_t last = std::ssize(firsts) - 1 - 2 * steps_.period;
     for (int64_t i = 1; i < last; ++i) {
-      const Instant one = begins[static_cast<size_t>(i)];
-      const Instant two = begins[static_cast<size_t>(i + steps_.period)];
-      const Instant end = begins[static_cast<size_t>(i + 2 * steps_.period)];
-      if (two - one != time_ || end - two != time_) continue;
-      const auto first = activity(one, i);
-      if (first && first == activity(two, i + steps_.period)) return true;
+      const Span& one = firsts[static_cast<size_t>(i)];
+      const Span& two = firsts[static_cast<size_t>(i + steps_.period)];
+      const Span& three = firsts[static_cast<size_t>(i + 2 * steps_.period)];
+      if (two.begin - one.begin != time_ || three.begin - two.begin != time_) continue;
+      const auto activity_of_one = activity(one.begin, i);
+      if (activity_of_one && activity_of_one == activity(two.begin, i + steps_.period)) {
+        return {one.op, two.op, three.op};
+      }
     }
-    return false;
+    return {};
   }
 
   using Activities = std::vector<decltype(Activity{}.key())>;
@@ -287,10 +289,10 @@ namespace {
 
 // By the two steps, whether or not they show a period.
 std::optional<Prediction> lengthened(std::shared_ptr<const Prediction> shorter, Prediction longer,
-                                     const Repetition& repetition) {
+                                     Repetition repetition) {
   const Line line(repetition.all - repetition.simulated, repetition.micro_batches);
   if (!lengthen(longer, *shorter, line)) return std::nullopt;
-  longer.repetition = repetition;
+  longer.repetition = std::move(repetition);
   longer.shorter = std::move(shorter);
   return longer;
 }
@@ -309,7 +311,7 @@ std::optional<Prediction> averaged(
   if (shorter->graph.blocks.empty() != longer.graph.blocks.empty()) return std::nullopt;
   longer.settled = false;
   return lengthened(std::move(shorter), std::move(longer),
-                    {many, plan.accumulation(), many - few, time});
+                    {many, plan.accumulation(), many - few, time, {}});
 }
 
 }  // namespace
@@ -332,9 +334,10 @@ std::optional<Prediction> repeated(
     if (shorter->rollback_time.has_value() != longer.rollback_time.has_value()) continue;
     if (shorter->graph.blocks.empty() != longer.graph.blocks.empty()) continue;
     if (!hosts_keep_up(*shorter, longer, time)) continue;
-    if (!PeriodSearch(longer, count, steps, time).found()) continue;
+    std::vector<OpId> apart = PeriodSearch(longer, count, steps, time).found();
+    if (apart.empty()) continue;
     auto found = lengthened(std::move(shorter), std::move(longer),
-                            {count, plan.accumulation(), steps.period, time});
+                            {count, plan.accumulation(), steps.period, time, std::move(apart)});
     if (found) return found;
   }
   const bool too_long = model.layers * plan.accumulation() > kTooLong;

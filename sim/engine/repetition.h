@@ -10,9 +10,11 @@
 // must take no longer for a period than it lasts, for what they gained before it is used up in a
 // longer one; and it must take the same memory, as far as tensors alive at once go: addresses
 // planned for more micro-batches may pack a little better or worse, which is the caller's to ask.
-// Then every sum over a step is a line in its periods. Where any of this is not so the step is
-// simulated whole. Reused addresses tie micro-batches by a pattern of their own, which a short step
-// need not show: of 350 random steps six differed from the whole one, by at most 1.3e-4.
+// Then every sum over a step is a line in its periods, and with other costs (of a faster machine,
+// of another constant) the longer step says alone how long a period is (Repetition::apart). Where
+// any of this is not so the step is simulated whole. Reused addresses tie micro-batches by a
+// pattern of their own, which a short step need not show: of 350 random steps six differed from the
+// whole one, by at most 1.3e-4.
 //
 // A step of so many operations that a whole one would take minutes and gigabytes, and that shows no
 // period, gets the mean of many micro-batches, and says that it has not settled.

@@ -53,6 +53,32 @@ TEST(HostQueue, a_host_that_is_ahead_costs_nothing) {
   EXPECT_EQ(span_of(first, 0, 0).begin.ps, kHost) << "nothing runs before it was enqueued";
 }
 
+// It gets further ahead with every step, which changes nothing of the next one: two are run. What
+// it holds up in the first does not come again.
+TEST(HostQueue, a_host_that_gets_ahead_lets_steps_be_folded) {
+  TinyGraph tiny;
+  for (const int64_t ps : {100, 1, 100}) enqueued(tiny, ps);
+  const Timeline folded = run_step(tiny, {.max_steps = 8});
+  EXPECT_EQ(folded.run, 2);
+  const Timeline whole = run_step(tiny, {.max_steps = 8, .fold = false});
+  EXPECT_EQ(whole.run, 4);
+  EXPECT_EQ(folded.step_time, whole.step_time);
+  EXPECT_EQ(span_of(folded, 2, 3).end, span_of(whole, 2, 3).end);
+}
+
+// While it still holds up something no step is taken for the next: the one kernel of 100 hides ten
+// times the host's, and each step leaves it 20 less to hold up.
+TEST(HostQueue, a_host_that_catches_up_is_run_until_it_has) {
+  TinyGraph tiny;
+  enqueued(tiny, 100);
+  for (int i = 0; i < 7; ++i) enqueued(tiny, 1);
+  const Timeline folded = run_step(tiny, {.max_steps = 16});
+  const Timeline whole = run_step(tiny, {.max_steps = 16, .fold = false});
+  EXPECT_EQ(whole.step_time.ps, 107);
+  EXPECT_EQ(folded.step_time, whole.step_time);
+  EXPECT_EQ(folded.first_step, whole.first_step);
+}
+
 // The host is ahead by what the long kernel before gave it, and no more: of 20 short ones behind a
 // kernel of 100 the first nine are enqueued while it runs. In the long run the host decides.
 TEST(HostQueue, what_a_long_kernel_hides_is_its_own_length) {
