@@ -9,7 +9,6 @@
 #include <cmath>
 #include <iterator>
 #include <map>
-#include <set>
 #include <unordered_map>
 
 #include "sim/graph/build.h"
@@ -172,18 +171,22 @@ class Recompute {
         gathers_beside_(facts.tensor_overlap == Overlap::kPartial) {
     find_recomputed(plan);
     producers_.resize(graph.tensors.size());
+    copy_of_.resize(graph.tensors.size(), -1);
+    repeated_.resize(graph.step.ops.size(), false);
     for (size_t i = 0; i < graph.step.ops.size(); ++i) {
       const Op& op = graph.step.ops[i];
       if (op.phase != Phase::kForward) continue;
       for (const Access& access : op.accesses) {
-        if (writes(access)) {
-          producers_[static_cast<size_t>(access.tensor)].push_back(static_cast<OpId>(i));
+        const auto tensor = static_cast<size_t>(access.tensor);
+        if (writes(access) && recomputed_[tensor]) {
+          producers_[tensor].push_back(static_cast<OpId>(i));
         }
       }
     }
   }
 
   void run() {
+    if (std::find(recomputed_.begin(), recomputed_.end(), true) == recomputed_.end()) return;
     std::vector<Op>& ops = graph_.step.ops;
     Insertions insertions;
     for (size_t i = 0; i < ops.size(); ++i) {
@@ -250,13 +253,16 @@ class Recompute {
   void resolve(Op& op, const std::vector<Op>& ops, size_t position, Insertions& insertions) {
     for (Access& access : op.accesses) {
       if (!reads(access) || !is_recomputed(access.tensor)) continue;
-      if (!copy_of_.contains(access.tensor)) {
-        for (const OpId producer : producers_[static_cast<size_t>(access.tensor)]) {
-          if (!repeated_.insert(producer).second) continue;
+      const auto tensor = static_cast<size_t>(access.tensor);
+      if (copy_of_[tensor] < 0) {
+        for (const OpId producer : producers_[tensor]) {
+          if (repeated_[static_cast<size_t>(producer)]) continue;
+          repeated_[static_cast<size_t>(producer)] = true;
           repeat(ops[static_cast<size_t>(producer)], ops, position, insertions);
         }
+        CHECK(copy_of_[tensor] >= 0);
       }
-      access.tensor = copy_of_.at(access.tensor);
+      access.tensor = copy_of_[tensor];
     }
   }
 
@@ -272,7 +278,8 @@ class Recompute {
     for (Access& access : op.accesses) {
       if (access.mode != AccessMode::kWrite) continue;
       const TensorId copy = add_tensor(graph_, graph_.tensor(access.tensor));
-      copy_of_.emplace(access.tensor, copy);
+      TensorId& known = copy_of_[static_cast<size_t>(access.tensor)];
+      if (known < 0) known = copy;
       access.tensor = copy;
     }
     insertions.before(position, std::move(op));
@@ -291,10 +298,10 @@ class Recompute {
   // LinearWithGradAccumulationAndAsyncCommunication.backward).
   const bool gathers_beside_;
   Op* starts_behind_ = nullptr;  // such a gathering, which is enqueued when this is done
-  std::vector<std::vector<OpId>> producers_;  // of each tensor, in order
-  std::set<OpId> repeated_;
-  std::vector<bool> recomputed_;
-  std::unordered_map<TensorId, TensorId> copy_of_;
+  std::vector<bool> recomputed_;              // by tensor, as the two below
+  std::vector<std::vector<OpId>> producers_;  // of those that are recomputed, in order
+  std::vector<TensorId> copy_of_;             // or -1
+  std::vector<bool> repeated_;                // by operation
 };
 
 struct Uses {
