@@ -259,8 +259,10 @@ OptimizerProfiler::OptimizerProfiler(const Model& model, const Plan& base, const
   skeleton_ = run_passes(build_plain(model, plan), {model, plan, facts}, "gather", "gather");
   std::vector<Op> kept;
   for (Op& op : skeleton_.step.ops) {
-    std::erase_if(op.accesses, [](const Access& access) {
-      return access.role != Role::kWeight && access.role != Role::kParameterGradient;
+    // What is gathered lives from there to its visit: without that write it would seem always there.
+    std::erase_if(op.accesses, [&](const Access& access) {
+      return access.role != Role::kWeight && access.role != Role::kParameterGradient &&
+             skeleton_.tensor(access.tensor).kind != TensorKind::kGathered;
     });
     // What scatters gradients belongs to the backward, which the other half counts.
     if (op.phase == Phase::kOptimizer) op.phase = Phase::kBackwardWeight;

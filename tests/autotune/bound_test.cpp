@@ -136,6 +136,19 @@ TEST(Bound, no_arena_is_smaller) {
   expect_no_arena_below_its_bound(BoundCase(gpu_machine(), 2), 83);
 }
 
+// Where weights are gathered for each visit, they are not there all the time.
+TEST(Bound, weights_in_shards_have_bounds_of_their_graphs) {
+  for (const OptimizerPlacement placement : {OptimizerPlacement::kGpu, OptimizerPlacement::kCpu}) {
+    Plan base = auto_plan(16);
+    base.devices = base.data = 2;
+    base.zero_stage = 3;
+    base.optimizer.placement = placement;
+    const BoundCase c(gpu_machine(), base);
+    expect_no_step_below_its_bound(c, 67);
+    expect_no_arena_below_its_bound(c, 71);
+  }
+}
+
 TEST(Bound, head_and_loss_in_pieces_have_bounds_of_their_graphs) {
   Plan base = auto_plan(8);
   base.loss_chunks = 5;
