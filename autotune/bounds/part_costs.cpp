@@ -259,7 +259,7 @@ OptimizerProfiler::OptimizerProfiler(const Model& model, const Plan& base, const
   skeleton_ = run_passes(build_plain(model, plan), {model, plan, facts}, "gather", "gather");
   std::vector<Op> kept;
   for (Op& op : skeleton_.step.ops) {
-    // What is gathered lives from there to its visit: without that write it would seem always there.
+    // What is gathered lives until after its visit: without that write it would seem always there.
     std::erase_if(op.accesses, [&](const Access& access) {
       return access.role != Role::kWeight && access.role != Role::kParameterGradient &&
              skeleton_.tensor(access.tensor).kind != TensorKind::kGathered;
