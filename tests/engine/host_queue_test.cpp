@@ -66,9 +66,9 @@ TEST(HostQueue, a_host_that_gets_ahead_lets_steps_be_folded) {
   EXPECT_EQ(span_of(folded, 2, 3).end, span_of(whole, 2, 3).end);
 }
 
-// While it still holds up something no step is taken for the next: the one kernel of 100 hides ten
-// times the host's, and each step leaves it 20 less to hold up.
-TEST(HostQueue, a_host_that_catches_up_is_run_until_it_has) {
+// The first step waits 10 for its first kernel, and the host takes 80 of the 107 of each: what it
+// held up then is no part of the step that is taken for all later ones.
+TEST(HostQueue, what_a_host_holds_up_at_first_does_not_come_again) {
   TinyGraph tiny;
   enqueued(tiny, 100);
   for (int i = 0; i < 7; ++i) enqueued(tiny, 1);
