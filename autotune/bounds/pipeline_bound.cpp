@@ -26,7 +26,7 @@ class PipelineBound {
       : plan_(plan),
         chunks_(plan.pipeline * plan.virtual_pipeline),
         layers_(model.layers),
-        folded_(built.by_itself),
+        folded_(built.even_so_short),
         graph_(std::move(built.graph)),
         table_(costs_of(graph_, costs)) {
     block_ps_.assign(static_cast<size_t>(chunks_ * 2 * plan.subsequences), 0);

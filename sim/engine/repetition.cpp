@@ -6,20 +6,29 @@
 
 #include "sim/base/parallel.h"
 #include "sim/graph/core/stages.h"
-#include "sim/graph/schedules/schedule.h"
+#include "sim/graph/schedules/pipeline.h"
 
 namespace ballast {
 namespace {
+
+bool may_be_spread(const Plan& plan) {
+  return plan.pipeline > 1 && !plan.multiplex && overlaps_inside(plan);
+}
 
 // Layers times micro-batches: steps of fewer are simulated in less than a second, and those of more
 // than the second take minutes and gigabytes.
 constexpr int64_t kLong = 3000;
 constexpr int64_t kTooLong = 60000;
+// Of a pipeline whose turns may be spread, layers in parts count: a layer has 20 to 100 operations
+// then, and of a step that is not long fewer than kMostSpreadOperations are spread.
+constexpr int64_t kLongIfSpread = 3000;
 // Of a step that is not three times as long as what is looked at first, the look saves little.
 constexpr int64_t kWorthIt = 3;
 // Periods of the shorter steps that are tried, beyond what fills a pipeline: once where its stages
 // are in step at once, twice where a slow one holds up the others for as long.
 constexpr int64_t kPeriods[] = {4, 12, 48};
+// Of a pipeline that shows none of them, for it is spread.
+constexpr int64_t kPeriodsOfMean = 48;
 
 // What runs, as one stretch of a timeline is compared with the next.
 struct Activity {
@@ -229,6 +238,10 @@ bool lengthen(Prediction& longer, const Prediction& shorter, const Line& line) {
   const std::vector<Duration> less = host_times(shorter);
   const std::vector<Duration> more = host_times(longer);
   for (size_t i = 0; i < more.size(); ++i) step_time = std::max(step_time, line(less[i], more[i]));
+  // Nor may a lane catch up in a long step on what it put off beside a short one's optimizer.
+  for (size_t i = 0; i < longer.lanes.size(); ++i) {
+    step_time = std::max(step_time, line(shorter.lanes[i].busy, longer.lanes[i].busy));
+  }
   if (!longer.settled) {
     lengthen_in_proportion(longer.longest_path, step_time.seconds() / longer.step_time.seconds());
   } else if (!lengthen_path(longer, shorter, line)) {
@@ -261,13 +274,32 @@ Duration Repetition::lengthen(Duration shorter, Duration longer) const {
   return Line(all - simulated, micro_batches)(shorter, longer);
 }
 
-std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
+namespace {
+
+// Micro-batches that fill a pipeline, and those of a period.
+struct Rhythm {
+  int64_t fill = 0;
+  int64_t period = 1;
+};
+
+Rhythm rhythm_of(const Plan& plan) {
   const int64_t round = plan.virtual_pipeline > 1 ? plan.pipeline : 1;
-  const int64_t period = round % 2 == 0 ? round : 2 * round;  // buffers come in pairs
-  const int64_t fill = plan.pipeline > 1 ? plan.pipeline : 0;
+  // Buffers come in pairs.
+  return {plan.pipeline > 1 ? plan.pipeline : 0, round % 2 == 0 ? round : 2 * round};
+}
+
+// The fewest from `least` on that the plan has a whole number of periods more of.
+int64_t in_whole_periods(const Plan& plan, int64_t least, int64_t period) {
+  return least + (plan.accumulation() - least) % period;
+}
+
+}  // namespace
+
+std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
+  const auto [fill, period] = rhythm_of(plan);
   std::vector<ShorterSteps> steps;
-  const auto add = [&](int64_t least) {
-    const int64_t count = least + (plan.accumulation() - least) % period;
+  const auto add = [&, period = period](int64_t least) {
+    const int64_t count = in_whole_periods(plan, least, period);
     if (kWorthIt * (count + period) <= plan.accumulation()) steps.push_back({count, period});
   };
   if (fill > 0) add(fill + kPeriods[0] * period);
@@ -276,7 +308,8 @@ std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
 }
 
 bool is_long(const Model& model, const Plan& plan) {
-  return model.layers * plan.accumulation() > kLong;
+  const int64_t layers = model.layers * plan.accumulation();
+  return layers > kLong || (may_be_spread(plan) && layers * plan.subsequences > kLongIfSpread);
 }
 
 Plan with_micro_batches(const Plan& plan, int64_t count) {
@@ -286,6 +319,9 @@ Plan with_micro_batches(const Plan& plan, int64_t count) {
 }
 
 namespace {
+
+// Of what is no pipeline nothing is ever folded.
+bool is_spread(const Prediction& step) { return step.graph.blocks.empty(); }
 
 // By the two steps, whether or not they show a period.
 std::optional<Prediction> lengthened(std::shared_ptr<const Prediction> shorter, Prediction longer,
@@ -297,48 +333,107 @@ std::optional<Prediction> lengthened(std::shared_ptr<const Prediction> shorter, 
   return longer;
 }
 
-// Of a step that shows no period: the mean of many micro-batches.
-std::optional<Prediction> averaged(
-    const Plan& plan, const std::vector<ShorterSteps>& steps,
-    const std::function<Prediction(const Plan& shorter)>& predicted) {
-  const int64_t few = steps.front().micro_batches;
-  const int64_t many = steps.back().micro_batches;
-  if (few == many) return std::nullopt;
-  auto shorter = std::make_shared<Prediction>(predicted(with_micro_batches(plan, few)));
+using PredictShorter = std::function<Prediction(const Plan& shorter)>;
+
+// Of a step that shows no period: the mean of the micro-batches that `many` are more than the
+// shorter step has.
+std::optional<Prediction> averaged(const Plan& plan, std::shared_ptr<const Prediction> shorter,
+                                   int64_t few, int64_t many, const PredictShorter& predicted) {
   Prediction longer = predicted(with_micro_batches(plan, many));
   const Duration time = longer.step_time - shorter->step_time;
   if (!shorter->fits || !longer.fits || time.ps <= 0) return std::nullopt;
-  if (shorter->graph.blocks.empty() != longer.graph.blocks.empty()) return std::nullopt;
+  if (is_spread(*shorter) != is_spread(longer)) return std::nullopt;
   longer.settled = false;
   return lengthened(std::move(shorter), std::move(longer),
                     {many, plan.accumulation(), many - few, time, {}});
 }
 
+std::optional<Prediction> averaged(const Plan& plan, const std::vector<ShorterSteps>& steps,
+                                   const PredictShorter& predicted) {
+  const int64_t few = steps.front().micro_batches;
+  const int64_t many = steps.back().micro_batches;
+  if (few == many) return std::nullopt;
+  auto shorter = std::make_shared<const Prediction>(predicted(with_micro_batches(plan, few)));
+  return averaged(plan, std::move(shorter), few, many, predicted);
+}
+
+// Micro-batches of the shortest step that is looked at.
+int64_t fewest_spread(const Plan& plan) {
+  const auto [fill, period] = rhythm_of(plan);
+  return in_whole_periods(plan, fill + period, period);
+}
+
+// Of a pipeline whose turns are spread in a short step, and would be folded in the whole one only
+// because they are so many: a folded turn overlaps with nothing, and may take far longer. The mean
+// of some periods; nothing where all of the whole step, or not even one period more is spread.
+// `shorter`: a spread step of `few`.
+std::optional<Prediction> averaged_spread(const Plan& plan,
+                                          std::shared_ptr<const Prediction> shorter, int64_t few,
+                                          const PredictShorter& predicted) {
+  if (!shorter->fits) return *shorter;
+  const int64_t period = rhythm_of(plan).period;
+  const auto operations = std::ssize(shorter->graph.step.ops) / few;
+  const int64_t spread = kMostSpreadOperations / operations;
+  if (spread >= plan.accumulation()) return std::nullopt;
+  const int64_t fewest = fewest_spread(plan);
+  if (spread < few + kPeriods[0] * period && fewest < few) {
+    auto shortest = std::make_shared<const Prediction>(predicted(with_micro_batches(plan, fewest)));
+    return averaged_spread(plan, std::move(shortest), fewest, predicted);
+  }
+  const int64_t more = std::min((spread - few) / period, kPeriodsOfMean) * period;
+  if (more <= 0) return std::nullopt;
+  return averaged(plan, std::move(shorter), few, few + more, predicted);
+}
+
+struct TwoSteps {
+  std::shared_ptr<const Prediction> shorter;
+  Prediction longer;  // by a period
+};
+
+// Nothing where the longer one does not show a period. Its prediction is moved from.
+std::optional<Prediction> by_period(const Plan& plan, const ShorterSteps& steps, TwoSteps& two) {
+  auto& [shorter, longer] = two;
+  if (!is_same_memory(shorter->peaks, longer.peaks)) return std::nullopt;
+  if (!longer.fits) return std::move(longer);
+  const Duration time = longer.step_time - shorter->step_time;
+  if (!shorter->settled || !longer.settled || time.ps <= 0) return std::nullopt;
+  if (shorter->rollback_time.has_value() != longer.rollback_time.has_value()) return std::nullopt;
+  if (is_spread(*shorter) != is_spread(longer)) return std::nullopt;
+  if (!hosts_keep_up(*shorter, longer, time)) return std::nullopt;
+  const int64_t count = steps.micro_batches + steps.period;
+  std::vector<OpId> apart = PeriodSearch(longer, count, steps, time).found();
+  if (apart.empty()) return std::nullopt;
+  return lengthened(shorter, std::move(longer),
+                    {count, plan.accumulation(), steps.period, time, std::move(apart)});
+}
+
 }  // namespace
 
-std::optional<Prediction> repeated(
-    const Model& model, const Plan& plan,
-    const std::function<Prediction(const Plan& shorter)>& predicted) {
+std::optional<Prediction> repeated(const Model& model, const Plan& plan,
+                                   const PredictShorter& predicted) {
   const std::vector<ShorterSteps> all = shorter_steps(plan);
+  const auto predicted_of = [&](int64_t count) {
+    return predicted(with_micro_batches(plan, count));
+  };
   for (const ShorterSteps& steps : all) {
-    const int64_t count = steps.micro_batches + steps.period;
-    auto shorter = std::make_shared<Prediction>();
-    Prediction longer;
-    run_all({[&] { longer = predicted(with_micro_batches(plan, count)); },
-             [&] { *shorter = predicted(with_micro_batches(plan, steps.micro_batches)); }},
+    TwoSteps two;
+    run_all({[&] { two.longer = predicted_of(steps.micro_batches + steps.period); },
+             [&] {
+               two.shorter = std::make_shared<const Prediction>(predicted_of(steps.micro_batches));
+             }},
             hardware_threads());
-    if (!is_same_memory(shorter->peaks, longer.peaks)) continue;
-    if (!longer.fits) return longer;
-    const Duration time = longer.step_time - shorter->step_time;
-    if (!shorter->settled || !longer.settled || time.ps <= 0) continue;
-    if (shorter->rollback_time.has_value() != longer.rollback_time.has_value()) continue;
-    if (shorter->graph.blocks.empty() != longer.graph.blocks.empty()) continue;
-    if (!hosts_keep_up(*shorter, longer, time)) continue;
-    std::vector<OpId> apart = PeriodSearch(longer, count, steps, time).found();
-    if (apart.empty()) continue;
-    auto found = lengthened(std::move(shorter), std::move(longer),
-                            {count, plan.accumulation(), steps.period, time, std::move(apart)});
-    if (found) return found;
+    if (auto found = by_period(plan, steps, two)) return found;
+    // Copies that have time to spare meet others elsewhere in every period, however many there are.
+    if (may_be_spread(plan) && is_spread(*two.shorter)) {
+      return averaged_spread(plan, std::move(two.shorter), steps.micro_batches, predicted);
+    }
+  }
+  if (all.empty() && may_be_spread(plan)) {
+    const int64_t few = fewest_spread(plan);
+    if (few >= plan.accumulation()) return std::nullopt;
+    auto shorter = std::make_shared<const Prediction>(predicted_of(few));
+    if (!is_spread(*shorter)) return std::nullopt;
+    return averaged_spread(plan, std::move(shorter), few, predicted);
   }
   const bool too_long = model.layers * plan.accumulation() > kTooLong;
   return too_long && !all.empty() ? averaged(plan, all, predicted) : std::nullopt;

@@ -17,7 +17,8 @@
 // whole one, by at most 1.3e-4.
 //
 // A step of so many operations that a whole one would take minutes and gigabytes, and that shows no
-// period, gets the mean of many micro-batches, and says that it has not settled.
+// period, gets the mean of many micro-batches, and says that it has not settled. So does a pipeline
+// that would be folded for its length alone (sim/graph/schedules/pipeline.h), of spread ones.
 //
 // Will not do: say how exact it is; tests/engine/repetition_test.cpp holds it against whole steps.
 #pragma once

@@ -119,7 +119,7 @@ TEST(pipeline_forms, wait_alike_where_the_host_reads_the_rows_of_experts) {
 // ten thousand would take gigabytes to say that it does not run.
 TEST(pipeline_forms, few_micro_batches_ask_for_all_that_a_folded_step_asks_for) {
   int surely = 0;
-  for (const Shape& shape : {Shape{2, 1, 1000}, Shape{4, 2, 400}, Shape{12, 2, 1200}}) {
+  for (const Shape& shape : {Shape{2, 1, 6000}, Shape{4, 2, 3000}, Shape{12, 2, 9600}}) {
     const Model model = model_of(shape);
     const Plan plan = plan_of(shape);
     const auto asked = [](const Graph& graph) {

@@ -14,7 +14,7 @@ namespace ballast {
 // after its own, and is back with the turn before, and what flows holds up its own turn. What a
 // device is to run is spread (kIfLarge): folded only where it has more operations than that.
 enum class Folding : uint8_t { kAuto, kOn, kOff, kIfLarge };
-inline constexpr int64_t kMostSpreadOperations = 50'000;
+inline constexpr int64_t kMostSpreadOperations = 300'000;
 // True only of what has so many layers, parts and micro-batches that it is folded to be run,
 // whatever its layers are made of: nothing is built to say so.
 bool is_surely_folded(const Model& model, const Plan& plan);
@@ -24,11 +24,11 @@ Graph build_pipeline(const Model& model, const Plan& plan, const StackFacts& fac
 // True where a plan asks, or with open knobs may ask, for overlap between the inside of a turn and
 // what is outside of it.
 bool overlaps_inside(const Plan& plan);
-// A pipeline with fewer micro-batches than the plan has, folded; and whether the plan is folded
-// where nobody says how.
+// A pipeline with fewer micro-batches than the plan has, folded; and whether it is so where nobody
+// says how. A longer one may be folded and yet be predicted from short ones that are not.
 struct FoldedPipeline {
   Graph graph;
-  bool by_itself = false;
+  bool even_so_short = false;
 };
 FoldedPipeline build_folded(const Model& model, const Plan& plan, const StackFacts& facts,
                             int64_t micro_batches);
