@@ -464,12 +464,12 @@ Prediction predict(const Model& model, const Plan& plan, const Machine& machine,
     if (from_less && stack.memory_is_planned() &&
         is_worth_placing(*from_less, model, plan, machine)) {
       Prediction whole = predict_memory(build_placed(model, plan, facts), plan, machine, stack);
+      // Where the whole one is folded, for it is long, the memory of short ones that are not
+      // stands.
       const bool alike = whole.graph.blocks.empty() == from_less->graph.blocks.empty();
-      if (!alike) {
-        // Folded, for it is long, where the short ones are spread: their memory stands.
-      } else if (whole.fits == from_less->fits) {
+      if (alike && whole.fits == from_less->fits) {
         take_memory(*from_less, std::move(whole));
-      } else {
+      } else if (alike) {
         from_less.reset();
       }
     }

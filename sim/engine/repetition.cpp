@@ -16,12 +16,11 @@ bool may_be_spread(const Plan& plan) {
 }
 
 // Layers times micro-batches: steps of fewer are simulated in less than a second, and those of more
-// than the second take minutes and gigabytes.
+// than the second take minutes and gigabytes. A layer of a pipeline whose turns may be spread has
+// 20 to 100 operations for each part of a sequence: of a step that is not long fewer than
+// kMostSpreadOperations, so that it is spread whole.
 constexpr int64_t kLong = 3000;
 constexpr int64_t kTooLong = 60000;
-// Of a pipeline whose turns may be spread, layers in parts count: a layer has 20 to 100 operations
-// then, and of a step that is not long fewer than kMostSpreadOperations are spread.
-constexpr int64_t kLongIfSpread = 3000;
 // Of a step that is not three times as long as what is looked at first, the look saves little.
 constexpr int64_t kWorthIt = 3;
 // Periods of the shorter steps that are tried, beyond what fills a pipeline: once where its stages
@@ -308,8 +307,8 @@ std::vector<ShorterSteps> shorter_steps(const Plan& plan) {
 }
 
 bool is_long(const Model& model, const Plan& plan) {
-  const int64_t layers = model.layers * plan.accumulation();
-  return layers > kLong || (may_be_spread(plan) && layers * plan.subsequences > kLongIfSpread);
+  const int64_t parts = may_be_spread(plan) ? plan.subsequences : 1;
+  return model.layers * plan.accumulation() * parts > kLong;
 }
 
 Plan with_micro_batches(const Plan& plan, int64_t count) {
