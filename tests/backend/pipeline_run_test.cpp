@@ -288,7 +288,7 @@ TEST(pipeline, what_does_not_run_is_refused_by_name) {
     EXPECT_NE(knob_missing(model, wider, cuda_capabilities()), "");
   }
   Plan large = plan;
-  large.global_batch = 400;
+  large.global_batch = 4000;
   EXPECT_EQ(knob_missing(model, large, host_capabilities()), "plan.pipeline");
   const auto whole =
       first_missing(build_to_run_placed(model, large), model, large, host_capabilities());
