@@ -450,8 +450,8 @@ TEST_F(Tune, strategies_are_judged_in_every_layout) {
   const std::string on =
       "--model gpt2-xl --machine dgx-h100-80gb --devices 4 --global-batch 8 "
       "--set machine.gpu.memory_gb=12 ";
-  const Json json =
-      Json::parse(bench.run("tune --json --store s.db --deadline 60 " + on + "2> /dev/null").output);
+  const Json json = Json::parse(
+      bench.run("tune --json --store s.db --deadline 60 " + on + "2> /dev/null").output);
   std::string names;
   for (const Json& one : json["strategies"]) {
     if (!names.empty()) names += ",";
