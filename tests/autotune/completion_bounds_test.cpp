@@ -1,6 +1,5 @@
 #include "autotune/complete/estimates/completion_bounds.h"
 
-#include <cstdlib>
 #include <functional>
 #include <gtest/gtest.h>
 
@@ -9,6 +8,7 @@
 #include "autotune/complete/layouts/open_layouts.h"
 #include "sim/base/error.h"
 #include "tests/autotune/random_settings.h"
+#include "tests/settings.h"
 
 namespace ballast::tests {
 namespace {
@@ -103,11 +103,6 @@ void shrink_gpu(Setting& setting, double share) {
            setting.machine.gpu.reserved.value;
 }
 
-int settings_or(int otherwise) {
-  const char* const asked = std::getenv("BALLAST_SETTINGS");
-  return asked == nullptr ? otherwise : std::atoi(asked);
-}
-
 // One layout of each of so many settings.
 Compared compare_settings(Numbers& numbers, int settings,
                           const std::function<void(Setting&)>& change) {
@@ -128,7 +123,7 @@ Compared compare_settings(Numbers& numbers, int settings,
 // smaller, so that many do not fit. BALLAST_SETTINGS asks for more.
 TEST(CompletionBounds, are_never_above_what_a_completion_takes_and_needs) {
   Numbers numbers(20261123);
-  const Compared compared = compare_settings(numbers, settings_or(40), [](Setting&) {});
+  const Compared compared = compare_settings(numbers, tests::settings_or(40), [](Setting&) {});
   EXPECT_GT(compared.completions, 300);
   EXPECT_GT(2 * compared.informed, compared.completions);
   EXPECT_GT(compared.refused, 20);
@@ -139,9 +134,9 @@ TEST(CompletionBounds, hold_for_every_framework) {
   Numbers numbers(20261124);
   const std::vector<Shipped> stacks = shipped_stacks();
   size_t next = 0;
-  const Compared compared = compare_settings(numbers, settings_or(60), [&](Setting& setting) {
-    setting.stack = load_stack(stacks[next++ % stacks.size()].name);
-  });
+  const Compared compared = compare_settings(
+      numbers, tests::settings_or(60),
+      [&](Setting& setting) { setting.stack = load_stack(stacks[next++ % stacks.size()].name); });
   EXPECT_GT(compared.completions, 300);
 }
 
@@ -200,7 +195,7 @@ void compare_flows(const Setting& layout, FlowsCompared& compared) {
 TEST(CompletionBounds, leave_out_flowing_weights_only_where_they_gain_nothing) {
   Numbers numbers(20261125);
   FlowsCompared compared;
-  const int settings = settings_or(30);
+  const int settings = tests::settings_or(30);
   for (int i = 0; i < settings; ++i) {
     const Setting setting = random_setting(numbers);
     if (setting.plan.optimizer.placement != OptimizerPlacement::kCpu) continue;

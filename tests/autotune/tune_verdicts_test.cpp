@@ -1,6 +1,5 @@
 // What `tune` does: a search that begins with first plans, held against simulating every plan.
 #include <algorithm>
-#include <cstdlib>
 #include <gtest/gtest.h>
 #include <string>
 
@@ -11,6 +10,7 @@
 #include "sim/base/parallel.h"
 #include "sim/engine/predict.h"
 #include "tests/autotune/random_settings.h"
+#include "tests/settings.h"
 
 namespace ballast::tests {
 namespace {
@@ -84,13 +84,8 @@ void expect_as_good(const SearchResult& found, const SearchResult& all, const Se
 }
 
 // BALLAST_SETTINGS asks for more of them: 200 take three minutes of a core.
-size_t settings_asked() {
-  const char* const asked = std::getenv("BALLAST_SETTINGS");
-  return asked == nullptr ? 30 : std::stoul(asked);
-}
-
 TEST(TuneVerdicts, are_those_of_every_plan_one_by_one) {
-  const size_t settings = settings_asked();
+  const auto settings = static_cast<size_t>(tests::settings_or(30));
   constexpr double kFactors[] = {0.6, 0.9, 0.99, 1.002, 1.2};
   Numbers numbers;
   std::vector<Question> questions;

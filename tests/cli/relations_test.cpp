@@ -1,6 +1,4 @@
 // What must hold between predictions, whatever they say: of random questions over all strategies.
-#include <cstdio>
-#include <cstdlib>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -10,6 +8,7 @@
 
 #include "profiles/shipped.h"
 #include "tests/cli/support.h"
+#include "tests/settings.h"
 
 namespace ballast {
 namespace {
@@ -93,8 +92,7 @@ class Relations : public testing::Test {
 
 // BALLAST_SETTINGS asks for more of them.
 TEST_F(Relations, hold_between_predictions_of_random_questions) {
-  const char* const asked = std::getenv("BALLAST_SETTINGS");
-  const int count = asked != nullptr ? std::atoi(asked) : 12;
+  const int count = tests::settings_or(12);
   RandomQuestions questions;
   for (int found = 0, tried = 0; found < count; ++tried) {
     ASSERT_LT(tried, 20 * count) << "too few of them fit";

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include "sim/graph/build.h"
 #include "sim/spec/machine_figures.h"
 #include "tests/engine/tiny_machine.h"
+#include "tests/settings.h"
 
 namespace ballast {
 namespace {
@@ -146,11 +146,6 @@ void expect_same(const Prediction& one, const Prediction& whole, const std::stri
   EXPECT_EQ(path.ps, one.step_time.ps) << text;
 }
 
-int settings(int unless_asked) {
-  const char* const asked = std::getenv("BALLAST_SETTINGS");
-  return asked != nullptr ? std::atoi(asked) : unless_asked;
-}
-
 void expect_same_bits(const Timeline& folded, const Timeline& whole, const std::string& text) {
   EXPECT_EQ(folded.step_time, whole.step_time) << text;
   EXPECT_EQ(folded.settled, whole.settled) << text;
@@ -167,7 +162,7 @@ void expect_same_bits(const Timeline& folded, const Timeline& whole, const std::
 // A step that ends as the one before it did is the step that comes: to the bit what the clock finds
 // that runs them all, for plans of all kinds and however many steps it may run.
 TEST(Repetition, steps_that_end_alike_are_the_steps_that_are_run) {
-  const int count = settings(100);
+  const int count = tests::settings_or(100);
   const Machine machine = machine_of();
   Questions questions;
   int folded = 0;
@@ -197,7 +192,7 @@ TEST(Repetition, steps_that_end_alike_are_the_steps_that_are_run) {
 
 // BALLAST_SETTINGS asks for more of them.
 TEST(Repetition, a_step_from_two_shorter_ones_is_the_whole_step) {
-  const int count = settings(60);
+  const int count = tests::settings_or(60);
   const Machine machine = machine_of();
   Questions questions;
   int found = 0, equal = 0;
@@ -223,7 +218,7 @@ TEST(Repetition, a_step_from_two_shorter_ones_is_the_whole_step) {
 
 // With other costs one run of the longer step says what the two say: how much a period is.
 TEST(Repetition, a_step_with_other_costs_is_a_line_through_the_two_steps_too) {
-  const int count = settings(60);
+  const int count = tests::settings_or(60);
   const Machine machine = machine_of();
   Questions questions;
   int asked = 0, equal = 0;

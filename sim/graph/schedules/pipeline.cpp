@@ -232,7 +232,7 @@ FoldedPipeline build_folded(const Model& model, const Plan& plan, const StackFac
   const Plan fewer = with_micro_batches(plan, micro_batches);
   Chunks chunks(model, fewer, facts);  // of one micro-batch, whatever their number
   FoldedPipeline folded;
-  folded.even_so_short = turns_for(chunks.context(), fewer, Folding::kAuto) == Turns::kFolded;
+  folded.even_so_short = turns_for(chunks.context(), Folding::kAuto) == Turns::kFolded;
   folded.graph = build_from(chunks, Turns::kFolded);
   return folded;
 }
