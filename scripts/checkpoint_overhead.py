@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
 """Holds what checkpoints were predicted to cost beside what they cost a training on this machine.
 
-    scripts/checkpoint_overhead.py build/ballast [--store STORE] [--steps 120] [--turns 3]
+    scripts/checkpoint_overhead.py build/ballast [--store STORE] [--steps 120] [--runs 3]
         [--periods 10 20 40] [--overhead 3.5%] [--width 384] [--folder FOLDER]
 
 For each period: `predict --checkpoint-period` with the rates of the machine's profile and with the
-seconds in which this disk takes a file of a checkpoint's size, written and synced alone; and
-`train --checkpoint-period`, whose steps beside a write and without one are of one run. Then
-`train --checkpoint-overhead`, with the period that it chose. In each turn there is a run that keeps
-no checkpoint before its end, before the other or after it by turns: how much longer the other takes
-as a whole is what checkpoints cost, whichever steps pay for it. Beside the median of all turns
-stands the standard error of their mean, which says what a machine with neighbours can tell. Without
---store the machine is profiled first. Prints a table of Markdown.
+seconds in which this disk takes a file of a checkpoint's size, written and synced alone; and two
+trainings, one that keeps checkpoints and one that keeps none before its end, which take turns: one
+goes on for a period's steps while the other is stopped, so that a machine that gets slower by the
+minute slows both. How much longer the same steps take the first is what checkpoints cost, whichever
+steps pay for it. Then `train --checkpoint-overhead`, for the period that it chooses and what the
+steps beside a write and those without one say of it within one run, and the same two trainings with
+that period. Beside the median of the turns stands its standard error, which says what a machine
+with neighbours can tell; the sum of all turns counts each moment in which a neighbour took the
+machine. Without --store the machine is profiled first. Prints a table of Markdown.
 """
 import argparse
 import json
 import os
 import pathlib
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +33,10 @@ CONFIG = """{"model_type": "gpt2", "n_embd": WIDTH, "n_head": 4, "n_layer": 4, "
 PLAN = ["--model", "mid.json", "--sequence-length", "128", "--global-batch", "4", "--strategy",
         "superoffload"]
 CHUNK = 1 << 20
+COLUMNS = ("period, steps", "predicted, %", "median of turns, %", "their quartiles",
+           "all turns, %", "within the run, %", "copy, predicted ms", "measured ms",
+           "write, measured s", "step s")
+POLL = 0.002  # seconds between looks at a file of some kilobytes
 
 
 def arguments():
@@ -37,7 +44,7 @@ def arguments():
     parser.add_argument("ballast")
     parser.add_argument("--store")
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="pairs of trainings for a period")
     parser.add_argument("--periods", type=int, nargs="*", default=[10, 20, 40])
     parser.add_argument("--overhead", default="3.5%")
     parser.add_argument("--width", type=int, default=384, help="of the model, a multiple of 8")
@@ -68,24 +75,32 @@ class Bench:
         return json.loads(self.run("predict", *PLAN, "--machine", "here", "--store", "here.db",
                                    "--json", *words))
 
-    def train(self, steps, *words):
-        kept = self.folder / "kept"
-        shutil.rmtree(kept, ignore_errors=True)
-        return json.loads(self.run("train", *PLAN, "--store", "here.db", "--data", "text.txt",
-                                   "--steps", str(steps), "--json", "--checkpoint", "kept", *words))
+    def training(self, name, steps, *words):
+        """A command that trains with its checkpoints and its lines of steps under this name."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / f"{name}.jsonl").unlink(missing_ok=True)
+        return ["train", *PLAN, "--store", "here.db", "--data", "text.txt", "--steps", str(steps),
+                "--json", "--checkpoint", name, "--metrics", f"{name}.jsonl", *words]
 
-    def whole_runs(self, steps, is_first, *words):
-        """What a run says of its checkpoints, and how much longer it takes than one without."""
-        seconds = {}
-        for keeps in (is_first, not is_first):
-            begin = time.monotonic()
-            if keeps:
-                checkpoints = self.train(steps, *words)["checkpoints"]
-            else:
-                self.train(steps, "--checkpoint-period", str(10 * steps))
-            seconds[keeps] = time.monotonic() - begin
-        checkpoints["longer_percent"] = 100 * (seconds[True] / seconds[False] - 1)
-        return checkpoints
+    def chosen(self, options):
+        """What a run says of the checkpoints whose period it chose."""
+        return json.loads(self.run(*self.training("kept", options.steps, "--checkpoint-overhead",
+                                                  options.overhead)))["checkpoints"]
+
+    def turns(self, period, is_first, options):
+        """Seconds of each turn with checkpoints of this period and without, as pairs."""
+        both = {keeps: Training(self, "kept" if keeps else "none", options.steps,
+                                period if keeps else 10 * options.steps)
+                for keeps in (is_first, not is_first)}
+        pairs = []
+        try:
+            for _ in range((options.steps - 1) // period):
+                seconds = {keeps: training.goes_on(period) for keeps, training in both.items()}
+                pairs.append((seconds[True], seconds[False]))
+        finally:
+            for training in both.values():
+                training.ends()
+        return pairs
 
     def write_alone(self, size):
         data = os.urandom(CHUNK)
@@ -100,6 +115,37 @@ class Bench:
         return seconds
 
 
+class Training:
+    """A training that stands still but while it is told to go on."""
+
+    def __init__(self, bench, name, steps, period):
+        self.lines = bench.folder / f"{name}.jsonl"
+        command = bench.training(name, steps, "--checkpoint-period", str(period))
+        self.process = subprocess.Popen([bench.ballast, *command], cwd=bench.folder,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.steps = 0
+        self.waits_for(1)  # the first step touches memory that others find mapped
+
+    def goes_on(self, steps):
+        """Seconds that as many steps take."""
+        begin = time.monotonic()
+        self.process.send_signal(signal.SIGCONT)
+        self.waits_for(steps)
+        return time.monotonic() - begin
+
+    def waits_for(self, steps):
+        self.steps += steps
+        while not self.lines.exists() or self.lines.read_bytes().count(b"\n") < self.steps:
+            if self.process.poll() is not None:
+                sys.exit(f"a training ended early:\n{self.process.stderr.read().decode()}")
+            time.sleep(POLL)
+        self.process.send_signal(signal.SIGSTOP)
+
+    def ends(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.communicate()
+
+
 def main():
     options = arguments()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -107,38 +153,31 @@ def main():
         size = bench.predict("--checkpoint-period", "10")["checkpoints"]["bytes"]
         write = statistics.median(bench.write_alone(size) for _ in range(5))
         print(f"a checkpoint of {size / 1e6:.0f} MB, which this disk takes in {write:.2f} s\n")
-        print("| period, steps | predicted, % | whole runs, % by turns | median, error of the mean "
-              "| within the run, % | copy, predicted ms | measured ms | write, measured s "
-              "| step s |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        print(f"| {' | '.join(COLUMNS)} |")
+        print(f"|{' --- |' * len(COLUMNS)}")
         for period in options.periods:
-            told = bench.predict("--checkpoint-period", str(period), "--checkpoint-write-seconds",
-                                 str(write))["checkpoints"]
-            row(bench, period, told, options, "--checkpoint-period", str(period))
-        runs = row(bench, options.overhead, None, options, "--checkpoint-overhead",
-                   options.overhead)
-        for run in runs:
-            chosen = run["period_steps"]
-            told = bench.predict("--checkpoint-period", str(chosen), "--checkpoint-write-seconds",
-                                 str(write))["checkpoints"]
-            print(f"chose {chosen} steps: {told['overhead_percent']:.2f} % predicted, "
-                  f"{run['longer_percent']:.2f} % measured, bound {options.overhead}")
+            row(bench, period, period, write, options)
+        run = bench.chosen(options)
+        row(bench, f"{options.overhead} chose {run['period_steps']}", run["period_steps"], write,
+            options, run)
 
 
-def row(bench, name, told, options, *words):
-    runs = [bench.whole_runs(options.steps, turn % 2 == 1, *words) for turn in range(options.turns)]
-    measured = [run["longer_percent"] for run in runs]
-    within = statistics.median(run["overhead_percent"] for run in runs)
-    error = statistics.stdev(measured) / len(measured) ** 0.5 if len(measured) > 1 else 0
-    copies = [1e3 * (run["rest_s"] - run["waited_s"]) / run["kept_before_the_end"] for run in runs]
-    print(f"| {name} | {told['overhead_percent']:.2f} |" if told else f"| {name} | - |",
-          " ".join(f"{one:.2f}" for one in measured),
-          f"| {statistics.median(measured):.2f} ± {error:.2f} | {within:.2f} |",
-          f"{1e3 * told['copy_s']:.1f} |" if told else "- |",
-          f"{statistics.median(copies):.1f} |",
-          f"{statistics.median(run['write_s'] for run in runs):.3f} |",
-          f"{statistics.median(run['undisturbed_step_s'] for run in runs):.3f} |", flush=True)
-    return runs
+def row(bench, name, period, write, options, run=None):
+    told = bench.predict("--checkpoint-period", str(period), "--checkpoint-write-seconds",
+                         str(write))["checkpoints"]
+    pairs = [pair for turn in range(options.runs)
+             for pair in bench.turns(period, turn % 2 == 1, options)]
+    longer = [100 * (kept / none - 1) for kept, none in pairs]
+    low, median, high = statistics.quantiles(longer, n=4)
+    # Of a normal distribution: that of a median from the distance of the quartiles.
+    error = 1.253 * (high - low) / 1.349 / len(longer) ** 0.5
+    whole = 100 * (sum(kept for kept, _ in pairs) / sum(none for _, none in pairs) - 1)
+    print(f"| {name} | {told['overhead_percent']:.2f} | {median:.2f} ± {error:.2f} "
+          f"| {low:.2f} to {high:.2f} | {whole:.2f} |",
+          f"{run['overhead_percent']:.2f} | {1e3 * told['copy_s']:.1f} "
+          f"| {1e3 * (run['rest_s'] - run['waited_s']) / run['kept_before_the_end']:.1f} "
+          f"| {run['write_s']:.3f} |" if run else f"- | {1e3 * told['copy_s']:.1f} | - | - |",
+          f"{sum(none for _, none in pairs) / (len(pairs) * period):.3f} |", flush=True)
 
 
 if __name__ == "__main__":
