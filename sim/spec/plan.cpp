@@ -192,7 +192,7 @@ std::optional<KnobRefusal> refusal_of_multiplex(const Plan& plan, const Model& m
   if (plan.virtual_pipeline > 1) {
     return KnobRefusal{"virtual_pipeline", "a stage has one chunk", "use 1"};
   }
-  if (plan.data > 1 || (plan.micro_batch && plan.accumulation() > 1)) {
+  if (plan.data > 1 || (plan.micro_batch && *plan.micro_batch != plan.global_batch)) {
     return KnobRefusal{plan.data > 1 ? "data" : "micro_batch", "all devices share one micro-batch",
                        "use data 1 and a micro_batch of all sequences"};
   }
@@ -258,6 +258,14 @@ void require_in_domain(const Knob& knob, const Plan& plan) {
   }
 }
 
+void require_divides(const std::string& knob, int64_t degree, int64_t count,
+                     const std::string& counted) {
+  if (count % degree != 0) {
+    refuse(knob, fmt::format("{} does not divide the {} {}", degree, count, counted),
+           "use a divisor");
+  }
+}
+
 void check_batch(const Plan& plan) {
   // 0 stands for a default in a file, which is gone by now.
   require_at_least("global_batch", plan.global_batch, 1);
@@ -281,6 +289,10 @@ void check_batch(const Plan& plan) {
              fmt::format("use a larger micro_batch, more devices or a smaller global_batch: at "
                          "most {}",
                          kMostAccumulation));
+    }
+    if (plan.pipeline > 1 && plan.virtual_pipeline > 1) {
+      require_divides("pipeline", plan.pipeline, local / *plan.micro_batch,
+                      "micro-batches, as interleaving needs");
     }
   }
 }
@@ -312,14 +324,6 @@ void check_buckets(const Plan& plan, const Model& model) {
          fmt::format("use buckets of {} bytes or more", least.count));
 }
 
-void require_divides(const std::string& knob, int64_t degree, int64_t count,
-                     const std::string& counted) {
-  if (count % degree != 0) {
-    refuse(knob, fmt::format("{} does not divide the {} {}", degree, count, counted),
-           "use a divisor");
-  }
-}
-
 void check_pipeline(const Plan& plan, const Model& model) {
   const int64_t chunks = plan.pipeline * plan.virtual_pipeline;
   if (chunks > model.layers && !ends_count_as_layers(chunks, model.layers)) {
@@ -329,14 +333,10 @@ void check_pipeline(const Plan& plan, const Model& model) {
         fmt::format("use fewer chunks, or {}: the first has the embedding alone, the last the head",
                     model.layers + 2));
   }
-  if (plan.virtual_pipeline > 1) {
-    if (plan.pipeline == 1) refuse("virtual_pipeline", "there is one stage", "set pipeline");
-    if (plan.micro_batch) {
-      require_divides("pipeline", plan.pipeline, plan.accumulation(),
-                      "micro-batches, as interleaving needs");
-    }
+  if (plan.pipeline == 1) {
+    if (plan.virtual_pipeline > 1) refuse("virtual_pipeline", "there is one stage", "set pipeline");
+    return;
   }
-  if (plan.pipeline == 1) return;
   if (plan.optimizer.placement == OptimizerPlacement::kNvme || plan.optimizer.stream_share > 0) {
     refuse("optimizer.placement", "a pipeline's stages step where their state lives",
            "use gpu or cpu, and stream_share 0");

@@ -101,6 +101,18 @@ TEST_F(BadInput, parts_that_no_sequence_has_are_refused) {
                  {knob, "experts"});
 }
 
+TEST_F(BadInput, batches_that_do_not_divide_over_a_pipeline_are_refused) {
+  const std::string chunks = kPredict +
+                             "gpt2 --strategy megatron --devices 8 --tensor 1 --pipeline 2 "
+                             "--virtual-pipeline 2 --set plan.data=4 ";
+  expect_refusal(chunks + "--micro-batch 1 --global-batch 6",
+                 {"plan, global_batch:", "6 sequences do not divide over 4"});
+  expect_refusal(chunks + "--micro-batch 2 --global-batch 12",
+                 {"plan, micro_batch:", "2 does not divide the 3 sequences"});
+  expect_refusal(chunks + "--micro-batch 1 --global-batch 12",
+                 {"plan, pipeline:", "2 does not divide the 3 micro-batches"});
+}
+
 TEST_F(BadInput, pieces_that_do_not_divide_a_sequence_are_refused) {
   const std::string llama = kPredict + "llama-3-8b --devices 4 --context 4 --global-batch 1 ";
   expect_refusal(llama + "--sequence-length 4100", {"plan, context_balance:", "4 ranks two pieces",
