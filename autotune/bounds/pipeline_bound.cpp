@@ -146,8 +146,9 @@ class PipelineBound {
       const Op& op = graph_.step.ops[i];
       if (op.kind == OpKind::kBlock) last_turn[static_cast<size_t>(op.lane)] = i;
     }
-    // A spread forward begins with its first weights, whichever they are; a folded one with all.
+    // When the first chunk's weights are there again: the first of them, and all.
     std::optional<int64_t> first_home;
+    int64_t all_home = 0;
     for (size_t i = 0; i < graph_.step.ops.size(); ++i) {
       const Op& op = graph_.step.ops[i];
       if (op.phase != Phase::kOptimizer) continue;
@@ -167,11 +168,16 @@ class PipelineBound {
         if (!writes(access)) continue;
         ready[static_cast<size_t>(access.tensor)] = end;
         if (!is_first[static_cast<size_t>(access.tensor)]) continue;
-        const int64_t before = first_home.value_or(end);
-        first_home = folded_ ? std::max(before, end) : std::min(before, end);
+        first_home = std::min(first_home.value_or(end), end);
+        all_home = std::max(all_home, end);
       }
     }
-    return std::max(first_home.value_or(0), stage_end_ps_.front());
+    if (!first_home) return stage_end_ps_.front();
+    // A folded forward begins with all weights. A spread one begins with its first ones, whichever
+    // they are, and cannot end before all are there: from its end to its end is a step as well.
+    const int64_t first_turn = block_ps_[turn_at(0, {Direction::kForward, 0, 0, 0})];
+    const int64_t next = folded_ ? all_home : std::max(*first_home, all_home - first_turn);
+    return std::max(next, stage_end_ps_.front());
   }
 
   static constexpr int64_t kUnknown = -1;

@@ -5,7 +5,8 @@
 // whole one. Its blocks are timed as the engine times them; then the first step is followed once
 // through all micro-batches, every block after what it needs and after the one before it on its
 // stage. From the first forward of the first chunk to that chunk's weights being there again is a
-// cycle of the step, so no step is shorter.
+// cycle of the step, so no step is shorter; nor is it than what lies between that forward's end and
+// the last of those weights.
 // Will not do: share links or network between stages (the engine does).
 #pragma once
 
