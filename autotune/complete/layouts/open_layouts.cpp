@@ -398,9 +398,13 @@ bool is_refuted(const OpenLayout& layout) {
 
 Setting with_short_step(Setting setting) {
   Plan& plan = setting.plan;
+  const int64_t all = plan.global_batch / plan.data;
   int64_t sequences = std::max<int64_t>(kSequencesOfShortStep, 2 * plan.pipeline);
   if (plan.micro_batch) sequences = *plan.micro_batch * std::max<int64_t>(4, 2 * plan.pipeline);
-  plan.global_batch = std::min(plan.global_batch, sequences * plan.data);
+  sequences = std::min(sequences, all);
+  // A micro-batch that is chosen of them is to divide those of the whole step.
+  while (!plan.micro_batch && all % sequences != 0) ++sequences;
+  plan.global_batch = sequences * plan.data;
   return setting;
 }
 
