@@ -4,6 +4,7 @@
 #include <set>
 
 #include "sim/graph/core/edit.h"
+#include "sim/graph/schedules/pipeline.h"
 #include "sim/graph/schedules/schedule.h"
 #include "sim/spec/knobs.h"
 #include "tests/graph/tiny_plans.h"
@@ -198,6 +199,23 @@ TEST(OffloadPart, a_quarter_of_every_output_leaves_and_the_rest_stays) {
   // The same number of copies each way; both parts are there for the backward.
   EXPECT_EQ(tiny::count(part, OpKind::kCopy, Phase::kReload),
             tiny::count(whole, OpKind::kCopy, Phase::kReload));
+}
+
+// What another stage sent is an input of a layer too, and comes in both parts.
+TEST(OffloadPart, a_quarter_leaves_in_every_stage_of_a_pipeline) {
+  Plan plan = tiny::plan();
+  plan.activations->fate.fill(ActivationFate::kOffload);
+  plan.activations->reload = ReloadOrder::kByModule;
+  plan.devices = plan.pipeline = 2;
+  Model model = tiny::model();
+  model.layers = 6;
+  const auto away = [&](double part) {
+    plan.activations->offload_part = part;
+    const Graph graph = build_pipeline(model, plan, StackFacts(), Folding::kOff);
+    return tiny::bytes(graph, TensorKind::kHostOutput).count;
+  };
+  EXPECT_GT(away(1), 0);
+  EXPECT_EQ(away(0.25), away(1) / 4);
 }
 
 TEST(FfnTiles, of_the_hidden_columns_only_a_tile_exists) {

@@ -143,12 +143,12 @@ class Merge {
   void find_receivers() {
     const Plan& plan = context_.plan;
     const int64_t messages = 2 * context_.chunks() * plan.accumulation() * plan.subsequences;
-    receivers_.assign(static_cast<size_t>(messages), -1);
+    receivers_.assign(static_cast<size_t>(messages), {});
     sent_.assign(graph_.tensors.size(), false);
     for (const Graph& stage : stages_) {
       for (const Op& op : stage.step.ops) {
         if (!is_receive(op)) continue;
-        receivers_[index_of(message_of(op, context_))] = op.accesses.front().tensor;
+        receivers_[index_of(message_of(op, context_))] = op.accesses;
       }
     }
   }
@@ -165,10 +165,10 @@ class Merge {
         continue;
       }
       if (is_send(op)) {
-        const TensorId arrived = receivers_[index_of(message_of(op, context_))];
-        CHECK(arrived >= 0);
-        op.accesses.push_back(write(arrived, Role::kDestination));
-        sent_[static_cast<size_t>(arrived)] = true;
+        const std::vector<Access>& arrived = receivers_[index_of(message_of(op, context_))];
+        CHECK(!arrived.empty());
+        op.accesses.insert(op.accesses.end(), arrived.begin(), arrived.end());
+        sent_[static_cast<size_t>(arrived.front().tensor)] = true;
       }
       add(s, std::move(op));
     }
@@ -267,10 +267,10 @@ class Merge {
 
   std::vector<Graph> stages_;
   const PipelineContext& context_;
-  std::vector<size_t> next_;         // by stage: the first operation that is not in the graph
-  std::vector<TensorId> computed_;   // by stage: what its last computation wrote; -1: none yet
-  std::vector<TensorId> receivers_;  // by message (index_of); -1: there is no such
-  std::vector<bool> sent_;           // by tensor that a message goes into
+  std::vector<size_t> next_;        // by stage: the first operation that is not in the graph
+  std::vector<TensorId> computed_;  // by stage: what its last computation wrote; -1: none yet
+  std::vector<std::vector<Access>> receivers_;  // by message (index_of); empty: there is no such
+  std::vector<bool> sent_;                      // by tensor that a message goes into
   Graph graph_;
 };
 

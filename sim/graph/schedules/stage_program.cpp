@@ -433,7 +433,7 @@ class StageBuilder {
         accumulate(turn, access, op);
       }
       if (is_receive(op)) {
-        receive(turn, chunk.index, op.accesses.front().tensor);
+        receive(turn, chunk.index, std::move(op.accesses));
       } else {
         graph_.step.ops.push_back(std::move(op));
       }
@@ -466,8 +466,12 @@ class StageBuilder {
   }
 
   void receive(const Turn& turn, int64_t chunk, TensorId arrived) {
+    receive(turn, chunk, std::vector{write(arrived, Role::kDestination)});
+  }
+  // Writes of one tensor, or of the part that stays and the part that leaves.
+  void receive(const Turn& turn, int64_t chunk, std::vector<Access> arrived) {
     Op op = op_of(turn, chunk, OpKind::kCollective, LaneKind::kPipelineNetwork);
-    op.accesses = {write(arrived, Role::kDestination)};
+    op.accesses = std::move(arrived);
     graph_.step.ops.push_back(std::move(op));
   }
 
