@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "profiles/shipped.h"
+#include "tests/cli/draw.h"
 #include "tests/cli/support.h"
 #include "tests/settings.h"
 
@@ -15,30 +15,26 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The same on every library: no distribution of the standard's is.
 class RandomQuestions {
  public:
   std::string next() {
-    const std::string model = one_of({"gpt2-xl", "llama-2-7b", "llama-3-8b", "llama-2-13b"});
+    const std::string model = draw_.one_of({"gpt2-xl", "llama-2-7b", "llama-3-8b", "llama-2-13b"});
     const std::string machine =
-        one_of({"alps-gh200-quad", "dgx-b200", "dgx-h100-80gb", "gh200-96gb-480gb", "hgx-a100-80gb",
-                "hgx-h200-sxm", "rtx-4090-pcie", "gb200-nvl72"});
-    const int64_t devices = int64_t{1} << below(6);
-    const int64_t sequences = devices << below(5);
-    const std::string stack = one_of({"", "--stack ballast", "--stack megatron-core-2024"});
-    const std::string offload = one_of({"", "", "", "--set plan.activations=offload"});
+        draw_.one_of({"alps-gh200-quad", "dgx-b200", "dgx-h100-80gb", "gh200-96gb-480gb",
+                      "hgx-a100-80gb", "hgx-h200-sxm", "rtx-4090-pcie", "gb200-nvl72"});
+    const int64_t devices = int64_t{1} << draw_.below(6);
+    const int64_t sequences = devices << draw_.below(5);
+    const std::string stack = draw_.one_of({"", "--stack ballast", "--stack megatron-core-2024"});
+    const std::string offload = draw_.one_of({"", "", "", "--set plan.activations=offload"});
     return fmt::format(
         "predict --json --model {} --machine {} --devices {} --global-batch {} --sequence-length "
         "{} --strategy {} {} {}",
-        model, machine, devices, sequences, 1024 << below(3),
-        strategies_[below(strategies_.size())], offload, stack);
+        model, machine, devices, sequences, 1024 << draw_.below(3), draw_.one_of(strategies_),
+        offload, stack);
   }
 
  private:
-  size_t below(size_t count) { return random_() % count; }
-  std::string one_of(std::vector<std::string> all) { return all[below(all.size())]; }
-
-  std::mt19937 random_{20261128};
+  tests::Draw draw_{20261128};
   const std::vector<std::string> strategies_ = shipped_names("strategies");
 };
 
