@@ -114,7 +114,11 @@ class TensorPass {
       next_computation_.meet(op);
       rewrite(std::move(op), result);
     }
-    graph_.step.ops = std::move(result);
+    std::vector<Op>& ops = graph_.step.ops;
+    ops.clear();
+    for (size_t i = 0; i < result.size(); ++i) {
+      if (!dropped_.contains(i)) ops.push_back(std::move(result[i]));
+    }
   }
 
  private:
@@ -152,17 +156,28 @@ class TensorPass {
 
   // Several products may add to one sum (those of routed and of shared experts): it is exchanged
   // once, after the last, so what was made for the one before goes.
-  void drop_unfinished(const Access& access, std::vector<Op>& result) {
+  void drop_unfinished(const Access& access, const std::vector<Op>& result) {
     if (!reads(access)) return;
-    const TensorId sum = access.tensor;
-    const auto pieces = beside_of_.find(sum);
-    const TensorId beside = pieces == beside_of_.end() ? -1 : pieces->second;
-    std::erase_if(result, [&](const Op& op) {
-      return op.kind == OpKind::kCollective &&
-             std::any_of(op.accesses.begin(), op.accesses.end(), [&](const Access& one) {
-               return writes(one) && (one.tensor == sum || one.tensor == beside);
-             });
-    });
+    find_exchanges(result);
+    drop_exchanges_of(access.tensor);
+    const auto pieces = beside_of_.find(access.tensor);
+    if (pieces != beside_of_.end()) drop_exchanges_of(pieces->second);
+  }
+
+  void find_exchanges(const std::vector<Op>& result) {
+    for (; searched_ < result.size(); ++searched_) {
+      const Op& op = result[searched_];
+      if (op.kind != OpKind::kCollective) continue;
+      for (const Access& one : op.accesses) {
+        if (writes(one)) exchanges_of_[one.tensor].push_back(searched_);
+      }
+    }
+  }
+
+  void drop_exchanges_of(TensorId tensor) {
+    std::vector<size_t>& exchanges = exchanges_of_[tensor];
+    dropped_.insert(exchanges.begin(), exchanges.end());
+    exchanges.clear();
   }
 
   Access& access_of(Op& op, Role role) {
@@ -322,6 +337,11 @@ class TensorPass {
   std::unordered_map<TensorId, TensorId> partial_of_;  // sum -> what one rank has of it
   std::unordered_map<TensorId, TensorId> beside_of_;   // sum -> end of the pieces exchanged beside
   NextComputation next_computation_;
+  // Places in the result: of exchanges, by what they write, as far as they were searched for; and
+  // of those that go.
+  std::unordered_map<TensorId, std::vector<size_t>> exchanges_of_;
+  size_t searched_ = 0;
+  std::set<size_t> dropped_;
 };
 
 }  // namespace
