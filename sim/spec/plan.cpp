@@ -503,12 +503,15 @@ void check_fp8(const Plan& plan, const Model& model) {
 }
 
 // Every piece has a token.
+// Of a micro-batch that is still open: whichever it will be, one sequence among them.
 void check_loss_chunks(const Plan& plan) {
-  if (plan.loss_chunks == 1 || !plan.micro_batch) return;
-  const int64_t tokens = plan.tokens_per_micro_batch();
+  if (plan.loss_chunks == 1) return;
+  Plan smallest = plan;
+  smallest.micro_batch = plan.micro_batch.value_or(1);
+  const int64_t tokens = smallest.tokens_per_micro_batch();
   if (plan.loss_chunks <= tokens) return;
   refuse("loss_chunks", fmt::format("{} pieces of {} tokens", plan.loss_chunks, tokens),
-         fmt::format("use at most {}", tokens));
+         fmt::format("use at most {}{}", tokens, plan.micro_batch ? "" : ", or name micro_batch"));
 }
 
 bool recomputes_feed_forward(const ActivationPlan& plan) {

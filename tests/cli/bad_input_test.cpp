@@ -113,6 +113,12 @@ TEST_F(BadInput, batches_that_do_not_divide_over_a_pipeline_are_refused) {
                  {"plan, pipeline:", "2 does not divide the 3 micro-batches"});
 }
 
+TEST_F(BadInput, more_pieces_of_a_loss_than_tokens_are_refused) {
+  const std::string llama = kPredict + "llama-3-8b --sequence-length 4 --set plan.loss_chunks=8 ";
+  expect_refusal(llama, {"plan, loss_chunks:", "8 pieces of 4 tokens", "name micro_batch"});
+  expect_refusal(llama + "--micro-batch 1", {"plan, loss_chunks:", "use at most 4"});
+}
+
 TEST_F(BadInput, pieces_that_do_not_divide_a_sequence_are_refused) {
   const std::string llama = kPredict + "llama-3-8b --devices 4 --context 4 --global-batch 1 ";
   expect_refusal(llama + "--sequence-length 4100", {"plan, context_balance:", "4 ranks two pieces",
