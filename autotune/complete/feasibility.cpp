@@ -235,7 +235,8 @@ Verdict verdict_of_completions(const Setting& setting, const std::vector<Complet
 
 // Asks the search for any plan that fits. What it refuses it refuses by a bound of memory or by the
 // arena itself, so that nothing is left out.
-void offer_space(const Setting& setting, NearestCompletion& nearest) {
+void offer_space(const Setting& setting, const CompletionEstimates& known,
+                 NearestCompletion& nearest) {
   Plan plan = setting.plan;
   if (plan.pipeline > 1) {
     plan.weights.flow_share = plan.weights.flow_share.value_or(0);
@@ -246,8 +247,10 @@ void offer_space(const Setting& setting, NearestCompletion& nearest) {
   SearchOptions any;
   any.tolerance = 1;
   any.ranked = 1;
+  any.interrupted = known.interrupted();
   const SearchResult found = search(setting.model, plan, space_of(setting.model, plan, open),
                                     setting.machine, nullptr, any);
+  if (!found.best) known.refuse_if_interrupted();
   const AttentionKind attention = setting.stack.facts.attention.front();
   if (found.best) {
     nearest.offer(Completion{found.best->plan, attention});
@@ -270,7 +273,7 @@ Verdict verdict_of_layout(const Setting& setting, CompletionEstimates& known,
   NearestCompletion nearest(setting, known);
   if (nearest.offer_with_reuses(lean) || !has_auto(setting.plan)) return nearest.take();
   if (refuted()) return nearest.take();
-  if (setting.stack.memory_is_planned()) offer_space(setting, nearest);
+  if (setting.stack.memory_is_planned()) offer_space(setting, known, nearest);
   return nearest.take();
 }
 

@@ -16,10 +16,19 @@ constexpr double kGb = 1e9;
 constexpr int64_t kGrainTokens = 1024;
 constexpr int64_t kMostCuts = 32;  // of a sequence
 
+std::shared_ptr<CompletionEstimates> estimates_for(const LeastChangeQuestion& question) {
+  auto known = std::make_shared<CompletionEstimates>();
+  known->stop_when(question.interrupted);
+  return known;
+}
+
 class LeastChanges {
  public:
   explicit LeastChanges(const LeastChangeQuestion& question)
-      : question_(question), setting_(question.setting), memories_(question.setting) {}
+      : question_(question),
+        setting_(question.setting),
+        memories_(question.setting, estimates_for(question)),
+        on_this_machine_(estimates_for(question)) {}
 
   // Two threads of work, each with what it learned of plans for itself: which plan is found first
   // depends on what is known already.
@@ -78,10 +87,15 @@ class LeastChanges {
   LeastChange memory(Limit limit, Place place) {
     Machine machine = setting_.machine;
     const double now = static_cast<double>(memory_at(machine, place).value.count) / kGb;
-    const auto with = [&](int64_t gb) {
+    const auto with = [&](int64_t gb) -> std::optional<Verdict> {
       tell(limit, gb);
       memory_at(machine, place).value = Bytes{gb * 1'000'000'000};
-      return memories_.fitting_on(machine);
+      try {
+        return memories_.fitting_on(machine);
+      } catch (const Error&) {
+        if (interrupted()) return std::nullopt;
+        throw;
+      }
     };
     int64_t low = static_cast<int64_t>(std::floor(now));                     // does not fit
     int64_t high = kMostTimesMemory * static_cast<int64_t>(std::ceil(now));  // fits
@@ -129,8 +143,7 @@ class LeastChanges {
       if (2 * value > most) return std::nullopt;
       return 2 * value;
     };
-    return first_of(Limit::kDevices, now, next, question_.on_devices,
-                    std::make_shared<CompletionEstimates>());
+    return first_of(Limit::kDevices, now, next, question_.on_devices, estimates_for(question_));
   }
 
   std::optional<LeastChange> batch() const {
@@ -192,7 +205,7 @@ class LeastChanges {
   const Setting& setting_;
   Feasibility memories_;
   // Of this machine's plans of other batches and lengths, many are alike in a few micro-batches.
-  std::shared_ptr<CompletionEstimates> on_this_machine_ = std::make_shared<CompletionEstimates>();
+  std::shared_ptr<CompletionEstimates> on_this_machine_;
 };
 
 }  // namespace

@@ -40,6 +40,9 @@ class CompletionEstimates {
 
   // From now on no graph is built any more once this says so: whoever asks gets an Error instead.
   void stop_when(std::function<bool()> interrupted) { interrupted_ = std::move(interrupted); }
+  const std::function<bool()>& interrupted() const { return interrupted_; }  // may be null
+  // Throws Error once it is.
+  void refuse_if_interrupted() const;
 
   // What each place of a device must hold. Throws Error where the graph knows no such plan.
   std::vector<PlacePeak> peaks(const Setting& setting, const Completion& completion);
@@ -76,8 +79,6 @@ class CompletionEstimates {
                                        const CostModel& costs);
   TimedStep time_of_whole(const Setting& setting, const Plan& plan, const Stack& stack,
                           const CostModel& costs, std::vector<BuiltStep>& built);
-
-  void refuse_if_interrupted() const;
 
   std::unique_ptr<Known> known_;
   CompletionPromises promises_;
