@@ -10,7 +10,7 @@
 #include "profiles/load.h"
 #include "sim/base/error.h"
 #include "sim/graph/build.h"
-#include "tests/autotune/numbers.h"
+#include "tests/numbers.h"
 #include "tests/autotune/support.h"
 
 namespace ballast::tests {

@@ -10,7 +10,7 @@
 #include "autotune/complete/setting.h"
 #include "profiles/load.h"
 #include "sim/base/error.h"
-#include "tests/autotune/numbers.h"
+#include "tests/numbers.h"
 
 namespace ballast::tests {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "profiles/shipped.h"
-#include "tests/cli/draw.h"
 #include "tests/cli/support.h"
+#include "tests/numbers.h"
 #include "tests/settings.h"
 
 namespace ballast {
@@ -27,18 +27,21 @@ class RandomPlans {
   }
 
   std::string next() {
-    const std::string model = draw_.one_of({"gpt2-xl", "llama-3-8b", "llama-2-70b", "gpt-oss-20b"});
-    const std::string machine = draw_.one_of(
+    const std::string model =
+        tests::one_of(numbers_, {"gpt2-xl", "llama-3-8b", "llama-2-70b", "gpt-oss-20b"});
+    const std::string machine = tests::one_of(
+        numbers_,
         {"alps-gh200-quad", "dgx-h100-80gb", "hgx-a100-80gb", "gh200-96gb-480gb", "rtx-4090-pcie"});
-    const std::string stack = draw_.one_of({"", "--stack ballast", "--stack ideal"});
-    const std::string devices = draw_.one_of({"1", "2", "4", "6", "8", "16", "32", "64"});
+    const std::string stack = tests::one_of(numbers_, {"", "--stack ballast", "--stack ideal"});
+    const std::string devices =
+        tests::one_of(numbers_, {"1", "2", "4", "6", "8", "16", "32", "64"});
     const std::string batch =
-        draw_.one_of({"1", "6", "7", "8", "24", "40", "64", "80", "100", "128", "1000"});
+        tests::one_of(numbers_, {"1", "6", "7", "8", "24", "40", "64", "80", "100", "128", "1000"});
     std::string question = fmt::format(
         "predict --json --model {} --machine {} --strategy {} --devices {} --global-batch {} {}",
-        model, machine, draw_.one_of(strategies_), devices, batch, stack);
-    for (size_t left = 1 + draw_.below(5); left > 0; --left) {
-      const Json& knob = knobs_[draw_.below(knobs_.size())];
+        model, machine, tests::one_of(numbers_, strategies_), devices, batch, stack);
+    for (int64_t left = 1 + numbers_.below(5); left > 0; --left) {
+      const Json& knob = knobs_[numbers_.below(knobs_.size())];
       std::string path = knob["path"];
       // Of fates that is the group: one for every module.
       if (knob["type"] == "choices") path = path.substr(0, path.find('.'));
@@ -50,11 +53,13 @@ class RandomPlans {
  private:
   std::string value_of(const Json& knob) {
     const std::string type = knob["type"];
-    if (type == "true or false") return draw_.one_of({"true", "false"});
-    if (type == "share") return draw_.one_of({"0", "0.1", "0.25", "0.5", "1"});
-    if (type == "bytes") return std::to_string(int64_t{1} << draw_.below(34));
-    if (type == "choice" || type == "choices") return draw_.one_of(choices_of(knob["values"]));
-    return draw_.one_of({"0", "1", "2", "3", "4", "6", "8", "12", "16", "32", "64", "100"});
+    if (type == "true or false") return tests::one_of(numbers_, {"true", "false"});
+    if (type == "share") return tests::one_of(numbers_, {"0", "0.1", "0.25", "0.5", "1"});
+    if (type == "bytes") return std::to_string(int64_t{1} << numbers_.below(34));
+    if (type == "choice" || type == "choices")
+      return tests::one_of(numbers_, choices_of(knob["values"]));
+    return tests::one_of(numbers_,
+                         {"0", "1", "2", "3", "4", "6", "8", "12", "16", "32", "64", "100"});
   }
 
   // "1f1b, gpipe, eager-1f1b"
@@ -68,7 +73,7 @@ class RandomPlans {
     return choices;
   }
 
-  tests::Draw draw_{20261128};
+  tests::Numbers numbers_{20261128};
   std::vector<Json> knobs_;
   const std::vector<std::string> strategies_ = shipped_names("strategies");
 };

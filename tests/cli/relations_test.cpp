@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "profiles/shipped.h"
-#include "tests/cli/draw.h"
 #include "tests/cli/support.h"
+#include "tests/numbers.h"
 #include "tests/settings.h"
 
 namespace ballast {
@@ -18,23 +18,26 @@ using Json = nlohmann::json;
 class RandomQuestions {
  public:
   std::string next() {
-    const std::string model = draw_.one_of({"gpt2-xl", "llama-2-7b", "llama-3-8b", "llama-2-13b"});
+    const std::string model =
+        tests::one_of(numbers_, {"gpt2-xl", "llama-2-7b", "llama-3-8b", "llama-2-13b"});
     const std::string machine =
-        draw_.one_of({"alps-gh200-quad", "dgx-b200", "dgx-h100-80gb", "gh200-96gb-480gb",
-                      "hgx-a100-80gb", "hgx-h200-sxm", "rtx-4090-pcie", "gb200-nvl72"});
-    const int64_t devices = int64_t{1} << draw_.below(6);
-    const int64_t sequences = devices << draw_.below(5);
-    const std::string stack = draw_.one_of({"", "--stack ballast", "--stack megatron-core-2024"});
-    const std::string offload = draw_.one_of({"", "", "", "--set plan.activations=offload"});
+        tests::one_of(numbers_, {"alps-gh200-quad", "dgx-b200", "dgx-h100-80gb", "gh200-96gb-480gb",
+                                 "hgx-a100-80gb", "hgx-h200-sxm", "rtx-4090-pcie", "gb200-nvl72"});
+    const int64_t devices = int64_t{1} << numbers_.below(6);
+    const int64_t sequences = devices << numbers_.below(5);
+    const std::string stack =
+        tests::one_of(numbers_, {"", "--stack ballast", "--stack megatron-core-2024"});
+    const std::string offload =
+        tests::one_of(numbers_, {"", "", "", "--set plan.activations=offload"});
     return fmt::format(
         "predict --json --model {} --machine {} --devices {} --global-batch {} --sequence-length "
         "{} --strategy {} {} {}",
-        model, machine, devices, sequences, 1024 << draw_.below(3), draw_.one_of(strategies_),
-        offload, stack);
+        model, machine, devices, sequences, 1024 << numbers_.below(3),
+        tests::one_of(numbers_, strategies_), offload, stack);
   }
 
  private:
-  tests::Draw draw_{20261128};
+  tests::Numbers numbers_{20261128};
   const std::vector<std::string> strategies_ = shipped_names("strategies");
 };
 

@@ -1,7 +1,10 @@
 // Numbers that look random and are the same everywhere.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace ballast::tests {
 
@@ -17,5 +20,9 @@ class Numbers {
  private:
   uint64_t state_ = 1;
 };
+
+inline std::string one_of(Numbers& numbers, const std::vector<std::string>& all) {
+  return all[static_cast<size_t>(numbers.below(static_cast<int64_t>(all.size())))];
+}
 
 }  // namespace ballast::tests
