@@ -89,11 +89,12 @@ class Bench:
 
     def turns(self, period, is_first, options):
         """Seconds of each turn with checkpoints of this period and without, as pairs."""
-        both = {keeps: Training(self, "kept" if keeps else "none", options.steps,
-                                period if keeps else 10 * options.steps)
-                for keeps in (is_first, not is_first)}
+        both = {}
         pairs = []
         try:
+            for keeps in (is_first, not is_first):
+                both[keeps] = Training(self, "kept" if keeps else "none", options.steps,
+                                       period if keeps else 10 * options.steps)
             for _ in range((options.steps - 1) // period):
                 seconds = {keeps: training.goes_on(period) for keeps, training in both.items()}
                 pairs.append((seconds[True], seconds[False]))

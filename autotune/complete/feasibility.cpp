@@ -250,12 +250,12 @@ void offer_space(const Setting& setting, const CompletionEstimates& known,
   any.interrupted = known.interrupted();
   const SearchResult found = search(setting.model, plan, space_of(setting.model, plan, open),
                                     setting.machine, nullptr, any);
-  if (!found.best) known.refuse_if_interrupted();
   const AttentionKind attention = setting.stack.facts.attention.front();
   if (found.best) {
     nearest.offer(Completion{found.best->plan, attention});
     return;
   }
+  known.refuse_if_interrupted();
   // What the bounds say is missing is less than what is: as an example only the placed plan counts.
   for (const InfeasibleReason& reason : found.reasons) {
     nearest.offer(Completion{reason.example, attention});

@@ -502,8 +502,8 @@ void check_fp8(const Plan& plan, const Model& model) {
   }
 }
 
-// Every piece has a token.
-// Of a micro-batch that is still open: whichever it will be, one sequence among them.
+// Every piece has a token, of a micro-batch that is still open as well: it may come to be of one
+// sequence.
 void check_loss_chunks(const Plan& plan) {
   if (plan.loss_chunks == 1) return;
   Plan smallest = plan;

@@ -114,11 +114,10 @@ class TensorPass {
       next_computation_.meet(op);
       rewrite(std::move(op), result);
     }
-    std::vector<Op>& ops = graph_.step.ops;
-    ops.clear();
-    for (size_t i = 0; i < result.size(); ++i) {
-      if (!dropped_.contains(i)) ops.push_back(std::move(result[i]));
-    }
+    std::erase_if(result, [&](const Op& op) {
+      return dropped_.contains(static_cast<size_t>(&op - result.data()));
+    });
+    graph_.step.ops = std::move(result);
   }
 
  private:
