@@ -74,6 +74,7 @@ run() {
     failed=$((failed + bad))
   done
   if [ $code -ne 0 ]; then
+    grep -h -o '<failure message="[^"]*' "$results"/*.xml | sed -n 1,20p
     grep -E '\[  FAILED  \]|\*\*\*|ERROR: |WARNING: ThreadSanitizer|runtime error' \
       "$folder/ctest.log" | sort -u | sed -n 1,40p
     # A program that died left no results: count it itself.

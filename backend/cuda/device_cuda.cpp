@@ -249,8 +249,8 @@ void CudaDevice::end_without_ranks() {
 }
 
 void CudaDevice::abandon(const std::string& why) {
-  order_.fail();
   if (ranks_) ranks_->fail(why);
+  order_.fail();
 }
 
 // A repair's are of one lane, and what runs alone is in the order of whoever runs it.

@@ -189,7 +189,10 @@ void NcclRanks::watch(const std::stop_token& stop) {
 void NcclRanks::throw_if_another_failed(const std::string& attempt) {
   const std::optional<std::string> other = host_.failure();
   if (!other) return;
-  abort_all(*other);
+  {
+    const std::scoped_lock lock(mutex_);
+    abort_all(*other);
+  }
   throw Error("NCCL, " + attempt, *other, kOthersRemedy);
 }
 
@@ -229,7 +232,6 @@ void NcclRanks::throw_if_failed() {
 }
 
 void NcclRanks::abort_all(const std::string& why) {
-  const std::scoped_lock lock(mutex_);
   if (!why_) why_ = why;
   for (One& one : all_) {
     if (one.native != nullptr) functions_.abort(one.native);
@@ -237,9 +239,11 @@ void NcclRanks::abort_all(const std::string& why) {
   }
 }
 
+// The others hear of it before any thread of this rank can fail for that, which is a consequence.
 void NcclRanks::fail(const std::string& why) {
-  abort_all(why);
+  const std::scoped_lock lock(mutex_);
   host_.fail(why);
+  abort_all(why);
 }
 
 void NcclRanks::wait(CudaEvent event) {

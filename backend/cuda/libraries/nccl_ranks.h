@@ -103,7 +103,7 @@ class NcclRanks {
   // another one has failed, however long the GPU would have waited.
   void wait(CudaEvent event);
 
-  // This rank goes no further: aborts its communicators, and tells `host`. The first failure
+  // This rank goes no further: tells `host`, and aborts its communicators. The first failure
   // counts. From any thread.
   void fail(const std::string& why);
 
@@ -139,7 +139,7 @@ class NcclRanks {
   void throw_if_failed();  // with mutex_ held
   // Until `stop`, or until something has failed and was aborted.
   void watch(const std::stop_token& stop);
-  void abort_all(const std::string& why);
+  void abort_all(const std::string& why);  // with mutex_ held
 
   const NcclFunctions& functions_;
   CudaRuntime& runtime_;

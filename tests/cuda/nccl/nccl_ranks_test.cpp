@@ -328,6 +328,61 @@ TEST_F(nccl_ranks, one_that_fails_ends_its_own_waits) {
   expect_each(thrown, "a lane stopped");
 }
 
+// The ranks of the host, with something to do just before the others are told of a failure.
+class BeforeTold : public Communicator {
+ public:
+  BeforeTold(Communicator& host, std::function<void()> before)
+      : host_(host), before_(std::move(before)) {}
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  void reduce_scatter(Channel channel, const RankGroup& group, std::span<const SummedPart> parts,
+                      const SumFormat& format) override {
+    host_.reduce_scatter(channel, group, parts, format);
+  }
+  void all_gather(Channel channel, const RankGroup& group,
+                  std::span<const GatheredPart> parts) override {
+    host_.all_gather(channel, group, parts);
+  }
+  void all_to_all(Channel channel, const RankGroup& group,
+                  std::span<const ExchangedPart> parts) override {
+    host_.all_to_all(channel, group, parts);
+  }
+  void fail(const std::string& why) override {
+    before_();
+    host_.fail(why);
+  }
+  std::optional<std::string> failure() const override { return host_.failure(); }
+
+ private:
+  Communicator& host_;
+  std::function<void()> before_;
+};
+
+// What other threads of a rank fail with once it aborts is a consequence, which no other rank may
+// be told first: a wait that would end with the abort comes too late, however long that takes.
+TEST_F(nccl_ranks, one_that_fails_tells_the_others_before_its_own_waits_end) {
+  const auto thrown = on_ranks(2, [&](Communicator& host, RankGpu& gpu) {
+    BeforeTold told(host, [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); });
+    const NcclGroup group{kData, {2, 1}};
+    NcclRanks ranks(functions_, gpu.cuda(), told, {group});
+    const CudaStream stream = gpu.stream("network");
+    float* const value = gpu.values(std::vector<float>{1});
+    if (host.rank() == 1) {  // it never comes to the sum, and only watches
+      while (!host.failure()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      throw Error("watch", *host.failure(), "end");
+    }
+    std::jthread lane([&] { ranks.fail("a lane stopped"); });
+    try {
+      ranks.all_reduce(group, bytes(value), bytes(value), 1, kernels::Format::kF32, stream);
+      wait_for(ranks, gpu, stream);
+    } catch (const Error& error) {
+      host.fail(error.what());  // as every lane that stops says so
+      throw;
+    }
+  });
+  EXPECT_EQ(thrown[1], "watch: rank 0: a lane stopped; end");
+}
+
 // NCCL's own errors: at once, and later on the stream of one rank.
 TEST_F(nccl_ranks, errors_of_nccl_end_all_by_name) {
   for (const int rank : {-1, 0, 2}) {
